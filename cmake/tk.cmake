@@ -1,0 +1,58 @@
+# The few helpers every lane uses; nothing else belongs here.
+find_package(fmt REQUIRED)
+find_package(Threads REQUIRED)
+if(TK_TESTS)
+  find_package(GTest REQUIRED)
+endif()
+
+find_program(TK_CCACHE ccache)
+if(TK_CCACHE)
+  # The sloppiness is what lets ccache see through precompiled headers.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${TK_CCACHE})
+endif()
+find_program(TK_MOLD mold)
+if(TK_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+add_compile_options(-Wall -Wextra -Werror $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+if(TK_SANITIZE)
+  add_compile_options(-fsanitize=${TK_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -O1)
+  add_link_options(-fsanitize=${TK_SANITIZE})
+endif()
+
+# tk_library(engine SOURCES a.cc b.cc DEPENDS plan backend LIBS fmt::fmt): one static library per lane.
+function(tk_library name)
+  cmake_parse_arguments(A "" "" "SOURCES;DEPENDS;LIBS" ${ARGN})
+  add_library(tk_${name} STATIC ${A_SOURCES})
+  list(TRANSFORM A_DEPENDS PREPEND tk_)
+  target_link_libraries(tk_${name} PUBLIC ${A_DEPENDS} ${A_LIBS} fmt::fmt Threads::Threads)
+  target_include_directories(tk_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src)
+  if(name STREQUAL "base")
+    target_precompile_headers(tk_base PRIVATE <algorithm> <cstdint> <functional> <map> <memory> <optional>
+                              <span> <string> <string_view> <unordered_map> <variant> <vector> <fmt/format.h>)
+  else()
+    target_precompile_headers(tk_${name} REUSE_FROM tk_base)
+  endif()
+endfunction()
+
+# tk_test(engine SOURCES a_test.cc DEPENDS engine LABEL unit [TIMEOUT 300]): one GoogleTest program per lane.
+function(tk_test name)
+  if(NOT TK_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(A "" "LABEL;TIMEOUT" "SOURCES;DEPENDS;LIBS" ${ARGN})
+  add_executable(${name}_test ${A_SOURCES})
+  list(TRANSFORM A_DEPENDS PREPEND tk_)
+  target_link_libraries(${name}_test PRIVATE ${A_DEPENDS} ${A_LIBS} GTest::gtest GTest::gtest_main)
+  target_precompile_headers(${name}_test REUSE_FROM tk_base)
+  add_test(NAME ${name} COMMAND ${name}_test)
+  if(NOT A_LABEL)
+    set(A_LABEL unit)
+  endif()
+  if(NOT A_TIMEOUT)
+    set(A_TIMEOUT 300)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT ${A_TIMEOUT})
+endfunction()

@@ -1,0 +1,38 @@
+#pragma once
+// Time comes only from here, so that the engine, the server and the cluster can run under a fake clock.
+#include <atomic>
+#include <cstdint>
+
+namespace tokamak {
+
+using Nanos = int64_t;  // since an arbitrary origin; monotonic
+constexpr Nanos kNever = INT64_MAX;
+constexpr Nanos kMillisecond = 1'000'000;
+constexpr Nanos kSecond = 1'000'000'000;
+inline double seconds(Nanos n) { return static_cast<double>(n) * 1e-9; }
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual Nanos now() const = 0;
+};
+
+class SteadyClock final : public Clock {
+ public:
+  Nanos now() const override;
+};
+
+// Moves only when told to. Thread-safe.
+class FakeClock final : public Clock {
+ public:
+  Nanos now() const override { return now_.load(); }
+  void advance(Nanos by) { now_ += by; }
+  void set(Nanos to) { now_ = to; }
+
+ private:
+  std::atomic<Nanos> now_{0};
+};
+
+int64_t unix_seconds();  // wall clock, for `created` fields and logs only
+
+}  // namespace tokamak

@@ -1,0 +1,31 @@
+#pragma once
+// Block-quantised formats: byte layouts of GGUF, and conversion of whole rows to and from float.
+// Decoding is bit-equal to the reference decoders of the format's authors (float32 arithmetic).
+#include <cstdint>
+
+#include "tensor/dtype.h"
+
+namespace tokamak {
+
+// Activations quantised to int8 by the `quantize` op: x ~ scale * q. `sum` = scale * (sum of q), which weight
+// formats with a minimum (q4_1, q4_k) need. scale = max|x| / 127, q = round to nearest even of x / scale.
+struct BlockQ8A {
+  float scale;
+  float sum;
+  int8_t q[32];
+};
+static_assert(sizeof(BlockQ8A) == 40);
+
+float f16_to_f32(uint16_t bits);
+uint16_t f32_to_f16(float value);    // round to nearest even
+float bf16_to_f32(uint16_t bits);
+uint16_t f32_to_bf16(float value);   // round to nearest even, NaN stays NaN
+
+// n elements of one row, n a multiple of the block. Any floating or block type (plain integer types too).
+void decode_row(DType dtype, const void* source, float* out, int64_t n);
+
+// f32, f16, bf16, f64, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q6_k and q8a; others throw Error(kUnsupported).
+void encode_row(DType dtype, const float* source, void* out, int64_t n);
+bool can_encode(DType dtype);
+
+}  // namespace tokamak
