@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/recipe.h"
+#include "tensor/recipe.h"
 #include "tensor/dtype.h"
 
 namespace tokamak {

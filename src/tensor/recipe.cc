@@ -1,4 +1,4 @@
-#include "plan/recipe.h"
+#include "tensor/recipe.h"
 
 #include <fmt/ranges.h>
 

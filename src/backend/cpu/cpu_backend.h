@@ -1,0 +1,10 @@
+#pragma once
+#include <memory>
+
+#include "backend/backend.h"
+
+namespace tokamak {
+
+std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
+
+}  // namespace tokamak

@@ -1,0 +1,28 @@
+#pragma once
+// The offline path: model file -> Graph -> passes -> PlanSet. compiler.cc is that path, top to bottom.
+#include <cstdint>
+#include <string>
+
+#include "backend/backend.h"
+#include "compile/import/model_config.h"
+#include "graph/graph.h"
+#include "plan/plan.h"
+
+namespace tokamak {
+
+struct CompileOptions {
+  std::string activations = "auto";   // "f32": never quantise activations; "auto": where the weights are quantised
+  DType kv_dtype = DType::kF16;
+  int64_t block_size = 16;
+  int64_t max_sequences = 64;         // upper bound of B
+  int64_t max_tokens = 512;           // upper bound of T (token budget of a step)
+  int64_t context = 0;                // longest sequence; 0: the model's own
+};
+
+// The plain graph of a model: functions step, decode (and verify<k> on demand).
+Module build_module(const ModelConfig& config, const CompileOptions& options);
+
+PlanSet compile_module(Module& module, const ModelConfig& config, const Backend& backend,
+                       const CompileOptions& options);
+
+}  // namespace tokamak

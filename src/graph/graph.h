@@ -1,0 +1,190 @@
+#pragma once
+// The graph: what is to be computed. A Module declares symbols, KV groups, states, weights and constants, and
+// holds functions. A Function is a topologically ordered list of nodes in SSA form; pure nodes are hash-consed,
+// so equal subexpressions are one node. No weight bytes, no device or kernel names here.
+//
+// Reads and writes of state are explicit. `append` consumes a version of a state and yields the next; a version
+// is consumed at most once, and a write names (as trailing inputs) every read of the version it replaces. A
+// function returns the last version of each state it was given, so dead-code elimination can never drop a write.
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "ops/op.h"
+#include "tensor/recipe.h"
+
+namespace tokamak {
+
+using NodeId = uint32_t;
+
+// One output of one node.
+struct Ref {
+  NodeId node = UINT32_MAX;
+  uint32_t output = 0;
+  bool valid() const { return node != UINT32_MAX; }
+  auto operator<=>(const Ref&) const = default;
+};
+
+struct Node {
+  const OpDef* op;
+  Attrs attrs;                   // keys sorted
+  std::vector<Ref> inputs;
+  std::vector<Type> outputs;
+  std::string name;              // hint for people: "blk.0.attn_q"; not part of identity
+  std::vector<std::string> provenance;  // "models/llama", "rule fold_scale @ 17"
+};
+
+// Structural ops: `input` {name}, `weight` {name}, `constant` {name} (no inputs).
+
+struct GroupDecl {       // layers whose KV lives and dies together share a group and its block table
+  std::string name;      // "full", "window", "latent"
+  int64_t window = 0;    // tokens that must be kept; 0 = all
+  int64_t block_size = 16;
+  bool operator==(const GroupDecl&) const = default;
+};
+
+struct PlaneDecl {
+  std::string name;   // "k", "v", "scale" ...
+  TensorType type;    // extents per token
+  bool operator==(const PlaneDecl&) const = default;
+};
+
+struct StateDecl {
+  enum class Growth : uint8_t { kPerToken, kPerSequence };
+  std::string name;   // "kv.0"
+  std::string group;
+  Growth growth = Growth::kPerToken;
+  std::vector<PlaneDecl> planes;
+  bool operator==(const StateDecl&) const = default;
+};
+
+struct WeightDecl {
+  std::string name;
+  TensorType type;
+  Recipe recipe;
+  bool operator==(const WeightDecl&) const = default;
+};
+
+struct ConstantDecl {   // small tensors the compiler knows: rope frequencies, folded scalars
+  std::string name;
+  TensorType type;      // f32 or i32, constant extents
+  std::vector<double> values;
+  bool operator==(const ConstantDecl&) const = default;
+};
+
+class Module;
+
+// Something known about an input beyond its type, added by specialize(): "q_start = iota*1".
+struct Fact {
+  std::string input;
+  enum class Kind : uint8_t { kIotaTimes } kind = Kind::kIotaTimes;
+  int64_t value = 1;  // input[i] == i * value
+  bool operator==(const Fact&) const = default;
+};
+
+class Function {
+ public:
+  struct Result {
+    std::string name;  // "logits", "hidden", or the state's name
+    Ref ref;
+  };
+
+  Function(const Module* module, std::string name) : name_(std::move(name)), module_(module) {}
+
+  // Adds a node, inferring its types; throws Error(kInvalidArgument) naming the op when inputs do not fit.
+  // A pure node equal to an existing one is not added again; its ref is returned.
+  Ref add(std::string_view op, std::vector<Ref> inputs, Attrs attrs = {}, std::string name = {});
+  std::vector<Ref> add_multi(std::string_view op, std::vector<Ref> inputs, Attrs attrs = {}, std::string name = {});
+  Ref add_input(std::string name, Type type);
+  Ref weight(std::string_view name);     // of the module; the same node each time
+  Ref constant(std::string_view name);
+  void set_result(std::string name, Ref ref);  // replaces one of the same name
+
+  const std::string& name() const { return name_; }
+  const Module& module() const { return *module_; }
+  const std::vector<Node>& nodes() const { return nodes_; }
+  const Node& node(NodeId id) const { return nodes_[id]; }
+  const Type& type(Ref r) const { return nodes_[r.node].outputs[r.output]; }
+  const TensorType& tensor(Ref r) const { return type(r).tensor; }
+  const std::vector<NodeId>& inputs() const { return inputs_; }
+  const std::vector<Result>& results() const { return results_; }
+  std::vector<Fact>& facts() { return facts_; }
+  const std::vector<Fact>& facts() const { return facts_; }
+  void set_provenance(std::string text) { provenance_ = std::move(text); }  // given to nodes added from now on
+
+ private:
+  friend class Module;
+  std::string name_;
+  const Module* module_;
+  std::vector<Node> nodes_;
+  std::vector<NodeId> inputs_;
+  std::vector<Result> results_;
+  std::vector<Fact> facts_;
+  std::unordered_multimap<uint64_t, NodeId> pure_;  // structural hash -> node
+  std::string provenance_;
+};
+
+// Owns everything a model is made of. Movable, not copyable implicitly: clone() says what it costs.
+class Module {
+ public:
+  explicit Module(std::string name) : name(std::move(name)) {}
+  Module(const Module&) = delete;
+  Module(Module&&) noexcept;
+  Module& operator=(Module&&) noexcept;
+  Module clone() const;
+
+  std::string name;
+  std::vector<SymbolDecl> symbols;
+  std::vector<GroupDecl> groups;
+  std::vector<StateDecl> states;
+  std::vector<WeightDecl> weights;
+  std::vector<ConstantDecl> constants;
+  std::vector<std::unique_ptr<Function>> functions;
+
+  Function& add_function(std::string name);
+  Function* find_function(std::string_view name);
+  const Function* find_function(std::string_view name) const;
+  const SymbolDecl* find_symbol(std::string_view name) const;
+  const GroupDecl* find_group(std::string_view name) const;
+  const StateDecl* find_state(std::string_view name) const;
+  const WeightDecl* find_weight(std::string_view name) const;      // O(1) on average
+  const ConstantDecl* find_constant(std::string_view name) const;
+  void add_weight(WeightDecl decl);       // duplicate names throw
+  void add_constant(ConstantDecl decl);   // same name and content: kept once
+
+ private:
+  std::unordered_map<std::string, size_t> weight_index_, constant_index_;
+};
+
+// --- graph/text.h: docs/graph_text.md -------------------------------------------------------------------------
+std::string print_module(const Module& module);
+std::string print_function(const Function& function);
+Module parse_module(std::string_view text);  // throws Error(kInvalidArgument, "line N: ...")
+
+// --- graph/verify.h -------------------------------------------------------------------------------------------
+// The rules of the graph as code; throws Error(kInvalidArgument, "function step, node %12 (linear): ...").
+void verify_module(const Module& module);
+void verify_function(const Function& function);
+
+// --- graph/specialize.h ---------------------------------------------------------------------------------------
+// Clones `from` under a new name with symbols replaced in every type and facts added; types are inferred anew.
+Function& specialize(Module& module, std::string_view from, std::string new_name,
+                     const std::map<std::string, SymExpr, std::less<>>& with, std::vector<Fact> facts);
+Function& specialize_decode(Module& module);             // T=B, R=B, q_start = iota, out_rows = iota
+Function& specialize_verify(Module& module, int k);      // k drafts: T=(k+1)*B, R=T, q_start = iota*(k+1), out_rows = iota
+
+// --- graph/stats.h --------------------------------------------------------------------------------------------
+struct GraphStats {
+  size_t nodes = 0;
+  std::map<std::string, size_t> per_op;
+  double flops = 0, weight_bytes = 0, activation_bytes = 0;  // at given symbol values
+};
+GraphStats graph_stats(const Function& function, const std::map<std::string, int64_t, std::less<>>& values);
+uint64_t structural_hash(const Function& function);  // names, ids and provenance excluded
+
+}  // namespace tokamak

@@ -1,0 +1,127 @@
+#pragma once
+// What an operation is: name, arity, attributes, type rule, cost and meaning. One file per op (or per family of
+// look-alikes such as the unary functions); ops/op_table.cc lists them all.
+//
+// The meaning is written once, templated over the scalar: float (what backend/ref runs: the definition),
+// double (oracle, rule verifier) and a finite field where the op stays inside it.
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/value.h"
+#include "tensor/sym.h"
+#include "tensor/tensor_type.h"
+
+namespace tokamak {
+
+using Attrs = Value;  // an object; keys sorted when a node is made
+
+// A value in a graph is a tensor, a version of a state, or the view of a KV group that a step gets.
+struct Type {
+  enum class Kind : uint8_t { kTensor, kState, kView };
+  Kind kind = Kind::kTensor;
+  TensorType tensor;  // kTensor
+  std::string name;   // kState: the state; kView: the group
+  static Type of(TensorType t) { return {Kind::kTensor, std::move(t), {}}; }
+  static Type state(std::string name) { return {Kind::kState, {}, std::move(name)}; }
+  static Type view(std::string group) { return {Kind::kView, {}, std::move(group)}; }
+  std::string text() const;  // "f32[t=T]", "state<kv.0>", "view<full>"
+  bool operator==(const Type&) const = default;
+};
+
+// --- Meaning -------------------------------------------------------------------------------------------------
+
+// A dense row-major tensor of the interpreter. Exactly one of f and i is set: i for integer tensors.
+template <class S>
+struct TensorRef {
+  std::span<const int64_t> dims;
+  S* f = nullptr;
+  int32_t* i = nullptr;
+  int64_t elements() const {
+    int64_t n = 1;
+    for (int64_t d : dims) n *= d;
+    return n;
+  }
+};
+
+// One state as the interpreter sees it: planes of `slots` physical slots, row-major [slot][per-token extents].
+template <class S>
+struct StateRef {
+  struct Plane {
+    std::string_view name;
+    S* data;
+    int64_t width;  // elements per token
+    std::span<const int64_t> dims;  // per-token extents, e.g. [kv_heads, head_dim]
+  };
+  std::span<Plane> planes;
+  int64_t slots;
+  const Plane* plane(std::string_view name) const {
+    for (const Plane& p : planes)
+      if (p.name == name) return &p;
+    return nullptr;
+  }
+};
+
+// A KV group's block table for this step: physical slot of logical slot s of sequence b is
+// table[b * stride + s / block_size] * block_size + s % block_size. Entries may be -1 (dropped by a window).
+struct ViewRef {
+  const int32_t* table = nullptr;
+  int64_t stride = 0;
+  int64_t block_size = 16;
+  int64_t physical(int64_t b, int64_t s) const {
+    return int64_t{table[b * stride + s / block_size]} * block_size + s % block_size;
+  }
+};
+
+template <class S>
+struct Operand {
+  TensorRef<S> tensor;
+  StateRef<S> state;  // when the operand is a state version
+  ViewRef view;       // when the operand is a view
+};
+
+template <class S>
+struct MeaningArgs {
+  std::span<const Operand<S>> in;
+  std::span<const Operand<S>> out;  // tensors are allocated by the caller from the inferred types
+  const Attrs& attrs;
+};
+template <class S>
+using Meaning = void (*)(const MeaningArgs<S>&);
+
+// Integers modulo a 61-bit Mersenne prime, for exact checks of rewrites (ops/field.h).
+class Field;
+
+// --- Definition ----------------------------------------------------------------------------------------------
+
+enum class Tier : uint8_t { kPrimitive, kComposite, kStructural /* input, weight, constant, return */ };
+
+struct InferContext {
+  std::span<const Type> in;
+  const Attrs& attrs;
+  // Throws Error(kInvalidArgument, "<op>: ...") when the inputs do not fit.
+};
+
+struct OpDef {
+  std::string_view name;
+  Tier tier;
+  int min_inputs, max_inputs;          // max -1: any number
+  std::vector<Type> (*infer)(const InferContext&);
+  Meaning<float> f32 = nullptr;
+  Meaning<double> f64 = nullptr;
+  Meaning<Field> field = nullptr;      // nullptr: outside the finite-field fragment
+  std::vector<std::string_view> attr_names;  // required ones first
+  int required_attrs = 0;
+  bool writes_state = false;           // consumes a state version and yields the next; never hash-consed
+  bool reads_state = false;
+  bool ragged = false;                 // may take tensors with device-valued extents
+  SymExpr (*flops)(std::span<const Type> in, std::span<const Type> out) = nullptr;  // nullptr: one per output element
+  std::string_view doc;                // one line, shown by docs and `--help`
+};
+
+const OpDef* find_op(std::string_view name);   // nullptr when unknown
+std::span<const OpDef* const> all_ops();
+
+}  // namespace tokamak

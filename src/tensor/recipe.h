@@ -1,0 +1,39 @@
+#pragma once
+// How a weight is made from the tensors of a model file: data, run by the backend while it loads.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tensor/dtype.h"
+
+namespace tokamak {
+
+struct RecipeStep {
+  enum class Kind {
+    kSliceRows,     // rows [a, b) of the current tensor
+    kPermuteRows,   // a = heads: rows of each head go from interleaved rotary pairs (GGUF Llama) to split halves
+    kTranspose,     // [r, c] -> [c, r]; plain types only (GPT-2 Conv1D)
+    kAddScalar,     // x + value in f32 (Gemma's 1 + w in safetensors)
+    kScale,         // x * value in f32
+    kCast,          // to dtype; from block types only to f32 (never an implicit requantisation)
+    kReshape,       // dims replaced, same element order
+    kConcatRows,    // all sources below one another; must be the first step when there are several sources
+  };
+  Kind kind;
+  int64_t a = 0, b = 0;
+  double value = 0;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> dims;
+  bool operator==(const RecipeStep&) const = default;
+};
+
+struct Recipe {
+  std::vector<std::string> sources;  // tensor names in the model file
+  std::vector<RecipeStep> steps;     // applied in order; empty = the tensor as it is
+  bool operator==(const Recipe&) const = default;
+};
+
+const char* recipe_step_name(RecipeStep::Kind kind);
+std::string recipe_to_text(const Recipe& recipe);  // "blk.0.attn_q.weight | permute_rows(9)"
+
+}  // namespace tokamak
