@@ -1,0 +1,50 @@
+#pragma once
+// Chat templates: Jinja as Python's jinja2 renders it in the environment chat templates are written
+// for (sandboxed, trim_blocks, lstrip_blocks, loop controls, {% generation %}, raise_exception,
+// strftime_now, tojson without HTML escapes).
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/value.h"
+
+namespace tokamak {
+
+// Local time for strftime_now.
+struct TemplateTime {
+  int year = 1970, month = 1, day = 1, hour = 0, minute = 0, second = 0;
+  static TemplateTime now();
+  static TemplateTime parse(std::string_view iso);  // 2026-11-15T12:30:45 or 2026-11-15
+};
+
+struct RenderLimits {
+  int64_t max_steps = 5'000'000;  // expressions and statements evaluated, characters worked on
+  size_t max_output_bytes = size_t{64} << 20;   // of the result
+  size_t max_memory_bytes = size_t{256} << 20;  // of values made while rendering, all together
+  int max_depth = 100;                          // nested calls, loops, blocks, macros
+  std::optional<TemplateTime> now;              // default: the clock
+};
+
+// Owner: the server, one per model; immutable, thread-safe; parsed once.
+class ChatTemplate {
+ public:
+  // Throws Error(kInvalidArgument, "chat template line N: ...").
+  static ChatTemplate parse(std::string source);
+  ChatTemplate(ChatTemplate&&) noexcept;
+  ChatTemplate& operator=(ChatTemplate&&) noexcept;
+  ~ChatTemplate();
+
+  // context: an object with messages, tools, add_generation_prompt, bos_token, eos_token, anything.
+  // Throws Error(kInvalidArgument, "chat template line N: ...") when the template raises or a limit
+  // is hit.
+  std::string render(const Value& context, const RenderLimits& limits = {}) const;
+
+ private:
+  struct Impl;
+  explicit ChatTemplate(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tokamak

@@ -1,0 +1,58 @@
+#pragma once
+// Text <-> token ids, for every tokenizer the spec can describe.
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/tokenizer_spec.h"
+
+namespace tokamak {
+
+struct EncodeOptions {
+  bool add_special = true;    // what the post-processor adds: BOS, EOS, [CLS] ...
+  bool parse_special = true;  // "<|im_end|>" in the text becomes the control token
+};
+
+struct DecodeOptions {
+  bool skip_special = false;
+  // false: the bytes as the tokens hold them. true: valid UTF-8, U+FFFD where they are not.
+  bool valid_utf8 = true;
+};
+
+// Owner: whoever serves the model; cheap to share by const reference. Thread-safe after
+// construction (workspaces with word caches are lent from a pool, two short locks per call).
+// Construction costs some 100 ms for 256k pieces; encoding is linear in the text. Any bytes may be
+// encoded: what is not UTF-8 goes to the model byte by byte.
+class Tokenizer {
+ public:
+  explicit Tokenizer(TokenizerSpec spec);  // throws Error(kInvalidArgument / kUnsupported)
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+
+  std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const;
+  std::string decode(std::span<const int32_t> ids, DecodeOptions options = {}) const;
+
+  int64_t vocab_size() const;
+  int32_t bos_id() const;  // -1: none
+  int32_t eos_id() const;
+  int32_t pad_id() const;
+  int32_t unk_id() const;
+  bool is_eog(int32_t id) const;             // generation ends here
+  bool is_special(int32_t id) const;         // control token
+  std::string_view piece(int32_t id) const;  // as the vocabulary spells it; empty: no such id
+  int32_t find_piece(std::string_view piece) const;  // added tokens first; -1: none
+  // The bytes a token stands for on its own (grammars, byte-wise logprobs): no first-token rules.
+  std::string piece_bytes(int32_t id) const;
+  const TokenizerSpec& spec() const;
+
+ private:
+  friend class Detokenizer;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tokamak
