@@ -1,8 +1,20 @@
 # The few helpers every lane uses; nothing else belongs here.
-find_package(fmt REQUIRED)
 find_package(Threads REQUIRED)
-if(TK_TESTS)
-  find_package(GTest REQUIRED)
+if(CMAKE_CROSSCOMPILING)
+  # Headers and sources serve every CPU; Debian's libraries are built for this machine's only.
+  add_library(fmt::fmt INTERFACE IMPORTED)
+  target_compile_definitions(fmt::fmt INTERFACE FMT_HEADER_ONLY)
+  if(TK_TESTS)
+    add_subdirectory(/usr/src/googletest ${CMAKE_BINARY_DIR}/googletest EXCLUDE_FROM_ALL SYSTEM)
+    add_library(GTest::gtest ALIAS gtest)
+    add_library(GTest::gtest_main ALIAS gtest_main)
+    add_library(GTest::gmock ALIAS gmock)
+  endif()
+else()
+  find_package(fmt REQUIRED)
+  if(TK_TESTS)
+    find_package(GTest REQUIRED)
+  endif()
 endif()
 
 find_program(TK_CCACHE ccache)
@@ -21,6 +33,9 @@ if(TK_SANITIZE)
   add_compile_options(-fsanitize=${TK_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -O1)
   add_link_options(-fsanitize=${TK_SANITIZE})
 endif()
+if(TK_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
 
 # tk_library(engine SOURCES a.cc b.cc DEPENDS plan backend LIBS fmt::fmt): one static library per lane.
 function(tk_library name)
@@ -37,12 +52,20 @@ function(tk_library name)
   endif()
 endfunction()
 
-# tk_test(engine SOURCES a_test.cc DEPENDS engine LABEL unit [TIMEOUT 300]): one GoogleTest program per lane.
+# Not everything is compiled four times: the release build runs the tests whose result the optimiser can change (beside
+# the black-box tests of the binary), the tsan build those of code that has threads. `make test` builds these groups.
+set(TK_RELEASE_TESTS ops numerics backend backend_ref backend_cpu cpu)
+set(TK_TSAN_TESTS base backend backend_null backend_cpu cpu engine serve)
+add_custom_target(release_tests)
+add_custom_target(tsan_tests)
+
+# tk_test(engine SOURCES a_test.cc DEPENDS engine [LABEL unit] [TIMEOUT 300] [TINY_MODELS]): one GoogleTest program per
+# lane. TINY_MODELS: the folder in $TOKAMAK_TINY_MODELS is filled before the test runs.
 function(tk_test name)
   if(NOT TK_TESTS)
     return()
   endif()
-  cmake_parse_arguments(A "" "LABEL;TIMEOUT" "SOURCES;DEPENDS;LIBS" ${ARGN})
+  cmake_parse_arguments(A "TINY_MODELS" "LABEL;TIMEOUT" "SOURCES;DEPENDS;LIBS" ${ARGN})
   add_executable(${name}_test ${A_SOURCES})
   list(TRANSFORM A_DEPENDS PREPEND tk_)
   target_link_libraries(${name}_test PRIVATE ${A_DEPENDS} ${A_LIBS} GTest::gtest GTest::gtest_main)
@@ -51,8 +74,57 @@ function(tk_test name)
   if(NOT A_LABEL)
     set(A_LABEL unit)
   endif()
+  foreach(group release tsan)
+    string(TOUPPER TK_${group}_TESTS members)
+    if(name IN_LIST ${members})
+      list(APPEND A_LABEL ${group})
+      add_dependencies(${group}_tests ${name}_test)
+    endif()
+  endforeach()
   if(NOT A_TIMEOUT)
     set(A_TIMEOUT 300)
   endif()
-  set_tests_properties(${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT ${A_TIMEOUT})
+  set_tests_properties(${name} PROPERTIES LABELS "${A_LABEL}" TIMEOUT ${A_TIMEOUT}
+                       ENVIRONMENT "${TK_TEST_ENVIRONMENT}")
+  if(A_TINY_MODELS)
+    set_tests_properties(${name} PROPERTIES FIXTURES_REQUIRED tiny_models)
+  endif()
+endfunction()
+
+# Python for the tests that need packages (tools/install_deps.sh makes it), and the real model some of them run.
+set(TK_PYTHON "" CACHE FILEPATH "Python with the packages of tools/requirements-test.txt")
+set(TK_TEST_MODEL "" CACHE FILEPATH "GGUF of SmolLM2-135M-Instruct for the tests that talk to a real model")
+
+# What every test finds in its environment. TOKAMAK_TINY_MODELS is filled by the fixture `tiny_models`.
+set(TK_TEST_ENVIRONMENT
+    "TOKAMAK_SOURCE_DIR=${PROJECT_SOURCE_DIR}"
+    "TOKAMAK_BINARY=${CMAKE_BINARY_DIR}/tokamak"
+    "TOKAMAK_TINY_MODELS=${CMAKE_BINARY_DIR}/tiny_models"
+    "TOKAMAK_TEST_MODEL=${TK_TEST_MODEL}"
+    "TOKAMAK_PYTHON=${TK_PYTHON}"
+    "PYTHONDONTWRITEBYTECODE=1")
+
+# tk_python_test(http SCRIPT http_test.py [ARGS ...] [LABEL release] [TIMEOUT 300] [TINY_MODELS] [REAL_MODEL]): a test
+# program in Python; it runs the built `tokamak` from the environment above and fails by its exit code.
+function(tk_python_test name)
+  if(NOT TK_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(A "TINY_MODELS;REAL_MODEL" "SCRIPT;LABEL;TIMEOUT" "ARGS" ${ARGN})
+  if(NOT TK_PYTHON OR (A_REAL_MODEL AND NOT TK_TEST_MODEL))
+    message(STATUS "test ${name} left out: it needs TK_PYTHON or TK_TEST_MODEL (make test sets both)")
+    return()
+  endif()
+  if(NOT A_LABEL)
+    set(A_LABEL release)
+  endif()
+  if(NOT A_TIMEOUT)
+    set(A_TIMEOUT 300)
+  endif()
+  add_test(NAME ${name} COMMAND ${TK_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/${A_SCRIPT} ${A_ARGS})
+  set_tests_properties(${name} PROPERTIES LABELS "${A_LABEL}" TIMEOUT ${A_TIMEOUT}
+                       ENVIRONMENT "${TK_TEST_ENVIRONMENT}")
+  if(A_TINY_MODELS)
+    set_tests_properties(${name} PROPERTIES FIXTURES_REQUIRED tiny_models)
+  endif()
 endfunction()

@@ -1,0 +1,87 @@
+# Thin verbs over CMake and tools/. On a fresh Debian 12 machine, as root or with sudo:
+#   make serve     http://localhost:8000 answers
+#   make test      all tests
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+MODEL ?= smollm2-135m
+HOST ?= 127.0.0.1
+PORT ?= 8000
+JOBS ?= $(shell nproc)
+CACHE := $(or $(TOKAMAK_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tokamak)
+OTHER_CPU := $(if $(filter aarch64,$(shell uname -m)),x86_64,aarch64)
+CTEST := ctest --output-on-failure --no-tests=error -j $(JOBS)
+STAGES ?= dev release tsan cross fuzz
+
+# configure a preset: quiet unless it fails
+configure = @log="$$(cmake --preset $(1) $(2) 2>&1)" || { echo "$$log"; exit 1; }
+# the same with what tests need: Python with its packages, and the real model
+test_options = -DTK_TESTS=ON -DTK_PYTHON=$(CACHE)/venv/bin/python -DTK_TEST_MODEL="$$(tools/get_model.py | tail -n 1)"
+
+# A sanitizer that finds something ends the test; a leak counts.
+export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1
+export UBSAN_OPTIONS ?= print_stacktrace=1
+export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
+
+.PHONY: help build serve test test-deps test-dev test-release test-tsan test-cross test-fuzz lint format clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+build: ## install missing packages, build build/release/tokamak
+	@tools/install_deps.sh build
+	$(call configure,release,-DTK_TESTS=OFF)
+	@cmake --build --preset release -j $(JOBS) --target tokamak
+
+serve: build ## build, get the model once, serve it: MODEL=name|path PORT=8000 HOST=127.0.0.1
+	@model="$$(tools/get_model.py --model '$(MODEL)' | tail -n 1)"; \
+	exec build/release/tokamak serve "$$model" --host '$(HOST)' --port '$(PORT)'
+
+test: test-deps ## install what is missing, build and run all tests; STAGES="dev release" runs some
+	@failed=""; summary=""; \
+	for stage in $(STAGES); do \
+	  echo "== test-$$stage"; start=$$SECONDS; result=passed; \
+	  $(MAKE) --no-print-directory test-$$stage || { result=FAILED; failed+=" $$stage"; }; \
+	  summary+="$$(printf '  %-8s %-7s %4d s' $$stage $$result $$((SECONDS - start)))"$$'\n'; \
+	done; \
+	printf 'make test, %d s:\n%s' $$SECONDS "$$summary"; \
+	[ -z "$$failed" ] || { echo "make test: FAILED:$$failed"; exit 1; }; echo "make test: all passed"
+
+test-deps:
+	@tools/install_deps.sh test
+
+test-dev: ## unit, golden and lint tests under ASan + UBSan
+	$(call configure,dev,$(test_options))
+	@cmake --build --preset dev -j $(JOBS)
+	@$(CTEST) --test-dir build/dev -L 'unit|lint'
+
+test-release: ## kernels and numbers as users get them; black-box tests of the binary
+	$(call configure,release,$(test_options))
+	@cmake --build --preset release -j $(JOBS) --target release_tests
+	@$(CTEST) --test-dir build/release -L release
+
+test-tsan: ## what has threads, under ThreadSanitizer
+	$(call configure,tsan)
+	@cmake --build --preset tsan -j $(JOBS) --target tsan_tests
+	@$(CTEST) --test-dir build/tsan -L tsan
+
+test-cross: ## the other architecture's kernels, under qemu-user
+	$(call configure,cross,-DTK_CROSS_CPU=$(OTHER_CPU))
+	@cmake --build --preset cross -j $(JOBS)
+	@$(CTEST) --test-dir build/cross
+
+test-fuzz: ## a few seconds of libFuzzer for each parser
+	$(call configure,fuzz)
+	@cmake --build --preset fuzz -j $(JOBS) --target fuzzers
+	@$(CTEST) --test-dir build/fuzz -L fuzz
+
+lint: ## the checks of tools/check_*
+	@status=0; for c in layers size text; do python3 tools/check_$$c.py || status=1; done; \
+	tools/check_format.sh || status=1; exit $$status
+
+format: ## lay out all C++ files
+	@tools/check_format.sh --fix
+
+clean: ## remove build/ (models stay in the cache folder)
+	@rm -rf build

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Fails when a C++ file is not laid out as .clang-format says; `make format` (or --fix) repairs it.
+# The version is Debian 12's: another version lays some lines out differently.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tool=clang-format-14
+command -v "$tool" >/dev/null || { echo "check_format: $tool is missing; run tools/install_deps.sh test" >&2; exit 1; }
+mapfile -d '' files < <(find src apps tests include bench -type f \
+  \( -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' \) -print0 2>/dev/null | sort -z)
+[ ${#files[@]} -gt 0 ] || { echo "check_format: found no files" >&2; exit 1; }
+
+if [ "${1:-}" = --fix ]; then
+  printf '%s\0' "${files[@]}" | xargs -0 -n 20 -P "$(nproc)" "$tool" -i
+  echo "check_format: laid out ${#files[@]} files"
+  exit
+fi
+wrong="$(printf '%s\0' "${files[@]}" | TOOL=$tool xargs -0 -n 1 -P "$(nproc)" bash -c \
+  '"$TOOL" --dry-run -Werror "$1" >/dev/null 2>&1 || echo "$1"' _ | sort)"
+[ -z "$wrong" ] || echo "$wrong" | sed 's/$/: not laid out by clang-format; run make format/'
+echo "check_format: ${#files[@]} files, $(printf '%s' "$wrong" | grep -c . || true) to repair"
+[ -z "$wrong" ]

