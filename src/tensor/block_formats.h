@@ -7,8 +7,9 @@
 
 namespace tokamak {
 
-// Activations quantised to int8 by the `quantize` op: x ~ scale * q. `sum` = scale * (sum of q), which weight
-// formats with a minimum (q4_1, q4_k) need. scale = max|x| / 127, q = round to nearest even of x / scale.
+// Activations quantised to int8 by the `quantize` op: x ~ scale * q. `sum` = scale * (sum of q),
+// which weight formats with a minimum (q4_1, q4_k) need. scale = max|x| / 127, q = round to nearest
+// even of x / scale.
 struct BlockQ8A {
   float scale;
   float sum;
@@ -17,14 +18,16 @@ struct BlockQ8A {
 static_assert(sizeof(BlockQ8A) == 40);
 
 float f16_to_f32(uint16_t bits);
-uint16_t f32_to_f16(float value);    // round to nearest even
+uint16_t f32_to_f16(float value);  // round to nearest even
 float bf16_to_f32(uint16_t bits);
-uint16_t f32_to_bf16(float value);   // round to nearest even, NaN stays NaN
+uint16_t f32_to_bf16(float value);  // round to nearest even, NaN stays NaN
 
-// n elements of one row, n a multiple of the block. Any floating or block type (plain integer types too).
+// n elements of one row, n a multiple of the block. Any floating or block type (plain integer types
+// too).
 void decode_row(DType dtype, const void* source, float* out, int64_t n);
 
-// f32, f16, bf16, f64, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q6_k and q8a; others throw Error(kUnsupported).
+// f32, f16, bf16, f64, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q6_k and q8a; others throw
+// Error(kUnsupported).
 void encode_row(DType dtype, const float* source, void* out, int64_t n);
 bool can_encode(DType dtype);
 

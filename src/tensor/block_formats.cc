@@ -1,0 +1,223 @@
+// Rows of any type to and from float: plain types here, blocks by one function per type.
+#include "tensor/block_formats.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/error.h"
+#include "tensor/block_formats_detail.h"
+
+namespace tokamak {
+namespace {
+
+using Decoder = void (*)(const uint8_t*, float*);
+using Encoder = void (*)(const float*, uint8_t*);
+
+Decoder block_decoder(DType dtype) {
+  switch (dtype) {
+    case DType::kQ4_0:
+      return block::decode_q4_0;
+    case DType::kQ4_1:
+      return block::decode_q4_1;
+    case DType::kQ5_0:
+      return block::decode_q5_0;
+    case DType::kQ5_1:
+      return block::decode_q5_1;
+    case DType::kQ8_0:
+      return block::decode_q8_0;
+    case DType::kQ8_1:
+      return block::decode_q8_1;
+    case DType::kQ2_K:
+      return block::decode_q2_k;
+    case DType::kQ3_K:
+      return block::decode_q3_k;
+    case DType::kQ4_K:
+      return block::decode_q4_k;
+    case DType::kQ5_K:
+      return block::decode_q5_k;
+    case DType::kQ6_K:
+      return block::decode_q6_k;
+    case DType::kQ8_K:
+      return block::decode_q8_k;
+    case DType::kIQ2_XXS:
+      return block::decode_iq2_xxs;
+    case DType::kIQ2_XS:
+      return block::decode_iq2_xs;
+    case DType::kIQ2_S:
+      return block::decode_iq2_s;
+    case DType::kIQ3_XXS:
+      return block::decode_iq3_xxs;
+    case DType::kIQ3_S:
+      return block::decode_iq3_s;
+    case DType::kIQ1_S:
+      return block::decode_iq1_s;
+    case DType::kIQ1_M:
+      return block::decode_iq1_m;
+    case DType::kIQ4_NL:
+      return block::decode_iq4_nl;
+    case DType::kIQ4_XS:
+      return block::decode_iq4_xs;
+    case DType::kTQ1_0:
+      return block::decode_tq1_0;
+    case DType::kTQ2_0:
+      return block::decode_tq2_0;
+    case DType::kMXFP4:
+      return block::decode_mxfp4;
+    case DType::kNVFP4:
+      return block::decode_nvfp4;
+    case DType::kQ8A:
+      return block::decode_q8a;
+    default:
+      return nullptr;
+  }
+}
+
+Encoder block_encoder(DType dtype) {
+  switch (dtype) {
+    case DType::kQ4_0:
+      return block::encode_q4_0;
+    case DType::kQ4_1:
+      return block::encode_q4_1;
+    case DType::kQ5_0:
+      return block::encode_q5_0;
+    case DType::kQ5_1:
+      return block::encode_q5_1;
+    case DType::kQ8_0:
+      return block::encode_q8_0;
+    case DType::kQ4_K:
+      return block::encode_q4_k;
+    case DType::kQ6_K:
+      return block::encode_q6_k;
+    case DType::kQ8A:
+      return block::encode_q8a;
+    default:
+      return nullptr;
+  }
+}
+
+// Elements of a plain type may lie unaligned in a file (safetensors does not align them).
+template <class T, class Convert>
+void convert_row(const uint8_t* source, float* out, int64_t n, Convert convert) {
+  for (int64_t i = 0; i < n; ++i) {
+    T value;
+    std::memcpy(&value, source + i * sizeof(T), sizeof(T));
+    out[i] = convert(value);
+  }
+}
+
+template <class T>
+void cast_row(const uint8_t* source, float* out, int64_t n) {
+  convert_row<T>(source, out, n, [](T v) { return static_cast<float>(v); });
+}
+
+float f8e4m3_to_f32(uint8_t b) {
+  uint32_t sign = uint32_t{b & 0x80u} << 24, rest = b & 0x7fu;
+  if (rest == 0x7f) return std::bit_cast<float>(sign | 0x7fc00000);
+  float magnitude = std::bit_cast<float>(rest << 20) * 0x1p120f;  // bias 7 to bias 127, exact
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
+}
+
+void decode_plain(DType dtype, const uint8_t* p, float* out, int64_t n) {
+  switch (dtype) {
+    case DType::kF32:
+      std::memcpy(out, p, static_cast<size_t>(n) * 4);
+      return;
+    case DType::kF16:
+      return convert_row<uint16_t>(p, out, n, block::half_to_float);
+    case DType::kBF16:
+      return convert_row<uint16_t>(p, out, n, bf16_to_f32);
+    case DType::kF64:
+      return cast_row<double>(p, out, n);
+    case DType::kF8E4M3:
+      return convert_row<uint8_t>(p, out, n, f8e4m3_to_f32);
+    case DType::kF8E5M2:  // the upper byte of a half
+      return convert_row<uint8_t>(
+          p, out, n, [](uint8_t b) { return f16_to_f32(static_cast<uint16_t>(b << 8)); });
+    case DType::kI8:
+      return cast_row<int8_t>(p, out, n);
+    case DType::kU8:
+      return cast_row<uint8_t>(p, out, n);
+    case DType::kI16:
+      return cast_row<int16_t>(p, out, n);
+    case DType::kI32:
+      return cast_row<int32_t>(p, out, n);
+    case DType::kI64:
+      return cast_row<int64_t>(p, out, n);
+    case DType::kBool:
+      return convert_row<uint8_t>(p, out, n, [](uint8_t b) { return b ? 1.0f : 0.0f; });
+    default:
+      TK_CHECK(false, "{} is a block type", dtype_name(dtype));
+  }
+}
+
+}  // namespace
+
+float f16_to_f32(uint16_t bits) { return block::half_to_float(bits); }
+
+uint16_t f32_to_f16(float value) {
+  uint32_t bits = std::bit_cast<uint32_t>(value);
+  uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return sign | 0x7e00 | static_cast<uint16_t>(bits >> 13 & 0x3ff);
+  if (bits >= 0x47800000)
+    return sign | 0x7c00;  // 65536 and above; the range below rounds by itself
+  if (bits < 0x38800000) {
+    // Subnormal half: adding 0.5 leaves exactly the wanted bits at the end of the mantissa,
+    // rounded.
+    float shifted = std::bit_cast<float>(bits) + 0.5f;
+    return sign | static_cast<uint16_t>(std::bit_cast<uint32_t>(shifted) - 0x3f000000);
+  }
+  uint32_t rounded = bits + 0xfff + (bits >> 13 & 1) - (112u << 23);
+  return sign | static_cast<uint16_t>(rounded >> 13);
+}
+
+float bf16_to_f32(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+
+uint16_t f32_to_bf16(float value) {
+  uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 64);  // quiet NaN
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+void decode_row(DType dtype, const void* source, float* out, int64_t n) {
+  const auto* p = static_cast<const uint8_t*>(source);
+  const DTypeInfo& info = dtype_info(dtype);
+  TK_CHECK(n >= 0 && n % info.block_elements == 0, "{} values of {}", n, info.name);
+  if (n == 0) return;
+  Decoder decode = block_decoder(dtype);
+  if (!decode) return decode_plain(dtype, p, out, n);
+  for (int64_t i = 0; i < n; i += info.block_elements, p += info.block_bytes) decode(p, out + i);
+}
+
+bool can_encode(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16 ||
+         dtype == DType::kF64 || block_encoder(dtype) != nullptr;
+}
+
+void encode_row(DType dtype, const float* source, void* out, int64_t n) {
+  auto* p = static_cast<uint8_t*>(out);
+  const DTypeInfo& info = dtype_info(dtype);
+  if (!can_encode(dtype)) fail(ErrorCode::kUnsupported, "cannot convert weights to {}", info.name);
+  TK_CHECK(n >= 0 && n % info.block_elements == 0, "{} values of {}", n, info.name);
+  if (n == 0) return;
+  if (Encoder encode = block_encoder(dtype)) {
+    for (int64_t i = 0; i < n; i += info.block_elements, p += info.block_bytes)
+      encode(source + i, p);
+    return;
+  }
+  if (dtype == DType::kF32) {
+    std::memcpy(p, source, static_cast<size_t>(n) * 4);
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    if (dtype == DType::kF64) {
+      double wide = source[i];
+      std::memcpy(p + i * 8, &wide, 8);
+    } else {
+      block::store_u16(p + i * 2,
+                       dtype == DType::kF16 ? f32_to_f16(source[i]) : f32_to_bf16(source[i]));
+    }
+  }
+}
+
+}  // namespace tokamak
