@@ -1,10 +1,15 @@
 #pragma once
-// What an operation is: name, arity, attributes, type rule, cost and meaning. One file per op (or per family of
-// look-alikes such as the unary functions); ops/op_table.cc lists them all.
+// What an operation is: name, arity, attributes, type rule, cost and meaning. One file per op (or
+// per family of look-alikes such as the unary functions); ops/op_table.cc lists them all.
 //
-// The meaning is written once, templated over the scalar: float (what backend/ref runs: the definition),
-// double (oracle, rule verifier) and a finite field where the op stays inside it.
+// The meaning is written once, templated over the scalar: float (what backend/ref runs: the
+// definition), double (oracle, rule verifier) and a finite field where the op stays inside it. With
+// float, tensors hold float32 and everything inside one op (sums, exponentials, angles) is computed
+// in double and rounded once, when the result is stored: the definition has no rounding that an
+// implementation could be asked to copy.
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,9 +36,10 @@ struct Type {
   bool operator==(const Type&) const = default;
 };
 
-// --- Meaning -------------------------------------------------------------------------------------------------
+// --- Meaning ---
 
-// A dense row-major tensor of the interpreter. Exactly one of f and i is set: i for integer tensors.
+// A dense row-major tensor of the interpreter. Exactly one of f and i is set: i for integer
+// tensors.
 template <class S>
 struct TensorRef {
   std::span<const int64_t> dims;
@@ -46,13 +52,14 @@ struct TensorRef {
   }
 };
 
-// One state as the interpreter sees it: planes of `slots` physical slots, row-major [slot][per-token extents].
+// One state as the interpreter sees it: planes of `slots` physical slots, row-major
+// [slot][per-token extents].
 template <class S>
 struct StateRef {
   struct Plane {
     std::string_view name;
     S* data;
-    int64_t width;  // elements per token
+    int64_t width;                  // elements per token
     std::span<const int64_t> dims;  // per-token extents, e.g. [kv_heads, head_dim]
   };
   std::span<Plane> planes;
@@ -65,7 +72,8 @@ struct StateRef {
 };
 
 // A KV group's block table for this step: physical slot of logical slot s of sequence b is
-// table[b * stride + s / block_size] * block_size + s % block_size. Entries may be -1 (dropped by a window).
+// table[b * stride + s / block_size] * block_size + s % block_size. Entries may be -1 (dropped by a
+// window).
 struct ViewRef {
   const int32_t* table = nullptr;
   int64_t stride = 0;
@@ -94,34 +102,51 @@ using Meaning = void (*)(const MeaningArgs<S>&);
 // Integers modulo a 61-bit Mersenne prime, for exact checks of rewrites (ops/field.h).
 class Field;
 
-// --- Definition ----------------------------------------------------------------------------------------------
+// --- Definition ---
 
-enum class Tier : uint8_t { kPrimitive, kComposite, kStructural /* input, weight, constant, return */ };
+enum class Tier : uint8_t {
+  kPrimitive,
+  kComposite,
+  kStructural /* input, weight, constant, return */
+};
 
+// What a type rule sees. Rules throw Error(kInvalidArgument, "<op>: ...") when the inputs do not
+// fit.
 struct InferContext {
+  struct Plane {
+    std::string_view name;
+    const TensorType* type;  // per-token extents
+  };
   std::span<const Type> in;
   const Attrs& attrs;
-  // Throws Error(kInvalidArgument, "<op>: ...") when the inputs do not fit.
+  // Plane number `index` of a state as the module declares it, nullopt behind the last one. Without
+  // it, attend takes the value's width from the query and append does not check its planes.
+  std::function<std::optional<Plane>(std::string_view state, int index)> plane = nullptr;
 };
 
 struct OpDef {
   std::string_view name;
   Tier tier;
-  int min_inputs, max_inputs;          // max -1: any number
+  int min_inputs, max_inputs;  // max -1: any number
   std::vector<Type> (*infer)(const InferContext&);
   Meaning<float> f32 = nullptr;
   Meaning<double> f64 = nullptr;
-  Meaning<Field> field = nullptr;      // nullptr: outside the finite-field fragment
+  Meaning<Field> field = nullptr;            // nullptr: outside the finite-field fragment
   std::vector<std::string_view> attr_names;  // required ones first
   int required_attrs = 0;
-  bool writes_state = false;           // consumes a state version and yields the next; never hash-consed
+  bool writes_state = false;  // consumes a state version and yields the next; never hash-consed
   bool reads_state = false;
-  bool ragged = false;                 // may take tensors with device-valued extents
-  SymExpr (*flops)(std::span<const Type> in, std::span<const Type> out) = nullptr;  // nullptr: one per output element
-  std::string_view doc;                // one line, shown by docs and `--help`
+  bool ragged = false;  // may take tensors with device-valued extents
+  SymExpr (*flops)(std::span<const Type> in,
+                   std::span<const Type> out) = nullptr;  // nullptr: one per output element
+  std::string_view doc;                                   // one line, shown by docs and `--help`
 };
 
-const OpDef* find_op(std::string_view name);   // nullptr when unknown
-std::span<const OpDef* const> all_ops();
+const OpDef* find_op(std::string_view name);  // nullptr when unknown
+std::span<const OpDef* const> all_ops();      // in the order of docs/ops.md
+
+// Checks the number of inputs and the attributes' names, then runs the op's own rule.
+// Throws Error(kInvalidArgument, "<op>: ...").
+std::vector<Type> infer_types(const OpDef& op, const InferContext& context);
 
 }  // namespace tokamak
