@@ -1,6 +1,7 @@
 #pragma once
 // The offline path: model file -> Graph -> passes -> PlanSet. compiler.cc is that path, top to bottom.
 #include <cstdint>
+#include <set>
 #include <string>
 
 #include "backend/backend.h"
@@ -16,7 +17,9 @@ struct CompileOptions {
   int64_t block_size = 16;
   int64_t max_sequences = 64;         // upper bound of B
   int64_t max_tokens = 512;           // upper bound of T (token budget of a step)
+  int64_t max_logit_rows = 64;        // upper bound of R: rows of a step that may ask for logits
   int64_t context = 0;                // longest sequence; 0: the model's own
+  std::set<std::string> disabled_passes;
 };
 
 // The plain graph of a model: functions step, decode (and verify<k> on demand).

@@ -1,0 +1,81 @@
+// The offline path, top to bottom. import is compile/import, models are compile/models, passes are
+// compile/pipeline.cc, plans are compile/planner.
+#include "compile/compiler.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "compile/pass.h"
+#include "compile/planner/planner.h"
+
+namespace tokamak {
+namespace {
+
+void declare_tables(PlanSet& set, const Module& module) {
+  set.symbols = module.symbols;
+  for (const GroupDecl& g : module.groups) set.groups.push_back({g.name, g.window, g.block_size});
+  for (const StateDecl& s : module.states) {
+    StateEntry entry{s.name, 0, s.growth == StateDecl::Growth::kPerSequence, {}};
+    while (set.groups[entry.group].name != s.group) ++entry.group;
+    for (const PlaneDecl& p : s.planes) {
+      PlaneEntry plane{p.name, p.type.dtype, {}, p.type.bytes().constant().value()};
+      for (const Dim& d : p.type.dims) plane.dims.push_back(d.extent.constant().value());
+      entry.planes.push_back(std::move(plane));
+    }
+    set.states.push_back(std::move(entry));
+  }
+}
+
+// Small steps get plans of their own: their arena is small enough to stay in cache.
+std::vector<int64_t> bucket_bounds(std::vector<int64_t> bounds, int64_t max) {
+  std::erase_if(bounds, [&](int64_t b) { return b >= max; });
+  bounds.push_back(max);
+  return bounds;
+}
+
+void plan_step(PlanSet& set, const Function& step, const Backend& backend, const CompileOptions& o) {
+  for (int64_t t : bucket_bounds({64}, o.max_tokens))
+    emit_plan(set, step, backend,
+              {{"T", 1, t, 1}, {"B", 1, std::min(t, o.max_sequences), 1}, {"R", 1, std::min(t, o.max_logit_rows), 1}});
+}
+
+void plan_decode(PlanSet& set, const Function& decode, const Backend& backend, const CompileOptions& o) {
+  for (int64_t b : bucket_bounds({1, 8}, std::min(o.max_sequences, o.max_logit_rows))) {
+    emit_plan(set, decode, backend, {{"B", 1, b, 1}});
+    set.plans.back().bound_symbols = {{"T", "B"}, {"R", "B"}};
+  }
+}
+
+// Blocks of KV may be shared only between plans that round in the same places.
+std::string numerics_id(const PlanSet& set, const Backend& backend) {
+  Hash128 hash;
+  hash.add(backend.isa());
+  for (const KernelEntry& k : set.kernels) hash.add(fmt::format("{}/{}/{}", k.name, k.abi, k.numeric_class));
+  return hash.hex();
+}
+
+}  // namespace
+
+PlanSet compile_module(Module& module, const ModelConfig& config, const Backend& backend,
+                       const CompileOptions& options) {
+  Function& step = *module.find_function("step");
+  run_passes(module, step, {backend, options});
+  const Function& decode = specialize_decode(module);
+
+  PlanSet set;
+  set.model = module.name;
+  set.backend = backend.name();
+  set.vocab = config.vocab;
+  set.hidden = config.hidden;
+  set.layers = config.layers;
+  set.context = options.context > 0 ? options.context : config.context;
+  declare_tables(set, module);
+  plan_step(set, step, backend, options);
+  plan_decode(set, decode, backend, options);
+  set.numerics_id = numerics_id(set, backend);
+  check_plan_set(set);
+  return set;
+}
+
+}  // namespace tokamak

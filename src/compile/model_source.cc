@@ -1,0 +1,66 @@
+#include "compile/model_source.h"
+
+#include "base/error.h"
+#include "base/file.h"
+#include "compile/import/gguf_file.h"
+#include "compile/import/tokenizer_gguf.h"
+#include "compile/import/tokenizer_json.h"
+
+namespace tokamak {
+namespace {
+
+namespace fs = std::filesystem;
+
+class CompiledModel final : public ModelSource {
+ public:
+  CompiledModel(OpenedModel opened, const Backend& backend, const CompileOptions& options)
+      : opened_(std::move(opened)) {
+    Module module = build_module(opened_.model.config, options);
+    plans_ = compile_module(module, opened_.model.config, backend, options);
+  }
+  const PlanSet& plans() const override { return plans_; }
+  const WeightSource& weights() const override { return *opened_.model.weights; }
+  const TokenizerSpec& tokenizer() const override { return opened_.tokenizer; }
+  const Value& metadata() const override { return opened_.model.metadata; }
+
+ private:
+  OpenedModel opened_;
+  PlanSet plans_;
+};
+
+std::string read_if_there(const fs::path& path) {
+  std::error_code ec;
+  return fs::exists(path, ec) ? read_text_file(path, size_t{256} << 20) : std::string();
+}
+
+TokenizerSpec tokenizer_from_folder(const fs::path& folder) {
+  std::string tokenizer = read_if_there(folder / "tokenizer.json");
+  if (tokenizer.empty())
+    fail(ErrorCode::kNotFound, "{} has no tokenizer.json", folder.string());
+  std::string config = read_if_there(folder / "tokenizer_config.json");
+  std::string generation = read_if_there(folder / "generation_config.json");
+  std::string special = read_if_there(folder / "special_tokens_map.json");
+  std::string chat = read_if_there(folder / "chat_template.jinja");
+  return tokenizer_from_json({tokenizer, config, generation, special, chat});
+}
+
+}  // namespace
+
+TokenizerSpec open_tokenizer(const fs::path& path) {
+  std::error_code ec;
+  if (fs::is_directory(path, ec)) return tokenizer_from_folder(path);
+  if (path.extension() == ".json") return tokenizer_from_json(read_text_file(path, size_t{256} << 20));
+  return tokenizer_from_gguf(*GgufFile::open(path));
+}
+
+OpenedModel open_model(const fs::path& path) {
+  OpenedModel opened{import_model(path), {}};
+  opened.tokenizer = open_tokenizer(path);
+  return opened;
+}
+
+std::unique_ptr<ModelSource> compile_model(OpenedModel opened, const Backend& backend, const CompileOptions& options) {
+  return std::make_unique<CompiledModel>(std::move(opened), backend, options);
+}
+
+}  // namespace tokamak

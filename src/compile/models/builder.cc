@@ -1,0 +1,163 @@
+#include "compile/models/builder.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "compile/models/rope.h"
+
+namespace tokamak {
+namespace {
+
+TensorType i32(std::string axis, SymExpr extent) {
+  return {DType::kI32, {{std::move(axis), std::move(extent), false}}};
+}
+
+int64_t served_context(const ModelConfig& config, const CompileOptions& options) {
+  return options.context > 0 ? options.context : config.context;
+}
+
+}  // namespace
+
+ModelBuilder::ModelBuilder(const ModelConfig& config, const CompileOptions& options)
+    : config(config), options(options), module_(config.name.empty() ? config.architecture : config.name) {
+  module_.symbols = {{"T", 1, options.max_tokens, 1},
+                     {"B", 1, options.max_sequences, 1},
+                     {"R", 1, options.max_logit_rows, 1}};
+  declare_states();
+  fn_ = &module_.add_function("step");
+  fn_->set_provenance("models/" + config.architecture);
+  SymExpr t = SymExpr::symbol("T"), b = SymExpr::symbol("B"), r = SymExpr::symbol("R");
+  ids = fn_->add_input("ids", Type::of(i32("t", t)));
+  pos = fn_->add_input("pos", Type::of(i32("t", t)));
+  seq = fn_->add_input("seq", Type::of(i32("t", t)));
+  slot = fn_->add_input("slot", Type::of(i32("t", t)));
+  q_start = fn_->add_input("q_start", Type::of(i32("b1", b + 1)));
+  kv_len = fn_->add_input("kv_len", Type::of(i32("b", b)));
+  out_rows = fn_->add_input("out_rows", Type::of(i32("r", r)));
+  for (const GroupDecl& g : module_.groups)
+    views_.emplace_back(g.name, fn_->add_input("view." + g.name, Type::view(g.name)));
+  for (const StateDecl& s : module_.states) states_.push_back(fn_->add_input(s.name, Type::state(s.name)));
+}
+
+void ModelBuilder::declare_states() {
+  bool any_full = false, any_window = false;
+  for (int64_t l = 0; l < config.layers; ++l) (slides(l) ? any_window : any_full) = true;
+  if (any_full) module_.groups.push_back({"full", 0, options.block_size});
+  if (any_window) module_.groups.push_back({"window", config.sliding_window, options.block_size});
+  TensorType plane{options.kv_dtype, {{"kvh", config.kv_heads, false}, {"hd", config.head_dim, false}}};
+  for (int64_t l = 0; l < config.layers; ++l) {
+    StateDecl state{fmt::format("kv.{}", l), group_of(l), StateDecl::Growth::kPerToken, {{"k", plane}, {"v", plane}}};
+    module_.states.push_back(std::move(state));
+  }
+}
+
+bool ModelBuilder::slides(int64_t layer) const {
+  return config.sliding_window > 0 && static_cast<size_t>(layer) < config.layer_slides.size() &&
+         config.layer_slides[static_cast<size_t>(layer)];
+}
+
+bool ModelBuilder::has(const std::string& name) const { return config.weights.contains(name); }
+
+Ref ModelBuilder::weight(const std::string& name) {
+  if (!module_.find_weight(name)) {
+    auto it = config.weights.find(name);
+    if (it == config.weights.end())
+      fail(ErrorCode::kCorrupt, "the model file has no tensor \"{}\", which {} needs", name, config.architecture);
+    const ModelConfig::Weight& w = it->second;
+    TensorType type{w.dtype, {}};
+    for (size_t i = 0; i < w.dims.size(); ++i) {
+      bool last = i + 1 == w.dims.size();
+      type.dims.push_back({w.dims.size() == 1 ? "n" : last ? "k" : "n", w.dims[i], false});
+    }
+    module_.add_weight({name, std::move(type), w.recipe});
+  }
+  return fn_->weight(name);
+}
+
+Ref ModelBuilder::constant(const std::string& name, const std::vector<double>& values) {
+  module_.add_constant(
+      {name, {DType::kF32, {{"n", static_cast<int64_t>(values.size()), false}}}, values});
+  return fn_->constant(name);
+}
+
+Ref ModelBuilder::op(std::string_view name, std::vector<Ref> in, Attrs attrs, std::string label) {
+  return fn_->add(name, std::move(in), std::move(attrs), std::move(label));
+}
+
+Ref ModelBuilder::embed(Ref index, const std::string& table) {
+  return op("embed", {index, weight(table + ".weight")}, {}, table);
+}
+
+Ref ModelBuilder::linear(Ref x, const std::string& prefix) {
+  std::vector<Ref> in = {x, weight(prefix + ".weight")};
+  if (has(prefix + ".bias")) in.push_back(weight(prefix + ".bias"));
+  return op("linear", std::move(in), {}, prefix);
+}
+
+Ref ModelBuilder::norm(Ref x, const std::string& prefix) {
+  Attrs eps = Value::Object{{"eps", config.norm_eps}};
+  Ref w = weight(prefix + ".weight");
+  if (config.norm == NormKind::kRms) return op("rms_norm", {x, w}, eps, prefix);
+  if (has(prefix + ".bias")) return op("layer_norm", {x, w, weight(prefix + ".bias")}, eps, prefix);
+  return op("layer_norm", {x, w}, eps, prefix);
+}
+
+Ref ModelBuilder::heads(Ref x, int64_t count, int64_t dim) {
+  Attrs attrs = Value::Object{{"dims", Value::Array{fn_->tensor(x).extent(0).text(), std::to_string(count), std::to_string(dim)}},
+                              {"axes", Value::Array{"t", "h", "hd"}}};
+  return op("reshape", {x}, std::move(attrs));
+}
+
+Ref ModelBuilder::merge_heads(Ref x) {
+  const TensorType& t = fn_->tensor(x);
+  Attrs attrs = Value::Object{{"dims", Value::Array{t.extent(0).text(), (t.extent(1) * t.extent(2)).text()}},
+                              {"axes", Value::Array{"t", "n"}}};
+  return op("reshape", {x}, std::move(attrs));
+}
+
+Ref ModelBuilder::rope(Ref x, int64_t layer) {
+  bool local = slides(layer) && config.rope_local.dims > 0;
+  const RopeConfig& rope = local ? config.rope_local : config.rope;
+  RopeTable table = rope_table(rope, served_context(config, options));
+  Ref freqs = constant(local ? "rope.local" : "rope", table.inv_freq);
+  return op("rope", {x, pos, freqs}, Value::Object{{"scale", table.scale}});
+}
+
+Ref ModelBuilder::activation(Ref x) {
+  switch (config.activation) {
+    case Activation::kSilu: return op("silu", {x});
+    case Activation::kGeluTanh: return op("gelu", {x}, Value::Object{{"approximate", "tanh"}});
+    case Activation::kGeluErf: return op("gelu", {x}, Value::Object{{"approximate", "none"}});
+    case Activation::kRelu: return op("relu", {x});
+  }
+  TK_CHECK(false);
+  return {};
+}
+
+Ref ModelBuilder::append_and_attend(int64_t layer, Ref q, Ref k, Ref v) {
+  std::string group = group_of(layer);
+  auto view = std::find_if(views_.begin(), views_.end(), [&](const auto& p) { return p.first == group; });
+  Ref& state = states_[static_cast<size_t>(layer)];
+  state = op("append", {state, view->second, seq, slot, k, v}, {}, fmt::format("blk.{}.append", layer));
+  double scale = config.attention_scale > 0 ? config.attention_scale
+                                            : 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  Value::Object attrs = {{"scale", scale}};
+  if (slides(layer)) attrs.emplace_back("window", config.sliding_window);
+  if (config.attention_softcap > 0) attrs.emplace_back("softcap", config.attention_softcap);
+  return op("attend", {q, state, view->second, pos, seq, slot, q_start, kv_len}, std::move(attrs),
+            fmt::format("blk.{}.attend", layer));
+}
+
+Module ModelBuilder::finish(Ref x, const std::string& final_norm) {
+  Ref rows = op("gather", {x, out_rows}, Value::Object{{"axis", 0}}, "out_rows");
+  Ref hidden = norm(rows, final_norm);
+  Ref logits = linear(hidden, has("output.weight") ? "output" : "token_embd");
+  if (config.final_softcap > 0) logits = op("softcap", {logits}, Value::Object{{"cap", config.final_softcap}});
+  fn_->set_result("logits", logits);
+  fn_->set_result("hidden", hidden);
+  for (size_t l = 0; l < states_.size(); ++l) fn_->set_result(module_.states[l].name, states_[l]);
+  return std::move(module_);
+}
+
+}  // namespace tokamak

@@ -1,0 +1,35 @@
+// Which family builds which architecture. A new member of a known family is one line here and its config mapping in
+// compile/import.
+#include "base/error.h"
+#include "compile/models/builder.h"
+
+namespace tokamak {
+namespace {
+
+struct Entry {
+  const char* architecture;
+  Module (*build)(const ModelConfig&, const CompileOptions&);
+};
+
+constexpr Entry kModels[] = {
+    {"llama", build_decoder},  {"mistral", build_decoder}, {"qwen2", build_decoder}, {"qwen3", build_decoder},
+    {"gemma2", build_decoder}, {"gemma3", build_decoder},  {"gemma", build_decoder}, {"phi3", build_decoder},
+    {"gpt2", build_gpt2},
+};
+
+}  // namespace
+
+Module build_module(const ModelConfig& config, const CompileOptions& options) {
+  std::string known;
+  for (const Entry& entry : kModels) {
+    if (config.architecture == entry.architecture) {
+      Module module = entry.build(config, options);
+      verify_module(module);
+      return module;
+    }
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", entry.architecture);
+  }
+  fail(ErrorCode::kUnsupported, "architecture \"{}\" is not supported; known are {}", config.architecture, known);
+}
+
+}  // namespace tokamak

@@ -1,0 +1,17 @@
+#pragma once
+// Rotary frequencies for every scaling scheme, computed once at compile time.
+#include <vector>
+
+#include "compile/import/model_config.h"
+
+namespace tokamak {
+
+struct RopeTable {
+  std::vector<double> inv_freq;  // dims / 2 angles per position
+  double scale = 1.0;            // multiplies sin and cos (yarn, longrope)
+};
+
+// `context` is the longest sequence that will be served: longrope chooses its factor list by it.
+RopeTable rope_table(const RopeConfig& rope, int64_t context);
+
+}  // namespace tokamak

@@ -1,0 +1,215 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "compile/planner/planner.h"
+
+namespace tokamak {
+namespace {
+
+// Builds one plan. A value lives in the arena unless it is an input, a weight, a state or a reshape of one.
+class Emitter {
+ public:
+  Emitter(PlanSet& set, const Function& fn, const Backend& backend, std::vector<GuardRange> guard)
+      : set_(set), fn_(fn), backend_(backend) {
+    plan_.function = fn.name();
+    plan_.guard = std::move(guard);
+    for (const SymbolDecl& s : fn.module().symbols) {
+      SymbolDecl bounded = s;
+      for (const GuardRange& g : plan_.guard)
+        if (g.symbol == s.name) bounded = {s.name, g.lo, g.hi, g.multiple};
+      bounds_.push_back(bounded);
+    }
+  }
+
+  void run() {
+    places_.resize(fn_.nodes().size());
+    for (NodeId id = 0; id < fn_.nodes().size(); ++id) place(id);
+    assign_arena();
+    set_.plans.push_back(std::move(plan_));
+  }
+
+ private:
+  struct Place {
+    CallArg arg;
+    int value = -1;  // index into lifetimes_ when in the arena
+  };
+
+  void place(NodeId id) {
+    const Node& node = fn_.node(id);
+    std::string_view op = node.op->name;
+    if (op == "input") {
+      places_[id] = {place_input(node)};
+    } else if (op == "weight" || op == "constant") {
+      places_[id] = {Place{}};  // resolved at the use: the kernel chooses the layout
+    } else if (op == "reshape" && !is_weight(node.inputs[0])) {
+      Place p = at(node.inputs[0]);  // same bytes, other extents
+      p.arg.dims = extents(node.outputs[0].tensor);
+      places_[id] = {p};
+    } else {
+      place_call(id);
+    }
+  }
+
+  Place place_input(const Node& node) {
+    const std::string& name = node.attrs.at("name").as_string();
+    const Type& type = node.outputs[0];
+    CallArg arg;
+    if (type.kind == Type::Kind::kState) {
+      arg.kind = CallArg::Kind::kState;
+      arg.index = index_of(set_.states, type.name);
+    } else if (type.kind == Type::Kind::kView) {
+      arg.kind = CallArg::Kind::kView;
+      arg.index = index_of(set_.groups, type.name);
+    } else {
+      arg.kind = CallArg::Kind::kInput;
+      arg.dtype = type.tensor.dtype;
+      arg.dims = extents(type.tensor);
+      arg.index = intern(set_.inputs, name, [&] { return InputEntry{name, arg.dtype, arg.dims}; });
+    }
+    return {arg, -1};
+  }
+
+  void place_call(NodeId id) {
+    const Node& node = fn_.node(id);
+    const KernelDesc& kernel = select_kernel(node);
+    KernelCall call;
+    call.kernel = intern(set_.kernels, kernel.name,
+                         [&] { return KernelEntry{kernel.name, kernel.abi, kernel.numeric_class}; });
+    call.op = node.op->name;
+    call.attrs = node.attrs;
+    call.label = node.name.empty() ? std::string(node.op->name) : node.name;
+    auto index = static_cast<uint32_t>(plan_.calls.size());
+    for (Ref in : node.inputs) call.in.push_back(argument(in, kernel, index));
+    for (uint32_t o = 0; o < node.outputs.size(); ++o) {
+      places_[id].push_back(place_output(node, o, index));
+      call.out.push_back(places_[id].back().arg);
+    }
+    plan_.calls.push_back(std::move(call));
+  }
+
+  Place place_output(const Node& node, uint32_t output, uint32_t call) {
+    const Type& type = node.outputs[output];
+    if (type.kind == Type::Kind::kState) {  // the next version lives where the state lives
+      CallArg arg;
+      arg.kind = CallArg::Kind::kState;
+      arg.index = index_of(set_.states, type.name);
+      return {arg, -1};
+    }
+    CallArg arg;
+    arg.kind = CallArg::Kind::kArena;
+    arg.index = static_cast<uint32_t>(lifetimes_.size());
+    arg.dtype = type.tensor.dtype;
+    arg.dims = extents(type.tensor);
+    lifetimes_.push_back({static_cast<uint64_t>(type.tensor.bytes().upper(bounds_)), call, call});
+    return {arg, static_cast<int>(arg.index)};
+  }
+
+  CallArg argument(Ref in, const KernelDesc& kernel, uint32_t call) {
+    if (is_weight(in)) return weight_argument(in, kernel);
+    const Place& p = at(in);
+    if (p.value >= 0) lifetimes_[static_cast<size_t>(p.value)].last = call;
+    return p.arg;
+  }
+
+  // A matrix that two kernels want in two layouts (tied embeddings) is two entries of one source.
+  CallArg weight_argument(Ref in, const KernelDesc& kernel) {
+    const Node& node = fn_.node(in.node);
+    const std::string& name = node.attrs.at("name").as_string();
+    const TensorType& type = node.outputs[0].tensor;
+    std::string layout = type.rank() >= 2 ? kernel.weight_layout : "";
+    auto it = std::find_if(set_.weights.begin(), set_.weights.end(),
+                           [&](const WeightEntry& w) { return w.name == name && w.layout == layout; });
+    if (it == set_.weights.end()) {
+      WeightEntry entry{name, type.dtype, {}, {}, {}, layout};
+      for (const Dim& d : type.dims) entry.dims.push_back(d.extent.constant().value());
+      if (const ConstantDecl* c = fn_.module().find_constant(name); c && node.op->name == "constant")
+        entry.constant = c->values;
+      else
+        entry.recipe = fn_.module().find_weight(name)->recipe;
+      set_.weights.push_back(std::move(entry));
+      it = set_.weights.end() - 1;
+    }
+    CallArg arg;
+    arg.kind = CallArg::Kind::kWeight;
+    arg.index = static_cast<uint32_t>(it - set_.weights.begin());
+    arg.dtype = type.dtype;
+    arg.dims = extents(type);
+    return arg;
+  }
+
+  const KernelDesc& select_kernel(const Node& node) {
+    std::vector<DType> dtypes;
+    std::string types;
+    for (Ref in : node.inputs) {
+      const Type& t = fn_.type(in);
+      dtypes.push_back(t.kind == Type::Kind::kTensor ? t.tensor.dtype : DType::kU8);
+      types += fmt::format("{}{}", types.empty() ? "" : ", ", t.kind == Type::Kind::kTensor ? std::string(dtype_name(dtypes.back())) : t.text());
+    }
+    for (const KernelDesc& k : backend_.kernels())
+      if (kernel_matches(k, node.op->name, dtypes)) return k;
+    fail(ErrorCode::kUnsupported, "backend {} has no kernel for {}({}), needed by {}", backend_.name(), node.op->name,
+         types, node.name.empty() ? fn_.name() : node.name);
+  }
+
+  void assign_arena() {
+    for (const Function::Result& r : fn_.results()) {
+      if (fn_.type(r.ref).kind != Type::Kind::kTensor) continue;
+      const Place& p = at(r.ref);
+      if (p.value >= 0) lifetimes_[static_cast<size_t>(p.value)].last = UINT32_MAX;
+      plan_.outputs.push_back({r.name, p.arg});
+    }
+    Packing packing = pack_arena(lifetimes_);
+    auto fix = [&](CallArg& arg) {
+      if (arg.kind == CallArg::Kind::kArena) arg.offset = packing.offsets[arg.index];
+    };
+    for (KernelCall& call : plan_.calls) {
+      std::for_each(call.in.begin(), call.in.end(), fix);
+      std::for_each(call.out.begin(), call.out.end(), fix);
+    }
+    for (PlanOutput& o : plan_.outputs) fix(o.arg);
+    plan_.arena_bytes = packing.peak;
+    set_.arena_bytes = std::max(set_.arena_bytes, packing.peak);
+  }
+
+  bool is_weight(Ref r) const {
+    std::string_view op = fn_.node(r.node).op->name;
+    return op == "weight" || op == "constant";
+  }
+  const Place& at(Ref r) const { return places_[r.node][r.output]; }
+
+  static std::vector<SymExpr> extents(const TensorType& type) {
+    std::vector<SymExpr> out;
+    for (const Dim& d : type.dims) out.push_back(d.extent);
+    return out;
+  }
+  template <class Entries>
+  static uint32_t index_of(const Entries& entries, std::string_view name) {
+    for (size_t i = 0; i < entries.size(); ++i)
+      if (entries[i].name == name) return static_cast<uint32_t>(i);
+    TK_CHECK(false, "{} is not in the plan set", name);
+    return 0;
+  }
+  template <class Entries, class Make>
+  static uint32_t intern(Entries& entries, std::string_view name, Make make) {
+    for (size_t i = 0; i < entries.size(); ++i)
+      if (entries[i].name == name) return static_cast<uint32_t>(i);
+    entries.push_back(make());
+    return static_cast<uint32_t>(entries.size() - 1);
+  }
+
+  PlanSet& set_;
+  const Function& fn_;
+  const Backend& backend_;
+  Plan plan_;
+  std::vector<SymbolDecl> bounds_;
+  std::vector<std::vector<Place>> places_;
+  std::vector<Lifetime> lifetimes_;
+};
+
+}  // namespace
+
+void emit_plan(PlanSet& set, const Function& function, const Backend& backend, std::vector<GuardRange> guard) {
+  Emitter(set, function, backend, std::move(guard)).run();
+}
+
+}  // namespace tokamak

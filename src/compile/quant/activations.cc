@@ -1,0 +1,45 @@
+// Activation quantisation as explicit nodes: linear(x, w) becomes linear(quantize(x), w) where w is block-quantised
+// and the backend computes that product in integers. q, k and v share one quantize node by hash-consing.
+#include "base/error.h"
+#include "compile/pass.h"
+
+namespace tokamak {
+namespace {
+
+bool backend_takes(const Backend& backend, DType weight) {
+  const DType inputs[] = {DType::kQ8A, weight};
+  for (const KernelDesc& k : backend.kernels())
+    if (kernel_matches(k, "linear", inputs)) return true;
+  return false;
+}
+
+// The formats whose integer dot product with int8 activations loses no more than the activations' own rounding.
+bool has_integer_dot(DType dtype) {
+  switch (dtype) {
+    case DType::kQ4_0:
+    case DType::kQ4_1:
+    case DType::kQ8_0:
+    case DType::kQ4_K:
+    case DType::kQ6_K: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+void quantize_activations(Module& module, Function& function, const PassContext& context) {
+  const std::string& mode = context.options.activations;
+  if (mode == "f32") return;
+  if (mode != "auto") fail(ErrorCode::kInvalidArgument, "--activations {}: use f32 or auto", mode);
+  rebuild(module, function, [&](Function& to, const Node& node, const std::vector<Ref>& in) {
+    std::vector<Ref> inputs = in;
+    if (node.op->name == "linear" && to.tensor(in[0]).dtype == DType::kF32) {
+      DType weight = to.tensor(in[1]).dtype;
+      if (has_integer_dot(weight) && backend_takes(context.backend, weight))
+        inputs[0] = to.add("quantize", {in[0]}, Value::Object{{"format", "q8a"}});
+    }
+    return to.add_multi(node.op->name, inputs, node.attrs, node.name);
+  });
+}
+
+}  // namespace tokamak
