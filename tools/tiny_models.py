@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""Writes tiny models with random weights, one per architecture and per oddity, for tests that need a whole model.
+
+    tools/tiny_models.py --out FOLDER [--only llama,gemma3]
+
+Each model NAME becomes FOLDER/NAME/ (config.json, model.safetensors in float32, tokenizer.json, tokenizer_config.json: what
+transformers would save) and FOLDER/NAME.gguf (float32, laid out as llama.cpp's converter lays it out; tiny_gguf.py).
+Weights are a function of the model's and the tensor's name and shape alone: numpy's legacy generator is frozen, only
+its uniform doubles are used (integer arithmetic and one multiplication), so every machine writes the same bytes.
+Needs numpy, safetensors, gguf. tools/make_goldens.py computes the logits these models must give.
+"""
+import argparse
+import json
+import math
+import pathlib
+import sys
+import zlib
+
+import numpy as np
+from safetensors.numpy import save_file
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import tiny_gguf  # noqa: E402
+
+CONTEXT = 64
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>"]
+EOS, BOS = 0, 3
+# Pairs in the order they are merged; "Ġ" and "Ċ" are how byte-level BPE writes a space and a newline.
+MERGES = ("Ġ t|h e|Ġ a|i n|r e|Ġt he|o n|e r|Ġ s|a t|e n|Ġ w|i t|o r|e s|Ġ o|a n|i s|Ġ c|in g|o u|Ġa n|e d|a l|Ġt o|l l|"
+          "Ġ b|Ġan d").split("|")
+TOKENS = SPECIAL + [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"] + [m.replace(" ", "") for m in MERGES]
+VOCAB = len(TOKENS)
+CHAT_TEMPLATE = ("{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+                 "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+def llama_config(**changes):
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 64,
+        "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "torch_dtype": "float32",
+        "bos_token_id": BOS, "eos_token_id": EOS,
+    }
+    config.update(changes)
+    return {k: v for k, v in config.items() if v is not DROP}
+
+
+DROP = object()
+NO_LLAMA_BIAS_KEYS = {"attention_bias": DROP, "mlp_bias": DROP}
+
+
+def gemma_config(version, **changes):
+    base = {
+        "architectures": [f"Gemma{version}ForCausalLM"], "model_type": "gemma2" if version == 2 else "gemma3_text",
+        "hidden_act": DROP, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "rms_norm_eps": 1e-6,
+        "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8, "hidden_size": 48, "mlp_bias": DROP,
+    }
+    return llama_config(**{**base, **changes})
+
+
+LONG = [1.0, 1.3, 1.9, 2.8, 4.1, 5.9]
+SHORT = [1.0, 1.05, 1.1, 1.2, 1.3, 1.4]
+
+# name -> config.json as such a model's authors publish it
+MODELS = {
+    "llama": llama_config(),
+    "llama_linear": llama_config(rope_scaling={"type": "linear", "factor": 4.0}),
+    "llama_llama3": llama_config(rope_scaling={
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64}),
+    "llama_yarn": llama_config(rope_scaling={
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}),
+    "llama_bias": llama_config(attention_bias=True, mlp_bias=True, head_dim=24),
+    "smollm2": llama_config(hidden_size=48, num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True,
+                            rope_theta=100000.0, num_hidden_layers=3),
+    "mistral": llama_config(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=8,
+                            **NO_LLAMA_BIAS_KEYS),
+    "qwen2": llama_config(architectures=["Qwen2ForCausalLM"], model_type="qwen2", rms_norm_eps=1e-6, rope_theta=1000000.0,
+                          tie_word_embeddings=True, use_sliding_window=False, sliding_window=8, max_window_layers=2,
+                          **NO_LLAMA_BIAS_KEYS),
+    "qwen3": llama_config(architectures=["Qwen3ForCausalLM"], model_type="qwen3", rms_norm_eps=1e-6, rope_theta=1000000.0,
+                          head_dim=24, sliding_window=None, mlp_bias=DROP),
+    "gemma2": gemma_config(2, num_hidden_layers=4, attn_logit_softcapping=4.0, final_logit_softcapping=3.0),
+    # As the 27B: the scale of the scores is not that of the head size. GGUF knows this by the layer count only.
+    "gemma2_scalar": gemma_config(2, num_hidden_layers=2, attn_logit_softcapping=50.0, final_logit_softcapping=30.0,
+                                  query_pre_attn_scalar=12),
+    "gemma3": gemma_config(3, num_hidden_layers=6, sliding_window_pattern=6, rope_theta=1000000.0,
+                           rope_local_base_freq=10000.0, rope_scaling={"rope_type": "linear", "factor": 8.0},
+                           attn_logit_softcapping=None, final_logit_softcapping=None),
+    "gemma3_types": gemma_config(3, num_hidden_layers=3, sliding_window=6, num_key_value_heads=1,
+                                 layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+                                 rope_theta=1000000.0, rope_local_base_freq=5000.0,
+                                 attn_logit_softcapping=None, final_logit_softcapping=None),
+    "phi3": llama_config(architectures=["Phi3ForCausalLM"], model_type="phi3", sliding_window=12, num_key_value_heads=4,
+                         original_max_position_embeddings=CONTEXT, rope_scaling=None, mlp_bias=DROP, pad_token_id=EOS),
+    "phi3_longrope": llama_config(architectures=["Phi3ForCausalLM"], model_type="phi3", sliding_window=None,
+                                  original_max_position_embeddings=16, partial_rotary_factor=0.75,
+                                  rope_scaling={"type": "longrope", "long_factor": LONG, "short_factor": SHORT},
+                                  tie_word_embeddings=True, mlp_bias=DROP, pad_token_id=EOS),
+    "gpt2": {
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": VOCAB, "n_embd": 48, "n_head": 4,
+        "n_layer": 2, "n_ctx": CONTEXT, "n_positions": CONTEXT, "layer_norm_epsilon": 1e-5,
+        "activation_function": "gelu_new", "bos_token_id": EOS, "eos_token_id": EOS, "torch_dtype": "float32",
+    },
+}
+NOT_AS_GGUF = {"gemma2_scalar"}
+
+
+def random_tensor(model, name, shape, deviation, mean=0.0):
+    """Uniform numbers of the given standard deviation; the same bits everywhere."""
+    rng = np.random.RandomState(zlib.crc32(f"{model}/{name}".encode()))
+    return (mean + (rng.random_sample(shape) * 2.0 - 1.0) * (math.sqrt(3.0) * deviation)).astype(np.float32)
+
+
+class Weights:
+    """Collects a model's tensors under their names in model.safetensors."""
+
+    def __init__(self, model):
+        self.model = model
+        self.tensors = {}
+
+    def matrix(self, name, rows, columns, gain=1.0, inputs=None):
+        self.tensors[name] = random_tensor(self.model, name, (rows, columns), gain / math.sqrt(inputs or columns))
+
+    def vector(self, name, size, deviation=0.2, mean=0.0):
+        self.tensors[name] = random_tensor(self.model, name, (size,), deviation, mean)
+
+    def table(self, name, rows, columns):
+        self.tensors[name] = random_tensor(self.model, name, (rows, columns), 0.35)
+
+
+def sizes(c):
+    head = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    return c["hidden_size"], head, c["num_attention_heads"] * head, c["num_key_value_heads"] * head, c["intermediate_size"]
+
+
+def attention_weights(w, c, at):
+    hidden, head, q, kv, _ = sizes(c)
+    if c["model_type"] == "phi3":
+        w.matrix(at + "qkv_proj.weight", q + 2 * kv, hidden, gain=1.3)
+    else:
+        for part, rows in (("q", q), ("k", kv), ("v", kv)):
+            w.matrix(at + f"{part}_proj.weight", rows, hidden, gain=1.3)
+            if c.get("attention_bias") or c["model_type"] == "qwen2":
+                w.vector(at + f"{part}_proj.bias", rows, 0.4)
+    w.matrix(at + "o_proj.weight", hidden, q)
+    if c.get("attention_bias"):
+        w.vector(at + "o_proj.bias", hidden, 0.2)
+    if c["model_type"] in ("qwen3", "gemma3_text"):
+        mean = 1.0 if c["model_type"] == "qwen3" else 0.0
+        w.vector(at + "q_norm.weight", head, mean=mean)
+        w.vector(at + "k_norm.weight", head, mean=mean)
+
+
+def decoder_weights(w, c):
+    """Everything but GPT-2. Gemma's norm weights are stored around zero, the others' around one."""
+    hidden, _, _, _, ffn = sizes(c)
+    gemma = c["model_type"].startswith("gemma")
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if gemma:
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    w.table("model.embed_tokens.weight", VOCAB, hidden)
+    for i in range(c["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        attention_weights(w, c, at + "self_attn.")
+        if c["model_type"] == "phi3":
+            w.matrix(at + "mlp.gate_up_proj.weight", 2 * ffn, hidden)
+        else:
+            w.matrix(at + "mlp.gate_proj.weight", ffn, hidden)
+            w.matrix(at + "mlp.up_proj.weight", ffn, hidden)
+        w.matrix(at + "mlp.down_proj.weight", hidden, ffn, gain=2.0)
+        if c.get("mlp_bias"):
+            for part, size in (("gate", ffn), ("up", ffn), ("down", hidden)):
+                w.vector(at + f"mlp.{part}_proj.bias", size, 0.2)
+        for norm in norms:
+            w.vector(at + norm + ".weight", hidden, mean=0.0 if gemma else 1.0)
+    w.vector("model.norm.weight", hidden, mean=0.0 if gemma else 1.0)
+    if not c["tie_word_embeddings"]:
+        w.matrix("lm_head.weight", VOCAB, hidden, gain=2.0)
+
+
+def gpt2_weights(w, c):
+    """As the published file names them: without the prefix `transformer.`; Conv1D keeps [in, out]."""
+    n = c["n_embd"]
+    w.table("wte.weight", VOCAB, n)
+    w.table("wpe.weight", c["n_positions"], n)
+    for i in range(c["n_layer"]):
+        for name, ins, outs in (("attn.c_attn", n, 3 * n), ("attn.c_proj", n, n), ("mlp.c_fc", n, 4 * n),
+                                ("mlp.c_proj", 4 * n, n)):
+            w.matrix(f"h.{i}.{name}.weight", ins, outs, gain=1.3, inputs=ins)
+            w.vector(f"h.{i}.{name}.bias", outs, 0.1)
+        for norm in ("ln_1", "ln_2"):
+            w.vector(f"h.{i}.{norm}.weight", n, mean=1.0)
+            w.vector(f"h.{i}.{norm}.bias", n, 0.1)
+    w.vector("ln_f.weight", n, mean=1.0)
+    w.vector("ln_f.bias", n, 0.1)
+
+
+def weights_of(name):
+    w = Weights(name)
+    (gpt2_weights if MODELS[name]["model_type"] == "gpt2" else decoder_weights)(w, MODELS[name])
+    return w.tensors
+
+
+def tokenizer_json():
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": [{"id": i, "content": t, "single_word": False, "lstrip": False, "rstrip": False,
+                          "normalized": False, "special": True} for i, t in enumerate(SPECIAL)],
+        "normalizer": None, "pre_tokenizer": level, "post_processor": None, "decoder": level,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                  "vocab": {t: i for i, t in enumerate(TOKENS)}, "merges": MERGES},
+    }
+
+
+def tokenizer_config():
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL[BOS], "eos_token": SPECIAL[EOS],
+            "add_bos_token": False, "model_max_length": CONTEXT, "chat_template": CHAT_TEMPLATE,
+            "clean_up_tokenization_spaces": False}
+
+
+def write_json(path, value):
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_model(name, out):
+    config, tensors = MODELS[name], weights_of(name)
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config)
+    write_json(folder / "tokenizer.json", tokenizer_json())
+    write_json(folder / "tokenizer_config.json", tokenizer_config())
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if name not in NOT_AS_GGUF:
+        vocabulary = tiny_gguf.Vocabulary(TOKENS, len(SPECIAL), MERGES, BOS, EOS, CHAT_TEMPLATE)
+        tiny_gguf.write(out / f"{name}.gguf", name, config, tensors, vocabulary)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--only", default="", help="comma-separated names; default: all")
+    args = parser.parse_args()
+    names = args.only.split(",") if args.only else list(MODELS)
+    for name in names:
+        if name not in MODELS:
+            sys.exit(f"tiny_models: no model '{name}'; there are {', '.join(MODELS)}")
+        write_model(name, args.out)
+    print(f"tiny_models: {len(names)} models in {args.out}")
+
+
+if __name__ == "__main__":
+    main()
