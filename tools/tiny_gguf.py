@@ -167,10 +167,11 @@ def add_vocabulary(w, v):
     w.add_chat_template(v.chat_template)
 
 
-def write(path, name, config, hf_tensors, vocabulary):
+def write(path, config, hf_tensors, vocabulary):
     w = gguf.GGUFWriter(path, ARCHITECTURE[config["model_type"]])
     w.add_type(gguf.GGUFType.MODEL)
-    w.add_name(f"tiny {name}")
+    # Loaders look for model names in here: transformers knows Mistral by it; llama.cpp expects Phi 3's tokens of a "phi3".
+    w.add_name("tiny mistral" if config["model_type"] == "mistral" else "tiny model")
     tensors = {}
     add_parameters(w, config, tensors)
     w.add_file_type(gguf.LlamaFileType.ALL_F32)

@@ -81,7 +81,7 @@ MODELS = {
                           **NO_LLAMA_BIAS_KEYS),
     "qwen3": llama_config(architectures=["Qwen3ForCausalLM"], model_type="qwen3", rms_norm_eps=1e-6, rope_theta=1000000.0,
                           head_dim=24, sliding_window=None, mlp_bias=DROP),
-    "gemma2": gemma_config(2, num_hidden_layers=4, attn_logit_softcapping=4.0, final_logit_softcapping=3.0),
+    "gemma2": gemma_config(2, num_hidden_layers=4, attn_logit_softcapping=3.0, final_logit_softcapping=3.0),
     # As the 27B: the scale of the scores is not that of the head size. GGUF knows this by the layer count only.
     "gemma2_scalar": gemma_config(2, num_hidden_layers=2, attn_logit_softcapping=50.0, final_logit_softcapping=30.0,
                                   query_pre_attn_scalar=12),
@@ -126,8 +126,8 @@ class Weights:
     def vector(self, name, size, deviation=0.2, mean=0.0):
         self.tensors[name] = random_tensor(self.model, name, (size,), deviation, mean)
 
-    def table(self, name, rows, columns):
-        self.tensors[name] = random_tensor(self.model, name, (rows, columns), 0.35)
+    def table(self, name, rows, columns, deviation=0.35):
+        self.tensors[name] = random_tensor(self.model, name, (rows, columns), deviation)
 
 
 def sizes(c):
@@ -160,7 +160,8 @@ def decoder_weights(w, c):
     norms = ["input_layernorm", "post_attention_layernorm"]
     if gemma:
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    w.table("model.embed_tokens.weight", VOCAB, hidden)
+    # Gemma multiplies embeddings by sqrt(hidden); small ones leave the layers something to say.
+    w.table("model.embed_tokens.weight", VOCAB, hidden, 0.1 if gemma else 0.35)
     for i in range(c["num_hidden_layers"]):
         at = f"model.layers.{i}."
         attention_weights(w, c, at + "self_attn.")
@@ -236,7 +237,7 @@ def write_model(name, out):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if name not in NOT_AS_GGUF:
         vocabulary = tiny_gguf.Vocabulary(TOKENS, len(SPECIAL), MERGES, BOS, EOS, CHAT_TEMPLATE)
-        tiny_gguf.write(out / f"{name}.gguf", name, config, tensors, vocabulary)
+        tiny_gguf.write(out / f"{name}.gguf", config, tensors, vocabulary)
 
 
 def main():

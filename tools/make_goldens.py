@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Computes what the tiny models must answer, with transformers, and writes tests/golden/numerics/NAME.json.
+
+    tools/make_goldens.py [--only llama,gemma3] [--out tests/golden/numerics] [--llama-cpp]
+
+Runs by hand, not in `make test`: it needs torch, transformers 5 and accelerate (gigabytes). The goldens are committed.
+The models come from tools/tiny_models.py, weights in float32, maths in float64 where transformers allows it (it computes
+norms, softmax and rotary tables in float32 always: the goldens are good to about 1e-7 relative), eager attention.
+
+The JSON:
+    {"format": 1, "model": "llama",                 folder and GGUF name from tiny_models.py
+     "gguf": true,                                  there is NAME.gguf too, and it means the same
+     "vocab": 128,
+     "sequences": [{                                independent sequences, each from position 0
+        "ids": [...],                               input tokens; every position is computed in one causal pass
+        "rows": [0, 1, ...],                        the positions whose logits are kept
+        "logits": [[...vocab numbers...], ...],     one list per row, 9 significant digits
+        "greedy": [...16 ids...],                   argmax continuation after the whole of ids
+        "greedy_margin": 0.01,                      smallest gap between best and second best logit on that way
+        "nll": 123.4}]}                             sum of -log p(ids[i+1] | ids[..i]) over the whole sequence
+
+Checks while making them: the GGUF holds the same tensors (read back and un-converted here), transformers gives the same
+logits from the GGUF where it can read that kind (--llama-cpp: llama.cpp too); greedy margins are wide enough that
+float32 cannot flip them; every feature of a model changes its logits (window, scaling, caps), so that a test against
+the golden can fail.
+"""
+import argparse
+import copy
+import json
+import pathlib
+import sys
+import tempfile
+
+import gguf
+import numpy as np
+import torch
+import transformers
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import tiny_gguf  # noqa: E402
+import tiny_models  # noqa: E402
+
+GREEDY = 16
+LENGTHS = [40, 33]
+ROWS = [0, 1, 5, 6, 7, 8, 9, 12, 16, 25]  # around the windows and the original contexts; the last three are added
+
+# What is changed to prove that it matters: model -> config changes, one at a time.
+SWITCHED = {
+    "llama_linear": [{"rope_scaling": None}], "llama_llama3": [{"rope_scaling": None}],
+    "llama_yarn": [{"rope_scaling": None}], "mistral": [{"sliding_window": None}, {"sliding_window": 9}],
+    "gemma2": [{"attn_logit_softcapping": None}, {"final_logit_softcapping": None}, {"sliding_window": 9}],
+    "gemma2_scalar": [{"query_pre_attn_scalar": 16}],
+    "gemma3": [{"rope_scaling": None}, {"sliding_window": 9}, {"rope_local_base_freq": 5000.0}],
+    "gemma3_types": [{"rope_local_base_freq": 10000.0}, {"sliding_window": 7},
+                     {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}],
+    "phi3": [{"sliding_window": None}, {"sliding_window": 11}],
+    "phi3_longrope": [{"original_max_position_embeddings": 63}],
+}
+
+# transformers reads these kinds of GGUF as they are meant; of the others it drops rope scaling, windows or head sizes.
+GGUF_BY_TRANSFORMERS = {"llama", "smollm2", "qwen2", "gpt2"}
+# llama.cpp has no sliding window for these two. (Its GELU is a float16 table: 1e-7 is all it can give for Gemma, GPT-2.)
+NOT_BY_LLAMA_CPP = {"mistral", "phi3"}
+
+
+def sequences():
+    rng = np.random.RandomState(20240229)
+    return [rng.randint(len(tiny_models.SPECIAL), tiny_models.VOCAB, size=n).tolist() for n in LENGTHS]
+
+
+def load(folder, **kwargs):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
+                                                              **kwargs)
+    return model.double().eval()
+
+
+def logits_of(model, ids):
+    with torch.no_grad():
+        return model(torch.tensor([ids]), use_cache=False).logits[0].double().numpy()
+
+
+def greedy_of(model, ids):
+    ids, margin = list(ids), float("inf")
+    for _ in range(GREEDY):
+        row = logits_of(model, ids)[-1]
+        best = np.sort(row)[-2:]
+        margin = min(margin, float(best[1] - best[0]))
+        ids.append(int(row.argmax()))
+    return ids[-GREEDY:], margin
+
+
+def nll_of(logits, ids):
+    z = logits - logits.max(axis=1, keepdims=True)
+    logp = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+    return float(-sum(logp[i, ids[i + 1]] for i in range(len(ids) - 1)))
+
+
+def nmse(a, b):
+    return float(((a - b) ** 2).sum() / (b ** 2).sum())
+
+
+def golden_of(name, model):
+    result = {"format": 1, "model": name, "gguf": name not in tiny_models.NOT_AS_GGUF, "vocab": tiny_models.VOCAB,
+              "sequences": []}
+    for ids in sequences():
+        logits = logits_of(model, ids)
+        rows = ROWS + [len(ids) - 3, len(ids) - 2, len(ids) - 1]
+        greedy, margin = greedy_of(model, ids)
+        assert margin > 2e-3, f"{name}: greedy margin {margin:.2g} is narrow: float32 might flip it; change a weight"
+        result["sequences"].append({
+            "ids": ids, "rows": rows, "logits": [[float(f"{x:.9g}") for x in logits[r]] for r in rows],
+            "greedy": greedy, "greedy_margin": float(f"{margin:.4g}"), "nll": float(f"{nll_of(logits, ids):.10g}")})
+    return result
+
+
+def check_tensors(name, folder, path):
+    """The GGUF, un-converted, holds exactly the tensors of the folder."""
+    config, wanted = tiny_models.MODELS[name], tiny_models.weights_of(name)
+    found = {t.name: t.data.reshape(t.shape[::-1]) for t in gguf.GGUFReader(path).tensors}
+    for hf_name, x in wanted.items():
+        y = found.pop(tiny_gguf.gguf_name(hf_name, config["model_type"]))
+        if config["model_type"] in ("llama", "mistral") and (".q_proj." in hf_name or ".k_proj." in hf_name):
+            heads = config["num_attention_heads" if ".q_proj." in hf_name else "num_key_value_heads"]
+            y = y.reshape(heads, y.shape[0] // heads // 2, 2, *y.shape[1:]).swapaxes(1, 2).reshape(y.shape)
+        elif config["model_type"] == "gpt2" and y.ndim == 2 and not hf_name.startswith("w"):
+            y = y.T
+        elif config["model_type"].startswith("gemma") and hf_name.endswith("norm.weight"):
+            x = x + np.float32(1)
+        assert np.array_equal(x, y), f"{name}: {hf_name} differs in the GGUF"
+    assert set(found) <= {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}, found.keys()
+
+
+def check_switch(name, out, golden, change):
+    """Without the feature the logits must differ: otherwise the golden would not notice its absence."""
+    config = copy.deepcopy(tiny_models.MODELS[name])
+    config.update(change)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = pathlib.Path(scratch)
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "model.safetensors").symlink_to((out / name / "model.safetensors").resolve())
+        model = load(folder)
+    s = golden["sequences"][0]
+    error = nmse(logits_of(model, s["ids"])[s["rows"]], np.array(s["logits"]))
+    print(f"  with {change}: NMSE {error:.1e}")
+    assert error > 1e-4, f"{name}: {change} changes too little"
+
+
+def check_gguf_by_transformers(name, out, golden):
+    model = load(out, gguf_file=f"{name}.gguf")
+    s = golden["sequences"][0]
+    error = nmse(logits_of(model, s["ids"])[s["rows"]], np.array(s["logits"]))
+    print(f"  GGUF by transformers: NMSE {error:.1e}")
+    assert error < 1e-14
+
+
+def check_gguf_by_llama_cpp(name, out, golden):
+    import llama_cpp
+    s = golden["sequences"][0]
+    model = llama_cpp.Llama(str(out / f"{name}.gguf"), n_ctx=tiny_models.CONTEXT, logits_all=True, verbose=False,
+                            n_threads=1, flash_attn=False, type_k=0, type_v=0)
+    model.eval(s["ids"])
+    scores = np.array(model.scores[:len(s["ids"])], dtype=np.float64)
+    error = nmse(scores[s["rows"]], np.array(s["logits"]))
+    print(f"  GGUF by llama.cpp: NMSE {error:.1e}")
+    assert error < 1e-6
+
+
+def write_golden(path, golden):
+    """One row of logits per line: small, and a changed number shows as a changed line."""
+    text = json.dumps({k: v for k, v in golden.items() if k != "sequences"})[:-1] + ', "sequences": ['
+    parts = []
+    for s in golden["sequences"]:
+        rows = ",\n  ".join(json.dumps(r, separators=(",", ":")) for r in s["logits"])
+        rest = json.dumps({k: v for k, v in s.items() if k != "logits"}, separators=(",", ":"))[1:]
+        parts.append('\n {"logits": [\n  ' + rows + "],\n  " + rest)
+    path.write_text(text + ",".join(parts) + "]}\n")
+    assert json.loads(path.read_text()) == golden
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    root = pathlib.Path(__file__).resolve().parent.parent
+    parser.add_argument("--out", type=pathlib.Path, default=root / "tests" / "golden" / "numerics")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--llama-cpp", action="store_true", help="also compare llama.cpp's logits (needs llama-cpp-python)")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as scratch:
+        models = pathlib.Path(scratch)
+        for name in args.only.split(",") if args.only else tiny_models.MODELS:
+            tiny_models.write_model(name, models)
+            golden = golden_of(name, load(models / name))
+            path = args.out / f"{name}.json"
+            write_golden(path, golden)
+            margin = min(s["greedy_margin"] for s in golden["sequences"])
+            print(f"{name}: {path.stat().st_size / 1024:.0f} KiB, greedy margin {margin}")
+            for change in SWITCHED.get(name, []):
+                check_switch(name, models, golden, change)
+            if golden["gguf"]:
+                check_tensors(name, models / name, models / f"{name}.gguf")
+                if name in GGUF_BY_TRANSFORMERS:
+                    check_gguf_by_transformers(name, models, golden)
+                if args.llama_cpp and name not in NOT_BY_LLAMA_CPP:
+                    check_gguf_by_llama_cpp(name, models, golden)
+
+
+if __name__ == "__main__":
+    main()
