@@ -1,0 +1,139 @@
+// tokamak bench latency: tokens per second of prefill and decode, without server or scheduler.
+#include <algorithm>
+#include <cmath>
+
+#include "apps/model_setup.h"
+#include "apps/step_driver.h"
+#include "apps/terminal.h"
+#include "apps/verbs.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/json.h"
+
+namespace tokamak {
+namespace {
+
+struct LatencyFlags {
+  ModelFlags model;
+  int64_t prompt = 512, gen = 64, depth = 0, batch = 1;
+  std::vector<int> threads;
+  int repeat = 5;
+  bool json = false;
+};
+
+struct Rates {
+  std::vector<double> values;  // tokens per second
+  double best() const { return values.empty() ? 0 : *std::max_element(values.begin(), values.end()); }
+  double median() const {
+    if (values.empty()) return 0;
+    std::vector<double> v = values;
+    std::sort(v.begin(), v.end());
+    return v[v.size() / 2];
+  }
+};
+
+// Bytes of weights that one decode step reads: every matrix of the decode plan once; of the embedding only its rows.
+double decode_weight_bytes(const PlanSet& plans) {
+  std::vector<bool> seen(plans.weights.size());
+  double bytes = 0;
+  for (const Plan& plan : plans.plans) {
+    if (plan.function != "decode") continue;
+    for (const KernelCall& call : plan.calls)
+      for (const CallArg& arg : call.in)
+        if (arg.kind == CallArg::Kind::kWeight && call.op != "embed" && !seen[arg.index]) {
+          seen[arg.index] = true;
+          bytes += static_cast<double>(weight_bytes(plans.weights[arg.index]));
+        }
+    break;
+  }
+  return bytes;
+}
+
+Value measure(const LatencyFlags& f, int threads, ProgressBar& bar, uint64_t& done, uint64_t total) {
+  ModelFlags flags = f.model;
+  flags.threads = threads;
+  flags.context = f.depth + f.prompt + f.gen + 1;
+  flags.max_sequences = std::max<int64_t>(f.batch, 1);
+  flags.max_logit_rows = std::max<int64_t>(f.batch, 1);
+  flags.max_tokens = std::max<int64_t>(512, f.batch);
+  CompiledSetup setup = compile_for(flags);
+  const PlanSet& plans = setup.source->plans();
+  int64_t length = f.depth + f.prompt + f.gen;
+  LoadOptions options;
+  options.blocks = StepDriver::blocks_needed(plans, f.batch, length);
+  options.max_rows = f.batch;
+  std::unique_ptr<Executable> executable = setup.backend->load(plans, setup.source->weights(), options);
+  StepDriver driver(*executable, plans, f.batch, length);
+  SteadyClock clock;
+  Rates prefill, decode;
+  for (int r = -1; r < f.repeat; ++r) {  // the first round warms caches and is not counted
+    driver.reset();
+    if (f.depth > 0) driver.prefill(f.depth, flags.max_tokens);
+    Nanos t0 = clock.now();
+    if (f.prompt > 0) driver.prefill(f.prompt, flags.max_tokens);
+    Nanos t1 = clock.now();
+    driver.decode(f.gen);
+    Nanos t2 = clock.now();
+    bar.update(++done, total);
+    if (r < 0) continue;
+    if (f.prompt > 0) prefill.values.push_back(static_cast<double>(f.batch * f.prompt) / seconds(t1 - t0));
+    if (f.gen > 0) decode.values.push_back(static_cast<double>(f.batch * f.gen) / seconds(t2 - t1));
+  }
+  double steps_per_second = decode.best() / static_cast<double>(f.batch);
+  return Value::Object{{"model", plans.model},
+                       {"backend", f.model.backend},
+                       {"threads", threads},
+                       {"prompt", f.prompt},
+                       {"gen", f.gen},
+                       {"depth", f.depth},
+                       {"batch", f.batch},
+                       {"prefill_tokens_per_second", prefill.median()},
+                       {"prefill_tokens_per_second_best", prefill.best()},
+                       {"decode_tokens_per_second", decode.median()},
+                       {"decode_tokens_per_second_best", decode.best()},
+                       {"decode_weight_gb_per_second", steps_per_second * decode_weight_bytes(plans) * 1e-9}};
+}
+
+void latency(const LatencyFlags& f) {
+  std::vector<int> threads = f.threads.empty() ? std::vector<int>{f.model.threads} : f.threads;
+  ProgressBar bar("bench");
+  uint64_t done = 0, total = threads.size() * static_cast<uint64_t>(f.repeat + 1);
+  Value rows = Value::array();
+  for (int t : threads) rows.push(measure(f, t, bar, done, total));
+  bar.finish();
+  if (f.json) {
+    fmt::print("{}\n", dump_json(rows, 2));
+    return;
+  }
+  fmt::print("{:>7} {:>6} {:>7} {:>6} {:>6} {:>22} {:>22} {:>14}\n", "threads", "batch", "prompt", "gen", "depth",
+             "prefill t/s (best)", "decode t/s (best)", "weights GB/s");
+  for (const Value& r : rows.as_array())
+    fmt::print("{:>7} {:>6} {:>7} {:>6} {:>6} {:>12.1f} ({:>7.1f}) {:>12.1f} ({:>7.1f}) {:>14.1f}\n",
+               r.at("threads").as_int(), f.batch, f.prompt, f.gen, f.depth,
+               r.at("prefill_tokens_per_second").as_double(), r.at("prefill_tokens_per_second_best").as_double(),
+               r.at("decode_tokens_per_second").as_double(), r.at("decode_tokens_per_second_best").as_double(),
+               r.at("decode_weight_gb_per_second").as_double());
+}
+
+}  // namespace
+
+void add_bench_verb(CLI::App& app) {
+  CLI::App* bench = app.add_subcommand("bench", "measure speed");
+  bench->require_subcommand(1);
+  auto flags = std::make_shared<LatencyFlags>();
+  CLI::App* verb = bench->add_subcommand("latency", "tokens per second of prefill and decode, straight on the backend");
+  add_model_argument(*verb, flags->model);
+  verb->add_option("--prompt", flags->prompt, "prompt tokens")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  verb->add_option("--gen", flags->gen, "generated tokens")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  verb->add_option("--depth", flags->depth, "tokens in the cache before the prompt")->check(CLI::Range(0, 1 << 20))->capture_default_str();
+  verb->add_option("--batch", flags->batch, "sequences side by side")->check(CLI::Range(1, 4096))->capture_default_str();
+  verb->add_option("--repeat", flags->repeat, "measured rounds; median and best are reported")->check(CLI::Range(1, 10000))->capture_default_str();
+  verb->add_flag("--json", flags->json, "rows as JSON");
+  add_model_flags(*verb, flags->model);
+  verb->remove_option(verb->get_option("--threads"));
+  verb->add_option("--threads", flags->threads, "one row per number, e.g. 1,2")->delimiter(',')->check(CLI::Range(0, 1024));
+  verb->footer("Example:\n  tokamak bench latency model.gguf --prompt 512 --gen 64 --threads 1,2 --repeat 5 --json");
+  verb->callback([flags] { latency(*flags); });
+}
+
+}  // namespace tokamak

@@ -1,0 +1,154 @@
+// tokamak inspect: what is in a model file, and what it will need.
+#include <map>
+
+#include "apps/model_setup.h"
+#include "apps/verbs.h"
+#include "base/error.h"
+#include "base/json.h"
+
+namespace tokamak {
+namespace {
+
+struct InspectFlags {
+  ModelFlags model;
+  std::string fn;
+  bool graph = false, plan = false, tensors = false, json = false;
+};
+
+struct TypeShare {
+  int64_t tensors = 0, parameters = 0, bytes = 0;
+};
+
+struct Summary {
+  std::map<std::string, TypeShare> types;
+  int64_t parameters = 0, bytes = 0, tensors = 0;
+};
+
+Summary summarize(const WeightSource& weights) {
+  Summary s;
+  for (const std::string& name : weights.names()) {
+    const TensorView* t = weights.find(name);
+    if (!t) continue;
+    for (TypeShare* share : {&s.types[std::string(dtype_name(t->dtype))]}) {
+      share->tensors += 1;
+      share->parameters += t->elements();
+      share->bytes += static_cast<int64_t>(t->bytes.size());
+    }
+    s.tensors += 1;
+    s.parameters += t->elements();
+    s.bytes += static_cast<int64_t>(t->bytes.size());
+  }
+  return s;
+}
+
+// KV bytes of one sequence of `tokens`: a window group keeps its window and the block that is being filled.
+int64_t kv_bytes(const Module& module, int64_t tokens) {
+  int64_t total = 0;
+  for (const StateDecl& state : module.states) {
+    const GroupDecl* group = module.find_group(state.group);
+    int64_t kept = group->window > 0 ? std::min(tokens, group->window + group->block_size - 1) : tokens;
+    int64_t blocks = (kept + group->block_size - 1) / group->block_size;
+    for (const PlaneDecl& plane : state.planes) total += blocks * group->block_size * plane.type.bytes().constant().value();
+  }
+  return total;
+}
+
+Value to_value(const ModelConfig& c, const Summary& s, const Module& module) {
+  Value out = Value::Object{{"name", c.name},          {"architecture", c.architecture}, {"parameters", s.parameters},
+                            {"vocab", c.vocab},        {"hidden", c.hidden},             {"ffn", c.ffn},
+                            {"layers", c.layers},      {"heads", c.heads},               {"kv_heads", c.kv_heads},
+                            {"head_dim", c.head_dim},  {"context", c.context},           {"norm_eps", c.norm_eps},
+                            {"rope_theta", c.rope.theta}, {"sliding_window", c.sliding_window},
+                            {"tied_embeddings", c.tied_embeddings}, {"weight_bytes", s.bytes}};
+  Value types = Value::object();
+  for (const auto& [name, t] : s.types)
+    types.set(name, Value::Object{{"tensors", t.tensors}, {"parameters", t.parameters}, {"bytes", t.bytes}});
+  out.set("types", types);
+  int64_t per_token = 0;
+  for (const StateDecl& state : module.states)
+    for (const PlaneDecl& p : state.planes) per_token += p.type.bytes().constant().value();
+  out.set("kv_bytes_per_token", per_token);
+  Value by_context = Value::object();
+  for (int64_t n = 1024; n < c.context; n *= 4) by_context.set(std::to_string(n), kv_bytes(module, n));
+  by_context.set(std::to_string(c.context), kv_bytes(module, c.context));
+  out.set("kv_bytes_by_context", by_context);
+  return out;
+}
+
+std::string human_bytes(int64_t bytes) {
+  auto b = static_cast<double>(bytes);
+  if (b >= 1e9) return fmt::format("{:.2f} GB", b / 1e9);
+  if (b >= 1e6) return fmt::format("{:.1f} MB", b / 1e6);
+  return fmt::format("{:.1f} kB", b / 1e3);
+}
+
+void print_text(const Value& v) {
+  fmt::print("{} ({})\n\n", v.at("name").as_string(), v.at("architecture").as_string());
+  for (const char* key : {"parameters", "vocab", "hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "context",
+                          "sliding_window", "rope_theta", "norm_eps", "tied_embeddings"})
+    fmt::print("  {:<16} {}\n", key, dump_json(v.at(key)));
+  fmt::print("\n  {:<10} {:>8} {:>15} {:>12}\n", "type", "tensors", "parameters", "bytes");
+  for (const auto& [name, t] : v.at("types").as_object())
+    fmt::print("  {:<10} {:>8} {:>15} {:>12}\n", name, t.at("tensors").as_int(), t.at("parameters").as_int(),
+               human_bytes(t.at("bytes").as_int()));
+  fmt::print("\n  memory: weights {}, KV {} per token\n", human_bytes(v.at("weight_bytes").as_int()),
+             human_bytes(v.at("kv_bytes_per_token").as_int()));
+  for (const auto& [tokens, bytes] : v.at("kv_bytes_by_context").as_object())
+    fmt::print("    KV of one sequence of {:>8} tokens {:>12}\n", tokens, human_bytes(bytes.as_int()));
+}
+
+void print_tensors(const WeightSource& weights) {
+  for (const std::string& name : weights.names()) {
+    const TensorView* t = weights.find(name);
+    fmt::print("  {:<44} {:<8} [{}]\n", name, dtype_name(t->dtype), fmt::join(t->dims, ", "));
+  }
+}
+
+void inspect(const InspectFlags& f) {
+  if (f.plan) {
+    fmt::print("{}", plan_set_text(compile_for(f.model).source->plans()));
+    return;
+  }
+  ImportedModel model = import_model(f.model.model);
+  CompileOptions options;
+  options.context = f.model.context;
+  options.kv_dtype = dtype_from_name(f.model.kv_dtype).value();
+  Module module = build_module(model.config, options);
+  if (f.graph) {
+    if (f.fn == "decode") specialize_decode(module);
+    if (f.fn.empty()) {
+      fmt::print("{}", print_module(module));
+    } else if (const Function* fn = module.find_function(f.fn)) {
+      fmt::print("{}", print_function(*fn));
+    } else {
+      fail(ErrorCode::kInvalidArgument, "no function \"{}\": use step or decode", f.fn);
+    }
+    return;
+  }
+  Value v = to_value(model.config, summarize(*model.weights), module);
+  if (f.json) {
+    fmt::print("{}\n", dump_json(v, 2));
+    return;
+  }
+  print_text(v);
+  if (f.tensors) print_tensors(*model.weights);
+}
+
+}  // namespace
+
+void add_inspect_verb(CLI::App& app) {
+  auto flags = std::make_shared<InspectFlags>();
+  CLI::App* verb = app.add_subcommand("inspect", "show what a model file holds and what it needs");
+  add_model_argument(*verb, flags->model);
+  verb->add_flag("--tensors", flags->tensors, "list every tensor");
+  verb->add_flag("--graph", flags->graph, "print the model's graph text");
+  verb->add_option("--fn", flags->fn, "with --graph: only this function, step or decode");
+  verb->add_flag("--plan", flags->plan, "print the plans the backend would run");
+  verb->add_flag("--json", flags->json, "as JSON");
+  add_model_flags(*verb, flags->model);
+  verb->footer("Examples:\n  tokamak inspect model.gguf\n  tokamak inspect model.gguf --graph --fn decode | less\n"
+               "  tokamak inspect model.gguf --json");
+  verb->callback([flags] { inspect(*flags); });
+}
+
+}  // namespace tokamak

@@ -1,0 +1,100 @@
+#include "apps/model_setup.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "apps/terminal.h"
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace tokamak {
+
+void add_model_argument(CLI::App& verb, ModelFlags& flags) {
+  verb.add_option("MODEL", flags.model, "a .gguf file, or a folder with config.json, tokenizer.json and safetensors")
+      ->required();
+}
+
+void add_model_flags(CLI::App& verb, ModelFlags& flags) {
+  verb.add_option("--backend", flags.backend, "who computes: cpu, ref (slow, the definition), null (nothing runs)")
+      ->check(CLI::IsMember({"cpu", "ref", "null"}))
+      ->capture_default_str();
+  verb.add_option("--threads", flags.threads, "threads of the cpu backend (default: all cores)")
+      ->check(CLI::Range(0, 1024));
+  verb.add_option("--context", flags.context, "longest sequence in tokens (default: the model's, at most 8192)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
+  verb.add_option("--seed", flags.seed, "seed of the sampling noise")->capture_default_str();
+  verb.add_option("--activations", flags.activations,
+                  "f32, or auto: int8 in front of quantised weights")
+      ->check(CLI::IsMember({"f32", "auto"}))
+      ->capture_default_str();
+  verb.add_option("--kv-dtype", flags.kv_dtype, "element type of the KV cache")
+      ->check(CLI::IsMember({"f16", "f32"}))
+      ->capture_default_str();
+  verb.add_option("--machine", flags.machine_file, "machine description for --backend null (JSON)");
+}
+
+CompiledSetup compile_for(const ModelFlags& flags) {
+  CompiledSetup setup;
+  BackendOptions backend_options;
+  backend_options.threads = flags.threads;
+  backend_options.machine_file = flags.machine_file;
+  backend_options.null_seed = flags.seed;
+  setup.backend = make_backend(flags.backend, backend_options);
+  OpenedModel opened = open_model(flags.model);
+  CompileOptions options;
+  options.activations = flags.activations;
+  options.kv_dtype = dtype_from_name(flags.kv_dtype).value();
+  options.max_sequences = flags.max_sequences;
+  options.max_tokens = flags.max_tokens;
+  options.max_logit_rows = flags.max_logit_rows;
+  int64_t trained = opened.model.config.context;
+  options.context = flags.context > 0 ? flags.context : std::min(trained, kDefaultContext);
+  setup.source = compile_model(std::move(opened), *setup.backend, options);
+  return setup;
+}
+
+std::unique_ptr<Executable> load_weights(Backend& backend, const ModelSource& source, int64_t kv_tokens,
+                                         int64_t max_rows) {
+  ProgressBar bar("loading weights");
+  LoadOptions options;
+  options.blocks = kv_blocks_for(source.plans(), kv_tokens);
+  options.max_rows = max_rows;
+  options.progress = [&](uint64_t done, uint64_t total) { bar.update(done, total); };
+  return backend.load(source.plans(), source.weights(), options);
+}
+
+LoadedModel load_model(const ModelFlags& flags) {
+  static SteadyClock clock;
+  Nanos start = clock.now();
+  LoadedModel model;
+  CompiledSetup setup = compile_for(flags);
+  model.backend = std::move(setup.backend);
+  model.source = std::move(setup.source);
+  const PlanSet& plans = model.source->plans();
+  model.name = plans.model;
+  model.tokenizer = std::make_shared<Tokenizer>(model.source->tokenizer());
+  if (const std::string& text = model.source->tokenizer().chat_template; !text.empty())
+    model.chat_template = std::make_shared<ChatTemplate>(ChatTemplate::parse(text));
+  int64_t kv_tokens = flags.kv_tokens > 0 ? flags.kv_tokens : std::max<int64_t>(plans.context * 2, 16384);
+  std::unique_ptr<Executable> executable = load_weights(*model.backend, *model.source, kv_tokens, flags.max_sequences);
+  EngineConfig config = default_engine_config(plans);
+  model.engine = std::make_shared<LocalEngine>(plans, std::move(executable), config, clock);
+  model.load_seconds = seconds(clock.now() - start);
+  return model;
+}
+
+std::vector<int32_t> encode_chat(const LoadedModel& model, Value messages, bool add_generation_prompt) {
+  if (!model.chat_template)
+    fail(ErrorCode::kUnsupported, "{} has no chat template; leave --chat out to continue raw text", model.name);
+  const Tokenizer& t = *model.tokenizer;
+  Value context = Value::object();
+  context.set("messages", std::move(messages));
+  context.set("add_generation_prompt", add_generation_prompt);
+  context.set("bos_token", t.bos_id() >= 0 ? std::string(t.piece(t.bos_id())) : std::string());
+  context.set("eos_token", t.eos_id() >= 0 ? std::string(t.piece(t.eos_id())) : std::string());
+  // The template writes the special tokens itself; adding them again is the classic double-BOS bug.
+  return t.encode(model.chat_template->render(context), {.add_special = false, .parse_special = true});
+}
+
+}  // namespace tokamak

@@ -1,0 +1,74 @@
+// tokamak tokenize: text <-> ids, for looking at a vocabulary and for scripts.
+#include <iostream>
+
+#include "apps/verbs.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "compile/model_source.h"
+#include "engine/text/tokenizer.h"
+
+namespace tokamak {
+namespace {
+
+struct TokenizeFlags {
+  std::string model, text;
+  bool json_lines = false, decode = false, no_special = false, no_parse_special = false;
+};
+
+std::vector<int32_t> ids_from(const Value& value) {
+  std::vector<int32_t> ids;
+  for (const Value& v : value.as_array()) {
+    int64_t id = v.as_int();
+    if (id < 0 || id > INT32_MAX) fail(ErrorCode::kInvalidArgument, "{} is not a token id", id);
+    ids.push_back(static_cast<int32_t>(id));
+  }
+  return ids;
+}
+
+void answer_line(const Tokenizer& tokenizer, const TokenizeFlags& f, const std::string& line, size_t number) {
+  try {
+    Value in = parse_json(line);
+    if (f.decode) {
+      std::vector<int32_t> ids = ids_from(in);
+      fmt::print("{}\n", dump_json(tokenizer.decode(ids, {.skip_special = f.no_special})));
+    } else {
+      std::vector<int32_t> ids = tokenizer.encode(in.as_string(), {!f.no_special, !f.no_parse_special});
+      fmt::print("{}\n", dump_json(Value(Value::Array(ids.begin(), ids.end()))));
+    }
+  } catch (const Error& e) {
+    fail(e.code(), "line {}: {}", number, e.what());
+  }
+}
+
+void tokenize(const TokenizeFlags& f) {
+  Tokenizer tokenizer(open_tokenizer(f.model));
+  if (f.json_lines || f.decode) {
+    std::string line;
+    for (size_t number = 1; std::getline(std::cin, line); ++number)
+      if (!line.empty()) answer_line(tokenizer, f, line, number);
+    return;
+  }
+  std::string text = f.text;
+  if (text.empty()) text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  for (int32_t id : tokenizer.encode(text, {!f.no_special, !f.no_parse_special}))
+    fmt::print("{:>8}  {}\n", id, dump_json(std::string(tokenizer.piece(id))));
+}
+
+}  // namespace
+
+void add_tokenize_verb(CLI::App& app) {
+  auto flags = std::make_shared<TokenizeFlags>();
+  CLI::App* verb = app.add_subcommand("tokenize", "show how a model cuts text into tokens");
+  verb->add_option("MODEL", flags->model, "a .gguf file (vocabulary-only too) or a folder with tokenizer.json")->required();
+  verb->add_option("TEXT", flags->text, "the text; without it, standard input");
+  verb->add_flag("--json-lines", flags->json_lines, "standard input: one JSON string per line; prints one array of ids per line");
+  verb->add_flag("--decode", flags->decode, "the other way: arrays of ids in, JSON strings out");
+  verb->add_flag("--no-special", flags->no_special, "leave out BOS/EOS (with --decode: skip special tokens)");
+  verb->add_flag("--no-parse-special", flags->no_parse_special, "text such as <|im_end|> stays text");
+  verb->footer("Examples:\n  tokamak tokenize model.gguf \"Hello world\"\n"
+               "  echo '\"Hello world\"' | tokamak tokenize model.gguf --json-lines\n"
+               "  echo '[1,2,3]' | tokamak tokenize model.gguf --decode");
+  verb->callback([flags] { tokenize(*flags); });
+}
+
+}  // namespace tokamak

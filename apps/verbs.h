@@ -1,0 +1,16 @@
+#pragma once
+// The verbs of the command line, one small file each. A verb adds its subcommand; main runs the chosen one.
+#include <CLI/CLI.hpp>
+
+namespace tokamak {
+
+void add_run_verb(CLI::App& app);
+void add_chat_verb(CLI::App& app);
+void add_serve_verb(CLI::App& app);
+void add_inspect_verb(CLI::App& app);
+void add_tokenize_verb(CLI::App& app);
+void add_template_verb(CLI::App& app);
+void add_eval_verb(CLI::App& app);
+void add_bench_verb(CLI::App& app);
+
+}  // namespace tokamak
