@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Builds, tests and measures on an x86-64 machine where nothing can be installed: one call, one log.
+#   tools/gpu_check.sh [kernels|all]     default: kernels (the lanes up to backend/ and the op tests)
+# Needs g++ (C++20), cmake, ninja there, and .deps/amd64 from tools/fetch_amd64_deps.sh beside the sources.
+# Everything is done in build/gpu-check; what earlier calls built there is used again.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+what="${1:-kernels}"
+top="$PWD"
+build="$top/build/gpu-check"
+root="$build/deps"
+
+fail() { echo "gpu_check: FAILED: $*"; exit 1; }
+step() { echo "== $* ($SECONDS s)"; }
+
+step machine
+uname -m; nproc; g++ --version | head -n 1; cmake --version | head -n 1
+grep -m1 'model name' /proc/cpuinfo
+grep -m1 '^flags' /proc/cpuinfo | tr ' ' '\n' | grep -E '^(avx2|fma|f16c|avx512(f|bw|_vnni|_bf16|_fp16)|amx_(int8|bf16|tile)|avx_vnni)$' | xargs
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo "no GPU"
+
+step unpack
+if [ ! -e "$root/.done" ]; then
+  ls .deps/amd64/*.deb >/dev/null 2>&1 || fail "no .deps/amd64; run tools/fetch_amd64_deps.sh first"
+  mkdir -p "$root"
+  for deb in .deps/amd64/*.deb; do
+    if command -v dpkg-deb >/dev/null; then
+      dpkg-deb -x "$deb" "$root" || fail "cannot unpack $deb"
+    else
+      ar p "$deb" data.tar.xz | tar -xJ -C "$root" || fail "cannot unpack $deb"
+    fi
+  done
+  touch "$root/.done"
+fi
+libs="$root/usr/lib/x86_64-linux-gnu"
+export LD_LIBRARY_PATH="$libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+export CPATH="$root/usr/include${CPATH:+:$CPATH}" LIBRARY_PATH="$libs${LIBRARY_PATH:+:$LIBRARY_PATH}"
+export PKG_CONFIG_SYSROOT_DIR="$root" PKG_CONFIG_LIBDIR="$libs/pkgconfig:$root/usr/share/pkgconfig"
+
+step configure
+kernels_only=ON
+[ "$what" = all ] && kernels_only=OFF
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTK_KERNELS_ONLY=$kernels_only \
+  -DCMAKE_PREFIX_PATH="$root/usr;$libs" -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu \
+  -DBOOST_ROOT="$root/usr" >"$build/configure.log" 2>&1 || { tail -n 40 "$build/configure.log"; fail configure; }
+
+step build
+cmake --build "$build" >"$build/build.log" 2>&1 || { grep -E -A8 'FAILED|error' "$build/build.log" | head -n 60; fail build; }
+tail -n 1 "$build/build.log"
+
+step test
+status=0
+ctest --test-dir "$build" -j "$(nproc)" --output-on-failure -LE lint 2>&1 | tail -n 40 || status=1
+
+step bench
+ops="$(find "$build" -name ops_test -type f | head -n 1)"
+if [ -n "$ops" ]; then "$ops" --perf 2>&1 | tail -n 60 || status=1; else echo "no ops_test in this tree"; fi
+
+step "done, status $status"
+exit $status
