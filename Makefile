@@ -54,12 +54,12 @@ test-deps:
 test-dev: ## unit, golden and lint tests under ASan + UBSan
 	$(call configure,dev,$(test_options))
 	@cmake --build --preset dev -j $(JOBS)
-	@$(CTEST) --test-dir build/dev -L 'unit|lint'
+	@$(CTEST) --test-dir build/dev -LE blackbox
 
 test-release: ## kernels and numbers as users get them; black-box tests of the binary
 	$(call configure,release,$(test_options))
 	@cmake --build --preset release -j $(JOBS) --target release_tests
-	@$(CTEST) --test-dir build/release -L release
+	@$(CTEST) --test-dir build/release -L 'release|blackbox'
 
 test-tsan: ## what has threads, under ThreadSanitizer
 	$(call configure,tsan)
