@@ -131,15 +131,15 @@ struct OpDef {
   std::vector<Type> (*infer)(const InferContext&);
   Meaning<float> f32 = nullptr;
   Meaning<double> f64 = nullptr;
-  Meaning<Field> field = nullptr;            // nullptr: outside the finite-field fragment
-  std::vector<std::string_view> attr_names;  // required ones first
+  Meaning<Field> field = nullptr;                 // nullptr: outside the finite-field fragment
+  std::vector<std::string_view> attr_names = {};  // required ones first
   int required_attrs = 0;
   bool writes_state = false;  // consumes a state version and yields the next; never hash-consed
   bool reads_state = false;
   bool ragged = false;  // may take tensors with device-valued extents
   SymExpr (*flops)(std::span<const Type> in,
                    std::span<const Type> out) = nullptr;  // nullptr: one per output element
-  std::string_view doc;                                   // one line, shown by docs and `--help`
+  std::string_view doc = {};                              // one line, shown by docs and `--help`
 };
 
 const OpDef* find_op(std::string_view name);  // nullptr when unknown

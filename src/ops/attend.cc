@@ -1,0 +1,189 @@
+// attend: attention of the step's rows over a state. Defined row by row; docs/ops.md says which
+// keys a row sees.
+#include <cmath>
+
+#include "ops/infer.h"
+#include "ops/meaning.h"
+#include "ops/tables.h"
+
+namespace tokamak {
+namespace {
+
+enum Input : size_t { kQuery, kState, kView, kPos, kSeq, kSlot, kQStart, kKvLen, kMask };
+
+template <class S>
+struct Attention {
+  using Plane = typename StateRef<S>::Plane;
+  const MeaningArgs<S>& args;
+  std::vector<const Plane*> keys;
+  const Plane* value = nullptr;
+  double scale, cap;
+  int64_t window;
+
+  explicit Attention(const MeaningArgs<S>& a) : args(a) {
+    const StateRef<S>& state = a.in[kState].state;
+    auto plane = [&](const std::string& name) {
+      const Plane* found = state.plane(name);
+      TK_CHECK(found, "attend: the state has no plane {}", name);
+      return found;
+    };
+    if (const Value* names = a.attrs.find("key"))
+      for (const Value& name : names->as_array()) keys.push_back(plane(name.as_string()));
+    else
+      keys.push_back(plane("k"));
+    value = plane(a.attrs.get_string("value", "v"));
+    scale = a.attrs.at("scale").as_double();
+    cap = a.attrs.get_double("softcap", 0);
+    window = a.attrs.get_int("window", 0);
+  }
+
+  int32_t ints(Input input, int64_t i) const { return args.in[input].tensor.i[i]; }
+
+  bool visible(int64_t row, int64_t b, int64_t key) const {
+    int64_t first = ints(kQStart, b), own_rows = ints(kQStart, b + 1) - first;
+    int64_t own = key - (ints(kKvLen, b) - own_rows);  // which of the step's own rows; < 0: older
+    int64_t position = own < 0 ? key : ints(kPos, first + own);
+    if (window > 0 && ints(kPos, row) - position >= window) return false;
+    if (own < 0) return true;
+    if (args.in.size() > kMask) {
+      int64_t width = args.in[kMask].tensor.dims[1];
+      return own < width && ints(kMask, row * width + own) != 0;
+    }
+    return ints(kSlot, first + own) <= ints(kSlot, row);
+  }
+
+  // Each plane holds [kv heads, width] per token; one without a head axis serves all heads.
+  static int64_t heads(const Plane& p) { return p.dims.size() < 2 ? 1 : p.dims[0]; }
+  static int64_t head_width(const Plane& p) { return p.width / heads(p); }
+  static const S* head(const Plane& p, int64_t slot, int64_t h, int64_t query_heads) {
+    return p.data + slot * p.width + h / (query_heads / heads(p)) * head_width(p);
+  }
+
+  double score(const S* query, int64_t slot, int64_t h, int64_t query_heads) const {
+    double sum = 0;
+    for (const Plane* key : keys) {
+      sum += dot(query, head(*key, slot, h, query_heads), head_width(*key));
+      query += head_width(*key);
+    }
+    sum *= scale;
+    return cap > 0 ? cap * std::tanh(sum / cap) : sum;
+  }
+
+  // Physical slots of the keys that the row sees, in order.
+  void find_keys(int64_t row, std::vector<int64_t>& slots) const {
+    const StateRef<S>& state = args.in[kState].state;
+    int64_t b = ints(kSeq, row);
+    slots.clear();
+    for (int64_t key = 0; key < ints(kKvLen, b); ++key) {
+      if (!visible(row, b, key)) continue;
+      int64_t slot = args.in[kView].view.physical(b, key);
+      TK_CHECK(slot >= 0 && slot < state.slots, "attend: visible key {} has no block", key);
+      slots.push_back(slot);
+    }
+  }
+};
+
+template <class S>
+void attend(const MeaningArgs<S>& args) {
+  const TensorRef<S>&q = args.in[kQuery].tensor, &y = args.out[0].tensor;
+  int64_t heads = q.dims[1], d = q.dims[2], dv = y.dims[2];
+  Attention<S> attention(args);
+  std::vector<int64_t> slots;
+  std::vector<double> power, sum(static_cast<size_t>(dv));
+  for (int64_t row = 0; row < q.dims[0]; ++row) {
+    attention.find_keys(row, slots);
+    power.resize(slots.size());
+    for (int64_t h = 0; h < heads; ++h) {
+      double peak = -INFINITY, total = 0;
+      for (size_t i = 0; i < slots.size(); ++i) {
+        power[i] = attention.score(q.f + (row * heads + h) * d, slots[i], h, heads);
+        peak = std::max(peak, power[i]);
+      }
+      std::fill(sum.begin(), sum.end(), 0.0);
+      for (size_t i = 0; i < slots.size(); ++i) {
+        double p = std::exp(power[i] - peak);
+        const S* v = attention.head(*attention.value, slots[i], h, heads);
+        for (int64_t j = 0; j < dv; ++j) sum[static_cast<size_t>(j)] += p * double(v[j]);
+        total += p;
+      }
+      for (int64_t j = 0; j < dv; ++j)
+        y.f[(row * heads + h) * dv + j] =
+            slots.empty() ? S(0) : S(sum[static_cast<size_t>(j)] / total);
+    }
+  }
+}
+
+// The kv heads of a plane must divide the query heads; gives the width of one head.
+SymExpr check_plane(const Rule& rule, const InferContext::Plane& plane, const SymExpr& heads) {
+  const TensorType& type = *plane.type;
+  if (type.rank() != 1 && type.rank() != 2)
+    rule.fail("plane {} must be [kv heads, width] or [width]", plane.name);
+  auto kv = type.rank() == 2 ? type.extent(0).constant() : 1, h = heads.constant();
+  if (!kv || !h || *kv < 1 || *h % *kv != 0)
+    rule.fail("{} query heads do not share the kv heads of {} {}", heads.text(), plane.name,
+              type.text());
+  return type.extent(-1);
+}
+
+// Finds the planes named by the attributes; gives the value's last axis.
+Dim value_axis(const Rule& rule, const std::string& state, const TensorType& q) {
+  if (!rule.knows_planes()) return q.dims[2];
+  auto find = [&](std::string_view name) {
+    for (int p = 0;; ++p) {
+      auto plane = rule.plane(state, p);
+      if (!plane) rule.fail("state {} has no plane \"{}\"", state, name);
+      if (plane->name == name) return *plane;
+    }
+  };
+  SymExpr key_width = 0;
+  if (const Value* names = rule.attrs().find("key"))
+    for (const Value& name : names->as_array())
+      key_width = key_width + check_plane(rule, find(name.as_string()), q.extent(1));
+  else
+    key_width = check_plane(rule, find("k"), q.extent(1));
+  rule.same(q.extent(2), "the width of a query head", key_width, "the width of its key");
+  auto value = find(rule.attrs().get_string("value", "v"));
+  check_plane(rule, value, q.extent(1));
+  return value.type->dims.back();
+}
+
+std::vector<Type> infer(const InferContext& context) {
+  Rule rule("attend", context);
+  const TensorType& q = rule.values(kQuery, "q", 3);
+  const std::string& state = rule.state(kState);
+  rule.view(kView);
+  for (auto [input, name] : {std::pair{kPos, "pos"}, {kSeq, "seq"}, {kSlot, "slot"}})
+    rule.same(q.extent(0), "the rows of q", rule.integers(input, name, 1).extent(0), name);
+  const TensorType &q_start = rule.integers(kQStart, "q_start", 1),
+                   &kv_len = rule.integers(kKvLen, "kv_len", 1);
+  rule.same(q_start.extent(0), "q_start", kv_len.extent(0) + 1, "sequences + 1");
+  if (rule.inputs() > kMask)
+    rule.same(q.extent(0), "the rows of q", rule.integers(kMask, "mask", 2).extent(0), "the mask");
+  if (rule.attrs().get_int("window", 0) < 0) rule.fail("window must not be negative");
+  if (rule.attrs().get_double("softcap", 0) < 0) rule.fail("softcap must not be negative");
+  return one(DType::kF32, {q.dims[0], q.dims[1], value_axis(rule, state, q)});
+}
+
+// Per visible key: how many there are is known only when the step runs.
+SymExpr flops(std::span<const Type> in, std::span<const Type> out) {
+  return (in[kQuery].tensor.elements() + out[0].tensor.elements()) * 2;
+}
+
+}  // namespace
+
+std::vector<OpDef> attend_ops() {
+  return {{.name = "attend",
+           .tier = Tier::kComposite,
+           .min_inputs = 8,
+           .max_inputs = 9,
+           .infer = infer,
+           .f32 = attend<float>,
+           .f64 = attend<double>,
+           .attr_names = {"scale", "key", "softcap", "value", "window"},
+           .required_attrs = 1,
+           .reads_state = true,
+           .flops = flops,
+           .doc = "attention of the step's rows over a state"}};
+}
+
+}  // namespace tokamak

@@ -1,0 +1,58 @@
+// quantize: activations to blocks of 32 int8 values with a common scale. The interpreter's tensor
+// holds the decoded values, so whoever reads it sees exactly what was lost.
+#include <cmath>
+
+#include "ops/infer.h"
+#include "ops/meaning.h"
+#include "ops/tables.h"
+
+namespace tokamak {
+namespace {
+
+constexpr int64_t kBlock = 32;
+
+template <class S>
+void quantize(const MeaningArgs<S>& args) {
+  const TensorRef<S>&x = args.in[0].tensor, &y = args.out[0].tensor;
+  for (int64_t at = 0; at < y.elements(); at += kBlock) {
+    S peak = 0;
+    for (int64_t j = 0; j < kBlock; ++j) peak = std::max(peak, std::abs(x.f[at + j]));
+    S scale = peak / S(127);  // in S: the format stores the scale
+    for (int64_t j = 0; j < kBlock; ++j)
+      y.f[at + j] = scale == 0 ? S(0) : std::nearbyint(x.f[at + j] / scale) * scale;
+  }
+}
+
+std::vector<Type> infer(const InferContext& context) {
+  Rule rule("quantize", context);
+  const TensorType& x = rule.values(0, "x");
+  std::string format = rule.attrs().get_string("format", "q8a");
+  if (format != "q8a") rule.fail("unknown format \"{}\": use q8a", format);
+  if (x.rank() < 1) rule.fail("x needs an axis");
+  auto k = x.extent(-1).constant();
+  if (!k || *k % kBlock != 0)
+    rule.fail("the last extent {} is not a multiple of {}", x.extent(-1).text(), kBlock);
+  return one(DType::kQ8A, x.dims);
+}
+
+SymExpr flops(std::span<const Type>, std::span<const Type> out) {
+  return out[0].tensor.elements() * 3;
+}
+
+}  // namespace
+
+std::vector<OpDef> quantize_ops() {
+  return {{.name = "quantize",
+           .tier = Tier::kComposite,
+           .min_inputs = 1,
+           .max_inputs = 1,
+           .infer = infer,
+           .f32 = quantize<float>,
+           .f64 = quantize<double>,
+           .attr_names = {"format"},
+           .ragged = true,
+           .flops = flops,
+           .doc = "blocks of 32 int8 values with a scale each"}};
+}
+
+}  // namespace tokamak

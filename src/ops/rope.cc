@@ -1,0 +1,63 @@
+// rope: rotates pairs (j, j + r/2) of the first r values of each head by the angle pos *
+// inv_freq[j].
+#include <cmath>
+
+#include "ops/infer.h"
+#include "ops/meaning.h"
+#include "ops/tables.h"
+
+namespace tokamak {
+namespace {
+
+template <class S>
+void rope(const MeaningArgs<S>& args) {
+  const TensorRef<S>&x = args.in[0].tensor, &pos = args.in[1].tensor, &inv_freq = args.in[2].tensor,
+        &y = args.out[0].tensor;
+  int64_t heads = x.dims[1], d = x.dims[2], half = inv_freq.dims[0];
+  double scale = args.attrs.get_double("scale", 1.0);
+  copy_values(static_cast<const S*>(x.f), y.f, y.elements());
+  for (int64_t t = 0; t < x.dims[0]; ++t)
+    for (int64_t j = 0; j < half; ++j) {
+      double angle = double(pos.i[t]) * double(inv_freq.f[j]);
+      double cosine = std::cos(angle) * scale, sine = std::sin(angle) * scale;
+      for (int64_t h = 0; h < heads; ++h) {
+        S* first = y.f + (t * heads + h) * d + j;
+        double a = first[0], b = first[half];
+        first[0] = S(a * cosine - b * sine);
+        first[half] = S(b * cosine + a * sine);
+      }
+    }
+}
+
+std::vector<Type> infer(const InferContext& context) {
+  Rule rule("rope", context);
+  const TensorType &x = rule.values(0, "x", 3), &pos = rule.integers(1, "pos", 1),
+                   &inv_freq = rule.values(2, "inv_freq", 1);
+  rule.same(x.extent(0), "the rows of x", pos.extent(0), "the rows of pos");
+  auto d = x.extent(2).constant(), half = inv_freq.extent(0).constant();
+  if (!d || !half || 2 * *half > *d)
+    rule.fail("{} frequencies do not fit heads of {}", inv_freq.extent(0).text(),
+              x.extent(2).text());
+  return one(DType::kF32, x.dims);
+}
+
+SymExpr flops(std::span<const Type> in, std::span<const Type>) {
+  return in[0].tensor.extent(0) * in[0].tensor.extent(1) * in[2].tensor.extent(0) * 6;
+}
+
+}  // namespace
+
+std::vector<OpDef> rope_ops() {
+  return {{.name = "rope",
+           .tier = Tier::kComposite,
+           .min_inputs = 3,
+           .max_inputs = 3,
+           .infer = infer,
+           .f32 = rope<float>,
+           .f64 = rope<double>,
+           .attr_names = {"scale"},
+           .flops = flops,
+           .doc = "rotary position embedding of split halves"}};
+}
+
+}  // namespace tokamak
