@@ -23,7 +23,9 @@ struct LatencyFlags {
 
 struct Rates {
   std::vector<double> values;  // tokens per second
-  double best() const { return values.empty() ? 0 : *std::max_element(values.begin(), values.end()); }
+  double best() const {
+    return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
+  }
   double median() const {
     if (values.empty()) return 0;
     std::vector<double> v = values;
@@ -32,7 +34,8 @@ struct Rates {
   }
 };
 
-// Bytes of weights that one decode step reads: every matrix of the decode plan once; of the embedding only its rows.
+// Bytes of weights that one decode step reads: every matrix of the decode plan once; of the
+// embedding only its rows.
 double decode_weight_bytes(const PlanSet& plans) {
   std::vector<bool> seen(plans.weights.size());
   double bytes = 0;
@@ -49,7 +52,8 @@ double decode_weight_bytes(const PlanSet& plans) {
   return bytes;
 }
 
-Value measure(const LatencyFlags& f, int threads, ProgressBar& bar, uint64_t& done, uint64_t total) {
+Value measure(const LatencyFlags& f, int threads, ProgressBar& bar, uint64_t& done,
+              uint64_t total) {
   ModelFlags flags = f.model;
   flags.threads = threads;
   flags.context = f.depth + f.prompt + f.gen + 1;
@@ -62,7 +66,8 @@ Value measure(const LatencyFlags& f, int threads, ProgressBar& bar, uint64_t& do
   LoadOptions options;
   options.blocks = StepDriver::blocks_needed(plans, f.batch, length);
   options.max_rows = f.batch;
-  std::unique_ptr<Executable> executable = setup.backend->load(plans, setup.source->weights(), options);
+  std::unique_ptr<Executable> executable =
+      setup.backend->load(plans, setup.source->weights(), options);
   StepDriver driver(*executable, plans, f.batch, length);
   SteadyClock clock;
   Rates prefill, decode;
@@ -76,22 +81,24 @@ Value measure(const LatencyFlags& f, int threads, ProgressBar& bar, uint64_t& do
     Nanos t2 = clock.now();
     bar.update(++done, total);
     if (r < 0) continue;
-    if (f.prompt > 0) prefill.values.push_back(static_cast<double>(f.batch * f.prompt) / seconds(t1 - t0));
+    if (f.prompt > 0)
+      prefill.values.push_back(static_cast<double>(f.batch * f.prompt) / seconds(t1 - t0));
     if (f.gen > 0) decode.values.push_back(static_cast<double>(f.batch * f.gen) / seconds(t2 - t1));
   }
   double steps_per_second = decode.best() / static_cast<double>(f.batch);
-  return Value::Object{{"model", plans.model},
-                       {"backend", f.model.backend},
-                       {"threads", threads},
-                       {"prompt", f.prompt},
-                       {"gen", f.gen},
-                       {"depth", f.depth},
-                       {"batch", f.batch},
-                       {"prefill_tokens_per_second", prefill.median()},
-                       {"prefill_tokens_per_second_best", prefill.best()},
-                       {"decode_tokens_per_second", decode.median()},
-                       {"decode_tokens_per_second_best", decode.best()},
-                       {"decode_weight_gb_per_second", steps_per_second * decode_weight_bytes(plans) * 1e-9}};
+  return Value::Object{
+      {"model", plans.model},
+      {"backend", f.model.backend},
+      {"threads", threads},
+      {"prompt", f.prompt},
+      {"gen", f.gen},
+      {"depth", f.depth},
+      {"batch", f.batch},
+      {"prefill_tokens_per_second", prefill.median()},
+      {"prefill_tokens_per_second_best", prefill.best()},
+      {"decode_tokens_per_second", decode.median()},
+      {"decode_tokens_per_second_best", decode.best()},
+      {"decode_weight_gb_per_second", steps_per_second * decode_weight_bytes(plans) * 1e-9}};
 }
 
 void latency(const LatencyFlags& f) {
@@ -105,14 +112,17 @@ void latency(const LatencyFlags& f) {
     fmt::print("{}\n", dump_json(rows, 2));
     return;
   }
-  fmt::print("{:>7} {:>6} {:>7} {:>6} {:>6} {:>22} {:>22} {:>14}\n", "threads", "batch", "prompt", "gen", "depth",
-             "prefill t/s (best)", "decode t/s (best)", "weights GB/s");
+  fmt::print("{:>7} {:>6} {:>7} {:>6} {:>6} {:>22} {:>22} {:>14}\n", "threads", "batch", "prompt",
+             "gen", "depth", "prefill t/s (best)", "decode t/s (best)", "weights GB/s");
   for (const Value& r : rows.as_array())
-    fmt::print("{:>7} {:>6} {:>7} {:>6} {:>6} {:>12.1f} ({:>7.1f}) {:>12.1f} ({:>7.1f}) {:>14.1f}\n",
-               r.at("threads").as_int(), f.batch, f.prompt, f.gen, f.depth,
-               r.at("prefill_tokens_per_second").as_double(), r.at("prefill_tokens_per_second_best").as_double(),
-               r.at("decode_tokens_per_second").as_double(), r.at("decode_tokens_per_second_best").as_double(),
-               r.at("decode_weight_gb_per_second").as_double());
+    fmt::print(
+        "{:>7} {:>6} {:>7} {:>6} {:>6} {:>12.1f} ({:>7.1f}) {:>12.1f} ({:>7.1f}) {:>14.1f}\n",
+        r.at("threads").as_int(), f.batch, f.prompt, f.gen, f.depth,
+        r.at("prefill_tokens_per_second").as_double(),
+        r.at("prefill_tokens_per_second_best").as_double(),
+        r.at("decode_tokens_per_second").as_double(),
+        r.at("decode_tokens_per_second_best").as_double(),
+        r.at("decode_weight_gb_per_second").as_double());
 }
 
 }  // namespace
@@ -121,18 +131,33 @@ void add_bench_verb(CLI::App& app) {
   CLI::App* bench = app.add_subcommand("bench", "measure speed");
   bench->require_subcommand(1);
   auto flags = std::make_shared<LatencyFlags>();
-  CLI::App* verb = bench->add_subcommand("latency", "tokens per second of prefill and decode, straight on the backend");
+  CLI::App* verb = bench->add_subcommand(
+      "latency", "tokens per second of prefill and decode, straight on the backend");
   add_model_argument(*verb, flags->model);
-  verb->add_option("--prompt", flags->prompt, "prompt tokens")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  verb->add_option("--gen", flags->gen, "generated tokens")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  verb->add_option("--depth", flags->depth, "tokens in the cache before the prompt")->check(CLI::Range(0, 1 << 20))->capture_default_str();
-  verb->add_option("--batch", flags->batch, "sequences side by side")->check(CLI::Range(1, 4096))->capture_default_str();
-  verb->add_option("--repeat", flags->repeat, "measured rounds; median and best are reported")->check(CLI::Range(1, 10000))->capture_default_str();
+  verb->add_option("--prompt", flags->prompt, "prompt tokens")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  verb->add_option("--gen", flags->gen, "generated tokens")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  verb->add_option("--depth", flags->depth, "tokens in the cache before the prompt")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  verb->add_option("--batch", flags->batch, "sequences side by side")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  verb->add_option("--repeat", flags->repeat, "measured rounds; median and best are reported")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
   verb->add_flag("--json", flags->json, "rows as JSON");
   add_model_flags(*verb, flags->model);
   verb->remove_option(verb->get_option("--threads"));
-  verb->add_option("--threads", flags->threads, "one row per number, e.g. 1,2")->delimiter(',')->check(CLI::Range(0, 1024));
-  verb->footer("Example:\n  tokamak bench latency model.gguf --prompt 512 --gen 64 --threads 1,2 --repeat 5 --json");
+  verb->add_option("--threads", flags->threads, "one row per number, e.g. 1,2")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 1024));
+  verb->footer(
+      "Example:\n  tokamak bench latency model.gguf --prompt 512 --gen 64 --threads 1,2 --repeat 5 "
+      "--json");
   verb->callback([flags] { latency(*flags); });
 }
 

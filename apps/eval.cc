@@ -59,18 +59,23 @@ void perplexity(const PerplexityFlags& f) {
   flags.kv_tokens = (kInEngine + 1) * (f.window + 64);
   LoadedModel model = load_model(flags);
   const TokenizerSpec& spec = model.tokenizer->spec();
-  std::vector<int32_t> ids = model.tokenizer->encode(text, {.add_special = true, .parse_special = false});
-  if (f.tokens > 0 && static_cast<int64_t>(ids.size()) > f.tokens) ids.resize(static_cast<size_t>(f.tokens));
+  std::vector<int32_t> ids =
+      model.tokenizer->encode(text, {.add_special = true, .parse_special = false});
+  if (f.tokens > 0 && static_cast<int64_t>(ids.size()) > f.tokens)
+    ids.resize(static_cast<size_t>(f.tokens));
   int64_t windows = static_cast<int64_t>(ids.size()) / f.window;
   if (windows == 0)
-    fail(ErrorCode::kInvalidArgument, "{} has {} tokens, a window needs {}", f.file, ids.size(), f.window);
+    fail(ErrorCode::kInvalidArgument, "{} has {} tokens, a window needs {}", f.file, ids.size(),
+         f.window);
 
   Tally tally;
   ProgressBar bar("perplexity");
   SteadyClock clock;
   Nanos start = clock.now();
   for (int64_t w = 0; w < windows; ++w) {
-    if (w >= kInEngine) bar.update(static_cast<uint64_t>(tally.wait_for(w - kInEngine + 1)), static_cast<uint64_t>(windows));
+    if (w >= kInEngine)
+      bar.update(static_cast<uint64_t>(tally.wait_for(w - kInEngine + 1)),
+                 static_cast<uint64_t>(windows));
     RequestSpec request;
     request.prompt.assign(ids.begin() + w * f.window, ids.begin() + (w + 1) * f.window);
     if (spec.add_bos && spec.bos_id >= 0) request.prompt[0] = spec.bos_id;
@@ -80,7 +85,9 @@ void perplexity(const PerplexityFlags& f) {
     model.engine->submit(std::move(request), [&tally](Delta&& delta) {
       tally.add(delta.prompt_logprobs);
       if (delta.finish == Finish::kNone) return;
-      tally.finish(delta.finish == Finish::kLength || delta.finish == Finish::kStop ? "" : "a window failed: " + delta.error);
+      tally.finish(delta.finish == Finish::kLength || delta.finish == Finish::kStop
+                       ? ""
+                       : "a window failed: " + delta.error);
     });
   }
   tally.wait_for(windows);
@@ -93,8 +100,8 @@ void perplexity(const PerplexityFlags& f) {
                                                {"windows", windows},
                                                {"tokens_per_second", rate}}));
   } else {
-    fmt::print("perplexity {:.4f} (nll {:.6f} over {} tokens in {} windows, {:.0f} tokens/s)\n", std::exp(tally.nll()),
-               tally.nll(), tally.scored(), windows, rate);
+    fmt::print("perplexity {:.4f} (nll {:.6f} over {} tokens in {} windows, {:.0f} tokens/s)\n",
+               std::exp(tally.nll()), tally.nll(), tally.scored(), windows, rate);
   }
 }
 
@@ -104,14 +111,21 @@ void add_eval_verb(CLI::App& app) {
   CLI::App* eval = app.add_subcommand("eval", "measure a model's quality");
   eval->require_subcommand(1);
   auto flags = std::make_shared<PerplexityFlags>();
-  CLI::App* verb = eval->add_subcommand("perplexity", "of a text file, in independent windows, second half of each scored");
+  CLI::App* verb = eval->add_subcommand(
+      "perplexity", "of a text file, in independent windows, second half of each scored");
   add_model_argument(*verb, flags->model);
   verb->add_option("FILE", flags->file, "plain text")->required();
-  verb->add_option("--window", flags->window, "tokens per window")->check(CLI::Range(4, 1 << 20))->capture_default_str();
-  verb->add_option("--tokens", flags->tokens, "stop after so many tokens of the file (default: all)")->check(CLI::NonNegativeNumber);
+  verb->add_option("--window", flags->window, "tokens per window")
+      ->check(CLI::Range(4, 1 << 20))
+      ->capture_default_str();
+  verb->add_option("--tokens", flags->tokens,
+                   "stop after so many tokens of the file (default: all)")
+      ->check(CLI::NonNegativeNumber);
   verb->add_flag("--json", flags->json, "print {ppl, nll, scored, tokens_per_second}");
   add_model_flags(*verb, flags->model);
-  verb->footer("Example:\n  tokamak eval perplexity model.gguf wikitext.txt --window 512 --tokens 16384 --json");
+  verb->footer(
+      "Example:\n  tokamak eval perplexity model.gguf wikitext.txt --window 512 --tokens 16384 "
+      "--json");
   verb->callback([flags] { perplexity(*flags); });
 }
 

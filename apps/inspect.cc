@@ -41,35 +41,50 @@ Summary summarize(const WeightSource& weights) {
   return s;
 }
 
-// KV bytes of one sequence of `tokens`: a window group keeps its window and the block that is being filled.
+// KV bytes of one sequence of `tokens`: a window group keeps its window and the block that is being
+// filled.
 int64_t kv_bytes(const Module& module, int64_t tokens) {
   int64_t total = 0;
   for (const StateDecl& state : module.states) {
     const GroupDecl* group = module.find_group(state.group);
-    int64_t kept = group->window > 0 ? std::min(tokens, group->window + group->block_size - 1) : tokens;
+    int64_t kept =
+        group->window > 0 ? std::min(tokens, group->window + group->block_size - 1) : tokens;
     int64_t blocks = (kept + group->block_size - 1) / group->block_size;
-    for (const PlaneDecl& plane : state.planes) total += blocks * group->block_size * plane.type.bytes().constant().value();
+    for (const PlaneDecl& plane : state.planes)
+      total += blocks * group->block_size * plane.type.bytes().constant().value();
   }
   return total;
 }
 
 Value to_value(const ModelConfig& c, const Summary& s, const Module& module) {
-  Value out = Value::Object{{"name", c.name},          {"architecture", c.architecture}, {"parameters", s.parameters},
-                            {"vocab", c.vocab},        {"hidden", c.hidden},             {"ffn", c.ffn},
-                            {"layers", c.layers},      {"heads", c.heads},               {"kv_heads", c.kv_heads},
-                            {"head_dim", c.head_dim},  {"context", c.context},           {"norm_eps", c.norm_eps},
-                            {"rope_theta", c.rope.theta}, {"sliding_window", c.sliding_window},
-                            {"tied_embeddings", c.tied_embeddings}, {"weight_bytes", s.bytes}};
+  Value out = Value::Object{{"name", c.name},
+                            {"architecture", c.architecture},
+                            {"parameters", s.parameters},
+                            {"vocab", c.vocab},
+                            {"hidden", c.hidden},
+                            {"ffn", c.ffn},
+                            {"layers", c.layers},
+                            {"heads", c.heads},
+                            {"kv_heads", c.kv_heads},
+                            {"head_dim", c.head_dim},
+                            {"context", c.context},
+                            {"norm_eps", c.norm_eps},
+                            {"rope_theta", c.rope.theta},
+                            {"sliding_window", c.sliding_window},
+                            {"tied_embeddings", c.tied_embeddings},
+                            {"weight_bytes", s.bytes}};
   Value types = Value::object();
   for (const auto& [name, t] : s.types)
-    types.set(name, Value::Object{{"tensors", t.tensors}, {"parameters", t.parameters}, {"bytes", t.bytes}});
+    types.set(name, Value::Object{
+                        {"tensors", t.tensors}, {"parameters", t.parameters}, {"bytes", t.bytes}});
   out.set("types", types);
   int64_t per_token = 0;
   for (const StateDecl& state : module.states)
     for (const PlaneDecl& p : state.planes) per_token += p.type.bytes().constant().value();
   out.set("kv_bytes_per_token", per_token);
   Value by_context = Value::object();
-  for (int64_t n = 1024; n < c.context; n *= 4) by_context.set(std::to_string(n), kv_bytes(module, n));
+  for (int64_t n = 1024; n < c.context; n *= 4)
+    by_context.set(std::to_string(n), kv_bytes(module, n));
   by_context.set(std::to_string(c.context), kv_bytes(module, c.context));
   out.set("kv_bytes_by_context", by_context);
   return out;
@@ -84,17 +99,20 @@ std::string human_bytes(int64_t bytes) {
 
 void print_text(const Value& v) {
   fmt::print("{} ({})\n\n", v.at("name").as_string(), v.at("architecture").as_string());
-  for (const char* key : {"parameters", "vocab", "hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "context",
-                          "sliding_window", "rope_theta", "norm_eps", "tied_embeddings"})
+  for (const char* key :
+       {"parameters", "vocab", "hidden", "ffn", "layers", "heads", "kv_heads", "head_dim",
+        "context", "sliding_window", "rope_theta", "norm_eps", "tied_embeddings"})
     fmt::print("  {:<16} {}\n", key, dump_json(v.at(key)));
   fmt::print("\n  {:<10} {:>8} {:>15} {:>12}\n", "type", "tensors", "parameters", "bytes");
   for (const auto& [name, t] : v.at("types").as_object())
-    fmt::print("  {:<10} {:>8} {:>15} {:>12}\n", name, t.at("tensors").as_int(), t.at("parameters").as_int(),
-               human_bytes(t.at("bytes").as_int()));
-  fmt::print("\n  memory: weights {}, KV {} per token\n", human_bytes(v.at("weight_bytes").as_int()),
+    fmt::print("  {:<10} {:>8} {:>15} {:>12}\n", name, t.at("tensors").as_int(),
+               t.at("parameters").as_int(), human_bytes(t.at("bytes").as_int()));
+  fmt::print("\n  memory: weights {}, KV {} per token\n",
+             human_bytes(v.at("weight_bytes").as_int()),
              human_bytes(v.at("kv_bytes_per_token").as_int()));
   for (const auto& [tokens, bytes] : v.at("kv_bytes_by_context").as_object())
-    fmt::print("    KV of one sequence of {:>8} tokens {:>12}\n", tokens, human_bytes(bytes.as_int()));
+    fmt::print("    KV of one sequence of {:>8} tokens {:>12}\n", tokens,
+               human_bytes(bytes.as_int()));
 }
 
 void print_tensors(const WeightSource& weights) {
@@ -146,8 +164,10 @@ void add_inspect_verb(CLI::App& app) {
   verb->add_flag("--plan", flags->plan, "print the plans the backend would run");
   verb->add_flag("--json", flags->json, "as JSON");
   add_model_flags(*verb, flags->model);
-  verb->footer("Examples:\n  tokamak inspect model.gguf\n  tokamak inspect model.gguf --graph --fn decode | less\n"
-               "  tokamak inspect model.gguf --json");
+  verb->footer(
+      "Examples:\n  tokamak inspect model.gguf\n  tokamak inspect model.gguf --graph --fn decode | "
+      "less\n"
+      "  tokamak inspect model.gguf --json");
   verb->callback([flags] { inspect(*flags); });
 }
 

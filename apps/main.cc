@@ -7,7 +7,9 @@
 
 namespace {
 
-int exit_code(const tokamak::Error& e) { return e.code() == tokamak::ErrorCode::kInvalidArgument ? 2 : 1; }
+int exit_code(const tokamak::Error& e) {
+  return e.code() == tokamak::ErrorCode::kInvalidArgument ? 2 : 1;
+}
 
 }  // namespace
 
@@ -17,7 +19,9 @@ int main(int argc, char** argv) {
   CLI::App app("Tokamak: runs and serves large language models.", "tokamak");
   app.require_subcommand(1);
   app.set_version_flag("--version", "tokamak " TOKAMAK_VERSION);
-  app.footer("Example: tokamak serve SmolLM2-135M-Instruct.Q4_1.gguf\nEvery verb has --help with examples.");
+  app.footer(
+      "Example: tokamak serve SmolLM2-135M-Instruct.Q4_1.gguf\nEvery verb has --help with "
+      "examples.");
   add_run_verb(app);
   add_chat_verb(app);
   add_serve_verb(app);

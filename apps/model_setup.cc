@@ -11,17 +11,20 @@
 namespace tokamak {
 
 void add_model_argument(CLI::App& verb, ModelFlags& flags) {
-  verb.add_option("MODEL", flags.model, "a .gguf file, or a folder with config.json, tokenizer.json and safetensors")
+  verb.add_option("MODEL", flags.model,
+                  "a .gguf file, or a folder with config.json, tokenizer.json and safetensors")
       ->required();
 }
 
 void add_model_flags(CLI::App& verb, ModelFlags& flags) {
-  verb.add_option("--backend", flags.backend, "who computes: cpu, ref (slow, the definition), null (nothing runs)")
+  verb.add_option("--backend", flags.backend,
+                  "who computes: cpu, ref (slow, the definition), null (nothing runs)")
       ->check(CLI::IsMember({"cpu", "ref", "null"}))
       ->capture_default_str();
   verb.add_option("--threads", flags.threads, "threads of the cpu backend (default: all cores)")
       ->check(CLI::Range(0, 1024));
-  verb.add_option("--context", flags.context, "longest sequence in tokens (default: the model's, at most 8192)")
+  verb.add_option("--context", flags.context,
+                  "longest sequence in tokens (default: the model's, at most 8192)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
   verb.add_option("--seed", flags.seed, "seed of the sampling noise")->capture_default_str();
   verb.add_option("--activations", flags.activations,
@@ -54,8 +57,8 @@ CompiledSetup compile_for(const ModelFlags& flags) {
   return setup;
 }
 
-std::unique_ptr<Executable> load_weights(Backend& backend, const ModelSource& source, int64_t kv_tokens,
-                                         int64_t max_rows) {
+std::unique_ptr<Executable> load_weights(Backend& backend, const ModelSource& source,
+                                         int64_t kv_tokens, int64_t max_rows) {
   ProgressBar bar("loading weights");
   LoadOptions options;
   options.blocks = kv_blocks_for(source.plans(), kv_tokens);
@@ -76,17 +79,21 @@ LoadedModel load_model(const ModelFlags& flags) {
   model.tokenizer = std::make_shared<Tokenizer>(model.source->tokenizer());
   if (const std::string& text = model.source->tokenizer().chat_template; !text.empty())
     model.chat_template = std::make_shared<ChatTemplate>(ChatTemplate::parse(text));
-  int64_t kv_tokens = flags.kv_tokens > 0 ? flags.kv_tokens : std::max<int64_t>(plans.context * 2, 16384);
-  std::unique_ptr<Executable> executable = load_weights(*model.backend, *model.source, kv_tokens, flags.max_sequences);
+  int64_t kv_tokens =
+      flags.kv_tokens > 0 ? flags.kv_tokens : std::max<int64_t>(plans.context * 2, 16384);
+  std::unique_ptr<Executable> executable =
+      load_weights(*model.backend, *model.source, kv_tokens, flags.max_sequences);
   EngineConfig config = default_engine_config(plans);
   model.engine = std::make_shared<LocalEngine>(plans, std::move(executable), config, clock);
   model.load_seconds = seconds(clock.now() - start);
   return model;
 }
 
-std::vector<int32_t> encode_chat(const LoadedModel& model, Value messages, bool add_generation_prompt) {
+std::vector<int32_t> encode_chat(const LoadedModel& model, Value messages,
+                                 bool add_generation_prompt) {
   if (!model.chat_template)
-    fail(ErrorCode::kUnsupported, "{} has no chat template; leave --chat out to continue raw text", model.name);
+    fail(ErrorCode::kUnsupported, "{} has no chat template; leave --chat out to continue raw text",
+         model.name);
   const Tokenizer& t = *model.tokenizer;
   Value context = Value::object();
   context.set("messages", std::move(messages));
@@ -94,7 +101,8 @@ std::vector<int32_t> encode_chat(const LoadedModel& model, Value messages, bool 
   context.set("bos_token", t.bos_id() >= 0 ? std::string(t.piece(t.bos_id())) : std::string());
   context.set("eos_token", t.eos_id() >= 0 ? std::string(t.piece(t.eos_id())) : std::string());
   // The template writes the special tokens itself; adding them again is the classic double-BOS bug.
-  return t.encode(model.chat_template->render(context), {.add_special = false, .parse_special = true});
+  return t.encode(model.chat_template->render(context),
+                  {.add_special = false, .parse_special = true});
 }
 
 }  // namespace tokamak

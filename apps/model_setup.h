@@ -19,17 +19,18 @@ struct ModelFlags {
   std::string kv_dtype = "f16";
   std::string machine_file;
   int threads = 0;
-  int64_t context = 0;        // 0: the model's own, at most kDefaultContext
-  int64_t kv_tokens = 0;      // 0: derived from context and max_sequences
+  int64_t context = 0;    // 0: the model's own, at most kDefaultContext
+  int64_t kv_tokens = 0;  // 0: derived from context and max_sequences
   int64_t max_sequences = 64;
-  int64_t max_tokens = 512;   // token budget of one step
+  int64_t max_tokens = 512;  // token budget of one step
   int64_t max_logit_rows = 64;
   uint64_t seed = 0;
 };
 constexpr int64_t kDefaultContext = 8192;
 
 void add_model_argument(CLI::App& verb, ModelFlags& flags);
-void add_model_flags(CLI::App& verb, ModelFlags& flags);  // --backend --threads --context --seed --activations ...
+void add_model_flags(CLI::App& verb,
+                     ModelFlags& flags);  // --backend --threads --context --seed --activations ...
 
 // Compiled but not loaded: what `bench latency` drives step by step.
 struct CompiledSetup {
@@ -39,9 +40,11 @@ struct CompiledSetup {
 CompiledSetup compile_for(const ModelFlags& flags);
 
 // Loads weights with a progress bar on a terminal.
-std::unique_ptr<Executable> load_weights(Backend& backend, const ModelSource& source, int64_t kv_tokens, int64_t max_rows);
+std::unique_ptr<Executable> load_weights(Backend& backend, const ModelSource& source,
+                                         int64_t kv_tokens, int64_t max_rows);
 
-// Everything a front end needs. Destroyed in reverse order: the engine stops before its backend goes.
+// Everything a front end needs. Destroyed in reverse order: the engine stops before its backend
+// goes.
 struct LoadedModel {
   std::string name;
   std::unique_ptr<Backend> backend;
@@ -53,7 +56,9 @@ struct LoadedModel {
 };
 LoadedModel load_model(const ModelFlags& flags);
 
-// Renders the model's template around `messages` and tokenises it; throws if the file has no template.
-std::vector<int32_t> encode_chat(const LoadedModel& model, Value messages, bool add_generation_prompt = true);
+// Renders the model's template around `messages` and tokenises it; throws if the file has no
+// template.
+std::vector<int32_t> encode_chat(const LoadedModel& model, Value messages,
+                                 bool add_generation_prompt = true);
 
 }  // namespace tokamak

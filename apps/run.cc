@@ -1,6 +1,6 @@
 // tokamak run: one prompt in, one answer out.
-#include <cstdio>
 #include <unistd.h>
+#include <cstdio>
 #include <future>
 #include <iostream>
 #include <iterator>
@@ -35,7 +35,8 @@ struct Answer {
 };
 
 // Collects one answer; prints text as it comes unless quiet. Ctrl-C ends the answer.
-Answer generate(LoadedModel& model, RequestSpec spec, const std::vector<std::string>& stops, bool print) {
+Answer generate(LoadedModel& model, RequestSpec spec, const std::vector<std::string>& stops,
+                bool print) {
   SteadyClock clock;
   Answer answer;
   Detokenizer detokenizer(*model.tokenizer, {.skip_special = true});
@@ -63,7 +64,8 @@ Answer generate(LoadedModel& model, RequestSpec spec, const std::vector<std::str
       answer.ids.push_back(token);
       StopStrings::Result r = matcher.push(detokenizer.push(token));
       emit(r.text);
-      if (r.stopped) model.engine->stop_at(delta.request, delta.choice, static_cast<int32_t>(answer.ids.size()));
+      if (r.stopped)
+        model.engine->stop_at(delta.request, delta.choice, static_cast<int32_t>(answer.ids.size()));
     }
     if (delta.finish == Finish::kNone) return;
     closed = true;
@@ -82,13 +84,16 @@ Answer generate(LoadedModel& model, RequestSpec spec, const std::vector<std::str
 }
 
 Value timings(const LoadedModel& model, const Answer& a, size_t prompt_tokens) {
-  double prefill = a.ids.empty() ? 0 : seconds(a.first - a.submitted), decode = seconds(a.last - a.first);
+  double prefill = a.ids.empty() ? 0 : seconds(a.first - a.submitted),
+         decode = seconds(a.last - a.first);
   size_t steps = a.ids.empty() ? 0 : a.ids.size() - 1;
-  return Value::Object{{"load_seconds", model.load_seconds},
-                       {"prefill_seconds", prefill},
-                       {"prefill_tokens_per_second", prefill > 0 ? static_cast<double>(prompt_tokens) / prefill : 0.0},
-                       {"decode_seconds", decode},
-                       {"decode_tokens_per_second", decode > 0 ? static_cast<double>(steps) / decode : 0.0}};
+  return Value::Object{
+      {"load_seconds", model.load_seconds},
+      {"prefill_seconds", prefill},
+      {"prefill_tokens_per_second",
+       prefill > 0 ? static_cast<double>(prompt_tokens) / prefill : 0.0},
+      {"decode_seconds", decode},
+      {"decode_tokens_per_second", decode > 0 ? static_cast<double>(steps) / decode : 0.0}};
 }
 
 void run(RunFlags& f) {
@@ -114,12 +119,14 @@ void run(RunFlags& f) {
   if (!f.json) {
     fmt::print("\n");
     if (isatty(STDERR_FILENO))
-      fmt::print(stderr, "[{} prompt tokens, {:.0f}/s; {} tokens, {:.1f}/s; loaded in {:.2f} s]\n", prompt.size(),
-                 t.at("prefill_tokens_per_second").as_double(), a.ids.size(),
+      fmt::print(stderr, "[{} prompt tokens, {:.0f}/s; {} tokens, {:.1f}/s; loaded in {:.2f} s]\n",
+                 prompt.size(), t.at("prefill_tokens_per_second").as_double(), a.ids.size(),
                  t.at("decode_tokens_per_second").as_double(), model.load_seconds);
     return;
   }
-  auto ids_value = [](const std::vector<int32_t>& ids) { return Value(Value::Array(ids.begin(), ids.end())); };
+  auto ids_value = [](const std::vector<int32_t>& ids) {
+    return Value(Value::Array(ids.begin(), ids.end()));
+  };
   Value out = Value::Object{{"prompt_ids", ids_value(prompt)},
                             {"ids", ids_value(a.ids)},
                             {"text", a.text},
@@ -134,17 +141,24 @@ void add_run_verb(CLI::App& app) {
   auto flags = std::make_shared<RunFlags>();
   CLI::App* verb = app.add_subcommand("run", "answer one prompt");
   add_model_argument(*verb, flags->model);
-  verb->add_option("PROMPT", flags->prompt, "the text to continue; - reads standard input")->required();
+  verb->add_option("PROMPT", flags->prompt, "the text to continue; - reads standard input")
+      ->required();
   verb->add_flag("--chat", flags->chat, "wrap the prompt in the model's chat template");
   verb->add_option("--system", flags->system, "system message, with --chat");
-  verb->add_option("--max-tokens,-n", flags->max_tokens, "longest answer")->check(CLI::Range(1, 1 << 24))->capture_default_str();
+  verb->add_option("--max-tokens,-n", flags->max_tokens, "longest answer")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
   verb->add_option("--stop", flags->stops, "end the answer before this text (may be repeated)");
   verb->add_flag("--ignore-eos", flags->ignore_eos, "do not stop at the model's end-of-text token");
-  verb->add_flag("--json", flags->json, "print ids, text, finish reason and timings as one JSON object");
+  verb->add_flag("--json", flags->json,
+                 "print ids, text, finish reason and timings as one JSON object");
   add_sampling_flags(*verb, flags->sample);
   add_model_flags(*verb, flags->model);
-  verb->footer("Examples:\n  tokamak run model.gguf \"The capital of France is\" --max-tokens 8 --temperature 0\n"
-               "  tokamak run model.gguf \"Write a haiku\" --chat --seed 7\n  cat notes.txt | tokamak run model.gguf - --json");
+  verb->footer(
+      "Examples:\n  tokamak run model.gguf \"The capital of France is\" --max-tokens 8 "
+      "--temperature 0\n"
+      "  tokamak run model.gguf \"Write a haiku\" --chat --seed 7\n  cat notes.txt | tokamak run "
+      "model.gguf - --json");
   verb->callback([flags] { run(*flags); });
 }
 

@@ -12,9 +12,11 @@ StepDriver::StepDriver(Executable& executable, const PlanSet& plans, int64_t bat
   step_.tables.resize(plans.groups.size());
 }
 
-std::vector<int64_t> StepDriver::blocks_needed(const PlanSet& plans, int64_t batch, int64_t length) {
+std::vector<int64_t> StepDriver::blocks_needed(const PlanSet& plans, int64_t batch,
+                                               int64_t length) {
   std::vector<int64_t> blocks;
-  for (const GroupEntry& g : plans.groups) blocks.push_back(batch * ((length + g.block_size - 1) / g.block_size));
+  for (const GroupEntry& g : plans.groups)
+    blocks.push_back(batch * ((length + g.block_size - 1) / g.block_size));
   return blocks;
 }
 
@@ -33,7 +35,8 @@ void StepDriver::add_sequence(int64_t b, int64_t tokens, bool sample) {
   step_.kv_len.push_back(static_cast<int32_t>(filled_ + tokens));
   step_.row.push_back(row);
   for (size_t g = 0; g < plans_.groups.size(); ++g) {
-    int64_t per_sequence = (length_ + plans_.groups[g].block_size - 1) / plans_.groups[g].block_size;
+    int64_t per_sequence =
+        (length_ + plans_.groups[g].block_size - 1) / plans_.groups[g].block_size;
     step_.tables[g].stride = static_cast<int32_t>(per_sequence);
     for (int64_t i = 0; i < per_sequence; ++i)
       step_.tables[g].blocks.push_back(static_cast<int32_t>(b * per_sequence + i));

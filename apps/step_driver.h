@@ -1,5 +1,6 @@
 #pragma once
-// Drives an Executable step by step without the engine, for `bench latency`: fixed sequences, contiguous blocks.
+// Drives an Executable step by step without the engine, for `bench latency`: fixed sequences,
+// contiguous blocks.
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -15,8 +16,9 @@ class StepDriver {
   static std::vector<int64_t> blocks_needed(const PlanSet& plans, int64_t batch, int64_t length);
 
   void reset() { filled_ = 0; }
-  void prefill(int64_t tokens, int64_t max_tokens);  // of every sequence, in chunks of at most max_tokens per step
-  void decode(int64_t steps);                        // one token of every sequence per step
+  void prefill(int64_t tokens,
+               int64_t max_tokens);  // of every sequence, in chunks of at most max_tokens per step
+  void decode(int64_t steps);        // one token of every sequence per step
 
  private:
   void add_sequence(int64_t b, int64_t tokens, bool sample);

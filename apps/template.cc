@@ -35,7 +35,8 @@ std::string template_text(const TemplateFlags& f, Value& context) {
 }
 
 void render(const TemplateFlags& f) {
-  Value context = f.context.empty() ? Value::object() : parse_json(read_text_file(f.context), f.context);
+  Value context =
+      f.context.empty() ? Value::object() : parse_json(read_text_file(f.context), f.context);
   if (!context.is_object()) fail(ErrorCode::kInvalidArgument, "{} is not a JSON object", f.context);
   RenderLimits limits;
   if (!f.now.empty()) limits.now = TemplateTime::parse(f.now);
@@ -44,7 +45,8 @@ void render(const TemplateFlags& f) {
   try {
     text = ChatTemplate::parse(std::move(source)).render(context, limits);
   } catch (const Error& e) {
-    throw Error(ErrorCode::kUnsupported, e.what());  // exit code 1: the template, not the command line
+    throw Error(ErrorCode::kUnsupported,
+                e.what());  // exit code 1: the template, not the command line
   }
   std::fwrite(text.data(), 1, text.size(), stdout);
 }
@@ -55,11 +57,14 @@ void add_template_verb(CLI::App& app) {
   auto flags = std::make_shared<TemplateFlags>();
   CLI::App* verb = app.add_subcommand("template", "render a chat template");
   verb->add_option("MODEL", flags->model, "a model, or a .jinja file")->required();
-  verb->add_option("--context", flags->context, "JSON file: messages, tools, add_generation_prompt, bos_token, ...");
+  verb->add_option("--context", flags->context,
+                   "JSON file: messages, tools, add_generation_prompt, bos_token, ...");
   verb->add_option("--now", flags->now, "what strftime_now sees, e.g. 2026-11-15T12:30:45");
   verb->add_option("--name", flags->name, "a named template of the model, e.g. tool_use");
-  verb->footer("Example:\n  tokamak template model.gguf --context chat.json\n"
-               "  with chat.json {\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}],\"add_generation_prompt\":true}");
+  verb->footer(
+      "Example:\n  tokamak template model.gguf --context chat.json\n"
+      "  with chat.json "
+      "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}],\"add_generation_prompt\":true}");
   verb->callback([flags] { render(*flags); });
 }
 

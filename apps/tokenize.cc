@@ -25,14 +25,16 @@ std::vector<int32_t> ids_from(const Value& value) {
   return ids;
 }
 
-void answer_line(const Tokenizer& tokenizer, const TokenizeFlags& f, const std::string& line, size_t number) {
+void answer_line(const Tokenizer& tokenizer, const TokenizeFlags& f, const std::string& line,
+                 size_t number) {
   try {
     Value in = parse_json(line);
     if (f.decode) {
       std::vector<int32_t> ids = ids_from(in);
       fmt::print("{}\n", dump_json(tokenizer.decode(ids, {.skip_special = f.no_special})));
     } else {
-      std::vector<int32_t> ids = tokenizer.encode(in.as_string(), {!f.no_special, !f.no_parse_special});
+      std::vector<int32_t> ids =
+          tokenizer.encode(in.as_string(), {!f.no_special, !f.no_parse_special});
       fmt::print("{}\n", dump_json(Value(Value::Array(ids.begin(), ids.end()))));
     }
   } catch (const Error& e) {
@@ -59,15 +61,21 @@ void tokenize(const TokenizeFlags& f) {
 void add_tokenize_verb(CLI::App& app) {
   auto flags = std::make_shared<TokenizeFlags>();
   CLI::App* verb = app.add_subcommand("tokenize", "show how a model cuts text into tokens");
-  verb->add_option("MODEL", flags->model, "a .gguf file (vocabulary-only too) or a folder with tokenizer.json")->required();
+  verb->add_option("MODEL", flags->model,
+                   "a .gguf file (vocabulary-only too) or a folder with tokenizer.json")
+      ->required();
   verb->add_option("TEXT", flags->text, "the text; without it, standard input");
-  verb->add_flag("--json-lines", flags->json_lines, "standard input: one JSON string per line; prints one array of ids per line");
+  verb->add_flag("--json-lines", flags->json_lines,
+                 "standard input: one JSON string per line; prints one array of ids per line");
   verb->add_flag("--decode", flags->decode, "the other way: arrays of ids in, JSON strings out");
-  verb->add_flag("--no-special", flags->no_special, "leave out BOS/EOS (with --decode: skip special tokens)");
-  verb->add_flag("--no-parse-special", flags->no_parse_special, "text such as <|im_end|> stays text");
-  verb->footer("Examples:\n  tokamak tokenize model.gguf \"Hello world\"\n"
-               "  echo '\"Hello world\"' | tokamak tokenize model.gguf --json-lines\n"
-               "  echo '[1,2,3]' | tokamak tokenize model.gguf --decode");
+  verb->add_flag("--no-special", flags->no_special,
+                 "leave out BOS/EOS (with --decode: skip special tokens)");
+  verb->add_flag("--no-parse-special", flags->no_parse_special,
+                 "text such as <|im_end|> stays text");
+  verb->footer(
+      "Examples:\n  tokamak tokenize model.gguf \"Hello world\"\n"
+      "  echo '\"Hello world\"' | tokamak tokenize model.gguf --json-lines\n"
+      "  echo '[1,2,3]' | tokamak tokenize model.gguf --decode");
   verb->callback([flags] { tokenize(*flags); });
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// The verbs of the command line, one small file each. A verb adds its subcommand; main runs the chosen one.
+// The verbs of the command line, one small file each. A verb adds its subcommand; main runs the
+// chosen one.
 #include <CLI/CLI.hpp>
 
 namespace tokamak {

@@ -1,5 +1,6 @@
 #pragma once
-// The backend contract. The engine never calls a kernel: it loads a PlanSet, submits steps and collects results.
+// The backend contract. The engine never calls a kernel: it loads a PlanSet, submits steps and
+// collects results.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,8 +17,8 @@
 namespace tokamak {
 
 struct LoadOptions {
-  std::vector<int64_t> blocks;       // KV blocks per group
-  int64_t max_rows = 64;             // sequences that may be in flight
+  std::vector<int64_t> blocks;                                  // KV blocks per group
+  int64_t max_rows = 64;                                        // sequences that may be in flight
   std::function<void(uint64_t done, uint64_t total)> progress;  // bytes of weights; may be empty
 };
 
@@ -34,25 +35,26 @@ class Executable {
  public:
   virtual ~Executable() = default;
   virtual int max_in_flight() const { return 1; }
-  virtual Ticket submit(const StepInputs& step) = 0;       // may return before the step has run
-  virtual void collect(Ticket ticket, StepResult& out) = 0;  // waits; throws Error when the step failed
+  virtual Ticket submit(const StepInputs& step) = 0;  // may return before the step has run
+  virtual void collect(Ticket ticket,
+                       StepResult& out) = 0;  // waits; throws Error when the step failed
   virtual const MemoryLedger& memory() const = 0;
 };
 
 class Backend {
  public:
   virtual ~Backend() = default;
-  virtual std::string_view name() const = 0;               // "cpu", "ref", "null"
-  virtual std::string isa() const = 0;                     // "aarch64+dotprod+i8mm"; part of numerics_id
-  virtual std::span<const KernelDesc> kernels() const = 0; // preferred first
+  virtual std::string_view name() const = 0;  // "cpu", "ref", "null"
+  virtual std::string isa() const = 0;        // "aarch64+dotprod+i8mm"; part of numerics_id
+  virtual std::span<const KernelDesc> kernels() const = 0;  // preferred first
   virtual std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                            const LoadOptions& options) = 0;
 };
 
 struct BackendOptions {
-  int threads = 0;                   // 0: all cores
-  std::string machine_file;          // null: roofline description
-  uint64_t null_seed = 0;            // null: what its hash tokens depend on
+  int threads = 0;           // 0: all cores
+  std::string machine_file;  // null: roofline description
+  uint64_t null_seed = 0;    // null: what its hash tokens depend on
 };
 // "cpu", "ref" or "null"; throws Error(kInvalidArgument) listing the names.
 std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& options = {});

@@ -10,7 +10,8 @@ namespace {
 
 TEST(Json, RoundTripKeepsOrderAndTypes) {
   const char* text = R"({"z":1,"a":[true,null,2.5,"\u00e9\n"],"m":{"k":-7}})";
-  EXPECT_EQ(dump_json(parse_json(text)), "{\"z\":1,\"a\":[true,null,2.5,\"é\\n\"],\"m\":{\"k\":-7}}");
+  EXPECT_EQ(dump_json(parse_json(text)),
+            "{\"z\":1,\"a\":[true,null,2.5,\"é\\n\"],\"m\":{\"k\":-7}}");
 }
 
 TEST(Json, LastDuplicateWins) {
@@ -28,13 +29,12 @@ TEST(Json, BadTextNamesThePlace) {
   }
 }
 
-TEST(Json, DeepNestingIsRefused) {
-  EXPECT_THROW(parse_json(std::string(100000, '[')), Error);
-}
+TEST(Json, DeepNestingIsRefused) { EXPECT_THROW(parse_json(std::string(100000, '[')), Error); }
 
 // Known answers of Philox 4x32-10 from the Random123 distribution.
 TEST(Rng, PhiloxKnownAnswers) {
-  EXPECT_EQ(philox(0, 0, 0), (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox(0, 0, 0),
+            (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(philox(~0ull, ~0ull, ~0ull),
             (std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
 }

@@ -1,5 +1,6 @@
 #pragma once
-// Time comes only from here, so that the engine, the server and the cluster can run under a fake clock.
+// Time comes only from here, so that the engine, the server and the cluster can run under a fake
+// clock.
 #include <atomic>
 #include <cstdint>
 

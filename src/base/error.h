@@ -1,7 +1,8 @@
 #pragma once
-// Errors: what the user, the disk or a peer did wrong ends the operation with `throw Error`; it is caught in
-// main, in the HTTP handler and at the per-request boundary. Expected outcomes are return values. A bug is
-// TK_CHECK, which throws Error(kInternal) too, so that one request's bad luck never ends the process.
+// Errors: what the user, the disk or a peer did wrong ends the operation with `throw Error`; it is
+// caught in main, in the HTTP handler and at the per-request boundary. Expected outcomes are return
+// values. A bug is TK_CHECK, which throws Error(kInternal) too, so that one request's bad luck
+// never ends the process.
 #include <fmt/format.h>
 
 #include <stdexcept>
@@ -10,15 +11,15 @@
 namespace tokamak {
 
 enum class ErrorCode {
-  kInvalidArgument,    // the caller asked for something that makes no sense        (HTTP 400, exit 2)
-  kNotFound,           // a file, model or route that is not there                  (HTTP 404, exit 1)
-  kCorrupt,            // a file or message whose content contradicts itself
-  kUnsupported,        // well-formed, but not something this build can do
-  kOutOfRange,         // beyond a declared limit (context, batch, a plan's guard)
+  kInvalidArgument,  // the caller asked for something that makes no sense        (HTTP 400, exit 2)
+  kNotFound,         // a file, model or route that is not there                  (HTTP 404, exit 1)
+  kCorrupt,          // a file or message whose content contradicts itself
+  kUnsupported,      // well-formed, but not something this build can do
+  kOutOfRange,       // beyond a declared limit (context, batch, a plan's guard)
   kResourceExhausted,  // memory, queue or blocks are used up                       (HTTP 429/503)
   kUnavailable,        // shutting down or not ready
   kCancelled,
-  kInternal,           // a bug in Tokamak
+  kInternal,  // a bug in Tokamak
 };
 
 const char* error_code_name(ErrorCode code);
@@ -32,13 +33,15 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
-// fail(ErrorCode::kCorrupt, "{}: tensor {} ends at byte {}, the file has {}", path, name, end, size)
+// fail(ErrorCode::kCorrupt, "{}: tensor {} ends at byte {}, the file has {}", path, name, end,
+// size)
 template <class... Args>
 [[noreturn]] void fail(ErrorCode code, fmt::format_string<Args...> format, Args&&... args) {
   throw Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
-[[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& message);
+[[noreturn]] void check_failed(const char* file, int line, const char* condition,
+                               const std::string& message);
 
 }  // namespace tokamak
 
@@ -46,8 +49,7 @@ template <class... Args>
 #define TK_CHECK(condition, ...)                                                              \
   do {                                                                                        \
     if (!(condition)) [[unlikely]]                                                            \
-      ::tokamak::check_failed(__FILE__, __LINE__, #condition,                                 \
-                              ::fmt::format("" __VA_ARGS__));                                 \
+      ::tokamak::check_failed(__FILE__, __LINE__, #condition, ::fmt::format("" __VA_ARGS__)); \
   } while (0)
 #ifdef NDEBUG
 #define TK_DCHECK(condition, ...) \

@@ -61,7 +61,8 @@ void write_text_file(const std::filesystem::path& path, std::string_view text) {
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
   out.write(text.data(), static_cast<std::streamsize>(text.size()));
   out.flush();
-  if (!out) fail(ErrorCode::kInvalidArgument, "cannot write {}: {}", path.string(), std::strerror(errno));
+  if (!out)
+    fail(ErrorCode::kInvalidArgument, "cannot write {}: {}", path.string(), std::strerror(errno));
 }
 
 }  // namespace tokamak

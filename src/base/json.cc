@@ -34,7 +34,8 @@ class ValueBuilder : public nlohmann::json_sax<Json> {
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& e) override {
     std::string text = e.what();
     size_t cut = text.find("parse error");
-    fail(ErrorCode::kInvalidArgument, "{}: {}", what_, cut == std::string::npos ? text : text.substr(cut));
+    fail(ErrorCode::kInvalidArgument, "{}: {}", what_,
+         cut == std::string::npos ? text : text.substr(cut));
   }
 
   Value take() { return std::move(root_); }
@@ -46,15 +47,17 @@ class ValueBuilder : public nlohmann::json_sax<Json> {
     } else if (open_.back().is_array()) {
       open_.back().push(std::move(v));
     } else {
-      // A repeated key keeps the last value, as Python does. Wide objects (vocabularies) are read by the
-      // importers with their own index, so appending here must stay O(1): duplicates are resolved on close.
+      // A repeated key keeps the last value, as Python does. Wide objects (vocabularies) are read
+      // by the importers with their own index, so appending here must stay O(1): duplicates are
+      // resolved on close.
       open_.back().as_object().emplace_back(std::move(keys_.back()), std::move(v));
     }
     return true;
   }
   bool open(Value v) {
     if (static_cast<int>(open_.size()) >= limits_.max_depth)
-      fail(ErrorCode::kInvalidArgument, "{}: nested deeper than {} levels", what_, limits_.max_depth);
+      fail(ErrorCode::kInvalidArgument, "{}: nested deeper than {} levels", what_,
+           limits_.max_depth);
     open_.push_back(std::move(v));
     keys_.emplace_back();
     return true;
@@ -66,10 +69,16 @@ class ValueBuilder : public nlohmann::json_sax<Json> {
     if (v.is_object()) drop_duplicates(v.as_object());
     return add(std::move(v));
   }
-  static void drop_duplicates(Value::Object& members) {
+  void drop_duplicates(Value::Object& members) const {
     std::unordered_map<std::string_view, size_t> last;
     for (size_t i = 0; i < members.size(); ++i) last[members[i].first] = i;
     if (last.size() == members.size()) return;
+    if (limits_.unique_keys) {
+      for (size_t i = 0; i < members.size(); ++i)
+        if (last[members[i].first] != i)
+          fail(ErrorCode::kInvalidArgument, "{}: key \"{}\" appears twice", what_,
+               members[i].first);
+    }
     Value::Object kept;
     std::unordered_map<std::string, bool> seen;
     for (size_t i = 0; i < members.size(); ++i) {
@@ -99,7 +108,8 @@ Json to_json(const Value& v) {
   if (v.is_object()) {
     Json out = Json::object();
     auto& members = out.get_ref<Json::object_t&>();
-    for (const auto& [key, item] : v.as_object()) members.Container::emplace_back(key, to_json(item));
+    for (const auto& [key, item] : v.as_object())
+      members.Container::emplace_back(key, to_json(item));
     return out;
   }
   return nullptr;

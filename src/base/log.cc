@@ -36,8 +36,9 @@ void write(Level level, std::string_view message) {
   std::tm tm{};
   gmtime_r(&ts.tv_sec, &tm);
   // One write call per line, so that lines of several threads never mix.
-  std::string line = fmt::format("{:02}:{:02}:{:02}.{:03} {} {}\n", tm.tm_hour, tm.tm_min, tm.tm_sec,
-                                 ts.tv_nsec / 1'000'000, kTags[static_cast<int>(level)], message);
+  std::string line =
+      fmt::format("{:02}:{:02}:{:02}.{:03} {} {}\n", tm.tm_hour, tm.tm_min, tm.tm_sec,
+                  ts.tv_nsec / 1'000'000, kTags[static_cast<int>(level)], message);
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 

@@ -13,7 +13,8 @@ void write(Level level, std::string_view message);  // thread-safe, one line
 
 template <class... Args>
 void debug(fmt::format_string<Args...> format, Args&&... args) {
-  if (enabled(Level::kDebug)) write(Level::kDebug, fmt::format(format, std::forward<Args>(args)...));
+  if (enabled(Level::kDebug))
+    write(Level::kDebug, fmt::format(format, std::forward<Args>(args)...));
 }
 template <class... Args>
 void info(fmt::format_string<Args...> format, Args&&... args) {
@@ -25,7 +26,8 @@ void warn(fmt::format_string<Args...> format, Args&&... args) {
 }
 template <class... Args>
 void error(fmt::format_string<Args...> format, Args&&... args) {
-  if (enabled(Level::kError)) write(Level::kError, fmt::format(format, std::forward<Args>(args)...));
+  if (enabled(Level::kError))
+    write(Level::kError, fmt::format(format, std::forward<Args>(args)...));
 }
 
 }  // namespace tokamak::log

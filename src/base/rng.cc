@@ -8,8 +8,9 @@ std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_hi, uint64_t count
   constexpr uint64_t kMul0 = 0xD2511F53, kMul1 = 0xCD9E8D57;
   constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
   auto k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-  std::array<uint32_t, 4> c = {static_cast<uint32_t>(counter_lo), static_cast<uint32_t>(counter_lo >> 32),
-                               static_cast<uint32_t>(counter_hi), static_cast<uint32_t>(counter_hi >> 32)};
+  std::array<uint32_t, 4> c = {
+      static_cast<uint32_t>(counter_lo), static_cast<uint32_t>(counter_lo >> 32),
+      static_cast<uint32_t>(counter_hi), static_cast<uint32_t>(counter_hi >> 32)};
   for (int round = 0; round < 10; ++round) {
     uint64_t p0 = kMul0 * c[0], p1 = kMul1 * c[2];
     c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k0, static_cast<uint32_t>(p1),

@@ -1,6 +1,6 @@
 #pragma once
-// Counter-based randomness (Philox 4x32-10): a number is a pure function of a key and a counter, so a request's
-// noise does not depend on what else runs. Randomness comes only from here.
+// Counter-based randomness (Philox 4x32-10): a number is a pure function of a key and a counter, so
+// a request's noise does not depend on what else runs. Randomness comes only from here.
 #include <array>
 #include <cstdint>
 
@@ -9,7 +9,9 @@ namespace tokamak {
 std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo);
 
 // Uniform in the open interval (0, 1), 24 bits.
-inline float to_unit_float(uint32_t bits) { return (static_cast<float>(bits >> 8) + 0.5f) * 0x1p-24f; }
+inline float to_unit_float(uint32_t bits) {
+  return (static_cast<float>(bits >> 8) + 0.5f) * 0x1p-24f;
+}
 // Uniform in (0, 1), 52 bits.
 inline double to_unit_double(uint32_t hi, uint32_t lo) {
   uint64_t bits = (uint64_t{hi} << 32 | lo) >> 12;

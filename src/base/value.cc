@@ -12,7 +12,8 @@ namespace {
 }  // namespace
 
 const char* Value::type_name() const {
-  static const char* kNames[] = {"null", "boolean", "integer", "number", "string", "array", "object"};
+  static const char* kNames[] = {"null",   "boolean", "integer", "number",
+                                 "string", "array",   "object"};
   return kNames[data_.index()];
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// A JSON-like value: what configs, metadata, chat messages and attributes are made of inside the program.
-// Objects keep their insertion order (chat templates print them). Text form: base/json.h.
+// A JSON-like value: what configs, metadata, chat messages and attributes are made of inside the
+// program. Objects keep their insertion order (chat templates print them). Text form: base/json.h.
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -45,8 +45,8 @@ class Value {
 
   // Typed access; throws Error(kInvalidArgument) naming the type found.
   bool as_bool() const;
-  int64_t as_int() const;      // also a double without a fraction
-  double as_double() const;    // also an int
+  int64_t as_int() const;    // also a double without a fraction
+  double as_double() const;  // also an int
   const std::string& as_string() const;
   const Array& as_array() const;
   Array& as_array();
@@ -56,7 +56,8 @@ class Value {
   // Object access. find: nullptr when absent (or not an object). set: replaces or appends.
   const Value* find(std::string_view key) const;
   Value* find(std::string_view key);
-  const Value& at(std::string_view key) const;  // throws Error(kInvalidArgument) "missing field ..."
+  const Value& at(
+      std::string_view key) const;  // throws Error(kInvalidArgument) "missing field ..."
   bool has(std::string_view key) const { return find(key) != nullptr; }
   Value& set(std::string_view key, Value value);
   void push(Value value);  // arrays

@@ -34,24 +34,40 @@ std::vector<int64_t> bucket_bounds(std::vector<int64_t> bounds, int64_t max) {
   return bounds;
 }
 
-void plan_step(PlanSet& set, const Function& step, const Backend& backend, const CompileOptions& o) {
+void plan_step(PlanSet& set, const Function& step, const Backend& backend,
+               const CompileOptions& o) {
   for (int64_t t : bucket_bounds({64}, o.max_tokens))
     emit_plan(set, step, backend,
-              {{"T", 1, t, 1}, {"B", 1, std::min(t, o.max_sequences), 1}, {"R", 1, std::min(t, o.max_logit_rows), 1}});
+              {{"T", 1, t, 1},
+               {"B", 1, std::min(t, o.max_sequences), 1},
+               {"R", 1, std::min(t, o.max_logit_rows), 1}});
 }
 
-void plan_decode(PlanSet& set, const Function& decode, const Backend& backend, const CompileOptions& o) {
+void plan_decode(PlanSet& set, const Function& decode, const Backend& backend,
+                 const CompileOptions& o) {
   for (int64_t b : bucket_bounds({1, 8}, std::min(o.max_sequences, o.max_logit_rows))) {
     emit_plan(set, decode, backend, {{"B", 1, b, 1}});
     set.plans.back().bound_symbols = {{"T", "B"}, {"R", "B"}};
   }
 }
 
+void plan_verify(PlanSet& set, const Function& verify, int k, const Backend& backend,
+                 const CompileOptions& o) {
+  int64_t rows = k + 1,
+          most = std::min(o.max_sequences, std::min(o.max_logit_rows, o.max_tokens) / rows);
+  std::string text = fmt::format("{}*B", rows);
+  std::vector<GuardRange> guard = {{"B", 1, most, 1}};
+  if (o.tree_mask) guard.push_back({"M", rows, rows, 1});
+  emit_plan(set, verify, backend, std::move(guard));
+  set.plans.back().bound_symbols = {{"T", text}, {"R", text}};
+}
+
 // Blocks of KV may be shared only between plans that round in the same places.
 std::string numerics_id(const PlanSet& set, const Backend& backend) {
   Hash128 hash;
   hash.add(backend.isa());
-  for (const KernelEntry& k : set.kernels) hash.add(fmt::format("{}/{}/{}", k.name, k.abi, k.numeric_class));
+  for (const KernelEntry& k : set.kernels)
+    hash.add(fmt::format("{}/{}/{}", k.name, k.abi, k.numeric_class));
   return hash.hex();
 }
 
@@ -73,6 +89,7 @@ PlanSet compile_module(Module& module, const ModelConfig& config, const Backend&
   declare_tables(set, module);
   plan_step(set, step, backend, options);
   plan_decode(set, decode, backend, options);
+  for (int k : options.verify) plan_verify(set, specialize_verify(module, k), k, backend, options);
   set.numerics_id = numerics_id(set, backend);
   check_plan_set(set);
   return set;

@@ -35,8 +35,7 @@ std::string read_if_there(const fs::path& path) {
 
 TokenizerSpec tokenizer_from_folder(const fs::path& folder) {
   std::string tokenizer = read_if_there(folder / "tokenizer.json");
-  if (tokenizer.empty())
-    fail(ErrorCode::kNotFound, "{} has no tokenizer.json", folder.string());
+  if (tokenizer.empty()) fail(ErrorCode::kNotFound, "{} has no tokenizer.json", folder.string());
   std::string config = read_if_there(folder / "tokenizer_config.json");
   std::string generation = read_if_there(folder / "generation_config.json");
   std::string special = read_if_there(folder / "special_tokens_map.json");
@@ -49,7 +48,8 @@ TokenizerSpec tokenizer_from_folder(const fs::path& folder) {
 TokenizerSpec open_tokenizer(const fs::path& path) {
   std::error_code ec;
   if (fs::is_directory(path, ec)) return tokenizer_from_folder(path);
-  if (path.extension() == ".json") return tokenizer_from_json(read_text_file(path, size_t{256} << 20));
+  if (path.extension() == ".json")
+    return tokenizer_from_json(read_text_file(path, size_t{256} << 20));
   return tokenizer_from_gguf(*GgufFile::open(path));
 }
 
@@ -59,7 +59,8 @@ OpenedModel open_model(const fs::path& path) {
   return opened;
 }
 
-std::unique_ptr<ModelSource> compile_model(OpenedModel opened, const Backend& backend, const CompileOptions& options) {
+std::unique_ptr<ModelSource> compile_model(OpenedModel opened, const Backend& backend,
+                                           const CompileOptions& options) {
   return std::make_unique<CompiledModel>(std::move(opened), backend, options);
 }
 

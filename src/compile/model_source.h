@@ -9,16 +9,19 @@
 
 namespace tokamak {
 
-// A model file with everything that is read from it, not yet compiled: `inspect` and `tokenize` stop here.
+// A model file with everything that is read from it, not yet compiled: `inspect` and `tokenize`
+// stop here.
 struct OpenedModel {
   ImportedModel model;
   TokenizerSpec tokenizer;
 };
 
 OpenedModel open_model(const std::filesystem::path& path);
-TokenizerSpec open_tokenizer(const std::filesystem::path& path);  // vocabulary-only files and folders too
+TokenizerSpec open_tokenizer(
+    const std::filesystem::path& path);  // vocabulary-only files and folders too
 
 // The compiled model; keeps the file mapped.
-std::unique_ptr<ModelSource> compile_model(OpenedModel opened, const Backend& backend, const CompileOptions& options);
+std::unique_ptr<ModelSource> compile_model(OpenedModel opened, const Backend& backend,
+                                           const CompileOptions& options);
 
 }  // namespace tokamak

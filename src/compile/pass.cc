@@ -7,7 +7,8 @@
 namespace tokamak {
 namespace {
 
-// Nodes that some result needs. A function's results hold the last version of every state, so no write is lost.
+// Nodes that some result needs. A function's results hold the last version of every state, so no
+// write is lost.
 std::vector<bool> reachable(const Function& function) {
   std::vector<bool> needed(function.nodes().size());
   for (const Function::Result& r : function.results()) needed[r.ref.node] = true;
@@ -42,7 +43,8 @@ void rebuild(Module& module, Function& function, const NodeMap& map) {
       TK_CHECK(now[id].size() == node.outputs.size(), "node {} lost an output", node.op->name);
     }
   }
-  for (const Function::Result& r : function.results()) fresh.set_result(r.name, now[r.ref.node][r.ref.output]);
+  for (const Function::Result& r : function.results())
+    fresh.set_result(r.name, now[r.ref.node][r.ref.output]);
   fresh.facts() = function.facts();
   function = std::move(fresh);
 }
@@ -66,8 +68,8 @@ std::vector<PassTiming> run_passes(Module& module, Function& function, const Pas
       timing.seconds = seconds(clock.now() - start);
     }
     timing.nodes_after = function.nodes().size();
-    log::debug("pass {}: {} -> {} nodes, {:.1f} ms{}", timing.name, timing.nodes_before, timing.nodes_after,
-               timing.seconds * 1e3, timing.skipped ? " (off)" : "");
+    log::debug("pass {}: {} -> {} nodes, {:.1f} ms{}", timing.name, timing.nodes_before,
+               timing.nodes_after, timing.seconds * 1e3, timing.skipped ? " (off)" : "");
     timings.push_back(std::move(timing));
   }
   return timings;

@@ -1,6 +1,6 @@
 #pragma once
-// A pass turns one function into another. Every pass is named and timed, can be switched off, and the graph is
-// verified after it. compile/pipeline.cc is THE ordered list.
+// A pass turns one function into another. Every pass is named and timed, can be switched off, and
+// the graph is verified after it. compile/pipeline.cc is THE ordered list.
 #include <functional>
 #include <set>
 #include <string>
@@ -33,9 +33,11 @@ struct PassTiming {
 std::span<const Pass> pipeline();
 std::vector<PassTiming> run_passes(Module& module, Function& function, const PassContext& context);
 
-// Rebuilds a function node by node, inputs first. `map` returns what stands for the node's outputs in the new
-// function (usually by calling to.add_multi with the given inputs). Unreachable nodes are dropped.
-using NodeMap = std::function<std::vector<Ref>(Function& to, const Node& node, const std::vector<Ref>& inputs)>;
+// Rebuilds a function node by node, inputs first. `map` returns what stands for the node's outputs
+// in the new function (usually by calling to.add_multi with the given inputs). Unreachable nodes
+// are dropped.
+using NodeMap =
+    std::function<std::vector<Ref>(Function& to, const Node& node, const std::vector<Ref>& inputs)>;
 void rebuild(Module& module, Function& function, const NodeMap& map);
 
 // Passes.

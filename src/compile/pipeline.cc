@@ -5,8 +5,10 @@ namespace tokamak {
 namespace {
 
 constexpr Pass kPipeline[] = {
-    {"quantize-activations", "int8 activations in front of matrices with quantised weights", quantize_activations},
-    {"dead-code", "drops nodes that no result needs; writes to state are results", remove_dead_code},
+    {"quantize-activations", "int8 activations in front of matrices with quantised weights",
+     quantize_activations},
+    {"dead-code", "drops nodes that no result needs; writes to state are results",
+     remove_dead_code},
 };
 
 }  // namespace

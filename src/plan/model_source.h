@@ -1,6 +1,6 @@
 #pragma once
-// Where the engine gets a model from: compiled in memory from a model file, or a bundle. Injected by apps/, so that
-// the engine never sees the compiler.
+// Where the engine gets a model from: compiled in memory from a model file, or a bundle. Injected
+// by apps/, so that the engine never sees the compiler.
 #include <memory>
 #include <string>
 
@@ -16,7 +16,7 @@ class ModelSource {
   virtual const PlanSet& plans() const = 0;
   virtual const WeightSource& weights() const = 0;
   virtual const TokenizerSpec& tokenizer() const = 0;
-  virtual const Value& metadata() const = 0;            // whatever the file says about itself
+  virtual const Value& metadata() const = 0;  // whatever the file says about itself
 };
 
 }  // namespace tokamak

@@ -1,6 +1,7 @@
 #pragma once
-// The PlanSet: how a model is computed, as plain data. It is the only thing the compiler and the engine share.
-// Made by compile/, checked by plan/check.h, printed by plan/text.h, executed by a backend.
+// The PlanSet: how a model is computed, as plain data. It is the only thing the compiler and the
+// engine share. Made by compile/, checked by plan/check.h, printed by plan/text.h, executed by a
+// backend.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,24 +15,24 @@ namespace tokamak {
 
 struct WeightEntry {
   std::string name;
-  DType dtype = DType::kF32;       // after the recipe
+  DType dtype = DType::kF32;  // after the recipe
   std::vector<int64_t> dims;
   Recipe recipe;
-  std::vector<double> constant;    // a compile-time constant instead of a recipe (sources empty)
-  std::string layout;              // "" = row-major; otherwise a packing the backend's kernels name
+  std::vector<double> constant;  // a compile-time constant instead of a recipe (sources empty)
+  std::string layout;            // "" = row-major; otherwise a packing the backend's kernels name
 };
 
 struct PlaneEntry {
   std::string name;
   DType dtype = DType::kF32;
-  std::vector<int64_t> dims;       // per token
+  std::vector<int64_t> dims;  // per token
   int64_t bytes_per_token = 0;
 };
 
 struct GroupEntry {
   std::string name;
-  int64_t window = 0;              // 0 = all tokens are kept
-  int64_t block_size = 16;         // tokens
+  int64_t window = 0;       // 0 = all tokens are kept
+  int64_t block_size = 16;  // tokens
 };
 
 struct StateEntry {
@@ -41,8 +42,8 @@ struct StateEntry {
   std::vector<PlaneEntry> planes;
 };
 
-// A named input of the step, bound by name to StepInputs (plan/step.h): ids, pos, seq, slot, q_start, kv_len,
-// out_rows, adapter, mask. Views are bound to the block table of their group.
+// A named input of the step, bound by name to StepInputs (plan/step.h): ids, pos, seq, slot,
+// q_start, kv_len, out_rows, adapter, mask. Views are bound to the block table of their group.
 struct InputEntry {
   std::string name;
   DType dtype = DType::kI32;
@@ -50,7 +51,7 @@ struct InputEntry {
 };
 
 struct KernelEntry {
-  std::string name;           // "cpu.linear.q4_0"
+  std::string name;  // "cpu.linear.q4_0"
   int abi = 1;
   std::string numeric_class;  // dot semantics, split of K, accumulator, rounding points
 };
@@ -58,19 +59,19 @@ struct KernelEntry {
 struct CallArg {
   enum class Kind : uint8_t { kArena, kWeight, kInput, kState, kView };
   Kind kind = Kind::kArena;
-  uint32_t index = 0;          // weight, input, state or group index; arena: the value's number (for dumps)
-  uint64_t offset = 0;         // arena: bytes from its start
-  DType dtype = DType::kF32;   // tensors only
-  std::vector<SymExpr> dims;   // tensors only
+  uint32_t index = 0;  // weight, input, state or group index; arena: the value's number (for dumps)
+  uint64_t offset = 0;        // arena: bytes from its start
+  DType dtype = DType::kF32;  // tensors only
+  std::vector<SymExpr> dims;  // tensors only
 };
 
 struct KernelCall {
   uint32_t kernel = 0;
-  std::string op;              // the graph op (or fused region) this call computes
-  Value attrs;                 // the op's attributes
+  std::string op;  // the graph op (or fused region) this call computes
+  Value attrs;     // the op's attributes
   std::vector<CallArg> in, out;
   uint32_t stream = 0;
-  std::string label;           // the node's name, for dumps and profiles
+  std::string label;  // the node's name, for dumps and profiles
 };
 
 struct GuardRange {
@@ -79,14 +80,15 @@ struct GuardRange {
 };
 
 struct PlanOutput {
-  std::string name;            // "logits", "hidden"
+  std::string name;  // "logits", "hidden"
   CallArg arg;
 };
 
 struct Plan {
-  std::string function;              // "step", "decode", "verify3"
-  std::vector<GuardRange> guard;     // every symbol the plan depends on
-  std::vector<std::pair<std::string, std::string>> bound_symbols;  // e.g. T -> B after specialisation: {"T","B"}
+  std::string function;           // "step", "decode", "verify3"
+  std::vector<GuardRange> guard;  // every symbol the plan depends on
+  std::vector<std::pair<std::string, std::string>>
+      bound_symbols;  // e.g. T -> B after specialisation: {"T","B"}
   uint64_t arena_bytes = 0;
   std::vector<KernelCall> calls;
   std::vector<PlanOutput> outputs;
@@ -96,16 +98,18 @@ struct PlanSet {
   static constexpr int kVersion = 1;
   int version = kVersion;
   std::string model;
-  std::string backend;               // who can run it
-  std::vector<SymbolDecl> symbols;   // T, B, R, N.<group> ...; their order is the order of symbol values
+  std::string backend;  // who can run it
+  std::vector<SymbolDecl>
+      symbols;  // T, B, R, N.<group> ...; their order is the order of symbol values
   std::vector<InputEntry> inputs;
   std::vector<GroupEntry> groups;
   std::vector<StateEntry> states;
   std::vector<WeightEntry> weights;
   std::vector<KernelEntry> kernels;
   std::vector<Plan> plans;
-  uint64_t arena_bytes = 0;          // maximum over the plans
-  std::string numerics_id;           // hash of the numeric classes and the ISA: part of every block's fingerprint
+  uint64_t arena_bytes = 0;  // maximum over the plans
+  std::string
+      numerics_id;  // hash of the numeric classes and the ISA: part of every block's fingerprint
 
   // Facts about the model that the engine needs and no plan holds.
   int64_t vocab = 0, hidden = 0, layers = 0, context = 0;
@@ -114,10 +118,12 @@ struct PlanSet {
 int64_t kv_bytes_per_token(const PlanSet& set, uint32_t group);  // all states of the group
 int64_t weight_bytes(const WeightEntry& weight);                 // in its dtype, before any packing
 
-// The most specific plan of `function` whose guard admits the values (order of PlanSet::symbols); -1 if none.
+// The most specific plan of `function` whose guard admits the values (order of PlanSet::symbols);
+// -1 if none.
 int select_plan(const PlanSet& set, std::string_view function, std::span<const int64_t> values);
 
-void check_plan_set(const PlanSet& set);          // plan/check.cc; throws Error(kCorrupt, "plan decode, call 12: ...")
-std::string plan_set_text(const PlanSet& set);    // plan/text.cc
+void check_plan_set(
+    const PlanSet& set);  // plan/check.cc; throws Error(kCorrupt, "plan decode, call 12: ...")
+std::string plan_set_text(const PlanSet& set);  // plan/text.cc
 
 }  // namespace tokamak

@@ -4,7 +4,8 @@ namespace tokamak {
 
 void StepInputs::clear() {
   function = "step";
-  for (auto* v : {&ids, &pos, &seq, &slot, &q_start, &kv_len, &row, &adapter, &mask, &out_rows}) v->clear();
+  for (auto* v : {&ids, &pos, &seq, &slot, &q_start, &kv_len, &row, &adapter, &mask, &out_rows})
+    v->clear();
   mask_width = 0;
   samples.clear();
   for (Table& t : tables) {

@@ -6,7 +6,8 @@
 
 namespace tokamak {
 
-void WeightTable::add(std::string name, DType dtype, std::vector<int64_t> dims, std::vector<std::byte> bytes) {
+void WeightTable::add(std::string name, DType dtype, std::vector<int64_t> dims,
+                      std::vector<std::byte> bytes) {
   Entry entry{{dtype, std::move(dims), {}}, std::move(bytes)};
   TK_CHECK(entry.bytes.size() == dtype_bytes(dtype, entry.view.elements()), "weight {}", name);
   auto [it, fresh] = entries_.insert_or_assign(name, std::move(entry));
@@ -14,7 +15,8 @@ void WeightTable::add(std::string name, DType dtype, std::vector<int64_t> dims, 
   if (fresh) order_.push_back(std::move(name));
 }
 
-void WeightTable::add_f32(std::string name, std::vector<int64_t> dims, std::span<const float> values) {
+void WeightTable::add_f32(std::string name, std::vector<int64_t> dims,
+                          std::span<const float> values) {
   std::vector<std::byte> bytes(values.size_bytes());
   std::memcpy(bytes.data(), values.data(), bytes.size());
   add(std::move(name), DType::kF32, std::move(dims), std::move(bytes));

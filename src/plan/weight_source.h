@@ -1,6 +1,6 @@
 #pragma once
-// The tensors of a model file as the loader sees them: names, types and bytes. Implemented by the importers
-// (GGUF, safetensors), by bundles and by tests (WeightTable).
+// The tensors of a model file as the loader sees them: names, types and bytes. Implemented by the
+// importers (GGUF, safetensors), by bundles and by tests (WeightTable).
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -27,8 +27,9 @@ struct TensorView {
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
-  virtual const TensorView* find(std::string_view name) const = 0;  // nullptr when absent; lives as long as this
-  virtual std::vector<std::string> names() const = 0;               // in file order
+  virtual const TensorView* find(
+      std::string_view name) const = 0;                // nullptr when absent; lives as long as this
+  virtual std::vector<std::string> names() const = 0;  // in file order
 };
 
 // Tensors held in memory: tests, probes and generated random models.

@@ -20,7 +20,9 @@ int64_t served_context(const ModelConfig& config, const CompileOptions& options)
 }  // namespace
 
 ModelBuilder::ModelBuilder(const ModelConfig& config, const CompileOptions& options)
-    : config(config), options(options), module_(config.name.empty() ? config.architecture : config.name) {
+    : config(config),
+      options(options),
+      module_(config.name.empty() ? config.architecture : config.name) {
   module_.symbols = {{"T", 1, options.max_tokens, 1},
                      {"B", 1, options.max_sequences, 1},
                      {"R", 1, options.max_logit_rows, 1}};
@@ -35,9 +37,16 @@ ModelBuilder::ModelBuilder(const ModelConfig& config, const CompileOptions& opti
   q_start = fn_->add_input("q_start", Type::of(i32("b1", b + 1)));
   kv_len = fn_->add_input("kv_len", Type::of(i32("b", b)));
   out_rows = fn_->add_input("out_rows", Type::of(i32("r", r)));
+  if (options.tree_mask) {
+    module_.symbols.push_back({"M", 1, options.max_tokens, 1});
+    TensorType type = i32("t", t);
+    type.dims.push_back({"m", SymExpr::symbol("M"), false});
+    mask = fn_->add_input("mask", Type::of(std::move(type)));
+  }
   for (const GroupDecl& g : module_.groups)
     views_.emplace_back(g.name, fn_->add_input("view." + g.name, Type::view(g.name)));
-  for (const StateDecl& s : module_.states) states_.push_back(fn_->add_input(s.name, Type::state(s.name)));
+  for (const StateDecl& s : module_.states)
+    states_.push_back(fn_->add_input(s.name, Type::state(s.name)));
 }
 
 void ModelBuilder::declare_states() {
@@ -45,9 +54,13 @@ void ModelBuilder::declare_states() {
   for (int64_t l = 0; l < config.layers; ++l) (slides(l) ? any_window : any_full) = true;
   if (any_full) module_.groups.push_back({"full", 0, options.block_size});
   if (any_window) module_.groups.push_back({"window", config.sliding_window, options.block_size});
-  TensorType plane{options.kv_dtype, {{"kvh", config.kv_heads, false}, {"hd", config.head_dim, false}}};
+  TensorType plane{options.kv_dtype,
+                   {{"kvh", config.kv_heads, false}, {"hd", config.head_dim, false}}};
   for (int64_t l = 0; l < config.layers; ++l) {
-    StateDecl state{fmt::format("kv.{}", l), group_of(l), StateDecl::Growth::kPerToken, {{"k", plane}, {"v", plane}}};
+    StateDecl state{fmt::format("kv.{}", l),
+                    group_of(l),
+                    StateDecl::Growth::kPerToken,
+                    {{"k", plane}, {"v", plane}}};
     module_.states.push_back(std::move(state));
   }
 }
@@ -63,7 +76,8 @@ Ref ModelBuilder::weight(const std::string& name) {
   if (!module_.find_weight(name)) {
     auto it = config.weights.find(name);
     if (it == config.weights.end())
-      fail(ErrorCode::kCorrupt, "the model file has no tensor \"{}\", which {} needs", name, config.architecture);
+      fail(ErrorCode::kCorrupt, "the model file has no tensor \"{}\", which {} needs", name,
+           config.architecture);
     const ModelConfig::Weight& w = it->second;
     TensorType type{w.dtype, {}};
     for (size_t i = 0; i < w.dims.size(); ++i) {
@@ -104,15 +118,17 @@ Ref ModelBuilder::norm(Ref x, const std::string& prefix) {
 }
 
 Ref ModelBuilder::heads(Ref x, int64_t count, int64_t dim) {
-  Attrs attrs = Value::Object{{"dims", Value::Array{fn_->tensor(x).extent(0).text(), std::to_string(count), std::to_string(dim)}},
+  Attrs attrs = Value::Object{{"dims", Value::Array{fn_->tensor(x).extent(0).text(),
+                                                    std::to_string(count), std::to_string(dim)}},
                               {"axes", Value::Array{"t", "h", "hd"}}};
   return op("reshape", {x}, std::move(attrs));
 }
 
 Ref ModelBuilder::merge_heads(Ref x) {
   const TensorType& t = fn_->tensor(x);
-  Attrs attrs = Value::Object{{"dims", Value::Array{t.extent(0).text(), (t.extent(1) * t.extent(2)).text()}},
-                              {"axes", Value::Array{"t", "n"}}};
+  Attrs attrs =
+      Value::Object{{"dims", Value::Array{t.extent(0).text(), (t.extent(1) * t.extent(2)).text()}},
+                    {"axes", Value::Array{"t", "n"}}};
   return op("reshape", {x}, std::move(attrs));
 }
 
@@ -126,10 +142,14 @@ Ref ModelBuilder::rope(Ref x, int64_t layer) {
 
 Ref ModelBuilder::activation(Ref x) {
   switch (config.activation) {
-    case Activation::kSilu: return op("silu", {x});
-    case Activation::kGeluTanh: return op("gelu", {x}, Value::Object{{"approximate", "tanh"}});
-    case Activation::kGeluErf: return op("gelu", {x}, Value::Object{{"approximate", "none"}});
-    case Activation::kRelu: return op("relu", {x});
+    case Activation::kSilu:
+      return op("silu", {x});
+    case Activation::kGeluTanh:
+      return op("gelu", {x}, Value::Object{{"approximate", "tanh"}});
+    case Activation::kGeluErf:
+      return op("gelu", {x}, Value::Object{{"approximate", "none"}});
+    case Activation::kRelu:
+      return op("relu", {x});
   }
   TK_CHECK(false);
   return {};
@@ -137,23 +157,27 @@ Ref ModelBuilder::activation(Ref x) {
 
 Ref ModelBuilder::append_and_attend(int64_t layer, Ref q, Ref k, Ref v) {
   std::string group = group_of(layer);
-  auto view = std::find_if(views_.begin(), views_.end(), [&](const auto& p) { return p.first == group; });
+  auto view =
+      std::find_if(views_.begin(), views_.end(), [&](const auto& p) { return p.first == group; });
   Ref& state = states_[static_cast<size_t>(layer)];
-  state = op("append", {state, view->second, seq, slot, k, v}, {}, fmt::format("blk.{}.append", layer));
+  state =
+      op("append", {state, view->second, seq, slot, k, v}, {}, fmt::format("blk.{}.append", layer));
   double scale = config.attention_scale > 0 ? config.attention_scale
                                             : 1.0 / std::sqrt(static_cast<double>(config.head_dim));
   Value::Object attrs = {{"scale", scale}};
   if (slides(layer)) attrs.emplace_back("window", config.sliding_window);
   if (config.attention_softcap > 0) attrs.emplace_back("softcap", config.attention_softcap);
-  return op("attend", {q, state, view->second, pos, seq, slot, q_start, kv_len}, std::move(attrs),
-            fmt::format("blk.{}.attend", layer));
+  std::vector<Ref> in = {q, state, view->second, pos, seq, slot, q_start, kv_len};
+  if (mask.valid()) in.push_back(mask);
+  return op("attend", std::move(in), std::move(attrs), fmt::format("blk.{}.attend", layer));
 }
 
 Module ModelBuilder::finish(Ref x, const std::string& final_norm) {
   Ref rows = op("gather", {x, out_rows}, Value::Object{{"axis", 0}}, "out_rows");
   Ref hidden = norm(rows, final_norm);
   Ref logits = linear(hidden, has("output.weight") ? "output" : "token_embd");
-  if (config.final_softcap > 0) logits = op("softcap", {logits}, Value::Object{{"cap", config.final_softcap}});
+  if (config.final_softcap > 0)
+    logits = op("softcap", {logits}, Value::Object{{"cap", config.final_softcap}});
   fn_->set_result("logits", logits);
   fn_->set_result("hidden", hidden);
   for (size_t l = 0; l < states_.size(); ++l) fn_->set_result(module_.states[l].name, states_[l]);

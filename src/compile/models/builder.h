@@ -1,6 +1,6 @@
 #pragma once
-// What every model file shares: the inputs of `step`, weights by canonical name, KV groups and the tail that turns
-// hidden states into logits. Models then read like the paper.
+// What every model file shares: the inputs of `step`, weights by canonical name, KV groups and the
+// tail that turns hidden states into logits. Models then read like the paper.
 #include <string>
 #include <string_view>
 
@@ -17,19 +17,21 @@ class ModelBuilder {
 
   // Inputs of step(), see docs/graph_text.md.
   Ref ids, pos, seq, slot, q_start, kv_len, out_rows;
+  Ref mask;  // only with CompileOptions::tree_mask
 
   Function& fn() { return *fn_; }
   bool slides(int64_t layer) const;
 
-  Ref weight(const std::string& name);                      // declared on first use; throws if the file lacks it
+  Ref weight(const std::string& name);  // declared on first use; throws if the file lacks it
   bool has(const std::string& name) const;
   Ref constant(const std::string& name, const std::vector<double>& values);
 
   Ref embed(Ref ids, const std::string& table);
-  Ref linear(Ref x, const std::string& prefix);             // prefix.weight and, when the file has it, prefix.bias
-  Ref norm(Ref x, const std::string& prefix);               // the model's kind of norm
-  Ref heads(Ref x, int64_t heads, int64_t dim);             // [t, n] -> [t, heads, dim]
-  Ref merge_heads(Ref x);                                   // [t, heads, dim] -> [t, n]
+  Ref linear(Ref x,
+             const std::string& prefix);  // prefix.weight and, when the file has it, prefix.bias
+  Ref norm(Ref x, const std::string& prefix);    // the model's kind of norm
+  Ref heads(Ref x, int64_t heads, int64_t dim);  // [t, n] -> [t, heads, dim]
+  Ref merge_heads(Ref x);                        // [t, heads, dim] -> [t, n]
   Ref rope(Ref x, int64_t layer);
   Ref activation(Ref x);
   Ref op(std::string_view name, std::vector<Ref> in, Attrs attrs = {}, std::string label = {});
@@ -37,7 +39,8 @@ class ModelBuilder {
   // Writes k and v of this layer and attends over everything visible: the causal core of a layer.
   Ref append_and_attend(int64_t layer, Ref q, Ref k, Ref v);
 
-  // Picks the asked rows, normalises, multiplies with the output matrix; sets the results of step().
+  // Picks the asked rows, normalises, multiplies with the output matrix; sets the results of
+  // step().
   Module finish(Ref x, const std::string& final_norm);
 
  private:
@@ -51,7 +54,8 @@ class ModelBuilder {
 };
 
 // One function per family file; compile/models/registry.cc maps architectures to them.
-Module build_decoder(const ModelConfig& config, const CompileOptions& options);  // Llama and its many relatives
+Module build_decoder(const ModelConfig& config,
+                     const CompileOptions& options);  // Llama and its many relatives
 Module build_gpt2(const ModelConfig& config, const CompileOptions& options);
 
 }  // namespace tokamak

@@ -1,6 +1,6 @@
-// Llama and its relatives: pre-norm blocks of attention and a gated MLP around a residual stream. What differs
-// between Llama, Mistral, Qwen2, Qwen3, Gemma 2/3 and Phi-3 is in the config: biases, norms of q and k, norms after
-// each part, windows, caps and scales.
+// Llama and its relatives: pre-norm blocks of attention and a gated MLP around a residual stream.
+// What differs between Llama, Mistral, Qwen2, Qwen3, Gemma 2/3 and Phi-3 is in the config: biases,
+// norms of q and k, norms after each part, windows, caps and scales.
 #include "compile/models/builder.h"
 
 namespace tokamak {
@@ -34,7 +34,8 @@ Ref mlp(ModelBuilder& b, Ref x, int64_t layer) {
 Module build_decoder(const ModelConfig& config, const CompileOptions& options) {
   ModelBuilder b(config, options);
   Ref x = b.embed(b.ids, "token_embd");
-  if (config.embedding_scale != 1.0) x = b.op("scale", {x}, Value::Object{{"value", config.embedding_scale}});
+  if (config.embedding_scale != 1.0)
+    x = b.op("scale", {x}, Value::Object{{"value", config.embedding_scale}});
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     std::string blk = fmt::format("blk.{}.", layer);
     Ref a = attention(b, b.norm(x, blk + "attn_norm"), layer);

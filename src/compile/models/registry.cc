@@ -1,5 +1,5 @@
-// Which family builds which architecture. A new member of a known family is one line here and its config mapping in
-// compile/import.
+// Which family builds which architecture. A new member of a known family is one line here and its
+// config mapping in compile/import.
 #include "base/error.h"
 #include "compile/models/builder.h"
 
@@ -12,9 +12,9 @@ struct Entry {
 };
 
 constexpr Entry kModels[] = {
-    {"llama", build_decoder},  {"mistral", build_decoder}, {"qwen2", build_decoder}, {"qwen3", build_decoder},
-    {"gemma2", build_decoder}, {"gemma3", build_decoder},  {"gemma", build_decoder}, {"phi3", build_decoder},
-    {"gpt2", build_gpt2},
+    {"llama", build_decoder}, {"mistral", build_decoder}, {"qwen2", build_decoder},
+    {"qwen3", build_decoder}, {"gemma2", build_decoder},  {"gemma3", build_decoder},
+    {"gemma", build_decoder}, {"phi3", build_decoder},    {"gpt2", build_gpt2},
 };
 
 }  // namespace
@@ -29,7 +29,8 @@ Module build_module(const ModelConfig& config, const CompileOptions& options) {
     }
     known += fmt::format("{}{}", known.empty() ? "" : ", ", entry.architecture);
   }
-  fail(ErrorCode::kUnsupported, "architecture \"{}\" is not supported; known are {}", config.architecture, known);
+  fail(ErrorCode::kUnsupported, "architecture \"{}\" is not supported; known are {}",
+       config.architecture, known);
 }
 
 }  // namespace tokamak

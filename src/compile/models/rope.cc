@@ -17,18 +17,22 @@ double llama3_frequency(const RopeConfig& r, double inv) {
   double original = static_cast<double>(r.original_context);
   if (wavelength < original / r.high_freq_factor) return inv;
   if (wavelength > original / r.low_freq_factor) return inv / r.factor;
-  double smooth = (original / wavelength - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor);
+  double smooth =
+      (original / wavelength - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor);
   return (1 - smooth) * inv / r.factor + smooth * inv;
 }
 
 // The pair index whose wavelength makes `rotations` turns over the original context (YaRN).
 double yarn_pair(const RopeConfig& r, double rotations) {
   double dims = static_cast<double>(r.dims);
-  return dims * std::log(static_cast<double>(r.original_context) / (rotations * 2 * std::numbers::pi)) /
+  return dims *
+         std::log(static_cast<double>(r.original_context) / (rotations * 2 * std::numbers::pi)) /
          (2 * std::log(r.theta));
 }
 
-double yarn_mscale(double factor, double m) { return factor <= 1 ? 1.0 : 0.1 * m * std::log(factor) + 1.0; }
+double yarn_mscale(double factor, double m) {
+  return factor <= 1 ? 1.0 : 0.1 * m * std::log(factor) + 1.0;
+}
 
 void apply_yarn(const RopeConfig& r, RopeTable& table) {
   double low = yarn_pair(r, r.beta_fast), high = yarn_pair(r, r.beta_slow);
@@ -56,23 +60,28 @@ void apply_longrope(const RopeConfig& r, int64_t context, RopeTable& table) {
   bool is_long = r.original_context > 0 && context > r.original_context;
   const std::vector<double>& factors = is_long ? r.long_factor : r.short_factor;
   if (factors.size() != table.inv_freq.size())
-    fail(ErrorCode::kCorrupt, "longrope has {} factors for {} rotary pairs", factors.size(), table.inv_freq.size());
+    fail(ErrorCode::kCorrupt, "longrope has {} factors for {} rotary pairs", factors.size(),
+         table.inv_freq.size());
   for (size_t i = 0; i < factors.size(); ++i) table.inv_freq[i] /= factors[i];
   if (r.attention_factor > 0)
     table.scale = r.attention_factor;
   else if (r.factor > 1)
-    table.scale = std::sqrt(1 + std::log(r.factor) / std::log(static_cast<double>(r.original_context)));
+    table.scale =
+        std::sqrt(1 + std::log(r.factor) / std::log(static_cast<double>(r.original_context)));
 }
 
 }  // namespace
 
 RopeTable rope_table(const RopeConfig& r, int64_t context) {
   if (r.dims <= 0 || r.dims % 2 != 0)
-    fail(ErrorCode::kUnsupported, "rotary embedding over {} dimensions: an even, positive number is needed", r.dims);
+    fail(ErrorCode::kUnsupported,
+         "rotary embedding over {} dimensions: an even, positive number is needed", r.dims);
   double theta = r.theta;
   auto dims = static_cast<double>(r.dims);
   if (r.scaling == Scaling::kDynamic && r.original_context > 0 && context > r.original_context) {
-    double stretch = r.factor * static_cast<double>(context) / static_cast<double>(r.original_context) - (r.factor - 1);
+    double stretch =
+        r.factor * static_cast<double>(context) / static_cast<double>(r.original_context) -
+        (r.factor - 1);
     theta *= std::pow(stretch, dims / (dims - 2));
   }
   RopeTable table;
@@ -87,8 +96,8 @@ RopeTable rope_table(const RopeConfig& r, int64_t context) {
   if (r.scaling == Scaling::kLongRope) apply_longrope(r, context, table);
   if (!r.freq_divisors.empty()) {
     if (r.freq_divisors.size() != table.inv_freq.size())
-      fail(ErrorCode::kCorrupt, "rope_freqs has {} entries for {} rotary pairs", r.freq_divisors.size(),
-           table.inv_freq.size());
+      fail(ErrorCode::kCorrupt, "rope_freqs has {} entries for {} rotary pairs",
+           r.freq_divisors.size(), table.inv_freq.size());
     for (size_t i = 0; i < table.inv_freq.size(); ++i) table.inv_freq[i] /= r.freq_divisors[i];
   }
   return table;

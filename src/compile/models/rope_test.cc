@@ -38,8 +38,8 @@ TEST(RopeTable, Llama3KeepsShortAndStretchesLongWaves) {
   r.factor = 8;
   r.original_context = 256;
   RopeTable t = rope_table(r, 2048);
-  EXPECT_DOUBLE_EQ(t.inv_freq[0], 1.0);          // wavelength 6.3 < 256/4
-  EXPECT_NEAR(t.inv_freq[3], 1e-3 / 8, 1e-18);   // wavelength 6283 > 256
+  EXPECT_DOUBLE_EQ(t.inv_freq[0], 1.0);         // wavelength 6.3 < 256/4
+  EXPECT_NEAR(t.inv_freq[3], 1e-3 / 8, 1e-18);  // wavelength 6283 > 256
 }
 
 TEST(RopeTable, YarnScalesSinAndCos) {

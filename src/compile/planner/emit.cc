@@ -6,7 +6,8 @@
 namespace tokamak {
 namespace {
 
-// Builds one plan. A value lives in the arena unless it is an input, a weight, a state or a reshape of one.
+// Builds one plan. A value lives in the arena unless it is an input, a weight, a state or a reshape
+// of one.
 class Emitter {
  public:
   Emitter(PlanSet& set, const Function& fn, const Backend& backend, std::vector<GuardRange> guard)
@@ -73,8 +74,9 @@ class Emitter {
     const Node& node = fn_.node(id);
     const KernelDesc& kernel = select_kernel(node);
     KernelCall call;
-    call.kernel = intern(set_.kernels, kernel.name,
-                         [&] { return KernelEntry{kernel.name, kernel.abi, kernel.numeric_class}; });
+    call.kernel = intern(set_.kernels, kernel.name, [&] {
+      return KernelEntry{kernel.name, kernel.abi, kernel.numeric_class};
+    });
     call.op = node.op->name;
     call.attrs = node.attrs;
     call.label = node.name.empty() ? std::string(node.op->name) : node.name;
@@ -117,12 +119,14 @@ class Emitter {
     const std::string& name = node.attrs.at("name").as_string();
     const TensorType& type = node.outputs[0].tensor;
     std::string layout = type.rank() >= 2 ? kernel.weight_layout : "";
-    auto it = std::find_if(set_.weights.begin(), set_.weights.end(),
-                           [&](const WeightEntry& w) { return w.name == name && w.layout == layout; });
+    auto it = std::find_if(set_.weights.begin(), set_.weights.end(), [&](const WeightEntry& w) {
+      return w.name == name && w.layout == layout;
+    });
     if (it == set_.weights.end()) {
       WeightEntry entry{name, type.dtype, {}, {}, {}, layout};
       for (const Dim& d : type.dims) entry.dims.push_back(d.extent.constant().value());
-      if (const ConstantDecl* c = fn_.module().find_constant(name); c && node.op->name == "constant")
+      if (const ConstantDecl* c = fn_.module().find_constant(name);
+          c && node.op->name == "constant")
         entry.constant = c->values;
       else
         entry.recipe = fn_.module().find_weight(name)->recipe;
@@ -143,12 +147,14 @@ class Emitter {
     for (Ref in : node.inputs) {
       const Type& t = fn_.type(in);
       dtypes.push_back(t.kind == Type::Kind::kTensor ? t.tensor.dtype : DType::kU8);
-      types += fmt::format("{}{}", types.empty() ? "" : ", ", t.kind == Type::Kind::kTensor ? std::string(dtype_name(dtypes.back())) : t.text());
+      types += fmt::format(
+          "{}{}", types.empty() ? "" : ", ",
+          t.kind == Type::Kind::kTensor ? std::string(dtype_name(dtypes.back())) : t.text());
     }
     for (const KernelDesc& k : backend_.kernels())
       if (kernel_matches(k, node.op->name, dtypes)) return k;
-    fail(ErrorCode::kUnsupported, "backend {} has no kernel for {}({}), needed by {}", backend_.name(), node.op->name,
-         types, node.name.empty() ? fn_.name() : node.name);
+    fail(ErrorCode::kUnsupported, "backend {} has no kernel for {}({}), needed by {}",
+         backend_.name(), node.op->name, types, node.name.empty() ? fn_.name() : node.name);
   }
 
   void assign_arena() {
@@ -208,7 +214,8 @@ class Emitter {
 
 }  // namespace
 
-void emit_plan(PlanSet& set, const Function& function, const Backend& backend, std::vector<GuardRange> guard) {
+void emit_plan(PlanSet& set, const Function& function, const Backend& backend,
+               std::vector<GuardRange> guard) {
   Emitter(set, function, backend, std::move(guard)).run();
 }
 

@@ -14,7 +14,8 @@ void expect_sound(const std::vector<Lifetime>& values, const Packing& p) {
     end = std::max(end, p.offsets[a] + values[a].bytes);
     for (size_t b = a + 1; b < values.size(); ++b) {
       bool together = values[a].first <= values[b].last && values[b].first <= values[a].last;
-      bool apart = p.offsets[a] + values[a].bytes <= p.offsets[b] || p.offsets[b] + values[b].bytes <= p.offsets[a];
+      bool apart = p.offsets[a] + values[a].bytes <= p.offsets[b] ||
+                   p.offsets[b] + values[b].bytes <= p.offsets[a];
       EXPECT_TRUE(!together || apart) << a << " and " << b;
     }
   }

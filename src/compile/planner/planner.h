@@ -9,7 +9,8 @@
 
 namespace tokamak {
 
-// planner/memory.cc: offsets for values with lifetimes. Two values whose lifetimes overlap never overlap in memory.
+// planner/memory.cc: offsets for values with lifetimes. Two values whose lifetimes overlap never
+// overlap in memory.
 struct Lifetime {
   uint64_t bytes;
   uint32_t first, last;  // calls, inclusive
@@ -21,8 +22,10 @@ struct Packing {
 constexpr uint64_t kArenaAlignment = 64;
 Packing pack_arena(std::span<const Lifetime> values);
 
-// planner/emit.cc: appends the plan of `function` under `guard` to the set, adding the weights, kernels and inputs it
-// uses. Throws Error(kUnsupported) naming the op when the backend has no kernel for a node.
-void emit_plan(PlanSet& set, const Function& function, const Backend& backend, std::vector<GuardRange> guard);
+// planner/emit.cc: appends the plan of `function` under `guard` to the set, adding the weights,
+// kernels and inputs it uses. Throws Error(kUnsupported) naming the op when the backend has no
+// kernel for a node.
+void emit_plan(PlanSet& set, const Function& function, const Backend& backend,
+               std::vector<GuardRange> guard);
 
 }  // namespace tokamak

@@ -1,5 +1,6 @@
-// Activation quantisation as explicit nodes: linear(x, w) becomes linear(quantize(x), w) where w is block-quantised
-// and the backend computes that product in integers. q, k and v share one quantize node by hash-consing.
+// Activation quantisation as explicit nodes: linear(x, w) becomes linear(quantize(x), w) where w is
+// block-quantised and the backend computes that product in integers. q, k and v share one quantize
+// node by hash-consing.
 #include "base/error.h"
 #include "compile/pass.h"
 
@@ -13,15 +14,18 @@ bool backend_takes(const Backend& backend, DType weight) {
   return false;
 }
 
-// The formats whose integer dot product with int8 activations loses no more than the activations' own rounding.
+// The formats whose integer dot product with int8 activations loses no more than the activations'
+// own rounding.
 bool has_integer_dot(DType dtype) {
   switch (dtype) {
     case DType::kQ4_0:
     case DType::kQ4_1:
     case DType::kQ8_0:
     case DType::kQ4_K:
-    case DType::kQ6_K: return true;
-    default: return false;
+    case DType::kQ6_K:
+      return true;
+    default:
+      return false;
   }
 }
 

@@ -1,0 +1,111 @@
+#include "base/thread_pool.h"
+
+#include <sched.h>
+
+#include <chrono>
+#include <utility>
+
+namespace tokamak {
+namespace {
+
+constexpr int64_t kSpinNs = 60'000;
+
+inline void relax() {
+#if defined(__aarch64__)
+  asm volatile("isb" ::: "memory");  // `yield` is a no-op on most cores; isb waits a few cycles
+#elif defined(__x86_64__)
+  asm volatile("pause" ::: "memory");
+#endif
+}
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// Waits until `word` differs from `old`: spins for a while, then parks.
+uint32_t wait_for_change(const std::atomic<uint32_t>& word, uint32_t old, int64_t spin_ns) {
+  if (spin_ns > 0) {
+    int64_t start = now_ns();
+    do {
+      for (int i = 0; i < 64; ++i) {
+        uint32_t seen = word.load(std::memory_order_acquire);
+        if (seen != old) return seen;
+        relax();
+      }
+    } while (now_ns() - start < spin_ns);
+  }
+  uint32_t seen = word.load(std::memory_order_acquire);
+  while (seen == old) {
+    word.wait(old, std::memory_order_acquire);
+    seen = word.load(std::memory_order_acquire);
+  }
+  return seen;
+}
+
+}  // namespace
+
+int available_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) {
+    int n = CPU_COUNT(&set);
+    if (n > 0) return n;
+  }
+  unsigned n = std::thread::hardware_concurrency();
+  return n == 0 ? 1 : static_cast<int>(n);
+}
+
+ThreadPool::ThreadPool(int threads) {
+  int cores = available_cores();
+  if (threads <= 0) threads = cores;
+  // More threads than cores: a spinning one would hold the core of one that has work.
+  spin_ns_ = threads > cores ? 0 : kSpinNs;
+  workers_.reserve(static_cast<size_t>(threads - 1));
+  for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { worker(t); });
+}
+
+ThreadPool::~ThreadPool() {
+  stop_ = true;
+  epoch_.fetch_add(1, std::memory_order_release);
+  epoch_.notify_all();
+  for (std::thread& w : workers_) w.join();
+}
+
+void ThreadPool::run_part(int thread) noexcept {
+  try {
+    job_(body_, thread);
+  } catch (...) {
+    if (!failed_.exchange(true)) error_ = std::current_exception();
+  }
+}
+
+void ThreadPool::fork_join(Job job, void* body) {
+  job_ = job;
+  body_ = body;
+  auto helpers = static_cast<uint32_t>(workers_.size());
+  pending_.store(helpers, std::memory_order_relaxed);
+  epoch_.fetch_add(1, std::memory_order_release);
+  epoch_.notify_all();
+  run_part(0);
+  for (uint32_t left = pending_.load(std::memory_order_acquire); left != 0;)
+    left = wait_for_change(pending_, left, spin_ns_);
+  if (failed_.load(std::memory_order_relaxed)) {
+    failed_.store(false, std::memory_order_relaxed);
+    std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+}
+
+void ThreadPool::worker(int thread) {
+  uint32_t seen = 0;
+  while (true) {
+    seen = wait_for_change(epoch_, seen, spin_ns_);
+    if (stop_) return;
+    run_part(thread);
+    // Release: the caller sees this part's writes (and error_) once it sees the count.
+    if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) pending_.notify_one();
+  }
+}
+
+}  // namespace tokamak

@@ -1,0 +1,73 @@
+#pragma once
+// Persistent workers for loops inside one step. A loop forks and joins in about a microsecond while
+// the workers spin; workers that find nothing to do for a while park, so an idle program uses no
+// processor time.
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace tokamak {
+
+// Owned by whoever runs the loops; one thread at a time calls run or split (it takes part as thread
+// 0). Loops do not nest. Which thread does what depends on the counts alone, never on timing.
+class ThreadPool {
+ public:
+  explicit ThreadPool(int threads);  // including the caller; 0 = all cores this process may use
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // body(thread) once on every thread. An exception of any of them is thrown here after all have
+  // finished.
+  template <class Body>
+  void run(Body&& body) {
+    if (workers_.empty()) {
+      body(0);
+    } else {
+      fork_join(
+          [](void* b, int thread) { (*static_cast<std::remove_reference_t<Body>*>(b))(thread); },
+          &body);
+    }
+  }
+
+  // body(begin, end, thread) on contiguous parts of [0, items), each of at least `grain` items
+  // where there are so many; with work for one part only, the caller does it and nobody is woken.
+  template <class Body>
+  void split(int64_t items, int64_t grain, Body&& body) {
+    int64_t parts = items / (grain < 1 ? 1 : grain);
+    if (parts > size()) parts = size();
+    if (parts <= 1) {
+      if (items > 0) body(int64_t{0}, items, 0);
+      return;
+    }
+    run([&](int thread) {
+      if (thread < parts) body(items * thread / parts, items * (thread + 1) / parts, thread);
+    });
+  }
+
+ private:
+  using Job = void (*)(void* body, int thread);
+  void fork_join(Job job, void* body);
+  void worker(int thread);
+  void run_part(int thread) noexcept;
+
+  std::vector<std::thread> workers_;
+  int64_t spin_ns_ = 0;
+  Job job_ = nullptr;
+  void* body_ = nullptr;
+  std::exception_ptr error_;
+  std::atomic<bool> failed_{false};
+  // On their own cache lines: one is written by the caller, the other by the workers.
+  alignas(64) std::atomic<uint32_t> epoch_{0};
+  alignas(64) std::atomic<uint32_t> pending_{0};
+  bool stop_ = false;  // published by epoch_
+};
+
+int available_cores();  // that this process may run on
+
+}  // namespace tokamak

@@ -1,0 +1,162 @@
+// Tiny random-weight models of every architecture, as folder and as GGUF, against logits that
+// transformers computed (tests/golden/numerics, made by tools/make_goldens.py).
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "tests/numerics/model_runner.h"
+
+namespace tokamak {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Sequence {
+  std::vector<int32_t> ids, greedy;
+  std::vector<int> rows;
+  std::vector<std::vector<double>> logits;
+};
+
+struct Golden {
+  std::string model;
+  bool gguf;
+  std::vector<Sequence> sequences;
+};
+
+std::vector<int32_t> ints(const Value& v) {
+  std::vector<int32_t> out;
+  for (const Value& x : v.as_array()) out.push_back(static_cast<int32_t>(x.as_int()));
+  return out;
+}
+
+Golden read_golden(const fs::path& path) {
+  Value v = parse_json(read_text_file(path), path.string());
+  Golden g{v.at("model").as_string(), v.at("gguf").as_bool(), {}};
+  for (const Value& s : v.at("sequences").as_array()) {
+    Sequence q{ints(s.at("ids")), ints(s.at("greedy")), {}, {}};
+    for (int32_t r : ints(s.at("rows"))) q.rows.push_back(r);
+    for (const Value& row : s.at("logits").as_array()) {
+      q.logits.emplace_back();
+      for (const Value& x : row.as_array()) q.logits.back().push_back(x.as_double());
+    }
+    g.sequences.push_back(std::move(q));
+  }
+  return g;
+}
+
+std::vector<std::string> golden_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(TK_GOLDEN_DIR))
+    names.push_back(entry.path().stem().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+class GoldenTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    const char* dir = std::getenv("TOKAMAK_TINY_MODELS");
+    if (!dir)
+      GTEST_SKIP() << "TOKAMAK_TINY_MODELS names no folder (tools/tiny_models.py writes it)";
+    models_ = dir;
+    golden_ = read_golden(fs::path(TK_GOLDEN_DIR) / (GetParam() + ".json"));
+  }
+  std::vector<std::string> paths() const {
+    std::vector<std::string> out = {(models_ / golden_.model).string()};
+    if (golden_.gguf) out.push_back((models_ / (golden_.model + ".gguf")).string());
+    return out;
+  }
+  void expect_close(ModelRunner& runner, double bound, const std::string& where) {
+    for (size_t s = 0; s < golden_.sequences.size(); ++s) {
+      const Sequence& q = golden_.sequences[s];
+      auto logits = runner.all_logits(static_cast<int>(s), q.ids, 64);
+      double worst = 0;
+      for (size_t r = 0; r < q.rows.size(); ++r)
+        worst = std::max(worst, nmse(logits[static_cast<size_t>(q.rows[r])], q.logits[r]));
+      EXPECT_LE(worst, bound) << where << " sequence " << s;
+      RecordProperty("nmse", fmt::format("{:.3g}", worst));
+    }
+  }
+  fs::path models_;
+  Golden golden_;
+};
+
+TEST_P(GoldenTest, RefMatchesTransformers) {
+  for (const std::string& path : paths()) {
+    ModelRunner runner(path, {.backend = "ref"});
+    expect_close(runner, 1e-9, path);
+  }
+}
+
+TEST_P(GoldenTest, CpuMatchesTransformers) {
+  for (const std::string& path : paths()) {
+    ModelRunner runner(path, {.backend = "cpu"});
+    expect_close(runner, 1e-6, path);
+    ModelRunner half(path, {.backend = "cpu", .kv_dtype = DType::kF16});
+    expect_close(half, 1e-5, path + " with f16 KV");
+  }
+}
+
+TEST_P(GoldenTest, GreedyContinuationMatches) {
+  for (const char* backend : {"ref", "cpu"}) {
+    ModelRunner runner(paths().back(), {.backend = backend});
+    for (size_t s = 0; s < golden_.sequences.size(); ++s)
+      EXPECT_EQ(runner.greedy(static_cast<int>(s), golden_.sequences[s].ids, 16),
+                golden_.sequences[s].greedy)
+          << backend;
+  }
+}
+
+// Folder and GGUF hold the same numbers, so the logits must have the same bits.
+TEST_P(GoldenTest, FolderAndGgufGiveTheSameBits) {
+  if (!golden_.gguf) GTEST_SKIP() << "no GGUF of this model";
+  ModelRunner folder(paths()[0], {.backend = "cpu"}), gguf(paths()[1], {.backend = "cpu"});
+  const std::vector<int32_t>& ids = golden_.sequences[0].ids;
+  EXPECT_EQ(folder.all_logits(0, ids, 64), gguf.all_logits(0, ids, 64));
+}
+
+// Batch invariance: the same bits whether a sequence is computed at once, token by token, in
+// chunks, or next to others, with one thread or three.
+TEST_P(GoldenTest, LogitBitsDoNotDependOnBatching) {
+  const std::vector<int32_t>&ids = golden_.sequences[0].ids, &other = golden_.sequences[1].ids;
+  for (DType kv : {DType::kF32, DType::kF16}) {
+    ModelRunner runner(paths().back(), {.backend = "cpu", .kv_dtype = kv});
+    auto whole = runner.all_logits(0, ids, 64);
+    EXPECT_EQ(runner.all_logits(1, ids, 7), whole) << "chunks of 7";
+    for (size_t i = 0; i < ids.size(); ++i)
+      EXPECT_EQ(runner.decode({{2, {ids[i]}}})[0], whole[i]) << "decode, token " << i;
+    // Interleaved with another sequence, in uneven parts.
+    size_t at = 0, other_at = 0;
+    for (size_t round = 0; at < ids.size(); ++round) {
+      size_t n = std::min(ids.size() - at, round % 4 + 1),
+             m = std::min(other.size() - other_at, (round * 3) % 5);
+      std::vector<ModelRunner::Part> parts;
+      if (m > 0)
+        parts.push_back({3,
+                         {other.begin() + static_cast<ptrdiff_t>(other_at),
+                          other.begin() + static_cast<ptrdiff_t>(other_at + m)}});
+      parts.push_back({4,
+                       {ids.begin() + static_cast<ptrdiff_t>(at),
+                        ids.begin() + static_cast<ptrdiff_t>(at + n)}});
+      auto rows = runner.step(parts);
+      for (size_t i = 0; i < n; ++i)
+        EXPECT_EQ(rows[m + i], whole[at + i]) << "batched, token " << at + i;
+      at += n;
+      other_at += m;
+    }
+    ModelRunner threads(paths().back(), {.backend = "cpu", .kv_dtype = kv, .threads = 3});
+    EXPECT_EQ(threads.all_logits(0, ids, 64), whole) << "three threads";
+    runner.restart(0);
+    EXPECT_EQ(runner.all_logits(0, ids, 11), whole) << "recomputed after preemption";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, GoldenTest, testing::ValuesIn(golden_names()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace tokamak

@@ -1,0 +1,65 @@
+#pragma once
+// Runs a model file through import, compiler and backend, step by step, with logits brought back:
+// the tool of the numerics tests. Sequences get their KV blocks in a shuffled order, so that paging
+// bugs show.
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/rng.h"
+#include "compile/model_source.h"
+
+namespace tokamak {
+
+struct RunnerOptions {
+  std::string backend = "ref";
+  std::string activations = "f32";
+  DType kv_dtype = DType::kF32;
+  int threads = 2;
+  int64_t sequences = 8, length = 128, max_tokens = 64, block_size = 16;
+};
+
+class ModelRunner {
+ public:
+  ModelRunner(const std::string& path, const RunnerOptions& options);
+  ModelRunner(std::unique_ptr<ModelSource> source, std::unique_ptr<Backend> backend,
+              const RunnerOptions& options);
+
+  struct Part {  // some tokens of one sequence in a step
+    int sequence;
+    std::vector<int32_t> ids;
+  };
+  // One step over all parts; returns one row of logits per token, in order.
+  std::vector<std::vector<float>> step(const std::vector<Part>& parts);
+  // One token per sequence through the `decode` function.
+  std::vector<std::vector<float>> decode(const std::vector<Part>& parts) {
+    return run(parts, "decode");
+  }
+  // Logits of every position of `ids`, in chunks.
+  std::vector<std::vector<float>> all_logits(int sequence, const std::vector<int32_t>& ids,
+                                             size_t chunk);
+  std::vector<int32_t> greedy(int sequence, const std::vector<int32_t>& prompt, int count);
+
+  void restart(int sequence) { lengths_[static_cast<size_t>(sequence)] = 0; }
+  const PlanSet& plans() const { return source_->plans(); }
+
+  std::function<void(StepInputs&)>
+      edit;  // last change to a step before it is submitted: masks, adapters, positions
+
+ private:
+  std::vector<std::vector<float>> run(const std::vector<Part>& parts, const std::string& function);
+  void load();
+
+  RunnerOptions options_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<ModelSource> source_;
+  std::unique_ptr<Executable> executable_;
+  std::vector<std::vector<std::vector<int32_t>>> tables_;  // [group][sequence]
+  std::vector<int64_t> lengths_;
+};
+
+double nmse(const std::vector<float>& got, const std::vector<double>& want);
+
+}  // namespace tokamak
