@@ -32,16 +32,22 @@ def llamacpp_rates(args, model_path, threads):
     import llama_cpp
     model = llama_cpp.Llama(str(model_path), n_ctx=args.prompt + args.gen + 8, n_batch=512, n_ubatch=512, n_threads=threads,
                             n_threads_batch=threads, verbose=False)
-    vocab = model.n_vocab()
+    vocab, ctx = model.n_vocab(), model.ctx
+
+    def evaluate(ids):  # the C call itself, without the package's Python around it
+        array = (llama_cpp.llama_token * len(ids))(*ids)
+        if llama_cpp.llama_decode(ctx, llama_cpp.llama_batch_get_one(array, len(ids))):
+            raise RuntimeError("llama_decode failed")
+
     prompt = [(i * 104729 + 11) % vocab for i in range(args.prompt)]
     prefill, decode = [], []
     for round_ in range(args.repeat + 1):
-        model.reset()
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
         t0 = time.perf_counter()
-        model.eval(prompt)
+        evaluate(prompt)
         t1 = time.perf_counter()
         for i in range(args.gen):
-            model.eval([(i * 7919 + 3) % vocab])
+            evaluate([(i * 7919 + 3) % vocab])
         t2 = time.perf_counter()
         if round_:
             prefill.append(args.prompt / (t1 - t0))
