@@ -11,6 +11,7 @@ The JSON:
     {"format": 1, "model": "llama",                 folder and GGUF name from tiny_models.py
      "gguf": true,                                  there is NAME.gguf too, and it means the same
      "vocab": 128,
+     "weights_sha256": "...",                       tiny_models.fingerprint of the weights
      "sequences": [{                                independent sequences, each from position 0
         "ids": [...],                               input tokens; every position is computed in one causal pass
         "rows": [0, 1, ...],                        the positions whose logits are kept
@@ -101,7 +102,7 @@ def nmse(a, b):
 
 def golden_of(name, model):
     result = {"format": 1, "model": name, "gguf": name not in tiny_models.NOT_AS_GGUF, "vocab": tiny_models.VOCAB,
-              "sequences": []}
+              "weights_sha256": tiny_models.fingerprint(tiny_models.weights_of(name)), "sequences": []}
     for ids in sequences():
         logits = logits_of(model, ids)
         rows = ROWS + [len(ids) - 3, len(ids) - 2, len(ids) - 1]

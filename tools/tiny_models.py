@@ -10,6 +10,7 @@ its uniform doubles are used (integer arithmetic and one multiplication), so eve
 Needs numpy, safetensors, gguf. tools/make_goldens.py computes the logits these models must give.
 """
 import argparse
+import hashlib
 import json
 import math
 import pathlib
@@ -204,6 +205,21 @@ def weights_of(name):
     return w.tensors
 
 
+def fingerprint(tensors):
+    """SHA-256 of names and bytes; the goldens carry it, so that wrong weights and wrong maths can be told apart."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].shape}".encode())
+        digest.update(tensors[name].astype("<f4").tobytes())
+    return digest.hexdigest()
+
+
+def check_golden(name, tensors):
+    golden = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden" / "numerics" / f"{name}.json"
+    if golden.exists() and json.loads(golden.read_text())["weights_sha256"] != fingerprint(tensors):
+        sys.exit(f"tiny_models: the weights of {name} are not those its golden was made with; run tools/make_goldens.py")
+
+
 def tokenizer_json():
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return {
@@ -244,12 +260,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--only", default="", help="comma-separated names; default: all")
+    parser.add_argument("--no-check", action="store_true", help="do not compare the weights with the goldens' fingerprints")
     args = parser.parse_args()
     names = args.only.split(",") if args.only else list(MODELS)
     for name in names:
         if name not in MODELS:
             sys.exit(f"tiny_models: no model '{name}'; there are {', '.join(MODELS)}")
         write_model(name, args.out)
+        if not args.no_check:
+            check_golden(name, weights_of(name))
     print(f"tiny_models: {len(names)} models in {args.out}")
 
 
