@@ -1,6 +1,8 @@
 #pragma once
 // What every model file shares: the inputs of `step`, weights by canonical name, KV groups and the
 // tail that turns hidden states into logits. Models then read like the paper.
+#include <fmt/format.h>
+
 #include <string>
 #include <string_view>
 
