@@ -1,0 +1,20 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tokamak {
+
+struct GgufPre {
+  std::vector<std::string> regexes;  // applied one after the other; matches and gaps are words
+  bool ignore_merges = false;
+  bool add_bos = false;  // when the file does not say
+  bool add_sep = false;
+  std::string normalizer;  // "NFC" or ""
+};
+
+// nullopt: a name this build does not know.
+std::optional<GgufPre> find_gguf_pre(std::string_view name);
+
+}  // namespace tokamak

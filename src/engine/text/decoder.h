@@ -1,0 +1,44 @@
+#pragma once
+// ids -> text, piece by piece: the decoders a tokenizer.json may name, each as a step of a stream.
+// Decoding as a whole is the same stream, pushed in one go.
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/value.h"
+
+namespace tokamak {
+
+// A step takes tokens in fragments and passes tokens in fragments on. `end` closes the token.
+class DecodeStep {
+ public:
+  virtual ~DecodeStep() = default;
+  virtual void feed(std::string_view fragment, bool end) = 0;
+  virtual void finish() = 0;  // the end of the text; passes on what was held back
+  DecodeStep* next = nullptr;
+
+ protected:
+  void pass(std::string_view fragment, bool end) const { next->feed(fragment, end); }
+};
+
+// One sequence being decoded; one thread.
+class DecodeStream {
+ public:
+  // config: the decoder as in tokenizer.json; null: tokens joined by spaces.
+  DecodeStream(const Value& config, bool valid_utf8);
+  ~DecodeStream();
+  void push(std::string_view piece);
+  void finish();
+  std::string take();  // text that is final
+
+ private:
+  class Sink;
+  std::vector<std::unique_ptr<DecodeStep>> steps_;
+  std::unique_ptr<Sink> sink_;
+};
+
+// Checks a decoder config without using it; throws Error(kUnsupported).
+void check_decoder(const Value& config);
+
+}  // namespace tokamak

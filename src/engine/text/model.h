@@ -1,0 +1,52 @@
+#pragma once
+// The model step of a tokenizer: one word (what the pre-tokenizer cut out) -> ids.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/tokenizer_spec.h"
+
+namespace tokamak {
+
+// Buffers of one encoding thread; belongs to one model, lent from the tokenizer's pool.
+class ModelWorkspace {
+ public:
+  virtual ~ModelWorkspace() = default;
+};
+
+// Immutable after construction, thread-safe. The spec must outlive it.
+class TokenModel {
+ public:
+  virtual ~TokenModel() = default;
+  virtual std::unique_ptr<ModelWorkspace> make_workspace() const {
+    return std::make_unique<ModelWorkspace>();
+  }
+  // Appends to ids. `word` is valid UTF-8, or any bytes when takes_bytes().
+  virtual void encode_word(std::string_view word, ModelWorkspace& workspace,
+                           std::vector<int32_t>& ids) const = 0;
+  // Bytes that are no UTF-8.
+  virtual void encode_invalid(std::string_view bytes, ModelWorkspace& workspace,
+                              std::vector<int32_t>& ids) const = 0;
+  // True: words are raw bytes, the byte-level step of the pre-tokenizer is the model's business.
+  virtual bool takes_bytes() const { return false; }
+};
+
+// byte_level: the pre-tokenizer maps bytes to characters as its last step.
+std::unique_ptr<TokenModel> make_bpe_model(const TokenizerSpec& spec, bool byte_level);
+std::unique_ptr<TokenModel> make_unigram_model(const TokenizerSpec& spec);
+std::unique_ptr<TokenModel> make_wordpiece_model(const TokenizerSpec& spec);
+std::unique_ptr<TokenModel> make_wordlevel_model(const TokenizerSpec& spec);
+
+// The alphabet of byte-level BPE: every byte as a printable character.
+const char32_t* byte_to_char_table();  // 256 entries
+int char_to_byte(char32_t c);          // -1: not in the alphabet
+// Raw bytes of a byte-level piece; false when it has a character outside the alphabet.
+bool unmap_bytes(std::string_view piece, std::string& bytes);
+void map_bytes(std::string_view bytes, std::string& piece);
+// "<0x0A>" -> 10; -1 when it is no byte piece.
+int byte_piece_value(std::string_view piece);
+std::string byte_piece(int byte);
+
+}  // namespace tokamak

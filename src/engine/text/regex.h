@@ -1,0 +1,53 @@
+#pragma once
+// Regular expressions of tokenizers: the syntax they are written in is Oniguruma's (Ruby), the
+// engine is PCRE2 with JIT, seen by regex.cc alone.
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace tokamak {
+
+// Immutable and thread-safe. Matching is on valid UTF-8 only.
+class Regex {
+ public:
+  explicit Regex(std::string_view pattern);  // throws Error(kUnsupported) naming the pattern
+  ~Regex();
+  Regex(Regex&&) noexcept;
+  Regex& operator=(Regex&&) noexcept;
+
+  struct Match {
+    size_t begin = 0, end = 0;
+  };
+  // Calls found(Match) for each match in turn, as a "find all" does: an empty match directly after
+  // another match is not reported.
+  template <class F>
+  void for_each(std::string_view text, F&& found) const {
+    Scan scan(*this, text);
+    Match m;
+    while (scan.next(m)) found(m);
+  }
+
+ private:
+  struct Code;
+  class Scan {
+   public:
+    Scan(const Regex& regex, std::string_view text);
+    bool next(Match& match);
+
+   private:
+    const Regex& regex_;
+    const void* code_;
+    std::string_view text_;
+    size_t pos_ = 0, last_end_ = std::string_view::npos;
+  };
+  std::unique_ptr<Code> code_;
+};
+
+// A literal as a pattern.
+std::string regex_escape(std::string_view literal);
+
+// The same pattern in PCRE2's syntax. exact_space: \s must not match U+180E, at some cost in speed.
+std::string regex_to_pcre(std::string_view pattern, bool exact_space);
+
+}  // namespace tokamak

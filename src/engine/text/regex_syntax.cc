@@ -1,0 +1,326 @@
+// Oniguruma (Ruby) syntax -> PCRE2 syntax. Where they differ: \s and U+180E, \h, \w, \u, script
+// properties, nested and intersected character classes, ^ and $ (always per line), (?m), {n,m}+.
+#include <array>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/text/regex.h"
+
+namespace tokamak {
+namespace {
+
+constexpr std::string_view kSpace = R"(\t-\r\x{85}\p{Z})";
+constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+constexpr std::string_view kHex = "0-9a-fA-F";
+
+class Translator {
+ public:
+  Translator(std::string_view pattern, bool exact_space) : in_(pattern), exact_(exact_space) {}
+
+  std::string run() {
+    while (pos_ < in_.size()) element();
+    return std::move(out_);
+  }
+
+ private:
+  [[noreturn]] void bad(const char* what) const {
+    fail(ErrorCode::kUnsupported, "regular expression {}: {} at character {}", in_, what, pos_);
+  }
+  char peek(size_t ahead = 0) const { return pos_ + ahead < in_.size() ? in_[pos_ + ahead] : '\0'; }
+  bool starts(std::string_view s) const { return in_.substr(pos_, s.size()) == s; }
+
+  void element() {
+    const char c = peek();
+    switch (c) {
+      case '\\':
+        atom_ = out_.size();
+        out_ += escape(false);
+        return;
+      case '[':
+        atom_ = out_.size();
+        out_ += char_class();
+        return;
+      case '(':
+        group();
+        return;
+      case ')':
+        if (groups_.empty()) bad("unmatched )");
+        ++pos_;
+        out_ += ')';
+        atom_ = groups_.back();
+        groups_.pop_back();
+        return;
+      case '^':
+      case '$':
+        ++pos_;
+        atom_ = out_.size();
+        out_ += c == '^' ? "(?m:^)" : "(?m:$)";
+        return;
+      case '{':
+        interval();
+        return;
+      case '*':
+      case '+':
+      case '?':
+      case '|':
+        ++pos_;
+        out_ += c;
+        return;
+      default:
+        atom_ = out_.size();
+        out_ += c;
+        ++pos_;
+        // A quantifier takes the whole character.
+        while (pos_ < in_.size() && (static_cast<unsigned char>(in_[pos_]) & 0xC0) == 0x80)
+          out_ += in_[pos_++];
+    }
+  }
+
+  // {n}, {n,}, {,m}, {n,m}; a + behind it repeats (it is no possessive mark in Ruby).
+  void interval() {
+    size_t end = pos_ + 1;
+    while (end < in_.size() && (isdigit(static_cast<unsigned char>(in_[end])) || in_[end] == ','))
+      ++end;
+    const std::string_view body = in_.substr(pos_ + 1, end - pos_ - 1);
+    if (end >= in_.size() || in_[end] != '}' || body.empty() || body == ",") {
+      atom_ = out_.size();
+      out_ += "\\{";
+      ++pos_;
+      return;
+    }
+    out_ += '{';
+    if (body[0] == ',') out_ += '0';
+    out_ += body;
+    out_ += '}';
+    pos_ = end + 1;
+    if (peek() == '+') {
+      out_.insert(atom_, "(?:");
+      out_ += ")";
+    }
+  }
+
+  void group() {
+    const size_t start = out_.size();
+    groups_.push_back(start);
+    ++pos_;
+    out_ += '(';
+    if (peek() != '?') return;
+    if (starts("?<") && peek(2) != '=' && peek(2) != '!') return;  // named: same syntax
+    // (?imx-imx: and (?imx): Ruby's m lets the dot match newlines.
+    size_t end = pos_ + 1;
+    while (end < in_.size() && std::string_view("imx-").find(in_[end]) != std::string_view::npos)
+      ++end;
+    if (end < in_.size() && end > pos_ + 1 && (in_[end] == ':' || in_[end] == ')')) {
+      for (; pos_ < end; ++pos_) out_ += in_[pos_] == 'm' ? 's' : in_[pos_];
+      if (in_[end] == ':') out_ += in_[pos_++];
+      return;
+    }
+    // (?:  (?=  (?!  (?>  (?<=  (?<!
+    out_ += in_[pos_++];
+    while (pos_ < in_.size() &&
+           std::string_view(":=!><").find(in_[pos_]) != std::string_view::npos) {
+      const char c = in_[pos_];
+      out_ += in_[pos_++];
+      if (c != '<') break;
+    }
+  }
+
+  std::string property() {
+    // at \p{ or \P{
+    std::string head = peek(1) == 'P' ? "\\P{" : "\\p{";
+    if (peek(2) != '{') {
+      std::string plain(in_.substr(pos_, 3));
+      pos_ += 3;
+      return plain;
+    }
+    const size_t end = in_.find('}', pos_);
+    if (end == std::string_view::npos) bad("\\p without }");
+    std::string_view name = in_.substr(pos_ + 3, end - pos_ - 3);
+    pos_ = end + 1;
+    if (!name.empty() && name[0] == '^') {
+      head = head[1] == 'p' ? "\\P{" : "\\p{";
+      name.remove_prefix(1);
+    }
+    std::string key;
+    for (char c : name)
+      if (c != '_' && c != ' ' && c != '-')
+        key += static_cast<char>(tolower(static_cast<unsigned char>(c)));
+    static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+        {"letter", "L"},
+        {"mark", "M"},
+        {"number", "N"},
+        {"punctuation", "P"},
+        {"symbol", "S"},
+        {"separator", "Z"},
+        {"other", "C"},
+        {"uppercaseletter", "Lu"},
+        {"lowercaseletter", "Ll"},
+        {"titlecaseletter", "Lt"},
+        {"modifierletter", "Lm"},
+        {"otherletter", "Lo"},
+        {"decimalnumber", "Nd"},
+        {"letternumber", "Nl"},
+        {"othernumber", "No"},
+        {"nonspacingmark", "Mn"},
+        {"spacingmark", "Mc"},
+        {"enclosingmark", "Me"},
+        {"spaceseparator", "Zs"},
+        {"lineseparator", "Zl"},
+        {"paragraphseparator", "Zp"},
+        {"connectorpunctuation", "Pc"},
+        {"dashpunctuation", "Pd"},
+        {"openpunctuation", "Ps"},
+        {"closepunctuation", "Pe"},
+        {"initialpunctuation", "Pi"},
+        {"finalpunctuation", "Pf"},
+        {"otherpunctuation", "Po"},
+        {"mathsymbol", "Sm"},
+        {"currencysymbol", "Sc"},
+        {"modifiersymbol", "Sk"},
+        {"othersymbol", "So"},
+        {"control", "Cc"},
+        {"format", "Cf"},
+        {"privateuse", "Co"},
+        {"unassigned", "Cn"},
+        {"punct", "P"},
+        {"digit", "Nd"},
+        {"upper", "Uppercase"},
+        {"lower", "Lowercase"},
+        {"alpha", "Alphabetic"},
+        {"alphabetic", "Alphabetic"},
+        {"uppercase", "Uppercase"},
+        {"lowercase", "Lowercase"},
+        {"cntrl", "Cc"},
+        {"any", "Any"},
+        {"emoji", "Emoji"},
+        {"ideographic", "Ideographic"},
+        {"extendedpictographic", "Extended_Pictographic"},
+        {"emojipresentation", "Emoji_Presentation"},
+        {"emojimodifier", "Emoji_Modifier"},
+        {"emojicomponent", "Emoji_Component"},
+        {"whitespace", "White_Space"},
+        {"space", "White_Space"}};
+    for (const auto& [from, to] : kNames)
+      if (key == from) return head + std::string(to) + "}";
+    if (name.size() <= 2) return head + std::string(name) + "}";
+    if (key.starts_with("is")) name.remove_prefix(2);
+    // The rest are scripts; by default PCRE2 would take script extensions.
+    return head + (name.find('=') == std::string_view::npos ? "sc:" : "") + std::string(name) + "}";
+  }
+
+  std::string escape(bool in_class) {
+    const char c = peek(1);
+    const auto set = [&](std::string_view items, bool negated) {
+      pos_ += 2;
+      if (in_class && !negated) return std::string(items);
+      if (in_class) bad("negated \\w, \\h inside a class");
+      return std::string(negated ? "[^" : "[") + std::string(items) + "]";
+    };
+    switch (c) {
+      case '\0':
+        bad("trailing backslash");
+      case 's':
+        if (exact_) return set(kSpace, false);
+        break;
+      case 'S':
+        if (exact_ && !in_class) return set(kSpace, true);
+        break;
+      case 'w':
+        return set(kWord, false);
+      case 'W':
+        if (in_class) break;
+        return set(kWord, true);
+      case 'h':
+        return set(kHex, false);
+      case 'H':
+        return set(kHex, true);
+      case 'p':
+      case 'P':
+        return property();
+      case 'u': {
+        std::string out = "\\x{" + std::string(in_.substr(pos_ + 2, 4)) + "}";
+        pos_ = std::min(in_.size(), pos_ + 6);
+        return out;
+      }
+      default:
+        break;
+    }
+    std::string out(in_.substr(pos_, 2));
+    pos_ += 2;
+    while (pos_ < in_.size() && (static_cast<unsigned char>(in_[pos_]) & 0xC0) == 0x80)
+      out += in_[pos_++];
+    if (out.size() > 2) out.erase(0, 1);  // an escaped character beyond ASCII is itself
+    return out;
+  }
+
+  // [...] with nested classes and && as Ruby has them. A plain class stays a class; others become
+  // alternatives and look-aheads, each of one character.
+  std::string char_class() {
+    ++pos_;
+    const bool negated = peek() == '^';
+    if (negated) ++pos_;
+    std::string items;
+    std::vector<std::string> nested, operands;
+    bool first = true;
+    const auto close = [&]() {
+      std::string one;
+      if (nested.empty()) {
+        one = items.empty() ? "(?!)" : "[" + items + "]";
+      } else {
+        one = "(?:";
+        for (const std::string& n : nested) one += n + "|";
+        one += items.empty() ? "(?!)" : "[" + items + "]";
+        one += ")";
+      }
+      operands.push_back(std::move(one));
+      items.clear();
+      nested.clear();
+    };
+    while (true) {
+      if (pos_ >= in_.size()) bad("class without ]");
+      const char c = peek();
+      if (c == ']' && !first) break;
+      first = false;
+      if (c == '[' && peek(1) == ':') {
+        const size_t end = in_.find(":]", pos_);
+        if (end == std::string_view::npos) bad("POSIX class without :]");
+        items += in_.substr(pos_, end + 2 - pos_);
+        pos_ = end + 2;
+      } else if (c == '[') {
+        nested.push_back(char_class());
+      } else if (starts("&&")) {
+        pos_ += 2;
+        close();
+      } else if (c == '\\') {
+        items += escape(true);
+      } else {
+        if (c == ']') items += '\\';
+        items += c;
+        ++pos_;
+      }
+    }
+    ++pos_;
+    if (operands.empty() && nested.empty()) return (negated ? "[^" : "[") + items + "]";
+    close();
+    std::string out = "(?:";
+    for (size_t i = 0; i + 1 < operands.size(); ++i) out += "(?=" + operands[i] + ")";
+    out += operands.back() + ")";
+    return negated ? "(?:(?!" + out + ")(?s:.))" : out;
+  }
+
+  std::string_view in_;
+  bool exact_;
+  size_t pos_ = 0;
+  std::string out_;
+  size_t atom_ = 0;             // where the last atom starts in out_
+  std::vector<size_t> groups_;  // where the open groups start in out_
+};
+
+}  // namespace
+
+std::string regex_to_pcre(std::string_view pattern, bool exact_space) {
+  return Translator(pattern, exact_space).run();
+}
+
+}  // namespace tokamak
