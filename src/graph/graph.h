@@ -1,11 +1,13 @@
 #pragma once
-// The graph: what is to be computed. A Module declares symbols, KV groups, states, weights and constants, and
-// holds functions. A Function is a topologically ordered list of nodes in SSA form; pure nodes are hash-consed,
-// so equal subexpressions are one node. No weight bytes, no device or kernel names here.
+// The graph: what is to be computed. A Module declares symbols, KV groups, states, weights and
+// constants, and holds functions. A Function is a topologically ordered list of nodes in SSA form;
+// pure nodes are hash-consed, so equal subexpressions are one node. No weight bytes, no device or
+// kernel names here.
 //
-// Reads and writes of state are explicit. `append` consumes a version of a state and yields the next; a version
-// is consumed at most once, and a write names (as trailing inputs) every read of the version it replaces. A
-// function returns the last version of each state it was given, so dead-code elimination can never drop a write.
+// Reads and writes of state are explicit. `append` consumes a version of a state and yields the
+// next; a version is consumed at most once, and a write names (as trailing inputs) every read of
+// the version it replaces. A function returns the last version of each state it was given, so
+// dead-code elimination can never drop a write.
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -32,31 +34,31 @@ struct Ref {
 
 struct Node {
   const OpDef* op;
-  Attrs attrs;                   // keys sorted
+  Attrs attrs;  // keys sorted
   std::vector<Ref> inputs;
   std::vector<Type> outputs;
-  std::string name;              // hint for people: "blk.0.attn_q"; not part of identity
+  std::string name;                     // hint for people: "blk.0.attn_q"; not part of identity
   std::vector<std::string> provenance;  // "models/llama", "rule fold_scale @ 17"
 };
 
 // Structural ops: `input` {name}, `weight` {name}, `constant` {name} (no inputs).
 
-struct GroupDecl {       // layers whose KV lives and dies together share a group and its block table
-  std::string name;      // "full", "window", "latent"
-  int64_t window = 0;    // tokens that must be kept; 0 = all
+struct GroupDecl {     // layers whose KV lives and dies together share a group and its block table
+  std::string name;    // "full", "window", "latent"
+  int64_t window = 0;  // tokens that must be kept; 0 = all
   int64_t block_size = 16;
   bool operator==(const GroupDecl&) const = default;
 };
 
 struct PlaneDecl {
-  std::string name;   // "k", "v", "scale" ...
-  TensorType type;    // extents per token
+  std::string name;  // "k", "v", "scale" ...
+  TensorType type;   // extents per token
   bool operator==(const PlaneDecl&) const = default;
 };
 
 struct StateDecl {
   enum class Growth : uint8_t { kPerToken, kPerSequence };
-  std::string name;   // "kv.0"
+  std::string name;  // "kv.0"
   std::string group;
   Growth growth = Growth::kPerToken;
   std::vector<PlaneDecl> planes;
@@ -70,9 +72,9 @@ struct WeightDecl {
   bool operator==(const WeightDecl&) const = default;
 };
 
-struct ConstantDecl {   // small tensors the compiler knows: rope frequencies, folded scalars
+struct ConstantDecl {  // small tensors the compiler knows: rope frequencies, folded scalars
   std::string name;
-  TensorType type;      // f32 or i32, constant extents
+  TensorType type;  // f32 or i32, constant extents
   std::vector<double> values;
   bool operator==(const ConstantDecl&) const = default;
 };
@@ -96,14 +98,16 @@ class Function {
 
   Function(const Module* module, std::string name) : name_(std::move(name)), module_(module) {}
 
-  // Adds a node, inferring its types; throws Error(kInvalidArgument) naming the op when inputs do not fit.
-  // A pure node equal to an existing one is not added again; its ref is returned.
+  // Adds a node, inferring its types; throws Error(kInvalidArgument) naming the op when inputs do
+  // not fit. A pure node equal to an existing one is not added again; its ref is returned.
   Ref add(std::string_view op, std::vector<Ref> inputs, Attrs attrs = {}, std::string name = {});
-  std::vector<Ref> add_multi(std::string_view op, std::vector<Ref> inputs, Attrs attrs = {}, std::string name = {});
+  std::vector<Ref> add_multi(std::string_view op, std::vector<Ref> inputs, Attrs attrs = {},
+                             std::string name = {});
   Ref add_input(std::string name, Type type);
-  Ref weight(std::string_view name);     // of the module; the same node each time
+  Ref weight(std::string_view name);  // of the module; the same node each time
   Ref constant(std::string_view name);
-  void set_result(std::string name, Ref ref);  // replaces one of the same name
+  void set_result(std::string name, Ref ref);   // replaces one of the same name
+  Ref find_input(std::string_view name) const;  // not valid() when there is none
 
   const std::string& name() const { return name_; }
   const Module& module() const { return *module_; }
@@ -115,10 +119,18 @@ class Function {
   const std::vector<Result>& results() const { return results_; }
   std::vector<Fact>& facts() { return facts_; }
   const std::vector<Fact>& facts() const { return facts_; }
-  void set_provenance(std::string text) { provenance_ = std::move(text); }  // given to nodes added from now on
+  // Given to nodes added from now on; an empty text is no provenance.
+  void set_provenance(std::string text);
+  void set_provenance(std::vector<std::string> texts) { provenance_ = std::move(texts); }
 
  private:
   friend class Module;
+  friend struct GraphTestAccess;  // verify_test.cc breaks the rules that add() upholds
+  Ref structural(std::string_view op, std::string_view name, const TensorType& type);
+  const StateDecl* find_state(std::string_view name);
+  NodeId find_equal(uint64_t hash, const OpDef* op, const Attrs& attrs,
+                    const std::vector<Ref>& inputs) const;
+
   std::string name_;
   const Module* module_;
   std::vector<Node> nodes_;
@@ -126,7 +138,10 @@ class Function {
   std::vector<Result> results_;
   std::vector<Fact> facts_;
   std::unordered_multimap<uint64_t, NodeId> pure_;  // structural hash -> node
-  std::string provenance_;
+  std::unordered_map<std::string, Ref> input_index_;
+  std::unordered_map<std::string, size_t> result_index_;
+  std::unordered_map<std::string, size_t> state_index_;  // of the module's states
+  std::vector<std::string> provenance_;
 };
 
 // Owns everything a model is made of. Movable, not copyable implicitly: clone() says what it costs.
@@ -152,39 +167,60 @@ class Module {
   const SymbolDecl* find_symbol(std::string_view name) const;
   const GroupDecl* find_group(std::string_view name) const;
   const StateDecl* find_state(std::string_view name) const;
-  const WeightDecl* find_weight(std::string_view name) const;      // O(1) on average
+  const WeightDecl* find_weight(std::string_view name) const;  // O(1) on average
   const ConstantDecl* find_constant(std::string_view name) const;
-  void add_weight(WeightDecl decl);       // duplicate names throw
-  void add_constant(ConstantDecl decl);   // same name and content: kept once
+  void add_weight(WeightDecl decl);  // duplicate names throw
+  // Same name and content: kept once; same name and other content throws. Values of f32 constants
+  // are rounded to f32.
+  void add_constant(ConstantDecl decl);
 
  private:
   std::unordered_map<std::string, size_t> weight_index_, constant_index_;
 };
 
-// --- graph/text.h: docs/graph_text.md -------------------------------------------------------------------------
+// --- State versions: versions.cc
+// ------------------------------------------------------------------------------ Inputs of a node
+// that writes a state: state, view, seq, slot, one tensor per plane of the state; what follows are
+// the reads of the version it replaces. They only order the write behind them: no kernel looks at
+// their values.
+size_t first_ordering_input(const Function& function, const Node& write);
+// Every node that reads the version and does not replace it, in order. What a write of `version`
+// has to name.
+std::vector<Ref> reads_of(const Function& function, Ref version);
+
+// --- Text form: print.cc, parse.cc, docs/graph_text.md
+// --------------------------------------------------------
 std::string print_module(const Module& module);
 std::string print_function(const Function& function);
 Module parse_module(std::string_view text);  // throws Error(kInvalidArgument, "line N: ...")
 
-// --- graph/verify.h -------------------------------------------------------------------------------------------
-// The rules of the graph as code; throws Error(kInvalidArgument, "function step, node %12 (linear): ...").
+// --- verify.cc
+// ------------------------------------------------------------------------------------------- The
+// rules of the graph as code; throws Error(kInvalidArgument, "function step, node %12 (linear):
+// ...").
 void verify_module(const Module& module);
 void verify_function(const Function& function);
 
-// --- graph/specialize.h ---------------------------------------------------------------------------------------
-// Clones `from` under a new name with symbols replaced in every type and facts added; types are inferred anew.
+// --- specialize.cc
+// --------------------------------------------------------------------------------------- Clones
+// `from` under a new name with symbols replaced in every type and facts added; types are inferred
+// anew.
 Function& specialize(Module& module, std::string_view from, std::string new_name,
-                     const std::map<std::string, SymExpr, std::less<>>& with, std::vector<Fact> facts);
-Function& specialize_decode(Module& module);             // T=B, R=B, q_start = iota, out_rows = iota
-Function& specialize_verify(Module& module, int k);      // k drafts: T=(k+1)*B, R=T, q_start = iota*(k+1), out_rows = iota
+                     const std::map<std::string, SymExpr, std::less<>>& with,
+                     std::vector<Fact> facts);
+Function& specialize_decode(Module& module);  // T=B, R=B, q_start = iota, out_rows = iota
+Function& specialize_verify(
+    Module& module, int k);  // k drafts: T=(k+1)*B, R=T, q_start = iota*(k+1), out_rows = iota
 
-// --- graph/stats.h --------------------------------------------------------------------------------------------
+// --- stats.cc
+// --------------------------------------------------------------------------------------------
 struct GraphStats {
   size_t nodes = 0;
   std::map<std::string, size_t> per_op;
   double flops = 0, weight_bytes = 0, activation_bytes = 0;  // at given symbol values
 };
-GraphStats graph_stats(const Function& function, const std::map<std::string, int64_t, std::less<>>& values);
+GraphStats graph_stats(const Function& function,
+                       const std::map<std::string, int64_t, std::less<>>& values);
 uint64_t structural_hash(const Function& function);  // names, ids and provenance excluded
 
 }  // namespace tokamak

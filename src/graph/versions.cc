@@ -1,0 +1,28 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "graph/graph.h"
+
+namespace tokamak {
+
+size_t first_ordering_input(const Function& function, const Node& write) {
+  constexpr size_t kFirstPlane = 4;  // state, view, seq, slot
+  TK_CHECK(write.op->writes_state && !write.inputs.empty());
+  const StateDecl* state = function.module().find_state(function.type(write.inputs[0]).name);
+  TK_CHECK(state, "{} writes a state that is not declared", write.op->name);
+  return std::min(kFirstPlane + state->planes.size(), write.inputs.size());
+}
+
+std::vector<Ref> reads_of(const Function& function, Ref version) {
+  std::vector<Ref> reads;
+  for (NodeId id = version.node + 1; id < function.nodes().size(); ++id) {
+    const Node& node = function.node(id);
+    if (node.op->writes_state) continue;
+    if (std::find(node.inputs.begin(), node.inputs.end(), version) != node.inputs.end()) {
+      reads.push_back({id, 0});
+    }
+  }
+  return reads;
+}
+
+}  // namespace tokamak
