@@ -1,7 +1,11 @@
 #pragma once
-// Choosing tokens from logits, by data alone. Noise is keyed: the Gumbel noise of a token is a function of (seed,
-// choice, position, token), so a seed gives the same tokens whatever else runs, and a draft is verified by
-// comparing it with the target's own sample.
+// Choosing tokens from logits, by data alone. Noise is keyed: the Gumbel noise of a token is a
+// function of (seed, choice, position, token), so a seed gives the same tokens whatever else runs,
+// and a draft is verified by comparing it with the target's own sample.
+//
+// The order of OpenAI's API and vLLM: penalties, bias, ids banned before min_tokens, temperature,
+// min-p, top-k, top-p; then the kept token with the largest log-probability + noise wins, which
+// draws from their softmax. Of equal logits the lower id comes first, everywhere.
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -10,14 +14,17 @@
 
 namespace tokamak {
 
-// Owned by an Executable; keeps per row the last chosen token and, where a spec needs it, the token history.
-// Used by the executable's thread only. No allocation after warm-up.
+// Owned by an Executable; keeps per row the last chosen token and, where a spec needs it, the token
+// history. Used by the executable's thread only. No allocation after warm-up. Greedy rows cost two
+// passes over the vocabulary, filtered ones about three; nothing sorts the vocabulary.
 class Sampler {
  public:
   Sampler(int64_t vocab, int64_t max_rows);
   // Before the step runs: takes the resets, and replaces ids that stand for a row's last token.
+  // Throws Error(kInternal) when a row has not chosen one yet.
   void begin(const StepInputs& step, std::vector<int32_t>& ids_out);
-  // After it: logits is [R, vocab], row-major. Fills ids, logprobs, top, accepted, failed.
+  // After it: logits is [R, vocab], row-major. Fills ids, logprobs, top, accepted, failed. The ids
+  // of a sequence's rows behind its first rejected draft mean nothing.
   void finish(const StepInputs& step, const float* logits, StepResult& out);
   uint64_t bytes() const;
 
@@ -30,14 +37,36 @@ class Sampler {
   struct Candidate {
     float logit;
     int32_t id;
+    bool operator<(const Candidate& o) const {  // better first
+      return logit != o.logit ? logit > o.logit : id < o.id;
+    }
   };
-  void adjust(const SampleRow& sample, const Row& row, std::span<float> logits);
+  struct Count {
+    uint32_t stamp = 0;
+    int32_t in_output = 0;
+  };
+  void finish_row(const StepInputs& step, size_t r, std::span<const float> logits, StepResult& out);
+  void report(const SampleRow& sample, size_t r, std::span<const float> logits, float peak,
+              StepResult& out);
+  std::span<const float> adjust(const SampleRow& sample, const Row& row,
+                                std::span<const float> logits);
+  void penalize(const SampleSpec& spec, const Row& row);
   int32_t choose(const SampleRow& sample, std::span<const float> logits);
+  int32_t choose_among_all(const SampleRow& sample, std::span<const float> logits, float peak);
+  float top_k_bound(std::span<const float> logits, int64_t k);
+  void collect(std::span<const float> logits, float at_least);
+  void keep_best(size_t k);
+  void keep_top_p(float top_p, float inverse_temperature, float peak, double total);
 
   int64_t vocab_;
   std::vector<Row> rows_;
-  std::vector<float> scratch_;
+  std::vector<float> scratch_;   // adjusted logits of one row
+  std::vector<float> maxima_;    // of runs of logits
+  std::vector<float> selected_;  // for finding the k-th largest of them
   std::vector<Candidate> candidates_;
+  std::vector<Count> counts_;      // per token, while penalties are computed
+  std::vector<uint8_t> drafting_;  // per sequence: no draft was rejected yet
+  uint32_t stamp_ = 0;
 };
 
 // Gumbel noise of one token: -log(-log(u)), u from Philox keyed by all four.

@@ -8,14 +8,15 @@
 
 namespace tokamak {
 
-// `view` points into the source's own bytes when no step had to change them (mmap stays the only copy),
-// otherwise into `owned`.
+// `view` points into the source's own bytes when no step had to change them (mmap stays the only
+// copy), otherwise into `owned`.
 struct LoadedTensor {
   TensorView view;
   std::vector<std::byte> owned;
 };
 
-// Throws Error(kCorrupt / kUnsupported) naming the weight when a source is missing or a shape does not fit.
+// Throws Error(kCorrupt / kUnsupported) naming the weight when a source is missing or a shape does
+// not fit.
 LoadedTensor load_weight(const WeightEntry& entry, const WeightSource& source);
 
 }  // namespace tokamak

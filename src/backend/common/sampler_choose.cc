@@ -1,0 +1,199 @@
+// How the sampler chooses a token of one row.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "backend/common/logits_math.h"
+#include "backend/common/sampler.h"
+#include "base/rng.h"
+
+namespace tokamak {
+namespace {
+
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+// Largest noise there is: u has 52 bits and stays below 1 by half a step.
+constexpr double kMaxNoise = 36.75;
+
+uint64_t noise_counter(int32_t choice, int32_t position) {
+  return uint64_t{static_cast<uint32_t>(choice)} << 32 | static_cast<uint32_t>(position);
+}
+
+double gumbel(double u) { return -std::log(-std::log(u)); }
+
+}  // namespace
+
+float keyed_gumbel(uint64_t seed, int32_t choice, int32_t position, int32_t token) {
+  // One Philox block serves two tokens.
+  auto words = philox(seed, noise_counter(choice, position), static_cast<uint32_t>(token) / 2);
+  size_t half = token & 1 ? 2 : 0;
+  return static_cast<float>(gumbel(to_unit_double(words[half], words[half + 1])));
+}
+
+// The logits with everything applied that changes single tokens; the row itself if nothing does.
+std::span<const float> Sampler::adjust(const SampleRow& sample, const Row& row,
+                                       std::span<const float> logits) {
+  const SampleSpec& spec = *sample.spec;
+  bool penalties = spec.needs_history() && !row.ids.empty();
+  bool banned = sample.generated < spec.min_tokens && !spec.banned_until_min.empty();
+  if (!penalties && !banned && spec.logit_bias.empty()) return logits;
+  std::copy(logits.begin(), logits.end(), scratch_.begin());
+  if (penalties) penalize(spec, row);
+  for (const auto& [id, bias] : spec.logit_bias)
+    if (id >= 0 && id < vocab_) scratch_[static_cast<size_t>(id)] += bias;
+  if (banned)
+    for (int32_t id : spec.banned_until_min)
+      if (id >= 0 && id < vocab_) scratch_[static_cast<size_t>(id)] = kLowest;
+  return scratch_;
+}
+
+void Sampler::penalize(const SampleSpec& spec, const Row& row) {
+  if (++stamp_ == 0) {  // wrapped around: old stamps would look new
+    std::fill(counts_.begin(), counts_.end(), Count{});
+    stamp_ = 1;
+  }
+  auto prompt = static_cast<size_t>(row.prompt_tokens);
+  for (size_t i = 0; i < row.ids.size(); ++i) {
+    Count& count = counts_[static_cast<size_t>(row.ids[i])];
+    if (count.stamp != stamp_) count = {stamp_, 0};
+    if (i >= prompt) ++count.in_output;
+  }
+  for (int32_t id : row.ids) {
+    Count& count = counts_[static_cast<size_t>(id)];
+    if (count.stamp != stamp_) continue;  // done already
+    float& x = scratch_[static_cast<size_t>(id)];
+    x = x > 0 ? x / spec.repetition_penalty : x * spec.repetition_penalty;
+    if (count.in_output > 0)
+      x -= spec.frequency_penalty * static_cast<float>(count.in_output) + spec.presence_penalty;
+    count.stamp = stamp_ - 1;
+  }
+}
+
+// A value that at least k logits reach, close to the k-th largest: the k-th largest of the maxima
+// of short runs. Without enough runs, everything reaches it.
+float Sampler::top_k_bound(std::span<const float> logits, int64_t k) {
+  if (k >= static_cast<int64_t>(maxima_.size())) return kLowest;
+  run_maxima(logits, maxima_);
+  std::copy(maxima_.begin(), maxima_.end(), selected_.begin());
+  std::nth_element(selected_.begin(), selected_.begin() + (k - 1), selected_.end(),
+                   std::greater<>());
+  return selected_[static_cast<size_t>(k - 1)];
+}
+
+void Sampler::collect(std::span<const float> logits, float at_least) {
+  candidates_.clear();
+  for (size_t i = 0; i < logits.size(); ++i)
+    if (logits[i] >= at_least && logits[i] != kLowest)
+      candidates_.push_back({logits[i], static_cast<int32_t>(i)});
+}
+
+void Sampler::keep_best(size_t k) {
+  if (candidates_.size() <= k) return;
+  std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(k),
+                   candidates_.end());
+  candidates_.resize(k);
+}
+
+// The smallest set of best candidates whose mass reaches top_p of the total. Narrows the border
+// down like quickselect: linear on average, whatever the distribution.
+void Sampler::keep_top_p(float top_p, float inverse_temperature, float peak, double total) {
+  double wanted = static_cast<double>(top_p) * total, kept = 0;
+  auto weight = [&](const Candidate& c) {
+    return static_cast<double>(fast_exp((c.logit - peak) * inverse_temperature));
+  };
+  auto low = candidates_.begin(), high = candidates_.end();
+  // Invariant: everything before `low` is kept, nothing from `high` on is.
+  while (high - low > 1) {
+    auto middle = low + (high - low) / 2;
+    std::nth_element(low, middle, high);
+    double upper = 0;
+    for (auto it = low; it != middle; ++it) upper += weight(*it);
+    if (kept + upper >= wanted) {
+      high = middle;
+    } else {
+      kept += upper;
+      low = middle;
+    }
+  }
+  // One candidate is left between the two: the one that reaches the border, or the last there is.
+  if (low != high) ++low;
+  candidates_.erase(low, candidates_.end());
+}
+
+// No filter: every token takes part, but those whose noise cannot lift them above the best so far
+// are passed over before their noise is computed.
+int32_t Sampler::choose_among_all(const SampleRow& sample, std::span<const float> logits,
+                                  float peak) {
+  const SampleSpec& spec = *sample.spec;
+  double inverse = 1.0 / static_cast<double>(spec.temperature), best = -INFINITY;
+  uint64_t counter = noise_counter(sample.choice, sample.position);
+  int32_t winner = 0;
+  auto relative = [&](float logit) {  // log of the probability, up to a constant
+    return (static_cast<double>(logit) - static_cast<double>(peak)) * inverse;
+  };
+  auto consider = [&](size_t token, double u) {
+    double value = relative(logits[token]);
+    // noise <= -log(1 - u), because -log(u) >= 1 - u
+    if (value + kMaxNoise < best || std::exp(value - best) < 1.0 - u) return;
+    value += static_cast<double>(static_cast<float>(gumbel(u)));
+    if (value > best || (value == best && static_cast<int32_t>(token) < winner)) {
+      best = value;
+      winner = static_cast<int32_t>(token);
+    }
+  };
+  auto consider_pair = [&](size_t first) {
+    auto words = philox(spec.seed, counter, first / 2);
+    consider(first, to_unit_double(words[0], words[1]));
+    if (first + 1 < logits.size()) consider(first + 1, to_unit_double(words[2], words[3]));
+  };
+  // The likeliest token first: it raises the bar for all others.
+  consider_pair(static_cast<size_t>(argmax(logits)) & ~size_t{1});
+  run_maxima(logits, maxima_);
+  for (size_t run = 0; run < maxima_.size(); ++run) {
+    if (relative(maxima_[run]) + kMaxNoise < best) continue;
+    for (size_t i = run * kRun; i < std::min((run + 1) * kRun, logits.size()); i += 2)
+      consider_pair(i);
+  }
+  return winner;
+}
+
+int32_t Sampler::choose(const SampleRow& sample, std::span<const float> logits) {
+  const SampleSpec& spec = *sample.spec;
+  int32_t best = argmax(logits);
+  float peak = logits[static_cast<size_t>(best)];
+  if (spec.temperature <= 0 || spec.top_k == 1 || peak == kLowest) return best;
+  float inverse = 1.0f / spec.temperature, bound = kLowest;
+  bool top_k = spec.top_k > 0 && spec.top_k < vocab_, top_p = spec.top_p < 1.0f;
+  double total = 0;  // mass of what takes part in top-p
+  if (spec.min_p > 0) bound = peak + std::log(std::min(spec.min_p, 1.0f)) * spec.temperature;
+  if (top_k) bound = std::max(bound, top_k_bound(logits, spec.top_k));
+  if (bound == kLowest) {
+    if (!top_p) return choose_among_all(sample, logits, peak);
+    // Tokens below this cannot reach 1 - top_p of the mass together, so the border is above it.
+    total = sum_exp(logits, peak, inverse);
+    double least =
+        std::max(1.0 - static_cast<double>(spec.top_p), 1e-6) * total / static_cast<double>(vocab_);
+    bound = peak + static_cast<float>(std::log(least)) * spec.temperature;
+  }
+  collect(logits, bound);
+  if (top_k) keep_best(static_cast<size_t>(spec.top_k));
+  if (top_p) {
+    if (total == 0)
+      for (const Candidate& c : candidates_)
+        total += static_cast<double>(fast_exp((c.logit - peak) * inverse));
+    keep_top_p(spec.top_p, inverse, peak, total);
+  }
+  double top = -INFINITY;
+  for (const Candidate& c : candidates_) {
+    double value =
+        (static_cast<double>(c.logit) - static_cast<double>(peak)) /
+            static_cast<double>(spec.temperature) +
+        static_cast<double>(keyed_gumbel(spec.seed, sample.choice, sample.position, c.id));
+    if (value > top || (value == top && c.id < best)) {
+      top = value;
+      best = c.id;
+    }
+  }
+  return best;
+}
+
+}  // namespace tokamak
