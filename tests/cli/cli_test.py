@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""The command line from outside: what scripts rely on, and what happens when input is wrong."""
+import json
+import math
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+import urllib.request
+
+from tokamak import BINARY, SOURCE, TINY, run, run_json
+
+LLAMA = TINY / "llama.gguf"
+
+
+class Help(unittest.TestCase):
+    def test_every_verb_has_help_with_an_example(self):
+        for verb in (["run"], ["chat"], ["serve"], ["inspect"], ["tokenize"], ["template"], ["eval", "perplexity"],
+                     ["bench", "latency"]):
+            done = run(*verb, "--help")
+            self.assertEqual(done.returncode, 0, verb)
+            self.assertIn("Example", done.stdout, verb)
+            self.assertIn("tokamak " + " ".join(verb), done.stdout, verb)
+
+    def test_usage_errors(self):
+        for args in ([], ["fly"], ["run"], ["run", LLAMA], ["run", LLAMA, "x", "--temperature", "hot"],
+                     ["run", LLAMA, "x", "--backend", "abacus"], ["bench"]):
+            done = run(*args)
+            self.assertNotEqual(done.returncode, 0, args)
+            self.assertTrue(done.stderr.strip(), args)
+
+
+class Run(unittest.TestCase):
+    def test_json_has_the_promised_fields(self):
+        out = run_json("run", LLAMA, "hello", "--temperature", "0", "--max-tokens", "8", "--ignore-eos", "--json")
+        self.assertEqual(sorted(out), ["finish_reason", "ids", "prompt_ids", "text", "timings"])
+        self.assertEqual(out["finish_reason"], "length")
+        self.assertEqual(len(out["ids"]), 8)
+        self.assertTrue(all(isinstance(i, int) for i in out["prompt_ids"] + out["ids"]))
+
+    def test_backends_agree(self):
+        args = ("run", LLAMA, "the quick brown", "--temperature", "0", "--max-tokens", "12", "--json", "--activations", "f32")
+        self.assertEqual(run_json(*args, "--backend", "cpu")["ids"], run_json(*args, "--backend", "ref")["ids"])
+
+    def test_a_seed_repeats_and_threads_do_not_matter(self):
+        def ids(seed, threads):
+            return run_json("run", LLAMA, "abc", "--seed", seed, "--threads", threads, "--max-tokens", "24", "--ignore-eos", "--json")["ids"]
+        self.assertEqual(ids(5, 1), ids(5, 2))
+        self.assertNotEqual(ids(5, 1), ids(6, 1))
+
+    def test_text_output_and_standard_input(self):
+        plain = run("run", LLAMA, "-", "--temperature", "0", "--max-tokens", "6", stdin="hello")
+        self.assertEqual(plain.returncode, 0, plain.stderr)
+        text = run_json("run", LLAMA, "hello", "--temperature", "0", "--max-tokens", "6", "--json")["text"]
+        self.assertEqual(plain.stdout, text + "\n")
+
+    def test_null_backend_runs_nothing_but_everything_else(self):
+        out = run_json("run", LLAMA, "hello", "--backend", "null", "--max-tokens", "5", "--ignore-eos", "--json")
+        self.assertEqual(len(out["ids"]), 5)
+
+    def test_every_architecture_runs_from_both_formats(self):
+        for golden in sorted((SOURCE / "tests/golden/numerics").glob("*.json")):
+            model = json.loads(golden.read_text())
+            paths = [TINY / model["model"]] + ([TINY / (model["model"] + ".gguf")] if model["gguf"] else [])
+            ids = [run_json("run", p, "hello world", "--temperature", "0", "--max-tokens", "4", "--json")["ids"] for p in paths]
+            self.assertTrue(all(i == ids[0] for i in ids), golden.stem)
+
+    def test_a_prompt_beyond_the_context_is_refused(self):
+        done = run("run", LLAMA, "a" * 500, "--context", "16", "--max-tokens", "4")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+        self.assertIn("16", done.stderr)
+
+
+class Evaluate(unittest.TestCase):
+    def test_perplexity_agrees_between_backends(self):
+        with tempfile.TemporaryDirectory() as folder:
+            text = pathlib.Path(folder) / "text.txt"
+            text.write_text("".join(random.Random(1).choice("abcdefgh ") for _ in range(400)))
+            out = {b: run_json("eval", "perplexity", LLAMA, text, "--window", "32", "--tokens", "128", "--json", "--backend", b)
+                   for b in ("cpu", "ref")}
+        self.assertEqual(out["cpu"]["scored"], 4 * 15)
+        self.assertAlmostEqual(out["cpu"]["nll"], out["ref"]["nll"], places=4)
+        self.assertAlmostEqual(math.exp(out["cpu"]["nll"]), out["cpu"]["ppl"], places=6)
+        self.assertGreater(out["cpu"]["tokens_per_second"], 0)
+
+    def test_bench_rows(self):
+        rows = run_json("bench", "latency", LLAMA, "--prompt", "16", "--gen", "4", "--threads", "1,2", "--repeat", "2", "--json")
+        self.assertEqual([r["threads"] for r in rows], [1, 2])
+        for r in rows:
+            self.assertGreater(r["prefill_tokens_per_second"], 0)
+            self.assertGreaterEqual(r["decode_tokens_per_second_best"], r["decode_tokens_per_second"])
+
+
+class Inspect(unittest.TestCase):
+    def test_numbers(self):
+        out = run_json("inspect", LLAMA, "--json")
+        self.assertEqual(out["architecture"], "llama")
+        self.assertEqual(out["kv_bytes_per_token"], 2 * 2 * out["layers"] * out["kv_heads"] * out["head_dim"])
+
+    def test_graph_text(self):
+        whole = run("inspect", LLAMA, "--graph")
+        self.assertEqual(whole.returncode, 0, whole.stderr)
+        self.assertIn("attend(", whole.stdout)
+        decode = run("inspect", LLAMA, "--graph", "--fn", "decode").stdout
+        self.assertIn("decode", decode)
+        self.assertNotIn("t=T", decode)
+
+    def test_plan_text(self):
+        self.assertIn("decode", run("inspect", LLAMA, "--plan").stdout)
+
+
+class BadInput(unittest.TestCase):
+    def expect_one_clear_line(self, path, *words):
+        for verb in (["run", path, "x", "--max-tokens", "1"], ["inspect", path]):
+            done = run(*verb)
+            self.assertIn(done.returncode, (1, 2), (verb, done.returncode, done.stderr))
+            lines = done.stderr.strip().splitlines()
+            self.assertEqual(len(lines), 1, done.stderr)
+            self.assertTrue(lines[0].startswith("error: "), lines)
+            for word in words:
+                self.assertIn(word, lines[0])
+
+    def test_wrong_paths(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.expect_one_clear_line(pathlib.Path(folder) / "nothing.gguf", "nothing.gguf")
+            self.expect_one_clear_line(folder)
+            empty = pathlib.Path(folder) / "empty.gguf"
+            empty.touch()
+            self.expect_one_clear_line(empty)
+
+    def test_truncated_and_damaged_files(self):
+        data = LLAMA.read_bytes()
+        rng = random.Random(7)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "damaged.gguf"
+            for cut in (3, 4, 20, 200, len(data) // 2, len(data) - 1):
+                path.write_bytes(data[:cut])
+                self.expect_one_clear_line(path)
+            for _ in range(40):  # flips in the header: an answer or one line, never a signal
+                bad = bytearray(data)
+                for _ in range(rng.randint(1, 4)):
+                    bad[rng.randrange(4096)] = rng.randrange(256)
+                path.write_bytes(bad)
+                done = run("run", path, "x", "--max-tokens", "1")
+                self.assertIn(done.returncode, (0, 1, 2), done.stderr)
+
+    def test_a_header_that_claims_the_moon(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "moon.gguf"
+            path.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + (1 << 60).to_bytes(8, "little") + (1 << 61).to_bytes(8, "little"))
+            self.expect_one_clear_line(path)
+
+
+class Tokenize(unittest.TestCase):
+    def test_round_trip(self):
+        lines = [json.dumps(s) for s in ["hello", "", "the quick brown fox", "tabs\tand\nlines"]]
+        ids = run("tokenize", LLAMA, "--json-lines", "--no-special", stdin="\n".join(lines) + "\n")
+        self.assertEqual(ids.returncode, 0, ids.stderr)
+        back = run("tokenize", LLAMA, "--decode", stdin=ids.stdout)
+        self.assertEqual([json.loads(x) for x in back.stdout.splitlines()], [json.loads(x) for x in lines])
+
+    def test_bad_lines_name_the_line(self):
+        done = run("tokenize", LLAMA, "--json-lines", stdin='"fine"\n{"not": "a string"}\n')
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("line 2", done.stderr)
+
+
+class Template(unittest.TestCase):
+    def render(self, source, context):
+        with tempfile.TemporaryDirectory() as folder:
+            template, ctx = pathlib.Path(folder) / "t.jinja", pathlib.Path(folder) / "c.json"
+            template.write_text(source)
+            ctx.write_text(json.dumps(context))
+            return run("template", template, "--context", ctx, "--now", "2026-11-15T12:30:45")
+
+    def test_renders_and_nothing_else(self):
+        done = self.render("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{{ strftime_now('%Y-%m-%d') }}",
+                           {"messages": [{"role": "user", "content": "hi"}]})
+        self.assertEqual((done.returncode, done.stdout), (0, "[user] hi\n2026-11-15"), done.stderr)
+
+    def test_a_raising_template_exits_with_1_and_its_line(self):
+        done = self.render("one\n{{ raise_exception('no system role') }}", {})
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("no system role", done.stderr)
+        self.assertIn("line 2", done.stderr)
+
+
+class Serve(unittest.TestCase):
+    def test_ready_line_health_and_sigterm(self):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        server = subprocess.Popen([BINARY, "serve", LLAMA, "--host", "127.0.0.1", "--port", str(port)], stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True)
+        try:
+            deadline, seen = time.time() + 60, ""
+            while f"http://127.0.0.1:{port}" not in seen and time.time() < deadline:
+                seen += server.stdout.readline()
+            self.assertIn(f"http://127.0.0.1:{port}", seen)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as r:
+                self.assertEqual(r.status, 200)
+            body = json.dumps({"model": "llama", "prompt": "hello", "max_tokens": 4, "temperature": 0, "ignore_eos": True}).encode()
+            models = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=10))
+            body = json.dumps({"model": models["data"][0]["id"], "prompt": "hello", "max_tokens": 4, "temperature": 0,
+                               "ignore_eos": True}).encode()
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body, {"content-type": "application/json"})
+            out = json.load(urllib.request.urlopen(request, timeout=30))
+            self.assertEqual(out["usage"]["completion_tokens"], 4)
+            expected = run_json("run", LLAMA, "hello", "--max-tokens", "4", "--temperature", "0", "--ignore-eos", "--json")
+            self.assertEqual(out["choices"][0]["text"], expected["text"])
+            server.send_signal(signal.SIGTERM)
+            self.assertEqual(server.wait(timeout=20), 0)
+        finally:
+            server.kill()
+            server.wait()
+            server.stdout.close()
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
