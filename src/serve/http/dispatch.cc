@@ -1,0 +1,136 @@
+// From a parsed message to its handler: targets, methods, CORS, and the answers that need no
+// handler.
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "serve/http/session.h"
+
+namespace tokamak::http {
+namespace {
+
+namespace beast = boost::beast;
+
+std::string_view view(boost::string_view text) { return {text.data(), text.size()}; }
+
+int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+bool percent_decode(std::string_view text, std::string& out) {
+  out.clear();
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '%') {
+      out += text[i];
+      continue;
+    }
+    if (i + 2 >= text.size()) return false;
+    int hi = hex_digit(text[i + 1]), lo = hex_digit(text[i + 2]);
+    if (hi < 0 || lo < 0) return false;
+    out += static_cast<char>(hi * 16 + lo);
+    i += 2;
+  }
+  return true;
+}
+
+// "/path?query", "http://host/path?query" or "*".
+bool split_target(std::string_view target, Request& request) {
+  if (size_t scheme = target.find("://"); scheme != std::string_view::npos && target[0] != '/') {
+    size_t slash = target.find('/', scheme + 3);
+    target = slash == std::string_view::npos ? "/" : target.substr(slash);
+  }
+  target = target.substr(0, target.find('#'));
+  size_t mark = target.find('?');
+  if (mark != std::string_view::npos) request.query = target.substr(mark + 1);
+  return percent_decode(target.substr(0, mark), request.path);
+}
+
+}  // namespace
+
+std::string Session::cors_headers(const Request& request) const {
+  const auto& allowed = shared_->options.allowed_origins;
+  std::string_view origin = request.header("origin");
+  if (origin.empty() || allowed.empty()) return "";
+  bool any = std::find(allowed.begin(), allowed.end(), "*") != allowed.end();
+  if (!any && std::find(allowed.begin(), allowed.end(), origin) == allowed.end()) return "";
+  std::string lines =
+      any ? "Access-Control-Allow-Origin: *\r\n"
+          : fmt::format("Access-Control-Allow-Origin: {}\r\nVary: Origin\r\n", origin);
+  lines += "Access-Control-Expose-Headers: x-request-id, retry-after\r\n";
+  if (request.method == "OPTIONS") {
+    lines +=
+        "Access-Control-Allow-Methods: GET, HEAD, POST, OPTIONS\r\nAccess-Control-Max-Age: "
+        "86400\r\n";
+    // The parser has let through only what may stand in a header, so it can go back as it came.
+    if (auto asked = request.header("access-control-request-headers"); !asked.empty())
+      lines += fmt::format("Access-Control-Allow-Headers: {}\r\n", asked);
+  }
+  return lines;
+}
+
+// For a request that no handler takes.
+Response Session::plain_answer(const Request& request, const Router::Match& match) const {
+  Response response;
+  if (request.method == "OPTIONS" && (!match.allow.empty() || request.path == "*")) {
+    response.status = 204;
+    if (!match.allow.empty()) response.headers.emplace_back("Allow", match.allow);
+  } else if (match.allow.empty()) {
+    response =
+        error_response(404, fmt::format("Unknown route: {} {}", request.method, request.path), "",
+                       "", "unknown_url");
+  } else {
+    response = error_response(
+        405,
+        fmt::format("{} does not take {}; it takes {}.", request.path, request.method, match.allow),
+        "", "", "method_not_supported");
+    response.headers.emplace_back("Allow", match.allow);
+  }
+  return response;
+}
+
+void Session::dispatch() {
+  ++shared_->stats.requests;
+  auto message = parser_->release();
+  Request request;
+  request.method = view(message.method_string());
+  request.remote = remote_;
+  bool host = false;
+  for (const auto& field : message) {
+    std::string name(view(field.name_string()));
+    std::transform(name.begin(), name.end(), name.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    host = host || name == "host";
+    request.headers.emplace_back(std::move(name), view(field.value()));
+  }
+  Turn::Traits traits;
+  traits.http10 = message.version() < 11;
+  traits.head = request.method == "HEAD";
+  traits.keep_alive = message.keep_alive() && !shared_->stopping;
+  if (!host && !traits.http10) return reject(error_response(400, "The Host header is missing."));
+  if (!split_target(view(message.target()), request))
+    return reject(error_response(400, "The request's path is not valid percent-encoding."));
+  request.body = std::move(message.body());
+
+  traits.extra_headers = cors_headers(request);
+  Router::Match match = shared_->router.find(request.method, request.path);
+  request.parameter = std::move(match.parameter);
+  auto turn = begin_turn(std::move(request), std::move(traits));
+  if (shared_->stopping) {
+    Response response = error_response(503, "The server is shutting down.");
+    response.headers.emplace_back("Retry-After", "5");
+    return turn->respond(response);
+  }
+  if (match.handler == nullptr) return turn->respond(plain_answer(turn->request(), match));
+  auto exchange = std::make_shared<Exchange>(turn);
+  try {
+    (*match.handler)(exchange);
+  } catch (const std::exception& e) {
+    log::error("{} {}: {}", turn->request().method, turn->request().path, e.what());
+    exchange->respond(error_response(500, "The server had an error while processing the request."));
+  }
+}
+
+}  // namespace tokamak::http

@@ -1,0 +1,88 @@
+#include "serve/http/message.h"
+
+#include "base/json.h"
+
+namespace tokamak::http {
+
+std::string_view Request::header(std::string_view name) const {
+  for (const auto& [key, value] : headers)
+    if (key == name) return value;
+  return {};
+}
+
+const char* status_text(int status) {
+  switch (status) {
+    case 200:
+      return "OK";
+    case 204:
+      return "No Content";
+    case 304:
+      return "Not Modified";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 403:
+      return "Forbidden";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 408:
+      return "Request Timeout";
+    case 413:
+      return "Content Too Large";
+    case 415:
+      return "Unsupported Media Type";
+    case 417:
+      return "Expectation Failed";
+    case 429:
+      return "Too Many Requests";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 500:
+      return "Internal Server Error";
+    case 501:
+      return "Not Implemented";
+    case 503:
+      return "Service Unavailable";
+    case 504:
+      return "Gateway Timeout";
+    default:
+      return "Status";
+  }
+}
+
+const char* error_type(int status) {
+  switch (status) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 429:
+      return "rate_limit_error";
+    case 503:
+      return "unavailable_error";
+    case 504:
+      return "timeout_error";
+    default:
+      return status >= 500 ? "server_error" : "invalid_request_error";
+  }
+}
+
+Response error_response(int status, std::string_view message, std::string_view type,
+                        std::string_view param, std::string_view code) {
+  Value error = Value::object();
+  error.set("message", message);
+  error.set("type", type.empty() ? std::string_view(error_type(status)) : type);
+  error.set("param", param.empty() ? Value() : Value(param));
+  error.set("code", code.empty() ? Value() : Value(code));
+  Value body = Value::object();
+  body.set("error", std::move(error));
+  Response response;
+  response.status = status;
+  response.body = dump_json(body);
+  return response;
+}
+
+}  // namespace tokamak::http

@@ -1,0 +1,82 @@
+#pragma once
+// One HTTP exchange as the rest of serve/ sees it: plain strings, no socket types.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tokamak::http {
+
+using Headers = std::vector<std::pair<std::string, std::string>>;
+
+struct Request {
+  std::string method;  // upper case as sent
+  std::string path;    // percent-decoded, without the query
+  std::string query;   // as sent
+  Headers headers;     // names in lower case
+  std::string body;
+  std::string parameter;  // what the route's {name...} matched
+  std::string remote;     // address of the peer, for logs
+
+  // The first header of that (lower-case) name; "" when absent.
+  std::string_view header(std::string_view name) const;
+};
+
+struct Response {
+  int status = 200;
+  std::string content_type = "application/json";
+  std::string body;
+  Headers headers;
+};
+
+const char* status_text(int status);
+
+// The shape OpenAI's clients expect of every error. An empty param or code becomes null.
+Response error_response(int status, std::string_view message, std::string_view type = "",
+                        std::string_view param = "", std::string_view code = "");
+// The type OpenAI gives an error of this status.
+const char* error_type(int status);
+
+// A stream of server-sent events (or any text); the server sends `ping` when nothing was written
+// for a while.
+struct StreamHead {
+  std::string content_type = "text/event-stream; charset=utf-8";
+  std::string ping = ": ping\n\n";
+  Headers headers;
+};
+
+class Turn;  // the connection's side of an exchange
+
+// Answers one request, from any thread; calls never block. Held by whoever will answer: when the
+// last holder lets go without an answer, the client gets a 500 (or a cut stream).
+class Exchange {
+ public:
+  explicit Exchange(std::shared_ptr<Turn> turn);
+  ~Exchange();
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  const Request& request() const;
+  void respond(Response response);     // the whole answer; ignored after the first
+  void start_stream(StreamHead head);  // then write ... finish
+  void write(std::string_view bytes);
+  void finish();
+  // Called once, on an I/O thread, if the client leaves before the answer is complete; at once if
+  // it already has.
+  void on_gone(std::function<void()> callback);
+  bool gone() const;
+
+ private:
+  std::shared_ptr<Turn> turn_;
+};
+
+using ExchangePtr = std::shared_ptr<Exchange>;
+
+// Called on an I/O thread: must be quick or hand the exchange to a worker. What it throws becomes a
+// 500.
+using Handler = std::function<void(ExchangePtr)>;
+
+}  // namespace tokamak::http

@@ -1,0 +1,46 @@
+#include "serve/http/router.h"
+
+#include "base/error.h"
+
+namespace tokamak::http {
+
+void Router::add(std::string method, std::string pattern, Handler handler) {
+  size_t brace = pattern.find('{');
+  bool rest = brace != std::string::npos;
+  TK_CHECK(!rest || pattern.ends_with("...}"), "route {}: only a last {{name...}} is known",
+           pattern);
+  if (rest) pattern.resize(brace);
+  routes_.push_back({std::move(method), std::move(pattern), rest, std::move(handler)});
+}
+
+Router::Match Router::find(std::string_view method, std::string_view path) const {
+  Match match;
+  std::string_view wanted = method == "HEAD" ? "GET" : method;
+  auto allow = [&](std::string_view name) {
+    if (match.allow.find(name) != std::string::npos) return;
+    if (!match.allow.empty()) match.allow += ", ";
+    match.allow += name;
+  };
+  for (const Route& route : routes_) {
+    bool hit = route.rest ? path.size() > route.prefix.size() && path.starts_with(route.prefix)
+                          : path == route.prefix;
+    if (!hit) continue;
+    allow(route.method);
+    if (route.method == "GET") allow("HEAD");
+    if (match.handler == nullptr && route.method == wanted) {
+      match.handler = &route.handler;
+      if (route.rest) match.parameter = path.substr(route.prefix.size());
+    }
+  }
+  if (!match.allow.empty()) allow("OPTIONS");
+  return match;
+}
+
+std::vector<std::string> Router::listing() const {
+  std::vector<std::string> lines;
+  for (const Route& route : routes_)
+    lines.push_back(route.method + " " + route.prefix + (route.rest ? "{...}" : ""));
+  return lines;
+}
+
+}  // namespace tokamak::http

@@ -1,0 +1,215 @@
+#include "serve/http/server.h"
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <csignal>
+#include <thread>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "serve/http/session.h"
+
+namespace tokamak::http {
+namespace {
+
+using tcp = net::ip::tcp;
+using SystemError = boost::system::error_code;
+
+std::vector<std::shared_ptr<Session>> open_sessions(SharedState& shared) {
+  std::vector<std::shared_ptr<Session>> open;
+  std::lock_guard lock(shared.mutex);
+  for (auto& [raw, weak] : shared.sessions)
+    if (auto session = weak.lock()) open.push_back(std::move(session));
+  return open;
+}
+
+}  // namespace
+
+struct Server::Impl {
+  std::shared_ptr<SharedState> shared = std::make_shared<SharedState>();
+  net::io_context io;
+  net::strand<net::io_context::executor_type> strand{net::make_strand(io)};
+  tcp::acceptor acceptor{strand};
+  net::steady_timer retry{strand};
+  net::signal_set signals{strand};
+  std::vector<std::thread> threads;
+  int port = 0;
+  int signals_seen = 0;  // under shared->mutex
+  bool started = false, stopped = false;
+
+  void listen();
+  void accept();
+  void on_accept(SystemError ec, tcp::socket socket);
+  void await_signal();
+};
+
+void Server::Impl::listen() {
+  const ServerOptions& options = shared->options;
+  SystemError ec;
+  tcp::resolver resolver(io);
+  auto found = resolver.resolve(options.host, std::to_string(options.port),
+                                tcp::resolver::passive | tcp::resolver::numeric_service, ec);
+  if (ec || found.empty())
+    fail(ErrorCode::kInvalidArgument, "--host {}: no such address ({})", options.host,
+         ec.message());
+  tcp::endpoint endpoint = *found.begin();
+  for (const auto& entry : found)  // "localhost" is both: most clients try IPv4
+    if (entry.endpoint().address().is_v4()) {
+      endpoint = entry.endpoint();
+      break;
+    }
+  acceptor.open(endpoint.protocol(), ec);
+  if (!ec) acceptor.set_option(tcp::acceptor::reuse_address(true), ec);
+  if (!ec) acceptor.bind(endpoint, ec);
+  if (!ec) acceptor.listen(net::socket_base::max_listen_connections, ec);
+  if (!ec) port = acceptor.local_endpoint(ec).port();
+  if (!ec) return;
+  if (ec == net::error::address_in_use)
+    fail(ErrorCode::kUnavailable, "port {} on {} is already in use; choose another with --port",
+         options.port, options.host);
+  if (ec == net::error::access_denied)
+    fail(ErrorCode::kUnavailable,
+         "port {} on {}: not permitted; choose a port above 1023 with --port", options.port,
+         options.host);
+  fail(ErrorCode::kUnavailable, "cannot listen on {} port {}: {}", options.host, options.port,
+       ec.message());
+}
+
+void Server::Impl::accept() {
+  acceptor.async_accept(net::make_strand(io), [this](SystemError ec, tcp::socket socket) {
+    on_accept(ec, std::move(socket));
+  });
+}
+
+void Server::Impl::on_accept(SystemError ec, tcp::socket socket) {
+  if (shared->stopping || ec == net::error::operation_aborted) return;
+  if (ec) {
+    // Out of file descriptors or memory: let connections end before trying again.
+    log::warn("accept: {}", ec.message());
+    retry.expires_after(std::chrono::milliseconds(100));
+    retry.async_wait([this](SystemError stop) {
+      if (!stop && !shared->stopping) accept();
+    });
+    return;
+  }
+  ++shared->stats.accepted;
+  bool full = ++shared->stats.connections > shared->options.max_connections;
+  auto session = std::make_shared<Session>(std::move(socket), shared);
+  {
+    std::lock_guard lock(shared->mutex);
+    shared->sessions[session.get()] = session;
+  }
+  if (full) {
+    Response response = error_response(503, "Too many open connections.");
+    response.headers.emplace_back("Retry-After", "1");
+    session->refuse(std::move(response));
+  } else {
+    session->start();
+  }
+  accept();
+}
+
+void Server::Impl::await_signal() {
+  signals.async_wait([this](SystemError ec, int number) {
+    if (ec) return;
+    log::info("signal {}: {}", number, number == SIGINT ? "interrupt" : "terminate");
+    {
+      std::lock_guard lock(shared->mutex);
+      ++signals_seen;
+    }
+    shared->changed.notify_all();
+    await_signal();
+  });
+}
+
+Server::Server(ServerOptions options, Router router) : impl_(std::make_unique<Impl>()) {
+  impl_->shared->options = std::move(options);
+  impl_->shared->router = std::move(router);
+  impl_->listen();
+}
+
+Server::~Server() {
+  try {
+    stop(std::chrono::milliseconds(0));
+  } catch (const std::exception& e) {
+    log::error("stopping the server: {}", e.what());
+  }
+}
+
+void Server::start() {
+  TK_CHECK(!impl_->started);
+  impl_->started = true;
+  net::post(impl_->strand, [impl = impl_.get()] { impl->accept(); });
+  for (int i = 0; i < std::max(1, impl_->shared->options.io_threads); ++i)
+    impl_->threads.emplace_back([impl = impl_.get()] {
+      auto work = net::make_work_guard(impl->io);
+      while (true) {
+        try {
+          impl->io.run();
+          return;
+        } catch (const std::exception& e) {  // one connection's bad luck
+          log::error("I/O thread: {}", e.what());
+        }
+      }
+    });
+}
+
+int Server::port() const { return impl_->port; }
+
+std::string Server::url() const {
+  std::string host = impl_->shared->options.host;
+  if (host == "0.0.0.0" || host == "::" || host == "127.0.0.1") host = "localhost";
+  if (host.find(':') != std::string::npos) host = "[" + host + "]";
+  return fmt::format("http://{}:{}", host, port());
+}
+
+const ServerStats& Server::stats() const { return impl_->shared->stats; }
+
+void Server::stop(std::chrono::milliseconds drain) {
+  if (impl_->stopped) return;
+  impl_->stopped = true;
+  SharedState& shared = *impl_->shared;
+  shared.stopping = true;
+  if (!impl_->started) return;
+  net::post(impl_->strand, [impl = impl_.get()] {
+    SystemError ec;
+    impl->acceptor.close(ec);
+    impl->retry.cancel();
+  });
+  for (const auto& session : open_sessions(shared)) session->drain();
+  auto empty = [&] { return shared.stats.connections == 0; };
+  {
+    std::unique_lock lock(shared.mutex);
+    int seen = impl_->signals_seen;
+    shared.changed.wait_for(lock, drain, [&] { return empty() || impl_->signals_seen > seen; });
+  }
+  // A connection accepted while stopping began is in the list by now, so one more round finds all.
+  while (!empty()) {
+    for (const auto& session : open_sessions(shared)) session->kill();
+    std::unique_lock lock(shared.mutex);
+    shared.changed.wait_for(lock, std::chrono::milliseconds(50), empty);
+  }
+  net::post(impl_->strand, [impl = impl_.get()] {
+    SystemError ec;
+    impl->signals.cancel(ec);
+  });
+  impl_->io.stop();
+  for (std::thread& thread : impl_->threads) thread.join();
+}
+
+void Server::catch_signals() {
+  impl_->signals.add(SIGINT);
+  impl_->signals.add(SIGTERM);
+  impl_->await_signal();
+}
+
+void Server::run_until_signal(std::chrono::milliseconds drain) {
+  {
+    std::unique_lock lock(impl_->shared->mutex);
+    impl_->shared->changed.wait(lock, [&] { return impl_->signals_seen > 0; });
+  }
+  stop(drain);
+}
+
+}  // namespace tokamak::http

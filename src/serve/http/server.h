@@ -1,0 +1,67 @@
+#pragma once
+// HTTP/1.1 server: keep-alive, limits, streaming with bounded patience for slow clients, graceful
+// stop.
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "serve/http/router.h"
+
+namespace tokamak::http {
+
+struct ServerOptions {
+  std::string host = "127.0.0.1";
+  int port = 8000;  // 0: any free one
+  int io_threads = 1;
+  int max_connections = 1024;               // more get a 503
+  size_t max_header_bytes = 64 << 10;       // 431
+  size_t max_body_bytes = 16 << 20;         // 413
+  size_t max_total_body_bytes = 256 << 20;  // of all requests being read; 503
+  size_t max_unsent_bytes =
+      64 << 20;  // of one answer; a client that lags further behind is dropped
+  std::chrono::milliseconds read_timeout{60'000};    // first byte to complete request; 408
+  std::chrono::milliseconds idle_timeout{120'000};   // between requests of a connection
+  std::chrono::milliseconds write_timeout{30'000};   // no byte taken by the client
+  std::chrono::milliseconds ping_interval{15'000};   // of silent streams
+  std::vector<std::string> allowed_origins = {"*"};  // CORS; empty: none
+  int send_buffer_bytes = 0;                         // of a socket; 0: the system's choice
+};
+
+// Counters since the start; read from any thread.
+struct ServerStats {
+  std::atomic<int64_t> connections{0};  // open now
+  std::atomic<int64_t> accepted{0}, requests{0}, rejected{0}, gone{0}, timeouts{0};
+};
+
+// Owner: the program; start and stop from one thread. The constructor binds and throws
+// Error(kUnavailable) when the port is taken. An idle server sleeps. Handlers must not outlive what
+// they refer to: stop() returns when no handler runs and every connection is closed, but exchanges
+// may be held longer (they then go nowhere).
+class Server {
+ public:
+  Server(ServerOptions options, Router router);
+  ~Server();  // stops without draining
+
+  void start();
+  int port() const;
+  std::string url() const;  // as a person would type it
+  const ServerStats& stats() const;
+
+  // Stops accepting, answers new requests with 503, waits up to `drain` for those in flight, then
+  // drops them.
+  void stop(std::chrono::milliseconds drain);
+  // From now on SIGINT and SIGTERM are kept for run_until_signal. Before start().
+  void catch_signals();
+  // Blocks until one of them came, then stop(drain); a second one ends the wait at once.
+  void run_until_signal(std::chrono::milliseconds drain);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tokamak::http

@@ -1,0 +1,303 @@
+#include "serve/http/session.h"
+
+#include <boost/asio/bind_executor.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/http/error.hpp>
+
+#include "base/log.h"
+
+namespace tokamak::http {
+namespace {
+
+namespace beast = boost::beast;
+using Error = beast::error_code;
+
+constexpr size_t kPipelined = 64 << 10;  // bytes of later requests held while one is answered
+constexpr size_t kMaxDiscard =
+    4 << 20;  // bytes of a refused request read before the connection is cut
+
+}  // namespace
+
+Session::Session(net::ip::tcp::socket socket, std::shared_ptr<SharedState> shared)
+    : socket_(std::move(socket)), timer_(socket_.get_executor()), shared_(std::move(shared)) {
+  Error ec;
+  socket_.set_option(net::ip::tcp::no_delay(true), ec);
+  socket_.set_option(net::socket_base::keep_alive(true), ec);
+  if (int size = shared_->options.send_buffer_bytes; size > 0)
+    socket_.set_option(net::socket_base::send_buffer_size(size), ec);
+  auto peer = socket_.remote_endpoint(ec);
+  if (!ec) remote_ = peer.address().to_string(ec);
+}
+
+Session::~Session() {
+  shared_->body_bytes -= accounted_;
+  {
+    std::lock_guard lock(shared_->mutex);
+    shared_->sessions.erase(this);
+    --shared_->stats.connections;
+  }
+  shared_->changed.notify_all();
+}
+
+void Session::start() {
+  net::post(socket_.get_executor(), [self = shared_from_this()] {
+    self->next_request();
+    self->read_more();
+  });
+}
+
+void Session::refuse(Response response) {
+  net::post(socket_.get_executor(), [self = shared_from_this(), response = std::move(response)] {
+    self->reject(response);
+    self->read_more();
+  });
+}
+
+void Session::drain() {
+  net::post(socket_.get_executor(), [self = shared_from_this()] {
+    if (self->phase_ == Phase::kReading && !self->started_) self->die();
+  });
+}
+
+void Session::kill() {
+  net::post(socket_.get_executor(), [self = shared_from_this()] { self->die(); });
+}
+
+void Session::next_request() {
+  phase_ = Phase::kReading;
+  parser_ = std::make_unique<Parser>();
+  parser_->header_limit(static_cast<uint32_t>(shared_->options.max_header_bytes));
+  parser_->body_limit(shared_->options.max_body_bytes);
+  parser_->eager(true);
+  started_ = header_seen_ = false;
+  set_deadline(shared_->options.idle_timeout);
+}
+
+void Session::read_more() {
+  if (reading_ || eof_ || phase_ == Phase::kDead) return;
+  if (phase_ == Phase::kBusy && input_.size() >= kPipelined) return;
+  reading_ = true;
+  socket_.async_read_some(net::buffer(chunk_), [self = shared_from_this()](Error ec, size_t n) {
+    self->on_read(ec, n);
+  });
+}
+
+void Session::on_read(Error ec, size_t bytes) {
+  reading_ = false;
+  if (phase_ == Phase::kDead) return;
+  if (ec) {
+    eof_ = true;
+    // A client that closes its half while we work has left; only an answer that is already complete
+    // is still sent.
+    if (ec == net::error::eof && phase_ == Phase::kBusy && taken_.done) return;
+    return die();
+  }
+  if (phase_ == Phase::kLinger) {
+    discarded_ += bytes;
+    if (discarded_ > kMaxDiscard) return die();
+  } else {
+    input_.append(chunk_.data(), bytes);
+    if (phase_ == Phase::kReading) parse();
+  }
+  read_more();
+}
+
+void Session::parse() {
+  if (input_.empty()) return;
+  if (!started_) {
+    started_ = true;
+    set_deadline(shared_->options.read_timeout);
+  }
+  if (parse_some()) dispatch();
+}
+
+bool Session::parse_some() {
+  while (phase_ == Phase::kReading && !parser_->is_done()) {
+    if (input_.empty()) return false;
+    Error ec;
+    size_t used = parser_->put(net::const_buffer(input_.data(), input_.size()), ec);
+    input_.erase(0, used);
+    if (ec && ec != beast::http::error::need_more) {
+      on_parse_error(ec);
+      return false;
+    }
+    if (parser_->is_header_done() && !header_seen_) {
+      header_seen_ = true;
+      on_header();
+    }
+    account_body();
+    if (ec == beast::http::error::need_more || used == 0) break;
+  }
+  return phase_ == Phase::kReading && parser_->is_done();
+}
+
+void Session::on_header() {
+  const auto& message = parser_->get();
+  auto expect = message[beast::http::field::expect];
+  if (expect.empty() || message.version() < 11) return;
+  if (!beast::iequals(expect, "100-continue"))
+    return reject(error_response(417, "Only 'Expect: 100-continue' is understood."));
+  if (!parser_->is_done() && input_.empty() && !writing_) {
+    output_ = "HTTP/1.1 100 Continue\r\n\r\n";
+    sent_ = 0;
+    taken_ = {};
+    write_some();
+  }
+}
+
+void Session::account_body() {
+  size_t held = parser_->get().body().size();
+  if (held <= accounted_) return;
+  size_t total = shared_->body_bytes += held - accounted_;
+  accounted_ = held;
+  if (total > shared_->options.max_total_body_bytes && phase_ == Phase::kReading) {
+    Response response = error_response(503, "The server is reading too many large requests.");
+    response.headers.emplace_back("Retry-After", "1");
+    reject(std::move(response));
+  }
+}
+
+void Session::on_parse_error(Error ec) {
+  using beast::http::error;
+  const ServerOptions& options = shared_->options;
+  if (ec == error::header_limit)
+    return reject(error_response(
+        431, fmt::format("The request's headers exceed {} bytes.", options.max_header_bytes)));
+  if (ec == error::body_limit)
+    return reject(error_response(
+        413, fmt::format("The request's body exceeds {} bytes.", options.max_body_bytes)));
+  reject(error_response(400, fmt::format("Malformed HTTP request: {}.", ec.message())));
+}
+
+std::shared_ptr<Turn> Session::begin_turn(Request request, Turn::Traits traits) {
+  phase_ = Phase::kBusy;
+  taken_ = {};
+  deadline_ = TimePoint::max();
+  traits.max_unsent = shared_->options.max_unsent_bytes;
+  auto wake = [weak = weak_from_this(), executor = socket_.get_executor()] {
+    if (auto self = weak.lock()) net::post(executor, [self] { self->pump(); });
+  };
+  turn_ = std::make_shared<Turn>(std::move(request), std::move(traits), std::move(wake));
+  return turn_;
+}
+
+void Session::reject(Response response) {
+  ++shared_->stats.rejected;
+  input_.clear();
+  Turn::Traits traits;
+  traits.keep_alive = false;
+  begin_turn({}, std::move(traits))->respond(std::move(response));
+}
+
+void Session::pump() {
+  if (phase_ != Phase::kBusy || writing_ || turn_ == nullptr) return;
+  taken_ = turn_->take(output_);
+  sent_ = 0;
+  if (taken_.cut && !taken_.done) return die();  // too slow
+  if (taken_.streaming) next_ping_ = Timer::clock_type::now() + shared_->options.ping_interval;
+  if (!output_.empty()) return write_some();
+  if (taken_.done) return end_turn();
+  deadline_ = TimePoint::max();
+  arm_timer();
+}
+
+void Session::write_some() {
+  writing_ = true;
+  if (phase_ == Phase::kBusy) set_deadline(shared_->options.write_timeout);
+  socket_.async_write_some(
+      net::buffer(output_.data() + sent_, output_.size() - sent_),
+      [self = shared_from_this()](Error ec, size_t n) { self->on_written(ec, n); });
+}
+
+void Session::on_written(Error ec, size_t bytes) {
+  writing_ = false;
+  if (phase_ == Phase::kDead) return;
+  if (ec) return die();
+  sent_ += bytes;
+  if (sent_ < output_.size()) return write_some();
+  output_.clear();
+  if (phase_ != Phase::kBusy) return;
+  if (taken_.done) return end_turn();
+  pump();
+}
+
+void Session::end_turn() {
+  bool keep = taken_.keep_alive && !taken_.cut;
+  turn_.reset();
+  next_ping_ = TimePoint::max();
+  shared_->body_bytes -= accounted_;
+  accounted_ = 0;
+  if (eof_) return die();
+  if (!keep || shared_->stopping) return linger();
+  next_request();
+  parse();
+  read_more();
+}
+
+// Closing with unread bytes would reset the connection and could destroy the answer on its way.
+void Session::linger() {
+  phase_ = Phase::kLinger;
+  input_.clear();
+  Error ec;
+  socket_.shutdown(net::ip::tcp::socket::shutdown_send, ec);
+  if (ec) return die();
+  set_deadline(std::chrono::seconds(2));
+  read_more();
+}
+
+void Session::die() {
+  if (phase_ == Phase::kDead) return;
+  phase_ = Phase::kDead;
+  Error ec;
+  socket_.close(ec);
+  timer_.cancel();
+  if (auto turn = std::exchange(turn_, nullptr)) {
+    ++shared_->stats.gone;
+    turn->set_gone();
+  }
+}
+
+void Session::set_deadline(std::chrono::milliseconds from_now) {
+  deadline_ = Timer::clock_type::now() + from_now;
+  arm_timer();
+}
+
+// The timer is only moved when it would fire too late; firing early costs one look at the clock.
+void Session::arm_timer() {
+  TimePoint when = std::min(deadline_, next_ping_);
+  if (when == TimePoint::max() || (timer_pending_ && armed_ <= when)) return;
+  armed_ = when;
+  timer_pending_ = true;
+  timer_.expires_at(when);
+  timer_.async_wait([self = shared_from_this(), when](Error ec) {
+    if (ec == net::error::operation_aborted && self->armed_ != when) return;  // moved
+    self->timer_pending_ = false;
+    if (self->phase_ != Phase::kDead) self->on_timer();
+  });
+}
+
+void Session::on_timer() {
+  TimePoint now = Timer::clock_type::now();
+  if (now >= deadline_) {
+    deadline_ = TimePoint::max();
+    on_deadline();
+  }
+  if (now >= next_ping_ && turn_ != nullptr) {
+    next_ping_ = now + shared_->options.ping_interval;
+    if (!writing_) turn_->ping();
+  }
+  if (phase_ != Phase::kDead) arm_timer();
+}
+
+void Session::on_deadline() {
+  if (phase_ == Phase::kReading && started_) {
+    ++shared_->stats.timeouts;
+    reject(error_response(408, "The request did not arrive in time."));
+  } else {
+    if (phase_ == Phase::kBusy) ++shared_->stats.timeouts;
+    die();
+  }
+}
+
+}  // namespace tokamak::http

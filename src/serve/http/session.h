@@ -1,0 +1,127 @@
+#pragma once
+// One connection. Private to http/: the only header here that shows sockets.
+#include <array>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/strand.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "serve/http/server.h"
+#include "serve/http/turn.h"
+
+namespace tokamak::http {
+
+namespace net = boost::asio;
+
+class Session;
+
+// What the connections of a server share. Outlives them.
+struct SharedState {
+  ServerOptions options;
+  Router router;
+  ServerStats stats;
+  std::atomic<bool> stopping{false};
+  std::atomic<size_t> body_bytes{0};  // held by requests that are being read
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::unordered_map<Session*, std::weak_ptr<Session>> sessions;
+};
+
+// A request body that grows with what has arrived, never by what the header claims.
+struct GrowingBody {
+  using value_type = std::string;
+  class reader {
+   public:
+    template <bool IsRequest, class Fields>
+    reader(boost::beast::http::header<IsRequest, Fields>&, value_type& body) : body_(body) {}
+    void init(const boost::optional<uint64_t>&, boost::beast::error_code& ec) { ec = {}; }
+    template <class Buffers>
+    size_t put(const Buffers& buffers, boost::beast::error_code& ec) {
+      ec = {};
+      size_t before = body_.size();
+      for (auto it = net::buffer_sequence_begin(buffers); it != net::buffer_sequence_end(buffers);
+           ++it)
+        body_.append(static_cast<const char*>((*it).data()), (*it).size());
+      return body_.size() - before;
+    }
+    void finish(boost::beast::error_code& ec) { ec = {}; }
+
+   private:
+    value_type& body_;
+  };
+};
+
+// Owner: itself, through the operations it has pending; runs on its strand. A read is pending
+// nearly always, also while the answer is made: that is how a client that leaves is noticed.
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  Session(net::ip::tcp::socket socket, std::shared_ptr<SharedState> shared);
+  ~Session();
+
+  void start();
+  void refuse(Response response);  // instead of start: answer and close
+  void drain();                    // thread-safe: close when idle, else after the answer
+  void kill();                     // thread-safe: close now
+
+ private:
+  using Timer = net::steady_timer;
+  using TimePoint = Timer::time_point;
+  using Parser = boost::beast::http::request_parser<GrowingBody>;
+  enum class Phase { kReading, kBusy, kLinger, kDead };
+
+  void read_more();
+  void on_read(boost::beast::error_code ec, size_t bytes);
+  void parse();
+  bool parse_some();  // true: a request is complete
+  void on_header();
+  void on_parse_error(boost::beast::error_code ec);
+  void account_body();
+  void next_request();
+
+  void dispatch();
+  Response plain_answer(const Request& request, const Router::Match& match) const;
+  void reject(Response response);  // answer, then close
+  std::shared_ptr<Turn> begin_turn(Request request, Turn::Traits traits);
+  std::string cors_headers(const Request& request) const;
+
+  void pump();
+  void write_some();
+  void on_written(boost::beast::error_code ec, size_t bytes);
+  void end_turn();
+  void linger();
+  void die();
+
+  void set_deadline(std::chrono::milliseconds from_now);
+  void arm_timer();
+  void on_timer();
+  void on_deadline();
+
+  net::ip::tcp::socket socket_;
+  Timer timer_;
+  std::shared_ptr<SharedState> shared_;
+  std::string remote_;
+  Phase phase_ = Phase::kReading;
+
+  std::array<char, 16384> chunk_;
+  std::string input_;  // bytes not parsed yet
+  std::unique_ptr<Parser> parser_;
+  bool reading_ = false, eof_ = false, started_ = false, header_seen_ = false;
+  size_t accounted_ = 0, discarded_ = 0;
+
+  std::shared_ptr<Turn> turn_;
+  std::string output_;
+  size_t sent_ = 0;
+  bool writing_ = false;
+  Turn::Taken taken_;
+
+  TimePoint deadline_ = TimePoint::max(), next_ping_ = TimePoint::max(), armed_ = TimePoint::max();
+  bool timer_pending_ = false;
+};
+
+}  // namespace tokamak::http

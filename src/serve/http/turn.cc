@@ -1,0 +1,186 @@
+#include "serve/http/turn.h"
+
+#include <ctime>
+
+#include "base/log.h"
+
+namespace tokamak::http {
+namespace {
+
+std::string http_date() {
+  std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  static constexpr const char* kDays[] = {"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"};
+  static constexpr const char* kMonths[] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
+                                            "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
+  return fmt::format("{}, {:02} {} {} {:02}:{:02}:{:02} GMT", kDays[parts.tm_wday], parts.tm_mday,
+                     kMonths[parts.tm_mon], parts.tm_year + 1900, parts.tm_hour, parts.tm_min,
+                     parts.tm_sec);
+}
+
+// A handler may put text from the client into a header; it must not become a second header.
+std::string one_line(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  return out;
+}
+
+}  // namespace
+
+Turn::Turn(Request request, Traits traits, std::function<void()> wake)
+    : request_(std::move(request)), traits_(std::move(traits)), wake_(std::move(wake)) {}
+
+void Turn::notify(std::unique_lock<std::mutex>& lock) {
+  bool wake = !notified_;
+  notified_ = true;
+  lock.unlock();
+  if (wake) wake_();
+}
+
+void Turn::append_head(int status, std::string_view content_type, const Headers& headers,
+                       const size_t* length) {
+  auto out = std::back_inserter(unsent_);
+  fmt::format_to(out, "HTTP/1.{} {} {}\r\nDate: {}\r\nServer: tokamak\r\n", traits_.http10 ? 0 : 1,
+                 status, status_text(status), http_date());
+  if (!content_type.empty()) fmt::format_to(out, "Content-Type: {}\r\n", one_line(content_type));
+  if (length != nullptr) {
+    if (status != 204 && status != 304) fmt::format_to(out, "Content-Length: {}\r\n", *length);
+  } else if (traits_.http10) {
+    traits_.keep_alive = false;
+  } else {
+    unsent_ += "Transfer-Encoding: chunked\r\n";
+  }
+  for (const auto& [name, value] : headers)
+    fmt::format_to(out, "{}: {}\r\n", one_line(name), one_line(value));
+  unsent_ += traits_.extra_headers;
+  if (!traits_.keep_alive)
+    unsent_ += "Connection: close\r\n";
+  else if (traits_.http10)
+    unsent_ += "Connection: keep-alive\r\n";
+  unsent_ += "\r\n";
+}
+
+void Turn::respond(const Response& response) {
+  std::unique_lock lock(mutex_);
+  if (state_ != State::kWaiting || gone_) return;
+  size_t length = response.body.size();
+  append_head(response.status, response.body.empty() ? "" : response.content_type, response.headers,
+              &length);
+  if (!traits_.head) unsent_ += response.body;
+  state_ = State::kDone;
+  notify(lock);
+}
+
+void Turn::start_stream(const StreamHead& head) {
+  std::unique_lock lock(mutex_);
+  if (state_ != State::kWaiting || gone_) return;
+  append_head(200, head.content_type, head.headers, nullptr);
+  ping_ = head.ping;
+  state_ = State::kStreaming;
+  notify(lock);
+}
+
+void Turn::append_chunk(std::string_view bytes) {
+  if (bytes.empty() || traits_.head) return;
+  if (unsent_.size() + bytes.size() > traits_.max_unsent) {
+    cut_ = true;
+    return;
+  }
+  if (traits_.http10) {
+    unsent_ += bytes;
+    return;
+  }
+  fmt::format_to(std::back_inserter(unsent_), "{:x}\r\n", bytes.size());
+  unsent_ += bytes;
+  unsent_ += "\r\n";
+}
+
+void Turn::write(std::string_view bytes) {
+  std::unique_lock lock(mutex_);
+  if (state_ != State::kStreaming || gone_) return;
+  append_chunk(bytes);
+  notify(lock);
+}
+
+void Turn::finish() {
+  std::unique_lock lock(mutex_);
+  if (state_ != State::kStreaming || gone_) return;
+  if (!traits_.http10 && !traits_.head) unsent_ += "0\r\n\r\n";
+  state_ = State::kDone;
+  notify(lock);
+}
+
+void Turn::abandon() {
+  {
+    std::unique_lock lock(mutex_);
+    if (state_ == State::kDone || gone_) return;
+    if (state_ ==
+        State::kStreaming) {  // without the last chunk the client sees that it is incomplete
+      cut_ = true;
+      state_ = State::kDone;
+      notify(lock);
+      return;
+    }
+  }
+  log::error("{} {}: the handler left without an answer", request_.method, request_.path);
+  respond(error_response(500, "The server had an error while processing the request."));
+}
+
+void Turn::on_gone(std::function<void()> callback) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!gone_) {
+      on_gone_ = std::move(callback);
+      return;
+    }
+  }
+  callback();
+}
+
+bool Turn::gone() const {
+  std::lock_guard lock(mutex_);
+  return gone_;
+}
+
+Turn::Taken Turn::take(std::string& out) {
+  std::function<void()> callback;  // destroyed after the lock: it may hold the exchange
+  std::lock_guard lock(mutex_);
+  notified_ = false;
+  out.clear();
+  out.swap(unsent_);
+  if (state_ == State::kDone) callback.swap(on_gone_);
+  return {state_ == State::kDone, cut_, state_ == State::kStreaming, traits_.keep_alive};
+}
+
+void Turn::ping() {
+  std::unique_lock lock(mutex_);
+  if (state_ != State::kStreaming || gone_ || ping_.empty()) return;
+  append_chunk(ping_);
+  notify(lock);
+}
+
+void Turn::set_gone() {
+  std::function<void()> callback;
+  {
+    std::lock_guard lock(mutex_);
+    if (gone_) return;
+    gone_ = true;
+    unsent_.clear();
+    callback.swap(on_gone_);
+  }
+  if (callback) callback();
+}
+
+Exchange::Exchange(std::shared_ptr<Turn> turn) : turn_(std::move(turn)) {}
+Exchange::~Exchange() { turn_->abandon(); }
+const Request& Exchange::request() const { return turn_->request(); }
+void Exchange::respond(Response response) { turn_->respond(response); }
+void Exchange::start_stream(StreamHead head) { turn_->start_stream(head); }
+void Exchange::write(std::string_view bytes) { turn_->write(bytes); }
+void Exchange::finish() { turn_->finish(); }
+void Exchange::on_gone(std::function<void()> callback) { turn_->on_gone(std::move(callback)); }
+bool Exchange::gone() const { return turn_->gone(); }
+
+}  // namespace tokamak::http

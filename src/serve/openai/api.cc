@@ -1,0 +1,279 @@
+#include "serve/openai/api.h"
+
+#include <algorithm>
+
+#include "base/json.h"
+#include "serve/openai/api_error.h"
+
+namespace tokamak::openai {
+namespace {
+
+constexpr int kMaxJsonDepth = 64;
+
+// Takes as long for a wrong key as for a right one.
+bool same_key(std::string_view a, std::string_view b) {
+  unsigned char difference = a.size() == b.size() ? 0 : 1;
+  for (size_t i = 0; i < a.size(); ++i)
+    difference |= static_cast<unsigned char>(a[i] ^ b[b.empty() ? 0 : i % b.size()]);
+  return difference == 0 && !b.empty();
+}
+
+std::string_view key_of(const http::Request& request) {
+  std::string_view value = request.header("authorization");
+  if (value.size() > 7 && (value.starts_with("Bearer ") || value.starts_with("bearer ")))
+    return value.substr(7);
+  return request.header("x-api-key");
+}
+
+void check_content_type(const http::Request& request) {
+  std::string type(request.header("content-type"));
+  type = type.substr(0, type.find(';'));
+  std::transform(type.begin(), type.end(), type.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  while (!type.empty() && (type.back() == ' ' || type.back() == '\t')) type.pop_back();
+  if (!type.empty() && type != "application/json" && !type.ends_with("+json"))
+    throw ApiError(415, fmt::format("Unsupported content type '{}': send application/json.", type),
+                   "", "unsupported_content_type");
+  std::string_view encoding = request.header("content-encoding");
+  if (!encoding.empty() && encoding != "identity")
+    throw ApiError(415, "Compressed bodies are not taken.", "", "unsupported_content_encoding");
+}
+
+Value parse_body(const http::Request& request) {
+  if (request.body.empty())
+    bad_request("", "missing_body", "The request has no body; send a JSON object.");
+  Value body;
+  try {
+    body = parse_json(request.body, "body", {.max_depth = kMaxJsonDepth});
+  } catch (const Error& e) {
+    bad_request("", "invalid_json", "We could not parse the JSON body of your request: {}",
+                e.what());
+  }
+  if (!body.is_object())
+    bad_request("", "invalid_json", "The JSON body of the request must be an object.");
+  return body;
+}
+
+Value card(const ServedModel& model) {
+  Value value = Value::object();
+  value.set("id", model.name);
+  value.set("object", "model");
+  value.set("created", model.created);
+  value.set("owned_by", "tokamak");
+  value.set("root", model.name);
+  value.set("parent", Value());
+  value.set("max_model_len", model.max_model_len);
+  return value;
+}
+
+http::Response json_response(const Value& value) {
+  http::Response response;
+  response.body = dump_json(value);
+  return response;
+}
+
+}  // namespace
+
+Api::Api(ApiOptions options, std::vector<ServedModel> models)
+    : options_(std::move(options)),
+      prepare_(std::make_unique<WorkerPool>(options_.prepare_threads)),
+      stream_(std::make_unique<WorkerPool>(options_.stream_threads)) {
+  TK_CHECK(!models.empty());
+  for (ServedModel& model : models) {
+    if (model.fingerprint.empty()) model.fingerprint = "fp_tokamak_" + options_.version;
+    models_.push_back(std::make_shared<const ServedModel>(std::move(model)));
+  }
+}
+
+Api::~Api() {
+  prepare_.reset();  // its jobs may still post to the other
+  stream_.reset();
+}
+
+std::shared_ptr<const ServedModel> Api::model(const std::string& name) const {
+  if (name.empty()) return models_[0];
+  for (const auto& model : models_)
+    if (model->name == name ||
+        std::find(model->aliases.begin(), model->aliases.end(), name) != model->aliases.end())
+      return model;
+  throw ApiError(404, fmt::format("The model '{}' does not exist.", name), "model",
+                 "model_not_found");
+}
+
+std::shared_ptr<const ServedModel> Api::model_of(const Value& body) const {
+  return model(Fields(body).string("model").value_or(""));
+}
+
+void Api::authorise(const http::Request& request) const {
+  if (options_.api_keys.empty()) return;
+  std::string_view given = key_of(request);
+  bool known = false;
+  for (const std::string& key : options_.api_keys) known |= same_key(given, key);
+  if (known) return;
+  if (given.empty())
+    throw ApiError(401, "You didn't provide an API key: send 'Authorization: Bearer KEY'.");
+  throw ApiError(401, "Incorrect API key provided.", "", "invalid_api_key");
+}
+
+// With several keys each tenant's cache is its own.
+std::string Api::default_salt(const http::Request& request) const {
+  return options_.api_keys.empty() ? "" : std::string(key_of(request));
+}
+
+http::Handler Api::quick(Answer answer, bool open) {
+  return [this, answer = std::move(answer), open](http::ExchangePtr exchange) {
+    try {
+      if (!open) authorise(exchange->request());
+      exchange->respond(answer(exchange->request()));
+    } catch (const std::exception& e) {
+      exchange->respond(error_answer(e));
+    }
+  };
+}
+
+http::Handler Api::with_json(JsonAnswer answer) {
+  return [this, answer = std::move(answer)](http::ExchangePtr exchange) {
+    try {
+      authorise(exchange->request());
+      check_content_type(exchange->request());
+    } catch (const std::exception& e) {
+      return exchange->respond(error_answer(e));
+    }
+    prepare_->post([answer, exchange = std::move(exchange)] {
+      if (exchange->gone()) return;
+      try {
+        answer(exchange, parse_body(exchange->request()));
+      } catch (const std::exception& e) {
+        exchange->respond(error_answer(e));
+      }
+    });
+  };
+}
+
+void Api::generate(http::ExchangePtr exchange, const Value& body, bool chat) {
+  auto model = model_of(body);
+  Prepared request = chat ? prepare_chat(body, model) : prepare_completion(body, model);
+  GenerationParams& params = request.params;
+  if (params.cache_salt.empty()) params.cache_salt = default_salt(exchange->request());
+  params.timeout_seconds = options_.request_timeout_seconds;
+  ShapeOptions shape;
+  shape.model = model->name;
+  shape.fingerprint = model->fingerprint;
+  shape.created = unix_seconds();
+  shape.logprobs = params.sample.top_logprobs >= 0;
+  shape.top_logprobs = params.sample.top_logprobs;
+  shape.usage_field = params.stream && params.include_usage;
+  shape.token_ids = params.return_token_ids;
+  auto made = chat ? make_chat_shape(std::move(shape), *model->tokenizer)
+                   : make_completion_shape(std::move(shape), *model->tokenizer);
+  std::make_shared<Generation>(std::move(exchange), std::move(request), std::move(made), *stream_,
+                               stats_)
+      ->start();
+}
+
+http::Response Api::list_models() const {
+  Value list = Value::array();
+  for (const auto& model : models_) list.push(card(*model));
+  Value value = Value::object();
+  value.set("object", "list");
+  value.set("data", std::move(list));
+  return json_response(value);
+}
+
+http::Response Api::one_model(const std::string& name) const {
+  return json_response(card(*model(name)));
+}
+
+// {"prompt": text} or {"messages": [...]}, as vLLM has it; "content" as llama.cpp has it.
+http::Response Api::tokenize(const Value& body) const {
+  auto model = model_of(body);
+  Fields fields(body);
+  EncodeOptions encode;
+  std::string text;
+  if (body.has("messages")) {
+    if (model->chat_template == nullptr)
+      bad_request("messages", "no_chat_template", "The model '{}' has no chat template.",
+                  model->name);
+    text = render_chat(fields, *model);
+    encode.add_special = false;
+  } else {
+    auto prompt = fields.string("prompt"), content = fields.string("content");
+    if (!prompt && !content) fields.require("prompt");
+    text = prompt ? *prompt : *content;
+  }
+  encode.add_special = fields.boolean("add_special_tokens").value_or(encode.add_special);
+  bool strings = fields.boolean("return_token_strs").value_or(false);
+  std::vector<int32_t> ids = model->tokenizer->encode(text, encode);
+  Value list = Value::array(), names = Value::array();
+  for (int32_t id : ids) {
+    list.push(id);
+    if (strings) names.push(model->tokenizer->piece_bytes(id));
+  }
+  Value value = Value::object();
+  value.set("tokens", std::move(list));
+  value.set("count", static_cast<int64_t>(ids.size()));
+  value.set("max_model_len", model->max_model_len);
+  if (strings) value.set("token_strs", std::move(names));
+  return json_response(value);
+}
+
+http::Response Api::detokenize(const Value& body) const {
+  auto model = model_of(body);
+  Fields fields(body);
+  const Value& tokens = fields.require("tokens");
+  if (!tokens.is_array()) wrong_type("tokens", "an array", tokens);
+  std::vector<int32_t> ids;
+  for (size_t i = 0; i < tokens.as_array().size(); ++i)
+    ids.push_back(
+        static_cast<int32_t>(checked_integer(fmt::format("tokens[{}]", i), tokens.as_array()[i], 0,
+                                             model->tokenizer->vocab_size() - 1)));
+  std::string text = model->tokenizer->decode(ids);
+  Value value = Value::object();
+  value.set("prompt", text);
+  value.set("content", std::move(text));
+  return json_response(value);
+}
+
+http::Response Api::apply_template(const Value& body) const {
+  auto model = model_of(body);
+  if (model->chat_template == nullptr)
+    bad_request("messages", "no_chat_template", "The model '{}' has no chat template.",
+                model->name);
+  Fields fields(body);
+  Value value = Value::object();
+  value.set("prompt", render_chat(fields, *model));
+  return json_response(value);
+}
+
+void Api::add_routes(http::Router& router) {
+  using http::ExchangePtr;
+  using http::Request;
+  router.add(
+      "GET", "/health",
+      quick([](const Request&) { return json_response(parse_json(R"({"status":"ok"})")); }, true));
+  router.add("GET", "/version", quick([this](const Request&) {
+               Value value = Value::object();
+               value.set("version", options_.version);
+               return json_response(value);
+             }));
+  router.add("GET", "/v1/models", quick([this](const Request&) { return list_models(); }));
+  router.add("GET", "/v1/models/{id...}",
+             quick([this](const Request& request) { return one_model(request.parameter); }));
+  router.add("POST", "/v1/chat/completions",
+             with_json([this](ExchangePtr exchange, const Value& body) {
+               generate(std::move(exchange), body, true);
+             }));
+  router.add("POST", "/v1/completions", with_json([this](ExchangePtr exchange, const Value& body) {
+               generate(std::move(exchange), body, false);
+             }));
+  auto add_plain = [&](const char* path, http::Response (Api::*method)(const Value&) const) {
+    router.add("POST", path, with_json([this, method](ExchangePtr exchange, const Value& body) {
+                 exchange->respond((this->*method)(body));
+               }));
+  };
+  add_plain("/tokenize", &Api::tokenize);
+  add_plain("/detokenize", &Api::detokenize);
+  add_plain("/apply-template", &Api::apply_template);
+}
+
+}  // namespace tokamak::openai

@@ -1,0 +1,57 @@
+#pragma once
+// The OpenAI-compatible API: routes over one or more models.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "serve/http/router.h"
+#include "serve/openai/generation.h"
+#include "serve/served_model.h"
+#include "serve/worker_pool.h"
+
+namespace tokamak::openai {
+
+struct ApiOptions {
+  std::vector<std::string>
+      api_keys;  // empty: everybody may; else every route but /health asks for one
+  double request_timeout_seconds = 0;  // 0: none
+  int prepare_threads = 2;             // JSON, templates, tokenising
+  int stream_threads = 1;  // detokenising and JSON of answers: a long prompt must not delay them
+  std::string version = "0.1.0";
+};
+
+// Owner: the program; outlives the http::Server that has its routes. Thread-safe.
+class Api {
+ public:
+  Api(ApiOptions options, std::vector<ServedModel> models);
+  ~Api();
+
+  void add_routes(http::Router& router);
+  const GenerationStats& stats() const { return *stats_; }
+  // The model of that name (empty: the first). Throws ApiError(404).
+  std::shared_ptr<const ServedModel> model(const std::string& name) const;
+
+ private:
+  // A handler that answers on the I/O thread, and one that gets the parsed body on a worker.
+  using Answer = std::function<http::Response(const http::Request&)>;
+  using JsonAnswer = std::function<void(http::ExchangePtr, const Value& body)>;
+  http::Handler quick(Answer answer, bool open = false);
+  http::Handler with_json(JsonAnswer answer);
+  void authorise(const http::Request& request) const;  // throws ApiError(401)
+  std::string default_salt(const http::Request& request) const;
+
+  void generate(http::ExchangePtr exchange, const Value& body, bool chat);
+  http::Response list_models() const;
+  http::Response one_model(const std::string& name) const;
+  http::Response tokenize(const Value& body) const;
+  http::Response detokenize(const Value& body) const;
+  http::Response apply_template(const Value& body) const;
+  std::shared_ptr<const ServedModel> model_of(const Value& body) const;
+
+  const ApiOptions options_;
+  std::vector<std::shared_ptr<const ServedModel>> models_;
+  std::shared_ptr<GenerationStats> stats_ = std::make_shared<GenerationStats>();
+  std::unique_ptr<WorkerPool> prepare_, stream_;
+};
+
+}  // namespace tokamak::openai

@@ -1,0 +1,49 @@
+#include "serve/openai/api_error.h"
+
+#include "base/log.h"
+
+namespace tokamak::openai {
+namespace {
+
+int http_status(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kOutOfRange:
+    case ErrorCode::kUnsupported:
+      return 400;
+    case ErrorCode::kNotFound:
+      return 404;
+    case ErrorCode::kResourceExhausted:
+      return 429;
+    case ErrorCode::kUnavailable:
+    case ErrorCode::kCancelled:
+      return 503;
+    case ErrorCode::kCorrupt:
+    case ErrorCode::kInternal:
+      return 500;
+  }
+  return 500;
+}
+
+}  // namespace
+
+void unsupported(const std::string& param, const std::string& what) {
+  throw ApiError(400, fmt::format("Unsupported parameter: '{}'. {}", param, what), param,
+                 "unsupported_parameter");
+}
+
+http::Response error_answer(const std::exception& error) {
+  if (auto* api = dynamic_cast<const ApiError*>(&error))
+    return http::error_response(api->status(), api->what(), "", api->param(), api->error_code());
+  auto* known = dynamic_cast<const Error*>(&error);
+  int status = known != nullptr ? http_status(known->code()) : 500;
+  if (status == 500) {
+    log::error("request failed: {}", error.what());
+    return http::error_response(500, "The server had an error while processing your request.");
+  }
+  http::Response response = http::error_response(status, error.what());
+  if (status == 429 || status == 503) response.headers.emplace_back("Retry-After", "1");
+  return response;
+}
+
+}  // namespace tokamak::openai

@@ -1,0 +1,39 @@
+#pragma once
+// What a request did wrong, as OpenAI's clients are told: status, message, parameter and code.
+#include <string>
+
+#include "base/error.h"
+#include "serve/http/message.h"
+
+namespace tokamak::openai {
+
+class ApiError : public Error {
+ public:
+  ApiError(int status, const std::string& message, std::string param = "", std::string code = "")
+      : Error(ErrorCode::kInvalidArgument, message),
+        status_(status),
+        param_(std::move(param)),
+        code_(std::move(code)) {}
+  int status() const { return status_; }
+  const std::string& param() const { return param_; }
+  const std::string& error_code() const { return code_; }
+
+ private:
+  int status_;
+  std::string param_, code_;
+};
+
+template <class... Args>
+[[noreturn]] void bad_request(std::string param, std::string code,
+                              fmt::format_string<Args...> format, Args&&... args) {
+  throw ApiError(400, fmt::format(format, std::forward<Args>(args)...), std::move(param),
+                 std::move(code));
+}
+
+// A field that is known and well-formed, but that this server cannot honour.
+[[noreturn]] void unsupported(const std::string& param, const std::string& what);
+
+// For the exception at hand; what is not the client's fault is logged and told without detail.
+http::Response error_answer(const std::exception& error);
+
+}  // namespace tokamak::openai

@@ -1,0 +1,101 @@
+#include "serve/openai/choice.h"
+
+namespace tokamak::openai {
+
+Choice::Choice(int index, const Prepared& request, const Prompt& prompt)
+    : index_(index),
+      params_(request.params),
+      prompt_(prompt),
+      tokenizer_(*request.model->tokenizer),
+      detokenizer_(*request.model->tokenizer, {.skip_special = request.params.skip_special}),
+      stops_(request.params.stops, request.params.include_stop) {}
+
+void Choice::echo_prompt(const std::vector<float>& logprobs, Piece& piece) {
+  piece.text = prompt_.text;
+  if (params_.sample.top_logprobs >= 0) {
+    Detokenizer spelled(tokenizer_, {.skip_special = true});
+    size_t offset = 0;
+    for (size_t i = 0; i < prompt_.ids.size(); ++i) {
+      ScoredToken token;
+      token.id = prompt_.ids[i];
+      token.text_offset = offset;
+      if (i > 0 && i - 1 < logprobs.size()) token.logprob = logprobs[i - 1];
+      offset += count_characters(spelled.push(token.id));
+      piece.scored.push_back(std::move(token));
+    }
+  }
+  characters_ = count_characters(prompt_.text);
+}
+
+// Tokens whose text has been sent take their log-probabilities with them.
+void Choice::release(Piece& piece, bool all) {
+  while (!waiting_.empty() && (all || waiting_.front().end <= sent_bytes_)) {
+    bool cut = waiting_.front().begin >= sent_bytes_ && stops_.stopped();
+    if (!cut) piece.scored.push_back(std::move(waiting_.front().token));
+    waiting_.pop_front();
+  }
+}
+
+void Choice::push_token(const Delta& delta, size_t i, Piece& piece) {
+  std::string text = detokenizer_.push(delta.ids[i]);
+  ++tokens_;
+  piece.ids.push_back(delta.ids[i]);
+  if (params_.sample.top_logprobs >= 0) {
+    ScoredToken token;
+    token.id = delta.ids[i];
+    token.logprob = i < delta.logprobs.size() ? delta.logprobs[i] : 0.0f;
+    token.top = i < delta.top.size() ? delta.top[i] : std::vector<TokenLogprob>{};
+    token.text_offset = characters_;
+    waiting_.push_back({std::move(token), raw_bytes_, raw_bytes_ + text.size()});
+  }
+  raw_bytes_ += text.size();
+  characters_ += count_characters(text);
+  std::string sendable;
+  if (tokens_ <= params_.sample.min_tokens) {
+    sendable = std::move(text);  // too early for a stop string
+  } else {
+    sendable = stops_.push(text).text;
+  }
+  sent_bytes_ += sendable.size();
+  piece.text += sendable;
+  release(piece, false);
+}
+
+void Choice::finish(const char* reason, Piece& piece) {
+  if (!stops_.stopped()) {
+    StopStrings::Result last = stops_.push(detokenizer_.finish());
+    piece.text += last.text;
+    sent_bytes_ += last.text.size();
+    if (!last.stopped) {
+      std::string held = stops_.finish();
+      sent_bytes_ += held.size();
+      piece.text += held;
+    }
+  }
+  release(piece, true);
+  piece.finish = stops_.stopped() ? "stop" : reason;
+  done_ = true;
+}
+
+Piece Choice::push(const Delta& delta, const std::vector<float>& prompt_logprobs) {
+  Piece piece;
+  piece.index = index_;
+  if (done_) return piece;
+  if (first_) {
+    first_ = false;
+    if (params_.echo) echo_prompt(prompt_logprobs, piece);
+    if (params_.return_token_ids) piece.prompt_ids = &prompt_.ids;
+  }
+  for (size_t i = 0; i < delta.ids.size(); ++i) {
+    push_token(delta, i, piece);
+    if (!stops_.stopped()) continue;
+    stopped_at_ = delta.position + static_cast<int32_t>(i) + 1;
+    finish("stop", piece);
+    return piece;
+  }
+  if (delta.finish == Finish::kStop) finish("stop", piece);
+  if (delta.finish == Finish::kLength) finish("length", piece);
+  return piece;
+}
+
+}  // namespace tokamak::openai

@@ -1,0 +1,54 @@
+#pragma once
+// One choice of an answer on its way from token ids to text: detokenising, stop strings,
+// log-probabilities.
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "engine/client.h"
+#include "engine/text/detokenizer.h"
+#include "engine/text/stop_strings.h"
+#include "serve/openai/prepare.h"
+#include "serve/openai/shape.h"
+
+namespace tokamak::openai {
+
+// Owner: one generation, one thread at a time.
+class Choice {
+ public:
+  Choice(int index, const Prepared& request, const Prompt& prompt);
+
+  // Takes what the engine sent and returns what may be sent on. When a stop string ends the choice,
+  // stopped_at() is the answer position it ends before. Ignored once done. prompt_logprobs: of the
+  // prompt's tokens 1.., for echo; may be empty.
+  Piece push(const Delta& delta, const std::vector<float>& prompt_logprobs);
+
+  bool done() const { return done_; }
+  int32_t stopped_at() const { return stopped_at_; }  // -1: not by a stop string
+  int64_t tokens() const { return tokens_; }          // sent, as usage counts them
+
+ private:
+  void echo_prompt(const std::vector<float>& logprobs, Piece& piece);
+  void push_token(const Delta& delta, size_t i, Piece& piece);
+  void release(Piece& piece, bool all);
+  void finish(const char* reason, Piece& piece);
+
+  struct Waiting {  // a scored token whose text may still turn out to be part of a stop string
+    ScoredToken token;
+    size_t begin, end;  // bytes of raw text
+  };
+
+  const int index_;
+  const GenerationParams& params_;
+  const Prompt& prompt_;
+  const Tokenizer& tokenizer_;
+  Detokenizer detokenizer_;
+  StopStrings stops_;
+  std::deque<Waiting> waiting_;
+  size_t raw_bytes_ = 0, sent_bytes_ = 0, characters_ = 0;
+  int64_t tokens_ = 0;
+  int32_t stopped_at_ = -1;
+  bool first_ = true, done_ = false;
+};
+
+}  // namespace tokamak::openai

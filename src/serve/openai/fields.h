@@ -1,0 +1,48 @@
+#pragma once
+// Typed reading of a request object: every error names the parameter in OpenAI's words.
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/value.h"
+
+namespace tokamak::openai {
+
+// One thread; the object outlives it. null counts as absent everywhere, as OpenAI has it.
+class Fields {
+ public:
+  // path: prefix of parameter names, "messages[0]".
+  explicit Fields(const Value& object, std::string path = "");
+
+  std::string name(std::string_view field) const;
+  const Value* find(std::string_view field);     // nullptr: absent or null
+  const Value& require(std::string_view field);  // 400 when absent
+  std::optional<bool> boolean(std::string_view field);
+  std::optional<int64_t> integer(std::string_view field, int64_t low, int64_t high);
+  std::optional<double> number(std::string_view field, double low, double high);
+  std::optional<std::string> string(std::string_view field);
+  const Value::Array* array(std::string_view field);
+
+  // Known, without effect here.
+  void ignore(std::initializer_list<std::string_view> fields);
+  // Known, and refused unless absent, null, false, 0 or empty.
+  void refuse(std::string_view field, const std::string& why);
+  // Members nobody asked for.
+  std::vector<std::string> unknown() const;
+
+ private:
+  const Value& object_;
+  std::string path_;
+  std::vector<std::string_view> seen_;
+};
+
+// 400 "Invalid type for 'x': expected a string, but got an integer instead."
+[[noreturn]] void wrong_type(const std::string& param, std::string_view expected, const Value& got);
+int64_t checked_integer(const std::string& param, const Value& value, int64_t low, int64_t high);
+
+// Logs each new unknown field once, for at most a few hundred names.
+void log_unknown_fields(const std::vector<std::string>& names);
+
+}  // namespace tokamak::openai

@@ -1,0 +1,258 @@
+#include "serve/openai/generation.h"
+
+#include "base/log.h"
+#include "serve/openai/api_error.h"
+
+namespace tokamak::openai {
+namespace {
+
+void append(Piece& whole, Piece&& more) {
+  whole.text += more.text;
+  whole.ids.insert(whole.ids.end(), more.ids.begin(), more.ids.end());
+  for (ScoredToken& token : more.scored) whole.scored.push_back(std::move(token));
+  if (more.finish != nullptr) whole.finish = more.finish;
+  if (more.prompt_ids != nullptr) whole.prompt_ids = more.prompt_ids;
+}
+
+}  // namespace
+
+Generation::Generation(http::ExchangePtr exchange, Prepared request, std::unique_ptr<Shape> shape,
+                       WorkerPool& pool, std::shared_ptr<GenerationStats> stats)
+    : exchange_(std::move(exchange)),
+      request_(std::move(request)),
+      shape_(std::move(shape)),
+      pool_(pool),
+      stats_(std::move(stats)) {
+  size_t n = static_cast<size_t>(request_.params.n);
+  parts_.resize(request_.prompts.size());
+  open_choices_ = n * parts_.size();
+  choices_.reserve(open_choices_);
+  for (size_t i = 0; i < open_choices_; ++i)
+    choices_.emplace_back(static_cast<int>(i), request_, request_.prompts[i / n]);
+  if (!request_.params.stream) {
+    whole_.resize(open_choices_);
+    for (size_t i = 0; i < open_choices_; ++i) whole_[i].index = static_cast<int>(i);
+  }
+  ++stats_->running;
+}
+
+Generation::~Generation() { --stats_->running; }
+
+RequestSpec Generation::spec_of(const Prompt& prompt,
+                                const std::shared_ptr<const SampleSpec>& sample) const {
+  const GenerationParams& params = request_.params;
+  RequestSpec spec;
+  spec.prompt = prompt.ids;
+  spec.sample = sample;
+  spec.max_tokens = static_cast<int32_t>(*params.max_tokens);
+  spec.stop_ids = params.stop_ids;
+  spec.n = params.n;
+  spec.score_prompt = params.echo && params.sample.top_logprobs >= 0;
+  spec.priority = params.priority;
+  spec.cache_salt = params.cache_salt;
+  if (params.timeout_seconds > 0)
+    spec.deadline = SteadyClock().now() + static_cast<Nanos>(params.timeout_seconds * 1e9);
+  return spec;
+}
+
+void Generation::start() {
+  exchange_->on_gone([weak = weak_from_this()] {
+    auto self = weak.lock();
+    if (self == nullptr) return;
+    {
+      std::lock_guard lock(self->mutex_);
+      self->gone_ = true;
+    }
+    ++self->stats_->cancelled;
+    self->cancel_all();
+  });
+  auto sample = std::make_shared<const SampleSpec>(request_.params.sample);
+  for (size_t part = 0; part < parts_.size(); ++part) {
+    bool gone = false;
+    try {
+      RequestId id = request_.model->client->submit(
+          spec_of(request_.prompts[part], sample),
+          [self = shared_from_this(), part](Delta&& delta) { self->push(part, std::move(delta)); });
+      parts_[part].id = id;
+      std::lock_guard lock(mutex_);
+      submitted_.push_back(id);
+      gone = gone_;
+    } catch (...) {
+      cancel_all();
+      throw;
+    }
+    if (gone) return cancel_all();
+  }
+  if (request_.params.stream) {
+    http::StreamHead head;
+    head.headers = {
+        {"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}, {"X-Request-Id", shape_->id()}};
+    exchange_->start_stream(std::move(head));
+    for (const Choice& choice : choices_)
+      if (auto first = shape_->first_chunk(static_cast<int>(&choice - choices_.data()));
+          !first.empty())
+        send_event(first);
+    exchange_->write(events_);
+    events_.clear();
+  }
+  drain();
+}
+
+// Must not block and must not throw: only the queue is touched here.
+void Generation::push(size_t part, Delta&& delta) {
+  {
+    std::lock_guard lock(mutex_);
+    if (gone_) return;
+    arrivals_.push_back({part, std::move(delta)});
+    if (scheduled_) return;
+    scheduled_ = true;
+  }
+  pool_.post([self = shared_from_this()] { self->drain(); });
+}
+
+void Generation::drain() {
+  std::deque<Arrival> batch;
+  while (true) {
+    {
+      std::lock_guard lock(mutex_);
+      batch.clear();
+      batch.swap(arrivals_);
+      if (batch.empty()) {
+        scheduled_ = false;
+        return;
+      }
+    }
+    try {
+      for (Arrival& arrival : batch) handle(arrival);
+    } catch (const std::exception& e) {
+      log::error("answer {}: {}", shape_->id(), e.what());
+      Delta broken;
+      broken.finish = Finish::kError;
+      broken.error = "The server had an error while processing your request.";
+      break_off(broken);
+    }
+    if (!events_.empty() && exchange_ != nullptr) exchange_->write(events_);
+    events_.clear();
+    if (over_ && exchange_ != nullptr) {
+      exchange_->finish();
+      exchange_.reset();
+    }
+  }
+}
+
+void Generation::handle(Arrival& arrival) {
+  if (over_) return;
+  Delta& delta = arrival.delta;
+  Part& part = parts_[arrival.part];
+  if (!delta.prompt_logprobs.empty()) part.prompt_logprobs = std::move(delta.prompt_logprobs);
+  cached_tokens_ += delta.cached_tokens;
+  bool known = delta.choice >= 0 && delta.choice < request_.params.n;
+  if (!known || (delta.finish != Finish::kNone && delta.finish != Finish::kStop &&
+                 delta.finish != Finish::kLength)) {
+    size_t index = arrival.part * request_.params.n + std::max(0, known ? delta.choice : 0);
+    if (known && choices_[index].done())
+      return;  // stopped by us; how the engine ends it is no matter
+    return break_off(delta);
+  }
+  handle_choice(choices_[arrival.part * request_.params.n + delta.choice], arrival);
+  if (open_choices_ == 0) complete();
+}
+
+void Generation::handle_choice(Choice& choice, Arrival& arrival) {
+  if (choice.done()) return;
+  Part& part = parts_[arrival.part];
+  Piece piece = choice.push(arrival.delta, part.prompt_logprobs);
+  if (choice.done()) {
+    --open_choices_;
+    if (choice.stopped_at() >= 0 && arrival.delta.finish == Finish::kNone)
+      request_.model->client->stop_at(part.id, arrival.delta.choice, choice.stopped_at());
+  }
+  if (request_.params.stream)
+    send(piece);
+  else
+    append(whole_[piece.index], std::move(piece));
+}
+
+// The last text and the reason for the end travel in separate chunks, as clients have seen it from
+// OpenAI.
+void Generation::send(const Piece& piece) {
+  Usage now = request_.params.continuous_usage ? usage() : Usage{};
+  const Usage* each = request_.params.continuous_usage ? &now : nullptr;
+  bool ids = request_.params.return_token_ids && !piece.ids.empty();
+  if (!piece.text.empty() || !piece.scored.empty() || ids || piece.prompt_ids != nullptr) {
+    Piece content = piece;
+    content.finish = nullptr;
+    send_event(shape_->chunk(content, each));
+  }
+  if (piece.finish != nullptr) {
+    Piece last;
+    last.index = piece.index;
+    last.finish = piece.finish;
+    send_event(shape_->chunk(last, each));
+  }
+}
+
+void Generation::send_event(std::string_view json) {
+  events_ += "data: ";
+  events_ += json;
+  events_ += "\n\n";
+}
+
+Usage Generation::usage() const {
+  Usage usage;
+  for (const Prompt& prompt : request_.prompts)
+    usage.prompt_tokens += static_cast<int64_t>(prompt.ids.size());
+  for (const Choice& choice : choices_) usage.completion_tokens += choice.tokens();
+  usage.cached_tokens = cached_tokens_;
+  return usage;
+}
+
+void Generation::complete() {
+  over_ = true;
+  Usage total = usage();
+  ++stats_->finished;
+  stats_->prompt_tokens += total.prompt_tokens;
+  stats_->completion_tokens += total.completion_tokens;
+  stats_->cached_tokens += total.cached_tokens;
+  if (request_.params.stream) {
+    if (request_.params.include_usage) send_event(shape_->usage_chunk(total));
+    send_event("[DONE]");
+    return;
+  }
+  http::Response response;
+  response.headers.emplace_back("X-Request-Id", shape_->id());
+  response.body = shape_->whole(whole_, total);
+  exchange_->respond(std::move(response));
+}
+
+void Generation::break_off(const Delta& delta) {
+  if (over_) return;
+  over_ = true;
+  ++stats_->failed;
+  int status = delta.finish == Finish::kTimeout     ? 504
+               : delta.finish == Finish::kCancelled ? 503
+                                                    : 500;
+  std::string message = !delta.error.empty()                 ? delta.error
+                        : delta.finish == Finish::kTimeout   ? "The request ran out of time."
+                        : delta.finish == Finish::kCancelled ? "The server stopped this request."
+                                                             : "The server had an error.";
+  http::Response response = http::error_response(status, message);
+  if (request_.params.stream) {
+    send_event(response.body);
+    send_event("[DONE]");
+  } else {
+    exchange_->respond(std::move(response));
+  }
+  cancel_all();
+}
+
+void Generation::cancel_all() {
+  std::vector<RequestId> ids;
+  {
+    std::lock_guard lock(mutex_);
+    ids = submitted_;
+  }
+  for (RequestId id : ids) request_.model->client->cancel(id);
+}
+
+}  // namespace tokamak::openai

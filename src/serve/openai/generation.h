@@ -1,0 +1,79 @@
+#pragma once
+// One generating request from submission to the last byte: joins the engine's deltas, the client's
+// connection and the shape of the answer.
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "serve/http/message.h"
+#include "serve/openai/choice.h"
+#include "serve/openai/prepare.h"
+#include "serve/openai/shape.h"
+#include "serve/worker_pool.h"
+
+namespace tokamak::openai {
+
+// Counters of all generations of a server; read from any thread.
+struct GenerationStats {
+  std::atomic<int64_t> running{0}, finished{0}, cancelled{0}, failed{0};
+  std::atomic<int64_t> prompt_tokens{0}, completion_tokens{0}, cached_tokens{0};
+};
+
+// Owner: the engine's sink and the jobs on the worker pool share it; it ends with the last of them.
+// Deltas arrive on the engine's thread, are queued, and are worked off by one pool job at a time.
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  Generation(http::ExchangePtr exchange, Prepared request, std::unique_ptr<Shape> shape,
+             WorkerPool& pool, std::shared_ptr<GenerationStats> stats);
+  ~Generation();
+
+  // Submits the prompts and starts the stream. Throws what Client::submit throws, with nothing left
+  // running.
+  void start();
+
+ private:
+  struct Part {  // one prompt
+    RequestId id = 0;
+    std::vector<float> prompt_logprobs;
+  };
+  struct Arrival {
+    size_t part;
+    Delta delta;
+  };
+
+  RequestSpec spec_of(const Prompt& prompt, const std::shared_ptr<const SampleSpec>& sample) const;
+  void push(size_t part, Delta&& delta);  // engine thread
+  void drain();                           // pool
+  void handle(Arrival& arrival);
+  void handle_choice(Choice& choice, Arrival& arrival);
+  void send(const Piece& piece);
+  void send_event(std::string_view json);
+  void complete();
+  void break_off(const Delta& delta);  // the engine could not finish
+  void cancel_all();
+  Usage usage() const;
+
+  http::ExchangePtr exchange_;  // let go when the answer is complete
+  const Prepared request_;
+  std::unique_ptr<Shape> shape_;
+  WorkerPool& pool_;
+  std::shared_ptr<GenerationStats> stats_;
+
+  std::mutex mutex_;  // of the next four
+  std::deque<Arrival> arrivals_;
+  bool scheduled_ = true;  // a job runs or is posted; true until start() is through
+  bool gone_ = false;
+  std::vector<RequestId> submitted_;
+
+  // Only the job touches these.
+  std::vector<Part> parts_;
+  std::vector<Choice> choices_;
+  std::vector<Piece> whole_;  // not streaming: what has come so far
+  std::string events_;        // streaming: framed, not yet handed to the connection
+  int64_t cached_tokens_ = 0;
+  size_t open_choices_ = 0;
+  bool over_ = false;
+};
+
+}  // namespace tokamak::openai

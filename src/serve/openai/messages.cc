@@ -1,0 +1,178 @@
+// Chat messages: checked, and brought into the form that templates are written for.
+#include <algorithm>
+#include <array>
+
+#include "base/json.h"
+#include "serve/openai/api_error.h"
+#include "serve/openai/prepare.h"
+
+namespace tokamak::openai {
+namespace {
+
+constexpr std::array<std::string_view, 6> kRoles = {"system",    "developer", "user",
+                                                    "assistant", "tool",      "function"};
+constexpr size_t kMaxMessages = 16384;
+
+std::string read_part(const Value& part, const std::string& param) {
+  if (part.is_string()) return part.as_string();
+  Fields fields(part, param);
+  const Value& type = fields.require("type");
+  if (!type.is_string()) wrong_type(param + ".type", "a string", type);
+  const std::string& kind = type.as_string();
+  if (kind == "text" || kind == "input_text") {
+    const Value& text = fields.require("text");
+    if (!text.is_string()) wrong_type(param + ".text", "a string", text);
+    return text.as_string();
+  }
+  if (kind == "refusal") return fields.string("refusal").value_or("");
+  bad_request(param + ".type", "unsupported_content_type",
+              "Invalid '{}.type': content of type '{}' is not available; only 'text' is.", param,
+              kind);
+}
+
+std::string read_content(const Value& content, const std::string& param) {
+  if (content.is_string()) return content.as_string();
+  if (!content.is_array()) wrong_type(param, "a string or an array of content parts", content);
+  std::string text;
+  const Value::Array& parts = content.as_array();
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (i > 0) text += '\n';
+    text += read_part(parts[i], fmt::format("{}[{}]", param, i));
+  }
+  return text;
+}
+
+// Templates print arguments as an object; clients send them as JSON text.
+Value read_tool_calls(const Value& calls, const std::string& param) {
+  if (!calls.is_array()) wrong_type(param, "an array", calls);
+  Value out = Value::array();
+  for (size_t i = 0; i < calls.as_array().size(); ++i) {
+    Value call = calls.as_array()[i];
+    std::string name = fmt::format("{}[{}]", param, i);
+    if (!call.is_object()) wrong_type(name, "an object", call);
+    Value* function = call.find("function");
+    if (function == nullptr || !function->is_object())
+      bad_request(name + ".function", "missing_required_parameter",
+                  "Missing required parameter: '{}.function'.", name);
+    if (Value* arguments = function->find("arguments");
+        arguments != nullptr && arguments->is_string()) {
+      try {
+        Value parsed = parse_json(arguments->as_string(), "arguments", {.max_depth = 64});
+        if (parsed.is_object()) *arguments = std::move(parsed);
+      } catch (const Error&) {
+        // Not JSON: a model wrote it so; the template prints the text.
+      }
+    }
+    out.push(std::move(call));
+  }
+  return out;
+}
+
+Value read_message(const Value& value, const std::string& param) {
+  Fields fields(value, param);
+  const Value& role = fields.require("role");
+  if (!role.is_string()) wrong_type(param + ".role", "a string", role);
+  if (std::find(kRoles.begin(), kRoles.end(), role.as_string()) == kRoles.end())
+    bad_request(param + ".role", "invalid_value",
+                "Invalid value: '{}'. Supported values are: 'system', 'developer', 'user', "
+                "'assistant', 'tool' and 'function'.",
+                role.as_string());
+  Value message = Value::object();
+  // Templates know "system"; "developer" is the same thing under a newer name.
+  message.set("role", role.as_string() == "developer" ? Value("system") : role);
+  const Value* calls = fields.find("tool_calls");
+  const Value* content = fields.find("content");
+  if (content != nullptr)
+    message.set("content", read_content(*content, param + ".content"));
+  else if (role.as_string() == "assistant" &&
+           (calls != nullptr || fields.find("refusal") != nullptr))
+    message.set("content", "");
+  else
+    fields.require("content");
+  if (calls != nullptr) message.set("tool_calls", read_tool_calls(*calls, param + ".tool_calls"));
+  for (const char* field : {"name", "tool_call_id", "reasoning_content", "reasoning"})
+    if (auto text = fields.string(field)) message.set(field, std::move(*text));
+  fields.refuse("audio", "Audio is not available.");
+  fields.refuse("function_call", "Use 'tool_calls'.");
+  return message;
+}
+
+// nullptr: the template is not told of any.
+const Value* read_tools(Fields& fields) {
+  const Value* tools = fields.find("tools");
+  const Value* choice = fields.find("tool_choice");
+  if (tools != nullptr) {
+    if (!tools->is_array()) wrong_type("tools", "an array", *tools);
+    for (size_t i = 0; i < tools->as_array().size(); ++i) {
+      const Value& tool = tools->as_array()[i];
+      std::string param = fmt::format("tools[{}]", i);
+      Fields inner(tool, param);
+      std::string type = inner.string("type").value_or("function");
+      if (type != "function")
+        bad_request(param + ".type", "invalid_value",
+                    "Invalid '{}.type': only 'function' is known.", param);
+      Fields function(inner.require("function"), param + ".function");
+      const Value& name = function.require("name");
+      if (!name.is_string()) wrong_type(param + ".function.name", "a string", name);
+    }
+  }
+  if (choice == nullptr) return tools;
+  if (!choice->is_string() && !choice->is_object())
+    wrong_type("tool_choice", "a string or an object", *choice);
+  if (choice->is_string() && choice->as_string() == "none") return nullptr;
+  if (!choice->is_string() || choice->as_string() != "auto")
+    unsupported("tool_choice",
+                "Only 'auto' and 'none' are available: a call cannot be forced yet.");
+  if (tools == nullptr)
+    bad_request("tool_choice", "invalid_value",
+                "'tool_choice' is only allowed when 'tools' are given.");
+  return tools;
+}
+
+}  // namespace
+
+Value read_messages(Fields& fields) {
+  const Value& value = fields.require("messages");
+  if (!value.is_array()) wrong_type("messages", "an array", value);
+  const Value::Array& list = value.as_array();
+  if (list.empty())
+    bad_request(
+        "messages", "empty_array",
+        "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an "
+        "empty array instead.");
+  if (list.size() > kMaxMessages)
+    bad_request("messages", "array_above_max_length", "Invalid 'messages': more than {} messages.",
+                kMaxMessages);
+  Value messages = Value::array();
+  for (size_t i = 0; i < list.size(); ++i)
+    messages.push(read_message(list[i], fmt::format("messages[{}]", i)));
+  return messages;
+}
+
+std::string render_chat(Fields& fields, const ServedModel& model) {
+  const Tokenizer& tokenizer = *model.tokenizer;
+  Value context = Value::object();
+  context.set("messages", read_messages(fields));
+  if (const Value* tools = read_tools(fields)) context.set("tools", *tools);
+  context.set("add_generation_prompt", fields.boolean("add_generation_prompt").value_or(true));
+  auto piece = [&](int32_t id) { return id < 0 ? Value("") : Value(tokenizer.piece(id)); };
+  context.set("bos_token", piece(tokenizer.bos_id()));
+  context.set("eos_token", piece(tokenizer.eos_id()));
+  if (const Value* extra = fields.find("chat_template_kwargs")) {
+    if (!extra->is_object()) wrong_type("chat_template_kwargs", "an object", *extra);
+    if (extra->size() > 64)
+      bad_request("chat_template_kwargs", "object_above_max_properties",
+                  "Invalid 'chat_template_kwargs': at most 64 members are taken.");
+    for (const auto& [key, value] : extra->as_object())
+      if (key != "messages" && key != "tools") context.set(key, value);
+  }
+  try {
+    return model.chat_template->render(context);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::kInvalidArgument) throw;
+    bad_request("messages", "chat_template_error",
+                "The model's chat template refused the messages: {}", e.what());
+  }
+}
+
+}  // namespace tokamak::openai

@@ -1,0 +1,166 @@
+#include "serve/openai/params.h"
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <random>
+
+#include "base/rng.h"
+#include "serve/openai/api_error.h"
+
+namespace tokamak::openai {
+namespace {
+
+constexpr int64_t kMaxChoices = 128;
+constexpr size_t kMaxStops = 16, kMaxStopBytes = 1024, kMaxStopIds = 256, kMaxBiases = 1024;
+
+std::vector<std::string> read_stops(Fields& fields) {
+  const Value* value = fields.find("stop");
+  if (value == nullptr) return {};
+  Value::Array list;
+  if (value->is_string())
+    list.push_back(*value);
+  else if (value->is_array())
+    list = value->as_array();
+  else
+    wrong_type("stop", "a string or an array of strings", *value);
+  if (list.size() > kMaxStops)
+    bad_request("stop", "array_above_max_length",
+                "Invalid 'stop': at most {} stop strings are taken.", kMaxStops);
+  std::vector<std::string> stops;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (!list[i].is_string()) wrong_type(fmt::format("stop[{}]", i), "a string", list[i]);
+    const std::string& text = list[i].as_string();
+    if (text.size() > kMaxStopBytes)
+      bad_request("stop", "string_above_max_length", "Invalid 'stop[{}]': longer than {} bytes.", i,
+                  kMaxStopBytes);
+    if (!text.empty()) stops.push_back(text);
+  }
+  return stops;
+}
+
+void read_stop_ids(Fields& fields, const ServedModel& model, GenerationParams& params) {
+  int64_t vocab = model.tokenizer->vocab_size();
+  bool ignore_eos = fields.boolean("ignore_eos").value_or(false);
+  std::vector<int32_t>& ids = params.stop_ids;
+  if (!ignore_eos) {
+    ids = model.tokenizer->spec().eog_ids;
+    if (int32_t eos = model.tokenizer->eos_id(); eos >= 0) ids.push_back(eos);
+  }
+  if (const auto* list = fields.array("stop_token_ids")) {
+    if (list->size() > kMaxStopIds)
+      bad_request("stop_token_ids", "array_above_max_length",
+                  "Invalid 'stop_token_ids': at most {} ids are taken.", kMaxStopIds);
+    for (size_t i = 0; i < list->size(); ++i)
+      ids.push_back(static_cast<int32_t>(
+          checked_integer(fmt::format("stop_token_ids[{}]", i), (*list)[i], 0, vocab - 1)));
+  }
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+}
+
+void read_logit_bias(Fields& fields, const ServedModel& model, SampleSpec& sample) {
+  const Value* value = fields.find("logit_bias");
+  if (value == nullptr) return;
+  if (!value->is_object()) wrong_type("logit_bias", "an object", *value);
+  if (value->size() > kMaxBiases)
+    bad_request("logit_bias", "object_above_max_properties",
+                "Invalid 'logit_bias': at most {} tokens are taken.", kMaxBiases);
+  for (const auto& [key, bias] : value->as_object()) {
+    int64_t id = -1;
+    auto [end, ec] = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (ec != std::errc() || end != key.data() + key.size() || id < 0 ||
+        id >= model.tokenizer->vocab_size())
+      bad_request("logit_bias", "invalid_value",
+                  "Invalid 'logit_bias': its keys are token ids from 0 to {}.",
+                  model.tokenizer->vocab_size() - 1);
+    if (!bias.is_number()) wrong_type("logit_bias." + key, "a number", bias);
+    double amount = bias.as_double();
+    if (!(amount >= -100 && amount <= 100))
+      bad_request("logit_bias", "invalid_value",
+                  "Invalid 'logit_bias': values range from -100 to 100, but token {} has {}.", id,
+                  amount);
+    sample.logit_bias.emplace_back(static_cast<int32_t>(id), static_cast<float>(amount));
+  }
+}
+
+void read_sampling(Fields& fields, const ServedModel& model, SampleSpec& sample) {
+  sample = model.defaults;
+  auto set = [&](const char* field, double low, double high, float& target) {
+    if (auto value = fields.number(field, low, high)) target = static_cast<float>(*value);
+  };
+  set("temperature", 0, 2, sample.temperature);
+  set("top_p", 0, 1, sample.top_p);
+  set("min_p", 0, 1, sample.min_p);
+  set("presence_penalty", -2, 2, sample.presence_penalty);
+  set("frequency_penalty", -2, 2, sample.frequency_penalty);
+  set("repetition_penalty", 0.01, 10, sample.repetition_penalty);
+  if (auto k = fields.integer("top_k", -1, INT32_MAX))
+    sample.top_k = static_cast<int32_t>(std::max<int64_t>(*k, 0));
+  // top_p 0 keeps one token, which is what greedy means.
+  if (sample.top_p <= 0) sample.temperature = 0;
+  auto seed = fields.integer("seed", INT64_MIN, INT64_MAX);
+  sample.seed = seed ? static_cast<uint64_t>(*seed) : fresh_number();
+  read_logit_bias(fields, model, sample);
+}
+
+void read_stream(Fields& fields, GenerationParams& params) {
+  params.stream = fields.boolean("stream").value_or(false);
+  const Value* options = fields.find("stream_options");
+  if (options == nullptr) return;
+  Fields inner(*options, "stream_options");
+  params.include_usage = inner.boolean("include_usage").value_or(false);
+  params.continuous_usage = inner.boolean("continuous_usage_stats").value_or(false);
+  inner.ignore({"include_obfuscation"});
+  log_unknown_fields(inner.unknown());
+  if (!params.stream)
+    bad_request("stream_options", "invalid_value",
+                "The 'stream_options' parameter is only allowed when 'stream' is enabled.");
+}
+
+}  // namespace
+
+uint64_t fresh_number() {
+  static const uint64_t key = [] {
+    std::random_device device;
+    return uint64_t{device()} << 32 | device();
+  }();
+  static std::atomic<uint64_t> count{0};
+  auto bits = philox(key, 0, count++);
+  return uint64_t{bits[0]} << 32 | bits[1];
+}
+
+GenerationParams read_params(Fields& fields, const ServedModel& model) {
+  GenerationParams params;
+  read_sampling(fields, model, params.sample);
+  read_stream(fields, params);
+  params.n = static_cast<int>(fields.integer("n", 1, kMaxChoices).value_or(1));
+  params.stops = read_stops(fields);
+  params.include_stop = fields.boolean("include_stop_str_in_output").value_or(false);
+  read_stop_ids(fields, model, params);
+  params.sample.min_tokens =
+      static_cast<int32_t>(fields.integer("min_tokens", 0, INT32_MAX).value_or(0));
+  if (params.sample.min_tokens > 0) params.sample.banned_until_min = params.stop_ids;
+  params.skip_special = fields.boolean("skip_special_tokens").value_or(true);
+  params.return_token_ids = fields.boolean("return_token_ids").value_or(false);
+  params.priority = static_cast<int>(fields.integer("priority", INT32_MIN, INT32_MAX).value_or(0));
+  params.cache_salt = fields.string("cache_salt").value_or("");
+  if (params.cache_salt.size() > 1024)
+    bad_request("cache_salt", "string_above_max_length",
+                "Invalid 'cache_salt': longer than 1024 bytes.");
+
+  fields.string("user");
+  fields.ignore({"metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+                 "prompt_cache_retention", "request_id", "spaces_between_special_tokens",
+                 "length_penalty", "stream_interval", "prediction", "verbosity"});
+  for (const char* field : {"structured_outputs", "guided_json", "guided_regex", "guided_choice",
+                            "guided_grammar", "grammar", "json_schema"})
+    fields.refuse(field, "Constrained output is not available yet.");
+  for (const char* field : {"use_beam_search", "prompt_logprobs", "allowed_token_ids", "bad_words",
+                            "truncate_prompt_tokens", "logits_processors", "lora_request",
+                            "kv_transfer_params", "prompt_embeds"})
+    fields.refuse(field, "It is not available yet.");
+  return params;
+}
+
+}  // namespace tokamak::openai

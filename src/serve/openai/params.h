@@ -1,0 +1,35 @@
+#pragma once
+// What the two generating routes have in common: how to sample, when to stop, how to send.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "serve/openai/fields.h"
+#include "serve/served_model.h"
+
+namespace tokamak::openai {
+
+struct GenerationParams {
+  SampleSpec sample;
+  std::optional<int64_t> max_tokens;
+  int n = 1;
+  std::vector<std::string> stops;
+  bool include_stop = false;
+  std::vector<int32_t>
+      stop_ids;  // end-of-text ids of the model (unless ignore_eos) and the client's own
+  bool stream = false, include_usage = false, continuous_usage = false;
+  bool echo = false;  // completions only
+  bool skip_special = true;
+  bool return_token_ids = false;
+  int priority = 0;
+  std::string cache_salt;
+  double timeout_seconds = 0;  // 0: none
+};
+
+// Reads the common fields; `logprobs` differs between the routes and is theirs.
+GenerationParams read_params(Fields& fields, const ServedModel& model);
+
+// A number that differs for each call and each run of the program (seeds, ids).
+uint64_t fresh_number();
+
+}  // namespace tokamak::openai

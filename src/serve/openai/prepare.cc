@@ -1,0 +1,182 @@
+#include "serve/openai/prepare.h"
+
+#include <algorithm>
+
+#include "serve/openai/api_error.h"
+
+namespace tokamak::openai {
+namespace {
+
+constexpr int64_t kMaxTopLogprobs = 20;
+constexpr size_t kMaxPrompts = 1024;
+
+int64_t limit_of(const ServedModel& model) {
+  return model.max_model_len > 0 ? model.max_model_len : INT32_MAX;
+}
+
+void check_ids(const std::string& param, const Value::Array& list, const ServedModel& model,
+               std::vector<int32_t>& out) {
+  int64_t vocab = model.tokenizer->vocab_size();
+  out.reserve(list.size());
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (list[i].is_int() && list[i].as_int() >= 0 && list[i].as_int() < vocab)
+      out.push_back(static_cast<int32_t>(list[i].as_int()));
+    else
+      out.push_back(static_cast<int32_t>(
+          checked_integer(fmt::format("{}[{}]", param, i), list[i], 0, vocab - 1)));
+  }
+}
+
+// Fills in max_tokens and refuses what cannot fit; longest: tokens of the longest prompt.
+void fit_context(Prepared& request, const char* param, std::optional<int64_t> fallback) {
+  int64_t limit = limit_of(*request.model), longest = 0;
+  for (const Prompt& prompt : request.prompts)
+    longest = std::max(longest, static_cast<int64_t>(prompt.ids.size()));
+  auto& wanted = request.params.max_tokens;
+  bool scoring = wanted == 0;
+  if (longest > limit || (longest == limit && !scoring))
+    bad_request(param, "context_length_exceeded",
+                "This model's maximum context length is {} tokens. However, your {} resulted in {} "
+                "tokens. Please reduce the length of the {}.",
+                limit, param, longest, param);
+  if (!wanted && fallback) wanted = std::min(*fallback, limit - longest);
+  if (!wanted) wanted = limit - longest;
+  if (longest + *wanted > limit)
+    bad_request(
+        param, "context_length_exceeded",
+        "This model's maximum context length is {} tokens. However, you requested {} tokens "
+        "({} in the {}, {} in the completion). Please reduce the length of the {} or completion.",
+        limit, longest + *wanted, longest, param, *wanted, param);
+  int32_t min_tokens = request.params.sample.min_tokens;
+  if (min_tokens > *wanted)
+    bad_request("min_tokens", "invalid_value",
+                "Invalid 'min_tokens': {} is more than the {} tokens of the completion.",
+                min_tokens, *wanted);
+}
+
+Prompt text_prompt(const std::string& text, const ServedModel& model, bool add_special, bool echo) {
+  Prompt prompt;
+  prompt.ids = model.tokenizer->encode(text, {.add_special = add_special, .parse_special = true});
+  if (echo) prompt.text = text;
+  return prompt;
+}
+
+std::vector<Prompt> read_prompts(Fields& fields, const ServedModel& model, bool echo) {
+  const Value& value = fields.require("prompt");
+  bool add_special = fields.boolean("add_special_tokens").value_or(true);
+  std::vector<Prompt> prompts;
+  auto add_text = [&](const std::string& text) {
+    prompts.push_back(text_prompt(text, model, add_special, echo));
+  };
+  auto add_ids = [&](const std::string& param, const Value::Array& list) {
+    Prompt prompt;
+    check_ids(param, list, model, prompt.ids);
+    if (echo) prompt.text = model.tokenizer->decode(prompt.ids);
+    prompts.push_back(std::move(prompt));
+  };
+  if (value.is_string()) {
+    add_text(value.as_string());
+  } else if (value.is_array() && value.size() > 0 && value.as_array()[0].is_number()) {
+    add_ids("prompt", value.as_array());
+  } else if (value.is_array() && value.size() > 0) {
+    const Value::Array& list = value.as_array();
+    if (list.size() > kMaxPrompts)
+      bad_request("prompt", "array_above_max_length",
+                  "Invalid 'prompt': at most {} prompts are taken.", kMaxPrompts);
+    for (size_t i = 0; i < list.size(); ++i) {
+      std::string param = fmt::format("prompt[{}]", i);
+      if (list[i].is_string())
+        add_text(list[i].as_string());
+      else if (list[i].is_array())
+        add_ids(param, list[i].as_array());
+      else
+        wrong_type(param, "a string or an array of token ids", list[i]);
+    }
+  } else {
+    wrong_type("prompt", "a string, an array of strings, or token ids", value);
+  }
+  for (size_t i = 0; i < prompts.size(); ++i)
+    if (prompts[i].ids.empty())
+      bad_request("prompt", "invalid_value", "Invalid 'prompt': prompt {} has no tokens.", i);
+  return prompts;
+}
+
+void refuse_rest_of_chat(Fields& fields) {
+  if (const Value* format = fields.find("response_format")) {
+    Fields inner(*format, "response_format");
+    std::string type = inner.string("type").value_or("");
+    if (type != "text")
+      unsupported("response_format",
+                  fmt::format("Type '{}' is not available yet; only 'text' is.", type));
+  }
+  if (const auto* list = fields.array("modalities"))
+    for (const Value& item : *list)
+      if (!item.is_string() || item.as_string() != "text")
+        unsupported("modalities", "Only text is available.");
+  fields.refuse("audio", "Audio is not available.");
+  fields.refuse("web_search_options", "Web search is not available.");
+  fields.refuse("functions", "Use 'tools'.");
+  fields.refuse("function_call", "Use 'tool_choice'.");
+  for (const char* field : {"continue_final_message", "documents", "chat_template", "echo"})
+    fields.refuse(field, "It is not available yet.");
+  fields.ignore({"reasoning_effort", "parallel_tool_calls", "include_reasoning"});
+}
+
+}  // namespace
+
+Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> model) {
+  Fields fields(body);
+  fields.ignore({"model"});
+  if (model->chat_template == nullptr)
+    bad_request("model", "no_chat_template",
+                "The model '{}' has no chat template; use /v1/completions.", model->name);
+  Prepared request{model, read_params(fields, *model), {}};
+  auto newer = fields.integer("max_completion_tokens", 1, INT32_MAX);
+  auto older = fields.integer("max_tokens", 1, INT32_MAX);
+  request.params.max_tokens = newer && older ? std::min(*newer, *older) : newer ? newer : older;
+  bool logprobs = fields.boolean("logprobs").value_or(false);
+  auto top = fields.integer("top_logprobs", 0, kMaxTopLogprobs);
+  if (top && !logprobs)
+    bad_request("top_logprobs", "invalid_value",
+                "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.");
+  request.params.sample.top_logprobs = logprobs ? static_cast<int32_t>(top.value_or(0)) : -1;
+  refuse_rest_of_chat(fields);
+  std::string text = render_chat(fields, *model);
+  log_unknown_fields(fields.unknown());
+  // The template has written the special tokens it wants.
+  request.prompts.push_back(text_prompt(text, *model, false, false));
+  if (request.prompts[0].ids.empty())
+    bad_request("messages", "invalid_value", "Invalid 'messages': they render to an empty prompt.");
+  fit_context(request, "messages", std::nullopt);
+  return request;
+}
+
+Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel> model) {
+  Fields fields(body);
+  fields.ignore({"model"});
+  Prepared request{model, read_params(fields, *model), {}};
+  GenerationParams& params = request.params;
+  params.max_tokens = fields.integer("max_tokens", 0, INT32_MAX);
+  params.echo = fields.boolean("echo").value_or(false);
+  if (auto top = fields.integer("logprobs", 0, kMaxTopLogprobs))
+    params.sample.top_logprobs = static_cast<int32_t>(*top);
+  if (params.max_tokens == 0 && !params.echo)
+    bad_request("max_tokens", "integer_below_min_value",
+                "Invalid 'max_tokens': 0 is only allowed together with 'echo'.");
+  if (auto best = fields.integer("best_of", 0, 128); best && *best != 0 && *best != params.n)
+    unsupported("best_of", "Only the value of 'n' is taken.");
+  fields.refuse("suffix", "Insertion is not available.");
+  if (const Value* format = fields.find("response_format")) {
+    if (format->get_string("type", "") != "text")
+      unsupported("response_format", "Only type 'text' is available yet.");
+  }
+  request.prompts = read_prompts(fields, *model, params.echo);
+  if (request.prompts.size() * static_cast<size_t>(params.n) > kMaxPrompts)
+    bad_request("n", "invalid_value", "'n' times the number of prompts is more than {}.",
+                kMaxPrompts);
+  log_unknown_fields(fields.unknown());
+  fit_context(request, "prompt", 16);
+  return request;
+}
+
+}  // namespace tokamak::openai

@@ -1,0 +1,79 @@
+#pragma once
+// How an answer looks on the wire: the chat and the completion route differ in nothing else.
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/value.h"
+#include "engine/client.h"
+#include "engine/text/tokenizer.h"
+
+namespace tokamak::openai {
+
+// A token whose log-probability is reported. top is absent for prompt tokens: the engine does not
+// rank them.
+struct ScoredToken {
+  int32_t id = 0;
+  std::optional<float> logprob;  // absent: the first prompt token
+  std::optional<std::vector<TokenLogprob>> top;
+  size_t text_offset = 0;  // characters of the choice's text before it
+};
+
+// A stretch of one choice's answer: what a stream sends at once, or all of it.
+struct Piece {
+  int index = 0;
+  std::string text;
+  std::vector<ScoredToken> scored;
+  std::vector<int32_t> ids;
+  const char* finish = nullptr;                      // "stop", "length"; nullptr: goes on
+  const std::vector<int32_t>* prompt_ids = nullptr;  // with return_token_ids, on the first piece
+};
+
+struct Usage {
+  int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
+};
+
+struct ShapeOptions {
+  std::string model, fingerprint;
+  int64_t created = 0;
+  bool logprobs = false;
+  int top_logprobs = 0;
+  bool usage_field = false;  // a stream that will end with usage says "usage": null before
+  bool token_ids = false;
+};
+
+// Owner: one generation, on one thread at a time. Returns JSON text without SSE framing.
+class Shape {
+ public:
+  Shape(ShapeOptions options, const Tokenizer& tokenizer);
+  virtual ~Shape() = default;
+
+  const std::string& id() const { return id_; }
+  virtual std::string first_chunk(int index) = 0;  // "": this shape has none
+  std::string chunk(const Piece& piece, const Usage* usage);
+  std::string usage_chunk(const Usage& usage);
+  std::string whole(const std::vector<Piece>& choices, const Usage& usage);
+
+ protected:
+  virtual std::string stream_choice(const Piece& piece) = 0;  // JSON of choices[i]
+  virtual Value whole_choice(const Piece& piece) = 0;
+  virtual Value top_level_ids(const std::vector<Piece>&) { return {}; }
+  void set_names(std::string id_prefix, std::string whole_object, std::string chunk_object);
+  std::string wrap_chunk(std::string_view choices, const Usage* usage) const;
+
+  const ShapeOptions options_;
+  const Tokenizer& tokenizer_;
+
+ private:
+  std::string id_, whole_object_, chunk_head_;
+};
+
+std::unique_ptr<Shape> make_chat_shape(ShapeOptions options, const Tokenizer& tokenizer);
+std::unique_ptr<Shape> make_completion_shape(ShapeOptions options, const Tokenizer& tokenizer);
+
+Value usage_value(const Usage& usage);
+size_t count_characters(std::string_view utf8);
+
+}  // namespace tokamak::openai

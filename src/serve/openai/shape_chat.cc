@@ -1,0 +1,104 @@
+#include <algorithm>
+
+#include "base/json.h"
+#include "serve/openai/shape.h"
+
+namespace tokamak::openai {
+namespace {
+
+Value ids_value(const std::vector<int32_t>& ids) {
+  Value list = Value::array();
+  for (int32_t id : ids) list.push(id);
+  return list;
+}
+
+class ChatShape final : public Shape {
+ public:
+  ChatShape(ShapeOptions options, const Tokenizer& tokenizer)
+      : Shape(std::move(options), tokenizer) {
+    set_names("chatcmpl", "chat.completion", "chat.completion.chunk");
+  }
+
+  std::string first_chunk(int index) override {
+    return wrap_chunk(fmt::format(R"({{"index":{},"delta":{{"role":"assistant","content":""}},)"
+                                  R"("logprobs":null,"finish_reason":null}})",
+                                  index),
+                      nullptr);
+  }
+
+ protected:
+  std::string stream_choice(const Piece& piece) override {
+    std::string delta = piece.text.empty() && piece.scored.empty()
+                            ? "{}"
+                            : R"({"content":)" + dump_json(piece.text) + "}";
+    std::string out =
+        fmt::format(R"({{"index":{},"delta":{},"logprobs":{},"finish_reason":{})", piece.index,
+                    delta, dump_json(logprobs(piece)), dump_json(finish(piece)));
+    if (options_.token_ids) out += ",\"token_ids\":" + dump_json(ids_value(piece.ids));
+    if (piece.prompt_ids != nullptr)
+      out += ",\"prompt_token_ids\":" + dump_json(ids_value(*piece.prompt_ids));
+    return out + "}";
+  }
+
+  Value whole_choice(const Piece& piece) override {
+    Value message = Value::object();
+    message.set("role", "assistant");
+    message.set("content", piece.text);
+    message.set("refusal", Value());
+    Value choice = Value::object();
+    choice.set("index", piece.index);
+    choice.set("message", std::move(message));
+    choice.set("logprobs", options_.logprobs ? logprobs(piece, true) : Value());
+    choice.set("finish_reason", finish(piece));
+    if (options_.token_ids) choice.set("token_ids", ids_value(piece.ids));
+    return choice;
+  }
+
+  Value top_level_ids(const std::vector<Piece>& choices) override {
+    if (choices.empty() || choices[0].prompt_ids == nullptr) return {};
+    return ids_value(*choices[0].prompt_ids);
+  }
+
+ private:
+  static Value finish(const Piece& piece) {
+    return piece.finish == nullptr ? Value() : Value(piece.finish);
+  }
+
+  Value token(int32_t id, float logprob) const {
+    std::string bytes = tokenizer_.piece_bytes(id);
+    Value list = Value::array();
+    for (unsigned char byte : bytes) list.push(int{byte});
+    Value value = Value::object();
+    value.set("token", std::move(bytes));  // dump_json replaces what is not UTF-8
+    value.set("logprob", static_cast<double>(std::max(logprob, -9999.0f)));
+    value.set("bytes", std::move(list));
+    return value;
+  }
+
+  Value logprobs(const Piece& piece, bool always = false) const {
+    if (piece.scored.empty() && !always) return {};
+    Value content = Value::array();
+    for (const ScoredToken& scored : piece.scored) {
+      Value entry = token(scored.id, scored.logprob.value_or(0));
+      Value top = Value::array();
+      if (scored.top)
+        for (size_t i = 0; i < scored.top->size() && static_cast<int>(i) < options_.top_logprobs;
+             ++i)
+          top.push(token((*scored.top)[i].id, (*scored.top)[i].logprob));
+      entry.set("top_logprobs", std::move(top));
+      content.push(std::move(entry));
+    }
+    Value value = Value::object();
+    value.set("content", std::move(content));
+    value.set("refusal", Value());
+    return value;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Shape> make_chat_shape(ShapeOptions options, const Tokenizer& tokenizer) {
+  return std::make_unique<ChatShape>(std::move(options), tokenizer);
+}
+
+}  // namespace tokamak::openai

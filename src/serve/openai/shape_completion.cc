@@ -1,0 +1,102 @@
+#include <algorithm>
+
+#include "base/json.h"
+#include "serve/openai/shape.h"
+
+namespace tokamak::openai {
+namespace {
+
+bool valid_utf8(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    auto byte = static_cast<unsigned char>(text[i]);
+    int more = byte < 0x80       ? 0
+               : byte >> 5 == 6  ? 1
+               : byte >> 4 == 14 ? 2
+               : byte >> 3 == 30 ? 3
+                                 : -1;
+    if (more < 0 || i + more >= text.size()) return false;
+    for (int k = 1; k <= more; ++k)
+      if ((static_cast<unsigned char>(text[i + k]) & 0xc0) != 0x80) return false;
+    i += more + 1;
+  }
+  return true;
+}
+
+Value ids_value(const std::vector<int32_t>& ids) {
+  Value list = Value::array();
+  for (int32_t id : ids) list.push(id);
+  return list;
+}
+
+class CompletionShape final : public Shape {
+ public:
+  CompletionShape(ShapeOptions options, const Tokenizer& tokenizer)
+      : Shape(std::move(options), tokenizer) {
+    set_names("cmpl", "text_completion", "text_completion");
+  }
+
+  std::string first_chunk(int) override { return ""; }
+
+ protected:
+  std::string stream_choice(const Piece& piece) override { return dump_json(choice(piece, false)); }
+  Value whole_choice(const Piece& piece) override { return choice(piece, true); }
+
+ private:
+  Value choice(const Piece& piece, bool whole) const {
+    Value value = Value::object();
+    value.set("text", piece.text);
+    value.set("index", piece.index);
+    bool with = options_.logprobs && (whole || !piece.scored.empty());
+    value.set("logprobs", with ? logprobs(piece) : Value());
+    value.set("finish_reason", piece.finish == nullptr ? Value() : Value(piece.finish));
+    if (options_.token_ids) value.set("token_ids", ids_value(piece.ids));
+    if (piece.prompt_ids != nullptr) value.set("prompt_token_ids", ids_value(*piece.prompt_ids));
+    return value;
+  }
+
+  // A token that is not text by itself is spelled by its bytes, so that different tokens stay
+  // different keys.
+  std::string spelled(int32_t id) const {
+    std::string bytes = tokenizer_.piece_bytes(id);
+    if (valid_utf8(bytes)) return bytes;
+    std::string out = "bytes:";
+    for (unsigned char byte : bytes) out += fmt::format("\\x{:02x}", byte);
+    return out;
+  }
+
+  Value logprobs(const Piece& piece) const {
+    Value tokens = Value::array(), values = Value::array(), tops = Value::array(),
+          offsets = Value::array();
+    auto number = [](float logprob) {
+      return Value(static_cast<double>(std::max(logprob, -9999.0f)));
+    };
+    for (const ScoredToken& scored : piece.scored) {
+      tokens.push(spelled(scored.id));
+      values.push(scored.logprob ? number(*scored.logprob) : Value());
+      offsets.push(static_cast<int64_t>(scored.text_offset));
+      if (!scored.top) {
+        tops.push(Value());
+        continue;
+      }
+      Value top = Value::object();
+      for (size_t i = 0; i < scored.top->size() && static_cast<int>(i) < options_.top_logprobs; ++i)
+        top.set(spelled((*scored.top)[i].id), number((*scored.top)[i].logprob));
+      if (scored.logprob) top.set(spelled(scored.id), number(*scored.logprob));
+      tops.push(std::move(top));
+    }
+    Value value = Value::object();
+    value.set("tokens", std::move(tokens));
+    value.set("token_logprobs", std::move(values));
+    value.set("top_logprobs", options_.top_logprobs > 0 ? std::move(tops) : Value());
+    value.set("text_offset", std::move(offsets));
+    return value;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Shape> make_completion_shape(ShapeOptions options, const Tokenizer& tokenizer) {
+  return std::make_unique<CompletionShape>(std::move(options), tokenizer);
+}
+
+}  // namespace tokamak::openai

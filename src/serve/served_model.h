@@ -1,0 +1,27 @@
+#pragma once
+// A model as the server offers it: what apps/ puts together from a file, and tests from a fake
+// engine.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/client.h"
+#include "engine/text/chat_template.h"
+#include "engine/text/tokenizer.h"
+
+namespace tokamak {
+
+struct ServedModel {
+  std::string name;
+  std::vector<std::string> aliases;  // other names it answers to
+  std::shared_ptr<Client> client;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::shared_ptr<const ChatTemplate> chat_template;  // null: no chat route for it
+  int64_t max_model_len = 0;
+  int64_t created = 0;      // unix seconds
+  SampleSpec defaults;      // for what a request does not say
+  std::string fingerprint;  // of weights and numerics; "" = none known
+};
+
+}  // namespace tokamak
