@@ -60,7 +60,8 @@ struct ModelConfig {
 
   // Canonical weight name (GGUF's vocabulary: "token_embd.weight", "blk.3.attn_q.weight") -> where it comes from.
   // The importers have hidden every format's oddities in the recipes; shapes are those after the recipe:
-  // matrices are [out, in], q/k rows are in split-half rotary order, norm weights are used as they are.
+  // matrices are [out, in], q/k rows are in split-half rotary order, norm weights are used as they are. Norms and
+  // biases are f32. A model with tied embeddings has no "output.weight".
   struct Weight {
     Recipe recipe;
     DType dtype;

@@ -1,0 +1,311 @@
+#include "compile/import/hf_config.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "compile/import/families.h"
+#include "compile/import/hf_weights.h"
+
+namespace tokamak {
+namespace {
+
+// config.json fields under any of several names; absent and null are the same. Wrong types fail
+// naming the field.
+class Fields {
+ public:
+  Fields(const Value& json, std::string_view where) : json_(json), where_(where) {}
+
+  const Value* find(std::initializer_list<std::string_view> names) const {
+    for (std::string_view name : names)
+      if (const Value* v = json_.find(name); v && !v->is_null()) return v;
+    return nullptr;
+  }
+  int64_t integer(std::initializer_list<std::string_view> names, int64_t fallback) const {
+    const Value* v = find(names);
+    if (v && !v->is_int()) wrong(*names.begin(), "an integer");
+    return v ? v->as_int() : fallback;
+  }
+  int64_t required(std::initializer_list<std::string_view> names) const {
+    if (!find(names))
+      fail(ErrorCode::kCorrupt, "{}: config.json has no {}", where_, *names.begin());
+    return integer(names, 0);
+  }
+  // GGUF stores such numbers as f32; rounding here too makes both formats of a model the same
+  // model.
+  double number(std::initializer_list<std::string_view> names, double fallback) const {
+    const Value* v = find(names);
+    if (v && !v->is_number()) wrong(*names.begin(), "a number");
+    return v ? static_cast<double>(static_cast<float>(v->as_double())) : fallback;
+  }
+  bool boolean(std::string_view name, bool fallback) const {
+    const Value* v = find({name});
+    if (v && !v->is_bool()) wrong(name, "true or false");
+    return v ? v->as_bool() : fallback;
+  }
+  std::string text(std::initializer_list<std::string_view> names, std::string_view fallback) const {
+    const Value* v = find(names);
+    if (v && !v->is_string()) wrong(*names.begin(), "a string");
+    return v ? v->as_string() : std::string(fallback);
+  }
+  std::vector<double> numbers(std::string_view name) const {
+    std::vector<double> out;
+    const Value* v = find({name});
+    if (!v) return out;
+    if (!v->is_array()) wrong(name, "a list of numbers");
+    for (const Value& item : v->as_array()) {
+      if (!item.is_number()) wrong(name, "a list of numbers");
+      out.push_back(static_cast<double>(static_cast<float>(item.as_double())));
+    }
+    return out;
+  }
+  [[noreturn]] void wrong(std::string_view name, std::string_view expected) const {
+    fail(ErrorCode::kCorrupt, "{}: {} in config.json is not {}", where_, name, expected);
+  }
+  const Value& json() const { return json_; }
+  std::string_view where() const { return where_; }
+
+ private:
+  const Value& json_;
+  std::string_view where_;
+};
+
+void refuse_quantized(const Value& json, std::string_view where) {
+  for (const char* key : {"quantization_config", "compression_config"}) {
+    const Value* q = json.find(key);
+    if (!q || !q->is_object()) continue;
+    const Value* method = q->find("quant_method");
+    fail(ErrorCode::kUnsupported,
+         "{}: weights quantised with {} are not supported yet; use a GGUF file or plain weights",
+         where,
+         method && method->is_string() ? method->as_string() : std::string("an unnamed method"));
+  }
+}
+
+Activation activation_named(const Fields& f, const std::string& name) {
+  if (name == "silu" || name == "swish") return Activation::kSilu;
+  if (name == "gelu_pytorch_tanh" || name == "gelu_new" || name == "gelu_fast")
+    return Activation::kGeluTanh;
+  if (name == "gelu") return Activation::kGeluErf;
+  if (name == "relu") return Activation::kRelu;
+  fail(ErrorCode::kUnsupported, "{}: activation {} is not supported", f.where(), name);
+}
+
+// One rotary description: `p` holds the scaling (rope_scaling or rope_parameters), `top` the rest
+// of config.json.
+RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t dims,
+                     int64_t context) {
+  using Scaling = RopeConfig::Scaling;
+  RopeConfig r;
+  r.dims = dims;
+  r.theta = p.number({"rope_theta"}, theta);
+  std::string type = p.text({"rope_type", "type"}, "default");
+  if (type == "default") return r;
+  int64_t top_original = top.integer({"original_max_position_embeddings"}, 0);
+  r.original_context = p.integer({"original_max_position_embeddings"}, top_original);
+  r.factor = p.number({"factor"}, 1.0);
+  r.attention_factor = p.number({"attention_factor"}, 0);
+  if (type == "linear") {
+    r.scaling = Scaling::kLinear;
+  } else if (type == "dynamic") {
+    r.scaling = Scaling::kDynamic;
+    if (r.original_context <= 0) r.original_context = context;
+  } else if (type == "llama3") {
+    r.scaling = Scaling::kLlama3;
+    r.low_freq_factor = p.number({"low_freq_factor"}, 1.0);
+    r.high_freq_factor = p.number({"high_freq_factor"}, 4.0);
+    if (r.original_context <= 0) r.original_context = 8192;
+  } else if (type == "yarn") {
+    r.scaling = Scaling::kYarn;
+    r.beta_fast = p.number({"beta_fast"}, 32.0);
+    r.beta_slow = p.number({"beta_slow"}, 1.0);
+    r.mscale = p.number({"mscale"}, 0);
+    r.mscale_all_dim = p.number({"mscale_all_dim"}, 0);
+    r.yarn_truncate = p.boolean("truncate", true);
+    if (r.original_context <= 0) r.original_context = context;
+  } else if (type == "longrope" || type == "su") {
+    r.scaling = Scaling::kLongRope;
+    r.short_factor = p.numbers("short_factor");
+    r.long_factor = p.numbers("long_factor");
+    if (r.short_factor.empty() || r.long_factor.empty() || r.original_context <= 0)
+      fail(ErrorCode::kCorrupt,
+           "{}: longrope needs short_factor, long_factor and original_max_position_embeddings",
+           top.where());
+    if (top_original > 0 || !p.find({"factor"}))
+      r.factor = static_cast<double>(context) / static_cast<double>(r.original_context);
+  } else {
+    fail(ErrorCode::kUnsupported, "{}: rotary scaling {} is not supported", top.where(), type);
+  }
+  return r;
+}
+
+void read_rope(const Fields& f, ModelConfig& c) {
+  double theta = f.number({"rope_theta"}, c.architecture == "gemma3" ? 1000000.0 : 10000.0);
+  const Value* params = f.find({"rope_parameters", "rope_scaling"});
+  const Value none = Value::object();
+  if (params && !params->is_object()) f.wrong("rope_parameters", "an object");
+  Fields p(params ? *params : none, f.where());
+  double partial = f.number({"partial_rotary_factor"}, p.number({"partial_rotary_factor"}, 1.0));
+  if (!(partial > 0 && partial <= 1)) f.wrong("partial_rotary_factor", "between 0 and 1");
+  auto dims = static_cast<int64_t>(static_cast<double>(c.head_dim) * partial);
+  const Value* full = p.find({"full_attention"});
+  const Value* sliding = p.find({"sliding_attention"});
+  if (full || sliding) {  // one description per kind of layer
+    c.rope = rope_from(Fields(full ? *full : none, f.where()), f, theta, dims, c.context);
+    c.rope_local =
+        rope_from(Fields(sliding ? *sliding : none, f.where()), f, 10000.0, dims, c.context);
+    if (c.rope_local == c.rope) c.rope_local = {};
+    return;
+  }
+  c.rope = rope_from(p, f, theta, dims, c.context);
+  if (c.architecture == "gemma3") {
+    c.rope_local.dims = dims;
+    c.rope_local.theta = f.number({"rope_local_base_freq"}, 10000.0);
+  }
+}
+
+void read_window(const Fields& f, ModelConfig& c) {
+  int64_t window = f.integer({"sliding_window"}, c.architecture == "gemma2" ? 4096 : 0);
+  const Value* types = f.find({"layer_types"});
+  if (window <= 0 ||
+      (c.architecture.starts_with("qwen") && !f.boolean("use_sliding_window", false)))
+    return;
+  std::vector<bool> slides;
+  if (types) {
+    if (!types->is_array() || static_cast<int64_t>(types->size()) != c.layers)
+      f.wrong("layer_types", "a list with one entry per layer");
+    for (const Value& t : types->as_array()) {
+      std::string kind = t.is_string() ? t.as_string() : "";
+      if (kind != "sliding_attention" && kind != "full_attention")
+        fail(ErrorCode::kUnsupported, "{}: layer type \"{}\" is not supported", f.where(), kind);
+      slides.push_back(kind == "sliding_attention");
+    }
+  } else {
+    bool gemma3 = c.architecture == "gemma3", gemma2 = c.architecture == "gemma2";
+    int64_t period = f.integer({"sliding_window_pattern", "_sliding_window_pattern"}, gemma3   ? 6
+                                                                                      : gemma2 ? 2
+                                                                                               : 0);
+    int64_t first = c.architecture.starts_with("qwen") ? f.integer({"max_window_layers"}, 28) : 0;
+    if (period < 0 || (period == 0 && (gemma2 || gemma3)))
+      f.wrong("sliding_window_pattern", "a positive number");
+    for (int64_t i = 0; i < c.layers; ++i)
+      slides.push_back(gemma2 || gemma3 ? (i + 1) % period != 0 : i >= first);
+  }
+  for (bool s : slides)
+    if (s) c.sliding_window = window;
+  if (c.sliding_window > 0) c.layer_slides = std::move(slides);
+}
+
+void read_gemma(const Fields& f, ModelConfig& c) {
+  if (c.architecture == "gemma") return;
+  double scalar = f.number({"query_pre_attn_scalar"}, 256);
+  if (!(scalar > 0)) f.wrong("query_pre_attn_scalar", "positive");
+  if (scalar != static_cast<double>(c.head_dim)) c.attention_scale = 1 / std::sqrt(scalar);
+  bool gemma2 = c.architecture == "gemma2";
+  // null switches a cap off; absent means the family's value.
+  auto cap = [&](const char* name, double usual) {
+    const Value* v = f.json().find(name);
+    return v && v->is_null() ? 0.0 : f.number({name}, gemma2 ? usual : 0.0);
+  };
+  c.attention_softcap = cap("attn_logit_softcapping", 50.0);
+  c.final_softcap = cap("final_logit_softcapping", 30.0);
+}
+
+const Family& family_of(const Fields& f) {
+  std::string type = f.text({"model_type"}, "");
+  if (type.empty()) fail(ErrorCode::kCorrupt, "{}: config.json has no model_type", f.where());
+  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts"})
+    if (const Value* v = f.find({key}); v && v->is_int() && v->as_int() > 0)
+      fail(ErrorCode::kUnsupported,
+           "{}: {} with {} experts: mixture-of-experts models are not supported yet", f.where(),
+           type, v->as_int());
+  if (f.find({"kv_lora_rank"}))
+    fail(ErrorCode::kUnsupported, "{}: {} uses latent attention (MLA), which is not supported yet",
+         f.where(), type);
+  const Family* family = find_family_hf(type);
+  if (!family)
+    fail(ErrorCode::kUnsupported, "{}: model type {} is not supported; supported are {}", f.where(),
+         type, supported_architectures());
+  return *family;
+}
+
+void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
+  // Gemma 3 folders with a vision part leave out what equals the family's usual values.
+  bool gemma3 = c.architecture == "gemma3";
+  auto usual = [&](std::initializer_list<std::string_view> names, int64_t value) {
+    return gemma3 ? f.integer(names, value) : f.required(names);
+  };
+  c.vocab = usual({"vocab_size"}, 262208);
+  c.hidden = f.required({"hidden_size", "n_embd"});
+  c.layers = f.required({"num_hidden_layers", "n_layer"});
+  c.heads = usual({"num_attention_heads", "n_head"}, 8);
+  c.kv_heads = f.integer({"num_key_value_heads"}, gemma3 ? 4 : c.heads);
+  c.context = usual({"max_position_embeddings", "n_positions", "n_ctx"}, 131072);
+  if (c.heads <= 0) f.wrong("num_attention_heads", "positive");
+  int64_t head_dim = family.gemma                ? 256
+                     : c.architecture == "qwen3" ? 128
+                                                 : 0;  // usual values of these families
+  if (!f.find({"head_dim"}) && head_dim == 0 && c.hidden % c.heads != 0)
+    fail(ErrorCode::kCorrupt, "{}: the hidden size {} does not divide into {} heads", f.where(),
+         c.hidden, c.heads);
+  c.head_dim = f.integer({"head_dim"}, head_dim > 0 ? head_dim : c.hidden / c.heads);
+  c.ffn = family.rotary ? f.required({"intermediate_size"}) : f.integer({"n_inner"}, 4 * c.hidden);
+}
+
+void refuse_features(const Fields& f) {
+  for (const char* key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"})
+    if (f.boolean(key, false))
+      fail(ErrorCode::kUnsupported, "{}: {} is not supported", f.where(), key);
+  if (!f.boolean("scale_attn_weights", true))
+    fail(ErrorCode::kUnsupported, "{}: scale_attn_weights = false is not supported", f.where());
+}
+
+}  // namespace
+
+ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights,
+                           std::string_view where) {
+  if (!config_json.is_object())
+    fail(ErrorCode::kCorrupt, "{}: config.json is not an object", where);
+  refuse_quantized(config_json, where);
+  // Models with a vision part keep the language model's numbers one level down.
+  const Value* nested = config_json.find("text_config");
+  const Value& json = nested && nested->is_object() ? *nested : config_json;
+  refuse_quantized(json, where);
+  Fields f(json, where);
+  const Family& family = family_of(f);
+  refuse_features(f);
+  ModelConfig c;
+  c.name = f.text({"_name_or_path"}, "");
+  c.architecture = family.architecture;
+  read_sizes(f, family, c);
+  if (c.layers <= 0 || c.layers > static_cast<int64_t>(weights.names().size()))
+    fail(ErrorCode::kCorrupt, "{}: {} layers in a model of {} tensors", where, c.layers,
+         weights.names().size());
+  apply_family(family, c);
+  c.norm_eps =
+      f.number({"rms_norm_eps", "layer_norm_epsilon"}, c.norm == NormKind::kRms ? 1e-6 : 1e-5);
+  // Gemma's first configurations say "gelu" in hidden_act and mean the tanh form.
+  if (const Value* act = family.gemma ? f.find({"hidden_activation"})
+                                      : f.find({"hidden_act", "activation_function"}))
+    c.activation = activation_named(f, act->is_string() ? act->as_string() : "?");
+  check_config(c, where);
+  if (family.rotary) read_rope(f, c);
+  read_window(f, c);
+  if (family.gemma) read_gemma(f, c);
+  std::string prefix = hf_prefix(weights, family, where);
+  bool has_head =
+      weights.find(hf_tensor_name(family, prefix, {-1, "output", "weight", {}})) != nullptr;
+  bool usual = family.tied || !has_head;
+  c.tied_embeddings =
+      f.boolean("tie_word_embeddings", config_json.get_bool("tie_word_embeddings", usual));
+  auto has = [&](const char* stem) {
+    return weights.find(hf_tensor_name(family, prefix, {0, stem, "bias", {}})) != nullptr;
+  };
+  c.qkv_bias = has("attn_q");
+  c.o_bias = has("attn_output");
+  c.mlp_bias = has("ffn_up");
+  check_config(c, where);
+  map_hf_weights(weights, family, where, c);
+  return c;
+}
+
+}  // namespace tokamak

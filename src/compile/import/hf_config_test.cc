@@ -1,0 +1,316 @@
+#include "compile/import/hf_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "compile/import/import_model.h"
+#include "compile/import/import_test_util.h"
+#include "plan/weight_source.h"
+
+namespace tokamak {
+namespace {
+
+using test::error_of;
+using testing::AllOf;
+using testing::HasSubstr;
+
+// Tensors of a Hugging Face model: what a test's architecture needs, in zeros.
+struct HfModel {
+  std::string prefix = "model.";
+  int64_t layers = 2;
+  WeightTable table;
+
+  void add(const std::string& name, std::vector<int64_t> dims) {
+    size_t n = 1;
+    for (int64_t d : dims) n *= static_cast<size_t>(d);
+    table.add_f32(name, std::move(dims), std::vector<float>(n));
+  }
+  void layer(const std::string& name, std::vector<int64_t> dims) {
+    for (int64_t i = 0; i < layers; ++i) add(fmt::format("{}layers.{}.{}", prefix, i, name), dims);
+  }
+  void ends(bool head) {
+    add(prefix + "embed_tokens.weight", {24, 32});
+    add(prefix + "norm.weight", {32});
+    if (head) add("lm_head.weight", {24, 32});
+  }
+  void llama(bool bias = false) {
+    ends(true);
+    layer("input_layernorm.weight", {32});
+    layer("self_attn.q_proj.weight", {32, 32});
+    layer("self_attn.k_proj.weight", {16, 32});
+    layer("self_attn.v_proj.weight", {16, 32});
+    if (bias) {
+      layer("self_attn.q_proj.bias", {32});
+      layer("self_attn.k_proj.bias", {16});
+      layer("self_attn.v_proj.bias", {16});
+    }
+    layer("self_attn.o_proj.weight", {32, 32});
+    layer("post_attention_layernorm.weight", {32});
+    mlp();
+  }
+  void mlp() {
+    layer("mlp.gate_proj.weight", {48, 32});
+    layer("mlp.up_proj.weight", {48, 32});
+    layer("mlp.down_proj.weight", {32, 48});
+  }
+};
+
+Value config(const std::string& model_type, const std::string& more = "") {
+  return parse_json(
+      fmt::format(R"({{"model_type":"{}","vocab_size":24,"hidden_size":32,"num_hidden_layers":2,
+    "num_attention_heads":4,"num_key_value_heads":2,"intermediate_size":48,"max_position_embeddings":64,"head_dim":8{}}})",
+                  model_type, more));
+}
+std::string recipe(const ModelConfig& c, const std::string& name) {
+  auto it = c.weights.find(name);
+  return it == c.weights.end() ? "absent" : recipe_to_text(it->second.recipe);
+}
+
+TEST(HfConfig, LlamaWithBothSpellingsOfRope) {
+  HfModel m;
+  m.llama();
+  ModelConfig old = config_from_hf(
+      config(
+          "llama",
+          R"(,"rms_norm_eps":1e-5,"rope_theta":500000.0,"rope_scaling":{"rope_type":"llama3","factor":8.0,
+        "low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":16})"),
+      m.table);
+  ModelConfig fresh = config_from_hf(
+      config(
+          "llama",
+          R"(,"rms_norm_eps":1e-5,"rope_parameters":{"rope_type":"llama3","rope_theta":500000.0,"factor":8.0,
+        "low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":16})"),
+      m.table);
+  EXPECT_EQ(old.rope, fresh.rope);
+  EXPECT_EQ(old.rope.scaling, RopeConfig::Scaling::kLlama3);
+  EXPECT_EQ(old.rope.theta, 500000.0);
+  EXPECT_EQ(old.rope.original_context, 16);
+  EXPECT_EQ(old.norm_eps, static_cast<double>(1e-5f));
+  EXPECT_EQ(recipe(old, "blk.1.attn_q.weight"), "model.layers.1.self_attn.q_proj.weight");
+  EXPECT_EQ(recipe(old, "output.weight"), "lm_head.weight");
+  EXPECT_FALSE(old.tied_embeddings);
+}
+
+TEST(HfConfig, QwenBiasAndWindow) {
+  HfModel m;
+  m.llama(true);
+  ModelConfig c = config_from_hf(
+      config("qwen2", R"(,"sliding_window":16,"use_sliding_window":false)"), m.table);
+  EXPECT_TRUE(c.qkv_bias);
+  EXPECT_EQ(c.sliding_window, 0);
+  EXPECT_EQ(recipe(c, "blk.0.attn_k.bias"), "model.layers.0.self_attn.k_proj.bias");
+  c = config_from_hf(
+      config("qwen2", R"(,"sliding_window":16,"use_sliding_window":true,"max_window_layers":1)"),
+      m.table);
+  EXPECT_EQ(c.layer_slides, (std::vector<bool>{false, true}));
+}
+
+TEST(HfConfig, MistralSlidesEverywhere) {
+  HfModel m;
+  m.llama();
+  ModelConfig c = config_from_hf(config("mistral", R"(,"sliding_window":16)"), m.table);
+  EXPECT_EQ(c.layer_slides, (std::vector<bool>{true, true}));
+  EXPECT_EQ(c.sliding_window, 16);
+  EXPECT_TRUE(
+      config_from_hf(config("mistral", R"(,"sliding_window":null)"), m.table).layer_slides.empty());
+}
+
+HfModel gemma(const std::string& prefix, bool head_norms) {
+  HfModel m;
+  m.prefix = prefix;
+  m.ends(false);
+  m.layer("input_layernorm.weight", {32});
+  m.layer("self_attn.q_proj.weight", {32, 32});
+  m.layer("self_attn.k_proj.weight", {16, 32});
+  m.layer("self_attn.v_proj.weight", {16, 32});
+  m.layer("self_attn.o_proj.weight", {32, 32});
+  for (const char* n :
+       {"post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"})
+    m.layer(std::string(n) + ".weight", {32});
+  if (head_norms) {
+    m.layer("self_attn.q_norm.weight", {8});
+    m.layer("self_attn.k_norm.weight", {8});
+  }
+  m.mlp();
+  return m;
+}
+
+TEST(HfConfig, Gemma3OldNewAndNested) {
+  HfModel m = gemma("model.", true);
+  ModelConfig old = config_from_hf(
+      config("gemma3_text",
+             R"(,"rope_theta":1000000.0,"rope_local_base_freq":10000.0,"sliding_window":16,
+        "sliding_window_pattern":2,"query_pre_attn_scalar":16,"hidden_activation":"gelu_pytorch_tanh",
+        "rope_scaling":{"rope_type":"linear","factor":8.0},"attn_logit_softcapping":null)"),
+      m.table);
+  EXPECT_EQ(old.layer_slides, (std::vector<bool>{true, false}));
+  EXPECT_EQ(old.attention_scale, 0.25);
+  EXPECT_EQ(old.rope_local.theta, 10000.0);
+  EXPECT_EQ(old.rope.scaling, RopeConfig::Scaling::kLinear);
+  EXPECT_EQ(recipe(old, "blk.0.ffn_norm.weight"),
+            "model.layers.0.pre_feedforward_layernorm.weight | add(1)");
+  EXPECT_EQ(recipe(old, "blk.0.post_attention_norm.weight"),
+            "model.layers.0.post_attention_layernorm.weight | add(1)");
+  EXPECT_EQ(recipe(old, "blk.0.attn_q_norm.weight"),
+            "model.layers.0.self_attn.q_norm.weight | add(1)");
+  EXPECT_EQ(recipe(old, "output_norm.weight"), "model.norm.weight | add(1)");
+  EXPECT_EQ(recipe(old, "output.weight"), "absent");
+
+  std::string fresh_fields =
+      R"(,"sliding_window":16,"layer_types":["sliding_attention","full_attention"],
+    "query_pre_attn_scalar":16,"rope_parameters":{"full_attention":{"rope_type":"linear","rope_theta":1000000.0,
+    "factor":8.0},"sliding_attention":{"rope_type":"default","rope_theta":10000.0}})";
+  ModelConfig fresh = config_from_hf(config("gemma3_text", fresh_fields), m.table);
+  EXPECT_EQ(fresh.rope, old.rope);
+  EXPECT_EQ(fresh.rope_local, old.rope_local);
+  EXPECT_EQ(fresh.layer_slides, old.layer_slides);
+
+  HfModel nested = gemma("language_model.model.", true);
+  nested.add("vision_tower.anything", {3});
+  Value outer = Value::object();
+  outer.set("model_type", "gemma3");
+  outer.set("text_config", config("gemma3_text", fresh_fields));
+  EXPECT_EQ(recipe(config_from_hf(outer, nested.table), "token_embd.weight"),
+            "language_model.model.embed_tokens.weight");
+}
+
+TEST(HfConfig, Gemma2Caps) {
+  HfModel m = gemma("model.", false);
+  ModelConfig c = config_from_hf(
+      config("gemma2", R"(,"sliding_window":16,"query_pre_attn_scalar":8)"), m.table);
+  EXPECT_EQ(c.attention_softcap, 50.0);
+  EXPECT_EQ(c.final_softcap, 30.0);
+  EXPECT_EQ(c.attention_scale, 0.0);
+  EXPECT_EQ(c.layer_slides, (std::vector<bool>{true, false}));
+  EXPECT_EQ(config_from_hf(config("gemma2", R"(,"attn_logit_softcapping":null)"), m.table)
+                .attention_softcap,
+            0.0);
+}
+
+TEST(HfConfig, Phi3SlicesAndLongRope) {
+  HfModel m;
+  m.ends(true);
+  m.layer("input_layernorm.weight", {32});
+  m.layer("self_attn.qkv_proj.weight", {64, 32});
+  m.layer("self_attn.o_proj.weight", {32, 32});
+  m.layer("post_attention_layernorm.weight", {32});
+  m.layer("mlp.gate_up_proj.weight", {96, 32});
+  m.layer("mlp.down_proj.weight", {32, 48});
+  std::string rope =
+      R"(,"original_max_position_embeddings":16,"rope_theta":10000.0,"rope_scaling":{"type":"longrope",
+    "short_factor":[1,1,1,1],"long_factor":[1,2,3,4]})";
+  ModelConfig c = config_from_hf(config("phi3", rope), m.table);
+  EXPECT_EQ(recipe(c, "blk.1.attn_v.weight"),
+            "model.layers.1.self_attn.qkv_proj.weight | slice_rows(48, 64)");
+  EXPECT_EQ(recipe(c, "blk.1.ffn_up.weight"),
+            "model.layers.1.mlp.gate_up_proj.weight | slice_rows(48, 96)");
+  EXPECT_EQ(c.rope.scaling, RopeConfig::Scaling::kLongRope);
+  EXPECT_EQ(c.rope.factor, 4.0);
+  EXPECT_THAT(error_of([&] {
+                config_from_hf(config("phi3", R"(,"rope_scaling":{"type":"longrope"})"), m.table);
+              }),
+              HasSubstr("longrope needs"));
+  HfModel wide;
+  wide.ends(true);
+  wide.layer("input_layernorm.weight", {32});
+  wide.layer("self_attn.qkv_proj.weight", {80, 32});
+  EXPECT_THAT(error_of([&] { config_from_hf(config("phi3"), wide.table); }),
+              HasSubstr("joins 80 rows, expected 64"));
+}
+
+TEST(HfConfig, Gpt2TransposesBeforeItSlices) {
+  HfModel m;
+  for (const char* prefix : {"", "transformer."}) {
+    m = {};
+    std::string p = prefix;
+    m.add(p + "wte.weight", {24, 32});
+    m.add(p + "wpe.weight", {64, 32});
+    for (const char* n : {"h.0.ln_1", "h.0.ln_2", "ln_f"}) {
+      m.add(p + n + ".weight", {32});
+      m.add(p + n + ".bias", {32});
+    }
+    m.add(p + "h.0.attn.bias", {1, 1, 64, 64});  // the causal mask
+    m.add(p + "h.0.attn.c_attn.weight", {32, 96});
+    m.add(p + "h.0.attn.c_attn.bias", {96});
+    m.add(p + "h.0.attn.c_proj.weight", {32, 32});
+    m.add(p + "h.0.attn.c_proj.bias", {32});
+    m.add(p + "h.0.mlp.c_fc.weight", {32, 128});
+    m.add(p + "h.0.mlp.c_fc.bias", {128});
+    m.add(p + "h.0.mlp.c_proj.weight", {128, 32});
+    m.add(p + "h.0.mlp.c_proj.bias", {32});
+    Value json = parse_json(
+        R"({"model_type":"gpt2","vocab_size":24,"n_embd":32,"n_layer":1,"n_head":4,"n_positions":64,
+      "activation_function":"gelu_new","layer_norm_epsilon":1e-5,"n_inner":null})");
+    ModelConfig c = config_from_hf(json, m.table);
+    EXPECT_EQ(recipe(c, "blk.0.attn_k.weight"),
+              p + "h.0.attn.c_attn.weight | transpose | slice_rows(32, 64)");
+    EXPECT_EQ(recipe(c, "blk.0.attn_k.bias"), p + "h.0.attn.c_attn.bias | slice_rows(32, 64)");
+    EXPECT_EQ(recipe(c, "blk.0.ffn_down.weight"), p + "h.0.mlp.c_proj.weight | transpose");
+    EXPECT_EQ(recipe(c, "token_embd.weight"), p + "wte.weight");
+    EXPECT_EQ(c.ffn, 128);
+    EXPECT_TRUE(c.tied_embeddings);
+    EXPECT_EQ(c.activation, Activation::kGeluTanh);
+  }
+}
+
+TEST(HfConfig, SaysWhatIsWrong) {
+  HfModel m;
+  m.llama();
+  auto error = [&](const Value& json) {
+    return error_of([&] { config_from_hf(json, m.table, "folder"); });
+  };
+  EXPECT_EQ(error(config("llama")), "");
+  EXPECT_THAT(error(config("mamba")),
+              AllOf(HasSubstr("unsupported"), HasSubstr("mamba"), HasSubstr("llama, mistral")));
+  for (const char* method : {"gptq", "awq", "compressed-tensors", "bitsandbytes"})
+    EXPECT_THAT(
+        error(config("llama",
+                     fmt::format(R"(,"quantization_config":{{"quant_method":"{}"}})", method))),
+        AllOf(HasSubstr("unsupported"), HasSubstr(method), HasSubstr("not supported yet")));
+  EXPECT_THAT(error(config("llama", R"(,"num_local_experts":8)")), HasSubstr("mixture-of-experts"));
+  EXPECT_THAT(error(config("deepseek_v3", R"(,"kv_lora_rank":512)")), HasSubstr("MLA"));
+  EXPECT_THAT(error(config("llama", R"(,"rope_scaling":{"type":"spiral"})")), HasSubstr("spiral"));
+  EXPECT_THAT(error(config("llama", R"(,"hidden_act":"mish")")), HasSubstr("mish"));
+  EXPECT_THAT(error(config("llama", R"(,"rms_norm_eps":"x")")), HasSubstr("rms_norm_eps"));
+  EXPECT_THAT(error(parse_json(R"({"model_type":"llama"})")), HasSubstr("no vocab_size"));
+  EXPECT_THAT(error(parse_json("[]")), HasSubstr("not an object"));
+  m.layer("self_attn.sinks", {4});
+  EXPECT_THAT(error(config("llama")), HasSubstr("self_attn.sinks"));
+}
+
+TEST(ImportModel, FoldersFilesAndWrongPaths) {
+  test::TempFolder folder;
+  test::SafetensorsBuilder builder;
+  HfModel m;
+  m.llama();
+  for (const std::string& name : m.table.names()) builder.add_f32(name, m.table.find(name)->dims);
+  EXPECT_THAT(error_of([&] { import_model(folder.path()); }), HasSubstr("no config.json"));
+  write_text_file(folder.path() / "config.json", dump_json(config("llama")));
+  EXPECT_THAT(error_of([&] { import_model(folder.path()); }),
+              HasSubstr("expected model.safetensors"));
+  write_text_file(folder.path() / "model.safetensors", builder.file());
+  ImportedModel model = import_model(folder.path());
+  EXPECT_EQ(model.format, "safetensors");
+  EXPECT_EQ(model.config.layers, 2);
+  EXPECT_EQ(model.metadata.at("model_type").as_string(), "llama");
+  EXPECT_TRUE(model.weights->find("lm_head.weight"));
+  EXPECT_THAT(error_of([&] { import_model(folder.path() / "model.safetensors"); }),
+              HasSubstr("name its folder"));
+  EXPECT_THAT(error_of([&] { import_model(folder.path() / "nothing.gguf"); }),
+              HasSubstr("no such file or folder"));
+
+  test::TempFolder other;
+  test::TinyGguf tiny;
+  tiny.metadata();
+  tiny.tensors();
+  tiny.writer.write(other.path() / "tiny.gguf");
+  ImportedModel gguf = import_model(other.path() / "tiny.gguf");
+  EXPECT_EQ(gguf.format, "gguf");
+  EXPECT_EQ(gguf.config.name, "tiny llama");
+  EXPECT_TRUE(gguf.gguf);
+  EXPECT_THAT(error_of([&] { import_model(other.path()); }),
+              AllOf(HasSubstr("name the file"), HasSubstr("tiny.gguf")));
+}
+
+}  // namespace
+}  // namespace tokamak

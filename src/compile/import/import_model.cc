@@ -1,0 +1,73 @@
+#include "compile/import/import_model.h"
+
+#include "base/error.h"
+#include "base/json.h"
+#include "compile/import/gguf_config.h"
+#include "compile/import/hf_config.h"
+#include "compile/import/safetensors_file.h"
+
+namespace tokamak {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMaxConfigBytes = 16 << 20;
+
+ImportedModel import_gguf(const fs::path& path) {
+  ImportedModel model;
+  model.gguf = GgufFile::open(path);
+  model.config = config_from_gguf(*model.gguf);
+  model.metadata = model.gguf->metadata();
+  model.weights = model.gguf;
+  model.format = "gguf";
+  model.path = path;
+  return model;
+}
+
+ImportedModel import_folder(const fs::path& folder) {
+  fs::path config = folder / "config.json";
+  if (!fs::exists(config)) {
+    for (const auto& entry : fs::directory_iterator(folder))
+      if (entry.path().extension() == ".gguf")
+        fail(ErrorCode::kInvalidArgument, "{} is a folder with GGUF files; name the file, e.g. {}",
+             folder.string(), entry.path().string());
+    fail(ErrorCode::kNotFound,
+         "{}: no config.json; a model folder holds config.json, tokenizer.json and "
+         "model.safetensors",
+         folder.string());
+  }
+  ImportedModel model;
+  model.metadata =
+      parse_json(read_text_file(config, kMaxConfigBytes), config.string(), {.max_depth = 32});
+  model.weights = SafetensorsFolder::open(folder);
+  model.config = config_from_hf(model.metadata, *model.weights, folder.string());
+  model.format = "safetensors";
+  model.path = folder;
+  return model;
+}
+
+}  // namespace
+
+ImportedModel import_model(const fs::path& path) {
+  std::error_code error;
+  fs::file_status status = fs::status(path, error);
+  if (!fs::exists(status))
+    fail(ErrorCode::kNotFound,
+         "{}: no such file or folder; a model is a .gguf file or a folder with config.json",
+         path.string());
+  ImportedModel model;
+  if (fs::is_directory(status)) {
+    model = import_folder(path);
+  } else if (path.extension() == ".safetensors" || path.filename() == "config.json") {
+    fail(ErrorCode::kInvalidArgument, "{} is one file of a model; name its folder, {}",
+         path.string(), (path.has_parent_path() ? path.parent_path() : fs::path(".")).string());
+  } else {
+    model = import_gguf(path);
+  }
+  if (model.config.name.empty())
+    model.config.name =
+        path.filename().empty() ? path.parent_path().filename().string() : path.stem().string();
+  return model;
+}
+
+}  // namespace tokamak

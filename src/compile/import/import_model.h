@@ -1,0 +1,29 @@
+#pragma once
+// A model as users name it (a .gguf file, or a folder with safetensors and config.json) ->
+// configuration and weights.
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "base/value.h"
+#include "compile/import/gguf_file.h"
+#include "compile/import/model_config.h"
+#include "plan/weight_source.h"
+
+namespace tokamak {
+
+struct ImportedModel {
+  ModelConfig config;
+  std::shared_ptr<const WeightSource> weights;
+  Value metadata;      // GGUF metadata (arrays summarised), or config.json
+  std::string format;  // "gguf" or "safetensors"
+  std::filesystem::path path;
+  std::shared_ptr<const GgufFile> gguf;  // the file again, for its vocabulary; empty for folders
+};
+
+// Fails with one clear line: a path that is not there or is something else (says what was
+// expected), a damaged file, an architecture this build does not have. Costs the headers only;
+// weights are mapped, not read.
+ImportedModel import_model(const std::filesystem::path& path);
+
+}  // namespace tokamak

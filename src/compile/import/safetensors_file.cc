@@ -1,0 +1,218 @@
+#include "compile/import/safetensors_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "base/error.h"
+#include "base/json.h"
+
+namespace tokamak {
+namespace {
+
+constexpr uint64_t kMaxHeader = 100'000'000;  // the format's own limit
+constexpr size_t kMaxDims = 16;
+
+struct NamedType {
+  std::string_view name;
+  std::optional<DType> dtype;
+  uint32_t bytes;
+};
+constexpr NamedType kTypes[] = {
+    {"F64", DType::kF64, 8},      {"F32", DType::kF32, 4},        {"F16", DType::kF16, 2},
+    {"BF16", DType::kBF16, 2},    {"F8_E4M3", DType::kF8E4M3, 1}, {"F8_E5M2", DType::kF8E5M2, 1},
+    {"I64", DType::kI64, 8},      {"I32", DType::kI32, 4},        {"I16", DType::kI16, 2},
+    {"I8", DType::kI8, 1},        {"U8", DType::kU8, 1},          {"BOOL", DType::kBool, 1},
+    {"U16", std::nullopt, 2},     {"U32", std::nullopt, 4},       {"U64", std::nullopt, 8},
+    {"F8_E8M0", std::nullopt, 1}, {"C64", std::nullopt, 8},
+};
+
+}  // namespace
+
+std::shared_ptr<const SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path) {
+  std::shared_ptr<SafetensorsFile> file(new SafetensorsFile());
+  file->name_ = path.string();
+  file->file_ = MappedFile::open(path);
+  file->read_header(file->file_->bytes());
+  return file;
+}
+
+std::shared_ptr<const SafetensorsFile> SafetensorsFile::parse(std::span<const std::byte> bytes,
+                                                              std::string name) {
+  std::shared_ptr<SafetensorsFile> file(new SafetensorsFile());
+  file->name_ = std::move(name);
+  file->read_header(bytes);
+  return file;
+}
+
+void SafetensorsFile::read_header(std::span<const std::byte> bytes) {
+  uint64_t size = 0;
+  if (bytes.size() < 8)
+    fail(ErrorCode::kCorrupt, "{}: not a safetensors file ({} bytes)", name_, bytes.size());
+  std::memcpy(&size, bytes.data(), 8);
+  if (size > kMaxHeader || size > bytes.size() - 8)
+    fail(ErrorCode::kCorrupt,
+         "{}: not a safetensors file, or cut off: the header would be {} bytes long, the file has "
+         "{}",
+         name_, size, bytes.size());
+  std::string_view text(reinterpret_cast<const char*>(bytes.data() + 8), size);
+  Value header;
+  try {
+    header = parse_json(text, "header", {.max_depth = 4, .unique_keys = true});
+  } catch (const Error& e) {
+    fail(ErrorCode::kCorrupt, "{}: {}", name_, e.what());
+  }
+  if (!header.is_object()) fail(ErrorCode::kCorrupt, "{}: the header is not an object", name_);
+  std::span<const std::byte> data = bytes.subspan(8 + size);
+  std::vector<Range> ranges;
+  for (const auto& [tensor, entry] : header.as_object()) {
+    if (tensor == "__metadata__") {
+      if (!entry.is_object()) fail(ErrorCode::kCorrupt, "{}: __metadata__ is not an object", name_);
+      metadata_ = entry;
+    } else {
+      ranges.push_back(add_entry(tensor, entry, data));
+    }
+  }
+  check_layout(std::move(ranges), data.size());
+}
+
+SafetensorsFile::Range SafetensorsFile::add_entry(const std::string& tensor, const Value& entry,
+                                                  std::span<const std::byte> data) {
+  auto corrupt = [&](std::string_view why) {
+    fail(ErrorCode::kCorrupt, "{}: tensor {} {}", name_, tensor, why);
+  };
+  const Value *type = entry.find("dtype"), *shape = entry.find("shape"),
+              *offsets = entry.find("data_offsets");
+  if (!type || !type->is_string() || !shape || !shape->is_array() || !offsets ||
+      !offsets->is_array() || offsets->size() != 2 || shape->size() > kMaxDims)
+    corrupt("needs dtype, shape and data_offsets");
+  int64_t range[2];
+  for (int i = 0; i < 2; ++i) {
+    const Value& v = offsets->as_array()[i];
+    if (!v.is_int() || v.as_int() < 0 || static_cast<uint64_t>(v.as_int()) > data.size())
+      corrupt(fmt::format("has a data offset outside the file's {} data bytes", data.size()));
+    range[i] = v.as_int();
+  }
+  if (range[0] > range[1]) corrupt("ends before it begins");
+  Entry out;
+  uint64_t elements = 1;
+  for (const Value& extent : shape->as_array()) {
+    if (!extent.is_int() || extent.as_int() < 0 ||
+        __builtin_mul_overflow(elements, static_cast<uint64_t>(extent.as_int()), &elements))
+      corrupt("has an impossible shape");
+    out.view.dims.push_back(extent.as_int());
+  }
+  const auto* known = std::find_if(std::begin(kTypes), std::end(kTypes),
+                                   [&](const NamedType& t) { return t.name == type->as_string(); });
+  auto length = static_cast<uint64_t>(range[1] - range[0]);
+  if (known == std::end(kTypes) || !known->dtype) out.unknown_type = type->as_string();
+  if (known != std::end(kTypes)) {
+    uint64_t bytes = 0;
+    if (__builtin_mul_overflow(elements, uint64_t{known->bytes}, &bytes) || bytes != length)
+      corrupt(fmt::format("has {} bytes, its shape and type {} need another number", length,
+                          known->name));
+    if (known->dtype) out.view.dtype = *known->dtype;
+  }
+  out.view.bytes = data.subspan(static_cast<size_t>(range[0]), length);
+  auto placed = entries_.emplace(tensor, std::move(out)).first;
+  order_.push_back(tensor);
+  return {static_cast<uint64_t>(range[0]), static_cast<uint64_t>(range[1]), placed->first};
+}
+
+// The format wants the data without holes or overlap, so a damaged offset cannot hide.
+void SafetensorsFile::check_layout(std::vector<Range> ranges, uint64_t size) const {
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  });
+  uint64_t at = 0;
+  for (const Range& r : ranges) {
+    if (r.begin != at)
+      fail(ErrorCode::kCorrupt, "{}: tensor {} begins at data byte {}, expected {}", name_,
+           r.tensor, r.begin, at);
+    at = r.end;
+  }
+  if (at != size)
+    fail(ErrorCode::kCorrupt, "{}: the tensors end at data byte {}, the file has {}", name_, at,
+         size);
+}
+
+const TensorView* SafetensorsFile::find(std::string_view name) const {
+  auto it = entries_.find(name);
+  if (it == entries_.end()) return nullptr;
+  if (!it->second.unknown_type.empty())
+    fail(ErrorCode::kUnsupported, "{}: tensor {} has type {}, which this build does not know",
+         name_, name, it->second.unknown_type);
+  return &it->second.view;
+}
+
+std::shared_ptr<const SafetensorsFolder> SafetensorsFolder::open(
+    const std::filesystem::path& folder) {
+  std::shared_ptr<SafetensorsFolder> out(new SafetensorsFolder());
+  std::filesystem::path single = folder / "model.safetensors",
+                        index = folder / "model.safetensors.index.json";
+  if (std::filesystem::exists(single)) {
+    out->files_.push_back(SafetensorsFile::open(single));
+    return out;
+  }
+  if (std::filesystem::exists(index)) {
+    out->open_shards(index);
+    return out;
+  }
+  std::vector<std::filesystem::path> found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (entry.path().extension() == ".safetensors") found.push_back(entry.path());
+  if (found.empty())
+    fail(ErrorCode::kNotFound,
+         "{}: no weights here; expected model.safetensors or model.safetensors.index.json",
+         folder.string());
+  if (found.size() > 1)
+    fail(ErrorCode::kNotFound,
+         "{}: {} safetensors files but no model.safetensors.index.json that says what is where",
+         folder.string(), found.size());
+  out->files_.push_back(SafetensorsFile::open(found[0]));
+  return out;
+}
+
+void SafetensorsFolder::open_shards(const std::filesystem::path& index) {
+  Value json = parse_json(read_text_file(index, kMaxHeader), index.string(),
+                          {.max_depth = 16, .unique_keys = true});
+  const Value* map = json.find("weight_map");
+  if (!map || !map->is_object())
+    fail(ErrorCode::kCorrupt, "{}: weight_map is missing", index.string());
+  std::map<std::string, size_t> opened;
+  for (const auto& [tensor, where] : map->as_object()) {
+    std::string file = where.is_string() ? where.as_string() : "";
+    // Shards lie beside the index; a path that leads elsewhere is not followed.
+    if (file.empty() || file.find('/') != std::string::npos || file == "..")
+      fail(ErrorCode::kCorrupt, "{}: tensor {} lies in \"{}\", which is no file name",
+           index.string(), tensor, file);
+    auto [it, fresh] = opened.emplace(file, files_.size());
+    if (fresh) {
+      std::filesystem::path path = index.parent_path() / file;
+      if (!std::filesystem::exists(path))
+        fail(ErrorCode::kNotFound, "{}: shard {} is missing ({} is in it)", index.string(), file,
+             tensor);
+      files_.push_back(SafetensorsFile::open(path));
+    }
+    if (!files_[it->second]->has(tensor))
+      fail(ErrorCode::kCorrupt, "{}: tensor {} is not in {}", index.string(), tensor, file);
+    shard_of_.emplace(tensor, it->second);
+  }
+  if (files_.empty()) fail(ErrorCode::kCorrupt, "{}: weight_map is empty", index.string());
+}
+
+const TensorView* SafetensorsFolder::find(std::string_view name) const {
+  if (shard_of_.empty()) return files_[0]->find(name);
+  auto it = shard_of_.find(name);
+  return it == shard_of_.end() ? nullptr : files_[it->second]->find(name);
+}
+
+std::vector<std::string> SafetensorsFolder::names() const {
+  std::vector<std::string> out;
+  for (const auto& file : files_)
+    for (const std::string& name : file->names())
+      if (shard_of_.empty() || shard_of_.contains(name)) out.push_back(name);
+  return out;
+}
+
+}  // namespace tokamak
