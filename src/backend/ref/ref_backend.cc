@@ -1,0 +1,28 @@
+#include "backend/ref/ref_backend.h"
+
+#include "backend/ref/ref_executable.h"
+
+namespace tokamak {
+namespace {
+
+class RefBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "ref"; }
+  std::string isa() const override { return "scalar"; }
+  std::span<const KernelDesc> kernels() const override { return kernels_; }
+  std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
+                                   const LoadOptions& options) override {
+    return std::make_unique<RefExecutable>(plans, weights, options);
+  }
+
+ private:
+  std::vector<KernelDesc> kernels_ = {{"ref.op", 1, "*", "", "f32, sums in f64, rounded once"}};
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_ref_backend(const BackendOptions&) {
+  return std::make_unique<RefBackend>();
+}
+
+}  // namespace tokamak

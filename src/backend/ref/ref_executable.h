@@ -1,0 +1,85 @@
+#pragma once
+// Runs plans by the meaning of their ops. Weights and states are float32 in memory (states rounded
+// to their plane's type when written); values lie in a real arena at the plan's offsets, so that a
+// mistake in the memory plan shows.
+#include <exception>
+#include <memory>
+#include <optional>
+
+#include "backend/backend.h"
+#include "backend/common/sampler.h"
+#include "backend/common/step_binding.h"
+#include "ops/op.h"
+
+namespace tokamak {
+
+// Owned by whoever called load(); used by one thread. submit() runs the step to its end.
+class RefExecutable final : public Executable {
+ public:
+  RefExecutable(const PlanSet& plans, const WeightSource& weights, const LoadOptions& options);
+  Ticket submit(const StepInputs& step) override;
+  void collect(Ticket ticket, StepResult& out) override;
+  const MemoryLedger& memory() const override { return memory_; }
+
+ private:
+  struct Weight {
+    std::vector<float> f;
+    std::vector<int32_t> i;
+  };
+  struct State {
+    std::vector<std::vector<float>> data;        // per plane
+    std::vector<StateRef<float>::Plane> planes;  // views of it
+    StateRef<float> ref() { return {planes, slots}; }
+    int64_t slots = 0;
+  };
+  // A call with everything resolved that does not depend on the step.
+  struct Argument {
+    const CallArg* arg;
+    std::vector<CompiledExpr> extents;
+    std::vector<int64_t> dims;     // of this step
+    std::vector<float> converted;  // values that are not float32 in the arena
+  };
+  struct Call {
+    const KernelCall* call;
+    const OpDef* op;
+    std::vector<Argument> in, out;
+  };
+  struct LoadedPlan {
+    std::vector<Call> calls;
+    std::vector<Argument> outputs;
+  };
+
+  void load_weights(const WeightSource& weights, const LoadOptions& options);
+  void make_states(const LoadOptions& options);
+  LoadedPlan load_plan(const Plan& plan) const;
+  Argument load_argument(const CallArg& arg) const;
+
+  void run(const StepInputs& step, StepResult& out);
+  void copy_blocks(const StepInputs& step);
+  void run_call(Call& call, const StepInputs& step);
+  void bind_dims(Argument& argument);
+  Operand<float> bind(Argument& argument, const StepInputs& step, bool is_output);
+  std::byte* arena_at(const Argument& argument);
+  const std::vector<int32_t>& step_input(const std::string& name, const StepInputs& step);
+  void round_planes(Call& call, std::vector<Operand<float>>& in);
+  void store(Call& call);
+  const float* output(LoadedPlan& plan, const Plan& entry, std::string_view name,
+                      const StepInputs& step, int64_t width);
+
+  PlanSet plans_;
+  std::vector<std::string> symbols_;
+  std::vector<Weight> weights_;
+  std::vector<State> states_;
+  std::vector<LoadedPlan> loaded_;
+  std::unique_ptr<std::byte[]> arena_;
+  StepBinder binder_;
+  std::optional<Sampler> sampler_;  // absent when the model has no vocabulary
+  std::vector<int32_t> ids_, no_adapter_;
+  MemoryLedger memory_;
+
+  Ticket next_ = 1, pending_ = 0;
+  StepResult result_;
+  std::exception_ptr error_;
+};
+
+}  // namespace tokamak

@@ -1,0 +1,105 @@
+// What happens once, when a PlanSet is loaded.
+#include <cstring>
+
+#include "backend/common/weights.h"
+#include "backend/ref/ref_executable.h"
+#include "base/error.h"
+#include "tensor/block_formats.h"
+
+namespace tokamak {
+
+RefExecutable::RefExecutable(const PlanSet& plans, const WeightSource& weights,
+                             const LoadOptions& options)
+    : plans_(plans), binder_(plans_, options.blocks, options.max_rows) {
+  for (const SymbolDecl& symbol : plans_.symbols) symbols_.push_back(symbol.name);
+  load_weights(weights, options);
+  make_states(options);
+  for (const Plan& plan : plans_.plans) {
+    if (plan.arena_bytes > plans_.arena_bytes)
+      fail(ErrorCode::kCorrupt, "plan {} needs {} bytes, the arena has {}", plan.function,
+           plan.arena_bytes, plans_.arena_bytes);
+    loaded_.push_back(load_plan(plan));
+  }
+  arena_ = std::make_unique<std::byte[]>(plans_.arena_bytes);
+  memory_.arena = plans_.arena_bytes;
+  if (plans_.vocab > 0) {
+    sampler_.emplace(plans_.vocab, options.max_rows);
+    memory_.other = sampler_->bytes();
+  }
+}
+
+void RefExecutable::load_weights(const WeightSource& source, const LoadOptions& options) {
+  uint64_t total = 0, done = 0;
+  for (const WeightEntry& entry : plans_.weights) {
+    uint64_t elements = 1;
+    for (int64_t d : entry.dims) elements *= static_cast<uint64_t>(d);
+    total += elements * sizeof(float);
+  }
+  for (const WeightEntry& entry : plans_.weights) {
+    LoadedTensor tensor = load_weight(entry, source);
+    auto n = static_cast<size_t>(tensor.view.elements());
+    Weight weight;
+    if (tensor.view.dtype == DType::kI32) {
+      weight.i.resize(n);
+      std::memcpy(weight.i.data(), tensor.view.bytes.data(), n * sizeof(int32_t));
+    } else {
+      weight.f.resize(n);
+      decode_row(tensor.view.dtype, tensor.view.bytes.data(), weight.f.data(),
+                 static_cast<int64_t>(n));
+    }
+    memory_.weights += n * sizeof(float);
+    weights_.push_back(std::move(weight));
+    done += n * sizeof(float);
+    if (options.progress) options.progress(done, total);
+  }
+}
+
+void RefExecutable::make_states(const LoadOptions& options) {
+  for (const StateEntry& entry : plans_.states) {
+    if (entry.per_sequence)
+      fail(ErrorCode::kUnsupported, "state {}: ref has no states per sequence yet", entry.name);
+    TK_CHECK(entry.group < options.blocks.size(), "state {}", entry.name);
+    State state;
+    state.slots = options.blocks[entry.group] * plans_.groups[entry.group].block_size;
+    for (const PlaneEntry& plane : entry.planes) {
+      int64_t width = 1;
+      for (int64_t d : plane.dims) width *= d;
+      state.data.emplace_back(static_cast<size_t>(state.slots * width), 0.0f);
+      state.planes.push_back({plane.name, state.data.back().data(), width, plane.dims});
+      memory_.kv += state.data.back().size() * sizeof(float);
+    }
+    states_.push_back(std::move(state));
+  }
+}
+
+RefExecutable::Argument RefExecutable::load_argument(const CallArg& arg) const {
+  using Kind = CallArg::Kind;
+  size_t limit = arg.kind == Kind::kWeight  ? plans_.weights.size()
+                 : arg.kind == Kind::kInput ? plans_.inputs.size()
+                 : arg.kind == Kind::kState ? plans_.states.size()
+                 : arg.kind == Kind::kView  ? plans_.groups.size()
+                                            : SIZE_MAX;
+  if (arg.index >= limit)
+    fail(ErrorCode::kCorrupt, "an argument names entry {} of a table of {}", arg.index, limit);
+  Argument out{&arg, {}, {}, {}};
+  for (const SymExpr& extent : arg.dims) out.extents.emplace_back(extent, symbols_);
+  out.dims.resize(out.extents.size());
+  return out;
+}
+
+RefExecutable::LoadedPlan RefExecutable::load_plan(const Plan& plan) const {
+  LoadedPlan loaded;
+  for (const KernelCall& call : plan.calls) {
+    const OpDef* op = find_op(call.op);
+    if (!op || !op->f32)
+      fail(ErrorCode::kUnsupported, "plan {}: ref cannot run \"{}\"", plan.function, call.op);
+    Call entry{&call, op, {}, {}};
+    for (const CallArg& arg : call.in) entry.in.push_back(load_argument(arg));
+    for (const CallArg& arg : call.out) entry.out.push_back(load_argument(arg));
+    loaded.calls.push_back(std::move(entry));
+  }
+  for (const PlanOutput& output : plan.outputs) loaded.outputs.push_back(load_argument(output.arg));
+  return loaded;
+}
+
+}  // namespace tokamak
