@@ -1,0 +1,29 @@
+// GGUF bytes -> file, metadata, model configuration, and the edges of every weight. Anything but
+// Error is a finding.
+#include <cstdint>
+#include <vector>
+
+#include "base/error.h"
+#include "compile/import/gguf_config.h"
+
+using namespace tokamak;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static volatile unsigned sink;
+  try {
+    auto file = GgufFile::parse(std::as_bytes(std::span(data, size)), "fuzz");
+    file->metadata();
+    for (const GgufTensor& tensor : file->tensors())
+      if (tensor.view && !tensor.view->bytes.empty())
+        sink = std::to_integer<unsigned>(tensor.view->bytes.front()) +
+               std::to_integer<unsigned>(tensor.view->bytes.back());
+    for (std::string_view token : file->strings("tokenizer.ggml.tokens"))
+      sink = static_cast<unsigned>(token.size());
+    ModelConfig config = config_from_gguf(*file);
+    for (const auto& [name, weight] : config.weights)
+      if (!file->find(weight.recipe.sources.at(0))) __builtin_trap();
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::kInternal) throw;  // a bug of ours, not of the file
+  }
+  return 0;
+}

@@ -1,0 +1,29 @@
+// Safetensors bytes -> file, and the edges of every tensor. Anything but Error is a finding.
+#include <cstdint>
+
+#include "base/error.h"
+#include "compile/import/safetensors_file.h"
+
+using namespace tokamak;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static volatile unsigned sink;
+  std::shared_ptr<const SafetensorsFile> file;
+  try {
+    file = SafetensorsFile::parse(std::as_bytes(std::span(data, size)), "fuzz");
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::kInternal) throw;
+    return 0;
+  }
+  for (const std::string& name : file->names()) {
+    try {
+      const TensorView* view = file->find(name);
+      if (!view) __builtin_trap();
+      if (!view->bytes.empty()) sink = std::to_integer<unsigned>(view->bytes.back());
+      if (view->bytes.size() != dtype_bytes(view->dtype, view->elements())) __builtin_trap();
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::kUnsupported) throw;  // a type this build does not know
+    }
+  }
+  return 0;
+}
