@@ -38,13 +38,29 @@ struct Server::Impl {
   int signals_seen = 0;  // under shared->mutex
   bool started = false, stopped = false;
 
-  void listen();
+  void bind();
+  void check(SystemError ec) const;
   void accept();
   void on_accept(SystemError ec, tcp::socket socket);
   void await_signal();
 };
 
-void Server::Impl::listen() {
+// What went wrong with the address, in the words of the command line.
+void Server::Impl::check(SystemError ec) const {
+  const ServerOptions& options = shared->options;
+  if (!ec) return;
+  if (ec == net::error::address_in_use)
+    fail(ErrorCode::kUnavailable, "port {} on {} is already in use; choose another with --port",
+         options.port, options.host);
+  if (ec == net::error::access_denied)
+    fail(ErrorCode::kUnavailable,
+         "port {} on {}: not permitted; choose a port above 1023 with --port", options.port,
+         options.host);
+  fail(ErrorCode::kUnavailable, "cannot listen on {} port {}: {}", options.host, options.port,
+       ec.message());
+}
+
+void Server::Impl::bind() {
   const ServerOptions& options = shared->options;
   SystemError ec;
   tcp::resolver resolver(io);
@@ -62,18 +78,8 @@ void Server::Impl::listen() {
   acceptor.open(endpoint.protocol(), ec);
   if (!ec) acceptor.set_option(tcp::acceptor::reuse_address(true), ec);
   if (!ec) acceptor.bind(endpoint, ec);
-  if (!ec) acceptor.listen(net::socket_base::max_listen_connections, ec);
   if (!ec) port = acceptor.local_endpoint(ec).port();
-  if (!ec) return;
-  if (ec == net::error::address_in_use)
-    fail(ErrorCode::kUnavailable, "port {} on {} is already in use; choose another with --port",
-         options.port, options.host);
-  if (ec == net::error::access_denied)
-    fail(ErrorCode::kUnavailable,
-         "port {} on {}: not permitted; choose a port above 1023 with --port", options.port,
-         options.host);
-  fail(ErrorCode::kUnavailable, "cannot listen on {} port {}: {}", options.host, options.port,
-       ec.message());
+  check(ec);
 }
 
 void Server::Impl::accept() {
@@ -123,10 +129,9 @@ void Server::Impl::await_signal() {
   });
 }
 
-Server::Server(ServerOptions options, Router router) : impl_(std::make_unique<Impl>()) {
+Server::Server(ServerOptions options) : impl_(std::make_unique<Impl>()) {
   impl_->shared->options = std::move(options);
-  impl_->shared->router = std::move(router);
-  impl_->listen();
+  impl_->bind();
 }
 
 Server::~Server() {
@@ -137,8 +142,12 @@ Server::~Server() {
   }
 }
 
-void Server::start() {
+void Server::start(Router router) {
   TK_CHECK(!impl_->started);
+  impl_->shared->router = std::move(router);
+  SystemError ec;
+  impl_->acceptor.listen(net::socket_base::max_listen_connections, ec);
+  impl_->check(ec);
   impl_->started = true;
   net::post(impl_->strand, [impl = impl_.get()] { impl->accept(); });
   for (int i = 0; i < std::max(1, impl_->shared->options.io_threads); ++i)
@@ -159,7 +168,7 @@ int Server::port() const { return impl_->port; }
 
 std::string Server::url() const {
   std::string host = impl_->shared->options.host;
-  if (host == "0.0.0.0" || host == "::" || host == "127.0.0.1") host = "localhost";
+  if (host == "0.0.0.0" || host == "::") host = "localhost";
   if (host.find(':') != std::string::npos) host = "[" + host + "]";
   return fmt::format("http://{}:{}", host, port());
 }

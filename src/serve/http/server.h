@@ -43,10 +43,10 @@ struct ServerStats {
 // may be held longer (they then go nowhere).
 class Server {
  public:
-  Server(ServerOptions options, Router router);
+  explicit Server(ServerOptions options);
   ~Server();  // stops without draining
 
-  void start();
+  void start(Router router);
   int port() const;
   std::string url() const;  // as a person would type it
   const ServerStats& stats() const;

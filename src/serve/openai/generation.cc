@@ -100,13 +100,12 @@ void Generation::start() {
 
 // Must not block and must not throw: only the queue is touched here.
 void Generation::push(size_t part, Delta&& delta) {
-  {
-    std::lock_guard lock(mutex_);
-    if (gone_) return;
-    arrivals_.push_back({part, std::move(delta)});
-    if (scheduled_) return;
-    scheduled_ = true;
-  }
+  std::lock_guard lock(mutex_);
+  if (gone_ || closed_) return;
+  arrivals_.push_back({part, std::move(delta)});
+  if (scheduled_) return;
+  scheduled_ = true;
+  // Under the lock: whoever has set gone_ or closed_ may rely on the pool not being used any more.
   pool_.post([self = shared_from_this()] { self->drain(); });
 }
 
@@ -134,6 +133,10 @@ void Generation::drain() {
     if (!events_.empty() && exchange_ != nullptr) exchange_->write(events_);
     events_.clear();
     if (over_ && exchange_ != nullptr) {
+      {
+        std::lock_guard lock(mutex_);
+        closed_ = true;
+      }
       exchange_->finish();
       exchange_.reset();
     }

@@ -60,10 +60,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
   WorkerPool& pool_;
   std::shared_ptr<GenerationStats> stats_;
 
-  std::mutex mutex_;  // of the next four
+  std::mutex mutex_;  // of the next five
   std::deque<Arrival> arrivals_;
   bool scheduled_ = true;  // a job runs or is posted; true until start() is through
-  bool gone_ = false;
+  bool gone_ = false;      // the client has left
+  bool closed_ = false;    // the answer is complete
   std::vector<RequestId> submitted_;
 
   // Only the job touches these.

@@ -1,0 +1,20 @@
+# cmake -DOUT=page_data.h -DFILES="a;b" -P embed.cmake: each file as a std::string_view named after it (index.html ->
+# kIndexHtml).
+set(text "#pragma once\n// Written by embed.cmake.\n#include <string_view>\n\nnamespace tokamak::web {\n")
+foreach(file IN LISTS FILES)
+  get_filename_component(name ${file} NAME)
+  string(REGEX REPLACE "[^A-Za-z0-9]" ";" parts ${name})
+  set(id k)
+  foreach(part IN LISTS parts)
+    string(SUBSTRING ${part} 0 1 head)
+    string(SUBSTRING ${part} 1 -1 tail)
+    string(TOUPPER ${head} head)
+    string(APPEND id ${head}${tail})
+  endforeach()
+  file(READ ${file} hex HEX)
+  string(REGEX REPLACE "(................................)" "\\1\n" hex "${hex}")
+  string(REGEX REPLACE "([0-9a-f][0-9a-f])" "'\\\\x\\1'," hex "${hex}")
+  string(APPEND text "inline constexpr char ${id}Bytes[] = {\n${hex}0};\n"
+         "inline constexpr std::string_view ${id}{${id}Bytes, sizeof ${id}Bytes - 1};\n")
+endforeach()
+file(WRITE ${OUT} "${text}}  // namespace tokamak::web\n")

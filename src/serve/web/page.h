@@ -1,0 +1,10 @@
+#pragma once
+// The chat page: static files, part of the binary.
+#include "serve/http/router.h"
+
+namespace tokamak::web {
+
+// GET / and the files it loads.
+void add_page(http::Router& router);
+
+}  // namespace tokamak::web

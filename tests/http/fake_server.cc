@@ -1,0 +1,92 @@
+// The real server over a fake engine, for black-box tests that need no model. Prints "ready PORT"
+// and runs until SIGTERM. GET /fake shows what the engine was asked to do.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/json.h"
+#include "serve/fake_client.h"
+#include "serve/http/server.h"
+#include "serve/openai/api.h"
+#include "serve/web/page.h"
+
+using namespace tokamak;
+
+namespace {
+
+// --name=value; what is not given keeps its default.
+int64_t option(int argc, char** argv, const char* name, int64_t fallback) {
+  std::string prefix = std::string("--") + name + "=";
+  for (int i = 1; i < argc; ++i)
+    if (std::strncmp(argv[i], prefix.c_str(), prefix.size()) == 0)
+      return std::atoll(argv[i] + prefix.size());
+  return fallback;
+}
+
+http::ServerOptions server_options(int argc, char** argv) {
+  http::ServerOptions options;
+  auto number = [&](const char* name, auto& field) {
+    field = static_cast<std::remove_reference_t<decltype(field)>>(
+        option(argc, argv, name, static_cast<int64_t>(field)));
+  };
+  auto time = [&](const char* name, std::chrono::milliseconds& field) {
+    field = std::chrono::milliseconds(option(argc, argv, name, field.count()));
+  };
+  options.port = 0;
+  number("port", options.port);
+  number("io-threads", options.io_threads);
+  number("max-connections", options.max_connections);
+  number("max-header", options.max_header_bytes);
+  number("max-body", options.max_body_bytes);
+  number("max-unsent", options.max_unsent_bytes);
+  number("send-buffer", options.send_buffer_bytes);
+  time("read-ms", options.read_timeout);
+  time("idle-ms", options.idle_timeout);
+  time("write-ms", options.write_timeout);
+  time("ping-ms", options.ping_interval);
+  return options;
+}
+
+http::Response engine_state(const testing::FakeClient& client, const openai::Api& api,
+                            const http::Server& server) {
+  Value value = Value::object();
+  value.set("submitted", client.submitted.load());
+  value.set("cancelled", client.cancelled.load());
+  value.set("stopped", client.stopped.load());
+  value.set("finished", client.finished.load());
+  value.set("tokens", client.tokens.load());
+  value.set("running", client.running());
+  value.set("last_stop", client.last_stop_position());
+  value.set("generations", api.stats().running.load());
+  value.set("connections", server.stats().connections.load());
+  http::Response response;
+  response.body = dump_json(value);
+  return response;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    auto client = std::make_shared<testing::FakeClient>();
+    http::Server server(server_options(argc, argv));
+    openai::ApiOptions options;
+    if (const char* key = std::getenv("FAKE_API_KEY")) options.api_keys = {key};
+    openai::Api api(options, {testing::fake_model(client)});
+    http::Router router;
+    api.add_routes(router);
+    web::add_page(router);
+    router.add("GET", "/fake", [&](http::ExchangePtr exchange) {
+      exchange->respond(engine_state(*client, api, server));
+    });
+    server.catch_signals();
+    server.start(std::move(router));
+    std::printf("ready %d\n", server.port());
+    std::fflush(stdout);
+    server.run_until_signal(std::chrono::milliseconds(option(argc, argv, "drain-ms", 5000)));
+    return 0;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "error: %s\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,279 @@
+"""HTTP itself: framing, limits, timeouts, methods, keep-alive, shutdown."""
+import json
+import socket
+import threading
+import time
+import unittest
+
+from harness import Server, chat, encode, events, parse, read_all, read_response, read_until
+
+
+class Protocol(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(max_header=8192, max_body=100_000, io_threads=2)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+
+    def tearDown(self):
+        self.assertEqual(self.server.json("GET", "/health"), (200, {"status": "ok"}))
+
+    def assert_error(self, answer, status, kind="invalid_request_error"):
+        got, headers, body = answer
+        self.assertEqual(got, status, body)
+        error = json.loads(body)["error"]
+        self.assertEqual(sorted(error), ["code", "message", "param", "type"])
+        self.assertEqual(error["type"], kind)
+        self.assertTrue(error["message"])
+        self.assertEqual(headers["content-type"], "application/json")
+
+    def test_unknown_route_and_wrong_method(self):
+        self.assert_error(self.server.request("GET", "/nope"), 404)
+        answer = self.server.request("GET", "/v1/chat/completions")
+        self.assert_error(answer, 405)
+        self.assertEqual(answer[1]["allow"], "POST, OPTIONS")
+        answer = self.server.request("DELETE", "/v1/models")
+        self.assert_error(answer, 405)
+        self.assertEqual(answer[1]["allow"], "GET, HEAD, OPTIONS")
+        self.assert_error(self.server.request("BREW", "/health"), 405)
+
+    def test_head_has_the_head_of_get(self):
+        status, headers, body = self.server.request("GET", "/health")
+        status2, headers2, body2 = self.server.request("HEAD", "/health")
+        self.assertEqual((status, headers["content-length"], len(body)), (status2, headers2["content-length"], 15))
+        self.assertEqual(body2, b"")
+
+    def test_options_and_cors(self):
+        status, headers, body = self.server.request(
+            "OPTIONS", "/v1/chat/completions",
+            headers={"Origin": "http://elsewhere", "Access-Control-Request-Method": "POST",
+                     "Access-Control-Request-Headers": "authorization,content-type"})
+        self.assertEqual((status, body), (204, b""))
+        self.assertEqual(headers["access-control-allow-origin"], "*")
+        self.assertIn("POST", headers["access-control-allow-methods"])
+        self.assertEqual(headers["access-control-allow-headers"], "authorization,content-type")
+        self.assertNotIn("content-length", headers)
+        headers = self.server.request("GET", "/health", headers={"Origin": "http://elsewhere"})[1]
+        self.assertEqual(headers["access-control-allow-origin"], "*")
+        self.assertNotIn("access-control-allow-origin", self.server.request("GET", "/health")[1])
+
+    def test_keep_alive_and_pipelining(self):
+        with self.server.connect() as s:
+            for _ in range(3):
+                s.sendall(encode("GET", "/health"))
+                status, _, body, rest = read_response(s)
+                self.assertEqual((status, body, rest), (200, b'{"status":"ok"}', b""))
+            # Three at once: answers in the order of the requests, whatever each takes.
+            s.sendall(encode("POST", "/v1/completions", {"prompt": "[say one][slow 20]", "max_tokens": 9}) +
+                      encode("GET", "/health") + encode("GET", "/nope"))
+            status, _, body, rest = read_response(s)
+            self.assertEqual(json.loads(body)["choices"][0]["text"], "one")
+            status, _, body, rest = read_response(s, rest=rest)
+            self.assertEqual(body, b'{"status":"ok"}')
+            status, _, body, rest = read_response(s, rest=rest)
+            self.assertEqual((status, rest), (404, b""))
+            # A stream leaves the connection usable.
+            s.sendall(encode("POST", "/v1/completions", {"prompt": "[say two]", "stream": True}))
+            status, _, body, rest = read_response(s)
+            self.assertTrue(body.endswith(b"data: [DONE]\n\n"))
+            s.sendall(encode("GET", "/health"))
+            self.assertEqual(read_response(s)[0], 200)
+
+    def test_http10(self):
+        answer = self.server.raw(b"GET /health HTTP/1.0\r\n\r\n")
+        self.assertTrue(answer.startswith(b"HTTP/1.0 200 OK\r\n"))
+        self.assertIn(b"Connection: close\r\n", answer)
+        body = json.dumps({"prompt": "[say old]", "stream": True}).encode()
+        answer = self.server.raw(b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+                                 % len(body) + body)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        self.assertNotIn(b"chunked", head)  # the end of the connection ends the stream
+        self.assertEqual(events(body)[-1], b"[DONE]")
+        answer = self.server.raw(b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET /health HTTP/1.0\r\n\r\n")
+        self.assertEqual(answer.count(b"200 OK"), 2)
+        self.assertIn(b"Connection: keep-alive", answer)
+
+    def test_expect_continue(self):
+        body = json.dumps({"prompt": "[say ok]"}).encode()
+        head = encode("POST", "/v1/completions", headers={"Expect": "100-continue", "Content-Length": len(body),
+                                                          "Content-Type": "application/json"})
+        with self.server.connect() as s:
+            s.sendall(head)
+            data = read_until(s, b"\r\n\r\n")
+            self.assertEqual(data, b"HTTP/1.1 100 Continue\r\n\r\n")
+            s.sendall(body)
+            self.assertEqual(read_response(s)[0], 200)
+        big = encode("POST", "/v1/completions", headers={"Expect": "100-continue", "Content-Length": 10**9})
+        self.assertTrue(self.server.raw(big).startswith(b"HTTP/1.1 413 "))  # refused before it is sent
+        strange = encode("POST", "/v1/completions", headers={"Expect": "miracles", "Content-Length": 2})
+        self.assertTrue(self.server.raw(strange).startswith(b"HTTP/1.1 417 "))
+
+    def test_chunked_request(self):
+        body = json.dumps({"prompt": "[say chunky]"}).encode()
+        pieces = b"".join(b"%x;ext=1\r\n%s\r\n" % (1, body[i:i + 1]) for i in range(len(body))) + b"0\r\nTrailer: x\r\n\r\n"
+        data = encode("POST", "/v1/completions",
+                      headers={"Transfer-Encoding": "chunked", "Content-Type": "application/json", "Connection": "close"})
+        status, _, answer = parse(self.server.raw(data + pieces))
+        self.assertEqual((status, json.loads(answer)["choices"][0]["text"]), (200, "chunky"))
+
+    def test_limits(self):
+        self.assert_error(self.server.request("GET", "/health", headers={"X-Big": "x" * 20000}), 431)
+        self.assert_error(self.server.request("GET", "/" + "a" * 20000), 431)
+        self.assert_error(self.server.request("POST", "/v1/completions", b"x" * 200_000), 413)
+        data = encode("POST", "/v1/completions", headers={"Transfer-Encoding": "chunked"})
+        self.assert_error(parse(self.server.raw(data + b"186a1\r\n" + b"x" * 100_001 + b"\r\n0\r\n\r\n")), 413)
+
+    def test_ambiguous_framing_is_refused(self):
+        for headers in ("Content-Length: 5\r\nContent-Length: 6", "Content-Length: 5\r\nTransfer-Encoding: chunked",
+                        "Transfer-Encoding: chunked\r\nContent-Length: 5", "Content-Length: -1", "Content-Length: 0x10",
+                        "Content-Length: 99999999999999999999999", "Content-Length: "):
+            answer = self.server.raw(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\nhello".encode())
+            self.assertTrue(answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 413 ")), (headers, answer))
+            self.assertEqual(answer.count(b"HTTP/1.1"), 1, headers)  # nothing of it was taken for a second request
+
+    def test_malformed_requests(self):
+        for data in (b"\r\n\r\n\r\n", b"GET\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00",
+                     b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", b"GET / HTTP/1.1\r\n\x00: x\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+                     b"\x00" * 500, b"\xff" * 500, b"GET /a b HTTP/1.1\r\n\r\n", b"GET /\x01 HTTP/1.1\r\nHost: x\r\n\r\n",
+                     b"GET /%zz HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /%4 HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n",
+                     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
+            with self.subTest(data=data[:40]):
+                with self.server.connect() as s:
+                    s.sendall(data)
+                    s.shutdown(socket.SHUT_WR)
+                    answer = read_all(s)
+                self.assertTrue(answer == b"" or answer.startswith(b"HTTP/1.1 400 "), answer)
+        answer = self.server.raw(b"GET http://test/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        self.assertTrue(answer.startswith(b"HTTP/1.1 200 "), answer)  # absolute form is legal
+        self.assert_error(self.server.request("GET", "/%F0%9F%92%A9/%00"), 404)
+
+    def test_header_injection(self):
+        body = chat("[say hi]", model="x\r\nSet-Cookie: a=b")
+        status, headers, _ = self.server.request("POST", "/v1/chat/completions", body)
+        self.assertEqual(status, 404)
+        self.assertNotIn("set-cookie", headers)
+
+    def test_bytes_arrive_one_by_one(self):
+        data = encode("POST", "/v1/completions", {"prompt": "[say slow]"}, {"Connection": "close"})
+        with self.server.connect() as s:
+            s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for i in range(len(data)):
+                s.sendall(data[i:i + 1])
+            self.assertEqual(parse(read_all(s))[0], 200)
+
+
+class Timeouts(unittest.TestCase):
+    def test_slow_senders_are_cut(self):
+        server = Server(read_ms=300, idle_ms=600)
+        try:
+            with server.connect() as s:  # a request that never ends
+                s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc")
+                self.assertTrue(read_all(s).startswith(b"HTTP/1.1 408 "))
+            with server.connect() as s:  # slowloris: a byte now and then does not help
+                answer, start = b"", time.monotonic()
+                s.settimeout(0.05)
+                while not answer and time.monotonic() - start < 10:
+                    try:
+                        s.sendall(b"G")
+                        answer = s.recv(1000)
+                    except TimeoutError:
+                        pass
+                    except OSError:
+                        break
+                self.assertLess(time.monotonic() - start, 5)
+            with server.connect() as s:  # silence is no error
+                self.assertEqual(read_all(s), b"")
+            with server.connect() as s:  # also between two requests
+                s.sendall(encode("GET", "/health"))
+                self.assertEqual(read_response(s)[0], 200)
+                self.assertEqual(read_all(s), b"")
+        finally:
+            server.stop()
+
+    def test_connection_limit(self):
+        server = Server(max_connections=3)
+        try:
+            held = [server.connect() for _ in range(3)]
+            for s in held:  # make sure that all three are accepted
+                s.sendall(encode("GET", "/health"))
+                self.assertEqual(read_response(s)[0], 200)
+            status, headers, body = server.request("GET", "/health")
+            self.assertEqual((status, headers["retry-after"]), (503, "1"))
+            self.assertEqual(json.loads(body)["error"]["type"], "unavailable_error")
+            for s in held:
+                s.close()
+            end = time.monotonic() + 10
+            while server.request("GET", "/health")[0] != 200 and time.monotonic() < end:
+                time.sleep(0.05)
+            self.assertEqual(server.request("GET", "/health")[0], 200)
+        finally:
+            server.stop()
+
+
+class Shutdown(unittest.TestCase):
+    def test_drains_answers_under_way(self):
+        server = Server(drain_ms=20000)
+        idle = server.connect()
+        answers = []
+
+        def ask(stream):
+            answers.append(server.request("POST", "/v1/completions",
+                                          {"prompt": "[slow 20]", "max_tokens": 40, "stream": stream}))
+
+        threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
+        for t in threads:
+            t.start()
+        self.assertEqual(server.wait_engine(lambda e: e["submitted"] == 2)["submitted"], 2)
+        start = time.monotonic()
+        server.stop()
+        self.assertLess(time.monotonic() - start, 15)
+        for t in threads:
+            t.join()
+        self.assertEqual([a[0] for a in answers], [200, 200])
+        for _, headers, body in answers:
+            if "chunked" in headers.get("transfer-encoding", ""):
+                self.assertEqual(events(body)[-1], b"[DONE]")
+            else:
+                self.assertEqual(json.loads(body)["usage"]["completion_tokens"], 40)
+        self.assertEqual(read_all(idle), b"")
+        idle.close()
+
+    def test_gives_up_after_the_drain_time(self):
+        server = Server(drain_ms=300)
+        with server.connect() as s:
+            s.sendall(encode("POST", "/v1/completions", {"prompt": "[hold]", "stream": True}))
+            read_until(s, b"\r\n\r\n")
+            start = time.monotonic()
+            server.stop()
+            self.assertLess(time.monotonic() - start, 10)
+
+    def test_port_in_use(self):
+        server = Server()
+        try:
+            with self.assertRaisesRegex(RuntimeError, "already in use"):
+                Server(port=server.port)
+        finally:
+            server.stop()
+
+    def test_idle_server_sleeps(self):
+        server = Server()
+        try:
+            self.assertEqual(server.request("GET", "/health")[0], 200)
+            time.sleep(0.3)
+
+            def ticks():
+                with open(f"/proc/{server.process.pid}/stat") as f:
+                    fields = f.read().rsplit(")", 1)[1].split()
+                return int(fields[11]) + int(fields[12])
+
+            before = ticks()
+            time.sleep(2)
+            self.assertLessEqual(ticks() - before, 4)  # of 200 hundredths of a second
+        finally:
+            server.stop()
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
