@@ -1,30 +1,31 @@
 #pragma once
-// What a model is, in one vocabulary for all file formats. The importers fill it from GGUF metadata or from
-// config.json; compile/models turns it into a graph. No file format and no tensor bytes here.
+// What a model is, in one vocabulary for all file formats. The importers fill it from GGUF metadata
+// or from config.json; compile/models turns it into a graph. No file format and no tensor bytes
+// here.
 #include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "tensor/recipe.h"
 #include "tensor/dtype.h"
+#include "tensor/recipe.h"
 
 namespace tokamak {
 
 struct RopeConfig {
   enum class Scaling { kNone, kLinear, kDynamic, kLlama3, kYarn, kLongRope };
-  int64_t dims = 0;       // rotated leading dimensions of a head; 0 = no rotary embedding
+  int64_t dims = 0;  // rotated leading dimensions of a head; 0 = no rotary embedding
   double theta = 10000.0;
   Scaling scaling = Scaling::kNone;
   double factor = 1.0;
   int64_t original_context = 0;
-  double low_freq_factor = 1.0, high_freq_factor = 4.0;     // llama3
-  double beta_fast = 32.0, beta_slow = 1.0;                 // yarn
-  double attention_factor = 0.0;                            // yarn, longrope: 0 = derive from factor
-  double mscale = 0.0, mscale_all_dim = 0.0;                // yarn as DeepSeek writes it; 0 = unset
+  double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
+  double beta_fast = 32.0, beta_slow = 1.0;              // yarn
+  double attention_factor = 0.0;                         // yarn, longrope: 0 = derive from factor
+  double mscale = 0.0, mscale_all_dim = 0.0;             // yarn as DeepSeek writes it; 0 = unset
   bool yarn_truncate = true;
-  std::vector<double> short_factor, long_factor;            // longrope
-  std::vector<double> freq_divisors;                        // explicit per-frequency divisors (rope_freqs tensor)
+  std::vector<double> short_factor, long_factor;  // longrope
+  std::vector<double> freq_divisors;  // explicit per-frequency divisors (rope_freqs tensor)
   bool operator==(const RopeConfig&) const = default;
 };
 
@@ -44,24 +45,25 @@ struct ModelConfig {
   Activation activation = Activation::kSilu;
   bool gated_mlp = true;
   bool qkv_bias = false, o_bias = false, mlp_bias = false, norm_bias = false;
-  bool qk_norm = false;               // RMS norm over each head of q and k, before the rotation
-  bool post_norms = false;            // Gemma 2/3: norms after attention and after the MLP too
+  bool qk_norm = false;     // RMS norm over each head of q and k, before the rotation
+  bool post_norms = false;  // Gemma 2/3: norms after attention and after the MLP too
   bool tied_embeddings = false;
-  bool learned_positions = false;     // GPT-2
+  bool learned_positions = false;  // GPT-2
   double embedding_scale = 1.0;
-  double attention_scale = 0.0;       // 0 = head_dim^-0.5
-  double attention_softcap = 0.0;     // 0 = none
+  double attention_scale = 0.0;    // 0 = head_dim^-0.5
+  double attention_softcap = 0.0;  // 0 = none
   double final_softcap = 0.0;
 
-  int64_t sliding_window = 0;          // tokens a sliding layer sees, itself included; 0 = none
-  std::vector<bool> layer_slides;      // per layer; empty = none slides
-  RopeConfig rope;                     // layers with full attention
-  RopeConfig rope_local;               // sliding layers, when they differ (Gemma 3); dims == 0 = same as rope
+  int64_t sliding_window = 0;      // tokens a sliding layer sees, itself included; 0 = none
+  std::vector<bool> layer_slides;  // per layer; empty = none slides
+  RopeConfig rope;                 // layers with full attention
+  RopeConfig rope_local;  // sliding layers, when they differ (Gemma 3); dims == 0 = same as rope
 
-  // Canonical weight name (GGUF's vocabulary: "token_embd.weight", "blk.3.attn_q.weight") -> where it comes from.
-  // The importers have hidden every format's oddities in the recipes; shapes are those after the recipe:
-  // matrices are [out, in], q/k rows are in split-half rotary order, norm weights are used as they are. Norms and
-  // biases are f32. A model with tied embeddings has no "output.weight".
+  // Canonical weight name (GGUF's vocabulary: "token_embd.weight", "blk.3.attn_q.weight") -> where
+  // it comes from. The importers have hidden every format's oddities in the recipes; shapes are
+  // those after the recipe: matrices are [out, in], q/k rows are in split-half rotary order, norm
+  // weights are used as they are. Norms and biases are f32. A model with tied embeddings has no
+  // "output.weight".
   struct Weight {
     Recipe recipe;
     DType dtype;
