@@ -1,0 +1,273 @@
+#!/usr/bin/env python3
+"""Writes tests/golden/ops/cases.json: inputs and expected outputs of ops, computed in float64 with numpy.
+
+Written from docs/ops.md alone, with whole-array numpy instead of loops, so that it shares no mistake with src/ops.
+Run it again only when the documented meaning of an op changes:  python3 tools/make_op_goldens.py
+"""
+import json
+import math
+import pathlib
+
+import numpy as np
+
+OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden" / "ops" / "cases.json"
+rng = np.random.default_rng(20261115)
+cases = []
+
+
+def rand(*dims, scale=1.0):
+    return np.round(rng.standard_normal(dims) * scale, 3)
+
+
+def pack(x):
+    if isinstance(x, dict):  # a state or a view
+        return x
+    x = np.asarray(x)
+    if x.dtype.kind in "ib":
+        return {"dims": list(x.shape), "i": [int(v) for v in x.ravel()]}
+    return {"dims": list(x.shape), "f": [float(v) for v in x.ravel()]}
+
+
+def case(op, inputs, outputs, attrs=None, name=""):
+    cases.append({"name": f"{op}{'.' + name if name else ''}", "op": op, "attrs": attrs or {},
+                  "in": [pack(x) for x in inputs], "out": [pack(x) for x in outputs]})
+
+
+def i32(*values):
+    return np.array(values, dtype=np.int32)
+
+
+def elementwise():
+    a, b = rand(2, 3, 4), rand(3, 1)
+    for op, f in {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
+                  "maximum": np.maximum, "minimum": np.minimum}.items():
+        case(op, [a, b], [f(a, b)], name="broadcast")
+        c, d = rand(4), rand(2, 1, 4) + 3
+        case(op, [c, d], [f(c, d)], name="left")
+    m, n = i32([5, -7, 9], [1, 2, -3]), i32(2, -2, 4)
+    case("add", [m, n], [m + n], name="int")
+    case("div", [m, n], [np.trunc(m / n).astype(np.int32)], name="int")
+    x = rand(3, 5)
+    positive = np.abs(x) + 0.1
+    for op, f, arg in [("neg", np.negative, x), ("abs", np.abs, x), ("exp", np.exp, x), ("log", np.log, positive),
+                       ("sqrt", np.sqrt, positive), ("rsqrt", lambda v: v ** -0.5, positive),
+                       ("square", np.square, x), ("sin", np.sin, x), ("cos", np.cos, x), ("tanh", np.tanh, x),
+                       ("erf", np.vectorize(math.erf), x), ("sigmoid", lambda v: 0.5 * (1 + np.tanh(v / 2)), x),
+                       ("relu", lambda v: np.where(v > 0, v, 0), x)]:
+        case(op, [arg], [f(arg)])
+    case("scale", [x], [x * 0.125], {"value": 0.125})
+    case("cast", [x * 3], [np.trunc(x * 3).astype(np.int32)], {"dtype": "i32"}, "to_int")
+    case("cast", [m], [m.astype(np.float64)], {"dtype": "f32"}, "from_int")
+    case("cast", [x], [x.astype(np.float32).astype(np.float16).astype(np.float64)], {"dtype": "f16"}, "half")
+    y = x.copy()
+    y[0] = rand(5)
+    for kind, f in {"lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
+                    "ge": np.greater_equal, "gt": np.greater}.items():
+        case("compare", [x, y], [f(x, y).astype(np.int32)], {"kind": kind}, kind)
+    condition = i32([1], [0], [2])
+    case("select", [condition, x, rand(5) * 0 + 9], [np.where(condition != 0, x, 9.0)])
+
+
+def shapes():
+    x = rand(2, 3, 4)
+    case("reshape", [x], [x.reshape(6, 4)], {"dims": ["6", "4"], "axes": ["t", "d"]})
+    case("transpose", [x], [np.transpose(x, (2, 0, 1))], {"perm": [2, 0, 1]})
+    case("slice", [x], [x[:, 1:3]], {"axis": 1, "start": 1, "end": 3})
+    case("slice", [x], [x[..., 2:4]], {"axis": -1, "start": 2, "end": "4"}, "last")
+    y = rand(2, 1, 4)
+    case("concat", [x, y, x], [np.concatenate([x, y, x], 1)], {"axis": 1})
+    case("broadcast", [y], [np.broadcast_to(y, (2, 3, 4))], {"dims": [2, 3, 4], "axes": ["a", "b", "c"]})
+    case("iota", [], [np.arange(5, dtype=np.int32)], {"n": "5"})
+    w, index = rand(5, 3), i32(4, -1, 0, 4)
+    rows = w[index]
+    rows[1] = 0
+    case("gather", [w, index], [rows])
+    case("gather", [x, i32([1, 0], [2, 2])], [np.take(x, np.array([[1, 0], [2, 2]]), axis=1)], {"axis": 1}, "axis")
+    case("embed", [i32(3, 0, 3), w], [w[[3, 0, 3]]])
+    values = np.array([[1.0, 5, 5, 2, 5], [0, 0, 0, 0, 0], [-1, -2, 7, -4, 0.5]])
+    order = np.argsort(-values, axis=1, kind="stable")[:, :3]
+    case("top_k", [values], [np.take_along_axis(values, order, 1), order.astype(np.int32)], {"k": 3}, "ties")
+    for axis, keep in [(0, 0), (1, 1), (2, 0), (-1, 1)]:
+        for op, f in {"reduce_sum": np.sum, "reduce_max": np.max, "reduce_mean": np.mean}.items():
+            case(op, [x], [f(x, axis=axis, keepdims=bool(keep))], {"axis": axis, "keep": keep}, f"{axis}.{keep}")
+
+
+def products():
+    a, b = rand(2, 1, 3, 5), rand(4, 5, 2)
+    case("matmul", [a, b], [a @ b], name="batch")
+    case("matmul", [a[0, 0], b[0]], [a[0, 0] @ b[0]])
+    x, w, bias = rand(2, 3, 19), rand(7, 19), rand(7)
+    case("linear", [x, w], [x @ w.T])
+    case("linear", [x[0], w, bias], [x[0] @ w.T + bias], name="bias")
+    t = rand(4, 6)
+    la, lb, adapter = rand(3, 2, 6), rand(3, 5, 2), i32(2, -1, 0, 2)
+    y = np.zeros((4, 5))
+    for row in (0, 2, 3):
+        y[row] = lb[adapter[row]] @ (la[adapter[row]] @ t[row])
+    case("lora", [t, la, lb, adapter], [y])
+    q = rand(2, 64)
+    q[1, :32] = 0
+    scale = np.abs(q.reshape(2, 2, 32)).max(-1, keepdims=True) / 127
+    safe = np.where(scale == 0, 1, scale)
+    case("quantize", [q], [(np.rint(q.reshape(2, 2, 32) / safe) * scale).reshape(2, 64)], {"format": "q8a"})
+
+
+def norms():
+    x, w, bias = rand(3, 10, scale=2), rand(10) + 1, rand(10)
+    case("rms_norm", [x, w], [x / np.sqrt((x ** 2).mean(-1, keepdims=True) + 1e-5) * w], {"eps": 1e-5})
+    normal = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    case("layer_norm", [x, w, bias], [normal * w + bias], {"eps": 1e-5}, "bias")
+    case("layer_norm", [x, w], [normal * w], {"eps": 1e-5})
+    wild = x * 400
+    e = np.exp(wild - wild.max(-1, keepdims=True))
+    case("softmax", [wild], [e / e.sum(-1, keepdims=True)])
+    case("silu", [x], [x / (1 + np.exp(-x))])
+    case("gelu", [x], [0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3)))], {"approximate": "tanh"},
+         "tanh")
+    case("gelu", [x], [0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))], {"approximate": "none"}, "none")
+    case("softcap", [x * 10], [5 * np.tanh(x * 10 / 5)], {"cap": 5.0})
+
+
+def rope():
+    x, pos = rand(3, 2, 8), i32(0, 7, 1000)
+    for half, scale in [(4, 1.0), (3, 1.25)]:
+        inv = 10000.0 ** (-np.arange(half) / half)
+        z = (x[..., :half] + 1j * x[..., half:2 * half]) * np.exp(1j * pos[:, None, None] * inv) * scale
+        y = x.copy()
+        y[..., :half], y[..., half:2 * half] = z.real, z.imag
+        case("rope", [x, pos, inv], [y], {"scale": scale} if scale != 1 else {}, f"{2 * half}of8")
+
+
+class Batch:
+    """Several sequences of different length in shuffled blocks; the last own[b] slots of each are the step's rows."""
+
+    def __init__(self, kv_len, own, planes, block_size=4, blocks=16, hole=None):
+        self.kv_len, self.own, self.planes, self.block_size = kv_len, own, planes, block_size
+        self.q_start = np.concatenate([[0], np.cumsum(own)]).astype(np.int32)
+        self.seq = np.repeat(np.arange(len(own)), own).astype(np.int32)
+        self.slot = np.concatenate([np.arange(n - c, n) for n, c in zip(kv_len, own)]).astype(np.int32)
+        self.pos = self.slot.copy()
+        stride = max(-(-n // block_size) for n in kv_len) + 1
+        free = list(rng.permutation(blocks))
+        self.table = -np.ones((len(kv_len), stride), dtype=np.int32)
+        for b, n in enumerate(kv_len):
+            for j in range(-(-n // block_size)):
+                if hole is None or not hole(b, j):
+                    self.table[b, j] = free.pop()
+        self.data = {name: rand(blocks * block_size, *dims) for name, dims in planes.items()}
+
+    def state(self, data=None):
+        data = self.data if data is None else data
+        return {"state": [{"name": n, **pack(data[n])} for n in self.planes]}
+
+    def view(self):
+        return {"view": {"table": [int(v) for v in self.table.ravel()], "stride": self.table.shape[1],
+                         "block_size": self.block_size}}
+
+    def physical(self, b, slots):
+        blocks = self.table[b, slots // self.block_size]
+        return np.where(blocks < 0, -1, blocks * self.block_size + slots % self.block_size)
+
+    def inputs(self, q):
+        return [q, self.state(), self.view(), self.pos, self.seq, self.slot, self.q_start,
+                np.array(self.kv_len, dtype=np.int32)]
+
+
+def attention(batch, q, key=("k",), value="v", scale=0.3, window=0, softcap=0.0, mask=None):
+    heads = q.shape[1]
+    out = np.zeros((q.shape[0], heads, batch.planes[value][-1]))
+    for b, n in enumerate(batch.kv_len):
+        rows = np.arange(batch.q_start[b], batch.q_start[b + 1])
+        c = len(rows)
+        keys = np.arange(n)
+        position = np.concatenate([np.arange(n - c), batch.pos[rows]])
+        own = np.concatenate([np.full(n - c, -1), np.arange(c)])
+        if mask is None:
+            slots = np.concatenate([np.full(n - c, -1), batch.slot[rows]])
+            visible = slots[None, :] <= batch.slot[rows][:, None]
+        else:
+            visible = np.where(own[None, :] < 0, True, mask[rows][:, np.maximum(own, 0)] != 0)
+        if window:
+            visible &= batch.pos[rows][:, None] - position[None, :] < window
+        at = batch.physical(b, keys)
+
+        def heads_of(name):
+            plane = batch.data[name][at]
+            plane = plane[:, None, :] if plane.ndim == 2 else plane
+            return np.repeat(plane, heads // plane.shape[1], axis=1)
+
+        k = np.concatenate([heads_of(name) for name in key], axis=-1)
+        score = np.einsum("rhd,khd->hrk", q[rows], k) * scale
+        if softcap:
+            score = softcap * np.tanh(score / softcap)
+        score = np.where(visible[None], score, -np.inf)
+        with np.errstate(invalid="ignore"):
+            e = np.exp(score - score.max(-1, keepdims=True))
+            p = np.nan_to_num(e / e.sum(-1, keepdims=True))
+        out[rows] = np.einsum("hrk,khd->rhd", p, heads_of(value))
+    return out
+
+
+def states():
+    kv = {"k": (2, 6), "v": (2, 5)}
+    batch = Batch([9, 1, 17, 6], [1, 1, 5, 6], kv)
+    rows = len(batch.seq)
+    k, v = rand(rows, 2, 6), rand(rows, 2, 5)
+    after = {name: plane.copy() for name, plane in batch.data.items()}
+    for i in range(rows):
+        at = batch.physical(batch.seq[i], np.array([batch.slot[i]]))[0]
+        after["k"][at], after["v"][at] = k[i], v[i]
+    case("append", [batch.state(), batch.view(), batch.seq, batch.slot, k, v], [batch.state(after)])
+
+    q = rand(rows, 4, 6)
+    case("attend", batch.inputs(q), [attention(batch, q)], {"scale": 0.3}, "ragged_gqa")
+    case("attend", batch.inputs(q), [attention(batch, q, softcap=1.5)], {"scale": 0.3, "softcap": 1.5}, "softcap")
+    case("attend", batch.inputs(q), [attention(batch, q, window=3)], {"scale": 0.3, "window": 3}, "window")
+
+    holes = Batch([19, 12], [3, 1], kv, hole=lambda b, j: j < 2)
+    q = rand(4, 2, 6)
+    case("attend", holes.inputs(q), [attention(holes, q, window=4)], {"scale": 0.3, "window": 4}, "dropped_blocks")
+
+    tree = Batch([10, 8], [5, 1], kv)
+    tree.pos = i32(5, 6, 6, 7, 7, 7)  # a root, two children, one grandchild of each
+    mask = i32([1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1], [1, 0, 0, 0, 0])
+    q = rand(6, 2, 6)
+    case("attend", tree.inputs(q) + [mask], [attention(tree, q, mask=mask)], {"scale": 0.3}, "tree")
+    case("attend", tree.inputs(q) + [mask], [attention(tree, q, mask=mask, window=3)], {"scale": 0.3, "window": 3},
+         "tree_window")
+    lonely = Batch([3, 1], [3, 1], kv)
+    q = rand(4, 2, 6)
+    few = np.array([[1, 0, 0], [0, 0, 0], [1, 1, 1], [0, 0, 0]], dtype=np.int32)
+    case("attend", lonely.inputs(q) + [few], [attention(lonely, q, mask=few)], {"scale": 0.3}, "no_visible_key")
+
+    latent = Batch([7, 11], [2, 4], {"c": (8,), "kr": (3,)})
+    q = rand(6, 4, 11)
+    attrs = {"scale": 0.2, "key": ["c", "kr"], "value": "c"}
+    case("attend", latent.inputs(q), [attention(latent, q, ("c", "kr"), "c", 0.2)], attrs, "latent")
+
+
+def experts():
+    x, ids, weights = rand(4, 3), i32([2, 0], [0, -1], [2, 1], [0, 2]), rand(4, 2)
+    flat = ids.ravel()
+    source = np.concatenate([np.flatnonzero(flat == e) for e in range(4)])
+    offsets = np.concatenate([[0], np.cumsum([(flat == e).sum() for e in range(4)])]).astype(np.int32)
+    rows = np.zeros((8, 3))
+    rows[:7] = x[source // 2]
+    padded = np.concatenate([source, [-1]]).astype(np.int32)
+    case("moe_dispatch", [x, ids], [rows, offsets, padded], {"count": 4})
+    w = rand(4, 5, 3)
+    y = np.zeros((8, 5))
+    for r in range(7):
+        y[r] = w[flat[source[r]]] @ rows[r]
+    case("grouped_linear", [rows, w, offsets], [y])
+    total = np.zeros((4, 5))
+    for r in range(7):
+        total[source[r] // 2] += weights.ravel()[source[r]] * y[r]
+    case("moe_combine", [y, padded, offsets, weights], [total])
+
+
+for family in (elementwise, shapes, products, norms, rope, states, experts):
+    family()
+OUT.parent.mkdir(parents=True, exist_ok=True)
+OUT.write_text("[\n" + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases) + "\n]\n")
+print(f"{len(cases)} cases, {OUT.stat().st_size} bytes -> {OUT}")
