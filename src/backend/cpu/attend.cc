@@ -1,0 +1,334 @@
+// attend: attention over the paged cache. A work item is one sequence, one kv head and a few of its
+// rows, with all query heads that share the kv head, so that keys and values are read once for all
+// of them.
+//
+// The order of a row's arithmetic depends on absolute slots alone: online softmax over tiles of 64
+// slots, started afresh every 1024 slots and merged in order. So the result is the same whether a
+// row comes alone, in a chunk or in a batch, and whichever thread does which part.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "backend/cpu/exec.h"
+#include "base/error.h"
+
+namespace tokamak::cpu {
+namespace {
+
+constexpr int64_t kTileSlots = 64, kSegmentSlots = 1024;
+constexpr int64_t kTilePanels = kTileSlots / kPanel;
+constexpr int64_t kColumns =
+    32;  // query vectors per work item (more when one row alone has more heads)
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+enum Input : int { kQuery, kState, kView, kPos, kSeq, kSlot, kQStart, kKvLen, kMask };
+
+// The scratch of one work item; columns are (row, query head of the group), padded to a multiple
+// of 4.
+struct Workspace {
+  float* query;   // [columns / 4][d][4], scaled
+  float* scores;  // [columns][64]
+  float* powers;  // [64][4]: weights of one group of four columns
+  float* sums;    // [dv / 16][columns][16]: what this segment has accumulated
+  float* total;   // the same for the segments before it
+  float *max, *sum, *total_max, *total_sum;  // [columns]
+  float* panel;                              // one key or value panel as f32
+};
+
+class Attend final : public Op {
+ public:
+  explicit Attend(const OpSite& site) : kv_(&site.kv.state(site.in[kState].index)) {
+    for (const std::string& name : key_planes(site.attrs)) keys_.push_back(&kv_->plane(name));
+    value_ = &kv_->plane(value_plane(site.attrs));
+    scale_ = static_cast<float>(site.attrs.at("scale").as_double());
+    softcap_ = static_cast<float>(site.attrs.get_double("softcap", 0));
+    window_ = site.attrs.get_int("window", 0);
+    heads_ = site.in[kQuery].dims[1];
+    d_ = site.in[kQuery].dims[2];
+    kv_heads_ = keys_[0]->heads;
+    int64_t width = 0;
+    for (const KvPlane* k : keys_) width += k->width;
+    bool same_heads = value_->heads == kv_heads_;
+    for (const KvPlane* k : keys_) same_heads = same_heads && k->heads == kv_heads_;
+    if (!same_heads || width != d_ || kv_heads_ == 0 || heads_ % kv_heads_ != 0)
+      fail(ErrorCode::kUnsupported,
+           "{}: the cpu backend needs keys and values with the same kv heads", site.label);
+    group_ = heads_ / kv_heads_;
+    tile_rows_ = std::max<int64_t>(1, kColumns / group_);
+    columns_ = (tile_rows_ * group_ + kTile - 1) / kTile * kTile;
+    has_mask_ = site.in.size() > kMask;
+  }
+
+  int64_t scratch_bytes() const override {
+    int64_t widest = std::max(d_, value_->padded);
+    int64_t floats = columns_ * (d_ + kTileSlots + 2 * value_->padded + 4) + kTileSlots * kTile +
+                     kPanel * widest;
+    return floats * 4 + 10 * 64;
+  }
+
+  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
+    const int32_t* q_start = in[kQStart].i32();
+    int64_t sequences = in[kKvLen].elements(), items = 0;
+    for (int64_t b = 0; b < sequences; ++b) items += tiles(q_start, b) * kv_heads_;
+    // Items of one sequence follow each other; a thread takes every n-th, which evens out causal
+    // triangles.
+    auto share = [&](int thread, int threads) {
+      int64_t at = 0;
+      for (int64_t b = 0; b < sequences; ++b)
+        for (int64_t tile = 0; tile < tiles(q_start, b); ++tile)
+          for (int64_t head = 0; head < kv_heads_; ++head, ++at)
+            if (at % threads == thread) {
+              Item item{in, out, &c, b, head, q_start[b] + tile * tile_rows_, 0, 0, 0, {}};
+              item.rows = std::min<int64_t>(tile_rows_, q_start[b + 1] - item.first);
+              item.columns = item.rows * group_;
+              item.padded = (item.columns + kTile - 1) / kTile * kTile;
+              item.work = workspace(c.thread_scratch(thread));
+              run_item(item);
+            }
+    };
+    if (items <= 1 || c.pool.size() == 1)
+      share(0, 1);
+    else
+      c.pool.run([&](int thread) { share(thread, c.pool.size()); });
+  }
+
+ private:
+  struct Item {
+    const Tensor* in;
+    const Tensor* out;
+    StepContext* c;
+    int64_t b, head;      // sequence, kv head
+    int64_t first, rows;  // rows of the step
+    int64_t columns, padded;
+    Workspace work;
+  };
+
+  int64_t tiles(const int32_t* q_start, int64_t b) const {
+    return (q_start[b + 1] - q_start[b] + tile_rows_ - 1) / tile_rows_;
+  }
+
+  Workspace workspace(uint8_t* scratch) const {
+    auto take = [&](int64_t floats) {
+      auto* p = reinterpret_cast<float*>(scratch);
+      scratch += (floats * 4 + 63) / 64 * 64;
+      return p;
+    };
+    Workspace w;
+    w.query = take(columns_ * d_);
+    w.scores = take(columns_ * kTileSlots);
+    w.powers = take(kTileSlots * kTile);
+    w.sums = take(columns_ * value_->padded);
+    w.total = take(columns_ * value_->padded);
+    w.max = take(columns_);
+    w.sum = take(columns_);
+    w.total_max = take(columns_);
+    w.total_sum = take(columns_);
+    w.panel = take(kPanel * std::max(d_, value_->padded));
+    return w;
+  }
+
+  int64_t row_of(const Item& item, int64_t column) const { return item.first + column / group_; }
+
+  void load_queries(const Item& item) const {
+    for (int64_t col = 0; col < item.padded; ++col) {
+      float* to = item.work.query + col / kTile * kTile * d_ + col % kTile;
+      const float* q = item.in[kQuery].f32() +
+                       (row_of(item, col) * heads_ + item.head * group_ + col % group_) * d_;
+      for (int64_t i = 0; i < d_; ++i) to[i * kTile] = col < item.columns ? q[i] * scale_ : 0.0f;
+    }
+  }
+
+  void run_item(const Item& item) const {
+    const int32_t *pos = item.in[kPos].i32(), *slot = item.in[kSlot].i32();
+    const Workspace& w = item.work;
+    load_queries(item);
+    // Slots that any of the rows may see: [begin, end).
+    const int32_t* q_start = item.in[kQStart].i32() + item.b;
+    int64_t end = item.in[kKvLen].i32()[item.b], own = end - (q_start[1] - q_start[0]);
+    int64_t newest = 0, oldest = std::numeric_limits<int64_t>::max();
+    for (int64_t r = item.first; r < item.first + item.rows; ++r) {
+      newest = std::max<int64_t>(newest, slot[r]);
+      oldest = std::min<int64_t>(oldest, pos[r]);
+    }
+    while (!has_mask_ && end > own && slot[q_start[0] + end - 1 - own] > newest) --end;
+    int64_t begin = window_ > 0 ? std::clamp<int64_t>(oldest - window_ + 1, 0, own) : 0;
+    int64_t sums_size = value_->padded * item.padded;
+    std::fill_n(w.total_max, item.padded, kMinusInfinity);
+    std::fill_n(w.total_sum, item.padded, 0.0f);
+    std::fill_n(w.total, sums_size, 0.0f);
+    for (int64_t s = begin / kSegmentSlots * kSegmentSlots; s < end; s += kSegmentSlots) {
+      std::fill_n(w.max, item.padded, kMinusInfinity);
+      std::fill_n(w.sum, item.padded, 0.0f);
+      std::fill_n(w.sums, sums_size, 0.0f);
+      int64_t stop = std::min(end, s + kSegmentSlots);
+      for (int64_t t = std::max(s, begin / kTileSlots * kTileSlots); t < stop; t += kTileSlots)
+        run_tile(item, t, std::min(kTileSlots, stop - t), own);
+      merge(item);
+    }
+    finish(item);
+  }
+
+  // The block that holds the panel at `slot`, and which panel of the block it is; -1 when dropped.
+  int64_t block_of(const Item& item, int64_t slot, int64_t& panel) const {
+    const StepInputs::Table& table = item.c->step->tables[kv_->group];
+    panel = slot % kv_->block_size / kPanel;
+    return table.blocks[static_cast<size_t>(item.b * table.stride + slot / kv_->block_size)];
+  }
+
+  void run_tile(const Item& item, int64_t start, int64_t slots, int64_t own) const {
+    int64_t panels = (slots + kPanel - 1) / kPanel;
+    for (int64_t p = 0; p < panels; ++p) score_panel(item, start + p * kPanel, p);
+    hide(item, start, slots, own);
+    const Workspace& w = item.work;
+    for (int64_t col = 0; col < item.columns; ++col) {
+      float factor = item.c->kernels.softmax_tile(w.scores + col * kTileSlots, kTileSlots,
+                                                  w.max + col, w.sum + col);
+      if (factor == 1.0f) continue;
+      for (int64_t v = 0; v < value_->padded / kPanel; ++v) {
+        float* s = w.sums + (v * item.padded + col) * kPanel;
+        for (int i = 0; i < kPanel; ++i) s[i] *= factor;
+      }
+    }
+    for (int64_t p = 0; p < panels; ++p)
+      add_values(item, start + p * kPanel, p, std::min<int64_t>(kPanel, slots - p * kPanel));
+  }
+
+  // Scores of all columns against 16 keys.
+  void score_panel(const Item& item, int64_t slot, int64_t p) const {
+    const KernelTable& k = item.c->kernels;
+    const Workspace& w = item.work;
+    int64_t panel, block = block_of(item, slot, panel);
+    bool widen = item.padded > 2 * kTile;
+    float acc[kTile * kPanel];
+    for (int64_t col = 0; col < item.padded; col += kTile) {
+      std::memset(acc, 0, sizeof acc);
+      const float* q = w.query + col * d_;
+      int64_t at = 0;
+      for (const KvPlane* key : keys_) {
+        if (block < 0) break;
+        const void* data = key->panel(block, item.head, panel);
+        int type = static_cast<int>(key->type);
+        if (widen && type != 0) {
+          if (col == 0) k.widen[type](data, w.panel + at * kPanel, key->width * kPanel);
+          data = w.panel + at * kPanel;
+          type = 0;
+        }
+        k.fdot4[type](data, q + at * kTile, key->width, acc);
+        at += key->width;
+      }
+      for (int64_t i = 0; i < kTile; ++i)
+        std::memcpy(w.scores + (col + i) * kTileSlots + p * kPanel, acc + i * kPanel,
+                    kPanel * sizeof(float));
+    }
+  }
+
+  // Caps the scores and sets those of keys that a row does not see to minus infinity.
+  void hide(const Item& item, int64_t start, int64_t slots, int64_t own) const {
+    const KernelTable& k = item.c->kernels;
+    for (int64_t r = 0; r < item.rows; ++r) {
+      bool seen[kTileSlots];
+      bool all = visible(item, item.first + r, start, slots, own, seen);
+      for (int64_t h = 0; h < group_; ++h) {
+        float* s = item.work.scores + (r * group_ + h) * kTileSlots;
+        if (softcap_ > 0) k.unary[static_cast<int>(Unary::kSoftcap)](s, s, kTileSlots, softcap_);
+        if (all) continue;
+        for (int64_t j = 0; j < kTileSlots; ++j)
+          if (!seen[j]) s[j] = kMinusInfinity;
+      }
+    }
+  }
+
+  bool visible(const Item& item, int64_t row, int64_t start, int64_t slots, int64_t own,
+               bool* seen) const {
+    const int32_t *pos = item.in[kPos].i32(), *slot = item.in[kSlot].i32();
+    int64_t first = item.in[kQStart].i32()[item.b];
+    if (slots == kTileSlots && start + slots <= own && (window_ == 0 || pos[row] - start < window_))
+      return true;
+    for (int64_t j = 0; j < kTileSlots; ++j) {
+      int64_t key = start + j, m = key - own;  // m: which of the step's own rows
+      bool ok = j < slots;
+      if (ok && m >= 0) {
+        int64_t width = has_mask_ ? item.in[kMask].dims[1] : 0;
+        ok = has_mask_ ? m < width && item.in[kMask].i32()[row * width + m] != 0
+                       : slot[first + m] <= slot[row];
+      }
+      if (ok && window_ > 0) ok = pos[row] - (m >= 0 ? pos[first + m] : key) < window_;
+      seen[j] = ok;
+    }
+    return false;
+  }
+
+  void add_values(const Item& item, int64_t slot, int64_t p, int64_t count) const {
+    const KernelTable& k = item.c->kernels;
+    const Workspace& w = item.work;
+    int64_t panel, block = block_of(item, slot, panel);
+    if (block < 0) return;
+    const uint8_t* data = value_->panel(block, item.head, panel);
+    int type = static_cast<int>(value_->type);
+    int64_t stride = kPanel * kPanel * value_->element;
+    if (item.padded > 2 * kTile && type != 0) {
+      k.widen[type](data, w.panel, value_->padded * kPanel);
+      data = reinterpret_cast<const uint8_t*>(w.panel);
+      stride = kPanel * kPanel * 4;
+      type = 0;
+    }
+    for (int64_t col = 0; col < item.padded; col += kTile) {
+      for (int64_t i = 0; i < kTile; ++i)
+        for (int64_t j = 0; j < count; ++j)
+          w.powers[j * kTile + i] =
+              col + i < item.columns ? w.scores[(col + i) * kTileSlots + p * kPanel + j] : 0.0f;
+      for (int64_t v = 0; v < value_->padded / kPanel; ++v)
+        k.fdot4[type](data + v * stride, w.powers, count,
+                      w.sums + (v * item.padded + col) * kPanel);
+    }
+  }
+
+  // Adds the segment to those before it.
+  void merge(const Item& item) const {
+    const KernelTable& k = item.c->kernels;
+    const Workspace& w = item.work;
+    for (int64_t col = 0; col < item.columns; ++col) {
+      if (w.max[col] == kMinusInfinity) continue;
+      float top = std::max(w.max[col], w.total_max[col]),
+            shift[2] = {w.total_max[col] - top, w.max[col] - top};
+      float factor[2];
+      k.unary[static_cast<int>(Unary::kExp)](shift, factor, 2, 0);
+      w.total_max[col] = top;
+      w.total_sum[col] = w.total_sum[col] * factor[0] + w.sum[col] * factor[1];
+      for (int64_t v = 0; v < value_->padded / kPanel; ++v) {
+        float* a = w.total + (v * item.padded + col) * kPanel;
+        const float* b = w.sums + (v * item.padded + col) * kPanel;
+        for (int i = 0; i < kPanel; ++i) a[i] = a[i] * factor[0] + b[i] * factor[1];
+      }
+    }
+  }
+
+  void finish(const Item& item) const {
+    const Workspace& w = item.work;
+    int64_t dv = value_->width;
+    for (int64_t col = 0; col < item.columns; ++col) {
+      float inverse = w.total_sum[col] == 0.0f ? 0.0f : 1.0f / w.total_sum[col];
+      float* to =
+          item.out[0].f32() + (row_of(item, col) * heads_ + item.head * group_ + col % group_) * dv;
+      for (int64_t i = 0; i < dv; ++i)
+        to[i] = w.total[(i / kPanel * item.padded + col) * kPanel + i % kPanel] * inverse;
+    }
+  }
+
+  const KvState* kv_;
+  std::vector<const KvPlane*> keys_;
+  const KvPlane* value_ = nullptr;
+  float scale_, softcap_;
+  int64_t window_, heads_, d_, kv_heads_, group_, tile_rows_, columns_;
+  bool has_mask_;
+};
+
+}  // namespace
+
+std::unique_ptr<Op> make_attend_op(const OpSite& site) {
+  if (site.op == "attend") return std::make_unique<Attend>(site);
+  return nullptr;
+}
+
+}  // namespace tokamak::cpu

@@ -1,0 +1,131 @@
+// Element-wise ops, with trailing-aligned broadcasting for those with two inputs.
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+#include "backend/cpu/exec.h"
+#include "base/error.h"
+
+namespace tokamak::cpu {
+namespace {
+
+class UnaryOp final : public Op {
+ public:
+  UnaryOp(void (*kernel)(const float*, float*, int64_t, float), float parameter)
+      : kernel_(kernel), parameter_(parameter) {}
+  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
+    // Parts are whole vectors, so that no element changes between vector and tail code.
+    int64_t n = out[0].elements(), groups = (n + 15) / 16;
+    c.pool.split(groups, kLightGrain / 64, [&](int64_t begin, int64_t end, int) {
+      int64_t from = begin * 16, to = std::min(n, end * 16);
+      kernel_(in[0].f32() + from, out[0].f32() + from, to - from, parameter_);
+    });
+  }
+
+ private:
+  void (*kernel_)(const float*, float*, int64_t, float);
+  float parameter_;
+};
+
+template <float (*function)(float)>
+void by_libm(const float* x, float* out, int64_t n, float) {
+  for (int64_t i = 0; i < n; ++i) out[i] = function(x[i]);
+}
+float exact_gelu(float x) { return 0.5f * x * (1.0f + std::erf(x * 0.70710678f)); }
+float log_of(float x) { return std::log(x); }
+float sin_of(float x) { return std::sin(x); }
+float cos_of(float x) { return std::cos(x); }
+float erf_of(float x) { return std::erf(x); }
+
+class BinaryOp final : public Op {
+ public:
+  BinaryOp(const OpSite& site, Binary which)
+      : kernel_(site.kernels.binary[static_cast<int>(which)]),
+        scalar_(site.kernels.binary_scalar[static_cast<int>(which)]) {}
+
+  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
+    const Tensor &a = in[0], &b = in[1], &y = out[0];
+    int64_t n = y.elements();
+    if (a.elements() == n && b.elements() == n) {
+      c.pool.split((n + 15) / 16, kLightGrain / 16, [&](int64_t begin, int64_t end, int) {
+        int64_t from = begin * 16, to = std::min(n, end * 16);
+        kernel_(a.f32() + from, b.f32() + from, y.f32() + from, to - from);
+      });
+      return;
+    }
+    int64_t row = y.last(), rows = y.rows();
+    c.pool.split(rows, std::max<int64_t>(1, kLightGrain / (row + 1)),
+                 [&](int64_t begin, int64_t end, int) {
+                   for (int64_t r = begin; r < end; ++r) one_row(a, b, y, r, row);
+                 });
+  }
+
+ private:
+  // Where row r of the result starts in an operand that is broadcast to it.
+  static const float* row_of(const Tensor& x, const Tensor& y, int64_t r) {
+    int64_t offset = 0, stride = x.rank > 0 ? x.last() : 1;
+    for (int back = 2; back <= y.rank; ++back) {
+      int64_t extent = y.dims[y.rank - back], at = r % extent;
+      r /= extent;
+      if (back > x.rank) continue;
+      int64_t own = x.dims[x.rank - back];
+      if (own != 1) offset += at * stride;
+      stride *= own;
+    }
+    return x.f32() + offset;
+  }
+  void one_row(const Tensor& a, const Tensor& b, const Tensor& y, int64_t r, int64_t row) const {
+    const float *pa = row_of(a, y, r), *pb = row_of(b, y, r);
+    float* out = y.f32() + r * row;
+    if (a.last() == row && b.last() == row) {
+      kernel_(pa, pb, out, row);
+    } else if (a.last() == row) {
+      scalar_(pa, *pb, out, row);
+    } else {  // the left operand is one number per row
+      std::fill_n(out, row, *pa);
+      if (b.last() == row)
+        kernel_(out, pb, out, row);
+      else
+        scalar_(out, *pb, out, row);
+    }
+  }
+
+  void (*kernel_)(const float*, const float*, float*, int64_t);
+  void (*scalar_)(const float*, float, float*, int64_t);
+};
+
+}  // namespace
+
+std::unique_ptr<Op> make_elementwise_op(const OpSite& site) {
+  auto unary = [&](Unary u, double parameter = 0) {
+    return std::make_unique<UnaryOp>(site.kernels.unary[static_cast<int>(u)],
+                                     static_cast<float>(parameter));
+  };
+  struct Named {
+    std::string_view name;
+    Unary unary;
+  };
+  static constexpr Named kUnary[] = {{"neg", Unary::kNeg},     {"abs", Unary::kAbs},
+                                     {"exp", Unary::kExp},     {"sqrt", Unary::kSqrt},
+                                     {"rsqrt", Unary::kRsqrt}, {"square", Unary::kSquare},
+                                     {"tanh", Unary::kTanh},   {"sigmoid", Unary::kSigmoid},
+                                     {"relu", Unary::kRelu},   {"silu", Unary::kSilu}};
+  for (const Named& n : kUnary)
+    if (site.op == n.name) return unary(n.unary);
+  if (site.op == "scale") return unary(Unary::kScale, site.attrs.at("value").as_double());
+  if (site.op == "softcap") return unary(Unary::kSoftcap, site.attrs.at("cap").as_double());
+  if (site.op == "gelu") {
+    if (site.attrs.get_string("approximate", "tanh") == "tanh") return unary(Unary::kGeluTanh);
+    return std::make_unique<UnaryOp>(by_libm<exact_gelu>, 0.0f);
+  }
+  if (site.op == "log") return std::make_unique<UnaryOp>(by_libm<log_of>, 0.0f);
+  if (site.op == "sin") return std::make_unique<UnaryOp>(by_libm<sin_of>, 0.0f);
+  if (site.op == "cos") return std::make_unique<UnaryOp>(by_libm<cos_of>, 0.0f);
+  if (site.op == "erf") return std::make_unique<UnaryOp>(by_libm<erf_of>, 0.0f);
+  static constexpr std::string_view kBinary[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
+  for (int i = 0; i < static_cast<int>(Binary::kCount); ++i)
+    if (site.op == kBinary[i]) return std::make_unique<BinaryOp>(site, static_cast<Binary>(i));
+  return nullptr;
+}
+
+}  // namespace tokamak::cpu

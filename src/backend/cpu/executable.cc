@@ -1,0 +1,222 @@
+#include "backend/cpu/executable.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace tokamak::cpu {
+namespace {
+
+// Ops look at optional inputs without asking how many there are.
+constexpr size_t kMinInputs = 10;
+
+std::vector<WeightUse> weight_uses(const PlanSet& plans) {
+  std::vector<WeightUse> uses(plans.weights.size());
+  for (const Plan& plan : plans.plans)
+    for (const KernelCall& call : plan.calls)
+      for (size_t i = 0; i < call.in.size(); ++i) {
+        if (call.in[i].kind != CallArg::Kind::kWeight) continue;
+        bool matrix = i == 1 && (call.op == "linear" || call.op == "embed");
+        WeightUse& use = uses.at(call.in[i].index);
+        (matrix ? use.matrix : use.plain) = true;
+      }
+  return uses;
+}
+
+std::unique_ptr<Op> make_op(const OpSite& site) {
+  for (auto* make : {make_linear_op, make_elementwise_op, make_row_op, make_layout_op,
+                     make_state_op, make_attend_op})
+    if (auto op = make(site)) return op;
+  fail(ErrorCode::kUnsupported, "{}: the cpu backend has no kernel for {}", site.label, site.op);
+}
+
+}  // namespace
+
+CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
+                             const LoadOptions& options, const KernelTable& kernels,
+                             std::shared_ptr<ThreadPool> pool)
+    : plans_(plans),
+      kernels_(kernels),
+      pool_(std::move(pool)),
+      weights_(
+          load_weights(plans_, weights, weight_uses(plans_), kernels, *pool_, options.progress)),
+      kv_(plans_, options.blocks),
+      binder_(plans_, options.blocks, options.max_rows),
+      sampler_(plans_.vocab, options.max_rows),
+      arena_(plans_.arena_bytes),
+      context_{*pool_, kernels, kv_} {
+  prepared_.resize(plans_.plans.size());
+  for (size_t i = 0; i < prepared_.size(); ++i) prepare(plans_.plans[i], prepared_[i]);
+  int64_t scratch = 64;
+  for (const Prepared& p : prepared_)
+    for (const Call& c : p.calls) {
+      scratch = std::max(scratch, c.op->scratch_bytes());
+      ledger_.scratch += c.op->own_bytes();
+    }
+  scratch = (scratch + 4095) / 4096 * 4096 +
+            64;  // not a multiple of a page: threads would share cache sets
+  scratch_ = Buffer(static_cast<uint64_t>(scratch * pool_->size()));
+  context_.scratch = scratch_.data();
+  context_.scratch_bytes = scratch;
+  for (const Weight& w : weights_)
+    ledger_.weights += w.matrix_memory.bytes() + w.plain_memory.bytes();
+  ledger_.kv = kv_.bytes();
+  ledger_.arena = arena_.bytes();
+  ledger_.scratch += scratch_.bytes();
+  ledger_.other = sampler_.bytes();
+}
+
+Tensor CpuExecutable::resolve(const CallArg& arg, const std::vector<std::string>& order,
+                              std::vector<CompiledExpr>& dims, bool& symbolic) const {
+  Tensor t;
+  t.index = arg.index;
+  t.dtype = arg.dtype;
+  if (arg.kind == CallArg::Kind::kState || arg.kind == CallArg::Kind::kView) return t;
+  if (arg.dims.size() > kMaxRank)
+    fail(ErrorCode::kUnsupported, "a tensor has {} axes; the cpu backend takes {}", arg.dims.size(),
+         kMaxRank);
+  t.rank = static_cast<int>(arg.dims.size());
+  for (int i = 0; i < t.rank; ++i) {
+    const SymExpr& e = arg.dims[static_cast<size_t>(i)];
+    symbolic = symbolic || !e.is_constant();
+    t.dims[i] = e.upper(plans_.symbols);
+    dims.emplace_back(e, order);
+  }
+  if (arg.kind == CallArg::Kind::kWeight) {
+    t.weight = &weights_.at(arg.index);
+    t.data = t.weight->plain;
+  } else if (arg.kind == CallArg::Kind::kArena) {
+    TK_CHECK(arg.offset <= arena_.bytes());
+    t.data = arena_.data() + arg.offset;
+  }
+  return t;
+}
+
+void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
+  std::vector<std::string> order;
+  for (const SymbolDecl& s : plans_.symbols) order.push_back(s.name);
+  for (const KernelCall& call : plan.calls) {
+    Call& c = out.calls.emplace_back();
+    auto index = static_cast<uint32_t>(out.calls.size() - 1);
+    auto add = [&](const std::vector<CallArg>& args, std::vector<Tensor>& tensors, bool output) {
+      for (uint32_t i = 0; i < args.size(); ++i) {
+        Extents e{index, i, output, {}};
+        bool symbolic = false;
+        tensors.push_back(resolve(args[i], order, e.dims, symbolic));
+        if (symbolic) out.extents.push_back(std::move(e));
+        if (args[i].kind == CallArg::Kind::kInput) out.inputs.push_back({index, i, args[i].index});
+      }
+    };
+    add(call.in, c.in, false);
+    add(call.out, c.out, true);
+    c.op = make_op({call.op, call.attrs, c.in, c.out, kernels_, kv_, pool_->size(), call.label});
+    c.in.resize(std::max(c.in.size(), kMinInputs));
+  }
+  share_angles(out);
+  for (const PlanOutput& o : plan.outputs) {
+    if (o.name == "logits") out.logits = static_cast<int>(out.outputs.size());
+    if (o.name == "hidden") out.hidden = static_cast<int>(out.outputs.size());
+    bool symbolic = false;
+    out.output_dims.emplace_back();
+    out.outputs.push_back(resolve(o.arg, order, out.output_dims.back(), symbolic));
+  }
+}
+
+// Rotations of one plan by the same weight and the same positions compute their angles once.
+void CpuExecutable::share_angles(Prepared& p) const {
+  auto input_of = [&](size_t call, uint32_t arg) {
+    for (const InputUse& u : p.inputs)
+      if (u.call == call && u.arg == arg) return static_cast<int64_t>(u.input);
+    return int64_t{-1};
+  };
+  std::vector<size_t> owners;
+  for (size_t i = 0; i < p.calls.size(); ++i) {
+    const Call& c = p.calls[i];
+    if (!is_rope(*c.op) || input_of(i, 1) < 0 || !c.in[2].weight) continue;
+    bool shared = false;
+    for (size_t o : owners)
+      shared =
+          shared || (p.calls[o].in[2].weight == c.in[2].weight &&
+                     input_of(o, 1) == input_of(i, 1) && share_rope_table(*c.op, *p.calls[o].op));
+    if (!shared) owners.push_back(i);
+  }
+}
+
+void CpuExecutable::set_shape(Prepared& p) {
+  std::span<const int64_t> values = binder_.symbols();
+  if (std::equal(values.begin(), values.end(), p.shape.begin(), p.shape.end())) return;
+  p.shape.assign(values.begin(), values.end());
+  for (const Extents& e : p.extents) {
+    Call& c = p.calls[e.call];
+    Tensor& t = (e.output ? c.out : c.in)[e.arg];
+    for (size_t i = 0; i < e.dims.size(); ++i) t.dims[i] = e.dims[i].eval(values);
+  }
+  for (size_t o = 0; o < p.outputs.size(); ++o)
+    for (size_t i = 0; i < p.output_dims[o].size(); ++i)
+      p.outputs[o].dims[i] = p.output_dims[o][i].eval(values);
+}
+
+const int32_t* CpuExecutable::input_data(uint32_t input, const StepInputs& step) const {
+  const std::string& name = plans_.inputs[input].name;
+  if (name == "ids") return ids_.data();
+  if (name == "pos") return step.pos.data();
+  if (name == "seq") return step.seq.data();
+  if (name == "slot") return step.slot.data();
+  if (name == "q_start") return step.q_start.data();
+  if (name == "kv_len") return step.kv_len.data();
+  if (name == "out_rows") return step.out_rows.data();
+  if (name == "adapter") return step.adapter.data();
+  if (name == "mask") return step.mask.data();
+  fail(ErrorCode::kUnsupported, "the plan asks for an input \"{}\" that no step has", name);
+}
+
+void CpuExecutable::run(const StepInputs& step) {
+  auto start = std::chrono::steady_clock::now();
+  Prepared& p = prepared_[static_cast<size_t>(binder_.bind(step))];
+  sampler_.begin(step, ids_);
+  kv_.copy_blocks(step.copies);
+  set_shape(p);
+  context_.step = &step;
+  ++context_.number;
+  for (const InputUse& u : p.inputs)
+    p.calls[u.call].in[u.arg].data = const_cast<int32_t*>(input_data(u.input, step));
+  for (Call& c : p.calls) c.op->run(c.in.data(), c.out.data(), context_);
+  finish(step, p);
+  result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void CpuExecutable::finish(const StepInputs& step, Prepared& p) {
+  result_.clear();
+  if (p.logits >= 0) {
+    const Tensor& logits = p.outputs[static_cast<size_t>(p.logits)];
+    if (step.return_logits) result_.logits.assign(logits.f32(), logits.f32() + logits.elements());
+    sampler_.finish(step, logits.f32(), result_);
+  }
+  bool wants_hidden = std::any_of(step.samples.begin(), step.samples.end(), [](const SampleRow& s) {
+    return s.mode == SampleRow::Mode::kHidden;
+  });
+  if (p.hidden >= 0 && wants_hidden) {
+    const Tensor& hidden = p.outputs[static_cast<size_t>(p.hidden)];
+    result_.hidden.assign(hidden.f32(), hidden.f32() + hidden.elements());
+  }
+}
+
+Ticket CpuExecutable::submit(const StepInputs& step) {
+  error_ = nullptr;
+  try {
+    run(step);
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+  return ++last_;
+}
+
+void CpuExecutable::collect(Ticket ticket, StepResult& out) {
+  TK_CHECK(ticket == last_, "ticket {} collected, {} is in flight", ticket, last_);
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  out = result_;
+}
+
+}  // namespace tokamak::cpu

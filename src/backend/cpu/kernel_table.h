@@ -1,0 +1,112 @@
+#pragma once
+// The inner kernels of one instruction-set level as function pointers. Each level is compiled from
+// its own source with its own flags; nothing but this plain table leaves such a source, so that no
+// inline function compiled for a newer CPU can be linked into code that runs everywhere.
+//
+// One rule makes results independent of batch size, threads and level: every output element has one
+// float accumulator that takes its terms in the order of k by fused multiply-add, and vector lanes
+// are output rows. A panel is kPanel output rows interleaved so that a vector register holds
+// several rows at the same k.
+#include <cstdint>
+
+namespace tokamak::cpu {
+
+constexpr int kPanel = 16;       // output rows per panel
+constexpr int kQuantBlock = 32;  // values per scale of an activation
+constexpr int kTile = 4;         // activation rows that a wide kernel takes at once
+
+// Weight formats with integer dot products, packed in panels (pack.h has the byte layouts).
+enum class QFormat : uint8_t { kQ4_0, kQ4_1, kQ8_0, kQ4_K, kQ6_K, kQ5_0, kQ5_1, kQ5_K, kCount };
+constexpr int kQFormats = static_cast<int>(QFormat::kCount);
+
+enum class FType : uint8_t { kF32, kF16, kBF16, kCount };
+constexpr int kFTypes = static_cast<int>(FType::kCount);
+
+enum class Unary : uint8_t {
+  kNeg,
+  kAbs,
+  kExp,
+  kSqrt,
+  kRsqrt,
+  kSquare,
+  kTanh,
+  kSigmoid,
+  kRelu,
+  kSilu,
+  kGeluTanh,
+  kScale,
+  kSoftcap,
+  kCount
+};
+enum class Binary : uint8_t { kAdd, kSub, kMul, kDiv, kMax, kMin, kCount };
+
+// How a level wants its panels packed.
+struct PackStyle {
+  int group;     // consecutive k of one row that lie together (4 or 8)
+  int vector;    // bytes of a vector register; high bits of 5- and 6-bit values are split by it
+  uint8_t xor8;  // applied to the bytes of q8_0 (0x80: unsigned with offset 128)
+  uint8_t xor4;  // applied to each nibble of q4_0 (8: two's complement nibbles)
+  bool pairs;    // activation tiles: rows interleaved in pairs, 8 values at a time (matrix
+                 // instructions)
+};
+
+// One block of 32 values of kTile activation rows (or of one row), as the q kernels read it. `isum`
+// holds the integer sums of the two halves of 16.
+struct alignas(16) XBlock4 {
+  float scale[4], sum[4];
+  int32_t isum[2][4];
+  int8_t q[128];
+};
+struct alignas(16) XBlock1 {
+  float scale, sum;
+  int32_t isum[2];
+  int8_t q[32];
+};
+
+struct KernelTable {
+  const char* name;
+  PackStyle style;
+
+  // out[row of the tile][kPanel] = panel . x over `blocks` blocks of 32.
+  void (*qdot1[kQFormats])(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out);
+  void (*qdot4[kQFormats])(const uint8_t* panel, const XBlock4* x, int64_t blocks, float* out);
+  // Rearranges n <= kTile rows of q8a blocks (40 bytes each); absent rows become zero.
+  void (*pack_x1)(const void* x, int64_t blocks, XBlock1* out);
+  void (*pack_x4)(const void* const* rows, int n, int64_t blocks, XBlock4* out);
+  void (*quantize_row)(const float* x, int64_t n, void* blocks);
+
+  // acc[c][kPanel] += sum over k of panel[k][kPanel] * x[k][c], from and to memory, so that k can
+  // come in parts.
+  void (*fdot1[kFTypes])(const void* panel, const float* x, int64_t k, float* acc);
+  void (*fdot4[kFTypes])(const void* panel, const float* x, int64_t k, float* acc);
+  // Four neighbouring panels (stride in bytes) for one row: enough independent sums to hide the
+  // latency.
+  void (*fdot1x4[kFTypes])(const void* panel, int64_t stride, const float* x, int64_t k,
+                           float* acc);
+  void (*widen[kFTypes])(const void* in, float* out, int64_t n);   // to f32
+  void (*narrow[kFTypes])(const float* in, void* out, int64_t n);  // from f32, nearest even
+
+  void (*unary[static_cast<int>(Unary::kCount)])(const float* x, float* out, int64_t n, float p);
+  void (*binary[static_cast<int>(Binary::kCount)])(const float* a, const float* b, float* out,
+                                                   int64_t n);
+  void (*binary_scalar[static_cast<int>(Binary::kCount)])(const float* a, float b, float* out,
+                                                          int64_t n);
+  void (*rms_norm)(const float* x, const float* w, float* out, int64_t n, float eps);
+  void (*layer_norm)(const float* x, const float* w, const float* bias, float* out, int64_t n,
+                     float eps);
+  void (*softmax)(const float* x, float* out, int64_t n);
+  // x[d], first 2 * half rotated by cos/sin[half], the rest copied.
+  void (*rope)(const float* x, const float* cos, const float* sin, float* out, int64_t half,
+               int64_t d);
+  // One row of an online softmax over n scores: scores become weights, max and sum are updated, the
+  // factor for what was accumulated before is returned.
+  float (*softmax_tile)(float* scores, int64_t n, float* max, float* sum);
+};
+
+const KernelTable* scalar_table();
+const KernelTable* neon_table();  // nullptr where not compiled in
+const KernelTable* i8mm_table();
+const KernelTable* avx2_table();
+const KernelTable* avx512_table();
+
+}  // namespace tokamak::cpu

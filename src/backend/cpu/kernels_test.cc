@@ -1,0 +1,298 @@
+// The kernels of every level that runs here: bit-equal to the scalar level, and near the decoded
+// values' product.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "backend/cpu/isa.h"
+#include "backend/cpu/pack.h"
+#include "base/rng.h"
+#include "tensor/block_formats.h"
+
+namespace tokamak::cpu {
+namespace {
+
+std::vector<float> random_floats(Rng& rng, int64_t n, double scale = 1.0) {
+  std::vector<float> out(static_cast<size_t>(n));
+  for (float& f : out) f = static_cast<float>(rng.normal() * scale);
+  return out;
+}
+
+// Random bytes with scales that are ordinary numbers: reaches every code, also those no encoder
+// would write.
+std::vector<std::byte> random_rows(Rng& rng, QFormat format, int64_t rows, int64_t k) {
+  DType dtype = dtype_of(format);
+  const DTypeInfo& info = dtype_info(dtype);
+  std::vector<std::byte> out(static_cast<size_t>(rows) * dtype_bytes(dtype, k));
+  for (std::byte& b : out) b = static_cast<std::byte>(rng.below(256));
+  for (size_t at = 0; at < out.size(); at += info.block_bytes) {
+    auto put = [&](size_t offset, double scale) {
+      uint16_t h = f32_to_f16(static_cast<float>(rng.normal() * scale));
+      std::memcpy(out.data() + at + offset, &h, 2);
+    };
+    put(format == QFormat::kQ6_K ? 208 : 0, 0.02);
+    if (qlayout(format).head == 64) put(2, 0.05);
+  }
+  return out;
+}
+
+struct Activations {
+  std::vector<uint8_t> blocks;  // [rows][k / 32] q8a
+  std::vector<const void*> rows;
+  std::vector<float> decoded;
+};
+Activations random_activations(Rng& rng, int64_t rows, int64_t k) {
+  Activations a;
+  size_t bytes = dtype_bytes(DType::kQ8A, k);
+  a.blocks.resize(static_cast<size_t>(rows) * bytes);
+  a.decoded.resize(static_cast<size_t>(rows * k));
+  for (int64_t r = 0; r < rows; ++r) {
+    std::vector<float> x = random_floats(rng, k, 3.0);
+    uint8_t* to = a.blocks.data() + static_cast<size_t>(r) * bytes;
+    encode_row(DType::kQ8A, x.data(), to, k);
+    decode_row(DType::kQ8A, to, a.decoded.data() + r * k, k);
+    a.rows.push_back(to);
+  }
+  return a;
+}
+
+class QDot : public testing::TestWithParam<int> {};
+
+TEST_P(QDot, EveryLevelEqualsScalarAndTheDecodedProduct) {
+  auto format = static_cast<QFormat>(GetParam());
+  DType dtype = dtype_of(format);
+  Rng rng(7 + static_cast<uint64_t>(GetParam()));
+  constexpr int64_t k = 768;
+  constexpr int rows = 13;
+  std::vector<std::byte> weights = random_rows(rng, format, rows, k);
+  auto row_bytes = static_cast<int64_t>(dtype_bytes(dtype, k));
+  Activations x = random_activations(rng, 4, k);
+  std::vector<float> w(rows * k), first(4 * kPanel);
+  for (int r = 0; r < rows; ++r)
+    decode_row(dtype, weights.data() + r * row_bytes, w.data() + r * k, k);
+  bool have_first = false;
+  for (const KernelTable* table : available_tables()) {
+    SCOPED_TRACE(table->name);
+    std::vector<uint8_t> panel(static_cast<size_t>(qpanel_bytes(format, k)));
+    pack_qpanel(format, table->style, weights.data(), row_bytes, rows, k, panel.data());
+    std::vector<XBlock4> x4(k / 32);
+    std::vector<XBlock1> x1(k / 32);
+    std::vector<float> wide(4 * kPanel), narrow(4 * kPanel), three(4 * kPanel);
+    table->pack_x4(x.rows.data(), 4, k / 32, x4.data());
+    table->qdot4[GetParam()](panel.data(), x4.data(), k / 32, wide.data());
+    table->pack_x4(x.rows.data(), 3, k / 32, x4.data());
+    table->qdot4[GetParam()](panel.data(), x4.data(), k / 32, three.data());
+    for (size_t c = 0; c < 4; ++c) {
+      table->pack_x1(x.rows[c], k / 32, x1.data());
+      table->qdot1[GetParam()](panel.data(), x1.data(), k / 32, narrow.data() + c * kPanel);
+    }
+    EXPECT_EQ(0, std::memcmp(wide.data(), narrow.data(), wide.size() * 4))
+        << "one row alone differs from four";
+    EXPECT_EQ(0, std::memcmp(wide.data(), three.data(), 3 * kPanel * 4))
+        << "three rows differ from four";
+    if (!have_first) first = wide;
+    have_first = true;
+    EXPECT_EQ(0, std::memcmp(wide.data(), first.data(), wide.size() * 4)) << "differs from scalar";
+    for (size_t c = 0; c < 4; ++c)
+      for (size_t r = 0; r < kPanel; ++r) {
+        double sum = 0, magnitude = 1e-6;
+        for (size_t i = 0; r < rows && i < k; ++i) {
+          double product = double(w[r * k + i]) * double(x.decoded[c * k + i]);
+          sum += product;
+          magnitude += std::abs(product);
+        }
+        EXPECT_NEAR(wide[c * kPanel + r], sum, 2e-6 * magnitude)
+            << "row " << r << " of activation row " << c;
+      }
+  }
+}
+
+TEST_P(QDot, PackedPanelsDecodeToTheSameBits) {
+  auto format = static_cast<QFormat>(GetParam());
+  DType dtype = dtype_of(format);
+  Rng rng(70 + static_cast<uint64_t>(GetParam()));
+  constexpr int64_t k = 512;
+  std::vector<std::byte> weights = random_rows(rng, format, kPanel, k);
+  auto row_bytes = static_cast<int64_t>(dtype_bytes(dtype, k));
+  std::vector<float> expected(k), row(k), whole(k * kPanel);
+  for (const KernelTable* table : available_tables()) {
+    SCOPED_TRACE(table->name);
+    std::vector<uint8_t> panel(static_cast<size_t>(qpanel_bytes(format, k)));
+    pack_qpanel(format, table->style, weights.data(), row_bytes, kPanel, k, panel.data());
+    decode_qpanel(format, table->style, panel.data(), 0, k, whole.data());
+    for (int r = 0; r < kPanel; ++r) {
+      decode_row(dtype, weights.data() + r * row_bytes, expected.data(), k);
+      decode_qpanel_row(format, table->style, panel.data(), r, 0, k, row.data());
+      EXPECT_EQ(0, std::memcmp(expected.data(), row.data(), k * 4));
+      for (size_t i = 0; i < k; ++i)
+        EXPECT_EQ(std::memcmp(&whole[i * kPanel + static_cast<size_t>(r)], &row[i], 4), 0);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, QDot, testing::Range(0, kQFormats), [](const auto& info) {
+  return std::string(dtype_name(dtype_of(static_cast<QFormat>(info.param))));
+});
+
+// Runs a body on each level and expects the floats it gives to be the scalar level's, bit for bit.
+template <class Body>
+void expect_same_bits(const char* what, Body&& body) {
+  std::vector<float> first;
+  for (const KernelTable* table : available_tables()) {
+    std::vector<float> out = body(*table);
+    if (first.empty()) first = out;
+    ASSERT_EQ(out.size(), first.size());
+    for (size_t i = 0; i < out.size(); ++i)
+      ASSERT_EQ(std::memcmp(&out[i], &first[i], 4), 0)
+          << what << " on " << table->name << " at " << i << ": " << out[i] << " and " << first[i];
+  }
+}
+
+TEST(VectorKernels, SameBitsOnEveryLevel) {
+  Rng rng(3);
+  for (int64_t n : {1, 15, 16, 33, 100}) {
+    std::vector<float> a = random_floats(rng, n, 4.0), b = random_floats(rng, n),
+                       w = random_floats(rng, n);
+    auto size = static_cast<size_t>(n);
+    for (int u = 0; u < static_cast<int>(Unary::kCount); ++u)
+      expect_same_bits("unary", [&](const KernelTable& t) {
+        std::vector<float> x = a, out(size);
+        if (u == static_cast<int>(Unary::kSqrt) || u == static_cast<int>(Unary::kRsqrt))
+          for (float& f : x) f = std::abs(f);
+        t.unary[u](x.data(), out.data(), n, 30.0f);
+        return out;
+      });
+    for (int u = 0; u < static_cast<int>(Binary::kCount); ++u)
+      expect_same_bits("binary", [&](const KernelTable& t) {
+        std::vector<float> out(size * 2);
+        t.binary[u](a.data(), b.data(), out.data(), n);
+        t.binary_scalar[u](a.data(), 1.7f, out.data() + n, n);
+        return out;
+      });
+    expect_same_bits("rows", [&](const KernelTable& t) {
+      std::vector<float> out(size * 4 + 3);
+      t.rms_norm(a.data(), w.data(), out.data(), n, 1e-5f);
+      t.layer_norm(a.data(), w.data(), b.data(), out.data() + n, n, 1e-5f);
+      t.softmax(a.data(), out.data() + 2 * n, n);
+      std::copy(a.begin(), a.end(), out.begin() + 3 * n);
+      float max = 1.0f, sum = 2.0f;
+      out[size * 4] = t.softmax_tile(out.data() + 3 * n, n, &max, &sum);
+      out[size * 4 + 1] = max;
+      out[size * 4 + 2] = sum;
+      return out;
+    });
+    if (n % 2 == 0)
+      expect_same_bits("rope", [&](const KernelTable& t) {
+        std::vector<float> out(size);
+        t.rope(a.data(), b.data(), w.data(), out.data(), n / 2 - 1, n);
+        return out;
+      });
+  }
+}
+
+TEST(VectorKernels, FloatPanelsSameBitsForAnySplitOfKAndRows) {
+  Rng rng(4);
+  constexpr int64_t k = 77;
+  for (int type = 0; type < kFTypes; ++type) {
+    std::vector<float> wf = random_floats(rng, 4 * k * kPanel), x = random_floats(rng, k * kTile);
+    expect_same_bits("fdot", [&](const KernelTable& t) {
+      std::vector<uint8_t> panels(wf.size() * 4);
+      t.narrow[type](wf.data(), panels.data(), static_cast<int64_t>(wf.size()));
+      int64_t size = type == 0 ? 4 : 2, stride = k * kPanel * size;
+      std::vector<float> wide(4 * kPanel), parts(4 * kPanel), single(4 * kPanel), four(4 * kPanel),
+          column(k);
+      t.fdot4[type](panels.data(), x.data(), k, wide.data());
+      t.fdot4[type](panels.data(), x.data(), 20, parts.data());
+      t.fdot4[type](panels.data() + 20 * kPanel * size, x.data() + 20 * kTile, k - 20,
+                    parts.data());
+      EXPECT_EQ(wide, parts);
+      for (int c = 0; c < kTile; ++c) {
+        for (int64_t i = 0; i < k; ++i)
+          column[static_cast<size_t>(i)] = x[static_cast<size_t>(i * kTile + c)];
+        t.fdot1[type](panels.data(), column.data(), k, single.data() + c * kPanel);
+      }
+      EXPECT_EQ(wide, single);
+      std::vector<float> one(4 * kPanel);
+      t.fdot1x4[type](panels.data(), stride, column.data(), k, four.data());
+      for (int p = 0; p < 4; ++p)
+        t.fdot1[type](panels.data() + p * stride, column.data(), k, one.data() + p * kPanel);
+      EXPECT_EQ(four, one);
+      std::vector<float> widened(wf.size());
+      t.widen[type](panels.data(), widened.data(), static_cast<int64_t>(wf.size()));
+      wide.insert(wide.end(), four.begin(), four.end());
+      wide.insert(wide.end(), widened.begin(), widened.end());
+      return wide;
+    });
+  }
+}
+
+TEST(VectorKernels, QuantizeEqualsTheFormatsEncoder) {
+  Rng rng(5);
+  constexpr int64_t k = 256;
+  for (int round = 0; round < 20; ++round) {
+    std::vector<float> x = random_floats(rng, k, std::pow(10.0, rng.uniform(-6, 6)));
+    if (round == 0) std::fill_n(x.begin(), 64, 0.0f);
+    std::vector<uint8_t> expected(dtype_bytes(DType::kQ8A, k)), out(expected.size());
+    encode_row(DType::kQ8A, x.data(), expected.data(), k);
+    for (const KernelTable* t : available_tables()) {
+      t->quantize_row(x.data(), k, out.data());
+      EXPECT_EQ(out, expected) << t->name;
+    }
+  }
+}
+
+TEST(VectorKernels, NotANumberIsNotLost) {
+  std::vector<float> x(64, 1.0f);
+  for (size_t at : {size_t{0}, size_t{7}, size_t{31}}) {
+    std::vector<float> bad = x;
+    bad[at] = std::nanf("");
+    for (const KernelTable* t : available_tables()) {
+      BlockQ8A blocks[2];
+      t->quantize_row(bad.data(), 64, blocks);
+      EXPECT_TRUE(std::isnan(blocks[0].scale)) << t->name;
+      EXPECT_EQ(blocks[1].scale, 1.0f / 127.0f) << t->name;
+      std::vector<float> out(64);
+      for (Unary u : {Unary::kExp, Unary::kTanh, Unary::kSilu, Unary::kGeluTanh}) {
+        t->unary[static_cast<int>(u)](bad.data(), out.data(), 64, 0);
+        EXPECT_TRUE(std::isnan(out[at])) << t->name << " " << static_cast<int>(u);
+      }
+    }
+  }
+}
+
+TEST(VectorKernels, FunctionsAreNearTheTrueOnes) {
+  std::vector<float> x;
+  for (double v = -104; v < 89; v += 0.0137) x.push_back(static_cast<float>(v));
+  for (double v = 1e-30; v < 1; v *= 1.7) x.push_back(static_cast<float>(v));
+  auto n = static_cast<int64_t>(x.size());
+  std::vector<float> out(x.size());
+  const KernelTable* t = available_tables().back();
+  auto worst = [&](Unary u, double (*truth)(double), double floor) {
+    t->unary[static_cast<int>(u)](x.data(), out.data(), n, 1.0f);
+    double top = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      double expected = truth(double(x[i]));
+      double unit = std::max(std::abs(expected) * 0x1p-23, floor);
+      if (std::abs(expected) < 3e38)
+        top = std::max(top, std::abs(double(out[i]) - expected) / unit);
+    }
+    return top;
+  };
+  EXPECT_LT(worst(
+                Unary::kExp, [](double v) { return std::exp(v); }, 0x1p-149),
+            1.5);
+  EXPECT_LT(worst(
+                Unary::kTanh, [](double v) { return std::tanh(v); }, 0x1p-149),
+            2.0);
+  EXPECT_LT(worst(
+                Unary::kSigmoid, [](double v) { return 1 / (1 + std::exp(-v)); }, 0x1p-126),
+            3.0);
+  EXPECT_LT(worst(
+                Unary::kSilu, [](double v) { return v / (1 + std::exp(-v)); }, 0x1p-120),
+            4.0);
+}
+
+}  // namespace
+}  // namespace tokamak::cpu

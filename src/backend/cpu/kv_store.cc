@@ -1,0 +1,116 @@
+#include "backend/cpu/kv_store.h"
+
+#include <cstring>
+
+#include "base/error.h"
+
+namespace tokamak::cpu {
+namespace {
+
+enum Role : int { kUnused = 0, kKey = 1, kValue = 2 };
+
+// What the attend calls read each plane as.
+std::vector<std::vector<int>> plane_roles(const PlanSet& plans) {
+  std::vector<std::vector<int>> roles;
+  for (const StateEntry& s : plans.states) roles.emplace_back(s.planes.size(), kUnused);
+  auto mark = [&](uint32_t state, const std::string& name, int role) {
+    const StateEntry& s = plans.states[state];
+    for (size_t p = 0; p < s.planes.size(); ++p)
+      if (s.planes[p].name == name) {
+        roles[state][p] |= role;
+        return;
+      }
+    fail(ErrorCode::kCorrupt, "state {} has no plane {}", s.name, name);
+  };
+  for (const Plan& plan : plans.plans)
+    for (const KernelCall& call : plan.calls) {
+      if (call.op != "attend") continue;
+      for (const std::string& name : key_planes(call.attrs)) mark(call.in[1].index, name, kKey);
+      mark(call.in[1].index, value_plane(call.attrs), kValue);
+    }
+  return roles;
+}
+
+KvPlane make_plane(const StateEntry& state, const PlaneEntry& entry, int role, int64_t block_size,
+                   int64_t blocks) {
+  auto type = ftype_of(entry.dtype);
+  if (!type)
+    fail(ErrorCode::kUnsupported,
+         "plane {} of {}: the cpu backend keeps keys and values as f32, f16 or bf16, not {}",
+         entry.name, state.name, dtype_name(entry.dtype));
+  if (role == (kKey | kValue))
+    fail(ErrorCode::kUnsupported, "plane {} of {} is key and value at once: not on the cpu backend",
+         entry.name, state.name);
+  KvPlane p;
+  p.name = entry.name;
+  p.type = *type;
+  p.key = role == kKey;
+  int64_t elements = 1;
+  for (int64_t d : entry.dims) elements *= d;
+  p.heads = entry.dims.size() < 2 ? 1 : entry.dims[0];
+  p.width = p.heads == 0 ? 0 : elements / p.heads;
+  p.padded = (p.width + kPanel - 1) / kPanel * kPanel;
+  p.element = *type == FType::kF32 ? 4 : 2;
+  p.panel_bytes = kPanel * (p.key ? p.width : p.padded) * p.element;
+  p.head_bytes = block_size / kPanel * p.panel_bytes;
+  p.block_bytes = p.heads * p.head_bytes;
+  p.memory = Buffer(static_cast<uint64_t>(p.block_bytes * blocks));
+  return p;
+}
+
+}  // namespace
+
+std::vector<std::string> key_planes(const Value& attrs) {
+  std::vector<std::string> out;
+  if (const Value* names = attrs.find("key"))
+    for (const Value& n : names->as_array()) out.push_back(n.as_string());
+  else
+    out.push_back("k");
+  return out;
+}
+std::string value_plane(const Value& attrs) { return attrs.get_string("value", "v"); }
+
+KvStore::KvStore(const PlanSet& plans, const std::vector<int64_t>& blocks) {
+  std::vector<std::vector<int>> roles = plane_roles(plans);
+  for (size_t s = 0; s < plans.states.size(); ++s) {
+    const StateEntry& entry = plans.states[s];
+    if (entry.per_sequence)
+      fail(ErrorCode::kUnsupported, "state {} is kept per sequence: not on the cpu backend",
+           entry.name);
+    const GroupEntry& group = plans.groups.at(entry.group);
+    if (group.block_size % kPanel != 0)
+      fail(ErrorCode::kUnsupported,
+           "KV group {}: blocks of {} tokens; the cpu backend needs a multiple of {}", group.name,
+           group.block_size, kPanel);
+    KvState& state = states_.emplace_back();
+    state.group = entry.group;
+    state.block_size = group.block_size;
+    for (size_t p = 0; p < entry.planes.size(); ++p)
+      state.planes.push_back(make_plane(entry, entry.planes[p], roles[s][p], group.block_size,
+                                        blocks.at(entry.group)));
+  }
+}
+
+const KvPlane& KvState::plane(std::string_view name) const {
+  for (const KvPlane& p : planes)
+    if (p.name == name) return p;
+  fail(ErrorCode::kCorrupt, "a state has no plane {}", name);
+}
+
+void KvStore::copy_blocks(const std::vector<BlockCopy>& copies) {
+  for (const BlockCopy& c : copies)
+    for (const KvState& s : states_) {
+      if (s.group != c.group || c.from == c.to) continue;
+      for (const KvPlane& p : s.planes)
+        std::memcpy(p.panel(c.to, 0, 0), p.panel(c.from, 0, 0), static_cast<size_t>(p.block_bytes));
+    }
+}
+
+uint64_t KvStore::bytes() const {
+  uint64_t total = 0;
+  for (const KvState& s : states_)
+    for (const KvPlane& p : s.planes) total += p.memory.bytes();
+  return total;
+}
+
+}  // namespace tokamak::cpu

@@ -1,0 +1,64 @@
+#pragma once
+// The KV cache: per state and plane one array of blocks. Inside a block, rows of 16 tokens form
+// panels, so that attention reads keys and values with the same kernels as weights:
+//   key plane    [head][tokens / 16][width][16 tokens]            scores of 16 keys come out of one
+//   vector value plane  [head][tokens / 16][width / 16][16 tokens][16]   16 values of the output
+//   per vector
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/cpu/memory.h"
+#include "backend/cpu/pack.h"
+#include "plan/plan.h"
+#include "plan/step.h"
+
+namespace tokamak::cpu {
+
+struct KvPlane {
+  std::string name;
+  FType type = FType::kF32;
+  bool key = false;
+  int64_t heads = 1, width = 0;  // per token
+  int64_t padded = 0;            // width of values rounded up to 16
+  int64_t element = 4;           // bytes
+  int64_t panel_bytes = 0;       // one head, 16 tokens
+  int64_t head_bytes = 0;        // one head of a block
+  int64_t block_bytes = 0;
+  Buffer memory;
+
+  uint8_t* panel(int64_t block, int64_t head, int64_t panel) const {
+    return memory.data() + block * block_bytes + head * head_bytes + panel * panel_bytes;
+  }
+};
+
+struct KvState {
+  uint32_t group = 0;
+  int64_t block_size = 16;
+  std::vector<KvPlane> planes;
+  const KvPlane& plane(std::string_view name) const;
+};
+
+// Owned by the executable. Written by its thread and the pool's, under the loops of a step.
+class KvStore {
+ public:
+  KvStore() = default;
+  // Which planes are keys follows from the attend calls of the plans. Throws Error(kUnsupported)
+  // for what no kernel here can read: blocks that are not a multiple of 16 tokens, planes that are
+  // key and value at once.
+  KvStore(const PlanSet& plans, const std::vector<int64_t>& blocks);
+
+  const KvState& state(uint32_t index) const { return states_[index]; }
+  void copy_blocks(const std::vector<BlockCopy>& copies);
+  uint64_t bytes() const;
+
+ private:
+  std::vector<KvState> states_;
+};
+
+// Names of the planes that an attend call's attributes ask for.
+std::vector<std::string> key_planes(const Value& attrs);
+std::string value_plane(const Value& attrs);
+
+}  // namespace tokamak::cpu

@@ -1,0 +1,28 @@
+#include "backend/cpu/memory.h"
+
+#include <sys/mman.h>
+
+#include "base/error.h"
+
+namespace tokamak::cpu {
+
+Buffer::Buffer(uint64_t bytes) {
+  if (bytes == 0) return;
+  constexpr uint64_t kPage = 4096, kHuge = 2u << 20;
+  bytes_ = (bytes + kPage - 1) / kPage * kPage;
+  void* p = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) {
+    bytes_ = 0;
+    fail(ErrorCode::kResourceExhausted,
+         "cannot allocate {} bytes of memory: use a smaller model, context or batch", bytes);
+  }
+  if (bytes_ >= kHuge) madvise(p, bytes_, MADV_HUGEPAGE);
+  data_ = static_cast<uint8_t*>(p);
+}
+
+Buffer::~Buffer() {
+  if (data_) munmap(data_, bytes_);
+}
+
+}  // namespace tokamak::cpu

@@ -1,0 +1,290 @@
+#include "backend/cpu/pack.h"
+
+#include <cstring>
+
+#include "base/error.h"
+#include "tensor/block_formats.h"
+
+namespace tokamak::cpu {
+namespace {
+
+constexpr QLayout kLayouts[kQFormats] = {
+    {1, 32, 0, 256, 0, 18},      // q4_0
+    {1, 64, 0, 256, 0, 20},      // q4_1
+    {1, 32, 0, 512, 0, 34},      // q8_0
+    {8, 64, 32, 256, 0, 144},    // q4_k
+    {8, 32, 32, 256, 128, 210},  // q6_k
+    {1, 32, 0, 256, 64, 22},     // q5_0
+    {1, 64, 0, 256, 64, 24},     // q5_1
+    {8, 64, 32, 256, 64, 176},   // q5_k
+};
+constexpr DType kDTypes[kQFormats] = {DType::kQ4_0, DType::kQ4_1, DType::kQ8_0, DType::kQ4_K,
+                                      DType::kQ6_K, DType::kQ5_0, DType::kQ5_1, DType::kQ5_K};
+
+uint16_t load_u16(const uint8_t* p) {
+  uint16_t v;
+  std::memcpy(&v, p, 2);
+  return v;
+}
+
+// One block of 32 of one row, taken apart: values without offset, and the bytes of its scales.
+struct RowBlock {
+  uint8_t q[32];
+  uint8_t s0 = 0, s1 = 0;
+};
+
+void read_nibbles(const uint8_t* qs, RowBlock& b) {
+  for (int j = 0; j < 16; ++j) {
+    b.q[j] = qs[j] & 15;
+    b.q[j + 16] = qs[j] >> 4;
+  }
+}
+void read_fifth_bits(const uint8_t* qh, RowBlock& b) {
+  uint32_t high;
+  std::memcpy(&high, qh, 4);
+  for (int j = 0; j < 32; ++j) b.q[j] |= static_cast<uint8_t>((high >> j & 1) << 4);
+}
+void read_k_scales(const uint8_t* scales, int j, RowBlock& b) {
+  if (j < 4) {
+    b.s0 = scales[j] & 63;
+    b.s1 = scales[j + 4] & 63;
+  } else {
+    b.s0 = static_cast<uint8_t>((scales[j + 4] & 15) | (scales[j - 4] >> 6 << 4));
+    b.s1 = static_cast<uint8_t>((scales[j + 4] >> 4) | (scales[j] >> 6 << 4));
+  }
+}
+
+// Block `sub` of a super-block in the file's layout.
+void read_block(QFormat format, const uint8_t* s, int sub, RowBlock& b) {
+  switch (format) {
+    case QFormat::kQ4_0:
+      read_nibbles(s + 2, b);
+      break;
+    case QFormat::kQ4_1:
+      read_nibbles(s + 4, b);
+      break;
+    case QFormat::kQ8_0:
+      std::memcpy(b.q, s + 2, 32);
+      break;
+    case QFormat::kQ5_0:
+      read_nibbles(s + 6, b), read_fifth_bits(s + 2, b);
+      break;
+    case QFormat::kQ5_1:
+      read_nibbles(s + 8, b), read_fifth_bits(s + 4, b);
+      break;
+    case QFormat::kQ4_K:
+    case QFormat::kQ5_K: {
+      read_k_scales(s + 4, sub, b);
+      const uint8_t* qs = s + (format == QFormat::kQ4_K ? 16 : 48) + 32 * (sub / 2);
+      for (int j = 0; j < 32; ++j) {
+        b.q[j] = qs[j] >> (4 * (sub % 2)) & 15;
+        if (format == QFormat::kQ5_K) b.q[j] |= static_cast<uint8_t>((s[16 + j] >> sub & 1) << 4);
+      }
+      break;
+    }
+    case QFormat::kQ6_K: {
+      const uint8_t *ql = s + 64 * (sub / 4) + 32 * (sub % 2), *qh = s + 128 + 32 * (sub / 4);
+      for (int j = 0; j < 32; ++j)
+        b.q[j] = static_cast<uint8_t>((ql[j] >> (4 * (sub / 2 % 2)) & 15) |
+                                      (qh[j] >> (2 * (sub % 4)) & 3) << 4);
+      b.s0 = s[192 + 2 * sub];
+      b.s1 = s[193 + 2 * sub];
+      break;
+    }
+    case QFormat::kCount:
+      break;
+  }
+}
+
+// d and (m or dmin) of a super-block in the file.
+void read_head(QFormat format, const uint8_t* s, uint16_t& d, uint16_t& m) {
+  d = load_u16(format == QFormat::kQ6_K ? s + 208 : s);
+  m = qlayout(format).head == 64 ? load_u16(s + 2) : 0;
+}
+
+// Where value k' (0..15 of nibble formats, 0..31 of q8_0) of a row lies.
+int low_byte(const PackStyle& style, int row, int k) {
+  return (k / style.group) * kPanel * style.group + row * style.group + k % style.group;
+}
+// Where the high bits of the values in low byte p lie: byte and shift of the low nibble's value.
+void high_place(const PackStyle& style, int bits, int p, int& byte, int& shift) {
+  int vectors = 8 / (2 * bits), index = p / style.vector;
+  byte = index / vectors * style.vector + p % style.vector;
+  shift = index % vectors * 2 * bits;
+}
+
+void write_block(QFormat format, const PackStyle& style, const RowBlock& b, int row, uint8_t* out) {
+  const QLayout& l = qlayout(format);
+  if (l.scales) {
+    out[row] = b.s0;
+    out[kPanel + row] = b.s1;
+    out += l.scales;
+  }
+  if (format == QFormat::kQ8_0) {
+    for (int k = 0; k < 32; ++k) out[low_byte(style, row, k)] = b.q[k] ^ style.xor8;
+    return;
+  }
+  uint8_t flip = format == QFormat::kQ4_0 ? style.xor4 : 0;
+  for (int k = 0; k < 16; ++k) {
+    int p = low_byte(style, row, k), lo = b.q[k] ^ flip, hi = b.q[k + 16] ^ flip;
+    out[p] = static_cast<uint8_t>((lo & 15) | (hi & 15) << 4);
+    if (!l.high) continue;
+    int bits = l.high == 128 ? 2 : 1, byte, shift;
+    high_place(style, bits, p, byte, shift);
+    out[l.low + byte] |= static_cast<uint8_t>(lo >> 4 << shift | hi >> 4 << (shift + bits));
+  }
+}
+
+void unpack_block(QFormat format, const PackStyle& style, const uint8_t* in, int row, RowBlock& b) {
+  const QLayout& l = qlayout(format);
+  if (l.scales) {
+    b.s0 = in[row];
+    b.s1 = in[kPanel + row];
+    in += l.scales;
+  }
+  if (format == QFormat::kQ8_0) {
+    for (int k = 0; k < 32; ++k) b.q[k] = in[low_byte(style, row, k)] ^ style.xor8;
+    return;
+  }
+  uint8_t flip = format == QFormat::kQ4_0 ? style.xor4 : 0;
+  for (int k = 0; k < 16; ++k) {
+    int p = low_byte(style, row, k), lo = in[p] & 15, hi = in[p] >> 4;
+    if (l.high) {
+      int bits = l.high == 128 ? 2 : 1, mask = (1 << bits) - 1, byte, shift;
+      high_place(style, bits, p, byte, shift);
+      lo |= (in[l.low + byte] >> shift & mask) << 4;
+      hi |= (in[l.low + byte] >> (shift + bits) & mask) << 4;
+    }
+    b.q[k] = static_cast<uint8_t>(lo ^ flip);
+    b.q[k + 16] = static_cast<uint8_t>(hi ^ flip);
+  }
+}
+
+// Compiled without fused multiply-add: the values are those of the file's decoder, bit for bit.
+void decode_block(QFormat format, const RowBlock& b, float d, float m, float* out) {
+  switch (format) {
+    case QFormat::kQ4_0:
+      for (int j = 0; j < 32; ++j) out[j] = d * static_cast<float>(b.q[j] - 8);
+      break;
+    case QFormat::kQ5_0:
+      for (int j = 0; j < 32; ++j) out[j] = d * static_cast<float>(b.q[j] - 16);
+      break;
+    case QFormat::kQ8_0:
+      for (int j = 0; j < 32; ++j) out[j] = d * static_cast<float>(static_cast<int8_t>(b.q[j]));
+      break;
+    case QFormat::kQ4_1:
+    case QFormat::kQ5_1:
+      for (int j = 0; j < 32; ++j) out[j] = d * static_cast<float>(b.q[j]) + m;
+      break;
+    case QFormat::kQ4_K:
+    case QFormat::kQ5_K: {
+      float scale = d * static_cast<float>(b.s0), minimum = m * static_cast<float>(b.s1);
+      for (int j = 0; j < 32; ++j) out[j] = scale * static_cast<float>(b.q[j]) - minimum;
+      break;
+    }
+    case QFormat::kQ6_K:
+      for (int j = 0; j < 32; ++j) {
+        float scale = d * static_cast<float>(static_cast<int8_t>(j < 16 ? b.s0 : b.s1));
+        out[j] = scale * static_cast<float>(b.q[j] - 32);
+      }
+      break;
+    case QFormat::kCount:
+      break;
+  }
+}
+
+}  // namespace
+
+std::optional<QFormat> qformat_of(DType dtype) {
+  for (int i = 0; i < kQFormats; ++i)
+    if (kDTypes[i] == dtype) return static_cast<QFormat>(i);
+  return std::nullopt;
+}
+DType dtype_of(QFormat format) { return kDTypes[static_cast<int>(format)]; }
+const QLayout& qlayout(QFormat format) { return kLayouts[static_cast<int>(format)]; }
+
+std::optional<FType> ftype_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return FType::kF32;
+    case DType::kF16:
+      return FType::kF16;
+    case DType::kBF16:
+      return FType::kBF16;
+    default:
+      return std::nullopt;
+  }
+}
+
+int64_t qpanel_bytes(QFormat format, int64_t k) {
+  const QLayout& l = qlayout(format);
+  TK_CHECK(k % (l.blocks * kQuantBlock) == 0);
+  return k / (l.blocks * kQuantBlock) * l.bytes();
+}
+int64_t fpanel_bytes(FType type, int64_t k) { return k * kPanel * (type == FType::kF32 ? 4 : 2); }
+
+void pack_qpanel(QFormat format, const PackStyle& style, const std::byte* rows, int64_t row_bytes,
+                 int count, int64_t k, uint8_t* out) {
+  const QLayout& l = qlayout(format);
+  std::memset(out, 0, static_cast<size_t>(qpanel_bytes(format, k)));
+  for (int row = 0; row < count; ++row) {
+    const auto* source = reinterpret_cast<const uint8_t*>(rows + row * row_bytes);
+    uint8_t* to = out;
+    for (int64_t super = 0; super < k / (l.blocks * kQuantBlock);
+         ++super, source += l.source, to += l.bytes()) {
+      uint16_t d, m;
+      read_head(format, source, d, m);
+      std::memcpy(to + 2 * row, &d, 2);
+      if (l.head == 64) std::memcpy(to + 32 + 2 * row, &m, 2);
+      for (int sub = 0; sub < l.blocks; ++sub) {
+        RowBlock b;
+        read_block(format, source, sub, b);
+        write_block(format, style, b, row, to + l.head + sub * l.block_bytes());
+      }
+    }
+  }
+}
+
+void pack_fpanel(FType type, const std::byte* rows, int64_t row_bytes, int count, int64_t k,
+                 uint8_t* out) {
+  auto pack = [&]<class T>(T* to) {
+    for (int64_t i = 0; i < k; ++i)
+      for (int row = 0; row < kPanel; ++row) {
+        T value = 0;
+        if (row < count)
+          std::memcpy(&value, rows + row * row_bytes + i * static_cast<int64_t>(sizeof(T)),
+                      sizeof(T));
+        std::memcpy(to + i * kPanel + row, &value, sizeof(T));
+      }
+  };
+  if (type == FType::kF32)
+    pack(reinterpret_cast<uint32_t*>(out));
+  else
+    pack(reinterpret_cast<uint16_t*>(out));
+}
+
+void decode_qpanel_row(QFormat format, const PackStyle& style, const uint8_t* panel, int row,
+                       int64_t k0, int64_t n, float* out) {
+  const QLayout& l = qlayout(format);
+  for (int64_t k = k0; k < k0 + n; k += kQuantBlock, out += kQuantBlock) {
+    const uint8_t* super = panel + k / (l.blocks * kQuantBlock) * l.bytes();
+    float d = f16_to_f32(load_u16(super + 2 * row));
+    float m = l.head == 64 ? f16_to_f32(load_u16(super + 32 + 2 * row)) : 0.0f;
+    RowBlock b;
+    int64_t sub = k / kQuantBlock % l.blocks;
+    unpack_block(format, style, super + l.head + sub * l.block_bytes(), row, b);
+    decode_block(format, b, d, m, out);
+  }
+}
+
+void decode_qpanel(QFormat format, const PackStyle& style, const uint8_t* panel, int64_t k0,
+                   int64_t n, float* out) {
+  for (int row = 0; row < kPanel; ++row)
+    for (int64_t k = 0; k < n; k += kQuantBlock) {
+      float values[kQuantBlock];
+      decode_qpanel_row(format, style, panel, row, k0 + k, kQuantBlock, values);
+      for (int j = 0; j < kQuantBlock; ++j) out[(k + j) * kPanel + row] = values[j];
+    }
+}
+
+}  // namespace tokamak::cpu

@@ -1,0 +1,55 @@
+#pragma once
+// Weights in panels of 16 output rows ("panel16"), made once while loading; nothing is requantised
+// and the size stays that of the file format (q4_k and q5_k keep their 6-bit scales as bytes: 2.8
+// and 2.3 % more).
+//
+// Float types: [k][16 rows]. Quantised types: per panel a sequence of super-blocks of 1 or 8 blocks
+// of 32 k:
+//   head: d[16] (f16), and for q4_1, q5_1: m[16], for q4_k, q5_k: dmin[16]
+//   then per block: scales (q4_k, q5_k: sc[16] m[16]; q6_k: two int8 sc[16]), low bits, high bits
+// Low bits: byte p = (k' / group) * 16 * group + row * group + k' % group holds value k' and, for
+// 4-bit parts, in its high nibble value k' + 16. High bits: vectors of `vector` bytes, each holding
+// the high bits of the values of 2 (6 bit) or 4 (5 bit) vectors of low bits: bits of the low
+// nibble's value, then of the high nibble's, for each of them in turn.
+#include <cstddef>
+#include <optional>
+
+#include "backend/cpu/kernel_table.h"
+#include "tensor/dtype.h"
+
+namespace tokamak::cpu {
+
+struct QLayout {
+  int blocks;     // blocks of 32 per super-block: 1 or 8
+  int head;       // bytes in front of them
+  int scales;     // bytes per block
+  int low, high;  // bytes per block
+  int source;     // bytes of a super-block of one row in the file
+  int block_bytes() const { return scales + low + high; }
+  int bytes() const { return head + blocks * block_bytes(); }
+};
+
+std::optional<QFormat> qformat_of(DType dtype);
+DType dtype_of(QFormat format);
+const QLayout& qlayout(QFormat format);
+std::optional<FType> ftype_of(DType dtype);
+
+inline int64_t panels_of(int64_t rows) { return (rows + kPanel - 1) / kPanel; }
+// Bytes of one panel over k values; k is a multiple of the format's block.
+int64_t qpanel_bytes(QFormat format, int64_t k);
+int64_t fpanel_bytes(FType type, int64_t k);
+
+// rows: up to 16 row-major rows of the file format; the others of the panel become zero.
+void pack_qpanel(QFormat format, const PackStyle& style, const std::byte* rows, int64_t row_bytes,
+                 int count, int64_t k, uint8_t* out);
+void pack_fpanel(FType type, const std::byte* rows, int64_t row_bytes, int count, int64_t k,
+                 uint8_t* out);
+
+// The f32 values of k0 <= k < k0 + n (multiples of 32), bit-equal to decode_row of the file's row.
+void decode_qpanel_row(QFormat format, const PackStyle& style, const uint8_t* panel, int row,
+                       int64_t k0, int64_t n, float* out);
+void decode_qpanel(QFormat format, const PackStyle& style, const uint8_t* panel, int64_t k0,
+                   int64_t n,
+                   float* out);  // [n][16]
+
+}  // namespace tokamak::cpu

@@ -1,0 +1,67 @@
+#pragma once
+// Sixteen floats in one AVX-512 register; see simd_scalar.h for what each function means.
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#define TK_INLINE static inline __attribute__((always_inline))
+
+namespace {
+
+struct V {
+  __m512 r;
+};
+
+TK_INLINE V vload(const float* p) { return {_mm512_loadu_ps(p)}; }
+TK_INLINE void vstore(float* p, V a) { _mm512_storeu_ps(p, a.r); }
+TK_INLINE V vset1(float x) { return {_mm512_set1_ps(x)}; }
+TK_INLINE V vadd(V a, V b) { return {_mm512_add_ps(a.r, b.r)}; }
+TK_INLINE V vsub(V a, V b) { return {_mm512_sub_ps(a.r, b.r)}; }
+TK_INLINE V vmul(V a, V b) { return {_mm512_mul_ps(a.r, b.r)}; }
+TK_INLINE V vdiv(V a, V b) { return {_mm512_div_ps(a.r, b.r)}; }
+TK_INLINE V vfma(V a, V b, V c) { return {_mm512_fmadd_ps(a.r, b.r, c.r)}; }
+TK_INLINE V vmax(V a, V b) { return {_mm512_max_ps(a.r, b.r)}; }
+TK_INLINE V vmin(V a, V b) { return {_mm512_min_ps(a.r, b.r)}; }
+TK_INLINE V vabs(V a) { return {_mm512_abs_ps(a.r)}; }
+TK_INLINE V vsqrt(V a) { return {_mm512_sqrt_ps(a.r)}; }
+TK_INLINE V vselect_lt(V a, V b, V yes, V no) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.r, b.r, _CMP_LT_OQ), no.r, yes.r)};
+}
+TK_INLINE V vcopysign(V magnitude, V sign) {
+  __m512i mask = _mm512_set1_epi32(INT32_MIN);
+  return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(mask, _mm512_castps_si512(sign.r),
+                                                        _mm512_castps_si512(magnitude.r), 0xca))};
+}
+TK_INLINE V vscale2(V p, V n) {
+  __m512i bias = _mm512_set1_epi32(127);
+  __m512i e = _mm512_cvtps_epi32(n.r), e1 = _mm512_srai_epi32(e, 1), e2 = _mm512_sub_epi32(e, e1);
+  __m512 f1 = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(e1, bias), 23));
+  __m512 f2 = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(e2, bias), 23));
+  return {_mm512_mul_ps(_mm512_mul_ps(p.r, f1), f2)};
+}
+TK_INLINE V vload_f16(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+TK_INLINE V vload_bf16(const uint16_t* p) {
+  __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+TK_INLINE void vstore_f16(uint16_t* p, V a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(a.r, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+TK_INLINE void vstore_i8(int8_t* p, V a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.r)));
+}
+
+struct X4 {
+  const float* p;
+};
+TK_INLINE X4 vload_x4(const float* p) { return {p}; }
+template <int c>
+TK_INLINE V vfma_x4(V w, X4 x, V acc) {
+  return {_mm512_fmadd_ps(w.r, _mm512_set1_ps(x.p[c]), acc.r)};
+}
+
+}  // namespace

@@ -1,0 +1,211 @@
+#include "backend/cpu/weight_store.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/common/weights.h"
+#include "base/error.h"
+#include "tensor/block_formats.h"
+
+namespace tokamak::cpu {
+namespace {
+
+bool is_integer(DType dtype) {
+  switch (dtype) {
+    case DType::kI8:
+    case DType::kU8:
+    case DType::kI16:
+    case DType::kI32:
+    case DType::kI64:
+    case DType::kBool:
+      return true;
+    default:
+      return false;
+  }
+}
+
+int64_t count(const std::vector<int64_t>& dims) {
+  int64_t n = 1;
+  for (int64_t d : dims) n *= d;
+  return n;
+}
+
+void make_plain(const WeightEntry& entry, const std::byte* source, ThreadPool& pool, Weight& w) {
+  int64_t row = entry.dims.empty() ? 1 : entry.dims.back(),
+          rows = row == 0 ? 0 : count(entry.dims) / row;
+  w.plain_memory = Buffer(static_cast<uint64_t>(std::max<int64_t>(1, rows * row)) * 4);
+  w.plain = w.plain_memory.data();
+  auto row_bytes = static_cast<int64_t>(dtype_bytes(entry.dtype, row));
+  bool integers = is_integer(entry.dtype);
+  if (integers && entry.dtype != DType::kI32)
+    fail(ErrorCode::kUnsupported, "weight {}: integer weights must be i32", entry.name);
+  pool.split(rows, std::max<int64_t>(1, kPanel * 1024 / std::max<int64_t>(1, row)),
+             [&](int64_t begin, int64_t end, int) {
+               for (int64_t r = begin; r < end; ++r) {
+                 auto* out = static_cast<float*>(w.plain) + r * row;
+                 if (integers)
+                   std::memcpy(out, source + r * row_bytes, static_cast<size_t>(row_bytes));
+                 else
+                   tokamak::decode_row(entry.dtype, source + r * row_bytes, out, row);
+               }
+             });
+}
+
+void make_constant(const WeightEntry& entry, Weight& w) {
+  w.plain_memory = Buffer(std::max<size_t>(1, entry.constant.size()) * 4);
+  w.plain = w.plain_memory.data();
+  for (size_t i = 0; i < entry.constant.size(); ++i) {
+    if (is_integer(entry.dtype))
+      static_cast<int32_t*>(w.plain)[i] = static_cast<int32_t>(entry.constant[i]);
+    else
+      static_cast<float*>(w.plain)[i] = static_cast<float>(entry.constant[i]);
+  }
+}
+
+void choose_matrix(const WeightEntry& entry, Weight& w) {
+  if (entry.dims.size() != 2 || is_integer(entry.dtype))
+    fail(ErrorCode::kUnsupported, "weight {}: linear and embed need a matrix of numbers",
+         entry.name);
+  w.n = entry.dims[0];
+  w.k = entry.dims[1];
+  if (auto q = qformat_of(entry.dtype)) {
+    w.matrix = Weight::Matrix::kQPanel;
+    w.qformat = *q;
+    w.panel_bytes = qpanel_bytes(*q, w.k);
+  } else if (auto f = ftype_of(entry.dtype)) {
+    w.matrix = Weight::Matrix::kFPanel;
+    w.ftype = *f;
+    w.panel_bytes = fpanel_bytes(*f, w.k);
+  } else {
+    w.matrix = Weight::Matrix::kRows;
+    w.panel_bytes = static_cast<int64_t>(dtype_bytes(entry.dtype, w.k)) * kPanel;
+  }
+}
+
+void make_matrix(const WeightEntry& entry, const std::byte* source, const KernelTable& kernels,
+                 ThreadPool& pool, Weight& w) {
+  choose_matrix(entry, w);
+  auto row_bytes = static_cast<int64_t>(dtype_bytes(entry.dtype, w.k));
+  int64_t panels = panels_of(w.n);
+  w.matrix_memory = Buffer(static_cast<uint64_t>(std::max<int64_t>(1, panels * w.panel_bytes)));
+  w.panels = w.matrix_memory.data();
+  if (w.matrix == Weight::Matrix::kRows) {
+    std::memcpy(w.matrix_memory.data(), source, static_cast<size_t>(row_bytes * w.n));
+    return;
+  }
+  pool.split(panels, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t p = begin; p < end; ++p) {
+      const std::byte* rows = source + p * kPanel * row_bytes;
+      int rest = static_cast<int>(std::min<int64_t>(kPanel, w.n - p * kPanel));
+      uint8_t* out = w.matrix_memory.data() + p * w.panel_bytes;
+      if (w.matrix == Weight::Matrix::kQPanel)
+        pack_qpanel(w.qformat, kernels.style, rows, row_bytes, rest, w.k, out);
+      else
+        pack_fpanel(w.ftype, rows, row_bytes, rest, w.k, out);
+    }
+  });
+}
+
+// The packed copy is what the kernels read; the file's pages may leave memory.
+void drop_pages(std::span<const std::byte> bytes) {
+  constexpr uintptr_t kPage = 4096;
+  auto begin = (reinterpret_cast<uintptr_t>(bytes.data()) + kPage - 1) / kPage * kPage;
+  auto end = reinterpret_cast<uintptr_t>(bytes.data() + bytes.size()) / kPage * kPage;
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_COLD);
+}
+
+}  // namespace
+
+int64_t Weight::decode_step() const {
+  switch (matrix) {
+    case Matrix::kFPanel:
+      return 1;
+    case Matrix::kQPanel:
+      return kQuantBlock;
+    default:
+      return dtype_info(dtype).block_elements;
+  }
+}
+
+void Weight::decode_row(const KernelTable& kernels, int64_t row, float* out) const {
+  int lane = static_cast<int>(row % kPanel);
+  switch (matrix) {
+    case Matrix::kQPanel:
+      decode_qpanel_row(qformat, kernels.style, panel(row / kPanel), lane, 0, k, out);
+      return;
+    case Matrix::kFPanel: {
+      int64_t size = ftype == FType::kF32 ? 4 : 2;
+      const uint8_t* p = panel(row / kPanel) + lane * size;
+      for (int64_t i = 0; i < k; ++i, p += kPanel * size) tokamak::decode_row(dtype, p, out + i, 1);
+      return;
+    }
+    default:
+      tokamak::decode_row(dtype, panels + row * (panel_bytes / kPanel), out, k);
+  }
+}
+
+void Weight::decode_panel(const KernelTable& kernels, int64_t p, int64_t k0, int64_t count,
+                          float* out) const {
+  switch (matrix) {
+    case Matrix::kQPanel:
+      decode_qpanel(qformat, kernels.style, panel(p), k0, count, out);
+      return;
+    case Matrix::kFPanel: {
+      int64_t size = ftype == FType::kF32 ? 4 : 2;
+      kernels.widen[static_cast<int>(ftype)](panel(p) + k0 * kPanel * size, out, count * kPanel);
+      return;
+    }
+    default: {
+      auto offset = static_cast<int64_t>(dtype_bytes(dtype, k0));
+      constexpr int64_t kPart = 256;
+      float values[kPart];
+      for (int64_t lane = 0; lane < kPanel; ++lane) {
+        int64_t row = p * kPanel + lane;
+        const uint8_t* source = panels + row * (panel_bytes / kPanel) + offset;
+        for (int64_t i = 0; i < count; i += kPart) {
+          int64_t part = std::min(kPart, count - i);
+          if (row < n)
+            tokamak::decode_row(dtype, source + dtype_bytes(dtype, i), values, part);
+          else
+            std::fill_n(values, part, 0.0f);
+          for (int64_t j = 0; j < part; ++j) out[(i + j) * kPanel + lane] = values[j];
+        }
+      }
+    }
+  }
+}
+
+std::vector<Weight> load_weights(const PlanSet& plans, const WeightSource& source,
+                                 const std::vector<WeightUse>& uses, const KernelTable& kernels,
+                                 ThreadPool& pool,
+                                 const std::function<void(uint64_t, uint64_t)>& progress) {
+  std::vector<Weight> out(plans.weights.size());
+  uint64_t total = 0, done = 0;
+  auto bytes_of = [&](size_t i) {
+    const WeightEntry& e = plans.weights[i];
+    return e.constant.empty() ? dtype_bytes(e.dtype, count(e.dims)) : e.constant.size() * 4;
+  };
+  for (size_t i = 0; i < out.size(); ++i) total += bytes_of(i);
+  for (size_t i = 0; i < out.size(); ++i) {
+    const WeightEntry& entry = plans.weights[i];
+    Weight& w = out[i];
+    w.dtype = entry.dtype;
+    if (!entry.constant.empty()) {
+      if (uses[i].matrix)
+        fail(ErrorCode::kUnsupported, "weight {}: a constant cannot be a matrix", entry.name);
+      make_constant(entry, w);
+    } else if (uses[i].matrix || uses[i].plain) {
+      LoadedTensor loaded = load_weight(entry, source);
+      if (uses[i].matrix) make_matrix(entry, loaded.view.bytes.data(), kernels, pool, w);
+      if (uses[i].plain) make_plain(entry, loaded.view.bytes.data(), pool, w);
+      if (loaded.owned.empty()) drop_pages(loaded.view.bytes);
+    }
+    done += bytes_of(i);
+    if (progress) progress(done, total);
+  }
+  return out;
+}
+
+}  // namespace tokamak::cpu

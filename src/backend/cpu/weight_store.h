@@ -1,0 +1,49 @@
+#pragma once
+// The weights of a loaded model in the layouts the kernels read.
+#include <functional>
+#include <vector>
+
+#include "backend/cpu/memory.h"
+#include "backend/cpu/pack.h"
+#include "base/thread_pool.h"
+#include "plan/plan.h"
+#include "plan/weight_source.h"
+
+namespace tokamak::cpu {
+
+// A matrix [n, k] for linear and embed, or the plain values for everything else (both when both are
+// asked for).
+struct Weight {
+  enum class Matrix : uint8_t { kNone, kQPanel, kFPanel, kRows };
+  Matrix matrix = Matrix::kNone;
+  DType dtype = DType::kF32;
+  QFormat qformat = QFormat::kQ4_0;
+  FType ftype = FType::kF32;
+  int64_t n = 0, k = 0;
+  int64_t panel_bytes = 0;          // kRows: bytes of 16 rows as in the file
+  const uint8_t* panels = nullptr;  // kRows: row-major rows
+  void* plain = nullptr;            // row-major f32, or i32 for integer types
+  Buffer matrix_memory, plain_memory;
+
+  const uint8_t* panel(int64_t p) const { return panels + p * panel_bytes; }
+  // f32 values of row n; bit-equal to decoding the file's row.
+  void decode_row(const KernelTable& kernels, int64_t row, float* out) const;
+  // f32 panel [count][16] of k0 <= k < k0 + count (multiples of the format's block), rows beyond n
+  // zero.
+  void decode_panel(const KernelTable& kernels, int64_t panel, int64_t k0, int64_t count,
+                    float* out) const;
+  int64_t decode_step() const;  // the smallest count
+};
+
+struct WeightUse {
+  bool matrix = false, plain = false;
+};
+
+// Runs the recipes and packs, with all threads, one weight after the other: besides the result only
+// the weight at hand is held, and its pages of the file are given back to the system.
+std::vector<Weight> load_weights(const PlanSet& plans, const WeightSource& source,
+                                 const std::vector<WeightUse>& uses, const KernelTable& kernels,
+                                 ThreadPool& pool,
+                                 const std::function<void(uint64_t, uint64_t)>& progress);
+
+}  // namespace tokamak::cpu
