@@ -52,14 +52,12 @@ Ref split(Function& fn, Ref x, int heads) {
 
 Ref layer(Module& m, Function& fn, const Frame& f, int l, Ref x, double eps) {
   const std::string blk = fmt::format("blk.{}.", l), state_name = fmt::format("kv.{}", l);
-  for (auto [name, type] : {std::pair{"q", "f32[n=8, k=8]"},
-                            {"k", "f32[n=4, k=8]"},
-                            {"v", "f32[n=4, k=8]"},
-                            {"o", "q8_0[n=8, k=8]"},
-                            {"norm", "f32[n=8]"}}) {
-    if (std::string_view(name) == "o") type = "f32[n=8, k=8]";
-    add_weight(m, blk + name, type);
-  }
+  const std::pair<const char*, const char*> weights[] = {{"q", "f32[n=8, k=8]"},
+                                                         {"k", "f32[n=4, k=8]"},
+                                                         {"v", "f32[n=4, k=8]"},
+                                                         {"o", "f32[n=8, k=8]"},
+                                                         {"norm", "f32[n=8]"}};
+  for (auto [name, type] : weights) add_weight(m, blk + name, type);
   Ref h =
       fn.add("rms_norm", {x, fn.weight(blk + "norm")}, Value::Object{{"eps", eps}}, blk + "norm");
   Ref q = split(fn, fn.add("linear", {h, fn.weight(blk + "q")}, {}, blk + "q"), 2);

@@ -1,0 +1,339 @@
+#include <algorithm>
+#include <set>
+
+#include "base/error.h"
+#include "plan/plan.h"
+
+namespace tokamak {
+namespace {
+
+constexpr size_t kMaxPlans = 64;
+constexpr uint64_t kAlignment = 64;
+
+[[noreturn]] void bad(std::string_view where, std::string_view what) {
+  fail(ErrorCode::kCorrupt, "{}: {}", where, what);
+}
+
+template <class Entries>
+void need_names(const Entries& entries, std::string_view kind) {
+  std::set<std::string_view> seen;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].name.empty()) bad(fmt::format("{} {}", kind, i), "it has no name");
+    if (!seen.insert(entries[i].name).second) {
+      bad(fmt::format("{} {}", kind, i),
+          fmt::format("the name \"{}\" is used twice", entries[i].name));
+    }
+  }
+}
+
+// Bytes of a tensor with constant extents; every product is checked.
+int64_t constant_bytes(DType dtype, const std::vector<int64_t>& dims, std::string_view where) {
+  TensorType type{dtype, {}};
+  for (int64_t d : dims) {
+    if (d < 0) bad(where, fmt::format("a negative extent {}", d));
+    type.dims.push_back({"", d, false});
+  }
+  try {
+    return type.bytes().constant().value();
+  } catch (const Error& e) {
+    bad(where, e.what());
+  }
+}
+
+void check_symbol_range(int64_t lo, int64_t hi, int64_t multiple, std::string_view where) {
+  if (lo < 0 || lo > hi) bad(where, fmt::format("an empty or negative range {}..{}", lo, hi));
+  if (multiple < 1) bad(where, "the multiple must be at least 1");
+}
+
+void check_weight(const WeightEntry& w) {
+  const std::string where = fmt::format("weight {}", w.name);
+  const int64_t bytes = constant_bytes(w.dtype, w.dims, where);
+  if (w.constant.empty()) {
+    if (w.recipe.sources.empty() && bytes > 0) bad(where, "it has neither a source nor values");
+    return;
+  }
+  if (!w.recipe.sources.empty()) bad(where, "it has both a source and values");
+  if (w.dtype != DType::kF32 && w.dtype != DType::kI32) bad(where, "a constant must be f32 or i32");
+  if (bytes != static_cast<int64_t>(w.constant.size()) * 4) {
+    bad(where, fmt::format("{} values for {} bytes", w.constant.size(), bytes));
+  }
+}
+
+void check_tables(const PlanSet& set) {
+  need_names(set.symbols, "symbol");
+  need_names(set.inputs, "input");
+  need_names(set.groups, "group");
+  need_names(set.states, "state");
+  need_names(set.kernels, "kernel");
+  for (const SymbolDecl& s : set.symbols) {
+    check_symbol_range(s.lo, s.hi, s.multiple, fmt::format("symbol {}", s.name));
+  }
+  for (const InputEntry& in : set.inputs) {
+    if (is_block_type(in.dtype)) bad(fmt::format("input {}", in.name), "a block type");
+  }
+  for (const GroupEntry& g : set.groups) {
+    if (g.window < 0 || g.block_size < 1) {
+      bad(fmt::format("group {}", g.name),
+          fmt::format("window {}, block {}", g.window, g.block_size));
+    }
+  }
+  for (const StateEntry& s : set.states) {
+    const std::string where = fmt::format("state {}", s.name);
+    if (s.group >= set.groups.size()) bad(where, fmt::format("there is no group {}", s.group));
+    if (s.planes.empty()) bad(where, "it has no planes");
+    need_names(s.planes, where + ", plane");
+    for (const PlaneEntry& p : s.planes) {
+      const int64_t bytes = constant_bytes(p.dtype, p.dims, where + ", plane " + p.name);
+      if (bytes != p.bytes_per_token) {
+        bad(where, fmt::format("plane {} takes {} bytes per token, the table says {}", p.name,
+                               bytes, p.bytes_per_token));
+      }
+    }
+  }
+  std::set<std::pair<std::string_view, std::string_view>> weights;  // one entry per packing
+  for (const WeightEntry& w : set.weights) {
+    if (w.name.empty() || !weights.insert({w.name, w.layout}).second) {
+      bad("weights",
+          fmt::format("\"{}\" in layout \"{}\" has no name or is there twice", w.name, w.layout));
+    }
+    check_weight(w);
+  }
+  for (const KernelEntry& k : set.kernels) {
+    if (k.abi < 1) bad(fmt::format("kernel {}", k.name), fmt::format("ABI version {}", k.abi));
+  }
+}
+
+// Who wrote which bytes of the arena last; calls run in the order of the list.
+class ArenaOwners {
+ public:
+  void write(uint64_t begin, uint64_t end, uint32_t value) {
+    auto it = parts_.lower_bound(begin);
+    if (it != parts_.begin() && std::prev(it)->second.end > begin) {
+      Part& before = std::prev(it)->second;
+      const Part old = before;
+      before.end = begin;
+      if (old.end > end) parts_[end] = old;
+    }
+    while ((it = parts_.lower_bound(begin)) != parts_.end() && it->first < end) {
+      const Part old = it->second;
+      parts_.erase(it);
+      if (old.end > end) parts_[end] = old;
+    }
+    parts_[begin] = {end, value};
+  }
+
+  bool holds(uint64_t begin, uint64_t end, uint32_t value) const {
+    auto it = parts_.upper_bound(begin);
+    if (it == parts_.begin()) return false;
+    --it;
+    return it->second.value == value && it->second.end >= end;
+  }
+
+ private:
+  struct Part {
+    uint64_t end;
+    uint32_t value;
+  };
+  std::map<uint64_t, Part> parts_;  // by begin
+};
+
+class PlanChecker {
+ public:
+  PlanChecker(const PlanSet& set, size_t index)
+      : set_(set),
+        plan_(set.plans[index]),
+        where_(fmt::format("plan {} ({})", index, plan_.function)) {}
+
+  void run() {
+    if (plan_.function.empty()) bad(where_, "it names no function");
+    check_guard();
+    if (plan_.arena_bytes > set_.arena_bytes) {
+      bad(where_, fmt::format("its arena of {} bytes is larger than the set's {}",
+                              plan_.arena_bytes, set_.arena_bytes));
+    }
+    for (size_t i = 0; i < plan_.calls.size(); ++i) {
+      call_where_ = fmt::format("plan {}, call {} ({})", plan_.function, i, plan_.calls[i].op);
+      check_call(plan_.calls[i]);
+    }
+    std::set<std::string_view> names;
+    for (const PlanOutput& o : plan_.outputs) {
+      call_where_ = fmt::format("plan {}, output {}", plan_.function, o.name);
+      if (o.name.empty() || !names.insert(o.name).second)
+        bad(call_where_, "no name, or one used twice");
+      if (o.arg.kind == CallArg::Kind::kState || o.arg.kind == CallArg::Kind::kView) {
+        bad(call_where_, "only tensors are outputs");
+      }
+      check_arg(o.arg);
+      check_read(o.arg);
+    }
+  }
+
+ private:
+  void check_guard() {
+    std::set<std::string_view> seen;
+    for (const GuardRange& g : plan_.guard) {
+      const std::string where = fmt::format("{}, guard of {}", where_, g.symbol);
+      if (!declared(g.symbol)) bad(where, "the symbol is not declared");
+      if (!seen.insert(g.symbol).second) bad(where, "given twice");
+      check_symbol_range(g.lo, g.hi, g.multiple, where);
+      bounds_.push_back({g.symbol, g.lo, g.hi, g.multiple});
+    }
+    for (const auto& [symbol, expr] : plan_.bound_symbols) {
+      const std::string where = fmt::format("{}, {} = {}", where_, symbol, expr);
+      if (!declared(symbol)) bad(where, "the symbol is not declared");
+      if (!seen.insert(symbol).second) bad(where, "the symbol has a range or a value already");
+      try {
+        SymExpr::parse(expr).upper(bounds_);
+      } catch (const Error& e) {
+        bad(where, e.what());
+      }
+    }
+  }
+
+  bool declared(std::string_view symbol) const {
+    return std::any_of(set_.symbols.begin(), set_.symbols.end(),
+                       [&](const SymbolDecl& s) { return s.name == symbol; });
+  }
+
+  void check_call(const KernelCall& call) {
+    if (call.kernel >= set_.kernels.size())
+      bad(call_where_, fmt::format("there is no kernel {}", call.kernel));
+    if (call.op.empty()) bad(call_where_, "it names no op");
+    if (!call.attrs.is_object() && !call.attrs.is_null())
+      bad(call_where_, "attributes must be an object");
+    if (call.out.empty()) bad(call_where_, "it has no output");
+    for (const CallArg& a : call.in) check_arg(a);
+    for (const CallArg& a : call.out) check_arg(a);
+    for (const CallArg& a : call.in) check_read(a);
+    check_states(call);
+    for (size_t i = 0; i < call.out.size(); ++i) {
+      const CallArg& out = call.out[i];
+      if (out.kind == CallArg::Kind::kState) continue;
+      if (out.kind != CallArg::Kind::kArena)
+        bad(call_where_, "an output is neither in the arena nor a state");
+      for (size_t j = 0; j < i; ++j) {
+        if (overlap(out, call.out[j]))
+          bad(call_where_, fmt::format("outputs {} and {} overlap", j, i));
+      }
+      // In place is fine, element by element; a shifted overlap would be read after it was written.
+      for (const CallArg& in : call.in) {
+        if (overlap(out, in) && !(in.offset == out.offset && bytes(in) == bytes(out))) {
+          bad(call_where_, fmt::format("output {} overlaps an input", i));
+        }
+      }
+    }
+    for (const CallArg& a : call.out) {
+      if (a.kind == CallArg::Kind::kArena && bytes(a) > 0)
+        owners_.write(a.offset, a.offset + bytes(a), a.index);
+    }
+  }
+
+  void check_states(const KernelCall& call) const {
+    auto is_state = [](const CallArg& a) { return a.kind == CallArg::Kind::kState; };
+    for (const CallArg& out : call.out) {
+      if (!is_state(out)) continue;
+      if (std::none_of(call.in.begin(), call.in.end(),
+                       [&](const CallArg& in) { return is_state(in) && in.index == out.index; })) {
+        bad(call_where_, "it gives a state that it does not take");
+      }
+    }
+    for (const CallArg& s : call.in) {
+      for (const CallArg& v : call.in) {
+        if (is_state(s) && v.kind == CallArg::Kind::kView &&
+            set_.states[s.index].group != v.index) {
+          bad(call_where_, fmt::format("state {} with the view of group {}",
+                                       set_.states[s.index].name, set_.groups[v.index].name));
+        }
+      }
+    }
+  }
+
+  void check_arg(const CallArg& a) const {
+    auto need_index = [&](size_t size, std::string_view kind) {
+      if (a.index >= size) bad(call_where_, fmt::format("there is no {} {}", kind, a.index));
+    };
+    switch (a.kind) {
+      case CallArg::Kind::kArena:
+        if (a.offset % kAlignment != 0)
+          bad(call_where_, fmt::format("arena offset {} is not aligned", a.offset));
+        if (a.offset > plan_.arena_bytes || bytes(a) > plan_.arena_bytes - a.offset) {
+          bad(call_where_, fmt::format("{} bytes at {} leave the arena of {}", bytes(a), a.offset,
+                                       plan_.arena_bytes));
+        }
+        break;
+      case CallArg::Kind::kWeight: {
+        need_index(set_.weights.size(), "weight");
+        const WeightEntry& w = set_.weights[a.index];
+        if (a.dtype != w.dtype || bytes(a) != static_cast<uint64_t>(weight_bytes(w))) {
+          bad(call_where_, fmt::format("weight {} has another type or size", w.name));
+        }
+        break;
+      }
+      case CallArg::Kind::kInput:
+        need_index(set_.inputs.size(), "input");
+        if (a.dtype != set_.inputs[a.index].dtype) {
+          bad(call_where_, fmt::format("input {} has another type", set_.inputs[a.index].name));
+        }
+        bytes(a);
+        break;
+      case CallArg::Kind::kState:
+        need_index(set_.states.size(), "state");
+        break;
+      case CallArg::Kind::kView:
+        need_index(set_.groups.size(), "group");
+        break;
+      default:
+        bad(call_where_, "an argument of an unknown kind");
+    }
+  }
+
+  void check_read(const CallArg& a) const {
+    if (a.kind != CallArg::Kind::kArena || bytes(a) == 0) return;
+    if (!owners_.holds(a.offset, a.offset + bytes(a), a.index)) {
+      bad(call_where_,
+          fmt::format("it reads value {} at {}, which is not there (not written yet, or "
+                      "overwritten)",
+                      a.index, a.offset));
+    }
+  }
+
+  bool overlap(const CallArg& a, const CallArg& b) const {
+    return a.kind == CallArg::Kind::kArena && b.kind == CallArg::Kind::kArena &&
+           a.offset < b.offset + bytes(b) && b.offset < a.offset + bytes(a);
+  }
+
+  // At the largest values the guard admits.
+  uint64_t bytes(const CallArg& a) const {
+    TensorType type{a.dtype, {}};
+    for (const SymExpr& d : a.dims) type.dims.push_back({"", d, false});
+    try {
+      const int64_t n = type.bytes().upper(bounds_);
+      if (n >= 0) return static_cast<uint64_t>(n);
+    } catch (const Error& e) {
+      bad(call_where_, e.what());
+    }
+    bad(call_where_, "a negative extent");
+  }
+
+  const PlanSet& set_;
+  const Plan& plan_;
+  std::string where_, call_where_;
+  std::vector<SymbolDecl> bounds_;
+  ArenaOwners owners_;
+};
+
+}  // namespace
+
+void check_plan_set(const PlanSet& set) {
+  if (set.version != PlanSet::kVersion) {
+    fail(ErrorCode::kUnsupported,
+         "plan set of version {}, this program knows {}; compile the model again", set.version,
+         PlanSet::kVersion);
+  }
+  if (set.plans.size() > kMaxPlans)
+    bad("plan set", fmt::format("{} plans, {} are the most", set.plans.size(), kMaxPlans));
+  check_tables(set);
+  for (size_t i = 0; i < set.plans.size(); ++i) PlanChecker(set, i).run();
+}
+
+}  // namespace tokamak

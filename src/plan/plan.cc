@@ -1,0 +1,104 @@
+#include "plan/plan.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/error.h"
+
+namespace tokamak {
+namespace {
+
+int symbol_index(const PlanSet& set, std::string_view name) {
+  for (size_t i = 0; i < set.symbols.size(); ++i)
+    if (set.symbols[i].name == name) return static_cast<int>(i);
+  return -1;
+}
+
+// Value of "B" or "4*B" without allocating: plans are selected in every step. Other expressions go
+// the slow way.
+int64_t bound_value(const PlanSet& set, std::string_view text, std::span<const int64_t> values) {
+  int64_t factor = 1;
+  std::string_view name = text;
+  if (const size_t star = text.find('*'); star != std::string_view::npos) {
+    auto [end, status] = std::from_chars(text.data(), text.data() + star, factor);
+    if (status == std::errc() && end == text.data() + star) name = text.substr(star + 1);
+  }
+  int64_t result;
+  if (int i = symbol_index(set, name);
+      i >= 0 && !__builtin_mul_overflow(factor, values[static_cast<size_t>(i)], &result)) {
+    return result;
+  }
+  std::map<std::string, int64_t, std::less<>> by_name;
+  for (size_t s = 0; s < set.symbols.size(); ++s) by_name[set.symbols[s].name] = values[s];
+  return SymExpr::parse(text).eval(by_name);
+}
+
+bool admits(const PlanSet& set, const Plan& plan, std::span<const int64_t> values) {
+  for (const GuardRange& g : plan.guard) {
+    const int i = symbol_index(set, g.symbol);
+    if (i < 0) return false;
+    const int64_t v = values[static_cast<size_t>(i)];
+    if (v < g.lo || v > g.hi || (g.multiple > 1 && v % g.multiple != 0)) return false;
+  }
+  for (const auto& [symbol, expr] : plan.bound_symbols) {
+    const int i = symbol_index(set, symbol);
+    if (i < 0 || values[static_cast<size_t>(i)] != bound_value(set, expr, values)) return false;
+  }
+  return true;
+}
+
+// How many value tuples the guard admits, as if the symbols were independent.
+double volume(const PlanSet& set, const Plan& plan) {
+  auto count = [](int64_t lo, int64_t hi, int64_t multiple) {
+    return (static_cast<double>(hi) - static_cast<double>(lo)) /
+               static_cast<double>(std::max<int64_t>(multiple, 1)) +
+           1;
+  };
+  double v = 1;
+  for (const SymbolDecl& s : set.symbols) {
+    auto bound = std::find_if(plan.bound_symbols.begin(), plan.bound_symbols.end(),
+                              [&](const auto& b) { return b.first == s.name; });
+    if (bound != plan.bound_symbols.end()) continue;
+    auto guard = std::find_if(plan.guard.begin(), plan.guard.end(),
+                              [&](const GuardRange& g) { return g.symbol == s.name; });
+    v *= guard == plan.guard.end() ? count(s.lo, s.hi, s.multiple)
+                                   : count(guard->lo, guard->hi, guard->multiple);
+  }
+  return v;
+}
+
+}  // namespace
+
+int64_t kv_bytes_per_token(const PlanSet& set, uint32_t group) {
+  int64_t bytes = 0;
+  for (const StateEntry& s : set.states) {
+    if (s.group != group || s.per_sequence) continue;
+    for (const PlaneEntry& p : s.planes) bytes += p.bytes_per_token;
+  }
+  return bytes;
+}
+
+int64_t weight_bytes(const WeightEntry& weight) {
+  TensorType type{weight.dtype, {}};
+  for (int64_t d : weight.dims) type.dims.push_back({"", d, false});
+  return type.bytes().constant().value();  // throws on broken blocks and on overflow
+}
+
+int select_plan(const PlanSet& set, std::string_view function, std::span<const int64_t> values) {
+  TK_CHECK(values.size() == set.symbols.size(), "{} symbol values for {} symbols", values.size(),
+           set.symbols.size());
+  int best = -1;
+  double best_volume = 0;
+  for (size_t i = 0; i < set.plans.size(); ++i) {
+    const Plan& plan = set.plans[i];
+    if (plan.function != function || !admits(set, plan, values)) continue;
+    const double v = volume(set, plan);
+    if (best < 0 || v < best_volume) {
+      best = static_cast<int>(i);
+      best_volume = v;
+    }
+  }
+  return best;
+}
+
+}  // namespace tokamak

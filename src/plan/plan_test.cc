@@ -1,0 +1,248 @@
+#include "plan/plan.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "plan/kernel_desc.h"
+
+namespace tokamak {
+namespace {
+
+CallArg arena(uint32_t value, uint64_t offset, std::vector<SymExpr> dims) {
+  return {CallArg::Kind::kArena, value, offset, DType::kF32, std::move(dims)};
+}
+
+const SymExpr kT = SymExpr::symbol("T");
+
+// embed -> append, attend -> linear; 16 tokens at most.
+PlanSet sample() {
+  PlanSet set;
+  set.model = "tiny";
+  set.backend = "ref";
+  set.symbols = {{"T", 1, 64, 1}, {"B", 1, 8, 1}, {"R", 1, 8, 1}};
+  set.inputs = {{"ids", DType::kI32, {kT}}};
+  set.groups = {{"full", 0, 16}, {"window", 32, 16}};
+  set.states = {
+      {"kv.0", 0, false, {{"k", DType::kF16, {2, 4}, 16}, {"v", DType::kF16, {2, 4}, 16}}}};
+  set.weights = {{"w", DType::kF32, {8, 8}, {{"w.file"}, {}}, {}, ""},
+                 {"c", DType::kF32, {2}, {}, {1, 2}, ""}};
+  set.kernels = {{"ref.any", 1, "f32"}};
+  CallArg ids{CallArg::Kind::kInput, 0, 0, DType::kI32, {kT}};
+  CallArg w{CallArg::Kind::kWeight, 0, 0, DType::kF32, {8, 8}};
+  CallArg state{CallArg::Kind::kState, 0, 0, DType::kF32, {}};
+  CallArg view{CallArg::Kind::kView, 0, 0, DType::kF32, {}};
+  Plan plan;
+  plan.function = "step";
+  plan.guard = {{"T", 1, 16, 1}, {"B", 1, 8, 1}, {"R", 1, 8, 1}};
+  plan.arena_bytes = 1024;
+  plan.calls = {
+      {0, "embed", {}, {ids, w}, {arena(0, 0, {kT, 8})}, 0, "embd"},
+      {0, "append", {}, {state, view, arena(0, 0, {kT, 8})}, {state}, 0, ""},
+      {0, "attend", {}, {arena(0, 0, {kT, 8}), state, view}, {arena(1, 512, {kT, 8})}, 0, ""},
+      {0,
+       "linear",
+       Value::Object{{"x", 1}},
+       {arena(1, 512, {kT * 8}), w},
+       {arena(2, 0, {kT, 8})},
+       0,
+       "out"}};
+  plan.outputs = {{"logits", arena(2, 0, {kT, 8})}};
+  set.plans = {plan};
+  set.arena_bytes = 1024;
+  return set;
+}
+
+struct Broken {
+  const char* message;
+  void (*change)(PlanSet&);
+};
+
+TEST(CheckPlanSet, AcceptsTheSample) {
+  check_plan_set(sample());
+  PlanSet in_place = sample();
+  in_place.plans[0].calls[3].out[0].offset = 512;
+  in_place.plans[0].outputs[0].arg.offset = 512;
+  check_plan_set(in_place);
+}
+
+TEST(CheckPlanSet, RefusesWhatIsBroken) {
+  const Broken cases[] = {
+      {"version 2", [](PlanSet& s) { s.version = 2; }},
+      {"65 plans", [](PlanSet& s) { s.plans.resize(65, s.plans[0]); }},
+      {"symbol 1: the name \"T\" is used twice", [](PlanSet& s) { s.symbols[1].name = "T"; }},
+      {"symbol T: an empty or negative range", [](PlanSet& s) { s.symbols[0].hi = 0; }},
+      {"multiple", [](PlanSet& s) { s.symbols[0].multiple = 0; }},
+      {"group 0: it has no name", [](PlanSet& s) { s.groups[0].name = ""; }},
+      {"block 0", [](PlanSet& s) { s.groups[0].block_size = 0; }},
+      {"there is no group 7", [](PlanSet& s) { s.states[0].group = 7; }},
+      {"no planes", [](PlanSet& s) { s.states[0].planes.clear(); }},
+      {"plane k takes 16 bytes", [](PlanSet& s) { s.states[0].planes[0].bytes_per_token = 17; }},
+      {"a negative extent -1", [](PlanSet& s) { s.states[0].planes[0].dims = {-1}; }},
+      {"weight w: symbolic arithmetic",
+       [](PlanSet& s) {
+         s.weights[0].dims = {int64_t{1} << 40, int64_t{1} << 40};
+       }},
+      {"weight w: q4_0", [](PlanSet& s) { s.weights[0].dtype = DType::kQ4_0; }},
+      {"there twice", [](PlanSet& s) { s.weights.push_back(s.weights[0]); }},
+      {"neither a source nor values", [](PlanSet& s) { s.weights[0].recipe.sources.clear(); }},
+      {"both a source and values", [](PlanSet& s) { s.weights[1].recipe.sources = {"x"}; }},
+      {"3 values for 8 bytes", [](PlanSet& s) { s.weights[1].constant.push_back(3); }},
+      {"kernel 0: it has no name", [](PlanSet& s) { s.kernels[0].name = ""; }},
+      {"ABI version 0", [](PlanSet& s) { s.kernels[0].abi = 0; }},
+      {"plan 0 (): it names no function", [](PlanSet& s) { s.plans[0].function = ""; }},
+      {"guard of X: the symbol is not declared",
+       [](PlanSet& s) { s.plans[0].guard[0].symbol = "X"; }},
+      {"guard of T: given twice", [](PlanSet& s) { s.plans[0].guard[1].symbol = "T"; }},
+      {"guard of T: an empty", [](PlanSet& s) { s.plans[0].guard[0].hi = 0; }},
+      {"symbol T is not declared",
+       [](PlanSet& s) { s.plans[0].guard.erase(s.plans[0].guard.begin()); }},
+      {"T = B: the symbol has a range",
+       [](PlanSet& s) {
+         s.plans[0].bound_symbols = {{"T", "B"}};
+       }},
+      {"X = B: the symbol is not declared",
+       [](PlanSet& s) {
+         s.plans[0].bound_symbols = {{"X", "B"}};
+       }},
+      {"larger than the set's", [](PlanSet& s) { s.arena_bytes = 512; }},
+      {"call 0 (embed): there is no kernel 1", [](PlanSet& s) { s.plans[0].calls[0].kernel = 1; }},
+      {"it names no op", [](PlanSet& s) { s.plans[0].calls[0].op = ""; }},
+      {"it has no output", [](PlanSet& s) { s.plans[0].calls[1].out.clear(); }},
+      {"attributes must be", [](PlanSet& s) { s.plans[0].calls[0].attrs = 3; }},
+      {"there is no input 4", [](PlanSet& s) { s.plans[0].calls[0].in[0].index = 4; }},
+      {"input ids has another type",
+       [](PlanSet& s) { s.plans[0].calls[0].in[0].dtype = DType::kF32; }},
+      {"there is no weight 9", [](PlanSet& s) { s.plans[0].calls[0].in[1].index = 9; }},
+      {"weight w has another",
+       [](PlanSet& s) {
+         s.plans[0].calls[0].in[1].dims = {8, 9};
+       }},
+      {"there is no state 1", [](PlanSet& s) { s.plans[0].calls[1].in[0].index = 1; }},
+      {"there is no group 2", [](PlanSet& s) { s.plans[0].calls[1].in[1].index = 2; }},
+      {"state kv.0 with the view of group window",
+       [](PlanSet& s) { s.plans[0].calls[1].in[1].index = 1; }},
+      {"a state that it does not take",
+       [](PlanSet& s) { s.plans[0].calls[1].in.erase(s.plans[0].calls[1].in.begin()); }},
+      {"neither in the arena nor a state",
+       [](PlanSet& s) { s.plans[0].calls[0].out = s.plans[0].calls[0].in; }},
+      {"offset 8 is not aligned", [](PlanSet& s) { s.plans[0].calls[0].out[0].offset = 8; }},
+      {"512 bytes at 576 leave the arena",
+       [](PlanSet& s) { s.plans[0].calls[2].out[0].offset = 576; }},
+      {"1024 bytes at 512 leave the arena", [](PlanSet& s) { s.plans[0].guard[0].hi = 32; }},
+      {"a negative extent", [](PlanSet& s) { s.plans[0].calls[0].out[0].dims = {SymExpr(-3)}; }},
+      {"64 bits", [](PlanSet& s) { s.plans[0].guard[0].hi = INT64_MAX; }},
+      {"attend): output 0 overlaps an input",
+       [](PlanSet& s) { s.plans[0].calls[2].out[0].offset = 64; }},
+      {"it reads value 1 at 512",
+       [](PlanSet& s) {
+         auto& calls = s.plans[0].calls;
+         calls.insert(calls.begin() + 3, {0, "iota", {}, {}, {arena(7, 960, {1})}, 0, ""});
+       }},
+      {"it reads value 9 at 0", [](PlanSet& s) { s.plans[0].calls[1].in[2].index = 9; }},
+      {"outputs 0 and 1 overlap",
+       [](PlanSet& s) { s.plans[0].calls[0].out.push_back(arena(5, 448, {kT})); }},
+      {"output logits: it reads value 1",
+       [](PlanSet& s) {
+         s.plans[0].calls[3].out[0].offset = 512;
+         s.plans[0].outputs[0].arg = arena(1, 512, {kT, 8});
+       }},
+      {"output : no name", [](PlanSet& s) { s.plans[0].outputs[0].name = ""; }},
+      {"only tensors", [](PlanSet& s) { s.plans[0].outputs[0].arg.kind = CallArg::Kind::kState; }},
+  };
+  for (const Broken& c : cases) {
+    PlanSet set = sample();
+    c.change(set);
+    try {
+      check_plan_set(set);
+      ADD_FAILURE() << "accepted: " << c.message;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(c.message), std::string::npos)
+          << c.message << " / " << e.what();
+      EXPECT_NE(e.code(), ErrorCode::kInternal) << e.what();
+    }
+    EXPECT_FALSE(plan_set_text(set).empty());  // a dump shows broken plans too
+  }
+}
+
+TEST(SelectPlan, TakesTheSmallestGuard) {
+  PlanSet set;
+  set.symbols = {{"T", 1, 512, 1}, {"B", 1, 64, 1}, {"R", 1, 64, 1}};
+  auto add = [&](const char* function, std::vector<GuardRange> guard,
+                 std::vector<std::pair<std::string, std::string>> bound = {}) {
+    Plan p;
+    p.function = function;
+    p.guard = std::move(guard);
+    p.bound_symbols = std::move(bound);
+    set.plans.push_back(std::move(p));
+  };
+  add("step", {{"T", 1, 512, 1}, {"B", 1, 64, 1}, {"R", 1, 64, 1}});
+  add("step", {{"T", 1, 64, 1}, {"B", 1, 64, 1}, {"R", 1, 64, 1}});
+  add("step", {{"T", 16, 64, 16}, {"B", 1, 64, 1}, {"R", 1, 64, 1}});
+  add("decode", {{"B", 1, 64, 1}}, {{"T", "B"}, {"R", "B"}});
+  add("decode", {{"B", 1, 8, 1}}, {{"T", "B"}, {"R", "B"}});
+  add("verify3", {{"B", 1, 64, 1}}, {{"T", "4*B"}, {"R", "4*B"}});
+  add("odd", {{"B", 1, 64, 1}}, {{"T", "2*B + 1"}});
+  auto pick = [&](const char* function, int64_t t, int64_t b, int64_t r) {
+    const int64_t values[] = {t, b, r};
+    return select_plan(set, function, values);
+  };
+  EXPECT_EQ(pick("step", 500, 3, 3), 0);
+  EXPECT_EQ(pick("step", 63, 3, 3), 1);
+  EXPECT_EQ(pick("step", 48, 3, 3), 2);
+  EXPECT_EQ(pick("step", 513, 3, 3), -1);
+  EXPECT_EQ(pick("decode", 8, 8, 8), 4);
+  EXPECT_EQ(pick("decode", 9, 9, 9), 3);
+  EXPECT_EQ(pick("decode", 9, 8, 8), -1);
+  EXPECT_EQ(pick("verify3", 8, 2, 8), 5);
+  EXPECT_EQ(pick("verify3", 8, 3, 8), -1);
+  EXPECT_EQ(pick("odd", 7, 3, 1), 6);
+  EXPECT_EQ(pick("odd", 8, 3, 1), -1);
+  EXPECT_EQ(pick("nothing", 1, 1, 1), -1);
+}
+
+TEST(PlanSizes, Bytes) {
+  PlanSet set = sample();
+  EXPECT_EQ(kv_bytes_per_token(set, 0), 32);
+  EXPECT_EQ(kv_bytes_per_token(set, 1), 0);
+  EXPECT_EQ(weight_bytes(set.weights[0]), 256);
+  EXPECT_EQ(weight_bytes({"q", DType::kQ4_0, {3, 64}, {}, {}, ""}), 3 * 36);
+}
+
+TEST(PlanText, ShowsTheCalls) {
+  const std::string text = plan_set_text(sample());
+  for (const char* part :
+       {"plans for tiny on ref, version 1", "symbol T in 1..64", "input ids : i32[T]",
+        "group full window 0 block 16, 32 bytes per token",
+        "state kv.0 in full per_token {k: f16[2, 4], v: f16[2, 4]}",
+        "weight w : f32[8, 8] from w.file", "weight c : f32[2] = 2 values",
+        "kernel ref.any abi 1 class \"f32\"",
+        "plan step for T in 1..16, B in 1..8, R in 1..8 {  // 4 calls, arena 1.0 KiB",
+        "v0@0:f32[T, 8] = ref.any(ids:i32[T], @w)  # embed embd",
+        "state<kv.0> = ref.any(state<kv.0>, view<full>, v0@0:f32[T, 8])",
+        "return logits = v2@0:f32[T, 8]"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  }
+}
+
+TEST(KernelMatches, Patterns) {
+  auto matches = [](const char* pattern, const char* op, std::vector<DType> in) {
+    return kernel_matches({"k", 1, pattern, "", ""}, op, in);
+  };
+  using enum DType;
+  EXPECT_TRUE(matches("*", "anything", {kF32, kQ4_K}));
+  EXPECT_TRUE(matches("linear(q8a, q4_0|q4_1, *)", "linear", {kQ8A, kQ4_1}));
+  EXPECT_TRUE(matches("linear(q8a, q4_0|q4_1, *)", "linear", {kQ8A, kQ4_0, kF32}));
+  EXPECT_FALSE(matches("linear(q8a, q4_0|q4_1, *)", "linear", {kF32, kQ4_0}));
+  EXPECT_FALSE(matches("linear(q8a, q4_0|q4_1, *)", "linear", {kQ8A, kQ4_K}));
+  EXPECT_FALSE(matches("linear(q8a, q4_0|q4_1, *)", "linear", {kQ8A, kQ4_0, kF32, kF32}));
+  EXPECT_FALSE(matches("linear(q8a)", "linea", {kQ8A}));
+  EXPECT_FALSE(matches("linear(q8a)", "linear2", {kQ8A}));
+  EXPECT_TRUE(matches(" add( f32 | i32 ,*)", "add", {kI32, kF16}));
+  EXPECT_TRUE(matches("iota()", "iota", {}));
+  EXPECT_FALSE(matches("iota()", "iota", {kF32}));
+  for (const char* bad : {"", "(", ")", "linear", "linear(", "linear(f32"})
+    EXPECT_FALSE(matches(bad, "linear", {kF32})) << bad;
+}
+
+}  // namespace
+}  // namespace tokamak
