@@ -68,8 +68,8 @@ test-tsan: ## what has threads, under ThreadSanitizer
 
 test-cross: ## the other architecture's kernels, under qemu-user
 	$(call configure,cross,-DTK_CROSS_CPU=$(OTHER_CPU))
-	@cmake --build --preset cross -j $(JOBS)
-	@$(CTEST) --test-dir build/cross
+	@cmake --build --preset cross -j $(JOBS) --target cross_tests
+	@$(CTEST) --test-dir build/cross -L cross
 
 test-fuzz: ## a few seconds of libFuzzer for each parser
 	$(call configure,fuzz)

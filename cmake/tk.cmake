@@ -52,11 +52,14 @@ function(tk_library name)
 endfunction()
 
 # Not everything is compiled four times: the release build runs the tests whose result the optimiser can change (beside
-# the black-box tests of the binary), the tsan build those of code that has threads. `make test` builds these groups.
-set(TK_RELEASE_TESTS "^(ops|numerics|backend.*)$")
-set(TK_TSAN_TESTS "^(base|backend_cpu|backend_null|engine.*|serve.*)$")
+# the black-box tests of the binary), the tsan build those of code that has threads, the cross build those of kernels.
+# `make test` builds these groups.
+set(TK_RELEASE_TESTS "^(tensor|ops|cpu|backend.*|numerics)$")
+set(TK_TSAN_TESTS "^(base|cpu|backend.*|engine.*|serve.*)$")
+set(TK_CROSS_TESTS "^(tensor|ops|cpu|backend.*)$")
 add_custom_target(release_tests)
 add_custom_target(tsan_tests)
+add_custom_target(cross_tests)
 
 # tk_test(engine SOURCES a_test.cc DEPENDS engine [LABEL unit] [TIMEOUT 300] [TINY_MODELS]): one GoogleTest program per
 # lane. TINY_MODELS: the folder in $TOKAMAK_TINY_MODELS is filled before the test runs.
@@ -73,7 +76,7 @@ function(tk_test name)
   if(NOT A_LABEL)
     set(A_LABEL unit)
   endif()
-  foreach(group release tsan)
+  foreach(group release tsan cross)
     string(TOUPPER TK_${group}_TESTS members)
     if(name MATCHES "${${members}}")
       list(APPEND A_LABEL ${group})
