@@ -1,0 +1,264 @@
+// Filters on text.
+#include <algorithm>
+
+#include "engine/text/jinja/filters.h"
+#include "engine/text/unicode.h"
+
+namespace tokamak::jinja {
+namespace {
+
+Val upper(Interp& i, const Val& v, Args&) { return i.str(to_upper(to_str(v))); }
+Val lower(Interp& i, const Val& v, Args&) { return i.str(to_lower(to_str(v))); }
+Val capitalize(Interp& i, const Val& v, Args&) { return i.str(py_capitalize(to_str(v))); }
+Val string(Interp& i, const Val& v, Args&) { return v.is_string() ? v : i.str(to_str(v)); }
+
+Val trim(Interp& i, const Val& v, Args& args) {
+  const Val* chars = args.get(0, "chars");
+  return i.str(std::string(py_strip(to_str(v), chars, true, true)));
+}
+
+// Words begin after white space, - and opening brackets.
+Val title(Interp& i, const Val& v, Args&) {
+  std::string out;
+  bool start = true;
+  const std::string text = to_str(v);
+  for (size_t pos = 0; pos < text.size();) {
+    const Utf8Char c = utf8_decode(text, pos);
+    pos += c.length;
+    if (start) {
+      append_upper(out, c.cp);
+    } else {
+      append_lower(out, c.cp);
+    }
+    start = is_py_space(c.cp) || c.cp == '-' || c.cp == '(' || c.cp == '{' || c.cp == '[' ||
+            c.cp == '<';
+  }
+  return i.str(std::move(out));
+}
+
+Val replace(Interp& i, const Val& v, Args& args) {
+  const Val *from = args.get(0, "old"), *to = args.get(1, "new"), *count = args.get(2, "count");
+  if (!from || !to) raise("replace needs two arguments");
+  const int64_t limit = count && !count->is_none() ? int_arg(*count, "count") : -1;
+  return i.str(py_replace(i, to_str(v), to_str(*from), to_str(*to), limit));
+}
+
+Val indent(Interp& i, const Val& v, Args& args) {
+  const Val *width = args.get(0, "width"), *first = args.get(1, "first"),
+            *blank = args.get(2, "blank");
+  const std::string pad =
+      !width ? std::string(4, ' ')
+      : width->is_string()
+          ? width->str()
+          : std::string(static_cast<size_t>(std::clamp<int64_t>(int_arg(*width, "width"), 0, 4096)),
+                        ' ');
+  const bool pad_first = first && truthy(*first), pad_blank = blank && truthy(*blank);
+  std::string out;
+  const std::string text = to_str(v);
+  size_t begin = 0;
+  for (bool is_first = true;; is_first = false) {
+    const size_t end = text.find('\n', begin);
+    const std::string_view line = std::string_view(text).substr(
+        begin, end == std::string::npos ? std::string::npos : end - begin);
+    if (is_first ? pad_first : pad_blank || !line.empty()) out += pad;
+    out += line;
+    i.heap().check_room(out.size());
+    if (end == std::string::npos) break;
+    out += '\n';
+    begin = end + 1;
+  }
+  return i.str(std::move(out));
+}
+
+Val format(Interp& i, const Val& v, Args& args) {
+  if (!args.named.empty()) {
+    Dict* dict = i.heap().dict();
+    for (const auto& [name, value] : args.named) dict->set(i.str(name), value);
+    return i.str(percent_format(i, to_str(v), Val::dict(dict)));
+  }
+  return i.str(percent_format(i, to_str(v), i.heap().list(args.pos, true)));
+}
+
+Val escape(Interp& i, const Val& v, Args&) {
+  std::string out;
+  for (char c : to_str(v)) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&#34;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        out += c;
+    }
+  }
+  return i.str(std::move(out));
+}
+
+Val center(Interp& i, const Val& v, Args& args) {
+  const Val* width = args.get(0, "width");
+  const std::string text = to_str(v);
+  const int64_t size = static_cast<int64_t>(utf8_length(text)),
+                wide = width ? int_arg(*width, "width") : 80;
+  if (wide <= size) return i.str(text);
+  i.heap().check_room(static_cast<size_t>(wide));
+  const int64_t pad = wide - size, left = pad / 2 + (pad & wide & 1);
+  return i.str(std::string(static_cast<size_t>(left), ' ') + text +
+               std::string(static_cast<size_t>(pad - left), ' '));
+}
+
+Val truncate(Interp& i, const Val& v, Args& args) {
+  const Val *length = args.get(0, "length"), *kill = args.get(1, "killwords"),
+            *end = args.get(2, "end"), *leeway = args.get(3, "leeway");
+  const int64_t limit = length ? int_arg(*length, "length") : 255,
+                slack = leeway && !leeway->is_none() ? int_arg(*leeway, "leeway") : 5;
+  const std::u32string text = utf8_to_u32(to_str(v)),
+                       tail = utf8_to_u32(end ? to_str(*end) : "...");
+  if (limit < static_cast<int64_t>(tail.size())) raise("truncate: length is shorter than the end");
+  if (static_cast<int64_t>(text.size()) <= limit + slack) return i.str(u32_to_utf8(text));
+  std::u32string head = text.substr(0, static_cast<size_t>(limit) - tail.size());
+  if (!(kill && truthy(*kill)))
+    if (const size_t space = head.rfind(U' '); space != std::u32string::npos) head.resize(space);
+  return i.str(u32_to_utf8(head + tail));
+}
+
+Val wordcount(Interp&, const Val& v, Args&) {
+  int64_t count = 0;
+  bool inside = false;
+  const std::string text = to_str(v);
+  for (size_t pos = 0; pos < text.size();) {
+    const Utf8Char c = utf8_decode(text, pos);
+    pos += c.length;
+    const bool word = is_word(c.cp);
+    count += word && !inside;
+    inside = word;
+  }
+  return Val::integer(count);
+}
+
+Val wordwrap(Interp& i, const Val& v, Args& args) {
+  const Val *width = args.get(0, "width"), *wrap = args.get(2, "wrapstring");
+  const auto limit =
+      static_cast<size_t>(std::clamp<int64_t>(width ? int_arg(*width, "width") : 79, 1, 1 << 20));
+  const std::string newline = wrap && !wrap->is_none() ? to_str(*wrap) : "\n";
+  std::string out, line;
+  size_t line_chars = 0;
+  const std::string text = to_str(v);
+  const Val lines_at = i.str("\n");
+  bool first_line = true;
+  for (const std::string& paragraph : py_split(text, &lines_at, -1)) {
+    if (!first_line) out += newline;
+    first_line = false;
+    line.clear();
+    line_chars = 0;
+    for (const std::string& word : py_split(paragraph, nullptr, -1)) {
+      const size_t chars = utf8_length(word);
+      if (line_chars > 0 && line_chars + 1 + chars > limit) {
+        out += line + newline;
+        line.clear();
+        line_chars = 0;
+      }
+      if (line_chars > 0) {
+        line += ' ';
+        ++line_chars;
+      }
+      line += word;
+      line_chars += chars;
+    }
+    out += line;
+  }
+  return i.str(std::move(out));
+}
+
+Val urlencode(Interp& i, const Val& v, Args&) {
+  static constexpr char kHex[] = "0123456789ABCDEF";
+  std::string out;
+  for (char c : to_str(v)) {
+    const auto u = static_cast<unsigned char>(c);
+    if (isalnum(u) || c == '_' || c == '.' || c == '-' || c == '~' || c == '/') {
+      out += c;
+    } else {
+      out += '%';
+      out += kHex[u >> 4];
+      out += kHex[u & 15];
+    }
+  }
+  return i.str(std::move(out));
+}
+
+Val striptags(Interp& i, const Val& v, Args&) {
+  std::string bare;
+  bool tag = false;
+  for (char c : to_str(v)) {
+    if (c == '<') tag = true;
+    if (!tag) bare += c;
+    if (c == '>') tag = false;
+  }
+  std::string out;
+  for (const std::string& word : py_split(bare, nullptr, -1))
+    out += (out.empty() ? "" : " ") + word;
+  return i.str(std::move(out));
+}
+
+Val filesizeformat(Interp& i, const Val& v, Args& args) {
+  const Val* binary = args.get(0, "binary");
+  const double base = binary && truthy(*binary) ? 1024 : 1000;
+  if (!v.is_number()) raise("filesizeformat needs a number");
+  const double bytes = v.as_double();
+  if (bytes == 1) return i.str("1 Byte");
+  if (bytes < base) return i.str(fmt::format("{} Bytes", static_cast<int64_t>(bytes)));
+  static constexpr const char* kUnits[] = {"kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB"};
+  static constexpr const char* kBinary[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB"};
+  double unit = base;
+  size_t k = 0;
+  while (k + 1 < 8 && bytes >= unit * base) {
+    unit *= base;
+    ++k;
+  }
+  return i.str(fmt::format("{:.1f} {}", bytes / unit, base == 1024 ? kBinary[k] : kUnits[k]));
+}
+
+Val pprint(Interp& i, const Val& v, Args&) {
+  std::string out;
+  append_repr(out, v);
+  return i.str(std::move(out));
+}
+
+}  // namespace
+
+void add_text_filters(std::unordered_map<std::string_view, FilterFn>& table) {
+  const std::pair<std::string_view, FilterFn> more[] = {{"upper", upper},
+                                                        {"lower", lower},
+                                                        {"capitalize", capitalize},
+                                                        {"string", string},
+                                                        {"trim", trim},
+                                                        {"strip", trim},
+                                                        {"title", title},
+                                                        {"replace", replace},
+                                                        {"indent", indent},
+                                                        {"format", format},
+                                                        {"e", escape},
+                                                        {"escape", escape},
+                                                        {"forceescape", escape},
+                                                        {"center", center},
+                                                        {"truncate", truncate},
+                                                        {"wordcount", wordcount},
+                                                        {"wordwrap", wordwrap},
+                                                        {"urlencode", urlencode},
+                                                        {"striptags", striptags},
+                                                        {"filesizeformat", filesizeformat},
+                                                        {"pprint", pprint}};
+  for (const auto& entry : more) table.insert(entry);
+}
+
+}  // namespace tokamak::jinja

@@ -1,0 +1,324 @@
+// Values as text: Python's str and repr, and JSON as json.dumps writes it.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "engine/text/jinja/value.h"
+#include "engine/text/unicode.h"
+
+namespace tokamak::jinja {
+namespace {
+
+constexpr int kMaxNesting = 300;
+
+void append_hex(std::string& out, uint32_t v, int digits) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  for (int i = digits - 1; i >= 0; --i) out += kHex[v >> (4 * i) & 15];
+}
+
+bool printable(char32_t c) {
+  if (c == ' ') return true;
+  return !is_other(c) && !is_white_space(c);
+}
+
+void append_quoted(std::string& out, std::string_view text) {
+  const bool has_single = text.find('\'') != std::string_view::npos;
+  const char quote = has_single && text.find('"') == std::string_view::npos ? '"' : '\'';
+  out += quote;
+  for (size_t pos = 0; pos < text.size();) {
+    const Utf8Char c = utf8_decode(text, pos);
+    const char32_t cp = c.cp;
+    if (cp == static_cast<unsigned char>(quote) || cp == '\\') {
+      out += '\\';
+      out += static_cast<char>(cp);
+    } else if (cp == '\n') {
+      out += "\\n";
+    } else if (cp == '\r') {
+      out += "\\r";
+    } else if (cp == '\t') {
+      out += "\\t";
+    } else if (printable(cp)) {
+      out.append(text.substr(pos, c.length));
+    } else if (cp < 0x100) {
+      out += "\\x";
+      append_hex(out, cp, 2);
+    } else if (cp < 0x10000) {
+      out += "\\u";
+      append_hex(out, cp, 4);
+    } else {
+      out += "\\U";
+      append_hex(out, cp, 8);
+    }
+    pos += c.length;
+  }
+  out += quote;
+}
+
+void append_json_string(std::string& out, std::string_view text, bool ascii) {
+  out += '"';
+  for (size_t pos = 0; pos < text.size();) {
+    const Utf8Char c = utf8_decode(text, pos);
+    const char32_t cp = c.cp;
+    switch (cp) {
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\b':
+        out += "\\b";
+        break;
+      case '\f':
+        out += "\\f";
+        break;
+      default:
+        if (cp < 0x20 || (ascii && cp >= 0x7F && cp < 0x10000)) {
+          out += "\\u";
+          append_hex(out, cp, 4);
+        } else if (ascii && cp >= 0x10000) {
+          out += "\\u";
+          append_hex(out, 0xD800 + ((cp - 0x10000) >> 10), 4);
+          out += "\\u";
+          append_hex(out, 0xDC00 + ((cp - 0x10000) & 0x3FF), 4);
+        } else {
+          out.append(text.substr(pos, c.length));
+        }
+    }
+    pos += c.length;
+  }
+  out += '"';
+}
+
+std::string json_number(double d) {
+  if (std::isnan(d)) return "NaN";
+  if (std::isinf(d)) return d < 0 ? "-Infinity" : "Infinity";
+  return float_repr(d);
+}
+
+std::string json_key(const Val& key) {
+  switch (key.kind()) {
+    case Kind::kString:
+      return key.str();
+    case Kind::kBool:
+      return key.as_int() ? "true" : "false";
+    case Kind::kNone:
+      return "null";
+    case Kind::kInt:
+      return std::to_string(key.as_int());
+    case Kind::kFloat:
+      return json_number(key.as_double());
+    default:
+      raise(std::string("keys must be str, int, float, bool or None, not ") + type_name(key));
+  }
+}
+
+void newline(std::string& out, const JsonStyle& style, int depth) {
+  out += '\n';
+  out.append(static_cast<size_t>(std::max(0, style.indent)) * static_cast<size_t>(depth), ' ');
+}
+
+}  // namespace
+
+// Shortest digits that read back equal, laid out as Python does: exponent form below 1e-4 and from
+// 1e16.
+std::string float_repr(double d) {
+  if (std::isnan(d)) return "nan";
+  if (std::isinf(d)) return d < 0 ? "-inf" : "inf";
+  char buffer[40];
+  const auto end =
+      std::to_chars(buffer, buffer + sizeof buffer, d, std::chars_format::scientific).ptr;
+  std::string_view text(buffer, static_cast<size_t>(end - buffer));
+  std::string out;
+  if (text[0] == '-') {
+    out += '-';
+    text.remove_prefix(1);
+  }
+  const size_t e = text.find('e');
+  std::string digits(1, text[0]);
+  if (e > 2) digits += text.substr(2, e - 2);
+  int exponent = 0;
+  const char* from = text.data() + e + (text[e + 1] == '+' ? 2 : 1);
+  std::from_chars(from, text.data() + text.size(), exponent);
+  const int count = static_cast<int>(digits.size());
+  if (exponent < -4 || exponent >= 16) {
+    out += digits[0];
+    if (count > 1) out.append(".").append(digits, 1);
+    const int magnitude = std::abs(exponent);
+    out += exponent < 0 ? "e-" : "e+";
+    if (magnitude < 10) out += '0';
+    return out + std::to_string(magnitude);
+  }
+  if (exponent < 0) {
+    out += "0.";
+    out.append(static_cast<size_t>(-exponent - 1), '0');
+    return out + digits;
+  }
+  if (count <= exponent + 1) {
+    out += digits;
+    out.append(static_cast<size_t>(exponent + 1 - count), '0');
+    return out + ".0";
+  }
+  return out.append(digits, 0, static_cast<size_t>(exponent) + 1)
+      .append(".")
+      .append(digits, static_cast<size_t>(exponent) + 1);
+}
+
+void append_str(std::string& out, const Val& v) {
+  if (v.is_string()) {
+    out += v.str();
+  } else if (!v.is_undefined()) {
+    append_repr(out, v);
+  }
+}
+
+std::string to_str(const Val& v) {
+  std::string out;
+  append_str(out, v);
+  return out;
+}
+
+void append_repr(std::string& out, const Val& v, int depth) {
+  if (depth > kMaxNesting) raise("values are nested too deeply");
+  if (out.size() > (size_t{1} << 28)) raise("a value is too large to print");
+  const auto sequence = [&](char open, char close) {
+    out += open;
+    bool first = true;
+    for (const Val& item : v.items()->values) {
+      if (!first) out += ", ";
+      first = false;
+      append_repr(out, item, depth + 1);
+    }
+    if (v.is_tuple() && v.items()->values.size() == 1) out += ',';
+    out += close;
+  };
+  switch (v.kind()) {
+    case Kind::kUndefined:
+      out += "Undefined";
+      break;
+    case Kind::kNone:
+      out += "None";
+      break;
+    case Kind::kBool:
+      out += v.as_int() ? "True" : "False";
+      break;
+    case Kind::kInt:
+      out += std::to_string(v.as_int());
+      break;
+    case Kind::kFloat:
+      out += float_repr(v.as_double());
+      break;
+    case Kind::kString:
+      append_quoted(out, v.str());
+      break;
+    case Kind::kList:
+      sequence('[', ']');
+      break;
+    case Kind::kTuple:
+      sequence('(', ')');
+      break;
+    case Kind::kDict: {
+      out += '{';
+      bool first = true;
+      for (const auto& [key, item] : v.dict()->members) {
+        if (!first) out += ", ";
+        first = false;
+        append_repr(out, key, depth + 1);
+        out += ": ";
+        append_repr(out, item, depth + 1);
+      }
+      out += '}';
+      break;
+    }
+    case Kind::kNamespace: {
+      out += "<Namespace {";
+      bool first = true;
+      for (const auto& [key, item] : v.space()->members) {
+        if (!first) out += ", ";
+        first = false;
+        append_quoted(out, key);
+        out += ": ";
+        append_repr(out, item, depth + 1);
+      }
+      out += "}>";
+      break;
+    }
+    case Kind::kCallable:
+      out += "<function " + v.callable()->name + ">";
+      break;
+    case Kind::kLoop:
+      out += "<LoopContext " + std::to_string(v.loop()->index0 + 1) + "/" +
+             std::to_string(v.loop()->values->size()) + ">";
+      break;
+  }
+}
+
+void append_json(std::string& out, const Val& v, const JsonStyle& style, int depth) {
+  if (depth > kMaxNesting) raise("values are nested too deeply");
+  if (out.size() > (size_t{1} << 28)) raise("a value is too large for tojson");
+  const auto between = [&](bool& first) {
+    if (!first) out += style.item_separator;
+    first = false;
+    if (style.newline_indent) newline(out, style, depth + 1);
+  };
+  switch (v.kind()) {
+    case Kind::kNone:
+      out += "null";
+      break;
+    case Kind::kBool:
+      out += v.as_int() ? "true" : "false";
+      break;
+    case Kind::kInt:
+      out += std::to_string(v.as_int());
+      break;
+    case Kind::kFloat:
+      out += json_number(v.as_double());
+      break;
+    case Kind::kString:
+      append_json_string(out, v.str(), style.ascii);
+      break;
+    case Kind::kList:
+    case Kind::kTuple: {
+      out += '[';
+      bool first = true;
+      for (const Val& item : v.items()->values) {
+        between(first);
+        append_json(out, item, style, depth + 1);
+      }
+      if (!first && style.newline_indent) newline(out, style, depth);
+      out += ']';
+      break;
+    }
+    case Kind::kDict: {
+      std::vector<std::pair<std::string, const Val*>> members;
+      for (const auto& [key, item] : v.dict()->members) members.emplace_back(json_key(key), &item);
+      if (style.sort_keys)
+        std::stable_sort(members.begin(), members.end(),
+                         [](const auto& a, const auto& b) { return a.first < b.first; });
+      out += '{';
+      bool first = true;
+      for (const auto& [key, item] : members) {
+        between(first);
+        append_json_string(out, key, style.ascii);
+        out += style.key_separator;
+        append_json(out, *item, style, depth + 1);
+      }
+      if (!first && style.newline_indent) newline(out, style, depth);
+      out += '}';
+      break;
+    }
+    default:
+      raise(std::string("Object of type ") + type_name(v) + " is not JSON serializable");
+  }
+}
+
+}  // namespace tokamak::jinja
