@@ -1,6 +1,6 @@
 #pragma once
-// The engine's front door: token-level, serialisable. The local engine and the cluster router implement it; the
-// server and the CLI use nothing else of the engine (besides engine/text).
+// The engine's front door: token-level, serialisable. The local engine and the cluster router
+// implement it; the server and the CLI use nothing else of the engine (besides engine/text).
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -24,24 +24,25 @@ struct RequestSpec {
   int32_t score_from = 1;                    // first prompt position to score
   int32_t priority = 0;                      // lower runs first
   std::string cache_salt;
-  Nanos deadline = kNever;                   // absolute, of the engine's clock
+  Nanos deadline = kNever;  // absolute, of the engine's clock
 };
 
 enum class Finish : uint8_t { kNone, kStop, kLength, kCancelled, kTimeout, kError };
-const char* finish_name(Finish finish);      // "stop", "length", ...
+const char* finish_name(Finish finish);  // "stop", "length", ...
 
 struct Delta {
   RequestId request = 0;
   int32_t choice = 0;
-  int32_t position = 0;                      // of ids[0] within the answer
+  int32_t position = 0;  // of ids[0] within the answer
   std::vector<int32_t> ids;
-  std::vector<float> logprobs;               // parallel to ids when asked for
+  std::vector<float> logprobs;                 // parallel to ids when asked for
   std::vector<std::vector<TokenLogprob>> top;  // parallel to ids when asked for
-  std::vector<float> prompt_logprobs;        // once, on the first delta: positions score_from .. prompt end
-  int32_t stop_id = -1;                      // the id that ended the answer, with Finish::kStop
-  Finish finish = Finish::kNone;             // the last delta of a choice says how it ended
-  std::string error;                         // with Finish::kError
-  int32_t cached_tokens = 0;                 // prompt tokens that were not computed again; on the first delta
+  std::vector<float>
+      prompt_logprobs;            // once, on the first delta: positions score_from .. prompt end
+  int32_t stop_id = -1;           // the id that ended the answer, with Finish::kStop
+  Finish finish = Finish::kNone;  // the last delta of a choice says how it ended
+  std::string error;              // with Finish::kError
+  int32_t cached_tokens = 0;      // prompt tokens that were not computed again; on the first delta
 };
 
 struct EngineInfo {
@@ -53,13 +54,15 @@ struct EngineInfo {
 class Client {
  public:
   virtual ~Client() = default;
-  // Called on the engine's thread: must not block and must not throw. Sinks of one request are called in order;
-  // after a delta with a finish for each choice there are no more.
+  // Called on the engine's thread: must not block and must not throw. Sinks of one request are
+  // called in order; after a delta with a finish for each choice there are no more.
   using Sink = std::function<void(Delta&&)>;
-  // Throws Error(kInvalidArgument / kOutOfRange / kResourceExhausted / kUnavailable) if it cannot be taken.
+  // Throws Error(kInvalidArgument / kOutOfRange / kResourceExhausted / kUnavailable) if it cannot
+  // be taken.
   virtual RequestId submit(RequestSpec spec, Sink sink) = 0;
-  virtual void cancel(RequestId id) = 0;                      // unknown or finished ids are ignored
-  // The front end found a stop string: the choice ends before answer position `position`; later tokens are discarded.
+  virtual void cancel(RequestId id) = 0;  // unknown or finished ids are ignored
+  // The front end found a stop string: the choice ends before answer position `position`; later
+  // tokens are discarded.
   virtual void stop_at(RequestId id, int32_t choice, int32_t position) = 0;
   virtual EngineInfo info() const = 0;
 };

@@ -1,0 +1,210 @@
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "backend/null/null_backend.h"
+#include "base/error.h"
+#include "base/file.h"
+
+namespace tokamak {
+namespace {
+
+PlanSet plan_set() {
+  PlanSet p;
+  p.vocab = 50;
+  p.groups = {{"full", 0, 4}, {"window", 4, 2}};
+  p.states.push_back({"kv.0", 0, false, {{"k", DType::kF16, {2, 8}, 32}}});
+  WeightEntry w;
+  w.dtype = DType::kF32;
+  w.dims = {100, 10};
+  p.weights.push_back(w);
+  return p;
+}
+
+// A sequence at row 0 with blocks 0, 1, 2 ... of both groups, tokens from `start` on.
+StepInputs one_sequence(std::vector<int32_t> ids, int32_t start, int32_t block0 = 0) {
+  StepInputs in;
+  auto n = static_cast<int32_t>(ids.size());
+  in.ids = std::move(ids);
+  for (int32_t i = 0; i < n; ++i) {
+    in.pos.push_back(start + i);
+    in.slot.push_back(start + i);
+    in.seq.push_back(0);
+  }
+  in.q_start = {0, n};
+  in.kv_len = {start + n};
+  in.row = {0};
+  in.out_rows = {n - 1};
+  in.samples.resize(1);
+  in.samples[0].position = start + n;
+  in.tables.resize(2);
+  for (auto& t : in.tables) {
+    t.stride = 5;
+    for (int32_t k = 0; k < 5; ++k) t.blocks.push_back(block0 + k);
+  }
+  return in;
+}
+
+struct Device {
+  explicit Device(NullOptions o = {}) : options(o) {
+    options.shadow = true;
+    LoadOptions load;
+    load.blocks = {10, 10};
+    load.max_rows = 4;
+    exe = make_null_executable(plans, load, options);
+  }
+  StepResult run(const StepInputs& in) {
+    StepResult r;
+    exe->collect(exe->submit(in), r);
+    return r;
+  }
+  PlanSet plans = plan_set();
+  NullOptions options;
+  std::unique_ptr<Executable> exe;
+};
+
+TEST(Null, TokensArePredictable) {
+  Device d;
+  NullModel model = null_model(d.plans, d.options);
+  std::vector<int32_t> prompt = {3, 1, 4, 1, 5};
+  auto expected = model.continuation(prompt, 4);
+  EXPECT_EQ(d.run(one_sequence({3, 1}, 0)).accepted[0], 1);  // in two chunks
+  EXPECT_EQ(d.run(one_sequence({4, 1, 5}, 2)).ids[0], expected[0]);
+  EXPECT_EQ(d.run(one_sequence({-1}, 5)).ids[0], expected[1]);  // "the row's last token"
+  EXPECT_EQ(d.run(one_sequence({expected[1]}, 6)).ids[0], expected[2]);
+  EXPECT_EQ(d.run(one_sequence({-1}, 7)).ids[0], expected[3]);
+  EXPECT_NE(model.continuation(std::vector<int32_t>{9, 1, 4, 1, 5}, 4), expected);
+}
+
+TEST(Null, DraftsAreAcceptedWhileTheyAgree) {
+  Device d;
+  std::vector<int32_t> prompt = {3, 1, 4};
+  auto next = null_model(d.plans, d.options).continuation(prompt, 4);
+  d.run(one_sequence({3, 1}, 0));
+  StepInputs in = one_sequence({4, next[0], next[1], (next[2] + 1) % 50}, 2);
+  in.out_rows = {0, 1, 2, 3};
+  in.samples.resize(4);
+  for (int i = 0; i < 4; ++i) {
+    in.samples[static_cast<size_t>(i)].position = 3 + i;
+    in.samples[static_cast<size_t>(i)].target = i < 3 ? in.ids[static_cast<size_t>(i) + 1] : -1;
+  }
+  StepResult r = d.run(in);
+  EXPECT_EQ(r.accepted[0], 3);
+  EXPECT_EQ(r.ids[0], next[0]);
+  EXPECT_EQ(r.ids[2], next[2]);
+  EXPECT_EQ(d.run(one_sequence({-1}, 5)).ids[0], next[3]);  // slot 5 is written again
+}
+
+TEST(Null, ScoresAndNan) {
+  NullOptions o;
+  o.nan_token = 7;
+  Device d(o);
+  StepInputs in = one_sequence({3, 1, 4}, 0);
+  in.samples[0].mode = SampleRow::Mode::kScore;
+  in.samples[0].target = 9;
+  StepResult r = d.run(in);
+  std::vector<int32_t> ids = {3, 1, 4, 9};
+  EXPECT_EQ(r.logprobs[0], null_model(d.plans, d.options).score(ids, 3));
+  EXPECT_EQ(r.accepted[0], 0);
+  EXPECT_EQ(r.failed[0], 0);
+  EXPECT_EQ(d.run(one_sequence({3, 7}, 0)).failed[0], 1);
+}
+
+TEST(Null, WrongStepsAreFound) {
+  auto refused = [](auto&& change) {
+    Device d;
+    d.run(one_sequence({3, 1, 4, 1, 5, 9}, 0));
+    StepInputs in = one_sequence({2}, 6);
+    change(in);
+    EXPECT_THROW(d.run(in), Error);
+  };
+  Device d;
+  d.run(one_sequence({3, 1, 4, 1, 5, 9}, 0));
+  d.run(one_sequence({2}, 6));                      // fine as it is
+  refused([](StepInputs& in) { in.ids[0] = 50; });  // not in the vocabulary
+  refused([](StepInputs& in) { in.ids[0] = -2; });  // another row's token
+  refused([](StepInputs& in) { in.kv_len[0] = 6; });
+  refused([](StepInputs& in) { in.row[0] = 4; });
+  refused([](StepInputs& in) { in.tables[0].blocks[1] = -1; });  // writes there
+  refused([](StepInputs& in) { in.tables[0].blocks[0] = 5; });   // holds nothing
+  refused([](StepInputs& in) { in.tables[0].blocks[0] = 10; });
+  refused([](StepInputs& in) { in.tables[1].blocks[2] = -1; });  // inside the window
+  refused([](StepInputs& in) { in.pos[0] = 2; });
+  refused([](StepInputs& in) { in.slot[0] = in.pos[0] = 7, in.kv_len[0] = 8; });  // a hole
+  refused([](StepInputs& in) { in.samples.clear(), in.out_rows.clear(); });
+  refused([](StepInputs& in) { in.samples[0].position = 6; });
+}
+
+TEST(Null, WindowBlocksMayBeGone) {
+  Device d;
+  d.run(one_sequence({3, 1, 4, 1, 5, 9}, 0));
+  StepInputs in = one_sequence({2}, 6);  // sees slots 3 .. 6: blocks 1, 2, 3
+  in.tables[1].blocks[0] = -1;
+  d.run(in);
+}
+
+TEST(Null, TwoWritersOfABlockAreFound) {
+  Device d;
+  StepInputs in = one_sequence({3}, 0);
+  in.ids = {3, 4};
+  in.pos = in.slot = {0, 0};
+  in.seq = {0, 1};
+  in.q_start = {0, 1, 2};
+  in.kv_len = {1, 1};
+  in.row = {0, 1};
+  for (auto& t : in.tables) {
+    t.stride = 1;
+    t.blocks = {0, 1};
+  }
+  d.run(in);
+  in.tables[1].blocks = {2, 2};
+  EXPECT_THROW(d.run(in), Error);
+}
+
+TEST(Null, AFailedStepLeavesGarbageBehindIt) {
+  NullOptions o;
+  o.fail_every = 5;
+  o.max_in_flight = 4;
+  Device d(o);
+  auto expected = null_model(d.plans, d.options).continuation(std::vector<int32_t>{3, 1}, 4);
+  StepResult r;
+  for (int i = 0; i < 3; ++i) d.run(one_sequence({9}, 0));
+  Ticket a = d.exe->submit(one_sequence({3, 1}, 0));
+  Ticket b = d.exe->submit(one_sequence({-1}, 2));  // fails
+  Ticket c = d.exe->submit(one_sequence({-1}, 3));
+  d.exe->collect(a, r);
+  EXPECT_EQ(r.ids[0], expected[0]);
+  EXPECT_THROW(d.exe->collect(b, r), Error);
+  d.exe->collect(c, r);                                      // garbage, but no complaint
+  EXPECT_THROW(d.exe->submit(one_sequence({4}, 4)), Error);  // builds on the garbage
+  EXPECT_EQ(d.run(one_sequence({expected[0]}, 2)).ids[0], expected[1]);
+}
+
+TEST(Null, TimeIsARoofline) {
+  MachineSpec m;
+  m.flops = 1e6;
+  m.bandwidth = 1e6;
+  m.launch_seconds = 1;
+  Roofline line(plan_set(), m);
+  // One token: 4000 bytes of weights and 32 of KV; 2 * 1000 + 2 * 16 operations.
+  EXPECT_NEAR(line.seconds(one_sequence({1}, 0)), 1 + 4032e-6, 1e-12);
+  // Eight: arithmetic dominates.
+  EXPECT_NEAR(line.seconds(one_sequence({1, 2, 3, 4, 5, 6, 7, 8}, 0)),
+              1 + (8 * 2000 + 2 * 8 * 8 * 16) * 1e-6, 1e-12);
+}
+
+TEST(Null, MachineFiles) {
+  auto path = std::filesystem::temp_directory_path() / "tokamak_machine_test.json";
+  write_text_file(path, R"({"flops": 5e14, "bandwidth": 2e12})");
+  MachineSpec m = load_machine(path);
+  EXPECT_EQ(m.flops, 5e14);
+  EXPECT_EQ(m.bandwidth, 2e12);
+  EXPECT_EQ(m.launch_seconds, MachineSpec{}.launch_seconds);
+  write_text_file(path, R"({"flops": 0})");
+  EXPECT_THROW(load_machine(path), Error);
+  std::filesystem::remove(path);
+  EXPECT_THROW(load_machine(path), Error);
+}
+
+}  // namespace
+}  // namespace tokamak

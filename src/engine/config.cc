@@ -1,0 +1,110 @@
+#include "engine/config.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/error.h"
+#include "engine/kv/kv_cache.h"
+
+namespace tokamak {
+namespace {
+
+int64_t symbol_limit(const PlanSet& plans, std::string_view name, int64_t fallback) {
+  for (const SymbolDecl& s : plans.symbols)
+    if (s.name == name) return s.hi;
+  return fallback;
+}
+
+int64_t guard_limit(const Plan& plan, std::string_view symbol) {
+  for (const GuardRange& g : plan.guard)
+    if (g.symbol == symbol) return g.hi;
+  return 0;
+}
+
+int32_t verify_size(std::string_view function) {
+  constexpr std::string_view kPrefix = "verify";
+  if (!function.starts_with(kPrefix)) return 0;
+  function.remove_prefix(kPrefix.size());
+  int32_t k = 0;
+  auto [end, error] = std::from_chars(function.data(), function.data() + function.size(), k);
+  return error == std::errc() && end == function.data() + function.size() ? k : 0;
+}
+
+}  // namespace
+
+std::vector<int64_t> kv_blocks_for(const PlanSet& plans, int64_t tokens, int64_t max_num_seqs,
+                                   int64_t max_batched_tokens) {
+  std::vector<int64_t> out;
+  for (const GroupEntry& g : plans.groups) {
+    int64_t blocks = (tokens + g.block_size - 1) / g.block_size;
+    if (g.window > 0 && max_num_seqs > 0 && max_batched_tokens > 0)
+      blocks = std::min(blocks, max_num_seqs * most_blocks(g, tokens, max_batched_tokens));
+    out.push_back(std::max<int64_t>(1, blocks));
+  }
+  return out;
+}
+
+EngineConfig default_engine_config(const PlanSet& plans, int64_t max_model_len, int64_t kv_tokens) {
+  EngineConfig c;
+  c.model = plans.model;
+  c.vocab = plans.vocab;
+  c.groups = plans.groups;
+  c.max_model_len = max_model_len > 0 ? max_model_len : plans.context;
+  c.max_batched_tokens = symbol_limit(plans, "T", c.max_batched_tokens);
+  c.max_num_seqs = std::min(symbol_limit(plans, "B", c.max_num_seqs), c.max_batched_tokens);
+  c.max_out_rows = symbol_limit(plans, "R", c.max_out_rows);
+  c.max_num_seqs = std::min(c.max_num_seqs, c.max_out_rows);
+  for (const Plan& p : plans.plans) {
+    if (p.function == "decode") c.decode_batch = std::max(c.decode_batch, guard_limit(p, "B"));
+    if (int32_t k = verify_size(p.function); k > 0) c.verify_sizes.push_back(k);
+  }
+  std::sort(c.verify_sizes.begin(), c.verify_sizes.end());
+  c.verify_sizes.erase(std::unique(c.verify_sizes.begin(), c.verify_sizes.end()),
+                       c.verify_sizes.end());
+  if (kv_tokens <= 0) kv_tokens = c.max_model_len * std::min<int64_t>(8, c.max_num_seqs);
+  c.blocks = kv_blocks_for(plans, kv_tokens, c.max_num_seqs, c.max_batched_tokens);
+  return c;
+}
+
+void check_engine_config(const EngineConfig& c) {
+  auto require = [](bool ok, const char* what) {
+    if (!ok) fail(ErrorCode::kInvalidArgument, "engine configuration: {}", what);
+  };
+  require(c.vocab > 0 && c.max_model_len > 0, "the model has no vocabulary or no context length");
+  require(c.blocks.size() == c.groups.size(), "one block count per KV group is needed");
+  require(c.max_num_seqs >= 1, "max_num_seqs must be at least 1");
+  require(c.max_batched_tokens >= c.max_num_seqs,
+          "max_batched_tokens must be at least max_num_seqs: every sequence decodes in every step");
+  require(c.max_out_rows >= c.max_num_seqs, "max_out_rows must be at least max_num_seqs");
+  require(c.max_queue >= 1 && c.max_in_flight >= 1, "max_queue and max_in_flight start at 1");
+  require(c.max_step_failures >= 0 && c.draft_tokens >= 0, "negative limits");
+}
+
+void check_request(const EngineConfig& c, const RequestSpec& spec) {
+  if (spec.prompt.empty()) fail(ErrorCode::kInvalidArgument, "the prompt is empty");
+  if (spec.max_tokens < 0) fail(ErrorCode::kInvalidArgument, "max_tokens is {}", spec.max_tokens);
+  if (spec.n < 1 || spec.n > c.max_queue)
+    fail(ErrorCode::kInvalidArgument, "n is {}: use 1 to {}", spec.n, c.max_queue);
+  if (spec.score_prompt && spec.score_from < 1)
+    fail(ErrorCode::kInvalidArgument, "score_from is {}: the first token has no score",
+         spec.score_from);
+  for (int32_t id : spec.prompt)
+    if (id < 0 || id >= c.vocab)
+      fail(ErrorCode::kInvalidArgument, "prompt id {} is not in the vocabulary of {}", id, c.vocab);
+  auto prompt = static_cast<int64_t>(spec.prompt.size());
+  int64_t total = prompt + spec.max_tokens;
+  if (total > c.max_model_len)
+    fail(ErrorCode::kOutOfRange,
+         "prompt of {} tokens and max_tokens {} exceed the model's limit of {} tokens", prompt,
+         spec.max_tokens, c.max_model_len);
+  // The last token of an answer is never fed back, but its slot is reserved by steps in flight.
+  for (size_t g = 0; g < c.groups.size(); ++g) {
+    int64_t need = most_blocks(c.groups[g], total, std::min(total, c.max_batched_tokens));
+    if (need > c.blocks[g])
+      fail(ErrorCode::kOutOfRange,
+           "prompt of {} tokens and max_tokens {} need {} KV blocks of group {}, there are {}",
+           prompt, spec.max_tokens, need, c.groups[g].name, c.blocks[g]);
+  }
+}
+
+}  // namespace tokamak

@@ -1,0 +1,95 @@
+#pragma once
+// The engine as a state machine. Time and events go in, actions come out:
+//
+//   Request -> Sequence -> StepEntry -> StepInputs -> StepResult -> ids -> Delta
+//   arrival    reserve     reserve      submit        completed     commit  emit
+//
+// No threads, no I/O, no clock: a driver (engine/local_engine.h, engine/simulator.h) feeds it and
+// carries out what it asks for. The same events give the same actions.
+#include <memory>
+#include <span>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/config.h"
+#include "engine/draft/drafter.h"
+#include "engine/event.h"
+#include "engine/kv/kv_cache.h"
+#include "engine/sched/scheduler.h"
+
+namespace tokamak {
+
+struct EngineStats {
+  int64_t steps = 0, failed_steps = 0;
+  int64_t tokens_scheduled = 0;  // rows of submitted steps
+  int64_t tokens_emitted = 0;
+  int64_t tokens_discarded = 0;  // chosen by the device, wanted by nobody (overshoot, rewinds)
+  int64_t preemptions = 0;
+};
+
+// What a completed step means for one sequence.
+struct Commit {
+  std::span<const int32_t> accepted;  // ids that hold
+  int32_t truncate_to = 0;            // slots that hold; what lies behind is void
+  std::span<const BlockCopy> moves;   // blocks that keep accepted branches (none for chains)
+};
+
+// One thread at a time. Requests live in it until their last step is done.
+class EngineCore {
+ public:
+  // `drafter` may be nullptr; it must outlive the core.
+  explicit EngineCore(EngineConfig config, Drafter* drafter = nullptr);
+
+  // Steps must be reported in the order of their submission.
+  void advance(Nanos now, std::span<Event> events, Actions& actions);
+
+  const EngineConfig& config() const { return config_; }
+  const KvCache& kv() const { return kv_; }
+  EngineStats stats() const;
+  int64_t running() const { return static_cast<int64_t>(scheduler_.running()); }
+  int64_t waiting() const { return static_cast<int64_t>(scheduler_.waiting()); }
+  int64_t steps_in_flight() const { return static_cast<int64_t>(submitted_ - completed_); }
+  bool idle() const { return requests_.empty(); }
+
+ private:
+  // core.cc: requests
+  void take(Event& event, Actions& actions);
+  void arrive(RequestId id, RequestSpec&& spec, Actions& actions);
+  void reject(RequestId id, int32_t n, const std::string& why, Actions& actions);
+  void cancel(RequestId id, Finish finish, Actions& actions);
+  void stop_at(RequestId id, int32_t choice, int32_t position, Actions& actions);
+  void expire(Nanos now, Actions& actions);
+  Nanos next_deadline();
+  void release();  // what nothing in flight refers to any more
+  bool reserve(Step& step);
+  void submit(Step& step, Actions& actions);
+  Step& step_slot(Ticket ticket) { return steps_[ticket % steps_.size()]; }
+
+  // commit.cc: steps
+  void commit(Ticket ticket, const StepResult& result, Actions& actions);
+  void rewind(Ticket ticket, std::string_view error, Actions& actions);
+  void commit_entry(const StepEntry& entry, size_t index, const StepResult& result,
+                    Actions& actions);
+  void emit(Sequence& seq, const Commit& commit, int32_t first_out, const StepResult& result,
+            Actions& actions);
+  void finish(Sequence& seq, Finish finish, std::string_view error, Actions& actions);
+  void close(Sequence& seq, Finish finish, Delta& last, Actions& actions);
+
+  Sequence* new_sequence();
+  void retire(Sequence* seq);
+
+  const EngineConfig config_;
+  KvCache kv_;
+  Scheduler scheduler_;
+  std::vector<Step> steps_;               // ring of max_in_flight, by ticket
+  Ticket submitted_ = 0, completed_ = 0;  // tickets given out and reported
+  std::unordered_map<RequestId, std::unique_ptr<Request>> requests_;
+  std::vector<std::pair<Nanos, RequestId>> deadlines_;  // heap, soonest first; may hold ended ones
+  std::vector<std::unique_ptr<Sequence>> slab_;
+  std::vector<Sequence*> free_sequences_, retired_;
+  uint64_t next_order_ = 0;
+  EngineStats stats_;
+};
+
+}  // namespace tokamak

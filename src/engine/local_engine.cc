@@ -1,0 +1,195 @@
+#include "engine/local_engine.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace tokamak {
+namespace {
+
+EngineConfig fitted(EngineConfig config, const PlanSet& plans, const Executable& executable) {
+  if (config.groups.size() != plans.groups.size())
+    fail(ErrorCode::kInvalidArgument, "the engine's configuration is not of this PlanSet");
+  config.max_in_flight = std::clamp(config.max_in_flight, 1, executable.max_in_flight());
+  return config;
+}
+
+}  // namespace
+
+LocalEngine::LocalEngine(const PlanSet& plans, std::unique_ptr<Executable> executable,
+                         EngineConfig config, const Clock& clock, Drafter* drafter, EventLog* log)
+    : config_(fitted(std::move(config), plans, *executable)),
+      executable_(std::move(executable)),
+      clock_(clock),
+      log_(log),
+      core_(config_, drafter),
+      steps_(*executable_) {
+  info_.model = config_.model;
+  info_.vocab = config_.vocab;
+  info_.max_model_len = config_.max_model_len;
+  info_.kv_blocks_total = info_.kv_blocks_free = core_.kv().total_blocks();
+  thread_ = std::thread([this] { loop(); });
+}
+
+LocalEngine::~LocalEngine() { stop(Stop::kCancel); }
+
+// --- any thread
+
+RequestId LocalEngine::submit(RequestSpec spec, Sink sink) {
+  check_request(config_, spec);
+  std::lock_guard lock(mutex_);
+  if (broken_) fail(ErrorCode::kUnavailable, "the engine has stopped after an internal error");
+  if (stopping_) fail(ErrorCode::kUnavailable, "the engine is shutting down");
+  int64_t waiting = info_.waiting + inbox_sequences_ + taken_sequences_;
+  if (waiting + spec.n > config_.max_queue)
+    fail(ErrorCode::kResourceExhausted, "the queue is full: {} sequences wait, try again later",
+         waiting);
+  RequestId id = next_id_++;
+  inbox_sequences_ += spec.n;
+  inbox_listeners_.emplace_back(
+      id, Listener{std::move(sink), std::vector<bool>(static_cast<size_t>(spec.n))});
+  inbox_.push_back(Event::arrival(id, std::move(spec)));
+  wake_.notify_one();
+  return id;
+}
+
+void LocalEngine::post(Event event) {
+  std::lock_guard lock(mutex_);
+  if (broken_) return;
+  inbox_.push_back(std::move(event));
+  wake_.notify_one();
+}
+
+void LocalEngine::cancel(RequestId id) { post(Event::cancel(id)); }
+
+void LocalEngine::stop_at(RequestId id, int32_t choice, int32_t position) {
+  post(Event::stop_at(id, choice, position));
+}
+
+EngineInfo LocalEngine::info() const {
+  std::lock_guard lock(mutex_);
+  EngineInfo info = info_;
+  info.waiting += inbox_sequences_ + taken_sequences_;
+  return info;
+}
+
+EngineStats LocalEngine::stats() const {
+  std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+void LocalEngine::stop(Stop how) {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    if (how == Stop::kCancel) cancel_all_ = true;
+    wake_.notify_one();
+  }
+  std::lock_guard lock(join_mutex_);
+  if (thread_.joinable()) thread_.join();
+}
+
+// --- the engine thread
+
+void LocalEngine::loop() {
+  try {
+    while (take_inbox()) {
+      if (log_ != nullptr) log_->record(clock_.now(), events_);
+      core_.advance(clock_.now(), events_, actions_);
+      carry_out();
+      events_.clear();
+      if (!steps_.empty()) events_.push_back(steps_.next());
+    }
+  } catch (const std::exception& e) {
+    log::error("the engine stops: {}", e.what());
+    give_up(e.what());
+  }
+}
+
+// Sleeps while there is nothing to do. events_ may hold the step that has just ended.
+bool LocalEngine::take_inbox() {
+  std::unique_lock lock(mutex_);
+  auto something = [&] {
+    return !inbox_.empty() || stopping_ || !events_.empty() || !steps_.empty();
+  };
+  if (!something()) {
+    Nanos wakeup = actions_.next_wakeup;
+    if (wakeup == kNever)
+      wake_.wait(lock, something);
+    else if (Nanos now = clock_.now(); wakeup > now)
+      wake_.wait_for(lock, std::chrono::nanoseconds(wakeup - now), something);
+  }
+  if (stopping_ && events_.empty() && inbox_.empty() && core_.idle()) return false;
+  for (Event& e : inbox_) events_.push_back(std::move(e));
+  inbox_.clear();
+  arrived_.swap(inbox_listeners_);
+  taken_sequences_ = inbox_sequences_;
+  inbox_sequences_ = 0;
+  if (cancel_all_) {
+    for (const auto& [id, listener] : listeners_) events_.push_back(Event::cancel(id));
+    for (const auto& [id, listener] : arrived_) events_.push_back(Event::cancel(id));
+  }
+  lock.unlock();
+  for (auto& [id, listener] : arrived_) listeners_.emplace(id, std::move(listener));
+  arrived_.clear();
+  return true;
+}
+
+// Deltas first: on a backend that computes in submit they would wait for the whole step.
+void LocalEngine::carry_out() {
+  for (Delta& d : actions_.deltas()) deliver(std::move(d));
+  for (RequestId id : actions_.finished) listeners_.erase(id);
+  {
+    std::lock_guard lock(mutex_);
+    taken_sequences_ = 0;
+    info_.waiting = core_.waiting();
+    info_.running = core_.running();
+    info_.kv_blocks_free = core_.kv().free_blocks();
+    stats_ = core_.stats();
+  }
+  for (const SubmitAction& s : actions_.submits) steps_.submit(s);
+}
+
+void LocalEngine::deliver(Delta&& delta) {
+  auto it = listeners_.find(delta.request);
+  if (it == listeners_.end()) return;
+  Listener& listener = it->second;
+  if (delta.finish != Finish::kNone) listener.ended[static_cast<size_t>(delta.choice)] = true;
+  if (!listener.sink) return;
+  try {
+    listener.sink(std::move(delta));
+  } catch (const std::exception& e) {
+    log::error("the sink of request {} threw: {}", it->first, e.what());
+    listener.sink = nullptr;
+    post(Event::cancel(it->first));
+  }
+}
+
+// A bug in the core: nothing it says can be trusted any more, but every client gets an answer.
+void LocalEngine::give_up(const std::string& why) {
+  {
+    std::lock_guard lock(mutex_);
+    broken_ = true;
+    inbox_.clear();
+    for (auto& [id, listener] : inbox_listeners_) listeners_.emplace(id, std::move(listener));
+    inbox_listeners_.clear();
+    inbox_sequences_ = taken_sequences_ = info_.waiting = info_.running = 0;
+  }
+  while (!steps_.empty()) steps_.next();
+  for (auto& [id, listener] : listeners_) {
+    for (size_t c = 0; c < listener.ended.size(); ++c) {
+      if (listener.ended[c]) continue;
+      Delta d;
+      d.request = id;
+      d.choice = static_cast<int32_t>(c);
+      d.finish = Finish::kError;
+      d.error = why;
+      deliver(std::move(d));
+    }
+  }
+  listeners_.clear();
+}
+
+}  // namespace tokamak

@@ -1,0 +1,83 @@
+#pragma once
+// The engine in this process: one thread around EngineCore and an Executable.
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/client.h"
+#include "engine/core.h"
+#include "engine/event_log.h"
+#include "engine/step_queue.h"
+
+namespace tokamak {
+
+// Thread-safe. submit, cancel and stop_at leave an event in the inbox and return; the engine thread
+// takes the inbox between steps, so a cancel waits for the step that runs. Idle, the thread sleeps.
+class LocalEngine final : public Client {
+ public:
+  // The config's max_in_flight is lowered to what the executable can do. `drafter` and `log` may be
+  // nullptr and must outlive the engine.
+  LocalEngine(const PlanSet& plans, std::unique_ptr<Executable> executable, EngineConfig config,
+              const Clock& clock, Drafter* drafter = nullptr, EventLog* log = nullptr);
+  ~LocalEngine() override;  // cancels what runs
+
+  RequestId submit(RequestSpec spec, Sink sink) override;
+  void cancel(RequestId id) override;
+  void stop_at(RequestId id, int32_t choice, int32_t position) override;
+  EngineInfo info() const override;
+
+  // No new requests; kDrain lets the accepted ones end, kCancel ends them. Waits, and joins the
+  // thread. Not from a sink.
+  enum class Stop { kDrain, kCancel };
+  void stop(Stop how);
+
+  EngineStats stats() const;
+  const MemoryLedger& memory() const { return executable_->memory(); }
+  const EngineConfig& config() const { return config_; }
+
+ private:
+  struct Listener {
+    Sink sink;
+    std::vector<bool> ended;  // by choice: the last delta was delivered
+  };
+  void loop();
+  bool take_inbox();  // false: nothing will come any more
+  void carry_out();   // actions_
+  void give_up(const std::string& why);
+  void deliver(Delta&& delta);
+  void post(Event event);
+
+  const EngineConfig config_;
+  std::unique_ptr<Executable> executable_;
+  const Clock& clock_;
+  EventLog* log_;
+
+  // Engine thread only.
+  EngineCore core_;
+  StepQueue steps_;
+  std::unordered_map<RequestId, Listener> listeners_;
+  std::vector<Event> events_;
+  std::vector<std::pair<RequestId, Listener>> arrived_;
+  Actions actions_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable wake_;
+  std::vector<Event> inbox_;
+  std::vector<std::pair<RequestId, Listener>> inbox_listeners_;
+  int64_t inbox_sequences_ = 0;  // of arrivals in the inbox
+  int64_t taken_sequences_ = 0;  // of arrivals the core is being told of
+  RequestId next_id_ = 1;
+  bool stopping_ = false, cancel_all_ = false, broken_ = false;
+  EngineInfo info_;
+  EngineStats stats_;
+
+  std::mutex join_mutex_;
+  std::thread thread_;  // last: started when everything else stands
+};
+
+}  // namespace tokamak

@@ -1,0 +1,63 @@
+#include "engine/sequence.h"
+
+#include <algorithm>
+
+namespace tokamak {
+
+void Sequence::open(Request* r, int32_t c, uint64_t o) {
+  request = r;
+  choice = c;
+  order = o;
+  ids_.assign(r->spec.prompt.begin(), r->spec.prompt.end());
+  prompt_length_ = length();
+  phase = Phase::kWaiting;
+  row = -1;
+  computed = scheduled = pending = in_flight = failures = 0;
+  settling = limit_is_stop = first_delta_sent = false;
+  reset_row = true;
+  drafts.clear();
+  prompt_logprobs.clear();
+  limit = r->spec.max_tokens;
+}
+
+void Sequence::rewind() {
+  ++epoch;
+  scheduled = computed;
+  pending = 0;
+  drafts.clear();
+  settling = true;
+  reset_row = true;
+}
+
+void Sequence::drop_kv() {
+  rewind();
+  computed = scheduled = 0;
+  settling = false;
+}
+
+int32_t Sequence::schedulable() const {
+  if (phase != Phase::kRunning && phase != Phase::kWaiting) return 0;
+  if (settling || !drafts.empty()) return 0;
+  if (limit > 0 && generated() + pending >= limit) return 0;
+  return expected() - scheduled;
+}
+
+int32_t Sequence::first_score_row(int32_t start) const {
+  return std::max(start,
+                  request->spec.score_from - 1 + static_cast<int32_t>(prompt_logprobs.size()));
+}
+
+int32_t Sequence::score_rows(int32_t start, int32_t end) const {
+  return std::max(0, std::min(end, last_score_row()) - first_score_row(start));
+}
+
+const SampleSpec& Sequence::sample() const {
+  static const SampleSpec kGreedy = [] {
+    SampleSpec s;
+    s.temperature = 0;
+    return s;
+  }();
+  return request->spec.sample ? *request->spec.sample : kGreedy;
+}
+
+}  // namespace tokamak

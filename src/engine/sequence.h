@@ -1,0 +1,88 @@
+#pragma once
+// What the engine knows about one choice of one request.
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/client.h"
+#include "engine/kv/kv_cache.h"
+
+namespace tokamak {
+
+class Sequence;
+
+// What the caller asked for. Owned by EngineCore until its last sequence is retired.
+struct Request {
+  RequestId id = 0;
+  RequestSpec spec;
+  std::vector<Sequence*> choices;  // nullptr once retired
+  int32_t unfinished = 0;          // choices without their last delta
+  int32_t unretired = 0;           // choices that still hold rows or blocks
+};
+
+// Three lengths describe a sequence:
+//   computed <= scheduled <= expected()
+//   computed    slots whose KV is proven produced (only a commit moves it)
+//   scheduled   slots that steps in flight will have written
+//   expected()  committed ids plus those the device is choosing right now
+// Owned by EngineCore (a slab: objects are reused), changed by the scheduler and at commit, engine
+// thread only.
+class Sequence {
+ public:
+  enum class Phase : uint8_t {
+    kWaiting,     // holds nothing
+    kRunning,     // holds a row
+    kPreempting,  // will wait again once nothing in flight refers to it
+    kFinished,    // has had its last delta; retired once nothing in flight refers to it
+  };
+
+  void open(Request* request, int32_t choice, uint64_t order);  // the prompt, nothing computed
+  void extend(int32_t id) { ids_.push_back(id); }               // a committed token
+  void rewind();   // back to what is committed; results in flight become stale
+  void drop_kv();  // rewind, and nothing is computed any more (blocks are the caller's)
+
+  std::span<const int32_t> ids() const { return ids_; }
+  int32_t length() const { return static_cast<int32_t>(ids_.size()); }
+  int32_t generated() const { return length() - prompt_length_; }
+  int32_t prompt_length() const { return prompt_length_; }
+  int32_t expected() const { return length() + pending; }
+  // Tokens that a step could take now; 0 when the answer needs no more or must wait for a commit.
+  int32_t schedulable() const;
+  // The step that feeds the slot before `end` chooses a token.
+  bool chooses_at(int32_t end) const { return limit > 0 && end == expected(); }
+
+  // Prompt scores: the rows first_score_row(start) .. last_score_row() - 1 report the next id's.
+  bool scores() const { return choice == 0 && request->spec.score_prompt; }
+  int32_t first_score_row(int32_t start) const;
+  int32_t last_score_row() const { return scores() ? prompt_length_ - 1 : 0; }
+  int32_t score_rows(int32_t start, int32_t end) const;
+
+  const SampleSpec& sample() const;  // greedy when the request has none
+
+  Request* request = nullptr;
+  int32_t choice = 0;
+  uint64_t order = 0;  // of arrival
+  Phase phase = Phase::kWaiting;
+  int32_t row = -1;
+  SequenceBlocks blocks;
+
+  int32_t computed = 0, scheduled = 0;
+  int32_t pending = 0;          // tokens being chosen by steps in flight
+  int32_t in_flight = 0;        // steps in flight that refer to this sequence, stale ones too
+  uint32_t epoch = 0;           // a step of an older epoch is stale
+  bool settling = false;        // was rewound; waits until nothing in flight refers to it
+  bool reset_row = false;       // the backend must be told the row's history
+  std::vector<int32_t> drafts;  // being verified by the step in flight
+
+  int32_t limit = 0;  // tokens of the answer: max_tokens, or where stop_at ended it
+  bool limit_is_stop = false;
+  int32_t failures = 0;                // failed steps since the last commit
+  std::vector<float> prompt_logprobs;  // committed scores
+  bool first_delta_sent = false;
+
+ private:
+  std::vector<int32_t> ids_;
+  int32_t prompt_length_ = 0;
+};
+
+}  // namespace tokamak

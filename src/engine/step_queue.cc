@@ -1,0 +1,50 @@
+#include "engine/step_queue.h"
+
+#include <exception>
+
+#include "base/error.h"
+
+namespace tokamak {
+
+void StepQueue::submit(const SubmitAction& action) {
+  Entry entry;
+  entry.ticket = action.ticket;
+  if (not_submitted_ > 0) {
+    entry.failed = true;
+    entry.error = "an earlier step could not be submitted";
+  } else {
+    try {
+      entry.running = executable_.submit(*action.inputs);
+    } catch (const std::exception& e) {
+      entry.failed = true;
+      entry.error = e.what();
+    }
+  }
+  if (entry.failed) ++not_submitted_;
+  if (head_ > 16 && head_ * 2 > queue_.size()) {
+    queue_.erase(queue_.begin(), queue_.begin() + static_cast<std::ptrdiff_t>(head_));
+    head_ = 0;
+  }
+  queue_.push_back(std::move(entry));
+}
+
+Event StepQueue::next() {
+  TK_CHECK(!empty(), "no step is in flight");
+  Entry entry = std::move(queue_[head_++]);
+  if (empty()) {
+    queue_.clear();
+    head_ = 0;
+  }
+  if (entry.failed) {
+    --not_submitted_;
+    return Event::step_failed(entry.ticket, std::move(entry.error));
+  }
+  try {
+    executable_.collect(entry.running, result_);
+  } catch (const std::exception& e) {
+    return Event::step_failed(entry.ticket, e.what());
+  }
+  return Event::step_done(entry.ticket, &result_);
+}
+
+}  // namespace tokamak

@@ -1,0 +1,34 @@
+#pragma once
+// Carries out submit actions on an Executable and turns what comes back into events, in order.
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "engine/event.h"
+
+namespace tokamak {
+
+// Owned by a driver, used by its engine thread. Exceptions of the executable become step failures.
+// A step submitted behind one that could not be submitted is not run: it may continue it.
+class StepQueue {
+ public:
+  explicit StepQueue(Executable& executable) : executable_(executable) {}
+  void submit(const SubmitAction& action);  // does not throw
+  bool empty() const { return head_ == queue_.size(); }
+  // Waits for the oldest step. The event's result is valid until the next call.
+  Event next();
+
+ private:
+  struct Entry {
+    Ticket ticket = 0, running = 0;  // the core's and the executable's
+    bool failed = false;
+    std::string error;
+  };
+  Executable& executable_;
+  std::vector<Entry> queue_;  // from head_ on; cleared when it runs empty
+  size_t head_ = 0;
+  int not_submitted_ = 0;  // entries that failed in submit
+  StepResult result_;
+};
+
+}  // namespace tokamak
