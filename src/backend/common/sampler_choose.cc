@@ -166,7 +166,7 @@ int32_t Sampler::choose(const SampleRow& sample, std::span<const float> logits) 
   double total = 0;  // mass of what takes part in top-p
   if (spec.min_p > 0) bound = peak + std::log(std::min(spec.min_p, 1.0f)) * spec.temperature;
   if (top_k) bound = std::max(bound, top_k_bound(logits, spec.top_k));
-  if (bound == kLowest) {
+  if (!top_k && spec.min_p <= 0) {
     if (!top_p) return choose_among_all(sample, logits, peak);
     // Tokens below this cannot reach 1 - top_p of the mass together, so the border is above it.
     total = sum_exp(logits, peak, inverse);
