@@ -112,9 +112,9 @@ void cast_row(const uint8_t* source, float* out, int64_t n) {
 
 float f8e4m3_to_f32(uint8_t b) {
   uint32_t sign = uint32_t{b & 0x80u} << 24, rest = b & 0x7fu;
-  if (rest == 0x7f) return std::bit_cast<float>(sign | 0x7fc00000);
-  float magnitude = std::bit_cast<float>(rest << 20) * 0x1p120f;  // bias 7 to bias 127, exact
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
+  uint32_t finite =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(rest << 20) * 0x1p120f);  // bias 7 to 127, exact
+  return std::bit_cast<float>(sign | (rest == 0x7f ? 0x7fc00000 : finite));
 }
 
 void decode_plain(DType dtype, const uint8_t* p, float* out, int64_t n) {
@@ -123,16 +123,17 @@ void decode_plain(DType dtype, const uint8_t* p, float* out, int64_t n) {
       std::memcpy(out, p, static_cast<size_t>(n) * 4);
       return;
     case DType::kF16:
-      return convert_row<uint16_t>(p, out, n, block::half_to_float);
+      return convert_row<uint16_t>(p, out, n, [](uint16_t h) { return block::half_to_float(h); });
     case DType::kBF16:
-      return convert_row<uint16_t>(p, out, n, bf16_to_f32);
+      return convert_row<uint16_t>(
+          p, out, n, [](uint16_t b) { return std::bit_cast<float>(uint32_t{b} << 16); });
     case DType::kF64:
       return cast_row<double>(p, out, n);
     case DType::kF8E4M3:
-      return convert_row<uint8_t>(p, out, n, f8e4m3_to_f32);
+      return convert_row<uint8_t>(p, out, n, [](uint8_t b) { return f8e4m3_to_f32(b); });
     case DType::kF8E5M2:  // the upper byte of a half
       return convert_row<uint8_t>(
-          p, out, n, [](uint8_t b) { return f16_to_f32(static_cast<uint16_t>(b << 8)); });
+          p, out, n, [](uint8_t b) { return block::half_to_float(static_cast<uint16_t>(b << 8)); });
     case DType::kI8:
       return cast_row<int8_t>(p, out, n);
     case DType::kU8:

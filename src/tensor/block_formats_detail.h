@@ -26,11 +26,15 @@ inline uint32_t load_u32(const uint8_t* p) {
 inline void store_u16(uint8_t* p, uint16_t v) { std::memcpy(p, &v, sizeof v); }
 
 inline float half_to_float(uint16_t h) {
+#ifdef __ARM_FP16_FORMAT_IEEE
+  return static_cast<float>(std::bit_cast<__fp16>(h));
+#else
   uint32_t sign = uint32_t{h & 0x8000u} << 16, rest = h & 0x7fffu;
   if (rest >= 0x7c00) return std::bit_cast<float>(sign | 0x7f800000 | (rest & 0x3ff) << 13);
   // A half's exponent and mantissa read as a float are 2^112 too small; the product is exact.
   float magnitude = std::bit_cast<float>(rest << 13) * 0x1p112f;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
+#endif
 }
 inline float load_half(const uint8_t* p) { return half_to_float(load_u16(p)); }
 

@@ -8,12 +8,15 @@
 namespace tokamak::block {
 namespace {
 
-// Truncates; NaN gives the lower bound, so hostile input never reaches an undefined conversion.
-int clamp_to_int(float x, int low, int high) {
-  if (!(x > static_cast<float>(low))) return low;
-  return x >= static_cast<float>(high) ? high : static_cast<int>(x);
+// NaN gives the lower bound, so hostile input never reaches an undefined conversion.
+float clamp(float x, int low, int high) {
+  x = x > static_cast<float>(low) ? x : static_cast<float>(low);
+  return x < static_cast<float>(high) ? x : static_cast<float>(high);
 }
-int nearest(float x, int low, int high) { return clamp_to_int(std::nearbyint(x), low, high); }
+int truncated(float x, int low, int high) { return static_cast<int>(clamp(x, low, high)); }
+int nearest(float x, int low, int high) {
+  return static_cast<int>(std::nearbyint(clamp(x, low, high)));
+}
 float inverse(float x) { return x == 0.0f ? 0.0f : 1.0f / x; }
 
 // The value of largest magnitude with its sign; the first of equals.
@@ -37,7 +40,7 @@ void pack_fifth_bits(const int (&q)[32], uint8_t* out) {
 void quantize_symmetric(const float* x, int offset, int (&q)[32], uint8_t* block) {
   float d = signed_peak(x, 32) / static_cast<float>(-offset), id = inverse(d);
   for (int j = 0; j < 32; ++j)
-    q[j] = clamp_to_int(x[j] * id + (static_cast<float>(offset) + 0.5f), 0, 2 * offset - 1);
+    q[j] = truncated(x[j] * id + (static_cast<float>(offset) + 0.5f), 0, 2 * offset - 1);
   store_u16(block, f32_to_f16(d));
 }
 
@@ -45,7 +48,7 @@ void quantize_symmetric(const float* x, int offset, int (&q)[32], uint8_t* block
 void quantize_affine(const float* x, int levels, int (&q)[32], uint8_t* block) {
   auto [low, high] = std::minmax_element(x, x + 32);
   float minimum = *low, d = (*high - minimum) / static_cast<float>(levels), id = inverse(d);
-  for (int j = 0; j < 32; ++j) q[j] = clamp_to_int((x[j] - minimum) * id + 0.5f, 0, levels);
+  for (int j = 0; j < 32; ++j) q[j] = truncated((x[j] - minimum) * id + 0.5f, 0, levels);
   store_u16(block, f32_to_f16(d));
   store_u16(block + 2, f32_to_f16(minimum));
 }
@@ -170,7 +173,7 @@ void encode_q5_1(const float* x, uint8_t* block) {
 void encode_q8_0(const float* x, uint8_t* block) {
   float d = std::fabs(signed_peak(x, 32)) / 127.0f, id = inverse(d);
   for (int j = 0; j < 32; ++j)  // this format rounds halves away from zero
-    block[2 + j] = static_cast<uint8_t>(clamp_to_int(std::round(x[j] * id), -127, 127));
+    block[2 + j] = static_cast<uint8_t>(truncated(std::round(x[j] * id), -127, 127));
   store_u16(block, f32_to_f16(d));
 }
 

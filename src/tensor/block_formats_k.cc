@@ -67,13 +67,14 @@ void decode_q6_k(const uint8_t* block, float* out) {
   for (int half = 0; half < 2; ++half) {
     const uint8_t *ql = block + 64 * half, *qh = block + 128 + 32 * half;
     const auto* scales = reinterpret_cast<const int8_t*>(block + 192 + 8 * half);
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      const uint8_t* low = ql + 32 * (quarter % 2);
+    for (int sub = 0; sub < 8; ++sub) {  // 16 values each
+      int quarter = sub / 2, column = 16 * (sub % 2);
+      const uint8_t *low = ql + 32 * (quarter % 2) + column, *high = qh + column;
       int low_shift = 4 * (quarter / 2), high_shift = 2 * quarter;
-      float* o = out + 128 * half + 32 * quarter;
-      for (int j = 0; j < 32; ++j) {
-        float scale = d * static_cast<float>(scales[2 * quarter + j / 16]);
-        int value = (low[j] >> low_shift & 15) | (qh[j] >> high_shift & 3) << 4;
+      float scale = d * static_cast<float>(scales[sub]);
+      float* o = out + 128 * half + 16 * sub;
+      for (int j = 0; j < 16; ++j) {
+        int value = (low[j] >> low_shift & 15) | (high[j] >> high_shift & 3) << 4;
         o[j] = scale * static_cast<float>(value - 32);
       }
     }

@@ -10,7 +10,7 @@ namespace {
 
 const Family kFamilies[] = {
     {.architecture = "llama", .hf_names = "llama", .gguf_interleaved = true},
-    {.architecture = "mistral", .hf_names = "mistral", .gguf_interleaved = true},
+    {.architecture = "mistral", .hf_names = "mistral ministral", .gguf_interleaved = true},
     {.architecture = "qwen2", .hf_names = "qwen2"},
     {.architecture = "qwen3", .hf_names = "qwen3", .qk_norm = true},
     {.architecture = "gemma",

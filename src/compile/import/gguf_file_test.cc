@@ -114,6 +114,26 @@ TEST(GgufFile, RefusesWhatIsNotGguf) {
   EXPECT_EQ(parse_error(head(0, 0, 2)), "");
 }
 
+TEST(GgufFile, VersionOneHasShortLengths) {
+  std::string bytes = "GGUF";
+  for (uint32_t v : {1u, 1u, 1u}) put(bytes, v);  // version, one tensor, one entry
+  put<uint32_t>(bytes, 1);
+  bytes += "k";
+  for (uint32_t v : {9u, 8u, 2u, 1u})
+    put(bytes, v);  // an array of two strings, the first of length 1
+  bytes += "x";
+  put<uint32_t>(bytes, 2);
+  bytes += "yz";
+  put<uint32_t>(bytes, 1);
+  bytes += "w";
+  for (uint32_t v : {1u, 2u, 0u}) put(bytes, v);  // one dimension of 2, f32
+  put<uint64_t>(bytes, 0);
+  bytes = with_data(bytes, 8);
+  auto file = GgufFile::parse(test::as_bytes(bytes), "x.gguf");
+  EXPECT_EQ(file->strings("k"), (std::vector<std::string_view>{"x", "yz"}));
+  EXPECT_EQ(file->find("w")->dims, std::vector<int64_t>{2});
+}
+
 TEST(GgufFile, RefusesLies) {
   EXPECT_THAT(parse_error(head(UINT64_MAX, 0)), HasSubstr("claims"));
   EXPECT_THAT(parse_error(head(0, 1ull << 60)), HasSubstr("claims"));

@@ -144,6 +144,9 @@ void read_rope(const Fields& f, ModelConfig& c) {
   const Value none = Value::object();
   if (params && !params->is_object()) f.wrong("rope_parameters", "an object");
   Fields p(params ? *params : none, f.where());
+  if (p.number({"llama_4_scaling_beta"}, 0) != 0)
+    fail(ErrorCode::kUnsupported,
+         "{}: attention scaled by position (llama_4_scaling_beta) is not supported yet", f.where());
   double partial = f.number({"partial_rotary_factor"}, p.number({"partial_rotary_factor"}, 1.0));
   if (!(partial > 0 && partial <= 1)) f.wrong("partial_rotary_factor", "between 0 and 1");
   auto dims = static_cast<int64_t>(static_cast<double>(c.head_dim) * partial);

@@ -270,6 +270,8 @@ TEST(HfConfig, SaysWhatIsWrong) {
   EXPECT_THAT(error(config("llama", R"(,"num_local_experts":8)")), HasSubstr("mixture-of-experts"));
   EXPECT_THAT(error(config("deepseek_v3", R"(,"kv_lora_rank":512)")), HasSubstr("MLA"));
   EXPECT_THAT(error(config("llama", R"(,"rope_scaling":{"type":"spiral"})")), HasSubstr("spiral"));
+  EXPECT_THAT(error(config("ministral", R"(,"rope_parameters":{"llama_4_scaling_beta":0.1})")),
+              HasSubstr("llama_4_scaling_beta"));
   EXPECT_THAT(error(config("llama", R"(,"hidden_act":"mish")")), HasSubstr("mish"));
   EXPECT_THAT(error(config("llama", R"(,"rms_norm_eps":"x")")), HasSubstr("rms_norm_eps"));
   EXPECT_THAT(error(parse_json(R"({"model_type":"llama"})")), HasSubstr("no vocab_size"));
