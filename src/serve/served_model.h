@@ -9,6 +9,7 @@
 #include "engine/client.h"
 #include "engine/text/chat_template.h"
 #include "engine/text/tokenizer.h"
+#include "serve/openai/tool_calls.h"
 
 namespace tokamak {
 
@@ -19,8 +20,9 @@ struct ServedModel {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<const ChatTemplate> chat_template;  // null: no chat route for it
   int64_t max_model_len = 0;
-  int64_t created = 0;      // unix seconds
-  SampleSpec defaults;      // for what a request does not say
+  int64_t created = 0;                                      // unix seconds
+  SampleSpec defaults;                                      // for what a request does not say
+  openai::ToolStyle tool_style = openai::ToolStyle::kNone;  // kNone: seen from the template
   std::string fingerprint;  // of weights and numerics; "" = none known
 };
 

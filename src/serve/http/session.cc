@@ -191,7 +191,11 @@ void Session::reject(Response response) {
 }
 
 void Session::pump() {
-  if (phase_ != Phase::kBusy || writing_ || turn_ == nullptr) return;
+  if (phase_ != Phase::kBusy || turn_ == nullptr) return;
+  if (writing_) {
+    if (turn_->overflowed()) die();
+    return;
+  }
   taken_ = turn_->take(output_);
   sent_ = 0;
   if (taken_.cut && !taken_.done) return die();  // too slow

@@ -85,6 +85,7 @@ void Turn::start_stream(const StreamHead& head) {
 void Turn::append_chunk(std::string_view bytes) {
   if (bytes.empty() || traits_.head) return;
   if (unsent_.size() + bytes.size() > traits_.max_unsent) {
+    notified_ = notified_ && cut_;  // the connection may be stuck in a write: it must look now
     cut_ = true;
     return;
   }
@@ -152,6 +153,11 @@ Turn::Taken Turn::take(std::string& out) {
   out.swap(unsent_);
   if (state_ == State::kDone) callback.swap(on_gone_);
   return {state_ == State::kDone, cut_, state_ == State::kStreaming, traits_.keep_alive};
+}
+
+bool Turn::overflowed() const {
+  std::lock_guard lock(mutex_);
+  return cut_ && state_ == State::kStreaming;
 }
 
 void Turn::ping() {

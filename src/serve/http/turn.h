@@ -43,6 +43,7 @@ class Turn {
     bool keep_alive = false;  // as the head told the client
   };
   Taken take(std::string& out);  // replaces out by what is unsent
+  bool overflowed() const;       // the client lags further behind than allowed
   void ping();                   // into the stream, if one runs
   void set_gone();
 

@@ -81,6 +81,8 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
   TK_CHECK(!models.empty());
   for (ServedModel& model : models) {
     if (model.fingerprint.empty()) model.fingerprint = "fp_tokamak_" + options_.version;
+    if (model.tool_style == ToolStyle::kNone)
+      model.tool_style = tool_style_of(model.tokenizer->spec().chat_template);
     models_.push_back(std::make_shared<const ServedModel>(std::move(model)));
   }
 }

@@ -8,7 +8,8 @@ Choice::Choice(int index, const Prepared& request, const Prompt& prompt)
       prompt_(prompt),
       tokenizer_(*request.model->tokenizer),
       detokenizer_(*request.model->tokenizer, {.skip_special = request.params.skip_special}),
-      stops_(request.params.stops, request.params.include_stop) {}
+      stops_(request.params.stops, request.params.include_stop),
+      tools_(request.tool_style) {}
 
 void Choice::echo_prompt(const std::vector<float>& logprobs, Piece& piece) {
   piece.text = prompt_.text;
@@ -57,23 +58,30 @@ void Choice::push_token(const Delta& delta, size_t i, Piece& piece) {
     sendable = stops_.push(text).text;
   }
   sent_bytes_ += sendable.size();
-  piece.text += sendable;
+  add(tools_.push(sendable), piece);
   release(piece, false);
 }
 
+void Choice::add(ToolCalls::Result&& result, Piece& piece) {
+  piece.text += result.text;
+  if (result.calls.empty()) return;
+  if (piece.calls.empty()) piece.first_call = calls_;
+  calls_ += static_cast<int>(result.calls.size());
+  for (ToolCall& call : result.calls) piece.calls.push_back(std::move(call));
+}
+
 void Choice::finish(const char* reason, Piece& piece) {
+  std::string last;
   if (!stops_.stopped()) {
-    StopStrings::Result last = stops_.push(detokenizer_.finish());
-    piece.text += last.text;
-    sent_bytes_ += last.text.size();
-    if (!last.stopped) {
-      std::string held = stops_.finish();
-      sent_bytes_ += held.size();
-      piece.text += held;
-    }
+    last = stops_.push(detokenizer_.finish()).text;
+    if (!stops_.stopped()) last += stops_.finish();
   }
+  sent_bytes_ += last.size();
+  add(tools_.push(last), piece);
+  add(tools_.finish(), piece);
   release(piece, true);
-  piece.finish = stops_.stopped() ? "stop" : reason;
+  if (stops_.stopped()) reason = "stop";
+  piece.finish = calls_ > 0 && reason == std::string_view("stop") ? "tool_calls" : reason;
   done_ = true;
 }
 

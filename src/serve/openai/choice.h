@@ -10,6 +10,7 @@
 #include "engine/text/stop_strings.h"
 #include "serve/openai/prepare.h"
 #include "serve/openai/shape.h"
+#include "serve/openai/tool_calls.h"
 
 namespace tokamak::openai {
 
@@ -31,6 +32,7 @@ class Choice {
   void echo_prompt(const std::vector<float>& logprobs, Piece& piece);
   void push_token(const Delta& delta, size_t i, Piece& piece);
   void release(Piece& piece, bool all);
+  void add(ToolCalls::Result&& result, Piece& piece);
   void finish(const char* reason, Piece& piece);
 
   struct Waiting {  // a scored token whose text may still turn out to be part of a stop string
@@ -44,9 +46,11 @@ class Choice {
   const Tokenizer& tokenizer_;
   Detokenizer detokenizer_;
   StopStrings stops_;
+  ToolCalls tools_;
   std::deque<Waiting> waiting_;
   size_t raw_bytes_ = 0, sent_bytes_ = 0, characters_ = 0;
   int64_t tokens_ = 0;
+  int calls_ = 0;
   int32_t stopped_at_ = -1;
   bool first_ = true, done_ = false;
 };

@@ -10,6 +10,7 @@ void append(Piece& whole, Piece&& more) {
   whole.text += more.text;
   whole.ids.insert(whole.ids.end(), more.ids.begin(), more.ids.end());
   for (ScoredToken& token : more.scored) whole.scored.push_back(std::move(token));
+  for (ToolCall& call : more.calls) whole.calls.push_back(std::move(call));
   if (more.finish != nullptr) whole.finish = more.finish;
   if (more.prompt_ids != nullptr) whole.prompt_ids = more.prompt_ids;
 }
@@ -182,7 +183,8 @@ void Generation::send(const Piece& piece) {
   Usage now = request_.params.continuous_usage ? usage() : Usage{};
   const Usage* each = request_.params.continuous_usage ? &now : nullptr;
   bool ids = request_.params.return_token_ids && !piece.ids.empty();
-  if (!piece.text.empty() || !piece.scored.empty() || ids || piece.prompt_ids != nullptr) {
+  if (!piece.text.empty() || !piece.scored.empty() || !piece.calls.empty() || ids ||
+      piece.prompt_ids != nullptr) {
     Piece content = piece;
     content.finish = nullptr;
     send_event(shape_->chunk(content, each));

@@ -98,7 +98,10 @@ void read_sampling(Fields& fields, const ServedModel& model, SampleSpec& sample)
   if (auto k = fields.integer("top_k", -1, INT32_MAX))
     sample.top_k = static_cast<int32_t>(std::max<int64_t>(*k, 0));
   // top_p 0 keeps one token, which is what greedy means.
-  if (sample.top_p <= 0) sample.temperature = 0;
+  if (sample.top_p <= 0) {
+    sample.temperature = 0;
+    sample.top_p = 1;
+  }
   auto seed = fields.integer("seed", INT64_MIN, INT64_MAX);
   sample.seed = seed ? static_cast<uint64_t>(*seed) : fresh_number();
   read_logit_bias(fields, model, sample);

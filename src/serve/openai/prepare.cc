@@ -130,7 +130,9 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   if (model->chat_template == nullptr)
     bad_request("model", "no_chat_template",
                 "The model '{}' has no chat template; use /v1/completions.", model->name);
-  Prepared request{model, read_params(fields, *model), {}};
+  Prepared request;
+  request.model = model;
+  request.params = read_params(fields, *model);
   auto newer = fields.integer("max_completion_tokens", 1, INT32_MAX);
   auto older = fields.integer("max_tokens", 1, INT32_MAX);
   request.params.max_tokens = newer && older ? std::min(*newer, *older) : newer ? newer : older;
@@ -142,6 +144,10 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   request.params.sample.top_logprobs = logprobs ? static_cast<int32_t>(top.value_or(0)) : -1;
   refuse_rest_of_chat(fields);
   std::string text = render_chat(fields, *model);
+  const Value* tools = body.find("tools");
+  const Value* choice = body.find("tool_choice");
+  bool none = choice != nullptr && choice->is_string() && choice->as_string() == "none";
+  if (tools != nullptr && tools->size() > 0 && !none) request.tool_style = model->tool_style;
   log_unknown_fields(fields.unknown());
   // The template has written the special tokens it wants.
   request.prompts.push_back(text_prompt(text, *model, false, false));
@@ -154,7 +160,9 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
 Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel> model) {
   Fields fields(body);
   fields.ignore({"model"});
-  Prepared request{model, read_params(fields, *model), {}};
+  Prepared request;
+  request.model = model;
+  request.params = read_params(fields, *model);
   GenerationParams& params = request.params;
   params.max_tokens = fields.integer("max_tokens", 0, INT32_MAX);
   params.echo = fields.boolean("echo").value_or(false);

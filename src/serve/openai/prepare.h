@@ -18,6 +18,7 @@ struct Prepared {
   std::shared_ptr<const ServedModel> model;
   GenerationParams params;
   std::vector<Prompt> prompts;
+  ToolStyle tool_style = ToolStyle::kNone;  // how calls are written, when tools are offered
 };
 
 // Throw ApiError. `body` is the whole request.

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include "serve/openai/shape.h"
 
 #include "base/json.h"

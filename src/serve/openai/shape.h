@@ -9,6 +9,7 @@
 #include "base/value.h"
 #include "engine/client.h"
 #include "engine/text/tokenizer.h"
+#include "serve/openai/tool_calls.h"
 
 namespace tokamak::openai {
 
@@ -27,7 +28,9 @@ struct Piece {
   std::string text;
   std::vector<ScoredToken> scored;
   std::vector<int32_t> ids;
-  const char* finish = nullptr;                      // "stop", "length"; nullptr: goes on
+  std::vector<ToolCall> calls;
+  int first_call = 0;            // index of calls[0] in the answer
+  const char* finish = nullptr;  // "stop", "length", "tool_calls"; nullptr: goes on
   const std::vector<int32_t>* prompt_ids = nullptr;  // with return_token_ids, on the first piece
 };
 

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/json.h"
@@ -28,9 +30,11 @@ class ChatShape final : public Shape {
 
  protected:
   std::string stream_choice(const Piece& piece) override {
-    std::string delta = piece.text.empty() && piece.scored.empty()
-                            ? "{}"
-                            : R"({"content":)" + dump_json(piece.text) + "}";
+    Value fields = Value::object();
+    if (!piece.text.empty() || (!piece.scored.empty() && piece.calls.empty()))
+      fields.set("content", piece.text);
+    if (!piece.calls.empty()) fields.set("tool_calls", calls(piece, true));
+    std::string delta = dump_json(fields);
     std::string out =
         fmt::format(R"({{"index":{},"delta":{},"logprobs":{},"finish_reason":{})", piece.index,
                     delta, dump_json(logprobs(piece)), dump_json(finish(piece)));
@@ -43,8 +47,10 @@ class ChatShape final : public Shape {
   Value whole_choice(const Piece& piece) override {
     Value message = Value::object();
     message.set("role", "assistant");
-    message.set("content", piece.text);
+    message.set("content",
+                piece.text.empty() && !piece.calls.empty() ? Value() : Value(piece.text));
     message.set("refusal", Value());
+    if (!piece.calls.empty()) message.set("tool_calls", calls(piece, false));
     Value choice = Value::object();
     choice.set("index", piece.index);
     choice.set("message", std::move(message));
@@ -62,6 +68,21 @@ class ChatShape final : public Shape {
  private:
   static Value finish(const Piece& piece) {
     return piece.finish == nullptr ? Value() : Value(piece.finish);
+  }
+
+  // In a stream each call is sent whole, so that strict clients find all its fields in one delta.
+  static Value calls(const Piece& piece, bool stream) {
+    Value list = Value::array();
+    for (size_t i = 0; i < piece.calls.size(); ++i) {
+      const ToolCall& call = piece.calls[i];
+      Value entry = Value::object();
+      if (stream) entry.set("index", piece.first_call + static_cast<int>(i));
+      entry.set("id", call.id);
+      entry.set("type", "function");
+      entry.set("function", Value::Object{{"name", call.name}, {"arguments", call.arguments}});
+      list.push(std::move(entry));
+    }
+    return list;
   }
 
   Value token(int32_t id, float logprob) const {
