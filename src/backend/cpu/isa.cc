@@ -10,55 +10,26 @@
 
 namespace tokamak::cpu {
 
-#if !defined(__aarch64__)
-const KernelTable* neon_table() { return nullptr; }
-const KernelTable* i8mm_table() { return nullptr; }
-#endif
-#if !defined(__x86_64__)
-const KernelTable* avx2_table() { return nullptr; }
-const KernelTable* avx512_table() { return nullptr; }
-#endif
-
-namespace {
-
+// A level's table function is itself compiled for that level: it is called only where the level
+// runs.
+std::vector<const KernelTable*> available_tables() {
+  std::vector<const KernelTable*> out = {scalar_table()};
 #if defined(__aarch64__)
-// From the kernel's user-space ABI; spelled out because older headers lack some.
-constexpr unsigned long kHwcapAsimdDp = 1ul << 20;
-constexpr unsigned long kHwcap2I8mm = 1ul << 13;
-
-bool runs(const KernelTable* table) {
-  if (!table) return false;
-  bool dotprod = (getauxval(AT_HWCAP) & kHwcapAsimdDp) != 0;
-  bool i8mm = (getauxval(AT_HWCAP2) & kHwcap2I8mm) != 0;
-  if (table == neon_table()) return dotprod;
-  if (table == i8mm_table()) return dotprod && i8mm;
-  return true;
-}
+  // Bits of the kernel's user-space ABI, spelled out because older headers lack some.
+  bool dotprod = (getauxval(AT_HWCAP) & 1ul << 20) != 0;
+  bool i8mm = (getauxval(AT_HWCAP2) & 1ul << 13) != 0;
+  if (dotprod) out.push_back(neon_table());
+  if (dotprod && i8mm) out.push_back(i8mm_table());
 #elif defined(__x86_64__)
-bool runs(const KernelTable* table) {
-  if (!table) return false;
   __builtin_cpu_init();
-
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
               __builtin_cpu_supports("f16c");
   bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                 __builtin_cpu_supports("avx512vnni");
-  if (table == avx2_table()) return avx2;
-  if (table == avx512_table()) return avx512;
-  return true;
-}
-#else
-bool runs(const KernelTable* table) { return table != nullptr; }
+  if (avx2) out.push_back(avx2_table());
+  if (avx512) out.push_back(avx512_table());
 #endif
-
-}  // namespace
-
-std::vector<const KernelTable*> available_tables() {
-  std::vector<const KernelTable*> out;
-  for (const KernelTable* t :
-       {scalar_table(), neon_table(), i8mm_table(), avx2_table(), avx512_table()})
-    if (t && runs(t)) out.push_back(t);
   return out;
 }
 

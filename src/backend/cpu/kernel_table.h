@@ -104,7 +104,8 @@ struct KernelTable {
 };
 
 const KernelTable* scalar_table();
-const KernelTable* neon_table();  // nullptr where not compiled in
+// Compiled in on their architecture only, and to be called only where the level runs (isa.h).
+const KernelTable* neon_table();
 const KernelTable* i8mm_table();
 const KernelTable* avx2_table();
 const KernelTable* avx512_table();

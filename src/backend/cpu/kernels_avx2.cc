@@ -1,0 +1,171 @@
+// x86-64 with AVX2, FMA and F16C. A vector of weights is 8 rows x 4 values of k; the four values of
+// an activation row are broadcast to all lanes.
+#include "backend/cpu/simd_avx2.h"
+
+#include "backend/cpu/vec_kernels.inc"
+
+#include "backend/cpu/qpanel_x86.h"
+
+namespace {
+
+// Vector i (0..7) of the low bits: the values of k < 16 (lo) and of k >= 16 (hi), unsigned (q8_0:
+// signed).
+template <int F>
+TK_INLINE void load_values(const uint8_t* low, int i, __m256i& lo, __m256i& hi) {
+  const auto* p = reinterpret_cast<const __m256i*>(low);
+  __m256i v = _mm256_loadu_si256(p + i), nibble = _mm256_set1_epi8(15);
+  if (F == kFQ8_0) {
+    lo = v;
+    hi = _mm256_loadu_si256(p + i + 8);
+    return;
+  }
+  lo = _mm256_and_si256(v, nibble);
+  hi = _mm256_and_si256(_mm256_srli_epi16(v, 4), nibble);
+  if (Panel<F>::high == 64) {
+    __m256i h = _mm256_loadu_si256(p + 8 + i / 4), bit = _mm256_set1_epi8(16);
+    __m128i s = _mm_cvtsi32_si128(i % 4 * 2);
+    h = _mm256_srl_epi16(h, s);  // the two bits of this vector at the bottom
+    lo = _mm256_or_si256(lo, _mm256_and_si256(_mm256_slli_epi16(h, 4), bit));
+    hi = _mm256_or_si256(hi, _mm256_and_si256(_mm256_slli_epi16(h, 3), bit));
+  }
+  if (Panel<F>::high == 128) {
+    __m256i h = _mm256_loadu_si256(p + 8 + i / 2), bits = _mm256_set1_epi8(48);
+    h = _mm256_srl_epi16(h, _mm_cvtsi32_si128(i % 2 * 4));
+    lo = _mm256_or_si256(lo, _mm256_and_si256(_mm256_slli_epi16(h, 4), bits));
+    hi = _mm256_or_si256(hi, _mm256_and_si256(_mm256_slli_epi16(h, 2), bits));
+  }
+}
+
+// Products of 8 rows x 4 k with 4 activation values as pairs of 16 bits. The sums of two fit: 2 *
+// 63 * 127 for unsigned values, 2 * 128 * 127 for signed ones.
+template <int F>
+TK_INLINE __m256i pair_products(__m256i w, __m256i x) {
+  if (F == kFQ8_0) return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+  return _mm256_maddubs_epi16(w, x);
+}
+TK_INLINE __m256i broadcast4(const int8_t* q) {
+  int32_t v;
+  memcpy(&v, q, 4);
+  return _mm256_set1_epi32(v);
+}
+
+// The integer sum of 8 rows over 16 values of k. For values below 32 four pairs of products fit 16
+// bits.
+template <int F>
+TK_INLINE __m256i half_dot(const __m256i* w, const int8_t* q) {
+  __m256i ones = _mm256_set1_epi16(1), p[4];
+  for (int g = 0; g < 4; ++g) p[g] = pair_products<F>(w[g], broadcast4(q + 4 * g));
+  if (F == kFQ8_0 || F == kFQ6_K) {
+    for (int g = 0; g < 4; ++g) p[g] = _mm256_madd_epi16(p[g], ones);
+    return _mm256_add_epi32(_mm256_add_epi32(p[0], p[1]), _mm256_add_epi32(p[2], p[3]));
+  }
+  __m256i sum = _mm256_add_epi16(_mm256_add_epi16(p[0], p[1]), _mm256_add_epi16(p[2], p[3]));
+  return _mm256_madd_epi16(sum, ones);
+}
+
+struct Scales {
+  __m256 d[2], m[2];
+  __m256i s0[2], s1[2];
+};
+TK_INLINE __m128i load8(const uint8_t* p) {
+  return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+}
+
+template <int F>
+TK_INLINE Scales load_scales(const uint8_t* super, const uint8_t* block) {
+  Scales s;
+  V d = vload_f16(reinterpret_cast<const uint16_t*>(super)), m = d;
+  if (Panel<F>::minimum) m = vload_f16(reinterpret_cast<const uint16_t*>(super + 32));
+  for (int i = 0; i < 2; ++i) {
+    s.d[i] = d.r[i];
+    s.m[i] = m.r[i];
+    s.s0[i] = s.s1[i] = _mm256_setzero_si256();
+    if (F == kFQ4_K || F == kFQ5_K) {
+      __m256 sc = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load8(block + 8 * i)));
+      __m256 mn = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load8(block + 16 + 8 * i)));
+      s.d[i] = _mm256_mul_ps(s.d[i], sc);
+      s.m[i] = _mm256_xor_ps(_mm256_set1_ps(-0.0f), _mm256_mul_ps(s.m[i], mn));
+    }
+    if (F == kFQ6_K) {
+      s.s0[i] = _mm256_cvtepi8_epi32(load8(block + 8 * i));
+      s.s1[i] = _mm256_cvtepi8_epi32(load8(block + 16 + 8 * i));
+    }
+  }
+  return s;
+}
+
+template <int F, int columns, class X>
+TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
+  using P = Panel<F>;
+  __m256 acc[2][columns];
+  for (int r = 0; r < 2; ++r)
+    for (int c = 0; c < columns; ++c) acc[r][c] = _mm256_setzero_ps();
+  for (int64_t b = 0; b < blocks; b += P::blocks, panel += P::bytes) {
+    for (int sub = 0; sub < P::blocks; ++sub, ++x) {
+      const uint8_t* block = panel + P::head + sub * P::block_bytes;
+      Scales s = load_scales<F>(panel, block);
+      const float *scale = reinterpret_cast<const float*>(x), *sum = scale + columns;
+      const auto* isum = reinterpret_cast<const int32_t*>(sum + columns);
+      for (int r = 0; r < 2; ++r) {
+        __m256i lo[4], hi[4];
+#pragma GCC unroll 4
+        for (int g = 0; g < 4; ++g) load_values<F>(block + P::scales, g * 2 + r, lo[g], hi[g]);
+#pragma GCC unroll 4
+        for (int c = 0; c < columns; ++c) {
+          __m256i a = half_dot<F>(lo, x->q + c * 32), h = half_dot<F>(hi, x->q + c * 32 + 16);
+          int32_t sum0 = P::offset * isum[c], sum1 = P::offset * isum[columns + c];
+          __m256i dot;
+          if (P::halves) {
+            a = _mm256_sub_epi32(a, _mm256_set1_epi32(sum0));
+            h = _mm256_sub_epi32(h, _mm256_set1_epi32(sum1));
+            dot = _mm256_add_epi32(_mm256_mullo_epi32(a, s.s0[r]), _mm256_mullo_epi32(h, s.s1[r]));
+          } else {
+            dot = _mm256_add_epi32(a, h);
+            if (P::offset) dot = _mm256_sub_epi32(dot, _mm256_set1_epi32(sum0 + sum1));
+          }
+          __m256 both = _mm256_mul_ps(s.d[r], _mm256_set1_ps(scale[c]));
+          acc[r][c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), both, acc[r][c]);
+          if (P::minimum) acc[r][c] = _mm256_fmadd_ps(s.m[r], _mm256_set1_ps(sum[c]), acc[r][c]);
+        }
+      }
+    }
+  }
+  for (int c = 0; c < columns; ++c)
+    for (int r = 0; r < 2; ++r) _mm256_storeu_ps(out + c * kPanel + 8 * r, acc[r][c]);
+}
+
+template <int F>
+void qdot1(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out) {
+  qdot<F, 1>(panel, x, blocks, out);
+}
+template <int F>
+void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, float* out) {
+  qdot<F, 4>(panel, x, blocks, out);
+}
+
+template <int F>
+void fill_q(tokamak::cpu::KernelTable& t) {
+  if constexpr (F < tokamak::cpu::kQFormats) {
+    t.qdot1[F] = qdot1<F>;
+    t.qdot4[F] = qdot4<F>;
+    fill_q<F + 1>(t);
+  }
+}
+
+}  // namespace
+
+namespace tokamak::cpu {
+
+const KernelTable* avx2_table() {
+  static const KernelTable table = [] {
+    KernelTable t{};
+    t.name = "avx2";
+    t.style = {4, 32, 0, 0, false};
+    fill_vector_kernels<false>(t);
+    fill_q<0>(t);
+    return t;
+  }();
+  return &table;
+}
+
+}  // namespace tokamak::cpu
