@@ -4,8 +4,25 @@
 #include <bit>
 
 #include "base/error.h"
+#include "tensor/sym.h"
 
 namespace tokamak {
+namespace {
+
+// "2" becomes 2 and "1 + T" becomes "T + 1", so that equal extents are equal attributes.
+void canonical_extent(Value& value) {
+  if (value.is_array()) {
+    for (Value& v : value.as_array()) canonical_extent(v);
+  } else if (value.is_string()) {
+    try {
+      const SymExpr e = SymExpr::parse(value.as_string());
+      value = e.is_constant() ? Value(*e.constant()) : Value(e.text());
+    } catch (const Error&) {  // the op's own rule says what is wrong with it
+    }
+  }
+}
+
+}  // namespace
 
 Value canonical_attrs(Value attrs) {
   if (attrs.is_null()) return Value::object();
@@ -20,6 +37,8 @@ Value canonical_attrs(Value attrs) {
       fail(ErrorCode::kInvalidArgument, "attribute \"{}\" is given twice", members[i].first);
     }
   }
+  for (auto& [key, value] : members)
+    if (is_extent_attr(key)) canonical_extent(value);
   return attrs;
 }
 

@@ -8,7 +8,8 @@
 
 namespace tokamak {
 
-// An object with sorted keys; null becomes the empty object. Other kinds and repeated keys throw.
+// An object with sorted keys and extents in canonical form; null becomes the empty object. Other
+// kinds and repeated keys throw.
 Value canonical_attrs(Value attrs);
 bool same_bits(const Value& a, const Value& b);
 void hash_value(const Value& value, Hash128& hash);
