@@ -107,7 +107,6 @@ void latency(const LatencyFlags& f) {
   uint64_t done = 0, total = threads.size() * static_cast<uint64_t>(f.repeat + 1);
   Value rows = Value::array();
   for (int t : threads) rows.push(measure(f, t, bar, done, total));
-  bar.finish();
   if (f.json) {
     fmt::print("{}\n", dump_json(rows, 2));
     return;

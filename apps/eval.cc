@@ -91,7 +91,6 @@ void perplexity(const PerplexityFlags& f) {
     });
   }
   tally.wait_for(windows);
-  bar.finish();
   double rate = static_cast<double>(windows * f.window) / seconds(clock.now() - start);
   if (f.json) {
     fmt::print("{}\n", dump_json(Value::Object{{"ppl", std::exp(tally.nll())},
