@@ -34,31 +34,37 @@ std::vector<int64_t> bucket_bounds(std::vector<int64_t> bounds, int64_t max) {
   return bounds;
 }
 
+// With draft trees every plan reads the mask, whose width is a symbol of its own.
+void emit(PlanSet& set, const Function& fn, const Backend& backend, const CompileOptions& o,
+          std::vector<GuardRange> guard, GuardRange mask) {
+  if (o.tree_mask) guard.push_back(std::move(mask));
+  emit_plan(set, fn, backend, std::move(guard));
+}
+
 void plan_step(PlanSet& set, const Function& step, const Backend& backend,
                const CompileOptions& o) {
   for (int64_t t : bucket_bounds({64}, o.max_tokens))
-    emit_plan(set, step, backend,
-              {{"T", 1, t, 1},
-               {"B", 1, std::min(t, o.max_sequences), 1},
-               {"R", 1, std::min(t, o.max_logit_rows), 1}});
+    emit(set, step, backend, o,
+         {{"T", 1, t, 1},
+          {"B", 1, std::min(t, o.max_sequences), 1},
+          {"R", 1, std::min(t, o.max_logit_rows), 1}},
+         {"M", 1, t, 1});
 }
 
 void plan_decode(PlanSet& set, const Function& decode, const Backend& backend,
                  const CompileOptions& o) {
   for (int64_t b : bucket_bounds({1, 8}, std::min(o.max_sequences, o.max_logit_rows))) {
-    emit_plan(set, decode, backend, {{"B", 1, b, 1}});
+    emit(set, decode, backend, o, {{"B", 1, b, 1}}, {"M", 1, 1, 1});
     set.plans.back().bound_symbols = {{"T", "B"}, {"R", "B"}};
   }
 }
 
 void plan_verify(PlanSet& set, const Function& verify, int k, const Backend& backend,
                  const CompileOptions& o) {
-  int64_t rows = k + 1,
-          most = std::min(o.max_sequences, std::min(o.max_logit_rows, o.max_tokens) / rows);
+  int64_t rows = k + 1;
+  int64_t most = std::min(o.max_sequences, std::min(o.max_logit_rows, o.max_tokens) / rows);
+  emit(set, verify, backend, o, {{"B", 1, most, 1}}, {"M", rows, rows, 1});
   std::string text = fmt::format("{}*B", rows);
-  std::vector<GuardRange> guard = {{"B", 1, most, 1}};
-  if (o.tree_mask) guard.push_back({"M", rows, rows, 1});
-  emit_plan(set, verify, backend, std::move(guard));
   set.plans.back().bound_symbols = {{"T", text}, {"R", text}};
 }
 
