@@ -1,0 +1,25 @@
+#pragma once
+// A case as a backend sees it: a PlanSet with the op (and what feeds it), weights and steps.
+#include <memory>
+
+#include "backend/backend.h"
+#include "ops/cases.h"
+
+namespace tokamak::testing {
+
+struct CasePlan {
+  PlanSet plans;
+  WeightTable weights;
+  std::vector<StepInputs> steps;  // the last one is measured
+  LoadOptions options;
+  bool supported = true;        // the backend has kernels for every call
+  double flops = 0, bytes = 0;  // of one run of the op in the last step
+};
+
+// `repeat`: how often the op under test is called in the plan.
+CasePlan build_case(const OpCase& c, const Backend& backend, int repeat = 1);
+
+// Runs the steps; gives the rows of each, one after the other.
+std::vector<float> run_case(const CasePlan& plan, Backend& backend);
+
+}  // namespace tokamak::testing

@@ -1,0 +1,279 @@
+#include "ops/cases.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "tensor/block_formats.h"
+
+namespace tokamak::testing {
+namespace {
+
+using Kind = Arg::Kind;
+
+Arg activation(std::vector<int64_t> dims) {
+  return {.kind = Kind::kActivation, .dims = std::move(dims)};
+}
+Arg quantized(int64_t k) { return {.kind = Kind::kQuantized, .dims = {k}}; }
+Arg weight(DType dtype, std::vector<int64_t> dims) {
+  return {.kind = Kind::kWeight, .dims = std::move(dims), .dtype = dtype};
+}
+Arg input(std::string name) { return {.kind = Kind::kInput, .name = std::move(name)}; }
+Arg frequencies(int64_t half) {
+  Arg arg{.kind = Kind::kConstant, .dims = {half}};
+  for (int64_t j = 0; j < half; ++j)
+    arg.values.push_back(std::pow(10000.0, -static_cast<double>(j) / static_cast<double>(half)));
+  return arg;
+}
+BatchSpec tokens(int64_t t) { return {.own = {static_cast<int32_t>(t)}, .older = {0}}; }
+Value object(std::initializer_list<Value::Member> members) { return Value(Value::Object(members)); }
+
+// Types a model file may store weights in; q8a is made by `quantize` only.
+std::vector<DType> weight_types() {
+  std::vector<DType> types = {DType::kF32, DType::kF16, DType::kBF16};
+  for (int i = static_cast<int>(DType::kQ4_0); i < static_cast<int>(DType::kQ8A); ++i)
+    types.push_back(static_cast<DType>(i));
+  return types;
+}
+
+OpCase linear_case(DType dtype, bool q8a, int64_t m, int64_t n, int64_t k, bool bias) {
+  OpCase c;
+  c.name = fmt::format("linear/{}/{}/m={} n={} k={}{}", dtype_name(dtype), q8a ? "q8a" : "f32", m,
+                       n, k, bias ? " bias" : "");
+  c.op = "linear";
+  c.in = {q8a ? quantized(k) : activation({k}), weight(dtype, {n, k})};
+  if (bias) c.in.push_back(weight(DType::kF32, {n}));
+  c.out = {n};
+  c.batch = tokens(m);
+  return c;
+}
+
+void add_linear(std::vector<OpCase>& cases) {
+  for (DType dtype : weight_types())
+    for (bool q8a : {false, true})
+      for (int64_t m : {1, 2, 3, 5, 16, 33, 64})
+        cases.push_back(linear_case(dtype, q8a, m,
+                                    m == 5    ? 1
+                                    : m == 16 ? 64
+                                              : 37,
+                                    is_block_type(dtype) ? 512
+                                    : q8a                ? 96
+                                                         : 77,
+                                    m == 3));
+}
+
+void add_elementwise(std::vector<OpCase>& cases) {
+  for (const char* op :
+       {"neg", "abs", "exp", "square", "sin", "cos", "tanh", "erf", "sigmoid", "relu", "silu"})
+    cases.push_back({.name = fmt::format("{}/5x101", op),
+                     .op = op,
+                     .in = {activation({101})},
+                     .out = {101},
+                     .bound = 1e-10,
+                     .batch = tokens(5)});
+  for (const char* kind : {"tanh", "none"})
+    cases.push_back({.name = fmt::format("gelu/{}", kind),
+                     .op = "gelu",
+                     .attrs = object({{"approximate", kind}}),
+                     .in = {activation({130})},
+                     .out = {130},
+                     .bound = 1e-10,
+                     .batch = tokens(3)});
+  cases.push_back({.name = "softcap/30",
+                   .op = "softcap",
+                   .attrs = object({{"cap", 30.0}}),
+                   .in = {activation({67})},
+                   .out = {67},
+                   .bound = 1e-10,
+                   .batch = tokens(4)});
+  cases.push_back({.name = "scale",
+                   .op = "scale",
+                   .attrs = object({{"value", 0.37}}),
+                   .in = {activation({67})},
+                   .out = {67},
+                   .batch = tokens(4)});
+  for (const char* op : {"add", "sub", "mul", "div", "maximum", "minimum"}) {
+    cases.push_back({.name = fmt::format("{}/same", op),
+                     .op = op,
+                     .in = {activation({101}), activation({101})},
+                     .out = {101},
+                     .batch = tokens(5)});
+    cases.push_back({.name = fmt::format("{}/row", op),
+                     .op = op,
+                     .in = {activation({101}), weight(DType::kF32, {101})},
+                     .out = {101},
+                     .batch = tokens(5)});
+    cases.push_back({.name = fmt::format("{}/column", op),
+                     .op = op,
+                     .in = {activation({33}), activation({1})},
+                     .out = {33},
+                     .batch = tokens(5)});
+  }
+  cases.push_back({.name = "mul/f16 row",
+                   .op = "mul",
+                   .in = {activation({101}), weight(DType::kF16, {101})},
+                   .out = {101},
+                   .batch = tokens(5)});
+  cases.push_back({.name = "add/heads",
+                   .op = "add",
+                   .in = {activation({3, 16}), weight(DType::kF32, {3, 1})},
+                   .out = {3, 16},
+                   .batch = tokens(5)});
+}
+
+void add_rows(std::vector<OpCase>& cases) {
+  for (int64_t d : {8, 77, 576, 2048})
+    for (int64_t t : {1, 9}) {
+      std::string shape = fmt::format("{}x{}", t, d);
+      cases.push_back({.name = "rms_norm/" + shape,
+                       .op = "rms_norm",
+                       .attrs = object({{"eps", 1e-5}}),
+                       .in = {activation({d}), weight(DType::kF32, {d})},
+                       .out = {d},
+                       .batch = tokens(t)});
+      cases.push_back({.name = "layer_norm/" + shape,
+                       .op = "layer_norm",
+                       .attrs = object({{"eps", 1e-5}}),
+                       .in = {activation({d}), weight(DType::kF32, {d}), weight(DType::kF32, {d})},
+                       .out = {d},
+                       .batch = tokens(t)});
+      cases.push_back({.name = "softmax/" + shape,
+                       .op = "softmax",
+                       .in = {activation({d})},
+                       .out = {d},
+                       .bound = 1e-10,
+                       .batch = tokens(t)});
+    }
+  cases.push_back({.name = "rms_norm/heads",
+                   .op = "rms_norm",
+                   .attrs = object({{"eps", 1e-6}}),
+                   .in = {activation({3, 64}), weight(DType::kF32, {64})},
+                   .out = {3, 64},
+                   .batch = tokens(4)});
+  for (auto [d, half] : {std::pair<int64_t, int64_t>{64, 32}, {80, 20}, {6, 3}})
+    cases.push_back({.name = fmt::format("rope/{} of {}", 2 * half, d),
+                     .op = "rope",
+                     .attrs = d == 80 ? object({{"scale", 1.19}}) : Value::object(),
+                     .in = {activation({3, d}), input("pos"), frequencies(half)},
+                     .out = {3, d},
+                     .batch = {.own = {7, 2}, .older = {0, 300}}});
+  for (DType dtype : weight_types())
+    cases.push_back({.name = fmt::format("embed/{}", dtype_name(dtype)),
+                     .op = "embed",
+                     .in = {input("ids"), weight(dtype, {50, 512})},
+                     .out = {512},
+                     .bound = 0,
+                     .batch = tokens(11)});
+  cases.push_back({.name = "gather/rows",
+                   .op = "gather",
+                   .in = {activation({65}), input("out_rows")},
+                   .out = {65},
+                   .bound = 0,
+                   .batch = tokens(6)});
+  // What `quantize` gives is read back by a product with the identity.
+  cases.push_back(
+      {.name = "quantize/identity",
+       .op = "linear",
+       .in = {quantized(64),
+              {.kind = Kind::kWeight, .dims = {64, 64}, .dtype = DType::kQ8_0, .name = "identity"}},
+       .out = {64},
+       .bound = 1e-12,
+       .batch = tokens(9)});
+}
+
+OpCase attend_case(std::string name, int64_t heads, int64_t kv_heads, int64_t d, DType kv,
+                   BatchSpec batch, std::initializer_list<Value::Member> extra = {}) {
+  OpCase c;
+  c.name = fmt::format("attend/{}/{}", name, dtype_name(kv));
+  c.op = "attend";
+  c.attrs = object(extra);
+  c.attrs.set("scale", 1.0 / std::sqrt(static_cast<double>(d)));
+  c.in = {activation({heads, d}), {.kind = Kind::kState}, {.kind = Kind::kView}};
+  for (const char* s : {"pos", "seq", "slot", "q_start", "kv_len"}) c.in.push_back(input(s));
+  if (batch.mask_width > 0) c.in.push_back(input("mask"));
+  c.out = {heads, d};
+  c.batch = std::move(batch);
+  c.planes = {{"k", kv, {kv_heads, d}}, {"v", kv, {kv_heads, d}}};
+  c.bound = 1e-10;
+  return c;
+}
+
+void add_attention(std::vector<OpCase>& cases) {
+  for (DType kv : {DType::kF32, DType::kF16}) {
+    // A window of one shows exactly what append has stored.
+    cases.push_back(attend_case("append only", 2, 2, 32, kv, {.own = {5, 1}, .older = {3, 20}},
+                                {{"window", 1}}));
+    cases.push_back(attend_case("decode", 9, 3, 64, kv, {.own = {1, 1, 1}, .older = {0, 17, 200}}));
+    cases.push_back(attend_case("prefill", 4, 4, 32, kv, {.own = {33}, .older = {0}}));
+    cases.push_back(
+        attend_case("mixed", 6, 2, 64, kv, {.own = {1, 20, 3, 1}, .older = {40, 0, 31, 100}}));
+    cases.push_back(attend_case("one kv head", 8, 1, 128, kv, {.own = {2, 7}, .older = {65, 9}}));
+    cases.push_back(attend_case("odd width", 2, 1, 20, kv, {.own = {3, 1}, .older = {10, 70}}));
+    cases.push_back(attend_case("window", 4, 2, 32, kv,
+                                {.own = {1, 30, 5}, .older = {90, 0, 47}, .window = 24},
+                                {{"window", 24}}));
+    cases.push_back(attend_case("softcap", 4, 2, 32, kv, {.own = {1, 9}, .older = {30, 5}},
+                                {{"softcap", 2.5}}));
+    cases.push_back(attend_case("long", 2, 1, 64, kv, {.own = {1, 3}, .older = {2100, 1023}}));
+    BatchSpec tree{.own = {5, 1}, .older = {20, 3}, .mask_width = 5};
+    tree.mask = {1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 1, 0, 0,
+                 1, 1, 0, 1, 0, 1, 0, 1, 0, 1, 1, 0, 0, 0, 0};
+    cases.push_back(attend_case("tree", 4, 2, 32, kv, tree));
+  }
+  OpCase latent = attend_case("latent", 4, 1, 48, DType::kF32, {.own = {4, 1}, .older = {0, 9}},
+                              {{"key", Value::Array{"c", "kr"}}, {"value", "c"}});
+  latent.planes = {{"c", DType::kF32, {32}}, {"kr", DType::kF32, {16}}};
+  latent.out = {4, 32};
+  cases.push_back(latent);
+}
+
+}  // namespace
+
+std::vector<OpCase> correctness_cases() {
+  std::vector<OpCase> cases;
+  add_linear(cases);
+  add_elementwise(cases);
+  add_rows(cases);
+  add_attention(cases);
+  return cases;
+}
+
+std::vector<OpCase> perf_cases() {
+  std::vector<OpCase> cases;
+  for (DType dtype : {DType::kF32, DType::kF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_1,
+                      DType::kQ4_K, DType::kQ6_K})
+    for (bool q8a : {false, true})
+      if (!q8a || is_block_type(dtype))
+        for (int64_t m : {1, 8, 512}) {
+          cases.push_back(linear_case(dtype, q8a, m, 8192, 2048, false));
+        }
+  int64_t t = 512, d = 2048;
+  cases.push_back({.name = "rms_norm/512x2048",
+                   .op = "rms_norm",
+                   .attrs = object({{"eps", 1e-5}}),
+                   .in = {activation({d}), weight(DType::kF32, {d})},
+                   .out = {d},
+                   .batch = tokens(t)});
+  cases.push_back({.name = "silu/512x8192",
+                   .op = "silu",
+                   .in = {activation({8192})},
+                   .out = {8192},
+                   .batch = tokens(t)});
+  cases.push_back({.name = "mul/512x8192",
+                   .op = "mul",
+                   .in = {activation({8192}), activation({8192})},
+                   .out = {8192},
+                   .batch = tokens(t)});
+  cases.push_back({.name = "rope/512x32x64",
+                   .op = "rope",
+                   .in = {activation({32, 64}), input("pos"), frequencies(32)},
+                   .out = {32, 64},
+                   .batch = tokens(t)});
+  cases.push_back(
+      attend_case("decode 1x4096", 32, 8, 64, DType::kF16, {.own = {1}, .older = {4095}}));
+  cases.push_back(attend_case("prefill 512", 32, 8, 64, DType::kF16, {.own = {512}, .older = {0}}));
+  for (OpCase& c : cases) c.perf = true;
+  return cases;
+}
+
+}  // namespace tokamak::testing

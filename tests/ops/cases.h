@@ -1,0 +1,64 @@
+#pragma once
+// THE table of op cases: every backend runs it against ref, and it doubles as the micro-benchmark.
+#include <string>
+#include <vector>
+
+#include "base/value.h"
+#include "tensor/dtype.h"
+
+namespace tokamak::testing {
+
+// One input of the op under test.
+struct Arg {
+  enum class Kind {
+    kActivation,  // f32[T, dims], computed by the plan, in the arena
+    kQuantized,   // the same as q8a
+    kWeight,      // dtype[dims] from the weight source
+    kConstant,    // f32[dims] of the plan
+    kInput,       // a named input of the step
+    kState,
+    kView,
+  };
+  Kind kind = Kind::kActivation;
+  std::vector<int64_t> dims = {};
+  DType dtype = DType::kF32;
+  std::string name = {};
+  std::vector<double> values = {};
+};
+
+// The batch the op runs in. Sequence b has older[b] tokens from an earlier step, then own[b] of
+// this one.
+struct BatchSpec {
+  std::vector<int32_t> own = {1}, older = {0};
+  int64_t window = 0;              // of the KV group: blocks in front of it are taken away
+  std::vector<int32_t> mask = {};  // [T, mask_width] of the last step
+  int32_t mask_width = 0;
+  int64_t tokens() const {
+    int64_t n = 0;
+    for (int32_t c : own) n += c;
+    return n;
+  }
+};
+
+struct PlaneSpec {
+  std::string name;
+  DType dtype;
+  std::vector<int64_t> dims;
+};
+
+struct OpCase {
+  std::string name;  // "linear/q4_0/q8a/m=5"
+  std::string op;
+  Value attrs = Value::object();
+  std::vector<Arg> in = {};
+  std::vector<int64_t> out = {};  // extents behind T
+  double bound = 1e-11;           // normalised mean square error against ref
+  BatchSpec batch = {};
+  std::vector<PlaneSpec> planes = {};  // of the state: `append` runs before the op
+  bool perf = false;                   // a shape of real models: run by --perf
+};
+
+std::vector<OpCase> correctness_cases();
+std::vector<OpCase> perf_cases();
+
+}  // namespace tokamak::testing

@@ -1,0 +1,223 @@
+// Runs the table of op cases: every backend against ref, ref against double precision.
+//   op_tests [--backend cpu|ref] [--filter TEXT] [--list] [--perf] [--threads N]
+// Needs no test framework and no file, so that it also runs cross-compiled under an emulator.
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/ref/ref_backend.h"
+#include "base/error.h"
+#include "ops/case_plan.h"
+#include "ops/evaluate.h"
+#include "ops/machine_peak.h"
+#include "tensor/block_formats.h"
+
+namespace tokamak::testing {
+namespace {
+
+struct Options {
+  std::string backend = "cpu", filter;
+  bool list = false, perf = false;
+  int threads = 2;
+};
+
+Options parse(int argc, char** argv) {
+  Options o;
+  for (int i = 1; i < argc; ++i) {
+    std::string_view arg = argv[i];
+    auto value = [&] {
+      if (i + 1 >= argc) fail(ErrorCode::kInvalidArgument, "{} needs a value", arg);
+      return std::string(argv[++i]);
+    };
+    if (arg == "--backend")
+      o.backend = value();
+    else if (arg == "--filter")
+      o.filter = value();
+    else if (arg == "--threads")
+      o.threads = std::max(1, std::atoi(value().c_str()));
+    else if (arg == "--list")
+      o.list = true;
+    else if (arg == "--perf")
+      o.perf = true;
+    else
+      fail(ErrorCode::kInvalidArgument,
+           "unknown argument {}: use --backend, --filter, --list, --perf or --threads", arg);
+  }
+  if (o.backend != "cpu" && o.backend != "ref")
+    fail(ErrorCode::kInvalidArgument, "unknown backend {}: use cpu or ref", o.backend);
+  return o;
+}
+
+std::unique_ptr<Backend> make(const std::string& name, int threads) {
+  BackendOptions options;
+  options.threads = threads;
+  return name == "ref" ? make_ref_backend(options) : make_cpu_backend(options);
+}
+
+// Normalised mean square error; infinite when anything is not finite or the sizes differ.
+double error_of(const std::vector<float>& got, const std::vector<float>& want) {
+  if (got.size() != want.size() || got.empty()) return INFINITY;
+  double difference = 0, size = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    double d = static_cast<double>(got[i]) - static_cast<double>(want[i]);
+    difference += d * d;
+    size += static_cast<double>(want[i]) * static_cast<double>(want[i]);
+  }
+  if (!std::isfinite(difference) || !std::isfinite(size)) return INFINITY;
+  return size > 0 ? difference / size : difference;
+}
+
+// The op in double on the same inputs; empty for ops on states (tests/golden/ops has those).
+std::vector<float> in_double(const OpCase& c, const CasePlan& plan) {
+  if (!c.planes.empty()) return {};
+  using T = Tensor<double>;
+  const StepInputs& step = plan.steps.back();
+  auto decoded = [&](const CallArg& arg) {
+    const WeightEntry& entry = plan.plans.weights[arg.index];
+    if (!entry.constant.empty()) {
+      std::vector<float> rounded(entry.constant.begin(), entry.constant.end());
+      return values<double>(entry.dims, {rounded.begin(), rounded.end()});
+    }
+    const TensorView* view = plan.weights.find(entry.name);
+    std::vector<float> f(static_cast<size_t>(view->elements()));
+    decode_row(view->dtype, view->bytes.data(), f.data(), view->elements());
+    return values<double>(view->dims, {f.begin(), f.end()});
+  };
+  auto ints = [&](const std::vector<int32_t>& v) {
+    return integers<double>({static_cast<int64_t>(v.size())}, v);
+  };
+  // Follow the plan's calls; a value is known by its number.
+  std::map<uint32_t, T> made;
+  T last;
+  for (const KernelCall& call : plan.plans.plans[0].calls) {
+    std::vector<T> in;
+    for (const CallArg& arg : call.in) {
+      if (arg.kind == CallArg::Kind::kWeight) {
+        in.push_back(decoded(arg));
+      } else if (arg.kind == CallArg::Kind::kInput) {
+        const std::string& name = plan.plans.inputs[arg.index].name;
+        in.push_back(ints(name == "ids" ? step.ids : name == "pos" ? step.pos : step.out_rows));
+      } else {
+        T x = made.at(arg.index);
+        x.dims.assign(1, step.tokens());
+        for (size_t d = 1; d < arg.dims.size(); ++d) x.dims.push_back(*arg.dims[d].constant());
+        in.push_back(std::move(x));
+      }
+    }
+    last = eval<double>(call.op, std::move(in), call.attrs);
+    if (call.op == "quantize") {  // scales are float32 in the format itself
+      std::vector<float> f(last.f.begin(), last.f.end());
+      std::vector<float> x(made.at(call.in[0].index).f.begin(), made.at(call.in[0].index).f.end());
+      std::vector<std::byte> q(dtype_bytes(DType::kQ8A, static_cast<int64_t>(x.size())));
+      encode_row(DType::kQ8A, x.data(), q.data(), static_cast<int64_t>(x.size()));
+      decode_row(DType::kQ8A, q.data(), f.data(), static_cast<int64_t>(f.size()));
+      last.f.assign(f.begin(), f.end());
+      last.dtype = DType::kF32;
+    }
+    made[call.out[0].index] = last;
+  }
+  return {last.f.begin(), last.f.end()};
+}
+
+int check(const Options& options, const std::vector<OpCase>& cases) {
+  auto backend = make(options.backend, options.threads), ref = make("ref", 1);
+  int failures = 0, ran = 0, unsupported = 0;
+  for (const OpCase& c : cases) {
+    CasePlan plan = build_case(c, *backend);
+    if (!plan.supported) {
+      ++unsupported;
+      continue;
+    }
+    std::string problem;
+    try {
+      bool oracle = options.backend == "ref";
+      CasePlan expected_plan = build_case(c, *ref);
+      std::vector<float> want =
+          oracle ? in_double(c, expected_plan) : run_case(expected_plan, *ref);
+      std::vector<float> got = run_case(plan, *backend);
+      if (oracle && want.empty()) want = got;  // finite at least
+      double error = error_of(got, want), bound = oracle ? 1e-12 : c.bound;
+      if (!(error <= bound)) problem = fmt::format("error {:.3g}, bound {:.3g}", error, bound);
+    } catch (const Error& e) {
+      if (e.code() == ErrorCode::kUnsupported) {
+        ++unsupported;
+        continue;
+      }
+      problem = e.what();
+    }
+    ++ran;
+    if (problem.empty()) continue;
+    ++failures;
+    fmt::print("FAILED {}: {}\n", c.name, problem);
+  }
+  fmt::print("{} ({}): {} cases, {} failed, {} without a kernel\n", options.backend, backend->isa(),
+             ran, failures, unsupported);
+  return failures == 0 && ran > 0 ? 0 : 1;
+}
+
+// Seconds of one run of the op: many calls in a plan, less what the plan costs with one.
+double measure(const OpCase& c, Backend& backend) {
+  auto best = [&](int repeat) {
+    CasePlan plan = build_case(c, backend, repeat);
+    auto executable = backend.load(plan.plans, plan.weights, plan.options);
+    StepResult result;
+    for (const StepInputs& step : plan.steps) executable->collect(executable->submit(step), result);
+    double seconds = INFINITY, spent = 0;
+    for (int i = 0; i < 20 && spent < 0.5; ++i) {
+      executable->collect(executable->submit(plan.steps.back()), result);
+      seconds = std::min(seconds, result.seconds);
+      spent += result.seconds;
+    }
+    return seconds;
+  };
+  constexpr int kRepeat = 9;
+  return std::max(1e-9, (best(kRepeat) - best(1)) / (kRepeat - 1));
+}
+
+int perf(const Options& options, const std::vector<OpCase>& cases) {
+  auto backend = make(options.backend, options.threads);
+  MachinePeak peak = measure_peak(options.threads);
+  fmt::print("{} ({}), {} threads; measured peak {:.1f} GB/s, {:.1f} GFLOP/s (f32)\n",
+             options.backend, backend->isa(), options.threads, peak.bytes_per_second / 1e9,
+             peak.flops_per_second / 1e9);
+  fmt::print("{:44} {:>10} {:>8} {:>6} {:>9} {:>6}\n", "case", "us", "GB/s", "peak", "GFLOP/s",
+             "peak");
+  for (const OpCase& c : cases) {
+    CasePlan plan = build_case(c, *backend);
+    if (!plan.supported) continue;
+    double seconds = measure(c, *backend), bytes = plan.bytes / seconds,
+           flops = plan.flops / seconds;
+    fmt::print("{:44} {:10.1f} {:8.2f} {:5.0f}% {:9.2f} {:5.0f}%\n", c.name, seconds * 1e6,
+               bytes / 1e9, 100 * bytes / peak.bytes_per_second, flops / 1e9,
+               100 * flops / peak.flops_per_second);
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+int run(int argc, char** argv) {
+  Options options = parse(argc, argv);
+  std::vector<OpCase> cases = options.perf ? perf_cases() : correctness_cases();
+  std::erase_if(cases,
+                [&](const OpCase& c) { return c.name.find(options.filter) == std::string::npos; });
+  if (options.list) {
+    for (const OpCase& c : cases) fmt::print("{}\n", c.name);
+    return 0;
+  }
+  return options.perf ? perf(options, cases) : check(options, cases);
+}
+
+}  // namespace
+}  // namespace tokamak::testing
+
+int main(int argc, char** argv) {
+  try {
+    return tokamak::testing::run(argc, argv);
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "op_tests: {}\n", e.what());
+    return 2;
+  }
+}
