@@ -16,6 +16,11 @@ using Span = Words::Span;
 constexpr std::string_view kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
+// \w+|[^\w\s]+ with the \w of Unicode's regular expressions: numbers other than digits are no
+// words.
+constexpr std::string_view kWhitespaceWords =
+    R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d}]+|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d}\s]+)";
+
 enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 Behavior parse_behavior(std::string_view name) {
@@ -249,7 +254,7 @@ class ByteLevel final : public PreTokenizer {
   void apply(Words& words) const override {
     if (prefix_space_) {
       rewrite(words, [&](std::string_view word, Span s, std::string& out) {
-        if (!(words.joined && s.begin == 0) && !is_white_space(utf8_decode(word, 0).cp)) out += ' ';
+        if (!(words.joined && s.begin == 0) && !word.starts_with(' ')) out += ' ';
         out += word;
       });
     }
@@ -346,7 +351,7 @@ std::unique_ptr<PreTokenizer> make_one(const Value& config, bool leave_bytes) {
     return std::make_unique<CharCutter>(is_bert_punctuation,
                                         parse_behavior(config.get_string("behavior", "Isolated")));
   if (type == "Whitespace")
-    return std::make_unique<RegexCutter>(R"(\w+|[^\w\s]+)", Behavior::kRemoved, true);
+    return std::make_unique<RegexCutter>(kWhitespaceWords, Behavior::kRemoved, true);
   if (type == "WhitespaceSplit")
     return std::make_unique<CharCutter>(is_white_space, Behavior::kRemoved);
   if (type == "BertPreTokenizer") return make_bert();

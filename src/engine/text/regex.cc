@@ -56,17 +56,16 @@ MatchWorkspace& workspace() {
 
 struct Regex::Code {
   std::string pattern;
-  CodePtr fast;   // \s as PCRE2 has it
-  CodePtr exact;  // U+180E is no space; null when the pattern has no \s
+  CodePtr fast;  // \s as PCRE2 has it
   mutable std::once_flag once;
-  mutable CodePtr exact_lazy;
-  std::string exact_pattern;
+  mutable CodePtr exact;      // U+180E is no space; compiled when a text has one
+  std::string exact_pattern;  // empty when the pattern has no \s
 
   const pcre2_code* for_text(std::string_view text) const {
     if (exact_pattern.empty() || text.find("\xE1\xA0\x8E") == std::string_view::npos)
       return fast.get();
-    std::call_once(once, [&] { exact_lazy = compile(exact_pattern, pattern); });
-    return exact_lazy.get();
+    std::call_once(once, [&] { exact = compile(exact_pattern, pattern); });
+    return exact.get();
   }
 };
 
@@ -106,7 +105,7 @@ bool Regex::Scan::next(Match& match) {
     }
     // Empty: go on behind the next character.
     const size_t at = match.begin;
-    pos_ = at < text_.size() ? at + 1 : at + 1;
+    pos_ = at + 1;
     while (pos_ < text_.size() && (static_cast<unsigned char>(text_[pos_]) & 0xC0) == 0x80) ++pos_;
     if (at != last_end_) return true;
   }

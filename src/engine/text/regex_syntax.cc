@@ -11,7 +11,10 @@ namespace tokamak {
 namespace {
 
 constexpr std::string_view kSpace = R"(\t-\r\x{85}\p{Z})";
+constexpr std::string_view kNotSpace = R"([^\t-\r\x{85}\p{Z}])";
 constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+// Outside of a class, superscripts and fractions below U+0100 count as well.
+constexpr std::string_view kWordAlone = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
 constexpr std::string_view kHex = "0-9a-fA-F";
 
 class Translator {
@@ -203,7 +206,8 @@ class Translator {
         {"space", "White_Space"}};
     for (const auto& [from, to] : kNames)
       if (key == from) return head + std::string(to) + "}";
-    if (name.size() <= 2) return head + std::string(name) + "}";
+    if (name.size() <= 2 && key.find_first_of("lmnpszc") == 0)
+      return head + std::string(name) + "}";
     if (key.starts_with("is")) name.remove_prefix(2);
     // The rest are scripts; by default PCRE2 would take script extensions.
     return head + (name.find('=') == std::string_view::npos ? "sc:" : "") + std::string(name) + "}";
@@ -227,10 +231,10 @@ class Translator {
         if (exact_ && !in_class) return set(kSpace, true);
         break;
       case 'w':
-        return set(kWord, false);
+        return set(in_class ? kWord : kWordAlone, false);
       case 'W':
         if (in_class) break;
-        return set(kWord, true);
+        return set(kWordAlone, true);
       case 'h':
         return set(kHex, false);
       case 'H':
@@ -292,6 +296,9 @@ class Translator {
       } else if (starts("&&")) {
         pos_ += 2;
         close();
+      } else if (exact_ && starts("\\S")) {
+        pos_ += 2;
+        nested.emplace_back(kNotSpace);
       } else if (c == '\\') {
         items += escape(true);
       } else {

@@ -159,8 +159,14 @@ void Tokenizer::Impl::encode_valid(std::string_view text, bool first, bool joine
       continue;
     }
     std::string_view section = text.substr(part.begin, part.end - part.begin);
-    const bool section_first = first && part.begin == 0, section_joined = joined && part.begin == 0;
+    bool section_first = first && part.begin == 0;
+    const bool section_joined = joined && part.begin == 0;
     if (normalizer) {
+      if (section_first) {  // what begins behind a dropped character does not begin the text
+        w.normalized.assign(section.substr(0, utf8_sequence_length(section[0])));
+        normalizer->apply(w.normalized, section_joined);
+        section_first = !w.normalized.empty();
+      }
       w.normalized.assign(section);
       normalizer->apply(w.normalized, section_joined);
       section = w.normalized;

@@ -71,10 +71,12 @@ bool flag(const Args& args, size_t index, const char* name, bool fallback) {
   return v ? truthy(*v) : fallback;
 }
 
+// Equal keys need no order: None beside None is fine.
 void sort_by(Interp& i, std::vector<std::pair<Val, Val>>& keyed, bool descending) {
   i.spend(keyed.size() * 4);
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
     i.spend(1);
+    if (equal(a.first, b.first)) return false;
     return descending ? compare(b.first, a.first) < 0 : compare(a.first, b.first) < 0;
   });
 }
@@ -188,6 +190,7 @@ Val join(Interp& i, const Val& v, Args& args) {
 
 Val map(Interp& i, const Val& v, Args& args) {
   std::vector<Val> out;
+  if (!truthy(v)) return i.list({});  // none counts as empty here
   const Val* attribute = args.keyword("attribute");
   if (args.pos.empty() && attribute) {
     const Val* fallback = args.keyword("default");
@@ -222,6 +225,7 @@ Val choose(Interp& i, const Val& v, Args& args, bool by_attribute, bool wanted) 
     if (!test) raise("no test named '" + name + "'");
   }
   std::vector<Val> out;
+  if (!truthy(v)) return i.list({});  // none counts as empty here
   for (Val& item : i.iterate(v)) {
     i.spend(1);
     const Val subject = by_attribute ? attribute_path(i, item, args.pos[0]) : item;
@@ -421,8 +425,6 @@ Val from_json(Interp& i, const Val& v, Args&) {
   }
 }
 
-Val identity(Interp&, const Val& v, Args&) { return v; }
-
 }  // namespace
 
 // "a.b.0": attributes and items, one after the other.
@@ -477,8 +479,7 @@ FilterFn find_filter(std::string_view name) {
                                                         {"round", round_filter},
                                                         {"tojson", tojson},
                                                         {"from_json", from_json},
-                                                        {"fromjson", from_json},
-                                                        {"safe", identity}};
+                                                        {"fromjson", from_json}};
     add_text_filters(t);
     return t;
   }();

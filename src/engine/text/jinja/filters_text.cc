@@ -237,27 +237,15 @@ Val pprint(Interp& i, const Val& v, Args&) {
 }  // namespace
 
 void add_text_filters(std::unordered_map<std::string_view, FilterFn>& table) {
-  const std::pair<std::string_view, FilterFn> more[] = {{"upper", upper},
-                                                        {"lower", lower},
-                                                        {"capitalize", capitalize},
-                                                        {"string", string},
-                                                        {"trim", trim},
-                                                        {"strip", trim},
-                                                        {"title", title},
-                                                        {"replace", replace},
-                                                        {"indent", indent},
-                                                        {"format", format},
-                                                        {"e", escape},
-                                                        {"escape", escape},
-                                                        {"forceescape", escape},
-                                                        {"center", center},
-                                                        {"truncate", truncate},
-                                                        {"wordcount", wordcount},
-                                                        {"wordwrap", wordwrap},
-                                                        {"urlencode", urlencode},
-                                                        {"striptags", striptags},
-                                                        {"filesizeformat", filesizeformat},
-                                                        {"pprint", pprint}};
+  const std::pair<std::string_view, FilterFn> more[] = {
+      {"upper", upper},         {"lower", lower},         {"capitalize", capitalize},
+      {"string", string},       {"safe", string},         {"trim", trim},
+      {"strip", trim},          {"title", title},         {"replace", replace},
+      {"indent", indent},       {"format", format},       {"e", escape},
+      {"escape", escape},       {"forceescape", escape},  {"center", center},
+      {"truncate", truncate},   {"wordcount", wordcount}, {"wordwrap", wordwrap},
+      {"urlencode", urlencode}, {"striptags", striptags}, {"filesizeformat", filesizeformat},
+      {"pprint", pprint}};
   for (const auto& entry : more) table.insert(entry);
 }
 

@@ -26,7 +26,12 @@ Val range(Interp& i, Args& args) {
     if (__builtin_add_overflow(v, step, &v)) break;
   }
   i.spend(out.size() / 8);
-  return i.list(std::move(out));
+  const Val list = i.list(std::move(out));
+  std::string& printed = list.items()->printed;
+  printed = "range(" + std::to_string(start) + ", " + std::to_string(stop);
+  if (step != 1) printed += ", " + std::to_string(step);
+  printed += ")";
+  return list;
 }
 
 Val make_namespace(Interp& i, Args& args) {

@@ -191,6 +191,10 @@ void append_repr(std::string& out, const Val& v, int depth) {
   if (depth > kMaxNesting) raise("values are nested too deeply");
   if (out.size() > (size_t{1} << 28)) raise("a value is too large to print");
   const auto sequence = [&](char open, char close) {
+    if (!v.items()->printed.empty()) {
+      out += v.items()->printed;
+      return;
+    }
     out += open;
     bool first = true;
     for (const Val& item : v.items()->values) {
@@ -288,6 +292,7 @@ void append_json(std::string& out, const Val& v, const JsonStyle& style, int dep
       break;
     case Kind::kList:
     case Kind::kTuple: {
+      if (!v.items()->printed.empty()) raise("Object of type range is not JSON serializable");
       out += '[';
       bool first = true;
       for (const Val& item : v.items()->values) {

@@ -49,7 +49,7 @@ Val Heap::string(std::string text) {
 }
 Val Heap::list(std::vector<Val> values, bool tuple) {
   charge(sizeof(List) + values.size() * sizeof(Val));
-  return Val::list(&lists_.emplace_back(List{std::move(values)}), tuple);
+  return Val::list(&lists_.emplace_back(List{std::move(values), {}}), tuple);
 }
 Dict* Heap::dict() {
   charge(sizeof(Dict) + 64);

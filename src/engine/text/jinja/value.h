@@ -159,6 +159,7 @@ class Val {
 
 struct List {
   std::vector<Val> values;
+  std::string printed = {};  // a range prints as itself
 };
 
 // Keeps insertion order. Keys are anything Python can hash.

@@ -1,0 +1,158 @@
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "engine/text/chat_template.h"
+
+namespace tokamak {
+namespace {
+
+std::string render(const std::string& source, const std::string& context = "{}") {
+  return ChatTemplate::parse(source).render(parse_json(context));
+}
+std::string error_of(const std::string& source, const std::string& context = "{}") {
+  try {
+    return "rendered: " + render(source, context);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
+    return e.what();
+  }
+}
+
+TEST(ChatTemplate, ChatMl) {
+  const char* source =
+      "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + "
+      "message['content'] + '<|im_end|>' "
+      "+ '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% "
+      "endif %}";
+  EXPECT_EQ(
+      render(source,
+             R"({"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": true})"),
+      "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+}
+
+TEST(ChatTemplate, ErrorsNameTheLine) {
+  EXPECT_EQ(error_of("a\nb\n{{ raise_exception('no ' ~ 'way') }}"), "chat template line 3: no way");
+  EXPECT_EQ(error_of("\n{% if %}"), "chat template line 2: expected an expression, found '%}'");
+  EXPECT_EQ(error_of("\n\n{{ x.y }}"), "chat template line 3: 'x' is undefined");
+  EXPECT_EQ(error_of("{{ 1|nope }}"), "chat template line 1: no filter named 'nope'");
+  EXPECT_EQ(error_of("{% for x in y %}"),
+            "chat template line 1: the block is not closed: endfor is missing");
+  EXPECT_EQ(error_of("{{ 'a' + 1 }}"),
+            "chat template line 1: can only concatenate str (not \"int\") to str");
+}
+
+TEST(ChatTemplate, WhiteSpaceControl) {
+  EXPECT_EQ(render("  {% if true %}\n  x\n  {% endif %}\ny\n"), "  x\ny");
+  EXPECT_EQ(render("a  {{- 'b' -}}  c"), "abc");
+  EXPECT_EQ(render("a {%+ if true %}\nb{% endif %}"), "a b");
+  EXPECT_EQ(render("{# c #}\nx{#- d -#}  y"), "xy");
+  EXPECT_EQ(render("{% raw %}{{ a }}{% endraw %}\nb"), "{{ a }}b");
+}
+
+TEST(ChatTemplate, DictsKeepOrderAndMethodsWin) {
+  const char* context = R"({"d": {"z": 1, "a": [true, null, 1.0], "items": 5}})";
+  EXPECT_EQ(render("{{ d }}", context), "{'z': 1, 'a': [True, None, 1.0], 'items': 5}");
+  EXPECT_EQ(render("{{ d|tojson }}", context), R"({"z": 1, "a": [true, null, 1.0], "items": 5})");
+  EXPECT_EQ(render("{% for k, v in d.items() %}{{ k }},{% endfor %}{{ d['items'] }}", context),
+            "z,a,items,5");
+}
+
+TEST(ChatTemplate, ScopesAndMacros) {
+  EXPECT_EQ(render("{% set x = 1 %}{% for i in [1] %}{% set x = 2 %}{% endfor %}{{ x }}"), "1");
+  EXPECT_EQ(render("{% set ns = namespace(x=1) %}{% for i in [1] %}{% set ns.x = 2 %}{% endfor "
+                   "%}{{ ns.x }}"),
+            "2");
+  EXPECT_EQ(render("{% macro f(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ f(1) }}{{ f(b=3, a=4) }}"),
+            "1243");
+  EXPECT_EQ(
+      render(
+          "{% macro f() %}<{{ caller('x') }}>{% endmacro %}{% call(v) f() %}{{ v }}{% endcall %}"),
+      "<x>");
+  EXPECT_EQ(render("{% for a in [1, [2, [3]]] recursive %}{{ loop(a) if a is not number else a "
+                   "}}{% endfor %}"),
+            "123");
+}
+
+TEST(ChatTemplate, StrftimeNow) {
+  RenderLimits limits;
+  limits.now = TemplateTime::parse("2026-11-15T12:30:45");
+  EXPECT_EQ(ChatTemplate::parse("{{ strftime_now('%A %d %B %Y %H:%M:%S %j') }}")
+                .render(Value::object(), limits),
+            "Sunday 15 November 2026 12:30:45 319");
+  EXPECT_THROW(TemplateTime::parse("yesterday"), Error);
+  EXPECT_THROW(TemplateTime::parse("2026-13-01"), Error);
+}
+
+TEST(ChatTemplate, HostileTemplatesEnd) {
+  const std::string sources[] = {
+      "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+      "{{ range(10 ** 12) }}",
+      "{{ 'x' * 10 ** 15 }}",
+      "{% set ns = namespace(s='x') %}{% for i in range(100) %}{% set ns.s = ns.s + ns.s %}{% "
+      "endfor %}",
+      "{% set ns = namespace(s=[1]) %}{% for i in range(100) %}{% set ns.s = ns.s + ns.s %}{% "
+      "endfor %}",
+      "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+      "{% set ns = namespace(s=[]) %}{% for i in range(9999) %}{% set ns.s = [ns.s] %}{% endfor "
+      "%}{{ ns.s }}",
+      "{% set ns = namespace(s=[]) %}{% for i in range(9999) %}{% set ns.s = [ns.s] %}{% endfor "
+      "%}{{ ns.s|tojson }}",
+      "{% for i in range(99999) %}{{ 'x' * 100000 }}{% endfor %}",
+      "{{ 'a'.replace('', 'b' * 1000000) * 1000 }}",
+      "{{ '%999999999d' % 1 }}",
+      "{{ '{:>999999999}'.format(1) }}",
+      "{{ 'a'.center(10 ** 14) }}",
+      "{{ 9 ** 99 }}",
+      "{{ [1]|batch(10 ** 14, 0)|list }}",
+      std::string(100000, '('),
+      "{{ " + std::string(100000, '(') + "1",
+      "{{ " + std::string(100000, '-') + "1 }}",
+      "{{ " + std::string(100000, '[') + " }}",
+      "{{ not " +
+          [] {
+            std::string s;
+            for (int i = 0; i < 50000; ++i) s += "not ";
+            return s;
+          }() +
+          "1 }}",
+      "{{ 1" +
+          [] {
+            std::string s;
+            for (int i = 0; i < 50000; ++i) s += "+1";
+            return s;
+          }() +
+          " }}",
+      [] {
+        std::string s;
+        for (int i = 0; i < 5000; ++i) s += "{% if true %}";
+        return s;
+      }(),
+  };
+  RenderLimits limits;
+  limits.max_memory_bytes = size_t{64} << 20;
+  for (const std::string& source : sources) {
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      ChatTemplate::parse(source).render(Value::object(), limits);
+      EXPECT_LT(source.size(), 0u + 1000000) << "plain text may render";
+      EXPECT_EQ(source[0], '(') << source.substr(0, 80);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument) << e.what();
+    }
+    // Generous: the point is that it ends at all.
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60))
+        << source.substr(0, 80);
+  }
+}
+
+TEST(ChatTemplate, SelfReferencesDoNotLeak) {
+  EXPECT_EQ(render("{% set ns = namespace() %}{% set ns.me = ns %}{% set l = [] %}{% set _ = "
+                   "l.append(l) %}ok"),
+            "ok");
+}
+
+}  // namespace
+}  // namespace tokamak

@@ -1,0 +1,260 @@
+#include <gtest/gtest.h>
+
+#include <random>
+#include <thread>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "compile/import/tokenizer_json.h"
+#include "engine/text/bpe_merge.h"
+#include "engine/text/detokenizer.h"
+#include "engine/text/model.h"
+#include "engine/text/normalizer.h"
+#include "engine/text/regex.h"
+#include "engine/text/tokenizer.h"
+#include "engine/text/unicode.h"
+
+namespace tokamak {
+namespace {
+
+// Byte-level BPE: 256 bytes, "aa".."a*16", " the" and an added token.
+TokenizerSpec byte_level() {
+  TokenizerSpec spec;
+  for (int b = 0; b < 256; ++b) {
+    std::string piece;
+    map_bytes(std::string(1, static_cast<char>(b)), piece);
+    spec.pieces.push_back(piece);
+  }
+  const auto merge = [&](int32_t a, int32_t b) {
+    spec.pieces.push_back(spec.pieces[a] + spec.pieces[b]);
+    spec.merges.push_back({a, b, static_cast<int32_t>(spec.pieces.size()) - 1});
+    return static_cast<int32_t>(spec.pieces.size()) - 1;
+  };
+  int32_t run = merge('a', 'a');
+  for (int i = 0; i < 3; ++i) run = merge(run, run);
+  merge(merge(' ', 't'), merge('h', 'e'));
+  const auto end = static_cast<int32_t>(spec.pieces.size());
+  spec.added_tokens = {{end, "<|end|>", true}, {end + 1, "<tool>", false}};
+  spec.eog_ids = {end};
+  spec.pre_tokenizer =
+      parse_json(R"({"type": "ByteLevel", "add_prefix_space": false, "use_regex": true})");
+  spec.decoder = parse_json(R"({"type": "ByteLevel"})");
+  return spec;
+}
+
+// SentencePiece BPE with byte pieces, as GGUF files describe it.
+TokenizerSpec sentence_piece() {
+  TokenizerSpec spec;
+  spec.merge_by_score = spec.byte_fallback = true;
+  const auto add = [&](std::string piece, double score) {
+    spec.pieces.push_back(std::move(piece));
+    spec.scores.push_back(score);
+  };
+  add("<unk>", 0);
+  add("<s>", 0);
+  for (int b = 0; b < 256; ++b) add(byte_piece(b), 0);
+  for (size_t i = 0; i < spec.pieces.size(); ++i)
+    spec.unmergeable.push_back(static_cast<int32_t>(i));
+  const char* const pieces[] = {
+      "\xE2\x96\x81", "h", "e", "l", "o", "he", "ll", "lo", "hell", "hello", "\xE2\x96\x81hello"};
+  double score = -1;
+  for (const char* p : pieces) add(p, score -= 1);
+  spec.unk_id = 0;
+  spec.added_tokens = {{1, "<s>", true}};
+  spec.normalizer = parse_json(
+      R"({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
+          {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]})");
+  spec.decoder = parse_json(
+      R"({"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+          {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})");
+  return spec;
+}
+
+std::string random_bytes(std::mt19937& rng, size_t size, bool utf8) {
+  std::string out;
+  while (out.size() < size) {
+    if (!utf8) {
+      out += static_cast<char>(rng() % 4 ? rng() % 256 : 'a');
+      continue;
+    }
+    static constexpr char32_t kTops[] = {0x80, 0x800, 0x10000, 0x110000};
+    const char32_t c = rng() % kTops[rng() % 4];
+    if (c < 0xD800 || c > 0xDFFF) utf8_append(out, c);
+  }
+  return out;
+}
+
+TEST(Tokenizer, RoundTripsAnyBytes) {
+  const Tokenizer tokenizers[] = {Tokenizer(byte_level()), Tokenizer(sentence_piece())};
+  std::mt19937 rng(1);
+  for (const Tokenizer& t : tokenizers)
+    for (int round = 0; round < 400; ++round) {
+      const std::string text = random_bytes(rng, rng() % 60, round % 2);
+      const std::vector<int32_t> ids = t.encode(text, {false, false});
+      EXPECT_EQ(t.decode(ids, {false, false}), text);
+      if (round % 2) {
+        EXPECT_EQ(t.decode(ids), text);
+      }
+    }
+}
+
+TEST(Tokenizer, StreamEqualsWholeForAnyIds) {
+  const Tokenizer tokenizers[] = {Tokenizer(byte_level()), Tokenizer(sentence_piece())};
+  std::mt19937 rng(2);
+  for (const Tokenizer& t : tokenizers)
+    for (int round = 0; round < 1000; ++round) {
+      std::vector<int32_t> ids;
+      for (size_t i = rng() % 20; i > 0; --i)
+        ids.push_back(static_cast<int32_t>(rng() % (t.vocab_size() + 2)) - 1);
+      for (bool skip : {false, true}) {
+        Detokenizer stream(t, {skip, true});
+        std::string joined;
+        for (int32_t id : ids) {
+          const std::string part = stream.push(id);
+          EXPECT_TRUE(utf8_is_valid(part));
+          joined += part;
+        }
+        joined += stream.finish();
+        EXPECT_EQ(joined, t.decode(ids, {skip, true}));
+      }
+    }
+}
+
+TEST(Tokenizer, SpecialTokens) {
+  const Tokenizer t(byte_level());
+  const int32_t end = t.find_piece("<|end|>");
+  EXPECT_EQ(t.encode("a<|end|>"), (std::vector<int32_t>{'a', end}));
+  EXPECT_EQ(t.encode("<|end|>", {true, false}).size(), 7u);
+  EXPECT_EQ(t.encode("<tool>", {true, false}), (std::vector<int32_t>{end + 1}));
+  EXPECT_TRUE(t.is_eog(end));
+  EXPECT_TRUE(t.is_special(end));
+  EXPECT_EQ(t.decode(std::vector<int32_t>{'a', end, 'b'}, {true, true}), "ab");
+  EXPECT_EQ(t.piece_bytes(t.find_piece("\xC4\xA0the")), " the");
+  EXPECT_EQ(Tokenizer(sentence_piece()).piece_bytes(2 + 10), "\n");
+}
+
+TEST(Tokenizer, LongRunsAreLinear) {
+  const Tokenizer tokenizers[] = {Tokenizer(byte_level()), Tokenizer(sentence_piece())};
+  for (const Tokenizer& t : tokenizers)
+    for (const char* unit : {"a", " ", "\xF0\x9F\x98\x80", "hello", "\n "}) {
+      std::string text;
+      while (text.size() < 300000) text += unit;
+      const std::vector<int32_t> ids = t.encode(text, {false, true});
+      EXPECT_EQ(t.decode(ids), text);
+    }
+  // 16 at a time.
+  EXPECT_EQ(tokenizers[0].encode(std::string(160000, 'a')).size(), 10000u);
+}
+
+TEST(Tokenizer, ThreadsShareOne) {
+  const Tokenizer t(byte_level());
+  const std::vector<int32_t> want = t.encode("aaaa the the <|end|> aaaaaaa");
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&] {
+      for (int round = 0; round < 200; ++round)
+        EXPECT_EQ(t.encode("aaaa the the <|end|> aaaaaaa"), want);
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Bpe, LongWordsMergeLikeShortOnes) {
+  // Ranks in any order, also such that a merge opens a better one.
+  std::mt19937 rng(3);
+  for (int round = 0; round < 200; ++round) {
+    MergeMap merges;
+    merges.reserve(64);
+    for (int32_t id = 4; id < 24; ++id)
+      merges.insert(static_cast<int32_t>(rng() % id), static_cast<int32_t>(rng() % id),
+                    {static_cast<uint32_t>(rng() % 40), id});
+    std::vector<int32_t> word;
+    for (int i = 0; i < 200; ++i) word.push_back(static_cast<int32_t>(rng() % 4));
+    std::vector<int32_t> slow = word;
+    while (true) {  // the definition
+      size_t best = 0;
+      uint32_t rank = MergeMap::kNone;
+      for (size_t i = 0; i + 1 < slow.size(); ++i)
+        if (const auto m = merges.find(slow[i], slow[i + 1]); m.rank < rank) {
+          rank = m.rank;
+          best = i;
+        }
+      if (rank == MergeMap::kNone) break;
+      slow[best] = merges.find(slow[best], slow[best + 1]).result;
+      slow.erase(slow.begin() + static_cast<ptrdiff_t>(best) + 1);
+    }
+    BpeMerger merger;
+    merger.merge(merges, word);
+    EXPECT_EQ(word, slow);
+  }
+}
+
+TEST(Regex, SyntaxOfTokenizers) {
+  const auto matches = [](std::string_view pattern, std::string_view text) {
+    std::vector<std::string> out;
+    Regex(pattern).for_each(
+        text, [&](Regex::Match m) { out.emplace_back(text.substr(m.begin, m.end - m.begin)); });
+    return out;
+  };
+  using List = std::vector<std::string>;
+  EXPECT_EQ(matches(R"(\s+)", "a \xE1\xA0\x8E b"), (List{" ", " "}));  // U+180E is no space
+  EXPECT_EQ(matches(R"(\p{Han}+)", "\xE3\x80\x82\xE4\xBD\xA0"),
+            (List{"\xE4\xBD\xA0"}));  // nor is the full stop Han
+  EXPECT_EQ(matches("[a-d&&[^b]]+", "abcd"), (List{"a", "cd"}));
+  EXPECT_EQ(matches("\\h+", "xfgA"), (List{"f", "A"}));
+  EXPECT_EQ(matches("^b", "a\nb"), (List{"b"}));
+  EXPECT_EQ(matches("(?m:a.b)", "a\nb"), (List{"a\nb"}));
+  EXPECT_EQ(matches("a{1,2}+", "aaaaa"), (List{"aaaaa"}));
+  EXPECT_EQ(matches("", "ab"), (List{"", "", ""}));
+  EXPECT_THROW(Regex("(a"), Error);
+  EXPECT_THROW(Regex("[a"), Error);
+}
+
+TEST(Unicode, LossyReplacesMaximalParts) {
+  EXPECT_EQ(utf8_lossy("a\xE4\xBD"
+                       "b\xFF\xC0\x80"),
+            "a\xEF\xBF\xBD"
+            "b\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD");
+  EXPECT_EQ(utf8_lossy("\xED\xA0\x80"), "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD");
+  EXPECT_EQ(utf8_incomplete_tail("\xF0\x9F\x98"), 3u);
+  EXPECT_EQ(utf8_incomplete_tail("\xF5"), 0u);
+}
+
+TEST(Spec, DamagedBytesAreRefused) {
+  const std::string bytes = serialize_tokenizer(byte_level());
+  std::mt19937 rng(4);
+  for (int round = 0; round < 500; ++round) {
+    std::string damaged = bytes.substr(0, round % 5 ? bytes.size() : rng() % bytes.size());
+    for (int i = 0; i < 3 && !damaged.empty(); ++i)
+      damaged[rng() % damaged.size()] = static_cast<char>(rng());
+    try {
+      const Tokenizer t(parse_tokenizer(damaged));
+      t.decode(t.encode("hello <|end|>"));
+    } catch (const Error&) {
+    }
+  }
+}
+
+TEST(TokenizerJson, Companions) {
+  const char* json = R"({"added_tokens": [{"id": 3, "content": "<eot>", "special": true}],
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}})";
+  const TokenizerSpec spec = tokenizer_from_json(
+      json,
+      R"({"eos_token": {"content": "<eot>"}, "chat_template": [{"name": "default", "template": "D"},
+                {"name": "tool_use", "template": "T"}]})",
+      R"({"eos_token_id": [3, 1]})");
+  EXPECT_EQ(spec.eos_id, 3);
+  EXPECT_EQ(spec.eog_ids, (std::vector<int32_t>{1, 3}));
+  EXPECT_EQ(spec.chat_template, "D");
+  EXPECT_EQ(spec.named_templates.size(), 1u);
+  EXPECT_EQ(Tokenizer(spec).encode("ab<eot>"), (std::vector<int32_t>{2, 3}));
+  EXPECT_THROW(tokenizer_from_json("{}"), Error);
+  EXPECT_THROW(
+      tokenizer_from_json(R"({"model": {"type": "BPE", "vocab": {"a": 99999999}, "merges": []}})"),
+      Error);
+  EXPECT_THROW(
+      tokenizer_from_json(R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}})"),
+      Error);
+}
+
+}  // namespace
+}  // namespace tokamak
