@@ -155,6 +155,33 @@ TEST_P(GoldenTest, LogitBitsDoNotDependOnBatching) {
   }
 }
 
+// Steps far beyond the tiles of any kernel: many sequences at once, in several compositions.
+TEST_P(GoldenTest, LogitBitsDoNotDependOnLargeBatches) {
+  RunnerOptions options{.backend = "cpu", .kv_dtype = DType::kF16};
+  options.max_tokens = 320;
+  ModelRunner runner(paths().back(), options);
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<std::vector<std::vector<float>>> alone;
+  for (int s = 0; s < 8; ++s) {
+    prompts.push_back(golden_.sequences[0].ids);
+    std::rotate(prompts[static_cast<size_t>(s)].begin(),
+                prompts[static_cast<size_t>(s)].begin() + s, prompts[static_cast<size_t>(s)].end());
+    alone.push_back(runner.all_logits(s, prompts.back(), 320));
+  }
+  for (int count = 2; count <= 8; ++count) {
+    std::vector<ModelRunner::Part> parts;
+    for (int s = 0; s < count; ++s) {
+      runner.restart(s);
+      parts.push_back({s, prompts[static_cast<size_t>(s)]});
+    }
+    auto rows = runner.step(parts);
+    size_t at = 0;
+    for (int s = 0; s < count; ++s)
+      for (const auto& want : alone[static_cast<size_t>(s)])
+        ASSERT_EQ(rows[at++], want) << count << " sequences, sequence " << s;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Architectures, GoldenTest, testing::ValuesIn(golden_names()),
                          [](const auto& info) { return info.param; });
 

@@ -170,8 +170,9 @@ class FloatLinear final : public LinearBase {
         fill_tile(job, first + r, std::min<int64_t>(kTile, count - r), tiles + r * w_->k);
       bool as_stored = direct_ && (w_->ftype == FType::kF32 || count <= 2 * kTile);
       for (int64_t p = job.begin; p < job.end; ++p) {
-        std::memset(sums, 0,
-                    static_cast<size_t>(count + kTile) / kTile * kTile * kPanel * sizeof(float));
+        std::memset(
+            sums, 0,
+            static_cast<size_t>(count + kTile - 1) / kTile * kTile * kPanel * sizeof(float));
         if (as_stored) {
           for (int64_t r = 0; r < count; r += kTile)
             c.kernels.fdot4[static_cast<int>(w_->ftype)](w_->panel(p), tiles + r * w_->k, w_->k,
