@@ -37,8 +37,8 @@ struct Delta {
   std::vector<int32_t> ids;
   std::vector<float> logprobs;                 // parallel to ids when asked for
   std::vector<std::vector<TokenLogprob>> top;  // parallel to ids when asked for
-  std::vector<float>
-      prompt_logprobs;            // once, on the first delta: positions score_from .. prompt end
+  // Once, on the first delta of choice 0: positions score_from .. prompt end.
+  std::vector<float> prompt_logprobs;
   int32_t stop_id = -1;           // the id that ended the answer, with Finish::kStop
   Finish finish = Finish::kNone;  // the last delta of a choice says how it ended
   std::string error;              // with Finish::kError

@@ -11,7 +11,12 @@ EngineCore::EngineCore(EngineConfig config, Drafter* drafter)
     : config_((check_engine_config(config), std::move(config))),
       kv_(config_.groups, config_.blocks),
       scheduler_(config_, kv_, config_.draft_tokens > 0 ? drafter : nullptr),
-      steps_(static_cast<size_t>(config_.max_in_flight)) {}
+      steps_(static_cast<size_t>(config_.max_in_flight)) {
+  for (Step& step : steps_) prepare_inputs(config_, step.inputs);
+  SampleSpec greedy;
+  greedy.temperature = 0;
+  greedy_ = std::make_shared<const SampleSpec>(greedy);
+}
 
 // The path. A step has three moments: reserve (rows and slots), submit, and, when a later call is
 // told of its completion, commit. Only commit advances a sequence and emits tokens.
@@ -75,6 +80,7 @@ void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
   auto request = std::make_unique<Request>();
   request->id = id;
   request->spec = std::move(spec);
+  if (!request->spec.sample) request->spec.sample = greedy_;
   request->unfinished = request->unretired = request->spec.n;
   for (int32_t c = 0; c < request->spec.n; ++c) {
     Sequence* seq = new_sequence();

@@ -88,6 +88,7 @@ class EngineCore {
   std::vector<std::pair<Nanos, RequestId>> deadlines_;  // heap, soonest first; may hold ended ones
   std::vector<std::unique_ptr<Sequence>> slab_;
   std::vector<Sequence*> free_sequences_, retired_;
+  std::shared_ptr<const SampleSpec> greedy_;  // of requests that do not say how to sample
   uint64_t next_order_ = 0;
   EngineStats stats_;
 };

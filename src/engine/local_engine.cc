@@ -100,7 +100,7 @@ void LocalEngine::loop() {
       core_.advance(clock_.now(), events_, actions_);
       carry_out();
       events_.clear();
-      if (!steps_.empty()) events_.push_back(steps_.next());
+      if (!steps_.empty()) steps_.next(events_);
     }
   } catch (const std::exception& e) {
     log::error("the engine stops: {}", e.what());
@@ -177,7 +177,7 @@ void LocalEngine::give_up(const std::string& why) {
     inbox_listeners_.clear();
     inbox_sequences_ = taken_sequences_ = info_.waiting = info_.running = 0;
   }
-  while (!steps_.empty()) steps_.next();
+  while (!steps_.empty()) steps_.next(events_);
   for (auto& [id, listener] : listeners_) {
     for (size_t c = 0; c < listener.ended.size(); ++c) {
       if (listener.ended[c]) continue;

@@ -36,8 +36,7 @@ void Sequence::drop_kv() {
 }
 
 int32_t Sequence::schedulable() const {
-  if (phase != Phase::kRunning && phase != Phase::kWaiting) return 0;
-  if (settling || !drafts.empty()) return 0;
+  if (phase != Phase::kRunning || settling || !drafts.empty()) return 0;
   if (limit > 0 && generated() + pending >= limit) return 0;
   return expected() - scheduled;
 }
@@ -49,15 +48,6 @@ int32_t Sequence::first_score_row(int32_t start) const {
 
 int32_t Sequence::score_rows(int32_t start, int32_t end) const {
   return std::max(0, std::min(end, last_score_row()) - first_score_row(start));
-}
-
-const SampleSpec& Sequence::sample() const {
-  static const SampleSpec kGreedy = [] {
-    SampleSpec s;
-    s.temperature = 0;
-    return s;
-  }();
-  return request->spec.sample ? *request->spec.sample : kGreedy;
 }
 
 }  // namespace tokamak

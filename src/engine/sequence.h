@@ -14,7 +14,7 @@ class Sequence;
 // What the caller asked for. Owned by EngineCore until its last sequence is retired.
 struct Request {
   RequestId id = 0;
-  RequestSpec spec;
+  RequestSpec spec;                // `sample` is always there
   std::vector<Sequence*> choices;  // nullptr once retired
   int32_t unfinished = 0;          // choices without their last delta
   int32_t unretired = 0;           // choices that still hold rows or blocks
@@ -38,6 +38,7 @@ class Sequence {
 
   void open(Request* request, int32_t choice, uint64_t order);  // the prompt, nothing computed
   void extend(int32_t id) { ids_.push_back(id); }               // a committed token
+  void reserve_ids() { ids_.reserve(static_cast<size_t>(prompt_length_ + limit)); }
   void rewind();   // back to what is committed; results in flight become stale
   void drop_kv();  // rewind, and nothing is computed any more (blocks are the caller's)
 
@@ -57,7 +58,7 @@ class Sequence {
   int32_t last_score_row() const { return scores() ? prompt_length_ - 1 : 0; }
   int32_t score_rows(int32_t start, int32_t end) const;
 
-  const SampleSpec& sample() const;  // greedy when the request has none
+  const SampleSpec& sample() const { return *request->spec.sample; }
 
   Request* request = nullptr;
   int32_t choice = 0;

@@ -23,8 +23,8 @@ void Simulator::run() {
     now_ = std::max(now_, next);
     batch_.clear();
     if (step_end <= now_) {
-      batch_.push_back(steps_.next());
-      ends_.erase(ends_.begin());
+      auto count = static_cast<std::ptrdiff_t>(steps_.next(batch_));
+      ends_.erase(ends_.begin(), ends_.begin() + count);
     }
     while (!arrivals_.empty() && arrivals_.begin()->first <= now_) {
       batch_.push_back(std::move(arrivals_.begin()->second));

@@ -28,23 +28,30 @@ void StepQueue::submit(const SubmitAction& action) {
   queue_.push_back(std::move(entry));
 }
 
-Event StepQueue::next() {
+size_t StepQueue::next(std::vector<Event>& events) {
   TK_CHECK(!empty(), "no step is in flight");
-  Entry entry = std::move(queue_[head_++]);
+  size_t count = 0;
+  while (!empty() && queue_[head_].failed) {
+    Entry& entry = queue_[head_++];
+    events.push_back(Event::step_failed(entry.ticket, std::move(entry.error)));
+    --not_submitted_;
+    ++count;
+  }
+  if (count == 0) {
+    const Entry& entry = queue_[head_++];
+    ++count;
+    try {
+      executable_.collect(entry.running, result_);
+      events.push_back(Event::step_done(entry.ticket, &result_));
+    } catch (const std::exception& e) {
+      events.push_back(Event::step_failed(entry.ticket, e.what()));
+    }
+  }
   if (empty()) {
     queue_.clear();
     head_ = 0;
   }
-  if (entry.failed) {
-    --not_submitted_;
-    return Event::step_failed(entry.ticket, std::move(entry.error));
-  }
-  try {
-    executable_.collect(entry.running, result_);
-  } catch (const std::exception& e) {
-    return Event::step_failed(entry.ticket, e.what());
-  }
-  return Event::step_done(entry.ticket, &result_);
+  return count;
 }
 
 }  // namespace tokamak

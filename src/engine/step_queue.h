@@ -15,8 +15,10 @@ class StepQueue {
   explicit StepQueue(Executable& executable) : executable_(executable) {}
   void submit(const SubmitAction& action);  // does not throw
   bool empty() const { return head_ == queue_.size(); }
-  // Waits for the oldest step. The event's result is valid until the next call.
-  Event next();
+  // Waits for the oldest step and appends its event; steps that were not run are reported together,
+  // so that nothing continues one of them. Returns the number of events. Their result is valid
+  // until the next call.
+  size_t next(std::vector<Event>& events);
 
  private:
   struct Entry {

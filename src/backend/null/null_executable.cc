@@ -155,7 +155,7 @@ class NullExecutable final : public Executable {
             b, g, c.token, c.position);
         before = c.chain;
       }
-      TK_CHECK(end == 0 || before == cell(step, 0, b, end - 1).chain,
+      TK_CHECK(lo >= end || before == cell(step, 0, b, end - 1).chain,
                "step: groups 0 and {} of sequence {} differ", g, b);
     }
   }

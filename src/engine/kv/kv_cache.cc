@@ -35,9 +35,11 @@ KvCache::KvCache(std::span<const GroupEntry> groups, std::span<const int64_t> bl
   }
 }
 
-void KvCache::open(SequenceBlocks& seq) const {
+void KvCache::open(SequenceBlocks& seq, int64_t slots) const {
   TK_CHECK(seq.capacity == 0, "the sequence holds {} slots", seq.capacity);
   seq.tables.resize(groups_.size());
+  for (size_t g = 0; g < groups_.size(); ++g)
+    seq.tables[g].blocks.reserve(static_cast<size_t>(blocks_for(slots, groups_[g].block_size)));
 }
 
 bool KvCache::reserve(SequenceBlocks& seq, int64_t slots) {

@@ -26,7 +26,8 @@ class KvCache {
  public:
   KvCache(std::span<const GroupEntry> groups, std::span<const int64_t> blocks);
 
-  void open(SequenceBlocks& seq) const;  // sizes the tables; keeps their capacity
+  // Makes tables that can grow to `slots` without an allocation; holds no blocks yet.
+  void open(SequenceBlocks& seq, int64_t slots) const;
 
   // Blocks for slots 0 .. slots-1 in every group; false, and nothing changed, if a group has too
   // few.

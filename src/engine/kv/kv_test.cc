@@ -46,7 +46,7 @@ TEST(KvCache, AllocationIsAllOrNothing) {
   int64_t blocks[] = {10, 3};
   KvCache kv(groups, blocks);
   SequenceBlocks s;
-  kv.open(s);
+  kv.open(s, 40);
   EXPECT_TRUE(kv.reserve(s, 6));
   EXPECT_EQ(kv.pool(0).free_blocks(), 8);
   EXPECT_EQ(kv.pool(1).free_blocks(), 0);
@@ -62,7 +62,7 @@ TEST(KvCache, CommitMarksWhatIsProven) {
   int64_t blocks[] = {4};
   KvCache kv(groups, blocks);
   SequenceBlocks s;
-  kv.open(s);
+  kv.open(s, 40);
   ASSERT_TRUE(kv.reserve(s, 12));
   auto state = [&](size_t i) { return kv.pool(0).state(s.tables[0].blocks[i]); };
   kv.commit(s, 5);
@@ -82,7 +82,7 @@ TEST(KvCache, WindowsDropWhatNoQuerySees) {
   int64_t blocks[] = {100, 100};
   KvCache kv(groups, blocks);
   SequenceBlocks s;
-  kv.open(s);
+  kv.open(s, 40);
   for (int64_t n = 1; n <= 40; ++n) {
     ASSERT_TRUE(kv.reserve(s, n));
     kv.commit(s, n);
@@ -106,7 +106,7 @@ TEST(KvCache, RandomSequencesNeverShareABlock) {
   Rng rng(7);
   std::vector<SequenceBlocks> seqs(8);
   std::vector<int64_t> done(8, 0);
-  for (auto& s : seqs) kv.open(s);
+  for (auto& s : seqs) kv.open(s, 40);
   for (int round = 0; round < 20000; ++round) {
     size_t i = rng.below(seqs.size());
     SequenceBlocks& s = seqs[i];

@@ -99,6 +99,15 @@ void name_function(const EngineConfig& config, Step& step) {
 
 }  // namespace
 
+void prepare_inputs(const EngineConfig& config, StepInputs& inputs) {
+  inputs.tables.resize(config.groups.size());
+  for (size_t g = 0; g < config.groups.size(); ++g) {
+    int64_t size = config.groups[g].block_size;
+    int64_t stride = (config.max_model_len + size - 1) / size;
+    inputs.tables[g].blocks.reserve(static_cast<size_t>(config.max_num_seqs * stride));
+  }
+}
+
 void build_inputs(const EngineConfig& config, const KvCache& kv, Step& step) {
   StepInputs& in = step.inputs;
   in.clear();
@@ -116,7 +125,6 @@ void build_inputs(const EngineConfig& config, const KvCache& kv, Step& step) {
     row.position = in.pos.back() + 1;
     in.out_rows.push_back(static_cast<int32_t>(in.ids.size()) - 1);
   }
-  in.tables.resize(kv.groups());
   for (size_t g = 0; g < kv.groups(); ++g) fill_table(step, g, kv.group(g), in.tables[g]);
   name_function(config, step);
 }

@@ -76,7 +76,8 @@ void Scheduler::admit(Budget& budget, std::vector<StepEntry>& entries) {
     free_rows_.pop_back();
     seq->phase = Sequence::Phase::kRunning;
     seq->reset_row = true;
-    kv_.open(seq->blocks);
+    seq->reserve_ids();
+    kv_.open(seq->blocks, seq->prompt_length() + seq->limit);
     running_.insert(std::upper_bound(running_.begin(), running_.end(), seq, by_order), seq);
     take(*seq, budget, entries);
   }

@@ -1,0 +1,75 @@
+// A warmed-up engine does not allocate while it decodes.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "tests/engine/test_run.h"
+
+namespace {
+std::atomic<bool> counting{false};
+std::atomic<int64_t> allocations{0};
+}  // namespace
+
+// Both sides are replaced, which the compiler does not see when it inlines one.
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+
+void* operator new(size_t size) {
+  if (counting.load(std::memory_order_relaxed)) ++allocations;
+  if (void* p = std::malloc(size)) return p;
+  throw std::bad_alloc();
+}
+void* operator new[](size_t size) { return operator new(size); }
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+void operator delete[](void* p, size_t) noexcept { std::free(p); }
+
+namespace tokamak {
+namespace {
+
+constexpr int kWarm = 50;
+
+// Decodes with a warm core; returns the allocations of `steps` calls in the middle.
+int64_t allocations_while_decoding(int in_flight, int steps) {
+  PlanSet plans = fake_plan_set(1000, 24, 512);
+  EngineConfig config = default_engine_config(plans, 512, 8 * 512);
+  config.max_in_flight = in_flight;
+  NullOptions options;
+  options.shadow = true;
+  options.max_in_flight = in_flight;
+  auto executable = null_for(plans, config, options);
+  EngineCore core(config);
+  StepQueue queue(*executable);
+  Actions actions;
+  std::vector<Event> events;
+  for (RequestId id = 1; id <= 8; ++id) {
+    RequestSpec spec;
+    spec.prompt.assign(10 + id, static_cast<int32_t>(id));
+    spec.max_tokens = 400;
+    SampleSpec sample;
+    sample.top_logprobs = 0;
+    spec.sample = std::make_shared<const SampleSpec>(sample);
+    events.push_back(Event::arrival(id, std::move(spec)));
+  }
+  int64_t tokens = 0;
+  for (int i = 0; i < kWarm + steps; ++i) {
+    if (i == kWarm) counting = true;
+    core.advance(i, events, actions);
+    for (const SubmitAction& s : actions.submits) queue.submit(s);
+    for (const Delta& d : actions.deltas()) tokens += static_cast<int64_t>(d.ids.size());
+    events.clear();
+    queue.next(events);
+  }
+  counting = false;
+  EXPECT_GT(tokens, 8 * (kWarm - 10 + steps));
+  while (!queue.empty()) queue.next(events);
+  return allocations.exchange(0);
+}
+
+TEST(Allocations, NoneInSteadyDecode) {
+  for (int in_flight : {1, 2, 4})
+    EXPECT_EQ(allocations_while_decoding(in_flight, 100), 0) << "in flight " << in_flight;
+}
+
+}  // namespace
+}  // namespace tokamak

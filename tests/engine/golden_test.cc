@@ -1,0 +1,171 @@
+// Golden schedules: tests/golden/sched/*.trace. Arrivals in, the batch of every step out. A step
+// takes one millisecond. TOKAMAK_UPDATE_GOLDEN=1 writes what the engine does now.
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+
+#include "base/file.h"
+#include "tests/engine/test_run.h"
+
+namespace tokamak {
+namespace {
+
+using Fields = std::map<std::string, int64_t>;
+
+Fields fields(std::istringstream& line) {
+  Fields out;
+  for (std::string word; line >> word;) {
+    size_t at = word.find('=');
+    if (at == std::string::npos) throw std::runtime_error("not key=value: " + word);
+    out[word.substr(0, at)] = std::stoll(word.substr(at + 1));
+  }
+  return out;
+}
+
+int64_t get(const Fields& f, const std::string& key, int64_t fallback) {
+  auto it = f.find(key);
+  return it == f.end() ? fallback : it->second;
+}
+
+struct Trace {
+  Fields config;
+  struct Line {
+    int64_t at;
+    std::string what;
+    RequestId id;
+    Fields fields;
+  };
+  std::vector<Line> lines;
+};
+
+Trace parse(const std::string& text) {
+  Trace t;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream words(line);
+    std::string first;
+    if (!(words >> first) || first[0] == '#') continue;
+    if (first == "config") {
+      t.config = fields(words);
+    } else if (first == "at") {
+      Trace::Line l;
+      words >> l.at >> l.what >> l.id;
+      l.fields = fields(words);
+      t.lines.push_back(std::move(l));
+    } else {
+      throw std::runtime_error("unknown line: " + line);
+    }
+  }
+  return t;
+}
+
+// "3 ms  step    1[12]>  2[0..8)": request 1 feeds slot 12 and chooses a token, request 2 feeds
+// eight.
+std::string describe(Nanos now, const StepInputs& in, const std::map<int32_t, RequestId>& rows) {
+  std::string out = fmt::format("{:3} ms  {:7}", now / kMillisecond, in.function);
+  for (size_t b = 0; b < in.kv_len.size(); ++b) {
+    int32_t from = in.slot[static_cast<size_t>(in.q_start[b])], to = in.kv_len[b];
+    out += fmt::format("  {}", rows.at(in.row[b]));
+    out += to - from == 1 ? fmt::format("[{}]", from) : fmt::format("[{}..{})", from, to);
+    for (size_t r = 0; r < in.out_rows.size(); ++r) {
+      bool mine = in.out_rows[r] >= in.q_start[b] && in.out_rows[r] < in.q_start[b + 1];
+      if (mine && in.samples[r].mode == SampleRow::Mode::kSample) out += '>';
+      if (mine && in.samples[r].mode == SampleRow::Mode::kScore) out += 's';
+    }
+  }
+  return out + "\n";
+}
+
+class Golden {
+ public:
+  explicit Golden(const Trace& t) : plans_(fake_plan_set(1000, get(t.config, "window", 24))) {
+    EngineConfig c = default_engine_config(plans_, get(t.config, "max_model_len", 512));
+    c.max_num_seqs = get(t.config, "seqs", c.max_num_seqs);
+    c.max_batched_tokens = get(t.config, "tokens", c.max_batched_tokens);
+    c.max_out_rows = get(t.config, "rows", c.max_out_rows);
+    c.max_in_flight = static_cast<int>(get(t.config, "in_flight", 1));
+    c.blocks = kv_blocks_for(plans_, get(t.config, "kv_tokens", 512));
+    NullOptions o;
+    o.shadow = true;
+    o.max_in_flight = c.max_in_flight;
+    o.fail_every = get(t.config, "fail_every", 0);
+    run_ = std::make_unique<TestRun>(plans_, c, o);
+    run_->fixed_step_seconds = 1e-3;
+  }
+
+  std::string play(const Trace& t) {
+    for (const Trace::Line& l : t.lines) {
+      Nanos at = l.at * kMillisecond;
+      if (l.what == "request") {
+        RequestSpec spec;
+        auto n = static_cast<size_t>(get(l.fields, "prompt", 1));
+        // The first id says whose row it is.
+        spec.prompt.assign(n, static_cast<int32_t>(l.id));
+        spec.max_tokens = static_cast<int32_t>(get(l.fields, "max", 4));
+        spec.score_prompt = get(l.fields, "score", 0) != 0;
+        if (get(l.fields, "deadline", 0) > 0)
+          spec.deadline = l.fields.at("deadline") * kMillisecond;
+        run_->arrive(at, l.id, spec);
+      } else if (l.what == "cancel") {
+        run_->simulator.at(at, Event::cancel(l.id));
+      } else if (l.what == "stop") {
+        run_->simulator.at(at,
+                           Event::stop_at(l.id, 0, static_cast<int32_t>(l.fields.at("position"))));
+      } else {
+        throw std::runtime_error("unknown event " + l.what);
+      }
+    }
+    std::string out;
+    run_->on_advance = [&](Nanos now, std::span<const Event>, Actions& a) {
+      for (const Delta& d : a.deltas())
+        if (d.finish != Finish::kNone)
+          out +=
+              fmt::format("{:3} ms  end of {}: {} after {}\n", now / kMillisecond, d.request,
+                          finish_name(d.finish), d.position + static_cast<int32_t>(d.ids.size()));
+      for (const SubmitAction& s : a.submits) out += describe(now, *s.inputs, rows(*s.inputs));
+    };
+    run_->run();
+    return out;
+  }
+
+ private:
+  // A row belongs to the request whose prompt it was fed first.
+  const std::map<int32_t, RequestId>& rows(const StepInputs& in) {
+    for (size_t b = 0; b < in.row.size(); ++b) {
+      auto t = static_cast<size_t>(in.q_start[b]);
+      if (in.pos[t] == 0) rows_[in.row[b]] = static_cast<RequestId>(in.ids[t]);
+    }
+    return rows_;
+  }
+
+  PlanSet plans_;
+  std::unique_ptr<TestRun> run_;
+  std::map<int32_t, RequestId> rows_;
+};
+
+TEST(Golden, Schedules) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::string(TK_GOLDEN_DIR) + "/sched"))
+    if (entry.path().extension() == ".trace") files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  ASSERT_FALSE(files.empty());
+  for (const auto& file : files) {
+    SCOPED_TRACE(file.filename().string());
+    std::string text = read_text_file(file);
+    size_t cut = text.find("---\n");
+    std::string head = text.substr(0, cut);
+    Trace trace = parse(head);
+    std::string got = Golden(trace).play(trace);
+    if (std::getenv("TOKAMAK_UPDATE_GOLDEN") != nullptr) {
+      write_text_file(file, head + "---\n" + got);
+      continue;
+    }
+    ASSERT_NE(cut, std::string::npos) << "no expected schedule";
+    EXPECT_EQ(got, text.substr(cut + 4));
+  }
+}
+
+}  // namespace
+}  // namespace tokamak

@@ -1,0 +1,199 @@
+#include "engine/local_engine.h"
+
+#include <ctime>
+#include <future>
+#include <thread>
+
+#include "base/error.h"
+#include "tests/engine/test_run.h"
+
+namespace tokamak {
+namespace {
+
+// Collects one request's answer; the future is ready after the last delta.
+struct Waiter {
+  explicit Waiter(int32_t n = 1) : answers(static_cast<size_t>(n)), left(n) {}
+  Client::Sink sink() {
+    return [this](Delta&& d) {
+      Answer& a = answers[static_cast<size_t>(d.choice)];
+      a.ids.insert(a.ids.end(), d.ids.begin(), d.ids.end());
+      a.finish = d.finish;
+      a.error = d.error;
+      if (d.finish != Finish::kNone && --left == 0) done.set_value();
+    };
+  }
+  const Answer& wait(size_t choice = 0) {
+    if (future.valid()) future.get();
+    return answers[choice];
+  }
+  std::vector<Answer> answers;
+  int32_t left;
+  std::promise<void> done;
+  std::future<void> future = done.get_future();
+};
+
+RequestSpec request(std::vector<int32_t> prompt, int32_t max_tokens) {
+  RequestSpec s;
+  s.prompt = std::move(prompt);
+  s.max_tokens = max_tokens;
+  return s;
+}
+
+struct Fixture {
+  explicit Fixture(NullOptions o = {}, int64_t kv_tokens = 4096, int64_t max_queue = 4096) {
+    o.shadow = true;
+    config = default_engine_config(plans, 512, kv_tokens);
+    config.max_in_flight = 2;
+    config.max_queue = max_queue;
+    config.max_step_failures = 100;
+    model = std::make_unique<NullModel>(null_model(plans, o));
+    engine = std::make_unique<LocalEngine>(plans, null_for(plans, config, o), config, clock);
+  }
+  PlanSet plans = fake_plan_set();
+  EngineConfig config;
+  SteadyClock clock;
+  std::unique_ptr<NullModel> model;
+  std::unique_ptr<LocalEngine> engine;
+};
+
+TEST(LocalEngine, AnswersARequest) {
+  Fixture f;
+  Waiter w(2);
+  RequestSpec spec = request({1, 2, 3}, 30);
+  spec.n = 2;
+  SampleSpec sample;
+  sample.seed = 5;
+  spec.sample = std::make_shared<const SampleSpec>(sample);
+  f.engine->submit(spec, w.sink());
+  EXPECT_EQ(w.wait(0).ids, f.model->continuation(spec.prompt, 30, &sample, 0));
+  EXPECT_EQ(w.wait(1).ids, f.model->continuation(spec.prompt, 30, &sample, 1));
+  EXPECT_EQ(w.wait(1).finish, Finish::kLength);
+  EXPECT_EQ(f.engine->info().vocab, 1000);
+}
+
+TEST(LocalEngine, RefusesAtTheDoor) {
+  Fixture f;
+  auto code = [&](RequestSpec spec) {
+    try {
+      f.engine->submit(std::move(spec), {});
+    } catch (const Error& e) {
+      return e.code();
+    }
+    return ErrorCode::kInternal;
+  };
+  EXPECT_EQ(code(request({}, 3)), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code(request({1}, 600)), ErrorCode::kOutOfRange);
+  f.engine->stop(LocalEngine::Stop::kDrain);
+  EXPECT_EQ(code(request({1}, 3)), ErrorCode::kUnavailable);
+}
+
+TEST(LocalEngine, AFullQueueIsAnError) {
+  Fixture f({}, 4096, 3);
+  RequestSpec spec = request({1, 2}, 4);
+  spec.n = 3;
+  std::vector<std::unique_ptr<Waiter>> waiters;
+  int refused = 0;
+  for (int i = 0; i < 200; ++i) {
+    waiters.push_back(std::make_unique<Waiter>(3));
+    try {
+      f.engine->submit(spec, waiters.back()->sink());
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::kResourceExhausted);
+      waiters.pop_back();
+      ++refused;
+    }
+  }
+  for (auto& w : waiters) EXPECT_EQ(w->wait(2).finish, Finish::kLength) << w->wait(2).error;
+  EXPECT_FALSE(waiters.empty());
+  fmt::print("{} of 200 refused\n", refused);
+}
+
+TEST(LocalEngine, DrainLetsRequestsEndCancelDoesNot) {
+  for (auto how : {LocalEngine::Stop::kDrain, LocalEngine::Stop::kCancel}) {
+    Fixture f;
+    std::vector<std::unique_ptr<Waiter>> waiters;
+    for (int32_t i = 0; i < 20; ++i) {
+      waiters.push_back(std::make_unique<Waiter>());
+      f.engine->submit(request({i, 2}, 400), waiters.back()->sink());
+    }
+    f.engine->stop(how);
+    for (auto& w : waiters) {
+      Finish finish = w->wait().finish;
+      if (how == LocalEngine::Stop::kDrain) {
+        EXPECT_EQ(finish, Finish::kLength);
+      } else {
+        EXPECT_TRUE(finish == Finish::kCancelled || finish == Finish::kLength);
+      }
+    }
+  }
+}
+
+TEST(LocalEngine, DeadlinesPass) {
+  Fixture f;
+  Waiter w;
+  RequestSpec spec = request({1, 2}, 400);
+  spec.deadline = f.clock.now();
+  f.engine->submit(spec, w.sink());
+  EXPECT_EQ(w.wait().finish, Finish::kTimeout);
+}
+
+TEST(LocalEngine, ASinkThatThrowsEndsItsRequestOnly) {
+  Fixture f;
+  Waiter w;
+  f.engine->submit(request({1}, 50), [](Delta&&) { throw std::runtime_error("sink"); });
+  f.engine->submit(request({2}, 50), w.sink());
+  EXPECT_EQ(w.wait().ids, f.model->continuation(std::vector<int32_t>{2}, 50));
+}
+
+TEST(LocalEngine, IdleUsesNoTime) {
+  Fixture f;
+  Waiter w;
+  f.engine->submit(request({1, 2}, 5), w.sink());
+  w.wait();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  std::clock_t before = std::clock();  // CPU time of the whole process
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  double used = static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
+  EXPECT_LT(used, 0.15);  // a spinning thread would use 0.3
+}
+
+// Threads that submit, cancel and stop at random while steps fail and blocks run short.
+TEST(LocalEngine, ManyThreads) {
+  NullOptions options;
+  options.fail_every = 37;
+  options.fail_submit_every = 53;
+  Fixture f(options, 520);
+  auto client = [&](uint64_t seed) {
+    Rng rng(seed);
+    for (int i = 0; i < 40; ++i) {
+      Waiter w;
+      RequestSpec spec = request(random_prompt(rng, 1000, 1 + static_cast<int64_t>(rng.below(60))),
+                                 1 + static_cast<int32_t>(rng.below(40)));
+      RequestId id = f.engine->submit(spec, w.sink());
+      uint64_t what = rng.below(4);
+      if (what == 0) f.engine->cancel(id);
+      if (what == 1) f.engine->stop_at(id, 0, static_cast<int32_t>(rng.below(10)));
+      if (what == 2) f.engine->info();
+      const Answer& a = w.wait();
+      auto expected = f.model->continuation(spec.prompt, spec.max_tokens);
+      ASSERT_LE(a.ids.size(), expected.size());
+      EXPECT_TRUE(std::equal(a.ids.begin(), a.ids.end(), expected.begin()));
+      if (what > 1) {
+        EXPECT_EQ(a.finish, Finish::kLength) << a.error;
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 8; ++t) threads.emplace_back(client, t);
+  for (std::thread& t : threads) t.join();
+  f.engine->stop(LocalEngine::Stop::kDrain);
+  EngineInfo info = f.engine->info();
+  EXPECT_EQ(info.kv_blocks_free, info.kv_blocks_total);
+  EXPECT_EQ(info.running + info.waiting, 0);
+  EngineStats stats = f.engine->stats();
+  fmt::print("{} steps, {} failed, {} preemptions, {} tokens\n", stats.steps, stats.failed_steps,
+             stats.preemptions, stats.tokens_emitted);
+}
+
+}  // namespace
+}  // namespace tokamak

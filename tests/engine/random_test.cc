@@ -1,0 +1,201 @@
+// Random schedules: whatever the engine does with a request, its tokens are those the null model
+// predicts, and nothing is left behind. The null backend checks every step against what was really
+// written.
+#include <algorithm>
+
+#include "tests/engine/test_run.h"
+
+namespace tokamak {
+namespace {
+
+// Proposes the right continuation for a random number of tokens, then a wrong id: accept counts
+// from 1 to k + 1 all occur.
+class RandomDrafter final : public Drafter {
+ public:
+  RandomDrafter(NullModel model, uint64_t seed) : model_(model), rng_(seed) {}
+  void propose(std::span<const int32_t> ids, int32_t k, std::vector<int32_t>& out) override {
+    auto n = static_cast<int32_t>(rng_.below(static_cast<uint64_t>(k) + 1));
+    auto right = static_cast<int32_t>(rng_.below(static_cast<uint64_t>(n) + 1));
+    auto next = model_.continuation(ids, n);
+    for (int32_t i = 0; i < n; ++i) {
+      int32_t wrong = (next[static_cast<size_t>(i)] + 1) % static_cast<int32_t>(model_.vocab());
+      out.push_back(i < right ? next[static_cast<size_t>(i)] : wrong);
+    }
+  }
+
+ private:
+  NullModel model_;
+  Rng rng_;
+};
+
+struct Wanted {
+  RequestSpec spec;
+  int32_t stop_position = -1;  // sent by the front end
+  bool cancelled = false, may_time_out = false;
+};
+
+struct Setup {
+  EngineConfig config;
+  NullOptions options;
+  bool drafts = false;
+};
+
+Setup random_setup(const PlanSet& plans, int in_flight, Rng& rng) {
+  Setup s;
+  s.config = default_engine_config(plans, 200, 1);
+  s.config.max_num_seqs = 1 + static_cast<int64_t>(rng.below(12));
+  s.config.max_batched_tokens =
+      s.config.max_num_seqs +
+      static_cast<int64_t>(rng.below(3) == 0 ? rng.below(4) : rng.below(50));
+  s.config.max_out_rows = s.config.max_num_seqs + static_cast<int64_t>(rng.below(8));
+  s.config.max_in_flight = in_flight;
+  s.config.max_step_failures = 1000;
+  // From "one long sequence just fits" to plenty.
+  s.config.blocks = kv_blocks_for(plans, 200 + static_cast<int64_t>(rng.below(600)));
+  s.options.seed = rng.next_u64();
+  s.options.shadow = true;
+  s.options.max_in_flight = in_flight;
+  if (rng.below(3) == 0) s.options.fail_every = 5 + static_cast<int64_t>(rng.below(20));
+  if (rng.below(4) == 0) s.options.fail_submit_every = 7 + static_cast<int64_t>(rng.below(20));
+  s.drafts = rng.below(2) == 0;
+  s.config.draft_tokens = s.drafts ? 1 + static_cast<int32_t>(rng.below(5)) : 0;
+  return s;
+}
+
+Wanted random_request(const PlanSet& plans, bool greedy_only, Rng& rng) {
+  Wanted w;
+  RequestSpec& spec = w.spec;
+  spec.prompt = random_prompt(rng, plans.vocab, 1 + static_cast<int64_t>(rng.below(100)));
+  spec.max_tokens = static_cast<int32_t>(rng.below(60));
+  spec.n = rng.below(5) == 0 ? 1 + static_cast<int32_t>(rng.below(3)) : 1;
+  spec.score_prompt = spec.max_tokens == 0 || rng.below(6) == 0;
+  spec.score_from = 1 + static_cast<int32_t>(rng.below(spec.prompt.size() + 1));
+  SampleSpec sample;
+  sample.temperature = greedy_only || rng.below(2) == 0 ? 0.0f : 1.0f;
+  sample.seed = rng.next_u64();
+  sample.top_logprobs = static_cast<int32_t>(rng.below(4)) - 1;
+  sample.repetition_penalty = rng.below(4) == 0 ? 1.1f : 1.0f;
+  if (rng.below(3) > 0) {
+    for (int i = 0; i < 20; ++i) spec.stop_ids.push_back(static_cast<int32_t>(rng.below(1000)));
+    sample.min_tokens = static_cast<int32_t>(rng.below(20));
+    sample.banned_until_min = spec.stop_ids;
+  }
+  if (rng.below(8) > 0) spec.sample = std::make_shared<const SampleSpec>(sample);
+  return w;
+}
+
+// The answer a choice must have had when nothing interfered; how it ends in `finish`.
+std::vector<int32_t> predicted(const NullModel& model, const RequestSpec& spec, int32_t choice,
+                               Finish& finish) {
+  auto ids = model.continuation(spec.prompt, spec.max_tokens, spec.sample.get(), choice);
+  finish = Finish::kLength;
+  int32_t min_tokens = spec.sample ? spec.sample->min_tokens : 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    bool stop =
+        std::find(spec.stop_ids.begin(), spec.stop_ids.end(), ids[i]) != spec.stop_ids.end();
+    if (!stop || static_cast<int32_t>(i) < min_tokens) continue;
+    finish = Finish::kStop;
+    ids.resize(i);
+    break;
+  }
+  return ids;
+}
+
+void check_scores(const NullModel& model, const RequestSpec& spec, const Answer& answer) {
+  size_t scored = 0;
+  for (auto p = static_cast<size_t>(spec.score_from); p < spec.prompt.size(); ++p, ++scored) {
+    ASSERT_LT(scored, answer.prompt_logprobs.size());
+    EXPECT_EQ(answer.prompt_logprobs[scored], model.score(spec.prompt, static_cast<int32_t>(p)));
+  }
+  EXPECT_EQ(answer.prompt_logprobs.size(), scored);
+}
+
+void check_answer(const NullModel& model, const Wanted& w, int32_t choice, const Answer& answer) {
+  Finish finish = Finish::kNone;
+  auto ids = predicted(model, w.spec, choice, finish);
+  ASSERT_LE(answer.ids.size(), ids.size());
+  EXPECT_TRUE(std::equal(answer.ids.begin(), answer.ids.end(), ids.begin()));
+  if (w.spec.sample && w.spec.sample->top_logprobs >= 0) {
+    EXPECT_EQ(answer.logprobs.size(), answer.ids.size());
+    auto top = static_cast<size_t>(w.spec.sample->top_logprobs);
+    for (const auto& alternatives : answer.top) EXPECT_EQ(alternatives.size(), top);
+  }
+  bool interrupted = answer.finish == Finish::kCancelled || answer.finish == Finish::kTimeout;
+  if (interrupted) {
+    EXPECT_TRUE(answer.finish == Finish::kCancelled ? w.cancelled : w.may_time_out);
+    return;
+  }
+  if (answer.finish == Finish::kStop && w.stop_position >= 0 && choice == 0 &&
+      answer.end == w.stop_position) {
+    return;
+  }
+  EXPECT_EQ(answer.finish, finish) << answer.error;
+  EXPECT_EQ(answer.ids.size(), ids.size());
+  if (choice == 0 && w.spec.score_prompt) check_scores(model, w.spec, answer);
+}
+
+// The front end finds a stop string at a token some time after it was sent.
+void send_stops(TestRun& run, const std::map<RequestId, Wanted>& wanted, const Actions& actions,
+                Nanos now, Rng& rng) {
+  for (const Delta& d : actions.deltas()) {
+    const Wanted& w = wanted.at(d.request);
+    int32_t end = d.position + static_cast<int32_t>(d.ids.size());
+    if (w.stop_position < d.position || w.stop_position >= end || d.choice != 0) continue;
+    run.simulator.at(now + static_cast<Nanos>(rng.below(3000000)),
+                     Event::stop_at(d.request, 0, w.stop_position));
+  }
+}
+
+void one_run(uint64_t seed, int in_flight) {
+  SCOPED_TRACE(fmt::format("seed {} in_flight {}", seed, in_flight));
+  Rng rng(seed);
+  PlanSet plans = fake_plan_set(1000, 1 + static_cast<int64_t>(rng.below(40)), 512);
+  Setup s = random_setup(plans, in_flight, rng);
+  RandomDrafter drafter(null_model(plans, s.options), seed + 1);
+  TestRun run(plans, s.config, s.options, s.drafts ? &drafter : nullptr);
+  run.keep_actions = true;
+  std::map<RequestId, Wanted> wanted;
+  Nanos at = 0;
+  for (RequestId id = 1; id <= 40; ++id) {
+    Wanted w = random_request(plans, s.drafts, rng);
+    at += static_cast<Nanos>(rng.below(2) * rng.below(4000000));
+    if (rng.below(6) == 0) w.stop_position = static_cast<int32_t>(rng.below(30));
+    if (rng.below(8) == 0) {
+      w.spec.deadline = at + static_cast<Nanos>(rng.below(30000000));
+      w.may_time_out = true;
+    }
+    if (rng.below(6) == 0) {
+      w.cancelled = true;
+      run.simulator.at(at + static_cast<Nanos>(rng.below(20000000)), Event::cancel(id));
+    }
+    run.arrive(at, id, w.spec);
+    wanted[id] = std::move(w);
+  }
+  run.on_advance = [&](Nanos now, std::span<const Event>, Actions& actions) {
+    send_stops(run, wanted, actions, now, rng);
+  };
+  run.run();
+  for (const auto& [id, w] : wanted)
+    for (int32_t c = 0; c < w.spec.n; ++c) check_answer(run.model, w, c, run.answers[{id, c}]);
+
+  // The recorded events give the same actions again.
+  RandomDrafter again(null_model(plans, s.options), seed + 1);
+  EngineCore core(s.config, s.drafts ? &again : nullptr);
+  std::string actions;
+  replay_events(run.log.text(), core, [&](Nanos, const Actions& a) { actions += actions_text(a); });
+  EXPECT_TRUE(actions == run.actions) << "the replay differs";
+}
+
+class RandomSchedules : public testing::TestWithParam<int> {};
+
+TEST_P(RandomSchedules, TokensAreAsPredicted) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    one_run(seed, GetParam());
+    if (HasFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(InFlight, RandomSchedules, testing::Values(1, 2, 4));
+
+}  // namespace
+}  // namespace tokamak
