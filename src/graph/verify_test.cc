@@ -81,73 +81,72 @@ TEST(Verify, RefusesBrokenDeclarations) {
   for (const Broken& c : cases) expect_refused(c, tiny_decoder(2));
 }
 
+const Broken kBrokenNodes[] = {
+    {"(embed): input 0 is not defined before it",
+     [](Module& m) { node(m, "embed").inputs[0].node = static_cast<NodeId>(nodes(m).size() - 1); }},
+    {"(embed): input 1 is not defined before it",
+     [](Module& m) { node(m, "embed").inputs[1].output = 1; }},
+    {"(embed): input 1 is not defined before it",
+     [](Module& m) { node(m, "embed").inputs[1] = {}; }},
+    {"(embed): embed: takes 2", [](Module& m) { node(m, "embed").inputs.pop_back(); }},
+    {"(rms_norm): rms_norm: attribute \"eps\" is missing",
+     [](Module& m) { node(m, "rms_norm").attrs = Value::object(); }},
+    {"(rms_norm): rms_norm: unknown attribute \"zeta\"",
+     [](Module& m) { node(m, "rms_norm").attrs.set("zeta", 1); }},
+    {"(rms_norm): ",
+     [](Module& m) {
+       node(m, "rms_norm").attrs = Value::Object{{"eps", "small"}};
+     }},
+    {"sorted keys",
+     [](Module& m) {
+       auto& attrs = node(m, "reshape").attrs.as_object();
+       std::swap(attrs[0], attrs[1]);
+     }},
+    {"its type is f32[t=T, n=9], the op gives f32[t=T, n=8]",
+     [](Module& m) { node(m, "blk.0.q").outputs[0].tensor.dims[1].extent = 9; }},
+    {"(embed): its type is f32[x=T, d=8], the op gives",
+     [](Module& m) { node(m, "embed").outputs[0].tensor.dims[0].axis = "x"; }},
+    {"symbol T is not declared", [](Module& m) { m.symbols[0].name = "U"; }},
+    {"(weight): \"nothing\" is not declared",
+     [](Module& m) {
+       node(m, "weight").attrs = Value::Object{{"name", "nothing"}};
+     }},
+    {"(constant): \"nothing\" is not declared",
+     [](Module& m) {
+       node(m, "constant").attrs = Value::Object{{"name", "nothing"}};
+     }},
+    {"node @embd (weight): its type is f32[v=32, d=8], declared is f16[v=32, d=8]",
+     [](Module& m) { m.weights[0].type.dtype = DType::kF16; }},
+    {"it must have a name", [](Module& m) { node(m, "weight").attrs = Value::object(); }},
+    {"a second input named \"ids\"",
+     [](Module& m) {
+       nodes(m)[1].attrs = Value::Object{{"name", "ids"}};
+     }},
+    {"a negative extent -2",
+     [](Module& m) { step(m).add_input("late", tensor_type("f32[n=-2]")); }},
+    {"device-valued extent",
+     [](Module& m) {
+       nodes(m)[0].outputs[0].tensor.dims[0].bound = true;  // ids
+     }},
+    {"two results are named \"hidden\"",
+     [](Module& m) {
+       results(m).push_back({"hidden", results(m)[0].ref});
+     }},
+    {"result gone does not exist",
+     [](Module& m) {
+       results(m).push_back({"gone", {9999, 0}});
+     }},
+    {"result v is a view",
+     [](Module& m) { step(m).set_result("v", step(m).find_input("view.full")); }},
+    {"a fact about \"none\"", [](Module& m) { step(m).facts().push_back({"none"}); }},
+    {"two facts about seq",
+     [](Module& m) {
+       step(m).facts() = {{"seq"}, {"seq"}};
+     }},
+};
+
 TEST(Verify, RefusesBrokenNodes) {
-  const Broken cases[] = {
-      {"(embed): input 0 is not defined before it",
-       [](Module& m) {
-         node(m, "embed").inputs[0].node = static_cast<NodeId>(nodes(m).size() - 1);
-       }},
-      {"(embed): input 1 is not defined before it",
-       [](Module& m) { node(m, "embed").inputs[1].output = 1; }},
-      {"(embed): input 1 is not defined before it",
-       [](Module& m) { node(m, "embed").inputs[1] = {}; }},
-      {"(embed): embed: takes 2", [](Module& m) { node(m, "embed").inputs.pop_back(); }},
-      {"(rms_norm): rms_norm: attribute \"eps\" is missing",
-       [](Module& m) { node(m, "rms_norm").attrs = Value::object(); }},
-      {"(rms_norm): rms_norm: unknown attribute \"zeta\"",
-       [](Module& m) { node(m, "rms_norm").attrs.set("zeta", 1); }},
-      {"(rms_norm): ",
-       [](Module& m) {
-         node(m, "rms_norm").attrs = Value::Object{{"eps", "small"}};
-       }},
-      {"sorted keys",
-       [](Module& m) {
-         auto& attrs = node(m, "reshape").attrs.as_object();
-         std::swap(attrs[0], attrs[1]);
-       }},
-      {"its type is f32[t=T, n=9], the op gives f32[t=T, n=8]",
-       [](Module& m) { node(m, "blk.0.q").outputs[0].tensor.dims[1].extent = 9; }},
-      {"(embed): its type is f32[x=T, d=8], the op gives",
-       [](Module& m) { node(m, "embed").outputs[0].tensor.dims[0].axis = "x"; }},
-      {"symbol T is not declared", [](Module& m) { m.symbols[0].name = "U"; }},
-      {"(weight): \"nothing\" is not declared",
-       [](Module& m) {
-         node(m, "weight").attrs = Value::Object{{"name", "nothing"}};
-       }},
-      {"(constant): \"nothing\" is not declared",
-       [](Module& m) {
-         node(m, "constant").attrs = Value::Object{{"name", "nothing"}};
-       }},
-      {"node @embd (weight): its type is f32[v=32, d=8], declared is f16[v=32, d=8]",
-       [](Module& m) { m.weights[0].type.dtype = DType::kF16; }},
-      {"it must have a name", [](Module& m) { node(m, "weight").attrs = Value::object(); }},
-      {"a second input named \"ids\"",
-       [](Module& m) {
-         nodes(m)[1].attrs = Value::Object{{"name", "ids"}};
-       }},
-      {"a negative extent -2",
-       [](Module& m) { step(m).add_input("late", tensor_type("f32[n=-2]")); }},
-      {"device-valued extent",
-       [](Module& m) {
-         nodes(m)[0].outputs[0].tensor.dims[0].bound = true;  // ids
-       }},
-      {"two results are named \"hidden\"",
-       [](Module& m) {
-         results(m).push_back({"hidden", results(m)[0].ref});
-       }},
-      {"result gone does not exist",
-       [](Module& m) {
-         results(m).push_back({"gone", {9999, 0}});
-       }},
-      {"result v is a view",
-       [](Module& m) { step(m).set_result("v", step(m).find_input("view.full")); }},
-      {"a fact about \"none\"", [](Module& m) { step(m).facts().push_back({"none"}); }},
-      {"two facts about seq",
-       [](Module& m) {
-         step(m).facts() = {{"seq"}, {"seq"}};
-       }},
-  };
-  for (const Broken& c : cases) expect_refused(c, tiny_decoder(2));
+  for (const Broken& c : kBrokenNodes) expect_refused(c, tiny_decoder(2));
   expect_refused({"(?): no op", [](Module& m) { nodes(m).back().op = nullptr; }}, tiny_decoder(1));
 }
 

@@ -65,91 +65,92 @@ TEST(CheckPlanSet, AcceptsTheSample) {
   check_plan_set(in_place);
 }
 
+const Broken kBrokenSets[] = {
+    {"version 2", [](PlanSet& s) { s.version = 2; }},
+    {"65 plans", [](PlanSet& s) { s.plans.resize(65, s.plans[0]); }},
+    {"symbol 1: the name \"T\" is used twice", [](PlanSet& s) { s.symbols[1].name = "T"; }},
+    {"symbol T: an empty or negative range", [](PlanSet& s) { s.symbols[0].hi = 0; }},
+    {"multiple", [](PlanSet& s) { s.symbols[0].multiple = 0; }},
+    {"group 0: it has no name", [](PlanSet& s) { s.groups[0].name = ""; }},
+    {"block 0", [](PlanSet& s) { s.groups[0].block_size = 0; }},
+    {"there is no group 7", [](PlanSet& s) { s.states[0].group = 7; }},
+    {"no planes", [](PlanSet& s) { s.states[0].planes.clear(); }},
+    {"plane k takes 16 bytes", [](PlanSet& s) { s.states[0].planes[0].bytes_per_token = 17; }},
+    {"a negative extent -1", [](PlanSet& s) { s.states[0].planes[0].dims = {-1}; }},
+    {"weight w: symbolic arithmetic",
+     [](PlanSet& s) {
+       s.weights[0].dims = {int64_t{1} << 40, int64_t{1} << 40};
+     }},
+    {"weight w: q4_0", [](PlanSet& s) { s.weights[0].dtype = DType::kQ4_0; }},
+    {"there twice", [](PlanSet& s) { s.weights.push_back(s.weights[0]); }},
+    {"neither a source nor values", [](PlanSet& s) { s.weights[0].recipe.sources.clear(); }},
+    {"both a source and values", [](PlanSet& s) { s.weights[1].recipe.sources = {"x"}; }},
+    {"3 values for 8 bytes", [](PlanSet& s) { s.weights[1].constant.push_back(3); }},
+    {"kernel 0: it has no name", [](PlanSet& s) { s.kernels[0].name = ""; }},
+    {"ABI version 0", [](PlanSet& s) { s.kernels[0].abi = 0; }},
+    {"plan 0 (): it names no function", [](PlanSet& s) { s.plans[0].function = ""; }},
+    {"guard of X: the symbol is not declared",
+     [](PlanSet& s) { s.plans[0].guard[0].symbol = "X"; }},
+    {"guard of T: given twice", [](PlanSet& s) { s.plans[0].guard[1].symbol = "T"; }},
+    {"guard of T: an empty", [](PlanSet& s) { s.plans[0].guard[0].hi = 0; }},
+    {"symbol T is not declared",
+     [](PlanSet& s) { s.plans[0].guard.erase(s.plans[0].guard.begin()); }},
+    {"T = B: the symbol has a range",
+     [](PlanSet& s) {
+       s.plans[0].bound_symbols = {{"T", "B"}};
+     }},
+    {"X = B: the symbol is not declared",
+     [](PlanSet& s) {
+       s.plans[0].bound_symbols = {{"X", "B"}};
+     }},
+    {"larger than the set's", [](PlanSet& s) { s.arena_bytes = 512; }},
+    {"call 0 (embed): there is no kernel 1", [](PlanSet& s) { s.plans[0].calls[0].kernel = 1; }},
+    {"it names no op", [](PlanSet& s) { s.plans[0].calls[0].op = ""; }},
+    {"it has no output", [](PlanSet& s) { s.plans[0].calls[1].out.clear(); }},
+    {"attributes must be", [](PlanSet& s) { s.plans[0].calls[0].attrs = 3; }},
+    {"there is no input 4", [](PlanSet& s) { s.plans[0].calls[0].in[0].index = 4; }},
+    {"input ids has another type",
+     [](PlanSet& s) { s.plans[0].calls[0].in[0].dtype = DType::kF32; }},
+    {"there is no weight 9", [](PlanSet& s) { s.plans[0].calls[0].in[1].index = 9; }},
+    {"weight w has another",
+     [](PlanSet& s) {
+       s.plans[0].calls[0].in[1].dims = {8, 9};
+     }},
+    {"there is no state 1", [](PlanSet& s) { s.plans[0].calls[1].in[0].index = 1; }},
+    {"there is no group 2", [](PlanSet& s) { s.plans[0].calls[1].in[1].index = 2; }},
+    {"state kv.0 with the view of group window",
+     [](PlanSet& s) { s.plans[0].calls[1].in[1].index = 1; }},
+    {"a state that it does not take",
+     [](PlanSet& s) { s.plans[0].calls[1].in.erase(s.plans[0].calls[1].in.begin()); }},
+    {"neither in the arena nor a state",
+     [](PlanSet& s) { s.plans[0].calls[0].out = s.plans[0].calls[0].in; }},
+    {"offset 8 is not aligned", [](PlanSet& s) { s.plans[0].calls[0].out[0].offset = 8; }},
+    {"512 bytes at 576 leave the arena",
+     [](PlanSet& s) { s.plans[0].calls[2].out[0].offset = 576; }},
+    {"1024 bytes at 512 leave the arena", [](PlanSet& s) { s.plans[0].guard[0].hi = 32; }},
+    {"a negative extent", [](PlanSet& s) { s.plans[0].calls[0].out[0].dims = {SymExpr(-3)}; }},
+    {"64 bits", [](PlanSet& s) { s.plans[0].guard[0].hi = INT64_MAX; }},
+    {"attend): output 0 overlaps an input",
+     [](PlanSet& s) { s.plans[0].calls[2].out[0].offset = 64; }},
+    {"it reads value 1 at 512",
+     [](PlanSet& s) {
+       auto& calls = s.plans[0].calls;
+       calls.insert(calls.begin() + 3, {0, "iota", {}, {}, {arena(7, 960, {1})}, 0, ""});
+     }},
+    {"it reads value 9 at 0", [](PlanSet& s) { s.plans[0].calls[1].in[2].index = 9; }},
+    {"outputs 0 and 1 overlap",
+     [](PlanSet& s) { s.plans[0].calls[0].out.push_back(arena(5, 448, {kT})); }},
+    {"output logits: it reads value 1",
+     [](PlanSet& s) {
+       s.plans[0].calls[3].out[0].offset = 512;
+       s.plans[0].outputs[0].arg = arena(1, 512, {kT, 8});
+     }},
+    {"output : no name", [](PlanSet& s) { s.plans[0].outputs[0].name = ""; }},
+    {"only tensors", [](PlanSet& s) { s.plans[0].outputs[0].arg.kind = CallArg::Kind::kState; }},
+};
+
 TEST(CheckPlanSet, RefusesWhatIsBroken) {
-  const Broken cases[] = {
-      {"version 2", [](PlanSet& s) { s.version = 2; }},
-      {"65 plans", [](PlanSet& s) { s.plans.resize(65, s.plans[0]); }},
-      {"symbol 1: the name \"T\" is used twice", [](PlanSet& s) { s.symbols[1].name = "T"; }},
-      {"symbol T: an empty or negative range", [](PlanSet& s) { s.symbols[0].hi = 0; }},
-      {"multiple", [](PlanSet& s) { s.symbols[0].multiple = 0; }},
-      {"group 0: it has no name", [](PlanSet& s) { s.groups[0].name = ""; }},
-      {"block 0", [](PlanSet& s) { s.groups[0].block_size = 0; }},
-      {"there is no group 7", [](PlanSet& s) { s.states[0].group = 7; }},
-      {"no planes", [](PlanSet& s) { s.states[0].planes.clear(); }},
-      {"plane k takes 16 bytes", [](PlanSet& s) { s.states[0].planes[0].bytes_per_token = 17; }},
-      {"a negative extent -1", [](PlanSet& s) { s.states[0].planes[0].dims = {-1}; }},
-      {"weight w: symbolic arithmetic",
-       [](PlanSet& s) {
-         s.weights[0].dims = {int64_t{1} << 40, int64_t{1} << 40};
-       }},
-      {"weight w: q4_0", [](PlanSet& s) { s.weights[0].dtype = DType::kQ4_0; }},
-      {"there twice", [](PlanSet& s) { s.weights.push_back(s.weights[0]); }},
-      {"neither a source nor values", [](PlanSet& s) { s.weights[0].recipe.sources.clear(); }},
-      {"both a source and values", [](PlanSet& s) { s.weights[1].recipe.sources = {"x"}; }},
-      {"3 values for 8 bytes", [](PlanSet& s) { s.weights[1].constant.push_back(3); }},
-      {"kernel 0: it has no name", [](PlanSet& s) { s.kernels[0].name = ""; }},
-      {"ABI version 0", [](PlanSet& s) { s.kernels[0].abi = 0; }},
-      {"plan 0 (): it names no function", [](PlanSet& s) { s.plans[0].function = ""; }},
-      {"guard of X: the symbol is not declared",
-       [](PlanSet& s) { s.plans[0].guard[0].symbol = "X"; }},
-      {"guard of T: given twice", [](PlanSet& s) { s.plans[0].guard[1].symbol = "T"; }},
-      {"guard of T: an empty", [](PlanSet& s) { s.plans[0].guard[0].hi = 0; }},
-      {"symbol T is not declared",
-       [](PlanSet& s) { s.plans[0].guard.erase(s.plans[0].guard.begin()); }},
-      {"T = B: the symbol has a range",
-       [](PlanSet& s) {
-         s.plans[0].bound_symbols = {{"T", "B"}};
-       }},
-      {"X = B: the symbol is not declared",
-       [](PlanSet& s) {
-         s.plans[0].bound_symbols = {{"X", "B"}};
-       }},
-      {"larger than the set's", [](PlanSet& s) { s.arena_bytes = 512; }},
-      {"call 0 (embed): there is no kernel 1", [](PlanSet& s) { s.plans[0].calls[0].kernel = 1; }},
-      {"it names no op", [](PlanSet& s) { s.plans[0].calls[0].op = ""; }},
-      {"it has no output", [](PlanSet& s) { s.plans[0].calls[1].out.clear(); }},
-      {"attributes must be", [](PlanSet& s) { s.plans[0].calls[0].attrs = 3; }},
-      {"there is no input 4", [](PlanSet& s) { s.plans[0].calls[0].in[0].index = 4; }},
-      {"input ids has another type",
-       [](PlanSet& s) { s.plans[0].calls[0].in[0].dtype = DType::kF32; }},
-      {"there is no weight 9", [](PlanSet& s) { s.plans[0].calls[0].in[1].index = 9; }},
-      {"weight w has another",
-       [](PlanSet& s) {
-         s.plans[0].calls[0].in[1].dims = {8, 9};
-       }},
-      {"there is no state 1", [](PlanSet& s) { s.plans[0].calls[1].in[0].index = 1; }},
-      {"there is no group 2", [](PlanSet& s) { s.plans[0].calls[1].in[1].index = 2; }},
-      {"state kv.0 with the view of group window",
-       [](PlanSet& s) { s.plans[0].calls[1].in[1].index = 1; }},
-      {"a state that it does not take",
-       [](PlanSet& s) { s.plans[0].calls[1].in.erase(s.plans[0].calls[1].in.begin()); }},
-      {"neither in the arena nor a state",
-       [](PlanSet& s) { s.plans[0].calls[0].out = s.plans[0].calls[0].in; }},
-      {"offset 8 is not aligned", [](PlanSet& s) { s.plans[0].calls[0].out[0].offset = 8; }},
-      {"512 bytes at 576 leave the arena",
-       [](PlanSet& s) { s.plans[0].calls[2].out[0].offset = 576; }},
-      {"1024 bytes at 512 leave the arena", [](PlanSet& s) { s.plans[0].guard[0].hi = 32; }},
-      {"a negative extent", [](PlanSet& s) { s.plans[0].calls[0].out[0].dims = {SymExpr(-3)}; }},
-      {"64 bits", [](PlanSet& s) { s.plans[0].guard[0].hi = INT64_MAX; }},
-      {"attend): output 0 overlaps an input",
-       [](PlanSet& s) { s.plans[0].calls[2].out[0].offset = 64; }},
-      {"it reads value 1 at 512",
-       [](PlanSet& s) {
-         auto& calls = s.plans[0].calls;
-         calls.insert(calls.begin() + 3, {0, "iota", {}, {}, {arena(7, 960, {1})}, 0, ""});
-       }},
-      {"it reads value 9 at 0", [](PlanSet& s) { s.plans[0].calls[1].in[2].index = 9; }},
-      {"outputs 0 and 1 overlap",
-       [](PlanSet& s) { s.plans[0].calls[0].out.push_back(arena(5, 448, {kT})); }},
-      {"output logits: it reads value 1",
-       [](PlanSet& s) {
-         s.plans[0].calls[3].out[0].offset = 512;
-         s.plans[0].outputs[0].arg = arena(1, 512, {kT, 8});
-       }},
-      {"output : no name", [](PlanSet& s) { s.plans[0].outputs[0].name = ""; }},
-      {"only tensors", [](PlanSet& s) { s.plans[0].outputs[0].arg.kind = CallArg::Kind::kState; }},
-  };
-  for (const Broken& c : cases) {
+  for (const Broken& c : kBrokenSets) {
     PlanSet set = sample();
     c.change(set);
     try {

@@ -110,8 +110,9 @@ TEST(SymExpr, SubstituteIsSimultaneous) {
   SymExpr e = SymExpr::parse("T + 10*B + min(T, B)");
   auto swapped = e.substitute({{"T", SymExpr::symbol("B")}, {"B", SymExpr::symbol("T")}});
   EXPECT_EQ(swapped, SymExpr::parse("B + 10*T + min(T, B)"));
-  EXPECT_EQ(SymExpr::parse("ceildiv(T, 16)").substitute({{"T", SymExpr(16) * SymExpr::symbol("N")}}),
-            SymExpr::symbol("N"));
+  EXPECT_EQ(
+      SymExpr::parse("ceildiv(T, 16)").substitute({{"T", SymExpr(16) * SymExpr::symbol("N")}}),
+      SymExpr::symbol("N"));
   EXPECT_EQ(SymExpr::parse("max(T, B)").substitute({{"T", SymExpr::parse("B + 1")}}),
             SymExpr::parse("B + 1"));
 }
