@@ -162,7 +162,7 @@ TEST(LocalEngine, ManyThreads) {
   NullOptions options;
   options.fail_every = 37;
   options.fail_submit_every = 53;
-  Fixture f(options, 520);
+  Fixture f(options, 200);
   auto client = [&](uint64_t seed) {
     Rng rng(seed);
     for (int i = 0; i < 40; ++i) {
