@@ -1,36 +1,65 @@
 #include "backend/common/logits_math.h"
 
+#include <cstring>
 #include <limits>
 
 namespace tokamak {
 namespace {
 
-constexpr size_t kLanes = 16;
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+// Four floats as the compiler's own vector type: comparisons stay exact and become vector code at
+// every optimisation level.
+using Vec = float __attribute__((vector_size(16)));
+
+Vec load(const float* x) {
+  Vec v;
+  std::memcpy(&v, x, sizeof v);
+  return v;
+}
+Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+float largest(Vec v) { return std::max(std::max(v[0], v[1]), std::max(v[2], v[3])); }
+
+// The largest of up to kRun values.
+float run_peak(const float* x, size_t n) {
+  if (n == kRun) {
+    Vec a = load(x), b = load(x + 4), c = load(x + 8), d = load(x + 12);
+    for (size_t i = 16; i < kRun; i += 16) {
+      a = larger(load(x + i), a);
+      b = larger(load(x + i + 4), b);
+      c = larger(load(x + i + 8), c);
+      d = larger(load(x + i + 12), d);
+    }
+    return largest(larger(larger(a, b), larger(c, d)));
+  }
+  float peak = kLowest;
+  for (size_t i = 0; i < n; ++i) peak = std::max(peak, x[i]);
+  return peak;
+}
 
 }  // namespace
 
 float finite_max(std::span<const float> row) {
-  float peak[kLanes], poison[kLanes];
-  std::fill_n(peak, kLanes, kLowest);
-  std::fill_n(poison, kLanes, 0.0f);
+  Vec peak[4], poison[4];
+  for (int lane = 0; lane < 4; ++lane) {
+    peak[lane] = Vec{kLowest, kLowest, kLowest, kLowest};
+    poison[lane] = Vec{};
+  }
   size_t i = 0;
-  for (; i + kLanes <= row.size(); i += kLanes)
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      float x = row[i + lane];
-      peak[lane] = x > peak[lane] ? x : peak[lane];
+  for (; i + 16 <= row.size(); i += 16)
+    for (size_t lane = 0; lane < 4; ++lane) {
+      Vec x = load(row.data() + i + 4 * lane);
+      peak[lane] = larger(x, peak[lane]);
       poison[lane] += x * 0.0f;  // NaN for infinities and NaN
     }
+  Vec all = larger(larger(peak[0], peak[1]), larger(peak[2], peak[3]));
+  Vec sum = (poison[0] + poison[1]) + (poison[2] + poison[3]);
+  float best = largest(all), not_finite = (sum[0] + sum[1]) + (sum[2] + sum[3]);
   for (; i < row.size(); ++i) {
-    peak[0] = row[i] > peak[0] ? row[i] : peak[0];
-    poison[0] += row[i] * 0.0f;
+    best = std::max(best, row[i]);
+    not_finite += row[i] * 0.0f;
   }
-  float best = kLowest, sum = 0;
-  for (size_t lane = 0; lane < kLanes; ++lane) {
-    best = std::max(best, peak[lane]);
-    sum += poison[lane];
-  }
-  return sum == 0.0f ? best : std::numeric_limits<float>::quiet_NaN();
+  return not_finite == 0.0f ? best : std::numeric_limits<float>::quiet_NaN();
 }
 
 int32_t argmax(std::span<const float> row) {
@@ -38,9 +67,7 @@ int32_t argmax(std::span<const float> row) {
   size_t from = 0;
   // Find the first run that holds the maximum, then the place in it.
   for (size_t start = 0; start < row.size(); start += kRun) {
-    size_t n = std::min(kRun, row.size() - start);
-    float peak = row[start];
-    for (size_t i = 1; i < n; ++i) peak = row[start + i] > peak ? row[start + i] : peak;
+    float peak = run_peak(row.data() + start, std::min(kRun, row.size() - start));
     if (peak > best) {
       best = peak;
       from = start;
@@ -52,13 +79,16 @@ int32_t argmax(std::span<const float> row) {
 }
 
 double sum_exp(std::span<const float> row, float peak, float inverse_temperature) {
+  // One run at a time through a small buffer: the exponentials are one vector loop, the sums
+  // another.
   double sum[8] = {};
+  float e[kRun];
   size_t i = 0;
-  for (; i + 8 <= row.size(); i += 8) {
-    float e[8];
-    for (size_t lane = 0; lane < 8; ++lane)
-      e[lane] = fast_exp((row[i + lane] - peak) * inverse_temperature);
-    for (size_t lane = 0; lane < 8; ++lane) sum[lane] += static_cast<double>(e[lane]);
+  for (; i + kRun <= row.size(); i += kRun) {
+    const float* x = row.data() + i;
+    for (size_t j = 0; j < kRun; ++j) e[j] = fast_exp((x[j] - peak) * inverse_temperature);
+    for (size_t j = 0; j < kRun; j += 8)
+      for (size_t lane = 0; lane < 8; ++lane) sum[lane] += static_cast<double>(e[j + lane]);
   }
   for (; i < row.size(); ++i)
     sum[0] += static_cast<double>(fast_exp((row[i] - peak) * inverse_temperature));
@@ -70,21 +100,8 @@ double log_sum_exp(std::span<const float> row, float peak) {
 }
 
 void run_maxima(std::span<const float> row, std::span<float> out) {
-  for (size_t start = 0, run = 0; start < row.size(); start += kRun, ++run) {
-    size_t n = std::min(kRun, row.size() - start);
-    float peak[kLanes];
-    std::fill_n(peak, kLanes, kLowest);
-    if (n == kRun) {
-      for (size_t i = 0; i < kRun; i += kLanes)
-        for (size_t lane = 0; lane < kLanes; ++lane) {
-          float x = row[start + i + lane];
-          peak[lane] = x > peak[lane] ? x : peak[lane];
-        }
-    } else {
-      for (size_t i = 0; i < n; ++i) peak[0] = std::max(peak[0], row[start + i]);
-    }
-    out[run] = *std::max_element(peak, peak + kLanes);
-  }
+  for (size_t start = 0, run = 0; start < row.size(); start += kRun, ++run)
+    out[run] = run_peak(row.data() + start, std::min(kRun, row.size() - start));
 }
 
 }  // namespace tokamak
