@@ -344,8 +344,8 @@ class Leaving(Api):
 
 class SlowReaders(unittest.TestCase):
     def big(self, s):
-        """A stream of about 12 MB that nobody reads."""
-        s.sendall(encode("POST", "/v1/completions", {"prompt": "big", "max_tokens": 4000, "logprobs": 20, "stream": True, "n": 2}))
+        """A stream of about 12 MB, made within seconds, that nobody reads."""
+        s.sendall(encode("POST", "/v1/completions", {"prompt": "[slow 2][burst 4]", "max_tokens": 4000, "logprobs": 20, "stream": True, "n": 2}))
 
     def test_a_client_that_does_not_read_is_dropped_and_disturbs_nobody(self):
         server = Server(write_ms=700, send_buffer=8192)

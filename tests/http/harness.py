@@ -19,7 +19,8 @@ class Server:
                                         env={**os.environ, "TOKAMAK_LOG": "error", **(env or {})})
         line = self.process.stdout.readline().split()
         if line[:1] != ["ready"]:
-            raise RuntimeError(f"no ready line: {line} {self.process.stderr.read()}")
+            _, err = self.process.communicate(timeout=30)
+            raise RuntimeError(f"no ready line: {line} {err}")
         self.port = int(line[1])
 
     def stop(self, timeout=30):

@@ -179,6 +179,7 @@ TEST(ToolCalls, AnyChunkingGivesTheSameCalls) {
        {"<tool_call>not json</tool_call>", {}}},
       {ToolStyle::kHermes, "<tool_call>{\"name\": \"g\"}", {"", {"g{}"}}},
       {ToolStyle::kHermes, "<tool_call>{\"name\": ", {"<tool_call>{\"name\": ", {}}},
+      {ToolStyle::kHermes, "a <tool_call>x</tool_call> b", {"a <tool_call>x</tool_call> b", {}}},
       {ToolStyle::kLlama3, R"({"name": "f", "parameters": {"x": 1}})", {"", {R"(f{"x":1})"}}},
       {ToolStyle::kLlama3, R"(<|python_tag|>{"name": "f", "parameters": {}})", {"", {"f{}"}}},
       {ToolStyle::kLlama3, "{ is a brace", {"{ is a brace", {}}},

@@ -1,6 +1,6 @@
-#include <fmt/format.h>
-
 #include "serve/openai/shape.h"
+
+#include <fmt/format.h>
 
 #include "base/json.h"
 #include "serve/openai/params.h"

@@ -62,9 +62,12 @@ void ToolCalls::push_hermes(Result& result) {
     std::string before = held_.substr(0, at);
     held_.erase(0, at + mark.size());
     if (!inside_) {
-      result.text += before;
+      // White space in front of a call means nothing, unless it turns out not to be one.
+      size_t end = before.find_last_not_of(kSpace) + 1;
+      result.text += before.substr(0, end);
+      space_ = before.substr(end);
     } else if (!add_call(trimmed(before), result)) {
-      result.text += std::string(kOpen) + before + std::string(kClose);
+      result.text += space_ + std::string(kOpen) + before + std::string(kClose);
     }
     inside_ = !inside_;
   }
@@ -109,7 +112,7 @@ ToolCalls::Result ToolCalls::finish() {
   }
   if (style_ == ToolStyle::kHermes && inside_) {
     // The closing tag is missing when the answer was cut, or when it is a stop string.
-    if (!add_call(trimmed(held_), result)) result.text = std::string(kOpen) + held_;
+    if (!add_call(trimmed(held_), result)) result.text = space_ + std::string(kOpen) + held_;
     held_.clear();
   }
   if (any() && trimmed(held_).empty()) held_.clear();

@@ -40,7 +40,7 @@ class ToolCalls {
   bool add_call(std::string_view json, Result& result);
 
   ToolStyle style_;
-  std::string held_;
+  std::string held_, space_;
   bool inside_ = false;  // Hermes: between the tags. Llama 3: this answer is text
   int count_ = 0;
 };
