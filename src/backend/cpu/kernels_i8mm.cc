@@ -16,70 +16,96 @@ TK_INLINE int32x4_t pair_of(const int32x4_t* d, int p) {
   return p % 2 == 0 ? vzip1q_s32(d[p / 2], d[p / 2]) : vzip2q_s32(d[p / 2], d[p / 2]);
 }
 
+// [x0 x1 x0 x1] or [x2 x3 x2 x3].
+TK_INLINE float32x4_t twice(float32x4_t x, int c) {
+  float64x2_t v = vreinterpretq_f64_f32(x);
+  return vreinterpretq_f32_f64(c == 0 ? vdupq_laneq_f64(v, 0) : vdupq_laneq_f64(v, 1));
+}
+
+// Rows 8 h .. 8 h + 7 with four activation rows: 8 tiles of sums, which with their integer sums,
+// the activations and the weights at hand fit the registers. Long because it is one loop.
+template <int F, int h>
+TK_INLINE void qdot4_rows(const uint8_t* panel, const XBlock4* x, int64_t blocks, float* out) {
+  using P = Panel<F>;
+  float32x4_t acc[4][2];
+  for (int p = 0; p < 4; ++p) acc[p][0] = acc[p][1] = vdupq_n_f32(0);
+  for (int64_t b = 0; b < blocks; b += P::blocks, panel += P::bytes) {
+    for (int sub = 0; sub < P::blocks; ++sub, ++x) {
+      const uint8_t* block = panel + P::head + sub * P::block_bytes;
+      int32x4_t dot[4][2], second[4][2];  // second: k >= 16 where that has a scale of its own
+#pragma GCC unroll 2
+      for (int c = 0; c < 2; ++c) {
+        int32x2_t lo = vdup_n_s32(0), hi = lo;
+        if (P::offset) {
+          lo = vmul_n_s32(vld1_s32(x->isum[0] + 2 * c), -P::offset);
+          hi = vmul_n_s32(vld1_s32(x->isum[1] + 2 * c), -P::offset);
+          if (!P::halves) lo = vadd_s32(lo, hi);
+        }
+#pragma GCC unroll 4
+        for (int p = 0; p < 4; ++p) {
+          dot[p][c] = vcombine_s32(lo, lo);
+          second[p][c] = vcombine_s32(hi, hi);
+        }
+      }
+#pragma GCC unroll 2
+      for (int g = 0; g < 2; ++g) {  // values 8 g .. 8 g + 7 and those + 16
+        int8x16_t x0[2], x1[2];
+#pragma GCC unroll 2
+        for (int c = 0; c < 2; ++c) {
+          x0[c] = vld1q_s8(x->q + c * 64 + g * 16);
+          x1[c] = vld1q_s8(x->q + c * 64 + g * 16 + 32);
+        }
+#pragma GCC unroll 4
+        for (int p = 0; p < 4; ++p) {
+          int8x16_t lo, hi;
+          load_values<F>(block + P::scales, g * 8 + h * 4 + p, lo, hi);
+#pragma GCC unroll 2
+          for (int c = 0; c < 2; ++c) {
+            dot[p][c] = vmmlaq_s32(dot[p][c], lo, x0[c]);
+            int32x4_t& to = P::halves ? second[p][c] : dot[p][c];
+            to = vmmlaq_s32(to, hi, x1[c]);
+          }
+        }
+      }
+      Scales8<F> s = load_scales8<F>(panel, block, h);
+      float32x4_t scale = vld1q_f32(x->scale), sum = vld1q_f32(x->sum);
+      if (P::factor != 1.0f) scale = vmulq_n_f32(scale, P::factor);
+#pragma GCC unroll 4
+      for (int p = 0; p < 4; ++p) {
+        float32x4_t d = pair_of(s.d, p), m = P::minimum ? pair_of(s.m, p) : d;
+#pragma GCC unroll 2
+        for (int c = 0; c < 2; ++c) {
+          if (P::halves)
+            dot[p][c] =
+                vmlaq_s32(vmulq_s32(dot[p][c], pair_of(s.s0, p)), second[p][c], pair_of(s.s1, p));
+          acc[p][c] = vfmaq_f32(acc[p][c], vcvtq_f32_s32(dot[p][c]), vmulq_f32(d, twice(scale, c)));
+          if (P::minimum) acc[p][c] = vfmaq_f32(acc[p][c], m, twice(sum, c));
+        }
+      }
+    }
+  }
+  for (int p = 0; p < 4; p += 2)
+    for (int c = 0; c < 2; ++c) {  // 2 x 2 tiles of four rows -> four rows of each activation row
+      vst1q_f32(out + (2 * c) * kPanel + 8 * h + 2 * p, vuzp1q_f32(acc[p][c], acc[p + 1][c]));
+      vst1q_f32(out + (2 * c + 1) * kPanel + 8 * h + 2 * p, vuzp2q_f32(acc[p][c], acc[p + 1][c]));
+    }
+}
+
+template <int F>
+void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, float* out) {
+  qdot4_rows<F, 0>(panel, x, blocks, out);
+  qdot4_rows<F, 1>(panel, x, blocks, out);
+}
+
 // Sums of a 2 x 2 tile over a block; w, x: k in groups of 8; start: -offset * sums of the
 // activations.
 template <int F>
 TK_INLINE int32x4_t tile_dot(const int8x16_t* w, const int8x16_t* x, int32x4_t start0,
                              int32x4_t start1, int32x4_t s0, int32x4_t s1) {
-  if (Panel<F>::halves) {
-    int32x4_t a = vmmlaq_s32(vmmlaq_s32(start0, w[0], x[0]), w[1], x[1]);
-    int32x4_t b = vmmlaq_s32(vmmlaq_s32(start1, w[2], x[2]), w[3], x[3]);
-    return vmlaq_s32(vmulq_s32(a, s0), b, s1);
-  }
   int32x4_t a = vmmlaq_s32(vmmlaq_s32(start0, w[0], x[0]), w[1], x[1]);
-  return vmmlaq_s32(vmmlaq_s32(a, w[2], x[2]), w[3], x[3]);
-}
-
-// Long because everything lives in registers: 16 tiles of sums for 16 rows x 4 activation rows.
-template <int F>
-void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, float* out) {
-  using P = Panel<F>;
-  float32x4_t acc[8][2];
-  for (int p = 0; p < 8; ++p) acc[p][0] = acc[p][1] = vdupq_n_f32(0);
-  for (int64_t b = 0; b < blocks; b += P::blocks, panel += P::bytes) {
-    for (int sub = 0; sub < P::blocks; ++sub, ++x) {
-      const uint8_t* block = panel + P::head + sub * P::block_bytes;
-      Scales<F> s = load_scales<F>(panel, block);
-      int8x16_t xv[2][4];
-      for (int c = 0; c < 2; ++c)
-        for (int g = 0; g < 4; ++g) xv[c][g] = vld1q_s8(x->q + c * 64 + g * 16);
-      float32x4_t scale = vmulq_n_f32(vld1q_f32(x->scale), P::factor), sum = vld1q_f32(x->sum);
-      float32x4_t xs[2] = {vcombine_f32(vget_low_f32(scale), vget_low_f32(scale)),
-                           vcombine_f32(vget_high_f32(scale), vget_high_f32(scale))};
-      float32x4_t xm[2] = {vcombine_f32(vget_low_f32(sum), vget_low_f32(sum)),
-                           vcombine_f32(vget_high_f32(sum), vget_high_f32(sum))};
-      int32x4_t start0[2], start1[2];
-      for (int c = 0; c < 2; ++c) {
-        start0[c] = start1[c] = vdupq_n_s32(0);
-        if (!P::offset) continue;
-        int32x2_t lo = vmul_n_s32(vld1_s32(x->isum[0] + 2 * c), -P::offset);
-        int32x2_t hi = vmul_n_s32(vld1_s32(x->isum[1] + 2 * c), -P::offset);
-        if (!P::halves) lo = vadd_s32(lo, hi);
-        start0[c] = vcombine_s32(lo, lo);
-        start1[c] = vcombine_s32(hi, hi);
-      }
-#pragma GCC unroll 8
-      for (int p = 0; p < 8; ++p) {
-        int8x16_t w[4];
-        load_values<F>(block + P::scales, p, w[0], w[2]);
-        load_values<F>(block + P::scales, p + 8, w[1], w[3]);
-        float32x4_t d = pair_of(s.d, p), m = P::minimum ? pair_of(s.m, p) : d;
-        int32x4_t s0 = P::halves ? pair_of(s.s0, p) : vdupq_n_s32(0),
-                  s1 = P::halves ? pair_of(s.s1, p) : s0;
-#pragma GCC unroll 2
-        for (int c = 0; c < 2; ++c) {
-          int32x4_t dot = tile_dot<F>(w, xv[c], start0[c], start1[c], s0, s1);
-          acc[p][c] = vfmaq_f32(acc[p][c], vcvtq_f32_s32(dot), vmulq_f32(d, xs[c]));
-          if (P::minimum) acc[p][c] = vfmaq_f32(acc[p][c], m, xm[c]);
-        }
-      }
-    }
-  }
-  for (int p = 0; p < 8; p += 2)
-    for (int c = 0; c < 2; ++c) {  // 2 x 2 tiles of four rows -> four rows of each activation row
-      vst1q_f32(out + (2 * c) * kPanel + 2 * p, vuzp1q_f32(acc[p][c], acc[p + 1][c]));
-      vst1q_f32(out + (2 * c + 1) * kPanel + 2 * p, vuzp2q_f32(acc[p][c], acc[p + 1][c]));
-    }
+  if (!Panel<F>::halves) return vmmlaq_s32(vmmlaq_s32(a, w[2], x[2]), w[3], x[3]);
+  int32x4_t b = vmmlaq_s32(vmmlaq_s32(start1, w[2], x[2]), w[3], x[3]);
+  return vmlaq_s32(vmulq_s32(a, s0), b, s1);
 }
 
 // One activation row in both columns of the tile; every second sum is dropped.

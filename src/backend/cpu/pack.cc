@@ -223,15 +223,55 @@ int64_t qpanel_bytes(QFormat format, int64_t k) {
 }
 int64_t fpanel_bytes(FType type, int64_t k) { return k * kPanel * (type == FType::kF32 ? 4 : 2); }
 
+namespace {
+
+// Formats whose bytes are only moved: groups of 4 or 8 bytes of a row, some with their bits
+// flipped.
+void pack_moved(QFormat format, const PackStyle& style, const uint8_t* source, int row,
+                int64_t blocks, uint8_t* out) {
+  const QLayout& l = qlayout(format);
+  uint64_t flip = format == QFormat::kQ8_0   ? 0x0101010101010101u * style.xor8
+                  : format == QFormat::kQ4_0 ? 0x1111111111111111u * style.xor4
+                                             : 0;
+  int values = l.low / kPanel, first = l.source - values;
+  for (int64_t b = 0; b < blocks; ++b, source += l.source, out += l.bytes()) {
+    std::memcpy(out + 2 * row, source, 2);
+    if (l.head == 64) std::memcpy(out + 32 + 2 * row, source + 2, 2);
+    for (int i = 0; i < values; i += 8) {
+      uint64_t word;
+      std::memcpy(&word, source + first + i, 8);
+      word ^= flip;
+      uint8_t* to = out + l.head + low_byte(style, row, i);
+      if (style.group == 8) {
+        std::memcpy(to, &word, 8);
+      } else {
+        std::memcpy(to, &word, 4);
+        std::memcpy(to + kPanel * 4, reinterpret_cast<uint8_t*>(&word) + 4, 4);
+      }
+    }
+  }
+}
+
+bool is_moved(QFormat format) {
+  return format == QFormat::kQ4_0 || format == QFormat::kQ4_1 || format == QFormat::kQ8_0;
+}
+
+}  // namespace
+
 void pack_qpanel(QFormat format, const PackStyle& style, const std::byte* rows, int64_t row_bytes,
                  int count, int64_t k, uint8_t* out) {
   const QLayout& l = qlayout(format);
-  std::memset(out, 0, static_cast<size_t>(qpanel_bytes(format, k)));
+  if (count < kPanel || !is_moved(format))
+    std::memset(out, 0, static_cast<size_t>(qpanel_bytes(format, k)));
+  int64_t supers = k / (l.blocks * kQuantBlock);
   for (int row = 0; row < count; ++row) {
     const auto* source = reinterpret_cast<const uint8_t*>(rows + row * row_bytes);
+    if (is_moved(format)) {
+      pack_moved(format, style, source, row, supers, out);
+      continue;
+    }
     uint8_t* to = out;
-    for (int64_t super = 0; super < k / (l.blocks * kQuantBlock);
-         ++super, source += l.source, to += l.bytes()) {
+    for (int64_t super = 0; super < supers; ++super, source += l.source, to += l.bytes()) {
       uint16_t d, m;
       read_head(format, source, d, m);
       std::memcpy(to + 2 * row, &d, 2);
@@ -277,14 +317,91 @@ void decode_qpanel_row(QFormat format, const PackStyle& style, const uint8_t* pa
   }
 }
 
+namespace {
+
+// The values of a block as [k][row].
+template <int group>
+void unpack_tile(QFormat format, const PackStyle& style, const uint8_t* in, uint8_t (*q)[kPanel]) {
+  const QLayout& l = qlayout(format);
+  if (format == QFormat::kQ8_0) {
+    for (int k = 0; k < 32; ++k)
+      for (int row = 0; row < kPanel; ++row)
+        q[k][row] = in[k / group * kPanel * group + row * group + k % group] ^ style.xor8;
+    return;
+  }
+  uint8_t flip = format == QFormat::kQ4_0 ? static_cast<uint8_t>(17 * style.xor4) : 0;
+  int bits = l.high == 128 ? 2 : 1, mask = (1 << bits) - 1;
+  for (int k = 0; k < 16; ++k)
+    for (int row = 0; row < kPanel; ++row) {
+      int p = k / group * kPanel * group + row * group + k % group;
+      uint8_t byte = in[p] ^ flip;
+      q[k][row] = byte & 15;
+      q[k + 16][row] = byte >> 4;
+      if (!l.high) continue;
+      int at, shift;
+      high_place(style, bits, p, at, shift);
+      q[k][row] |= static_cast<uint8_t>((in[l.low + at] >> shift & mask) << 4);
+      q[k + 16][row] |= static_cast<uint8_t>((in[l.low + at] >> (shift + bits) & mask) << 4);
+    }
+}
+
+// out[k][row] = scale * (q - offset) + shift, rounded after each of the two.
+void scale_tile(const uint8_t (*q)[kPanel], int k0, int k1, int offset, bool with_shift,
+                const float* scale, const float* shift, float* out) {
+  for (int k = k0; k < k1; ++k)
+    for (int row = 0; row < kPanel; ++row) {
+      float v = scale[row] * static_cast<float>(q[k][row] - offset);
+      out[k * kPanel + row] = with_shift ? v + shift[row] : v;
+    }
+}
+
+void decode_tile(QFormat format, const uint8_t* super, const uint8_t* scales,
+                 const uint8_t (*q)[kPanel], float* out) {
+  float d[kPanel], m[kPanel] = {};
+  bool minimum = qlayout(format).head == 64, k_quant = qlayout(format).scales > 0;
+  for (int row = 0; row < kPanel; ++row) {
+    d[row] = f16_to_f32(load_u16(super + 2 * row));
+    if (minimum) m[row] = f16_to_f32(load_u16(super + 32 + 2 * row));
+  }
+  if (format == QFormat::kQ6_K) {
+    for (int half = 0; half < 2; ++half) {
+      float s[kPanel];
+      for (int row = 0; row < kPanel; ++row)
+        s[row] = d[row] * static_cast<float>(static_cast<int8_t>(scales[half * kPanel + row]));
+      scale_tile(q, 16 * half, 16 * half + 16, 32, false, s, m, out);
+    }
+    return;
+  }
+  if (k_quant)  // the minimum is subtracted: adding its negative is the same
+    for (int row = 0; row < kPanel; ++row) {
+      d[row] *= static_cast<float>(scales[row]);
+      m[row] = -(m[row] * static_cast<float>(scales[kPanel + row]));
+    }
+  if (format == QFormat::kQ8_0) {
+    for (int k = 0; k < 32; ++k)
+      for (int row = 0; row < kPanel; ++row)
+        out[k * kPanel + row] = d[row] * static_cast<float>(static_cast<int8_t>(q[k][row]));
+    return;
+  }
+  int offset = format == QFormat::kQ4_0 ? 8 : format == QFormat::kQ5_0 ? 16 : 0;
+  scale_tile(q, 0, 32, offset, minimum, d, m, out);
+}
+
+}  // namespace
+
 void decode_qpanel(QFormat format, const PackStyle& style, const uint8_t* panel, int64_t k0,
                    int64_t n, float* out) {
-  for (int row = 0; row < kPanel; ++row)
-    for (int64_t k = 0; k < n; k += kQuantBlock) {
-      float values[kQuantBlock];
-      decode_qpanel_row(format, style, panel, row, k0 + k, kQuantBlock, values);
-      for (int j = 0; j < kQuantBlock; ++j) out[(k + j) * kPanel + row] = values[j];
-    }
+  const QLayout& l = qlayout(format);
+  for (int64_t k = k0; k < k0 + n; k += kQuantBlock, out += kQuantBlock * kPanel) {
+    const uint8_t* super = panel + k / (l.blocks * kQuantBlock) * l.bytes();
+    const uint8_t* block = super + l.head + k / kQuantBlock % l.blocks * l.block_bytes();
+    uint8_t q[kQuantBlock][kPanel];
+    if (style.group == 8)
+      unpack_tile<8>(format, style, block + l.scales, q);
+    else
+      unpack_tile<4>(format, style, block + l.scales, q);
+    decode_tile(format, super, block, q, out);
+  }
 }
 
 }  // namespace tokamak::cpu

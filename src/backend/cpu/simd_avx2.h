@@ -100,6 +100,20 @@ TK_INLINE void vstore_i8(int8_t* p, V a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), b);
 }
 
+// Sum by the tree (i, i + 8), (i, i + 4), (i, i + 2), (i, i + 1); the largest.
+TK_INLINE float sum_lanes(V a) {
+  __m256 t = _mm256_add_ps(a.r[0], a.r[1]);
+  __m128 u = _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
+  u = _mm_add_ps(u, _mm_movehl_ps(u, u));
+  return _mm_cvtss_f32(_mm_add_ss(u, _mm_movehdup_ps(u)));
+}
+TK_INLINE float max_lanes(V a) {
+  __m256 t = _mm256_max_ps(a.r[0], a.r[1]);
+  __m128 u = _mm_max_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
+  u = _mm_max_ps(u, _mm_movehl_ps(u, u));
+  return _mm_cvtss_f32(_mm_max_ss(u, _mm_movehdup_ps(u)));
+}
+
 struct X4 {
   const float* p;
 };

@@ -99,6 +99,16 @@ TK_INLINE void vstore_i8(int8_t* p, V a) {
   vst1q_s8(p, vcombine_s8(vmovn_s16(lo), vmovn_s16(hi)));
 }
 
+// Sum by the tree (i, i + 8), (i, i + 4), (i, i + 2), (i, i + 1); the largest.
+TK_INLINE float sum_lanes(V a) {
+  float32x4_t t = vaddq_f32(vaddq_f32(a.r[0], a.r[2]), vaddq_f32(a.r[1], a.r[3]));
+  float32x2_t u = vadd_f32(vget_low_f32(t), vget_high_f32(t));
+  return vget_lane_f32(u, 0) + vget_lane_f32(u, 1);
+}
+TK_INLINE float max_lanes(V a) {
+  return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.r[0], a.r[2]), vmaxq_f32(a.r[1], a.r[3])));
+}
+
 using X4 = float32x4_t;
 TK_INLINE X4 vload_x4(const float* p) { return vld1q_f32(p); }
 template <int c>

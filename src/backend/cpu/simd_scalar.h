@@ -124,6 +124,18 @@ TK_INLINE void vstore_i8(int8_t* p, V a) {
   TK_EACH p[i] = static_cast<int8_t>(a.v[i] == a.v[i] ? static_cast<int32_t>(a.v[i]) : 0);
 }
 
+// Sum by the tree (i, i + 8), (i, i + 4), (i, i + 2), (i, i + 1); the largest.
+TK_INLINE float sum_lanes(V a) {
+  for (int width = 8; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) a.v[i] += a.v[i + width];
+  return a.v[0];
+}
+TK_INLINE float max_lanes(V a) {
+  for (int width = 8; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) a.v[i] = a.v[i] > a.v[i + width] ? a.v[i] : a.v[i + width];
+  return a.v[0];
+}
+
 // Four multipliers of one k, and acc += w * x[c].
 struct X4 {
   float v[4];
