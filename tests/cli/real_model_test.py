@@ -17,9 +17,14 @@ stations today, whether the heat comes from coal, gas, the sun or the splitting 
 
 class RealModel(unittest.TestCase):
     def test_knows_the_capital_of_france(self):
-        out = run_json("run", MODEL, "What is the capital of France?", "--chat", "--temperature", "0", "--max-tokens", "24", "--json")
-        self.assertIn("Paris", out["text"])
-        self.assertEqual(out["finish_reason"], "stop")
+        out = run_json("run", MODEL, "The capital of France is", "--temperature", "0", "--max-tokens", "8", "--json")
+        self.assertEqual(out["prompt_ids"], [504, 3575, 282, 4649, 314])
+        self.assertTrue(out["text"].startswith(" Paris"), out["text"])
+
+    def test_chat_ends_its_turn(self):
+        out = run_json("run", MODEL, "What is the capital of France?", "--chat", "--temperature", "0", "--max-tokens", "40",
+                       "--activations", "f32", "--json")
+        self.assertEqual((out["text"], out["finish_reason"]), ("The capital of France is Paris.", "stop"))
 
     def test_int8_activations_cost_little(self):
         with tempfile.TemporaryDirectory() as folder:
