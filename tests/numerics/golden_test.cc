@@ -111,6 +111,20 @@ TEST_P(GoldenTest, GreedyContinuationMatches) {
   }
 }
 
+TEST_P(GoldenTest, GraphTextRoundTrips) {
+  CompileOptions options;
+  Module module = build_module(import_model(paths()[0]).config, options);
+  specialize_decode(module);
+  specialize_verify(module, 3);
+  std::string text = print_module(module);
+  Module again = parse_module(text);
+  verify_module(again);
+  EXPECT_EQ(print_module(again), text);
+  for (const auto& fn : module.functions)
+    EXPECT_EQ(structural_hash(*fn), structural_hash(*again.find_function(fn->name())))
+        << fn->name();
+}
+
 // Folder and GGUF hold the same numbers, so the logits must have the same bits.
 TEST_P(GoldenTest, FolderAndGgufGiveTheSameBits) {
   if (!golden_.gguf) GTEST_SKIP() << "no GGUF of this model";
