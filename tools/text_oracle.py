@@ -7,6 +7,7 @@
   text_oracle.py bench --driver ... --tokenizer tokenizer.json --text FILE   throughput beside `tokenizers`, one thread
 """
 import argparse
+import copy
 import datetime
 import json
 import os
@@ -223,9 +224,17 @@ def random_template(rng, depth=0):
     return "".join(parts)
 
 
+def comparable(template, want):
+    """False where we differ by design: views and generators are lists, escaped text is plain text, reprs hold addresses."""
+    if "sequence" in template and "items()" in template:
+        return False
+    odd = ("<generator", "dict_", " at 0x", "Markup(", "LoopContext", "Undefined", "<Macro")
+    return not (isinstance(want, str) and any(o in want for o in odd))
+
+
 def render(template, context):
     try:
-        return ENV.from_string(template).render(**context)
+        return ENV.from_string(template).render(**copy.deepcopy(context))  # filters may write to it
     except Exception as e:  # noqa: BLE001: whatever Python raises, the other side must raise too
         return {"error": f"{type(e).__name__}: {e}"}
 
@@ -261,6 +270,11 @@ def same(a, b):
     return a == b or (isinstance(a, dict) and isinstance(b, dict))
 
 
+def odd_tokens(tok, spec):
+    """This version of the package prints some added tokens as the normalizer would write them; we print the content."""
+    return {t["id"] for t in json.loads(spec)["added_tokens"] if tok.id_to_token(t["id"]) != t["content"]}
+
+
 def compare_tokenizer(driver, rng, spec, strings, report):
     try:
         tok = Tokenizer.from_str(spec)
@@ -271,8 +285,7 @@ def compare_tokenizer(driver, rng, spec, strings, report):
     loaded = driver(load_text=spec)
     if isinstance(loaded, dict):
         return report("load", spec, loaded, "loads")
-    # This version of the package prints some added tokens as the normalizer would write them; we print the content.
-    odd = {t["id"] for t in json.loads(spec)["added_tokens"] if tok.id_to_token(t["id"]) != t["content"]}
+    odd = odd_tokens(tok, spec)
     for k in range(strings):
         text, special = random_text(rng, 40 if k % 10 else 300), k % 2 == 0
         want, got = try_encode(tok, text, special), driver(encode=text, special=special)
@@ -322,7 +335,7 @@ def run_diff(args):
     for _ in range(args.rounds * 20):
         template = random_template(rng)
         want, got = render(template, CONTEXT), driver(render=template, context=CONTEXT, now=NOW.isoformat())
-        if isinstance(want, str) and ("<generator" in want or "dict_" in want or "object at 0x" in want or "LoopContext" in want or "Undefined" in want):
+        if not comparable(template, want):
             continue
         rendered += isinstance(want, str)
         if isinstance(want, dict) and isinstance(got, str) and any(t in want["error"] for t in LENIENT):
@@ -346,13 +359,16 @@ def run_goldens(args):
             continue
         if len(spec) > 26000:
             continue
-        tok, items = Tokenizer.from_str(spec), []
+        try:
+            tok, items = Tokenizer.from_str(spec), []
+        except Exception:  # noqa: BLE001: the package writes scores it cannot read
+            continue
         for k in range(8):
             text = random_text(rng, 30) if k else rng.choice(CORPUS)
             want = try_encode(tok, text, k % 2 == 0)
             if isinstance(want, dict):
                 continue
-            decoded = try_decode(tok, want, False)
+            decoded = {} if odd_tokens(tok, spec).intersection(want) else try_decode(tok, want, False)
             items.append({"text": text, "special": k % 2 == 0, "ids": want, "decoded": None if isinstance(decoded, dict) else decoded})
         cases.append({"tokenizer": json.loads(spec), "cases": items})
     for name, content in (("tokenizers", cases), ("templates", golden_templates(rng))):
@@ -374,7 +390,7 @@ def golden_templates(rng):
             if any(t in want["error"] for t in LENIENT) or rng.random() < .8:
                 continue
             want = None
-        elif "<generator" in want or "dict_" in want or " at 0x" in want or len(want) > 1500 or "LoopContext" in want or "Undefined" in want:
+        elif not comparable(template, want) or len(want) > 1500:
             continue
         if template not in seen:
             seen.add(template)

@@ -3,6 +3,7 @@
 
 #include <pcre2.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "base/error.h"
@@ -81,7 +82,12 @@ Regex::Regex(Regex&&) noexcept = default;
 Regex& Regex::operator=(Regex&&) noexcept = default;
 
 Regex::Scan::Scan(const Regex& regex, std::string_view text)
-    : regex_(regex), code_(regex.code_->for_text(text)), text_(text) {}
+    : regex_(regex), code_(regex.code_->for_text(text)), text_(text) {
+  // A match may take a few steps per character; patterns that take more than that are cut off.
+  constexpr size_t kBase = 10'000'000, kPerByte = 16;
+  pcre2_set_match_limit(workspace().context, static_cast<uint32_t>(std::min<size_t>(
+                                                 kBase + kPerByte * text.size(), UINT32_MAX)));
+}
 
 bool Regex::Scan::next(Match& match) {
   MatchWorkspace& w = workspace();

@@ -248,12 +248,29 @@ std::string to_upper(std::string_view text) {
   return out;
 }
 
-std::string normalize_unicode(std::string_view text, NormalForm form) {
-  if (is_ascii(text)) return std::string(text);
-  int options = UTF8PROC_STABLE;
-  const bool compose = form == NormalForm::kNfc || form == NormalForm::kNfkc;
-  options |= compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
-  if (form == NormalForm::kNfkc || form == NormalForm::kNfkd) options |= UTF8PROC_COMPAT;
+namespace {
+
+// Characters that NFC leaves alone and that never join with each other or with what follows.
+bool nfc_inert(char32_t c) {
+  return c < 0x300 || (c >= 0x388 && c <= 0x3FF) || (c >= 0x400 && c <= 0x481) ||
+         (c >= 0x2010 && c <= 0x2027) || (c >= 0x2030 && c <= 0x205E) ||
+         (c >= 0x2190 && c <= 0x2328) || (c >= 0x2500 && c <= 0x27BF) ||
+         (c >= 0x3001 && c <= 0x3020) || (c >= 0x3041 && c <= 0x3096) ||
+         (c >= 0x30A0 && c <= 0x30FA) || (c >= 0x3400 && c <= 0x9FFF) ||
+         (c >= 0xAC00 && c <= 0xD7A3) || (c >= 0xFF01 && c <= 0xFFEE) ||
+         (c >= 0x1F300 && c <= 0x1FAFF);
+}
+
+bool all_nfc_inert(std::string_view text) {
+  for (size_t pos = 0; pos < text.size();) {
+    const Utf8Char c = utf8_decode(text, pos);
+    if (!nfc_inert(c.cp)) return false;
+    pos += c.length;
+  }
+  return true;
+}
+
+std::string map_with_utf8proc(std::string_view text, int options) {
   utf8proc_uint8_t* raw = nullptr;
   const utf8proc_ssize_t length = utf8proc_map(
       reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
@@ -262,6 +279,35 @@ std::string normalize_unicode(std::string_view text, NormalForm form) {
   if (length < 0)
     fail(ErrorCode::kInvalidArgument, "text cannot be normalised: {}", utf8proc_errmsg(length));
   return std::string(reinterpret_cast<const char*>(raw), static_cast<size_t>(length));
+}
+
+}  // namespace
+
+std::string normalize_unicode(std::string_view text, NormalForm form) {
+  if (is_ascii(text)) return std::string(text);
+  int options = UTF8PROC_STABLE;
+  const bool compose = form == NormalForm::kNfc || form == NormalForm::kNfkc;
+  options |= compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
+  if (form == NormalForm::kNfkc || form == NormalForm::kNfkd) options |= UTF8PROC_COMPAT;
+  // Runs beyond ASCII, each with the ASCII character before it: marks may join that one.
+  std::string out;
+  out.reserve(text.size() + text.size() / 8);
+  for (size_t pos = 0; pos < text.size();) {
+    size_t begin = pos;
+    while (begin < text.size() && static_cast<unsigned char>(text[begin]) < 0x80) ++begin;
+    size_t end = begin;
+    while (end < text.size() && static_cast<unsigned char>(text[end]) >= 0x80) ++end;
+    const size_t from = begin > pos && end > begin ? begin - 1 : begin;
+    out.append(text.substr(pos, from - pos));
+    const std::string_view run = text.substr(from, end - from);
+    if (form == NormalForm::kNfc && all_nfc_inert(run)) {
+      out.append(run);
+    } else if (!run.empty()) {
+      out += map_with_utf8proc(run, options);
+    }
+    pos = end;
+  }
+  return out;
 }
 
 std::vector<size_t> grapheme_ends(std::string_view text) {
