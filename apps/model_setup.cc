@@ -10,6 +10,18 @@
 
 namespace tokamak {
 
+namespace {
+
+// What clients call the model: the file's or folder's own name, which is shorter and more telling
+// than what most files say of themselves.
+std::string served_name(const std::filesystem::path& path) {
+  std::filesystem::path last = std::filesystem::absolute(path).lexically_normal();
+  if (last.filename().empty()) last = last.parent_path();
+  return last.extension() == ".gguf" ? last.stem().string() : last.filename().string();
+}
+
+}  // namespace
+
 void add_model_argument(CLI::App& verb, ModelFlags& flags) {
   verb.add_option("MODEL", flags.model,
                   "a .gguf file, or a folder with config.json, tokenizer.json and safetensors")
@@ -75,7 +87,7 @@ LoadedModel load_model(const ModelFlags& flags) {
   model.backend = std::move(setup.backend);
   model.source = std::move(setup.source);
   const PlanSet& plans = model.source->plans();
-  model.name = plans.model;
+  model.name = served_name(flags.model);
   model.tokenizer = std::make_shared<Tokenizer>(model.source->tokenizer());
   if (const std::string& text = model.source->tokenizer().chat_template; !text.empty())
     model.chat_template = std::make_shared<ChatTemplate>(ChatTemplate::parse(text));
