@@ -17,7 +17,7 @@ namespace tokamak::cpu {
 namespace {
 
 constexpr int64_t kTileSlots = 64, kSegmentSlots = 1024;
-constexpr int64_t kTilePanels = kTileSlots / kPanel;
+constexpr int64_t kSharedBytes = 2 << 20;  // sums of segments that several threads compute
 constexpr int64_t kColumns =
     32;  // query vectors per work item (more when one row alone has more heads)
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -67,30 +67,31 @@ class Attend final : public Op {
     return floats * 4 + 10 * 64;
   }
 
+  int64_t shared_bytes() const override { return kSharedBytes; }
+
   void run(const Tensor* in, const Tensor* out, StepContext& c) override {
-    const int32_t* q_start = in[kQStart].i32();
-    int64_t sequences = in[kKvLen].elements(), items = 0;
-    for (int64_t b = 0; b < sequences; ++b) items += tiles(q_start, b) * kv_heads_;
-    // Items of one sequence follow each other; a thread takes every n-th, which evens out causal
-    // triangles.
-    auto share = [&](int thread, int threads) {
-      int64_t at = 0;
-      for (int64_t b = 0; b < sequences; ++b)
-        for (int64_t tile = 0; tile < tiles(q_start, b); ++tile)
-          for (int64_t head = 0; head < kv_heads_; ++head, ++at)
-            if (at % threads == thread) {
-              Item item{in, out, &c, b, head, q_start[b] + tile * tile_rows_, 0, 0, 0, {}};
-              item.rows = std::min<int64_t>(tile_rows_, q_start[b + 1] - item.first);
-              item.columns = item.rows * group_;
-              item.padded = (item.columns + kTile - 1) / kTile * kTile;
-              item.work = workspace(c.thread_scratch(thread));
-              run_item(item);
-            }
+    const int32_t *q_start = in[kQStart].i32(), *kv_len = in[kKvLen].i32();
+    int64_t sequences = in[kKvLen].elements(), items = 0, segments = 1;
+    for (int64_t b = 0; b < sequences; ++b) {
+      items += tiles(q_start, b) * kv_heads_;
+      segments = std::max(segments, (kv_len[b] + kSegmentSlots - 1) / kSegmentSlots);
+    }
+    int threads = c.pool.size();
+    int64_t part = columns_ * (value_->padded + 2);
+    if (threads > 1 && segments > 1 && items < 4 * threads &&
+        items * segments * part * 4 <= kSharedBytes) {
+      run_split(in, out, c, segments);
+      return;
+    }
+    auto work = [&](int thread, int of) {
+      each_item(in, out, c, sequences, [&](Item& item, int64_t index) {
+        if (index % of == thread) run_item(item, thread);
+      });
     };
-    if (items <= 1 || c.pool.size() == 1)
-      share(0, 1);
+    if (items <= 1 || threads == 1)
+      work(0, 1);
     else
-      c.pool.run([&](int thread) { share(thread, c.pool.size()); });
+      c.pool.run([&](int thread) { work(thread, threads); });
   }
 
  private:
@@ -103,6 +104,64 @@ class Attend final : public Op {
     int64_t columns, padded;
     Workspace work;
   };
+
+  // Items of one sequence follow each other; a thread takes every n-th, which evens out causal
+  // triangles.
+  template <class Body>
+  void each_item(const Tensor* in, const Tensor* out, StepContext& c, int64_t sequences,
+                 Body&& body) const {
+    const int32_t* q_start = in[kQStart].i32();
+    int64_t index = 0;
+    for (int64_t b = 0; b < sequences; ++b)
+      for (int64_t tile = 0; tile < tiles(q_start, b); ++tile)
+        for (int64_t head = 0; head < kv_heads_; ++head, ++index) {
+          Item item{in, out, &c, b, head, q_start[b] + tile * tile_rows_, 0, 0, 0, {}};
+          item.rows = std::min<int64_t>(tile_rows_, q_start[b + 1] - item.first);
+          item.columns = item.rows * group_;
+          item.padded = (item.columns + kTile - 1) / kTile * kTile;
+          body(item, index);
+        }
+  }
+
+  // Few items over long contexts: the segments of an item are shared out too. Each leaves its sums
+  // in the shared scratch, then they are merged in the order run_item merges them.
+  void run_split(const Tensor* in, const Tensor* out, StepContext& c, int64_t segments) const {
+    int64_t sequences = in[kKvLen].elements(), part = columns_ * (value_->padded + 2);
+    auto use_part = [&](Workspace& w, int64_t unit) {
+      w.max = reinterpret_cast<float*>(c.shared_scratch) + unit * part;
+      w.sum = w.max + columns_;
+      w.sums = w.sum + columns_;
+    };
+    c.pool.run([&](int thread) {
+      each_item(in, out, c, sequences, [&](Item& item, int64_t index) {
+        bool loaded = false;
+        item.work = workspace(c.thread_scratch(thread));
+        Range range = range_of(item);
+        for (int64_t s = 0; s < segments; ++s) {
+          int64_t unit = index * segments + s;
+          if (unit % c.pool.size() != thread || !range.has_segment(s)) continue;
+          if (!loaded) load_queries(item);
+          loaded = true;
+          use_part(item.work, unit);
+          run_segment(item, range, s * kSegmentSlots);
+        }
+      });
+    });
+    c.pool.run([&](int thread) {
+      each_item(in, out, c, sequences, [&](Item& item, int64_t index) {
+        if (index % c.pool.size() != thread) return;
+        item.work = workspace(c.thread_scratch(thread));
+        Range range = range_of(item);
+        clear_totals(item);
+        for (int64_t s = 0; s < segments; ++s) {
+          if (!range.has_segment(s)) continue;
+          use_part(item.work, index * segments + s);
+          merge(item);
+        }
+        finish(item);
+      });
+    });
+  }
 
   int64_t tiles(const int32_t* q_start, int64_t b) const {
     return (q_start[b + 1] - q_start[b] + tile_rows_ - 1) / tile_rows_;
@@ -139,11 +198,15 @@ class Attend final : public Op {
     }
   }
 
-  void run_item(const Item& item) const {
+  // Slots that any of an item's rows may see, and the first of the step's own.
+  struct Range {
+    int64_t begin, end, own;
+    bool has_segment(int64_t s) const {
+      return begin / kSegmentSlots <= s && s * kSegmentSlots < end;
+    }
+  };
+  Range range_of(const Item& item) const {
     const int32_t *pos = item.in[kPos].i32(), *slot = item.in[kSlot].i32();
-    const Workspace& w = item.work;
-    load_queries(item);
-    // Slots that any of the rows may see: [begin, end).
     const int32_t* q_start = item.in[kQStart].i32() + item.b;
     int64_t end = item.in[kKvLen].i32()[item.b], own = end - (q_start[1] - q_start[0]);
     int64_t newest = 0, oldest = std::numeric_limits<int64_t>::max();
@@ -153,17 +216,33 @@ class Attend final : public Op {
     }
     while (!has_mask_ && end > own && slot[q_start[0] + end - 1 - own] > newest) --end;
     int64_t begin = window_ > 0 ? std::clamp<int64_t>(oldest - window_ + 1, 0, own) : 0;
-    int64_t sums_size = value_->padded * item.padded;
-    std::fill_n(w.total_max, item.padded, kMinusInfinity);
-    std::fill_n(w.total_sum, item.padded, 0.0f);
-    std::fill_n(w.total, sums_size, 0.0f);
-    for (int64_t s = begin / kSegmentSlots * kSegmentSlots; s < end; s += kSegmentSlots) {
-      std::fill_n(w.max, item.padded, kMinusInfinity);
-      std::fill_n(w.sum, item.padded, 0.0f);
-      std::fill_n(w.sums, sums_size, 0.0f);
-      int64_t stop = std::min(end, s + kSegmentSlots);
-      for (int64_t t = std::max(s, begin / kTileSlots * kTileSlots); t < stop; t += kTileSlots)
-        run_tile(item, t, std::min(kTileSlots, stop - t), own);
+    return {begin, end, own};
+  }
+
+  void clear_totals(const Item& item) const {
+    std::fill_n(item.work.total_max, item.padded, kMinusInfinity);
+    std::fill_n(item.work.total_sum, item.padded, 0.0f);
+    std::fill_n(item.work.total, value_->padded * item.padded, 0.0f);
+  }
+
+  void run_segment(const Item& item, const Range& range, int64_t start) const {
+    const Workspace& w = item.work;
+    std::fill_n(w.max, item.padded, kMinusInfinity);
+    std::fill_n(w.sum, item.padded, 0.0f);
+    std::fill_n(w.sums, value_->padded * item.padded, 0.0f);
+    int64_t stop = std::min(range.end, start + kSegmentSlots);
+    for (int64_t t = std::max(start, range.begin / kTileSlots * kTileSlots); t < stop;
+         t += kTileSlots)
+      run_tile(item, t, std::min(kTileSlots, stop - t), range.own);
+  }
+
+  void run_item(Item& item, int thread) const {
+    item.work = workspace(item.c->thread_scratch(thread));
+    load_queries(item);
+    Range range = range_of(item);
+    clear_totals(item);
+    for (int64_t s = range.begin / kSegmentSlots; s * kSegmentSlots < range.end; ++s) {
+      run_segment(item, range, s * kSegmentSlots);
       merge(item);
     }
     finish(item);

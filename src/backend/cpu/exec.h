@@ -47,6 +47,7 @@ struct StepContext {
   uint64_t number = 0;  // counts steps: what was computed once per step is recognised by it
   uint8_t* scratch = nullptr;
   int64_t scratch_bytes = 0;  // per thread
+  uint8_t* shared_scratch = nullptr;
   uint8_t* thread_scratch(int thread) const { return scratch + thread * scratch_bytes; }
 };
 
@@ -57,6 +58,7 @@ class Op {
   virtual ~Op() = default;
   virtual void run(const Tensor* in, const Tensor* out, StepContext& context) = 0;
   virtual int64_t scratch_bytes() const { return 0; }  // per thread
+  virtual int64_t shared_bytes() const { return 0; }   // scratch that all threads see
   virtual uint64_t own_bytes() const { return 0; }     // held beside the scratch
 };
 

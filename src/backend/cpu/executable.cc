@@ -49,15 +49,17 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
       context_{*pool_, kernels, kv_} {
   prepared_.resize(plans_.plans.size());
   for (size_t i = 0; i < prepared_.size(); ++i) prepare(plans_.plans[i], prepared_[i]);
-  int64_t scratch = 64;
+  int64_t scratch = 64, shared = 0;
   for (const Prepared& p : prepared_)
     for (const Call& c : p.calls) {
       scratch = std::max(scratch, c.op->scratch_bytes());
+      shared = std::max(shared, c.op->shared_bytes());
       ledger_.scratch += c.op->own_bytes();
     }
   scratch = (scratch + 4095) / 4096 * 4096 +
             64;  // not a multiple of a page: threads would share cache sets
-  scratch_ = Buffer(static_cast<uint64_t>(scratch * pool_->size()));
+  scratch_ = Buffer(static_cast<uint64_t>(scratch * pool_->size() + shared));
+  context_.shared_scratch = scratch_.data() + scratch * pool_->size();
   context_.scratch = scratch_.data();
   context_.scratch_bytes = scratch;
   for (const Weight& w : weights_)
