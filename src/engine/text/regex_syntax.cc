@@ -14,7 +14,14 @@ constexpr std::string_view kSpace = R"(\t-\r\x{85}\p{Z})";
 constexpr std::string_view kNotSpace = R"([^\t-\r\x{85}\p{Z}])";
 constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 // Outside of a class, superscripts and fractions below U+0100 count as well.
-constexpr std::string_view kWordAlone = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
+constexpr std::string_view kWordAlone =
+    R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
+#define TK_WORD R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{b2}\x{b3}\x{b9}\x{bc}-\x{be}])"
+constexpr std::string_view kBoundary =
+    "(?:(?<=" TK_WORD ")(?!" TK_WORD ")|(?<!" TK_WORD ")(?=" TK_WORD "))";
+constexpr std::string_view kNoBoundary =
+    "(?:(?<=" TK_WORD ")(?=" TK_WORD ")|(?<!" TK_WORD ")(?!" TK_WORD "))";
+#undef TK_WORD
 constexpr std::string_view kHex = "0-9a-fA-F";
 
 class Translator {
@@ -235,6 +242,11 @@ class Translator {
       case 'W':
         if (in_class) break;
         return set(kWordAlone, true);
+      case 'b':
+      case 'B':
+        if (in_class) break;
+        pos_ += 2;
+        return std::string(c == 'b' ? kBoundary : kNoBoundary);
       case 'h':
         return set(kHex, false);
       case 'H':

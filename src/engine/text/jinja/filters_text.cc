@@ -80,30 +80,10 @@ Val format(Interp& i, const Val& v, Args& args) {
 }
 
 Val escape(Interp& i, const Val& v, Args&) {
-  std::string out;
-  for (char c : to_str(v)) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&#34;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return i.str(std::move(out));
+  if (v.is_string() && v.text()->markup) return v;
+  return i.heap().string(html_escape(to_str(v)), true);
 }
+Val safe(Interp& i, const Val& v, Args&) { return i.heap().string(to_str(v), true); }
 
 Val center(Interp& i, const Val& v, Args& args) {
   const Val* width = args.get(0, "width");
@@ -118,6 +98,7 @@ Val center(Interp& i, const Val& v, Args& args) {
 }
 
 Val truncate(Interp& i, const Val& v, Args& args) {
+  if (v.is_dict() || v.is_sequence()) return v;
   const Val *length = args.get(0, "length"), *kill = args.get(1, "killwords"),
             *end = args.get(2, "end"), *leeway = args.get(3, "leeway");
   const int64_t limit = length ? int_arg(*length, "length") : 255,
@@ -236,10 +217,36 @@ Val pprint(Interp& i, const Val& v, Args&) {
 
 }  // namespace
 
+std::string html_escape(std::string_view text) {
+  std::string out;
+  for (char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&#34;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        out += c;
+    }
+  }
+  return out;
+}
+
 void add_text_filters(std::unordered_map<std::string_view, FilterFn>& table) {
   const std::pair<std::string_view, FilterFn> more[] = {
       {"upper", upper},         {"lower", lower},         {"capitalize", capitalize},
-      {"string", string},       {"safe", string},         {"trim", trim},
+      {"string", string},       {"safe", safe},           {"trim", trim},
       {"strip", trim},          {"title", title},         {"replace", replace},
       {"indent", indent},       {"format", format},       {"e", escape},
       {"escape", escape},       {"forceescape", escape},  {"center", center},

@@ -104,6 +104,7 @@ std::vector<std::string> py_split(std::string_view text, const Val* separator, i
 std::vector<std::string> py_rsplit(std::string_view text, const Val* separator, int64_t limit);
 std::string py_replace(Interp& interp, std::string_view text, std::string_view from,
                        std::string_view to, int64_t count);
+std::string html_escape(std::string_view text);
 std::string py_title(std::string_view text);
 std::string py_capitalize(std::string_view text);
 std::string percent_format(Interp& interp, std::string_view format, const Val& values);

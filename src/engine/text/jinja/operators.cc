@@ -104,6 +104,10 @@ Val Interp::binary(Op op, const Val& a, const Val& b) {
 Val Interp::add(const Val& a, const Val& b) {
   if (a.is_string() && b.is_string()) {
     heap_.check_room(a.str().size() + b.str().size());
+    const bool left = a.text()->markup, right = b.text()->markup;
+    if (left || right)
+      return heap_.string(
+          (left ? a.str() : html_escape(a.str())) + (right ? b.str() : html_escape(b.str())), true);
     return str(a.str() + b.str());
   }
   if (a.is_sequence() && a.kind() == b.kind()) {

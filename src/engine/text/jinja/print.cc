@@ -222,7 +222,9 @@ void append_repr(std::string& out, const Val& v, int depth) {
       out += float_repr(v.as_double());
       break;
     case Kind::kString:
+      if (v.text()->markup) out += "Markup(";
       append_quoted(out, v.str());
+      if (v.text()->markup) out += ')';
       break;
     case Kind::kList:
       sequence('[', ']');

@@ -27,7 +27,7 @@ void raise_undefined(const Val& v) {
         "'");
 }
 
-Text::Text(std::string text, size_t* b) : bytes(std::move(text)), budget(b) {
+Text::Text(std::string text, size_t* b, bool m) : bytes(std::move(text)), budget(b), markup(m) {
   chars = utf8_length(bytes);
   if (budget) *budget += bytes.size() + sizeof(Text);
 }
@@ -43,9 +43,9 @@ void Heap::charge(size_t bytes) {
   check_room(bytes);
   used_ += bytes;
 }
-Val Heap::string(std::string text) {
+Val Heap::string(std::string text, bool markup) {
   check_room(text.size() + sizeof(Text));
-  return Val::string(std::make_shared<const Text>(std::move(text), &used_));
+  return Val::string(std::make_shared<const Text>(std::move(text), &used_, markup));
 }
 Val Heap::list(std::vector<Val> values, bool tuple) {
   charge(sizeof(List) + values.size() * sizeof(Val));

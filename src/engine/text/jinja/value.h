@@ -32,7 +32,8 @@ struct Text {
   std::string bytes;
   size_t chars = 0;  // code points; == bytes.size() for ASCII
   size_t* budget = nullptr;
-  Text(std::string text, size_t* budget);
+  bool markup = false;  // marked `safe`: adding plain text to it escapes that text, as jinja2 does
+  Text(std::string text, size_t* budget, bool markup = false);
   ~Text();
   Text(const Text&) = delete;
   Text& operator=(const Text&) = delete;
@@ -208,7 +209,7 @@ struct LoopState {
 class Heap {
  public:
   explicit Heap(size_t limit) : limit_(limit) {}
-  Val string(std::string text);
+  Val string(std::string text, bool markup = false);
   Val list(std::vector<Val> values, bool tuple = false);
   Dict* dict();
   Namespace* space();
