@@ -140,7 +140,8 @@ class BpeModel final : public TokenModel {
       return;
     // A character that leaves no symbol would bring its neighbours together.
     const bool bytes_complete = std::count(byte_ids_.begin(), byte_ids_.end(), -1) == 0;
-    if (spec_.unk_id < 0 && !spec_.merge_by_score && !(spec_.byte_fallback && bytes_complete)) return;
+    if (spec_.unk_id < 0 && !spec_.merge_by_score && !(spec_.byte_fallback && bytes_complete))
+      return;
     for (const BpeMerge& m : spec_.merges)
       for (int32_t side : {m.left, m.right})
         if (byte_piece_value(spec_.piece(side)) >= 0) return;
