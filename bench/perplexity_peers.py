@@ -38,7 +38,7 @@ def add_bos(model):
 
 
 def windows_of(args):
-    text = args.text.read_text(encoding="utf-8")
+    text = args.text.read_bytes().decode()  # as it is: no translation of line ends
     out = subprocess.run([args.tokamak, "tokenize", args.model, "--json-lines", "--no-parse-special"],
                          input=json.dumps(text) + "\n", capture_output=True, text=True, check=True).stdout
     ids = json.loads(out)[: args.tokens]
