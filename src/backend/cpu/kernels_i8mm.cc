@@ -22,6 +22,26 @@ TK_INLINE float32x4_t twice(float32x4_t x, int c) {
   return vreinterpretq_f32_f64(c == 0 ? vdupq_laneq_f64(v, 0) : vdupq_laneq_f64(v, 1));
 }
 
+// What the integer sums start from: minus the weights' offset times the sums of the activations.
+template <int F>
+TK_INLINE void start_sums(const XBlock4* x, int32x4_t (*dot)[2], int32x4_t (*second)[2]) {
+  constexpr int offset = Panel<F>::offset;
+#pragma GCC unroll 2
+  for (int c = 0; c < 2; ++c) {
+    int32x2_t lo = vdup_n_s32(0), hi = lo;
+    if (offset) {
+      lo = vmul_n_s32(vld1_s32(x->isum[0] + 2 * c), -offset);
+      hi = vmul_n_s32(vld1_s32(x->isum[1] + 2 * c), -offset);
+      if (!Panel<F>::halves) lo = vadd_s32(lo, hi);
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < 4; ++p) {
+      dot[p][c] = vcombine_s32(lo, lo);
+      second[p][c] = vcombine_s32(hi, hi);
+    }
+  }
+}
+
 // Rows 8 h .. 8 h + 7 with four activation rows: 8 tiles of sums, which with their integer sums,
 // the activations and the weights at hand fit the registers. Long because it is one loop.
 template <int F, int h>
@@ -33,20 +53,7 @@ TK_INLINE void qdot4_rows(const uint8_t* panel, const XBlock4* x, int64_t blocks
     for (int sub = 0; sub < P::blocks; ++sub, ++x) {
       const uint8_t* block = panel + P::head + sub * P::block_bytes;
       int32x4_t dot[4][2], second[4][2];  // second: k >= 16 where that has a scale of its own
-#pragma GCC unroll 2
-      for (int c = 0; c < 2; ++c) {
-        int32x2_t lo = vdup_n_s32(0), hi = lo;
-        if (P::offset) {
-          lo = vmul_n_s32(vld1_s32(x->isum[0] + 2 * c), -P::offset);
-          hi = vmul_n_s32(vld1_s32(x->isum[1] + 2 * c), -P::offset);
-          if (!P::halves) lo = vadd_s32(lo, hi);
-        }
-#pragma GCC unroll 4
-        for (int p = 0; p < 4; ++p) {
-          dot[p][c] = vcombine_s32(lo, lo);
-          second[p][c] = vcombine_s32(hi, hi);
-        }
-      }
+      start_sums<F>(x, dot, second);
 #pragma GCC unroll 2
       for (int g = 0; g < 2; ++g) {  // values 8 g .. 8 g + 7 and those + 16
         int8x16_t x0[2], x1[2];
