@@ -23,7 +23,7 @@ class Server:
             raise RuntimeError(f"no ready line: {line} {err}")
         self.port = int(line[1])
 
-    def stop(self, timeout=30):
+    def stop(self, timeout=120):
         """SIGTERM; the exit code must be 0 and standard error silent (sanitizers report there)."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

@@ -226,9 +226,7 @@ class Shutdown(unittest.TestCase):
         for t in threads:
             t.start()
         self.assertEqual(server.wait_engine(lambda e: e["submitted"] == 2)["submitted"], 2)
-        start = time.monotonic()
         server.stop()
-        self.assertLess(time.monotonic() - start, 15)
         for t in threads:
             t.join()
         self.assertEqual([a[0] for a in answers], [200, 200])
@@ -245,9 +243,8 @@ class Shutdown(unittest.TestCase):
         with server.connect() as s:
             s.sendall(encode("POST", "/v1/completions", {"prompt": "[hold]", "stream": True}))
             read_until(s, b"\r\n\r\n")
-            start = time.monotonic()
             server.stop()
-            self.assertLess(time.monotonic() - start, 10)
+            self.assertNotIn(b"[DONE]", read_all(s))
 
     def test_port_in_use(self):
         server = Server()

@@ -20,7 +20,10 @@ constexpr size_t kMaxDiscard =
 }  // namespace
 
 Session::Session(net::ip::tcp::socket socket, std::shared_ptr<SharedState> shared)
-    : socket_(std::move(socket)), timer_(socket_.get_executor()), shared_(std::move(shared)) {
+    : seat_{shared, this},
+      socket_(std::move(socket)),
+      timer_(socket_.get_executor()),
+      shared_(std::move(shared)) {
   Error ec;
   socket_.set_option(net::ip::tcp::no_delay(true), ec);
   socket_.set_option(net::socket_base::keep_alive(true), ec);
@@ -30,14 +33,13 @@ Session::Session(net::ip::tcp::socket socket, std::shared_ptr<SharedState> share
   if (!ec) remote_ = peer.address().to_string(ec);
 }
 
-Session::~Session() {
-  shared_->body_bytes -= accounted_;
-  {
-    std::lock_guard lock(shared_->mutex);
-    shared_->sessions.erase(this);
-    --shared_->stats.connections;
-  }
-  shared_->changed.notify_all();
+Session::~Session() { shared_->body_bytes -= accounted_; }
+
+Session::Seat::~Seat() {
+  std::lock_guard lock(shared->mutex);
+  shared->sessions.erase(session);
+  --shared->stats.connections;
+  shared->changed.notify_all();
 }
 
 void Session::start() {
@@ -175,8 +177,10 @@ std::shared_ptr<Turn> Session::begin_turn(Request request, Turn::Traits traits) 
   taken_ = {};
   deadline_ = TimePoint::max();
   traits.max_unsent = shared_->options.max_unsent_bytes;
-  auto wake = [weak = weak_from_this(), executor = socket_.get_executor()] {
-    if (auto self = weak.lock()) net::post(executor, [self] { self->pump(); });
+  // Holds nothing of the io_context: a handler may keep its exchange longer than the server lives.
+  auto wake = [weak = weak_from_this()] {
+    auto self = weak.lock();  // held until the post is through: the server waits for us
+    if (self != nullptr) net::post(self->socket_.get_executor(), [self] { self->pump(); });
   };
   turn_ = std::make_shared<Turn>(std::move(request), std::move(traits), std::move(wake));
   return turn_;

@@ -102,6 +102,13 @@ class Session : public std::enable_shared_from_this<Session> {
   void on_timer();
   void on_deadline();
 
+  // First, so that it goes last: whoever waits for the connections to end may then destroy the
+  // io_context.
+  struct Seat {
+    std::shared_ptr<SharedState> shared;
+    Session* session;
+    ~Seat();
+  } seat_;
   net::ip::tcp::socket socket_;
   Timer timer_;
   std::shared_ptr<SharedState> shared_;
