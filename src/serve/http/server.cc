@@ -33,6 +33,7 @@ struct Server::Impl {
   tcp::acceptor acceptor{strand};
   net::steady_timer retry{strand};
   net::signal_set signals{strand};
+  net::executor_work_guard<net::io_context::executor_type> work{net::make_work_guard(io)};
   std::vector<std::thread> threads;
   int port = 0;
   int signals_seen = 0;  // under shared->mutex
@@ -152,7 +153,6 @@ void Server::start(Router router) {
   net::post(impl_->strand, [impl = impl_.get()] { impl->accept(); });
   for (int i = 0; i < std::max(1, impl_->shared->options.io_threads); ++i)
     impl_->threads.emplace_back([impl = impl_.get()] {
-      auto work = net::make_work_guard(impl->io);
       while (true) {
         try {
           impl->io.run();
@@ -199,11 +199,13 @@ void Server::stop(std::chrono::milliseconds drain) {
     std::unique_lock lock(shared.mutex);
     shared.changed.wait_for(lock, std::chrono::milliseconds(50), empty);
   }
+  // Nothing is left but the signals: the threads run out of work, and every socket is closed when
+  // they end.
   net::post(impl_->strand, [impl = impl_.get()] {
     SystemError ec;
     impl->signals.cancel(ec);
+    impl->work.reset();
   });
-  impl_->io.stop();
   for (std::thread& thread : impl_->threads) thread.join();
 }
 
