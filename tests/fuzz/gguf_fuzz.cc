@@ -9,7 +9,7 @@
 using namespace tokamak;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static volatile unsigned sink;
+  [[maybe_unused]] static volatile unsigned sink;
   try {
     auto file = GgufFile::parse(std::as_bytes(std::span(data, size)), "fuzz");
     file->metadata();

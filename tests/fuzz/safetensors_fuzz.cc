@@ -7,7 +7,7 @@
 using namespace tokamak;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static volatile unsigned sink;
+  [[maybe_unused]] static volatile unsigned sink;
   std::shared_ptr<const SafetensorsFile> file;
   try {
     file = SafetensorsFile::parse(std::as_bytes(std::span(data, size)), "fuzz");

@@ -13,8 +13,15 @@
 #include "base/error.h"
 
 namespace {
-std::atomic<int64_t> allocations{0};
+
+std::unique_ptr<Backend> backend_with(int threads) {
+  BackendOptions options;
+  options.threads = threads;
+  return make_cpu_backend(options);
 }
+
+std::atomic<int64_t> allocations{0};
+}  // namespace
 void* operator new(size_t n) {
   ++allocations;
   if (void* p = std::malloc(n ? n : 1)) return p;
@@ -91,7 +98,7 @@ double normalised_error(const std::vector<std::vector<float>>& a,
 
 void expect_near_ref(const TestModelOptions& options, double bound) {
   TestModel model(options);
-  auto cpu = make_cpu_backend({.threads = 2}), ref = make_ref_backend({});
+  auto cpu = backend_with(2), ref = make_ref_backend({});
   auto a = load(*cpu, model), b = load(*ref, model);
   std::vector<TestSequence> on_cpu = three_sequences(), on_ref = three_sequences();
   for (auto [exe, s] : {std::pair{a.get(), &on_cpu}, {b.get(), &on_ref}}) {
@@ -167,7 +174,7 @@ TEST_P(Invariance, LogitBitsDoNotDependOnBatchChunksThreadsOrLevel) {
     setenv("TOKAMAK_ISA", table->name, 1);
     for (int threads : {1, 3}) {
       SCOPED_TRACE(fmt::format("{} with {} threads", table->name, threads));
-      auto backend = make_cpu_backend({.threads = threads});
+      auto backend = backend_with(threads);
       auto exe = load(*backend, model);
       for (int schedule : {0, 1, 2}) {
         if (table == scalar_table() && threads == 3 && schedule > 0)
@@ -192,7 +199,7 @@ TEST(Step, LongContextsKeepTheirBits) {
   TestModel model(options);
   std::vector<std::vector<float>> expected;
   for (int threads : {1, 4}) {
-    auto backend = make_cpu_backend({.threads = threads});
+    auto backend = backend_with(threads);
     auto exe = load(*backend, model, 150);
     for (int pieces : {1, 3}) {
       TestSequence s;
@@ -213,7 +220,7 @@ TEST(Step, LongContextsKeepTheirBits) {
 
 TEST(Step, NoAllocationAfterWarmUp) {
   TestModel model({.weights = {DType::kQ4_0, DType::kF16}, .window = 24});
-  auto backend = make_cpu_backend({.threads = 2});
+  auto backend = backend_with(2);
   auto exe = load(*backend, model);
   auto spec = std::make_shared<SampleSpec>();
   TestSequence s;
@@ -239,7 +246,7 @@ TEST(Step, NoAllocationAfterWarmUp) {
 
 TEST(Step, CopiesOfBlocksAreUsed) {
   TestModel model({});
-  auto backend = make_cpu_backend({.threads = 1});
+  auto backend = backend_with(1);
   auto exe = load(*backend, model);
   TestSequence a, b;
   a.tokens = b.tokens = random_tokens(9, 40);
@@ -261,7 +268,7 @@ TEST(Step, CopiesOfBlocksAreUsed) {
 
 TEST(Step, MemoryIsCounted) {
   TestModel model({.weights = {DType::kQ8_0}});
-  auto backend = make_cpu_backend({.threads = 1});
+  auto backend = backend_with(1);
   auto exe = load(*backend, model);
   const MemoryLedger& m = exe->memory();
   uint64_t file = 0;
@@ -275,7 +282,7 @@ TEST(Step, MemoryIsCounted) {
 
 TEST(Step, BadStepsAreErrorsAndTheNextStepRuns) {
   TestModel model({});
-  auto backend = make_cpu_backend({.threads = 2});
+  auto backend = backend_with(2);
   auto exe = load(*backend, model);
   TestSequence s;
   s.tokens = random_tokens(1, 20);
