@@ -13,13 +13,6 @@
 #include "base/error.h"
 
 namespace {
-
-std::unique_ptr<Backend> backend_with(int threads) {
-  BackendOptions options;
-  options.threads = threads;
-  return make_cpu_backend(options);
-}
-
 std::atomic<int64_t> allocations{0};
 }  // namespace
 void* operator new(size_t n) {
@@ -32,6 +25,12 @@ void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace tokamak::cpu {
 namespace {
+
+std::unique_ptr<Backend> backend_with(int threads) {
+  BackendOptions options;
+  options.threads = threads;
+  return make_cpu_backend(options);
+}
 
 constexpr int32_t kStride = 20;
 
