@@ -69,7 +69,8 @@ std::optional<DType> dtype_from_gguf_id(uint32_t id) {
 
 size_t dtype_bytes(DType dtype, int64_t n) {
   const DTypeInfo& info = dtype_info(dtype);
-  TK_CHECK(n >= 0 && n % info.block_elements == 0, "{} values do not fill whole {} blocks", n, info.name);
+  TK_CHECK(n >= 0 && n % info.block_elements == 0, "{} values do not fill whole {} blocks", n,
+           info.name);
   return static_cast<size_t>(n) / info.block_elements * info.block_bytes;
 }
 

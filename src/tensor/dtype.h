@@ -1,6 +1,6 @@
 #pragma once
-// Element types, plain and block-quantised. A block type stores `block_elements` values of one row in
-// `block_bytes` bytes; byte layouts and decoders are in tensor/block_formats.h.
+// Element types, plain and block-quantised. A block type stores `block_elements` values of one row
+// in `block_bytes` bytes; byte layouts and decoders are in tensor/block_formats.h.
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -9,14 +9,46 @@
 namespace tokamak {
 
 enum class DType : uint8_t {
-  kF32, kF16, kBF16, kF64, kF8E4M3, kF8E5M2,
-  kI8, kU8, kI16, kI32, kI64, kBool,
+  kF32,
+  kF16,
+  kBF16,
+  kF64,
+  kF8E4M3,
+  kF8E5M2,
+  kI8,
+  kU8,
+  kI16,
+  kI32,
+  kI64,
+  kBool,
   // Block formats of GGUF files.
-  kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ8_1,
-  kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kQ8_K,
-  kIQ2_XXS, kIQ2_XS, kIQ2_S, kIQ3_XXS, kIQ3_S, kIQ1_S, kIQ1_M, kIQ4_NL, kIQ4_XS,
-  kTQ1_0, kTQ2_0, kMXFP4, kNVFP4,
-  // Activations quantised on the fly by the `quantize` op: 32 values as int8 with scale and sum (BlockQ8A).
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ8_0,
+  kQ8_1,
+  kQ2_K,
+  kQ3_K,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kQ8_K,
+  kIQ2_XXS,
+  kIQ2_XS,
+  kIQ2_S,
+  kIQ3_XXS,
+  kIQ3_S,
+  kIQ1_S,
+  kIQ1_M,
+  kIQ4_NL,
+  kIQ4_XS,
+  kTQ1_0,
+  kTQ2_0,
+  kMXFP4,
+  kNVFP4,
+  // Activations quantised on the fly by the `quantize` op: 32 values as int8 with scale and sum
+  // (BlockQ8A).
   kQ8A,
 };
 constexpr int kDTypeCount = static_cast<int>(DType::kQ8A) + 1;
@@ -26,8 +58,8 @@ struct DTypeInfo {
   std::string_view name;    // "f32", "q4_k"
   uint32_t block_elements;  // 1 for plain types
   uint32_t block_bytes;
-  bool is_float;            // plain floating-point type
-  int gguf_id;              // type id in GGUF files, -1 if none
+  bool is_float;  // plain floating-point type
+  int gguf_id;    // type id in GGUF files, -1 if none
 };
 
 const DTypeInfo& dtype_info(DType dtype);

@@ -7,14 +7,22 @@ namespace tokamak {
 const char* recipe_step_name(RecipeStep::Kind kind) {
   using Kind = RecipeStep::Kind;
   switch (kind) {
-    case Kind::kSliceRows: return "slice_rows";
-    case Kind::kPermuteRows: return "permute_rows";
-    case Kind::kTranspose: return "transpose";
-    case Kind::kAddScalar: return "add";
-    case Kind::kScale: return "scale";
-    case Kind::kCast: return "cast";
-    case Kind::kReshape: return "reshape";
-    case Kind::kConcatRows: return "concat_rows";
+    case Kind::kSliceRows:
+      return "slice_rows";
+    case Kind::kPermuteRows:
+      return "permute_rows";
+    case Kind::kTranspose:
+      return "transpose";
+    case Kind::kAddScalar:
+      return "add";
+    case Kind::kScale:
+      return "scale";
+    case Kind::kCast:
+      return "cast";
+    case Kind::kReshape:
+      return "reshape";
+    case Kind::kConcatRows:
+      return "concat_rows";
   }
   return "?";
 }
@@ -25,14 +33,25 @@ std::string recipe_to_text(const Recipe& recipe) {
     using Kind = RecipeStep::Kind;
     text += fmt::format(" | {}", recipe_step_name(s.kind));
     switch (s.kind) {
-      case Kind::kSliceRows: text += fmt::format("({}, {})", s.a, s.b); break;
-      case Kind::kPermuteRows: text += fmt::format("({})", s.a); break;
+      case Kind::kSliceRows:
+        text += fmt::format("({}, {})", s.a, s.b);
+        break;
+      case Kind::kPermuteRows:
+        text += fmt::format("({})", s.a);
+        break;
       case Kind::kAddScalar:
-      case Kind::kScale: text += fmt::format("({})", s.value); break;
-      case Kind::kCast: text += fmt::format("({})", dtype_name(s.dtype)); break;
-      case Kind::kReshape: text += fmt::format("({})", fmt::join(s.dims, ", ")); break;
+      case Kind::kScale:
+        text += fmt::format("({})", s.value);
+        break;
+      case Kind::kCast:
+        text += fmt::format("({})", dtype_name(s.dtype));
+        break;
+      case Kind::kReshape:
+        text += fmt::format("({})", fmt::join(s.dims, ", "));
+        break;
       case Kind::kTranspose:
-      case Kind::kConcatRows: break;
+      case Kind::kConcatRows:
+        break;
     }
   }
   return text;

@@ -10,14 +10,16 @@ namespace tokamak {
 
 struct RecipeStep {
   enum class Kind {
-    kSliceRows,     // rows [a, b) of the current tensor
-    kPermuteRows,   // a = heads: rows of each head go from interleaved rotary pairs (GGUF Llama) to split halves
-    kTranspose,     // [r, c] -> [c, r]; plain types only (GPT-2 Conv1D)
-    kAddScalar,     // x + value in f32 (Gemma's 1 + w in safetensors)
-    kScale,         // x * value in f32
-    kCast,          // to dtype; from block types only to f32 (never an implicit requantisation)
-    kReshape,       // dims replaced, same element order
-    kConcatRows,    // all sources below one another; must be the first step when there are several sources
+    kSliceRows,    // rows [a, b) of the current tensor
+    kPermuteRows,  // a = heads: rows of each head go from interleaved rotary pairs (GGUF Llama) to
+                   // split halves
+    kTranspose,    // [r, c] -> [c, r]; plain types only (GPT-2 Conv1D)
+    kAddScalar,    // x + value in f32 (Gemma's 1 + w in safetensors)
+    kScale,        // x * value in f32
+    kCast,         // to dtype; from block types only to f32 (never an implicit requantisation)
+    kReshape,      // dims replaced, same element order
+    kConcatRows,   // all sources below one another; must be the first step when there are several
+                   // sources
   };
   Kind kind;
   int64_t a = 0, b = 0;

@@ -1,6 +1,8 @@
 #include "serve/openai/api.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "base/json.h"
 #include "serve/openai/api_error.h"
@@ -89,6 +91,9 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
 
 Api::~Api() {
   prepare_.reset();  // its jobs may still post to the other
+  // The connections are closed, so no generation keeps itself any more. One may be in the engine's
+  // hands for a moment; it must not be what destroys the engine on the engine's own thread.
+  while (stats_->running > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   stream_.reset();
 }
 

@@ -20,7 +20,8 @@ struct ApiOptions {
   std::string version = "0.1.0";
 };
 
-// Owner: the program; outlives the http::Server that has its routes. Thread-safe.
+// Owner: the program; destroyed after the http::Server with its routes has been stopped, and before
+// the engines. Thread-safe.
 class Api {
  public:
   Api(ApiOptions options, std::vector<ServedModel> models);

@@ -19,7 +19,8 @@ void append(Piece& whole, Piece&& more) {
 
 Generation::Generation(http::ExchangePtr exchange, Prepared request, std::unique_ptr<Shape> shape,
                        WorkerPool& pool, std::shared_ptr<GenerationStats> stats)
-    : exchange_(std::move(exchange)),
+    : running_(stats),
+      exchange_(std::move(exchange)),
       request_(std::move(request)),
       shape_(std::move(shape)),
       pool_(pool),
@@ -34,10 +35,7 @@ Generation::Generation(http::ExchangePtr exchange, Prepared request, std::unique
     whole_.resize(open_choices_);
     for (size_t i = 0; i < open_choices_; ++i) whole_[i].index = static_cast<int>(i);
   }
-  ++stats_->running;
 }
-
-Generation::~Generation() { --stats_->running; }
 
 RequestSpec Generation::spec_of(const Prompt& prompt,
                                 const std::shared_ptr<const SampleSpec>& sample) const {
@@ -57,12 +55,14 @@ RequestSpec Generation::spec_of(const Prompt& prompt,
 }
 
 void Generation::start() {
+  self_ = shared_from_this();
   exchange_->on_gone([weak = weak_from_this()] {
     auto self = weak.lock();
     if (self == nullptr) return;
     {
       std::lock_guard lock(self->mutex_);
       self->gone_ = true;
+      self->self_.reset();  // not the last: we hold one
     }
     ++self->stats_->cancelled;
     self->cancel_all();
@@ -71,15 +71,20 @@ void Generation::start() {
   for (size_t part = 0; part < parts_.size(); ++part) {
     bool gone = false;
     try {
-      RequestId id = request_.model->client->submit(
-          spec_of(request_.prompts[part], sample),
-          [self = shared_from_this(), part](Delta&& delta) { self->push(part, std::move(delta)); });
+      RequestId id = request_.model->client->submit(spec_of(request_.prompts[part], sample),
+                                                    [weak = weak_from_this(), part](Delta&& delta) {
+                                                      if (auto self = weak.lock())
+                                                        self->push(part, std::move(delta));
+                                                    });
       parts_[part].id = id;
       std::lock_guard lock(mutex_);
       submitted_.push_back(id);
       gone = gone_;
     } catch (...) {
       cancel_all();
+      std::lock_guard lock(mutex_);
+      closed_ = true;
+      self_.reset();  // not the last: the caller holds one
       throw;
     }
     if (gone) return cancel_all();
@@ -137,6 +142,7 @@ void Generation::drain() {
       {
         std::lock_guard lock(mutex_);
         closed_ = true;
+        self_.reset();  // not the last: whoever runs this job holds one
       }
       exchange_->finish();
       exchange_.reset();

@@ -20,19 +20,24 @@ struct GenerationStats {
   std::atomic<int64_t> prompt_tokens{0}, completion_tokens{0}, cached_tokens{0};
 };
 
-// Owner: the engine's sink and the jobs on the worker pool share it; it ends with the last of them.
-// Deltas arrive on the engine's thread, are queued, and are worked off by one pool job at a time.
+// Owner: itself, from start() until the answer is complete or the client has left; the engine's
+// sink knows it only weakly, so that the engine never has to destroy it. Deltas arrive on the
+// engine's thread, are queued, and are worked off by one pool job at a time.
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
   Generation(http::ExchangePtr exchange, Prepared request, std::unique_ptr<Shape> shape,
              WorkerPool& pool, std::shared_ptr<GenerationStats> stats);
-  ~Generation();
 
   // Submits the prompts and starts the stream. Throws what Client::submit throws, with nothing left
   // running.
   void start();
 
  private:
+  struct Running {  // counts in stats while the generation and all it holds exist
+    explicit Running(std::shared_ptr<GenerationStats> s) : stats(std::move(s)) { ++stats->running; }
+    ~Running() { --stats->running; }
+    std::shared_ptr<GenerationStats> stats;
+  };
   struct Part {  // one prompt
     RequestId id = 0;
     std::vector<float> prompt_logprobs;
@@ -54,13 +59,15 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void cancel_all();
   Usage usage() const;
 
+  Running running_;             // first, so that it goes last
   http::ExchangePtr exchange_;  // let go when the answer is complete
   const Prepared request_;
   std::unique_ptr<Shape> shape_;
   WorkerPool& pool_;
   std::shared_ptr<GenerationStats> stats_;
 
-  std::mutex mutex_;  // of the next five
+  std::mutex mutex_;  // of the next six
+  std::shared_ptr<Generation> self_;
   std::deque<Arrival> arrivals_;
   bool scheduled_ = true;  // a job runs or is posted; true until start() is through
   bool gone_ = false;      // the client has left
