@@ -293,7 +293,8 @@ class Leaving(Api):
     def check_cancelled(self, leave):
         before = self.server.wait_engine(lambda e: e["running"] == 0)
         leave()
-        after = self.server.wait_engine(lambda e: e["cancelled"] == before["cancelled"] + 1 and e["generations"] == 0)
+        after = self.server.wait_engine(
+            lambda e: e["cancelled"] == before["cancelled"] + 1 and e["generations"] == 0 and e["running"] == 0)
         self.assertEqual(after["cancelled"], before["cancelled"] + 1)
         self.assertEqual((after["running"], after["generations"]), (0, 0))
         self.assertEqual(self.server.wait_engine(lambda e: e["connections"] == 1)["connections"], 1)
