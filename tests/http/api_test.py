@@ -12,7 +12,7 @@ from harness import Server, chat, chunks, encode, events, parse, read_all, read_
 class Api(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server(ping_ms=200)
+        cls.server = Server(ping_ms=200, leaks=cls.__name__ == "Leaving")
 
     @classmethod
     def tearDownClass(cls):

@@ -105,7 +105,7 @@ def bad_texts():
 class Fuzz(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server(max_body=1_000_000)
+        cls.server = Server(max_body=1_000_000, leaks=True)
         cls.stop_witness = threading.Event()
         cls.seen, cls.witness_errors = set(), []
         cls.witness = threading.Thread(target=cls.watch)

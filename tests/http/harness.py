@@ -11,12 +11,14 @@ BINARY = os.environ["TOKAMAK_FAKE_SERVER"]
 
 
 class Server:
-    """The fake server as a process; options become --name=value."""
+    """The fake server as a process; options become --name=value. leaks: a build with AddressSanitizer looks for leaks when
+    the server ends, which can take many seconds."""
 
-    def __init__(self, env=None, **options):
+    def __init__(self, env=None, leaks=False, **options):
         args = [BINARY] + [f"--{k.replace('_', '-')}={v}" for k, v in options.items()]
+        asan = os.environ.get("ASAN_OPTIONS", "") + f":detect_leaks={int(leaks)}"
         self.process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                        env={**os.environ, "TOKAMAK_LOG": "error", **(env or {})})
+                                        env={**os.environ, "TOKAMAK_LOG": "error", "ASAN_OPTIONS": asan, **(env or {})})
         line = self.process.stdout.readline().split()
         if line[:1] != ["ready"]:
             _, err = self.process.communicate(timeout=30)

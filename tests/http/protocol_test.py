@@ -11,7 +11,7 @@ from harness import Server, chat, encode, events, parse, read_all, read_response
 class Protocol(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server(max_header=8192, max_body=100_000, io_threads=2)
+        cls.server = Server(max_header=8192, max_body=100_000, io_threads=2, leaks=True)
 
     @classmethod
     def tearDownClass(cls):
