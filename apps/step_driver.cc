@@ -20,7 +20,7 @@ std::vector<int64_t> StepDriver::blocks_needed(const PlanSet& plans, int64_t bat
   return blocks;
 }
 
-void StepDriver::add_sequence(int64_t b, int64_t tokens, bool sample) {
+void StepDriver::add_sequence(int64_t b, int64_t tokens) {
   auto row = static_cast<int32_t>(b);
   auto index = static_cast<int32_t>(step_.kv_len.size());
   if (step_.q_start.empty()) step_.q_start.push_back(0);
@@ -41,7 +41,6 @@ void StepDriver::add_sequence(int64_t b, int64_t tokens, bool sample) {
     for (int64_t i = 0; i < per_sequence; ++i)
       step_.tables[g].blocks.push_back(static_cast<int32_t>(b * per_sequence + i));
   }
-  if (!sample) return;
   step_.out_rows.push_back(static_cast<int32_t>(step_.ids.size()) - 1);
   SampleRow s;
   s.position = static_cast<int32_t>(filled_ + tokens);
@@ -59,7 +58,7 @@ void StepDriver::prefill(int64_t tokens, int64_t max_tokens) {
   int64_t chunk = std::max<int64_t>(1, max_tokens / batch_);
   for (int64_t done = 0; done < tokens;) {
     int64_t now = std::min(chunk, tokens - done);
-    for (int64_t b = 0; b < batch_; ++b) add_sequence(b, now, true);
+    for (int64_t b = 0; b < batch_; ++b) add_sequence(b, now);
     run();
     filled_ += now;
     done += now;
@@ -69,7 +68,7 @@ void StepDriver::prefill(int64_t tokens, int64_t max_tokens) {
 void StepDriver::decode(int64_t steps) {
   for (int64_t s = 0; s < steps; ++s) {
     step_.function = "decode";
-    for (int64_t b = 0; b < batch_; ++b) add_sequence(b, 1, true);
+    for (int64_t b = 0; b < batch_; ++b) add_sequence(b, 1);
     run();
     filled_ += 1;
   }

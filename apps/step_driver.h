@@ -21,7 +21,7 @@ class StepDriver {
   void decode(int64_t steps);        // one token of every sequence per step
 
  private:
-  void add_sequence(int64_t b, int64_t tokens, bool sample);
+  void add_sequence(int64_t b, int64_t tokens);
   void run();
 
   Executable& executable_;

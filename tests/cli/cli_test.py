@@ -204,7 +204,6 @@ class Serve(unittest.TestCase):
             self.assertIn(f"http://127.0.0.1:{port}", seen)
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as r:
                 self.assertEqual(r.status, 200)
-            body = json.dumps({"model": "llama", "prompt": "hello", "max_tokens": 4, "temperature": 0, "ignore_eos": True}).encode()
             models = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=10))
             body = json.dumps({"model": models["data"][0]["id"], "prompt": "hello", "max_tokens": 4, "temperature": 0,
                                "ignore_eos": True}).encode()
