@@ -20,7 +20,7 @@ configure = @log="$$(cmake --preset $(1) $(2) 2>&1)" || { echo "$$log"; exit 1; 
 test_options = -DTK_TESTS=ON -DTK_PYTHON=$(CACHE)/venv/bin/python -DTK_TEST_MODEL="$$(tools/get_model.py | tail -n 1)"
 
 # A sanitizer that finds something ends the test; a leak counts.
-export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1
+export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
