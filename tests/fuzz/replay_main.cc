@@ -1,6 +1,9 @@
 // Runs a fuzzer without libFuzzer: every file of its corpus, then deterministic mutations of them.
 //   gguf_fuzz --mutations 2000 [--seed 1] corpus-folder-or-file ...
-// Where the program dies, the input is in ./replay-last-input.
+// Where the program dies, the input is in ./gguf_fuzz-last-input.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -104,13 +107,31 @@ class Mutator {
   std::mt19937_64 rng_;  // its numbers are fixed by the standard, so a run repeats everywhere
 };
 
-void run(const Bytes& x) {
-  {
-    std::ofstream out("replay-last-input", std::ios::binary | std::ios::trunc);
-    out.write(reinterpret_cast<const char*>(x.data()), static_cast<std::streamsize>(x.size()));
+// The input that is running, for whoever looks after a crash. One open file: closing a truncated one makes the file
+// system wait for the disk.
+class LastInput {
+ public:
+  explicit LastInput(std::string path)
+      : path_(std::move(path)), file_(open(path_.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0644)) {}
+
+  void run(const Bytes& x) {
+    if (file_ < 0 || pwrite(file_, x.data(), x.size(), 0) != static_cast<ssize_t>(x.size()) ||
+        ftruncate(file_, static_cast<off_t>(x.size())) != 0) {
+      std::cerr << "replay: cannot write " << path_ << "\n";
+      std::exit(2);
+    }
+    LLVMFuzzerTestOneInput(x.data(), x.size());
   }
-  LLVMFuzzerTestOneInput(x.data(), x.size());
-}
+
+  void remove() {
+    close(file_);
+    std::filesystem::remove(path_);
+  }
+
+ private:
+  std::string path_;
+  int file_;
+};
 
 }  // namespace
 
@@ -133,12 +154,13 @@ int main(int argc, char** argv) {
     std::cerr << "replay: no inputs; a fuzzer needs a corpus\n";
     return 2;
   }
-  for (const auto& x : corpus) run(x);
+  LastInput last(std::filesystem::path(argv[0]).filename().string() + "-last-input");
+  for (const auto& x : corpus) last.run(x);
   Mutator mutator(seed);
   for (size_t i = 0; i < mutations; ++i) {
-    run(mutator.mutate(corpus[i % corpus.size()], corpus[mutator.below(corpus.size())]));
+    last.run(mutator.mutate(corpus[i % corpus.size()], corpus[mutator.below(corpus.size())]));
   }
-  std::filesystem::remove("replay-last-input");
+  last.remove();
   std::cout << "replay: " << corpus.size() << " inputs, " << mutations << " mutations\n";
   return 0;
 }
