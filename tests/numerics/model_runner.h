@@ -19,6 +19,7 @@ struct RunnerOptions {
   DType kv_dtype = DType::kF32;
   int threads = 2;
   int64_t sequences = 8, length = 128, max_tokens = 64, block_size = 16;
+  int64_t context = 0;  // as CompileOptions::context
 };
 
 class ModelRunner {

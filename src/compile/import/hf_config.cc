@@ -61,13 +61,38 @@ class Fields {
   [[noreturn]] void wrong(std::string_view name, std::string_view expected) const {
     fail(ErrorCode::kCorrupt, "{}: {} in config.json is not {}", where_, name, expected);
   }
-  const Value& json() const { return json_; }
+  bool is_null(std::string_view name) const {  // there, and null: switched off
+    const Value* v = json_.find(name);
+    return v && v->is_null();
+  }
   std::string_view where() const { return where_; }
 
  private:
   const Value& json_;
   std::string_view where_;
 };
+
+// What a config.json may leave out and what that means: the defaults of transformers.
+struct Usual {
+  std::string_view architecture;
+  int64_t kv_heads;  // 0: as many as heads
+  int64_t head_dim;  // 0: hidden size / heads
+  int64_t context;
+  int64_t window;  // 0: none
+};
+constexpr Usual kUsual[] = {
+    {"llama", 0, 0, 2048, 0},         {"mistral", 8, 0, 131072, 4096},
+    {"qwen2", 32, 0, 32768, 4096},    {"qwen3", 32, 128, 32768, 4096},
+    {"gemma", 16, 256, 8192, 0},      {"gemma2", 4, 256, 8192, 4096},
+    {"gemma3", 4, 256, 131072, 4096}, {"phi3", 0, 0, 4096, 0},
+    {"gpt2", 0, 0, 1024, 0},
+};
+const Usual& usual_of(const ModelConfig& c) {
+  for (const Usual& u : kUsual)
+    if (u.architecture == c.architecture) return u;
+  TK_CHECK(false, "no defaults for {}", c.architecture);
+  return kUsual[0];
+}
 
 void refuse_quantized(const Value& json, std::string_view where) {
   for (const char* key : {"quantization_config", "compression_config"}) {
@@ -83,9 +108,10 @@ void refuse_quantized(const Value& json, std::string_view where) {
 
 Activation activation_named(const Fields& f, const std::string& name) {
   if (name == "silu" || name == "swish") return Activation::kSilu;
-  if (name == "gelu_pytorch_tanh" || name == "gelu_new" || name == "gelu_fast")
-    return Activation::kGeluTanh;
-  if (name == "gelu") return Activation::kGeluErf;
+  for (const char* tanh_form :
+       {"gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"})
+    if (name == tanh_form) return Activation::kGeluTanh;
+  if (name == "gelu" || name == "gelu_python") return Activation::kGeluErf;
   if (name == "relu") return Activation::kRelu;
   fail(ErrorCode::kUnsupported, "{}: activation {} is not supported", f.where(), name);
 }
@@ -99,56 +125,60 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
   r.dims = dims;
   r.theta = p.number({"rope_theta"}, theta);
   std::string type = p.text({"rope_type", "type"}, "default");
+  bool phi3 = top.text({"model_type"}, "") == "phi3";
+  if (phi3 && type == "yarn") type = "longrope";  // what its first configurations called it
   if (type == "default") return r;
-  int64_t top_original = top.integer({"original_max_position_embeddings"}, 0);
-  r.original_context = p.integer({"original_max_position_embeddings"}, top_original);
+  // Beside the scaling the length wins over the one in it.
+  r.original_context = top.integer({"original_max_position_embeddings"},
+                                   p.integer({"original_max_position_embeddings"}, context));
   r.factor = p.number({"factor"}, 1.0);
   r.attention_factor = p.number({"attention_factor"}, 0);
   if (type == "linear") {
     r.scaling = Scaling::kLinear;
   } else if (type == "dynamic") {
     r.scaling = Scaling::kDynamic;
-    if (r.original_context <= 0) r.original_context = context;
+    r.original_context = context;
   } else if (type == "llama3") {
     r.scaling = Scaling::kLlama3;
     r.low_freq_factor = p.number({"low_freq_factor"}, 1.0);
     r.high_freq_factor = p.number({"high_freq_factor"}, 4.0);
-    if (r.original_context <= 0) r.original_context = 8192;
   } else if (type == "yarn") {
     r.scaling = Scaling::kYarn;
-    r.beta_fast = p.number({"beta_fast"}, 32.0);
-    r.beta_slow = p.number({"beta_slow"}, 1.0);
+    if (double fast = p.number({"beta_fast"}, 0); fast != 0) r.beta_fast = fast;
+    if (double slow = p.number({"beta_slow"}, 0); slow != 0) r.beta_slow = slow;
     r.mscale = p.number({"mscale"}, 0);
     r.mscale_all_dim = p.number({"mscale_all_dim"}, 0);
     r.yarn_truncate = p.boolean("truncate", true);
-    if (r.original_context <= 0) r.original_context = context;
   } else if (type == "longrope" || type == "su") {
     r.scaling = Scaling::kLongRope;
     r.short_factor = p.numbers("short_factor");
     r.long_factor = p.numbers("long_factor");
-    if (r.short_factor.empty() || r.long_factor.empty() || r.original_context <= 0)
-      fail(ErrorCode::kCorrupt,
-           "{}: longrope needs short_factor, long_factor and original_max_position_embeddings",
-           top.where());
-    if (top_original > 0 || !p.find({"factor"}))
-      r.factor = static_cast<double>(context) / static_cast<double>(r.original_context);
+    if (r.short_factor.empty() || r.long_factor.empty())
+      fail(ErrorCode::kCorrupt, "{}: longrope needs short_factor and long_factor", top.where());
   } else {
     fail(ErrorCode::kUnsupported, "{}: rotary scaling {} is not supported", top.where(), type);
   }
+  if (r.original_context <= 0) top.wrong("original_max_position_embeddings", "a positive number");
+  bool derived = type == "yarn" || r.scaling == Scaling::kLongRope;
+  if (derived && !p.find({"factor"}))
+    r.factor = static_cast<double>(context) / static_cast<double>(r.original_context);
   return r;
 }
 
 void read_rope(const Fields& f, ModelConfig& c) {
   double theta = f.number({"rope_theta"}, c.architecture == "gemma3" ? 1000000.0 : 10000.0);
-  const Value* params = f.find({"rope_parameters", "rope_scaling"});
+  const Value* params = f.find({"rope_scaling", "rope_parameters"});
   const Value none = Value::object();
-  if (params && !params->is_object()) f.wrong("rope_parameters", "an object");
+  if (params && !params->is_object()) f.wrong("rope_scaling", "an object");
   Fields p(params ? *params : none, f.where());
   if (p.number({"llama_4_scaling_beta"}, 0) != 0)
     fail(ErrorCode::kUnsupported,
          "{}: attention scaled by position (llama_4_scaling_beta) is not supported yet", f.where());
-  double partial = f.number({"partial_rotary_factor"}, p.number({"partial_rotary_factor"}, 1.0));
+  double partial = p.number({"partial_rotary_factor"}, f.number({"partial_rotary_factor"}, 1.0));
   if (!(partial > 0 && partial <= 1)) f.wrong("partial_rotary_factor", "between 0 and 1");
+  if (partial != 1 && c.architecture != "phi3")
+    fail(ErrorCode::kUnsupported, "{}: partial_rotary_factor {} in a {} model is not supported",
+         f.where(), partial, c.architecture);
   auto dims = static_cast<int64_t>(static_cast<double>(c.head_dim) * partial);
   const Value* full = p.find({"full_attention"});
   const Value* sliding = p.find({"sliding_attention"});
@@ -166,32 +196,43 @@ void read_rope(const Fields& f, ModelConfig& c) {
   }
 }
 
-void read_window(const Fields& f, ModelConfig& c) {
-  int64_t window = f.integer({"sliding_window"}, c.architecture == "gemma2" ? 4096 : 0);
-  const Value* types = f.find({"layer_types"});
-  if (window <= 0 ||
-      (c.architecture.starts_with("qwen") && !f.boolean("use_sliding_window", false)))
-    return;
+std::vector<bool> listed_windows(const Fields& f, const Value& types, int64_t layers) {
+  if (!types.is_array() || static_cast<int64_t>(types.size()) != layers)
+    f.wrong("layer_types", "a list with one entry per layer");
   std::vector<bool> slides;
-  if (types) {
-    if (!types->is_array() || static_cast<int64_t>(types->size()) != c.layers)
-      f.wrong("layer_types", "a list with one entry per layer");
-    for (const Value& t : types->as_array()) {
-      std::string kind = t.is_string() ? t.as_string() : "";
-      if (kind != "sliding_attention" && kind != "full_attention")
-        fail(ErrorCode::kUnsupported, "{}: layer type \"{}\" is not supported", f.where(), kind);
-      slides.push_back(kind == "sliding_attention");
-    }
+  for (const Value& t : types.as_array()) {
+    std::string kind = t.is_string() ? t.as_string() : "";
+    if (kind != "sliding_attention" && kind != "full_attention")
+      fail(ErrorCode::kUnsupported, "{}: layer type \"{}\" is not supported", f.where(), kind);
+    slides.push_back(kind == "sliding_attention");
+  }
+  return slides;
+}
+
+void read_window(const Fields& f, ModelConfig& c) {
+  const Usual& usual = usual_of(c);
+  bool qwen = c.architecture.starts_with("qwen"), gemma3 = c.architecture == "gemma3";
+  bool has_windows = usual.window > 0 || c.architecture == "phi3";
+  if (!has_windows || f.is_null("sliding_window") ||
+      (qwen && !f.boolean("use_sliding_window", false)))
+    return;
+  int64_t window = f.integer({"sliding_window"}, usual.window);
+  if (window <= 0) return;
+  std::vector<bool> slides;
+  // Only Ministral among Mistral's relatives looks at the list.
+  bool listed = usual.window > 0 && f.text({"model_type"}, "") != "mistral";
+  if (const Value* types = f.find({"layer_types"}); types && listed) {
+    slides = listed_windows(f, *types, c.layers);
   } else {
-    bool gemma3 = c.architecture == "gemma3", gemma2 = c.architecture == "gemma2";
-    int64_t period = f.integer({"sliding_window_pattern", "_sliding_window_pattern"}, gemma3   ? 6
-                                                                                      : gemma2 ? 2
-                                                                                               : 0);
-    int64_t first = c.architecture.starts_with("qwen") ? f.integer({"max_window_layers"}, 28) : 0;
-    if (period < 0 || (period == 0 && (gemma2 || gemma3)))
+    // Every n-th layer sees everything; Qwen slides from a layer on; the others always.
+    int64_t period = gemma3 ? f.integer({"sliding_window_pattern", "_sliding_window_pattern"}, 6)
+                     : c.architecture == "gemma2" ? 2
+                                                  : 0;
+    int64_t first = qwen ? f.integer({"max_window_layers"}, 28) : 0;
+    if (period < 0 || (period == 0 && gemma3))
       f.wrong("sliding_window_pattern", "a positive number");
     for (int64_t i = 0; i < c.layers; ++i)
-      slides.push_back(gemma2 || gemma3 ? (i + 1) % period != 0 : i >= first);
+      slides.push_back(period > 0 ? (i + 1) % period != 0 : i >= first);
   }
   for (bool s : slides)
     if (s) c.sliding_window = window;
@@ -204,12 +245,12 @@ void read_gemma(const Fields& f, ModelConfig& c) {
   if (!(scalar > 0)) f.wrong("query_pre_attn_scalar", "positive");
   if (scalar != static_cast<double>(c.head_dim)) c.attention_scale = 1 / std::sqrt(scalar);
   bool gemma2 = c.architecture == "gemma2";
-  // null switches a cap off; absent means the family's value.
+  // null switches a cap off; absent means the family's value. Gemma 3 has the first in its
+  // configurations, but not in its maths.
   auto cap = [&](const char* name, double usual) {
-    const Value* v = f.json().find(name);
-    return v && v->is_null() ? 0.0 : f.number({name}, gemma2 ? usual : 0.0);
+    return f.is_null(name) ? 0.0 : f.number({name}, gemma2 ? usual : 0.0);
   };
-  c.attention_softcap = cap("attn_logit_softcapping", 50.0);
+  if (gemma2) c.attention_softcap = cap("attn_logit_softcapping", 50.0);
   c.final_softcap = cap("final_logit_softcapping", 30.0);
 }
 
@@ -232,34 +273,37 @@ const Family& family_of(const Fields& f) {
 }
 
 void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
-  // Gemma 3 folders with a vision part leave out what equals the family's usual values.
-  bool gemma3 = c.architecture == "gemma3";
-  auto usual = [&](std::initializer_list<std::string_view> names, int64_t value) {
-    return gemma3 ? f.integer(names, value) : f.required(names);
-  };
-  c.vocab = usual({"vocab_size"}, 262208);
+  const Usual& usual = usual_of(c);
+  bool gemma3 = c.architecture == "gemma3";  // its folders with a vision part leave out even these
+  c.vocab = gemma3 ? f.integer({"vocab_size"}, 262208) : f.required({"vocab_size"});
+  c.heads = gemma3 ? f.integer({"num_attention_heads"}, 8)
+                   : f.required({"num_attention_heads", "n_head"});
   c.hidden = f.required({"hidden_size", "n_embd"});
   c.layers = f.required({"num_hidden_layers", "n_layer"});
-  c.heads = usual({"num_attention_heads", "n_head"}, 8);
-  c.kv_heads = f.integer({"num_key_value_heads"}, gemma3 ? 4 : c.heads);
-  c.context = usual({"max_position_embeddings", "n_positions", "n_ctx"}, 131072);
+  bool as_heads = usual.kv_heads == 0 || f.is_null("num_key_value_heads");
+  c.kv_heads = f.integer({"num_key_value_heads"}, as_heads ? c.heads : usual.kv_heads);
+  c.context = f.integer({"max_position_embeddings", "n_positions", "n_ctx"}, usual.context);
   if (c.heads <= 0) f.wrong("num_attention_heads", "positive");
-  int64_t head_dim = family.gemma                ? 256
-                     : c.architecture == "qwen3" ? 128
-                                                 : 0;  // usual values of these families
-  if (!f.find({"head_dim"}) && head_dim == 0 && c.hidden % c.heads != 0)
+  if (!f.find({"head_dim"}) && usual.head_dim == 0 && c.hidden % c.heads != 0)
     fail(ErrorCode::kCorrupt, "{}: the hidden size {} does not divide into {} heads", f.where(),
          c.hidden, c.heads);
-  c.head_dim = f.integer({"head_dim"}, head_dim > 0 ? head_dim : c.hidden / c.heads);
+  c.head_dim = f.integer({"head_dim"}, usual.head_dim > 0 ? usual.head_dim : c.hidden / c.heads);
   c.ffn = family.rotary ? f.required({"intermediate_size"}) : f.integer({"n_inner"}, 4 * c.hidden);
 }
 
-void refuse_features(const Fields& f) {
-  for (const char* key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"})
-    if (f.boolean(key, false))
-      fail(ErrorCode::kUnsupported, "{}: {} is not supported", f.where(), key);
-  if (!f.boolean("scale_attn_weights", true))
-    fail(ErrorCode::kUnsupported, "{}: scale_attn_weights = false is not supported", f.where());
+void read_gpt2(const Fields& f, ModelConfig& c) {
+  if (f.boolean("add_cross_attention", false))
+    fail(ErrorCode::kUnsupported, "{}: add_cross_attention is not supported", f.where());
+  if (!f.boolean("scale_attn_weights", true)) c.attention_scale = 1;
+  c.scale_by_layer = f.boolean("scale_attn_by_inverse_layer_idx", false);
+}
+
+// GPT-2 and Gemma have names of their own; Gemma's first configurations say "gelu" in hidden_act
+// and mean the tanh form.
+void read_activation(const Fields& f, const Family& family, ModelConfig& c) {
+  const Value* act =
+      !family.gemma ? f.find({"hidden_act", "activation_function"}) : f.find({"hidden_activation"});
+  if (act) c.activation = activation_named(f, act->is_string() ? act->as_string() : "?");
 }
 
 }  // namespace
@@ -275,7 +319,6 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   refuse_quantized(json, where);
   Fields f(json, where);
   const Family& family = family_of(f);
-  refuse_features(f);
   ModelConfig c;
   c.name = f.text({"_name_or_path"}, "");
   c.architecture = family.architecture;
@@ -284,14 +327,16 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
     fail(ErrorCode::kCorrupt, "{}: {} layers in a model of {} tensors", where, c.layers,
          weights.names().size());
   apply_family(family, c);
-  c.norm_eps =
-      f.number({"rms_norm_eps", "layer_norm_epsilon"}, c.norm == NormKind::kRms ? 1e-6 : 1e-5);
-  // Gemma's first configurations say "gelu" in hidden_act and mean the tanh form.
-  if (const Value* act = family.gemma ? f.find({"hidden_activation"})
-                                      : f.find({"hidden_act", "activation_function"}))
-    c.activation = activation_named(f, act->is_string() ? act->as_string() : "?");
+  c.norm_eps = f.number({family.rotary ? "rms_norm_eps" : "layer_norm_epsilon"},
+                        c.architecture == "phi3" || !family.rotary ? 1e-5 : 1e-6);
+  read_activation(f, family, c);
+  if (f.boolean("use_bidirectional_attention", false))
+    fail(ErrorCode::kUnsupported, "{}: attention in both directions is not supported", where);
   check_config(c, where);
-  if (family.rotary) read_rope(f, c);
+  if (family.rotary)
+    read_rope(f, c);
+  else
+    read_gpt2(f, c);
   read_window(f, c);
   if (family.gemma) read_gemma(f, c);
   std::string prefix = hf_prefix(weights, family, where);

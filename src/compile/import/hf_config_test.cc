@@ -206,6 +206,9 @@ TEST(HfConfig, Phi3SlicesAndLongRope) {
             "model.layers.1.mlp.gate_up_proj.weight | slice_rows(48, 96)");
   EXPECT_EQ(c.rope.scaling, RopeConfig::Scaling::kLongRope);
   EXPECT_EQ(c.rope.factor, 4.0);
+  std::string yarn = rope;
+  yarn.replace(yarn.find("longrope"), 8, "yarn");  // the name in its first configurations
+  EXPECT_EQ(config_from_hf(config("phi3", yarn), m.table).rope, c.rope);
   EXPECT_THAT(error_of([&] {
                 config_from_hf(config("phi3", R"(,"rope_scaling":{"type":"longrope"})"), m.table);
               }),
@@ -251,6 +254,29 @@ TEST(HfConfig, Gpt2TransposesBeforeItSlices) {
     EXPECT_TRUE(c.tied_embeddings);
     EXPECT_EQ(c.activation, Activation::kGeluTanh);
   }
+}
+
+// What a config.json leaves out means what transformers makes of it.
+TEST(HfConfig, Defaults) {
+  HfModel m;
+  m.llama();
+  auto loaded = [&](const char* type, const std::string& more) {
+    return config_from_hf(config(type, more), m.table);
+  };
+  EXPECT_EQ(loaded("llama", R"(,"sliding_window":8)").sliding_window, 0);  // Llama has none
+  EXPECT_EQ(loaded("mistral", "").sliding_window, 4096);
+  EXPECT_EQ(loaded("mistral", R"(,"sliding_window":null)").sliding_window, 0);
+  const char* types = R"(,"sliding_window":8,"layer_types":["full_attention","full_attention"])";
+  EXPECT_EQ(loaded("mistral", types).sliding_window, 8);
+  EXPECT_EQ(loaded("ministral", types).sliding_window, 0);
+  ModelConfig yarn = loaded("llama", R"(,"rope_scaling":{"type":"yarn","beta_fast":0,
+      "original_max_position_embeddings":16})");
+  EXPECT_EQ(yarn.rope.factor, 4.0);  // the model's context over the original one
+  EXPECT_EQ(yarn.rope.beta_fast, 32.0);
+  EXPECT_EQ(
+      loaded("llama", R"(,"rope_scaling":{"type":"llama3","factor":8})").rope.original_context, 64);
+  EXPECT_THAT(error_of([&] { loaded("llama", R"(,"partial_rotary_factor":0.5)"); }),
+              HasSubstr("partial_rotary_factor"));
 }
 
 TEST(HfConfig, SaysWhatIsWrong) {

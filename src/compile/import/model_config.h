@@ -51,6 +51,7 @@ struct ModelConfig {
   bool learned_positions = false;  // GPT-2
   double embedding_scale = 1.0;
   double attention_scale = 0.0;    // 0 = head_dim^-0.5
+  bool scale_by_layer = false;     // GPT-2: layer i divides its scores by i + 1 as well
   double attention_softcap = 0.0;  // 0 = none
   double final_softcap = 0.0;
 

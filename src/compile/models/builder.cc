@@ -164,6 +164,7 @@ Ref ModelBuilder::append_and_attend(int64_t layer, Ref q, Ref k, Ref v) {
       op("append", {state, view->second, seq, slot, k, v}, {}, fmt::format("blk.{}.append", layer));
   double scale = config.attention_scale > 0 ? config.attention_scale
                                             : 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  if (config.scale_by_layer) scale /= static_cast<double>(layer + 1);
   Value::Object attrs = {{"scale", scale}};
   if (slides(layer)) attrs.emplace_back("window", config.sliding_window);
   if (config.attention_softcap > 0) attrs.emplace_back("softcap", config.attention_softcap);
