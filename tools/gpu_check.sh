@@ -53,8 +53,8 @@ status=0
 ctest --test-dir "$build" -j "$(nproc)" --output-on-failure -LE lint 2>&1 | tail -n 40 || status=1
 
 step bench
-ops="$(find "$build" -name ops_test -type f | head -n 1)"
-if [ -n "$ops" ]; then "$ops" --perf 2>&1 | tail -n 60 || status=1; else echo "no ops_test in this tree"; fi
+ops="$(find "$build" -name op_tests -type f | head -n 1)"
+if [ -n "$ops" ]; then "$ops" --perf 2>&1 | tail -n 80 || status=1; else echo "no op_tests in this tree"; fi
 
 step "done, status $status"
 exit $status
