@@ -1,6 +1,7 @@
 #include "engine/text/bpe_merge.h"
 
 #include <algorithm>
+#include <cstddef>
 
 namespace tokamak {
 namespace {

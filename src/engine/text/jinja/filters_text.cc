@@ -1,4 +1,6 @@
 // Filters on text.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "engine/text/jinja/filters.h"

@@ -45,13 +45,17 @@ Val int_pow(int64_t base, int64_t exponent) {
 
 Val int_op(Op op, int64_t a, int64_t b) {
   int64_t r = 0;
+  bool overflow = false;  // a statement of its own: the order of arguments is not fixed
   switch (op) {
     case Op::kAdd:
-      return Val::integer(checked(__builtin_add_overflow(a, b, &r), r));
+      overflow = __builtin_add_overflow(a, b, &r);
+      return Val::integer(checked(overflow, r));
     case Op::kSub:
-      return Val::integer(checked(__builtin_sub_overflow(a, b, &r), r));
+      overflow = __builtin_sub_overflow(a, b, &r);
+      return Val::integer(checked(overflow, r));
     case Op::kMul:
-      return Val::integer(checked(__builtin_mul_overflow(a, b, &r), r));
+      overflow = __builtin_mul_overflow(a, b, &r);
+      return Val::integer(checked(overflow, r));
     case Op::kPow:
       return int_pow(a, b);
     default:
