@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/error.h"
+#include "engine/stats.h"
 #include "plan/step.h"
 
 namespace tokamak {
@@ -23,8 +25,14 @@ struct RequestSpec {
   bool score_prompt = false;                 // report log-probabilities of prompt tokens 1..
   int32_t score_from = 1;                    // first prompt position to score
   int32_t priority = 0;                      // lower runs first
-  std::string cache_salt;
-  Nanos deadline = kNever;  // absolute, of the engine's clock
+  std::string cache_salt;                    // only requests with the same salt share cached blocks
+  std::string tenant;                        // whom fair scheduling counts it for; empty: the salt
+  Nanos deadline = kNever;                   // absolute, of the engine's clock
+  Nanos queue_deadline = kNever;             // given up when it has not started by then
+  // Its blocks are evicted after those of a lower cache_priority, until cache_ttl after their last
+  // use.
+  int32_t cache_priority = 0;
+  Nanos cache_ttl = kNever;
 };
 
 enum class Finish : uint8_t { kNone, kStop, kLength, kCancelled, kTimeout, kError };
@@ -39,16 +47,21 @@ struct Delta {
   std::vector<std::vector<TokenLogprob>> top;  // parallel to ids when asked for
   // Once, on the first delta of choice 0: positions score_from .. prompt end.
   std::vector<float> prompt_logprobs;
+  std::vector<std::vector<TokenLogprob>> prompt_top;  // parallel to it when asked for
   int32_t stop_id = -1;           // the id that ended the answer, with Finish::kStop
   Finish finish = Finish::kNone;  // the last delta of a choice says how it ended
   std::string error;              // with Finish::kError
-  int32_t cached_tokens = 0;      // prompt tokens that were not computed again; on the first delta
+  // With Finish::kError: kResourceExhausted means "the queue is full, try again later".
+  ErrorCode error_code = ErrorCode::kInternal;
+  int32_t cached_tokens = 0;  // prompt tokens that were not computed again; on the first delta
 };
 
 struct EngineInfo {
   std::string model;
   int64_t vocab = 0, max_model_len = 0;
+  // Free blocks are those that a sequence could have, cached content or not.
   int64_t kv_blocks_total = 0, kv_blocks_free = 0, running = 0, waiting = 0;
+  double retry_after = 1;  // seconds after which a refused request has a chance, roughly
 };
 
 class Client {
@@ -65,6 +78,8 @@ class Client {
   // tokens are discarded.
   virtual void stop_at(RequestId id, int32_t choice, int32_t position) = 0;
   virtual EngineInfo info() const = 0;
+  virtual EngineStats stats() const { return {}; }    // a copy of about 4 KB
+  virtual EngineMemory memory() const { return {}; }  // what the engine holds
 };
 
 }  // namespace tokamak

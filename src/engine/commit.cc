@@ -36,6 +36,10 @@ void EngineCore::commit(Ticket ticket, const StepResult& result, Actions& action
   Step& step = step_slot(ticket);
   if (const char* wrong = what_is_wrong(step, result)) return rewind(ticket, wrong, actions);
   ++completed_;
+  Nanos duration = now_ - std::max(step.submitted, last_done_);
+  last_done_ = now_;
+  stats_.step_seconds.add(seconds(duration));
+  scheduler_.observe(step.entries, duration);
   for (size_t b = 0; b < step.entries.size(); ++b)
     commit_entry(step.entries[b], b, result, actions);
 }
@@ -54,7 +58,7 @@ void EngineCore::commit_entry(const StepEntry& e, size_t index, const StepResult
   int32_t accepted = result.accepted[index];
   auto first_out = static_cast<size_t>(e.first_out);
   auto scores = static_cast<size_t>(e.scores);
-  for (size_t i = 0; i < scores; ++i) seq.prompt_logprobs.push_back(result.logprobs[first_out + i]);
+  note_scores(seq, e, result);
   Commit commit;
   commit.accepted = {result.ids.data() + first_out + scores, static_cast<size_t>(accepted)};
   commit.truncate_to = e.drafts > 0 ? e.start + accepted : e.start + e.count;
@@ -65,8 +69,49 @@ void EngineCore::commit_entry(const StepEntry& e, size_t index, const StepResult
     seq.drafts.clear();
     kv_.truncate(seq.blocks, seq.computed);  // nothing else of it is in flight
   }
-  kv_.commit(seq.blocks, seq.computed);
   emit(seq, commit, e.first_out + e.scores, result, actions);
+  kv_.commit(seq.blocks, seq.computed, seq.ids());
+}
+
+void EngineCore::note_scores(Sequence& seq, const StepEntry& e, const StepResult& result) {
+  bool tops = seq.sample().top_logprobs > 0 && e.scores > 0;
+  auto top = tops ? std::lower_bound(result.top.begin(), result.top.end(), e.first_out,
+                                     [](const auto& t, int32_t row) { return t.first < row; })
+                  : result.top.end();
+  for (int32_t row = e.first_out; row < e.first_out + e.scores; ++row) {
+    seq.prompt_logprobs.push_back(result.logprobs[static_cast<size_t>(row)]);
+    if (tops) seq.prompt_top.emplace_back();
+    for (; top != result.top.end() && top->first <= row; ++top)
+      if (top->first == row) seq.prompt_top.back().push_back(top->second);
+  }
+}
+
+// `count` more tokens of it are known.
+void EngineCore::note_tokens(Sequence& seq, size_t count) {
+  if (count == 0) return;
+  stats_.tokens_emitted += static_cast<int64_t>(count);
+  if (seq.first_token == kNever) {
+    seq.first_token = now_;
+    stats_.ttft_seconds.add(seconds(now_ - seq.arrived));
+    stats_.prefill_seconds.add(seconds(now_ - seq.started));
+    --count;
+  }
+  // Tokens that come together came one after the other, for whoever reads them.
+  if (count > 0) {
+    Nanos gap = now_ - (seq.last_token == kNever ? now_ : seq.last_token);
+    stats_.itl_seconds.add(seconds(gap) / static_cast<double>(count), count);
+  }
+  seq.last_token = now_;
+}
+
+void EngineCore::note_end(const Sequence& seq, Finish how) {
+  ++stats_.finished[static_cast<size_t>(how)];
+  stats_.e2e_seconds.add(seconds(now_ - seq.arrived));
+  stats_.answer_length.add(seq.generated());
+  if (seq.first_token == kNever) return;
+  stats_.decode_seconds.add(seconds(seq.last_token - seq.first_token));
+  if (seq.generated() > 1)
+    stats_.tpot_seconds.add(seconds(seq.last_token - seq.first_token) / (seq.generated() - 1));
 }
 
 void EngineCore::emit(Sequence& seq, const Commit& commit, int32_t first_out,
@@ -74,8 +119,11 @@ void EngineCore::emit(Sequence& seq, const Commit& commit, int32_t first_out,
   bool prompt_only = seq.limit == 0 && seq.computed == seq.prompt_length();
   if (commit.accepted.empty() && !prompt_only) return;
   Delta& d = actions.add_delta(seq.request->id, seq.choice, seq.generated());
-  if (!seq.first_delta_sent)
+  if (!seq.first_delta_sent) {
     d.prompt_logprobs.assign(seq.prompt_logprobs.begin(), seq.prompt_logprobs.end());
+    d.prompt_top.assign(seq.prompt_top.begin(), seq.prompt_top.end());
+    d.cached_tokens = seq.cached_tokens;
+  }
   seq.first_delta_sent = true;
   Finish how = prompt_only ? Finish::kLength : Finish::kNone;
   int32_t wanted = seq.sample().top_logprobs;
@@ -100,7 +148,7 @@ void EngineCore::emit(Sequence& seq, const Commit& commit, int32_t first_out,
       if (wanted > 0 && top->first == row) d.top.back().push_back(top->second);
     if (seq.generated() >= seq.limit) how = seq.limit_is_stop ? Finish::kStop : Finish::kLength;
   }
-  stats_.tokens_emitted += static_cast<int64_t>(d.ids.size());
+  note_tokens(seq, d.ids.size());
   if (how != Finish::kNone) close(seq, how, d, actions);
 }
 
@@ -128,6 +176,7 @@ void EngineCore::finish(Sequence& seq, Finish how, std::string_view error, Actio
 
 void EngineCore::close(Sequence& seq, Finish how, Delta& last, Actions& actions) {
   last.finish = how;
+  note_end(seq, how);
   if (--seq.request->unfinished == 0) actions.finished.push_back(seq.request->id);
   bool waiting = seq.phase == Sequence::Phase::kWaiting;
   seq.phase = Sequence::Phase::kFinished;

@@ -30,7 +30,38 @@ int32_t verify_size(std::string_view function) {
   return error == std::errc() && end == function.data() + function.size() ? k : 0;
 }
 
+template <class T, size_t N>
+T by_name(const char* what, std::string_view name, const std::pair<std::string_view, T> (&all)[N]) {
+  std::string names;
+  for (const auto& [n, value] : all) {
+    if (n == name) return value;
+    names += names.empty() ? n : fmt::format(", {}", n);
+  }
+  fail(ErrorCode::kInvalidArgument, "{} \"{}\" is not known: use one of {}", what, name, names);
+}
+
 }  // namespace
+
+SchedPolicy parse_sched_policy(std::string_view name) {
+  return by_name<SchedPolicy, 4>("scheduler", name,
+                                 {{"fcfs", SchedPolicy::kFcfs},
+                                  {"priority", SchedPolicy::kPriority},
+                                  {"cache", SchedPolicy::kCache},
+                                  {"fair", SchedPolicy::kFair}});
+}
+
+KvPolicy parse_kv_policy(std::string_view name) {
+  return by_name<KvPolicy, 2>("KV policy", name,
+                              {{"guaranteed-no-evict", KvPolicy::kGuaranteedNoEvict},
+                               {"max-utilization", KvPolicy::kMaxUtilization}});
+}
+
+Batching parse_batching(std::string_view name) {
+  return by_name<Batching, 3>("batching", name,
+                              {{"continuous", Batching::kContinuous},
+                               {"prefill-first", Batching::kPrefillFirst},
+                               {"static", Batching::kStatic}});
+}
 
 std::vector<int64_t> kv_blocks_for(const PlanSet& plans, int64_t tokens, int64_t max_num_seqs,
                                    int64_t max_batched_tokens) {
@@ -77,7 +108,9 @@ void check_engine_config(const EngineConfig& c) {
           "max_batched_tokens must be at least max_num_seqs: every sequence decodes in every step");
   require(c.max_out_rows >= c.max_num_seqs, "max_out_rows must be at least max_num_seqs");
   require(c.max_queue >= 1 && c.max_in_flight >= 1, "max_queue and max_in_flight start at 1");
-  require(c.max_step_failures >= 0 && c.draft_tokens >= 0, "negative limits");
+  require(c.max_step_failures >= 0 && c.draft_tokens >= 0 && c.tpot_target >= 0 &&
+              c.starvation_bound >= 0,
+          "negative limits");
 }
 
 void check_request(const EngineConfig& c, const RequestSpec& spec) {

@@ -2,12 +2,37 @@
 // What an engine may use and what its plans can take.
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/client.h"
 #include "plan/plan.h"
 
 namespace tokamak {
+
+// Who of the waiting starts first.
+enum class SchedPolicy : uint8_t {
+  kFcfs,      // first come, first served
+  kPriority,  // RequestSpec::priority, then arrival; a lower one that runs makes room
+  kCache,     // the longest cached prefix; nobody is passed over more than starvation_bound times
+  kFair,      // the tenant that has had the fewest tokens
+};
+// When a sequence may start.
+enum class KvPolicy : uint8_t {
+  kMaxUtilization,     // its known tokens fit; when blocks run out, the last one is preempted
+  kGuaranteedNoEvict,  // everything that runs fits to its last token
+};
+// What steps are made of. Continuous is the default; the others are kept as baselines.
+enum class Batching : uint8_t {
+  kContinuous,    // decodes first, then prompts, up to the token budget
+  kPrefillFirst,  // while there are prompts, steps hold nothing else
+  kStatic,        // a batch runs to its end before the next one starts
+};
+// By the names of the command line: fcfs priority cache fair, guaranteed-no-evict max-utilization,
+// continuous prefill-first static. Throw Error(kInvalidArgument) listing them.
+SchedPolicy parse_sched_policy(std::string_view name);
+KvPolicy parse_kv_policy(std::string_view name);
+Batching parse_batching(std::string_view name);
 
 struct EngineConfig {
   std::string model;
@@ -22,6 +47,14 @@ struct EngineConfig {
   int64_t max_queue = 4096;          // sequences that wait (a request has n of them)
   int max_in_flight = 1;             // steps submitted and not yet committed
   int max_step_failures = 3;         // failed steps in a row that a sequence survives
+
+  SchedPolicy policy = SchedPolicy::kFcfs;
+  KvPolicy kv_policy = KvPolicy::kMaxUtilization;
+  Batching batching = Batching::kContinuous;
+  bool prefix_cache = true;     // keep and share the blocks of finished and running sequences
+  bool chunked_prefill = true;  // off: a prompt that fits a step is not cut
+  int starvation_bound = 64;    // of SchedPolicy::kCache
+  Nanos tpot_target = 0;        // steps with decodes are kept this short; 0: no target
 
   int64_t decode_batch = 0;           // largest batch of the function "decode"; 0: there is none
   std::vector<int32_t> verify_sizes;  // k of the functions "verify<k>", ascending

@@ -9,8 +9,8 @@ namespace tokamak {
 
 EngineCore::EngineCore(EngineConfig config, Drafter* drafter)
     : config_((check_engine_config(config), std::move(config))),
-      kv_(config_.groups, config_.blocks),
-      scheduler_(config_, kv_, config_.draft_tokens > 0 ? drafter : nullptr),
+      kv_(config_.groups, config_.blocks, config_.prefix_cache),
+      scheduler_(config_, kv_, config_.draft_tokens > 0 ? drafter : nullptr, stats_),
       steps_(static_cast<size_t>(config_.max_in_flight)) {
   for (Step& step : steps_) prepare_inputs(config_, step.inputs);
   SampleSpec greedy;
@@ -22,6 +22,8 @@ EngineCore::EngineCore(EngineConfig config, Drafter* drafter)
 // told of its completion, commit. Only commit advances a sequence and emits tokens.
 void EngineCore::advance(Nanos now, std::span<Event> events, Actions& actions) {
   actions.clear();
+  now_ = now;
+  kv_.set_time(now);
   for (Event& event : events) take(event, actions);
   expire(now, actions);
   release();
@@ -51,12 +53,15 @@ void EngineCore::take(Event& event, Actions& actions) {
   }
 }
 
-bool EngineCore::reserve(Step& step) { return scheduler_.schedule(step.entries); }
+bool EngineCore::reserve(Step& step) { return scheduler_.schedule(now_, step.entries); }
 
 void EngineCore::submit(Step& step, Actions& actions) {
   step.ticket = submitted_++;
+  step.submitted = now_;
   ++stats_.steps;
   stats_.tokens_scheduled += step.inputs.tokens();
+  stats_.step_tokens.add(static_cast<double>(step.inputs.tokens()));
+  stats_.step_sequences.add(static_cast<double>(step.inputs.sequences()));
   actions.submits.push_back({step.ticket, &step.inputs});
 }
 
@@ -75,7 +80,7 @@ void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
     if (waiting() + spec.n > config_.max_queue)
       fail(ErrorCode::kResourceExhausted, "the queue is full: {} sequences wait", waiting());
   } catch (const Error& e) {
-    return reject(id, spec.n, e.what(), actions);
+    return reject(id, spec.n, e, actions);
   }
   auto request = std::make_unique<Request>();
   request->id = id;
@@ -84,22 +89,22 @@ void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
   request->unfinished = request->unretired = request->spec.n;
   for (int32_t c = 0; c < request->spec.n; ++c) {
     Sequence* seq = new_sequence();
-    seq->open(request.get(), c, next_order_++);
+    seq->open(request.get(), c, next_order_++, now_);
     request->choices.push_back(seq);
-    scheduler_.enqueue(seq);
+    scheduler_.arrive(seq);
   }
-  if (request->spec.deadline != kNever) {
-    deadlines_.emplace_back(request->spec.deadline, id);
-    std::push_heap(deadlines_.begin(), deadlines_.end(), std::greater<>());
-  }
+  add_deadline({request->spec.deadline, id, false});
+  add_deadline({request->spec.queue_deadline, id, true});
   requests_.emplace(id, std::move(request));
 }
 
-void EngineCore::reject(RequestId id, int32_t n, const std::string& why, Actions& actions) {
+void EngineCore::reject(RequestId id, int32_t n, const Error& why, Actions& actions) {
+  ++stats_.requests_rejected;
   for (int32_t c = 0; c < std::clamp<int64_t>(n, 1, config_.max_queue); ++c) {
     Delta& d = actions.add_delta(id, c, 0);
     d.finish = Finish::kError;
-    d.error = why;
+    d.error = why.what();
+    d.error_code = why.code();
   }
   actions.finished.push_back(id);
 }
@@ -130,21 +135,40 @@ void EngineCore::stop_at(RequestId id, int32_t choice, int32_t position, Actions
   if (seq->generated() >= position) finish(*seq, Finish::kStop, {}, actions);
 }
 
+void EngineCore::add_deadline(Deadline deadline) {
+  if (deadline.at == kNever) return;
+  deadlines_.push_back(deadline);
+  std::push_heap(deadlines_.begin(), deadlines_.end(), std::greater<>());
+}
+
+void EngineCore::pop_deadline() {
+  std::pop_heap(deadlines_.begin(), deadlines_.end(), std::greater<>());
+  deadlines_.pop_back();
+}
+
+bool EngineCore::started(RequestId id) const {
+  auto it = requests_.find(id);
+  if (it == requests_.end()) return true;
+  for (const Sequence* s : it->second->choices)
+    if (s == nullptr || s->started != kNever) return true;
+  return false;
+}
+
 void EngineCore::expire(Nanos now, Actions& actions) {
-  while (!deadlines_.empty() && deadlines_.front().first <= now) {
-    RequestId id = deadlines_.front().second;
-    std::pop_heap(deadlines_.begin(), deadlines_.end(), std::greater<>());
-    deadlines_.pop_back();
-    cancel(id, Finish::kTimeout, actions);
+  while (!deadlines_.empty() && deadlines_.front().at <= now) {
+    Deadline d = deadlines_.front();
+    pop_deadline();
+    if (!d.queue || !started(d.request)) cancel(d.request, Finish::kTimeout, actions);
   }
 }
 
 Nanos EngineCore::next_deadline() {
-  while (!deadlines_.empty() && !requests_.contains(deadlines_.front().second)) {
-    std::pop_heap(deadlines_.begin(), deadlines_.end(), std::greater<>());
-    deadlines_.pop_back();
+  while (!deadlines_.empty()) {
+    const Deadline& d = deadlines_.front();
+    if (d.queue ? !started(d.request) : requests_.contains(d.request)) return d.at;
+    pop_deadline();
   }
-  return deadlines_.empty() ? kNever : deadlines_.front().first;
+  return kNever;
 }
 
 // --- sequences
@@ -162,14 +186,23 @@ Sequence* EngineCore::new_sequence() {
 void EngineCore::retire(Sequence* seq) {
   Request& request = *seq->request;
   request.choices[static_cast<size_t>(seq->choice)] = nullptr;
+  scheduler_.forget(*seq);
   seq->request = nullptr;
   free_sequences_.push_back(seq);
   if (--request.unretired == 0) requests_.erase(request.id);
 }
 
-EngineStats EngineCore::stats() const {
-  EngineStats s = stats_;
-  s.preemptions = scheduler_.preemptions();
+const EngineStats& EngineCore::stats() {
+  EngineStats& s = stats_;
+  s.blocks_evicted = kv_.evicted();
+  s.blocks_copied = kv_.copied();
+  s.running = running();
+  s.waiting = waiting();
+  s.kv_blocks_total = kv_.total_blocks();
+  s.kv_blocks_cached = kv_.cached_blocks();
+  s.kv_blocks_free = kv_.free_blocks() - s.kv_blocks_cached;
+  s.kv_blocks_used = s.kv_blocks_total - kv_.free_blocks();
+  s.token_budget = scheduler_.token_budget();
   return s;
 }
 

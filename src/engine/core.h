@@ -20,14 +20,6 @@
 
 namespace tokamak {
 
-struct EngineStats {
-  int64_t steps = 0, failed_steps = 0;
-  int64_t tokens_scheduled = 0;  // rows of submitted steps
-  int64_t tokens_emitted = 0;
-  int64_t tokens_discarded = 0;  // chosen by the device, wanted by nobody (overshoot, rewinds)
-  int64_t preemptions = 0;
-};
-
 // What a completed step means for one sequence.
 struct Commit {
   std::span<const int32_t> accepted;  // ids that hold
@@ -46,20 +38,32 @@ class EngineCore {
 
   const EngineConfig& config() const { return config_; }
   const KvCache& kv() const { return kv_; }
-  EngineStats stats() const;
+  const EngineStats& stats();  // brings the gauges up to date
+  // Who has a row of a step: for tools and tests. O(running).
+  const Sequence* sequence_in_row(int32_t row) const { return scheduler_.in_row(row); }
   int64_t running() const { return static_cast<int64_t>(scheduler_.running()); }
   int64_t waiting() const { return static_cast<int64_t>(scheduler_.waiting()); }
   int64_t steps_in_flight() const { return static_cast<int64_t>(submitted_ - completed_); }
   bool idle() const { return requests_.empty(); }
 
  private:
+  struct Deadline {
+    Nanos at;
+    RequestId request;
+    bool queue;  // only if it has not started
+    bool operator>(const Deadline& o) const { return at > o.at; }
+  };
+
   // core.cc: requests
   void take(Event& event, Actions& actions);
   void arrive(RequestId id, RequestSpec&& spec, Actions& actions);
-  void reject(RequestId id, int32_t n, const std::string& why, Actions& actions);
+  void reject(RequestId id, int32_t n, const Error& why, Actions& actions);
   void cancel(RequestId id, Finish finish, Actions& actions);
   void stop_at(RequestId id, int32_t choice, int32_t position, Actions& actions);
   void expire(Nanos now, Actions& actions);
+  void add_deadline(Deadline deadline);
+  void pop_deadline();
+  bool started(RequestId id) const;
   Nanos next_deadline();
   void release();  // what nothing in flight refers to any more
   bool reserve(Step& step);
@@ -73,6 +77,9 @@ class EngineCore {
                     Actions& actions);
   void emit(Sequence& seq, const Commit& commit, int32_t first_out, const StepResult& result,
             Actions& actions);
+  void note_scores(Sequence& seq, const StepEntry& entry, const StepResult& result);
+  void note_tokens(Sequence& seq, size_t count);
+  void note_end(const Sequence& seq, Finish finish);
   void finish(Sequence& seq, Finish finish, std::string_view error, Actions& actions);
   void close(Sequence& seq, Finish finish, Delta& last, Actions& actions);
 
@@ -80,17 +87,18 @@ class EngineCore {
   void retire(Sequence* seq);
 
   const EngineConfig config_;
+  EngineStats stats_;
   KvCache kv_;
   Scheduler scheduler_;
   std::vector<Step> steps_;               // ring of max_in_flight, by ticket
   Ticket submitted_ = 0, completed_ = 0;  // tickets given out and reported
   std::unordered_map<RequestId, std::unique_ptr<Request>> requests_;
-  std::vector<std::pair<Nanos, RequestId>> deadlines_;  // heap, soonest first; may hold ended ones
+  std::vector<Deadline> deadlines_;  // heap, soonest first; may hold ended ones
   std::vector<std::unique_ptr<Sequence>> slab_;
   std::vector<Sequence*> free_sequences_, retired_;
   std::shared_ptr<const SampleSpec> greedy_;  // of requests that do not say how to sample
   uint64_t next_order_ = 0;
-  EngineStats stats_;
+  Nanos now_ = 0, last_done_ = 0;  // of this call; when the last step ended
 };
 
 }  // namespace tokamak

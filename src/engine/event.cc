@@ -12,9 +12,11 @@ Delta& Actions::add_delta(RequestId request, int32_t choice, int32_t position) {
   d.logprobs.clear();
   d.top.clear();
   d.prompt_logprobs.clear();
+  d.prompt_top.clear();
   d.stop_id = -1;
   d.finish = Finish::kNone;
   d.error.clear();
+  d.error_code = ErrorCode::kInternal;
   d.cached_tokens = 0;
   return d;
 }

@@ -28,6 +28,14 @@ void put_sample(std::string& out, const SampleSpec& s) {
   fmt::format_to(std::back_inserter(out), " sample={},{},{},{},{},{},{},{},{},{}", s.temperature,
                  s.top_k, s.top_p, s.min_p, s.repetition_penalty, s.presence_penalty,
                  s.frequency_penalty, s.min_tokens, s.top_logprobs, s.seed);
+  if (s.typical_p != 1.0f || s.xtc_probability > 0 || s.dry_multiplier > 0)
+    fmt::format_to(std::back_inserter(out), " filters={},{},{},{},{},{},{}", s.typical_p,
+                   s.xtc_probability, s.xtc_threshold, s.dry_multiplier, s.dry_base,
+                   s.dry_allowed_length, s.dry_last_n);
+  put_list(out, "breakers", s.dry_breakers);
+  std::vector<int> order;
+  for (SampleStage stage : s.order) order.push_back(static_cast<int>(stage));
+  put_list(out, "order", order);
   put_list(out, "banned", s.banned_until_min);
   std::vector<std::string> bias;
   for (auto [id, b] : s.logit_bias) bias.push_back(fmt::format("{}:{}", id, b));
@@ -42,6 +50,11 @@ void put_arrival(std::string& out, const Event& e) {
   put_list(out, "prompt", s.prompt);
   put_list(out, "stop", s.stop_ids);
   if (!s.cache_salt.empty()) out += " salt=" + hex(s.cache_salt);
+  if (!s.tenant.empty()) out += " tenant=" + hex(s.tenant);
+  if (s.queue_deadline != kNever)
+    fmt::format_to(std::back_inserter(out), " queue_deadline={}", s.queue_deadline);
+  if (s.cache_priority != 0 || s.cache_ttl != kNever)
+    fmt::format_to(std::back_inserter(out), " keep={},{}", s.cache_priority, s.cache_ttl);
   if (s.sample) put_sample(out, *s.sample);
 }
 
@@ -116,6 +129,18 @@ void read_sample(std::string_view text, SampleSpec& s, int line) {
   s.seed = number<uint64_t>(f[9], line);
 }
 
+void read_filters(std::string_view text, SampleSpec& s, int line) {
+  auto f = split(text, ',');
+  if (f.size() != 7) bad(line, "filters have seven fields");
+  s.typical_p = number<float>(f[0], line);
+  s.xtc_probability = number<float>(f[1], line);
+  s.xtc_threshold = number<float>(f[2], line);
+  s.dry_multiplier = number<float>(f[3], line);
+  s.dry_base = number<float>(f[4], line);
+  s.dry_allowed_length = number<int32_t>(f[5], line);
+  s.dry_last_n = number<int32_t>(f[6], line);
+}
+
 struct Field {
   std::string_view key, value;
 };
@@ -150,6 +175,22 @@ Event read_arrival(std::span<const std::string_view> words, int line) {
       spec.stop_ids = numbers<int32_t>(v, line);
     else if (key == "salt")
       spec.cache_salt = unhex(v, line);
+    else if (key == "tenant")
+      spec.tenant = unhex(v, line);
+    else if (key == "queue_deadline")
+      spec.queue_deadline = number<Nanos>(v, line);
+    else if (key == "keep") {
+      auto keep = numbers<int64_t>(v, line);
+      if (keep.size() != 2) bad(line, "keep is priority,ttl");
+      spec.cache_priority = static_cast<int32_t>(keep[0]);
+      spec.cache_ttl = keep[1];
+    } else if (key == "filters")
+      read_filters(v, sample, line);
+    else if (key == "breakers")
+      sample.dry_breakers = numbers<int32_t>(v, line);
+    else if (key == "order")
+      for (int stage : numbers<int>(v, line))
+        sample.order.push_back(static_cast<SampleStage>(stage));
     else if (key == "banned")
       sample.banned_until_min = numbers<int32_t>(v, line);
     else if (key == "bias") {
@@ -214,6 +255,8 @@ Event read_event(std::string_view text, StepResult& result, int line) {
 }  // namespace
 
 void EventLog::record(Nanos now, std::span<const Event> events) {
+  full_ = full_ || text_.size() >= most_bytes_;
+  if (full_) return;
   fmt::format_to(std::back_inserter(text_), "advance {} {}\n", now, events.size());
   for (const Event& e : events) {
     auto out = std::back_inserter(text_);
@@ -272,6 +315,8 @@ std::string actions_text(const Actions& actions) {
     put_list(out, "row", in.row);
     put_list(out, "out_rows", in.out_rows);
     for (const StepInputs::Table& t : in.tables) put_list(out, "table", t.blocks);
+    for (const BlockCopy& c : in.copies)
+      fmt::format_to(at, " copy={}:{}:{}", c.group, c.from, c.to);
     out += '\n';
   }
   for (const Delta& d : actions.deltas()) {
@@ -279,6 +324,7 @@ std::string actions_text(const Actions& actions) {
     put_list(out, "ids", d.ids);
     put_list(out, "logprobs", d.logprobs);
     put_list(out, "prompt_logprobs", d.prompt_logprobs);
+    if (d.cached_tokens > 0) fmt::format_to(at, " cached={}", d.cached_tokens);
     if (!d.error.empty()) fmt::format_to(at, " error={}", d.error);
     out += '\n';
   }

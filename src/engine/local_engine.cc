@@ -80,6 +80,11 @@ EngineStats LocalEngine::stats() const {
   return stats_;
 }
 
+EngineMemory LocalEngine::memory() const {
+  const MemoryLedger& m = executable_->memory();
+  return {m.weights, m.kv, m.arena, m.scratch, m.other};
+}
+
 void LocalEngine::stop(Stop how) {
   {
     std::lock_guard lock(mutex_);
@@ -148,6 +153,10 @@ void LocalEngine::carry_out() {
     info_.running = core_.running();
     info_.kv_blocks_free = core_.kv().free_blocks();
     stats_ = core_.stats();
+    // Sequences end at this pace when all rows are busy.
+    double pace = (stats_.e2e_seconds.mean() - stats_.queue_seconds.mean()) /
+                  static_cast<double>(config_.max_num_seqs);
+    info_.retry_after = std::clamp(pace * static_cast<double>(info_.waiting), 1.0, 60.0);
   }
   for (const SubmitAction& s : actions_.submits) steps_.submit(s);
 }

@@ -36,8 +36,8 @@ class LocalEngine final : public Client {
   enum class Stop { kDrain, kCancel };
   void stop(Stop how);
 
-  EngineStats stats() const;
-  const MemoryLedger& memory() const { return executable_->memory(); }
+  EngineStats stats() const override;
+  EngineMemory memory() const override;
   const EngineConfig& config() const { return config_; }
 
  private:

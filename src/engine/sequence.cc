@@ -4,7 +4,7 @@
 
 namespace tokamak {
 
-void Sequence::open(Request* r, int32_t c, uint64_t o) {
+void Sequence::open(Request* r, int32_t c, uint64_t o, Nanos now) {
   request = r;
   choice = c;
   order = o;
@@ -17,6 +17,11 @@ void Sequence::open(Request* r, int32_t c, uint64_t o) {
   reset_row = true;
   drafts.clear();
   prompt_logprobs.clear();
+  prompt_top.clear();
+  lane = passed_over = cached_tokens = 0;
+  cached_now = 0;
+  arrived = now;
+  started = first_token = last_token = kNever;
   limit = r->spec.max_tokens;
 }
 
@@ -39,6 +44,12 @@ int32_t Sequence::schedulable() const {
   if (phase != Phase::kRunning || settling || !drafts.empty()) return 0;
   if (limit > 0 && generated() + pending >= limit) return 0;
   return expected() - scheduled;
+}
+
+int64_t Sequence::reusable() const {
+  int64_t most = length() - 1;
+  if (score_rows(0, length()) > 0) most = std::min<int64_t>(most, first_score_row(0));
+  return most;
 }
 
 int32_t Sequence::first_score_row(int32_t start) const {

@@ -36,8 +36,8 @@ class Sequence {
     kFinished,    // has had its last delta; retired once nothing in flight refers to it
   };
 
-  void open(Request* request, int32_t choice, uint64_t order);  // the prompt, nothing computed
-  void extend(int32_t id) { ids_.push_back(id); }               // a committed token
+  void open(Request* request, int32_t choice, uint64_t order, Nanos now);  // nothing computed
+  void extend(int32_t id) { ids_.push_back(id); }                          // a committed token
   void reserve_ids() { ids_.reserve(static_cast<size_t>(prompt_length_ + limit)); }
   void rewind();   // back to what is committed; results in flight become stale
   void drop_kv();  // rewind, and nothing is computed any more (blocks are the caller's)
@@ -47,6 +47,8 @@ class Sequence {
   int32_t generated() const { return length() - prompt_length_; }
   int32_t prompt_length() const { return prompt_length_; }
   int32_t expected() const { return length() + pending; }
+  // Slots that could come from elsewhere: all but the last, whose row chooses, and no scored ones.
+  int64_t reusable() const;
   // Tokens that a step could take now; 0 when the answer needs no more or must wait for a commit.
   int32_t schedulable() const;
   // The step that feeds the slot before `end` chooses a token.
@@ -79,7 +81,14 @@ class Sequence {
   bool limit_is_stop = false;
   int32_t failures = 0;                // failed steps since the last commit
   std::vector<float> prompt_logprobs;  // committed scores
+  std::vector<std::vector<TokenLogprob>> prompt_top;
   bool first_delta_sent = false;
+
+  int32_t lane = 0;           // of the waiting queue
+  int32_t passed_over = 0;    // younger ones that started before it
+  int64_t cached_now = 0;     // at the last look
+  int32_t cached_tokens = 0;  // of the prompt, when it started first
+  Nanos arrived = 0, started = kNever, first_token = kNever, last_token = kNever;
 
  private:
   std::vector<int32_t> ids_;

@@ -11,12 +11,34 @@
 
 namespace tokamak {
 
+// The stages of sampling, in the order a SampleSpec gives or the default one
+// (backend/common/sampler.h).
+enum class SampleStage : uint8_t {
+  kPenalties,  // repetition, presence, frequency
+  kDry,
+  kTemperature,
+  kTopK,
+  kTypical,
+  kTopP,
+  kMinP,
+  kXtc,
+};
+
 // How a row's next token is chosen. Immutable once a request runs; shared by all its steps.
 struct SampleSpec {
   float temperature = 1.0f;  // <= 0: greedy
   int32_t top_k = 0;         // 0: off
   float top_p = 1.0f, min_p = 0.0f;
-  float repetition_penalty = 1.0f;                          // over prompt and output
+  float typical_p = 1.0f;  // 1: off
+  // DRY: a token that would repeat a sequence of more than dry_allowed_length tokens loses
+  // dry_multiplier * dry_base ^ (length - dry_allowed_length). 0: off.
+  float dry_multiplier = 0.0f, dry_base = 1.75f;
+  int32_t dry_allowed_length = 2, dry_last_n = -1;  // last_n: tokens looked at; -1: all
+  std::vector<int32_t> dry_breakers;                // ids no repetition reaches across
+  // XTC: with this probability all tokens that reach the threshold but the least likely one go.
+  float xtc_probability = 0.0f, xtc_threshold = 0.1f;
+  std::vector<SampleStage> order;   // empty: the default; stages left out do not run
+  float repetition_penalty = 1.0f;  // over prompt and output
   float presence_penalty = 0.0f, frequency_penalty = 0.0f;  // over output
   std::vector<std::pair<int32_t, float>> logit_bias;
   std::vector<int32_t>
@@ -25,7 +47,8 @@ struct SampleSpec {
   int32_t top_logprobs = -1;  // -1: none; 0: the chosen token's only; n: also the n best
   uint64_t seed = 0;          // noise = f(seed, choice, position, token)
   bool needs_history() const {
-    return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f;
+    return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f ||
+           dry_multiplier > 0.0f;
   }
 };
 

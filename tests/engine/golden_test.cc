@@ -11,19 +11,24 @@
 namespace tokamak {
 namespace {
 
-using Fields = std::map<std::string, int64_t>;
+using Fields = std::map<std::string, std::string>;
 
 Fields fields(std::istringstream& line) {
   Fields out;
   for (std::string word; line >> word;) {
     size_t at = word.find('=');
     if (at == std::string::npos) throw std::runtime_error("not key=value: " + word);
-    out[word.substr(0, at)] = std::stoll(word.substr(at + 1));
+    out[word.substr(0, at)] = word.substr(at + 1);
   }
   return out;
 }
 
 int64_t get(const Fields& f, const std::string& key, int64_t fallback) {
+  auto it = f.find(key);
+  return it == f.end() ? fallback : std::stoll(it->second);
+}
+
+std::string text_of(const Fields& f, const std::string& key, const char* fallback) {
   auto it = f.find(key);
   return it == f.end() ? fallback : it->second;
 }
@@ -61,12 +66,14 @@ Trace parse(const std::string& text) {
 }
 
 // "3 ms  step    1[12]>  2[0..8)": request 1 feeds slot 12 and chooses a token, request 2 feeds
-// eight.
-std::string describe(Nanos now, const StepInputs& in, const std::map<int32_t, RequestId>& rows) {
+// eight. "2.1": its second choice. "copy": so many blocks are copied before the step.
+std::string describe(Nanos now, const StepInputs& in, const EngineCore& core) {
   std::string out = fmt::format("{:3} ms  {:7}", now / kMillisecond, in.function);
   for (size_t b = 0; b < in.kv_len.size(); ++b) {
     int32_t from = in.slot[static_cast<size_t>(in.q_start[b])], to = in.kv_len[b];
-    out += fmt::format("  {}", rows.at(in.row[b]));
+    const Sequence* seq = core.sequence_in_row(in.row[b]);
+    out += fmt::format("  {}", seq->request->id);
+    if (seq->request->spec.n > 1) out += fmt::format(".{}", seq->choice);
     out += to - from == 1 ? fmt::format("[{}]", from) : fmt::format("[{}..{})", from, to);
     for (size_t r = 0; r < in.out_rows.size(); ++r) {
       bool mine = in.out_rows[r] >= in.q_start[b] && in.out_rows[r] < in.q_start[b + 1];
@@ -74,7 +81,26 @@ std::string describe(Nanos now, const StepInputs& in, const std::map<int32_t, Re
       if (mine && in.samples[r].mode == SampleRow::Mode::kScore) out += 's';
     }
   }
+  if (!in.copies.empty()) out += fmt::format("  copy {}", in.copies.size());
   return out + "\n";
+}
+
+// The whole prompt is made of the request's id, but for the first `shared` tokens.
+RequestSpec request_of(RequestId id, const Fields& f) {
+  RequestSpec spec;
+  spec.prompt.assign(static_cast<size_t>(get(f, "prompt", 1)), static_cast<int32_t>(id));
+  std::fill_n(spec.prompt.begin(), get(f, "shared", 0), 900);
+  spec.max_tokens = static_cast<int32_t>(get(f, "max", 4));
+  spec.n = static_cast<int32_t>(get(f, "n", 1));
+  spec.score_prompt = get(f, "score", 0) != 0;
+  spec.priority = static_cast<int32_t>(get(f, "priority", 0));
+  spec.tenant = text_of(f, "tenant", "");
+  spec.cache_salt = text_of(f, "salt", "");
+  spec.cache_priority = static_cast<int32_t>(get(f, "keep", 0));
+  if (get(f, "deadline", 0) > 0) spec.deadline = get(f, "deadline", 0) * kMillisecond;
+  if (get(f, "queue_deadline", 0) > 0)
+    spec.queue_deadline = get(f, "queue_deadline", 0) * kMillisecond;
+  return spec;
 }
 
 class Golden {
@@ -85,7 +111,14 @@ class Golden {
     c.max_batched_tokens = get(t.config, "tokens", c.max_batched_tokens);
     c.max_out_rows = get(t.config, "rows", c.max_out_rows);
     c.max_in_flight = static_cast<int>(get(t.config, "in_flight", 1));
+    c.max_queue = get(t.config, "max_queue", c.max_queue);
     c.blocks = kv_blocks_for(plans_, get(t.config, "kv_tokens", 512));
+    c.policy = parse_sched_policy(text_of(t.config, "scheduler", "fcfs"));
+    c.kv_policy = parse_kv_policy(text_of(t.config, "kv_policy", "max-utilization"));
+    c.batching = parse_batching(text_of(t.config, "batching", "continuous"));
+    c.prefix_cache = get(t.config, "prefix_cache", 1) != 0;
+    c.chunked_prefill = get(t.config, "chunked", 1) != 0;
+    c.starvation_bound = static_cast<int>(get(t.config, "starvation", c.starvation_bound));
     NullOptions o;
     o.shadow = true;
     o.max_in_flight = c.max_in_flight;
@@ -98,20 +131,12 @@ class Golden {
     for (const Trace::Line& l : t.lines) {
       Nanos at = l.at * kMillisecond;
       if (l.what == "request") {
-        RequestSpec spec;
-        auto n = static_cast<size_t>(get(l.fields, "prompt", 1));
-        // The first id says whose row it is.
-        spec.prompt.assign(n, static_cast<int32_t>(l.id));
-        spec.max_tokens = static_cast<int32_t>(get(l.fields, "max", 4));
-        spec.score_prompt = get(l.fields, "score", 0) != 0;
-        if (get(l.fields, "deadline", 0) > 0)
-          spec.deadline = l.fields.at("deadline") * kMillisecond;
-        run_->arrive(at, l.id, spec);
+        run_->arrive(at, l.id, request_of(l.id, l.fields));
       } else if (l.what == "cancel") {
         run_->simulator.at(at, Event::cancel(l.id));
       } else if (l.what == "stop") {
-        run_->simulator.at(at,
-                           Event::stop_at(l.id, 0, static_cast<int32_t>(l.fields.at("position"))));
+        run_->simulator.at(
+            at, Event::stop_at(l.id, 0, static_cast<int32_t>(get(l.fields, "position", 0))));
       } else {
         throw std::runtime_error("unknown event " + l.what);
       }
@@ -120,28 +145,19 @@ class Golden {
     run_->on_advance = [&](Nanos now, std::span<const Event>, Actions& a) {
       for (const Delta& d : a.deltas())
         if (d.finish != Finish::kNone)
-          out +=
-              fmt::format("{:3} ms  end of {}: {} after {}\n", now / kMillisecond, d.request,
-                          finish_name(d.finish), d.position + static_cast<int32_t>(d.ids.size()));
-      for (const SubmitAction& s : a.submits) out += describe(now, *s.inputs, rows(*s.inputs));
+          out += fmt::format("{:3} ms  end of {}{}: {} after {}{}\n", now / kMillisecond, d.request,
+                             d.choice > 0 ? fmt::format(".{}", d.choice) : "",
+                             finish_name(d.finish), d.position + static_cast<int32_t>(d.ids.size()),
+                             d.error.empty() ? "" : " (" + d.error + ")");
+      for (const SubmitAction& s : a.submits) out += describe(now, *s.inputs, run_->core);
     };
     run_->run();
     return out;
   }
 
  private:
-  // A row belongs to the request whose prompt it was fed first.
-  const std::map<int32_t, RequestId>& rows(const StepInputs& in) {
-    for (size_t b = 0; b < in.row.size(); ++b) {
-      auto t = static_cast<size_t>(in.q_start[b]);
-      if (in.pos[t] == 0) rows_[in.row[b]] = static_cast<RequestId>(in.ids[t]);
-    }
-    return rows_;
-  }
-
   PlanSet plans_;
   std::unique_ptr<TestRun> run_;
-  std::map<int32_t, RequestId> rows_;
 };
 
 TEST(Golden, Schedules) {

@@ -2,6 +2,7 @@
 // predicts, and nothing is left behind. The null backend checks every step against what was really
 // written.
 #include <algorithm>
+#include <cstdlib>
 
 #include "tests/engine/test_run.h"
 
@@ -57,15 +58,37 @@ Setup random_setup(const PlanSet& plans, int in_flight, Rng& rng) {
   s.options.max_in_flight = in_flight;
   if (rng.below(3) == 0) s.options.fail_every = 5 + static_cast<int64_t>(rng.below(20));
   if (rng.below(4) == 0) s.options.fail_submit_every = 7 + static_cast<int64_t>(rng.below(20));
+  s.config.policy = static_cast<SchedPolicy>(rng.below(4));
+  s.config.kv_policy = static_cast<KvPolicy>(rng.below(2));
+  if (rng.below(3) == 0) s.config.batching = static_cast<Batching>(rng.below(3));
+  s.config.prefix_cache = rng.below(4) > 0;
+  s.config.chunked_prefill = rng.below(4) > 0;
+  s.config.starvation_bound = static_cast<int>(rng.below(4));
+  if (rng.below(3) == 0) s.config.tpot_target = 1 + static_cast<Nanos>(rng.below(2000000));
   s.drafts = rng.below(2) == 0;
   s.config.draft_tokens = s.drafts ? 1 + static_cast<int32_t>(rng.below(5)) : 0;
   return s;
 }
 
+// Prompts begin alike, by whole units and in the middle of one, and some are the same.
+std::vector<int32_t> related_prompt(const PlanSet& plans, Rng& rng) {
+  Rng same(rng.below(3));
+  auto prompt = random_prompt(same, plans.vocab, 1 + static_cast<int64_t>(rng.below(100)));
+  if (rng.below(4) == 0) return prompt;
+  auto tail = random_prompt(rng, plans.vocab, static_cast<int64_t>(rng.below(prompt.size() + 1)));
+  std::copy(tail.begin(), tail.end(), prompt.end() - std::ssize(tail));
+  return prompt;
+}
+
 Wanted random_request(const PlanSet& plans, bool greedy_only, Rng& rng) {
   Wanted w;
   RequestSpec& spec = w.spec;
-  spec.prompt = random_prompt(rng, plans.vocab, 1 + static_cast<int64_t>(rng.below(100)));
+  spec.prompt = related_prompt(plans, rng);
+  spec.priority = static_cast<int32_t>(rng.below(3));
+  spec.tenant = std::string(1, static_cast<char>('a' + rng.below(3)));
+  if (rng.below(6) == 0) spec.cache_salt = "salt";
+  spec.cache_priority = static_cast<int32_t>(rng.below(2));
+  if (rng.below(2) == 0) spec.cache_ttl = static_cast<Nanos>(rng.below(20000000));
   spec.max_tokens = static_cast<int32_t>(rng.below(60));
   spec.n = rng.below(5) == 0 ? 1 + static_cast<int32_t>(rng.below(3)) : 1;
   spec.score_prompt = spec.max_tokens == 0 || rng.below(6) == 0;
@@ -146,6 +169,8 @@ void send_stops(TestRun& run, const std::map<RequestId, Wanted>& wanted, const A
   }
 }
 
+EngineStats totals;  // of all runs: the interesting things did happen
+
 void one_run(uint64_t seed, int in_flight) {
   SCOPED_TRACE(fmt::format("seed {} in_flight {}", seed, in_flight));
   Rng rng(seed);
@@ -162,6 +187,10 @@ void one_run(uint64_t seed, int in_flight) {
     if (rng.below(6) == 0) w.stop_position = static_cast<int32_t>(rng.below(30));
     if (rng.below(8) == 0) {
       w.spec.deadline = at + static_cast<Nanos>(rng.below(30000000));
+      w.may_time_out = true;
+    }
+    if (rng.below(12) == 0) {
+      w.spec.queue_deadline = at + static_cast<Nanos>(rng.below(10000000));
       w.may_time_out = true;
     }
     if (rng.below(6) == 0) {
@@ -184,15 +213,27 @@ void one_run(uint64_t seed, int in_flight) {
   std::string actions;
   replay_events(run.log.text(), core, [&](Nanos, const Actions& a) { actions += actions_text(a); });
   EXPECT_TRUE(actions == run.actions) << "the replay differs";
+  const EngineStats& stats = run.core.stats();
+  totals.prefix_hits += stats.prefix_hits;
+  totals.blocks_copied += stats.blocks_copied;
+  totals.blocks_evicted += stats.blocks_evicted;
+  totals.preemptions += stats.preemptions;
+  totals.failed_steps += stats.failed_steps;
 }
 
 class RandomSchedules : public testing::TestWithParam<int> {};
 
 TEST_P(RandomSchedules, TokensAreAsPredicted) {
-  for (uint64_t seed = 1; seed <= 20; ++seed) {
+  // More at the desk: TOKAMAK_SEEDS=500.
+  const char* seeds = std::getenv("TOKAMAK_SEEDS");
+  uint64_t last = seeds == nullptr ? 20 : std::strtoull(seeds, nullptr, 10);
+  for (uint64_t seed = 1; seed <= last; ++seed) {
     one_run(seed, GetParam());
     if (HasFailure()) return;
   }
+  for (int64_t n : {totals.prefix_hits, totals.blocks_copied, totals.blocks_evicted,
+                    totals.preemptions, totals.failed_steps})
+    EXPECT_GT(n, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(InFlight, RandomSchedules, testing::Values(1, 2, 4));

@@ -1,7 +1,10 @@
 #pragma once
 // The KV blocks of one group: who is free, who is in use and what can be trusted.
 #include <cstdint>
+#include <utility>
 #include <vector>
+
+#include "base/clock.h"
 
 namespace tokamak {
 
@@ -20,19 +23,46 @@ enum class BlockState : uint8_t {
   kReady,     // all of it is proven produced
 };
 
-// Owned by KvCache, used by the engine's thread. Bookkeeping only: never sees bytes. O(1) per
-// block, no allocation after construction. The block freed last is given out first.
+// How long content is kept that no sequence refers to: low priority first, then the least recently
+// used, then the end of a prefix before its beginning.
+struct Retention {
+  int32_t priority = 0;
+  Nanos expires = kNever;  // from then on the priority is 0
+  uint64_t tick = 0;       // of the last use
+  int32_t depth = 0;       // within its prefix
+};
+
+// Where the prefix index has a block.
+struct IndexPlace {
+  int32_t node = -1, part = 0;
+};
+
+// Owned by KvCache, used by the engine's thread. Bookkeeping only: never sees bytes. No allocation
+// after construction (but for blocks with an expiry). O(1) per block in use, O(log blocks) for
+// cached ones. A block is free, or referred to by sequences, or cached: in the prefix index and
+// referred to by nobody. The block freed last is given out first.
 class BlockPool {
  public:
   explicit BlockPool(int64_t blocks);
 
   int64_t total() const { return static_cast<int64_t>(blocks_.size()); }
   int64_t free_blocks() const { return static_cast<int64_t>(free_.size()); }
+  int64_t cached_blocks() const { return static_cast<int64_t>(heap_.size()); }
+  int64_t available() const { return free_blocks() + cached_blocks(); }
 
-  BlockHandle take();                // kReserved, one reference; TK_CHECK if none is free
-  void retain(BlockHandle handle);   // one more reference (shared prefixes, forks)
-  void release(BlockHandle handle);  // one less; the last one frees it
+  BlockHandle take();               // kReserved, one reference; TK_CHECK if none is free
+  void retain(BlockHandle handle);  // one more reference (shared prefixes, forks)
+  // One less. The last one frees it, or leaves it cached when it is in the index.
+  void release(BlockHandle handle, const Retention& retention = {});
   void set_state(BlockHandle handle, BlockState state);  // of a block in use
+
+  void index(BlockHandle handle, IndexPlace place);  // the prefix index has it now
+  void unindex(BlockHandle handle);                  // not any more; frees it when cached
+  bool indexed(BlockHandle handle) const { return block(handle).place.node >= 0; }
+  IndexPlace place(BlockHandle handle) const { return block(handle).place; }
+  bool cached(BlockHandle handle) const { return block(handle).heap_at >= 0; }
+  BlockHandle next_victim() const;  // of the cached ones; there must be one
+  void expire(Nanos now);           // priorities whose time is over
 
   BlockState state(BlockHandle handle) const { return block(handle).state; }
   int32_t references(BlockHandle handle) const { return block(handle).references; }
@@ -42,12 +72,24 @@ class BlockPool {
     uint32_t generation = 0;
     int32_t references = 0;
     BlockState state = BlockState::kFree;
+    bool expiry_queued = false;
+    IndexPlace place;
+    int32_t heap_at = -1;  // in heap_
+    Retention retention;
   };
   const Block& block(BlockHandle handle) const;  // TK_CHECKs index and generation
   Block& block(BlockHandle handle);
+  void free(int32_t index);
+  bool before(int32_t a, int32_t b) const;  // a is evicted first
+  void sift_up(size_t at);
+  void sift_down(size_t at);
+  void put(size_t at, int32_t index);
+  void leave_heap(Block& b);
 
   std::vector<Block> blocks_;
   std::vector<int32_t> free_;
+  std::vector<int32_t> heap_;                            // cached blocks, the next victim first
+  std::vector<std::pair<Nanos, BlockHandle>> expiries_;  // heap, soonest first
 };
 
 }  // namespace tokamak

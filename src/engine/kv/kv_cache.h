@@ -1,11 +1,15 @@
 #pragma once
-// The blocks of sequences: one table per sequence and group.
+// The blocks of sequences: one table per sequence and group, and what is known about their content.
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "engine/kv/block_pool.h"
+#include "engine/kv/prefix_index.h"
 #include "plan/plan.h"
+#include "plan/step.h"
 
 namespace tokamak {
 
@@ -15,25 +19,69 @@ struct SequenceBlocks {
     std::vector<BlockHandle> blocks;  // by logical block; invalid: fell out of the window
     int64_t dropped = 0;              // the first so many entries are invalid
   };
+  struct Copy {
+    BlockCopy blocks;
+    BlockHandle source;  // kept until the copy is proven done
+  };
   std::vector<Table> tables;  // one per group
   int64_t capacity = 0;       // slots there are blocks for
+  std::vector<Copy> copies;   // done by the next step, or by one in flight
+  bool copies_sent = false;
+
+  // Its place in the prefix index: a node per unit of its known tokens.
+  NodeId root = kNoNode;
+  std::vector<NodeId> path;
+  int64_t settled = 0;  // units found or committed; this sequence produces those behind
+  int32_t priority = 0;
+  Nanos ttl = kNever;
+};
+
+// Content a sequence can start with. Reused from lookup to lookup.
+struct PrefixHit {
+  int64_t tokens = 0;  // slots that are valid in all groups
+  bool wait = false;   // somebody is computing more of it right now
+  struct Group {
+    int64_t first = 0;                // logical block that the sequence still sees
+    std::vector<BlockHandle> blocks;  // from it on; the last one may be covered in part
+    int64_t cached = 0;               // of them: those that nobody refers to yet
+    int64_t shared = 0;               // of them: covered whole, so not copied
+  };
+  std::vector<Group> groups;
 };
 
 // Owned by EngineCore, used by its thread. Allocation is all or nothing over the groups; a sequence
-// wastes less than one block per group. Blocks given back here are free at once: the caller
-// knows whether a step in flight still refers to them.
+// wastes less than one block per group. Blocks given back here may be given out at once: the caller
+// knows whether a step in flight still refers to them. With a prefix index, content that is proven
+// produced stays findable until its block is needed for something else.
 class KvCache {
  public:
-  KvCache(std::span<const GroupEntry> groups, std::span<const int64_t> blocks);
+  KvCache(std::span<const GroupEntry> groups, std::span<const int64_t> blocks,
+          bool prefix_cache = false);
+
+  void set_time(Nanos now);  // retention that ends by now
+
+  // The longest cached prefix of `ids` with at most `most` tokens. A block that would be shared in
+  // part is worth a copy when at least a quarter of a unit is.
+  void find_prefix(std::string_view salt, std::span<const int32_t> ids, int64_t most,
+                   PrefixHit& hit);
+  // The first `tokens` slots of another sequence, which has computed them; hit.tokens is 0 when its
+  // window has moved on.
+  void find_fork(const SequenceBlocks& from, int64_t tokens, PrefixHit& hit) const;
 
   // Makes tables that can grow to `slots` without an allocation; holds no blocks yet.
   void open(SequenceBlocks& seq, int64_t slots) const;
+  // After open: shares the hit's blocks, copies the last one if it is covered in part (the caller
+  // made sure that there is one block for it), and tells others that what follows of `ids` is being
+  // computed.
+  void start(SequenceBlocks& seq, std::string_view salt, std::span<const int32_t> ids,
+             const PrefixHit& hit);
 
   // Blocks for slots 0 .. slots-1 in every group; false, and nothing changed, if a group has too
   // few.
   bool reserve(SequenceBlocks& seq, int64_t slots);
-  // Slots 0 .. slots-1 are proven produced: marks blocks, drops those that no later query can see.
-  void commit(SequenceBlocks& seq, int64_t slots);
+  // Slots 0 .. slots-1 are proven produced from `ids` (which may be shorter: what is behind them is
+  // not indexed): marks blocks, indexes whole units, drops those that no later query can see.
+  void commit(SequenceBlocks& seq, int64_t slots, std::span<const int32_t> ids);
   // Gives back the blocks that hold nothing of slots 0 .. slots-1.
   void truncate(SequenceBlocks& seq, int64_t slots);
   void release(SequenceBlocks& seq);
@@ -50,13 +98,35 @@ class KvCache {
   size_t groups() const { return groups_.size(); }
   const GroupEntry& group(size_t g) const { return groups_[g]; }
   const BlockPool& pool(size_t g) const { return pools_[g]; }
+  const PrefixIndex* index() const { return index_.get(); }
+  int64_t unit() const { return unit_; }
   int64_t total_blocks() const;
-  int64_t free_blocks() const;
+  int64_t free_blocks() const;    // nobody refers to them: empty or cached
+  int64_t cached_blocks() const;  // of them: with content
+  int64_t evicted() const { return evicted_; }
+  int64_t copied() const { return copied_; }
   bool all_free() const { return free_blocks() == total_blocks(); }
 
  private:
+  BlockHandle take(size_t group);  // evicts if it must
+  void evict(size_t group);
+  Retention retention(const SequenceBlocks& seq, int64_t depth) const;
+  int64_t last_hole(size_t group, int64_t from, int64_t to) const;
+  void walk(std::string_view salt, std::span<const int32_t> ids, int64_t most);
+  void index_units(SequenceBlocks& seq, int64_t units, std::span<const int32_t> ids);
+  void leave_index(SequenceBlocks& seq);
+  void drop_copies(SequenceBlocks& seq);
+
   std::vector<GroupEntry> groups_;
   std::vector<BlockPool> pools_;
+  int64_t unit_ = 1;
+  std::unique_ptr<PrefixIndex> index_;
+  std::vector<NodeId> walk_;  // of the last lookup
+  int64_t walk_whole_ = 0;    // nodes of it whose tokens all match
+  int64_t walk_tokens_ = 0;   // tokens that match
+  uint64_t tick_ = 0;
+  Nanos now_ = 0;
+  int64_t evicted_ = 0, copied_ = 0;
 };
 
 // The first slot that a query at `slot` or behind it can see.

@@ -65,16 +65,16 @@ TEST(KvCache, CommitMarksWhatIsProven) {
   kv.open(s, 40);
   ASSERT_TRUE(kv.reserve(s, 12));
   auto state = [&](size_t i) { return kv.pool(0).state(s.tables[0].blocks[i]); };
-  kv.commit(s, 5);
+  kv.commit(s, 5, {});
   EXPECT_EQ(state(0), BlockState::kReady);
   EXPECT_EQ(state(1), BlockState::kFilling);
   EXPECT_EQ(state(2), BlockState::kReserved);
-  kv.commit(s, 8);
+  kv.commit(s, 8, {});
   EXPECT_EQ(state(1), BlockState::kReady);
   kv.truncate(s, 6);
   EXPECT_EQ(s.tables[0].blocks.size(), 2u);
   EXPECT_EQ(state(1), BlockState::kFilling);
-  EXPECT_THROW(kv.commit(s, 7), Error);  // not reserved any more
+  EXPECT_THROW(kv.commit(s, 7, {}), Error);  // not reserved any more
 }
 
 TEST(KvCache, WindowsDropWhatNoQuerySees) {
@@ -85,7 +85,7 @@ TEST(KvCache, WindowsDropWhatNoQuerySees) {
   kv.open(s, 40);
   for (int64_t n = 1; n <= 40; ++n) {
     ASSERT_TRUE(kv.reserve(s, n));
-    kv.commit(s, n);
+    kv.commit(s, n, {});
     // The query at slot n sees n-5 .. n.
     int64_t first = std::max<int64_t>(0, n - 5) / 2;
     EXPECT_EQ(s.tables[1].dropped, first);
@@ -120,7 +120,7 @@ TEST(KvCache, RandomSequencesNeverShareABlock) {
           break;
         }
         done[i] += static_cast<int64_t>(rng.below(static_cast<uint64_t>(want - done[i] + 1)));
-        kv.commit(s, done[i]);
+        kv.commit(s, done[i], {});
         break;
       }
       case 2:

@@ -62,6 +62,12 @@ void add_reset(Sequence& seq, StepInputs& in) {
   r.ids.assign(seq.ids().begin(), seq.ids().end());
 }
 
+void add_copies(SequenceBlocks& blocks, StepInputs& in) {
+  if (blocks.copies_sent) return;
+  blocks.copies_sent = true;
+  for (const SequenceBlocks::Copy& c : blocks.copies) in.copies.push_back(c.blocks);
+}
+
 // Only blocks that the step's rows can see: what is dropped later is not referred to by it.
 void fill_table(const Step& step, size_t g, const GroupEntry& group, StepInputs::Table& table) {
   int64_t stride = 0;
@@ -117,6 +123,7 @@ void build_inputs(const EngineConfig& config, const KvCache& kv, Step& step) {
     add_tokens(e, index++, in);
     add_samples(e, in);
     add_reset(*e.sequence, in);
+    add_copies(e.sequence->blocks, in);
   }
   if (in.samples.empty()) {
     // Plans ask for at least one row of logits.

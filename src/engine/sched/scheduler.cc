@@ -7,38 +7,33 @@
 namespace tokamak {
 namespace {
 
-bool by_order(const Sequence* a, const Sequence* b) { return a->order < b->order; }
-
 // A sequence that failed this often is run alone, to find out who makes the steps fail.
 constexpr int kSuspectFailures = 2;
 
 }  // namespace
 
-Scheduler::Scheduler(const EngineConfig& config, KvCache& kv, Drafter* drafter)
-    : config_(config), kv_(kv), drafter_(drafter) {
+Scheduler::Scheduler(const EngineConfig& config, KvCache& kv, Drafter* drafter, EngineStats& stats)
+    : config_(config),
+      kv_(kv),
+      drafter_(drafter),
+      stats_(stats),
+      budget_(config.max_batched_tokens, config.tpot_target),
+      queue_(config.policy) {
   for (int64_t r = config.max_num_seqs; r-- > 0;) free_rows_.push_back(static_cast<int32_t>(r));
   running_.reserve(static_cast<size_t>(config.max_num_seqs));
 }
 
-void Scheduler::enqueue(Sequence* seq) {
-  waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), seq, by_order), seq);
-}
-
-void Scheduler::remove_waiting(Sequence* seq) {
-  auto it = std::lower_bound(waiting_.begin(), waiting_.end(), seq, by_order);
-  TK_CHECK(it != waiting_.end() && *it == seq, "sequence {} does not wait", seq->order);
-  waiting_.erase(it);
-}
-
-bool Scheduler::schedule(std::vector<StepEntry>& entries) {
+bool Scheduler::schedule(Nanos now, std::vector<StepEntry>& entries) {
   entries.clear();
   short_of_blocks_ = false;
-  Budget budget{config_.max_batched_tokens, config_.max_out_rows};
+  Budget budget{budget_.tokens(decodes()), config_.max_out_rows};
   Sequence* alone = suspect();
   if (alone == nullptr || !take(*alone, budget, entries)) {
-    take_decodes(budget, entries);
+    bool prompts_first = config_.batching == Batching::kPrefillFirst;
+    if (!prompts_first) take_decodes(budget, entries);
     take_prefills(budget, entries);
-    admit(budget, entries);
+    admit(now, budget, entries);
+    if (prompts_first && entries.empty()) take_decodes(budget, entries);
   }
   std::erase_if(running_, [](Sequence* s) { return s->phase == Sequence::Phase::kWaiting; });
   return !entries.empty();
@@ -48,6 +43,26 @@ Sequence* Scheduler::suspect() const {
   for (Sequence* s : running_)
     if (s->failures >= kSuspectFailures && s->schedulable() > 0) return s;
   return nullptr;
+}
+
+const Sequence* Scheduler::in_row(int32_t row) const {
+  for (const Sequence* s : running_)
+    if (s->row == row) return s;
+  return nullptr;
+}
+
+int64_t Scheduler::decodes() const {
+  return std::count_if(running_.begin(), running_.end(),
+                       [](const Sequence* s) { return s->schedulable() == 1; });
+}
+
+void Scheduler::observe(const std::vector<StepEntry>& entries, Nanos duration) {
+  int64_t tokens = 0, decodes = 0;
+  for (const StepEntry& e : entries) {
+    tokens += e.count;
+    decodes += e.count == 1 || e.drafts > 0 ? 1 : 0;
+  }
+  budget_.observe(tokens, decodes, duration);
 }
 
 void Scheduler::take_decodes(Budget& budget, std::vector<StepEntry>& entries) {
@@ -67,38 +82,6 @@ void Scheduler::take_prefills(Budget& budget, std::vector<StepEntry>& entries) {
   }
 }
 
-void Scheduler::admit(Budget& budget, std::vector<StepEntry>& entries) {
-  while (!waiting_.empty() && !short_of_blocks_ && budget.tokens > 0 && budget.rows > 0) {
-    Sequence* seq = waiting_.front();
-    if (free_rows_.empty() || !can_admit(*seq)) return;
-    waiting_.pop_front();
-    seq->row = free_rows_.back();
-    free_rows_.pop_back();
-    seq->phase = Sequence::Phase::kRunning;
-    seq->reset_row = true;
-    seq->reserve_ids();
-    kv_.open(seq->blocks, seq->prompt_length() + seq->limit);
-    running_.insert(std::upper_bound(running_.begin(), running_.end(), seq, by_order), seq);
-    take(*seq, budget, entries);
-  }
-}
-
-// Room for all that is known of it plus one token, beside what the running ones still need for
-// theirs: a sequence that would be preempted at once is not let in.
-bool Scheduler::can_admit(const Sequence& seq) const {
-  for (size_t g = 0; g < kv_.groups(); ++g) {
-    int64_t need = kv_.most_blocks(g, seq.length() + 1, config_.max_batched_tokens);
-    for (const Sequence* s : running_) {
-      if (s->phase != Sequence::Phase::kRunning) continue;
-      int64_t most = kv_.most_blocks(g, s->expected() + 1, config_.max_batched_tokens);
-      need += std::max<int64_t>(0, most - KvCache::held(s->blocks, g));
-    }
-    if (running_.empty()) need = std::min(need, kv_.pool(g).total());
-    if (need > kv_.pool(g).free_blocks()) return false;
-  }
-  return true;
-}
-
 void Scheduler::draft(Sequence& seq, const Budget& budget) {
   if (drafter_ == nullptr || seq.pending > 0) return;
   int64_t k = config_.draft_tokens;
@@ -111,8 +94,9 @@ void Scheduler::draft(Sequence& seq, const Budget& budget) {
 
 // As many tokens as the budget has, with no more logits rows than it has.
 int32_t Scheduler::chunk_size(const Sequence& seq, const Budget& budget) const {
-  int32_t start = seq.scheduled;
-  auto n = static_cast<int32_t>(std::min<int64_t>(seq.expected() - start, budget.tokens));
+  int32_t start = seq.scheduled, all = seq.expected() - start;
+  auto n = static_cast<int32_t>(std::min<int64_t>(all, budget.tokens));
+  if (!config_.chunked_prefill && n < all && all <= config_.max_batched_tokens) return 0;
   while (n > 0) {
     int64_t rows = seq.score_rows(start, start + n) + (seq.chooses_at(start + n) ? 1 : 0);
     if (rows <= budget.rows) break;
@@ -137,6 +121,9 @@ bool Scheduler::take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entr
   e.chooses = drafts > 0 || seq.chooses_at(e.start + n);
   e.scores = seq.score_rows(e.start, e.start + n);
   entries.push_back(e);
+  int32_t prompt = std::clamp(seq.prompt_length() - e.start, 0, n);
+  stats_.prefill_tokens += prompt;
+  queue_.charge(seq, n, e.chooses ? 1 : 0);
   seq.scheduled += n;
   seq.pending += e.chooses ? 1 : 0;
   ++seq.in_flight;
@@ -152,7 +139,7 @@ bool Scheduler::reserve(Sequence& seq, int64_t slots) {
     if (seq.in_flight > 0) return false;
     for (const Sequence* s : running_)
       if (s->in_flight > 0 && s->phase != Sequence::Phase::kRunning) return false;
-    Sequence* victim = youngest_idle();
+    Sequence* victim = last_running();
     if (victim == nullptr) return false;
     preempt(*victim);
     if (victim == &seq) return false;
@@ -161,24 +148,26 @@ bool Scheduler::reserve(Sequence& seq, int64_t slots) {
   return true;
 }
 
-// The youngest that is not part of the step being scheduled. One that older steps refer to gives
-// its blocks back only when they are done.
-Sequence* Scheduler::youngest_idle() const {
+// One that steps refer to gives its blocks back only when they are done.
+Sequence* Scheduler::last_running() const {
   for (auto it = running_.rbegin(); it != running_.rend(); ++it)
     if ((*it)->phase == Sequence::Phase::kRunning) return *it;
   return nullptr;
 }
 
 void Scheduler::preempt(Sequence& seq) {
-  ++preemptions_;
-  if (seq.in_flight > 0) {
+  ++stats_.preemptions;
+  if (seq.in_flight > 0)
     seq.phase = Sequence::Phase::kPreempting;
-    return;
-  }
+  else
+    wait_again(seq);
+}
+
+void Scheduler::wait_again(Sequence& seq) {
   stop_running(seq);
   seq.drop_kv();
   seq.phase = Sequence::Phase::kWaiting;
-  enqueue(&seq);
+  queue_.push(&seq);
 }
 
 void Scheduler::stop_running(Sequence& seq) {
@@ -193,16 +182,14 @@ void Scheduler::settle(std::vector<Sequence*>& retired) {
     if (s->in_flight > 0) continue;
     if (s->settling) {
       kv_.truncate(s->blocks, s->computed);
+      s->blocks.copies_sent = false;  // those that are still there were not proven done
       s->settling = false;
     }
     if (s->phase == Sequence::Phase::kFinished) {
       stop_running(*s);
       retired.push_back(s);
     } else if (s->phase == Sequence::Phase::kPreempting) {
-      stop_running(*s);
-      s->drop_kv();
-      s->phase = Sequence::Phase::kWaiting;
-      enqueue(s);
+      wait_again(*s);
     }
   }
   std::erase_if(running_, [](Sequence* s) { return s->row < 0; });

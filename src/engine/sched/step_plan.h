@@ -22,6 +22,7 @@ struct StepEntry {
 // Owned by EngineCore's ring of steps, reused.
 struct Step {
   Ticket ticket = 0;
+  Nanos submitted = 0;
   std::vector<StepEntry> entries;
   StepInputs inputs;
 };

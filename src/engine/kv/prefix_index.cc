@@ -1,0 +1,180 @@
+#include "engine/kv/prefix_index.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace tokamak {
+namespace {
+
+// The treap's heap order: any fixed mixing of the id will do.
+uint32_t weight(NodeId node) {
+  auto x = static_cast<uint32_t>(node) * 0x9e3779b1u;
+  x = (x ^ (x >> 15)) * 0x85ebca77u;
+  return x ^ (x >> 13);
+}
+
+}  // namespace
+
+PrefixIndex::PrefixIndex(int32_t unit, std::vector<int32_t> blocks_per_unit, size_t nodes)
+    : unit_(unit), parts_(std::move(blocks_per_unit)) {
+  for (int32_t p : parts_) {
+    first_part_.push_back(static_cast<int32_t>(stride_));
+    stride_ += static_cast<size_t>(p);
+  }
+  nodes_.reserve(nodes);
+  free_.reserve(nodes);
+  tokens_.reserve(nodes * static_cast<size_t>(unit));
+  blocks_.reserve(nodes * stride_);
+}
+
+NodeId PrefixIndex::make(NodeId parent) {
+  NodeId id = kNoNode;
+  if (free_.empty()) {
+    id = static_cast<NodeId>(nodes_.size());
+    nodes_.emplace_back();
+    tokens_.resize(nodes_.size() * static_cast<size_t>(unit_));
+    blocks_.resize(nodes_.size() * stride_);
+  } else {
+    id = free_.back();
+    free_.pop_back();
+    at(id) = {};
+  }
+  at(id).parent = parent;
+  at(id).depth = parent == kNoNode ? -1 : at(parent).depth + 1;
+  return id;
+}
+
+NodeId PrefixIndex::find_root(std::string_view salt) const {
+  auto it = roots_.find(salt);
+  return it == roots_.end() ? kNoNode : it->second;
+}
+
+NodeId PrefixIndex::root(std::string_view salt) {
+  if (NodeId there = find_root(salt); there != kNoNode) return there;
+  NodeId id = make(kNoNode);
+  roots_.emplace(salt, id);
+  salts_.emplace(id, salt);
+  return id;
+}
+
+int PrefixIndex::compare(std::span<const int32_t> tokens, NodeId node) const {
+  auto mine = this->tokens(node);
+  for (size_t i = 0; i < mine.size(); ++i)
+    if (tokens[i] != mine[i]) return tokens[i] < mine[i] ? -1 : 1;
+  return 0;
+}
+
+NodeId PrefixIndex::child(NodeId parent, std::span<const int32_t> tokens) const {
+  NodeId n = at(parent).children;
+  while (n != kNoNode) {
+    int order = compare(tokens, n);
+    if (order == 0) return n;
+    n = order < 0 ? at(n).left : at(n).right;
+  }
+  return kNoNode;
+}
+
+int32_t PrefixIndex::common(std::span<const int32_t> tokens, NodeId node) const {
+  auto mine = this->tokens(node);
+  size_t n = std::min(tokens.size(), mine.size());
+  return static_cast<int32_t>(
+      std::mismatch(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(n), mine.begin())
+          .first -
+      tokens.begin());
+}
+
+// In token order, the one with most in common is a neighbour of where `tokens` would be, and every
+// such neighbour is on the way there.
+PrefixIndex::Near PrefixIndex::nearest(NodeId parent, std::span<const int32_t> tokens) const {
+  Near best;
+  NodeId n = at(parent).children;
+  while (n != kNoNode) {
+    int32_t same = common(tokens, n);
+    if (same > best.common) best = {n, same};
+    auto i = static_cast<size_t>(same);
+    if (i == tokens.size() || i == static_cast<size_t>(unit_)) break;
+    n = tokens[i] < this->tokens(n)[i] ? at(n).left : at(n).right;
+  }
+  return best;
+}
+
+NodeId PrefixIndex::add_child(NodeId parent, std::span<const int32_t> tokens) {
+  TK_CHECK(static_cast<int32_t>(tokens.size()) == unit_ && child(parent, tokens) == kNoNode,
+           "{} tokens, or they are there already", tokens.size());
+  NodeId id = make(parent);
+  std::copy(tokens.begin(), tokens.end(), tokens_.begin() + id * int64_t{unit_});
+  at(parent).children = insert(at(parent).children, id);
+  return id;
+}
+
+NodeId PrefixIndex::insert(NodeId tree, NodeId node) {
+  if (tree == kNoNode) return node;
+  if (weight(node) > weight(tree)) {
+    NodeId left = kNoNode, right = kNoNode;
+    split(tree, tokens(node), left, right);
+    at(node).left = left;
+    at(node).right = right;
+    return node;
+  }
+  NodeId& side = compare(tokens(node), tree) < 0 ? at(tree).left : at(tree).right;
+  side = insert(side, node);
+  return tree;
+}
+
+// Before `tokens` and behind them; they themselves are not there.
+void PrefixIndex::split(NodeId tree, std::span<const int32_t> tokens, NodeId& left, NodeId& right) {
+  if (tree == kNoNode) {
+    left = right = kNoNode;
+  } else if (compare(tokens, tree) < 0) {
+    split(at(tree).left, tokens, left, at(tree).left);
+    right = tree;
+  } else {
+    split(at(tree).right, tokens, at(tree).right, right);
+    left = tree;
+  }
+}
+
+NodeId PrefixIndex::merge(NodeId left, NodeId right) {
+  if (left == kNoNode) return right;
+  if (right == kNoNode) return left;
+  if (weight(left) > weight(right)) {
+    at(left).right = merge(at(left).right, right);
+    return left;
+  }
+  at(right).left = merge(left, at(right).left);
+  return right;
+}
+
+NodeId PrefixIndex::erase(NodeId tree, NodeId node) {
+  TK_CHECK(tree != kNoNode, "node {} is not among its siblings", node);
+  if (tree == node) return merge(at(node).left, at(node).right);
+  NodeId& side = compare(tokens(node), tree) < 0 ? at(tree).left : at(tree).right;
+  side = erase(side, node);
+  return tree;
+}
+
+void PrefixIndex::set_block(NodeId node, size_t group, int32_t part, BlockHandle block) {
+  BlockHandle& there = blocks_[slot(node, group, part)];
+  at(node).held += (block.valid() ? 1 : 0) - (there.valid() ? 1 : 0);
+  there = block;
+}
+
+void PrefixIndex::prune(NodeId node) {
+  while (node != kNoNode) {
+    const Node& n = at(node);
+    if (n.children != kNoNode || n.pins > 0 || n.producers > 0 || n.held > 0) return;
+    NodeId parent = n.parent;
+    if (parent != kNoNode) {
+      at(parent).children = erase(at(parent).children, node);
+    } else {
+      auto it = salts_.find(node);
+      roots_.erase(it->second);
+      salts_.erase(it);
+    }
+    free_.push_back(node);
+    node = parent;
+  }
+}
+
+}  // namespace tokamak

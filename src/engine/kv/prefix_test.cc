@@ -1,0 +1,334 @@
+// The prefix index against naive models: random operations, compared with maps and full scans.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "engine/kv/kv_cache.h"
+
+namespace tokamak {
+namespace {
+
+using Ids = std::vector<int32_t>;
+
+Ids random_ids(Rng& rng, size_t n, uint64_t vocab = 3) {
+  Ids ids(n);
+  for (int32_t& id : ids) id = static_cast<int32_t>(rng.below(vocab));
+  return ids;
+}
+
+size_t common(std::span<const int32_t> a, std::span<const int32_t> b) {
+  size_t n = 0;
+  while (n < std::min(a.size(), b.size()) && a[n] == b[n]) ++n;
+  return n;
+}
+
+// --- the tree
+
+// Every node by its salt and tokens from the root.
+using Model = std::map<std::pair<std::string, Ids>, NodeId>;
+
+TEST(PrefixIndex, RandomOperationsAgainstAMap) {
+  constexpr size_t kUnit = 3;
+  PrefixIndex index(kUnit, {1}, 16);
+  Model model;
+  Rng rng(3);
+  const std::string salts[] = {"", "a", "b"};
+  auto key_of = [&](const Model::value_type& v) { return v.first; };
+  for (int round = 0; round < 20000; ++round) {
+    // A random place: a root, or a node that is there.
+    std::pair<std::string, Ids> at = {salts[rng.below(3)], {}};
+    if (!model.empty() && rng.below(3) > 0) {
+      auto it = model.begin();
+      std::advance(it, static_cast<std::ptrdiff_t>(rng.below(model.size())));
+      at = key_of(*it);
+    }
+    NodeId parent = at.second.empty() ? index.find_root(at.first) : model.at(at);
+    Ids tokens = random_ids(rng, kUnit);
+    auto child = at;
+    child.second.insert(child.second.end(), tokens.begin(), tokens.end());
+    switch (rng.below(3)) {
+      case 0: {  // add a leaf that holds a block
+        if (model.size() > 200 || child.second.size() > 5 * kUnit) break;
+        if (parent == kNoNode) parent = index.root(at.first);
+        NodeId there = index.child(parent, tokens);
+        ASSERT_EQ(there != kNoNode, model.contains(child));
+        if (there != kNoNode) {
+          EXPECT_EQ(there, model.at(child));
+          EXPECT_THROW(index.add_child(parent, tokens), Error);
+          break;
+        }
+        there = index.add_child(parent, tokens);
+        index.set_block(there, 0, 0, {static_cast<int32_t>(round), 0});
+        model[child] = there;
+        break;
+      }
+      case 1: {  // take its block away: it goes, with hollow ancestors, if it has no children
+        if (at.second.empty()) break;
+        NodeId node = model.at(at);
+        index.set_block(node, 0, 0, {});
+        index.prune(node);
+        for (auto key = at; !key.second.empty(); key.second.resize(key.second.size() - kUnit)) {
+          auto next = model.upper_bound(key);
+          bool has_children = next != model.end() && next->first.first == key.first &&
+                              common(next->first.second, key.second) == key.second.size();
+          if (has_children || index.block(model.at(key), 0, 0).valid()) break;
+          model.erase(key);
+        }
+        break;
+      }
+      default: {  // the child with most in common
+        if (parent == kNoNode) break;
+        Ids wanted(tokens.begin(),
+                   tokens.begin() + 1 + static_cast<std::ptrdiff_t>(rng.below(kUnit)));
+        size_t best = 0;
+        for (const auto& [key, node] : model) {
+          bool is_child = key.first == at.first && key.second.size() == at.second.size() + kUnit &&
+                          common(key.second, at.second) == at.second.size();
+          if (is_child) best = std::max(best, common(std::span(key.second).last(kUnit), wanted));
+        }
+        auto near = index.nearest(parent, wanted);
+        ASSERT_EQ(static_cast<size_t>(near.common), best);
+        if (best > 0) {
+          EXPECT_EQ(common(index.tokens(near.node), wanted), best);
+        }
+      }
+    }
+    std::set<std::string> roots;
+    for (const auto& [key, node] : model) roots.insert(key.first);
+    // A root that was asked for and never got a child may stay until somebody prunes it.
+    ASSERT_GE(index.nodes(), model.size() + roots.size());
+    ASSERT_LE(index.nodes(), model.size() + 3);
+  }
+}
+
+// --- the cache
+
+const GroupEntry kFull{"full", 0, 4}, kWindow{"window", 6, 2};
+
+struct Live {
+  SequenceBlocks blocks;
+  Ids ids;
+  std::string salt;
+  int64_t computed = 0;
+  bool open = false;
+};
+
+// What every block holds, by group and index, as a device would: the tokens up to each of its
+// slots.
+class Content {
+ public:
+  explicit Content(const KvCache& kv) : kv_(kv) {}
+  void copy(const SequenceBlocks& seq) {
+    for (const auto& c : seq.copies)
+      for (int64_t i = 0; i < kv_.group(c.blocks.group).block_size; ++i)
+        cells_[{c.blocks.group, c.blocks.to, i}] = cells_[{c.blocks.group, c.blocks.from, i}];
+  }
+  void write(const Live& s, int64_t from, int64_t to) {
+    for (size_t g = 0; g < kv_.groups(); ++g)
+      for (int64_t slot = from; slot < to; ++slot) cell(s, g, slot) = key(s, slot);
+  }
+  // Everything that a query at slot `computed` sees is its own.
+  void check(const Live& s) {
+    for (size_t g = 0; g < kv_.groups(); ++g)
+      for (int64_t slot = first_visible(kv_.group(g), s.computed); slot < s.computed; ++slot)
+        ASSERT_EQ(cell(s, g, slot), key(s, slot)) << "group " << g << " slot " << slot;
+  }
+
+ private:
+  static std::pair<std::string, Ids> key(const Live& s, int64_t slot) {
+    return {s.salt, Ids(s.ids.begin(), s.ids.begin() + slot + 1)};
+  }
+  std::pair<std::string, Ids>& cell(const Live& s, size_t g, int64_t slot) {
+    int64_t size = kv_.group(g).block_size;
+    BlockHandle h = s.blocks.tables[g].blocks[static_cast<size_t>(slot / size)];
+    EXPECT_TRUE(h.valid());
+    return cells_[{g, h.index, slot % size}];
+  }
+  const KvCache& kv_;
+  std::map<std::tuple<size_t, int32_t, int64_t>, std::pair<std::string, Ids>> cells_;
+};
+
+// Sequences start from what others left, grow, end and fork, with few blocks: content is always
+// theirs, references add up, and nothing is left.
+void random_sequences(uint64_t seed, std::vector<int64_t> blocks) {
+  SCOPED_TRACE(seed);
+  GroupEntry groups[] = {kFull, kWindow};
+  KvCache kv(groups, blocks, true);
+  Content content(kv);
+  Rng rng(seed);
+  std::vector<Live> seqs(6);
+  PrefixHit hit;
+  int64_t hits = 0, copies = 0;
+  auto start = [&](Live& s, const PrefixHit& from) {
+    kv.open(s.blocks, 60);
+    for (size_t g = 0; g < 2; ++g) {  // room for copies, as admission makes sure
+      const PrefixHit::Group& group = from.groups[g];
+      if (kv.pool(g).available() - group.cached < 2) return;
+    }
+    kv.start(s.blocks, s.salt, s.ids, from);
+    s.computed = from.tokens;
+    s.open = true;
+    hits += from.tokens > 0;
+    copies += std::ssize(s.blocks.copies);
+    content.copy(s.blocks);
+    content.check(s);
+  };
+  for (int round = 0; round < 4000 && !testing::Test::HasFatalFailure(); ++round) {
+    kv.set_time(round);
+    Live& s = seqs[rng.below(seqs.size())];
+    if (!s.open) {
+      s.blocks.path.clear();
+      s.ids = random_ids(rng, 1 + rng.below(40), 2);
+      std::fill_n(s.ids.begin(), std::min<size_t>(s.ids.size(), rng.below(30)), 1);
+      s.salt = rng.below(4) == 0 ? "x" : "";
+      s.blocks.priority = static_cast<int32_t>(rng.below(3));
+      s.blocks.ttl = rng.below(2) == 0 ? kNever : static_cast<Nanos>(rng.below(100));
+      const Live& other = seqs[rng.below(seqs.size())];
+      if (other.open && rng.below(3) == 0 && other.computed > 0) {
+        int64_t n = 1 + static_cast<int64_t>(rng.below(static_cast<uint64_t>(other.computed)));
+        s.ids.assign(other.ids.begin(), other.ids.begin() + n);
+        s.ids.push_back(7);
+        s.salt = other.salt;
+        kv.find_fork(other.blocks, n, hit);
+      } else {
+        kv.find_prefix(s.salt, s.ids, std::ssize(s.ids) - 1, hit);
+      }
+      start(s, hit);
+    } else if (rng.below(6) == 0) {
+      kv.release(s.blocks);
+      s.open = false;
+    } else {
+      int64_t to = s.computed + 1 + static_cast<int64_t>(rng.below(5));
+      if (to > 60 || !kv.reserve(s.blocks, to)) {
+        kv.truncate(s.blocks, s.computed);
+        continue;
+      }
+      while (std::ssize(s.ids) < to) s.ids.push_back(static_cast<int32_t>(rng.below(2)));
+      content.write(s, s.computed, to);
+      s.computed = to - static_cast<int64_t>(rng.below(2));  // the last one may not be accepted
+      kv.truncate(s.blocks, s.computed);
+      kv.commit(s.blocks, s.computed, s.ids);
+      content.check(s);
+    }
+  }
+  for (Live& s : seqs)
+    if (s.open) kv.release(s.blocks);
+  EXPECT_TRUE(kv.all_free());
+  EXPECT_GT(hits, 100);
+  EXPECT_GT(copies, 20);
+}
+
+TEST(KvPrefix, RandomSequencesFindOnlyTheirOwnContent) {
+  for (uint64_t seed = 1; seed <= 6; ++seed) random_sequences(seed, {30, 40});
+  random_sequences(7, {200, 30});
+  random_sequences(8, {20, 200});
+}
+
+// With room for everything, the hit is as long as a full scan of all that was ever computed says.
+TEST(KvPrefix, TheHitIsTheLongest) {
+  GroupEntry groups[] = {{"full", 0, 8}};
+  int64_t blocks[] = {100000};
+  KvCache kv(groups, blocks, true);
+  Rng rng(5);
+  std::vector<Ids> done;
+  PrefixHit hit;
+  for (int round = 0; round < 600; ++round) {
+    Ids ids = random_ids(rng, 1 + rng.below(60), 2);
+    if (!done.empty() && rng.below(2) == 0) {
+      const Ids& other = done[rng.below(done.size())];
+      std::copy_n(other.begin(), std::min({other.size(), ids.size(), size_t{rng.below(60)}}),
+                  ids.begin());
+    }
+    auto most = static_cast<int64_t>(ids.size()) - 1;
+    size_t best = 0;
+    for (const Ids& d : done) {
+      // Whole units are in the index.
+      auto whole = std::span(d).first(d.size() / 8 * 8);
+      best = std::max(best, std::min(common(whole, ids), static_cast<size_t>(most)));
+    }
+    if (best % 8 < 2) best -= best % 8;  // not worth a copy
+    kv.find_prefix("", ids, most, hit);
+    ASSERT_EQ(hit.tokens, static_cast<int64_t>(best)) << "round " << round;
+    SequenceBlocks s;
+    kv.open(s, 64);
+    kv.start(s, "", ids, hit);
+    ASSERT_TRUE(kv.reserve(s, std::ssize(ids)));
+    kv.commit(s, std::ssize(ids), ids);
+    kv.release(s);
+    done.push_back(ids);
+  }
+}
+
+TEST(KvPrefix, SecondsWaitForWhoeverComputes) {
+  GroupEntry groups[] = {kFull};
+  int64_t blocks[] = {100};
+  KvCache kv(groups, blocks, true);
+  Ids ids(20, 1);
+  PrefixHit hit;
+  SequenceBlocks a;
+  kv.find_prefix("", ids, 19, hit);
+  EXPECT_FALSE(hit.wait);
+  kv.open(a, 40);
+  kv.start(a, "", ids, hit);
+  kv.find_prefix("", ids, 19, hit);
+  EXPECT_TRUE(hit.wait);
+  kv.find_prefix("other salt", ids, 19, hit);
+  EXPECT_FALSE(hit.wait);
+  ASSERT_TRUE(kv.reserve(a, 12));
+  kv.commit(a, 9, ids);
+  kv.find_prefix("", ids, 19, hit);
+  EXPECT_EQ(hit.tokens, 8);
+  EXPECT_TRUE(hit.wait);
+  kv.release(a);  // given up: nobody computes it any more
+  kv.find_prefix("", ids, 19, hit);
+  EXPECT_EQ(hit.tokens, 8);
+  EXPECT_FALSE(hit.wait);
+}
+
+TEST(KvPrefix, EvictionByPriorityThenAge) {
+  GroupEntry groups[] = {kFull};
+  int64_t blocks[] = {6};
+  KvCache kv(groups, blocks, true);
+  PrefixHit hit;
+  auto compute = [&](int32_t id, size_t n, int32_t priority, Nanos ttl) {
+    Ids ids(n, id);
+    SequenceBlocks s;
+    s.priority = priority;
+    s.ttl = ttl;
+    kv.find_prefix("", ids, std::ssize(ids), hit);
+    kv.open(s, 40);
+    kv.start(s, "", ids, hit);
+    ASSERT_TRUE(kv.reserve(s, std::ssize(ids)));
+    kv.commit(s, std::ssize(ids), ids);
+    kv.release(s);
+  };
+  auto cached = [&](int32_t id) {
+    kv.find_prefix("", Ids(8, id), 8, hit);
+    return hit.tokens;
+  };
+  kv.set_time(0);
+  compute(1, 8, 5, 100);
+  compute(2, 8, 0, kNever);
+  compute(3, 8, 0, kNever);
+  EXPECT_EQ(kv.cached_blocks(), 6);
+  compute(4, 4, 0, kNever);  // takes the end of the oldest without priority
+  EXPECT_EQ(cached(1), 8);
+  EXPECT_EQ(cached(2), 4);
+  EXPECT_EQ(cached(3), 8);
+  compute(2, 8, 0, kNever);  // used again: 3 is older now
+  EXPECT_EQ(cached(2), 8);
+  EXPECT_EQ(cached(3), 4);
+  EXPECT_EQ(cached(1), 8);
+  kv.set_time(200);  // the priority of 1 has ended, and it is the oldest
+  compute(5, 8, 0, kNever);
+  EXPECT_EQ(cached(1), 0);
+  EXPECT_EQ(cached(3), 4);
+  EXPECT_TRUE(kv.all_free());
+  EXPECT_GT(kv.evicted(), 0);
+}
+
+}  // namespace
+}  // namespace tokamak

@@ -1,0 +1,159 @@
+// Who of the waiting starts: the policy's order, what is cached, and whether there is room.
+#include <algorithm>
+#include <tuple>
+
+#include "base/error.h"
+#include "engine/sched/scheduler.h"
+
+namespace tokamak {
+namespace {
+
+// So many are looked at per step: those that must wait for somebody's blocks are stepped over.
+constexpr size_t kCandidates = 64;
+
+}  // namespace
+
+void Scheduler::arrive(Sequence* seq) {
+  queue_.join(*seq);
+  queue_.push(seq);
+}
+
+void Scheduler::remove_waiting(Sequence* seq) { queue_.remove(seq); }
+
+void Scheduler::admit(Nanos now, Budget& budget, std::vector<StepEntry>& entries) {
+  bool whole_batch = config_.batching == Batching::kStatic;
+  if (whole_batch && !running_.empty()) return;
+  if (queue_.size() == 0 || free_rows_.empty() || budget.tokens == 0 || budget.rows == 0) {
+    // With priorities, even a full house makes room.
+    if (queue_.size() == 0 || config_.policy != SchedPolicy::kPriority || !free_rows_.empty())
+      return;
+  }
+  line_up();
+  for (Sequence* seq : candidates_) {
+    bool out_of_budget = budget.tokens == 0 || budget.rows == 0;
+    if (short_of_blocks_ || (out_of_budget && !whole_batch)) return;
+    Verdict verdict = free_rows_.empty() ? Verdict::kNoRoom : judge(*seq);
+    while (verdict == Verdict::kNoRoom && make_room(*seq)) verdict = judge(*seq);
+    if (verdict == Verdict::kNoRoom) return;
+    if (verdict == Verdict::kWait) continue;
+    queue_.remove(seq);
+    start(*seq, now);
+    note_passed_over(*seq);
+    if (!out_of_budget) take(*seq, budget, entries);
+  }
+}
+
+void Scheduler::line_up() {
+  queue_.front(kCandidates, candidates_);
+  if (config_.policy != SchedPolicy::kCache) return;
+  for (Sequence* s : candidates_) {
+    kv_.find_prefix(s->request->spec.cache_salt, s->ids(), s->reusable(), hit_);
+    s->cached_now = hit_.tokens;
+  }
+  auto key = [this](const Sequence* s) {
+    bool starved = s->passed_over >= config_.starvation_bound;
+    return std::tuple(!starved, starved ? 0 : -s->cached_now, s->order);
+  };
+  std::sort(candidates_.begin(), candidates_.end(),
+            [&](const Sequence* a, const Sequence* b) { return key(a) < key(b); });
+}
+
+void Scheduler::note_passed_over(const Sequence& started) {
+  if (config_.policy != SchedPolicy::kCache) return;
+  for (Sequence* s : candidates_)
+    if (s->phase == Sequence::Phase::kWaiting && s->order < started.order) ++s->passed_over;
+}
+
+// What it can start with, in hit_: cached blocks, or those of another choice of the same request.
+void Scheduler::find_hit(Sequence& seq, int64_t most) {
+  kv_.find_prefix(seq.request->spec.cache_salt, seq.ids(), most, hit_);
+  int64_t prompt = std::min<int64_t>(most, seq.prompt_length());
+  for (const Sequence* s : seq.request->choices) {
+    if (s == nullptr || s == &seq || s->phase != Sequence::Phase::kRunning) continue;
+    if (hit_.tokens >= prompt) return;
+    if (s->computed < prompt) {
+      hit_.wait = true;
+      continue;
+    }
+    kv_.find_fork(s->blocks, prompt, fork_);
+    if (fork_.tokens > hit_.tokens) std::swap(hit_, fork_);
+  }
+}
+
+Scheduler::Verdict Scheduler::judge(Sequence& seq) {
+  find_hit(seq, seq.reusable());
+  if (hit_.wait) return Verdict::kWait;
+  if (fits(seq)) return Verdict::kStart;
+  // A copy needs a block more for a moment.
+  int64_t partial = hit_.tokens % kv_.unit();
+  if (partial == 0) return Verdict::kNoRoom;
+  kv_.find_prefix(seq.request->spec.cache_salt, seq.ids(), hit_.tokens - partial, hit_);
+  return fits(seq) ? Verdict::kStart : Verdict::kNoRoom;
+}
+
+// Slots that a sequence must be able to have.
+int64_t Scheduler::wanted_slots(const Sequence& seq) const {
+  if (config_.kv_policy == KvPolicy::kGuaranteedNoEvict)
+    return std::max(seq.prompt_length() + seq.limit, seq.expected());
+  return seq.expected() + 1;
+}
+
+// Room for it beside what the running ones still need: a sequence that would be preempted at once
+// is not let in.
+bool Scheduler::fits(const Sequence& seq) const {
+  for (size_t g = 0; g < kv_.groups(); ++g) {
+    const PrefixHit::Group& hit = hit_.groups[g];
+    int64_t chunk = config_.max_batched_tokens;
+    int64_t need = kv_.most_blocks(g, wanted_slots(seq), chunk) - hit.shared;
+    for (const Sequence* s : running_) {
+      if (s->phase != Sequence::Phase::kRunning) continue;
+      int64_t most = kv_.most_blocks(g, wanted_slots(*s), chunk);
+      need += std::max<int64_t>(0, most - KvCache::held(s->blocks, g));
+    }
+    int64_t left = kv_.pool(g).available() - hit.cached;
+    bool copies = hit.shared < std::ssize(hit.blocks);
+    if (running_.empty() && !copies) need = std::min(need, left);
+    if (std::max<int64_t>(need, copies ? 1 : 0) > left) return false;
+  }
+  return true;
+}
+
+void Scheduler::start(Sequence& seq, Nanos now) {
+  seq.row = free_rows_.back();
+  free_rows_.pop_back();
+  seq.phase = Sequence::Phase::kRunning;
+  seq.reset_row = true;
+  seq.reserve_ids();
+  const RequestSpec& spec = seq.request->spec;
+  seq.blocks.priority = spec.cache_priority;
+  seq.blocks.ttl = spec.cache_ttl;
+  kv_.open(seq.blocks, seq.prompt_length() + seq.limit);
+  kv_.start(seq.blocks, spec.cache_salt, seq.ids(), hit_);
+  seq.computed = seq.scheduled = static_cast<int32_t>(hit_.tokens);
+  auto order = [this](const Sequence* a, const Sequence* b) { return queue_.before(a, b); };
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), &seq, order), &seq);
+  if (seq.started != kNever) return;  // it was preempted before
+  seq.started = now;
+  seq.cached_tokens = static_cast<int32_t>(std::min<int64_t>(hit_.tokens, seq.prompt_length()));
+  stats_.prompt_tokens += seq.prompt_length();
+  stats_.prompt_length.add(seq.prompt_length());
+  stats_.queue_seconds.add(seconds(now - seq.arrived));
+  if (config_.prefix_cache) stats_.prefix_queries += seq.prompt_length();
+  stats_.prefix_hits += seq.cached_tokens;
+}
+
+// Takes row and blocks from a running one of lower priority. True: judge again.
+bool Scheduler::make_room(const Sequence& seq) {
+  if (config_.policy != SchedPolicy::kPriority) return false;
+  for (const Sequence* s : running_)
+    if (s->phase == Sequence::Phase::kPreempting) return false;  // one at a time
+  Sequence* victim = last_running();
+  if (victim == nullptr || victim->request->spec.priority <= seq.request->spec.priority)
+    return false;
+  preempt(*victim);
+  bool now = victim->phase == Sequence::Phase::kWaiting;
+  if (now) std::erase(running_, victim);
+  return now && !free_rows_.empty();
+}
+
+}  // namespace tokamak

@@ -1,0 +1,39 @@
+#pragma once
+// How many tokens a step may have, so that streams keep their pace.
+#include <algorithm>
+#include <cstdint>
+
+#include "base/clock.h"
+
+namespace tokamak {
+
+// Steps that hold decodes are kept near `target`: after each one the budget is scaled by how far
+// its time was off. Pure arithmetic on what it is told; owned by EngineCore.
+class TokenBudget {
+ public:
+  TokenBudget(int64_t most, Nanos target) : most_(most), target_(target), tokens_(most) {}
+
+  // Of a step in which `decodes` sequences decode.
+  int64_t tokens(int64_t decodes) const {
+    if (target_ == 0 || decodes == 0) return most_;
+    return std::min(most_, std::max(tokens_, decodes + kLeastPrefill));
+  }
+  // A step took this long.
+  void observe(int64_t tokens, int64_t decodes, Nanos duration) {
+    if (target_ == 0 || decodes == 0 || duration <= 0) return;
+    double ratio = static_cast<double>(target_) / static_cast<double>(duration);
+    bool limited = tokens * 10 >= this->tokens(decodes) * 9;  // more would have been used
+    if (ratio > 1 && !limited) return;
+    ratio = std::clamp(ratio, 0.5, 1.25);
+    double next = static_cast<double>(std::min(tokens_, most_)) * ratio;
+    tokens_ = std::clamp<int64_t>(static_cast<int64_t>(next), kLeastPrefill, most_);
+  }
+
+ private:
+  static constexpr int64_t kLeastPrefill = 16;  // a prompt always goes on
+  int64_t most_;
+  Nanos target_;
+  int64_t tokens_;
+};
+
+}  // namespace tokamak

@@ -1,0 +1,29 @@
+#include "engine/stats.h"
+
+#include <algorithm>
+
+namespace tokamak {
+namespace {
+
+constexpr std::array<double, 28> kSeconds = {.0005, .001, .002, .005, .01, .015, .02, .03, .04, .06,
+                                             .08,   .1,   .15,  .2,   .3,  .5,   .75, 1,   2.5, 5,
+                                             7.5,   10,   20,   40,   80,  160,  640, 2560};
+constexpr std::array<double, 21> kTokens = {1,     2,     4,     8,      16,     32,     64,
+                                            128,   256,   512,   1024,   2048,   4096,   8192,
+                                            16384, 32768, 65536, 131072, 262144, 524288, 1048576};
+static_assert(kSeconds.size() < Histogram::kBuckets && kTokens.size() < Histogram::kBuckets);
+
+}  // namespace
+
+std::span<const double> seconds_buckets() { return kSeconds; }
+std::span<const double> tokens_buckets() { return kTokens; }
+
+void Histogram::add(double value, uint64_t times) {
+  auto b = bounds();
+  auto at = std::lower_bound(b.begin(), b.end(), value) - b.begin();
+  counts_[static_cast<size_t>(at)] += times;
+  count_ += times;
+  sum_ += value * static_cast<double>(times);
+}
+
+}  // namespace tokamak

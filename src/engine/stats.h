@@ -1,0 +1,77 @@
+#pragma once
+// What an engine has done, as plain data: counters and histograms that only grow, gauges of now.
+// Reading never resets anything.
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "base/clock.h"
+
+namespace tokamak {
+
+// Upper bounds of the buckets; one more bucket takes what is above the last.
+std::span<const double> seconds_buckets();  // 1 ms .. 2560 s
+std::span<const double> tokens_buckets();   // 1 .. 1 M
+
+// Counts per bucket (not cumulative). `bounds()` is seconds_buckets() or tokens_buckets().
+class Histogram {
+ public:
+  static constexpr size_t kBuckets = 32;
+  enum class Unit : uint8_t { kSeconds, kTokens };
+  Histogram(Unit unit = Unit::kSeconds) : unit_(unit) {}
+
+  void add(double value, uint64_t times = 1);
+  std::span<const double> bounds() const {
+    return unit_ == Unit::kSeconds ? seconds_buckets() : tokens_buckets();
+  }
+  // bounds().size() + 1 numbers.
+  std::span<const uint64_t> counts() const { return {counts_.data(), bounds().size() + 1}; }
+  uint64_t count() const { return count_; }
+  double sum() const { return sum_; }
+  double mean() const { return count_ == 0 ? 0 : sum_ / static_cast<double>(count_); }
+
+ private:
+  Unit unit_;
+  uint64_t count_ = 0;
+  double sum_ = 0;
+  std::array<uint64_t, kBuckets> counts_{};
+};
+
+struct EngineStats {
+  // Counters.
+  int64_t steps = 0, failed_steps = 0;
+  int64_t tokens_scheduled = 0;  // rows of submitted steps
+  int64_t prefill_tokens = 0;    // of them: prompt tokens (again, after a preemption)
+  int64_t tokens_emitted = 0;
+  int64_t tokens_discarded = 0;  // chosen by the device, wanted by nobody (overshoot, rewinds)
+  int64_t preemptions = 0;
+  int64_t prompt_tokens = 0;          // of sequences that started
+  int64_t prefix_queries = 0;         // tokens looked up in the prefix index (prompts that started)
+  int64_t prefix_hits = 0;            // of them: found, not computed
+  int64_t blocks_evicted = 0;         // cached blocks that were needed for something else
+  int64_t blocks_copied = 0;          // partly shared blocks
+  int64_t requests_rejected = 0;      // the queue was full, or it can never fit
+  std::array<int64_t, 8> finished{};  // requests' choices by Finish
+
+  // Gauges.
+  int64_t running = 0, waiting = 0;
+  int64_t kv_blocks_total = 0, kv_blocks_used = 0, kv_blocks_cached = 0, kv_blocks_free = 0;
+  int64_t token_budget = 0;  // of the next step
+
+  // One sample per sequence (a choice of a request) ...
+  Histogram queue_seconds, prefill_seconds, decode_seconds, ttft_seconds, tpot_seconds, e2e_seconds;
+  Histogram prompt_length{Histogram::Unit::kTokens}, answer_length{Histogram::Unit::kTokens};
+  // ... per token after the first ...
+  Histogram itl_seconds;
+  // ... and per step.
+  Histogram step_seconds, step_tokens{Histogram::Unit::kTokens},
+      step_sequences{Histogram::Unit::kTokens};
+};
+
+// Bytes, exactly as allocated.
+struct EngineMemory {
+  uint64_t weights = 0, kv = 0, arena = 0, scratch = 0, other = 0;  // of the executable
+  uint64_t total() const { return weights + kv + arena + scratch + other; }
+};
+
+}  // namespace tokamak
