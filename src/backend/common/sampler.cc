@@ -9,6 +9,15 @@
 
 namespace tokamak {
 
+namespace {
+
+// Only filters that choose() knows, in its order.
+bool is_plain(const SampleSpec& spec) {
+  return spec.order.empty() && spec.typical_p >= 1.0f && spec.xtc_probability <= 0;
+}
+
+}  // namespace
+
 Sampler::Sampler(int64_t vocab, int64_t max_rows)
     : vocab_(vocab), rows_(static_cast<size_t>(max_rows)) {
   auto n = static_cast<size_t>(vocab);
@@ -16,6 +25,7 @@ Sampler::Sampler(int64_t vocab, int64_t max_rows)
   maxima_.resize((n + kRun - 1) / kRun);
   selected_.resize(maxima_.size());
   candidates_.reserve(n);
+  surprise_.reserve(n);
   counts_.resize(n);
   drafting_.reserve(static_cast<size_t>(max_rows));
 }
@@ -23,7 +33,7 @@ Sampler::Sampler(int64_t vocab, int64_t max_rows)
 uint64_t Sampler::bytes() const {
   uint64_t total = scratch_.size() * 4 + maxima_.size() * 8 +
                    candidates_.capacity() * sizeof(Candidate) + counts_.size() * sizeof(Count) +
-                   rows_.size() * sizeof(Row);
+                   surprise_.capacity() * 8 + matches_.capacity() * 4 + rows_.size() * sizeof(Row);
   for (const Row& row : rows_) total += row.ids.capacity() * sizeof(int32_t);
   return total;
 }
@@ -73,7 +83,8 @@ void Sampler::finish_row(const StepInputs& step, size_t r, std::span<const float
     return report(sample, r, logits, peak, out);
   }
   Row& row = rows_[static_cast<size_t>(step.row[b])];
-  out.ids[r] = choose(sample, adjust(sample, row, logits));
+  out.ids[r] = is_plain(*sample.spec) ? choose(sample, adjust(sample, row, logits))
+                                      : choose_staged(sample, row, logits);
   if (sample.spec->top_logprobs >= 0) report(sample, r, logits, peak, out);
   if (!drafting_[b]) return;
   ++out.accepted[b];

@@ -3,9 +3,11 @@
 // function of (seed, choice, position, token), so a seed gives the same tokens whatever else runs,
 // and a draft is verified by comparing it with the target's own sample.
 //
-// The order of OpenAI's API and vLLM: penalties, bias, ids banned before min_tokens, temperature,
-// min-p, top-k, top-p; then the kept token with the largest log-probability + noise wins, which
-// draws from their softmax. Of equal logits the lower id comes first, everywhere.
+// The order of OpenAI's API and vLLM: penalties, DRY, bias, ids banned before min_tokens,
+// temperature, min-p, top-k, typical, top-p, XTC; then the kept token with the largest
+// log-probability + noise wins, which draws from their softmax. Of equal logits the lower id comes
+// first, everywhere. A spec may name another order: then bias and bans come first and stages that
+// are not named do not run (without kTemperature, the temperature is 1).
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -51,6 +53,16 @@ class Sampler {
   std::span<const float> adjust(const SampleRow& sample, const Row& row,
                                 std::span<const float> logits);
   void penalize(const SampleSpec& spec, const Row& row);
+  void discourage_repeats(const SampleSpec& spec, const Row& row);
+  void bias(const SampleRow& sample);
+  // sampler_stages.cc: any order, any filter
+  int32_t choose_staged(const SampleRow& sample, const Row& row, std::span<const float> logits);
+  void run_stage(SampleStage stage, const SampleRow& sample, const Row& row);
+  void refresh();  // candidates' logits after scratch_ changed
+  double candidate_mass(float peak);
+  void keep_typical(float typical_p);
+  void exclude_top(const SampleRow& sample);
+  int32_t draw(const SampleRow& sample, float temperature, float peak);
   int32_t choose(const SampleRow& sample, std::span<const float> logits);
   int32_t choose_among_all(const SampleRow& sample, std::span<const float> logits, float peak);
   float top_k_bound(std::span<const float> logits, int64_t k);
@@ -64,8 +76,10 @@ class Sampler {
   std::vector<float> maxima_;    // of runs of logits
   std::vector<float> selected_;  // for finding the k-th largest of them
   std::vector<Candidate> candidates_;
-  std::vector<Count> counts_;      // per token, while penalties are computed
-  std::vector<uint8_t> drafting_;  // per sequence: no draft was rejected yet
+  std::vector<int32_t> matches_;                     // of the history with its own end (DRY)
+  std::vector<std::pair<float, int32_t>> surprise_;  // of candidates (typical)
+  std::vector<Count> counts_;                        // per token, while penalties are computed
+  std::vector<uint8_t> drafting_;                    // per sequence: no draft was rejected yet
   uint32_t stamp_ = 0;
 };
 

@@ -38,15 +38,23 @@ std::span<const float> Sampler::adjust(const SampleRow& sample, const Row& row,
   if (!penalties && !banned && spec.logit_bias.empty()) return logits;
   std::copy(logits.begin(), logits.end(), scratch_.begin());
   if (penalties) penalize(spec, row);
-  for (const auto& [id, bias] : spec.logit_bias)
-    if (id >= 0 && id < vocab_) scratch_[static_cast<size_t>(id)] += bias;
-  if (banned)
-    for (int32_t id : spec.banned_until_min)
-      if (id >= 0 && id < vocab_) scratch_[static_cast<size_t>(id)] = kLowest;
+  if (penalties) discourage_repeats(spec, row);
+  bias(sample);
   return scratch_;
 }
 
+void Sampler::bias(const SampleRow& sample) {
+  const SampleSpec& spec = *sample.spec;
+  for (const auto& [id, bias] : spec.logit_bias)
+    if (id >= 0 && id < vocab_) scratch_[static_cast<size_t>(id)] += bias;
+  if (sample.generated >= spec.min_tokens) return;
+  for (int32_t id : spec.banned_until_min)
+    if (id >= 0 && id < vocab_) scratch_[static_cast<size_t>(id)] = kLowest;
+}
+
 void Sampler::penalize(const SampleSpec& spec, const Row& row) {
+  if (spec.repetition_penalty == 1.0f && spec.presence_penalty == 0 && spec.frequency_penalty == 0)
+    return;
   if (++stamp_ == 0) {  // wrapped around: old stamps would look new
     std::fill(counts_.begin(), counts_.end(), Count{});
     stamp_ = 1;
@@ -182,12 +190,18 @@ int32_t Sampler::choose(const SampleRow& sample, std::span<const float> logits) 
         total += static_cast<double>(fast_exp((c.logit - peak) * inverse));
     keep_top_p(spec.top_p, inverse, peak, total);
   }
+  return draw(sample, spec.temperature, peak);
+}
+
+// Gumbel-max over the candidates.
+int32_t Sampler::draw(const SampleRow& sample, float temperature, float peak) {
   double top = -INFINITY;
+  int32_t best = 0;
   for (const Candidate& c : candidates_) {
     double value =
         (static_cast<double>(c.logit) - static_cast<double>(peak)) /
-            static_cast<double>(spec.temperature) +
-        static_cast<double>(keyed_gumbel(spec.seed, sample.choice, sample.position, c.id));
+            static_cast<double>(temperature) +
+        static_cast<double>(keyed_gumbel(sample.spec->seed, sample.choice, sample.position, c.id));
     if (value > top || (value == top && c.id < best)) {
       top = value;
       best = c.id;

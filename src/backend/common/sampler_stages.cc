@@ -1,0 +1,181 @@
+// The sampler's general way: the stages a spec names, one after the other, over a list of
+// candidates. Costs a few passes over what is left of the vocabulary.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "backend/common/logits_math.h"
+#include "backend/common/sampler.h"
+#include "base/rng.h"
+
+namespace tokamak {
+namespace {
+
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+constexpr SampleStage kDefaultOrder[] = {
+    SampleStage::kPenalties, SampleStage::kDry,     SampleStage::kTemperature, SampleStage::kMinP,
+    SampleStage::kTopK,      SampleStage::kTypical, SampleStage::kTopP,        SampleStage::kXtc,
+};
+
+bool contains(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+}  // namespace
+
+// DRY. matches_[k] is how many tokens before position n - k agree with the end of the history (the
+// Z function of the reversed history): the token at n - k continued a repetition of that length.
+void Sampler::discourage_repeats(const SampleSpec& spec, const Row& row) {
+  if (spec.dry_multiplier <= 0) return;
+  std::span<const int32_t> ids = row.ids;
+  if (spec.dry_last_n >= 0 && ids.size() > static_cast<size_t>(spec.dry_last_n))
+    ids = ids.last(static_cast<size_t>(spec.dry_last_n));
+  auto n = static_cast<int32_t>(ids.size());
+  int32_t reach = 0;  // no repetition reaches across a breaker
+  while (reach < n && !contains(spec.dry_breakers, ids[static_cast<size_t>(n - 1 - reach)]))
+    ++reach;
+  if (reach < spec.dry_allowed_length || reach == 0) return;
+  auto from_end = [&](int32_t i) { return ids[static_cast<size_t>(n - 1 - i)]; };
+  matches_.assign(static_cast<size_t>(n), 0);
+  for (int32_t i = 1, left = 0, right = 0; i < n; ++i) {
+    int32_t same = i < right ? std::min(right - i, matches_[static_cast<size_t>(i - left)]) : 0;
+    while (i + same < n && from_end(same) == from_end(i + same)) ++same;
+    if (i + same > right) left = i, right = i + same;
+    matches_[static_cast<size_t>(i)] = same;
+  }
+  if (++stamp_ == 0) {
+    std::fill(counts_.begin(), counts_.end(), Count{});
+    stamp_ = 1;
+  }
+  auto most = static_cast<int32_t>(88.7f / std::log(std::max(spec.dry_base, 1.000001f)));
+  for (int32_t i = 1; i < n; ++i) {  // the longest match of each token
+    int32_t length = std::min(matches_[static_cast<size_t>(i)], reach);
+    Count& longest = counts_[static_cast<size_t>(from_end(i - 1))];
+    if (longest.stamp != stamp_) longest = {stamp_, 0};
+    longest.in_output = std::max(longest.in_output, length);
+  }
+  for (int32_t id : ids) {
+    Count& longest = counts_[static_cast<size_t>(id)];
+    if (longest.stamp != stamp_) continue;  // done already, or the end of the history
+    longest.stamp = stamp_ - 1;
+    int32_t over = longest.in_output - spec.dry_allowed_length;
+    if (over < 0 || longest.in_output == 0 || contains(spec.dry_breakers, id)) continue;
+    scratch_[static_cast<size_t>(id)] -=
+        spec.dry_multiplier * std::pow(spec.dry_base, static_cast<float>(std::min(over, most)));
+  }
+}
+
+void Sampler::refresh() {
+  for (Candidate& c : candidates_) c.logit = scratch_[static_cast<size_t>(c.id)];
+}
+
+double Sampler::candidate_mass(float peak) {
+  double total = 0;
+  for (const Candidate& c : candidates_) total += static_cast<double>(fast_exp(c.logit - peak));
+  return total;
+}
+
+// Those whose surprise is closest to the distribution's entropy, until they hold typical_p of it.
+void Sampler::keep_typical(float typical_p) {
+  float peak = std::min_element(candidates_.begin(), candidates_.end())->logit;
+  double total = candidate_mass(peak), entropy = 0;
+  auto log_p = [&](const Candidate& c) {
+    return static_cast<double>(c.logit) - static_cast<double>(peak) - std::log(total);
+  };
+  for (const Candidate& c : candidates_) entropy -= std::exp(log_p(c)) * log_p(c);
+  surprise_.clear();
+  for (size_t i = 0; i < candidates_.size(); ++i)
+    surprise_.emplace_back(static_cast<float>(std::abs(-log_p(candidates_[i]) - entropy)),
+                           static_cast<int32_t>(i));
+  std::sort(surprise_.begin(), surprise_.end());
+  double mass = 0;
+  size_t kept = 0;
+  while (kept < surprise_.size() && mass <= static_cast<double>(typical_p))
+    mass += std::exp(log_p(candidates_[static_cast<size_t>(surprise_[kept++].second)]));
+  surprise_.resize(kept);
+  std::sort(surprise_.begin(), surprise_.end(),
+            [](const auto& a, const auto& b) { return a.second < b.second; });
+  for (size_t i = 0; i < kept; ++i)
+    candidates_[i] = candidates_[static_cast<size_t>(surprise_[i].second)];
+  candidates_.resize(kept);
+}
+
+// XTC. The draw is keyed like the noise, beyond the counters that tokens use.
+void Sampler::exclude_top(const SampleRow& sample) {
+  const SampleSpec& spec = *sample.spec;
+  uint64_t counter =
+      uint64_t{static_cast<uint32_t>(sample.choice)} << 32 | static_cast<uint32_t>(sample.position);
+  auto words = philox(spec.seed, counter, UINT64_MAX);
+  if (to_unit_float(words[0]) >= spec.xtc_probability || spec.xtc_threshold > 0.5f) return;
+  float peak = std::min_element(candidates_.begin(), candidates_.end())->logit;
+  double least = static_cast<double>(spec.xtc_threshold) * candidate_mass(peak);
+  auto reaches = [&](const Candidate& c) {
+    return static_cast<double>(fast_exp(c.logit - peak)) >= least;
+  };
+  const Candidate* last = nullptr;  // the least likely of those that reach it
+  for (const Candidate& c : candidates_)
+    if (reaches(c) && (last == nullptr || *last < c)) last = &c;
+  if (last == nullptr) return;
+  Candidate keep = *last;
+  std::erase_if(candidates_, [&](const Candidate& c) { return reaches(c) && c.id != keep.id; });
+}
+
+void Sampler::run_stage(SampleStage stage, const SampleRow& sample, const Row& row) {
+  const SampleSpec& spec = *sample.spec;
+  auto peak = [&] { return std::min_element(candidates_.begin(), candidates_.end())->logit; };
+  switch (stage) {
+    case SampleStage::kPenalties:
+      penalize(spec, row);
+      return refresh();
+    case SampleStage::kDry:
+      discourage_repeats(spec, row);
+      return refresh();
+    case SampleStage::kTemperature:
+      for (float& x : scratch_) x /= spec.temperature;
+      return refresh();
+    case SampleStage::kTopK:
+      if (spec.top_k > 0) keep_best(static_cast<size_t>(spec.top_k));
+      return;
+    case SampleStage::kTypical:
+      if (spec.typical_p < 1) keep_typical(spec.typical_p);
+      return;
+    case SampleStage::kTopP:
+      if (float best = peak(); spec.top_p < 1)
+        keep_top_p(spec.top_p, 1.0f, best, candidate_mass(best));
+      return;
+    case SampleStage::kMinP:
+      if (spec.min_p > 0) {
+        float bound = peak() + std::log(std::min(spec.min_p, 1.0f));
+        std::erase_if(candidates_, [&](const Candidate& c) { return c.logit < bound; });
+      }
+      return;
+    case SampleStage::kXtc:
+      if (spec.xtc_probability > 0) exclude_top(sample);
+      return;
+  }
+}
+
+int32_t Sampler::choose_staged(const SampleRow& sample, const Row& row,
+                               std::span<const float> logits) {
+  const SampleSpec& spec = *sample.spec;
+  std::span<const SampleStage> order = spec.order;
+  if (order.empty()) {
+    auto adjusted = adjust(sample, row, logits);
+    if (adjusted.data() != scratch_.data())
+      std::copy(adjusted.begin(), adjusted.end(), scratch_.begin());
+    order = std::span(kDefaultOrder).subspan(2);  // penalties and DRY are done
+  } else {
+    std::copy(logits.begin(), logits.end(), scratch_.begin());
+    bias(sample);
+  }
+  collect(scratch_, kLowest);
+  if (candidates_.empty()) return argmax(logits);  // everything is banned
+  bool greedy = spec.temperature <= 0;
+  for (SampleStage stage : order)
+    if (!greedy || stage == SampleStage::kPenalties || stage == SampleStage::kDry)
+      run_stage(stage, sample, row);
+  auto best = *std::min_element(candidates_.begin(), candidates_.end());
+  return greedy ? best.id : draw(sample, 1.0f, best.logit);
+}
+
+}  // namespace tokamak
