@@ -96,6 +96,26 @@ Value timings(const LoadedModel& model, const Answer& a, size_t prompt_tokens) {
       {"decode_tokens_per_second", decode > 0 ? static_cast<double>(steps) / decode : 0.0}};
 }
 
+void print_summary(size_t prompt_tokens, const Answer& a, const Value& t, double load_seconds) {
+  fmt::print("\n");
+  if (!isatty(STDERR_FILENO)) return;
+  fmt::print(stderr, "[{} prompt tokens, {:.0f}/s; {} tokens, {:.1f}/s; loaded in {:.2f} s]\n",
+             prompt_tokens, t.at("prefill_tokens_per_second").as_double(), a.ids.size(),
+             t.at("decode_tokens_per_second").as_double(), load_seconds);
+}
+
+void print_json(const std::vector<int32_t>& prompt, const Answer& a, const Value& t) {
+  auto ids_value = [](const std::vector<int32_t>& ids) {
+    return Value(Value::Array(ids.begin(), ids.end()));
+  };
+  Value out = Value::Object{{"prompt_ids", ids_value(prompt)},
+                            {"ids", ids_value(a.ids)},
+                            {"text", a.text},
+                            {"finish_reason", finish_name(a.finish)},
+                            {"timings", t}};
+  fmt::print("{}\n", dump_json(out));
+}
+
 void run(RunFlags& f) {
   if (f.prompt == "-") f.prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
   LoadedModel model = load_model(f.model);
@@ -116,23 +136,11 @@ void run(RunFlags& f) {
   if (!f.ignore_eos) spec.stop_ids = model.tokenizer->spec().eog_ids;
   Answer a = generate(model, std::move(spec), f.stops, !f.json);
   Value t = timings(model, a, prompt.size());
-  if (!f.json) {
-    fmt::print("\n");
-    if (isatty(STDERR_FILENO))
-      fmt::print(stderr, "[{} prompt tokens, {:.0f}/s; {} tokens, {:.1f}/s; loaded in {:.2f} s]\n",
-                 prompt.size(), t.at("prefill_tokens_per_second").as_double(), a.ids.size(),
-                 t.at("decode_tokens_per_second").as_double(), model.load_seconds);
-    return;
-  }
-  auto ids_value = [](const std::vector<int32_t>& ids) {
-    return Value(Value::Array(ids.begin(), ids.end()));
-  };
-  Value out = Value::Object{{"prompt_ids", ids_value(prompt)},
-                            {"ids", ids_value(a.ids)},
-                            {"text", a.text},
-                            {"finish_reason", finish_name(a.finish)},
-                            {"timings", t}};
-  fmt::print("{}\n", dump_json(out));
+  if (f.json)
+    print_json(prompt, a, t);
+  else
+    print_summary(prompt.size(), a, t, model.load_seconds);
+  if (a.finish == Finish::kCancelled) end_by_interrupt();
 }
 
 }  // namespace

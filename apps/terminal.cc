@@ -98,6 +98,12 @@ void ProgressBar::update(uint64_t done, uint64_t total) {
   std::fflush(stderr);
 }
 
+void end_by_interrupt() {
+  std::fflush(nullptr);
+  signal(SIGINT, SIG_DFL);
+  raise(SIGINT);
+}
+
 InterruptScope::InterruptScope(std::function<void()> action)
     : pipe_(std::make_unique<Pipe>()), action_(std::move(action)) {
   thread_ = std::thread([this] {
@@ -108,8 +114,7 @@ InterruptScope::InterruptScope(std::function<void()> action)
       if (read(pipe_->fds[0], &byte, 1) != 1) continue;
       if (byte == 0) return;  // the scope ends
       if (interrupted_.exchange(true)) {
-        signal(SIGINT, SIG_DFL);
-        raise(SIGINT);
+        end_by_interrupt();
         return;
       }
       action_();

@@ -58,6 +58,10 @@ class InterruptScope {
   std::thread thread_;
 };
 
+// Ends the program as Ctrl-C does by default, so that the shell and scripts see an interrupt. What
+// was printed is flushed.
+void end_by_interrupt();
+
 // One line from standard input without its newline; nullopt at the end of input (Ctrl-D). Ctrl-C
 // drops what was typed and asks again. Not inside an InterruptScope.
 std::optional<std::string> read_line(std::string_view prompt);
