@@ -86,9 +86,10 @@ void read_rope(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   r.freq_divisors = factor_tensor(file, "rope_freqs.weight");
   r.short_factor = factor_tensor(file, "rope_factors_short.weight");
   r.long_factor = factor_tensor(file, "rope_factors_long.weight");
-  std::string type = keys.text("rope.scaling.type", "none");
-  double linear = keys.number("rope.scale_linear", 0);  // spelling of the first files
-  r.factor = keys.number("rope.scaling.factor", linear > 0 ? linear : 1.0);
+  // A factor without a type means linear; the second key is the spelling of the first files.
+  std::string type = keys.text("rope.scaling.type", "linear");
+  double factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0));
+  r.factor = factor == 0 ? 1 : factor;
   double attention = keys.number("rope.scaling.attn_factor", 0);
   if (!r.long_factor.empty() || !r.short_factor.empty()) {
     if (r.long_factor.empty() || r.short_factor.empty() || r.original_context <= 0)
@@ -102,11 +103,14 @@ void read_rope(const GgufFile& file, const Keys& keys, ModelConfig& c) {
     if (r.original_context <= 0) r.original_context = c.context;
     r.beta_fast = keys.number("rope.scaling.yarn_beta_fast", r.beta_fast);
     r.beta_slow = keys.number("rope.scaling.yarn_beta_slow", r.beta_slow);
-    // In these files the factor multiplies the one that follows from the scaling.
-    if (attention > 0 && attention != 1.0 && r.factor > 0)
+    r.mscale_all_dim = keys.number("rope.scaling.yarn_log_multiplier", 0);
+    if (r.mscale_all_dim != 0) r.mscale = 1;
+    r.attention_factor = keys.number("rope.scaling.yarn_attn_factor", 0);
+    // This one multiplies what follows from the scaling.
+    if (attention > 0 && attention != 1.0 && r.attention_factor == 0 && r.factor > 1)
       r.attention_factor = attention * (0.1 * std::log(r.factor) + 1);
-  } else if (type == "linear" || (type == "none" && linear > 0 && linear != 1)) {
-    r.scaling = Scaling::kLinear;
+  } else if (type == "linear") {
+    if (r.factor != 1) r.scaling = Scaling::kLinear;
   } else if (type != "none" && type != "longrope") {
     fail(ErrorCode::kUnsupported, "{}: rotary scaling {} is not supported", file.name(), type);
   }

@@ -89,6 +89,14 @@ TEST(GgufConfig, RopeScaling) {
   linear.writer.set_string("llama.rope.scaling.type", "linear");
   linear.writer.set_f32("llama.rope.scaling.factor", 2.0f);
   EXPECT_EQ(load(linear).config.rope.scaling, RopeConfig::Scaling::kLinear);
+  TinyGguf untyped;
+  untyped.writer.set_f32("llama.rope.scaling.factor", 2.0f);
+  EXPECT_EQ(load(untyped).config.rope, load(linear).config.rope);
+  yarn.writer.set_f32("qwen2.rope.scaling.yarn_attn_factor", 1.5f);
+  yarn.writer.set_f32("qwen2.rope.scaling.yarn_beta_slow", 2.0f);
+  c = load(yarn).config;
+  EXPECT_EQ(c.rope.attention_factor, 1.5);
+  EXPECT_EQ(c.rope.beta_slow, 2.0);
   TinyGguf odd;
   odd.writer.set_string("llama.rope.scaling.type", "spiral");
   EXPECT_THAT(load_error(odd), HasSubstr("spiral"));

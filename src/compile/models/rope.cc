@@ -11,15 +11,20 @@ namespace {
 
 using Scaling = RopeConfig::Scaling;
 
-// Long wavelengths are stretched, short ones kept, a smooth ramp between (Llama 3.1).
-double llama3_frequency(const RopeConfig& r, double inv) {
-  double wavelength = 2 * std::numbers::pi / inv;
-  double original = static_cast<double>(r.original_context);
-  if (wavelength < original / r.high_freq_factor) return inv;
-  if (wavelength > original / r.low_freq_factor) return inv / r.factor;
-  double smooth =
-      (original / wavelength - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor);
-  return (1 - smooth) * inv / r.factor + smooth * inv;
+// Long wavelengths are stretched, short ones kept, a smooth ramp between (Llama 3.1). A divisor in
+// float32 arithmetic, as converters write it into the tensor rope_freqs of a GGUF file: both
+// formats of a model then give the same bits.
+double llama3_divisor(const RopeConfig& r, int64_t pair) {
+  float inv = 1 / std::pow(static_cast<float>(r.theta),
+                           static_cast<float>(2 * pair) / static_cast<float>(r.dims));
+  float wavelength = static_cast<float>(2 * std::numbers::pi) / inv;
+  auto original = static_cast<double>(r.original_context);
+  if (wavelength < original / r.high_freq_factor) return 1;
+  if (wavelength > original / r.low_freq_factor) return r.factor;
+  float smooth =
+      (static_cast<float>(original) / wavelength - static_cast<float>(r.low_freq_factor)) /
+      static_cast<float>(r.high_freq_factor - r.low_freq_factor);
+  return 1 / ((1 - smooth) / static_cast<float>(r.factor) + smooth);
 }
 
 // The pair index whose wavelength makes `rotations` turns over the original context (YaRN).
@@ -65,9 +70,9 @@ void apply_longrope(const RopeConfig& r, int64_t context, RopeTable& table) {
   for (size_t i = 0; i < factors.size(); ++i) table.inv_freq[i] /= factors[i];
   if (r.attention_factor > 0)
     table.scale = r.attention_factor;
-  else if (r.factor > 1)
-    table.scale =
-        std::sqrt(1 + std::log(r.factor) / std::log(static_cast<double>(r.original_context)));
+  else if (r.factor > 1)  // float32: as GGUF files store it
+    table.scale = static_cast<float>(
+        std::sqrt(1 + std::log(r.factor) / std::log(static_cast<double>(r.original_context))));
 }
 
 }  // namespace
@@ -91,7 +96,8 @@ RopeTable rope_table(const RopeConfig& r, int64_t context) {
   if (r.scaling == Scaling::kLinear)
     for (double& f : table.inv_freq) f /= r.factor;
   if (r.scaling == Scaling::kLlama3)
-    for (double& f : table.inv_freq) f = llama3_frequency(r, f);
+    for (size_t i = 0; i < table.inv_freq.size(); ++i)
+      table.inv_freq[i] /= llama3_divisor(r, static_cast<int64_t>(i));
   if (r.scaling == Scaling::kYarn) apply_yarn(r, table);
   if (r.scaling == Scaling::kLongRope) apply_longrope(r, context, table);
   if (!r.freq_divisors.empty()) {
