@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "apps/bench_replay.h"
 #include "apps/model_setup.h"
 #include "apps/step_driver.h"
 #include "apps/terminal.h"
@@ -158,6 +159,7 @@ void add_bench_verb(CLI::App& app) {
       "Example:\n  tokamak bench latency model.gguf --prompt 512 --gen 64 --threads 1,2 --repeat 5 "
       "--json");
   verb->callback([flags] { latency(*flags); });
+  add_bench_replay(*bench);
 }
 
 }  // namespace tokamak

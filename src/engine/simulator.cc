@@ -14,6 +14,29 @@ void Simulator::at(Nanos time, Event event) {
   arrivals_.emplace(time, std::move(event));
 }
 
+void Simulator::read(Source source) {
+  source_ = std::move(source);
+  pull();
+}
+
+void Simulator::pull() {
+  Nanos time = 0;
+  Event event;
+  if (source_ && source_(time, event))
+    at(std::max(time, now_), std::move(event));
+  else
+    source_ = nullptr;
+}
+
+void Simulator::take_arrivals() {
+  while (!arrivals_.empty() && arrivals_.begin()->first <= now_) {
+    bool from_source = arrivals_.begin()->second.kind == Event::Kind::kArrival;
+    batch_.push_back(std::move(arrivals_.begin()->second));
+    arrivals_.erase(arrivals_.begin());
+    if (from_source) pull();
+  }
+}
+
 void Simulator::run() {
   while (true) {
     Nanos step_end = ends_.empty() ? kNever : ends_.front();
@@ -26,10 +49,7 @@ void Simulator::run() {
       auto count = static_cast<std::ptrdiff_t>(steps_.next(batch_));
       ends_.erase(ends_.begin(), ends_.begin() + count);
     }
-    while (!arrivals_.empty() && arrivals_.begin()->first <= now_) {
-      batch_.push_back(std::move(arrivals_.begin()->second));
-      arrivals_.erase(arrivals_.begin());
-    }
+    take_arrivals();
     advance(batch_);
   }
 }

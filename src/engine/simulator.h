@@ -21,6 +21,10 @@ class Simulator {
 
   Simulator(EngineCore& core, Executable& executable, StepSeconds step_seconds);
   void at(Nanos time, Event event);  // also from inside the observer, not before now()
+  // Events in the order of their time, asked for one at a time: a long trace need not be in memory.
+  // False: no more.
+  using Source = std::function<bool(Nanos& time, Event& event)>;
+  void read(Source source);
   void observe(Observer observer) { observer_ = std::move(observer); }
   void record(Recorder recorder) { recorder_ = std::move(recorder); }
   void run();  // until nothing is left to do
@@ -34,6 +38,10 @@ class Simulator {
   StepSeconds step_seconds_;
   Observer observer_;
   Recorder recorder_;
+  void take_arrivals();
+  void pull();
+
+  Source source_;
   std::multimap<Nanos, Event> arrivals_;
   std::vector<Nanos> ends_;  // of the steps in flight, oldest first
   std::vector<Event> batch_;

@@ -18,6 +18,7 @@ struct NullOptions {
   // it, and tokens depend on all earlier ones through it. Costs 16 bytes per slot and O(context)
   // per sequence and step; off, a token depends on the one before it and its position.
   bool shadow = false;
+  bool check = true;  // every step is checked; O(tokens + table entries)
   int max_in_flight = 2;
   int64_t fail_every = 0;         // every nth step fails when it is collected
   int64_t fail_submit_every = 0;  // every nth submit throws

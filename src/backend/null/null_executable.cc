@@ -34,7 +34,7 @@ class NullExecutable final : public Executable {
   Ticket submit(const StepInputs& step) override {
     TK_CHECK(next_ - oldest_ < pending_.size(), "null backend: {} steps are in flight",
              next_ - oldest_);
-    checker_.check(step);
+    if (options_.check) checker_.check(step);
     if (!step.mask.empty() || !step.adapter.empty())
       fail(ErrorCode::kUnsupported, "null backend: tree masks and adapters are not modelled");
     ++submitted_;
