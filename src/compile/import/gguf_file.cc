@@ -62,7 +62,8 @@ std::shared_ptr<const GgufFile> GgufFile::open(const std::filesystem::path& path
     fail(ErrorCode::kInvalidArgument, "{}: part {} of {}; open the first part, {}", path.string(),
          first.number + 1, first.count, part_path(0).string());
   for (int64_t i = 1; i < first.count; ++i) {
-    if (!std::filesystem::exists(part_path(i)))
+    std::error_code ec;
+    if (!std::filesystem::exists(part_path(i), ec))
       fail(ErrorCode::kNotFound, "{}: part {} of {} is missing: {}", path.string(), i + 1,
            first.count, part_path(i).string());
     GgufParser::Split split = add(part_path(i));

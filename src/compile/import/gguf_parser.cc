@@ -125,10 +125,24 @@ void GgufParser::array_value(const std::string& key, bool keep) {
   auto type = read<uint32_t>(key);
   uint64_t count = length(key);
   uint64_t start = at_;
+  skip_values(type, count, key, 0);
+  if (!keep) return;
+  file_.meta_order_.push_back(key);
+  file_.arrays_.emplace(key, GgufFile::ArrayMeta{type, count, bytes_.subspan(start, at_ - start)});
+}
+
+// Walks over `count` values, so that everything behind them is found and nothing lies outside.
+void GgufParser::skip_values(uint32_t type, uint64_t count, const std::string& key, int depth) {
+  constexpr int kMaxDepth = 8;
   if (type == static_cast<uint32_t>(GgufType::kString)) {
     for (uint64_t i = 0; i < count; ++i) string(key);
   } else if (type == static_cast<uint32_t>(GgufType::kArray)) {
-    fail(ErrorCode::kUnsupported, "{}: metadata {} is an array of arrays", name_, key);
+    if (depth == kMaxDepth)
+      fail(ErrorCode::kCorrupt, "{}: metadata {} nests arrays {} deep", name_, key, depth + 1);
+    for (uint64_t i = 0; i < count; ++i) {
+      auto inner = read<uint32_t>(key);
+      skip_values(inner, length(key), key, depth + 1);
+    }
   } else if (size_t bytes = gguf_type_bytes(type)) {
     if (count > left() / bytes)
       fail(ErrorCode::kCorrupt, "{}: metadata {} claims {} values of {}, {} bytes are left", name_,
@@ -138,9 +152,6 @@ void GgufParser::array_value(const std::string& key, bool keep) {
     fail(ErrorCode::kCorrupt, "{}: metadata {} is an array of the unknown type {}", name_, key,
          type);
   }
-  if (!keep) return;
-  file_.meta_order_.push_back(key);
-  file_.arrays_.emplace(key, GgufFile::ArrayMeta{type, count, bytes_.subspan(start, at_ - start)});
 }
 
 Value GgufParser::scalar(uint32_t type, const std::string& key) {

@@ -40,6 +40,7 @@ class GgufParser {
   void header();
   void metadata(bool keep);
   void array_value(const std::string& key, bool keep);
+  void skip_values(uint32_t type, uint64_t count, const std::string& key, int depth);
   Value scalar(uint32_t type, const std::string& key);
   void tensor_list();
   GgufTensor tensor_entry();

@@ -26,8 +26,11 @@ ImportedModel import_gguf(const fs::path& path) {
 
 ImportedModel import_folder(const fs::path& folder) {
   fs::path config = folder / "config.json";
-  if (!fs::exists(config)) {
-    for (const auto& entry : fs::directory_iterator(folder))
+  std::error_code ec;  // a folder that cannot be read is one without config.json
+  if (!fs::is_regular_file(config, ec)) {
+    fs::directory_iterator entries(folder, ec);
+    if (ec) fail(ErrorCode::kNotFound, "cannot read {}: {}", folder.string(), ec.message());
+    for (const auto& entry : entries)
       if (entry.path().extension() == ".gguf")
         fail(ErrorCode::kInvalidArgument, "{} is a folder with GGUF files; name the file, e.g. {}",
              folder.string(), entry.path().string());
@@ -51,6 +54,8 @@ ImportedModel import_folder(const fs::path& folder) {
 ImportedModel import_model(const fs::path& path) {
   std::error_code error;
   fs::file_status status = fs::status(path, error);
+  if (error && status.type() != fs::file_type::not_found)
+    fail(ErrorCode::kNotFound, "cannot open {}: {}", path.string(), error.message());
   if (!fs::exists(status))
     fail(ErrorCode::kNotFound,
          "{}: no such file or folder; a model is a .gguf file or a folder with config.json",

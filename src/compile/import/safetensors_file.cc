@@ -150,16 +150,17 @@ std::shared_ptr<const SafetensorsFolder> SafetensorsFolder::open(
   std::shared_ptr<SafetensorsFolder> out(new SafetensorsFolder());
   std::filesystem::path single = folder / "model.safetensors",
                         index = folder / "model.safetensors.index.json";
-  if (std::filesystem::exists(single)) {
+  std::error_code ec;
+  if (std::filesystem::exists(single, ec)) {
     out->files_.push_back(SafetensorsFile::open(single));
     return out;
   }
-  if (std::filesystem::exists(index)) {
+  if (std::filesystem::is_regular_file(index, ec)) {
     out->open_shards(index);
     return out;
   }
   std::vector<std::filesystem::path> found;
-  for (const auto& entry : std::filesystem::directory_iterator(folder))
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ec))
     if (entry.path().extension() == ".safetensors") found.push_back(entry.path());
   if (found.empty())
     fail(ErrorCode::kNotFound,
@@ -189,7 +190,8 @@ void SafetensorsFolder::open_shards(const std::filesystem::path& index) {
     auto [it, fresh] = opened.emplace(file, files_.size());
     if (fresh) {
       std::filesystem::path path = index.parent_path() / file;
-      if (!std::filesystem::exists(path))
+      std::error_code ec;
+      if (!std::filesystem::exists(path, ec))
         fail(ErrorCode::kNotFound, "{}: shard {} is missing ({} is in it)", index.string(), file,
              tensor);
       files_.push_back(SafetensorsFile::open(path));
