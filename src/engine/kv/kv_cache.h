@@ -29,8 +29,8 @@ struct SequenceBlocks {
   bool copies_sent = false;
 
   // Its place in the prefix index: a node per unit of its known tokens.
-  NodeId root = kNoNode;
-  std::vector<NodeId> path;
+  PrefixNode root = kNoPrefixNode;
+  std::vector<PrefixNode> path;
   int64_t settled = 0;  // units found or committed; this sequence produces those behind
   int32_t priority = 0;
   Nanos ttl = kNever;
@@ -121,9 +121,9 @@ class KvCache {
   std::vector<BlockPool> pools_;
   int64_t unit_ = 1;
   std::unique_ptr<PrefixIndex> index_;
-  std::vector<NodeId> walk_;  // of the last lookup
-  int64_t walk_whole_ = 0;    // nodes of it whose tokens all match
-  int64_t walk_tokens_ = 0;   // tokens that match
+  std::vector<PrefixNode> walk_;  // of the last lookup
+  int64_t walk_whole_ = 0;        // nodes of it whose tokens all match
+  int64_t walk_tokens_ = 0;       // tokens that match
   uint64_t tick_ = 0;
   Nanos now_ = 0;
   int64_t evicted_ = 0, copied_ = 0;

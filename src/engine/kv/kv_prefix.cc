@@ -12,12 +12,12 @@ namespace tokamak {
 void KvCache::walk(std::string_view salt, std::span<const int32_t> ids, int64_t most) {
   walk_.clear();
   walk_whole_ = walk_tokens_ = 0;
-  NodeId node = index_ ? index_->find_root(salt) : kNoNode;
-  if (node == kNoNode) return;
+  PrefixNode node = index_ ? index_->find_root(salt) : kNoPrefixNode;
+  if (node == kNoPrefixNode) return;
   auto unit = static_cast<size_t>(unit_);
   while (walk_tokens_ < most && ids.size() >= unit) {
-    NodeId next = index_->child(node, ids.first(unit));
-    if (next == kNoNode) break;
+    PrefixNode next = index_->child(node, ids.first(unit));
+    if (next == kNoPrefixNode) break;
     walk_.push_back(node = next);
     ids = ids.subspan(unit);
     walk_tokens_ += unit_;
@@ -25,7 +25,7 @@ void KvCache::walk(std::string_view salt, std::span<const int32_t> ids, int64_t 
   walk_whole_ = std::ssize(walk_);
   if (walk_tokens_ >= most || ids.empty()) return;
   auto near = index_->nearest(node, ids.first(std::min(unit, ids.size())));
-  if (near.node == kNoNode) return;
+  if (near.node == kNoPrefixNode) return;
   walk_.push_back(near.node);
   walk_tokens_ += near.common;
 }
@@ -125,11 +125,11 @@ void KvCache::start(SequenceBlocks& seq, std::string_view salt, std::span<const 
   if (!index_) return;
   seq.root = index_->root(salt);
   seq.settled = hit.tokens / unit_;
-  NodeId node = seq.root;
+  PrefixNode node = seq.root;
   for (int64_t u = 0; (u + 1) * unit_ <= std::ssize(ids); ++u) {
     auto tokens = ids.subspan(static_cast<size_t>(u * unit_), static_cast<size_t>(unit_));
-    NodeId next = index_->child(node, tokens);
-    node = next == kNoNode ? index_->add_child(node, tokens) : next;
+    PrefixNode next = index_->child(node, tokens);
+    node = next == kNoPrefixNode ? index_->add_child(node, tokens) : next;
     seq.path.push_back(node);
     if (u >= seq.settled) index_->add_producer(node);
   }
@@ -150,15 +150,15 @@ void KvCache::index_units(SequenceBlocks& seq, int64_t units, std::span<const in
     if (u < seq.path.size()) {
       index_->remove_producer(seq.path[u]);
     } else {
-      NodeId tip = seq.path.empty() ? seq.root : seq.path.back();
+      PrefixNode tip = seq.path.empty() ? seq.root : seq.path.back();
       auto tokens = ids.subspan(u * static_cast<size_t>(unit_), static_cast<size_t>(unit_));
-      NodeId next = index_->child(tip, tokens);
-      if (next == kNoNode) next = index_->add_child(tip, tokens);
+      PrefixNode next = index_->child(tip, tokens);
+      if (next == kNoPrefixNode) next = index_->add_child(tip, tokens);
       index_->pin(next);
       index_->unpin(tip);
       seq.path.push_back(next);
     }
-    NodeId node = seq.path[u];
+    PrefixNode node = seq.path[u];
     for (size_t g = 0; g < groups_.size(); ++g) {
       for (int32_t part = 0; part < index_->parts(g); ++part) {
         int64_t i = seq.settled * index_->parts(g) + part;
@@ -173,14 +173,14 @@ void KvCache::index_units(SequenceBlocks& seq, int64_t units, std::span<const in
 }
 
 void KvCache::leave_index(SequenceBlocks& seq) {
-  if (seq.root == kNoNode) return;
+  if (seq.root == kNoPrefixNode) return;
   for (auto u = static_cast<size_t>(seq.settled); u < seq.path.size(); ++u)
     index_->remove_producer(seq.path[u]);
-  NodeId tip = seq.path.empty() ? seq.root : seq.path.back();
+  PrefixNode tip = seq.path.empty() ? seq.root : seq.path.back();
   index_->unpin(tip);
   index_->prune(tip);
   seq.path.clear();
-  seq.root = kNoNode;
+  seq.root = kNoPrefixNode;
   seq.settled = 0;
 }
 

@@ -8,7 +8,7 @@ namespace tokamak {
 namespace {
 
 // The treap's heap order: any fixed mixing of the id will do.
-uint32_t weight(NodeId node) {
+uint32_t weight(PrefixNode node) {
   auto x = static_cast<uint32_t>(node) * 0x9e3779b1u;
   x = (x ^ (x >> 15)) * 0x85ebca77u;
   return x ^ (x >> 13);
@@ -28,10 +28,10 @@ PrefixIndex::PrefixIndex(int32_t unit, std::vector<int32_t> blocks_per_unit, siz
   blocks_.reserve(nodes * stride_);
 }
 
-NodeId PrefixIndex::make(NodeId parent) {
-  NodeId id = kNoNode;
+PrefixNode PrefixIndex::make(PrefixNode parent) {
+  PrefixNode id = kNoPrefixNode;
   if (free_.empty()) {
-    id = static_cast<NodeId>(nodes_.size());
+    id = static_cast<PrefixNode>(nodes_.size());
     nodes_.emplace_back();
     tokens_.resize(nodes_.size() * static_cast<size_t>(unit_));
     blocks_.resize(nodes_.size() * stride_);
@@ -41,41 +41,41 @@ NodeId PrefixIndex::make(NodeId parent) {
     at(id) = {};
   }
   at(id).parent = parent;
-  at(id).depth = parent == kNoNode ? -1 : at(parent).depth + 1;
+  at(id).depth = parent == kNoPrefixNode ? -1 : at(parent).depth + 1;
   return id;
 }
 
-NodeId PrefixIndex::find_root(std::string_view salt) const {
+PrefixNode PrefixIndex::find_root(std::string_view salt) const {
   auto it = roots_.find(salt);
-  return it == roots_.end() ? kNoNode : it->second;
+  return it == roots_.end() ? kNoPrefixNode : it->second;
 }
 
-NodeId PrefixIndex::root(std::string_view salt) {
-  if (NodeId there = find_root(salt); there != kNoNode) return there;
-  NodeId id = make(kNoNode);
+PrefixNode PrefixIndex::root(std::string_view salt) {
+  if (PrefixNode there = find_root(salt); there != kNoPrefixNode) return there;
+  PrefixNode id = make(kNoPrefixNode);
   roots_.emplace(salt, id);
   salts_.emplace(id, salt);
   return id;
 }
 
-int PrefixIndex::compare(std::span<const int32_t> tokens, NodeId node) const {
+int PrefixIndex::compare(std::span<const int32_t> tokens, PrefixNode node) const {
   auto mine = this->tokens(node);
   for (size_t i = 0; i < mine.size(); ++i)
     if (tokens[i] != mine[i]) return tokens[i] < mine[i] ? -1 : 1;
   return 0;
 }
 
-NodeId PrefixIndex::child(NodeId parent, std::span<const int32_t> tokens) const {
-  NodeId n = at(parent).children;
-  while (n != kNoNode) {
+PrefixNode PrefixIndex::child(PrefixNode parent, std::span<const int32_t> tokens) const {
+  PrefixNode n = at(parent).children;
+  while (n != kNoPrefixNode) {
     int order = compare(tokens, n);
     if (order == 0) return n;
     n = order < 0 ? at(n).left : at(n).right;
   }
-  return kNoNode;
+  return kNoPrefixNode;
 }
 
-int32_t PrefixIndex::common(std::span<const int32_t> tokens, NodeId node) const {
+int32_t PrefixIndex::common(std::span<const int32_t> tokens, PrefixNode node) const {
   auto mine = this->tokens(node);
   size_t n = std::min(tokens.size(), mine.size());
   return static_cast<int32_t>(
@@ -86,10 +86,10 @@ int32_t PrefixIndex::common(std::span<const int32_t> tokens, NodeId node) const 
 
 // In token order, the one with most in common is a neighbour of where `tokens` would be, and every
 // such neighbour is on the way there.
-PrefixIndex::Near PrefixIndex::nearest(NodeId parent, std::span<const int32_t> tokens) const {
+PrefixIndex::Near PrefixIndex::nearest(PrefixNode parent, std::span<const int32_t> tokens) const {
   Near best;
-  NodeId n = at(parent).children;
-  while (n != kNoNode) {
+  PrefixNode n = at(parent).children;
+  while (n != kNoPrefixNode) {
     int32_t same = common(tokens, n);
     if (same > best.common) best = {n, same};
     auto i = static_cast<size_t>(same);
@@ -99,33 +99,34 @@ PrefixIndex::Near PrefixIndex::nearest(NodeId parent, std::span<const int32_t> t
   return best;
 }
 
-NodeId PrefixIndex::add_child(NodeId parent, std::span<const int32_t> tokens) {
-  TK_CHECK(static_cast<int32_t>(tokens.size()) == unit_ && child(parent, tokens) == kNoNode,
+PrefixNode PrefixIndex::add_child(PrefixNode parent, std::span<const int32_t> tokens) {
+  TK_CHECK(static_cast<int32_t>(tokens.size()) == unit_ && child(parent, tokens) == kNoPrefixNode,
            "{} tokens, or they are there already", tokens.size());
-  NodeId id = make(parent);
+  PrefixNode id = make(parent);
   std::copy(tokens.begin(), tokens.end(), tokens_.begin() + id * int64_t{unit_});
   at(parent).children = insert(at(parent).children, id);
   return id;
 }
 
-NodeId PrefixIndex::insert(NodeId tree, NodeId node) {
-  if (tree == kNoNode) return node;
+PrefixNode PrefixIndex::insert(PrefixNode tree, PrefixNode node) {
+  if (tree == kNoPrefixNode) return node;
   if (weight(node) > weight(tree)) {
-    NodeId left = kNoNode, right = kNoNode;
+    PrefixNode left = kNoPrefixNode, right = kNoPrefixNode;
     split(tree, tokens(node), left, right);
     at(node).left = left;
     at(node).right = right;
     return node;
   }
-  NodeId& side = compare(tokens(node), tree) < 0 ? at(tree).left : at(tree).right;
+  PrefixNode& side = compare(tokens(node), tree) < 0 ? at(tree).left : at(tree).right;
   side = insert(side, node);
   return tree;
 }
 
 // Before `tokens` and behind them; they themselves are not there.
-void PrefixIndex::split(NodeId tree, std::span<const int32_t> tokens, NodeId& left, NodeId& right) {
-  if (tree == kNoNode) {
-    left = right = kNoNode;
+void PrefixIndex::split(PrefixNode tree, std::span<const int32_t> tokens, PrefixNode& left,
+                        PrefixNode& right) {
+  if (tree == kNoPrefixNode) {
+    left = right = kNoPrefixNode;
   } else if (compare(tokens, tree) < 0) {
     split(at(tree).left, tokens, left, at(tree).left);
     right = tree;
@@ -135,9 +136,9 @@ void PrefixIndex::split(NodeId tree, std::span<const int32_t> tokens, NodeId& le
   }
 }
 
-NodeId PrefixIndex::merge(NodeId left, NodeId right) {
-  if (left == kNoNode) return right;
-  if (right == kNoNode) return left;
+PrefixNode PrefixIndex::merge(PrefixNode left, PrefixNode right) {
+  if (left == kNoPrefixNode) return right;
+  if (right == kNoPrefixNode) return left;
   if (weight(left) > weight(right)) {
     at(left).right = merge(at(left).right, right);
     return left;
@@ -146,26 +147,26 @@ NodeId PrefixIndex::merge(NodeId left, NodeId right) {
   return right;
 }
 
-NodeId PrefixIndex::erase(NodeId tree, NodeId node) {
-  TK_CHECK(tree != kNoNode, "node {} is not among its siblings", node);
+PrefixNode PrefixIndex::erase(PrefixNode tree, PrefixNode node) {
+  TK_CHECK(tree != kNoPrefixNode, "node {} is not among its siblings", node);
   if (tree == node) return merge(at(node).left, at(node).right);
-  NodeId& side = compare(tokens(node), tree) < 0 ? at(tree).left : at(tree).right;
+  PrefixNode& side = compare(tokens(node), tree) < 0 ? at(tree).left : at(tree).right;
   side = erase(side, node);
   return tree;
 }
 
-void PrefixIndex::set_block(NodeId node, size_t group, int32_t part, BlockHandle block) {
+void PrefixIndex::set_block(PrefixNode node, size_t group, int32_t part, BlockHandle block) {
   BlockHandle& there = blocks_[slot(node, group, part)];
   at(node).held += (block.valid() ? 1 : 0) - (there.valid() ? 1 : 0);
   there = block;
 }
 
-void PrefixIndex::prune(NodeId node) {
-  while (node != kNoNode) {
+void PrefixIndex::prune(PrefixNode node) {
+  while (node != kNoPrefixNode) {
     const Node& n = at(node);
-    if (n.children != kNoNode || n.pins > 0 || n.producers > 0 || n.held > 0) return;
-    NodeId parent = n.parent;
-    if (parent != kNoNode) {
+    if (n.children != kNoPrefixNode || n.pins > 0 || n.producers > 0 || n.held > 0) return;
+    PrefixNode parent = n.parent;
+    if (parent != kNoPrefixNode) {
       at(parent).children = erase(at(parent).children, node);
     } else {
       auto it = salts_.find(node);

@@ -14,8 +14,8 @@
 
 namespace tokamak {
 
-using NodeId = int32_t;
-constexpr NodeId kNoNode = -1;
+using PrefixNode = int32_t;
+constexpr PrefixNode kNoPrefixNode = -1;
 
 // Owned by KvCache, engine thread only. Knows no references: who may be evicted is the pools'
 // business. Children are kept in the order of their tokens (a treap of siblings): finding one, or
@@ -27,38 +27,38 @@ class PrefixIndex {
   PrefixIndex(int32_t unit, std::vector<int32_t> blocks_per_unit, size_t nodes);
 
   int32_t unit() const { return unit_; }
-  NodeId find_root(std::string_view salt) const;
-  NodeId root(std::string_view salt);  // made if it is not there
+  PrefixNode find_root(std::string_view salt) const;
+  PrefixNode root(std::string_view salt);  // made if it is not there
 
   // `tokens` are one unit.
-  NodeId child(NodeId parent, std::span<const int32_t> tokens) const;
-  NodeId add_child(NodeId parent, std::span<const int32_t> tokens);  // must not be there
+  PrefixNode child(PrefixNode parent, std::span<const int32_t> tokens) const;
+  PrefixNode add_child(PrefixNode parent, std::span<const int32_t> tokens);  // must not be there
   // The child that begins with most of `tokens` (at least one).
   struct Near {
-    NodeId node = kNoNode;
+    PrefixNode node = kNoPrefixNode;
     int32_t common = 0;
   };
-  Near nearest(NodeId parent, std::span<const int32_t> tokens) const;
+  Near nearest(PrefixNode parent, std::span<const int32_t> tokens) const;
 
-  BlockHandle block(NodeId node, size_t group, int32_t part) const {
+  BlockHandle block(PrefixNode node, size_t group, int32_t part) const {
     return blocks_[slot(node, group, part)];
   }
-  void set_block(NodeId node, size_t group, int32_t part, BlockHandle block);  // invalid: none
+  void set_block(PrefixNode node, size_t group, int32_t part, BlockHandle block);  // invalid: none
   int32_t parts(size_t group) const { return parts_[group]; }
   size_t groups() const { return parts_.size(); }
 
   // A node lives while it has children, blocks, pins or producers. Producers are sequences that are
   // computing it right now.
-  void pin(NodeId node) { ++at(node).pins; }
-  void unpin(NodeId node) { --at(node).pins; }
-  void add_producer(NodeId node) { ++at(node).producers; }
-  void remove_producer(NodeId node) { --at(node).producers; }
-  int32_t producers(NodeId node) const { return at(node).producers; }
+  void pin(PrefixNode node) { ++at(node).pins; }
+  void unpin(PrefixNode node) { --at(node).pins; }
+  void add_producer(PrefixNode node) { ++at(node).producers; }
+  void remove_producer(PrefixNode node) { --at(node).producers; }
+  int32_t producers(PrefixNode node) const { return at(node).producers; }
   // Removes the node if nothing keeps it, and then its ancestors.
-  void prune(NodeId node);
+  void prune(PrefixNode node);
 
-  int32_t depth(NodeId node) const { return at(node).depth; }  // units before it
-  std::span<const int32_t> tokens(NodeId node) const {
+  int32_t depth(PrefixNode node) const { return at(node).depth; }  // units before it
+  std::span<const int32_t> tokens(PrefixNode node) const {
     return {tokens_.data() + static_cast<size_t>(node * int64_t{unit_}),
             static_cast<size_t>(unit_)};
   }
@@ -66,23 +66,23 @@ class PrefixIndex {
 
  private:
   struct Node {
-    NodeId parent = kNoNode, children = kNoNode;
-    NodeId left = kNoNode, right = kNoNode;  // among its siblings
+    PrefixNode parent = kNoPrefixNode, children = kNoPrefixNode;
+    PrefixNode left = kNoPrefixNode, right = kNoPrefixNode;  // among its siblings
     int32_t depth = -1;
     int32_t pins = 0, producers = 0, held = 0;
   };
-  Node& at(NodeId node) { return nodes_[static_cast<size_t>(node)]; }
-  const Node& at(NodeId node) const { return nodes_[static_cast<size_t>(node)]; }
-  size_t slot(NodeId node, size_t group, int32_t part) const {
+  Node& at(PrefixNode node) { return nodes_[static_cast<size_t>(node)]; }
+  const Node& at(PrefixNode node) const { return nodes_[static_cast<size_t>(node)]; }
+  size_t slot(PrefixNode node, size_t group, int32_t part) const {
     return static_cast<size_t>(node) * stride_ + static_cast<size_t>(first_part_[group] + part);
   }
-  NodeId make(NodeId parent);
-  int compare(std::span<const int32_t> tokens, NodeId node) const;  // <0: before the node
-  int32_t common(std::span<const int32_t> tokens, NodeId node) const;
-  NodeId insert(NodeId tree, NodeId node);
-  NodeId erase(NodeId tree, NodeId node);
-  NodeId merge(NodeId left, NodeId right);
-  void split(NodeId tree, std::span<const int32_t> tokens, NodeId& left, NodeId& right);
+  PrefixNode make(PrefixNode parent);
+  int compare(std::span<const int32_t> tokens, PrefixNode node) const;  // <0: before the node
+  int32_t common(std::span<const int32_t> tokens, PrefixNode node) const;
+  PrefixNode insert(PrefixNode tree, PrefixNode node);
+  PrefixNode erase(PrefixNode tree, PrefixNode node);
+  PrefixNode merge(PrefixNode left, PrefixNode right);
+  void split(PrefixNode tree, std::span<const int32_t> tokens, PrefixNode& left, PrefixNode& right);
 
   int32_t unit_;
   std::vector<int32_t> parts_, first_part_;
@@ -90,9 +90,9 @@ class PrefixIndex {
   std::vector<Node> nodes_;
   std::vector<int32_t> tokens_;      // [node, unit]
   std::vector<BlockHandle> blocks_;  // [node, stride]
-  std::vector<NodeId> free_;
-  std::map<std::string, NodeId, std::less<>> roots_;
-  std::unordered_map<NodeId, std::string> salts_;  // of roots
+  std::vector<PrefixNode> free_;
+  std::map<std::string, PrefixNode, std::less<>> roots_;
+  std::unordered_map<PrefixNode, std::string> salts_;  // of roots
 };
 
 }  // namespace tokamak

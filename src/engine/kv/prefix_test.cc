@@ -28,7 +28,7 @@ size_t common(std::span<const int32_t> a, std::span<const int32_t> b) {
 // --- the tree
 
 // Every node by its salt and tokens from the root.
-using Model = std::map<std::pair<std::string, Ids>, NodeId>;
+using Model = std::map<std::pair<std::string, Ids>, PrefixNode>;
 
 TEST(PrefixIndex, RandomOperationsAgainstAMap) {
   constexpr size_t kUnit = 3;
@@ -45,17 +45,17 @@ TEST(PrefixIndex, RandomOperationsAgainstAMap) {
       std::advance(it, static_cast<std::ptrdiff_t>(rng.below(model.size())));
       at = key_of(*it);
     }
-    NodeId parent = at.second.empty() ? index.find_root(at.first) : model.at(at);
+    PrefixNode parent = at.second.empty() ? index.find_root(at.first) : model.at(at);
     Ids tokens = random_ids(rng, kUnit);
     auto child = at;
     child.second.insert(child.second.end(), tokens.begin(), tokens.end());
     switch (rng.below(3)) {
       case 0: {  // add a leaf that holds a block
         if (model.size() > 200 || child.second.size() > 5 * kUnit) break;
-        if (parent == kNoNode) parent = index.root(at.first);
-        NodeId there = index.child(parent, tokens);
-        ASSERT_EQ(there != kNoNode, model.contains(child));
-        if (there != kNoNode) {
+        if (parent == kNoPrefixNode) parent = index.root(at.first);
+        PrefixNode there = index.child(parent, tokens);
+        ASSERT_EQ(there != kNoPrefixNode, model.contains(child));
+        if (there != kNoPrefixNode) {
           EXPECT_EQ(there, model.at(child));
           EXPECT_THROW(index.add_child(parent, tokens), Error);
           break;
@@ -67,7 +67,7 @@ TEST(PrefixIndex, RandomOperationsAgainstAMap) {
       }
       case 1: {  // take its block away: it goes, with hollow ancestors, if it has no children
         if (at.second.empty()) break;
-        NodeId node = model.at(at);
+        PrefixNode node = model.at(at);
         index.set_block(node, 0, 0, {});
         index.prune(node);
         for (auto key = at; !key.second.empty(); key.second.resize(key.second.size() - kUnit)) {
@@ -80,7 +80,7 @@ TEST(PrefixIndex, RandomOperationsAgainstAMap) {
         break;
       }
       default: {  // the child with most in common
-        if (parent == kNoNode) break;
+        if (parent == kNoPrefixNode) break;
         Ids wanted(tokens.begin(),
                    tokens.begin() + 1 + static_cast<std::ptrdiff_t>(rng.below(kUnit)));
         size_t best = 0;
