@@ -27,6 +27,8 @@ using Ticket = uint64_t;
 // Every byte the executable holds, exactly as allocated.
 struct MemoryLedger {
   uint64_t weights = 0, kv = 0, arena = 0, scratch = 0, other = 0;
+  uint64_t arena_touched =
+      0;  // end of what steps have used of the arena, where that is counted (ref)
   uint64_t total() const { return weights + kv + arena + scratch + other; }
 };
 

@@ -16,6 +16,9 @@ struct KernelDesc {
   std::string pattern;
   std::string weight_layout;  // packing asked of the weight operand ("" = row-major)
   std::string numeric_class;
+  // Output 0 may lie on input 0, or on any input when all have its extents: each element is read
+  // before it is written.
+  bool in_place = false;
 };
 
 bool kernel_matches(const KernelDesc& desc, std::string_view op,

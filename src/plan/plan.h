@@ -90,6 +90,8 @@ struct Plan {
   std::vector<std::pair<std::string, std::string>>
       bound_symbols;  // e.g. T -> B after specialisation: {"T","B"}
   uint64_t arena_bytes = 0;
+  uint64_t arena_lower_bound = 0;  // no placement of these values needs less; 0: not known
+  std::string arena_method;        // what placed the values, for dumps
   std::vector<KernelCall> calls;
   std::vector<PlanOutput> outputs;
 };

@@ -210,17 +210,21 @@ TEST(PlanSizes, Bytes) {
 }
 
 TEST(PlanText, ShowsTheCalls) {
-  const std::string text = plan_set_text(sample());
-  for (const char* part :
-       {"plans for tiny on ref, version 1", "symbol T in 1..64", "input ids : i32[T]",
-        "group full window 0 block 16, 32 bytes per token",
-        "state kv.0 in full per_token {k: f16[2, 4], v: f16[2, 4]}",
-        "weight w : f32[8, 8] from w.file", "weight c : f32[2] = 2 values",
-        "kernel ref.any abi 1 class \"f32\"",
-        "plan step for T in 1..16, B in 1..8, R in 1..8 {  // 4 calls, arena 1.0 KiB",
-        "v0@0:f32[T, 8] = ref.any(ids:i32[T], @w)  # embed embd",
-        "state<kv.0> = ref.any(state<kv.0>, view<full>, v0@0:f32[T, 8])",
-        "return logits = v2@0:f32[T, 8]"}) {
+  PlanSet set = sample();
+  set.plans[0].arena_lower_bound = 800;
+  set.plans[0].arena_method = "first-fit by size";
+  const std::string text = plan_set_text(set);
+  for (const char* part : {"plans for tiny on ref, version 1", "symbol T in 1..64",
+                           "input ids : i32[T]", "group full window 0 block 16, 32 bytes per token",
+                           "state kv.0 in full per_token {k: f16[2, 4], v: f16[2, 4]}",
+                           "weight w : f32[8, 8] from w.file", "weight c : f32[2] = 2 values",
+                           "kernel ref.any abi 1 class \"f32\"",
+                           "plan step for T in 1..16, B in 1..8, R in 1..8 {  // 4 calls, arena "
+                           "1.0 KiB = 1024 bytes, lower "
+                           "bound 800, gap 28.00 %, first-fit by size\n",
+                           "v0@0:f32[T, 8] = ref.any(ids:i32[T], @w)  # embed embd",
+                           "state<kv.0> = ref.any(state<kv.0>, view<full>, v0@0:f32[T, 8])",
+                           "return logits = v2@0:f32[T, 8]"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
 }

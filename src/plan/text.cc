@@ -94,7 +94,14 @@ void print_plan(const PlanSet& set, const Plan& plan, std::string& out) {
   }
   for (const auto& [symbol, expr] : plan.bound_symbols)
     out += fmt::format(", {} = {}", symbol, expr);
-  out += fmt::format(" {{  // {} calls, arena {}\n", plan.calls.size(), human(plan.arena_bytes));
+  out += fmt::format(" {{  // {} calls, arena {}", plan.calls.size(), human(plan.arena_bytes));
+  if (plan.arena_lower_bound > 0 && plan.arena_bytes >= plan.arena_lower_bound)
+    out += fmt::format(" = {} bytes, lower bound {}, gap {:.2f} %, {}", plan.arena_bytes,
+                       plan.arena_lower_bound,
+                       static_cast<double>(plan.arena_bytes - plan.arena_lower_bound) * 100 /
+                           static_cast<double>(plan.arena_lower_bound),
+                       plan.arena_method);
+  out += '\n';
   for (size_t i = 0; i < plan.calls.size(); ++i) {
     const KernelCall& c = plan.calls[i];
     out += fmt::format("  {:>4}  {} = {}({})", i, args_text(set, c.out),

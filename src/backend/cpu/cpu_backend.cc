@@ -20,8 +20,9 @@ constexpr const char* kFloatClass = "f32 fma in k order, one accumulator; weight
 std::vector<KernelDesc> make_kernels() {
   std::vector<KernelDesc> out;
   auto add = [&](const char* name, std::string pattern, const char* numeric_class,
-                 const char* layout = "") {
-    out.push_back({std::string("cpu.") + name, 1, std::move(pattern), layout, numeric_class});
+                 const char* layout = "", bool in_place = false) {
+    out.push_back(
+        {std::string("cpu.") + name, 1, std::move(pattern), layout, numeric_class, in_place});
   };
   for (const char* format : {"q4_0", "q8_0", "q6_k", "q5_0"})
     add((std::string("linear.") + format).c_str(), fmt::format("linear(q8a, {}, *)", format),
@@ -38,9 +39,9 @@ std::vector<KernelDesc> make_kernels() {
   add("rope", "rope(f32, i32, *)", "angles f64, rotation f32 fma");
   for (const char* op : {"neg", "abs", "exp", "log", "sqrt", "rsqrt", "square", "sin", "cos",
                          "tanh", "erf", "sigmoid", "relu", "silu", "gelu", "scale", "softcap"})
-    add(op, std::string(op) + "(f32)", "f32 element-wise");
+    add(op, std::string(op) + "(f32)", "f32 element-wise", "", true);
   for (const char* op : {"add", "sub", "mul", "div", "maximum", "minimum"})
-    add(op, std::string(op) + "(f32, f32|f16|bf16)", "f32 element-wise");
+    add(op, std::string(op) + "(f32, f32|f16|bf16)", "f32 element-wise", "", true);
   add("reshape", "reshape(f32|i32)", "exact");
   add("slice", "slice(f32|i32)", "exact");
   add("gather", "gather(f32|i32, i32)", "exact");

@@ -115,6 +115,7 @@ std::byte* RefExecutable::arena_at(const Argument& argument) {
   TK_CHECK(arg.offset % alignof(float) == 0 && arg.offset <= plans_.arena_bytes &&
                bytes <= plans_.arena_bytes - arg.offset,
            "{} bytes at {} of an arena of {}", bytes, arg.offset, plans_.arena_bytes);
+  memory_.arena_touched = std::max(memory_.arena_touched, arg.offset + bytes);
   return arena_.get() + arg.offset;
 }
 

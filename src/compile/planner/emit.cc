@@ -24,6 +24,7 @@ class Emitter {
 
   void run() {
     places_.resize(fn_.nodes().size());
+    count_uses();
     for (NodeId id = 0; id < fn_.nodes().size(); ++id) place(id);
     assign_arena();
     set_.plans.push_back(std::move(plan_));
@@ -32,8 +33,26 @@ class Emitter {
  private:
   struct Place {
     CallArg arg;
-    int value = -1;  // index into lifetimes_ when in the arena
+    int value = -1;  // index into values_ when in the arena
   };
+
+  struct ArenaValue {
+    uint32_t slot;       // index into lifetimes_; shared with the value it replaces in place
+    uint32_t uses_left;  // 0: nobody reads it any more
+  };
+
+  // How often each node's outputs are read, through reshapes; results are read at the end.
+  void count_uses() {
+    uses_.resize(fn_.nodes().size());
+    for (NodeId id = 0; id < uses_.size(); ++id) uses_[id].resize(fn_.node(id).outputs.size());
+    auto uses = [&](Ref r) -> uint32_t& { return uses_[r.node][r.output]; };
+    for (const Function::Result& r : fn_.results()) ++uses(r.ref);
+    for (NodeId id = static_cast<NodeId>(uses_.size()); id-- > 0;) {
+      const Node& node = fn_.node(id);
+      bool alias = node.op->name == "reshape" && !is_weight(node.inputs[0]);
+      for (Ref in : node.inputs) uses(in) += alias ? uses_[id][0] : 1;
+    }
+  }
 
   void place(NodeId id) {
     const Node& node = fn_.node(id);
@@ -83,13 +102,32 @@ class Emitter {
     auto index = static_cast<uint32_t>(plan_.calls.size());
     for (Ref in : node.inputs) call.in.push_back(argument(in, kernel, index));
     for (uint32_t o = 0; o < node.outputs.size(); ++o) {
-      places_[id].push_back(place_output(node, o, index));
+      places_[id].push_back(place_output(id, o, index, kernel));
       call.out.push_back(places_[id].back().arg);
     }
     plan_.calls.push_back(std::move(call));
   }
 
-  Place place_output(const Node& node, uint32_t output, uint32_t call) {
+  // The dying input whose place output 0 can take; -1 when there is none.
+  int replaced_value(const Node& node, const KernelDesc& kernel) const {
+    if (!kernel.in_place || node.outputs[0].kind != Type::Kind::kTensor) return -1;
+    const TensorType& out = node.outputs[0].tensor;
+    auto same = [&](Ref in) {
+      const Type& t = fn_.type(in);
+      return t.kind == Type::Kind::kTensor && t.tensor.dtype == out.dtype &&
+             extents(t.tensor) == extents(out);
+    };
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      Ref in = node.inputs[i];
+      if (is_weight(in) || !same(in) || !same(node.inputs[0])) continue;
+      int value = at(in).value;
+      if (value >= 0 && values_[static_cast<size_t>(value)].uses_left == 0) return value;
+    }
+    return -1;
+  }
+
+  Place place_output(NodeId id, uint32_t output, uint32_t call, const KernelDesc& kernel) {
+    const Node& node = fn_.node(id);
     const Type& type = node.outputs[output];
     if (type.kind == Type::Kind::kState) {  // the next version lives where the state lives
       CallArg arg;
@@ -99,17 +137,29 @@ class Emitter {
     }
     CallArg arg;
     arg.kind = CallArg::Kind::kArena;
-    arg.index = static_cast<uint32_t>(lifetimes_.size());
+    arg.index = static_cast<uint32_t>(values_.size());
     arg.dtype = type.tensor.dtype;
     arg.dims = extents(type.tensor);
-    lifetimes_.push_back({static_cast<uint64_t>(type.tensor.bytes().upper(bounds_)), call, call});
+    int replaced = output == 0 ? replaced_value(node, kernel) : -1;
+    if (replaced >= 0) {
+      values_.push_back({values_[static_cast<size_t>(replaced)].slot, uses_[id][output]});
+      lifetimes_[values_.back().slot].last = call;
+    } else {
+      values_.push_back({static_cast<uint32_t>(lifetimes_.size()), uses_[id][output]});
+      auto bytes = static_cast<uint64_t>(type.tensor.bytes().upper(bounds_));
+      lifetimes_.push_back({bytes, call, call});
+    }
     return {arg, static_cast<int>(arg.index)};
   }
 
   CallArg argument(Ref in, const KernelDesc& kernel, uint32_t call) {
     if (is_weight(in)) return weight_argument(in, kernel);
     const Place& p = at(in);
-    if (p.value >= 0) lifetimes_[static_cast<size_t>(p.value)].last = call;
+    if (p.value >= 0) {
+      ArenaValue& v = values_[static_cast<size_t>(p.value)];
+      lifetimes_[v.slot].last = call;
+      --v.uses_left;
+    }
     return p.arg;
   }
 
@@ -161,12 +211,12 @@ class Emitter {
     for (const Function::Result& r : fn_.results()) {
       if (fn_.type(r.ref).kind != Type::Kind::kTensor) continue;
       const Place& p = at(r.ref);
-      if (p.value >= 0) lifetimes_[static_cast<size_t>(p.value)].last = UINT32_MAX;
+      if (p.value >= 0) lifetimes_[values_[static_cast<size_t>(p.value)].slot].last = UINT32_MAX;
       plan_.outputs.push_back({r.name, p.arg});
     }
     Packing packing = pack_arena(lifetimes_);
     auto fix = [&](CallArg& arg) {
-      if (arg.kind == CallArg::Kind::kArena) arg.offset = packing.offsets[arg.index];
+      if (arg.kind == CallArg::Kind::kArena) arg.offset = packing.offsets[values_[arg.index].slot];
     };
     for (KernelCall& call : plan_.calls) {
       std::for_each(call.in.begin(), call.in.end(), fix);
@@ -174,6 +224,8 @@ class Emitter {
     }
     for (PlanOutput& o : plan_.outputs) fix(o.arg);
     plan_.arena_bytes = packing.peak;
+    plan_.arena_lower_bound = packing.lower_bound;
+    plan_.arena_method = std::move(packing.method);
     set_.arena_bytes = std::max(set_.arena_bytes, packing.peak);
   }
 
@@ -209,7 +261,9 @@ class Emitter {
   Plan plan_;
   std::vector<SymbolDecl> bounds_;
   std::vector<std::vector<Place>> places_;
-  std::vector<Lifetime> lifetimes_;
+  std::vector<std::vector<uint32_t>> uses_;  // per node and output
+  std::vector<ArenaValue> values_;
+  std::vector<Lifetime> lifetimes_;  // per slot
 };
 
 }  // namespace

@@ -10,14 +10,15 @@
 namespace tokamak {
 
 // planner/memory.cc: offsets for values with lifetimes. Two values whose lifetimes overlap never
-// overlap in memory.
+// overlap in memory. The same lifetimes give the same offsets on every machine.
 struct Lifetime {
   uint64_t bytes;
   uint32_t first, last;  // calls, inclusive
 };
 struct Packing {
   std::vector<uint64_t> offsets;
-  uint64_t peak = 0;
+  uint64_t peak = 0, lower_bound = 0;
+  std::string method;  // of planner/pack.h
 };
 constexpr uint64_t kArenaAlignment = 64;
 Packing pack_arena(std::span<const Lifetime> values);
