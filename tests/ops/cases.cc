@@ -244,7 +244,7 @@ std::vector<OpCase> perf_cases() {
                       DType::kQ4_K, DType::kQ6_K})
     for (bool q8a : {false, true})
       if (!q8a || is_block_type(dtype))
-        for (int64_t m : {1, 8, 512}) {
+        for (int64_t m : {1, 8, 128}) {
           cases.push_back(linear_case(dtype, q8a, m, 8192, 2048, false));
         }
   int64_t t = 512, d = 2048;
