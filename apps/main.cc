@@ -30,8 +30,12 @@ int main(int argc, char** argv) {
   add_template_verb(app);
   add_eval_verb(app);
   add_bench_verb(app);
+  app.failure_message([](const CLI::App*, const CLI::Error& e) {
+    return fmt::format("error: {}; see tokamak --help\n", e.what());
+  });
   try {
     app.parse(argc, argv);
+    if (std::fflush(stdout) != 0) fail(ErrorCode::kUnavailable, "cannot write to standard output");
     return 0;
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : 2;

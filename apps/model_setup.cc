@@ -46,8 +46,34 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags) {
   verb.add_option("--kv-dtype", flags.kv_dtype, "element type of the KV cache")
       ->check(CLI::IsMember({"f16", "f32"}))
       ->capture_default_str();
+  verb.add_option("--disable-pass", flags.disabled_passes,
+                  "compile without these passes (tokamak debug passes lists them)")
+      ->delimiter(',');
+  verb.add_option("--dump-after", flags.dump_after,
+                  "print the graph to stderr after these passes")
+      ->delimiter(',');
   verb.add_option("--machine", flags.machine_file, "machine description for --backend null (JSON)");
 }
+
+namespace {
+
+int64_t context_for(const ModelFlags& flags, const ModelConfig& config) {
+  // A learned position is a row of a table: there is nothing beyond its end.
+  if (config.learned_positions && flags.context > config.context)
+    fail(ErrorCode::kInvalidArgument, "--context {}: the model knows positions up to {} only",
+         flags.context, config.context);
+  if (flags.context > 0) return flags.context;
+  int64_t context = std::min(config.context, kDefaultContext);
+  // The context decides which of longrope's two factor lists is used; short texts get the short
+  // one.
+  const RopeConfig& rope = config.rope;
+  if (rope.scaling == RopeConfig::Scaling::kLongRope && flags.longest > 0 &&
+      flags.longest <= rope.original_context)
+    context = std::min(context, rope.original_context);
+  return context;
+}
+
+}  // namespace
 
 CompiledSetup compile_for(const ModelFlags& flags) {
   CompiledSetup setup;
@@ -60,11 +86,12 @@ CompiledSetup compile_for(const ModelFlags& flags) {
   CompileOptions options;
   options.activations = flags.activations;
   options.kv_dtype = dtype_from_name(flags.kv_dtype).value();
+  options.disabled_passes = {flags.disabled_passes.begin(), flags.disabled_passes.end()};
+  options.dump_after = {flags.dump_after.begin(), flags.dump_after.end()};
   options.max_sequences = flags.max_sequences;
   options.max_tokens = flags.max_tokens;
   options.max_logit_rows = flags.max_logit_rows;
-  int64_t trained = opened.model.config.context;
-  options.context = flags.context > 0 ? flags.context : std::min(trained, kDefaultContext);
+  options.context = context_for(flags, opened.model.config);
   setup.source = compile_model(std::move(opened), *setup.backend, options);
   return setup;
 }

@@ -18,8 +18,10 @@ struct ModelFlags {
   std::string activations = "auto";
   std::string kv_dtype = "f16";
   std::string machine_file;
+  std::vector<std::string> disabled_passes, dump_after;
   int threads = 0;
   int64_t context = 0;    // 0: the model's own, at most kDefaultContext
+  int64_t longest = 0;    // no sequence gets longer than this; 0: not known
   int64_t kv_tokens = 0;  // 0: derived from context and max_sequences
   int64_t max_sequences = 64;
   int64_t max_tokens = 512;  // token budget of one step

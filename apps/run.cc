@@ -1,5 +1,7 @@
 // tokamak run: one prompt in, one answer out.
 #include <unistd.h>
+
+#include <cmath>
 #include <cstdio>
 #include <future>
 #include <iostream>
@@ -31,6 +33,7 @@ struct Answer {
   std::vector<int32_t> ids;
   std::string text;
   Finish finish = Finish::kNone;
+  bool unread = false;  // standard output is closed: nobody waits for the rest
   Nanos submitted = 0, first = 0, last = 0;
 };
 
@@ -50,7 +53,7 @@ Answer generate(LoadedModel& model, RequestSpec spec, const std::vector<std::str
     answer.text += text;
     if (print && !text.empty()) {
       std::fwrite(text.data(), 1, text.size(), stdout);
-      std::fflush(stdout);
+      if (std::fflush(stdout) != 0) answer.unread = true;
     }
   };
   bool closed = false;
@@ -67,7 +70,10 @@ Answer generate(LoadedModel& model, RequestSpec spec, const std::vector<std::str
       if (r.stopped)
         model.engine->stop_at(delta.request, delta.choice, static_cast<int32_t>(answer.ids.size()));
     }
-    if (delta.finish == Finish::kNone) return;
+    if (delta.finish == Finish::kNone) {
+      if (answer.unread) model.engine->cancel(delta.request);
+      return;
+    }
     closed = true;
     if (!matcher.stopped()) {
       emit(matcher.push(detokenizer.finish()).text);
@@ -116,8 +122,27 @@ void print_json(const std::vector<int32_t>& prompt, const Answer& a, const Value
   fmt::print("{}\n", dump_json(out));
 }
 
+// What fits behind the prompt.
+int32_t answer_length(const RunFlags& f, const PlanSet& plans, const std::vector<int32_t>& prompt) {
+  auto length = static_cast<int64_t>(prompt.size());
+  if (length > plans.context || (length == plans.context && f.max_tokens > 0))
+    fail(ErrorCode::kOutOfRange, "the prompt has {} tokens, the context {}; --context sets it",
+         length, plans.context);
+  for (int32_t id : prompt)
+    if (id < 0 || id >= plans.vocab)
+      fail(ErrorCode::kCorrupt,
+           "the tokenizer gives token {}, the model knows {}: they do not belong together", id,
+           plans.vocab);
+  return static_cast<int32_t>(std::min<int64_t>(f.max_tokens, plans.context - length));
+}
+
 void run(RunFlags& f) {
+  if (!std::isfinite(f.sample.temperature))
+    fail(ErrorCode::kInvalidArgument, "--temperature is not a number");
   if (f.prompt == "-") f.prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+  // A token is at least a byte; a chat template adds some.
+  f.model.longest =
+      static_cast<int64_t>(f.prompt.size() + f.system.size()) + f.max_tokens + (f.chat ? 512 : 2);
   LoadedModel model = load_model(f.model);
   RequestSpec spec;
   if (f.chat) {
@@ -132,9 +157,10 @@ void run(RunFlags& f) {
   std::vector<int32_t> prompt = spec.prompt;
   f.sample.seed = f.model.seed;
   spec.sample = std::make_shared<SampleSpec>(f.sample);
-  spec.max_tokens = f.max_tokens;
+  spec.max_tokens = answer_length(f, model.source->plans(), prompt);
   if (!f.ignore_eos) spec.stop_ids = model.tokenizer->spec().eog_ids;
   Answer a = generate(model, std::move(spec), f.stops, !f.json);
+  if (a.unread) fail(ErrorCode::kUnavailable, "cannot write to standard output");
   Value t = timings(model, a, prompt.size());
   if (f.json)
     print_json(prompt, a, t);
@@ -153,8 +179,9 @@ void add_run_verb(CLI::App& app) {
       ->required();
   verb->add_flag("--chat", flags->chat, "wrap the prompt in the model's chat template");
   verb->add_option("--system", flags->system, "system message, with --chat");
-  verb->add_option("--max-tokens,-n", flags->max_tokens, "longest answer")
-      ->check(CLI::Range(1, 1 << 24))
+  verb->add_option("--max-tokens,-n", flags->max_tokens,
+                   "longest answer; it ends with the context, too")
+      ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   verb->add_option("--stop", flags->stops, "end the answer before this text (may be repeated)");
   verb->add_flag("--ignore-eos", flags->ignore_eos, "do not stop at the model's end-of-text token");
