@@ -11,6 +11,30 @@ int exit_code(const tokamak::Error& e) {
   return e.code() == tokamak::ErrorCode::kInvalidArgument ? 2 : 1;
 }
 
+// A name out of a damaged file may hold anything; the message stays one line of readable text.
+std::string one_line(std::string_view text) {
+  constexpr size_t kLongest = 2000;
+  std::string out;
+  for (size_t i = 0; i < text.size() && out.size() < kLongest;) {
+    auto lead = static_cast<unsigned char>(text[i]);
+    size_t more = lead < 0x80 ? 0 : lead >= 0xf0 ? 3 : lead >= 0xe0 ? 2 : 1;
+    uint32_t code = more == 0 ? lead : lead & (0x3fu >> more);
+    bool valid = (lead < 0x80 || (lead >= 0xc2 && lead < 0xf5)) && i + more < text.size();
+    for (size_t k = 1; valid && k <= more; ++k) {
+      auto next = static_cast<unsigned char>(text[i + k]);
+      valid = (next & 0xc0) == 0x80;
+      code = code << 6 | (next & 0x3fu);
+    }
+    bool control = code < 0x20 || (code >= 0x7f && code < 0xa0) || (code & ~1u) == 0x2028;
+    if (valid && !control)
+      out.append(text.substr(i, more + 1));
+    else
+      out += code == '\n' ? ' ' : '?';
+    i += valid ? more + 1 : 1;
+  }
+  return out;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -31,7 +55,7 @@ int main(int argc, char** argv) {
   add_eval_verb(app);
   add_bench_verb(app);
   app.failure_message([](const CLI::App*, const CLI::Error& e) {
-    return fmt::format("error: {}; see tokamak --help\n", e.what());
+    return fmt::format("error: {}; see tokamak --help\n", one_line(e.what()));
   });
   try {
     app.parse(argc, argv);
@@ -40,13 +64,13 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : 2;
   } catch (const Error& e) {
-    fmt::print(stderr, "error: {}\n", e.what());
+    fmt::print(stderr, "error: {}\n", one_line(e.what()));
     return exit_code(e);
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "error: out of memory\n");
     return 1;
   } catch (const std::exception& e) {
-    fmt::print(stderr, "error: {}\n", e.what());
+    fmt::print(stderr, "error: {}\n", one_line(e.what()));
     return 1;
   }
 }
