@@ -54,6 +54,7 @@ int main(int argc, char** argv) {
   add_template_verb(app);
   add_eval_verb(app);
   add_bench_verb(app);
+  add_debug_verb(app);
   app.failure_message([](const CLI::App*, const CLI::Error& e) {
     return fmt::format("error: {}; see tokamak --help\n", one_line(e.what()));
   });

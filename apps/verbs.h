@@ -13,5 +13,6 @@ void add_tokenize_verb(CLI::App& app);
 void add_template_verb(CLI::App& app);
 void add_eval_verb(CLI::App& app);
 void add_bench_verb(CLI::App& app);
+void add_debug_verb(CLI::App& app);
 
 }  // namespace tokamak

@@ -266,7 +266,25 @@ def experts():
     case("moe_combine", [y, padded, offsets, weights], [total])
 
 
-for family in (elementwise, shapes, products, norms, rope, states, experts):
+def plain_attention():
+    """Attention over plain tensors, and what training leaves behind."""
+    q, k, v = rand(2, 3, 4), rand(2, 5, 4), rand(2, 5, 3)
+
+    def attend(bias, scale):
+        s = scale * q @ k.transpose(0, 2, 1) + bias
+        e = np.exp(s - s.max(-1, keepdims=True))
+        return e / e.sum(-1, keepdims=True) @ v
+
+    case("sdpa", [q, k, v], [attend(0, 0.5)], {"scale": 0.5}, "plain")
+    bias = rand(3, 5)
+    case("sdpa", [q, k, v, bias], [attend(bias, 0.5)], {"scale": 0.5}, "bias")
+    hidden = np.where(np.arange(5)[None, :] <= np.arange(3)[:, None] + 2, 0, -np.inf)
+    case("sdpa", [q, k, v], [attend(hidden, 2.0)], {"scale": 2.0, "causal": 1}, "causal")
+    case("identity", [q], [q])
+    case("dropout", [q], [q], {"p": 0.1})
+
+
+for family in (elementwise, shapes, products, norms, rope, states, experts, plain_attention):
     family()
 OUT.parent.mkdir(parents=True, exist_ok=True)
 OUT.write_text("[\n" + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases) + "\n]\n")

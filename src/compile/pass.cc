@@ -5,71 +5,65 @@
 #include "base/log.h"
 
 namespace tokamak {
-namespace {
-
-// Nodes that some result needs. A function's results hold the last version of every state, so no
-// write is lost.
-std::vector<bool> reachable(const Function& function) {
-  std::vector<bool> needed(function.nodes().size());
-  for (const Function::Result& r : function.results()) needed[r.ref.node] = true;
-  for (size_t id = needed.size(); id-- > 0;)
-    if (needed[id])
-      for (Ref in : function.node(static_cast<NodeId>(id)).inputs) needed[in.node] = true;
-  return needed;
-}
-
-}  // namespace
-
-void rebuild(Module& module, Function& function, const NodeMap& map) {
-  Function fresh(&module, function.name());
-  std::vector<bool> needed = reachable(function);
-  std::vector<std::vector<Ref>> now(function.nodes().size());
-  for (NodeId id = 0; id < function.nodes().size(); ++id) {
-    const Node& node = function.node(id);
-    if (node.op->name == "input") {  // the signature stays whole, needed or not
-      now[id] = {fresh.add_input(node.attrs.at("name").as_string(), node.outputs[0])};
-      continue;
-    }
-    if (!needed[id]) continue;
-    if (node.op->name == "weight") {
-      now[id] = {fresh.weight(node.attrs.at("name").as_string())};
-    } else if (node.op->name == "constant") {
-      now[id] = {fresh.constant(node.attrs.at("name").as_string())};
-    } else {
-      std::vector<Ref> inputs;
-      for (Ref in : node.inputs) inputs.push_back(now[in.node][in.output]);
-      fresh.set_provenance(node.provenance.empty() ? "" : node.provenance.back());
-      now[id] = map(fresh, node, inputs);
-      TK_CHECK(now[id].size() == node.outputs.size(), "node {} lost an output", node.op->name);
-    }
-  }
-  for (const Function::Result& r : function.results())
-    fresh.set_result(r.name, now[r.ref.node][r.ref.output]);
-  fresh.facts() = function.facts();
-  function = std::move(fresh);
-}
 
 void remove_dead_code(Module& module, Function& function, const PassContext&) {
   rebuild(module, function, [](Function& to, const Node& node, const std::vector<Ref>& in) {
-    return to.add_multi(node.op->name, in, node.attrs, node.name);
+    return copy_node(to, node, in);
   });
+  drop_unused_constants(module);
+}
+
+const Pass* find_pass(std::string_view name) {
+  for (const Pass& pass : pipeline())
+    if (pass.name == name) return &pass;
+  return nullptr;
+}
+
+std::vector<const Pass*> chosen_passes(const CompileOptions& options) {
+  auto known = [](const std::string& name) {
+    const Pass* pass = find_pass(name);
+    if (pass) return pass;
+    std::string names;
+    for (const Pass& p : pipeline())
+      names += fmt::format("{}{}", names.empty() ? "" : ", ", p.name);
+    fail(ErrorCode::kInvalidArgument, "there is no pass \"{}\"; the passes are {}", name, names);
+  };
+  for (const std::string& name : options.disabled_passes) known(name);
+  for (const std::string& name : options.dump_after) known(name);
+  std::vector<const Pass*> chosen;
+  for (const std::string& name : options.passes) chosen.push_back(known(name));
+  if (options.passes.empty())
+    for (const Pass& pass : pipeline())
+      if (pass.on) chosen.push_back(&pass);
+  return chosen;
 }
 
 std::vector<PassTiming> run_passes(Module& module, Function& function, const PassContext& context) {
   std::vector<PassTiming> timings;
   SteadyClock clock;
-  for (const Pass& pass : pipeline()) {
-    PassTiming timing{std::string(pass.name), 0, function.nodes().size(), 0, false};
+  for (const Pass* pass : chosen_passes(context.options)) {
+    PassTiming timing;
+    timing.name = pass->name;
+    timing.nodes_before = function.nodes().size();
     timing.skipped = context.options.disabled_passes.contains(timing.name);
     if (!timing.skipped) {
+      PassContext inner = context;
+      inner.timing = &timing;
       Nanos start = clock.now();
-      pass.run(module, function, context);
-      verify_function(function);
+      pass->run(module, function, inner);
       timing.seconds = seconds(clock.now() - start);
+      try {
+        verify_function(function);
+      } catch (const Error& e) {
+        fail(ErrorCode::kInternal, "after pass {}: {}", pass->name, e.what());
+      }
     }
     timing.nodes_after = function.nodes().size();
     log::debug("pass {}: {} -> {} nodes, {:.1f} ms{}", timing.name, timing.nodes_before,
                timing.nodes_after, timing.seconds * 1e3, timing.skipped ? " (off)" : "");
+    if (context.options.dump_after.contains(timing.name))
+      fmt::print(stderr, "// {} after {}\n{}\n", function.name(), timing.name,
+                 print_function(function));
     timings.push_back(std::move(timing));
   }
   return timings;

@@ -1,47 +1,63 @@
 #pragma once
 // A pass turns one function into another. Every pass is named and timed, can be switched off, and
 // the graph is verified after it. compile/pipeline.cc is THE ordered list.
-#include <functional>
-#include <set>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
 #include "compile/compiler.h"
+#include "graph/rebuild.h"
 
 namespace tokamak {
-
-struct PassContext {
-  const Backend& backend;
-  const CompileOptions& options;
-};
-
-struct Pass {
-  std::string_view name;
-  std::string_view what;  // one line for people
-  void (*run)(Module& module, Function& function, const PassContext& context);
-};
 
 struct PassTiming {
   std::string name;
   double seconds = 0;
   size_t nodes_before = 0, nodes_after = 0;
   bool skipped = false;
+  size_t fired = 0;                     // rewrites and folds
+  std::map<std::string, size_t> rules;  // how often each rule fired
+};
+
+// What a pass may see. The pointers are for tools and may be null.
+struct PassContext {
+  const Backend& backend;
+  const CompileOptions& options;
+  PassTiming* timing = nullptr;
+  size_t* firings_left = nullptr;      // rewrites that may still happen: bisection counts them down
+  std::string* last_firing = nullptr;  // "rule silu at %7 (mul)"
+};
+
+enum class PassClass : uint8_t {
+  kExact,  // the same bits from the reference interpreter
+  kReal,   // equal over the reals
+  kLossy,  // changes values on purpose (quantisation)
+};
+
+struct Pass {
+  std::string_view name;
+  std::string_view what;  // one line for people
+  PassClass cls;
+  bool on;  // by default
+  void (*run)(Module& module, Function& function, const PassContext& context);
 };
 
 std::span<const Pass> pipeline();
+const Pass* find_pass(std::string_view name);
+// The passes that the options ask for, in order: --passes, or the pipeline without what is off.
+// Throws Error(kInvalidArgument) naming an unknown pass.
+std::vector<const Pass*> chosen_passes(const CompileOptions& options);
 std::vector<PassTiming> run_passes(Module& module, Function& function, const PassContext& context);
-
-// Rebuilds a function node by node, inputs first. `map` returns what stands for the node's outputs
-// in the new function (usually by calling to.add_multi with the given inputs). Unreachable nodes
-// are dropped.
-using NodeMap =
-    std::function<std::vector<Ref>(Function& to, const Node& node, const std::vector<Ref>& inputs)>;
-void rebuild(Module& module, Function& function, const NodeMap& map);
 
 // Passes.
 void quantize_activations(Module& module, Function& function, const PassContext& context);
+void apply_user_rules(Module& module, Function& function, const PassContext& context);
+void canonicalize(Module& module, Function& function, const PassContext& context);
+void fold_constants(Module& module, Function& function, const PassContext& context);
+void recognize(Module& module, Function& function, const PassContext& context);
+void fold_scales(Module& module, Function& function, const PassContext& context);
 void remove_dead_code(Module& module, Function& function, const PassContext& context);
 
 }  // namespace tokamak

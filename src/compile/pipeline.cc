@@ -5,10 +5,19 @@ namespace tokamak {
 namespace {
 
 constexpr Pass kPipeline[] = {
+    {"user-rules", "rules given on the command line", PassClass::kReal, true, apply_user_rules},
+    {"canonicalize", "one spelling: identities, chains of casts, reshapes, transposes and slices",
+     PassClass::kExact, true, canonicalize},
+    {"fold-constants", "nodes of constants become constants", PassClass::kExact, true,
+     fold_constants},
+    {"recognize", "norms, softmax, activations, rope and attention from primitives",
+     PassClass::kReal, true, recognize},
+    {"fold-scales", "scales into attributes, norms and f32 weights", PassClass::kReal, true,
+     fold_scales},
     {"quantize-activations", "int8 activations in front of matrices with quantised weights",
-     quantize_activations},
+     PassClass::kLossy, true, quantize_activations},
     {"dead-code", "drops nodes that no result needs; writes to state are results",
-     remove_dead_code},
+     PassClass::kExact, true, remove_dead_code},
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -173,6 +174,7 @@ class Module {
   // Same name and content: kept once; same name and other content throws. Values of f32 constants
   // are rounded to f32.
   void add_constant(ConstantDecl decl);
+  void keep_constants(const std::set<std::string>& names);  // drops all others
 
  private:
   std::unordered_map<std::string, size_t> weight_index_, constant_index_;

@@ -137,4 +137,10 @@ void Module::add_constant(ConstantDecl decl) {
   }
 }
 
+void Module::keep_constants(const std::set<std::string>& names) {
+  std::erase_if(constants, [&](const ConstantDecl& c) { return !names.contains(c.name); });
+  constant_index_.clear();
+  for (size_t i = 0; i < constants.size(); ++i) constant_index_.emplace(constants[i].name, i);
+}
+
 }  // namespace tokamak

@@ -45,7 +45,7 @@ void quantize_activations(Module& module, Function& function, const PassContext&
       if (has_integer_dot(weight) && backend_takes(context.backend, weight))
         inputs[0] = to.add("quantize", {in[0]}, Value::Object{{"format", "q8a"}});
     }
-    return to.add_multi(node.op->name, inputs, node.attrs, node.name);
+    return copy_node(to, node, inputs);
   });
 }
 

@@ -1,0 +1,217 @@
+#include "compile/simplify/check.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "graph/evaluate.h"
+
+namespace tokamak {
+namespace {
+
+double bound_of(const CheckOptions& options) {
+  if (options.wide) return 1e-12;
+  return options.cls == PassClass::kLossy ? 1e-2 : 1e-6;
+}
+
+template <class S>
+class Comparer {
+ public:
+  Comparer(const CheckOptions& options, CheckReport& report) : options_(options), report_(report) {}
+
+  void compare(const EvalResults<S>& a, const EvalResults<S>& b) {
+    for (const auto& [name, t] : a.tensors) {
+      auto other = b.tensors.find(name);
+      if (other == b.tensors.end()) {
+        differs(name, "the result is gone");
+        continue;
+      }
+      if (t.dims != other->second.dims) differs(name, "another shape");
+      if (t.i != other->second.i) differs(name, "integers differ");
+      values(name, t.f, other->second.f);
+    }
+    for (const auto& [name, s] : a.states) {
+      auto other = b.states.find(name);
+      if (other == b.states.end()) {
+        differs(name, "the state is gone");
+        continue;
+      }
+      for (size_t p = 0; p < s.planes.size(); ++p)
+        values(fmt::format("{}.{}", name, s.planes[p].name), s.planes[p].data,
+               other->second.planes[p].data);
+    }
+  }
+
+  void differs(const std::string& where, const std::string& what) {
+    report_.same = report_.bits = false;
+    if (report_.message.empty()) report_.message = fmt::format("{}: {}", where, what);
+  }
+
+ private:
+  static bool same_bits(S a, S b) {
+    return (std::isnan(a) && std::isnan(b)) || (a == b && std::signbit(a) == std::signbit(b));
+  }
+
+  void values(const std::string& where, const std::vector<S>& a, const std::vector<S>& b) {
+    if (a.size() != b.size()) return differs(where, "another number of values");
+    double error = 0, power = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+      double x = a[i], y = b[i];
+      if (std::isfinite(x)) power += x * x;
+      if (same_bits(a[i], b[i]) || (options_.wide && !std::isfinite(x))) continue;
+      report_.bits = false;
+      if (options_.cls == PassClass::kExact || !std::isfinite(x) || !std::isfinite(y)) {
+        differs(where, fmt::format("value {} is {} before and {} after", i, x, y));
+        continue;
+      }
+      if (std::abs(x - y) > report_.error || report_.where.empty()) report_.where = where;
+      report_.error = std::max(report_.error, std::abs(x - y));
+      error += (x - y) * (x - y);
+    }
+    double nmse = error / std::max(power, 1e-30);
+    report_.nmse = std::max(report_.nmse, nmse);
+    if (nmse > bound_of(options_)) differs(where, fmt::format("the error is {:.3g}", nmse));
+  }
+
+  const CheckOptions& options_;
+  CheckReport& report_;
+};
+
+template <class S>
+void run_once(const Function& before, const Function& after, Rng& rng, Values kind,
+              const CheckOptions& options, CheckReport& report) {
+  EvalInputs<S> inputs;
+  EvalResults<S> want;
+  try {
+    inputs = convert_inputs<S>(random_inputs(before, random_symbols(before, rng), rng, kind));
+    want = evaluate<S>(before, inputs);
+  } catch (const Error& e) {  // symbol values that do not fit together: nothing to compare
+    if (report.message.empty() && report.runs == 0) report.message = e.what();
+    return;
+  }
+  if (report.runs++ == 0) report.message.clear();
+  Comparer<S> comparer(options, report);
+  try {
+    comparer.compare(want, evaluate<S>(after, inputs));
+  } catch (const Error& e) {
+    comparer.differs(after.name(), fmt::format("it fails after the passes: {}", e.what()));
+  }
+}
+
+}  // namespace
+
+void compare_runs(const EvalResults<float>& before, const EvalResults<float>& after,
+                  const CheckOptions& options, CheckReport& report) {
+  Comparer<float>(options, report).compare(before, after);
+}
+
+CheckReport check_functions(const Function& before, const Function& after,
+                            const CheckOptions& options) {
+  CheckReport report;
+  for (int run = 0; run < options.runs; ++run) {
+    Rng rng(options.seed * 1000003 + static_cast<uint64_t>(run));
+    // The last run is harsh where that is allowed: an exact pass keeps NaN and signed zeros.
+    bool nasty = options.cls == PassClass::kExact && run + 1 == options.runs && run > 0;
+    Values kind = nasty ? Values::kNasty : Values::kNormal;
+    if (options.wide)
+      run_once<double>(before, after, rng, kind, options, report);
+    else
+      run_once<float>(before, after, rng, kind, options, report);
+  }
+  return report;
+}
+
+PassClass class_of(const std::vector<const Pass*>& passes) {
+  PassClass cls = PassClass::kExact;
+  for (const Pass* pass : passes) cls = std::max(cls, pass->cls);
+  return cls;
+}
+
+namespace {
+
+class Bisection {
+ public:
+  Bisection(const Module& module, const std::string& function, const PassContext& context,
+            const CheckOptions& options)
+      : module_(module), function_(function), context_(context), options_(options) {}
+
+  Culprit run() {
+    std::vector<const Pass*> passes;
+    for (const Pass* pass : chosen_passes(context_.options))
+      if (!context_.options.disabled_passes.contains(std::string(pass->name)))
+        passes.push_back(pass);
+    size_t last = passes.size();
+    if (holds(passes, last, SIZE_MAX)) return culprit_;
+    // good: the first `good` passes are fine, the first `bad` are not.
+    size_t good = 0, bad = last;
+    while (bad - good > 1) {
+      size_t middle = (good + bad) / 2;
+      (holds(passes, middle, SIZE_MAX) ? good : bad) = middle;
+    }
+    culprit_.found = true;
+    culprit_.pass = passes[bad - 1]->name;
+    size_t before = firings(passes, bad - 1), all = firings(passes, bad);
+    if (all == before) return culprit_;
+    size_t fine = before, wrong = all;
+    while (wrong - fine > 1) {
+      size_t middle = fine + (wrong - fine) / 2;
+      (holds(passes, bad, middle) ? fine : wrong) = middle;
+    }
+    holds(passes, bad, wrong);
+    culprit_.firing = last_firing_;
+    return culprit_;
+  }
+
+ private:
+  // Runs the first `count` passes with at most `firings` rewrites.
+  size_t apply(Module& copy, const std::vector<const Pass*>& passes, size_t count, size_t firings) {
+    CompileOptions options = context_.options;
+    options.passes.clear();
+    options.dump_after.clear();
+    for (size_t i = 0; i < count; ++i) options.passes.emplace_back(passes[i]->name);
+    if (count == 0) return 0;
+    size_t left = firings;
+    PassContext inner{context_.backend, options, nullptr, &left, &last_firing_};
+    run_passes(copy, *copy.find_function(function_), inner);
+    return firings - left;
+  }
+
+  bool holds(const std::vector<const Pass*>& passes, size_t count, size_t firings) {
+    ++culprit_.checks;
+    Module copy = module_.clone();
+    try {
+      apply(copy, passes, count, firings);
+    } catch (const Error&) {
+      return false;  // the verifier refused what a pass left behind
+    }
+    CheckOptions options = options_;
+    options.cls = class_of({passes.begin(), passes.begin() + static_cast<std::ptrdiff_t>(count)});
+    return check_functions(*module_.find_function(function_), *copy.find_function(function_),
+                           options)
+        .same;
+  }
+
+  size_t firings(const std::vector<const Pass*>& passes, size_t count) {
+    Module copy = module_.clone();
+    try {
+      return apply(copy, passes, count, SIZE_MAX / 2);
+    } catch (const Error&) {
+      return 0;
+    }
+  }
+
+  const Module& module_;
+  std::string function_;
+  const PassContext& context_;
+  CheckOptions options_;
+  Culprit culprit_;
+  std::string last_firing_;
+};
+
+}  // namespace
+
+Culprit bisect(const Module& module, const std::string& function, const PassContext& context,
+               const CheckOptions& options) {
+  return Bisection(module, function, context, options).run();
+}
+
+}  // namespace tokamak

@@ -1,0 +1,218 @@
+#include "compile/simplify/check_backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/error.h"
+#include "compile/planner/planner.h"
+#include "graph/evaluate.h"
+#include "tensor/block_formats.h"
+
+namespace tokamak {
+namespace {
+
+bool is_step_input(std::string_view name) {
+  for (std::string_view known : {"ids", "pos", "seq", "slot", "q_start", "kv_len", "out_rows"})
+    if (name == known) return true;
+  return false;
+}
+
+// A function with one result, whose extents are numbers and whose inputs are those of a step.
+class ConcreteRun {
+ public:
+  ConcreteRun(const Function& fn, const EvalInputs<float>& inputs, Backend& backend)
+      : module_(fn.module().clone()), inputs_(inputs), backend_(backend) {
+    std::map<std::string, SymExpr, std::less<>> with;
+    for (const auto& [name, value] : inputs.symbols) with.emplace(name, SymExpr(value));
+    source_ = &specialize(module_, fn.name(), "concrete function", with, {});
+    for (const auto& [name, t] : inputs.sources) add_source(name, t);
+    make_step();
+  }
+
+  std::vector<float> run(const std::string& result, int64_t elements) {
+    auto rows = static_cast<int64_t>(step_.out_rows.size());
+    if (elements % rows != 0)
+      fail(ErrorCode::kUnsupported, "result {} of {} values for {} rows", result, elements, rows);
+    Module m = module_.clone();
+    m.symbols.clear();
+    m.functions.clear();
+    Function& fn = m.add_function("step");
+    copy(m, fn, result, rows, elements / rows);
+    PlanSet set;
+    set.model = m.name;
+    set.backend = backend_.name();
+    set.hidden = elements / rows;
+    set.context = 1 << 20;
+    LoadOptions load;
+    declare(m, set, load);
+    emit_plan(set, fn, backend_, {});
+    check_plan_set(set);
+    StepResult out;
+    auto executable = backend_.load(set, weights_, load);
+    executable->collect(executable->submit(step_), out);
+    return std::move(out.hidden);
+  }
+
+ private:
+  void add_bytes(const std::string& name, DType dtype, const EvalTensor<float>& t) {
+    if (dtype == DType::kF32 || !can_encode(dtype)) return weights_.add_f32(name, t.dims, t.f);
+    std::vector<std::byte> bytes(dtype_bytes(dtype, static_cast<int64_t>(t.f.size())));
+    encode_row(dtype, t.f.data(), bytes.data(), static_cast<int64_t>(t.f.size()));
+    weights_.add(name, dtype, t.dims, std::move(bytes));
+  }
+
+  // A source has the type of the first weight that takes it without arithmetic.
+  void add_source(const std::string& name, const EvalTensor<float>& t) {
+    DType dtype = DType::kF32;
+    for (const WeightDecl& w : module_.weights) {
+      bool takes = (w.recipe.sources.empty() && w.name == name) ||
+                   std::count(w.recipe.sources.begin(), w.recipe.sources.end(), name) > 0;
+      bool plain = std::none_of(w.recipe.steps.begin(), w.recipe.steps.end(), [](auto& s) {
+        using Kind = RecipeStep::Kind;
+        return s.kind == Kind::kScale || s.kind == Kind::kAddScalar || s.kind == Kind::kCast;
+      });
+      if (!takes || !plain) continue;
+      dtype = w.type.dtype;
+      break;
+    }
+    add_bytes(name, dtype, t);
+  }
+
+  void make_step() {
+    auto take = [&](const char* name, std::vector<int32_t>& to, std::vector<int32_t> otherwise) {
+      auto it = inputs_.tensors.find(name);
+      to = it == inputs_.tensors.end() ? std::move(otherwise) : it->second.i;
+    };
+    take("seq", step_.seq, {0});
+    size_t t = step_.seq.size();
+    take("slot", step_.slot, std::vector<int32_t>(t, 0));
+    take("pos", step_.pos, step_.slot);
+    take("ids", step_.ids, std::vector<int32_t>(t, 0));
+    take("q_start", step_.q_start, {0, static_cast<int32_t>(t)});
+    take("kv_len", step_.kv_len, {*std::max_element(step_.slot.begin(), step_.slot.end()) + 1});
+    take("out_rows", step_.out_rows, {0});
+    for (size_t b = 0; b < step_.kv_len.size(); ++b) step_.row.push_back(static_cast<int32_t>(b));
+    SampleRow sample;
+    sample.mode = SampleRow::Mode::kHidden;
+    step_.samples.assign(step_.out_rows.size(), sample);
+    for (const GroupDecl& g : module_.groups) {
+      const EvalView& view = inputs_.views.at(g.name);
+      step_.tables.push_back({view.table, static_cast<int32_t>(view.stride)});
+    }
+  }
+
+  void copy(Module& m, Function& fn, const std::string& result, int64_t rows, int64_t width) {
+    std::vector<std::vector<Ref>> now(source_->nodes().size());
+    std::vector<bool> needed = needed_nodes(*source_);
+    for (NodeId id = 0; id < now.size(); ++id) {
+      const Node& node = source_->node(id);
+      if (node.op->name == "input") {
+        now[id] = {input(m, fn, node)};
+      } else if (node.op->tier == Tier::kStructural) {
+        const std::string& name = node.attrs.at("name").as_string();
+        now[id] = {node.op->name == "weight" ? fn.weight(name) : fn.constant(name)};
+      } else if (needed[id]) {
+        std::vector<Ref> in;
+        size_t count =
+            node.op->writes_state ? first_ordering_input(*source_, node) : node.inputs.size();
+        for (size_t i = 0; i < count; ++i)
+          in.push_back(now[node.inputs[i].node][node.inputs[i].output]);
+        now[id] = copy_node(fn, node, std::move(in));
+      }
+    }
+    for (const Function::Result& r : source_->results()) {
+      Ref ref = now[r.ref.node][r.ref.output];
+      if (source_->type(r.ref).kind == Type::Kind::kState) fn.set_result(r.name, ref);
+      if (r.name != result) continue;
+      if (fn.node(ref.node).op->tier == Tier::kStructural)  // plans return what a kernel made
+        ref = fn.add("scale", {ref}, Value::Object{{"value", 1.0}});
+      ref = fn.add(
+          "reshape", {ref},
+          Value::Object{{"dims", Value::Array{rows, width}}, {"axes", Value::Array{"r", "d"}}});
+      fn.set_result("hidden", ref);
+    }
+  }
+
+  Ref input(Module& m, Function& fn, const Node& node) {
+    const std::string& name = node.attrs.at("name").as_string();
+    const Type& type = node.outputs[0];
+    if (type.kind != Type::Kind::kTensor || is_step_input(name)) return fn.add_input(name, type);
+    const EvalTensor<float>& t = inputs_.tensors.at(name);
+    std::string made = "input " + name;
+    if (type.tensor.dtype == DType::kI32) {
+      m.add_constant({made, type.tensor, {t.i.begin(), t.i.end()}});
+      return fn.constant(made);
+    }
+    if (!weights_.find(made)) add_bytes(made, type.tensor.dtype, t);
+    m.add_weight({made, type.tensor, {{made}, {}}});
+    return fn.weight(made);
+  }
+
+  void declare(const Module& m, PlanSet& set, LoadOptions& load) {
+    for (const GroupDecl& g : m.groups) {
+      set.groups.push_back({g.name, g.window, g.block_size});
+      load.blocks.push_back(static_cast<int64_t>(inputs_.views.at(g.name).table.size()));
+    }
+    for (const StateDecl& s : m.states) {
+      StateEntry entry{s.name, 0, s.growth == StateDecl::Growth::kPerSequence, {}};
+      while (set.groups[entry.group].name != s.group) ++entry.group;
+      for (const PlaneDecl& p : s.planes) {
+        PlaneEntry plane{p.name, p.type.dtype, {}, p.type.bytes().constant().value()};
+        for (const Dim& d : p.type.dims) plane.dims.push_back(d.extent.constant().value());
+        entry.planes.push_back(std::move(plane));
+      }
+      set.states.push_back(std::move(entry));
+    }
+  }
+
+  Module module_;
+  const EvalInputs<float>& inputs_;
+  Backend& backend_;
+  const Function* source_ = nullptr;
+  WeightTable weights_;
+  StepInputs step_;
+};
+
+// Slots in use are what a step has; the interpreter takes any numbers.
+void empty_states(EvalInputs<float>& inputs) {
+  for (auto& [name, state] : inputs.states)
+    for (auto& plane : state.planes) std::fill(plane.data.begin(), plane.data.end(), 0.0f);
+}
+
+}  // namespace
+
+CheckReport check_on_backend(const Function& before, const Function& after, Backend& backend,
+                             const CheckOptions& options) {
+  CheckReport report;
+  for (int run = 0; run < options.runs; ++run) {
+    Rng rng(options.seed * 1000003 + static_cast<uint64_t>(run));
+    EvalInputs<float> inputs;
+    EvalResults<float> want;
+    try {
+      inputs = convert_inputs<float>(
+          random_inputs(before, random_symbols(before, rng), rng, Values::kNormal));
+      empty_states(inputs);
+      want = evaluate<float>(before, inputs);
+    } catch (const Error& e) {
+      report.message = e.what();
+      continue;
+    }
+    ++report.runs;
+    ConcreteRun concrete(after, inputs, backend);
+    EvalResults<float> have;
+    for (const auto& [name, t] : want.tensors) {
+      if (t.integer) continue;
+      have.tensors[name] = {
+          t.dims, concrete.run(name, static_cast<int64_t>(t.f.size())), {}, false};
+    }
+    std::erase_if(want.tensors, [](const auto& item) { return item.second.integer; });
+    want.states.clear();
+    CheckOptions how = options;
+    how.cls = std::max(options.cls, PassClass::kReal);
+    compare_runs(want, have, how, report);
+  }
+  return report;
+}
+
+}  // namespace tokamak

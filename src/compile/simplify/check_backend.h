@@ -1,0 +1,14 @@
+#pragma once
+// The same comparison with the optimised function run by a backend's own kernels.
+#include "compile/simplify/check.h"
+
+namespace tokamak {
+
+// `before` by the reference meaning, `after` planned and run by the backend with concrete extents;
+// inputs that a step does not have become weights and constants. States start empty (zero), and
+// only tensor results are compared: a backend does not show its states. Error(kUnsupported) when
+// the backend has no kernel for a node.
+CheckReport check_on_backend(const Function& before, const Function& after, Backend& backend,
+                             const CheckOptions& options);
+
+}  // namespace tokamak

@@ -1,0 +1,58 @@
+// The passes that are sets of rewrite rules. Which rules there are is in the *.rules files.
+#include "base/log.h"
+#include "compile/pass.h"
+#include "compile/simplify/rules.h"
+#include "graph/rewrite.h"
+
+namespace tokamak {
+namespace {
+
+void rewrite(Module& module, Function& function, const PassContext& context,
+             const std::vector<const RewriteRule*>& rules) {
+  RewriteOptions options;
+  if (context.firings_left) options.stop_after = *context.firings_left;
+  RewriteStats stats = Rewriter(module, rules, options).run(function);
+  if (stats.exhausted)
+    log::warn("function {}: the budget of {} rewrites ran out", function.name(), options.budget);
+  for (const std::string& cycle : stats.cycles)
+    log::warn("function {}: rules undo each other: {}", function.name(), cycle);
+  if (context.firings_left) {
+    *context.firings_left -= stats.fired;
+    if (stats.fired > 0 && context.last_firing)
+      *context.last_firing = fmt::format("rule {} at {}", stats.last_rule, stats.last_place);
+  }
+  if (context.timing) {
+    context.timing->fired += stats.fired;
+    for (const auto& [name, count] : stats.per_rule) context.timing->rules[name] += count;
+  }
+}
+
+void rewrite_groups(Module& module, Function& function, const PassContext& context,
+                    std::initializer_list<std::string_view> groups) {
+  std::vector<const RewriteRule*> rules;
+  for (std::string_view group : groups)
+    for (const RewriteRule& rule : rules_of(group)) rules.push_back(&rule);
+  rewrite(module, function, context, rules);
+}
+
+}  // namespace
+
+void canonicalize(Module& module, Function& function, const PassContext& context) {
+  rewrite_groups(module, function, context, {"canonical"});
+}
+
+void recognize(Module& module, Function& function, const PassContext& context) {
+  rewrite_groups(module, function, context, {"canonical", "recognize", "algebra"});
+}
+
+void fold_scales(Module& module, Function& function, const PassContext& context) {
+  rewrite_groups(module, function, context, {"fold"});
+}
+
+void apply_user_rules(Module& module, Function& function, const PassContext& context) {
+  std::vector<const RewriteRule*> rules;
+  for (const RewriteRule& rule : context.options.rules) rules.push_back(&rule);
+  if (!rules.empty()) rewrite(module, function, context, rules);
+}
+
+}  // namespace tokamak

@@ -1,0 +1,92 @@
+#pragma once
+// Runs a function on concrete values by the meaning of its ops, with float (the definition), double
+// (oracle) or the finite field as the scalar. For the rule verifier, constant folding, `debug
+// check` and the differential tests: values are plain vectors, nothing is fast.
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "graph/graph.h"
+#include "ops/field.h"
+
+namespace tokamak {
+
+template <class S>
+struct EvalTensor {
+  std::vector<int64_t> dims;
+  std::vector<S> f;        // empty for integers
+  std::vector<int32_t> i;  // empty for the others
+  bool integer = false;
+};
+
+template <class S>
+struct EvalState {
+  struct Plane {
+    std::string name;
+    std::vector<int64_t> dims;  // per token
+    std::vector<S> data;        // [slot][dims]
+  };
+  std::vector<Plane> planes;
+  int64_t slots = 0;
+};
+
+struct EvalView {
+  std::vector<int32_t> table;
+  int64_t stride = 0, block_size = 16;
+};
+
+using SymbolValues = std::map<std::string, int64_t, std::less<>>;
+
+template <class S>
+struct EvalInputs {
+  SymbolValues symbols;
+  std::map<std::string, EvalTensor<S>> tensors;  // by input name
+  std::map<std::string, EvalState<S>> states;    // by state name
+  std::map<std::string, EvalView> views;         // by group name
+  std::map<std::string, EvalTensor<S>> sources;  // tensors of the model file, by name
+};
+
+template <class S>
+struct EvalResults {
+  std::map<std::string, EvalTensor<S>> tensors;
+  std::map<std::string, EvalState<S>> states;
+  double largest = 0;  // finite magnitude seen in any value; 0 for the finite field
+};
+
+// Throws what the meanings throw (an index out of range, a division by zero in the field) and
+// Error(kUnsupported) when an op has no meaning over S.
+template <class S>
+EvalResults<S> evaluate(const Function& function, const EvalInputs<S>& inputs);
+
+// The tensor that a weight's recipe makes of its sources.
+template <class S>
+EvalTensor<S> evaluate_weight(const WeightDecl& weight, const EvalInputs<S>& inputs);
+
+// One op on tensors that are all known; nullopt when an output is neither f32 nor i32.
+std::optional<std::vector<EvalTensor<float>>> evaluate_node(
+    const Node& node, std::span<const EvalTensor<float>> inputs);
+
+// --- random_inputs.cc ---
+enum class Values : uint8_t {
+  kNormal,  // around 1
+  kLarge,   // around 1e4
+  kTiny,    // around 1e-4
+  kMixed,   // magnitudes from 1e-4 to 1e4 and zeros, in one tensor
+  kNasty,   // also +-0, infinities, NaN, denormals and the largest finite numbers
+};
+double random_value(Rng& rng, Values kind);
+
+// Inputs that the function can run on: a step whose positions, slots, lengths and tables belong
+// together, indices within what they index, states with older content, sources for every weight.
+// All floating values are exact in f32.
+EvalInputs<double> random_inputs(const Function& function, SymbolValues symbols, Rng& rng,
+                                 Values kind);
+// Small values within the declared ranges; with `decode`, T = R = B.
+SymbolValues random_symbols(const Function& function, Rng& rng);
+
+template <class S>
+EvalInputs<S> convert_inputs(const EvalInputs<double>& inputs);
+
+}  // namespace tokamak

@@ -1,0 +1,331 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "base/error.h"
+#include "graph/evaluate.h"
+#include "tensor/block_formats.h"
+
+namespace tokamak {
+namespace {
+
+float rounded(DType dtype, double value) {
+  auto v = static_cast<float>(value);
+  if (dtype == DType::kF16) return f16_to_f32(f32_to_f16(v));
+  if (dtype == DType::kBF16) return bf16_to_f32(f32_to_bf16(v));
+  return v;
+}
+
+int64_t count(const std::vector<int64_t>& dims) {
+  return std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<>());
+}
+
+class InputMaker {
+ public:
+  InputMaker(const Function& fn, SymbolValues symbols, Rng& rng, Values kind)
+      : fn_(fn), rng_(rng), kind_(kind) {
+    out_.symbols = std::move(symbols);
+  }
+
+  EvalInputs<double> make() {
+    make_step();
+    for (NodeId id : fn_.inputs()) {
+      const Node& node = fn_.node(id);
+      const std::string& name = node.attrs.at("name").as_string();
+      const Type& type = node.outputs[0];
+      if (type.kind == Type::Kind::kState) make_state(type.name);
+      if (type.kind != Type::Kind::kTensor || out_.tensors.contains(name)) continue;
+      std::vector<int64_t> dims = extents(type.tensor);
+      if (type.tensor.dtype == DType::kI32)
+        out_.tensors[name] = integers(dims, {id, 0});
+      else
+        out_.tensors[name] = floats(dims, type.tensor.dtype);
+    }
+    for (const WeightDecl& w : fn_.module().weights) make_sources(w);
+    for (auto& [name, dims] : source_dims_) {
+      EvalTensor<double>& t = out_.sources[name] = floats(dims, source_types_[name]);
+      encode_blocks(source_types_[name], t);
+    }
+    return std::move(out_);
+  }
+
+ private:
+  std::vector<int64_t> extents(const TensorType& type) const {
+    std::vector<int64_t> dims;
+    for (const Dim& d : type.dims) dims.push_back(d.extent.eval(out_.symbols));
+    return dims;
+  }
+
+  EvalTensor<double> floats(const std::vector<int64_t>& dims, DType dtype) {
+    EvalTensor<double> t;
+    t.dims = dims;
+    t.f.resize(static_cast<size_t>(count(dims)));
+    for (double& v : t.f) v = rounded(dtype, random_value(rng_, kind_));
+    return t;
+  }
+
+  // Values that the weight's block format can hold.
+  static void encode_blocks(DType dtype, EvalTensor<double>& t) {
+    auto n = static_cast<int64_t>(t.f.size());
+    if (!is_block_type(dtype) || !can_encode(dtype) || n % dtype_info(dtype).block_elements != 0)
+      return;
+    std::vector<float> values(t.f.begin(), t.f.end());
+    std::vector<std::byte> bytes(dtype_bytes(dtype, n));
+    encode_row(dtype, values.data(), bytes.data(), n);
+    decode_row(dtype, bytes.data(), values.data(), n);
+    t.f.assign(values.begin(), values.end());
+  }
+
+  // Indices within what they index; where nobody indexes with them, small numbers of both signs.
+  EvalTensor<double> integers(const std::vector<int64_t>& dims, Ref input) {
+    int64_t lo = -3, hi = 4;
+    bool free = kind_ == Values::kNasty;
+    for (const Node& node : fn_.nodes())
+      for (size_t i = 0; i < node.inputs.size(); ++i)
+        if (node.inputs[i] == input) {
+          if (auto bound = index_bound(node, i)) {
+            free = false;
+            hi = std::min(hi, *bound);
+            lo = std::max<int64_t>(lo, node.op->name == "embed" ? 0 : -1);
+          }
+        }
+    EvalTensor<double> t;
+    t.dims = dims;
+    t.integer = true;
+    t.i.resize(static_cast<size_t>(count(dims)));
+    static constexpr int32_t kSpecial[] = {INT32_MIN, INT32_MAX, 16777217, -33554433, 65519};
+    for (int32_t& v : t.i)
+      v = free && rng_.below(2)
+              ? kSpecial[rng_.below(5)]
+              : static_cast<int32_t>(
+                    lo + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(hi - lo))));
+    return t;
+  }
+
+  std::optional<int64_t> index_bound(const Node& node, size_t input) const {
+    auto extent = [&](size_t of, int axis) {
+      return fn_.tensor(node.inputs[of]).extent(axis).eval(out_.symbols);
+    };
+    std::string_view op = node.op->name;
+    if (op == "gather" && input == 1) {
+      int64_t axis = node.attrs.get_int("axis", 0), rank = fn_.tensor(node.inputs[0]).rank();
+      return extent(0, static_cast<int>(axis < 0 ? axis + rank : axis));
+    }
+    if (op == "embed" && input == 0) return extent(1, 0);
+    if (op == "lora" && input == 3) return extent(1, 0);
+    if (op == "moe_dispatch" && input == 1) return node.attrs.get_int("count", 1);
+    return std::nullopt;
+  }
+
+  int64_t rows_of(const char* name) const {
+    Ref r = fn_.find_input(name);
+    return r.valid() ? fn_.tensor(r).extent(0).eval(out_.symbols) : -1;
+  }
+  void set(const char* name, std::vector<int32_t> values) {
+    Ref r = fn_.find_input(name);
+    if (!r.valid()) return;
+    std::vector<int64_t> dims = extents(fn_.tensor(r));
+    if (count(dims) != static_cast<int64_t>(values.size())) return;
+    EvalTensor<double> t;
+    t.dims = std::move(dims);
+    t.i = std::move(values);
+    t.integer = true;
+    out_.tensors[name] = std::move(t);
+  }
+  int64_t fact(std::string_view name) const {
+    for (const Fact& f : fn_.facts())
+      if (f.input == name) return f.value;
+    return 0;
+  }
+
+  // The frame of step(): T tokens of B sequences, each with older tokens in its state.
+  void make_step() {
+    int64_t t = rows_of("seq"), b = std::max<int64_t>(rows_of("kv_len"), 1);
+    if (t < 0) t = rows_of("slot");
+    std::vector<int64_t> own(static_cast<size_t>(b), 0);
+    if (int64_t each = fact("q_start"); each > 0)
+      own.assign(own.size(), each);
+    else
+      for (int64_t i = 0; i < t; ++i)  // every sequence has a row, where there are enough
+        ++own[i < b ? static_cast<size_t>(i) : rng_.below(own.size())];
+    std::vector<int32_t> seq, slot, q_start = {0}, kv_len;
+    for (size_t s = 0; s < own.size(); ++s) {
+      auto older = static_cast<int32_t>(rng_.below(7));
+      for (int32_t m = 0; m < own[s]; ++m) {
+        seq.push_back(static_cast<int32_t>(s));
+        slot.push_back(older + m);
+      }
+      q_start.push_back(static_cast<int32_t>(seq.size()));
+      kv_len.push_back(older + static_cast<int32_t>(own[s]));
+      longest_ = std::max<int64_t>(longest_, kv_len.back());
+    }
+    sequences_ = b;
+    set("seq", seq);
+    set("slot", slot);
+    set("pos", slot);
+    set("q_start", q_start);
+    set("kv_len", kv_len);
+    if (int64_t r = rows_of("out_rows"); r >= 0) {
+      std::vector<int32_t> rows(static_cast<size_t>(r));
+      for (size_t i = 0; i < rows.size(); ++i)
+        rows[i] = static_cast<int32_t>(
+            fact("out_rows") > 0 ? i : rng_.below(static_cast<uint64_t>(std::max<int64_t>(t, 1))));
+      set("out_rows", rows);
+    }
+    for (const GroupDecl& g : fn_.module().groups) make_view(g);
+  }
+
+  void make_view(const GroupDecl& g) {
+    EvalView view;
+    view.block_size = g.block_size;
+    view.stride = std::max<int64_t>((longest_ + g.block_size - 1) / g.block_size, 1);
+    view.table.resize(static_cast<size_t>(view.stride * sequences_));
+    std::iota(view.table.begin(), view.table.end(), 0);
+    for (size_t i = view.table.size(); i > 1; --i)
+      std::swap(view.table[i - 1], view.table[rng_.below(i)]);
+    out_.views[g.name] = std::move(view);
+  }
+
+  void make_state(const std::string& name) {
+    const StateDecl* decl = fn_.module().find_state(name);
+    TK_CHECK(decl);
+    const EvalView& view = out_.views.at(decl->group);
+    EvalState<double> state;
+    state.slots = static_cast<int64_t>(view.table.size()) * view.block_size;
+    for (const PlaneDecl& p : decl->planes) {
+      std::vector<int64_t> dims = extents(p.type), all = dims;
+      all.insert(all.begin(), state.slots);
+      state.planes.push_back({p.name, dims, floats(all, p.type.dtype).f});
+    }
+    out_.states[name] = std::move(state);
+  }
+
+  // A source is as large as the recipes that read it need: they are walked backwards.
+  void make_sources(const WeightDecl& w) {
+    using Kind = RecipeStep::Kind;
+    std::vector<int64_t> dims = extents(w.type);
+    DType dtype = w.type.dtype;
+    for (auto step = w.recipe.steps.rbegin(); step != w.recipe.steps.rend(); ++step) {
+      if (step->kind == Kind::kSliceRows && !dims.empty()) dims[0] = step->b;
+      if (step->kind == Kind::kTranspose && dims.size() == 2) std::swap(dims[0], dims[1]);
+      if (step->kind == Kind::kReshape) dims = {count(dims)};
+      if (step->kind == Kind::kAddScalar || step->kind == Kind::kScale || step->kind == Kind::kCast)
+        dtype = DType::kF32;
+    }
+    std::vector<std::string> sources = w.recipe.sources;
+    if (sources.empty()) sources = {w.name};
+    for (size_t i = 0; i < sources.size(); ++i) {
+      std::vector<int64_t> part = dims;
+      if (auto n = static_cast<int64_t>(sources.size()); n > 1 && !dims.empty())
+        part[0] = dims[0] / n + (i + 1 == sources.size() ? dims[0] % n : 0);
+      auto [it, fresh] = source_dims_.emplace(sources[i], part);
+      if (fresh)
+        source_types_[sources[i]] = dtype;
+      else if (it->second.size() == part.size() && !part.empty())
+        it->second[0] = std::max(it->second[0], part[0]);
+    }
+  }
+
+  const Function& fn_;
+  Rng& rng_;
+  Values kind_;
+  EvalInputs<double> out_;
+  std::map<std::string, std::vector<int64_t>> source_dims_;
+  std::map<std::string, DType> source_types_;
+  int64_t longest_ = 1, sequences_ = 1;
+};
+
+}  // namespace
+
+double random_value(Rng& rng, Values kind) {
+  static constexpr double kSpecial[] = {0.0,
+                                        -0.0,
+                                        std::numeric_limits<double>::infinity(),
+                                        -std::numeric_limits<double>::infinity(),
+                                        std::numeric_limits<double>::quiet_NaN(),
+                                        1e-45,
+                                        -1e-40,
+                                        3.4028234e38,
+                                        -3.4028234e38,
+                                        1.0,
+                                        -1.0,
+                                        0.5,
+                                        65504.0,
+                                        1e-8};
+  switch (kind) {
+    case Values::kNormal:
+      return rng.normal();
+    case Values::kLarge:
+      return rng.normal() * 1e4;
+    case Values::kTiny:
+      return rng.normal() * 1e-4;
+    case Values::kMixed:
+      return rng.below(6) == 0 ? 0.0 : rng.normal() * std::pow(10.0, rng.uniform(-4, 4));
+    case Values::kNasty:
+      // Zeros, infinities and NaN most of all.
+      if (rng.below(2) == 0) return kSpecial[rng.below(rng.below(2) ? 5 : std::size(kSpecial))];
+      return rng.normal() * std::pow(2.0, static_cast<double>(rng.below(60)) - 30);
+  }
+  return 0;
+}
+
+EvalInputs<double> random_inputs(const Function& function, SymbolValues symbols, Rng& rng,
+                                 Values kind) {
+  return InputMaker(function, std::move(symbols), rng, kind).make();
+}
+
+SymbolValues random_symbols(const Function& function, Rng& rng) {
+  SymbolValues values;
+  for (const SymbolDecl& s : function.module().symbols) {
+    int64_t lowest = (s.lo + s.multiple - 1) / s.multiple,
+            highest = std::min(s.hi / s.multiple, lowest + 5);
+    values[s.name] = (lowest + static_cast<int64_t>(rng.below(static_cast<uint64_t>(
+                                   std::max<int64_t>(highest - lowest + 1, 1))))) *
+                     s.multiple;
+  }
+  // A step has a row for every sequence.
+  if (auto t = values.find("T"), b = values.find("B");
+      t != values.end() && b != values.end() && t->second < b->second)
+    std::swap(t->second, b->second);
+  return values;
+}
+
+namespace {
+
+template <class S>
+std::vector<S> convert(const std::vector<double>& from) {
+  std::vector<S> to;
+  to.reserve(from.size());
+  for (double v : from) {
+    if constexpr (std::is_same_v<S, Field>)
+      to.push_back(Field::from_double(std::isfinite(v) ? v : 0.0));
+    else
+      to.push_back(static_cast<S>(v));
+  }
+  return to;
+}
+
+}  // namespace
+
+template <class S>
+EvalInputs<S> convert_inputs(const EvalInputs<double>& inputs) {
+  EvalInputs<S> out;
+  out.symbols = inputs.symbols;
+  out.views = inputs.views;
+  for (const auto& [name, t] : inputs.tensors)
+    out.tensors[name] = {t.dims, convert<S>(t.f), t.i, t.integer};
+  for (const auto& [name, t] : inputs.sources)
+    out.sources[name] = {t.dims, convert<S>(t.f), {}, false};
+  for (const auto& [name, s] : inputs.states) {
+    EvalState<S>& state = out.states[name];
+    state.slots = s.slots;
+    for (const auto& p : s.planes) state.planes.push_back({p.name, p.dims, convert<S>(p.data)});
+  }
+  return out;
+}
+template EvalInputs<float> convert_inputs(const EvalInputs<double>&);
+template EvalInputs<double> convert_inputs(const EvalInputs<double>&);
+template EvalInputs<Field> convert_inputs(const EvalInputs<double>&);
+
+}  // namespace tokamak

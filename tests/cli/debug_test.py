@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""The compiler's tools from outside: debug opt, check, rule, bisect, passes."""
+import json
+import pathlib
+import tempfile
+import unittest
+
+from tokamak import SOURCE, TINY, run
+
+OPT = SOURCE / "tests" / "golden" / "graph" / "opt"
+GRAPHS = SOURCE / "tests" / "golden" / "graph"
+
+
+class Debug(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def file(self, name, text):
+        path = pathlib.Path(self.folder.name) / name
+        path.write_text(text)
+        return path
+
+    def test_help(self):
+        for tool in ("opt", "check", "bisect", "rule", "passes"):
+            done = run("debug", tool, "--help")
+            self.assertEqual(done.returncode, 0, tool)
+            self.assertIn("Example", done.stdout, tool)
+
+    def test_opt_prints_the_golden_text_and_reads_its_own_output(self):
+        first = run("debug", "opt", OPT / "block.tkg")
+        self.assertEqual(first.returncode, 0, first.stderr)
+        self.assertEqual(first.stdout, (OPT / "block.out").read_text())
+        again = run("debug", "opt", self.file("again.tkg", first.stdout))
+        self.assertEqual(again.stdout, first.stdout)
+
+    def test_opt_json_counts(self):
+        done = run("debug", "opt", OPT / "block.tkg", "--json", "--shape", "T=4,B=2")
+        out = json.loads(done.stdout)["functions"]["step"]
+        self.assertLess(out["after"]["nodes"], out["before"]["nodes"] // 2)
+        self.assertLess(out["after"]["kernels"], out["before"]["kernels"])
+        self.assertLess(out["after"]["activation_bytes"], out["before"]["activation_bytes"])
+        self.assertIn("silu", out["rules_fired"])
+        self.assertEqual([p["name"] for p in out["passes"]][-1], "dead-code")
+
+    def test_passes_are_chosen_and_left_out(self):
+        whole = run("debug", "opt", OPT / "block.tkg").stdout
+        without = run("debug", "opt", OPT / "block.tkg", "--disable-pass", "recognize").stdout
+        self.assertIn("silu", whole)
+        self.assertNotIn("silu", without)
+        one = run("debug", "opt", OPT / "block.tkg", "--passes", "dead-code", "--dump-after", "dead-code")
+        self.assertIn("dropout", one.stdout)
+        self.assertIn("after dead-code", one.stderr)
+        unknown = run("debug", "opt", OPT / "block.tkg", "--passes", "magic")
+        self.assertEqual(unknown.returncode, 2)
+        self.assertIn("canonicalize", unknown.stderr)
+
+    def test_check_says_same(self):
+        for graph in (OPT / "block.tkg", OPT / "dead_read.tkg", GRAPHS / "decoder.tkg"):
+            done = run("debug", "check", graph, "--seed", "5")
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertIn("same", done.stdout)
+        exact = run("debug", "check", OPT / "block.tkg", "--passes", "canonicalize,fold-constants,dead-code", "--json")
+        self.assertTrue(json.loads(exact.stdout)[0]["bit_equal"], exact.stdout)
+
+    def test_check_on_the_cpu_backend(self):
+        done = run("debug", "check", OPT / "cpu_block.tkg", "--backend", "cpu")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_a_wrong_rule_is_refused_found_and_named(self):
+        wrong = self.file("wrong.rule", "rule planted real: x: f32 silu(x) => sigmoid(x)")
+        done = run("debug", "rule", wrong)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("planted: refused: element", done.stdout)
+        self.assertEqual(run("debug", "opt", OPT / "block.tkg", "--rules", wrong).returncode, 2)
+        graph = self.file("g.tkg", "module m format 1\nsymbol T in 1..8\n\nfunc f {\n  %0 = input x : f32[t=T]\n"
+                          "  %1 = silu(%0)\n  %2 = exp(%1)\n  return y = %2\n}\n")
+        checked = run("debug", "check", graph, "--rules", wrong, "--unverified")
+        self.assertEqual(checked.returncode, 1, checked.stdout)
+        self.assertIn("DIFFERENT", checked.stdout)
+        found = run("debug", "bisect", graph, "--rules", wrong, "--unverified")
+        self.assertEqual(found.returncode, 1)
+        self.assertIn("pass user-rules, rule planted at %1 (silu)", found.stdout)
+        self.assertEqual(run("debug", "bisect", graph).returncode, 0)
+
+    def test_a_right_rule_is_accepted(self):
+        done = run("debug", "rule", self.file("right.rule", "rule r exact: x: f32 abs(neg(neg(x))) => abs(x)"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("r: accepted (exact", done.stdout)
+        broken = run("debug", "rule", self.file("broken.rule", "rule r exact: abs(x => x"))
+        self.assertEqual(broken.returncode, 2)
+        self.assertIn("line 1", broken.stderr)
+
+    def test_lists(self):
+        passes = json.loads(run("debug", "passes", "--json").stdout)
+        self.assertEqual(sorted(passes[0]), ["class", "name", "on", "what"])
+        rules = json.loads(run("debug", "rule", "--list", "--json").stdout)
+        self.assertGreater(len(rules), 100)
+
+    def test_a_model_and_its_flags(self):
+        log = run("run", TINY / "llama.gguf", "hello", "--max-tokens", "2", "--dump-after", "dead-code",
+                  "--disable-pass", "recognize,fold-scales")
+        self.assertEqual(log.returncode, 0, log.stderr)
+        self.assertIn("func step", log.stderr)
+        self.assertEqual(run("run", TINY / "llama.gguf", "x", "--disable-pass", "nothing").returncode, 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
