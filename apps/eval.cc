@@ -96,7 +96,6 @@ void perplexity(const PerplexityFlags& f) {
     fmt::print("{}\n", dump_json(Value::Object{{"ppl", std::exp(tally.nll())},
                                                {"nll", tally.nll()},
                                                {"scored", tally.scored()},
-                                               {"windows", windows},
                                                {"tokens_per_second", rate}}));
   } else {
     fmt::print("perplexity {:.4f} (nll {:.6f} over {} tokens in {} windows, {:.0f} tokens/s)\n",

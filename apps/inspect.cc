@@ -56,23 +56,43 @@ int64_t kv_bytes(const Module& module, int64_t tokens) {
   return total;
 }
 
+std::string rope_text(const RopeConfig& r) {
+  using Scaling = RopeConfig::Scaling;
+  if (r.dims == 0) return "none";
+  const char* name = r.scaling == Scaling::kNone      ? "default"
+                     : r.scaling == Scaling::kLinear  ? "linear"
+                     : r.scaling == Scaling::kDynamic ? "dynamic"
+                     : r.scaling == Scaling::kLlama3  ? "llama3"
+                     : r.scaling == Scaling::kYarn    ? "yarn"
+                                                      : "longrope";
+  if (!r.freq_divisors.empty()) return "per frequency";
+  return r.scaling == Scaling::kNone ? name : fmt::format("{} {:g}", name, r.factor);
+}
+
 Value to_value(const ModelConfig& c, const Summary& s, const Module& module) {
-  Value out = Value::Object{{"name", c.name},
-                            {"architecture", c.architecture},
-                            {"parameters", s.parameters},
-                            {"vocab", c.vocab},
-                            {"hidden", c.hidden},
-                            {"ffn", c.ffn},
-                            {"layers", c.layers},
-                            {"heads", c.heads},
-                            {"kv_heads", c.kv_heads},
-                            {"head_dim", c.head_dim},
-                            {"context", c.context},
-                            {"norm_eps", c.norm_eps},
-                            {"rope_theta", c.rope.theta},
-                            {"sliding_window", c.sliding_window},
-                            {"tied_embeddings", c.tied_embeddings},
-                            {"weight_bytes", s.bytes}};
+  Value out = Value::Object{
+      {"name", c.name},
+      {"architecture", c.architecture},
+      {"parameters", s.parameters},
+      {"vocab", c.vocab},
+      {"hidden", c.hidden},
+      {"ffn", c.ffn},
+      {"layers", c.layers},
+      {"heads", c.heads},
+      {"kv_heads", c.kv_heads},
+      {"head_dim", c.head_dim},
+      {"context", c.context},
+      {"norm_eps", c.norm_eps},
+      {"rope_theta", c.rope.theta},
+      {"rope_dims", c.rope.dims},
+      {"rope_scaling", rope_text(c.rope)},
+      {"sliding_window", c.sliding_window},
+      {"sliding_layers",
+       static_cast<int64_t>(std::count(c.layer_slides.begin(), c.layer_slides.end(), true))},
+      {"attention_softcap", c.attention_softcap},
+      {"final_softcap", c.final_softcap},
+      {"tied_embeddings", c.tied_embeddings},
+      {"weight_bytes", s.bytes}};
   Value types = Value::object();
   for (const auto& [name, t] : s.types)
     types.set(name, Value::Object{
@@ -83,7 +103,7 @@ Value to_value(const ModelConfig& c, const Summary& s, const Module& module) {
     for (const PlaneDecl& p : state.planes) per_token += p.type.bytes().constant().value();
   out.set("kv_bytes_per_token", per_token);
   Value by_context = Value::object();
-  for (int64_t n = 1024; n < c.context; n *= 4)
+  for (int64_t n = 1024; n < c.context; n *= 2)
     by_context.set(std::to_string(n), kv_bytes(module, n));
   by_context.set(std::to_string(c.context), kv_bytes(module, c.context));
   out.set("kv_bytes_by_context", by_context);
@@ -101,8 +121,11 @@ void print_text(const Value& v) {
   fmt::print("{} ({})\n\n", v.at("name").as_string(), v.at("architecture").as_string());
   for (const char* key :
        {"parameters", "vocab", "hidden", "ffn", "layers", "heads", "kv_heads", "head_dim",
-        "context", "sliding_window", "rope_theta", "norm_eps", "tied_embeddings"})
-    fmt::print("  {:<16} {}\n", key, dump_json(v.at(key)));
+        "context", "sliding_window", "sliding_layers", "rope_theta", "rope_dims", "rope_scaling",
+        "attention_softcap", "final_softcap", "norm_eps", "tied_embeddings"}) {
+    const Value& field = v.at(key);
+    fmt::print("  {:<18} {}\n", key, field.is_string() ? field.as_string() : dump_json(field));
+  }
   fmt::print("\n  {:<10} {:>8} {:>15} {:>12}\n", "type", "tensors", "parameters", "bytes");
   for (const auto& [name, t] : v.at("types").as_object())
     fmt::print("  {:<10} {:>8} {:>15} {:>12}\n", name, t.at("tensors").as_int(),
@@ -120,6 +143,19 @@ void print_tensors(const WeightSource& weights) {
     const TensorView* t = weights.find(name);
     fmt::print("  {:<44} {:<8} [{}]\n", name, dtype_name(t->dtype), fmt::join(t->dims, ", "));
   }
+}
+
+Value tensor_list(const WeightSource& weights) {
+  Value list = Value::array();
+  for (const std::string& name : weights.names()) {
+    const TensorView* t = weights.find(name);
+    Value dims = Value(Value::Array(t->dims.begin(), t->dims.end()));
+    list.push(Value::Object{{"name", name},
+                            {"type", std::string(dtype_name(t->dtype))},
+                            {"shape", std::move(dims)},
+                            {"bytes", static_cast<int64_t>(t->bytes.size())}});
+  }
+  return list;
 }
 
 void inspect(const InspectFlags& f) {
@@ -144,6 +180,7 @@ void inspect(const InspectFlags& f) {
     return;
   }
   Value v = to_value(model.config, summarize(*model.weights), module);
+  if (f.json && f.tensors) v.set("tensors", tensor_list(*model.weights));
   if (f.json) {
     fmt::print("{}\n", dump_json(v, 2));
     return;

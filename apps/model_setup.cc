@@ -49,8 +49,7 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags) {
   verb.add_option("--disable-pass", flags.disabled_passes,
                   "compile without these passes (tokamak debug passes lists them)")
       ->delimiter(',');
-  verb.add_option("--dump-after", flags.dump_after,
-                  "print the graph to stderr after these passes")
+  verb.add_option("--dump-after", flags.dump_after, "print the graph to stderr after these passes")
       ->delimiter(',');
   verb.add_option("--machine", flags.machine_file, "machine description for --backend null (JSON)");
 }
@@ -60,7 +59,7 @@ namespace {
 int64_t context_for(const ModelFlags& flags, const ModelConfig& config) {
   // A learned position is a row of a table: there is nothing beyond its end.
   if (config.learned_positions && flags.context > config.context)
-    fail(ErrorCode::kInvalidArgument, "--context {}: the model knows positions up to {} only",
+    fail(ErrorCode::kInvalidArgument, "a context of {} tokens: the model knows {} positions",
          flags.context, config.context);
   if (flags.context > 0) return flags.context;
   int64_t context = std::min(config.context, kDefaultContext);
