@@ -125,6 +125,24 @@ TEST_P(GoldenTest, GraphTextRoundTrips) {
         << fn->name();
 }
 
+// A step as large as the plans allow uses the arena to its end, and no step uses more. The
+// planner's peak is the sum of what is alive at the worst call: these graphs pack without a hole.
+TEST_P(GoldenTest, PlannedPeakIsTouched) {
+  ModelRunner runner(paths()[0], {.backend = "ref"});
+  std::vector<int32_t> ids(64);
+  for (size_t i = 0; i < ids.size(); ++i)
+    ids[i] = golden_.sequences[0].ids[i % golden_.sequences[0].ids.size()];
+  runner.step({{0, {ids[0]}}});
+  EXPECT_LT(runner.memory().arena_touched, runner.plans().arena_bytes);
+  runner.step({{1, ids}});
+  EXPECT_LE(runner.memory().arena_touched, runner.plans().arena_bytes);
+  EXPECT_GT(runner.memory().arena_touched + 64, runner.plans().arena_bytes);  // rounded to 64
+  for (const Plan& plan : runner.plans().plans) {
+    EXPECT_GT(plan.arena_lower_bound, 0u);
+    EXPECT_EQ(plan.arena_bytes, plan.arena_lower_bound) << plan.function << plan.arena_method;
+  }
+}
+
 // Folder and GGUF hold the same numbers, so the logits must have the same bits.
 TEST_P(GoldenTest, FolderAndGgufGiveTheSameBits) {
   if (!golden_.gguf) GTEST_SKIP() << "no GGUF of this model";

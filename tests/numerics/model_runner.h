@@ -45,6 +45,7 @@ class ModelRunner {
 
   void restart(int sequence) { lengths_[static_cast<size_t>(sequence)] = 0; }
   const PlanSet& plans() const { return source_->plans(); }
+  const MemoryLedger& memory() const { return executable_->memory(); }
 
   std::function<void(StepInputs&)>
       edit;  // last change to a step before it is submitted: masks, adapters, positions
