@@ -84,10 +84,10 @@ class Sequence {
   std::vector<std::vector<TokenLogprob>> prompt_top;
   bool first_delta_sent = false;
 
-  int32_t lane = 0;           // of the waiting queue
-  int32_t passed_over = 0;    // younger ones that started before it
-  int64_t cached_now = 0;     // at the last look
-  int32_t cached_tokens = 0;  // of the prompt, when it started first
+  int32_t lane = 0;                       // of the waiting queue
+  int32_t passed_over = 0;                // younger ones that started before it
+  int64_t cached_now = 0, looked_at = 0;  // of the last look: tokens, round (0: none yet)
+  int32_t cached_tokens = 0;              // of the prompt, when it started first
   Nanos arrived = 0, started = kNever, first_token = kNever, last_token = kNever;
 
  private:

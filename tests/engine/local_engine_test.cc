@@ -174,6 +174,7 @@ TEST(LocalEngine, ManyThreads) {
       if (what == 0) f.engine->cancel(id);
       if (what == 1) f.engine->stop_at(id, 0, static_cast<int32_t>(rng.below(10)));
       if (what == 2) f.engine->info();
+      if (what == 3) f.engine->stats();
       const Answer& a = w.wait();
       auto expected = f.model->continuation(spec.prompt, spec.max_tokens);
       ASSERT_LE(a.ids.size(), expected.size());

@@ -219,6 +219,10 @@ void one_run(uint64_t seed, int in_flight) {
   totals.blocks_evicted += stats.blocks_evicted;
   totals.preemptions += stats.preemptions;
   totals.failed_steps += stats.failed_steps;
+  if (s.config.kv_policy == KvPolicy::kGuaranteedNoEvict &&
+      s.config.policy != SchedPolicy::kPriority) {
+    EXPECT_EQ(stats.preemptions, 0);
+  }
 }
 
 class RandomSchedules : public testing::TestWithParam<int> {};

@@ -10,6 +10,9 @@ namespace {
 
 // So many are looked at per step: those that must wait for somebody's blocks are stepped over.
 constexpr size_t kCandidates = 64;
+// A long prompt's lookup costs as much as a small step, so cache-aware order may be so many steps
+// old. What a sequence starts with is always looked up anew.
+constexpr int64_t kLookAgain = 16;
 
 }  // namespace
 
@@ -46,7 +49,10 @@ void Scheduler::admit(Nanos now, Budget& budget, std::vector<StepEntry>& entries
 void Scheduler::line_up() {
   queue_.front(kCandidates, candidates_);
   if (config_.policy != SchedPolicy::kCache) return;
+  ++rounds_;
   for (Sequence* s : candidates_) {
+    if (s->looked_at != 0 && rounds_ - s->looked_at < kLookAgain) continue;
+    s->looked_at = rounds_;
     kv_.find_prefix(s->request->spec.cache_salt, s->ids(), s->reusable(), hit_);
     s->cached_now = hit_.tokens;
   }

@@ -82,6 +82,7 @@ class Scheduler {
   std::vector<int32_t> free_rows_;
   bool short_of_blocks_ = false;  // in the step being scheduled
   std::vector<Sequence*> candidates_;
+  int64_t rounds_ = 0;    // of line_up
   PrefixHit hit_, fork_;  // of the candidate being judged
 };
 

@@ -1,0 +1,290 @@
+// What the engine computes and what it does not: shared prefixes, forks, policies, statistics.
+#include "engine/replay.h"
+#include "engine/sched/token_budget.h"
+#include "tests/engine/test_run.h"
+
+namespace tokamak {
+namespace {
+
+NullOptions checked(int in_flight = 1) {
+  NullOptions o;
+  o.shadow = true;
+  o.max_in_flight = in_flight;
+  return o;
+}
+
+// A PlanSet with one KV group of blocks of 16, room for long prompts.
+PlanSet wide_plan_set() {
+  PlanSet p = fake_plan_set(1000, 0, 4096);
+  p.symbols = {{"T", 1, 256, 1}, {"B", 1, 16, 1}, {"R", 1, 64, 1}};
+  p.groups = {{"full", 0, 16}};
+  p.states.resize(1);
+  return p;
+}
+
+RequestSpec shared_request(int32_t id, int64_t shared, int64_t own, int32_t max_tokens) {
+  Rng same(1), mine(static_cast<uint64_t>(id) + 100);
+  RequestSpec spec;
+  spec.prompt = random_prompt(same, 1000, shared);
+  for (int32_t t : random_prompt(mine, 1000, own)) spec.prompt.push_back(t);
+  spec.max_tokens = max_tokens;
+  return spec;
+}
+
+TEST(Cache, FourClientsComputeASharedPromptOnce) {
+  PlanSet plans = wide_plan_set();
+  for (int in_flight : {1, 2}) {
+    EngineConfig config = default_engine_config(plans, 4096, 16384);
+    config.max_in_flight = in_flight;
+    TestRun run(plans, config, checked(in_flight));
+    std::map<RequestId, int32_t> cached;
+    run.on_advance = [&](Nanos, std::span<const Event>, Actions& a) {
+      for (const Delta& d : a.deltas())
+        if (d.position == 0) cached[d.request] = d.cached_tokens;
+    };
+    std::map<RequestId, RequestSpec> specs;
+    for (RequestId id = 1; id <= 4; ++id) {
+      specs[id] = shared_request(static_cast<int32_t>(id), 512, 32, 8);
+      run.arrive(0, id, specs[id]);
+    }
+    run.run();
+    for (const auto& [id, spec] : specs)
+      EXPECT_EQ((run.answers[{id, 0}].ids), run.model.continuation(spec.prompt, 8));
+    const EngineStats& s = run.core.stats();
+    EXPECT_EQ(s.prefill_tokens, 512 + 4 * 32);
+    EXPECT_EQ(s.prefix_hits, 3 * 512);
+    EXPECT_EQ(s.prompt_tokens, 4 * 544);
+    EXPECT_EQ(cached[1], 0);
+    EXPECT_EQ(cached[2], 512);
+    EXPECT_EQ(cached[4], 512);
+    EXPECT_EQ(s.kv_blocks_used, 0);
+    EXPECT_GT(s.kv_blocks_cached, 32);
+    EXPECT_EQ(s.kv_blocks_cached + s.kv_blocks_free, s.kv_blocks_total);
+  }
+}
+
+TEST(Cache, TheNextTurnStartsFromTheAnswer) {
+  PlanSet plans = wide_plan_set();
+  TestRun run(plans, default_engine_config(plans, 4096, 16384), checked());
+  RequestSpec first = shared_request(1, 0, 100, 60);
+  run.arrive(0, 1, first);
+  RequestSpec second = first;
+  for (int32_t id : run.model.continuation(first.prompt, 60)) second.prompt.push_back(id);
+  second.prompt.push_back(5);
+  run.arrive(kSecond, 2, second);
+  run.run();
+  // 159 slots were computed: the last token of an answer is never fed. 144 are whole units, and of
+  // the next unit nothing was indexed.
+  EXPECT_EQ(run.core.stats().prefix_hits, 144);
+}
+
+TEST(Cache, ChoicesShareTheirPrompt) {
+  PlanSet plans = wide_plan_set();
+  for (bool prefix_cache : {false, true}) {
+    EngineConfig config = default_engine_config(plans, 4096, 16384);
+    config.prefix_cache = prefix_cache;
+    TestRun run(plans, config, checked());
+    RequestSpec spec = shared_request(1, 0, 200, 20);
+    spec.n = 5;
+    SampleSpec sample;
+    sample.seed = 3;
+    spec.sample = std::make_shared<const SampleSpec>(sample);
+    run.arrive(0, 1, spec);
+    int64_t most = 0;
+    run.on_advance = [&](Nanos, std::span<const Event>, Actions&) {
+      most = std::max(most, run.core.stats().kv_blocks_used);
+    };
+    run.run();
+    for (int32_t c = 0; c < 5; ++c)
+      EXPECT_EQ((run.answers[{1, c}].ids), run.model.continuation(spec.prompt, 20, &sample, c));
+    EXPECT_EQ(run.core.stats().prefill_tokens, 200 + 4);
+    EXPECT_LE(most, 12 + 5 * 2 + 1);  // 12 whole blocks of the prompt once, the rest by choice
+  }
+}
+
+TEST(Cache, ContentThatWasNotFiniteIsNotShared) {
+  PlanSet plans = wide_plan_set();
+  NullOptions options = checked();
+  options.nan_token = 13;
+  TestRun run(plans, default_engine_config(plans, 4096, 16384), options);
+  RequestSpec bad;
+  bad.prompt.assign(64, 7);
+  bad.prompt[60] = 13;
+  run.arrive(0, 1, bad);
+  run.arrive(kSecond, 2, bad);
+  run.run();
+  EXPECT_EQ((run.answers[{2, 0}].finish), Finish::kError);
+  EXPECT_EQ(run.core.stats().prefix_hits, 0);
+  EXPECT_EQ(run.core.kv().cached_blocks(), 0);
+}
+
+TEST(Cache, RefusalsSayWhy) {
+  PlanSet plans = fake_plan_set();
+  EngineConfig config = default_engine_config(plans, 100, 100);
+  config.max_queue = 1;
+  TestRun run(plans, config, checked());
+  std::map<RequestId, ErrorCode> codes;
+  run.on_advance = [&](Nanos, std::span<const Event>, Actions& a) {
+    for (const Delta& d : a.deltas())
+      if (d.finish == Finish::kError) codes[d.request] = d.error_code;
+  };
+  run.arrive(0, 1, shared_request(1, 0, 90, 50));
+  run.arrive(0, 2, shared_request(2, 0, 5, 5));
+  run.arrive(0, 3, shared_request(3, 0, 5, 5));
+  run.run();
+  EXPECT_EQ(codes.at(1), ErrorCode::kOutOfRange);
+  EXPECT_EQ(codes.at(3), ErrorCode::kResourceExhausted);
+  EXPECT_EQ(run.core.stats().requests_rejected, 2);
+}
+
+TEST(Cache, PromptScoresComeWithAlternatives) {
+  PlanSet plans = fake_plan_set();
+  TestRun run(plans, default_engine_config(plans), checked());
+  RequestSpec spec = shared_request(1, 0, 40, 2);
+  spec.score_prompt = true;
+  SampleSpec sample;
+  sample.top_logprobs = 3;
+  spec.sample = std::make_shared<const SampleSpec>(sample);
+  size_t scores = 0, tops = 0;
+  run.on_advance = [&](Nanos, std::span<const Event>, Actions& a) {
+    for (const Delta& d : a.deltas()) {
+      scores += d.prompt_logprobs.size();
+      for (const auto& top : d.prompt_top) tops += top.size();
+    }
+  };
+  run.arrive(0, 1, spec);
+  run.arrive(kSecond, 2, spec);  // its prompt is cached, but scores need rows
+  run.run();
+  EXPECT_EQ(scores, 2 * 39u);
+  EXPECT_EQ(tops, 2 * 39u * 3);
+}
+
+TEST(Cache, StatisticsAddUp) {
+  PlanSet plans = wide_plan_set();
+  EngineConfig config = default_engine_config(plans, 4096, 2000);
+  TestRun run(plans, config, checked());
+  run.fixed_step_seconds = 0.01;
+  for (RequestId id = 1; id <= 30; ++id)
+    run.arrive(static_cast<Nanos>(id) * kMillisecond, id,
+               shared_request(static_cast<int32_t>(id), 64, 100, 20));
+  run.run();
+  const EngineStats& s = run.core.stats();
+  EXPECT_GT(s.preemptions, 0);
+  EXPECT_EQ(s.finished[static_cast<size_t>(Finish::kLength)], 30);
+  EXPECT_EQ(s.tokens_emitted, 30 * 20);
+  for (const Histogram* h : {&s.queue_seconds, &s.prefill_seconds, &s.decode_seconds,
+                             &s.ttft_seconds, &s.tpot_seconds, &s.e2e_seconds, &s.prompt_length})
+    EXPECT_EQ(h->count(), 30u);
+  EXPECT_EQ(s.itl_seconds.count(), 30u * 19);
+  EXPECT_EQ(s.step_seconds.count(), static_cast<uint64_t>(s.steps));
+  EXPECT_NEAR(s.step_tokens.sum(), static_cast<double>(s.tokens_scheduled), 1e-6);
+  EXPECT_NEAR(s.ttft_seconds.sum(), s.queue_seconds.sum() + s.prefill_seconds.sum(), 1e-6);
+  EXPECT_NEAR(s.e2e_seconds.sum(), s.ttft_seconds.sum() + s.decode_seconds.sum(), 1e-6);
+  EXPECT_NEAR(s.step_seconds.mean(), 0.01, 1e-9);
+  uint64_t counted = 0;
+  for (uint64_t n : s.ttft_seconds.counts()) counted += n;
+  EXPECT_EQ(counted, 30u);
+}
+
+// A machine whose steps take 1 ms and 0.1 ms per token: 90 more tokens fit a target of 10 ms.
+TEST(TokenBudget, FindsTheTarget) {
+  TokenBudget budget(2048, 10 * kMillisecond);
+  EXPECT_EQ(budget.tokens(0), 2048);  // nobody waits for a token
+  for (int step = 0; step < 100; ++step) {
+    int64_t n = budget.tokens(8);
+    budget.observe(n, 8, kMillisecond + n * kMillisecond / 10);
+  }
+  EXPECT_NEAR(static_cast<double>(budget.tokens(8)), 90, 5);
+  // A prompt goes on even if the target cannot be met.
+  for (int step = 0; step < 100; ++step) budget.observe(budget.tokens(8), 8, kSecond);
+  EXPECT_EQ(budget.tokens(8), 24);
+}
+
+TEST(EventLog, HasABound) {
+  PlanSet plans = fake_plan_set();
+  EventLog log(2000);
+  for (int i = 0; i < 1000; ++i) {
+    Event e = Event::arrival(static_cast<RequestId>(i), shared_request(i, 0, 10, 1));
+    log.record(i, {&e, 1});
+  }
+  EXPECT_TRUE(log.full());
+  EXPECT_LT(log.text().size(), 2500u);
+  EngineCore core(default_engine_config(plans));
+  int calls = 0;
+  replay_events(log.text(), core, [&](Nanos, const Actions&) { ++calls; });
+  EXPECT_GT(calls, 5);
+}
+
+// --- traces
+
+std::vector<TraceRequest> conversations(size_t n) {
+  std::vector<TraceRequest> trace;
+  Rng rng(9);
+  std::vector<std::vector<int64_t>> talks(20);
+  int64_t next = 1;
+  for (size_t i = 0; i < n; ++i) {
+    auto& talk = talks[rng.below(talks.size())];
+    if (talk.size() > 8) talk.clear();
+    if (talk.empty()) talk.push_back(0);  // the system prompt
+    for (uint64_t k = 1 + rng.below(2); k > 0; --k) talk.push_back(next++);
+    TraceRequest r;
+    r.arrival = static_cast<Nanos>(i) * 50 * kMillisecond;
+    r.block_ids = talk;
+    r.input = std::ssize(talk) * kTraceBlock;
+    r.output = 5 + static_cast<int64_t>(rng.below(100));
+    trace.push_back(r);
+  }
+  return trace;
+}
+
+ReplayOptions small_machine() {
+  ReplayOptions o;
+  o.machine.flops = 2e13;
+  o.machine.bandwidth = 3e11;
+  o.model.parameters = 5e8;
+  o.model.kv_bytes_per_token = 16384;
+  o.engine.max_num_seqs = 16;
+  o.engine.max_batched_tokens = 1024;
+  return o;
+}
+
+TEST(Replay, HitsComeNearTheIdealWithRoom) {
+  auto trace = conversations(200);
+  ReplayOptions o = small_machine();
+  o.kv_tokens = 4000000;
+  ReplayReport all = replay_trace(trace, o);
+  EXPECT_EQ(all.failed, 0);
+  EXPECT_GT(all.ideal_hit_rate, 0.5);
+  EXPECT_NEAR(all.hit_rate, all.ideal_hit_rate, 0.01);
+  o.kv_tokens = 20000;
+  ReplayReport some = replay_trace(trace, o);
+  EXPECT_LT(some.hit_rate, all.hit_rate);
+  EXPECT_GT(some.stats.blocks_evicted, 0);
+  o.engine.prefix_cache = false;
+  ReplayReport none = replay_trace(trace, o);
+  EXPECT_EQ(none.hit_rate, 0);
+  EXPECT_GT(none.device_seconds, all.device_seconds);
+  for (const ReplayReport* r : {&all, &some, &none}) EXPECT_EQ(r->output_tokens, all.output_tokens);
+}
+
+TEST(Replay, BaselinesAreWorse) {
+  std::vector<TraceRequest> trace(150);  // short and long answers, all there at once
+  for (size_t i = 0; i < trace.size(); ++i) {
+    trace[i].input = 300;
+    trace[i].output = 5 + static_cast<int64_t>(i * 37 % 200);
+  }
+  ReplayOptions o = small_machine();
+  o.engine.prefix_cache = false;
+  ReplayReport continuous = replay_trace(trace, o);
+  o.engine.batching = Batching::kStatic;
+  ReplayReport fixed = replay_trace(trace, o);
+  o.engine.batching = Batching::kPrefillFirst;
+  ReplayReport prompts = replay_trace(trace, o);
+  EXPECT_GT(fixed.seconds, 1.2 * continuous.seconds);
+  EXPECT_GT(prompts.itl.max, 2 * continuous.itl.max);
+  EXPECT_EQ(fixed.output_tokens, continuous.output_tokens);
+  EXPECT_EQ(prompts.output_tokens, continuous.output_tokens);
+}
+
+}  // namespace
+}  // namespace tokamak
