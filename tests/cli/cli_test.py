@@ -2,8 +2,10 @@
 """The command line from outside: what scripts rely on, and what happens when input is wrong."""
 import json
 import math
+import os
 import pathlib
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,9 +31,19 @@ class Help(unittest.TestCase):
     def test_usage_errors(self):
         for args in ([], ["fly"], ["run"], ["run", LLAMA], ["run", LLAMA, "x", "--temperature", "hot"],
                      ["run", LLAMA, "x", "--backend", "abacus"], ["bench"]):
-            done = run(*args)
-            self.assertNotEqual(done.returncode, 0, args)
-            self.assertTrue(done.stderr.strip(), args)
+            self.expect_usage_error(*args)
+
+    def test_bad_numbers(self):
+        for flag, values in (("--max-tokens", ("-1", "1e3", "99999999999999")), ("--temperature", ("nan", "-1", "inf")),
+                             ("--threads", ("-1", "x")), ("--context", ("-5", "99999999999")), ("--frob", ("1",))):
+            for value in values:
+                self.expect_usage_error("run", LLAMA, "x", flag, value)
+        self.expect_usage_error("run", TINY / "gpt2.gguf", "x", "--context", "1000")  # learned positions end
+
+    def expect_usage_error(self, *args):
+        done = run(*args)
+        self.assertEqual(done.returncode, 2, args)
+        self.assertRegex(done.stderr, r"\Aerror: [^\n]+\n\Z", args)
 
 
 class Run(unittest.TestCase):
@@ -69,6 +81,18 @@ class Run(unittest.TestCase):
             ids = [run_json("run", p, "hello world", "--temperature", "0", "--max-tokens", "4", "--json")["ids"] for p in paths]
             self.assertTrue(all(i == ids[0] for i in ids), golden.stem)
 
+    def test_an_answer_ends_with_the_context(self):
+        out = run_json("run", LLAMA, "abc", "--max-tokens", "500", "--ignore-eos", "--json")
+        self.assertEqual((len(out["prompt_ids"]) + len(out["ids"]), out["finish_reason"]), (64, "length"))
+        none = run_json("run", LLAMA, "abc", "--max-tokens", "0", "--json")
+        self.assertEqual((none["ids"], none["text"], none["finish_reason"]), ([], "", "length"))
+
+    def test_closed_output_ends_the_answer(self):
+        for args in (["run", LLAMA, "abc"], ["run", LLAMA, "abc", "--json"], ["inspect", LLAMA]):
+            with open("/dev/full", "w") as full:
+                done = subprocess.run([BINARY, *map(str, args)], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+            self.assertEqual((done.returncode, done.stderr), (1, "error: cannot write to standard output\n"))
+
     def test_a_prompt_beyond_the_context_is_refused(self):
         done = run("run", LLAMA, "a" * 500, "--context", "16", "--max-tokens", "4")
         self.assertEqual(done.returncode, 1)
@@ -102,6 +126,11 @@ class Inspect(unittest.TestCase):
         self.assertEqual(out["architecture"], "llama")
         self.assertEqual(out["kv_bytes_per_token"], 2 * 2 * out["layers"] * out["kv_heads"] * out["head_dim"])
 
+    def test_tensors(self):
+        out = run_json("inspect", LLAMA, "--json", "--tensors")
+        self.assertEqual(sum(t["bytes"] for t in out["tensors"]), out["weight_bytes"])
+        self.assertIn({"name": "output_norm.weight", "type": "f32", "shape": [64], "bytes": 256}, out["tensors"])
+
     def test_graph_text(self):
         whole = run("inspect", LLAMA, "--graph")
         self.assertEqual(whole.returncode, 0, whole.stderr)
@@ -133,6 +162,65 @@ class BadInput(unittest.TestCase):
             empty.touch()
             self.expect_one_clear_line(empty)
 
+    def test_what_is_not_a_file(self):
+        self.expect_one_clear_line("/dev/zero", "not a regular file")
+        with tempfile.TemporaryDirectory() as folder:
+            pipe = pathlib.Path(folder) / "pipe.gguf"
+            os.mkfifo(pipe)
+            self.expect_one_clear_line(pipe, "not a regular file")
+            os.mkfifo(pathlib.Path(folder) / "config.json")
+            self.expect_one_clear_line(folder)
+
+    def changed_folder(self, folder, **files):
+        """A copy of a tiny model with some files replaced; None removes one."""
+        copy = pathlib.Path(folder) / "model"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(TINY / "llama", copy)
+        for name, text in files.items():
+            path = copy / name.replace("__", ".")
+            path.unlink() if text is None else path.write_text(text)
+        return copy
+
+    def test_folders(self):
+        config = json.loads((TINY / "llama" / "config.json").read_text())
+        cases = [({"num_hidden_layers": 10**9}, "layers"), ({"num_hidden_layers": -1}, "layers"),
+                 ({"vocab_size": 129}, "shape"), ({"hidden_size": "64"}, "hidden_size"), ({"rms_norm_eps": 1e308}, "epsilon"),
+                 ({"model_type": "mamba"}, "supported are llama"), ({"num_key_value_heads": 3}, "heads"),
+                 ({"quantization_config": {"quant_method": "awq"}}, "awq are not supported yet"),
+                 ({"layer_types": [[[]]], "model_type": "qwen3", "use_sliding_window": True}, "layer_types")]
+        with tempfile.TemporaryDirectory() as folder:
+            for change, word in cases:
+                path = self.changed_folder(folder, config__json=json.dumps({**config, **change}))
+                self.expect_one_clear_line(path, word)
+            self.expect_one_clear_line(self.changed_folder(folder, config__json='{"a":' * 9999 + "1" + "}" * 9999), "nested")
+            for place in ("../other.safetensors", "/etc/passwd", "missing.safetensors", "..", "."):
+                path = self.changed_folder(folder)
+                (path / "model.safetensors").rename(path / "a.safetensors")
+                index = {"weight_map": {"model.norm.weight": place}}
+                (path / "model.safetensors.index.json").write_text(json.dumps(index))
+                self.expect_one_clear_line(path)
+            done = run("run", self.changed_folder(folder, tokenizer__json=None), "x", "--max-tokens", "1")
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("no tokenizer.json", done.stderr)
+
+    def test_damaged_folders(self):
+        rng = random.Random(11)
+        with tempfile.TemporaryDirectory() as folder:
+            for name, reach in (("config.json", 400), ("model.safetensors", 2000)) * 20:
+                path = self.changed_folder(folder)
+                data = bytearray((path / name).read_bytes())
+                for _ in range(rng.randint(1, 3)):
+                    at = rng.randrange(min(reach, len(data)))
+                    data[at:at + rng.randrange(3)] = rng.choice([b"", b"9", b"-", b"\xff\n", b"[", b"1e99", b"\x00" * 8])
+                (path / name).write_bytes(data)
+                self.expect_answer_or_one_line(path)
+
+    def expect_answer_or_one_line(self, path):
+        done = run("run", path, "x", "--max-tokens", "1")
+        self.assertIn(done.returncode, (0, 1, 2), done.stderr)
+        if done.returncode != 0:
+            self.assertRegex(done.stderr, r"\Aerror: [^\n]+\n\Z")
+
     def test_truncated_and_damaged_files(self):
         data = LLAMA.read_bytes()
         rng = random.Random(7)
@@ -146,8 +234,7 @@ class BadInput(unittest.TestCase):
                 for _ in range(rng.randint(1, 4)):
                     bad[rng.randrange(4096)] = rng.randrange(256)
                 path.write_bytes(bad)
-                done = run("run", path, "x", "--max-tokens", "1")
-                self.assertIn(done.returncode, (0, 1, 2), done.stderr)
+                self.expect_answer_or_one_line(path)
 
     def test_a_header_that_claims_the_moon(self):
         with tempfile.TemporaryDirectory() as folder:
