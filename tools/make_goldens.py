@@ -49,6 +49,8 @@ ROWS = [0, 1, 5, 6, 7, 8, 9, 12, 16, 25]  # around the windows and the original 
 SWITCHED = {
     "llama_linear": [{"rope_scaling": None}], "llama_llama3": [{"rope_scaling": None}],
     "llama_yarn": [{"rope_scaling": None}], "mistral": [{"sliding_window": None}, {"sliding_window": 9}],
+    "qwen3_window": [{"use_sliding_window": False}, {"max_window_layers": 2}, {"rope_scaling": None}],
+    "gpt2_scaled": [{"scale_attn_weights": True}, {"scale_attn_by_inverse_layer_idx": False}],
     "gemma2": [{"attn_logit_softcapping": None}, {"final_logit_softcapping": None}, {"sliding_window": 9}],
     "gemma2_scalar": [{"query_pre_attn_scalar": 16}],
     "gemma3": [{"rope_scaling": None}, {"sliding_window": 9}, {"rope_local_base_freq": 5000.0}],

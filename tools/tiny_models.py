@@ -82,6 +82,12 @@ MODELS = {
                           **NO_LLAMA_BIAS_KEYS),
     "qwen3": llama_config(architectures=["Qwen3ForCausalLM"], model_type="qwen3", rms_norm_eps=1e-6, rope_theta=1000000.0,
                           head_dim=24, sliding_window=None, mlp_bias=DROP),
+    # What else a Qwen3 may say: windows from a layer on, biases, all of yarn's fields, an odd MLP.
+    "qwen3_window": llama_config(architectures=["Qwen3ForCausalLM"], model_type="qwen3", num_hidden_layers=3, head_dim=24,
+                                 intermediate_size=33, attention_bias=True, use_sliding_window=True, sliding_window=6,
+                                 max_window_layers=1, mlp_bias=DROP, rope_scaling={
+                                     "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4,
+                                     "beta_slow": 0.5, "attention_factor": 0.8, "truncate": False}),
     "gemma2": gemma_config(2, num_hidden_layers=4, attn_logit_softcapping=3.0, final_logit_softcapping=3.0),
     # As the 27B: the scale of the scores is not that of the head size. GGUF knows this by the layer count only.
     "gemma2_scalar": gemma_config(2, num_hidden_layers=2, attn_logit_softcapping=50.0, final_logit_softcapping=30.0,
@@ -104,8 +110,15 @@ MODELS = {
         "n_layer": 2, "n_ctx": CONTEXT, "n_positions": CONTEXT, "layer_norm_epsilon": 1e-5,
         "activation_function": "gelu_new", "bos_token_id": EOS, "eos_token_id": EOS, "torch_dtype": "float32",
     },
+    "gpt2_scaled": {
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": VOCAB, "n_embd": 36, "n_head": 3,
+        "n_layer": 3, "n_inner": 50, "n_positions": CONTEXT, "layer_norm_epsilon": 1e-5, "activation_function": "gelu",
+        "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False,
+        "bos_token_id": EOS, "eos_token_id": EOS, "torch_dtype": "float32",
+    },
 }
-NOT_AS_GGUF = {"gemma2_scalar"}
+# GGUF has no words for what these do.
+NOT_AS_GGUF = {"gemma2_scalar", "qwen3_window", "gpt2_scaled"}
 
 
 def random_tensor(model, name, shape, deviation, mean=0.0):
@@ -184,12 +197,12 @@ def decoder_weights(w, c):
 
 def gpt2_weights(w, c):
     """As the published file names them: without the prefix `transformer.`; Conv1D keeps [in, out]."""
-    n = c["n_embd"]
+    n, inner = c["n_embd"], c.get("n_inner") or 4 * c["n_embd"]
     w.table("wte.weight", VOCAB, n)
     w.table("wpe.weight", c["n_positions"], n)
     for i in range(c["n_layer"]):
-        for name, ins, outs in (("attn.c_attn", n, 3 * n), ("attn.c_proj", n, n), ("mlp.c_fc", n, 4 * n),
-                                ("mlp.c_proj", 4 * n, n)):
+        for name, ins, outs in (("attn.c_attn", n, 3 * n), ("attn.c_proj", n, n), ("mlp.c_fc", n, inner),
+                                ("mlp.c_proj", inner, n)):
             w.matrix(f"h.{i}.{name}.weight", ins, outs, gain=1.3, inputs=ins)
             w.vector(f"h.{i}.{name}.bias", outs, 0.1)
         for norm in ("ln_1", "ln_2"):
@@ -197,6 +210,8 @@ def gpt2_weights(w, c):
             w.vector(f"h.{i}.{norm}.bias", n, 0.1)
     w.vector("ln_f.weight", n, mean=1.0)
     w.vector("ln_f.bias", n, 0.1)
+    if not c.get("tie_word_embeddings", True):
+        w.matrix("lm_head.weight", VOCAB, n, gain=2.0)
 
 
 def weights_of(name):
