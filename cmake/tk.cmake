@@ -72,6 +72,7 @@ add_custom_target(release_tests)
 add_custom_target(tsan_tests)
 add_custom_target(cross_tests)
 
+# What may take long starts first (COST), so that no core waits for it in the end.
 # tk_test(engine SOURCES a_test.cc DEPENDS engine [LABEL unit] [TIMEOUT 300] [TINY_MODELS]): one GoogleTest program per
 # lane. TINY_MODELS: the folder in $TOKAMAK_TINY_MODELS is filled before the test runs.
 function(tk_test name)
@@ -102,7 +103,7 @@ function(tk_test name)
   if(NOT A_TIMEOUT)
     set(A_TIMEOUT 300)
   endif()
-  set_tests_properties(${name} PROPERTIES LABELS "${A_LABEL}" TIMEOUT ${A_TIMEOUT}
+  set_tests_properties(${name} PROPERTIES LABELS "${A_LABEL}" TIMEOUT ${A_TIMEOUT} COST ${A_TIMEOUT}
                        ENVIRONMENT "${TK_TEST_ENVIRONMENT}")
   if(A_TINY_MODELS)
     set_tests_properties(${name} PROPERTIES FIXTURES_REQUIRED tiny_models)
@@ -141,7 +142,7 @@ function(tk_python_test name)
     set(A_TIMEOUT 300)
   endif()
   add_test(NAME ${name} COMMAND ${TK_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/${A_SCRIPT} ${A_ARGS})
-  set_tests_properties(${name} PROPERTIES LABELS "${A_LABEL}" TIMEOUT ${A_TIMEOUT}
+  set_tests_properties(${name} PROPERTIES LABELS "${A_LABEL}" TIMEOUT ${A_TIMEOUT} COST ${A_TIMEOUT}
                        ENVIRONMENT "${TK_TEST_ENVIRONMENT};ASAN_OPTIONS=detect_leaks=0")
   if(A_TINY_MODELS)
     set_tests_properties(${name} PROPERTIES FIXTURES_REQUIRED tiny_models)
