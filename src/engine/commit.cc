@@ -157,6 +157,7 @@ void EngineCore::rewind(Ticket ticket, std::string_view error, Actions& actions)
   TK_CHECK(ticket == completed_ && ticket < submitted_, "step {} is not the oldest", ticket);
   ++completed_;
   ++stats_.failed_steps;
+  last_done_ = now_;
   for (const StepEntry& e : step_slot(ticket).entries) {
     Sequence& seq = *e.sequence;
     --seq.in_flight;
