@@ -98,6 +98,8 @@ RequestId FakeClient::submit(RequestSpec spec, Sink sink) {
     job->hash = philox(job->hash, static_cast<uint64_t>(id), 1)[0];
   }
   if (order(text, "full")) fail(ErrorCode::kResourceExhausted, "the queue is full");
+  if (order(text, "never")) fail(ErrorCode::kOutOfRange, "it needs more KV blocks than there are");
+  job->busy = order(text, "busy").has_value();
   if (auto say = order(text, "say")) {
     job->scripted = true;
     for (unsigned char byte : *say) job->script.push_back(byte);
@@ -109,7 +111,8 @@ RequestId FakeClient::submit(RequestSpec spec, Sink sink) {
   job->error = order(text, "error").has_value();
   job->nan = order(text, "nan").has_value();
   job->choices.resize(static_cast<size_t>(spec.n));
-  job->due = SteadyClock().now() + job->delay;
+  job->arrived = SteadyClock().now();
+  job->due = job->arrived + job->delay;
   job->sink = std::move(sink);
   ++submitted;
   std::lock_guard lock(mutex_);
@@ -140,7 +143,41 @@ void FakeClient::stop_at(RequestId id, int32_t choice, int32_t position) {
 }
 
 EngineInfo FakeClient::info() const {
-  return {.model = "fake", .vocab = 259, .max_model_len = 4096};
+  EngineInfo info;
+  info.model = "fake";
+  info.vocab = 259;
+  info.max_model_len = 4096;
+  info.retry_after = retry_after;
+  return info;
+}
+
+EngineStats FakeClient::stats() const {
+  std::lock_guard lock(mutex_);
+  EngineStats stats = stats_;
+  stats.running = static_cast<int64_t>(jobs_.size());
+  stats.kv_blocks_total = 64;
+  stats.kv_blocks_used = std::min<int64_t>(64, stats.running * 16);
+  stats.kv_blocks_free = 64 - stats.kv_blocks_used;
+  return stats;
+}
+
+void FakeClient::count(Job& job, Nanos now, const Delta& delta) {
+  ++stats_.steps;
+  stats_.tokens_emitted += static_cast<int64_t>(delta.ids.size());
+  stats_.prefix_hits += delta.cached_tokens;
+  if (!delta.ids.empty()) {
+    if (job.last == 0) {
+      stats_.ttft_seconds.add(seconds(now - job.arrived));
+      stats_.prompt_tokens += static_cast<int64_t>(job.spec.prompt.size());
+      stats_.prompt_length.add(static_cast<double>(job.spec.prompt.size()));
+    } else {
+      stats_.itl_seconds.add(seconds(now - job.last), delta.ids.size());
+    }
+    job.last = now;
+  }
+  if (delta.finish == Finish::kNone) return;
+  ++stats_.finished[static_cast<size_t>(delta.finish)];
+  stats_.e2e_seconds.add(seconds(now - job.arrived));
 }
 
 int64_t FakeClient::running() const {
@@ -205,14 +242,16 @@ Delta FakeClient::advance(RequestId id, Job& job, int32_t index) {
   return delta;
 }
 
-void FakeClient::step(RequestId id, Job& job, std::vector<Delta>& out) {
+void FakeClient::step(RequestId id, Job& job, Nanos now, std::vector<Delta>& out) {
   for (size_t c = 0; c < job.choices.size(); ++c) {
     if (job.choices[c].done) continue;
-    if (job.cancel) {
+    if (job.cancel || job.busy || now >= job.spec.deadline) {
       Delta delta;
       delta.request = id;
       delta.choice = static_cast<int32_t>(c);
-      delta.finish = Finish::kCancelled;
+      delta.finish = job.cancel ? Finish::kCancelled : job.busy ? Finish::kError : Finish::kTimeout;
+      if (job.busy) delta.error = "the queue is full";
+      if (job.busy) delta.error_code = ErrorCode::kResourceExhausted;
       job.choices[c].done = true;
       out.push_back(std::move(delta));
     } else if (!job.hold) {
@@ -229,14 +268,15 @@ void FakeClient::loop() {
     std::vector<std::pair<std::shared_ptr<Job>, std::vector<Delta>>> work;
     for (auto it = jobs_.begin(); it != jobs_.end();) {
       auto& [id, job] = *it;
-      if (job->cancel || job->due <= now) {
+      if (job->cancel || job->due <= now || job->spec.deadline <= now) {
         work.emplace_back(job, std::vector<Delta>());
-        step(id, *job, work.back().second);
+        step(id, *job, now, work.back().second);
+        for (const Delta& delta : work.back().second) count(*job, now, delta);
         job->due = job->hold ? kNever : now + job->delay;
       }
       bool open = false;
       for (const Choice& choice : job->choices) open = open || !choice.done;
-      next = std::min(next, job->due);
+      next = std::min({next, job->due, job->spec.deadline});
       if (!open) ++finished;
       it = open ? std::next(it) : jobs_.erase(it);
     }

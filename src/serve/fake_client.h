@@ -23,6 +23,8 @@ std::shared_ptr<const Tokenizer> byte_tokenizer();
 //   [burst N]   N tokens per delta           [hold]     no token until cancelled
 //   [error]     fail after two tokens        [full]     submit throws "queue full"
 //   [nan]       log-probability -infinity    [cached N] claim N prompt tokens were cached
+//   [never]     submit throws "never fits"   [busy]     the queue turns out full after submit
+// A deadline that has passed ends a request like a real engine does.
 // Owner: the test; one engine thread, as a real engine has.
 class FakeClient final : public Client {
  public:
@@ -33,6 +35,9 @@ class FakeClient final : public Client {
   void cancel(RequestId id) override;
   void stop_at(RequestId id, int32_t choice, int32_t position) override;
   EngineInfo info() const override;
+  EngineStats stats() const override;
+  EngineMemory memory() const override { return {1000, 200, 30, 4, 5}; }
+  std::atomic<double> retry_after{1};
 
   std::atomic<int64_t> submitted{0}, cancelled{0}, stopped{0}, finished{0}, tokens{0};
   int64_t running() const;
@@ -49,13 +54,15 @@ class FakeClient final : public Client {
     Sink sink;
     std::vector<int32_t> script;  // of [say]; empty: hash letters
     bool scripted = false, hold = false, error = false, nan = false, first = true, cancel = false;
+    bool busy = false;
     int32_t burst = 1, cached = 0;
-    Nanos delay = 0, due = 0;
+    Nanos delay = 0, due = 0, arrived = 0, last = 0;
     uint64_t hash = 0;
     std::vector<Choice> choices;
   };
   void loop();
-  void step(RequestId id, Job& job, std::vector<Delta>& out);
+  void step(RequestId id, Job& job, Nanos now, std::vector<Delta>& out);
+  void count(Job& job, Nanos now, const Delta& delta);
   Delta advance(RequestId id, Job& job, int32_t choice);
   int32_t token_of(const Job& job, int32_t choice, int32_t position) const;
   void add_token(const Job& job, int32_t id, Delta& delta) const;
@@ -64,6 +71,7 @@ class FakeClient final : public Client {
   std::condition_variable wake_;
   std::map<RequestId, std::shared_ptr<Job>> jobs_;
   RequestSpec last_spec_;
+  EngineStats stats_;
   std::atomic<int32_t> last_stop_{-1};
   RequestId next_ = 1;
   bool stopping_ = false;

@@ -57,6 +57,7 @@ http::Response engine_state(const testing::FakeClient& client, const openai::Api
   value.set("tokens", client.tokens.load());
   value.set("running", client.running());
   value.set("last_stop", client.last_stop_position());
+  value.set("cache_salt", client.last_spec().cache_salt);
   value.set("generations", api.stats().running.load());
   value.set("connections", server.stats().connections.load());
   http::Response response;
@@ -72,12 +73,24 @@ int main(int argc, char** argv) {
     http::Server server(server_options(argc, argv));
     openai::ApiOptions options;
     if (const char* key = std::getenv("FAKE_API_KEY")) options.api_keys = {key};
+    options.request_timeout_seconds =
+        static_cast<double>(option(argc, argv, "request-timeout-ms", 0)) * 1e-3;
+    options.vllm_metrics = option(argc, argv, "vllm", 0) != 0;
+    options.http_stats = &server.stats();
+    client->retry_after = static_cast<double>(option(argc, argv, "retry-after", 1));
     openai::Api api(options, {testing::fake_model(client)});
     http::Router router;
     api.add_routes(router);
     web::add_page(router);
     router.add("GET", "/fake", [&](http::ExchangePtr exchange) {
       exchange->respond(engine_state(*client, api, server));
+    });
+    Value routes = Value::array();
+    for (const std::string& line : router.listing()) routes.push(line);
+    router.add("GET", "/fake/routes", [routes](http::ExchangePtr exchange) {
+      http::Response response;
+      response.body = dump_json(routes);
+      exchange->respond(std::move(response));
     });
     server.catch_signals();
     server.start(std::move(router));

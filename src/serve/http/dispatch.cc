@@ -117,8 +117,9 @@ void Session::dispatch() {
   traits.extra_headers = cors_headers(request);
   Router::Match match = shared_->router.find(request.method, request.path);
   request.parameter = std::move(match.parameter);
+  request.draining = shared_->stopping;
   auto turn = begin_turn(std::move(request), std::move(traits));
-  if (shared_->stopping) {
+  if (shared_->stopping && !match.always) {
     Response response = error_response(503, "The server is shutting down.");
     response.headers.emplace_back("Retry-After", "5");
     return turn->respond(response);

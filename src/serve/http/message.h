@@ -20,6 +20,7 @@ struct Request {
   std::string body;
   std::string parameter;  // what the route's {name...} matched
   std::string remote;     // address of the peer, for logs
+  bool draining = false;  // the server is about to stop
 
   // The first header of that (lower-case) name; "" when absent.
   std::string_view header(std::string_view name) const;

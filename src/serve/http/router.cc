@@ -4,13 +4,13 @@
 
 namespace tokamak::http {
 
-void Router::add(std::string method, std::string pattern, Handler handler) {
+void Router::add(std::string method, std::string pattern, Handler handler, bool always) {
   size_t brace = pattern.find('{');
   bool rest = brace != std::string::npos;
   TK_CHECK(!rest || pattern.ends_with("...}"), "route {}: only a last {{name...}} is known",
            pattern);
   if (rest) pattern.resize(brace);
-  routes_.push_back({std::move(method), std::move(pattern), rest, std::move(handler)});
+  routes_.push_back({std::move(method), std::move(pattern), rest, std::move(handler), always});
 }
 
 Router::Match Router::find(std::string_view method, std::string_view path) const {
@@ -29,6 +29,7 @@ Router::Match Router::find(std::string_view method, std::string_view path) const
     if (route.method == "GET") allow("HEAD");
     if (match.handler == nullptr && route.method == wanted) {
       match.handler = &route.handler;
+      match.always = route.always;
       if (route.rest) match.parameter = path.substr(route.prefix.size());
     }
   }

@@ -11,12 +11,14 @@ namespace tokamak::http {
 class Router {
  public:
   // pattern: an exact path, or "/v1/models/{id...}": the rest of the path, at least one character.
-  void add(std::string method, std::string pattern, Handler handler);
+  // always: also answered while the server drains (health, metrics).
+  void add(std::string method, std::string pattern, Handler handler, bool always = false);
 
   struct Match {
     const Handler* handler = nullptr;
     std::string parameter;
     std::string allow;  // methods of the path, for 405 and OPTIONS; empty: no such path
+    bool always = false;
   };
   // HEAD finds the handler of GET.
   Match find(std::string_view method, std::string_view path) const;
@@ -27,6 +29,7 @@ class Router {
     std::string method, prefix;
     bool rest = false;
     Handler handler;
+    bool always = false;
   };
   std::vector<Route> routes_;
 };

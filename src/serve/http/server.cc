@@ -90,13 +90,13 @@ void Server::Impl::accept() {
 }
 
 void Server::Impl::on_accept(SystemError ec, tcp::socket socket) {
-  if (shared->stopping || ec == net::error::operation_aborted) return;
+  if (ec == net::error::operation_aborted || !acceptor.is_open()) return;
   if (ec) {
     // Out of file descriptors or memory: let connections end before trying again.
     log::warn("accept: {}", ec.message());
     retry.expires_after(std::chrono::milliseconds(100));
     retry.async_wait([this](SystemError stop) {
-      if (!stop && !shared->stopping) accept();
+      if (!stop && acceptor.is_open()) accept();
     });
     return;
   }
@@ -181,18 +181,20 @@ void Server::stop(std::chrono::milliseconds drain) {
   SharedState& shared = *impl_->shared;
   shared.stopping = true;
   if (!impl_->started) return;
+  // Still accepting: probes of health and readiness are to be told, not refused.
+  for (const auto& session : open_sessions(shared)) session->drain();
+  {
+    std::unique_lock lock(shared.mutex);
+    int seen = impl_->signals_seen;
+    shared.changed.wait_for(lock, drain,
+                            [&] { return shared.busy == 0 || impl_->signals_seen > seen; });
+  }
   net::post(impl_->strand, [impl = impl_.get()] {
     SystemError ec;
     impl->acceptor.close(ec);
     impl->retry.cancel();
   });
-  for (const auto& session : open_sessions(shared)) session->drain();
   auto empty = [&] { return shared.stats.connections == 0; };
-  {
-    std::unique_lock lock(shared.mutex);
-    int seen = impl_->signals_seen;
-    shared.changed.wait_for(lock, drain, [&] { return empty() || impl_->signals_seen > seen; });
-  }
   // A connection accepted while stopping began is in the list by now, so one more round finds all.
   while (!empty()) {
     for (const auto& session : open_sessions(shared)) session->kill();

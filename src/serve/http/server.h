@@ -51,8 +51,8 @@ class Server {
   std::string url() const;  // as a person would type it
   const ServerStats& stats() const;
 
-  // Stops accepting, answers new requests with 503, waits up to `drain` for those in flight, then
-  // drops them.
+  // Answers new requests with 503 (but for routes added with `always`), waits up to `drain` for
+  // those in flight, then stops accepting and drops what is left.
   void stop(std::chrono::milliseconds drain);
   // From now on SIGINT and SIGTERM are kept for run_until_signal. Before start().
   void catch_signals();

@@ -33,7 +33,10 @@ Session::Session(net::ip::tcp::socket socket, std::shared_ptr<SharedState> share
   if (!ec) remote_ = peer.address().to_string(ec);
 }
 
-Session::~Session() { shared_->body_bytes -= accounted_; }
+Session::~Session() {
+  set_busy(false);
+  shared_->body_bytes -= accounted_;
+}
 
 Session::Seat::~Seat() {
   std::lock_guard lock(shared->mutex);
@@ -68,6 +71,7 @@ void Session::kill() {
 
 void Session::next_request() {
   phase_ = Phase::kReading;
+  set_busy(false);
   parser_ = std::make_unique<Parser>();
   parser_->header_limit(static_cast<uint32_t>(shared_->options.max_header_bytes));
   parser_->body_limit(shared_->options.max_body_bytes);
@@ -109,6 +113,7 @@ void Session::parse() {
   if (input_.empty()) return;
   if (!started_) {
     started_ = true;
+    set_busy(true);
     set_deadline(shared_->options.read_timeout);
   }
   if (parse_some()) dispatch();
@@ -174,6 +179,7 @@ void Session::on_parse_error(Error ec) {
 
 std::shared_ptr<Turn> Session::begin_turn(Request request, Turn::Traits traits) {
   phase_ = Phase::kBusy;
+  set_busy(true);
   taken_ = {};
   deadline_ = TimePoint::max();
   traits.max_unsent = shared_->options.max_unsent_bytes;
@@ -257,6 +263,7 @@ void Session::linger() {
 void Session::die() {
   if (phase_ == Phase::kDead) return;
   phase_ = Phase::kDead;
+  set_busy(false);
   Error ec;
   socket_.close(ec);
   timer_.cancel();
@@ -264,6 +271,15 @@ void Session::die() {
     ++shared_->stats.gone;
     turn->set_gone();
   }
+}
+
+// From the first byte of a request until its answer has left and, at the end, lingered.
+void Session::set_busy(bool busy) {
+  if (busy == std::exchange(busy_, busy)) return;
+  shared_->busy += busy ? 1 : -1;
+  if (busy || !shared_->stopping) return;
+  std::lock_guard lock(shared_->mutex);  // whoever waits must not miss it between look and sleep
+  shared_->changed.notify_all();
 }
 
 void Session::set_deadline(std::chrono::milliseconds from_now) {

@@ -28,6 +28,7 @@ struct SharedState {
   ServerStats stats;
   std::atomic<bool> stopping{false};
   std::atomic<size_t> body_bytes{0};  // held by requests that are being read
+  std::atomic<int64_t> busy{0};       // connections with a request under way
   std::mutex mutex;
   std::condition_variable changed;
   std::unordered_map<Session*, std::weak_ptr<Session>> sessions;
@@ -94,6 +95,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void write_some();
   void on_written(boost::beast::error_code ec, size_t bytes);
   void end_turn();
+  void set_busy(bool busy);
   void linger();
   void die();
 
@@ -118,7 +120,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::array<char, 16384> chunk_;
   std::string input_;  // bytes not parsed yet
   std::unique_ptr<Parser> parser_;
-  bool reading_ = false, eof_ = false, started_ = false, header_seen_ = false;
+  bool reading_ = false, eof_ = false, started_ = false, header_seen_ = false, busy_ = false;
   size_t accounted_ = 0, discarded_ = 0;
 
   std::shared_ptr<Turn> turn_;

@@ -6,6 +6,8 @@
 
 #include "base/json.h"
 #include "serve/openai/api_error.h"
+#include "serve/openai/metrics.h"
+#include "serve/openai/openapi_data.h"
 
 namespace tokamak::openai {
 namespace {
@@ -78,6 +80,7 @@ http::Response json_response(const Value& value) {
 
 Api::Api(ApiOptions options, std::vector<ServedModel> models)
     : options_(std::move(options)),
+      start_time_(unix_seconds()),
       prepare_(std::make_unique<WorkerPool>(options_.prepare_threads)),
       stream_(std::make_unique<WorkerPool>(options_.stream_threads)) {
   TK_CHECK(!models.empty());
@@ -252,12 +255,47 @@ http::Response Api::apply_template(const Value& body) const {
   return json_response(value);
 }
 
+http::Response Api::metrics() const {
+  std::vector<ModelMetrics> models;
+  for (const auto& model : models_)
+    models.push_back(
+        {model->name, model->max_model_len, model->client->stats(), model->client->memory()});
+  http::Response response;
+  response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+  response.body = metrics_text({options_.version, options_.vllm_metrics, start_time_}, models,
+                               *stats_, options_.http_stats);
+  return response;
+}
+
+http::Response Api::openapi() const {
+  Value document = parse_json(kOpenapiJson, "openapi.json");
+  document.find("info")->set("version", options_.version);
+  return json_response(document);
+}
+
+// What supervisors and balancers ask, without a key, also while the server drains.
+void Api::add_probes(http::Router& router) {
+  auto alive = [](const http::Request&) { return json_response(Value::Object{{"status", "ok"}}); };
+  router.add("GET", "/health", quick(alive, true), true);
+  router.add("GET", "/ping", quick(alive, true), true);
+  router.add("GET", "/ready",
+             quick(
+                 [](const http::Request& request) {
+                   http::Response response = json_response(
+                       Value::Object{{"status", request.draining ? "draining" : "ready"}});
+                   if (request.draining) response.status = 503;
+                   return response;
+                 },
+                 true),
+             true);
+  router.add("GET", "/metrics", quick([this](const http::Request&) { return metrics(); }), true);
+}
+
 void Api::add_routes(http::Router& router) {
   using http::ExchangePtr;
   using http::Request;
-  router.add(
-      "GET", "/health",
-      quick([](const Request&) { return json_response(parse_json(R"({"status":"ok"})")); }, true));
+  add_probes(router);
+  router.add("GET", "/openapi.json", quick([this](const Request&) { return openapi(); }));
   router.add("GET", "/version", quick([this](const Request&) {
                Value value = Value::object();
                value.set("version", options_.version);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "serve/http/router.h"
+#include "serve/http/server.h"
 #include "serve/openai/generation.h"
 #include "serve/served_model.h"
 #include "serve/worker_pool.h"
@@ -13,11 +14,13 @@ namespace tokamak::openai {
 
 struct ApiOptions {
   std::vector<std::string>
-      api_keys;  // empty: everybody may; else every route but /health asks for one
+      api_keys;  // empty: everybody may; else every route but health and readiness asks for one
   double request_timeout_seconds = 0;  // 0: none
   int prepare_threads = 2;             // JSON, templates, tokenising
   int stream_threads = 1;  // detokenising and JSON of answers: a long prompt must not delay them
   std::string version = "0.1.0";
+  bool vllm_metrics = false;                      // /metrics also under vLLM's names
+  const http::ServerStats* http_stats = nullptr;  // of the server that will have the routes
 };
 
 // Owner: the program; destroyed after the http::Server with its routes has been stopped, and before
@@ -47,9 +50,13 @@ class Api {
   http::Response tokenize(const Value& body) const;
   http::Response detokenize(const Value& body) const;
   http::Response apply_template(const Value& body) const;
+  http::Response metrics() const;
+  http::Response openapi() const;
+  void add_probes(http::Router& router);
   std::shared_ptr<const ServedModel> model_of(const Value& body) const;
 
   const ApiOptions options_;
+  const int64_t start_time_;
   std::vector<std::shared_ptr<const ServedModel>> models_;
   std::shared_ptr<GenerationStats> stats_ = std::make_shared<GenerationStats>();
   std::unique_ptr<WorkerPool> prepare_, stream_;

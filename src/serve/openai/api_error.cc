@@ -1,9 +1,11 @@
 #include "serve/openai/api_error.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "base/log.h"
 
 namespace tokamak::openai {
-namespace {
 
 int http_status(ErrorCode code) {
   switch (code) {
@@ -25,7 +27,9 @@ int http_status(ErrorCode code) {
   return 500;
 }
 
-}  // namespace
+std::string retry_after_header(double seconds) {
+  return fmt::format("{}", std::max<int64_t>(1, static_cast<int64_t>(std::ceil(seconds))));
+}
 
 void unsupported(const std::string& param, const std::string& what) {
   throw ApiError(400, fmt::format("Unsupported parameter: '{}'. {}", param, what), param,
@@ -33,8 +37,13 @@ void unsupported(const std::string& param, const std::string& what) {
 }
 
 http::Response error_answer(const std::exception& error) {
-  if (auto* api = dynamic_cast<const ApiError*>(&error))
-    return http::error_response(api->status(), api->what(), "", api->param(), api->error_code());
+  if (auto* api = dynamic_cast<const ApiError*>(&error)) {
+    http::Response response =
+        http::error_response(api->status(), api->what(), "", api->param(), api->error_code());
+    if (api->retry_after() > 0)
+      response.headers.emplace_back("Retry-After", retry_after_header(api->retry_after()));
+    return response;
+  }
   auto* known = dynamic_cast<const Error*>(&error);
   int status = known != nullptr ? http_status(known->code()) : 500;
   if (status == 500) {

@@ -17,10 +17,17 @@ class ApiError : public Error {
   int status() const { return status_; }
   const std::string& param() const { return param_; }
   const std::string& error_code() const { return code_; }
+  // Seconds after which trying again may help; 0: not said.
+  double retry_after() const { return retry_after_; }
+  ApiError&& with_retry_after(double seconds) && {
+    retry_after_ = seconds;
+    return std::move(*this);
+  }
 
  private:
   int status_;
   std::string param_, code_;
+  double retry_after_ = 0;
 };
 
 template <class... Args>
@@ -32,6 +39,11 @@ template <class... Args>
 
 // A field that is known and well-formed, but that this server cannot honour.
 [[noreturn]] void unsupported(const std::string& param, const std::string& what);
+
+// The status that an engine's error has on the wire.
+int http_status(ErrorCode code);
+
+std::string retry_after_header(double seconds);  // whole seconds, at least 1
 
 // For the exception at hand; what is not the client's fault is logged and told without detail.
 http::Response error_answer(const std::exception& error);

@@ -82,10 +82,12 @@ void Generation::start() {
       gone = gone_;
     } catch (...) {
       cancel_all();
-      std::lock_guard lock(mutex_);
-      closed_ = true;
-      self_.reset();  // not the last: the caller holds one
-      throw;
+      {
+        std::lock_guard lock(mutex_);
+        closed_ = true;
+        self_.reset();  // not the last: the caller holds one
+      }
+      refuse();
     }
     if (gone) return cancel_all();
   }
@@ -102,6 +104,26 @@ void Generation::start() {
     events_.clear();
   }
   drain();
+}
+
+// The engine did not take it: a full queue says when to come back, what can never fit that it is
+// the request's fault.
+void Generation::refuse() const {
+  try {
+    throw;
+  } catch (const Error& error) {
+    switch (error.code()) {
+      case ErrorCode::kResourceExhausted:
+        throw ApiError(429, error.what(), "", "queue_full")
+            .with_retry_after(request_.model->client->info().retry_after);
+      case ErrorCode::kOutOfRange:
+        throw ApiError(400, error.what(), "", "context_length_exceeded");
+      case ErrorCode::kUnavailable:
+        throw ApiError(503, error.what()).with_retry_after(5);
+      default:
+        throw;
+    }
+  }
 }
 
 // Must not block and must not throw: only the queue is touched here.
@@ -155,7 +177,7 @@ void Generation::handle(Arrival& arrival) {
   Delta& delta = arrival.delta;
   Part& part = parts_[arrival.part];
   if (!delta.prompt_logprobs.empty()) part.prompt_logprobs = std::move(delta.prompt_logprobs);
-  cached_tokens_ += delta.cached_tokens;
+  if (delta.choice == 0) cached_tokens_ += delta.cached_tokens;  // the others share its prompt
   bool known = delta.choice >= 0 && delta.choice < request_.params.n;
   if (!known || (delta.finish != Finish::kNone && delta.finish != Finish::kStop &&
                  delta.finish != Finish::kLength)) {
@@ -242,12 +264,18 @@ void Generation::break_off(const Delta& delta) {
   ++stats_->failed;
   int status = delta.finish == Finish::kTimeout     ? 504
                : delta.finish == Finish::kCancelled ? 503
-                                                    : 500;
+                                                    : http_status(delta.error_code);
   std::string message = !delta.error.empty()                 ? delta.error
                         : delta.finish == Finish::kTimeout   ? "The request ran out of time."
                         : delta.finish == Finish::kCancelled ? "The server stopped this request."
                                                              : "The server had an error.";
-  http::Response response = http::error_response(status, message);
+  const char* code = delta.finish == Finish::kTimeout ? "deadline_exceeded"
+                     : status == 429                  ? "queue_full"
+                                                      : "";
+  http::Response response = http::error_response(status, message, "", "", code);
+  if (status == 429)
+    response.headers.emplace_back("Retry-After",
+                                  retry_after_header(request_.model->client->info().retry_after));
   if (request_.params.stream) {
     send_event(response.body);
     send_event("[DONE]");

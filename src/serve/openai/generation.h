@@ -56,6 +56,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void send_event(std::string_view json);
   void complete();
   void break_off(const Delta& delta);  // the engine could not finish
+  [[noreturn]] void refuse() const;    // rethrows what submit threw, in the API's words
   void cancel_all();
   Usage usage() const;
 

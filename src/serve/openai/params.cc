@@ -12,7 +12,8 @@ namespace tokamak::openai {
 namespace {
 
 constexpr int64_t kMaxChoices = 128;
-constexpr size_t kMaxStops = 16, kMaxStopBytes = 1024, kMaxStopIds = 256, kMaxBiases = 1024;
+constexpr size_t kMaxStops = 16, kMaxStopBytes = 1024, kMaxStopIds = 256, kMaxBiases = 1024,
+                 kMaxBreakers = 64;
 
 std::vector<std::string> read_stops(Fields& fields) {
   const Value* value = fields.find("stop");
@@ -84,6 +85,80 @@ void read_logit_bias(Fields& fields, const ServedModel& model, SampleSpec& sampl
   }
 }
 
+// Ids whose text contains one of the strings: no repetition reaches across them.
+std::vector<int32_t> ids_with(const Tokenizer& tokenizer, const std::vector<std::string>& marks) {
+  std::vector<int32_t> ids;
+  for (int32_t id = 0; id < static_cast<int32_t>(tokenizer.vocab_size()); ++id) {
+    std::string bytes = tokenizer.piece_bytes(id);
+    for (const std::string& mark : marks)
+      if (bytes.find(mark) != std::string::npos) {
+        ids.push_back(id);
+        break;
+      }
+  }
+  return ids;
+}
+
+void read_order(Fields& fields, SampleSpec& sample) {
+  constexpr std::pair<std::string_view, SampleStage> kStages[] = {
+      {"penalties", SampleStage::kPenalties},
+      {"dry", SampleStage::kDry},
+      {"temperature", SampleStage::kTemperature},
+      {"top_k", SampleStage::kTopK},
+      {"typ_p", SampleStage::kTypical},
+      {"top_p", SampleStage::kTopP},
+      {"min_p", SampleStage::kMinP},
+      {"xtc", SampleStage::kXtc}};
+  const auto* list = fields.array("samplers");
+  if (list == nullptr || list->empty()) return;
+  sample.order.clear();
+  for (size_t i = 0; i < list->size(); ++i) {
+    std::string param = fmt::format("samplers[{}]", i);
+    if (!(*list)[i].is_string()) wrong_type(param, "a string", (*list)[i]);
+    auto stage = std::find_if(std::begin(kStages), std::end(kStages),
+                              [&](const auto& s) { return s.first == (*list)[i].as_string(); });
+    if (stage == std::end(kStages))
+      bad_request(
+          param, "invalid_value",
+          "Invalid '{}': use penalties, dry, temperature, top_k, typ_p, top_p, min_p or xtc.",
+          param);
+    if (std::find(sample.order.begin(), sample.order.end(), stage->second) != sample.order.end())
+      bad_request(param, "invalid_value", "Invalid '{}': the stage is named twice.", param);
+    sample.order.push_back(stage->second);
+  }
+}
+
+// Typical, DRY, XTC and the order of the stages, under the names llama.cpp's clients use.
+void read_newer_samplers(Fields& fields, const ServedModel& model, SampleSpec& sample) {
+  auto set = [&](const char* field, double low, double high, float& target) {
+    if (auto value = fields.number(field, low, high)) target = static_cast<float>(*value);
+  };
+  set("typical_p", 0, 1, sample.typical_p);
+  set("dry_multiplier", 0, 100, sample.dry_multiplier);
+  set("dry_base", 1, 100, sample.dry_base);
+  set("xtc_probability", 0, 1, sample.xtc_probability);
+  set("xtc_threshold", 0, 1, sample.xtc_threshold);
+  if (auto length = fields.integer("dry_allowed_length", 1, INT32_MAX))
+    sample.dry_allowed_length = static_cast<int32_t>(*length);
+  if (auto last = fields.integer("dry_penalty_last_n", -1, INT32_MAX))
+    sample.dry_last_n = static_cast<int32_t>(*last);
+  std::vector<std::string> breakers = {"\n", ":", "\"", "*"};
+  if (const auto* list = fields.array("dry_sequence_breakers")) {
+    if (list->size() > kMaxBreakers)
+      bad_request("dry_sequence_breakers", "array_above_max_length",
+                  "Invalid 'dry_sequence_breakers': at most {} strings are taken.", kMaxBreakers);
+    breakers.clear();
+    for (size_t i = 0; i < list->size(); ++i) {
+      if (!(*list)[i].is_string())
+        wrong_type(fmt::format("dry_sequence_breakers[{}]", i), "a string", (*list)[i]);
+      if (!(*list)[i].as_string().empty()) breakers.push_back((*list)[i].as_string());
+    }
+  }
+  if (sample.dry_multiplier > 0 && !breakers.empty())
+    sample.dry_breakers = ids_with(*model.tokenizer, breakers);
+  read_order(fields, sample);
+}
+
 void read_sampling(Fields& fields, const ServedModel& model, SampleSpec& sample) {
   sample = model.defaults;
   auto set = [&](const char* field, double low, double high, float& target) {
@@ -97,6 +172,7 @@ void read_sampling(Fields& fields, const ServedModel& model, SampleSpec& sample)
   set("repetition_penalty", 0.01, 10, sample.repetition_penalty);
   if (auto k = fields.integer("top_k", -1, INT32_MAX))
     sample.top_k = static_cast<int32_t>(std::max<int64_t>(*k, 0));
+  read_newer_samplers(fields, model, sample);
   // top_p 0 keeps one token, which is what greedy means.
   if (sample.top_p <= 0) {
     sample.temperature = 0;

@@ -119,7 +119,8 @@ void refuse_rest_of_chat(Fields& fields) {
   fields.refuse("function_call", "Use 'tool_choice'.");
   for (const char* field : {"continue_final_message", "documents", "chat_template", "echo"})
     fields.refuse(field, "It is not available yet.");
-  fields.ignore({"reasoning_effort", "parallel_tool_calls", "include_reasoning"});
+  fields.boolean("include_reasoning");
+  fields.ignore({"reasoning_effort", "parallel_tool_calls"});
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
-# cmake -DOUT=page_data.h -DFILES="a;b" -P embed.cmake: each file as a std::string_view named after it (index.html ->
+# cmake -DOUT=page_data.h -DFILES="a;b" [-DSPACE=tokamak::web] -P embed.cmake: each file as a std::string_view named after it (index.html ->
 # kIndexHtml).
-set(text "#pragma once\n// Written by embed.cmake.\n#include <string_view>\n\nnamespace tokamak::web {\n")
+if(NOT SPACE)
+  set(SPACE tokamak::web)
+endif()
+set(text "#pragma once\n// Written by embed.cmake.\n#include <string_view>\n\nnamespace ${SPACE} {\n")
 foreach(file IN LISTS FILES)
   get_filename_component(name ${file} NAME)
   string(REGEX REPLACE "[^A-Za-z0-9]" ";" parts ${name})
@@ -17,4 +20,4 @@ foreach(file IN LISTS FILES)
   string(APPEND text "inline constexpr char ${id}Bytes[] = {\n${hex}0};\n"
          "inline constexpr std::string_view ${id}{${id}Bytes, sizeof ${id}Bytes - 1};\n")
 endforeach()
-file(WRITE ${OUT} "${text}}  // namespace tokamak::web\n")
+file(WRITE ${OUT} "${text}}  // namespace ${SPACE}\n")

@@ -1,0 +1,256 @@
+#include "serve/openai/metrics.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include "serve/openai/prometheus.h"
+
+namespace tokamak::openai {
+namespace {
+
+using Type = PrometheusText::Type;
+
+// One table per kind: a name is written once, and the vLLM name beside it ("": there is none).
+struct IntegerRow {
+  const char *name, *vllm, *help;
+  int64_t EngineStats::*value;
+};
+struct HistogramRow {
+  const char *name, *vllm, *help;
+  Histogram EngineStats::*value;
+};
+
+constexpr IntegerRow kGauges[] = {
+    {"requests_running", "num_requests_running", "Sequences being computed.",
+     &EngineStats::running},
+    {"requests_waiting", "num_requests_waiting", "Sequences waiting to start.",
+     &EngineStats::waiting},
+    {"kv_blocks", "", "Blocks of the KV cache.", &EngineStats::kv_blocks_total},
+    {"kv_blocks_used", "", "KV blocks that running sequences hold.", &EngineStats::kv_blocks_used},
+    {"kv_blocks_cached", "", "KV blocks that hold reusable prefixes and nothing that runs.",
+     &EngineStats::kv_blocks_cached},
+    {"kv_blocks_free", "", "KV blocks a sequence could have now.", &EngineStats::kv_blocks_free},
+    {"step_token_budget", "", "Most tokens the next step will compute.",
+     &EngineStats::token_budget},
+};
+
+constexpr IntegerRow kCounters[] = {
+    {"steps_total", "", "Steps submitted to the device.", &EngineStats::steps},
+    {"steps_failed_total", "", "Steps that failed and were repeated.", &EngineStats::failed_steps},
+    {"scheduled_tokens_total", "", "Tokens computed, prompts and answers.",
+     &EngineStats::tokens_scheduled},
+    {"prefill_tokens_total", "", "Prompt tokens computed, also again after a preemption.",
+     &EngineStats::prefill_tokens},
+    {"prompt_tokens_total", "prompt_tokens_total", "Prompt tokens of sequences that started.",
+     &EngineStats::prompt_tokens},
+    {"generation_tokens_total", "generation_tokens_total", "Answer tokens given out.",
+     &EngineStats::tokens_emitted},
+    {"discarded_tokens_total", "", "Tokens chosen that nobody wanted.",
+     &EngineStats::tokens_discarded},
+    {"preemptions_total", "num_preemptions_total",
+     "Sequences that had to give their KV blocks back.", &EngineStats::preemptions},
+    {"prefix_query_tokens_total", "prefix_cache_queries_total",
+     "Prompt tokens looked up in the prefix cache.", &EngineStats::prefix_queries},
+    {"prefix_hit_tokens_total", "prefix_cache_hits_total",
+     "Prompt tokens found in the prefix cache.", &EngineStats::prefix_hits},
+    {"kv_blocks_evicted_total", "", "Cached KV blocks given to something else.",
+     &EngineStats::blocks_evicted},
+    {"kv_blocks_copied_total", "", "KV blocks copied because they were shared in part.",
+     &EngineStats::blocks_copied},
+    {"requests_rejected_total", "", "Requests refused: queue full, or too large ever to fit.",
+     &EngineStats::requests_rejected},
+};
+
+constexpr HistogramRow kHistograms[] = {
+    {"time_to_first_token_seconds", "time_to_first_token_seconds",
+     "From arrival to the first token.", &EngineStats::ttft_seconds},
+    {"time_per_output_token_seconds", "request_time_per_output_token_seconds",
+     "Mean time per token after the first, one sample per answer.", &EngineStats::tpot_seconds},
+    {"inter_token_latency_seconds", "inter_token_latency_seconds",
+     "Time between two tokens of an answer.", &EngineStats::itl_seconds},
+    {"queue_time_seconds", "request_queue_time_seconds", "From arrival to the first step.",
+     &EngineStats::queue_seconds},
+    {"prefill_time_seconds", "request_prefill_time_seconds",
+     "From the first step to the first token.", &EngineStats::prefill_seconds},
+    {"decode_time_seconds", "request_decode_time_seconds", "From the first token to the last.",
+     &EngineStats::decode_seconds},
+    {"e2e_latency_seconds", "e2e_request_latency_seconds", "From arrival to the end.",
+     &EngineStats::e2e_seconds},
+    {"prompt_length_tokens", "request_prompt_tokens", "Tokens of prompts.",
+     &EngineStats::prompt_length},
+    {"answer_length_tokens", "request_generation_tokens", "Tokens of answers.",
+     &EngineStats::answer_length},
+    {"step_seconds", "", "Duration of steps.", &EngineStats::step_seconds},
+    {"step_tokens", "iteration_tokens_total", "Tokens per step.", &EngineStats::step_tokens},
+    {"step_sequences", "", "Sequences per step.", &EngineStats::step_sequences},
+};
+
+double kv_usage(const EngineStats& s) {
+  if (s.kv_blocks_total <= 0) return 0;
+  return static_cast<double>(s.kv_blocks_used) / static_cast<double>(s.kv_blocks_total);
+}
+
+// Our names, or vLLM's.
+class EngineFamilies {
+ public:
+  EngineFamilies(PrometheusText& out, const std::vector<ModelMetrics>& models, bool vllm)
+      : out_(out), models_(models), vllm_(vllm) {
+    for (const ModelMetrics& m : models) {
+      std::string labels;
+      add_label(labels, "model_name", m.model);
+      if (vllm) add_label(labels, "engine", "0");
+      labels_.push_back(std::move(labels));
+    }
+  }
+
+  void write() {
+    for (const IntegerRow& row : kGauges) integers(row, Type::kGauge);
+    begin("kv_usage_ratio", "kv_cache_usage_perc", Type::kGauge, "Used share of the KV blocks.");
+    each([&](const ModelMetrics& m, const std::string& l) { out_.sample(l, kv_usage(m.stats)); });
+    for (const IntegerRow& row : kCounters) integers(row, Type::kCounter);
+    finished();
+    for (const HistogramRow& row : kHistograms)
+      if (begin(row.name, row.vllm, Type::kHistogram, row.help))
+        each([&](const ModelMetrics& m, const std::string& l) {
+          out_.histogram(l, m.stats.*row.value);
+        });
+  }
+
+ private:
+  bool begin(std::string_view name, std::string_view vllm, Type type, std::string_view help) {
+    if (vllm_ && vllm.empty()) return false;
+    out_.family(vllm_ ? fmt::format("vllm:{}", vllm) : fmt::format("tokamak_{}", name), type, help);
+    return true;
+  }
+
+  template <class F>
+  void each(F f) {
+    for (size_t i = 0; i < models_.size(); ++i) f(models_[i], labels_[i]);
+  }
+
+  void integers(const IntegerRow& row, Type type) {
+    if (begin(row.name, row.vllm, type, row.help))
+      each(
+          [&](const ModelMetrics& m, const std::string& l) { out_.sample(l, m.stats.*row.value); });
+  }
+
+  void finished() {
+    begin("answers_finished_total", "request_success_total", Type::kCounter,
+          "Answers (choices) by how they ended.");
+    each([&](const ModelMetrics& m, const std::string& l) {
+      auto one = [&](const char* reason, int64_t value) {
+        std::string labels = l;
+        add_label(labels, vllm_ ? "finished_reason" : "reason", reason);
+        out_.sample(labels, value);
+      };
+      auto count = [&](Finish f) { return m.stats.finished[static_cast<size_t>(f)]; };
+      one("stop", count(Finish::kStop));
+      one("length", count(Finish::kLength));
+      if (vllm_) {
+        one("abort", count(Finish::kCancelled) + count(Finish::kTimeout));
+      } else {
+        one("cancelled", count(Finish::kCancelled));
+        one("timeout", count(Finish::kTimeout));
+      }
+      one("error", count(Finish::kError));
+    });
+  }
+
+  PrometheusText& out_;
+  const std::vector<ModelMetrics>& models_;
+  const bool vllm_;
+  std::vector<std::string> labels_;
+};
+
+void write_memory(PrometheusText& out, const std::vector<ModelMetrics>& models) {
+  out.family("tokamak_memory_bytes", Type::kGauge,
+             "Memory the engine holds, exactly as allocated.");
+  for (const ModelMetrics& m : models) {
+    auto one = [&](const char* kind, uint64_t bytes) {
+      std::string labels;
+      add_label(labels, "model_name", m.model);
+      add_label(labels, "kind", kind);
+      out.sample(labels, static_cast<int64_t>(bytes));
+    };
+    one("weights", m.memory.weights);
+    one("kv", m.memory.kv);
+    one("arena", m.memory.arena);
+    one("scratch", m.memory.scratch);
+    one("other", m.memory.other);
+  }
+}
+
+void write_front(PrometheusText& out, const GenerationStats& answers,
+                 const http::ServerStats* http) {
+  out.family("tokamak_api_requests_running", Type::kGauge, "Requests with an answer under way.");
+  out.sample("", answers.running.load());
+  out.family("tokamak_api_requests_total", Type::kCounter, "Generating requests by outcome.");
+  out.sample("result=\"finished\"", answers.finished.load());
+  out.sample("result=\"cancelled\"", answers.cancelled.load());
+  out.sample("result=\"failed\"", answers.failed.load());
+  if (http == nullptr) return;
+  out.family("tokamak_http_connections", Type::kGauge, "Open connections.");
+  out.sample("", http->connections.load());
+  auto counter = [&](const char* name, const char* help, const std::atomic<int64_t>& value) {
+    out.family(name, Type::kCounter, help);
+    out.sample("", value.load());
+  };
+  counter("tokamak_http_connections_total", "Connections accepted.", http->accepted);
+  counter("tokamak_http_requests_total", "Requests read.", http->requests);
+  counter("tokamak_http_rejected_total", "Requests refused before they reached a route.",
+          http->rejected);
+  counter("tokamak_http_clients_gone_total", "Clients that left before their answer was complete.",
+          http->gone);
+  counter("tokamak_http_timeouts_total", "Clients that sent or read too slowly.", http->timeouts);
+}
+
+void write_process(PrometheusText& out, const MetricsOptions& options,
+                   const std::vector<ModelMetrics>& models) {
+  std::string version;
+  add_label(version, "version", options.version);
+  out.family("tokamak_build_info", Type::kGauge, "Always 1.");
+  out.sample(version, int64_t{1});
+  out.family("tokamak_max_model_len", Type::kGauge, "Most tokens of prompt and answer together.");
+  for (const ModelMetrics& m : models) {
+    std::string labels;
+    add_label(labels, "model_name", m.model);
+    out.sample(labels, m.max_model_len);
+  }
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  auto time = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  out.family("process_cpu_seconds_total", Type::kCounter, "Processor time, user and system.");
+  out.sample("", time(usage.ru_utime) + time(usage.ru_stime));
+  out.family("process_resident_memory_bytes", Type::kGauge, "Resident memory.");
+  out.sample("", static_cast<int64_t>(resident_bytes()));
+  out.family("process_start_time_seconds", Type::kGauge, "Start of the process, unix time.");
+  out.sample("", options.start_time);
+}
+
+}  // namespace
+
+uint64_t resident_bytes() {
+  std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen("/proc/self/statm", "r"), std::fclose);
+  unsigned long long size = 0, resident = 0;
+  if (file == nullptr || std::fscanf(file.get(), "%llu %llu", &size, &resident) != 2) return 0;
+  return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+std::string metrics_text(const MetricsOptions& options, const std::vector<ModelMetrics>& models,
+                         const GenerationStats& answers, const http::ServerStats* http) {
+  PrometheusText out;
+  EngineFamilies(out, models, false).write();
+  write_memory(out, models);
+  write_front(out, answers, http);
+  write_process(out, options, models);
+  if (options.vllm_names) EngineFamilies(out, models, true).write();
+  return out.take();
+}
+
+}  // namespace tokamak::openai

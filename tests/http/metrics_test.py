@@ -1,0 +1,260 @@
+"""Probes, metrics, the OpenAPI document, refusals that say when to come back."""
+import json
+import re
+import threading
+import time
+import unittest
+
+from harness import Server, chat, chunks, encode, events, read_response
+
+SAMPLE = re.compile(r'^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)$')
+LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"(?:,|$)')
+
+
+def parse_metrics(text):
+    """{family: (type, [(name, labels, value)])}; strict about the format."""
+    families, current = {}, None
+    assert text.endswith("\n")
+    for line in text[:-1].split("\n"):
+        if line.startswith("# HELP "):
+            name, help_text = line[7:].split(" ", 1)
+            assert help_text and name not in families, line
+            families[name] = [None, []]
+        elif line.startswith("# TYPE "):
+            name, kind = line[7:].split(" ")
+            assert families[name][0] is None and kind in ("counter", "gauge", "histogram"), line
+            families[name][0] = kind
+            current = name
+        else:
+            name, labels, value = SAMPLE.match(line).groups()
+            labels = labels or ""
+            assert LABEL.sub("", labels) == "", line
+            base = re.sub(r"_(bucket|sum|count)$", "", name) if families[current][0] == "histogram" else name
+            assert base == current, f"{name} stands under {current}"
+            families[current][1].append((name, dict(LABEL.findall(labels)), float(value)))
+    return families
+
+
+def value(families, name, **labels):
+    found = [v for n, l, v in families[name][1] if n == name and all(l.get(k) == x for k, x in labels.items())]
+    assert len(found) == 1, (name, labels, found)
+    return found[0]
+
+
+class Routes(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(vllm=1, retry_after=7, request_timeout_ms=400)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+
+    def metrics(self):
+        status, headers, body = self.server.request("GET", "/metrics")
+        self.assertEqual((status, headers["content-type"]), (200, "text/plain; version=0.0.4; charset=utf-8"))
+        return parse_metrics(body.decode())
+
+    def test_probes(self):
+        for path, word in (("/health", "ok"), ("/ping", "ok"), ("/ready", "ready")):
+            self.assertEqual(self.server.json("GET", path), (200, {"status": word}))
+
+    def test_metrics_format_and_numbers(self):
+        before = self.metrics()
+        for _ in range(3):
+            self.assertEqual(self.server.request("POST", "/v1/completions", {"prompt": "[cached 4][say abcde]"})[0], 200)
+        after = self.metrics()
+        self.assertEqual(self.metrics().keys(), after.keys())  # reading drains nothing
+        grown = lambda name, **labels: value(after, name, **labels) - value(before, name, **labels)
+        self.assertEqual(grown("tokamak_generation_tokens_total"), 15)
+        self.assertEqual(grown("tokamak_prefix_hit_tokens_total"), 12)
+        self.assertEqual(grown("tokamak_answers_finished_total", reason="stop"), 3)
+        self.assertEqual(grown("tokamak_api_requests_total", result="finished"), 3)
+        self.assertEqual(value(after, "tokamak_memory_bytes", kind="weights"), 1000)
+        self.assertGreater(value(after, "process_resident_memory_bytes"), 1e6)
+        for family in ("tokamak_time_to_first_token_seconds", "vllm:time_to_first_token_seconds"):
+            buckets = [(l["le"], v) for n, l, v in after[family][1] if n.endswith("_bucket")]
+            self.assertEqual(buckets[-1][0], "+Inf")
+            edges = [float(le) for le, _ in buckets]
+            self.assertEqual(edges, sorted(set(edges)))
+            self.assertLessEqual(edges[1], 0.001)  # fine enough for fast decoding
+            self.assertEqual([v for _, v in buckets], sorted(v for _, v in buckets))
+            count = [v for n, _, v in after[family][1] if n == family + "_count"]
+            self.assertEqual(count, [buckets[-1][1]])
+            self.assertEqual(len([1 for n, _, _ in after[family][1] if n == family + "_sum"]), 1)
+
+    def test_names_that_dashboards_read(self):
+        families = self.metrics()
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total",
+                     "prefix_cache_hits_total", "num_preemptions_total", "prompt_tokens_total", "generation_tokens_total",
+                     "request_success_total", "time_to_first_token_seconds", "inter_token_latency_seconds",
+                     "request_time_per_output_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds",
+                     "request_prefill_time_seconds", "request_decode_time_seconds", "request_prompt_tokens",
+                     "request_generation_tokens", "iteration_tokens_total"):
+            self.assertIn("vllm:" + name, families)
+            self.assertEqual(families["vllm:" + name][1][0][1]["model_name"], "fake")
+        plain = Server()
+        try:
+            self.assertNotIn("vllm:", plain.request("GET", "/metrics")[2].decode())
+        finally:
+            plain.stop()
+
+    def test_full_queue_and_what_never_fits(self):
+        for prompt in ("[full]", "[busy]"):  # refused at once, and after a while
+            status, headers, body = self.server.request("POST", "/v1/completions", {"prompt": prompt})
+            self.assertEqual((status, headers["retry-after"]), (429, "7"))
+            error = json.loads(body)["error"]
+            self.assertEqual((error["type"], error["code"]), ("rate_limit_error", "queue_full"))
+        status, headers, body = self.server.request("POST", "/v1/completions", {"prompt": "[full]", "stream": True})
+        self.assertEqual((status, headers["retry-after"]), (429, "7"))  # before the stream begins
+        status, data = self.server.json("POST", "/v1/completions", {"prompt": "[never]"})
+        self.assertEqual((status, data["error"]["type"], data["error"]["code"]),
+                         (400, "invalid_request_error", "context_length_exceeded"))
+
+    def test_deadline(self):
+        start = time.monotonic()
+        status, data = self.server.json("POST", "/v1/completions", {"prompt": "[hold]"})
+        self.assertEqual((status, data["error"]["type"], data["error"]["code"]), (504, "timeout_error", "deadline_exceeded"))
+        self.assertGreater(time.monotonic() - start, 0.3)
+        body = self.server.request("POST", "/v1/completions", {"prompt": "[slow 50]", "max_tokens": 100, "stream": True})[2]
+        data = events(body)
+        self.assertEqual(data[-1], b"[DONE]")
+        self.assertEqual(json.loads(data[-2])["error"]["code"], "deadline_exceeded")
+        self.assertTrue(json.loads(data[0])["choices"][0]["text"])
+
+    def test_samplers(self):
+        ok = {"typical_p": 0.5, "dry_multiplier": 1, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": -1,
+              "dry_sequence_breakers": ["\n"], "xtc_probability": 0.5, "xtc_threshold": 0.2, "samplers": ["top_k", "temperature"]}
+        self.assertEqual(self.server.request("POST", "/v1/completions", {"prompt": "[say x]", **ok})[0], 200)
+        for bad in ({"typical_p": 2}, {"dry_base": "x"}, {"dry_allowed_length": 0}, {"xtc_probability": -1}, {"samplers": ["magic"]},
+                    {"samplers": ["top_k", "top_k"]}, {"samplers": "top_k"}, {"dry_sequence_breakers": [1]}):
+            status, data = self.server.json("POST", "/v1/completions", {"prompt": "[say x]", **bad})
+            self.assertEqual(status, 400, bad)
+            self.assertTrue(data["error"]["param"].startswith(list(bad)[0]))
+
+
+class OpenApi(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server()
+        cls.document = cls.server.json("GET", "/openapi.json")[1]
+        cls.schemas = cls.document["components"]["schemas"]
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+
+    def test_lists_every_route_and_no_other(self):
+        listed = {f"{method.upper()} {re.sub('{.*}', '{...}', path)}" for path, item in self.document["paths"].items()
+                  for method in item if method != "parameters"}
+        routes = {r for r in self.server.json("GET", "/fake/routes")[1]
+                  if not re.match(r"GET (/fake|/$|/web/|/favicon|/index)", r)}
+        self.assertEqual(listed, routes)
+        self.assertEqual(self.document["info"]["version"], "0.1.0")
+
+    def resolve(self, schema):
+        while "$ref" in schema:
+            schema = self.schemas[schema["$ref"].rsplit("/", 1)[1]]
+        return schema
+
+    def test_limits_are_those_of_the_server(self):
+        """Every bound of a number: its ends are taken, what lies outside is refused by name."""
+        bases = {"ChatRequest": ("/v1/chat/completions", chat("[say x]", logprobs=True)),
+                 "CompletionRequest": ("/v1/completions", {"prompt": "[say x]", "echo": True})}
+        tried = 0
+        for name, (path, base) in bases.items():
+            for field, schema in self.schemas[name]["properties"].items():
+                if "minimum" not in schema or "maximum" not in schema:
+                    continue
+                low, high = schema["minimum"], schema["maximum"]
+                for x in (low, high):
+                    if field in ("max_tokens", "max_completion_tokens", "min_tokens", "n") and x == high:
+                        continue  # more than this model's context, or slow
+                    status, data = self.server.json("POST", path, {**base, field: x})
+                    self.assertEqual(status, 200, (field, x, data))
+                for x in (low - 1, high + 1, "text", [], {}):
+                    status, data = self.server.json("POST", path, {**base, field: x})
+                    self.assertEqual((status, data["error"]["param"]), (400, field), (field, x, data))
+                    tried += 1
+                self.assertEqual(self.server.request("POST", path, {**base, field: None})[0], 200, field)
+        self.assertGreater(tried, 150)
+
+    def test_required_and_types(self):
+        for name, path in (("ChatRequest", "/v1/chat/completions"), ("CompletionRequest", "/v1/completions")):
+            base = chat("[say x]") if "chat" in path else {"prompt": "[say x]"}
+            for field in self.schemas[name]["required"]:
+                less = {k: v for k, v in base.items() if k != field}
+                self.assertEqual(self.server.json("POST", path, less)[1]["error"]["param"], field)
+            for field, schema in self.schemas[name]["properties"].items():
+                kinds = schema.get("type", [])
+                if "boolean" in kinds:
+                    self.assertEqual(self.server.request("POST", path, {**base, field: False})[0], 200, field)
+                if "boolean" in kinds or "string" in kinds or "integer" in kinds or "number" in kinds:
+                    self.assertEqual(self.server.request("POST", path, {**base, field: [1]})[0], 400, field)
+
+    def test_answers_have_what_is_promised(self):
+        def check(schema, data, where):
+            schema = self.resolve(schema)
+            for key in schema.get("required", []):
+                self.assertIn(key, data, where)
+            for key, inner in schema.get("properties", {}).items():
+                if isinstance(data, dict) and isinstance(data.get(key), dict):
+                    check(inner, data[key], f"{where}.{key}")
+            if isinstance(data, dict) and schema.get("properties"):
+                unknown = set(data) - set(schema["properties"])
+                self.assertFalse(unknown, where)
+        check(self.schemas["ChatAnswer"], self.server.json("POST", "/v1/chat/completions", chat("[say x]"))[1], "chat")
+        check(self.schemas["CompletionAnswer"], self.server.json("POST", "/v1/completions", {"prompt": "[say x]"})[1], "completion")
+        check(self.schemas["Error"], self.server.json("POST", "/v1/completions", {})[1], "error")
+        check(self.schemas["Model"], self.server.json("GET", "/v1/models/fake")[1], "model")
+
+
+class Draining(unittest.TestCase):
+    def test_probes_tell_and_work_is_refused(self):
+        server = Server(drain_ms=10000)
+        answer = []
+        thread = threading.Thread(target=lambda: answer.append(server.request(
+            "POST", "/v1/completions", {"prompt": "[slow 30]", "max_tokens": 40, "stream": True})))
+        thread.start()
+        server.wait_engine(lambda e: e["submitted"] == 1)
+        server.process.terminate()
+        end = time.monotonic() + 5
+        while server.json("GET", "/ready")[0] != 503 and time.monotonic() < end:
+            time.sleep(0.02)
+        self.assertEqual(server.json("GET", "/ready"), (503, {"status": "draining"}))
+        self.assertEqual(server.json("GET", "/health"), (200, {"status": "ok"}))
+        self.assertEqual(value(parse_metrics(server.request("GET", "/metrics")[2].decode()), "tokamak_requests_running"), 1)
+        status, headers, _ = server.request("POST", "/v1/completions", {"prompt": "x"})
+        self.assertEqual((status, headers["retry-after"]), (503, "5"))
+        with server.connect() as silent:  # a connection without a request does not hold the end up
+            thread.join()
+            start = time.monotonic()
+            server.stop()
+            self.assertLess(time.monotonic() - start, 5)
+            self.assertEqual(silent.recv(1), b"")
+        self.assertEqual(len(chunks(answer[0][2])), 41)
+
+
+class Keys(unittest.TestCase):
+    def test_keys_guard_all_but_probes_and_are_the_salt(self):
+        server = Server(env={"FAKE_API_KEY": "secret"})
+        try:
+            for path in ("/health", "/ping", "/ready"):
+                self.assertEqual(server.request("GET", path)[0], 200)
+            for route in server.json("GET", "/fake/routes")[1]:
+                method, path = route.replace("{...}", "x").split(" ")
+                if path in ("/health", "/ping", "/ready", "/", "/index.html") or path.startswith(("/web/", "/fake", "/favicon")):
+                    continue
+                self.assertEqual(server.request(method, path, {} if method == "POST" else None)[0], 401, route)
+            good = {"Authorization": "Bearer secret"}
+            self.assertEqual(server.request("GET", "/metrics", headers=good)[0], 200)
+            self.assertEqual(server.request("POST", "/v1/completions", {"prompt": "[say x]"}, good)[0], 200)
+            self.assertEqual(server.engine()["cache_salt"], "secret")
+            self.assertEqual(server.request("POST", "/v1/completions", {"prompt": "[say x]", "cache_salt": "mine"}, good)[0], 200)
+            self.assertEqual(server.engine()["cache_salt"], "mine")
+        finally:
+            server.stop()
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
