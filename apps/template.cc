@@ -30,6 +30,10 @@ std::string template_text(const TemplateFlags& f, Value& context) {
       if (name == f.name) return text;
     fail(ErrorCode::kNotFound, "{} has no chat template named \"{}\"", f.model, f.name);
   }
+  // With tools, a template made for them is preferred (as transformers does).
+  if (const Value* tools = context.find("tools"); tools && !tools->is_null())
+    for (const auto& [name, text] : spec.named_templates)
+      if (name == "tool_use") return text;
   if (spec.chat_template.empty()) fail(ErrorCode::kNotFound, "{} has no chat template", f.model);
   return spec.chat_template;
 }

@@ -30,17 +30,25 @@ class CompiledModel final : public ModelSource {
 
 std::string read_if_there(const fs::path& path) {
   std::error_code ec;
-  return fs::exists(path, ec) ? read_text_file(path, size_t{256} << 20) : std::string();
+  return fs::is_regular_file(path, ec) ? read_text_file(path, size_t{256} << 20) : std::string();
 }
 
 TokenizerSpec tokenizer_from_folder(const fs::path& folder) {
   std::string tokenizer = read_if_there(folder / "tokenizer.json");
-  if (tokenizer.empty()) fail(ErrorCode::kNotFound, "{} has no tokenizer.json", folder.string());
+  if (tokenizer.empty())
+    fail(ErrorCode::kNotFound, "{}: no tokenizer.json here, so text cannot be tokenised",
+         folder.string());
   std::string config = read_if_there(folder / "tokenizer_config.json");
   std::string generation = read_if_there(folder / "generation_config.json");
   std::string special = read_if_there(folder / "special_tokens_map.json");
   std::string chat = read_if_there(folder / "chat_template.jinja");
-  return tokenizer_from_json({tokenizer, config, generation, special, chat});
+  std::string legacy = read_if_there(folder / "chat_template.json");
+  TokenizerFiles files{tokenizer, config, generation, special, chat, legacy, {}};
+  std::error_code ec;
+  for (const auto& entry : fs::directory_iterator(folder / "additional_chat_templates", ec))
+    if (entry.path().extension() == ".jinja")
+      files.named_templates.emplace_back(entry.path().stem().string(), read_if_there(entry.path()));
+  return tokenizer_from_json(files);
 }
 
 }  // namespace

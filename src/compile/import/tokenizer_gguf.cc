@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "compile/import/tokenizer_ends.h"
 #include "compile/import/tokenizer_gguf_pre.h"
 
 namespace tokamak {
@@ -56,6 +57,7 @@ class Importer {
     read_ids(model);
     if (model == "gpt2" && (pre_name_ == "gemma4" || pre_name_ == "granite-embed-multi-311m" ||
                             pre_name_ == "sarvam-moe")) {
+      add_bos_ = pre_name_ != "sarvam-moe";
       character_bpe();
     } else if (model == "gemma4") {
       add_bos_ = true;
@@ -91,6 +93,10 @@ class Importer {
     if (types_.size() < tokens.size())
       fail(ErrorCode::kCorrupt, "{}: tokenizer.ggml.token_type has {} entries for {} tokens",
            file_.name(), types_.size(), tokens.size());
+    // Some converters write these as plain text; they are control tokens by their spelling.
+    for (size_t i = 0; i < tokens.size(); ++i)
+      if (types_[i] != kControl && (ends_generation(tokens[i]) || fills_in_the_middle(tokens[i])))
+        types_[i] = kControl;
   }
 
   std::vector<double> scores() const {
@@ -177,7 +183,6 @@ class Importer {
     if (!pre->normalizer.empty()) spec_.normalizer = of_type(pre->normalizer.c_str());
     spec_.decoder = of_type("ByteLevel");
     add_bos_ = pre->add_bos;
-    add_sep_ = pre->add_sep;
   }
 
   // BPE with merges over characters; spaces are U+2581 and unknown characters are byte pieces.
@@ -353,26 +358,6 @@ class Importer {
 
   // The tokens of the file's keys, and control tokens that end a turn by their text.
   void end_of_generation() {
-    static constexpr std::string_view kEnds[] = {"<|eot_id|>",
-                                                 "<|im_end|>",
-                                                 "<|end|>",
-                                                 "<|return|>",
-                                                 "<|call|>",
-                                                 "<end_of_turn>",
-                                                 "<turn|>",
-                                                 "<|endoftext|>",
-                                                 "<|eom_id|>",
-                                                 "<|end_of_text|>",
-                                                 "<EOT>",
-                                                 "[EOT]",
-                                                 "[EOS]",
-                                                 "</s>",
-                                                 "<eos>",
-                                                 "<｜end▁of▁sentence｜>",
-                                                 "<end_of_utterance>",
-                                                 "<|end_of_turn|>",
-                                                 "<|eos|>",
-                                                 "<|tool_response>"};
     std::vector<int32_t>& eog = spec_.eog_ids;
     for (int32_t id : {spec_.eos_id, spec_.eot_id, id_of("eom", -1)})
       if (id >= 0) eog.push_back(id);
@@ -380,12 +365,11 @@ class Importer {
       if (id >= 0 && id < static_cast<int64_t>(spec_.pieces.size()))
         eog.push_back(static_cast<int32_t>(id));
     for (const AddedToken& t : spec_.added_tokens) {
-      if (std::find(std::begin(kEnds), std::end(kEnds), t.content) == std::end(kEnds)) continue;
+      if (!ends_generation(t.content)) continue;
       eog.push_back(t.id);
       if (spec_.eot_id < 0 && t.id != spec_.eos_id) spec_.eot_id = t.id;
     }
-    std::sort(eog.begin(), eog.end());
-    eog.erase(std::unique(eog.begin(), eog.end()), eog.end());
+    finish_eog_ids(spec_);
   }
 
   void templates() {

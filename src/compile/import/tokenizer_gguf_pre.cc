@@ -24,7 +24,7 @@ constexpr std::string_view kDeepseekWords =
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 // The letters DeepSeek-LLM groups: upper and lower case letters of the scripts that have case.
 constexpr std::string_view kDeepseekLetters =
-    R"(\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼ\x{1FBE}ῂ-ῄῆ-ῌῐ-\x{1FD3}ῖ-\x{1FDB}ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\x{2126}ℨ\x{212A}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+)";
+    R"(\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\x{1F7D}ᾀ-ᾴᾶ-ᾼ\x{1FBE}ῂ-ῄῆ-ῌῐ-\x{1FD3}ῖ-\x{1FDB}ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\x{2126}ℨ\x{212A}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+)";
 constexpr std::string_view kBloom = R"( ?[^(\s|.,!?…。，、।۔،)]+)";
 constexpr std::string_view kKimi =
     R"([\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
@@ -34,7 +34,6 @@ struct Row {
   std::vector<std::string_view> regexes;
   bool ignore_merges = false;
   int add_bos = 0;
-  bool add_sep = false;
   std::string_view normalizer = {};
 };
 
@@ -45,18 +44,17 @@ const std::vector<Row>& rows() {
        {kLlama3},
        true,
        1},
-      {" dbrx smaug-bpe chatglm-bpe glm4 ", {kLlama3}},
+      {" dbrx smaug-bpe chatglm-bpe glm4 glm5 ", {kLlama3}},
       {" jais-2 ", {kJais2}},
       {" gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert mpt "
        "olmo jais "
-       "trillion granite-docling exaone4 ",
+       "trillion granite-docling exaone4 jina-v1-en jina-v2-code roberta-bpe ",
        {kGpt2}},
-      {" jina-v1-en jina-v2-code roberta-bpe ", {kGpt2}, false, 0, true},
       {" smollm starcoder refact command-r codeshell exaone minerva-7b mellum2 ",
        {R"(\p{N})", kGpt2}},
-      {" qwen2 deepseek-r1-qwen kormo f2llmv2 megrez ", {kQwen2}, false, 0, false, "NFC"},
+      {" qwen2 deepseek-r1-qwen kormo f2llmv2 megrez ", {kQwen2}, false, 0, "NFC"},
       {" stablelm2 hunyuan solar-open grok-2 ", {kQwen2}},
-      {" qwen35 ", {kQwen35}, false, 0, false, "NFC"},
+      {" qwen35 ", {kQwen35}, false, 0, "NFC"},
       {" deepseek-llm ",
        {R"([\r\n])", kDeepseekLetters, R"(\s?[!-/:-~！-／：-～‘-‟　-。]+)", R"(\s+$)",
         "[一-龥ࠀ-一가-퟿]+", R"(\p{N}+)"}},
@@ -88,6 +86,8 @@ const std::vector<Row>& rows() {
        {R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)"}},
       {" seed-coder ",
        {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+)"}},
+      {" ufakzeka ",
+       {R"([^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"}},
       {" kimi-k2 ", {kKimi}},
       {" afmoe ",
        {R"(\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N})))",
@@ -119,7 +119,6 @@ std::optional<GgufPre> find_gguf_pre(std::string_view name) {
     for (std::string_view regex : row.regexes) pre.regexes.emplace_back(regex);
     pre.ignore_merges = row.ignore_merges;
     pre.add_bos = row.add_bos != 0;
-    pre.add_sep = row.add_sep;
     pre.normalizer = std::string(row.normalizer);
     return pre;
   }

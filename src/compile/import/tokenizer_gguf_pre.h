@@ -9,8 +9,7 @@ namespace tokamak {
 struct GgufPre {
   std::vector<std::string> regexes;  // applied one after the other; matches and gaps are words
   bool ignore_merges = false;
-  bool add_bos = false;  // when the file does not say
-  bool add_sep = false;
+  bool add_bos = false;    // when the file does not say
   std::string normalizer;  // "NFC" or ""
 };
 

@@ -5,11 +5,13 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "compile/import/tokenizer_ends.h"
 
 namespace tokamak {
 namespace {
 
 constexpr int64_t kMaxId = int64_t{1} << 24;
+constexpr int32_t kMissingUnk = -2;  // an unk_id: the model names one that it does not have
 
 class Importer {
  public:
@@ -21,7 +23,10 @@ class Importer {
       generation_ = parse_json(files.generation_config_json, "generation_config.json");
     if (!files.special_tokens_map_json.empty())
       specials_ = parse_json(files.special_tokens_map_json, "special_tokens_map.json");
+    if (!files.chat_template_json.empty())
+      legacy_ = parse_json(files.chat_template_json, "chat_template.json");
     template_ = files.chat_template_jinja;
+    named_ = files.named_templates;
   }
 
   TokenizerSpec run() {
@@ -158,12 +163,12 @@ class Importer {
     if (token.id < 0 || token.id >= kMaxId)
       fail(ErrorCode::kInvalidArgument, "tokenizer.json: added token \"{}\" has id {}",
            token.content, token.id);
-    for (AddedToken& t : spec_.added_tokens)
-      if (t.content == token.content) {
-        t = std::move(token);
-        return;
-      }
-    spec_.added_tokens.push_back(std::move(token));
+    const auto [place, fresh] = added_.try_emplace(token.content, spec_.added_tokens.size());
+    if (fresh) {
+      spec_.added_tokens.push_back(std::move(token));
+    } else {
+      spec_.added_tokens[place->second] = std::move(token);
+    }
   }
 
   static AddedToken read_added(const Value& v, int64_t id) {
@@ -180,13 +185,13 @@ class Importer {
   void added_tokens() {
     if (const Value* list = root_.find("added_tokens"); list && list->is_array())
       for (const Value& v : list->as_array()) add(read_added(v, v.at("id").as_int()));
-    if (!unk_name_.empty() && spec_.unk_id < 0) spec_.unk_id = find_token(unk_name_);
+    // The model's own vocabulary has to hold it; encoding stops where it would be needed.
+    if (!unk_name_.empty() && spec_.unk_id < 0) spec_.unk_id = kMissingUnk;
   }
 
   int32_t find_token(std::string_view content) {
-    for (const AddedToken& t : spec_.added_tokens)
-      if (t.content == content) return t.id;
-    return find_piece(content);
+    const auto found = added_.find(std::string(content));
+    return found != added_.end() ? spec_.added_tokens[found->second].id : find_piece(content);
   }
 
   // A token is written as a string or as an object with "content".
@@ -226,21 +231,6 @@ class Importer {
   }
 
   void end_of_generation() {
-    static constexpr std::string_view kEnds[] = {"<|eot_id|>",
-                                                 "<|im_end|>",
-                                                 "<|end|>",
-                                                 "<|return|>",
-                                                 "<|call|>",
-                                                 "<end_of_turn>",
-                                                 "<turn|>",
-                                                 "<|eom_id|>",
-                                                 "<|endoftext|>",
-                                                 "<|end_of_text|>",
-                                                 "<EOT>",
-                                                 "[EOT]",
-                                                 "<｜end▁of▁sentence｜>",
-                                                 "<end_of_utterance>",
-                                                 "<|end_of_turn|>"};
     std::vector<int32_t>& eog = spec_.eog_ids;
     if (const Value* ids = generation_.find("eos_token_id")) {
       if (ids->is_int()) eog.push_back(static_cast<int32_t>(ids->as_int()));
@@ -251,38 +241,53 @@ class Importer {
     if (spec_.eos_id >= 0) eog.push_back(spec_.eos_id);
     if (spec_.eos_id < 0 && !eog.empty()) spec_.eos_id = eog[0];
     for (const AddedToken& t : spec_.added_tokens) {
-      if (!t.special || std::find(std::begin(kEnds), std::end(kEnds), t.content) == std::end(kEnds))
-        continue;
+      if (!t.special || !ends_generation(t.content)) continue;
       eog.push_back(t.id);
       if (spec_.eot_id < 0 && t.id != spec_.eos_id) spec_.eot_id = t.id;
     }
-    std::sort(eog.begin(), eog.end());
-    eog.erase(std::unique(eog.begin(), eog.end()), eog.end());
+    finish_eog_ids(spec_);
   }
 
-  void templates() {
-    if (const Value* t = config_.find("chat_template")) {
-      if (t->is_string()) spec_.chat_template = t->as_string();
-      if (t->is_array())
-        for (const Value& entry : t->as_array()) {
-          const std::string name = entry.get_string("name", ""),
-                            text = entry.get_string("template", "");
-          if (name == "default") {
-            spec_.chat_template = text;
-          } else {
-            spec_.named_templates.emplace_back(name, text);
-          }
-        }
+  // A template or a list of named ones, as tokenizer_config.json and chat_template.json hold them.
+  void take_templates(const Value& t) {
+    if (t.is_string()) spec_.chat_template = t.as_string();
+    if (t.is_object())  // {"default": "...", "tool_use": "..."}
+      for (const auto& [name, text] : t.as_object())
+        if (text.is_string()) take_template(name, text.as_string());
+    if (t.is_array())
+      for (const Value& entry : t.as_array())
+        if (entry.is_object())
+          take_template(entry.get_string("name", ""), entry.get_string("template", ""));
+  }
+  void take_template(const std::string& name, std::string text) {
+    if (name == "default") {
+      spec_.chat_template = std::move(text);
+      return;
     }
+    for (auto& [known, old] : spec_.named_templates)
+      if (known == name) {
+        old = std::move(text);
+        return;
+      }
+    spec_.named_templates.emplace_back(name, std::move(text));
+  }
+
+  // Files beside tokenizer_config.json win over it; chat_template.json is the oldest place.
+  void templates() {
+    if (const Value* t = legacy_.find("chat_template")) take_templates(*t);
+    if (const Value* t = config_.find("chat_template")) take_templates(*t);
     if (!template_.empty()) spec_.chat_template = std::string(template_);
+    for (const auto& [name, text] : named_) take_template(name, text);
     if (spec_.chat_template.empty() && spec_.named_templates.size() == 1)
       spec_.chat_template = spec_.named_templates[0].second;
   }
 
-  Value root_, config_, generation_, specials_;
+  Value root_, config_, generation_, specials_, legacy_;
+  std::vector<std::pair<std::string, std::string>> named_;
   std::string_view template_;
   TokenizerSpec spec_;
   std::unordered_map<std::string_view, int32_t> ids_;
+  std::unordered_map<std::string, size_t> added_;  // content -> place in spec_.added_tokens
   size_t piece_count_ = 0, piece_limit_ = 0;
   std::string unk_name_;
 };

@@ -1,6 +1,9 @@
 #pragma once
 // tokenizer.json and its companions (all but the first may be empty) -> TokenizerSpec.
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "plan/tokenizer_spec.h"
 
@@ -11,7 +14,10 @@ struct TokenizerFiles {
   std::string_view tokenizer_config_json;
   std::string_view generation_config_json;
   std::string_view special_tokens_map_json;
-  std::string_view chat_template_jinja;  // chat_template.jinja beside the others; wins
+  std::string_view chat_template_jinja;      // chat_template.jinja beside the others; wins
+  std::string_view chat_template_json = {};  // {"chat_template": ...}, the oldest place
+  // additional_chat_templates/NAME.jinja
+  std::vector<std::pair<std::string, std::string>> named_templates = {};
 };
 
 // Throws Error(kInvalidArgument / kCorrupt / kUnsupported) naming the file and field.

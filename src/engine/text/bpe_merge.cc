@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 
 namespace tokamak {
 namespace {
@@ -57,6 +58,42 @@ void BpeMerger::offer(const MergeMap& merges, const std::vector<int32_t>& symbol
   list.push_back(left);
 }
 
+// The textbook way: all candidates in one heap, best rank first, then leftmost.
+void BpeMerger::merge_one_by_one(const MergeMap& merges, std::vector<int32_t>& symbols) {
+  using Candidate = std::pair<uint32_t, uint32_t>;  // rank, left symbol
+  std::vector<Candidate> heap;
+  const auto rank_at = [&](uint32_t left) {
+    return next_[left] == kEnd ? MergeMap::Merge{}
+                               : merges.find(symbols[left], symbols[next_[left]]);
+  };
+  for (uint32_t i = 0; i < symbols.size(); ++i)
+    if (symbols[i] != kDead)
+      if (const uint32_t rank = rank_at(i).rank; rank != MergeMap::kNone)
+        heap.emplace_back(rank, i);
+  std::make_heap(heap.begin(), heap.end(), std::greater<>());
+  const auto push = [&](uint32_t left) {
+    const uint32_t rank = rank_at(left).rank;
+    if (rank == MergeMap::kNone) return;
+    heap.emplace_back(rank, left);
+    std::push_heap(heap.begin(), heap.end(), std::greater<>());
+  };
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+    const auto [rank, left] = heap.back();
+    heap.pop_back();
+    if (symbols[left] == kDead) continue;
+    const MergeMap::Merge m = rank_at(left);
+    if (m.rank != rank) continue;
+    const uint32_t right = next_[left];
+    symbols[left] = m.result;
+    symbols[right] = kDead;
+    next_[left] = next_[right];
+    if (next_[left] != kEnd) before_[next_[left]] = left;
+    if (before_[left] != kEnd) push(before_[left]);
+    push(left);
+  }
+}
+
 void BpeMerger::merge_long(const MergeMap& merges, std::vector<int32_t>& symbols) {
   const auto count = static_cast<uint32_t>(symbols.size());
   next_.resize(count);
@@ -88,11 +125,11 @@ void BpeMerger::merge_long(const MergeMap& merges, std::vector<int32_t>& symbols
       if (next_[left] != kEnd) before_[next_[left]] = left;
       if (before_[left] != kEnd) offer(merges, symbols, before_[left]);
       offer(merges, symbols, left);
-      // A merge may open a better or equal rank: that one goes first, the rest of this sweep later.
+      // A merge may open a better or equal rank, which goes first. Sweeping would then begin again
+      // and again: such a word is finished one merge at a time.
       if (!open_ranks_.empty() && open_ranks_.top() <= rank && at + 1 < sweep.size()) {
-        std::vector<uint32_t>& list = by_rank_[rank];
-        if (list.empty()) open_ranks_.push(rank);
-        list.insert(list.end(), sweep.begin() + static_cast<ptrdiff_t>(at) + 1, sweep.end());
+        merge_one_by_one(merges, symbols);
+        open_ranks_ = {};
         break;
       }
     }

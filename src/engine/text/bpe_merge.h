@@ -18,6 +18,7 @@ class BpeMerger {
  private:
   void merge_short(const MergeMap& merges, std::vector<int32_t>& symbols);
   void merge_long(const MergeMap& merges, std::vector<int32_t>& symbols);
+  void merge_one_by_one(const MergeMap& merges, std::vector<int32_t>& symbols);
   void offer(const MergeMap& merges, const std::vector<int32_t>& symbols, uint32_t left);
 
   std::vector<uint32_t> ranks_;

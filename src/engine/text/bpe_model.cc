@@ -73,13 +73,23 @@ class BpeModel final : public TokenModel {
       const int32_t id = byte_ids_[static_cast<unsigned char>(b)];
       if (spec_.byte_fallback && id >= 0) {
         ids.push_back(id);
-      } else if (spec_.unk_id >= 0) {
+      } else if (has_unknown()) {
         ids.push_back(spec_.unk_id);
       }
     }
   }
 
  private:
+  // Whether something unknown becomes a token (else it is dropped).
+  bool has_unknown() const {
+    if (spec_.unk_id == kMissingUnk)
+      fail(
+          ErrorCode::kInvalidArgument,
+          "the text has a character that the tokenizer does not know, and its unknown token is not "
+          "in the vocabulary");
+    return spec_.unk_id >= 0;
+  }
+
   // Vocabulary and words both as raw bytes: the same merges, without the detour over characters.
   void unmap_vocabulary() {
     raw_pieces_.resize(spec_.pieces.size());
@@ -140,7 +150,7 @@ class BpeModel final : public TokenModel {
       return;
     // A character that leaves no symbol would bring its neighbours together.
     const bool bytes_complete = std::count(byte_ids_.begin(), byte_ids_.end(), -1) == 0;
-    if (spec_.unk_id < 0 && !spec_.merge_by_score && !(spec_.byte_fallback && bytes_complete))
+    if (spec_.unk_id == -1 && !spec_.merge_by_score && !(spec_.byte_fallback && bytes_complete))
       return;
     for (const BpeMerge& m : spec_.merges)
       for (int32_t side : {m.left, m.right})
@@ -199,7 +209,7 @@ class BpeModel final : public TokenModel {
   void add_byte(unsigned char b, std::vector<int32_t>& symbols) const {
     if (byte_ids_[b] >= 0) {
       symbols.push_back(byte_ids_[b]);
-    } else if (spec_.unk_id >= 0 &&
+    } else if (has_unknown() &&
                !(spec_.fuse_unk && !symbols.empty() && symbols.back() == spec_.unk_id)) {
       symbols.push_back(spec_.unk_id);
     }
@@ -230,7 +240,7 @@ class BpeModel final : public TokenModel {
         for (char b : c) w.symbols.push_back(byte_ids_[static_cast<unsigned char>(b)]);
         continue;
       }
-      if (spec_.unk_id < 0) continue;
+      if (!has_unknown()) continue;
       if (unknown && !spec_.fuse_unk) w.symbols.push_back(spec_.unk_id);
       unknown = true;
     }

@@ -10,6 +10,10 @@
 
 namespace tokamak {
 
+// An unk_id: the file names an unknown token that the vocabulary does not have. Text that needs it
+// is refused, where -1 (none named) drops what is unknown.
+inline constexpr int32_t kMissingUnk = -2;
+
 // Buffers of one encoding thread; belongs to one model, lent from the tokenizer's pool.
 class ModelWorkspace {
  public:

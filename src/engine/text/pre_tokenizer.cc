@@ -235,6 +235,8 @@ template <class F>
 void rewrite(Words& words, F f) {
   std::string out;
   out.reserve(words.text.size() + words.text.size() / 2);
+  // Behind a start that was cut away, nothing starts the text any more.
+  if (words.spans.empty() || words.spans[0].begin != 0) words.first = words.joined = false;
   for (size_t i = 0; i < words.spans.size(); ++i) {
     const Span s = words.spans[i];
     const size_t begin = out.size();

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "engine/text/unicode.h"
 
 namespace tokamak {
 namespace {
@@ -53,10 +54,31 @@ MatchWorkspace& workspace() {
   return w;
 }
 
+// Digits in groups of three, counted from the end of their run, are written with a look-ahead over
+// the rest of the run: the square of its length. These spellings of it are matched by hand.
+enum class DigitGroups { kNone, kBeforeBoundary, kAny, kCuts };
+constexpr std::pair<std::string_view, DigitGroups> kDigitGroups[] = {
+    {R"(\d{1,3}(?=(?:\d{3})*\b))", DigitGroups::kBeforeBoundary},
+    {R"(\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N})))", DigitGroups::kAny},
+    {R"((?=(\d{3})+(?!\d)))", DigitGroups::kCuts}};
+
+DigitGroups digit_groups(std::string_view pattern) {
+  for (const auto& [text, kind] : kDigitGroups)
+    if (text == pattern) return kind;
+  return DigitGroups::kNone;
+}
+
+// \w outside of a class.
+bool is_regex_word(char32_t c) {
+  return (is_word(c) && c != 0x200C && c != 0x200D) || c == 0xB2 || c == 0xB3 || c == 0xB9 ||
+         (c >= 0xBC && c <= 0xBE);
+}
+
 }  // namespace
 
 struct Regex::Code {
   std::string pattern;
+  DigitGroups digits = DigitGroups::kNone;
   CodePtr fast;  // \s as PCRE2 has it
   mutable std::once_flag once;
   mutable CodePtr exact;      // U+180E is no space; compiled when a text has one
@@ -72,6 +94,7 @@ struct Regex::Code {
 
 Regex::Regex(std::string_view pattern) : code_(std::make_unique<Code>()) {
   code_->pattern = std::string(pattern);
+  code_->digits = digit_groups(pattern);
   const std::string fast = regex_to_pcre(pattern, false);
   std::string exact = regex_to_pcre(pattern, true);
   code_->fast = compile(fast, pattern);
@@ -89,7 +112,42 @@ Regex::Scan::Scan(const Regex& regex, std::string_view text)
                                                  kBase + kPerByte * text.size(), UINT32_MAX)));
 }
 
+bool Regex::Scan::next_digits(Match& match) {
+  const DigitGroups kind = regex_.code_->digits;
+  const auto is_digit = [&](char32_t c) {
+    return kind == DigitGroups::kAny ? is_numeric(c) : is_decimal_digit(c);
+  };
+  while (pos_ < text_.size()) {
+    if (pos_ >= run_end_) {  // find the next run
+      const Utf8Char first = utf8_decode(text_, pos_);
+      if (!is_digit(first.cp)) {
+        pos_ += first.length;
+        continue;
+      }
+      run_end_ = pos_;
+      run_left_ = 0;
+      Utf8Char c = first;
+      do {
+        run_end_ += c.length;
+        ++run_left_;
+        c = run_end_ < text_.size() ? utf8_decode(text_, run_end_) : Utf8Char{};
+      } while (run_end_ < text_.size() && is_digit(c.cp));
+      if (kind == DigitGroups::kBeforeBoundary && run_end_ < text_.size() && is_regex_word(c.cp)) {
+        pos_ = run_end_;
+        continue;
+      }
+    }
+    const size_t group = run_left_ % 3 == 0 ? 3 : run_left_ % 3, begin = pos_;
+    for (size_t i = 0; i < group; ++i) pos_ += utf8_decode(text_, pos_).length;
+    run_left_ -= group;
+    match = {begin, kind == DigitGroups::kCuts ? begin : pos_};
+    if (kind != DigitGroups::kCuts || group == 3) return true;
+  }
+  return false;
+}
+
 bool Regex::Scan::next(Match& match) {
+  if (regex_.code_->digits != DigitGroups::kNone) return next_digits(match);
   MatchWorkspace& w = workspace();
   const auto* code = static_cast<const pcre2_code*>(code_);
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text_.data());

@@ -39,13 +39,20 @@ class Regex {
     const Regex& regex_;
     const void* code_;
     std::string_view text_;
+    bool next_digits(Match& match);
     size_t pos_ = 0, last_end_ = std::string_view::npos;
+    size_t run_end_ = 0, run_left_ = 0;  // of the digits that next_digits() is in
   };
   std::unique_ptr<Code> code_;
 };
 
 // A literal as a pattern.
 std::string regex_escape(std::string_view literal);
+
+// \p{key} (lower case, no separators) in PCRE2's names; empty: not one of these.
+std::string_view regex_property_name(std::string_view key);
+// Items of a class for a set that PCRE2 lacks or has differently; posix: as in [[:punct:]].
+std::string_view regex_named_set(std::string_view name, bool posix);
 
 // The same pattern in PCRE2's syntax. exact_space: \s must not match U+180E, at some cost in speed.
 std::string regex_to_pcre(std::string_view pattern, bool exact_space);

@@ -2,6 +2,7 @@
 // properties, nested and intersected character classes, ^ and $ (always per line), (?m), {n,m}+.
 #include <array>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -11,7 +12,6 @@ namespace tokamak {
 namespace {
 
 constexpr std::string_view kSpace = R"(\t-\r\x{85}\p{Z})";
-constexpr std::string_view kNotSpace = R"([^\t-\r\x{85}\p{Z}])";
 constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 // Outside of a class, superscripts and fractions below U+0100 count as well.
 constexpr std::string_view kWordAlone =
@@ -29,7 +29,16 @@ class Translator {
   Translator(std::string_view pattern, bool exact_space) : in_(pattern), exact_(exact_space) {}
 
   std::string run() {
-    while (pos_ < in_.size()) element();
+    while (pos_ < in_.size()) {
+      if (groups_.empty() && at_alternative_ && starts(R"(\s+$)") &&
+          (pos_ + 4 == in_.size() || in_[pos_ + 4] == '|')) {
+        // Within a run of white space only its first place can match; trying each of them would
+        // take the square of the run's length.
+        out_ += R"((?:\G|(?<!)" + (exact_ ? "[" + std::string(kSpace) + "]" : R"(\s)") + "))";
+      }
+      at_alternative_ = peek() == '|';
+      element();
+    }
     return std::move(out_);
   }
 
@@ -99,10 +108,15 @@ class Translator {
       ++pos_;
       return;
     }
+    if (out_.ends_with('}') && out_.size() > atom_ + 1 && quantified_ == out_.size()) {
+      out_.insert(atom_, "(?:");  // a quantifier on a quantifier
+      out_ += ")";
+    }
     out_ += '{';
     if (body[0] == ',') out_ += '0';
     out_ += body;
     out_ += '}';
+    quantified_ = out_.size();
     pos_ = end + 1;
     if (peek() == '+') {
       out_.insert(atom_, "(?:");
@@ -136,7 +150,16 @@ class Translator {
     }
   }
 
-  std::string property() {
+  // A set as an element or, in a class, as items of it; what is negated stands beside the items.
+  std::string char_set(std::string_view items, bool negated, bool in_class) {
+    if (in_class && !negated) return std::string(items);
+    std::string whole = (negated ? "[^" : "[") + std::string(items) + "]";
+    if (!in_class) return whole;
+    nested_->push_back(std::move(whole));
+    return {};
+  }
+
+  std::string property(bool in_class) {
     // at \p{ or \P{
     std::string head = peek(1) == 'P' ? "\\P{" : "\\p{";
     if (peek(2) != '{') {
@@ -156,63 +179,10 @@ class Translator {
     for (char c : name)
       if (c != '_' && c != ' ' && c != '-')
         key += static_cast<char>(tolower(static_cast<unsigned char>(c)));
-    static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
-        {"letter", "L"},
-        {"mark", "M"},
-        {"number", "N"},
-        {"punctuation", "P"},
-        {"symbol", "S"},
-        {"separator", "Z"},
-        {"other", "C"},
-        {"uppercaseletter", "Lu"},
-        {"lowercaseletter", "Ll"},
-        {"titlecaseletter", "Lt"},
-        {"modifierletter", "Lm"},
-        {"otherletter", "Lo"},
-        {"decimalnumber", "Nd"},
-        {"letternumber", "Nl"},
-        {"othernumber", "No"},
-        {"nonspacingmark", "Mn"},
-        {"spacingmark", "Mc"},
-        {"enclosingmark", "Me"},
-        {"spaceseparator", "Zs"},
-        {"lineseparator", "Zl"},
-        {"paragraphseparator", "Zp"},
-        {"connectorpunctuation", "Pc"},
-        {"dashpunctuation", "Pd"},
-        {"openpunctuation", "Ps"},
-        {"closepunctuation", "Pe"},
-        {"initialpunctuation", "Pi"},
-        {"finalpunctuation", "Pf"},
-        {"otherpunctuation", "Po"},
-        {"mathsymbol", "Sm"},
-        {"currencysymbol", "Sc"},
-        {"modifiersymbol", "Sk"},
-        {"othersymbol", "So"},
-        {"control", "Cc"},
-        {"format", "Cf"},
-        {"privateuse", "Co"},
-        {"unassigned", "Cn"},
-        {"punct", "P"},
-        {"digit", "Nd"},
-        {"upper", "Uppercase"},
-        {"lower", "Lowercase"},
-        {"alpha", "Alphabetic"},
-        {"alphabetic", "Alphabetic"},
-        {"uppercase", "Uppercase"},
-        {"lowercase", "Lowercase"},
-        {"cntrl", "Cc"},
-        {"any", "Any"},
-        {"emoji", "Emoji"},
-        {"ideographic", "Ideographic"},
-        {"extendedpictographic", "Extended_Pictographic"},
-        {"emojipresentation", "Emoji_Presentation"},
-        {"emojimodifier", "Emoji_Modifier"},
-        {"emojicomponent", "Emoji_Component"},
-        {"whitespace", "White_Space"},
-        {"space", "White_Space"}};
-    for (const auto& [from, to] : kNames)
-      if (key == from) return head + std::string(to) + "}";
+    if (const std::string_view set = regex_named_set(key, false); !set.empty())
+      return char_set(set, head[1] == 'P', in_class);
+    if (const std::string_view to = regex_property_name(key); !to.empty())
+      return head + std::string(to) + "}";
     if (name.size() <= 2 && key.find_first_of("lmnpszc") == 0)
       return head + std::string(name) + "}";
     if (key.starts_with("is")) name.remove_prefix(2);
@@ -224,9 +194,7 @@ class Translator {
     const char c = peek(1);
     const auto set = [&](std::string_view items, bool negated) {
       pos_ += 2;
-      if (in_class && !negated) return std::string(items);
-      if (in_class) bad("negated \\w, \\h inside a class");
-      return std::string(negated ? "[^" : "[") + std::string(items) + "]";
+      return char_set(items, negated, in_class);
     };
     switch (c) {
       case '\0':
@@ -235,13 +203,12 @@ class Translator {
         if (exact_) return set(kSpace, false);
         break;
       case 'S':
-        if (exact_ && !in_class) return set(kSpace, true);
+        if (exact_) return set(kSpace, true);
         break;
       case 'w':
         return set(in_class ? kWord : kWordAlone, false);
       case 'W':
-        if (in_class) break;
-        return set(kWordAlone, true);
+        return set(in_class ? kWord : kWordAlone, true);
       case 'b':
       case 'B':
         if (in_class) break;
@@ -253,7 +220,11 @@ class Translator {
         return set(kHex, true);
       case 'p':
       case 'P':
-        return property();
+        return property(in_class);
+      case 'O':
+        if (in_class) break;
+        pos_ += 2;
+        return "(?s:.)";
       case 'u': {
         std::string out = "\\x{" + std::string(in_.substr(pos_ + 2, 4)) + "}";
         pos_ = std::min(in_.size(), pos_ + 6);
@@ -278,6 +249,7 @@ class Translator {
     if (negated) ++pos_;
     std::string items;
     std::vector<std::string> nested, operands;
+    std::vector<std::string>* const outer = std::exchange(nested_, &nested);
     bool first = true;
     const auto close = [&]() {
       std::string one;
@@ -301,16 +273,18 @@ class Translator {
       if (c == '[' && peek(1) == ':') {
         const size_t end = in_.find(":]", pos_);
         if (end == std::string_view::npos) bad("POSIX class without :]");
-        items += in_.substr(pos_, end + 2 - pos_);
+        std::string_view name = in_.substr(pos_ + 2, end - pos_ - 2);
+        const bool inverse = name.starts_with('^');
+        if (inverse) name.remove_prefix(1);
+        const std::string_view set = regex_named_set(name, true);
+        if (set.empty()) bad("unknown POSIX class");
+        items += char_set(set, inverse, true);
         pos_ = end + 2;
       } else if (c == '[') {
         nested.push_back(char_class());
       } else if (starts("&&")) {
         pos_ += 2;
         close();
-      } else if (exact_ && starts("\\S")) {
-        pos_ += 2;
-        nested.emplace_back(kNotSpace);
       } else if (c == '\\') {
         items += escape(true);
       } else {
@@ -320,6 +294,7 @@ class Translator {
       }
     }
     ++pos_;
+    nested_ = outer;
     if (operands.empty() && nested.empty()) return (negated ? "[^" : "[") + items + "]";
     close();
     std::string out = "(?:";
@@ -332,8 +307,11 @@ class Translator {
   bool exact_;
   size_t pos_ = 0;
   std::string out_;
-  size_t atom_ = 0;             // where the last atom starts in out_
-  std::vector<size_t> groups_;  // where the open groups start in out_
+  size_t atom_ = 0;                             // where the last atom starts in out_
+  size_t quantified_ = 0;                       // where the last interval ended in out_
+  std::vector<size_t> groups_;                  // where the open groups start in out_
+  bool at_alternative_ = true;                  // at the start of an alternative outside of groups
+  std::vector<std::string>* nested_ = nullptr;  // what stands beside the items of the open class
 };
 
 }  // namespace

@@ -50,6 +50,9 @@ struct Tokenizer::Impl {
   std::vector<int32_t> frame;
   PieceMap pieces;
   std::vector<int32_t> added_index;  // by id: index into spec.added_tokens, or -1
+  // Added tokens that are searched in the normalised text are decoded as the normalizer spells
+  // them.
+  std::unordered_map<int32_t, std::string> normalized_pieces;
 
   std::mutex mutex;
   std::vector<std::unique_ptr<Workspace>> pool;
@@ -63,6 +66,24 @@ struct Tokenizer::Impl {
                     Workspace& w, std::vector<int32_t>& ids) const;
   void encode_section(std::string_view text, bool first, bool joined, Workspace& w,
                       std::vector<int32_t>& ids) const;
+  // What the decoder is given for an id; empty: nothing.
+  std::string_view decoded_piece(int32_t id) const {
+    if (!normalized_pieces.empty())
+      if (const auto found = normalized_pieces.find(id); found != normalized_pieces.end())
+        return found->second;
+    return piece(id);
+  }
+  // As the `tokenizers` package decides it: by the spelling, so a special token that the
+  // normalizer changes is printed.
+  bool skipped(int32_t id) const {
+    const AddedToken* token = added(id);
+    return token && token->special && !normalized_pieces.contains(id);
+  }
+  std::string_view piece(int32_t id) const {
+    if (const AddedToken* token = added(id)) return token->content;
+    if (id < 0 || static_cast<size_t>(id) >= spec.pieces.size()) return {};
+    return spec.pieces[id];
+  }
   const AddedToken* added(int32_t id) const {
     if (id < 0 || static_cast<size_t>(id) >= added_index.size() || added_index[id] < 0)
       return nullptr;
@@ -80,7 +101,7 @@ void Tokenizer::Impl::build_model() {
     fail(ErrorCode::kInvalidArgument, "tokenizer: {} scores for {} pieces", spec.scores.size(),
          spec.pieces.size());
   const auto bounded = [&](int32_t id, const char* what) {
-    if (id < -1 || id >= spec.vocab_size())
+    if (id < kMissingUnk || id >= spec.vocab_size())
       fail(ErrorCode::kInvalidArgument, "tokenizer: the {} token is id {}, there are {}", what, id,
            spec.vocab_size());
   };
@@ -122,6 +143,12 @@ void Tokenizer::Impl::build_added() {
     if (normalizer && utf8_is_valid(text)) normalizer->apply(text, false);
     return text;
   });
+  if (!normalizer) return;
+  for (const AddedToken* t : normal) {
+    std::string text = t->content;
+    if (utf8_is_valid(text)) normalizer->apply(text, false);
+    if (text != t->content) normalized_pieces.emplace(t->id, std::move(text));
+  }
 }
 
 void Tokenizer::Impl::build() {
@@ -250,8 +277,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, EncodeOptions opti
 std::string Tokenizer::decode(std::span<const int32_t> ids, DecodeOptions options) const {
   DecodeStream stream(impl_->spec.decoder, options.valid_utf8);
   for (int32_t id : ids) {
-    if (options.skip_special && is_special(id)) continue;
-    const std::string_view text = piece(id);
+    if (options.skip_special && impl_->skipped(id)) continue;
+    const std::string_view text = impl_->decoded_piece(id);
     if (!text.empty()) stream.push(text);
   }
   stream.finish();
@@ -262,7 +289,7 @@ int64_t Tokenizer::vocab_size() const { return static_cast<int64_t>(impl_->added
 int32_t Tokenizer::bos_id() const { return impl_->spec.bos_id; }
 int32_t Tokenizer::eos_id() const { return impl_->spec.eos_id; }
 int32_t Tokenizer::pad_id() const { return impl_->spec.pad_id; }
-int32_t Tokenizer::unk_id() const { return impl_->spec.unk_id; }
+int32_t Tokenizer::unk_id() const { return std::max(-1, impl_->spec.unk_id); }
 bool Tokenizer::is_eog(int32_t id) const {
   return std::binary_search(impl_->spec.eog_ids.begin(), impl_->spec.eog_ids.end(), id);
 }
@@ -270,11 +297,7 @@ bool Tokenizer::is_special(int32_t id) const {
   const AddedToken* token = impl_->added(id);
   return token && token->special;
 }
-std::string_view Tokenizer::piece(int32_t id) const {
-  if (const AddedToken* token = impl_->added(id)) return token->content;
-  if (id < 0 || static_cast<size_t>(id) >= impl_->spec.pieces.size()) return {};
-  return impl_->spec.pieces[id];
-}
+std::string_view Tokenizer::piece(int32_t id) const { return impl_->piece(id); }
 int32_t Tokenizer::find_piece(std::string_view piece) const {
   for (const AddedToken& token : impl_->spec.added_tokens)
     if (token.content == piece) return token.id;
@@ -304,8 +327,8 @@ Detokenizer::Detokenizer(Detokenizer&&) noexcept = default;
 Detokenizer& Detokenizer::operator=(Detokenizer&&) noexcept = default;
 
 std::string Detokenizer::push(int32_t id) {
-  if (options_.skip_special && tokenizer_->is_special(id)) return {};
-  const std::string_view text = tokenizer_->piece(id);
+  if (options_.skip_special && tokenizer_->impl_->skipped(id)) return {};
+  const std::string_view text = tokenizer_->impl_->decoded_piece(id);
   if (text.empty()) return {};
   stream_->push(text);
   return stream_->take();

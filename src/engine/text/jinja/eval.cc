@@ -13,6 +13,15 @@ Interp::Deeper::Deeper(Interp& i) : interp(i) {
   }
 }
 
+namespace {
+thread_local Interp* running = nullptr;  // the innermost render on this thread
+}
+Interp::Running::Running(Interp* i) : before(running) { running = i; }
+Interp::Running::~Running() { running = before; }
+void spend_steps(size_t steps) {
+  if (running) running->spend(steps);
+}
+
 void Interp::spend(size_t steps) {
   steps_ += static_cast<int64_t>(std::min<size_t>(steps, INT32_MAX));
   if (steps_ > limits_.max_steps) raise("the template takes too many steps");
@@ -231,6 +240,10 @@ Val Interp::attribute(const Val& object, const TextPtr& name) {
         });
       if (object.is_dict())
         if (const Val* v = object.dict()->find(key)) return *v;
+      if (object.is_tuple() && object.items()->flavor == Flavor::kGroup) {
+        if (key == "grouper") return object.items()->values[0];
+        if (key == "list") return object.items()->values[1];
+      }
       if (object.kind() == Kind::kCallable && key == "name") return str(object.callable()->name);
   }
   return Val::undefined(name, object.kind());
@@ -278,7 +291,8 @@ Val Interp::item(const Val& object, const Val& key) {
       break;
     case Kind::kList:
     case Kind::kTuple:
-      if (key.is_integral()) {
+      if (key.is_integral() && (object.is_plain_sequence() || object.is_generator() ||
+                                object.items()->flavor == Flavor::kRange)) {
         const auto size = static_cast<int64_t>(object.items()->values.size());
         const int64_t i = key.as_int() < 0 ? key.as_int() + size : key.as_int();
         if (i >= 0 && i < size) return object.items()->values[static_cast<size_t>(i)];
@@ -307,6 +321,7 @@ std::vector<Val> Interp::iterate(const Val& v) {
     case Kind::kList:
     case Kind::kTuple:
       spend(v.items()->values.size() / 8);
+      if (v.is_generator() && std::exchange(v.items()->consumed, true)) return {};
       return v.items()->values;
     case Kind::kDict: {
       std::vector<Val> keys;

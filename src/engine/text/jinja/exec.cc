@@ -34,6 +34,7 @@ Interp::Interp(const Program& program, const RenderLimits& limits)
       scope_(std::make_shared<Scope>()) {}
 
 std::string Interp::run(const Value& context) {
+  const Running mark(this);
   std::unordered_map<std::string_view, int> ids;
   for (size_t i = 0; i < program_.symbols.size(); ++i)
     ids.emplace(program_.symbols[i], static_cast<int>(i));

@@ -44,23 +44,24 @@ Val first(Interp& i, const Val& v, Args&) {
   return values.empty() ? Val::undefined(nullptr) : values.front();
 }
 Val last(Interp& i, const Val& v, Args&) {
+  if (v.is_generator()) raise("'generator' object is not reversible");
   const std::vector<Val> values = i.iterate(v);
   return values.empty() ? Val::undefined(nullptr) : values.back();
 }
 
 Val items(Interp& i, const Val& v, Args&) {
-  if (v.is_undefined()) return i.list({});
+  if (v.is_undefined()) return i.generator({});
   if (!v.is_dict()) raise("Can only get item pairs from a mapping.");
   std::vector<Val> out;
   for (const auto& [key, item] : v.dict()->members) out.push_back(i.heap().list({key, item}, true));
-  return i.list(std::move(out));
+  return i.generator(std::move(out));
 }
 
 Val reverse(Interp& i, const Val& v, Args&) {
   if (v.is_string()) return i.slice(v, Val::none(), Val::none(), Val::integer(-1));
   std::vector<Val> values = i.iterate(v);
   std::reverse(values.begin(), values.end());
-  return i.list(std::move(values));
+  return i.generator(std::move(values));
 }
 
 // Case-blind keys for sorting and comparing, as jinja2 does it by default.
@@ -135,13 +136,15 @@ Val unique(Interp& i, const Val& v, Args& args) {
   std::vector<Val> keys, out;
   for (Val& item : i.iterate(v)) {
     Val key = sort_key(i, item, attribute, cased);
+    if (key.is_plain_list() || key.is_dict())
+      raise(std::string("unhashable type: '") + type_name(key) + "'");
     i.spend(keys.size() / 4);
     if (std::any_of(keys.begin(), keys.end(), [&](const Val& k) { return equal(k, key); }))
       continue;
     keys.push_back(std::move(key));
     out.push_back(std::move(item));
   }
-  return i.list(std::move(out));
+  return i.generator(std::move(out));
 }
 
 Val extreme(Interp& i, const Val& v, const Args& args, int sign) {
@@ -190,7 +193,7 @@ Val join(Interp& i, const Val& v, Args& args) {
 
 Val map(Interp& i, const Val& v, Args& args) {
   std::vector<Val> out;
-  if (!truthy(v)) return i.list({});  // none counts as empty here
+  if (!truthy(v)) return i.generator({});  // none counts as empty here
   const Val* attribute = args.keyword("attribute");
   if (args.pos.empty() && attribute) {
     const Val* fallback = args.keyword("default");
@@ -198,7 +201,7 @@ Val map(Interp& i, const Val& v, Args& args) {
       Val found = attribute_path(i, item, *attribute);
       out.push_back(found.is_undefined() && fallback ? *fallback : std::move(found));
     }
-    return i.list(std::move(out));
+    return i.generator(std::move(out));
   }
   if (args.pos.empty()) raise("map requires a filter argument");
   const std::string name = str_arg(args.pos[0], "the filter's name");
@@ -211,7 +214,7 @@ Val map(Interp& i, const Val& v, Args& args) {
     i.spend(1);
     out.push_back(filter(i, item, rest));
   }
-  return i.list(std::move(out));
+  return i.generator(std::move(out));
 }
 
 // select, reject and their attr forms.
@@ -225,7 +228,7 @@ Val choose(Interp& i, const Val& v, Args& args, bool by_attribute, bool wanted) 
     if (!test) raise("no test named '" + name + "'");
   }
   std::vector<Val> out;
-  if (!truthy(v)) return i.list({});  // none counts as empty here
+  if (!truthy(v)) return i.generator({});  // none counts as empty here
   for (Val& item : i.iterate(v)) {
     i.spend(1);
     const Val subject = by_attribute ? attribute_path(i, item, args.pos[0]) : item;
@@ -233,7 +236,7 @@ Val choose(Interp& i, const Val& v, Args& args, bool by_attribute, bool wanted) 
     if (test) rest.pos.assign(args.pos.begin() + static_cast<ptrdiff_t>(skip) + 1, args.pos.end());
     if ((test ? test(i, subject, rest) : truthy(subject)) == wanted) out.push_back(std::move(item));
   }
-  return i.list(std::move(out));
+  return i.generator(std::move(out));
 }
 Val select(Interp& i, const Val& v, Args& a) { return choose(i, v, a, false, true); }
 Val reject(Interp& i, const Val& v, Args& a) { return choose(i, v, a, false, false); }
@@ -251,7 +254,11 @@ Val groupby(Interp& i, const Val& v, Args& args) {
     if (key.is_undefined() && fallback) key = *fallback;
     keyed.emplace_back(cased ? key : fold(i, key), std::move(item));
   }
-  sort_by(i, keyed, false);
+  i.spend(keyed.size() * 4);
+  std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
+    i.spend(1);
+    return compare(a.first, b.first) < 0;
+  });
   std::vector<Val> out;
   for (size_t a = 0; a < keyed.size();) {
     std::vector<Val> group;
@@ -260,7 +267,7 @@ Val groupby(Interp& i, const Val& v, Args& args) {
       group.push_back(keyed[b].second);
     Val key = attribute_path(i, group[0], *attribute);
     if (key.is_undefined() && fallback) key = *fallback;
-    out.push_back(i.heap().list({key, i.list(std::move(group))}, true));
+    out.push_back(i.heap().flavored({key, i.list(std::move(group))}, Flavor::kGroup));
     a = b;
   }
   return i.list(std::move(out));
@@ -282,7 +289,7 @@ Val batch(Interp& i, const Val& v, Args& args) {
       row.push_back(*fill);
     out.push_back(i.list(std::move(row)));
   }
-  return i.list(std::move(out));
+  return i.generator(std::move(out));
 }
 
 Val slice_filter(Interp& i, const Val& v, Args& args) {
@@ -304,7 +311,7 @@ Val slice_filter(Interp& i, const Val& v, Args& args) {
     if (fill && !fill->is_none() && k >= extra && extra > 0) row.push_back(*fill);
     out.push_back(i.list(std::move(row)));
   }
-  return i.list(std::move(out));
+  return i.generator(std::move(out));
 }
 
 Val attr(Interp& i, const Val& v, Args& args) {
@@ -325,6 +332,7 @@ Val abs_filter(Interp&, const Val& v, Args&) {
 Val int_filter(Interp&, const Val& v, Args& args) {
   const Val* fallback = args.get(0, "default");
   const Val* base_arg = args.get(1, "base");
+  if (v.is_undefined()) raise_undefined(v);
   const int base = base_arg ? static_cast<int>(int_arg(*base_arg, "base")) : 10;
   if (v.is_integral()) return Val::integer(v.as_int());
   if (v.is_float() && std::isfinite(v.as_double()) && std::fabs(v.as_double()) < 9e18)
@@ -353,6 +361,7 @@ Val int_filter(Interp&, const Val& v, Args& args) {
 }
 
 Val float_filter(Interp&, const Val& v, Args& args) {
+  if (v.is_undefined()) raise_undefined(v);
   const Val* fallback = args.get(0, "default");
   if (v.is_number()) return Val::real(v.as_double());
   if (v.is_string()) {

@@ -54,6 +54,7 @@ Val indent(Interp& i, const Val& v, Args& args) {
           ? width->str()
           : std::string(static_cast<size_t>(std::clamp<int64_t>(int_arg(*width, "width"), 0, 4096)),
                         ' ');
+  if (!v.is_string()) str_arg(v, "what indent is given");
   const bool pad_first = first && truthy(*first), pad_blank = blank && truthy(*blank);
   std::string out;
   const std::string text = to_str(v);
@@ -100,7 +101,8 @@ Val center(Interp& i, const Val& v, Args& args) {
 }
 
 Val truncate(Interp& i, const Val& v, Args& args) {
-  if (v.is_dict() || v.is_sequence()) return v;
+  if ((v.is_dict() || v.is_sequence()) && !v.is_generator()) return v;
+  if (!v.is_undefined()) str_arg(v, "what truncate is given");
   const Val *length = args.get(0, "length"), *kill = args.get(1, "killwords"),
             *end = args.get(2, "end"), *leeway = args.get(3, "leeway");
   const int64_t limit = length ? int_arg(*length, "length") : 255,
@@ -163,18 +165,46 @@ Val wordwrap(Interp& i, const Val& v, Args& args) {
   return i.str(std::move(out));
 }
 
-Val urlencode(Interp& i, const Val& v, Args&) {
+void url_quote(std::string& out, std::string_view text, bool query) {
   static constexpr char kHex[] = "0123456789ABCDEF";
-  std::string out;
-  for (char c : to_str(v)) {
+  for (char c : text) {
     const auto u = static_cast<unsigned char>(c);
-    if (isalnum(u) || c == '_' || c == '.' || c == '-' || c == '~' || c == '/') {
+    if ((u < 0x80 && isalnum(u)) || c == '_' || c == '.' || c == '-' || c == '~' ||
+        (c == '/' && !query)) {
       out += c;
+    } else if (c == ' ' && query) {
+      out += '+';
     } else {
       out += '%';
       out += kHex[u >> 4];
       out += kHex[u & 15];
     }
+  }
+}
+
+// Text is quoted; a mapping or a list of pairs becomes a query.
+Val urlencode(Interp& i, const Val& v, Args&) {
+  std::string out;
+  if (!v.is_dict() && !v.is_sequence()) {
+    url_quote(out, to_str(v), false);
+    return i.str(std::move(out));
+  }
+  std::vector<std::pair<Val, Val>> pairs;
+  if (v.is_dict()) {
+    pairs = v.dict()->members;
+  } else {
+    for (const Val& item : i.iterate(v)) {
+      const std::vector<Val> both = i.iterate(item);
+      if (both.size() != 2) raise("urlencode needs pairs");
+      pairs.emplace_back(both[0], both[1]);
+    }
+  }
+  for (const auto& [key, value] : pairs) {
+    if (!out.empty()) out += '&';
+    url_quote(out, to_str(key), true);
+    out += '=';
+    url_quote(out, to_str(value), true);
+    i.heap().check_room(out.size());
   }
   return i.str(std::move(out));
 }

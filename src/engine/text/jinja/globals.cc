@@ -26,11 +26,10 @@ Val range(Interp& i, Args& args) {
     if (__builtin_add_overflow(v, step, &v)) break;
   }
   i.spend(out.size() / 8);
-  const Val list = i.list(std::move(out));
-  std::string& printed = list.items()->printed;
-  printed = "range(" + std::to_string(start) + ", " + std::to_string(stop);
-  if (step != 1) printed += ", " + std::to_string(step);
-  printed += ")";
+  const Val list = i.heap().flavored(std::move(out), Flavor::kRange);
+  list.items()->start = start;
+  list.items()->stop = stop;
+  list.items()->step = step;
   return list;
 }
 

@@ -40,6 +40,9 @@ class Interp {
   void spend_bytes(size_t bytes) { spend(bytes / 64 + 1); }
   Val str(std::string text);
   Val list(std::vector<Val> values) { return heap_.list(std::move(values)); }
+  Val generator(std::vector<Val> values) {
+    return heap_.flavored(std::move(values), Flavor::kGenerator);
+  }
   Val call(const Val& callee, Args& args);
   Val attribute(const Val& object, const TextPtr& name);
   Val item(const Val& object, const Val& key);
@@ -49,6 +52,13 @@ class Interp {
   // The elements a loop would see; raises when there are none to see.
   std::vector<Val> iterate(const Val& v);
   Val make_macro(const MacroNode& node, ScopePtr scope);
+
+  // Makes this render the one that spend_steps() counts for.
+  struct Running {
+    explicit Running(Interp* i);
+    ~Running();
+    Interp* before;
+  };
 
   struct Deeper {
     explicit Deeper(Interp& i);

@@ -95,16 +95,18 @@ Val get(Interp&, const Val& self, Args& a) {
   const Val* fallback = a.get(1, "default");
   return fallback ? *fallback : Val::none();
 }
-Val keys(Interp& i, const Val& self, Args&) { return i.list(i.iterate(self)); }
+Val keys(Interp& i, const Val& self, Args&) {
+  return i.heap().flavored(i.iterate(self), Flavor::kKeys);
+}
 Val values(Interp& i, const Val& self, Args&) {
   std::vector<Val> out;
   for (const auto& [k, v] : self.dict()->members) out.push_back(v);
-  return i.list(std::move(out));
+  return i.heap().flavored(std::move(out), Flavor::kValues);
 }
 Val items(Interp& i, const Val& self, Args&) {
   std::vector<Val> out;
   for (const auto& [k, v] : self.dict()->members) out.push_back(i.heap().list({k, v}, true));
-  return i.list(std::move(out));
+  return i.heap().flavored(std::move(out), Flavor::kItems);
 }
 Val dict_pop(Interp& i, const Val& self, Args& a) {
   i.spend(self.dict()->members.size());
@@ -150,11 +152,12 @@ MethodFn find_method(const Val& object, std::string_view name) {
       {"get", get},      {"keys", keys},     {"values", values},         {"items", items},
       {"pop", dict_pop}, {"update", update}, {"setdefault", setdefault}, {"copy", copy},
       {"clear", clear}};
-  const MethodTable* table = object.is_string()  ? &string_methods()
-                             : object.is_list()  ? &list
-                             : object.is_tuple() ? &tuple
-                             : object.is_dict()  ? &dict
-                                                 : nullptr;
+  const MethodTable* table =
+      object.is_string()       ? &string_methods()
+      : object.is_plain_list() ? &list
+      : object.is_tuple() || (object.is_list() && object.items()->flavor == Flavor::kRange) ? &tuple
+      : object.is_dict()                                                                    ? &dict
+                         : nullptr;
   if (!table) return nullptr;
   const auto found = table->find(name);
   return found == table->end() ? nullptr : found->second;

@@ -114,7 +114,7 @@ Val Interp::add(const Val& a, const Val& b) {
           (left ? a.str() : html_escape(a.str())) + (right ? b.str() : html_escape(b.str())), true);
     return str(a.str() + b.str());
   }
-  if (a.is_sequence() && a.kind() == b.kind()) {
+  if (a.is_plain_sequence() && b.is_plain_sequence() && a.kind() == b.kind()) {
     spend((a.items()->values.size() + b.items()->values.size()) / 8);
     std::vector<Val> all = a.items()->values;
     all.insert(all.end(), b.items()->values.begin(), b.items()->values.end());
@@ -132,7 +132,7 @@ Val Interp::add(const Val& a, const Val& b) {
 Val Interp::multiply(const Val& a, const Val& b) {
   const Val& sequence = a.is_integral() ? b : a;
   const Val& times = a.is_integral() ? a : b;
-  if (!times.is_integral() || !(sequence.is_string() || sequence.is_sequence()))
+  if (!times.is_integral() || !(sequence.is_string() || sequence.is_plain_sequence()))
     bad_operands(Op::kMul, a, b);
   const auto count = static_cast<size_t>(std::max<int64_t>(0, times.as_int()));
   const size_t size =
@@ -165,6 +165,8 @@ bool Interp::contains(const Val& container, const Val& item) {
     case Kind::kList:
     case Kind::kTuple:
       spend(container.items()->values.size());
+      if (container.is_generator() && std::exchange(container.items()->consumed, true))
+        return false;
       for (const Val& v : container.items()->values)
         if (equal(v, item)) return true;
       return false;
@@ -177,7 +179,9 @@ bool Interp::contains(const Val& container, const Val& item) {
 
 Val Interp::slice(const Val& object, const Val& start, const Val& stop, const Val& step_value) {
   if (object.is_undefined()) raise_undefined(object);
-  if (!object.is_string() && !object.is_sequence()) return Val::undefined(nullptr);
+  const bool range = object.is_list() && object.items()->flavor == Flavor::kRange;
+  if (!object.is_string() && !object.is_plain_sequence() && !range && !object.is_generator())
+    raise(std::string("'") + type_name(object) + "' object is not subscriptable");
   const auto bound = [](const Val& v, const char* what) { return int_arg(v, what); };
   const int64_t step = step_value.is_none() ? 1 : bound(step_value, "slice step");
   if (step == 0) raise("slice step cannot be zero");
@@ -203,7 +207,13 @@ Val Interp::slice(const Val& object, const Val& start, const Val& stop, const Va
     std::vector<Val> out;
     if (plain && from < to) out.assign(values.begin() + from, values.begin() + to);
     for (int64_t i : picks) out.push_back(values[static_cast<size_t>(i)]);
-    return heap_.list(std::move(out), object.is_tuple());
+    if (!range) return heap_.list(std::move(out), object.is_tuple());
+    const List& whole = *object.items();
+    const Val part = heap_.flavored(std::move(out), Flavor::kRange);
+    part.items()->start = whole.start + from * whole.step;
+    part.items()->stop = whole.start + to * whole.step;
+    part.items()->step = whole.step * step;
+    return part;
   }
   const std::string& text = object.str();
   if (object.text()->ascii() && plain)

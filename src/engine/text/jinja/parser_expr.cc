@@ -337,7 +337,7 @@ ExprPtr Parser::test(ExprPtr operand) {
     const bool starts = t == Tok::kName || t == Tok::kString || t == Tok::kInt ||
                         t == Tok::kFloat || is_op("[") || is_op("{");
     const bool keyword = is_name("else") || is_name("or") || is_name("and") || is_name("if") ||
-                         is_name("in") || (is_name("not") && look(1).text == "in");
+                         (is_name("not") && look(1).text == "in");
     if (starts && !keyword) {
       if (is_name("is")) raise("tests cannot be chained with 'is'");
       ExprPtr argument = postfix(primary());

@@ -191,10 +191,18 @@ void append_repr(std::string& out, const Val& v, int depth) {
   if (depth > kMaxNesting) raise("values are nested too deeply");
   if (out.size() > (size_t{1} << 28)) raise("a value is too large to print");
   const auto sequence = [&](char open, char close) {
-    if (!v.items()->printed.empty()) {
-      out += v.items()->printed;
+    const List& list = *v.items();
+    if (list.flavor == Flavor::kGenerator) {
+      out += "<generator object>";
       return;
     }
+    if (list.flavor == Flavor::kRange) {
+      out += "range(" + std::to_string(list.start) + ", " + std::to_string(list.stop);
+      out += list.step == 1 ? ")" : ", " + std::to_string(list.step) + ")";
+      return;
+    }
+    const bool view = v.is_list() && list.flavor != Flavor::kPlain;
+    if (view) out.append(type_name(v)).push_back('(');
     out += open;
     bool first = true;
     for (const Val& item : v.items()->values) {
@@ -204,6 +212,7 @@ void append_repr(std::string& out, const Val& v, int depth) {
     }
     if (v.is_tuple() && v.items()->values.size() == 1) out += ',';
     out += close;
+    if (view) out += ')';
   };
   switch (v.kind()) {
     case Kind::kUndefined:
@@ -294,7 +303,8 @@ void append_json(std::string& out, const Val& v, const JsonStyle& style, int dep
       break;
     case Kind::kList:
     case Kind::kTuple: {
-      if (!v.items()->printed.empty()) raise("Object of type range is not JSON serializable");
+      if (!v.is_plain_sequence())
+        raise(std::string("Object of type ") + type_name(v) + " is not JSON serializable");
       out += '[';
       bool first = true;
       for (const Val& item : v.items()->values) {

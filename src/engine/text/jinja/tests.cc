@@ -24,9 +24,12 @@ bool iterable(Interp&, const Val& v, Args&) {
   return v.is_string() || v.is_sequence() || v.is_dict() || v.is_undefined();
 }
 bool sequence(Interp&, const Val& v, Args&) {
-  return v.is_string() || v.is_sequence() || v.is_dict() || v.is_undefined();
+  return v.is_string() || v.is_plain_sequence() || v.is_dict() || v.is_undefined() ||
+         (v.is_list() && v.items()->flavor == Flavor::kRange);
 }
-bool callable(Interp&, const Val& v, Args&) { return v.kind() == Kind::kCallable; }
+bool callable(Interp&, const Val& v, Args&) {  // undefined has a __call__, which raises
+  return v.kind() == Kind::kCallable || v.kind() == Kind::kLoop || v.is_undefined();
+}
 bool eq(Interp&, const Val& v, Args& a) { return equal(v, argument(a)); }
 bool ne(Interp&, const Val& v, Args& a) { return !equal(v, argument(a)); }
 bool lt(Interp&, const Val& v, Args& a) { return compare(v, argument(a)) < 0; }

@@ -1,5 +1,6 @@
 #include "engine/text/jinja/value.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -9,6 +10,12 @@ namespace tokamak::jinja {
 namespace {
 constexpr int kMaxNesting = 300;  // of values inside values; beyond it recursion would be unsafe
 constexpr size_t kIndexFrom = 12;
+bool set_like(Flavor f) { return f == Flavor::kKeys || f == Flavor::kItems; }
+const char* flavor_name(Flavor flavor) {
+  static constexpr const char* kNames[] = {"list",        "range",      "generator", "dict_keys",
+                                           "dict_values", "dict_items", "tuple"};
+  return kNames[static_cast<size_t>(flavor)];
+}
 const char* kind_name(Kind kind) {
   static constexpr const char* kNames[] = {"Undefined", "NoneType",  "bool",     "int",
                                            "float",     "str",       "list",     "tuple",
@@ -49,8 +56,17 @@ Val Heap::string(std::string text, bool markup) {
 }
 Val Heap::list(std::vector<Val> values, bool tuple) {
   charge(sizeof(List) + values.size() * sizeof(Val));
-  return Val::list(&lists_.emplace_back(List{std::move(values), {}}), tuple);
+  return Val::list(&lists_.emplace_back(List{std::move(values)}), tuple);
 }
+Val Heap::flavored(std::vector<Val> values, Flavor flavor) {
+  const Val v = list(std::move(values), flavor == Flavor::kGroup);
+  v.items()->flavor = flavor;
+  return v;
+}
+
+bool Val::is_plain_list() const { return is_list() && list_->flavor == Flavor::kPlain; }
+bool Val::is_plain_sequence() const { return is_tuple() || is_plain_list(); }
+bool Val::is_generator() const { return is_list() && list_->flavor == Flavor::kGenerator; }
 Dict* Heap::dict() {
   charge(sizeof(Dict) + 64);
   return &dicts_.emplace_back();
@@ -82,7 +98,8 @@ size_t Dict::place(const Val& key) const {
     const auto found = index.find(key.str());
     return found == index.end() ? members.size() : found->second;
   }
-  if (key.is_list() || key.is_dict())
+  if ((key.is_list() && !key.is_generator() && key.items()->flavor != Flavor::kRange) ||
+      key.is_dict())
     raise(std::string("unhashable type: '") + type_name(key) + "'");
   size_t i = 0;
   while (i < members.size() && !equal(members[i].first, key)) ++i;
@@ -155,7 +172,7 @@ bool truthy(const Val& v) {
       return !v.str().empty();
     case Kind::kList:
     case Kind::kTuple:
-      return !v.items()->values.empty();
+      return v.is_generator() || !v.items()->values.empty();
     case Kind::kDict:
       return !v.dict()->members.empty();
     default:
@@ -175,17 +192,31 @@ bool equal(const Val& a, const Val& b, int depth) {
     case Kind::kNone:
       return true;
     case Kind::kString:
+      spend_steps(std::min(a.str().size(), b.str().size()) / 64);
       return a.str() == b.str();
     case Kind::kList:
     case Kind::kTuple: {
+      const Flavor f = a.items()->flavor, g = b.items()->flavor;
+      if (a.items() == b.items()) return true;
+      if (a.is_list() && f != g && !(set_like(f) && set_like(g))) return false;
+      if (f == Flavor::kGenerator || f == Flavor::kValues) return false;
       const auto &x = a.items()->values, &y = b.items()->values;
       if (x.size() != y.size()) return false;
+      spend_steps(x.size() + 1);
+      if (set_like(f)) {  // views compare as sets
+        for (const Val& v : x)
+          if (std::none_of(y.begin(), y.end(),
+                           [&](const Val& w) { return equal(v, w, depth + 1); }))
+            return false;
+        return true;
+      }
       for (size_t i = 0; i < x.size(); ++i)
         if (!equal(x[i], y[i], depth + 1)) return false;
       return true;
     }
     case Kind::kDict: {
       if (a.dict()->members.size() != b.dict()->members.size()) return false;
+      spend_steps(a.dict()->members.size() + 1);
       for (const auto& [k, v] : a.dict()->members) {
         const Val* other = b.dict()->find(k);
         if (!other || !equal(v, *other, depth + 1)) return false;
@@ -216,8 +247,9 @@ int compare(const Val& a, const Val& b, int depth) {
     const int c = a.str().compare(b.str());
     return c < 0 ? -1 : c > 0 ? 1 : 0;
   }
-  if (a.is_sequence() && a.kind() == b.kind()) {
+  if (a.is_plain_sequence() && b.is_plain_sequence() && a.kind() == b.kind()) {
     const auto &x = a.items()->values, &y = b.items()->values;
+    spend_steps(x.size() + 1);
     for (size_t i = 0; i < x.size() && i < y.size(); ++i)
       if (!equal(x[i], y[i])) return compare(x[i], y[i], depth + 1);
     return x.size() < y.size() ? -1 : x.size() > y.size() ? 1 : 0;
@@ -225,7 +257,9 @@ int compare(const Val& a, const Val& b, int depth) {
   raise(std::string("'") + type_name(a) + "' and '" + type_name(b) + "' cannot be ordered");
 }
 
-const char* type_name(const Val& v) { return kind_name(v.kind()); }
+const char* type_name(const Val& v) {
+  return v.is_list() ? flavor_name(v.items()->flavor) : kind_name(v.kind());
+}
 
 Val from_value(Heap& heap, const Value& v, int depth) {
   if (depth > kMaxNesting) raise("the context is nested too deeply");

@@ -131,6 +131,9 @@ class Val {
   bool is_list() const { return kind_ == Kind::kList; }
   bool is_tuple() const { return kind_ == Kind::kTuple; }
   bool is_sequence() const { return is_list() || is_tuple(); }
+  bool is_plain_list() const;      // list itself, no range, view or generator
+  bool is_plain_sequence() const;  // list or tuple itself
+  bool is_generator() const;
   bool is_dict() const { return kind_ == Kind::kDict; }
 
   int64_t as_int() const { return i_; }  // of int and bool
@@ -158,9 +161,15 @@ class Val {
   TextPtr text_;
 };
 
+// What a list is in Python. A generator yields its values once, counts as true and cannot be
+// printed as data; views and ranges are no lists either.
+enum class Flavor : uint8_t { kPlain, kRange, kGenerator, kKeys, kValues, kItems, kGroup };
+
 struct List {
   std::vector<Val> values;
-  std::string printed = {};  // a range prints as itself
+  Flavor flavor = Flavor::kPlain;
+  bool consumed = false;                  // generators
+  int64_t start = 0, stop = 0, step = 1;  // ranges
 };
 
 // Keeps insertion order. Keys are anything Python can hash.
@@ -211,6 +220,7 @@ class Heap {
   explicit Heap(size_t limit) : limit_(limit) {}
   Val string(std::string text, bool markup = false);
   Val list(std::vector<Val> values, bool tuple = false);
+  Val flavored(std::vector<Val> values, Flavor flavor);  // kGroup: a tuple
   Dict* dict();
   Namespace* space();
   LoopState* loop();
@@ -227,6 +237,9 @@ class Heap {
   std::deque<LoopState> loops_;
   std::deque<Callable> callables_;
 };
+
+// Counts against the step limit of the render that runs on this thread, if any.
+void spend_steps(size_t steps);
 
 // Python's rules.
 bool truthy(const Val& v);
