@@ -104,10 +104,11 @@ class Evaluate(unittest.TestCase):
     def test_perplexity_agrees_between_backends(self):
         with tempfile.TemporaryDirectory() as folder:
             text = pathlib.Path(folder) / "text.txt"
-            text.write_text("".join(random.Random(1).choice("abcdefgh ") for _ in range(400)))
-            out = {b: run_json("eval", "perplexity", LLAMA, text, "--window", "32", "--tokens", "128", "--json", "--backend", b)
+            text.write_text("".join(random.Random(1).choice("abcdefgh ") for _ in range(800)))
+            out = {b: run_json("eval", "perplexity", LLAMA, text, "--window", "32", "--tokens", "384", "--json", "--backend", b)
                    for b in ("cpu", "ref")}
-        self.assertEqual(out["cpu"]["scored"], 4 * 15)
+        self.assertEqual(sorted(out["cpu"]), ["nll", "ppl", "scored", "tokens_per_second"])
+        self.assertEqual(out["cpu"]["scored"], 12 * 15)
         self.assertAlmostEqual(out["cpu"]["nll"], out["ref"]["nll"], places=4)
         self.assertAlmostEqual(math.exp(out["cpu"]["nll"]), out["cpu"]["ppl"], places=6)
         self.assertGreater(out["cpu"]["tokens_per_second"], 0)
