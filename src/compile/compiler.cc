@@ -83,7 +83,8 @@ PlanSet compile_module(Module& module, const ModelConfig& config, const Backend&
                        const CompileOptions& options) {
   Function& step = *module.find_function("step");
   run_passes(module, step, {backend, options});
-  const Function& decode = specialize_decode(module);
+  Function& decode = specialize_decode(module);
+  run_derived_passes(module, decode, {backend, options});
 
   PlanSet set;
   set.model = module.name;
@@ -95,7 +96,11 @@ PlanSet compile_module(Module& module, const ModelConfig& config, const Backend&
   declare_tables(set, module);
   plan_step(set, step, backend, options);
   plan_decode(set, decode, backend, options);
-  for (int k : options.verify) plan_verify(set, specialize_verify(module, k), k, backend, options);
+  for (int k : options.verify) {
+    Function& verify = specialize_verify(module, k);
+    run_derived_passes(module, verify, {backend, options});
+    plan_verify(set, verify, k, backend, options);
+  }
   set.numerics_id = numerics_id(set, backend);
   check_plan_set(set);
   return set;

@@ -1,5 +1,7 @@
 #include "compile/pass.h"
 
+#include <algorithm>
+
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -67,6 +69,17 @@ std::vector<PassTiming> run_passes(Module& module, Function& function, const Pas
     timings.push_back(std::move(timing));
   }
   return timings;
+}
+
+void run_derived_passes(Module& module, Function& function, const PassContext& context) {
+  const std::vector<std::string>& asked = context.options.passes;
+  CompileOptions options = context.options;
+  options.passes.clear();
+  for (const char* name : {"use-facts", "dead-code"})
+    if (asked.empty() || std::find(asked.begin(), asked.end(), name) != asked.end())
+      options.passes.emplace_back(name);
+  if (options.passes.empty()) return;
+  run_passes(module, function, {context.backend, options});
 }
 
 }  // namespace tokamak

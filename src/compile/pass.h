@@ -50,6 +50,9 @@ const Pass* find_pass(std::string_view name);
 // Throws Error(kInvalidArgument) naming an unknown pass.
 std::vector<const Pass*> chosen_passes(const CompileOptions& options);
 std::vector<PassTiming> run_passes(Module& module, Function& function, const PassContext& context);
+// For decode and verify, which are made of a function that the passes have seen: what their facts
+// allow beyond that.
+void run_derived_passes(Module& module, Function& function, const PassContext& context);
 
 // Passes.
 void quantize_activations(Module& module, Function& function, const PassContext& context);
@@ -58,6 +61,7 @@ void canonicalize(Module& module, Function& function, const PassContext& context
 void fold_constants(Module& module, Function& function, const PassContext& context);
 void recognize(Module& module, Function& function, const PassContext& context);
 void fold_scales(Module& module, Function& function, const PassContext& context);
+void use_facts(Module& module, Function& function, const PassContext& context);
 void remove_dead_code(Module& module, Function& function, const PassContext& context);
 
 }  // namespace tokamak

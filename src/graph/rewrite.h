@@ -44,7 +44,7 @@ class Rewriter {
   UseCount uses_;
   int depth_ = 0;
   std::vector<std::string> provenance_;  // of nodes that are being made
-  NodeId place_ = 0;  // in the function that is being rebuilt
+  NodeId place_ = 0;                     // in the function that is being rebuilt
   const Function *from_ = nullptr, *building_ = nullptr;
 };
 

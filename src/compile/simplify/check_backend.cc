@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <numeric>
 
 #include "base/error.h"
 #include "compile/planner/planner.h"
@@ -36,6 +36,8 @@ class ConcreteRun {
       fail(ErrorCode::kUnsupported, "result {} of {} values for {} rows", result, elements, rows);
     Module m = module_.clone();
     m.symbols.clear();
+    for (WeightDecl& w : m.weights)
+      if (w.recipe.sources.empty()) w.recipe.sources = {w.name};
     m.functions.clear();
     Function& fn = m.add_function("step");
     copy(m, fn, result, rows, elements / rows);
@@ -84,14 +86,18 @@ class ConcreteRun {
       auto it = inputs_.tensors.find(name);
       to = it == inputs_.tensors.end() ? std::move(otherwise) : it->second.i;
     };
-    take("seq", step_.seq, {0});
+    take("out_rows", step_.out_rows, {0});
+    auto rows =
+        static_cast<size_t>(*std::max_element(step_.out_rows.begin(), step_.out_rows.end()) + 1);
+    take("seq", step_.seq, std::vector<int32_t>(rows, 0));
     size_t t = step_.seq.size();
-    take("slot", step_.slot, std::vector<int32_t>(t, 0));
+    std::vector<int32_t> slots(t);
+    std::iota(slots.begin(), slots.end(), 0);
+    take("slot", step_.slot, slots);
     take("pos", step_.pos, step_.slot);
     take("ids", step_.ids, std::vector<int32_t>(t, 0));
     take("q_start", step_.q_start, {0, static_cast<int32_t>(t)});
     take("kv_len", step_.kv_len, {*std::max_element(step_.slot.begin(), step_.slot.end()) + 1});
-    take("out_rows", step_.out_rows, {0});
     for (size_t b = 0; b < step_.kv_len.size(); ++b) step_.row.push_back(static_cast<int32_t>(b));
     SampleRow sample;
     sample.mode = SampleRow::Mode::kHidden;
