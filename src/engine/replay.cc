@@ -100,6 +100,55 @@ class Clients {
   std::vector<Stream> requests_;  // by id, which is the number in the trace
 };
 
+EngineConfig config_of(const ReplayOptions& options, const PlanSet& plans) {
+  EngineConfig c = options.engine;
+  c.model = plans.model;
+  c.vocab = plans.vocab;
+  c.groups = plans.groups;
+  c.max_model_len = plans.context;
+  c.blocks = kv_blocks_for(plans, options.kv_tokens);
+  c.max_out_rows = std::max(c.max_out_rows, c.max_num_seqs);
+  c.decode_batch = c.max_num_seqs;
+  return c;
+}
+
+std::unique_ptr<Executable> executable_of(const ReplayOptions& options, const PlanSet& plans,
+                                          const EngineConfig& config) {
+  NullOptions null;
+  null.machine = options.machine;
+  null.max_in_flight = config.max_in_flight;
+  null.check = options.check_steps;
+  LoadOptions load;
+  load.blocks = config.blocks;
+  load.max_rows = config.max_num_seqs;
+  return make_null_executable(plans, load, null);
+}
+
+int64_t longest(const std::vector<TraceRequest>& trace) {
+  int64_t context = 1;
+  for (const TraceRequest& r : trace) {
+    if (r.input < 1 || r.output < 1)
+      fail(ErrorCode::kInvalidArgument, "trace: a request of {} and {} tokens", r.input, r.output);
+    context = std::max(context, r.input + r.output);
+  }
+  return context;
+}
+
+void fill(ReplayReport& report, Clients& clients, const EngineStats& s) {
+  report.failed = clients.failed;
+  report.output_tokens = clients.output;
+  report.stats = s;
+  report.hit_rate = s.prompt_tokens == 0
+                        ? 0
+                        : static_cast<double>(s.prefix_hits) / static_cast<double>(s.prompt_tokens);
+  report.ttft = percentiles(clients.ttft);
+  report.tpot = percentiles(clients.tpot);
+  report.itl = percentiles(clients.itl);
+  report.e2e = percentiles(clients.e2e);
+  report.sequences_per_step = s.step_sequences.mean();
+  report.tokens_per_step = s.step_tokens.mean();
+}
+
 }  // namespace
 
 Percentiles percentiles(std::vector<float>& values) {
@@ -116,42 +165,20 @@ Percentiles percentiles(std::vector<float>& values) {
 }
 
 ReplayReport replay_trace(const std::vector<TraceRequest>& trace, const ReplayOptions& options) {
-  ReplayReport report;
-  int64_t context = 1;
-  for (const TraceRequest& r : trace) {
-    if (r.input < 1 || r.output < 1)
-      fail(ErrorCode::kInvalidArgument, "trace: a request of {} and {} tokens", r.input, r.output);
-    context = std::max(context, r.input + r.output);
-    report.input_tokens += r.input;
-  }
-  PlanSet plans = plans_of(options, context);
-  EngineConfig config = options.engine;
-  config.model = plans.model;
-  config.vocab = plans.vocab;
-  config.groups = plans.groups;
-  config.max_model_len = context;
-  config.blocks = kv_blocks_for(plans, options.kv_tokens);
-  config.max_out_rows = std::max(config.max_out_rows, config.max_num_seqs);
-  config.decode_batch = config.max_num_seqs;
-  NullOptions null;
-  null.machine = options.machine;
-  null.max_in_flight = config.max_in_flight;
-  null.check = options.check_steps;
-  LoadOptions load;
-  load.blocks = config.blocks;
-  load.max_rows = config.max_num_seqs;
-  auto executable = make_null_executable(plans, load, null);
+  PlanSet plans = plans_of(options, longest(trace));
+  EngineConfig config = config_of(options, plans);
+  auto executable = executable_of(options, plans, config);
   EngineCore core(config);
   Roofline machine(plans, options.machine);
-  double device_seconds = 0;
+  ReplayReport report;
   Simulator simulator(core, *executable, [&](const StepInputs& in) {
     double s = machine.seconds(in);
-    device_seconds += s;
+    report.device_seconds += s;
     return s;
   });
   Clients clients(trace.size());
-  size_t next = 0;
   Nanos first = trace.empty() ? 0 : trace.front().arrival;
+  size_t next = 0;
   simulator.read([&](Nanos& time, Event& event) {
     if (next == trace.size()) return false;
     const TraceRequest& r = trace[next];
@@ -160,30 +187,17 @@ ReplayReport replay_trace(const std::vector<TraceRequest>& trace, const ReplayOp
     RequestSpec spec;
     spec.prompt = prompt_of(r, next, plans.vocab);
     spec.max_tokens = static_cast<int32_t>(r.output);
+    report.input_tokens += r.input;
     event = Event::arrival(next++, std::move(spec));
     return true;
   });
   simulator.observe(
       [&](Nanos now, std::span<const Event>, Actions& actions) { clients.take(now, actions); });
   simulator.run();
-
   report.requests = static_cast<int64_t>(trace.size());
-  report.failed = clients.failed;
-  report.output_tokens = clients.output;
   report.seconds = seconds(simulator.now());
-  report.device_seconds = device_seconds;
-  report.stats = core.stats();
-  const EngineStats& s = report.stats;
-  report.hit_rate = s.prompt_tokens == 0
-                        ? 0
-                        : static_cast<double>(s.prefix_hits) / static_cast<double>(s.prompt_tokens);
   report.ideal_hit_rate = ideal_hits(trace);
-  report.ttft = percentiles(clients.ttft);
-  report.tpot = percentiles(clients.tpot);
-  report.itl = percentiles(clients.itl);
-  report.e2e = percentiles(clients.e2e);
-  report.sequences_per_step = s.step_sequences.mean();
-  report.tokens_per_step = s.step_tokens.mean();
+  fill(report, clients, core.stats());
   return report;
 }
 

@@ -27,80 +27,105 @@ size_t common(std::span<const int32_t> a, std::span<const int32_t> b) {
 
 // --- the tree
 
-// Every node by its salt and tokens from the root.
-using Model = std::map<std::pair<std::string, Ids>, PrefixNode>;
+// The tree and a map of its nodes by salt and tokens from the root, side by side.
+class TreeModel {
+ public:
+  static constexpr size_t kUnit = 3;
+  using Key = std::pair<std::string, Ids>;
+  explicit TreeModel(Rng& rng) : rng_(rng) {}
+
+  Key random_key() {  // a root, or a node that is there
+    const std::string salts[] = {"", "a", "b"};
+    if (nodes_.empty() || rng_.below(3) == 0) return {salts[rng_.below(3)], {}};
+    auto it = nodes_.begin();
+    std::advance(it, static_cast<std::ptrdiff_t>(rng_.below(nodes_.size())));
+    return it->first;
+  }
+
+  void add(const Key& parent_key, const Ids& tokens) {  // a leaf that holds a block
+    if (nodes_.size() > 200 || parent_key.second.size() > 4 * kUnit) return;
+    Key key = parent_key;
+    key.second.insert(key.second.end(), tokens.begin(), tokens.end());
+    PrefixNode parent = find(parent_key);
+    if (parent == kNoPrefixNode) parent = index_.root(parent_key.first);
+    PrefixNode there = index_.child(parent, tokens);
+    ASSERT_EQ(there != kNoPrefixNode, nodes_.contains(key));
+    if (there != kNoPrefixNode) {
+      EXPECT_EQ(there, nodes_.at(key));
+      EXPECT_THROW(index_.add_child(parent, tokens), Error);
+      return;
+    }
+    there = index_.add_child(parent, tokens);
+    index_.set_block(there, 0, 0, {1, 0});
+    nodes_[key] = there;
+  }
+
+  // Takes its block away: it goes, with hollow ancestors, if it has no children.
+  void hollow(Key key) {
+    if (key.second.empty()) return;
+    PrefixNode node = nodes_.at(key);
+    index_.set_block(node, 0, 0, {});
+    index_.prune(node);
+    for (; !key.second.empty(); key.second.resize(key.second.size() - kUnit)) {
+      auto next = nodes_.upper_bound(key);
+      bool has_children = next != nodes_.end() && next->first.first == key.first &&
+                          common(next->first.second, key.second) == key.second.size();
+      if (has_children || index_.block(nodes_.at(key), 0, 0).valid()) return;
+      nodes_.erase(key);
+    }
+  }
+
+  void nearest(const Key& at, const Ids& wanted) {
+    PrefixNode parent = find(at);
+    if (parent == kNoPrefixNode) return;
+    size_t best = 0;
+    for (const auto& [key, node] : nodes_) {
+      bool is_child = key.first == at.first && key.second.size() == at.second.size() + kUnit &&
+                      common(key.second, at.second) == at.second.size();
+      if (is_child) best = std::max(best, common(std::span(key.second).last(kUnit), wanted));
+    }
+    auto near = index_.nearest(parent, wanted);
+    ASSERT_EQ(static_cast<size_t>(near.common), best);
+    if (best > 0) {
+      EXPECT_EQ(common(index_.tokens(near.node), wanted), best);
+    }
+  }
+
+  void check_size() {
+    std::set<std::string> roots;
+    for (const auto& [key, node] : nodes_) roots.insert(key.first);
+    // A root that was asked for and never got a child may stay until somebody prunes it.
+    ASSERT_GE(index_.nodes(), nodes_.size() + roots.size());
+    ASSERT_LE(index_.nodes(), nodes_.size() + 3);
+  }
+
+ private:
+  PrefixNode find(const Key& key) {
+    return key.second.empty() ? index_.find_root(key.first) : nodes_.at(key);
+  }
+  Rng& rng_;
+  PrefixIndex index_{kUnit, {1}, 16};
+  std::map<Key, PrefixNode> nodes_;
+};
 
 TEST(PrefixIndex, RandomOperationsAgainstAMap) {
-  constexpr size_t kUnit = 3;
-  PrefixIndex index(kUnit, {1}, 16);
-  Model model;
   Rng rng(3);
-  const std::string salts[] = {"", "a", "b"};
-  auto key_of = [&](const Model::value_type& v) { return v.first; };
-  for (int round = 0; round < 20000; ++round) {
-    // A random place: a root, or a node that is there.
-    std::pair<std::string, Ids> at = {salts[rng.below(3)], {}};
-    if (!model.empty() && rng.below(3) > 0) {
-      auto it = model.begin();
-      std::advance(it, static_cast<std::ptrdiff_t>(rng.below(model.size())));
-      at = key_of(*it);
-    }
-    PrefixNode parent = at.second.empty() ? index.find_root(at.first) : model.at(at);
-    Ids tokens = random_ids(rng, kUnit);
-    auto child = at;
-    child.second.insert(child.second.end(), tokens.begin(), tokens.end());
+  TreeModel model(rng);
+  for (int round = 0; round < 20000 && !HasFatalFailure(); ++round) {
+    auto at = model.random_key();
+    Ids tokens = random_ids(rng, TreeModel::kUnit);
     switch (rng.below(3)) {
-      case 0: {  // add a leaf that holds a block
-        if (model.size() > 200 || child.second.size() > 5 * kUnit) break;
-        if (parent == kNoPrefixNode) parent = index.root(at.first);
-        PrefixNode there = index.child(parent, tokens);
-        ASSERT_EQ(there != kNoPrefixNode, model.contains(child));
-        if (there != kNoPrefixNode) {
-          EXPECT_EQ(there, model.at(child));
-          EXPECT_THROW(index.add_child(parent, tokens), Error);
-          break;
-        }
-        there = index.add_child(parent, tokens);
-        index.set_block(there, 0, 0, {static_cast<int32_t>(round), 0});
-        model[child] = there;
+      case 0:
+        model.add(at, tokens);
         break;
-      }
-      case 1: {  // take its block away: it goes, with hollow ancestors, if it has no children
-        if (at.second.empty()) break;
-        PrefixNode node = model.at(at);
-        index.set_block(node, 0, 0, {});
-        index.prune(node);
-        for (auto key = at; !key.second.empty(); key.second.resize(key.second.size() - kUnit)) {
-          auto next = model.upper_bound(key);
-          bool has_children = next != model.end() && next->first.first == key.first &&
-                              common(next->first.second, key.second) == key.second.size();
-          if (has_children || index.block(model.at(key), 0, 0).valid()) break;
-          model.erase(key);
-        }
+      case 1:
+        model.hollow(at);
         break;
-      }
-      default: {  // the child with most in common
-        if (parent == kNoPrefixNode) break;
-        Ids wanted(tokens.begin(),
-                   tokens.begin() + 1 + static_cast<std::ptrdiff_t>(rng.below(kUnit)));
-        size_t best = 0;
-        for (const auto& [key, node] : model) {
-          bool is_child = key.first == at.first && key.second.size() == at.second.size() + kUnit &&
-                          common(key.second, at.second) == at.second.size();
-          if (is_child) best = std::max(best, common(std::span(key.second).last(kUnit), wanted));
-        }
-        auto near = index.nearest(parent, wanted);
-        ASSERT_EQ(static_cast<size_t>(near.common), best);
-        if (best > 0) {
-          EXPECT_EQ(common(index.tokens(near.node), wanted), best);
-        }
-      }
+      default:
+        tokens.resize(1 + rng.below(TreeModel::kUnit));
+        model.nearest(at, tokens);
     }
-    std::set<std::string> roots;
-    for (const auto& [key, node] : model) roots.insert(key.first);
-    // A root that was asked for and never got a child may stay until somebody prunes it.
-    ASSERT_GE(index.nodes(), model.size() + roots.size());
-    ASSERT_LE(index.nodes(), model.size() + 3);
+    model.check_size();
   }
 }
 
@@ -153,72 +178,81 @@ class Content {
 
 // Sequences start from what others left, grow, end and fork, with few blocks: content is always
 // theirs, references add up, and nothing is left.
+class RandomSequences {
+ public:
+  RandomSequences(uint64_t seed, std::vector<int64_t> blocks)
+      : kv_(std::vector<GroupEntry>{kFull, kWindow}, blocks, true), rng_(seed) {}
+
+  void round(int now) {
+    kv_.set_time(now);
+    Live& s = seqs_[rng_.below(seqs_.size())];
+    if (!s.open) return start(s);
+    if (rng_.below(6) > 0) return grow(s);
+    kv_.release(s.blocks);
+    s.open = false;
+  }
+  void end() {
+    for (Live& s : seqs_)
+      if (s.open) kv_.release(s.blocks);
+    EXPECT_TRUE(kv_.all_free());
+    EXPECT_GT(hits_, 100);
+    EXPECT_GT(copies_, 20);
+  }
+
+ private:
+  void start(Live& s) {
+    s.blocks.path.clear();
+    s.ids = random_ids(rng_, 1 + rng_.below(40), 2);
+    std::fill_n(s.ids.begin(), std::min<size_t>(s.ids.size(), rng_.below(30)), 1);
+    s.salt = rng_.below(4) == 0 ? "x" : "";
+    s.blocks.priority = static_cast<int32_t>(rng_.below(3));
+    s.blocks.ttl = rng_.below(2) == 0 ? kNever : static_cast<Nanos>(rng_.below(100));
+    const Live& other = seqs_[rng_.below(seqs_.size())];
+    if (other.open && rng_.below(3) == 0 && other.computed > 0) {
+      int64_t n = 1 + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(other.computed)));
+      s.ids.assign(other.ids.begin(), other.ids.begin() + n);
+      s.ids.push_back(7);
+      s.salt = other.salt;
+      kv_.find_fork(other.blocks, n, hit_);
+    } else {
+      kv_.find_prefix(s.salt, s.ids, std::ssize(s.ids) - 1, hit_);
+    }
+    kv_.open(s.blocks, 60);
+    for (size_t g = 0; g < 2; ++g)  // room for copies, as admission makes sure
+      if (kv_.pool(g).available() - hit_.groups[g].cached < 2) return;
+    kv_.start(s.blocks, s.salt, s.ids, hit_);
+    s.computed = hit_.tokens;
+    s.open = true;
+    hits_ += hit_.tokens > 0;
+    copies_ += std::ssize(s.blocks.copies);
+    content_.copy(s.blocks);
+    content_.check(s);
+  }
+
+  void grow(Live& s) {
+    int64_t to = s.computed + 1 + static_cast<int64_t>(rng_.below(5));
+    if (to > 60 || !kv_.reserve(s.blocks, to)) return kv_.truncate(s.blocks, s.computed);
+    while (std::ssize(s.ids) < to) s.ids.push_back(static_cast<int32_t>(rng_.below(2)));
+    content_.write(s, s.computed, to);
+    s.computed = to - static_cast<int64_t>(rng_.below(2));  // the last one may not be accepted
+    kv_.truncate(s.blocks, s.computed);
+    kv_.commit(s.blocks, s.computed, s.ids);
+    content_.check(s);
+  }
+
+  KvCache kv_;
+  Content content_{kv_};
+  Rng rng_;
+  std::vector<Live> seqs_ = std::vector<Live>(6);
+  PrefixHit hit_;
+  int64_t hits_ = 0, copies_ = 0;
+};
+
 void random_sequences(uint64_t seed, std::vector<int64_t> blocks) {
   SCOPED_TRACE(seed);
-  GroupEntry groups[] = {kFull, kWindow};
-  KvCache kv(groups, blocks, true);
-  Content content(kv);
-  Rng rng(seed);
-  std::vector<Live> seqs(6);
-  PrefixHit hit;
-  int64_t hits = 0, copies = 0;
-  auto start = [&](Live& s, const PrefixHit& from) {
-    kv.open(s.blocks, 60);
-    for (size_t g = 0; g < 2; ++g) {  // room for copies, as admission makes sure
-      const PrefixHit::Group& group = from.groups[g];
-      if (kv.pool(g).available() - group.cached < 2) return;
-    }
-    kv.start(s.blocks, s.salt, s.ids, from);
-    s.computed = from.tokens;
-    s.open = true;
-    hits += from.tokens > 0;
-    copies += std::ssize(s.blocks.copies);
-    content.copy(s.blocks);
-    content.check(s);
-  };
-  for (int round = 0; round < 4000 && !testing::Test::HasFatalFailure(); ++round) {
-    kv.set_time(round);
-    Live& s = seqs[rng.below(seqs.size())];
-    if (!s.open) {
-      s.blocks.path.clear();
-      s.ids = random_ids(rng, 1 + rng.below(40), 2);
-      std::fill_n(s.ids.begin(), std::min<size_t>(s.ids.size(), rng.below(30)), 1);
-      s.salt = rng.below(4) == 0 ? "x" : "";
-      s.blocks.priority = static_cast<int32_t>(rng.below(3));
-      s.blocks.ttl = rng.below(2) == 0 ? kNever : static_cast<Nanos>(rng.below(100));
-      const Live& other = seqs[rng.below(seqs.size())];
-      if (other.open && rng.below(3) == 0 && other.computed > 0) {
-        int64_t n = 1 + static_cast<int64_t>(rng.below(static_cast<uint64_t>(other.computed)));
-        s.ids.assign(other.ids.begin(), other.ids.begin() + n);
-        s.ids.push_back(7);
-        s.salt = other.salt;
-        kv.find_fork(other.blocks, n, hit);
-      } else {
-        kv.find_prefix(s.salt, s.ids, std::ssize(s.ids) - 1, hit);
-      }
-      start(s, hit);
-    } else if (rng.below(6) == 0) {
-      kv.release(s.blocks);
-      s.open = false;
-    } else {
-      int64_t to = s.computed + 1 + static_cast<int64_t>(rng.below(5));
-      if (to > 60 || !kv.reserve(s.blocks, to)) {
-        kv.truncate(s.blocks, s.computed);
-        continue;
-      }
-      while (std::ssize(s.ids) < to) s.ids.push_back(static_cast<int32_t>(rng.below(2)));
-      content.write(s, s.computed, to);
-      s.computed = to - static_cast<int64_t>(rng.below(2));  // the last one may not be accepted
-      kv.truncate(s.blocks, s.computed);
-      kv.commit(s.blocks, s.computed, s.ids);
-      content.check(s);
-    }
-  }
-  for (Live& s : seqs)
-    if (s.open) kv.release(s.blocks);
-  EXPECT_TRUE(kv.all_free());
-  EXPECT_GT(hits, 100);
-  EXPECT_GT(copies, 20);
+  RandomSequences run(seed, std::move(blocks));
+  for (int round = 0; round < 4000 && !testing::Test::HasFatalFailure(); ++round) run.round(round);
+  run.end();
 }
 
 TEST(KvPrefix, RandomSequencesFindOnlyTheirOwnContent) {
