@@ -152,6 +152,21 @@ TEST(Damage, Safetensors) {
   EXPECT_GT(outcome.refused, 3000);
 }
 
+// Cut at every byte: each section's end is one of them.
+TEST(Damage, EveryPrefixIsRefused) {
+  test::TinyGguf tiny;
+  tiny.layers = 1;
+  std::vector<std::byte> gguf = tiny.bytes();
+  test::SafetensorsBuilder builder;
+  for (int i = 1; i < 4; ++i) builder.add_f32(fmt::format("tensor {}", i), {2, i});
+  std::string safetensors = builder.file();
+  // In the data every 97th will do; the last bytes may be padding.
+  for (size_t n = 0; n + 32 < gguf.size(); n += n < 2500 ? 1 : 97)
+    EXPECT_THROW(GgufFile::parse(std::span(gguf).first(n), "cut.gguf"), Error) << n;
+  for (size_t n = 0; n < safetensors.size(); ++n)
+    EXPECT_THROW(SafetensorsFile::parse(test::as_bytes(safetensors).first(n), "cut"), Error) << n;
+}
+
 TEST(Damage, ConfigJson) {
   WeightTable table;
   auto add = [&](const char* name, std::vector<int64_t> dims) {
