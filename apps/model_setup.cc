@@ -20,6 +20,35 @@ std::string served_name(const std::filesystem::path& path) {
   return last.extension() == ".gguf" ? last.stem().string() : last.filename().string();
 }
 
+uint64_t kv_bytes_of(const PlanSet& plans, const std::vector<int64_t>& blocks) {
+  uint64_t bytes = 0;
+  for (size_t g = 0; g < blocks.size(); ++g)
+    bytes += static_cast<uint64_t>(blocks[g] * plans.groups[g].block_size) *
+             static_cast<uint64_t>(kv_bytes_per_token(plans, static_cast<uint32_t>(g)));
+  return bytes;
+}
+
+std::vector<int64_t> kv_blocks_of(const ModelFlags& flags, const PlanSet& plans,
+                                  const EngineConfig& config) {
+  auto blocks_for = [&](int64_t tokens) {
+    return kv_blocks_for(plans, tokens, config.max_num_seqs, config.max_batched_tokens);
+  };
+  if (plans.groups.empty()) return {};
+  if (flags.kv_blocks > 0) return blocks_for(flags.kv_blocks * plans.groups[0].block_size);
+  if (flags.kv_bytes == 0)
+    return blocks_for(flags.kv_tokens > 0 ? flags.kv_tokens
+                                          : std::max<int64_t>(plans.context * 2, 16384));
+  int64_t low = 0, high = int64_t{1} << 40;  // low fits, high does not
+  while (high - low > 1) {
+    int64_t middle = low + (high - low) / 2;
+    (kv_bytes_of(plans, blocks_for(middle)) <= flags.kv_bytes ? low : high) = middle;
+  }
+  if (low == 0)
+    fail(ErrorCode::kInvalidArgument, "{} bytes of KV cache do not hold one block: it takes {}",
+         flags.kv_bytes, kv_bytes_of(plans, blocks_for(1)));
+  return blocks_for(low);
+}
+
 }  // namespace
 
 void add_model_argument(CLI::App& verb, ModelFlags& flags) {
@@ -96,10 +125,10 @@ CompiledSetup compile_for(const ModelFlags& flags) {
 }
 
 std::unique_ptr<Executable> load_weights(Backend& backend, const ModelSource& source,
-                                         int64_t kv_tokens, int64_t max_rows) {
+                                         std::vector<int64_t> kv_blocks, int64_t max_rows) {
   ProgressBar bar("loading weights");
   LoadOptions options;
-  options.blocks = kv_blocks_for(source.plans(), kv_tokens);
+  options.blocks = std::move(kv_blocks);
   options.max_rows = max_rows;
   options.progress = [&](uint64_t done, uint64_t total) { bar.update(done, total); };
   return backend.load(source.plans(), source.weights(), options);
@@ -117,11 +146,12 @@ LoadedModel load_model(const ModelFlags& flags) {
   model.tokenizer = std::make_shared<Tokenizer>(model.source->tokenizer());
   if (const std::string& text = model.source->tokenizer().chat_template; !text.empty())
     model.chat_template = std::make_shared<ChatTemplate>(ChatTemplate::parse(text));
-  int64_t kv_tokens =
-      flags.kv_tokens > 0 ? flags.kv_tokens : std::max<int64_t>(plans.context * 2, 16384);
-  std::unique_ptr<Executable> executable =
-      load_weights(*model.backend, *model.source, kv_tokens, flags.max_sequences);
   EngineConfig config = default_engine_config(plans);
+  config.blocks = kv_blocks_of(flags, plans, config);
+  if (flags.tune) flags.tune(config);
+  check_engine_config(config);
+  std::unique_ptr<Executable> executable =
+      load_weights(*model.backend, *model.source, config.blocks, flags.max_sequences);
   model.engine = std::make_shared<LocalEngine>(plans, std::move(executable), config, clock);
   model.load_seconds = seconds(clock.now() - start);
   return model;

@@ -1,6 +1,7 @@
 #pragma once
 // From command-line flags to a running model: the place where the compiler and the engine meet.
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -23,6 +24,9 @@ struct ModelFlags {
   int64_t context = 0;    // 0: the model's own, at most kDefaultContext
   int64_t longest = 0;    // no sequence gets longer than this; 0: not known
   int64_t kv_tokens = 0;  // 0: derived from context and max_sequences
+  uint64_t kv_bytes = 0;  // instead of kv_tokens: as many blocks as fit into so much memory
+  int64_t kv_blocks = 0;  // instead of kv_tokens: blocks of each group that keeps all tokens
+  std::function<void(EngineConfig&)> tune;  // sets policies and limits; may be empty
   int64_t max_sequences = 64;
   int64_t max_tokens = 512;  // token budget of one step
   int64_t max_logit_rows = 64;
@@ -43,7 +47,7 @@ CompiledSetup compile_for(const ModelFlags& flags);
 
 // Loads weights with a progress bar on a terminal.
 std::unique_ptr<Executable> load_weights(Backend& backend, const ModelSource& source,
-                                         int64_t kv_tokens, int64_t max_rows);
+                                         std::vector<int64_t> kv_blocks, int64_t max_rows);
 
 // Everything a front end needs. Destroyed in reverse order: the engine stops before its backend
 // goes.

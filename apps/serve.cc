@@ -7,9 +7,12 @@
 #include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "serve/http/server.h"
 #include "serve/openai/api.h"
+#include "serve/openai/metrics.h"
 #include "serve/web/page.h"
 
 namespace tokamak {
@@ -17,52 +20,137 @@ namespace {
 
 struct ServeFlags {
   ModelFlags model;
+  std::vector<std::string> models;
   http::ServerOptions http;
   std::vector<std::string> api_keys, names, origins = {"*"};
   double request_timeout = 0, shutdown_timeout = 30;
   int max_body_mb = 16;
+  int64_t max_queue = 4096;
+  bool no_prefix_cache = false;
+  std::string scheduler = "fcfs", kv_policy = "max-utilization", metrics_compat, request_log;
 };
 
-ServedModel served(const LoadedModel& loaded, const ServeFlags& flags) {
+// What the model's makers recommend, where they say so.
+SampleSpec sampling_defaults(const std::string& path) {
+  std::filesystem::path file = std::filesystem::path(path) / "generation_config.json";
+  if (!std::filesystem::is_regular_file(file)) return {};
+  Value config = parse_json(read_text_file(file, size_t{1} << 20), "generation_config.json");
+  return openai::sampling_defaults(config);
+}
+
+ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t index) {
+  const std::string& path = flags.models[index];
   ServedModel model;
-  model.name = flags.names.empty() ? loaded.name : flags.names[0];
-  for (size_t i = 1; i < flags.names.size(); ++i) model.aliases.push_back(flags.names[i]);
+  bool alone = flags.models.size() == 1;
+  model.name = flags.names.empty() ? loaded.name : flags.names[alone ? 0 : index];
+  if (alone)
+    for (size_t i = 1; i < flags.names.size(); ++i) model.aliases.push_back(flags.names[i]);
   if (flags.names.empty()) {  // people also type what they started the server with
-    model.aliases.push_back(flags.model.model);
-    model.aliases.push_back(std::filesystem::path(flags.model.model).stem().string());
+    model.aliases.push_back(path);
+    model.aliases.push_back(std::filesystem::path(path).stem().string());
   }
   model.client = loaded.engine;
   model.tokenizer = loaded.tokenizer;
   model.chat_template = loaded.chat_template;
   model.max_model_len = loaded.engine->info().max_model_len;
   model.created = unix_seconds();
+  model.defaults = sampling_defaults(path);
   return model;
 }
 
-void serve(ServeFlags& flags) {
-  SteadyClock clock;
-  Nanos start = clock.now();
+std::string mebibytes(uint64_t bytes) {
+  return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+// Every counted byte, and how much more the system says the process has.
+void print_ledger(const std::vector<LoadedModel>& models) {
+  uint64_t all = 0;
+  for (const LoadedModel& model : models) {
+    EngineMemory m = model.engine->memory();
+    const EngineConfig& config = model.engine->config();
+    fmt::print("memory of {}:\n", model.name);
+    auto row = [](const char* name, uint64_t bytes, const std::string& note = "") {
+      fmt::print("  {:<10} {:>12}  {}\n", name, mebibytes(bytes), note);
+    };
+    row("weights", m.weights);
+    std::string blocks;
+    for (size_t g = 0; g < config.blocks.size(); ++g)
+      blocks +=
+          fmt::format("{}{} blocks of {} tokens{}", g > 0 ? ", " : "", config.blocks[g],
+                      config.groups[g].block_size, config.groups[g].window > 0 ? " (window)" : "");
+    row("KV", m.kv, blocks);
+    row("arena", m.arena);
+    row("scratch", m.scratch);
+    row("other", m.other);
+    row("total", m.total());
+    all += m.total();
+  }
+  if (uint64_t resident = openai::resident_bytes(); resident > 0)
+    fmt::print("resident {}, of it counted above at most {}\n", mebibytes(resident),
+               mebibytes(all));
+}
+
+// Refuses flags that contradict each other before anything is loaded.
+void check(ServeFlags& flags) {
+  if (flags.models.size() > 1 && !flags.names.empty() && flags.names.size() != flags.models.size())
+    fail(ErrorCode::kInvalidArgument, "--served-model-name: {} names for {} models; give one each",
+         flags.names.size(), flags.models.size());
+  if (flags.model.kv_bytes > 0 && flags.model.kv_blocks > 0)
+    fail(ErrorCode::kInvalidArgument, "--kv-cache-memory and --kv-blocks say the same: give one");
+  SchedPolicy policy = parse_sched_policy(flags.scheduler);
+  KvPolicy kv_policy = parse_kv_policy(flags.kv_policy);
+  flags.model.tune = [&flags, policy, kv_policy](EngineConfig& config) {
+    config.policy = policy;
+    config.kv_policy = kv_policy;
+    config.max_queue = flags.max_queue;
+    config.prefix_cache = !flags.no_prefix_cache;
+  };
   flags.http.max_body_bytes = static_cast<size_t>(flags.max_body_mb) << 20;
   flags.http.allowed_origins = flags.origins;
   if (flags.api_keys.empty())
     if (const char* key = std::getenv("TOKAMAK_API_KEY"); key != nullptr && *key != '\0')
       flags.api_keys.push_back(key);
+}
+
+std::vector<LoadedModel> load_all(const ServeFlags& flags) {
+  std::vector<LoadedModel> models;
+  for (const std::string& path : flags.models) {
+    ModelFlags one = flags.model;
+    one.model = path;
+    models.push_back(load_model(one));
+    if (models.back().chat_template == nullptr)
+      log::warn("{} has no chat template: /v1/chat/completions will refuse, /v1/completions works",
+                models.back().name);
+  }
+  return models;
+}
+
+void serve(ServeFlags& flags) {
+  SteadyClock clock;
+  Nanos start = clock.now();
+  check(flags);
   http::Server server(flags.http);
-  LoadedModel loaded = load_model(flags.model);
-  if (loaded.chat_template == nullptr)
-    log::warn("{} has no chat template: /v1/chat/completions will refuse, /v1/completions works",
-              loaded.name);
+  std::vector<LoadedModel> loaded = load_all(flags);
   openai::ApiOptions options;
   options.api_keys = flags.api_keys;
   options.request_timeout_seconds = flags.request_timeout;
   options.version = TOKAMAK_VERSION;
-  openai::Api api(options, {served(loaded, flags)});
+  options.vllm_metrics = flags.metrics_compat == "vllm";
+  options.http_stats = &server.stats();
+  std::vector<ServedModel> models;
+  std::string names;
+  for (size_t i = 0; i < loaded.size(); ++i) {
+    models.push_back(served(loaded[i], flags, i));
+    names += (i > 0 ? ", " : "") + models.back().name;
+  }
+  openai::Api api(options, std::move(models));
   http::Router router;
   api.add_routes(router);
   web::add_page(router);
   server.catch_signals();
   server.start(std::move(router));
-  fmt::print("tokamak: {} is ready at {} after {:.1f} s\n", served(loaded, flags).name,
+  print_ledger(loaded);
+  fmt::print("tokamak: {} {} ready at {} after {:.1f} s\n", names, loaded.size() > 1 ? "are" : "is",
              server.url(), seconds(clock.now() - start));
   std::fflush(stdout);
   auto drain = std::chrono::milliseconds(static_cast<int64_t>(flags.shutdown_timeout * 1000));
@@ -70,49 +158,83 @@ void serve(ServeFlags& flags) {
   log::info("stopped");
 }
 
+void add_network_flags(CLI::App& verb, ServeFlags& flags) {
+  verb.add_option("--host", flags.http.host, "address to listen on; 0.0.0.0 for all")
+      ->capture_default_str();
+  verb.add_option("--port", flags.http.port, "port to listen on; 0 takes a free one")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  verb.add_option("--api-key", flags.api_keys,
+                  "ask clients for this key (may be repeated; also $TOKAMAK_API_KEY)");
+  verb.add_option("--allowed-origins", flags.origins,
+                  "web origins whose pages may use the server; * = any")
+      ->capture_default_str();
+  verb.add_option("--max-connections", flags.http.max_connections, "open connections")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  verb.add_option("--max-body-mb", flags.max_body_mb, "largest request in MiB")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  verb.add_option("--request-timeout", flags.request_timeout,
+                  "seconds until a request is given up; 0 = never")
+      ->check(CLI::Range(0.0, 1e6));
+  verb.add_option("--shutdown-timeout", flags.shutdown_timeout,
+                  "seconds that running answers get when the server is stopped")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  verb.add_option("--metrics-compat", flags.metrics_compat,
+                  "give /metrics under these names too: vllm")
+      ->check(CLI::IsMember({"vllm"}));
+}
+
+void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
+  verb.add_option("--max-model-len", flags.model.context, "the same as --context")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
+  verb.add_option("--max-num-seqs", flags.model.max_sequences, "sequences computed at a time")
+      ->check(CLI::Range(int64_t{1}, int64_t{65536}))
+      ->capture_default_str();
+  verb.add_option("--max-num-batched-tokens", flags.model.max_tokens, "tokens of one step")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  verb.add_option("--max-queue", flags.max_queue, "sequences that may wait; more get a 429")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+      ->capture_default_str();
+  verb.add_option("--kv-cache-memory", flags.model.kv_bytes,
+                  "bytes of KV cache, e.g. 512M or 2G (default: two sequences of full length)")
+      ->transform(CLI::AsSizeValue(false));
+  verb.add_option("--kv-blocks", flags.model.kv_blocks, "blocks of KV cache, instead of bytes")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 32));
+  verb.add_flag("--no-prefix-cache", flags.no_prefix_cache,
+                "compute every prompt from its beginning");
+  verb.add_option("--scheduler", flags.scheduler, "who of the waiting starts first")
+      ->check(CLI::IsMember({"fcfs", "priority", "cache", "fair"}))
+      ->capture_default_str();
+  verb.add_option("--kv-policy", flags.kv_policy,
+                  "start what fits now (and take back when it does not), or only what fits to its "
+                  "end")
+      ->check(CLI::IsMember({"guaranteed-no-evict", "max-utilization"}))
+      ->capture_default_str();
+}
+
 }  // namespace
 
 void add_serve_verb(CLI::App& app) {
   auto flags = std::make_shared<ServeFlags>();
   CLI::App* verb = app.add_subcommand("serve", "OpenAI-compatible server and chat page");
-  add_model_argument(*verb, flags->model);
-  verb->add_option("--host", flags->http.host, "address to listen on; 0.0.0.0 for all")
-      ->capture_default_str();
-  verb->add_option("--port", flags->http.port, "port to listen on; 0 takes a free one")
-      ->check(CLI::Range(0, 65535))
-      ->capture_default_str();
-  verb->add_option("--api-key", flags->api_keys,
-                   "ask clients for this key (may be repeated; also $TOKAMAK_API_KEY)");
+  verb->add_option("MODEL", flags->models,
+                   ".gguf files, or folders with config.json, tokenizer.json and safetensors; "
+                   "clients choose among several by name")
+      ->required();
   verb->add_option("--served-model-name", flags->names,
-                   "name(s) clients call the model by; the first is shown");
-  verb->add_option("--max-model-len", flags->model.context, "the same as --context")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
-  verb->add_option("--max-num-seqs", flags->model.max_sequences, "sequences computed at a time")
-      ->check(CLI::Range(int64_t{1}, int64_t{65536}))
-      ->capture_default_str();
-  verb->add_option("--max-num-batched-tokens", flags->model.max_tokens, "tokens of one step")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-      ->capture_default_str();
-  verb->add_option("--request-timeout", flags->request_timeout,
-                   "seconds until a request is given up; 0 = never")
-      ->check(CLI::Range(0.0, 1e6));
-  verb->add_option("--shutdown-timeout", flags->shutdown_timeout,
-                   "seconds that running answers get when the server is stopped")
-      ->check(CLI::Range(0.0, 1e6))
-      ->capture_default_str();
-  verb->add_option("--allowed-origins", flags->origins,
-                   "web origins whose pages may use the server; * = any")
-      ->capture_default_str();
-  verb->add_option("--max-connections", flags->http.max_connections, "open connections")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  verb->add_option("--max-body-mb", flags->max_body_mb, "largest request in MiB")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
+                   "name(s) clients call the model by, the first is shown; one per model when "
+                   "there are several");
+  add_network_flags(*verb, *flags);
+  add_engine_flags(*verb, *flags);
   add_model_flags(*verb, flags->model);
   verb->footer(
       "Examples:\n  tokamak serve SmolLM2-135M-Instruct.Q4_1.gguf\n"
       "  tokamak serve model.gguf --host 0.0.0.0 --port 9000 --api-key secret\n"
+      "  tokamak serve small.gguf large.gguf --kv-cache-memory 2G --scheduler cache\n"
       "  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\\n"
       "       -d '{\"prompt\": \"The capital of France is\", \"max_tokens\": 8}'");
   verb->callback([flags] { serve(*flags); });

@@ -1,5 +1,6 @@
 """Probes, metrics, the OpenAPI document, refusals that say when to come back."""
 import json
+import pathlib
 import re
 import threading
 import time
@@ -98,6 +99,14 @@ class Routes(unittest.TestCase):
             self.assertNotIn("vllm:", plain.request("GET", "/metrics")[2].decode())
         finally:
             plain.stop()
+
+    def test_the_dashboard_asks_for_what_is_there(self):
+        text = (pathlib.Path(__file__).parents[2] / "deploy" / "grafana.json").read_text()
+        json.loads(text)
+        exported = {name for _, (_, samples) in self.metrics().items() for name, _, _ in samples}
+        asked = set(re.findall(r"(?:tokamak|process)_[a-z0-9_]+", text))
+        self.assertGreater(len(asked), 15)
+        self.assertEqual(asked - exported, set())
 
     def test_full_queue_and_what_never_fits(self):
         for prompt in ("[full]", "[busy]"):  # refused at once, and after a while

@@ -199,6 +199,25 @@ void read_stream(Fields& fields, GenerationParams& params) {
 
 }  // namespace
 
+SampleSpec sampling_defaults(const Value& config) {
+  SampleSpec spec;
+  auto set = [&](const char* name, double low, double high, float& target) {
+    const Value* value = config.find(name);
+    if (value != nullptr && value->is_number() && value->as_double() >= low &&
+        value->as_double() <= high)
+      target = static_cast<float>(value->as_double());
+  };
+  set("temperature", 0, 2, spec.temperature);
+  set("top_p", 0.001, 1, spec.top_p);
+  set("min_p", 0, 1, spec.min_p);
+  set("typical_p", 0.001, 1, spec.typical_p);
+  set("repetition_penalty", 0.01, 10, spec.repetition_penalty);
+  const Value* k = config.find("top_k");
+  if (k != nullptr && k->is_int() && k->as_int() >= 0 && k->as_int() <= INT32_MAX)
+    spec.top_k = static_cast<int32_t>(k->as_int());
+  return spec;
+}
+
 uint64_t fresh_number() {
   static const uint64_t key = [] {
     std::random_device device;

@@ -1,0 +1,127 @@
+"""`tokamak serve` with real engines on tiny models: flags, limits, several models, the memory ledger, bench serve."""
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import unittest
+import urllib.error
+import urllib.request
+
+BINARY = os.environ["TOKAMAK_BINARY"]
+TINY = pathlib.Path(os.environ["TOKAMAK_TINY_MODELS"])
+LLAMA = TINY / "llama.gguf"
+
+
+class Serve:
+    """A server process on a free port; stopped by SIGTERM, which must end it with 0."""
+
+    def __init__(self, *args):
+        self.process = subprocess.Popen([BINARY, "serve", *map(str, args), "--port", "0"], stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT, text=True)
+        self.output = ""
+        while "ready at" not in self.output:
+            line = self.process.stdout.readline()
+            assert line, self.output
+            self.output += line
+        self.url = re.search(r"http://\S+", self.output).group()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(timeout=30)
+        finally:
+            self.process.kill()
+            self.process.stdout.close()
+        assert code == 0, code
+
+    def post(self, path, **body):
+        """(status, headers, JSON)"""
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as r:
+                return r.status, r.headers, json.load(r)
+        except urllib.error.HTTPError as e:
+            with e:
+                return e.code, e.headers, json.load(e)
+
+    def get(self, path):
+        with urllib.request.urlopen(self.url + path, timeout=60) as r:
+            return r.read().decode()
+
+    def metric(self, name):
+        return sum(float(line.rsplit(" ", 1)[1]) for line in self.get("/metrics").splitlines()
+                   if re.match(rf"{name}(\{{|\s)", line))
+
+
+class Flags(unittest.TestCase):
+    def test_wrong_flags_end_with_2_and_say_why(self):
+        for flags, words in ((["--scheduler", "magic"], "fcfs"), (["--kv-policy", "x"], "max-utilization"), (["--kv-dtype", "int3"], "f16"),
+                             (["--kv-blocks", "4", "--kv-cache-memory", "1M"], "give one"), (["--kv-cache-memory", "10"], "one block"),
+                             (["--metrics-compat", "x"], "vllm"), (["--max-queue", "0"], "--max-queue")):
+            done = subprocess.run([BINARY, "serve", LLAMA, "--port", "0", *flags], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 2, (flags, done.stderr))
+            self.assertIn(words, done.stderr + done.stdout, flags)
+
+    def test_ledger_kv_memory_and_what_never_fits(self):
+        with Serve(LLAMA, "--kv-cache-memory", "64K", "--metrics-compat", "vllm") as s:
+            self.assertRegex(s.output, r"KV +\d+\.\d MiB +\d+ blocks of \d+ tokens")
+            for kind in ("weights", "arena", "total", "resident"):
+                self.assertIn(kind, s.output)
+            kv = re.search(r'tokamak_memory_bytes\{.*kind="kv"\} (\d+)', s.get("/metrics")).group(1)
+            self.assertTrue(0 < int(kv) <= 65536, kv)
+            self.assertEqual(s.metric("vllm:num_requests_running"), 0)
+        with Serve(LLAMA, "--kv-blocks", "2") as s:
+            self.assertIn("2 blocks of 16 tokens", s.output)
+            status, _, body = s.post("/v1/completions", prompt="hello", max_tokens=60, ignore_eos=True)
+            self.assertEqual((status, body["error"]["code"]), (400, "context_length_exceeded"))
+            self.assertEqual(s.post("/v1/completions", prompt="hello", max_tokens=4)[0], 200)
+
+    def test_full_queue_is_429_and_every_other_request_completes(self):
+        with Serve(LLAMA, "--max-queue", "2", "--max-num-seqs", "1", "--kv-policy", "guaranteed-no-evict", "--threads", "1") as s:
+            ask = lambda i: s.post("/v1/completions", prompt=f"request {i}", max_tokens=30, ignore_eos=True)
+            with concurrent.futures.ThreadPoolExecutor(12) as pool:
+                answers = list(pool.map(ask, range(12)))
+            self.assertEqual({a[0] for a in answers} - {200, 429}, set())
+            self.assertGreaterEqual(sum(a[0] == 200 for a in answers), 3)
+            for status, headers, body in answers:
+                if status == 429:
+                    self.assertGreaterEqual(int(headers["Retry-After"]), 1)
+                else:
+                    self.assertEqual(body["usage"]["completion_tokens"], 30)
+
+    def test_prefix_cache_and_its_switch(self):
+        prompt = [5 + i for i in range(40)]
+        cached = {}
+        for flags in ((), ("--no-prefix-cache",)):
+            with Serve(LLAMA, "--scheduler", "cache", *flags) as s:
+                answers = [s.post("/v1/completions", prompt=prompt, max_tokens=4, temperature=0)[2] for _ in range(2)]
+                self.assertEqual(answers[0]["choices"][0]["text"], answers[1]["choices"][0]["text"])
+                cached[flags] = answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+                self.assertEqual(s.metric("tokamak_prefix_hit_tokens_total"), cached[flags])
+        self.assertGreater(cached[()], 0)
+        self.assertEqual(cached[("--no-prefix-cache",)], 0)
+
+    def test_deadline(self):
+        with Serve(LLAMA, "--request-timeout", "0.05", "--threads", "1") as s:
+            status, _, body = s.post("/v1/completions", prompt="x", max_tokens=40, n=100, ignore_eos=True)
+            self.assertEqual((status, body["error"]["code"]), (504, "deadline_exceeded"))
+
+    def test_several_models(self):
+        other = next(p for p in sorted(TINY.glob("*.gguf")) if p != LLAMA)
+        with Serve(LLAMA, other, "--served-model-name", "one", "two") as s:
+            self.assertEqual([m["id"] for m in json.loads(s.get("/v1/models"))["data"]], ["one", "two"])
+            for name in ("one", "two"):
+                status, _, body = s.post("/v1/completions", model=name, prompt="hello", max_tokens=3, ignore_eos=True)
+                self.assertEqual((status, body["model"]), (200, name))
+            self.assertEqual(s.post("/v1/completions", model="three", prompt="x")[0], 404)
+            self.assertIn('model_name="two"', s.get("/metrics"))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
