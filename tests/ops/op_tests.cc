@@ -1,5 +1,5 @@
 // Runs the table of op cases: every backend against ref, ref against double precision.
-//   op_tests [--backend cpu|ref] [--filter TEXT] [--list] [--perf] [--threads N]
+//   op_tests [--backend cpu|ref] [--filter TEXT] [--list] [--part 1/2] [--perf] [--threads N]
 // Needs no test framework and no file, so that it also runs cross-compiled under an emulator.
 #include <chrono>
 #include <cmath>
@@ -22,6 +22,7 @@ struct Options {
   std::string backend = "cpu", filter;
   bool list = false, perf = false;
   int threads = 2;
+  size_t part = 0, parts = 1;  // every parts-th case, from the part-th on
 };
 
 Options parse(int argc, char** argv) {
@@ -38,13 +39,20 @@ Options parse(int argc, char** argv) {
       o.filter = value();
     else if (arg == "--threads")
       o.threads = std::max(1, std::atoi(value().c_str()));
-    else if (arg == "--list")
+    else if (arg == "--part") {
+      std::string of = value();
+      if (std::sscanf(of.c_str(), "%zu/%zu", &o.part, &o.parts) != 2 || o.part < 1 ||
+          o.part > o.parts)
+        fail(ErrorCode::kInvalidArgument, "--part takes 1/2, 2/2 and the like, not {}", of);
+      --o.part;
+    } else if (arg == "--list")
       o.list = true;
     else if (arg == "--perf")
       o.perf = true;
     else
       fail(ErrorCode::kInvalidArgument,
-           "unknown argument {}: use --backend, --filter, --list, --perf or --threads", arg);
+           "unknown argument {}: use --backend, --filter, --list, --part, --perf or --threads",
+           arg);
   }
   if (o.backend != "cpu" && o.backend != "ref")
     fail(ErrorCode::kInvalidArgument, "unknown backend {}: use cpu or ref", o.backend);
@@ -203,6 +211,8 @@ int run(int argc, char** argv) {
   std::vector<OpCase> cases = options.perf ? perf_cases() : correctness_cases();
   std::erase_if(cases,
                 [&](const OpCase& c) { return c.name.find(options.filter) == std::string::npos; });
+  size_t at = 0;
+  std::erase_if(cases, [&](const OpCase&) { return at++ % options.parts != options.part; });
   if (options.list) {
     for (const OpCase& c : cases) fmt::print("{}\n", c.name);
     return 0;
