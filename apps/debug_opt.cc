@@ -59,6 +59,27 @@ Value counts(const Function& fn, const SymbolValues& values) {
                        {"hash", fmt::format("{:016x}", structural_hash(fn))}};
 }
 
+// Sums over the functions, for scripts that look at one graph.
+Value totals(const Value& functions) {
+  Value out = Value::object(), rules = Value::object();
+  for (const char* when : {"before", "after"}) {
+    int64_t nodes = 0, kernels = 0;
+    double bytes = 0;
+    for (const auto& [name, f] : functions.as_object()) {
+      const Value& c = f.at(when);
+      nodes += c.at("nodes").as_int();
+      kernels += c.at("kernels").as_int();
+      bytes += c.at("weight_bytes").as_double() + c.at("activation_bytes").as_double();
+    }
+    out.set(when, Value::Object{{"nodes", nodes}, {"kernels", kernels}, {"bytes", bytes}});
+  }
+  for (const auto& [name, f] : functions.as_object())
+    for (const auto& [rule, n] : f.at("rules_fired").as_object())
+      rules.set(rule, rules.get_int(rule, 0) + n.as_int());
+  out.set("rules_fired", rules);
+  return out;
+}
+
 Value pass_value(const PassTiming& t) {
   Value rules = Value::object();
   for (const auto& [name, n] : t.rules) rules.set(name, static_cast<int64_t>(n));

@@ -222,8 +222,8 @@ class InputMaker {
       auto [it, fresh] = source_dims_.emplace(sources[i], part);
       if (fresh)
         source_types_[sources[i]] = dtype;
-      else if (it->second.size() == part.size() && !part.empty())
-        it->second[0] = std::max(it->second[0], part[0]);
+      else if (it->second.size() == part.size())
+        for (size_t d = 0; d < part.size(); ++d) it->second[d] = std::max(it->second[d], part[d]);
     }
   }
 

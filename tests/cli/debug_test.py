@@ -36,7 +36,10 @@ class Debug(unittest.TestCase):
 
     def test_opt_json_counts(self):
         done = run("debug", "opt", OPT / "block.tkg", "--json", "--shape", "T=4,B=2")
-        out = json.loads(done.stdout)["functions"]["step"]
+        whole = json.loads(done.stdout)
+        out = whole["functions"]["step"]
+        self.assertEqual(whole["after"]["nodes"], out["after"]["nodes"])
+        self.assertEqual(whole["rules_fired"], out["rules_fired"])
         self.assertLess(out["after"]["nodes"], out["before"]["nodes"] // 2)
         self.assertLess(out["after"]["kernels"], out["before"]["kernels"])
         self.assertLess(out["after"]["activation_bytes"], out["before"]["activation_bytes"])
