@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "apps/bench_replay.h"
+#include "apps/bench_serve.h"
 #include "apps/model_setup.h"
 #include "apps/step_driver.h"
 #include "apps/terminal.h"
@@ -160,6 +161,7 @@ void add_bench_verb(CLI::App& app) {
       "--json");
   verb->callback([flags] { latency(*flags); });
   add_bench_replay(*bench);
+  add_bench_serve(*bench);
 }
 
 }  // namespace tokamak

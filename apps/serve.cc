@@ -135,6 +135,7 @@ void serve(ServeFlags& flags) {
   options.api_keys = flags.api_keys;
   options.request_timeout_seconds = flags.request_timeout;
   options.version = TOKAMAK_VERSION;
+  options.request_log = flags.request_log;
   options.vllm_metrics = flags.metrics_compat == "vllm";
   options.http_stats = &server.stats();
   std::vector<ServedModel> models;
@@ -182,6 +183,8 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
                   "seconds that running answers get when the server is stopped")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
+  verb.add_option("--request-log", flags.request_log,
+                  "append one JSON line per request to this file");
   verb.add_option("--metrics-compat", flags.metrics_compat,
                   "give /metrics under these names too: vllm")
       ->check(CLI::IsMember({"vllm"}));

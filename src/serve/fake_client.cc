@@ -37,7 +37,8 @@ std::optional<std::string> order(const std::string& text, const std::string& nam
 constexpr const char* kTemplate =
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if think %}<think>\n{% endif %}";
 
 }  // namespace
 
@@ -51,6 +52,7 @@ std::shared_ptr<const Tokenizer> byte_tokenizer() {
   byte_level.set("use_regex", false);
   spec.pre_tokenizer = byte_level;
   spec.decoder = byte_level;
+  spec.chat_template = kTemplate;
   const char* names[] = {"<|im_start|>", "<|im_end|>", "<|bos|>"};
   for (int i = 0; i < 3; ++i) {
     AddedToken token;
@@ -169,6 +171,7 @@ void FakeClient::count(Job& job, Nanos now, const Delta& delta) {
     if (job.last == 0) {
       stats_.ttft_seconds.add(seconds(now - job.arrived));
       stats_.prompt_tokens += static_cast<int64_t>(job.spec.prompt.size());
+      stats_.prefix_queries += static_cast<int64_t>(job.spec.prompt.size());
       stats_.prompt_length.add(static_cast<double>(job.spec.prompt.size()));
     } else {
       stats_.itl_seconds.add(seconds(now - job.last), delta.ids.size());
@@ -218,7 +221,11 @@ Delta FakeClient::advance(RequestId id, Job& job, int32_t index) {
   delta.position = choice.position;
   if (std::exchange(job.first, false)) {
     delta.cached_tokens = job.cached;
-    if (job.spec.score_prompt) delta.prompt_logprobs.assign(job.spec.prompt.size() - 1, -1.5f);
+    if (job.spec.score_prompt) {
+      delta.prompt_logprobs.assign(job.spec.prompt.size() - 1, -1.5f);
+      if (job.spec.sample && job.spec.sample->top_logprobs > 0)
+        delta.prompt_top.assign(job.spec.prompt.size() - 1, {{'a', -1.0f}});
+    }
   }
   for (int32_t i = 0; i < job.burst && delta.finish == Finish::kNone; ++i) {
     int32_t token = token_of(job, index, choice.position);

@@ -81,6 +81,8 @@ http::Response json_response(const Value& value) {
 Api::Api(ApiOptions options, std::vector<ServedModel> models)
     : options_(std::move(options)),
       start_time_(unix_seconds()),
+      log_(options_.request_log.empty() ? nullptr
+                                        : std::make_unique<RequestLog>(options_.request_log)),
       prepare_(std::make_unique<WorkerPool>(options_.prepare_threads)),
       stream_(std::make_unique<WorkerPool>(options_.stream_threads)) {
   TK_CHECK(!models.empty());
@@ -161,6 +163,24 @@ http::Handler Api::with_json(JsonAnswer answer) {
 }
 
 void Api::generate(http::ExchangePtr exchange, const Value& body, bool chat) {
+  RequestContext context;
+  context.trace = trace_of(exchange->request());
+  context.route = exchange->request().path;
+  context.remote = exchange->request().remote;
+  context.start = SteadyClock().now();
+  context.log = log_.get();
+  try {
+    generate(exchange, body, chat, context);
+  } catch (const std::exception& e) {
+    http::Response response = error_answer(e);
+    response.headers.emplace_back("traceparent", context.trace.header());
+    if (log_ != nullptr) log_->write(context.line(response.status, e.what()));
+    exchange->respond(std::move(response));
+  }
+}
+
+void Api::generate(http::ExchangePtr exchange, const Value& body, bool chat,
+                   const RequestContext& context) {
   auto model = model_of(body);
   Prepared request = chat ? prepare_chat(body, model) : prepare_completion(body, model);
   GenerationParams& params = request.params;
@@ -170,14 +190,15 @@ void Api::generate(http::ExchangePtr exchange, const Value& body, bool chat) {
   shape.model = model->name;
   shape.fingerprint = model->fingerprint;
   shape.created = unix_seconds();
-  shape.logprobs = params.sample.top_logprobs >= 0;
-  shape.top_logprobs = params.sample.top_logprobs;
+  shape.logprobs = params.logprobs >= 0;
+  shape.top_logprobs = params.logprobs;
+  shape.prompt_logprobs = params.prompt_logprobs;
   shape.usage_field = params.stream && params.include_usage;
   shape.token_ids = params.return_token_ids;
   auto made = chat ? make_chat_shape(std::move(shape), *model->tokenizer)
                    : make_completion_shape(std::move(shape), *model->tokenizer);
   std::make_shared<Generation>(std::move(exchange), std::move(request), std::move(made), *stream_,
-                               stats_)
+                               stats_, context)
       ->start();
 }
 

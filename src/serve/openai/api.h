@@ -19,7 +19,8 @@ struct ApiOptions {
   int prepare_threads = 2;             // JSON, templates, tokenising
   int stream_threads = 1;  // detokenising and JSON of answers: a long prompt must not delay them
   std::string version = "0.1.0";
-  bool vllm_metrics = false;                      // /metrics also under vLLM's names
+  std::string request_log;    // file for one JSON line per generating request; empty: none
+  bool vllm_metrics = false;  // /metrics also under vLLM's names
   const http::ServerStats* http_stats = nullptr;  // of the server that will have the routes
 };
 
@@ -45,6 +46,8 @@ class Api {
   std::string default_salt(const http::Request& request) const;
 
   void generate(http::ExchangePtr exchange, const Value& body, bool chat);
+  void generate(http::ExchangePtr exchange, const Value& body, bool chat,
+                const RequestContext& context);
   http::Response list_models() const;
   http::Response one_model(const std::string& name) const;
   http::Response tokenize(const Value& body) const;
@@ -59,6 +62,7 @@ class Api {
   const int64_t start_time_;
   std::vector<std::shared_ptr<const ServedModel>> models_;
   std::shared_ptr<GenerationStats> stats_ = std::make_shared<GenerationStats>();
+  std::unique_ptr<RequestLog> log_;
   std::unique_ptr<WorkerPool> prepare_, stream_;
 };
 

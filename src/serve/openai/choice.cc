@@ -9,11 +9,13 @@ Choice::Choice(int index, const Prepared& request, const Prompt& prompt)
       tokenizer_(*request.model->tokenizer),
       detokenizer_(*request.model->tokenizer, {.skip_special = request.params.skip_special}),
       stops_(request.params.stops, request.params.include_stop),
+      reasoning_(request.reasoning),
+      include_reasoning_(request.include_reasoning),
       tools_(request.tool_style) {}
 
 void Choice::echo_prompt(const std::vector<float>& logprobs, Piece& piece) {
   piece.text = prompt_.text;
-  if (params_.sample.top_logprobs >= 0) {
+  if (params_.logprobs >= 0) {
     Detokenizer spelled(tokenizer_, {.skip_special = true});
     size_t offset = 0;
     for (size_t i = 0; i < prompt_.ids.size(); ++i) {
@@ -41,7 +43,7 @@ void Choice::push_token(const Delta& delta, size_t i, Piece& piece) {
   std::string text = detokenizer_.push(delta.ids[i]);
   ++tokens_;
   piece.ids.push_back(delta.ids[i]);
-  if (params_.sample.top_logprobs >= 0) {
+  if (params_.logprobs >= 0) {
     ScoredToken token;
     token.id = delta.ids[i];
     token.logprob = i < delta.logprobs.size() ? delta.logprobs[i] : 0.0f;
@@ -58,8 +60,15 @@ void Choice::push_token(const Delta& delta, size_t i, Piece& piece) {
     sendable = stops_.push(text).text;
   }
   sent_bytes_ += sendable.size();
-  add(tools_.push(sendable), piece);
+  bool thinking = reasoning_.inside();
+  add_text(reasoning_.push(sendable), piece);
+  reasoning_tokens_ += thinking || reasoning_.inside();
   release(piece, false);
+}
+
+void Choice::add_text(ReasoningSplit::Result&& part, Piece& piece) {
+  if (include_reasoning_) piece.reasoning += part.reasoning;
+  add(tools_.push(part.text), piece);
 }
 
 void Choice::add(ToolCalls::Result&& result, Piece& piece) {
@@ -77,7 +86,8 @@ void Choice::finish(const char* reason, Piece& piece) {
     if (!stops_.stopped()) last += stops_.finish();
   }
   sent_bytes_ += last.size();
-  add(tools_.push(last), piece);
+  add_text(reasoning_.push(last), piece);
+  add_text(reasoning_.finish(), piece);
   add(tools_.finish(), piece);
   release(piece, true);
   if (stops_.stopped()) reason = "stop";

@@ -27,12 +27,14 @@ class Choice {
   bool done() const { return done_; }
   int32_t stopped_at() const { return stopped_at_; }  // -1: not by a stop string
   int64_t tokens() const { return tokens_; }          // sent, as usage counts them
+  int64_t reasoning_tokens() const { return reasoning_tokens_; }
 
  private:
   void echo_prompt(const std::vector<float>& logprobs, Piece& piece);
   void push_token(const Delta& delta, size_t i, Piece& piece);
   void release(Piece& piece, bool all);
   void add(ToolCalls::Result&& result, Piece& piece);
+  void add_text(ReasoningSplit::Result&& part, Piece& piece);
   void finish(const char* reason, Piece& piece);
 
   struct Waiting {  // a scored token whose text may still turn out to be part of a stop string
@@ -46,10 +48,12 @@ class Choice {
   const Tokenizer& tokenizer_;
   Detokenizer detokenizer_;
   StopStrings stops_;
+  ReasoningSplit reasoning_;
+  const bool include_reasoning_;
   ToolCalls tools_;
   std::deque<Waiting> waiting_;
   size_t raw_bytes_ = 0, sent_bytes_ = 0, characters_ = 0;
-  int64_t tokens_ = 0;
+  int64_t tokens_ = 0, reasoning_tokens_ = 0;
   int calls_ = 0;
   int32_t stopped_at_ = -1;
   bool first_ = true, done_ = false;

@@ -8,6 +8,7 @@ namespace {
 
 void append(Piece& whole, Piece&& more) {
   whole.text += more.text;
+  whole.reasoning += more.reasoning;
   whole.ids.insert(whole.ids.end(), more.ids.begin(), more.ids.end());
   for (ScoredToken& token : more.scored) whole.scored.push_back(std::move(token));
   for (ToolCall& call : more.calls) whole.calls.push_back(std::move(call));
@@ -18,13 +19,15 @@ void append(Piece& whole, Piece&& more) {
 }  // namespace
 
 Generation::Generation(http::ExchangePtr exchange, Prepared request, std::unique_ptr<Shape> shape,
-                       WorkerPool& pool, std::shared_ptr<GenerationStats> stats)
+                       WorkerPool& pool, std::shared_ptr<GenerationStats> stats,
+                       RequestContext context)
     : running_(stats),
       exchange_(std::move(exchange)),
       request_(std::move(request)),
       shape_(std::move(shape)),
       pool_(pool),
-      stats_(std::move(stats)) {
+      stats_(std::move(stats)),
+      context_(std::move(context)) {
   size_t n = static_cast<size_t>(request_.params.n);
   parts_.resize(request_.prompts.size());
   open_choices_ = n * parts_.size();
@@ -46,7 +49,7 @@ RequestSpec Generation::spec_of(const Prompt& prompt,
   spec.max_tokens = static_cast<int32_t>(*params.max_tokens);
   spec.stop_ids = params.stop_ids;
   spec.n = params.n;
-  spec.score_prompt = params.echo && params.sample.top_logprobs >= 0;
+  spec.score_prompt = (params.echo && params.logprobs >= 0) || params.prompt_logprobs >= 0;
   spec.priority = params.priority;
   spec.cache_salt = params.cache_salt;
   if (params.timeout_seconds > 0)
@@ -65,6 +68,7 @@ void Generation::start() {
       self->self_.reset();  // not the last: we hold one
     }
     ++self->stats_->cancelled;
+    self->log_end(499, "the client left", nullptr);
     self->cancel_all();
   });
   auto sample = std::make_shared<const SampleSpec>(request_.params.sample);
@@ -93,8 +97,10 @@ void Generation::start() {
   }
   if (request_.params.stream) {
     http::StreamHead head;
-    head.headers = {
-        {"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}, {"X-Request-Id", shape_->id()}};
+    head.headers = {{"Cache-Control", "no-cache"},
+                    {"X-Accel-Buffering", "no"},
+                    {"X-Request-Id", shape_->id()},
+                    {"traceparent", context_.trace.header()}};
     exchange_->start_stream(std::move(head));
     for (const Choice& choice : choices_)
       if (auto first = shape_->first_chunk(static_cast<int>(&choice - choices_.data()));
@@ -176,7 +182,11 @@ void Generation::handle(Arrival& arrival) {
   if (over_) return;
   Delta& delta = arrival.delta;
   Part& part = parts_[arrival.part];
-  if (!delta.prompt_logprobs.empty()) part.prompt_logprobs = std::move(delta.prompt_logprobs);
+  if (!delta.prompt_logprobs.empty()) {
+    part.scores.logprobs = std::move(delta.prompt_logprobs);
+    part.scores.top = std::move(delta.prompt_top);
+  }
+  if (first_token_ == 0 && !delta.ids.empty()) first_token_ = SteadyClock().now();
   if (delta.choice == 0) cached_tokens_ += delta.cached_tokens;  // the others share its prompt
   bool known = delta.choice >= 0 && delta.choice < request_.params.n;
   if (!known || (delta.finish != Finish::kNone && delta.finish != Finish::kStop &&
@@ -193,7 +203,7 @@ void Generation::handle(Arrival& arrival) {
 void Generation::handle_choice(Choice& choice, Arrival& arrival) {
   if (choice.done()) return;
   Part& part = parts_[arrival.part];
-  Piece piece = choice.push(arrival.delta, part.prompt_logprobs);
+  Piece piece = choice.push(arrival.delta, part.scores.logprobs);
   if (choice.done()) {
     --open_choices_;
     if (choice.stopped_at() >= 0 && arrival.delta.finish == Finish::kNone)
@@ -211,8 +221,8 @@ void Generation::send(const Piece& piece) {
   Usage now = request_.params.continuous_usage ? usage() : Usage{};
   const Usage* each = request_.params.continuous_usage ? &now : nullptr;
   bool ids = request_.params.return_token_ids && !piece.ids.empty();
-  if (!piece.text.empty() || !piece.scored.empty() || !piece.calls.empty() || ids ||
-      piece.prompt_ids != nullptr) {
+  if (!piece.text.empty() || !piece.reasoning.empty() || !piece.scored.empty() ||
+      !piece.calls.empty() || ids || piece.prompt_ids != nullptr) {
     Piece content = piece;
     content.finish = nullptr;
     send_event(shape_->chunk(content, each));
@@ -237,6 +247,7 @@ Usage Generation::usage() const {
     usage.prompt_tokens += static_cast<int64_t>(prompt.ids.size());
   for (const Choice& choice : choices_) usage.completion_tokens += choice.tokens();
   usage.cached_tokens = cached_tokens_;
+  for (const Choice& choice : choices_) usage.reasoning_tokens += choice.reasoning_tokens();
   return usage;
 }
 
@@ -247,6 +258,7 @@ void Generation::complete() {
   stats_->prompt_tokens += total.prompt_tokens;
   stats_->completion_tokens += total.completion_tokens;
   stats_->cached_tokens += total.cached_tokens;
+  log_end(200, "", &total);
   if (request_.params.stream) {
     if (request_.params.include_usage) send_event(shape_->usage_chunk(total));
     send_event("[DONE]");
@@ -254,6 +266,13 @@ void Generation::complete() {
   }
   http::Response response;
   response.headers.emplace_back("X-Request-Id", shape_->id());
+  response.headers.emplace_back("traceparent", context_.trace.header());
+  if (request_.params.prompt_logprobs >= 0)
+    for (size_t i = 0; i < whole_.size(); ++i) {
+      size_t part = i / static_cast<size_t>(request_.params.n);
+      parts_[part].scores.ids = request_.prompts[part].ids;
+      whole_[i].prompt_scores = &parts_[part].scores;
+    }
   response.body = shape_->whole(whole_, total);
   exchange_->respond(std::move(response));
 }
@@ -269,6 +288,8 @@ void Generation::break_off(const Delta& delta) {
                         : delta.finish == Finish::kTimeout   ? "The request ran out of time."
                         : delta.finish == Finish::kCancelled ? "The server stopped this request."
                                                              : "The server had an error.";
+  Usage so_far = usage();
+  log_end(status, message, &so_far);
   const char* code = delta.finish == Finish::kTimeout ? "deadline_exceeded"
                      : status == 429                  ? "queue_full"
                                                       : "";
@@ -283,6 +304,23 @@ void Generation::break_off(const Delta& delta) {
     exchange_->respond(std::move(response));
   }
   cancel_all();
+}
+
+// Once, on whichever thread learns first how it ended.
+void Generation::log_end(int status, const std::string& error, const Usage* total) {
+  if (context_.log == nullptr || logged_.test_and_set()) return;
+  Value line = context_.line(status, error);
+  line.set("id", shape_->id());
+  line.set("model", request_.model->name);
+  line.set("stream", request_.params.stream);
+  line.set("n", request_.params.n);
+  if (total != nullptr) {
+    line.set("prompt_tokens", total->prompt_tokens);
+    line.set("cached_tokens", total->cached_tokens);
+    line.set("completion_tokens", total->completion_tokens);
+    if (first_token_ > 0) line.set("ttft_ms", seconds(first_token_ - context_.start) * 1e3);
+  }
+  context_.log->write(line);
 }
 
 void Generation::cancel_all() {

@@ -1,6 +1,7 @@
 #pragma once
 // One generating request from submission to the last byte: joins the engine's deltas, the client's
 // connection and the shape of the answer.
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -9,6 +10,7 @@
 #include "serve/http/message.h"
 #include "serve/openai/choice.h"
 #include "serve/openai/prepare.h"
+#include "serve/openai/request_log.h"
 #include "serve/openai/shape.h"
 #include "serve/worker_pool.h"
 
@@ -26,7 +28,7 @@ struct GenerationStats {
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
   Generation(http::ExchangePtr exchange, Prepared request, std::unique_ptr<Shape> shape,
-             WorkerPool& pool, std::shared_ptr<GenerationStats> stats);
+             WorkerPool& pool, std::shared_ptr<GenerationStats> stats, RequestContext context = {});
 
   // Submits the prompts and starts the stream. Throws what Client::submit throws, with nothing left
   // running.
@@ -40,7 +42,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   };
   struct Part {  // one prompt
     RequestId id = 0;
-    std::vector<float> prompt_logprobs;
+    PromptScores scores;
   };
   struct Arrival {
     size_t part;
@@ -59,6 +61,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   [[noreturn]] void refuse() const;    // rethrows what submit threw, in the API's words
   void cancel_all();
   Usage usage() const;
+  void log_end(int status, const std::string& error, const Usage* total);
 
   Running running_;             // first, so that it goes last
   http::ExchangePtr exchange_;  // let go when the answer is complete
@@ -66,6 +69,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::unique_ptr<Shape> shape_;
   WorkerPool& pool_;
   std::shared_ptr<GenerationStats> stats_;
+  const RequestContext context_;
+  std::atomic_flag logged_;
 
   std::mutex mutex_;  // of the next six
   std::shared_ptr<Generation> self_;
@@ -81,6 +86,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<Piece> whole_;  // not streaming: what has come so far
   std::string events_;        // streaming: framed, not yet handed to the connection
   int64_t cached_tokens_ = 0;
+  Nanos first_token_ = 0;
   size_t open_choices_ = 0;
   bool over_ = false;
 };

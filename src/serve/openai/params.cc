@@ -247,6 +247,13 @@ GenerationParams read_params(Fields& fields, const ServedModel& model) {
     bad_request("cache_salt", "string_above_max_length",
                 "Invalid 'cache_salt': longer than 1024 bytes.");
 
+  if (auto prompt = fields.integer("prompt_logprobs", 0, 20)) {
+    params.prompt_logprobs = static_cast<int32_t>(*prompt);
+    if (params.stream)
+      bad_request("prompt_logprobs", "invalid_value",
+                  "'prompt_logprobs' is not available with 'stream'.");
+  }
+
   fields.string("user");
   fields.ignore({"metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                  "prompt_cache_retention", "request_id", "spaces_between_special_tokens",
@@ -254,9 +261,9 @@ GenerationParams read_params(Fields& fields, const ServedModel& model) {
   for (const char* field : {"structured_outputs", "guided_json", "guided_regex", "guided_choice",
                             "guided_grammar", "grammar", "json_schema"})
     fields.refuse(field, "Constrained output is not available yet.");
-  for (const char* field : {"use_beam_search", "prompt_logprobs", "allowed_token_ids", "bad_words",
-                            "truncate_prompt_tokens", "logits_processors", "lora_request",
-                            "kv_transfer_params", "prompt_embeds"})
+  for (const char* field :
+       {"use_beam_search", "allowed_token_ids", "bad_words", "truncate_prompt_tokens",
+        "logits_processors", "lora_request", "kv_transfer_params", "prompt_embeds"})
     fields.refuse(field, "It is not available yet.");
   return params;
 }

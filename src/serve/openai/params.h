@@ -18,7 +18,8 @@ struct GenerationParams {
   std::vector<int32_t>
       stop_ids;  // end-of-text ids of the model (unless ignore_eos) and the client's own
   bool stream = false, include_usage = false, continuous_usage = false;
-  bool echo = false;  // completions only
+  bool echo = false;                            // completions only
+  int32_t logprobs = -1, prompt_logprobs = -1;  // alternatives to report; -1: no log-probabilities
   bool skip_special = true;
   bool return_token_ids = false;
   int priority = 0;

@@ -54,6 +54,12 @@ void fit_context(Prepared& request, const char* param, std::optional<int64_t> fa
                 min_tokens, *wanted);
 }
 
+// The engine ranks one number of alternatives, for the prompt and the answer alike.
+void want_logprobs(GenerationParams& params, int32_t answer) {
+  params.logprobs = answer;
+  params.sample.top_logprobs = std::max(answer, params.prompt_logprobs);
+}
+
 Prompt text_prompt(const std::string& text, const ServedModel& model, bool add_special, bool echo) {
   Prompt prompt;
   prompt.ids = model.tokenizer->encode(text, {.add_special = add_special, .parse_special = true});
@@ -119,7 +125,6 @@ void refuse_rest_of_chat(Fields& fields) {
   fields.refuse("function_call", "Use 'tool_choice'.");
   for (const char* field : {"continue_final_message", "documents", "chat_template", "echo"})
     fields.refuse(field, "It is not available yet.");
-  fields.boolean("include_reasoning");
   fields.ignore({"reasoning_effort", "parallel_tool_calls"});
 }
 
@@ -142,9 +147,11 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   if (top && !logprobs)
     bad_request("top_logprobs", "invalid_value",
                 "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.");
-  request.params.sample.top_logprobs = logprobs ? static_cast<int32_t>(top.value_or(0)) : -1;
+  want_logprobs(request.params, logprobs ? static_cast<int32_t>(top.value_or(0)) : -1);
   refuse_rest_of_chat(fields);
+  request.include_reasoning = fields.boolean("include_reasoning").value_or(true);
   std::string text = render_chat(fields, *model);
+  request.reasoning = reasoning_start(model->tokenizer->spec().chat_template, text);
   const Value* tools = body.find("tools");
   const Value* choice = body.find("tool_choice");
   bool none = choice != nullptr && choice->is_string() && choice->as_string() == "none";
@@ -167,8 +174,8 @@ Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel
   GenerationParams& params = request.params;
   params.max_tokens = fields.integer("max_tokens", 0, INT32_MAX);
   params.echo = fields.boolean("echo").value_or(false);
-  if (auto top = fields.integer("logprobs", 0, kMaxTopLogprobs))
-    params.sample.top_logprobs = static_cast<int32_t>(*top);
+  want_logprobs(params,
+                static_cast<int32_t>(fields.integer("logprobs", 0, kMaxTopLogprobs).value_or(-1)));
   if (params.max_tokens == 0 && !params.echo)
     bad_request("max_tokens", "integer_below_min_value",
                 "Invalid 'max_tokens': 0 is only allowed together with 'echo'.");

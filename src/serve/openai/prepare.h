@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "serve/openai/params.h"
+#include "serve/openai/reasoning.h"
 
 namespace tokamak::openai {
 
@@ -19,6 +20,8 @@ struct Prepared {
   GenerationParams params;
   std::vector<Prompt> prompts;
   ToolStyle tool_style = ToolStyle::kNone;  // how calls are written, when tools are offered
+  ReasoningSplit::Start reasoning = ReasoningSplit::Start::kOff;
+  bool include_reasoning = true;
 };
 
 // Throw ApiError. `body` is the whole request.

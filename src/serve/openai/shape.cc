@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/json.h"
 #include "serve/openai/params.h"
 
@@ -21,6 +23,9 @@ Value usage_value(const Usage& usage) {
   Value details = Value::object();
   details.set("cached_tokens", usage.cached_tokens);
   value.set("prompt_tokens_details", std::move(details));
+  if (usage.reasoning_tokens > 0)
+    value.set("completion_tokens_details",
+              Value::Object{{"reasoning_tokens", usage.reasoning_tokens}});
   return value;
 }
 
@@ -53,6 +58,27 @@ std::string Shape::chunk(const Piece& piece, const Usage* usage) {
   return wrap_chunk(stream_choice(piece), usage);
 }
 
+Value Shape::prompt_logprobs(const std::vector<int32_t>& ids, const PromptScores& scores) const {
+  Value list = Value::array();
+  list.push(Value());  // nothing comes before the first token
+  for (size_t i = 1; i < ids.size() && i - 1 < scores.logprobs.size(); ++i) {
+    Value entry = Value::object();
+    auto add = [&](int32_t id, float logprob, Value rank) {
+      entry.set(fmt::format("{}", id),
+                Value::Object{{"logprob", static_cast<double>(std::max(logprob, -9999.0f))},
+                              {"rank", std::move(rank)},
+                              {"decoded_token", tokenizer_.piece_bytes(id)}});
+    };
+    add(ids[i], scores.logprobs[i - 1], Value());
+    size_t wanted = static_cast<size_t>(std::max(0, options_.prompt_logprobs));
+    if (i - 1 < scores.top.size())
+      for (size_t r = 0; r < scores.top[i - 1].size() && r < wanted; ++r)
+        add(scores.top[i - 1][r].id, scores.top[i - 1][r].logprob, static_cast<int64_t>(r + 1));
+    list.push(std::move(entry));
+  }
+  return list;
+}
+
 std::string Shape::usage_chunk(const Usage& usage) { return wrap_chunk("", &usage); }
 
 std::string Shape::whole(const std::vector<Piece>& choices, const Usage& usage) {
@@ -68,6 +94,8 @@ std::string Shape::whole(const std::vector<Piece>& choices, const Usage& usage) 
   value.set("usage", usage_value(usage));
   if (Value ids = top_level_ids(choices); !ids.is_null())
     value.set("prompt_token_ids", std::move(ids));
+  if (Value scores = top_level_scores(choices); !scores.is_null())
+    value.set("prompt_logprobs", std::move(scores));
   return dump_json(value);
 }
 

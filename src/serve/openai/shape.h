@@ -22,20 +22,29 @@ struct ScoredToken {
   size_t text_offset = 0;  // characters of the choice's text before it
 };
 
+// Log-probabilities of a prompt's tokens 1.. and what else was likely there.
+struct PromptScores {
+  std::vector<int32_t> ids;  // of the whole prompt
+  std::vector<float> logprobs;
+  std::vector<std::vector<TokenLogprob>> top;  // parallel to logprobs, or empty
+};
+
 // A stretch of one choice's answer: what a stream sends at once, or all of it.
 struct Piece {
   int index = 0;
-  std::string text;
+  std::string text, reasoning;
   std::vector<ScoredToken> scored;
   std::vector<int32_t> ids;
   std::vector<ToolCall> calls;
   int first_call = 0;            // index of calls[0] in the answer
   const char* finish = nullptr;  // "stop", "length", "tool_calls"; nullptr: goes on
   const std::vector<int32_t>* prompt_ids = nullptr;  // with return_token_ids, on the first piece
+  const PromptScores* prompt_scores = nullptr;       // with prompt_logprobs, never in a stream
 };
 
 struct Usage {
   int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
+  int64_t reasoning_tokens = 0;  // of completion_tokens; only thinking models have them
 };
 
 struct ShapeOptions {
@@ -43,6 +52,7 @@ struct ShapeOptions {
   int64_t created = 0;
   bool logprobs = false;
   int top_logprobs = 0;
+  int prompt_logprobs = -1;
   bool usage_field = false;  // a stream that will end with usage says "usage": null before
   bool token_ids = false;
 };
@@ -63,7 +73,10 @@ class Shape {
   virtual std::string stream_choice(const Piece& piece) = 0;  // JSON of choices[i]
   virtual Value whole_choice(const Piece& piece) = 0;
   virtual Value top_level_ids(const std::vector<Piece>&) { return {}; }
+  virtual Value top_level_scores(const std::vector<Piece>&) { return {}; }
   void set_names(std::string id_prefix, std::string whole_object, std::string chunk_object);
+  // [null, {"id": {"logprob", "rank", "decoded_token"}}, ...] as vLLM has it.
+  Value prompt_logprobs(const std::vector<int32_t>& ids, const PromptScores& scores) const;
   std::string wrap_chunk(std::string_view choices, const Usage* usage) const;
 
   const ShapeOptions options_;

@@ -31,7 +31,9 @@ class ChatShape final : public Shape {
  protected:
   std::string stream_choice(const Piece& piece) override {
     Value fields = Value::object();
-    if (!piece.text.empty() || (!piece.scored.empty() && piece.calls.empty()))
+    if (!piece.reasoning.empty()) fields.set("reasoning_content", piece.reasoning);
+    if (!piece.text.empty() ||
+        (!piece.scored.empty() && piece.calls.empty() && piece.reasoning.empty()))
       fields.set("content", piece.text);
     if (!piece.calls.empty()) fields.set("tool_calls", calls(piece, true));
     std::string delta = dump_json(fields);
@@ -50,6 +52,7 @@ class ChatShape final : public Shape {
     message.set("content",
                 piece.text.empty() && !piece.calls.empty() ? Value() : Value(piece.text));
     message.set("refusal", Value());
+    if (!piece.reasoning.empty()) message.set("reasoning_content", piece.reasoning);
     if (!piece.calls.empty()) message.set("tool_calls", calls(piece, false));
     Value choice = Value::object();
     choice.set("index", piece.index);
@@ -63,6 +66,11 @@ class ChatShape final : public Shape {
   Value top_level_ids(const std::vector<Piece>& choices) override {
     if (choices.empty() || choices[0].prompt_ids == nullptr) return {};
     return ids_value(*choices[0].prompt_ids);
+  }
+
+  Value top_level_scores(const std::vector<Piece>& choices) override {
+    if (choices.empty() || choices[0].prompt_scores == nullptr) return {};
+    return prompt_logprobs(choices[0].prompt_scores->ids, *choices[0].prompt_scores);
   }
 
  private:

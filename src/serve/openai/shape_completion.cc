@@ -52,6 +52,8 @@ class CompletionShape final : public Shape {
     value.set("logprobs", with ? logprobs(piece) : Value());
     value.set("finish_reason", piece.finish == nullptr ? Value() : Value(piece.finish));
     if (options_.token_ids) value.set("token_ids", ids_value(piece.ids));
+    if (piece.prompt_scores != nullptr)
+      value.set("prompt_logprobs", prompt_logprobs(piece.prompt_scores->ids, *piece.prompt_scores));
     if (piece.prompt_ids != nullptr) value.set("prompt_token_ids", ids_value(*piece.prompt_ids));
     return value;
   }

@@ -1,5 +1,6 @@
 // The chat page: conversation in localStorage, answers streamed from /v1/chat/completions.
 import {render} from "/web/markdown.js";
+import {startPanel} from "/web/panel.js";
 
 const $ = (id) => document.getElementById(id);
 const KEY = "tokamak-chat";
@@ -53,6 +54,14 @@ function fill(body, message) {
     body.replaceChildren(p);
   } else {
     body.replaceChildren(render(message.content));
+    if (message.thoughts) {
+      const box = document.createElement("details"), summary = document.createElement("summary"), p = document.createElement("p");
+      box.open = !message.content;
+      summary.textContent = message.content ? "Thoughts" : "Thinking …";
+      p.textContent = message.thoughts;
+      box.append(summary, p);
+      body.prepend(box);
+    }
   }
   if (message.error) {
     const p = body.appendChild(document.createElement("p"));
@@ -130,7 +139,11 @@ async function stream(message, onText) {
   let usage = null;
   for await (const event of events(response)) {
     if (event.error) throw new Error(event.error.message);
-    const text = event.choices?.[0]?.delta?.content;
+    const delta = event.choices?.[0]?.delta, text = delta?.content;
+    if (delta?.reasoning_content) {
+      message.thoughts = (message.thoughts ?? "") + delta.reasoning_content;
+      onText();
+    }
     if (text) {
       message.content += text;
       onText();
@@ -256,3 +269,4 @@ document.addEventListener("keydown", (event) => { if (event.key === "Escape") ru
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);
 draw();
 loadModels();
+startPanel($("panel"), headers);

@@ -1,0 +1,77 @@
+#include "serve/openai/request_log.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "serve/openai/params.h"
+
+namespace tokamak::openai {
+namespace {
+
+bool is_hex(std::string_view text, size_t length) {
+  return text.size() == length && std::all_of(text.begin(), text.end(), [](char c) {
+           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+         });
+}
+
+bool all_zero(std::string_view text) {
+  return text.find_first_not_of('0') == std::string_view::npos;
+}
+
+}  // namespace
+
+std::string Trace::header() const { return fmt::format("00-{}-{}-{}", id, span, flags); }
+
+// version-trace-parent-flags; what does not look so is ignored, as the standard asks.
+Trace trace_of(const http::Request& request) {
+  Trace trace;
+  trace.span = fmt::format("{:016x}", fresh_number() | 1);
+  std::string_view text = request.header("traceparent");
+  if (text.size() >= 55 && (text.size() == 55 || (text[55] == '-' && !text.starts_with("00"))) &&
+      text[2] == '-' && text[35] == '-' && text[52] == '-') {
+    std::string_view version = text.substr(0, 2), id = text.substr(3, 32),
+                     parent = text.substr(36, 16), flags = text.substr(53, 2);
+    if (is_hex(version, 2) && version != "ff" && is_hex(id, 32) && !all_zero(id) &&
+        is_hex(parent, 16) && !all_zero(parent) && is_hex(flags, 2)) {
+      trace.id = id;
+      trace.parent = parent;
+      trace.flags = flags;
+      return trace;
+    }
+  }
+  trace.id = fmt::format("{:016x}{:016x}", fresh_number(), fresh_number() | 1);
+  trace.flags = "00";
+  return trace;
+}
+
+RequestLog::RequestLog(const std::string& path)
+    : file_(std::fopen(path.c_str(), "ae"), std::fclose) {
+  if (file_ == nullptr)
+    fail(ErrorCode::kUnavailable, "cannot write the request log {}: check folder and rights", path);
+}
+
+void RequestLog::write(const Value& line) {
+  std::string text = dump_json(line) + "\n";
+  std::lock_guard lock(mutex_);
+  bool ok = std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size() &&
+            std::fflush(file_.get()) == 0;
+  if (!ok && !std::exchange(failed_, true)) log::warn("the request log cannot be written any more");
+}
+
+Value RequestContext::line(int status, const std::string& error) const {
+  Value line = Value::object();
+  line.set("time", unix_seconds());
+  line.set("trace_id", trace.id);
+  line.set("span_id", trace.span);
+  if (!trace.parent.empty()) line.set("parent_id", trace.parent);
+  line.set("route", route);
+  line.set("remote", remote);
+  line.set("status", status);
+  if (!error.empty()) line.set("error", error);
+  line.set("duration_ms", seconds(SteadyClock().now() - start) * 1e3);
+  return line;
+}
+
+}  // namespace tokamak::openai

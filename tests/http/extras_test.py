@@ -1,0 +1,116 @@
+"""What goes beyond OpenAI's own fields: thoughts apart from answers, scores of prompts, traces and the request log."""
+import json
+import pathlib
+import tempfile
+import unittest
+
+from harness import Server, chat, chunks
+
+
+class Extras(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.log = pathlib.Path(cls.folder.name) / "requests.jsonl"
+        cls.server = Server(env={"FAKE_REQUEST_LOG": str(cls.log)})
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+        cls.folder.cleanup()
+
+    def both(self, text, **more):
+        """(reasoning, content, finish) of the whole answer; the stream must add up to the same."""
+        status, whole = self.server.json("POST", "/v1/chat/completions", chat(text, **more))
+        self.assertEqual(status, 200, whole)
+        message = whole["choices"][0]["message"]
+        got = message.get("reasoning_content", ""), message["content"], whole["choices"][0]["finish_reason"]
+        data = chunks(self.server.request("POST", "/v1/chat/completions",
+                                          chat(text, stream=True, stream_options={"include_usage": True}, **more))[2])
+        deltas = [c["choices"][0]["delta"] for c in data if c["choices"]]
+        self.assertEqual("".join(d.get("reasoning_content", "") for d in deltas), got[0])
+        self.assertEqual("".join(d.get("content") or "" for d in deltas), got[1] or "")
+        self.assertTrue(all(d.get("reasoning_content") != "" for d in deltas))
+        self.assertEqual(data[-1]["usage"], whole["usage"])
+        return got, whole["usage"].get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+
+    def test_thoughts_and_answers(self):
+        opened = {"chat_template_kwargs": {"think": True}}
+        for text, more, expected in (
+                ("<think>\nhm, a < b\n</think>\n\nYes.", {}, ("hm, a < b", "Yes.", "stop")),
+                (" \n<think>a</think>b", {}, ("a", "b", "stop")),
+                ("<think></think>b", {}, ("", "b", "stop")),
+                ("<think>never ends </thin", {}, ("never ends </thin", "", "stop")),
+                ("<thought>no", {}, ("", "<thought>no", "stop")),
+                ("<thi", {}, ("", "<thi", "stop")),
+                ("plain <think>text</think>", {}, ("", "plain <think>text</think>", "stop")),
+                ("deep\n\nthoughts\n</think>\n\nAnswer </think> x", opened, ("deep\n\nthoughts", "Answer </think> x", "stop")),
+                ("no end", opened, ("no end", "", "stop")),
+                ("<think>hidden</think>shown", {"include_reasoning": False}, ("", "shown", "stop")),
+                ("<think>cut</think>shown STOP rest", {"stop": "STOP"}, ("cut", "shown ", "stop"))):
+            for burst in ("", "[burst 3]", "[burst 100]"):
+                with self.subTest(text=text, burst=burst):
+                    self.assertEqual(self.both(f"[say {text}]{burst}", **more)[0], expected)
+        self.assertEqual(self.both("[say <think>abc</think>de]")[1], 12)  # from the token that completes <think> to the one that completes </think>
+
+    def test_thoughts_before_a_tool_call(self):
+        tools = [{"type": "function", "function": {"name": "add"}}]
+        text = '<think>use a tool</think><tool_call>{"name": "add", "arguments": {}}</tool_call>'
+        self.assertEqual(self.both(f"[say {text}]", tools=tools)[0], ("use a tool", None, "tool_calls"))
+
+    def test_prompt_logprobs(self):
+        status, data = self.server.json("POST", "/v1/completions", {"prompt": "[say x]", "prompt_logprobs": 1})
+        scores = data["choices"][0]["prompt_logprobs"]
+        self.assertEqual((status, len(scores), scores[0]), (200, 7, None))
+        self.assertEqual(scores[1], {"115": {"logprob": -1.5, "rank": None, "decoded_token": "s"},
+                                     "97": {"logprob": -1.0, "rank": 1, "decoded_token": "a"}})
+        self.assertIsNone(data["choices"][0]["logprobs"])  # not asked for
+        data = self.server.json("POST", "/v1/completions", {"prompt": "[say x]", "prompt_logprobs": 0, "logprobs": 2})[1]
+        self.assertEqual(len(data["choices"][0]["logprobs"]["top_logprobs"][0]), 2)
+        self.assertEqual(list(data["choices"][0]["prompt_logprobs"][1]), ["115"])
+        data = self.server.json("POST", "/v1/chat/completions", chat("[say x]", prompt_logprobs=0))[1]
+        self.assertEqual(len(data["prompt_logprobs"]), data["usage"]["prompt_tokens"])
+        status, data = self.server.json("POST", "/v1/completions", {"prompt": "x", "prompt_logprobs": 1, "stream": True})
+        self.assertEqual((status, data["error"]["param"]), (400, "prompt_logprobs"))
+
+    def lines(self):
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def test_trace_and_log(self):
+        trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+        given = {"traceparent": f"00-{trace}-{parent}-01"}
+        for body, expected in (({"prompt": "[cached 3][say abc]"}, 200), ({"prompt": "[say abc]", "stream": True}, 200),
+                               ({"prompt": "x", "n": "many"}, 400), ({"prompt": "[full]"}, 429), ({"prompt": "[error]"}, 500)):
+            before = len(self.lines())
+            status, headers, _ = self.server.request("POST", "/v1/completions", body, given)
+            self.assertEqual(status, expected)
+            if expected != 500:  # made where the headers are not ours to add to
+                version, id_, span, flags = headers["traceparent"].split("-")
+                self.assertEqual((version, id_, flags), ("00", trace, "01"))
+                self.assertNotEqual(span, parent)
+            line = self.lines()[before]
+            self.assertEqual((line["trace_id"], line["parent_id"], line["status"], line["route"]), (trace, parent, expected, "/v1/completions"))
+            self.assertGreaterEqual(line["duration_ms"], 0)
+            if expected == 200:
+                self.assertEqual((line["completion_tokens"], line["model"], line["stream"]), (3, "fake", "stream" in body))
+                self.assertGreater(line["ttft_ms"], 0)
+                self.assertEqual(line["id"], headers["x-request-id"])
+            else:
+                self.assertTrue(line["error"])
+        for bad in ("", "00-xyz", f"00-{'0' * 32}-{parent}-01", f"ff-{trace}-{parent}-01", f"00-{trace.upper()}-{parent}-01", "x" * 500):
+            headers = self.server.request("POST", "/v1/completions", {"prompt": "[say x]"}, {"traceparent": bad})[1]
+            self.assertNotIn(trace, headers["traceparent"])
+            self.assertRegex(headers["traceparent"], r"^00-[0-9a-f]{32}-[0-9a-f]{16}-00$")
+
+    def test_a_client_that_leaves_is_logged(self):
+        before = len(self.lines())
+        with self.server.connect() as s:
+            body = json.dumps({"prompt": "[hold]"}).encode()
+            s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            self.server.wait_engine(lambda e: e["running"] == 1)
+        self.server.wait_engine(lambda e: e["running"] == 0)
+        self.assertEqual([line["status"] for line in self.lines()[before:]], [499])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
