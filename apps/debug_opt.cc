@@ -119,8 +119,10 @@ void run(const OptFlags& f) {
   }
   Value symbols = Value::object();
   for (const auto& [name, v] : values) symbols.set(name, v);
-  Value out =
-      Value::Object{{"graph", f.graph.graph}, {"symbols", symbols}, {"functions", functions}};
+  Value out = totals(functions);
+  out.set("graph", f.graph.graph);
+  out.set("symbols", symbols);
+  out.set("functions", functions);
   out.set("text", print_module(module));
   fmt::print("{}\n", dump_json(out, 2));
 }
