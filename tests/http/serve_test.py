@@ -4,8 +4,10 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
+import tempfile
 import unittest
 import urllib.error
 import urllib.request
@@ -121,6 +123,61 @@ class Flags(unittest.TestCase):
                 self.assertEqual((status, body["model"]), (200, name))
             self.assertEqual(s.post("/v1/completions", model="three", prompt="x")[0], 404)
             self.assertIn('model_name="two"', s.get("/metrics"))
+
+    def test_defaults_of_the_folder(self):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = pathlib.Path(folder) / "model"
+            shutil.copytree(TINY / "llama", copy)
+            (copy / "generation_config.json").write_text(json.dumps({"top_k": 1, "temperature": "x", "top_p": 7}))
+            with Serve(copy) as s:
+                texts = {s.post("/v1/completions", prompt="hello", max_tokens=8, ignore_eos=True, **more)[2]["choices"][0]["text"]
+                         for more in ({}, {"seed": 5}, {"temperature": 0}, {"seed": 6})}
+                self.assertEqual(len(texts), 1)  # top_k 1 is greedy, whatever the seed
+                different = {s.post("/v1/completions", prompt="hello", max_tokens=8, ignore_eos=True, seed=i, top_k=0)[2]["choices"][0]["text"]
+                             for i in range(3)}
+                self.assertGreater(len(different), 1)
+
+
+class Bench(unittest.TestCase):
+    def bench(self, *args, code=0):
+        done = subprocess.run([BINARY, "bench", "serve", *map(str, args)], capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return json.loads(done.stdout) if "--json" in args else done.stdout + done.stderr
+
+    def check(self, r, requests):
+        self.assertEqual((r["completed"], r["failed"], r["completion_tokens"]), (requests, 0, requests * 8), r)
+        self.assertGreaterEqual(r["prompt_tokens"], requests)
+        for kind in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
+            self.assertLessEqual(0, r[kind]["p50"])
+            self.assertTrue(r[kind]["p50"] <= r[kind]["p90"] <= r[kind]["p99"] <= r[kind]["max"], r[kind])
+        self.assertGreater(r["ttft_ms"]["p50"], 0)
+        self.assertLessEqual(r["ttft_ms"]["p50"], r["e2e_ms"]["p50"])
+        self.assertAlmostEqual(r["output_tokens_per_second"], r["completion_tokens"] / r["seconds"], places=3)
+
+    def test_against_a_server(self):
+        size = ("--prompt", 4, "--output", 8, "--json")
+        with Serve(LLAMA) as s:
+            self.check(self.bench("--url", s.url, "--requests", 12, "--concurrency", 4, *size), 12)
+            r = self.bench("--url", s.url + "/v1", "--requests", 10, "--rate", 50, "--slo-ttft", 1e6, *size)
+            self.check(r, 10)
+            self.assertEqual(r["goodput_share"], 1)
+            r = self.bench("--url", s.url, "--requests", 4, "--slo-e2e", 0.0001, *size)
+            self.assertEqual((r["completed"], r["goodput_share"]), (4, 0))
+            with tempfile.NamedTemporaryFile("w", suffix=".csv") as trace:
+                trace.write("TIMESTAMP,ContextTokens,GeneratedTokens\n" +
+                            "".join(f"2023-11-16 18:15:0{i}.0000000,4,8\n" for i in range(3)))
+                trace.flush()
+                self.check(self.bench("--url", s.url, "--trace", trace.name, "--speed", 20, *size), 3)
+            self.assertIn("tokens/s", self.bench("--url", s.url, "--requests", 2, "--prompt", 4, "--output", 8))
+            self.assertIn("404", self.bench("--url", s.url, "--model-name", "none", "--requests", 2, code=1))
+
+    def test_with_its_own_server(self):
+        self.check(self.bench(LLAMA, "--requests", 6, "--concurrency", 2, "--prompt", 4, "--output", 8, "--json"), 6)
+
+    def test_wrong_flags(self):
+        self.assertIn("either MODEL or --url", self.bench(code=2))
+        self.assertIn("http://", self.bench("--url", "https://x", code=2))
+        self.assertIn("nobody listens", self.bench("--url", "http://127.0.0.1:1", code=1))
 
 
 if __name__ == "__main__":

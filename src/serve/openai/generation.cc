@@ -294,6 +294,7 @@ void Generation::break_off(const Delta& delta) {
                      : status == 429                  ? "queue_full"
                                                       : "";
   http::Response response = http::error_response(status, message, "", "", code);
+  response.headers.emplace_back("traceparent", context_.trace.header());
   if (status == 429)
     response.headers.emplace_back("Retry-After",
                                   retry_after_header(request_.model->client->info().retry_after));

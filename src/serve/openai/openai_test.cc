@@ -10,6 +10,7 @@
 #include "serve/openai/api_error.h"
 #include "serve/openai/choice.h"
 #include "serve/openai/generation.h"
+#include "serve/openai/prometheus.h"
 
 namespace tokamak::openai {
 namespace {
@@ -24,6 +25,48 @@ std::shared_ptr<const ServedModel> model_without_engine() {
 
 Prepared completion(const std::string& json) {
   return prepare_completion(parse_json(json), model_without_engine());
+}
+
+TEST(Defaults, OfGenerationConfig) {
+  SampleSpec s = sampling_defaults(parse_json(
+      R"({"temperature": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.125, "typical_p": 0.5,
+          "repetition_penalty": 1.25, "eos_token_id": [1, 2], "do_sample": true})"));
+  EXPECT_EQ(s.temperature, 0.5f);
+  EXPECT_EQ(s.top_k, 20);
+  EXPECT_EQ(s.top_p, 0.75f);
+  EXPECT_EQ(s.min_p, 0.125f);
+  EXPECT_EQ(s.typical_p, 0.5f);
+  EXPECT_EQ(s.repetition_penalty, 1.25f);
+  for (const char* odd :
+       {"[]", "null", "{}", R"({"temperature": "hot", "top_k": -5, "top_p": 9})"}) {
+    SampleSpec plain = sampling_defaults(parse_json(odd));
+    EXPECT_EQ(plain.temperature, 1.0f) << odd;
+    EXPECT_EQ(plain.top_k, 0) << odd;
+    EXPECT_EQ(plain.top_p, 1.0f) << odd;
+  }
+}
+
+TEST(Prometheus, LabelsAreEscapedAndBucketsAddUp) {
+  std::string labels;
+  add_label(labels, "a", "x\"y\\z\n");
+  add_label(labels, "b", "");
+  EXPECT_EQ(labels, R"(a="x\"y\\z\n",b="")");
+  Histogram h(Histogram::Unit::kTokens);
+  h.add(1);
+  h.add(3, 2);
+  h.add(1e9);
+  PrometheusText text;
+  text.family("t", PrometheusText::Type::kHistogram, "Help.");
+  text.histogram("m=\"1\"", h);
+  std::string out = text.take();
+  EXPECT_NE(out.find("# HELP t Help.\n# TYPE t histogram\nt_bucket{m=\"1\",le=\"1\"} 1\n"),
+            std::string::npos)
+      << out;
+  EXPECT_NE(out.find("le=\"2\"} 1\n"), std::string::npos);
+  EXPECT_NE(out.find("le=\"4\"} 3\n"), std::string::npos);
+  EXPECT_NE(out.find("le=\"+Inf\"} 4\nt_sum{m=\"1\"} 1000000007\nt_count{m=\"1\"} 4\n"),
+            std::string::npos)
+      << out;
 }
 
 TEST(Prepare, ReadsEveryParameter) {
@@ -287,8 +330,10 @@ TEST_F(GenerationTest, AFullQueueThrowsAndLeavesNothing) {
     start(line, R"({"prompt": ["[hold]", "[hold]", "[full]"]})");
     FAIL();
   } catch (const Error& e) {
-    EXPECT_EQ(e.code(), ErrorCode::kResourceExhausted);
-    EXPECT_EQ(error_answer(e).status, 429);
+    http::Response answer = error_answer(e);
+    EXPECT_EQ(answer.status, 429);
+    ASSERT_EQ(answer.headers.size(), 1u);
+    EXPECT_EQ(answer.headers[0].first, "Retry-After");
   }
   EXPECT_TRUE(settles());
   EXPECT_EQ(client->cancelled, 2);
