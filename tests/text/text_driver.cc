@@ -3,7 +3,8 @@
 //   {"load_json": path} {"load_gguf": path} {"load_text": tokenizer.json text}
 //   {"encode": text, "special": bool, "parse": bool} {"encode_file": path} {"decode": [ids],
 //   "skip": bool}
-//   {"stream": [ids], "skip": bool} {"render": template, "context": {...}, "now": iso}
+//   {"stream": [ids], "skip": bool} {"both": text, "special": bool, "skip": bool} {"render":
+//   template, "context": {...}, "now": iso}
 #include <chrono>
 #include <iostream>
 
@@ -33,6 +34,7 @@ class Driver {
     if (const Value* v = request.find("render")) return render(*v, request);
     if (!tokenizer_) fail(ErrorCode::kInvalidArgument, "no tokenizer is loaded");
     if (const Value* v = request.find("encode")) return encode(v->as_string(), request);
+    if (const Value* v = request.find("both")) return both(v->as_string(), request);
     if (const Value* v = request.find("encode_file")) {
       const std::string text = file_text(v->as_string());
       const auto start = std::chrono::steady_clock::now();
@@ -59,6 +61,14 @@ class Driver {
              text, {request.get_bool("special", false), request.get_bool("parse", true)}))
       out.push(id);
     return out;
+  }
+  // Encodes and decodes again, as a whole and in a stream.
+  Value both(const std::string& text, const Value& request) {
+    const Value ids = encode(text, request);
+    const bool skip = request.get_bool("skip", false);
+    return Value::Object{{"ids", ids},
+                         {"text", tokenizer_->decode(ids_of(ids), {skip, true})},
+                         {"stream", stream(ids, skip)}};
   }
   static std::vector<int32_t> ids_of(const Value& list) {
     std::vector<int32_t> ids;

@@ -54,6 +54,8 @@ MatchWorkspace& workspace() {
   return w;
 }
 
+constexpr size_t kWindow = size_t{64} << 10, kPart = size_t{16} << 10;
+
 // Digits in groups of three, counted from the end of their run, are written with a look-ahead over
 // the rest of the run: the square of its length. These spellings of it are matched by hand.
 enum class DigitGroups { kNone, kBeforeBoundary, kAny, kCuts };
@@ -146,16 +148,44 @@ bool Regex::Scan::next_digits(Match& match) {
   return false;
 }
 
+// The start of the character at or before `at`.
+size_t Regex::Scan::window_end(size_t at) const {
+  if (at >= text_.size()) return text_.size();
+  while (at > pos_ + 1 && is_utf8_continuation(text_[at])) --at;
+  return at;
+}
+
 bool Regex::Scan::next(Match& match) {
   if (regex_.code_->digits != DigitGroups::kNone) return next_digits(match);
   MatchWorkspace& w = workspace();
   const auto* code = static_cast<const pcre2_code*>(code_);
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text_.data());
   while (pos_ <= text_.size()) {
-    int rc = pcre2_match(code, subject, text_.size(), pos_, PCRE2_NO_UTF_CHECK, w.data, w.context);
-    if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
-      rc = pcre2_match(code, subject, text_.size(), pos_, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, w.data,
-                       w.context);
+    const auto match_in = [&](size_t size, uint32_t options) {
+      return pcre2_match(code, subject, size, pos_, PCRE2_NO_UTF_CHECK | options, w.data,
+                         w.context);
+    };
+    size_t seen = window_ == 0 ? text_.size() : window_end(pos_ + window_);
+    int rc = PCRE2_ERROR_NOMATCH;
+    // Alternatives that look ahead to the end of a long run cost the square of its length;
+    // a match that ends well inside a part of the text needs no look beyond that part.
+    if (window_ == 0 && text_.size() - pos_ > kWindow) {
+      const size_t part = window_end(pos_ + kPart);
+      rc = match_in(part, 0);
+      if (rc >= 0 && pcre2_get_ovector_pointer(w.data)[1] + 64 > part) rc = PCRE2_ERROR_NOMATCH;
+    }
+    if (rc < 0) rc = match_in(seen, 0);
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT) rc = match_in(seen, PCRE2_NO_JIT);
+    if (window_ == 0 && (rc == PCRE2_ERROR_HEAPLIMIT || rc == PCRE2_ERROR_MATCHLIMIT ||
+                         rc == PCRE2_ERROR_DEPTHLIMIT)) {
+      // A word of megabytes whose pattern remembers every step: seen in pieces from here on.
+      window_ = kWindow;
+      continue;
+    }
+    if (rc == PCRE2_ERROR_NOMATCH && seen < text_.size()) {
+      pos_ = seen;
+      continue;
+    }
     if (rc == PCRE2_ERROR_NOMATCH) return false;
     if (rc < 0)
       fail(ErrorCode::kInvalidArgument,

@@ -40,6 +40,8 @@ class Regex {
     const void* code_;
     std::string_view text_;
     bool next_digits(Match& match);
+    size_t window_end(size_t at) const;
+    size_t window_ = 0;  // bytes a match may see; 0: all
     size_t pos_ = 0, last_end_ = std::string_view::npos;
     size_t run_end_ = 0, run_left_ = 0;  // of the digits that next_digits() is in
   };

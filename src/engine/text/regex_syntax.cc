@@ -1,5 +1,6 @@
 // Oniguruma (Ruby) syntax -> PCRE2 syntax. Where they differ: \s and U+180E, \h, \w, \u, script
 // properties, nested and intersected character classes, ^ and $ (always per line), (?m), {n,m}+.
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
@@ -241,6 +242,31 @@ class Translator {
     return out;
   }
 
+  // [\p{Lu}\p{M}&&[^\p{Han}]] as one class, [^ all other categories \p{Han}]: repeating a class is
+  // cheap, repeating a look-ahead is not. Empty: not of this form.
+  static std::string one_class(const std::vector<std::string>& operands) {
+    static constexpr std::string_view kCategories[] = {
+        "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe",
+        "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Cs", "Co", "Cn"};
+    if (operands.size() != 2 || !operands[1].starts_with("[^") ||
+        operands[1].find('[', 1) != std::string::npos || !operands[0].starts_with("[\\p{"))
+      return {};
+    std::string_view rest = std::string_view(operands[0]).substr(1);
+    std::vector<std::string_view> named;
+    while (rest != "]") {
+      const size_t end = rest.find('}');
+      if (!rest.starts_with("\\p{") || end == std::string_view::npos || end > 5) return {};
+      named.push_back(rest.substr(3, end - 3));
+      rest.remove_prefix(end + 1);
+    }
+    std::string out = "[^";
+    for (std::string_view c : kCategories)
+      if (std::none_of(named.begin(), named.end(),
+                       [&](std::string_view n) { return c.starts_with(n); }))
+        out.append("\\p{").append(c).append("}");
+    return out + operands[1].substr(2);
+  }
+
   // [...] with nested classes and && as Ruby has them. A plain class stays a class; others become
   // alternatives and look-aheads, each of one character.
   std::string char_class() {
@@ -255,6 +281,8 @@ class Translator {
       std::string one;
       if (nested.empty()) {
         one = items.empty() ? "(?!)" : "[" + items + "]";
+      } else if (nested.size() == 1 && items.empty()) {
+        one = nested[0];
       } else {
         one = "(?:";
         for (const std::string& n : nested) one += n + "|";
@@ -297,6 +325,7 @@ class Translator {
     nested_ = outer;
     if (operands.empty() && nested.empty()) return (negated ? "[^" : "[") + items + "]";
     close();
+    if (const std::string one = one_class(operands); !one.empty() && !negated) return one;
     std::string out = "(?:";
     for (size_t i = 0; i + 1 < operands.size(); ++i) out += "(?=" + operands[i] + ")";
     out += operands.back() + ")";
