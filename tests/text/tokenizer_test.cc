@@ -205,6 +205,14 @@ TEST(Regex, SyntaxOfTokenizers) {
   EXPECT_EQ(matches("(?m:a.b)", "a\nb"), (List{"a\nb"}));
   EXPECT_EQ(matches("a{1,2}+", "aaaaa"), (List{"aaaaa"}));
   EXPECT_EQ(matches("", "ab"), (List{"", "", ""}));
+  EXPECT_EQ(matches("[[:punct:]]+", "a<$.b"), (List{"<$."}));
+  EXPECT_EQ(matches(R"([\W&&[^ ]]+)", "a -b"), (List{"-"}));
+  EXPECT_EQ(matches(R"(\d{1,3}(?=(?:\d{3})*\b))", "1234567 12a"), (List{"1", "234", "567"}));
+  EXPECT_EQ(matches(R"([\p{L}&&[^\p{Han}]]+)", "ab\xE4\xBD\xA0"), (List{"ab"}));
+  // Where trying every place would take hours.
+  const std::string spaces(2'000'000, ' ');
+  EXPECT_EQ(matches(R"(\s+$)", spaces + "x "), (List{" "}));
+  EXPECT_EQ(matches(R"((?:a(?=a|b))+b)", std::string(500'000, 'a')), List{});
   EXPECT_THROW(Regex("(a"), Error);
   EXPECT_THROW(Regex("[a"), Error);
 }
