@@ -86,8 +86,8 @@ void print_ledger(const std::vector<LoadedModel>& models) {
     all += m.total();
   }
   if (uint64_t resident = openai::resident_bytes(); resident > 0)
-    fmt::print("resident {}, of it counted above at most {}\n", mebibytes(resident),
-               mebibytes(all));
+    fmt::print("resident now: {} of {} counted; KV pages come as they are used\n",
+               mebibytes(resident), mebibytes(all));
 }
 
 // Refuses flags that contradict each other before anything is loaded.
