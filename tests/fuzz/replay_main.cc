@@ -107,8 +107,8 @@ class Mutator {
   std::mt19937_64 rng_;  // its numbers are fixed by the standard, so a run repeats everywhere
 };
 
-// The input that is running, for whoever looks after a crash. One open file: closing a truncated one makes the file
-// system wait for the disk.
+// The input that is running, for whoever looks after a crash. One open file: closing a truncated
+// one makes the file system wait for the disk.
 class LastInput {
  public:
   explicit LastInput(std::string path)
