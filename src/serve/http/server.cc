@@ -4,6 +4,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <csignal>
+#include <future>
 #include <thread>
 
 #include "base/error.h"
@@ -189,13 +190,15 @@ void Server::stop(std::chrono::milliseconds drain) {
     shared.changed.wait_for(lock, drain,
                             [&] { return shared.busy == 0 || impl_->signals_seen > seen; });
   }
-  net::post(impl_->strand, [impl = impl_.get()] {
+  std::promise<void> closed;
+  net::post(impl_->strand, [impl = impl_.get(), &closed] {
     SystemError ec;
     impl->acceptor.close(ec);
     impl->retry.cancel();
+    closed.set_value();
   });
+  closed.get_future().wait();  // before that a connection could still come, and nobody would end it
   auto empty = [&] { return shared.stats.connections == 0; };
-  // A connection accepted while stopping began is in the list by now, so one more round finds all.
   while (!empty()) {
     for (const auto& session : open_sessions(shared)) session->kill();
     std::unique_lock lock(shared.mutex);

@@ -316,16 +316,17 @@ void append_json(std::string& out, const Val& v, const JsonStyle& style, int dep
       break;
     }
     case Kind::kDict: {
-      std::vector<std::pair<std::string, const Val*>> members;
-      for (const auto& [key, item] : v.dict()->members) members.emplace_back(json_key(key), &item);
-      if (style.sort_keys)
-        std::stable_sort(members.begin(), members.end(),
-                         [](const auto& a, const auto& b) { return a.first < b.first; });
+      std::vector<std::pair<const Val*, const Val*>> members;
+      for (const auto& [key, item] : v.dict()->members) members.emplace_back(&key, &item);
+      if (style.sort_keys)  // as values: 2 before 10, and keys that have no order are refused
+        std::stable_sort(members.begin(), members.end(), [](const auto& a, const auto& b) {
+          return compare(*a.first, *b.first) < 0;
+        });
       out += '{';
       bool first = true;
       for (const auto& [key, item] : members) {
         between(first);
-        append_json_string(out, key, style.ascii);
+        append_json_string(out, json_key(*key), style.ascii);
         out += style.key_separator;
         append_json(out, *item, style, depth + 1);
       }
