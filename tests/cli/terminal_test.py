@@ -20,6 +20,7 @@ class Terminal:
     def __init__(self, *args):
         master, slave = pty.openpty()
         self.program = subprocess.Popen([BINARY, *args], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+                                        env={**os.environ, "TERM": "xterm"},
                                         preexec_fn=lambda: fcntl.ioctl(slave, termios.TIOCSCTTY, 0))
         os.close(slave)
         self.master = master

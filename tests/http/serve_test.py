@@ -110,7 +110,7 @@ class Flags(unittest.TestCase):
         self.assertEqual(cached[("--no-prefix-cache",)], 0)
 
     def test_deadline(self):
-        with Serve(LLAMA, "--request-timeout", "0.05", "--threads", "1") as s:
+        with Serve(LLAMA, "--request-timeout", "0.001", "--threads", "1") as s:
             status, _, body = s.post("/v1/completions", prompt="x", max_tokens=40, n=100, ignore_eos=True)
             self.assertEqual((status, body["error"]["code"]), (504, "deadline_exceeded"))
 

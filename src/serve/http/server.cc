@@ -39,6 +39,7 @@ struct Server::Impl {
   int port = 0;
   int signals_seen = 0;  // under shared->mutex
   bool started = false, stopped = false;
+  bool closing = false;  // on the strand
 
   void bind();
   void check(SystemError ec) const;
@@ -127,7 +128,7 @@ void Server::Impl::await_signal() {
       ++signals_seen;
     }
     shared->changed.notify_all();
-    await_signal();
+    if (!closing) await_signal();
   });
 }
 
@@ -208,6 +209,7 @@ void Server::stop(std::chrono::milliseconds drain) {
   // they end.
   net::post(impl_->strand, [impl = impl_.get()] {
     SystemError ec;
+    impl->closing = true;  // a signal that is already queued must not wait for the next one
     impl->signals.cancel(ec);
     impl->work.reset();
   });
