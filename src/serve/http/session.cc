@@ -61,7 +61,8 @@ void Session::refuse(Response response) {
 
 void Session::drain() {
   net::post(socket_.get_executor(), [self = shared_from_this()] {
-    if (self->phase_ == Phase::kReading && !self->started_) self->die();
+    // A new connection may have its request on the way.
+    if (self->phase_ == Phase::kReading && !self->started_ && self->answered_) self->die();
   });
 }
 
@@ -239,6 +240,7 @@ void Session::on_written(Error ec, size_t bytes) {
 void Session::end_turn() {
   bool keep = taken_.keep_alive && !taken_.cut;
   turn_.reset();
+  answered_ = true;
   next_ping_ = TimePoint::max();
   shared_->body_bytes -= accounted_;
   accounted_ = 0;

@@ -67,7 +67,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   void start();
   void refuse(Response response);  // instead of start: answer and close
-  void drain();                    // thread-safe: close when idle, else after the answer
+  void drain();  // thread-safe: close when idle between requests, else after the answer
   void kill();                     // thread-safe: close now
 
  private:
@@ -121,6 +121,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::string input_;  // bytes not parsed yet
   std::unique_ptr<Parser> parser_;
   bool reading_ = false, eof_ = false, started_ = false, header_seen_ = false, busy_ = false;
+  bool answered_ = false;  // at least once
   size_t accounted_ = 0, discarded_ = 0;
 
   std::shared_ptr<Turn> turn_;
