@@ -68,7 +68,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void start();
   void refuse(Response response);  // instead of start: answer and close
   void drain();  // thread-safe: close when idle between requests, else after the answer
-  void kill();                     // thread-safe: close now
+  void kill();   // thread-safe: close now
 
  private:
   using Timer = net::steady_timer;
