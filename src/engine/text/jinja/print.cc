@@ -277,6 +277,16 @@ void append_repr(std::string& out, const Val& v, int depth) {
   }
 }
 
+// Sorted as values: 2 before 10, and keys that have no order are refused.
+static std::vector<const std::pair<Val, Val>*> members_of(const Dict& dict, bool sorted) {
+  std::vector<const std::pair<Val, Val>*> members;
+  for (const auto& member : dict.members) members.push_back(&member);
+  if (sorted)
+    std::stable_sort(members.begin(), members.end(),
+                     [](const auto* a, const auto* b) { return compare(a->first, b->first) < 0; });
+  return members;
+}
+
 void append_json(std::string& out, const Val& v, const JsonStyle& style, int depth) {
   if (depth > kMaxNesting) raise("values are nested too deeply");
   if (out.size() > (size_t{1} << 28)) raise("a value is too large for tojson");
@@ -316,19 +326,13 @@ void append_json(std::string& out, const Val& v, const JsonStyle& style, int dep
       break;
     }
     case Kind::kDict: {
-      std::vector<std::pair<const Val*, const Val*>> members;
-      for (const auto& [key, item] : v.dict()->members) members.emplace_back(&key, &item);
-      if (style.sort_keys)  // as values: 2 before 10, and keys that have no order are refused
-        std::stable_sort(members.begin(), members.end(), [](const auto& a, const auto& b) {
-          return compare(*a.first, *b.first) < 0;
-        });
       out += '{';
       bool first = true;
-      for (const auto& [key, item] : members) {
+      for (const auto* member : members_of(*v.dict(), style.sort_keys)) {
         between(first);
-        append_json_string(out, json_key(*key), style.ascii);
+        append_json_string(out, json_key(member->first), style.ascii);
         out += style.key_separator;
-        append_json(out, *item, style, depth + 1);
+        append_json(out, member->second, style, depth + 1);
       }
       if (!first && style.newline_indent) newline(out, style, depth);
       out += '}';
