@@ -39,7 +39,7 @@ void add_graph_flags(CLI::App& tool, GraphFlags& flags) {
   tool.add_option("--rules", flags.rules, "a file of rewrite rules for the pass user-rules");
   tool.add_flag("--unverified", flags.unverified, "take those rules without verifying them");
   tool.add_option("--machine", flags.machine,
-                  "machine file (JSON) for the passes that ask a cost model");
+                  "machine file (JSON) for passes that ask a cost model; today none does");
   tool.add_option("--backend", flags.backend, "whose kernels the passes ask for")
       ->check(CLI::IsMember({"cpu", "ref"}))
       ->capture_default_str();

@@ -62,6 +62,16 @@ function(tk_library name)
   endif()
 endfunction()
 
+# tk_embed(generated/serve/web/page_data.h tokamak::web index.html ...): a header with these files, as cmake/embed.cmake
+# writes it; the caller adds it to the sources of a target and generated/ to its include folders.
+function(tk_embed header space)
+  list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ OUTPUT_VARIABLE files)
+  set(out ${CMAKE_CURRENT_BINARY_DIR}/${header})
+  add_custom_command(OUTPUT ${out} DEPENDS ${files} ${PROJECT_SOURCE_DIR}/cmake/embed.cmake VERBATIM
+                     COMMAND ${CMAKE_COMMAND} -DOUT=${out} -DSPACE=${space} "-DFILES=${files}"
+                             -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
+endfunction()
+
 # Not everything is compiled four times: the release build runs the tests whose result the optimiser can change (beside
 # the black-box tests of the binary), the tsan build those of code that has threads, the cross build those of kernels.
 # `make test` builds these groups.

@@ -12,21 +12,6 @@
 namespace tokamak {
 namespace {
 
-void declare_tables(PlanSet& set, const Module& module) {
-  set.symbols = module.symbols;
-  for (const GroupDecl& g : module.groups) set.groups.push_back({g.name, g.window, g.block_size});
-  for (const StateDecl& s : module.states) {
-    StateEntry entry{s.name, 0, s.growth == StateDecl::Growth::kPerSequence, {}};
-    while (set.groups[entry.group].name != s.group) ++entry.group;
-    for (const PlaneDecl& p : s.planes) {
-      PlaneEntry plane{p.name, p.type.dtype, {}, p.type.bytes().constant().value()};
-      for (const Dim& d : p.type.dims) plane.dims.push_back(d.extent.constant().value());
-      entry.planes.push_back(std::move(plane));
-    }
-    set.states.push_back(std::move(entry));
-  }
-}
-
 // Small steps get plans of their own: their arena is small enough to stay in cache.
 std::vector<int64_t> bucket_bounds(std::vector<int64_t> bounds, int64_t max) {
   std::erase_if(bounds, [&](int64_t b) { return b >= max; });

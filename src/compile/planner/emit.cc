@@ -268,6 +268,21 @@ class Emitter {
 
 }  // namespace
 
+void declare_tables(PlanSet& set, const Module& module) {
+  set.symbols = module.symbols;
+  for (const GroupDecl& g : module.groups) set.groups.push_back({g.name, g.window, g.block_size});
+  for (const StateDecl& s : module.states) {
+    StateEntry entry{s.name, 0, s.growth == StateDecl::Growth::kPerSequence, {}};
+    while (set.groups[entry.group].name != s.group) ++entry.group;
+    for (const PlaneDecl& p : s.planes) {
+      PlaneEntry plane{p.name, p.type.dtype, {}, p.type.bytes().constant().value()};
+      for (const Dim& d : p.type.dims) plane.dims.push_back(d.extent.constant().value());
+      entry.planes.push_back(std::move(plane));
+    }
+    set.states.push_back(std::move(entry));
+  }
+}
+
 void emit_plan(PlanSet& set, const Function& function, const Backend& backend,
                std::vector<GuardRange> guard) {
   Emitter(set, function, backend, std::move(guard)).run();

@@ -23,6 +23,9 @@ struct Packing {
 constexpr uint64_t kArenaAlignment = 64;
 Packing pack_arena(std::span<const Lifetime> values);
 
+// planner/emit.cc: the symbols, groups and states of a module as the set's tables.
+void declare_tables(PlanSet& set, const Module& module);
+
 // planner/emit.cc: appends the plan of `function` under `guard` to the set, adding the weights,
 // kernels and inputs it uses. Throws Error(kUnsupported) naming the op when the backend has no
 // kernel for a node.

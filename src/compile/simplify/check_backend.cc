@@ -156,20 +156,9 @@ class ConcreteRun {
   }
 
   void declare(const Module& m, PlanSet& set, LoadOptions& load) {
-    for (const GroupDecl& g : m.groups) {
-      set.groups.push_back({g.name, g.window, g.block_size});
+    declare_tables(set, m);
+    for (const GroupDecl& g : m.groups)
       load.blocks.push_back(static_cast<int64_t>(inputs_.views.at(g.name).table.size()));
-    }
-    for (const StateDecl& s : m.states) {
-      StateEntry entry{s.name, 0, s.growth == StateDecl::Growth::kPerSequence, {}};
-      while (set.groups[entry.group].name != s.group) ++entry.group;
-      for (const PlaneDecl& p : s.planes) {
-        PlaneEntry plane{p.name, p.type.dtype, {}, p.type.bytes().constant().value()};
-        for (const Dim& d : p.type.dims) plane.dims.push_back(d.extent.constant().value());
-        entry.planes.push_back(std::move(plane));
-      }
-      set.states.push_back(std::move(entry));
-    }
   }
 
   Module module_;

@@ -6,14 +6,20 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "compile/simplify/rules_data.h"
 #include "graph/rule_verify.h"
 
 namespace tokamak {
 
-// Written by the build from *.rules and verified.stamps; an empty name ends it.
-extern const std::pair<std::string_view, std::string_view> kRuleFiles[];
-
 namespace {
+
+struct RuleGroup {
+  std::string_view name, text;
+};
+constexpr RuleGroup kGroups[] = {{"algebra", kAlgebraRules},
+                                 {"canonical", kCanonicalRules},
+                                 {"fold", kFoldRules},
+                                 {"recognize", kRecognizeRules}};
 
 std::string stamp_of(const RewriteRule& rule) {
   return fmt::format("{:016x} {}", rule.hash(), rule.name);
@@ -22,14 +28,10 @@ std::string stamp_of(const RewriteRule& rule) {
 const std::set<std::string, std::less<>>& known_stamps() {
   static const std::set<std::string, std::less<>> stamps = [] {
     std::set<std::string, std::less<>> out;
-    for (const auto* file = kRuleFiles; !file->first.empty(); ++file) {
-      if (file->first != "verified.stamps") continue;
-      std::string_view text = file->second;
-      while (!text.empty()) {
-        size_t end = std::min(text.find('\n'), text.size());
-        out.emplace(text.substr(0, end));
-        text.remove_prefix(std::min(end + 1, text.size()));
-      }
+    for (std::string_view text = kVerifiedStamps; !text.empty();) {
+      size_t end = std::min(text.find('\n'), text.size());
+      out.emplace(text.substr(0, end));
+      text.remove_prefix(std::min(end + 1, text.size()));
     }
     return out;
   }();
@@ -52,9 +54,7 @@ std::vector<RewriteRule> load(std::string_view text, bool trusted) {
 
 std::vector<std::string_view> rule_groups() {
   std::vector<std::string_view> groups;
-  for (const auto* file = kRuleFiles; !file->first.empty(); ++file)
-    if (file->first.ends_with(".rules"))
-      groups.push_back(file->first.substr(0, file->first.size() - 6));
+  for (const RuleGroup& group : kGroups) groups.push_back(group.name);
   return groups;
 }
 
@@ -63,9 +63,8 @@ const std::vector<RewriteRule>& rules_of(std::string_view group) {
   static std::map<std::string, std::vector<RewriteRule>, std::less<>> loaded;
   std::lock_guard lock(mutex);
   if (auto it = loaded.find(group); it != loaded.end()) return it->second;
-  for (const auto* file = kRuleFiles; !file->first.empty(); ++file)
-    if (file->first == fmt::format("{}.rules", group))
-      return loaded.emplace(group, load(file->second, false)).first->second;
+  for (const RuleGroup& one : kGroups)
+    if (one.name == group) return loaded.emplace(group, load(one.text, false)).first->second;
   fail(ErrorCode::kInternal, "there are no rules \"{}\"", group);
 }
 
@@ -75,9 +74,8 @@ std::vector<RewriteRule> load_rules(std::string_view text, bool trusted) {
 
 std::string rule_stamps() {
   std::string out;
-  for (const auto* file = kRuleFiles; !file->first.empty(); ++file)
-    if (file->first.ends_with(".rules"))
-      for (const RewriteRule& rule : parse_rules(file->second)) out += stamp_of(rule) + "\n";
+  for (const RuleGroup& group : kGroups)
+    for (const RewriteRule& rule : parse_rules(group.text)) out += stamp_of(rule) + "\n";
   return out;
 }
 

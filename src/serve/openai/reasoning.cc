@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "serve/openai/mark.h"
+
 namespace tokamak::openai {
 namespace {
 
@@ -13,9 +15,7 @@ size_t first_solid(std::string_view text) {
 
 // How much of the end of text must wait: white space, and what may be the beginning of the mark.
 size_t waiting(std::string_view text, std::string_view mark) {
-  size_t n = std::min(text.size(), mark.size() - 1);
-  while (n > 0 && !text.ends_with(mark.substr(0, n))) --n;
-  size_t solid = text.substr(0, text.size() - n).find_last_not_of(kSpace);
+  size_t solid = text.substr(0, text.size() - overlap(text, mark)).find_last_not_of(kSpace);
   return text.size() - (solid == std::string_view::npos ? 0 : solid + 1);
 }
 
@@ -35,7 +35,7 @@ void ReasoningSplit::begin(Result& result) {
   std::string_view rest = std::string_view(held_).substr(first_solid(held_));
   if (rest.size() < kOpen.size() && kOpen.starts_with(rest)) return;  // not known yet
   if (rest.starts_with(kOpen)) {
-    held_ = rest.substr(kOpen.size());
+    held_.erase(0, held_.size() - rest.size() + kOpen.size());
     state_ = State::kInside;
     return think(result);
   }

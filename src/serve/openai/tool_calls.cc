@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "serve/openai/mark.h"
 #include "serve/openai/params.h"
 
 namespace tokamak::openai {
@@ -17,13 +18,6 @@ std::string_view trimmed(std::string_view text) {
   size_t first = text.find_first_not_of(kSpace);
   if (first == std::string_view::npos) return {};
   return text.substr(first, text.find_last_not_of(kSpace) + 1 - first);
-}
-
-// How many bytes at the end of text could be the beginning of mark.
-size_t overlap(std::string_view text, std::string_view mark) {
-  for (size_t n = std::min(text.size(), mark.size() - 1); n > 0; --n)
-    if (text.ends_with(mark.substr(0, n))) return n;
-  return 0;
 }
 
 }  // namespace

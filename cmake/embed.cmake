@@ -1,8 +1,5 @@
-# cmake -DOUT=page_data.h -DFILES="a;b" [-DSPACE=tokamak::web] -P embed.cmake: each file as a std::string_view named after it (index.html ->
-# kIndexHtml).
-if(NOT SPACE)
-  set(SPACE tokamak::web)
-endif()
+# cmake -DOUT=page_data.h -DSPACE=tokamak::web "-DFILES=a;b" -P embed.cmake: each file as a std::string_view named after
+# it (index.html -> kIndexHtml).
 set(text "#pragma once\n// Written by embed.cmake.\n#include <string_view>\n\nnamespace ${SPACE} {\n")
 foreach(file IN LISTS FILES)
   get_filename_component(name ${file} NAME)
