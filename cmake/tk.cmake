@@ -49,8 +49,9 @@ set(TK_COMMON_HEADERS <algorithm> <cstdint> <functional> <map> <memory> <optiona
     <unordered_map> <variant> <vector> <fmt/format.h>)
 
 # tk_library(engine SOURCES a.cc b.cc DEPENDS plan backend LIBS fmt::fmt): one static library per lane.
+# SEPARATE: its files use the same names for what each keeps to itself, so they are not compiled in batches.
 function(tk_library name)
-  cmake_parse_arguments(A "" "" "SOURCES;DEPENDS;LIBS" ${ARGN})
+  cmake_parse_arguments(A "SEPARATE" "" "SOURCES;DEPENDS;LIBS" ${ARGN})
   add_library(tk_${name} STATIC ${A_SOURCES})
   list(TRANSFORM A_DEPENDS PREPEND tk_)
   target_link_libraries(tk_${name} PUBLIC ${A_DEPENDS} ${A_LIBS} fmt::fmt Threads::Threads)
@@ -59,6 +60,9 @@ function(tk_library name)
     target_precompile_headers(tk_base PRIVATE ${TK_COMMON_HEADERS})
   else()
     target_precompile_headers(tk_${name} REUSE_FROM tk_base)
+  endif()
+  if(A_SEPARATE)
+    set_target_properties(tk_${name} PROPERTIES UNITY_BUILD OFF)
   endif()
 endfunction()
 

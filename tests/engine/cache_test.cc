@@ -6,13 +6,6 @@
 namespace tokamak {
 namespace {
 
-NullOptions checked(int in_flight = 1) {
-  NullOptions o;
-  o.shadow = true;
-  o.max_in_flight = in_flight;
-  return o;
-}
-
 // A PlanSet with one KV group of blocks of 16, room for long prompts.
 PlanSet wide_plan_set() {
   PlanSet p = fake_plan_set(1000, 0, 4096);

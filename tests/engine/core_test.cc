@@ -8,20 +8,6 @@
 namespace tokamak {
 namespace {
 
-RequestSpec request(std::vector<int32_t> prompt, int32_t max_tokens) {
-  RequestSpec s;
-  s.prompt = std::move(prompt);
-  s.max_tokens = max_tokens;
-  return s;
-}
-
-NullOptions checked(int in_flight = 1) {
-  NullOptions o;
-  o.shadow = true;
-  o.max_in_flight = in_flight;
-  return o;
-}
-
 TEST(Core, WhatCannotFitEndsAtOnce) {
   PlanSet plans = fake_plan_set();
   EngineConfig config = default_engine_config(plans, 100, 100);

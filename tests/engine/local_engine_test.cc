@@ -32,13 +32,6 @@ struct Waiter {
   std::future<void> future = done.get_future();
 };
 
-RequestSpec request(std::vector<int32_t> prompt, int32_t max_tokens) {
-  RequestSpec s;
-  s.prompt = std::move(prompt);
-  s.max_tokens = max_tokens;
-  return s;
-}
-
 struct Fixture {
   explicit Fixture(NullOptions o = {}, int64_t kv_tokens = 4096, int64_t max_queue = 4096) {
     o.shadow = true;

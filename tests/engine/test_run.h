@@ -14,6 +14,21 @@
 
 namespace tokamak {
 
+inline RequestSpec request(std::vector<int32_t> prompt, int32_t max_tokens) {
+  RequestSpec s;
+  s.prompt = std::move(prompt);
+  s.max_tokens = max_tokens;
+  return s;
+}
+
+// The null backend, checking every write and read of state.
+inline NullOptions checked(int in_flight = 1) {
+  NullOptions o;
+  o.shadow = true;
+  o.max_in_flight = in_flight;
+  return o;
+}
+
 struct Answer {
   std::vector<int32_t> ids;
   std::vector<float> logprobs, prompt_logprobs;

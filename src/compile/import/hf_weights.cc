@@ -34,7 +34,7 @@ constexpr Renamed kFused[] = {
     {"attn_v", "self_attn.qkv_proj"}, {"ffn_gate", "mlp.gate_up_proj"},
     {"ffn_up", "mlp.gate_up_proj"},
 };
-constexpr Renamed kGpt2[] = {
+constexpr Renamed kGpt2Names[] = {
     {"attn_norm", "ln_1"},     {"attn_q", "attn.c_attn"},      {"attn_k", "attn.c_attn"},
     {"attn_v", "attn.c_attn"}, {"attn_output", "attn.c_proj"}, {"ffn_norm", "ln_2"},
     {"ffn_up", "mlp.c_fc"},    {"ffn_down", "mlp.c_proj"},     {"token_embd", "wte"},
@@ -48,7 +48,7 @@ std::string_view lookup(std::span<const Renamed> table, std::string_view stem) {
 }
 
 std::string_view hf_stem(const Family& family, std::string_view stem) {
-  if (!family.rotary) return lookup(kGpt2, stem);
+  if (!family.rotary) return lookup(kGpt2Names, stem);
   std::string_view name;
   if (family.post_norms) name = lookup(kPostNorms, stem);
   if (name.empty() && family.fused) name = lookup(kFused, stem);

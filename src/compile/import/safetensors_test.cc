@@ -13,11 +13,11 @@ using test::SafetensorsBuilder;
 using testing::AllOf;
 using testing::HasSubstr;
 
-std::string parse_error(const std::string& file) {
+std::string index_error(const std::string& file) {
   return error_of([&] { SafetensorsFile::parse(test::as_bytes(file), "x.safetensors"); });
 }
 std::string header_error(const std::string& header, size_t data) {
-  return parse_error(SafetensorsBuilder::with_header(header, std::string(data, '\1')));
+  return index_error(SafetensorsBuilder::with_header(header, std::string(data, '\1')));
 }
 
 TEST(Safetensors, ReadsEveryType) {
@@ -51,10 +51,10 @@ TEST(Safetensors, ReadsEveryType) {
 }
 
 TEST(Safetensors, RefusesBrokenHeaders) {
-  EXPECT_THAT(parse_error("short"), HasSubstr("not a safetensors file"));
-  EXPECT_THAT(parse_error(std::string("\xff\xff\xff\xff\xff\xff\xff\x7f{}", 10)),
+  EXPECT_THAT(index_error("short"), HasSubstr("not a safetensors file"));
+  EXPECT_THAT(index_error(std::string("\xff\xff\xff\xff\xff\xff\xff\x7f{}", 10)),
               HasSubstr("the file has 10"));
-  EXPECT_THAT(parse_error(std::string("\x40\0\0\0\0\0\0\0{}", 10)), HasSubstr("cut off"));
+  EXPECT_THAT(index_error(std::string("\x40\0\0\0\0\0\0\0{}", 10)), HasSubstr("cut off"));
   EXPECT_THAT(header_error("[]", 0), HasSubstr("not an object"));
   EXPECT_THAT(header_error("{\"a\":", 0),
               AllOf(HasSubstr("corrupt"), HasSubstr("x.safetensors: header")));

@@ -131,7 +131,7 @@ TEST(PrefixIndex, RandomOperationsAgainstAMap) {
 
 // --- the cache
 
-const GroupEntry kFull{"full", 0, 4}, kWindow{"window", 6, 2};
+const GroupEntry kAll{"full", 0, 4}, kLocal{"window", 6, 2};
 
 struct Live {
   SequenceBlocks blocks;
@@ -181,7 +181,7 @@ class Content {
 class RandomSequences {
  public:
   RandomSequences(uint64_t seed, std::vector<int64_t> blocks)
-      : kv_(std::vector<GroupEntry>{kFull, kWindow}, blocks, true), rng_(seed) {}
+      : kv_(std::vector<GroupEntry>{kAll, kLocal}, blocks, true), rng_(seed) {}
 
   void round(int now) {
     kv_.set_time(now);
@@ -297,7 +297,7 @@ TEST(KvPrefix, TheHitIsTheLongest) {
 }
 
 TEST(KvPrefix, SecondsWaitForWhoeverComputes) {
-  GroupEntry groups[] = {kFull};
+  GroupEntry groups[] = {kAll};
   int64_t blocks[] = {100};
   KvCache kv(groups, blocks, true);
   Ids ids(20, 1);
@@ -323,7 +323,7 @@ TEST(KvPrefix, SecondsWaitForWhoeverComputes) {
 }
 
 TEST(KvPrefix, EvictionByPriorityThenAge) {
-  GroupEntry groups[] = {kFull};
+  GroupEntry groups[] = {kAll};
   int64_t blocks[] = {6};
   KvCache kv(groups, blocks, true);
   PrefixHit hit;

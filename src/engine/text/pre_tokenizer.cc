@@ -310,7 +310,7 @@ class Metaspace final : public PreTokenizer {
   std::unique_ptr<RegexCutter> cutter_;
 };
 
-class Sequence final : public PreTokenizer {
+class PreSequence final : public PreTokenizer {
  public:
   std::vector<std::unique_ptr<PreTokenizer>> parts;
   void apply(Words& words) const override {
@@ -332,7 +332,7 @@ std::unique_ptr<PreTokenizer> make_split(const Value& config) {
 }
 
 std::unique_ptr<PreTokenizer> make_bert() {
-  auto both = std::make_unique<Sequence>();
+  auto both = std::make_unique<PreSequence>();
   both->parts.push_back(std::make_unique<CharCutter>(is_white_space, Behavior::kRemoved));
   both->parts.push_back(std::make_unique<CharCutter>(is_bert_punctuation, Behavior::kIsolated));
   return both;
@@ -380,7 +380,7 @@ PreTokenizerResult make_pre_tokenizer(const Value& config, bool leave_bytes) {
   flatten(config, configs);
   PreTokenizerResult result;
   if (configs.empty()) return result;
-  auto all = std::make_unique<Sequence>();
+  auto all = std::make_unique<PreSequence>();
   result.byte_level = configs.back()->get_string("type", "") == "ByteLevel";
   for (const Value* c : configs)
     all->parts.push_back(make_one(*c, leave_bytes && result.byte_level && c == configs.back()));

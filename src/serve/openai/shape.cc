@@ -15,6 +15,12 @@ size_t count_characters(std::string_view utf8) {
   return count;
 }
 
+Value ids_value(const std::vector<int32_t>& ids) {
+  Value list = Value::array();
+  for (int32_t id : ids) list.push(id);
+  return list;
+}
+
 Value usage_value(const Usage& usage) {
   Value value = Value::object();
   value.set("prompt_tokens", usage.prompt_tokens);

@@ -89,6 +89,7 @@ class Shape {
 std::unique_ptr<Shape> make_chat_shape(ShapeOptions options, const Tokenizer& tokenizer);
 std::unique_ptr<Shape> make_completion_shape(ShapeOptions options, const Tokenizer& tokenizer);
 
+Value ids_value(const std::vector<int32_t>& ids);
 Value usage_value(const Usage& usage);
 size_t count_characters(std::string_view utf8);
 

@@ -8,12 +8,6 @@
 namespace tokamak::openai {
 namespace {
 
-Value ids_value(const std::vector<int32_t>& ids) {
-  Value list = Value::array();
-  for (int32_t id : ids) list.push(id);
-  return list;
-}
-
 class ChatShape final : public Shape {
  public:
   ChatShape(ShapeOptions options, const Tokenizer& tokenizer)

@@ -24,12 +24,6 @@ bool valid_utf8(std::string_view text) {
   return true;
 }
 
-Value ids_value(const std::vector<int32_t>& ids) {
-  Value list = Value::array();
-  for (int32_t id : ids) list.push(id);
-  return list;
-}
-
 class CompletionShape final : public Shape {
  public:
   CompletionShape(ShapeOptions options, const Tokenizer& tokenizer)

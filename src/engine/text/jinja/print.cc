@@ -9,7 +9,7 @@
 namespace tokamak::jinja {
 namespace {
 
-constexpr int kMaxNesting = 300;
+constexpr int kMaxPrintDepth = 300;
 
 void append_hex(std::string& out, uint32_t v, int digits) {
   static constexpr char kHex[] = "0123456789abcdef";
@@ -188,7 +188,7 @@ std::string to_str(const Val& v) {
 }
 
 void append_repr(std::string& out, const Val& v, int depth) {
-  if (depth > kMaxNesting) raise("values are nested too deeply");
+  if (depth > kMaxPrintDepth) raise("values are nested too deeply");
   if (out.size() > (size_t{1} << 28)) raise("a value is too large to print");
   const auto sequence = [&](char open, char close) {
     const List& list = *v.items();
@@ -288,7 +288,7 @@ static std::vector<const std::pair<Val, Val>*> members_of(const Dict& dict, bool
 }
 
 void append_json(std::string& out, const Val& v, const JsonStyle& style, int depth) {
-  if (depth > kMaxNesting) raise("values are nested too deeply");
+  if (depth > kMaxPrintDepth) raise("values are nested too deeply");
   if (out.size() > (size_t{1} << 28)) raise("a value is too large for tojson");
   const auto between = [&](bool& first) {
     if (!first) out += style.item_separator;
