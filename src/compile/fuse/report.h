@@ -1,0 +1,66 @@
+#pragma once
+// What the fusion planner decided and why, as plain data: for logs, `explain` and tests. Times are
+// predictions of the cost model at the shapes named in `shapes`; where there are several, they are
+// averages over them.
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/value.h"
+
+namespace tokamak {
+
+struct FusedRegion {
+  std::string function;  // "step", "decode"
+  std::string id;        // the region node's name; the label of its call in a plan of `function`
+  std::string body;      // the function of the module that is its meaning
+  std::string kind;      // which kind of kernel runs it: "linears", "rows", "rope_append", "loop"
+  std::vector<std::string> ops;  // in order: "rms_norm blk.0.attn_norm"
+  std::string why;               // one line: what the rule saw and what it saves
+  // Bytes that have to move (every input and output once), and the same for its ops one by one.
+  double bytes = 0, unfused_bytes = 0;
+  double flops = 0;
+  double seconds = 0, unfused_seconds = 0;
+  double saved() const { return unfused_seconds - seconds; }
+};
+
+// An edge between two kernels that stayed apart.
+struct NotFused {
+  std::string function;
+  std::string producer, consumer;  // names as in FusedRegion::id, or "op name" of a single node
+  std::string reason;              // a word of kReasons
+  std::string detail;              // the same in a sentence, with numbers
+  double saving = 0;  // seconds that fusing would have saved; 0 when it is not possible
+  double bytes = 0;   // traffic of this edge
+};
+
+// Reasons a NotFused gives.
+//   no_kernel      the backend has no kernel for the pair
+//   barrier        the consumer needs rows that other threads produce
+//   shape          rows of the two do not match
+//   dtype          an element type that the kernel does not take
+//   state          order of reads and writes of a state
+//   frame          a result or an input of the function lies between
+//   size           the region would have more ops than allowed
+//   cost           possible, but predicted to be slower
+//   other_choice   possible, but the best cover uses the ops otherwise
+struct FusionReport {
+  std::string machine;  // name of the machine description
+  std::map<std::string, std::vector<std::map<std::string, int64_t>>> shapes;  // per function
+  std::vector<FusedRegion> regions;
+  std::vector<NotFused> not_fused;
+  // Per function: predicted time of everything, before and after; calls, before and after.
+  struct Total {
+    double seconds_before = 0, seconds_after = 0;
+    double bytes_before = 0, bytes_after = 0;
+    size_t calls_before = 0, calls_after = 0;
+    size_t candidates = 0, states = 0;  // regions looked at; states of the search
+    bool exact = true;                  // false: a part was too wide and was covered greedily
+  };
+  std::map<std::string, Total> totals;
+};
+
+std::string fusion_report_text(const FusionReport& report);
+Value fusion_report_value(const FusionReport& report);  // for JSON
+
+}  // namespace tokamak
