@@ -299,11 +299,11 @@ class Leaving(Api):
         self.assertEqual((after["running"], after["generations"]), (0, 0))
         self.assertEqual(self.server.wait_engine(lambda e: e["connections"] == 1)["connections"], 1)
 
-    def ask(self, body, how):
+    def ask(self, body, how, prompts=1):
         s = self.server.connect()
         submitted = self.server.engine()["submitted"]
         s.sendall(encode("POST", "/v1/completions", body))
-        self.server.wait_engine(lambda e: e["submitted"] > submitted)
+        self.server.wait_engine(lambda e: e["submitted"] >= submitted + prompts)
         if body.get("stream"):
             read_until(s, b"\r\n\r\n")
         if how == "reset":
@@ -331,7 +331,7 @@ class Leaving(Api):
 
     def test_several_prompts_are_all_cancelled(self):
         before = self.server.engine()["cancelled"]
-        self.ask({"prompt": ["[hold]", "[hold]", "[hold]"], "n": 2}, "close")
+        self.ask({"prompt": ["[hold]", "[hold]", "[hold]"], "n": 2}, "close", prompts=3)
         self.assertEqual(self.server.wait_engine(lambda e: e["cancelled"] == before + 3)["cancelled"], before + 3)
 
     def test_queue_full_in_the_middle(self):

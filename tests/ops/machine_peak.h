@@ -1,12 +1,18 @@
 #pragma once
 // What this machine can do at most, measured: the yardstick of --perf.
+#include <cstdint>
 
 namespace tokamak::testing {
 
-struct MachinePeak {
-  double bytes_per_second;  // reading memory far larger than the caches
-  double flops_per_second;  // float32 multiply-adds in registers, with the compiler's vectors
+// Bytes per second of reading `footprint` bytes, split over the threads, again and again: memory
+// when it is far larger than the caches, else the cache it fits in.
+double read_speed(int threads, int64_t footprint);
+
+// Operations per second of independent multiply-adds in registers (one is two operations).
+struct ArithmeticPeak {
+  double f32 = 0;
+  double i8 = 0;  // int8 products into int32 sums; 0: this machine has no instruction for it
 };
-MachinePeak measure_peak(int threads);
+ArithmeticPeak arithmetic_peak(int threads);
 
 }  // namespace tokamak::testing

@@ -185,22 +185,32 @@ double measure(const OpCase& c, Backend& backend) {
   return std::max(1e-9, (best(kRepeat) - best(1)) / (kRepeat - 1));
 }
 
+// A figure and its share of what the machine can do at most; "-" where that is not known.
+std::string with_share(double figure, double peak) {
+  return peak > 0 ? fmt::format("{:9.2f} {:4.0f}%", figure / 1e9, 100 * figure / peak)
+                  : fmt::format("{:9.2f}     -", figure / 1e9);
+}
+
 int perf(const Options& options, const std::vector<OpCase>& cases) {
   auto backend = make(options.backend, options.threads);
-  MachinePeak peak = measure_peak(options.threads);
-  fmt::print("{} ({}), {} threads; measured peak {:.1f} GB/s, {:.1f} GFLOP/s (f32)\n",
-             options.backend, backend->isa(), options.threads, peak.bytes_per_second / 1e9,
-             peak.flops_per_second / 1e9);
-  fmt::print("{:44} {:>10} {:>8} {:>6} {:>9} {:>6}\n", "case", "us", "GB/s", "peak", "GFLOP/s",
-             "peak");
+  ArithmeticPeak peak = arithmetic_peak(options.threads);
+  fmt::print(
+      "{} ({}), {} threads; measured peaks: memory {:.1f} GB/s, f32 {:.0f} and int8 {:.0f} "
+      "G operations/s; the share of GB/s is of reading as many bytes as the case moves\n",
+      options.backend, backend->isa(), options.threads,
+      read_speed(options.threads, int64_t{256} << 20) / 1e9, peak.f32 / 1e9, peak.i8 / 1e9);
+  fmt::print("{:44} {:>10} {:>15} {:>15}\n", "case", "us", "GB/s  peak", "GOP/s  peak");
+  std::map<int64_t, double> read;  // by footprint
   for (const OpCase& c : cases) {
     CasePlan plan = build_case(c, *backend);
     if (!plan.supported) continue;
-    double seconds = measure(c, *backend), bytes = plan.bytes / seconds,
-           flops = plan.flops / seconds;
-    fmt::print("{:44} {:10.1f} {:8.2f} {:5.0f}% {:9.2f} {:5.0f}%\n", c.name, seconds * 1e6,
-               bytes / 1e9, 100 * bytes / peak.bytes_per_second, flops / 1e9,
-               100 * flops / peak.flops_per_second);
+    double seconds = measure(c, *backend);
+    auto footprint = static_cast<int64_t>(plan.bytes);
+    if (!read.count(footprint)) read[footprint] = read_speed(options.threads, footprint);
+    bool integers = c.name.find("/q8a/") != std::string::npos;
+    fmt::print("{:44} {:10.1f} {} {}\n", c.name, seconds * 1e6,
+               with_share(plan.bytes / seconds, read[footprint]),
+               with_share(plan.flops / seconds, integers ? peak.i8 : peak.f32));
     std::fflush(stdout);
   }
   return 0;

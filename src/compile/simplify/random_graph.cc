@@ -117,15 +117,23 @@ class Maker {
                                              "silu", "cos", "sin",    "softmax", "identity", "exp"};
     static constexpr const char* kBinary[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
     Ref x = pick();
+    // Drawn in a fixed order: compilers evaluate arguments in different ones.
+    auto one_of = [&](const auto& names) -> const char* {
+      return names[rng_.below(std::size(names))];
+    };
     switch (rng_.below(12)) {
       case 0:
       case 1:
-        return op(kUnary[rng_.below(12)], {x});
+        return op(one_of(kUnary), {x});
       case 2:
-      case 3:
-        return op(kBinary[rng_.below(6)], {x, pick()});
-      case 4:
-        return op(kBinary[rng_.below(6)], {x, fn_->constant(fmt::format("s{}", rng_.below(12)))});
+      case 3: {
+        const char* name = one_of(kBinary);
+        return op(name, {x, pick()});
+      }
+      case 4: {
+        const char* name = one_of(kBinary);
+        return op(name, {x, fn_->constant(fmt::format("s{}", rng_.below(12)))});
+      }
       case 5:
         return times(x, std::array{0.5, -1.0, 1.0, 3.0, 0.25}[rng_.below(5)]);
       case 6:
