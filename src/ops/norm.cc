@@ -26,16 +26,19 @@ void layer_norm(const MeaningArgs<S>& args) {
   const S* bias = args.in.size() > 2 ? args.in[2].tensor.f : nullptr;
   int64_t n = row_length(x);
   double eps = args.attrs.at("eps").as_double();
+  std::vector<double> centred(static_cast<size_t>(n));
   for (int64_t r = 0; r < row_count(x); ++r) {
     const S* row = x.f + r * n;
-    double mean = 0, variance = 0;
+    double mean = -0.0;  // so that the sum of one -0 is -0
     for (int64_t i = 0; i < n; ++i) mean += double(row[i]);
     mean /= static_cast<double>(n);
-    for (int64_t i = 0; i < n; ++i) variance += (double(row[i]) - mean) * (double(row[i]) - mean);
-    double factor = 1.0 / std::sqrt(variance / static_cast<double>(n) + eps);
-    for (int64_t i = 0; i < n; ++i)
-      y.f[r * n + i] =
-          S((double(row[i]) - mean) * factor * double(w.f[i]) + (bias ? double(bias[i]) : 0.0));
+    for (int64_t i = 0; i < n; ++i) centred[static_cast<size_t>(i)] = double(row[i]) - mean;
+    double variance = dot(centred.data(), centred.data(), n) / static_cast<double>(n);
+    double factor = 1.0 / std::sqrt(variance + eps);
+    for (int64_t i = 0; i < n; ++i) {
+      double scaled = centred[static_cast<size_t>(i)] * factor * double(w.f[i]);
+      y.f[r * n + i] = S(bias ? scaled + double(bias[i]) : scaled);
+    }
   }
 }
 
@@ -52,7 +55,7 @@ void softmax(const MeaningArgs<S>& args) {
       power[static_cast<size_t>(i)] = std::exp(double(row[i]) - peak);
       sum += power[static_cast<size_t>(i)];
     }
-    for (int64_t i = 0; i < n; ++i) y.f[r * n + i] = S(power[static_cast<size_t>(i)] / sum);
+    for (int64_t i = 0; i < n; ++i) y.f[r * n + i] = S(power[static_cast<size_t>(i)] * (1 / sum));
   }
 }
 

@@ -36,6 +36,7 @@ bool kernel_matches(const KernelDesc& desc, std::string_view op,
   rest.remove_suffix(1);
   if (cut(rest, '(') != op) return false;
   for (DType dtype : input_dtypes) {
+    if (trim(rest) == "...") return true;
     if (trim(rest).empty()) return false;  // more inputs than the kernel knows
     if (!slot_takes(cut(rest, ','), dtype)) return false;
   }

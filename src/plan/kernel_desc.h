@@ -12,7 +12,8 @@ struct KernelDesc {
   std::string name;  // "cpu.linear.q4_0"
   int abi = 1;
   // "op(in0, in1, ...)": each input "*" or dtypes joined by |; "*" alone takes every op. Missing
-  // trailing inputs match absent optional ones. Example: "linear(q8a, q4_0|q4_1, *)".
+  // trailing inputs match absent optional ones, "..." at the end any number of any type. Example:
+  // "linear(q8a, q4_0|q4_1, *)".
   std::string pattern;
   std::string weight_layout;  // packing asked of the weight operand ("" = row-major)
   std::string numeric_class;

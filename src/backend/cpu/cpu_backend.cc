@@ -54,6 +54,7 @@ std::vector<KernelDesc> make_kernels() {
   add("attend", "attend(f32, *, *, i32, i32, i32, i32, i32, *)",
       "scores f32 fma over d, online softmax over tiles of 64 slots, segments of 1024 merged in "
       "order");
+  add("loop", "region.loop(...)", "that of its ops alone: the same kernels, tile by tile");
   return out;
 }
 

@@ -11,20 +11,18 @@ namespace {
 
 class UnaryOp final : public Op {
  public:
-  UnaryOp(void (*kernel)(const float*, float*, int64_t, float), float parameter)
-      : kernel_(kernel), parameter_(parameter) {}
+  explicit UnaryOp(UnaryKernel kernel) : kernel_(kernel) {}
   void run(const Tensor* in, const Tensor* out, StepContext& c) override {
     // Parts are whole vectors, so that no element changes between vector and tail code.
     int64_t n = out[0].elements(), groups = (n + 15) / 16;
     c.pool.split(groups, kLightGrain / 64, [&](int64_t begin, int64_t end, int) {
       int64_t from = begin * 16, to = std::min(n, end * 16);
-      kernel_(in[0].f32() + from, out[0].f32() + from, to - from, parameter_);
+      kernel_.run(in[0].f32() + from, out[0].f32() + from, to - from, kernel_.parameter);
     });
   }
 
  private:
-  void (*kernel_)(const float*, float*, int64_t, float);
-  float parameter_;
+  UnaryKernel kernel_;
 };
 
 template <float (*function)(float)>
@@ -96,10 +94,9 @@ class BinaryOp final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_elementwise_op(const OpSite& site) {
-  auto unary = [&](Unary u, double parameter = 0) {
-    return std::make_unique<UnaryOp>(site.kernels.unary[static_cast<int>(u)],
-                                     static_cast<float>(parameter));
+UnaryKernel find_unary(const KernelTable& kernels, std::string_view op, const Value& attrs) {
+  auto of = [&](Unary u, double parameter = 0) {
+    return UnaryKernel{kernels.unary[static_cast<int>(u)], static_cast<float>(parameter)};
   };
   struct Named {
     std::string_view name;
@@ -111,17 +108,23 @@ std::unique_ptr<Op> make_elementwise_op(const OpSite& site) {
                                      {"tanh", Unary::kTanh},   {"sigmoid", Unary::kSigmoid},
                                      {"relu", Unary::kRelu},   {"silu", Unary::kSilu}};
   for (const Named& n : kUnary)
-    if (site.op == n.name) return unary(n.unary);
-  if (site.op == "scale") return unary(Unary::kScale, site.attrs.at("value").as_double());
-  if (site.op == "softcap") return unary(Unary::kSoftcap, site.attrs.at("cap").as_double());
-  if (site.op == "gelu") {
-    if (site.attrs.get_string("approximate", "tanh") == "tanh") return unary(Unary::kGeluTanh);
-    return std::make_unique<UnaryOp>(by_libm<exact_gelu>, 0.0f);
+    if (op == n.name) return of(n.unary);
+  if (op == "scale") return of(Unary::kScale, attrs.at("value").as_double());
+  if (op == "softcap") return of(Unary::kSoftcap, attrs.at("cap").as_double());
+  if (op == "gelu") {
+    if (attrs.get_string("approximate", "tanh") == "tanh") return of(Unary::kGeluTanh);
+    return {by_libm<exact_gelu>, 0.0f};
   }
-  if (site.op == "log") return std::make_unique<UnaryOp>(by_libm<log_of>, 0.0f);
-  if (site.op == "sin") return std::make_unique<UnaryOp>(by_libm<sin_of>, 0.0f);
-  if (site.op == "cos") return std::make_unique<UnaryOp>(by_libm<cos_of>, 0.0f);
-  if (site.op == "erf") return std::make_unique<UnaryOp>(by_libm<erf_of>, 0.0f);
+  if (op == "log") return {by_libm<log_of>, 0.0f};
+  if (op == "sin") return {by_libm<sin_of>, 0.0f};
+  if (op == "cos") return {by_libm<cos_of>, 0.0f};
+  if (op == "erf") return {by_libm<erf_of>, 0.0f};
+  return {};
+}
+
+std::unique_ptr<Op> make_elementwise_op(const OpSite& site) {
+  if (UnaryKernel u = find_unary(site.kernels, site.op, site.attrs); u.run)
+    return std::make_unique<UnaryOp>(u);
   static constexpr std::string_view kBinary[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
   for (int i = 0; i < static_cast<int>(Binary::kCount); ++i)
     if (site.op == kBinary[i]) return std::make_unique<BinaryOp>(site, static_cast<Binary>(i));

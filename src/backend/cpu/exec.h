@@ -3,6 +3,7 @@
 // scratch.
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "base/value.h"
 #include "plan/step.h"
 #include "tensor/dtype.h"
+#include "tensor/sym.h"
 
 namespace tokamak::cpu {
 
@@ -44,6 +46,7 @@ struct StepContext {
   const KernelTable& kernels;
   KvStore& kv;
   const StepInputs* step = nullptr;
+  std::span<const int64_t> symbols = {};  // values of the plan set's symbols
   uint64_t number = 0;  // counts steps: what was computed once per step is recognised by it
   uint8_t* scratch = nullptr;
   int64_t scratch_bytes = 0;  // per thread
@@ -72,6 +75,7 @@ struct OpSite {
   const KvStore& kv;
   int threads;
   std::string_view label;
+  std::span<const SymbolDecl> symbols = {};  // of the plan set
 };
 
 // nullptr when the family does not know the op.
@@ -81,6 +85,14 @@ std::unique_ptr<Op> make_row_op(const OpSite& site);
 std::unique_ptr<Op> make_layout_op(const OpSite& site);
 std::unique_ptr<Op> make_state_op(const OpSite& site);
 std::unique_ptr<Op> make_attend_op(const OpSite& site);
+std::unique_ptr<Op> make_loop_op(const OpSite& site);
+
+// The kernel of an element-wise op of one value; run is nullptr when there is none.
+struct UnaryKernel {
+  void (*run)(const float* x, float* out, int64_t n, float parameter) = nullptr;
+  float parameter = 0;
+};
+UnaryKernel find_unary(const KernelTable& kernels, std::string_view op, const Value& attrs);
 
 bool is_rope(const Op& op);
 // Lets a rope call use the angles that an earlier one of the same plan computes in the same step,

@@ -27,7 +27,7 @@ std::vector<WeightUse> weight_uses(const PlanSet& plans) {
 
 std::unique_ptr<Op> make_op(const OpSite& site) {
   for (auto* make : {make_linear_op, make_elementwise_op, make_row_op, make_layout_op,
-                     make_state_op, make_attend_op})
+                     make_state_op, make_attend_op, make_loop_op})
     if (auto op = make(site)) return op;
   fail(ErrorCode::kUnsupported, "{}: the cpu backend has no kernel for {}", site.label, site.op);
 }
@@ -113,7 +113,8 @@ void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
     };
     add(call.in, c.in, false);
     add(call.out, c.out, true);
-    c.op = make_op({call.op, call.attrs, c.in, c.out, kernels_, kv_, pool_->size(), call.label});
+    c.op = make_op({call.op, call.attrs, c.in, c.out, kernels_, kv_, pool_->size(), call.label,
+                    plans_.symbols});
     c.in.resize(std::max(c.in.size(), kMinInputs));
   }
   share_angles(out);
@@ -181,6 +182,7 @@ void CpuExecutable::run(const StepInputs& step) {
   kv_.copy_blocks(step.copies);
   set_shape(p);
   context_.step = &step;
+  context_.symbols = binder_.symbols();
   ++context_.number;
   for (const InputUse& u : p.inputs)
     p.calls[u.call].in[u.arg].data = const_cast<int32_t*>(input_data(u.input, step));

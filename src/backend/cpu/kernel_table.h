@@ -39,6 +39,7 @@ enum class Unary : uint8_t {
   kCount
 };
 enum class Binary : uint8_t { kAdd, kSub, kMul, kDiv, kMax, kMin, kCount };
+enum class Reduce : uint8_t { kSum, kSumSquares, kMax, kMin, kCount };
 
 // How a level wants its panels packed.
 struct PackStyle {
@@ -91,6 +92,10 @@ struct KernelTable {
                                                    int64_t n);
   void (*binary_scalar[static_cast<int>(Binary::kCount)])(const float* a, float b, float* out,
                                                           int64_t n);
+  // A row in parts: lane j of 16 takes elements j, j + 16, ... (every part but the last is a
+  // multiple of 16), join_lanes ends it by a fixed tree. The norms and softmax sum in the same way.
+  void (*reduce[static_cast<int>(Reduce::kCount)])(const float* x, int64_t n, float* lanes);
+  float (*join_lanes[static_cast<int>(Reduce::kCount)])(const float* lanes);
   void (*rms_norm)(const float* x, const float* w, float* out, int64_t n, float eps);
   void (*layer_norm)(const float* x, const float* w, const float* bias, float* out, int64_t n,
                      float eps);

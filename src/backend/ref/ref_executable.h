@@ -9,6 +9,7 @@
 #include "backend/backend.h"
 #include "backend/common/sampler.h"
 #include "backend/common/step_binding.h"
+#include "loop/program.h"
 #include "ops/op.h"
 
 namespace tokamak {
@@ -43,6 +44,7 @@ class RefExecutable final : public Executable {
     const KernelCall* call;
     const OpDef* op;
     std::vector<Argument> in, out;
+    std::shared_ptr<const loop::Program> program;  // of a fused region, instead of the op's meaning
   };
   struct LoadedPlan {
     std::vector<Call> calls;
@@ -53,6 +55,7 @@ class RefExecutable final : public Executable {
   void make_states(const LoadOptions& options);
   LoadedPlan load_plan(const Plan& plan) const;
   Argument load_argument(const CallArg& arg) const;
+  Call load_loop(const KernelCall& call) const;
 
   void run(const StepInputs& step, StepResult& out);
   void copy_blocks(const StepInputs& step);
@@ -61,6 +64,8 @@ class RefExecutable final : public Executable {
   Operand<float> bind(Argument& argument, const StepInputs& step, bool is_output);
   std::byte* arena_at(const Argument& argument);
   const std::vector<int32_t>& step_input(const std::string& name, const StepInputs& step);
+  void run_loop(Call& call, std::span<const Operand<float>> in,
+                std::span<const Operand<float>> out);
   void round_planes(Call& call, std::vector<Operand<float>>& in);
   void store(Call& call);
   const float* output(LoadedPlan& plan, const Plan& entry, std::string_view name,

@@ -90,10 +90,14 @@ RefExecutable::Argument RefExecutable::load_argument(const CallArg& arg) const {
 RefExecutable::LoadedPlan RefExecutable::load_plan(const Plan& plan) const {
   LoadedPlan loaded;
   for (const KernelCall& call : plan.calls) {
+    if (call.attrs.is_object() && call.attrs.has("program")) {
+      loaded.calls.push_back(load_loop(call));
+      continue;
+    }
     const OpDef* op = find_op(call.op);
     if (!op || !op->f32)
       fail(ErrorCode::kUnsupported, "plan {}: ref cannot run \"{}\"", plan.function, call.op);
-    Call entry{&call, op, {}, {}};
+    Call entry{&call, op, {}, {}, nullptr};
     for (const CallArg& arg : call.in) entry.in.push_back(load_argument(arg));
     for (const CallArg& arg : call.out) entry.out.push_back(load_argument(arg));
     loaded.calls.push_back(std::move(entry));

@@ -1,0 +1,361 @@
+#include "compile/lower/lower.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "base/error.h"
+#include "compile/lower/index_map.h"
+#include "graph/text_format.h"
+#include "ops/meaning.h"
+
+namespace tokamak {
+namespace {
+
+using loop::Elem;
+using loop::Form;
+using LoopOp = loop::Op;
+
+bool is_integer_type(const TensorType& t) { return t.dtype == DType::kI32; }
+
+// Lowers a body in one space: results ask for values at the points of the space, values ask their
+// operands. Throws Error when something does not fit.
+class RegionLowering {
+ public:
+  RegionLowering(const Function& body, IndexSpace space) : fn_(body), space_(std::move(space)) {}
+
+  loop::Program run() {
+    program_.rows = space_.rows();
+    program_.columns = space_.columns();
+    for (NodeId id : fn_.inputs()) {
+      params_[id] = static_cast<uint32_t>(program_.in.size());
+      program_.in.push_back(param(fn_.node(id).outputs[0]));
+    }
+    for (const Function::Result& r : fn_.results()) result(r);
+    loop::verify_program(program_);
+    return std::move(program_);
+  }
+
+ private:
+  template <class... Args>
+  [[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) const {
+    fail(ErrorCode::kUnsupported, format, std::forward<Args>(args)...);
+  }
+
+  TensorType param(const Type& type) const {
+    if (type.kind != Type::Kind::kTensor) refuse("a {} goes in or out", type.text());
+    TensorType out = type.tensor;
+    for (Dim& d : out.dims) {
+      if (d.bound) refuse("{} has a device-valued extent", type.text());
+      d.axis.clear();
+    }
+    return out;
+  }
+
+  void result(const Function::Result& r) {
+    TensorType type = param(fn_.type(r.ref));
+    Ref value = r.ref;
+    if (fn_.node(value.node).op->name == "quantize") value = fn_.node(value.node).inputs[0];
+    SymExpr rows = 1;
+    for (const SymExpr& e : space_.rows()) rows = rows * e;
+    bool whole = type.elements() == rows * space_.columns();
+    if (!whole && type.elements() != rows)
+      refuse("result {} of {} elements over {} rows of {} columns", r.name, type.elements().text(),
+             rows.text(), space_.columns().text());
+    IndexMap map = whole ? space_.whole() : space_.per_row();
+    loop::Store store;
+    store.value = emit(value, map);
+    store.to.param = static_cast<uint32_t>(program_.out.size());
+    store.to.index = space_.expression(map);
+    program_.out.push_back(std::move(type));
+    program_.stores.push_back(std::move(store));
+  }
+
+  // --- Instructions
+
+  uint32_t add(loop::Instr instr) {
+    for (size_t i = 0; i < program_.code.size(); ++i)  // equal ones once
+      if (program_.code[i] == instr) return static_cast<uint32_t>(i);
+    if (program_.code.size() == loop::kMaxInstrs) refuse("more than {} steps", loop::kMaxInstrs);
+    program_.code.push_back(std::move(instr));
+    return static_cast<uint32_t>(program_.code.size() - 1);
+  }
+  uint32_t add(LoopOp op, std::vector<uint32_t> in, Elem elem, double number = 0) {
+    loop::Instr instr;
+    instr.op = op;
+    bool tile = false;
+    for (uint32_t v : in) tile = tile || program_.code[v].type.form == Form::kTile;
+    bool reduces = loop::op_info(op).kind == loop::OpKind::kReduce;
+    if (reduces && !tile) refuse("a reduction of values that are the same in all columns");
+    instr.type = {elem, tile && !reduces ? Form::kTile : Form::kRow};
+    instr.in = std::move(in);
+    instr.number = number;
+    return add(std::move(instr));
+  }
+  uint32_t number(double value, Elem elem = Elem::kWide) {
+    return add(LoopOp::kConst, {}, elem, value);
+  }
+
+  uint32_t access(LoopOp op, uint32_t param, const IndexMap& map, Elem elem) {
+    loop::Instr instr;
+    instr.op = op;
+    instr.access = {param, space_.expression(map), map.by, map.limit};
+    instr.type = {elem, space_.depends(map.index, space_.column()) ? Form::kTile : Form::kRow};
+    return add(std::move(instr));
+  }
+
+  // --- Values
+
+  uint32_t emit(Ref ref, const IndexMap& map) {
+    std::string key =
+        fmt::format("{}.{} {} {}", ref.node, ref.output, space_.expression(map).text(), map.by);
+    if (auto it = done_.find(key); it != done_.end()) return it->second;
+    uint32_t made = 0;
+    const Node& node = fn_.node(ref.node);
+    try {
+      made = emit_node(node, ref.node, map);
+    } catch (const Error& e) {  // say where, once
+      std::string what = e.what();
+      if (what.starts_with("%") || what.starts_with("$")) throw;
+      throw Error(e.code(),
+                  fmt::format("{} ({}): {}", node_label(fn_, ref.node), node.op->name, what));
+    }
+    return done_[key] = made;
+  }
+
+  const std::vector<Dim>& dims(Ref r) const { return fn_.tensor(r).dims; }
+
+  uint32_t emit_node(const Node& node, NodeId id, const IndexMap& map) {
+    std::string_view op = node.op->name;
+    for (const Type& t : node.outputs)
+      if (t.kind != Type::Kind::kTensor) refuse("it is no tensor");
+    if (op == "input") {
+      const TensorType& t = program_.in[params_.at(id)];
+      if (is_block_type(t.dtype)) refuse("{} has to be decoded", t.text());
+      return access(LoopOp::kLoad, params_.at(id), map,
+                    is_integer_type(t) ? Elem::kI32 : Elem::kF32);
+    }
+    if (op == "constant") return constant(node);
+    if (op == "reshape" || op == "identity" || op == "dropout") return emit(node.inputs[0], map);
+    if (op == "transpose" || op == "slice" || op == "broadcast" || op == "gather" || op == "iota")
+      return emit_layout(node, map);
+    if (op == "rms_norm" || op == "layer_norm" || op == "softmax") return emit_rows(node, map);
+    if (op.starts_with("reduce_")) return emit_reduce(node, map);
+    return emit_elements(node, map);
+  }
+
+  uint32_t constant(const Node& node) {
+    const ConstantDecl* c = fn_.module().find_constant(node.attrs.at("name").as_string());
+    if (!c || c->values.size() != 1) refuse("a constant of several elements has to be an input");
+    return number(c->values[0], is_integer_type(c->type) ? Elem::kI32 : Elem::kF32);
+  }
+
+  uint32_t operand(const Node& node, size_t i, const IndexMap& map) {
+    return emit(node.inputs[i],
+                space_.broadcast(map, node.outputs[0].tensor.dims, dims(node.inputs[i])));
+  }
+
+  uint32_t emit_elements(const Node& node, const IndexMap& map) {
+    std::string_view op = node.op->name;
+    bool integer = is_integer_type(node.outputs[0].tensor);
+    Elem elem = integer ? Elem::kI32 : Elem::kF32;
+    if (op == "cast") return emit_cast(node, map);
+    if (op == "scale")
+      return add(LoopOp::kMul, {operand(node, 0, map), number(node.attrs.at("value").as_double())},
+                 elem);
+    for (size_t k = 0; k < static_cast<size_t>(LoopOp::kCount); ++k) {
+      const loop::OpInfo& info = loop::op_info(static_cast<LoopOp>(k));
+      bool elements = info.kind == loop::OpKind::kUnary || info.kind == loop::OpKind::kBinary ||
+                      info.kind == loop::OpKind::kCompare || info.kind == loop::OpKind::kSelect;
+      if (!elements || info.graph_op != op) continue;
+      if (!info.value.empty() && node.attrs.at(info.key).as_string() != info.value) continue;
+      std::vector<uint32_t> in;
+      for (size_t i = 0; i < node.inputs.size(); ++i) in.push_back(operand(node, i, map));
+      double number =
+          !info.key.empty() && info.value.empty() ? node.attrs.at(info.key).as_double() : 0.0;
+      return add(info.op, std::move(in), elem, number);
+    }
+    refuse("it does not work row by row");
+  }
+
+  uint32_t emit_cast(const Node& node, const IndexMap& map) {
+    bool from_int = is_integer_type(fn_.tensor(node.inputs[0]));
+    DType to = node.outputs[0].tensor.dtype;
+    uint32_t x = operand(node, 0, map);
+    if (to == DType::kI32) return from_int ? x : add(LoopOp::kToI32, {x}, Elem::kI32);
+    if (from_int) x = add(LoopOp::kToF32, {x}, Elem::kF32);
+    if (to == DType::kF16) return add(LoopOp::kRoundF16, {x}, Elem::kF32);
+    if (to == DType::kBF16) return add(LoopOp::kRoundBF16, {x}, Elem::kF32);
+    return x;
+  }
+
+  uint32_t emit_reduce(const Node& node, const IndexMap& map) {
+    const std::vector<Dim>& x = dims(node.inputs[0]);
+    size_t axis = axis_of(node.attrs, x.size());
+    bool keep = node.attrs.get_int("keep", 0) != 0;
+    if (x[axis].extent != space_.columns())
+      refuse("it reduces {} elements, a row has {}", x[axis].extent.text(),
+             space_.columns().text());
+    std::vector<LinearIndex> axes = space_.split(map, node.outputs[0].tensor.dims);
+    if (keep) axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(axis));
+    for (const LinearIndex& a : axes)
+      if (space_.depends(a, space_.column())) refuse("each column would need its own reduction");
+    axes.insert(axes.begin() + static_cast<std::ptrdiff_t>(axis), space_.variable(space_.column()));
+    uint32_t in = emit(node.inputs[0], space_.join(map, axes, x));
+    if (node.op->name == "reduce_max") return add(LoopOp::kMax, {in}, Elem::kF32);
+    if (node.op->name == "reduce_sum") return add(LoopOp::kSum, {in}, Elem::kF32);
+    return add(LoopOp::kDiv, {add(LoopOp::kSum, {in}, Elem::kWide), columns()}, Elem::kF32);
+  }
+  uint32_t columns() { return add(LoopOp::kColumns, {}, Elem::kWide); }
+
+  // The norms in the steps of their meaning; what is inside them is not rounded.
+  uint32_t emit_rows(const Node& node, const IndexMap& map) {
+    const std::vector<Dim>& x = dims(node.inputs[0]);
+    std::vector<LinearIndex> axes = space_.split(map, x);
+    bool along = axes.back() == space_.variable(space_.column()) ||
+                 (space_.columns() == SymExpr(1) && axes.back() == space_.zero());
+    if (x.back().extent != space_.columns() || !along)
+      refuse("its rows of {} are not the rows of {} columns", x.back().extent.text(),
+             space_.columns().text());
+    axes.pop_back();
+    for (const LinearIndex& a : axes)
+      if (space_.depends(a, space_.column())) refuse("each column would need its own row");
+    uint32_t in = emit(node.inputs[0], map);
+    const Elem wide = Elem::kWide;
+    if (node.op->name == "softmax") {
+      uint32_t power =
+          add(LoopOp::kExp, {add(LoopOp::kSub, {in, add(LoopOp::kMax, {in}, wide)}, wide)}, wide);
+      uint32_t inverse = add(LoopOp::kDiv, {number(1), add(LoopOp::kSum, {power}, wide)}, wide);
+      return add(LoopOp::kMul, {power, inverse}, Elem::kF32);
+    }
+    IndexMap column = space_.constant();
+    column.index = space_.variable(space_.column());
+    if (node.op->name == "layer_norm") {
+      uint32_t mean = add(LoopOp::kDiv, {add(LoopOp::kSum, {in}, wide), columns()}, wide);
+      in = add(LoopOp::kSub, {in, mean}, wide);
+    }
+    uint32_t square = add(LoopOp::kDiv, {add(LoopOp::kSumSquares, {in}, wide), columns()}, wide);
+    uint32_t eps = number(node.attrs.at("eps").as_double());
+    uint32_t inverse = add(LoopOp::kRsqrt, {add(LoopOp::kAdd, {square, eps}, wide)}, wide);
+    uint32_t y = add(LoopOp::kMul, {in, inverse}, wide);
+    bool bias = node.inputs.size() > 2;
+    y = add(LoopOp::kMul, {y, emit(node.inputs[1], column)}, bias ? wide : Elem::kF32);
+    return bias ? add(LoopOp::kAdd, {y, emit(node.inputs[2], column)}, Elem::kF32) : y;
+  }
+
+  uint32_t emit_layout(const Node& node, const IndexMap& map) {
+    std::string_view op = node.op->name;
+    if (op == "broadcast") return operand(node, 0, map);
+    if (op == "iota") {
+      if (map.by >= 0) refuse("its elements by index");
+      return access(LoopOp::kIndex, 0, map, Elem::kI32);
+    }
+    std::vector<LinearIndex> axes = space_.split(map, node.outputs[0].tensor.dims);
+    const std::vector<Dim>& x = dims(node.inputs[0]);
+    if (op == "gather") return emit_gather(node, map, std::move(axes));
+    if (op == "slice") {
+      LinearIndex& a = axes[axis_of(node.attrs, x.size())];
+      const Value& start = node.attrs.at("start");
+      a.offset = a.offset +
+                 (start.is_string() ? SymExpr::parse(start.as_string()) : SymExpr(start.as_int()));
+      return emit(node.inputs[0], space_.join(map, axes, x));
+    }
+    std::vector<LinearIndex> from(axes.size(), space_.zero());
+    const Value::Array& perm = node.attrs.at("perm").as_array();
+    for (size_t i = 0; i < axes.size(); ++i) from[static_cast<size_t>(perm[i].as_int())] = axes[i];
+    return emit(node.inputs[0], space_.join(map, from, x));
+  }
+
+  // An absent row is zero in the tensor itself only, so nothing may be computed before it.
+  uint32_t emit_gather(const Node& node, const IndexMap& map, std::vector<LinearIndex> axes) {
+    Ref source = node.inputs[0];
+    for (;;) {
+      const Node& from = fn_.node(source.node);
+      if (from.op->name == "input") break;
+      if (from.op->name != "reshape") refuse("rows by index are read from an input only");
+      source = from.inputs[0];
+    }
+    if (map.by >= 0) refuse("rows by index of rows by index");
+    const std::vector<Dim>&x = dims(node.inputs[0]), &index = dims(node.inputs[1]);
+    size_t axis = axis_of(node.attrs, x.size());
+    auto first = axes.begin() + static_cast<std::ptrdiff_t>(axis),
+         last = first + static_cast<std::ptrdiff_t>(index.size());
+    IndexMap where = space_.join(map, {first, last}, index);
+    if (space_.depends(where.index, space_.column())) refuse("an index for each column");
+    IndexMap to = map;
+    to.by = static_cast<int32_t>(emit(node.inputs[1], where));
+    to.limit = x[axis].extent;
+    axes.erase(first, last);
+    axes.insert(axes.begin() + static_cast<std::ptrdiff_t>(axis), space_.variable(space_.by()));
+    return emit(node.inputs[0], space_.join(to, axes, x));
+  }
+
+  const Function& fn_;
+  IndexSpace space_;
+  loop::Program program_;
+  std::map<NodeId, uint32_t> params_;
+  std::map<std::string, uint32_t> done_;
+};
+
+// The spaces worth a try: rows that something reduces first, then the results, then everything
+// else.
+std::vector<IndexSpace> candidate_spaces(const Function& fn) {
+  std::vector<IndexSpace> out;
+  std::set<std::string> seen;
+  auto add = [&](const std::vector<Dim>& dims, size_t axis) {
+    std::vector<SymExpr> rows;
+    std::string key = dims.empty() ? "1" : dims[axis].extent.text();
+    for (size_t d = 0; d < dims.size(); ++d) {
+      if (d == axis || dims[d].extent == SymExpr(1)) continue;
+      rows.push_back(dims[d].extent);
+      key += ", " + rows.back().text();
+    }
+    if (rows.size() > loop::kMaxRowAxes || !seen.insert(key).second) return;
+    out.emplace_back(std::move(rows), dims.empty() ? SymExpr(1) : dims[axis].extent);
+  };
+  auto last = [&](Ref r) {
+    if (fn.type(r).kind != Type::Kind::kTensor) return;
+    const std::vector<Dim>& dims = fn.tensor(r).dims;
+    add(dims, dims.empty() ? 0 : dims.size() - 1);
+  };
+  for (const Node& node : fn.nodes()) {
+    std::string_view op = node.op->name;
+    if (op == "rms_norm" || op == "layer_norm" || op == "softmax" || op == "quantize")
+      last(node.inputs[0]);
+    if (op.starts_with("reduce_")) {
+      const std::vector<Dim>& dims = fn.tensor(node.inputs[0]).dims;
+      add(dims, axis_of(node.attrs, dims.size()));
+    }
+  }
+  for (const Function::Result& r : fn.results()) last(r.ref);
+  for (NodeId id = 0; id < fn.nodes().size(); ++id) last({id, 0});
+  return out;
+}
+
+}  // namespace
+
+LoweredRegion lower_region(const Function& body) {
+  constexpr size_t kTries = 8;
+  LoweredRegion out;
+  if (body.results().empty()) {
+    out.reason = "it has no result";
+    return out;
+  }
+  try {
+    std::vector<IndexSpace> spaces = candidate_spaces(body);
+    for (size_t i = 0; i < std::min(spaces.size(), kTries); ++i) {
+      try {
+        out.program = RegionLowering(body, spaces[i]).run();
+        out.reason.clear();
+        return out;
+      } catch (const Error& e) {
+        if (out.reason.empty()) out.reason = e.what();  // of the most natural space
+      }
+    }
+  } catch (const Error& e) {
+    out.reason = e.what();
+  }
+  return out;
+}
+
+}  // namespace tokamak

@@ -1,0 +1,25 @@
+#pragma once
+// When the instructions of a row run. A reduction is known only after all columns were seen, so it
+// ends a phase: phase p runs its row instructions, then walks the columns with its tile
+// instructions, then ends its reductions. Shared by all back ends.
+#include "loop/program.h"
+
+namespace tokamak::loop {
+
+struct Schedule {
+  struct Phase {
+    std::vector<uint32_t> row;   // instructions with one number per row, in order
+    std::vector<uint32_t> tile;  // loads used here, tile instructions, reductions that end here
+  };
+  std::vector<Phase> phases;
+  std::vector<uint32_t> phase_of;  // where each instruction runs (loads: first)
+  // A tile computed in one phase and read in a later one. Loads are not kept but read again.
+  std::vector<bool> kept;
+};
+Schedule make_schedule(const Program& program);
+
+// The same program with row axes merged into the columns where nothing tells them apart: whole
+// tensors become one long row. Programs with reductions stay as they are.
+Program merge_rows(const Program& program);
+
+}  // namespace tokamak::loop
