@@ -14,5 +14,8 @@ void add_template_verb(CLI::App& app);
 void add_eval_verb(CLI::App& app);
 void add_bench_verb(CLI::App& app);
 void add_debug_verb(CLI::App& app);
+void add_calibrate_verb(CLI::App& app);
+void add_compile_verb(CLI::App& app);
+void add_cache_verb(CLI::App& app);
 
 }  // namespace tokamak

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
+#include "plan/dispatch.h"
 #include "plan/kernel_desc.h"
 #include "plan/plan.h"
 #include "plan/step.h"
@@ -20,6 +22,7 @@ struct LoadOptions {
   std::vector<int64_t> blocks;                                  // KV blocks per group
   int64_t max_rows = 64;                                        // sequences that may be in flight
   std::function<void(uint64_t done, uint64_t total)> progress;  // bytes of weights; may be empty
+  bool eager = false;  // a fresh buffer for every value of every step instead of the planned arena
 };
 
 using Ticket = uint64_t;
@@ -27,6 +30,7 @@ using Ticket = uint64_t;
 // Every byte the executable holds, exactly as allocated.
 struct MemoryLedger {
   uint64_t weights = 0, kv = 0, arena = 0, scratch = 0, other = 0;
+  uint64_t mapped = 0;  // of weights: pages of a file, which other processes share
   uint64_t arena_touched =
       0;  // end of what steps have used of the arena, where that is counted (ref)
   uint64_t total() const { return weights + kv + arena + scratch + other; }
@@ -41,6 +45,11 @@ class Executable {
   virtual void collect(Ticket ticket,
                        StepResult& out) = 0;  // waits; throws Error when the step failed
   virtual const MemoryLedger& memory() const = 0;
+  // Which plans ran how often; read by the thread that submits.
+  virtual const DispatchStats& dispatch() const {
+    static const DispatchStats kNone;
+    return kNone;
+  }
 };
 
 class Backend {
@@ -51,6 +60,15 @@ class Backend {
   virtual std::span<const KernelDesc> kernels() const = 0;  // preferred first
   virtual std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                            const LoadOptions& options) = 0;
+
+  // For bundles. packing() names the byte layout of packed weights; empty: rows, which every
+  // backend reads. pack_weights() gives the packed form of each weight in turn, valid during the
+  // call.
+  virtual std::string packing() const { return {}; }
+  using PackSink = std::function<void(const WeightEntry& entry, const PackedWeight& packed)>;
+  virtual void pack_weights(const PlanSet&, const WeightSource&, const PackSink&) {
+    fail(ErrorCode::kUnsupported, "backend {} has no weights to pack", name());
+  }
 };
 
 struct BackendOptions {

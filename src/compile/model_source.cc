@@ -5,6 +5,7 @@
 #include "compile/import/gguf_file.h"
 #include "compile/import/tokenizer_gguf.h"
 #include "compile/import/tokenizer_json.h"
+#include "plan/bundle.h"
 
 namespace tokamak {
 namespace {
@@ -13,10 +14,11 @@ namespace fs = std::filesystem;
 
 class CompiledModel final : public ModelSource {
  public:
-  CompiledModel(OpenedModel opened, const Backend& backend, const CompileOptions& options)
+  CompiledModel(OpenedModel opened, const Backend& backend, const CompileOptions& options,
+                const CompileCache* cache)
       : opened_(std::move(opened)) {
     Module module = build_module(opened_.model.config, options);
-    plans_ = compile_module(module, opened_.model.config, backend, options);
+    plans_ = compile_cached(module, opened_.model.config, backend, options, cache);
   }
   const PlanSet& plans() const override { return plans_; }
   const WeightSource& weights() const override { return *opened_.model.weights; }
@@ -45,9 +47,11 @@ TokenizerSpec tokenizer_from_folder(const fs::path& folder) {
   std::string legacy = read_if_there(folder / "chat_template.json");
   TokenizerFiles files{tokenizer, config, generation, special, chat, legacy, {}};
   std::error_code ec;
-  for (const auto& entry : fs::directory_iterator(folder / "additional_chat_templates", ec))
-    if (entry.path().extension() == ".jinja")
-      files.named_templates.emplace_back(entry.path().stem().string(), read_if_there(entry.path()));
+  for (const char* more : {"chat_templates", "additional_chat_templates"})
+    for (const auto& entry : fs::directory_iterator(folder / more, ec))
+      if (entry.path().extension() == ".jinja")
+        files.named_templates.emplace_back(entry.path().stem().string(),
+                                           read_if_there(entry.path()));
   return tokenizer_from_json(files);
 }
 
@@ -56,6 +60,7 @@ TokenizerSpec tokenizer_from_folder(const fs::path& folder) {
 TokenizerSpec open_tokenizer(const fs::path& path) {
   std::error_code ec;
   if (fs::is_directory(path, ec)) return tokenizer_from_folder(path);
+  if (is_bundle(path)) return parse_tokenizer(BundleFile::open(path)->text(kBundleTokenizer));
   if (path.extension() == ".json")
     return tokenizer_from_json(read_text_file(path, size_t{256} << 20));
   return tokenizer_from_gguf(*GgufFile::open(path));
@@ -67,9 +72,18 @@ OpenedModel open_model(const fs::path& path) {
   return opened;
 }
 
+PlanSet compile_cached(Module& module, const ModelConfig& config, const Backend& backend,
+                       const CompileOptions& options, const CompileCache* cache) {
+  auto compile = [&] { return compile_module(module, config, backend, options); };
+  bool watched = options.dump || options.fusion || !options.dump_after.empty();
+  if (!cache || watched) return compile();
+  return cache->get(compile_key(module, config, backend, options), compile);
+}
+
 std::unique_ptr<ModelSource> compile_model(OpenedModel opened, const Backend& backend,
-                                           const CompileOptions& options) {
-  return std::make_unique<CompiledModel>(std::move(opened), backend, options);
+                                           const CompileOptions& options,
+                                           const CompileCache* cache) {
+  return std::make_unique<CompiledModel>(std::move(opened), backend, options, cache);
 }
 
 }  // namespace tokamak

@@ -82,7 +82,7 @@ EngineStats LocalEngine::stats() const {
 
 EngineMemory LocalEngine::memory() const {
   const MemoryLedger& m = executable_->memory();
-  return {m.weights, m.kv, m.arena, m.scratch, m.other};
+  return {m.weights, m.kv, m.arena, m.scratch, m.other, m.mapped};
 }
 
 void LocalEngine::stop(Stop how) {
@@ -153,6 +153,7 @@ void LocalEngine::carry_out() {
     info_.running = core_.running();
     info_.kv_blocks_free = core_.kv().free_blocks();
     stats_ = core_.stats();
+    stats_.dispatch = executable_->dispatch();
     // Sequences end at this pace when all rows are busy.
     double pace = (stats_.e2e_seconds.mean() - stats_.queue_seconds.mean()) /
                   static_cast<double>(config_.max_num_seqs);

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "base/clock.h"
+#include "plan/dispatch.h"
 
 namespace tokamak {
 
@@ -66,11 +67,14 @@ struct EngineStats {
   // ... and per step.
   Histogram step_seconds, step_tokens{Histogram::Unit::kTokens},
       step_sequences{Histogram::Unit::kTokens};
+
+  DispatchStats dispatch;  // of the executable
 };
 
 // Bytes, exactly as allocated.
 struct EngineMemory {
   uint64_t weights = 0, kv = 0, arena = 0, scratch = 0, other = 0;  // of the executable
+  uint64_t mapped = 0;                                              // of weights: pages of a file
   uint64_t total() const { return weights + kv + arena + scratch + other; }
 };
 

@@ -15,6 +15,7 @@ void append(const MeaningArgs<S>& args) {
   const ViewRef& view = args.in[1].view;
   const TensorRef<S>&seq = args.in[2].tensor, &slot = args.in[3].tensor;
   for (int64_t i = 0; i < seq.dims[0]; ++i) {
+    if (slot.i[i] < 0) continue;  // padding
     int64_t at = view.physical(seq.i[i], slot.i[i]);
     TK_CHECK(at >= 0 && at < state.slots, "append: row {} has no block (slot {})", i, slot.i[i]);
     for (size_t p = 0; p < state.planes.size(); ++p) {

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "plan/plan.h"
+#include "tensor/plane.h"
 
 namespace tokamak {
 namespace {
@@ -26,15 +27,18 @@ void need_names(const Entries& entries, std::string_view kind) {
   }
 }
 
+int64_t tensor_bytes(const TensorType& type) { return type.bytes().constant().value(); }
+
 // Bytes of a tensor with constant extents; every product is checked.
-int64_t constant_bytes(DType dtype, const std::vector<int64_t>& dims, std::string_view where) {
+int64_t constant_bytes(DType dtype, const std::vector<int64_t>& dims, std::string_view where,
+                       int64_t (*bytes)(const TensorType&) = tensor_bytes) {
   TensorType type{dtype, {}};
   for (int64_t d : dims) {
     if (d < 0) bad(where, fmt::format("a negative extent {}", d));
     type.dims.push_back({"", d, false});
   }
   try {
-    return type.bytes().constant().value();
+    return bytes(type);
   } catch (const Error& e) {
     bad(where, e.what());
   }
@@ -83,7 +87,8 @@ void check_tables(const PlanSet& set) {
     if (s.planes.empty()) bad(where, "it has no planes");
     need_names(s.planes, where + ", plane");
     for (const PlaneEntry& p : s.planes) {
-      const int64_t bytes = constant_bytes(p.dtype, p.dims, where + ", plane " + p.name);
+      const int64_t bytes =
+          constant_bytes(p.dtype, p.dims, where + ", plane " + p.name, plane_bytes);
       if (bytes != p.bytes_per_token) {
         bad(where, fmt::format("plane {} takes {} bytes per token, the table says {}", p.name,
                                bytes, p.bytes_per_token));
@@ -176,6 +181,7 @@ class PlanChecker {
       if (!declared(g.symbol)) bad(where, "the symbol is not declared");
       if (!seen.insert(g.symbol).second) bad(where, "given twice");
       check_symbol_range(g.lo, g.hi, g.multiple, where);
+      if (g.pad != 0 && g.pad != g.hi) bad(where, "padded to another value than its largest");
       bounds_.push_back({g.symbol, g.lo, g.hi, g.multiple});
     }
     for (const auto& [symbol, expr] : plan_.bound_symbols) {

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "base/error.h"
+#include "plan/dispatch.h"
 
 namespace tokamak {
 namespace {
@@ -47,6 +48,11 @@ bool admits(const PlanSet& set, const Plan& plan, std::span<const int64_t> value
   return true;
 }
 
+bool is_bucket(const Plan& plan) {
+  return std::any_of(plan.guard.begin(), plan.guard.end(),
+                     [](const GuardRange& g) { return g.pad > 0; });
+}
+
 // How many value tuples the guard admits, as if the symbols were independent.
 double volume(const PlanSet& set, const Plan& plan) {
   auto count = [](int64_t lo, int64_t hi, int64_t multiple) {
@@ -84,7 +90,23 @@ int64_t weight_bytes(const WeightEntry& weight) {
   return type.bytes().constant().value();  // throws on broken blocks and on overflow
 }
 
-int select_plan(const PlanSet& set, std::string_view function, std::span<const int64_t> values) {
+std::string plan_name(const Plan& plan) {
+  std::string out = plan.function;
+  for (const GuardRange& g : plan.guard) {
+    if (g.lo == g.hi)
+      out += fmt::format(" {}={}", g.symbol, g.hi);
+    else if (g.lo <= 1)
+      out += fmt::format(" {}<={}", g.symbol, g.hi);
+    else
+      out += fmt::format(" {}={}..{}", g.symbol, g.lo, g.hi);
+    if (g.multiple > 1) out += fmt::format(" multiple of {}", g.multiple);
+    if (g.pad > 0) out += fmt::format(" padded to {}", g.pad);
+  }
+  return out;
+}
+
+int select_plan(const PlanSet& set, std::string_view function, std::span<const int64_t> values,
+                bool buckets) {
   TK_CHECK(values.size() == set.symbols.size(), "{} symbol values for {} symbols", values.size(),
            set.symbols.size());
   int best = -1;
@@ -92,6 +114,7 @@ int select_plan(const PlanSet& set, std::string_view function, std::span<const i
   for (size_t i = 0; i < set.plans.size(); ++i) {
     const Plan& plan = set.plans[i];
     if (plan.function != function || !admits(set, plan, values)) continue;
+    if (!buckets && is_bucket(plan)) continue;
     const double v = volume(set, plan);
     if (best < 0 || v < best_volume) {
       best = static_cast<int>(i);

@@ -77,6 +77,7 @@ struct KernelCall {
 struct GuardRange {
   std::string symbol;
   int64_t lo = 1, hi = 1, multiple = 1;
+  int64_t pad = 0;  // a bucket: the symbol is padded up to this value before the plan runs; 0: not
 };
 
 struct PlanOutput {
@@ -121,8 +122,9 @@ int64_t kv_bytes_per_token(const PlanSet& set, uint32_t group);  // all states o
 int64_t weight_bytes(const WeightEntry& weight);                 // in its dtype, before any packing
 
 // The most specific plan of `function` whose guard admits the values (order of PlanSet::symbols);
-// -1 if none.
-int select_plan(const PlanSet& set, std::string_view function, std::span<const int64_t> values);
+// -1 if none. buckets = false: only plans that pad nothing.
+int select_plan(const PlanSet& set, std::string_view function, std::span<const int64_t> values,
+                bool buckets = true);
 
 void check_plan_set(
     const PlanSet& set);  // plan/check.cc; throws Error(kCorrupt, "plan decode, call 12: ...")

@@ -24,12 +24,26 @@ struct TensorView {
   }
 };
 
+// A weight as a backend's kernels read it, made ahead of time. Which parts there are is up to the
+// backend; empty = not there.
+struct PackedWeight {
+  std::span<const std::byte> matrix, plain;
+  std::span<const std::byte> rows;  // row-major in the plan's element type, for every backend
+};
+
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
   virtual const TensorView* find(
       std::string_view name) const = 0;                // nullptr when absent; lives as long as this
   virtual std::vector<std::string> names() const = 0;  // in file order
+
+  // Bundles: the packed form of a PlanSet's weight (nullptr: run its recipe), and what Backend
+  // packing() said when it was made.
+  virtual const PackedWeight* packed(std::string_view /*name*/, std::string_view /*layout*/) const {
+    return nullptr;
+  }
+  virtual std::string_view packing() const { return {}; }
 };
 
 // Tensors held in memory: tests, probes and generated random models.

@@ -35,6 +35,7 @@ void ModelRunner::load() {
   const PlanSet& plans = source_->plans();
   LoadOptions load;
   load.max_rows = options_.sequences;
+  load.eager = options_.eager;
   Rng rng(42);
   for (const GroupEntry& g : plans.groups) {
     int64_t per_sequence = (options_.length + g.block_size - 1) / g.block_size;

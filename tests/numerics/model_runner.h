@@ -20,6 +20,7 @@ struct RunnerOptions {
   int threads = 2;
   int64_t sequences = 8, length = 128, max_tokens = 64, block_size = 16;
   int64_t context = 0;  // as CompileOptions::context
+  bool eager = false;   // as LoadOptions::eager
 };
 
 class ModelRunner {
@@ -46,6 +47,7 @@ class ModelRunner {
   void restart(int sequence) { lengths_[static_cast<size_t>(sequence)] = 0; }
   const PlanSet& plans() const { return source_->plans(); }
   const MemoryLedger& memory() const { return executable_->memory(); }
+  const DispatchStats& dispatch() const { return executable_->dispatch(); }
 
   std::function<void(StepInputs&)>
       edit;  // last change to a step before it is submitted: masks, adapters, positions

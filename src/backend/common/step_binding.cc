@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "base/channels.h"
 #include "base/error.h"
 
 namespace tokamak {
@@ -26,7 +27,10 @@ int64_t multiple_of_b(const std::string& text) {
 }  // namespace
 
 StepBinder::StepBinder(const PlanSet& plans, std::vector<int64_t> blocks, int64_t max_rows)
-    : plans_(plans), blocks_(std::move(blocks)), max_rows_(max_rows) {
+    : plans_(plans),
+      blocks_(std::move(blocks)),
+      max_rows_(max_rows),
+      log_guards_(log::channel_enabled("guards")) {
   for (const SymbolDecl& symbol : plans.symbols) {
     if (symbol.name != "T" && symbol.name != "B" && symbol.name != "R" && symbol.name != "M")
       fail(ErrorCode::kUnsupported, "no step input gives the symbol {} its value", symbol.name);
@@ -50,8 +54,17 @@ StepBinder::StepBinder(const PlanSet& plans, std::vector<int64_t> blocks, int64_
       if (symbol == "T") facts.rows_per_sequence = multiple_of_b(value);
       if (symbol == "R") facts.all_rows_out = true;
     }
+    for (const GuardRange& g : plan.guard)
+      if (g.pad > 0) facts.pad = g.pad * std::max<int64_t>(1, facts.rows_per_sequence);
     facts_.push_back(facts);
   }
+  auto names = std::make_shared<std::vector<std::string>>();
+  for (const Plan& plan : plans.plans) {
+    names->push_back(plan_name(plan));
+    if (log_guards_)
+      log::channel("guards", fmt::format("plan {}: {}", names->size() - 1, names->back()));
+  }
+  stats_.names = std::move(names);
   row_seen_.assign(index(max_rows), 0);
 }
 
@@ -170,12 +183,82 @@ bool StepBinder::admits(size_t plan, const StepInputs& step) const {
   if (facts.rows_per_sequence > 0)
     for (size_t b = 0; b < step.q_start.size(); ++b)
       if (step.q_start[b] != static_cast<int64_t>(b) * facts.rows_per_sequence) return false;
+  // The rows of padding of a general function are one sequence more.
+  if (facts.pad > step.tokens() && facts.rows_per_sequence == 0)
+    for (const GuardRange& g : plans_.plans[plan].guard)
+      if (g.symbol == "B" && step.sequences() + 1 > g.hi) return false;
   if (facts.all_rows_out) {
     if (static_cast<int64_t>(step.out_rows.size()) != step.tokens()) return false;
     for (size_t r = 0; r < step.out_rows.size(); ++r)
       if (step.out_rows[r] != static_cast<int64_t>(r)) return false;
   }
   return true;
+}
+
+void StepBinder::set_symbols(const StepInputs& step) {
+  for (size_t i = 0; i < symbol_kinds_.size(); ++i) {
+    char kind = symbol_kinds_[i];
+    values_[i] = kind == 'T'   ? static_cast<int64_t>(step.pos.size())
+                 : kind == 'B' ? step.sequences()
+                 : kind == 'R' ? static_cast<int64_t>(step.out_rows.size())
+                               : step.mask_width;
+  }
+}
+
+// The function's own plan, the most specific first; then the general function's.
+int StepBinder::choose(const StepInputs& step) const {
+  for (std::string_view function : {std::string_view(step.function), std::string_view("step")})
+    for (bool buckets : {true, false}) {
+      int plan = select_plan(plans_, function, values_, buckets);
+      if (plan >= 0 && admits(static_cast<size_t>(plan), step)) return plan;
+    }
+  return -1;
+}
+
+// Only what plans read; vectors keep their capacity. Tables stay as they are: nothing looks up a
+// block of a sequence of length 0.
+void StepBinder::pad(const StepInputs& step, const Facts& facts) {
+  padded_.pos = step.pos;
+  padded_.seq = step.seq;
+  padded_.slot = step.slot;
+  padded_.q_start = step.q_start;
+  padded_.kv_len = step.kv_len;
+  padded_.adapter = step.adapter;
+  padded_.mask = step.mask;
+  padded_.mask_width = step.mask_width;
+  padded_.out_rows = step.out_rows;
+  padded_.tables = step.tables;
+  auto rows = index(facts.pad);
+  padded_.pos.resize(rows, 0);
+  padded_.slot.resize(rows, -1);
+  if (!padded_.adapter.empty()) padded_.adapter.resize(rows, -1);
+  padded_.mask.resize(rows * index(step.mask_width), 0);
+  int64_t each = facts.rows_per_sequence > 0 ? facts.rows_per_sequence : facts.pad - step.tokens();
+  for (int64_t at = step.tokens(); at < facts.pad; at += each) {
+    padded_.seq.resize(index(at + each), static_cast<int32_t>(padded_.kv_len.size()));
+    padded_.q_start.push_back(static_cast<int32_t>(at + each));
+    padded_.kv_len.push_back(0);
+  }
+  if (facts.all_rows_out)
+    for (int64_t r = step.tokens(); r < facts.pad; ++r)
+      padded_.out_rows.push_back(static_cast<int32_t>(r));
+}
+
+void StepBinder::count(const StepInputs& step, size_t plan) {
+  auto same_function = [&](const Plan& p) { return p.function == plans_.plans[plan].function; };
+  bool bucketed = false;
+  for (size_t i = 0; i < facts_.size(); ++i)
+    bucketed = bucketed || (facts_[i].pad > 0 && same_function(plans_.plans[i]));
+  if (plan < stats_.steps.size()) ++stats_.steps[plan];
+  if (plans_.plans[plan].function != step.function || (bucketed && facts_[plan].pad == 0))
+    ++stats_.fallbacks;
+  stats_.rows += step.tokens();
+  stats_.padded_rows += std::max<int64_t>(0, facts_[plan].pad - step.tokens());
+  if (!log_guards_ || logged_plan_ == static_cast<int>(plan)) return;
+  logged_plan_ = static_cast<int>(plan);
+  log::channel("guards",
+               fmt::format("{} with T={} B={} R={}: plan {}, {}", step.function, step.tokens(),
+                           step.sequences(), step.out_rows.size(), plan, (*stats_.names)[plan]));
 }
 
 int StepBinder::bind(const StepInputs& step) {
@@ -188,19 +271,18 @@ int StepBinder::bind(const StepInputs& step) {
   for (size_t group = 0; group < step.tables.size(); ++group) check_table(step, group);
   check_side_data(step);
 
-  for (size_t i = 0; i < symbol_kinds_.size(); ++i) {
-    char kind = symbol_kinds_[i];
-    values_[i] = kind == 'T'   ? step.tokens()
-                 : kind == 'B' ? step.sequences()
-                 : kind == 'R' ? static_cast<int64_t>(step.out_rows.size())
-                               : step.mask_width;
-  }
-  int plan = select_plan(plans_, step.function, values_);
-  if (plan >= 0 && !admits(static_cast<size_t>(plan), step)) plan = -1;
-  if (plan < 0 && step.function != "step") plan = select_plan(plans_, "step", values_);
+  set_symbols(step);
+  inputs_ = &step;
+  int plan = choose(step);
   if (plan < 0)
     fail(ErrorCode::kOutOfRange, "no plan for {} tokens of {} sequences with {} outputs ({})",
          step.tokens(), step.sequences(), step.out_rows.size(), step.function);
+  count(step, static_cast<size_t>(plan));
+  if (const Facts& facts = facts_[static_cast<size_t>(plan)]; facts.pad > step.tokens()) {
+    pad(step, facts);
+    set_symbols(padded_);
+    inputs_ = &padded_;
+  }
   return plan;
 }
 

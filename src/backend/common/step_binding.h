@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plan/dispatch.h"
 #include "plan/plan.h"
 #include "plan/step.h"
 
@@ -24,12 +25,17 @@ class StepBinder {
   // Error(kOutOfRange) when no plan admits it.
   int bind(const StepInputs& step);
   std::span<const int64_t> symbols() const { return values_; }  // in the order of PlanSet::symbols
+  // What the plan reads: the step, or the step with rows of padding behind its own. They belong to
+  // sequences of length 0 and have slot -1, so that they read and write no state.
+  const StepInputs& inputs() const { return *inputs_; }
+  const DispatchStats& stats() const { return stats_; }
 
  private:
   // What a specialised function knows about its inputs: T = rows * B, out_rows = iota.
   struct Facts {
     int64_t rows_per_sequence = 0;  // 0: any
     bool all_rows_out = false;
+    int64_t pad = 0;  // rows that a bucket's steps are filled up to; 0: it is no bucket
   };
   void check_tokens(const StepInputs& step) const;
   void check_sequences(const StepInputs& step);
@@ -37,6 +43,10 @@ class StepBinder {
   void check_table(const StepInputs& step, size_t group) const;
   void check_side_data(const StepInputs& step) const;
   bool admits(size_t plan, const StepInputs& step) const;
+  int choose(const StepInputs& step) const;
+  void set_symbols(const StepInputs& step);
+  void pad(const StepInputs& step, const Facts& facts);
+  void count(const StepInputs& step, size_t plan);
 
   const PlanSet& plans_;
   std::vector<int64_t> blocks_;
@@ -47,6 +57,11 @@ class StepBinder {
   std::vector<Facts> facts_;        // per plan
   std::vector<uint64_t> row_seen_;  // number of the step that last used the row
   uint64_t step_number_ = 0;
+  StepInputs padded_;
+  const StepInputs* inputs_ = nullptr;
+  DispatchStats stats_;
+  const bool log_guards_;
+  int logged_plan_ = -1;
 };
 
 }  // namespace tokamak

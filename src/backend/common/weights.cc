@@ -214,6 +214,15 @@ void make_constant(Work& w, const WeightEntry& entry) {
 
 LoadedTensor load_weight(const WeightEntry& entry, const WeightSource& source) {
   using Kind = RecipeStep::Kind;
+  if (const PackedWeight* packed = source.packed(entry.name, entry.layout)) {
+    if (packed->rows.size() != static_cast<size_t>(weight_bytes(entry)))
+      fail(ErrorCode::kUnsupported,
+           "weight {}: the bundle does not hold it in rows; compile it for this backend",
+           entry.name);
+    LoadedTensor out;
+    out.view = {entry.dtype, entry.dims, packed->rows};
+    return out;
+  }
   const Recipe& recipe = entry.recipe;
   Work w{entry.name};
   std::span<const RecipeStep> steps = recipe.steps;
@@ -236,6 +245,15 @@ LoadedTensor load_weight(const WeightEntry& entry, const WeightSource& source) {
   out.owned = std::move(w.owned);  // moving a vector keeps its bytes where they are
   out.view = {w.dtype, std::move(w.dims), w.bytes};
   return out;
+}
+
+void pack_rows(const PlanSet& plans, const WeightSource& source,
+               const std::function<void(const WeightEntry&, const PackedWeight&)>& sink) {
+  for (const WeightEntry& entry : plans.weights) {
+    if (!entry.constant.empty()) continue;
+    LoadedTensor tensor = load_weight(entry, source);
+    sink(entry, {{}, {}, tensor.view.bytes});
+  }
 }
 
 }  // namespace tokamak

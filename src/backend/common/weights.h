@@ -1,6 +1,7 @@
 #pragma once
 // Running weight recipes: model-file tensors -> the tensor a plan asks for. Shared by the backends.
 #include <cstddef>
+#include <functional>
 #include <vector>
 
 #include "plan/plan.h"
@@ -18,5 +19,9 @@ struct LoadedTensor {
 // Throws Error(kCorrupt / kUnsupported) naming the weight when a source is missing or a shape does
 // not fit.
 LoadedTensor load_weight(const WeightEntry& entry, const WeightSource& source);
+
+// Backend::pack_weights for a backend that keeps weights in rows.
+void pack_rows(const PlanSet& plans, const WeightSource& source,
+               const std::function<void(const WeightEntry&, const PackedWeight&)>& sink);
 
 }  // namespace tokamak

@@ -285,6 +285,24 @@ void pack_qpanel(QFormat format, const PackStyle& style, const std::byte* rows, 
   }
 }
 
+void repack_qpanel(QFormat format, const PackStyle& from, const PackStyle& to, int64_t k,
+                   const uint8_t* in, uint8_t* out) {
+  const QLayout& l = qlayout(format);
+  std::memset(out, 0, static_cast<size_t>(qpanel_bytes(format, k)));
+  for (int64_t super = k / (l.blocks * kQuantBlock); super > 0; --super) {
+    std::memcpy(out, in, static_cast<size_t>(l.head));
+    for (int sub = 0; sub < l.blocks; ++sub)
+      for (int row = 0; row < kPanel; ++row) {
+        int at = l.head + sub * l.block_bytes();
+        RowBlock b;
+        unpack_block(format, from, in + at, row, b);
+        write_block(format, to, b, row, out + at);
+      }
+    in += l.bytes();
+    out += l.bytes();
+  }
+}
+
 void pack_fpanel(FType type, const std::byte* rows, int64_t row_bytes, int count, int64_t k,
                  uint8_t* out) {
   auto pack = [&]<class T>(T* to) {

@@ -45,6 +45,10 @@ void pack_qpanel(QFormat format, const PackStyle& style, const std::byte* rows, 
 void pack_fpanel(FType type, const std::byte* rows, int64_t row_bytes, int count, int64_t k,
                  uint8_t* out);
 
+// A panel of one style in another; the same values, bit for bit.
+void repack_qpanel(QFormat format, const PackStyle& from, const PackStyle& to, int64_t k,
+                   const uint8_t* in, uint8_t* out);
+
 // The f32 values of k0 <= k < k0 + n (multiples of 32), bit-equal to decode_row of the file's row.
 void decode_qpanel_row(QFormat format, const PackStyle& style, const uint8_t* panel, int row,
                        int64_t k0, int64_t n, float* out);

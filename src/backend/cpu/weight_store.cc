@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "backend/common/weights.h"
@@ -108,6 +109,50 @@ void make_matrix(const WeightEntry& entry, const std::byte* source, const Kernel
   });
 }
 
+uint64_t matrix_bytes(const Weight& w) {
+  return static_cast<uint64_t>(std::max<int64_t>(1, panels_of(w.n) * w.panel_bytes));
+}
+uint64_t plain_bytes(const WeightEntry& entry) {
+  return static_cast<uint64_t>(std::max<int64_t>(1, count(entry.dims))) * 4;
+}
+
+void need_bytes(const WeightEntry& entry, std::span<const std::byte> part, uint64_t bytes) {
+  if (part.size() != bytes)
+    fail(ErrorCode::kCorrupt, "weight {}: {} bytes are packed, its kernels read {}", entry.name,
+         part.size(), bytes);
+}
+
+// Only the panels of quantised formats depend on the style.
+void take_matrix(const WeightEntry& entry, const PackedWeight& packed, std::string_view packing,
+                 const KernelTable& kernels, ThreadPool& pool, Weight& w) {
+  choose_matrix(entry, w);
+  need_bytes(entry, packed.matrix, matrix_bytes(w));
+  const auto* from = reinterpret_cast<const uint8_t*>(packed.matrix.data());
+  std::optional<PackStyle> style = parse_packing(packing);
+  if (!style)
+    fail(ErrorCode::kUnsupported,
+         "weight {}: packed as \"{}\", which this program does not know; compile the model again",
+         entry.name, packing);
+  if (w.matrix != Weight::Matrix::kQPanel || packing == packing_name(kernels.style)) {
+    w.panels = from;
+    w.mapped_bytes += packed.matrix.size();
+    return;
+  }
+  w.matrix_memory = Buffer(matrix_bytes(w));
+  w.panels = w.matrix_memory.data();
+  pool.split(panels_of(w.n), 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t p = begin; p < end; ++p)
+      repack_qpanel(w.qformat, *style, kernels.style, w.k, from + p * w.panel_bytes,
+                    w.matrix_memory.data() + p * w.panel_bytes);
+  });
+}
+
+void take_plain(const WeightEntry& entry, const PackedWeight& packed, Weight& w) {
+  need_bytes(entry, packed.plain, plain_bytes(entry));
+  w.plain = const_cast<std::byte*>(packed.plain.data());  // kernels only read weights
+  w.mapped_bytes += packed.plain.size();
+}
+
 // The packed copy is what the kernels read; the file's pages may leave memory.
 void drop_pages(std::span<const std::byte> bytes) {
   constexpr uintptr_t kPage = 4096;
@@ -177,6 +222,56 @@ void Weight::decode_panel(const KernelTable& kernels, int64_t p, int64_t k0, int
   }
 }
 
+std::string packing_name(const PackStyle& style) {
+  return fmt::format("cpu.panel16/1 group={} vector={} xor8={} xor4={}", style.group, style.vector,
+                     style.xor8, style.xor4);
+}
+
+std::optional<PackStyle> parse_packing(std::string_view name) {
+  PackStyle style{};
+  unsigned xor8 = 0, xor4 = 0;
+  if (std::sscanf(std::string(name).c_str(), "cpu.panel16/1 group=%d vector=%d xor8=%u xor4=%u",
+                  &style.group, &style.vector, &xor8, &xor4) != 4)
+    return std::nullopt;
+  style.xor8 = static_cast<uint8_t>(xor8);
+  style.xor4 = static_cast<uint8_t>(xor4);
+  bool known = (style.group == 4 || style.group == 8) && xor8 < 256 && xor4 < 16 &&
+               (style.vector == 16 || style.vector == 32 || style.vector == 64);
+  return known && packing_name(style) == name ? std::optional(style) : std::nullopt;
+}
+
+Weight load_weight_for(const WeightEntry& entry, WeightUse use, const WeightSource& source,
+                       const KernelTable& kernels, ThreadPool& pool) {
+  Weight w;
+  w.dtype = entry.dtype;
+  if (!entry.constant.empty()) {
+    if (use.matrix)
+      fail(ErrorCode::kUnsupported, "weight {}: a constant cannot be a matrix", entry.name);
+    make_constant(entry, w);
+    return w;
+  }
+  if (!use.matrix && !use.plain) return w;
+  if (const PackedWeight* packed = source.packed(entry.name, entry.layout);
+      packed && packed->rows.empty()) {
+    if (use.matrix) take_matrix(entry, *packed, source.packing(), kernels, pool, w);
+    if (use.plain) take_plain(entry, *packed, w);
+    return w;
+  }
+  LoadedTensor loaded = load_weight(entry, source);
+  if (use.matrix) make_matrix(entry, loaded.view.bytes.data(), kernels, pool, w);
+  if (use.plain) make_plain(entry, loaded.view.bytes.data(), pool, w);
+  if (loaded.owned.empty()) drop_pages(loaded.view.bytes);
+  return w;
+}
+
+PackedWeight packed_view(const WeightEntry& entry, const Weight& w) {
+  PackedWeight out;
+  if (w.matrix != Weight::Matrix::kNone)
+    out.matrix = {reinterpret_cast<const std::byte*>(w.panels), matrix_bytes(w)};
+  if (w.plain) out.plain = {static_cast<const std::byte*>(w.plain), plain_bytes(entry)};
+  return out;
+}
+
 std::vector<Weight> load_weights(const PlanSet& plans, const WeightSource& source,
                                  const std::vector<WeightUse>& uses, const KernelTable& kernels,
                                  ThreadPool& pool,
@@ -189,19 +284,7 @@ std::vector<Weight> load_weights(const PlanSet& plans, const WeightSource& sourc
   };
   for (size_t i = 0; i < out.size(); ++i) total += bytes_of(i);
   for (size_t i = 0; i < out.size(); ++i) {
-    const WeightEntry& entry = plans.weights[i];
-    Weight& w = out[i];
-    w.dtype = entry.dtype;
-    if (!entry.constant.empty()) {
-      if (uses[i].matrix)
-        fail(ErrorCode::kUnsupported, "weight {}: a constant cannot be a matrix", entry.name);
-      make_constant(entry, w);
-    } else if (uses[i].matrix || uses[i].plain) {
-      LoadedTensor loaded = load_weight(entry, source);
-      if (uses[i].matrix) make_matrix(entry, loaded.view.bytes.data(), kernels, pool, w);
-      if (uses[i].plain) make_plain(entry, loaded.view.bytes.data(), pool, w);
-      if (loaded.owned.empty()) drop_pages(loaded.view.bytes);
-    }
+    out[i] = load_weight_for(plans.weights[i], uses[i], source, kernels, pool);
     done += bytes_of(i);
     if (progress) progress(done, total);
   }

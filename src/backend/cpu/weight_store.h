@@ -1,6 +1,8 @@
 #pragma once
 // The weights of a loaded model in the layouts the kernels read.
 #include <functional>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "backend/cpu/memory.h"
@@ -24,6 +26,7 @@ struct Weight {
   const uint8_t* panels = nullptr;  // kRows: row-major rows
   void* plain = nullptr;            // row-major f32, or i32 for integer types
   Buffer matrix_memory, plain_memory;
+  uint64_t mapped_bytes = 0;  // read where a bundle's file has them
 
   const uint8_t* panel(int64_t p) const { return panels + p * panel_bytes; }
   // f32 values of row n; bit-equal to decoding the file's row.
@@ -38,6 +41,19 @@ struct Weight {
 struct WeightUse {
   bool matrix = false, plain = false;
 };
+std::vector<WeightUse> weight_uses(const PlanSet& plans);  // executable.cc
+
+// The byte layout of packed weights under a style; bundles carry it. parse_packing: nullopt when it
+// is none of this program's.
+std::string packing_name(const PackStyle& style);
+std::optional<PackStyle> parse_packing(std::string_view name);
+
+// One weight in the forms that `use` asks for. Packed ahead of time in this style it stays where it
+// is; in another style it is packed anew; otherwise its recipe runs.
+Weight load_weight_for(const WeightEntry& entry, WeightUse use, const WeightSource& source,
+                       const KernelTable& kernels, ThreadPool& pool);
+// What a bundle has to hold so that nothing is left to do when it is loaded.
+PackedWeight packed_view(const WeightEntry& entry, const Weight& weight);
 
 // Runs the recipes and packs, with all threads, one weight after the other: besides the result only
 // the weight at hand is held, and its pages of the file are given back to the system.

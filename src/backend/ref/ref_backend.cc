@@ -1,5 +1,6 @@
 #include "backend/ref/ref_backend.h"
 
+#include "backend/common/weights.h"
 #include "backend/ref/ref_executable.h"
 
 namespace tokamak {
@@ -13,6 +14,10 @@ class RefBackend final : public Backend {
   std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                    const LoadOptions& options) override {
     return std::make_unique<RefExecutable>(plans, weights, options);
+  }
+  void pack_weights(const PlanSet& plans, const WeightSource& weights,
+                    const PackSink& sink) override {
+    pack_rows(plans, weights, sink);
   }
 
  private:

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "tensor/block_formats.h"
+#include "tensor/plane.h"
 
 namespace tokamak {
 namespace {
@@ -51,10 +52,12 @@ void RefExecutable::run(const StepInputs& step, StepResult& out) {
     sampler_->begin(step, ids_);
   else
     ids_.assign(step.ids.begin(), step.ids.end());
-  no_adapter_.assign(step.ids.size(), -1);
-  for (Call& call : plan.calls) run_call(call, step);
+  const StepInputs& inputs = binder_.inputs();  // with rows of padding, whose id is 0
+  ids_.resize(inputs.pos.size());
+  no_adapter_.assign(ids_.size(), -1);
+  for (Call& call : plan.calls) run_call(call, inputs);
 
-  if (const float* logits = output(plan, entry, "logits", step, plans_.vocab)) {
+  if (const float* logits = output(plan, entry, "logits", inputs, plans_.vocab)) {
     if (sampler_) sampler_->finish(step, logits, out);
     if (step.return_logits)
       out.logits.assign(logits, logits + static_cast<int64_t>(step.out_rows.size()) * plans_.vocab);
@@ -71,7 +74,7 @@ void RefExecutable::run(const StepInputs& step, StepResult& out) {
                         return s.mode == SampleRow::Mode::kHidden;
                       });
   if (wants_hidden)
-    if (const float* hidden = output(plan, entry, "hidden", step, plans_.hidden))
+    if (const float* hidden = output(plan, entry, "hidden", inputs, plans_.hidden))
       out.hidden.assign(hidden,
                         hidden + static_cast<int64_t>(step.out_rows.size()) * plans_.hidden);
 }
@@ -192,11 +195,10 @@ void RefExecutable::round_planes(Call& call, std::vector<Operand<float>>& in) {
     if (dtype == DType::kF32) continue;
     TensorRef<float>& tensor = in[kFirstPlane + p].tensor;
     int64_t n = tensor.elements();
-    std::vector<std::byte> encoded(dtype_bytes(dtype, n));
-    encode_row(dtype, tensor.f, encoded.data(), n);
     std::vector<float>& rounded = call.in[kFirstPlane + p].converted;
-    rounded.resize(static_cast<size_t>(n));
-    decode_row(dtype, encoded.data(), rounded.data(), n);
+    rounded.assign(tensor.f, tensor.f + n);
+    const std::vector<int64_t>& dims = state.planes[p].dims;
+    round_plane(dtype, dims.empty() ? 1 : dims.back(), rounded);
     tensor.f = rounded.data();
   }
 }

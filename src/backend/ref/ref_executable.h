@@ -21,6 +21,7 @@ class RefExecutable final : public Executable {
   Ticket submit(const StepInputs& step) override;
   void collect(Ticket ticket, StepResult& out) override;
   const MemoryLedger& memory() const override { return memory_; }
+  const DispatchStats& dispatch() const override { return binder_.stats(); }
 
  private:
   struct Weight {

@@ -177,11 +177,42 @@ void write_memory(PrometheusText& out, const std::vector<ModelMetrics>& models) 
       out.sample(labels, static_cast<int64_t>(bytes));
     };
     one("weights", m.memory.weights);
+    one("weights_mapped", m.memory.mapped);
     one("kv", m.memory.kv);
     one("arena", m.memory.arena);
     one("scratch", m.memory.scratch);
     one("other", m.memory.other);
   }
+}
+
+// Which plans ran: buckets hit, fall-backs to a more general plan, rows computed for nobody.
+void write_dispatch(PrometheusText& out, const std::vector<ModelMetrics>& models) {
+  auto label = [](const ModelMetrics& m) {
+    std::string labels;
+    add_label(labels, "model_name", m.model);
+    return labels;
+  };
+  out.family("tokamak_plan_steps_total", Type::kCounter, "Steps by the plan that ran them.");
+  for (const ModelMetrics& m : models) {
+    const DispatchStats& d = m.stats.dispatch;
+    for (size_t i = 0; d.names && i < d.names->size() && i < d.steps.size(); ++i) {
+      std::string labels = label(m);
+      add_label(labels, "plan", (*d.names)[i]);
+      out.sample(labels, d.steps[i]);
+    }
+  }
+  auto counter = [&](const char* name, const char* help, int64_t DispatchStats::*value) {
+    out.family(name, Type::kCounter, help);
+    for (const ModelMetrics& m : models) out.sample(label(m), m.stats.dispatch.*value);
+  };
+  counter("tokamak_plan_fallbacks_total",
+          "Steps that ran in a more general plan than their function or bucket.",
+          &DispatchStats::fallbacks);
+  counter("tokamak_plan_rows_total", "Rows of steps, without padding.", &DispatchStats::rows);
+  counter("tokamak_plan_padded_rows_total", "Rows of padding: computed for nobody.",
+          &DispatchStats::padded_rows);
+  counter("tokamak_compiles_total", "Plans or kernels made after the model was loaded; stays 0.",
+          &DispatchStats::compiles);
 }
 
 void write_front(PrometheusText& out, const GenerationStats& answers,
@@ -247,6 +278,7 @@ std::string metrics_text(const MetricsOptions& options, const std::vector<ModelM
   PrometheusText out;
   EngineFamilies(out, models, false).write();
   write_memory(out, models);
+  write_dispatch(out, models);
   write_front(out, answers, http);
   write_process(out, options, models);
   if (options.vllm_names) EngineFamilies(out, models, true).write();

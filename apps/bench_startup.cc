@@ -1,0 +1,233 @@
+// tokamak bench startup: from the start of the process to the first token, by starting it.
+#include "apps/bench_startup.h"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "apps/terminal.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "plan/bundle_file.h"
+
+extern char** environ;
+
+namespace tokamak {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct StartupFlags {
+  std::vector<std::string> models;
+  std::string prompt = "The capital of France is", backend;
+  int repeat = 5, threads = 0;
+  bool json = false;
+};
+
+struct StartupCase {
+  const char* name;
+  bool cold;           // the model's pages are not in memory
+  bool compile_cache;  // filled by a run before
+};
+
+// A folder for the compile cache of the runs; gone at the end.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string pattern = (fs::temp_directory_path() / "tokamak-startup-XXXXXX").string();
+    if (!::mkdtemp(pattern.data()))
+      fail(ErrorCode::kUnavailable, "cannot make a folder in {}",
+           fs::temp_directory_path().string());
+    path_ = pattern;
+  }
+  ~TemporaryFolder() {
+    std::error_code ec;
+    fs::remove_all(path_, ec);
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+std::vector<fs::path> files_of(const std::string& model) {
+  if (!fs::is_directory(model)) return {model};
+  std::vector<fs::path> out;
+  for (const auto& entry : fs::recursive_directory_iterator(model))
+    if (entry.is_regular_file()) out.push_back(entry.path());
+  return out;
+}
+
+// The share of the model's pages that are in memory.
+double resident_share(const std::string& model) {
+  uint64_t pages = 0, resident = 0;
+  for (const fs::path& path : files_of(model)) {
+    auto file = MappedFile::open(path);
+    if (file->bytes().empty()) continue;
+    std::vector<unsigned char> in_memory((file->bytes().size() + 4095) / 4096);
+    if (::mincore(const_cast<std::byte*>(file->bytes().data()), file->bytes().size(),
+                  in_memory.data()) != 0)
+      continue;
+    pages += in_memory.size();
+    for (unsigned char c : in_memory) resident += c & 1;
+  }
+  return pages == 0 ? 0 : static_cast<double>(resident) / static_cast<double>(pages);
+}
+
+void drop_from_memory(const std::string& model) {
+  for (const fs::path& path : files_of(model)) {
+    int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) fail(ErrorCode::kNotFound, "cannot open {}", path.string());
+    ::fsync(fd);
+    ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    ::close(fd);
+  }
+}
+
+struct StartupTimes {
+  double ready = 0, first_token = 0;  // seconds
+};
+
+// Runs a child to its end; what it writes comes back.
+std::string run_child(std::vector<std::string> args, const fs::path& cache) {
+  int out[2];
+  if (::pipe2(out, O_CLOEXEC) != 0) fail(ErrorCode::kUnavailable, "cannot make a pipe");
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
+  std::vector<std::string> environment = {"TOKAMAK_CACHE=" + cache.string()};
+  for (char** e = environ; *e; ++e)
+    if (!std::string_view(*e).starts_with("TOKAMAK_CACHE=")) environment.emplace_back(*e);
+  std::vector<char*> argv, envp;
+  for (std::string& a : args) argv.push_back(a.data());
+  for (std::string& e : environment) envp.push_back(e.data());
+  argv.push_back(nullptr), envp.push_back(nullptr);
+  pid_t pid = 0;
+  int error = ::posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, argv.data(), envp.data());
+  posix_spawn_file_actions_destroy(&actions);
+  ::close(out[1]);
+  std::string text;
+  char buffer[4096];
+  for (ssize_t n; error == 0 && (n = ::read(out[0], buffer, sizeof buffer)) > 0;)
+    text.append(buffer, static_cast<size_t>(n));
+  ::close(out[0]);
+  int status = 0;
+  if (error == 0) ::waitpid(pid, &status, 0);
+  if (error != 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
+    fail(ErrorCode::kUnavailable, "the run that was to be measured failed");
+  return text;
+}
+
+// The answer has one token and is printed as soon as it is there: what is over by then is the whole
+// start. How long the prompt took of it, the child says.
+StartupTimes measure_start(const StartupFlags& f, const std::string& model, bool use_cache,
+                           const fs::path& cache) {
+  std::vector<std::string> args = {"tokamak",      "run",   model,           f.prompt,
+                                   "--max-tokens", "1",     "--temperature", "0",
+                                   "--ignore-eos", "--json"};
+  if (!use_cache) args.push_back("--no-compile-cache");
+  if (f.threads > 0) args.insert(args.end(), {"--threads", std::to_string(f.threads)});
+  if (!f.backend.empty()) args.insert(args.end(), {"--backend", f.backend});
+  SteadyClock clock;
+  Nanos start = clock.now();
+  std::string text = run_child(std::move(args), cache);
+  double total = seconds(clock.now() - start);
+  Value timings = parse_json(text, "the answer").at("timings");
+  return {total - timings.at("prefill_seconds").as_double(), total};
+}
+
+double middle(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+Value measure_case(const StartupFlags& f, const std::string& model, const StartupCase& c,
+                   const fs::path& cache) {
+  std::vector<double> ready, first;
+  double resident = 0;
+  measure_start(f, model, c.compile_cache, cache);  // fills the caches; not counted
+  for (int r = 0; r < f.repeat; ++r) {
+    if (c.cold) drop_from_memory(model);
+    resident += resident_share(model) / f.repeat;
+    StartupTimes t = measure_start(f, model, c.compile_cache, cache);
+    ready.push_back(t.ready);
+    first.push_back(t.first_token);
+  }
+  return Value::Object{{"model", model},
+                       {"case", c.name},
+                       {"bundle", is_bundle(model)},
+                       {"pages_in_memory", resident},
+                       {"ready_seconds", middle(ready)},
+                       {"ready_seconds_best", *std::min_element(ready.begin(), ready.end())},
+                       {"first_token_seconds", middle(first)},
+                       {"first_token_seconds_best", *std::min_element(first.begin(), first.end())}};
+}
+
+void startup(const StartupFlags& f) {
+  constexpr StartupCase kModel[] = {{"disk cold, no compile cache", true, false},
+                                    {"no compile cache", false, false},
+                                    {"disk cold, compile cache", true, true},
+                                    {"compile cache", false, true}};
+  constexpr StartupCase kBundle[] = {{"disk cold", true, false}, {"bundle", false, false}};
+  TemporaryFolder cache;
+  ProgressBar bar("startup");
+  uint64_t done = 0, total = 0;
+  auto cases = [&](const std::string& model) {
+    return is_bundle(model) ? std::span<const StartupCase>(kBundle) : kModel;
+  };
+  for (const std::string& m : f.models) total += cases(m).size();
+  Value rows = Value::array();
+  for (const std::string& model : f.models)
+    for (const StartupCase& c : cases(model)) {
+      rows.push(measure_case(f, model, c, cache.path()));
+      bar.update(++done, total);
+    }
+  if (f.json) {
+    fmt::print("{}\n", dump_json(rows, 2));
+    return;
+  }
+  fmt::print("{:<40} {:<30} {:>10} {:>16} {:>9}\n", "model", "case", "ready ms", "first token ms",
+             "in memory");
+  for (const Value& r : rows.as_array())
+    fmt::print("{:<40} {:<30} {:>10.1f} {:>16.1f} {:>8.0f}%\n",
+               fs::path(r.at("model").as_string()).filename().string(), r.at("case").as_string(),
+               r.at("ready_seconds").as_double() * 1e3,
+               r.at("first_token_seconds").as_double() * 1e3,
+               r.at("pages_in_memory").as_double() * 100);
+}
+
+}  // namespace
+
+void add_bench_startup(CLI::App& bench) {
+  auto flags = std::make_shared<StartupFlags>();
+  CLI::App* verb = bench.add_subcommand(
+      "startup", "from the start of the process to the first token: model files and bundles");
+  verb->add_option("MODEL", flags->models, "model files, folders and bundles")->required();
+  verb->add_option("--prompt", flags->prompt, "the text whose first token is waited for")
+      ->capture_default_str();
+  verb->add_option("--repeat", flags->repeat, "starts per case; the median is reported")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  verb->add_option("--threads", flags->threads, "threads of the cpu backend (default: all cores)")
+      ->check(CLI::Range(0, 1024));
+  verb->add_option("--backend", flags->backend, "who computes (default: cpu, or the bundle's)")
+      ->check(CLI::IsMember({"cpu", "ref", "null"}));
+  verb->add_flag("--json", flags->json, "rows as JSON");
+  verb->footer(
+      "Each case starts the program --repeat times after one start that is not counted. \"disk "
+      "cold\":\n"
+      "the model's pages were given back before, pages_in_memory says how many were left.\n\n"
+      "Example:\n  tokamak bench startup model.gguf model.tkm --repeat 9 --json");
+  verb->callback([flags] { startup(*flags); });
+}
+
+}  // namespace tokamak

@@ -1,0 +1,156 @@
+// tokamak compile: a model compiled ahead, in one file.
+#include "apps/compile.h"
+
+#include <filesystem>
+
+#include "apps/model_setup.h"
+#include "apps/verbs.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "compile/bundle_compile.h"
+
+namespace tokamak {
+namespace {
+
+struct CompileFlags {
+  ModelFlags model;
+  std::string out;
+  bool json = false;
+};
+
+std::string mib(uint64_t bytes) {
+  return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+// A bundle is compiled again with the options it was made with, where the command line says
+// nothing.
+CompileOptions options_from_bundle(const CompileFlags& f) {
+  CompileOptions asked = compile_options(f.model);
+  CompileOptions o = bundle_options(BundleModel(BundleFile::open(f.model.model)));
+  const ModelFlags& m = f.model;
+  if (m.given("--activations")) o.activations = asked.activations;
+  if (m.given("--max-batch")) o.max_sequences = asked.max_sequences;
+  if (m.given("--max-tokens")) o.max_tokens = asked.max_tokens;
+  if (m.given("--max-logit-rows")) o.max_logit_rows = asked.max_logit_rows;
+  if (m.given("--shapes")) o.shapes = asked.shapes;
+  if (m.given("--buckets")) o.buckets = asked.buckets;
+  if (m.given("--disable-pass")) o.disabled_passes = asked.disabled_passes;
+  if (m.given("--mode")) o.eager = asked.eager;
+  // These two are written into the graph.
+  if (m.given("--kv-dtype") && asked.kv_dtype != o.kv_dtype)
+    fail(ErrorCode::kInvalidArgument, "--kv-dtype is part of a bundle's graph; compile the model");
+  if (m.context > o.context)
+    fail(ErrorCode::kOutOfRange,
+         "{}: --max-len {} is beyond the {} tokens of its graph; compile the model itself", m.model,
+         m.context, o.context);
+  if (m.context > 0) o.context = m.context;
+  o.dump_after = asked.dump_after;
+  o.dump = asked.dump;
+  return o;
+}
+
+BundleReport make_bundle(const CompileFlags& f) {
+  const std::string producer = std::string("tokamak ") + TOKAMAK_VERSION;
+  std::error_code ec;
+  if (std::filesystem::equivalent(f.model.model, f.out, ec))
+    fail(ErrorCode::kInvalidArgument, "-o {} is the model itself", f.out);
+  auto backend = backend_for(f.model, f.model.backend);
+  if (is_bundle(f.model.model))
+    return rewrite_bundle(f.model.model, *backend, options_from_bundle(f), f.out, producer);
+  OpenedModel opened = open_model(f.model.model);
+  CompileOptions options = compile_options(f.model);
+  options.context = context_for(f.model, opened.model.config);
+  return write_bundle(opened, *backend, options, f.out, producer);
+}
+
+void compile(const CompileFlags& f) {
+  BundleReport r = make_bundle(f);
+  if (f.json) {
+    Value v = Value::Object{{"file", f.out},
+                            {"file_bytes", r.file_bytes},
+                            {"weight_bytes", r.weight_bytes},
+                            {"plans", uint64_t{r.plans}},
+                            {"compile_seconds", r.compile_seconds},
+                            {"pack_seconds", r.pack_seconds}};
+    fmt::print("{}\n", dump_json(v));
+    return;
+  }
+  fmt::print(
+      "{}: {}, {} of it weights; {} plans compiled in {:.2f} s, packed and written in {:.2f} s\n",
+      f.out, mib(r.file_bytes), mib(r.weight_bytes), r.plans, r.compile_seconds, r.pack_seconds);
+}
+
+}  // namespace
+
+Value bundle_summary(const std::string& path) {
+  BundleModel bundle(BundleFile::open(path));
+  Value sections = Value::array(), plans = Value::array();
+  for (const BundleSection& s : bundle.file().sections())
+    sections.push(Value::Object{{"name", s.name}, {"offset", s.offset}, {"bytes", s.size}});
+  for (const Plan& p : bundle.plans().plans)
+    plans.push(Value::Object{{"plan", plan_name(p)},
+                             {"calls", uint64_t{p.calls.size()}},
+                             {"arena_bytes", p.arena_bytes}});
+  Value out = bundle.meta();
+  out.set("metadata", Value());
+  out.set("sections", std::move(sections));
+  out.set("plans", std::move(plans));
+  out.set("limits", Value::Object{{"context", bundle.compiled_context()},
+                                  {"batch", symbol_limit(bundle.plans(), "B")},
+                                  {"step_tokens", symbol_limit(bundle.plans(), "T")}});
+  return out;
+}
+
+void print_bundle_summary(const Value& v) {
+  fmt::print("{} ({}), a bundle by {} for {} on {}\n\n", v.at("model").as_string(),
+             v.get_string("architecture", ""), v.get_string("producer", "?"),
+             v.at("backend").as_string(), v.at("isa").as_string());
+  const Value& limits = v.at("limits");
+  fmt::print("  limits: {} tokens of context, {} sequences, {} tokens in a step\n\n",
+             limits.at("context").as_int(), limits.at("batch").as_int(),
+             limits.at("step_tokens").as_int());
+  for (const Value& s : v.at("sections").as_array())
+    fmt::print("  section {:<10} {:>12} bytes at {}\n", s.at("name").as_string(),
+               s.at("bytes").as_int(), s.at("offset").as_int());
+  for (const Value& p : v.at("plans").as_array())
+    fmt::print("  plan {:<32} {:>5} calls, arena {}\n", p.at("plan").as_string(),
+               p.at("calls").as_int(), mib(static_cast<uint64_t>(p.at("arena_bytes").as_int())));
+}
+
+void add_compile_verb(CLI::App& app) {
+  auto flags = std::make_shared<CompileFlags>();
+  CLI::App* verb =
+      app.add_subcommand("compile", "compile a model ahead into one file that starts at once");
+  add_model_argument(*verb, flags->model);
+  verb->add_option("-o,--output", flags->out, "the bundle to write, e.g. model.tkm")->required();
+  add_model_flags(*verb, flags->model);
+  verb->add_option("--max-len", flags->model.context,
+                   "longest sequence that the bundle takes (the same as --context)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  verb->add_option("--max-batch", flags->model.max_sequences, "most sequences of a step")
+      ->check(CLI::Range(int64_t{1}, int64_t{65536}))
+      ->capture_default_str();
+  verb->add_option("--max-tokens", flags->model.max_tokens, "most tokens of a step")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  verb->add_option(
+          "--max-logit-rows", flags->model.max_logit_rows,
+          "most rows of a step that give logits; at least --max-batch to decode all at once")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  verb->add_option("--dump-dir", flags->model.dump_dir,
+                   "leave what every stage makes in this folder, as numbered files");
+  verb->add_flag("--json", flags->json, "print sizes and times as one JSON object");
+  verb->footer(
+      "The bundle holds plans for all shapes up to its limits, the weights as the kernels of this\n"
+      "machine read them, tokenizer, chat template, generation defaults and the graph. serve, "
+      "run,\n"
+      "chat, eval and bench take it in place of the model; docs/bundle.md has the format.\n\n"
+      "Examples:\n  tokamak compile model.gguf -o model.tkm\n"
+      "  tokamak compile model.gguf -o model.tkm --max-batch 32 --max-len 4096\n"
+      "  tokamak compile model.gguf -o model.tkm --dump-dir stages\n"
+      "  tokamak serve model.tkm\n  tokamak inspect model.tkm");
+  verb->callback([flags] { compile(*flags); });
+}
+
+}  // namespace tokamak

@@ -1,0 +1,64 @@
+#pragma once
+// The compile cache: plans on disk, so that a model is compiled once per machine.
+// Content-addressed: a key says everything that the plans depend on, so an entry never gets stale,
+// only unused.
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compile/compiler.h"
+
+namespace tokamak {
+
+// What the plans of a module depend on: the graph, the options, the backend with its ISA and
+// kernels, and this program.
+std::string compile_key(const Module& module, const ModelConfig& config, const Backend& backend,
+                        const CompileOptions& options);
+
+struct CacheEntry {
+  std::string key, model, backend;  // model and backend are empty when the entry is damaged
+  uint64_t bytes = 0;
+  int64_t used = 0;   // unix seconds of the last use
+  std::string error;  // what is wrong with it; empty: nothing
+};
+
+// A folder of entries that any number of processes use at a time. Writers hold a lock and rename a
+// whole, synced file into place; readers need no lock. No failure of the disk is an error of the
+// compilation: load() then finds nothing and store() warns.
+class CompileCache {
+ public:
+  static constexpr uint64_t kDefaultLimit = uint64_t{256} << 20;
+  // $TOKAMAK_CACHE or ~/.cache/tokamak/compile; limit from $TOKAMAK_CACHE_LIMIT (bytes, or 64M,
+  // 1G).
+  static CompileCache from_environment();
+  explicit CompileCache(std::filesystem::path folder, uint64_t limit = kDefaultLimit);
+
+  // The plans under the key, checked; nullopt when there are none or they are damaged, which
+  // removes them. A hit makes the entry the most recently used one.
+  std::optional<PlanSet> load(const std::string& key) const;
+  // Does not throw. Drops what was not used for the longest time when the folder holds more than
+  // the limit.
+  void store(const std::string& key, const PlanSet& plans) const;
+  // load(), or make() and store().
+  PlanSet get(const std::string& key, const std::function<PlanSet()>& make) const;
+
+  // Every entry, most recently used first; with `verify`, read and checked.
+  std::vector<CacheEntry> entries(bool verify = false) const;
+  // Removes everything; gives the number of entries. Throws Error(kUnavailable) when it cannot.
+  size_t clear() const;
+  size_t remove_damaged() const;
+  const std::filesystem::path& folder() const { return folder_; }
+  uint64_t limit() const { return limit_; }
+
+ private:
+  std::filesystem::path path_of(const std::string& key) const;
+  void evict(const std::filesystem::path& keep) const;
+
+  std::filesystem::path folder_;
+  uint64_t limit_;
+};
+
+}  // namespace tokamak

@@ -1,0 +1,62 @@
+// What the plans of a model depend on, as one key.
+#include <sys/stat.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "compile/cache.h"
+#include "plan/bundle_file.h"
+
+namespace tokamak {
+namespace {
+
+// A change of any pass can change a plan, and only a build knows its passes: the program's file
+// stands for them.
+void add_program(Hash128& hash) {
+  struct stat st {};
+  if (::stat("/proc/self/exe", &st) != 0) return;
+  hash.add(static_cast<uint64_t>(st.st_size));
+  hash.add(static_cast<uint64_t>(st.st_mtim.tv_sec));
+  hash.add(static_cast<uint64_t>(st.st_mtim.tv_nsec));
+}
+
+// Every option is named here, so that a new one does not compile until somebody has decided whether
+// plans depend on it.
+void add_options(Hash128& hash, const CompileOptions& o) {
+  const auto& [activations, kv_dtype, block_size, max_sequences, max_tokens, max_logit_rows,
+               context, tree_mask, verify, passes, disabled_passes, dump_after, rules, machine,
+               fusion, eager, shapes, buckets, dump] = o;
+  hash.add(fmt::format("{} {} {} {} {} {} {} {} {} {}", activations, dtype_name(kv_dtype),
+                       block_size, max_sequences, max_tokens, max_logit_rows, context, tree_mask,
+                       eager, static_cast<int>(shapes)));
+  for (int k : verify) hash.add(fmt::format("verify {}", k));
+  for (int64_t b : buckets) hash.add(fmt::format("bucket {}", b));
+  for (const std::string& p : passes) hash.add("pass " + p);
+  for (const std::string& p : disabled_passes) hash.add("without " + p);
+  for (const RewriteRule& rule : rules) hash.add(rule.text);
+  if (!machine.empty()) hash.add(read_text_file(machine, size_t{1} << 20));
+  (void)dump_after, (void)fusion, (void)dump;  // these only look on
+}
+
+}  // namespace
+
+std::string compile_key(const Module& module, const ModelConfig& config, const Backend& backend,
+                        const CompileOptions& options) {
+  Hash128 hash;
+  add_program(hash);
+  hash.add(uint64_t{kBundleVersion} << 32 | PlanSet::kVersion);
+  hash.add(backend.name());
+  hash.add(backend.isa());
+  for (const KernelDesc& k : backend.kernels()) {
+    hash.add(k.name);
+    hash.add(k.pattern);
+    hash.add(k.weight_layout);
+    hash.add(k.numeric_class);
+    hash.add(static_cast<uint64_t>(k.abi) * 2 + k.in_place);
+  }
+  hash.add(fmt::format("{} {} {} {}", config.vocab, config.hidden, config.layers, config.context));
+  add_options(hash, options);
+  hash.add(print_module(module));
+  return hash.hex();
+}
+
+}  // namespace tokamak

@@ -1,0 +1,20 @@
+#pragma once
+// Which shapes get plans of their own.
+#include <vector>
+
+#include "compile/compiler.h"
+
+namespace tokamak {
+
+// A range of the bucketed symbol (T, or B of decode and verify). pad: 0, or what it is padded to.
+struct ShapeRange {
+  int64_t lo, hi, pad;
+};
+// The plans of a function, most specific first. `tiers`: the sizes of Shapes::kAuto.
+std::vector<ShapeRange> shape_ranges(const CompileOptions& options, std::vector<int64_t> tiers,
+                                     int64_t max);
+
+// Eager plans: every value gets a place of its own, nothing is reused.
+void spread_values(PlanSet& set, Plan& plan);
+
+}  // namespace tokamak
