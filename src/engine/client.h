@@ -22,13 +22,18 @@ struct RequestSpec {
   int32_t max_tokens = 16;                   // 0: only process the prompt (with score_prompt)
   std::vector<int32_t> stop_ids;             // end the answer; the id itself is not part of it
   int32_t n = 1;                             // choices; choice c uses noise key (seed, c)
-  bool score_prompt = false;                 // report log-probabilities of prompt tokens 1..
-  int32_t score_from = 1;                    // first prompt position to score
-  int32_t priority = 0;                      // lower runs first
-  std::string cache_salt;                    // only requests with the same salt share cached blocks
-  std::string tenant;                        // whom fair scheduling counts it for; empty: the salt
-  Nanos deadline = kNever;                   // absolute, of the engine's clock
-  Nanos queue_deadline = kNever;             // given up when it has not started by then
+  // Beam search: so many partial answers are carried on at a time, and the n best answers come when
+  // all is over, one delta each, best first. 0: every choice is sampled.
+  int32_t beams = 0;
+  float length_penalty = 1.0f;    // the score is the sum of log-probabilities / length ^ this
+  bool early_stopping = false;    // ends as soon as `beams` answers are complete
+  bool score_prompt = false;      // report log-probabilities of prompt tokens 1..
+  int32_t score_from = 1;         // first prompt position to score
+  int32_t priority = 0;           // lower runs first
+  std::string cache_salt;         // only requests with the same salt share cached blocks
+  std::string tenant;             // whom fair scheduling counts it for; empty: the salt
+  Nanos deadline = kNever;        // absolute, of the engine's clock
+  Nanos queue_deadline = kNever;  // given up when it has not started by then
   // Its blocks are evicted after those of a lower cache_priority, until cache_ttl after their last
   // use.
   int32_t cache_priority = 0;

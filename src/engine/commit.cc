@@ -23,12 +23,6 @@ const char* what_is_wrong(const Step& step, const StepResult& result) {
   return nullptr;
 }
 
-bool is_stop(const Sequence& seq, int32_t id, int32_t position) {
-  const auto& stops = seq.request->spec.stop_ids;
-  return position >= seq.sample().min_tokens &&
-         std::find(stops.begin(), stops.end(), id) != stops.end();
-}
-
 }  // namespace
 
 void EngineCore::commit(Ticket ticket, const StepResult& result, Actions& actions) {
@@ -68,6 +62,11 @@ void EngineCore::commit_entry(const StepEntry& e, size_t index, const StepResult
     seq.scheduled = seq.computed;
     seq.drafts.clear();
     kv_.truncate(seq.blocks, seq.computed);  // nothing else of it is in flight
+  }
+  if (seq.request->beam) {
+    kv_.commit(seq.blocks, seq.computed, seq.ids());
+    if (e.chooses) commit_beam(seq, e.first_out, result, actions);
+    return;
   }
   emit(seq, commit, e.first_out + e.scores, result, actions);
   kv_.commit(seq.blocks, seq.computed, seq.ids());
@@ -135,7 +134,7 @@ void EngineCore::emit(Sequence& seq, const Commit& commit, int32_t first_out,
       ++stats_.tokens_discarded;
       continue;
     }
-    if (is_stop(seq, id, seq.generated())) {
+    if (seq.stops_at(id)) {
       how = Finish::kStop;
       d.stop_id = id;
       continue;
@@ -168,6 +167,7 @@ void EngineCore::rewind(Ticket ticket, std::string_view error, Actions& actions)
 }
 
 void EngineCore::finish(Sequence& seq, Finish how, std::string_view error, Actions& actions) {
+  if (seq.request->beam) return end_beams(*seq.request, how, error, actions);
   int32_t position = seq.generated();
   if (how == Finish::kStop) position = std::min(position, seq.limit);
   Delta& d = actions.add_delta(seq.request->id, seq.choice, position);
@@ -179,10 +179,14 @@ void EngineCore::close(Sequence& seq, Finish how, Delta& last, Actions& actions)
   last.finish = how;
   note_end(seq, how);
   if (--seq.request->unfinished == 0) actions.finished.push_back(seq.request->id);
+  drop(seq);
+}
+
+void EngineCore::drop(Sequence& seq) {
   bool waiting = seq.phase == Sequence::Phase::kWaiting;
   seq.phase = Sequence::Phase::kFinished;
   if (!waiting) return;  // the scheduler retires it when nothing in flight refers to it
-  scheduler_.remove_waiting(&seq);
+  if (!seq.held) scheduler_.remove_waiting(&seq);
   retire(&seq);
 }
 

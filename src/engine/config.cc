@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 #include "base/error.h"
 #include "engine/kv/kv_cache.h"
@@ -113,11 +114,29 @@ void check_engine_config(const EngineConfig& c) {
           "negative limits");
 }
 
+namespace {
+
+void check_beams(const EngineConfig& c, const RequestSpec& spec) {
+  int64_t most = std::min(c.max_num_seqs, c.vocab / 2);
+  if (spec.beams < 1 || spec.beams > most)
+    fail(ErrorCode::kInvalidArgument, "{} beams: use 1 to {}", spec.beams, most);
+  if (spec.n > spec.beams)
+    fail(ErrorCode::kInvalidArgument, "n is {}: {} beams give at most as many answers", spec.n,
+         spec.beams);
+  if (spec.max_tokens < 1 || spec.score_prompt)
+    fail(ErrorCode::kInvalidArgument, "beam search needs max_tokens, and does not score prompts");
+  if (!std::isfinite(spec.length_penalty))
+    fail(ErrorCode::kInvalidArgument, "length_penalty is not a finite number");
+}
+
+}  // namespace
+
 void check_request(const EngineConfig& c, const RequestSpec& spec) {
   if (spec.prompt.empty()) fail(ErrorCode::kInvalidArgument, "the prompt is empty");
   if (spec.max_tokens < 0) fail(ErrorCode::kInvalidArgument, "max_tokens is {}", spec.max_tokens);
   if (spec.n < 1 || spec.n > c.max_queue)
     fail(ErrorCode::kInvalidArgument, "n is {}: use 1 to {}", spec.n, c.max_queue);
+  if (spec.beams != 0) check_beams(c, spec);
   if (spec.score_prompt && spec.score_from < 1)
     fail(ErrorCode::kInvalidArgument, "score_from is {}: the first token has no score",
          spec.score_from);
@@ -132,7 +151,8 @@ void check_request(const EngineConfig& c, const RequestSpec& spec) {
          spec.max_tokens, c.max_model_len);
   // The last token of an answer is never fed back, but its slot is reserved by steps in flight.
   for (size_t g = 0; g < c.groups.size(); ++g) {
-    int64_t need = most_blocks(c.groups[g], total, std::min(total, c.max_batched_tokens));
+    int64_t need = most_blocks(c.groups[g], total, std::min(total, c.max_batched_tokens)) *
+                   std::max(spec.beams, 1);  // beams wait for each other: all must fit
     if (need > c.blocks[g])
       fail(ErrorCode::kOutOfRange,
            "prompt of {} tokens and max_tokens {} need {} KV blocks of group {}, there are {}",

@@ -86,12 +86,19 @@ void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
   request->id = id;
   request->spec = std::move(spec);
   if (!request->spec.sample) request->spec.sample = greedy_;
-  request->unfinished = request->unretired = request->spec.n;
-  for (int32_t c = 0; c < request->spec.n; ++c) {
+  request->unfinished = request->spec.n;
+  request->arrived = now_;
+  request->first_order = next_order_;
+  bool beams = request->spec.beams > 0;
+  next_order_ += static_cast<uint64_t>(beams ? request->spec.beams : request->spec.n);
+  if (beams) prepare_beams(*request);
+  for (int32_t c = 0; c < (beams ? 1 : request->spec.n); ++c) {
     Sequence* seq = new_sequence();
-    seq->open(request.get(), c, next_order_++, now_);
+    seq->open(request.get(), c, request->first_order + static_cast<uint64_t>(c), now_);
     request->choices.push_back(seq);
-    scheduler_.arrive(seq);
+    ++request->unretired;
+    scheduler_.join(*seq);
+    scheduler_.wait(*seq);
   }
   add_deadline({request->spec.deadline, id, false});
   add_deadline({request->spec.queue_deadline, id, true});
@@ -113,6 +120,10 @@ void EngineCore::cancel(RequestId id, Finish how, Actions& actions) {
   auto it = requests_.find(id);
   if (it == requests_.end()) return;
   Request& request = *it->second;
+  if (request.beam) {
+    if (request.unfinished > 0) end_beams(request, how, {}, actions);
+    return;
+  }
   // The request goes with its last choice, so count down instead of asking it.
   for (int32_t c = 0, n = request.spec.n; c < n; ++c) {
     Sequence* seq = request.choices[static_cast<size_t>(c)];
@@ -126,6 +137,7 @@ void EngineCore::cancel(RequestId id, Finish how, Actions& actions) {
 void EngineCore::stop_at(RequestId id, int32_t choice, int32_t position, Actions& actions) {
   auto it = requests_.find(id);
   if (it == requests_.end() || choice < 0 || choice >= it->second->spec.n) return;
+  if (it->second->beam) return;  // there is nothing to stop before its answers are complete
   Sequence* seq = it->second->choices[static_cast<size_t>(choice)];
   if (seq == nullptr || seq->phase == Sequence::Phase::kFinished) return;
   position = std::max(position, 0);

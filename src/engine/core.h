@@ -82,6 +82,14 @@ class EngineCore {
   void note_end(const Sequence& seq, Finish finish);
   void finish(Sequence& seq, Finish finish, std::string_view error, Actions& actions);
   void close(Sequence& seq, Finish finish, Delta& last, Actions& actions);
+  void drop(Sequence& seq);  // it has had its last delta
+
+  // beam.cc: beam search
+  void prepare_beams(Request& request) const;
+  void commit_beam(Sequence& seq, int32_t row, const StepResult& result, Actions& actions);
+  void step_beams(Request& request, Actions& actions);
+  void fork_beams(Request& request, const std::vector<BeamCandidate>& next);
+  void end_beams(Request& request, Finish how, std::string_view error, Actions& actions);
 
   Sequence* new_sequence();
   void retire(Sequence* seq);

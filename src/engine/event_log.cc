@@ -55,6 +55,9 @@ void put_arrival(std::string& out, const Event& e) {
     fmt::format_to(std::back_inserter(out), " queue_deadline={}", s.queue_deadline);
   if (s.cache_priority != 0 || s.cache_ttl != kNever)
     fmt::format_to(std::back_inserter(out), " keep={},{}", s.cache_priority, s.cache_ttl);
+  if (s.beams != 0)
+    fmt::format_to(std::back_inserter(out), " beams={},{},{}", s.beams, s.length_penalty,
+                   s.early_stopping ? 1 : 0);
   if (s.sample) put_sample(out, *s.sample);
 }
 
@@ -184,6 +187,12 @@ Event read_arrival(std::span<const std::string_view> words, int line) {
       if (keep.size() != 2) bad(line, "keep is priority,ttl");
       spec.cache_priority = static_cast<int32_t>(keep[0]);
       spec.cache_ttl = keep[1];
+    } else if (key == "beams") {
+      auto beams = split(v, ',');
+      if (beams.size() != 3) bad(line, "beams is width,length_penalty,early_stopping");
+      spec.beams = number<int32_t>(beams[0], line);
+      spec.length_penalty = number<float>(beams[1], line);
+      spec.early_stopping = beams[2] == "1";
     } else if (key == "filters")
       read_filters(v, sample, line);
     else if (key == "breakers")

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace tokamak {
 
 void Sequence::open(Request* r, int32_t c, uint64_t o, Nanos now) {
@@ -13,7 +15,9 @@ void Sequence::open(Request* r, int32_t c, uint64_t o, Nanos now) {
   phase = Phase::kWaiting;
   row = -1;
   computed = scheduled = pending = in_flight = failures = 0;
-  settling = limit_is_stop = first_delta_sent = false;
+  settling = limit_is_stop = first_delta_sent = held = false;
+  beam_score = 0;
+  beam_logprobs.clear();
   reset_row = true;
   drafts.clear();
   prompt_logprobs.clear();
@@ -23,6 +27,16 @@ void Sequence::open(Request* r, int32_t c, uint64_t o, Nanos now) {
   arrived = now;
   started = first_token = last_token = kNever;
   limit = r->spec.max_tokens;
+}
+
+void Sequence::become(const Sequence& parent) {
+  TK_CHECK(row < 0 && in_flight == 0, "sequence {} is in use", order);
+  ids_.assign(parent.ids_.begin(), parent.ids_.end());
+  beam_score = parent.beam_score;
+  beam_logprobs.assign(parent.beam_logprobs.begin(), parent.beam_logprobs.end());
+  started = parent.started;
+  first_token = parent.first_token;
+  last_token = parent.last_token;
 }
 
 void Sequence::rewind() {
@@ -42,8 +56,15 @@ void Sequence::drop_kv() {
 
 int32_t Sequence::schedulable() const {
   if (phase != Phase::kRunning || settling || !drafts.empty()) return 0;
+  if (held || (request->beam && pending > 0)) return 0;
   if (limit > 0 && generated() + pending >= limit) return 0;
   return expected() - scheduled;
+}
+
+bool Sequence::stops_at(int32_t id) const {
+  const auto& stops = request->spec.stop_ids;
+  return generated() >= sample().min_tokens &&
+         std::find(stops.begin(), stops.end(), id) != stops.end();
 }
 
 int64_t Sequence::reusable() const {

@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/beam.h"
 #include "engine/client.h"
 #include "engine/kv/kv_cache.h"
 
@@ -18,6 +19,12 @@ struct Request {
   std::vector<Sequence*> choices;  // nullptr once retired
   int32_t unfinished = 0;          // choices without their last delta
   int32_t unretired = 0;           // choices that still hold rows or blocks
+  // With beam search, `choices` are its partial answers: one until the prompt is computed.
+  std::unique_ptr<BeamSearch> beam;
+  bool wants_logprobs = false;  // of its answers
+  uint64_t first_order = 0;
+  int32_t cached_tokens = 0;
+  Nanos arrived = 0;
 };
 
 // Three lengths describe a sequence:
@@ -39,7 +46,8 @@ class Sequence {
   void open(Request* request, int32_t choice, uint64_t order, Nanos now);  // nothing computed
   void extend(int32_t id) { ids_.push_back(id); }                          // a committed token
   void reserve_ids() { ids_.reserve(static_cast<size_t>(prompt_length_ + limit)); }
-  void rewind();   // back to what is committed; results in flight become stale
+  void become(const Sequence& parent);  // its tokens, nothing computed
+  void rewind();                        // back to what is committed; results in flight become stale
   void drop_kv();  // rewind, and nothing is computed any more (blocks are the caller's)
 
   std::span<const int32_t> ids() const { return ids_; }
@@ -47,6 +55,7 @@ class Sequence {
   int32_t generated() const { return length() - prompt_length_; }
   int32_t prompt_length() const { return prompt_length_; }
   int32_t expected() const { return length() + pending; }
+  bool stops_at(int32_t id) const;  // this next token ends the answer
   // Slots that could come from elsewhere: all but the last, whose row chooses, and no scored ones.
   int64_t reusable() const;
   // Tokens that a step could take now; 0 when the answer needs no more or must wait for a commit.
@@ -83,6 +92,9 @@ class Sequence {
   std::vector<float> prompt_logprobs;  // committed scores
   std::vector<std::vector<TokenLogprob>> prompt_top;
   bool first_delta_sent = false;
+  bool held = false;  // beam search: has told its continuations and waits for the others
+  double beam_score = 0;
+  std::vector<float> beam_logprobs;
 
   int32_t lane = 0;                       // of the waiting queue
   int32_t passed_over = 0;                // younger ones that started before it

@@ -2,7 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cfloat>
+#include <cmath>
+
 #include "base/error.h"
+#include "base/rng.h"
+#include "tensor/plane.h"
 
 namespace tokamak {
 namespace {
@@ -45,6 +50,53 @@ TEST(TensorType, Sizes) {
   EXPECT_THROW(type("q4_0[d=T]").bytes(), Error);
   EXPECT_THROW(type("q4_0[d=33]").bytes(), Error);
   EXPECT_THROW(type("q4_0[]").bytes(), Error);
+}
+
+TEST(Plane, BytesCountTheScales) {
+  EXPECT_EQ(plane_bytes(DType::kF16, std::vector<int64_t>{3, 64}), 384);
+  EXPECT_EQ(plane_bytes(DType::kI8, std::vector<int64_t>{3, 64}), 3 * (64 + 4));
+  EXPECT_EQ(plane_bytes(DType::kI8, std::vector<int64_t>{20}), 24);
+  EXPECT_THROW(plane_bytes(DType::kI8, std::vector<int64_t>{int64_t{1} << 62, 8}), Error);
+}
+
+TEST(Plane, RowsOfInt8AreNearAndKeepTheirLargest) {
+  Rng rng(1);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<float> x(1 + rng.below(100)), y;
+    double size = std::pow(10.0, rng.uniform(-30, 30));
+    float largest = 0;
+    for (float& v : x) v = static_cast<float>(rng.normal() * size);
+    for (float v : x) largest = std::max(largest, std::abs(v));
+    y = x;
+    round_plane(DType::kI8, static_cast<int64_t>(x.size()), y);
+    for (size_t i = 0; i < x.size(); ++i) {
+      EXPECT_LE(std::abs(x[i] - y[i]), largest / 127 * 0.5001f);
+      if (std::abs(x[i]) == largest) {
+        EXPECT_NEAR(y[i] / x[i], 1, 1e-6);
+      }
+    }
+    std::vector<float> again = y;
+    round_plane(DType::kI8, static_cast<int64_t>(x.size()), again);
+    for (size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(again[i], y[i], largest * 1e-6f);
+  }
+}
+
+TEST(Plane, EachRowHasItsScaleAndBadValuesSpoilTheirRowOnly) {
+  std::vector<float> x = {1, -2, 1e-3f, 5e-4f, 0, 0, NAN, 1, INFINITY, 1, FLT_TRUE_MIN, 0};
+  round_plane(DType::kI8, 2, x);
+  EXPECT_NEAR(x[0], 1, 2.0 / 254);
+  EXPECT_FLOAT_EQ(x[1], -2);
+  EXPECT_FLOAT_EQ(x[2], 1e-3f);
+  EXPECT_EQ(x[4], 0);
+  for (int i : {6, 7, 8, 9}) EXPECT_TRUE(std::isnan(x[static_cast<size_t>(i)])) << i;
+  EXPECT_EQ(x[10], 0);  // too small for a scale
+  std::vector<int8_t> q(3);
+  EXPECT_EQ(quantize_plane_row(std::vector<float>{-FLT_MAX, FLT_MAX, 0}.data(), 3, q.data()),
+            FLT_MAX / 127);
+  EXPECT_EQ(q, (std::vector<int8_t>{-127, 127, 0}));
+  std::vector<float> half = {1.0f / 3};
+  round_plane(DType::kF16, 1, half);
+  EXPECT_EQ(half[0], 0.333251953125f);
 }
 
 }  // namespace

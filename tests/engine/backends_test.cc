@@ -7,6 +7,7 @@
 
 #include "backend/cpu/test_model.h"
 #include "engine/simulator.h"
+#include "tests/engine/beam_oracle.h"
 
 namespace tokamak {
 namespace {
@@ -119,6 +120,72 @@ TEST_P(Backends, SharingDoesNotChangeABit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, Backends, testing::Values("ref", "cpu"));
+
+// Answers of one request on an engine of its own.
+std::vector<Delta> run_alone(Executable& executable, EngineConfig config, const RequestSpec& spec) {
+  EngineCore core(std::move(config));
+  Simulator simulator(core, executable, [](const StepInputs&) { return 1e-3; });
+  simulator.at(0, Event::arrival(1, spec));
+  std::vector<Delta> out;
+  simulator.observe([&](Nanos, std::span<const Event>, Actions& actions) {
+    for (const Delta& d : actions.deltas()) out.push_back(d);
+  });
+  simulator.run();
+  return out;
+}
+
+// The oracle asks for one token at a time, so nothing is shared, forked or copied.
+TEST(BeamSearchOnCpu, AsOneByOne) {
+  cpu::TestModelOptions options;
+  options.window = 24;
+  options.max_tokens = 64;
+  options.hidden = 64;
+  options.ffn = 128;
+  cpu::TestModel model(options);
+  BackendOptions threads;
+  threads.threads = 2;
+  auto backend = make_backend("cpu", threads);
+  EngineConfig config;
+  config.vocab = model.plans.vocab;
+  config.max_model_len = 256;
+  config.groups = model.plans.groups;
+  config.max_num_seqs = 8;
+  config.max_batched_tokens = 64;
+  config.blocks = kv_blocks_for(model.plans, 2048);
+  LoadOptions load;
+  load.blocks = config.blocks;
+  load.max_rows = config.max_num_seqs;
+  auto executable = backend->load(model.plans, model.weights, load);
+  Rng rng(3);
+  for (int round = 0; round < 3; ++round) {
+    RequestSpec spec;
+    for (int i = 0; i < 20 + 13 * round; ++i)
+      spec.prompt.push_back(static_cast<int32_t>(rng.below(300)));
+    spec.max_tokens = 24, spec.beams = 4, spec.n = 3;
+    spec.length_penalty = round == 1 ? 0.0f : 1.0f;
+    for (int i = 0; i < 20 * round; ++i)
+      spec.stop_ids.push_back(static_cast<int32_t>(rng.below(300)));
+    config.prefix_cache = false;
+    auto oracle = beam_oracle(spec, [&](const std::vector<int32_t>& ids) {
+      SampleSpec sample;
+      sample.temperature = 0;
+      sample.top_logprobs = 2 * spec.beams;
+      RequestSpec one;
+      one.prompt = ids;
+      one.max_tokens = 1;
+      one.sample = std::make_shared<const SampleSpec>(sample);
+      return run_alone(*executable, config, one).at(0).top.at(0);
+    });
+    config.prefix_cache = true;
+    std::vector<Delta> got = run_alone(*executable, config, spec);
+    ASSERT_EQ(got.size(), 3u);
+    for (size_t c = 0; c < 3; ++c) {
+      EXPECT_EQ(got[c].choice, static_cast<int32_t>(c));
+      EXPECT_EQ(got[c].ids, oracle[c].ids) << "round " << round << " choice " << c;
+      EXPECT_EQ(got[c].finish, oracle[c].finish);
+    }
+  }
+}
 
 }  // namespace
 }  // namespace tokamak

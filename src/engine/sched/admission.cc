@@ -14,12 +14,20 @@ constexpr size_t kCandidates = 64;
 // old. What a sequence starts with is always looked up anew.
 constexpr int64_t kLookAgain = 16;
 
-}  // namespace
-
-void Scheduler::arrive(Sequence* seq) {
-  queue_.join(*seq);
-  queue_.push(seq);
+// What two choices of a request start with: the prompt, and more with beam search.
+int64_t common_tokens(const Sequence& a, const Sequence& b) {
+  if (!a.request->beam) return a.prompt_length();
+  auto [end, other] = std::mismatch(a.ids().begin(), a.ids().end(), b.ids().begin(), b.ids().end());
+  return end - a.ids().begin();
 }
+
+// Sequences that this one stands for: beam search has one until the prompt is computed.
+int64_t heads(const Sequence& s) {
+  int64_t later = s.request->spec.beams - std::ssize(s.request->choices);
+  return 1 + (s.request->beam && s.choice == 0 ? std::max<int64_t>(0, later) : 0);
+}
+
+}  // namespace
 
 void Scheduler::remove_waiting(Sequence* seq) { queue_.remove(seq); }
 
@@ -71,19 +79,22 @@ void Scheduler::note_passed_over(const Sequence& started) {
 }
 
 // What it can start with, in hit_: cached blocks, or those of another choice of the same request.
+// What a choice has copied is there only once its step is committed.
 void Scheduler::find_hit(Sequence& seq, int64_t most) {
   kv_.find_prefix(seq.request->spec.cache_salt, seq.ids(), most, hit_);
-  int64_t prompt = std::min<int64_t>(most, seq.prompt_length());
+  int64_t coming = 0;
   for (const Sequence* s : seq.request->choices) {
     if (s == nullptr || s == &seq || s->phase != Sequence::Phase::kRunning) continue;
-    if (hit_.tokens >= prompt) return;
-    if (s->computed < prompt) {
-      hit_.wait = true;
+    int64_t common = std::min(most, common_tokens(seq, *s));
+    if (hit_.tokens >= common) continue;
+    if (s->computed < common || !s->blocks.copies.empty()) {
+      coming = std::max(coming, common);
       continue;
     }
-    kv_.find_fork(s->blocks, prompt, fork_);
+    kv_.find_fork(s->blocks, common, fork_);
     if (fork_.tokens > hit_.tokens) std::swap(hit_, fork_);
   }
+  if (coming > hit_.tokens) hit_.wait = true;
 }
 
 Scheduler::Verdict Scheduler::judge(Sequence& seq) {
@@ -110,11 +121,14 @@ bool Scheduler::fits(const Sequence& seq) const {
   for (size_t g = 0; g < kv_.groups(); ++g) {
     const PrefixHit::Group& hit = hit_.groups[g];
     int64_t chunk = config_.max_batched_tokens;
-    int64_t need = kv_.most_blocks(g, wanted_slots(seq), chunk) - hit.shared;
+    bool to_the_end = config_.kv_policy == KvPolicy::kGuaranteedNoEvict;
+    auto most = [&](const Sequence& s) {
+      return kv_.most_blocks(g, wanted_slots(s), chunk) * (to_the_end ? heads(s) : 1);
+    };
+    int64_t need = most(seq) - hit.shared;
     for (const Sequence* s : running_) {
       if (s->phase != Sequence::Phase::kRunning) continue;
-      int64_t most = kv_.most_blocks(g, wanted_slots(*s), chunk);
-      need += std::max<int64_t>(0, most - KvCache::held(s->blocks, g));
+      need += std::max<int64_t>(0, most(*s) - KvCache::held(s->blocks, g));
     }
     int64_t left = kv_.pool(g).available() - hit.cached;
     bool copies = hit.shared < std::ssize(hit.blocks);
@@ -141,6 +155,7 @@ void Scheduler::start(Sequence& seq, Nanos now) {
   if (seq.started != kNever) return;  // it was preempted before
   seq.started = now;
   seq.cached_tokens = static_cast<int32_t>(std::min<int64_t>(hit_.tokens, seq.prompt_length()));
+  if (seq.choice == 0) seq.request->cached_tokens = seq.cached_tokens;
   stats_.prompt_tokens += seq.prompt_length();
   stats_.prompt_length.add(seq.prompt_length());
   stats_.queue_seconds.add(seconds(now - seq.arrived));

@@ -34,6 +34,12 @@ bool Scheduler::schedule(Nanos now, std::vector<StepEntry>& entries) {
     take_prefills(budget, entries);
     admit(now, budget, entries);
     if (prompts_first && entries.empty()) take_decodes(budget, entries);
+    while (entries.empty() && stuck()) {
+      preempt(*last_running());
+      std::erase_if(running_, [](Sequence* s) { return s->phase == Sequence::Phase::kWaiting; });
+      short_of_blocks_ = false;
+      admit(now, budget, entries);
+    }
   }
   std::erase_if(running_, [](Sequence* s) { return s->phase == Sequence::Phase::kWaiting; });
   return !entries.empty();
@@ -43,6 +49,14 @@ Sequence* Scheduler::suspect() const {
   for (Sequence* s : running_)
     if (s->failures >= kSuspectFailures && s->schedulable() > 0) return s;
   return nullptr;
+}
+
+// Only beams wait for each other, so only they can be there and have nothing to do.
+bool Scheduler::stuck() const {
+  if (queue_.size() == 0 || running_.empty()) return false;
+  return std::all_of(running_.begin(), running_.end(), [](const Sequence* s) {
+    return s->phase == Sequence::Phase::kRunning && s->in_flight == 0 && s->schedulable() == 0;
+  });
 }
 
 const Sequence* Scheduler::in_row(int32_t row) const {
@@ -83,7 +97,7 @@ void Scheduler::take_prefills(Budget& budget, std::vector<StepEntry>& entries) {
 }
 
 void Scheduler::draft(Sequence& seq, const Budget& budget) {
-  if (drafter_ == nullptr || seq.pending > 0) return;
+  if (drafter_ == nullptr || seq.pending > 0 || seq.request->beam) return;
   int64_t k = config_.draft_tokens;
   k = std::min<int64_t>(k, seq.limit - seq.generated() - 1);
   k = std::min({k, budget.tokens - 1, budget.rows - 1});
@@ -167,7 +181,15 @@ void Scheduler::wait_again(Sequence& seq) {
   stop_running(seq);
   seq.drop_kv();
   seq.phase = Sequence::Phase::kWaiting;
-  queue_.push(&seq);
+  if (!seq.held) queue_.push(&seq);
+}
+
+void Scheduler::give_up(Sequence& seq) {
+  if (seq.phase == Sequence::Phase::kWaiting) return;
+  stop_running(seq);
+  seq.drop_kv();
+  seq.phase = Sequence::Phase::kWaiting;
+  std::erase(running_, &seq);
 }
 
 void Scheduler::stop_running(Sequence& seq) {

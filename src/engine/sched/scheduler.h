@@ -24,7 +24,10 @@ class Scheduler {
   // `stats` is the core's; the scheduler counts into it.
   Scheduler(const EngineConfig& config, KvCache& kv, Drafter* drafter, EngineStats& stats);
 
-  void arrive(Sequence* sequence);  // new: it waits
+  void join(Sequence& sequence) { queue_.join(sequence); }  // before anything else
+  void wait(Sequence& sequence) { queue_.push(&sequence); }
+  // It computes something else from here on: row and blocks are given back, nobody queues it.
+  void give_up(Sequence& sequence);
   void remove_waiting(Sequence* sequence);
   void forget(const Sequence& sequence) { queue_.leave(sequence); }  // before it is retired
   // Takes tokens for a step: rows and blocks are reserved and the sequences are marked as in
@@ -49,6 +52,7 @@ class Scheduler {
 
   // scheduler.cc: the running ones
   Sequence* suspect() const;
+  bool stuck() const;  // nobody can go on before somebody who waits has started
   int64_t decodes() const;
   void take_decodes(Budget& budget, std::vector<StepEntry>& entries);
   void take_prefills(Budget& budget, std::vector<StepEntry>& entries);

@@ -49,6 +49,9 @@ RequestSpec Generation::spec_of(const Prompt& prompt,
   spec.max_tokens = static_cast<int32_t>(*params.max_tokens);
   spec.stop_ids = params.stop_ids;
   spec.n = params.n;
+  spec.beams = params.beams;
+  spec.length_penalty = params.length_penalty;
+  spec.early_stopping = params.early_stopping;
   spec.score_prompt = (params.echo && params.logprobs >= 0) || params.prompt_logprobs >= 0;
   spec.priority = params.priority;
   spec.cache_salt = params.cache_salt;

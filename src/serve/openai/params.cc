@@ -183,6 +183,30 @@ void read_sampling(Fields& fields, const ServedModel& model, SampleSpec& sample)
   read_logit_bias(fields, model, sample);
 }
 
+// As vLLM names it: best_of (default: n) beams, of which the n best are answered.
+void read_beams(Fields& fields, GenerationParams& params) {
+  bool beams = fields.boolean("use_beam_search").value_or(false);
+  auto best_of = fields.integer("best_of", 0, kMaxChoices);
+  auto penalty = fields.number("length_penalty", -100, 100);
+  bool early = fields.boolean("early_stopping").value_or(false);
+  int64_t width = best_of && *best_of != 0 ? *best_of : params.n;
+  if (width < params.n)
+    bad_request("best_of", "invalid_value", "Invalid 'best_of': {} is less than 'n', {}.", width,
+                params.n);
+  if (!beams) {
+    if (width != params.n)
+      unsupported("best_of", "Without 'use_beam_search', only the value of 'n' is taken.");
+    return;
+  }
+  params.beams = static_cast<int>(width);
+  params.length_penalty = static_cast<float>(penalty.value_or(1.0));
+  params.early_stopping = early;
+  if (!params.stops.empty())
+    unsupported("stop", "Beam search ends at 'stop_token_ids', not at strings.");
+  if (params.prompt_logprobs >= 0)
+    unsupported("prompt_logprobs", "Beam search does not score prompts.");
+}
+
 void read_stream(Fields& fields, GenerationParams& params) {
   params.stream = fields.boolean("stream").value_or(false);
   const Value* options = fields.find("stream_options");
@@ -254,16 +278,17 @@ GenerationParams read_params(Fields& fields, const ServedModel& model) {
                   "'prompt_logprobs' is not available with 'stream'.");
   }
 
+  read_beams(fields, params);
   fields.string("user");
   fields.ignore({"metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                  "prompt_cache_retention", "request_id", "spaces_between_special_tokens",
-                 "length_penalty", "stream_interval", "prediction", "verbosity"});
+                 "stream_interval", "prediction", "verbosity"});
   for (const char* field : {"structured_outputs", "guided_json", "guided_regex", "guided_choice",
                             "guided_grammar", "grammar", "json_schema"})
     fields.refuse(field, "Constrained output is not available yet.");
   for (const char* field :
-       {"use_beam_search", "allowed_token_ids", "bad_words", "truncate_prompt_tokens",
-        "logits_processors", "lora_request", "kv_transfer_params", "prompt_embeds"})
+       {"allowed_token_ids", "bad_words", "truncate_prompt_tokens", "logits_processors",
+        "lora_request", "kv_transfer_params", "prompt_embeds"})
     fields.refuse(field, "It is not available yet.");
   return params;
 }

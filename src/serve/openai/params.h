@@ -13,6 +13,9 @@ struct GenerationParams {
   SampleSpec sample;
   std::optional<int64_t> max_tokens;
   int n = 1;
+  int beams = 0;  // beam search with so many; 0: sampling
+  float length_penalty = 1.0f;
+  bool early_stopping = false;
   std::vector<std::string> stops;
   bool include_stop = false;
   std::vector<int32_t>

@@ -56,6 +56,8 @@ void fit_context(Prepared& request, const char* param, std::optional<int64_t> fa
 
 // The engine ranks one number of alternatives, for the prompt and the answer alike.
 void want_logprobs(GenerationParams& params, int32_t answer) {
+  if (params.beams > 0 && (answer > 0 || (answer >= 0 && params.echo)))
+    unsupported("logprobs", "With beam search only those of the answer's own tokens are known.");
   params.logprobs = answer;
   params.sample.top_logprobs = std::max(answer, params.prompt_logprobs);
 }
@@ -179,8 +181,6 @@ Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel
   if (params.max_tokens == 0 && !params.echo)
     bad_request("max_tokens", "integer_below_min_value",
                 "Invalid 'max_tokens': 0 is only allowed together with 'echo'.");
-  if (auto best = fields.integer("best_of", 0, 128); best && *best != 0 && *best != params.n)
-    unsupported("best_of", "Only the value of 'n' is taken.");
   fields.refuse("suffix", "Insertion is not available.");
   if (const Value* format = fields.find("response_format")) {
     if (format->get_string("type", "") != "text")

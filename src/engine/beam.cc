@@ -1,0 +1,187 @@
+// Beam search: the choice of what goes on (BeamSearch), and how the core's sequences follow it.
+// A partial answer that goes on in several ways is forked: whole blocks are shared, the last one is
+// copied by the step that needs it.
+#include "engine/beam.h"
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+#include "base/error.h"
+#include "engine/core.h"
+
+namespace tokamak {
+
+std::vector<BeamCandidate> BeamSearch::rank() {
+  // Equal scores by who and what, so that a run can be repeated.
+  std::sort(candidates_.begin(), candidates_.end(),
+            [](const BeamCandidate& a, const BeamCandidate& b) {
+              return std::tuple(-a.score, a.parent, a.id) < std::tuple(-b.score, b.parent, b.id);
+            });
+  if (std::ssize(candidates_) > wanted()) candidates_.resize(static_cast<size_t>(wanted()));
+  return std::exchange(candidates_, {});
+}
+
+double BeamSearch::score(double sum, int64_t length) const {
+  return sum / std::pow(static_cast<double>(length), static_cast<double>(length_penalty_));
+}
+
+void BeamSearch::complete(BeamAnswer answer, double sum, int64_t length) {
+  answer.score = score(sum, length);
+  auto better = [](const BeamAnswer& a, const BeamAnswer& b) { return a.score > b.score; };
+  answers_.insert(std::upper_bound(answers_.begin(), answers_.end(), answer, better), answer);
+  if (std::ssize(answers_) > width_) answers_.pop_back();
+}
+
+bool BeamSearch::done(double best, int64_t length) const {
+  if (std::ssize(answers_) < width_) return false;
+  return early_stopping_ || answers_.back().score >= score(best, length);
+}
+
+void EngineCore::prepare_beams(Request& request) const {
+  const RequestSpec& spec = request.spec;
+  request.beam = std::make_unique<BeamSearch>(spec.beams, spec.length_penalty, spec.early_stopping);
+  request.wants_logprobs = spec.sample->top_logprobs >= 0;
+  // Steps give the model's own log-probabilities; nothing else of the spec matters.
+  SampleSpec sample;
+  sample.temperature = 0;
+  sample.top_logprobs = request.beam->wanted();
+  sample.min_tokens = spec.sample->min_tokens;
+  request.spec.sample = std::make_shared<const SampleSpec>(std::move(sample));
+}
+
+namespace {
+
+BeamAnswer answer_of(const Sequence& parent, const BeamCandidate& c, bool stop) {
+  BeamAnswer a;
+  a.ids.assign(parent.ids().begin() + parent.prompt_length(), parent.ids().end());
+  a.logprobs = parent.beam_logprobs;
+  a.finish = stop ? Finish::kStop : Finish::kLength;
+  if (stop) {
+    a.stop_id = c.id;
+  } else {
+    a.ids.push_back(c.id);
+    a.logprobs.push_back(c.logprob);
+  }
+  return a;
+}
+
+void follow(Sequence& seq, const BeamCandidate& c) {
+  seq.extend(c.id);
+  seq.beam_score = c.score;
+  seq.beam_logprobs.push_back(c.logprob);
+  seq.held = false;
+}
+
+}  // namespace
+
+// A sequence's row came back with its best continuations. It goes on when all have told theirs.
+void EngineCore::commit_beam(Sequence& seq, int32_t row, const StepResult& result,
+                             Actions& actions) {
+  Request& request = *seq.request;
+  auto at = std::lower_bound(result.top.begin(), result.top.end(), row,
+                             [](const auto& t, int32_t r) { return t.first < r; });
+  for (; at != result.top.end() && at->first == row; ++at)
+    request.beam->add({seq.choice, at->second.id, at->second.logprob,
+                       seq.beam_score + static_cast<double>(at->second.logprob)});
+  if (seq.first_token == kNever) {
+    seq.first_token = now_;
+    stats_.prefill_seconds.add(seconds(now_ - seq.started));
+  }
+  seq.last_token = now_;
+  seq.held = true;
+  if (--request.beam->outstanding == 0) step_beams(request, actions);
+}
+
+void EngineCore::step_beams(Request& request, Actions& actions) {
+  BeamSearch& beam = *request.beam;
+  std::vector<BeamCandidate> next;
+  int32_t rank = 0, length = 0;
+  for (const BeamCandidate& c : beam.rank()) {
+    const Sequence& parent = *request.choices[static_cast<size_t>(c.parent)];
+    length = parent.generated() + 1;
+    bool ends = parent.stops_at(c.id);
+    if (ends && rank < beam.width()) beam.complete(answer_of(parent, c, true), c.score, length);
+    if (!ends && std::ssize(next) < beam.width()) next.push_back(c);
+    ++rank;
+  }
+  if (length >= request.spec.max_tokens)
+    for (const BeamCandidate& c : std::exchange(next, {}))
+      beam.complete(answer_of(*request.choices[static_cast<size_t>(c.parent)], c, false), c.score,
+                    length);
+  if (next.empty() || beam.done(next[0].score, length))
+    return end_beams(request, Finish::kNone, {}, actions);
+  beam.outstanding = static_cast<int32_t>(next.size());
+  fork_beams(request, next);
+}
+
+// The first continuation of a sequence stays where it is; the others take the places of those that
+// do not go on, or new ones.
+void EngineCore::fork_beams(Request& request, const std::vector<BeamCandidate>& next) {
+  std::vector<const BeamCandidate*> stays(request.choices.size(), nullptr), forks;
+  for (const BeamCandidate& c : next) {
+    auto& place = stays[static_cast<size_t>(c.parent)];
+    if (place == nullptr)
+      place = &c;
+    else
+      forks.push_back(&c);
+  }
+  size_t at = 0;
+  for (const BeamCandidate* c : forks) {  // while their parents are what they were
+    while (at < stays.size() && stays[at] != nullptr) ++at;
+    if (at == request.choices.size()) request.choices.push_back(nullptr);
+    Sequence*& seq = request.choices[at];
+    bool is_new = seq == nullptr;
+    if (is_new) {
+      seq = new_sequence();
+      seq->open(&request, static_cast<int32_t>(at), request.first_order + at, now_);
+      scheduler_.join(*seq);
+      ++request.unretired;
+    } else {
+      scheduler_.give_up(*seq);
+    }
+    seq->become(*request.choices[static_cast<size_t>(c->parent)]);
+    follow(*seq, *c);
+    scheduler_.wait(*seq);
+    ++at;
+  }
+  for (; at < stays.size(); ++at)
+    if (stays[at] == nullptr && request.choices[at] != nullptr) drop(*request.choices[at]);
+  for (const BeamCandidate* c : stays) {
+    if (c == nullptr) continue;
+    Sequence& seq = *request.choices[static_cast<size_t>(c->parent)];
+    follow(seq, *c);
+    if (seq.phase == Sequence::Phase::kWaiting) scheduler_.wait(seq);  // it was preempted
+  }
+}
+
+// The last deltas of a request with beams. With Finish::kNone its answers, otherwise why there are
+// none. The request may be gone afterwards.
+void EngineCore::end_beams(Request& request, Finish how, std::string_view error, Actions& actions) {
+  const std::vector<BeamAnswer>& answers = request.beam->answers();
+  bool logprobs = request.wants_logprobs;
+  for (int32_t n = 0; n < request.spec.n; ++n) {
+    Delta& d = actions.add_delta(request.id, n, 0);
+    d.finish = how == Finish::kNone ? Finish::kStop : how;
+    d.error.assign(error);
+    if (how == Finish::kNone && n < std::ssize(answers)) {
+      const BeamAnswer& a = answers[static_cast<size_t>(n)];
+      d.ids = a.ids;
+      if (logprobs) d.logprobs = a.logprobs;
+      d.finish = a.finish;
+      d.stop_id = a.stop_id;
+    }
+    if (n == 0) d.cached_tokens = request.cached_tokens;
+    stats_.tokens_emitted += std::ssize(d.ids);
+    stats_.answer_length.add(static_cast<double>(d.ids.size()));
+    ++stats_.finished[static_cast<size_t>(d.finish)];
+  }
+  stats_.e2e_seconds.add(seconds(now_ - request.arrived));
+  request.unfinished = 0;
+  actions.finished.push_back(request.id);
+  std::vector<Sequence*> live = request.choices;
+  for (Sequence* seq : live)
+    if (seq != nullptr && seq->phase != Sequence::Phase::kFinished) drop(*seq);
+}
+
+}  // namespace tokamak
