@@ -5,6 +5,7 @@
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "tensor/plane.h"
 
 namespace tokamak {
 namespace {
@@ -51,7 +52,7 @@ int64_t kv_bytes(const Module& module, int64_t tokens) {
         group->window > 0 ? std::min(tokens, group->window + group->block_size - 1) : tokens;
     int64_t blocks = (kept + group->block_size - 1) / group->block_size;
     for (const PlaneDecl& plane : state.planes)
-      total += blocks * group->block_size * plane.type.bytes().constant().value();
+      total += blocks * group->block_size * plane_bytes(plane.type);
   }
   return total;
 }
@@ -100,7 +101,7 @@ Value to_value(const ModelConfig& c, const Summary& s, const Module& module) {
   out.set("types", types);
   int64_t per_token = 0;
   for (const StateDecl& state : module.states)
-    for (const PlaneDecl& p : state.planes) per_token += p.type.bytes().constant().value();
+    for (const PlaneDecl& p : state.planes) per_token += plane_bytes(p.type);
   out.set("kv_bytes_per_token", per_token);
   Value by_context = Value::object();
   for (int64_t n = 1024; n < c.context; n *= 2)
@@ -166,7 +167,7 @@ void inspect(const InspectFlags& f) {
   ImportedModel model = import_model(f.model.model);
   CompileOptions options;
   options.context = f.model.context;
-  options.kv_dtype = dtype_from_name(f.model.kv_dtype).value();
+  options.kv_dtype = kv_dtype_of(f.model);
   Module module = build_module(model.config, options);
   if (f.graph) {
     if (f.fn == "decode") specialize_decode(module);

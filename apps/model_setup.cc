@@ -72,8 +72,9 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags) {
                   "f32, or auto: int8 in front of quantised weights")
       ->check(CLI::IsMember({"f32", "auto"}))
       ->capture_default_str();
-  verb.add_option("--kv-dtype", flags.kv_dtype, "element type of the KV cache")
-      ->check(CLI::IsMember({"f16", "f32"}))
+  verb.add_option("--kv-dtype", flags.kv_dtype,
+                  "element type of the KV cache; int8 has a scale per token and head")
+      ->check(CLI::IsMember({"f16", "f32", "int8"}))
       ->capture_default_str();
   verb.add_option("--disable-pass", flags.disabled_passes,
                   "compile without these passes (tokamak debug passes lists them)")
@@ -103,6 +104,10 @@ int64_t context_for(const ModelFlags& flags, const ModelConfig& config) {
 
 }  // namespace
 
+DType kv_dtype_of(const ModelFlags& flags) {
+  return flags.kv_dtype == "int8" ? DType::kI8 : dtype_from_name(flags.kv_dtype).value();
+}
+
 CompiledSetup compile_for(const ModelFlags& flags) {
   CompiledSetup setup;
   BackendOptions backend_options;
@@ -113,7 +118,7 @@ CompiledSetup compile_for(const ModelFlags& flags) {
   OpenedModel opened = open_model(flags.model);
   CompileOptions options;
   options.activations = flags.activations;
-  options.kv_dtype = dtype_from_name(flags.kv_dtype).value();
+  options.kv_dtype = kv_dtype_of(flags);
   options.disabled_passes = {flags.disabled_passes.begin(), flags.disabled_passes.end()};
   options.dump_after = {flags.dump_after.begin(), flags.dump_after.end()};
   options.max_sequences = flags.max_sequences;

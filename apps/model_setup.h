@@ -43,6 +43,7 @@ struct CompiledSetup {
   std::unique_ptr<Backend> backend;
   std::unique_ptr<ModelSource> source;
 };
+DType kv_dtype_of(const ModelFlags& flags);  // i8 for "int8"
 CompiledSetup compile_for(const ModelFlags& flags);
 
 // Loads weights with a progress bar on a terminal.

@@ -59,6 +59,8 @@ std::string numerics_id(const PlanSet& set, const Backend& backend) {
   hash.add(backend.isa());
   for (const KernelEntry& k : set.kernels)
     hash.add(fmt::format("{}/{}/{}", k.name, k.abi, k.numeric_class));
+  for (const StateEntry& s : set.states)
+    for (const PlaneEntry& p : s.planes) hash.add(dtype_name(p.dtype));
   return hash.hex();
 }
 

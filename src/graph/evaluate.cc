@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "tensor/block_formats.h"
+#include "tensor/plane.h"
 
 namespace tokamak {
 namespace {
@@ -43,15 +43,6 @@ EvalTensor<S> allocate(const TensorType& type, const SymbolValues& symbols) {
   else
     t.f.resize(n);
   return t;
-}
-
-// What a tensor of this type can hold of the values. The oracle over double and the field keep
-// everything: they check algebra, not rounding.
-void round_to(DType dtype, std::vector<float>& values) {
-  for (float& v : values) {
-    if (dtype == DType::kF16) v = f16_to_f32(f32_to_f16(v));
-    if (dtype == DType::kBF16) v = bf16_to_f32(f32_to_bf16(v));
-  }
 }
 
 // Tensors without elements have no memory; meanings get a place they do not look at.
@@ -170,13 +161,16 @@ class Interpreter {
     values_[id] = std::move(out);
   }
 
-  // append stores what the plane's type can hold.
+  // append stores what the plane's type can hold. The oracle over double and the field keep
+  // everything: they check algebra, not rounding.
   void round_planes(const Node& node, std::vector<Value>& in) {
     if constexpr (std::is_same_v<S, float>) {
       const StateDecl* state = fn_.module().find_state(node.outputs[0].name);
       for (size_t p = 0; p < state->planes.size(); ++p) {
         auto rounded = std::make_shared<EvalTensor<S>>(*in[4 + p].tensor);
-        round_to(state->planes[p].type.dtype, rounded->f);
+        const TensorType& type = state->planes[p].type;
+        int64_t width = type.rank() == 0 ? 1 : type.extent(-1).eval(inputs_.symbols);
+        round_plane(type.dtype, width, rounded->f);
         in[4 + p].tensor = std::move(rounded);
       }
     }

@@ -98,6 +98,8 @@ TEST_P(GoldenTest, CpuMatchesTransformers) {
     expect_close(runner, 1e-6, path);
     ModelRunner half(path, {.backend = "cpu", .kv_dtype = DType::kF16});
     expect_close(half, 1e-5, path + " with f16 KV");
+    ModelRunner bytes(path, {.backend = "cpu", .kv_dtype = DType::kI8});
+    expect_close(bytes, 2e-3, path + " with int8 KV");
   }
 }
 
@@ -155,7 +157,7 @@ TEST_P(GoldenTest, FolderAndGgufGiveTheSameBits) {
 // chunks, or next to others, with one thread or three.
 TEST_P(GoldenTest, LogitBitsDoNotDependOnBatching) {
   const std::vector<int32_t>&ids = golden_.sequences[0].ids, &other = golden_.sequences[1].ids;
-  for (DType kv : {DType::kF32, DType::kF16}) {
+  for (DType kv : {DType::kF32, DType::kF16, DType::kI8}) {
     ModelRunner runner(paths().back(), {.backend = "cpu", .kv_dtype = kv});
     auto whole = runner.all_logits(0, ids, 64);
     EXPECT_EQ(runner.all_logits(1, ids, 7), whole) << "chunks of 7";

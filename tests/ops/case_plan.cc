@@ -8,6 +8,7 @@
 #include "base/rng.h"
 #include "ops/evaluate.h"
 #include "tensor/block_formats.h"
+#include "tensor/plane.h"
 
 namespace tokamak::testing {
 namespace {
@@ -96,12 +97,14 @@ class Builder {
     return arg;
   }
 
-  void call(const std::string& op, const Value& attrs, std::vector<CallArg> in, CallArg result) {
+  void call(const std::string& op, const Value& attrs, std::vector<CallArg> in,
+            std::vector<CallArg> results) {
     std::vector<DType> dtypes;
     for (const CallArg& arg : in) dtypes.push_back(arg.dtype);
     const KernelDesc* kernel = nullptr;
+    std::string_view kind = op == "region" ? "region.loop" : op;
     for (const KernelDesc& desc : backend_.kernels())
-      if (!kernel && kernel_matches(desc, op, dtypes)) kernel = &desc;
+      if (!kernel && kernel_matches(desc, kind, dtypes)) kernel = &desc;
     if (!kernel) {
       out_.supported = false;
       return;
@@ -115,7 +118,7 @@ class Builder {
     if (index == kernels.size())
       kernels.push_back({kernel->name, kernel->abi, kernel->numeric_class});
     out_.plans.plans[0].calls.push_back(
-        {static_cast<uint32_t>(index), op, attrs, std::move(in), {std::move(result)}, 0, op});
+        {static_cast<uint32_t>(index), op, attrs, std::move(in), std::move(results), 0, op});
   }
 
   CallArg add_weight(const Arg& arg) {
@@ -149,7 +152,7 @@ class Builder {
     int64_t width = product(dims);
     CallArg table = add_weight({.kind = Kind::kWeight, .dims = {total_tokens_, width}});
     CallArg x = new_value(DType::kF32, {symbol("T"), width});
-    call("embed", Value::object(), {add_input("ids"), table}, x);
+    call("embed", Value::object(), {add_input("ids"), table}, {x});
     x.dims = rows_of(dims);
     return x;
   }
@@ -160,7 +163,7 @@ class Builder {
         return add_activation(arg.dims);
       case Kind::kQuantized: {
         CallArg x = add_activation(arg.dims), q = new_value(DType::kQ8A, x.dims);
-        call("quantize", Value(Value::Object{{"format", "q8a"}}), {x}, q);
+        call("quantize", Value(Value::Object{{"format", "q8a"}}), {x}, {q});
         return q;
       }
       case Kind::kWeight:
@@ -182,8 +185,7 @@ class Builder {
     StateEntry state;
     state.name = "kv";
     for (const PlaneSpec& p : case_.planes)
-      state.planes.push_back(
-          {p.name, p.dtype, p.dims, static_cast<int64_t>(dtype_bytes(p.dtype, product(p.dims)))});
+      state.planes.push_back({p.name, p.dtype, p.dims, plane_bytes(p.dtype, p.dims)});
     out_.plans.states = {state};
   }
 
@@ -193,12 +195,15 @@ class Builder {
                                  add_argument({.kind = Kind::kView}), add_input("seq"),
                                  add_input("slot")};
       for (const PlaneSpec& p : case_.planes) in.push_back(add_activation(p.dims));
-      call("append", Value::object(), in, in[0]);
+      call("append", Value::object(), in, {in[0]});
     }
     std::vector<CallArg> in;
     for (const Arg& arg : case_.in) in.push_back(add_argument(arg));
-    CallArg y = new_value(DType::kF32, rows_of(case_.out));
-    for (int i = 0; i < repeat; ++i) call(case_.op, case_.attrs, in, y);
+    std::vector<CallArg> results;
+    for (int i = 0; i < case_.outputs; ++i)
+      results.push_back(new_value(DType::kF32, rows_of(case_.out)));
+    for (int i = 0; i < repeat; ++i) call(case_.op, case_.attrs, in, results);
+    CallArg y = results.back();
     y.dims = {symbol("T"), product(case_.out)};
     out_.plans.plans[0].outputs = {{"hidden", y}};
   }
@@ -275,7 +280,7 @@ class Builder {
   void count_cost() {
     const BatchSpec& batch = case_.batch;
     int64_t t = batch.tokens();
-    out_.bytes = static_cast<double>(t * product(case_.out) * 4);
+    out_.bytes = static_cast<double>(t * product(case_.out) * 4 * case_.outputs);
     std::vector<Type> in, result;
     for (const Arg& arg : case_.in) {
       std::vector<int64_t> dims = arg.dims;
@@ -290,7 +295,7 @@ class Builder {
     dims.insert(dims.begin(), t);
     result.push_back(Type::of(tensor_type(DType::kF32, dims)));
     const OpDef* op = find_op(case_.op);
-    SymExpr flops = op->flops ? op->flops(in, result) : result[0].tensor.elements();
+    SymExpr flops = op && op->flops ? op->flops(in, result) : result[0].tensor.elements();
     out_.flops = static_cast<double>(*flops.constant());
     if (case_.op != "attend") return;
     double keys = 0, cached = 0, per_token = static_cast<double>(kv_bytes_per_token(out_.plans, 0));

@@ -199,7 +199,7 @@ OpCase attend_case(std::string name, int64_t heads, int64_t kv_heads, int64_t d,
 }
 
 void add_attention(std::vector<OpCase>& cases) {
-  for (DType kv : {DType::kF32, DType::kF16}) {
+  for (DType kv : {DType::kF32, DType::kF16, DType::kI8}) {
     // A window of one shows exactly what append has stored.
     cases.push_back(attend_case("append only", 2, 2, 32, kv, {.own = {5, 1}, .older = {3, 20}},
                                 {{"window", 1}}));
@@ -225,6 +225,12 @@ void add_attention(std::vector<OpCase>& cases) {
   latent.planes = {{"c", DType::kF32, {32}}, {"kr", DType::kF32, {16}}};
   latent.out = {4, 32};
   cases.push_back(latent);
+  // Keys in two planes, one of them with scales.
+  OpCase parts = attend_case("two key planes", 4, 2, 48, DType::kI8,
+                             {.own = {4, 1}, .older = {0, 9}}, {{"key", Value::Array{"k", "kr"}}});
+  parts.planes = {
+      {"k", DType::kI8, {2, 32}}, {"kr", DType::kF32, {2, 16}}, {"v", DType::kI8, {2, 48}}};
+  cases.push_back(parts);
 }
 
 }  // namespace
@@ -235,6 +241,7 @@ std::vector<OpCase> correctness_cases() {
   add_elementwise(cases);
   add_rows(cases);
   add_attention(cases);
+  add_regions(cases, false);
   return cases;
 }
 
@@ -254,6 +261,11 @@ std::vector<OpCase> perf_cases() {
                    .in = {activation({d}), weight(DType::kF32, {d})},
                    .out = {d},
                    .batch = tokens(t)});
+  cases.push_back({.name = "add/512x2048",
+                   .op = "add",
+                   .in = {activation({d}), activation({d})},
+                   .out = {d},
+                   .batch = tokens(t)});
   cases.push_back({.name = "silu/512x8192",
                    .op = "silu",
                    .in = {activation({8192})},
@@ -269,9 +281,11 @@ std::vector<OpCase> perf_cases() {
                    .in = {activation({32, 64}), input("pos"), frequencies(32)},
                    .out = {32, 64},
                    .batch = tokens(t)});
-  cases.push_back(
-      attend_case("decode 1x4096", 32, 8, 64, DType::kF16, {.own = {1}, .older = {4095}}));
-  cases.push_back(attend_case("prefill 512", 32, 8, 64, DType::kF16, {.own = {512}, .older = {0}}));
+  for (DType kv : {DType::kF16, DType::kI8}) {
+    cases.push_back(attend_case("decode 1x4096", 32, 8, 64, kv, {.own = {1}, .older = {4095}}));
+    cases.push_back(attend_case("prefill 512", 32, 8, 64, kv, {.own = {512}, .older = {0}}));
+  }
+  add_regions(cases, true);
   for (OpCase& c : cases) c.perf = true;
   return cases;
 }

@@ -4,6 +4,7 @@
 
 #include "backend/cpu/exec.h"
 #include "base/error.h"
+#include "tensor/plane.h"
 
 namespace tokamak::cpu {
 namespace {
@@ -32,6 +33,10 @@ class Append final : public Op {
               const KvPlane& plane = state_->planes[p];
               const float* x = in[4 + p].f32() + i * plane.heads * plane.width;
               uint8_t* narrow = c.thread_scratch(thread);
+              if (plane.type == FType::kI8) {
+                append_i8(plane, block, slot[i] % size, x, reinterpret_cast<int8_t*>(narrow));
+                continue;
+              }
               c.kernels.narrow[static_cast<int>(plane.type)](x, narrow, plane.heads * plane.width);
               if (plane.element == 2)
                 spread(plane, block, slot[i] % size, reinterpret_cast<const uint16_t*>(narrow));
@@ -45,15 +50,25 @@ class Append final : public Op {
  private:
   template <class T>
   static void spread(const KvPlane& plane, int64_t block, int64_t token, const T* x) {
-    int64_t lane = token % kPanel;
+    for (int64_t h = 0; h < plane.heads; ++h, x += plane.width)
+      spread_head(plane, plane.panel(block, h, token / kPanel), token % kPanel, x);
+  }
+  template <class T>
+  static void spread_head(const KvPlane& plane, uint8_t* panel, int64_t lane, const T* x) {
+    auto* to = reinterpret_cast<T*>(panel);
+    if (plane.key) {
+      for (int64_t d = 0; d < plane.width; ++d) to[d * kPanel + lane] = x[d];
+    } else {
+      for (int64_t d = 0; d < plane.width; ++d)
+        to[(d / kPanel * kPanel + lane) * kPanel + d % kPanel] = x[d];
+    }
+  }
+  static void append_i8(const KvPlane& plane, int64_t block, int64_t token, const float* x,
+                        int8_t* q) {
     for (int64_t h = 0; h < plane.heads; ++h, x += plane.width) {
-      auto* to = reinterpret_cast<T*>(plane.panel(block, h, token / kPanel));
-      if (plane.key) {
-        for (int64_t d = 0; d < plane.width; ++d) to[d * kPanel + lane] = x[d];
-      } else {
-        for (int64_t d = 0; d < plane.width; ++d)
-          to[(d / kPanel * kPanel + lane) * kPanel + d % kPanel] = x[d];
-      }
+      uint8_t* panel = plane.panel(block, h, token / kPanel);
+      plane.scales(panel)[token % kPanel] = quantize_plane_row(x, plane.width, q);
+      spread_head(plane, panel, token % kPanel, q);
     }
   }
 

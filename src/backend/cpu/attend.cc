@@ -215,7 +215,9 @@ class Attend final : public Op {
       oldest = std::min<int64_t>(oldest, pos[r]);
     }
     while (!has_mask_ && end > own && slot[q_start[0] + end - 1 - own] > newest) --end;
-    int64_t begin = window_ > 0 ? std::clamp<int64_t>(oldest - window_ + 1, 0, own) : 0;
+    // Rows of padding have no keys at all: own < 0 = end.
+    int64_t begin =
+        window_ > 0 ? std::clamp<int64_t>(oldest - window_ + 1, 0, std::max<int64_t>(0, own)) : 0;
     return {begin, end, own};
   }
 
@@ -286,20 +288,34 @@ class Attend final : public Op {
       int64_t at = 0;
       for (const KvPlane* key : keys_) {
         if (block < 0) break;
-        const void* data = key->panel(block, item.head, panel);
+        uint8_t* stored = key->panel(block, item.head, panel);
+        const void* data = stored;
         int type = static_cast<int>(key->type);
         if (widen && type != 0) {
           if (col == 0) k.widen[type](data, w.panel + at * kPanel, key->width * kPanel);
           data = w.panel + at * kPanel;
           type = 0;
         }
-        k.fdot4[type](data, q + at * kTile, key->width, acc);
+        if (key->scale_at > 0)
+          add_scaled(k, type, data, q + at * kTile, key->width, key->scales(stored), acc);
+        else
+          k.fdot4[type](data, q + at * kTile, key->width, acc);
         at += key->width;
       }
       for (int64_t i = 0; i < kTile; ++i)
         std::memcpy(w.scores + (col + i) * kTileSlots + p * kPanel, acc + i * kPanel,
                     kPanel * sizeof(float));
     }
+  }
+
+  // The part of an int8 plane of keys: scales are those of the 16 tokens.
+  static void add_scaled(const KernelTable& k, int type, const void* data, const float* q,
+                         int64_t width, const float* scales, float* acc) {
+    float part[kTile * kPanel] = {};
+    k.fdot4[type](data, q, width, part);
+    for (int64_t i = 0; i < kTile; ++i)
+      for (int64_t j = 0; j < kPanel; ++j) part[i * kPanel + j] *= scales[j];
+    k.binary[static_cast<int>(Binary::kAdd)](acc, part, acc, kTile * kPanel);
   }
 
   // Caps the scores and sets those of keys that a row does not see to minus infinity.
@@ -343,7 +359,9 @@ class Attend final : public Op {
     const Workspace& w = item.work;
     int64_t panel, block = block_of(item, slot, panel);
     if (block < 0) return;
-    const uint8_t* data = value_->panel(block, item.head, panel);
+    uint8_t* stored = value_->panel(block, item.head, panel);
+    const uint8_t* data = stored;
+    const float* scales = value_->scale_at > 0 ? value_->scales(stored) : nullptr;
     int type = static_cast<int>(value_->type);
     int64_t stride = kPanel * kPanel * value_->element;
     if (item.padded > 2 * kTile && type != 0) {
@@ -357,6 +375,9 @@ class Attend final : public Op {
         for (int64_t j = 0; j < count; ++j)
           w.powers[j * kTile + i] =
               col + i < item.columns ? w.scores[(col + i) * kTileSlots + p * kPanel + j] : 0.0f;
+      if (scales)
+        for (int64_t j = 0; j < count; ++j)
+          for (int64_t i = 0; i < kTile; ++i) w.powers[j * kTile + i] *= scales[j];
       for (int64_t v = 0; v < value_->padded / kPanel; ++v)
         k.fdot4[type](data + v * stride, w.powers, count,
                       w.sums + (v * item.padded + col) * kPanel);

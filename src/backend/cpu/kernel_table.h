@@ -19,7 +19,8 @@ constexpr int kTile = 4;         // activation rows that a wide kernel takes at 
 enum class QFormat : uint8_t { kQ4_0, kQ4_1, kQ8_0, kQ4_K, kQ6_K, kQ5_0, kQ5_1, kQ5_K, kCount };
 constexpr int kQFormats = static_cast<int>(QFormat::kCount);
 
-enum class FType : uint8_t { kF32, kF16, kBF16, kCount };
+// kI8: whole numbers of the KV cache; their scales are applied outside the kernels.
+enum class FType : uint8_t { kF32, kF16, kBF16, kI8, kCount };
 constexpr int kFTypes = static_cast<int>(FType::kCount);
 
 enum class Unary : uint8_t {
@@ -84,8 +85,9 @@ struct KernelTable {
   // latency.
   void (*fdot1x4[kFTypes])(const void* panel, int64_t stride, const float* x, int64_t k,
                            float* acc);
-  void (*widen[kFTypes])(const void* in, float* out, int64_t n);   // to f32
-  void (*narrow[kFTypes])(const float* in, void* out, int64_t n);  // from f32, nearest even
+  void (*widen[kFTypes])(const void* in, float* out, int64_t n);  // to f32
+  void (*narrow[kFTypes])(const float* in, void* out,
+                          int64_t n);  // from f32, nearest even; not for i8
 
   void (*unary[static_cast<int>(Unary::kCount)])(const float* x, float* out, int64_t n, float p);
   void (*binary[static_cast<int>(Binary::kCount)])(const float* a, const float* b, float* out,

@@ -10,6 +10,7 @@
 #include "backend/cpu/pack.h"
 #include "base/rng.h"
 #include "tensor/block_formats.h"
+#include "tensor/plane.h"
 
 namespace tokamak::cpu {
 namespace {
@@ -199,8 +200,13 @@ TEST(VectorKernels, FloatPanelsSameBitsForAnySplitOfKAndRows) {
     std::vector<float> wf = random_floats(rng, 4 * k * kPanel), x = random_floats(rng, k * kTile);
     expect_same_bits("fdot", [&](const KernelTable& t) {
       std::vector<uint8_t> panels(wf.size() * 4);
-      t.narrow[type](wf.data(), panels.data(), static_cast<int64_t>(wf.size()));
-      int64_t size = type == 0 ? 4 : 2, stride = k * kPanel * size;
+      bool i8 = type == static_cast<int>(FType::kI8);
+      if (i8)
+        quantize_plane_row(wf.data(), static_cast<int64_t>(wf.size()),
+                           reinterpret_cast<int8_t*>(panels.data()));
+      else
+        t.narrow[type](wf.data(), panels.data(), static_cast<int64_t>(wf.size()));
+      int64_t size = type == 0 ? 4 : i8 ? 1 : 2, stride = k * kPanel * size;
       std::vector<float> wide(4 * kPanel), parts(4 * kPanel), single(4 * kPanel), four(4 * kPanel),
           column(k);
       t.fdot4[type](panels.data(), x.data(), k, wide.data());

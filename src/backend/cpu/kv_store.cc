@@ -33,10 +33,10 @@ std::vector<std::vector<int>> plane_roles(const PlanSet& plans) {
 
 KvPlane make_plane(const StateEntry& state, const PlaneEntry& entry, int role, int64_t block_size,
                    int64_t blocks) {
-  auto type = ftype_of(entry.dtype);
+  std::optional<FType> type = entry.dtype == DType::kI8 ? FType::kI8 : ftype_of(entry.dtype);
   if (!type)
     fail(ErrorCode::kUnsupported,
-         "plane {} of {}: the cpu backend keeps keys and values as f32, f16 or bf16, not {}",
+         "plane {} of {}: the cpu backend keeps keys and values as f32, f16, bf16 or i8, not {}",
          entry.name, state.name, dtype_name(entry.dtype));
   if (role == (kKey | kValue))
     fail(ErrorCode::kUnsupported, "plane {} of {} is key and value at once: not on the cpu backend",
@@ -50,8 +50,12 @@ KvPlane make_plane(const StateEntry& state, const PlaneEntry& entry, int role, i
   p.heads = entry.dims.size() < 2 ? 1 : entry.dims[0];
   p.width = p.heads == 0 ? 0 : elements / p.heads;
   p.padded = (p.width + kPanel - 1) / kPanel * kPanel;
-  p.element = *type == FType::kF32 ? 4 : 2;
+  p.element = *type == FType::kF32 ? 4 : *type == FType::kI8 ? 1 : 2;
   p.panel_bytes = kPanel * (p.key ? p.width : p.padded) * p.element;
+  if (*type == FType::kI8) {
+    p.scale_at = p.panel_bytes;
+    p.panel_bytes += kPanel * static_cast<int64_t>(sizeof(float));
+  }
   p.head_bytes = block_size / kPanel * p.panel_bytes;
   p.block_bytes = p.heads * p.head_bytes;
   p.memory = Buffer(static_cast<uint64_t>(p.block_bytes * blocks));

@@ -4,6 +4,7 @@
 //   key plane    [head][tokens / 16][width][16 tokens]            scores of 16 keys come out of one
 //   vector value plane  [head][tokens / 16][width / 16][16 tokens][16]   16 values of the output
 //   per vector
+// A plane of int8 has the float scales of a panel's 16 tokens behind the panel's values.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -23,6 +24,7 @@ struct KvPlane {
   int64_t heads = 1, width = 0;  // per token
   int64_t padded = 0;            // width of values rounded up to 16
   int64_t element = 4;           // bytes
+  int64_t scale_at = 0;          // where a panel's 16 scales begin; 0: it has none
   int64_t panel_bytes = 0;       // one head, 16 tokens
   int64_t head_bytes = 0;        // one head of a block
   int64_t block_bytes = 0;
@@ -31,6 +33,7 @@ struct KvPlane {
   uint8_t* panel(int64_t block, int64_t head, int64_t panel) const {
     return memory.data() + block * block_bytes + head * head_bytes + panel * panel_bytes;
   }
+  float* scales(uint8_t* panel) const { return reinterpret_cast<float*>(panel + scale_at); }
 };
 
 struct KvState {

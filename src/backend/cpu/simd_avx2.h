@@ -88,6 +88,12 @@ TK_INLINE V vload_bf16(const uint16_t* p) {
       _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q + i)), 16));
   return r;
 }
+TK_INLINE V vload_i8(const int8_t* p) {
+  V r;
+  TK_EACH r.r[i] = _mm256_cvtepi32_ps(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8 * i))));
+  return r;
+}
 TK_INLINE void vstore_f16(uint16_t* p, V a) {
   auto* q = reinterpret_cast<__m128i*>(p);
   TK_EACH _mm_storeu_si128(q + i,

@@ -89,6 +89,12 @@ TK_INLINE V vload_bf16(const uint16_t* p) {
            vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(b), 16)),
            vreinterpretq_f32_u32(vshll_high_n_u16(b, 16))}};
 }
+TK_INLINE V vload_i8(const int8_t* p) {
+  int8x16_t a = vld1q_s8(p);
+  int16x8_t lo = vmovl_s8(vget_low_s8(a)), hi = vmovl_high_s8(a);
+  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(lo))), vcvtq_f32_s32(vmovl_high_s16(lo)),
+           vcvtq_f32_s32(vmovl_s16(vget_low_s16(hi))), vcvtq_f32_s32(vmovl_high_s16(hi))}};
+}
 TK_INLINE void vstore_f16(uint16_t* p, V a) {
   vst1q_u16(p, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(a.r[0]), a.r[1])));
   vst1q_u16(p + 8, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(a.r[2]), a.r[3])));

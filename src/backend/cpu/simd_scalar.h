@@ -118,6 +118,11 @@ TK_INLINE V vload_bf16(const uint16_t* p) {
   TK_EACH r.v[i] = bits_to_float(static_cast<uint32_t>(p[i]) << 16);
   return r;
 }
+TK_INLINE V vload_i8(const int8_t* p) {
+  V r;
+  TK_EACH r.v[i] = p[i];
+  return r;
+}
 TK_INLINE void vstore_f16(uint16_t* p, V a) { TK_EACH p[i] = float_to_half(a.v[i]); }
 // Whole numbers in [-127, 127].
 TK_INLINE void vstore_i8(int8_t* p, V a) {

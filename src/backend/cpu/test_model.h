@@ -8,6 +8,7 @@
 #include "backend/backend.h"
 #include "base/rng.h"
 #include "tensor/block_formats.h"
+#include "tensor/plane.h"
 
 namespace tokamak::cpu {
 
@@ -145,7 +146,7 @@ class TestModel {
     PlaneEntry plane{"k",
                      options_.kv,
                      {options_.kv_heads, hd},
-                     options_.kv_heads * hd * (options_.kv == DType::kF32 ? 4 : 2)};
+                     plane_bytes(options_.kv, std::vector<int64_t>{options_.kv_heads, hd})};
     StateEntry state{prefix + "kv", group, false, {plane, plane}};
     state.planes[1].name = "v";
     plans.states.push_back(state);

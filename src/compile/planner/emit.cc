@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "compile/planner/planner.h"
+#include "tensor/plane.h"
 
 namespace tokamak {
 namespace {
@@ -275,7 +276,7 @@ void declare_tables(PlanSet& set, const Module& module) {
     StateEntry entry{s.name, 0, s.growth == StateDecl::Growth::kPerSequence, {}};
     while (set.groups[entry.group].name != s.group) ++entry.group;
     for (const PlaneDecl& p : s.planes) {
-      PlaneEntry plane{p.name, p.type.dtype, {}, p.type.bytes().constant().value()};
+      PlaneEntry plane{p.name, p.type.dtype, {}, plane_bytes(p.type)};
       for (const Dim& d : p.type.dims) plane.dims.push_back(d.extent.constant().value());
       entry.planes.push_back(std::move(plane));
     }
