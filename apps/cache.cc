@@ -69,7 +69,9 @@ void verify_entries(bool json, bool remove) {
     fmt::print("{} entries, {} damaged{}\n", entries.size(), damaged,
                remove && damaged > 0 ? " and removed" : "");
   }
-  if (damaged > 0 && !remove) throw CLI::RuntimeError(1);
+  if (damaged > 0 && !remove)
+    fail(ErrorCode::kCorrupt, "{} of {} entries are damaged; tokamak cache verify --remove",
+         damaged, entries.size());
 }
 
 void clear_entries(bool json) {

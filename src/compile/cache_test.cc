@@ -80,6 +80,7 @@ TEST_F(CacheTest, MakesOnceAndFindsAgain) {
   EXPECT_EQ(cache.get("k1", make).model, "m");
   EXPECT_EQ(plan_set_text(cache.get("k1", make)), plan_set_text(cached_plans("m")));
   EXPECT_EQ(made, 1);
+  ::usleep(20000);  // times of files move in ticks
   cache.get("k2", make);
   EXPECT_EQ(made, 2);
   auto entries = cache.entries(true);
@@ -141,7 +142,9 @@ TEST_F(CacheTest, TheLeastRecentlyUsedGoesFirst) {
   cache.store("b", cached_plans("b", 12));
   cache.store("c", cached_plans("c", 12));
   ASSERT_EQ(cache.entries().size(), 3u);
+  ::usleep(20000);
   EXPECT_TRUE(cache.load("a").has_value());
+  ::usleep(20000);
   cache.store("d", cached_plans("d", 12));
   EXPECT_TRUE(cache.load("a").has_value());
   EXPECT_FALSE(cache.load("b").has_value());

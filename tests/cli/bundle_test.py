@@ -283,7 +283,7 @@ class Shapes(Folder):
         row = self.bench("--prompt", "10", "--shapes", "buckets", "--buckets", "1,16,32")
         d = row["dispatch"]
         self.assertEqual((d["padded_rows"], d["rows"], d["fallbacks"], d["compiles"]), (2 * 6, 2 * 14, 0, 0))
-        self.assertEqual(d["steps"]["step T=2..16 padded to 16 B<=2 R<=1"], 2)
+        self.assertEqual(d["steps"]["step T=2..16 padded to 16 B<=2 R=1"], 2)
         self.assertEqual(self.bench("--prompt", "10")["dispatch"]["padded_rows"], 0)
         d = self.bench("--prompt", "40", "--shapes", "buckets", "--buckets", "16,32")["dispatch"]
         self.assertEqual(d["fallbacks"], 2)  # 40 rows fit no bucket
