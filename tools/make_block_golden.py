@@ -19,12 +19,15 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as T, quants
 
 DECODED = [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ2_XXS, T.IQ2_XS,
            T.IQ2_S, T.IQ3_XXS, T.IQ3_S, T.IQ1_S, T.IQ1_M, T.IQ4_NL, T.IQ4_XS, T.TQ1_0, T.TQ2_0, T.MXFP4, T.NVFP4,
-           T.F16, T.BF16]
+           T.F16, T.BF16, "q1_0", "q2_0"]
 ENCODED = [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.F16, T.BF16]
 # Where the half-precision scales of a block lie, to give most blocks sane ones.
 SCALE_AT = {T.Q4_0: [0], T.Q4_1: [0, 2], T.Q5_0: [0], T.Q5_1: [0, 2], T.Q8_0: [0], T.Q2_K: [80, 82], T.Q3_K: [108],
             T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208], T.IQ2_XXS: [0], T.IQ2_XS: [0], T.IQ2_S: [0],
-            T.IQ3_XXS: [0], T.IQ3_S: [0], T.IQ1_S: [0], T.IQ4_NL: [0], T.IQ4_XS: [0], T.TQ1_0: [52], T.TQ2_0: [64]}
+            T.IQ3_XXS: [0], T.IQ3_S: [0], T.IQ1_S: [0], T.IQ4_NL: [0], T.IQ4_XS: [0], T.TQ1_0: [52], T.TQ2_0: [64],
+            "q1_0": [0], "q2_0": [0]}
+# Types without a decoder in the package: a half scale, then `bits` per value, lowest bits first, value + offset.
+PLAIN = {"q1_0": (128, 18, 1, 2, -1), "q2_0": (64, 18, 2, 1, -1)}  # elements, bytes, bits, step, offset
 NASTY_HALVES = [0x7C00, 0xFC00, 0x7E01, 0x0000, 0x8000, 0x0001, 0x83FF, 0x7BFF]
 
 
@@ -35,8 +38,16 @@ def fnv1a(data: bytes) -> str:
     return f"{h:016x}"
 
 
+def decode_plain(raw, bits, step, offset):
+    scale = np.ascontiguousarray(raw[:, :2]).view(np.float16).astype(np.float32)
+    q = np.unpackbits(raw[:, 2:], axis=1, bitorder="little").reshape(raw.shape[0], -1, bits)
+    q = (q * (1 << np.arange(bits))).sum(axis=2)
+    return scale * (q * step + offset).astype(np.float32)
+
+
 def decode_case(qtype, rng, blocks):
-    elements, size = GGML_QUANT_SIZES[qtype]
+    plain = PLAIN.get(qtype)
+    elements, size = plain[:2] if plain else GGML_QUANT_SIZES[qtype]
     if elements == 1:
         elements, size = 32, 64
     raw = rng.integers(0, 256, (blocks, size), dtype=np.uint8)
@@ -46,10 +57,11 @@ def decode_case(qtype, rng, blocks):
             bits = half.view(np.uint16) if half is not None else NASTY_HALVES[int(rng.integers(len(NASTY_HALVES)))]
             raw[i, at:at + 2] = np.array([bits], dtype=np.uint16).view(np.uint8)
     with np.errstate(all="ignore"):
-        values = quants.dequantize(raw, qtype).reshape(-1).astype(np.float32)
+        values = decode_plain(raw, *plain[2:]) if plain else quants.dequantize(raw, qtype)
+    values = values.reshape(-1).astype(np.float32)
     bits = values.view(np.uint32).copy()
     bits[np.isnan(values)] = 0x7FC00000
-    return {"type": qtype.name.lower(), "blocks": raw.tobytes().hex(), "values": int(values.size),
+    return {"type": qtype if plain else qtype.name.lower(), "blocks": raw.tobytes().hex(), "values": int(values.size),
             "nan": int(np.isnan(values).sum()), "first": [f"{b:08x}" for b in bits[:8]], "fnv1a": fnv1a(bits.tobytes())}
 
 

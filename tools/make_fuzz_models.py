@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seeds of the model-file fuzzers: tests/fuzz/corpus/{gguf,safetensors,config_json}.
+"""Writes the seeds of the model-file fuzzers: tests/fuzz/corpus/{gguf,gguf_vocab,safetensors,config_json}.
 
 The seeds are the smallest models the importers accept, one per family of layouts. Needs numpy, gguf, safetensors.
 """
@@ -56,11 +56,40 @@ def write_gguf(arch):
     w.close()
 
 
+def write_vocab(model):
+    pieces = {"llama": ["<unk>", "<s>", "</s>", "<0x0A>", "\u2581", "a", "b", "\u2581a", "ab"],
+              "gpt2": ["a", "b", "\u0120", "\u0120a", "ab", "1", "<s>"],
+              "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2581a", "b", "\u2581,"],
+              "t5": ["<pad>", "</s>", "<unk>", "\u2581", "a", "b", "\u2581a", "\u2581ab"],
+              "rwkv": ["<s>", "\\x00", "\\n", "a", "b", " ", "ab", "\\xe4\\xbd"]}[model]
+    kinds = {"<unk>": 2, "[UNK]": 2, "<0x0A>": 6} | {t: 3 for t in ("<s>", "</s>", "<pad>", "[PAD]", "[CLS]", "[SEP]")}
+    w = gguf.GGUFWriter(str(CORPUS / "gguf_vocab" / f"{model}.gguf"), "llama")
+    w.add_tokenizer_model(model)
+    w.add_tokenizer_pre("llama-bpe" if model == "gpt2" else "default")
+    w.add_token_list(pieces)
+    w.add_token_scores([-float(i) for i in range(len(pieces))])
+    w.add_token_types([kinds.get(p, 1) for p in pieces])
+    for name, token in (("bos", "<s>"), ("eos", "</s>"), ("unk", "<unk>"), ("sep", "[SEP]")):
+        if token in pieces:
+            getattr(w, f"add_{name}_token_id")(pieces.index(token))
+    if model == "gpt2":
+        w.add_token_merges(["a b", "\u0120 a"])
+    if model == "t5":  # a trie of four empty units and two strings
+        w.add_precompiled_charsmap(bytes([16, 0, 0, 0] + [0] * 16) + b"x\0y\0")
+        w.add_remove_extra_whitespaces(True)
+    w.add_chat_template([{"name": "default", "template": "{{ 1 }}"}, {"name": "tool_use", "template": "{{ 2 }}"}])
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.close()
+
+
 def main():
-    for folder in ("gguf", "safetensors", "config_json"):
+    for folder in ("gguf", "gguf_vocab", "safetensors", "config_json"):
         (CORPUS / folder).mkdir(parents=True, exist_ok=True)
     for arch in ("llama", "gemma3", "phi3", "gpt2"):
         write_gguf(arch)
+    for model in ("llama", "gpt2", "bert", "t5", "rwkv"):
+        write_vocab(model)
     tensors = {"f32": np.ones((2, 3), np.float32), "f16": np.ones((4,), np.float16), "i64": np.zeros((1, 1), np.int64),
                "bool": np.array([True, False]), "empty": np.zeros((0, 2), np.float32)}
     (CORPUS / "safetensors/types.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))

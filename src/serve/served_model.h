@@ -19,6 +19,8 @@ struct ServedModel {
   std::shared_ptr<Client> client;
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<const ChatTemplate> chat_template;  // null: no chat route for it
+  // For requests with tools where the model has a template of its own for them; the API sets it.
+  std::shared_ptr<const ChatTemplate> tool_template;
   int64_t max_model_len = 0;
   int64_t created = 0;                                      // unix seconds
   SampleSpec defaults;                                      // for what a request does not say

@@ -65,6 +65,10 @@ Decoder block_decoder(DType dtype) {
       return block::decode_mxfp4;
     case DType::kNVFP4:
       return block::decode_nvfp4;
+    case DType::kQ1_0:
+      return block::decode_q1_0;
+    case DType::kQ2_0:
+      return block::decode_q2_0;
     case DType::kQ8A:
       return block::decode_q8a;
     default:

@@ -58,6 +58,8 @@ void decode_q8_1(const uint8_t* block, float* out);
 void decode_q8a(const uint8_t* block, float* out);
 void decode_mxfp4(const uint8_t* block, float* out);
 void decode_nvfp4(const uint8_t* block, float* out);
+void decode_q1_0(const uint8_t* block, float* out);
+void decode_q2_0(const uint8_t* block, float* out);
 
 void decode_q2_k(const uint8_t* block, float* out);
 void decode_q3_k(const uint8_t* block, float* out);

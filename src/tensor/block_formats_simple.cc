@@ -1,4 +1,4 @@
-// Blocks of 32 (nvfp4: 64) with one level of scales.
+// Blocks with one level of scales: of 32 values, nvfp4 and q2_0 of 64, q1_0 of 128.
 #include "tensor/block_formats_detail.h"
 
 namespace tokamak::block {
@@ -98,6 +98,17 @@ void decode_nvfp4(const uint8_t* block, float* out) {
       out[16 * s + j + 8] = d * kFp4Doubled[q[j] >> 4];
     }
   }
+}
+
+void decode_q1_0(const uint8_t* block, float* out) {
+  float d = load_half(block);
+  for (int j = 0; j < 128; ++j) out[j] = block[2 + j / 8] >> j % 8 & 1 ? d : -d;
+}
+
+void decode_q2_0(const uint8_t* block, float* out) {
+  float d = load_half(block);
+  for (int j = 0; j < 64; ++j)
+    out[j] = d * static_cast<float>((block[2 + j / 4] >> 2 * (j % 4) & 3) - 1);
 }
 
 }  // namespace tokamak::block

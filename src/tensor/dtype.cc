@@ -43,6 +43,8 @@ constexpr DTypeInfo kInfos[] = {
     {DType::kTQ2_0, "tq2_0", 256, 66, false, 35},
     {DType::kMXFP4, "mxfp4", 32, 17, false, 39},
     {DType::kNVFP4, "nvfp4", 64, 36, false, 40},
+    {DType::kQ1_0, "q1_0", 128, 18, false, 41},
+    {DType::kQ2_0, "q2_0", 64, 18, false, 42},
     {DType::kQ8A, "q8a", 32, 40, false, -1},
 };
 static_assert(sizeof(kInfos) / sizeof(kInfos[0]) == kDTypeCount);

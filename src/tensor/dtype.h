@@ -47,6 +47,8 @@ enum class DType : uint8_t {
   kTQ2_0,
   kMXFP4,
   kNVFP4,
+  kQ1_0,
+  kQ2_0,
   // Activations quantised on the fly by the `quantize` op: 32 values as int8 with scale and sum
   // (BlockQ8A).
   kQ8A,

@@ -18,6 +18,22 @@ std::string split_stem(const std::string& file_name, int64_t count) {
   return file_name.substr(0, at);
 }
 
+// Ids that once had a meaning, so that the message can say what would help.
+std::string about_unknown_type(uint32_t id) {
+  const char* old = id == 4    ? "q4_2"
+                    : id == 5  ? "q4_3"
+                    : id == 31 ? "q4_0_4_4"
+                    : id == 32 ? "q4_0_4_8"
+                    : id == 33 ? "q4_0_8_8"
+                    : id == 36 ? "iq4_nl_4_4"
+                    : id == 37 ? "iq4_nl_4_8"
+                    : id == 38 ? "iq4_nl_8_8"
+                               : nullptr;
+  if (!old) return ", which this build does not know";
+  return fmt::format(
+      " ({}), which was taken out of the format; use a file quantised by newer tools", old);
+}
+
 template <class T, class Out>
 void append_as(std::span<const std::byte> bytes, std::vector<Out>& out) {
   out.resize(bytes.size() / sizeof(T));
@@ -84,8 +100,8 @@ const TensorView* GgufFile::find(std::string_view name) const {
   if (it == tensor_index_.end()) return nullptr;
   const GgufTensor& tensor = tensors_[it->second];
   if (!tensor.view)
-    fail(ErrorCode::kUnsupported, "{}: tensor {} has type id {}, which this build does not know",
-         name_, name, tensor.type_id);
+    fail(ErrorCode::kUnsupported, "{}: tensor {} has type id {}{}", name_, name, tensor.type_id,
+         about_unknown_type(tensor.type_id));
   return tensor.view;
 }
 
@@ -105,6 +121,15 @@ const GgufFile::ArrayMeta* GgufFile::array(std::string_view key) const {
   if (it != arrays_.end()) return &it->second;
   if (meta(key)) fail(ErrorCode::kCorrupt, "{}: metadata {} is not an array", name_, key);
   return nullptr;
+}
+
+std::vector<std::pair<std::string_view, const Value*>> GgufFile::scalars_from(
+    std::string_view prefix) const {
+  std::vector<std::pair<std::string_view, const Value*>> out;
+  for (auto it = scalars_.lower_bound(prefix);
+       it != scalars_.end() && it->first.starts_with(prefix); ++it)
+    out.emplace_back(it->first, &it->second);
+  return out;
 }
 
 bool GgufFile::has(std::string_view key) const {

@@ -46,6 +46,9 @@ class GgufFile final : public WeightSource {
   // Scalar metadata (bool, int, double or string); nullptr when absent or an array.
   const Value* meta(std::string_view key) const;
   bool has(std::string_view key) const;  // scalar or array
+  // The scalars whose keys begin like this, in the order of their keys.
+  std::vector<std::pair<std::string_view, const Value*>> scalars_from(
+      std::string_view prefix) const;
   // With a default for absent keys; another type than asked for fails (kCorrupt) naming the key.
   std::string get_string(std::string_view key, std::string_view fallback) const;
   int64_t get_int(std::string_view key, int64_t fallback) const;

@@ -192,6 +192,10 @@ TEST(GgufFile, UnknownTensorTypeOpensButCannotBeUsed) {
   EXPECT_EQ(file->tensors()[0].view, nullptr);
   EXPECT_THAT(error_of([&] { file->find("w"); }),
               AllOf(HasSubstr("unsupported"), HasSubstr("type id 4242")));
+  bytes = with_data(head(1, 0) + tensor("w", {8}, 31, 0), 32);
+  file = GgufFile::parse(test::as_bytes(bytes), "x.gguf");
+  EXPECT_THAT(error_of([&] { file->find("w"); }),
+              AllOf(HasSubstr("q4_0_4_4"), HasSubstr("newer tools")));
 }
 
 TEST(GgufFile, RepeatedKeysAndBadAlignmentAreRefused) {

@@ -72,6 +72,8 @@ class Importer {
       unigram();
     } else if (model == "bert") {
       word_piece();
+    } else if (model == "rwkv") {
+      longest_match();
     } else {
       fail(ErrorCode::kUnsupported, "{}: tokenizer model \"{}\" is not known", file_.name(), model);
     }
@@ -313,6 +315,39 @@ class Importer {
     spec_.decoder = Value::Object{{"type", "WordPiece"}, {"prefix", "##"}, {"cleanup", true}};
   }
 
+  // RWKV's "world" vocabulary: the longest piece of any bytes, over the whole text. Pieces are
+  // written with Python's escapes.
+  void longest_match() {
+    spec_.model = TokenizerModel::kWordPiece;
+    spec_.max_word_chars = INT64_MAX;
+    for (size_t i = 0; i < spec_.pieces.size(); ++i)
+      if (types_[i] == kNormal) spec_.pieces[i] = unescape(spec_.pieces[i]);
+    mark_unmergeable();
+    spec_.decoder = of_type("Fuse");
+  }
+
+  static std::string unescape(std::string_view text) {
+    std::string out;
+    const auto digit = [&](size_t i) {
+      const char c = i < text.size() ? text[i] : 0;
+      return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    };
+    for (size_t i = 0; i < text.size(); ++i) {
+      if (text[i] != '\\' || i + 1 == text.size()) {
+        out += text[i];
+        continue;
+      }
+      const char c = text[++i];
+      if (c == 'x' && digit(i + 1) >= 0 && digit(i + 2) >= 0) {
+        out += static_cast<char>(digit(i + 1) << 4 | digit(i + 2));
+        i += 2;
+      } else {
+        out += c == 't' ? '\t' : c == 'n' ? '\n' : c == 'r' ? '\r' : c;
+      }
+    }
+    return out;
+  }
+
   void added_tokens() {
     // Phi-3's vocabulary: its control tokens take the white space behind them with them, which GGUF
     // cannot say. The vocabulary is known by its placeholders.
@@ -375,10 +410,10 @@ class Importer {
   void templates() {
     constexpr std::string_view kKey = "tokenizer.chat_template";
     spec_.chat_template = file_.get_string(kKey, "");
-    for (std::string_view name : file_.strings("tokenizer.chat_templates")) {
-      const std::string text = file_.get_string(std::string(kKey) + "." + std::string(name), "");
-      if (!text.empty()) spec_.named_templates.emplace_back(name, text);
-    }
+    // tokenizer.chat_templates lists the names; files without the list are read as well.
+    for (const auto& [key, text] : file_.scalars_from(std::string(kKey) + "."))
+      if (text->is_string() && !text->as_string().empty())
+        spec_.named_templates.emplace_back(key.substr(kKey.size() + 1), text->as_string());
   }
 
   const GgufFile& file_;

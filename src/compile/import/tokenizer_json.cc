@@ -272,10 +272,13 @@ class Importer {
     spec_.named_templates.emplace_back(name, std::move(text));
   }
 
-  // Files beside tokenizer_config.json win over it; chat_template.json is the oldest place.
+  // Files beside tokenizer_config.json stand for all it says; chat_template.json is the oldest
+  // place.
   void templates() {
-    if (const Value* t = legacy_.find("chat_template")) take_templates(*t);
-    if (const Value* t = config_.find("chat_template")) take_templates(*t);
+    if (template_.empty() && named_.empty()) {
+      if (const Value* t = legacy_.find("chat_template")) take_templates(*t);
+      if (const Value* t = config_.find("chat_template")) take_templates(*t);
+    }
     if (!template_.empty()) spec_.chat_template = std::string(template_);
     for (const auto& [name, text] : named_) take_template(name, text);
     if (spec_.chat_template.empty() && spec_.named_templates.size() == 1)

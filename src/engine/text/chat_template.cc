@@ -6,8 +6,23 @@
 
 #include "base/error.h"
 #include "engine/text/jinja/interp.h"
+#include "plan/tokenizer_spec.h"
 
 namespace tokamak {
+
+const std::string& pick_chat_template(const TokenizerSpec& spec, std::string_view name,
+                                      bool tools) {
+  const std::string_view wanted = name.empty() && tools ? "tool_use" : name;
+  if (!wanted.empty())
+    for (const auto& [known, text] : spec.named_templates)
+      if (known == wanted) return text;
+  if (name.empty() || (name == "default" && !spec.chat_template.empty())) return spec.chat_template;
+  std::string names = spec.chat_template.empty() ? "" : "default ";
+  for (const auto& [known, text] : spec.named_templates) names += known + " ";
+  if (!names.empty()) names.pop_back();
+  fail(ErrorCode::kNotFound, "no chat template is named \"{}\"; there are: {}", name,
+       names.empty() ? "none" : names);
+}
 
 TemplateTime TemplateTime::now() {
   const std::time_t t = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());

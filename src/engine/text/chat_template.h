@@ -12,6 +12,13 @@
 
 namespace tokamak {
 
+struct TokenizerSpec;
+
+// Which of a model's templates renders a conversation, decided as transformers does: the one called
+// `name` where a name is given (throws Error(kNotFound) naming those there are), else "tool_use"
+// where there are tools and such a template, else the default one. Empty: the model has none.
+const std::string& pick_chat_template(const TokenizerSpec& spec, std::string_view name, bool tools);
+
 // Local time for strftime_now.
 struct TemplateTime {
   int year = 1970, month = 1, day = 1, hour = 0, minute = 0, second = 0;

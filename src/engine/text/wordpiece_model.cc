@@ -1,5 +1,8 @@
 // WordPiece (greedy longest match, continuation pieces carry a prefix) and WordLevel (whole words).
+#include <algorithm>
+
 #include "base/error.h"
+#include "engine/text/byte_trie.h"
 #include "engine/text/flat_maps.h"
 #include "engine/text/model.h"
 #include "engine/text/unicode.h"
@@ -10,14 +13,25 @@ namespace {
 
 struct WordWorkspace final : ModelWorkspace {
   WordCache cache;
-  std::string scratch;
 };
 
+// Pieces are matched as bytes: of UTF-8 pieces only whole characters match, and a vocabulary of
+// any bytes (RWKV's) works as well.
 class WordPieceModel final : public TokenModel {
  public:
   explicit WordPieceModel(const TokenizerSpec& spec) : spec_(spec) {
-    map_.build(spec.pieces);
-    for (const std::string& p : spec.pieces) longest_ = std::max(longest_, p.size());
+    const std::string_view prefix = spec.continuing_prefix;
+    std::vector<std::pair<std::string_view, int32_t>> all, rest;
+    for (size_t i = 0; i < spec.pieces.size(); ++i) {
+      const std::string_view piece = spec.pieces[i];
+      const auto id = static_cast<int32_t>(i);
+      if (std::binary_search(spec.unmergeable.begin(), spec.unmergeable.end(), id)) continue;
+      all.emplace_back(piece, id);
+      if (!prefix.empty() && piece.starts_with(prefix))
+        rest.emplace_back(piece.substr(prefix.size()), id);
+    }
+    first_.build(std::move(all));
+    if (!prefix.empty()) rest_.build(std::move(rest));
   }
 
   std::unique_ptr<ModelWorkspace> make_workspace() const override {
@@ -29,16 +43,16 @@ class WordPieceModel final : public TokenModel {
     auto& w = static_cast<WordWorkspace&>(workspace);
     if (w.cache.get(word, ids)) return;
     const size_t start = ids.size();
-    if (static_cast<int64_t>(utf8_length(word)) > spec_.max_word_chars || !split(word, w, ids)) {
+    if (static_cast<int64_t>(utf8_length(word)) > spec_.max_word_chars || !split(word, ids)) {
       ids.resize(start);
       unknown(word, ids);
     }
     w.cache.put(word, ids.data() + start, ids.size() - start);
   }
 
-  void encode_invalid(std::string_view bytes, ModelWorkspace&,
+  void encode_invalid(std::string_view bytes, ModelWorkspace& workspace,
                       std::vector<int32_t>& ids) const override {
-    unknown(bytes, ids);
+    encode_word(bytes, workspace, ids);
   }
 
  private:
@@ -49,18 +63,17 @@ class WordPieceModel final : public TokenModel {
     ids.push_back(spec_.unk_id);
   }
 
-  bool split(std::string_view word, WordWorkspace& w, std::vector<int32_t>& ids) const {
+  bool split(std::string_view word, std::vector<int32_t>& ids) const {
     for (size_t start = 0; start < word.size();) {
-      const std::string_view prefix = start > 0 ? std::string_view(spec_.continuing_prefix) : "";
-      size_t end = std::min(word.size(), start + longest_);
-      while (end < word.size() && is_utf8_continuation(word[end])) --end;
-      int32_t id = -1;
-      while (end > start) {
-        w.scratch.assign(prefix).append(word.substr(start, end - start));
-        id = map_.find(w.scratch);
-        if (id >= 0) break;
-        do --end;
-        while (end > start && is_utf8_continuation(word[end]));
+      const ByteTrie& trie = start > 0 && !spec_.continuing_prefix.empty() ? rest_ : first_;
+      int32_t id = -1, node = 0;
+      size_t end = start;
+      for (size_t at = start; !trie.empty() && at < word.size(); ++at) {
+        node = trie.step(node, static_cast<unsigned char>(word[at]));
+        if (node < 0) break;
+        if (trie.value(node) < 0) continue;
+        id = trie.value(node);
+        end = at + 1;
       }
       if (id < 0) return false;
       ids.push_back(id);
@@ -70,8 +83,7 @@ class WordPieceModel final : public TokenModel {
   }
 
   const TokenizerSpec& spec_;
-  PieceMap map_;
-  size_t longest_ = 0;
+  ByteTrie first_, rest_;  // pieces at the start of a word; behind it, without their prefix
 };
 
 class WordLevelModel final : public TokenModel {

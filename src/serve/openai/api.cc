@@ -89,7 +89,10 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
   for (ServedModel& model : models) {
     if (model.fingerprint.empty()) model.fingerprint = "fp_tokamak_" + options_.version;
     if (model.tool_style == ToolStyle::kNone)
-      model.tool_style = tool_style_of(model.tokenizer->spec().chat_template);
+      model.tool_style = tool_style_of(pick_chat_template(model.tokenizer->spec(), "", true));
+    for (const auto& [name, text] : model.tokenizer->spec().named_templates)
+      if (name == "tool_use" && model.tool_template == nullptr)
+        model.tool_template = std::make_shared<const ChatTemplate>(ChatTemplate::parse(text));
     models_.push_back(std::make_shared<const ServedModel>(std::move(model)));
   }
 }

@@ -153,7 +153,9 @@ std::string render_chat(Fields& fields, const ServedModel& model) {
   const Tokenizer& tokenizer = *model.tokenizer;
   Value context = Value::object();
   context.set("messages", read_messages(fields));
-  if (const Value* tools = read_tools(fields)) context.set("tools", *tools);
+  const Value* tools = read_tools(fields);
+  if (tools != nullptr) context.set("tools", *tools);
+  const bool for_tools = tools != nullptr && tools->size() > 0 && model.tool_template != nullptr;
   context.set("add_generation_prompt", fields.boolean("add_generation_prompt").value_or(true));
   auto piece = [&](int32_t id) { return id < 0 ? Value("") : Value(tokenizer.piece(id)); };
   context.set("bos_token", piece(tokenizer.bos_id()));
@@ -167,7 +169,7 @@ std::string render_chat(Fields& fields, const ServedModel& model) {
       if (key != "messages" && key != "tools") context.set(key, value);
   }
   try {
-    return model.chat_template->render(context);
+    return (for_tools ? model.tool_template : model.chat_template)->render(context);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::kInvalidArgument) throw;
     bad_request("messages", "chat_template_error",

@@ -138,6 +138,25 @@ TEST(Prepare, AModelWithoutATemplateHasNoChat) {
   }
 }
 
+TEST(Prepare, ToolsTakeTheTemplateMadeForThem) {
+  ServedModel model = fake_model(nullptr);
+  model.chat_template = std::make_shared<const ChatTemplate>(ChatTemplate::parse("default"));
+  model.tool_template = std::make_shared<const ChatTemplate>(ChatTemplate::parse("tools"));
+  auto prompt = [&](const char* extra) {
+    std::string json = R"({"messages": [{"role": "user", "content": "x"}])";
+    Value body = parse_json(json + extra + "}");
+    Fields fields(body);
+    return render_chat(fields, model);
+  };
+  const char* tools = R"(,"tools": [{"type": "function", "function": {"name": "f"}}])";
+  EXPECT_EQ(prompt(""), "default");
+  EXPECT_EQ(prompt(R"(,"tools": [])"), "default");
+  EXPECT_EQ(prompt(tools), "tools");
+  EXPECT_EQ(prompt((std::string(tools) + R"(,"tool_choice": "none")").c_str()), "default");
+  model.tool_template = nullptr;
+  EXPECT_EQ(prompt(tools), "default");
+}
+
 TEST(Choice, SplitsTokensAnyWayWithTheSameResult) {
   Prepared p =
       completion(R"({"prompt": "x", "stop": ["ow", "zzz"], "logprobs": 0, "max_tokens": 40})");

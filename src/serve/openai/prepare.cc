@@ -153,11 +153,13 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   refuse_rest_of_chat(fields);
   request.include_reasoning = fields.boolean("include_reasoning").value_or(true);
   std::string text = render_chat(fields, *model);
-  request.reasoning = reasoning_start(model->tokenizer->spec().chat_template, text);
   const Value* tools = body.find("tools");
   const Value* choice = body.find("tool_choice");
   bool none = choice != nullptr && choice->is_string() && choice->as_string() == "none";
-  if (tools != nullptr && tools->size() > 0 && !none) request.tool_style = model->tool_style;
+  const bool with_tools = tools != nullptr && tools->size() > 0 && !none;
+  if (with_tools) request.tool_style = model->tool_style;
+  request.reasoning =
+      reasoning_start(pick_chat_template(model->tokenizer->spec(), "", with_tools), text);
   log_unknown_fields(fields.unknown());
   // The template has written the special tokens it wants.
   request.prompts.push_back(text_prompt(text, *model, false, false));

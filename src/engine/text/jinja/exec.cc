@@ -265,7 +265,7 @@ Val Interp::call_macro(const MacroNode& node, const ScopePtr& defined, Args& arg
   Val caller = Val::undefined(nullptr);
   for (auto& [name, value] : args.named) {
     const auto param = std::find_if(node.params.begin(), node.params.end(),
-                                    [&](const auto& p) { return p.second == name; });
+                                    [&name = name](const auto& p) { return p.second == name; });
     if (param != node.params.end()) {
       const auto i = static_cast<size_t>(param - node.params.begin());
       if (given[i]) raise("macro '" + node.name + "' got two values for '" + name + "'");
