@@ -172,6 +172,7 @@ void add_chat_verb(CLI::App& app) {
       ->check(CLI::Range(1, 1 << 24));
   add_sampling_flags(*verb, flags->sample);
   add_model_flags(*verb, flags->model);
+  add_template_flag(*verb, flags->model);
   verb->footer(
       "Examples:\n  tokamak chat model.gguf\n"
       "  tokamak chat model.gguf --system \"You answer in one sentence.\" --temperature 0.7\n"

@@ -129,6 +129,22 @@ CompiledSetup compile_for(const ModelFlags& flags) {
   return setup;
 }
 
+void add_template_flag(CLI::App& verb, ModelFlags& flags) {
+  verb.add_option("--template-name", flags.template_name,
+                  "which of the model's chat templates to use for everything, e.g. tool_use");
+}
+
+namespace {
+
+TokenizerSpec with_template(TokenizerSpec spec, const std::string& name) {
+  if (name.empty()) return spec;
+  spec.chat_template = std::string(pick_chat_template(spec, name, false));
+  spec.named_templates.clear();
+  return spec;
+}
+
+}  // namespace
+
 std::unique_ptr<Executable> load_weights(Backend& backend, const ModelSource& source,
                                          std::vector<int64_t> kv_blocks, int64_t max_rows) {
   ProgressBar bar("loading weights");
@@ -148,8 +164,9 @@ LoadedModel load_model(const ModelFlags& flags) {
   model.source = std::move(setup.source);
   const PlanSet& plans = model.source->plans();
   model.name = served_name(flags.model);
-  model.tokenizer = std::make_shared<Tokenizer>(model.source->tokenizer());
-  if (const std::string& text = model.source->tokenizer().chat_template; !text.empty())
+  model.tokenizer =
+      std::make_shared<Tokenizer>(with_template(model.source->tokenizer(), flags.template_name));
+  if (const std::string& text = model.tokenizer->spec().chat_template; !text.empty())
     model.chat_template = std::make_shared<ChatTemplate>(ChatTemplate::parse(text));
   EngineConfig config = default_engine_config(plans);
   config.blocks = kv_blocks_of(flags, plans, config);

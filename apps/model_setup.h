@@ -19,6 +19,7 @@ struct ModelFlags {
   std::string activations = "auto";
   std::string kv_dtype = "f16";
   std::string machine_file;
+  std::string template_name;  // which chat template; empty: the default one
   std::vector<std::string> disabled_passes, dump_after;
   int threads = 0;
   int64_t context = 0;    // 0: the model's own, at most kDefaultContext
@@ -37,6 +38,7 @@ constexpr int64_t kDefaultContext = 8192;
 void add_model_argument(CLI::App& verb, ModelFlags& flags);
 void add_model_flags(CLI::App& verb,
                      ModelFlags& flags);  // --backend --threads --context --seed --activations ...
+void add_template_flag(CLI::App& verb, ModelFlags& flags);  // --template-name
 
 // Compiled but not loaded: what `bench latency` drives step by step.
 struct CompiledSetup {

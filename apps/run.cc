@@ -189,6 +189,7 @@ void add_run_verb(CLI::App& app) {
                  "print ids, text, finish reason and timings as one JSON object");
   add_sampling_flags(*verb, flags->sample);
   add_model_flags(*verb, flags->model);
+  add_template_flag(*verb, flags->model);
   verb->footer(
       "Examples:\n  tokamak run model.gguf \"The capital of France is\" --max-tokens 8 "
       "--temperature 0\n"

@@ -234,6 +234,7 @@ void add_serve_verb(CLI::App& app) {
   add_network_flags(*verb, *flags);
   add_engine_flags(*verb, *flags);
   add_model_flags(*verb, flags->model);
+  add_template_flag(*verb, flags->model);
   verb->footer(
       "Examples:\n  tokamak serve SmolLM2-135M-Instruct.Q4_1.gguf\n"
       "  tokamak serve model.gguf --host 0.0.0.0 --port 9000 --api-key secret\n"

@@ -25,17 +25,14 @@ std::string template_text(const TemplateFlags& f, Value& context) {
   };
   token("bos_token", spec.bos_id);
   token("eos_token", spec.eos_id);
-  if (!f.name.empty()) {
-    for (const auto& [name, text] : spec.named_templates)
-      if (name == f.name) return text;
-    fail(ErrorCode::kNotFound, "{} has no chat template named \"{}\"", f.model, f.name);
-  }
-  // With tools, a template made for them is preferred (as transformers does).
-  if (const Value* tools = context.find("tools"); tools && !tools->is_null())
-    for (const auto& [name, text] : spec.named_templates)
-      if (name == "tool_use") return text;
-  if (spec.chat_template.empty()) fail(ErrorCode::kNotFound, "{} has no chat template", f.model);
-  return spec.chat_template;
+  const Value* tools = context.find("tools");
+  std::string text = pick_chat_template(spec, f.name, tools && !tools->is_null());
+  if (text.empty() && spec.named_templates.empty())
+    fail(ErrorCode::kNotFound, "{} has no chat template", f.model);
+  if (text.empty())
+    fail(ErrorCode::kNotFound, "{} has several chat templates and no default; use --template-name",
+         f.model);
+  return text;
 }
 
 void render(const TemplateFlags& f) {
@@ -64,7 +61,9 @@ void add_template_verb(CLI::App& app) {
   verb->add_option("--context", flags->context,
                    "JSON file: messages, tools, add_generation_prompt, bos_token, ...");
   verb->add_option("--now", flags->now, "what strftime_now sees, e.g. 2026-11-15T12:30:45");
-  verb->add_option("--name", flags->name, "a named template of the model, e.g. tool_use");
+  verb->add_option("--template-name,--name", flags->name,
+                   "which of the model's templates, e.g. tool_use (default: tool_use where there "
+                   "are tools and such a template)");
   verb->footer(
       "Example:\n  tokamak template model.gguf --context chat.json\n"
       "  with chat.json "
