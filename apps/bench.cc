@@ -4,6 +4,7 @@
 
 #include "apps/bench_replay.h"
 #include "apps/bench_serve.h"
+#include "apps/bench_throughput.h"
 #include "apps/model_setup.h"
 #include "apps/step_driver.h"
 #include "apps/terminal.h"
@@ -162,6 +163,7 @@ void add_bench_verb(CLI::App& app) {
   verb->callback([flags] { latency(*flags); });
   add_bench_replay(*bench);
   add_bench_serve(*bench);
+  add_bench_throughput(*bench);
 }
 
 }  // namespace tokamak

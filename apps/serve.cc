@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "apps/model_setup.h"
+#include "apps/resident.h"
 #include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/error.h"
@@ -150,6 +151,9 @@ void serve(ServeFlags& flags) {
   web::add_page(router);
   server.catch_signals();
   server.start(std::move(router));
+  bool reads_files = false;  // weights that are used where the file has them
+  for (const LoadedModel& m : loaded) reads_files = reads_files || m.engine->memory().mapped > 0;
+  release_load_memory(!reads_files);
   print_ledger(loaded);
   fmt::print("tokamak: {} {} ready at {} after {:.1f} s\n", names, loaded.size() > 1 ? "are" : "is",
              server.url(), seconds(clock.now() - start));

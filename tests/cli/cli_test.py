@@ -113,6 +113,13 @@ class Evaluate(unittest.TestCase):
         self.assertAlmostEqual(math.exp(out["cpu"]["nll"]), out["cpu"]["ppl"], places=6)
         self.assertGreater(out["cpu"]["tokens_per_second"], 0)
 
+    def test_bench_throughput(self):
+        r = run_json("bench", "throughput", LLAMA, "--requests", "10", "--prompt", "20", "--prefix", "16", "--output", "5", "--json")
+        self.assertEqual((r["requests"], r["prompt_tokens"], r["completion_tokens"], r["preemptions"]), (10, 200, 50, 0))
+        self.assertGreater(r["cached_tokens"], 0)
+        self.assertAlmostEqual(r["output_tokens_per_second"], 50 / r["seconds"], places=3)
+        self.assertGreater(r["sequences_per_step"], 1)
+
     def test_bench_rows(self):
         rows = run_json("bench", "latency", LLAMA, "--prompt", "16", "--gen", "4", "--threads", "1,2", "--repeat", "2", "--json")
         self.assertEqual([r["threads"] for r in rows], [1, 2])

@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """SmolLM2-135M-Instruct, a real quantised model, through the command line."""
+import json
 import os
 import pathlib
+import re
+import subprocess
 import tempfile
 import unittest
+import urllib.request
 
-from tokamak import run_json
+from tokamak import BINARY, run_json
 
 MODEL = os.environ["TOKAMAK_TEST_MODEL"]
 TEXT = """The history of the steam engine begins with simple devices that used the pressure of steam to lift water out of
@@ -34,6 +38,40 @@ class RealModel(unittest.TestCase):
                                "--json", timeout=300)["ppl"] for a in ("f32", "auto")}
         self.assertLess(ppl["f32"], 40)
         self.assertLess(abs(ppl["auto"] / ppl["f32"] - 1), 0.03)
+
+    def test_int8_kv_costs_little(self):
+        with tempfile.TemporaryDirectory() as folder:
+            text = pathlib.Path(folder) / "text.txt"
+            text.write_text(TEXT * 3)
+            ppl = {k: run_json("eval", "perplexity", MODEL, text, "--window", "128", "--tokens", "256", "--kv-dtype", k,
+                               "--json", timeout=300)["ppl"] for k in ("f32", "f16", "int8")}
+        self.assertLess(abs(ppl["f16"] / ppl["f32"] - 1), 0.001)
+        self.assertLess(abs(ppl["int8"] / ppl["f32"] - 1), 0.03)
+        self.assertNotEqual(ppl["int8"], ppl["f32"])
+
+    def test_the_ledger_knows_where_the_memory_is(self):
+        process = subprocess.Popen([BINARY, "serve", MODEL, "--port", "0", "--context", "1024"], stdout=subprocess.PIPE, text=True)
+        try:
+            output = ""
+            while "ready at" not in output:
+                line = process.stdout.readline()
+                self.assertTrue(line, output)
+                output += line
+            url = re.search(r"http://\S+", output).group()
+            body = json.dumps({"prompt": "word " * 900, "max_tokens": 8}).encode()
+            for salt in "abcdefghijklmnopqrst":  # until every KV block has been used
+                request = urllib.request.Request(url + "/v1/completions", body[:-1] + f', "cache_salt": "{salt}"}}'.encode(),
+                                                 {"content-type": "application/json"})
+                urllib.request.urlopen(request, timeout=120).read()
+            metrics = urllib.request.urlopen(url + "/metrics", timeout=60).read().decode()
+            counted = sum(float(v) for v in re.findall(r"^tokamak_memory_bytes\{.*\} (\S+)", metrics, re.M))
+            resident = float(re.search(r"^process_resident_memory_bytes (\S+)", metrics, re.M).group(1))
+            self.assertGreater(counted, 100e6)
+            self.assertLess(resident - counted, 64e6)
+        finally:
+            process.terminate()
+            self.assertEqual(process.wait(timeout=60), 0)
+            process.stdout.close()
 
 
 if __name__ == "__main__":

@@ -84,6 +84,37 @@ class Flags(unittest.TestCase):
             self.assertEqual((status, body["error"]["code"]), (400, "context_length_exceeded"))
             self.assertEqual(s.post("/v1/completions", prompt="hello", max_tokens=4)[0], 200)
 
+    def test_kv_types(self):
+        sizes, texts = {}, {}
+        for kind in ("f32", "f16", "int8"):
+            with Serve(LLAMA, "--kv-dtype", kind, "--kv-blocks", "64") as s:
+                sizes[kind] = int(re.search(r'tokamak_memory_bytes\{.*kind="kv"\} (\d+)', s.get("/metrics")).group(1))
+                ask = lambda i: s.post("/v1/completions", prompt=f"house {i}", max_tokens=20, temperature=0, ignore_eos=True)[2]["choices"][0]["text"]
+                alone = [ask(i) for i in range(6)]
+                with concurrent.futures.ThreadPoolExecutor(6) as pool:  # side by side, from cached prefixes
+                    self.assertEqual(list(pool.map(ask, range(6))), alone)
+                texts[kind] = alone
+        self.assertTrue(sizes["f32"] > sizes["f16"] > sizes["int8"] > 0, sizes)
+        self.assertEqual(texts["f32"][0][:1], texts["int8"][0][:1])
+
+    def test_beam_search(self):
+        with Serve(LLAMA, "--kv-blocks", "64") as s:
+            ask = lambda **more: s.post("/v1/completions", prompt="the house", max_tokens=12, ignore_eos=True, use_beam_search=True, **more)
+            status, _, body = ask(n=3, best_of=4, logprobs=0, return_token_ids=True)
+            self.assertEqual(status, 200, body)
+            scores = [sum(c["logprobs"]["token_logprobs"]) for c in body["choices"]]
+            self.assertEqual(scores, sorted(scores, reverse=True))
+            self.assertEqual(len({tuple(c["token_ids"]) for c in body["choices"]}), 3)
+            self.assertEqual(body["usage"]["completion_tokens"], 36)
+            greedy = s.post("/v1/completions", prompt="the house", max_tokens=12, ignore_eos=True, temperature=0, logprobs=0)[2]["choices"][0]
+            self.assertGreaterEqual(scores[0], sum(greedy["logprobs"]["token_logprobs"]) - 1e-4)
+            self.assertEqual(ask(best_of=1)[2]["choices"][0]["text"], greedy["text"])  # one beam is greedy
+            for more, param in (({"stop": "x"}, "stop"), ({"logprobs": 2}, "logprobs"), ({"prompt_logprobs": 1}, "prompt_logprobs"),
+                                ({"n": 3, "best_of": 2}, "best_of")):
+                status, _, body = ask(**more)
+                self.assertEqual((status, body["error"]["param"]), (400, param), body)
+            self.assertEqual(ask(n=60)[0], 400)  # all beams at once do not fit
+
     def test_full_queue_is_429_and_every_other_request_completes(self):
         with Serve(LLAMA, "--max-queue", "2", "--max-num-seqs", "1", "--kv-policy", "guaranteed-no-evict", "--threads", "1") as s:
             ask = lambda i: s.post("/v1/completions", prompt=f"request {i}", max_tokens=30, ignore_eos=True)
