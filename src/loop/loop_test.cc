@@ -129,6 +129,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"load in2[c]", "load in2[c + 1]", "reaches element 5 of 5"},
         Refusal{"load in2[c]", "load in2[c*c]", "not linear"},
         Refusal{"load in2[c]", "load in2[r2 + c]", "has no variable r2"},
+        Refusal{"load in2[c]", "load in2[r5*c]", "has no variable r5"},
         Refusal{"load in2[c]", "load in2[-c + 4]", "counts backwards"},
         Refusal{"load in2[c]", "load in2[c + g]", "uses g"},
         Refusal{"load in2[c] : f32 tile", "load in2[c] : wide tile", "a load is not wide"},

@@ -163,8 +163,11 @@ class Verifier {
     } catch (const Error& e) {
       bad("{}", e.what());
     }
-    for (const std::string& s : out.offset.symbols())
-      if (is_variable(s)) bad("the index {} has no variable {}", a.index.text(), s);
+    std::vector<SymExpr> all = out.rows;
+    all.insert(all.end(), {out.column, out.by, out.offset});
+    for (const SymExpr& part : all)
+      for (const std::string& s : part.symbols())
+        if (is_variable(s)) bad("the index {} has no variable {}", a.index.text(), s);
     if ((a.by >= 0) != (out.by != SymExpr(0)))
       bad("the index {} {} g", a.index.text(), a.by >= 0 ? "does not use" : "uses");
     return out;

@@ -52,6 +52,7 @@ struct OpCase {
   Value attrs = Value::object();
   std::vector<Arg> in = {};
   std::vector<int64_t> out = {};  // extents behind T
+  int outputs = 1;                // of a region, all alike; the last one is compared
   double bound = 1e-11;           // normalised mean square error against ref
   BatchSpec batch = {};
   std::vector<PlaneSpec> planes = {};  // of the state: `append` runs before the op
@@ -60,5 +61,6 @@ struct OpCase {
 
 std::vector<OpCase> correctness_cases();
 std::vector<OpCase> perf_cases();
+void add_regions(std::vector<OpCase>& cases, bool perf);  // fused regions as Loop IR
 
 }  // namespace tokamak::testing

@@ -10,6 +10,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "backend/ref/ref_backend.h"
 #include "base/error.h"
+#include "loop/evaluate.h"
 #include "ops/case_plan.h"
 #include "ops/evaluate.h"
 #include "ops/machine_peak.h"
@@ -78,6 +79,27 @@ double error_of(const std::vector<float>& got, const std::vector<float>& want) {
   return size > 0 ? difference / size : difference;
 }
 
+// The last output of a fused region.
+Tensor<double> region_in_double(const KernelCall& call, std::vector<Tensor<double>>& in,
+                                int64_t tokens) {
+  loop::Program program = loop::parse_program(call.attrs.at("program").as_string());
+  std::vector<Tensor<double>> out;
+  for (const TensorType& type : program.out) {
+    int64_t n = type.elements().eval({{"T", tokens}});
+    out.push_back(values<double>({n}, std::vector<double>(static_cast<size_t>(n))));
+  }
+  auto refs = [](std::vector<Tensor<double>>& list) {
+    std::vector<TensorRef<double>> made;
+    for (Tensor<double>& t : list)
+      made.push_back(
+          {t.dims, t.i.empty() ? t.f.data() : nullptr, t.i.empty() ? nullptr : t.i.data()});
+    return made;
+  };
+  std::vector<TensorRef<double>> from = refs(in), to = refs(out);
+  loop::evaluate_program<double>(program, {{"T", tokens}}, from, to);
+  return out.back();
+}
+
 // The op in double on the same inputs; empty for ops on states (tests/golden/ops has those).
 std::vector<float> in_double(const OpCase& c, const CasePlan& plan) {
   if (!c.planes.empty()) return {};
@@ -115,7 +137,8 @@ std::vector<float> in_double(const OpCase& c, const CasePlan& plan) {
         in.push_back(std::move(x));
       }
     }
-    last = eval<double>(call.op, std::move(in), call.attrs);
+    last = call.op == "region" ? region_in_double(call, in, step.tokens())
+                               : eval<double>(call.op, std::move(in), call.attrs);
     if (call.op == "quantize") {  // scales are float32 in the format itself
       std::vector<float> f(last.f.begin(), last.f.end());
       std::vector<float> x(made.at(call.in[0].index).f.begin(), made.at(call.in[0].index).f.end());

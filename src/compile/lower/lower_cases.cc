@@ -3,9 +3,10 @@
 
 namespace tokamak::testing {
 
-const std::vector<BodyCase>& body_cases() {
-  static const std::vector<BodyCase> cases = {
-      {"residual_norm", R"(
+namespace {
+
+constexpr BodyCase kBodyCases[] = {
+    {"residual_norm", R"(
   %0 = input x : f32[t=T, d=D]
   %1 = input y : f32[t=T, d=D]
   %2 = input w : f32[d=D]
@@ -14,14 +15,14 @@ const std::vector<BodyCase>& body_cases() {
   return sum = %3
   return out = %4
 )"},
-      {"silu_mul", R"(
+    {"silu_mul", R"(
   %0 = input gate : f32[t=T, d=D]
   %1 = input up : f32[t=T, d=D]
   %2 = silu(%0)
   %3 = mul(%2, %1)
   return out = %3
 )"},
-      {"gelu_scale_softcap", R"(
+    {"gelu_scale_softcap", R"(
   %0 = input x : f32[t=T, d=D]
   %1 = gelu(%0) {approximate="tanh"}
   %2 = scale(%1) {value=0.3}
@@ -30,7 +31,7 @@ const std::vector<BodyCase>& body_cases() {
   %5 = sub(%4, $half)
   return out = %5
 )"},
-      {"layer_norm_bias", R"(
+    {"layer_norm_bias", R"(
   %0 = input x : f32[t=T, d=D]
   %1 = input w : f32[d=D]
   %2 = input b : f32[d=D]
@@ -39,7 +40,7 @@ const std::vector<BodyCase>& body_cases() {
   %5 = tanh(%4)
   return out = %5
 )"},
-      {"softmax_of_sum", R"(
+    {"softmax_of_sum", R"(
   %0 = input x : f32[t=T, h=3, d=D]
   %1 = input bias : f32[t=T, h=1, d=D]
   %2 = add(%0, %1)
@@ -47,7 +48,7 @@ const std::vector<BodyCase>& body_cases() {
   %4 = exp(%3)
   return out = %4
 )"},
-      {"heads_norm", R"(
+    {"heads_norm", R"(
   %0 = input x : f32[t=T, d=4*D]
   %1 = input w : f32[d=D]
   %2 = reshape(%0) {dims=["T", 4, D], axes=["t", "h", "d"]}
@@ -55,7 +56,7 @@ const std::vector<BodyCase>& body_cases() {
   %4 = neg(%3)
   return out = %4
 )"},
-      {"broadcasts", R"(
+    {"broadcasts", R"(
   %0 = input x : f32[t=T, h=3, d=D]
   %1 = input column : f32[d=D]
   %2 = input row : f32[t=T, h=1, d=1]
@@ -68,7 +69,7 @@ const std::vector<BodyCase>& body_cases() {
   %9 = minimum(%8, %2)
   return out = %9
 )"},
-      {"layout", R"(
+    {"layout", R"(
   %0 = input x : f32[t=T, d=2*D]
   %1 = input y : f32[d=D, t=T]
   %2 = slice(%0) {axis=-1, start=D, end="2*D"}
@@ -77,7 +78,7 @@ const std::vector<BodyCase>& body_cases() {
   %5 = abs(%4)
   return out = %5
 )"},
-      {"gathered", R"(
+    {"gathered", R"(
   %0 = input x : f32[s=7, d=D]
   %1 = input index : i32[t=T]
   %2 = gather(%0, %1) {axis=0}
@@ -86,8 +87,10 @@ const std::vector<BodyCase>& body_cases() {
   return rows = %2
   return out = %4
 )"},
-  };
-  return cases;
-}
+};
+
+}  // namespace
+
+std::span<const BodyCase> body_cases() { return kBodyCases; }
 
 }  // namespace tokamak::testing

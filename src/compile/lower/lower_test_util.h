@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <span>
 
 #include "base/error.h"
 #include "compile/lower/lower.h"
@@ -15,7 +16,7 @@ struct BodyCase {
   const char* name;
   const char* text;  // statements of the body; D is replaced by the number of columns
 };
-const std::vector<BodyCase>& body_cases();
+std::span<const BodyCase> body_cases();
 
 inline Module body_module(const BodyCase& c, int64_t columns) {
   std::string text = c.text;

@@ -1,0 +1,63 @@
+// Loop IR text: what parses prints to a fixed point, can be scheduled, and runs inside its tensors
+// or ends in an Error.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "base/error.h"
+#include "loop/evaluate.h"
+#include "loop/schedule.h"
+
+namespace {
+
+void fail_if(bool broken) {
+  if (broken) std::abort();
+}
+
+using namespace tokamak;
+
+// Every symbol is 3; nothing large is run.
+void run(const loop::Program& p) {
+  constexpr int64_t kMost = 2000;
+  std::map<std::string, int64_t, std::less<>> symbols;
+  for (const std::string& s : loop::program_symbols(p)) symbols[s] = 3;
+  if (loop::row_count(p).eval(symbols) * p.columns.eval(symbols) > kMost) return;
+  std::vector<std::vector<int64_t>> dims;
+  std::vector<std::vector<float>> values;
+  std::vector<std::vector<int32_t>> integers;
+  std::vector<TensorRef<float>> in, out;
+  size_t all = p.in.size() + p.out.size();
+  dims.reserve(all), values.reserve(all), integers.reserve(all);
+  for (size_t i = 0; i < all; ++i) {
+    const TensorType& t = i < p.in.size() ? p.in[i] : p.out[i - p.in.size()];
+    int64_t n = t.elements().eval(symbols);
+    if (n < 0 || n > kMost) return;
+    bool integer = t.dtype == DType::kI32;
+    dims.push_back({n});
+    values.emplace_back(integer ? 0 : static_cast<size_t>(n), 0.5f);
+    integers.emplace_back(integer ? static_cast<size_t>(n) : 0, 1);
+    (i < p.in.size() ? in : out)
+        .push_back({dims.back(), integer ? nullptr : values.back().data(),
+                    integer ? integers.back().data() : nullptr});
+  }
+  loop::evaluate_program<float>(p, symbols, in, out);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  try {
+    loop::Program p = loop::parse_program(text);
+    const std::string printed = loop::print_program(p);
+    fail_if(loop::print_program(loop::parse_program(printed)) != printed);
+    loop::make_schedule(p);
+    loop::make_schedule(loop::merge_rows(p));
+    run(p);
+    run(loop::merge_rows(p));
+  } catch (const Error& e) {
+    fail_if(e.code() == ErrorCode::kInternal);
+  }
+  return 0;
+}
