@@ -284,6 +284,23 @@ class Template(unittest.TestCase):
         self.assertIn("no system role", done.stderr)
         self.assertIn("line 2", done.stderr)
 
+    def test_a_folder_with_named_templates(self):
+        def picked(context, *flags):
+            with tempfile.TemporaryDirectory() as folder:
+                model, ctx = pathlib.Path(folder), pathlib.Path(folder) / "c.json"
+                (model / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}))
+                (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": [
+                    {"name": "default", "template": "D"}, {"name": "tool_use", "template": "T{{ tools|length }}"},
+                    {"name": "rag", "template": "R"}]}))
+                ctx.write_text(json.dumps({"messages": [], **context}))
+                done = run("template", model, "--context", ctx, *flags)
+                return done.stdout if done.returncode == 0 else done.stderr
+        self.assertEqual(picked({}), "D")
+        self.assertEqual(picked({"tools": [{}]}), "T1")
+        self.assertEqual(picked({"tools": [{}]}, "--template-name", "rag"), "R")
+        self.assertEqual(picked({"tools": [{}]}, "--name", "default"), "D")
+        self.assertIn("there are: default tool_use rag", picked({}, "--template-name", "x"))
+
 
 class Serve(unittest.TestCase):
     def test_ready_line_health_and_sigterm(self):
