@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a Llama-architecture GGUF of a given shape with random weights: for measuring speed, never quality.
+"""Writes a GGUF of a given shape (Llama or Qwen3 architecture) with random weights: for measuring speed, never quality.
 
     tools/random_model.py out.gguf --shape llama-1b --type q4_0 [--embedding-type q6_k] [--layers 2 ...]
 
@@ -21,6 +21,7 @@ SHAPES = {  # hidden, ffn, layers, heads, kv heads, head size, vocabulary, rotar
     "smollm2-135m": (576, 1536, 30, 9, 3, 64, 49152, 100000.0, True),
     "qwen-0.5b": (896, 4864, 24, 14, 2, 64, 151936, 1000000.0, True),
     "llama-1b": (2048, 8192, 16, 32, 8, 64, 128256, 500000.0, True),
+    "qwen3-1.7b": (2048, 6144, 28, 16, 8, 128, 151936, 1000000.0, True),
     "llama-3b": (3072, 8192, 28, 24, 8, 128, 128256, 500000.0, True),
     "llama-7b": (4096, 11008, 32, 32, 32, 128, 32000, 10000.0, False),
     "llama-8b": (4096, 14336, 32, 32, 8, 128, 128256, 500000.0, False),
@@ -99,6 +100,10 @@ def random_tensor(kind, rng, rows, columns, std):
     return out.reshape(rows, -1)
 
 
+def architecture(s):
+    return "qwen3" if s.shape.startswith("qwen3") else "llama"
+
+
 def tensor_list(s, kind, embedding_kind):
     """(name, type, rows, columns, standard deviation); columns 0: a norm of `rows` ones."""
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
@@ -112,6 +117,8 @@ def tensor_list(s, kind, embedding_kind):
             yield f"blk.{i}.{name}.weight", kind, rows, columns, gain / math.sqrt(columns)
         for name in ("attn_norm", "ffn_norm"):
             yield f"blk.{i}.{name}.weight", T.F32, s.hidden, 0, 0.0
+        for name in ("attn_q_norm", "attn_k_norm") if architecture(s) == "qwen3" else ():
+            yield f"blk.{i}.{name}.weight", T.F32, s.head_dim, 0, 0.0
     yield "output_norm.weight", T.F32, s.hidden, 0, 0.0
     if not s.tied:
         yield "output.weight", embedding_kind, s.vocab, s.hidden, 0.02
@@ -176,7 +183,7 @@ def main():
     kind = TYPES[s.type]
     tensors = list(tensor_list(s, kind, TYPES[s.embedding_type or s.type]))
 
-    writer = gguf.GGUFWriter(s.out, "llama")
+    writer = gguf.GGUFWriter(s.out, architecture(s))
     writer.add_name(f"random {s.shape} {s.type}")
     writer.add_context_length(s.context)
     writer.add_embedding_length(s.hidden)

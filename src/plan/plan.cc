@@ -110,15 +110,15 @@ int select_plan(const PlanSet& set, std::string_view function, std::span<const i
   TK_CHECK(values.size() == set.symbols.size(), "{} symbol values for {} symbols", values.size(),
            set.symbols.size());
   int best = -1;
-  double best_volume = 0;
+  std::pair<bool, double> best_key;  // a bucket before plans of any size, then the narrowest guard
   for (size_t i = 0; i < set.plans.size(); ++i) {
     const Plan& plan = set.plans[i];
     if (plan.function != function || !admits(set, plan, values)) continue;
     if (!buckets && is_bucket(plan)) continue;
-    const double v = volume(set, plan);
-    if (best < 0 || v < best_volume) {
+    std::pair key{!is_bucket(plan), volume(set, plan)};
+    if (best < 0 || key < best_key) {
       best = static_cast<int>(i);
-      best_volume = v;
+      best_key = key;
     }
   }
   return best;

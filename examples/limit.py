@@ -1,0 +1,31 @@
+#!/usr/bin/env python3
+"""A bundle has limits, and says so: the 4097th token of a prompt is refused by name, not by a crash.
+
+    limit.py [--layers 1] [--vocab 512]
+
+Builds random weights in the shape of Qwen3-1.7B (28 layers; fewer with --layers), compiles them for 32 sequences of 4096 tokens, and
+sends one prompt that fits and one that is a token too long. Needs numpy and gguf (tools/requirements-test.txt).
+"""
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from common import HERE, expect, tokamak
+
+with tempfile.TemporaryDirectory() as folder:
+    gguf, bundle = pathlib.Path(folder, "qwen3-1.7b.gguf"), pathlib.Path(folder, "qwen3-1.7b.tkm")
+    subprocess.run([sys.executable, HERE.parent / "tools/random_model.py", gguf, "--shape", "qwen3-1.7b", "--type", "q4_0",
+                    "--context", "32768", *sys.argv[1:]], check=True)
+    tokamak("compile", gguf, "-o", bundle, "--max-batch", 32, "--max-len", 4096)
+    print(f"model {gguf.stat().st_size / 1e6:.0f} MB, bundle {bundle.stat().st_size / 1e6:.0f} MB, 32 sequences of 4096 tokens")
+
+    fits = tokamak("run", bundle, "a" * 4095, "--max-tokens", 1, "--temperature", 0, "--json")
+    print("4095 tokens and one more:", "answered")
+    refused = tokamak("run", bundle, "a" * 4097, "--max-tokens", 1, "--temperature", 0, "--json", may_fail=True)
+    print("4097 tokens:", refused.stderr.strip())
+    expect(fits.returncode == 0, "what fits is answered")
+    expect(refused.returncode != 0 and "4096" in refused.stderr, "what does not fit is refused, with the limit")
+    raised = tokamak("run", bundle, "a", "--context", 8192, "--max-tokens", 1, may_fail=True)
+    print("asking for 8192:", raised.stderr.strip())
+    expect(raised.returncode != 0, "a bundle's limit cannot be raised")

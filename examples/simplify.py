@@ -1,0 +1,26 @@
+#!/usr/bin/env python3
+"""What simplification removes, pass by pass.
+
+simplify.tkg holds what careless exporters write: the same norm twice, a dropout left over from training, a multiplication
+by one, and a node that nobody uses. `tokamak debug opt` reads it, runs the passes and counts.
+"""
+from common import HERE, expect, table, tokamak, tokamak_json
+
+GRAPH = HERE / "simplify.tkg"
+written = sum(" = " in line and "input" not in line for line in GRAPH.read_text().splitlines() if line.startswith("  %"))
+report = tokamak_json("debug", "opt", GRAPH, "--disable-pass", "fuse")["functions"]["main"]
+
+print(f"as written: {written} ops; read: {report['before']['nodes']} (equal pure nodes become one while reading)")
+rows = []
+for p in report["passes"]:
+    if p["fired"] or p["nodes_before"] != p["nodes_after"]:
+        rules = ", ".join(f"{name} x{n}" for name, n in p["rules"].items())
+        rows.append((p["name"], p["nodes_before"], p["nodes_after"], rules or "-"))
+table(("pass (inputs and weights count as nodes)", "before", "after", "rules"), rows)
+print(f"left: {report['after']['nodes']} ops\n")
+print(tokamak("debug", "opt", GRAPH, "--disable-pass", "fuse").stdout)
+
+check = tokamak("debug", "check", GRAPH)
+print(check.stdout.strip())
+expect(written == 8 and report["before"]["nodes"] == 7, "eight ops are written, seven are read")
+expect({"exp", "dropout", "mul"}.isdisjoint(report["after"]["ops"]), "dropout, times one and the unused op are gone")

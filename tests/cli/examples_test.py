@@ -1,0 +1,54 @@
+"""Runs every worked example; each fails by itself when it no longer shows what it says."""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from tokamak import BINARY, SOURCE
+
+EXAMPLES = pathlib.Path(SOURCE) / "examples"
+
+
+def run_script(path, *args):
+    done = subprocess.run([sys.executable, str(path), *map(str, args)], text=True, capture_output=True, timeout=250,
+                          env={**os.environ, "TOKAMAK_BINARY": str(BINARY)})
+    return done.returncode, done.stdout, done.stderr
+
+
+class Examples(unittest.TestCase):
+    def show(self, name, *args):
+        code, out, err = run_script(EXAMPLES / name, *args)
+        self.assertEqual((code, err), (0, ""), out)
+        return out
+
+    def test_mlp_fusion(self):
+        self.assertIn("fused", self.show("mlp_fusion.py"))
+
+    def test_simplify(self):
+        self.assertIn("same bits", self.show("simplify.py"))
+
+    def test_kv_write(self):
+        self.assertIn("does not return its last version", self.show("kv_write.py"))
+
+    def test_limit(self):
+        self.assertIn("4097 tokens: error: the prompt has 4097 tokens", self.show("limit.py", "--layers", 1, "--vocab", 512))
+
+    def test_buckets(self):
+        with tempfile.TemporaryDirectory() as folder:
+            model = pathlib.Path(folder, "tiny.gguf")
+            code, _, err = run_script(pathlib.Path(SOURCE) / "tools/random_model.py", model, "--shape", "tiny", "--type", "f16",
+                                      "--context", 8192)
+            self.assertEqual(code, 0, err)
+            self.assertIn("compiled while running: 0", self.show("buckets.py", model))
+
+    def test_the_list_is_complete(self):
+        listed = (EXAMPLES / "README.md").read_text()
+        for script in EXAMPLES.glob("*.py"):
+            self.assertTrue(script.name == "common.py" or f"]({script.name})" in listed, script.name)
+            self.assertTrue(script.name == "common.py" or hasattr(self, "test_" + script.stem), script.name)
+
+
+if __name__ == "__main__":
+    unittest.main()
