@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "graph/region.h"
 #include "tensor/plane.h"
 
 namespace tokamak {
@@ -94,6 +95,8 @@ class Interpreter {
     const Node& node = fn_.node(id);
     if (node.op->tier == Tier::kStructural) {
       values_[id] = {structural(node)};
+    } else if (is_region(node)) {
+      run_region(id, node);
     } else {
       run_op(id, node);
     }
@@ -159,6 +162,33 @@ class Interpreter {
     for (const Value& v : out) out_operands.push_back(bound.emplace_back(bind(v)).operand);
     meaning({in_operands, out_operands, node.attrs});
     values_[id] = std::move(out);
+  }
+
+  // A region is what its body computes.
+  void run_region(NodeId id, const Node& node) {
+    const Function& body = region_body(fn_.module(), node.attrs);
+    EvalInputs<S> inputs;
+    inputs.symbols = inputs_.symbols;
+    for (size_t i = 0; i < body.inputs().size(); ++i) {
+      const Value& v = values_[node.inputs[i].node][node.inputs[i].output];
+      const Node& input = body.node(body.inputs()[i]);
+      if (v.state)
+        inputs.states[input.outputs[0].name] = *v.state;
+      else if (v.view)
+        inputs.views[input.outputs[0].name] = *v.view;
+      else
+        inputs.tensors[input.attrs.at("name").as_string()] = *v.tensor;
+    }
+    EvalResults<S> made = Interpreter<S>(body, inputs).run();
+    results_.largest = std::max(results_.largest, made.largest);
+    for (const Function::Result& r : body.results()) {
+      Value v;
+      if (body.type(r.ref).kind == Type::Kind::kState)
+        v.state = std::make_shared<EvalState<S>>(std::move(made.states.at(r.name)));
+      else
+        v.tensor = std::make_shared<EvalTensor<S>>(std::move(made.tensors.at(r.name)));
+      values_[id].push_back(std::move(v));
+    }
   }
 
   // append stores what the plane's type can hold. The oracle over double and the field keep

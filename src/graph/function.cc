@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "graph/attrs.h"
-#include "graph/graph.h"
+#include "graph/region.h"
 
 namespace tokamak {
 namespace {
@@ -94,7 +94,9 @@ std::vector<Ref> Function::add_multi(std::string_view op_name, std::vector<Ref> 
       const PlaneDecl& p = decl->planes[static_cast<size_t>(index)];
       return InferContext::Plane{p.name, &p.type};
     };
-    std::vector<Type> outputs = infer_types(*op, {types, attrs, plane});
+    std::vector<Type> outputs = op->tier == Tier::kRegion
+                                    ? region_types(*module_, *op, types, attrs)
+                                    : infer_types(*op, {types, attrs, plane});
     for (const Type& t : outputs) check_writable(*op, t);
     TK_CHECK(nodes_.size() < UINT32_MAX - 1);
     id = static_cast<NodeId>(nodes_.size());

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "graph/region.h"
 #include "graph/text_format.h"
 
 namespace tokamak {
@@ -145,10 +146,14 @@ std::string print_function(const Function& function) {
 std::string print_module(const Module& module) {
   std::string out = fmt::format("module {} format 1\n", name_text(module.name));
   print_declarations(module, out);
-  for (const auto& f : module.functions) {
-    out += '\n';
-    FunctionPrinter(*f, out).print();
-  }
+  // Declarations come before their use: bodies of regions first.
+  const std::set<std::string> bodies = body_names(module);
+  for (bool body : {true, false})
+    for (const auto& f : module.functions) {
+      if (bodies.contains(f->name()) != body) continue;
+      out += '\n';
+      FunctionPrinter(*f, out).print();
+    }
   return out;
 }
 

@@ -92,7 +92,9 @@ class RandomGraph {
   void grow() {
     for (int attempt = 0; attempt < 60; ++attempt) {
       const OpDef* op = all_ops()[rng_.below(all_ops().size())];
-      if (op->tier == Tier::kStructural || op->writes_state || op->reads_state) continue;
+      if (op->tier == Tier::kStructural || op->tier == Tier::kRegion || op->writes_state ||
+          op->reads_state)
+        continue;
       const size_t most = op->max_inputs < 0 ? 4 : static_cast<size_t>(op->max_inputs);
       const size_t least = static_cast<size_t>(op->min_inputs);
       std::vector<Ref> in(least + rng_.below(most - least + 1));

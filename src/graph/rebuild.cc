@@ -3,6 +3,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "graph/region.h"
 
 namespace tokamak {
 
@@ -22,9 +23,8 @@ std::vector<bool> needed_nodes(const Function& function) {
 std::vector<Ref> copy_node(Function& to, const Node& node, std::vector<Ref> inputs) {
   if (node.op->writes_state) {
     Ref version = inputs.at(0);
-    const StateDecl* state = to.module().find_state(to.type(version).name);
-    TK_CHECK(state, "{} writes a state that is not declared", node.op->name);
-    inputs.resize(std::min(inputs.size(), 4 + state->planes.size()));
+    inputs.resize(std::min(inputs.size(),
+                           written_inputs(to.module(), node.op, node.attrs, to.type(version))));
     for (Ref read : reads_of(to, version)) inputs.push_back(read);
   }
   return to.add_multi(node.op->name, std::move(inputs), node.attrs, node.name);

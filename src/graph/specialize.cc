@@ -1,6 +1,6 @@
 #include "base/error.h"
 #include "graph/attrs.h"
-#include "graph/graph.h"
+#include "graph/region.h"
 
 namespace tokamak {
 namespace {
@@ -23,6 +23,35 @@ Attrs substitute(Attrs attrs, const Substitution& with) {
   for (auto& [key, value] : attrs.as_object())
     if (is_extent_attr(key)) value = substitute_extents(std::move(value), with);
   return attrs;
+}
+
+// The same nodes with symbols replaced. Bodies of regions are replaced with them.
+void substitute_nodes(Module& module, const Function& source, Function& fn,
+                      const Substitution& with) {
+  std::vector<std::vector<Ref>> now(source.nodes().size());
+  for (NodeId id = 0; id < source.nodes().size(); ++id) {
+    const Node& node = source.node(id);
+    if (node.op->tier == Tier::kStructural) {
+      const std::string& name = node.attrs.at("name").as_string();
+      now[id] = {node.op->name == "input"    ? fn.add_input(name, substitute(node.outputs[0], with))
+                 : node.op->name == "weight" ? fn.weight(name)
+                                             : fn.constant(name)};
+      continue;
+    }
+    std::vector<Ref> inputs;
+    inputs.reserve(node.inputs.size());
+    for (Ref r : node.inputs) inputs.push_back(now[r.node][r.output]);
+    Attrs attrs = substitute(node.attrs, with);
+    if (is_region(node)) {
+      Function body(&module, "body");
+      substitute_nodes(module, region_body(module, node.attrs), body, with);
+      attrs.set("body", add_body(module, std::move(body), node.attrs.get_string("kind", "body")));
+    }
+    fn.set_provenance(node.provenance);
+    now[id] = fn.add_multi(node.op->name, std::move(inputs), std::move(attrs), node.name);
+  }
+  for (const Function::Result& r : source.results())
+    fn.set_result(r.name, now[r.ref.node][r.ref.output]);
 }
 
 std::vector<Fact> iota_facts(const Function& fn, int64_t q_start_step) {
@@ -59,25 +88,11 @@ Function& specialize(Module& module, std::string_view from, std::string new_name
   }
   // Built aside: a function that cannot be specialised leaves the module as it was.
   Function fn(&module, new_name);
-  std::vector<std::vector<Ref>> now(source->nodes().size());
-  for (NodeId id = 0; id < source->nodes().size(); ++id) {
-    const Node& node = source->node(id);
-    if (node.op->tier == Tier::kStructural) {
-      const std::string& name = node.attrs.at("name").as_string();
-      now[id] = {node.op->name == "input"    ? fn.add_input(name, substitute(node.outputs[0], with))
-                 : node.op->name == "weight" ? fn.weight(name)
-                                             : fn.constant(name)};
-      continue;
-    }
-    std::vector<Ref> inputs;
-    inputs.reserve(node.inputs.size());
-    for (Ref r : node.inputs) inputs.push_back(now[r.node][r.output]);
-    fn.set_provenance(node.provenance);
-    now[id] =
-        fn.add_multi(node.op->name, std::move(inputs), substitute(node.attrs, with), node.name);
-  }
-  for (const Function::Result& r : source->results()) {
-    fn.set_result(r.name, now[r.ref.node][r.ref.output]);
+  try {
+    substitute_nodes(module, *source, fn, with);
+  } catch (const Error&) {
+    drop_unused_bodies(module);
+    throw;
   }
   fn.facts() = source->facts();
   for (Fact& fact : facts) {

@@ -1,6 +1,6 @@
 #include "base/error.h"
 #include "graph/attrs.h"
-#include "graph/graph.h"
+#include "graph/region.h"
 
 namespace tokamak {
 namespace {
@@ -10,6 +10,13 @@ double evaluate(const SymExpr& e, const std::map<std::string, int64_t, std::less
 }
 
 SymExpr node_flops(const Function& function, const Node& node) {
+  if (is_region(node)) {
+    const Function& body = region_body(function.module(), node.attrs);
+    SymExpr n = 0;
+    for (const Node& inner : body.nodes())
+      if (inner.op->tier != Tier::kStructural) n = n + node_flops(body, inner);
+    return n;
+  }
   if (node.op->flops) {
     std::vector<Type> in;
     for (Ref r : node.inputs) in.push_back(function.type(r));
@@ -52,7 +59,12 @@ uint64_t structural_hash(const Function& function) {
     const Node& node = function.node(static_cast<NodeId>(id));
     Hash128 hash;
     hash.add(node.op->name);
-    hash_value(node.attrs, hash);
+    if (is_region(node)) {  // what the body computes counts, not its name
+      hash.add(structural_hash(region_body(function.module(), node.attrs)));
+      hash.add(node.attrs.get_string("kind", ""));
+    } else {
+      hash_value(node.attrs, hash);
+    }
     for (Ref r : node.inputs) {
       hash.add(hashes[r.node]);
       hash.add(uint64_t{r.output});

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "graph/attrs.h"
-#include "graph/graph.h"
+#include "graph/region.h"
 #include "graph/text_format.h"
 
 namespace tokamak {
@@ -167,7 +167,8 @@ class FunctionVerifier {
     };
     std::vector<Type> inferred;
     try {
-      inferred = infer_types(*node.op, {in, attrs, plane});
+      inferred = is_region(node) ? region_types(module_, *node.op, in, attrs)
+                                 : infer_types(*node.op, {in, attrs, plane});
     } catch (const Error& e) {
       bad_node(e.what());
     }

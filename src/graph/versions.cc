@@ -1,16 +1,15 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "graph/graph.h"
+#include "graph/region.h"
 
 namespace tokamak {
 
 size_t first_ordering_input(const Function& function, const Node& write) {
-  constexpr size_t kFirstPlane = 4;  // state, view, seq, slot
   TK_CHECK(write.op->writes_state && !write.inputs.empty());
-  const StateDecl* state = function.module().find_state(function.type(write.inputs[0]).name);
-  TK_CHECK(state, "{} writes a state that is not declared", write.op->name);
-  return std::min(kFirstPlane + state->planes.size(), write.inputs.size());
+  return std::min(
+      written_inputs(function.module(), write.op, write.attrs, function.type(write.inputs[0])),
+      write.inputs.size());
 }
 
 std::vector<Ref> reads_of(const Function& function, Ref version) {

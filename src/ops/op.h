@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "base/value.h"
@@ -38,13 +39,20 @@ struct Type {
 
 // --- Meaning ---
 
+// The elements of integer tensors beside scalars S: int32, or the one that is watched
+// (ops/traced.h).
+class Traced;
+class TracedIndex;
+template <class S>
+using IndexOf = std::conditional_t<std::is_same_v<S, Traced>, TracedIndex, int32_t>;
+
 // A dense row-major tensor of the interpreter. Exactly one of f and i is set: i for integer
 // tensors.
 template <class S>
 struct TensorRef {
   std::span<const int64_t> dims;
   S* f = nullptr;
-  int32_t* i = nullptr;
+  IndexOf<S>* i = nullptr;
   int64_t elements() const {
     int64_t n = 1;
     for (int64_t d : dims) n *= d;
@@ -107,7 +115,8 @@ class Field;
 enum class Tier : uint8_t {
   kPrimitive,
   kComposite,
-  kStructural /* input, weight, constant, return */
+  kStructural, /* input, weight, constant, return */
+  kRegion      /* its type rule and meaning are a function of the module (graph/region.h) */
 };
 
 // What a type rule sees. Rules throw Error(kInvalidArgument, "<op>: ...") when the inputs do not
@@ -131,6 +140,7 @@ struct OpDef {
   std::vector<Type> (*infer)(const InferContext&);
   Meaning<float> f32 = nullptr;
   Meaning<double> f64 = nullptr;
+  Meaning<Traced> traced = nullptr;               // counts what is read and written
   Meaning<Field> field = nullptr;                 // nullptr: outside the finite-field fragment
   std::vector<std::string_view> attr_names = {};  // required ones first
   int required_attrs = 0;

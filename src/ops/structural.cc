@@ -16,12 +16,26 @@ OpDef structural(std::string_view name, std::string_view doc) {
           .doc = doc};
 }
 
+OpDef region(std::string_view name, bool writes, std::string_view doc) {
+  return {.name = name,
+          .tier = Tier::kRegion,
+          .min_inputs = 0,
+          .max_inputs = -1,
+          .infer = nullptr,
+          .attr_names = {"body", "kind"},
+          .required_attrs = 1,
+          .writes_state = writes,
+          .doc = doc};
+}
+
 }  // namespace
 
 std::vector<OpDef> structural_ops() {
   return {structural("input", "an input of the function"),
           structural("weight", "a weight of the module"),
-          structural("constant", "a small tensor the compiler knows")};
+          structural("constant", "a small tensor the compiler knows"),
+          region("region", false, "a fused region: what its body, a function, computes"),
+          region("region_write", true, "a fused region whose body writes a state")};
 }
 
 }  // namespace tokamak

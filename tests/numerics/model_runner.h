@@ -4,6 +4,7 @@
 // bugs show.
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,8 @@ struct RunnerOptions {
   int threads = 2;
   int64_t sequences = 8, length = 128, max_tokens = 64, block_size = 16;
   int64_t context = 0;  // as CompileOptions::context
-  bool eager = false;   // as LoadOptions::eager
+  std::set<std::string> disabled_passes = {};
+  bool eager = false;  // as LoadOptions::eager
 };
 
 class ModelRunner {

@@ -143,7 +143,7 @@ TEST(Infer, TableOfOpsIsSound) {
     EXPECT_EQ(find_op(op->name), op);
     EXPECT_LE(op->required_attrs, static_cast<int>(op->attr_names.size()));
     EXPECT_FALSE(op->doc.empty());
-    bool structural = op->tier == Tier::kStructural;
+    bool structural = op->tier == Tier::kStructural || op->tier == Tier::kRegion;
     EXPECT_EQ(op->infer == nullptr, structural);
     EXPECT_EQ(op->f32 == nullptr, structural);
     EXPECT_EQ(op->f64 == nullptr, structural);

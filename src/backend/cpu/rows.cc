@@ -1,9 +1,7 @@
 // Ops over the last axis: norms, softmax, quantize, rope.
 #include <algorithm>
-#include <cmath>
-#include <vector>
 
-#include "backend/cpu/exec.h"
+#include "backend/cpu/rope_angles.h"
 #include "base/error.h"
 
 namespace tokamak::cpu {
@@ -74,50 +72,29 @@ class Quantize final : public Op {
   }
 };
 
-// cos and sin are computed in double once per step for all layers that rotate by the same
-// frequencies and positions.
 class Rope final : public Op {
  public:
-  explicit Rope(const OpSite& site)
-      : scale_(static_cast<float>(site.attrs.get_double("scale", 1.0))) {
-    half_ = site.in[2].last();
-    values_.resize(static_cast<size_t>(site.in[1].elements() * half_ * 2));
+  explicit Rope(const OpSite& site) {
+    use_.angles = std::make_shared<RopeAngles>(
+        site.in[2].last(), static_cast<float>(site.attrs.get_double("scale", 1.0)),
+        site.in[1].elements());
   }
-  uint64_t own_bytes() const override { return values_.capacity() * sizeof(float); }
+  uint64_t own_bytes() const override {  // shared among its users
+    return use_.angles->bytes() / static_cast<uint64_t>(use_.angles.use_count());
+  }
+  RopeUse* rope_use() override { return &use_; }
 
   void run(const Tensor* in, const Tensor* out, StepContext& c) override {
-    int64_t rows = in[0].dims[0], heads = in[0].dims[1], d = in[0].dims[2];
-    const float* table = source_ ? source_->values_.data() : values_.data();
-    if (!source_) fill(in[1].i32(), in[2].f32(), rows);
+    int64_t heads = in[0].dims[1], d = in[0].dims[2], half = use_.angles->half();
+    use_.angles->ensure(c, in[1].i32(), in[2].f32(), in[0].dims[0]);
     each_row(in[0], c, [&](int64_t r) {
-      const float* t = table + r / heads * half_ * 2;
-      c.kernels.rope(in[0].f32() + r * d, t, t + half_, out[0].f32() + r * d, half_, d);
+      c.kernels.rope(in[0].f32() + r * d, use_.angles->cosines(r / heads),
+                     use_.angles->sines(r / heads), out[0].f32() + r * d, half, d);
     });
   }
 
-  bool same_angles(const Rope& o) const { return half_ == o.half_ && scale_ == o.scale_; }
-  // Takes the table of an earlier call of the same plan with the same frequencies and positions.
-  void share(const Rope* source) {
-    source_ = source->source_ ? source->source_ : source;
-    values_ = {};
-  }
-
  private:
-  void fill(const int32_t* positions, const float* frequencies, int64_t rows) {
-    for (int64_t t = 0; t < rows; ++t) {
-      float* to = values_.data() + t * half_ * 2;
-      for (int64_t j = 0; j < half_; ++j) {
-        double angle = static_cast<double>(positions[t]) * static_cast<double>(frequencies[j]);
-        to[j] = static_cast<float>(std::cos(angle) * static_cast<double>(scale_));
-        to[half_ + j] = static_cast<float>(std::sin(angle) * static_cast<double>(scale_));
-      }
-    }
-  }
-
-  float scale_;
-  int64_t half_;
-  const Rope* source_ = nullptr;
-  std::vector<float> values_;
+  RopeUse use_;
 };
 
 }  // namespace
@@ -129,16 +106,6 @@ std::unique_ptr<Op> make_row_op(const OpSite& site) {
   if (site.op == "quantize") return std::make_unique<Quantize>(site);
   if (site.op == "rope") return std::make_unique<Rope>(site);
   return nullptr;
-}
-
-bool is_rope(const Op& op) { return dynamic_cast<const Rope*>(&op) != nullptr; }
-
-bool share_rope_table(Op& op, const Op& earlier) {
-  auto& a = dynamic_cast<Rope&>(op);
-  const auto& b = dynamic_cast<const Rope&>(earlier);
-  if (!a.same_angles(b)) return false;
-  a.share(&b);
-  return true;
 }
 
 }  // namespace tokamak::cpu

@@ -60,6 +60,8 @@ struct FusionReport {
   std::map<std::string, Total> totals;
 };
 
+// Adds what `from` says of its functions, in the place of what `into` said of them.
+void merge_reports(FusionReport& into, FusionReport from);
 std::string fusion_report_text(const FusionReport& report);
 Value fusion_report_value(const FusionReport& report);  // for JSON
 

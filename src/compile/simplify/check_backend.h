@@ -11,4 +11,8 @@ namespace tokamak {
 CheckReport check_on_backend(const Function& before, const Function& after, Backend& backend,
                              const CheckOptions& options);
 
+// Both planned and run by the backend: what an exact pass must leave bit for bit.
+CheckReport compare_on_backend(const Function& before, const Function& after, Backend& backend,
+                               const CheckOptions& options);
+
 }  // namespace tokamak

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kMaxElements = 1 << 16;
 
 bool foldable(const Function& fn, const Node& node, const std::vector<Ref>& inputs) {
-  if (node.op->writes_state || node.op->reads_state) return false;
+  if (node.op->writes_state || node.op->reads_state || node.op->tier == Tier::kRegion) return false;
   for (Ref r : inputs)
     if (fn.node(r.node).op->name != "constant") return false;
   for (const Type& t : node.outputs) {

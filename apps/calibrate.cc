@@ -1,0 +1,64 @@
+// tokamak calibrate: measures this machine for the fusion planner's cost model.
+#include "backend/cpu/calibrate.h"
+#include "apps/verbs.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "compile/fuse/machine.h"
+
+namespace tokamak {
+namespace {
+
+// Operations of silu per element in the cost model's unit.
+constexpr double kSiluOps = 14;
+
+struct CalibrateFlags {
+  std::string out, name;
+  int threads = 0;
+  double seconds = 4;
+};
+
+Machine machine_of(const CpuMeasurement& m, const std::string& name) {
+  Machine machine;
+  machine.name = name.empty() ? fmt::format("cpu {} x{}", m.isa, m.threads) : name;
+  machine.cores = m.threads;
+  machine.levels.clear();
+  for (const CpuMeasurement::Level& l : m.levels)
+    machine.levels.push_back({l.name, l.capacity, l.bandwidth});
+  machine.i8_ops = m.i8_ops;
+  machine.f32_flops = m.f32_flops;
+  machine.vector_ops = m.silu_elements * kSiluOps;
+  machine.call_seconds = m.call_seconds;
+  machine.barrier_seconds = m.barrier_seconds;
+  return machine;
+}
+
+void run_calibrate(const CalibrateFlags& f) {
+  std::string text =
+      dump_json(machine_value(machine_of(measure_cpu(f.threads, f.seconds), f.name)), 2) + "\n";
+  if (f.out.empty())
+    fmt::print("{}", text);
+  else
+    write_text_file(f.out, text);
+}
+
+}  // namespace
+
+void add_calibrate_verb(CLI::App& app) {
+  auto flags = std::make_shared<CalibrateFlags>();
+  CLI::App* verb = app.add_subcommand(
+      "calibrate", "measure this machine: bandwidths, dot products, barriers, as a machine file");
+  verb->add_option("-o,--out", flags->out, "file to write; standard output without it");
+  verb->add_option("--name", flags->name, "name of the machine in the file");
+  verb->add_option("--threads", flags->threads, "threads to measure with; 0: all cores")
+      ->check(CLI::Range(0, 1024));
+  verb->add_option("--seconds", flags->seconds, "time to spend")
+      ->check(CLI::Range(0.05, 600.0))
+      ->capture_default_str();
+  verb->footer(
+      "Example: tokamak calibrate -o this.json && tokamak debug opt graph.tkg --machine "
+      "this.json");
+  verb->callback([flags] { run_calibrate(*flags); });
+}
+
+}  // namespace tokamak

@@ -1,0 +1,28 @@
+#pragma once
+// What this machine's cores and caches do, measured with the backend's own kernels.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tokamak {
+
+struct CpuMeasurement {
+  struct Level {
+    std::string name;
+    double capacity = 0;   // bytes that one core sees; 0 for memory
+    double bandwidth = 0;  // bytes per second read, all threads together
+  };
+  std::string isa;
+  int threads = 1;
+  std::vector<Level> levels;  // nearest first, memory last
+  double i8_ops = 0;          // per second, all threads: integer dot products of a tile
+  double f32_flops = 0;
+  double silu_elements = 0;
+  double call_seconds = 0;     // one op without a fork
+  double barrier_seconds = 0;  // fork to all threads and join
+};
+
+// Takes about `seconds`; each figure is the best of several tries.
+CpuMeasurement measure_cpu(int threads, double seconds);
+
+}  // namespace tokamak

@@ -1,0 +1,176 @@
+#include "backend/cpu/linear_kernel.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace tokamak::cpu {
+namespace {
+
+constexpr int64_t kPanelPart = 256;  // k values of a panel decoded at a time
+
+// Activations q8a, weights of a format with integer dot products.
+class QuantLinear final : public LinearKernel {
+ public:
+  QuantLinear(const KernelTable& kernels, const Weight* w)
+      : LinearKernel(w), blocks_(w->k / kQuantBlock) {
+    int f = static_cast<int>(w_->qformat);
+    dot1_ = kernels.qdot1[f];
+    dot4_ = kernels.qdot4[f];
+  }
+  int64_t single_bytes() const override { return blocks_ * static_cast<int64_t>(sizeof(XBlock1)); }
+  int64_t tile_bytes() const override { return blocks_ * static_cast<int64_t>(sizeof(XBlock4)); }
+  int64_t scratch_bytes() const override { return 0; }
+
+  void pack_single(const KernelTable& k, const void* x, uint8_t* to) const override {
+    k.pack_x1(x, blocks_, reinterpret_cast<XBlock1*>(to));
+  }
+  void pack_tile(const KernelTable& k, const void* x, int64_t n, uint8_t* to) const override {
+    const void* rows[kTile];
+    for (int64_t i = 0; i < n; ++i)
+      rows[i] = static_cast<const uint8_t*>(x) + i * blocks_ * kActivationBlock;
+    k.pack_x4(rows, static_cast<int>(n), blocks_, reinterpret_cast<XBlock4*>(to));
+  }
+  void single(const KernelTable&, const void* packed, int64_t begin, int64_t end,
+              const LinearSink& sink, uint8_t*) const override {
+    float sums[kPanel];
+    for (int64_t p = begin; p < end; ++p) {
+      dot1_(w_->panel(p), static_cast<const XBlock1*>(packed), blocks_, sums);
+      store(sink, begin, p, 0, 1, sums);
+    }
+  }
+  void tiles(const KernelTable&, const uint8_t* packed, int64_t rows, int64_t begin, int64_t end,
+             const LinearSink& sink, uint8_t*) const override {
+    const auto* x = reinterpret_cast<const XBlock4*>(packed);
+    for (int64_t p = begin; p < end; ++p)
+      for (int64_t r = 0; r < rows; r += kTile) {
+        float sums[kTile * kPanel];
+        dot4_(w_->panel(p), x + r / kTile * blocks_, blocks_, sums);
+        store(sink, begin, p, r, std::min<int64_t>(kTile, rows - r), sums);
+      }
+  }
+
+ private:
+  int64_t blocks_;
+  void (*dot1_)(const uint8_t*, const XBlock1*, int64_t, float*);
+  void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, float*);
+};
+
+// Activations f32. Float weights are read as they are for few rows; quantised ones, and any for
+// many rows, are decoded to f32 a part of a panel at a time.
+class FloatLinear final : public LinearKernel {
+ public:
+  explicit FloatLinear(const Weight* w) : LinearKernel(w) {
+    direct_ = w_->matrix == Weight::Matrix::kFPanel;
+    int64_t step = w_->decode_step();
+    part_ = std::max(step, kPanelPart / step * step);
+  }
+  int64_t single_bytes() const override { return 0; }
+  int64_t tile_bytes() const override { return w_->k * kTile * 4; }
+  int64_t scratch_bytes() const override {
+    return (part_ * kPanel + kMaxTiles * kTile * kPanel) * 4;
+  }
+  void pack_single(const KernelTable&, const void*, uint8_t*) const override {}
+  // [k][4].
+  void pack_tile(const KernelTable&, const void* x, int64_t n, uint8_t* to) const override {
+    const auto* from = static_cast<const float*>(x);
+    auto* tile = reinterpret_cast<float*>(to);
+    for (int64_t k = 0; k < w_->k; ++k)
+      for (int64_t r = 0; r < kTile; ++r) tile[k * kTile + r] = r < n ? from[r * w_->k + k] : 0.0f;
+  }
+
+  void single(const KernelTable& kernels, const void* packed, int64_t begin, int64_t end,
+              const LinearSink& sink, uint8_t* scratch) const override {
+    const auto* x = static_cast<const float*>(packed);
+    int type = direct_ ? static_cast<int>(w_->ftype) : 0;
+    int64_t p = begin;
+    for (; direct_ && p + 4 <= end; p += 4) {
+      float sums[4 * kPanel] = {};
+      kernels.fdot1x4[type](w_->panel(p), w_->panel_bytes, x, w_->k, sums);
+      for (int i = 0; i < 4; ++i) store(sink, begin, p + i, 0, 1, sums + i * kPanel);
+    }
+    auto* decoded = reinterpret_cast<float*>(scratch);
+    for (; p < end; ++p) {
+      float sums[kPanel] = {};
+      if (direct_) {
+        kernels.fdot1[type](w_->panel(p), x, w_->k, sums);
+      } else {
+        for (int64_t k = 0; k < w_->k; k += part_) {
+          int64_t n = std::min(part_, w_->k - k);
+          w_->decode_panel(kernels, p, k, n, decoded);
+          kernels.fdot1[0](decoded, x + k, n, sums);
+        }
+      }
+      store(sink, begin, p, 0, 1, sums);
+    }
+  }
+
+  void tiles(const KernelTable& kernels, const uint8_t* packed, int64_t rows, int64_t begin,
+             int64_t end, const LinearSink& sink, uint8_t* scratch) const override {
+    TK_CHECK(rows <= kMaxTiles * kTile);
+    const auto* x = reinterpret_cast<const float*>(packed);
+    auto* decoded = reinterpret_cast<float*>(scratch);
+    float* sums = decoded + part_ * kPanel;
+    bool as_stored = direct_ && (w_->ftype == FType::kF32 || rows <= 2 * kTile);
+    for (int64_t p = begin; p < end; ++p) {
+      std::memset(sums, 0,
+                  static_cast<size_t>(rows + kTile - 1) / kTile * kTile * kPanel * sizeof(float));
+      if (as_stored) {
+        for (int64_t r = 0; r < rows; r += kTile)
+          kernels.fdot4[static_cast<int>(w_->ftype)](w_->panel(p), x + r * w_->k, w_->k,
+                                                     sums + r * kPanel);
+      } else {
+        for (int64_t k = 0; k < w_->k; k += part_) {
+          int64_t n = std::min(part_, w_->k - k);
+          w_->decode_panel(kernels, p, k, n, decoded);
+          for (int64_t r = 0; r < rows; r += kTile)
+            kernels.fdot4[0](decoded, x + r * w_->k + k * kTile, n, sums + r * kPanel);
+        }
+      }
+      store(sink, begin, p, 0, rows, sums);
+    }
+  }
+
+ private:
+  bool direct_;
+  int64_t part_;
+};
+
+}  // namespace
+
+int64_t LinearKernel::row_bytes() const {
+  return single_bytes() > 0 ? w_->k / kQuantBlock * kActivationBlock : w_->k * 4;
+}
+
+int64_t LinearKernel::chunk_tiles() const {
+  return std::clamp<int64_t>(kChunkBytes / tile_bytes(), 1, kMaxTiles);
+}
+
+// Writes sums[row][kPanel] of `count` rows, with bias, cutting the panel at n.
+void LinearKernel::store(const LinearSink& sink, int64_t begin, int64_t panel, int64_t row,
+                         int64_t count, const float* sums) const {
+  int64_t n0 = panel * kPanel, lanes = std::min<int64_t>(kPanel, w_->n - n0);
+  for (int64_t r = 0; r < count; ++r, sums += kPanel) {
+    float* to = sink.to + (row + r) * sink.stride + (panel - begin) * kPanel;
+    if (sink.bias) {
+      for (int64_t i = 0; i < lanes; ++i) to[i] = sums[i] + sink.bias[n0 + i];
+    } else if (lanes == kPanel) {
+      std::memcpy(to, sums, kPanel * sizeof(float));
+    } else {
+      std::memcpy(to, sums, static_cast<size_t>(lanes) * sizeof(float));
+    }
+  }
+}
+
+std::unique_ptr<LinearKernel> make_linear_kernel(const KernelTable& kernels, const Weight* weight,
+                                                 DType activations, std::string_view label) {
+  if (!weight || weight->matrix == Weight::Matrix::kNone)
+    fail(ErrorCode::kUnsupported, "{}: the second operand of linear must be a weight", label);
+  if (activations == DType::kF32) return std::make_unique<FloatLinear>(weight);
+  if (activations == DType::kQ8A && weight->matrix == Weight::Matrix::kQPanel)
+    return std::make_unique<QuantLinear>(kernels, weight);
+  fail(ErrorCode::kUnsupported, "{}: no linear for {} activations", label, dtype_name(activations));
+}
+
+}  // namespace tokamak::cpu

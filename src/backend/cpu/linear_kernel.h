@@ -1,0 +1,55 @@
+#pragma once
+// The product of activation rows with the panels of one matrix: what linear and regions of several
+// matrices are made of. Activations are first packed, one row or tiles of kTile rows; matrices of
+// the same input type and length read the same packing. What a row's result is does not depend on
+// the tile, the chunk or the thread (kernel_table.h).
+#include <memory>
+
+#include "backend/cpu/exec.h"
+
+namespace tokamak::cpu {
+
+constexpr int64_t kActivationBlock = 40;     // bytes of one q8a block of 32
+constexpr int64_t kGrainWork = 96 * 1024;    // multiply-adds that are worth a fork
+constexpr int64_t kChunkBytes = 384 * 1024;  // activation tiles kept in a core's cache
+constexpr int64_t kMaxTiles = 32;
+
+// Where results go: row r, column c of panel p at to[r * stride + (p - first panel) * kPanel + c].
+struct LinearSink {
+  float* to;
+  int64_t stride;
+  const float* bias;  // of the whole matrix; may be nullptr
+};
+
+// Owned by an op; refers to the weight. Stateless: any thread, its own scratch.
+class LinearKernel {
+ public:
+  explicit LinearKernel(const Weight* w) : w_(w) {}
+  virtual ~LinearKernel() = default;
+  const Weight& weight() const { return *w_; }
+  int64_t row_bytes() const;  // of an activation row as ops exchange it
+
+  virtual int64_t single_bytes() const = 0;  // of one packed row; 0: rows are read as they are
+  virtual int64_t tile_bytes() const = 0;    // of kTile packed rows
+  virtual void pack_single(const KernelTable& k, const void* x, uint8_t* to) const = 0;
+  // `n` rows that lie one behind the other; absent rows of the tile become zero.
+  virtual void pack_tile(const KernelTable& k, const void* x, int64_t n, uint8_t* to) const = 0;
+  virtual int64_t scratch_bytes() const = 0;  // for the two below
+  virtual void single(const KernelTable& k, const void* packed, int64_t begin, int64_t end,
+                      const LinearSink& sink, uint8_t* scratch) const = 0;
+  virtual void tiles(const KernelTable& k, const uint8_t* packed, int64_t rows, int64_t begin,
+                     int64_t end, const LinearSink& sink, uint8_t* scratch) const = 0;
+
+  int64_t chunk_tiles() const;  // tiles that stay in a core's cache
+
+ protected:
+  void store(const LinearSink& sink, int64_t begin, int64_t panel, int64_t row, int64_t count,
+             const float* sums) const;
+  const Weight* w_;
+};
+
+// Throws Error(kUnsupported) when there is no kernel for these activations and this weight.
+std::unique_ptr<LinearKernel> make_linear_kernel(const KernelTable& kernels, const Weight* weight,
+                                                 DType activations, std::string_view label);
+
+}  // namespace tokamak::cpu

@@ -1,0 +1,169 @@
+#include "compile/fuse/fuse.h"
+
+#include <algorithm>
+
+#include "base/channels.h"
+#include "base/error.h"
+#include "compile/planner/planner.h"
+#include "graph/rebuild.h"
+
+namespace tokamak {
+namespace {
+
+Machine fusion_machine(const CompileOptions& options) {
+  return options.machine.empty() ? Machine{} : load_machine_file(options.machine);
+}
+
+// A state comes first, among what a region takes and what it gives.
+void state_first(const Function& fn, std::vector<Ref>& refs) {
+  std::stable_partition(refs.begin(), refs.end(),
+                        [&](Ref r) { return fn.type(r).kind == Type::Kind::kState; });
+}
+
+// Rebuilds the function part by part.
+class RegionBuilder {
+ public:
+  RegionBuilder(Module& module, const FusionGraph& graph, const FusionPlan& plan)
+      : module_(module),
+        graph_(graph),
+        plan_(plan),
+        fn_(graph.fn()),
+        part_(parts_of(graph, plan.candidates, plan.cover.chosen)),
+        fresh_(&module, fn_.name()) {}
+
+  Function build() {
+    for (NodeId id : fn_.inputs())
+      now_[{id, 0}] =
+          fresh_.add_input(fn_.node(id).attrs.at("name").as_string(), fn_.node(id).outputs[0]);
+    for (const std::vector<NodeId>& nodes :
+         ordered_parts(graph_, plan_.candidates, plan_.cover.chosen)) {
+      if (part_[nodes.front()] < 0)
+        add_single(nodes.front());
+      else
+        add_region(static_cast<size_t>(part_[nodes.front()]));
+    }
+    for (const Function::Result& r : fn_.results()) fresh_.set_result(r.name, at(r.ref));
+    fresh_.facts() = fn_.facts();
+    return std::move(fresh_);
+  }
+
+  std::map<size_t, std::string> bodies;  // per candidate
+
+ private:
+  Ref at(Ref r) {
+    const Node& node = fn_.node(r.node);
+    if (node.op->name == "weight") return fresh_.weight(node.attrs.at("name").as_string());
+    if (node.op->name == "constant") return fresh_.constant(node.attrs.at("name").as_string());
+    return now_.at(r);
+  }
+
+  void add_single(NodeId id) {
+    const Node& node = fn_.node(id);
+    size_t count = node.op->writes_state ? first_ordering_input(fn_, node) : node.inputs.size();
+    std::vector<Ref> in;
+    for (size_t i = 0; i < count; ++i) in.push_back(at(node.inputs[i]));
+    fresh_.set_provenance(node.provenance);
+    std::vector<Ref> made = copy_node(fresh_, node, std::move(in));
+    for (uint32_t o = 0; o < made.size(); ++o) now_[{id, o}] = made[o];
+  }
+
+  void add_region(size_t index) {
+    const Candidate& c = plan_.candidates[index];
+    std::vector<Ref> inputs = graph_.inputs_of(c.nodes), outputs = graph_.outputs_of(c.nodes);
+    state_first(fn_, inputs);
+    state_first(fn_, outputs);
+    bool writes = fn_.type(outputs[0]).kind == Type::Kind::kState;
+    std::string body = add_body(module_, graph_.body_of(c.nodes, inputs, outputs), c.kind);
+    bodies[index] = body;
+    std::vector<Ref> in;
+    for (Ref r : inputs) in.push_back(at(r));
+    if (writes)
+      for (Ref read : reads_of(fresh_, in[0])) in.push_back(read);
+    fresh_.set_provenance(fmt::format("fuse {}", c.rule));
+    std::vector<Ref> made = fresh_.add_multi(writes ? "region_write" : "region", std::move(in),
+                                             Value::Object{{"body", body}, {"kind", c.kind}},
+                                             graph_.region_name(c.nodes));
+    for (size_t o = 0; o < made.size(); ++o) now_[outputs[o]] = made[o];
+  }
+
+  Module& module_;
+  const FusionGraph& graph_;
+  const FusionPlan& plan_;
+  const Function& fn_;
+  std::vector<int> part_;
+  Function fresh_;
+  std::map<Ref, Ref> now_;
+};
+
+void log_fusion(const FusionReport& report) {
+  if (!log::channel_enabled("fusion")) return;
+  std::string text = fusion_report_text(report);
+  for (size_t at = 0; at < text.size();) {
+    size_t end = std::min(text.find('\n', at), text.size());
+    log::channel("fusion", text.substr(at, end - at));
+    at = end + 1;
+  }
+}
+
+}  // namespace
+
+FusionPlan plan_fusion(const FusionGraph& graph, const CostModel& cost, const Backend& backend) {
+  constexpr double kNoKernel = 1;  // seconds: whatever region has the node is better
+  FusionPlan plan;
+  plan.candidates = enumerate_candidates(graph, backend);
+  std::vector<double> single(graph.fn().nodes().size());
+  for (NodeId id = 0; id < single.size(); ++id)
+    single[id] = !graph.is_call(id) || find_kernel(graph.fn(), graph.fn().node(id), backend)
+                     ? cost.single_cost(id)
+                     : kNoKernel;
+  for (Candidate& c : plan.candidates) {
+    c.cost = cost.region_cost(c);
+    for (NodeId id : c.nodes) c.single_cost += single[id];
+  }
+  plan.cover = cheapest_cover(graph, plan.candidates, single);
+  return plan;
+}
+
+std::vector<std::string> apply_fusion(Module& module, Function& function, const FusionGraph& graph,
+                                      const FusionPlan& plan) {
+  std::vector<std::string> bodies;
+  if (plan.cover.chosen.empty()) return bodies;
+  RegionBuilder builder(module, graph, plan);
+  Function fresh = builder.build();
+  for (size_t i : plan.cover.chosen) bodies.push_back(builder.bodies.at(i));
+  function = std::move(fresh);
+  return bodies;
+}
+
+void fuse_regions(Module& module, Function& function, const PassContext& context) {
+  std::vector<RegionKernel> kernels = region_kernels(context.backend);
+  // Loop IR alone is no reason to fuse: the reference runs op by op unless it is asked to.
+  bool hand_written = std::any_of(kernels.begin(), kernels.end(),
+                                  [](const RegionKernel& k) { return k.kind != "loop"; });
+  if (kernels.empty() || (!hand_written && context.options.passes.empty())) return;
+  Machine machine = fusion_machine(context.options);
+  FusionGraph graph(function);
+  CostModel cost(graph, machine, design_shapes(function));
+  FusionPlan plan = plan_fusion(graph, cost, context.backend);
+  if (context.firings_left) {  // bisection: the first so many regions
+    size_t keep = std::min(*context.firings_left, plan.cover.chosen.size());
+    if (keep < plan.cover.chosen.size()) plan.cover.chosen.resize(keep);
+    *context.firings_left -= keep;
+    if (keep > 0 && context.last_firing) {
+      const Candidate& last = plan.candidates[plan.cover.chosen.back()];
+      *context.last_firing = fmt::format("{} region {}", last.kind, graph.region_name(last.nodes));
+    }
+  }
+  if (context.timing) context.timing->fired = plan.cover.chosen.size();
+  FusionReport report;
+  report.machine = machine.name;
+  report_fusion(graph, cost, kernels, plan, report);
+  log_fusion(report);
+  if (context.timing)
+    for (const FusedRegion& r : report.regions) ++context.timing->rules["fuse " + r.kind];
+  std::vector<std::string> bodies = apply_fusion(module, function, graph, plan);
+  for (size_t i = 0; i < bodies.size(); ++i) report.regions[i].body = bodies[i];
+  if (context.options.fusion) merge_reports(*context.options.fusion, std::move(report));
+}
+
+}  // namespace tokamak

@@ -1,0 +1,269 @@
+#include "compile/fuse/fuse.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/rng.h"
+#include "compile/simplify/check_backend.h"
+
+namespace tokamak {
+namespace {
+
+constexpr int64_t kWidth = 64;
+
+// Rows of 64 through element-wise ops, norms, quantised and plain matrices.
+class BlockMaker {
+ public:
+  explicit BlockMaker(uint64_t seed) : rng_(seed), module_("random") {}
+
+  Module make(size_t ops) {
+    module_.symbols = {{"T", 1, 9, 1}};
+    size_t pos = 0;
+    for (const char* type : {"f32[n=64, k=64]", "f16[n=64, k=64]", "q4_0[n=64, k=64]",
+                             "q8_0[n=64, k=64]", "q4_1[n=64, k=64]", "f32[n=64]", "f32[n=64]"})
+      module_.add_weight({fmt::format("w{}", module_.weights.size()),
+                          parse_tensor_type(type, pos = 0),
+                          {{fmt::format("w{}", module_.weights.size())}, {}}});
+    module_.add_constant({"c", parse_tensor_type("f32[n=1]", pos = 0), {0.75}});
+    fn_ = &module_.add_function("step");
+    for (const char* name : {"x", "y"})
+      pool_.push_back(fn_->add_input(name, Type::of(parse_tensor_type("f32[t=T, d=64]", pos = 0))));
+    for (size_t i = 0; i < ops; ++i) pool_.push_back(grow());
+    for (size_t i = 0; i < 3; ++i) fn_->set_result(fmt::format("out{}", i), pick());
+    fn_->set_result("last", pool_.back());
+    return std::move(module_);
+  }
+
+ private:
+  // Recent values more often: chains, not stars.
+  Ref pick() {
+    size_t back = rng_.below(rng_.below(3) == 0 ? pool_.size() : std::min<size_t>(4, pool_.size()));
+    return pool_[pool_.size() - 1 - back];
+  }
+  Ref vector() { return fn_->weight(fmt::format("w{}", 5 + rng_.below(2))); }
+  Ref grow() {
+    static constexpr const char* kUnary[] = {"neg", "abs", "sigmoid", "silu", "tanh", "relu"};
+    static constexpr const char* kBinary[] = {"add", "sub", "mul", "maximum"};
+    Ref x = pick();
+    Value eps = Value::Object{{"eps", 1e-5}};
+    switch (rng_.below(9)) {
+      case 0:
+        return fn_->add(kUnary[rng_.below(6)], {x});
+      case 1:
+      case 2:
+        return fn_->add(kBinary[rng_.below(4)], {x, pick()});
+      case 3:
+        return fn_->add(kBinary[rng_.below(4)], {x, rng_.below(2) ? vector() : fn_->constant("c")});
+      case 4:
+        return fn_->add("rms_norm", {x, vector()}, eps);
+      case 5:
+        return rng_.below(2) ? fn_->add("layer_norm", {x, vector(), vector()}, eps)
+                             : fn_->add("softmax", {x});
+      case 6: {
+        std::vector<Ref> in = {x, fn_->weight(fmt::format("w{}", rng_.below(2)))};
+        if (rng_.below(2)) in.push_back(vector());
+        return fn_->add("linear", in);
+      }
+      default: {
+        Ref q = fn_->add("quantize", {x}, Value::Object{{"format", "q8a"}});
+        return fn_->add("linear", {q, fn_->weight(fmt::format("w{}", 2 + rng_.below(3)))});
+      }
+    }
+  }
+
+  Rng rng_;
+  Module module_;
+  Function* fn_ = nullptr;
+  std::vector<Ref> pool_;
+};
+
+class FuseTest : public testing::Test {
+ protected:
+  // The function after the pass alone.
+  Function& fuse(Module& module, FusionReport* report = nullptr) {
+    CompileOptions options;
+    options.passes = {"fuse"};
+    options.fusion = std::make_shared<FusionReport>();
+    Function& fn = *module.find_function("step");
+    run_passes(module, fn, {*backend_, options});
+    verify_module(module);
+    if (report) *report = *options.fusion;
+    return fn;
+  }
+  static size_t regions_in(const Function& fn) {
+    size_t n = 0;
+    for (const Node& node : fn.nodes()) n += is_region(node);
+    return n;
+  }
+  std::unique_ptr<Backend> backend_ = make_backend("cpu", BackendOptions{2, {}, 0});
+};
+
+TEST_F(FuseTest, RandomBlocksKeepEveryBit) {
+  size_t regions = 0, ops = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    Module module = BlockMaker(seed).make(6 + seed % 20), after = module.clone();
+    FusionReport report;
+    Function& fn = fuse(after, &report);
+    regions += regions_in(fn);
+    for (const FusedRegion& r : report.regions) ops += r.ops.size();
+    const Function& before = *module.find_function("step");
+    CheckOptions exact{seed, 1, PassClass::kExact, false};
+    CheckReport r = compare_on_backend(before, fn, *backend_, exact);
+    ASSERT_TRUE(r.same && r.runs > 0) << "seed " << seed << ": " << r.message << "\n"
+                                      << print_module(module) << print_module(after);
+    r = check_functions(before, fn, exact);
+    ASSERT_TRUE(r.same && r.runs > 0) << "seed " << seed << ": " << r.message;
+  }
+  fmt::print("{} regions of {} ops\n", regions, ops);
+  EXPECT_GT(regions, 80u);
+  EXPECT_GT(ops, 2 * regions);
+}
+
+// Many rows: activations are made once for all threads, in two phases.
+TEST_F(FuseTest, LargeStepsKeepEveryBit) {
+  size_t regions = 0;
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    Module module = BlockMaker(seed).make(14);
+    module.symbols = {{"T", 700 + static_cast<int64_t>(seed), 900, 1}};
+    Module after = module.clone();
+    regions += regions_in(fuse(after));
+    CheckReport r = compare_on_backend(*module.find_function("step"), *after.find_function("step"),
+                                       *backend_, {seed, 1, PassClass::kExact, false});
+    ASSERT_TRUE(r.same && r.runs > 0) << "seed " << seed << ": " << r.message;
+  }
+  EXPECT_GT(regions, 6u);
+}
+
+// Other backends run a region op by op.
+TEST_F(FuseTest, ABackendWithoutKernelsRunsTheBody) {
+  auto ref = make_backend("ref");
+  for (uint64_t seed = 50; seed < 54; ++seed) {
+    Module module = BlockMaker(seed).make(12), after = module.clone();
+    ASSERT_GT(regions_in(fuse(after)), 0u);
+    CheckReport r = compare_on_backend(*module.find_function("step"), *after.find_function("step"),
+                                       *ref, {seed, 1, PassClass::kExact, false});
+    EXPECT_TRUE(r.same && r.runs > 0) << r.message;
+  }
+}
+
+// The cheapest of all covers, by trying them all.
+double brute_force(const std::vector<Candidate>& candidates, const FusionGraph& graph,
+                   const std::vector<double>& single, NodeId node, std::set<NodeId> covered,
+                   std::vector<size_t> chosen) {
+  while (node < single.size() && covered.contains(node)) ++node;
+  if (node == single.size()) {
+    if (!chosen.empty() && ordered_parts(graph, candidates, chosen).empty()) return 1e9;
+    return 0;
+  }
+  std::set<NodeId> alone = covered;
+  alone.insert(node);
+  double best = single[node] + brute_force(candidates, graph, single, node, alone, chosen);
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const Candidate& c = candidates[i];
+    if (c.nodes.front() != node) continue;
+    std::set<NodeId> with = covered;
+    bool free = true;
+    for (NodeId id : c.nodes) free = with.insert(id).second && free;
+    if (!free) continue;
+    std::vector<size_t> more = chosen;
+    more.push_back(i);
+    best = std::min(best, c.cost + brute_force(candidates, graph, single, node, with, more));
+  }
+  return best;
+}
+
+TEST_F(FuseTest, TheCoverIsTheCheapest) {
+  ASSERT_GE(region_kernels(*backend_).size(), 3u);
+  Machine machine;
+  size_t compared = 0;
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    Module module = BlockMaker(seed).make(7);
+    const Function& fn = *module.find_function("step");
+    FusionGraph graph(fn);
+    CostModel cost(graph, machine, design_shapes(fn));
+    FusionPlan plan = plan_fusion(graph, cost, *backend_);
+    EXPECT_TRUE(plan.cover.exact);
+    if (plan.candidates.size() > 60) continue;
+    std::vector<double> single;
+    for (NodeId id = 0; id < fn.nodes().size(); ++id) single.push_back(cost.single_cost(id));
+    double best = brute_force(plan.candidates, graph, single, 0, {}, {});
+    EXPECT_LE(plan.cover.cost, best * 1.000001) << "seed " << seed;
+    EXPECT_GE(plan.cover.cost, best * 0.999999) << "seed " << seed;
+    ++compared;
+  }
+  EXPECT_GT(compared, 15u);
+}
+
+TEST_F(FuseTest, EveryEdgeBetweenKernelsHasAReason) {
+  static const std::set<std::string> kReasons = {
+      "no_kernel", "barrier", "shape", "dtype", "state", "frame", "size", "cost", "other_choice"};
+  for (const char* name : {"fuse_llama", "fuse_gemma", "fuse_apart"}) {
+    Module module = parse_module(read_text_file(fmt::format(TK_GRAPH_GOLDEN "/opt/{}.tkg", name)));
+    Module again = module.clone();
+    FusionReport report, second;
+    Function& fn = fuse(module, &report);
+    fuse(again, &second);
+    EXPECT_EQ(fusion_report_text(report), fusion_report_text(second)) << "it must be repeatable";
+    EXPECT_EQ(report.regions.size(), regions_in(fn));
+    size_t edges = 0;
+    FusionGraph graph(fn);
+    for (NodeId id = 0; id < fn.nodes().size(); ++id)
+      for (Ref r : fn.node(id).inputs) edges += graph.is_call(id) && !graph.structural(r);
+    EXPECT_GE(report.not_fused.size() + 12, edges);
+    EXPECT_FALSE(report.not_fused.empty());
+    for (const NotFused& n : report.not_fused) {
+      EXPECT_TRUE(kReasons.contains(n.reason)) << n.reason;
+      EXPECT_FALSE(n.detail.empty());
+      EXPECT_GE(n.saving, 0);
+    }
+    for (const FusedRegion& r : report.regions) {
+      EXPECT_TRUE(module.find_function(r.body)) << r.body;
+      EXPECT_GE(r.ops.size(), 2u);
+      EXPECT_LE(r.bytes, r.unfused_bytes);
+      EXPECT_LT(r.seconds, r.unfused_seconds);
+    }
+    Value json = parse_json(dump_json(fusion_report_value(report)));
+    EXPECT_EQ(json.at("regions").size(), report.regions.size());
+    EXPECT_LT(report.totals.at("step").seconds_after, report.totals.at("step").seconds_before);
+  }
+}
+
+// Free barriers and calls, and a memory as fast as registers: nothing is gained by fusing.
+TEST_F(FuseTest, TheMachineDecides) {
+  Module module = parse_module(read_text_file(TK_GRAPH_GOLDEN "/opt/fuse_llama.tkg"));
+  Machine free;
+  free.call_seconds = free.barrier_seconds = 0;
+  for (MachineLevel& l : free.levels) l.bandwidth = 1e18;
+  free.vector_ops = free.i8_ops = free.f32_flops = 1e18;
+  const Function& fn = *module.find_function("step");
+  FusionGraph graph(fn);
+  CostModel nothing(graph, free, design_shapes(fn)), usual(graph, Machine{}, design_shapes(fn));
+  EXPECT_LT(plan_fusion(graph, nothing, *backend_).cover.cost, 1e-6);
+  EXPECT_GE(plan_fusion(graph, usual, *backend_).cover.chosen.size(), 4u);
+  EXPECT_LT(plan_fusion(graph, usual, *backend_).cover.cost,
+            usual.whole(0) * 0.9);  // what is saved is a good part of it
+}
+
+TEST(MachineFile, ReadsWritesAndRefuses) {
+  Machine m;
+  m.cores = 7;
+  m.levels = {{"near", 1e5, 1e11}, {"far", 0, 1e10}};
+  Machine back = machine_from_value(parse_json(dump_json(machine_value(m))), "text");
+  EXPECT_EQ(back.cores, 7);
+  ASSERT_EQ(back.levels.size(), 2u);
+  EXPECT_EQ(back.level_of(4e4).name, "near");
+  EXPECT_EQ(back.level_of(6e4).name, "far");
+  EXPECT_EQ(back.i8_ops, m.i8_ops);
+  // A file of the null backend is a machine too.
+  back = machine_from_value(parse_json(R"({"name": "h", "flops": 9e14, "bandwidth": 4e12})"), "h");
+  EXPECT_EQ(back.i8_ops, 9e14);
+  EXPECT_EQ(back.memory().bandwidth, 4e12);
+  for (const char* bad : {R"({"cores": 0})", R"({"cores": 1.5})", R"({"levels": []})",
+                          R"({"levels": [{"name": "x"}]})", R"({"i8_ops": -1})", "[]"})
+    EXPECT_THROW(machine_from_value(parse_json(bad), "bad"), Error) << bad;
+}
+
+}  // namespace
+}  // namespace tokamak

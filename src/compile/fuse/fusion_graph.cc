@@ -1,0 +1,161 @@
+#include "compile/fuse/fusion_graph.h"
+
+#include <algorithm>
+
+#include "graph/rebuild.h"
+
+namespace tokamak {
+namespace {
+
+constexpr std::string_view kRegionPrefix = "region.";
+
+std::set<std::string, std::less<>> op_names(std::string_view text) {
+  std::set<std::string, std::less<>> out;
+  while (!text.empty()) {
+    size_t end = std::min(text.find(' '), text.size());
+    if (end > 0) out.emplace(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return out;
+}
+
+bool contains(const std::vector<NodeId>& nodes, NodeId id) {
+  return std::binary_search(nodes.begin(), nodes.end(), id);
+}
+
+}  // namespace
+
+std::vector<RegionKernel> region_kernels(const Backend& backend) {
+  std::vector<RegionKernel> out;
+  for (const KernelDesc& k : backend.kernels()) {
+    std::string_view text = k.pattern;
+    size_t open = text.find('(');
+    if (!text.starts_with(kRegionPrefix) || open == std::string_view::npos) continue;
+    RegionKernel kernel{std::string(text.substr(kRegionPrefix.size(), open - kRegionPrefix.size())),
+                        {}};
+    text = text.substr(open + 1, text.size() - open - 2);
+    while (!text.empty()) {
+      size_t end = std::min(text.find(';'), text.size());
+      kernel.parts.push_back(op_names(text.substr(0, end)));
+      text.remove_prefix(std::min(end + 1, text.size()));
+    }
+    out.push_back(std::move(kernel));
+  }
+  return out;
+}
+
+bool same_shape(const TensorType& a, const TensorType& b) {
+  return std::equal(
+      a.dims.begin(), a.dims.end(), b.dims.begin(), b.dims.end(),
+      [](const Dim& x, const Dim& y) { return x.extent == y.extent && !x.bound && !y.bound; });
+}
+
+FusionGraph::FusionGraph(const Function& fn) : fn_(fn), needed_(needed_nodes(fn)) {
+  consumers_.resize(fn.nodes().size());
+  for (NodeId id = 0; id < fn.nodes().size(); ++id)
+    consumers_[id].resize(fn.node(id).outputs.size());
+  for (NodeId id = 0; id < fn.nodes().size(); ++id) {
+    if (!needed_[id]) continue;
+    for (Ref r : fn.node(id).inputs) {
+      std::vector<NodeId>& list = consumers_[r.node][r.output];
+      if (list.empty() || list.back() != id) list.push_back(id);
+    }
+  }
+  for (const Function::Result& r : fn.results()) results_.insert(r.ref);
+}
+
+bool FusionGraph::is_call(NodeId id) const {
+  const Node& node = fn_.node(id);
+  return needed_[id] && node.op->tier != Tier::kStructural && node.op->name != "reshape";
+}
+
+std::vector<Ref> FusionGraph::inputs_of(const std::vector<NodeId>& nodes) const {
+  std::vector<Ref> out;
+  for (NodeId id : nodes) {
+    const Node& node = fn_.node(id);
+    size_t count = node.op->writes_state ? first_ordering_input(fn_, node) : node.inputs.size();
+    for (size_t i = 0; i < count; ++i) {
+      Ref r = node.inputs[i];
+      if (contains(nodes, r.node)) continue;
+      if (std::find(out.begin(), out.end(), r) == out.end()) out.push_back(r);
+    }
+  }
+  return out;
+}
+
+std::vector<Ref> FusionGraph::outputs_of(const std::vector<NodeId>& nodes) const {
+  std::vector<Ref> out;
+  for (NodeId id : nodes)
+    for (uint32_t o = 0; o < fn_.node(id).outputs.size(); ++o) {
+      Ref r{id, o};
+      const std::vector<NodeId>& users = consumers(r);
+      bool outside = std::any_of(users.begin(), users.end(),
+                                 [&](NodeId user) { return !contains(nodes, user); });
+      if (outside || is_result(r)) out.push_back(r);
+    }
+  return out;
+}
+
+bool FusionGraph::convex(const std::vector<NodeId>& nodes) const {
+  NodeId first = nodes.front(), last = nodes.back();
+  std::vector<bool> reached(last - first + 1, false);  // from the group, by way of others
+  for (NodeId id = first; id <= last; ++id) {
+    bool inside = contains(nodes, id);
+    for (Ref r : fn_.node(id).inputs) {
+      if (r.node < first) continue;
+      bool from_group = contains(nodes, r.node), from_path = reached[r.node - first];
+      if (inside && from_path) return false;
+      if (!inside && (from_group || from_path)) reached[id - first] = true;
+    }
+  }
+  return true;
+}
+
+Function FusionGraph::body_of(const std::vector<NodeId>& nodes, const std::vector<Ref>& inputs,
+                              const std::vector<Ref>& outputs) const {
+  Function body(&fn_.module(), "body");
+  std::map<Ref, Ref> now;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    now[inputs[i]] = body.add_input(fmt::format("in{}", i), fn_.type(inputs[i]));
+  for (NodeId id : nodes) {
+    const Node& node = fn_.node(id);
+    size_t count = node.op->writes_state ? first_ordering_input(fn_, node) : node.inputs.size();
+    std::vector<Ref> in;
+    for (size_t i = 0; i < count; ++i) in.push_back(now.at(node.inputs[i]));
+    std::vector<Ref> made = body.add_multi(node.op->name, std::move(in), node.attrs);
+    for (uint32_t o = 0; o < made.size(); ++o) now[{id, o}] = made[o];
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Type& t = fn_.type(outputs[i]);
+    body.set_result(t.kind == Type::Kind::kState ? t.name : fmt::format("out{}", i),
+                    now.at(outputs[i]));
+  }
+  return body;
+}
+
+std::string FusionGraph::label(NodeId id) const {
+  const Node& node = fn_.node(id);
+  return node.name.empty() ? std::string(node.op->name)
+                           : fmt::format("{} {}", node.op->name, node.name);
+}
+
+std::string FusionGraph::region_name(const std::vector<NodeId>& nodes) const {
+  std::string out, prefix;
+  for (NodeId id : nodes) {
+    const std::string& name = fn_.node(id).name;
+    if (name.empty() || (!out.empty() && fn_.node(id).op->name == "quantize")) continue;
+    size_t dot = name.rfind('.');
+    std::string front = dot == std::string::npos ? "" : name.substr(0, dot + 1);
+    if (out.empty()) {
+      prefix = front;
+      out = name;
+    } else {
+      out += "+" + (front == prefix ? name.substr(front.size()) : name);
+    }
+  }
+  if (!out.empty()) return out;
+  for (NodeId id : nodes) out += fmt::format("{}{}", out.empty() ? "" : "+", fn_.node(id).op->name);
+  return out;
+}
+
+}  // namespace tokamak

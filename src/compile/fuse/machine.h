@@ -1,0 +1,40 @@
+#pragma once
+// A machine as the fusion planner's cost model sees it. docs/machine_file.md has the fields.
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/value.h"
+
+namespace tokamak {
+
+struct MachineLevel {
+  std::string name;      // "L1", "L2", "memory"
+  double capacity = 0;   // bytes that one core sees; the last level has no limit
+  double bandwidth = 0;  // bytes per second, all cores together
+};
+
+// The default is built in and the same everywhere, so that plans do not depend on where they were
+// made.
+struct Machine {
+  std::string name = "built-in cpu";
+  int cores = 2;
+  std::vector<MachineLevel> levels = {
+      {"L1", 64e3, 2.4e11}, {"L2", 1e6, 1.2e11}, {"L3", 32e6, 5e10}, {"memory", 0, 2.5e10}};
+  double i8_ops = 5e11;      // operations per second of the integer dot kernels, all cores
+  double f32_flops = 1e11;   // of the float dot kernels
+  double vector_ops = 4e10;  // element-wise operations per second, all cores
+  double call_seconds = 1e-7;
+  double barrier_seconds = 2e-6;  // to fork to all cores and to join
+
+  // The nearest level that holds a value of this size beside another one of the same size.
+  const MachineLevel& level_of(double bytes) const;
+  const MachineLevel& memory() const { return levels.back(); }
+};
+
+// Fields that are absent keep the built-in value. Throws Error(kInvalidArgument) naming the field.
+Machine machine_from_value(const Value& file, const std::string& what);
+Machine load_machine_file(const std::filesystem::path& path);
+Value machine_value(const Machine& machine);  // also with the fields that the null backend reads
+
+}  // namespace tokamak
