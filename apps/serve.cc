@@ -24,7 +24,7 @@ struct ServeFlags {
   std::vector<std::string> models;
   http::ServerOptions http;
   std::vector<std::string> api_keys, names, origins = {"*"};
-  double request_timeout = 0, shutdown_timeout = 30;
+  double request_timeout = 0, shutdown_timeout = 30, tpot_target_ms = 250;
   int max_body_mb = 16;
   int64_t max_queue = 4096;
   bool no_prefix_cache = false;
@@ -104,6 +104,7 @@ void check(ServeFlags& flags) {
     config.policy = policy;
     config.kv_policy = kv_policy;
     config.max_queue = flags.max_queue;
+    config.tpot_target = static_cast<Nanos>(flags.tpot_target_ms * 1e6);
     config.prefix_cache = !flags.no_prefix_cache;
   };
   flags.http.max_body_bytes = static_cast<size_t>(flags.max_body_mb) << 20;
@@ -202,6 +203,11 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
       ->capture_default_str();
   verb.add_option("--max-num-batched-tokens", flags.model.max_tokens, "tokens of one step")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  verb.add_option("--tpot-target", flags.tpot_target_ms,
+                  "milliseconds between two tokens of a stream: prompts are computed in chunks that "
+                  "leave it so; 0 = chunks of --max-num-batched-tokens")
+      ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   verb.add_option("--max-queue", flags.max_queue, "sequences that may wait; more get a 429")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))

@@ -67,7 +67,9 @@ class Server:
         end = time.monotonic() + 60
         while True:
             try:
-                if self.get("/v1/models")[0] == 200:
+                status, body = self.get("/v1/models")
+                if status == 200:
+                    self.name = json.loads(body)["data"][0]["id"]
                     break
             except OSError:
                 pass
@@ -84,13 +86,13 @@ class Server:
 
     def post(self, body):
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)) as c:
-            c.request("POST", "/v1/completions", json.dumps({"model": "x", "temperature": 0, **body}), {"Content-Type": "application/json"})
+            c.request("POST", "/v1/completions", json.dumps({"model": self.name, "temperature": 0, **body}), {"Content-Type": "application/json"})
             r = c.getresponse()
             return r.status, json.loads(r.read() or b"{}")
 
     def stream(self, body, on_token):
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)) as c:
-            c.request("POST", "/v1/completions", json.dumps({"model": "x", "temperature": 0, "stream": True, **body}),
+            c.request("POST", "/v1/completions", json.dumps({"model": self.name, "temperature": 0, "stream": True, **body}),
                       {"Content-Type": "application/json"})
             r = c.getresponse()
             while line := r.readline():
@@ -191,7 +193,7 @@ def prefix(args, kind):
 
 def full(args, kind):
     """Eight requests of 128 + 128 tokens, room for 640."""
-    with Server(args, kind, 8, 640 if kind == "tokamak" else 640, kv_tokens=640) as s:
+    with Server(args, kind, 8, 640, kv_tokens=640) as s:
         answers = [None] * 8
 
         def ask(i):

@@ -191,6 +191,14 @@ TEST(TokenBudget, FindsTheTarget) {
   // A prompt goes on even if the target cannot be met.
   for (int step = 0; step < 100; ++step) budget.observe(budget.tokens(8), 8, kSecond);
   EXPECT_EQ(budget.tokens(8), 24);
+  // Decodes that alone miss the target: prompts get as much time as they.
+  TokenBudget slow(2048, 10 * kMillisecond);
+  for (int step = 0; step < 100; ++step) {
+    slow.observe(8, 8, 30 * kMillisecond);
+    int64_t n = slow.tokens(8);
+    slow.observe(n, 8, 30 * kMillisecond + n * kMillisecond / 10);
+  }
+  EXPECT_NEAR(static_cast<double>(slow.tokens(8)), 300, 30);
 }
 
 TEST(EventLog, HasABound) {

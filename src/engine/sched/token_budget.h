@@ -8,10 +8,12 @@
 namespace tokamak {
 
 // Steps that hold decodes are kept near `target`: after each one the budget is scaled by how far
-// its time was off. Pure arithmetic on what it is told; owned by EngineCore.
+// its time was off, from a small one on. Where decodes alone take more than half of the target,
+// prompts get as much time as they. Pure arithmetic on what it is told; owned by EngineCore.
 class TokenBudget {
  public:
-  TokenBudget(int64_t most, Nanos target) : most_(most), target_(target), tokens_(most) {}
+  TokenBudget(int64_t most, Nanos target)
+      : most_(most), target_(target), tokens_(std::min(most, kFirst)) {}
 
   // Of a step in which `decodes` sequences decode.
   int64_t tokens(int64_t decodes) const {
@@ -21,7 +23,9 @@ class TokenBudget {
   // A step took this long.
   void observe(int64_t tokens, int64_t decodes, Nanos duration) {
     if (target_ == 0 || decodes == 0 || duration <= 0) return;
-    double ratio = static_cast<double>(target_) / static_cast<double>(duration);
+    if (tokens == decodes) alone_ = duration;
+    Nanos target = std::max(target_, 2 * alone_);
+    double ratio = static_cast<double>(target) / static_cast<double>(duration);
     bool limited = tokens * 10 >= this->tokens(decodes) * 9;  // more would have been used
     if (ratio > 1 && !limited) return;
     ratio = std::clamp(ratio, 0.5, 1.25);
@@ -31,9 +35,11 @@ class TokenBudget {
 
  private:
   static constexpr int64_t kLeastPrefill = 16;  // a prompt always goes on
+  static constexpr int64_t kFirst = 128;
   int64_t most_;
   Nanos target_;
   int64_t tokens_;
+  Nanos alone_ = 0;  // of the last step without prompts
 };
 
 }  // namespace tokamak
