@@ -2,6 +2,7 @@
 #include "tensor/block_formats.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "base/error.h"
@@ -13,67 +14,30 @@ namespace {
 using Decoder = void (*)(const uint8_t*, float*);
 using Encoder = void (*)(const float*, uint8_t*);
 
+constexpr std::pair<DType, Decoder> kDecoders[] = {
+    {DType::kQ4_0, block::decode_q4_0},       {DType::kQ4_1, block::decode_q4_1},
+    {DType::kQ5_0, block::decode_q5_0},       {DType::kQ5_1, block::decode_q5_1},
+    {DType::kQ8_0, block::decode_q8_0},       {DType::kQ8_1, block::decode_q8_1},
+    {DType::kQ2_K, block::decode_q2_k},       {DType::kQ3_K, block::decode_q3_k},
+    {DType::kQ4_K, block::decode_q4_k},       {DType::kQ5_K, block::decode_q5_k},
+    {DType::kQ6_K, block::decode_q6_k},       {DType::kQ8_K, block::decode_q8_k},
+    {DType::kIQ2_XXS, block::decode_iq2_xxs}, {DType::kIQ2_XS, block::decode_iq2_xs},
+    {DType::kIQ2_S, block::decode_iq2_s},     {DType::kIQ3_XXS, block::decode_iq3_xxs},
+    {DType::kIQ3_S, block::decode_iq3_s},     {DType::kIQ1_S, block::decode_iq1_s},
+    {DType::kIQ1_M, block::decode_iq1_m},     {DType::kIQ4_NL, block::decode_iq4_nl},
+    {DType::kIQ4_XS, block::decode_iq4_xs},   {DType::kTQ1_0, block::decode_tq1_0},
+    {DType::kTQ2_0, block::decode_tq2_0},     {DType::kMXFP4, block::decode_mxfp4},
+    {DType::kNVFP4, block::decode_nvfp4},     {DType::kQ1_0, block::decode_q1_0},
+    {DType::kQ2_0, block::decode_q2_0},       {DType::kQ8A, block::decode_q8a},
+};
+
 Decoder block_decoder(DType dtype) {
-  switch (dtype) {
-    case DType::kQ4_0:
-      return block::decode_q4_0;
-    case DType::kQ4_1:
-      return block::decode_q4_1;
-    case DType::kQ5_0:
-      return block::decode_q5_0;
-    case DType::kQ5_1:
-      return block::decode_q5_1;
-    case DType::kQ8_0:
-      return block::decode_q8_0;
-    case DType::kQ8_1:
-      return block::decode_q8_1;
-    case DType::kQ2_K:
-      return block::decode_q2_k;
-    case DType::kQ3_K:
-      return block::decode_q3_k;
-    case DType::kQ4_K:
-      return block::decode_q4_k;
-    case DType::kQ5_K:
-      return block::decode_q5_k;
-    case DType::kQ6_K:
-      return block::decode_q6_k;
-    case DType::kQ8_K:
-      return block::decode_q8_k;
-    case DType::kIQ2_XXS:
-      return block::decode_iq2_xxs;
-    case DType::kIQ2_XS:
-      return block::decode_iq2_xs;
-    case DType::kIQ2_S:
-      return block::decode_iq2_s;
-    case DType::kIQ3_XXS:
-      return block::decode_iq3_xxs;
-    case DType::kIQ3_S:
-      return block::decode_iq3_s;
-    case DType::kIQ1_S:
-      return block::decode_iq1_s;
-    case DType::kIQ1_M:
-      return block::decode_iq1_m;
-    case DType::kIQ4_NL:
-      return block::decode_iq4_nl;
-    case DType::kIQ4_XS:
-      return block::decode_iq4_xs;
-    case DType::kTQ1_0:
-      return block::decode_tq1_0;
-    case DType::kTQ2_0:
-      return block::decode_tq2_0;
-    case DType::kMXFP4:
-      return block::decode_mxfp4;
-    case DType::kNVFP4:
-      return block::decode_nvfp4;
-    case DType::kQ1_0:
-      return block::decode_q1_0;
-    case DType::kQ2_0:
-      return block::decode_q2_0;
-    case DType::kQ8A:
-      return block::decode_q8a;
-    default:
-      return nullptr;
-  }
+  static constexpr auto by_type = [] {
+    std::array<Decoder, kDTypeCount> table{};
+    for (const auto& [type, decode] : kDecoders) table[static_cast<size_t>(type)] = decode;
+    return table;
+  }();
+  return by_type[static_cast<size_t>(dtype)];
 }
 
 Encoder block_encoder(DType dtype) {

@@ -86,6 +86,12 @@ TEST(ChatTemplate, StrftimeNow) {
   EXPECT_THROW(TemplateTime::parse("2026-13-01"), Error);
 }
 
+std::string repeated(std::string_view text, int times) {
+  std::string out;
+  for (int i = 0; i < times; ++i) out += text;
+  return out;
+}
+
 TEST(ChatTemplate, HostileTemplatesEnd) {
   const std::string sources[] = {
       "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
@@ -111,25 +117,9 @@ TEST(ChatTemplate, HostileTemplatesEnd) {
       "{{ " + std::string(100000, '(') + "1",
       "{{ " + std::string(100000, '-') + "1 }}",
       "{{ " + std::string(100000, '[') + " }}",
-      "{{ not " +
-          [] {
-            std::string s;
-            for (int i = 0; i < 50000; ++i) s += "not ";
-            return s;
-          }() +
-          "1 }}",
-      "{{ 1" +
-          [] {
-            std::string s;
-            for (int i = 0; i < 50000; ++i) s += "+1";
-            return s;
-          }() +
-          " }}",
-      [] {
-        std::string s;
-        for (int i = 0; i < 5000; ++i) s += "{% if true %}";
-        return s;
-      }(),
+      "{{ not " + repeated("not ", 50000) + "1 }}",
+      "{{ 1" + repeated("+1", 50000) + " }}",
+      repeated("{% if true %}", 5000),
   };
   RenderLimits limits;
   limits.max_memory_bytes = size_t{64} << 20;
