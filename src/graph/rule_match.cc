@@ -133,7 +133,7 @@ class Matcher {
     if (term.open) return true;
     for (const auto& [key, value] : node.attrs.as_object()) {
       bool named = std::any_of(term.attrs.begin(), term.attrs.end(),
-                               [&](const auto& a) { return a.first == key; });
+                               [&key = key](const auto& a) { return a.first == key; });
       if (named) continue;
       auto absent = default_attr(*node.op, key);
       if (!absent || !same_literal(*absent, value)) return false;
