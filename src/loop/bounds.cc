@@ -20,6 +20,7 @@ Bounds::Bounds(const Program& program, std::span<const std::string> symbol_order
   for (const Store& s : program.stores) store_exprs_.push_back(compile(s.to, symbol_order));
   instrs_.resize(instr_exprs_.size());
   stores_.resize(store_exprs_.size());
+  last_.reserve(symbol_order.size() + program.in.size() + program.out.size());
 }
 
 Bounds::Compiled Bounds::compile(const Access& access, std::span<const std::string> order) const {
@@ -60,6 +61,19 @@ void Bounds::check(const BoundAccess& a, int64_t elements) const {
 
 void Bounds::bind(std::span<const int64_t> values, std::span<const int64_t> in_elements,
                   std::span<const int64_t> out_elements) {
+  const std::span<const int64_t> now[] = {values, in_elements, out_elements};
+  size_t at = 0, size = values.size() + in_elements.size() + out_elements.size();
+  bool same = size == last_.size();
+  for (std::span<const int64_t> part : now)
+    for (int64_t x : part) same = same && last_[at++] == x;
+  if (same && size > 0) return;
+  last_.clear();
+  bind_all(values, in_elements, out_elements);
+  for (std::span<const int64_t> part : now) last_.insert(last_.end(), part.begin(), part.end());
+}
+
+void Bounds::bind_all(std::span<const int64_t> values, std::span<const int64_t> in_elements,
+                      std::span<const int64_t> out_elements) {
   row_count_ = 1;
   columns_ = column_expr_.eval(values);
   int64_t all = columns_;

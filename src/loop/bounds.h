@@ -22,7 +22,8 @@ class Bounds {
   // Symbols outside `symbol_order` throw Error(kInvalidArgument).
   Bounds(const Program& program, std::span<const std::string> symbol_order);
 
-  // Elements that the tensors have. Throws Error(kOutOfRange) when an access would leave one.
+  // Elements that the tensors have. Throws Error(kOutOfRange) when an access would leave one. Cheap
+  // when nothing changed since the last time.
   void bind(std::span<const int64_t> values, std::span<const int64_t> in_elements,
             std::span<const int64_t> out_elements);
 
@@ -51,6 +52,8 @@ class Bounds {
   Compiled compile(const Access& access, std::span<const std::string> order) const;
   void bind_access(const Compiled& from, std::span<const int64_t> values, BoundAccess& to) const;
   void check(const BoundAccess& a, int64_t elements) const;
+  void bind_all(std::span<const int64_t> values, std::span<const int64_t> in_elements,
+                std::span<const int64_t> out_elements);
 
   size_t axes_ = 0;
   std::vector<CompiledExpr> row_exprs_;
@@ -61,6 +64,7 @@ class Bounds {
   int64_t extents_[kMaxRowAxes] = {};
   int64_t row_count_ = 0, columns_ = 0;
   std::vector<BoundAccess> instrs_, stores_;
+  std::vector<int64_t> last_;  // what bind() was given, when it succeeded
 };
 
 }  // namespace tokamak::loop

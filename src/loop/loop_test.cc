@@ -283,6 +283,11 @@ TEST(LoopBounds, ChecksWhatSymbolsDecide) {
   EXPECT_EQ(b.row_count(), 4);
   EXPECT_EQ(b.columns(), 3);
   EXPECT_THROW(b.bind(values, small, out), Error);
+  EXPECT_THROW(b.bind(values, small, out), Error);  // also the second time
+  b.bind(values, in, out);
+  const int64_t fewer[] = {3, 2};
+  b.bind(fewer, in, out);
+  EXPECT_EQ(b.row_count(), 2);
   EXPECT_THROW(Bounds(p, std::vector<std::string>{"T"}), Error);
 }
 

@@ -336,10 +336,11 @@ class LoopOp final : public Op {
           std::memset(out[s].data, 0, dtype_bytes(out[s].dtype, out[s].elements()));
       if (rows > 0) part(0, rows, 0);
     } else if (plan_.whole_rows) {
-      c.pool.split(rows, std::max<int64_t>(1, kLightGrain / (columns + 1)), part);
+      c.pool.split(rows, std::max<int64_t>(1, kLightGrain / (columns * plan_.cost + 1)), part);
     } else {
       int64_t tiles = (columns + plan_.tile - 1) / plan_.tile;
-      c.pool.split(rows * tiles, std::max<int64_t>(1, kLightGrain / plan_.tile), part);
+      c.pool.split(rows * tiles, std::max<int64_t>(1, kLightGrain / (plan_.tile * plan_.cost)),
+                   part);
     }
   }
 

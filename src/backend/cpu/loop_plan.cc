@@ -24,6 +24,19 @@ int64_t aligned(int64_t bytes) {
 
 bool is_word(DType dtype) { return dtype == DType::kF32 || dtype == DType::kI32; }
 
+// Exponentials and what is made of them.
+bool is_heavy(const LoopStep& s) {
+  switch (s.op) {
+    case loop::Op::kNeg:
+    case loop::Op::kAbs:
+    case loop::Op::kSquare:
+    case loop::Op::kRelu:
+      return false;
+    default:
+      return s.kind == Kind::kUnary;
+  }
+}
+
 // Kernels know f32 in memory; what a weight holds is f32 whatever its type.
 bool reads_in_place(const Instr& i, const loop::Program& p, const OpSite& site) {
   const Tensor& t = site.in[i.access.param];
@@ -43,7 +56,12 @@ LoopPlan::LoopPlan(loop::Program from, const KernelTable& kernels, const OpSite&
   place_values(schedule, site);
   phases.resize(schedule.phases.size());
   for (size_t i = 0; i < phases.size(); ++i) fill_phase(schedule, i, kernels);
-  for (Phase& phase : phases) assign_buffers(phase);
+  int64_t work = 0;
+  for (Phase& phase : phases) {
+    assign_buffers(phase);
+    for (const LoopStep& s : phase.tile) work += is_heavy(s) ? 4 : 1;
+  }
+  cost = std::max<int64_t>(1, work);
   if (kept > 0) row_bytes = aligned((columns + 15) / 16 * 64);
 }
 

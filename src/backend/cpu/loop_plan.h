@@ -71,6 +71,7 @@ struct LoopPlan {
   std::vector<uint32_t> inputs;  // loads in place whose row follows from its number
   uint32_t buffers = 0, kept = 0, reductions = 0;
   int64_t tile = kLoopTile, row_bytes = 0;  // columns of a buffer; bytes of a kept row
+  int64_t cost = 1;                         // of an element, in light operations
   bool whole_rows = false;                  // a row is the smallest part of the work
   bool gathers = false;                     // absent rows are read from a buffer of zeros
   bool scatters = false;                    // rows may meet in one place: one thread
