@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -95,10 +96,11 @@ void drop_from_memory(const std::string& model) {
 
 struct StartupTimes {
   double ready = 0, first_token = 0;  // seconds
+  double cpu = 0;                     // processor time: what a busy machine does not change much
 };
 
-// Runs a child to its end; what it writes comes back.
-std::string run_child(std::vector<std::string> args, const fs::path& cache) {
+// Runs a child to its end; what it writes comes back, and its processor time.
+std::string run_child(std::vector<std::string> args, const fs::path& cache, double& cpu) {
   int out[2];
   if (::pipe2(out, O_CLOEXEC) != 0) fail(ErrorCode::kUnavailable, "cannot make a pipe");
   posix_spawn_file_actions_t actions;
@@ -121,7 +123,10 @@ std::string run_child(std::vector<std::string> args, const fs::path& cache) {
     text.append(buffer, static_cast<size_t>(n));
   ::close(out[0]);
   int status = 0;
-  if (error == 0) ::waitpid(pid, &status, 0);
+  rusage usage{};
+  if (error == 0) ::wait4(pid, &status, 0, &usage);
+  for (const timeval& t : {usage.ru_utime, usage.ru_stime})
+    cpu += static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
   if (error != 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
     fail(ErrorCode::kUnavailable, "the run that was to be measured failed");
   return text;
@@ -139,10 +144,13 @@ StartupTimes measure_start(const StartupFlags& f, const std::string& model, bool
   if (!f.backend.empty()) args.insert(args.end(), {"--backend", f.backend});
   SteadyClock clock;
   Nanos start = clock.now();
-  std::string text = run_child(std::move(args), cache);
+  StartupTimes times;
+  std::string text = run_child(std::move(args), cache, times.cpu);
   double total = seconds(clock.now() - start);
   Value timings = parse_json(text, "the answer").at("timings");
-  return {total - timings.at("prefill_seconds").as_double(), total};
+  times.ready = total - timings.at("prefill_seconds").as_double();
+  times.first_token = total;
+  return times;
 }
 
 double middle(std::vector<double> values) {
@@ -152,7 +160,7 @@ double middle(std::vector<double> values) {
 
 Value measure_case(const StartupFlags& f, const std::string& model, const StartupCase& c,
                    const fs::path& cache) {
-  std::vector<double> ready, first;
+  std::vector<double> ready, first, cpu;
   double resident = 0;
   measure_start(f, model, c.compile_cache, cache);  // fills the caches; not counted
   for (int r = 0; r < f.repeat; ++r) {
@@ -161,6 +169,7 @@ Value measure_case(const StartupFlags& f, const std::string& model, const Startu
     StartupTimes t = measure_start(f, model, c.compile_cache, cache);
     ready.push_back(t.ready);
     first.push_back(t.first_token);
+    cpu.push_back(t.cpu);
   }
   return Value::Object{{"model", model},
                        {"case", c.name},
@@ -169,7 +178,8 @@ Value measure_case(const StartupFlags& f, const std::string& model, const Startu
                        {"ready_seconds", middle(ready)},
                        {"ready_seconds_best", *std::min_element(ready.begin(), ready.end())},
                        {"first_token_seconds", middle(first)},
-                       {"first_token_seconds_best", *std::min_element(first.begin(), first.end())}};
+                       {"first_token_seconds_best", *std::min_element(first.begin(), first.end())},
+                       {"cpu_seconds", middle(cpu)}};
 }
 
 void startup(const StartupFlags& f) {
@@ -195,13 +205,13 @@ void startup(const StartupFlags& f) {
     fmt::print("{}\n", dump_json(rows, 2));
     return;
   }
-  fmt::print("{:<40} {:<30} {:>10} {:>16} {:>9}\n", "model", "case", "ready ms", "first token ms",
-             "in memory");
+  fmt::print("{:<40} {:<30} {:>10} {:>16} {:>8} {:>9}\n", "model", "case", "ready ms",
+             "first token ms", "cpu ms", "in memory");
   for (const Value& r : rows.as_array())
-    fmt::print("{:<40} {:<30} {:>10.1f} {:>16.1f} {:>8.0f}%\n",
+    fmt::print("{:<40} {:<30} {:>10.1f} {:>16.1f} {:>8.1f} {:>8.0f}%\n",
                fs::path(r.at("model").as_string()).filename().string(), r.at("case").as_string(),
                r.at("ready_seconds").as_double() * 1e3,
-               r.at("first_token_seconds").as_double() * 1e3,
+               r.at("first_token_seconds").as_double() * 1e3, r.at("cpu_seconds").as_double() * 1e3,
                r.at("pages_in_memory").as_double() * 100);
 }
 

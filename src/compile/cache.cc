@@ -58,6 +58,7 @@ struct FileState {
 
 std::vector<FileState> files_with(const fs::path& folder, std::string_view suffix) {
   std::vector<FileState> out;
+  if (folder.empty()) return out;
   std::error_code ec;
   for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec)) {
     if (!it->path().filename().string().ends_with(suffix)) continue;
@@ -107,7 +108,7 @@ CompileCache CompileCache::from_environment() {
   if (const char* xdg = variable("XDG_CACHE_HOME"))
     return CompileCache(fs::path(xdg) / "tokamak" / "compile", bytes);
   const char* home = variable("HOME");
-  return CompileCache(fs::path(home ? home : "/tmp") / ".cache" / "tokamak" / "compile", bytes);
+  return CompileCache(home ? fs::path(home) / ".cache" / "tokamak" / "compile" : fs::path(), bytes);
 }
 
 CompileCache::CompileCache(fs::path folder, uint64_t limit)
@@ -119,7 +120,7 @@ fs::path CompileCache::path_of(const std::string& key) const {
 
 std::optional<PlanSet> CompileCache::load(const std::string& key) const {
   fs::path path = path_of(key);
-  if (::access(path.c_str(), F_OK) != 0) return std::nullopt;
+  if (folder_.empty() || ::access(path.c_str(), F_OK) != 0) return std::nullopt;
   try {
     PlanSet plans = read_entry(path, key);
     ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // used now; a disk that refuses is fine
@@ -132,6 +133,7 @@ std::optional<PlanSet> CompileCache::load(const std::string& key) const {
 }
 
 void CompileCache::store(const std::string& key, const PlanSet& plans) const {
+  if (folder_.empty()) return;
   try {
     std::error_code ec;
     fs::create_directories(folder_, ec);
@@ -212,7 +214,7 @@ size_t CompileCache::remove_damaged() const {
 
 size_t CompileCache::clear() const {
   std::error_code ec;
-  if (!fs::exists(folder_, ec)) return 0;
+  if (folder_.empty() || !fs::exists(folder_, ec)) return 0;
   FolderLock lock(folder_);
   size_t removed = 0;
   for (std::string_view suffix : {kSuffix, kTemporary})

@@ -33,6 +33,7 @@ class CompileCache {
   static constexpr uint64_t kDefaultLimit = uint64_t{256} << 20;
   // $TOKAMAK_CACHE or ~/.cache/tokamak/compile; limit from $TOKAMAK_CACHE_LIMIT (bytes, or 64M,
   // 1G).
+  // Without a home there is no folder, and nothing is kept.
   static CompileCache from_environment();
   explicit CompileCache(std::filesystem::path folder, uint64_t limit = kDefaultLimit);
 

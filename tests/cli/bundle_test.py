@@ -121,7 +121,7 @@ class Bundles(Folder):
             self.assertGreater(value["tokamak_plan_padded_rows_total"], 0)
             self.assertGreater(value["tokamak_plan_rows_total"], 0)
             self.assertIn('plan="decode B=1 padded to 1"', metrics)
-            self.assertIn('kind="weights_mapped"', metrics)
+            self.assertGreater(value["tokamak_memory_mapped_bytes"], 0)
         finally:
             server.send_signal(signal.SIGTERM)
             self.assertEqual(server.wait(timeout=30), 0)
@@ -305,6 +305,7 @@ class Shapes(Folder):
         for row in rows:
             self.assertGreater(row["first_token_seconds"], 0)
             self.assertGreater(row["first_token_seconds"], row["ready_seconds"])
+            self.assertGreater(row["cpu_seconds"], 0)
 
 
 class Help(unittest.TestCase):

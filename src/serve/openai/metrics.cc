@@ -177,11 +177,20 @@ void write_memory(PrometheusText& out, const std::vector<ModelMetrics>& models) 
       out.sample(labels, static_cast<int64_t>(bytes));
     };
     one("weights", m.memory.weights);
-    one("weights_mapped", m.memory.mapped);
     one("kv", m.memory.kv);
     one("arena", m.memory.arena);
     one("scratch", m.memory.scratch);
     one("other", m.memory.other);
+  }
+}
+
+void write_mapped(PrometheusText& out, const std::vector<ModelMetrics>& models) {
+  out.family("tokamak_memory_mapped_bytes", Type::kGauge,
+             "Of the weights: pages of a bundle's file, which other processes share.");
+  for (const ModelMetrics& m : models) {
+    std::string labels;
+    add_label(labels, "model_name", m.model);
+    out.sample(labels, static_cast<int64_t>(m.memory.mapped));
   }
 }
 
@@ -278,6 +287,7 @@ std::string metrics_text(const MetricsOptions& options, const std::vector<ModelM
   PrometheusText out;
   EngineFamilies(out, models, false).write();
   write_memory(out, models);
+  write_mapped(out, models);
   write_dispatch(out, models);
   write_front(out, answers, http);
   write_process(out, options, models);

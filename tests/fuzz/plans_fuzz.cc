@@ -1,0 +1,31 @@
+// Plans as bundles hold them, beneath their checksum: what is read writes to a fixed point, and the
+// checker ends in a result or an Error.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+
+#include "base/error.h"
+#include "plan/bundle_plans.h"
+
+namespace {
+
+void fail_if(bool broken) {
+  if (broken) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace tokamak;
+  try {
+    PlanSet set = parse_plans(std::as_bytes(std::span(data, size)));
+    std::string written = serialize_plans(set);
+    fail_if(serialize_plans(parse_plans(std::as_bytes(std::span(written)))) != written);
+    plan_set_text(set);
+    check_plan_set(set);
+  } catch (const Error& e) {
+    fail_if(e.code() == ErrorCode::kInternal);
+  }
+  return 0;
+}
