@@ -4,6 +4,7 @@
 
 #include "apps/bench_replay.h"
 #include "apps/bench_serve.h"
+#include "apps/bench_startup.h"
 #include "apps/bench_throughput.h"
 #include "apps/model_setup.h"
 #include "apps/step_driver.h"
@@ -18,7 +19,7 @@ namespace {
 
 struct LatencyFlags {
   ModelFlags model;
-  int64_t prompt = 512, gen = 64, depth = 0, batch = 1;
+  int64_t prompt = 512, gen = 64, depth = 0, batch = 1, step_tokens = 512;
   std::vector<int> threads;
   int repeat = 5;
   bool json = false;
@@ -36,6 +37,22 @@ struct Rates {
     return v[v.size() / 2];
   }
 };
+
+// Which plans ran, over all rounds.
+Value dispatch_value(const DispatchStats& d) {
+  Value plans = Value::object();
+  for (size_t i = 0; d.names && i < d.names->size() && i < d.steps.size(); ++i)
+    plans.set((*d.names)[i], d.steps[i]);
+  int64_t all = d.rows + d.padded_rows;
+  return Value::Object{
+      {"steps", std::move(plans)},
+      {"fallbacks", d.fallbacks},
+      {"rows", d.rows},
+      {"padded_rows", d.padded_rows},
+      {"padding_waste",
+       all > 0 ? static_cast<double>(d.padded_rows) / static_cast<double>(all) : 0.0},
+      {"compiles", d.compiles}};
+}
 
 // Bytes of weights that one decode step reads: every matrix of the decode plan once; of the
 // embedding only its rows.
@@ -62,13 +79,16 @@ Value measure(const LatencyFlags& f, int threads, ProgressBar& bar, uint64_t& do
   flags.context = f.depth + f.prompt + f.gen + 1;
   flags.max_sequences = std::max<int64_t>(f.batch, 1);
   flags.max_logit_rows = std::max<int64_t>(f.batch, 1);
-  flags.max_tokens = std::max<int64_t>(512, f.batch);
+  flags.max_tokens = std::max<int64_t>(f.step_tokens, f.batch);
+  flags.need_sequences = f.batch;
   CompiledSetup setup = compile_for(flags);
   const PlanSet& plans = setup.source->plans();
+  flags.max_tokens = std::min(flags.max_tokens, symbol_limit(plans, "T"));  // a bundle has its own
   int64_t length = f.depth + f.prompt + f.gen;
   LoadOptions options;
   options.blocks = StepDriver::blocks_needed(plans, f.batch, length);
   options.max_rows = f.batch;
+  options.eager = setup.eager;
   std::unique_ptr<Executable> executable =
       setup.backend->load(plans, setup.source->weights(), options);
   StepDriver driver(*executable, plans, f.batch, length);
@@ -101,7 +121,10 @@ Value measure(const LatencyFlags& f, int threads, ProgressBar& bar, uint64_t& do
       {"prefill_tokens_per_second_best", prefill.best()},
       {"decode_tokens_per_second", decode.median()},
       {"decode_tokens_per_second_best", decode.best()},
-      {"decode_weight_gb_per_second", steps_per_second * decode_weight_bytes(plans) * 1e-9}};
+      {"decode_weight_gb_per_second", steps_per_second * decode_weight_bytes(plans) * 1e-9},
+      {"mode", setup.eager ? "eager" : "compiled"},
+      {"arena_bytes", executable->memory().arena},
+      {"dispatch", dispatch_value(executable->dispatch())}};
 }
 
 void latency(const LatencyFlags& f) {
@@ -151,18 +174,27 @@ void add_bench_verb(CLI::App& app) {
   verb->add_option("--repeat", flags->repeat, "measured rounds; median and best are reported")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
-  verb->add_flag("--json", flags->json, "rows as JSON");
+  verb->add_option("--step-tokens", flags->step_tokens, "most prompt tokens of one step")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  verb->add_flag("--json", flags->json,
+                 "rows as JSON, with the plans that ran and rows of padding");
   add_model_flags(*verb, flags->model);
   verb->remove_option(verb->get_option("--threads"));
   verb->add_option("--threads", flags->threads, "one row per number, e.g. 1,2")
       ->delimiter(',')
       ->check(CLI::Range(0, 1024));
   verb->footer(
-      "Example:\n  tokamak bench latency model.gguf --prompt 512 --gen 64 --threads 1,2 --repeat 5 "
+      "Examples:\n  tokamak bench latency model.gguf --prompt 512 --gen 64 --threads 1,2 --repeat "
+      "5 "
+      "--json\n"
+      "  tokamak bench latency model.gguf --mode eager\n"
+      "  tokamak bench latency model.gguf --prompt 32 --shapes buckets --buckets 128,512,2048 "
       "--json");
   verb->callback([flags] { latency(*flags); });
   add_bench_replay(*bench);
   add_bench_serve(*bench);
+  add_bench_startup(*bench);
   add_bench_throughput(*bench);
 }
 

@@ -1,10 +1,12 @@
 // tokamak inspect: what is in a model file, and what it will need.
 #include <map>
 
+#include "apps/compile.h"
 #include "apps/model_setup.h"
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "plan/bundle.h"
 #include "tensor/plane.h"
 
 namespace tokamak {
@@ -159,11 +161,24 @@ Value tensor_list(const WeightSource& weights) {
   return list;
 }
 
+void inspect_bundle(const InspectFlags& f) {
+  if (f.graph) {
+    fmt::print("{}", BundleFile::open(f.model.model)->text(kBundleGraph));
+    return;
+  }
+  Value summary = bundle_summary(f.model.model);
+  if (f.json)
+    fmt::print("{}\n", dump_json(summary, 2));
+  else
+    print_bundle_summary(summary);
+}
+
 void inspect(const InspectFlags& f) {
   if (f.plan) {
     fmt::print("{}", plan_set_text(compile_for(f.model).source->plans()));
     return;
   }
+  if (is_bundle(f.model.model)) return inspect_bundle(f);
   ImportedModel model = import_model(f.model.model);
   CompileOptions options;
   options.context = f.model.context;
@@ -171,13 +186,12 @@ void inspect(const InspectFlags& f) {
   Module module = build_module(model.config, options);
   if (f.graph) {
     if (f.fn == "decode") specialize_decode(module);
-    if (f.fn.empty()) {
-      fmt::print("{}", print_module(module));
-    } else if (const Function* fn = module.find_function(f.fn)) {
-      fmt::print("{}", print_function(*fn));
-    } else {
+    if (!f.fn.empty() && module.find_function(f.fn) == nullptr)
       fail(ErrorCode::kInvalidArgument, "no function \"{}\": use step or decode", f.fn);
-    }
+    // With its module around it, so that the text can be read again.
+    std::erase_if(module.functions,
+                  [&](const auto& fn) { return !f.fn.empty() && fn->name() != f.fn; });
+    fmt::print("{}", print_module(module));
     return;
   }
   Value v = to_value(model.config, summarize(*model.weights), module);

@@ -7,6 +7,7 @@
 #include "apps/terminal.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "compile/bundle_compile.h"
 
 namespace tokamak {
 
@@ -17,7 +18,8 @@ namespace {
 std::string served_name(const std::filesystem::path& path) {
   std::filesystem::path last = std::filesystem::absolute(path).lexically_normal();
   if (last.filename().empty()) last = last.parent_path();
-  return last.extension() == ".gguf" ? last.stem().string() : last.filename().string();
+  bool file = last.extension() == ".gguf" || last.extension() == ".tkm";
+  return file ? last.stem().string() : last.filename().string();
 }
 
 uint64_t kv_bytes_of(const PlanSet& plans, const std::vector<int64_t>& blocks) {
@@ -53,11 +55,44 @@ std::vector<int64_t> kv_blocks_of(const ModelFlags& flags, const PlanSet& plans,
 
 void add_model_argument(CLI::App& verb, ModelFlags& flags) {
   verb.add_option("MODEL", flags.model,
-                  "a .gguf file, or a folder with config.json, tokenizer.json and safetensors")
+                  "a .gguf file, a folder with config.json, tokenizer.json and safetensors, or a "
+                  "bundle made by tokamak compile")
       ->required();
 }
 
+bool ModelFlags::given(const std::string& flag) const {
+  const CLI::Option* option = verb ? verb->get_option_no_throw(flag) : nullptr;
+  return option && option->count() > 0;
+}
+
+namespace {
+
+void add_compile_flags(CLI::App& verb, ModelFlags& flags) {
+  verb.add_option("--mode", flags.mode,
+                  "compiled, or eager: op by op, without fusion, memory plan or reuse; what "
+                  "speed-ups are measured against")
+      ->check(CLI::IsMember({"compiled", "eager"}))
+      ->capture_default_str();
+  verb.add_option(
+          "--shapes", flags.shapes,
+          "auto: plans of a few sizes; dynamic: one plan for every shape; buckets: plans of "
+          "fixed sizes, steps are padded to the next")
+      ->check(CLI::IsMember({"auto", "dynamic", "buckets"}))
+      ->capture_default_str();
+  verb.add_option("--buckets", flags.buckets,
+                  "sizes for --shapes buckets, e.g. 128,512,2048 (default: 1, 8, 16, 32, ...)")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  verb.add_flag("--no-compile-cache", flags.no_compile_cache,
+                "do not read or write the compile cache (tokamak cache ls)");
+  verb.add_flag("--no-verify", flags.no_verify,
+                "do not compare the checksums of a bundle's weights");
+}
+
+}  // namespace
+
 void add_model_flags(CLI::App& verb, ModelFlags& flags) {
+  flags.verb = &verb;
   verb.add_option("--backend", flags.backend,
                   "who computes: cpu, ref (slow, the definition), null (nothing runs)")
       ->check(CLI::IsMember({"cpu", "ref", "null"}))
@@ -81,10 +116,10 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags) {
       ->delimiter(',');
   verb.add_option("--dump-after", flags.dump_after, "print the graph to stderr after these passes")
       ->delimiter(',');
-  verb.add_option("--machine", flags.machine_file, "machine description for --backend null (JSON)");
+  verb.add_option("--machine", flags.machine_file,
+                  "machine file (JSON): for the fusion planner, and the clock of --backend null");
+  add_compile_flags(verb, flags);
 }
-
-namespace {
 
 int64_t context_for(const ModelFlags& flags, const ModelConfig& config) {
   // A learned position is a row of a table: there is nothing beyond its end.
@@ -102,30 +137,53 @@ int64_t context_for(const ModelFlags& flags, const ModelConfig& config) {
   return context;
 }
 
-}  // namespace
-
 DType kv_dtype_of(const ModelFlags& flags) {
   return flags.kv_dtype == "int8" ? DType::kI8 : dtype_from_name(flags.kv_dtype).value();
 }
 
-CompiledSetup compile_for(const ModelFlags& flags) {
-  CompiledSetup setup;
-  BackendOptions backend_options;
-  backend_options.threads = flags.threads;
-  backend_options.machine_file = flags.machine_file;
-  backend_options.null_seed = flags.seed;
-  setup.backend = make_backend(flags.backend, backend_options);
-  OpenedModel opened = open_model(flags.model);
+CompileOptions compile_options(const ModelFlags& flags) {
   CompileOptions options;
   options.activations = flags.activations;
   options.kv_dtype = kv_dtype_of(flags);
   options.disabled_passes = {flags.disabled_passes.begin(), flags.disabled_passes.end()};
   options.dump_after = {flags.dump_after.begin(), flags.dump_after.end()};
+  options.machine = flags.machine_file;
   options.max_sequences = flags.max_sequences;
   options.max_tokens = flags.max_tokens;
   options.max_logit_rows = flags.max_logit_rows;
+  options.eager = flags.mode == "eager";
+  options.shapes = shapes_from_name(flags.shapes);
+  options.buckets = flags.buckets;
+  if (!flags.dump_dir.empty()) options.dump = std::make_shared<StageDump>(flags.dump_dir);
+  return options;
+}
+
+std::unique_ptr<Backend> backend_for(const ModelFlags& flags, const std::string& name) {
+  BackendOptions options;
+  options.threads = flags.threads;
+  options.machine_file = flags.machine_file;
+  options.null_seed = flags.seed;
+  return make_backend(name, options);
+}
+
+int64_t symbol_limit(const PlanSet& plans, std::string_view symbol) {
+  for (const SymbolDecl& s : plans.symbols)
+    if (s.name == symbol) return s.hi;
+  return 0;
+}
+
+CompiledSetup compile_for(const ModelFlags& flags) {
+  std::optional<CompileCache> cache;
+  if (!flags.no_compile_cache) cache = CompileCache::from_environment();
+  if (is_bundle(flags.model)) return open_bundle(flags, cache ? &*cache : nullptr);
+  CompiledSetup setup;
+  setup.backend = backend_for(flags, flags.backend);
+  OpenedModel opened = open_model(flags.model);
+  CompileOptions options = compile_options(flags);
   options.context = context_for(flags, opened.model.config);
-  setup.source = compile_model(std::move(opened), *setup.backend, options);
+  setup.eager = options.eager;
+  setup.source =
+      compile_model(std::move(opened), *setup.backend, options, cache ? &*cache : nullptr);
   return setup;
 }
 
@@ -145,14 +203,15 @@ TokenizerSpec with_template(TokenizerSpec spec, const std::string& name) {
 
 }  // namespace
 
-std::unique_ptr<Executable> load_weights(Backend& backend, const ModelSource& source,
-                                         std::vector<int64_t> kv_blocks, int64_t max_rows) {
+std::unique_ptr<Executable> load_weights(const CompiledSetup& setup, std::vector<int64_t> kv_blocks,
+                                         int64_t max_rows) {
   ProgressBar bar("loading weights");
   LoadOptions options;
   options.blocks = std::move(kv_blocks);
   options.max_rows = max_rows;
+  options.eager = setup.eager;
   options.progress = [&](uint64_t done, uint64_t total) { bar.update(done, total); };
-  return backend.load(source.plans(), source.weights(), options);
+  return setup.backend->load(setup.source->plans(), setup.source->weights(), options);
 }
 
 LoadedModel load_model(const ModelFlags& flags) {
@@ -160,20 +219,27 @@ LoadedModel load_model(const ModelFlags& flags) {
   Nanos start = clock.now();
   LoadedModel model;
   CompiledSetup setup = compile_for(flags);
-  model.backend = std::move(setup.backend);
-  model.source = std::move(setup.source);
-  const PlanSet& plans = model.source->plans();
+  const PlanSet& plans = setup.source->plans();
   model.name = served_name(flags.model);
   model.tokenizer =
-      std::make_shared<Tokenizer>(with_template(model.source->tokenizer(), flags.template_name));
+      std::make_shared<Tokenizer>(with_template(setup.source->tokenizer(), flags.template_name));
   if (const std::string& text = model.tokenizer->spec().chat_template; !text.empty())
     model.chat_template = std::make_shared<ChatTemplate>(ChatTemplate::parse(text));
   EngineConfig config = default_engine_config(plans);
+  if (flags.given("--max-num-seqs"))
+    config.max_num_seqs = std::min(config.max_num_seqs, flags.max_sequences);
+  if (flags.given("--max-num-batched-tokens"))
+    config.max_batched_tokens = std::min(config.max_batched_tokens, flags.max_tokens);
   config.blocks = kv_blocks_of(flags, plans, config);
   if (flags.tune) flags.tune(config);
   check_engine_config(config);
   std::unique_ptr<Executable> executable =
-      load_weights(*model.backend, *model.source, config.blocks, flags.max_sequences);
+      load_weights(setup, config.blocks, std::max(flags.max_sequences, config.max_num_seqs));
+  model.context_hint = bundle_of(setup) ? fmt::format("the bundle was compiled with --max-len {}",
+                                                      bundle_of(setup)->compiled_context())
+                                        : "--context sets it";
+  model.backend = std::move(setup.backend);
+  model.source = std::move(setup.source);
   model.engine = std::make_shared<LocalEngine>(plans, std::move(executable), config, clock);
   model.load_seconds = seconds(clock.now() - start);
   return model;

@@ -13,6 +13,8 @@
 
 namespace tokamak {
 
+class BundleModel;
+
 struct ModelFlags {
   std::string model;
   std::string backend = "cpu";
@@ -32,6 +34,15 @@ struct ModelFlags {
   int64_t max_tokens = 512;  // token budget of one step
   int64_t max_logit_rows = 64;
   uint64_t seed = 0;
+  std::string mode = "compiled";  // or eager
+  std::string shapes = "auto";
+  std::vector<int64_t> buckets;
+  std::string dump_dir;
+  bool no_compile_cache = false, no_verify = false;
+  // What the caller needs of a bundle, whose limits were set when it was made; 0: nothing special.
+  int64_t need_sequences = 0;
+  const CLI::App* verb = nullptr;             // whose flags these are
+  bool given(const std::string& flag) const;  // on the command line
 };
 constexpr int64_t kDefaultContext = 8192;
 
@@ -44,13 +55,23 @@ void add_template_flag(CLI::App& verb, ModelFlags& flags);  // --template-name
 struct CompiledSetup {
   std::unique_ptr<Backend> backend;
   std::unique_ptr<ModelSource> source;
+  bool eager = false;  // to be loaded with LoadOptions::eager
 };
-DType kv_dtype_of(const ModelFlags& flags);  // i8 for "int8"
+CompileOptions compile_options(const ModelFlags& flags);  // without the context
+// The backend that the flags ask for.
+std::unique_ptr<Backend> backend_for(const ModelFlags& flags, const std::string& name);
+int64_t context_for(const ModelFlags& flags, const ModelConfig& config);
+// apps/bundle_setup.cc: a bundle for these flags; throws Error(kOutOfRange) naming the limit when
+// they ask for more than it was compiled for.
+CompiledSetup open_bundle(const ModelFlags& flags, const CompileCache* cache);
+const BundleModel* bundle_of(const CompiledSetup& setup);             // nullptr: it is none
+int64_t symbol_limit(const PlanSet& plans, std::string_view symbol);  // 0: there is none
+DType kv_dtype_of(const ModelFlags& flags);                           // i8 for "int8"
 CompiledSetup compile_for(const ModelFlags& flags);
 
 // Loads weights with a progress bar on a terminal.
-std::unique_ptr<Executable> load_weights(Backend& backend, const ModelSource& source,
-                                         std::vector<int64_t> kv_blocks, int64_t max_rows);
+std::unique_ptr<Executable> load_weights(const CompiledSetup& setup, std::vector<int64_t> kv_blocks,
+                                         int64_t max_rows);
 
 // Everything a front end needs. Destroyed in reverse order: the engine stops before its backend
 // goes.
@@ -62,6 +83,7 @@ struct LoadedModel {
   std::shared_ptr<const ChatTemplate> chat_template;  // null when the file has none
   std::shared_ptr<LocalEngine> engine;
   double load_seconds = 0;
+  std::string context_hint;  // what a user can do when a text is too long
 };
 LoadedModel load_model(const ModelFlags& flags);
 

@@ -123,11 +123,13 @@ void print_json(const std::vector<int32_t>& prompt, const Answer& a, const Value
 }
 
 // What fits behind the prompt.
-int32_t answer_length(const RunFlags& f, const PlanSet& plans, const std::vector<int32_t>& prompt) {
+int32_t answer_length(const RunFlags& f, const LoadedModel& model,
+                      const std::vector<int32_t>& prompt) {
+  const PlanSet& plans = model.source->plans();
   auto length = static_cast<int64_t>(prompt.size());
   if (length > plans.context || (length == plans.context && f.max_tokens > 0))
-    fail(ErrorCode::kOutOfRange, "the prompt has {} tokens, the context {}; --context sets it",
-         length, plans.context);
+    fail(ErrorCode::kOutOfRange, "the prompt has {} tokens, the context {}; {}", length,
+         plans.context, model.context_hint);
   for (int32_t id : prompt)
     if (id < 0 || id >= plans.vocab)
       fail(ErrorCode::kCorrupt,
@@ -157,7 +159,7 @@ void run(RunFlags& f) {
   std::vector<int32_t> prompt = spec.prompt;
   f.sample.seed = f.model.seed;
   spec.sample = std::make_shared<SampleSpec>(f.sample);
-  spec.max_tokens = answer_length(f, model.source->plans(), prompt);
+  spec.max_tokens = answer_length(f, model, prompt);
   if (!f.ignore_eos) spec.stop_ids = model.tokenizer->spec().eog_ids;
   Answer a = generate(model, std::move(spec), f.stops, !f.json);
   if (a.unread) fail(ErrorCode::kUnavailable, "cannot write to standard output");

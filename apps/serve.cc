@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "plan/bundle.h"
 #include "serve/http/server.h"
 #include "serve/openai/api.h"
 #include "serve/openai/metrics.h"
@@ -32,7 +33,11 @@ struct ServeFlags {
 };
 
 // What the model's makers recommend, where they say so.
-SampleSpec sampling_defaults(const std::string& path) {
+SampleSpec sampling_defaults(const std::string& path, const ModelSource& source) {
+  if (const auto* bundle = dynamic_cast<const BundleModel*>(&source)) {
+    const Value* config = bundle->meta().find("generation_config");
+    return config && config->is_object() ? openai::sampling_defaults(*config) : SampleSpec{};
+  }
   std::filesystem::path file = std::filesystem::path(path) / "generation_config.json";
   if (!std::filesystem::is_regular_file(file)) return {};
   Value config = parse_json(read_text_file(file, size_t{1} << 20), "generation_config.json");
@@ -55,7 +60,7 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.chat_template = loaded.chat_template;
   model.max_model_len = loaded.engine->info().max_model_len;
   model.created = unix_seconds();
-  model.defaults = sampling_defaults(path);
+  model.defaults = sampling_defaults(path, *loaded.source);
   return model;
 }
 
@@ -73,7 +78,8 @@ void print_ledger(const std::vector<LoadedModel>& models) {
     auto row = [](const char* name, uint64_t bytes, const std::string& note = "") {
       fmt::print("  {:<10} {:>12}  {}\n", name, mebibytes(bytes), note);
     };
-    row("weights", m.weights);
+    row("weights", m.weights,
+        m.mapped > 0 ? mebibytes(m.mapped) + " of them mapped from the bundle" : "");
     std::string blocks;
     for (size_t g = 0; g < config.blocks.size(); ++g)
       blocks +=
@@ -204,9 +210,10 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_option("--max-num-batched-tokens", flags.model.max_tokens, "tokens of one step")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
-  verb.add_option("--tpot-target", flags.tpot_target_ms,
-                  "milliseconds between two tokens of a stream: prompts are computed in chunks that "
-                  "leave it so; 0 = chunks of --max-num-batched-tokens")
+  verb.add_option(
+          "--tpot-target", flags.tpot_target_ms,
+          "milliseconds between two tokens of a stream: prompts are computed in chunks that "
+          "leave it so; 0 = chunks of --max-num-batched-tokens")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   verb.add_option("--max-queue", flags.max_queue, "sequences that may wait; more get a 429")
@@ -235,8 +242,8 @@ void add_serve_verb(CLI::App& app) {
   auto flags = std::make_shared<ServeFlags>();
   CLI::App* verb = app.add_subcommand("serve", "OpenAI-compatible server and chat page");
   verb->add_option("MODEL", flags->models,
-                   ".gguf files, or folders with config.json, tokenizer.json and safetensors; "
-                   "clients choose among several by name")
+                   ".gguf files, bundles (.tkm), or folders with config.json, tokenizer.json and "
+                   "safetensors; clients choose among several by name")
       ->required();
   verb->add_option("--served-model-name", flags->names,
                    "name(s) clients call the model by, the first is shown; one per model when "
