@@ -37,83 +37,80 @@ struct Row {
   std::string_view normalizer = {};
 };
 
-const std::vector<Row>& rows() {
-  static const std::vector<Row> table = {
-      {" default ", {R"([\p{P}\$\+<=>\^~\|]+)", kGpt2, R"(\p{N}+)", "[0-9][0-9][0-9]"}},
-      {" llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano ",
-       {kLlama3},
-       true,
-       1},
-      {" dbrx smaug-bpe chatglm-bpe glm4 glm5 ", {kLlama3}},
-      {" jais-2 ", {kJais2}},
-      {" gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert mpt "
-       "olmo jais "
-       "trillion granite-docling exaone4 jina-v1-en jina-v2-code roberta-bpe ",
-       {kGpt2}},
-      {" smollm starcoder refact command-r codeshell exaone minerva-7b mellum2 ",
-       {R"(\p{N})", kGpt2}},
-      {" qwen2 deepseek-r1-qwen kormo f2llmv2 megrez ", {kQwen2}, false, 0, "NFC"},
-      {" stablelm2 hunyuan solar-open grok-2 ", {kQwen2}},
-      {" qwen35 ", {kQwen35}, false, 0, "NFC"},
-      {" deepseek-llm ",
-       {R"([\r\n])", kDeepseekLetters, R"(\s?[!-/:-~！-／：-～‘-‟　-。]+)", R"(\s+$)",
-        "[一-龥ࠀ-一가-퟿]+", R"(\p{N}+)"}},
-      {" deepseek-coder ",
-       {R"([\r\n])", R"(\s?\p{L}+)", R"(\s?\p{P}+)", "[一-龥ࠀ-一가-퟿]+", R"(\p{N})"}},
-      {" deepseek-v3 hunyuan-dense joyai-llm ",
-       {R"(\p{N}{1,3})", "[一-龥぀-ゟ゠-ヿ]+", kDeepseekWords}},
-      {" youtu ",
-       {"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-"
-        "ゟ゠-"
-        "ヿ]"
-        "+",
-        kYoutuWords},
-       true},
-      {" falcon ", {R"([\p{P}\$\+<=>\^~\|`]+)", kGpt2, "[0-9][0-9][0-9]"}},
-      {" poro-chat bloom gpt3-finnish ", {kBloom}},
-      {" viking ", {kBloom, R"(\p{N})"}},
-      {" tekken ", {kTekken}, true, 1},
-      {" chameleon ",
-       {"<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", R"(([\t\n]|    |  ))",
-        R"(\p{N})", R"([\p{P}!-/:-@\[-`{-~])", kGpt2},
-       false,
-       1},
-      {" gpt-4o llama4 kanana2 talkie minimax-m2 ", {kGpt4o}},
-      {" granite-embed-multi-97m ", {kGpt4o}, true},
-      {" tiny_aya cohere2moe ", {R"(\d{1,3}(?=(?:\d{3})*\b))", kGpt4o}},
-      {" superbpe ", {R"(\p{N}+)", R"((?=(\d{3})+(?!\d)))"}},
-      {" bailingmoe bailingmoe2 llada-moe ",
-       {R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)"}},
-      {" seed-coder ",
-       {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+)"}},
-      {" ufakzeka ",
-       {R"([^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"}},
-      {" kimi-k2 ", {kKimi}},
-      {" afmoe ",
-       {R"(\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N})))",
-        "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-"
-        "꧿가-"
-        "힯ᄀ-"
-        "ᇿ]"
-        "+",
-        kDeepseekWords}},
-      {" laguna ", {R"([^\n]+|[\n]+)", kQwen2}},
-      {" exaone-moe ",
-       {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+)"}},
-      {" minicpm5 ",
-       {R"(\p{N}{1,3})",
-        R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
-       true},
-  };
-  return table;
-}
+const std::vector<Row> kRows = {
+    {" default ", {R"([\p{P}\$\+<=>\^~\|]+)", kGpt2, R"(\p{N}+)", "[0-9][0-9][0-9]"}},
+    {" llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano ",
+     {kLlama3},
+     true,
+     1},
+    {" dbrx smaug-bpe chatglm-bpe glm4 glm5 ", {kLlama3}},
+    {" jais-2 ", {kJais2}},
+    {" gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert mpt "
+     "olmo jais "
+     "trillion granite-docling exaone4 jina-v1-en jina-v2-code roberta-bpe ",
+     {kGpt2}},
+    {" smollm starcoder refact command-r codeshell exaone minerva-7b mellum2 ",
+     {R"(\p{N})", kGpt2}},
+    {" qwen2 deepseek-r1-qwen kormo f2llmv2 megrez ", {kQwen2}, false, 0, "NFC"},
+    {" stablelm2 hunyuan solar-open grok-2 ", {kQwen2}},
+    {" qwen35 ", {kQwen35}, false, 0, "NFC"},
+    {" deepseek-llm ",
+     {R"([\r\n])", kDeepseekLetters, R"(\s?[!-/:-~！-／：-～‘-‟　-。]+)", R"(\s+$)",
+      "[一-龥ࠀ-一가-퟿]+", R"(\p{N}+)"}},
+    {" deepseek-coder ",
+     {R"([\r\n])", R"(\s?\p{L}+)", R"(\s?\p{P}+)", "[一-龥ࠀ-一가-퟿]+", R"(\p{N})"}},
+    {" deepseek-v3 hunyuan-dense joyai-llm ",
+     {R"(\p{N}{1,3})", "[一-龥぀-ゟ゠-ヿ]+", kDeepseekWords}},
+    {" youtu ",
+     {"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-"
+      "ゟ゠-"
+      "ヿ]"
+      "+",
+      kYoutuWords},
+     true},
+    {" falcon ", {R"([\p{P}\$\+<=>\^~\|`]+)", kGpt2, "[0-9][0-9][0-9]"}},
+    {" poro-chat bloom gpt3-finnish ", {kBloom}},
+    {" viking ", {kBloom, R"(\p{N})"}},
+    {" tekken ", {kTekken}, true, 1},
+    {" chameleon ",
+     {"<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", R"(([\t\n]|    |  ))", R"(\p{N})",
+      R"([\p{P}!-/:-@\[-`{-~])", kGpt2},
+     false,
+     1},
+    {" gpt-4o llama4 kanana2 talkie minimax-m2 ", {kGpt4o}},
+    {" granite-embed-multi-97m ", {kGpt4o}, true},
+    {" tiny_aya cohere2moe ", {R"(\d{1,3}(?=(?:\d{3})*\b))", kGpt4o}},
+    {" superbpe ", {R"(\p{N}+)", R"((?=(\d{3})+(?!\d)))"}},
+    {" bailingmoe bailingmoe2 llada-moe ",
+     {R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)"}},
+    {" seed-coder ",
+     {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+)"}},
+    {" ufakzeka ",
+     {R"([^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"}},
+    {" kimi-k2 ", {kKimi}},
+    {" afmoe ",
+     {R"(\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N})))",
+      "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-"
+      "꧿가-"
+      "힯ᄀ-"
+      "ᇿ]"
+      "+",
+      kDeepseekWords}},
+    {" laguna ", {R"([^\n]+|[\n]+)", kQwen2}},
+    {" exaone-moe ",
+     {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+)"}},
+    {" minicpm5 ",
+     {R"(\p{N}{1,3})",
+      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
+     true},
+};
 
 }  // namespace
 
 std::optional<GgufPre> find_gguf_pre(std::string_view name) {
   std::string wanted(1, ' ');
   wanted.append(name).push_back(' ');
-  for (const Row& row : rows()) {
+  for (const Row& row : kRows) {
     if (row.names.find(wanted) == std::string_view::npos) continue;
     GgufPre pre;
     for (std::string_view regex : row.regexes) pre.regexes.emplace_back(regex);
