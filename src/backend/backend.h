@@ -18,11 +18,22 @@
 
 namespace tokamak {
 
+// When the calls of steps began and ended, for tools. Filled by the thread that submits.
+struct CallProfile {
+  struct Span {
+    uint32_t plan, call;
+    int64_t begin, end;  // nanoseconds of the steady clock
+  };
+  bool on = true;
+  std::vector<Span> spans;
+};
+
 struct LoadOptions {
   std::vector<int64_t> blocks;                                  // KV blocks per group
   int64_t max_rows = 64;                                        // sequences that may be in flight
   std::function<void(uint64_t done, uint64_t total)> progress;  // bytes of weights; may be empty
   bool eager = false;  // a fresh buffer for every value of every step instead of the planned arena
+  CallProfile* profile = nullptr;  // outlives the executable
 };
 
 using Ticket = uint64_t;

@@ -2,6 +2,8 @@
 // The offline path: model file -> Graph -> passes -> PlanSet. compiler.cc is that path, top to
 // bottom.
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -12,6 +14,17 @@
 #include "plan/plan.h"
 
 namespace tokamak {
+
+struct FusionReport;  // compile/fuse/report.h
+struct PassTiming;    // compile/pass.h
+
+// Which plans a function gets.
+enum class Shapes : uint8_t {
+  kAuto,     // plans of a few sizes, each for every shape up to its own: nothing is padded
+  kDynamic,  // one plan for every shape
+  kBuckets,  // plans of fixed sizes, steps are padded up to the next; one plan for what has none
+};
+Shapes shapes_from_name(std::string_view name);  // auto, dynamic, buckets
 
 struct CompileOptions {
   std::string activations =
@@ -28,6 +41,16 @@ struct CompileOptions {
   std::set<std::string> disabled_passes;  // names from compile/pipeline.cc
   std::set<std::string> dump_after;       // passes after which the function is printed to stderr
   std::vector<RewriteRule> rules;         // of the user, for the pass user-rules
+  std::string machine;                    // machine file of the fusion planner; empty: built in
+  std::shared_ptr<FusionReport> fusion;   // gets what the pass fuse decided; may be null
+  // Op by op: no pass that is not needed for the result, no fusion, and no place of the arena used
+  // twice. What speed-ups are measured against.
+  bool eager = false;
+  Shapes shapes = Shapes::kAuto;
+  std::vector<int64_t> buckets;     // of T, for Shapes::kBuckets; empty: 1, 8, 16, 32, 64, ...
+  std::shared_ptr<StageDump> dump;  // gets what each stage makes; may be null
+  // Sees the function behind each pass, also behind those that are off; may be empty.
+  std::function<void(const Function& function, const PassTiming& timing)> after_pass;
 };
 
 // The plain graph of a model: functions step, decode (and verify<k> on demand).

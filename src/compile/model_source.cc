@@ -75,7 +75,8 @@ OpenedModel open_model(const fs::path& path) {
 PlanSet compile_cached(Module& module, const ModelConfig& config, const Backend& backend,
                        const CompileOptions& options, const CompileCache* cache) {
   auto compile = [&] { return compile_module(module, config, backend, options); };
-  bool watched = options.dump || options.fusion || !options.dump_after.empty();
+  bool watched =
+      options.dump || options.fusion || options.after_pass || !options.dump_after.empty();
   if (!cache || watched) return compile();
   return cache->get(compile_key(module, config, backend, options), compile);
 }

@@ -66,6 +66,7 @@ std::vector<PassTiming> run_passes(Module& module, Function& function, const Pas
     if (context.options.dump_after.contains(timing.name))
       fmt::print(stderr, "// {} after {}\n{}\n", function.name(), timing.name,
                  print_function(function));
+    if (context.options.after_pass) context.options.after_pass(function, timing);
     timings.push_back(std::move(timing));
   }
   return timings;

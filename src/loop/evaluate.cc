@@ -134,8 +134,10 @@ class Evaluator {
     int64_t at = start(b, instr.access.by);
     auto fill = [&](auto& to, const auto* from) {
       for (auto& v : to) {
-        v = at < 0 ? 0 : from[at];
-        if (at >= 0) at += b.column;
+        v = 0;
+        if (at < 0) continue;
+        v = from[at];
+        at += b.column;
       }
     };
     if (y.i.empty())
@@ -190,5 +192,8 @@ template void evaluate_program(const Program&, const std::map<std::string, int64
 template void evaluate_program(const Program&, const std::map<std::string, int64_t, std::less<>>&,
                                std::span<const TensorRef<double>>,
                                std::span<const TensorRef<double>>);
+template void evaluate_program(const Program&, const std::map<std::string, int64_t, std::less<>>&,
+                               std::span<const TensorRef<Traced>>,
+                               std::span<const TensorRef<Traced>>);
 
 }  // namespace tokamak::loop

@@ -57,7 +57,8 @@ SymExpr flops(std::span<const Type>, std::span<const Type> out) {
 }
 
 OpDef op(std::string_view name, decltype(OpDef::infer) infer, Meaning<float> f32,
-         Meaning<double> f64, std::vector<std::string_view> attrs, std::string_view doc) {
+         Meaning<double> f64, Meaning<Traced> traced, std::vector<std::string_view> attrs,
+         std::string_view doc) {
   auto required = static_cast<int>(attrs.size());
   return {.name = name,
           .tier = Tier::kComposite,
@@ -66,6 +67,7 @@ OpDef op(std::string_view name, decltype(OpDef::infer) infer, Meaning<float> f32
           .infer = infer,
           .f32 = f32,
           .f64 = f64,
+          .traced = traced,
           .attr_names = std::move(attrs),
           .required_attrs = required,
           .ragged = true,
@@ -76,10 +78,10 @@ OpDef op(std::string_view name, decltype(OpDef::infer) infer, Meaning<float> f32
 }  // namespace
 
 std::vector<OpDef> activation_ops() {
-  return {op("silu", infer_silu, silu<float>, silu<double>, {}, "x * sigmoid(x)"),
-          op("gelu", infer_gelu, gelu<float>, gelu<double>, {"approximate"},
+  return {op("silu", infer_silu, silu<float>, silu<double>, silu<Traced>, {}, "x * sigmoid(x)"),
+          op("gelu", infer_gelu, gelu<float>, gelu<double>, gelu<Traced>, {"approximate"},
              "x times the normal distribution function, exact or by tanh"),
-          op("softcap", infer_softcap, softcap<float>, softcap<double>, {"cap"},
+          op("softcap", infer_softcap, softcap<float>, softcap<double>, softcap<Traced>, {"cap"},
              "cap * tanh(x / cap)")};
 }
 

@@ -56,6 +56,7 @@ std::vector<OpDef> append_ops() {
            .infer = infer,
            .f32 = append<float>,
            .f64 = append<double>,
+           .traced = append<Traced>,
            .field = append<Field>,
            .writes_state = true,
            .flops = no_flops,

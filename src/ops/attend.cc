@@ -179,6 +179,7 @@ std::vector<OpDef> attend_ops() {
            .infer = infer,
            .f32 = attend<float>,
            .f64 = attend<double>,
+           .traced = attend<Traced>,
            .attr_names = {"scale", "key", "softcap", "value", "window"},
            .required_attrs = 1,
            .reads_state = true,

@@ -84,6 +84,7 @@ OpDef real(std::string_view doc) {
           .infer = infer<F>,
           .f32 = run<F, float>,
           .f64 = run<F, double>,
+          .traced = run<F, Traced>,
           .ragged = true,
           .doc = doc};
 }

@@ -119,6 +119,7 @@ std::vector<OpDef> cast_ops() {
            .infer = infer_cast,
            .f32 = cast<float>,
            .f64 = cast<double>,
+           .traced = cast<Traced>,
            .field = cast<Field>,
            .attr_names = {"dtype"},
            .required_attrs = 1,
@@ -131,6 +132,7 @@ std::vector<OpDef> cast_ops() {
            .infer = infer_compare,
            .f32 = compare<float>,
            .f64 = compare<double>,
+           .traced = compare<Traced>,
            .attr_names = {"kind"},
            .required_attrs = 1,
            .ragged = true,
@@ -142,6 +144,7 @@ std::vector<OpDef> cast_ops() {
            .infer = infer_select,
            .f32 = select<float>,
            .f64 = select<double>,
+           .traced = select<Traced>,
            .field = select<Field>,
            .ragged = true,
            .doc = "a where the condition is not 0, otherwise b"}};

@@ -24,7 +24,7 @@ void gather(const MeaningArgs<S>& args) {
       }
   };
   if (y.i)
-    copy(static_cast<const int32_t*>(x.i), y.i);
+    copy(static_cast<const IndexOf<S>*>(x.i), y.i);
   else
     copy(static_cast<const S*>(x.f), y.f);
 }
@@ -80,6 +80,7 @@ std::vector<OpDef> gather_ops() {
            .infer = infer_gather,
            .f32 = gather<float>,
            .f64 = gather<double>,
+           .traced = gather<Traced>,
            .field = gather<Field>,
            .attr_names = {"axis"},
            .flops = no_flops,
@@ -91,6 +92,7 @@ std::vector<OpDef> gather_ops() {
            .infer = infer_iota,
            .f32 = iota<float>,
            .f64 = iota<double>,
+           .traced = iota<Traced>,
            .field = iota<Field>,
            .attr_names = {"n"},
            .required_attrs = 1,
@@ -103,6 +105,7 @@ std::vector<OpDef> gather_ops() {
            .infer = infer_embed,
            .f32 = embed<float>,
            .f64 = embed<double>,
+           .traced = embed<Traced>,
            .field = embed<Field>,
            .flops = no_flops,
            .doc = "rows of a table by token id"}};

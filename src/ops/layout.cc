@@ -10,7 +10,7 @@ namespace {
 template <class S, class F>
 void on_elements(const TensorRef<S>& x, const TensorRef<S>& y, F&& copy) {
   if (y.i)
-    copy(static_cast<const int32_t*>(x.i), y.i);
+    copy(static_cast<const IndexOf<S>*>(x.i), y.i);
   else
     copy(static_cast<const S*>(x.f), y.f);
 }
@@ -156,8 +156,8 @@ std::vector<Type> infer_broadcast(const InferContext& context) {
 
 std::vector<OpDef> layout_ops() {
   auto op = [](std::string_view name, int max_inputs, auto infer, Meaning<float> f32,
-               Meaning<double> f64, Meaning<Field> field, std::vector<std::string_view> attrs,
-               std::string_view doc) {
+               Meaning<double> f64, Meaning<Traced> traced, Meaning<Field> field,
+               std::vector<std::string_view> attrs, std::string_view doc) {
     auto required = static_cast<int>(attrs.size());
     return OpDef{.name = name,
                  .tier = Tier::kPrimitive,
@@ -166,22 +166,24 @@ std::vector<OpDef> layout_ops() {
                  .infer = infer,
                  .f32 = f32,
                  .f64 = f64,
+                 .traced = traced,
                  .field = field,
                  .attr_names = std::move(attrs),
                  .required_attrs = required,
                  .flops = [](std::span<const Type>, std::span<const Type>) { return SymExpr(0); },
                  .doc = doc};
   };
-  return {op("reshape", 1, infer_reshape, reshape<float>, reshape<double>, reshape<Field>,
-             {"dims", "axes"}, "same elements in the same order under new extents"),
-          op("transpose", 1, infer_transpose, transpose<float>, transpose<double>, transpose<Field>,
-             {"perm"}, "axis i of the result is axis perm[i] of x"),
-          op("slice", 1, infer_slice, slice<float>, slice<double>, slice<Field>,
-             {"axis", "start", "end"}, "elements start..end-1 of one axis"),
-          op("concat", -1, infer_concat, concat<float>, concat<double>, concat<Field>, {"axis"},
-             "inputs one behind the other along one axis"),
-          op("broadcast", 1, infer_broadcast, broadcast<float>, broadcast<double>, broadcast<Field>,
-             {"dims", "axes"}, "repeats extents of 1 (trailing-aligned)")};
+  return {
+      op("reshape", 1, infer_reshape, reshape<float>, reshape<double>, reshape<Traced>,
+         reshape<Field>, {"dims", "axes"}, "same elements in the same order under new extents"),
+      op("transpose", 1, infer_transpose, transpose<float>, transpose<double>, transpose<Traced>,
+         transpose<Field>, {"perm"}, "axis i of the result is axis perm[i] of x"),
+      op("slice", 1, infer_slice, slice<float>, slice<double>, slice<Traced>, slice<Field>,
+         {"axis", "start", "end"}, "elements start..end-1 of one axis"),
+      op("concat", -1, infer_concat, concat<float>, concat<double>, concat<Traced>, concat<Field>,
+         {"axis"}, "inputs one behind the other along one axis"),
+      op("broadcast", 1, infer_broadcast, broadcast<float>, broadcast<double>, broadcast<Traced>,
+         broadcast<Field>, {"dims", "axes"}, "repeats extents of 1 (trailing-aligned)")};
 }
 
 }  // namespace tokamak

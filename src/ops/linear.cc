@@ -83,6 +83,7 @@ std::vector<OpDef> linear_ops() {
            .infer = infer_linear,
            .f32 = linear<float>,
            .f64 = linear<double>,
+           .traced = linear<Traced>,
            .field = linear<Field>,
            .flops = linear_flops,
            .doc = "x times the transpose of w, plus bias"},
@@ -93,6 +94,7 @@ std::vector<OpDef> linear_ops() {
            .infer = infer_lora,
            .f32 = lora<float>,
            .f64 = lora<double>,
+           .traced = lora<Traced>,
            .field = lora<Field>,
            .flops = lora_flops,
            .doc = "b[s] (a[s] x) with s the row's adapter; 0 for s < 0"}};

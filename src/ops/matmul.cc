@@ -53,6 +53,7 @@ std::vector<OpDef> matmul_ops() {
            .infer = infer,
            .f32 = matmul<float>,
            .f64 = matmul<double>,
+           .traced = matmul<Traced>,
            .field = matmul<Field>,
            .flops = flops,
            .doc = "matrix product of the last two axes"}};

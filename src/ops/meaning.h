@@ -7,12 +7,16 @@
 
 #include "ops/field.h"
 #include "ops/op.h"
+#include "ops/traced.h"
 
 namespace tokamak {
 
 // What is computed inside one op: double for float (rounded once at the end), otherwise S itself.
 template <class S>
-using Wide = std::conditional_t<std::is_same_v<S, float>, double, S>;
+using Wide = std::conditional_t<std::is_same_v<S, float> || std::is_same_v<S, Traced>, double, S>;
+// A value outside memory, as precise as one in it.
+template <class S>
+using Stored = std::conditional_t<std::is_same_v<S, Traced>, float, S>;
 
 template <class S>
 Wide<S> to_scalar(double value) {

@@ -98,6 +98,7 @@ std::vector<OpDef> norm_ops() {
            .infer = infer_rms_norm,
            .f32 = rms_norm<float>,
            .f64 = rms_norm<double>,
+           .traced = rms_norm<Traced>,
            .attr_names = {"eps"},
            .required_attrs = 1,
            .ragged = true,
@@ -110,6 +111,7 @@ std::vector<OpDef> norm_ops() {
            .infer = infer_layer_norm,
            .f32 = layer_norm<float>,
            .f64 = layer_norm<double>,
+           .traced = layer_norm<Traced>,
            .attr_names = {"eps"},
            .required_attrs = 1,
            .ragged = true,
@@ -122,6 +124,7 @@ std::vector<OpDef> norm_ops() {
            .infer = infer_softmax,
            .f32 = softmax<float>,
            .f64 = softmax<double>,
+           .traced = softmax<Traced>,
            .ragged = true,
            .flops = flops<5>,
            .doc = "exp(x) / sum(exp(x)), safe against overflow"}};

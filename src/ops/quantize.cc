@@ -15,11 +15,14 @@ template <class S>
 void quantize(const MeaningArgs<S>& args) {
   const TensorRef<S>&x = args.in[0].tensor, &y = args.out[0].tensor;
   for (int64_t at = 0; at < y.elements(); at += kBlock) {
-    S peak = 0;
-    for (int64_t j = 0; j < kBlock; ++j) peak = std::max(peak, std::abs(x.f[at + j]));
-    S scale = peak / S(127);  // in S: the format stores the scale
-    for (int64_t j = 0; j < kBlock; ++j)
-      y.f[at + j] = scale == 0 ? S(0) : std::nearbyint(x.f[at + j] / scale) * scale;
+    using V = Stored<S>;
+    V peak = 0;
+    for (int64_t j = 0; j < kBlock; ++j) peak = std::max(peak, std::abs(V(x.f[at + j])));
+    V scale = peak / V(127);  // not wider: the format stores the scale
+    for (int64_t j = 0; j < kBlock; ++j) {
+      V value = x.f[at + j];
+      y.f[at + j] = scale == 0 ? V(0) : std::nearbyint(value / scale) * scale;
+    }
   }
 }
 
@@ -49,6 +52,7 @@ std::vector<OpDef> quantize_ops() {
            .infer = infer,
            .f32 = quantize<float>,
            .f64 = quantize<double>,
+           .traced = quantize<Traced>,
            .attr_names = {"format"},
            .ragged = true,
            .flops = flops,

@@ -76,6 +76,7 @@ OpDef op(std::string_view doc) {
           .infer = infer<F>,
           .f32 = run<F, float>,
           .f64 = run<F, double>,
+          .traced = run<F, Traced>,
           .attr_names = {"axis", "keep"},
           .required_attrs = 1,
           .ragged = true,

@@ -55,6 +55,7 @@ std::vector<OpDef> rope_ops() {
            .infer = infer,
            .f32 = rope<float>,
            .f64 = rope<double>,
+           .traced = rope<Traced>,
            .attr_names = {"scale"},
            .flops = flops,
            .doc = "rotary position embedding of split halves"}};

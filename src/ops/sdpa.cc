@@ -88,6 +88,7 @@ std::vector<OpDef> sdpa_ops() {
            .infer = infer,
            .f32 = sdpa<float>,
            .f64 = sdpa<double>,
+           .traced = sdpa<Traced>,
            .attr_names = {"scale", "causal"},
            .required_attrs = 1,
            .flops = flops,

@@ -50,6 +50,7 @@ std::vector<OpDef> top_k_ops() {
            .infer = infer,
            .f32 = top_k<float>,
            .f64 = top_k<double>,
+           .traced = top_k<Traced>,
            .attr_names = {"k"},
            .required_attrs = 1,
            .doc = "largest k of the last axis with their indices, descending"}};

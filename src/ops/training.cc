@@ -10,7 +10,7 @@ template <class S>
 void pass_through(const MeaningArgs<S>& args) {
   const TensorRef<S>&x = args.in[0].tensor, &y = args.out[0].tensor;
   if (y.i)
-    copy_values(static_cast<const int32_t*>(x.i), y.i, y.elements());
+    copy_values(static_cast<const IndexOf<S>*>(x.i), y.i, y.elements());
   else
     copy_values(static_cast<const S*>(x.f), y.f, y.elements());
 }
@@ -35,6 +35,7 @@ OpDef op(std::string_view name, decltype(OpDef::infer) infer, std::vector<std::s
           .infer = infer,
           .f32 = pass_through<float>,
           .f64 = pass_through<double>,
+          .traced = pass_through<Traced>,
           .field = pass_through<Field>,
           .attr_names = std::move(attrs),
           .required_attrs = required,

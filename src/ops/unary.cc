@@ -99,6 +99,7 @@ OpDef real(std::string_view doc) {
           .infer = infer_unary<F>,
           .f32 = run<F, float>,
           .f64 = run<F, double>,
+          .traced = run<F, Traced>,
           .ragged = true,
           .doc = doc};
 }
@@ -119,6 +120,7 @@ std::vector<OpDef> unary_ops() {
                     .infer = infer_scale,
                     .f32 = scale<float>,
                     .f64 = scale<double>,
+                    .traced = scale<Traced>,
                     .field = scale<Field>,
                     .attr_names = {"value"},
                     .required_attrs = 1,

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "backend/cpu/rope_angles.h"
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace tokamak::cpu {
@@ -38,6 +40,8 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
                              const LoadOptions& options, const KernelTable& kernels,
                              std::shared_ptr<ThreadPool> pool)
     : plans_(plans),
+      eager_(options.eager),
+      profile_(options.profile),
       kernels_(kernels),
       pool_(std::move(pool)),
       weights_(
@@ -177,7 +181,8 @@ const int32_t* CpuExecutable::input_data(uint32_t input, const StepInputs& step)
 
 void CpuExecutable::run(const StepInputs& step) {
   auto start = std::chrono::steady_clock::now();
-  Prepared& p = prepared_[static_cast<size_t>(binder_.bind(step))];
+  auto plan = static_cast<uint32_t>(binder_.bind(step));
+  Prepared& p = prepared_[plan];
   sampler_.begin(step, ids_);
   kv_.copy_blocks(step.copies);
   set_shape(p);
@@ -185,8 +190,20 @@ void CpuExecutable::run(const StepInputs& step) {
   context_.symbols = binder_.symbols();
   ++context_.number;
   for (const InputUse& u : p.inputs)
-    p.calls[u.call].in[u.arg].data = const_cast<int32_t*>(input_data(u.input, step));
-  for (Call& c : p.calls) c.op->run(c.in.data(), c.out.data(), context_);
+    p.calls[u.call].in[u.arg].data = const_cast<int32_t*>(input_data(u.input, binder_.inputs()));
+  for (size_t i = 0; i < p.calls.size(); ++i) {
+    Call& c = p.calls[i];
+    if (p.eager) p.eager->before(i, c.in, c.out);
+    if (profile_ && profile_->on) {
+      Nanos begin = SteadyClock().now();
+      c.op->run(c.in.data(), c.out.data(), context_);
+      profile_->spans.push_back({plan, static_cast<uint32_t>(i), begin, SteadyClock().now()});
+    } else {
+      c.op->run(c.in.data(), c.out.data(), context_);
+    }
+    if (p.eager) p.eager->after(i);
+  }
+  if (p.eager) p.eager->outputs(p.outputs);
   finish(step, p);
   result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

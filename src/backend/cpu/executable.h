@@ -53,6 +53,8 @@ class CpuExecutable final : public Executable {
   void finish(const StepInputs& step, Prepared& p);
 
   PlanSet plans_;
+  const bool eager_;
+  CallProfile* const profile_;
   const KernelTable& kernels_;
   std::shared_ptr<ThreadPool> pool_;
   std::vector<Weight> weights_;

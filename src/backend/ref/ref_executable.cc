@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "tensor/block_formats.h"
 #include "tensor/plane.h"
@@ -55,7 +56,14 @@ void RefExecutable::run(const StepInputs& step, StepResult& out) {
   const StepInputs& inputs = binder_.inputs();  // with rows of padding, whose id is 0
   ids_.resize(inputs.pos.size());
   no_adapter_.assign(ids_.size(), -1);
-  for (Call& call : plan.calls) run_call(call, inputs);
+  for (size_t i = 0; i < plan.calls.size(); ++i) {
+    bool timed = profile_ && profile_->on;
+    Nanos begin = timed ? SteadyClock().now() : 0;
+    run_call(plan.calls[i], inputs);
+    if (timed)
+      profile_->spans.push_back(
+          {static_cast<uint32_t>(index), static_cast<uint32_t>(i), begin, SteadyClock().now()});
+  }
 
   if (const float* logits = output(plan, entry, "logits", inputs, plans_.vocab)) {
     if (sampler_) sampler_->finish(step, logits, out);

@@ -73,6 +73,7 @@ class RefExecutable final : public Executable {
                       const StepInputs& step, int64_t width);
 
   PlanSet plans_;
+  CallProfile* const profile_;
   std::vector<std::string> symbols_;
   std::vector<Weight> weights_;
   std::vector<State> states_;

@@ -10,7 +10,7 @@ namespace tokamak {
 
 RefExecutable::RefExecutable(const PlanSet& plans, const WeightSource& weights,
                              const LoadOptions& options)
-    : plans_(plans), binder_(plans_, options.blocks, options.max_rows) {
+    : plans_(plans), profile_(options.profile), binder_(plans_, options.blocks, options.max_rows) {
   for (const SymbolDecl& symbol : plans_.symbols) symbols_.push_back(symbol.name);
   load_weights(weights, options);
   make_states(options);
