@@ -102,7 +102,7 @@ class Builder {
     std::vector<DType> dtypes;
     for (const CallArg& arg : in) dtypes.push_back(arg.dtype);
     const KernelDesc* kernel = nullptr;
-    std::string_view kind = op == "region" ? "region.loop" : op;
+    const std::string kind = op == "region" ? "region.loop" : op;
     for (const KernelDesc& desc : backend_.kernels())
       if (!kernel && kernel_matches(desc, kind, dtypes)) kernel = &desc;
     if (!kernel) {
