@@ -50,6 +50,7 @@ int main(int argc, char** argv) {
   add_chat_verb(app);
   add_serve_verb(app);
   add_inspect_verb(app);
+  add_explain_verb(app);
   add_tokenize_verb(app);
   add_template_verb(app);
   add_eval_verb(app);

@@ -9,6 +9,7 @@ void add_run_verb(CLI::App& app);
 void add_chat_verb(CLI::App& app);
 void add_serve_verb(CLI::App& app);
 void add_inspect_verb(CLI::App& app);
+void add_explain_verb(CLI::App& app);
 void add_tokenize_verb(CLI::App& app);
 void add_template_verb(CLI::App& app);
 void add_eval_verb(CLI::App& app);

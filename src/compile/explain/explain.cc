@@ -1,0 +1,191 @@
+#include "compile/explain/explain.h"
+
+#include "base/error.h"
+#include "compile/explain/fold.h"
+#include "compile/explain/kernel_table.h"
+
+namespace tokamak {
+namespace {
+
+Value shape_value(const ExplainRequest& r) {
+  return Value::Object{{"B", r.shape.sequences},
+                       {"T", r.shape.tokens},
+                       {"S", r.shape.kv_len},
+                       {"R", r.shape.logit_rows}};
+}
+
+Value guard_value(const Plan& plan) {
+  Value out = Value::array();
+  for (const GuardRange& g : plan.guard)
+    out.push(Value::Object{{"symbol", g.symbol},
+                           {"lo", g.lo},
+                           {"hi", g.hi},
+                           {"multiple", g.multiple},
+                           {"pad", g.pad}});
+  return out;
+}
+
+// Every value of the arena as a rectangle: calls it lives from and to, and the bytes it has.
+Value arena_values(const PlanSet& set, const Plan& plan) {
+  struct Box {
+    std::string name;
+    uint64_t offset, bytes;
+    size_t first, last;
+  };
+  std::map<uint32_t, Box> boxes;
+  for (size_t c = 0; c < plan.calls.size(); ++c) {
+    const KernelCall& call = plan.calls[c];
+    for (const CallArg& arg : call.in)
+      if (auto it = boxes.find(arg.index); arg.kind == CallArg::Kind::kArena && it != boxes.end())
+        it->second.last = c;
+    for (const CallArg& arg : call.out)
+      if (arg.kind == CallArg::Kind::kArena)
+        boxes.insert({arg.index, {call.label, arg.offset, planned_bytes(set, plan, arg), c, c}});
+  }
+  for (const PlanOutput& o : plan.outputs)
+    if (auto it = boxes.find(o.arg.index); o.arg.kind == CallArg::Kind::kArena && it != boxes.end())
+      it->second.last = plan.calls.empty() ? 0 : plan.calls.size() - 1;
+  Value out = Value::array();
+  for (const auto& [index, b] : boxes)
+    out.push(Value::Object{{"name", b.name},
+                           {"offset", b.offset},
+                           {"bytes", b.bytes},
+                           {"first", b.first},
+                           {"last", b.last}});
+  return out;
+}
+
+Value memory_value(const PlanSet& set, const Plan& plan) {
+  uint64_t bound = plan.arena_lower_bound;
+  double gap =
+      bound > 0 ? static_cast<double>(plan.arena_bytes) / static_cast<double>(bound) - 1 : 0;
+  uint64_t weights = 0;
+  for (const WeightEntry& w : set.weights) weights += static_cast<uint64_t>(weight_bytes(w));
+  return Value::Object{{"peak", plan.arena_bytes},
+                       {"lower_bound", bound},
+                       {"gap", gap},
+                       {"method", plan.arena_method},
+                       {"all_plans_peak", set.arena_bytes},
+                       {"weights", weights},
+                       {"values", arena_values(set, plan)}};
+}
+
+// Edges that differ only in the layer are one line with a count.
+Value not_fused_value(const FusionReport& report, const std::string& function) {
+  struct Line {
+    const NotFused* first;
+    int64_t count = 0;
+    double saving = 0, bytes = 0;
+    std::vector<int> layers;
+  };
+  std::vector<std::pair<std::string, Line>> lines;
+  for (const NotFused& n : report.not_fused) {
+    if (n.function != function) continue;
+    std::string key = fmt::format("{}>{}>{}>{}", without_layer(n.producer),
+                                  without_layer(n.consumer), n.reason, without_layer(n.detail));
+    auto it = std::find_if(lines.begin(), lines.end(), [&](auto& l) { return l.first == key; });
+    if (it == lines.end()) it = lines.insert(lines.end(), {key, Line{&n, 0, 0, 0, {}}});
+    Line& line = it->second;
+    ++line.count;
+    line.saving += n.saving;
+    line.bytes += n.bytes;
+    int layer = std::max(layer_of(n.producer), layer_of(n.consumer));
+    if (line.layers.empty() || line.layers.back() < layer) line.layers.push_back(layer);
+  }
+  std::stable_sort(lines.begin(), lines.end(),
+                   [](auto& a, auto& b) { return a.second.saving > b.second.saving; });
+  Value out = Value::array();
+  for (const auto& [key, l] : lines)
+    out.push(Value::Object{{"producer", without_layer(l.first->producer)},
+                           {"consumer", without_layer(l.first->consumer)},
+                           {"count", l.count},
+                           {"layers", layer_ranges(l.layers)},
+                           {"reason", l.first->reason},
+                           {"detail", without_layer(l.first->detail)},
+                           {"saving_us", l.saving * 1e6},
+                           {"bytes", l.bytes}});
+  return out;
+}
+
+Value fusion_total(const FusionReport& report, const std::string& function) {
+  auto it = report.totals.find(function);
+  if (it == report.totals.end()) return nullptr;
+  const FusionReport::Total& t = it->second;
+  return Value::Object{{"calls_before", t.calls_before},
+                       {"calls_after", t.calls_after},
+                       {"us_before", t.seconds_before * 1e6},
+                       {"us_after", t.seconds_after * 1e6},
+                       {"bytes_before", t.bytes_before},
+                       {"bytes_after", t.bytes_after},
+                       {"candidates", t.candidates},
+                       {"states", t.states},
+                       {"exact", t.exact}};
+}
+
+}  // namespace
+
+void PassRecord::captured(const Function& step) {
+  last_hash_ = structural_hash(step);
+  graphs_.push(Value::Object{{"stage", "captured"},
+                             {"function", step.name()},
+                             {"nodes", step.nodes().size()},
+                             {"segments", folded_graph(step)}});
+}
+
+void PassRecord::add(const Function& function, const PassTiming& timing) {
+  const Pass* pass = find_pass(timing.name);
+  bool lineage =
+      function.name() == function_ || (function.name() == "step" && pass && !pass->final);
+  if (!lineage) return;
+  uint64_t hash = structural_hash(function);
+  Value rules = Value::object();
+  for (const auto& [name, n] : timing.rules) rules.set(name, n);
+  static constexpr const char* kClasses[] = {"exact", "real", "lossy"};
+  passes_.push(Value::Object{{"name", timing.name},
+                             {"function", function.name()},
+                             {"what", pass ? std::string(pass->what) : std::string()},
+                             {"class", pass ? kClasses[static_cast<int>(pass->cls)] : ""},
+                             {"skipped", timing.skipped},
+                             {"ms", timing.seconds * 1e3},
+                             {"nodes_before", timing.nodes_before},
+                             {"nodes_after", timing.nodes_after},
+                             {"fired", timing.fired},
+                             {"rules", std::move(rules)}});
+  if (hash == last_hash_) return;
+  last_hash_ = hash;
+  graphs_.push(Value::Object{{"stage", timing.name},
+                             {"function", function.name()},
+                             {"nodes", function.nodes().size()},
+                             {"segments", folded_graph(function)}});
+}
+
+Value explain(const ExplainRequest& r) {
+  const PlanSet& set = *r.set;
+  size_t index = plan_for(set, r.function, r.shape);
+  const Plan& plan = set.plans[index];
+  KernelTableReport table = kernel_table(r, index);
+  Value out = Value::Object{
+      {"format", "tokamak-explain"},
+      {"version", 1},
+      {"model", r.model},
+      {"function", r.function},
+      {"shape", shape_value(r)},
+      {"mode", r.mode},
+      {"backend", r.backend},
+      {"isa", r.isa},
+      {"numerics_id", set.numerics_id},
+      {"machine", machine_value(r.machine)},
+      {"plan",
+       Value::Object{{"index", index}, {"guard", guard_value(plan)}, {"plans", set.plans.size()}}},
+      {"totals", std::move(table.totals)},
+      {"kernels", std::move(table.kernels)},
+      {"calls", std::move(table.calls)},
+      {"memory", memory_value(set, plan)}};
+  out.set("passes", r.passes ? r.passes->passes() : Value::array());
+  out.set("graphs", r.passes ? r.passes->graphs() : Value::array());
+  out.set("fusion", r.fusion ? fusion_total(*r.fusion, r.function) : Value());
+  out.set("not_fused", r.fusion ? not_fused_value(*r.fusion, r.function) : Value::array());
+  return out;
+}
+
+}  // namespace tokamak

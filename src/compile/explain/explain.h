@@ -1,0 +1,54 @@
+#pragma once
+// `tokamak explain`: what a model's plan does at one shape and why, as one JSON value that the
+// text, the page and scripts are made of. docs/explain.md has its fields.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "compile/explain/step_shape.h"
+#include "compile/fuse/machine.h"
+#include "compile/fuse/report.h"
+#include "compile/pass.h"
+
+namespace tokamak {
+
+// What the passes did to one function on its way, in order. Its hook goes into
+// CompileOptions::after_pass; it may outlive the compilation.
+class PassRecord {
+ public:
+  // `function`: the one to explain; what it was made of (step) counts as well.
+  explicit PassRecord(std::string function) : function_(std::move(function)) {}
+  void captured(const Function& step);  // before any pass
+  void add(const Function& function, const PassTiming& timing);
+  const Value& passes() const { return passes_; }
+  const Value& graphs() const { return graphs_; }
+
+ private:
+  std::string function_;
+  uint64_t last_hash_ = 0;
+  Value passes_ = Value::array(), graphs_ = Value::array();
+};
+
+struct ExplainRequest {
+  std::string model, function, mode;
+  StepShape shape;
+  std::string backend, isa;
+  Machine machine;
+  const PlanSet* set = nullptr;
+  const FusionReport* fusion = nullptr;  // may be null
+  const PassRecord* passes = nullptr;    // may be null: a bundle has none
+  const CallProfile* profile = nullptr;  // may be null: nothing was run
+  int measured_steps = 0;
+  bool count = false;  // count bytes as well
+};
+Value explain(const ExplainRequest& request);
+
+// --- explain_text.cc
+std::string explain_text(const Value& report);
+// --- explain_html.cc: one page that needs nothing else.
+std::string explain_html(const Value& report);
+// --- explain_trace.cc: a Chrome/Perfetto trace of the passes and of the measured calls.
+std::string explain_trace(const Value& report, const CallProfile& profile);
+
+}  // namespace tokamak

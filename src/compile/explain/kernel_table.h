@@ -1,0 +1,15 @@
+#pragma once
+// The calls of a plan with what they cost, equal ones of several layers in one row.
+#include "compile/explain/explain.h"
+
+namespace tokamak {
+
+struct KernelTableReport {
+  Value kernels, calls, totals;
+};
+KernelTableReport kernel_table(const ExplainRequest& request, size_t plan);
+
+// Bytes that the plan keeps for an argument in the arena: its size at the guard's upper bounds.
+uint64_t planned_bytes(const PlanSet& set, const Plan& plan, const CallArg& arg);
+
+}  // namespace tokamak

@@ -1,0 +1,37 @@
+#pragma once
+// The shape that `explain` looks at, and a step of that shape.
+#include <map>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+#include "plan/step.h"
+
+namespace tokamak {
+
+struct StepShape {
+  int64_t sequences = 1;   // B
+  int64_t tokens = 1;      // T, of all sequences together
+  int64_t kv_len = 0;      // S: tokens of each sequence, those of the step included
+  int64_t logit_rows = 0;  // R
+};
+
+// From items like "B=8": decode has B and S, verify<k> too, step also T and R. What is left out
+// gets a default. Throws Error(kInvalidArgument) naming the item, or what does not go together.
+StepShape parse_shape(std::string_view function, const std::vector<std::string>& items);
+int64_t rows_per_sequence(std::string_view function);  // 1: decode; k + 1: verify<k>; 0: any number
+
+// Rows of a sequence are its last tokens; ids differ while the vocabulary allows it; KV blocks are
+// contiguous.
+StepInputs make_step(const PlanSet& set, std::string_view function, const StepShape& shape);
+// An input of the step by its name; empty when there is none.
+const std::vector<int32_t>& step_values(const StepInputs& step, std::string_view name);
+std::vector<int64_t> blocks_for(const PlanSet& set, const StepShape& shape);  // per group
+
+// Values of the plan set's symbols, by name; extents of every call can be evaluated with them.
+using SymbolMap = std::map<std::string, int64_t, std::less<>>;
+SymbolMap symbols_of(const PlanSet& set, const StepShape& shape);
+// The plan that runs the step. Throws Error(kOutOfRange) naming the guards when none does.
+size_t plan_for(const PlanSet& set, std::string_view function, const StepShape& shape);
+
+}  // namespace tokamak

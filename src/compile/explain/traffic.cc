@@ -1,0 +1,294 @@
+#include "compile/explain/traffic.h"
+
+#include <algorithm>
+#include <set>
+
+#include "base/error.h"
+#include "plan/region.h"
+
+namespace tokamak {
+namespace {
+
+Type type_of(const PlanSet& set, const CallArg& arg) {
+  switch (arg.kind) {
+    case CallArg::Kind::kState:
+      return Type::state(set.states.at(arg.index).name);
+    case CallArg::Kind::kView:
+      return Type::view(set.groups.at(arg.index).name);
+    default: {
+      TensorType t{arg.dtype, {}};
+      for (const SymExpr& e : arg.dims) t.dims.push_back({"x", e, false});
+      return Type::of(std::move(t));
+    }
+  }
+}
+
+const StateEntry& state_of(const PlanSet& set, std::string_view name) {
+  for (const StateEntry& s : set.states)
+    if (s.name == name) return s;
+  fail(ErrorCode::kCorrupt, "the plan set has no state {}", name);
+}
+
+// The types that a step gives, from those it takes.
+std::vector<Type> infer_step(const PlanSet& set, const OpDef& op, const Value& attrs,
+                             std::span<const Type> in) {
+  std::vector<TensorType> planes;
+  planes.reserve(16);
+  auto plane = [&](std::string_view state, int index) -> std::optional<InferContext::Plane> {
+    const StateEntry& s = state_of(set, state);
+    if (static_cast<size_t>(index) >= s.planes.size()) return std::nullopt;
+    const PlaneEntry& p = s.planes[static_cast<size_t>(index)];
+    TensorType& t = planes.emplace_back();
+    t.dtype = p.dtype;
+    for (int64_t d : p.dims) t.dims.push_back({"x", d, false});
+    return InferContext::Plane{p.name, &t};
+  };
+  return infer_types(op, {in, attrs, plane});
+}
+
+const OpDef& known_op(std::string_view name) {
+  const OpDef* op = find_op(name);
+  if (!op) fail(ErrorCode::kUnsupported, "explain: nobody knows the op {}", name);
+  return *op;
+}
+
+// What attend sees of the step's sequences.
+struct Visible {
+  double tokens = 0;  // distinct ones, over all sequences
+  double keys = 0;    // over all rows
+};
+Visible visible_tokens(const StepInputs& step, int64_t window) {
+  Visible v;
+  for (size_t b = 0; b < step.kv_len.size(); ++b) {
+    int64_t rows = step.q_start[b + 1] - step.q_start[b], length = step.kv_len[b];
+    if (rows == 0) continue;
+    int64_t oldest = window > 0 ? std::max<int64_t>(0, length - rows + 1 - window) : 0;
+    v.tokens += static_cast<double>(length - oldest);
+    for (int64_t r = 0; r < rows; ++r) {
+      int64_t seen = length - rows + r + 1;
+      v.keys += static_cast<double>(window > 0 ? std::min(seen, window) : seen);
+    }
+  }
+  return v;
+}
+
+// The formulas.
+class Predictor {
+ public:
+  Predictor(const TrafficSite& site, const KernelCall& call)
+      : site_(site), call_(call), body_(call_body(site.set, call)) {}
+
+  CallTraffic traffic() const {
+    CallTraffic out;
+    out.in.resize(call_.in.size());
+    out.out.resize(call_.out.size());
+    for (const CallStep& s : body_.steps)
+      for (size_t i = 0; i < s.in.size(); ++i) {
+        if (s.in[i] >= call_.in.size()) continue;  // stays inside the call
+        double& read = out.in[first_of(s.in[i])].read;
+        read = std::max(read, read_bytes(s, i));
+      }
+    if (body_.program)
+      for (size_t i = 0; i < call_.in.size(); ++i)
+        if (first_same(call_.in, i) < 0) out.in[i].read = loaded_bytes(i);
+    for (size_t o = 0; o < call_.out.size(); ++o) {
+      const Type& t = body_.types[body_.results[o]];
+      out.out[o].written = t.kind == Type::Kind::kTensor ? bytes(t) : appended_bytes(t.name);
+    }
+    return out;
+  }
+
+  CallWork work() const {
+    CallWork w;
+    for (const CallStep& s : body_.steps) unit_of(s, w) += step_flops(s);
+    if (!body_.program) return w;
+    for (const loop::Instr& i : body_.program->code)
+      if (loop::op_info(i.op).kind != loop::OpKind::kSource) w.vector += points(i);
+    return w;
+  }
+
+ private:
+  double& unit_of(const CallStep& s, CallWork& w) const {
+    static const std::set<std::string_view> kDots = {"linear", "matmul", "attend",
+                                                     "sdpa",   "lora",   "grouped_linear"};
+    if (!kDots.contains(s.op->name)) return w.vector;
+    const Type& x = in(s, 0);
+    return x.kind == Type::Kind::kTensor && x.tensor.dtype == DType::kQ8A ? w.i8 : w.f32;
+  }
+
+  // Points of the iteration space at which an instruction is computed; a reduction looks at all.
+  double points(const loop::Instr& i) const {
+    const loop::Program& p = *body_.program;
+    double n = 1;
+    for (const SymExpr& r : p.rows) n *= eval(r);
+    bool reduces = loop::op_info(i.op).kind == loop::OpKind::kReduce;
+    return i.type.form == loop::Form::kTile || reduces ? n * eval(p.columns) : n;
+  }
+
+  // Elements that one access of a program touches: it is linear, so an axis counts when the index
+  // depends on it.
+  double touched(const loop::Access& access) const {
+    const loop::Program& p = *body_.program;
+    auto depends = [&](const std::string& v) {
+      std::map<std::string, SymExpr, std::less<>> zero{{v, 0}}, one{{v, 1}};
+      return access.index.substitute(zero) != access.index.substitute(one);
+    };
+    double n = depends("c") ? eval(p.columns) : 1;
+    for (size_t r = 0; r < p.rows.size(); ++r)
+      if (access.by >= 0 || depends(fmt::format("r{}", r))) n *= eval(p.rows[r]);
+    return n;
+  }
+
+  double loaded_bytes(size_t input) const {
+    std::map<std::string, double> accesses;
+    for (const loop::Instr& i : body_.program->code)
+      if (i.op == loop::Op::kLoad && first_of(i.access.param) == input)
+        accesses[fmt::format("{} {}", i.access.index.text(), i.access.by)] = touched(i.access);
+    double n = 0;
+    for (const auto& [index, elements] : accesses) n += elements;
+    const Type& t = body_.types[input];
+    return bytes(t) * std::min(1.0, n / std::max(1.0, elements(t)));
+  }
+  size_t first_of(size_t input) const {
+    int first = first_same(call_.in, input);
+    return first < 0 ? input : static_cast<size_t>(first);
+  }
+
+  double eval(const SymExpr& e) const { return static_cast<double>(e.eval(site_.symbols)); }
+  double bytes(const Type& t) const { return eval(t.tensor.bytes()); }
+  double elements(const Type& t) const { return eval(t.tensor.elements()); }
+  const Type& in(const CallStep& s, size_t i) const { return body_.types[s.in[i]]; }
+  const Type& out(const CallStep& s) const { return body_.types[s.out]; }
+
+  double appended_bytes(std::string_view state) const {
+    double per_token = 0;
+    for (const PlaneEntry& p : state_of(site_.set, state).planes)
+      per_token += static_cast<double>(p.bytes_per_token);
+    return per_token *
+           static_cast<double>(std::count_if(site_.step.slot.begin(), site_.step.slot.end(),
+                                             [](int32_t slot) { return slot >= 0; }));
+  }
+
+  // Rows that an index picks out of a table: of an input of the step they are known, of a computed
+  // one all could differ.
+  double picked(const Type& table, uint32_t index) const {
+    double all = eval(table.tensor.extent(0)), rows = elements(body_.types[index]);
+    if (index < call_.in.size() && call_.in[index].kind == CallArg::Kind::kInput) {
+      const std::vector<int32_t>& values =
+          step_values(site_.step, site_.set.inputs[call_.in[index].index].name);
+      std::set<int32_t> different(values.begin(), values.end());
+      different.erase(different.begin(), different.lower_bound(0));
+      rows = static_cast<double>(different.size());
+    }
+    return all > 0 ? bytes(table) / all * std::min(all, rows) : 0;
+  }
+
+  double attended_bytes(const CallStep& s) const {
+    const StateEntry& state = state_of(site_.set, in(s, 1).name);
+    std::vector<std::string> names = {s.attrs->get_string("value", "v")};
+    if (const Value* keys = s.attrs->find("key"))
+      for (const Value& k : keys->as_array()) names.push_back(k.as_string());
+    else
+      names.emplace_back("k");
+    std::sort(names.begin(), names.end());
+    names.erase(std::unique(names.begin(), names.end()), names.end());
+    double per_token = 0;
+    for (const PlaneEntry& p : state.planes)
+      if (std::find(names.begin(), names.end(), p.name) != names.end())
+        per_token += static_cast<double>(p.bytes_per_token);
+    return per_token * visible_tokens(site_.step, s.attrs->get_int("window", 0)).tokens;
+  }
+
+  double read_bytes(const CallStep& s, size_t i) const {
+    const Type& t = in(s, i);
+    std::string_view op = s.op->name;
+    if (t.kind == Type::Kind::kView) return 0;
+    if (t.kind == Type::Kind::kState) return op == "attend" ? attended_bytes(s) : 0;
+    if (s.op->writes_state && i >= 4 + state_of(site_.set, in(s, 0).name).planes.size())
+      return 0;  // orders the write
+    if (op == "embed" && i == 1) return picked(t, s.in[0]);
+    if (op == "gather" && i == 0 && s.attrs->get_int("axis", 0) == 0) return picked(t, s.in[1]);
+    if (op == "slice") return bytes(t) * elements(out(s)) / std::max(1.0, elements(t));
+    return bytes(t);
+  }
+
+  double step_flops(const CallStep& s) const {
+    std::vector<Type> ins;
+    for (uint32_t v : s.in) ins.push_back(body_.types[v]);
+    if (!s.op->flops) return elements(out(s));
+    std::span<const Type> outs(&body_.types[s.out], 1);
+    double n = eval(s.op->flops(ins, outs));
+    if (s.op->name != "attend") return n;
+    double rows = std::max(1.0, eval(ins[0].tensor.extent(0)));
+    return n / rows * visible_tokens(site_.step, s.attrs->get_int("window", 0)).keys;
+  }
+
+  const TrafficSite& site_;
+  const KernelCall& call_;
+  CallBody body_;
+};
+
+}  // namespace
+
+double CallTraffic::bytes() const {
+  double n = 0;
+  for (const auto* list : {&in, &out})
+    for (const ArgTraffic& a : *list) n += a.read + a.written;
+  return n;
+}
+
+int first_same(const std::vector<CallArg>& args, size_t index) {
+  for (size_t i = 0; i < index; ++i)
+    if (args[i].kind == args[index].kind && args[i].index == args[index].index)
+      return static_cast<int>(i);
+  return -1;
+}
+
+CallBody call_body(const PlanSet& set, const KernelCall& call) {
+  CallBody body;
+  for (const CallArg& arg : call.in) body.types.push_back(type_of(set, arg));
+  auto add = [&](std::string_view name, const Value& attrs, std::vector<uint32_t> in) {
+    CallStep step{&known_op(name), &attrs, std::move(in), static_cast<uint32_t>(body.types.size())};
+    std::vector<Type> types;
+    for (uint32_t v : step.in) types.push_back(body.types.at(v));
+    for (Type& t : infer_step(set, *step.op, attrs, types)) body.types.push_back(std::move(t));
+    body.steps.push_back(std::move(step));
+  };
+  body.attrs = std::make_shared<Value>(call.attrs.is_null() ? Value::object() : call.attrs);
+  if (const Value* program = body.attrs->find("program")) {
+    body.program = std::make_shared<loop::Program>(loop::parse_program(program->as_string()));
+    for (const CallArg& arg : call.out) {
+      body.results.push_back(static_cast<uint32_t>(body.types.size()));
+      body.types.push_back(type_of(set, arg));
+    }
+    return body;
+  }
+  if (!body.attrs->has("steps")) {
+    std::vector<uint32_t> in(call.in.size());
+    for (uint32_t i = 0; i < in.size(); ++i) in[i] = i;
+    add(call.op, *body.attrs, std::move(in));
+    for (uint32_t o = 0; o < call.out.size(); ++o) body.results.push_back(body.steps[0].out + o);
+    return body;
+  }
+  RegionProgram region = parse_region(*body.attrs, call.in.size(), call.out.size());
+  // Behind the body's inputs the call may have some that only order it.
+  auto extra = static_cast<uint32_t>(call.in.size()) - region.inputs;
+  auto moved = [&](uint32_t v) { return v < region.inputs ? v : v + extra; };
+  const Value::Array& steps = body.attrs->at("steps").as_array();
+  for (size_t i = 0; i < region.steps.size(); ++i) {
+    std::vector<uint32_t> in;
+    for (uint32_t v : region.steps[i].in) in.push_back(moved(v));
+    add(region.steps[i].op, steps[i].at("attrs"), std::move(in));
+  }
+  for (uint32_t r : region.results) body.results.push_back(moved(r));
+  return body;
+}
+
+CallTraffic predict_traffic(const TrafficSite& site, const KernelCall& call) {
+  return Predictor(site, call).traffic();
+}
+CallWork predict_work(const TrafficSite& site, const KernelCall& call) {
+  return Predictor(site, call).work();
+}
+
+}  // namespace tokamak

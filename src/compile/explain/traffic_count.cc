@@ -1,0 +1,194 @@
+// Counting by accessors: the arguments of one call lie in memory that notes every element that is
+// read or written, and the meaning of the call's ops runs over it. Values are zeros, but for the
+// step's own indices: which bytes an op touches depends on nothing else.
+#include <deque>
+#include <set>
+
+#include "base/error.h"
+#include "compile/explain/traffic.h"
+#include "loop/evaluate.h"
+#include "ops/traced.h"
+
+namespace tokamak {
+namespace {
+
+// Lives for one call.
+class Counter {
+ public:
+  Counter(const TrafficSite& site, const KernelCall& call)
+      : site_(site), call_(call), body_(call_body(site.set, call)) {
+    values_.resize(body_.types.size());
+    watched_.resize(call.in.size());
+    for (size_t i = 0; i < call.in.size(); ++i) {
+      int first = first_same(call.in, i);
+      if (first >= 0)
+        share(i, static_cast<size_t>(first));
+      else
+        watched_[i] = make(call.in[i], body_.types[i], values_[i], &call.in[i]);
+    }
+    for (size_t o = 0; o < call.out.size(); ++o) add_output(o);
+    for (size_t v = call.in.size(); v < values_.size(); ++v) {
+      if (made_.contains(v)) continue;
+      const Type& t = body_.types[v];
+      if (t.kind == Type::Kind::kTensor)
+        make_tensor(t, values_[v], nullptr, {});
+      else
+        values_[v] = values_[state_input()];
+    }
+  }
+
+  bool run() {
+    if (body_.program) {
+      std::vector<TensorRef<Traced>> from, to;
+      for (size_t i = 0; i < call_.in.size(); ++i) from.push_back(values_[i].tensor);
+      for (uint32_t r : body_.results) to.push_back(values_[r].tensor);
+      loop::evaluate_program<Traced>(*body_.program, site_.symbols, from, to);
+      return true;
+    }
+    for (const CallStep& s : body_.steps) {
+      if (!s.op->traced) return false;
+      std::vector<Operand<Traced>> in, out;
+      for (uint32_t v : s.in) in.push_back(values_[v]);
+      size_t next = &s == &body_.steps.back() ? values_.size() : (&s + 1)->out;
+      for (size_t v = s.out; v < next; ++v) out.push_back(values_[v]);
+      s.op->traced({in, out, *s.attrs});
+    }
+    return true;
+  }
+
+  CallTraffic traffic() const {
+    CallTraffic t;
+    for (const auto& ranges : watched_) t.in.push_back({bytes(ranges, false), 0});
+    for (const auto& ranges : written_) t.out.push_back({0, bytes(ranges, true)});
+    return t;
+  }
+
+ private:
+  // A watched range and how many bytes stand for how many of its elements.
+  struct Range {
+    size_t number;
+    int64_t block_elements;
+    double block_bytes;
+  };
+
+  double bytes(const std::vector<Range>& ranges, bool written) const {
+    double n = 0;
+    for (const Range& r : ranges)
+      n += r.block_bytes * static_cast<double>(written ? trace_.written(r.number, r.block_elements)
+                                                       : trace_.read(r.number, r.block_elements));
+    return n;
+  }
+
+  // The same memory under the extents of another argument.
+  void share(size_t i, size_t first) {
+    values_[i] = values_[first];
+    if (body_.types[i].kind == Type::Kind::kTensor)
+      values_[i].tensor.dims = dims_of(body_.types[i]);
+  }
+
+  void add_output(size_t o) {
+    uint32_t v = body_.results[o];
+    const Type& t = body_.types[v];
+    if (t.kind == Type::Kind::kState) {  // a new version in the old place
+      size_t input = state_input();
+      values_[v] = values_[input];
+      written_.push_back(watched_[input]);
+    } else {
+      written_.push_back(made_.contains(v) || v < call_.in.size()
+                             ? std::vector<Range>{}
+                             : make(call_.out[o], t, values_[v], nullptr));
+    }
+    made_.insert(v);
+  }
+
+  size_t state_input() const {
+    for (size_t i = 0; i < call_.in.size(); ++i)
+      if (call_.in[i].kind == CallArg::Kind::kState) return i;
+    fail(ErrorCode::kCorrupt, "{}: writes a state that it does not take", call_.label);
+  }
+
+  std::span<const int64_t> dims_of(const Type& t) {
+    std::vector<int64_t>& dims = dims_.emplace_back();
+    for (const Dim& d : t.tensor.dims) dims.push_back(d.extent.eval(site_.symbols));
+    return dims;
+  }
+
+  std::vector<Range> make(const CallArg& arg, const Type& t, Operand<Traced>& out,
+                          const CallArg* input) {
+    if (arg.kind == CallArg::Kind::kView) {
+      const StepInputs::Table& table = site_.step.tables[arg.index];
+      out.view = {table.blocks.data(), table.stride, site_.set.groups[arg.index].block_size};
+      return {};
+    }
+    if (arg.kind == CallArg::Kind::kState) return make_state(site_.set.states[arg.index], out);
+    std::vector<Range> ranges;
+    bool step_input = input && arg.kind == CallArg::Kind::kInput;
+    make_tensor(t, out, &ranges,
+                step_input ? step_values(site_.step, site_.set.inputs[arg.index].name)
+                           : std::span<const int32_t>{});
+    return ranges;
+  }
+
+  // `ranges` null: what happens to it does not count.
+  void make_tensor(const Type& t, Operand<Traced>& out, std::vector<Range>* ranges,
+                   std::span<const int32_t> values) {
+    out.tensor.dims = dims_of(t);
+    int64_t n = out.tensor.elements();
+    const void* at;
+    if (t.tensor.dtype == DType::kI32) {
+      out.tensor.i = indices_.emplace_back(n).data();
+      at = out.tensor.i;
+      for (size_t i = 0; i < values.size() && static_cast<int64_t>(i) < n; ++i)
+        out.tensor.i[i] = values[i];  // not watched yet
+    } else {
+      out.tensor.f = numbers_.emplace_back(n).data();
+      at = out.tensor.f;
+    }
+    const DTypeInfo& info = dtype_info(t.tensor.dtype);
+    if (ranges)
+      ranges->push_back({trace_.watch(at, n), info.block_elements, double(info.block_bytes)});
+  }
+
+  std::vector<Range> make_state(const StateEntry& state, Operand<Traced>& out) {
+    int64_t blocks = 0;
+    for (int32_t b : site_.step.tables[state.group].blocks)
+      blocks = std::max<int64_t>(blocks, b + 1);
+    int64_t slots = blocks * site_.set.groups[state.group].block_size;
+    auto& planes = planes_.emplace_back();
+    std::vector<Range> ranges;
+    for (const PlaneEntry& p : state.planes) {
+      int64_t width = 1, row = p.dims.empty() ? 1 : p.dims.back();
+      for (int64_t d : p.dims) width *= d;
+      Traced* data = numbers_.emplace_back(slots * width).data();
+      planes.push_back({p.name, data, width, p.dims});
+      // A row of int8 has its own scale, so it is touched as a whole.
+      int64_t unit = p.dtype == DType::kI8 ? row : dtype_info(p.dtype).block_elements;
+      ranges.push_back({trace_.watch(data, slots * width), unit,
+                        double(p.bytes_per_token) * double(unit) / double(width)});
+    }
+    out.state = {planes, slots};
+    return ranges;
+  }
+
+  const TrafficSite& site_;
+  const KernelCall& call_;
+  CallBody body_;
+  Trace trace_;
+  std::vector<Operand<Traced>> values_;
+  std::set<size_t> made_;
+  std::vector<std::vector<Range>> watched_, written_;  // per input, per output
+  std::deque<std::vector<int64_t>> dims_;
+  std::deque<TracedMemory<Traced>> numbers_;
+  std::deque<TracedMemory<TracedIndex>> indices_;
+  std::deque<std::vector<StateRef<Traced>::Plane>> planes_;
+};
+
+}  // namespace
+
+std::optional<CallTraffic> count_traffic(const TrafficSite& site, const KernelCall& call) {
+  Counter counter(site, call);
+  if (!counter.run()) return std::nullopt;
+  return counter.traffic();
+}
+
+}  // namespace tokamak
