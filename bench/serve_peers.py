@@ -129,7 +129,8 @@ def load(args, kind):
         for c in clients:
             n = args.requests or max(8, 4 * c)
             done = subprocess.run([args.tokamak, "bench", "serve", "--url", s.url, "--concurrency", str(c), "--requests", str(n),
-                                   "--prompt", "128", "--output", "64", "--warmup", "1", "--json"], capture_output=True, text=True)
+                                   "--prompt", "128", "--output", "64", "--warmup", "1", "--seed", str(c),  # other prompts each time
+                                   "--json"], capture_output=True, text=True)
             r = json.loads(done.stdout) if done.stdout.strip() else {"error": done.stderr[-300:]}
             if "error" in r:
                 rows.append({"clients": c, "error": r["error"]})
