@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """The compiler's tools from outside: debug opt, check, rule, bisect, passes."""
 import json
+import os
 import pathlib
 import tempfile
 import unittest
+import unittest.mock
 
 from tokamak import SOURCE, TINY, run
 
@@ -44,7 +46,7 @@ class Debug(unittest.TestCase):
         self.assertLess(out["after"]["kernels"], out["before"]["kernels"])
         self.assertLess(out["after"]["activation_bytes"], out["before"]["activation_bytes"])
         self.assertIn("silu", out["rules_fired"])
-        self.assertEqual([p["name"] for p in out["passes"]][-1], "dead-code")
+        self.assertEqual([p["name"] for p in out["passes"]][-1], "fuse")
 
     def test_passes_are_chosen_and_left_out(self):
         whole = run("debug", "opt", OPT / "block.tkg").stdout
@@ -99,6 +101,38 @@ class Debug(unittest.TestCase):
         self.assertEqual(sorted(passes[0]), ["class", "name", "on", "what"])
         rules = json.loads(run("debug", "rule", "--list", "--json").stdout)
         self.assertGreater(len(rules), 100)
+
+    def test_fusion(self):
+        graph = OPT / "fuse_llama.tkg"
+        chosen = ("--passes", "dead-code,fuse")
+        with unittest.mock.patch.dict(os.environ, {"TOKAMAK_LOGS": "fusion"}):
+            done = run("debug", "opt", graph, *chosen, "--json")
+        out = json.loads(done.stdout)
+        self.assertLessEqual(out["after"]["kernels"], 10)
+        self.assertIn("apart", done.stderr)
+        self.assertIn("fused", done.stderr)
+        again = run("debug", "opt", self.file("again.tkg", out["text"]), "--passes", "fuse")
+        self.assertEqual(again.stdout, out["text"], "what is fused stays as it is")
+        for backend in ("cpu", "ref"):
+            check = run("debug", "check", graph, *chosen, "--backend", backend, "--json")
+            self.assertEqual(check.returncode, 0, check.stdout + check.stderr)
+        exact = run("debug", "check", graph, "--passes", "fuse", "--json")
+        self.assertTrue(json.loads(exact.stdout)[0]["bit_equal"], exact.stdout)
+        self.assertEqual(run("debug", "bisect", graph, *chosen).returncode, 0)
+        machine = self.file("machine.json", '{"call_seconds": -1}')
+        self.assertEqual(run("debug", "opt", graph, *chosen, "--machine", machine).returncode, 2)
+
+    def test_calibrate(self):
+        path = pathlib.Path(self.folder.name) / "this.json"
+        done = run("calibrate", "-o", path, "--seconds", "0.1", "--threads", "1", "--name", "this")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        machine = json.loads(path.read_text())
+        self.assertEqual(machine["name"], "this")
+        for field in ("flops", "bandwidth", "i8_ops", "f32_flops", "vector_ops"):
+            self.assertGreater(machine[field], 1e6, field)
+        self.assertEqual(machine["levels"][-1]["name"], "memory")
+        done = run("debug", "opt", OPT / "fuse_llama.tkg", "--machine", path)
+        self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_a_model_and_its_flags(self):
         log = run("run", TINY / "llama.gguf", "hello", "--max-tokens", "2", "--dump-after", "dead-code",

@@ -159,8 +159,10 @@ class CandidateFinder {
   // --- Ops on rows ---
 
   void find_rows() {
+    row_op_.clear();
+    for (NodeId id = 0; id < fn_.nodes().size(); ++id) row_op_.push_back(is_row_op(id));
     for (NodeId id = 0; id < fn_.nodes().size(); ++id)
-      if (is_row_op(id)) grow_rows(id);
+      if (row_op_[id]) grow_rows(id);
   }
 
   bool is_row_op(NodeId id) const {
@@ -209,7 +211,7 @@ class CandidateFinder {
       if (queue[at].size() >= kMaxRowOps) continue;
       for (NodeId member : std::vector<NodeId>(queue[at]))
         for (NodeId next : row_neighbours(member)) {
-          if (next <= first || !is_row_op(next)) continue;
+          if (next <= first || !row_op_[next]) continue;
           if (!same_shape(fn_.node(next).outputs[0].tensor, shape)) continue;
           std::vector<NodeId> bigger = queue[at];
           if (std::find(bigger.begin(), bigger.end(), next) != bigger.end()) continue;
@@ -334,6 +336,7 @@ class CandidateFinder {
   const Backend& backend_;
   const std::vector<RegionKernel> kernels_;
   const RegionKernel* kernel_ = nullptr;
+  std::vector<bool> row_op_;
   std::vector<Candidate> out_;
   std::set<std::pair<std::string, std::vector<NodeId>>> seen_;
 };

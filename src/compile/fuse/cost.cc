@@ -55,33 +55,49 @@ std::vector<ShapeValues> design_shapes(const Function& fn) {
 CostModel::CostModel(const FusionGraph& graph, const Machine& machine,
                      std::vector<ShapeValues> shapes)
     : graph_(graph), fn_(graph.fn()), machine_(machine), shapes_(std::move(shapes)) {
+  measure_values();
   double weights = 0;
   for (NodeId id = 0; id < fn_.nodes().size(); ++id)
     if (fn_.node(id).op->name == "weight" && graph.needed(id)) weights += value_bytes({id, 0}, 0);
   weight_bandwidth_ = machine_.level_of(weights / 2).bandwidth;
   singles_.resize(fn_.nodes().size());
-  std::vector<std::vector<RegionCost>> costs(fn_.nodes().size());
+  alone_.resize(fn_.nodes().size());
   whole_.assign(shapes_.size(), 0);
   for (NodeId id = 0; id < fn_.nodes().size(); ++id)
     for (size_t s = 0; s < shapes_.size(); ++s) {
-      costs[id].push_back(single(id, s));
-      whole_[s] += costs[id].back().seconds;
+      alone_[id].push_back(call_cost(id, s));
+      whole_[s] += alone_[id].back().seconds;
     }
-  for (NodeId id = 0; id < fn_.nodes().size(); ++id) singles_[id] = weighted(costs[id]);
+  for (NodeId id = 0; id < fn_.nodes().size(); ++id) singles_[id] = weighted(alone_[id]);
+}
+
+void CostModel::measure_values() {
+  sizes_.resize(fn_.nodes().size());
+  ops_.resize(fn_.nodes().size());
+  for (NodeId id = 0; id < fn_.nodes().size(); ++id)
+    for (const Type& t : fn_.node(id).outputs) {
+      bool tensor = t.kind == Type::Kind::kTensor;
+      SymExpr count = tensor ? t.tensor.elements() : SymExpr(0),
+              bytes = tensor ? t.tensor.bytes() : SymExpr(0);
+      for (size_t s = 0; s < shapes_.size(); ++s)
+        sizes_[id].push_back({extent(count, s), extent(bytes, s)});
+    }
+  for (NodeId id = 0; id < fn_.nodes().size(); ++id) {
+    if (!graph_.is_call(id)) {  // a view costs nothing, also inside a region
+      ops_[id].assign(shapes_.size(), 0);
+      continue;
+    }
+    const Node& node = fn_.node(id);
+    std::vector<Type> in;
+    for (Ref r : node.inputs) in.push_back(fn_.type(r));
+    SymExpr flops = node.op->flops ? node.op->flops(in, node.outputs) : SymExpr(0);
+    for (size_t s = 0; s < shapes_.size(); ++s)
+      ops_[id].push_back(node.op->flops ? extent(flops, s) : vector_work(id, s));
+  }
 }
 
 double CostModel::extent(const SymExpr& e, size_t shape) const {
   return static_cast<double>(e.eval(shapes_[shape]));
-}
-
-double CostModel::elements(Ref r, size_t shape) const {
-  const Type& t = fn_.type(r);
-  return t.kind == Type::Kind::kTensor ? extent(t.tensor.elements(), shape) : 0;
-}
-
-double CostModel::value_bytes(Ref r, size_t shape) const {
-  const Type& t = fn_.type(r);
-  return t.kind == Type::Kind::kTensor ? extent(t.tensor.bytes(), shape) : 0;
 }
 
 double CostModel::move_seconds(Ref r, size_t shape) const {
@@ -108,13 +124,7 @@ double CostModel::pack_work(NodeId matrix, size_t shape) const {
   return elements(fn_.node(matrix).inputs[0], shape) * kPackOps;
 }
 
-double CostModel::node_ops(NodeId id, size_t shape) const {
-  const Node& node = fn_.node(id);
-  if (!node.op->flops) return vector_work(id, shape);
-  std::vector<Type> in;
-  for (Ref r : node.inputs) in.push_back(fn_.type(r));
-  return extent(node.op->flops(in, node.outputs), shape);
-}
+double CostModel::node_ops(NodeId id, size_t shape) const { return ops_[id][shape]; }
 
 // The dot products against the stream of weights, whichever takes longer.
 double CostModel::matrix_seconds(NodeId id, size_t shape) const {
@@ -128,7 +138,7 @@ double CostModel::matrix_seconds(NodeId id, size_t shape) const {
   return std::max(dot, memory);
 }
 
-RegionCost CostModel::single(NodeId id, size_t shape) const {
+RegionCost CostModel::call_cost(NodeId id, size_t shape) const {
   RegionCost c;
   if (!graph_.is_call(id)) return c;
   const Node& node = fn_.node(id);

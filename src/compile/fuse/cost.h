@@ -22,7 +22,7 @@ class CostModel {
   CostModel(const FusionGraph& graph, const Machine& machine, std::vector<ShapeValues> shapes);
 
   // One call of its own; nothing for what needs none.
-  RegionCost single(NodeId id, size_t shape) const;
+  const RegionCost& single(NodeId id, size_t shape) const { return alone_[id][shape]; }
   RegionCost region(const Candidate& candidate, size_t shape) const;
   // Over all shapes, each relative to the time of the whole function at that shape: so that neither
   // the large nor the small shapes decide alone. In seconds of the first shape.
@@ -34,11 +34,19 @@ class CostModel {
 
   const std::vector<ShapeValues>& shapes() const { return shapes_; }
   double whole(size_t shape) const { return whole_[shape]; }
-  double value_bytes(Ref r, size_t shape) const;
+  double value_bytes(Ref r, size_t shape) const { return size_of(r, shape).bytes; }
 
  private:
+  struct ValueSize {
+    double elements = 0, bytes = 0;
+  };
+  const ValueSize& size_of(Ref r, size_t shape) const {
+    return sizes_[r.node][r.output * shapes_.size() + shape];
+  }
   double extent(const SymExpr& e, size_t shape) const;
-  double elements(Ref r, size_t shape) const;
+  double elements(Ref r, size_t shape) const { return size_of(r, shape).elements; }
+  RegionCost call_cost(NodeId id, size_t shape) const;
+  void measure_values();
   double move_seconds(Ref r, size_t shape) const;
   double vector_work(NodeId id, size_t shape) const;
   double pack_work(NodeId matrix, size_t shape) const;
@@ -55,6 +63,10 @@ class CostModel {
   double weight_bandwidth_ = 0;
   std::vector<double> whole_;
   std::vector<double> singles_;
+  // Symbols are evaluated once: the planner asks often.
+  std::vector<std::vector<ValueSize>> sizes_;  // per node: output, then shape
+  std::vector<std::vector<double>> ops_;       // per node and shape
+  std::vector<std::vector<RegionCost>> alone_;
 };
 
 // Shapes at which a function's regions are judged: decode of one and of several sequences, a small

@@ -154,15 +154,19 @@ void fuse_regions(Module& module, Function& function, const PassContext& context
       *context.last_firing = fmt::format("{} region {}", last.kind, graph.region_name(last.nodes));
     }
   }
-  if (context.timing) context.timing->fired = plan.cover.chosen.size();
+  if (context.timing) {
+    context.timing->fired = plan.cover.chosen.size();
+    for (size_t i : plan.cover.chosen) ++context.timing->rules["fuse " + plan.candidates[i].kind];
+  }
   FusionReport report;
-  report.machine = machine.name;
-  report_fusion(graph, cost, kernels, plan, report);
-  log_fusion(report);
-  if (context.timing)
-    for (const FusedRegion& r : report.regions) ++context.timing->rules["fuse " + r.kind];
+  bool wanted = context.options.fusion || log::channel_enabled("fusion");
+  if (wanted) {
+    report.machine = machine.name;
+    report_fusion(graph, cost, kernels, plan, report);
+    log_fusion(report);
+  }
   std::vector<std::string> bodies = apply_fusion(module, function, graph, plan);
-  for (size_t i = 0; i < bodies.size(); ++i) report.regions[i].body = bodies[i];
+  for (size_t i = 0; wanted && i < bodies.size(); ++i) report.regions[i].body = bodies[i];
   if (context.options.fusion) merge_reports(*context.options.fusion, std::move(report));
 }
 
