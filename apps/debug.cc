@@ -4,9 +4,10 @@
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "base/json.h"
+#include "compile/fuse/machine.h"
 #include "compile/import/import_model.h"
 #include "compile/simplify/rules.h"
+#include "graph/region.h"
 
 namespace tokamak {
 namespace {
@@ -39,7 +40,7 @@ void add_graph_flags(CLI::App& tool, GraphFlags& flags) {
   tool.add_option("--rules", flags.rules, "a file of rewrite rules for the pass user-rules");
   tool.add_flag("--unverified", flags.unverified, "take those rules without verifying them");
   tool.add_option("--machine", flags.machine,
-                  "machine file (JSON) for passes that ask a cost model; today none does");
+                  "machine file (JSON) for the cost model of the pass fuse");
   tool.add_option("--backend", flags.backend, "whose kernels the passes ask for")
       ->check(CLI::IsMember({"cpu", "ref"}))
       ->capture_default_str();
@@ -59,8 +60,10 @@ Module load_graph(const std::string& path) {
 
 std::vector<std::string> chosen_functions(const Module& module, const GraphFlags& flags) {
   std::vector<std::string> names;
+  std::set<std::string> bodies = body_names(module);
   for (const auto& fn : module.functions)
-    if (flags.fn.empty() || fn->name() == flags.fn) names.push_back(fn->name());
+    if (flags.fn.empty() ? !bodies.contains(fn->name()) : fn->name() == flags.fn)
+      names.push_back(fn->name());
   if (names.empty())
     fail(ErrorCode::kInvalidArgument, "{} has no function {}", flags.graph,
          flags.fn.empty() ? "at all" : "\"" + flags.fn + "\"");
@@ -74,8 +77,9 @@ CompileOptions graph_options(const GraphFlags& flags) {
   options.dump_after = {flags.dump_after.begin(), flags.dump_after.end()};
   if (!flags.rules.empty())
     options.rules = load_rules(read_text_file(flags.rules), flags.unverified);
-  if (!flags.machine.empty()) parse_json(read_text_file(flags.machine), flags.machine);
-  chosen_passes(options);  // unknown names end here
+  options.machine = flags.machine;
+  if (!flags.machine.empty()) load_machine_file(flags.machine);  // says what is wrong with it now
+  chosen_passes(options);                                        // unknown names end here
   return options;
 }
 

@@ -40,6 +40,7 @@ std::string one_line(std::string_view text) {
 int main(int argc, char** argv) {
   using namespace tokamak;
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of write(), not an end
   CLI::App app("Tokamak: runs and serves large language models.", "tokamak");
   app.require_subcommand(1);
   app.set_version_flag("--version", "tokamak " TOKAMAK_VERSION);
@@ -49,12 +50,15 @@ int main(int argc, char** argv) {
   add_run_verb(app);
   add_chat_verb(app);
   add_serve_verb(app);
+  add_compile_verb(app);
+  add_cache_verb(app);
   add_inspect_verb(app);
   add_explain_verb(app);
   add_tokenize_verb(app);
   add_template_verb(app);
   add_eval_verb(app);
   add_bench_verb(app);
+  add_calibrate_verb(app);
   add_debug_verb(app);
   app.failure_message([](const CLI::App*, const CLI::Error& e) {
     return fmt::format("error: {}; see tokamak --help\n", one_line(e.what()));

@@ -24,7 +24,7 @@ void add_program(Hash128& hash) {
 void add_options(Hash128& hash, const CompileOptions& o) {
   const auto& [activations, kv_dtype, block_size, max_sequences, max_tokens, max_logit_rows,
                context, tree_mask, verify, passes, disabled_passes, dump_after, rules, machine,
-               fusion, eager, shapes, buckets, dump] = o;
+               fusion, eager, shapes, buckets, dump, after_pass] = o;
   hash.add(fmt::format("{} {} {} {} {} {} {} {} {} {}", activations, dtype_name(kv_dtype),
                        block_size, max_sequences, max_tokens, max_logit_rows, context, tree_mask,
                        eager, static_cast<int>(shapes)));
@@ -34,7 +34,7 @@ void add_options(Hash128& hash, const CompileOptions& o) {
   for (const std::string& p : disabled_passes) hash.add("without " + p);
   for (const RewriteRule& rule : rules) hash.add(rule.text);
   if (!machine.empty()) hash.add(read_text_file(machine, size_t{1} << 20));
-  (void)dump_after, (void)fusion, (void)dump;  // these only look on
+  (void)dump_after, (void)fusion, (void)dump, (void)after_pass;  // these only look on
 }
 
 }  // namespace

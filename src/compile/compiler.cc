@@ -3,43 +3,43 @@
 #include "compile/compiler.h"
 
 #include <algorithm>
+#include <map>
 
+#include "base/channels.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "compile/pass.h"
 #include "compile/planner/planner.h"
+#include "compile/shapes.h"
+#include "graph/region.h"
 
 namespace tokamak {
 namespace {
-
-// Small steps get plans of their own: their arena is small enough to stay in cache.
-std::vector<int64_t> bucket_bounds(std::vector<int64_t> bounds, int64_t max) {
-  std::erase_if(bounds, [&](int64_t b) { return b >= max; });
-  bounds.push_back(max);
-  return bounds;
-}
 
 // With draft trees every plan reads the mask, whose width is a symbol of its own.
 void emit(PlanSet& set, const Function& fn, const Backend& backend, const CompileOptions& o,
           std::vector<GuardRange> guard, GuardRange mask) {
   if (o.tree_mask) guard.push_back(std::move(mask));
   emit_plan(set, fn, backend, std::move(guard));
+  if (o.eager) spread_values(set, set.plans.back());
 }
 
+// Rows of padding are a sequence of their own.
 void plan_step(PlanSet& set, const Function& step, const Backend& backend,
                const CompileOptions& o) {
-  for (int64_t t : bucket_bounds({64}, o.max_tokens))
+  for (const ShapeRange& t : shape_ranges(o, {64}, o.max_tokens))
     emit(set, step, backend, o,
-         {{"T", 1, t, 1},
-          {"B", 1, std::min(t, o.max_sequences), 1},
-          {"R", 1, std::min(t, o.max_logit_rows), 1}},
-         {"M", 1, t, 1});
+         {{"T", t.lo, t.hi, 1, t.pad},
+          {"B", 1, std::min(t.hi, o.max_sequences) + (t.pad > 0), 1},
+          {"R", 1, std::min(t.hi, o.max_logit_rows), 1}},
+         {"M", 1, t.hi, 1});
 }
 
 void plan_decode(PlanSet& set, const Function& decode, const Backend& backend,
                  const CompileOptions& o) {
-  for (int64_t b : bucket_bounds({1, 8}, std::min(o.max_sequences, o.max_logit_rows))) {
-    emit(set, decode, backend, o, {{"B", 1, b, 1}}, {"M", 1, 1, 1});
+  for (const ShapeRange& b : shape_ranges(o, {1, 8}, std::min(o.max_sequences, o.max_logit_rows))) {
+    emit(set, decode, backend, o, {{"B", b.lo, b.hi, 1, b.pad}}, {"M", 1, 1, 1});
     set.plans.back().bound_symbols = {{"T", "B"}, {"R", "B"}};
   }
 }
@@ -54,24 +54,65 @@ void plan_verify(PlanSet& set, const Function& verify, int k, const Backend& bac
 }
 
 // Blocks of KV may be shared only between plans that round in the same places.
-std::string numerics_id(const PlanSet& set, const Backend& backend) {
+// Fusing is exact: a region counts as the kernels of its ops.
+std::string numerics_id(const PlanSet& set, const std::vector<Function*>& functions,
+                        const Backend& backend) {
+  std::set<std::string> kernels;
+  auto collect = [&](const Function& fn, auto& self) -> void {
+    for (const Node& node : fn.nodes()) {
+      if (is_region(node)) {
+        self(region_body(fn.module(), node.attrs), self);
+      } else if (node.op->tier != Tier::kStructural) {
+        const KernelDesc* k = find_kernel(fn, node, backend);
+        if (k) kernels.insert(fmt::format("{}/{}/{}", k->name, k->abi, k->numeric_class));
+      }
+    }
+  };
+  for (const Function* fn : functions) collect(*fn, collect);
   Hash128 hash;
   hash.add(backend.isa());
-  for (const KernelEntry& k : set.kernels)
-    hash.add(fmt::format("{}/{}/{}", k.name, k.abi, k.numeric_class));
+  for (const std::string& k : kernels) hash.add(k);
   for (const StateEntry& s : set.states)
     for (const PlaneEntry& p : s.planes) hash.add(dtype_name(p.dtype));
   return hash.hex();
 }
 
+// The plans, and every loop program in them once.
+void dump_plans(StageDump& dump, const PlanSet& set) {
+  dump.write("planned", "txt", plan_set_text(set));
+  std::map<std::string, std::string> programs;  // text -> the call that has it first
+  for (const Plan& plan : set.plans)
+    for (const KernelCall& call : plan.calls)
+      if (const Value* text = call.attrs.find("program"); text && text->is_string())
+        programs.try_emplace(text->as_string(), call.label);
+  std::string all;
+  for (const auto& [text, label] : programs) all += fmt::format("// {}\n{}\n", label, text);
+  if (!all.empty()) dump.write("loops", "txt", all);
+}
+
 }  // namespace
 
 PlanSet compile_module(Module& module, const ModelConfig& config, const Backend& backend,
-                       const CompileOptions& options) {
+                       const CompileOptions& asked) {
+  SteadyClock clock;
+  Nanos start = clock.now();
+  CompileOptions options = asked;
+  // The int8 activations stay: without them the result would be another one.
+  if (options.eager && options.passes.empty())
+    options.passes = {"quantize-activations", "dead-code"};
+  if (options.dump) options.dump->write("captured", "tkg", print_module(module));
   Function& step = *module.find_function("step");
-  run_passes(module, step, {backend, options});
+  run_general_passes(module, step, {backend, options});
   Function& decode = specialize_decode(module);
   run_derived_passes(module, decode, {backend, options});
+  std::vector<Function*> planned = {&step, &decode};
+  for (int k : options.verify) {
+    planned.push_back(&specialize_verify(module, k));
+    run_derived_passes(module, *planned.back(), {backend, options});
+  }
+  // Only now: what is made of step must not be made of its regions.
+  for (Function* fn : planned) run_final_passes(module, *fn, {backend, options});
+  if (options.dump) options.dump->write("fused", "tkg", print_module(module));
 
   PlanSet set;
   set.model = module.name;
@@ -83,13 +124,15 @@ PlanSet compile_module(Module& module, const ModelConfig& config, const Backend&
   declare_tables(set, module);
   plan_step(set, step, backend, options);
   plan_decode(set, decode, backend, options);
-  for (int k : options.verify) {
-    Function& verify = specialize_verify(module, k);
-    run_derived_passes(module, verify, {backend, options});
-    plan_verify(set, verify, k, backend, options);
-  }
-  set.numerics_id = numerics_id(set, backend);
+  for (size_t i = 0; i < options.verify.size(); ++i)
+    plan_verify(set, *planned[2 + i], options.verify[i], backend, options);
+  set.numerics_id = numerics_id(set, planned, backend);
   check_plan_set(set);
+  if (options.dump) dump_plans(*options.dump, set);
+  if (log::channel_enabled("recompiles"))
+    log::channel("recompiles",
+                 fmt::format("compiled {} for {}: {} plans in {:.1f} ms", set.model, set.backend,
+                             set.plans.size(), seconds(clock.now() - start) * 1e3));
   return set;
 }
 

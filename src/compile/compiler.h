@@ -6,10 +6,12 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
 #include "compile/import/model_config.h"
+#include "compile/stage_dump.h"
 #include "graph/rule.h"
 #include "plan/plan.h"
 

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "graph/region.h"
 
 namespace tokamak {
 
@@ -12,6 +13,7 @@ void remove_dead_code(Module& module, Function& function, const PassContext&) {
   rebuild(module, function, [](Function& to, const Node& node, const std::vector<Ref>& in) {
     return copy_node(to, node, in);
   });
+  drop_unused_bodies(module);
   drop_unused_constants(module);
 }
 
@@ -40,10 +42,14 @@ std::vector<const Pass*> chosen_passes(const CompileOptions& options) {
   return chosen;
 }
 
-std::vector<PassTiming> run_passes(Module& module, Function& function, const PassContext& context) {
+namespace {
+
+std::vector<PassTiming> run_these(Module& module, Function& function, const PassContext& context,
+                                  bool (*wanted)(const Pass&)) {
   std::vector<PassTiming> timings;
   SteadyClock clock;
   for (const Pass* pass : chosen_passes(context.options)) {
+    if (!wanted(*pass)) continue;
     PassTiming timing;
     timing.name = pass->name;
     timing.nodes_before = function.nodes().size();
@@ -61,6 +67,9 @@ std::vector<PassTiming> run_passes(Module& module, Function& function, const Pas
       }
     }
     timing.nodes_after = function.nodes().size();
+    if (context.options.dump && !timing.skipped)
+      context.options.dump->write(fmt::format("{}-{}", function.name(), timing.name), "tkg",
+                                  print_function(function));
     log::debug("pass {}: {} -> {} nodes, {:.1f} ms{}", timing.name, timing.nodes_before,
                timing.nodes_after, timing.seconds * 1e3, timing.skipped ? " (off)" : "");
     if (context.options.dump_after.contains(timing.name))
@@ -70,6 +79,20 @@ std::vector<PassTiming> run_passes(Module& module, Function& function, const Pas
     timings.push_back(std::move(timing));
   }
   return timings;
+}
+
+}  // namespace
+
+std::vector<PassTiming> run_passes(Module& module, Function& function, const PassContext& context) {
+  return run_these(module, function, context, [](const Pass&) { return true; });
+}
+std::vector<PassTiming> run_general_passes(Module& module, Function& function,
+                                           const PassContext& context) {
+  return run_these(module, function, context, [](const Pass& p) { return !p.final; });
+}
+std::vector<PassTiming> run_final_passes(Module& module, Function& function,
+                                         const PassContext& context) {
+  return run_these(module, function, context, [](const Pass& p) { return p.final; });
 }
 
 void run_derived_passes(Module& module, Function& function, const PassContext& context) {

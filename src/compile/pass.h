@@ -42,6 +42,7 @@ struct Pass {
   PassClass cls;
   bool on;  // by default
   void (*run)(Module& module, Function& function, const PassContext& context);
+  bool final = false;  // for each function that is planned, after decode was made of step
 };
 
 std::span<const Pass> pipeline();
@@ -50,6 +51,11 @@ const Pass* find_pass(std::string_view name);
 // Throws Error(kInvalidArgument) naming an unknown pass.
 std::vector<const Pass*> chosen_passes(const CompileOptions& options);
 std::vector<PassTiming> run_passes(Module& module, Function& function, const PassContext& context);
+// The same in two halves: what other functions are made of, and what is done to each in the end.
+std::vector<PassTiming> run_general_passes(Module& module, Function& function,
+                                           const PassContext& context);
+std::vector<PassTiming> run_final_passes(Module& module, Function& function,
+                                         const PassContext& context);
 // For decode and verify, which are made of a function that the passes have seen: what their facts
 // allow beyond that.
 void run_derived_passes(Module& module, Function& function, const PassContext& context);
@@ -63,5 +69,6 @@ void recognize(Module& module, Function& function, const PassContext& context);
 void fold_scales(Module& module, Function& function, const PassContext& context);
 void use_facts(Module& module, Function& function, const PassContext& context);
 void remove_dead_code(Module& module, Function& function, const PassContext& context);
+void fuse_regions(Module& module, Function& function, const PassContext& context);
 
 }  // namespace tokamak

@@ -20,6 +20,8 @@ constexpr Pass kPipeline[] = {
      PassClass::kLossy, true, quantize_activations},
     {"dead-code", "drops nodes that no result needs; writes to state are results",
      PassClass::kExact, true, remove_dead_code},
+    {"fuse", "groups of nodes that one kernel runs, chosen by predicted time", PassClass::kExact,
+     true, fuse_regions, true},
 };
 
 }  // namespace

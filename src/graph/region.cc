@@ -9,6 +9,7 @@ namespace tokamak {
 namespace {
 
 constexpr std::string_view kBodyPrefix = "fused.";
+constexpr size_t kMaxBodyNodes = 512;  // every use of a body looks at all of it
 
 [[noreturn]] void bad_region(std::string_view op, std::string_view what) {
   fail(ErrorCode::kInvalidArgument, "{}: {}", op, what);
@@ -16,6 +17,8 @@ constexpr std::string_view kBodyPrefix = "fused.";
 
 // A body is a plain function: nothing in it needs more than its inputs.
 void check_body(const OpDef& op, const Function& body) {
+  if (body.nodes().size() > kMaxBodyNodes)
+    bad_region(op.name, fmt::format("body {} has more than {} nodes", body.name(), kMaxBodyNodes));
   for (const Node& node : body.nodes()) {
     if (is_region(node)) bad_region(op.name, fmt::format("body {} holds a region", body.name()));
     if (node.op->name == "weight")

@@ -153,6 +153,31 @@ TEST_P(GoldenTest, FolderAndGgufGiveTheSameBits) {
   EXPECT_EQ(folder.all_logits(0, ids, 64), gguf.all_logits(0, ids, 64));
 }
 
+// Fusing changes what runs, not one bit of what comes out: in chunks, alone and beside others, with
+// keys and values as f32 and f16.
+TEST_P(GoldenTest, FusionKeepsEveryBit) {
+  const std::vector<int32_t>& ids = golden_.sequences[0].ids;
+  for (DType kv : {DType::kF32, DType::kF16}) {
+    ModelRunner fused(paths()[0], {.backend = "cpu", .kv_dtype = kv});
+    ModelRunner plain(paths()[0], {.backend = "cpu", .kv_dtype = kv, .disabled_passes = {"fuse"}});
+    EXPECT_EQ(fused.plans().numerics_id, plain.plans().numerics_id);
+    auto regions = [](const PlanSet& set) {
+      size_t n = 0;
+      for (const KernelCall& call : set.plans[0].calls) n += call.op == "region";
+      return n;
+    };
+    EXPECT_GT(regions(fused.plans()), 2u);
+    EXPECT_EQ(regions(plain.plans()), 0u);
+    EXPECT_LT(fused.plans().plans[0].calls.size(), plain.plans().plans[0].calls.size());
+    auto whole = plain.all_logits(0, ids, 64);
+    EXPECT_EQ(fused.all_logits(0, ids, 64), whole);
+    EXPECT_EQ(fused.all_logits(1, ids, 5), whole);
+    for (size_t i = 0; i < 8; ++i)  // decode reads what decode wrote
+      EXPECT_EQ(fused.decode({{2, {ids[i]}}, {3, {ids[i]}}}),
+                plain.decode({{2, {ids[i]}}, {3, {ids[i]}}}));
+  }
+}
+
 // Batch invariance: the same bits whether a sequence is computed at once, token by token, in
 // chunks, or next to others, with one thread or three.
 TEST_P(GoldenTest, LogitBitsDoNotDependOnBatching) {

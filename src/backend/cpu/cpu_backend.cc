@@ -55,6 +55,17 @@ std::vector<KernelDesc> make_kernels() {
       "scores f32 fma over d, online softmax over tiles of 64 slots, segments of 1024 merged in "
       "order");
   add("loop", "region.loop(...)", "that of its ops alone: the same kernels, tile by tile");
+  // Regions: what may stand in front of the matrices; the matrices; what may follow them.
+  const std::string element_wise =
+      "neg abs exp log sqrt rsqrt square sin cos tanh erf sigmoid relu silu gelu scale softcap "
+      "add sub mul div maximum minimum";
+  const char* as_alone = "as the ops of the region";
+  add("region.linears",
+      "region.linears(rms_norm layer_norm quantize; linear; " + element_wise + " quantize)",
+      as_alone, "panel16");
+  add("region.rope_append", "region.rope_append(rms_norm layer_norm rope append)", as_alone);
+  add("region.rows", "region.rows(" + element_wise + " rms_norm layer_norm softmax quantize)",
+      as_alone);
   return out;
 }
 
@@ -80,6 +91,17 @@ class CpuBackend final : public Backend {
   std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                    const LoadOptions& options) override {
     return std::make_unique<cpu::CpuExecutable>(plans, weights, options, table_, pool_);
+  }
+  std::string packing() const override { return cpu::packing_name(table_.style); }
+  void pack_weights(const PlanSet& plans, const WeightSource& weights,
+                    const PackSink& sink) override {
+    std::vector<cpu::WeightUse> uses = cpu::weight_uses(plans);
+    for (size_t i = 0; i < uses.size(); ++i) {
+      const WeightEntry& entry = plans.weights[i];
+      if (!entry.constant.empty()) continue;
+      cpu::Weight w = cpu::load_weight_for(entry, uses[i], weights, table_, *pool_);
+      sink(entry, cpu::packed_view(entry, w));
+    }
   }
 
  private:

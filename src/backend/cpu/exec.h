@@ -56,6 +56,14 @@ struct StepContext {
 
 // One kind of operation, prepared for one call: attributes are read once, at load. Owned by the
 // executable; run() neither allocates nor throws in normal operation.
+class RopeAngles;
+
+// How an op rotates: its angles, and which of its inputs they are made of.
+struct RopeUse {
+  std::shared_ptr<RopeAngles> angles;
+  uint32_t positions = 1, frequencies = 2;
+};
+
 class Op {
  public:
   virtual ~Op() = default;
@@ -63,6 +71,7 @@ class Op {
   virtual int64_t scratch_bytes() const { return 0; }  // per thread
   virtual int64_t shared_bytes() const { return 0; }   // scratch that all threads see
   virtual uint64_t own_bytes() const { return 0; }     // held beside the scratch
+  virtual RopeUse* rope_use() { return nullptr; }      // of ops that rotate
 };
 
 // What ops are prepared from.
@@ -85,6 +94,7 @@ std::unique_ptr<Op> make_row_op(const OpSite& site);
 std::unique_ptr<Op> make_layout_op(const OpSite& site);
 std::unique_ptr<Op> make_state_op(const OpSite& site);
 std::unique_ptr<Op> make_attend_op(const OpSite& site);
+std::unique_ptr<Op> make_region_op(const OpSite& site);
 std::unique_ptr<Op> make_loop_op(const OpSite& site);
 
 // The kernel of an element-wise op of one value; run is nullptr when there is none.
@@ -94,11 +104,10 @@ struct UnaryKernel {
 };
 UnaryKernel find_unary(const KernelTable& kernels, std::string_view op, const Value& attrs);
 
-bool is_rope(const Op& op);
-// Lets a rope call use the angles that an earlier one of the same plan computes in the same step,
-// if both rotate alike. Frequencies and positions must be the same. False when they do not rotate
-// alike.
-bool share_rope_table(Op& op, const Op& earlier);
+// One row of a state's plane: converted to the plane's type and spread into its panels. `scratch`
+// holds 4 bytes per value of the row.
+void store_plane_row(const KernelTable& kernels, const KvPlane& plane, int64_t block, int64_t token,
+                     const float* x, uint8_t* scratch);
 
 // Elements of light work below which forking costs more than it gains.
 constexpr int64_t kLightGrain = 16384;

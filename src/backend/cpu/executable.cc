@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <set>
 
 #include "backend/cpu/rope_angles.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "plan/region.h"
 
 namespace tokamak::cpu {
 namespace {
@@ -14,27 +16,38 @@ namespace {
 // Ops look at optional inputs without asking how many there are.
 constexpr size_t kMinInputs = 10;
 
+std::unique_ptr<Op> make_op(const OpSite& site) {
+  for (auto* make : {make_linear_op, make_elementwise_op, make_row_op, make_layout_op,
+                     make_state_op, make_attend_op, make_region_op, make_loop_op})
+    if (auto op = make(site)) return op;
+  fail(ErrorCode::kUnsupported, "{}: the cpu backend has no kernel for {}", site.label, site.op);
+}
+
+// The inputs of a region that its matrices are.
+std::set<size_t> region_matrices(const KernelCall& call) {
+  std::set<size_t> out;
+  if (call.attrs.has("program")) return out;
+  RegionProgram program = parse_region(call.attrs, call.in.size(), call.out.size());
+  for (const RegionStep& s : program.steps)
+    if ((s.op == "linear" || s.op == "embed") && s.in.size() > 1) out.insert(s.in[1]);
+  return out;
+}
+
+}  // namespace
+
 std::vector<WeightUse> weight_uses(const PlanSet& plans) {
   std::vector<WeightUse> uses(plans.weights.size());
   for (const Plan& plan : plans.plans)
     for (const KernelCall& call : plan.calls)
       for (size_t i = 0; i < call.in.size(); ++i) {
         if (call.in[i].kind != CallArg::Kind::kWeight) continue;
-        bool matrix = i == 1 && (call.op == "linear" || call.op == "embed");
+        bool matrix = call.op == "region" ? region_matrices(call).contains(i)
+                                          : i == 1 && (call.op == "linear" || call.op == "embed");
         WeightUse& use = uses.at(call.in[i].index);
         (matrix ? use.matrix : use.plain) = true;
       }
   return uses;
 }
-
-std::unique_ptr<Op> make_op(const OpSite& site) {
-  for (auto* make : {make_linear_op, make_elementwise_op, make_row_op, make_layout_op,
-                     make_state_op, make_attend_op, make_loop_op})
-    if (auto op = make(site)) return op;
-  fail(ErrorCode::kUnsupported, "{}: the cpu backend has no kernel for {}", site.label, site.op);
-}
-
-}  // namespace
 
 CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
                              const LoadOptions& options, const KernelTable& kernels,
@@ -49,7 +62,7 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
       kv_(plans_, options.blocks),
       binder_(plans_, options.blocks, options.max_rows),
       sampler_(plans_.vocab, options.max_rows),
-      arena_(plans_.arena_bytes),
+      arena_(eager_ ? 0 : plans_.arena_bytes),
       context_{*pool_, kernels, kv_} {
   prepared_.resize(plans_.plans.size());
   for (size_t i = 0; i < prepared_.size(); ++i) prepare(plans_.plans[i], prepared_[i]);
@@ -66,8 +79,10 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
   context_.shared_scratch = scratch_.data() + scratch * pool_->size();
   context_.scratch = scratch_.data();
   context_.scratch_bytes = scratch;
-  for (const Weight& w : weights_)
-    ledger_.weights += w.matrix_memory.bytes() + w.plain_memory.bytes();
+  for (const Weight& w : weights_) {
+    ledger_.weights += w.matrix_memory.bytes() + w.plain_memory.bytes() + w.mapped_bytes;
+    ledger_.mapped += w.mapped_bytes;
+  }
   ledger_.kv = kv_.bytes();
   ledger_.arena = arena_.bytes();
   ledger_.scratch += scratch_.bytes();
@@ -93,7 +108,7 @@ Tensor CpuExecutable::resolve(const CallArg& arg, const std::vector<std::string>
   if (arg.kind == CallArg::Kind::kWeight) {
     t.weight = &weights_.at(arg.index);
     t.data = t.weight->plain;
-  } else if (arg.kind == CallArg::Kind::kArena) {
+  } else if (arg.kind == CallArg::Kind::kArena && !eager_) {
     TK_CHECK(arg.offset <= arena_.bytes());
     t.data = arena_.data() + arg.offset;
   }
@@ -121,7 +136,10 @@ void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
                     plans_.symbols});
     c.in.resize(std::max(c.in.size(), kMinInputs));
   }
-  share_angles(out);
+  if (eager_)
+    out.eager = std::make_unique<EagerValues>(plan);
+  else
+    share_angles(out);
   for (const PlanOutput& o : plan.outputs) {
     if (o.name == "logits") out.logits = static_cast<int>(out.outputs.size());
     if (o.name == "hidden") out.hidden = static_cast<int>(out.outputs.size());
@@ -138,16 +156,25 @@ void CpuExecutable::share_angles(Prepared& p) const {
       if (u.call == call && u.arg == arg) return static_cast<int64_t>(u.input);
     return int64_t{-1};
   };
-  std::vector<size_t> owners;
+  struct Owner {
+    const RopeUse* use;
+    const Weight* frequencies;
+    int64_t positions;
+  };
+  std::vector<Owner> owners;
   for (size_t i = 0; i < p.calls.size(); ++i) {
-    const Call& c = p.calls[i];
-    if (!is_rope(*c.op) || input_of(i, 1) < 0 || !c.in[2].weight) continue;
-    bool shared = false;
-    for (size_t o : owners)
-      shared =
-          shared || (p.calls[o].in[2].weight == c.in[2].weight &&
-                     input_of(o, 1) == input_of(i, 1) && share_rope_table(*c.op, *p.calls[o].op));
-    if (!shared) owners.push_back(i);
+    RopeUse* use = p.calls[i].op->rope_use();
+    if (!use) continue;
+    Owner mine{use, p.calls[i].in[use->frequencies].weight, input_of(i, use->positions)};
+    if (!mine.frequencies || mine.positions < 0) continue;
+    auto same = std::find_if(owners.begin(), owners.end(), [&](const Owner& o) {
+      return o.frequencies == mine.frequencies && o.positions == mine.positions &&
+             o.use->angles->same(*use->angles);
+    });
+    if (same != owners.end())
+      use->angles = same->use->angles;
+    else
+      owners.push_back(mine);
   }
 }
 
@@ -184,6 +211,7 @@ void CpuExecutable::run(const StepInputs& step) {
   auto plan = static_cast<uint32_t>(binder_.bind(step));
   Prepared& p = prepared_[plan];
   sampler_.begin(step, ids_);
+  ids_.resize(binder_.inputs().pos.size());  // rows of padding have id 0
   kv_.copy_blocks(step.copies);
   set_shape(p);
   context_.step = &step;
@@ -205,6 +233,7 @@ void CpuExecutable::run(const StepInputs& step) {
   }
   if (p.eager) p.eager->outputs(p.outputs);
   finish(step, p);
+  if (p.eager) p.eager->clear();
   result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -212,7 +241,8 @@ void CpuExecutable::finish(const StepInputs& step, Prepared& p) {
   result_.clear();
   if (p.logits >= 0) {
     const Tensor& logits = p.outputs[static_cast<size_t>(p.logits)];
-    if (step.return_logits) result_.logits.assign(logits.f32(), logits.f32() + logits.elements());
+    auto wanted = static_cast<int64_t>(step.out_rows.size()) * logits.last();
+    if (step.return_logits) result_.logits.assign(logits.f32(), logits.f32() + wanted);
     sampler_.finish(step, logits.f32(), result_);
   }
   bool wants_hidden = std::any_of(step.samples.begin(), step.samples.end(), [](const SampleRow& s) {
@@ -220,7 +250,8 @@ void CpuExecutable::finish(const StepInputs& step, Prepared& p) {
   });
   if (p.hidden >= 0 && wants_hidden) {
     const Tensor& hidden = p.outputs[static_cast<size_t>(p.hidden)];
-    result_.hidden.assign(hidden.f32(), hidden.f32() + hidden.elements());
+    auto wanted = static_cast<int64_t>(step.out_rows.size()) * hidden.last();
+    result_.hidden.assign(hidden.f32(), hidden.f32() + wanted);
   }
 }
 

@@ -5,6 +5,7 @@
 #include "backend/backend.h"
 #include "backend/common/sampler.h"
 #include "backend/common/step_binding.h"
+#include "backend/cpu/eager.h"
 #include "backend/cpu/exec.h"
 
 namespace tokamak::cpu {
@@ -19,6 +20,7 @@ class CpuExecutable final : public Executable {
   Ticket submit(const StepInputs& step) override;
   void collect(Ticket ticket, StepResult& out) override;
   const MemoryLedger& memory() const override { return ledger_; }
+  const DispatchStats& dispatch() const override { return binder_.stats(); }
 
  private:
   struct Extents {  // of an argument, when any depends on a symbol
@@ -41,6 +43,7 @@ class CpuExecutable final : public Executable {
     int logits = -1, hidden = -1;  // indices into outputs
     std::vector<Tensor> outputs;
     std::vector<std::vector<CompiledExpr>> output_dims;
+    std::unique_ptr<EagerValues> eager;  // null: values lie in the arena
   };
 
   void prepare(const Plan& plan, Prepared& out);

@@ -20,12 +20,12 @@ struct Machine {
   std::string name = "built-in cpu";
   int cores = 2;
   std::vector<MachineLevel> levels = {
-      {"L1", 64e3, 2.4e11}, {"L2", 1e6, 1.2e11}, {"L3", 32e6, 5e10}, {"memory", 0, 2.5e10}};
-  double i8_ops = 5e11;      // operations per second of the integer dot kernels, all cores
-  double f32_flops = 1e11;   // of the float dot kernels
-  double vector_ops = 4e10;  // element-wise operations per second, all cores
+      {"L1", 64e3, 3e11}, {"L2", 1e6, 1.4e11}, {"L3", 32e6, 7e10}, {"memory", 0, 4e10}};
+  double i8_ops = 3e11;        // operations per second of the integer dot kernels, all cores
+  double f32_flops = 1.5e11;   // of the float dot kernels
+  double vector_ops = 2.5e10;  // element-wise operations per second, all cores
   double call_seconds = 1e-7;
-  double barrier_seconds = 2e-6;  // to fork to all cores and to join
+  double barrier_seconds = 1e-6;  // to fork to all cores and to join
 
   // The nearest level that holds a value of this size beside another one of the same size.
   const MachineLevel& level_of(double bytes) const;

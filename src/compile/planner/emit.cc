@@ -1,7 +1,10 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "compile/lower/lower.h"
 #include "compile/planner/planner.h"
+#include "graph/region.h"
+#include "plan/region.h"
 #include "tensor/plane.h"
 
 namespace tokamak {
@@ -92,13 +95,13 @@ class Emitter {
 
   void place_call(NodeId id) {
     const Node& node = fn_.node(id);
-    const KernelDesc& kernel = select_kernel(node);
+    const KernelDesc& kernel = select_kernel(fn_, node, backend_);
     KernelCall call;
     call.kernel = intern(set_.kernels, kernel.name, [&] {
       return KernelEntry{kernel.name, kernel.abi, kernel.numeric_class};
     });
-    call.op = node.op->name;
-    call.attrs = node.attrs;
+    call.op = is_region(node) ? "region" : node.op->name;
+    call.attrs = is_region(node) ? region_call_attrs(node) : node.attrs;
     call.label = node.name.empty() ? std::string(node.op->name) : node.name;
     auto index = static_cast<uint32_t>(plan_.calls.size());
     for (Ref in : node.inputs) call.in.push_back(argument(in, kernel, index));
@@ -192,20 +195,36 @@ class Emitter {
     return arg;
   }
 
-  const KernelDesc& select_kernel(const Node& node) {
-    std::vector<DType> dtypes;
-    std::string types;
-    for (Ref in : node.inputs) {
-      const Type& t = fn_.type(in);
-      dtypes.push_back(t.kind == Type::Kind::kTensor ? t.tensor.dtype : DType::kU8);
-      types += fmt::format(
-          "{}{}", types.empty() ? "" : ", ",
-          t.kind == Type::Kind::kTensor ? std::string(dtype_name(dtypes.back())) : t.text());
+  // The body as data: backends do not see graphs.
+  Value region_call_attrs(const Node& node) const {
+    const Function& body = region_body(fn_.module(), node.attrs);
+    if (node.attrs.get_string("kind", "") == "loop")
+      return Value::Object{{"kind", "loop"},
+                           {"program", loop::print_program(*lower_region(body).program)}};
+    RegionProgram program;
+    program.kind = node.attrs.get_string("kind", "");
+    program.inputs = static_cast<uint32_t>(body.inputs().size());
+    std::vector<uint32_t> first(body.nodes().size());
+    uint32_t inputs = 0, next = program.inputs;
+    for (NodeId id = 0; id < body.nodes().size(); ++id) {
+      const Node& inner = body.node(id);
+      if (inner.op->name == "input") {
+        first[id] = inputs++;
+        continue;
+      }
+      RegionStep step{std::string(inner.op->name),
+                      inner.attrs,
+                      {},
+                      next,
+                      static_cast<uint32_t>(inner.outputs.size())};
+      for (Ref r : inner.inputs) step.in.push_back(first[r.node] + r.output);
+      first[id] = next;
+      next += step.outputs;
+      program.steps.push_back(std::move(step));
     }
-    for (const KernelDesc& k : backend_.kernels())
-      if (kernel_matches(k, node.op->name, dtypes)) return k;
-    fail(ErrorCode::kUnsupported, "backend {} has no kernel for {}({}), needed by {}",
-         backend_.name(), node.op->name, types, node.name.empty() ? fn_.name() : node.name);
+    for (const Function::Result& r : body.results())
+      program.results.push_back(first[r.ref.node] + r.ref.output);
+    return region_attrs(program);
   }
 
   void assign_arena() {
@@ -269,6 +288,36 @@ class Emitter {
 
 }  // namespace
 
+const KernelDesc* find_kernel(const Function& fn, const Node& node, const Backend& backend) {
+  if (is_region(node)) {
+    std::string prefix = fmt::format("region.{}(", node.attrs.get_string("kind", ""));
+    for (const KernelDesc& k : backend.kernels())
+      if (k.pattern.starts_with(prefix)) return &k;
+    return nullptr;
+  }
+  std::vector<DType> dtypes;
+  for (Ref in : node.inputs) {
+    const Type& t = fn.type(in);
+    dtypes.push_back(t.kind == Type::Kind::kTensor ? t.tensor.dtype : DType::kU8);
+  }
+  for (const KernelDesc& k : backend.kernels())
+    if (kernel_matches(k, node.op->name, dtypes)) return &k;
+  return nullptr;
+}
+
+const KernelDesc& select_kernel(const Function& fn, const Node& node, const Backend& backend) {
+  if (const KernelDesc* kernel = find_kernel(fn, node, backend)) return *kernel;
+  std::string types;
+  for (Ref in : node.inputs) {
+    const Type& t = fn.type(in);
+    types += fmt::format(
+        "{}{}", types.empty() ? "" : ", ",
+        t.kind == Type::Kind::kTensor ? std::string(dtype_name(t.tensor.dtype)) : t.text());
+  }
+  fail(ErrorCode::kUnsupported, "backend {} has no kernel for {}({}), needed by {}", backend.name(),
+       node.op->name, types, node.name.empty() ? fn.name() : node.name);
+}
+
 void declare_tables(PlanSet& set, const Module& module) {
   set.symbols = module.symbols;
   for (const GroupDecl& g : module.groups) set.groups.push_back({g.name, g.window, g.block_size});
@@ -286,7 +335,21 @@ void declare_tables(PlanSet& set, const Module& module) {
 
 void emit_plan(PlanSet& set, const Function& function, const Backend& backend,
                std::vector<GuardRange> guard) {
-  Emitter(set, function, backend, std::move(guard)).run();
+  auto without_kernel = [&](const Node& node) {
+    if (!is_region(node)) return false;
+    bool loop = node.attrs.get_string("kind", "") == "loop";
+    return !find_kernel(function, node, backend) ||
+           (loop && !lower_region(region_body(function.module(), node.attrs)));
+  };
+  if (std::none_of(function.nodes().begin(), function.nodes().end(), without_kernel)) {
+    Emitter(set, function, backend, std::move(guard)).run();
+    return;
+  }
+  // A region is what its body computes: op by op where nobody runs it in one.
+  Module module = function.module().clone();
+  Function& copy = *module.find_function(function.name());
+  inline_regions(module, copy, without_kernel);
+  Emitter(set, copy, backend, std::move(guard)).run();
 }
 
 }  // namespace tokamak

@@ -23,6 +23,11 @@ struct Packing {
 constexpr uint64_t kArenaAlignment = 64;
 Packing pack_arena(std::span<const Lifetime> values);
 
+// planner/emit.cc: the first kernel of the backend's list that takes the node; nullptr, or Error(
+// kUnsupported) naming the op, when there is none.
+const KernelDesc* find_kernel(const Function& fn, const Node& node, const Backend& backend);
+const KernelDesc& select_kernel(const Function& fn, const Node& node, const Backend& backend);
+
 // planner/emit.cc: the symbols, groups and states of a module as the set's tables.
 void declare_tables(PlanSet& set, const Module& module);
 
