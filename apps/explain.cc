@@ -68,7 +68,7 @@ Explained prepare(const ExplainFlags& f, const StepShape& shape) {
 }
 
 // The step over and over: what it writes is each time the same.
-CallProfile measure(const ExplainFlags& f, const StepShape& shape, const Explained& model) {
+CallProfile measure_calls(const ExplainFlags& f, const StepShape& shape, const Explained& model) {
   CallProfile profile;
   profile.on = false;
   LoadOptions options;
@@ -106,7 +106,7 @@ void explain_model(const ExplainFlags& f) {
   Explained model = prepare(f, shape);
   plan_for(model.set(), f.fn, shape);  // an answer before anything is loaded
   CallProfile profile;
-  if (f.run) profile = measure(f, shape, model);
+  if (f.run) profile = measure_calls(f, shape, model);
   ExplainRequest request;
   request.model = model.set().model;
   request.function = f.fn;
