@@ -144,6 +144,21 @@ void read_filters(std::string_view text, SampleSpec& s, int line) {
   s.dry_last_n = number<int32_t>(f[6], line);
 }
 
+void read_keep(std::string_view text, RequestSpec& spec, int line) {
+  auto keep = numbers<int64_t>(text, line);
+  if (keep.size() != 2) bad(line, "keep is priority,ttl");
+  spec.cache_priority = static_cast<int32_t>(keep[0]);
+  spec.cache_ttl = keep[1];
+}
+
+void read_beams(std::string_view text, RequestSpec& spec, int line) {
+  auto beams = split(text, ',');
+  if (beams.size() != 3) bad(line, "beams is width,length_penalty,early_stopping");
+  spec.beams = number<int32_t>(beams[0], line);
+  spec.length_penalty = number<float>(beams[1], line);
+  spec.early_stopping = beams[2] == "1";
+}
+
 struct Field {
   std::string_view key, value;
 };
@@ -182,18 +197,11 @@ Event read_arrival(std::span<const std::string_view> words, int line) {
       spec.tenant = unhex(v, line);
     else if (key == "queue_deadline")
       spec.queue_deadline = number<Nanos>(v, line);
-    else if (key == "keep") {
-      auto keep = numbers<int64_t>(v, line);
-      if (keep.size() != 2) bad(line, "keep is priority,ttl");
-      spec.cache_priority = static_cast<int32_t>(keep[0]);
-      spec.cache_ttl = keep[1];
-    } else if (key == "beams") {
-      auto beams = split(v, ',');
-      if (beams.size() != 3) bad(line, "beams is width,length_penalty,early_stopping");
-      spec.beams = number<int32_t>(beams[0], line);
-      spec.length_penalty = number<float>(beams[1], line);
-      spec.early_stopping = beams[2] == "1";
-    } else if (key == "filters")
+    else if (key == "keep")
+      read_keep(v, spec, line);
+    else if (key == "beams")
+      read_beams(v, spec, line);
+    else if (key == "filters")
       read_filters(v, sample, line);
     else if (key == "breakers")
       sample.dry_breakers = numbers<int32_t>(v, line);

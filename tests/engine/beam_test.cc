@@ -56,12 +56,7 @@ RequestSpec random_beams(Rng& rng, const EngineConfig& config) {
   return spec;
 }
 
-EngineStats beam_totals;
-
-void beam_run(uint64_t seed, int in_flight) {
-  SCOPED_TRACE(fmt::format("seed {} in_flight {}", seed, in_flight));
-  Rng rng(seed);
-  PlanSet plans = fake_plan_set(1000, 1 + static_cast<int64_t>(rng.below(40)), 512);
+EngineConfig beam_config(const PlanSet& plans, int in_flight, Rng& rng) {
   EngineConfig config = default_engine_config(plans, 200, 1);
   config.max_num_seqs = 2 + static_cast<int64_t>(rng.below(6));
   config.max_batched_tokens = config.max_num_seqs + static_cast<int64_t>(rng.below(40));
@@ -73,6 +68,16 @@ void beam_run(uint64_t seed, int in_flight) {
   config.kv_policy = static_cast<KvPolicy>(rng.below(2));
   config.batching = static_cast<Batching>(rng.below(3) == 0 ? rng.below(3) : 0);
   config.prefix_cache = rng.below(3) > 0;
+  return config;
+}
+
+EngineStats beam_totals;
+
+void beam_run(uint64_t seed, int in_flight) {
+  SCOPED_TRACE(fmt::format("seed {} in_flight {}", seed, in_flight));
+  Rng rng(seed);
+  PlanSet plans = fake_plan_set(1000, 1 + static_cast<int64_t>(rng.below(40)), 512);
+  EngineConfig config = beam_config(plans, in_flight, rng);
   NullOptions options = checked(in_flight);
   options.seed = seed;
   if (rng.below(3) == 0) options.fail_every = 5 + static_cast<int64_t>(rng.below(20));
