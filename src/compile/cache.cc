@@ -28,8 +28,8 @@ constexpr std::string_view kSuffix = ".plans", kTemporary = ".tmp";
 constexpr int64_t kOrphanSeconds = 3600;  // a temporary file of this age has lost its writer
 
 int64_t unix_now() {
-  using namespace std::chrono;
-  return duration_cast<seconds>(system_clock::now().time_since_epoch()).count();
+  auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::seconds>(now).count();
 }
 
 // Held while the folder changes. Without the lock (another host's disk, no permission) the rename

@@ -22,7 +22,7 @@ class Precompiled final : public Normalizer {
       fail(ErrorCode::kCorrupt, "precompiled character map: trie of {} bytes in {}", bytes,
            charsmap.size());
     units_.resize(bytes / 4);
-    std::memcpy(units_.data(), charsmap.data() + 4, bytes);
+    if (bytes > 0) std::memcpy(units_.data(), charsmap.data() + 4, bytes);
     texts_ = charsmap.substr(4 + bytes);
   }
 
