@@ -63,6 +63,8 @@ class Explain(unittest.TestCase):
         self.assertIn("canonicalize", names)
         self.assertIn("dead-code", names)
         self.assertEqual(r["graphs"][0]["stage"], "captured")
+        for g in r["graphs"]:  # the two layers are equal in every stage
+            self.assertEqual([s["count"] for s in g["segments"]], [1, 2, 1], g["stage"])
         self.assertTrue(all(n["reason"] and n["count"] > 0 for n in r["not_fused"]))
 
     def assert_apart(self, values):
@@ -182,6 +184,8 @@ class Explain(unittest.TestCase):
         stages.first.click()
         drawn = sum(len(s["nodes"]) for s in r["graphs"][0]["segments"])
         self.assertEqual(page.locator("#after rect.node").count(), drawn)
+        page.locator("#memory-scale").click()
+        self.assertEqual(page.locator("#memory-picture rect").count(), len(r["memory"]["values"]))
         page.locator("#memory-picture rect").first.hover()
         self.assertIn("bytes at", page.locator("#tip").inner_text())
         # Nothing but the scrolling parts is wider than the window.

@@ -42,16 +42,18 @@ std::string op_list(const Value& ops) {
 std::string wrapped(const std::string& text, size_t indent) {
   constexpr size_t kWidth = 108;
   std::string out, line(indent, ' ');
+  auto trim = [&line] { line.erase(line.find_last_not_of(' ') + 1); };
   for (size_t at = 0; at < text.size();) {
     size_t end = std::min(text.find(' ', at), text.size());
     if (line.size() > indent && line.size() + end - at > kWidth) {
+      trim();
       out += line + "\n";
       line.assign(indent + 2, ' ');
     }
     line += text.substr(at, end - at) + " ";
     at = end + 1;
   }
-  line.erase(line.find_last_not_of(' ') + 1);
+  trim();
   return out + line + "\n";
 }
 
@@ -107,7 +109,7 @@ std::string kernel_lines(const Value& r) {
                   run ? fmt::format(", measured {} (median of {} steps)",
                                     micros(num(t, "measured_us")), t.at("measured_steps").as_int())
                       : "");
-  out += fmt::format("  {:>5} {:<7} {:<20} {:>9} {:>9} {:>9} {:>8} {:<8}{}{} {:<18} {}\n", "calls",
+  out += fmt::format("  {:>5} {:<7} {:<22} {:>9} {:>9} {:>9} {:>8} {:<8}{}{} {:<18} {}\n", "calls",
                      "layers", "kernel", "bytes", "weights", "ops", "bound", "by",
                      counted ? fmt::format("{:>11}", "counted") : "",
                      run ? fmt::format("{:>10}", "measured") : "", "arena offset+size", "name");
@@ -123,7 +125,7 @@ std::string kernel_lines(const Value& r) {
     if (run)
       more += fmt::format("{:>10}", k.has("measured_us") ? micros(num(k, "measured_us")) : "-");
     std::string layers = k.at("layers").as_string();
-    out += fmt::format("  {:>5} {:<7} {:<20} {:>9} {:>9} {:>9} {:>8} {:<8}{} {:<18} {}\n",
+    out += fmt::format("  {:>5} {:<7} {:<22} {:>9} {:>9} {:>9} {:>8} {:<8}{} {:<18} {}\n",
                        k.at("calls").as_int(), layers.empty() ? "-" : layers,
                        k.at("kernel").as_string(), amount(num(k, "bytes"), "B"),
                        amount(num(k, "weight_bytes"), "B"), amount(num(k, "flops"), "op"),
@@ -162,8 +164,9 @@ std::string not_fused_lines(const Value& r) {
     std::string layers = n.at("layers").as_string();
     out += fmt::format("  {:>5} {:<7} {:<13} {:>9} {:>9}  {} -> {}\n", n.at("count").as_int(),
                        layers.empty() ? "-" : layers, n.at("reason").as_string(),
-                       micros(num(n, "saving_us")), amount(num(n, "bytes"), "B"),
-                       n.at("producer").as_string(), n.at("consumer").as_string());
+                       num(n, "saving_us") > 0 ? micros(num(n, "saving_us")) : "-",
+                       amount(num(n, "bytes"), "B"), n.at("producer").as_string(),
+                       n.at("consumer").as_string());
     out += wrapped(n.at("detail").as_string(), 16);
   }
   return out;

@@ -86,12 +86,23 @@ class GraphFolder {
   }
 
  private:
+  // A body's name tells the layer it was made for when it writes a state; what it does not.
+  std::string meaning_of(const Node& node) const {
+    if (!is_region(node)) return dump_json(node.attrs);
+    std::string out;
+    for (const Node& inner : region_body(fn_.module(), node.attrs).nodes())
+      out +=
+          fmt::format("{} {} {};", inner.op->name,
+                      is_structural(inner) ? "" : dump_json(inner.attrs), inner.outputs[0].text());
+    return out;
+  }
+
   std::string signature(const std::vector<NodeId>& nodes) const {
     std::map<NodeId, size_t> local;
     std::string out;
     for (NodeId id : nodes) {
       const Node& node = fn_.node(id);
-      out += fmt::format("{} {} {}(", node.op->name, dump_json(node.attrs), node.outputs[0].text());
+      out += fmt::format("{} {} {}(", node.op->name, meaning_of(node), node.outputs[0].text());
       for (Ref r : node.inputs) {
         auto it = local.find(r.node);
         out += it != local.end() ? fmt::format("{}.{},", it->second, r.output)

@@ -58,19 +58,40 @@ function roofline() {
 }
 
 // --- Memory: calls from left to right, addresses from bottom to top. ---
+// One large value would press the others flat: the stretched scale gives every stretch between two borders of values the
+// same height.
+const memoryScale = { stretched: report.memory.values.some(v => v.bytes > report.memory.peak / 2) };
+function addressScale(values, peak, box) {
+  const height = box.bottom - box.top;
+  if (!memoryScale.stretched) {
+    return { at: a => box.bottom - a / peak * height, marks: [0, .25, .5, .75, 1].map(part => part * peak) };
+  }
+  const borders = [...new Set([0, peak, ...values.flatMap(v => [v.offset, v.offset + v.bytes])])].sort((a, b) => a - b);
+  const at = a => {
+    let high = borders.findIndex(b => b >= a);
+    if (high < 0) high = borders.length - 1;
+    const low = Math.max(0, high - 1), span = borders[high] - borders[low];
+    const rank = span > 0 ? low + (a - borders[low]) / span : high;
+    return box.bottom - rank / Math.max(1, borders.length - 1) * height;
+  };
+  const every = Math.max(1, Math.ceil(borders.length / 12));
+  return { at, marks: borders.filter((_, i) => i % every === 0 || i === borders.length - 1) };
+}
+
 function memoryMap() {
   const m = report.memory, calls = report.calls.length;
   $('memory-hint').textContent = `${m.values.length} values over ${calls} calls: ${amount(m.peak, 'B')} planned (${m.peak}), at least ${m.lower_bound} needed, ` +
-    `gap ${(100 * m.gap).toFixed(2)} %, placed by ${m.method || 'nobody'}. Time goes to the right, addresses upwards.`;
+    `gap ${(100 * m.gap).toFixed(2)} %, placed by ${m.method || 'nobody'}. Time goes to the right, addresses upwards` +
+    `${memoryScale.stretched ? '; the scale is stretched where values are small.' : '.'}`;
+  $('memory-scale').textContent = memoryScale.stretched ? 'True scale' : 'Stretch small values';
   const width = Math.max(300, $('memory-picture').clientWidth), height = Math.min(420, Math.max(240, width * .42));
   const box = { left: 62, right: width - 10, top: 12, bottom: height - 30 };
-  const top = Math.max(1, m.peak);
+  const scale = addressScale(m.values, Math.max(1, m.peak), box), py = scale.at;
   const px = c => box.left + c / Math.max(1, calls) * (box.right - box.left);
-  const py = a => box.bottom - a / top * (box.bottom - box.top);
   const picture = canvas(width, height, 'Memory map');
-  for (let i = 0; i <= 4; i += 1) {
-    picture.append(svg('line', { class: 'axis', x1: box.left, x2: box.right, y1: py(top * i / 4), y2: py(top * i / 4) }));
-    picture.append(svg('text', { x: box.left - 5, y: py(top * i / 4) + 4, 'text-anchor': 'end' }, amount(top * i / 4, 'B')));
+  for (const mark of scale.marks) {
+    picture.append(svg('line', { class: 'axis', x1: box.left, x2: box.right, y1: py(mark), y2: py(mark) }));
+    picture.append(svg('text', { x: box.left - 5, y: py(mark) + 4, 'text-anchor': 'end' }, amount(mark, 'B')));
   }
   for (const v of m.values) {
     const maker = report.kernels[report.calls[v.first].kernel];
@@ -84,6 +105,10 @@ function memoryMap() {
   picture.append(svg('text', { x: box.right, y: height - 8, 'text-anchor': 'end' }, `call ${calls - 1}`));
   $('memory-picture').replaceChildren(picture);
 }
+$('memory-scale').addEventListener('click', () => {
+  memoryScale.stretched = !memoryScale.stretched;
+  memoryMap();
+});
 
 // --- Graph: nodes in rows by their depth, parents above. ---
 function layout(nodes) {

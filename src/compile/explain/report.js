@@ -188,7 +188,7 @@ function edgeTable() {
     ? `${f.calls_before} → ${f.calls_after} calls, ${micros(f.us_before)} → ${micros(f.us_after)} predicted over the planner's shapes; ` +
       `${f.candidates} candidates, ${f.states} states${f.exact ? '' : ', not exact'}. Edges that stayed, with the reason and what fusing them would have saved:`
     : 'The fusion planner did not run.';
-  const rows = report.not_fused.map(n => [`${n.producer} → ${n.consumer}`, `${n.count}`, n.layers || '–', n.reason, micros(n.saving_us), amount(n.bytes, 'B'), n.detail]);
+  const rows = report.not_fused.map(n => [`${n.producer} → ${n.consumer}`, `${n.count}`, n.layers || '–', n.reason, n.saving_us > 0 ? micros(n.saving_us) : '–', amount(n.bytes, 'B'), n.detail]);
   simpleTable('edge-table', ['Edge', 'Count', 'Layers', 'Reason', 'Lost', 'Bytes', 'Detail'], rows, [0, 3, 6]);
 }
 
