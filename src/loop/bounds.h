@@ -36,6 +36,12 @@ class Bounds {
       row /= extents_[k];
     }
   }
+  void next_row(int64_t* row) const {
+    for (size_t k = axes_; k-- > 0;) {
+      if (++row[k] < extents_[k]) return;
+      row[k] = 0;
+    }
+  }
   int64_t row_offset(const BoundAccess& a, const int64_t* row) const {
     int64_t at = a.offset;
     for (size_t k = 0; k < axes_; ++k) at += a.rows[k] * row[k];

@@ -247,6 +247,11 @@ TEST(KernelMatches, Patterns) {
   EXPECT_FALSE(matches("iota()", "iota", {kF32}));
   for (const char* bad : {"", "(", ")", "linear", "linear(", "linear(f32"})
     EXPECT_FALSE(matches(bad, "linear", {kF32})) << bad;
+  EXPECT_TRUE(matches("region.loop(...)", "region.loop", {}));
+  EXPECT_TRUE(matches("region.loop(...)", "region.loop", {kF32, kI32, kF16}));
+  EXPECT_FALSE(matches("region.loop(...)", "region", {kF32}));
+  EXPECT_TRUE(matches("f(i32, ...)", "f", {kI32, kF32, kF32}));
+  EXPECT_FALSE(matches("f(i32, ...)", "f", {kF32, kF32}));
 }
 
 }  // namespace

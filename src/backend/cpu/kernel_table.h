@@ -94,6 +94,8 @@ struct KernelTable {
                                                    int64_t n);
   void (*binary_scalar[static_cast<int>(Binary::kCount)])(const float* a, float b, float* out,
                                                           int64_t n);
+  // (x * s) * w
+  void (*scale_mul)(const float* x, float s, const float* w, float* out, int64_t n);
   // A row in parts: lane j of 16 takes elements j, j + 16, ... (every part but the last is a
   // multiple of 16), join_lanes ends it by a fixed tree. The norms and softmax sum in the same way.
   void (*reduce[static_cast<int>(Reduce::kCount)])(const float* x, int64_t n, float* lanes);

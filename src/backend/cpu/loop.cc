@@ -9,12 +9,11 @@
 #include "base/error.h"
 
 namespace tokamak::cpu {
+namespace {
 
 using loop::BoundAccess;
 using Kind = LoopStep::Kind;
 using LoopCode = loop::Op;
-
-namespace {
 
 int32_t to_int(float x) {  // towards zero; what does not fit saturates, NaN is 0
   if (std::isnan(x)) return 0;
@@ -78,8 +77,7 @@ int64_t LoopRunner::row_start(const BoundAccess& b, int32_t by) const {
   return g < 0 ? -1 : start + b.by * g;
 }
 
-void LoopRunner::set_row(int64_t row) {
-  bounds_.row_indices(row, row_);
+void LoopRunner::set_places() {
   for (uint32_t id : plan_.inputs) {
     const BoundAccess& b = bounds_.of_instr(id);
     auto* data = static_cast<uint8_t*>(in_[plan_.program.code[id].access.param].data);
@@ -132,8 +130,9 @@ void LoopRunner::run(int64_t begin, int64_t end) {
   for (const LoopStep& s : plan_.once) run_step(s, 0, 1);
   int64_t columns = bounds_.columns();
   if (plan_.whole_rows) {
-    for (int64_t row = begin; row < end; ++row) {
-      set_row(row);
+    bounds_.row_indices(begin, row_);
+    for (int64_t row = begin; row < end; ++row, bounds_.next_row(row_)) {
+      set_places();
       run_phases(0, columns);
     }
     return;
@@ -141,7 +140,8 @@ void LoopRunner::run(int64_t begin, int64_t end) {
   int64_t tiles = (columns + plan_.tile - 1) / plan_.tile;
   for (int64_t unit = begin; unit < end;) {
     int64_t row = unit / tiles, stop = std::min(end, (row + 1) * tiles);
-    set_row(row);
+    bounds_.row_indices(row, row_);
+    set_places();
     run_phases(unit % tiles * plan_.tile, std::min(columns, (stop - row * tiles) * plan_.tile));
     unit = stop;
   }
@@ -150,6 +150,10 @@ void LoopRunner::run(int64_t begin, int64_t end) {
 void LoopRunner::run_step(const LoopStep& s, int64_t column, int64_t n) {
   switch (s.kind) {
     case Kind::kUnary:
+      if (n == 1 && s.op == LoopCode::kRsqrt) {  // rounded alike, without a vector
+        *f32(s.to, column) = 1.0f / std::sqrt(*f32(s.in[0], column));
+        return;
+      }
       return s.unary.run(f32(s.in[0], column), f32(s.to, column), n, s.unary.parameter);
     case Kind::kBinary:
       return s.binary(f32(s.in[0], column), f32(s.in[1], column), f32(s.to, column), n);
@@ -160,6 +164,9 @@ void LoopRunner::run_step(const LoopStep& s, int64_t column, int64_t n) {
       return s.binary(f32(s.to, column), f32(s.in[1], column), f32(s.to, column), n);
     case Kind::kBinaryRow:
       return run_binary_row(s);
+    case Kind::kScaleMul:
+      return kernels_.scale_mul(f32(s.in[0], column), *f32(s.in[1], 0), f32(s.in[2], column),
+                                f32(s.to, column), n);
     case Kind::kReduce:
       return kernels_.reduce[static_cast<int>(s.reduction)](f32(s.in[0], column), n,
                                                             lanes_ + s.reduce * 16);

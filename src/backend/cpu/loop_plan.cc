@@ -6,6 +6,7 @@
 #include "base/error.h"
 
 namespace tokamak::cpu {
+namespace {
 
 using loop::Elem;
 using loop::Form;
@@ -14,10 +15,8 @@ using loop::OpKind;
 using Kind = LoopStep::Kind;
 using Where = LoopPlace::Kind;
 
-namespace {
-
 constexpr size_t kLoopAlign = 64;
-int64_t aligned(int64_t bytes) {
+int64_t loop_aligned(int64_t bytes) {
   auto align = static_cast<int64_t>(kLoopAlign);
   return (bytes + align - 1) / align * align;
 }
@@ -52,17 +51,19 @@ LoopPlan::LoopPlan(loop::Program from, const KernelTable& kernels, const OpSite&
   for (const loop::Store& s : program.stores) scatters = scatters || s.to.by >= 0;
   whole_rows = scatters || schedule.phases.size() > 1;
   int64_t columns = program.columns.upper(site.symbols);
-  tile = std::min(kLoopTile, (std::max<int64_t>(columns, 1) + 31) / 32 * 32);
   place_values(schedule, site);
   phases.resize(schedule.phases.size());
   for (size_t i = 0; i < phases.size(); ++i) fill_phase(schedule, i, kernels);
   int64_t work = 0;
   for (Phase& phase : phases) {
+    join_products(phase);
     assign_buffers(phase);
     for (const LoopStep& s : phase.tile) work += is_heavy(s) ? 4 : 1;
   }
   cost = std::max<int64_t>(1, work);
-  if (kept > 0) row_bytes = aligned((columns + 15) / 16 * 64);
+  if (whole_rows) tile = std::max(kLoopTile, kLoopCache / (buffers + 1) / 32 * 32);
+  tile = std::min(tile, (std::max<int64_t>(columns, 1) + 31) / 32 * 32);
+  if (kept > 0) row_bytes = loop_aligned((columns + 15) / 16 * 64);
 }
 
 void LoopPlan::place_values(const loop::Schedule& schedule, const OpSite& site) {
@@ -181,6 +182,33 @@ void LoopPlan::fill_phase(const loop::Schedule& schedule, size_t phase,
   }
 }
 
+// Two products in one pass where nobody else reads the first.
+void LoopPlan::join_products(Phase& phase) {
+  std::vector<int> uses(places.size(), 0);
+  for (const Instr& i : program.code)
+    for (uint32_t in : i.in) ++uses[in];
+  for (const loop::Store& s : program.stores) ++uses[s.value];
+  auto first_of = [&](uint32_t value) {
+    return std::find_if(phase.tile.begin(), phase.tile.end(), [&](const LoopStep& s) {
+      return s.kind == Kind::kBinaryRight && s.op == loop::Op::kMul && s.to == value;
+    });
+  };
+  for (size_t i = 0; i < phase.tile.size(); ++i) {
+    LoopStep& s = phase.tile[i];
+    if (s.kind != Kind::kBinary || s.op != loop::Op::kMul) continue;
+    auto first = first_of(s.in[0]);
+    if (first == phase.tile.end() || uses[s.in[0]] != 1) continue;
+    s.kind = Kind::kScaleMul;
+    s.in[2] = s.in[1];
+    s.in[0] = first->in[0];
+    s.in[1] = first->in[1];
+    s.tile[1] = false;
+    s.tile[2] = true;
+    phase.tile.erase(first);
+    --i;
+  }
+}
+
 // A buffer is taken by the step that writes it and free after the last one that reads it.
 void LoopPlan::assign_buffers(Phase& phase) {
   std::vector<size_t> last(places.size(), 0);
@@ -208,8 +236,8 @@ void LoopPlan::assign_buffers(Phase& phase) {
       }
     };
     // These read an element before they write it, so the result may take an operand's place.
-    bool in_place =
-        s.kind == Kind::kUnary || s.kind == Kind::kBinary || s.kind == Kind::kBinaryRight;
+    bool in_place = s.kind == Kind::kUnary || s.kind == Kind::kBinary ||
+                    s.kind == Kind::kBinaryRight || s.kind == Kind::kScaleMul;
     if (in_place) release();
     bool writes = s.kind != Kind::kStore && s.kind != Kind::kReduce;
     if (writes && places[s.to].kind == Where::kBuffer) places[s.to].slot = take();
@@ -220,8 +248,9 @@ void LoopPlan::assign_buffers(Phase& phase) {
 
 int64_t LoopPlan::scratch_bytes() const {
   auto values = static_cast<int64_t>(places.size());
-  return static_cast<int64_t>(kLoopAlign) + aligned(values * 16) + aligned(values * 4) +
-         reductions * 64 + (buffers + (gathers ? 1 : 0)) * aligned(tile * 4) + kept * row_bytes;
+  return static_cast<int64_t>(kLoopAlign) + loop_aligned(values * 16) + loop_aligned(values * 4) +
+         reductions * 64 + (buffers + (gathers ? 1 : 0)) * loop_aligned(tile * 4) +
+         kept * row_bytes;
 }
 
 LoopRunner::LoopRunner(const LoopPlan& plan, const loop::Bounds& bounds, const KernelTable& kernels,
@@ -231,18 +260,18 @@ LoopRunner::LoopRunner(const LoopPlan& plan, const loop::Bounds& bounds, const K
   scratch += (kLoopAlign - address % kLoopAlign) % kLoopAlign;
   auto values = static_cast<int64_t>(plan.places.size());
   places_ = reinterpret_cast<Place*>(scratch);
-  uint8_t* numbers = scratch + aligned(values * 16);
-  uint8_t* lanes = numbers + aligned(values * 4);
+  uint8_t* numbers = scratch + loop_aligned(values * 16);
+  uint8_t* lanes = numbers + loop_aligned(values * 4);
   lanes_ = reinterpret_cast<float*>(lanes);
   uint8_t* buffers = lanes + plan.reductions * 64;
-  zeros_ = buffers + plan.buffers * aligned(plan.tile * 4);
-  uint8_t* kept = zeros_ + (plan.gathers ? aligned(plan.tile * 4) : 0);
+  zeros_ = buffers + plan.buffers * loop_aligned(plan.tile * 4);
+  uint8_t* kept = zeros_ + (plan.gathers ? loop_aligned(plan.tile * 4) : 0);
   if (plan.gathers) std::memset(zeros_, 0, static_cast<size_t>(plan.tile) * 4);
   for (int64_t v = 0; v < values; ++v) {
     const LoopPlace& p = plan.places[static_cast<size_t>(v)];
     Place& to = places_[v];
     to = {numbers + v * 4, 0};
-    if (p.kind == Where::kBuffer) to.base = buffers + p.slot * aligned(plan.tile * 4);
+    if (p.kind == Where::kBuffer) to.base = buffers + p.slot * loop_aligned(plan.tile * 4);
     if (p.kind == Where::kKept) to = {kept + p.slot * plan.row_bytes, 4};
   }
   static_assert(sizeof(Place) == 16);

@@ -9,9 +9,11 @@
 
 namespace tokamak::cpu {
 
-// Columns that an instruction takes at once: a handful of buffers of this size stay in the first
-// level of cache. A multiple of 32, so that blocks of q8a and 16 lanes never straddle two tiles.
-constexpr int64_t kLoopTile = 1024;
+// Columns that an instruction takes at once, at least: a handful of buffers of this size stay in
+// the first level of cache. Multiples of 32, so that blocks of q8a and 16 lanes never straddle two
+// tiles. Where whole rows are walked and few buffers are needed, tiles are longer, which costs less
+// to interpret.
+constexpr int64_t kLoopTile = 1024, kLoopCache = 8192;
 
 // Where the elements of a value are (4 bytes each).
 struct LoopPlace {
@@ -33,6 +35,7 @@ struct LoopStep {
     kBinaryRight,  // tile, row
     kBinaryLeft,   // row, tile
     kBinaryRow,    // row, row
+    kScaleMul,     // (tile * row) * tile: what ends a norm
     kReduce,
     kRound,
     kGeneric,  // integers, comparisons, selections, conversions: plain loops
@@ -82,6 +85,7 @@ struct LoopPlan {
   void place_values(const loop::Schedule& schedule, const OpSite& site);
   void fill_phase(const loop::Schedule& schedule, size_t phase, const KernelTable& kernels);
   LoopStep make_step(uint32_t id, const KernelTable& kernels);
+  void join_products(Phase& phase);
   void assign_buffers(Phase& phase);
 };
 
@@ -97,7 +101,7 @@ class LoopRunner {
     uint8_t* base;
     int64_t step;  // bytes per column; 0: a buffer, always at its start
   };
-  void set_row(int64_t row);
+  void set_places();
   void set_rows_by_index(const LoopPlan::Phase& phase);
   void run_phases(int64_t from, int64_t to);
   void run_step(const LoopStep& s, int64_t column, int64_t n);
