@@ -34,11 +34,17 @@ struct Explained {
   }
 };
 
-void compile_explained(const ExplainFlags& f, const StepShape& shape, Explained& out) {
+void compile_explained(const ExplainFlags& f, StepShape& shape, Explained& out) {
   out.backend = backend_for(f.model, f.model.backend);
   out.opened = open_model(f.model.model);
   CompileOptions options = compile_options(f.model);
-  options.context = std::max(context_for(f.model, out.opened->model.config), shape.kv_len);
+  const ModelConfig& config = out.opened->model.config;
+  fit_context(shape, config.context);
+  if (config.learned_positions && shape.kv_len > config.context)
+    fail(ErrorCode::kInvalidArgument,
+         "--shape: sequences of S={} tokens; the model knows {} positions", shape.kv_len,
+         config.context);
+  options.context = std::max(context_for(f.model, config), shape.kv_len);
   options.max_sequences = std::max(options.max_sequences, shape.sequences);
   options.max_tokens = std::max(options.max_tokens, shape.tokens);
   options.max_logit_rows = std::max(options.max_logit_rows, shape.logit_rows);
@@ -50,17 +56,18 @@ void compile_explained(const ExplainFlags& f, const StepShape& shape, Explained&
   options.after_pass = [record = out.passes](const Function& fn, const PassTiming& timing) {
     record->add(fn, timing);
   };
-  Module module = build_module(out.opened->model.config, options);
+  Module module = build_module(config, options);
   out.passes->captured(*module.find_function("step"));
-  out.compiled = compile_module(module, out.opened->model.config, *out.backend, options);
+  out.compiled = compile_module(module, config, *out.backend, options);
 }
 
-Explained prepare(const ExplainFlags& f, const StepShape& shape) {
+Explained prepare(const ExplainFlags& f, StepShape& shape) {
   Explained out;
   if (is_bundle(f.model.model)) {
     CompiledSetup setup = compile_for(f.model);
     out.backend = std::move(setup.backend);
     out.source = std::move(setup.source);
+    fit_context(shape, out.set().context);
   } else {
     compile_explained(f, shape, out);
   }

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "compile/explain/fold.h"
 #include "compile/explain/traffic.h"
+#include "compile/lower/lower.h"
 #include "compile/model_source.h"
 #include "ops/traced.h"
 
@@ -96,6 +97,73 @@ INSTANTIATE_TEST_SUITE_P(Families, Counted,
                                          CountCase{"gpt2.gguf"}, CountCase{"qwen3.gguf"},
                                          CountCase{"phi3.gguf"}));
 
+// A call that runs the body as Loop IR; all its arguments are values of the arena.
+KernelCall loop_call(const Function& body) {
+  LoweredRegion lowered = lower_region(body);
+  TK_CHECK(lowered, "{}", lowered.reason);
+  KernelCall call;
+  call.op = call.label = "region";
+  call.attrs = Value::Object{{"kind", "loop"}, {"program", loop::print_program(*lowered.program)}};
+  auto add = [](std::vector<CallArg>& to, const TensorType& type) {
+    CallArg arg;
+    arg.index = static_cast<uint32_t>(to.size());
+    arg.dtype = type.dtype;
+    for (const Dim& d : type.dims) arg.dims.push_back(d.extent);
+    to.push_back(std::move(arg));
+  };
+  for (NodeId id : body.inputs()) add(call.in, body.node(id).outputs[0].tensor);
+  for (const Function::Result& r : body.results()) add(call.out, body.tensor(r.ref));
+  return call;
+}
+
+TEST(CountedLoop, Programs) {
+  Module module = parse_module(R"(module m format 1
+symbol T in 1..4096
+func residual {
+  %0 = input x : f32[t=T, d=40]
+  %1 = input y : f16[t=T, d=40]
+  %2 = input w : f32[d=40]
+  %3 = cast(%1) {dtype="f32"}
+  %4 = add(%0, %3)
+  %5 = rms_norm(%4, %2) {eps=1e-05}
+  return sum = %4
+  return out = %5
+}
+func halves {
+  %0 = input x : f32[t=T, d=64]
+  %1 = slice(%0) {axis=1, start=0, end=32}
+  %2 = silu(%1)
+  return out = %2
+}
+func gate {
+  %0 = input g : f32[t=T, d=64]
+  %1 = input u : f32[t=T, d=64]
+  %2 = silu(%0)
+  %3 = mul(%2, %1)
+  %4 = quantize(%3) {format="q8a"}
+  return out = %4
+}
+)");
+  PlanSet set;
+  set.symbols = module.symbols;
+  StepInputs step;
+  SymbolMap symbols{{"T", 7}};
+  TrafficSite site{set, step, symbols};
+  std::map<std::string, double> bytes = {
+      {"residual", 7 * 40 * (4 + 2 + 4 + 4) + 40 * 4},
+      {"halves", 7 * 32 * 4 * 2},
+      {"gate", 7 * 64 * 4 * 2 + 7 * 2 * double(dtype_info(DType::kQ8A).block_bytes)}};
+  for (const auto& fn : module.functions) {
+    KernelCall call = loop_call(*fn);
+    std::optional<CallTraffic> counted = count_traffic(site, call);
+    ASSERT_TRUE(counted);
+    EXPECT_EQ(predict_traffic(site, call).in, counted->in) << fn->name();
+    EXPECT_EQ(predict_traffic(site, call).out, counted->out) << fn->name();
+    EXPECT_EQ(counted->bytes(), bytes.at(fn->name())) << fn->name();
+    EXPECT_GT(predict_work(site, call).vector, 0) << fn->name();
+  }
+}
+
 TEST(Trace, CountsDistinctElementsAndBlocks) {
   TracedMemory<Traced> x(100), y(100);
   Trace trace;
@@ -120,6 +188,11 @@ TEST(Shape, DefaultsAndErrors) {
   EXPECT_EQ(s.kv_len, 34);
   EXPECT_EQ(s.logit_rows, 3);
   EXPECT_EQ(parse_shape("verify3", {"B=2"}).tokens, 8);
+  StepShape cut = parse_shape("decode", {"B=2"});
+  fit_context(cut, 64);
+  EXPECT_EQ(cut.kv_len, 64);
+  fit_context(d, 64);  // what was asked for stays
+  EXPECT_EQ(d.kv_len, 4096);
   auto message = [](const char* fn, std::vector<std::string> items) {
     try {
       parse_shape(fn, items);

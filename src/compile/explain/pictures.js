@@ -20,7 +20,7 @@ function roofline() {
   $('roofline-hint').textContent = `One dot per row of the table, ${measured ? 'where it was measured' : 'at its bound (--run measures)'}; ` +
     `its size is its share of the step. Slopes: ${m.levels.map(l => `${l.name} ${amount(l.bandwidth, 'B/s')}`).join(', ')}.`;
   const width = Math.max(300, $('roofline-picture').clientWidth), height = Math.min(420, Math.max(260, width * .5));
-  const box = { left: 62, right: width - 14, top: 12, bottom: height - 36 };
+  const box = { left: 72, right: width - 14, top: 12, bottom: height - 36 };
   const span = (values, low, high) => [Math.floor(Math.log10(Math.min(low, ...values))), Math.ceil(Math.log10(Math.max(high, ...values)))];
   const [x0, x1] = span(dots.map(d => d.x), .1, m.i8_ops / m.bandwidth * 2);
   const [y0, y1] = span(dots.map(d => d.y), m.f32_flops / 100, m.i8_ops);
@@ -85,7 +85,7 @@ function memoryMap() {
     `${memoryScale.stretched ? '; the scale is stretched where values are small.' : '.'}`;
   $('memory-scale').textContent = memoryScale.stretched ? 'True scale' : 'Stretch small values';
   const width = Math.max(300, $('memory-picture').clientWidth), height = Math.min(420, Math.max(240, width * .42));
-  const box = { left: 62, right: width - 10, top: 12, bottom: height - 30 };
+  const box = { left: 72, right: width - 10, top: 12, bottom: height - 30 };
   const scale = addressScale(m.values, Math.max(1, m.peak), box), py = scale.at;
   const px = c => box.left + c / Math.max(1, calls) * (box.right - box.left);
   const picture = canvas(width, height, 'Memory map');

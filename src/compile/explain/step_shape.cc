@@ -53,7 +53,7 @@ StepShape parse_shape(std::string_view function, const std::vector<std::string>&
     fail(ErrorCode::kInvalidArgument,
          "--fn {}: there is no such function; use step, decode or verify<k>", function);
   const char* known = rows == 0 ? "B, T, S and R" : "B and S";
-  StepShape s{0, 0, 0, 0};
+  StepShape s{0, 0, 0, 0, true};
   for (const std::string& item : items) {
     size_t eq = item.find('=');
     std::string name = item.substr(0, eq);
@@ -78,7 +78,8 @@ StepShape parse_shape(std::string_view function, const std::vector<std::string>&
          "--shape: {} sequences in a step of {} tokens; B is at most {}", s.sequences, s.tokens,
          std::min<int64_t>(s.tokens, 4096));
   int64_t most = rows_of(s, 0);
-  if (s.kv_len == 0) s.kv_len = rows > 0 ? 1024 : most;
+  s.kv_len_given = s.kv_len > 0;
+  if (!s.kv_len_given) s.kv_len = rows > 0 ? std::max<int64_t>(1024, most) : most;
   if (s.kv_len < most)
     fail(ErrorCode::kInvalidArgument,
          "--shape: S={} is less than the {} tokens that a sequence gets in this step", s.kv_len,
@@ -89,6 +90,11 @@ StepShape parse_shape(std::string_view function, const std::vector<std::string>&
     fail(ErrorCode::kInvalidArgument, "--shape: R={} rows of logits in a step of {} tokens",
          s.logit_rows, s.tokens);
   return s;
+}
+
+void fit_context(StepShape& shape, int64_t context) {
+  if (!shape.kv_len_given && shape.kv_len > context)
+    shape.kv_len = std::max(context, rows_of(shape, 0));
 }
 
 StepInputs make_step(const PlanSet& set, std::string_view function, const StepShape& shape) {
@@ -145,6 +151,9 @@ SymbolMap symbols_of(const PlanSet& set, const StepShape& shape) {
 }
 
 size_t plan_for(const PlanSet& set, std::string_view function, const StepShape& shape) {
+  if (shape.kv_len > set.context)
+    fail(ErrorCode::kOutOfRange, "--shape: sequences of S={} tokens; the plans are for at most {}",
+         shape.kv_len, set.context);
   SymbolMap map = symbols_of(set, shape);
   std::vector<int64_t> values;
   for (const SymbolDecl& s : set.symbols) values.push_back(map.at(s.name));
