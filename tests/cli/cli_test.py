@@ -146,6 +146,13 @@ class Inspect(unittest.TestCase):
         decode = run("inspect", LLAMA, "--graph", "--fn", "decode").stdout
         self.assertIn("decode", decode)
         self.assertNotIn("t=T", decode)
+        with tempfile.TemporaryDirectory() as folder:  # what is printed can be read again
+            path = os.path.join(folder, "decode.tkg")
+            with open(path, "w") as f:
+                f.write(decode)
+            again = run("debug", "opt", path)
+            self.assertEqual((again.returncode, again.stderr), (0, ""))
+            self.assertIn("func decode", again.stdout)
 
     def test_plan_text(self):
         self.assertIn("decode", run("inspect", LLAMA, "--plan").stdout)
