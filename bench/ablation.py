@@ -92,6 +92,18 @@ def table(options, model):
     sys.stdout.flush()
 
 
+def graph_table(options, path):
+    """A graph as exporters write it, from primitives: what the passes do that the model families need not."""
+    print(f"## {os.path.basename(path)}\n\n| variant | nodes | kernels | bytes of values and weights |\n|---|---|---|---|")
+    rows = [(name, flags) for name, flags in variants(options.tokamak) if name != EAGER]
+    first = run_json(options.tokamak, "debug", "opt", path, "--json", "--passes", "dead-code")
+    print(f"| as written | {first['before']['nodes']} | {first['before']['kernels']} | {first['before']['bytes']:.0f} |")
+    for name, flags in rows:
+        after = run_json(options.tokamak, "debug", "opt", path, "--json", *flags)["after"]
+        print(f"| {name} | {after['nodes']} | {after['kernels']} | {after['bytes']:.0f} |")
+    print()
+
+
 def machine():
     try:
         names = [line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo", encoding="utf-8")
@@ -103,7 +115,8 @@ def machine():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+")
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--graph", help="also count what the passes do to this graph text (.tkg)")
     parser.add_argument("--tokamak", default="build/release/tokamak")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--gen", type=int, default=32)
@@ -116,6 +129,8 @@ def main():
           f"    bench/ablation.py {' '.join(os.path.basename(a) if os.path.exists(a) else a for a in sys.argv[1:])}\n")
     for model in options.models:
         table(options, model)
+    if options.graph:
+        graph_table(options, options.graph)
     print(f"Load at the end: {os.getloadavg()[0]:.2f}.")
 
 
