@@ -3,6 +3,7 @@ Each is tried where its package is installed:  pip install langchain-openai sche
 import importlib.util
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from harness import Server
@@ -65,9 +66,10 @@ class Schemathesis(unittest.TestCase):
     def test_no_server_error(self):
         server = Server()
         try:
+            folder = self.enterContext(tempfile.TemporaryDirectory())  # it writes beside where it runs
             done = subprocess.run([sys.executable, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{server.port}/openapi.json",
                                    "--checks", "not_a_server_error", "--max-examples", "60", "--seed", "1", "--request-timeout", "20",
-                                   "--phases", "examples,coverage,fuzzing"], capture_output=True, text=True, timeout=280)
+                                   "--phases", "examples,coverage,fuzzing"], cwd=folder, capture_output=True, text=True, timeout=280)
             self.assertEqual(done.returncode, 0, done.stdout[-6000:] + done.stderr[-2000:])
             self.assertRegex(done.stdout, r"(?i)test cases?|generated")
         finally:
