@@ -161,7 +161,7 @@ void PassRecord::add(const Function& function, const PassTiming& timing) {
 
 Value explain(const ExplainRequest& r) {
   const PlanSet& set = *r.set;
-  size_t index = plan_for(set, r.function, r.shape);
+  size_t index = bind_step(set, r.function, r.shape).plan;
   const Plan& plan = set.plans[index];
   KernelTableReport table = kernel_table(r, index);
   Value out = Value::Object{

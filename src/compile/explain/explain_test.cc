@@ -27,8 +27,8 @@ struct Built {
 
 // Nothing when the tiny models are not there (the fixture makes them).
 std::optional<Built> build(const std::string& model, const std::string& fn,
-                           const char* backend = "cpu", const char* kv = "f16",
-                           bool eager = false) {
+                           const char* backend = "cpu", const char* kv = "f16", bool eager = false,
+                           Shapes shapes = Shapes::kAuto) {
   const char* folder = std::getenv("TOKAMAK_TINY_MODELS");
   if (!folder || !std::filesystem::exists(std::filesystem::path(folder) / model)) return {};
   Built out;
@@ -38,6 +38,7 @@ std::optional<Built> build(const std::string& model, const std::string& fn,
   options.context = 256;
   options.kv_dtype = std::string(kv) == "int8" ? DType::kI8 : dtype_from_name(kv).value();
   options.eager = eager;
+  options.shapes = shapes;
   options.fusion = out.fusion;
   out.passes = std::make_shared<PassRecord>(fn);
   options.after_pass = [record = out.passes](const Function& f, const PassTiming& t) {
@@ -50,10 +51,9 @@ std::optional<Built> build(const std::string& model, const std::string& fn,
 }
 
 void expect_counted(const Built& m, const std::string& fn, const StepShape& shape) {
-  const Plan& plan = m.set.plans[plan_for(m.set, fn, shape)];
-  StepInputs step = make_step(m.set, fn, shape);
-  SymbolMap symbols = symbols_of(m.set, shape);
-  TrafficSite site{m.set, step, symbols};
+  BoundStep bound = bind_step(m.set, fn, shape);
+  const Plan& plan = m.set.plans[bound.plan];
+  TrafficSite site{m.set, bound.step, bound.symbols};
   for (const KernelCall& call : plan.calls) {
     CallTraffic predicted = predict_traffic(site, call);
     std::optional<CallTraffic> counted = count_traffic(site, call);
@@ -66,6 +66,14 @@ void expect_counted(const Built& m, const std::string& fn, const StepShape& shap
           << fn << ", " << m.set.kernels[call.kernel].name << " " << call.label << ", output " << o;
     EXPECT_GT(counted->bytes(), 0) << call.label;
   }
+}
+
+TEST(CountedBuckets, PaddingReadsAndWritesNoState) {
+  auto m = build("llama.gguf", "decode", "cpu", "f16", false, Shapes::kBuckets);
+  if (!m) GTEST_SKIP() << "no tiny models";
+  EXPECT_EQ(bind_step(m->set, "decode", {3, 3, 37, 3}).symbols.at("B"), 8);
+  expect_counted(*m, "decode", {3, 3, 37, 3});
+  expect_counted(*m, "step", {2, 9, 50, 2});
 }
 
 struct CountCase {

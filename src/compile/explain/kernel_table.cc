@@ -78,8 +78,7 @@ class TableBuilder {
         set_(*r.set),
         plan_index_(plan),
         plan_(set_.plans[plan]),
-        step_(make_step(set_, r.function, r.shape)),
-        symbols_(symbols_of(set_, r.shape)),
+        bound_step_(bind_step(set_, r.function, r.shape)),
         layers_(call_layers(set_, plan_)) {
     for (const WeightEntry& w : set_.weights) all_weights_ += static_cast<double>(weight_bytes(w));
     if (r.fusion)
@@ -132,7 +131,7 @@ class TableBuilder {
     }
   }
 
-  TrafficSite site() const { return {set_, step_, symbols_}; }
+  TrafficSite site() const { return {set_, bound_step_.step, bound_step_.symbols}; }
 
   // The region that the fusion planner made of this call's ops; null when it is none.
   const FusedRegion* region_of(const KernelCall& call) const {
@@ -267,8 +266,7 @@ class TableBuilder {
   const PlanSet& set_;
   size_t plan_index_;
   const Plan& plan_;
-  StepInputs step_;
-  SymbolMap symbols_;
+  BoundStep bound_step_;
   std::vector<int> layers_;
   std::map<std::string, const FusedRegion*> regions_;
   std::vector<Group> groups_;

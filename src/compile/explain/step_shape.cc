@@ -2,6 +2,7 @@
 
 #include <charconv>
 
+#include "backend/common/step_binding.h"
 #include "base/error.h"
 
 namespace tokamak {
@@ -143,20 +144,15 @@ std::vector<int64_t> blocks_for(const PlanSet& set, const StepShape& shape) {
   return out;
 }
 
-SymbolMap symbols_of(const PlanSet& set, const StepShape& shape) {
-  SymbolMap out;
-  for (const SymbolDecl& s : set.symbols)
-    out[s.name] = s.name == "B" ? shape.sequences : s.name == "R" ? shape.logit_rows : shape.tokens;
-  return out;
-}
-
 size_t plan_for(const PlanSet& set, std::string_view function, const StepShape& shape) {
   if (shape.kv_len > set.context)
     fail(ErrorCode::kOutOfRange, "--shape: sequences of S={} tokens; the plans are for at most {}",
          shape.kv_len, set.context);
-  SymbolMap map = symbols_of(set, shape);
   std::vector<int64_t> values;
-  for (const SymbolDecl& s : set.symbols) values.push_back(map.at(s.name));
+  for (const SymbolDecl& s : set.symbols)
+    values.push_back(s.name == "B"   ? shape.sequences
+                     : s.name == "R" ? shape.logit_rows
+                                     : shape.tokens);
   int plan = select_plan(set, function, values);
   if (plan >= 0) return static_cast<size_t>(plan);
   std::string limits;
@@ -168,6 +164,19 @@ size_t plan_for(const PlanSet& set, std::string_view function, const StepShape& 
     fail(ErrorCode::kInvalidArgument, "--fn {}: the model has no plan for this function", function);
   fail(ErrorCode::kOutOfRange, "--shape: no plan of {} takes it; there are plans for {}", function,
        limits);
+}
+
+BoundStep bind_step(const PlanSet& set, std::string_view function, const StepShape& shape) {
+  plan_for(set, function, shape);  // its errors are about the shape
+  StepBinder binder(set, blocks_for(set, shape), shape.sequences);
+  StepInputs step = make_step(set, function, shape);
+  BoundStep out{static_cast<size_t>(binder.bind(step)), {}, {}};
+  out.step = binder.inputs();
+  out.step.ids = step.ids;
+  out.step.ids.resize(out.step.pos.size());
+  for (size_t i = 0; i < set.symbols.size(); ++i)
+    out.symbols[set.symbols[i].name] = binder.symbols()[i];
+  return out;
 }
 
 }  // namespace tokamak

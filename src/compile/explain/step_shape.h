@@ -31,10 +31,16 @@ StepInputs make_step(const PlanSet& set, std::string_view function, const StepSh
 const std::vector<int32_t>& step_values(const StepInputs& step, std::string_view name);
 std::vector<int64_t> blocks_for(const PlanSet& set, const StepShape& shape);  // per group
 
-// Values of the plan set's symbols, by name; extents of every call can be evaluated with them.
-using SymbolMap = std::map<std::string, int64_t, std::less<>>;
-SymbolMap symbols_of(const PlanSet& set, const StepShape& shape);
 // The plan that runs the step. Throws Error(kOutOfRange) naming the limit when none does.
 size_t plan_for(const PlanSet& set, std::string_view function, const StepShape& shape);
+
+// A step as its plan sees it: in a bucket with rows of padding behind its own.
+using SymbolMap = std::map<std::string, int64_t, std::less<>>;
+struct BoundStep {
+  size_t plan;
+  StepInputs step;
+  SymbolMap symbols;  // extents of every call can be evaluated with them
+};
+BoundStep bind_step(const PlanSet& set, std::string_view function, const StepShape& shape);
 
 }  // namespace tokamak

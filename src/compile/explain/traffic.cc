@@ -65,7 +65,7 @@ Visible visible_tokens(const StepInputs& step, int64_t window) {
     int64_t oldest = window > 0 ? std::max<int64_t>(0, length - rows + 1 - window) : 0;
     v.tokens += static_cast<double>(length - oldest);
     for (int64_t r = 0; r < rows; ++r) {
-      int64_t seen = length - rows + r + 1;
+      int64_t seen = std::max<int64_t>(0, length - rows + r + 1);
       v.keys += static_cast<double>(window > 0 ? std::min(seen, window) : seen);
     }
   }
@@ -199,6 +199,22 @@ class Predictor {
     return per_token * visible_tokens(site_.step, s.attrs->get_int("window", 0)).tokens;
   }
 
+  // Rows and sequences of padding have no tokens in the cache: nobody looks at their places.
+  double unpadded(const CallStep& s, size_t i) const {
+    const StepInputs& step = site_.step;
+    auto rows = static_cast<double>(step.slot.size());
+    auto real = static_cast<double>(
+        std::count_if(step.slot.begin(), step.slot.end(), [](int32_t slot) { return slot >= 0; }));
+    double all = bytes(in(s, i));
+    if (real == rows || rows == 0) return all;
+    constexpr size_t kQuery = 0, kPos = 3, kSlot = 5, kQStart = 6, kAppendSlot = 3;
+    if (s.op->name == "append") return i == kAppendSlot ? all : all / rows * real;
+    if (i == kQuery || i == kPos || i == kSlot) return all / rows * real;
+    auto sequences = std::count_if(step.kv_len.begin(), step.kv_len.end(),
+                                   [](int32_t length) { return length > 0; });
+    return i == kQStart ? static_cast<double>(4 * (sequences + 1)) : all;
+  }
+
   double read_bytes(const CallStep& s, size_t i) const {
     const Type& t = in(s, i);
     std::string_view op = s.op->name;
@@ -206,6 +222,7 @@ class Predictor {
     if (t.kind == Type::Kind::kState) return op == "attend" ? attended_bytes(s) : 0;
     if (s.op->writes_state && i >= 4 + state_of(site_.set, in(s, 0).name).planes.size())
       return 0;  // orders the write
+    if (op == "append" || op == "attend") return unpadded(s, i);
     if (op == "embed" && i == 1) return picked(t, s.in[0]);
     if (op == "gather" && i == 0 && s.attrs->get_int("axis", 0) == 0) return picked(t, s.in[1]);
     if (op == "slice") return bytes(t) * elements(out(s)) / std::max(1.0, elements(t));
