@@ -107,6 +107,9 @@ class LinearsRegion final : public Op {
     float* base;
     int64_t stride;
   };
+  struct Stretch {
+    int64_t row, rows, column, width;
+  };
 
   // --- At load ---
 
@@ -321,14 +324,17 @@ class LinearsRegion final : public Op {
       float* to = call.out[places_[m.value].out].f32() + row * g.n + begin * kPanel;
       return multiply(call, m, row, count, begin, std::min(end, panels), {to, g.n}, scratch);
     }
-    for (int64_t u = begin; u < end; ++u) {
-      int64_t first = u * g.panels, last = std::min(first + g.panels, panels);
+    // Few rows leave room in the buffers for many units: each matrix is read in long stretches,
+    // which is what memory is fast at.
+    int64_t batch = std::max<int64_t>(1, chunk_rows_ / count);
+    for (int64_t u = begin; u < end; u += batch) {
+      int64_t first = u * g.panels, last = std::min(std::min(u + batch, end) * g.panels, panels);
+      Stretch at{row, count, first * kPanel, (last - first) * kPanel};
       for (size_t i : g.matrices) {
         const Matrix& m = matrices_[i];
-        multiply(call, m, row, count, first, last,
-                 columns(call, g, m.value, row, first * kPanel, scratch), scratch);
+        multiply(call, m, row, count, first, last, columns(call, g, m.value, at, scratch), scratch);
       }
-      for (size_t i : g.steps) run_step(call, g, epilogue_[i], row, count, first * kPanel, scratch);
+      for (size_t i : g.steps) run_step(call, g, epilogue_[i], at, scratch);
     }
   }
 
@@ -343,32 +349,32 @@ class LinearsRegion final : public Op {
                       scratch + kernel_at_);
   }
 
-  // Where the columns of a unit lie, from `row` on: an input, an output, or a buffer.
-  Columns columns(const Call& call, const Group& g, uint32_t value, int64_t row, int64_t column,
+  // Where the columns of a stretch lie: in an input, an output, or a buffer.
+  Columns columns(const Call& call, const Group& g, uint32_t value, const Stretch& at,
                   uint8_t* scratch) const {
-    if (value < program_.inputs) return {call.in[value].f32() + row * g.n + column, g.n};
+    int64_t offset = at.row * g.n + at.column;
+    if (value < program_.inputs) return {call.in[value].f32() + offset, g.n};
     const PlaceOf& p = places_[value];
-    if (p.out >= 0) return {call.out[p.out].f32() + row * g.n + column, g.n};
-    int64_t width = g.panels * kPanel;
+    if (p.out >= 0) return {call.out[p.out].f32() + offset, g.n};
     auto* base = reinterpret_cast<float*>(scratch + unit_at_);
-    return {base + p.buffer * width * chunk_rows_, width};
+    return {base + p.buffer * g.panels * kPanel * chunk_rows_, at.width};
   }
 
-  void run_step(const Call& call, const Group& g, const EpilogueStep& s, int64_t row, int64_t count,
-                int64_t column, uint8_t* scratch) const {
-    int64_t width = std::min(g.panels * kPanel, g.n - column);
-    Columns a = columns(call, g, static_cast<uint32_t>(s.in[0]), row, column, scratch), b{};
-    if (s.in[1] >= 0) b = columns(call, g, static_cast<uint32_t>(s.in[1]), row, column, scratch);
+  void run_step(const Call& call, const Group& g, const EpilogueStep& s, const Stretch& at,
+                uint8_t* scratch) const {
+    int64_t width = std::min(at.width, g.n - at.column), count = at.rows;
+    Columns a = columns(call, g, static_cast<uint32_t>(s.in[0]), at, scratch), b{};
+    if (s.in[1] >= 0) b = columns(call, g, static_cast<uint32_t>(s.in[1]), at, scratch);
     const KernelTable& k = call.c.kernels;
     if (s.op.kind == RowStep::Kind::kQuantize) {
       int64_t blocks = g.n / kQuantBlock;
       auto* to = static_cast<uint8_t*>(call.out[places_[s.out].out].data) +
-                 (row * blocks + column / kQuantBlock) * kActivationBlock;
+                 (at.row * blocks + at.column / kQuantBlock) * kActivationBlock;
       for (int64_t r = 0; r < count; ++r)
         k.quantize_row(a.base + r * a.stride, width, to + r * blocks * kActivationBlock);
       return;
     }
-    Columns to = columns(call, g, s.out, row, column, scratch);
+    Columns to = columns(call, g, s.out, at, scratch);
     bool dense = a.stride == width && to.stride == width && (s.in[1] < 0 || b.stride == width);
     if (dense) return s.op.run(k, a.base, b.base, false, nullptr, to.base, count * width);
     for (int64_t r = 0; r < count; ++r)
