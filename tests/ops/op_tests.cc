@@ -205,7 +205,9 @@ double measure(const OpCase& c, Backend& backend) {
     return seconds;
   };
   constexpr int kRepeat = 9;
-  return std::max(1e-9, (best(kRepeat) - best(1)) / (kRepeat - 1));
+  double many = best(kRepeat), one = best(1);
+  // On a noisy machine one may be slower than many; then the plan's own cost stays in.
+  return many > one * 1.5 ? (many - one) / (kRepeat - 1) : many / kRepeat;
 }
 
 // A figure and its share of what the machine can do at most; "-" where that is not known.
