@@ -87,7 +87,9 @@ __attribute__((target("avx512f"))) float f32_avx512(int rounds, float start) {
     TK_CHAINS(TK_STEP)
   }
   TK_CHAINS(TK_SUM)
-  return _mm512_reduce_add_ps(shift);
+  float lanes[16];  // gcc 12 warns of its own _mm512_reduce_add_ps
+  _mm512_storeu_ps(lanes, shift);
+  return lanes[0] + lanes[15];
 #undef TK_START
 #undef TK_STEP
 #undef TK_SUM
@@ -120,7 +122,9 @@ __attribute__((target("avx512f,avx512vnni"))) float i8_vnni(int rounds, float st
   }
   __m512i sum = _mm512_setzero_si512();
   TK_CHAINS(TK_SUM)
-  return static_cast<float>(_mm512_reduce_add_epi32(sum));
+  int lanes[16];
+  _mm512_storeu_si512(lanes, sum);
+  return static_cast<float>(lanes[0] + lanes[15]);
 #undef TK_START
 #undef TK_STEP
 #undef TK_SUM
