@@ -139,7 +139,7 @@ class Client(threading.Thread):
         request = (f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
                    f"Content-Length: {len(data)}\r\n\r\n").encode() + data
         leaves = rng.random() < 0.35
-        with socket.create_connection((self.server.host, int(self.server.port)), timeout=120) as s:
+        with socket.create_connection((self.server.host, int(self.server.port)), timeout=600) as s:
             if leaves and rng.random() < 0.2:
                 s.sendall(request[:rng.randrange(len(request))])
                 return "left while sending"

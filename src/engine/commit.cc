@@ -109,6 +109,7 @@ void EngineCore::note_end(const Sequence& seq, Finish how) {
   stats_.answer_length.add(seq.generated());
   if (seq.first_token == kNever) return;
   stats_.decode_seconds.add(seconds(seq.last_token - seq.first_token));
+  stats_.inference_seconds.add(seconds(seq.last_token - seq.started));
   if (seq.generated() > 1)
     stats_.tpot_seconds.add(seconds(seq.last_token - seq.first_token) / (seq.generated() - 1));
 }

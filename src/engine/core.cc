@@ -88,6 +88,8 @@ void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
   if (!request->spec.sample) request->spec.sample = greedy_;
   request->unfinished = request->spec.n;
   request->arrived = now_;
+  stats_.asked_tokens.add(request->spec.max_tokens);
+  stats_.asked_choices.add(request->spec.n);
   request->first_order = next_order_;
   bool beams = request->spec.beams > 0;
   next_order_ += static_cast<uint64_t>(beams ? request->spec.beams : request->spec.n);
@@ -211,6 +213,9 @@ const EngineStats& EngineCore::stats() {
   s.running = running();
   s.waiting = waiting();
   s.kv_blocks_total = kv_.total_blocks();
+  s.kv_block_size = config_.groups[0].block_size;
+  for (size_t g = 0; g < config_.groups.size(); ++g)
+    s.kv_tokens = std::max(s.kv_tokens, config_.blocks[g] * config_.groups[g].block_size);
   s.kv_blocks_cached = kv_.cached_blocks();
   s.kv_blocks_free = kv_.free_blocks() - s.kv_blocks_cached;
   s.kv_blocks_used = s.kv_blocks_total - kv_.free_blocks();

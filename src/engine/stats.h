@@ -57,11 +57,15 @@ struct EngineStats {
   // Gauges.
   int64_t running = 0, waiting = 0;
   int64_t kv_blocks_total = 0, kv_blocks_used = 0, kv_blocks_cached = 0, kv_blocks_free = 0;
-  int64_t token_budget = 0;  // of the next step
+  int64_t kv_block_size = 0, kv_tokens = 0;  // a cache without windows could hold so many
+  int64_t token_budget = 0;                  // of the next step
 
   // One sample per sequence (a choice of a request) ...
   Histogram queue_seconds, prefill_seconds, decode_seconds, ttft_seconds, tpot_seconds, e2e_seconds;
+  Histogram inference_seconds;  // from its first step to its last token
   Histogram prompt_length{Histogram::Unit::kTokens}, answer_length{Histogram::Unit::kTokens};
+  // ... per accepted request: what it asked for ...
+  Histogram asked_tokens{Histogram::Unit::kTokens}, asked_choices{Histogram::Unit::kTokens};
   // ... per token after the first ...
   Histogram itl_seconds;
   // ... and per step.

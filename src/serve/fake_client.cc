@@ -158,6 +158,8 @@ EngineStats FakeClient::stats() const {
   EngineStats stats = stats_;
   stats.running = static_cast<int64_t>(jobs_.size());
   stats.kv_blocks_total = 64;
+  stats.kv_block_size = 16;
+  stats.kv_tokens = 1024;
   stats.kv_blocks_used = std::min<int64_t>(64, stats.running * 16);
   stats.kv_blocks_free = 64 - stats.kv_blocks_used;
   return stats;

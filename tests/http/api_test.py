@@ -129,6 +129,7 @@ class Whole(Api):
         data = self.complete("[say ok]", echo=True, logprobs=0)["choices"][0]
         self.assertEqual(data["text"], "[say ok]ok")
         self.assertEqual(data["logprobs"]["token_logprobs"], [None] + [-1.5] * 7 + [-0.5] * 2)
+        self.assertEqual([t and list(t.values()) for t in data["logprobs"]["top_logprobs"]], [None] + [[-1.5]] * 7 + [[-0.5]] * 2)
         self.assertEqual(data["logprobs"]["text_offset"], list(range(10)))
         data = self.complete("abc", echo=True, logprobs=1, max_tokens=0)
         self.assertEqual(data["choices"][0]["text"], "abc")
@@ -174,6 +175,37 @@ class Whole(Api):
         self.assertEqual(len(data["prompt_token_ids"]), data["usage"]["prompt_tokens"])
         data = self.complete("[say abc]", return_token_ids=True)
         self.assertEqual(data["choices"][0]["prompt_token_ids"], list(b"[say abc]"))
+        stream = chunks(self.server.request("POST", "/v1/chat/completions", chat("[say abc]", return_token_ids=True, stream=True))[2])
+        self.assertEqual([len(c.get("prompt_token_ids", [])) for c in stream], [self.chat("[say abc]")["usage"]["prompt_tokens"]] + [0] * 4)
+        self.assertEqual([i for c in stream[1:] for i in c["choices"][0]["token_ids"]], list(b"abc"))
+
+    def test_tokens_named_by_id(self):
+        data = self.complete("[say hé]", logprobs=1, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]
+        self.assertEqual(data["tokens"], ["token_id:104", "token_id:195", "token_id:169"])
+        self.assertEqual(data["top_logprobs"][0], {"token_id:104": -0.5})
+        data = self.chat("[say h]", logprobs=True, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]["content"]
+        self.assertEqual((data[0]["token"], data[0]["bytes"]), ("token_id:104", [104]))
+
+    def test_stop_reason(self):
+        self.assertEqual(self.complete("[say hello]", stop=["x", "ll"])["choices"][0]["stop_reason"], "ll")
+        self.assertEqual(self.chat("[say hello]", stop_token_ids=[108])["choices"][0]["stop_reason"], 108)
+        self.assertNotIn("stop_reason", self.chat("[say hello]")["choices"][0])  # the model ended it
+        last = chunks(self.server.request("POST", "/v1/chat/completions", chat("[say hello]", stop="ll", stream=True))[2])[-1]
+        self.assertEqual((last["choices"][0]["finish_reason"], last["choices"][0]["stop_reason"]), ("stop", "ll"))
+
+    def test_last_message_continued(self):
+        def prompt(content, **more):
+            messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": content}]
+            return self.post("/apply-template", {"messages": messages, "continue_final_message": True, **more})
+        start = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+        for content in ("Sure,", "Sure, ", "x", [{"type": "text", "text": "Sure,"}]):
+            text = content if isinstance(content, str) else "Sure,"
+            self.assertEqual(prompt(content)[1]["prompt"], start + text)
+        self.assertEqual(prompt("Sure,", add_generation_prompt=True)[1]["error"]["param"], "continue_final_message")
+        self.assertEqual(prompt(" ")[0], 400)
+        status, data = self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "[say abc"}],
+                                                          "continue_final_message": True, "return_token_ids": True})
+        self.assertEqual((status, bytes(i for i in data["prompt_token_ids"] if i < 256)), (200, b"user\n[say abc"))
 
     def test_other_routes(self):
         card = {"id": "fake", "object": "model", "created": 1700000000, "owned_by": "tokamak", "root": "fake",
@@ -186,6 +218,13 @@ class Whole(Api):
         self.assertEqual(self.server.json("GET", "/version"), (200, {"version": "0.1.0"}))
         status, data = self.post("/tokenize", {"prompt": "hé<|im_end|>", "return_token_strs": True})
         self.assertEqual((data["tokens"], data["count"]), ([104, 0xc3, 0xa9, 257], 4))
+        self.assertEqual((data["token_strs"][0], data["token_strs"][3]), ("h", "<|im_end|>"))
+        self.assertIsNone(self.post("/tokenize", {"prompt": "h"})[1]["token_strs"])
+        self.assertEqual(self.post("/tokenize", {"content": "hi", "with_pieces": True})[1]["tokens"],
+                         [{"id": 104, "piece": "h"}, {"id": 105, "piece": "i"}])
+        for path in ("/models", "/v1/models/", "//v1/models", "/models/fake/"):  # base addresses as people write them
+            self.assertEqual(self.server.request("GET", path)[0], 200, path)
+        self.assertEqual(self.post("/chat/completions", chat("[say x]"))[0], 200)
         status, data = self.post("/detokenize", {"tokens": [104, 0xc3, 0xa9]})
         self.assertEqual(data["prompt"], "hé")
         self.assertEqual(self.post("/detokenize", {"tokens": [259]})[1]["error"]["param"], "tokens[0]")
@@ -215,8 +254,8 @@ class Streams(Api):
 
     def test_completion_stream(self):
         data = chunks(self.stream("/v1/completions", {"prompt": "[say abc]", "max_tokens": 2}))
-        self.assertEqual([c["choices"][0]["text"] for c in data], ["a", "b", ""])
-        self.assertEqual([c["choices"][0]["finish_reason"] for c in data], [None, None, "length"])
+        self.assertEqual([c["choices"][0]["text"] for c in data], ["a", "b"])
+        self.assertEqual([c["choices"][0]["finish_reason"] for c in data], [None, "length"])
         self.assertTrue(all("usage" not in c for c in data))
         data = chunks(self.stream("/v1/completions", {"prompt": "[say abc]", "echo": True, "return_token_ids": True}))
         self.assertEqual("".join(c["choices"][0]["text"] for c in data), "[say abc]abc")
@@ -251,8 +290,15 @@ class Streams(Api):
             self.assertEqual(mine[-1]["finish_reason"], "stop")
 
     def test_usage_on_every_chunk(self):
-        data = chunks(self.stream("/v1/completions", {"prompt": "[say abc]", "stream_options": {"continuous_usage_stats": True}}))
-        self.assertEqual([c["usage"]["completion_tokens"] for c in data], [1, 2, 3, 3])
+        options = {"continuous_usage_stats": True, "include_usage": True}
+        data = chunks(self.stream("/v1/completions", {"prompt": "[say abc]", "stream_options": options}))
+        self.assertEqual([c["usage"]["completion_tokens"] for c in data], [1, 2, 3, 3, 3])
+        data = chunks(self.stream("/v1/chat/completions", chat("[say ab]", stream_options=options)))
+        self.assertEqual([c["usage"]["completion_tokens"] for c in data], [0, 1, 2, 2, 2])
+        self.assertEqual({c["usage"]["prompt_tokens"] for c in data}, {data[-1]["usage"]["prompt_tokens"]})
+        options["include_usage"] = False
+        data = chunks(self.stream("/v1/completions", {"prompt": "[say abc]", "stream_options": options}))
+        self.assertTrue(all("usage" not in c for c in data))
 
     def test_error_inside_a_stream(self):
         lines = events(self.stream("/v1/chat/completions", chat("[error]")))
@@ -385,7 +431,7 @@ class SlowReaders(unittest.TestCase):
                     if len(data) < 100_000:
                         time.sleep(0.01)
             status, _, body = parse(data)
-            self.assertEqual(len(chunks(body)), 2001)
+            self.assertEqual(len(chunks(body)), 2000)
         finally:
             server.stop()
 

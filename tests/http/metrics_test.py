@@ -158,7 +158,9 @@ class OpenApi(unittest.TestCase):
                   for method in item if method != "parameters"}
         routes = {r for r in self.server.json("GET", "/fake/routes")[1]
                   if not re.match(r"GET (/fake|/$|/web/|/favicon|/index)", r)}
-        self.assertEqual(listed, routes)
+        short = {r for r in routes if r.replace(" /", " /v1/", 1) in routes}  # the same without /v1
+        self.assertEqual(len(short), 4)
+        self.assertEqual(listed, routes - short)
         self.assertEqual(self.document["info"]["version"], "0.1.0")
 
     def resolve(self, schema):
@@ -241,7 +243,7 @@ class Draining(unittest.TestCase):
             server.stop()
             self.assertLess(time.monotonic() - start, 5)
             self.assertEqual(silent.recv(1), b"")
-        self.assertEqual(len(chunks(answer[0][2])), 41)
+        self.assertEqual(len(chunks(answer[0][2])), 40)
 
 
 class Keys(unittest.TestCase):

@@ -45,7 +45,13 @@ bool split_target(std::string_view target, Request& request) {
   target = target.substr(0, target.find('#'));
   size_t mark = target.find('?');
   if (mark != std::string_view::npos) request.query = target.substr(mark + 1);
-  return percent_decode(target.substr(0, mark), request.path);
+  if (!percent_decode(target.substr(0, mark), request.path)) return false;
+  // "http://host/" + "/v1/models/" is a common way to write a base address.
+  std::string& path = request.path;
+  path.erase(0, std::min(path.find_first_not_of('/'), path.size()));
+  if (path != "*") path.insert(0, 1, '/');
+  if (path.size() > 1 && path.back() == '/') path.pop_back();
+  return true;
 }
 
 }  // namespace

@@ -24,9 +24,13 @@ bool same_key(std::string_view a, std::string_view b) {
 
 std::string_view key_of(const http::Request& request) {
   std::string_view value = request.header("authorization");
-  if (value.size() > 7 && (value.starts_with("Bearer ") || value.starts_with("bearer ")))
-    return value.substr(7);
-  return request.header("x-api-key");
+  constexpr std::string_view kScheme = "bearer ";  // schemes know no case
+  if (value.size() <= kScheme.size()) return request.header("x-api-key");
+  for (size_t i = 0; i < kScheme.size(); ++i)
+    if (std::tolower(static_cast<unsigned char>(value[i])) != kScheme[i])
+      return request.header("x-api-key");
+  size_t key = value.find_first_not_of(' ', kScheme.size());
+  return key == std::string_view::npos ? "" : value.substr(key);
 }
 
 void check_content_type(const http::Request& request) {
@@ -198,6 +202,7 @@ void Api::generate(http::ExchangePtr exchange, const Value& body, bool chat,
   shape.prompt_logprobs = params.prompt_logprobs;
   shape.usage_field = params.stream && params.include_usage;
   shape.token_ids = params.return_token_ids;
+  shape.spell_ids = params.spell_ids;
   auto made = chat ? make_chat_shape(std::move(shape), *model->tokenizer)
                    : make_completion_shape(std::move(shape), *model->tokenizer);
   std::make_shared<Generation>(std::move(exchange), std::move(request), std::move(made), *stream_,
@@ -218,7 +223,8 @@ http::Response Api::one_model(const std::string& name) const {
   return json_response(card(*model(name)));
 }
 
-// {"prompt": text} or {"messages": [...]}, as vLLM has it; "content" as llama.cpp has it.
+// {"prompt": text} or {"messages": [...]}, as vLLM has it; "content" as llama.cpp has it, which
+// adds no special tokens unless told.
 http::Response Api::tokenize(const Value& body) const {
   auto model = model_of(body);
   Fields fields(body);
@@ -234,20 +240,24 @@ http::Response Api::tokenize(const Value& body) const {
     auto prompt = fields.string("prompt"), content = fields.string("content");
     if (!prompt && !content) fields.require("prompt");
     text = prompt ? *prompt : *content;
+    encode.add_special = prompt || fields.boolean("add_special").value_or(false);
   }
   encode.add_special = fields.boolean("add_special_tokens").value_or(encode.add_special);
   bool strings = fields.boolean("return_token_strs").value_or(false);
+  bool pieces = fields.boolean("with_pieces").value_or(false);
   std::vector<int32_t> ids = model->tokenizer->encode(text, encode);
   Value list = Value::array(), names = Value::array();
   for (int32_t id : ids) {
-    list.push(id);
-    if (strings) names.push(model->tokenizer->piece_bytes(id));
+    list.push(pieces
+                  ? Value(Value::Object{{"id", id}, {"piece", model->tokenizer->piece_bytes(id)}})
+                  : Value(id));
+    if (strings) names.push(std::string(model->tokenizer->piece(id)));
   }
   Value value = Value::object();
   value.set("tokens", std::move(list));
   value.set("count", static_cast<int64_t>(ids.size()));
   value.set("max_model_len", model->max_model_len);
-  if (strings) value.set("token_strs", std::move(names));
+  value.set("token_strs", strings ? std::move(names) : Value());
   return json_response(value);
 }
 
@@ -325,16 +335,16 @@ void Api::add_routes(http::Router& router) {
                value.set("version", options_.version);
                return json_response(value);
              }));
-  router.add("GET", "/v1/models", quick([this](const Request&) { return list_models(); }));
-  router.add("GET", "/v1/models/{id...}",
-             quick([this](const Request& request) { return one_model(request.parameter); }));
-  router.add("POST", "/v1/chat/completions",
-             with_json([this](ExchangePtr exchange, const Value& body) {
-               generate(std::move(exchange), body, true);
-             }));
-  router.add("POST", "/v1/completions", with_json([this](ExchangePtr exchange, const Value& body) {
-               generate(std::move(exchange), body, false);
-             }));
+  for (std::string base : {"/v1", ""}) {  // without /v1 for clients whose base address lacks it
+    router.add("GET", base + "/models", quick([this](const Request&) { return list_models(); }));
+    router.add("GET", base + "/models/{id...}",
+               quick([this](const Request& request) { return one_model(request.parameter); }));
+    for (bool chat : {true, false})
+      router.add("POST", base + (chat ? "/chat/completions" : "/completions"),
+                 with_json([this, chat](ExchangePtr exchange, const Value& body) {
+                   generate(std::move(exchange), body, chat);
+                 }));
+  }
   auto add_plain = [&](const char* path, http::Response (Api::*method)(const Value&) const) {
     router.add("POST", path, with_json([this, method](ExchangePtr exchange, const Value& body) {
                  exchange->respond((this->*method)(body));

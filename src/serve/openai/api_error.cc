@@ -42,6 +42,7 @@ http::Response error_answer(const std::exception& error) {
         http::error_response(api->status(), api->what(), "", api->param(), api->error_code());
     if (api->retry_after() > 0)
       response.headers.emplace_back("Retry-After", retry_after_header(api->retry_after()));
+    if (api->status() == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
     return response;
   }
   auto* known = dynamic_cast<const Error*>(&error);

@@ -1,5 +1,7 @@
 #include "serve/openai/choice.h"
 
+#include <algorithm>
+
 namespace tokamak::openai {
 
 Choice::Choice(int index, const Prepared& request, const Prompt& prompt)
@@ -13,7 +15,7 @@ Choice::Choice(int index, const Prepared& request, const Prompt& prompt)
       include_reasoning_(request.include_reasoning),
       tools_(request.tool_style) {}
 
-void Choice::echo_prompt(const std::vector<float>& logprobs, Piece& piece) {
+void Choice::echo_prompt(const PromptScores& scores, Piece& piece) {
   piece.text = prompt_.text;
   if (params_.logprobs >= 0) {
     Detokenizer spelled(tokenizer_, {.skip_special = true});
@@ -22,7 +24,8 @@ void Choice::echo_prompt(const std::vector<float>& logprobs, Piece& piece) {
       ScoredToken token;
       token.id = prompt_.ids[i];
       token.text_offset = offset;
-      if (i > 0 && i - 1 < logprobs.size()) token.logprob = logprobs[i - 1];
+      if (i > 0 && i - 1 < scores.logprobs.size()) token.logprob = scores.logprobs[i - 1];
+      if (i > 0 && i - 1 < scores.top.size()) token.top = scores.top[i - 1];
       offset += count_characters(spelled.push(token.id));
       piece.scored.push_back(std::move(token));
     }
@@ -47,7 +50,7 @@ void Choice::push_token(const Delta& delta, size_t i, Piece& piece) {
     ScoredToken token;
     token.id = delta.ids[i];
     token.logprob = i < delta.logprobs.size() ? delta.logprobs[i] : 0.0f;
-    token.top = i < delta.top.size() ? delta.top[i] : std::vector<TokenLogprob>{};
+    if (i < delta.top.size()) token.top = delta.top[i];
     token.text_offset = characters_;
     waiting_.push_back({std::move(token), raw_bytes_, raw_bytes_ + text.size()});
   }
@@ -90,18 +93,21 @@ void Choice::finish(const char* reason, Piece& piece) {
   add_text(reasoning_.finish(), piece);
   add(tools_.finish(), piece);
   release(piece, true);
-  if (stops_.stopped()) reason = "stop";
+  if (stops_.stopped()) {
+    reason = "stop";
+    piece.stop_reason = stops_.matched();
+  }
   piece.finish = calls_ > 0 && reason == std::string_view("stop") ? "tool_calls" : reason;
   done_ = true;
 }
 
-Piece Choice::push(const Delta& delta, const std::vector<float>& prompt_logprobs) {
+Piece Choice::push(const Delta& delta, const PromptScores& scores) {
   Piece piece;
   piece.index = index_;
   if (done_) return piece;
   if (first_) {
     first_ = false;
-    if (params_.echo) echo_prompt(prompt_logprobs, piece);
+    if (params_.echo) echo_prompt(scores, piece);
     if (params_.return_token_ids) piece.prompt_ids = &prompt_.ids;
   }
   for (size_t i = 0; i < delta.ids.size(); ++i) {
@@ -111,7 +117,11 @@ Piece Choice::push(const Delta& delta, const std::vector<float>& prompt_logprobs
     finish("stop", piece);
     return piece;
   }
-  if (delta.finish == Finish::kStop) finish("stop", piece);
+  if (delta.finish == Finish::kStop) {
+    if (std::binary_search(params_.own_stop_ids.begin(), params_.own_stop_ids.end(), delta.stop_id))
+      piece.stop_reason = delta.stop_id;
+    finish("stop", piece);
+  }
   if (delta.finish == Finish::kLength) finish("length", piece);
   return piece;
 }

@@ -20,9 +20,9 @@ class Choice {
   Choice(int index, const Prepared& request, const Prompt& prompt);
 
   // Takes what the engine sent and returns what may be sent on. When a stop string ends the choice,
-  // stopped_at() is the answer position it ends before. Ignored once done. prompt_logprobs: of the
+  // stopped_at() is the answer position it ends before. Ignored once done. scores: of the
   // prompt's tokens 1.., for echo; may be empty.
-  Piece push(const Delta& delta, const std::vector<float>& prompt_logprobs);
+  Piece push(const Delta& delta, const PromptScores& scores);
 
   bool done() const { return done_; }
   int32_t stopped_at() const { return stopped_at_; }  // -1: not by a stop string
@@ -30,7 +30,7 @@ class Choice {
   int64_t reasoning_tokens() const { return reasoning_tokens_; }
 
  private:
-  void echo_prompt(const std::vector<float>& logprobs, Piece& piece);
+  void echo_prompt(const PromptScores& scores, Piece& piece);
   void push_token(const Delta& delta, size_t i, Piece& piece);
   void release(Piece& piece, bool all);
   void add(ToolCalls::Result&& result, Piece& piece);

@@ -32,6 +32,10 @@ int64_t checked_integer(const std::string& param, const Value& value, int64_t lo
   if (value.is_double()) {  // 16.0 is an integer in JSON
     double d = value.as_double();
     whole = std::isfinite(d) && d == std::floor(d) && std::abs(d) < 0x1p53;
+    if (!whole && std::abs(d) >= 0x1p53)
+      bad_request(param, d > 0 ? "integer_above_max_value" : "integer_below_min_value",
+                  "Invalid '{}': {} is out of range. Expected an integer from {} to {}.", param, d,
+                  low, high);
   }
   if (!whole) wrong_type(param, "an integer", value);
   int64_t i = value.is_int() ? value.as_int() : static_cast<int64_t>(value.as_double());

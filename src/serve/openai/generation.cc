@@ -13,6 +13,7 @@ void append(Piece& whole, Piece&& more) {
   for (ScoredToken& token : more.scored) whole.scored.push_back(std::move(token));
   for (ToolCall& call : more.calls) whole.calls.push_back(std::move(call));
   if (more.finish != nullptr) whole.finish = more.finish;
+  if (!more.stop_reason.is_null()) whole.stop_reason = std::move(more.stop_reason);
   if (more.prompt_ids != nullptr) whole.prompt_ids = more.prompt_ids;
 }
 
@@ -105,10 +106,15 @@ void Generation::start() {
                     {"X-Request-Id", shape_->id()},
                     {"traceparent", context_.trace.header()}};
     exchange_->start_stream(std::move(head));
-    for (const Choice& choice : choices_)
-      if (auto first = shape_->first_chunk(static_cast<int>(&choice - choices_.data()));
+    Usage now = usage();
+    for (size_t i = 0; i < choices_.size(); ++i) {
+      bool ids = request_.params.return_token_ids && i == 0;
+      if (auto first =
+              shape_->first_chunk(static_cast<int>(i), ids ? &request_.prompts[0].ids : nullptr,
+                                  request_.params.continuous_usage ? &now : nullptr);
           !first.empty())
         send_event(first);
+    }
     exchange_->write(events_);
     events_.clear();
   }
@@ -206,7 +212,7 @@ void Generation::handle(Arrival& arrival) {
 void Generation::handle_choice(Choice& choice, Arrival& arrival) {
   if (choice.done()) return;
   Part& part = parts_[arrival.part];
-  Piece piece = choice.push(arrival.delta, part.scores.logprobs);
+  Piece piece = choice.push(arrival.delta, part.scores);
   if (choice.done()) {
     --open_choices_;
     if (choice.stopped_at() >= 0 && arrival.delta.finish == Finish::kNone)
@@ -218,22 +224,26 @@ void Generation::handle_choice(Choice& choice, Arrival& arrival) {
     append(whole_[piece.index], std::move(piece));
 }
 
-// The last text and the reason for the end travel in separate chunks, as clients have seen it from
-// OpenAI.
+// In a chat the last text and the reason for the end travel in separate chunks, as OpenAI sends
+// them; in a completion together, so that every chunk has its log-probabilities.
 void Generation::send(const Piece& piece) {
   Usage now = request_.params.continuous_usage ? usage() : Usage{};
   const Usage* each = request_.params.continuous_usage ? &now : nullptr;
   bool ids = request_.params.return_token_ids && !piece.ids.empty();
+  if (piece.finish != nullptr && !shape_->separate_finish())
+    return send_event(shape_->chunk(piece, each));
   if (!piece.text.empty() || !piece.reasoning.empty() || !piece.scored.empty() ||
       !piece.calls.empty() || ids || piece.prompt_ids != nullptr) {
     Piece content = piece;
     content.finish = nullptr;
+    content.stop_reason = {};
     send_event(shape_->chunk(content, each));
   }
   if (piece.finish != nullptr) {
     Piece last;
     last.index = piece.index;
     last.finish = piece.finish;
+    last.stop_reason = piece.stop_reason;
     send_event(shape_->chunk(last, each));
   }
 }

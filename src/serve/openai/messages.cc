@@ -129,6 +129,24 @@ const Value* read_tools(Fields& fields) {
   return tools;
 }
 
+// The text to the end of the last message's content, which the answer goes on from. Templates may
+// trim what they print, so it is looked for without the space around it.
+std::string up_to_last_message(std::string text, const Value& context) {
+  const Value& last = context.find("messages")->as_array().back();
+  std::string content = last.get_string("content", "");
+  constexpr const char* kSpace = " \t\n\r\f\v";
+  content.erase(0, std::min(content.find_first_not_of(kSpace), content.size()));
+  std::string trimmed = content.substr(0, content.find_last_not_of(kSpace) + 1);
+  size_t at = trimmed.empty() ? std::string::npos : text.rfind(trimmed);
+  if (at == std::string::npos)
+    bad_request("continue_final_message", "invalid_value",
+                "The last message is empty, or the model's chat template does not print it as it "
+                "is: it cannot be continued.");
+  bool whole = text.compare(at, content.size(), content) == 0;
+  text.resize(at + (whole ? content.size() : trimmed.size()));
+  return text;
+}
+
 }  // namespace
 
 Value read_messages(Fields& fields) {
@@ -153,10 +171,15 @@ std::string render_chat(Fields& fields, const ServedModel& model) {
   const Tokenizer& tokenizer = *model.tokenizer;
   Value context = Value::object();
   context.set("messages", read_messages(fields));
+  const bool goes_on = fields.boolean("continue_final_message").value_or(false);
+  const bool prompts = fields.boolean("add_generation_prompt").value_or(!goes_on);
+  if (goes_on && prompts)
+    bad_request("continue_final_message", "invalid_value",
+                "'continue_final_message' and 'add_generation_prompt' exclude each other.");
   const Value* tools = read_tools(fields);
   if (tools != nullptr) context.set("tools", *tools);
   const bool for_tools = tools != nullptr && tools->size() > 0 && model.tool_template != nullptr;
-  context.set("add_generation_prompt", fields.boolean("add_generation_prompt").value_or(true));
+  context.set("add_generation_prompt", prompts);
   auto piece = [&](int32_t id) { return id < 0 ? Value("") : Value(tokenizer.piece(id)); };
   context.set("bos_token", piece(tokenizer.bos_id()));
   context.set("eos_token", piece(tokenizer.eos_id()));
@@ -169,7 +192,8 @@ std::string render_chat(Fields& fields, const ServedModel& model) {
       if (key != "messages" && key != "tools") context.set(key, value);
   }
   try {
-    return (for_tools ? model.tool_template : model.chat_template)->render(context);
+    std::string text = (for_tools ? model.tool_template : model.chat_template)->render(context);
+    return goes_on ? up_to_last_message(std::move(text), context) : text;
   } catch (const Error& e) {
     if (e.code() != ErrorCode::kInvalidArgument) throw;
     bad_request("messages", "chat_template_error",

@@ -33,7 +33,7 @@ constexpr IntegerRow kGauges[] = {
     {"kv_blocks_used", "", "KV blocks that running sequences hold.", &EngineStats::kv_blocks_used},
     {"kv_blocks_cached", "", "KV blocks that hold reusable prefixes and nothing that runs.",
      &EngineStats::kv_blocks_cached},
-    {"kv_blocks_free", "", "KV blocks a sequence could have now.", &EngineStats::kv_blocks_free},
+    {"kv_blocks_free", "", "KV blocks that hold nothing.", &EngineStats::kv_blocks_free},
     {"step_token_budget", "", "Most tokens the next step will compute.",
      &EngineStats::token_budget},
 };
@@ -78,12 +78,17 @@ constexpr HistogramRow kHistograms[] = {
      "From the first step to the first token.", &EngineStats::prefill_seconds},
     {"decode_time_seconds", "request_decode_time_seconds", "From the first token to the last.",
      &EngineStats::decode_seconds},
+    {"inference_time_seconds", "request_inference_time_seconds",
+     "From the first step to the last token.", &EngineStats::inference_seconds},
     {"e2e_latency_seconds", "e2e_request_latency_seconds", "From arrival to the end.",
      &EngineStats::e2e_seconds},
     {"prompt_length_tokens", "request_prompt_tokens", "Tokens of prompts.",
      &EngineStats::prompt_length},
     {"answer_length_tokens", "request_generation_tokens", "Tokens of answers.",
      &EngineStats::answer_length},
+    {"request_max_tokens", "request_params_max_tokens", "max_tokens of requests.",
+     &EngineStats::asked_tokens},
+    {"request_choices", "request_params_n", "n of requests.", &EngineStats::asked_choices},
     {"step_seconds", "", "Duration of steps.", &EngineStats::step_seconds},
     {"step_tokens", "iteration_tokens_total", "Tokens per step.", &EngineStats::step_tokens},
     {"step_sequences", "", "Sequences per step.", &EngineStats::step_sequences},
@@ -118,9 +123,40 @@ class EngineFamilies {
         each([&](const ModelMetrics& m, const std::string& l) {
           out_.histogram(l, m.stats.*row.value);
         });
+    if (vllm_) only_vllm();
   }
 
  private:
+  // What its dashboards ask for and we call differently or not at all.
+  void only_vllm() {
+    begin("", "num_requests_waiting_by_reason", Type::kGauge, "Waiting sequences: for capacity.");
+    each([&](const ModelMetrics& m, std::string l) {
+      std::string other = l;
+      add_label(l, "reason", "capacity");
+      out_.sample(l, m.stats.waiting);
+      add_label(other, "reason", "deferred");
+      out_.sample(other, int64_t{0});
+    });
+    begin("", "prompt_tokens_cached_total", Type::kCounter, "Prompt tokens found in the cache.");
+    each([&](const ModelMetrics& m, const std::string& l) { out_.sample(l, m.stats.prefix_hits); });
+    begin("", "request_max_num_generation_tokens", Type::kHistogram, "Tokens of answers.");
+    each([&](const ModelMetrics& m, const std::string& l) {
+      out_.histogram(l, m.stats.answer_length);
+    });
+    begin("", "cache_config_info", Type::kGauge, "The KV cache; always 1.");
+    each([&](const ModelMetrics& m, std::string l) {
+      const EngineStats& s = m.stats;
+      int64_t length = std::max<int64_t>(1, m.max_model_len);
+      add_label(l, "block_size", fmt::format("{}", s.kv_block_size));
+      add_label(l, "num_gpu_blocks", fmt::format("{}", s.kv_blocks_total));
+      add_label(l, "kv_cache_size_tokens", fmt::format("{}", s.kv_tokens));
+      add_label(
+          l, "kv_cache_max_concurrency",
+          fmt::format("{:.2f}", static_cast<double>(s.kv_tokens) / static_cast<double>(length)));
+      out_.sample(l, int64_t{1});
+    });
+  }
+
   bool begin(std::string_view name, std::string_view vllm, Type type, std::string_view help) {
     if (vllm_ && vllm.empty()) return false;
     out_.family(vllm_ ? fmt::format("vllm:{}", vllm) : fmt::format("tokamak_{}", name), type, help);

@@ -53,8 +53,10 @@ void read_stop_ids(Fields& fields, const ServedModel& model, GenerationParams& p
       bad_request("stop_token_ids", "array_above_max_length",
                   "Invalid 'stop_token_ids': at most {} ids are taken.", kMaxStopIds);
     for (size_t i = 0; i < list->size(); ++i)
-      ids.push_back(static_cast<int32_t>(
+      params.own_stop_ids.push_back(static_cast<int32_t>(
           checked_integer(fmt::format("stop_token_ids[{}]", i), (*list)[i], 0, vocab - 1)));
+    std::sort(params.own_stop_ids.begin(), params.own_stop_ids.end());
+    ids.insert(ids.end(), params.own_stop_ids.begin(), params.own_stop_ids.end());
   }
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
@@ -73,7 +75,9 @@ void read_logit_bias(Fields& fields, const ServedModel& model, SampleSpec& sampl
     if (ec != std::errc() || end != key.data() + key.size() || id < 0 ||
         id >= model.tokenizer->vocab_size())
       bad_request("logit_bias", "invalid_value",
-                  "Invalid 'logit_bias': its keys are token ids from 0 to {}.",
+                  "Invalid 'logit_bias': '{}' is not a token id; this vocabulary of {} tokens has "
+                  "ids from 0 to {}.",
+                  key.substr(0, 64), model.tokenizer->vocab_size(),
                   model.tokenizer->vocab_size() - 1);
     if (!bias.is_number()) wrong_type("logit_bias." + key, "a number", bias);
     double amount = bias.as_double();
@@ -213,7 +217,8 @@ void read_stream(Fields& fields, GenerationParams& params) {
   if (options == nullptr) return;
   Fields inner(*options, "stream_options");
   params.include_usage = inner.boolean("include_usage").value_or(false);
-  params.continuous_usage = inner.boolean("continuous_usage_stats").value_or(false);
+  params.continuous_usage =
+      inner.boolean("continuous_usage_stats").value_or(false) && params.include_usage;
   inner.ignore({"include_obfuscation"});
   log_unknown_fields(inner.unknown());
   if (!params.stream)
@@ -265,6 +270,7 @@ GenerationParams read_params(Fields& fields, const ServedModel& model) {
   if (params.sample.min_tokens > 0) params.sample.banned_until_min = params.stop_ids;
   params.skip_special = fields.boolean("skip_special_tokens").value_or(true);
   params.return_token_ids = fields.boolean("return_token_ids").value_or(false);
+  params.spell_ids = fields.boolean("return_tokens_as_token_ids").value_or(false);
   params.priority = static_cast<int>(fields.integer("priority", INT32_MIN, INT32_MAX).value_or(0));
   params.cache_salt = fields.string("cache_salt").value_or("");
   if (params.cache_salt.size() > 1024)

@@ -20,11 +20,12 @@ struct GenerationParams {
   bool include_stop = false;
   std::vector<int32_t>
       stop_ids;  // end-of-text ids of the model (unless ignore_eos) and the client's own
+  std::vector<int32_t> own_stop_ids;  // of them: the client's own, sorted
   bool stream = false, include_usage = false, continuous_usage = false;
   bool echo = false;                            // completions only
   int32_t logprobs = -1, prompt_logprobs = -1;  // alternatives to report; -1: no log-probabilities
   bool skip_special = true;
-  bool return_token_ids = false;
+  bool return_token_ids = false, spell_ids = false;
   int priority = 0;
   std::string cache_salt;
   double timeout_seconds = 0;  // 0: none

@@ -125,7 +125,7 @@ void refuse_rest_of_chat(Fields& fields) {
   fields.refuse("web_search_options", "Web search is not available.");
   fields.refuse("functions", "Use 'tools'.");
   fields.refuse("function_call", "Use 'tool_choice'.");
-  for (const char* field : {"continue_final_message", "documents", "chat_template", "echo"})
+  for (const char* field : {"documents", "chat_template", "echo"})
     fields.refuse(field, "It is not available yet.");
   fields.ignore({"reasoning_effort", "parallel_tool_calls"});
 }
@@ -146,7 +146,7 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   request.params.max_tokens = newer && older ? std::min(*newer, *older) : newer ? newer : older;
   bool logprobs = fields.boolean("logprobs").value_or(false);
   auto top = fields.integer("top_logprobs", 0, kMaxTopLogprobs);
-  if (top && !logprobs)
+  if (top.value_or(0) > 0 && !logprobs)
     bad_request("top_logprobs", "invalid_value",
                 "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.");
   want_logprobs(request.params, logprobs ? static_cast<int32_t>(top.value_or(0)) : -1);

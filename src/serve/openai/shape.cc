@@ -48,7 +48,8 @@ void Shape::set_names(std::string id_prefix, std::string whole_object, std::stri
       dump_json(options_.fingerprint));
 }
 
-std::string Shape::wrap_chunk(std::string_view choices, const Usage* usage) const {
+std::string Shape::wrap_chunk(std::string_view choices, const Usage* usage,
+                              std::string_view more) const {
   std::string out = chunk_head_;
   out += choices;
   out += ']';
@@ -56,6 +57,7 @@ std::string Shape::wrap_chunk(std::string_view choices, const Usage* usage) cons
     out += ",\"usage\":" + dump_json(usage_value(*usage));
   else if (options_.usage_field)
     out += ",\"usage\":null";
+  out += more;
   out += '}';
   return out;
 }

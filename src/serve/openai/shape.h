@@ -13,12 +13,11 @@
 
 namespace tokamak::openai {
 
-// A token whose log-probability is reported. top is absent for prompt tokens: the engine does not
-// rank them.
+// A token whose log-probability is reported.
 struct ScoredToken {
   int32_t id = 0;
   std::optional<float> logprob;  // absent: the first prompt token
-  std::optional<std::vector<TokenLogprob>> top;
+  std::vector<TokenLogprob> top;
   size_t text_offset = 0;  // characters of the choice's text before it
 };
 
@@ -38,6 +37,7 @@ struct Piece {
   std::vector<ToolCall> calls;
   int first_call = 0;            // index of calls[0] in the answer
   const char* finish = nullptr;  // "stop", "length", "tool_calls"; nullptr: goes on
+  Value stop_reason;             // with finish: the stop string or id of the client that was met
   const std::vector<int32_t>* prompt_ids = nullptr;  // with return_token_ids, on the first piece
   const PromptScores* prompt_scores = nullptr;       // with prompt_logprobs, never in a stream
 };
@@ -55,6 +55,7 @@ struct ShapeOptions {
   int prompt_logprobs = -1;
   bool usage_field = false;  // a stream that will end with usage says "usage": null before
   bool token_ids = false;
+  bool spell_ids = false;  // log-probabilities name tokens "token_id:N"
 };
 
 // Owner: one generation, on one thread at a time. Returns JSON text without SSE framing.
@@ -64,7 +65,11 @@ class Shape {
   virtual ~Shape() = default;
 
   const std::string& id() const { return id_; }
-  virtual std::string first_chunk(int index) = 0;  // "": this shape has none
+  // "": this shape has none. prompt_ids: nullptr unless asked for; usage likewise.
+  virtual std::string first_chunk(int index, const std::vector<int32_t>* prompt_ids,
+                                  const Usage* usage) = 0;
+  // The end of a choice comes in a chunk of its own.
+  virtual bool separate_finish() const = 0;
   std::string chunk(const Piece& piece, const Usage* usage);
   std::string usage_chunk(const Usage& usage);
   std::string whole(const std::vector<Piece>& choices, const Usage& usage);
@@ -77,7 +82,8 @@ class Shape {
   void set_names(std::string id_prefix, std::string whole_object, std::string chunk_object);
   // [null, {"id": {"logprob", "rank", "decoded_token"}}, ...] as vLLM has it.
   Value prompt_logprobs(const std::vector<int32_t>& ids, const PromptScores& scores) const;
-  std::string wrap_chunk(std::string_view choices, const Usage* usage) const;
+  std::string wrap_chunk(std::string_view choices, const Usage* usage,
+                         std::string_view more = {}) const;
 
   const ShapeOptions options_;
   const Tokenizer& tokenizer_;

@@ -15,12 +15,17 @@ class ChatShape final : public Shape {
     set_names("chatcmpl", "chat.completion", "chat.completion.chunk");
   }
 
-  std::string first_chunk(int index) override {
+  std::string first_chunk(int index, const std::vector<int32_t>* prompt_ids,
+                          const Usage* usage) override {
+    std::string ids;
+    if (prompt_ids != nullptr) ids = ",\"prompt_token_ids\":" + dump_json(ids_value(*prompt_ids));
     return wrap_chunk(fmt::format(R"({{"index":{},"delta":{{"role":"assistant","content":""}},)"
                                   R"("logprobs":null,"finish_reason":null}})",
                                   index),
-                      nullptr);
+                      usage, ids);
   }
+
+  bool separate_finish() const override { return true; }
 
  protected:
   std::string stream_choice(const Piece& piece) override {
@@ -34,9 +39,8 @@ class ChatShape final : public Shape {
     std::string out =
         fmt::format(R"({{"index":{},"delta":{},"logprobs":{},"finish_reason":{})", piece.index,
                     delta, dump_json(logprobs(piece)), dump_json(finish(piece)));
+    if (!piece.stop_reason.is_null()) out += ",\"stop_reason\":" + dump_json(piece.stop_reason);
     if (options_.token_ids) out += ",\"token_ids\":" + dump_json(ids_value(piece.ids));
-    if (piece.prompt_ids != nullptr)
-      out += ",\"prompt_token_ids\":" + dump_json(ids_value(*piece.prompt_ids));
     return out + "}";
   }
 
@@ -53,6 +57,7 @@ class ChatShape final : public Shape {
     choice.set("message", std::move(message));
     choice.set("logprobs", options_.logprobs ? logprobs(piece, true) : Value());
     choice.set("finish_reason", finish(piece));
+    if (!piece.stop_reason.is_null()) choice.set("stop_reason", piece.stop_reason);
     if (options_.token_ids) choice.set("token_ids", ids_value(piece.ids));
     return choice;
   }
@@ -92,6 +97,7 @@ class ChatShape final : public Shape {
     Value list = Value::array();
     for (unsigned char byte : bytes) list.push(int{byte});
     Value value = Value::object();
+    if (options_.spell_ids) bytes = fmt::format("token_id:{}", id);
     value.set("token", std::move(bytes));  // dump_json replaces what is not UTF-8
     value.set("logprob", static_cast<double>(std::max(logprob, -9999.0f)));
     value.set("bytes", std::move(list));
@@ -104,10 +110,8 @@ class ChatShape final : public Shape {
     for (const ScoredToken& scored : piece.scored) {
       Value entry = token(scored.id, scored.logprob.value_or(0));
       Value top = Value::array();
-      if (scored.top)
-        for (size_t i = 0; i < scored.top->size() && static_cast<int>(i) < options_.top_logprobs;
-             ++i)
-          top.push(token((*scored.top)[i].id, (*scored.top)[i].logprob));
+      for (size_t i = 0; i < scored.top.size() && static_cast<int>(i) < options_.top_logprobs; ++i)
+        top.push(token(scored.top[i].id, scored.top[i].logprob));
       entry.set("top_logprobs", std::move(top));
       content.push(std::move(entry));
     }

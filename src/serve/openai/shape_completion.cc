@@ -31,7 +31,8 @@ class CompletionShape final : public Shape {
     set_names("cmpl", "text_completion", "text_completion");
   }
 
-  std::string first_chunk(int) override { return ""; }
+  std::string first_chunk(int, const std::vector<int32_t>*, const Usage*) override { return ""; }
+  bool separate_finish() const override { return false; }
 
  protected:
   std::string stream_choice(const Piece& piece) override { return dump_json(choice(piece, false)); }
@@ -42,9 +43,10 @@ class CompletionShape final : public Shape {
     Value value = Value::object();
     value.set("text", piece.text);
     value.set("index", piece.index);
-    bool with = options_.logprobs && (whole || !piece.scored.empty());
+    bool with = options_.logprobs && (whole || piece.finish != nullptr || !piece.scored.empty());
     value.set("logprobs", with ? logprobs(piece) : Value());
     value.set("finish_reason", piece.finish == nullptr ? Value() : Value(piece.finish));
+    if (!piece.stop_reason.is_null()) value.set("stop_reason", piece.stop_reason);
     if (options_.token_ids) value.set("token_ids", ids_value(piece.ids));
     if (piece.prompt_scores != nullptr)
       value.set("prompt_logprobs", prompt_logprobs(piece.prompt_scores->ids, *piece.prompt_scores));
@@ -55,6 +57,7 @@ class CompletionShape final : public Shape {
   // A token that is not text by itself is spelled by its bytes, so that different tokens stay
   // different keys.
   std::string spelled(int32_t id) const {
+    if (options_.spell_ids) return fmt::format("token_id:{}", id);
     std::string bytes = tokenizer_.piece_bytes(id);
     if (valid_utf8(bytes)) return bytes;
     std::string out = "bytes:";
@@ -72,20 +75,21 @@ class CompletionShape final : public Shape {
       tokens.push(spelled(scored.id));
       values.push(scored.logprob ? number(*scored.logprob) : Value());
       offsets.push(static_cast<int64_t>(scored.text_offset));
-      if (!scored.top) {
+      if (!scored.logprob) {  // nothing comes before the first token
         tops.push(Value());
         continue;
       }
+      // The token itself is always among them, as evaluation harnesses expect.
       Value top = Value::object();
-      for (size_t i = 0; i < scored.top->size() && static_cast<int>(i) < options_.top_logprobs; ++i)
-        top.set(spelled((*scored.top)[i].id), number((*scored.top)[i].logprob));
-      if (scored.logprob) top.set(spelled(scored.id), number(*scored.logprob));
+      for (size_t i = 0; i < scored.top.size() && static_cast<int>(i) < options_.top_logprobs; ++i)
+        top.set(spelled(scored.top[i].id), number(scored.top[i].logprob));
+      top.set(spelled(scored.id), number(*scored.logprob));
       tops.push(std::move(top));
     }
     Value value = Value::object();
     value.set("tokens", std::move(tokens));
     value.set("token_logprobs", std::move(values));
-    value.set("top_logprobs", options_.top_logprobs > 0 ? std::move(tops) : Value());
+    value.set("top_logprobs", std::move(tops));
     value.set("text_offset", std::move(offsets));
     return value;
   }
