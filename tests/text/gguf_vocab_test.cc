@@ -73,6 +73,21 @@ TEST(GgufVocabulary, RwkvGivesAnyBytesBack) {
   }
 }
 
+TEST(GgufVocabulary, WordsBetweenSpaces) {
+  const auto tokenizer = [](const char* model) {
+    GgufWriter w;
+    w.set_string("tokenizer.ggml.model", model);
+    w.set_string("tokenizer.ggml.pre", "whitespace");
+    w.set_strings("tokenizer.ggml.tokens", std::vector<std::string>{"a", "b", "ab", " "});
+    w.set_strings("tokenizer.ggml.merges", std::vector<std::string>{"a b"});
+    w.set_bool("tokenizer.ggml.normalizer.lowercase", true);
+    return Tokenizer(spec_of(w));
+  };
+  using Ids = std::vector<int32_t>;
+  EXPECT_EQ(tokenizer("whitespace").encode("AB ba b"), (Ids{2, 1, 0, 1}));
+  EXPECT_EQ(tokenizer("gpt2").encode("ab b"), (Ids{2, 3, 1}));  // spaces are words there
+}
+
 TEST(GgufVocabulary, ModelsThatAreNotKnownAreNamed) {
   GgufWriter w;
   w.set_string("tokenizer.ggml.model", "dna");

@@ -76,6 +76,53 @@ TEST(ChatTemplate, ScopesAndMacros) {
             "123");
 }
 
+// Template and what Python's jinja2 renders; "!": it raises, or we refuse rather than guess.
+TEST(ChatTemplate, AsPythonDoes) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"{{ 'a\\r\\nb\\n'|indent(2) }}|", "a\n  b\n|"},
+      {"{{ {'items': 1}|attr('items')()|list }}", "[('items', 1)]"},
+      {"{% macro m(caller=none) %}[{{ caller() if caller }}]{% endmacro %}{% call m() %}x{% "
+       "endcall %}",
+       "[x]"},
+      {"{% macro m(caller) %}{% endmacro %}", "!"},
+      {"{% for loop in [1] %}{% endfor %}", "!"},
+      {"{% block a %}{% endblock b %}", "!"},
+      {"{% autoescape true %}{{ '<' }}{% endautoescape %}", "!"},
+      {"{{ {}[]|default('d') }}{{ ('x'|safe) is escaped }}", "dTrue"},
+      {"{{ \xF0\x9F\x98\x80 }}", "!"},
+      {"{{ ('<{}>'|safe).format('<') }}{{ '{a[0]}'.format_map({'a': 'x'}) }}", "<&lt;>x"},
+      {"{{ 'a'|upper(1) }}", "!"},
+      {"{{ 'a'|tojson(ident=2) }}", "!"},
+      {"{{ '12345678901234567890'|int }}", "!"},
+      {"{{ '1_000'|int }}{{ '0x1f'|int(base=0) }}{{ '1__0'|int }}", "1000310"},
+      {"{{ '{:.3} {:.3} {:_} {:#06x} {:G}'.format(3.0, 123.0, 1234567, 31, 1e22) }}",
+       "3.0 1.23e+02 1_234_567 0x001f 1E+22"},
+      {"{{ '{:d}'.format(1.5) }}", "!"},
+      {"{{ '{:5}'.format(none) }}", "!"},
+      {"{{ '%d' % 1e22 }}{{ '%x' % 31 }}", "100000000000000000000001f"},
+      {"{{ '%x' % 1.5 }}", "!"},
+      {"{{ 1.0 // 0.1 }} {{ 5.0 % -5 }} {{ -7.5 // 2 }}", "9.0 -0.0 -4.0"},
+      {"{{ (-8) ** 0.5 }}", "!"},
+      {"{{ '\xCE\xA3\xCE\xA3'.lower() }}{{ '\xC3\x9F'.casefold() }}{{ '\xEF\xAC\x81x'.title() }}",
+       "\xCF\x83\xCF\x82ssFix"},
+      {"{{ '\xC2\xB2'.isdigit() }}{{ '42'.istitle() }}{{ 'a b'.isidentifier() }}",
+       "TrueFalseFalse"},
+      {"{{ range(4)|slice(2, 'f')|list }}", "[[0, 1, 'f'], [2, 3, 'f']]"},
+      {"{{ 'aaa bb cccc'|wordwrap(6) }}|{{ 'abcdefgh'|wordwrap(3) }}", "aaa bb\ncccc|abc\ndef\ngh"},
+      {"{% print 'x' %}{{ '<!-- a --><b>c</b>'|striptags }}{{ {'b': 1, 'a': 2}|pprint }}",
+       "xc{'a': 2, 'b': 1}"},
+      {"{{ ['a']|sum(start='') }}", "!"},
+      {"{{ {}|dictsort(by='size') }}", "!"},
+  };
+  for (const auto& [source, want] : cases) {
+    if (std::string(want) == "!") {
+      EXPECT_TRUE(error_of(source).starts_with("chat template line 1: ")) << source;
+    } else {
+      EXPECT_EQ(render(source), want) << source;
+    }
+  }
+}
+
 TEST(ChatTemplate, StrftimeNow) {
   RenderLimits limits;
   limits.now = TemplateTime::parse("2026-11-15T12:30:45");

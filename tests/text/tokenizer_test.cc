@@ -242,6 +242,23 @@ TEST(Spec, DamagedBytesAreRefused) {
   }
 }
 
+TEST(TokenizerJson, AsThePackageDoes) {
+  const char* json = R"({"added_tokens": [{"id": 3, "content": " ", "lstrip": true, "rstrip": true},
+      {"id": 4, "content": "<s>", "special": true}, {"id": 5, "content": "</s>", "special": true}],
+    "post_processor": {"type": "Sequence", "processors": [
+      {"type": "TemplateProcessing", "special_tokens": {"</s>": {"id": "</s>", "ids": [5]}},
+       "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+       "pair": []},
+      {"type": "TemplateProcessing", "special_tokens": {"<s>": {"id": "<s>", "ids": [4]}},
+       "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+       "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}]}]},
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}})";
+  const Tokenizer t(tokenizer_from_json(json));
+  // The first space takes the others with it. The second template sees text and </s> as a pair.
+  EXPECT_EQ(t.encode("a   b"), (std::vector<int32_t>{0, 3, 1, 5}));
+  EXPECT_EQ(t.encode("ab", {false, true}), (std::vector<int32_t>{2}));
+}
+
 TEST(TokenizerJson, Companions) {
   const char* json = R"({"added_tokens": [{"id": 3, "content": "<eot>", "special": true}],
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}})";

@@ -62,10 +62,12 @@ class Importer {
     } else if (model == "gemma4") {
       add_bos_ = true;
       character_bpe();
+    } else if (model == "gpt2" && pre_name_ == "whitespace") {
+      whitespace_bpe(true);
     } else if (model == "gpt2") {
       byte_level_bpe();
     } else if (model == "whitespace") {
-      character_bpe();
+      whitespace_bpe(false);
     } else if (model == "llama") {
       sentencepiece_bpe();
     } else if (model == "t5") {
@@ -172,13 +174,7 @@ class Importer {
     spec_.merges = read_merges();
     spec_.ignore_merges = pre->ignore_merges;
     Value::Array steps;
-    for (const std::string& regex : pre->regexes) {
-      Value split = of_type("Split");
-      split.set("pattern", Value::Object{{"Regex", regex}});
-      split.set("behavior", "Isolated");
-      split.set("invert", false);
-      steps.push_back(std::move(split));
-    }
+    for (const std::string& regex : pre->regexes) steps.push_back(isolate(regex));
     steps.push_back(
         Value::Object{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
     spec_.pre_tokenizer = sequence("pretokenizers", std::move(steps));
@@ -192,18 +188,28 @@ class Importer {
     spec_.model = TokenizerModel::kBpe;
     spec_.merges = read_merges();
     spec_.byte_fallback = true;
-    if (pre_name_ == "whitespace") {
-      spec_.pre_tokenizer = of_type("WhitespaceSplit");
-      spec_.byte_fallback = false;
-      spec_.decoder = of_type("Fuse");
-      return;
-    }
     spec_.normalizer = replace(" ", kMetaspace);
-    Value split = of_type("Split");
-    split.set("pattern", Value::Object{{"Regex", R"([^\n]+|[\n]+)"}});
-    split.set("behavior", "Isolated");
-    spec_.pre_tokenizer = std::move(split);
+    spec_.pre_tokenizer = isolate(R"([^\n]+|[\n]+)");
     spec_.decoder = metaspace_decoder(false);
+  }
+
+  // BPE with merges over the characters of words. White space is cut away, or makes words of its
+  // own.
+  void whitespace_bpe(bool keep_spaces) {
+    spec_.model = TokenizerModel::kBpe;
+    spec_.merges = read_merges();
+    if (file_.get_bool("tokenizer.ggml.normalizer.lowercase", false))
+      spec_.normalizer = of_type("Lowercase");
+    spec_.pre_tokenizer = keep_spaces ? isolate(R"(\S+)") : of_type("WhitespaceSplit");
+    spec_.decoder = of_type("Fuse");
+  }
+
+  static Value isolate(std::string_view regex) {
+    Value split = of_type("Split");
+    split.set("pattern", Value::Object{{"Regex", regex}});
+    split.set("behavior", "Isolated");
+    split.set("invert", false);
+    return split;
   }
 
   static Value metaspace_decoder(bool strip_first) {
@@ -214,18 +220,31 @@ class Importer {
     return sequence("decoders", std::move(steps));
   }
 
+  // What SentencePiece does to text before it looks for pieces.
+  Value::Array sentencepiece_normalizers() const {
+    Value::Array steps;
+    const std::vector<int64_t> charsmap = file_.ints("tokenizer.ggml.precompiled_charsmap");
+    if (!charsmap.empty()) {
+      Value map = of_type("Precompiled");
+      map.set("precompiled_charsmap", base64(charsmap));
+      map.set("longest_match", true);
+      steps.push_back(std::move(map));
+    }
+    if (file_.get_bool("tokenizer.ggml.remove_extra_whitespaces", false)) {
+      steps.push_back(
+          Value::Object{{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}});
+      steps.push_back(replace_regex(" {2,}", " "));
+    }
+    return steps;
+  }
+
   void sentencepiece_bpe() {
     const bool prefix = file_.get_bool("tokenizer.ggml.add_space_prefix", true);
     spec_.model = TokenizerModel::kBpe;
     spec_.merge_by_score = true;
     spec_.byte_fallback = true;
     spec_.scores = scores();
-    Value::Array steps;
-    if (file_.get_bool("tokenizer.ggml.remove_extra_whitespaces", false)) {
-      steps.push_back(
-          Value::Object{{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}});
-      steps.push_back(replace_regex(" {2,}", " "));
-    }
+    Value::Array steps = sentencepiece_normalizers();
     if (prefix) steps.push_back(prepend(kMetaspace));
     steps.push_back(replace(" ", kMetaspace));
     spec_.normalizer = sequence("normalizers", std::move(steps));
@@ -248,19 +267,7 @@ class Importer {
       if (types_[i] == kUserDefined) spec_.scores[i] = 0;
     }
     mark_unmergeable();
-    Value::Array steps;
-    const std::vector<int64_t> charsmap = file_.ints("tokenizer.ggml.precompiled_charsmap");
-    if (!charsmap.empty()) {
-      Value map = of_type("Precompiled");
-      map.set("precompiled_charsmap", base64(charsmap));
-      map.set("longest_match", true);
-      steps.push_back(std::move(map));
-    }
-    if (file_.get_bool("tokenizer.ggml.remove_extra_whitespaces", false)) {
-      steps.push_back(
-          Value::Object{{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}});
-      steps.push_back(replace_regex(" {2,}", " "));
-    }
+    Value::Array steps = sentencepiece_normalizers();
     const bool prefix = file_.get_bool("tokenizer.ggml.add_space_prefix", true);
     spec_.normalizer = sequence("normalizers", std::move(steps));
     // Cutting before each U+2581 is exact when no piece has one behind its first character.

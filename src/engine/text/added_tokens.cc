@@ -71,7 +71,8 @@ void AddedTokens::split(std::string_view text, bool parse_special, std::vector<P
       end += c.length;
     }
     if (done < begin) parts.push_back({done, begin, -1});
-    parts.push_back({begin, end, token.id});
+    // White space that the token before has swallowed is no token any more.
+    if (begin < end) parts.push_back({begin, end, token.id});
     done = end;
   }
   if (done < text.size()) parts.push_back({done, text.size(), -1});

@@ -237,6 +237,82 @@ std::string to_lower(std::string_view text) {
   return out;
 }
 
+// The first character of a word. Where the upper case has several characters, the others are lower.
+void append_title(std::string& out, char32_t c) {
+  const auto one = static_cast<char32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(c)));
+  std::string upper;
+  append_upper(upper, c);
+  const size_t first = utf8_decode(upper, 0).length;
+  if (one != c || first == upper.size()) return utf8_append(out, one);
+  out += upper.substr(0, first);
+  out += c == 0x149 ? upper.substr(first) : to_lower(upper.substr(first));
+}
+
+namespace {
+bool is_cased(char32_t c) { return is_upper(c) || is_lower(c) || is_title(c); }
+bool is_case_ignorable(char32_t c) {
+  const utf8proc_category_t k = category(c);
+  return k == UTF8PROC_CATEGORY_MN || k == UTF8PROC_CATEGORY_ME || k == UTF8PROC_CATEGORY_CF ||
+         k == UTF8PROC_CATEGORY_LM || k == UTF8PROC_CATEGORY_SK || c == '\'' || c == '.' ||
+         c == ':' || c == 0xB7 || c == 0x2018 || c == 0x2019 || c == 0x2024 || c == 0x2027;
+}
+}  // namespace
+
+std::string to_lower_words(std::string_view text) {
+  if (text.find("\xCE\xA3") == std::string_view::npos) return to_lower(text);
+  const std::u32string chars = utf8_to_u32(text);
+  std::string out;
+  for (size_t i = 0; i < chars.size(); ++i) {
+    if (chars[i] != 0x3A3) {
+      append_lower(out, chars[i]);
+      continue;
+    }
+    size_t before = i, after = i + 1;
+    while (before > 0 && is_case_ignorable(chars[before - 1])) --before;
+    while (after < chars.size() && is_case_ignorable(chars[after])) ++after;
+    const bool ends = before > 0 && is_cased(chars[before - 1]) &&
+                      !(after < chars.size() && is_cased(chars[after]));
+    utf8_append(out, ends ? 0x3C2 : 0x3C3);
+  }
+  return out;
+}
+
+std::string fold_case(std::string_view text) {
+  std::string out;
+  for (size_t pos = 0; pos < text.size();) {
+    const Utf8Char c = utf8_decode(text, pos);
+    pos += c.length;
+    utf8proc_int32_t folded[8];
+    int boundary = 0;
+    const utf8proc_ssize_t n = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c.cp), folded,
+                                                       8, UTF8PROC_CASEFOLD, &boundary);
+    for (utf8proc_ssize_t k = 0; k < n && k < 8; ++k)
+      utf8_append(out, static_cast<char32_t>(folded[k]));
+  }
+  return out;
+}
+
+bool is_title(char32_t c) { return category(c) == UTF8PROC_CATEGORY_LT; }
+
+bool is_digit_like(char32_t c) {
+  static constexpr char32_t kRanges[][2] = {
+      {0xB2, 0xB3},       {0xB9, 0xB9},       {0x1369, 0x1371},   {0x19DA, 0x19DA},
+      {0x2070, 0x2070},   {0x2074, 0x2079},   {0x2080, 0x2089},   {0x2460, 0x2468},
+      {0x2474, 0x247C},   {0x2488, 0x2490},   {0x24EA, 0x24EA},   {0x24F5, 0x24FD},
+      {0x24FF, 0x24FF},   {0x2776, 0x277E},   {0x2780, 0x2788},   {0x278A, 0x2792},
+      {0x10A40, 0x10A43}, {0x10E60, 0x10E68}, {0x11052, 0x1105A}, {0x1F100, 0x1F10A}};
+  for (const auto& [first, last] : kRanges)
+    if (c >= first && c <= last) return true;
+  return is_decimal_digit(c);
+}
+
+// Decimal digits come in runs of ten, from zero to nine.
+int decimal_value(char32_t c) {
+  char32_t zero = c;
+  while (is_decimal_digit(zero - 1)) --zero;
+  return static_cast<int>((c - zero) % 10);
+}
+
 std::string to_upper(std::string_view text) {
   std::string out;
   out.reserve(text.size());

@@ -52,7 +52,14 @@ bool is_alphabetic(char32_t c);
 void append_lower(std::string& out, char32_t c);  // full mapping, no context
 void append_upper(std::string& out, char32_t c);
 std::string to_lower(std::string_view text);
+void append_title(std::string& out, char32_t c);
 std::string to_upper(std::string_view text);
+std::string to_lower_words(
+    std::string_view text);                    // with the sigma that ends a word, as Python does
+std::string fold_case(std::string_view text);  // full case folding
+bool is_title(char32_t c);                     // Lt
+bool is_digit_like(char32_t c);  // Nd, superscripts, circled digits: Numeric_Type decimal or digit
+int decimal_value(char32_t c);   // of a decimal digit
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 std::string normalize_unicode(std::string_view text, NormalForm form);

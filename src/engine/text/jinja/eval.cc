@@ -1,7 +1,7 @@
 // Expressions.
 #include <algorithm>
 
-#include "engine/text/jinja/interp.h"
+#include "engine/text/jinja/filters.h"
 #include "engine/text/unicode.h"
 
 namespace tokamak::jinja {
@@ -70,6 +70,7 @@ Val Interp::eval(const Expr& e) {
       const Val input = eval(*e.kids[0]);
       Args args = eval_args(e.args);
       line_ = e.line;
+      if (!args.pos.empty() || !args.named.empty()) check_filter_args(e.name, args);
       return e.filter(*this, input, args);
     }
     case Expr::Type::kTest: {

@@ -120,6 +120,7 @@ Interp::Flow Interp::exec(const Stmt& s) {
       exec_with(s);
       break;
     case Stmt::Type::kScope: {
+      if (!s.exprs.empty() && truthy(eval(*s.exprs[0]))) raise("autoescape is not possible here");
       const Enter enter(scope_, inner(scope_));
       return exec(s.bodies[0]);
     }
@@ -293,7 +294,9 @@ Val Interp::call_macro(const MacroNode& node, const ScopePtr& defined, Args& arg
       if (i >= first_default) v = eval(*node.defaults[i - first_default]);
       scope->set(node.params[i].first, std::move(v));
     }
-    if (node.uses_caller) scope->set(kSymCaller, caller);
+    const bool named = std::any_of(node.params.begin(), node.params.end(),
+                                   [](const auto& p) { return p.first == kSymCaller; });
+    if (node.uses_caller && !named) scope->set(kSymCaller, caller);
     if (node.uses_kwargs) scope->set(kSymKwargs, Val::dict(extra ? extra : heap_.dict()));
     if (node.uses_varargs) {
       std::vector<Val> rest;

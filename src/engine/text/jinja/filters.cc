@@ -1,7 +1,5 @@
 // Filters on sequences and numbers, and the table of all filters.
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -65,7 +63,7 @@ Val reverse(Interp& i, const Val& v, Args&) {
 }
 
 // Case-blind keys for sorting and comparing, as jinja2 does it by default.
-Val fold(Interp& i, const Val& v) { return v.is_string() ? i.str(to_lower(v.str())) : v; }
+Val fold(Interp& i, const Val& v) { return v.is_string() ? i.str(to_lower_words(v.str())) : v; }
 
 bool flag(const Args& args, size_t index, const char* name, bool fallback) {
   const Val* v = args.get(index, name);
@@ -119,6 +117,8 @@ Val dictsort(Interp& i, const Val& v, Args& args) {
              descending = flag(args, 2, "reverse", false);
   const Val* by = args.get(1, "by");
   const bool by_value = by && by->is_string() && by->str() == "value";
+  if (by && !by_value && !(by->is_string() && by->str() == "key"))
+    raise("dictsort: you can only sort by either \"key\" or \"value\"");
   std::vector<std::pair<Val, Val>> keyed;
   for (const auto& [key, item] : v.dict()->members) {
     const Val& k = by_value ? item : key;
@@ -168,6 +168,7 @@ Val sum(Interp& i, const Val& v, Args& args) {
   const Val* attribute = args.get(0, "attribute");
   const Val* start = args.get(1, "start");
   Val total = start ? *start : Val::integer(0);
+  if (total.is_string()) raise("sum() can't sum strings [use join instead]");
   for (const Val& item : i.iterate(v))
     total =
         i.binary(Op::kAdd, total,
@@ -212,6 +213,7 @@ Val map(Interp& i, const Val& v, Args& args) {
     rest.pos.assign(args.pos.begin() + 1, args.pos.end());
     rest.named = args.named;
     i.spend(1);
+    check_filter_args(name, rest);
     out.push_back(filter(i, item, rest));
   }
   return i.generator(std::move(out));
@@ -308,7 +310,7 @@ Val slice_filter(Interp& i, const Val& v, Args& args) {
     std::vector<Val> row(values.begin() + static_cast<ptrdiff_t>(at),
                          values.begin() + static_cast<ptrdiff_t>(at + take));
     at += take;
-    if (fill && !fill->is_none() && k >= extra && extra > 0) row.push_back(*fill);
+    if (fill && !fill->is_none() && k >= extra) row.push_back(*fill);
     out.push_back(i.list(std::move(row)));
   }
   return i.generator(std::move(out));
@@ -317,88 +319,10 @@ Val slice_filter(Interp& i, const Val& v, Args& args) {
 Val attr(Interp& i, const Val& v, Args& args) {
   const Val* name = args.get(0, "name");
   if (!name) raise("attr needs a name");
-  if (v.is_dict()) return Val::undefined(name->text(), v.kind());  // attributes only, never items
-  return i.attribute(v, i.str(to_str(*name)).text());
-}
-
-Val abs_filter(Interp&, const Val& v, Args&) {
-  if (v.is_undefined()) raise_undefined(v);
-  if (v.is_float()) return Val::real(std::fabs(v.as_double()));
-  if (!v.is_integral()) raise(std::string("bad operand type for abs(): '") + type_name(v) + "'");
-  if (v.as_int() == INT64_MIN) raise("integer overflow");
-  return Val::integer(std::abs(v.as_int()));
-}
-
-Val int_filter(Interp&, const Val& v, Args& args) {
-  const Val* fallback = args.get(0, "default");
-  const Val* base_arg = args.get(1, "base");
-  if (v.is_undefined()) raise_undefined(v);
-  const int base = base_arg ? static_cast<int>(int_arg(*base_arg, "base")) : 10;
-  if (v.is_integral()) return Val::integer(v.as_int());
-  if (v.is_float() && std::isfinite(v.as_double()) && std::fabs(v.as_double()) < 9e18)
-    return Val::integer(static_cast<int64_t>(v.as_double()));
-  if (v.is_string()) {
-    const std::string_view trimmed = py_strip(v.str(), nullptr, true, true);
-    std::string text;
-    for (char c : trimmed)
-      if (c != '_') text += c;
-    const bool negative = text.starts_with('-');
-    std::string_view digits = text;
-    if (negative || digits.starts_with('+')) digits.remove_prefix(1);
-    if (base == 16 && (digits.starts_with("0x") || digits.starts_with("0X")))
-      digits.remove_prefix(2);
-    int64_t n = 0;
-    const auto result =
-        std::from_chars(digits.data(), digits.data() + digits.size(), n, std::clamp(base, 2, 36));
-    if (result.ec == std::errc() && result.ptr == digits.data() + digits.size() && !digits.empty())
-      return Val::integer(negative ? -n : n);
-    double d = 0;
-    const auto real = std::from_chars(digits.data(), digits.data() + digits.size(), d);
-    if (real.ec == std::errc() && real.ptr == digits.data() + digits.size() && std::fabs(d) < 9e18)
-      return Val::integer(static_cast<int64_t>(negative ? -d : d));
-  }
-  return fallback ? *fallback : Val::integer(0);
-}
-
-Val float_filter(Interp&, const Val& v, Args& args) {
-  if (v.is_undefined()) raise_undefined(v);
-  const Val* fallback = args.get(0, "default");
-  if (v.is_number()) return Val::real(v.as_double());
-  if (v.is_string()) {
-    std::string_view text = py_strip(v.str(), nullptr, true, true);
-    if (text.starts_with('+')) text.remove_prefix(1);
-    double d = 0;
-    const auto result = std::from_chars(text.data(), text.data() + text.size(), d);
-    if (result.ec == std::errc() && result.ptr == text.data() + text.size() && !text.empty())
-      return Val::real(d);
-  }
-  return fallback ? *fallback : Val::real(0.0);
-}
-
-Val round_filter(Interp&, const Val& v, Args& args) {
-  if (!v.is_number()) raise(std::string("cannot round '") + type_name(v) + "'");
-  const Val* precision_arg = args.get(0, "precision");
-  const Val* method = args.get(1, "method");
-  const int64_t precision = precision_arg ? int_arg(*precision_arg, "precision") : 0;
-  const std::string how = method ? str_arg(*method, "method") : "common";
-  if (how == "common") {
-    if (v.is_integral() && precision >= 0) return v.is_bool() ? Val::integer(v.as_int()) : v;
-    const double d = v.as_double();
-    if (precision >= 0 && precision < 300 && std::isfinite(d)) {
-      // Decimal rounding of the exact value, as Python does it.
-      const std::string text = fmt::format("{:.{}f}", d, static_cast<int>(precision));
-      double out = 0;
-      std::from_chars(text.data(), text.data() + text.size(), out);
-      return Val::real(out);
-    }
-    const double scale = std::pow(10.0, static_cast<double>(precision));
-    const double out = std::nearbyint(d * scale) / scale;
-    return v.is_integral() ? Val::integer(static_cast<int64_t>(out)) : Val::real(out);
-  }
-  if (how != "ceil" && how != "floor") raise("method must be common, ceil or floor");
-  const double scale = std::pow(10.0, static_cast<double>(precision));
-  const double scaled = v.as_double() * scale;
-  return Val::real((how == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale);
+  const TextPtr key = i.str(to_str(*name)).text();
+  if (v.is_dict() && !find_method(v, key->bytes))
+    return Val::undefined(key, v.kind());  // attributes only, never items
+  return i.attribute(v, key);
 }
 
 Val tojson(Interp& i, const Val& v, Args& args) {
@@ -482,14 +406,11 @@ FilterFn find_filter(std::string_view name) {
                                                         {"batch", batch},
                                                         {"slice", slice_filter},
                                                         {"attr", attr},
-                                                        {"abs", abs_filter},
-                                                        {"int", int_filter},
-                                                        {"float", float_filter},
-                                                        {"round", round_filter},
                                                         {"tojson", tojson},
                                                         {"from_json", from_json},
                                                         {"fromjson", from_json}};
     add_text_filters(t);
+    add_number_filters(t);
     return t;
   }();
   const auto found = table.find(name);

@@ -10,7 +10,7 @@ namespace tokamak::jinja {
 namespace {
 
 Val upper(Interp& i, const Val& v, Args&) { return i.str(to_upper(to_str(v))); }
-Val lower(Interp& i, const Val& v, Args&) { return i.str(to_lower(to_str(v))); }
+Val lower(Interp& i, const Val& v, Args&) { return i.str(to_lower_words(to_str(v))); }
 Val capitalize(Interp& i, const Val& v, Args&) { return i.str(py_capitalize(to_str(v))); }
 Val string(Interp& i, const Val& v, Args&) { return v.is_string() ? v : i.str(to_str(v)); }
 
@@ -57,29 +57,27 @@ Val indent(Interp& i, const Val& v, Args& args) {
   if (!v.is_string()) str_arg(v, "what indent is given");
   const bool pad_first = first && truthy(*first), pad_blank = blank && truthy(*blank);
   std::string out;
-  const std::string text = to_str(v);
-  size_t begin = 0;
-  for (bool is_first = true;; is_first = false) {
-    const size_t end = text.find('\n', begin);
-    const std::string_view line = std::string_view(text).substr(
-        begin, end == std::string::npos ? std::string::npos : end - begin);
+  bool is_first = true;
+  for (const std::string& line : py_splitlines(v.str() + "\n", false)) {
+    if (!is_first) out += '\n';
     if (is_first ? pad_first : pad_blank || !line.empty()) out += pad;
+    is_first = false;
     out += line;
     i.heap().check_room(out.size());
-    if (end == std::string::npos) break;
-    out += '\n';
-    begin = end + 1;
   }
   return i.str(std::move(out));
 }
 
 Val format(Interp& i, const Val& v, Args& args) {
+  const Val text = v.is_string() ? v : i.str(to_str(v));
+  Val values = i.heap().list(args.pos, true);
   if (!args.named.empty()) {
+    if (!args.pos.empty()) raise("format takes positional or named values, not both");
     Dict* dict = i.heap().dict();
     for (const auto& [name, value] : args.named) dict->set(i.str(name), value);
-    return i.str(percent_format(i, to_str(v), Val::dict(dict)));
+    values = Val::dict(dict);
   }
-  return i.str(percent_format(i, to_str(v), i.heap().list(args.pos, true)));
+  return i.heap().string(percent_format(i, *text.text(), values), text.text()->markup);
 }
 
 Val escape(Interp& i, const Val& v, Args&) {
@@ -131,36 +129,70 @@ Val wordcount(Interp&, const Val& v, Args&) {
   return Val::integer(count);
 }
 
+// Words and the white space between them, by turns.
+std::vector<std::u32string> wrap_chunks(const std::u32string& line) {
+  std::vector<std::u32string> chunks;
+  const auto blank = [](char32_t c) { return c == ' ' || (c >= 9 && c <= 13); };
+  for (size_t at = 0; at < line.size();) {
+    size_t end = at;
+    while (end < line.size() && blank(line[end]) == blank(line[at])) ++end;
+    chunks.push_back(line.substr(at, end - at));
+    at = end;
+  }
+  std::reverse(chunks.begin(), chunks.end());
+  return chunks;
+}
+
+// Python's textwrap without breaks at hyphens.
+void wrap_line(const std::u32string& line, size_t width, bool break_words, std::string& out,
+               const std::string& newline) {
+  const auto blank = [](const std::u32string& c) {
+    return c.empty() || c[0] == ' ' || (c[0] >= 9 && c[0] <= 13);
+  };
+  std::vector<std::u32string> chunks = wrap_chunks(line);
+  for (bool first = true; !chunks.empty();) {
+    if (!first && blank(chunks.back())) chunks.pop_back();
+    std::vector<std::u32string> row;
+    size_t size = 0;
+    while (!chunks.empty() && size + chunks.back().size() <= width) {
+      size += chunks.back().size();
+      row.push_back(std::move(chunks.back()));
+      chunks.pop_back();
+    }
+    if (!chunks.empty() && chunks.back().size() > width) {
+      if (break_words) {
+        row.push_back(chunks.back().substr(0, width - size));
+        chunks.back().erase(0, width - size);
+      } else if (row.empty()) {
+        row.push_back(std::move(chunks.back()));
+        chunks.pop_back();
+      }
+    }
+    if (!row.empty() && blank(row.back())) row.pop_back();
+    if (row.empty()) continue;
+    if (!first) out += newline;
+    first = false;
+    for (const std::u32string& word : row) out += u32_to_utf8(word);
+  }
+}
+
 Val wordwrap(Interp& i, const Val& v, Args& args) {
-  const Val *width = args.get(0, "width"), *wrap = args.get(2, "wrapstring");
+  const Val *width = args.get(0, "width"), *words = args.get(1, "break_long_words"),
+            *wrap = args.get(2, "wrapstring"), *hyphens = args.get(3, "break_on_hyphens");
   const auto limit =
       static_cast<size_t>(std::clamp<int64_t>(width ? int_arg(*width, "width") : 79, 1, 1 << 20));
   const std::string newline = wrap && !wrap->is_none() ? to_str(*wrap) : "\n";
-  std::string out, line;
-  size_t line_chars = 0;
-  const std::string text = to_str(v);
-  const Val lines_at = i.str("\n");
-  bool first_line = true;
-  for (const std::string& paragraph : py_split(text, &lines_at, -1)) {
-    if (!first_line) out += newline;
-    first_line = false;
-    line.clear();
-    line_chars = 0;
-    for (const std::string& word : py_split(paragraph, nullptr, -1)) {
-      const size_t chars = utf8_length(word);
-      if (line_chars > 0 && line_chars + 1 + chars > limit) {
-        out += line + newline;
-        line.clear();
-        line_chars = 0;
-      }
-      if (line_chars > 0) {
-        line += ' ';
-        ++line_chars;
-      }
-      line += word;
-      line_chars += chars;
-    }
-    out += line;
+  const bool at_hyphens = !hyphens || truthy(*hyphens), break_words = !words || truthy(*words);
+  std::string out;
+  bool first = true;
+  for (const std::string& line : py_splitlines(str_arg(v, "what wordwrap is given"), false)) {
+    if (!first) out += newline;
+    first = false;
+    const std::u32string chars = utf8_to_u32(line);
+    if (at_hyphens && chars.size() > limit && chars.find(U'-') != std::u32string::npos)
+      raise("wordwrap cannot break at hyphens here: use break_on_hyphens=false");
+    wrap_line(chars, limit, break_words, out, newline);
+    i.heap().check_room(out.size());
   }
   return i.str(std::move(out));
 }
@@ -210,13 +242,20 @@ Val urlencode(Interp& i, const Val& v, Args&) {
 }
 
 Val striptags(Interp& i, const Val& v, Args&) {
-  std::string bare;
-  bool tag = false;
-  for (char c : to_str(v)) {
-    if (c == '<') tag = true;
-    if (!tag) bare += c;
-    if (c == '>') tag = false;
+  std::string text = to_str(v), bare;
+  for (size_t from; (from = text.find("<!--")) != std::string::npos;) {
+    const size_t end = text.find("-->", from);
+    if (end == std::string::npos) break;
+    text.erase(from, end + 3 - from);
+    i.spend_bytes(text.size());
   }
+  bool tag = false;
+  for (size_t k = 0; k < text.size(); ++k) {
+    if (text[k] == '<') tag = tag || text.find('>', k) != std::string::npos;
+    if (!tag) bare += text[k];
+    if (text[k] == '>') tag = false;
+  }
+  if (bare.find('&') != std::string::npos) raise("striptags of text with entities is not possible");
   std::string out;
   for (const std::string& word : py_split(bare, nullptr, -1))
     out += (out.empty() ? "" : " ") + word;
@@ -226,8 +265,9 @@ Val striptags(Interp& i, const Val& v, Args&) {
 Val filesizeformat(Interp& i, const Val& v, Args& args) {
   const Val* binary = args.get(0, "binary");
   const double base = binary && truthy(*binary) ? 1024 : 1000;
-  if (!v.is_number()) raise("filesizeformat needs a number");
-  const double bytes = v.as_double();
+  double bytes = v.is_number() ? v.as_double() : 0;
+  if (!v.is_number() && !(v.is_string() && py_float(v.str(), bytes)))
+    raise("filesizeformat needs a number");
   if (bytes == 1) return i.str("1 Byte");
   if (bytes < base) return i.str(fmt::format("{} Bytes", static_cast<int64_t>(bytes)));
   static constexpr const char* kUnits[] = {"kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB"};
@@ -241,9 +281,28 @@ Val filesizeformat(Interp& i, const Val& v, Args& args) {
   return i.str(fmt::format("{:.1f} {}", bytes / unit, base == 1024 ? kBinary[k] : kUnits[k]));
 }
 
+// A copy whose dicts are in the order of their keys.
+Val sorted_dicts(Interp& i, const Val& v, int depth) {
+  if (depth > 100) raise("values are nested too deeply");
+  i.spend(1);
+  if (v.is_plain_sequence()) {
+    std::vector<Val> out;
+    for (const Val& item : v.items()->values) out.push_back(sorted_dicts(i, item, depth + 1));
+    return i.heap().list(std::move(out), v.is_tuple());
+  }
+  if (!v.is_dict()) return v;
+  auto members = v.dict()->members;
+  std::stable_sort(members.begin(), members.end(),
+                   [](const auto& a, const auto& b) { return compare(a.first, b.first) < 0; });
+  Dict* out = i.heap().dict();
+  for (const auto& [key, item] : members) out->set(key, sorted_dicts(i, item, depth + 1));
+  return Val::dict(out);
+}
+
 Val pprint(Interp& i, const Val& v, Args&) {
   std::string out;
-  append_repr(out, v);
+  append_repr(out, sorted_dicts(i, v, 0));
+  if (utf8_length(out) > 80) raise("pprint of more than one line is not possible");
   return i.str(std::move(out));
 }
 

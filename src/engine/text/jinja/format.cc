@@ -14,8 +14,8 @@ namespace {
 constexpr int64_t kMaxWidth = 1 << 16;
 
 struct Spec {
-  bool left = false, plus = false, space = false, zero = false, alternate = false, comma = false;
-  char align = '\0';
+  bool left = false, plus = false, space = false, zero = false, alternate = false;
+  char align = '\0', group = '\0';
   std::string fill = " ";
   int64_t width = 0, precision = -1;
   char type = '\0';
@@ -34,8 +34,8 @@ void pad(std::string& out, const Spec& spec, std::string body, bool numeric) {
   char align = spec.align ? spec.align : spec.left ? '<' : numeric ? '>' : '<';
   if (spec.zero && !spec.left && (!spec.align || spec.align == '=') && numeric) align = '=';
   if (align == '=') {
-    const size_t sign =
-        !body.empty() && (body[0] == '-' || body[0] == '+' || body[0] == ' ') ? 1 : 0;
+    size_t sign = !body.empty() && (body[0] == '-' || body[0] == '+' || body[0] == ' ') ? 1 : 0;
+    if (spec.alternate) sign += 2;  // 0x
     out += body.substr(0, sign);
     repeat(total, spec.zero ? "0" : spec.fill);
     out += body.substr(sign);
@@ -53,10 +53,13 @@ void pad(std::string& out, const Spec& spec, std::string body, bool numeric) {
 }
 
 std::string signed_text(const Spec& spec, bool negative, std::string digits) {
-  if (spec.comma) {
-    size_t end = digits.find_first_of(".e");
-    if (end == std::string::npos) end = digits.size();
-    for (size_t i = end; i > 3; i -= 3) digits.insert(i - 3, ",");
+  if (spec.group) {
+    if (spec.zero && spec.width > 0) raise("zeros and digit groups together are not possible");
+    const size_t start = spec.alternate ? 2 : 0;
+    const size_t size = std::string_view("xXob").find(spec.type) < 4 ? 4 : 3;
+    size_t end = digits.find_first_of(".e%");
+    if (end == std::string::npos || size == 4) end = digits.size();
+    for (size_t i = end; i > size + start; i -= size) digits.insert(i - size, 1, spec.group);
   }
   return (negative ? "-" : spec.plus ? "+" : spec.space ? " " : "") + digits;
 }
@@ -100,8 +103,11 @@ std::string float_text(const Spec& spec, double value, char type) {
       digits = fmt::format("{:.{}E}", magnitude, precision);
       break;
     case 'g':
-    case 'G':
+    case 'n':
       digits = fmt::format("{:.{}g}", magnitude, std::max(1, precision));
+      break;
+    case 'G':
+      digits = fmt::format("{:.{}G}", magnitude, std::max(1, precision));
       break;
     case '%':
       digits = fmt::format("{:.{}f}%", magnitude * 100, precision);
@@ -110,6 +116,35 @@ std::string float_text(const Spec& spec, double value, char type) {
       digits = fmt::format("{:.{}f}", magnitude, precision);
   }
   return signed_text(spec, std::signbit(value), std::move(digits));
+}
+
+// No type, but a precision: as g, with a point, and exponents from one digit earlier.
+std::string short_float(const Spec& spec, double value) {
+  if (!std::isfinite(value)) return float_text(spec, value, 'g');
+  const int precision = static_cast<int>(std::clamp<int64_t>(spec.precision, 1, 300));
+  std::string text = fmt::format("{:.{}e}", std::fabs(value), precision - 1);
+  const size_t e = text.find('e');
+  const int exponent = std::stoi(text.substr(e + 1));
+  if (exponent < -4 || exponent + 1 > precision - 1) {
+    std::string digits = text.substr(0, e);
+    if (digits.find('.') != std::string::npos) {
+      digits.resize(digits.find_last_not_of('0') + 1);
+      if (digits.back() == '.') digits.pop_back();
+    }
+    return signed_text(spec, std::signbit(value), digits + text.substr(e));
+  }
+  text = fmt::format("{:.{}g}", std::fabs(value), precision);
+  if (text.find('.') == std::string::npos) text += ".0";
+  return signed_text(spec, std::signbit(value), std::move(text));
+}
+
+std::string one_char(const Val& v) {
+  if (v.is_string() && v.text()->chars == 1) return v.str();
+  if (!v.is_integral()) raise("%c requires int or char");
+  if (v.as_int() < 0 || v.as_int() > 0x10FFFF) raise("%c arg not in range(0x110000)");
+  std::string c;
+  utf8_append(c, static_cast<char32_t>(v.as_int()));
+  return c;
 }
 
 std::string cut(std::string text, int64_t chars) {
@@ -128,14 +163,20 @@ int64_t read_number(std::string_view format, size_t& pos) {
   return n;
 }
 
-void percent_one(std::string& out, const Spec& spec, char type, const Val& v) {
+std::string escaped_text(const Val& v, bool escape) {
+  return escape && !(v.is_string() && v.text()->markup) ? html_escape(to_str(v)) : to_str(v);
+}
+
+void percent_one(std::string& out, const Spec& spec, char type, const Val& v, bool escape) {
   switch (type) {
     case 's':
-      return pad(out, spec, cut(to_str(v), spec.precision), true);
+      return pad(out, spec, cut(escaped_text(v, escape), spec.precision), true);
     case 'r':
     case 'a': {
       std::string text;
       append_repr(text, v);
+      if (type == 'a') text = ascii_only(std::move(text));
+      if (escape) text = html_escape(text);
       return pad(out, spec, cut(std::move(text), spec.precision), true);
     }
     case 'd':
@@ -144,12 +185,16 @@ void percent_one(std::string& out, const Spec& spec, char type, const Val& v) {
     case 'x':
     case 'X':
     case 'o': {
-      if (!v.is_number())
-        raise(std::string("%d format: a real number is required, not ") + type_name(v));
+      const bool hex = type == 'x' || type == 'X' || type == 'o';
+      if (!(hex ? v.is_integral() : v.is_number()))
+        raise(std::string("%") + type + " format: a number is required, not " + type_name(v));
       Spec s = spec;
       s.type = type;
+      s.alternate = s.alternate && hex;
       const double d = v.as_double();
-      if (v.is_float() && !(std::fabs(d) < 9e18)) raise("%d of a number that is too large");
+      if (v.is_float() && !std::isfinite(d)) raise("cannot convert float infinity to integer");
+      if (v.is_float() && !(std::fabs(d) < 9e18))
+        return pad(out, s, signed_text(s, d < 0, fmt::format("{:.0f}", std::fabs(d))), true);
       return pad(out, s, integer_text(s, v.is_float() ? static_cast<int64_t>(d) : v.as_int()),
                  true);
     }
@@ -162,12 +207,7 @@ void percent_one(std::string& out, const Spec& spec, char type, const Val& v) {
       if (!v.is_number()) raise(std::string("must be real number, not ") + type_name(v));
       return pad(out, spec, float_text(spec, v.as_double(), type), true);
     case 'c':
-      if (v.is_integral()) {
-        std::string c;
-        utf8_append(c, static_cast<char32_t>(std::clamp<int64_t>(v.as_int(), 0, 0x10FFFF)));
-        return pad(out, spec, c, true);
-      }
-      return pad(out, spec, to_str(v), true);
+      return pad(out, spec, one_char(v), true);
     default:
       raise(std::string("unsupported format character '") + type + "'");
   }
@@ -203,40 +243,60 @@ Spec parse_spec(std::string_view text) {
     if (!s.align) s.align = '=';
   }
   s.width = read_number(text, pos);
-  s.comma = skip(',');
+  if (skip(','))
+    s.group = ',';
+  else if (skip('_'))
+    s.group = '_';
   if (skip('.')) s.precision = read_number(text, pos);
   if (pos < text.size()) s.type = text[pos++];
   if (pos != text.size()) raise("invalid format specifier");
   return s;
 }
 
+[[noreturn]] void bad_code(const Spec& s, const Val& v) {
+  raise(std::string("unknown format code '") + s.type + "' for object of type '" + type_name(v) +
+        "'");
+}
+
+std::string number_body(const Spec& s, const Val& v) {
+  const bool float_type = s.type != '\0' && std::string_view("eEfFgG%").find(s.type) < 7;
+  if (v.is_float() || float_type) {
+    if (s.type != '\0' && s.type != 'n' && !float_type) bad_code(s, v);
+    if (s.alternate) raise("'#' with a float is not possible");
+    if (s.type != '\0') return float_text(s, v.as_double(), s.type);
+    if (s.precision >= 0) return short_float(s, v.as_double());
+    return signed_text(s, std::signbit(v.as_double()), float_repr(std::fabs(v.as_double())));
+  }
+  if (s.precision >= 0) raise("precision is not allowed in an integer format specifier");
+  if (s.type == 'c') return one_char(v);
+  if (s.type != '\0' && std::string_view("dxXobn").find(s.type) == std::string_view::npos)
+    bad_code(s, v);
+  return integer_text(s, v.as_int());
+}
+
 void brace_one(std::string& out, const Val& v, std::string_view spec_text) {
   if (spec_text.empty()) return append_str(out, v);
   Spec s = parse_spec(spec_text);
-  if (v.is_number() && s.type != 's') {
-    if (v.is_float() ||
-        (s.type != '\0' && std::string_view("eEfFgG%").find(s.type) != std::string_view::npos)) {
-      const std::string body =
-          s.type == '\0' && s.precision < 0
-              ? signed_text(s, v.as_double() < 0, float_repr(std::fabs(v.as_double())))
-              : float_text(s, v.as_double(), s.type ? s.type : 'g');
-      return pad(out, s, body, true);
-    }
-    if (s.type == 'c' ||
-        (s.type != '\0' && std::string_view("dxXobn").find(s.type) == std::string_view::npos))
-      raise(std::string("unknown format code '") + s.type + "'");
-    return pad(out, s, integer_text(s, v.as_int()), true);
+  if (v.is_number()) {
+    if (s.type != '\0' && std::string_view("xXob").find(s.type) == std::string_view::npos)
+      s.alternate = s.alternate && !v.is_integral();
+    return pad(out, s, number_body(s, v), true);
   }
-  if (s.type != '\0' && s.type != 's')
-    raise(std::string("unknown format code '") + s.type + "' for a string");
+  if (!v.is_string())
+    raise(std::string("unsupported format string passed to ") + type_name(v) + ".__format__");
+  if (s.type != '\0' && s.type != 's') bad_code(s, v);
+  if (s.plus || s.space || s.alternate || s.group)
+    raise("signs, '#' and digit groups are not allowed in a string format specifier");
   if (s.align == '=' && !s.zero) raise("'=' alignment not allowed in string format specifier");
   if (s.align == '=') s.align = '<';
+  if (s.zero && s.fill == " ") s.fill = "0";
   pad(out, s, cut(to_str(v), s.precision), false);
 }
 
 }  // namespace
 
-std::string percent_format(Interp& interp, std::string_view format, const Val& values) {
+std::string percent_format(Interp& interp, const Text& source, const Val& values) {
+  const std::string_view format = source.bytes;
   std::string out;
   size_t next = 0, used = 0;
   const bool tuple = values.is_tuple();
@@ -296,7 +356,7 @@ std::string percent_format(Interp& interp, std::string_view format, const Val& v
       spec.precision = read_number(format, pos);
     }
     if (pos >= format.size()) raise("incomplete format");
-    percent_one(out, spec, format[pos++], has_name ? named : take());
+    percent_one(out, spec, format[pos++], has_name ? named : take(), source.markup);
     interp.heap().check_room(out.size());
   }
   const bool container = values.is_dict() || values.is_list();
@@ -306,7 +366,8 @@ std::string percent_format(Interp& interp, std::string_view format, const Val& v
   return out;
 }
 
-std::string brace_format(Interp& interp, std::string_view format, const Args& args) {
+std::string brace_format(Interp& interp, const Text& source, const Args& args) {
+  const std::string_view format = source.bytes;
   std::string out;
   size_t automatic = 0;
   for (size_t pos = 0; pos < format.size();) {
@@ -369,14 +430,17 @@ std::string brace_format(Interp& interp, std::string_view format, const Args& ar
                                               : rest.substr(stop + (bracket ? 1 : 0));
       }
     }
-    if (conversion == 'r') {
+    if (conversion == 'r' || conversion == 'a') {
       std::string text;
       append_repr(text, v);
-      v = interp.str(std::move(text));
+      v = interp.str(conversion == 'a' ? ascii_only(std::move(text)) : std::move(text));
     } else if (conversion == 's') {
       v = interp.str(to_str(v));
     }
-    brace_one(out, v, spec);
+    std::string piece;
+    brace_one(piece, v, spec);
+    const bool plain = !source.markup || (v.is_string() && v.text()->markup);
+    out += plain ? piece : html_escape(piece);
     interp.heap().check_room(out.size());
   }
   return out;

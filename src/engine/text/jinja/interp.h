@@ -116,9 +116,11 @@ std::string py_replace(Interp& interp, std::string_view text, std::string_view f
                        std::string_view to, int64_t count);
 std::string html_escape(std::string_view text);
 std::string py_title(std::string_view text);
+std::vector<std::string> py_splitlines(std::string_view text, bool keep_ends);
 std::string py_capitalize(std::string_view text);
-std::string percent_format(Interp& interp, std::string_view format, const Val& values);
-std::string brace_format(Interp& interp, std::string_view format, const Args& args);
+// A format marked `safe` escapes what is put into it.
+std::string percent_format(Interp& interp, const Text& format, const Val& values);
+std::string brace_format(Interp& interp, const Text& format, const Args& args);
 std::string strftime_text(const TemplateTime& now, std::string_view format);
 int64_t int_arg(const Val& v, const char* what);
 const std::string& str_arg(const Val& v, const char* what);

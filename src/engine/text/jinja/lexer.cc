@@ -216,6 +216,7 @@ class Lexer {
     if (is_name_start(c)) {
       const size_t from = pos_;
       while (pos_ < text_.size() && is_name_char(text_[pos_])) ++pos_;
+      check_name(from);
       tokens_.push_back({Tok::kName, text_.substr(from, pos_ - from), line_});
     } else if (is_digit(c)) {
       number();
@@ -239,6 +240,16 @@ class Lexer {
       }
       tokens_.push_back({Tok::kOp, std::string(1, c), line_});
       ++pos_;
+    }
+  }
+
+  // Letters of any script make names; emoji and signs do not.
+  void check_name(size_t from) const {
+    for (size_t pos = from; pos < pos_;) {
+      const Utf8Char c = utf8_decode(text_, pos);
+      if (c.cp >= 0x80 && !(pos == from ? is_letter(c.cp) : is_word(c.cp)))
+        raise("unexpected character '" + text_.substr(pos, c.length) + "'");
+      pos += c.length;
     }
   }
 
@@ -331,6 +342,7 @@ class Lexer {
       utf8_append(out, v);
       return;
     }
+    if (c == 'N') raise("\\N escapes are not possible: write the character");
     out += '\\';
     out += c;
   }

@@ -290,24 +290,37 @@ std::string py_title(std::string_view text) {
     if (inside) {
       append_lower(out, c.cp);
     } else {
-      append_upper(out, c.cp);
+      append_title(out, c.cp);
     }
-    inside = is_upper(c.cp) || is_lower(c.cp);
+    inside = is_upper(c.cp) || is_lower(c.cp) || is_title(c.cp);
   }
   return out;
 }
 
 std::string py_capitalize(std::string_view text) {
   std::string out;
+  if (text.empty()) return out;
+  const Utf8Char c = utf8_decode(text, 0);
+  append_title(out, c.cp);
+  return out + to_lower_words(text.substr(c.length));
+}
+
+std::vector<std::string> py_splitlines(std::string_view text, bool keep_ends) {
+  std::vector<std::string> out;
+  size_t begin = 0;
   for (size_t pos = 0; pos < text.size();) {
     const Utf8Char c = utf8_decode(text, pos);
-    if (pos == 0) {
-      append_upper(out, c.cp);
-    } else {
-      append_lower(out, c.cp);
+    size_t end = pos + c.length;
+    const bool line_break = (c.cp >= 0x0A && c.cp <= 0x0D) || (c.cp >= 0x1C && c.cp <= 0x1E) ||
+                            c.cp == 0x85 || c.cp == 0x2028 || c.cp == 0x2029;
+    if (line_break) {
+      if (c.cp == '\r' && end < text.size() && text[end] == '\n') ++end;
+      out.emplace_back(text.substr(begin, (keep_ends ? end : pos) - begin));
+      begin = end;
     }
-    pos += c.length;
+    pos = end;
   }
+  if (begin < text.size()) out.emplace_back(text.substr(begin));
   return out;
 }
 

@@ -50,7 +50,8 @@ Window window(const Val& self, const Args& args, size_t first) {
 }
 
 Val upper(Interp& i, const Val& s, Args&) { return i.str(to_upper(s.str())); }
-Val lower(Interp& i, const Val& s, Args&) { return i.str(to_lower(s.str())); }
+Val lower(Interp& i, const Val& s, Args&) { return i.str(to_lower_words(s.str())); }
+Val casefold(Interp& i, const Val& s, Args&) { return i.str(fold_case(s.str())); }
 Val title(Interp& i, const Val& s, Args&) { return i.str(py_title(s.str())); }
 Val capitalize(Interp& i, const Val& s, Args&) { return i.str(py_capitalize(s.str())); }
 Val swapcase(Interp& i, const Val& s, Args&) {
@@ -60,8 +61,10 @@ Val swapcase(Interp& i, const Val& s, Args&) {
     pos += c.length;
     if (is_upper(c.cp)) {
       append_lower(out, c.cp);
-    } else {
+    } else if (is_lower(c.cp)) {
       append_upper(out, c.cp);
+    } else {
+      utf8_append(out, c.cp);
     }
   }
   return i.str(std::move(out));
@@ -97,23 +100,7 @@ Val rsplit(Interp& i, const Val& s, Args& a) {
 
 Val splitlines(Interp& i, const Val& s, Args& a) {
   const Val* keep = given(a, 0, "keepends");
-  std::vector<std::string> out;
-  const std::string& t = s.str();
-  size_t begin = 0;
-  for (size_t pos = 0; pos < t.size();) {
-    const Utf8Char c = utf8_decode(t, pos);
-    size_t end = pos + c.length;
-    const bool line_break = (c.cp >= 0x0A && c.cp <= 0x0D) || (c.cp >= 0x1C && c.cp <= 0x1E) ||
-                            c.cp == 0x85 || c.cp == 0x2028 || c.cp == 0x2029;
-    if (line_break) {
-      if (c.cp == '\r' && end < t.size() && t[end] == '\n') ++end;
-      out.push_back(t.substr(begin, (keep && truthy(*keep) ? end : pos) - begin));
-      begin = end;
-    }
-    pos = end;
-  }
-  if (begin < t.size()) out.push_back(t.substr(begin));
-  return strings(i, std::move(out));
+  return strings(i, py_splitlines(s.str(), keep && truthy(*keep)));
 }
 
 Val partition(Interp& i, const Val& s, Args& a, bool from_right) {
@@ -235,7 +222,15 @@ Val expandtabs(Interp& i, const Val& s, Args& a) {
   }
   return i.str(std::move(out));
 }
-Val format(Interp& i, const Val& s, Args& a) { return i.str(brace_format(i, s.str(), a)); }
+Val format(Interp& i, const Val& s, Args& a) {
+  return i.heap().string(brace_format(i, *s.text(), a), s.text()->markup);
+}
+Val format_map(Interp& i, const Val& s, Args& a) {
+  if (a.pos.size() != 1 || !a.pos[0].is_dict()) raise("format_map() needs a mapping");
+  Args named;
+  for (const auto& [key, v] : a.pos[0].dict()->members) named.named.emplace_back(to_str(key), v);
+  return format(i, s, named);
+}
 
 template <bool (*Test)(char32_t)>
 Val all_chars(Interp&, const Val& s, Args&) {
@@ -258,8 +253,34 @@ Val is_case(Interp&, const Val& s, Args&) {
   }
   return Val::boolean(cased);
 }
-Val is_title(Interp&, const Val& s, Args&) {
-  return Val::boolean(!s.str().empty() && py_title(s.str()) == s.str());
+// Upper case only where a word starts, lower case only behind it, and at least one word.
+Val is_title_text(Interp&, const Val& s, Args&) {
+  bool inside = false, cased = false;
+  for (size_t pos = 0; pos < s.str().size();) {
+    const Utf8Char c = utf8_decode(s.str(), pos);
+    pos += c.length;
+    const bool starts = is_upper(c.cp) || is_title(c.cp);
+    if (starts ? inside : is_lower(c.cp) && !inside) return Val::boolean(false);
+    inside = starts || is_lower(c.cp);
+    cased = cased || inside;
+  }
+  return Val::boolean(cased);
+}
+Val is_identifier(Interp&, const Val& s, Args&) {
+  for (size_t pos = 0; pos < s.str().size();) {
+    const Utf8Char c = utf8_decode(s.str(), pos);
+    if (!(pos == 0 ? is_letter(c.cp) || c.cp == '_' : is_word(c.cp))) return Val::boolean(false);
+    pos += c.length;
+  }
+  return Val::boolean(!s.str().empty());
+}
+Val is_printable_text(Interp&, const Val& s, Args&) {
+  for (size_t pos = 0; pos < s.str().size();) {
+    const Utf8Char c = utf8_decode(s.str(), pos);
+    if (!is_printable(c.cp)) return Val::boolean(false);
+    pos += c.length;
+  }
+  return Val::boolean(true);
 }
 Val is_ascii(Interp&, const Val& s, Args&) { return Val::boolean(s.text()->ascii()); }
 
@@ -268,7 +289,7 @@ Val is_ascii(Interp&, const Val& s, Args&) { return Val::boolean(s.text()->ascii
 const MethodTable& string_methods() {
   static const MethodTable table = {{"upper", upper},
                                     {"lower", lower},
-                                    {"casefold", lower},
+                                    {"casefold", casefold},
                                     {"title", title},
                                     {"capitalize", capitalize},
                                     {"swapcase", swapcase},
@@ -297,15 +318,18 @@ const MethodTable& string_methods() {
                                     {"zfill", zfill},
                                     {"expandtabs", expandtabs},
                                     {"format", format},
+                                    {"format_map", format_map},
+                                    {"isidentifier", is_identifier},
+                                    {"isprintable", is_printable_text},
                                     {"isalpha", all_chars<is_letter>},
-                                    {"isdigit", all_chars<is_decimal_digit>},
+                                    {"isdigit", all_chars<is_digit_like>},
                                     {"isdecimal", all_chars<is_decimal_digit>},
                                     {"isnumeric", all_chars<is_numeric>},
                                     {"isspace", all_chars<is_py_space>},
                                     {"isalnum", all_chars<alnum>},
                                     {"isupper", is_case<true>},
                                     {"islower", is_case<false>},
-                                    {"istitle", is_title},
+                                    {"istitle", is_title_text},
                                     {"isascii", is_ascii}};
   return table;
 }

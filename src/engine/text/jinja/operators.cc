@@ -24,9 +24,26 @@ int64_t checked(bool overflow, int64_t value) {
 }
 
 double float_mod(double a, double b) {
-  double r = std::fmod(a, b);
-  if (r != 0 && (r < 0) != (b < 0)) r += b;
-  return r;
+  const double r = std::fmod(a, b);
+  if (r == 0) return std::copysign(0.0, b);
+  return (r < 0) != (b < 0) ? r + b : r;
+}
+
+// By way of the remainder, as Python does it: 1.0 // 0.1 is 9.
+double float_floor_div(double a, double b) {
+  const double whole = (a - float_mod(a, b)) / b;
+  if (whole == 0) return std::copysign(0.0, a / b);
+  const double down = std::floor(whole);
+  return whole - down > 0.5 ? down + 1 : down;
+}
+
+Val float_pow(double a, double b) {
+  if (a == 0 && b < 0) raise("0.0 cannot be raised to a negative power");
+  if (a < 0 && std::isfinite(a) && std::isfinite(b) && b != std::floor(b))
+    raise("a negative number has no real power with a fraction");
+  const double r = std::pow(a, b);
+  if (std::isinf(r) && std::isfinite(a) && std::isfinite(b)) raise("the power is too large");
+  return Val::real(r);
 }
 
 Val int_pow(int64_t base, int64_t exponent) {
@@ -80,21 +97,22 @@ Val float_op(Op op, double a, double b) {
     case Op::kMul:
       return Val::real(a * b);
     case Op::kPow:
-      return Val::real(std::pow(a, b));
+      return float_pow(a, b);
     default:
       break;
   }
   if (b == 0) raise("float division by zero");
   if (op == Op::kDiv) return Val::real(a / b);
   if (op == Op::kMod) return Val::real(float_mod(a, b));
-  return Val::real(std::floor(a / b));
+  return Val::real(float_floor_div(a, b));
 }
 
 }  // namespace
 
 Val Interp::binary(Op op, const Val& a, const Val& b) {
   if (a.is_undefined()) raise_undefined(a);
-  if (op == Op::kMod && a.is_string()) return str(percent_format(*this, a.str(), b));
+  if (op == Op::kMod && a.is_string())
+    return heap_.string(percent_format(*this, *a.text(), b), a.text()->markup);
   if (b.is_undefined()) raise_undefined(b);
   if (a.is_number() && b.is_number()) {
     if (a.is_float() || b.is_float()) return float_op(op, a.as_double(), b.as_double());

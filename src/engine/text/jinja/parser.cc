@@ -129,16 +129,17 @@ StmtPtr Parser::statement() {
   if (name == "generation" || name == "block" || name == "autoescape") {
     const std::string end = "end" + take().text;
     s->type = end == "endgeneration" ? Stmt::Type::kBody : Stmt::Type::kScope;
+    std::string block;
     if (end == "endblock") {
-      expect_any_name("the block's name");
+      block = expect_any_name("the block's name");
       while (cur().type == Tok::kName) take();
     } else if (end == "endautoescape") {
-      expression();
+      s->exprs.push_back(expression());
     }
     expect_block_end();
     s->bodies.push_back(body({end}));
     expect_name(end);
-    if (end == "endblock" && cur().type == Tok::kName) take();
+    if (end == "endblock") skip_name(block);
     expect_block_end();
     return s;
   }
@@ -149,9 +150,9 @@ StmtPtr Parser::statement() {
     expect_block_end();
     return s;
   }
-  if (name == "do") {
+  if (name == "do" || name == "print") {
+    s->type = name == "do" ? Stmt::Type::kDo : Stmt::Type::kPrint;
     take();
-    s->type = Stmt::Type::kDo;
     s->exprs.push_back(tuple(true, false));
     expect_block_end();
     return s;
@@ -195,10 +196,17 @@ ExprPtr Parser::assign_target(bool with_namespace) {
   return all;
 }
 
+void Parser::refuse_loop(const Expr& target) const {
+  if (target.type == Expr::Type::kName && target.symbol == kSymLoop)
+    raise("'loop' belongs to the loop: a target needs another name");
+  for (const ExprPtr& kid : target.kids) refuse_loop(*kid);
+}
+
 StmtPtr Parser::for_statement() {
   StmtPtr s = make(Stmt::Type::kFor);
   take();
   s->targets.push_back(assign_target(false));
+  refuse_loop(*s->targets[0]);
   expect_name("in");
   s->exprs.push_back(tuple(false, false));
   s->exprs.push_back(skip_name("if") ? expression() : nullptr);
@@ -265,6 +273,8 @@ void Parser::signature(MacroNode& macro) {
       macro.defaults.push_back(expression());
     } else if (!macro.defaults.empty()) {
       raise("a parameter without default follows one with default");
+    } else if (name == "caller") {
+      raise("the parameter 'caller' needs a default");
     }
     if (!skip_op(",")) break;
   }

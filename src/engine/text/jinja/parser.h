@@ -40,6 +40,7 @@ class Parser {
   StmtPtr statement();
   StmtPtr make(Stmt::Type type) const;
   StmtPtr for_statement();
+  void refuse_loop(const Expr& target) const;
   StmtPtr if_statement();
   StmtPtr set_statement();
   StmtPtr macro_statement();

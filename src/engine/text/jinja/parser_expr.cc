@@ -369,7 +369,7 @@ ExprPtr Parser::subscript(ExprPtr operand) {
   ExprPtr e = node(Expr::Type::kGetitem);
   expect_op("[");
   adopt(*e, std::move(operand));
-  ExprPtr first = slice_or_index();
+  ExprPtr first = is_op("]") ? node(Expr::Type::kTuple) : slice_or_index();
   if (is_op(",")) {
     ExprPtr all = node(Expr::Type::kTuple);
     adopt(*all, std::move(first));

@@ -16,9 +16,9 @@ void append_hex(std::string& out, uint32_t v, int digits) {
   for (int i = digits - 1; i >= 0; --i) out += kHex[v >> (4 * i) & 15];
 }
 
-bool printable(char32_t c) {
-  if (c == ' ') return true;
-  return !is_other(c) && !is_white_space(c);
+void append_escape(std::string& out, char32_t c) {
+  out += c < 0x100 ? "\\x" : c < 0x10000 ? "\\u" : "\\U";
+  append_hex(out, c, c < 0x100 ? 2 : c < 0x10000 ? 4 : 8);
 }
 
 void append_quoted(std::string& out, std::string_view text) {
@@ -37,17 +37,10 @@ void append_quoted(std::string& out, std::string_view text) {
       out += "\\r";
     } else if (cp == '\t') {
       out += "\\t";
-    } else if (printable(cp)) {
+    } else if (is_printable(cp)) {
       out.append(text.substr(pos, c.length));
-    } else if (cp < 0x100) {
-      out += "\\x";
-      append_hex(out, cp, 2);
-    } else if (cp < 0x10000) {
-      out += "\\u";
-      append_hex(out, cp, 4);
     } else {
-      out += "\\U";
-      append_hex(out, cp, 8);
+      append_escape(out, cp);
     }
     pos += c.length;
   }
@@ -128,6 +121,22 @@ void newline(std::string& out, const JsonStyle& style, int depth) {
 }
 
 }  // namespace
+
+bool is_printable(char32_t c) { return c == ' ' || (!is_other(c) && !is_white_space(c)); }
+
+std::string ascii_only(std::string text) {
+  std::string out;
+  for (size_t pos = 0; pos < text.size();) {
+    const Utf8Char c = utf8_decode(text, pos);
+    pos += c.length;
+    if (c.cp < 0x80) {
+      out += static_cast<char>(c.cp);
+    } else {
+      append_escape(out, c.cp);
+    }
+  }
+  return out;
+}
 
 // Shortest digits that read back equal, laid out as Python does: exponent form below 1e-4 and from
 // 1e16.

@@ -73,7 +73,7 @@ bool lower(Interp&, const Val& v, Args&) { return all_case(v, false); }
 bool upper(Interp&, const Val& v, Args&) { return all_case(v, true); }
 bool filter_exists(Interp&, const Val& v, Args&) { return v.is_string() && find_filter(v.str()); }
 bool test_exists(Interp&, const Val& v, Args&) { return v.is_string() && find_test(v.str()); }
-bool escaped(Interp&, const Val&, Args&) { return false; }
+bool escaped(Interp&, const Val& v, Args&) { return v.is_string() && v.text()->markup; }
 
 }  // namespace
 

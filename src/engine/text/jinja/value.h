@@ -250,6 +250,8 @@ std::string to_str(const Val& v);                        // str(v)
 void append_str(std::string& out, const Val& v);
 void append_repr(std::string& out, const Val& v, int depth = 0);
 std::string float_repr(double d);
+bool is_printable(char32_t c);             // by repr as it is
+std::string ascii_only(std::string text);  // other characters as \x, \u and \U
 [[noreturn]] void raise_undefined(const Val& v);
 
 struct JsonStyle {
