@@ -83,13 +83,16 @@ Value totals(const Value& functions) {
 Value pass_value(const PassTiming& t) {
   Value rules = Value::object();
   for (const auto& [name, n] : t.rules) rules.set(name, static_cast<int64_t>(n));
+  Value refused = Value::object();
+  for (const auto& [reason, n] : t.refused) refused.set(reason, static_cast<int64_t>(n));
   return Value::Object{{"name", t.name},
                        {"skipped", t.skipped},
                        {"seconds", t.seconds},
                        {"nodes_before", static_cast<int64_t>(t.nodes_before)},
                        {"nodes_after", static_cast<int64_t>(t.nodes_after)},
                        {"fired", static_cast<int64_t>(t.fired)},
-                       {"rules", rules}};
+                       {"rules", rules},
+                       {"refused", refused}};
 }
 
 void run(const OptFlags& f) {

@@ -21,7 +21,7 @@ GROUPS = {
     "no recognition (recognize)": ["recognize"],
     "no scale folding (fold-scales)": ["fold-scales"],
     "no facts of decode (use-facts)": ["use-facts"],
-    "no pass but int8 activations": ["canonicalize", "fold-constants", "recognize", "fold-scales", "use-facts", "fuse"],
+    "no pass but int8 activations": ["canonicalize", "fold-constants", "recognize", "fold-scales", "fold-norms", "use-facts", "fuse"],
 }
 EAGER = "eager (op by op)"
 

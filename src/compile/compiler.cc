@@ -69,9 +69,15 @@ std::string numerics_id(const PlanSet& set, const std::vector<Function*>& functi
     }
   };
   for (const Function* fn : functions) collect(*fn, collect);
+  std::set<std::string> folds;  // factors that were multiplied into weights
+  for (const WeightEntry& w : set.weights)
+    for (const RecipeStep& s : w.recipe.steps)
+      if (s.kind == RecipeStep::Kind::kScale || s.kind == RecipeStep::Kind::kScaleColumns)
+        folds.insert(w.name + recipe_to_text({{}, {s}}));
   Hash128 hash;
   hash.add(backend.isa());
   for (const std::string& k : kernels) hash.add(k);
+  for (const std::string& f : folds) hash.add(f);
   for (const StateEntry& s : set.states)
     for (const PlaneEntry& p : s.planes) hash.add(dtype_name(p.dtype));
   return hash.hex();

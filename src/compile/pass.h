@@ -17,8 +17,9 @@ struct PassTiming {
   double seconds = 0;
   size_t nodes_before = 0, nodes_after = 0;
   bool skipped = false;
-  size_t fired = 0;                     // rewrites and folds
-  std::map<std::string, size_t> rules;  // how often each rule fired
+  size_t fired = 0;                       // rewrites and folds
+  std::map<std::string, size_t> rules;    // how often each rule fired
+  std::map<std::string, size_t> refused;  // what it left as it was, by reason
 };
 
 // What a pass may see. The pointers are for tools and may be null.
@@ -67,6 +68,7 @@ void canonicalize(Module& module, Function& function, const PassContext& context
 void fold_constants(Module& module, Function& function, const PassContext& context);
 void recognize(Module& module, Function& function, const PassContext& context);
 void fold_scales(Module& module, Function& function, const PassContext& context);
+void fold_norms(Module& module, Function& function, const PassContext& context);
 void use_facts(Module& module, Function& function, const PassContext& context);
 void remove_dead_code(Module& module, Function& function, const PassContext& context);
 void fuse_regions(Module& module, Function& function, const PassContext& context);

@@ -14,6 +14,8 @@ constexpr Pass kPipeline[] = {
      PassClass::kReal, true, recognize},
     {"fold-scales", "scales into attributes, norms and f32 weights", PassClass::kReal, true,
      fold_scales},
+    {"fold-norms", "weights of norms into the f32 matrices behind them", PassClass::kReal, true,
+     fold_norms},
     {"use-facts", "what is known of inputs of decode and verify: rows 0, 1, 2 ... are all rows",
      PassClass::kExact, true, use_facts},
     {"quantize-activations", "int8 activations in front of matrices with quantised weights",

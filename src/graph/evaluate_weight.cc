@@ -67,7 +67,18 @@ S scalar(double value) {
 }
 
 template <class S>
-void apply(Work<S>& w, const RecipeStep& step) {
+void scale_columns(Work<S>& w, const RecipeStep& step, const EvalInputs<S>& inputs) {
+  auto it = inputs.sources.find(step.tensor);
+  if (it == inputs.sources.end()) w.bad("the factors of scale_columns have no value");
+  const std::vector<S>& factors = it->second.f;
+  if (w.dims.empty() || static_cast<int64_t>(factors.size()) != w.dims.back())
+    w.bad("scale_columns needs one factor per column");
+  for (size_t i = 0; i < w.data.size(); ++i)
+    w.data[i] = w.data[i] * (factors[i % factors.size()] + scalar<S>(step.value));
+}
+
+template <class S>
+void apply(Work<S>& w, const RecipeStep& step, const EvalInputs<S>& inputs) {
   using Kind = RecipeStep::Kind;
   switch (step.kind) {
     case Kind::kSliceRows:
@@ -91,6 +102,8 @@ void apply(Work<S>& w, const RecipeStep& step) {
       return;
     case Kind::kReshape:
       return w.reshape(step.dims);
+    case Kind::kScaleColumns:
+      return scale_columns(w, step, inputs);
     case Kind::kConcatRows:
       w.bad("concat_rows must be the first step");
   }
@@ -118,7 +131,7 @@ EvalTensor<S> evaluate_weight(const WeightDecl& weight, const EvalInputs<S>& inp
   }
   const auto& steps = weight.recipe.steps;
   if (!steps.empty() && steps[0].kind == RecipeStep::Kind::kConcatRows) first = 1;
-  for (size_t i = first; i < steps.size(); ++i) apply(w, steps[i]);
+  for (size_t i = first; i < steps.size(); ++i) apply(w, steps[i], inputs);
   EvalTensor<S> t;
   for (const Dim& d : weight.type.dims) t.dims.push_back(d.extent.eval(inputs.symbols));
   if (t.dims != w.dims) w.bad("the recipe gives another shape");

@@ -142,12 +142,10 @@ class ModuleParser {
     RecipeStep s{};
     const size_t at = in_.pos();
     const std::string_view name = in_.word();
+    constexpr int last = static_cast<int>(RecipeStep::kLastKind);
     int kind = 0;
-    while (kind <= static_cast<int>(Kind::kConcatRows) &&
-           name != recipe_step_name(static_cast<Kind>(kind))) {
-      ++kind;
-    }
-    if (kind > static_cast<int>(Kind::kConcatRows)) {
+    while (kind <= last && name != recipe_step_name(static_cast<Kind>(kind))) ++kind;
+    if (kind > last) {
       in_.error_at(at, fmt::format("there is no recipe step {}", quoted(name)));
     }
     s.kind = static_cast<Kind>(kind);
@@ -159,6 +157,10 @@ class ModuleParser {
       s.b = in_.integer();
     }
     if (s.kind == Kind::kAddScalar || s.kind == Kind::kScale) s.value = in_.number<double>();
+    if (s.kind == Kind::kScaleColumns) {
+      s.tensor = in_.name();
+      if (in_.take(',')) s.value = in_.number<double>();
+    }
     if (s.kind == Kind::kCast) {
       auto dtype = dtype_from_name(in_.word());
       if (!dtype) in_.error_at(at, "cast to an unknown element type");

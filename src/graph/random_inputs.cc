@@ -210,7 +210,11 @@ class InputMaker {
       if (step->kind == Kind::kSliceRows && !dims.empty()) dims[0] = step->b;
       if (step->kind == Kind::kTranspose && dims.size() == 2) std::swap(dims[0], dims[1]);
       if (step->kind == Kind::kReshape) dims = {count(dims)};
-      if (step->kind == Kind::kAddScalar || step->kind == Kind::kScale || step->kind == Kind::kCast)
+      if (step->kind == Kind::kScaleColumns && !dims.empty())
+        if (source_dims_.emplace(step->tensor, std::vector<int64_t>{dims.back()}).second)
+          source_types_[step->tensor] = DType::kF32;
+      if (step->kind == Kind::kAddScalar || step->kind == Kind::kScale ||
+          step->kind == Kind::kCast || step->kind == Kind::kScaleColumns)
         dtype = DType::kF32;
     }
     std::vector<std::string> sources = w.recipe.sources;

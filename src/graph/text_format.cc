@@ -111,6 +111,11 @@ std::string recipe_text(const Recipe& recipe) {
         out += "(" + dims + ")";
         break;
       }
+      case Kind::kScaleColumns:
+        out += "(" + name_text(s.tensor);
+        if (s.value != 0) out += ", " + double_text(s.value);
+        out += ")";
+        break;
       case Kind::kTranspose:
       case Kind::kConcatRows:
         break;

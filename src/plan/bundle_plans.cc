@@ -14,7 +14,7 @@
 namespace tokamak {
 namespace {
 
-constexpr uint64_t kLayout = 1;
+constexpr uint64_t kLayout = 2;
 constexpr size_t kMaxDepth = 64;  // of attribute values
 
 template <class T, class U>
@@ -27,8 +27,8 @@ void visit(A& a, Is<SymbolDecl> auto& x) {
 }
 template <class A>
 void visit(A& a, Is<RecipeStep> auto& x) {
-  auto& [kind, first, second, value, dtype, dims] = x;
-  a(kind, first, second, value, dtype, dims);
+  auto& [kind, first, second, value, dtype, dims, tensor] = x;
+  a(kind, first, second, value, dtype, dims, tensor);
 }
 template <class A>
 void visit(A& a, Is<Recipe> auto& x) {
@@ -101,8 +101,7 @@ void visit(A& a, Is<PlanSet> auto& x) {
 template <class E>
 constexpr uint64_t enum_count() {
   if constexpr (std::same_as<E, CallArg::Kind>) return uint64_t(CallArg::Kind::kView) + 1;
-  if constexpr (std::same_as<E, RecipeStep::Kind>)
-    return uint64_t(RecipeStep::Kind::kConcatRows) + 1;
+  if constexpr (std::same_as<E, RecipeStep::Kind>) return uint64_t(RecipeStep::kLastKind) + 1;
 }
 
 enum class Tag : uint8_t { kNull, kFalse, kTrue, kInt, kDouble, kString, kArray, kObject };

@@ -23,6 +23,8 @@ const char* recipe_step_name(RecipeStep::Kind kind) {
       return "reshape";
     case Kind::kConcatRows:
       return "concat_rows";
+    case Kind::kScaleColumns:
+      return "scale_columns";
   }
   return "?";
 }
@@ -48,6 +50,10 @@ std::string recipe_to_text(const Recipe& recipe) {
         break;
       case Kind::kReshape:
         text += fmt::format("({})", fmt::join(s.dims, ", "));
+        break;
+      case Kind::kScaleColumns:
+        text += s.value == 0 ? fmt::format("({})", s.tensor)
+                             : fmt::format("({} + {})", s.tensor, s.value);
         break;
       case Kind::kTranspose:
       case Kind::kConcatRows:

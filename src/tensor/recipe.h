@@ -10,22 +10,26 @@ namespace tokamak {
 
 struct RecipeStep {
   enum class Kind {
-    kSliceRows,    // rows [a, b) of the current tensor
-    kPermuteRows,  // a = heads: rows of each head go from interleaved rotary pairs (GGUF Llama) to
-                   // split halves
-    kTranspose,    // [r, c] -> [c, r]; plain types only (GPT-2 Conv1D)
-    kAddScalar,    // x + value in f32 (Gemma's 1 + w in safetensors)
-    kScale,        // x * value in f32
-    kCast,         // to dtype; from block types only to f32 (never an implicit requantisation)
-    kReshape,      // dims replaced, same element order
-    kConcatRows,   // all sources below one another; must be the first step when there are several
-                   // sources
+    kSliceRows,     // rows [a, b) of the current tensor
+    kPermuteRows,   // a = heads: rows of each head go from interleaved rotary pairs (GGUF Llama) to
+                    // split halves
+    kTranspose,     // [r, c] -> [c, r]; plain types only (GPT-2 Conv1D)
+    kAddScalar,     // x + value in f32 (Gemma's 1 + w in safetensors)
+    kScale,         // x * value in f32
+    kCast,          // to dtype; from block types only to f32 (never an implicit requantisation)
+    kReshape,       // dims replaced, same element order
+    kConcatRows,    // all sources below one another; must be the first step when there are several
+                    // sources
+    kScaleColumns,  // column c * (tensor[c] + value) in f32: a norm's weight behind which only this
+                    // matrix stands
   };
+  static constexpr Kind kLastKind = Kind::kScaleColumns;
   Kind kind;
   int64_t a = 0, b = 0;
   double value = 0;
   DType dtype = DType::kF32;
   std::vector<int64_t> dims;
+  std::string tensor = {};  // of the model file: factors of kScaleColumns
   bool operator==(const RecipeStep&) const = default;
 };
 

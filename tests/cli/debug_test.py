@@ -136,7 +136,7 @@ class Debug(unittest.TestCase):
 
     def test_a_model_and_its_flags(self):
         log = run("run", TINY / "llama.gguf", "hello", "--max-tokens", "2", "--dump-after", "dead-code",
-                  "--disable-pass", "recognize,fold-scales")
+                  "--disable-pass", "recognize,fold-scales,fold-norms")
         self.assertEqual(log.returncode, 0, log.stderr)
         self.assertIn("func step", log.stderr)
         self.assertEqual(run("run", TINY / "llama.gguf", "x", "--disable-pass", "nothing").returncode, 2)

@@ -165,7 +165,20 @@ void reshape(Work& w, const std::vector<int64_t>& dims) {
   w.dims = dims;
 }
 
-void apply(Work& w, const RecipeStep& step) {
+// One factor per column, from a tensor of its own.
+void scale_columns(Work& w, const WeightSource& source, const RecipeStep& step) {
+  Work by{w.weight};
+  take_source(by, source, step.tensor);
+  std::vector<float> factors = to_floats(by), values = to_floats(w);
+  if (w.dims.empty() || static_cast<int64_t>(factors.size()) != w.dims.back())
+    w.fail_with(ErrorCode::kCorrupt, "{} factors of {} for [{}]", factors.size(), step.tensor,
+                fmt::join(w.dims, ", "));
+  for (float& f : factors) f += static_cast<float>(step.value);
+  for (size_t i = 0; i < values.size(); ++i) values[i] *= factors[i % factors.size()];
+  from_floats(w, DType::kF32, values);
+}
+
+void apply(Work& w, const RecipeStep& step, const WeightSource& source) {
   using Kind = RecipeStep::Kind;
   switch (step.kind) {
     case Kind::kSliceRows:
@@ -185,6 +198,8 @@ void apply(Work& w, const RecipeStep& step) {
       return cast(w, step.dtype);
     case Kind::kReshape:
       return reshape(w, step.dims);
+    case Kind::kScaleColumns:
+      return scale_columns(w, source, step);
     case Kind::kConcatRows:
       w.fail_with(ErrorCode::kCorrupt, "concat_rows must be the first step");
   }
@@ -236,7 +251,7 @@ LoadedTensor load_weight(const WeightEntry& entry, const WeightSource& source) {
   } else {
     w.fail_with(ErrorCode::kCorrupt, "{} sources need concat_rows first", recipe.sources.size());
   }
-  for (const RecipeStep& step : steps) apply(w, step);
+  for (const RecipeStep& step : steps) apply(w, step, source);
   if (w.dtype != entry.dtype || w.dims != entry.dims)
     w.fail_with(ErrorCode::kCorrupt, "the recipe gives {}[{}], the plan asks for {}[{}]",
                 dtype_name(w.dtype), fmt::join(w.dims, ", "), dtype_name(entry.dtype),

@@ -93,6 +93,11 @@ TEST(Weights, Steps) {
   scale.value = 2;
   shape.dims = {6};
   EXPECT_EQ(one({6}, {"n"}, {add, scale, shape}), (std::vector<float>{2, 4, 6, 8, 10, 12}));
+  RecipeStep columns = step(Kind::kScaleColumns);
+  columns.tensor = "f";
+  columns.value = 1;  // 10 + 1, 20 + 1, 30 + 1
+  table.add_f32("f", {3}, std::vector<float>{10, 20, 30});
+  EXPECT_EQ(one({2, 3}, {"n"}, {columns}), (std::vector<float>{0, 21, 62, 33, 84, 155}));
   RecipeStep half = step(Kind::kCast);
   half.dtype = DType::kF16;
   EXPECT_EQ(floats(load_weight(entry(DType::kF16, {2, 3}, {"n"}, {half}), table)), iota(6));
@@ -130,6 +135,9 @@ TEST(Weights, WrongRecipesAndFilesAreErrors) {
   RecipeStep to_half = step(Kind::kCast), bad_shape = step(Kind::kReshape);
   to_half.dtype = DType::kF16;
   bad_shape.dims = {7};
+  RecipeStep columns = step(Kind::kScaleColumns), nowhere = step(Kind::kScaleColumns);
+  columns.tensor = "n";
+  nowhere.tensor = "absent";
   struct Case {
     WeightEntry entry;
     const char* message;
@@ -144,6 +152,8 @@ TEST(Weights, WrongRecipesAndFilesAreErrors) {
       {entry(DType::kF16, {8, 32}, {"q"}, {to_half}), "requantised"},
       {entry(DType::kQ8_0, {32, 8}, {"q"}, {step(Kind::kTranspose)}), "transpose"},
       {entry(DType::kF32, {7}, {"m"}, {bad_shape}), "reshape"},
+      {entry(DType::kF32, {8, 3}, {"m"}, {columns}), "6 factors of n for [8, 3]"},
+      {entry(DType::kF32, {8, 3}, {"m"}, {nowhere}), "no tensor absent"},
   };
   for (const Case& c : cases) {
     try {

@@ -140,6 +140,8 @@ void PassRecord::add(const Function& function, const PassTiming& timing) {
   uint64_t hash = structural_hash(function);
   Value rules = Value::object();
   for (const auto& [name, n] : timing.rules) rules.set(name, n);
+  Value refused = Value::object();
+  for (const auto& [reason, n] : timing.refused) refused.set(reason, n);
   static constexpr const char* kClasses[] = {"exact", "real", "lossy"};
   passes_.push(Value::Object{{"name", timing.name},
                              {"function", function.name()},
@@ -150,7 +152,8 @@ void PassRecord::add(const Function& function, const PassTiming& timing) {
                              {"nodes_before", timing.nodes_before},
                              {"nodes_after", timing.nodes_after},
                              {"fired", timing.fired},
-                             {"rules", std::move(rules)}});
+                             {"rules", std::move(rules)},
+                             {"refused", std::move(refused)}});
   if (hash == last_hash_) return;
   last_hash_ = hash;
   graphs_.push(Value::Object{{"stage", timing.name},

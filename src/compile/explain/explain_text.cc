@@ -87,6 +87,8 @@ std::string pass_lines(const Value& r) {
     out += fmt::format("  {:<8} {:<22} {:>6.1f} ms {:>6} -> {:>5}  {}\n",
                        p.at("function").as_string(), p.at("name").as_string(), num(p, "ms"),
                        p.at("nodes_before").as_int(), p.at("nodes_after").as_int(), fired);
+    for (const auto& [reason, n] : p.at("refused").as_object())
+      out += fmt::format("  {:<8} {:<22} {} left: {}\n", "", "", n.as_int(), reason);
   }
   return out;
 }

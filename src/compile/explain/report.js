@@ -175,8 +175,9 @@ function simpleTable(id, titles, rows, left) {
 function passTable() {
   const rows = report.passes.map(p => {
     const rules = Object.entries(p.rules).sort((a, b) => b[1] - a[1]).map(([name, n]) => `${name} ×${n}`);
+    const refused = Object.entries(p.refused).map(([reason, n]) => `left ${n}: ${reason}`);
     return [p.function, p.name, p.class, p.skipped ? 'off' : `${p.ms.toFixed(1)} ms`, `${p.nodes_before} → ${p.nodes_after}`, `${p.fired}`,
-      rules.join(', ') || p.what];
+      [rules.join(', ') || p.what, ...refused].join('; ')];
   });
   simpleTable('pass-table', ['Function', 'Pass', 'Class', 'Time', 'Nodes', 'Fired', 'Rules'], rows, [0, 1, 2, 6]);
   if (!rows.length) $('passes').hidden = true;

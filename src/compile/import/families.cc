@@ -73,6 +73,7 @@ void apply_shape(const RecipeStep& step, std::string_view where, const std::stri
       break;
     case Kind::kAddScalar:
     case Kind::kScale:
+    case Kind::kScaleColumns:
       dtype = DType::kF32;
       break;
     case Kind::kCast:
