@@ -27,13 +27,14 @@ int64_t now_ns() {
 // Waits until `word` differs from `old`: spins for a while, then parks.
 uint32_t wait_for_change(const std::atomic<uint32_t>& word, uint32_t old, int64_t spin_ns) {
   if (spin_ns > 0) {
-    int64_t start = now_ns();
+    int64_t start = 0;  // mostly nobody waits long enough for the clock to be read
     do {
       for (int i = 0; i < 64; ++i) {
         uint32_t seen = word.load(std::memory_order_acquire);
         if (seen != old) return seen;
         relax();
       }
+      if (start == 0) start = now_ns();
     } while (now_ns() - start < spin_ns);
   }
   uint32_t seen = word.load(std::memory_order_acquire);
@@ -94,6 +95,19 @@ void ThreadPool::fork_join(Job job, void* body) {
   if (failed_.load(std::memory_order_relaxed)) {
     failed_.store(false, std::memory_order_relaxed);
     std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+}
+
+void ThreadPool::barrier() {
+  if (workers_.empty()) return;
+  uint32_t phase =
+      phase_.load(std::memory_order_relaxed);  // stands still until this thread is here
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == workers_.size()) {
+    arrived_.store(0, std::memory_order_relaxed);
+    phase_.store(phase + 1, std::memory_order_release);
+    phase_.notify_all();
+  } else {
+    wait_for_change(phase_, phase, spin_ns_);
   }
 }
 

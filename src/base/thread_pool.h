@@ -35,6 +35,10 @@ class ThreadPool {
     }
   }
 
+  // Inside a body of run(): waits until every thread of the pool is here. All threads must come by
+  // equally often, also one that has failed and does nothing but come by.
+  void barrier();
+
   // body(begin, end, thread) on contiguous parts of [0, items), each of at least `grain` items
   // where there are so many; with work for one part only, the caller does it and nobody is woken.
   template <class Body>
@@ -66,6 +70,8 @@ class ThreadPool {
   alignas(64) std::atomic<uint32_t> epoch_{0};
   alignas(64) std::atomic<uint32_t> pending_{0};
   bool stop_ = false;  // published by epoch_
+  alignas(64) std::atomic<uint32_t> arrived_{0};
+  alignas(64) std::atomic<uint32_t> phase_{0};  // counts barriers
 };
 
 int available_cores();  // that this process may run on

@@ -41,6 +41,24 @@ TEST(ThreadPool, ManyShortLoopsSeeEachOthersWrites) {
   }
 }
 
+TEST(ThreadPool, BarriersSeparateWhatThreadsWrite) {
+  for (int threads : {1, 2, 3, 5}) {
+    ThreadPool pool(threads);
+    std::vector<int64_t> mine(static_cast<size_t>(threads)), sums(static_cast<size_t>(threads));
+    for (int repeat = 0; repeat < 3; ++repeat)
+      pool.run([&](int thread) {
+        auto t = static_cast<size_t>(thread);
+        for (int64_t round = 0; round < 20; ++round) {
+          mine[t] = round + thread;
+          pool.barrier();
+          sums[t] = std::accumulate(mine.begin(), mine.end(), int64_t{0});
+          pool.barrier();
+        }
+      });
+    for (int64_t sum : sums) EXPECT_EQ(sum, 19 * threads + threads * (threads - 1) / 2);
+  }
+}
+
 TEST(ThreadPool, WakesParkedWorkers) {
   ThreadPool pool(3);
   for (int round = 0; round < 5; ++round) {

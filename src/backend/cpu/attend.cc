@@ -69,50 +69,97 @@ class Attend final : public Op {
 
   int64_t shared_bytes() const override { return kSharedBytes; }
 
-  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
-    const int32_t *q_start = in[kQStart].i32(), *kv_len = in[kKvLen].i32();
-    int64_t sequences = in[kKvLen].elements(), items = 0, segments = 1;
-    for (int64_t b = 0; b < sequences; ++b) {
-      items += tiles(q_start, b) * kv_heads_;
-      segments = std::max(segments, (kv_len[b] + kSegmentSlots - 1) / kSegmentSlots);
+  int stages(const Tensor* in, const Tensor*, const StepContext& c) const override {
+    return split_of(in, c) == Split::kSegments ? 2 : 1;
+  }
+
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
+    Split split = split_of(in, c);
+    bool segments = split == Split::kSegments && segments_fit(in);
+    if (segments) return c.stage == 0 ? run_segments(in, out, c) : merge_segments(in, out, c);
+    if (c.stage > 0) return;
+    Part heads = heads_of(split, c);
+    each_item(in, out, c, [&](Item& item, int64_t index) {
+      if (split == Split::kHeads ? heads.begin <= item.head && item.head < heads.end
+                                 : index % c.threads == c.thread)
+        run_item(item);
+    });
+  }
+
+  // Which rows an item has follows from q_start, so all but heads is coarse.
+  void touch(const Tensor* in, const Tensor* out, const StepContext& c,
+             AccessList& list) const override {
+    Split split = split_of(in, c);
+    int64_t rows = in[kQuery].dims[0];
+    if (split == Split::kHeads) {
+      auto [begin, end] = heads_of(split, c);
+      auto touch_heads = [&](const Tensor& t, int64_t width, bool write) {
+        int64_t head = group_ * width * 4;
+        list.columns(t, kv_heads_ * head, 0, rows, begin * head, (end - begin) * head, write);
+      };
+      touch_heads(in[kQuery], d_, false);
+      touch_heads(out[0], value_->width, true);
+      bool cut = kv_->heads() == kv_heads_;
+      list.cells(*kv_, 0, rows, cut ? begin : 0, cut ? end : kv_->heads(), false);
+    } else {
+      if (c.stage == 0) {
+        list.read(in[kQuery]);
+        list.cells(*kv_, 0, rows, 0, kv_->heads(), false);
+      }
+      if (split == Split::kSegments)
+        list.memory(c.shared_scratch, kSharedBytes, c.stage == 0, true);
+      list.memory(out[0].data, out[0].elements() * 4, true, true);
     }
-    int threads = c.pool.size();
-    int64_t part = columns_ * (value_->padded + 2);
-    if (threads > 1 && segments > 1 && items < 4 * threads &&
-        items * segments * part * 4 <= kSharedBytes) {
-      run_split(in, out, c, segments);
-      return;
-    }
-    auto work = [&](int thread, int of) {
-      each_item(in, out, c, sequences, [&](Item& item, int64_t index) {
-        if (index % of == thread) run_item(item, thread);
-      });
-    };
-    if (items <= 1 || threads == 1)
-      work(0, 1);
-    else
-      c.pool.run([&](int thread) { work(thread, threads); });
+    for (int i = kPos; i <= (has_mask_ ? kMask : kKvLen); ++i) list.read(in[i]);
   }
 
  private:
   struct Item {
     const Tensor* in;
     const Tensor* out;
-    StepContext* c;
+    const StepContext* c;
     int64_t b, head;      // sequence, kv head
     int64_t first, rows;  // rows of the step
     int64_t columns, padded;
     Workspace work;
   };
 
-  // Items of one sequence follow each other; a thread takes every n-th, which evens out causal
-  // triangles.
+  // How the threads share the work; follows from the extents.
+  enum class Split : uint8_t {
+    kHeads,     // each has its kv heads
+    kItems,     // each takes every n-th item, which evens out causal triangles
+    kSegments,  // few items: their segments are shared out too
+  };
+  Split split_of(const Tensor* in, const StepContext& c) const {
+    if (kv_heads_ % c.threads == 0) return Split::kHeads;
+    int64_t rows = in[kQuery].dims[0], sequences = in[kKvLen].elements();
+    int64_t least = std::max((rows + tile_rows_ - 1) / tile_rows_, sequences) * kv_heads_;
+    return least < 4 * c.threads ? Split::kSegments : Split::kItems;
+  }
+  Part heads_of(Split split, const StepContext& c) const {
+    return split == Split::kHeads ? c.part(kv_heads_, 1) : Part{0, kv_heads_};
+  }
+
+  int64_t part_floats() const { return columns_ * (value_->padded + 2); }
+  int64_t segments_of(const Tensor* in) const {
+    int64_t segments = 1;
+    for (int64_t b = 0; b < in[kKvLen].elements(); ++b)
+      segments = std::max(segments, (in[kKvLen].i32()[b] + kSegmentSlots - 1) / kSegmentSlots);
+    return segments;
+  }
+  // Whether there are several segments and room for what they give.
+  bool segments_fit(const Tensor* in) const {
+    int64_t items = 0, segments = segments_of(in);
+    for (int64_t b = 0; b < in[kKvLen].elements(); ++b)
+      items += tiles(in[kQStart].i32(), b) * kv_heads_;
+    return segments > 1 && items * segments * part_floats() * 4 <= kSharedBytes;
+  }
+
   template <class Body>
-  void each_item(const Tensor* in, const Tensor* out, StepContext& c, int64_t sequences,
-                 Body&& body) const {
+  void each_item(const Tensor* in, const Tensor* out, const StepContext& c, Body&& body) const {
     const int32_t* q_start = in[kQStart].i32();
     int64_t index = 0;
-    for (int64_t b = 0; b < sequences; ++b)
+    for (int64_t b = 0; b < in[kKvLen].elements(); ++b)
       for (int64_t tile = 0; tile < tiles(q_start, b); ++tile)
         for (int64_t head = 0; head < kv_heads_; ++head, ++index) {
           Item item{in, out, &c, b, head, q_start[b] + tile * tile_rows_, 0, 0, 0, {}};
@@ -123,43 +170,44 @@ class Attend final : public Op {
         }
   }
 
-  // Few items over long contexts: the segments of an item are shared out too. Each leaves its sums
-  // in the shared scratch, then they are merged in the order run_item merges them.
-  void run_split(const Tensor* in, const Tensor* out, StepContext& c, int64_t segments) const {
-    int64_t sequences = in[kKvLen].elements(), part = columns_ * (value_->padded + 2);
-    auto use_part = [&](Workspace& w, int64_t unit) {
-      w.max = reinterpret_cast<float*>(c.shared_scratch) + unit * part;
-      w.sum = w.max + columns_;
-      w.sums = w.sum + columns_;
-    };
-    c.pool.run([&](int thread) {
-      each_item(in, out, c, sequences, [&](Item& item, int64_t index) {
-        bool loaded = false;
-        item.work = workspace(c.thread_scratch(thread));
-        Range range = range_of(item);
-        for (int64_t s = 0; s < segments; ++s) {
-          int64_t unit = index * segments + s;
-          if (unit % c.pool.size() != thread || !range.has_segment(s)) continue;
-          if (!loaded) load_queries(item);
-          loaded = true;
-          use_part(item.work, unit);
-          run_segment(item, range, s * kSegmentSlots);
-        }
-      });
+  // Where a segment of an item leaves its sums.
+  void use_part(Workspace& w, const StepContext& c, int64_t unit) const {
+    w.max = reinterpret_cast<float*>(c.shared_scratch) + unit * part_floats();
+    w.sum = w.max + columns_;
+    w.sums = w.sum + columns_;
+  }
+
+  // First stage of kSegments.
+  void run_segments(const Tensor* in, const Tensor* out, const StepContext& c) const {
+    int64_t segments = segments_of(in);
+    each_item(in, out, c, [&](Item& item, int64_t index) {
+      bool loaded = false;
+      item.work = workspace(c.thread_scratch());
+      Range range = range_of(item);
+      for (int64_t s = 0; s < segments; ++s) {
+        int64_t unit = index * segments + s;
+        if (unit % c.threads != c.thread || !range.has_segment(s)) continue;
+        if (!loaded) load_queries(item);
+        loaded = true;
+        use_part(item.work, c, unit);
+        run_segment(item, range, s * kSegmentSlots);
+      }
     });
-    c.pool.run([&](int thread) {
-      each_item(in, out, c, sequences, [&](Item& item, int64_t index) {
-        if (index % c.pool.size() != thread) return;
-        item.work = workspace(c.thread_scratch(thread));
-        Range range = range_of(item);
-        clear_totals(item);
-        for (int64_t s = 0; s < segments; ++s) {
-          if (!range.has_segment(s)) continue;
-          use_part(item.work, index * segments + s);
-          merge(item);
-        }
-        finish(item);
-      });
+  }
+  // Second stage: merged in the order of run_item.
+  void merge_segments(const Tensor* in, const Tensor* out, const StepContext& c) const {
+    int64_t segments = segments_of(in);
+    each_item(in, out, c, [&](Item& item, int64_t index) {
+      if (index % c.threads != c.thread) return;
+      item.work = workspace(c.thread_scratch());
+      Range range = range_of(item);
+      clear_totals(item);
+      for (int64_t s = 0; s < segments; ++s) {
+        if (!range.has_segment(s)) continue;
+        use_part(item.work, c, index * segments + s);
+        merge(item);
+      }
+      finish(item);
     });
   }
 
@@ -238,8 +286,8 @@ class Attend final : public Op {
       run_tile(item, t, std::min(kTileSlots, stop - t), range.own);
   }
 
-  void run_item(Item& item, int thread) const {
-    item.work = workspace(item.c->thread_scratch(thread));
+  void run_item(Item& item) const {
+    item.work = workspace(item.c->thread_scratch());
     load_queries(item);
     Range range = range_of(item);
     clear_totals(item);

@@ -9,16 +9,25 @@
 namespace tokamak::cpu {
 namespace {
 
+// Parts are whole vectors, so that no element changes between vector and tail code.
+Part elements_of(int64_t n, int64_t grain, const StepContext& c) {
+  Part p = c.part((n + 15) / 16, grain);
+  return {p.begin * 16, std::min(n, p.end * 16)};
+}
+
 class UnaryOp final : public Op {
  public:
   explicit UnaryOp(UnaryKernel kernel) : kernel_(kernel) {}
-  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
-    // Parts are whole vectors, so that no element changes between vector and tail code.
-    int64_t n = out[0].elements(), groups = (n + 15) / 16;
-    c.pool.split(groups, kLightGrain / 64, [&](int64_t begin, int64_t end, int) {
-      int64_t from = begin * 16, to = std::min(n, end * 16);
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
+    auto [from, to] = elements_of(out[0].elements(), kLightGrain / 64, c);
+    if (from < to)
       kernel_.run(in[0].f32() + from, out[0].f32() + from, to - from, kernel_.parameter);
-    });
+  }
+  void touch(const Tensor* in, const Tensor* out, const StepContext& c,
+             AccessList& list) const override {
+    auto [from, to] = elements_of(out[0].elements(), kLightGrain / 64, c);
+    list.read_rows(in[0], 4, from, to);
+    list.write_rows(out[0], 4, from, to);
   }
 
  private:
@@ -41,24 +50,38 @@ class BinaryOp final : public Op {
       : kernel_(site.kernels.binary[static_cast<int>(which)]),
         scalar_(site.kernels.binary_scalar[static_cast<int>(which)]) {}
 
-  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     const Tensor &a = in[0], &b = in[1], &y = out[0];
     int64_t n = y.elements();
     if (a.elements() == n && b.elements() == n) {
-      c.pool.split((n + 15) / 16, kLightGrain / 16, [&](int64_t begin, int64_t end, int) {
-        int64_t from = begin * 16, to = std::min(n, end * 16);
-        kernel_(a.f32() + from, b.f32() + from, y.f32() + from, to - from);
-      });
+      auto [from, to] = elements_of(n, kLightGrain / 16, c);
+      if (from < to) kernel_(a.f32() + from, b.f32() + from, y.f32() + from, to - from);
       return;
     }
-    int64_t row = y.last(), rows = y.rows();
-    c.pool.split(rows, std::max<int64_t>(1, kLightGrain / (row + 1)),
-                 [&](int64_t begin, int64_t end, int) {
-                   for (int64_t r = begin; r < end; ++r) one_row(a, b, y, r, row);
-                 });
+    int64_t row = y.last();
+    auto [begin, end] = rows_of(y, c);
+    for (int64_t r = begin; r < end; ++r) one_row(a, b, y, r, row);
+  }
+  void touch(const Tensor* in, const Tensor* out, const StepContext& c,
+             AccessList& list) const override {
+    int64_t n = out[0].elements(), row = out[0].last();
+    bool flat = in[0].elements() == n && in[1].elements() == n;
+    Part p = flat ? elements_of(n, kLightGrain / 16, c) : rows_of(out[0], c);
+    if (p.empty()) return;
+    int64_t bytes = flat ? 4 : row * 4;
+    for (int i = 0; i < 2; ++i) {
+      if (in[i].elements() == n)
+        list.read_rows(in[i], bytes, p.begin, p.end);
+      else
+        list.read(in[i]);
+    }
+    list.write_rows(out[0], bytes, p.begin, p.end);
   }
 
  private:
+  static Part rows_of(const Tensor& y, const StepContext& c) {
+    return c.part(y.rows(), std::max<int64_t>(1, kLightGrain / (y.last() + 1)));
+  }
   // Where row r of the result starts in an operand that is broadcast to it.
   static const float* row_of(const Tensor& x, const Tensor& y, int64_t r) {
     int64_t offset = 0, stride = x.rank > 0 ? x.last() : 1;

@@ -1,12 +1,14 @@
 #pragma once
 // What a prepared call works with: arguments resolved to memory, the step, the threads and their
 // scratch.
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "backend/cpu/access.h"
 #include "backend/cpu/kernel_table.h"
 #include "backend/cpu/kv_store.h"
 #include "backend/cpu/weight_store.h"
@@ -18,56 +20,61 @@
 
 namespace tokamak::cpu {
 
-constexpr int kMaxRank = 6;
-
-// An argument of a call in the current step. Which of data, weight and index matters depends on the
-// argument's kind.
-struct Tensor {
-  void* data = nullptr;            // arena, input, or the row-major values of a weight
-  const Weight* weight = nullptr;  // set for weights
-  uint32_t index = 0;              // state or group
-  DType dtype = DType::kF32;
-  int rank = 0;
-  int64_t dims[kMaxRank] = {};
-
-  float* f32() const { return static_cast<float*>(data); }
-  int32_t* i32() const { return static_cast<int32_t*>(data); }
-  int64_t elements() const {
-    int64_t n = 1;
-    for (int i = 0; i < rank; ++i) n *= dims[i];
-    return n;
-  }
-  int64_t last() const { return rank == 0 ? 1 : dims[rank - 1]; }
-  int64_t rows() const { return last() == 0 ? 0 : elements() / last(); }
+// A part of items 0, 1, 2 ...
+struct Part {
+  int64_t begin = 0, end = 0;
+  bool empty() const { return begin >= end; }
 };
 
+// The step as one thread sees it: each has its own copy.
 struct StepContext {
-  ThreadPool& pool;
   const KernelTable& kernels;
   KvStore& kv;
+  int threads = 1, thread = 0;  // how many run the step, and which of them this is
+  int stage = 0;                // of the call
   const StepInputs* step = nullptr;
   std::span<const int64_t> symbols = {};  // values of the plan set's symbols
-  uint64_t number = 0;  // counts steps: what was computed once per step is recognised by it
   uint8_t* scratch = nullptr;
   int64_t scratch_bytes = 0;  // per thread
   uint8_t* shared_scratch = nullptr;
-  uint8_t* thread_scratch(int thread) const { return scratch + thread * scratch_bytes; }
+  uint8_t* thread_scratch() const { return scratch + thread * scratch_bytes; }
+
+  // This thread's part of [0, items): parts are contiguous, follow from the counts alone and hold
+  // at least `grain` items where there are so many.
+  Part part(int64_t items, int64_t grain) const {
+    int64_t parts = std::min<int64_t>(items / std::max<int64_t>(grain, 1), threads);
+    if (parts <= 1) return thread == 0 ? Part{0, items} : Part{};
+    if (thread >= parts) return {};
+    return {items * thread / parts, items * (thread + 1) / parts};
+  }
 };
 
-// One kind of operation, prepared for one call: attributes are read once, at load. Owned by the
-// executable; run() neither allocates nor throws in normal operation.
 class RopeAngles;
 
 // How an op rotates: its angles, and which of its inputs they are made of.
 struct RopeUse {
   std::shared_ptr<RopeAngles> angles;
   uint32_t positions = 1, frequencies = 2;
+  bool made_before = false;  // a call at the start of the plan makes the angles
 };
 
+// One kind of operation, prepared for one call: attributes are read once, at load. Owned by the
+// executable. Every thread runs every call, its own part of it; what it touches in doing so it
+// states in touch(), from which the schedule is made (schedule.h). run() neither allocates nor
+// throws in normal operation and keeps nothing in the op.
 class Op {
  public:
   virtual ~Op() = default;
-  virtual void run(const Tensor* in, const Tensor* out, StepContext& context) = 0;
+  // Looks at new extents, before any thread runs.
+  virtual void bind(const Tensor*, const Tensor*, const StepContext&) {}
+  // Stages follow each other; what a thread does in one may need what others did in the one before.
+  // Like the parts, they depend on extents and the number of threads alone, never on data.
+  virtual int stages(const Tensor*, const Tensor*, const StepContext&) const { return 1; }
+  virtual void run(const Tensor* in, const Tensor* out, const StepContext& context) const = 0;
+  // What run() may read and write with these extents on context.thread in context.stage, except
+  // weights and the thread's own scratch.
+  virtual void touch(const Tensor* in, const Tensor* out, const StepContext& context,
+                     AccessList& list) const = 0;
   virtual int64_t scratch_bytes() const { return 0; }  // per thread
   virtual int64_t shared_bytes() const { return 0; }   // scratch that all threads see
   virtual uint64_t own_bytes() const { return 0; }     // held beside the scratch
@@ -104,10 +111,18 @@ struct UnaryKernel {
 };
 UnaryKernel find_unary(const KernelTable& kernels, std::string_view op, const Value& attrs);
 
-// One row of a state's plane: converted to the plane's type and spread into its panels. `scratch`
-// holds 4 bytes per value of the row.
+// Rows of the step and heads of a state. Where the heads divide among the threads each thread has
+// its heads in all rows, as matrices and attention are cut then; else it has its rows.
+struct Cells {
+  Part rows, heads;
+  bool empty() const { return rows.empty() || heads.empty(); }
+};
+Cells cells_of(const StepContext& c, int64_t rows, int64_t heads, int64_t row_grain);
+
+// Heads of one row of a state's plane: converted to the plane's type and spread into its panels. x
+// is the whole row, `scratch` holds 4 bytes per value.
 void store_plane_row(const KernelTable& kernels, const KvPlane& plane, int64_t block, int64_t token,
-                     const float* x, uint8_t* scratch);
+                     const float* x, Part heads, uint8_t* scratch);
 
 // Elements of light work below which forking costs more than it gains.
 constexpr int64_t kLightGrain = 16384;

@@ -1,7 +1,9 @@
 #include "backend/cpu/executable.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <set>
 
@@ -15,6 +17,9 @@ namespace {
 
 // Ops look at optional inputs without asking how many there are.
 constexpr size_t kMinInputs = 10;
+
+// Where values of an eager step are until they are made: somewhere, unlike absent arguments.
+alignas(64) uint8_t kNotYet;
 
 std::unique_ptr<Op> make_op(const OpSite& site) {
   for (auto* make : {make_linear_op, make_elementwise_op, make_row_op, make_layout_op,
@@ -63,7 +68,7 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
       binder_(plans_, options.blocks, options.max_rows),
       sampler_(plans_.vocab, options.max_rows),
       arena_(eager_ ? 0 : plans_.arena_bytes),
-      context_{*pool_, kernels, kv_} {
+      context_{kernels, kv_, pool_->size()} {
   prepared_.resize(plans_.plans.size());
   for (size_t i = 0; i < prepared_.size(); ++i) prepare(plans_.plans[i], prepared_[i]);
   int64_t scratch = 64, shared = 0;
@@ -87,6 +92,23 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
   ledger_.arena = arena_.bytes();
   ledger_.scratch += scratch_.bytes();
   ledger_.other = sampler_.bytes();
+  if (std::getenv("TOKAMAK_AUDIT") && !eager_) make_audit();
+}
+
+void CpuExecutable::make_audit() {
+  std::vector<std::span<uint8_t>> memory = {
+      {arena_.data(), arena_.bytes()},
+      {context_.shared_scratch,
+       static_cast<size_t>(scratch_.data() + scratch_.bytes() - context_.shared_scratch)}};
+  std::set<RopeAngles*> angles;
+  for (const Prepared& p : prepared_)
+    for (const Call& c : p.calls)
+      if (RopeUse* use = c.op->rope_use(); use && angles.insert(use->angles.get()).second)
+        memory.push_back(use->angles->memory());
+  for (uint32_t s = 0; s < plans_.states.size(); ++s)
+    for (const KvPlane& plane : kv_.state(s).planes)
+      memory.push_back({plane.memory.data(), plane.memory.bytes()});
+  audit_ = std::make_unique<StageAudit>(std::move(memory));
 }
 
 Tensor CpuExecutable::resolve(const CallArg& arg, const std::vector<std::string>& order,
@@ -111,6 +133,8 @@ Tensor CpuExecutable::resolve(const CallArg& arg, const std::vector<std::string>
   } else if (arg.kind == CallArg::Kind::kArena && !eager_) {
     TK_CHECK(arg.offset <= arena_.bytes());
     t.data = arena_.data() + arg.offset;
+  } else if (arg.kind == CallArg::Kind::kArena) {
+    t.data = &kNotYet;
   }
   return t;
 }
@@ -136,10 +160,12 @@ void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
                     plans_.symbols});
     c.in.resize(std::max(c.in.size(), kMinInputs));
   }
+  for (uint32_t i = 0; i < out.calls.size(); ++i) out.order.push_back(i);
   if (eager_)
     out.eager = std::make_unique<EagerValues>(plan);
   else
     share_angles(out);
+  make_scheduler(plan, out);
   for (const PlanOutput& o : plan.outputs) {
     if (o.name == "logits") out.logits = static_cast<int>(out.outputs.size());
     if (o.name == "hidden") out.hidden = static_cast<int>(out.outputs.size());
@@ -149,7 +175,19 @@ void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
   }
 }
 
-// Rotations of one plan by the same weight and the same positions compute their angles once.
+void CpuExecutable::make_scheduler(const Plan& plan, Prepared& p) const {
+  std::vector<ScheduledCall> calls;
+  for (uint32_t i : p.order) {
+    const Call& c = p.calls[i];
+    calls.push_back({c.op.get(), c.in.data(), c.out.data(),
+                     i < plan.calls.size() ? std::string_view(plan.calls[i].label) : "angles"});
+  }
+  p.scheduler =
+      std::make_unique<Scheduler>(std::move(calls), pool_->size(), plan.function, !eager_);
+}
+
+// Rotations of one plan by the same weight and the same positions have their angles made once, by a
+// call in front of all others: the barrier that their users need then is there anyway.
 void CpuExecutable::share_angles(Prepared& p) const {
   auto input_of = [&](size_t call, uint32_t arg) {
     for (const InputUse& u : p.inputs)
@@ -157,12 +195,12 @@ void CpuExecutable::share_angles(Prepared& p) const {
     return int64_t{-1};
   };
   struct Owner {
-    const RopeUse* use;
+    RopeUse* use;
     const Weight* frequencies;
     int64_t positions;
   };
   std::vector<Owner> owners;
-  for (size_t i = 0; i < p.calls.size(); ++i) {
+  for (size_t i = 0, n = p.calls.size(); i < n; ++i) {
     RopeUse* use = p.calls[i].op->rope_use();
     if (!use) continue;
     Owner mine{use, p.calls[i].in[use->frequencies].weight, input_of(i, use->positions)};
@@ -171,17 +209,22 @@ void CpuExecutable::share_angles(Prepared& p) const {
       return o.frequencies == mine.frequencies && o.positions == mine.positions &&
              o.use->angles->same(*use->angles);
     });
-    if (same != owners.end())
+    use->made_before = true;
+    if (same != owners.end()) {
       use->angles = same->use->angles;
-    else
-      owners.push_back(mine);
+      continue;
+    }
+    owners.push_back(mine);
+    p.order.insert(p.order.begin(), static_cast<uint32_t>(p.calls.size()));
+    const Tensor* args = p.calls[i].in.data();
+    p.calls.emplace_back().op = std::make_unique<MakeAngles>(*use, args);
   }
 }
 
 void CpuExecutable::set_shape(Prepared& p) {
   std::span<const int64_t> values = binder_.symbols();
   if (std::equal(values.begin(), values.end(), p.shape.begin(), p.shape.end())) return;
-  p.shape.assign(values.begin(), values.end());
+  p.shape.clear();  // until everything has taken it
   for (const Extents& e : p.extents) {
     Call& c = p.calls[e.call];
     Tensor& t = (e.output ? c.out : c.in)[e.arg];
@@ -190,6 +233,8 @@ void CpuExecutable::set_shape(Prepared& p) {
   for (size_t o = 0; o < p.outputs.size(); ++o)
     for (size_t i = 0; i < p.output_dims[o].size(); ++i)
       p.outputs[o].dims[i] = p.output_dims[o][i].eval(values);
+  for (const Call& c : p.calls) c.op->bind(c.in.data(), c.out.data(), context_);
+  p.shape.assign(values.begin(), values.end());
 }
 
 const int32_t* CpuExecutable::input_data(uint32_t input, const StepInputs& step) const {
@@ -210,31 +255,81 @@ void CpuExecutable::run(const StepInputs& step) {
   auto start = std::chrono::steady_clock::now();
   auto plan = static_cast<uint32_t>(binder_.bind(step));
   Prepared& p = prepared_[plan];
+  last_plan_ = plan;
   sampler_.begin(step, ids_);
   ids_.resize(binder_.inputs().pos.size());  // rows of padding have id 0
   kv_.copy_blocks(step.copies);
-  set_shape(p);
   context_.step = &step;
   context_.symbols = binder_.symbols();
-  ++context_.number;
+  set_shape(p);
   for (const InputUse& u : p.inputs)
     p.calls[u.call].in[u.arg].data = const_cast<int32_t*>(input_data(u.input, binder_.inputs()));
-  for (size_t i = 0; i < p.calls.size(); ++i) {
-    Call& c = p.calls[i];
-    if (p.eager) p.eager->before(i, c.in, c.out);
-    if (profile_ && profile_->on) {
-      Nanos begin = SteadyClock().now();
-      c.op->run(c.in.data(), c.out.data(), context_);
-      profile_->spans.push_back({plan, static_cast<uint32_t>(i), begin, SteadyClock().now()});
-    } else {
-      c.op->run(c.in.data(), c.out.data(), context_);
-    }
-    if (p.eager) p.eager->after(i);
-  }
+  const Schedule& schedule = p.scheduler->get(binder_.symbols(), context_);
+  if (p.eager || audit_ || (profile_ && profile_->on))
+    run_one_by_one(p, schedule, plan);
+  else
+    run_together(p, schedule);
   if (p.eager) p.eager->outputs(p.outputs);
   finish(step, p);
   if (p.eager) p.eager->clear();
   result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void CpuExecutable::run_together(Prepared& p, const Schedule& schedule) {
+  const std::vector<ScheduledCall>& calls = p.scheduler->calls();
+  std::atomic<bool> failed{false};
+  std::exception_ptr error;
+  auto walk = [&](int thread) {
+    StepContext c = context_;
+    c.thread = thread;
+    for (const ScheduleItem& item : schedule.items) {
+      if (item.barrier) pool_->barrier();
+      // After an error nobody works any more, but all come by the barriers that are left.
+      if (failed.load(std::memory_order_relaxed)) continue;
+      const ScheduledCall& call = calls[item.call];
+      c.stage = item.stage;
+      try {
+        call.op->run(call.in, call.out, c);
+      } catch (...) {
+        if (!failed.exchange(true)) error = std::current_exception();
+      }
+    }
+  };
+  if (schedule.parts == 1)  // then there is no barrier either
+    walk(0);
+  else
+    pool_->run(walk);
+  if (error) std::rethrow_exception(error);
+}
+
+// For tools and tests: everybody waits for everybody after each stage.
+void CpuExecutable::run_one_by_one(Prepared& p, const Schedule& schedule, uint32_t plan) {
+  size_t plan_calls = plans_.plans[plan].calls.size();
+  for (size_t n = 0; n < schedule.items.size();) {
+    uint32_t at = schedule.items[n].call, i = p.order[at];
+    Call& call = p.calls[i];
+    if (p.eager) p.eager->before(i, call.in, call.out);
+    Nanos begin = SteadyClock().now();
+    for (; n < schedule.items.size() && schedule.items[n].call == at; ++n) {
+      StepContext stage = context_;
+      stage.stage = schedule.items[n].stage;
+      auto part = [&](int thread) {
+        StepContext c = stage;
+        c.thread = thread;
+        call.op->run(call.in.data(), call.out.data(), c);
+      };
+      if (audit_)
+        audit_->run(*call.op, call.in.data(), call.out.data(), stage,
+                    p.scheduler->calls()[at].label);
+      else if (schedule.items[n].parts <= 1)
+        part(0);
+      else
+        pool_->run(part);
+    }
+    if (profile_ && profile_->on && i < plan_calls)
+      profile_->spans.push_back({plan, i, begin, SteadyClock().now()});
+    if (p.eager) p.eager->after(i);
+  }
 }
 
 void CpuExecutable::finish(const StepInputs& step, Prepared& p) {

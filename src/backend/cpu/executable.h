@@ -5,14 +5,18 @@
 #include "backend/backend.h"
 #include "backend/common/sampler.h"
 #include "backend/common/step_binding.h"
+#include "backend/cpu/audit.h"
 #include "backend/cpu/eager.h"
 #include "backend/cpu/exec.h"
+#include "backend/cpu/schedule.h"
 
 namespace tokamak::cpu {
 
 // Owns packed weights, cache, arena and scratch. Every call of every plan is prepared at load; a
-// step only evaluates extents (when the shape changed), sets input pointers and runs. submit() does
-// the whole step on the caller's thread and the pool's, so one step is in flight at most.
+// step only evaluates extents (when the shape changed), sets input pointers and runs: all threads
+// of the pool walk the calls together, each its part, and wait for each other where the schedule
+// says so. submit() does the whole step on the caller's thread and the pool's, so one step is in
+// flight at most.
 class CpuExecutable final : public Executable {
  public:
   CpuExecutable(const PlanSet& plans, const WeightSource& weights, const LoadOptions& options,
@@ -21,6 +25,9 @@ class CpuExecutable final : public Executable {
   void collect(Ticket ticket, StepResult& out) override;
   const MemoryLedger& memory() const override { return ledger_; }
   const DispatchStats& dispatch() const override { return binder_.stats(); }
+  // Of the plan that ran last, and what it was made from: for tools and tests.
+  const Scheduler& scheduler() const { return *prepared_[last_plan_].scheduler; }
+  const StepContext& context() const { return context_; }
 
  private:
   struct Extents {  // of an argument, when any depends on a symbol
@@ -44,15 +51,23 @@ class CpuExecutable final : public Executable {
     std::vector<Tensor> outputs;
     std::vector<std::vector<CompiledExpr>> output_dims;
     std::unique_ptr<EagerValues> eager;  // null: values lie in the arena
+    // In the order they run: calls of the plan, and those that make angles (behind them in
+    // `calls`).
+    std::vector<uint32_t> order;
+    std::unique_ptr<Scheduler> scheduler;
   };
 
   void prepare(const Plan& plan, Prepared& out);
   Tensor resolve(const CallArg& arg, const std::vector<std::string>& order,
                  std::vector<CompiledExpr>& dims, bool& symbolic) const;
   void share_angles(Prepared& p) const;
+  void make_scheduler(const Plan& plan, Prepared& p) const;
+  void make_audit();
   void set_shape(Prepared& p);
   const int32_t* input_data(uint32_t input, const StepInputs& step) const;
   void run(const StepInputs& step);
+  void run_together(Prepared& p, const Schedule& schedule);
+  void run_one_by_one(Prepared& p, const Schedule& schedule, uint32_t plan);
   void finish(const StepInputs& step, Prepared& p);
 
   PlanSet plans_;
@@ -66,11 +81,13 @@ class CpuExecutable final : public Executable {
   Sampler sampler_;
   Buffer arena_, scratch_;
   StepContext context_;
+  std::unique_ptr<StageAudit> audit_;
   std::vector<Prepared> prepared_;
   std::vector<int32_t> ids_;
   StepResult result_;
   std::exception_ptr error_;
   Ticket last_ = 0;
+  size_t last_plan_ = 0;
   MemoryLedger ledger_;
 };
 

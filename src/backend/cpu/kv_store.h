@@ -41,6 +41,12 @@ struct KvState {
   int64_t block_size = 16;
   std::vector<KvPlane> planes;
   const KvPlane& plane(std::string_view name) const;
+  // Heads that all planes have in common; 1 where planes differ.
+  int64_t heads() const {
+    for (const KvPlane& p : planes)
+      if (p.heads != planes[0].heads) return 1;
+    return planes[0].heads;
+  }
 };
 
 // Owned by the executable. Written by its thread and the pool's, under the loops of a step.

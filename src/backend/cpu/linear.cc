@@ -16,28 +16,39 @@ class Linear final : public Op {
         w_(kernel_->weight()) {}
   int64_t scratch_bytes() const override { return packed_bytes() + kernel_->scratch_bytes(); }
 
-  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     int64_t rows = in[0].rows();
-    if (rows == 0) return;
-    int64_t grain =
-        std::max<int64_t>(1, kGrainWork / (kPanel * w_.k * std::min<int64_t>(rows, 64) + 1));
-    c.pool.split(panels_of(w_.n), grain, [&](int64_t begin, int64_t end, int thread) {
-      LinearSink sink{out[0].f32() + begin * kPanel, w_.n, in[2].data ? in[2].f32() : nullptr};
-      uint8_t *packed = c.thread_scratch(thread), *scratch = packed + packed_bytes();
-      if (rows == 1) {
-        const void* x = in[0].data;
-        if (kernel_->single_bytes() > 0) {
-          kernel_->pack_single(c.kernels, x, packed);
-          x = packed;
-        }
-        kernel_->single(c.kernels, x, begin, end, sink, scratch);
-      } else {
-        many(in[0].data, rows, begin, end, sink, c.kernels, packed, scratch);
+    auto [begin, end] = panels(rows, c);
+    if (begin >= end || rows == 0) return;
+    LinearSink sink{out[0].f32() + begin * kPanel, w_.n, in[2].data ? in[2].f32() : nullptr};
+    uint8_t *packed = c.thread_scratch(), *scratch = packed + packed_bytes();
+    if (rows == 1) {
+      const void* x = in[0].data;
+      if (kernel_->single_bytes() > 0) {
+        kernel_->pack_single(c.kernels, x, packed);
+        x = packed;
       }
-    });
+      kernel_->single(c.kernels, x, begin, end, sink, scratch);
+    } else {
+      many(in[0].data, rows, begin, end, sink, c.kernels, packed, scratch);
+    }
+  }
+  void touch(const Tensor* in, const Tensor* out, const StepContext& c,
+             AccessList& list) const override {
+    int64_t rows = in[0].rows();
+    auto [begin, end] = panels(rows, c);
+    if (begin >= end || rows == 0) return;
+    list.read(in[0]);
+    list.read(in[2]);
+    int64_t from = begin * kPanel, to = std::min(end * kPanel, w_.n);
+    list.columns(out[0], w_.n * 4, 0, rows, from * 4, (to - from) * 4, true);
   }
 
  private:
+  Part panels(int64_t rows, const StepContext& c) const {
+    int64_t work = kPanel * w_.k * std::min<int64_t>(rows, 64);
+    return c.part(panels_of(w_.n), std::max<int64_t>(1, kGrainWork / (work + 1)));
+  }
   void many(const void* x, int64_t rows, int64_t begin, int64_t end, LinearSink sink,
             const KernelTable& k, uint8_t* packed, uint8_t* scratch) const {
     int64_t chunk = kernel_->chunk_tiles() * kTile;
@@ -66,18 +77,25 @@ class Embed final : public Op {
     if (!w_ || w_->matrix == Weight::Matrix::kNone)
       fail(ErrorCode::kUnsupported, "{}: the table of embed must be a weight", site.label);
   }
-  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     const int32_t* ids = in[0].i32();
-    c.pool.split(in[0].elements(), std::max<int64_t>(1, kLightGrain / (w_->k + 1)),
-                 [&](int64_t begin, int64_t end, int) {
-                   for (int64_t i = begin; i < end; ++i) {
-                     TK_CHECK(ids[i] >= 0 && ids[i] < w_->n, "embed: id {} of {}", ids[i], w_->n);
-                     w_->decode_row(c.kernels, ids[i], out[0].f32() + i * w_->k);
-                   }
-                 });
+    auto [begin, end] = rows(in[0], c);
+    for (int64_t i = begin; i < end; ++i) {
+      TK_CHECK(ids[i] >= 0 && ids[i] < w_->n, "embed: id {} of {}", ids[i], w_->n);
+      w_->decode_row(c.kernels, ids[i], out[0].f32() + i * w_->k);
+    }
+  }
+  void touch(const Tensor* in, const Tensor* out, const StepContext& c,
+             AccessList& list) const override {
+    auto [begin, end] = rows(in[0], c);
+    list.read_rows(in[0], 4, begin, end);
+    list.write_rows(out[0], w_->k * 4, begin, end);
   }
 
  private:
+  Part rows(const Tensor& ids, const StepContext& c) const {
+    return c.part(ids.elements(), std::max<int64_t>(1, kLightGrain / (w_->k + 1)));
+  }
   const Weight* w_;
 };
 

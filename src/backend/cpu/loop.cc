@@ -329,29 +329,110 @@ class LoopOp final : public Op {
   }
   int64_t scratch_bytes() const override { return plan_.scratch_bytes(); }
 
-  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
+  void bind(const Tensor* in, const Tensor* out, const StepContext& c) override {
     for (size_t i = 0; i < in_elements_.size(); ++i) in_elements_[i] = in[i].elements();
     for (size_t i = 0; i < out_elements_.size(); ++i) out_elements_[i] = out[i].elements();
     bounds_.bind(c.symbols, in_elements_, out_elements_);
-    int64_t columns = bounds_.columns(), rows = columns == 0 ? 0 : bounds_.row_count();
-    auto part = [&](int64_t begin, int64_t end, int thread) {
-      LoopRunner(plan_, bounds_, c.kernels, in, out, c.thread_scratch(thread)).run(begin, end);
-    };
-    if (plan_.scatters) {
+  }
+
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
+    if (plan_.scatters && c.thread == 0)
       for (size_t s = 0; s < plan_.program.stores.size(); ++s)
         if (plan_.program.stores[s].to.by >= 0)
           std::memset(out[s].data, 0, dtype_bytes(out[s].dtype, out[s].elements()));
-      if (rows > 0) part(0, rows, 0);
-    } else if (plan_.whole_rows) {
-      c.pool.split(rows, std::max<int64_t>(1, kLightGrain / (columns * plan_.cost + 1)), part);
-    } else {
-      int64_t tiles = (columns + plan_.tile - 1) / plan_.tile;
-      c.pool.split(rows * tiles, std::max<int64_t>(1, kLightGrain / (plan_.tile * plan_.cost)),
-                   part);
+    auto [begin, end] = units(c);
+    if (begin < end)
+      LoopRunner(plan_, bounds_, c.kernels, in, out, c.thread_scratch()).run(begin, end);
+  }
+
+  void touch(const Tensor* in, const Tensor* out, const StepContext& c,
+             AccessList& list) const override {
+    if (plan_.scatters) {
+      if (c.thread != 0) return;
+      for (size_t i = 0; i < in_elements_.size(); ++i) list.read(in[i]);
+      for (size_t i = 0; i < out_elements_.size(); ++i) list.write(out[i]);
+      return;
+    }
+    auto [begin, end] = units(c);
+    if (begin >= end) return;
+    int64_t columns = bounds_.columns();
+    if (plan_.whole_rows) return touch_rows(in, out, begin, end, 0, columns, list);
+    // The rest of a row, whole rows, the beginning of one.
+    int64_t tiles = (columns + plan_.tile - 1) / plan_.tile;
+    while (begin < end) {
+      int64_t row = begin / tiles, first = begin % tiles, stop = std::min(end, (row + 1) * tiles),
+              next = row + 1;
+      if (first == 0 && stop == (row + 1) * tiles) next = end / tiles, stop = next * tiles;
+      touch_rows(in, out, row, next, first * plan_.tile,
+                 std::min(columns, ((stop - 1) % tiles + 1) * plan_.tile), list);
+      begin = stop;
     }
   }
 
  private:
+  // Rows, or tiles of rows, of this thread.
+  Part units(const StepContext& c) const {
+    int64_t columns = bounds_.columns(), rows = columns == 0 ? 0 : bounds_.row_count();
+    if (plan_.scatters) return c.thread == 0 ? Part{0, rows} : Part{};
+    if (plan_.whole_rows)
+      return c.part(rows, std::max<int64_t>(1, kLightGrain / (columns * plan_.cost + 1)));
+    int64_t tiles = (columns + plan_.tile - 1) / plan_.tile;
+    return c.part(rows * tiles, std::max<int64_t>(1, kLightGrain / (plan_.tile * plan_.cost)));
+  }
+
+  // Columns [from, to) of some rows.
+  void touch_rows(const Tensor* in, const Tensor* out, int64_t row, int64_t end, int64_t from,
+                  int64_t to, AccessList& list) const {
+    const loop::Program& p = plan_.program;
+    for (size_t i = 0; i < p.code.size(); ++i) {
+      if (p.code[i].op != LoopCode::kLoad) continue;
+      const Tensor& t = in[p.code[i].access.param];
+      if (p.code[i].access.by >= 0)
+        list.read(t);
+      else
+        touch_access(t, bounds_.of_instr(i), row, end, from, to, false, list);
+    }
+    for (size_t s = 0; s < p.stores.size(); ++s)
+      touch_access(out[s], bounds_.of_store(s), row, end, from, to, true, list);
+  }
+  void touch_access(const Tensor& t, const BoundAccess& b, int64_t row, int64_t end, int64_t from,
+                    int64_t to, bool write, AccessList& list) const {
+    if (t.weight || !t.data) return;
+    auto bytes = [&](int64_t elements) {
+      if (t.dtype == DType::kQ8A) return elements / kQuantBlock * 40;
+      return elements * (t.dtype == DType::kF16 || t.dtype == DType::kBF16 ? 2 : 4);
+    };
+    auto start = [&](int64_t r) {
+      int64_t at[loop::kMaxRowAxes] = {};
+      bounds_.row_indices(r, at);
+      return bounds_.row_offset(b, at) + b.column * from;
+    };
+    int64_t width = b.column * (to - from - 1) + 1;
+    if (t.dtype == DType::kQ8A) width = to - from;
+    Access a;
+    a.write = write;
+    auto base = reinterpret_cast<uintptr_t>(t.data);
+    size_t axes = plan_.program.rows.size();
+    bool dense = b.column <= 1;
+    if (axes <= 1 && dense) {
+      a.base = base + static_cast<uintptr_t>(bytes(start(row)));
+      a.width = bytes(width);
+      a.stride = axes == 1 ? bytes(b.rows[0]) : a.width;
+      a.rows = a.stride == 0 ? 1 : end - row;
+      return list.add(a);
+    }
+    if (dense && end - row <= kMostRows) {
+      for (int64_t r = row; r < end; ++r) {
+        a.base = base + static_cast<uintptr_t>(bytes(start(r)));
+        a.width = a.stride = bytes(width);
+        list.add(a);
+      }
+      return;
+    }
+    list.memory(t.data, static_cast<int64_t>(dtype_bytes(t.dtype, t.elements())), write, true);
+  }
+
+  static constexpr int64_t kMostRows = 16;  // that are listed one by one
   LoopPlan plan_;
   loop::Bounds bounds_;
   std::vector<int64_t> in_elements_, out_elements_;

@@ -54,6 +54,7 @@ LoopPlan::LoopPlan(loop::Program from, const KernelTable& kernels, const OpSite&
   place_values(schedule, site);
   phases.resize(schedule.phases.size());
   for (size_t i = 0; i < phases.size(); ++i) fill_phase(schedule, i, kernels);
+  whole_rows = whole_rows || !row_stores.empty();  // a number of a row is one thread's to write
   int64_t work = 0;
   for (Phase& phase : phases) {
     join_products(phase);

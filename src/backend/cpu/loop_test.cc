@@ -8,6 +8,7 @@
 
 #include "backend/cpu/exec.h"
 #include "backend/cpu/isa.h"
+#include "backend/cpu/schedule.h"
 #include "base/error.h"
 #include "base/rng.h"
 #include "loop/evaluate.h"
@@ -79,12 +80,13 @@ class LoopCase {
     Value attrs(Value::Object{{"program", text_}});
     OpSite site{"region", attrs, in, out, table, kv, threads, "test", decls};
     auto op = make_loop_op(site);
-    StepContext context{pool, table, kv};
+    StepContext context{table, kv, threads};
     std::vector<uint8_t> scratch(static_cast<size_t>((op->scratch_bytes() + 64) * threads), 0xee);
     context.symbols = numbers;
     context.scratch = scratch.data();
     context.scratch_bytes = op->scratch_bytes() + 64;
-    op->run(in.data(), out.data(), context);
+    op->bind(in.data(), out.data(), context);
+    run_call(*op, in.data(), out.data(), context, pool);
     for (LoopValue& v : values)
       if (!v.encoded.empty() && v.dtype != DType::kQ8A)
         decode_row(v.dtype, v.encoded.data(), v.f.data(), static_cast<int64_t>(v.f.size()));

@@ -42,35 +42,49 @@ class LinearsRegion final : public Op {
   int64_t scratch_bytes() const override { return scratch_; }
   int64_t shared_bytes() const override { return shared_; }
 
-  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
-    const Tensor& source = in[source_];
-    int64_t rows = source.rows();
-    if (rows == 0) return;
+  int stages(const Tensor* in, const Tensor*, const StepContext&) const override {
+    return own(in[source_].rows()) ? 1 : 2;
+  }
+
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
+    int64_t rows = in[source_].rows();
     Call call{in, out, c, rows, nullptr};
-    // One tile is one thread's work: nothing is gained by making the others wait for it.
-    bool own = rows <= kTile || rows * k_ <= own_limit();
-    if (!own) {
+    if (!own(rows)) {
       call.tiles = c.shared_scratch;
-      int64_t tiles = (rows + kTile - 1) / kTile;
-      c.pool.split(tiles, std::max<int64_t>(1, kLightGrain / (8 * k_ + 1)),
-                   [&](int64_t begin, int64_t end, int thread) {
-                     make_tiles(call, begin, end, c.shared_scratch + begin * tile_bytes(),
-                                c.thread_scratch(thread), true);
-                   });
+      if (c.stage == 0) {
+        auto [begin, end] = tiles_of(rows, c);
+        return make_tiles(call, begin, end, c.shared_scratch + begin * tile_bytes(), true);
+      }
     }
-    int64_t work = total_panels_ * kPanel * k_ * std::min<int64_t>(rows, 64);
-    auto parts = static_cast<int>(std::clamp<int64_t>(work / kGrainWork, 1, c.pool.size()));
-    auto part = [&](int thread) {
-      if (thread >= parts) return;
-      uint8_t* scratch = c.thread_scratch(thread);
-      Call mine = call;
-      if (own) mine.tiles = own_activations(mine, scratch, thread == 0);
-      for (int64_t row = 0; row < rows; row += chunk_rows_) run_part(mine, row, thread, parts);
-    };
-    if (parts == 1)
-      part(0);
+    int parts = parts_of(rows, c);
+    if (c.thread >= parts) return;
+    if (own(rows)) call.tiles = own_activations(call, c.thread == 0);
+    for (int64_t row = 0; row < rows; row += chunk_rows_)
+      each_part(c.thread, parts, [&](const Group& g, int64_t begin, int64_t end) {
+        run_units(call, g, row, begin, end);
+      });
+  }
+
+  void touch(const Tensor* in, const Tensor* out, const StepContext& c,
+             AccessList& list) const override {
+    int64_t rows = in[source_].rows();
+    if (!own(rows) && c.stage == 0) {
+      auto [begin, end] = tiles_of(rows, c);
+      if (begin >= end) return;
+      touch_prologue(in, out, begin * kTile, std::min(end * kTile, rows), true, list);
+      return list.memory(c.shared_scratch + begin * tile_bytes(), (end - begin) * tile_bytes(),
+                         true);
+    }
+    int parts = parts_of(rows, c);
+    if (c.thread >= parts) return;
+    if (own(rows))
+      touch_prologue(in, out, 0, rows, c.thread == 0, list);
     else
-      c.pool.run(part);
+      list.memory(c.shared_scratch, (rows + kTile - 1) / kTile * tile_bytes(), false);
+    each_part(c.thread, parts, [&](const Group& g, int64_t begin, int64_t end) {
+      touch_units(in, out, rows, g, begin * g.panels * kPanel,
+                  std::min(g.n, end * g.panels * kPanel), list);
+    });
   }
 
  private:
@@ -99,7 +113,7 @@ class LinearsRegion final : public Op {
   };
   struct Call {
     const Tensor *in, *out;
-    StepContext& c;
+    const StepContext& c;
     int64_t rows;
     const uint8_t* tiles;  // or one packed row
   };
@@ -246,6 +260,53 @@ class LinearsRegion final : public Op {
   int64_t own_limit() const { return prologue_.empty() ? kOwnPacking : kOwnPrologue; }
   int64_t tile_bytes() const { return matrices_[0].kernel->tile_bytes(); }
 
+  // Whether every thread makes all activations itself. One tile is one thread's work: nothing is
+  // gained by making the others wait for it.
+  bool own(int64_t rows) const { return rows <= kTile || rows * k_ <= own_limit(); }
+  Part tiles_of(int64_t rows, const StepContext& c) const {
+    return c.part((rows + kTile - 1) / kTile, std::max<int64_t>(1, kLightGrain / (8 * k_ + 1)));
+  }
+  int parts_of(int64_t rows, const StepContext& c) const {
+    if (rows == 0) return 0;
+    int64_t work = total_panels_ * kPanel * k_ * std::min<int64_t>(rows, 64);
+    return static_cast<int>(std::clamp<int64_t>(work / kGrainWork, 1, c.threads));
+  }
+
+  void touch_prologue(const Tensor* in, const Tensor* out, int64_t row, int64_t end, bool keep,
+                      AccessList& list) const {
+    const Tensor& source = in[source_];
+    list.read_rows(source, prologue_.empty() ? matrices_[0].kernel->row_bytes() : k_ * 4, row, end);
+    for (const EpilogueStep& s : prologue_) {
+      for (int v : s.in)
+        if (v >= 0) list.read(in[v]);
+      if (int o = places_[s.out].out; o >= 0 && keep) list.write_rows(out[o], k_ * 4, row, end);
+    }
+  }
+  // Columns of a group's values, in all rows.
+  void touch_units(const Tensor* in, const Tensor* out, int64_t rows, const Group& g, int64_t from,
+                   int64_t to, AccessList& list) const {
+    auto touch_value = [&](uint32_t value, bool write) {
+      int o = value < program_.inputs ? -1 : places_[value].out;
+      if (o < 0 && (write || value >= program_.inputs)) return;
+      const Tensor& t = write ? out[o] : o >= 0 ? out[o] : in[value];
+      if (t.dtype == DType::kQ8A)
+        list.columns(t, g.n / kQuantBlock * kActivationBlock, 0, rows,
+                     from / kQuantBlock * kActivationBlock,
+                     (to - from) / kQuantBlock * kActivationBlock, write);
+      else
+        list.columns(t, g.n * 4, 0, rows, from * 4, (to - from) * 4, write);
+    };
+    for (size_t m : g.matrices) {
+      if (matrices_[m].bias >= 0) list.read(in[matrices_[m].bias]);
+      touch_value(matrices_[m].value, true);
+    }
+    for (size_t i : g.steps) {
+      for (int v : epilogue_[i].in)
+        if (v >= 0) touch_value(static_cast<uint32_t>(v), false);
+      touch_value(epilogue_[i].out, true);
+    }
+  }
+
   // One row through the prologue; returns the row as the matrices' packing reads it. `keep`: what
   // is a result of the region is written to its place.
   const void* prepare_row(const Call& call, int64_t row, uint8_t* staged, float* buffer,
@@ -271,9 +332,9 @@ class LinearsRegion final : public Op {
     return at;
   }
 
-  void make_tiles(const Call& call, int64_t begin, int64_t end, uint8_t* to, uint8_t* scratch,
-                  bool keep) const {
+  void make_tiles(const Call& call, int64_t begin, int64_t end, uint8_t* to, bool keep) const {
     const LinearKernel& kernel = *matrices_[0].kernel;
+    uint8_t* scratch = call.c.thread_scratch();
     auto* buffer = reinterpret_cast<float*>(scratch + row_at_);
     uint8_t* staged = scratch + staged_at_;
     for (int64_t t = begin; t < end; ++t, to += tile_bytes()) {
@@ -287,10 +348,11 @@ class LinearsRegion final : public Op {
     }
   }
 
-  const uint8_t* own_activations(const Call& call, uint8_t* scratch, bool keep) const {
+  const uint8_t* own_activations(const Call& call, bool keep) const {
     const LinearKernel& kernel = *matrices_[0].kernel;
+    uint8_t* scratch = call.c.thread_scratch();
     if (call.rows > 1) {
-      make_tiles(call, 0, (call.rows + kTile - 1) / kTile, scratch, scratch, keep);
+      make_tiles(call, 0, (call.rows + kTile - 1) / kTile, scratch, keep);
       return scratch;
     }
     const void* x = prepare_row(call, 0, scratch + staged_at_,
@@ -300,24 +362,31 @@ class LinearsRegion final : public Op {
     return scratch;
   }
 
-  // The first unit of part t of the groups' units, in order: parts hold equal weights.
+  // body(group, begin, end) for this thread's units. Where the units of every group divide among
+  // the parts each group is cut alike: queries, keys and values then fall to who goes on with the
+  // same heads. Else parts hold equal weights of all groups in order.
+  template <class Body>
+  void each_part(int thread, int parts, Body&& body) const {
+    bool alike = std::all_of(groups_.begin(), groups_.end(),
+                             [&](const Group& g) { return g.units % parts == 0; });
+    int64_t from = total_weight_ * thread / parts, to = total_weight_ * (thread + 1) / parts,
+            start = 0;
+    for (const Group& g : groups_) {
+      int64_t begin = alike ? g.units / parts * thread : boundary(g, start, from),
+              end = alike ? begin + g.units / parts : boundary(g, start, to);
+      if (begin < end) body(g, begin, end);
+      start += g.units * g.weight;
+    }
+  }
+
+  // The first unit at or behind `goal` of the groups' weights, in order.
   static int64_t boundary(const Group& g, int64_t start, int64_t goal) {
     if (goal <= start) return 0;
     return std::min(g.units, (goal - start + g.weight - 1) / g.weight);
   }
 
-  void run_part(const Call& call, int64_t row, int thread, int parts) const {
-    int64_t from = total_weight_ * thread / parts, to = total_weight_ * (thread + 1) / parts,
-            start = 0;
-    for (const Group& g : groups_) {
-      int64_t begin = boundary(g, start, from), end = boundary(g, start, to);
-      if (begin < end) run_units(call, g, row, begin, end, call.c.thread_scratch(thread));
-      start += g.units * g.weight;
-    }
-  }
-
-  void run_units(const Call& call, const Group& g, int64_t row, int64_t begin, int64_t end,
-                 uint8_t* scratch) const {
+  void run_units(const Call& call, const Group& g, int64_t row, int64_t begin, int64_t end) const {
+    uint8_t* scratch = call.c.thread_scratch();
     int64_t count = std::min(call.rows - row, chunk_rows_), panels = panels_of(g.n);
     if (g.steps.empty()) {  // straight to the output, all panels in one go
       const Matrix& m = matrices_[g.matrices[0]];

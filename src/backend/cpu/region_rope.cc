@@ -21,6 +21,10 @@ class RopeRegion final : public Op {
       turns_.push_back(read_turn(site, program, program.results[r], static_cast<int>(r)));
     for (const KvPlane& p : state_->planes) widest_ = std::max(widest_, p.heads * p.width);
     for (const Turn& t : turns_) widest_ = std::max(widest_, t.heads * t.width);
+    // Heads are cut together where every tensor has a multiple of the state's.
+    heads_ = state_->heads();
+    for (const Turn& t : turns_)
+      if (t.heads % heads_ != 0) heads_ = 1;
   }
   RopeUse* rope_use() override { return &use_; }
   uint64_t own_bytes() const override {
@@ -28,16 +32,40 @@ class RopeRegion final : public Op {
   }
   int64_t scratch_bytes() const override { return 3 * widest_ * 4; }
 
-  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
-    const Tensor& slots = in[slot_];
-    int64_t rows = slots.elements(), row_work = 4 * widest_;
-    for (const Turn& t : turns_) row_work += 2 * t.heads * t.width;
-    use_.angles->ensure(c, in[use_.positions].i32(), in[use_.frequencies].f32(), rows);
-    c.pool.split(rows, std::max<int64_t>(1, kLightGrain / row_work),
-                 [&](int64_t begin, int64_t end, int thread) {
-                   for (int64_t i = begin; i < end; ++i)
-                     one_row(in, out, c, i, c.thread_scratch(thread));
-                 });
+  int stages(const Tensor*, const Tensor*, const StepContext&) const override {
+    return use_.made_before ? 1 : 2;
+  }
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
+    if (!use_.made_before && c.stage == 0)
+      return use_.angles->make(in[use_.positions], in[use_.frequencies].f32(), c);
+    Cells mine = cells(in, c);
+    if (mine.empty()) return;
+    for (int64_t i = mine.rows.begin; i < mine.rows.end; ++i) one_row(in, out, c, i, mine.heads);
+  }
+  void touch(const Tensor* in, const Tensor* out, const StepContext& c,
+             AccessList& list) const override {
+    if (!use_.made_before && c.stage == 0) return use_.angles->touch(in[use_.positions], c, list);
+    Cells mine = cells(in, c);
+    if (mine.empty()) return;
+    list.read(in[seq_]);
+    list.read(in[slot_]);
+    use_.angles->touch_rows(mine.rows.begin, mine.rows.end, false, list);
+    auto touch_heads = [&](const Tensor& t, int64_t heads, int64_t width, bool write) {
+      Part h = share(mine.heads, heads);
+      list.columns(t, heads * width * 4, mine.rows.begin, mine.rows.end, h.begin * width * 4,
+                   (h.end - h.begin) * width * 4, write);
+    };
+    for (const Turn& t : turns_) {
+      touch_heads(in[t.source], t.heads, t.width, false);
+      for (int v : t.norm_in)
+        if (v >= 0) list.read(in[v]);
+      if (t.out >= 0) touch_heads(out[t.out], t.heads, t.width, true);
+    }
+    for (size_t p = 0; p < planes_.size(); ++p)
+      if (planes_[p].turn < 0)
+        touch_heads(in[planes_[p].source], state_->planes[p].heads, state_->planes[p].width, false);
+    Part h = share(mine.heads, state_->heads());
+    list.cells(*state_, mine.rows.begin, mine.rows.end, h.begin, h.end, true);
   }
 
  private:
@@ -108,10 +136,23 @@ class RopeRegion final : public Op {
     return t;
   }
 
-  void turn_row(const Turn& t, const Tensor* in, const KernelTable& k, int64_t row, float* buffer,
-                float* to) const {
-    const float* x = in[t.source].f32() + row * t.heads * t.width;
-    for (int64_t h = 0; h < t.heads; ++h, x += t.width, to += t.width) {
+  Cells cells(const Tensor* in, const StepContext& c) const {
+    int64_t row_work = 4 * widest_;
+    for (const Turn& t : turns_) row_work += 2 * t.heads * t.width;
+    return cells_of(c, in[slot_].elements(), heads_, std::max<int64_t>(1, kLightGrain / row_work));
+  }
+  // Of a tensor's heads those that belong to some of the state's.
+  Part share(Part heads, int64_t count) const {
+    return {heads.begin * count / heads_, heads.end * count / heads_};
+  }
+
+  // Heads of a row; `to` is the row.
+  void turn_row(const Turn& t, const Tensor* in, const KernelTable& k, int64_t row, Part heads,
+                float* buffer, float* to) const {
+    Part mine = share(heads, t.heads);
+    const float* x = in[t.source].f32() + (row * t.heads + mine.begin) * t.width;
+    to += mine.begin * t.width;
+    for (int64_t h = mine.begin; h < mine.end; ++h, x += t.width, to += t.width) {
       const float* from = x;
       if (t.norm) {
         auto operand = [&](int v) { return v < 0 ? nullptr : in[v].f32(); };
@@ -123,14 +164,14 @@ class RopeRegion final : public Op {
     }
   }
 
-  void one_row(const Tensor* in, const Tensor* out, StepContext& c, int64_t row,
-               uint8_t* scratch) const {
-    auto* turned = reinterpret_cast<float*>(scratch);
+  void one_row(const Tensor* in, const Tensor* out, const StepContext& c, int64_t row,
+               Part heads) const {
+    auto* turned = reinterpret_cast<float*>(c.thread_scratch());
     float* buffer = turned + widest_;
     auto* narrow = reinterpret_cast<uint8_t*>(buffer + widest_);
     for (const Turn& t : turns_)
       if (t.out >= 0)
-        turn_row(t, in, c.kernels, row, buffer, out[t.out].f32() + row * t.heads * t.width);
+        turn_row(t, in, c.kernels, row, heads, buffer, out[t.out].f32() + row * t.heads * t.width);
     int64_t size = state_->block_size, slot = in[slot_].i32()[row];
     if (slot < 0) return;  // padding
     const StepInputs::Table& table = c.step->tables[state_->group];
@@ -141,10 +182,11 @@ class RopeRegion final : public Op {
       const KvPlane& plane = state_->planes[p];
       const float* x = turned;
       if (planes_[p].turn >= 0)
-        turn_row(turns_[static_cast<size_t>(planes_[p].turn)], in, c.kernels, row, buffer, turned);
+        turn_row(turns_[static_cast<size_t>(planes_[p].turn)], in, c.kernels, row, heads, buffer,
+                 turned);
       else
         x = in[planes_[p].source].f32() + row * plane.heads * plane.width;
-      store_plane_row(c.kernels, plane, block, slot % size, x, narrow);
+      store_plane_row(c.kernels, plane, block, slot % size, x, share(heads, plane.heads), narrow);
     }
   }
 
@@ -153,7 +195,7 @@ class RopeRegion final : public Op {
   RopeUse use_;
   std::vector<Turn> turns_;
   std::vector<Plane> planes_;
-  int64_t widest_ = 1;
+  int64_t widest_ = 1, heads_ = 1;
 };
 
 }  // namespace

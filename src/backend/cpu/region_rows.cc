@@ -32,17 +32,31 @@ class RowsRegion final : public Op {
   }
   int64_t scratch_bytes() const override { return buffers_ * row_stride() * 4; }
 
-  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
-    int64_t rows = out[0].rows();
-    int64_t work = (width_ + 1) * static_cast<int64_t>(steps_.size());
-    c.pool.split(rows, std::max<int64_t>(1, kLightGrain / work),
-                 [&](int64_t begin, int64_t end, int thread) {
-                   auto* scratch = reinterpret_cast<float*>(c.thread_scratch(thread));
-                   for (int64_t r = begin; r < end; ++r) one_row(in, out, c, r, scratch);
-                 });
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
+    auto [begin, end] = rows(out, c);
+    auto* scratch = reinterpret_cast<float*>(c.thread_scratch());
+    for (int64_t r = begin; r < end; ++r) one_row(in, out, c, r, scratch);
+  }
+  void touch(const Tensor* in, const Tensor* out, const StepContext& c,
+             AccessList& list) const override {
+    auto [begin, end] = rows(out, c);
+    if (begin >= end) return;
+    for (uint32_t v = 0; v < inputs_; ++v) {
+      if (values_[v].per_row)
+        list.read_rows(in[v], width_ * 4, begin, end);
+      else
+        list.read(in[v]);
+    }
+    for (const Step& s : steps_)
+      if (int o = values_[s.out].out; o >= 0)
+        list.write_rows(out[o], out_row_bytes(out[o]), begin, end);
   }
 
  private:
+  Part rows(const Tensor* out, const StepContext& c) const {
+    int64_t work = (width_ + 1) * static_cast<int64_t>(steps_.size());
+    return c.part(out[0].rows(), std::max<int64_t>(1, kLightGrain / work));
+  }
   struct ValuePlace {
     bool per_row = true;  // an input: one row for each, or the same for all
     bool scalar = false;  // an input: one number
@@ -65,7 +79,7 @@ class RowsRegion final : public Op {
     return t.dtype == DType::kQ8A ? width_ / kQuantBlock * 40 : width_ * 4;
   }
 
-  void one_row(const Tensor* in, const Tensor* out, StepContext& c, int64_t row,
+  void one_row(const Tensor* in, const Tensor* out, const StepContext& c, int64_t row,
                float* scratch) const {
     auto at = [&](int value) -> const float* {
       if (value < 0) return nullptr;

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "backend/cpu/isa.h"
+#include "backend/cpu/schedule.h"
 #include "base/error.h"
 #include "base/rng.h"
 
@@ -93,13 +94,12 @@ class RegionKernels : public testing::TestWithParam<DType> {
     ASSERT_TRUE(made) << op;
     std::vector<uint8_t> scratch(
         static_cast<size_t>(made->scratch_bytes() + 64) * static_cast<size_t>(pool_.size()) + 64);
-    StepContext c{pool_, table(), kv};
+    StepContext c{table(), kv, pool_.size()};
     c.step = &step_;
-    c.number = 1;
     c.scratch = scratch.data();
     c.scratch_bytes = (made->scratch_bytes() + 63) / 64 * 64;
     in.resize(12);
-    made->run(in.data(), out.data(), c);
+    run_call(*made, in.data(), out.data(), c, pool_);
   }
   static const KernelTable& table() { return *choose_table(); }
 

@@ -8,7 +8,8 @@
 
 namespace tokamak::cpu {
 
-// Shared by the ops of a plan; computed by the first of them that runs in a step.
+// Shared by the ops of a plan; made by a call of its own at the start of the plan, or by the first
+// stage of the op that owns it.
 class RopeAngles {
  public:
   RopeAngles(int64_t half, float scale, int64_t rows)
@@ -20,27 +21,54 @@ class RopeAngles {
   int64_t half() const { return half_; }
   uint64_t bytes() const { return values_.capacity() * sizeof(float); }
 
-  void ensure(const StepContext& c, const int32_t* positions, const float* frequencies,
-              int64_t rows) {
-    if (step_ == c.number) return;
-    step_ = c.number;
-    for (int64_t t = 0; t < rows; ++t) {
+  // This thread's rows.
+  void make(const Tensor& positions, const float* frequencies, const StepContext& c) {
+    auto [begin, end] = c.part(positions.elements(), 1);
+    for (int64_t t = begin; t < end; ++t) {
       float* to = values_.data() + t * half_ * 2;
       for (int64_t j = 0; j < half_; ++j) {
-        double angle = static_cast<double>(positions[t]) * static_cast<double>(frequencies[j]);
+        double angle =
+            static_cast<double>(positions.i32()[t]) * static_cast<double>(frequencies[j]);
         to[j] = static_cast<float>(std::cos(angle) * static_cast<double>(scale_));
         to[half_ + j] = static_cast<float>(std::sin(angle) * static_cast<double>(scale_));
       }
     }
   }
+  void touch(const Tensor& positions, const StepContext& c, AccessList& list) const {
+    auto [begin, end] = c.part(positions.elements(), 1);
+    if (begin >= end) return;
+    list.read_rows(positions, 4, begin, end);
+    touch_rows(begin, end, true, list);
+  }
+  void touch_rows(int64_t begin, int64_t end, bool write, AccessList& list) const {
+    list.memory(cosines(begin), (end - begin) * half_ * 8, write);
+  }
   const float* cosines(int64_t row) const { return values_.data() + row * half_ * 2; }
   const float* sines(int64_t row) const { return cosines(row) + half_; }
+  std::span<uint8_t> memory() {
+    return {reinterpret_cast<uint8_t*>(values_.data()), values_.size() * sizeof(float)};
+  }
 
  private:
   int64_t half_;
   float scale_;
-  uint64_t step_ = 0;
   std::vector<float> values_;
+};
+
+// Makes angles that several ops of a plan use. `args` are those of one of them.
+class MakeAngles final : public Op {
+ public:
+  MakeAngles(const RopeUse& use, const Tensor* args) : use_(use), args_(args) {}
+  void run(const Tensor*, const Tensor*, const StepContext& c) const override {
+    use_.angles->make(args_[use_.positions], args_[use_.frequencies].f32(), c);
+  }
+  void touch(const Tensor*, const Tensor*, const StepContext& c, AccessList& list) const override {
+    use_.angles->touch(args_[use_.positions], c, list);
+  }
+
+ private:
+  RopeUse use_;
+  const Tensor* args_;
 };
 
 }  // namespace tokamak::cpu

@@ -7,20 +7,36 @@
 namespace tokamak::cpu {
 namespace {
 
-template <class Body>
-void each_row(const Tensor& x, StepContext& c, Body&& body) {
-  int64_t row = x.last();
-  c.pool.split(x.rows(), std::max<int64_t>(1, kLightGrain / (row + 1)),
-               [&](int64_t begin, int64_t end, int) {
-                 for (int64_t r = begin; r < end; ++r) body(r);
-               });
+Part rows_of_last(const Tensor& x, const StepContext& c) {
+  return c.part(x.rows(), std::max<int64_t>(1, kLightGrain / (x.last() + 1)));
 }
 
-class RmsNorm final : public Op {
+template <class Body>
+void each_row(const Tensor& x, const StepContext& c, Body&& body) {
+  auto [begin, end] = rows_of_last(x, c);
+  for (int64_t r = begin; r < end; ++r) body(r);
+}
+
+// Ops that make a row of the result from the same row of the first input.
+class RowOp : public Op {
+ public:
+  void touch(const Tensor* in, const Tensor* out, const StepContext& c,
+             AccessList& list) const override {
+    auto [begin, end] = rows_of_last(in[0], c);
+    if (begin >= end) return;
+    int64_t n = in[0].last();
+    list.read_rows(in[0], n * 4, begin, end);
+    list.read(in[1]);
+    list.read(in[2]);
+    list.write_rows(out[0], static_cast<int64_t>(dtype_bytes(out[0].dtype, n)), begin, end);
+  }
+};
+
+class RmsNorm final : public RowOp {
  public:
   explicit RmsNorm(const OpSite& site)
       : eps_(static_cast<float>(site.attrs.at("eps").as_double())) {}
-  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     int64_t n = in[0].last();
     each_row(in[0], c, [&](int64_t r) {
       c.kernels.rms_norm(in[0].f32() + r * n, in[1].f32(), out[0].f32() + r * n, n, eps_);
@@ -31,11 +47,11 @@ class RmsNorm final : public Op {
   float eps_;
 };
 
-class LayerNorm final : public Op {
+class LayerNorm final : public RowOp {
  public:
   explicit LayerNorm(const OpSite& site)
       : eps_(static_cast<float>(site.attrs.at("eps").as_double())) {}
-  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     int64_t n = in[0].last();
     const float* bias = in[2].data ? in[2].f32() : nullptr;
     each_row(in[0], c, [&](int64_t r) {
@@ -47,23 +63,23 @@ class LayerNorm final : public Op {
   float eps_;
 };
 
-class Softmax final : public Op {
+class Softmax final : public RowOp {
  public:
-  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     int64_t n = in[0].last();
     each_row(in[0], c,
              [&](int64_t r) { c.kernels.softmax(in[0].f32() + r * n, out[0].f32() + r * n, n); });
   }
 };
 
-class Quantize final : public Op {
+class Quantize final : public RowOp {
  public:
   explicit Quantize(const OpSite& site) {
     if (site.attrs.get_string("format", "q8a") != "q8a" || site.in[0].last() % kQuantBlock != 0)
       fail(ErrorCode::kUnsupported, "{}: quantize gives q8a of rows of a multiple of {}",
            site.label, kQuantBlock);
   }
-  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     int64_t n = in[0].last(), bytes = n / kQuantBlock * 40;
     each_row(in[0], c, [&](int64_t r) {
       c.kernels.quantize_row(in[0].f32() + r * n, n,
@@ -84,13 +100,26 @@ class Rope final : public Op {
   }
   RopeUse* rope_use() override { return &use_; }
 
-  void run(const Tensor* in, const Tensor* out, StepContext& c) override {
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     int64_t heads = in[0].dims[1], d = in[0].dims[2], half = use_.angles->half();
-    use_.angles->ensure(c, in[1].i32(), in[2].f32(), in[0].dims[0]);
+    if (!use_.made_before && c.stage == 0) return use_.angles->make(in[1], in[2].f32(), c);
     each_row(in[0], c, [&](int64_t r) {
       c.kernels.rope(in[0].f32() + r * d, use_.angles->cosines(r / heads),
                      use_.angles->sines(r / heads), out[0].f32() + r * d, half, d);
     });
+  }
+  int stages(const Tensor*, const Tensor*, const StepContext&) const override {
+    return use_.made_before ? 1 : 2;
+  }
+  void touch(const Tensor* in, const Tensor* out, const StepContext& c,
+             AccessList& list) const override {
+    if (!use_.made_before && c.stage == 0) return use_.angles->touch(in[1], c, list);
+    auto [begin, end] = rows_of_last(in[0], c);
+    if (begin >= end) return;
+    int64_t heads = in[0].dims[1], row = in[0].dims[2] * 4;
+    list.read_rows(in[0], row, begin, end);
+    use_.angles->touch_rows(begin / heads, (end - 1) / heads + 1, false, list);
+    list.write_rows(out[0], row, begin, end);
   }
 
  private:
