@@ -27,11 +27,25 @@ struct Summary {
   int64_t parameters = 0, bytes = 0, tensors = 0;
 };
 
+// nullptr: of a type that this build does not know, which hurts only those who use the tensor.
+const TensorView* known_tensor(const WeightSource& weights, const std::string& name) {
+  try {
+    return weights.find(name);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::kUnsupported) throw;
+    return nullptr;
+  }
+}
+
 Summary summarize(const WeightSource& weights) {
   Summary s;
   for (const std::string& name : weights.names()) {
-    const TensorView* t = weights.find(name);
-    if (!t) continue;
+    const TensorView* t = known_tensor(weights, name);
+    if (!t) {
+      s.types["unknown"].tensors += 1;
+      s.tensors += 1;
+      continue;
+    }
     for (TypeShare* share : {&s.types[std::string(dtype_name(t->dtype))]}) {
       share->tensors += 1;
       share->parameters += t->elements();
@@ -143,15 +157,21 @@ void print_text(const Value& v) {
 
 void print_tensors(const WeightSource& weights) {
   for (const std::string& name : weights.names()) {
-    const TensorView* t = weights.find(name);
-    fmt::print("  {:<44} {:<8} [{}]\n", name, dtype_name(t->dtype), fmt::join(t->dims, ", "));
+    if (const TensorView* t = known_tensor(weights, name))
+      fmt::print("  {:<44} {:<8} [{}]\n", name, dtype_name(t->dtype), fmt::join(t->dims, ", "));
+    else
+      fmt::print("  {:<44} unknown\n", name);
   }
 }
 
 Value tensor_list(const WeightSource& weights) {
   Value list = Value::array();
   for (const std::string& name : weights.names()) {
-    const TensorView* t = weights.find(name);
+    const TensorView* t = known_tensor(weights, name);
+    if (!t) {
+      list.push(Value::Object{{"name", name}, {"type", "unknown"}});
+      continue;
+    }
     Value dims = Value(Value::Array(t->dims.begin(), t->dims.end()));
     list.push(Value::Object{{"name", name},
                             {"type", std::string(dtype_name(t->dtype))},

@@ -207,7 +207,7 @@ GgufTensor GgufParser::tensor_entry() {
   int64_t elements = 1;
   for (uint32_t d = 0; d < dims; ++d) {
     uint64_t extent = length(tensor.name);
-    if (extent == 0 || extent > INT64_MAX ||
+    if (extent > INT64_MAX ||
         __builtin_mul_overflow(elements, static_cast<int64_t>(extent), &elements))
       fail(ErrorCode::kCorrupt, "{}: tensor {} has the impossible extent {} in dimension {}", name_,
            tensor.name, extent, d);

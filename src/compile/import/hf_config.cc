@@ -348,6 +348,10 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   auto has = [&](const char* stem) {
     return weights.find(hf_tensor_name(family, prefix, {0, stem, "bias", {}})) != nullptr;
   };
+  for (const auto& [key, stem] : {std::pair("attention_bias", "attn_q"), {"mlp_bias", "ffn_up"}})
+    if (c.architecture == "llama" && f.boolean(key, false) && !has(stem))
+      fail(ErrorCode::kCorrupt, "{}: config.json says {}, but tensor {} is missing", where, key,
+           hf_tensor_name(family, prefix, {0, stem, "bias", {}}));
   c.qkv_bias = has("attn_q");
   c.o_bias = has("attn_output");
   c.mlp_bias = has("ffn_up");

@@ -300,6 +300,8 @@ TEST(HfConfig, SaysWhatIsWrong) {
               HasSubstr("llama_4_scaling_beta"));
   EXPECT_THAT(error(config("llama", R"(,"hidden_act":"mish")")), HasSubstr("mish"));
   EXPECT_THAT(error(config("llama", R"(,"rms_norm_eps":"x")")), HasSubstr("rms_norm_eps"));
+  EXPECT_THAT(error(config("llama", R"(,"attention_bias":true)")),
+              HasSubstr("q_proj.bias is missing"));
   EXPECT_THAT(error(parse_json(R"({"model_type":"llama"})")), HasSubstr("no vocab_size"));
   EXPECT_THAT(error(parse_json("[]")), HasSubstr("not an object"));
   m.layer("self_attn.sinks", {4});

@@ -40,8 +40,12 @@ ImportedModel import_folder(const fs::path& folder) {
          folder.string());
   }
   ImportedModel model;
-  model.metadata =
-      parse_json(read_text_file(config, kMaxConfigBytes), config.string(), {.max_depth = 32});
+  try {
+    model.metadata =
+        parse_json(read_text_file(config, kMaxConfigBytes), config.string(), {.max_depth = 32});
+  } catch (const Error& e) {
+    fail(ErrorCode::kCorrupt, "{}", e.what());
+  }
   model.weights = SafetensorsFolder::open(folder);
   model.config = config_from_hf(model.metadata, *model.weights, folder.string());
   model.format = "safetensors";

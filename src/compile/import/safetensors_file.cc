@@ -175,8 +175,13 @@ std::shared_ptr<const SafetensorsFolder> SafetensorsFolder::open(
 }
 
 void SafetensorsFolder::open_shards(const std::filesystem::path& index) {
-  Value json = parse_json(read_text_file(index, kMaxHeader), index.string(),
-                          {.max_depth = 16, .unique_keys = true});
+  Value json;
+  try {
+    json = parse_json(read_text_file(index, kMaxHeader), index.string(),
+                      {.max_depth = 16, .unique_keys = true});
+  } catch (const Error& e) {
+    fail(ErrorCode::kCorrupt, "{}", e.what());
+  }
   const Value* map = json.find("weight_map");
   if (!map || !map->is_object())
     fail(ErrorCode::kCorrupt, "{}: weight_map is missing", index.string());

@@ -74,10 +74,13 @@ struct Tokenizer::Impl {
     return piece(id);
   }
   // As the `tokenizers` package decides it: by the spelling, so a special token that the
-  // normalizer changes is printed.
+  // normalizer changes is printed, and one that it makes look like a special token is not.
   bool skipped(int32_t id) const {
     const AddedToken* token = added(id);
-    return token && token->special && !normalized_pieces.contains(id);
+    if (normalized_pieces.empty() || !token) return token && token->special;
+    const std::string_view text = decoded_piece(id);
+    return std::any_of(spec.added_tokens.begin(), spec.added_tokens.end(),
+                       [&](const AddedToken& t) { return t.special && t.content == text; });
   }
   std::string_view piece(int32_t id) const {
     if (const AddedToken* token = added(id)) return token->content;
