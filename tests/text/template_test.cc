@@ -86,6 +86,10 @@ TEST(ChatTemplate, AsPythonDoes) {
        "[x]"},
       {"{% macro m(caller) %}{% endmacro %}", "!"},
       {"{% for loop in [1] %}{% endfor %}", "!"},
+      {"{% for i in [1, 2] %}{% continue %}{% else %}none{% endfor %}", "none"},
+      {"{% for i in [1, 2] %}{% if i == 2 %}{% break %}{% endif %}{% else %}none{% endfor %}", ""},
+      {"{{ 443334433333333333 / 334 }} {{ -3 / 9007199254740993 }}",
+       "1327348602794411.2 -3.330669073875469e-16"},
       {"{% block a %}{% endblock b %}", "!"},
       {"{% autoescape true %}{{ '<' }}{% endautoescape %}", "!"},
       {"{{ {}[]|default('d') }}{{ ('x'|safe) is escaped }}", "dTrue"},
@@ -160,6 +164,10 @@ TEST(ChatTemplate, HostileTemplatesEnd) {
       "{{ 'a'.center(10 ** 14) }}",
       "{{ 9 ** 99 }}",
       "{{ [1]|batch(10 ** 14, 0)|list }}",
+      "{% set d = {} %}{% for i in range(100000) %}{% set _ = d.update({i: 1}) %}{% endfor %}",
+      "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% "
+      "endfor "
+      "%}{{ ns.x|tojson }}",
       std::string(100000, '('),
       "{{ " + std::string(100000, '(') + "1",
       "{{ " + std::string(100000, '-') + "1 }}",

@@ -169,10 +169,6 @@ Interp::Flow Interp::run_loop(const Stmt& s, const Val& iterable, int depth0) {
     }
     values.swap(kept);
   }
-  if (values.empty()) {
-    const Enter enter(scope_, inner(scope_));
-    return exec(s.bodies[1]);
-  }
   LoopState* loop = heap_.loop();
   // The loop variable may outlive the loop (in a namespace): what it looks at lives on the heap.
   loop->values = &heap_.list(std::move(values)).items()->values;
@@ -193,6 +189,8 @@ Interp::Flow Interp::run_loop(const Stmt& s, const Val& iterable, int depth0) {
       return i.str(std::move(text));
     };
   ScopePtr scope;
+  bool ended =
+      false;  // jinja2 takes `else` when no turn came to its end, break and continue or not
   for (size_t i = 0; i < loop->values->size(); ++i) {
     spend(1);
     loop->index0 = i;
@@ -204,9 +202,13 @@ Interp::Flow Interp::run_loop(const Stmt& s, const Val& iterable, int depth0) {
     const Enter enter(scope_, scope);
     scope->set(kSymLoop, Val::loop(loop));
     assign(*s.targets[0], (*loop->values)[i]);
-    if (exec(s.bodies[0]) == Flow::kBreak) break;
+    const Flow flow = exec(s.bodies[0]);
+    ended = ended || flow == Flow::kNormal;
+    if (flow == Flow::kBreak) break;
   }
-  return Flow::kNormal;
+  if (ended) return Flow::kNormal;
+  const Enter enter(scope_, inner(scope_));
+  return exec(s.bodies[1]);
 }
 
 void Interp::assign(const Expr& target, const Val& value) {

@@ -1,5 +1,6 @@
 // What operators do, by Python's rules.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "engine/text/jinja/interp.h"
@@ -60,6 +61,32 @@ Val int_pow(int64_t base, int64_t exponent) {
   return Val::integer(checked(overflow, result));
 }
 
+// a / b rounded once, as Python has it; a double does not hold every integer.
+double int_quotient(int64_t a, int64_t b) {
+  auto size = [](int64_t v) {
+    return v < 0 ? 0 - static_cast<uint64_t>(v) : static_cast<uint64_t>(v);
+  };
+  const uint64_t n = size(a), d = size(b);
+  double result = 0;
+  if (n == 0 || std::max(n, d) >> 53 == 0) {
+    result = static_cast<double>(n) / static_cast<double>(d);
+  } else {
+    const int shift = 64 + std::countl_zero(n);
+    const auto wide = static_cast<unsigned __int128>(n) << shift;
+    auto quotient = wide / d;
+    bool rest = wide % d != 0;
+    int exponent = -shift;
+    for (; quotient >> 64 != 0; ++exponent) {
+      rest = rest || (quotient & 1) != 0;
+      quotient >>= 1;
+    }
+    // There are more than 60 bits: the last one may stand for all that follow.
+    result =
+        std::ldexp(static_cast<double>(static_cast<uint64_t>(quotient) | (rest ? 1 : 0)), exponent);
+  }
+  return (a < 0) != (b < 0) ? -result : result;
+}
+
 Val int_op(Op op, int64_t a, int64_t b) {
   int64_t r = 0;
   bool overflow = false;  // a statement of its own: the order of arguments is not fixed
@@ -79,7 +106,7 @@ Val int_op(Op op, int64_t a, int64_t b) {
       break;
   }
   if (b == 0) raise("division by zero");
-  if (op == Op::kDiv) return Val::real(static_cast<double>(a) / static_cast<double>(b));
+  if (op == Op::kDiv) return Val::real(int_quotient(a, b));
   if (b == -1)
     return Val::integer(op == Op::kMod ? 0 : checked(a == INT64_MIN, a == INT64_MIN ? 0 : -a));
   const int64_t remainder = a % b;
