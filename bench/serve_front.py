@@ -1,20 +1,30 @@
 #!/usr/bin/env python3
 """What the front end alone can do: `tokamak serve --backend null` computes nothing, so every millisecond is the server's.
 
-    bench/serve_front.py MODEL [--tokamak build/release/tokamak] [--requests 2000] [--json]
+    bench/serve_front.py MODEL [--tokamak build/release/tokamak] [--requests 2000] [--seconds 20] [--json FILE]
 
-Requests/s with answers of one token, streamed tokens/s with answers of 512, at 1, 8 and 32 clients. The time between two tokens
-at a client is the engine's step and the front end's share; the mean step is reported beside it. Client and server share the
-machine's cores; server_cpu_us_per_token is the server's part alone, engine included.
+paced      steps of the null engine take 20 ms by the clock: 1, 16 and 64 streams of 50 tokens/s each. What a token's gap at the
+           client has more than 20 ms is the overhead of engine thread, detokeniser, JSON, HTTP, both sockets and the client:
+           p50, p99, p99.9 and the largest, from all gaps.
+saturated  steps take no time, so that clients in a closed loop get all the server can give: requests/s with answers of one
+           token, streamed tokens/s with answers of 512, and the server's processor time per token.
+
+Client and server share the machine's cores.
 """
 import argparse
 import json
 import os
+import pathlib
 import re
+import selectors
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
+
+PACE = 0.020
 
 
 def parse_args():
@@ -22,7 +32,8 @@ def parse_args():
     p.add_argument("model")
     p.add_argument("--tokamak", default="build/release/tokamak")
     p.add_argument("--requests", type=int, default=2000)
-    p.add_argument("--json", action="store_true")
+    p.add_argument("--seconds", type=float, default=20, help="of each paced measurement")
+    p.add_argument("--json", type=pathlib.Path, help="write the result here, too")
     return p.parse_args()
 
 
@@ -32,9 +43,9 @@ def cpu_seconds(pid):
 
 
 class Server:
-    def __init__(self, args):
-        self.process = subprocess.Popen([args.tokamak, "serve", args.model, "--backend", "null", "--port", "0", "--context", "2048",
-                                         "--kv-blocks", "20000"], stdout=subprocess.PIPE, text=True)
+    def __init__(self, args, *more):
+        self.process = subprocess.Popen([args.tokamak, "serve", args.model, "--backend", "null", "--port", "0", "--context", "8192",
+                                         "--kv-blocks", "40000", *more], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         text = ""
         while "ready at" not in text:
             line = self.process.stdout.readline()
@@ -67,25 +78,76 @@ def bench(args, server, **flags):
             "server_cores": (cpu_seconds(server.process.pid) - before) / (time.perf_counter() - start), "failed": result["failed"]}
 
 
-def main():
-    args = parse_args()
-    server = Server(args)
-    rows = []
+class Stream:
+    """One streamed answer; notes when each token's event arrived."""
+
+    def __init__(self, url, key, tokens):
+        host, port = re.match(r"http://([^:]+):(\d+)", url).groups()
+        body = json.dumps({"prompt": f"stream {key}", "max_tokens": tokens, "ignore_eos": True, "stream": True, "return_token_ids": True})
+        self.socket = socket.create_connection((host, int(port)))
+        self.socket.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                            f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        self.times, self.rest, self.done = [], b"", False
+
+    def read(self):
+        data = self.socket.recv(1 << 16)
+        now = time.perf_counter()
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        self.times += [now] * sum(line.startswith(b"data: {") for line in lines)
+        self.done = not data or any(line.startswith(b"data: [DONE]") for line in lines)
+
+
+def paced(args, server, streams):
+    """Every token one event; the streams start within one step of each other and then run in step."""
+    all_streams = [Stream(server.url, i, int(args.seconds / PACE)) for i in range(streams)]
+    selector = selectors.DefaultSelector()
+    for s in all_streams:
+        selector.register(s.socket, selectors.EVENT_READ, s)
+    cpu, start = cpu_seconds(server.process.pid), time.perf_counter()
+    while not all(s.done for s in all_streams):
+        for key, _ in selector.select():
+            key.data.read()
+            if key.data.done:
+                selector.unregister(key.data.socket)
+    cpu, took = cpu_seconds(server.process.pid) - cpu, time.perf_counter() - start
+    over = sorted(1e3 * (b - a - PACE) for s in all_streams for a, b in zip(s.times, s.times[1:]))
+    at = lambda share: over[min(len(over) - 1, int(share * len(over)))]
+    return {"streams": streams, "tokens": sum(len(s.times) for s in all_streams), "tokens_per_second_each": (len(over) / took) / streams,
+            "overhead_p50_ms": at(0.5), "overhead_p99_ms": at(0.99), "overhead_p999_ms": at(0.999), "overhead_max_ms": over[-1],
+            "server_cpu_us_per_token": 1e6 * cpu / max(1, len(over)), "server_cores": cpu / took}
+
+
+def show(row):
+    print("  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
+    return row
+
+
+def with_server(args, more, rows):
+    server = Server(args, *more)
     try:
-        for flags in ({"requests": args.requests, "concurrency": 1, "prompt": 16, "output": 1},
-                      {"requests": args.requests, "concurrency": 8, "prompt": 16, "output": 1},
-                      {"requests": args.requests // 4, "concurrency": 32, "prompt": 128, "output": 1},
-                      {"requests": 20, "concurrency": 1, "prompt": 16, "output": 512},
-                      {"requests": 64, "concurrency": 8, "prompt": 16, "output": 512},
-                      {"requests": 128, "concurrency": 32, "prompt": 16, "output": 512}):
-            rows.append(bench(args, server, **flags))
-            if not args.json:
-                print("  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in rows[-1].items()), flush=True)
+        return [show(row(server)) for row in rows]
     finally:
         server.process.terminate()
         server.process.wait()
+
+
+def main():
+    args = parse_args()
+    result = {"load_average": os.getloadavg()[0]}
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as machine:
+        json.dump({"name": "paced", "flops": 1e18, "bandwidth": 1e18, "launch_seconds": PACE, "real_time": True}, machine)
+        machine.flush()
+        result["paced"] = with_server(args, ["--machine", machine.name], [lambda s, n=n: paced(args, s, n) for n in (1, 16, 64)])
+    result["saturated"] = with_server(args, [], [lambda s, f=f: bench(args, s, **f) for f in (
+        {"requests": args.requests, "concurrency": 1, "prompt": 16, "output": 1},
+        {"requests": args.requests, "concurrency": 8, "prompt": 16, "output": 1},
+        {"requests": args.requests // 4, "concurrency": 32, "prompt": 128, "output": 1},
+        {"requests": 20, "concurrency": 1, "prompt": 16, "output": 512},
+        {"requests": 64, "concurrency": 8, "prompt": 16, "output": 512},
+        {"requests": 128, "concurrency": 32, "prompt": 16, "output": 512})])
+    result["load_average_after"] = os.getloadavg()[0]
     if args.json:
-        print(json.dumps({"load_average": os.getloadavg()[0], "rows": rows}, indent=2))
+        args.json.write_text(json.dumps(result, indent=1))
     return 0
 
 

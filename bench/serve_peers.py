@@ -9,8 +9,9 @@ gap     three streams run, then a prompt of 3000 tokens arrives: the longest wai
 prefix  four clients at once whose prompts share 512 of 544 tokens: prompt tokens that are computed
 full    a KV cache too small for what runs: how many of 8 requests are answered
 
-llama.cpp's peer is its own server (--llama-server) where there is one; otherwise the server of the package llama-cpp-python,
-which runs llama.cpp's library and takes one request at a time. The result says which.
+llama.cpp's peer is its own server (--llama-server) where there is one, with its default batch sizes; otherwise the server of the
+package llama-cpp-python, which runs llama.cpp's library and takes one request at a time. The result says which. At the end both
+are printed side by side as Markdown tables.
 """
 import argparse
 import contextlib
@@ -51,6 +52,7 @@ class Server:
     """One of the two, with a context for `parallel` sequences of `length` tokens."""
 
     def __init__(self, args, kind, parallel, length, kv_tokens=0):
+        self.kind = kind
         self.port = free_port()
         kv = kv_tokens or parallel * length
         if kind == "tokamak":
@@ -58,7 +60,9 @@ class Server:
                        "--kv-blocks", (kv + 15) // 16, "--max-num-seqs", max(parallel, 4)]
         elif args.llama_server:
             command = [args.llama_server, "-m", args.model, "--port", self.port, "-t", args.threads, "-c", kv, "-np", parallel,
-                       "--no-webui", "-b", 512, "-ub", 512]
+                       "--metrics", "--no-webui"]
+            if kv_tokens:
+                command.append("--kv-unified")  # one pool for all, as here; otherwise each slot has a fixed share
         else:
             command = [args.python, "-m", "llama_cpp.server", "--model", args.model, "--port", self.port, "--n_threads", args.threads,
                        "--n_threads_batch", args.threads, "--n_ctx", length, "--interrupt_requests", "false"]
@@ -83,6 +87,13 @@ class Server:
             c.request("GET", path)
             r = c.getresponse()
             return r.status, r.read().decode()
+
+    def computed(self):
+        """Prompt tokens computed so far; None where the server does not tell."""
+        names = ("tokamak_prefill_tokens_total", "llamacpp:prompt_tokens_total")
+        status, text = self.get("/metrics")
+        rows = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(names)]
+        return sum(rows) if status == 200 and rows else None
 
     def post(self, body):
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)) as c:
@@ -170,9 +181,7 @@ def gap(args, kind):
 def prefix(args, kind):
     with Server(args, kind, 4, 1024) as s:
         s.post({"prompt": "hello", "max_tokens": 2})
-        computed = lambda: sum(float(line.rsplit(" ", 1)[1]) for line in s.get("/metrics")[1].splitlines()
-                               if line.startswith("tokamak_prefill_tokens_total"))
-        before = computed() if kind == "tokamak" else 0
+        before = s.computed()
         shared = words(512, 3)
         answers = [None] * 4
         start = time.perf_counter()
@@ -187,8 +196,8 @@ def prefix(args, kind):
         out = {"seconds": time.perf_counter() - start, "statuses": [a[0] for a in answers],
                "prompt_tokens": sum(a[1].get("usage", {}).get("prompt_tokens", 0) for a in answers),
                "cached_tokens": [a[1].get("usage", {}).get("prompt_tokens_details", {}).get("cached_tokens") for a in answers]}
-        if kind == "tokamak":
-            out["computed_prompt_tokens"] = computed() - before
+        if before is not None:
+            out["computed_prompt_tokens"] = s.computed() - before
         return out
 
 
@@ -211,6 +220,28 @@ def full(args, kind):
                 "tokens": tokens}
 
 
+def tables(result):
+    """The result as Markdown."""
+    kinds = [k for k in ("tokamak", "llama.cpp") if any(k in result.get(p, {}) for p in ("load", "gap", "prefix", "full"))]
+    number = lambda v, digits=1: "–" if v is None else f"{v:.{digits}f}"
+    lines = []
+    if "load" in result:
+        names = [("tokens_per_second", "tokens/s"), ("ttft_p50_ms", "TTFT p50 ms"), ("itl_p50_ms", "ITL p50 ms"), ("itl_p99_ms", "ITL p99 ms")]
+        lines += ["| clients | " + " | ".join(f"{name}, {k}" for _, name in names for k in kinds) + " |", "|---" * (1 + len(names) * len(kinds)) + "|"]
+        for rows in zip(*(result["load"][k] for k in kinds)):
+            lines.append(f"| {rows[0]['clients']} | " + " | ".join(number(r.get(key)) for key, _ in names for r in rows) + " |")
+    rest = [("gap", "longest_gap_seconds", "longest silence of three streams while 3000 prompt tokens are computed, s", 2),
+            ("gap", "long_prompt_seconds", "the same: the long prompt's answer after, s", 1),
+            ("prefix", "computed_prompt_tokens", "prompt tokens computed, four clients sharing 512 of 544", 0),
+            ("prefix", "seconds", "the same: until all are answered, s", 2),
+            ("full", "complete", "complete answers of 8, KV for 640 tokens", 0), ("full", "seconds", "the same: s", 1)]
+    lines += ["", "| what | " + " | ".join(kinds) + " |", "|---" * (1 + len(kinds)) + "|"]
+    for part, key, what, digits in rest:
+        if part in result:
+            lines.append(f"| {what} | " + " | ".join(number(result[part][k].get(key), digits) for k in kinds) + " |")
+    return "\n".join(lines)
+
+
 def main():
     args = parse_args()
     peer = "llama-server" if args.llama_server else "llama-cpp-python's server"
@@ -221,6 +252,7 @@ def main():
                 result.setdefault(part, {})[kind] = {"load": load, "gap": gap, "prefix": prefix, "full": full}[part](args, kind)
                 print(part, kind, json.dumps(result[part][kind]), flush=True)
     result["load_average_after"] = os.getloadavg()[0]
+    print(f"\npeer: {peer}; load {result['load_average']:.1f} before, {result['load_average_after']:.1f} after\n\n{tables(result)}")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1))
     return 0

@@ -12,12 +12,14 @@ namespace tokamak {
 //   flops           peak floating-point operations per second of the matrix units
 //   bandwidth       bytes per second of the memory that holds weights and KV
 //   launch_seconds  fixed cost of a step
+//   real_time       true: steps take that long by the clock, too (what a server's clients see)
 // A field that is absent keeps the value of the built-in machine, a small desktop CPU.
 struct MachineSpec {
   std::string name = "desktop";
   double flops = 2e12;
   double bandwidth = 5e10;
   double launch_seconds = 2e-5;
+  bool real_time = false;
 };
 MachineSpec load_machine(const std::filesystem::path& path);
 

@@ -1,7 +1,10 @@
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "backend/null/null_backend.h"
 #include "backend/null/step_check.h"
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace tokamak {
@@ -50,6 +53,9 @@ class NullExecutable final : public Executable {
       for (int32_t row : step.row) ++rows_[static_cast<size_t>(row)].poisoned;
     else
       run(step, p.result);
+    if (options_.machine.real_time)  // one step after the other, as a device takes them
+      p.due = device_free_ = std::max(SteadyClock().now(), device_free_) +
+                             static_cast<Nanos>(roofline_.seconds(step) * 1e9);
     return next_++;
   }
 
@@ -57,6 +63,8 @@ class NullExecutable final : public Executable {
     TK_CHECK(ticket == oldest_ && ticket < next_, "null backend: ticket {} is not the oldest",
              ticket);
     Pending& p = pending_[oldest_++ % pending_.size()];
+    if (options_.machine.real_time)
+      std::this_thread::sleep_for(std::chrono::nanoseconds(p.due - SteadyClock().now()));
     if (!p.failed) {
       std::swap(out, p.result);
       return;
@@ -81,6 +89,7 @@ class NullExecutable final : public Executable {
     StepResult result;
     std::vector<int32_t> rows;
     bool failed = false;
+    Nanos due = 0;  // with a machine in real time
   };
 
   Cell& cell(const StepInputs& step, size_t g, size_t b, int64_t slot) {
@@ -194,6 +203,7 @@ class NullExecutable final : public Executable {
   std::vector<std::vector<Cell>> shadow_;  // per group, physical slots
   std::vector<uint64_t> chains_;           // per token of the step
   std::vector<Pending> pending_;           // ring, by ticket
+  Nanos device_free_ = 0;                  // with a machine in real time: when its last step ends
   uint64_t next_ = 0, oldest_ = 0;
   int64_t submitted_ = 0;
   MemoryLedger ledger_;

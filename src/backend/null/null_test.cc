@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "backend/null/null_backend.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
 
@@ -193,6 +194,22 @@ TEST(Null, TimeIsARoofline) {
               1 + (8 * 2000 + 2 * 8 * 8 * 16) * 1e-6, 1e-12);
 }
 
+TEST(Null, AMachineInRealTimeTakesItsTime) {
+  NullOptions o;
+  o.machine.launch_seconds = 0.01;
+  o.machine.real_time = true;
+  Device d(o);
+  SteadyClock clock;
+  Nanos start = clock.now();
+  Ticket a = d.exe->submit(one_sequence({3, 1}, 0));
+  Ticket b = d.exe->submit(one_sequence({-1}, 2));
+  StepResult r;
+  d.exe->collect(a, r);
+  EXPECT_GE(clock.now() - start, Nanos{10'000'000});
+  d.exe->collect(b, r);
+  EXPECT_GE(clock.now() - start, Nanos{20'000'000});
+}
+
 TEST(Null, MachineFiles) {
   auto path = std::filesystem::temp_directory_path() / "tokamak_machine_test.json";
   write_text_file(path, R"({"flops": 5e14, "bandwidth": 2e12})");
@@ -200,6 +217,9 @@ TEST(Null, MachineFiles) {
   EXPECT_EQ(m.flops, 5e14);
   EXPECT_EQ(m.bandwidth, 2e12);
   EXPECT_EQ(m.launch_seconds, MachineSpec{}.launch_seconds);
+  EXPECT_FALSE(m.real_time);
+  write_text_file(path, R"({"real_time": true})");
+  EXPECT_TRUE(load_machine(path).real_time);
   write_text_file(path, R"({"flops": 0})");
   EXPECT_THROW(load_machine(path), Error);
   std::filesystem::remove(path);
