@@ -8,6 +8,7 @@ const DEFAULTS = {temperature: 0.7, topP: 0.95, maxTokens: 1024, system: "", api
 
 let state = {messages: [], settings: {...DEFAULTS}};
 let running = null;  // AbortController of the answer under way
+let partial = null;  // the message it writes
 
 function load() {
   try {
@@ -70,10 +71,16 @@ function fill(body, message) {
   }
 }
 
-function draw() {
-  $("log").replaceChildren(...state.messages.map(bubble));
-  if (state.messages.length === 0) $("log").append(empty);
-  $("log").scrollTop = $("log").scrollHeight;
+const atEnd = (log) => log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+const toEnd = (log) => log.scrollTo({top: log.scrollHeight, behavior: "instant"});
+
+// follow: show the end; otherwise whoever has scrolled up stays there.
+function draw(follow = true) {
+  const log = $("log"), top = log.scrollTop;
+  log.replaceChildren(...state.messages.map(bubble));
+  if (state.messages.length === 0) log.append(empty);
+  if (follow) toEnd(log);
+  else log.scrollTo({top, behavior: "instant"});
 }
 const empty = $("empty");
 
@@ -155,7 +162,7 @@ async function stream(message, onText) {
 }
 
 async function answer() {
-  const message = {role: "assistant", content: ""};
+  const message = partial = {role: "assistant", content: ""};
   running = new AbortController();
   busy(true);
   draw();
@@ -165,9 +172,9 @@ async function answer() {
   let first = 0, queued = false;
   const show = () => {
     queued = false;
-    const log = $("log"), atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+    const log = $("log"), follow = atEnd(log);
     fill(body, message);
-    if (atEnd) log.scrollTop = log.scrollHeight;
+    if (follow) toEnd(log);
   };
   try {
     status("Waiting for the first token …");
@@ -185,12 +192,13 @@ async function answer() {
     if (error.name === "AbortError") status("Stopped.");
     else { message.error = error.message; status(error.message, true); }
   }
-  running = null;
+  if (partial !== message) return;  // the page is being left and has kept it
+  running = partial = null;
   busy(false);
   if (message.content || message.error) state.messages.push(message);
   save();
-  draw();
-  $("input").focus();
+  draw(atEnd($("log")));
+  $("input").focus({preventScroll: true});
 }
 
 async function loadModels() {
@@ -267,6 +275,13 @@ $("input").addEventListener("keydown", (event) => {
 });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") running?.abort(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);
+addEventListener("pagehide", () => {  // what there is of an answer is kept
+  if (!partial?.content) return;
+  state.messages.push({...partial, error: "The page was closed before the end."});
+  partial = null;
+  save();
+});
+addEventListener("pageshow", (event) => { if (event.persisted && running) location.reload(); });
 draw();
 loadModels();
 startPanel($("panel"), headers);

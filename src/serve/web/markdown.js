@@ -1,52 +1,123 @@
 // A small, safe part of Markdown as DOM nodes: text only ever enters through text nodes, never as HTML.
 
-const FENCE = /^\s*```([\w+#.-]*)\s*$/;
+const FENCE = /^(\s*)(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
+const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
+const RULE = /^\s*([-*_])(\s*\1){2,}\s*$/;
+const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;  // below the head of a table
+const MAX_DEPTH = 8, MAX_INLINE = 20000;
 
 export function render(text) {
   const out = document.createDocumentFragment();
-  const lines = text.split("\n");
+  blocks(text.split("\n"), out, 0);
+  return out;
+}
+
+const add = (parent, name) => parent.appendChild(document.createElement(name));
+const indentOf = (line) => line.length - line.trimStart().length;
+
+function blocks(lines, parent, depth) {
   let paragraph = [];
   const flush = () => {
-    if (paragraph.join("").trim()) addInline(out.appendChild(document.createElement("p")), paragraph.join("\n"));
+    if (paragraph.join("").trim()) addInline(add(parent, "p"), paragraph.join("\n"));
     paragraph = [];
   };
-  for (let i = 0; i < lines.length; i++) {
-    const fence = FENCE.exec(lines[i]);
-    const heading = /^(#{1,6})\s+(.*)$/.exec(lines[i]);
-    const item = /^\s*([-*+]|\d+[.)])\s+(.*)$/.exec(lines[i]);
-    if (fence) {
+  for (let i = 0; i < lines.length;) {
+    const line = lines[i], reader = depth < MAX_DEPTH && READERS.find((r) => r.starts(lines, i));
+    if (reader) {
       flush();
-      const code = [];
-      while (++i < lines.length && !/^\s*```\s*$/.test(lines[i])) code.push(lines[i]);
-      out.append(codeBlock(code.join("\n"), fence[1]));
-    } else if (heading) {
-      flush();
-      addInline(out.appendChild(document.createElement(heading[1].length < 3 ? "h3" : "h4")), heading[2]);
-    } else if (item) {
-      flush();
-      const kind = /\d/.test(item[1]) ? "OL" : "UL";
-      let list = out.lastChild;
-      if (!list || list.nodeName !== kind) {
-        list = out.appendChild(document.createElement(kind));
-        if (kind === "OL") list.start = parseInt(item[1], 10);
-      }
-      addInline(list.appendChild(document.createElement("li")), item[2]);
-    } else if (lines[i].trim() === "") {
-      flush();
+      i = reader.read(lines, i, parent, depth);
     } else {
-      paragraph.push(lines[i]);
+      if (line.trim() === "") flush();
+      else paragraph.push(line);
+      i++;
     }
   }
   flush();
-  return out;
+}
+
+// Each takes a block that starts at line i and returns the line after it.
+const READERS = [
+  {starts: (lines, i) => FENCE.test(lines[i]), read: readCode},
+  {starts: (lines, i) => /^#{1,6}\s+\S/.test(lines[i]), read: readHeading},
+  {starts: (lines, i) => RULE.test(lines[i]), read: (lines, i, parent) => (add(parent, "hr"), i + 1)},
+  {starts: (lines, i) => /^\s*>/.test(lines[i]), read: readQuote},
+  {starts: (lines, i) => lines[i].includes("|") && lines[i + 1]?.includes("|") && DIVIDER.test(lines[i + 1]), read: readTable},
+  {starts: (lines, i) => ITEM.test(lines[i]), read: readList},
+];
+
+function readCode(lines, i, parent) {
+  const [, indent, marks, language] = FENCE.exec(lines[i]);
+  const code = [];
+  for (i++; i < lines.length; i++) {
+    const text = lines[i].trim();
+    if (text.length >= marks.length && text === marks[0].repeat(text.length)) return parent.append(codeBlock(code.join("\n"), language)), i + 1;
+    code.push(lines[i].slice(Math.min(indent.length, indentOf(lines[i]))));
+  }
+  parent.append(codeBlock(code.join("\n"), language));  // still being written
+  return i;
+}
+
+function readHeading(lines, i, parent) {
+  const [, marks, text] = /^(#{1,6})\s+(.*?)\s*#*$/.exec(lines[i]);
+  addInline(add(parent, marks.length < 3 ? "h3" : "h4"), text);
+  return i + 1;
+}
+
+function readQuote(lines, i, parent, depth) {
+  const inner = [];
+  for (; i < lines.length && /^\s*>/.test(lines[i]); i++) inner.push(lines[i].replace(/^\s*> ?/, ""));
+  blocks(inner, add(parent, "blockquote"), depth + 1);
+  return i;
+}
+
+const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
+
+function readTable(lines, i, parent) {
+  const box = add(parent, "div");  // scrolls where the table is wider than the page
+  box.className = "table";
+  const table = add(box, "table");
+  const right = cells(lines[i + 1]).map((mark) => mark.endsWith(":") && !mark.startsWith(":"));
+  const row = (line, kind) => {
+    const tr = add(table, "tr");
+    cells(line).forEach((text, column) => {
+      const cell = add(tr, kind);
+      if (right[column]) cell.className = "right";
+      addInline(cell, text);
+    });
+  };
+  row(lines[i], "th");
+  for (i += 2; i < lines.length && lines[i].includes("|"); i++) row(lines[i], "td");
+  return i;
+}
+
+function readList(lines, i, parent, depth) {
+  const [, indent, mark] = ITEM.exec(lines[i]);
+  const ordered = /\d/.test(mark), base = indent.length;
+  const list = add(parent, ordered ? "ol" : "ul");
+  if (ordered) list.start = parseInt(mark, 10);
+  const belongs = (line) => indentOf(line) >= base + 2;
+  while (i < lines.length) {
+    const item = ITEM.exec(lines[i]);
+    if (!item || RULE.test(lines[i]) || Math.abs(item[1].length - base) > 1 || /\d/.test(item[2]) !== ordered) break;
+    const li = add(list, "li"), inner = [];
+    addInline(li, item[3]);
+    for (i++; i < lines.length; i++) {
+      const blank = lines[i].trim() === "";
+      if (blank ? !(i + 1 < lines.length && belongs(lines[i + 1])) : !belongs(lines[i])) break;
+      inner.push(lines[i].slice(Math.min(base + 2, indentOf(lines[i]))));
+    }
+    blocks(inner, li, depth + 1);
+    if (lines[i]?.trim() === "" && ITEM.test(lines[i + 1] ?? "")) i++;  // items may stand apart
+  }
+  return i;
 }
 
 function codeBlock(text, language) {
   const pre = document.createElement("pre");
-  const code = pre.appendChild(document.createElement("code"));
+  const code = add(pre, "code");
   code.textContent = text;
   if (language) code.dataset.language = language;
-  const copy = pre.appendChild(document.createElement("button"));
+  const copy = add(pre, "button");
   copy.type = "button";
   copy.textContent = "Copy";
   copy.addEventListener("click", async () => {
@@ -61,16 +132,25 @@ function codeBlock(text, language) {
   return pre;
 }
 
-// `code`, **bold** and *italic*; everything else is text.
+// `code`, ***both***, **bold**, *italic*, ~~struck~~ and [links](https://...); everything else is text.
+const INLINE = new RegExp([
+  /(`+)(?!`)(.+?)(?<!`)\1(?!`)/, /\*\*\*([^*\n]+)\*\*\*/, /\*\*(?=\S)((?:[^*\n]|\*(?!\*))+?)\*\*/,
+  /(?<![\w*])\*(?=[^\s*])([^*\n]+?)\*(?![\w*])/, /~~([^~\n]+)~~/, /\[([^\]\n]+)\]\((https?:\/\/[^\s()]+)\)/,
+].map((r) => r.source).join("|"), "g");
+
 function addInline(parent, text) {
-  const pattern = /`([^`\n]+)`|\*\*([^*\n]+)\*\*|\*([^*\s][^*\n]*)\*/g;
+  if (text.length > MAX_INLINE) return parent.append(text);
   let last = 0;
-  for (let match; (match = pattern.exec(text));) {
+  for (const match of text.matchAll(INLINE)) {
+    const [all, , code, both, bold, italic, struck, label, href] = match;
     parent.append(text.slice(last, match.index));
-    const [, code, bold, italic] = match;
-    const node = parent.appendChild(document.createElement(code ? "code" : bold ? "strong" : "em"));
-    node.textContent = code || bold || italic;
-    last = match.index + match[0].length;
+    last = match.index + all.length;
+    if (code !== undefined) add(parent, "code").textContent = code;
+    else if (both !== undefined) addInline(add(add(parent, "strong"), "em"), both);
+    else if (bold !== undefined) addInline(add(parent, "strong"), bold);
+    else if (italic !== undefined) addInline(add(parent, "em"), italic);
+    else if (struck !== undefined) addInline(add(parent, "s"), struck);
+    else Object.assign(add(parent, "a"), {textContent: label, href, target: "_blank", rel: "noopener noreferrer"});
   }
   parent.append(text.slice(last));
 }
