@@ -142,10 +142,9 @@ bool LocalEngine::take_inbox() {
   return true;
 }
 
-// Deltas first: on a backend that computes in submit they would wait for the whole step.
+// Deltas before steps: on a backend that computes in submit they would wait for the whole step.
+// Statistics before deltas: who has an answer finds it counted.
 void LocalEngine::carry_out() {
-  for (Delta& d : actions_.deltas()) deliver(std::move(d));
-  for (RequestId id : actions_.finished) listeners_.erase(id);
   {
     std::lock_guard lock(mutex_);
     taken_sequences_ = 0;
@@ -159,6 +158,8 @@ void LocalEngine::carry_out() {
                   static_cast<double>(config_.max_num_seqs);
     info_.retry_after = std::clamp(pace * static_cast<double>(info_.waiting), 1.0, 60.0);
   }
+  for (Delta& d : actions_.deltas()) deliver(std::move(d));
+  for (RequestId id : actions_.finished) listeners_.erase(id);
   for (const SubmitAction& s : actions_.submits) steps_.submit(s);
 }
 

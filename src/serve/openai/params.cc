@@ -290,7 +290,7 @@ GenerationParams read_params(Fields& fields, const ServedModel& model) {
                  "prompt_cache_retention", "request_id", "spaces_between_special_tokens",
                  "stream_interval", "prediction", "verbosity"});
   for (const char* field : {"structured_outputs", "guided_json", "guided_regex", "guided_choice",
-                            "guided_grammar", "grammar", "json_schema"})
+                            "guided_grammar", "grammar", "json_schema", "ebnf", "regex"})
     fields.refuse(field, "Constrained output is not available yet.");
   for (const char* field :
        {"allowed_token_ids", "bad_words", "truncate_prompt_tokens", "logits_processors",
