@@ -13,7 +13,8 @@ CHAT_FIELDS = ["model", "messages", "max_tokens", "max_completion_tokens", "temp
                "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "top_logprobs", "stream",
                "stream_options", "user", "ignore_eos", "min_tokens", "stop_token_ids", "tools", "tool_choice", "response_format",
                "return_token_ids", "priority", "cache_salt", "chat_template_kwargs", "modalities", "audio", "functions",
-               "include_stop_str_in_output", "skip_special_tokens", "add_generation_prompt", "something_new"]
+               "include_stop_str_in_output", "skip_special_tokens", "add_generation_prompt", "continue_final_message",
+               "return_tokens_as_token_ids", "something_new"]
 COMPLETION_FIELDS = ["prompt", "echo", "best_of", "suffix", "logprobs", "max_tokens", "add_special_tokens"]
 
 # (parameter, body of a chat request, code)
