@@ -80,7 +80,8 @@ void add_compile_flags(CLI::App& verb, ModelFlags& flags) {
       ->check(CLI::IsMember({"auto", "dynamic", "buckets"}))
       ->capture_default_str();
   verb.add_option("--buckets", flags.buckets,
-                  "sizes for --shapes buckets, e.g. 128,512,2048 (default: 1, 8, 16, 32, ...)")
+                  "sizes for --shapes buckets, e.g. 128,512,2048 (default: 1, 8, 16, 32, 64 and "
+                  "multiples of 64)")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   verb.add_flag("--no-compile-cache", flags.no_compile_cache,

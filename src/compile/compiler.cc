@@ -30,7 +30,7 @@ void plan_step(PlanSet& set, const Function& step, const Backend& backend,
                const CompileOptions& o) {
   for (const ShapeRange& t : shape_ranges(o, {64}, o.max_tokens))
     emit(set, step, backend, o,
-         {{"T", t.lo, t.hi, 1, t.pad},
+         {{"T", t.lo, t.hi, t.multiple, t.pad},
           {"B", 1, std::min(t.hi, o.max_sequences) + (t.pad > 0), 1},
           {"R", 1, std::min(t.hi, o.max_logit_rows), 1}},
          {"M", 1, t.hi, 1});
@@ -39,7 +39,7 @@ void plan_step(PlanSet& set, const Function& step, const Backend& backend,
 void plan_decode(PlanSet& set, const Function& decode, const Backend& backend,
                  const CompileOptions& o) {
   for (const ShapeRange& b : shape_ranges(o, {1, 8}, std::min(o.max_sequences, o.max_logit_rows))) {
-    emit(set, decode, backend, o, {{"B", b.lo, b.hi, 1, b.pad}}, {"M", 1, 1, 1});
+    emit(set, decode, backend, o, {{"B", b.lo, b.hi, b.multiple, b.pad}}, {"M", 1, 1, 1});
     set.plans.back().bound_symbols = {{"T", "B"}, {"R", "B"}};
   }
 }

@@ -17,10 +17,15 @@ std::vector<int64_t> up_to(std::vector<int64_t> bounds, int64_t max) {
   return bounds;
 }
 
+// Beyond this many rows the kernels' tiles are full anyway: one plan pads to the next multiple
+// instead of to the next power of two.
+constexpr int64_t kRowsOfMultiples = 64;
+
 std::vector<int64_t> bucket_sizes(const CompileOptions& o, int64_t max) {
   std::vector<int64_t> sizes = o.buckets;
   if (sizes.empty())
-    for (int64_t size = 1; size < max; size = size == 1 ? 8 : size * 2) sizes.push_back(size);
+    for (int64_t size = 1; size < max && size <= kRowsOfMultiples; size = size == 1 ? 8 : size * 2)
+      sizes.push_back(size);
   std::sort(sizes.begin(), sizes.end());
   sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
   std::erase_if(sizes, [&](int64_t s) { return s < 1 || s > max; });
@@ -47,7 +52,12 @@ std::vector<ShapeRange> shape_ranges(const CompileOptions& o, std::vector<int64_
   if (o.shapes == Shapes::kBuckets && !o.tree_mask) {
     int64_t lo = 1;
     for (int64_t size : bucket_sizes(o, max)) {
-      out.push_back({lo, size, size});
+      int64_t whole = size / kRowsOfMultiples * kRowsOfMultiples;
+      if (o.buckets.empty() && whole >= lo + kRowsOfMultiples) {
+        out.push_back({lo, whole, whole, kRowsOfMultiples});
+        lo = whole + 1;
+      }
+      if (lo <= size) out.push_back({lo, size, size});
       lo = size + 1;
     }
   }

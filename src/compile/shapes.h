@@ -6,9 +6,9 @@
 
 namespace tokamak {
 
-// A range of the bucketed symbol (T, or B of decode and verify). pad: 0, or what it is padded to.
+// A range of the bucketed symbol (T, or B of decode and verify), as GuardRange has it.
 struct ShapeRange {
-  int64_t lo, hi, pad;
+  int64_t lo, hi, pad, multiple = 1;
 };
 // The plans of a function, most specific first. `tiers`: the sizes of Shapes::kAuto.
 std::vector<ShapeRange> shape_ranges(const CompileOptions& options, std::vector<int64_t> tiers,

@@ -181,7 +181,8 @@ class PlanChecker {
       if (!declared(g.symbol)) bad(where, "the symbol is not declared");
       if (!seen.insert(g.symbol).second) bad(where, "given twice");
       check_symbol_range(g.lo, g.hi, g.multiple, where);
-      if (g.pad != 0 && g.pad != g.hi) bad(where, "padded to another value than its largest");
+      if (g.pad != 0 && (g.pad != g.hi || g.pad % g.multiple != 0))
+        bad(where, "padded to another value than its largest");
       bounds_.push_back({g.symbol, g.lo, g.hi, g.multiple});
     }
     for (const auto& [symbol, expr] : plan_.bound_symbols) {

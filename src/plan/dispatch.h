@@ -18,8 +18,12 @@ struct DispatchStats {
   int64_t fallbacks = 0;    // steps that ran in a more general plan than their function or bucket
   int64_t rows = 0;         // tokens of all steps, without padding
   int64_t padded_rows = 0;  // rows computed for nobody
-  int64_t compiles = 0;     // plans or kernels made after loading: stays 0
+  int64_t compiles = 0;     // plans made by the process after loading: stays 0
 };
+
+// Plans that this process has made, from any thread; whoever makes one says so.
+void count_compile();
+int64_t compile_count();
 
 std::string plan_name(const Plan& plan);  // "step T<=64", "decode B=5..8 padded to 8"
 

@@ -1,6 +1,7 @@
 #include "plan/plan.h"
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 
 #include "base/error.h"
@@ -39,7 +40,8 @@ bool admits(const PlanSet& set, const Plan& plan, std::span<const int64_t> value
     const int i = symbol_index(set, g.symbol);
     if (i < 0) return false;
     const int64_t v = values[static_cast<size_t>(i)];
-    if (v < g.lo || v > g.hi || (g.multiple > 1 && v % g.multiple != 0)) return false;
+    if (v < g.lo || v > g.hi) return false;
+    if (g.pad == 0 && g.multiple > 1 && v % g.multiple != 0) return false;
   }
   for (const auto& [symbol, expr] : plan.bound_symbols) {
     const int i = symbol_index(set, symbol);
@@ -90,6 +92,12 @@ int64_t weight_bytes(const WeightEntry& weight) {
   return type.bytes().constant().value();  // throws on broken blocks and on overflow
 }
 
+namespace {
+std::atomic<int64_t> g_compiles{0};
+}  // namespace
+void count_compile() { g_compiles.fetch_add(1, std::memory_order_relaxed); }
+int64_t compile_count() { return g_compiles.load(std::memory_order_relaxed); }
+
 std::string plan_name(const Plan& plan) {
   std::string out = plan.function;
   for (const GuardRange& g : plan.guard) {
@@ -99,8 +107,12 @@ std::string plan_name(const Plan& plan) {
       out += fmt::format(" {}<={}", g.symbol, g.hi);
     else
       out += fmt::format(" {}={}..{}", g.symbol, g.lo, g.hi);
-    if (g.multiple > 1) out += fmt::format(" multiple of {}", g.multiple);
-    if (g.pad > 0) out += fmt::format(" padded to {}", g.pad);
+    if (g.pad > 0 && g.multiple > 1)
+      out += fmt::format(" padded to multiples of {}", g.multiple);
+    else if (g.multiple > 1)
+      out += fmt::format(" multiple of {}", g.multiple);
+    else if (g.pad > 0)
+      out += fmt::format(" padded to {}", g.pad);
   }
   return out;
 }

@@ -77,7 +77,9 @@ struct KernelCall {
 struct GuardRange {
   std::string symbol;
   int64_t lo = 1, hi = 1, multiple = 1;
-  int64_t pad = 0;  // a bucket: the symbol is padded up to this value before the plan runs; 0: not
+  // A bucket: the symbol is padded before the plan runs, to this value or, with a multiple, to the
+  // next multiple, of which this is the largest. 0: nothing is padded.
+  int64_t pad = 0;
 };
 
 struct PlanOutput {

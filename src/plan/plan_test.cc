@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "plan/dispatch.h"
 #include "plan/kernel_desc.h"
 
 namespace tokamak {
@@ -71,6 +72,10 @@ const Broken kBrokenSets[] = {
     {"symbol 1: the name \"T\" is used twice", [](PlanSet& s) { s.symbols[1].name = "T"; }},
     {"symbol T: an empty or negative range", [](PlanSet& s) { s.symbols[0].hi = 0; }},
     {"multiple", [](PlanSet& s) { s.symbols[0].multiple = 0; }},
+    {"padded to another value",
+     [](PlanSet& s) {
+       s.plans[0].guard[0] = {"T", 1, 16, 3, 16};
+     }},
     {"group 0: it has no name", [](PlanSet& s) { s.groups[0].name = ""; }},
     {"block 0", [](PlanSet& s) { s.groups[0].block_size = 0; }},
     {"there is no group 7", [](PlanSet& s) { s.states[0].group = 7; }},
@@ -199,6 +204,14 @@ TEST(SelectPlan, TakesTheSmallestGuard) {
   EXPECT_EQ(pick("odd", 7, 3, 1), 6);
   EXPECT_EQ(pick("odd", 8, 3, 1), -1);
   EXPECT_EQ(pick("nothing", 1, 1, 1), -1);
+  // Padded to multiples: every size in the range, before any plan that pads nothing.
+  add("step", {{"T", 65, 512, 64, 512}, {"B", 1, 65, 1}, {"R", 1, 64, 1}});
+  EXPECT_EQ(pick("step", 65, 3, 3), 7);
+  EXPECT_EQ(pick("step", 511, 3, 3), 7);
+  EXPECT_EQ(pick("step", 64, 3, 3), 2);
+  const int64_t odd[] = {65, 3, 3};
+  EXPECT_EQ(select_plan(set, "step", odd, false), 0);
+  EXPECT_EQ(plan_name(set.plans[7]), "step T=65..512 padded to multiples of 64 B<=65 R<=64");
 }
 
 TEST(PlanSizes, Bytes) {

@@ -91,7 +91,8 @@ void print_plan(const PlanSet& set, const Plan& plan, std::string& out) {
   for (size_t i = 0; i < plan.guard.size(); ++i) {
     const GuardRange& g = plan.guard[i];
     out += fmt::format("{} {} in {}", i > 0 ? "," : "", g.symbol, range(g.lo, g.hi, g.multiple));
-    if (g.pad > 0) out += fmt::format(" padded to {}", g.pad);
+    if (g.pad > 0)
+      out += g.multiple > 1 ? " padded to multiples" : fmt::format(" padded to {}", g.pad);
   }
   for (const auto& [symbol, expr] : plan.bound_symbols)
     out += fmt::format(", {} = {}", symbol, expr);

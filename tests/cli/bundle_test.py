@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """Bundles, the compile cache, eager mode and shapes from outside."""
+import concurrent.futures
 import json
 import os
 import pathlib
 import random
+import re
 import resource
 import signal
 import subprocess
 import tempfile
 import time
 import unittest
+import urllib.error
 import urllib.request
 
 from tokamak import BINARY, TINY, run, run_json
@@ -91,7 +94,7 @@ class Bundles(Folder):
         self.assertIn("--backend cpu", self.refused("run", bundle, "x", "--backend", "ref"))
 
     def test_serve_from_a_bundle(self):
-        bundle = self.compile(LLAMA, "--max-len", "64", "--shapes", "buckets")
+        bundle = self.compile(LLAMA, "--max-len", "256", "--shapes", "buckets")
         server = subprocess.Popen([BINARY, "serve", str(bundle), "--port", "0"], stdout=subprocess.PIPE, text=True)
         try:
             url = ""
@@ -101,26 +104,41 @@ class Bundles(Folder):
                 url = line.split("ready at ")[1].split()[0] if "ready at" in line else ""
 
             def ask(tokens, n):
-                body = json.dumps({"model": "model", "prompt": [5] * tokens, "max_tokens": n, "ignore_eos": True}).encode()
+                body = json.dumps({"model": "model", "prompt": [rng.randint(3, 90) for _ in range(tokens)], "max_tokens": n, "ignore_eos": True}).encode()
                 request = urllib.request.Request(url + "/v1/completions", body, {"content-type": "application/json"})
                 with urllib.request.urlopen(request, timeout=60) as r:
                     return json.load(r)
 
+            def metrics():
+                text = urllib.request.urlopen(url + "/metrics", timeout=60).read().decode()
+                value = {}
+                for line in text.splitlines():
+                    if line and line[0] != "#":
+                        name = line.rsplit(" ", 1)[0] if "tokamak_plan_steps_total" in line else re.split("[{ ]", line)[0]
+                        value[name] = float(line.rsplit(" ", 1)[1])
+                return value
+
             rng = random.Random(3)
-            for _ in range(20):  # shapes of every kind
-                ask(rng.randint(1, 40), rng.randint(1, 8))
+            ask(3, 2)
+            warm = metrics()
+            with concurrent.futures.ThreadPoolExecutor(4) as pool:  # shapes of every kind
+                list(pool.map(lambda _: ask(rng.randint(1, 200), rng.randint(1, 8)), range(24)))
             with self.assertRaises(urllib.error.HTTPError) as refused:
-                ask(65, 1)
+                ask(257, 1)
             self.assertEqual(refused.exception.code, 400)
             with refused.exception:
-                self.assertIn("64", refused.exception.read().decode())
-            metrics = urllib.request.urlopen(url + "/metrics", timeout=60).read().decode()
-            value = {line.split("{")[0].split(" ")[0]: float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines()
-                     if line and line[0] != "#"}
+                self.assertIn("256", refused.exception.read().decode())
+            value = metrics()
+            self.assertEqual(value["tokamak_compiles_total"] - warm["tokamak_compiles_total"], 0)
             self.assertEqual(value["tokamak_compiles_total"], 0)
+            self.assertEqual(value["tokamak_plan_fallbacks_total"], 0)
             self.assertGreater(value["tokamak_plan_padded_rows_total"], 0)
-            self.assertGreater(value["tokamak_plan_rows_total"], 0)
-            self.assertIn('plan="decode B=1 padded to 1"', metrics)
+            rows = value["tokamak_plan_rows_total"] - warm["tokamak_plan_rows_total"]
+            self.assertGreater(rows, 24)
+            steps = {name: n for name, n in value.items() if name.startswith("tokamak_plan_steps_total")}
+            for plan in ("decode B=1 padded to 1", "step T=65..512 padded to multiples of 64"):
+                self.assertGreater(sum(n for name, n in steps.items() if plan in name), 0, (plan, steps))
+            self.assertGreater(sum(n > 0 for n in steps.values()), 4, steps)
             self.assertGreater(value["tokamak_memory_mapped_bytes"], 0)
         finally:
             server.send_signal(signal.SIGTERM)

@@ -30,6 +30,7 @@ StepBinder::StepBinder(const PlanSet& plans, std::vector<int64_t> blocks, int64_
     : plans_(plans),
       blocks_(std::move(blocks)),
       max_rows_(max_rows),
+      compiles_at_load_(compile_count()),
       log_guards_(log::channel_enabled("guards")) {
   for (const SymbolDecl& symbol : plans.symbols) {
     if (symbol.name != "T" && symbol.name != "B" && symbol.name != "R" && symbol.name != "M")
@@ -54,8 +55,12 @@ StepBinder::StepBinder(const PlanSet& plans, std::vector<int64_t> blocks, int64_
       if (symbol == "T") facts.rows_per_sequence = multiple_of_b(value);
       if (symbol == "R") facts.all_rows_out = true;
     }
-    for (const GuardRange& g : plan.guard)
-      if (g.pad > 0) facts.pad = g.pad * std::max<int64_t>(1, facts.rows_per_sequence);
+    for (const GuardRange& g : plan.guard) {
+      if (g.pad == 0) continue;
+      int64_t each = std::max<int64_t>(1, facts.rows_per_sequence);
+      facts.pad = g.pad * each;
+      if (g.multiple > 1) facts.multiple = g.multiple * each;
+    }
     facts_.push_back(facts);
   }
   auto names = std::make_shared<std::vector<std::string>>();
@@ -184,7 +189,7 @@ bool StepBinder::admits(size_t plan, const StepInputs& step) const {
     for (size_t b = 0; b < step.q_start.size(); ++b)
       if (step.q_start[b] != static_cast<int64_t>(b) * facts.rows_per_sequence) return false;
   // The rows of padding of a general function are one sequence more.
-  if (facts.pad > step.tokens() && facts.rows_per_sequence == 0)
+  if (facts.rows(step.tokens()) > step.tokens() && facts.rows_per_sequence == 0)
     for (const GuardRange& g : plans_.plans[plan].guard)
       if (g.symbol == "B" && step.sequences() + 1 > g.hi) return false;
   if (facts.all_rows_out) {
@@ -228,19 +233,20 @@ void StepBinder::pad(const StepInputs& step, const Facts& facts) {
   padded_.mask_width = step.mask_width;
   padded_.out_rows = step.out_rows;
   padded_.tables = step.tables;
-  auto rows = index(facts.pad);
+  const int64_t whole = facts.rows(step.tokens());
+  auto rows = index(whole);
   padded_.pos.resize(rows, 0);
   padded_.slot.resize(rows, -1);
   if (!padded_.adapter.empty()) padded_.adapter.resize(rows, -1);
   padded_.mask.resize(rows * index(step.mask_width), 0);
-  int64_t each = facts.rows_per_sequence > 0 ? facts.rows_per_sequence : facts.pad - step.tokens();
-  for (int64_t at = step.tokens(); at < facts.pad; at += each) {
+  int64_t each = facts.rows_per_sequence > 0 ? facts.rows_per_sequence : whole - step.tokens();
+  for (int64_t at = step.tokens(); at < whole; at += each) {
     padded_.seq.resize(index(at + each), static_cast<int32_t>(padded_.kv_len.size()));
     padded_.q_start.push_back(static_cast<int32_t>(at + each));
     padded_.kv_len.push_back(0);
   }
   if (facts.all_rows_out)
-    for (int64_t r = step.tokens(); r < facts.pad; ++r)
+    for (int64_t r = step.tokens(); r < whole; ++r)
       padded_.out_rows.push_back(static_cast<int32_t>(r));
 }
 
@@ -253,7 +259,8 @@ void StepBinder::count(const StepInputs& step, size_t plan) {
   if (plans_.plans[plan].function != step.function || (bucketed && facts_[plan].pad == 0))
     ++stats_.fallbacks;
   stats_.rows += step.tokens();
-  stats_.padded_rows += std::max<int64_t>(0, facts_[plan].pad - step.tokens());
+  stats_.padded_rows += facts_[plan].rows(step.tokens()) - step.tokens();
+  stats_.compiles = compile_count() - compiles_at_load_;
   if (!log_guards_ || logged_plan_ == static_cast<int>(plan)) return;
   logged_plan_ = static_cast<int>(plan);
   log::channel("guards",
@@ -278,7 +285,8 @@ int StepBinder::bind(const StepInputs& step) {
     fail(ErrorCode::kOutOfRange, "no plan for {} tokens of {} sequences with {} outputs ({})",
          step.tokens(), step.sequences(), step.out_rows.size(), step.function);
   count(step, static_cast<size_t>(plan));
-  if (const Facts& facts = facts_[static_cast<size_t>(plan)]; facts.pad > step.tokens()) {
+  if (const Facts& facts = facts_[static_cast<size_t>(plan)];
+      facts.rows(step.tokens()) > step.tokens()) {
     pad(step, facts);
     set_symbols(padded_);
     inputs_ = &padded_;

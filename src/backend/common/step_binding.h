@@ -35,7 +35,13 @@ class StepBinder {
   struct Facts {
     int64_t rows_per_sequence = 0;  // 0: any
     bool all_rows_out = false;
-    int64_t pad = 0;  // rows that a bucket's steps are filled up to; 0: it is no bucket
+    // Rows that a bucket's steps are filled up to, with `multiple` only to the next one; 0: it is
+    // no bucket.
+    int64_t pad = 0, multiple = 0;
+    int64_t rows(int64_t tokens) const {
+      if (pad == 0) return tokens;
+      return multiple > 0 ? (tokens + multiple - 1) / multiple * multiple : pad;
+    }
   };
   void check_tokens(const StepInputs& step) const;
   void check_sequences(const StepInputs& step);
@@ -60,6 +66,7 @@ class StepBinder {
   StepInputs padded_;
   const StepInputs* inputs_ = nullptr;
   DispatchStats stats_;
+  const int64_t compiles_at_load_;
   const bool log_guards_;
   int logged_plan_ = -1;
 };

@@ -79,6 +79,36 @@ TEST(StepBinding, DecodeNeedsItsLayout) {
   EXPECT_EQ(binder.bind(s), 0);
 }
 
+TEST(StepBinding, PadsToMultiples) {
+  PlanSet set = plan_set();
+  Plan by_eight = set.plans[0], by_four = set.plans[1];
+  by_eight.guard = {{"T", 1, 64, 8, 64}, {"B", 1, 9, 1}};
+  by_four.guard = {{"B", 1, 4, 4, 4}};
+  set.plans.push_back(by_eight);
+  set.plans.push_back(by_four);
+  StepBinder binder(set, {10, 6}, 4);
+  EXPECT_EQ(binder.bind(good_step()), 2);  // 6 rows of 2 sequences: two rows of a third
+  EXPECT_EQ(binder.symbols()[0], 8);
+  EXPECT_EQ(binder.symbols()[1], 3);
+  EXPECT_EQ(binder.inputs().q_start, (std::vector<int32_t>{0, 1, 6, 8}));
+  EXPECT_EQ(binder.bind(decode_step()), 3);
+  EXPECT_EQ(binder.symbols()[0], 4);
+  EXPECT_EQ(binder.stats().padded_rows, 2 + 2);
+  EXPECT_EQ(binder.stats().fallbacks, 0);
+  EXPECT_EQ((*binder.stats().names)[2], "step T<=64 padded to multiples of 8 B<=9");
+}
+
+TEST(StepBinding, CountsPlansMadeSinceItWasLoaded) {
+  PlanSet set = plan_set();
+  count_compile();
+  StepBinder binder(set, {10, 6}, 4);
+  binder.bind(good_step());
+  EXPECT_EQ(binder.stats().compiles, 0);
+  count_compile();
+  binder.bind(good_step());
+  EXPECT_EQ(binder.stats().compiles, 1);
+}
+
 TEST(StepBinding, EveryWrongStepIsRefused) {
   using Break = std::function<void(StepInputs&)>;
   const std::pair<const char*, Break> cases[] = {

@@ -4,6 +4,7 @@
 #include "compile/lower/lower.h"
 #include "compile/planner/planner.h"
 #include "graph/region.h"
+#include "plan/dispatch.h"
 #include "plan/region.h"
 #include "tensor/plane.h"
 
@@ -335,6 +336,7 @@ void declare_tables(PlanSet& set, const Module& module) {
 
 void emit_plan(PlanSet& set, const Function& function, const Backend& backend,
                std::vector<GuardRange> guard) {
+  count_compile();
   auto without_kernel = [&](const Node& node) {
     if (!is_region(node)) return false;
     bool loop = node.attrs.get_string("kind", "") == "loop";
