@@ -197,8 +197,9 @@ TEST_F(FuseTest, TheCoverIsTheCheapest) {
 }
 
 TEST_F(FuseTest, EveryEdgeBetweenKernelsHasAReason) {
-  static const std::set<std::string> kReasons = {
-      "no_kernel", "barrier", "shape", "dtype", "state", "frame", "size", "cost", "other_choice"};
+  static const std::set<std::string> kReasons = {"no_kernel", "barrier",     "between", "shape",
+                                                 "dtype",     "state",       "frame",   "size",
+                                                 "cost",      "other_choice"};
   for (const char* name : {"fuse_llama", "fuse_gemma", "fuse_apart"}) {
     Module module = parse_module(read_text_file(fmt::format(TK_GRAPH_GOLDEN "/opt/{}.tkg", name)));
     Module again = module.clone();

@@ -37,6 +37,7 @@ struct NotFused {
 // Reasons a NotFused gives.
 //   no_kernel      the backend has no kernel for the pair
 //   barrier        the consumer needs rows that other threads produce
+//   between        another kernel takes the one's result and makes what the other needs
 //   shape          rows of the two do not match
 //   dtype          an element type that the kernel does not take
 //   state          order of reads and writes of a state

@@ -58,6 +58,36 @@ class WhyNot {
     return false;
   }
 
+  bool known_together(std::string_view a, std::string_view b) const {
+    auto has = [](const RegionKernel& k, std::string_view op) {
+      for (size_t p = 0; p < k.parts.size(); ++p)
+        if (k.takes(p, op)) return true;
+      return false;
+    };
+    return std::any_of(kernels_.begin(), kernels_.end(),
+                       [&](const RegionKernel& k) { return has(k, a) && has(k, b); });
+  }
+
+  // A kernel of its own on a path from the producer to the consumer; empty: there is none.
+  std::string between(NodeId producer, NodeId consumer) const {
+    std::vector<bool> from(consumer - producer + 1, false), to(from.size(), false);
+    from[0] = to.back() = true;
+    for (NodeId id = producer + 1; id < consumer; ++id)
+      for (Ref r : fn_.node(id).inputs)
+        if (r.node >= producer && from[r.node - producer]) from[id - producer] = true;
+    for (NodeId id = consumer; id > producer; --id)
+      if (to[id - producer])
+        for (Ref r : fn_.node(id).inputs)
+          if (r.node >= producer) to[r.node - producer] = true;
+    std::string ends[] = {part_name(producer), part_name(consumer)};
+    for (NodeId id = producer + 1; id < consumer; ++id) {
+      if (!from[id - producer] || !to[id - producer] || !graph_.is_call(id)) continue;
+      std::string name = part_name(id);
+      if (name != ends[0] && name != ends[1]) return name;
+    }
+    return "";
+  }
+
   NotFused edge(Ref value, Ref seen, NodeId consumer) const {
     NotFused out;
     out.function = fn_.name();
@@ -119,8 +149,10 @@ class WhyNot {
         std::all_of(c.nodes.begin(), c.nodes.end(), [&](NodeId id) { return part_[id] < 0; });
     out.reason = free ? "cost" : "other_choice";
     out.saving = std::max(0.0, gain);
-    out.detail = fmt::format("as {} ({}): {:.2f} us {} than what was chosen", c.kind, c.rule,
-                             std::abs(gain) * 1e6, gain > 0 ? "faster" : "slower");
+    std::string by = std::abs(gain) < 5e-9 ? "no faster"
+                                           : fmt::format("{:.2f} us {}", std::abs(gain) * 1e6,
+                                                         gain > 0 ? "faster" : "slower");
+    out.detail = fmt::format("possible as {} ({}), {} than what was chosen", c.kind, c.rule, by);
   }
 
   void explain_absence(Ref value, Ref seen, NodeId consumer, NotFused& out) const {
@@ -131,12 +163,21 @@ class WhyNot {
           fmt::format("no region kernel of this backend takes {}", known(from) ? to : from);
     } else if (from == "linear" && needs_whole_rows(to)) {
       out.reason = "barrier";
-      out.detail = fmt::format("{} needs whole rows; columns of linear are made by all cores", to);
+      out.detail =
+          fmt::format("{} needs whole rows, and all cores make columns of a row of linear", to);
       out.saving = cost_.edge_cost(value);
+    } else if (!known_together(from, to)) {
+      out.reason = "no_kernel";
+      out.detail = fmt::format("no region kernel of this backend has both {} and {}", from, to);
+      out.saving = cost_.edge_cost(value);
+    } else if (std::string other = between(value.node, consumer); !other.empty()) {
+      out.reason = "between";
+      out.detail = fmt::format("{} takes the one and makes what the other needs", other);
     } else if (!same_shape(fn_.tensor(value), fn_.tensor(seen)) ||
                !same_shape(fn_.tensor(value), fn_.node(consumer).outputs[0].tensor)) {
       out.reason = "shape";
-      out.detail = fmt::format("{} of {} for {}", from, fn_.tensor(value).text(), to);
+      out.detail = fmt::format("{} gives {}, {} works on rows of another shape", from,
+                               fn_.tensor(value).text(), to);
       out.saving = cost_.edge_cost(value);
     } else if (graph_.is_result(value)) {
       out.reason = "frame";
