@@ -14,15 +14,18 @@ Value shape_value(const ExplainRequest& r) {
                        {"R", r.shape.logit_rows}};
 }
 
-Value guard_value(const Plan& plan) {
+template <class Items, class Make>
+Value list_of(const Items& items, Make make) {
   Value out = Value::array();
-  for (const GuardRange& g : plan.guard)
-    out.push(Value::Object{{"symbol", g.symbol},
-                           {"lo", g.lo},
-                           {"hi", g.hi},
-                           {"multiple", g.multiple},
-                           {"pad", g.pad}});
+  for (const auto& item : items) out.push(make(item));
   return out;
+}
+
+Value guard_value(const Plan& plan) {
+  return list_of(plan.guard, [](const GuardRange& g) {
+    return Value::Object{
+        {"symbol", g.symbol}, {"lo", g.lo}, {"hi", g.hi}, {"multiple", g.multiple}, {"pad", g.pad}};
+  });
 }
 
 // Every value of the arena as a rectangle: calls it lives from and to, and the bytes it has.
@@ -45,14 +48,14 @@ Value arena_values(const PlanSet& set, const Plan& plan) {
   for (const PlanOutput& o : plan.outputs)
     if (auto it = boxes.find(o.arg.index); o.arg.kind == CallArg::Kind::kArena && it != boxes.end())
       it->second.last = plan.calls.empty() ? 0 : plan.calls.size() - 1;
-  Value out = Value::array();
-  for (const auto& [index, b] : boxes)
-    out.push(Value::Object{{"name", b.name},
-                           {"offset", b.offset},
-                           {"bytes", b.bytes},
-                           {"first", b.first},
-                           {"last", b.last}});
-  return out;
+  return list_of(boxes, [](const auto& item) {
+    const Box& b = item.second;
+    return Value::Object{{"name", b.name},
+                         {"offset", b.offset},
+                         {"bytes", b.bytes},
+                         {"first", b.first},
+                         {"last", b.last}};
+  });
 }
 
 Value memory_value(const PlanSet& set, const Plan& plan) {

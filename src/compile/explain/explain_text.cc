@@ -61,8 +61,9 @@ std::string header(const Value& r) {
   const Value& s = r.at("shape");
   std::string guard;
   for (const Value& g : r.at("plan").at("guard").as_array())
-    guard += fmt::format(", {} {}-{}", g.at("symbol").as_string(), g.at("lo").as_int(),
-                         g.at("hi").as_int());
+    guard += fmt::format(
+        ", {} {}-{}{}", g.at("symbol").as_string(), g.at("lo").as_int(), g.at("hi").as_int(),
+        g.at("multiple").as_int() > 1 ? fmt::format(" by {}", g.at("multiple").as_int()) : "");
   return fmt::format(
       "{}  {}  B={} T={} S={} R={}\nbackend {} ({}), {}, plan {} of {}{}; machine {}\n",
       r.at("model").as_string(), r.at("function").as_string(), s.at("B").as_int(),

@@ -12,7 +12,7 @@ function canvas(width, height, label) {
 
 // --- Roofline: operations per second over operations per byte, both logarithmic. ---
 function roofline() {
-  const m = report.machine, measured = Boolean(report.totals.measured_us);
+  const m = report.machine;
   const dots = report.kernels.filter(k => k.flops > 0 && k.bytes > 0).map(k => {
     const seconds = (k.measured_us ?? k.bound_us) * 1e-6;
     return { k, x: k.intensity, y: k.flops / Math.max(seconds, 1e-12), weight: k.share };
@@ -133,17 +133,33 @@ function layout(nodes) {
     let x = (widest - row.reduce((sum, p) => sum + p.width + 14, -14)) / 2;
     for (const p of row) { p.x = x; p.y = 8 + p.depth * 54; x += p.width + 14; }
   }
-  return { places, width: widest + 4, height: rows.length * 54 + 4 };
+  // Edges over several rows run beside what lies between.
+  const edges = [];
+  let margin = 0;
+  for (const p of places)
+    for (const q of new Set(p.parents)) {
+      const from = places[q], x1 = from.x + from.width / 2, x2 = p.x + p.width / 2;
+      let aside = 0;
+      if (p.depth - from.depth > 1) {
+        const right = Math.max(...rows.slice(from.depth + 1, p.depth).map(row => Math.max(...row.map(n => n.x + n.width))));
+        aside = right + 12 + 5 * (edges.length % 3);
+        margin = Math.max(margin, aside - widest + 8);
+      }
+      edges.push({ x1, y1: from.y + 34, x2, y2: p.y, aside });
+    }
+  return { places, edges, width: widest + 4 + margin, height: rows.length * 54 + 4 };
+}
+
+function edgePath({ x1, y1, x2, y2, aside }) {
+  if (!aside) return `M${x1},${y1} C${x1},${y1 + 14} ${x2},${y2 - 14} ${x2},${y2}`;
+  const bend = Math.min(27, (y2 - y1) / 4);
+  return `M${x1},${y1} C${x1},${y1 + bend} ${aside},${y1} ${aside},${y1 + bend} V${y2 - bend} C${aside},${y2} ${x2},${y2 - bend} ${x2},${y2}`;
 }
 
 function segmentFigure(segment) {
-  const { places, width, height } = layout(segment.nodes);
+  const { places, edges, width, height } = layout(segment.nodes);
   const picture = canvas(Math.max(width, 120), height, segment.title);
-  for (const p of places)
-    for (const q of new Set(p.parents)) {
-      const a = places[q], x1 = a.x + a.width / 2, y1 = a.y + 34, x2 = p.x + p.width / 2, y2 = p.y;
-      picture.append(svg('path', { class: 'edge', d: `M${x1},${y1} C${x1},${y1 + 14} ${x2},${y2 - 14} ${x2},${y2}` }));
-    }
+  for (const edge of edges) picture.append(svg('path', { class: 'edge', d: edgePath(edge) }));
   for (const p of places) {
     const n = p.node, group = svg('g', { class: 'hit' });
     const kind = classOf(n.body ?? [n.op], n.name);

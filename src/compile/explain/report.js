@@ -72,26 +72,22 @@ function header() {
 }
 
 // --- Kernel table ---
+const measured = Boolean(report.totals.measured_us), counted = report.totals.counted_bytes !== undefined;
 const COLUMNS = [
   { key: 'name', title: 'Name', left: true, text: k => k.name },
   { key: 'kernel', title: 'Kernel', left: true, text: k => k.kernel },
   { key: 'calls', title: 'Calls', text: k => `${k.calls}` },
   { key: 'layers', title: 'Layers', text: k => k.layers || '–' },
+  { key: 'share', title: 'Share', text: k => `${(100 * k.share).toFixed(1)} %` },
+  ...(measured ? [{ key: 'measured_us', title: 'Measured', text: k => micros(k.measured_us) }] : []),
+  { key: 'bound_us', title: 'Bound', text: k => micros(k.bound_us) },
+  { key: 'bound', title: 'By', text: k => k.bound },
   { key: 'bytes', title: 'Bytes', text: k => amount(k.bytes, 'B') },
-  { key: 'weight_bytes', title: 'Weights', text: k => amount(k.weight_bytes, 'B') },
+  ...(counted ? [{ key: 'counted_bytes', title: 'Counted', text: k => k.counted_bytes === null ? '–' : k.counted_bytes === k.bytes ? 'equal' : amount(k.counted_bytes, 'B') }] : []),
   { key: 'flops', title: 'Ops', text: k => amount(k.flops, 'op') },
   { key: 'intensity', title: 'Ops/byte', text: k => k.intensity.toFixed(2) },
-  { key: 'bound', title: 'By', text: k => k.bound },
-  { key: 'bound_us', title: 'Bound', text: k => micros(k.bound_us) },
-  { key: 'share', title: 'Share', text: k => `${(100 * k.share).toFixed(1)} %` },
   { key: 'offset', title: 'Arena', text: k => k.arena.length ? `${k.arena[0].offset}+${k.arena[0].bytes}` : '–' },
 ];
-if (report.totals.measured_us) {
-  COLUMNS.splice(10, 0, { key: 'measured_us', title: 'Measured', text: k => micros(k.measured_us) });
-}
-if (report.totals.counted_bytes !== undefined) {
-  COLUMNS.splice(5, 0, { key: 'counted_bytes', title: 'Counted', text: k => k.counted_bytes === null ? '–' : k.counted_bytes === k.bytes ? 'equal' : amount(k.counted_bytes, 'B') });
-}
 const shareOf = k => k.calls * (k.measured_us ?? k.bound_us);
 const wholeShare = report.kernels.reduce((sum, k) => sum + shareOf(k), 0);
 for (const k of report.kernels) {
@@ -148,7 +144,7 @@ function kernelTable() {
     const row = element('tr', { class: 'row' }, ...COLUMNS.map(column => {
       const cell = element('td', { class: column.left ? 'left' : '' }, column.text(k));
       if (column.key === 'name') cell.prepend(element('span', { class: 'dot', style: `background:${colour(k.class)}` }));
-      if (column.key === 'share') cell.append(element('span', { class: 'bar', style: `width:${(4 * k.share).toFixed(2)}em` }));
+      if (column.key === 'share') cell.append(element('span', { class: 'bar' }, element('span', { style: `width:${(100 * k.share).toFixed(1)}%` })));
       if (column.key === 'counted_bytes' && k.counted_bytes !== null) cell.classList.add(k.counted_bytes === k.bytes ? 'good' : 'bad');
       return cell;
     }));
