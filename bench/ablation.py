@@ -19,7 +19,7 @@ GROUPS = {
     "no fusion (fuse)": ["fuse"],
     "no simplification (canonicalize, fold-constants)": ["canonicalize", "fold-constants"],
     "no recognition (recognize)": ["recognize"],
-    "no scale folding (fold-scales)": ["fold-scales"],
+    "no scale and norm folding (fold-scales, fold-norms)": ["fold-scales", "fold-norms"],
     "no facts of decode (use-facts)": ["use-facts"],
     "no pass but int8 activations": ["canonicalize", "fold-constants", "recognize", "fold-scales", "fold-norms", "use-facts", "fuse"],
 }

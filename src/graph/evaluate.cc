@@ -4,20 +4,11 @@
 
 #include "base/error.h"
 #include "graph/region.h"
+#include "ops/meaning.h"
 #include "tensor/plane.h"
 
 namespace tokamak {
 namespace {
-
-template <class S>
-Meaning<S> meaning_of(const OpDef& op) {
-  if constexpr (std::is_same_v<S, float>)
-    return op.f32;
-  else if constexpr (std::is_same_v<S, double>)
-    return op.f64;
-  else
-    return op.field;
-}
 
 std::vector<int64_t> extents(const TensorType& type, const SymbolValues& symbols) {
   std::vector<int64_t> dims;

@@ -94,4 +94,17 @@ class BroadcastWalk {
   int64_t offset_ = 0;
 };
 
+// The meaning of an op over S; null where it has none.
+template <class S>
+Meaning<S> meaning_of(const OpDef& op) {
+  if constexpr (std::is_same_v<S, float>)
+    return op.f32;
+  else if constexpr (std::is_same_v<S, double>)
+    return op.f64;
+  else if constexpr (std::is_same_v<S, Traced>)
+    return op.traced;
+  else
+    return op.field;
+}
+
 }  // namespace tokamak

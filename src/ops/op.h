@@ -3,10 +3,10 @@
 // per family of look-alikes such as the unary functions); ops/op_table.cc lists them all.
 //
 // The meaning is written once, templated over the scalar: float (what backend/ref runs: the
-// definition), double (oracle, rule verifier) and a finite field where the op stays inside it. With
-// float, tensors hold float32 and everything inside one op (sums, exponentials, angles) is computed
-// in double and rounded once, when the result is stored: the definition has no rounding that an
-// implementation could be asked to copy.
+// definition), double (oracle, rule verifier), a finite field where the op stays inside it, and
+// Traced, which notes what is touched. With float, tensors hold float32 and the inside of an op
+// (sums, exponentials, angles) is computed in double and rounded once, when the result is stored:
+// the definition has no rounding that an implementation could be asked to copy.
 #include <cstdint>
 #include <functional>
 #include <optional>

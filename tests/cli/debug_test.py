@@ -7,7 +7,7 @@ import tempfile
 import unittest
 import unittest.mock
 
-from tokamak import SOURCE, TINY, run
+from tokamak import SOURCE, TINY, run, run_json
 
 OPT = SOURCE / "tests" / "golden" / "graph" / "opt"
 GRAPHS = SOURCE / "tests" / "golden" / "graph"
@@ -133,6 +133,19 @@ class Debug(unittest.TestCase):
         self.assertEqual(machine["levels"][-1]["name"], "memory")
         done = run("debug", "opt", OPT / "fuse_llama.tkg", "--machine", path)
         self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_norms_are_folded_or_there_is_a_reason(self):
+        graph = OPT / "fold_norms.tkg"
+        out = run_json("debug", "opt", graph, "--passes", "fold-norms", "--json")
+        folded = out["functions"]["step"]["passes"][0]
+        self.assertEqual(folded["fired"], 2)
+        reasons = sorted(folded["refused"])
+        self.assertEqual(sum(folded["refused"].values()), 4, reasons)
+        for word, reason in zip(("a matrix behind the norm is read elsewhere", "f16 matrices", "q8_0 matrices",
+                                 "the norm is a result"), reasons):
+            self.assertIn(word, reason)
+        done = run("debug", "check", graph, "--passes", "fold-norms")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_a_model_and_its_flags(self):
         log = run("run", TINY / "llama.gguf", "hello", "--max-tokens", "2", "--dump-after", "dead-code",

@@ -83,15 +83,19 @@ std::map<RequestId, RequestSpec> requests() {
   return out;
 }
 
-class Backends : public testing::TestWithParam<const char*> {};
-
-TEST_P(Backends, SharingDoesNotChangeABit) {
+cpu::TestModelOptions small_model() {
   cpu::TestModelOptions options;
   options.window = 24;
   options.max_tokens = 64;
   options.hidden = 64;
   options.ffn = 128;
-  cpu::TestModel model(options);
+  return options;
+}
+
+class Backends : public testing::TestWithParam<const char*> {};
+
+TEST_P(Backends, SharingDoesNotChangeABit) {
+  cpu::TestModel model(small_model());
   BackendOptions threads;
   threads.threads = 2;
   auto backend = make_backend(GetParam(), threads);
@@ -136,12 +140,7 @@ std::vector<Delta> run_alone(Executable& executable, EngineConfig config, const 
 
 // The oracle asks for one token at a time, so nothing is shared, forked or copied.
 TEST(BeamSearchOnCpu, AsOneByOne) {
-  cpu::TestModelOptions options;
-  options.window = 24;
-  options.max_tokens = 64;
-  options.hidden = 64;
-  options.ffn = 128;
-  cpu::TestModel model(options);
+  cpu::TestModel model(small_model());
   BackendOptions threads;
   threads.threads = 2;
   auto backend = make_backend("cpu", threads);

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "ops/field.h"
-#include "ops/op.h"
+#include "ops/meaning.h"
 
 namespace tokamak::testing {
 
@@ -53,16 +53,6 @@ inline TensorType tensor_type(DType dtype, std::span<const int64_t> dims) {
   for (size_t i = 0; i < dims.size(); ++i)
     type.dims.push_back({std::string("a") + std::to_string(i), SymExpr(dims[i]), false});
   return type;
-}
-
-template <class S>
-Meaning<S> meaning_of(const OpDef& op) {
-  if constexpr (std::is_same_v<S, float>)
-    return op.f32;
-  else if constexpr (std::is_same_v<S, double>)
-    return op.f64;
-  else
-    return op.field;
 }
 
 template <class S>

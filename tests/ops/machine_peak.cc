@@ -160,40 +160,6 @@ double measure(Probe probe, int threads) {
 
 }  // namespace
 
-double read_speed(int threads, int64_t footprint) {
-  using Two = uint64_t __attribute__((vector_size(16)));
-  // Four streams far apart at once, as a kernel that walks several panels; 64 bytes of each in a
-  // round.
-  size_t part = std::max<size_t>(64, static_cast<size_t>(footprint / 64 / threads)) & ~size_t{3};
-  std::vector<std::vector<Two>> memory(static_cast<size_t>(threads),
-                                       std::vector<Two>(part * 4, Two{1, 1}));
-  std::vector<uint64_t> sums(static_cast<size_t>(threads));
-  size_t passes = std::max<size_t>(1, (size_t{1} << 20) / part);
-  double best = 0;
-  for (int round = 0; round < 12; ++round) {
-    double s = seconds_on_all(threads, [&](int t) {
-      const Two* p = memory[static_cast<size_t>(t)].data();
-#define TK_START(n) Two x##n{};
-#define TK_STEP(n) x##n ^= p[(n % 4) * part + i + n / 4];
-#define TK_SUM(n) x0 ^= x##n;
-      TK_CHAINS(TK_START)
-      for (size_t pass = 0; pass < passes; ++pass)
-        for (size_t i = 0; i < part; i += 4) {
-          TK_CHAINS(TK_STEP)
-        }
-      TK_CHAINS(TK_SUM)
-      sums[static_cast<size_t>(t)] = x0[0] ^ x0[1];
-#undef TK_START
-#undef TK_STEP
-#undef TK_SUM
-    });
-    best = std::max(best, static_cast<double>(part * passes) * 64 * threads / s);
-  }
-  volatile uint64_t keep = sums[0];
-  (void)keep;
-  return best;
-}
-
 ArithmeticPeak arithmetic_peak(int threads) {
   return {measure(f32_probe(), threads), measure(i8_probe(), threads)};
 }

@@ -1,12 +1,9 @@
 #pragma once
-// What this machine can do at most, measured: the yardstick of --perf.
+// What this machine can compute at most, measured: the yardstick of --perf beside read_speed() of
+// backend/cpu/calibrate.h.
 #include <cstdint>
 
 namespace tokamak::testing {
-
-// Bytes per second of reading `footprint` bytes, split over the threads, again and again: memory
-// when it is far larger than the caches, else the cache it fits in.
-double read_speed(int threads, int64_t footprint);
 
 // Operations per second of independent multiply-adds in registers (one is two operations).
 struct ArithmeticPeak {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 
+#include "backend/cpu/calibrate.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/ref/ref_backend.h"
 #include "base/error.h"
@@ -223,7 +224,7 @@ int perf(const Options& options, const std::vector<OpCase>& cases) {
       "{} ({}), {} threads; measured peaks: memory {:.1f} GB/s, f32 {:.0f} and int8 {:.0f} "
       "G operations/s; the share of GB/s is of reading as many bytes as the case moves\n",
       options.backend, backend->isa(), options.threads,
-      read_speed(options.threads, int64_t{256} << 20) / 1e9, peak.f32 / 1e9, peak.i8 / 1e9);
+      read_speed(options.threads, 256 << 20, 0.2) / 1e9, peak.f32 / 1e9, peak.i8 / 1e9);
   fmt::print("{:44} {:>10} {:>15} {:>15}\n", "case", "us", "GB/s  peak", "GOP/s  peak");
   std::map<int64_t, double> read;  // by footprint
   for (const OpCase& c : cases) {
@@ -231,7 +232,8 @@ int perf(const Options& options, const std::vector<OpCase>& cases) {
     if (!plan.supported) continue;
     double seconds = measure(c, *backend);
     auto footprint = static_cast<int64_t>(plan.bytes);
-    if (!read.count(footprint)) read[footprint] = read_speed(options.threads, footprint);
+    if (!read.count(footprint))
+      read[footprint] = read_speed(options.threads, static_cast<double>(footprint), 0.1);
     bool integers = c.name.find("/q8a/") != std::string::npos;
     fmt::print("{:44} {:10.1f} {} {}\n", c.name, seconds * 1e6,
                with_share(plan.bytes / seconds, read[footprint]),

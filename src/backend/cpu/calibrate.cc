@@ -37,6 +37,54 @@ std::vector<CpuMeasurement::Level> cache_levels() {
   return out;
 }
 
+// The time of `repeat` calls, the shortest of as many tries as the budget holds.
+double shortest(const std::function<void()>& body, int repeat, double budget) {
+  SteadyClock clock;
+  double best = 1e30, spent = 0;
+  while (spent < budget) {
+    Nanos start = clock.now();
+    for (int i = 0; i < repeat; ++i) body();
+    double t = seconds(clock.now() - start);
+    best = std::min(best, t);
+    spent += t;
+  }
+  return std::max(best, 1e-12);
+}
+
+using Two = uint64_t __attribute__((vector_size(16)));
+
+// Four streams far apart at once, as a kernel that walks several panels; 64 bytes of each in a
+// round. The result depends on all that was read, so that nothing of it is optimised away.
+uint64_t read_streams(const Two* p, size_t part, size_t passes) {
+  Two x[16] = {};
+  for (size_t pass = 0; pass < passes; ++pass)
+    for (size_t i = 0; i < part; i += 4)
+#pragma GCC unroll 16
+      for (size_t n = 0; n < 16; ++n) x[n] ^= p[n % 4 * part + i + n / 4];
+  for (int n = 1; n < 16; ++n) x[0] ^= x[n];
+  return x[0][0] ^ x[0][1];
+}
+
+double read_speed(ThreadPool& pool, double footprint, double budget) {
+  auto threads = static_cast<size_t>(pool.size());
+  size_t part = std::max<size_t>(64, static_cast<size_t>(footprint) / 64 / threads) & ~size_t{3};
+  std::vector<std::vector<Two>> memory(threads);
+  pool.run([&](int t) { memory[static_cast<size_t>(t)].assign(part * 4, Two{1, 1}); });
+  std::vector<uint64_t> sums(threads * 16);  // a line each
+  size_t passes = std::max<size_t>(1, (size_t{1} << 20) / part);
+  double t = shortest(
+      [&] {
+        pool.run([&](int thread) {
+          auto i = static_cast<size_t>(thread);
+          sums[i * 16] = read_streams(memory[i].data(), part, passes);
+        });
+      },
+      1, budget);
+  volatile uint64_t keep = sums[0];
+  (void)keep;
+  return static_cast<double>(part * passes) * 64 * static_cast<double>(threads) / t;
+}
+
 class Meter {
  public:
   Meter(int threads, double seconds)
@@ -53,7 +101,8 @@ class Meter {
       largest = std::max(largest, l.capacity);
       // A cache that all cores share holds the sum of what they read.
       bool shared = l.name != "L1" && l.name != "L2" && l.capacity > 0;
-      l.bandwidth = read_bandwidth(footprint / (shared || l.capacity == 0 ? m.threads : 1));
+      l.bandwidth =
+          read_speed(pool_, footprint * (shared || l.capacity == 0 ? 1 : m.threads), budget_);
     }
     m.i8_ops = i8_ops();
     m.f32_flops = f32_flops();
@@ -73,38 +122,8 @@ class Meter {
   }
 
  private:
-  // The shortest time of `repeat` calls, over as many tries as the budget holds.
   double best_of(const std::function<void()>& body, int repeat) {
-    double best = 1e30, spent = 0;
-    while (spent < budget_) {
-      Nanos start = clock_.now();
-      for (int i = 0; i < repeat; ++i) body();
-      double t = seconds(clock_.now() - start);
-      best = std::min(best, t);
-      spent += t;
-    }
-    return std::max(best, 1e-12);
-  }
-
-  double read_bandwidth(double bytes_per_thread) {
-    auto words = static_cast<int64_t>(bytes_per_thread / 8) / 8 * 8;
-    std::vector<std::vector<uint64_t>> data(static_cast<size_t>(pool_.size()));
-    pool_.run([&](int t) { data[static_cast<size_t>(t)].assign(static_cast<size_t>(words), 1); });
-    int repeat = std::max(1, static_cast<int>(4e6 / bytes_per_thread));
-    std::vector<uint64_t> sums(data.size() * 16);
-    double t = best_of(
-        [&] {
-          pool_.run([&](int thread) {
-            const uint64_t* p = data[static_cast<size_t>(thread)].data();
-            uint64_t sum[8] = {};
-            for (int r = 0; r < repeat; ++r)
-              for (int64_t i = 0; i < words; i += 8)
-                for (int j = 0; j < 8; ++j) sum[j] += p[i + j];
-            for (uint64_t s : sum) sums[static_cast<size_t>(thread) * 16] += s;
-          });
-        },
-        1);
-    return static_cast<double>(words) * 8 * repeat * pool_.size() / t;
+    return shortest(body, repeat, budget_);
   }
 
   double i8_ops() {
@@ -160,10 +179,14 @@ class Meter {
   ThreadPool pool_;
   const cpu::KernelTable& table_;
   double budget_;
-  SteadyClock clock_;
 };
 
 }  // namespace
+
+double read_speed(int threads, double footprint, double seconds) {
+  ThreadPool pool(threads);
+  return read_speed(pool, footprint, seconds);
+}
 
 CpuMeasurement measure_cpu(int threads, double seconds) { return Meter(threads, seconds).run(); }
 

@@ -22,6 +22,10 @@ struct CpuMeasurement {
   double barrier_seconds = 0;  // fork to all threads and join
 };
 
+// Bytes per second of reading `footprint` bytes, split over the threads, again and again for about
+// `seconds`: memory when it is far larger than the caches, else the cache it fits in.
+double read_speed(int threads, double footprint, double seconds);
+
 // Takes about `seconds`; each figure is the best of several tries.
 CpuMeasurement measure_cpu(int threads, double seconds);
 
