@@ -10,6 +10,25 @@
 namespace tokamak {
 namespace {
 
+// Sums and products with their operands exchanged are one value (not so maximum: of 0 and -0 it
+// gives the first).
+class Commuted {
+ public:
+  // The node that already stands for `r`, or `r` itself.
+  Ref find(const Function& fn, Ref r) {
+    const Node& node = fn.node(r.node);
+    if (node.inputs.size() != 2 || (node.op->name != "add" && node.op->name != "mul")) return r;
+    auto order = [](Ref x) { return std::pair(x.node, x.output); };
+    auto a = order(node.inputs[0]), b = order(node.inputs[1]);
+    auto [it, fresh] = known_.emplace(std::tuple(node.op, std::min(a, b), std::max(a, b)), r);
+    return !fresh && same_extents(fn.type(it->second), fn.type(r)) ? it->second : r;
+  }
+
+ private:
+  using Place = std::pair<NodeId, uint32_t>;
+  std::map<std::tuple<const OpDef*, Place, Place>, Ref> known_;
+};
+
 constexpr size_t kMaxProvenance = 8;
 constexpr int kMaxDepth = 32;  // of replacements inside replacements
 
@@ -108,6 +127,7 @@ bool Rewriter::round(Function& function) {
     auto it = uses.find(r.node);
     return it == uses.end() ? -1 : it->second;
   };
+  Commuted commuted;
   const Node* first = function.nodes().data();
   rebuild(module_, function, [&](Function& to, const Node& node, const std::vector<Ref>& inputs) {
     place_ = static_cast<NodeId>(&node - first);
@@ -115,7 +135,7 @@ bool Rewriter::round(Function& function) {
     provenance_ = node.provenance;
     std::vector<Ref> out = copy_node(to, node, inputs);
     if (!node.op->writes_state)
-      for (Ref& r : out) r = simplify(to, r, node.name);
+      for (Ref& r : out) r = commuted.find(to, simplify(to, r, node.name));
     for (Ref r : out) uses[r.node] += old_uses[place_];
     return out;
   });

@@ -5,6 +5,8 @@
 namespace tokamak {
 namespace {
 
+constexpr int64_t kMaxFill = 1 << 16;  // elements of a constant that a rule makes
+
 class Builder {
  public:
   Builder(const RewriteRule& rule, const RuleMatch& match, Module& module, Function& fn,
@@ -38,9 +40,11 @@ class Builder {
         if (t.kind == RuleTerm::Kind::kFill) {
           auto list = attr(t, "dims");
           if (!list || !list->is_array()) return std::nullopt;
+          int64_t n = 1;
           for (const Value& d : list->as_array()) {
-            if (!d.is_int() || d.as_int() > 1 << 16) return std::nullopt;
+            if (!d.is_int() || d.as_int() < 0 || d.as_int() > kMaxFill) return std::nullopt;
             dims.push_back(d.as_int());
+            if ((n *= d.as_int()) > kMaxFill) return std::nullopt;
           }
         }
         return constant(value->as_double(), dims);

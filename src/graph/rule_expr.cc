@@ -53,6 +53,41 @@ namespace {
 
 using Result = std::optional<Value>;
 
+// What every element of an i32 constant is.
+Result splat_integer(const Function& fn, Ref r) {
+  const Node& node = fn.node(r.node);
+  if (node.op->name != "constant" || fn.tensor(r).dtype != DType::kI32) return std::nullopt;
+  const std::vector<double>& v =
+      fn.module().find_constant(node.attrs.at("name").as_string())->values;
+  bool same = !v.empty() && std::all_of(v.begin(), v.end(), [&](double x) { return x == v[0]; });
+  return same ? Result(Value(static_cast<int64_t>(v[0]))) : std::nullopt;
+}
+
+// Whether a permutation keeps the order of all axes but those of extent 1.
+Result moves_ones(const Value& perm, const TensorType& type) {
+  if (!perm.is_array() || perm.size() != static_cast<size_t>(type.rank())) return std::nullopt;
+  int64_t last = -1;
+  for (const Value& axis : perm.as_array()) {
+    if (!axis.is_int() || axis.as_int() < 0 || axis.as_int() >= type.rank()) return std::nullopt;
+    if (type.extent(static_cast<int>(axis.as_int())) == SymExpr(1)) continue;
+    if (axis.as_int() < last) return Value(false);
+    last = axis.as_int();
+  }
+  return Value(true);
+}
+
+// Whether a constant of one axis is some values written twice, and not these in turn.
+bool is_repeated(const Function& fn, Ref r) {
+  const Node& node = fn.node(r.node);
+  if (node.op->name != "constant" || fn.tensor(r).rank() != 1) return false;
+  const std::vector<double>& v =
+      fn.module().find_constant(node.attrs.at("name").as_string())->values;
+  auto doubled = [&](size_t n) {
+    return n % 2 == 0 && n > 0 && std::equal(v.data(), v.data() + n / 2, v.data() + n / 2);
+  };
+  return doubled(v.size()) && !doubled(v.size() / 2);
+}
+
 std::optional<SymExpr> as_extent(const Value& v) {
   if (v.is_int()) return SymExpr(v.as_int());
   if (!v.is_string()) return std::nullopt;
@@ -154,6 +189,11 @@ class Evaluator {
       if (!r || !a || !a->is_int()) return std::nullopt;
       return a->as_int() < 0 ? a->as_int() + fn_.tensor(*r).rank() : a->as_int();
     }
+    if (e.name == "moves_ones" && e.args.size() == 2) {
+      auto r = tensor(e.args[1]);
+      Result p = run(e.args[0]);
+      return r && p ? moves_ones(*p, fn_.tensor(*r)) : std::nullopt;
+    }
     auto x = tensor(e.args[0]);
     if (!x) return std::nullopt;
     const TensorType& type = fn_.tensor(*x);
@@ -161,6 +201,8 @@ class Evaluator {
     if (e.name == "dtype") return Value(dtype_name(type.dtype));
     if (e.name == "elements") return extent_value(type.elements());
     if (e.name == "uses") return uses_ ? Value(int64_t{uses_(*x)}) : Value(int64_t{1});
+    if (e.name == "integer") return splat_integer(fn_, *x);
+    if (e.name == "repeated") return Value(is_repeated(fn_, *x));
     if (e.name == "value") {
       auto v = splat_value(fn_, *x);
       return v ? Result(Value(*v)) : std::nullopt;

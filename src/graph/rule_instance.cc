@@ -107,8 +107,8 @@ class InstanceMaker {
     return nasty_ ? random_value(rng_, Values::kNasty) : kPlain[rng_.below(std::size(kPlain))];
   }
 
-  Ref constant(const std::string& name, const std::vector<int64_t>& dims, bool splat,
-               double value) {
+  Ref constant(const std::string& name, const std::vector<int64_t>& dims, bool splat, double value,
+               bool integer = false) {
     ConstantDecl c;
     c.name = name;
     size_t n = 1;
@@ -119,6 +119,12 @@ class InstanceMaker {
     c.values.assign(n, value);
     if (!splat)
       for (double& v : c.values) v = number();
+    if (integer) {
+      c.type.dtype = DType::kI32;
+      static constexpr double kIntegers[] = {0, 1, 0, 1, -1, 2, 7, 2147483647};
+      double all = kIntegers[rng_.below(std::size(kIntegers))];
+      for (double& v : c.values) v = splat ? all : kIntegers[rng_.below(std::size(kIntegers))];
+    }
     out_.module.add_constant(std::move(c));
     return out_.fn->constant(name);
   }
@@ -132,7 +138,11 @@ class InstanceMaker {
       return r;
     }
     std::vector<int64_t> dims = shape(v);
-    if (v.kind == RuleVar::Kind::kConst) return constant(v.name, dims, rng_.below(2), number());
+    double elements = 1;
+    for (int64_t d : dims) elements *= static_cast<double>(d);
+    if (elements > 1 << 18) throw Misfit();
+    if (v.kind == RuleVar::Kind::kConst)
+      return constant(v.name, dims, rng_.below(2), number(), v.dtype == "i32");
     TensorType type{dtype(v), {}};
     for (int64_t d : dims) type.dims.push_back({"x", d, false});
     note(fmt::format("{}: {}", v.name, type.text()));

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -76,7 +77,11 @@ std::vector<Token> tokenize(std::string_view text) {
       pos = std::min(text.find('\n', pos), text.size());
     } else if (name_start(c)) {
       while (pos < text.size() && name_char(text[pos])) ++pos;
-      out.push_back({Token::Kind::kName, std::string(text.substr(at, pos - at)), {}, at});
+      std::string word(text.substr(at, pos - at));
+      if (word == "inf")
+        out.push_back({Token::Kind::kNumber, word, Value(INFINITY), at});
+      else
+        out.push_back({Token::Kind::kName, std::move(word), {}, at});
     } else if (std::isdigit(static_cast<unsigned char>(c))) {
       pos = number_end(text, pos);
       out.push_back(number_token(text, at, pos));
@@ -96,6 +101,9 @@ std::vector<Token> tokenize(std::string_view text) {
   out.push_back({Token::Kind::kEnd, "the end of the text", {}, text.size()});
   return out;
 }
+
+constexpr int64_t kMaxExtent = 256;  // rules are tried out with every extent they name
+constexpr int kMaxCalls = 256;
 
 class RuleParser {
  public:
@@ -138,6 +146,7 @@ class RuleParser {
 
   RewriteRule rule() {
     r_ = {};
+    calls_ = 0;
     size_t begin = now().at;
     if (!take_word("rule")) bad("expected \"rule\"");
     r_.name = name();
@@ -200,6 +209,7 @@ class RuleParser {
       if (now().kind == Token::Kind::kNumber && now().value.is_int()) {
         item.kind = ShapeItem::Kind::kNumber;
         item.number = tokens_[pos_++].value.as_int();
+        if (item.number > kMaxExtent) bad(fmt::format("an extent beyond {}", kMaxExtent));
       } else {
         item.name = name();
         if (item.name == "_") item.kind = ShapeItem::Kind::kAny;
@@ -305,7 +315,8 @@ class RuleParser {
     return r_.vars.size() - 1;
   }
 
-  static RuleExpr call(std::string op, std::vector<RuleExpr> args) {
+  RuleExpr call(std::string op, std::vector<RuleExpr> args) {
+    if (++calls_ > kMaxCalls) bad(fmt::format("a rule has {} operators at most", kMaxCalls));
     return {RuleExpr::Kind::kCall, {}, std::move(op), std::move(args)};
   }
 
@@ -390,7 +401,7 @@ class RuleParser {
   size_t pos_ = 0;
   RewriteRule r_;
   bool in_pattern_ = false;
-  int depth_ = 0;
+  int depth_ = 0, calls_ = 0;
 };
 
 }  // namespace

@@ -41,8 +41,16 @@ void canonicalize(Module& module, Function& function, const PassContext& context
   rewrite_groups(module, function, context, {"canonical"});
 }
 
+// What rules make of constants (the inverse of a table, half of one) is folded in between, because
+// other rules look at the values.
 void recognize(Module& module, Function& function, const PassContext& context) {
-  rewrite_groups(module, function, context, {"canonical", "recognize", "algebra"});
+  for (int round = 0; round < 4; ++round) {
+    rewrite_groups(module, function, context, {"canonical", "recognize", "algebra"});
+    PassTiming folds;
+    fold_constants(module, function, {context.backend, context.options, &folds});
+    if (context.timing) context.timing->fired += folds.fired;
+    if (folds.fired == 0) return;
+  }
 }
 
 void fold_scales(Module& module, Function& function, const PassContext& context) {

@@ -255,6 +255,31 @@ TEST(Spellings, EndAsTheSameOps) {
     EXPECT_GE(counts[op], 3) << op;
 }
 
+// Graphs as exporters write them, one after the other: "// want: OPS", then a module. Also near
+// misses, whose ops show that they were not taken for what they resemble.
+TEST(Spellings, OfExporters) {
+  auto backend = make_backend("cpu");
+  CompileOptions simplify;
+  simplify.disabled_passes = {"fuse", "quantize-activations", "fold-norms"};
+  const std::string text = read_text_file(TK_GRAPH_GOLDEN "/spellings.txt"), mark = "// want:";
+  int count = 0;
+  for (size_t at = text.find(mark); at != std::string::npos; ++count) {
+    size_t line = text.find('\n', at), next = text.find(mark, line);
+    std::string want = text.substr(at + mark.size(), line - at - mark.size());
+    if (!want.empty()) want.erase(0, 1);
+    Module before = parse_module(text.substr(line, next - line)), after = before.clone();
+    SCOPED_TRACE(before.name);
+    verify_module(before);
+    run_passes(after, *after.functions[0], {*backend, simplify});
+    EXPECT_EQ(ops_of(*after.functions[0]), want) << print_function(*after.functions[0]);
+    CheckReport r =
+        check_functions(*before.functions[0], *after.functions[0], {7, 2, PassClass::kReal, false});
+    EXPECT_TRUE(r.same && r.runs > 0) << r.message;
+    at = next;
+  }
+  EXPECT_GE(count, 100);
+}
+
 // The first line of NAME.tkg may say which passes run: "// passes: canonicalize, recognize".
 TEST(OptGolden, TextInPassesTextOut) {
   auto backend = make_backend("cpu");
