@@ -25,7 +25,8 @@ void add_debug_verb(CLI::App& app) {
   debug->require_subcommand(1);
   debug->footer(
       "Examples:\n  tokamak debug opt graph.tkg --passes canonicalize,recognize\n"
-      "  tokamak debug check graph.tkg --seed 7\n  tokamak debug rule my.rule");
+      "  tokamak debug check graph.tkg --seed 7\n  tokamak debug rule my.rule\n"
+      "Exit codes: 0 fine; 1 it differs, is refused or does not fit; 2 the input is wrong.");
   for (auto add : kTools) add(*debug);
 }
 
@@ -51,9 +52,10 @@ Module load_graph(const std::string& path) {
     std::error_code ec;
     bool model = std::filesystem::is_directory(path, ec) ||
                  std::filesystem::path(path).extension() == ".gguf";
-    if (model) return build_module(import_model(path).config, {});
+    if (model) return reading([&] { return build_module(import_model(path).config, {}); });
   }
-  Module module = parse_module(read_text_file(path == "-" ? "/dev/stdin" : path));
+  Module module =
+      reading([&] { return parse_module(read_text_file(path == "-" ? "/dev/stdin" : path)); });
   verify_module(module);
   return module;
 }
@@ -76,10 +78,12 @@ CompileOptions graph_options(const GraphFlags& flags) {
   options.disabled_passes = {flags.disabled.begin(), flags.disabled.end()};
   options.dump_after = {flags.dump_after.begin(), flags.dump_after.end()};
   if (!flags.rules.empty())
-    options.rules = load_rules(read_text_file(flags.rules), flags.unverified);
+    options.rules =
+        reading([&] { return load_rules(read_text_file(flags.rules), flags.unverified); });
   options.machine = flags.machine;
-  if (!flags.machine.empty()) load_machine_file(flags.machine);  // says what is wrong with it now
-  chosen_passes(options);                                        // unknown names end here
+  if (!flags.machine.empty())  // says what is wrong with it now
+    reading([&] { return load_machine_file(flags.machine); });
+  chosen_passes(options);  // unknown names end here
   return options;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/error.h"
 #include "compile/pass.h"
 
 namespace tokamak {
@@ -25,6 +26,18 @@ struct GraphFlags {
   bool unverified = false, quantize = false;
 };
 void add_graph_flags(CLI::App& tool, GraphFlags& flags);
+
+// Runs `read` so that whatever is wrong with the input ends as kInvalidArgument, exit code 2: 1 is
+// the answer of a tool (differs, refused, does not fit).
+template <class F>
+auto reading(F read) {
+  try {
+    return read();
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::kInternal || e.code() == ErrorCode::kInvalidArgument) throw;
+    fail(ErrorCode::kInvalidArgument, "{}", e.what());
+  }
+}
 
 // Graph text (.tkg), or the plain graph of a model file.
 Module load_graph(const std::string& path);

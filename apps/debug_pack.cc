@@ -1,4 +1,6 @@
 // tokamak debug pack: the memory planner's solver on an instance from a file.
+#include <cmath>
+
 #include "apps/debug.h"
 #include "apps/terminal.h"
 #include "base/error.h"
@@ -45,8 +47,12 @@ void print_text(const PackInstance& in, const PackResult& r) {
 }
 
 void debug_pack(const PackFlags& f) {
-  PackInstance in = parse_pack_csv(read_text_file(f.instance == "-" ? "/dev/stdin" : f.instance),
-                                   f.instance == "-" ? "standard input" : f.instance);
+  if (std::isnan(f.time_limit)) fail(ErrorCode::kInvalidArgument, "--time-limit: not a number");
+  bool piped = f.instance == "-";
+  PackInstance in = reading([&] {
+    return parse_pack_csv(read_text_file(piped ? "/dev/stdin" : f.instance),
+                          piped ? "standard input" : f.instance);
+  });
   std::atomic<bool> cancel = false;
   PackResult r;
   {

@@ -30,7 +30,7 @@ void list_rules(bool json) {
 void run(const RuleFlags& f) {
   if (f.list) return list_rules(f.json);
   if (f.file.empty()) fail(ErrorCode::kInvalidArgument, "name a file with rules, or use --list");
-  std::vector<RewriteRule> rules = parse_rules(read_text_file(f.file));
+  std::vector<RewriteRule> rules = reading([&] { return parse_rules(read_text_file(f.file)); });
   if (rules.empty()) fail(ErrorCode::kInvalidArgument, "{} holds no rule", f.file);
   int refused = 0;
   Value out = Value::array();
