@@ -64,6 +64,25 @@ TEST(LocalEngine, AnswersARequest) {
   EXPECT_EQ(f.engine->info().vocab, 1000);
 }
 
+TEST(LocalEngine, WhoHasAnAnswerFindsItCounted) {
+  Fixture f;
+  Waiter w(1);
+  EngineStats seen;
+  auto sink = [&, inner = w.sink()](Delta&& d) mutable {
+    if (d.finish != Finish::kNone) seen = f.engine->stats();
+    inner(std::move(d));
+  };
+  f.engine->submit(request({1, 2, 3}, 7), sink);
+  w.wait();
+  EXPECT_EQ(seen.finished[static_cast<size_t>(Finish::kLength)], 1);
+  EXPECT_EQ(seen.tokens_emitted, 7);
+  EXPECT_EQ(seen.answer_length.sum(), 7);
+  EXPECT_EQ(seen.inference_seconds.count(), 1u);
+  EXPECT_EQ(seen.asked_tokens.sum(), 7);
+  EXPECT_EQ(seen.asked_choices.sum(), 1);
+  EXPECT_GE(seen.inference_seconds.sum(), seen.decode_seconds.sum());
+}
+
 TEST(LocalEngine, RefusesAtTheDoor) {
   Fixture f;
   auto code = [&](RequestSpec spec) {
