@@ -32,7 +32,7 @@ TEST(ThreadPool, ManyShortLoopsSeeEachOthersWrites) {
   for (int threads : {2, 6}) {
     ThreadPool pool(threads);
     std::vector<int64_t> a(64, 1);
-    int loops = 2000;
+    int loops = 500;
     for (int loop = 0; loop < loops; ++loop)
       pool.split(64, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; ++i) ++a[static_cast<size_t>(i)];

@@ -223,8 +223,8 @@ void CpuExecutable::share_angles(Prepared& p) const {
 
 void CpuExecutable::set_shape(Prepared& p) {
   std::span<const int64_t> values = binder_.symbols();
-  if (std::equal(values.begin(), values.end(), p.shape.begin(), p.shape.end())) return;
-  p.shape.clear();  // until everything has taken it
+  if (p.shaped && std::equal(values.begin(), values.end(), p.shape.begin(), p.shape.end())) return;
+  p.shaped = false;  // until everything has taken it
   for (const Extents& e : p.extents) {
     Call& c = p.calls[e.call];
     Tensor& t = (e.output ? c.out : c.in)[e.arg];
@@ -235,6 +235,7 @@ void CpuExecutable::set_shape(Prepared& p) {
       p.outputs[o].dims[i] = p.output_dims[o][i].eval(values);
   for (const Call& c : p.calls) c.op->bind(c.in.data(), c.out.data(), context_);
   p.shape.assign(values.begin(), values.end());
+  p.shaped = true;
 }
 
 const int32_t* CpuExecutable::input_data(uint32_t input, const StepInputs& step) const {

@@ -47,6 +47,7 @@ class CpuExecutable final : public Executable {
     std::vector<Extents> extents;
     std::vector<InputUse> inputs;
     std::vector<int64_t> shape;    // symbol values the extents are set for
+    bool shaped = false;           // they are; a plan without symbols has an empty shape
     int logits = -1, hidden = -1;  // indices into outputs
     std::vector<Tensor> outputs;
     std::vector<std::vector<CompiledExpr>> output_dims;
