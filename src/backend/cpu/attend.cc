@@ -3,7 +3,7 @@
 // of them.
 //
 // The order of a row's arithmetic depends on absolute slots alone: online softmax over tiles of 64
-// slots, started afresh every 1024 slots and merged in order. So the result is the same whether a
+// slots, started afresh every 256 slots and merged in order. So the result is the same whether a
 // row comes alone, in a chunk or in a batch, and whichever thread does which part.
 #include <algorithm>
 #include <cmath>
@@ -16,10 +16,9 @@
 namespace tokamak::cpu {
 namespace {
 
-constexpr int64_t kTileSlots = 64, kSegmentSlots = 1024;
+constexpr int64_t kTileSlots = 64, kSegmentSlots = 256;
 constexpr int64_t kSharedBytes = 2 << 20;  // sums of segments that several threads compute
-constexpr int64_t kColumns =
-    32;  // query vectors per work item (more when one row alone has more heads)
+constexpr int64_t kColumns = 32;           // per work item (more when one row alone has more heads)
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 enum Input : int { kQuery, kState, kView, kPos, kSeq, kSlot, kQStart, kKvLen, kMask };
@@ -78,11 +77,10 @@ class Attend final : public Op {
     bool segments = split == Split::kSegments && segments_fit(in);
     if (segments) return c.stage == 0 ? run_segments(in, out, c) : merge_segments(in, out, c);
     if (c.stage > 0) return;
-    Part heads = heads_of(split, c);
     each_item(in, out, c, [&](Item& item, int64_t index) {
-      if (split == Split::kHeads ? heads.begin <= item.head && item.head < heads.end
-                                 : index % c.threads == c.thread)
-        run_item(item);
+      int64_t owner =
+          split == Split::kHeads ? item.head / (kv_heads_ / c.threads) : index % c.threads;
+      if (owner == c.thread) run_item(item);
     });
   }
 
@@ -92,7 +90,7 @@ class Attend final : public Op {
     Split split = split_of(in, c);
     int64_t rows = in[kQuery].dims[0];
     if (split == Split::kHeads) {
-      auto [begin, end] = heads_of(split, c);
+      int64_t count = kv_heads_ / c.threads, begin = c.thread * count, end = begin + count;
       auto touch_heads = [&](const Tensor& t, int64_t width, bool write) {
         int64_t head = group_ * width * 4;
         list.columns(t, kv_heads_ * head, 0, rows, begin * head, (end - begin) * head, write);
@@ -136,11 +134,15 @@ class Attend final : public Op {
     int64_t least = std::max((rows + tile_rows_ - 1) / tile_rows_, sequences) * kv_heads_;
     return least < 4 * c.threads ? Split::kSegments : Split::kItems;
   }
-  Part heads_of(Split split, const StepContext& c) const {
-    return split == Split::kHeads ? c.part(kv_heads_, 1) : Part{0, kv_heads_};
-  }
 
-  int64_t part_floats() const { return columns_ * (value_->padded + 2); }
+  // Of what a segment of the longest item gives.
+  int64_t part_floats(const Tensor* in) const {
+    int64_t rows = 1;
+    for (int64_t b = 0; b < in[kKvLen].elements(); ++b)
+      rows = std::max<int64_t>(rows, in[kQStart].i32()[b + 1] - in[kQStart].i32()[b]);
+    int64_t columns = std::min(rows, tile_rows_) * group_;
+    return (columns + kTile - 1) / kTile * kTile * (value_->padded + 2);
+  }
   int64_t segments_of(const Tensor* in) const {
     int64_t segments = 1;
     for (int64_t b = 0; b < in[kKvLen].elements(); ++b)
@@ -152,7 +154,7 @@ class Attend final : public Op {
     int64_t items = 0, segments = segments_of(in);
     for (int64_t b = 0; b < in[kKvLen].elements(); ++b)
       items += tiles(in[kQStart].i32(), b) * kv_heads_;
-    return segments > 1 && items * segments * part_floats() * 4 <= kSharedBytes;
+    return segments > 1 && items * segments * part_floats(in) * 4 <= kSharedBytes;
   }
 
   template <class Body>
@@ -171,32 +173,42 @@ class Attend final : public Op {
   }
 
   // Where a segment of an item leaves its sums.
-  void use_part(Workspace& w, const StepContext& c, int64_t unit) const {
-    w.max = reinterpret_cast<float*>(c.shared_scratch) + unit * part_floats();
-    w.sum = w.max + columns_;
-    w.sums = w.sum + columns_;
+  static void use_part(Item& item, int64_t unit, int64_t floats) {
+    Workspace& w = item.work;
+    w.max = reinterpret_cast<float*>(item.c->shared_scratch) + unit * floats;
+    w.sum = w.max + item.padded;
+    w.sums = w.sum + item.padded;
   }
 
-  // First stage of kSegments.
+  // First stage of kSegments: in order, each thread has the segments whose middle lies in its part
+  // of all slots.
   void run_segments(const Tensor* in, const Tensor* out, const StepContext& c) const {
-    int64_t segments = segments_of(in);
+    int64_t segments = segments_of(in), floats = part_floats(in), all = 0, before = 0;
+    each_item(in, out, c, [&](Item& item, int64_t) {
+      Range range = range_of(item);
+      all += std::max<int64_t>(0, range.end - range.begin) * item.padded;
+    });
     each_item(in, out, c, [&](Item& item, int64_t index) {
       bool loaded = false;
       item.work = workspace(c.thread_scratch());
       Range range = range_of(item);
       for (int64_t s = 0; s < segments; ++s) {
-        int64_t unit = index * segments + s;
-        if (unit % c.threads != c.thread || !range.has_segment(s)) continue;
+        if (!range.has_segment(s)) continue;
+        int64_t first = std::max(range.begin, s * kSegmentSlots),
+                slots = std::min(range.end, (s + 1) * kSegmentSlots) - first,
+                middle = 2 * before + slots * item.padded;
+        before += slots * item.padded;
+        if (std::min<int64_t>(middle * c.threads / (2 * all), c.threads - 1) != c.thread) continue;
         if (!loaded) load_queries(item);
         loaded = true;
-        use_part(item.work, c, unit);
+        use_part(item, index * segments + s, floats);
         run_segment(item, range, s * kSegmentSlots);
       }
     });
   }
   // Second stage: merged in the order of run_item.
   void merge_segments(const Tensor* in, const Tensor* out, const StepContext& c) const {
-    int64_t segments = segments_of(in);
+    int64_t segments = segments_of(in), floats = part_floats(in);
     each_item(in, out, c, [&](Item& item, int64_t index) {
       if (index % c.threads != c.thread) return;
       item.work = workspace(c.thread_scratch());
@@ -204,7 +216,7 @@ class Attend final : public Op {
       clear_totals(item);
       for (int64_t s = 0; s < segments; ++s) {
         if (!range.has_segment(s)) continue;
-        use_part(item.work, c, index * segments + s);
+        use_part(item, index * segments + s, floats);
         merge(item);
       }
       finish(item);
@@ -361,8 +373,7 @@ class Attend final : public Op {
                          int64_t width, const float* scales, float* acc) {
     float part[kTile * kPanel] = {};
     k.fdot4[type](data, q, width, part);
-    for (int64_t i = 0; i < kTile; ++i)
-      for (int64_t j = 0; j < kPanel; ++j) part[i * kPanel + j] *= scales[j];
+    for (int64_t j = 0; j < kTile * kPanel; ++j) part[j] *= scales[j % kPanel];
     k.binary[static_cast<int>(Binary::kAdd)](acc, part, acc, kTile * kPanel);
   }
 
@@ -419,10 +430,16 @@ class Attend final : public Op {
       type = 0;
     }
     for (int64_t col = 0; col < item.padded; col += kTile) {
-      for (int64_t i = 0; i < kTile; ++i)
-        for (int64_t j = 0; j < count; ++j)
-          w.powers[j * kTile + i] =
-              col + i < item.columns ? w.scores[(col + i) * kTileSlots + p * kPanel + j] : 0.0f;
+      // Columns of padding bring what they like: nobody reads their sums.
+      const float* s = w.scores + col * kTileSlots + p * kPanel;
+      static_assert(kTile == 4);
+      for (int64_t j = 0; j < count; ++j) {
+        float* to = w.powers + j * kTile;
+        to[0] = s[j];
+        to[1] = s[j + kTileSlots];
+        to[2] = s[j + 2 * kTileSlots];
+        to[3] = s[j + 3 * kTileSlots];
+      }
       if (scales)
         for (int64_t j = 0; j < count; ++j)
           for (int64_t i = 0; i < kTile; ++i) w.powers[j * kTile + i] *= scales[j];

@@ -52,7 +52,7 @@ std::vector<KernelDesc> make_kernels() {
   add("append", "append(*, *, i32, i32, f32, *, *, *, *, *, *, *)",
       "rounded to the plane's type, nearest even");
   add("attend", "attend(f32, *, *, i32, i32, i32, i32, i32, *)",
-      "scores f32 fma over d, online softmax over tiles of 64 slots, segments of 1024 merged in "
+      "scores f32 fma over d, online softmax over tiles of 64 slots, segments of 256 merged in "
       "order");
   add("loop", "region.loop(...)", "that of its ops alone: the same kernels, tile by tile");
   // Regions: what may stand in front of the matrices; the matrices; what may follow them.
