@@ -3,9 +3,9 @@
 
     bench/serve_front.py MODEL [--tokamak build/release/tokamak] [--requests 2000] [--seconds 20] [--json FILE]
 
-paced      steps of the null engine take 20 ms by the clock: 1, 16 and 64 streams of 50 tokens/s each. What a token's gap at the
-           client has more than 20 ms is the overhead of engine thread, detokeniser, JSON, HTTP, both sockets and the client:
-           p50, p99, p99.9 and the largest, from all gaps.
+paced      steps of the null engine take 20 ms by the clock: 1, 16 and 64 streams of 50 tokens/s each. Overhead of a token: how
+           much later it is at the client than the most punctual token of its second was, counted in steps of 20 ms. That is
+           what engine thread, detokeniser, JSON, HTTP, both sockets and the client add, and waiting for a core.
 saturated  steps take no time, so that clients in a closed loop get all the server can give: requests/s with answers of one
            token, streamed tokens/s with answers of 512, and the server's processor time per token.
 
@@ -97,6 +97,12 @@ class Stream:
         self.done = not data or any(line.startswith(b"data: [DONE]") for line in lines)
 
 
+def delays(times, window=50):
+    """Seconds by which each token is later than the most punctual one of its window."""
+    late = [t - i * PACE for i, t in enumerate(times)]
+    return [d - min(late[i:i + window]) for i in range(0, len(late), window) for d in late[i:i + window]]
+
+
 def paced(args, server, streams):
     """Every token one event; the streams start within one step of each other and then run in step."""
     all_streams = [Stream(server.url, i, int(args.seconds / PACE)) for i in range(streams)]
@@ -110,10 +116,12 @@ def paced(args, server, streams):
             if key.data.done:
                 selector.unregister(key.data.socket)
     cpu, took = cpu_seconds(server.process.pid) - cpu, time.perf_counter() - start
-    over = sorted(1e3 * (b - a - PACE) for s in all_streams for a, b in zip(s.times, s.times[1:]))
+    over = sorted(1e3 * delay for s in all_streams for delay in delays(s.times))
+    gaps = sorted(1e3 * (b - a) for s in all_streams for a, b in zip(s.times, s.times[1:]))
     at = lambda share: over[min(len(over) - 1, int(share * len(over)))]
     return {"streams": streams, "tokens": sum(len(s.times) for s in all_streams), "tokens_per_second_each": (len(over) / took) / streams,
             "overhead_p50_ms": at(0.5), "overhead_p99_ms": at(0.99), "overhead_p999_ms": at(0.999), "overhead_max_ms": over[-1],
+            "gap_p50_ms": gaps[len(gaps) // 2], "gap_max_ms": gaps[-1],
             "server_cpu_us_per_token": 1e6 * cpu / max(1, len(over)), "server_cores": cpu / took}
 
 
