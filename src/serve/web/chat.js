@@ -71,7 +71,7 @@ function fill(body, message) {
   }
 }
 
-const atEnd = (log) => log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+const atEnd = (log) => log.scrollHeight - log.scrollTop - log.clientHeight < 16;
 const toEnd = (log) => log.scrollTo({top: log.scrollHeight, behavior: "instant"});
 
 // follow: show the end; otherwise whoever has scrolled up stays there.
