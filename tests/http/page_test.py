@@ -107,9 +107,9 @@ class Page(unittest.TestCase):
 
     def test_a_long_answer_is_followed_unless_the_user_scrolls(self):
         page = self.open()
+        page.evaluate("document.getElementById('log').style.width = '6rem'")  # so that few words fill the page
         self.ask(page, "[slow 4] a long one")
         bottom = "(() => { const l = document.getElementById('log'); return l.scrollHeight - l.scrollTop - l.clientHeight; })()"
-        page.evaluate("document.getElementById('log').style.width = '6rem'")  # so that few words fill the page
         self.until(page, "document.getElementById('log').scrollHeight > 1500")
         self.assertLess(page.evaluate(bottom), 16)
         page.evaluate("document.getElementById('log').scrollTop = 10")
