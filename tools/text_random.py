@@ -51,7 +51,7 @@ def random_normalizer(rng):
     return None if not picked else picked[0] if len(picked) == 1 else n.Sequence(picked)
 
 
-def random_pre_tokenizer(rng, plain):
+def random_pre_tokenizer(rng):
     p = pre_tokenizers
     behaviors = ["removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"]
     options = [p.BertPreTokenizer, p.Whitespace, p.WhitespaceSplit, p.UnicodeScripts,
@@ -64,11 +64,6 @@ def random_pre_tokenizer(rng, plain):
     if hasattr(p, "FixedLength"):
         options.append(lambda: p.FixedLength(rng.randrange(1, 6)))
     picked = [rng.choice(options)() for _ in range(rng.choice([0, 1, 1, 1, 2, 2, 3]))]
-    # "first" goes by offsets in the original text. Behind steps that change text they are the package's own business:
-    # what is inserted shares the offset of a neighbour.
-    changes = [not plain] + [isinstance(q, (p.ByteLevel, p.Metaspace)) for q in picked]
-    picked = [q for i, q in enumerate(picked)
-              if not any(changes[:i + 1]) or not isinstance(q, p.Metaspace) or q.prepend_scheme != "first"]
     return None if not picked else picked[0] if len(picked) == 1 else p.Sequence(picked)
 
 
@@ -108,7 +103,7 @@ def random_tokenizer(rng):
     model, trainer = random_model(rng)
     tok = Tokenizer(model)
     normalizer = random_normalizer(rng)
-    pre = random_pre_tokenizer(rng, normalizer is None)
+    pre = random_pre_tokenizer(rng)
     if normalizer is not None:
         tok.normalizer = normalizer
     if pre is not None:

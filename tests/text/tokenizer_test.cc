@@ -206,6 +206,11 @@ TEST(Regex, SyntaxOfTokenizers) {
   EXPECT_EQ(matches("a{1,2}+", "aaaaa"), (List{"aaaaa"}));
   EXPECT_EQ(matches("", "ab"), (List{"", "", ""}));
   EXPECT_EQ(matches("[[:punct:]]+", "a<$.b"), (List{"<$."}));
+  EXPECT_EQ(matches(R"(\x{4f60}|[\x{61}-\x62]|\u0063{2})",
+                    "ax\xE4\xBD\xA0"
+                    "ccb"),
+            (List{"a", "\xE4\xBD\xA0", "cc", "b"}));
+  EXPECT_THROW(Regex("\\x{zz}"), Error);
   EXPECT_EQ(matches(R"([\W&&[^ ]]+)", "a -b"), (List{"-"}));
   EXPECT_EQ(matches(R"(\d{1,3}(?=(?:\d{3})*\b))", "1234567 12a"), (List{"1", "234", "567"}));
   EXPECT_EQ(matches(R"([\p{L}&&[^\p{Han}]]+)", "ab\xE4\xBD\xA0"), (List{"ab"}));

@@ -45,6 +45,10 @@ class Sequence final : public Normalizer {
   void apply(std::string& text, bool joined) const override {
     for (const auto& part : parts_) part->apply(text, joined);
   }
+  size_t apply_tracked(std::string& text, bool joined, size_t start) const override {
+    for (const auto& part : parts_) start = part->apply_tracked(text, joined, start);
+    return start;
+  }
 
  private:
   std::vector<std::unique_ptr<Normalizer>> parts_;
@@ -55,6 +59,11 @@ class Prepend final : public Normalizer {
   explicit Prepend(std::string prefix) : prefix_(std::move(prefix)) {}
   void apply(std::string& text, bool joined) const override {
     if (!text.empty() && !joined) text.insert(0, prefix_);
+  }
+  size_t apply_tracked(std::string& text, bool joined, size_t start) const override {
+    const size_t before = text.size();
+    apply(text, joined);
+    return start == 0 ? 0 : start + text.size() - before;
   }
 
  private:
@@ -71,22 +80,30 @@ class Replace final : public Normalizer {
       regex_ = std::make_unique<Regex>(pattern.at("Regex").as_string());
     }
   }
-  void apply(std::string& text, bool) const override {
+  void apply(std::string& text, bool joined) const override { apply_tracked(text, joined, 0); }
+  // What is put in stands for the last character of what it replaces.
+  size_t apply_tracked(std::string& text, bool, size_t start) const override {
+    if (text.empty()) return start;  // no place for an empty match either
     std::string out;
-    size_t done = 0;
+    size_t done = 0, kept = 0;
+    const auto replace = [&](size_t begin, size_t end) {
+      out.append(text, done, begin - done);
+      if (done < start) kept = out.size() - (begin > start ? begin - start : 0);
+      out += content_;
+      if (start > 0 && end <= start) kept = out.size();
+      done = end;
+    };
     if (regex_) {
-      regex_->for_each(text, [&](Regex::Match m) {
-        out.append(text, done, m.begin - done).append(content_);
-        done = m.end;
-      });
+      regex_->for_each(text, [&](Regex::Match m) { replace(m.begin, m.end); });
     } else if (!literal_.empty()) {
-      for (size_t at; (at = text.find(literal_, done)) != std::string::npos;
-           done = at + literal_.size())
-        out.append(text, done, at - done).append(content_);
+      for (size_t at; (at = text.find(literal_, done)) != std::string::npos;)
+        replace(at, at + literal_.size());
     }
-    if (done == 0 && out.empty()) return;
+    if (done == 0 && out.empty()) return start;
+    if (done < start) kept = out.size() + start - done;
     out.append(text, done);
     text.swap(out);
+    return std::min(kept, text.size());
   }
 
  private:
@@ -94,7 +111,7 @@ class Replace final : public Normalizer {
   std::unique_ptr<Regex> regex_;
 };
 
-void strip(std::string& text, bool left, bool right) {
+size_t strip(std::string& text, bool left, bool right) {  // returns what is gone on the left
   size_t begin = 0, end = text.size();
   while (left && begin < end) {
     const Utf8Char c = utf8_decode(text, begin);
@@ -108,7 +125,21 @@ void strip(std::string& text, bool left, bool right) {
     end = last;
   }
   text = text.substr(begin, end - begin);
+  return begin;
 }
+
+class Strip final : public Normalizer {
+ public:
+  Strip(bool left, bool right) : left_(left), right_(right) {}
+  void apply(std::string& text, bool) const override { strip(text, left_, right_); }
+  size_t apply_tracked(std::string& text, bool, size_t start) const override {
+    const size_t gone = strip(text, left_, right_);
+    return std::min(start > gone ? start - gone : 0, text.size());
+  }
+
+ private:
+  bool left_, right_;
+};
 
 class Bert final : public Normalizer {
  public:
@@ -194,11 +225,9 @@ std::unique_ptr<Normalizer> make_normalizer(const Value& config) {
     return per_char([](char32_t c, std::string& out) {
       if (!is_mark(c)) utf8_append(out, c);
     });
-  if (type == "Strip") {
-    const bool left = config.get_bool("strip_left", true),
-               right = config.get_bool("strip_right", true);
-    return std::make_unique<TextFunction>([=](std::string& text) { strip(text, left, right); });
-  }
+  if (type == "Strip")
+    return std::make_unique<Strip>(config.get_bool("strip_left", true),
+                                   config.get_bool("strip_right", true));
   if (type == "Prepend") return std::make_unique<Prepend>(config.get_string("prepend", ""));
   if (type == "Replace") return std::make_unique<Replace>(config);
   if (type == "BertNormalizer") return std::make_unique<Bert>(config);

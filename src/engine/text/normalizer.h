@@ -1,9 +1,11 @@
 #pragma once
 // The normalizers a tokenizer.json may name: text -> text, before the pre-tokenizer sees it.
+#include <algorithm>
 #include <memory>
 #include <string>
 
 #include "base/value.h"
+#include "engine/text/unicode.h"
 
 namespace tokamak {
 
@@ -14,6 +16,16 @@ class Normalizer {
   // `text` is valid UTF-8 and is changed in place. joined: what stands before it belongs to the
   // same text (it was cut for bytes that are no UTF-8), so nothing is put in front.
   virtual void apply(std::string& text, bool joined) const = 0;
+  // The same for text whose first `start` bytes are its first character; returns how many bytes of
+  // the result stand for that character. (Pre-tokenizers ask which word begins the text.)
+  virtual size_t apply_tracked(std::string& text, bool joined, size_t start) const {
+    std::string head = text.substr(0, start);
+    apply(head, joined);
+    apply(text, joined);
+    size_t size = std::min(head.size(), text.size());
+    while (size < text.size() && is_utf8_continuation(text[size])) ++size;
+    return size;
+  }
 };
 
 // nullptr for null. Throws Error(kUnsupported) naming the type.

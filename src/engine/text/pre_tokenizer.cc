@@ -235,14 +235,21 @@ template <class F>
 void rewrite(Words& words, F f) {
   std::string out;
   out.reserve(words.text.size() + words.text.size() / 2);
-  // Behind a start that was cut away, nothing starts the text any more.
-  if (words.spans.empty() || words.spans[0].begin != 0) words.first = words.joined = false;
+  if (words.spans.empty() || words.spans[0].begin != 0) words.joined = false;
+  size_t first = 0;
+  std::string head;
   for (size_t i = 0; i < words.spans.size(); ++i) {
     const Span s = words.spans[i];
     const size_t begin = out.size();
+    if (s.begin < words.first) {  // what the first character of the text becomes
+      head.clear();
+      f(words.text.substr(s.begin, std::min(s.end, words.first) - s.begin), s, head);
+      first = begin + head.size();
+    }
     f(words.text.substr(s.begin, s.end - s.begin), s, out);
     words.spans[i] = {begin, out.size()};
   }
+  words.first = first;
   words.buffer.swap(out);
   words.text = words.buffer;
 }
@@ -291,7 +298,7 @@ class Metaspace final : public PreTokenizer {
     rewrite(words, [&](std::string_view word, Span s, std::string& out) {
       const bool at_start = s.begin == 0;
       const bool prefixed = word.starts_with(' ') || word.starts_with(replacement_);
-      const bool wanted = always_ || (first_ && words.first && at_start);
+      const bool wanted = always_ || (first_ && s.begin < words.first);
       if (wanted && !prefixed && !(words.joined && at_start)) out += replacement_;
       for (char c : word) {
         if (c == ' ') {

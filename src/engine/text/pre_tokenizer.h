@@ -20,12 +20,12 @@ struct Words {
   std::string_view text;  // the caller's, or `buffer`
   std::string buffer;
   std::vector<Span> spans;
-  bool first = false;   // the section starts the whole text
+  size_t first = 0;     // leading bytes that stand for the first character of the whole text
   bool joined = false;  // it continues what was cut for bytes that are no UTF-8: no prefix here
 
-  void start(std::string_view section, bool is_first, bool is_joined) {
+  void start(std::string_view section, size_t first_bytes, bool is_joined) {
     text = section;
-    first = is_first;
+    first = first_bytes;
     joined = is_joined;
     spans.clear();
     if (!section.empty()) spans.push_back({0, section.size()});

@@ -26,6 +26,11 @@ class Precompiled final : public Normalizer {
     texts_ = charsmap.substr(4 + bytes);
   }
 
+  // A character that the map drops leaves its place to the next one.
+  size_t apply_tracked(std::string& text, bool joined, size_t start) const override {
+    const size_t size = Normalizer::apply_tracked(text, joined, start);
+    return start > 0 && size == 0 && !text.empty() ? utf8_sequence_length(text[0]) : size;
+  }
   void apply(std::string& text, bool) const override {
     if (units_.empty()) return;
     std::string out;

@@ -191,6 +191,20 @@ class Translator {
     return head + (name.find('=') == std::string_view::npos ? "sc:" : "") + std::string(name) + "}";
   }
 
+  // \xHH and \x{H...}: one element, also where a quantifier could stand.
+  std::string hex_escape() {
+    const bool braces = peek(2) == '{';
+    const size_t begin = pos_ + (braces ? 3 : 2);
+    size_t end = begin;
+    while (end < in_.size() && end - begin < (braces ? 8 : 2) &&
+           isxdigit(static_cast<unsigned char>(in_[end])))
+      ++end;
+    if (end == begin || (braces && (end >= in_.size() || in_[end] != '}')))
+      bad("\\x without hexadecimal digits");
+    pos_ = end + (braces ? 1 : 0);
+    return "\\x{" + std::string(in_.substr(begin, end - begin)) + "}";
+  }
+
   std::string escape(bool in_class) {
     const char c = peek(1);
     const auto set = [&](std::string_view items, bool negated) {
@@ -231,6 +245,16 @@ class Translator {
         pos_ = std::min(in_.size(), pos_ + 6);
         return out;
       }
+      case 'x':
+        return hex_escape();
+      case 'v':  // one character in Ruby, a class in PCRE2
+        pos_ += 2;
+        return "\\x{b}";
+      case 'Q':  // and these are letters
+      case 'E':
+      case 'V':
+        pos_ += 2;
+        return std::string(1, c);
       default:
         break;
     }

@@ -64,7 +64,7 @@ struct Tokenizer::Impl {
                    std::vector<int32_t>& ids) const;
   void encode_valid(std::string_view text, bool first, bool joined, EncodeOptions options,
                     Workspace& w, std::vector<int32_t>& ids) const;
-  void encode_section(std::string_view text, bool first, bool joined, Workspace& w,
+  void encode_section(std::string_view text, size_t first, bool joined, Workspace& w,
                       std::vector<int32_t>& ids) const;
   // What the decoder is given for an id; empty: nothing.
   std::string_view decoded_piece(int32_t id) const {
@@ -167,7 +167,7 @@ void Tokenizer::Impl::build() {
   std::sort(spec.eog_ids.begin(), spec.eog_ids.end());
 }
 
-void Tokenizer::Impl::encode_section(std::string_view text, bool first, bool joined, Workspace& w,
+void Tokenizer::Impl::encode_section(std::string_view text, size_t first, bool joined, Workspace& w,
                                      std::vector<int32_t>& ids) const {
   w.words.start(text, first, joined);
   if (pre_tokenizer) pre_tokenizer->apply(w.words);
@@ -189,20 +189,19 @@ void Tokenizer::Impl::encode_valid(std::string_view text, bool first, bool joine
       continue;
     }
     std::string_view section = text.substr(part.begin, part.end - part.begin);
-    bool section_first = first && part.begin == 0;
+    size_t start = first && part.begin == 0 ? utf8_sequence_length(section[0]) : 0;
     const bool section_joined = joined && part.begin == 0;
     if (normalizer) {
-      if (section_first) {  // what begins behind a dropped character does not begin the text
-        w.normalized.assign(section.substr(0, utf8_sequence_length(section[0])));
-        normalizer->apply(w.normalized, section_joined);
-        section_first = !w.normalized.empty();
-      }
       w.normalized.assign(section);
-      normalizer->apply(w.normalized, section_joined);
+      if (start > 0) {
+        start = normalizer->apply_tracked(w.normalized, section_joined, start);
+      } else {
+        normalizer->apply(w.normalized, section_joined);
+      }
       section = w.normalized;
     }
     if (normalized_tokens.empty()) {
-      encode_section(section, section_first, section_joined, w, ids);
+      encode_section(section, start, section_joined, w, ids);
       continue;
     }
     w.parts.clear();
@@ -211,7 +210,8 @@ void Tokenizer::Impl::encode_valid(std::string_view text, bool first, bool joine
       if (p.id >= 0) {
         ids.push_back(p.id);
       } else {
-        encode_section(section.substr(p.begin, p.end - p.begin), section_first && p.begin == 0,
+        encode_section(section.substr(p.begin, p.end - p.begin),
+                       p.begin < start ? std::min(start, p.end) - p.begin : 0,
                        section_joined && p.begin == 0, w, ids);
       }
     }

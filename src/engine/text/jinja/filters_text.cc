@@ -130,8 +130,8 @@ Val wordcount(Interp&, const Val& v, Args&) {
 }
 
 // Words and the white space between them, by turns.
-std::vector<std::u32string> wrap_chunks(const std::u32string& line) {
-  std::vector<std::u32string> chunks;
+std::vector<std::u32string_view> wrap_chunks(std::u32string_view line) {
+  std::vector<std::u32string_view> chunks;
   const auto blank = [](char32_t c) { return c == ' ' || (c >= 9 && c <= 13); };
   for (size_t at = 0; at < line.size();) {
     size_t end = at;
@@ -144,27 +144,27 @@ std::vector<std::u32string> wrap_chunks(const std::u32string& line) {
 }
 
 // Python's textwrap without breaks at hyphens.
-void wrap_line(const std::u32string& line, size_t width, bool break_words, std::string& out,
+void wrap_line(std::u32string_view line, size_t width, bool break_words, std::string& out,
                const std::string& newline) {
-  const auto blank = [](const std::u32string& c) {
+  const auto blank = [](std::u32string_view c) {
     return c.empty() || c[0] == ' ' || (c[0] >= 9 && c[0] <= 13);
   };
-  std::vector<std::u32string> chunks = wrap_chunks(line);
+  std::vector<std::u32string_view> chunks = wrap_chunks(line), row;
   for (bool first = true; !chunks.empty();) {
     if (!first && blank(chunks.back())) chunks.pop_back();
-    std::vector<std::u32string> row;
+    row.clear();
     size_t size = 0;
     while (!chunks.empty() && size + chunks.back().size() <= width) {
       size += chunks.back().size();
-      row.push_back(std::move(chunks.back()));
+      row.push_back(chunks.back());
       chunks.pop_back();
     }
     if (!chunks.empty() && chunks.back().size() > width) {
       if (break_words) {
         row.push_back(chunks.back().substr(0, width - size));
-        chunks.back().erase(0, width - size);
+        chunks.back().remove_prefix(width - size);
       } else if (row.empty()) {
-        row.push_back(std::move(chunks.back()));
+        row.push_back(chunks.back());
         chunks.pop_back();
       }
     }
@@ -172,7 +172,7 @@ void wrap_line(const std::u32string& line, size_t width, bool break_words, std::
     if (row.empty()) continue;
     if (!first) out += newline;
     first = false;
-    for (const std::u32string& word : row) out += u32_to_utf8(word);
+    for (const std::u32string_view word : row) out += u32_to_utf8(word);
   }
 }
 
@@ -250,8 +250,9 @@ Val striptags(Interp& i, const Val& v, Args&) {
     i.spend_bytes(text.size());
   }
   bool tag = false;
+  const size_t last_close = text.rfind('>');
   for (size_t k = 0; k < text.size(); ++k) {
-    if (text[k] == '<') tag = tag || text.find('>', k) != std::string::npos;
+    if (text[k] == '<') tag = tag || (last_close != std::string::npos && k < last_close);
     if (!tag) bare += text[k];
     if (text[k] == '>') tag = false;
   }

@@ -10,6 +10,7 @@ namespace tokamak::jinja {
 namespace {
 
 constexpr int kMaxPrintDepth = 300;
+constexpr size_t kMaxPrintBytes = size_t{1} << 27;
 
 void append_hex(std::string& out, uint32_t v, int digits) {
   static constexpr char kHex[] = "0123456789abcdef";
@@ -198,7 +199,8 @@ std::string to_str(const Val& v) {
 
 void append_repr(std::string& out, const Val& v, int depth) {
   if (depth > kMaxPrintDepth) raise("values are nested too deeply");
-  if (out.size() > (size_t{1} << 28)) raise("a value is too large to print");
+  if (out.size() > kMaxPrintBytes) raise("a value is too large to print");
+  spend_steps(1);
   const auto sequence = [&](char open, char close) {
     const List& list = *v.items();
     if (list.flavor == Flavor::kGenerator) {
@@ -298,7 +300,8 @@ static std::vector<const std::pair<Val, Val>*> members_of(const Dict& dict, bool
 
 void append_json(std::string& out, const Val& v, const JsonStyle& style, int depth) {
   if (depth > kMaxPrintDepth) raise("values are nested too deeply");
-  if (out.size() > (size_t{1} << 28)) raise("a value is too large for tojson");
+  if (out.size() > kMaxPrintBytes) raise("a value is too large for tojson");
+  spend_steps(1);
   const auto between = [&](bool& first) {
     if (!first) out += style.item_separator;
     first = false;

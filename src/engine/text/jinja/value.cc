@@ -103,6 +103,7 @@ size_t Dict::place(const Val& key) const {
     raise(std::string("unhashable type: '") + type_name(key) + "'");
   size_t i = 0;
   while (i < members.size() && !equal(members[i].first, key)) ++i;
+  spend_steps(i / 4);
   return i;
 }
 const Val* Dict::find(const Val& key) const {
@@ -131,6 +132,7 @@ bool Dict::erase(const Val& key) {
   return true;
 }
 void Dict::reindex() {
+  spend_steps(members.size() * 4);
   index.clear();
   for (size_t i = 0; i < members.size(); ++i)
     if (members[i].first.is_string()) index.emplace(members[i].first.str(), i);
@@ -142,6 +144,7 @@ Val* Namespace::find(std::string_view name) {
   return nullptr;
 }
 void Namespace::set(std::string_view name, Val value) {
+  spend_steps(members.size() / 8);
   if (Val* v = find(name)) {
     *v = std::move(value);
   } else {
