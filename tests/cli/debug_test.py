@@ -23,6 +23,38 @@ class Debug(unittest.TestCase):
         path.write_text(text)
         return path
 
+    def test_wrong_input_is_not_an_answer(self):
+        empty, table = self.file("empty.tkg", ""), self.file("table.csv", "id,lower,upper,size\n1,5,2,9\n")
+        missing = pathlib.Path(self.folder.name) / "missing"
+        for args in (("opt", missing), ("check", empty), ("bisect", missing), ("rule", missing), ("rule", empty),
+                     ("pack", missing), ("pack", table, "--capacity", "1"), ("pack", table, "--time-limit", "nan")):
+            done = run("debug", *args)
+            self.assertEqual(done.returncode, 2, args)
+            self.assertRegex(done.stderr, r"\Aerror: [^\n]+\n\Z")
+
+    def test_check_on_the_cpu_runs_loops_and_rotations(self):
+        graph = self.file("loops.tkg", """module m format 1
+symbol T in 1..6
+constant one : f32[] = [1]
+constant freq : f32[n=2] = [1, 0.5]
+func loops {
+  %0 = input x : f32[t=T, d=8]
+  %1 = exp(%0)
+  %2 = reduce_sum(%1) {axis=1, keep=1}
+  %3 = add(%2, $one)
+  %4 = div(%1, %3)
+  return y = %4
+}
+func turn {
+  %0 = input q : f32[t=T, h=2, d=4]
+  %1 = input pos : i32[t=T]
+  %2 = rope(%0, %1, $freq)
+  return y = %2
+}
+""")
+        done = run("debug", "check", graph, "--backend", "cpu")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
     def test_help(self):
         for tool in ("opt", "check", "bisect", "rule", "passes"):
             done = run("debug", tool, "--help")
