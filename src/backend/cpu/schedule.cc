@@ -33,7 +33,10 @@ Scheduler::Scheduler(std::vector<ScheduledCall> calls, int threads, std::string 
   list_.reserve(256);
   since_.reserve(1024);
   fresh_.reserve(1024);
-  for (Schedule& s : kept_) s.items.reserve(2 * calls_.size());
+  for (Schedule& s : kept_) {
+    s.items.reserve(2 * calls_.size());
+    s.shape.reserve(8);
+  }
 }
 
 const Schedule& Scheduler::get(std::span<const int64_t> shape, const StepContext& context) {
