@@ -68,7 +68,7 @@ class Comparer {
       error += (x - y) * (x - y);
     }
     // What is left of values that cancel is noise, and noise has no digits to agree in.
-    double floor = options_.wide ? 1e-16 * static_cast<double>(a.size()) : 1e-30;
+    double floor = options_.wide ? 1e-14 * static_cast<double>(a.size()) : 1e-30;
     double nmse = error / std::max({power, floor, 1e-30});
     report_.nmse = std::max(report_.nmse, nmse);
     if (nmse > bound_of(options_)) differs(where, fmt::format("the error is {:.3g}", nmse));
