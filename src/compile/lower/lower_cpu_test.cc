@@ -39,13 +39,20 @@ class OpRunner {
     if (!made) return false;
     int64_t bytes = made->scratch_bytes() + 64;
     scratch_.assign(static_cast<size_t>(bytes * pool_.size()), 0xee);
-    StepContext context{pool_, table_, kv_};
+    StepContext context{table_, kv_, pool_.size()};
     context.symbols = values_;
     context.scratch = scratch_.data();
     context.scratch_bytes = bytes;
     in.resize(std::max<size_t>(in.size(), 10));
-    made->run(in.data(), out.data(), context);
-    made->run(in.data(), out.data(), context);  // a second step finds nothing of the first
+    made->bind(in.data(), out.data(), context);
+    for (int step = 0; step < 2; ++step)  // the second finds nothing of the first
+      for (int stage = 0; stage < made->stages(in.data(), out.data(), context); ++stage)
+        pool_.run([&](int thread) {
+          StepContext mine = context;
+          mine.thread = thread;
+          mine.stage = stage;
+          made->run(in.data(), out.data(), mine);
+        });
     return true;
   }
 
