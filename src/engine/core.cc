@@ -213,7 +213,7 @@ const EngineStats& EngineCore::stats() {
   s.running = running();
   s.waiting = waiting();
   s.kv_blocks_total = kv_.total_blocks();
-  s.kv_block_size = config_.groups[0].block_size;
+  s.kv_block_size = config_.groups.empty() ? 0 : config_.groups[0].block_size;
   for (size_t g = 0; g < config_.groups.size(); ++g)
     s.kv_tokens = std::max(s.kv_tokens, config_.blocks[g] * config_.groups[g].block_size);
   s.kv_blocks_cached = kv_.cached_blocks();

@@ -198,11 +198,11 @@ class Whole(Api):
             messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": content}]
             return self.post("/apply-template", {"messages": messages, "continue_final_message": True, **more})
         start = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
-        for content in ("Sure,", "Sure, ", "x", [{"type": "text", "text": "Sure,"}]):
+        for content in ("Sure,", "Sure, ", "x", "<", "end", "|>", [{"type": "text", "text": "Sure,"}]):
             text = content if isinstance(content, str) else "Sure,"
             self.assertEqual(prompt(content)[1]["prompt"], start + text)
         self.assertEqual(prompt("Sure,", add_generation_prompt=True)[1]["error"]["param"], "continue_final_message")
-        self.assertEqual(prompt(" ")[0], 400)
+        self.assertEqual(prompt(" ")[1]["error"]["param"], "continue_final_message")
         status, data = self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "[say abc"}],
                                                           "continue_final_message": True, "return_token_ids": True})
         self.assertEqual((status, bytes(i for i in data["prompt_token_ids"] if i < 256)), (200, b"user\n[say abc"))
@@ -220,8 +220,8 @@ class Whole(Api):
         self.assertEqual((data["tokens"], data["count"]), ([104, 0xc3, 0xa9, 257], 4))
         self.assertEqual((data["token_strs"][0], data["token_strs"][3]), ("h", "<|im_end|>"))
         self.assertIsNone(self.post("/tokenize", {"prompt": "h"})[1]["token_strs"])
-        self.assertEqual(self.post("/tokenize", {"content": "hi", "with_pieces": True})[1]["tokens"],
-                         [{"id": 104, "piece": "h"}, {"id": 105, "piece": "i"}])
+        self.assertEqual(self.post("/tokenize", {"content": "hé", "with_pieces": True})[1]["tokens"],
+                         [{"id": 104, "piece": "h"}, {"id": 0xc3, "piece": [0xc3]}, {"id": 0xa9, "piece": [0xa9]}])
         for path in ("/models", "/v1/models/", "//v1/models", "/models/fake/"):  # base addresses as people write them
             self.assertEqual(self.server.request("GET", path)[0], 200, path)
         self.assertEqual(self.post("/chat/completions", chat("[say x]"))[0], 200)

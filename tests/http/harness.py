@@ -25,9 +25,10 @@ class Server:
             raise RuntimeError(f"no ready line: {line} {err}")
         self.port = int(line[1])
 
-    def stop(self, timeout=120):
-        """SIGTERM; the exit code must be 0 and standard error silent (sanitizers report there)."""
-        if self.process.poll() is None:
+    def stop(self, timeout=120, told=False):
+        """SIGTERM, unless it was told already (in its last moments a second one would end it the hard way); the exit code must
+        be 0 and standard error silent (sanitizers report there)."""
+        if not told and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
             code = self.process.wait(timeout=timeout)

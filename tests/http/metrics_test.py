@@ -240,7 +240,7 @@ class Draining(unittest.TestCase):
         with server.connect() as silent:  # a connection without a request does not hold the end up
             thread.join()
             start = time.monotonic()
-            server.stop()
+            server.stop(told=True)
             self.assertLess(time.monotonic() - start, 5)
             self.assertEqual(silent.recv(1), b"")
         self.assertEqual(len(chunks(answer[0][2])), 40)

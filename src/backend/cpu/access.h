@@ -18,6 +18,7 @@ struct Tensor {
   const Weight* weight = nullptr;  // set for weights
   uint32_t index = 0;              // state or group
   DType dtype = DType::kF32;
+  bool given = false;  // an input of the step: nobody writes it
   int rank = 0;
   int64_t dims[kMaxRank] = {};
 
@@ -67,7 +68,7 @@ class AccessList {
   // Bytes [from, from + width) of every row [row, row_end).
   void columns(const Tensor& t, int64_t row_bytes, int64_t row, int64_t row_end, int64_t from,
                int64_t width, bool write) {
-    if (!t.weight && t.data)
+    if (shared(t))
       add({address(t.data) + static_cast<uintptr_t>(row * row_bytes + from), row_bytes, width,
            row_end - row, write});
   }
@@ -85,13 +86,14 @@ class AccessList {
   }
 
  private:
+  // Weights and the step's inputs are only ever read.
+  static bool shared(const Tensor& t) { return !t.weight && !t.given && t.data; }
   static uintptr_t address(const void* p) { return reinterpret_cast<uintptr_t>(p); }
   static int64_t tensor_bytes(const Tensor& t) {
     return static_cast<int64_t>(dtype_bytes(t.dtype, t.elements()));
   }
   void bytes(const Tensor& t, int64_t from, int64_t size, bool write) {
-    if (!t.weight && t.data)
-      add({address(t.data) + static_cast<uintptr_t>(from), size, size, 1, write});
+    if (shared(t)) add({address(t.data) + static_cast<uintptr_t>(from), size, size, 1, write});
   }
 
   std::vector<Access> items_;

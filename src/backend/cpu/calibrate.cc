@@ -107,7 +107,11 @@ class Meter {
     m.i8_ops = i8_ops();
     m.f32_flops = f32_flops();
     m.silu_elements = silu_elements();
-    m.barrier_seconds = best_of([&] { pool_.run([](int) {}); }, 100) / 100;
+    constexpr int kBarriers = 100;
+    auto barriers = [&](int) {
+      for (int i = 0; i < kBarriers; ++i) pool_.barrier();
+    };
+    m.barrier_seconds = best_of([&] { pool_.run(barriers); }, 10) / (10 * kBarriers);
     std::vector<float> x(16, 0.5f);
     auto* add = table_.binary[0];
     m.call_seconds = best_of(

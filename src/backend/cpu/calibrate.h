@@ -19,7 +19,7 @@ struct CpuMeasurement {
   double f32_flops = 0;
   double silu_elements = 0;
   double call_seconds = 0;     // one op without a fork
-  double barrier_seconds = 0;  // fork to all threads and join
+  double barrier_seconds = 0;  // until all threads have met
 };
 
 // Bytes per second of reading `footprint` bytes, split over the threads, again and again for about

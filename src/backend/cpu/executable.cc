@@ -151,7 +151,8 @@ void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
         bool symbolic = false;
         tensors.push_back(resolve(args[i], order, e.dims, symbolic));
         if (symbolic) out.extents.push_back(std::move(e));
-        if (args[i].kind == CallArg::Kind::kInput) out.inputs.push_back({index, i, args[i].index});
+        tensors.back().given = args[i].kind == CallArg::Kind::kInput;
+        if (tensors.back().given) out.inputs.push_back({index, i, args[i].index});
       }
     };
     add(call.in, c.in, false);

@@ -15,6 +15,7 @@ struct ByteRange {
 };
 
 bool may_meet(const ByteRange& a, const ByteRange& b) {
+  if (a.access.state != b.access.state) return true;  // cells have addresses of their own
   if (a.thread == b.thread || !(a.access.write || b.access.write)) return true;
   // The elements of coarse accesses of one stage differ by definition.
   return a.item == b.item && a.access.coarse && b.access.coarse;

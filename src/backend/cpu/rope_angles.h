@@ -65,6 +65,9 @@ class MakeAngles final : public Op {
   void touch(const Tensor*, const Tensor*, const StepContext& c, AccessList& list) const override {
     use_.angles->touch(args_[use_.positions], c, list);
   }
+  uint64_t own_bytes() const override {  // all users have an equal part of it
+    return use_.angles->bytes() / static_cast<uint64_t>(use_.angles.use_count());
+  }
 
  private:
   RopeUse use_;

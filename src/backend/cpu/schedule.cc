@@ -1,5 +1,8 @@
 #include "backend/cpu/schedule.h"
 
+#include <algorithm>
+#include <tuple>
+
 #include "base/channels.h"
 #include "base/error.h"
 
@@ -11,6 +14,7 @@ int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 }  // namespace
 
 bool overlap(const Access& a, const Access& b) {
+  if (a.state != b.state) return false;
   auto distance = static_cast<int64_t>(b.base - a.base);
   int64_t end_a = (a.rows - 1) * a.stride + a.width, end_b = (b.rows - 1) * b.stride + b.width;
   if (distance >= end_a || -distance >= end_b) return false;
@@ -31,8 +35,8 @@ Scheduler::Scheduler(std::vector<ScheduledCall> calls, int threads, std::string 
       log_(log::channel_enabled("schedule")),
       kept_(kKept) {
   list_.reserve(256);
-  since_.reserve(1024);
-  fresh_.reserve(1024);
+  touched_.reserve(512 * static_cast<size_t>(threads));
+  groups_.reserve(512);
   for (Schedule& s : kept_) {
     s.items.reserve(2 * calls_.size());
     s.shape.reserve(8);
@@ -41,8 +45,7 @@ Scheduler::Scheduler(std::vector<ScheduledCall> calls, int threads, std::string 
 
 const Schedule& Scheduler::get(std::span<const int64_t> shape, const StepContext& context) {
   auto is = [&](const Schedule& s) {
-    return !s.items.empty() &&
-           std::equal(shape.begin(), shape.end(), s.shape.begin(), s.shape.end());
+    return s.made && std::equal(shape.begin(), shape.end(), s.shape.begin(), s.shape.end());
   };
   if (is(kept_[last_])) return kept_[last_];
   for (last_ = 0; last_ < kKept; ++last_)
@@ -50,8 +53,10 @@ const Schedule& Scheduler::get(std::span<const int64_t> shape, const StepContext
   last_ = next_;
   next_ = (next_ + 1) % kKept;
   Schedule& s = kept_[last_];
+  s.made = false;
   s.shape.assign(shape.begin(), shape.end());
   make(context, s);
+  s.made = true;
   return s;
 }
 
@@ -59,7 +64,8 @@ void Scheduler::make(const StepContext& context, Schedule& out) {
   out.items.clear();
   out.barriers = 0;
   out.parts = 1;
-  since_.clear();
+  touched_.clear();
+  groups_.clear();
   for (uint32_t i = 0; i < calls_.size(); ++i) {
     const ScheduledCall& call = calls_[i];
     int stages = call.op->stages(call.in, call.out, context);
@@ -74,10 +80,9 @@ void Scheduler::make(const StepContext& context, Schedule& out) {
       out.items.push_back(item);
       if (item.barrier) {
         ++out.barriers;
-        since_.clear();
         if (log_ && placed_) report(out, conflict);
+        forget_before();
       }
-      since_.insert(since_.end(), fresh_.begin(), fresh_.end());
     }
   }
   if (log_)
@@ -97,22 +102,63 @@ int Scheduler::collect(const StepContext& context, uint32_t item, const Schedule
   const ScheduledCall& call = calls_[stage.call];
   StepContext c = context;
   c.stage = stage.stage;
-  fresh_.clear();
+  fresh_ = touched_.size();
+  fresh_group_ = groups_.size();
   int parts = 0;
   for (c.thread = 0; c.thread < threads_; ++c.thread) {
     list_.clear();
     call.op->touch(call.in, call.out, c, list_);
     if (!list_.items().empty()) parts = c.thread + 1;
-    for (const Access& a : list_.items()) fresh_.push_back({a, c.thread, item});
+    for (uint32_t n = 0; n < list_.items().size(); ++n)
+      touched_.push_back({list_.items()[n], c.thread, item, n});
   }
+  add_groups();
   return parts;
 }
 
+void Scheduler::add_groups() {
+  std::sort(touched_.begin() + static_cast<int64_t>(fresh_), touched_.end(),
+            [](const Touched& a, const Touched& b) {
+              return std::tie(a.nth, a.access.state, a.access.write, a.thread) <
+                     std::tie(b.nth, b.access.state, b.access.write, b.thread);
+            });
+  for (size_t i = fresh_; i < touched_.size(); ++i) {
+    const Access& a = touched_[i].access;
+    uintptr_t end = a.base + static_cast<uintptr_t>((a.rows - 1) * a.stride + a.width);
+    bool same = i > fresh_ && touched_[i - 1].nth == touched_[i].nth &&
+                groups_.back().state == a.state && groups_.back().write == a.write;
+    if (!same) groups_.push_back({a.base, end, a.state, a.write, i, i});
+    Group& g = groups_.back();
+    g.begin = std::min(g.begin, a.base);
+    g.end = std::max(g.end, end);
+    g.last = i + 1;
+  }
+}
+
+// Behind a barrier only the stage in question counts.
+void Scheduler::forget_before() {
+  touched_.erase(touched_.begin(), touched_.begin() + static_cast<int64_t>(fresh_));
+  groups_.erase(groups_.begin(), groups_.begin() + static_cast<int64_t>(fresh_group_));
+  for (Group& g : groups_) {
+    g.first -= fresh_;
+    g.last -= fresh_;
+  }
+}
+
 bool Scheduler::find_conflict(Conflict& out) const {
-  for (const Touched& a : fresh_)
-    for (const Touched& b : since_) {
-      if (a.thread == b.thread || !(a.access.write || b.access.write)) continue;
-      if (!overlap(a.access, b.access)) continue;
+  for (size_t a = fresh_group_; a < groups_.size(); ++a)
+    for (size_t b = 0; b < fresh_group_; ++b)
+      if (meet(groups_[a], groups_[b], out)) return true;
+  return false;
+}
+
+bool Scheduler::meet(const Group& ga, const Group& gb, Conflict& out) const {
+  if (!(ga.write || gb.write) || ga.state != gb.state) return false;
+  if (ga.begin >= gb.end || gb.begin >= ga.end) return false;
+  for (size_t i = ga.first; i < ga.last; ++i)
+    for (size_t j = gb.first; j < gb.last; ++j) {
+      const Touched &a = touched_[i], &b = touched_[j];
+      if (a.thread == b.thread || !overlap(a.access, b.access)) continue;
       out = {a.item, b.item, a.thread, b.thread, a.access, b.access};
       return true;
     }

@@ -30,6 +30,7 @@ struct Schedule {
   std::vector<int64_t> shape;  // symbol values it is made for
   std::vector<ScheduleItem> items;
   int barriers = 0, parts = 1;
+  bool made = false;  // all of it
 };
 
 // Two threads that meet.
@@ -58,10 +59,22 @@ class Scheduler {
     Access access;
     int thread;
     uint32_t item;
+    uint32_t nth;  // access of its thread in that stage
+  };
+  // The n-th access of all threads in one stage: mostly one tensor, shared out. Two of these that
+  // lie apart need no look at their threads.
+  struct Group {
+    uintptr_t begin, end;  // of the bytes
+    const KvState* state;
+    bool write;
+    size_t first, last;  // of the touched
   };
   void make(const StepContext& context, Schedule& out);
   int collect(const StepContext& context, uint32_t item, const ScheduleItem& stage);
+  void add_groups();
+  void forget_before();
   bool find_conflict(Conflict& out) const;
+  bool meet(const Group& a, const Group& b, Conflict& out) const;
   void report(const Schedule& s, const Conflict& c) const;
   std::string describe(const Schedule& s, const Conflict& c) const;
 
@@ -73,7 +86,10 @@ class Scheduler {
   std::vector<Schedule> kept_;
   size_t next_ = 0, last_ = 0;
   AccessList list_;
-  std::vector<Touched> since_, fresh_;  // since the last barrier; of the stage in question
+  // Since the last barrier; from fresh_ and fresh_group_ on: of the stage in question.
+  std::vector<Touched> touched_;
+  std::vector<Group> groups_;
+  size_t fresh_ = 0, fresh_group_ = 0;
 };
 
 // The race checker: looks at every pair of threads between two barriers, byte range by byte range

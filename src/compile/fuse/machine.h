@@ -25,7 +25,7 @@ struct Machine {
   double f32_flops = 1.5e11;   // of the float dot kernels
   double vector_ops = 2.5e10;  // element-wise operations per second, all cores
   double call_seconds = 1e-7;
-  double barrier_seconds = 1e-6;  // to fork to all cores and to join
+  double barrier_seconds = 1e-6;  // until all cores have met
 
   // The nearest level that holds a value of this size beside another one of the same size.
   const MachineLevel& level_of(double bytes) const;

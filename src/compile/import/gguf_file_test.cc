@@ -173,6 +173,7 @@ TEST(GgufFile, RefusesBadTensors) {
   EXPECT_THAT(one({8}, 0, 7, 64), HasSubstr("offset 7"));
   EXPECT_THAT(one({8}, 0, UINT64_MAX - 31, 64), HasSubstr("offset"));
   EXPECT_EQ(one({0, 4}, 0, 0, 64), "");  // odd, but legal
+  EXPECT_THAT(one({0, 1ull << 62, 4}, 0, 0, 64), HasSubstr("impossible extent"));
   EXPECT_THAT(one({1ull << 40, 1ull << 40}, 0, 0, 64), HasSubstr("impossible extent"));
   EXPECT_THAT(one({1ull << 62}, 0, 0, 64), HasSubstr("tensor w"));
   EXPECT_THAT(one({31}, 2, 0, 64), HasSubstr("multiple of 32"));
@@ -183,6 +184,11 @@ TEST(GgufFile, RefusesBadTensors) {
   EXPECT_THAT(
       parse_error(with_data(head(2, 0) + tensor("v", {16}, 0, 0) + tensor("w", {8}, 0, 32), 64)),
       HasSubstr("v and w overlap"));
+  std::string many = head(40, 0);  // empty ones share their place with the next
+  for (int i = 0; i < 40; ++i)
+    many += tensor(std::to_string(i), {i % 2 ? 0ull : 8ull}, 0,
+                   static_cast<uint64_t>((i + 1) / 2) * 32);
+  EXPECT_EQ(parse_error(with_data(many, 20 * 32)), "");
 }
 
 TEST(GgufFile, UnknownTensorTypeOpensButCannotBeUsed) {

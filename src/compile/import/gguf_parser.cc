@@ -204,11 +204,12 @@ GgufTensor GgufParser::tensor_entry() {
   if (dims > kMaxDims)
     fail(ErrorCode::kCorrupt, "{}: tensor {} has {} dimensions, at most {} are possible", name_,
          tensor.name, dims, kMaxDims);
-  int64_t elements = 1;
+  int64_t elements = 1;  // counts an extent of 0 as 1: the others must fit all the same
   for (uint32_t d = 0; d < dims; ++d) {
     uint64_t extent = length(tensor.name);
     if (extent > INT64_MAX ||
-        __builtin_mul_overflow(elements, static_cast<int64_t>(extent), &elements))
+        __builtin_mul_overflow(elements, std::max<int64_t>(1, static_cast<int64_t>(extent)),
+                               &elements))
       fail(ErrorCode::kCorrupt, "{}: tensor {} has the impossible extent {} in dimension {}", name_,
            tensor.name, extent, d);
     tensor.dims.insert(tensor.dims.begin(), static_cast<int64_t>(extent));
@@ -253,7 +254,11 @@ void GgufParser::check_overlap(size_t first) const {
   std::vector<const GgufTensor*> order;
   for (size_t i = first; i < file_.tensors_.size(); ++i)
     if (file_.tensors_[i].view) order.push_back(&file_.tensors_[i]);
-  std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->offset < b->offset; });
+  // An empty tensor lies where the next one begins, and in front of it.
+  std::sort(order.begin(), order.end(), [](auto* a, auto* b) {
+    return std::pair(a->offset, a->view->bytes.size()) <
+           std::pair(b->offset, b->view->bytes.size());
+  });
   for (size_t i = 1; i < order.size(); ++i)
     if (order[i - 1]->offset + order[i - 1]->view->bytes.size() > order[i]->offset)
       fail(ErrorCode::kCorrupt, "{}: tensors {} and {} overlap", name_, order[i - 1]->name,

@@ -40,9 +40,9 @@ ImportedModel import_folder(const fs::path& folder) {
          folder.string());
   }
   ImportedModel model;
+  std::string text = read_text_file(config, kMaxConfigBytes);
   try {
-    model.metadata =
-        parse_json(read_text_file(config, kMaxConfigBytes), config.string(), {.max_depth = 32});
+    model.metadata = parse_json(text, config.string(), {.max_depth = 32});
   } catch (const Error& e) {
     fail(ErrorCode::kCorrupt, "{}", e.what());
   }

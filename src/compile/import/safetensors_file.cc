@@ -176,9 +176,9 @@ std::shared_ptr<const SafetensorsFolder> SafetensorsFolder::open(
 
 void SafetensorsFolder::open_shards(const std::filesystem::path& index) {
   Value json;
+  std::string text = read_text_file(index, kMaxHeader);
   try {
-    json = parse_json(read_text_file(index, kMaxHeader), index.string(),
-                      {.max_depth = 16, .unique_keys = true});
+    json = parse_json(text, index.string(), {.max_depth = 16, .unique_keys = true});
   } catch (const Error& e) {
     fail(ErrorCode::kCorrupt, "{}", e.what());
   }

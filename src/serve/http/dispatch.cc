@@ -48,8 +48,9 @@ bool split_target(std::string_view target, Request& request) {
   if (!percent_decode(target.substr(0, mark), request.path)) return false;
   // "http://host/" + "/v1/models/" is a common way to write a base address.
   std::string& path = request.path;
+  if (path == "*") return true;  // of OPTIONS: the server itself
   path.erase(0, std::min(path.find_first_not_of('/'), path.size()));
-  if (path != "*") path.insert(0, 1, '/');
+  path.insert(0, 1, '/');
   if (path.size() > 1 && path.back() == '/') path.pop_back();
   return true;
 }

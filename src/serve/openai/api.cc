@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/json.h"
+#include "engine/text/unicode.h"
 #include "serve/openai/api_error.h"
 #include "serve/openai/metrics.h"
 #include "serve/openai/openapi_data.h"
@@ -78,6 +79,15 @@ http::Response json_response(const Value& value) {
   http::Response response;
   response.body = dump_json(value);
   return response;
+}
+
+// A token's text; its bytes as numbers where they are no text of their own, as llama.cpp has it.
+Value piece_value(const ServedModel& model, int32_t id) {
+  std::string bytes = model.tokenizer->piece_bytes(id);
+  if (utf8_is_valid(bytes)) return Value(std::move(bytes));
+  Value list = Value::array();
+  for (char c : bytes) list.push(static_cast<int64_t>(static_cast<unsigned char>(c)));
+  return list;
 }
 
 }  // namespace
@@ -248,9 +258,8 @@ http::Response Api::tokenize(const Value& body) const {
   std::vector<int32_t> ids = model->tokenizer->encode(text, encode);
   Value list = Value::array(), names = Value::array();
   for (int32_t id : ids) {
-    list.push(pieces
-                  ? Value(Value::Object{{"id", id}, {"piece", model->tokenizer->piece_bytes(id)}})
-                  : Value(id));
+    list.push(pieces ? Value(Value::Object{{"id", id}, {"piece", piece_value(*model, id)}})
+                     : Value(id));
     if (strings) names.push(std::string(model->tokenizer->piece(id)));
   }
   Value value = Value::object();

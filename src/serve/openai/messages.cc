@@ -129,21 +129,34 @@ const Value* read_tools(Fields& fields) {
   return tools;
 }
 
-// The text to the end of the last message's content, which the answer goes on from. Templates may
-// trim what they print, so it is looked for without the space around it.
-std::string up_to_last_message(std::string text, const Value& context) {
-  const Value& last = context.find("messages")->as_array().back();
-  std::string content = last.get_string("content", "");
-  constexpr const char* kSpace = " \t\n\r\f\v";
-  content.erase(0, std::min(content.find_first_not_of(kSpace), content.size()));
-  std::string trimmed = content.substr(0, content.find_last_not_of(kSpace) + 1);
-  size_t at = trimmed.empty() ? std::string::npos : text.rfind(trimmed);
-  if (at == std::string::npos)
+std::string render_template(const ChatTemplate& chat, const Value& context) {
+  try {
+    return chat.render(context);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::kInvalidArgument) throw;
+    bad_request("messages", "chat_template_error",
+                "The model's chat template refused the messages: {}", e.what());
+  }
+}
+
+// The text to the end of the last message's content, which the answer goes on from. A mark behind
+// the content shows where that is, whatever the template writes after it.
+std::string render_up_to_last(const ChatTemplate& chat, Value context) {
+  constexpr std::string_view kMark = "\x02the message goes on here\x03", kSpace = " \t\n\r\f\v";
+  std::string plain = render_template(chat, context);
+  Value::Array messages = context.find("messages")->as_array();
+  std::string content = messages.back().get_string("content", "");
+  messages.back().set("content", content + std::string(kMark));
+  context.set("messages", Value(std::move(messages)));
+  std::string text = render_template(chat, context);
+  size_t at = text.rfind(kMark);
+  if (at == std::string::npos || content.find_first_not_of(kSpace) == std::string::npos)
     bad_request("continue_final_message", "invalid_value",
                 "The last message is empty, or the model's chat template does not print it as it "
                 "is: it cannot be continued.");
-  bool whole = text.compare(at, content.size(), content) == 0;
-  text.resize(at + (whole ? content.size() : trimmed.size()));
+  text.resize(at);
+  // Templates that trim content would have trimmed this one.
+  if (!plain.starts_with(text)) text.resize(text.find_last_not_of(kSpace) + 1);
   return text;
 }
 
@@ -191,14 +204,8 @@ std::string render_chat(Fields& fields, const ServedModel& model) {
     for (const auto& [key, value] : extra->as_object())
       if (key != "messages" && key != "tools") context.set(key, value);
   }
-  try {
-    std::string text = (for_tools ? model.tool_template : model.chat_template)->render(context);
-    return goes_on ? up_to_last_message(std::move(text), context) : text;
-  } catch (const Error& e) {
-    if (e.code() != ErrorCode::kInvalidArgument) throw;
-    bad_request("messages", "chat_template_error",
-                "The model's chat template refused the messages: {}", e.what());
-  }
+  const ChatTemplate& chat = *(for_tools ? model.tool_template : model.chat_template);
+  return goes_on ? render_up_to_last(chat, std::move(context)) : render_template(chat, context);
 }
 
 }  // namespace tokamak::openai

@@ -256,7 +256,8 @@ void write_dispatch(PrometheusText& out, const std::vector<ModelMetrics>& models
   counter("tokamak_plan_rows_total", "Rows of steps, without padding.", &DispatchStats::rows);
   counter("tokamak_plan_padded_rows_total", "Rows of padding: computed for nobody.",
           &DispatchStats::padded_rows);
-  counter("tokamak_compiles_total", "Plans made after the model was loaded; stays 0.",
+  counter("tokamak_compiles_total",
+          "Plans made since the model was loaded: 0, but for models loaded after it.",
           &DispatchStats::compiles);
 }
 

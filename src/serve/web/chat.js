@@ -54,7 +54,11 @@ function fill(body, message) {
     p.textContent = message.content;
     body.replaceChildren(p);
   } else {
-    body.replaceChildren(render(message.content));
+    try {
+      body.replaceChildren(render(message.content));
+    } catch {
+      body.textContent = message.content;  // better plain than no page at all
+    }
     if (message.thoughts) {
       const box = document.createElement("details"), summary = document.createElement("summary"), p = document.createElement("p");
       box.open = !message.content;

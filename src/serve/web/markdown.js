@@ -2,6 +2,7 @@
 
 const FENCE = /^(\s*)(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
+const HEADING = /^(#{1,6})\s+(\S[^]*)$/;
 const RULE = /^\s*([-*_])(\s*\1){2,}\s*$/;
 const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;  // below the head of a table
 const MAX_DEPTH = 8, MAX_INLINE = 20000;
@@ -22,7 +23,7 @@ function blocks(lines, parent, depth) {
     paragraph = [];
   };
   for (let i = 0; i < lines.length;) {
-    const line = lines[i], reader = depth < MAX_DEPTH && READERS.find((r) => r.starts(lines, i));
+    const line = lines[i], reader = depth < MAX_DEPTH && line.length <= MAX_INLINE && READERS.find((r) => r.starts(lines, i));
     if (reader) {
       flush();
       i = reader.read(lines, i, parent, depth);
@@ -38,7 +39,7 @@ function blocks(lines, parent, depth) {
 // Each takes a block that starts at line i and returns the line after it.
 const READERS = [
   {starts: (lines, i) => FENCE.test(lines[i]), read: readCode},
-  {starts: (lines, i) => /^#{1,6}\s+\S/.test(lines[i]), read: readHeading},
+  {starts: (lines, i) => HEADING.test(lines[i]), read: readHeading},
   {starts: (lines, i) => RULE.test(lines[i]), read: (lines, i, parent) => (add(parent, "hr"), i + 1)},
   {starts: (lines, i) => /^\s*>/.test(lines[i]), read: readQuote},
   {starts: (lines, i) => lines[i].includes("|") && lines[i + 1]?.includes("|") && DIVIDER.test(lines[i + 1]), read: readTable},
@@ -58,8 +59,8 @@ function readCode(lines, i, parent) {
 }
 
 function readHeading(lines, i, parent) {
-  const [, marks, text] = /^(#{1,6})\s+(.*?)\s*#*$/.exec(lines[i]);
-  addInline(add(parent, marks.length < 3 ? "h3" : "h4"), text);
+  const [, marks, text] = HEADING.exec(lines[i]);
+  addInline(add(parent, marks.length < 3 ? "h3" : "h4"), text.trimEnd().replace(/(?<!#)#{1,6}$/, "").trimEnd());
   return i + 1;
 }
 
@@ -135,7 +136,7 @@ function codeBlock(text, language) {
 // `code`, ***both***, **bold**, *italic*, ~~struck~~ and [links](https://...); everything else is text.
 const INLINE = new RegExp([
   /(`+)(?!`)(.+?)(?<!`)\1(?!`)/, /\*\*\*([^*\n]+)\*\*\*/, /\*\*(?=\S)((?:[^*\n]|\*(?!\*))+?)\*\*/,
-  /(?<![\w*])\*(?=[^\s*])([^*\n]+?)\*(?![\w*])/, /~~([^~\n]+)~~/, /\[([^\]\n]+)\]\((https?:\/\/[^\s()]+)\)/,
+  /(?<![\w*])\*(?=[^\s*])([^*\n]+?)\*(?![\w*])/, /~~([^~\n]+)~~/, /\[([^\[\]\n]{1,500})\]\((https?:\/\/[^\s()]+)\)/,
 ].map((r) => r.source).join("|"), "g");
 
 function addInline(parent, text) {

@@ -27,9 +27,9 @@ void Interp::spend(size_t steps) {
   if (steps_ > limits_.max_steps) raise("the template takes too many steps");
 }
 
-Val Interp::str(std::string text) {
+Val Interp::str(std::string text, bool markup) {
   spend_bytes(text.size());
-  return heap_.string(std::move(text));
+  return heap_.string(std::move(text), markup);
 }
 
 Val Interp::eval(const Expr& e) {

@@ -77,14 +77,14 @@ Val format(Interp& i, const Val& v, Args& args) {
     for (const auto& [name, value] : args.named) dict->set(i.str(name), value);
     values = Val::dict(dict);
   }
-  return i.heap().string(percent_format(i, *text.text(), values), text.text()->markup);
+  return i.str(percent_format(i, *text.text(), values), text.text()->markup);
 }
 
 Val escape(Interp& i, const Val& v, Args&) {
   if (v.is_string() && v.text()->markup) return v;
-  return i.heap().string(html_escape(to_str(v)), true);
+  return i.str(html_escape(to_str(v)), true);
 }
-Val safe(Interp& i, const Val& v, Args&) { return i.heap().string(to_str(v), true); }
+Val safe(Interp& i, const Val& v, Args&) { return i.str(to_str(v), true); }
 
 Val center(Interp& i, const Val& v, Args& args) {
   const Val* width = args.get(0, "width");
@@ -145,7 +145,7 @@ std::vector<std::u32string_view> wrap_chunks(std::u32string_view line) {
 
 // Python's textwrap without breaks at hyphens.
 void wrap_line(std::u32string_view line, size_t width, bool break_words, std::string& out,
-               const std::string& newline) {
+               const std::string& newline, const Heap& heap) {
   const auto blank = [](std::u32string_view c) {
     return c.empty() || c[0] == ' ' || (c[0] >= 9 && c[0] <= 13);
   };
@@ -170,6 +170,7 @@ void wrap_line(std::u32string_view line, size_t width, bool break_words, std::st
     }
     if (!row.empty() && blank(row.back())) row.pop_back();
     if (row.empty()) continue;
+    heap.check_room(out.size() + newline.size());
     if (!first) out += newline;
     first = false;
     for (const std::u32string_view word : row) out += u32_to_utf8(word);
@@ -191,7 +192,7 @@ Val wordwrap(Interp& i, const Val& v, Args& args) {
     const std::u32string chars = utf8_to_u32(line);
     if (at_hyphens && chars.size() > limit && chars.find(U'-') != std::u32string::npos)
       raise("wordwrap cannot break at hyphens here: use break_on_hyphens=false");
-    wrap_line(chars, limit, break_words, out, newline);
+    wrap_line(chars, limit, break_words, out, newline, i.heap());
     i.heap().check_room(out.size());
   }
   return i.str(std::move(out));

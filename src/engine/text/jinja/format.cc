@@ -21,6 +21,13 @@ struct Spec {
   char type = '\0';
 };
 
+// Of "0x", "0o", "0b" in front of digits, which only # puts there.
+size_t base_prefix(const Spec& spec, std::string_view digits) {
+  bool has = spec.alternate && digits.size() > 2 && digits[0] == '0' &&
+             std::string_view("xXob").find(digits[1]) != std::string_view::npos;
+  return has ? 2 : 0;
+}
+
 void pad(std::string& out, const Spec& spec, std::string body, bool numeric) {
   const auto length = static_cast<int64_t>(utf8_length(body));
   if (length >= spec.width) {
@@ -35,7 +42,7 @@ void pad(std::string& out, const Spec& spec, std::string body, bool numeric) {
   if (spec.zero && !spec.left && (!spec.align || spec.align == '=') && numeric) align = '=';
   if (align == '=') {
     size_t sign = !body.empty() && (body[0] == '-' || body[0] == '+' || body[0] == ' ') ? 1 : 0;
-    if (spec.alternate) sign += 2;  // 0x
+    sign += base_prefix(spec, std::string_view(body).substr(sign));
     out += body.substr(0, sign);
     repeat(total, spec.zero ? "0" : spec.fill);
     out += body.substr(sign);
@@ -55,7 +62,7 @@ void pad(std::string& out, const Spec& spec, std::string body, bool numeric) {
 std::string signed_text(const Spec& spec, bool negative, std::string digits) {
   if (spec.group) {
     if (spec.zero && spec.width > 0) raise("zeros and digit groups together are not possible");
-    const size_t start = spec.alternate ? 2 : 0;
+    const size_t start = base_prefix(spec, digits);
     const size_t size = std::string_view("xXob").find(spec.type) < 4 ? 4 : 3;
     size_t end = digits.find_first_of(".e%");
     if (end == std::string::npos || size == 4) end = digits.size();

@@ -38,7 +38,7 @@ class Interp {
   const RenderLimits& limits() const { return limits_; }
   void spend(size_t steps);  // raises when the budget is used up
   void spend_bytes(size_t bytes) { spend(bytes / 64 + 1); }
-  Val str(std::string text);
+  Val str(std::string text, bool markup = false);  // costs steps by its size
   Val list(std::vector<Val> values) { return heap_.list(std::move(values)); }
   Val generator(std::vector<Val> values) {
     return heap_.flavored(std::move(values), Flavor::kGenerator);

@@ -223,7 +223,7 @@ Val expandtabs(Interp& i, const Val& s, Args& a) {
   return i.str(std::move(out));
 }
 Val format(Interp& i, const Val& s, Args& a) {
-  return i.heap().string(brace_format(i, *s.text(), a), s.text()->markup);
+  return i.str(brace_format(i, *s.text(), a), s.text()->markup);
 }
 Val format_map(Interp& i, const Val& s, Args& a) {
   if (a.pos.size() != 1 || !a.pos[0].is_dict()) raise("format_map() needs a mapping");

@@ -139,7 +139,7 @@ Val float_op(Op op, double a, double b) {
 Val Interp::binary(Op op, const Val& a, const Val& b) {
   if (a.is_undefined()) raise_undefined(a);
   if (op == Op::kMod && a.is_string())
-    return heap_.string(percent_format(*this, *a.text(), b), a.text()->markup);
+    return str(percent_format(*this, *a.text(), b), a.text()->markup);
   if (b.is_undefined()) raise_undefined(b);
   if (a.is_number() && b.is_number()) {
     if (a.is_float() || b.is_float()) return float_op(op, a.as_double(), b.as_double());
