@@ -28,6 +28,7 @@ std::optional<std::vector<RecipeStep>> column_steps(const WeightDecl& norm) {
   scale.value = 1;
   for (const RecipeStep& step : norm.recipe.steps) {
     if (step.kind == Kind::kCast && step.dtype == DType::kF32) continue;
+    if (step.kind == Kind::kReshape && step.dims.size() == 1) continue;  // leading ones
     if (step.kind == Kind::kScale)
       scale.value *= step.value;
     else if (step.kind == Kind::kAddScalar && scale.value == 1)

@@ -186,16 +186,82 @@ class Verifier {
     return std::abs(a - b) <= bound * std::max({std::abs(a), std::abs(b), 1e-4 * largest});
   }
 
-  // The rule alone, applied until it does not fire any more.
+  // The rule alone, applied until it does not fire any more: also where variables stand for
+  // constants or for what the pattern's own ops make, which it may take for another part of itself.
   bool ends(RuleInstance& x) {
-    Function& fn = *x.fn;
-    fn.set_result("right", x.root);
+    for (int i = 0; i < 4 && x.module.states.empty(); ++i) {
+      Module module = x.module.clone();
+      Function& fn = module.add_function("nested");
+      if (nest(x, module, fn) && !ends(x, module, fn)) return false;
+    }
+    x.fn->set_result("right", x.root);
+    return ends(x, x.module, *x.fn);
+  }
+
+  bool ends(const RuleInstance& x, Module& module, Function& fn) {
     RewriteOptions options;
     options.budget = 200;
-    RewriteStats stats = Rewriter(x.module, {&rule_}, options).run(fn);
+    RewriteStats stats = Rewriter(module, {&rule_}, options).run(fn);
     if (stats.exhausted || !stats.cycles.empty() || stats.rounds >= options.rounds)
       return refuse(fmt::format("never ends: it applies to what it makes ({})", x.text));
     return true;
+  }
+
+  // Copies the pattern with other things for its inputs; false: they do not fit.
+  bool nest(const RuleInstance& x, Module& module, Function& to) {
+    std::vector<std::vector<Ref>> now(x.root.node + 1);
+    try {
+      for (NodeId id = 0; id < now.size(); ++id) {
+        const Node& node = x.fn->node(id);
+        std::vector<Ref> in;
+        for (Ref r : node.inputs) in.push_back(now[r.node][r.output]);
+        if (node.op->name == "input")
+          now[id] = {stand_in(x, node, module, to)};
+        else
+          now[id] = copy_of(node, to, in);
+      }
+    } catch (const Error& e) {
+      if (e.code() == ErrorCode::kInternal) throw;
+      return false;
+    }
+    to.set_result("right", now[x.root.node][x.root.output]);
+    return true;
+  }
+
+  static std::vector<Ref> copy_of(const Node& node, Function& to, const std::vector<Ref>& in) {
+    if (node.op->name == "weight") return {to.weight(node.attrs.at("name").as_string())};
+    if (node.op->name == "constant") return {to.constant(node.attrs.at("name").as_string())};
+    return to.add_multi(node.op->name, in, node.attrs);
+  }
+
+  Ref stand_in(const RuleInstance& x, const Node& input, Module& module, Function& to) {
+    const std::string name = input.attrs.at("name").as_string();
+    const Type& type = input.outputs[0];
+    DType dtype = type.tensor.dtype;
+    uint64_t choice = rng_.below(3);
+    if (choice == 0 && (dtype == DType::kF32 || dtype == DType::kI32)) {
+      ConstantDecl c{"nested." + name, type.tensor, {}};
+      for (int64_t n = type.tensor.elements().constant().value(); n > 0; --n)
+        c.values.push_back(static_cast<double>(2 + rng_.below(5)));
+      module.add_constant(c);
+      return to.constant(c.name);
+    }
+    std::vector<NodeId> fitting;
+    for (NodeId id = 0; id <= x.root.node; ++id)
+      if (const Node& node = x.fn->node(id);
+          node.op->tier != Tier::kStructural && !node.inputs.empty() && node.outputs.size() == 1 &&
+          node.outputs[0].tensor.dtype == dtype && same_extents(node.outputs[0], type))
+        fitting.push_back(id);
+    if (choice == 1 || fitting.empty()) return to.add_input(name, type);
+    const Node& node = x.fn->node(fitting[rng_.below(fitting.size())]);
+    std::vector<Ref> in;
+    for (Ref r : node.inputs) {
+      const Node& from = x.fn->node(r.node);
+      in.push_back(from.op->name == "constant" || from.op->name == "weight"
+                       ? copy_of(from, to, {})[0]
+                       : to.add_input(fmt::format("{}.{}", name, in.size()), x.fn->type(r)));
+    }
+    return to.add(node.op->name, std::move(in), node.attrs);
   }
 
   std::string counterexample(const RuleInstance& x, const std::string& what, Values values) const {

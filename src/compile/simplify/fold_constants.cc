@@ -61,8 +61,10 @@ Ref add_constant(Module& module, Function& to, const TensorType& type, const Eva
 }  // namespace
 
 void fold_constants(Module& module, Function& function, const PassContext& context) {
+  const Node* first = function.nodes().data();
   rebuild(module, function, [&](Function& to, const Node& node, const std::vector<Ref>& inputs) {
-    if (!foldable(to, node, inputs)) return copy_node(to, node, inputs);
+    bool spent = context.firings_left && *context.firings_left == 0;
+    if (spent || !foldable(to, node, inputs)) return copy_node(to, node, inputs);
     std::vector<EvalTensor<float>> values;
     for (Ref r : inputs) values.push_back(value_of(to, r));
     std::optional<std::vector<EvalTensor<float>>> results;
@@ -75,6 +77,11 @@ void fold_constants(Module& module, Function& function, const PassContext& conte
     for (size_t i = 0; i < results->size(); ++i)
       out.push_back(add_constant(module, to, node.outputs[i].tensor, (*results)[i]));
     if (context.timing) ++context.timing->fired;
+    if (context.firings_left) --*context.firings_left;
+    if (context.last_firing)
+      *context.last_firing =
+          fmt::format("fold of {} ({})", node_label(function, static_cast<NodeId>(&node - first)),
+                      node.op->name);
     return out;
   });
 }

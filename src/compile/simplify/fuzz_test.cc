@@ -106,6 +106,29 @@ TEST_F(Fuzz, EveryWriteSurvives) {
   EXPECT_GT(writes, 30u);
 }
 
+// Folds between the rounds of recognition are changes like any other: bisection counts them.
+TEST_F(Fuzz, TheBudgetHoldsForFoldsToo) {
+  const char* text =
+      "module m format 1\nconstant one : f32[] = [1]\nconstant two : f32[] = [2]\nfunc f {\n"
+      "%0 = input x : f32[d=8]\n%1 = add($one, $two)\n%2 = mul(%0, %1)\nreturn y = %2\n}\n";
+  CompileOptions options;
+  options.passes = {"recognize"};
+  for (size_t budget = 0; budget < 4; ++budget) {
+    Module module = parse_module(text);
+    size_t left = budget;
+    std::string last;
+    PassContext context{*backend_, options, nullptr, &left, &last};
+    auto timing = run_passes(module, *module.functions[0], context);
+    size_t want = std::min<size_t>(budget, 2);  // the sum, and the product with one number
+    EXPECT_EQ(timing[0].fired, want);
+    EXPECT_EQ(left, budget - want);
+    if (budget == 1) {
+      EXPECT_EQ(last, "fold of %1 (add)");
+    }
+    EXPECT_EQ(print_module(module).find("scale") != std::string::npos, want == 2);
+  }
+}
+
 TEST_F(Fuzz, BisectNamesAPlantedRule) {
   CompileOptions options;
   options.rules = load_rules("rule planted real: x: f32 silu(x) => sigmoid(x)", true);

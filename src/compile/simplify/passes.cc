@@ -47,7 +47,9 @@ void recognize(Module& module, Function& function, const PassContext& context) {
   for (int round = 0; round < 4; ++round) {
     rewrite_groups(module, function, context, {"canonical", "recognize", "algebra"});
     PassTiming folds;
-    fold_constants(module, function, {context.backend, context.options, &folds});
+    fold_constants(
+        module, function,
+        {context.backend, context.options, &folds, context.firings_left, context.last_firing});
     if (context.timing) context.timing->fired += folds.fired;
     if (folds.fired == 0) return;
   }

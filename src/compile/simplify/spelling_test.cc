@@ -9,6 +9,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "compile/simplify/check.h"
+#include "compile/simplify/rules.h"
+#include "graph/rewrite.h"
 
 namespace tokamak {
 namespace {
@@ -235,6 +237,18 @@ std::string ops_of(const Function& fn) {
   return fmt::format("{}", fmt::join(ops, " "));
 }
 
+// All rules together come to an end.
+void expect_no_cycles(const Module& before) {
+  Module module = before.clone();
+  std::vector<const RewriteRule*> rules;
+  for (const char* group : {"canonical", "recognize", "algebra"})
+    for (const RewriteRule& rule : rules_of(group)) rules.push_back(&rule);
+  for (const auto& fn : module.functions) {
+    RewriteStats stats = Rewriter(module, rules).run(*fn);
+    EXPECT_TRUE(stats.cycles.empty() && !stats.exhausted) << testing::PrintToString(stats.cycles);
+  }
+}
+
 TEST(Spellings, EndAsTheSameOps) {
   auto backend = make_backend("cpu");
   CompileOptions simplify;
@@ -302,6 +316,7 @@ TEST(OptGolden, TextInPassesTextOut) {
     }
     Module before = parse_module(text), after = before.clone();
     verify_module(before);
+    expect_no_cycles(before);
     for (size_t i = 0; i < before.functions.size(); ++i) {
       run_passes(after, *after.functions[i], {*backend, options});
       CheckOptions check{3, 3, class_of(chosen_passes(options)), false};

@@ -149,6 +149,10 @@ const Wrong kWrong[] = {
     {"axes that are not ones",
      "rule a exact: transpose(x){perm=p} => reshape(x){dims=compose(p, dims(x)), "
      "axes=names(rank(x))}"},
+    {"three constants go round",
+     "rule a exact: x: i32 a: const i32 b: const i32 add(add(x, a), b) => add(x, add(a, b))"},
+    {"two products go round",
+     "rule a real: add(add(matmul(q, k), m), n) => add(matmul(q, k), add(m, n))"},
     {"weight scaled the wrong way",
      "rule a real: x: f32[*s, k] w: weight f32[n, k] scale(linear(x, w)){value=a} => linear(x, "
      "recipe(w){add=a})"},
