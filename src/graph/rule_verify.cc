@@ -117,7 +117,7 @@ class Verifier {
     bool fine = in_field         ? compare<Field>(x, inputs, values)
                 : exact && !wide ? compare<float>(x, inputs, values)
                                  : compare<double>(x, inputs, values);
-    return fine && (verdict_.instances > 4 || ends(x));
+    return fine && (verdict_.instances > 24 || ends(x));
   }
 
   // At float32 a meaning computes in float64 and rounds once, which hides most of what a rule
@@ -189,7 +189,7 @@ class Verifier {
   // The rule alone, applied until it does not fire any more: also where variables stand for
   // constants or for what the pattern's own ops make, which it may take for another part of itself.
   bool ends(RuleInstance& x) {
-    for (int i = 0; i < 4 && x.module.states.empty(); ++i) {
+    for (int i = 0; i < 2 && x.module.states.empty(); ++i) {
       Module module = x.module.clone();
       Function& fn = module.add_function("nested");
       if (nest(x, module, fn) && !ends(x, module, fn)) return false;
@@ -238,7 +238,7 @@ class Verifier {
     const std::string name = input.attrs.at("name").as_string();
     const Type& type = input.outputs[0];
     DType dtype = type.tensor.dtype;
-    uint64_t choice = rng_.below(3);
+    uint64_t choice = rng_.below(4);
     if (choice == 0 && (dtype == DType::kF32 || dtype == DType::kI32)) {
       ConstantDecl c{"nested." + name, type.tensor, {}};
       for (int64_t n = type.tensor.elements().constant().value(); n > 0; --n)
