@@ -11,6 +11,22 @@
 
 namespace tokamak {
 
+// A part of items 0, 1, 2 ...
+struct Part {
+  int64_t begin = 0, end = 0;
+  bool empty() const { return begin >= end; }
+};
+
+// What `thread` of `threads` gets of [0, items): parts are contiguous, follow from the counts alone
+// and hold at least `grain` items where there are so many.
+inline Part part_of_items(int64_t items, int64_t grain, int thread, int threads) {
+  int64_t parts = items / (grain < 1 ? 1 : grain);
+  if (parts > threads) parts = threads;
+  if (parts <= 1) return thread == 0 ? Part{0, items} : Part{};
+  if (thread >= parts) return {};
+  return {items * thread / parts, items * (thread + 1) / parts};
+}
+
 // Owned by whoever runs the loops; one thread at a time calls run or split (it takes part as thread
 // 0). Loops do not nest. Which thread does what depends on the counts alone, never on timing.
 class ThreadPool {
@@ -43,14 +59,14 @@ class ThreadPool {
   // where there are so many; with work for one part only, the caller does it and nobody is woken.
   template <class Body>
   void split(int64_t items, int64_t grain, Body&& body) {
-    int64_t parts = items / (grain < 1 ? 1 : grain);
-    if (parts > size()) parts = size();
-    if (parts <= 1) {
+    Part first = part_of_items(items, grain, 0, size());
+    if (first.end == items) {
       if (items > 0) body(int64_t{0}, items, 0);
       return;
     }
     run([&](int thread) {
-      if (thread < parts) body(items * thread / parts, items * (thread + 1) / parts, thread);
+      Part p = part_of_items(items, grain, thread, size());
+      if (!p.empty()) body(p.begin, p.end, thread);
     });
   }
 

@@ -19,18 +19,22 @@ class UnaryOp final : public Op {
  public:
   explicit UnaryOp(UnaryKernel kernel) : kernel_(kernel) {}
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
-    auto [from, to] = elements_of(out[0].elements(), kLightGrain / 64, c);
+    auto [from, to] = part_of(out[0], c);
     if (from < to)
       kernel_.run(in[0].f32() + from, out[0].f32() + from, to - from, kernel_.parameter);
   }
   void touch(const Tensor* in, const Tensor* out, const StepContext& c,
              AccessList& list) const override {
-    auto [from, to] = elements_of(out[0].elements(), kLightGrain / 64, c);
+    auto [from, to] = part_of(out[0], c);
     list.read_rows(in[0], 4, from, to);
     list.write_rows(out[0], 4, from, to);
   }
 
  private:
+  static Part part_of(const Tensor& y, const StepContext& c) {
+    return elements_of(y.elements(), kLightGrain / 64, c);
+  }
+
   UnaryKernel kernel_;
 };
 
@@ -52,21 +56,18 @@ class BinaryOp final : public Op {
 
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     const Tensor &a = in[0], &b = in[1], &y = out[0];
-    int64_t n = y.elements();
-    if (a.elements() == n && b.elements() == n) {
-      auto [from, to] = elements_of(n, kLightGrain / 16, c);
-      if (from < to) kernel_(a.f32() + from, b.f32() + from, y.f32() + from, to - from);
-      return;
-    }
-    int64_t row = y.last();
-    auto [begin, end] = rows_of(y, c);
-    for (int64_t r = begin; r < end; ++r) one_row(a, b, y, r, row);
+    bool flat = is_flat(in, y);
+    auto [from, to] = part_of(flat, y, c);
+    if (!flat)
+      for (int64_t r = from; r < to; ++r) one_row(a, b, y, r, y.last());
+    else if (from < to)
+      kernel_(a.f32() + from, b.f32() + from, y.f32() + from, to - from);
   }
   void touch(const Tensor* in, const Tensor* out, const StepContext& c,
              AccessList& list) const override {
     int64_t n = out[0].elements(), row = out[0].last();
-    bool flat = in[0].elements() == n && in[1].elements() == n;
-    Part p = flat ? elements_of(n, kLightGrain / 16, c) : rows_of(out[0], c);
+    bool flat = is_flat(in, out[0]);
+    Part p = part_of(flat, out[0], c);
     if (p.empty()) return;
     int64_t bytes = flat ? 4 : row * 4;
     for (int i = 0; i < 2; ++i) {
@@ -79,7 +80,13 @@ class BinaryOp final : public Op {
   }
 
  private:
-  static Part rows_of(const Tensor& y, const StepContext& c) {
+  // Nothing is broadcast.
+  static bool is_flat(const Tensor* in, const Tensor& y) {
+    return in[0].elements() == y.elements() && in[1].elements() == y.elements();
+  }
+  // Elements where it is flat, else rows.
+  static Part part_of(bool flat, const Tensor& y, const StepContext& c) {
+    if (flat) return elements_of(y.elements(), kLightGrain / 16, c);
     return c.part(y.rows(), std::max<int64_t>(1, kLightGrain / (y.last() + 1)));
   }
   // Where row r of the result starts in an operand that is broadcast to it.

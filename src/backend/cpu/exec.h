@@ -20,12 +20,6 @@
 
 namespace tokamak::cpu {
 
-// A part of items 0, 1, 2 ...
-struct Part {
-  int64_t begin = 0, end = 0;
-  bool empty() const { return begin >= end; }
-};
-
 // The step as one thread sees it: each has its own copy.
 struct StepContext {
   const KernelTable& kernels;
@@ -39,13 +33,9 @@ struct StepContext {
   uint8_t* shared_scratch = nullptr;
   uint8_t* thread_scratch() const { return scratch + thread * scratch_bytes; }
 
-  // This thread's part of [0, items): parts are contiguous, follow from the counts alone and hold
-  // at least `grain` items where there are so many.
+  // This thread's part of [0, items).
   Part part(int64_t items, int64_t grain) const {
-    int64_t parts = std::min<int64_t>(items / std::max<int64_t>(grain, 1), threads);
-    if (parts <= 1) return thread == 0 ? Part{0, items} : Part{};
-    if (thread >= parts) return {};
-    return {items * thread / parts, items * (thread + 1) / parts};
+    return part_of_items(items, grain, thread, threads);
   }
 };
 
@@ -124,7 +114,7 @@ Cells cells_of(const StepContext& c, int64_t rows, int64_t heads, int64_t row_gr
 void store_plane_row(const KernelTable& kernels, const KvPlane& plane, int64_t block, int64_t token,
                      const float* x, Part heads, uint8_t* scratch);
 
-// Elements of light work below which forking costs more than it gains.
+// Elements of light work that are worth a thread of their own.
 constexpr int64_t kLightGrain = 16384;
 
 }  // namespace tokamak::cpu

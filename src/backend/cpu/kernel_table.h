@@ -11,9 +11,10 @@
 
 namespace tokamak::cpu {
 
-constexpr int kPanel = 16;       // output rows per panel
-constexpr int kQuantBlock = 32;  // values per scale of an activation
-constexpr int kTile = 4;         // activation rows that a wide kernel takes at once
+constexpr int kPanel = 16;                // output rows per panel
+constexpr int kQuantBlock = 32;           // values per scale of an activation
+constexpr int64_t kActivationBlock = 40;  // bytes of one q8a block
+constexpr int kTile = 4;                  // activation rows that a wide kernel takes at once
 
 // Weight formats with integer dot products, packed in panels (pack.h has the byte layouts).
 enum class QFormat : uint8_t { kQ4_0, kQ4_1, kQ8_0, kQ4_K, kQ6_K, kQ5_0, kQ5_1, kQ5_K, kCount };

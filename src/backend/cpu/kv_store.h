@@ -1,9 +1,8 @@
 #pragma once
 // The KV cache: per state and plane one array of blocks. Inside a block, rows of 16 tokens form
 // panels, so that attention reads keys and values with the same kernels as weights:
-//   key plane    [head][tokens / 16][width][16 tokens]            scores of 16 keys come out of one
-//   vector value plane  [head][tokens / 16][width / 16][16 tokens][16]   16 values of the output
-//   per vector
+//   key plane    [head][tokens / 16][width][16 tokens]            a vector gives scores of 16 keys
+//   value plane  [head][tokens / 16][width / 16][16 tokens][16]   a vector gives 16 output values
 // A plane of int8 has the float scales of a panel's 16 tokens behind the panel's values.
 #include <cstdint>
 #include <string>

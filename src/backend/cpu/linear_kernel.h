@@ -9,8 +9,7 @@
 
 namespace tokamak::cpu {
 
-constexpr int64_t kActivationBlock = 40;     // bytes of one q8a block of 32
-constexpr int64_t kGrainWork = 96 * 1024;    // multiply-adds that are worth a fork
+constexpr int64_t kGrainWork = 96 * 1024;    // multiply-adds that are worth a thread
 constexpr int64_t kChunkBytes = 384 * 1024;  // activation tiles kept in a core's cache
 constexpr int64_t kMaxTiles = 32;
 

@@ -299,7 +299,7 @@ void LoopRunner::store(const LoopStep& s, int64_t column, int64_t n) {
   const float* x = f32(s.in[0], s.tile[0] ? column : 0);
   int64_t step = s.tile[0] ? 1 : 0;
   if (t.dtype == DType::kQ8A) {
-    auto* blocks = static_cast<uint8_t*>(t.data) + start / kQuantBlock * 40;
+    auto* blocks = static_cast<uint8_t*>(t.data) + start / kQuantBlock * kActivationBlock;
     return kernels_.quantize_row(x, n, blocks);
   }
   FType type = float_type(t.dtype);
@@ -399,7 +399,7 @@ class LoopOp final : public Op {
                     int64_t to, bool write, AccessList& list) const {
     if (t.weight || !t.data) return;
     auto bytes = [&](int64_t elements) {
-      if (t.dtype == DType::kQ8A) return elements / kQuantBlock * 40;
+      if (t.dtype == DType::kQ8A) return elements / kQuantBlock * kActivationBlock;
       return elements * (t.dtype == DType::kF16 || t.dtype == DType::kBF16 ? 2 : 4);
     };
     auto start = [&](int64_t r) {

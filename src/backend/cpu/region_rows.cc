@@ -76,7 +76,7 @@ class RowsRegion final : public Op {
   }
   int64_t row_stride() const { return (width_ + 15) / 16 * 16; }
   int64_t out_row_bytes(const Tensor& t) const {
-    return t.dtype == DType::kQ8A ? width_ / kQuantBlock * 40 : width_ * 4;
+    return t.dtype == DType::kQ8A ? width_ / kQuantBlock * kActivationBlock : width_ * 4;
   }
 
   void one_row(const Tensor* in, const Tensor* out, const StepContext& c, int64_t row,

@@ -80,7 +80,7 @@ class Quantize final : public RowOp {
            site.label, kQuantBlock);
   }
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
-    int64_t n = in[0].last(), bytes = n / kQuantBlock * 40;
+    int64_t n = in[0].last(), bytes = n / kQuantBlock * kActivationBlock;
     each_row(in[0], c, [&](int64_t r) {
       c.kernels.quantize_row(in[0].f32() + r * n, n,
                              static_cast<uint8_t*>(out[0].data) + r * bytes);

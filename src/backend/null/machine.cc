@@ -38,8 +38,11 @@ MachineSpec load_machine(const std::filesystem::path& path) {
   m.flops = positive(file, "flops", m.flops, path.string());
   m.bandwidth = positive(file, "bandwidth", m.bandwidth, path.string());
   m.launch_seconds = positive(file, "launch_seconds", m.launch_seconds, path.string());
-  const Value* real_time = file.find("real_time");
-  m.real_time = real_time != nullptr && real_time->is_bool() && real_time->as_bool();
+  if (const Value* real_time = file.find("real_time")) {
+    if (!real_time->is_bool())
+      fail(ErrorCode::kInvalidArgument, "{}: real_time is true or false", path.string());
+    m.real_time = real_time->as_bool();
+  }
   return m;
 }
 

@@ -2,6 +2,7 @@
 // every instruction-set level of this machine.
 #include "backend/cpu/exec.h"
 #include "backend/cpu/isa.h"
+#include "backend/cpu/schedule.h"
 #include "base/rng.h"
 #include "compile/lower/lower_test_util.h"
 
@@ -46,13 +47,7 @@ class OpRunner {
     in.resize(std::max<size_t>(in.size(), 10));
     made->bind(in.data(), out.data(), context);
     for (int step = 0; step < 2; ++step)  // the second finds nothing of the first
-      for (int stage = 0; stage < made->stages(in.data(), out.data(), context); ++stage)
-        pool_.run([&](int thread) {
-          StepContext mine = context;
-          mine.thread = thread;
-          mine.stage = stage;
-          made->run(in.data(), out.data(), mine);
-        });
+      run_call(*made, in.data(), out.data(), context, pool_);
     return true;
   }
 

@@ -139,10 +139,6 @@ class EngineFamilies {
     });
     begin("", "prompt_tokens_cached_total", Type::kCounter, "Prompt tokens found in the cache.");
     each([&](const ModelMetrics& m, const std::string& l) { out_.sample(l, m.stats.prefix_hits); });
-    begin("", "request_max_num_generation_tokens", Type::kHistogram, "Tokens of answers.");
-    each([&](const ModelMetrics& m, const std::string& l) {
-      out_.histogram(l, m.stats.answer_length);
-    });
     begin("", "cache_config_info", Type::kGauge, "The KV cache; always 1.");
     each([&](const ModelMetrics& m, std::string l) {
       const EngineStats& s = m.stats;
