@@ -9,7 +9,7 @@
 #include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/error.h"
-#include "engine/text/detokenizer.h"
+#include "text/detokenizer.h"
 
 namespace tokamak {
 namespace {

@@ -8,8 +8,8 @@
 #include "backend/backend.h"
 #include "compile/model_source.h"
 #include "engine/local_engine.h"
-#include "engine/text/chat_template.h"
-#include "engine/text/tokenizer.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 
 namespace tokamak {
 

@@ -13,8 +13,8 @@
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "engine/text/detokenizer.h"
-#include "engine/text/stop_strings.h"
+#include "text/detokenizer.h"
+#include "text/stop_strings.h"
 
 namespace tokamak {
 namespace {

@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "compile/model_source.h"
-#include "engine/text/chat_template.h"
+#include "text/chat_template.h"
 
 namespace tokamak {
 namespace {

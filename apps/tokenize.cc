@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "compile/model_source.h"
-#include "engine/text/tokenizer.h"
+#include "text/tokenizer.h"
 
 namespace tokamak {
 namespace {

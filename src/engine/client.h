@@ -1,6 +1,6 @@
 #pragma once
 // The engine's front door: token-level, serialisable. The local engine and the cluster router
-// implement it; the server and the CLI use nothing else of the engine (besides engine/text).
+// implement it; the server and the CLI use nothing else of the engine.
 #include <cstdint>
 #include <functional>
 #include <memory>

@@ -1,6 +1,6 @@
 #pragma once
 // A tokenizer as plain data: what the importers read from a file, what a bundle stores and what
-// engine/text runs. One normal form for all sources: the pipeline of a tokenizer.json
+// text runs. One normal form for all sources: the pipeline of a tokenizer.json
 //   text -> added tokens -> normalizer -> pre_tokenizer -> model -> post_processor -> ids
 // and ids -> pieces -> decoder -> text. Vocabularies from GGUF metadata are written as such a
 // pipeline.

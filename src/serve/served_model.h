@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "engine/client.h"
-#include "engine/text/chat_template.h"
-#include "engine/text/tokenizer.h"
 #include "serve/openai/tool_calls.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 
 namespace tokamak {
 

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "compile/import/tokenizer_gguf.h"
-#include "engine/text/tokenizer.h"
+#include "text/tokenizer.h"
 
 using namespace tokamak;
 

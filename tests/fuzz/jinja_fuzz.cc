@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "engine/text/chat_template.h"
+#include "text/chat_template.h"
 
 using namespace tokamak;
 

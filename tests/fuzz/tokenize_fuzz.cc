@@ -4,8 +4,8 @@
 #include <string>
 
 #include "base/json.h"
-#include "engine/text/detokenizer.h"
-#include "engine/text/model.h"
+#include "text/detokenizer.h"
+#include "text/model.h"
 
 using namespace tokamak;
 

@@ -7,8 +7,8 @@
 #include "compile/import/gguf_writer.h"
 #include "compile/import/tokenizer_gguf.h"
 #include "compile/import/tokenizer_json.h"
-#include "engine/text/chat_template.h"
-#include "engine/text/detokenizer.h"
+#include "text/chat_template.h"
+#include "text/detokenizer.h"
 
 namespace tokamak {
 namespace {

@@ -7,8 +7,8 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "compile/import/tokenizer_json.h"
-#include "engine/text/chat_template.h"
-#include "engine/text/tokenizer.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 
 namespace tokamak {
 namespace {

@@ -1,10 +1,10 @@
-#include "engine/text/stop_strings.h"
+#include "text/stop_strings.h"
 
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "engine/text/unicode.h"
+#include "text/unicode.h"
 
 namespace tokamak {
 namespace {

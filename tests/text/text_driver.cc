@@ -13,9 +13,9 @@
 #include "base/json.h"
 #include "compile/import/tokenizer_gguf.h"
 #include "compile/import/tokenizer_json.h"
-#include "engine/text/chat_template.h"
-#include "engine/text/detokenizer.h"
-#include "engine/text/tokenizer.h"
+#include "text/chat_template.h"
+#include "text/detokenizer.h"
+#include "text/tokenizer.h"
 
 namespace tokamak {
 namespace {

@@ -6,13 +6,13 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "compile/import/tokenizer_json.h"
-#include "engine/text/bpe_merge.h"
-#include "engine/text/detokenizer.h"
-#include "engine/text/model.h"
-#include "engine/text/normalizer.h"
-#include "engine/text/regex.h"
-#include "engine/text/tokenizer.h"
-#include "engine/text/unicode.h"
+#include "text/bpe_merge.h"
+#include "text/detokenizer.h"
+#include "text/model.h"
+#include "text/normalizer.h"
+#include "text/regex.h"
+#include "text/tokenizer.h"
+#include "text/unicode.h"
 
 namespace tokamak {
 namespace {

@@ -5,10 +5,10 @@
 #include <thread>
 
 #include "base/json.h"
-#include "engine/text/unicode.h"
 #include "serve/openai/api_error.h"
 #include "serve/openai/metrics.h"
 #include "serve/openai/openapi_data.h"
+#include "text/unicode.h"
 
 namespace tokamak::openai {
 namespace {

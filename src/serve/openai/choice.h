@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "engine/client.h"
-#include "engine/text/detokenizer.h"
-#include "engine/text/stop_strings.h"
 #include "serve/openai/prepare.h"
 #include "serve/openai/shape.h"
 #include "serve/openai/tool_calls.h"
+#include "text/detokenizer.h"
+#include "text/stop_strings.h"
 
 namespace tokamak::openai {
 

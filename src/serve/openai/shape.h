@@ -8,8 +8,8 @@
 
 #include "base/value.h"
 #include "engine/client.h"
-#include "engine/text/tokenizer.h"
 #include "serve/openai/tool_calls.h"
+#include "text/tokenizer.h"
 
 namespace tokamak::openai {
 

@@ -1,0 +1,32 @@
+#pragma once
+// Incremental decoding: what push() and finish() return adds up to Tokenizer::decode of all ids.
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "text/tokenizer.h"
+
+namespace tokamak {
+
+class DecodeStream;
+
+// Owner: one generated sequence; one thread at a time; the tokenizer outlives it. Text is held back
+// while a character is incomplete, and while a run of byte pieces lasts (whether it is valid
+// shows at its end).
+class Detokenizer {
+ public:
+  explicit Detokenizer(const Tokenizer& tokenizer, DecodeOptions options = {});
+  ~Detokenizer();
+  Detokenizer(Detokenizer&&) noexcept;
+  Detokenizer& operator=(Detokenizer&&) noexcept;
+
+  std::string push(int32_t id);  // never ends inside a UTF-8 character
+  std::string finish();          // what was held back; then starts anew
+
+ private:
+  const Tokenizer* tokenizer_;
+  DecodeOptions options_;
+  std::unique_ptr<DecodeStream> stream_;
+};
+
+}  // namespace tokamak

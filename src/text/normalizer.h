@@ -1,0 +1,44 @@
+#pragma once
+// The normalizers a tokenizer.json may name: text -> text, before the pre-tokenizer sees it.
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "base/value.h"
+#include "text/unicode.h"
+
+namespace tokamak {
+
+// Immutable, thread-safe.
+class Normalizer {
+ public:
+  virtual ~Normalizer() = default;
+  // `text` is valid UTF-8 and is changed in place. joined: what stands before it belongs to the
+  // same text (it was cut for bytes that are no UTF-8), so nothing is put in front.
+  virtual void apply(std::string& text, bool joined) const = 0;
+  // The same for text whose first `start` bytes are its first character; returns how many bytes of
+  // the result stand for that character. (Pre-tokenizers ask which word begins the text.)
+  virtual size_t apply_tracked(std::string& text, bool joined, size_t start) const {
+    std::string head = text.substr(0, start);
+    apply(head, joined);
+    apply(text, joined);
+    size_t size = std::min(head.size(), text.size());
+    while (size < text.size() && is_utf8_continuation(text[size])) ++size;
+    return size;
+  }
+};
+
+// nullptr for null. Throws Error(kUnsupported) naming the type.
+std::unique_ptr<Normalizer> make_normalizer(const Value& config);
+
+// A map of character sequences as SentencePiece compiles it (a double-array trie and a text blob).
+// longest: the longest prefix counts (SentencePiece); otherwise whole grapheme clusters are looked
+// up by their shortest prefix (the `tokenizers` package).
+std::unique_ptr<Normalizer> make_precompiled_normalizer(std::string charsmap, bool longest);
+
+std::string base64_decode(std::string_view text);  // throws Error(kInvalidArgument)
+
+// Characters of the CJK ideograph blocks that BERT sets apart.
+bool is_bert_ideograph(char32_t c);
+
+}  // namespace tokamak
