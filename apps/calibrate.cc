@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "compile/fuse/machine.h"
+#include "plan/machine.h"
 
 namespace tokamak {
 namespace {

@@ -4,7 +4,7 @@
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "compile/fuse/machine.h"
+#include "plan/machine.h"
 #include "compile/import/import_model.h"
 #include "compile/simplify/rules.h"
 #include "graph/region.h"

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/value.h"
+#include "plan/region.h"
 #include "tensor/recipe.h"
 #include "tensor/sym.h"
 #include "tensor/tensor_type.h"
@@ -65,10 +66,22 @@ struct CallArg {
   std::vector<SymExpr> dims;  // tensors only
 };
 
+// Generated code: what a kernel of the plan was compiled to, for one target. Kept in bundles, so
+// that a machine without the compiler can run it.
+struct CodeObject {
+  std::string target;   // "sm_90a", "x86-64+avx512"
+  std::string entry;    // name of the function
+  std::string options;  // of the compiler
+  std::string hash;     // of the source, the options and the compiler
+  std::string bytes;
+};
+
 struct KernelCall {
-  uint32_t kernel = 0;
-  std::string op;  // the graph op (or fused region) this call computes
-  Value attrs;     // the op's attributes
+  uint32_t kernel = 0;                   // of PlanSet::kernels: what runs it
+  std::string op;                        // the graph op this call computes, or "region"
+  Value attrs;                           // the op's attributes
+  std::shared_ptr<const Region> region;  // what a region computes; null for a single op
+  int32_t code = -1;                     // of PlanSet::code; -1: none
   std::vector<CallArg> in, out;
   uint32_t stream = 0;
   std::string label;  // the node's name, for dumps and profiles
@@ -100,7 +113,7 @@ struct Plan {
 };
 
 struct PlanSet {
-  static constexpr int kVersion = 1;
+  static constexpr int kVersion = 2;
   int version = kVersion;
   std::string model;
   std::string backend;  // who can run it
@@ -111,6 +124,7 @@ struct PlanSet {
   std::vector<StateEntry> states;
   std::vector<WeightEntry> weights;
   std::vector<KernelEntry> kernels;
+  std::vector<CodeObject> code;
   std::vector<Plan> plans;
   uint64_t arena_bytes = 0;  // maximum over the plans
   std::string

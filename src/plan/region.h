@@ -1,36 +1,47 @@
 #pragma once
-// What a call of op "region" computes, as plain data in its attributes: the ops of the region's
-// body in order. Values are numbered: the call's inputs first, then the outputs of each step.
+// A fused region as a kernel sees it: Loop IR, the ops that Loop IR cannot express (anchors), Loop
+// IR. Made once, when a plan is emitted (compile/lower/region.h); never changed afterwards.
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/value.h"
+#include "loop/program.h"
+#include "ops/op.h"
 
 namespace tokamak {
 
-struct RegionStep {
-  std::string op;
-  Value attrs;               // of the op
-  std::vector<uint32_t> in;  // values
-  uint32_t out = 0;          // number of its first output
-  uint32_t outputs = 1;
+// One step of a region: a loop program, or an anchor (a matrix product, a rotation, a write of a
+// state) by the name of its op.
+struct RegionPiece {
+  std::shared_ptr<const loop::Program> program;  // null: an anchor
+  std::string op;                                // of an anchor
+  Value attrs;                                   // of an anchor
+  // Values of the region: what the program's inputs and outputs, or the anchor's operands and
+  // results, are.
+  std::vector<uint32_t> in, out;
+  bool is_anchor() const { return !program; }
 };
 
-struct RegionProgram {
-  std::string kind;  // which kind of kernel it was made for
+// Values are numbered: first the inputs of the call, then what the pieces produce, in order. Pieces
+// are in an order in which each value is produced before it is used.
+struct Region {
   uint32_t inputs = 0;
-  std::vector<RegionStep> steps;
-  std::vector<uint32_t> results;  // the values that are the call's outputs
-  uint32_t values() const {
-    return steps.empty() ? inputs : steps.back().out + steps.back().outputs;
-  }
-  // The step that makes a value; -1 for inputs.
-  int maker(uint32_t value) const;
+  std::vector<Type> values;  // the type of every value
+  std::vector<RegionPiece> pieces;
+  std::vector<uint32_t> results;  // the values that are the outputs of the call
+
+  int producer(uint32_t value) const;  // piece that produces a value; -1: an input
+  bool is_result(uint32_t value) const;
+  // Loop IR alone: exactly one piece, a program whose inputs and outputs are the call's, in order.
+  const loop::Program* whole_program() const;
 };
 
-Value region_attrs(const RegionProgram& program);
-// Throws Error(kCorrupt) when numbers are out of order or out of range.
-RegionProgram parse_region(const Value& attrs, size_t call_inputs, size_t call_outputs);
+// Throws Error(kCorrupt, "region: ...") when numbers are out of order or out of range, when a
+// program's parameters are not of the values' types, or when inputs and results are not as many as
+// the call's arguments.
+void check_region(const Region& region, size_t call_inputs, size_t call_outputs);
+std::string region_text(const Region& region);  // for dumps
 
 }  // namespace tokamak

@@ -7,7 +7,7 @@
 
 #include "backend/backend.h"
 #include "compile/explain/step_shape.h"
-#include "compile/fuse/machine.h"
+#include "plan/machine.h"
 #include "compile/fuse/report.h"
 #include "compile/pass.h"
 

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "compile/fuse/fusion_graph.h"
-#include "compile/fuse/machine.h"
+#include "plan/machine.h"
 
 namespace tokamak {
 

@@ -1,4 +1,4 @@
-#include "compile/fuse/machine.h"
+#include "plan/machine.h"
 
 #include <cmath>
 
