@@ -77,11 +77,11 @@ struct CodeObject {
 };
 
 struct KernelCall {
-  uint32_t kernel = 0;                   // of PlanSet::kernels: what runs it
-  std::string op;                        // the graph op this call computes, or "region"
-  Value attrs;                           // the op's attributes
-  std::shared_ptr<const Region> region;  // what a region computes; null for a single op
-  int32_t code = -1;                     // of PlanSet::code; -1: none
+  uint32_t kernel = 0;  // of PlanSet::kernels: what runs it
+  std::string op;       // the graph op this call computes, or "region"
+  Value attrs;          // the op's attributes
+  int32_t region = -1;  // of PlanSet::regions: what a region computes; -1: a single op
+  int32_t code = -1;    // of PlanSet::code; -1: none
   std::vector<CallArg> in, out;
   uint32_t stream = 0;
   std::string label;  // the node's name, for dumps and profiles
@@ -124,6 +124,7 @@ struct PlanSet {
   std::vector<StateEntry> states;
   std::vector<WeightEntry> weights;
   std::vector<KernelEntry> kernels;
+  std::vector<Region> regions;  // layers share them
   std::vector<CodeObject> code;
   std::vector<Plan> plans;
   uint64_t arena_bytes = 0;  // maximum over the plans
