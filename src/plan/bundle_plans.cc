@@ -14,7 +14,7 @@
 namespace tokamak {
 namespace {
 
-constexpr uint64_t kLayout = 2;
+constexpr uint64_t kLayout = 3;
 constexpr size_t kMaxDepth = 64;  // of attribute values
 
 template <class T, class U>
@@ -72,8 +72,38 @@ void visit(A& a, Is<CallArg> auto& x) {
 }
 template <class A>
 void visit(A& a, Is<KernelCall> auto& x) {
-  auto& [kernel, op, attrs, in, out, stream, label] = x;
-  a(kernel, op, attrs, in, out, stream, label);
+  auto& [kernel, op, attrs, region, code, in, out, stream, label] = x;
+  a(kernel, op, attrs, region, code, in, out, stream, label);
+}
+template <class A>
+void visit(A& a, Is<Dim> auto& x) {
+  auto& [axis, extent, bound] = x;
+  a(axis, extent, bound);
+}
+template <class A>
+void visit(A& a, Is<TensorType> auto& x) {
+  auto& [dtype, dims] = x;
+  a(dtype, dims);
+}
+template <class A>
+void visit(A& a, Is<Type> auto& x) {
+  auto& [kind, tensor, name] = x;
+  a(kind, tensor, name);
+}
+template <class A>
+void visit(A& a, Is<RegionPiece> auto& x) {
+  auto& [program, op, attrs, in, out] = x;
+  a(program, op, attrs, in, out);
+}
+template <class A>
+void visit(A& a, Is<Region> auto& x) {
+  auto& [inputs, values, pieces, results] = x;
+  a(inputs, values, pieces, results);
+}
+template <class A>
+void visit(A& a, Is<CodeObject> auto& x) {
+  auto& [target, entry, options, hash, bytes] = x;
+  a(target, entry, options, hash, bytes);
 }
 template <class A>
 void visit(A& a, Is<GuardRange> auto& x) {
@@ -92,15 +122,16 @@ void visit(A& a, Is<Plan> auto& x) {
 }
 template <class A>
 void visit(A& a, Is<PlanSet> auto& x) {
-  auto& [version, model, backend, symbols, inputs, groups, states, weights, kernels, plans,
-         arena_bytes, numerics_id, vocab, hidden, layers, context] = x;
-  a(version, model, backend, symbols, inputs, groups, states, weights, kernels, plans, arena_bytes,
-    numerics_id, vocab, hidden, layers, context);
+  auto& [version, model, backend, symbols, inputs, groups, states, weights, kernels, regions, code,
+         plans, arena_bytes, numerics_id, vocab, hidden, layers, context] = x;
+  a(version, model, backend, symbols, inputs, groups, states, weights, kernels, regions, code,
+    plans, arena_bytes, numerics_id, vocab, hidden, layers, context);
 }
 
 template <class E>
 constexpr uint64_t enum_count() {
   if constexpr (std::same_as<E, CallArg::Kind>) return uint64_t(CallArg::Kind::kView) + 1;
+  if constexpr (std::same_as<E, Type::Kind>) return uint64_t(Type::Kind::kView) + 1;
   if constexpr (std::same_as<E, RecipeStep::Kind>) return uint64_t(RecipeStep::kLastKind) + 1;
 }
 
@@ -156,6 +187,10 @@ class PlanWriter {
     body_.append(bytes, 8);
   }
   void put(const SymExpr& e) { put(e.text()); }
+  // As its text; an empty one stands for an anchor.
+  void put(const std::shared_ptr<const loop::Program>& program) {
+    put(program ? loop::print_program(*program) : std::string());
+  }
   template <class T>
   void put(const std::vector<T>& list) {
     number(list.size());
@@ -201,7 +236,7 @@ class PlanReader {
     (get(fields), ...);
   }
   void finish() const {
-    if (at_ != end_) bad("bytes behind the end");
+    if (at_ != end_) bad("bytes after the end");
   }
 
  private:
@@ -257,6 +292,13 @@ class PlanReader {
     uint64_t id = below(texts_.size(), "a text that is not there");
     if (!exprs_[id]) exprs_[id] = SymExpr::parse(texts_[id]);
     e = *exprs_[id];
+  }
+  void get(std::shared_ptr<const loop::Program>& program) {
+    uint64_t id = below(texts_.size(), "a text that is not there");
+    if (texts_[id].empty()) return;
+    std::shared_ptr<const loop::Program>& parsed = programs_[id];
+    if (!parsed) parsed = std::make_shared<loop::Program>(loop::parse_program(texts_[id]));
+    program = parsed;
   }
   template <class T>
   void get(std::vector<T>& list) {
@@ -314,6 +356,7 @@ class PlanReader {
   const char *at_, *end_;
   std::vector<std::string_view> texts_;
   std::vector<std::optional<SymExpr>> exprs_;  // by text, parsed when first used
+  std::unordered_map<uint64_t, std::shared_ptr<const loop::Program>> programs_;  // likewise
   size_t depth_ = 0;
 };
 
@@ -333,7 +376,7 @@ PlanSet parse_plans(std::span<const std::byte> bytes) {
     reader.finish();
   } catch (const Error& e) {
     if (e.code() == ErrorCode::kCorrupt) throw;
-    fail(ErrorCode::kCorrupt, "plans: {}", e.what());  // an expression that does not parse
+    fail(ErrorCode::kCorrupt, "plans: {}", e.what());  // a text that does not parse
   }
   return set;
 }

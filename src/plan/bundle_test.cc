@@ -45,7 +45,36 @@ PlanSet bundled_plans() {
   CallArg ids{CallArg::Kind::kInput, 0, 0, DType::kI32, {kRows}};
   CallArg value{CallArg::Kind::kArena, 0, 64, DType::kF32, {kRows * 2 + 1, 8}};
   CallArg state{CallArg::Kind::kState, 0, 0, DType::kF32, {}};
-  plan.calls = {{0, "embed", attrs, {ids, state}, {value}, 2, "embd"}};
+  plan.calls = {
+      {.op = "embed",
+       .attrs = attrs,
+       .in = {ids, state},
+       .out = {value},
+       .stream = 2,
+       .label = "embd"},
+      {.op = "region", .region = 0, .code = 0, .in = {ids, state}, .out = {value}, .label = {}}};
+  Region region;
+  region.inputs = 2;
+  TensorType rows{DType::kI32, {{"t", kRows, false}}};
+  region.values = {Type::of(rows), Type::state("kv.0"), Type::of(rows), Type::of(rows)};
+  RegionPiece program, anchor;
+  program.program = std::make_shared<loop::Program>(loop::parse_program(R"(loop 1
+rows
+columns T
+in0 : i32[T]
+out0 : i32[T]
+%0 = load in0[c] : i32 tile
+%1 = add %0, %0 : i32 tile
+store out0[c] = %1
+)"));
+  program.in = {0}, program.out = {2};
+  anchor.op = "custom";
+  anchor.attrs = attrs;
+  anchor.in = {2, 1}, anchor.out = {3};
+  region.pieces = {program, anchor};
+  region.results = {3};
+  set.regions = {region, region};
+  set.code = {{"sm_90a", "kernel", "-O3", "abcd", std::string("\x7f\0E", 3)}};
   plan.outputs = {{"logits", value}};
   set.plans = {plan, plan};
   set.arena_bytes = 1024;
@@ -71,8 +100,10 @@ std::string small_bundle() {
   CallArg out{CallArg::Kind::kArena, 0, 0, DType::kF32, {kRows, 8}};
   set.plans.resize(1);
   set.plans[0].bound_symbols.clear();
-  set.plans[0].calls = {
-      {0, "embed", {}, {{CallArg::Kind::kInput, 0, 0, DType::kI32, {kRows}}, w}, {out}, 0, "e"}};
+  set.plans[0].calls = {{.op = "embed",
+                         .in = {{CallArg::Kind::kInput, 0, 0, DType::kI32, {kRows}}, w},
+                         .out = {out},
+                         .label = "e"}};
   set.plans[0].outputs = {{"logits", out}};
   TokenizerSpec tokenizer;
   tokenizer.pieces = {"a", "b", "ab"};
@@ -100,6 +131,11 @@ TEST(BundlePlans, RoundTrip) {
   EXPECT_EQ(read.plans[1].calls[0].attrs, set.plans[1].calls[0].attrs);
   EXPECT_TRUE(std::signbit(read.weights[1].constant[1]));
   EXPECT_EQ(read.weights[0].recipe, set.weights[0].recipe);
+  EXPECT_EQ(*read.regions[0].pieces[0].program, *set.regions[0].pieces[0].program);
+  EXPECT_EQ(read.regions[0].pieces[0].program, read.regions[1].pieces[0].program);  // read once
+  EXPECT_EQ(read.regions[1].values, set.regions[1].values);
+  EXPECT_EQ(read.regions[1].pieces[1].attrs, set.regions[1].pieces[1].attrs);
+  EXPECT_EQ(read.code[0].bytes, set.code[0].bytes);
   EXPECT_EQ(plan_name(read.plans[0]), "step T=5..16 padded to 16 B<=8 multiple of 2");
 }
 

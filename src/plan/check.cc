@@ -63,6 +63,23 @@ void check_weight(const WeightEntry& w) {
   }
 }
 
+void check_table_region(const PlanSet& set, size_t index) {
+  const Region& region = set.regions[index];
+  const std::string where = fmt::format("region {}", index);
+  try {
+    check_region(region, region.inputs, region.results.size());
+  } catch (const Error& e) {
+    bad(where, e.what());
+  }
+  for (const RegionPiece& piece : region.pieces) {
+    if (piece.is_anchor()) continue;
+    for (const std::string& symbol : loop::program_symbols(*piece.program))
+      if (std::none_of(set.symbols.begin(), set.symbols.end(),
+                       [&](const SymbolDecl& s) { return s.name == symbol; }))
+        bad(where, fmt::format("a program uses the symbol {}, which is not declared", symbol));
+  }
+}
+
 void check_tables(const PlanSet& set) {
   need_names(set.symbols, "symbol");
   need_names(set.inputs, "input");
@@ -102,6 +119,12 @@ void check_tables(const PlanSet& set) {
           fmt::format("\"{}\" in layout \"{}\" has no name or is there twice", w.name, w.layout));
     }
     check_weight(w);
+  }
+  for (size_t i = 0; i < set.regions.size(); ++i) check_table_region(set, i);
+  for (size_t i = 0; i < set.code.size(); ++i) {
+    const std::string where = fmt::format("code {}", i);
+    if (set.code[i].target.empty()) bad(where, "it names no target");
+    if (set.code[i].entry.empty()) bad(where, "it names no function");
   }
   for (const KernelEntry& k : set.kernels) {
     if (k.abi < 1) bad(fmt::format("kernel {}", k.name), fmt::format("ABI version {}", k.abi));
@@ -213,6 +236,9 @@ class PlanChecker {
     for (const CallArg& a : call.out) check_arg(a);
     for (const CallArg& a : call.in) check_read(a);
     check_states(call);
+    check_call_region(call);
+    if (call.code < -1 || call.code >= static_cast<int64_t>(set_.code.size()))
+      bad(call_where_, fmt::format("there is no code object {}", call.code));
     for (size_t i = 0; i < call.out.size(); ++i) {
       const CallArg& out = call.out[i];
       if (out.kind == CallArg::Kind::kState) continue;
@@ -233,6 +259,40 @@ class PlanChecker {
       if (a.kind == CallArg::Kind::kArena && bytes(a) > 0)
         owners_.write(a.offset, a.offset + bytes(a), a.index);
     }
+  }
+
+  // The call's arguments are what the region was built for; further inputs only order the call.
+  void check_call_region(const KernelCall& call) const {
+    if (call.region < -1 || call.region >= static_cast<int64_t>(set_.regions.size()))
+      bad(call_where_, fmt::format("there is no region {}", call.region));
+    if ((call.region >= 0) != (call.op == "region"))
+      bad(call_where_, call.region < 0 ? "it names no region" : "a single op with a region");
+    if (call.region < 0) return;
+    const Region& region = set_.regions[static_cast<size_t>(call.region)];
+    try {
+      check_region(region, call.in.size(), call.out.size());
+    } catch (const Error& e) {
+      bad(call_where_, e.what());
+    }
+    for (uint32_t i = 0; i < region.inputs; ++i)
+      check_region_value(call.in[i], region.values[i], fmt::format("input {}", i));
+    for (size_t o = 0; o < call.out.size(); ++o)
+      check_region_value(call.out[o], region.values[region.results[o]],
+                         fmt::format("output {}", o));
+  }
+
+  void check_region_value(const CallArg& arg, const Type& type, std::string_view what) const {
+    bool same = false;
+    if (arg.kind == CallArg::Kind::kState) {
+      same = type.kind == Type::Kind::kState;
+    } else if (arg.kind == CallArg::Kind::kView) {
+      same = type.kind == Type::Kind::kView;
+    } else if (type.kind == Type::Kind::kTensor) {
+      SymExpr elements = 1;
+      for (const SymExpr& d : arg.dims) elements = elements * d;
+      same = arg.dtype == type.tensor.dtype && elements == type.tensor.elements();
+    }
+    if (!same) bad(call_where_, fmt::format("{} is not the region's {}", what, type.text()));
   }
 
   void check_states(const KernelCall& call) const {

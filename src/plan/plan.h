@@ -78,13 +78,13 @@ struct CodeObject {
 
 struct KernelCall {
   uint32_t kernel = 0;  // of PlanSet::kernels: what runs it
-  std::string op;       // the graph op this call computes, or "region"
-  Value attrs;          // the op's attributes
+  std::string op = {};  // the graph op this call computes, or "region"
+  Value attrs = {};     // the op's attributes
   int32_t region = -1;  // of PlanSet::regions: what a region computes; -1: a single op
   int32_t code = -1;    // of PlanSet::code; -1: none
-  std::vector<CallArg> in, out;
+  std::vector<CallArg> in = {}, out = {};
   uint32_t stream = 0;
-  std::string label;  // the node's name, for dumps and profiles
+  std::string label = {};  // the node's name, for dumps and profiles
 };
 
 struct GuardRange {

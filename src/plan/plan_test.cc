@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "plan/dispatch.h"
-#include "plan/kernel_desc.h"
 
 namespace tokamak {
 namespace {
@@ -15,7 +14,36 @@ CallArg arena(uint32_t value, uint64_t offset, std::vector<SymExpr> dims) {
 
 const SymExpr kT = SymExpr::symbol("T");
 
-// embed -> append, attend -> linear; 16 tokens at most.
+// neg(x), then a matrix.
+Region sample_region() {
+  auto type = [](std::vector<SymExpr> dims) {
+    TensorType t;
+    for (SymExpr& d : dims) t.dims.push_back({"x", d, false});
+    return Type::of(t);
+  };
+  Region region;
+  region.inputs = 2;
+  region.values = {type({kT, 8}), type({8, 8}), type({kT, 8}), type({kT, 8})};
+  RegionPiece program, matrix;
+  program.program = std::make_shared<loop::Program>(loop::parse_program(R"(loop 1
+rows T
+columns 8
+in0 : f32[T, 8]
+out0 : f32[T, 8]
+%0 = load in0[c + 8*r0] : f32 tile
+%1 = neg %0 : f32 tile
+store out0[c + 8*r0] = %1
+)"));
+  program.in = {0}, program.out = {2};
+  matrix.op = "linear";
+  matrix.attrs = Value::Object{{"x", 1}};
+  matrix.in = {2, 1}, matrix.out = {3};
+  region.pieces = {program, matrix};
+  region.results = {3};
+  return region;
+}
+
+// embed -> append, attend -> a region; 16 tokens at most.
 PlanSet sample() {
   PlanSet set;
   set.model = "tiny";
@@ -36,17 +64,21 @@ PlanSet sample() {
   plan.function = "step";
   plan.guard = {{"T", 1, 16, 1}, {"B", 1, 8, 1}, {"R", 1, 8, 1}};
   plan.arena_bytes = 1024;
-  plan.calls = {
-      {0, "embed", {}, {ids, w}, {arena(0, 0, {kT, 8})}, 0, "embd"},
-      {0, "append", {}, {state, view, arena(0, 0, {kT, 8})}, {state}, 0, ""},
-      {0, "attend", {}, {arena(0, 0, {kT, 8}), state, view}, {arena(1, 512, {kT, 8})}, 0, ""},
-      {0,
-       "linear",
-       Value::Object{{"x", 1}},
-       {arena(1, 512, {kT * 8}), w},
-       {arena(2, 0, {kT, 8})},
-       0,
-       "out"}};
+  plan.calls = {{.op = "embed", .in = {ids, w}, .out = {arena(0, 0, {kT, 8})}, .label = "embd"},
+                {.op = "append", .in = {state, view, arena(0, 0, {kT, 8})}, .out = {state}},
+                {.op = "attend",
+                 .in = {arena(0, 0, {kT, 8}), state, view},
+                 .out = {arena(1, 512, {kT, 8})},
+                 .label = {}},
+                {.op = "region",
+                 .attrs = {},
+                 .region = 0,
+                 .code = 0,
+                 .in = {arena(1, 512, {kT, 8}), w},
+                 .out = {arena(2, 0, {kT, 8})},
+                 .label = "out"}};
+  set.regions = {sample_region()};
+  set.code = {{"x86-64+avx2", "f", "-O2", "123", "\x01\x02"}};
   plan.outputs = {{"logits", arena(2, 0, {kT, 8})}};
   set.plans = {plan};
   set.arena_bytes = 1024;
@@ -67,7 +99,7 @@ TEST(CheckPlanSet, AcceptsTheSample) {
 }
 
 const Broken kBrokenSets[] = {
-    {"version 2", [](PlanSet& s) { s.version = 2; }},
+    {"version 9", [](PlanSet& s) { s.version = 9; }},
     {"65 plans", [](PlanSet& s) { s.plans.resize(65, s.plans[0]); }},
     {"symbol 1: the name \"T\" is used twice", [](PlanSet& s) { s.symbols[1].name = "T"; }},
     {"symbol T: an empty or negative range", [](PlanSet& s) { s.symbols[0].hi = 0; }},
@@ -140,7 +172,7 @@ const Broken kBrokenSets[] = {
     {"it reads value 1 at 512",
      [](PlanSet& s) {
        auto& calls = s.plans[0].calls;
-       calls.insert(calls.begin() + 3, {0, "iota", {}, {}, {arena(7, 960, {1})}, 0, ""});
+       calls.insert(calls.begin() + 3, {.op = "iota", .out = {arena(7, 960, {1})}});
      }},
     {"it reads value 9 at 0", [](PlanSet& s) { s.plans[0].calls[1].in[2].index = 9; }},
     {"outputs 0 and 1 overlap",
@@ -149,6 +181,45 @@ const Broken kBrokenSets[] = {
      [](PlanSet& s) {
        s.plans[0].calls[3].out[0].offset = 512;
        s.plans[0].outputs[0].arg = arena(1, 512, {kT, 8});
+     }},
+    {"there is no region 1", [](PlanSet& s) { s.plans[0].calls[3].region = 1; }},
+    {"there is no region -2", [](PlanSet& s) { s.plans[0].calls[3].region = -2; }},
+    {"it names no region", [](PlanSet& s) { s.plans[0].calls[3].region = -1; }},
+    {"a single op with a region", [](PlanSet& s) { s.plans[0].calls[0].region = 0; }},
+    {"there is no code object 3", [](PlanSet& s) { s.plans[0].calls[3].code = 3; }},
+    {"code 0: it names no target", [](PlanSet& s) { s.code[0].target = ""; }},
+    {"code 0: it names no function", [](PlanSet& s) { s.code[0].entry = ""; }},
+    {"input 1 is not the region's",
+     [](PlanSet& s) { s.regions[0].values[1].tensor.dims.pop_back(); }},
+    {"input 0 is not the region's",
+     [](PlanSet& s) {
+       s.plans[0].calls[3].in[0] = {CallArg::Kind::kState, 0, 0, DType::kF32, {}};
+     }},
+    {"region 0: region: value 3 is used before it is produced",
+     [](PlanSet& s) { s.regions[0].pieces[1].in[0] = 3; }},
+    {"value 9 is produced out of order", [](PlanSet& s) { s.regions[0].pieces[1].out[0] = 9; }},
+    {"a piece without a result", [](PlanSet& s) { s.regions[0].pieces[1].out.clear(); }},
+    {"an anchor without an op", [](PlanSet& s) { s.regions[0].pieces[1].op = ""; }},
+    {"attributes of linear", [](PlanSet& s) { s.regions[0].pieces[1].attrs = 3; }},
+    {"result 4 is not produced", [](PlanSet& s) { s.regions[0].results[0] = 4; }},
+    {"2 results, the call has 1", [](PlanSet& s) { s.regions[0].results.push_back(2); }},
+    {"3 inputs of 2 values",
+     [](PlanSet& s) {
+       s.regions[0].values.resize(2);
+       s.regions[0].inputs = 3;
+     }},
+    {"values for", [](PlanSet& s) { s.regions[0].values.push_back(s.regions[0].values[0]); }},
+    {"1 values have no type", [](PlanSet& s) { s.regions[0].values.pop_back(); }},
+    {"2 inputs for a program with 1",
+     [](PlanSet& s) {
+       s.regions[0].pieces[0].in = {0, 0};
+     }},
+    {"output 0 of a program is f32",
+     [](PlanSet& s) { s.regions[0].values[2].tensor.dtype = DType::kI32; }},
+    {"uses the symbol T, which is not declared",
+     [](PlanSet& s) {
+       for (auto* list : {&s.plans[0].guard}) (*list)[0].symbol = "S";
+       s.symbols[0].name = "S";
      }},
     {"output : no name", [](PlanSet& s) { s.plans[0].outputs[0].name = ""; }},
     {"only tensors", [](PlanSet& s) { s.plans[0].outputs[0].arg.kind = CallArg::Kind::kState; }},
@@ -168,6 +239,25 @@ TEST(CheckPlanSet, RefusesWhatIsBroken) {
     }
     EXPECT_FALSE(plan_set_text(set).empty());  // a dump shows broken plans too
   }
+}
+
+TEST(Regions, ProducersAndWholePrograms) {
+  Region region = sample_region();
+  EXPECT_EQ(region.producer(0), -1);
+  EXPECT_EQ(region.producer(2), 0);
+  EXPECT_EQ(region.producer(3), 1);
+  EXPECT_TRUE(region.is_result(3));
+  EXPECT_FALSE(region.is_result(2));
+  EXPECT_EQ(region.whole_program(), nullptr);
+  region.pieces.pop_back();
+  region.values = {region.values[0], region.values[2]};
+  region.inputs = 1;
+  region.pieces[0].out = region.results = {1};
+  check_region(region, 1, 1);
+  EXPECT_EQ(region.whole_program(), region.pieces[0].program.get());
+  check_region(region, 2, 1);  // the second input only orders the call
+  EXPECT_THROW(check_region(region, 0, 1), Error);
+  EXPECT_THROW(check_region(region, 1, 2), Error);
 }
 
 TEST(SelectPlan, TakesTheSmallestGuard) {
@@ -227,7 +317,7 @@ TEST(PlanText, ShowsTheCalls) {
   set.plans[0].arena_lower_bound = 800;
   set.plans[0].arena_method = "first-fit by size";
   const std::string text = plan_set_text(set);
-  for (const char* part : {"plans for tiny on ref, version 1", "symbol T in 1..64",
+  for (const char* part : {"plans for tiny on ref, version 2", "symbol T in 1..64",
                            "input ids : i32[T]", "group full window 0 block 16, 32 bytes per token",
                            "state kv.0 in full per_token {k: f16[2, 4], v: f16[2, 4]}",
                            "weight w : f32[8, 8] from w.file", "weight c : f32[2] = 2 values",
@@ -237,34 +327,14 @@ TEST(PlanText, ShowsTheCalls) {
                            "bound 800, gap 28.00 %, first-fit by size\n",
                            "v0@0:f32[T, 8] = ref.any(ids:i32[T], @w)  # embed embd",
                            "state<kv.0> = ref.any(state<kv.0>, view<full>, v0@0:f32[T, 8])",
+                           "region 0 (%0 : f32[x=T, x=8], %1 : f32[x=8, x=8]) {\n  %2 : f32[x=T, "
+                           "x=8] = loop(%0) {\n    loop 1\n",
+                           "  %3 : f32[x=T, x=8] = linear(%2, %1) {\"x\":1}\n  return %3\n}\n",
+                           "code 0 for x86-64+avx2 entry f options \"-O2\" hash 123, 2 B",
+                           "= ref.any(v1@512:f32[T, 8], @w) region 0 code 0  # region out",
                            "return logits = v2@0:f32[T, 8]"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
-}
-
-TEST(KernelMatches, Patterns) {
-  auto matches = [](const char* pattern, const char* op, std::vector<DType> in) {
-    return kernel_matches({"k", 1, pattern, "", ""}, op, in);
-  };
-  using enum DType;
-  EXPECT_TRUE(matches("*", "anything", {kF32, kQ4_K}));
-  EXPECT_TRUE(matches("linear(q8a, q4_0|q4_1, *)", "linear", {kQ8A, kQ4_1}));
-  EXPECT_TRUE(matches("linear(q8a, q4_0|q4_1, *)", "linear", {kQ8A, kQ4_0, kF32}));
-  EXPECT_FALSE(matches("linear(q8a, q4_0|q4_1, *)", "linear", {kF32, kQ4_0}));
-  EXPECT_FALSE(matches("linear(q8a, q4_0|q4_1, *)", "linear", {kQ8A, kQ4_K}));
-  EXPECT_FALSE(matches("linear(q8a, q4_0|q4_1, *)", "linear", {kQ8A, kQ4_0, kF32, kF32}));
-  EXPECT_FALSE(matches("linear(q8a)", "linea", {kQ8A}));
-  EXPECT_FALSE(matches("linear(q8a)", "linear2", {kQ8A}));
-  EXPECT_TRUE(matches(" add( f32 | i32 ,*)", "add", {kI32, kF16}));
-  EXPECT_TRUE(matches("iota()", "iota", {}));
-  EXPECT_FALSE(matches("iota()", "iota", {kF32}));
-  for (const char* bad : {"", "(", ")", "linear", "linear(", "linear(f32"})
-    EXPECT_FALSE(matches(bad, "linear", {kF32})) << bad;
-  EXPECT_TRUE(matches("region.loop(...)", "region.loop", {}));
-  EXPECT_TRUE(matches("region.loop(...)", "region.loop", {kF32, kI32, kF16}));
-  EXPECT_FALSE(matches("region.loop(...)", "region", {kF32}));
-  EXPECT_TRUE(matches("f(i32, ...)", "f", {kI32, kF32, kF32}));
-  EXPECT_FALSE(matches("f(i32, ...)", "f", {kF32, kF32}));
 }
 
 }  // namespace

@@ -1,68 +1,117 @@
 #include "plan/region.h"
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "base/json.h"
 
 namespace tokamak {
+namespace {
 
-int RegionProgram::maker(uint32_t value) const {
-  for (size_t i = 0; i < steps.size(); ++i)
-    if (value >= steps[i].out && value < steps[i].out + steps[i].outputs)
+constexpr size_t kMaxValues = 1 << 16;
+
+template <class... Args>
+[[noreturn]] void bad(fmt::format_string<Args...> format, Args&&... args) {
+  fail(ErrorCode::kCorrupt, "region: {}", fmt::format(format, std::forward<Args>(args)...));
+}
+
+// Parameters of a program have the dtype and the elements of their values.
+void check_parameters(const Region& region, const std::vector<uint32_t>& values,
+                      const std::vector<TensorType>& types, std::string_view kind) {
+  if (values.size() != types.size())
+    bad("{} {}s for a program with {}", values.size(), kind, types.size());
+  for (size_t i = 0; i < types.size(); ++i) {
+    const Type& value = region.values[values[i]];
+    bool same = value.kind == Type::Kind::kTensor && value.tensor.dtype == types[i].dtype &&
+                value.tensor.elements() == types[i].elements();
+    if (!same)
+      bad("{} {} of a program is {}, value {} is {}", kind, i, types[i].text(), values[i],
+          value.text());
+  }
+}
+
+std::string value_list(const std::vector<uint32_t>& values) {
+  std::string out;
+  for (uint32_t v : values) out += fmt::format("{}%{}", out.empty() ? "" : ", ", v);
+  return out;
+}
+
+}  // namespace
+
+int Region::producer(uint32_t value) const {
+  for (size_t i = 0; i < pieces.size(); ++i)
+    if (std::find(pieces[i].out.begin(), pieces[i].out.end(), value) != pieces[i].out.end())
       return static_cast<int>(i);
   return -1;
 }
 
-Value region_attrs(const RegionProgram& program) {
-  auto numbers = [](const std::vector<uint32_t>& list) {
-    Value out = Value::array();
-    for (uint32_t n : list) out.push(n);
-    return out;
-  };
-  Value steps = Value::array();
-  for (const RegionStep& s : program.steps)
-    steps.push(Value::Object{
-        {"op", s.op}, {"attrs", s.attrs}, {"in", numbers(s.in)}, {"outputs", s.outputs}});
-  return Value::Object{{"kind", program.kind},
-                       {"inputs", program.inputs},
-                       {"steps", std::move(steps)},
-                       {"results", numbers(program.results)}};
+bool Region::is_result(uint32_t value) const {
+  return std::find(results.begin(), results.end(), value) != results.end();
 }
 
-RegionProgram parse_region(const Value& attrs, size_t call_inputs, size_t call_outputs) {
-  constexpr int64_t kMost = 1 << 16;
-  RegionProgram p;
-  p.kind = attrs.get_string("kind", "");
-  int64_t inputs = attrs.at("inputs").as_int(), next = inputs;
-  auto numbers = [&](const Value& list) {
-    std::vector<uint32_t> out;
-    for (const Value& v : list.as_array()) {
-      int64_t n = v.as_int();
-      if (n < 0 || n >= next)
-        fail(ErrorCode::kCorrupt, "region: value {} is not there; {} are", n, next);
-      out.push_back(static_cast<uint32_t>(n));
+const loop::Program* Region::whole_program() const {
+  if (pieces.size() != 1 || pieces[0].is_anchor()) return nullptr;
+  const RegionPiece& piece = pieces[0];
+  if (piece.in.size() != inputs || piece.out != results) return nullptr;
+  for (uint32_t i = 0; i < inputs; ++i)
+    if (piece.in[i] != i) return nullptr;
+  return piece.program.get();
+}
+
+void check_region(const Region& region, size_t call_inputs, size_t call_outputs) {
+  if (region.values.size() > kMaxValues) bad("{} values", region.values.size());
+  if (region.inputs > call_inputs) bad("{} inputs, the call has {}", region.inputs, call_inputs);
+  if (region.results.size() != call_outputs)
+    bad("{} results, the call has {}", region.results.size(), call_outputs);
+  size_t next = region.inputs;
+  if (next > region.values.size()) bad("{} inputs of {} values", next, region.values.size());
+  for (const RegionPiece& piece : region.pieces) {
+    for (uint32_t v : piece.in)
+      if (v >= next) bad("value {} is used before it is produced", v);
+    if (piece.out.empty()) bad("a piece without a result");
+    for (uint32_t v : piece.out)
+      if (v != next++) bad("value {} is produced out of order", v);
+    if (next > region.values.size()) bad("{} values have no type", next - region.values.size());
+    if (piece.is_anchor()) {
+      if (piece.op.empty()) bad("an anchor without an op");
+      if (!piece.attrs.is_object() && !piece.attrs.is_null())
+        bad("attributes of {} must be an object", piece.op);
+      continue;
     }
-    return out;
-  };
-  if (inputs < 0 || static_cast<size_t>(inputs) > call_inputs)
-    fail(ErrorCode::kCorrupt, "region: {} inputs, the call has {}", inputs, call_inputs);
-  p.inputs = static_cast<uint32_t>(inputs);
-  for (const Value& v : attrs.at("steps").as_array()) {
-    RegionStep s;
-    s.op = v.at("op").as_string();
-    s.attrs = v.at("attrs");
-    s.in = numbers(v.at("in"));
-    s.out = static_cast<uint32_t>(next);
-    int64_t outputs = v.at("outputs").as_int();
-    if (outputs < 1 || outputs > 16 || next > kMost)
-      fail(ErrorCode::kCorrupt, "region: a step with {} outputs", outputs);
-    s.outputs = static_cast<uint32_t>(outputs);
-    next += outputs;
-    p.steps.push_back(std::move(s));
+    check_parameters(region, piece.in, piece.program->in, "input");
+    check_parameters(region, piece.out, piece.program->out, "output");
   }
-  p.results = numbers(attrs.at("results"));
-  if (p.results.size() != call_outputs)
-    fail(ErrorCode::kCorrupt, "region: {} results, the call has {}", p.results.size(),
-         call_outputs);
-  return p;
+  if (next != region.values.size()) bad("{} values for {}", region.values.size(), next);
+  for (uint32_t v : region.results)
+    if (v >= next) bad("result {} is not produced", v);
+}
+
+std::string region_text(const Region& region) {
+  auto type = [&](uint32_t v) {
+    return v < region.values.size() ? region.values[v].text() : std::string("?");
+  };
+  std::string out = "(";
+  for (uint32_t v = 0; v < region.inputs; ++v)
+    out += fmt::format("{}%{} : {}", v > 0 ? ", " : "", v, type(v));
+  out += ") {\n";
+  for (const RegionPiece& piece : region.pieces) {
+    for (size_t i = 0; i < piece.out.size(); ++i)
+      out += fmt::format("{}%{} : {}", i == 0 ? "  " : ", ", piece.out[i], type(piece.out[i]));
+    out += fmt::format(" = {}({})", piece.is_anchor() ? piece.op : "loop", value_list(piece.in));
+    if (piece.is_anchor()) {
+      out += piece.attrs.size() > 0 ? " " + dump_json(piece.attrs) + "\n" : "\n";
+      continue;
+    }
+    out += " {\n";
+    const std::string text = loop::print_program(*piece.program);
+    for (size_t begin = 0; begin < text.size();) {
+      size_t end = std::min(text.find('\n', begin), text.size());
+      out += "    " + text.substr(begin, end - begin) + "\n";
+      begin = end + 1;
+    }
+    out += "  }\n";
+  }
+  return out + fmt::format("  return {}\n}}\n", value_list(region.results));
 }
 
 }  // namespace tokamak

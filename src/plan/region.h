@@ -25,7 +25,8 @@ struct RegionPiece {
 };
 
 // Values are numbered: first the inputs of the call, then what the pieces produce, in order. Pieces
-// are in an order in which each value is produced before it is used.
+// are in an order in which each value is produced before it is used. Types of states and views have
+// no name: the call's arguments say which they are.
 struct Region {
   uint32_t inputs = 0;
   std::vector<Type> values;  // the type of every value
@@ -39,8 +40,9 @@ struct Region {
 };
 
 // Throws Error(kCorrupt, "region: ...") when numbers are out of order or out of range, when a
-// program's parameters are not of the values' types, or when inputs and results are not as many as
-// the call's arguments.
+// program's parameters are not of the values' types, or when the call has other numbers of
+// arguments: as many outputs as the region has results, at least as many inputs (the rest only
+// orders it).
 void check_region(const Region& region, size_t call_inputs, size_t call_outputs);
 std::string region_text(const Region& region);  // for dumps
 

@@ -84,6 +84,13 @@ void print_tables(const PlanSet& set, std::string& out) {
   for (const KernelEntry& k : set.kernels) {
     out += fmt::format("kernel {} abi {} class \"{}\"\n", k.name, k.abi, k.numeric_class);
   }
+  for (size_t i = 0; i < set.regions.size(); ++i)
+    out += fmt::format("region {} {}", i, region_text(set.regions[i]));
+  for (size_t i = 0; i < set.code.size(); ++i) {
+    const CodeObject& c = set.code[i];
+    out += fmt::format("code {} for {} entry {} options \"{}\" hash {}, {}\n", i, c.target, c.entry,
+                       c.options, c.hash, human(c.bytes.size()));
+  }
 }
 
 void print_plan(const PlanSet& set, const Plan& plan, std::string& out) {
@@ -109,6 +116,8 @@ void print_plan(const PlanSet& set, const Plan& plan, std::string& out) {
     out += fmt::format("  {:>4}  {} = {}({})", i, args_text(set, c.out),
                        entry_name(set.kernels, c.kernel), args_text(set, c.in));
     if (c.attrs.size() > 0) out += ' ' + dump_json(c.attrs);
+    if (c.region >= 0) out += fmt::format(" region {}", c.region);
+    if (c.code >= 0) out += fmt::format(" code {}", c.code);
     if (c.stream != 0) out += fmt::format(" stream {}", c.stream);
     out += fmt::format("  # {}{}{}\n", c.op, c.label.empty() ? "" : " ", c.label);
   }

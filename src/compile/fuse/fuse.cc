@@ -4,6 +4,7 @@
 
 #include "base/channels.h"
 #include "base/error.h"
+#include "compile/planner/planner.h"
 #include "graph/rebuild.h"
 
 namespace tokamak {
