@@ -2,45 +2,179 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace tokamak {
 namespace {
 
-std::string_view trim(std::string_view s) {
-  while (!s.empty() && s.front() == ' ') s.remove_prefix(1);
-  while (!s.empty() && s.back() == ' ') s.remove_suffix(1);
-  return s;
-}
+// Reads the text form of a pattern.
+class PatternParser {
+ public:
+  explicit PatternParser(std::string_view text) : text_(text) {}
 
-// Cuts the part before `separator` off the front of `rest`.
-std::string_view cut(std::string_view& rest, char separator) {
-  const size_t at = std::min(rest.find(separator), rest.size());
-  std::string_view part = trim(rest.substr(0, at));
-  rest.remove_prefix(std::min(at + 1, rest.size()));
-  return part;
-}
+  KernelPattern run() {
+    KernelPattern p;
+    if (peek('[')) {
+      p.before = op_list();
+      arrow();
+      p.region = true;
+    }
+    anchor(p);
+    if (!done() && peek('-')) {
+      arrow();
+      p.after = op_list();
+      p.region = true;
+    }
+    if (!done()) companion(p);
+    if (!done()) bad("unexpected text");
+    if (p.kind == KernelPattern::Anchor::kLoop) p.region = true;
+    return p;
+  }
 
-bool slot_takes(std::string_view slot, DType dtype) {
-  if (slot == "*") return true;
-  while (!slot.empty())
-    if (cut(slot, '|') == dtype_name(dtype)) return true;
-  return false;
+ private:
+  void space() {
+    while (at_ < text_.size() && text_[at_] == ' ') ++at_;
+  }
+  bool done() {
+    space();
+    return at_ == text_.size();
+  }
+  bool peek(char c) {
+    space();
+    return at_ < text_.size() && text_[at_] == c;
+  }
+  bool take(char c) {
+    if (!peek(c)) return false;
+    ++at_;
+    return true;
+  }
+  void need(char c) {
+    if (!take(c)) bad("expected a character that is not there");
+  }
+  void arrow() {
+    need('-');
+    need('>');
+  }
+  std::string word() {
+    space();
+    size_t from = at_;
+    while (at_ < text_.size() &&
+           (std::isalnum(static_cast<unsigned char>(text_[at_])) != 0 || text_[at_] == '_'))
+      ++at_;
+    if (at_ == from) bad("expected a name");
+    return std::string(text_.substr(from, at_ - from));
+  }
+  std::vector<std::string> op_list() {
+    std::vector<std::string> out;
+    need('[');
+    while (!take(']')) out.push_back(word());
+    return out;
+  }
+
+  void anchor(KernelPattern& p) {
+    if (take('*')) {
+      p.kind = KernelPattern::Anchor::kAny;
+      return;
+    }
+    p.op = word();
+    if (p.op == "loop" && !peek('(')) {
+      p.kind = KernelPattern::Anchor::kLoop;
+      p.op.clear();
+      return;
+    }
+    need('(');
+    while (!take(')')) {
+      if (p.open) bad("\"...\" must be the last operand");
+      if (take('.')) {
+        need('.');
+        need('.');
+        p.open = true;
+      } else {
+        p.operands.push_back(operand());
+      }
+      if (!peek(')')) need(',');
+    }
+    p.several = take('+');
+    p.region = p.region || p.several;
+  }
+
+  OperandPattern operand() {
+    OperandPattern out;
+    if (take('*')) return out;
+    std::string name = word();
+    if (name == "weight") {
+      out.weight = true;
+      if (take('*')) return out;
+      name = word();
+    }
+    for (;; name = word()) {
+      auto dtype = dtype_from_name(name);
+      if (!dtype) bad("unknown element type");
+      out.dtypes.push_back(*dtype);
+      if (!take('|')) return out;
+    }
+  }
+
+  void companion(KernelPattern& p) {
+    if (word() != "with") bad("expected \"with\"");
+    p.companion = word();
+    need('(');
+    do p.companion_shares.push_back(static_cast<size_t>(std::stoul(word())));
+    while (take(','));
+    need(')');
+  }
+
+  [[noreturn]] void bad(std::string_view what) const {
+    fail(ErrorCode::kInvalidArgument, "kernel pattern \"{}\", at {}: {}", text_, at_, what);
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+};
+
+bool listed(const std::vector<std::string>& ops, std::string_view op) {
+  return std::find(ops.begin(), ops.end(), op) != ops.end();
 }
 
 }  // namespace
 
-bool kernel_matches(const KernelDesc& desc, std::string_view op,
-                    std::span<const DType> input_dtypes) {
-  std::string_view rest = trim(desc.pattern);
-  if (rest == "*") return true;
-  if (rest.empty() || rest.back() != ')') return false;
-  rest.remove_suffix(1);
-  if (cut(rest, '(') != op) return false;
-  for (DType dtype : input_dtypes) {
-    if (trim(rest) == "...") return true;
-    if (trim(rest).empty()) return false;  // more inputs than the kernel knows
-    if (!slot_takes(cut(rest, ','), dtype)) return false;
+bool KernelPattern::takes_before(std::string_view o) const { return listed(before, o); }
+bool KernelPattern::takes_after(std::string_view o) const { return listed(after, o); }
+
+KernelPattern parse_pattern(std::string_view text) { return PatternParser(text).run(); }
+
+bool kernel_matches(const KernelPattern& pattern, std::string_view op,
+                    std::span<const DType> operands, std::span<const bool> weight) {
+  if (pattern.kind == KernelPattern::Anchor::kAny) return true;
+  if (pattern.kind == KernelPattern::Anchor::kLoop || pattern.op != op) return false;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (i >= pattern.operands.size()) return pattern.open;
+    const OperandPattern& want = pattern.operands[i];
+    if (want.weight && i < weight.size() && !weight[i]) return false;
+    if (!want.dtypes.empty() &&
+        std::find(want.dtypes.begin(), want.dtypes.end(), operands[i]) == want.dtypes.end())
+      return false;
   }
   return true;
+}
+
+KernelCost roofline_cost(const KernelDesc&, const KernelWork& work, const Machine& machine) {
+  double compute = 0, memory = 0;
+  for (const OpWork& op : work.ops) {
+    bool integer = op.activations == DType::kQ8A;
+    compute += op.flops > 0 ? op.flops / (integer ? machine.i8_ops : machine.f32_flops)
+                            : op.vector_ops / machine.vector_ops;
+  }
+  double far = machine.level_of(work.all_weight_bytes / 2).bandwidth;
+  for (const auto* list : {&work.in, &work.out})
+    for (const ValueWork& v : *list)
+      memory += v.bytes / (v.weight ? far : machine.level_of(v.bytes).bandwidth);
+  memory += 2 * work.inside_bytes / machine.level_of(work.inside_row_bytes).bandwidth;
+  return {machine.call_seconds + machine.barrier_seconds + std::max(compute, memory), 0};
+}
+
+KernelCost kernel_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine) {
+  return (kernel.cost ? kernel.cost : roofline_cost)(kernel, work, machine);
 }
 
 }  // namespace tokamak

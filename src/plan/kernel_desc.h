@@ -74,7 +74,7 @@ struct KernelWork {
   std::vector<OpWork> ops;         // in order
   std::vector<ValueWork> in, out;  // every value that enters or leaves, once
   double inside_bytes = 0;         // of values that stay inside
-  double widest_row_bytes = 0;     // of one row of everything inside: what a tile keeps in cache
+  double inside_row_bytes = 0;     // of one row of all of them: what a tile keeps in cache
   double all_weight_bytes = 0;     // of the model: decides which level weights come from
   double m = 0, n = 0, k = 0;      // as in ShapeGuard
 };
@@ -92,7 +92,10 @@ struct KernelDesc {
   // Output 0 may alias input 0, or any input when all have its extents: each element is read before
   // it is written.
   bool in_place = false;
-  std::vector<ShapeGuard> guard = {};
+  std::vector<ShapeGuard> guard = {};  // all must hold
+  // Types of the tensors that Loop IR around the anchor reads and writes; a quantised result that
+  // `after` lists is allowed beside them, and weights may have any float type.
+  std::vector<DType> loop_types = {DType::kF32};
   std::string needs = {};  // instruction set or SM, for people: the backend lists what it has
   // Predicted time and scratch; null: roofline_cost.
   KernelCost (*cost)(const KernelDesc& kernel, const KernelWork& work,

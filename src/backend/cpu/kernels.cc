@@ -38,9 +38,9 @@ constexpr const char* kFloatClass = "f32 fma in k order, one accumulator; weight
 constexpr const char* kRowClass = "f32, sums in 16 lanes and a fixed tree";
 constexpr const char* kElementClass = "f32 element-wise";
 
-constexpr const char* kUnaryOps[] = {"neg",  "abs",     "exp",  "log",  "sqrt", "rsqrt",
-                                     "square", "sin",   "cos",  "tanh", "erf",  "sigmoid",
-                                     "relu", "silu",    "gelu", "scale", "softcap"};
+constexpr const char* kUnaryOps[] = {"neg",    "abs",  "exp",  "log",   "sqrt",   "rsqrt",
+                                     "square", "sin",  "cos",  "tanh",  "erf",    "sigmoid",
+                                     "relu",   "silu", "gelu", "scale", "softcap"};
 constexpr const char* kBinaryOps[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
 
 class KernelList {
@@ -133,7 +133,8 @@ class KernelList {
          .cost = linears_cost},
         make_linears_region);
     add({.name = "cpu.region.rope_append",
-         .pattern = "[rms_norm layer_norm rope] -> append(*, *, i32, i32, f32, ...) with rope(1, 2)",
+         .pattern =
+             "[rms_norm layer_norm rope] -> append(*, *, i32, i32, f32, ...) with rope(1, 2)",
          .weight_layout = "",
          .numeric_class = "",
          .cost = rows_cost},
@@ -178,8 +179,9 @@ std::unique_ptr<Op> make_op(const CpuKernel& kernel, OpSite site) {
   if (kernel.desc.weight_layout.empty())
     for (const Tensor& t : site.in)
       if (t.weight && !t.data)
-        fail(ErrorCode::kUnsupported, "{}: {} reads weight {} row-major, the plan has it in layout {}",
-             site.label, kernel.desc.name, t.weight->name, kPanelLayout);
+        fail(ErrorCode::kUnsupported,
+             "{}: {} reads weight {} row-major, the plan has it in layout {}", site.label,
+             kernel.desc.name, t.weight->name, kPanelLayout);
   return kernel.make(site);
 }
 

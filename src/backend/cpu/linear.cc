@@ -73,9 +73,7 @@ class Linear final : public Op {
 // embed: rows of a matrix by id.
 class Embed final : public Op {
  public:
-  explicit Embed(const OpSite& site) : w_(site.in[1].weight) {
-    need_matrix(site, w_);
-  }
+  explicit Embed(const OpSite& site) : w_(site.in[1].weight) { need_matrix(site, w_); }
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     const int32_t* ids = in[0].i32();
     auto [begin, end] = rows(in[0], c);

@@ -86,8 +86,8 @@ class LoopOp final : public Op {
     for (size_t s = 0; s < p.stores.size(); ++s)
       touch_access(out[s], bounds_.of_store(s), row, end, from, to, true, list);
   }
-  void touch_access(const Tensor& t, const loop::BoundAccess& b, int64_t row, int64_t end, int64_t from,
-                    int64_t to, bool write, AccessList& list) const {
+  void touch_access(const Tensor& t, const loop::BoundAccess& b, int64_t row, int64_t end,
+                    int64_t from, int64_t to, bool write, AccessList& list) const {
     if (t.weight || !t.data) return;
     auto bytes = [&](int64_t elements) {
       if (t.dtype == DType::kQ8A) return elements / kQuantBlock * kActivationBlock;

@@ -30,9 +30,7 @@ bool is_heavy(const LoopStep& s) {
   }
 }
 
-bool is_norm(const LoopStep& s) {
-  return s.kind == Kind::kRmsNorm || s.kind == Kind::kLayerNorm;
-}
+bool is_norm(const LoopStep& s) { return s.kind == Kind::kRmsNorm || s.kind == Kind::kLayerNorm; }
 
 }  // namespace
 
@@ -301,8 +299,7 @@ std::optional<LoopPlan::RowKernel> LoopPlan::find_row_kernel(uint32_t id) const 
   if (!is(in(inverse, 0), loop::Op::kConst) || program.code[in(inverse, 0)].number != 1.0 ||
       !is(in(inverse, 1), loop::Op::kSum) || in(in(inverse, 1), 0) != power ||
       !is(shifted, loop::Op::kSub) || !is(in(shifted, 1), loop::Op::kMax) ||
-      in(in(shifted, 1), 0) != in(shifted, 0) ||
-      program.code[power].type.elem != Elem::kWide)
+      in(in(shifted, 1), 0) != in(shifted, 0) || program.code[power].type.elem != Elem::kWide)
     return std::nullopt;
   return RowKernel{Kind::kSoftmax, {in(shifted, 0)}};
 }
@@ -374,9 +371,8 @@ void LoopPlan::assign_buffers(Phase& phase) {
 
 int64_t LoopPlan::scratch_bytes() const {
   auto values = static_cast<int64_t>(places.size());
-  return kLoopAlign + loop_aligned(values * 16) + loop_aligned(values * 4) +
-         reductions * 64 + (buffers + (gathers ? 1 : 0)) * loop_aligned(tile * 4) +
-         kept * row_bytes;
+  return kLoopAlign + loop_aligned(values * 16) + loop_aligned(values * 4) + reductions * 64 +
+         (buffers + (gathers ? 1 : 0)) * loop_aligned(tile * 4) + kept * row_bytes;
 }
 
 }  // namespace tokamak::cpu

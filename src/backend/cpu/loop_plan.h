@@ -77,8 +77,8 @@ struct LoopPlan {
     std::vector<LoopStep> row, tile;
     std::vector<uint32_t> rows_by_index;  // loads whose row is known when the row steps have run
   };
-  // `by_rows`: a row is the smallest part of the work, whatever the program is. `params`: the call's
-  // arguments that the program reads, in their order; empty: all.
+  // `by_rows`: a row is the smallest part of the work, whatever the program is. `params`: the
+  // call's arguments that the program reads, in their order; empty: all.
   LoopPlan(loop::Program program, const KernelTable& kernels, const OpSite& site,
            bool by_rows = false, std::span<const uint32_t> params = {});
 

@@ -1,6 +1,6 @@
-// The interpreter of Loop IR: a row is taken whole or walked in tiles, and each instruction runs over
-// it with the vector kernel that the op has alone, so a fused region gives the bits of its ops one by
-// one. Intermediate values stay in a thread's scratch.
+// The interpreter of Loop IR: a row is taken whole or walked in tiles, and each instruction runs
+// over it with the vector kernel that the op has alone, so a fused region gives the bits of its ops
+// one by one. Intermediate values stay in a thread's scratch.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -92,7 +92,8 @@ LoopRunner::LoopRunner(const LoopPlan& plan, const loop::Bounds& bounds, const K
     const LoopPlace& p = plan.places[static_cast<size_t>(v)];
     Place& to = places_[v];
     to = {numbers + v * 4, 0};
-    if (p.kind == LoopPlace::Kind::kBuffer) to.base = buffers + p.slot * loop_aligned(plan.tile * 4);
+    if (p.kind == LoopPlace::Kind::kBuffer)
+      to.base = buffers + p.slot * loop_aligned(plan.tile * 4);
     if (p.kind == LoopPlace::Kind::kKept) to = {kept + p.slot * plan.row_bytes, 4};
   }
   static_assert(sizeof(Place) == 16);
@@ -133,9 +134,8 @@ uint8_t* LoopRunner::output(size_t store, int64_t index) const {
 void LoopRunner::find_row(uint32_t load) {
   const loop::Access& access = plan_.program.code[load].access;
   int64_t start = row_start(bounds_.of_instr(load), access.by);
-  places_[load] = start < 0
-                      ? Place{zeros_, 0}
-                      : Place{static_cast<uint8_t*>(input(access.param).data) + start * 4, 4};
+  places_[load] = start < 0 ? Place{zeros_, 0}
+                            : Place{static_cast<uint8_t*>(input(access.param).data) + start * 4, 4};
 }
 
 void LoopRunner::run_phases(int64_t from, int64_t to) {

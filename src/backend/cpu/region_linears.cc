@@ -1,7 +1,7 @@
 // Regions around matrices that share their input: a program for each row (norms, quantisation), the
-// matrices, then element-wise programs on their outputs. The activations are computed and packed once
-// for all matrices; the matrices' outputs go through the element-wise steps a few columns at a time,
-// before they leave the cache.
+// matrices, then element-wise programs on their outputs. The activations are computed and packed
+// once for all matrices; the matrices' outputs go through the element-wise steps a few columns at a
+// time, before they leave the cache.
 #include <algorithm>
 #include <optional>
 
@@ -218,14 +218,14 @@ class LinearsRegion final : public Op {
   void lay_out(const OpSite& site) {
     const LinearKernel& kernel = *matrices_[0].kernel;
     chunk_rows_ = kernel.chunk_tiles() * kTile;
-    int64_t most =
-        std::max<int64_t>(prologue_ ? prologue_->most_rows() : site.in[x_].rows(), 1);
+    int64_t most = std::max<int64_t>(prologue_ ? prologue_->most_rows() : site.in[x_].rows(), 1);
     int64_t own_rows = std::min(most, std::max<int64_t>(kTile, own_limit() / k_ + 1));
     own_bytes_ =
         aligned((own_rows + kTile - 1) / kTile * kernel.tile_bytes() + kernel.single_bytes());
     row_at_ = own_bytes_;
     spare_at_ = row_at_ + (prologue_ ? aligned(prologue_->scratch_bytes()) : 0);
-    staged_at_ = spare_at_ + spare_bytes() * static_cast<int64_t>(prologue_ ? prologue_->outputs() : 0);
+    staged_at_ =
+        spare_at_ + spare_bytes() * static_cast<int64_t>(prologue_ ? prologue_->outputs() : 0);
     unit_at_ = staged_at_ + aligned(kTile * std::max(kernel.row_bytes(), k_ * 4));
     int64_t buffers = 0;
     for (const Group& g : groups_) {
@@ -265,8 +265,7 @@ class LinearsRegion final : public Op {
 
   void touch_prologue(const Tensor* in, const Tensor* out, int64_t row, int64_t end, bool keep,
                       AccessList& list) const {
-    if (!prologue_)
-      return list.read_rows(in[x_], matrices_[0].kernel->row_bytes(), row, end);
+    if (!prologue_) return list.read_rows(in[x_], matrices_[0].kernel->row_bytes(), row, end);
     prologue_->touch(in, row, end, list);
     const std::vector<uint32_t>& values = prologue_outputs();
     for (size_t i = 0; i < values.size(); ++i)
@@ -303,8 +302,8 @@ class LinearsRegion final : public Op {
     }
   }
 
-  // One row through the prologue, to `staged`. `keep`: what is a result of the region is also written
-  // to its place.
+  // One row through the prologue, to `staged`. `keep`: what is a result of the region is also
+  // written to its place.
   void prepare_row(const Call& call, LoopRunner& runner, int64_t row, uint8_t* staged,
                    bool keep) const {
     const std::vector<uint32_t>& values = prologue_outputs();
@@ -314,7 +313,9 @@ class LinearsRegion final : public Op {
              row * prologue_->row_bytes(i);
     };
     for (size_t i = 0; i < values.size(); ++i)
-      to[i] = values[i] == x_ ? staged : keep ? place(i) : spare + static_cast<int64_t>(i) * spare_bytes();
+      to[i] = values[i] == x_ ? staged
+              : keep          ? place(i)
+                              : spare + static_cast<int64_t>(i) * spare_bytes();
     runner.run_row(row, to);
     for (size_t i = 0; i < values.size(); ++i)
       if (values[i] == x_ && keep && places_[x_].out >= 0)
@@ -326,8 +327,7 @@ class LinearsRegion final : public Op {
     uint8_t* scratch = call.c.thread_scratch();
     uint8_t* staged = scratch + staged_at_;
     std::optional<LoopRunner> runner;
-    if (prologue_)
-      runner.emplace(prologue_->runner(call.in, call.c.kernels, scratch + row_at_));
+    if (prologue_) runner.emplace(prologue_->runner(call.in, call.c.kernels, scratch + row_at_));
     for (int64_t t = begin; t < end; ++t, to += tile_bytes()) {
       int64_t row = t * kTile, n = std::min<int64_t>(kTile, call.rows - row);
       const uint8_t* rows = staged;
@@ -445,8 +445,8 @@ class LinearsRegion final : public Op {
       return;
     }
     Columns to = columns(call, g, s.out, at, scratch);
-    bool dense = to.stride == width && (!a.base || a.stride == width) &&
-                 (!b.base || b.stride == width);
+    bool dense =
+        to.stride == width && (!a.base || a.stride == width) && (!b.base || b.stride == width);
     if (dense) return s.run(a.base, b.base, to.base, count * width);
     for (int64_t r = 0; r < count; ++r)
       s.run(a.base ? a.base + r * a.stride : nullptr, b.base ? b.base + r * b.stride : nullptr,
@@ -467,8 +467,8 @@ class LinearsRegion final : public Op {
   std::vector<Matrix> matrices_;
   std::vector<Group> groups_;
   int64_t total_panels_ = 0, total_weight_ = 0, chunk_rows_ = 0;
-  int64_t own_bytes_ = 0, row_at_ = 0, spare_at_ = 0, staged_at_ = 0, unit_at_ = 0, kernel_at_ = 0, scratch_ = 0,
-          shared_ = 0;
+  int64_t own_bytes_ = 0, row_at_ = 0, spare_at_ = 0, staged_at_ = 0, unit_at_ = 0, kernel_at_ = 0,
+          scratch_ = 0, shared_ = 0;
 };
 
 }  // namespace

@@ -46,8 +46,8 @@ struct Weight {
 std::string packing_name(const PackStyle& style);
 std::optional<PackStyle> parse_packing(std::string_view name);
 
-// One weight in the layout of its entry. Packed ahead of time in this style it stays where it is; in
-// another style it is packed again; otherwise its recipe runs.
+// One weight in the layout of its entry. Packed ahead of time in this style it stays where it is;
+// in another style it is packed again; otherwise its recipe runs.
 Weight load_cpu_weight(const WeightEntry& entry, const WeightSource& source,
                        const KernelTable& kernels, ThreadPool& pool);
 // What a bundle has to hold so that nothing is left to do when it is loaded.

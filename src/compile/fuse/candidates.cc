@@ -1,200 +1,291 @@
-// Groups of nodes that a backend's region kernels could run: grown from anchors (matrices that
-// share an input, writes of a state, row ops), as far as the kernel's pattern reaches.
+// Groups of nodes that a backend's region kernels take. Groups are grown as far as a kernel's
+// pattern reaches (from its anchors up and down, or from any node for Loop IR); whether the kernel
+// takes a group is decided by the matcher of compile/planner/kernels.h.
 #include <algorithm>
 #include <set>
 
+#include "base/hash.h"
 #include "compile/fuse/fusion_graph.h"
-#include "compile/lower/lower.h"
-#include "compile/planner/planner.h"
+#include "graph/attrs.h"
 
 namespace tokamak {
 namespace {
 
-constexpr size_t kMaxSubsets = 4;     // matrices of one input whose subsets are all looked at
-constexpr size_t kMaxRowGroups = 64;  // groups of row ops that start at one node
-constexpr size_t kMaxRowOps = 8;
-constexpr size_t kMaxLoopGroups = 24;
-constexpr size_t kMaxLoopOps = 6;
+using Nodes = std::vector<NodeId>;
+
+constexpr size_t kMaxSubsets = 4;    // anchors of one operand whose subsets are all looked at
+constexpr size_t kMaxChain = 4;      // ops before an anchor
+constexpr size_t kMaxFollowers = 6;  // ops after an anchor
+constexpr size_t kMaxLoopOps = 8;
+constexpr size_t kMaxGroups = 64;        // of Loop IR that start at one node
+constexpr size_t kGroupBudget = 20'000;  // of Loop IR in a function
 
 class CandidateFinder {
  public:
-  CandidateFinder(const FusionGraph& graph, const Backend& backend)
-      : graph_(graph), fn_(graph.fn()), backend_(backend), kernels_(region_kernels(backend)) {}
+  CandidateFinder(const FusionGraph& graph, const KernelSet& kernels)
+      : graph_(graph), fn_(graph.fn()), kernels_(kernels) {
+    for (const Node& node : fn_.nodes()) {
+      Hash128 hash;
+      hash.add(node.op->name);
+      if (is_region(node)) hash.add(node.attrs.get_string("body", ""));
+      hash_value(node.attrs, hash);
+      for (const Type& t : node.outputs) hash.add(t.text());
+      node_hash_.push_back(hash.low());
+    }
+  }
 
   std::vector<Candidate> run() {
-    for (const RegionKernel& kernel : kernels_) {
-      kernel_ = &kernel;
-      if (kernel.kind == "linears") find_linears();
-      if (kernel.kind == "rows") find_rows();
-      if (kernel.kind == "rope_append") find_rope_append();
-      if (kernel.kind == "loop") find_loops();
+    for (const KernelSet::Entry& entry : kernels_.entries()) {
+      entry_ = &entry;
+      if (!entry.pattern.region) continue;
+      if (entry.pattern.kind == KernelPattern::Anchor::kLoop)
+        find_loops();
+      else
+        find_anchors();
     }
     return std::move(out_);
   }
 
  private:
+  const KernelPattern& pattern() const { return entry_->pattern; }
   std::string_view op(NodeId id) const { return fn_.node(id).op->name; }
 
-  void add(std::vector<NodeId> nodes, std::string rule, size_t prologue = 0) {
-    std::sort(nodes.begin(), nodes.end());
-    bool alone = nodes.size() == 1 && find_kernel(fn_, fn_.node(nodes[0]), backend_);
-    if (nodes.empty() || alone || nodes.size() > kMaxRegionOps) return;
-    if (nodes.back() - nodes.front() > kMaxSpan || !graph_.convex(nodes)) return;
-    if (!seen_.emplace(kernel_->kind, nodes).second) return;
-    out_.push_back({std::move(nodes), kernel_->kind, std::move(rule), prologue, 0, 0});
-  }
+  // --- Whether the kernel takes a group; equal groups of other layers are matched once ---
 
-  // --- Matrices of one input ---
-
-  void find_linears() {
-    std::set<Ref> inputs;
-    for (NodeId id = 0; id < fn_.nodes().size(); ++id)
-      if (graph_.is_call(id) && is_matrix(id)) inputs.insert(fn_.node(id).inputs[0]);
-    for (Ref x : inputs) {
-      std::vector<NodeId> users;
-      for (NodeId user : graph_.consumers(x))
-        if (is_matrix(user) && fn_.node(user).inputs[0] == x) users.push_back(user);
-      size_t all = (size_t{1} << std::min(users.size(), kMaxSubsets)) - 1;
-      if (users.size() > kMaxSubsets) {
-        linears_of(x, users);
-        continue;
-      }
-      for (size_t subset = 1; subset <= all; ++subset) {
-        std::vector<NodeId> chosen;
-        for (size_t i = 0; i < users.size(); ++i)
-          if (subset >> i & 1) chosen.push_back(users[i]);
-        linears_of(x, chosen);
+  uint64_t group_hash(const Nodes& nodes, const std::vector<Ref>& in,
+                      const std::vector<Ref>& out) const {
+    Hash128 hash;
+    for (NodeId id : nodes) {
+      hash.add(node_hash_[id]);
+      const Node& node = fn_.node(id);
+      for (Ref r : node.inputs) {
+        auto inside = std::lower_bound(nodes.begin(), nodes.end(), r.node);
+        auto outside = std::find(in.begin(), in.end(), r);
+        if (inside != nodes.end() && *inside == r.node)
+          hash.add(static_cast<uint64_t>(inside - nodes.begin()) * 16 + r.output);
+        else
+          hash.add(uint64_t{1} << 32 | static_cast<uint64_t>(outside - in.begin()));
       }
     }
+    for (Ref r : in) {
+      hash.add(fn_.type(r).text());
+      hash.add(uint64_t{is_weight(fn_.node(r.node))});
+    }
+    for (Ref r : out) {
+      auto at = std::lower_bound(nodes.begin(), nodes.end(), r.node) - nodes.begin();
+      hash.add(static_cast<uint64_t>(at) * 16 + r.output);
+    }
+    return hash.low() ^ hash.high();
   }
 
-  // A matrix that lies in the model: products of two activations are another matter.
-  bool is_matrix(NodeId id) const {
-    const Node& node = fn_.node(id);
-    if (!kernel_->takes(1, node.op->name) || node.inputs.size() < 2) return false;
-    for (size_t i = 1; i < node.inputs.size(); ++i)
-      if (fn_.node(node.inputs[i].node).op->name != "weight") return false;
-    const TensorType& y = node.outputs[0].tensor;
-    return y.rank() == 2 && y.dtype == DType::kF32 && !y.dims[0].bound;
+  // The parts of the group's nodes, or nothing.
+  const std::vector<OpWork::Part>* match(const Nodes& nodes) {
+    if (nodes.back() - nodes.front() > kMaxSpan || nodes.size() > kMaxRegionOps) return nullptr;
+    if (!graph_.convex(nodes)) return nullptr;
+    std::vector<Ref> in = graph_.inputs_of(nodes), out = graph_.outputs_of(nodes);
+    auto [it, fresh] = matched_.try_emplace({entry_->kernel, group_hash(nodes, in, out)});
+    if (fresh) {
+      std::vector<bool> weights;
+      for (Ref r : in) weights.push_back(is_weight(fn_.node(r.node)));
+      Function body = graph_.body_of(nodes, in, out);
+      if (auto m = kernels_.match(*entry_, body, weights); m && m->parts.size() == nodes.size())
+        it->second = std::move(m->parts);
+    }
+    return it->second ? &*it->second : nullptr;
   }
 
-  void linears_of(Ref x, const std::vector<NodeId>& matrices) {
-    std::vector<std::vector<NodeId>> prologues = prologues_of(x, matrices);
-    std::vector<NodeId> epilogue = epilogue_of(matrices);
-    for (const std::vector<NodeId>& prologue : prologues)
-      for (size_t n = 0; n <= epilogue.size(); ++n) {
-        std::vector<NodeId> nodes = prologue;
-        nodes.insert(nodes.end(), matrices.begin(), matrices.end());
-        nodes.insert(nodes.end(), epilogue.begin(),
-                     epilogue.begin() + static_cast<std::ptrdiff_t>(n));
-        std::string rule = fmt::format("{} {} of one input", matrices.size(),
-                                       matrices.size() == 1 ? "matrix" : "matrices");
-        append_ops(rule, ", behind", prologue);
-        append_ops(rule, ", then", {nodes.end() - static_cast<std::ptrdiff_t>(n), nodes.end()});
-        add(std::move(nodes), std::move(rule), prologue.size());
-      }
+  bool add(Nodes nodes, std::string rule) {
+    std::sort(nodes.begin(), nodes.end());
+    if (!seen_.emplace(entry_->kernel, nodes).second) return true;
+    const std::vector<OpWork::Part>* parts = match(nodes);
+    if (!parts) return false;
+    bool alone = nodes.size() == 1 && !kernels_.of_node(fn_, fn_.node(nodes[0])).empty();
+    if (!alone) out_.push_back({std::move(nodes), entry_->kernel, *parts, std::move(rule), 0, 0});
+    return true;
   }
 
-  void append_ops(std::string& rule, std::string_view intro,
-                  const std::vector<NodeId>& nodes) const {
+  void append_ops(std::string& rule, std::string_view intro, const Nodes& nodes) const {
     if (nodes.empty()) return;
     rule += intro;
     for (NodeId id : nodes) rule += fmt::format(" {}", op(id));
   }
 
-  // What makes x: nothing, the last op, the last two; each only for these matrices, or for the
-  // function's caller.
-  std::vector<std::vector<NodeId>> prologues_of(Ref x, const std::vector<NodeId>& matrices) const {
-    std::vector<std::vector<NodeId>> out = {{}};
-    std::vector<NodeId> chain, users = matrices;
+  // --- From anchors ---
+
+  void find_anchors() {
+    std::map<Ref, Nodes> by_operand;
+    for (NodeId id = 0; id < fn_.nodes().size(); ++id) {
+      if (!graph_.is_call(id) || op(id) != pattern().op || fn_.node(id).inputs.empty()) continue;
+      if (pattern().several)
+        by_operand[fn_.node(id).inputs[0]].push_back(id);
+      else
+        grow_from({id});
+    }
+    for (const auto& [operand, nodes] : by_operand) {
+      if (nodes.size() > kMaxSubsets) {
+        grow_from(nodes);
+        continue;
+      }
+      for (size_t subset = 1; subset < size_t{1} << nodes.size(); ++subset) {
+        Nodes chosen;
+        for (size_t i = 0; i < nodes.size(); ++i)
+          if (subset >> i & 1) chosen.push_back(nodes[i]);
+        grow_from(chosen);
+      }
+    }
+  }
+
+  void grow_from(const Nodes& anchors) {
+    // Without what precedes and follows: if the kernel refuses this, it refuses the rest as well.
+    std::string base = fmt::format("{} {}", anchors.size(), pattern().op);
+    if (anchors.size() > 1) base += " of one input";
+    Nodes followers = followers_of(anchors);
+    for (const Nodes& before : preludes_of(anchors)) {
+      for (size_t n = 0; n <= followers.size(); ++n) {
+        Nodes after(followers.begin(), followers.begin() + static_cast<std::ptrdiff_t>(n));
+        std::string rule = base;
+        append_ops(rule, ", after", before);
+        append_ops(rule, ", then", after);
+        Nodes nodes = anchors;
+        nodes.insert(nodes.end(), before.begin(), before.end());
+        nodes.insert(nodes.end(), after.begin(), after.end());
+        if (!add(std::move(nodes), std::move(rule)) && n == 0) break;
+      }
+    }
+  }
+
+  // What may stand before the anchors: every prefix of the chains that produce their operands, and
+  // companions with theirs.
+  std::vector<Nodes> preludes_of(const Nodes& anchors) const {
+    std::vector<Nodes> out = {{}};
+    std::set<Ref> operands;
+    for (NodeId id : anchors)
+      for (Ref r : fn_.node(id).inputs)
+        if (!graph_.structural(r) && operands.insert(r).second) extend(out, chain_of(r, anchors));
+    if (pattern().companion.empty()) return out;
+    std::vector<Nodes> all = out;
+    for (const Nodes& base : out)
+      for (NodeId member : base) {
+        if (op(member) != pattern().companion) continue;
+        for (NodeId other : companions_of(member, base)) {
+          Nodes chain = {other};
+          Nodes above = chain_of(fn_.node(other).inputs[0], {other});
+          chain.insert(chain.end(), above.begin(), above.end());
+          for (size_t n = 1; n <= chain.size(); ++n) {
+            Nodes more = base;
+            more.insert(more.end(), chain.begin(), chain.begin() + static_cast<std::ptrdiff_t>(n));
+            all.push_back(std::move(more));
+          }
+        }
+        break;
+      }
+    return all;
+  }
+
+  // Every combination of what is there with a prefix of the chain.
+  static void extend(std::vector<Nodes>& sets, const Nodes& chain) {
+    size_t count = sets.size();
+    for (size_t n = 1; n <= chain.size() && sets.size() < 64; ++n)
+      for (size_t i = 0; i < count; ++i) {
+        Nodes more = sets[i];
+        more.insert(more.end(), chain.begin(), chain.begin() + static_cast<std::ptrdiff_t>(n));
+        sets.push_back(std::move(more));
+      }
+  }
+
+  // The ops that produce r for these users alone, the nearest first.
+  Nodes chain_of(Ref r, Nodes users) const {
+    Nodes out;
     std::sort(users.begin(), users.end());
-    while (chain.size() < 2) {
-      NodeId id = x.node;
-      const Node& node = fn_.node(id);
-      bool last = chain.empty();
-      if (!kernel_->takes(0, node.op->name) || graph_.consumers(x) != users) break;
-      if (!last && (node.op->name == "quantize" || op(chain[0]) != "quantize")) break;
-      if (node.inputs.empty() || fn_.tensor(node.inputs[0]).rank() != 2) break;
-      for (size_t i = 1; i < node.inputs.size(); ++i)
-        if (!graph_.structural(node.inputs[i])) return out;
-      if (fn_.tensor(node.inputs[0]).dtype != DType::kF32) break;
-      chain.insert(chain.begin(), id);
-      out.push_back(chain);
-      users = {id};
-      x = node.inputs[0];
+    while (out.size() < kMaxChain) {
+      const Node& node = fn_.node(r.node);
+      bool ours =
+          std::all_of(graph_.consumers(r).begin(), graph_.consumers(r).end(),
+                      [&](NodeId c) { return std::binary_search(users.begin(), users.end(), c); });
+      if (!pattern().takes_before(node.op->name) || !ours || node.inputs.empty()) break;
+      out.push_back(r.node);
+      users = {r.node};
+      r = node.inputs[0];
     }
     return out;
   }
 
-  // Element-wise ops on the matrices' outputs, in order, as far as they go.
-  std::vector<NodeId> epilogue_of(const std::vector<NodeId>& matrices) const {
-    std::vector<NodeId> group = matrices, out;
-    for (NodeId id = matrices.front() + 1;
-         id < fn_.nodes().size() && id - matrices.front() <= kMaxSpan && out.size() < 6; ++id) {
-      if (!graph_.needed(id) || !takes_epilogue(id, group)) continue;
+  // Nodes of the member's op that share the named operands with it.
+  Nodes companions_of(NodeId member, const Nodes& group) const {
+    const Node& node = fn_.node(member);
+    const std::vector<size_t>& shared = pattern().companion_shares;
+    Nodes out;
+    for (NodeId id : graph_.consumers(node.inputs[shared[0]])) {
+      const Node& other = fn_.node(id);
+      if (id == member || other.op != node.op || other.attrs != node.attrs) continue;
+      if (std::find(group.begin(), group.end(), id) != group.end()) continue;
+      if (std::max(id, member) - std::min(id, member) > kMaxSpan) continue;
+      if (std::all_of(shared.begin(), shared.end(),
+                      [&](size_t i) { return other.inputs[i] == node.inputs[i]; }))
+        out.push_back(id);
+    }
+    return out;
+  }
+
+  // Ops on what the anchors give, in order, as far as they go.
+  Nodes followers_of(const Nodes& anchors) const {
+    Nodes group = anchors, out;
+    for (NodeId id = anchors.front() + 1;
+         id < fn_.nodes().size() && id - anchors.front() <= kMaxSpan && out.size() < kMaxFollowers;
+         ++id) {
+      if (!graph_.is_call(id) || !pattern().takes_after(op(id))) continue;
+      const Node& node = fn_.node(id);
+      auto inside = [&](Ref r) {
+        return std::find(group.begin(), group.end(), r.node) != group.end();
+      };
+      bool fits = std::all_of(node.inputs.begin(), node.inputs.end(), [&](Ref r) {
+        return fn_.type(r).kind == Type::Kind::kTensor &&
+               same_shape(fn_.tensor(r), node.outputs[0].tensor) && !is_weight(fn_.node(r.node));
+      });
+      if (!fits || std::none_of(node.inputs.begin(), node.inputs.end(), inside)) continue;
       group.push_back(id);
       out.push_back(id);
     }
     return out;
   }
 
-  bool takes_epilogue(NodeId id, const std::vector<NodeId>& group) const {
-    const Node& node = fn_.node(id);
-    if (!kernel_->takes(2, node.op->name)) return false;
-    bool joined = false;
-    const TensorType& y = node.outputs[0].tensor;
-    for (Ref r : node.inputs) {
-      bool inside = std::find(group.begin(), group.end(), r.node) != group.end();
-      joined = joined || inside;
-      const Type& t = fn_.type(r);
-      if (t.kind != Type::Kind::kTensor || t.tensor.dtype != DType::kF32 ||
-          !same_shape(t.tensor, y) || (!inside && graph_.structural(r)))
-        return false;
-      // Whole blocks of a row must come from one thread: only the end of an epilogue quantises.
-      if (inside && fn_.type(r).tensor.rank() != 2) return false;
-    }
-    return joined;
-  }
+  // --- Loop IR: connected nodes that lower together ---
 
-  // --- Ops on rows ---
-
-  void find_rows() {
-    row_op_.clear();
-    for (NodeId id = 0; id < fn_.nodes().size(); ++id) row_op_.push_back(is_row_op(id));
+  void find_loops() {
+    lowers_.clear();
     for (NodeId id = 0; id < fn_.nodes().size(); ++id)
-      if (row_op_[id]) grow_rows(id);
+      lowers_.push_back(graph_.needed(id) && fn_.node(id).op->tier != Tier::kStructural &&
+                        match({id}) != nullptr);
+    size_t most =
+        std::clamp<size_t>(kGroupBudget / std::max<size_t>(1, lowers_.size()), 4, kMaxGroups);
+    for (NodeId id = 0; id < fn_.nodes().size(); ++id)
+      if (lowers_[id] && graph_.is_call(id)) grow_loops(id, most);
   }
 
-  bool is_row_op(NodeId id) const {
-    const Node& node = fn_.node(id);
-    if (!graph_.is_call(id) || !kernel_->takes(0, node.op->name)) return false;
-    const TensorType& y = node.outputs[0].tensor;
-    if (y.rank() < 2 || (y.dtype != DType::kF32 && y.dtype != DType::kQ8A)) return false;
-    if (std::any_of(y.dims.begin(), y.dims.end(), [](const Dim& d) { return d.bound; }))
-      return false;
-    if (node.op->name == "softmax" && node.attrs.get_int("axis", -1) != -1 &&
-        node.attrs.get_int("axis", -1) != y.rank() - 1)
-      return false;
-    for (size_t i = 0; i < node.inputs.size(); ++i)
-      if (!row_operand(node.inputs[i], y, i)) return false;
-    return true;
+  // Groups whose first node this is.
+  void grow_loops(NodeId first, size_t most) {
+    std::set<Nodes> sets = {{first}};
+    std::vector<Nodes> queue = {{first}};
+    for (size_t at = 0; at < queue.size(); ++at) {
+      Nodes nodes = queue[at];
+      std::string rule = "loops:";
+      append_ops(rule, "", nodes);
+      if (!add(nodes, std::move(rule)) || nodes.size() >= kMaxLoopOps) continue;
+      for (NodeId member : nodes)
+        for (NodeId next : neighbours_of(member)) {
+          if (queue.size() >= most || next < first || !lowers_[next]) continue;
+          Nodes bigger = nodes;
+          auto place = std::lower_bound(bigger.begin(), bigger.end(), next);
+          if (place != bigger.end() && *place == next) continue;
+          bigger.insert(place, next);
+          if (bigger.back() - bigger.front() > kMaxSpan) continue;
+          if (sets.insert(bigger).second) queue.push_back(std::move(bigger));
+        }
+    }
   }
 
-  // A whole row, a vector as long as a row, or (not first) one number.
-  bool row_operand(Ref r, const TensorType& y, size_t index) const {
-    const Type& t = fn_.type(r);
-    if (t.kind != Type::Kind::kTensor) return false;
-    bool weight = graph_.structural(r);
-    if (t.tensor.dtype != DType::kF32 && !(weight && dtype_info(t.tensor.dtype).is_float))
-      return false;
-    if (same_shape(t.tensor, y)) return true;
-    if (index == 0) return false;
-    if (t.tensor.rank() == 1 && t.tensor.extent(0) == y.extent(-1)) return true;
-    return t.tensor.elements() == SymExpr(1);
-  }
-
-  std::vector<NodeId> row_neighbours(NodeId id) const {
-    std::vector<NodeId> out;
+  Nodes neighbours_of(NodeId id) const {
+    Nodes out;
     const Node& node = fn_.node(id);
     for (Ref r : node.inputs)
       if (!graph_.structural(r)) out.push_back(r.node);
@@ -203,148 +294,22 @@ class CandidateFinder {
     return out;
   }
 
-  void grow_rows(NodeId first) {
-    const TensorType& shape = fn_.node(first).outputs[0].tensor;
-    std::set<std::vector<NodeId>> sets = {{first}};
-    std::vector<std::vector<NodeId>> queue = {{first}};
-    for (size_t at = 0; at < queue.size() && queue.size() < kMaxRowGroups; ++at) {
-      if (queue[at].size() >= kMaxRowOps) continue;
-      for (NodeId member : std::vector<NodeId>(queue[at]))
-        for (NodeId next : row_neighbours(member)) {
-          if (next <= first || !row_op_[next]) continue;
-          if (!same_shape(fn_.node(next).outputs[0].tensor, shape)) continue;
-          std::vector<NodeId> bigger = queue[at];
-          if (std::find(bigger.begin(), bigger.end(), next) != bigger.end()) continue;
-          bigger.insert(std::upper_bound(bigger.begin(), bigger.end(), next), next);
-          if (bigger.back() - bigger.front() > kMaxSpan) continue;
-          if (sets.insert(bigger).second) queue.push_back(std::move(bigger));
-        }
-    }
-    for (std::vector<NodeId>& nodes : queue) {
-      std::string rule = "row by row:";
-      append_ops(rule, "", nodes);
-      add(std::move(nodes), std::move(rule));
-    }
-  }
-
-  // --- What Loop IR takes and no hand-written kernel does ---
-
-  void find_loops() {
-    for (NodeId id = 0; id < fn_.nodes().size(); ++id)
-      if (graph_.is_call(id) && may_lower(id) && !hand_written(id)) grow_loops(id);
-  }
-
-  // A first look; lower_region decides.
-  bool may_lower(NodeId id) const {
-    static const std::set<std::string_view> kNever = {
-        "append", "attend", "linear", "matmul", "embed", "rope", "concat", "sdpa", "top_k"};
-    const Node& node = fn_.node(id);
-    if (!graph_.needed(id) || node.op->tier == Tier::kStructural) return false;
-    if (node.op->writes_state || node.op->reads_state || is_region(node)) return false;
-    return !kNever.contains(node.op->name) && node.outputs.size() == 1;
-  }
-  bool hand_written(NodeId id) const {
-    for (const RegionKernel& k : kernels_)
-      if (k.kind == "rows" && k.takes(0, op(id))) return true;
-    return false;
-  }
-
-  void grow_loops(NodeId first) {
-    std::set<std::vector<NodeId>> sets = {{first}};
-    std::vector<std::vector<NodeId>> queue = {{first}};
-    for (size_t at = 0; at < queue.size(); ++at) {
-      std::vector<NodeId> nodes = queue[at];
-      if (!lowers(nodes)) continue;
-      std::string rule = "loops:";
-      append_ops(rule, "", nodes);
-      add(nodes, std::move(rule));
-      if (nodes.size() >= kMaxLoopOps) continue;
-      for (NodeId member : nodes)
-        for (NodeId next : row_neighbours(member)) {
-          if (queue.size() >= kMaxLoopGroups || !may_lower(next)) continue;
-          std::vector<NodeId> bigger = nodes;
-          auto place = std::lower_bound(bigger.begin(), bigger.end(), next);
-          if (place != bigger.end() && *place == next) continue;
-          bigger.insert(place, next);
-          if (sets.insert(bigger).second) queue.push_back(std::move(bigger));
-        }
-    }
-  }
-  bool lowers(const std::vector<NodeId>& nodes) const {
-    if (nodes.back() - nodes.front() > kMaxSpan || !graph_.convex(nodes)) return false;
-    return static_cast<bool>(
-        lower_region(graph_.body_of(nodes, graph_.inputs_of(nodes), graph_.outputs_of(nodes))));
-  }
-
-  // --- Rotation and write of K and V ---
-
-  void find_rope_append() {
-    for (NodeId id = 0; id < fn_.nodes().size(); ++id) {
-      const Node& node = fn_.node(id);
-      if (!graph_.is_call(id) || node.op->name != "append" || !kernel_->takes(0, "append"))
-        continue;
-      std::vector<NodeId> keys = rotation(node.inputs[4], id);
-      if (keys.empty()) continue;
-      std::vector<NodeId> queries = query_rotation(id, keys.back());
-      for (size_t k = 0; k < keys.size(); ++k)
-        for (size_t q = 0; q <= queries.size(); ++q) {
-          std::vector<NodeId> nodes(keys.begin() + static_cast<std::ptrdiff_t>(k), keys.end());
-          nodes.insert(nodes.end(), queries.end() - static_cast<std::ptrdiff_t>(q), queries.end());
-          nodes.push_back(id);
-          std::string rule = "rotate and write:";
-          append_ops(rule, "", nodes);
-          add(std::move(nodes), std::move(rule));
-        }
-    }
-  }
-
-  // [norm] rope that makes r for `user` alone, in order; empty when there is no rope.
-  std::vector<NodeId> rotation(Ref r, NodeId user) const {
-    std::vector<NodeId> out;
-    for (std::string_view want : {"rope", "norm"}) {
-      const Node& node = fn_.node(r.node);
-      bool fits = want == "rope" ? node.op->name == "rope" : node.op->name.ends_with("_norm");
-      if (!fits || !kernel_->takes(0, node.op->name)) break;
-      if (graph_.consumers(r) != std::vector<NodeId>{user} || graph_.is_result(r)) break;
-      if (fn_.tensor(node.inputs[0]).dtype != DType::kF32 || fn_.tensor(r).rank() != 3) break;
-      for (size_t i = 1; i < node.inputs.size(); ++i)
-        if (want == "norm" && !graph_.structural(node.inputs[i])) return out;
-      if (want == "rope" && !graph_.structural(node.inputs[2])) return out;
-      out.insert(out.begin(), r.node);
-      user = r.node;
-      r = node.inputs[0];
-    }
-    return out;
-  }
-
-  // The queries that read what `write` wrote, if they turn by the same angles as its keys.
-  std::vector<NodeId> query_rotation(NodeId write, NodeId key_rope) const {
-    for (NodeId reader : graph_.consumers({write, 0})) {
-      const Node& node = fn_.node(reader);
-      if (node.op->name != "attend") continue;
-      std::vector<NodeId> queries = rotation(node.inputs[0], reader);
-      if (queries.empty()) continue;
-      const Node &q = fn_.node(queries.back()), &k = fn_.node(key_rope);
-      if (q.inputs[1] == k.inputs[1] && q.inputs[2] == k.inputs[2] && q.attrs == k.attrs)
-        return queries;
-    }
-    return {};
-  }
-
   const FusionGraph& graph_;
   const Function& fn_;
-  const Backend& backend_;
-  const std::vector<RegionKernel> kernels_;
-  const RegionKernel* kernel_ = nullptr;
-  std::vector<bool> row_op_;
+  const KernelSet& kernels_;
+  const KernelSet::Entry* entry_ = nullptr;
+  std::vector<uint64_t> node_hash_;
+  std::vector<bool> lowers_;
+  std::map<std::pair<const KernelDesc*, uint64_t>, std::optional<std::vector<OpWork::Part>>>
+      matched_;
   std::vector<Candidate> out_;
-  std::set<std::pair<std::string, std::vector<NodeId>>> seen_;
+  std::set<std::pair<const KernelDesc*, Nodes>> seen_;
 };
 
 }  // namespace
 
-std::vector<Candidate> enumerate_candidates(const FusionGraph& graph, const Backend& backend) {
-  return CandidateFinder(graph, backend).run();
+std::vector<Candidate> enumerate_candidates(const FusionGraph& graph, const KernelSet& kernels) {
+  return CandidateFinder(graph, kernels).run();
 }
 
 }  // namespace tokamak

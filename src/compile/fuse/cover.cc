@@ -1,6 +1,6 @@
 // Dynamic programming over the order of the nodes: the first node that is not covered yet is
-// covered next, alone or by a candidate that begins with it. What is behind it and covered already
-// is a mask of a few bits, because regions are short and transformer blocks narrow.
+// covered next, alone or by a candidate that begins with it. Which of the following nodes are
+// covered already is a mask of a few bits, because regions are short and transformer blocks narrow.
 #include "compile/fuse/cover.h"
 
 #include <algorithm>
@@ -12,7 +12,9 @@
 namespace tokamak {
 namespace {
 
-constexpr size_t kMaxMasks = 4096;  // states kept per node
+constexpr size_t kMostMasks = 4096, kFewestMasks = 16;  // states kept per node
+constexpr size_t kStepBudget = 10'000'000;              // of one search
+constexpr int kSearches = 8;  // to find parts that do not wait for each other
 
 struct CoverStep {
   double cost;
@@ -33,12 +35,12 @@ void relax(CoverStates& states, uint64_t mask, CoverStep step) {
     have = step;
 }
 
-bool trim_states(CoverStates& states) {
-  if (states.size() <= kMaxMasks) return false;
+bool trim_states(CoverStates& states, size_t most) {
+  if (states.size() <= most) return false;
   std::vector<std::pair<double, uint64_t>> order;
   for (const auto& [mask, step] : states) order.emplace_back(step.cost, mask);
   std::sort(order.begin(), order.end());
-  for (size_t i = kMaxMasks; i < order.size(); ++i) states.erase(order[i].second);
+  for (size_t i = most; i < order.size(); ++i) states.erase(order[i].second);
   return true;
 }
 
@@ -48,8 +50,13 @@ class CoverSearch {
               const std::vector<double>& single, const std::vector<bool>& banned)
       : graph_(graph), candidates_(candidates), single_(single) {
     by_first_.resize(graph.fn().nodes().size());
+    size_t steps = by_first_.size();
     for (size_t i = 0; i < candidates.size(); ++i)
-      if (!banned[i]) by_first_[candidates[i].nodes.front()].push_back(i);
+      if (!banned[i] && candidates[i].cost < candidates[i].single_cost) {
+        by_first_[candidates[i].nodes.front()].push_back(i);
+        ++steps;
+      }
+    masks_ = std::clamp(kStepBudget / std::max<size_t>(1, steps), kFewestMasks, kMostMasks);
   }
 
   Cover run() {
@@ -58,7 +65,7 @@ class CoverSearch {
     at[0][0] = {0, 0, -1};
     Cover cover;
     for (size_t node = 0; node < count; ++node) {
-      cover.exact = !trim_states(at[node]) && cover.exact;
+      cover.exact = !trim_states(at[node], masks_) && cover.exact;
       cover.states += at[node].size();
       for (const auto& [mask, step] : at[node]) advance(node, mask, step.cost, at[node + 1]);
     }
@@ -91,6 +98,7 @@ class CoverSearch {
   const std::vector<Candidate>& candidates_;
   const std::vector<double>& single_;
   std::vector<std::vector<size_t>> by_first_;
+  size_t masks_ = kMostMasks;
 };
 
 }  // namespace
@@ -105,7 +113,8 @@ std::vector<int> parts_of(const FusionGraph& graph, const std::vector<Candidate>
 
 std::vector<std::vector<NodeId>> ordered_parts(const FusionGraph& graph,
                                                const std::vector<Candidate>& candidates,
-                                               const std::vector<size_t>& chosen) {
+                                               const std::vector<size_t>& chosen,
+                                               std::vector<size_t>* stuck) {
   const Function& fn = graph.fn();
   std::vector<int> part = parts_of(graph, candidates, chosen);
   // A part is known by its last node: in the order of these, ties never happen.
@@ -137,31 +146,32 @@ std::vector<std::vector<NodeId>> ordered_parts(const FusionGraph& graph,
     for (NodeId next : releases[id])
       if (--waits[next] == 0) ready.push(next);
   }
-  if (out.size() != parts) out.clear();
-  return out;
+  if (out.size() == parts) return out;
+  if (stuck)
+    for (size_t i : chosen)
+      if (waits[candidates[i].nodes.back()] > 0) stuck->push_back(i);
+  return {};
 }
 
 Cover cheapest_cover(const FusionGraph& graph, const std::vector<Candidate>& candidates,
                      const std::vector<double>& single) {
   std::vector<bool> banned(candidates.size(), false);
-  while (true) {
+  auto gain = [&](size_t i) { return candidates[i].single_cost - candidates[i].cost; };
+  for (int search = 1;; ++search) {
     Cover cover = CoverSearch(graph, candidates, single, banned).run();
-    if (cover.chosen.empty() || !ordered_parts(graph, candidates, cover.chosen).empty())
-      return cover;
-    // Each region is fine alone, together they wait for each other: the least useful one whose
-    // absence helps goes.
-    auto gain = [&](size_t i) { return candidates[i].single_cost - candidates[i].cost; };
-    auto helps = [&](size_t i) {
-      std::vector<size_t> without = cover.chosen;
-      without.erase(std::find(without.begin(), without.end(), i));
-      return !ordered_parts(graph, candidates, without).empty();
-    };
-    std::vector<size_t> order = cover.chosen;
-    std::stable_sort(order.begin(), order.end(),
-                     [&](size_t a, size_t b) { return gain(a) < gain(b); });
-    auto found = std::find_if(order.begin(), order.end(), helps);
-    size_t worst = found == order.end() ? order.front() : *found;
-    banned[worst] = true;
+    while (true) {
+      std::vector<size_t> stuck;
+      if (cover.chosen.empty() || !ordered_parts(graph, candidates, cover.chosen, &stuck).empty())
+        return cover;
+      // Each region is valid alone, together they wait for each other: the least useful ones go.
+      std::stable_sort(stuck.begin(), stuck.end(),
+                       [&](size_t a, size_t b) { return gain(a) < gain(b); });
+      size_t count = search <= 4 ? 1 : (stuck.size() + 7) / 8;
+      for (size_t i = 0; i < count; ++i) banned[stuck[i]] = true;
+      if (search < kSearches) break;
+      cover.exact = false;  // enough searching: what is stuck stays apart
+      std::erase_if(cover.chosen, [&](size_t i) { return banned[i]; });
+    }
   }
 }
 

@@ -10,16 +10,6 @@
 namespace tokamak {
 namespace {
 
-Machine fusion_machine(const CompileOptions& options) {
-  return options.machine.empty() ? Machine{} : load_machine_file(options.machine);
-}
-
-// A state comes first, among what a region takes and what it gives.
-void state_first(const Function& fn, std::vector<Ref>& refs) {
-  std::stable_partition(refs.begin(), refs.end(),
-                        [&](Ref r) { return fn.type(r).kind == Type::Kind::kState; });
-}
-
 // Rebuilds the function part by part.
 class RegionBuilder {
  public:
@@ -52,9 +42,9 @@ class RegionBuilder {
  private:
   Ref at(Ref r) {
     const Node& node = fn_.node(r.node);
-    if (node.op->name == "weight") return fresh_.weight(node.attrs.at("name").as_string());
-    if (node.op->name == "constant") return fresh_.constant(node.attrs.at("name").as_string());
-    return now_.at(r);
+    if (!is_weight(node)) return now_.at(r);
+    const std::string& name = node.attrs.at("name").as_string();
+    return fn_.module().find_weight(name) ? fresh_.weight(name) : fresh_.constant(name);
   }
 
   void add_single(NodeId id) {
@@ -70,20 +60,25 @@ class RegionBuilder {
   void add_region(size_t index) {
     const Candidate& c = plan_.candidates[index];
     std::vector<Ref> inputs = graph_.inputs_of(c.nodes), outputs = graph_.outputs_of(c.nodes);
-    state_first(fn_, inputs);
-    state_first(fn_, outputs);
     bool writes = fn_.type(outputs[0]).kind == Type::Kind::kState;
-    std::string body = add_body(module_, graph_.body_of(c.nodes, inputs, outputs), c.kind);
+    std::string body = add_body(module_, graph_.body_of(c.nodes, inputs, outputs), hint(c));
     bodies[index] = body;
     std::vector<Ref> in;
     for (Ref r : inputs) in.push_back(at(r));
     if (writes)
       for (Ref read : reads_of(fresh_, in[0])) in.push_back(read);
     fresh_.set_provenance(fmt::format("fuse {}", c.rule));
-    std::vector<Ref> made = fresh_.add_multi(writes ? "region_write" : "region", std::move(in),
-                                             Value::Object{{"body", body}, {"kind", c.kind}},
-                                             graph_.region_name(c.nodes));
+    std::vector<Ref> made =
+        fresh_.add_multi(writes ? "region_write" : "region", std::move(in),
+                         Value::Object{{"body", body}}, graph_.region_name(c.nodes));
     for (size_t o = 0; o < made.size(); ++o) now_[outputs[o]] = made[o];
+  }
+
+  // The op that the region is built around.
+  std::string_view hint(const Candidate& c) const {
+    for (size_t i = 0; i < c.nodes.size(); ++i)
+      if (c.parts[i] == OpWork::Part::kAnchor) return fn_.node(c.nodes[i]).op->name;
+    return "region";
   }
 
   Module& module_;
@@ -107,15 +102,11 @@ void log_fusion(const FusionReport& report) {
 
 }  // namespace
 
-FusionPlan plan_fusion(const FusionGraph& graph, const CostModel& cost, const Backend& backend) {
-  constexpr double kNoKernel = 1;  // seconds: whatever region has the node is better
+FusionPlan plan_fusion(const FusionGraph& graph, const CostModel& cost, const KernelSet& kernels) {
   FusionPlan plan;
-  plan.candidates = enumerate_candidates(graph, backend);
+  plan.candidates = enumerate_candidates(graph, kernels);
   std::vector<double> single(graph.fn().nodes().size());
-  for (NodeId id = 0; id < single.size(); ++id)
-    single[id] = !graph.is_call(id) || find_kernel(graph.fn(), graph.fn().node(id), backend)
-                     ? cost.single_cost(id)
-                     : kNoKernel;
+  for (NodeId id = 0; id < single.size(); ++id) single[id] = cost.single_cost(id);
   for (Candidate& c : plan.candidates) {
     c.cost = cost.region_cost(c);
     for (NodeId id : c.nodes) c.single_cost += single[id];
@@ -136,27 +127,28 @@ std::vector<std::string> apply_fusion(Module& module, Function& function, const 
 }
 
 void fuse_regions(Module& module, Function& function, const PassContext& context) {
-  std::vector<RegionKernel> kernels = region_kernels(context.backend);
-  // Loop IR alone is no reason to fuse: the reference runs op by op unless it is asked to.
-  bool hand_written = std::any_of(kernels.begin(), kernels.end(),
-                                  [](const RegionKernel& k) { return k.kind != "loop"; });
-  if (kernels.empty() || (!hand_written && context.options.passes.empty())) return;
-  Machine machine = fusion_machine(context.options);
+  KernelSet kernels(context.backend);
+  // Loop IR alone is no reason to fuse: such a backend (the reference) runs op by op unless asked.
+  if (!kernels.has_region_anchors() && (!kernels.has_regions() || context.options.passes.empty()))
+    return;
+  Machine machine = compile_machine(context.options);
   FusionGraph graph(function);
-  CostModel cost(graph, machine, design_shapes(function));
-  FusionPlan plan = plan_fusion(graph, cost, context.backend);
+  CostModel cost(graph, kernels, machine, design_shapes(function));
+  FusionPlan plan = plan_fusion(graph, cost, kernels);
   if (context.firings_left) {  // bisection: the first so many regions
     size_t keep = std::min(*context.firings_left, plan.cover.chosen.size());
     if (keep < plan.cover.chosen.size()) plan.cover.chosen.resize(keep);
     *context.firings_left -= keep;
     if (keep > 0 && context.last_firing) {
       const Candidate& last = plan.candidates[plan.cover.chosen.back()];
-      *context.last_firing = fmt::format("{} region {}", last.kind, graph.region_name(last.nodes));
+      *context.last_firing =
+          fmt::format("{} region {}", last.kernel->name, graph.region_name(last.nodes));
     }
   }
   if (context.timing) {
     context.timing->fired = plan.cover.chosen.size();
-    for (size_t i : plan.cover.chosen) ++context.timing->rules["fuse " + plan.candidates[i].kind];
+    for (size_t i : plan.cover.chosen)
+      ++context.timing->rules["fuse " + plan.candidates[i].kernel->name];
   }
   FusionReport report;
   bool wanted = context.options.fusion || log::channel_enabled("fusion");

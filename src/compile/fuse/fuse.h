@@ -1,6 +1,6 @@
 #pragma once
-// The fusion planner: which nodes of a function one kernel runs together. docs/fusion.md explains
-// the choice.
+// The fusion planner: which nodes of a function one kernel runs together. It knows kernels only by
+// their descriptions (plan/kernel_desc.h). docs/fusion.md explains the choice.
 #include "compile/fuse/cost.h"
 #include "compile/fuse/cover.h"
 #include "compile/fuse/report.h"
@@ -13,16 +13,14 @@ struct FusionPlan {
   std::vector<Candidate> candidates;
   Cover cover;
 };
-FusionPlan plan_fusion(const FusionGraph& graph, const CostModel& cost, const Backend& backend);
+FusionPlan plan_fusion(const FusionGraph& graph, const CostModel& cost, const KernelSet& kernels);
 
-// Puts regions in the place of the chosen groups.
-// Returns their bodies, in the order of Cover::chosen.
+// Replaces the chosen groups by regions. Returns their bodies, in the order of Cover::chosen.
 std::vector<std::string> apply_fusion(Module& module, Function& function, const FusionGraph& graph,
                                       const FusionPlan& plan);
 
 // --- why_not.cc: regions, totals and unfused edges of the function, added to `report`.
-void report_fusion(const FusionGraph& graph, const CostModel& cost,
-                   const std::vector<RegionKernel>& kernels, const FusionPlan& plan,
-                   FusionReport& report);
+void report_fusion(const FusionGraph& graph, const CostModel& cost, const KernelSet& kernels,
+                   const FusionPlan& plan, FusionReport& report);
 
 }  // namespace tokamak

@@ -7,48 +7,16 @@
 namespace tokamak {
 namespace {
 
-constexpr std::string_view kRegionPrefix = "region.";
-
-std::set<std::string, std::less<>> op_names(std::string_view text) {
-  std::set<std::string, std::less<>> out;
-  while (!text.empty()) {
-    size_t end = std::min(text.find(' '), text.size());
-    if (end > 0) out.emplace(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return out;
-}
-
 bool contains(const std::vector<NodeId>& nodes, NodeId id) {
   return std::binary_search(nodes.begin(), nodes.end(), id);
 }
 
+void state_first(const Function& fn, std::vector<Ref>& refs) {
+  std::stable_partition(refs.begin(), refs.end(),
+                        [&](Ref r) { return fn.type(r).kind == Type::Kind::kState; });
+}
+
 }  // namespace
-
-std::vector<RegionKernel> region_kernels(const Backend& backend) {
-  std::vector<RegionKernel> out;
-  for (const KernelDesc& k : backend.kernels()) {
-    std::string_view text = k.pattern;
-    size_t open = text.find('(');
-    if (!text.starts_with(kRegionPrefix) || open == std::string_view::npos) continue;
-    RegionKernel kernel{std::string(text.substr(kRegionPrefix.size(), open - kRegionPrefix.size())),
-                        {}};
-    text = text.substr(open + 1, text.size() - open - 2);
-    while (!text.empty()) {
-      size_t end = std::min(text.find(';'), text.size());
-      kernel.parts.push_back(op_names(text.substr(0, end)));
-      text.remove_prefix(std::min(end + 1, text.size()));
-    }
-    out.push_back(std::move(kernel));
-  }
-  return out;
-}
-
-bool same_shape(const TensorType& a, const TensorType& b) {
-  return std::equal(
-      a.dims.begin(), a.dims.end(), b.dims.begin(), b.dims.end(),
-      [](const Dim& x, const Dim& y) { return x.extent == y.extent && !x.bound && !y.bound; });
-}
 
 FusionGraph::FusionGraph(const Function& fn) : fn_(fn), needed_(needed_nodes(fn)) {
   consumers_.resize(fn.nodes().size());
@@ -64,10 +32,7 @@ FusionGraph::FusionGraph(const Function& fn) : fn_(fn), needed_(needed_nodes(fn)
   for (const Function::Result& r : fn.results()) results_.insert(r.ref);
 }
 
-bool FusionGraph::is_call(NodeId id) const {
-  const Node& node = fn_.node(id);
-  return needed_[id] && node.op->tier != Tier::kStructural && node.op->name != "reshape";
-}
+bool FusionGraph::is_call(NodeId id) const { return needed_[id] && is_call_node(fn_.node(id)); }
 
 std::vector<Ref> FusionGraph::inputs_of(const std::vector<NodeId>& nodes) const {
   std::vector<Ref> out;
@@ -80,6 +45,7 @@ std::vector<Ref> FusionGraph::inputs_of(const std::vector<NodeId>& nodes) const 
       if (std::find(out.begin(), out.end(), r) == out.end()) out.push_back(r);
     }
   }
+  state_first(fn_, out);
   return out;
 }
 
@@ -93,6 +59,7 @@ std::vector<Ref> FusionGraph::outputs_of(const std::vector<NodeId>& nodes) const
                                  [&](NodeId user) { return !contains(nodes, user); });
       if (outside || is_result(r)) out.push_back(r);
     }
+  state_first(fn_, out);
   return out;
 }
 

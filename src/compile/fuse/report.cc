@@ -9,7 +9,6 @@ void merge_reports(FusionReport& into, FusionReport from) {
   into.machine = from.machine;
   for (auto& [name, shapes] : from.shapes) into.shapes[name] = std::move(shapes);
   for (auto& [name, total] : from.totals) into.totals[name] = total;
-  // A function that is planned again replaces what was said of it.
   std::erase_if(into.regions,
                 [&](const FusedRegion& r) { return from.totals.contains(r.function); });
   std::erase_if(into.not_fused,
@@ -29,7 +28,7 @@ std::string fusion_report_text(const FusionReport& report) {
         t.exact ? "" : ", not exact");
     for (const FusedRegion& r : report.regions)
       if (r.function == name)
-        out += fmt::format("  fused {} [{}]: {}; {:.2f} -> {:.2f} us\n", r.id, r.kind, r.why,
+        out += fmt::format("  fused {} [{}]: {}; {:.2f} -> {:.2f} us\n", r.id, r.kernel, r.why,
                            r.unfused_seconds * 1e6, r.seconds * 1e6);
     for (const NotFused& n : report.not_fused)
       if (n.function == name)
@@ -48,7 +47,7 @@ Value fusion_report_value(const FusionReport& report) {
     regions.push(Value::Object{{"function", r.function},
                                {"id", r.id},
                                {"body", r.body},
-                               {"kind", r.kind},
+                               {"kernel", r.kernel},
                                {"ops", std::move(ops)},
                                {"why", r.why},
                                {"bytes", r.bytes},

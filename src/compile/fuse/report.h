@@ -14,7 +14,7 @@ struct FusedRegion {
   std::string function;  // "step", "decode"
   std::string id;        // the region node's name; the label of its call in a plan of `function`
   std::string body;      // the function of the module that is its meaning
-  std::string kind;      // which kind of kernel runs it: "linears", "rows", "rope_append", "loop"
+  std::string kernel;    // that was proposed for it; a plan may choose another for its shapes
   std::vector<std::string> ops;  // in order: "rms_norm blk.0.attn_norm"
   std::string why;               // one line: what the rule saw and what it saves
   // Bytes that have to move (every input and output once), and the same for its ops one by one.
@@ -34,14 +34,29 @@ struct NotFused {
   double bytes = 0;   // traffic of this edge
 };
 
+// What a plan chose for one call, and what else would have run it.
+struct KernelChoice {
+  std::string function;
+  size_t plan = 0;     // of the plan set
+  std::string call;    // label
+  std::string kernel;  // chosen; "op by op" where a region is cheaper as its nodes
+  double seconds = 0;  // predicted at the largest shape of the plan
+  struct Loser {
+    std::string kernel;
+    double seconds = 0;  // 0: not predicted
+    std::string reason;  // "slower", "guard m <= 16", "numeric class", "layout panel16"
+  };
+  std::vector<Loser> losers;
+};
+
 // Reasons a NotFused gives.
 //   no_kernel      the backend has no kernel for the pair
 //   barrier        the consumer needs rows that other threads produce
-//   between        another kernel takes the one's result and makes what the other needs
+//   between        another kernel uses the producer's result to make what the consumer needs
 //   shape          rows of the two do not match
 //   dtype          an element type that the kernel does not take
 //   state          order of reads and writes of a state
-//   frame          a result or an input of the function lies between
+//   frame          the value is a result of the function
 //   size           the region would have more ops than allowed
 //   cost           possible, but predicted to be slower
 //   other_choice   possible, but the best cover uses the ops otherwise
@@ -50,6 +65,7 @@ struct FusionReport {
   std::map<std::string, std::vector<std::map<std::string, int64_t>>> shapes;  // per function
   std::vector<FusedRegion> regions;
   std::vector<NotFused> not_fused;
+  std::vector<KernelChoice> choices;  // where there was more than one kernel
   // Per function: predicted time of everything, before and after; calls, before and after.
   struct Total {
     double seconds_before = 0, seconds_after = 0;
@@ -61,7 +77,7 @@ struct FusionReport {
   std::map<std::string, Total> totals;
 };
 
-// Adds what `from` says of its functions, in the place of what `into` said of them.
+// Adds what `from` says about its functions, replacing what `into` said about them.
 void merge_reports(FusionReport& into, FusionReport from);
 std::string fusion_report_text(const FusionReport& report);
 Value fusion_report_value(const FusionReport& report);  // for JSON

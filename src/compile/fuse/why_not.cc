@@ -6,14 +6,9 @@
 namespace tokamak {
 namespace {
 
-bool needs_whole_rows(std::string_view op) {
-  return op == "rms_norm" || op == "layer_norm" || op == "softmax" || op == "linear" ||
-         op == "quantize";
-}
-
 class WhyNot {
  public:
-  WhyNot(const FusionGraph& graph, const CostModel& cost, const std::vector<RegionKernel>& kernels,
+  WhyNot(const FusionGraph& graph, const CostModel& cost, const KernelSet& kernels,
          const FusionPlan& plan)
       : graph_(graph),
         fn_(graph.fn()),
@@ -44,28 +39,47 @@ class WhyNot {
   }
 
  private:
-  // Behind views of it.
+  // The value that an alias shows.
   Ref origin(Ref r) const {
-    while (fn_.node(r.node).op->name == "reshape") r = fn_.node(r.node).inputs[0];
+    while (is_alias(fn_.node(r.node))) r = fn_.node(r.node).inputs[0];
     return r;
   }
 
-  // Kernel patterns that know the op at all.
-  bool known(std::string_view op) const {
-    for (const RegionKernel& k : kernels_)
-      for (size_t p = 0; p < k.parts.size(); ++p)
-        if (k.takes(p, op)) return true;
-    return false;
+  // Whether Loop IR alone expresses the node.
+  const loop::Program* program_of(NodeId id) const {
+    const Node& node = fn_.node(id);
+    if (node.op->writes_state || node.op->reads_state || is_region(node)) return nullptr;
+    const std::optional<Region>& region =
+        kernels_.region_of(graph_.body_of({id}, graph_.inputs_of({id}), graph_.outputs_of({id})));
+    return region ? region->whole_program() : nullptr;
   }
 
-  bool known_together(std::string_view a, std::string_view b) const {
-    auto has = [](const RegionKernel& k, std::string_view op) {
-      for (size_t p = 0; p < k.parts.size(); ++p)
-        if (k.takes(p, op)) return true;
-      return false;
-    };
-    return std::any_of(kernels_.begin(), kernels_.end(),
-                       [&](const RegionKernel& k) { return has(k, a) && has(k, b); });
+  // A reduction, a matrix, or rows quantised by blocks: what all columns of a row go into.
+  bool needs_whole_rows(NodeId id) const {
+    const loop::Program* program = program_of(id);
+    if (!program) return true;
+    return std::any_of(program->code.begin(), program->code.end(),
+                       [](const loop::Instr& i) {
+                         return loop::op_info(i.op).kind == loop::OpKind::kReduce;
+                       }) ||
+           program->out[0].dtype == DType::kQ8A;
+  }
+
+  bool knows(const KernelSet::Entry& e, NodeId id) const {
+    if (!e.pattern.region) return false;
+    if (e.pattern.kind == KernelPattern::Anchor::kLoop) return program_of(id) != nullptr;
+    std::string_view op = fn_.node(id).op->name;
+    return e.pattern.op == op || e.pattern.companion == op || e.pattern.takes_before(op) ||
+           e.pattern.takes_after(op);
+  }
+  // Region kernels whose pattern has the op at all, and both ops.
+  bool known(NodeId id) const {
+    return std::any_of(kernels_.entries().begin(), kernels_.entries().end(),
+                       [&](const KernelSet::Entry& e) { return knows(e, id); });
+  }
+  bool known_together(NodeId a, NodeId b) const {
+    return std::any_of(kernels_.entries().begin(), kernels_.entries().end(),
+                       [&](const KernelSet::Entry& e) { return knows(e, a) && knows(e, b); });
   }
 
   // A kernel of its own on a path from the producer to the consumer; empty: there is none.
@@ -152,21 +166,23 @@ class WhyNot {
     std::string by = std::abs(gain) < 5e-9 ? "no faster"
                                            : fmt::format("{:.2f} us {}", std::abs(gain) * 1e6,
                                                          gain > 0 ? "faster" : "slower");
-    out.detail = fmt::format("possible as {} ({}), {} than what was chosen", c.kind, c.rule, by);
+    out.detail =
+        fmt::format("possible as {} ({}), {} than what was chosen", c.kernel->name, c.rule, by);
   }
 
   void explain_absence(Ref value, Ref seen, NodeId consumer, NotFused& out) const {
     std::string_view from = fn_.node(value.node).op->name, to = fn_.node(consumer).op->name;
-    if (!known(from) || !known(to)) {
+    if (!known(value.node) || !known(consumer)) {
       out.reason = "no_kernel";
       out.detail =
-          fmt::format("no region kernel of this backend takes {}", known(from) ? to : from);
-    } else if (from == "linear" && needs_whole_rows(to)) {
+          fmt::format("no region kernel of this backend takes {}", known(value.node) ? to : from);
+      out.saving = cost_.edge_cost(value);
+    } else if (fn_.node(value.node).op->flops && needs_whole_rows(consumer)) {
       out.reason = "barrier";
       out.detail =
-          fmt::format("{} needs whole rows, and all cores make columns of a row of linear", to);
+          fmt::format("{} needs whole rows, and all cores make columns of a row of {}", to, from);
       out.saving = cost_.edge_cost(value);
-    } else if (!known_together(from, to)) {
+    } else if (!known_together(value.node, consumer)) {
       out.reason = "no_kernel";
       out.detail = fmt::format("no region kernel of this backend has both {} and {}", from, to);
       out.saving = cost_.edge_cost(value);
@@ -195,7 +211,7 @@ class WhyNot {
   const FusionGraph& graph_;
   const Function& fn_;
   const CostModel& cost_;
-  const std::vector<RegionKernel>& kernels_;
+  const KernelSet& kernels_;
   const FusionPlan& plan_;
   std::vector<int> part_;
   std::map<NodeId, std::vector<size_t>> holding_;
@@ -206,7 +222,7 @@ void add_region_report(const FusionGraph& graph, const CostModel& cost, const Ca
   FusedRegion r;
   r.function = graph.fn().name();
   r.id = graph.region_name(c.nodes);
-  r.kind = c.kind;
+  r.kernel = c.kernel->name;
   r.why = c.rule;
   double share = 1.0 / static_cast<double>(cost.shapes().size());
   for (size_t s = 0; s < cost.shapes().size(); ++s) {
@@ -254,9 +270,8 @@ FusionReport::Total fusion_totals(const FusionGraph& graph, const CostModel& cos
 
 }  // namespace
 
-void report_fusion(const FusionGraph& graph, const CostModel& cost,
-                   const std::vector<RegionKernel>& kernels, const FusionPlan& plan,
-                   FusionReport& report) {
+void report_fusion(const FusionGraph& graph, const CostModel& cost, const KernelSet& kernels,
+                   const FusionPlan& plan, FusionReport& report) {
   for (const ShapeValues& values : cost.shapes())
     report.shapes[graph.fn().name()].push_back({values.begin(), values.end()});
   for (size_t i : plan.cover.chosen) add_region_report(graph, cost, plan.candidates[i], report);

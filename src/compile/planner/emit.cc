@@ -1,11 +1,9 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "compile/lower/lower.h"
-#include "compile/planner/planner.h"
-#include "graph/region.h"
+#include "base/hash.h"
+#include "compile/planner/choose.h"
 #include "plan/dispatch.h"
-#include "plan/region.h"
 #include "tensor/plane.h"
 
 namespace tokamak {
@@ -15,11 +13,17 @@ namespace {
 // of one.
 class Emitter {
  public:
-  Emitter(PlanSet& set, const Function& fn, const Backend& backend, std::vector<GuardRange> guard)
-      : set_(set), fn_(fn), backend_(backend) {
-    plan_.function = fn.name();
-    plan_.guard = std::move(guard);
-    for (const SymbolDecl& s : fn.module().symbols) {
+  Emitter(PlanSet& set, const PlanRequest& request, size_t index, const KernelSet& kernels,
+          const KernelChooser& chooser)
+      : set_(set),
+        fn_(chooser.function(index)),
+        index_(index),
+        kernels_(kernels),
+        chooser_(chooser) {
+    plan_.function = fn_.name();
+    plan_.guard = request.guard;
+    plan_.bound_symbols = request.bound_symbols;
+    for (const SymbolDecl& s : fn_.module().symbols) {
       SymbolDecl bounded = s;
       for (const GuardRange& g : plan_.guard)
         if (g.symbol == s.name) bounded = {s.name, g.lo, g.hi, g.multiple};
@@ -43,7 +47,7 @@ class Emitter {
 
   struct ArenaValue {
     uint32_t slot;       // index into lifetimes_; shared with the value it replaces in place
-    uint32_t uses_left;  // 0: nobody reads it any more
+    uint32_t uses_left;  // 0: its last reader has run
   };
 
   // How often each node's outputs are read, through reshapes; results are read at the end.
@@ -54,19 +58,18 @@ class Emitter {
     for (const Function::Result& r : fn_.results()) ++uses(r.ref);
     for (NodeId id = static_cast<NodeId>(uses_.size()); id-- > 0;) {
       const Node& node = fn_.node(id);
-      bool alias = node.op->name == "reshape" && !is_weight(node.inputs[0]);
+      bool alias = is_alias(node) && !weight(node.inputs[0]);
       for (Ref in : node.inputs) uses(in) += alias ? uses_[id][0] : 1;
     }
   }
 
   void place(NodeId id) {
     const Node& node = fn_.node(id);
-    std::string_view op = node.op->name;
-    if (op == "input") {
-      places_[id] = {place_input(node)};
-    } else if (op == "weight" || op == "constant") {
+    if (is_weight(node)) {
       places_[id] = {Place{}};  // resolved at the use: the kernel chooses the layout
-    } else if (op == "reshape" && !is_weight(node.inputs[0])) {
+    } else if (node.op->tier == Tier::kStructural) {
+      places_[id] = {place_input(node)};
+    } else if (is_alias(node) && !weight(node.inputs[0])) {
       Place p = at(node.inputs[0]);  // same bytes, other extents
       p.arg.dims = extents(node.outputs[0].tensor);
       places_[id] = {p};
@@ -96,16 +99,23 @@ class Emitter {
 
   void place_call(NodeId id) {
     const Node& node = fn_.node(id);
-    const KernelDesc& kernel = select_kernel(fn_, node, backend_);
+    const KernelDesc& kernel = chooser_.kernel(index_, node);
     KernelCall call;
     call.kernel = intern(set_.kernels, kernel.name, [&] {
       return KernelEntry{kernel.name, kernel.abi, kernel.numeric_class};
     });
     call.op = is_region(node) ? "region" : node.op->name;
-    call.attrs = is_region(node) ? region_call_attrs(node) : node.attrs;
+    if (is_region(node))
+      call.region = intern_region(region_body(fn_.module(), node.attrs));
+    else
+      call.attrs = node.attrs;
     call.label = node.name.empty() ? std::string(node.op->name) : node.name;
     auto index = static_cast<uint32_t>(plan_.calls.size());
-    for (Ref in : node.inputs) call.in.push_back(argument(in, kernel, index));
+    size_t count = node.op->writes_state ? first_ordering_input(fn_, node) : node.inputs.size();
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      CallArg arg = argument(node.inputs[i], kernel, index);
+      if (i < count) call.in.push_back(std::move(arg));  // the rest only orders the write
+    }
     for (uint32_t o = 0; o < node.outputs.size(); ++o) {
       places_[id].push_back(place_output(id, o, index, kernel));
       call.out.push_back(places_[id].back().arg);
@@ -124,7 +134,7 @@ class Emitter {
     };
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       Ref in = node.inputs[i];
-      if (is_weight(in) || !same(in) || !same(node.inputs[0])) continue;
+      if (weight(in) || !same(in) || !same(node.inputs[0])) continue;
       int value = at(in).value;
       if (value >= 0 && values_[static_cast<size_t>(value)].uses_left == 0) return value;
     }
@@ -158,7 +168,7 @@ class Emitter {
   }
 
   CallArg argument(Ref in, const KernelDesc& kernel, uint32_t call) {
-    if (is_weight(in)) return weight_argument(in, kernel);
+    if (weight(in)) return weight_argument(in, kernel);
     const Place& p = at(in);
     if (p.value >= 0) {
       ArenaValue& v = values_[static_cast<size_t>(p.value)];
@@ -180,11 +190,11 @@ class Emitter {
     if (it == set_.weights.end()) {
       WeightEntry entry{name, type.dtype, {}, {}, {}, layout};
       for (const Dim& d : type.dims) entry.dims.push_back(d.extent.constant().value());
-      if (const ConstantDecl* c = fn_.module().find_constant(name);
-          c && node.op->name == "constant")
-        entry.constant = c->values;
+      const WeightDecl* decl = fn_.module().find_weight(name);
+      if (decl && node.op == find_op("weight"))
+        entry.recipe = decl->recipe;
       else
-        entry.recipe = fn_.module().find_weight(name)->recipe;
+        entry.constant = fn_.module().find_constant(name)->values;
       set_.weights.push_back(std::move(entry));
       it = set_.weights.end() - 1;
     }
@@ -197,35 +207,17 @@ class Emitter {
   }
 
   // The body as data: backends do not see graphs.
-  Value region_call_attrs(const Node& node) const {
-    const Function& body = region_body(fn_.module(), node.attrs);
-    if (node.attrs.get_string("kind", "") == "loop")
-      return Value::Object{{"kind", "loop"},
-                           {"program", loop::print_program(*lower_region(body).program)}};
-    RegionProgram program;
-    program.kind = node.attrs.get_string("kind", "");
-    program.inputs = static_cast<uint32_t>(body.inputs().size());
-    std::vector<uint32_t> first(body.nodes().size());
-    uint32_t inputs = 0, next = program.inputs;
-    for (NodeId id = 0; id < body.nodes().size(); ++id) {
-      const Node& inner = body.node(id);
-      if (inner.op->name == "input") {
-        first[id] = inputs++;
-        continue;
-      }
-      RegionStep step{std::string(inner.op->name),
-                      inner.attrs,
-                      {},
-                      next,
-                      static_cast<uint32_t>(inner.outputs.size())};
-      for (Ref r : inner.inputs) step.in.push_back(first[r.node] + r.output);
-      first[id] = next;
-      next += step.outputs;
-      program.steps.push_back(std::move(step));
+  int32_t intern_region(const Function& body) {
+    const std::optional<Region>& region = kernels_.region_of(body);
+    TK_CHECK(region.has_value(), "{} has no form for a plan", body.name());
+    auto [it, fresh] = regions_.try_emplace(region_text(*region), 0);
+    if (fresh) {
+      it->second = static_cast<int32_t>(set_.regions.size());
+      for (size_t i = 0; i < set_.regions.size(); ++i)
+        if (region_text(set_.regions[i]) == it->first) it->second = static_cast<int32_t>(i);
+      if (it->second == static_cast<int32_t>(set_.regions.size())) set_.regions.push_back(*region);
     }
-    for (const Function::Result& r : body.results())
-      program.results.push_back(first[r.ref.node] + r.ref.output);
-    return region_attrs(program);
+    return it->second;
   }
 
   void assign_arena() {
@@ -250,10 +242,7 @@ class Emitter {
     set_.arena_bytes = std::max(set_.arena_bytes, packing.peak);
   }
 
-  bool is_weight(Ref r) const {
-    std::string_view op = fn_.node(r.node).op->name;
-    return op == "weight" || op == "constant";
-  }
+  bool weight(Ref r) const { return is_weight(fn_.node(r.node)); }
   const Place& at(Ref r) const { return places_[r.node][r.output]; }
 
   static std::vector<SymExpr> extents(const TensorType& type) {
@@ -278,7 +267,10 @@ class Emitter {
 
   PlanSet& set_;
   const Function& fn_;
-  const Backend& backend_;
+  const size_t index_;  // of the request
+  const KernelSet& kernels_;
+  const KernelChooser& chooser_;
+  std::map<std::string, int32_t> regions_;  // by text
   Plan plan_;
   std::vector<SymbolDecl> bounds_;
   std::vector<std::vector<Place>> places_;
@@ -287,37 +279,24 @@ class Emitter {
   std::vector<Lifetime> lifetimes_;  // per slot
 };
 
+// Blocks of KV may be shared only between plans that round in the same places. Fusing is exact: a
+// region counts as its ops.
+std::string numerics_id(const PlanSet& set, const KernelChooser& chooser, const Backend& backend) {
+  std::set<std::string> folds;  // factors that were multiplied into weights
+  for (const WeightEntry& w : set.weights)
+    for (const RecipeStep& s : w.recipe.steps)
+      if (s.kind == RecipeStep::Kind::kScale || s.kind == RecipeStep::Kind::kScaleColumns)
+        folds.insert(w.name + recipe_to_text({{}, {s}}));
+  Hash128 hash;
+  hash.add(backend.isa());
+  for (const std::string& c : chooser.numeric_classes()) hash.add(c);
+  for (const std::string& f : folds) hash.add(f);
+  for (const StateEntry& s : set.states)
+    for (const PlaneEntry& p : s.planes) hash.add(dtype_name(p.dtype));
+  return hash.hex();
+}
+
 }  // namespace
-
-const KernelDesc* find_kernel(const Function& fn, const Node& node, const Backend& backend) {
-  if (is_region(node)) {
-    std::string prefix = fmt::format("region.{}(", node.attrs.get_string("kind", ""));
-    for (const KernelDesc& k : backend.kernels())
-      if (k.pattern.starts_with(prefix)) return &k;
-    return nullptr;
-  }
-  std::vector<DType> dtypes;
-  for (Ref in : node.inputs) {
-    const Type& t = fn.type(in);
-    dtypes.push_back(t.kind == Type::Kind::kTensor ? t.tensor.dtype : DType::kU8);
-  }
-  for (const KernelDesc& k : backend.kernels())
-    if (kernel_matches(k, node.op->name, dtypes)) return &k;
-  return nullptr;
-}
-
-const KernelDesc& select_kernel(const Function& fn, const Node& node, const Backend& backend) {
-  if (const KernelDesc* kernel = find_kernel(fn, node, backend)) return *kernel;
-  std::string types;
-  for (Ref in : node.inputs) {
-    const Type& t = fn.type(in);
-    types += fmt::format(
-        "{}{}", types.empty() ? "" : ", ",
-        t.kind == Type::Kind::kTensor ? std::string(dtype_name(t.tensor.dtype)) : t.text());
-  }
-  fail(ErrorCode::kUnsupported, "backend {} has no kernel for {}({}), needed by {}", backend.name(),
-       node.op->name, types, node.name.empty() ? fn.name() : node.name);
-}
 
 void declare_tables(PlanSet& set, const Module& module) {
   set.symbols = module.symbols;
@@ -334,24 +313,20 @@ void declare_tables(PlanSet& set, const Module& module) {
   }
 }
 
-void emit_plan(PlanSet& set, const Function& function, const Backend& backend,
-               std::vector<GuardRange> guard) {
-  count_compile();
-  auto without_kernel = [&](const Node& node) {
-    if (!is_region(node)) return false;
-    bool loop = node.attrs.get_string("kind", "") == "loop";
-    return !find_kernel(function, node, backend) ||
-           (loop && !lower_region(region_body(function.module(), node.attrs)));
-  };
-  if (std::none_of(function.nodes().begin(), function.nodes().end(), without_kernel)) {
-    Emitter(set, function, backend, std::move(guard)).run();
-    return;
+void plan_functions(PlanSet& set, const std::vector<PlanRequest>& requests, const Backend& backend,
+                    const Machine& machine, FusionReport* report) {
+  KernelSet kernels(backend);
+  KernelChooser chooser(kernels, machine, requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    count_compile();
+    Emitter(set, requests[i], i, kernels, chooser).run();
   }
-  // A region is what its body computes: op by op where nobody runs it in one.
-  Module module = function.module().clone();
-  Function& copy = *module.find_function(function.name());
-  inline_regions(module, copy, without_kernel);
-  Emitter(set, copy, backend, std::move(guard)).run();
+  set.numerics_id = numerics_id(set, chooser, backend);
+  if (report) report->choices = chooser.report();
+}
+
+Machine compile_machine(const CompileOptions& options) {
+  return options.machine.empty() ? Machine{} : load_machine_file(options.machine);
 }
 
 }  // namespace tokamak

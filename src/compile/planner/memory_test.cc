@@ -81,7 +81,7 @@ Plan plan_of(bool in_place, Build build) {
   set.model = "m";
   set.backend = "listed";
   set.symbols = module.symbols;
-  emit_plan(set, fn, ListedKernels(in_place), {{"T", 1, 64, 1}});
+  plan_functions(set, {{&fn, {{"T", 1, 64, 1}}}}, ListedKernels(in_place), Machine{});
   check_plan_set(set);  // among others: every read finds what was written for it
   return set.plans[0];
 }

@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "compile/compiler.h"
+#include "plan/machine.h"
 
 namespace tokamak {
 
@@ -23,18 +24,24 @@ struct Packing {
 constexpr uint64_t kArenaAlignment = 64;
 Packing pack_arena(std::span<const Lifetime> values);
 
-// planner/emit.cc: the first kernel of the backend's list that takes the node; nullptr, or Error(
-// kUnsupported) naming the op, when there is none.
-const KernelDesc* find_kernel(const Function& fn, const Node& node, const Backend& backend);
-const KernelDesc& select_kernel(const Function& fn, const Node& node, const Backend& backend);
-
 // planner/emit.cc: the symbols, groups and states of a module as the set's tables.
 void declare_tables(PlanSet& set, const Module& module);
 
-// planner/emit.cc: appends the plan of `function` under `guard` to the set, adding the weights,
-// kernels and inputs it uses. Throws Error(kUnsupported) naming the op when the backend has no
-// kernel for a node.
-void emit_plan(PlanSet& set, const Function& function, const Backend& backend,
-               std::vector<GuardRange> guard);
+// One plan: a function for a range of shapes.
+struct PlanRequest {
+  const Function* function;
+  std::vector<GuardRange> guard;
+  std::vector<std::pair<std::string, std::string>> bound_symbols = {};
+};
+
+// planner/emit.cc: appends a plan for each request to the set, adding the weights, kernels, regions
+// and inputs they use, and sets its numerics_id. Kernels are chosen by predicted time on the
+// machine (planner/choose.h); `report` gets the choices and may be null. Throws Error(kUnsupported)
+// naming the op when the backend has no kernel for a node.
+void plan_functions(PlanSet& set, const std::vector<PlanRequest>& requests, const Backend& backend,
+                    const Machine& machine, FusionReport* report = nullptr);
+
+// The machine that the options name; without one the built-in description.
+Machine compile_machine(const CompileOptions& options);
 
 }  // namespace tokamak

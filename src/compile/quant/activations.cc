@@ -9,8 +9,11 @@ namespace {
 
 bool backend_takes(const Backend& backend, DType weight) {
   const DType inputs[] = {DType::kQ8A, weight};
-  for (const KernelDesc& k : backend.kernels())
-    if (kernel_matches(k, "linear", inputs)) return true;
+  const bool weights[] = {false, true};
+  for (const KernelDesc& k : backend.kernels()) {
+    KernelPattern pattern = parse_pattern(k.pattern);
+    if (!pattern.region && kernel_matches(pattern, "linear", inputs, weights)) return true;
+  }
   return false;
 }
 

@@ -50,7 +50,7 @@ class ConcreteRun {
     set.context = 1 << 20;
     LoadOptions load;
     declare(m, set, load);
-    emit_plan(set, fn, backend_, {});
+    plan_functions(set, {{&fn, {}}}, backend_, Machine{});
     check_plan_set(set);
     StepResult out;
     auto executable = backend_.load(set, weights_, load);

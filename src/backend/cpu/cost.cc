@@ -1,0 +1,106 @@
+#include "backend/cpu/cost.h"
+
+#include <algorithm>
+
+namespace tokamak::cpu {
+namespace {
+
+// Below this much work a kernel stays on one core.
+constexpr double kForkElements = 2 * 16384;
+constexpr double kForkProducts = 2 * 96 * 1024;
+// Elements of a prologue that every core computes for itself instead of waiting for the others.
+constexpr double kRedundantElements = 8192;
+constexpr double kPackOps = 2;  // per element, to bring activations into tiles
+// The interpreter of Loop IR: per instruction and tile of a row, and for a call.
+constexpr double kLoopFactor = 1.3, kLoopStart = 2e-7, kLoopRowOp = 1.2e-8;
+
+double spread(double ops, bool parallel, const Machine& m) {
+  return ops / m.vector_ops * (parallel ? 1 : m.cores);
+}
+
+double weight_bandwidth(const KernelWork& work, const Machine& m) {
+  return m.level_of(work.all_weight_bytes / 2).bandwidth;
+}
+
+double move_seconds(const ValueWork& v, const KernelWork& work, const Machine& m) {
+  return v.bytes / (v.weight ? weight_bandwidth(work, m) : m.level_of(v.bytes).bandwidth);
+}
+
+// Everything that enters and leaves; `matrices`: weights that the products stream are counted
+// there.
+double traffic(const KernelWork& work, bool matrices, const Machine& m) {
+  double seconds = 0;
+  for (const ValueWork& v : work.in)
+    if (!matrices || !v.matrix) seconds += move_seconds(v, work, m);
+  for (const ValueWork& v : work.out) seconds += move_seconds(v, work, m);
+  // What stays inside is written and read once, where a row of all of it fits.
+  return seconds + 2 * work.inside_bytes / m.level_of(work.inside_row_bytes / 2).bandwidth;
+}
+
+// The dot products or the stream of weights, whichever takes longer.
+double product_seconds(const OpWork& op, const KernelWork& work, const Machine& m) {
+  double rate = op.activations == DType::kQ8A ? m.i8_ops : m.f32_flops;
+  return std::max(op.flops / rate, op.weight_bytes / weight_bandwidth(work, m));
+}
+
+}  // namespace
+
+KernelCost matrix_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
+  double seconds = m.call_seconds, scratch = 0;
+  for (const OpWork& op : work.ops) {
+    if (op.flops / 2 >= kForkProducts) seconds += m.barrier_seconds;
+    seconds += product_seconds(op, work, m) + spread(op.in_elements * kPackOps, false, m);
+    scratch = op.in_elements * 4;
+  }
+  return {seconds + traffic(work, true, m), scratch};
+}
+
+KernelCost linears_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
+  double seconds = m.call_seconds, products = 0, before = 0, after = 0, size = 0, rows = 0;
+  bool prologue = false;
+  for (const OpWork& op : work.ops) {
+    if (op.part == OpWork::Part::kAnchor) {
+      seconds += product_seconds(op, work, m);
+      products += op.flops / 2;
+      size = op.in_elements;
+      rows = op.rows;
+    } else {
+      prologue = prologue || op.part == OpWork::Part::kBefore;
+      (op.part == OpWork::Part::kBefore ? before : after) += op.vector_ops;
+    }
+  }
+  // Either every core makes the activations for itself, or all of them once and wait.
+  bool parallel = products >= kForkProducts;
+  bool redundant = rows <= 4 || size <= (prologue ? kRedundantElements : 4 * kRedundantElements);
+  if (parallel) seconds += m.barrier_seconds * (redundant ? 1 : 2);
+  seconds += spread(before + size * kPackOps, parallel && !redundant, m);
+  return {seconds + spread(after, parallel, m) + traffic(work, true, m), size * 4};
+}
+
+KernelCost rows_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
+  double ops = 0, touched = 0;
+  for (const OpWork& op : work.ops) {
+    ops += op.vector_ops;
+    touched += op.elements;
+  }
+  bool parallel = touched >= kForkElements;
+  double seconds = m.call_seconds + spread(ops, parallel, m) + (parallel ? m.barrier_seconds : 0);
+  return {seconds + traffic(work, false, m), work.inside_row_bytes};
+}
+
+KernelCost loop_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& m) {
+  KernelCost cost = rows_cost(kernel, work, m);
+  double moved = traffic(work, false, m), rows = 0;
+  for (const OpWork& op : work.ops) rows = std::max(rows, op.rows);
+  double steps = rows * static_cast<double>(work.ops.size() + work.in.size() + work.out.size());
+  double own = (cost.seconds - moved) * kLoopFactor + kLoopStart;
+  return {moved + own + steps * kLoopRowOp, cost.scratch_bytes};
+}
+
+KernelCost attend_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
+  double ops = 0;
+  for (const OpWork& op : work.ops) ops += op.vector_ops;
+  return {m.call_seconds + m.barrier_seconds + spread(ops, true, m) + traffic(work, false, m), 0};
+}
+
+}  // namespace tokamak::cpu

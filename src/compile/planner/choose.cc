@@ -1,0 +1,357 @@
+#include "compile/planner/choose.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+
+namespace tokamak {
+
+// One request, measured at its smallest and its largest shape.
+struct KernelChooser::Bucket {
+  const PlanRequest& request;
+  size_t index;
+  std::vector<ShapeValues> shapes;  // smallest, largest
+  std::unique_ptr<Module> inlined;  // holds `fn` when some regions run op by op
+  const Function* fn;
+  std::unique_ptr<WorkMeter> meter;
+  // Of bodies, by name and by which inputs are weights.
+  mutable std::map<std::pair<std::string, std::vector<bool>>, std::unique_ptr<WorkMeter>> bodies;
+  std::map<const Node*, const KernelDesc*> chosen;
+
+  const WorkMeter& body_meter(const Function& body, const std::vector<bool>& weights) const {
+    auto& meter_of = bodies[{body.name(), weights}];
+    if (!meter_of)
+      meter_of = std::make_unique<WorkMeter>(body, shapes, weights, meter->all_weight_bytes());
+    return *meter_of;
+  }
+};
+
+// What could be one call: a node of a function, a node inside a region, or a region.
+struct KernelChooser::Site {
+  const WorkMeter* meter = nullptr;
+  std::vector<NodeId> nodes;
+  std::vector<Ref> in, out;
+  std::vector<RegionMatch> kernels;
+  std::string signature;              // of a single op; of a region: its anchor's
+  std::vector<std::string> matrices;  // weights of rank 2 or more
+};
+
+namespace {
+
+std::vector<ShapeValues> bucket_shapes(const PlanRequest& request) {
+  std::vector<ShapeValues> out(2);
+  for (const SymbolDecl& s : request.function->module().symbols) {
+    int64_t lo = s.lo, hi = s.hi;
+    for (const GuardRange& g : request.guard)
+      if (g.symbol == s.name) {
+        lo = g.pad > 0 && g.multiple <= 1 ? g.pad : g.lo;
+        hi = g.hi;
+      }
+    out[0][s.name] = lo;
+    out[1][s.name] = std::max(lo, hi);
+  }
+  return out;
+}
+
+std::vector<Ref> unique_inputs(const Function& fn, const Node& node) {
+  std::vector<Ref> out;
+  size_t count = node.op->writes_state ? first_ordering_input(fn, node) : node.inputs.size();
+  for (size_t i = 0; i < count; ++i)
+    if (std::find(out.begin(), out.end(), node.inputs[i]) == out.end())
+      out.push_back(node.inputs[i]);
+  return out;
+}
+
+std::vector<Ref> all_outputs(const Function& fn, NodeId id) {
+  std::vector<Ref> out;
+  for (uint32_t o = 0; o < fn.node(id).outputs.size(); ++o) out.push_back({id, o});
+  return out;
+}
+
+bool is_matrix(const Function& fn, Ref r) {
+  return is_weight(fn.node(r.node)) && fn.tensor(r).rank() >= 2;
+}
+
+std::string weight_name(const Function& fn, Ref r) {
+  return fn.node(r.node).attrs.at("name").as_string();
+}
+
+}  // namespace
+
+KernelChooser::KernelChooser(const KernelSet& kernels, const Machine& machine,
+                             const std::vector<PlanRequest>& requests)
+    : kernels_(kernels), machine_(machine) {
+  for (const PlanRequest& r : requests) {
+    auto b = std::make_unique<Bucket>(
+        Bucket{r, buckets_.size(), bucket_shapes(r), nullptr, r.function, nullptr, {}, {}});
+    b->meter = std::make_unique<WorkMeter>(*b->fn, b->shapes);
+    buckets_.push_back(std::move(b));
+  }
+  fix_classes();
+  fix_layouts();
+  for (auto& b : buckets_) decide(*b);
+}
+
+KernelChooser::~KernelChooser() = default;
+
+const Function& KernelChooser::function(size_t request) const { return *buckets_[request]->fn; }
+
+KernelChooser::Site KernelChooser::site(const Bucket& bucket, const Function& fn, NodeId id) const {
+  const Node& node = fn.node(id);
+  Site s;
+  s.signature = node_signature(fn, node);
+  for (Ref r : node.inputs)
+    if (is_matrix(fn, r)) s.matrices.push_back(weight_name(fn, r));
+  if (!is_region(node)) {
+    s.meter = bucket.meter.get();
+    s.nodes = {id};
+    s.in = unique_inputs(fn, node);
+    s.out = all_outputs(fn, id);
+    for (const KernelDesc* k : kernels_.of_node(fn, node)) s.kernels.push_back({k, {}});
+    return s;
+  }
+  const Function& body = region_body(fn.module(), node.attrs);
+  std::vector<bool> weights = weight_inputs(fn, node);
+  weights.resize(body.inputs().size());  // without what only orders a write
+  s.meter = &bucket.body_meter(body, weights);
+  for (NodeId inner = 0; inner < body.nodes().size(); ++inner)
+    (body.node(inner).op->tier == Tier::kStructural ? (void)s.in.push_back({inner, 0})
+                                                    : s.nodes.push_back(inner));
+  for (const Function::Result& r : body.results()) s.out.push_back(r.ref);
+  s.kernels = kernels_.of_region(body, weights);
+  if (!s.kernels.empty())
+    for (size_t i = 0; i < s.nodes.size(); ++i)
+      if (s.kernels[0].parts[i] == OpWork::Part::kAnchor)
+        s.signature = inner_site(bucket, fn, node, body, s.nodes[i]).signature;
+  return s;
+}
+
+KernelChooser::Site KernelChooser::inner_site(const Bucket& bucket, const Function& fn,
+                                              const Node& region, const Function& body,
+                                              NodeId id) const {
+  const Node& node = body.node(id);
+  Site s;
+  std::vector<bool> weights = weight_inputs(fn, region);
+  weights.resize(body.inputs().size());
+  s.meter = &bucket.body_meter(body, weights);
+  s.nodes = {id};
+  s.in = unique_inputs(body, node);
+  s.out = all_outputs(body, id);
+  // The node as it would be outside: its operands are the region's.
+  std::vector<DType> types;
+  bool weight[64] = {};
+  s.signature = node.op->name;
+  for (size_t i = 0; i < node.inputs.size() && i < 64; ++i) {
+    Ref r = node.inputs[i];
+    auto at = std::find(body.inputs().begin(), body.inputs().end(), r.node);
+    if (at != body.inputs().end()) {
+      Ref outer = region.inputs[static_cast<size_t>(at - body.inputs().begin())];
+      weight[i] = is_weight(fn.node(outer.node));
+      if (is_matrix(fn, outer)) s.matrices.push_back(weight_name(fn, outer));
+    }
+    const Type& t = body.type(r);
+    bool tensor = t.kind == Type::Kind::kTensor;
+    types.push_back(tensor ? t.tensor.dtype : DType::kU8);
+    s.signature +=
+        tensor ? fmt::format(" {}{}", weight[i] ? "weight " : "", dtype_name(t.tensor.dtype))
+               : " -";
+  }
+  for (const KernelSet::Entry& e : kernels_.entries())
+    if (!e.pattern.region &&
+        kernel_matches(e.pattern, node.op->name, types, {weight, types.size()}))
+      s.kernels.push_back({e.kernel, {}});
+  return s;
+}
+
+template <class See>
+void KernelChooser::each_site(See&& see) const {
+  for (const auto& b : buckets_) {
+    const Function& fn = *b->fn;
+    for (NodeId id = 0; id < fn.nodes().size(); ++id) {
+      const Node& node = fn.node(id);
+      if (!is_call_node(node)) continue;
+      see(site(*b, fn, id), is_region(node));
+      if (!is_region(node)) continue;
+      const Function& body = region_body(fn.module(), node.attrs);
+      for (NodeId inner = 0; inner < body.nodes().size(); ++inner)
+        if (is_call_node(body.node(inner))) see(inner_site(*b, fn, node, body, inner), false);
+    }
+  }
+}
+
+KernelChooser::Options KernelChooser::options(const Site& s) const {
+  Options out;
+  for (const RegionMatch& match : s.kernels) {
+    KernelWork lo = s.meter->work(s.nodes, match.parts, s.in, s.out, 0),
+               hi = s.meter->work(s.nodes, match.parts, s.in, s.out, 1);
+    const KernelDesc& k = *match.kernel;
+    Option o{&k, kernel_cost(k, hi, machine_).seconds, {}};
+    if (!guard_holds(k, lo, hi)) o.refused = "guard " + guard_text(k);
+    auto wanted = class_of_.find(s.signature);
+    if (!k.numeric_class.empty() && wanted != class_of_.end() && k.numeric_class != wanted->second)
+      o.refused = "numeric class";
+    for (const std::string& matrix : s.matrices)
+      if (auto it = layout_of_.find(matrix);
+          it != layout_of_.end() && it->second != k.weight_layout)
+        o.refused = fmt::format("layout {}", k.weight_layout.empty() ? "rows" : k.weight_layout);
+    out.push_back(std::move(o));
+  }
+  return out;
+}
+
+const KernelChooser::Option* KernelChooser::best(const Options& options) {
+  const Option* best = nullptr;
+  for (const Option& o : options)
+    if (o.refused.empty() && (!best || o.seconds < best->seconds)) best = &o;
+  return best;
+}
+
+// The class of an op with these types that costs least over all plans.
+void KernelChooser::fix_classes() {
+  std::map<std::string, std::map<std::string, double>> totals;
+  each_site([&](const Site& s, bool region) {
+    if (region) return;
+    std::map<std::string, double>& total = totals[s.signature];
+    std::set<std::string> classes;
+    for (const RegionMatch& m : s.kernels) classes.insert(m.kernel->numeric_class);
+    if (classes.size() < 2) {  // nothing to decide
+      for (const std::string& c : classes) total.try_emplace(c, 0);
+      return;
+    }
+    Options all = options(s);
+    for (const std::string& c : classes) {
+      double seconds = INFINITY;
+      for (const Option& o : all)
+        if (o.refused.empty() && o.kernel->numeric_class == c)
+          seconds = std::min(seconds, o.seconds);
+      total.try_emplace(c, 0).first->second += seconds;
+    }
+  });
+  for (const auto& [signature, total] : totals) {
+    const std::pair<const std::string, double>* least = nullptr;
+    for (const auto& entry : total)
+      if (!least || entry.second < least->second) least = &entry;
+    if (least) class_of_[signature] = least->first;
+  }
+}
+
+// The layout of a matrix that all its uses can take and that costs least over all plans.
+void KernelChooser::fix_layouts() {
+  struct Total {
+    std::map<std::string, double> seconds;
+    bool first = true;
+  };
+  std::map<std::string, Total> totals;
+  each_site([&](const Site& s, bool region) {
+    if (s.matrices.empty() || (region && s.kernels.empty())) return;
+    std::map<std::string, double> cheapest;
+    for (const Option& o : options(s)) {
+      if (!o.refused.empty()) continue;
+      auto [it, fresh] = cheapest.try_emplace(o.kernel->weight_layout, o.seconds);
+      if (!fresh) it->second = std::min(it->second, o.seconds);
+    }
+    if (cheapest.empty()) return;
+    for (const std::string& matrix : s.matrices) {
+      Total& t = totals[matrix];
+      if (t.first) t.seconds = cheapest;
+      if (!t.first) {
+        std::erase_if(t.seconds, [&](const auto& e) { return !cheapest.contains(e.first); });
+        for (auto& [layout, seconds] : t.seconds) seconds += cheapest.at(layout);
+      }
+      t.first = false;
+    }
+  });
+  for (const auto& [matrix, t] : totals) {
+    const std::pair<const std::string, double>* least = nullptr;
+    for (const auto& entry : t.seconds)
+      if (!least || entry.second < least->second) least = &entry;
+    if (least) layout_of_[matrix] = least->first;  // else its uses have no layout in common
+  }
+}
+
+void KernelChooser::decide(Bucket& bucket) {
+  std::set<NodeId> apart;
+  const Function& fn = *bucket.fn;
+  for (NodeId id = 0; id < fn.nodes().size(); ++id) {
+    const Node& node = fn.node(id);
+    if (!is_region(node)) continue;
+    Options all = options(site(bucket, fn, id));
+    const Option* chosen = best(all);
+    double seconds = 0;
+    const Function& body = region_body(fn.module(), node.attrs);
+    for (NodeId inner = 0; inner < body.nodes().size(); ++inner) {
+      if (!is_call_node(body.node(inner))) continue;
+      Options one = options(inner_site(bucket, fn, node, body, inner));
+      const Option* o = best(one);
+      seconds += o ? o->seconds : INFINITY;
+    }
+    if (!chosen || chosen->seconds > seconds) {
+      apart.insert(id);
+      chosen = nullptr;
+    }
+    note(bucket, node, all, chosen, seconds);
+  }
+  if (!apart.empty()) {
+    bucket.inlined = std::make_unique<Module>(fn.module().clone());
+    Function& copy = *bucket.inlined->find_function(fn.name());
+    const Node* first = copy.nodes().data();
+    inline_regions(*bucket.inlined, copy, [&](const Node& node) {
+      return apart.contains(static_cast<NodeId>(&node - first));
+    });
+    bucket.fn = &copy;
+    bucket.bodies.clear();
+    bucket.meter = std::make_unique<WorkMeter>(copy, bucket.shapes);
+  }
+  const Function& final = *bucket.fn;
+  for (NodeId id = 0; id < final.nodes().size(); ++id) {
+    const Node& node = final.node(id);
+    if (!is_call_node(node)) continue;
+    Options all = options(site(bucket, final, id));
+    const Option* chosen = best(all);
+    bucket.chosen[&node] = chosen ? chosen->kernel : nullptr;
+    if (!is_region(node)) note(bucket, node, all, chosen, 0);
+  }
+}
+
+// `apart`: a region's time op by op.
+void KernelChooser::note(const Bucket& bucket, const Node& node, const Options& options,
+                         const Option* chosen, double apart) {
+  if (options.size() < 2 && !is_region(node)) return;
+  KernelChoice c;
+  c.function = bucket.request.function->name();
+  c.plan = bucket.index;
+  c.call = node.name.empty() ? std::string(node.op->name) : node.name;
+  c.kernel = chosen ? chosen->kernel->name : "op by op";
+  c.seconds = chosen ? chosen->seconds : apart;
+  for (const Option& o : options)
+    if (&o != chosen)
+      c.losers.push_back({o.kernel->name, o.seconds, o.refused.empty() ? "slower" : o.refused});
+  if (chosen && is_region(node)) c.losers.push_back({"op by op", apart, "slower"});
+  report_.push_back(std::move(c));
+}
+
+const KernelDesc& KernelChooser::kernel(size_t request, const Node& node) const {
+  const Bucket& b = *buckets_[request];
+  auto it = b.chosen.find(&node);
+  TK_CHECK(it != b.chosen.end(), "{} is no call", node.op->name);
+  if (it->second) return *it->second;
+  std::string types;
+  for (Ref in : node.inputs) {
+    const Type& t = b.fn->type(in);
+    types += fmt::format(
+        "{}{}", types.empty() ? "" : ", ",
+        t.kind == Type::Kind::kTensor ? std::string(dtype_name(t.tensor.dtype)) : t.text());
+  }
+  fail(ErrorCode::kUnsupported, "backend {} has no kernel for {}({}), needed by {}",
+       kernels_.backend().name(), node.op->name, types,
+       node.name.empty() ? b.fn->name() : node.name);
+}
+
+std::set<std::string> KernelChooser::numeric_classes() const {
+  std::set<std::string> out;
+  for (const auto& [signature, cls] : class_of_) out.insert(signature + ": " + cls);
+  return out;
+}
+
+}  // namespace tokamak

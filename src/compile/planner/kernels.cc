@@ -1,0 +1,231 @@
+#include "compile/planner/kernels.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "compile/lower/region.h"
+
+namespace tokamak {
+namespace {
+
+using Part = OpWork::Part;
+
+std::vector<DType> operand_types(const Function& fn, const Node& node) {
+  std::vector<DType> out;
+  for (Ref in : node.inputs) {
+    const Type& t = fn.type(in);
+    out.push_back(t.kind == Type::Kind::kTensor ? t.tensor.dtype : DType::kU8);
+  }
+  return out;
+}
+
+// One body against one pattern with an anchor.
+class BodyMatcher {
+ public:
+  BodyMatcher(const KernelSet::Entry& entry, const Function& body, const std::vector<bool>& weights)
+      : kernel_(*entry.kernel), pattern_(entry.pattern), body_(body), weights_(weights) {}
+
+  std::optional<std::vector<Part>> run() {
+    if (!find_anchors()) return std::nullopt;
+    mark_reach();
+    std::vector<Part> parts;
+    for (NodeId id = 0; id < body_.nodes().size(); ++id) {
+      if (is_input(id)) continue;
+      std::optional<Part> part = part_of(id);
+      if (!part) return std::nullopt;
+      parts.push_back(*part);
+    }
+    return parts;
+  }
+
+ private:
+  bool is_input(NodeId id) const { return body_.node(id).op->tier == Tier::kStructural; }
+  bool is_weight_input(Ref r) const {
+    const std::vector<NodeId>& in = body_.inputs();
+    auto at = std::find(in.begin(), in.end(), r.node);
+    return at != in.end() && weights_[static_cast<size_t>(at - in.begin())];
+  }
+  bool loop_type(DType t) const {
+    return std::find(kernel_.loop_types.begin(), kernel_.loop_types.end(), t) !=
+           kernel_.loop_types.end();
+  }
+
+  bool find_anchors() {
+    for (NodeId id = 0; id < body_.nodes().size(); ++id) {
+      const Node& node = body_.node(id);
+      if (node.op->name != pattern_.op) continue;
+      std::vector<DType> types = operand_types(body_, node);
+      bool weight[64] = {};
+      for (size_t i = 0; i < node.inputs.size() && i < 64; ++i)
+        weight[i] = is_weight_input(node.inputs[i]);
+      if (!kernel_matches(pattern_, node.op->name, types,
+                          {weight, std::min<size_t>(64, types.size())}))
+        return false;
+      if (!anchors_.empty() && body_.node(anchors_[0]).inputs[0] != node.inputs[0]) return false;
+      anchors_.push_back(id);
+    }
+    return anchors_.size() == 1 || (pattern_.several && !anchors_.empty());
+  }
+
+  // From which nodes an anchor or a companion is reached, and which are reached from an anchor.
+  void mark_reach() {
+    size_t n = body_.nodes().size();
+    feeds_.assign(n, false);
+    follows_.assign(n, false);
+    anchor_.assign(n, false);
+    for (NodeId id : anchors_) anchor_[id] = true;
+    for (NodeId id = static_cast<NodeId>(n); id-- > 0;)
+      if (anchor_[id] || feeds_[id] || is_companion(id))
+        for (Ref r : body_.node(id).inputs) feeds_[r.node] = true;
+    for (NodeId id = 0; id < n; ++id)
+      for (Ref r : body_.node(id).inputs)
+        if (anchor_[r.node] || follows_[r.node]) follows_[id] = true;
+  }
+
+  bool is_companion(NodeId id) const {
+    const Node& node = body_.node(id);
+    if (pattern_.companion.empty() || node.op->name != pattern_.companion) return false;
+    for (const Node& other : body_.nodes()) {
+      if (&other == &node || other.op != node.op || other.attrs != node.attrs) continue;
+      if (std::all_of(pattern_.companion_shares.begin(), pattern_.companion_shares.end(),
+                      [&](size_t i) {
+                        return i < node.inputs.size() && node.inputs[i] == other.inputs[i];
+                      }))
+        return true;
+    }
+    return false;
+  }
+
+  std::optional<Part> part_of(NodeId id) const {
+    const Node& node = body_.node(id);
+    for (const Type& t : node.outputs)
+      if (t.kind == Type::Kind::kTensor && has_bound(t.tensor)) return std::nullopt;
+    if (anchor_[id]) return Part::kAnchor;
+    if (feeds_[id] && follows_[id]) return std::nullopt;
+    if (feeds_[id]) return takes_before(id) ? std::optional(Part::kBefore) : std::nullopt;
+    if (follows_[id]) return takes_after(node) ? std::optional(Part::kAfter) : std::nullopt;
+    return is_companion(id) && takes_before(id) ? std::optional(Part::kBefore) : std::nullopt;
+  }
+
+  // A chain: the first operand is what it works on, the others are given.
+  bool takes_before(NodeId id) const {
+    const Node& node = body_.node(id);
+    bool listed = pattern_.takes_before(node.op->name) || is_companion(id);
+    if (!listed || node.inputs.empty() || node.outputs.size() != 1) return false;
+    if (!loop_type(body_.tensor(node.inputs[0]).dtype)) return false;
+    for (size_t i = 1; i < node.inputs.size(); ++i)
+      if (!is_input(node.inputs[i].node)) return false;
+    if (!body_.node(anchors_[0]).op->writes_state || !feeds_[id]) return true;
+    return std::none_of(body_.results().begin(), body_.results().end(),
+                        [&](const Function::Result& r) { return r.ref.node == id; });
+  }
+
+  // Element by element: every operand has the shape of the result.
+  bool takes_after(const Node& node) const {
+    if (!pattern_.takes_after(node.op->name) || node.outputs.size() != 1) return false;
+    for (Ref r : node.inputs) {
+      const Type& t = body_.type(r);
+      if (t.kind != Type::Kind::kTensor || !loop_type(t.tensor.dtype) ||
+          !same_shape(t.tensor, node.outputs[0].tensor) || is_weight_input(r))
+        return false;
+    }
+    return true;
+  }
+
+  const KernelDesc& kernel_;
+  const KernelPattern& pattern_;
+  const Function& body_;
+  const std::vector<bool>& weights_;
+  std::vector<NodeId> anchors_;
+  std::vector<bool> anchor_, feeds_, follows_;
+};
+
+}  // namespace
+
+bool same_shape(const TensorType& a, const TensorType& b) {
+  return std::equal(
+      a.dims.begin(), a.dims.end(), b.dims.begin(), b.dims.end(),
+      [](const Dim& x, const Dim& y) { return x.extent == y.extent && !x.bound && !y.bound; });
+}
+
+bool has_bound(const TensorType& type) {
+  return std::any_of(type.dims.begin(), type.dims.end(), [](const Dim& d) { return d.bound; });
+}
+
+std::string node_signature(const Function& fn, const Node& node) {
+  std::string out(node.op->name);
+  for (Ref in : node.inputs) {
+    const Type& t = fn.type(in);
+    out += t.kind == Type::Kind::kTensor
+               ? fmt::format(" {}{}", is_weight(fn.node(in.node)) ? "weight " : "",
+                             dtype_name(t.tensor.dtype))
+               : " -";
+  }
+  return out;
+}
+
+std::vector<bool> weight_inputs(const Function& fn, const Node& region) {
+  std::vector<bool> out;
+  for (Ref in : region.inputs) out.push_back(is_weight(fn.node(in.node)));
+  return out;
+}
+
+KernelSet::KernelSet(const Backend& backend) : backend_(backend) {
+  for (const KernelDesc& k : backend.kernels()) entries_.push_back({&k, parse_pattern(k.pattern)});
+}
+
+bool KernelSet::has_regions() const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [](const Entry& e) { return e.pattern.region; });
+}
+
+bool KernelSet::has_region_anchors() const {
+  return std::any_of(entries_.begin(), entries_.end(), [](const Entry& e) {
+    return e.pattern.region && e.pattern.kind == KernelPattern::Anchor::kOp;
+  });
+}
+
+const std::vector<const KernelDesc*>& KernelSet::of_node(const Function& fn,
+                                                         const Node& node) const {
+  auto [it, fresh] = of_signature_.try_emplace(node_signature(fn, node));
+  if (!fresh) return it->second;
+  std::vector<DType> types = operand_types(fn, node);
+  bool weight[64] = {};
+  for (size_t i = 0; i < node.inputs.size() && i < 64; ++i)
+    weight[i] = is_weight(fn.node(node.inputs[i].node));
+  for (const Entry& e : entries_)
+    if (!e.pattern.region && kernel_matches(e.pattern, node.op->name, types,
+                                            {weight, std::min<size_t>(64, types.size())}))
+      it->second.push_back(e.kernel);
+  return it->second;
+}
+
+const std::optional<Region>& KernelSet::region_of(const Function& body) const {
+  auto [it, fresh] = regions_.try_emplace(structural_hash(body));
+  if (fresh) it->second = build_region(body).region;
+  return it->second;
+}
+
+std::optional<RegionMatch> KernelSet::match(const Entry& entry, const Function& body,
+                                            const std::vector<bool>& weights) const {
+  if (!entry.pattern.region) return std::nullopt;
+  if (entry.pattern.kind == KernelPattern::Anchor::kLoop) {
+    const std::optional<Region>& region = region_of(body);
+    if (!region || !region->whole_program()) return std::nullopt;
+    size_t nodes = body.nodes().size() - body.inputs().size();
+    return RegionMatch{entry.kernel, std::vector<Part>(nodes, Part::kAnchor)};
+  }
+  auto parts = BodyMatcher(entry, body, weights).run();
+  if (!parts || !region_of(body)) return std::nullopt;
+  return RegionMatch{entry.kernel, std::move(*parts)};
+}
+
+std::vector<RegionMatch> KernelSet::of_region(const Function& body,
+                                              const std::vector<bool>& weights) const {
+  std::vector<RegionMatch> out;
+  for (const Entry& e : entries_)
+    if (auto m = match(e, body, weights)) out.push_back(std::move(*m));
+  return out;
+}
+
+}  // namespace tokamak

@@ -1,0 +1,68 @@
+#pragma once
+// Which kernels of a backend take a node or a region, by their patterns alone.
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "graph/region.h"
+#include "plan/region.h"
+
+namespace tokamak {
+
+// Weights and constants: known before a step runs.
+inline bool is_weight(const Node& node) {
+  return node.op->tier == Tier::kStructural && node.op->name != "input";
+}
+// A tensor that is the same bytes as its operand.
+inline bool is_alias(const Node& node) { return node.op->name == "reshape"; }
+// One call of a plan; the others are inputs, weights and aliases.
+inline bool is_call_node(const Node& node) {
+  return node.op->tier != Tier::kStructural && !is_alias(node);
+}
+
+// A region kernel that takes a body.
+struct RegionMatch {
+  const KernelDesc* kernel = nullptr;
+  std::vector<OpWork::Part> parts;  // of the body's nodes, without its inputs
+};
+
+// The kernels of one backend, patterns parsed. Refers to the backend. Single-threaded: it remembers
+// what it was asked.
+class KernelSet {
+ public:
+  explicit KernelSet(const Backend& backend);
+
+  struct Entry {
+    const KernelDesc* kernel;
+    KernelPattern pattern;
+  };
+  const Backend& backend() const { return backend_; }
+  const std::vector<Entry>& entries() const { return entries_; }
+  bool has_regions() const;         // any kernel for regions
+  bool has_region_anchors() const;  // one that is more than an executor of Loop IR
+
+  // Kernels for the node alone, in the backend's order.
+  const std::vector<const KernelDesc*>& of_node(const Function& fn, const Node& node) const;
+  // Whether one kernel takes the body; `weights`: which of its inputs are weights.
+  std::optional<RegionMatch> match(const Entry& entry, const Function& body,
+                                   const std::vector<bool>& weights) const;
+  std::vector<RegionMatch> of_region(const Function& body, const std::vector<bool>& weights) const;
+  // The body as the plan has it; no value when Loop IR and anchors cannot express it.
+  const std::optional<Region>& region_of(const Function& body) const;
+
+ private:
+  const Backend& backend_;
+  std::vector<Entry> entries_;
+  mutable std::map<std::string, std::vector<const KernelDesc*>> of_signature_;
+  mutable std::map<uint64_t, std::optional<Region>> regions_;  // by the body's structure
+};
+
+// What decides which kernels take a node: its op and the types of its operands.
+std::string node_signature(const Function& fn, const Node& node);
+std::vector<bool> weight_inputs(const Function& fn, const Node& region);
+bool same_shape(const TensorType& a, const TensorType& b);  // extents; names of axes do not matter
+bool has_bound(const TensorType& type);                     // an extent known on the device only
+
+}  // namespace tokamak
