@@ -97,14 +97,27 @@ class Builder {
     return arg;
   }
 
+  // ref runs every region with the kernel of loops.
+  bool takes_region(const KernelPattern& pattern, const Region& region) const {
+    if (pattern.kind == KernelPattern::Anchor::kLoop)
+      return region.whole_program() || backend_.name() == "ref";
+    return pattern.region &&
+           std::any_of(region.pieces.begin(), region.pieces.end(),
+                       [&](const RegionPiece& piece) { return piece.op == pattern.op; });
+  }
+
   void call(const std::string& op, const Value& attrs, std::vector<CallArg> in,
             std::vector<CallArg> results) {
     std::vector<DType> dtypes;
     for (const CallArg& arg : in) dtypes.push_back(arg.dtype);
+    const Region* region = op == "region" ? case_.region.get() : nullptr;
     const KernelDesc* kernel = nullptr;
-    const std::string kind = op == "region" ? "region.loop" : op;
-    for (const KernelDesc& desc : backend_.kernels())
-      if (!kernel && kernel_matches(desc, kind, dtypes)) kernel = &desc;
+    for (const KernelDesc& desc : backend_.kernels()) {
+      KernelPattern pattern = parse_pattern(desc.pattern);
+      bool takes = region ? takes_region(pattern, *region)
+                          : !pattern.region && kernel_matches(pattern, op, dtypes);
+      if (takes && !kernel) kernel = &desc;
+    }
     if (!kernel) {
       out_.supported = false;
       return;
@@ -117,8 +130,14 @@ class Builder {
     while (index < kernels.size() && kernels[index].name != kernel->name) ++index;
     if (index == kernels.size())
       kernels.push_back({kernel->name, kernel->abi, kernel->numeric_class});
-    out_.plans.plans[0].calls.push_back(
-        {static_cast<uint32_t>(index), op, attrs, std::move(in), std::move(results), 0, op});
+    if (region && out_.plans.regions.empty()) out_.plans.regions.push_back(*region);
+    out_.plans.plans[0].calls.push_back({.kernel = static_cast<uint32_t>(index),
+                                         .op = op,
+                                         .attrs = attrs,
+                                         .region = region ? 0 : -1,
+                                         .in = std::move(in),
+                                         .out = std::move(results),
+                                         .label = op});
   }
 
   CallArg add_weight(const Arg& arg) {
@@ -190,7 +209,7 @@ class Builder {
   }
 
   void make_calls(int repeat) {
-    if (!case_.planes.empty()) {
+    if (!case_.planes.empty() && !case_.region) {
       std::vector<CallArg> in = {add_argument({.kind = Kind::kState}),
                                  add_argument({.kind = Kind::kView}), add_input("seq"),
                                  add_input("slot")};
@@ -200,8 +219,17 @@ class Builder {
     std::vector<CallArg> in;
     for (const Arg& arg : case_.in) in.push_back(add_argument(arg));
     std::vector<CallArg> results;
-    for (int i = 0; i < case_.outputs; ++i)
+    for (int i = 0; i < case_.outputs && !case_.region; ++i)
       results.push_back(new_value(DType::kF32, rows_of(case_.out)));
+    if (case_.region)
+      for (uint32_t v : case_.region->results) {
+        const Type& type = case_.region->values[v];
+        std::vector<SymExpr> dims;
+        for (const Dim& d : type.tensor.dims) dims.push_back(d.extent);
+        results.push_back(type.kind == Type::Kind::kState
+                              ? in[0]
+                              : new_value(type.tensor.dtype, std::move(dims)));
+      }
     for (int i = 0; i < repeat; ++i) call(case_.op, case_.attrs, in, results);
     CallArg y = results.back();
     y.dims = {symbol("T"), product(case_.out)};

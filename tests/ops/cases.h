@@ -1,9 +1,11 @@
 #pragma once
 // THE table of op cases: every backend runs it against ref, and it doubles as the micro-benchmark.
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/value.h"
+#include "plan/region.h"
 #include "tensor/dtype.h"
 
 namespace tokamak::testing {
@@ -52,15 +54,16 @@ struct OpCase {
   Value attrs = Value::object();
   std::vector<Arg> in = {};
   std::vector<int64_t> out = {};  // extents behind T
-  int outputs = 1;                // of a region, all alike; the last one is compared
+  int outputs = 1;                // of other ops than regions, all alike; the last one is compared
   double bound = 1e-11;           // normalised mean square error against ref
   BatchSpec batch = {};
-  std::vector<PlaneSpec> planes = {};  // of the state: `append` runs before the op
-  bool perf = false;                   // a shape of real models: run by --perf
+  std::vector<PlaneSpec> planes = {};              // of the state: `append` runs before the op
+  bool perf = false;                               // a shape of real models: run by --perf
+  std::shared_ptr<const Region> region = nullptr;  // op "region": what it computes
 };
 
 std::vector<OpCase> correctness_cases();
 std::vector<OpCase> perf_cases();
-void add_regions(std::vector<OpCase>& cases, bool perf);  // fused regions as Loop IR
+void add_regions(std::vector<OpCase>& cases, bool perf);  // fused regions
 
 }  // namespace tokamak::testing

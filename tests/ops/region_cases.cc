@@ -1,5 +1,6 @@
-// Fused regions as Loop IR programs: what the compiler makes of a residual with its norm, of a
-// gated activation and of a row softmax. `--perf` has the same ops one by one beside them.
+// Fused regions: loop programs (a residual with its norm, a gated activation, a row softmax),
+// matrices with programs around them, rotations that end in a cache. `--perf` has loop programs and
+// the ops that they fuse.
 #include <fmt/format.h>
 
 #include "ops/cases.h"
@@ -7,10 +8,14 @@
 namespace tokamak::testing {
 namespace {
 
-// "@" stands for the number of columns.
+// "@" stands for the number of columns, "#" for twice that.
 std::string with_columns(std::string_view text, int64_t columns) {
   std::string out;
-  for (char c : text) out += c == '@' ? std::to_string(columns) : std::string(1, c);
+  for (char c : text) {
+    if (c == '@') out += std::to_string(columns);
+    if (c == '#') out += std::to_string(2 * columns);
+    if (c != '@' && c != '#') out += c;
+  }
   return out;
 }
 
@@ -73,15 +78,253 @@ out0 : f32[T, @]
 store out0[c + @*r0] = %12
 )";
 
-OpCase region(std::string name, std::string_view text, int64_t t, int64_t d, std::vector<Arg> in) {
+constexpr std::string_view kScaledNorm = R"(loop 1
+rows T
+columns @
+in0 : f32[T, @]
+in1 : f32[@]
+in2 : f32[T, @]
+out0 : f32[T, @]
+%0 = load in0[c + @*r0] : f32 tile
+%1 = sum_squares %0 : wide row
+%2 = columns : wide row
+%3 = div %1, %2 : wide row
+%4 = const 1e-05 : wide row
+%5 = add %3, %4 : wide row
+%6 = rsqrt %5 : wide row
+%7 = mul %0, %6 : wide tile
+%8 = load in1[c] : f32 tile
+%9 = mul %7, %8 : f32 tile
+%10 = load in2[c + @*r0] : f32 tile
+%11 = mul %9, %10 : f32 tile
+store out0[c + @*r0] = %11
+)";
+
+constexpr std::string_view kQuantizedNorm = R"(loop 1
+rows T
+columns @
+in0 : f32[T, @]
+in1 : f32[@]
+out0 : q8a[T, @]
+%0 = load in0[c + @*r0] : f32 tile
+%1 = sum_squares %0 : wide row
+%2 = columns : wide row
+%3 = div %1, %2 : wide row
+%4 = const 1e-05 : wide row
+%5 = add %3, %4 : wide row
+%6 = rsqrt %5 : wide row
+%7 = mul %0, %6 : wide tile
+%8 = load in1[c] : f32 tile
+%9 = mul %7, %8 : f32 tile
+store out0[c + @*r0] = %9
+)";
+
+constexpr std::string_view kSumNormQuantize = R"(loop 1
+rows T
+columns @
+in0 : f32[T, @]
+in1 : f32[T, @]
+in2 : f32[@]
+out0 : q8a[T, @]
+out1 : f32[T, @]
+%0 = load in0[c + @*r0] : f32 tile
+%1 = load in1[c + @*r0] : f32 tile
+%2 = add %0, %1 : f32 tile
+%3 = sum_squares %2 : wide row
+%4 = columns : wide row
+%5 = div %3, %4 : wide row
+%6 = const 1e-05 : wide row
+%7 = add %5, %6 : wide row
+%8 = rsqrt %7 : wide row
+%9 = mul %2, %8 : wide tile
+%10 = load in2[c] : f32 tile
+%11 = mul %9, %10 : f32 tile
+store out0[c + @*r0] = %11
+store out1[c + @*r0] = %2
+)";
+
+constexpr std::string_view kSoftmax = R"(loop 1
+rows T
+columns @
+in0 : f32[T, @]
+out0 : f32[T, @]
+%0 = load in0[c + @*r0] : f32 tile
+%1 = max %0 : wide row
+%2 = sub %0, %1 : wide tile
+%3 = exp %2 : wide tile
+%4 = sum %3 : wide row
+%5 = const 1 : wide row
+%6 = div %5, %4 : wide row
+%7 = mul %3, %6 : f32 tile
+store out0[c + @*r0] = %7
+)";
+
+constexpr std::string_view kResidual = R"(loop 1
+rows T
+columns @
+in0 : f32[T, @]
+in1 : f32[T, @]
+in2 : f32[@]
+out0 : f32[T, @]
+%0 = load in0[c + @*r0] : f32 tile
+%1 = const 0.5 : wide row
+%2 = mul %0, %1 : f32 tile
+%3 = load in1[c + @*r0] : f32 tile
+%4 = add %2, %3 : f32 tile
+%5 = load in2[c] : f32 tile
+%6 = maximum %4, %5 : f32 tile
+store out0[c + @*r0] = %6
+)";
+
+constexpr std::string_view kHeadNorm = R"(loop 1
+rows T, 2
+columns @
+in0 : f32[T, 2, @]
+in1 : f32[@]
+out0 : f32[T, 2, @]
+%0 = load in0[c + #*r0 + @*r1] : f32 tile
+%1 = sum_squares %0 : wide row
+%2 = columns : wide row
+%3 = div %1, %2 : wide row
+%4 = const 1e-05 : wide row
+%5 = add %3, %4 : wide row
+%6 = rsqrt %5 : wide row
+%7 = mul %0, %6 : wide tile
+%8 = load in1[c] : f32 tile
+%9 = mul %7, %8 : f32 tile
+store out0[c + #*r0 + @*r1] = %9
+)";
+
+Type tensor(DType dtype, std::vector<int64_t> dims, bool rows) {
+  TensorType t{dtype, {}};
+  if (rows) t.dims.push_back({"t", SymExpr::symbol("T"), false});
+  for (int64_t d : dims) t.dims.push_back({"x", d, false});
+  return Type::of(t);
+}
+
+RegionPiece program_piece(std::string_view text, int64_t columns, std::vector<uint32_t> in,
+                          std::vector<uint32_t> out) {
+  RegionPiece piece;
+  piece.program = std::make_shared<loop::Program>(loop::parse_program(with_columns(text, columns)));
+  piece.in = std::move(in);
+  piece.out = std::move(out);
+  return piece;
+}
+RegionPiece anchor_piece(std::string op, std::vector<uint32_t> in, std::vector<uint32_t> out,
+                         Value attrs = Value::object()) {
+  RegionPiece piece;
+  piece.op = std::move(op);
+  piece.attrs = std::move(attrs);
+  piece.in = std::move(in);
+  piece.out = std::move(out);
+  return piece;
+}
+
+OpCase region_case(std::string name, Region region, int64_t t, std::vector<Arg> in,
+                   std::vector<int64_t> out) {
+  check_region(region, in.size(), region.results.size());
   OpCase c;
-  c.name = fmt::format("region/{} {}x{}", name, t, d);
+  c.name = fmt::format("region/{} T={}", name, t);
   c.op = "region";
-  c.attrs = Value(Value::Object{{"kind", "loop"}, {"program", with_columns(text, d)}});
+  c.region = std::make_shared<Region>(std::move(region));
   c.in = std::move(in);
-  c.out = {d};
+  c.out = std::move(out);
   c.bound = 1e-10;
   c.batch = {.own = {static_cast<int32_t>(t)}, .older = {0}};
+  return c;
+}
+
+// A region that is one program.
+OpCase loop_case(std::string name, std::string_view text, int64_t t, int64_t d,
+                 std::vector<Arg> in) {
+  Region region;
+  RegionPiece piece = program_piece(text, d, {}, {});
+  for (const TensorType& type : piece.program->in) {
+    piece.in.push_back(region.inputs++);
+    region.values.push_back(Type::of(type));
+  }
+  for (const TensorType& type : piece.program->out) {
+    piece.out.push_back(static_cast<uint32_t>(region.values.size()));
+    region.values.push_back(Type::of(type));
+  }
+  region.results = piece.out;
+  region.pieces = {std::move(piece)};
+  return region_case(fmt::format("{} d={}", name, d), std::move(region), t, std::move(in), {d});
+}
+
+// rms_norm, quantize, two matrices, silu(gate) * up.
+OpCase gated_case(int64_t t, int64_t k, int64_t n, DType dtype) {
+  Region r;
+  r.inputs = 4;
+  r.values = {tensor(DType::kF32, {k}, true), tensor(DType::kF32, {k}, false),
+              tensor(dtype, {n, k}, false),   tensor(dtype, {n, k}, false),
+              tensor(DType::kQ8A, {k}, true), tensor(DType::kF32, {n}, true),
+              tensor(DType::kF32, {n}, true), tensor(DType::kF32, {n}, true)};
+  r.pieces = {program_piece(kQuantizedNorm, k, {0, 1}, {4}), anchor_piece("linear", {4, 2}, {5}),
+              anchor_piece("linear", {4, 3}, {6}), program_piece(kGated, n, {5, 6}, {7})};
+  r.results = {7};
+  Arg matrix{.kind = Arg::Kind::kWeight, .dims = {n, k}, .dtype = dtype};
+  OpCase c =
+      region_case(fmt::format("norm+gate+up+silu*mul/{}", dtype_name(dtype)), std::move(r), t,
+                  {{.dims = {k}}, {.kind = Arg::Kind::kWeight, .dims = {k}}, matrix, matrix}, {n});
+  c.bound = 1e-4;  // a last bit of the norm can be a step of q8a
+  return c;
+}
+
+// A matrix with bias, scaled, added to a residual and bounded column by column; floats throughout.
+OpCase residual_case(int64_t t, int64_t k, int64_t n) {
+  Region r;
+  r.inputs = 5;
+  r.values = {tensor(DType::kF32, {k}, true),  tensor(DType::kF32, {n, k}, false),
+              tensor(DType::kF32, {n}, false), tensor(DType::kF32, {n}, true),
+              tensor(DType::kF32, {n}, false), tensor(DType::kF32, {n}, true),
+              tensor(DType::kF32, {n}, true)};
+  r.pieces = {anchor_piece("linear", {0, 1, 2}, {5}), program_piece(kResidual, n, {5, 3, 4}, {6})};
+  r.results = {5, 6};
+  Arg row{.kind = Arg::Kind::kWeight, .dims = {n}};
+  return region_case(
+      "linear+residual", std::move(r), t,
+      {{.dims = {k}}, {.kind = Arg::Kind::kWeight, .dims = {n, k}}, row, {.dims = {n}}, row}, {n});
+}
+
+// Queries are rotated, keys normalised, rotated and written with the values.
+OpCase rope_case(int64_t t, int64_t d) {
+  Region r;
+  r.inputs = 10;
+  Type index = tensor(DType::kI32, {}, true), q = tensor(DType::kF32, {4, d}, true),
+       k = tensor(DType::kF32, {2, d}, true);
+  r.values = {Type::state(""),
+              Type::view(""),
+              index,
+              index,
+              q,
+              k,
+              k,
+              index,
+              tensor(DType::kF32, {d}, false),
+              tensor(DType::kF32, {d / 2}, false),
+              k,
+              k,
+              q,
+              Type::state("")};
+  r.pieces = {program_piece(kHeadNorm, d, {5, 8}, {10}), anchor_piece("rope", {10, 7, 9}, {11}),
+              anchor_piece("rope", {4, 7, 9}, {12}),
+              anchor_piece("append", {0, 1, 2, 3, 11, 6}, {13})};
+  r.results = {13, 12};
+  auto input = [](const char* name) { return Arg{.kind = Arg::Kind::kInput, .name = name}; };
+  OpCase c = region_case("norm+rope+append", std::move(r), t,
+                         {{.kind = Arg::Kind::kState},
+                          {.kind = Arg::Kind::kView},
+                          input("seq"),
+                          input("slot"),
+                          {.dims = {4, d}},
+                          {.dims = {2, d}},
+                          {.dims = {2, d}},
+                          input("pos"),
+                          {.kind = Arg::Kind::kWeight, .dims = {d}},
+                          {.kind = Arg::Kind::kWeight, .dims = {d / 2}}},
+                         {4, d});
+  c.planes = {{"k", DType::kF32, {2, d}}, {"v", DType::kF32, {2, d}}};
   return c;
 }
 
@@ -91,24 +334,30 @@ void add_regions(std::vector<OpCase>& cases, bool perf) {
   struct Shape {
     int64_t t, d;
   };
-  auto add = [&](Shape norm, Shape gated) {
-    Arg x{.kind = Arg::Kind::kActivation, .dims = {norm.d}};
-    Arg w{.kind = Arg::Kind::kWeight, .dims = {norm.d}};
-    cases.push_back(region("add+rms_norm", kResidualNorm, norm.t, norm.d, {x, x, w}));
-    cases.back().outputs = 2;
-    if (!perf) {
-      Arg pos{.kind = Arg::Kind::kInput, .name = "pos"};
-      cases.push_back(region("masked softmax", kMaskedSoftmax, norm.t, norm.d, {x, pos}));
-    }
-    Arg gate{.kind = Arg::Kind::kActivation, .dims = {gated.d}};
-    cases.push_back(region("silu*up", kGated, gated.t, gated.d, {gate, gate}));
+  auto add = [&](Shape s) {
+    Arg x{.dims = {s.d}}, w{.kind = Arg::Kind::kWeight, .dims = {s.d}};
+    cases.push_back(loop_case("add+rms_norm", kResidualNorm, s.t, s.d, {x, x, w}));
+    cases.push_back(loop_case("rms_norm*x", kScaledNorm, s.t, s.d, {x, w, x}));
+    cases.push_back(loop_case("silu*mul", kGated, s.t, s.d, {x, x}));
+    cases.push_back(loop_case("softmax", kSoftmax, s.t, s.d, {x}));
+    if (s.d % 32 == 0)
+      cases.push_back(loop_case("add+rms_norm+quantize", kSumNormQuantize, s.t, s.d, {x, x, w}));
+    Arg pos{.kind = Arg::Kind::kInput, .name = "pos"};
+    if (!perf) cases.push_back(loop_case("masked softmax", kMaskedSoftmax, s.t, s.d, {x, pos}));
   };
   if (perf) {
-    add({512, 2048}, {512, 8192});
-    add({1, 2048}, {1, 8192});
+    for (int64_t t : {1, 8, 128})
+      for (int64_t d : {64, 576, 2048, 8192}) add({t, d});
     return;
   }
-  for (Shape s : {Shape{1, 8}, {3, 77}, {9, 576}, {70, 33}, {2, 2061}}) add(s, s);
+  for (Shape s : {Shape{1, 8}, {3, 77}, {9, 576}, {70, 33}, {2, 2061}, {3, 8256}}) add(s);
+  for (int64_t t : {1, 3, 4, 70}) {
+    cases.push_back(gated_case(t, 64, 96, DType::kQ4_0));
+    cases.push_back(gated_case(t, 256, 40, DType::kQ6_K));
+    cases.push_back(residual_case(t, 40, 56));
+    cases.push_back(rope_case(t, 16));
+  }
+  cases.push_back(gated_case(300, 576, 1536, DType::kQ8_0));
 }
 
 }  // namespace tokamak::testing

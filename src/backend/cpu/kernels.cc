@@ -70,7 +70,9 @@ class KernelList {
  private:
   using Make = std::unique_ptr<Op> (*)(const OpSite&);
 
-  void add(KernelDesc desc, Make make) { list_.push_back({std::move(desc), make}); }
+  void add(KernelDesc desc, Make make, bool region = false) {
+    list_.push_back({std::move(desc), make, region});
+  }
   void add(const std::string& name, std::string pattern, const char* numeric_class, Make make,
            bool in_place = false) {
     add({.name = "cpu." + name,
@@ -131,20 +133,20 @@ class KernelList {
          .weight_layout = kPanelLayout,
          .numeric_class = "",
          .cost = linears_cost},
-        make_linears_region);
+        make_linears_region, true);
     add({.name = "cpu.region.rope_append",
          .pattern =
              "[rms_norm layer_norm rope] -> append(*, *, i32, i32, f32, ...) with rope(1, 2)",
          .weight_layout = "",
          .numeric_class = "",
          .cost = rows_cost},
-        make_rope_region);
+        make_rope_region, true);
     add({.name = "cpu.loop",
          .pattern = "loop",
          .weight_layout = "",
          .numeric_class = "",
          .cost = loop_cost},
-        make_loop);
+        make_loop, true);
   }
 
   std::vector<CpuKernel> list_;
@@ -176,6 +178,9 @@ const CpuKernel& planned_kernel(const KernelEntry& entry) {
 
 std::unique_ptr<Op> make_op(const CpuKernel& kernel, OpSite site) {
   site.kernel = &kernel.desc;
+  if (kernel.region != (site.region != nullptr))
+    fail(ErrorCode::kUnsupported, "{}: {} takes {}, the plan gives it {}", site.label,
+         kernel.desc.name, kernel.region ? "regions" : "single ops", site.op);
   if (kernel.desc.weight_layout.empty())
     for (const Tensor& t : site.in)
       if (t.weight && !t.data)

@@ -11,6 +11,7 @@ namespace tokamak::cpu {
 struct CpuKernel {
   KernelDesc desc;
   std::unique_ptr<Op> (*make)(const OpSite& site);
+  bool region = false;  // takes regions; else single ops
 };
 std::span<const CpuKernel> cpu_kernels();
 

@@ -150,7 +150,7 @@ void check_arguments(const loop::Program& program, const OpSite& site) {
 }  // namespace
 
 std::unique_ptr<Op> make_loop(const OpSite& site) {
-  const loop::Program* program = site.region ? site.region->whole_program() : nullptr;
+  const loop::Program* program = site.region->whole_program();
   if (!program)
     fail(ErrorCode::kUnsupported, "{}: this kernel runs regions that are one loop program",
          site.label);

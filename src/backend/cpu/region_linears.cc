@@ -474,7 +474,6 @@ class LinearsRegion final : public Op {
 }  // namespace
 
 std::unique_ptr<Op> make_linears_region(const OpSite& site) {
-  TK_CHECK(site.region);
   return std::make_unique<LinearsRegion>(site);
 }
 

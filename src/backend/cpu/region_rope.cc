@@ -229,7 +229,6 @@ class RopeRegion final : public Op {
 }  // namespace
 
 std::unique_ptr<Op> make_rope_region(const OpSite& site) {
-  TK_CHECK(site.region);
   return std::make_unique<RopeRegion>(site);
 }
 

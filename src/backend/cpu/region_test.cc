@@ -247,7 +247,7 @@ TEST_P(RegionKernels, WhatAKernelCannotDoIsRefused) {
   refuses("cpu.region.rope_append", other, "a region without append");
   other = r;
   other.results = {13, 10};
-  refuses("cpu.region.rope_append", other, "heads that are not rotated");
+  refuses("cpu.region.rope_append", other, "a norm whose result leaves the region");
 }
 
 INSTANTIATE_TEST_SUITE_P(Caches, RegionKernels,

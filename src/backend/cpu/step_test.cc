@@ -141,26 +141,26 @@ TEST(Step, RunsThePlannedKernelsOrFails) {
   expect(plain, "reads weight l0.q in layout panel16, the plan has it row-major");
   auto strange = [](PlanSet& s) { s.weights[0].layout = "swizzle"; };
   expect(strange, "the plan asks for layout swizzle");
-  // The kernel decides, not the name of the op: a sum with the kernel of a product.
-  auto sum_as_norm = [](PlanSet& s) {
-    uint32_t norm = 0;
-    for (uint32_t k = 0; k < s.kernels.size(); ++k)
-      if (s.kernels[k].name == "cpu.silu") norm = k;
-    for (KernelCall& c : s.plans[0].calls)
-      if (c.op == "rms_norm") c.kernel = norm;
+  auto region = [](PlanSet& s) {
+    for (KernelEntry& k : s.kernels)
+      if (k.name == "cpu.silu") k.name = "cpu.region.linears";
   };
-  EXPECT_NE(load_error(model,
-                       [](PlanSet& s) {
-                         for (KernelEntry& k : s.kernels)
-                           if (k.name == "cpu.silu") k.name = "cpu.region.linears";
-                       }),
-            "loaded");
-  PlanSet changed = model.plans;
-  sum_as_norm(changed);
+  expect(region, "cpu.region.linears takes regions, the plan gives it silu");
+}
+
+// The kernel decides, not the name of the op.
+TEST(Step, AnotherKernelOfThePlanIsAnotherResult) {
+  TestModel model({.layers = 1}), other({.layers = 1});
+  for (KernelEntry& k : other.plans.kernels)
+    if (k.name == "cpu.rms_norm") k.name = "cpu.softmax";
+  auto cpu = backend_with(1);
   LoadOptions options;
-  options.blocks.assign(changed.groups.size(), 8);
+  options.blocks.assign(model.plans.groups.size(), 4 * kStride);
   options.max_rows = 8;
-  EXPECT_THROW(backend_with(1)->load(changed, model.weights, options), Error);
+  std::vector<TestSequence> a = three_sequences(), b = three_sequences();
+  run_step(*cpu->load(model.plans, model.weights, options), model, {&a[1]}, {5});
+  run_step(*cpu->load(other.plans, other.weights, options), other, {&b[1]}, {5});
+  EXPECT_NE(a[1].logits, b[1].logits);
 }
 
 TEST(Step, NearRefWithFloatWeights) {

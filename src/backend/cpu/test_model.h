@@ -68,7 +68,7 @@ class TestModel {
       plans.plans[0].guard.push_back({s.name, s.lo, s.hi, 1});
     build();
     plans.plans[0].arena_bytes = plans.arena_bytes = arena_;
-    plans = plans_for(*make_cpu_backend({.threads = 1}), std::move(plans));
+    plans = plans_for(*make_cpu_backend({1, {}, 0}), std::move(plans));
   }
 
   PlanSet plans;

@@ -146,11 +146,13 @@ class TableBuilder {
       return ops;
     }
     CallBody body = call_body(set_, call);
-    for (const CallStep& s : body.steps) ops.push(std::string(s.op->name));
-    if (body.program)
-      for (const loop::Instr& i : body.program->code)
+    for (const CallStep& s : body.steps) {
+      if (s.op) ops.push(std::string(s.op->name));
+      if (!s.program) continue;
+      for (const loop::Instr& i : s.program->code)
         if (loop::op_info(i.op).kind != loop::OpKind::kSource)
           ops.push(std::string(loop::op_info(i.op).name));
+    }
     return ops;
   }
 

@@ -29,7 +29,7 @@ const StateEntry& state_of(const PlanSet& set, std::string_view name) {
   fail(ErrorCode::kCorrupt, "the plan set has no state {}", name);
 }
 
-// The types that a step gives, from those it takes.
+// Output types of a step from its input types.
 std::vector<Type> infer_step(const PlanSet& set, const OpDef& op, const Value& attrs,
                              std::span<const Type> in) {
   std::vector<TensorType> planes;
@@ -48,11 +48,11 @@ std::vector<Type> infer_step(const PlanSet& set, const OpDef& op, const Value& a
 
 const OpDef& known_op(std::string_view name) {
   const OpDef* op = find_op(name);
-  if (!op) fail(ErrorCode::kUnsupported, "explain: nobody knows the op {}", name);
+  if (!op) fail(ErrorCode::kUnsupported, "explain: unknown op {}", name);
   return *op;
 }
 
-// What attend sees of the step's sequences.
+// The keys visible to attend in the step's sequences.
 struct Visible {
   double tokens = 0;  // distinct ones, over all sequences
   double keys = 0;    // over all rows
@@ -86,11 +86,8 @@ class Predictor {
       for (size_t i = 0; i < s.in.size(); ++i) {
         if (s.in[i] >= call_.in.size()) continue;  // stays inside the call
         double& read = out.in[first_of(s.in[i])].read;
-        read = std::max(read, read_bytes(s, i));
+        read = std::max(read, s.program ? loaded_bytes(s, s.in[i]) : read_bytes(s, i));
       }
-    if (body_.program)
-      for (size_t i = 0; i < call_.in.size(); ++i)
-        if (first_same(call_.in, i) < 0) out.in[i].read = loaded_bytes(i);
     for (size_t o = 0; o < call_.out.size(); ++o) {
       const Type& t = body_.types[body_.results[o]];
       out.out[o].written = t.kind == Type::Kind::kTensor ? bytes(t) : appended_bytes(t.name);
@@ -100,10 +97,14 @@ class Predictor {
 
   CallWork work() const {
     CallWork w;
-    for (const CallStep& s : body_.steps) unit_of(s, w) += step_flops(s);
-    if (!body_.program) return w;
-    for (const loop::Instr& i : body_.program->code)
-      if (loop::op_info(i.op).kind != loop::OpKind::kSource) w.vector += points(i);
+    for (const CallStep& s : body_.steps) {
+      if (!s.program) {
+        unit_of(s, w) += step_flops(s);
+        continue;
+      }
+      for (const loop::Instr& i : s.program->code)
+        if (loop::op_info(i.op).kind != loop::OpKind::kSource) w.vector += points(*s.program, i);
+    }
     return w;
   }
 
@@ -116,19 +117,18 @@ class Predictor {
     return x.kind == Type::Kind::kTensor && x.tensor.dtype == DType::kQ8A ? w.i8 : w.f32;
   }
 
-  // Points of the iteration space at which an instruction is computed; a reduction looks at all.
-  double points(const loop::Instr& i) const {
-    const loop::Program& p = *body_.program;
+  // Points of the iteration space at which an instruction is computed; a reduction visits all.
+  double points(const loop::Program& p, const loop::Instr& i) const {
     double n = 1;
     for (const SymExpr& r : p.rows) n *= eval(r);
     bool reduces = loop::op_info(i.op).kind == loop::OpKind::kReduce;
     return i.type.form == loop::Form::kTile || reduces ? n * eval(p.columns) : n;
   }
 
-  // Elements that one access of a program touches: it is linear, so an axis counts when the index
+  // Elements touched by one access of a program: the index is linear, so an axis counts if the
+  // index
   // depends on it.
-  double touched(const loop::Access& access) const {
-    const loop::Program& p = *body_.program;
+  double touched(const loop::Program& p, const loop::Access& access) const {
     auto depends = [&](const std::string& v) {
       std::map<std::string, SymExpr, std::less<>> zero{{v, 0}}, one{{v, 1}};
       return access.index.substitute(zero) != access.index.substitute(one);
@@ -139,11 +139,12 @@ class Predictor {
     return n;
   }
 
-  double loaded_bytes(size_t input) const {
+  double loaded_bytes(const CallStep& s, uint32_t input) const {
     std::map<std::string, double> accesses;
-    for (const loop::Instr& i : body_.program->code)
-      if (i.op == loop::Op::kLoad && first_of(i.access.param) == input)
-        accesses[fmt::format("{} {}", i.access.index.text(), i.access.by)] = touched(i.access);
+    for (const loop::Instr& i : s.program->code)
+      if (i.op == loop::Op::kLoad && first_of(s.in[i.access.param]) == first_of(input))
+        accesses[fmt::format("{} {}", i.access.index.text(), i.access.by)] =
+            touched(*s.program, i.access);
     double n = 0;
     for (const auto& [index, elements] : accesses) n += elements;
     const Type& t = body_.types[input];
@@ -158,7 +159,7 @@ class Predictor {
   double bytes(const Type& t) const { return eval(t.tensor.bytes()); }
   double elements(const Type& t) const { return eval(t.tensor.elements()); }
   const Type& in(const CallStep& s, size_t i) const { return body_.types[s.in[i]]; }
-  const Type& out(const CallStep& s) const { return body_.types[s.out]; }
+  const Type& out(const CallStep& s) const { return body_.types[s.out[0]]; }
 
   double appended_bytes(std::string_view state) const {
     double per_token = 0;
@@ -169,8 +170,9 @@ class Predictor {
                                              [](int32_t slot) { return slot >= 0; }));
   }
 
-  // Rows that an index picks out of a table: of an input of the step they are known, of a computed
-  // one all could differ.
+  // Distinct rows that an index selects from a table: known for a step input; for a computed index
+  // all may
+  // differ.
   double picked(const Type& table, uint32_t index) const {
     double all = eval(table.tensor.extent(0)), rows = elements(body_.types[index]);
     if (index < call_.in.size() && call_.in[index].kind == CallArg::Kind::kInput) {
@@ -199,7 +201,7 @@ class Predictor {
     return per_token * visible_tokens(site_.step, s.attrs->get_int("window", 0)).tokens;
   }
 
-  // Rows and sequences of padding have no tokens in the cache: nobody looks at their places.
+  // Padding rows and sequences have no tokens in the cache, so nothing is read for them.
   double unpadded(const CallStep& s, size_t i) const {
     const StepInputs& step = site_.step;
     auto rows = static_cast<double>(step.slot.size());
@@ -233,7 +235,7 @@ class Predictor {
     std::vector<Type> ins;
     for (uint32_t v : s.in) ins.push_back(body_.types[v]);
     if (!s.op->flops) return elements(out(s));
-    std::span<const Type> outs(&body_.types[s.out], 1);
+    std::span<const Type> outs(&out(s), 1);
     double n = eval(s.op->flops(ins, outs));
     if (s.op->name != "attend") return n;
     double rows = std::max(1.0, eval(ins[0].tensor.extent(0)));
@@ -262,42 +264,40 @@ int first_same(const std::vector<CallArg>& args, size_t index) {
 }
 
 CallBody call_body(const PlanSet& set, const KernelCall& call) {
+  static const Value kNoAttrs = Value::object();
   CallBody body;
   for (const CallArg& arg : call.in) body.types.push_back(type_of(set, arg));
-  auto add = [&](std::string_view name, const Value& attrs, std::vector<uint32_t> in) {
-    CallStep step{&known_op(name), &attrs, std::move(in), static_cast<uint32_t>(body.types.size())};
-    std::vector<Type> types;
-    for (uint32_t v : step.in) types.push_back(body.types.at(v));
-    for (Type& t : infer_step(set, *step.op, attrs, types)) body.types.push_back(std::move(t));
-    body.steps.push_back(std::move(step));
-  };
-  body.attrs = std::make_shared<Value>(call.attrs.is_null() ? Value::object() : call.attrs);
-  if (const Value* program = body.attrs->find("program")) {
-    body.program = std::make_shared<loop::Program>(loop::parse_program(program->as_string()));
-    for (const CallArg& arg : call.out) {
-      body.results.push_back(static_cast<uint32_t>(body.types.size()));
-      body.types.push_back(type_of(set, arg));
+  if (call.region < 0) {
+    CallStep step{&known_op(call.op), call.attrs.is_null() ? &kNoAttrs : &call.attrs, {}, {}, {}};
+    for (uint32_t i = 0; i < call.in.size(); ++i) step.in.push_back(i);
+    for (Type& t : infer_step(set, *step.op, *step.attrs, body.types)) {
+      step.out.push_back(static_cast<uint32_t>(body.types.size()));
+      body.types.push_back(std::move(t));
     }
+    body.results = step.out;
+    body.results.resize(call.out.size());
+    body.steps.push_back(std::move(step));
     return body;
   }
-  if (!body.attrs->has("steps")) {
-    std::vector<uint32_t> in(call.in.size());
-    for (uint32_t i = 0; i < in.size(); ++i) in[i] = i;
-    add(call.op, *body.attrs, std::move(in));
-    for (uint32_t o = 0; o < call.out.size(); ++o) body.results.push_back(body.steps[0].out + o);
-    return body;
-  }
-  RegionProgram region = parse_region(*body.attrs, call.in.size(), call.out.size());
-  // Behind the body's inputs the call may have some that only order it.
+  const Region& region = set.regions.at(static_cast<size_t>(call.region));
+  check_region(region, call.in.size(), call.out.size());
+  // After the region's inputs the call may have some that only order it.
   auto extra = static_cast<uint32_t>(call.in.size()) - region.inputs;
-  auto moved = [&](uint32_t v) { return v < region.inputs ? v : v + extra; };
-  const Value::Array& steps = body.attrs->at("steps").as_array();
-  for (size_t i = 0; i < region.steps.size(); ++i) {
-    std::vector<uint32_t> in;
-    for (uint32_t v : region.steps[i].in) in.push_back(moved(v));
-    add(region.steps[i].op, steps[i].at("attrs"), std::move(in));
+  auto moved = [&](const std::vector<uint32_t>& values) {
+    std::vector<uint32_t> out;
+    for (uint32_t v : values) out.push_back(v < region.inputs ? v : v + extra);
+    return out;
+  };
+  for (size_t v = region.inputs; v < region.values.size(); ++v)
+    body.types.push_back(region.values[v]);
+  for (const RegionPiece& piece : region.pieces) {
+    const OpDef* op = piece.is_anchor() ? &known_op(piece.op) : nullptr;
+    const Value* attrs = piece.attrs.is_null() ? &kNoAttrs : &piece.attrs;
+    CallStep step{op, attrs, piece.program, moved(piece.in), moved(piece.out)};
+    if (op && op->writes_state) body.types[step.out[0]] = body.types[step.in[0]];
+    body.steps.push_back(std::move(step));
   }
-  for (uint32_t r : region.results) body.results.push_back(moved(r));
+  body.results = moved(region.results);
   return body;
 }
 
