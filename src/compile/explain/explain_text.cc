@@ -64,12 +64,14 @@ std::string header(const Value& r) {
     guard += fmt::format(
         ", {} {}-{}{}", g.at("symbol").as_string(), g.at("lo").as_int(), g.at("hi").as_int(),
         g.at("multiple").as_int() > 1 ? fmt::format(" by {}", g.at("multiple").as_int()) : "");
+  bool guess = r.at("machine").at("name").as_string() == Machine{}.name;
   return fmt::format(
-      "{}  {}  B={} T={} S={} R={}\nbackend {} ({}), {}, plan {} of {}{}; machine {}\n",
+      "{}  {}  B={} T={} S={} R={}\nbackend {} ({}), {}, plan {} of {}{}; machine {}{}\n",
       r.at("model").as_string(), r.at("function").as_string(), s.at("B").as_int(),
       s.at("T").as_int(), s.at("S").as_int(), s.at("R").as_int(), r.at("backend").as_string(),
       r.at("isa").as_string(), r.at("mode").as_string(), r.at("plan").at("index").as_int() + 1,
-      r.at("plan").at("plans").as_int(), guard, r.at("machine").at("name").as_string());
+      r.at("plan").at("plans").as_int(), guard, r.at("machine").at("name").as_string(),
+      guess ? " (not measured: `tokamak calibrate -o this.json`, then --machine this.json)" : "");
 }
 
 std::string pass_lines(const Value& r) {
@@ -134,6 +136,11 @@ std::string kernel_lines(const Value& r) {
                        amount(num(k, "weight_bytes"), "B"), amount(num(k, "flops"), "op"),
                        micros(num(k, "bound_us")), k.at("bound").as_string(), more, arena_text(k),
                        k.at("name").as_string());
+    for (const Value& l : k.at("losers").as_array())
+      out += wrapped(fmt::format("not {}: {}, {} predicted against {}", l.at("kernel").as_string(),
+                                 l.at("reason").as_string(), micros(num(l, "predicted_us")),
+                                 micros(num(k, "predicted_us"))),
+                     16);
     if (k.at("op").as_string() != "region") continue;
     out += wrapped("= " + op_list(k.at("ops")), 16);
     std::string saved =
