@@ -109,9 +109,6 @@ void store_plane_row(const KernelTable& kernels, const KvPlane& plane, int64_t b
     spread(plane, block, token, reinterpret_cast<const uint32_t*>(scratch), heads);
 }
 
-std::unique_ptr<Op> make_state_op(const OpSite& site) {
-  if (site.op == "append") return std::make_unique<Append>(site);
-  return nullptr;
-}
+std::unique_ptr<Op> make_append(const OpSite& site) { return std::make_unique<Append>(site); }
 
 }  // namespace tokamak::cpu

@@ -491,9 +491,6 @@ class Attend final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_attend_op(const OpSite& site) {
-  if (site.op == "attend") return std::make_unique<Attend>(site);
-  return nullptr;
-}
+std::unique_ptr<Op> make_attend(const OpSite& site) { return std::make_unique<Attend>(site); }
 
 }  // namespace tokamak::cpu

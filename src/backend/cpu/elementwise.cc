@@ -152,13 +152,18 @@ UnaryKernel find_unary(const KernelTable& kernels, std::string_view op, const Va
   return {};
 }
 
-std::unique_ptr<Op> make_elementwise_op(const OpSite& site) {
-  if (UnaryKernel u = find_unary(site.kernels, site.op, site.attrs); u.run)
-    return std::make_unique<UnaryOp>(u);
+std::unique_ptr<Op> make_unary(const OpSite& site) {
+  UnaryKernel kernel = find_unary(site.kernels, site.op, site.attrs);
+  if (!kernel.run)
+    fail(ErrorCode::kCorrupt, "{}: {} does not compute {}", site.label, site.kernel->name, site.op);
+  return std::make_unique<UnaryOp>(kernel);
+}
+
+std::unique_ptr<Op> make_binary(const OpSite& site) {
   static constexpr std::string_view kBinary[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
   for (int i = 0; i < static_cast<int>(Binary::kCount); ++i)
     if (site.op == kBinary[i]) return std::make_unique<BinaryOp>(site, static_cast<Binary>(i));
-  return nullptr;
+  fail(ErrorCode::kCorrupt, "{}: {} does not compute {}", site.label, site.kernel->name, site.op);
 }
 
 }  // namespace tokamak::cpu

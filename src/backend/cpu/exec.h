@@ -14,6 +14,8 @@
 #include "backend/cpu/weight_store.h"
 #include "base/thread_pool.h"
 #include "base/value.h"
+#include "plan/kernel_desc.h"
+#include "plan/region.h"
 #include "plan/step.h"
 #include "tensor/dtype.h"
 #include "tensor/sym.h"
@@ -73,6 +75,7 @@ class Op {
 
 // What ops are prepared from.
 struct OpSite {
+  const KernelDesc* kernel;  // the planned one
   std::string_view op;
   const Value& attrs;
   const std::vector<Tensor>& in;  // extents are the plan's upper bounds
@@ -82,17 +85,8 @@ struct OpSite {
   int threads;
   std::string_view label;
   std::span<const SymbolDecl> symbols = {};  // of the plan set
+  const Region* region = nullptr;            // what a region computes; lives as long as the op
 };
-
-// nullptr when the family does not know the op.
-std::unique_ptr<Op> make_linear_op(const OpSite& site);
-std::unique_ptr<Op> make_elementwise_op(const OpSite& site);
-std::unique_ptr<Op> make_row_op(const OpSite& site);
-std::unique_ptr<Op> make_layout_op(const OpSite& site);
-std::unique_ptr<Op> make_state_op(const OpSite& site);
-std::unique_ptr<Op> make_attend_op(const OpSite& site);
-std::unique_ptr<Op> make_region_op(const OpSite& site);
-std::unique_ptr<Op> make_loop_op(const OpSite& site);
 
 // The kernel of an element-wise op of one value; run is nullptr when there is none.
 struct UnaryKernel {

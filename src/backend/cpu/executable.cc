@@ -7,10 +7,10 @@
 #include <cstring>
 #include <set>
 
+#include "backend/cpu/kernels.h"
 #include "backend/cpu/rope_angles.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "plan/region.h"
 
 namespace tokamak::cpu {
 namespace {
@@ -21,38 +21,7 @@ constexpr size_t kMinInputs = 10;
 // Where values of an eager step are until they are made: somewhere, unlike absent arguments.
 alignas(64) uint8_t kNotYet;
 
-std::unique_ptr<Op> make_op(const OpSite& site) {
-  for (auto* make : {make_linear_op, make_elementwise_op, make_row_op, make_layout_op,
-                     make_state_op, make_attend_op, make_region_op, make_loop_op})
-    if (auto op = make(site)) return op;
-  fail(ErrorCode::kUnsupported, "{}: the cpu backend has no kernel for {}", site.label, site.op);
-}
-
-// The inputs of a region that its matrices are.
-std::set<size_t> region_matrices(const KernelCall& call) {
-  std::set<size_t> out;
-  if (call.attrs.has("program")) return out;
-  RegionProgram program = parse_region(call.attrs, call.in.size(), call.out.size());
-  for (const RegionStep& s : program.steps)
-    if ((s.op == "linear" || s.op == "embed") && s.in.size() > 1) out.insert(s.in[1]);
-  return out;
-}
-
 }  // namespace
-
-std::vector<WeightUse> weight_uses(const PlanSet& plans) {
-  std::vector<WeightUse> uses(plans.weights.size());
-  for (const Plan& plan : plans.plans)
-    for (const KernelCall& call : plan.calls)
-      for (size_t i = 0; i < call.in.size(); ++i) {
-        if (call.in[i].kind != CallArg::Kind::kWeight) continue;
-        bool matrix = call.op == "region" ? region_matrices(call).contains(i)
-                                          : i == 1 && (call.op == "linear" || call.op == "embed");
-        WeightUse& use = uses.at(call.in[i].index);
-        (matrix ? use.matrix : use.plain) = true;
-      }
-  return uses;
-}
 
 CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
                              const LoadOptions& options, const KernelTable& kernels,
@@ -62,8 +31,7 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
       profile_(options.profile),
       kernels_(kernels),
       pool_(std::move(pool)),
-      weights_(
-          load_weights(plans_, weights, weight_uses(plans_), kernels, *pool_, options.progress)),
+      weights_(load_weights(plans_, weights, kernels, *pool_, options.progress)),
       kv_(plans_, options.blocks),
       binder_(plans_, options.blocks, options.max_rows),
       sampler_(plans_.vocab, options.max_rows),
@@ -157,8 +125,11 @@ void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
     };
     add(call.in, c.in, false);
     add(call.out, c.out, true);
-    c.op = make_op({call.op, call.attrs, c.in, c.out, kernels_, kv_, pool_->size(), call.label,
-                    plans_.symbols});
+    const Region* region =
+        call.region < 0 ? nullptr : &plans_.regions.at(static_cast<size_t>(call.region));
+    c.op = make_op(planned_kernel(plans_.kernels.at(call.kernel)),
+                   {nullptr, call.op, call.attrs, c.in, c.out, kernels_, kv_, pool_->size(),
+                    call.label, plans_.symbols, region});
     c.in.resize(std::max(c.in.size(), kMinInputs));
   }
   for (uint32_t i = 0; i < out.calls.size(); ++i) out.order.push_back(i);

@@ -204,14 +204,11 @@ class Iota final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_layout_op(const OpSite& site) {
-  if (site.op == "reshape") return std::make_unique<Reshape>();
-  if (site.op == "slice") return std::make_unique<Slice>(site);
-  if (site.op == "concat") return std::make_unique<Concat>(site);
-  if (site.op == "gather") return std::make_unique<Gather>(site);
-  if (site.op == "transpose" || site.op == "broadcast") return std::make_unique<Strided>(site);
-  if (site.op == "iota") return std::make_unique<Iota>();
-  return nullptr;
-}
+std::unique_ptr<Op> make_reshape(const OpSite&) { return std::make_unique<Reshape>(); }
+std::unique_ptr<Op> make_slice(const OpSite& site) { return std::make_unique<Slice>(site); }
+std::unique_ptr<Op> make_concat(const OpSite& site) { return std::make_unique<Concat>(site); }
+std::unique_ptr<Op> make_gather(const OpSite& site) { return std::make_unique<Gather>(site); }
+std::unique_ptr<Op> make_strided(const OpSite& site) { return std::make_unique<Strided>(site); }
+std::unique_ptr<Op> make_iota(const OpSite&) { return std::make_unique<Iota>(); }
 
 }  // namespace tokamak::cpu

@@ -12,7 +12,7 @@ namespace {
 class Linear final : public Op {
  public:
   explicit Linear(const OpSite& site)
-      : kernel_(make_linear_kernel(site.kernels, site.in[1].weight, site.in[0].dtype, site.label)),
+      : kernel_(make_linear_kernel(site, site.in[1].weight, site.in[0].dtype)),
         w_(kernel_->weight()) {}
   int64_t scratch_bytes() const override { return packed_bytes() + kernel_->scratch_bytes(); }
 
@@ -73,10 +73,7 @@ class Linear final : public Op {
 // embed: rows of a matrix by id.
 class Embed final : public Op {
  public:
-  explicit Embed(const OpSite& site) : w_(site.in[1].weight) {
-    if (!w_ || w_->matrix == Weight::Matrix::kNone)
-      fail(ErrorCode::kUnsupported, "{}: the table of embed must be a weight", site.label);
-  }
+  explicit Embed(const OpSite& site) : w_(site.in[1].weight) { need_matrix(site, w_); }
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     const int32_t* ids = in[0].i32();
     auto [begin, end] = rows(in[0], c);
@@ -101,10 +98,7 @@ class Embed final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_linear_op(const OpSite& site) {
-  if (site.op == "embed") return std::make_unique<Embed>(site);
-  if (site.op == "linear") return std::make_unique<Linear>(site);
-  return nullptr;
-}
+std::unique_ptr<Op> make_linear(const OpSite& site) { return std::make_unique<Linear>(site); }
+std::unique_ptr<Op> make_embed(const OpSite& site) { return std::make_unique<Embed>(site); }
 
 }  // namespace tokamak::cpu

@@ -163,14 +163,23 @@ void LinearKernel::store(const LinearSink& sink, int64_t begin, int64_t panel, i
   }
 }
 
-std::unique_ptr<LinearKernel> make_linear_kernel(const KernelTable& kernels, const Weight* weight,
-                                                 DType activations, std::string_view label) {
-  if (!weight || weight->matrix == Weight::Matrix::kNone)
-    fail(ErrorCode::kUnsupported, "{}: the second operand of linear must be a weight", label);
+void need_matrix(const OpSite& site, const Weight* weight) {
+  if (!weight)
+    fail(ErrorCode::kUnsupported, "{}: {} takes a weight as its second operand", site.label,
+         site.kernel->name);
+  if (weight->matrix == Weight::Matrix::kNone)
+    fail(ErrorCode::kUnsupported, "{}: {} reads weight {} in layout {}, the plan has it row-major",
+         site.label, site.kernel->name, weight->name, kPanelLayout);
+}
+
+std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weight* weight,
+                                                 DType activations) {
+  need_matrix(site, weight);
   if (activations == DType::kF32) return std::make_unique<FloatLinear>(weight);
   if (activations == DType::kQ8A && weight->matrix == Weight::Matrix::kQPanel)
-    return std::make_unique<QuantLinear>(kernels, weight);
-  fail(ErrorCode::kUnsupported, "{}: no linear for {} activations", label, dtype_name(activations));
+    return std::make_unique<QuantLinear>(site.kernels, weight);
+  fail(ErrorCode::kUnsupported, "{}: {} has no form for {} activations", site.label,
+       site.kernel->name, dtype_name(activations));
 }
 
 }  // namespace tokamak::cpu

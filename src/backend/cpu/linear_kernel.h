@@ -48,7 +48,9 @@ class LinearKernel {
 };
 
 // Throws Error(kUnsupported) when there is no kernel for these activations and this weight.
-std::unique_ptr<LinearKernel> make_linear_kernel(const KernelTable& kernels, const Weight* weight,
-                                                 DType activations, std::string_view label);
+std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weight* weight,
+                                                 DType activations);
+// Throws Error(kUnsupported) unless the operand is a weight in panels.
+void need_matrix(const OpSite& site, const Weight* weight);
 
 }  // namespace tokamak::cpu

@@ -15,12 +15,6 @@ using loop::OpKind;
 using Kind = LoopStep::Kind;
 using Where = LoopPlace::Kind;
 
-constexpr size_t kLoopAlign = 64;
-int64_t loop_aligned(int64_t bytes) {
-  auto align = static_cast<int64_t>(kLoopAlign);
-  return (bytes + align - 1) / align * align;
-}
-
 bool is_word(DType dtype) { return dtype == DType::kF32 || dtype == DType::kI32; }
 
 // Exponentials and what is made of them.
@@ -36,38 +30,51 @@ bool is_heavy(const LoopStep& s) {
   }
 }
 
-// Kernels know f32 in memory; what a weight holds is f32 whatever its type.
-bool reads_in_place(const Instr& i, const loop::Program& p, const OpSite& site) {
-  const Tensor& t = site.in[i.access.param];
-  return loop::linear_parts(i.access.index, p.rows.size()).column == SymExpr(1) &&
-         (t.weight || is_word(t.dtype));
-}
+bool is_norm(const LoopStep& s) { return s.kind == Kind::kRmsNorm || s.kind == Kind::kLayerNorm; }
 
 }  // namespace
 
-LoopPlan::LoopPlan(loop::Program from, const KernelTable& kernels, const OpSite& site)
+LoopPlan::LoopPlan(loop::Program from, const KernelTable& kernels, const OpSite& site, bool by_rows,
+                   std::span<const uint32_t> params)
     : program(std::move(from)) {
   loop::Schedule schedule = loop::make_schedule(program);
   for (const loop::Store& s : program.stores) scatters = scatters || s.to.by >= 0;
-  whole_rows = scatters || schedule.phases.size() > 1;
+  for (uint32_t s = 0; s < program.stores.size(); ++s)  // one thread writes a number of a row
+    whole_rows = whole_rows || is_row_store(s);
+  whole_rows = whole_rows || by_rows || scatters || schedule.phases.size() > 1;
   int64_t columns = program.columns.upper(site.symbols);
-  place_values(schedule, site);
-  phases.resize(schedule.phases.size());
-  for (size_t i = 0; i < phases.size(); ++i) fill_phase(schedule, i, kernels);
-  whole_rows = whole_rows || !row_stores.empty();  // a number of a row is one thread's to write
+  uncut_rows = whole_rows && columns <= kLoopCache;
+  place_values(schedule, site, params);
+  if (uncut_rows) {
+    fill_uncut(kernels);
+  } else {
+    phases.resize(schedule.phases.size());
+    for (size_t i = 0; i < phases.size(); ++i) fill_phase(schedule, i, kernels);
+  }
   int64_t work = 0;
   for (Phase& phase : phases) {
     join_products(phase);
     assign_buffers(phase);
-    for (const LoopStep& s : phase.tile) work += is_heavy(s) ? 4 : 1;
+    for (const LoopStep& s : phase.tile)
+      if (!s.one) work += is_heavy(s) ? 4 : s.kind == Kind::kSoftmax ? 7 : is_norm(s) ? 3 : 1;
   }
   cost = std::max<int64_t>(1, work);
   if (whole_rows) tile = std::max(kLoopTile, kLoopCache / (buffers + 1) / 32 * 32);
+  if (uncut_rows) tile = kLoopCache;
   tile = std::min(tile, (std::max<int64_t>(columns, 1) + 31) / 32 * 32);
   if (kept > 0) row_bytes = loop_aligned((columns + 15) / 16 * 64);
 }
 
-void LoopPlan::place_values(const loop::Schedule& schedule, const OpSite& site) {
+// Kernels read f32 from memory; a weight's values are f32 whatever its type.
+bool LoopPlan::reads_in_place(const Instr& i, const OpSite& site,
+                              std::span<const uint32_t> params) const {
+  const Tensor& t = site.in[params.empty() ? i.access.param : params[i.access.param]];
+  return loop::linear_parts(i.access.index, program.rows.size()).column == SymExpr(1) &&
+         (t.weight || is_word(t.dtype));
+}
+
+void LoopPlan::place_values(const loop::Schedule& schedule, const OpSite& site,
+                            std::span<const uint32_t> params) {
   places.resize(program.code.size());
   std::vector<int> phases_of(places.size(), 0);
   for (const loop::Schedule::Phase& phase : schedule.phases)
@@ -75,7 +82,7 @@ void LoopPlan::place_values(const loop::Schedule& schedule, const OpSite& site) 
   for (uint32_t id = 0; id < program.code.size(); ++id) {
     const Instr& i = program.code[id];
     if (i.type.form == Form::kRow) continue;
-    if (i.op == loop::Op::kLoad && reads_in_place(i, program, site)) {
+    if (i.op == loop::Op::kLoad && reads_in_place(i, site, params)) {
       places[id].kind = Where::kInput;
       if (i.access.by < 0)
         inputs.push_back(id);
@@ -83,20 +90,25 @@ void LoopPlan::place_values(const loop::Schedule& schedule, const OpSite& site) 
         gathers = true;
     } else {
       bool later = schedule.kept[id] || phases_of[id] > 1;  // a load that has to be converted
-      places[id].kind = later ? Where::kKept : Where::kBuffer;
+      places[id].kind = later && !uncut_rows ? Where::kKept : Where::kBuffer;
     }
   }
-  for (uint32_t s = 0; s < program.stores.size(); ++s) {  // computed where it is stored
+  place_stores();
+  for (LoopPlace& place : places)
+    if (place.kind == Where::kKept) place.slot = kept++;
+}
+
+// Values are computed where they are stored, when their elements are together there.
+void LoopPlan::place_stores() {
+  for (uint32_t s = 0; s < program.stores.size(); ++s) {
     const loop::Store& store = program.stores[s];
     LoopPlace& place = places[store.value];
-    bool direct = store.to.by < 0 && is_word(site.out[s].dtype) &&
+    bool direct = store.to.by < 0 && is_word(program.out[s].dtype) &&
                   loop::linear_parts(store.to.index, program.rows.size()).column == SymExpr(1);
     bool computed = place.kind == Where::kBuffer || place.kind == Where::kKept;
     if (direct && computed && program.code[store.value].op != loop::Op::kLoad)
       place = {Where::kOutput, s};
   }
-  for (LoopPlace& place : places)
-    if (place.kind == Where::kKept) place.slot = kept++;
 }
 
 LoopStep LoopPlan::make_step(uint32_t id, const KernelTable& kernels) {
@@ -106,6 +118,7 @@ LoopStep LoopPlan::make_step(uint32_t id, const KernelTable& kernels) {
   s.op = i.op;
   s.to = id;
   s.number = static_cast<float>(i.number);
+  s.one = i.type.form == Form::kRow && info.kind != OpKind::kReduce;
   for (size_t k = 0; k < i.in.size(); ++k) {
     s.in[k] = i.in[k];
     s.tile[k] = program.code[i.in[k]].type.form == Form::kTile;
@@ -133,8 +146,8 @@ LoopStep LoopPlan::make_step(uint32_t id, const KernelTable& kernels) {
              : s.tile[1]            ? Kind::kBinaryLeft
                                     : Kind::kBinaryRow;
   } else if (info.kind == OpKind::kReduce) {
-    s.kind = Kind::kReduce;
-    s.reduce = reductions++;
+    s.kind = uncut_rows ? Kind::kReduceRow : Kind::kReduce;
+    if (!uncut_rows) s.reduce = reductions++;
     s.reduction = static_cast<Reduce>(static_cast<int>(i.op) - static_cast<int>(loop::Op::kSum));
   }
   return s;
@@ -167,23 +180,131 @@ void LoopPlan::fill_phase(const loop::Schedule& schedule, size_t phase,
   for (uint32_t s = 0; s < program.stores.size(); ++s) {
     const loop::Store& store = program.stores[s];
     const Instr& value = program.code[store.value];
-    LoopStep step;
-    step.kind = Kind::kStore;
-    step.to = s;
-    step.in[0] = store.value;
-    step.tile[0] = value.type.form == Form::kTile;
-    bool row = !step.tile[0] &&
-               loop::linear_parts(store.to.index, program.rows.size()).column == SymExpr(0);
-    if (row && phase == 0) row_stores.push_back(step);
+    bool row = is_row_store(s);
+    if (row && phase == 0) row_stores.push_back(make_store(s));
     bool reduces = loop::op_info(value.op).kind == OpKind::kReduce;
     bool here = schedule.phase_of[store.value] + (reduces ? 1 : 0) == phase;
     const LoopPlace& place = places[store.value];
     if (!row && here && !(place.kind == Where::kOutput && place.slot == s))
-      out.tile.push_back(step);
+      out.tile.push_back(make_store(s));
   }
 }
 
-// Two products in one pass where nobody else reads the first.
+LoopStep LoopPlan::make_store(uint32_t store) const {
+  LoopStep step;
+  step.kind = Kind::kStore;
+  step.to = store;
+  step.in[0] = program.stores[store].value;
+  step.tile[0] = program.code[step.in[0]].type.form == Form::kTile;
+  step.one = is_row_store(store);
+  return step;
+}
+
+bool LoopPlan::is_row_store(uint32_t store) const {
+  const loop::Store& s = program.stores[store];
+  return program.code[s.value].type.form == Form::kRow &&
+         loop::linear_parts(s.to.index, program.rows.size()).column == SymExpr(0);
+}
+
+// Every step takes a whole row, so the program's own order will do; norms and softmax run as the
+// kernels of their ops, and what only they read is left out.
+void LoopPlan::fill_uncut(const KernelTable& kernels) {
+  std::vector<std::optional<RowKernel>> whole(program.code.size());
+  std::vector<bool> needed(program.code.size(), false);
+  for (const loop::Store& s : program.stores) {
+    needed[s.value] = true;
+    if (s.to.by >= 0) needed[static_cast<size_t>(s.to.by)] = true;
+  }
+  for (auto id = static_cast<uint32_t>(program.code.size()); id-- > 0;) {
+    if (!needed[id]) continue;
+    const Instr& i = program.code[id];
+    whole[id] = find_row_kernel(id);
+    for (uint32_t in : whole[id] ? whole[id]->in : i.in) needed[in] = true;
+    if (i.access.by >= 0) needed[static_cast<size_t>(i.access.by)] = true;
+  }
+  Phase& out = phases.emplace_back();
+  for (uint32_t id = 0; id < program.code.size(); ++id) {
+    const Instr& i = program.code[id];
+    if (!needed[id]) continue;
+    if (places[id].kind == Where::kInput && i.type.form == Form::kTile) {
+      LoopStep find;
+      find.kind = Kind::kFindRow;
+      find.to = id;
+      if (i.access.by >= 0) out.tile.push_back(find);
+      continue;
+    }
+    LoopStep s = make_step(id, kernels);
+    if (whole[id]) {
+      s.kind = whole[id]->kind;
+      s.number = static_cast<float>(whole[id]->eps);
+      for (size_t k = 0; k < 3; ++k) {
+        s.tile[k] = k < whole[id]->in.size();
+        s.in[k] = s.tile[k] ? whole[id]->in[k] : 0;
+      }
+    }
+    (s.kind == Kind::kConst ? once : out.tile).push_back(s);
+  }
+  for (uint32_t s = 0; s < program.stores.size(); ++s) {
+    const LoopPlace& place = places[program.stores[s].value];
+    if (!(place.kind == Where::kOutput && place.slot == s)) out.tile.push_back(make_store(s));
+  }
+}
+
+// ((x * rsqrt(sum of squares / columns + eps)) * weight), as compile/lower writes rms_norm; of a
+// layer_norm x is what is left after the mean is taken away.
+std::optional<LoopPlan::RowKernel> LoopPlan::find_norm(uint32_t scaled) const {
+  auto is = [&](uint32_t id, loop::Op op) { return program.code[id].op == op; };
+  auto in = [&](uint32_t id, size_t k) { return program.code[id].in[k]; };
+  auto is_tile = [&](uint32_t id) { return program.code[id].type.form == Form::kTile; };
+  if (!is(scaled, loop::Op::kMul) || !is_tile(in(scaled, 1))) return std::nullopt;
+  uint32_t y = in(scaled, 0), weight = in(scaled, 1);
+  if (!is(y, loop::Op::kMul) || !is(in(y, 1), loop::Op::kRsqrt)) return std::nullopt;
+  uint32_t x = in(y, 0), sum = in(in(y, 1), 0);
+  if (!is(sum, loop::Op::kAdd) || !is(in(sum, 0), loop::Op::kDiv) ||
+      !is(in(sum, 1), loop::Op::kConst))
+    return std::nullopt;
+  uint32_t mean = in(sum, 0);
+  if (!is(in(mean, 0), loop::Op::kSumSquares) || !is(in(mean, 1), loop::Op::kColumns) ||
+      in(in(mean, 0), 0) != x)
+    return std::nullopt;
+  RowKernel out{Kind::kRmsNorm, {x, weight}, program.code[in(sum, 1)].number};
+  if (!is(x, loop::Op::kSub) || program.code[x].type.elem != Elem::kWide) return out;
+  uint32_t source = in(x, 0), middle = in(x, 1);
+  if (is(middle, loop::Op::kDiv) && is(in(middle, 0), loop::Op::kSum) &&
+      is(in(middle, 1), loop::Op::kColumns) && in(in(middle, 0), 0) == source) {
+    out.kind = Kind::kLayerNorm;
+    out.in[0] = source;
+  }
+  return out;
+}
+
+std::optional<LoopPlan::RowKernel> LoopPlan::find_row_kernel(uint32_t id) const {
+  auto is = [&](uint32_t v, loop::Op op) { return program.code[v].op == op; };
+  auto in = [&](uint32_t v, size_t k) { return program.code[v].in[k]; };
+  if (program.code[id].type != loop::ValueType{Elem::kF32, Form::kTile}) return std::nullopt;
+  if (is(id, loop::Op::kAdd)) {
+    uint32_t scaled = in(id, 0), bias = in(id, 1);
+    bool tiles = program.code[scaled].type == loop::ValueType{Elem::kWide, Form::kTile} &&
+                 program.code[bias].type.form == Form::kTile;
+    std::optional<RowKernel> norm = tiles ? find_norm(scaled) : std::nullopt;
+    if (!norm || norm->kind != Kind::kLayerNorm) return std::nullopt;
+    norm->in.push_back(bias);
+    return norm;
+  }
+  if (auto norm = find_norm(id)) return norm;
+  // exp(x - max) * (1 / sum)
+  if (!is(id, loop::Op::kMul) || !is(in(id, 0), loop::Op::kExp) || !is(in(id, 1), loop::Op::kDiv))
+    return std::nullopt;
+  uint32_t power = in(id, 0), inverse = in(id, 1), shifted = in(power, 0);
+  if (!is(in(inverse, 0), loop::Op::kConst) || program.code[in(inverse, 0)].number != 1.0 ||
+      !is(in(inverse, 1), loop::Op::kSum) || in(in(inverse, 1), 0) != power ||
+      !is(shifted, loop::Op::kSub) || !is(in(shifted, 1), loop::Op::kMax) ||
+      in(in(shifted, 1), 0) != in(shifted, 0) || program.code[power].type.elem != Elem::kWide)
+    return std::nullopt;
+  return RowKernel{Kind::kSoftmax, {in(shifted, 0)}};
+}
+
+// Two products in one pass where nothing else reads the first.
 void LoopPlan::join_products(Phase& phase) {
   std::vector<int> uses(places.size(), 0);
   for (const Instr& i : program.code)
@@ -238,9 +359,10 @@ void LoopPlan::assign_buffers(Phase& phase) {
     };
     // These read an element before they write it, so the result may take an operand's place.
     bool in_place = s.kind == Kind::kUnary || s.kind == Kind::kBinary ||
-                    s.kind == Kind::kBinaryRight || s.kind == Kind::kScaleMul;
+                    s.kind == Kind::kBinaryRight || s.kind == Kind::kScaleMul || is_norm(s) ||
+                    s.kind == Kind::kSoftmax;
     if (in_place) release();
-    bool writes = s.kind != Kind::kStore && s.kind != Kind::kReduce;
+    bool writes = s.kind != Kind::kStore && s.kind != Kind::kReduce && s.kind != Kind::kFindRow;
     if (writes && places[s.to].kind == Where::kBuffer) places[s.to].slot = take();
     if (!in_place) release();
   }
@@ -249,33 +371,8 @@ void LoopPlan::assign_buffers(Phase& phase) {
 
 int64_t LoopPlan::scratch_bytes() const {
   auto values = static_cast<int64_t>(places.size());
-  return static_cast<int64_t>(kLoopAlign) + loop_aligned(values * 16) + loop_aligned(values * 4) +
-         reductions * 64 + (buffers + (gathers ? 1 : 0)) * loop_aligned(tile * 4) +
-         kept * row_bytes;
-}
-
-LoopRunner::LoopRunner(const LoopPlan& plan, const loop::Bounds& bounds, const KernelTable& kernels,
-                       const Tensor* in, const Tensor* out, uint8_t* scratch)
-    : plan_(plan), bounds_(bounds), kernels_(kernels), in_(in), out_(out) {
-  auto address = reinterpret_cast<uintptr_t>(scratch);
-  scratch += (kLoopAlign - address % kLoopAlign) % kLoopAlign;
-  auto values = static_cast<int64_t>(plan.places.size());
-  places_ = reinterpret_cast<Place*>(scratch);
-  uint8_t* numbers = scratch + loop_aligned(values * 16);
-  uint8_t* lanes = numbers + loop_aligned(values * 4);
-  lanes_ = reinterpret_cast<float*>(lanes);
-  uint8_t* buffers = lanes + plan.reductions * 64;
-  zeros_ = buffers + plan.buffers * loop_aligned(plan.tile * 4);
-  uint8_t* kept = zeros_ + (plan.gathers ? loop_aligned(plan.tile * 4) : 0);
-  if (plan.gathers) std::memset(zeros_, 0, static_cast<size_t>(plan.tile) * 4);
-  for (int64_t v = 0; v < values; ++v) {
-    const LoopPlace& p = plan.places[static_cast<size_t>(v)];
-    Place& to = places_[v];
-    to = {numbers + v * 4, 0};
-    if (p.kind == Where::kBuffer) to.base = buffers + p.slot * loop_aligned(plan.tile * 4);
-    if (p.kind == Where::kKept) to = {kept + p.slot * plan.row_bytes, 4};
-  }
-  static_assert(sizeof(Place) == 16);
+  return kLoopAlign + loop_aligned(values * 16) + loop_aligned(values * 4) + reductions * 64 +
+         (buffers + (gathers ? 1 : 0)) * loop_aligned(tile * 4) + kept * row_bytes;
 }
 
 }  // namespace tokamak::cpu

@@ -1,32 +1,72 @@
 #pragma once
-// Inside the region kernels: the ops of a region on one row (or a part of one), with the very
-// kernels that run them alone, so that fusing changes no bit.
-#include "backend/cpu/exec.h"
+// What the region kernels share: loop programs that run row by row in front of an anchor, and
+// element-wise ones that run on what an anchor produced. Both use the kernels that run their ops
+// alone, so that fusing changes no bit.
+#include "backend/cpu/loop_plan.h"
 #include "plan/region.h"
 
 namespace tokamak::cpu {
 
-// One op on n values that lie one behind the other.
-struct RowStep {
-  enum class Kind : uint8_t { kUnary, kBinary, kRmsNorm, kLayerNorm, kSoftmax, kQuantize };
+// A program of a region whose inputs are inputs of the call, run one row at a time into memory of
+// the caller's choice.
+class RowProgram {
+ public:
+  // Throws Error(kUnsupported) when an input is computed inside the region or an output is not
+  // stored row by row.
+  RowProgram(const Region& region, const RegionPiece& piece, const OpSite& site);
+
+  void bind(const Tensor* in, const StepContext& context);
+  int64_t rows() const { return bounds_.row_count(); }
+  int64_t most_rows() const { return most_rows_; }  // of any step
+  int64_t columns() const { return columns_; }
+  int64_t row_bytes(size_t output) const;
+  size_t outputs() const { return plan_.program.out.size(); }
+  int64_t scratch_bytes() const { return plan_.scratch_bytes(); }
+  // The only input of which every row has a row of its own; -1: none, or several.
+  int row_input() const;
+
+  LoopRunner runner(const Tensor* in, const KernelTable& kernels, uint8_t* scratch) const {
+    return LoopRunner(plan_, bounds_, kernels, in, nullptr, scratch, params_);
+  }
+  // What these rows read.
+  void touch(const Tensor* in, int64_t row, int64_t end, AccessList& list) const;
+
+ private:
+  std::vector<uint32_t> params_;  // inputs of the call
+  LoopPlan plan_;
+  loop::Bounds bounds_;
+  std::vector<bool> by_row_;  // inputs that have a row for each row of the program
+  std::vector<int64_t> in_elements_, out_elements_;
+  int64_t columns_ = 0, most_rows_ = 0;
+};
+
+// One element-wise step after an anchor, on values with the anchor's extents.
+struct EpilogueStep {
+  enum class Kind : uint8_t { kUnary, kBinary, kQuantize };
+  struct Source {
+    enum class Kind : uint8_t {
+      kNone,
+      kRows,    // a value with an element for each
+      kColumn,  // an input of the call with one number per column
+      kNumber,
+    };
+    Kind kind = Kind::kNone;
+    uint32_t value = 0;  // of the region, or beyond: of a step that stays inside
+    float number = 0;
+  };
   Kind kind = Kind::kUnary;
   UnaryKernel unary;
   void (*binary)(const float* a, const float* b, float* out, int64_t n) = nullptr;
   void (*binary_scalar)(const float* a, float b, float* out, int64_t n) = nullptr;
-  float eps = 0;
-  bool row_local() const { return kind == Kind::kUnary || kind == Kind::kBinary; }
+  Source in[2];
+  uint32_t out = 0;
 
-  // b, c: further operands or nullptr; `scalar`: b is one number.
-  void run(const KernelTable& k, const float* a, const float* b, bool scalar, const float* c,
-           void* out, int64_t n) const;
+  // n values that are next to each other; a or b is not read where the source is a number.
+  void run(const float* a, const float* b, float* to, int64_t n) const;
 };
-// Throws Error(kUnsupported) naming the op.
-RowStep make_row_step(const KernelTable& kernels, const RegionStep& step, std::string_view label);
-
-// The kernels; each takes the regions of its kind and throws Error(kUnsupported) for what it cannot
-// do.
-std::unique_ptr<Op> make_rows_region(const OpSite& site, const RegionProgram& program);
-std::unique_ptr<Op> make_linears_region(const OpSite& site, const RegionProgram& program);
-std::unique_ptr<Op> make_rope_region(const OpSite& site, const RegionProgram& program);
+// Steps of a program over rows of `columns`. Values inside are numbered from `next` on. Throws
+// Error(kUnsupported) naming the instruction that has no such step.
+std::vector<EpilogueStep> read_epilogue(const Region& region, const RegionPiece& piece,
+                                        const OpSite& site, int64_t columns, uint32_t& next);
 
 }  // namespace tokamak::cpu

@@ -1,8 +1,9 @@
-// Regions around matrices that share their input: [norm] [quantize], the matrices, then
-// element-wise ops on their outputs. The activations are made and packed once for all matrices;
-// what the matrices give goes through the element-wise ops a few columns at a time, before it
-// leaves the cache.
+// Regions around matrices that share their input: a program for each row (norms, quantisation), the
+// matrices, then element-wise programs on their outputs. The activations are computed and packed
+// once for all matrices; the matrices' outputs go through the element-wise steps a few columns at a
+// time, before they leave the cache.
 #include <algorithm>
+#include <optional>
 
 #include "backend/cpu/linear_kernel.h"
 #include "backend/cpu/region.h"
@@ -11,8 +12,8 @@
 namespace tokamak::cpu {
 namespace {
 
-// Elements of activations that every thread makes for itself instead of waiting for the others:
-// with ops in front of the matrices, and for packing alone.
+// Elements of activations that every thread computes for itself instead of waiting for the others:
+// with a program before the matrices, and for packing alone.
 constexpr int64_t kOwnPrologue = 8192;
 constexpr int64_t kOwnPacking = 32768;
 
@@ -20,34 +21,42 @@ int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 class LinearsRegion final : public Op {
  public:
-  LinearsRegion(const OpSite& site, const RegionProgram& program)
-      : program_(program), places_(program.values()) {
-    for (size_t r = 0; r < program.results.size(); ++r)
-      places_[program.results[r]].out = static_cast<int>(r);
-    std::vector<bool> is_linear;
-    for (const RegionStep& s : program.steps) is_linear.push_back(s.op == "linear");
-    auto first = std::find(is_linear.begin(), is_linear.end(), true);
-    if (first == is_linear.end()) fail(ErrorCode::kCorrupt, "{}: no matrix", site.label);
-    x_ = program.steps[static_cast<size_t>(first - is_linear.begin())].in.at(0);
+  explicit LinearsRegion(const OpSite& site) : region_(*site.region), inputs_(region_.inputs) {
+    places_.resize(region_.values.size());
+    for (size_t r = 0; r < region_.results.size(); ++r)
+      places_[region_.results[r]].out = static_cast<int>(r);
+    auto first = std::find_if(region_.pieces.begin(), region_.pieces.end(),
+                              [](const RegionPiece& p) { return p.op == "linear"; });
+    if (first == region_.pieces.end())
+      fail(ErrorCode::kUnsupported, "{}: {} takes regions with a matrix", site.label,
+           site.kernel->name);
+    x_ = first->in.at(0);
     read_prologue(site);
-    for (size_t i = 0; i < program.steps.size(); ++i)
-      if (is_linear[i]) add_matrix(site, program.steps[i]);
-    for (size_t i = 0; i < program.steps.size(); ++i)
-      if (!is_linear[i] && !in_prologue(program.steps[i].out)) add_epilogue(site, program.steps[i]);
+    for (const RegionPiece& piece : region_.pieces)
+      if (piece.is_anchor()) add_matrix(site, piece);
     k_ = matrices_[0].kernel->weight().k;
+    if (prologue_ && prologue_->columns() != k_)
+      fail(ErrorCode::kCorrupt, "{}: rows of {} for matrices of {}", site.label,
+           prologue_->columns(), k_);
+    for (size_t i = 0; i < region_.pieces.size(); ++i)
+      if (!region_.pieces[i].is_anchor() && static_cast<int>(i) != prologue_piece_)
+        add_epilogue(site, region_.pieces[i]);
     finish_groups();
     lay_out(site);
   }
 
+  void bind(const Tensor* in, const Tensor*, const StepContext& c) override {
+    if (prologue_) prologue_->bind(in, c);
+  }
   int64_t scratch_bytes() const override { return scratch_; }
   int64_t shared_bytes() const override { return shared_; }
 
   int stages(const Tensor* in, const Tensor*, const StepContext&) const override {
-    return own(in[source_].rows()) ? 1 : 2;
+    return own(rows_of(in)) ? 1 : 2;
   }
 
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
-    int64_t rows = in[source_].rows();
+    int64_t rows = rows_of(in);
     Call call{in, out, c, rows, nullptr};
     if (!own(rows)) {
       call.tiles = c.shared_scratch;
@@ -67,7 +76,7 @@ class LinearsRegion final : public Op {
 
   void touch(const Tensor* in, const Tensor* out, const StepContext& c,
              AccessList& list) const override {
-    int64_t rows = in[source_].rows();
+    int64_t rows = rows_of(in);
     if (!own(rows) && c.stage == 0) {
       auto [begin, end] = tiles_of(rows, c);
       if (begin >= end) return;
@@ -91,18 +100,12 @@ class LinearsRegion final : public Op {
   struct PlaceOf {
     int out = -1;         // output of the call
     int64_t buffer = -1;  // or a buffer of scratch, in columns of a unit
-    int matrix = -1;      // made by this matrix
+    int group = -1;       // computed by this one
   };
   struct Matrix {
     std::unique_ptr<LinearKernel> kernel;
     uint32_t value;
     int bias;  // input, or -1
-    int group;
-  };
-  struct EpilogueStep {
-    RowStep op;
-    int in[2];
-    uint32_t out;
   };
   // Matrices whose outputs meet in element-wise ops: a unit of columns is done in all of them, then
   // the ops.
@@ -128,75 +131,61 @@ class LinearsRegion final : public Op {
   // --- At load ---
 
   void read_prologue(const OpSite& site) {
-    std::vector<size_t> chain;
-    for (uint32_t v = x_; program_.maker(v) >= 0;) {
-      chain.insert(chain.begin(), static_cast<size_t>(program_.maker(v)));
-      v = program_.steps[chain.front()].in.at(0);
+    prologue_piece_ = region_.producer(x_);
+    if (prologue_piece_ < 0) {
+      quantized_ = site.in[x_].dtype == DType::kQ8A;
+      return;
     }
-    source_ = chain.empty() ? x_ : program_.steps[chain.front()].in[0];
-    for (size_t i : chain) {
-      const RegionStep& s = program_.steps[i];
-      RowStep op = make_row_step(site.kernels, s, site.label);
-      EpilogueStep e{op,
-                     {s.in.size() > 1 ? static_cast<int>(s.in[1]) : -1,
-                      s.in.size() > 2 ? static_cast<int>(s.in[2]) : -1},
-                     s.out};
-      quantized_ = op.kind == RowStep::Kind::kQuantize;
-      if (prologue_.size() >= 2 || (quantized_ && i != chain.back()))
-        fail(ErrorCode::kUnsupported, "{}: too much in front of a matrix", site.label);
-      prologue_.push_back(e);
-    }
-    if (prologue_.empty()) quantized_ = site.in[x_].dtype == DType::kQ8A;
-  }
-  bool in_prologue(uint32_t value) const {
-    return std::any_of(prologue_.begin(), prologue_.end(),
-                       [&](const EpilogueStep& s) { return s.out == value; });
+    const RegionPiece& piece = region_.pieces[static_cast<size_t>(prologue_piece_)];
+    if (piece.is_anchor() || piece.out.size() > kMostOutputs)
+      fail(ErrorCode::kUnsupported, "{}: {} has no form for {} before a matrix", site.label,
+           site.kernel->name, piece.is_anchor() ? piece.op : "so many results");
+    prologue_.emplace(region_, piece, site);
+    for (uint32_t v : piece.out)
+      if (v != x_ && places_[v].out < 0)
+        fail(ErrorCode::kUnsupported, "{}: {} cannot keep a value from before the matrices",
+             site.label, site.kernel->name);
+    quantized_ = region_.values[x_].tensor.dtype == DType::kQ8A;
   }
 
-  void add_matrix(const OpSite& site, const RegionStep& s) {
-    if (s.in.size() < 2 || s.in[0] != x_ || s.in[1] >= program_.inputs)
-      fail(ErrorCode::kUnsupported, "{}: matrices of different inputs", site.label);
+  void add_matrix(const OpSite& site, const RegionPiece& piece) {
+    if (piece.op != "linear" || piece.in.size() < 2 || piece.in[0] != x_ || piece.in[1] >= inputs_)
+      fail(ErrorCode::kUnsupported, "{}: {} takes matrices that share their first operand, not {}",
+           site.label, site.kernel->name, piece.op);
     DType type = quantized_ ? DType::kQ8A : DType::kF32;
-    Matrix m{make_linear_kernel(site.kernels, site.in[s.in[1]].weight, type, site.label), s.out,
-             s.in.size() > 2 ? static_cast<int>(s.in[2]) : -1, static_cast<int>(groups_.size())};
+    Matrix m{make_linear_kernel(site, site.in[piece.in[1]].weight, type), piece.out[0],
+             piece.in.size() > 2 ? static_cast<int>(piece.in[2]) : -1};
     Group g;
     g.matrices = {matrices_.size()};
     g.n = m.kernel->weight().n;
-    places_[s.out].matrix = static_cast<int>(matrices_.size());
+    places_[piece.out[0]].group = static_cast<int>(groups_.size());
     matrices_.push_back(std::move(m));
     groups_.push_back(std::move(g));
   }
 
-  // The group of what a step reads; groups that meet become one.
-  void add_epilogue(const OpSite& site, const RegionStep& s) {
-    EpilogueStep e{make_row_step(site.kernels, s, site.label),
-                   {static_cast<int>(s.in[0]), s.in.size() > 1 ? static_cast<int>(s.in[1]) : -1},
-                   s.out};
-    if (!e.op.row_local() && e.op.kind != RowStep::Kind::kQuantize)
-      fail(ErrorCode::kUnsupported, "{}: {} behind a matrix", site.label, s.op);
+  // The group of what a program reads; groups that meet become one.
+  void add_epilogue(const OpSite& site, const RegionPiece& piece) {
     int group = -1;
-    for (int v : e.in) {
-      if (v < static_cast<int>(program_.inputs)) continue;
-      int g = group_of(static_cast<uint32_t>(v));
-      if (group >= 0 && g != group) merge_groups(group, g);
-      if (group < 0) group = g;
+    for (uint32_t v : piece.in) {
+      if (v < inputs_) continue;
+      if (places_[v].group < 0)
+        fail(ErrorCode::kUnsupported, "{}: {} cannot keep a value from before the matrices",
+             site.label, site.kernel->name);
+      if (group >= 0 && places_[v].group != group) merge_groups(group, places_[v].group);
+      group = places_[v].group;
     }
-    TK_CHECK(group >= 0, "{}: a step apart from every matrix", site.label);
-    group_of_step_.push_back(group);
+    if (group < 0)
+      fail(ErrorCode::kUnsupported, "{}: {} has no form for a program apart from every matrix",
+           site.label, site.kernel->name);
     Group& to = groups_[static_cast<size_t>(group)];
-    to.steps.push_back(epilogue_.size());
-    if (e.op.kind == RowStep::Kind::kQuantize) {
-      if (to.n % kQuantBlock != 0 || places_[s.out].out < 0)
-        fail(ErrorCode::kUnsupported, "{}: quantize of {} columns", site.label, to.n);
-      to.panels = kQuantBlock / kPanel;
+    auto next = static_cast<uint32_t>(places_.size());
+    for (EpilogueStep& e : read_epilogue(region_, piece, site, to.n, next)) {
+      places_.resize(next);
+      places_[e.out].group = group;
+      if (e.kind == EpilogueStep::Kind::kQuantize) to.panels = kQuantBlock / kPanel;
+      to.steps.push_back(epilogue_.size());
+      epilogue_.push_back(e);
     }
-    epilogue_.push_back(e);
-  }
-  int group_of(uint32_t value) const {
-    if (int m = places_[value].matrix; m >= 0) return matrices_[static_cast<size_t>(m)].group;
-    for (size_t i = 0; i < epilogue_.size(); ++i)
-      if (epilogue_[i].out == value) return group_of_step_[i];
-    return -1;
   }
   void merge_groups(int into, int from) {
     Group &a = groups_[static_cast<size_t>(into)], &b = groups_[static_cast<size_t>(from)];
@@ -206,10 +195,8 @@ class LinearsRegion final : public Op {
     std::sort(a.steps.begin(), a.steps.end());
     a.panels = std::max(a.panels, b.panels);
     b = {};
-    for (Matrix& m : matrices_)
-      if (m.group == from) m.group = into;
-    for (int& g : group_of_step_)
-      if (g == from) g = into;
+    for (PlaceOf& p : places_)
+      if (p.group == from) p.group = into;
   }
 
   void finish_groups() {
@@ -226,17 +213,19 @@ class LinearsRegion final : public Op {
     }
   }
 
-  // Scratch of a thread: activations of its own | a row of f32 | kTile rows as they are packed from
-  // | buffers of a unit | the matrices' scratch.
+  // Scratch of a thread: activations of its own | of the prologue | its results that are not kept |
+  // kTile rows as they are packed from | buffers of a unit | the matrices' scratch.
   void lay_out(const OpSite& site) {
     const LinearKernel& kernel = *matrices_[0].kernel;
     chunk_rows_ = kernel.chunk_tiles() * kTile;
-    int64_t most = std::max<int64_t>(site.in[source_].rows(), 1);
+    int64_t most = std::max<int64_t>(prologue_ ? prologue_->most_rows() : site.in[x_].rows(), 1);
     int64_t own_rows = std::min(most, std::max<int64_t>(kTile, own_limit() / k_ + 1));
     own_bytes_ =
         aligned((own_rows + kTile - 1) / kTile * kernel.tile_bytes() + kernel.single_bytes());
     row_at_ = own_bytes_;
-    staged_at_ = row_at_ + aligned(k_ * 4);
+    spare_at_ = row_at_ + (prologue_ ? aligned(prologue_->scratch_bytes()) : 0);
+    staged_at_ =
+        spare_at_ + spare_bytes() * static_cast<int64_t>(prologue_ ? prologue_->outputs() : 0);
     unit_at_ = staged_at_ + aligned(kTile * std::max(kernel.row_bytes(), k_ * 4));
     int64_t buffers = 0;
     for (const Group& g : groups_) {
@@ -257,7 +246,9 @@ class LinearsRegion final : public Op {
 
   // --- In a step ---
 
-  int64_t own_limit() const { return prologue_.empty() ? kOwnPacking : kOwnPrologue; }
+  int64_t own_limit() const { return prologue_ ? kOwnPrologue : kOwnPacking; }
+  int64_t rows_of(const Tensor* in) const { return prologue_ ? prologue_->rows() : in[x_].rows(); }
+  int64_t spare_bytes() const { return aligned(k_ * 4); }
   int64_t tile_bytes() const { return matrices_[0].kernel->tile_bytes(); }
 
   // Whether every thread makes all activations itself. One tile is one thread's work: nothing is
@@ -274,20 +265,22 @@ class LinearsRegion final : public Op {
 
   void touch_prologue(const Tensor* in, const Tensor* out, int64_t row, int64_t end, bool keep,
                       AccessList& list) const {
-    const Tensor& source = in[source_];
-    list.read_rows(source, prologue_.empty() ? matrices_[0].kernel->row_bytes() : k_ * 4, row, end);
-    for (const EpilogueStep& s : prologue_) {
-      for (int v : s.in)
-        if (v >= 0) list.read(in[v]);
-      if (int o = places_[s.out].out; o >= 0 && keep) list.write_rows(out[o], k_ * 4, row, end);
-    }
+    if (!prologue_) return list.read_rows(in[x_], matrices_[0].kernel->row_bytes(), row, end);
+    prologue_->touch(in, row, end, list);
+    const std::vector<uint32_t>& values = prologue_outputs();
+    for (size_t i = 0; i < values.size(); ++i)
+      if (int o = places_[values[i]].out; o >= 0 && keep)
+        list.write_rows(out[o], prologue_->row_bytes(i), row, end);
+  }
+  const std::vector<uint32_t>& prologue_outputs() const {
+    return region_.pieces[static_cast<size_t>(prologue_piece_)].out;
   }
   // Columns of a group's values, in all rows.
   void touch_units(const Tensor* in, const Tensor* out, int64_t rows, const Group& g, int64_t from,
                    int64_t to, AccessList& list) const {
     auto touch_value = [&](uint32_t value, bool write) {
-      int o = value < program_.inputs ? -1 : places_[value].out;
-      if (o < 0 && (write || value >= program_.inputs)) return;
+      int o = value < inputs_ ? -1 : places_[value].out;
+      if (o < 0 && (write || value >= inputs_)) return;
       const Tensor& t = write ? out[o] : o >= 0 ? out[o] : in[value];
       if (t.dtype == DType::kQ8A)
         list.columns(t, g.n / kQuantBlock * kActivationBlock, 0, rows,
@@ -301,49 +294,47 @@ class LinearsRegion final : public Op {
       touch_value(matrices_[m].value, true);
     }
     for (size_t i : g.steps) {
-      for (int v : epilogue_[i].in)
-        if (v >= 0) touch_value(static_cast<uint32_t>(v), false);
+      for (const EpilogueStep::Source& source : epilogue_[i].in) {
+        if (source.kind == SourceKind::kRows) touch_value(source.value, false);
+        if (source.kind == SourceKind::kColumn) list.read(in[source.value]);
+      }
       touch_value(epilogue_[i].out, true);
     }
   }
 
-  // One row through the prologue; returns the row as the matrices' packing reads it. `keep`: what
-  // is a result of the region is written to its place.
-  const void* prepare_row(const Call& call, int64_t row, uint8_t* staged, float* buffer,
-                          bool keep) const {
-    const Tensor& source = call.in[source_];
-    const auto* x = static_cast<const uint8_t*>(source.data);
-    if (prologue_.empty()) return x + row * matrices_[0].kernel->row_bytes();
-    const void* at = x + row * k_ * 4;
-    for (size_t i = 0; i < prologue_.size(); ++i) {
-      const EpilogueStep& s = prologue_[i];
-      bool last = i + 1 == prologue_.size();
-      void* to = last ? static_cast<void*>(staged) : buffer;
-      int out = places_[s.out].out;
-      if (out >= 0 && keep && call.out[out].dtype == DType::kF32)
-        to = call.out[out].f32() + row * k_;
-      auto operand = [&](int v) { return v < 0 ? nullptr : call.in[v].f32(); };
-      s.op.run(call.c.kernels, static_cast<const float*>(at), operand(s.in[0]), false,
-               operand(s.in[1]), to, k_);
-      if (out >= 0 && keep && call.out[out].dtype == DType::kF32 && last)
-        std::copy_n(static_cast<const float*>(to), k_, reinterpret_cast<float*>(staged));
-      at = last ? static_cast<const void*>(staged) : to;
-    }
-    return at;
+  // One row through the prologue, to `staged`. `keep`: what is a result of the region is also
+  // written to its place.
+  void prepare_row(const Call& call, LoopRunner& runner, int64_t row, uint8_t* staged,
+                   bool keep) const {
+    const std::vector<uint32_t>& values = prologue_outputs();
+    uint8_t *to[kMostOutputs], *spare = call.c.thread_scratch() + spare_at_;
+    auto place = [&](size_t i) {
+      return static_cast<uint8_t*>(call.out[places_[values[i]].out].data) +
+             row * prologue_->row_bytes(i);
+    };
+    for (size_t i = 0; i < values.size(); ++i)
+      to[i] = values[i] == x_ ? staged
+              : keep          ? place(i)
+                              : spare + static_cast<int64_t>(i) * spare_bytes();
+    runner.run_row(row, to);
+    for (size_t i = 0; i < values.size(); ++i)
+      if (values[i] == x_ && keep && places_[x_].out >= 0)
+        std::copy_n(staged, prologue_->row_bytes(i), place(i));
   }
 
   void make_tiles(const Call& call, int64_t begin, int64_t end, uint8_t* to, bool keep) const {
     const LinearKernel& kernel = *matrices_[0].kernel;
     uint8_t* scratch = call.c.thread_scratch();
-    auto* buffer = reinterpret_cast<float*>(scratch + row_at_);
     uint8_t* staged = scratch + staged_at_;
+    std::optional<LoopRunner> runner;
+    if (prologue_) runner.emplace(prologue_->runner(call.in, call.c.kernels, scratch + row_at_));
     for (int64_t t = begin; t < end; ++t, to += tile_bytes()) {
       int64_t row = t * kTile, n = std::min<int64_t>(kTile, call.rows - row);
-      const void* rows = nullptr;
-      for (int64_t i = 0; i < n; ++i) {
-        const void* at = prepare_row(call, row + i, staged + i * kernel.row_bytes(), buffer, keep);
-        if (i == 0) rows = at;
-      }
+      const uint8_t* rows = staged;
+      if (!prologue_)
+        rows = static_cast<const uint8_t*>(call.in[x_].data) + row * kernel.row_bytes();
+      for (int64_t i = 0; prologue_ && i < n; ++i)
+        prepare_row(call, *runner, row + i, staged + i * kernel.row_bytes(), keep);
       kernel.pack_tile(call.c.kernels, rows, n, to);
     }
   }
@@ -355,9 +346,13 @@ class LinearsRegion final : public Op {
       make_tiles(call, 0, (call.rows + kTile - 1) / kTile, scratch, keep);
       return scratch;
     }
-    const void* x = prepare_row(call, 0, scratch + staged_at_,
-                                reinterpret_cast<float*>(scratch + row_at_), keep);
-    if (kernel.single_bytes() == 0) return static_cast<const uint8_t*>(x);
+    const auto* x = static_cast<const uint8_t*>(prologue_ ? nullptr : call.in[x_].data);
+    if (prologue_) {
+      LoopRunner runner = prologue_->runner(call.in, call.c.kernels, scratch + row_at_);
+      prepare_row(call, runner, 0, scratch + staged_at_, keep);
+      x = scratch + staged_at_;
+    }
+    if (kernel.single_bytes() == 0) return x;
     kernel.pack_single(call.c.kernels, x, scratch);
     return scratch;
   }
@@ -422,53 +417,65 @@ class LinearsRegion final : public Op {
   Columns columns(const Call& call, const Group& g, uint32_t value, const Stretch& at,
                   uint8_t* scratch) const {
     int64_t offset = at.row * g.n + at.column;
-    if (value < program_.inputs) return {call.in[value].f32() + offset, g.n};
+    if (value < inputs_) return {call.in[value].f32() + offset, g.n};
     const PlaceOf& p = places_[value];
     if (p.out >= 0) return {call.out[p.out].f32() + offset, g.n};
     auto* base = reinterpret_cast<float*>(scratch + unit_at_);
     return {base + p.buffer * g.panels * kPanel * chunk_rows_, at.width};
   }
 
+  Columns source(const Call& call, const Group& g, const EpilogueStep::Source& from,
+                 const Stretch& at, uint8_t* scratch) const {
+    if (from.kind == SourceKind::kRows) return columns(call, g, from.value, at, scratch);
+    if (from.kind == SourceKind::kColumn) return {call.in[from.value].f32() + at.column, 0};
+    return {};
+  }
+
   void run_step(const Call& call, const Group& g, const EpilogueStep& s, const Stretch& at,
                 uint8_t* scratch) const {
     int64_t width = std::min(at.width, g.n - at.column), count = at.rows;
-    Columns a = columns(call, g, static_cast<uint32_t>(s.in[0]), at, scratch), b{};
-    if (s.in[1] >= 0) b = columns(call, g, static_cast<uint32_t>(s.in[1]), at, scratch);
-    const KernelTable& k = call.c.kernels;
-    if (s.op.kind == RowStep::Kind::kQuantize) {
+    Columns a = source(call, g, s.in[0], at, scratch), b = source(call, g, s.in[1], at, scratch);
+    if (s.kind == EpilogueStep::Kind::kQuantize) {
       int64_t blocks = g.n / kQuantBlock;
       auto* to = static_cast<uint8_t*>(call.out[places_[s.out].out].data) +
                  (at.row * blocks + at.column / kQuantBlock) * kActivationBlock;
       for (int64_t r = 0; r < count; ++r)
-        k.quantize_row(a.base + r * a.stride, width, to + r * blocks * kActivationBlock);
+        call.c.kernels.quantize_row(a.base + r * a.stride, width,
+                                    to + r * blocks * kActivationBlock);
       return;
     }
     Columns to = columns(call, g, s.out, at, scratch);
-    bool dense = a.stride == width && to.stride == width && (s.in[1] < 0 || b.stride == width);
-    if (dense) return s.op.run(k, a.base, b.base, false, nullptr, to.base, count * width);
+    bool dense =
+        to.stride == width && (!a.base || a.stride == width) && (!b.base || b.stride == width);
+    if (dense) return s.run(a.base, b.base, to.base, count * width);
     for (int64_t r = 0; r < count; ++r)
-      s.op.run(k, a.base + r * a.stride, b.base ? b.base + r * b.stride : nullptr, false, nullptr,
-               to.base + r * to.stride, width);
+      s.run(a.base ? a.base + r * a.stride : nullptr, b.base ? b.base + r * b.stride : nullptr,
+            to.base + r * to.stride, width);
   }
 
-  RegionProgram program_;
+  using SourceKind = EpilogueStep::Source::Kind;
+  static constexpr size_t kMostOutputs = 4;  // of the prologue
+  const Region& region_;
   std::vector<PlaceOf> places_;
-  uint32_t x_ = 0, source_ = 0;  // what the matrices read; what the region reads
+  uint32_t inputs_;
+  uint32_t x_ = 0;  // what the matrices read
   bool quantized_ = false;
+  int prologue_piece_ = -1;
+  std::optional<RowProgram> prologue_;
   int64_t k_ = 0;
-  std::vector<EpilogueStep> prologue_, epilogue_;
-  std::vector<int> group_of_step_;
+  std::vector<EpilogueStep> epilogue_;
   std::vector<Matrix> matrices_;
   std::vector<Group> groups_;
   int64_t total_panels_ = 0, total_weight_ = 0, chunk_rows_ = 0;
-  int64_t own_bytes_ = 0, row_at_ = 0, staged_at_ = 0, unit_at_ = 0, kernel_at_ = 0, scratch_ = 0,
-          shared_ = 0;
+  int64_t own_bytes_ = 0, row_at_ = 0, spare_at_ = 0, staged_at_ = 0, unit_at_ = 0, kernel_at_ = 0,
+          scratch_ = 0, shared_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Op> make_linears_region(const OpSite& site, const RegionProgram& program) {
-  return std::make_unique<LinearsRegion>(site, program);
+std::unique_ptr<Op> make_linears_region(const OpSite& site) {
+  TK_CHECK(site.region);
+  return std::make_unique<LinearsRegion>(site);
 }
 
 }  // namespace tokamak::cpu

@@ -1,6 +1,7 @@
-// Regions that rotate keys (and queries), with their norms, and write keys and values: one pass
-// over the rows of the step, and no row of rotated keys in memory.
+// Regions that rotate keys (and queries), with a norm of each head before it, and write keys and
+// values: one pass over the rows of the step, and no row of rotated keys in memory.
 #include <algorithm>
+#include <optional>
 
 #include "backend/cpu/region.h"
 #include "backend/cpu/rope_angles.h"
@@ -11,26 +12,37 @@ namespace {
 
 class RopeRegion final : public Op {
  public:
-  RopeRegion(const OpSite& site, const RegionProgram& program) {
-    for (size_t i = 0; i < program.steps.size(); ++i) {
-      const RegionStep& s = program.steps[i];
-      if (s.op == "append") read_append(site, program, s);
+  explicit RopeRegion(const OpSite& site) : region_(*site.region) {
+    used_.resize(region_.pieces.size(), false);
+    for (size_t i = 0; i < region_.pieces.size(); ++i)
+      if (region_.pieces[i].op == "append") read_append(site, i);
+    if (!state_) refuse(site, "a region without append");
+    for (size_t r = 0; r < region_.results.size(); ++r) {
+      int piece = region_.producer(region_.results[r]);
+      if (piece < 0 || region_.pieces[static_cast<size_t>(piece)].op != "append")
+        turns_.push_back(read_turn(site, region_.results[r], static_cast<int>(r)));
     }
-    if (!state_) fail(ErrorCode::kUnsupported, "{}: a region without append", site.label);
-    for (size_t r = 1; r < program.results.size(); ++r)
-      turns_.push_back(read_turn(site, program, program.results[r], static_cast<int>(r)));
+    for (size_t i = 0; i < used_.size(); ++i)
+      if (!used_[i])
+        refuse(site, region_.pieces[i].is_anchor() ? region_.pieces[i].op : "an unused program");
     for (const KvPlane& p : state_->planes) widest_ = std::max(widest_, p.heads * p.width);
     for (const Turn& t : turns_) widest_ = std::max(widest_, t.heads * t.width);
+    for (const Turn& t : turns_)
+      if (t.norm) norm_bytes_ = std::max(norm_bytes_, t.norm->scratch_bytes());
     // Heads are cut together where every tensor has a multiple of the state's.
     heads_ = state_->heads();
     for (const Turn& t : turns_)
       if (t.heads % heads_ != 0) heads_ = 1;
   }
+  void bind(const Tensor* in, const Tensor*, const StepContext& c) override {
+    for (Turn& t : turns_)
+      if (t.norm) t.norm->bind(in, c);
+  }
   RopeUse* rope_use() override { return &use_; }
   uint64_t own_bytes() const override {
     return use_.angles->bytes() / static_cast<uint64_t>(use_.angles.use_count());
   }
-  int64_t scratch_bytes() const override { return 3 * widest_ * 4; }
+  int64_t scratch_bytes() const override { return 3 * widest_ * 4 + norm_bytes_; }
 
   int stages(const Tensor*, const Tensor*, const StepContext&) const override {
     return use_.made_before ? 1 : 2;
@@ -57,8 +69,8 @@ class RopeRegion final : public Op {
     };
     for (const Turn& t : turns_) {
       touch_heads(in[t.source], t.heads, t.width, false);
-      for (int v : t.norm_in)
-        if (v >= 0) list.read(in[v]);
+      for (uint32_t v : t.norm_in)
+        if (v != t.source) list.read(in[v]);
       if (t.out >= 0) touch_heads(out[t.out], t.heads, t.width, true);
     }
     for (size_t p = 0; p < planes_.size(); ++p)
@@ -69,13 +81,12 @@ class RopeRegion final : public Op {
   }
 
  private:
-  // One tensor of heads that is rotated, after an optional norm of each head.
+  // One tensor of heads that is rotated, after an optional program (a norm) on each head.
   struct Turn {
     uint32_t source = 0;  // input
     int64_t heads = 1, width = 0;
-    bool norm = false;
-    RowStep norm_step;
-    int norm_in[2] = {-1, -1};
+    std::unique_ptr<RowProgram> norm;
+    std::vector<uint32_t> norm_in;
     int out = -1;  // output; -1: a plane of the state
   };
   struct Plane {
@@ -83,55 +94,70 @@ class RopeRegion final : public Op {
     uint32_t source = 0;  // an input as it is
   };
 
-  void read_append(const OpSite& site, const RegionProgram& program, const RegionStep& s) {
-    state_ = &site.kv.state(site.in[0].index);
+  [[noreturn]] static void refuse(const OpSite& site, std::string_view what) {
+    fail(ErrorCode::kUnsupported, "{}: {} has no form for {}", site.label, site.kernel->name, what);
+  }
+
+  void read_append(const OpSite& site, size_t index) {
+    const RegionPiece& piece = region_.pieces[index];
+    used_[index] = true;
+    if (state_ || piece.in.size() < 4 || piece.in[0] >= region_.inputs)
+      refuse(site, "several appends, or one of a computed state");
+    state_ = &site.kv.state(site.in[piece.in[0]].index);
     size_t planes = state_->planes.size();
-    if (s.in.size() < 4 + planes || s.in[0] != 0)
+    if (piece.in.size() < 4 + planes)
       fail(ErrorCode::kCorrupt, "{}: append needs a tensor for each plane", site.label);
-    seq_ = s.in[2];
-    slot_ = s.in[3];
+    seq_ = piece.in[2];
+    slot_ = piece.in[3];
+    if (seq_ >= region_.inputs || slot_ >= region_.inputs) refuse(site, "computed slots");
     for (size_t p = 0; p < planes; ++p) {
-      uint32_t value = s.in[4 + p];
+      uint32_t value = piece.in[4 + p];
       Plane plane;
-      if (value < program.inputs) {
+      if (value < region_.inputs) {
         plane.source = value;
       } else {
         plane.turn = static_cast<int>(turns_.size());
-        turns_.push_back(read_turn(site, program, value, -1));
+        turns_.push_back(read_turn(site, value, -1));
       }
       planes_.push_back(plane);
     }
   }
 
-  Turn read_turn(const OpSite& site, const RegionProgram& program, uint32_t value, int out) {
-    auto refuse = [&] {
-      fail(ErrorCode::kUnsupported, "{}: a region that is not norm, rope and append", site.label);
-    };
-    int maker = program.maker(value);
-    if (maker < 0 || program.steps[static_cast<size_t>(maker)].op != "rope") refuse();
-    const RegionStep& rope = program.steps[static_cast<size_t>(maker)];
+  Turn read_turn(const OpSite& site, uint32_t value, int out) {
+    int at = region_.producer(value);
+    if (at < 0 || region_.pieces[static_cast<size_t>(at)].op != "rope")
+      refuse(site, "heads that are not rotated");
+    const RegionPiece& rope = region_.pieces[static_cast<size_t>(at)];
+    used_[static_cast<size_t>(at)] = true;
     Turn t;
     t.out = out;
     t.source = rope.in.at(0);
-    if (int norm = program.maker(t.source); norm >= 0) {
-      const RegionStep& n = program.steps[static_cast<size_t>(norm)];
-      t.norm = true;
-      t.norm_step = make_row_step(site.kernels, n, site.label);
-      for (size_t i = 1; i < 3; ++i)
-        if (i < n.in.size()) t.norm_in[i - 1] = static_cast<int>(n.in[i]);
-      t.source = n.in[0];
+    if (int norm = region_.producer(t.source); norm >= 0) {
+      const RegionPiece& piece = region_.pieces[static_cast<size_t>(norm)];
+      used_[static_cast<size_t>(norm)] = true;
+      if (piece.is_anchor()) refuse(site, fmt::format("{} before rope", piece.op));
+      if (piece.out.size() != 1 || region_.is_result(piece.out[0]))
+        refuse(site, "a norm whose result leaves the region");
+      t.norm = std::make_unique<RowProgram>(region_, piece, site);
+      t.norm_in = piece.in;
+      if (t.norm->row_input() < 0) refuse(site, "a norm of several tensors");
+      t.source = static_cast<uint32_t>(t.norm->row_input());
     }
-    if (t.source >= program.inputs || site.in[t.source].rank != 3 || rope.in.size() < 3) refuse();
+    if (t.source >= region_.inputs || site.in[t.source].rank != 3 || rope.in.size() < 3)
+      refuse(site, "a rotation of what is not heads");
+    if (t.norm && t.norm->columns() != site.in[t.source].dims[2])
+      refuse(site, "a norm over something else than a head");
     t.heads = site.in[t.source].dims[1];
     t.width = site.in[t.source].dims[2];
     uint32_t positions = rope.in[1], frequencies = rope.in[2];
-    if (positions >= program.inputs || frequencies >= program.inputs) refuse();
+    if (positions >= region_.inputs || frequencies >= region_.inputs)
+      refuse(site, "computed positions");
     auto angles = std::make_shared<RopeAngles>(
         site.in[frequencies].last(), static_cast<float>(rope.attrs.get_double("scale", 1.0)),
         site.in[positions].elements());
     if (use_.angles && (use_.positions != positions || use_.frequencies != frequencies ||
                         !use_.angles->same(*angles)))
-      refuse();
+      refuse(site, "rotations by different angles");
     if (!use_.angles) use_ = {std::move(angles), positions, frequencies};
     return t;
   }
@@ -152,13 +178,13 @@ class RopeRegion final : public Op {
     Part mine = share(heads, t.heads);
     const float* x = in[t.source].f32() + (row * t.heads + mine.begin) * t.width;
     to += mine.begin * t.width;
+    std::optional<LoopRunner> norm;
+    if (t.norm)
+      norm.emplace(t.norm->runner(in, k, reinterpret_cast<uint8_t*>(buffer + 2 * widest_)));
+    auto* normed = reinterpret_cast<uint8_t*>(buffer);
     for (int64_t h = mine.begin; h < mine.end; ++h, x += t.width, to += t.width) {
-      const float* from = x;
-      if (t.norm) {
-        auto operand = [&](int v) { return v < 0 ? nullptr : in[v].f32(); };
-        t.norm_step.run(k, x, operand(t.norm_in[0]), false, operand(t.norm_in[1]), buffer, t.width);
-        from = buffer;
-      }
+      if (norm) norm->run_row(row * t.heads + h, &normed);
+      const float* from = norm ? buffer : x;
       k.rope(from, use_.angles->cosines(row), use_.angles->sines(row), to, use_.angles->half(),
              t.width);
     }
@@ -190,18 +216,21 @@ class RopeRegion final : public Op {
     }
   }
 
+  const Region& region_;
+  std::vector<bool> used_;  // pieces that are read
   const KvState* state_ = nullptr;
   uint32_t seq_ = 0, slot_ = 0;
   RopeUse use_;
   std::vector<Turn> turns_;
   std::vector<Plane> planes_;
-  int64_t widest_ = 1, heads_ = 1;
+  int64_t widest_ = 1, heads_ = 1, norm_bytes_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Op> make_rope_region(const OpSite& site, const RegionProgram& program) {
-  return std::make_unique<RopeRegion>(site, program);
+std::unique_ptr<Op> make_rope_region(const OpSite& site) {
+  TK_CHECK(site.region);
+  return std::make_unique<RopeRegion>(site);
 }
 
 }  // namespace tokamak::cpu

@@ -128,13 +128,12 @@ class Rope final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_row_op(const OpSite& site) {
-  if (site.op == "rms_norm") return std::make_unique<RmsNorm>(site);
-  if (site.op == "layer_norm") return std::make_unique<LayerNorm>(site);
-  if (site.op == "softmax") return std::make_unique<Softmax>();
-  if (site.op == "quantize") return std::make_unique<Quantize>(site);
-  if (site.op == "rope") return std::make_unique<Rope>(site);
-  return nullptr;
+std::unique_ptr<Op> make_rms_norm(const OpSite& site) { return std::make_unique<RmsNorm>(site); }
+std::unique_ptr<Op> make_layer_norm(const OpSite& site) {
+  return std::make_unique<LayerNorm>(site);
 }
+std::unique_ptr<Op> make_softmax(const OpSite&) { return std::make_unique<Softmax>(); }
+std::unique_ptr<Op> make_quantize(const OpSite& site) { return std::make_unique<Quantize>(site); }
+std::unique_ptr<Op> make_rope(const OpSite& site) { return std::make_unique<Rope>(site); }
 
 }  // namespace tokamak::cpu

@@ -67,7 +67,7 @@ void make_constant(const WeightEntry& entry, Weight& w) {
 
 void choose_matrix(const WeightEntry& entry, Weight& w) {
   if (entry.dims.size() != 2 || is_integer(entry.dtype))
-    fail(ErrorCode::kUnsupported, "weight {}: linear and embed need a matrix of numbers",
+    fail(ErrorCode::kUnsupported, "weight {}: only a matrix of numbers can be packed in panels",
          entry.name);
   w.n = entry.dims[0];
   w.k = entry.dims[1];
@@ -240,26 +240,35 @@ std::optional<PackStyle> parse_packing(std::string_view name) {
   return known && packing_name(style) == name ? std::optional(style) : std::nullopt;
 }
 
-Weight load_weight_for(const WeightEntry& entry, WeightUse use, const WeightSource& source,
+Weight load_cpu_weight(const WeightEntry& entry, const WeightSource& source,
                        const KernelTable& kernels, ThreadPool& pool) {
   Weight w;
+  w.name = entry.name;
+  bool matrix = entry.layout == kPanelLayout;
+  if (!matrix && !entry.layout.empty())
+    fail(ErrorCode::kUnsupported,
+         "weight {}: the plan asks for layout {}; the cpu backend has {} and row-major", entry.name,
+         entry.layout, kPanelLayout);
   w.dtype = entry.dtype;
   if (!entry.constant.empty()) {
-    if (use.matrix)
+    if (matrix)
       fail(ErrorCode::kUnsupported, "weight {}: a constant cannot be a matrix", entry.name);
     make_constant(entry, w);
     return w;
   }
-  if (!use.matrix && !use.plain) return w;
   if (const PackedWeight* packed = source.packed(entry.name, entry.layout);
       packed && packed->rows.empty()) {
-    if (use.matrix) take_matrix(entry, *packed, source.packing(), kernels, pool, w);
-    if (use.plain) take_plain(entry, *packed, w);
+    if (matrix)
+      take_matrix(entry, *packed, source.packing(), kernels, pool, w);
+    else
+      take_plain(entry, *packed, w);
     return w;
   }
   LoadedTensor loaded = load_weight(entry, source);
-  if (use.matrix) make_matrix(entry, loaded.view.bytes.data(), kernels, pool, w);
-  if (use.plain) make_plain(entry, loaded.view.bytes.data(), pool, w);
+  if (matrix)
+    make_matrix(entry, loaded.view.bytes.data(), kernels, pool, w);
+  else
+    make_plain(entry, loaded.view.bytes.data(), pool, w);
   if (loaded.owned.empty()) drop_pages(loaded.view.bytes);
   return w;
 }
@@ -273,8 +282,7 @@ PackedWeight packed_view(const WeightEntry& entry, const Weight& w) {
 }
 
 std::vector<Weight> load_weights(const PlanSet& plans, const WeightSource& source,
-                                 const std::vector<WeightUse>& uses, const KernelTable& kernels,
-                                 ThreadPool& pool,
+                                 const KernelTable& kernels, ThreadPool& pool,
                                  const std::function<void(uint64_t, uint64_t)>& progress) {
   std::vector<Weight> out(plans.weights.size());
   uint64_t total = 0, done = 0;
@@ -284,7 +292,7 @@ std::vector<Weight> load_weights(const PlanSet& plans, const WeightSource& sourc
   };
   for (size_t i = 0; i < out.size(); ++i) total += bytes_of(i);
   for (size_t i = 0; i < out.size(); ++i) {
-    out[i] = load_weight_for(plans.weights[i], uses[i], source, kernels, pool);
+    out[i] = load_cpu_weight(plans.weights[i], source, kernels, pool);
     done += bytes_of(i);
     if (progress) progress(done, total);
   }

@@ -13,9 +13,12 @@
 
 namespace tokamak::cpu {
 
-// A matrix [n, k] for linear and embed, or the plain values for everything else (both when both are
-// asked for).
+// The layout of matrices that linear and embed read; everything else reads row-major values.
+inline constexpr const char* kPanelLayout = "panel16";
+
+// A matrix [n, k] in panels, or the values row-major.
 struct Weight {
+  std::string name;
   enum class Matrix : uint8_t { kNone, kQPanel, kFPanel, kRows };
   Matrix matrix = Matrix::kNone;
   DType dtype = DType::kF32;
@@ -38,19 +41,14 @@ struct Weight {
   int64_t decode_step() const;  // the smallest count
 };
 
-struct WeightUse {
-  bool matrix = false, plain = false;
-};
-std::vector<WeightUse> weight_uses(const PlanSet& plans);  // executable.cc
-
 // The byte layout of packed weights under a style; bundles carry it. parse_packing: nullopt when it
 // is none of this program's.
 std::string packing_name(const PackStyle& style);
 std::optional<PackStyle> parse_packing(std::string_view name);
 
-// One weight in the forms that `use` asks for. Packed ahead of time in this style it stays where it
-// is; in another style it is packed anew; otherwise its recipe runs.
-Weight load_weight_for(const WeightEntry& entry, WeightUse use, const WeightSource& source,
+// One weight in the layout of its entry. Packed ahead of time in this style it stays where it is;
+// in another style it is packed again; otherwise its recipe runs.
+Weight load_cpu_weight(const WeightEntry& entry, const WeightSource& source,
                        const KernelTable& kernels, ThreadPool& pool);
 // What a bundle has to hold so that nothing is left to do when it is loaded.
 PackedWeight packed_view(const WeightEntry& entry, const Weight& weight);
@@ -58,8 +56,7 @@ PackedWeight packed_view(const WeightEntry& entry, const Weight& weight);
 // Runs the recipes and packs, with all threads, one weight after the other: besides the result only
 // the weight at hand is held, and its pages of the file are given back to the system.
 std::vector<Weight> load_weights(const PlanSet& plans, const WeightSource& source,
-                                 const std::vector<WeightUse>& uses, const KernelTable& kernels,
-                                 ThreadPool& pool,
+                                 const KernelTable& kernels, ThreadPool& pool,
                                  const std::function<void(uint64_t, uint64_t)>& progress);
 
 }  // namespace tokamak::cpu

@@ -18,6 +18,11 @@ using LoopOp = loop::Op;
 
 bool is_integer_type(const TensorType& t) { return t.dtype == DType::kI32; }
 
+bool is_element_wise(const loop::OpInfo& info) {
+  return info.kind == loop::OpKind::kUnary || info.kind == loop::OpKind::kBinary ||
+         info.kind == loop::OpKind::kCompare || info.kind == loop::OpKind::kSelect;
+}
+
 // Lowers a body in one space: results ask for values at the points of the space, values ask their
 // operands. Throws Error when something does not fit.
 class RegionLowering {
@@ -43,7 +48,8 @@ class RegionLowering {
   }
 
   TensorType param(const Type& type) const {
-    if (type.kind != Type::Kind::kTensor) refuse("a {} goes in or out", type.text());
+    if (type.kind != Type::Kind::kTensor)
+      refuse("a {} cannot be an input or a result", type.text());
     TensorType out = type.tensor;
     for (Dim& d : out.dims) {
       if (d.bound) refuse("{} has a device-valued extent", type.text());
@@ -165,9 +171,7 @@ class RegionLowering {
                  elem);
     for (size_t k = 0; k < static_cast<size_t>(LoopOp::kCount); ++k) {
       const loop::OpInfo& info = loop::op_info(static_cast<LoopOp>(k));
-      bool elements = info.kind == loop::OpKind::kUnary || info.kind == loop::OpKind::kBinary ||
-                      info.kind == loop::OpKind::kCompare || info.kind == loop::OpKind::kSelect;
-      if (!elements || info.graph_op != op) continue;
+      if (!is_element_wise(info) || info.graph_op != op) continue;
       if (!info.value.empty() && node.attrs.at(info.key).as_string() != info.value) continue;
       std::vector<uint32_t> in;
       for (size_t i = 0; i < node.inputs.size(); ++i) in.push_back(operand(node, i, map));
@@ -333,6 +337,21 @@ std::vector<IndexSpace> candidate_spaces(const Function& fn) {
 }
 
 }  // namespace
+
+bool has_loop_form(std::string_view op) {
+  static const std::set<std::string_view> kForms = [] {
+    std::set<std::string_view> forms = {
+        "reshape", "identity", "dropout",    "transpose",  "slice",      "broadcast",
+        "gather",  "iota",     "rms_norm",   "softmax",    "layer_norm", "quantize",
+        "cast",    "scale",    "reduce_sum", "reduce_max", "reduce_mean"};
+    for (size_t k = 0; k < static_cast<size_t>(LoopOp::kCount); ++k) {
+      const loop::OpInfo& info = loop::op_info(static_cast<LoopOp>(k));
+      if (is_element_wise(info)) forms.insert(info.graph_op);
+    }
+    return forms;
+  }();
+  return kForms.contains(op);
+}
 
 LoweredRegion lower_region(const Function& body) {
   constexpr size_t kTries = 8;

@@ -1,0 +1,188 @@
+#include "backend/cpu/kernels.h"
+
+#include "backend/cpu/cost.h"
+#include "base/error.h"
+
+namespace tokamak::cpu {
+
+std::unique_ptr<Op> make_linear(const OpSite& site);
+std::unique_ptr<Op> make_embed(const OpSite& site);
+std::unique_ptr<Op> make_unary(const OpSite& site);
+std::unique_ptr<Op> make_binary(const OpSite& site);
+std::unique_ptr<Op> make_rms_norm(const OpSite& site);
+std::unique_ptr<Op> make_layer_norm(const OpSite& site);
+std::unique_ptr<Op> make_softmax(const OpSite& site);
+std::unique_ptr<Op> make_quantize(const OpSite& site);
+std::unique_ptr<Op> make_rope(const OpSite& site);
+std::unique_ptr<Op> make_reshape(const OpSite& site);
+std::unique_ptr<Op> make_slice(const OpSite& site);
+std::unique_ptr<Op> make_concat(const OpSite& site);
+std::unique_ptr<Op> make_gather(const OpSite& site);
+std::unique_ptr<Op> make_strided(const OpSite& site);
+std::unique_ptr<Op> make_iota(const OpSite& site);
+std::unique_ptr<Op> make_append(const OpSite& site);
+std::unique_ptr<Op> make_attend(const OpSite& site);
+std::unique_ptr<Op> make_loop(const OpSite& site);
+std::unique_ptr<Op> make_linears_region(const OpSite& site);
+std::unique_ptr<Op> make_rope_region(const OpSite& site);
+
+namespace {
+
+constexpr const char* kIntegerClass =
+    "i32 dot per block of 32 (q6_k: times i8 scales), f32 fma by scale product in k order, one "
+    "accumulator";
+constexpr const char* kMinimumClass =
+    "i32 dot per block of 32, f32 fma by scale product then fma of minimum by activation sum, in k "
+    "order, one accumulator";
+constexpr const char* kFloatClass = "f32 fma in k order, one accumulator; weights decoded to f32";
+constexpr const char* kRowClass = "f32, sums in 16 lanes and a fixed tree";
+constexpr const char* kElementClass = "f32 element-wise";
+
+constexpr const char* kUnaryOps[] = {"neg",    "abs",  "exp",  "log",   "sqrt",   "rsqrt",
+                                     "square", "sin",  "cos",  "tanh",  "erf",    "sigmoid",
+                                     "relu",   "silu", "gelu", "scale", "softcap"};
+constexpr const char* kBinaryOps[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
+
+class KernelList {
+ public:
+  std::vector<CpuKernel> make() {
+    for (const char* format : {"q4_0", "q8_0", "q6_k", "q5_0"}) add_linear(format, kIntegerClass);
+    for (const char* format : {"q4_1", "q4_k", "q5_1", "q5_k"}) add_linear(format, kMinimumClass);
+    add({.name = "cpu.linear.f32",
+         .pattern = "linear(f32, weight *, weight *)",
+         .weight_layout = kPanelLayout,
+         .numeric_class = kFloatClass,
+         .cost = matrix_cost},
+        make_linear);
+    add({.name = "cpu.embed",
+         .pattern = "embed(i32, weight *)",
+         .weight_layout = kPanelLayout,
+         .numeric_class = "decoded to f32",
+         .cost = rows_cost},
+        make_embed);
+    add_rows();
+    add_layout();
+    add_states();
+    add_regions();
+    return std::move(list_);
+  }
+
+ private:
+  using Make = std::unique_ptr<Op> (*)(const OpSite&);
+
+  void add(KernelDesc desc, Make make) { list_.push_back({std::move(desc), make}); }
+  void add(const std::string& name, std::string pattern, const char* numeric_class, Make make,
+           bool in_place = false) {
+    add({.name = "cpu." + name,
+         .pattern = std::move(pattern),
+         .weight_layout = "",
+         .numeric_class = numeric_class,
+         .in_place = in_place,
+         .cost = rows_cost},
+        make);
+  }
+  void add_linear(const std::string& format, const char* numeric_class) {
+    add({.name = "cpu.linear." + format,
+         .pattern = fmt::format("linear(q8a, weight {}, weight *)", format),
+         .weight_layout = kPanelLayout,
+         .numeric_class = numeric_class,
+         .cost = matrix_cost},
+        make_linear);
+  }
+  void add_rows() {
+    add("quantize", "quantize(f32)", "q8a: scale = max / 127, nearest even", make_quantize);
+    add("rms_norm", "rms_norm(f32, *, *)", kRowClass, make_rms_norm);
+    add("layer_norm", "layer_norm(f32, *, *)", kRowClass, make_layer_norm);
+    add("softmax", "softmax(f32)", kRowClass, make_softmax);
+    add("rope", "rope(f32, i32, *)", "angles f64, rotation f32 fma", make_rope);
+    for (const char* op : kUnaryOps)
+      add(op, std::string(op) + "(f32)", kElementClass, make_unary, true);
+    for (const char* op : kBinaryOps)
+      add(op, std::string(op) + "(f32, f32|f16|bf16)", kElementClass, make_binary, true);
+  }
+  void add_layout() {
+    add("reshape", "reshape(f32|i32)", "exact", make_reshape);
+    add("slice", "slice(f32|i32)", "exact", make_slice);
+    add("gather", "gather(f32|i32, i32)", "exact", make_gather);
+    add("transpose", "transpose(f32|i32)", "exact", make_strided);
+    add("broadcast", "broadcast(f32|i32)", "exact", make_strided);
+    add("concat", "concat(f32|i32, *, *, *, *, *, *, *)", "exact", make_concat);
+    add("iota", "iota()", "exact", make_iota);
+  }
+  void add_states() {
+    add("append", "append(*, *, i32, i32, f32, *, *, *, *, *, *, *)",
+        "rounded to the plane's type, nearest even", make_append);
+    add({.name = "cpu.attend",
+         .pattern = "attend(f32, *, *, i32, i32, i32, i32, i32, *)",
+         .weight_layout = "",
+         .numeric_class = "scores f32 fma over d, online softmax over tiles of 64 slots, segments "
+                          "of 256 merged in order",
+         .cost = attend_cost},
+        make_attend);
+  }
+  // Region kernels compute each op as its kernel alone does.
+  void add_regions() {
+    std::string element_wise;
+    for (const char* op : kUnaryOps) element_wise += std::string(op) + " ";
+    for (const char* op : kBinaryOps) element_wise += std::string(op) + " ";
+    add({.name = "cpu.region.linears",
+         .pattern = "[rms_norm layer_norm quantize] -> linear(q8a|f32, weight *, weight *)+ -> [" +
+                    element_wise + "quantize]",
+         .weight_layout = kPanelLayout,
+         .numeric_class = "",
+         .cost = linears_cost},
+        make_linears_region);
+    add({.name = "cpu.region.rope_append",
+         .pattern =
+             "[rms_norm layer_norm rope] -> append(*, *, i32, i32, f32, ...) with rope(1, 2)",
+         .weight_layout = "",
+         .numeric_class = "",
+         .cost = rows_cost},
+        make_rope_region);
+    add({.name = "cpu.loop",
+         .pattern = "loop",
+         .weight_layout = "",
+         .numeric_class = "",
+         .cost = loop_cost},
+        make_loop);
+  }
+
+  std::vector<CpuKernel> list_;
+};
+
+}  // namespace
+
+std::span<const CpuKernel> cpu_kernels() {
+  static const std::vector<CpuKernel> list = KernelList().make();
+  return list;
+}
+
+const CpuKernel& planned_kernel(const KernelEntry& entry) {
+  const CpuKernel* found = nullptr;
+  for (const CpuKernel& k : cpu_kernels())
+    if (k.desc.name == entry.name) found = &k;
+  if (!found)
+    fail(ErrorCode::kUnsupported,
+         "the plan asks for {} (version {}); the cpu backend of this program has no such kernel: "
+         "compile the model again",
+         entry.name, entry.abi);
+  if (found->desc.abi != entry.abi)
+    fail(ErrorCode::kUnsupported,
+         "the plan asks for {} (version {}); this program has {} (version {}): compile the model "
+         "again",
+         entry.name, entry.abi, found->desc.name, found->desc.abi);
+  return *found;
+}
+
+std::unique_ptr<Op> make_op(const CpuKernel& kernel, OpSite site) {
+  site.kernel = &kernel.desc;
+  if (kernel.desc.weight_layout.empty())
+    for (const Tensor& t : site.in)
+      if (t.weight && !t.data)
+        fail(ErrorCode::kUnsupported,
+             "{}: {} reads weight {} row-major, the plan has it in layout {}", site.label,
+             kernel.desc.name, t.weight->name, kPanelLayout);
+  return kernel.make(site);
+}
+
+}  // namespace tokamak::cpu
