@@ -1,4 +1,4 @@
-// Vocabularies as GGUF metadata writes them, and which of several chat templates is taken.
+// Vocabularies in GGUF metadata, and the choice among several chat templates.
 #include <gtest/gtest.h>
 
 #include <random>
