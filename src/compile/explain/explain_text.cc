@@ -183,7 +183,7 @@ std::string memory_lines(const Value& r) {
       "{}\n        largest arena of all plans {}; weights {}\n",
       m.at("peak").as_int(), m.at("values").size(), m.at("lower_bound").as_int(),
       num(m, "gap") * 100,
-      m.at("method").as_string().empty() ? "nobody" : m.at("method").as_string(),
+      m.at("method").as_string().empty() ? "an unknown method" : m.at("method").as_string(),
       amount(num(m, "all_plans_peak"), "B"), amount(num(m, "weights"), "B"));
 }
 
