@@ -220,8 +220,8 @@ TEST(GgufConfig, SaysWhatIsWrong) {
   EXPECT_THAT(load_error(none), HasSubstr("0 layers"));
   TinyGguf extra;
   extra.tensor("blk.0.attn_sinks.weight", {4});
-  EXPECT_THAT(load_error(extra),
-              AllOf(HasSubstr("blk.0.attn_sinks.weight"), HasSubstr("not a known part of a llama model")));
+  EXPECT_THAT(load_error(extra), AllOf(HasSubstr("blk.0.attn_sinks.weight"),
+                                       HasSubstr("not a known part of a llama model")));
   TinyGguf bare;
   bare.skip_metadata = true;
   bare.writer.set_string("general.architecture", "llama");
