@@ -22,7 +22,7 @@ std::string micros(double us) {
 }
 double num(const Value& v, std::string_view key) { return v.get_double(key, 0); }
 
-// "rms_norm, quantize, linear x3": equal neighbours are counted.
+// "rms_norm, quantize, linear x3": equal neighbours are grouped.
 std::string op_list(const Value& ops) {
   std::vector<std::pair<std::string, int>> runs;
   for (const Value& op : ops.as_array()) {
@@ -38,7 +38,7 @@ std::string op_list(const Value& ops) {
   return fmt::format("{}", fmt::join(texts, ", "));
 }
 
-// A long line in several, behind an indent.
+// Wraps a long line with an indent.
 std::string wrapped(const std::string& text, size_t indent) {
   constexpr size_t kWidth = 108;
   std::string out, line(indent, ' ');
@@ -151,7 +151,7 @@ std::string kernel_lines(const Value& r) {
     out += fmt::format("  counted {:.0f} bytes, predicted {:.0f}: {}\n", num(t, "counted_bytes"),
                        num(t, "bytes"), t.at("counted_equal").as_bool() ? "equal" : "not equal");
   else if (counted)
-    out += "  calls of more than 3 Gop are not counted (-): a smaller --shape counts them\n";
+    out += "  calls of more than 3 Gop are not counted (-): use a smaller --shape\n";
   return out;
 }
 
@@ -185,12 +185,12 @@ std::string not_fused_lines(const Value& r) {
 std::string memory_lines(const Value& r) {
   const Value& m = r.at("memory");
   return fmt::format(
-      "\nMEMORY  arena {} bytes in {} values; no plan can need less than {}; gap {:.2f} %; placed "
+      "\nMEMORY  arena {} bytes in {} values; lower bound {}; gap {:.2f} %; placed "
       "by "
       "{}\n        largest arena of all plans {}; weights {}\n",
       m.at("peak").as_int(), m.at("values").size(), m.at("lower_bound").as_int(),
       num(m, "gap") * 100,
-      m.at("method").as_string().empty() ? "nobody" : m.at("method").as_string(),
+      m.at("method").as_string().empty() ? "an unknown method" : m.at("method").as_string(),
       amount(num(m, "all_plans_peak"), "B"), amount(num(m, "weights"), "B"));
 }
 

@@ -9,9 +9,9 @@
 namespace tokamak {
 namespace {
 
-constexpr double kMostCountedOps = 3e9;  // beyond that counting takes too long
+constexpr double kMostCountedOps = 3e9;  // counting more takes too long
 
-// Where the bytes of a call lie.
+// The memory levels of a call's bytes.
 struct ByKind {
   double weights = 0, state = 0, activations = 0;
 };
@@ -30,8 +30,8 @@ ByKind by_kind(const KernelCall& call, const CallTraffic& t) {
 struct Bound {
   double memory = 0, compute = 0, overhead = 0;  // seconds
 };
-// Weights and KV come from the level that holds all of them, activations from the nearest that
-// holds the value.
+// Weights and KV are read from the level that holds all of them, activations from the nearest level
+// that holds the value.
 Bound bound_of(const Machine& m, double all_weights, const KernelCall& call, const CallTraffic& t,
                const CallWork& w) {
   Bound b;
@@ -65,7 +65,7 @@ std::string arg_text(const PlanSet& set, const CallArg& a) {
   }
 }
 
-// Calls that differ only in their layer.
+// A group of calls that differ only in their layer.
 struct Group {
   std::vector<size_t> calls;
   std::vector<int> layers;

@@ -29,7 +29,7 @@ const StateEntry& state_of(const PlanSet& set, std::string_view name) {
   fail(ErrorCode::kCorrupt, "the plan set has no state {}", name);
 }
 
-// The types that a step gives, from those it takes.
+// Output types of a step from its input types.
 std::vector<Type> infer_step(const PlanSet& set, const OpDef& op, const Value& attrs,
                              std::span<const Type> in) {
   std::vector<TensorType> planes;
@@ -48,11 +48,11 @@ std::vector<Type> infer_step(const PlanSet& set, const OpDef& op, const Value& a
 
 const OpDef& known_op(std::string_view name) {
   const OpDef* op = find_op(name);
-  if (!op) fail(ErrorCode::kUnsupported, "explain: nobody knows the op {}", name);
+  if (!op) fail(ErrorCode::kUnsupported, "explain: unknown op {}", name);
   return *op;
 }
 
-// What attend sees of the step's sequences.
+// The keys visible to attend in the step's sequences.
 struct Visible {
   double tokens = 0;  // distinct ones, over all sequences
   double keys = 0;    // over all rows
@@ -116,7 +116,7 @@ class Predictor {
     return x.kind == Type::Kind::kTensor && x.tensor.dtype == DType::kQ8A ? w.i8 : w.f32;
   }
 
-  // Points of the iteration space at which an instruction is computed; a reduction looks at all.
+  // Points of the iteration space at which an instruction is computed; a reduction visits all.
   double points(const loop::Instr& i) const {
     const loop::Program& p = *body_.program;
     double n = 1;
@@ -125,7 +125,8 @@ class Predictor {
     return i.type.form == loop::Form::kTile || reduces ? n * eval(p.columns) : n;
   }
 
-  // Elements that one access of a program touches: it is linear, so an axis counts when the index
+  // Elements touched by one access of a program: the index is linear, so an axis counts if the
+  // index
   // depends on it.
   double touched(const loop::Access& access) const {
     const loop::Program& p = *body_.program;
@@ -169,8 +170,9 @@ class Predictor {
                                              [](int32_t slot) { return slot >= 0; }));
   }
 
-  // Rows that an index picks out of a table: of an input of the step they are known, of a computed
-  // one all could differ.
+  // Distinct rows that an index selects from a table: known for a step input; for a computed index
+  // all may
+  // differ.
   double picked(const Type& table, uint32_t index) const {
     double all = eval(table.tensor.extent(0)), rows = elements(body_.types[index]);
     if (index < call_.in.size() && call_.in[index].kind == CallArg::Kind::kInput) {
@@ -199,7 +201,7 @@ class Predictor {
     return per_token * visible_tokens(site_.step, s.attrs->get_int("window", 0)).tokens;
   }
 
-  // Rows and sequences of padding have no tokens in the cache: nobody looks at their places.
+  // Padding rows and sequences have no tokens in the cache, so nothing is read for them.
   double unpadded(const CallStep& s, size_t i) const {
     const StepInputs& step = site_.step;
     auto rows = static_cast<double>(step.slot.size());
@@ -288,7 +290,7 @@ CallBody call_body(const PlanSet& set, const KernelCall& call) {
     return body;
   }
   RegionProgram region = parse_region(*body.attrs, call.in.size(), call.out.size());
-  // Behind the body's inputs the call may have some that only order it.
+  // After the body's inputs the call may have ordering inputs.
   auto extra = static_cast<uint32_t>(call.in.size()) - region.inputs;
   auto moved = [&](uint32_t v) { return v < region.inputs ? v : v + extra; };
   const Value::Array& steps = body.attrs->at("steps").as_array();

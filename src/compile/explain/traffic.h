@@ -1,8 +1,7 @@
 #pragma once
-// Bytes that the calls of a plan move and operations they do, at one shape. Twice: predicted from
-// types (traffic.cc), and counted by running the meaning of the call's ops over memory that is
-// watched (traffic_count.cc). Every distinct byte of an argument counts once; block tables do not
-// count.
+// Bytes moved and operations executed by the calls of a plan, at one shape. Computed twice:
+// predicted from types (traffic.cc), and counted by evaluating the call's ops over traced memory
+// (traffic_count.cc). Every distinct byte of an argument counts once; block tables do not count.
 #include <optional>
 #include <vector>
 
@@ -17,20 +16,20 @@ struct ArgTraffic {
   bool operator==(const ArgTraffic&) const = default;
 };
 
-// One entry per argument; an argument that appears twice counts where it comes first.
+// One entry per argument; a repeated argument counts only at its first position.
 struct CallTraffic {
   std::vector<ArgTraffic> in, out;
   double bytes() const;
 };
 
-// Where a step runs: everything that extents and indices need.
+// The context of a step: everything that extents and indices need.
 struct TrafficSite {
   const PlanSet& set;
   const StepInputs& step;
   const SymbolMap& symbols;
 };
 
-// Operations, by what does them: integer dot products, float ones, element-wise units.
+// Operations by execution unit: integer dot products, float dot products, element-wise.
 struct CallWork {
   double i8 = 0, f32 = 0, vector = 0;
   double total() const { return i8 + f32 + vector; }
@@ -38,8 +37,7 @@ struct CallWork {
 
 CallTraffic predict_traffic(const TrafficSite& site, const KernelCall& call);
 CallWork predict_work(const TrafficSite& site, const KernelCall& call);
-// nullopt when an op of the call has no meaning that can be watched. Costs about 5 ns per
-// operation.
+// nullopt if an op of the call cannot be traced. Costs about 5 ns per operation.
 std::optional<CallTraffic> count_traffic(const TrafficSite& site, const KernelCall& call);
 
 // --- What a call computes, op by op: one step, or the steps of a region. ---
@@ -58,7 +56,7 @@ struct CallBody {
 };
 CallBody call_body(const PlanSet& set, const KernelCall& call);
 
-// The first argument that is the same memory: its index among inputs, or -1.
+// The index of the first input with the same memory, or -1.
 int first_same(const std::vector<CallArg>& args, size_t index);
 
 }  // namespace tokamak

@@ -1,6 +1,6 @@
-// Counting by accessors: the arguments of one call lie in memory that notes every element that is
-// read or written, and the meaning of the call's ops runs over it. Values are zeros, but for the
-// step's own indices: which bytes an op touches depends on nothing else.
+// Counting by accessors: the arguments of one call are placed in memory that records every element
+// read or written, and the call's ops are evaluated over it. Values are zeros, except for the
+// step's own indices: nothing else affects which bytes an op touches.
 #include <deque>
 #include <set>
 
@@ -64,7 +64,7 @@ class Counter {
   }
 
  private:
-  // A watched range and how many bytes stand for how many of its elements.
+  // A traced range and its ratio of bytes to elements.
   struct Range {
     size_t number;
     int64_t block_elements;
@@ -79,7 +79,7 @@ class Counter {
     return n;
   }
 
-  // The same memory under the extents of another argument.
+  // The same memory with the extents of another argument.
   void share(size_t i, size_t first) {
     values_[i] = values_[first];
     if (body_.types[i].kind == Type::Kind::kTensor)
@@ -89,7 +89,7 @@ class Counter {
   void add_output(size_t o) {
     uint32_t v = body_.results[o];
     const Type& t = body_.types[v];
-    if (t.kind == Type::Kind::kState) {  // a new version in the old place
+    if (t.kind == Type::Kind::kState) {  // a new version in the same memory
       size_t input = state_input();
       values_[v] = values_[input];
       written_.push_back(watched_[input]);
@@ -129,7 +129,7 @@ class Counter {
     return ranges;
   }
 
-  // `ranges` null: what happens to it does not count.
+  // `ranges` null: accesses are not counted.
   void make_tensor(const Type& t, Operand<Traced>& out, std::vector<Range>* ranges,
                    std::span<const int32_t> values) {
     out.tensor.dims = dims_of(t);
@@ -139,7 +139,7 @@ class Counter {
       out.tensor.i = indices_.emplace_back(n).data();
       at = out.tensor.i;
       for (size_t i = 0; i < values.size() && static_cast<int64_t>(i) < n; ++i)
-        out.tensor.i[i] = values[i];  // not watched yet
+        out.tensor.i[i] = values[i];  // not traced yet
     } else {
       out.tensor.f = numbers_.emplace_back(n).data();
       at = out.tensor.f;
@@ -161,7 +161,7 @@ class Counter {
       for (int64_t d : p.dims) width *= d;
       Traced* data = numbers_.emplace_back(slots * width).data();
       planes.push_back({p.name, data, width, p.dims});
-      // A row of int8 has its own scale, so it is touched as a whole.
+      // An int8 row has its own scale, so it is touched as a whole.
       int64_t unit = p.dtype == DType::kI8 ? row : dtype_info(p.dtype).block_elements;
       ranges.push_back({trace_.watch(data, slots * width), unit,
                         double(p.bytes_per_token) * double(unit) / double(width)});
