@@ -8,6 +8,7 @@
 
 #include "backend/cpu/exec.h"
 #include "backend/cpu/isa.h"
+#include "backend/cpu/kernels.h"
 #include "backend/cpu/schedule.h"
 #include "base/error.h"
 #include "base/rng.h"
@@ -34,6 +35,24 @@ struct LoopValue {
     return t;
   }
 };
+
+// The region that is one program.
+Region region_of(const loop::Program& program) {
+  Region region;
+  RegionPiece piece;
+  piece.program = std::make_shared<loop::Program>(program);
+  for (const TensorType& t : program.in) {
+    piece.in.push_back(region.inputs++);
+    region.values.push_back(Type::of(t));
+  }
+  for (const TensorType& t : program.out) {
+    piece.out.push_back(static_cast<uint32_t>(region.values.size()));
+    region.values.push_back(Type::of(t));
+  }
+  region.results = piece.out;
+  region.pieces = {piece};
+  return region;
+}
 
 class LoopCase {
  public:
@@ -77,9 +96,10 @@ class LoopCase {
     }
     ThreadPool pool(threads);
     KvStore kv;
-    Value attrs(Value::Object{{"program", text_}});
-    OpSite site{"region", attrs, in, out, table, kv, threads, "test", decls};
-    auto op = make_loop_op(site);
+    Region region = region_of(program_);
+    auto op =
+        make_op(planned_kernel({"cpu.loop", 1, ""}),
+                {nullptr, "region", Value(), in, out, table, kv, threads, "test", decls, &region});
     StepContext context{table, kv, threads};
     std::vector<uint8_t> scratch(static_cast<size_t>((op->scratch_bytes() + 64) * threads), 0xee);
     context.symbols = numbers;
@@ -132,7 +152,7 @@ constexpr const char* kResidualNorm =
     "%11 = mul %9, %10 : f32 tile\nstore out0[c + {0}*r0] = %2\nstore out1[c + {0}*r0] = %11\n";
 
 TEST(CpuLoop, ResidualNormIsTheTwoKernels) {
-  for (int64_t columns : {1, 16, 19, 576, 1040})
+  for (int64_t columns : {1, 16, 19, 576, 1040, 8192, 8208})
     for (const KernelTable* table : available_tables()) {
       SCOPED_TRACE(fmt::format("{} of {} columns", table->name, columns));
       constexpr int64_t kRows = 5;
@@ -212,7 +232,14 @@ TEST(CpuLoop, QuantizedOutputIsTheKernels) {
 }
 
 TEST(CpuLoop, RefusesOtherArgumentsAtLoad) {
-  Value attrs(Value::Object{{"program", fmt::format(fmt::runtime(kResidualNorm), 8)}});
+  Region region = region_of(loop::parse_program(fmt::format(fmt::runtime(kResidualNorm), 8))),
+         empty;
+  auto make = [&](const std::vector<Tensor>& from, const std::vector<Tensor>& to,
+                  std::span<const SymbolDecl> decls, const Region* what) {
+    KvStore kv;
+    return make_op(planned_kernel({"cpu.loop", 1, ""}), {nullptr, "region", Value(), from, to,
+                                                         *scalar_table(), kv, 1, "x", decls, what});
+  };
   std::vector<float> memory(64);
   Tensor t;
   t.data = memory.data();
@@ -220,15 +247,13 @@ TEST(CpuLoop, RefusesOtherArgumentsAtLoad) {
   t.dims[0] = 8;
   std::vector<Tensor> in(3, t), out(2, t), none;
   std::vector<SymbolDecl> symbols = {{"T", 1, 1, 1}};
-  KvStore kv;
-  const KernelTable& table = *scalar_table();
-  EXPECT_NE(make_loop_op({"region", attrs, in, out, table, kv, 1, "x", symbols}), nullptr);
-  EXPECT_THROW(make_loop_op({"region", attrs, none, out, table, kv, 1, "x", symbols}), Error);
-  EXPECT_THROW(make_loop_op({"region", attrs, in, out, table, kv, 1, "x"}), Error);  // no T
+  EXPECT_NE(make(in, out, symbols, &region), nullptr);
+  EXPECT_THROW(make(none, out, symbols, &region), Error);
+  EXPECT_THROW(make(in, out, {}, &region), Error);  // no T
   in[2].dims[0] = 9;
-  EXPECT_THROW(make_loop_op({"region", attrs, in, out, table, kv, 1, "x", symbols}), Error);
-  Value other = Value::object();
-  EXPECT_EQ(make_loop_op({"region", other, in, out, table, kv, 1, "x", symbols}), nullptr);
+  EXPECT_THROW(make(in, out, symbols, &region), Error);
+  EXPECT_THROW(make(in, out, symbols, &empty), Error);
+  EXPECT_THROW(make(in, out, symbols, nullptr), Error);
 }
 
 }  // namespace

@@ -84,7 +84,7 @@ PackedRun run_steps(Backend& backend, const PlanSet& plans, const WeightSource& 
   options.blocks.assign(plans.groups.size(), 2 * kBlocks);
   options.max_rows = 8;
   options.eager = eager;
-  auto executable = backend.load(plans, weights, options);
+  auto executable = backend.load(plans_for(backend, plans), weights, options);
   TestSequence a{{}, 0, 0, 0, {}}, b{{}, kBlocks, 0, 1, {}};
   for (int32_t i = 0; i < 40; ++i) {
     a.tokens.push_back(i * 7 % 70);

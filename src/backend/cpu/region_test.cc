@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "backend/cpu/isa.h"
+#include "backend/cpu/kernels.h"
 #include "backend/cpu/schedule.h"
 #include "base/error.h"
 #include "base/rng.h"
@@ -85,20 +86,22 @@ class RegionKernels : public testing::TestWithParam<DType> {
     return t;
   }
 
-  void run(KvStore& kv, std::string_view op, const Value& attrs, std::vector<Tensor> in,
-           std::vector<Tensor> out) {
-    OpSite site{op, attrs, in, out, table(), kv, pool_.size(), "test"};
-    std::unique_ptr<Op> made;
-    for (auto* make : {make_row_op, make_state_op, make_region_op})
-      if (!made) made = make(site);
-    ASSERT_TRUE(made) << op;
+  void run(KvStore& kv, std::string_view kernel, std::string_view op, const Value& attrs,
+           std::vector<Tensor> in, std::vector<Tensor> out, const Region* region = nullptr) {
+    OpSite site{nullptr, op, attrs, in, out, table(), kv, pool_.size(), "test", symbols_, region};
+    std::unique_ptr<Op> made = make_op(planned_kernel({std::string(kernel), 1, ""}), site);
+    int64_t bytes = (made->scratch_bytes() + 127) / 64 * 64;
     std::vector<uint8_t> scratch(
-        static_cast<size_t>(made->scratch_bytes() + 64) * static_cast<size_t>(pool_.size()) + 64);
+        static_cast<size_t>(bytes * pool_.size() + made->shared_bytes()) + 64, 0xee);
     StepContext c{table(), kv, pool_.size()};
+    const int64_t values[] = {kRows};
     c.step = &step_;
+    c.symbols = values;
     c.scratch = scratch.data();
-    c.scratch_bytes = (made->scratch_bytes() + 63) / 64 * 64;
+    c.scratch_bytes = bytes;
+    c.shared_scratch = scratch.data() + bytes * pool_.size();
     in.resize(12);
+    made->bind(in.data(), out.data(), c);
     run_call(*made, in.data(), out.data(), c, pool_);
   }
   static const KernelTable& table() { return *choose_table(); }
@@ -119,56 +122,132 @@ class RegionKernels : public testing::TestWithParam<DType> {
   std::vector<float> q_, k_, v_, norm_, frequencies_;
   std::vector<int32_t> pos_, seq_, slot_;
   Weight norm_weight_, frequency_weight_;
+  std::vector<SymbolDecl> symbols_ = {{"T", 1, kRows, 1}};
 };
+
+// Inputs: state, view, seq, slot, q, k, v, pos, norm, frequencies. The keys have a norm.
+Region rope_append(const Value& turn) {
+  auto tensor = [](DType dtype, std::vector<SymExpr> dims) {
+    TensorType t{dtype, {}};
+    for (SymExpr& d : dims) t.dims.push_back({"x", d, false});
+    return Type::of(t);
+  };
+  const SymExpr rows = SymExpr::symbol("T");
+  Type q = tensor(DType::kF32, {rows, kHeads, kHeadDim}),
+       k = tensor(DType::kF32, {rows, kKvHeads, kHeadDim}), index = tensor(DType::kI32, {rows});
+  Region r;
+  r.inputs = 10;
+  r.values = {Type::state(""),
+              Type::view(""),
+              index,
+              index,
+              q,
+              k,
+              k,
+              index,
+              tensor(DType::kF32, {kHeadDim}),
+              tensor(DType::kF32, {kHeadDim / 2}),
+              k,
+              k,
+              q,
+              Type::state("")};
+  RegionPiece norm, turn_k, turn_q, append;
+  norm.program = std::make_shared<loop::Program>(loop::parse_program(R"(loop 1
+rows T, 2
+columns 32
+in0 : f32[T, 2, 32]
+in1 : f32[32]
+out0 : f32[T, 2, 32]
+%0 = load in0[c + 64*r0 + 32*r1] : f32 tile
+%1 = sum_squares %0 : wide row
+%2 = columns : wide row
+%3 = div %1, %2 : wide row
+%4 = const 1e-05 : wide row
+%5 = add %3, %4 : wide row
+%6 = rsqrt %5 : wide row
+%7 = mul %0, %6 : wide tile
+%8 = load in1[c] : f32 tile
+%9 = mul %7, %8 : f32 tile
+store out0[c + 64*r0 + 32*r1] = %9
+)"));
+  norm.in = {5, 8}, norm.out = {10};
+  turn_k.op = turn_q.op = "rope";
+  turn_k.attrs = turn_q.attrs = turn;
+  turn_k.in = {10, 7, 9}, turn_k.out = {11};
+  turn_q.in = {4, 7, 9}, turn_q.out = {12};
+  append.op = "append";
+  append.in = {0, 1, 2, 3, 11, 6}, append.out = {13};
+  r.pieces = {norm, turn_k, turn_q, append};
+  r.results = {13, 12};
+  check_region(r, 10, 2);
+  return r;
+}
 
 TEST_P(RegionKernels, RopeAppendWritesTheSameBytes) {
   Value eps = Value::Object{{"eps", 1e-5}}, turn = Value::Object{{"scale", 1.5}};
   Tensor state, view, w = weight(norm_weight_, kHeadDim),
                       f = weight(frequency_weight_, kHeadDim / 2);
   std::vector<float> kn(k_.size()), kr(k_.size()), qr(q_.size()), q_out(q_.size());
-  run(alone_, "rms_norm", eps, {heads(k_, kKvHeads), w}, {heads(kn, kKvHeads)});
-  run(alone_, "rope", turn, {heads(kn, kKvHeads), integers(pos_), f}, {heads(kr, kKvHeads)});
-  run(alone_, "rope", turn, {heads(q_, kHeads), integers(pos_), f}, {heads(qr, kHeads)});
-  run(alone_, "append", Value::object(),
+  run(alone_, "cpu.rms_norm", "rms_norm", eps, {heads(k_, kKvHeads), w}, {heads(kn, kKvHeads)});
+  run(alone_, "cpu.rope", "rope", turn, {heads(kn, kKvHeads), integers(pos_), f},
+      {heads(kr, kKvHeads)});
+  run(alone_, "cpu.rope", "rope", turn, {heads(q_, kHeads), integers(pos_), f},
+      {heads(qr, kHeads)});
+  run(alone_, "cpu.append", "append", Value::object(),
       {state, view, integers(seq_), integers(slot_), heads(kr, kKvHeads), heads(v_, kKvHeads)},
       {state});
 
   // Inputs: state, view, seq, slot, q, k, v, pos, norm, frequencies.
-  RegionProgram p;
-  p.kind = "rope_append";
-  p.inputs = 10;
-  p.steps = {{"rms_norm", eps, {5, 8}, 10, 1},
-             {"rope", turn, {10, 7, 9}, 11, 1},
-             {"rope", turn, {4, 7, 9}, 12, 1},
-             {"append", Value::object(), {0, 1, 2, 3, 11, 6}, 13, 1}};
-  p.results = {13, 12};
-  run(fused_, "region", region_attrs(p),
+  Region r = rope_append(turn);
+  run(fused_, "cpu.region.rope_append", "region", Value(),
       {state, view, integers(seq_), integers(slot_), heads(q_, kHeads), heads(k_, kKvHeads),
        heads(v_, kKvHeads), integers(pos_), w, f},
-      {state, heads(q_out, kHeads)});
+      {state, heads(q_out, kHeads)}, &r);
   EXPECT_EQ(q_out, qr);
   expect_same_cache(alone_, fused_);
 }
 
 TEST_P(RegionKernels, WhatAKernelCannotDoIsRefused) {
-  RegionProgram p;
-  p.inputs = 1;
-  p.steps = {{"transpose", Value::object(), {0}, 1, 1}};
-  p.results = {1};
   std::vector<float> out(q_.size());
-  std::vector<Tensor> in = {heads(q_, kHeads)}, to = {heads(out, kHeads)};
-  for (const char* kind : {"rows", "linears", "rope_append", "nothing"}) {
-    p.kind = kind;
-    Value attrs = region_attrs(p);
-    OpSite site{"region", attrs, in, to, table(), alone_, 1, "test"};
-    EXPECT_THROW(make_region_op(site), Error) << kind;
-  }
-  // Numbers that do not fit are found before anything runs.
-  p.steps[0].in = {7};
-  EXPECT_THROW(parse_region(region_attrs(p), 1, 1), Error);
-  p.steps[0].in = {0};
-  EXPECT_THROW(parse_region(region_attrs(p), 0, 1), Error);
-  EXPECT_THROW(parse_region(region_attrs(p), 1, 2), Error);
+  Tensor state, w = weight(norm_weight_, kHeadDim), f = weight(frequency_weight_, kHeadDim / 2);
+  std::vector<Tensor> in = {state,
+                            state,
+                            integers(seq_),
+                            integers(slot_),
+                            heads(q_, kHeads),
+                            heads(k_, kKvHeads),
+                            heads(v_, kKvHeads),
+                            integers(pos_),
+                            w,
+                            f};
+  std::vector<Tensor> to = {state, heads(out, kHeads)};
+  auto refuses = [&](const char* kernel, const Region& region, std::string_view text) {
+    try {
+      make_op(planned_kernel({kernel, 1, ""}),
+              {nullptr, "region", Value(), in, to, table(), alone_, 1, "test", symbols_, &region});
+      ADD_FAILURE() << "accepted: " << text;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << e.what();
+      EXPECT_EQ(e.code(), ErrorCode::kUnsupported) << e.what();
+    }
+  };
+  Value turn = Value::Object{{"scale", 1.5}};
+  Region r = rope_append(turn);
+  refuses("cpu.loop", r, "one loop program");
+  refuses("cpu.region.linears", r, "takes regions with a matrix");
+  Region other = r;
+  other.pieces[1].op = "transpose";
+  refuses("cpu.region.rope_append", other, "heads that are not rotated");
+  other = r;
+  other.pieces[2].attrs = Value::Object{{"scale", 2.5}};
+  refuses("cpu.region.rope_append", other, "rotations by different angles");
+  other = r;
+  other.pieces.pop_back();
+  other.results = {12, 11};
+  refuses("cpu.region.rope_append", other, "a region without append");
+  other = r;
+  other.results = {13, 10};
+  refuses("cpu.region.rope_append", other, "heads that are not rotated");
 }
 
 INSTANTIATE_TEST_SUITE_P(Caches, RegionKernels,

@@ -46,7 +46,7 @@ std::unique_ptr<Executable> load(Backend& backend, const TestModel& model,
   LoadOptions options;
   options.blocks.assign(model.plans.groups.size(), blocks);
   options.max_rows = 8;
-  return backend.load(model.plans, model.weights, options);
+  return backend.load(plans_for(backend, model.plans), model.weights, options);
 }
 
 // Feeds the given counts of tokens of each sequence in one step and keeps the logits.
@@ -106,6 +106,61 @@ void expect_near_ref(const TestModelOptions& options, double bound) {
   }
   for (size_t i = 1; i < 3; ++i)
     EXPECT_LT(normalised_error(on_cpu[i].logits, on_ref[i].logits), bound);
+}
+
+std::string load_error(const TestModel& model, void (*change)(PlanSet&)) {
+  PlanSet plans = model.plans;
+  change(plans);
+  LoadOptions options;
+  options.blocks.assign(plans.groups.size(), 8);
+  options.max_rows = 8;
+  try {
+    backend_with(1)->load(plans, model.weights, options);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kUnsupported);
+    return e.what();
+  }
+  return "loaded";
+}
+
+TEST(Step, RunsThePlannedKernelsOrFails) {
+  TestModel model({.layers = 1});
+  EXPECT_EQ(load_error(model, [](PlanSet&) {}), "loaded");
+  auto expect = [&](void (*change)(PlanSet&), std::string_view text) {
+    EXPECT_NE(load_error(model, change).find(text), std::string::npos) << load_error(model, change);
+  };
+  auto rename = [](PlanSet& s) { s.kernels[0].name = "cpu.foo"; };
+  expect(rename, "the plan asks for cpu.foo (version 1)");
+  auto version = [](PlanSet& s) { s.kernels[0].abi = 2; };
+  expect(version,
+         "the plan asks for cpu.embed (version 2); this program has cpu.embed (version 1)");
+  auto plain = [](PlanSet& s) {
+    for (WeightEntry& w : s.weights)
+      if (w.name == "l0.q") w.layout = "";
+  };
+  expect(plain, "reads weight l0.q in layout panel16, the plan has it row-major");
+  auto strange = [](PlanSet& s) { s.weights[0].layout = "swizzle"; };
+  expect(strange, "the plan asks for layout swizzle");
+  // The kernel decides, not the name of the op: a sum with the kernel of a product.
+  auto sum_as_norm = [](PlanSet& s) {
+    uint32_t norm = 0;
+    for (uint32_t k = 0; k < s.kernels.size(); ++k)
+      if (s.kernels[k].name == "cpu.silu") norm = k;
+    for (KernelCall& c : s.plans[0].calls)
+      if (c.op == "rms_norm") c.kernel = norm;
+  };
+  EXPECT_NE(load_error(model,
+                       [](PlanSet& s) {
+                         for (KernelEntry& k : s.kernels)
+                           if (k.name == "cpu.silu") k.name = "cpu.region.linears";
+                       }),
+            "loaded");
+  PlanSet changed = model.plans;
+  sum_as_norm(changed);
+  LoadOptions options;
+  options.blocks.assign(changed.groups.size(), 8);
+  options.max_rows = 8;
+  EXPECT_THROW(backend_with(1)->load(changed, model.weights, options), Error);
 }
 
 TEST(Step, NearRefWithFloatWeights) {

@@ -6,11 +6,42 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cpu/cpu_backend.h"
+#include "base/error.h"
 #include "base/rng.h"
 #include "tensor/block_formats.h"
 #include "tensor/plane.h"
 
 namespace tokamak::cpu {
+
+// The first of a backend's kernels for single ops that takes these operands.
+inline const KernelDesc* kernel_for(std::span<const KernelDesc> kernels, std::string_view op,
+                                    std::span<const DType> operands) {
+  for (const KernelDesc& k : kernels) {
+    KernelPattern pattern = parse_pattern(k.pattern);
+    if (!pattern.region && kernel_matches(pattern, op, operands)) return &k;
+  }
+  return nullptr;
+}
+
+// The same plans with the kernels of another backend for single ops.
+inline PlanSet plans_for(const Backend& backend, PlanSet set) {
+  std::vector<KernelEntry> kernels;
+  for (Plan& plan : set.plans)
+    for (KernelCall& call : plan.calls) {
+      std::vector<DType> dtypes;
+      for (const CallArg& arg : call.in) dtypes.push_back(arg.dtype);
+      const KernelDesc* kernel = kernel_for(backend.kernels(), call.op, dtypes);
+      TK_CHECK(kernel, "{}", call.op);
+      call.kernel = 0;
+      while (call.kernel < kernels.size() && kernels[call.kernel].name != kernel->name)
+        ++call.kernel;
+      if (call.kernel == kernels.size())
+        kernels.push_back({kernel->name, kernel->abi, kernel->numeric_class});
+    }
+  set.kernels = std::move(kernels);
+  return set;
+}
 
 struct TestModelOptions {
   std::vector<DType> weights = {DType::kQ4_0};  // used in turn
@@ -37,6 +68,7 @@ class TestModel {
       plans.plans[0].guard.push_back({s.name, s.lo, s.hi, 1});
     build();
     plans.plans[0].arena_bytes = plans.arena_bytes = arena_;
+    plans = plans_for(*make_cpu_backend({.threads = 1}), std::move(plans));
   }
 
   PlanSet plans;
@@ -82,12 +114,11 @@ class TestModel {
     return out;
   }
   void push(const std::string& op, std::vector<CallArg> in, CallArg out, Value attrs) {
-    auto kernel = static_cast<uint32_t>(plans.kernels.size());
-    for (uint32_t i = 0; i < plans.kernels.size(); ++i)
-      if (plans.kernels[i].name == op) kernel = i;
-    if (kernel == plans.kernels.size()) plans.kernels.push_back({op, 1, ""});
-    plans.plans[0].calls.push_back(
-        {kernel, op, std::move(attrs), std::move(in), {std::move(out)}, 0, op});
+    plans.plans[0].calls.push_back({.op = op,
+                                    .attrs = std::move(attrs),
+                                    .in = std::move(in),
+                                    .out = {std::move(out)},
+                                    .label = op});
   }
   static CallArg reshaped(CallArg arg, std::vector<SymExpr> dims) {
     arg.dims = std::move(dims);

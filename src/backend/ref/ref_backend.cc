@@ -22,8 +22,11 @@ class RefBackend final : public Backend {
 
  private:
   std::vector<KernelDesc> kernels_ = {
-      {"ref.loop", 1, "region.loop(...)", "", "f32, sums in f64, rounded once per op"},
-      {"ref.op", 1, "*", "", "f32, sums in f64, rounded once"}};
+      {.name = "ref.loop", .pattern = "loop", .weight_layout = "", .numeric_class = ""},
+      {.name = "ref.op",
+       .pattern = "*",
+       .weight_layout = "",
+       .numeric_class = "f32, sums in f64, rounded once"}};
 };
 
 }  // namespace

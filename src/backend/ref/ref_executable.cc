@@ -195,19 +195,19 @@ Operand<float> RefExecutable::bind(Argument& argument, const StepInputs& step, b
 }
 
 // What append writes is what the plane's type can hold.
-void RefExecutable::round_planes(Call& call, std::vector<Operand<float>>& in) {
+void RefExecutable::round_planes(const StateEntry& state, std::span<Operand<float>> in,
+                                 std::vector<std::vector<float>>& rounded) {
   constexpr size_t kFirstPlane = 4;
-  const StateEntry& state = plans_.states[call.out[0].arg->index];
+  rounded.resize(state.planes.size());
   for (size_t p = 0; p < state.planes.size(); ++p) {
     DType dtype = state.planes[p].dtype;
     if (dtype == DType::kF32) continue;
     TensorRef<float>& tensor = in[kFirstPlane + p].tensor;
     int64_t n = tensor.elements();
-    std::vector<float>& rounded = call.in[kFirstPlane + p].converted;
-    rounded.assign(tensor.f, tensor.f + n);
+    rounded[p].assign(tensor.f, tensor.f + n);
     const std::vector<int64_t>& dims = state.planes[p].dims;
-    round_plane(dtype, dims.empty() ? 1 : dims.back(), rounded);
-    tensor.f = rounded.data();
+    round_plane(dtype, dims.empty() ? 1 : dims.back(), rounded[p]);
+    tensor.f = rounded[p].data();
   }
 }
 
@@ -227,13 +227,14 @@ void RefExecutable::run_call(Call& call, const StepInputs& step) {
   for (Argument& argument : call.in) in.push_back(bind(argument, step, false));
   for (Argument& argument : call.out) out.push_back(bind(argument, step, true));
   try {
-    if (call.program) return run_loop(call, in, out);
+    if (call.region) return run_region(call, in, out);
     if (call.op->name == "quantize") {
       // Encoded from the values themselves: the scale of decoded values can differ in its last bit.
       const Argument& y = call.out[0];
       return encode_row(y.arg->dtype, in[0].tensor.f, arena_at(y), elements_of(y.dims));
     }
-    if (call.op->writes_state) round_planes(call, in);
+    std::vector<std::vector<float>> rounded;
+    if (call.op->writes_state) round_planes(plans_.states[call.out[0].arg->index], in, rounded);
     call.op->f32({in, out, call.call->attrs});
   } catch (const Error& e) {
     throw Error(e.code(), fmt::format("{} ({})", e.what(), call.call->label));

@@ -41,11 +41,19 @@ class RefExecutable final : public Executable {
     std::vector<int64_t> dims;     // of this step
     std::vector<float> converted;  // values that are not float32 in the arena
   };
+  // A value inside a region.
+  struct RegionValue {
+    std::vector<CompiledExpr> extents;
+    std::vector<int64_t> dims;
+    std::vector<float> f;
+    std::vector<int32_t> i;
+  };
   struct Call {
     const KernelCall* call;
     const OpDef* op;
     std::vector<Argument> in, out;
-    std::shared_ptr<const loop::Program> program;  // of a fused region, instead of the op's meaning
+    const Region* region = nullptr;        // of a fused region, instead of the op
+    std::vector<RegionValue> values = {};  // of the region
   };
   struct LoadedPlan {
     std::vector<Call> calls;
@@ -56,7 +64,7 @@ class RefExecutable final : public Executable {
   void make_states(const LoadOptions& options);
   LoadedPlan load_plan(const Plan& plan) const;
   Argument load_argument(const CallArg& arg) const;
-  Call load_loop(const KernelCall& call) const;
+  Call load_region(const KernelCall& call) const;
 
   void run(const StepInputs& step, StepResult& out);
   void copy_blocks(const StepInputs& step);
@@ -65,9 +73,11 @@ class RefExecutable final : public Executable {
   Operand<float> bind(Argument& argument, const StepInputs& step, bool is_output);
   std::byte* arena_at(const Argument& argument);
   const std::vector<int32_t>& step_input(const std::string& name, const StepInputs& step);
-  void run_loop(Call& call, std::span<const Operand<float>> in,
-                std::span<const Operand<float>> out);
-  void round_planes(Call& call, std::vector<Operand<float>>& in);
+  void run_region(Call& call, std::span<const Operand<float>> in,
+                  std::span<const Operand<float>> out);
+  void run_anchor(Call& call, const RegionPiece& piece, std::vector<Operand<float>>& values);
+  static void round_planes(const StateEntry& state, std::span<Operand<float>> in,
+                           std::vector<std::vector<float>>& rounded);
   void store(Call& call);
   const float* output(LoadedPlan& plan, const Plan& entry, std::string_view name,
                       const StepInputs& step, int64_t width);

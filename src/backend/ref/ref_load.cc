@@ -7,6 +7,19 @@
 #include "tensor/block_formats.h"
 
 namespace tokamak {
+namespace {
+
+void need_kernel(const KernelEntry& entry, bool region) {
+  const KernelEntry own{region ? "ref.loop" : "ref.op", 1, ""};
+  if (entry.name != own.name || entry.abi != own.abi)
+    fail(
+        ErrorCode::kUnsupported,
+        "the plan asks for {} (version {}); the ref backend has {} (version {}): compile the model "
+        "for ref",
+        entry.name, entry.abi, own.name, own.abi);
+}
+
+}  // namespace
 
 RefExecutable::RefExecutable(const PlanSet& plans, const WeightSource& weights,
                              const LoadOptions& options)
@@ -90,14 +103,15 @@ RefExecutable::Argument RefExecutable::load_argument(const CallArg& arg) const {
 RefExecutable::LoadedPlan RefExecutable::load_plan(const Plan& plan) const {
   LoadedPlan loaded;
   for (const KernelCall& call : plan.calls) {
-    if (call.attrs.is_object() && call.attrs.has("program")) {
-      loaded.calls.push_back(load_loop(call));
+    need_kernel(plans_.kernels.at(call.kernel), call.region >= 0);
+    if (call.region >= 0) {
+      loaded.calls.push_back(load_region(call));
       continue;
     }
     const OpDef* op = find_op(call.op);
     if (!op || !op->f32)
       fail(ErrorCode::kUnsupported, "plan {}: ref cannot run \"{}\"", plan.function, call.op);
-    Call entry{&call, op, {}, {}, nullptr};
+    Call entry{&call, op, {}, {}};
     for (const CallArg& arg : call.in) entry.in.push_back(load_argument(arg));
     for (const CallArg& arg : call.out) entry.out.push_back(load_argument(arg));
     loaded.calls.push_back(std::move(entry));

@@ -2,9 +2,11 @@
 // every instruction-set level of this machine.
 #include "backend/cpu/exec.h"
 #include "backend/cpu/isa.h"
+#include "backend/cpu/kernels.h"
 #include "backend/cpu/schedule.h"
 #include "base/rng.h"
 #include "compile/lower/lower_test_util.h"
+#include "compile/lower/region.h"
 
 namespace tokamak::cpu {
 namespace {
@@ -30,14 +32,21 @@ class OpRunner {
     }
   }
 
-  // False when no kernel knows the op.
-  bool run(std::string_view op, const Value& attrs, std::vector<Tensor> in,
-           std::vector<Tensor> out) {
-    OpSite site{op, attrs, in, out, table_, kv_, pool_.size(), op, decls_};
-    std::unique_ptr<Op> made;
-    for (auto* make : {make_elementwise_op, make_row_op, make_layout_op, make_loop_op})
-      if (!made) made = make(site);
-    if (!made) return false;
+  // False when no kernel computes the op.
+  bool run(std::string_view op, const Value& attrs, std::vector<Tensor> in, std::vector<Tensor> out,
+           const Region* region = nullptr) {
+    const CpuKernel* kernel = nullptr;
+    std::vector<DType> dtypes;
+    for (const Tensor& t : in) dtypes.push_back(t.dtype);
+    for (const CpuKernel& k : cpu_kernels()) {
+      KernelPattern pattern = parse_pattern(k.desc.pattern);
+      bool takes = region ? pattern.kind == KernelPattern::Anchor::kLoop
+                          : !pattern.region && kernel_matches(pattern, op, dtypes);
+      if (takes && !kernel) kernel = &k;
+    }
+    if (!kernel) return false;
+    std::unique_ptr<Op> made = make_op(
+        *kernel, {nullptr, op, attrs, in, out, table_, kv_, pool_.size(), op, decls_, region});
     int64_t bytes = made->scratch_bytes() + 64;
     scratch_.assign(static_cast<size_t>(bytes * pool_.size()), 0xee);
     StepContext context{table_, kv_, pool_.size()};
@@ -105,7 +114,7 @@ class RegionOnCpu {
     return true;
   }
 
-  void run_region(OpRunner& runner, const std::string& program, std::vector<Held>& results) {
+  void run_region(OpRunner& runner, const Region& region, std::vector<Held>& results) {
     std::vector<Held> in_values;
     for (NodeId id : body_.inputs()) {
       const Node& node = body_.node(id);
@@ -117,7 +126,7 @@ class RegionOnCpu {
     for (const Function::Result& r : body_.results())
       results.push_back(make_held(body_.tensor(r.ref), inputs_.symbols));
     for (Held& h : results) out.push_back(tensor_of_held(h));
-    ASSERT_TRUE(runner.run("region", Value(Value::Object{{"program", program}}), in, out));
+    ASSERT_TRUE(runner.run("region", Value(), in, out, &region));
   }
 
  private:
@@ -137,9 +146,8 @@ class RegionOnCpu {
 };
 
 void compare_on_cpu(const Function& body, const SymbolValues& symbols, Values kind, int threads) {
-  LoweredRegion lowered = lower_region(body);
-  ASSERT_TRUE(lowered) << lowered.reason;
-  std::string program = loop::print_program(*lowered.program);
+  BuiltRegion built = build_region(body);
+  ASSERT_TRUE(built) << built.reason;
   Rng rng(static_cast<uint64_t>(symbols.at("T")));
   EvalInputs<float> inputs = convert_inputs<float>(random_inputs(body, symbols, rng, kind));
   for (const KernelTable* table : available_tables()) {
@@ -148,7 +156,7 @@ void compare_on_cpu(const Function& body, const SymbolValues& symbols, Values ki
     RegionOnCpu region(body, inputs);
     std::vector<Held> want, have;
     ASSERT_TRUE(region.run_ops(runner, want));
-    region.run_region(runner, program, have);
+    region.run_region(runner, *built.region, have);
     ASSERT_EQ(have.size(), want.size());
     for (size_t r = 0; r < want.size(); ++r) {
       EXPECT_EQ(have[r].i, want[r].i);
@@ -156,14 +164,14 @@ void compare_on_cpu(const Function& body, const SymbolValues& symbols, Values ki
       int64_t at = first_difference(have[r].f, want[r].f);
       ASSERT_EQ(at, -1) << "result " << r << ": " << have[r].f[static_cast<size_t>(at)] << " for "
                         << want[r].f[static_cast<size_t>(at)] << "\n"
-                        << program;
+                        << region_text(*built.region);
     }
   }
 }
 
 TEST(LowerCpu, EveryWidth) {
   for (const testing::BodyCase& c : testing::body_cases())
-    for (int64_t columns : {1, 2, 15, 16, 17, 33, 64, 100, 1024, 1027, 2081}) {
+    for (int64_t columns : {1, 2, 15, 16, 17, 33, 64, 100, 1024, 1027, 2081, 8192, 8224}) {
       SCOPED_TRACE(fmt::format("{} of {} columns", c.name, columns));
       Module m = testing::body_module(c, columns);
       compare_on_cpu(*m.find_function("body"), {{"S", 2}, {"T", columns > 100 ? 2 : 5}},
