@@ -24,7 +24,7 @@ export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
-.PHONY: help build serve test test-deps test-dev test-release test-tsan test-cross test-fuzz lint format clean
+.PHONY: help build serve test test-deps test-dev test-release test-tsan test-cross test-includes test-fuzz lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -70,6 +70,10 @@ test-cross: ## the other architecture's kernels, under qemu-user
 	$(call configure,cross,-DTK_CROSS_CPU=$(OTHER_CPU))
 	@cmake --build --preset cross -j $(JOBS) --target op_tests tensor_test
 	@$(CTEST) --test-dir build/cross -R '^(tensor|op_tests_cpu_[1-5])$$'
+
+test-includes: ## every source file compiles alone: no unity builds, no precompiled headers
+	$(call configure,plain,-DTK_TESTS=ON)
+	@python3 tools/check_includes.py
 
 test-fuzz: ## a few seconds of libFuzzer for each parser
 	$(call configure,fuzz)
