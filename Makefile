@@ -1,5 +1,5 @@
-# Thin verbs over CMake and tools/. On a fresh Debian 12 machine, as root or with sudo:
-#   make serve     http://localhost:8000 answers
+# Thin wrappers around CMake and tools/. On a fresh Debian 12 machine, as root or with sudo:
+#   make serve     serves a model on http://localhost:8000
 #   make test      all tests
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -16,15 +16,15 @@ STAGES ?= dev release tsan cross
 
 # configure a preset: quiet unless it fails
 configure = @log="$$(cmake --preset $(1) $(2) 2>&1)" || { echo "$$log"; exit 1; }
-# the same with what tests need: Python with its packages, and the real model
+# extra options for tests: Python with its packages, and the real model
 test_options = -DTK_TESTS=ON -DTK_PYTHON=$(CACHE)/venv/bin/python -DTK_TEST_MODEL="$$(tools/get_model.py | tail -n 1)"
 
-# A sanitizer that finds something ends the test; a leak counts.
+# Sanitizer findings, including leaks, fail the test.
 export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
-.PHONY: help build serve test test-deps test-dev test-release test-tsan test-cross test-fuzz lint format clean
+.PHONY: help build serve test test-deps test-dev test-release test-tsan test-cross test-includes test-fuzz lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,11 +34,11 @@ build: ## install missing packages, build build/release/tokamak
 	$(call configure,release,-DTK_TESTS=OFF)
 	@cmake --build --preset release -j $(JOBS) --target tokamak
 
-serve: build ## build, get the model once, serve it: MODEL=name|path PORT=8000 HOST=127.0.0.1
+serve: build ## build, download the model once, serve it: MODEL=name|path PORT=8000 HOST=127.0.0.1
 	@model="$$(tools/get_model.py --model '$(MODEL)' | tail -n 1)"; \
 	exec build/release/tokamak serve "$$model" --host '$(HOST)' --port '$(PORT)'
 
-test: test-deps ## install what is missing, build and run all tests; STAGES="dev release" runs some
+test: test-deps ## install missing packages, build and run all tests; STAGES="dev release" runs some
 	@failed=""; summary=""; \
 	for stage in $(STAGES); do \
 	  echo "== test-$$stage"; start=$$SECONDS; result=passed; \
@@ -56,12 +56,12 @@ test-dev: ## unit, golden and lint tests under ASan + UBSan
 	@cmake --build --preset dev -j $(JOBS)
 	@$(CTEST) --test-dir build/dev -LE blackbox
 
-test-release: ## kernels and numbers as users get them; black-box tests of the binary
+test-release: ## kernels and numerics in the release build; black-box tests of the binary
 	$(call configure,release,$(test_options))
 	@cmake --build --preset release -j $(JOBS) --target release_tests
 	@$(CTEST) --test-dir build/release -L 'release|blackbox'
 
-test-tsan: ## what has threads, under ThreadSanitizer
+test-tsan: ## threaded code under ThreadSanitizer
 	$(call configure,tsan)
 	@cmake --build --preset tsan -j $(JOBS) --target tsan_tests
 	@$(CTEST) --test-dir build/tsan -L tsan
@@ -70,6 +70,10 @@ test-cross: ## the other architecture's kernels, under qemu-user
 	$(call configure,cross,-DTK_CROSS_CPU=$(OTHER_CPU))
 	@cmake --build --preset cross -j $(JOBS) --target op_tests tensor_test
 	@$(CTEST) --test-dir build/cross -R '^(tensor|op_tests_cpu_[1-5])$$'
+
+test-includes: ## every source file compiles alone: no unity builds, no precompiled headers
+	$(call configure,plain,-DTK_TESTS=ON)
+	@python3 tools/check_includes.py
 
 test-fuzz: ## a few seconds of libFuzzer for each parser
 	$(call configure,fuzz)
@@ -80,8 +84,8 @@ lint: ## the checks of tools/check_*
 	@status=0; for c in layers size text; do python3 tools/check_$$c.py || status=1; done; \
 	tools/check_format.sh || status=1; exit $$status
 
-format: ## lay out all C++ files
+format: ## format all C++ files
 	@tools/check_format.sh --fix
 
-clean: ## remove build/ (models stay in the cache folder)
+clean: ## remove build/ (models are kept in the cache folder)
 	@rm -rf build

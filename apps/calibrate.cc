@@ -33,9 +33,16 @@ Machine machine_of(const CpuMeasurement& m, const std::string& name) {
   return machine;
 }
 
+constexpr double kQuiet = 0.9;  // share of the processors that a valid measurement gets
+
 void run_calibrate(const CalibrateFlags& f) {
-  std::string text =
-      dump_json(machine_value(machine_of(measure_cpu(f.threads, f.seconds), f.name)), 2) + "\n";
+  CpuMeasurement m = measure_cpu(f.threads, f.seconds);
+  if (m.share < kQuiet)
+    fmt::print(stderr,
+               "tokamak: warning: other programs used {:.0f} % of the processors during the "
+               "measurement; the figures are too low. Run it again on a quiet machine.\n",
+               100 * (1 - m.share));
+  std::string text = dump_json(machine_value(machine_of(m, f.name)), 2) + "\n";
   if (f.out.empty())
     fmt::print("{}", text);
   else

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What each group of compiler passes brings: nodes, kernel calls, bytes, arena and speed with it off and on.
+"""The effect of each group of compiler passes: nodes, kernel calls, bytes, arena and speed with it off and on.
 
     bench/ablation.py --tokamak build/release/tokamak model.gguf ... > bench/results/DATE-ablation.md
 
-The first row is everything, the last is eager: op by op, without fusion, memory plan or reuse. Rounds of the
-variants alternate, so that a machine that gets slower or faster hits all of them; the best round counts.
+The first row is all passes, the last is eager: op by op, without fusion, memory plan or reuse. Rounds of the
+variants alternate, so that changes in machine speed affect all of them; the best round counts.
 """
 import argparse
 import json
@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 
-# Groups of passes that make sense together; a pass the pipeline does not know is left out.
+# Groups of related passes; passes that the pipeline does not know are skipped.
 GROUPS = {
     "all passes": [],
     "no fusion (fuse)": ["fuse"],
@@ -48,7 +48,7 @@ def nodes_of(report):
 
 
 def static_figures(options, model, flags):
-    """Decode of one sequence and a whole prompt step, as explain sees them."""
+    """Decode of one sequence and a whole prompt step, as reported by explain."""
     out = {}
     for fn, shape in (("decode", f"B=1,S={options.prompt}"), ("step", f"T={options.prompt}")):
         r = run_json(options.tokamak, "explain", model, "--fn", fn, "--shape", shape, "--json", *flags)
@@ -93,7 +93,7 @@ def table(options, model):
 
 
 def graph_table(options, path):
-    """A graph as exporters write it, from primitives: what the passes do that the model families need not."""
+    """A graph of primitives, as exporters write it: shows passes that the model families do not need."""
     print(f"## {os.path.basename(path)}\n\n| variant | nodes | kernels | bytes of values and weights |\n|---|---|---|---|")
     rows = [(name, flags) for name, flags in variants(options.tokamak) if name != EAGER]
     first = run_json(options.tokamak, "debug", "opt", path, "--json", "--passes", "dead-code")
@@ -116,7 +116,7 @@ def machine():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*")
-    parser.add_argument("--graph", help="also count what the passes do to this graph text (.tkg)")
+    parser.add_argument("--graph", help="also report the effect of the passes on this graph text (.tkg)")
     parser.add_argument("--tokamak", default="build/release/tokamak")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--gen", type=int, default=32)

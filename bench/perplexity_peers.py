@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Perplexity of one GGUF by Tokamak, transformers (float32) and llama.cpp, on the same windows of the same text.
+"""Perplexity of one GGUF in Tokamak, transformers (float32) and llama.cpp, on the same windows of the same text.
 
     bench/perplexity_peers.py MODEL.gguf TEXT [--tokamak build/release/tokamak] [--tokens 16384] [--window 512]
                               [--skip transformers,llamacpp]
 
-Convention (llama.cpp's): the text is tokenised as a whole, cut into independent windows, the first token of each is replaced
-by BOS when the model wants one, and the second half of each window is scored. All engines get Tokamak's token ids, so that
+Convention (llama.cpp's): the text is tokenised as a whole and split into independent windows, the first token of each is replaced
+by BOS if the model uses one, and the second half of each window is scored. All engines get Tokamak's token ids, so that
 only the maths differs. Needs the packages torch, transformers, gguf and llama-cpp-python for the peers.
 """
 import argparse
@@ -38,7 +38,7 @@ def add_bos(model):
 
 
 def windows_of(args):
-    text = args.text.read_bytes().decode()  # as it is: no translation of line ends
+    text = args.text.read_bytes().decode()  # no newline translation
     out = subprocess.run([args.tokamak, "tokenize", args.model, "--json-lines", "--no-parse-special"],
                          input=json.dumps(text) + "\n", capture_output=True, text=True, check=True).stdout
     ids = json.loads(out)[: args.tokens]

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What the front end alone can do: `tokamak serve --backend null` computes nothing, so every millisecond is the server's.
+"""Performance of the front end alone: `tokamak serve --backend null` computes nothing, so all time is spent in the server.
 
     bench/serve_front.py MODEL [--tokamak build/release/tokamak] [--requests 2000] [--seconds 20] [--json FILE]
 
-paced      steps of the null engine take 20 ms by the clock: 1, 16 and 64 streams of 50 tokens/s each. Overhead of a token: how
-           much later it is at the client than the most punctual token of its second was, counted in steps of 20 ms. That is
-           what engine thread, detokeniser, JSON, HTTP, both sockets and the client add, and waiting for a core.
-saturated  steps take no time, so that clients in a closed loop get all the server can give: requests/s with answers of one
-           token, streamed tokens/s with answers of 512, and the server's processor time per token.
+paced      steps of the null engine take 20 ms of wall time: 1, 16 and 64 streams of 50 tokens/s each. The overhead of a token is
+           its delay at the client relative to the earliest token of the same second on a 20 ms grid. It includes
+           the engine thread, detokeniser, JSON, HTTP, both sockets, the client, and waiting for a core.
+saturated  steps take no time, so that closed-loop clients measure the server's maximum: requests/s with answers of one
+           token, streamed tokens/s with answers of 512, and the server's CPU time per token.
 
 Client and server share the machine's cores.
 """
@@ -33,7 +33,7 @@ def parse_args():
     p.add_argument("--tokamak", default="build/release/tokamak")
     p.add_argument("--requests", type=int, default=2000)
     p.add_argument("--seconds", type=float, default=20, help="of each paced measurement")
-    p.add_argument("--json", type=pathlib.Path, help="write the result here, too")
+    p.add_argument("--json", type=pathlib.Path, help="also write the result here")
     return p.parse_args()
 
 
@@ -79,7 +79,7 @@ def bench(args, server, **flags):
 
 
 class Stream:
-    """One streamed answer; notes when each token's event arrived."""
+    """One streamed answer; records when each token's event arrived."""
 
     def __init__(self, url, key, tokens):
         host, port = re.match(r"http://([^:]+):(\d+)", url).groups()
@@ -98,13 +98,13 @@ class Stream:
 
 
 def delays(times, window=50):
-    """Seconds by which each token is later than the most punctual one of its window."""
+    """Delay of each token in seconds relative to the earliest one of its window."""
     late = [t - i * PACE for i, t in enumerate(times)]
     return [d - min(late[i:i + window]) for i in range(0, len(late), window) for d in late[i:i + window]]
 
 
 def paced(args, server, streams):
-    """Every token one event; the streams start within one step of each other and then run in step."""
+    """One event per token; the streams start within one step of each other and then run in lockstep."""
     all_streams = [Stream(server.url, i, int(args.seconds / PACE)) for i in range(streams)]
     selector = selectors.DefaultSelector()
     for s in all_streams:

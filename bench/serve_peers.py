@@ -5,12 +5,12 @@
                          [--llama-server PATH | --python PYTHON] [--threads 2] [--clients 1,4,8,16] [--json FILE]
 
 load    closed loop, 128 prompt and 64 answer tokens: tokens/s, TTFT, ITL for each number of clients
-gap     three streams run, then a prompt of 3000 tokens arrives: the longest wait between two tokens of a stream
-prefix  four clients at once whose prompts share 512 of 544 tokens: prompt tokens that are computed
-full    a KV cache too small for what runs: how many of 8 requests are answered
+gap     three streams run, then a prompt of 3000 tokens arrives: the longest gap between two tokens of a stream
+prefix  four clients at once whose prompts share 512 of 544 tokens: prompt tokens computed
+full    a KV cache too small for the load: how many of 8 requests are answered
 
-llama.cpp's peer is its own server (--llama-server) where there is one, with its default batch sizes; otherwise the server of the
-package llama-cpp-python, which runs llama.cpp's library and takes one request at a time. The result says which. At the end both
+The peer is llama.cpp's own server (--llama-server) if given, with its default batch sizes; otherwise the server of the
+package llama-cpp-python, which runs llama.cpp's library one request at a time. The result says which. At the end both
 are printed side by side as Markdown tables.
 """
 import argparse
@@ -37,7 +37,7 @@ def parse_args():
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--clients", default="1,4,8,16")
     p.add_argument("--requests", type=int, default=0, help="per measurement (default: four per client, at least 8)")
-    p.add_argument("--only", choices=["tokamak", "llama.cpp"], help="measure one of the two")
+    p.add_argument("--only", choices=["tokamak", "llama.cpp"], help="measure only one of the two")
     p.add_argument("--json", type=pathlib.Path)
     return p.parse_args()
 
@@ -62,7 +62,7 @@ class Server:
             command = [args.llama_server, "-m", args.model, "--port", self.port, "-t", args.threads, "-c", kv, "-np", parallel,
                        "--metrics", "--no-webui"]
             if kv_tokens:
-                command.append("--kv-unified")  # one pool for all, as here; otherwise each slot has a fixed share
+                command.append("--kv-unified")  # one shared pool, as in Tokamak; otherwise each slot has a fixed share
         else:
             command = [args.python, "-m", "llama_cpp.server", "--model", args.model, "--port", self.port, "--n_threads", args.threads,
                        "--n_threads_batch", args.threads, "--n_ctx", length, "--interrupt_requests", "false"]
@@ -79,7 +79,7 @@ class Server:
                 pass
             if time.monotonic() > end or self.process.poll() is not None:
                 self.close()
-                sys.exit(f"{kind} does not start: {' '.join(map(str, command))}")
+                sys.exit(f"{kind} did not start: {' '.join(map(str, command))}")
             time.sleep(0.2)
 
     def get(self, path):
@@ -89,7 +89,7 @@ class Server:
             return r.status, r.read().decode()
 
     def computed(self):
-        """Prompt tokens computed so far; None where the server does not tell."""
+        """Prompt tokens computed so far; None if the server does not report them."""
         names = ("tokamak_prefill_tokens_total", "llamacpp:prompt_tokens_total")
         status, text = self.get("/metrics")
         rows = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(names)]
@@ -140,7 +140,7 @@ def load(args, kind):
         for c in clients:
             n = args.requests or max(8, 4 * c)
             done = subprocess.run([args.tokamak, "bench", "serve", "--url", s.url, "--concurrency", str(c), "--requests", str(n),
-                                   "--prompt", "128", "--output", "64", "--warmup", "1", "--seed", str(c),  # other prompts each time
+                                   "--prompt", "128", "--output", "64", "--warmup", "1", "--seed", str(c),  # different prompts each time
                                    "--json"], capture_output=True, text=True)
             r = json.loads(done.stdout) if done.stdout.strip() else {"error": done.stderr[-300:]}
             if "error" in r:
@@ -153,7 +153,7 @@ def load(args, kind):
 
 
 def gap(args, kind):
-    """Longest silence of three streams while a prompt of 3000 tokens is computed."""
+    """Longest gap in three streams while a prompt of 3000 tokens is computed."""
     with Server(args, kind, 4, 4096) as s:
         s.post({"prompt": words(20, 9), "max_tokens": 4})
         times = [[] for _ in range(3)]
@@ -170,7 +170,7 @@ def gap(args, kind):
         took = time.perf_counter() - started
         for t in threads:
             t.join()
-        # Silences that touch the time in which the long prompt was there.
+        # Gaps that overlap the time in which the long prompt was processed.
         silences = [b - a for t in times for a, b in zip(t, t[1:]) if b > started and a < started + took]
         before = [b - a for t in times for a, b in zip(t, t[1:]) if b <= started]
         return {"streams_running": running, "status": status, "prompt_tokens": answer.get("usage", {}).get("prompt_tokens"),
@@ -230,10 +230,10 @@ def tables(result):
         lines += ["| clients | " + " | ".join(f"{name}, {k}" for _, name in names for k in kinds) + " |", "|---" * (1 + len(names) * len(kinds)) + "|"]
         for rows in zip(*(result["load"][k] for k in kinds)):
             lines.append(f"| {rows[0]['clients']} | " + " | ".join(number(r.get(key)) for key, _ in names for r in rows) + " |")
-    rest = [("gap", "longest_gap_seconds", "longest silence of three streams while 3000 prompt tokens are computed, s", 2),
-            ("gap", "long_prompt_seconds", "the same: the long prompt's answer after, s", 1),
+    rest = [("gap", "longest_gap_seconds", "longest gap in three streams while 3000 prompt tokens are computed, s", 2),
+            ("gap", "long_prompt_seconds", "the same: time until the long prompt is answered, s", 1),
             ("prefix", "computed_prompt_tokens", "prompt tokens computed, four clients sharing 512 of 544", 0),
-            ("prefix", "seconds", "the same: until all are answered, s", 2),
+            ("prefix", "seconds", "the same: time until all are answered, s", 2),
             ("full", "complete", "complete answers of 8, KV for 640 tokens", 0), ("full", "seconds", "the same: s", 1)]
     lines += ["", "| what | " + " | ".join(kinds) + " |", "|---" * (1 + len(kinds)) + "|"]
     for part, key, what, digits in rest:

@@ -5,7 +5,7 @@
                          [--prompt 512] [--gen 64] [--repeat 3] [--json]
 
 Needs the package llama-cpp-python (built for this machine). Both engines get one sequence, greedy decoding, and report the
-best and the median of `repeat` rounds after one warm-up round. The engines take turns, so that a busy machine hurts both.
+best and the median of `repeat` rounds after one warm-up round. The engines alternate, so that other load affects both.
 """
 import argparse
 import json
@@ -34,7 +34,7 @@ def llamacpp_rates(args, model_path, threads):
                             n_threads_batch=threads, verbose=False)
     vocab, ctx = model.n_vocab(), model.ctx
 
-    def evaluate(ids):  # the C call itself, without the package's Python around it
+    def evaluate(ids):  # the C call itself, without the package's Python wrapper
         array = (llama_cpp.llama_token * len(ids))(*ids)
         if llama_cpp.llama_decode(ctx, llama_cpp.llama_batch_get_one(array, len(ids))):
             raise RuntimeError("llama_decode failed")

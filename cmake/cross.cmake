@@ -5,6 +5,6 @@ set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR ${TK_CROSS_CPU})
 set(CMAKE_C_COMPILER ${TK_CROSS_CPU}-linux-gnu-gcc)
 set(CMAKE_CXX_COMPILER ${TK_CROSS_CPU}-linux-gnu-g++)
-# Libraries of that architecture come with the cross compiler. `max` has every instruction set the emulator knows, so that
-# run-time dispatch reaches all kernels it can run.
+# Libraries of that architecture come with the cross compiler. `max` has every instruction set that the emulator supports,
+# so that run-time dispatch reaches all kernels it can run.
 set(CMAKE_CROSSCOMPILING_EMULATOR qemu-${TK_CROSS_CPU}-static -cpu max -L /usr/${TK_CROSS_CPU}-linux-gnu)

@@ -1,7 +1,7 @@
-# The few helpers every lane uses; nothing else belongs here.
+# Helpers that every lane uses; nothing else belongs here.
 find_package(Threads REQUIRED)
 if(CMAKE_CROSSCOMPILING)
-  # Headers and sources serve every CPU; Debian's libraries are built for this machine's only.
+  # Headers and sources work on every CPU; Debian's libraries are built for this machine's CPU only.
   add_library(fmt::fmt INTERFACE IMPORTED)
   target_compile_definitions(fmt::fmt INTERFACE FMT_HEADER_ONLY)
   if(TK_TESTS)
@@ -17,7 +17,7 @@ endif()
 
 find_program(TK_CCACHE ccache)
 if(TK_CCACHE)
-  # The sloppiness is what lets ccache see through precompiled headers.
+  # ccache needs this sloppiness to handle precompiled headers.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${TK_CCACHE})
 endif()
@@ -26,16 +26,16 @@ if(TK_MOLD AND NOT CMAKE_CROSSCOMPILING)
   add_link_options(-fuse-ld=mold)
 endif()
 
-# -Wrestrict and, at -O3, two more: gcc 12 sees overlaps and overflows in std::string's operator+ that are not there
-# (its bug 105329).
-# A warning is an error with Debian 12's gcc, which CI uses; newer compilers warn of more and must still build.
+# -Wrestrict and, at -O3, two more: gcc 12 reports false overlaps and overflows in std::string's operator+ (GCC bug
+# 105329).
+# Warnings are errors with Debian 12's gcc, which CI uses; newer compilers warn about more and must still build.
 set(TK_GCC12 $<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>)
 add_compile_options(-Wall -Wextra $<${TK_GCC12}:-Werror> $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
                     $<$<AND:$<CXX_COMPILER_ID:GNU>,$<CONFIG:Release>>:-Wno-stringop-overflow>
                     $<$<AND:$<CXX_COMPILER_ID:GNU>,$<CONFIG:Release>>:-Wno-array-bounds>
                     $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 if(TK_SANITIZE)
-  # Left out of UBSan: what ASan or a crash finds as well. With them a build takes half as long again.
+  # UBSan checks that ASan or a crash would also find are disabled: they make builds 50 % slower.
   string(REGEX MATCH undefined TK_UBSAN "${TK_SANITIZE}")
   add_compile_options(-fsanitize=${TK_SANITIZE} $<$<BOOL:${TK_UBSAN}>:-fno-sanitize=null,alignment,object-size,vptr>
                       -fno-omit-frame-pointer -fno-sanitize-recover=all -O1)
@@ -49,7 +49,7 @@ set(TK_COMMON_HEADERS <algorithm> <cstdint> <functional> <map> <memory> <optiona
     <unordered_map> <variant> <vector> <fmt/format.h>)
 
 # tk_library(engine SOURCES a.cc b.cc DEPENDS plan backend LIBS fmt::fmt): one static library per lane.
-# SEPARATE: its files use the same names for what each keeps to itself, so they are not compiled in batches.
+# SEPARATE: its files define the same internal names, so they are excluded from unity builds.
 function(tk_library name)
   cmake_parse_arguments(A "SEPARATE" "" "SOURCES;DEPENDS;LIBS" ${ARGN})
   add_library(tk_${name} STATIC ${A_SOURCES})
@@ -76,8 +76,8 @@ function(tk_embed header space)
                              -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
 endfunction()
 
-# Not everything is compiled four times: the release build runs the tests whose result the optimiser can change (beside
-# the black-box tests of the binary), the tsan build those of code that has threads, the cross build those of kernels.
+# Not everything is compiled four times: the release build runs the tests whose result the optimiser can change (and
+# the black-box tests of the binary), the tsan build those of threaded code, the cross build those of kernels.
 # `make test` builds these groups.
 set(TK_RELEASE_TESTS "^(tensor|ops|cpu|backend.*|numerics)$")
 set(TK_TSAN_TESTS "^(base|cpu|backend.*|engine.*|serve.*)$")
@@ -86,7 +86,7 @@ add_custom_target(release_tests)
 add_custom_target(tsan_tests)
 add_custom_target(cross_tests)
 
-# What may take long starts first (COST), so that no core waits for it in the end.
+# Slow tests start first (COST), so that no core waits for them at the end.
 # tk_test(engine SOURCES a_test.cc DEPENDS engine [LABEL unit] [TIMEOUT 300] [TINY_MODELS]): one GoogleTest program per
 # lane. TINY_MODELS: the folder in $TOKAMAK_TINY_MODELS is filled before the test runs.
 function(tk_test name)
@@ -124,11 +124,11 @@ function(tk_test name)
   endif()
 endfunction()
 
-# Python for the tests that need packages (tools/install_deps.sh makes it), and the real model some of them run.
+# Python for the tests that need packages (tools/install_deps.sh creates it), and the real model for some of them.
 set(TK_PYTHON "" CACHE FILEPATH "Python with the packages of tools/requirements-test.txt")
 set(TK_TEST_MODEL "" CACHE FILEPATH "GGUF of SmolLM2-135M-Instruct for the tests that talk to a real model")
 
-# What every test finds in its environment. TOKAMAK_TINY_MODELS is filled by the fixture `tiny_models`.
+# The environment of every test. TOKAMAK_TINY_MODELS is filled by the fixture `tiny_models`.
 set(TK_TEST_ENVIRONMENT
     "TOKAMAK_SOURCE_DIR=${PROJECT_SOURCE_DIR}"
     "TOKAMAK_BINARY=${CMAKE_BINARY_DIR}/tokamak"
@@ -139,15 +139,15 @@ set(TK_TEST_ENVIRONMENT
     "PYTHONDONTWRITEBYTECODE=1")
 
 # tk_python_test(http SCRIPT http_test.py [ARGS ...] [LABEL blackbox] [TIMEOUT 300] [TINY_MODELS] [REAL_MODEL]): a test
-# program in Python; it runs the built `tokamak` from the environment above and fails by its exit code. Leaks are looked
-# for in the C++ tests: the search takes 4 s at the end of each process on aarch64, and these tests start many.
+# program in Python; it runs the built `tokamak` from the environment above and fails by its exit code. Leaks are
+# checked in the C++ tests only: the check takes 4 s at the end of each process on aarch64, and these tests start many.
 function(tk_python_test name)
   if(NOT TK_TESTS)
     return()
   endif()
   cmake_parse_arguments(A "TINY_MODELS;REAL_MODEL" "SCRIPT;LABEL;TIMEOUT" "ARGS" ${ARGN})
   if(NOT TK_PYTHON OR (A_REAL_MODEL AND NOT TK_TEST_MODEL))
-    message(STATUS "test ${name} left out: it needs TK_PYTHON or TK_TEST_MODEL (make test sets both)")
+    message(STATUS "test ${name} skipped: it needs TK_PYTHON or TK_TEST_MODEL (make test sets both)")
     return()
   endif()
   if(NOT A_LABEL)

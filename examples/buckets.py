@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Plans of fixed sizes 128, 512 and 2048: which one runs, what padding costs, and that nothing is compiled on the way.
+"""Plans of fixed sizes 128, 512 and 2048: which one runs, what padding costs, and that nothing is compiled at run time.
 
-    buckets.py [MODEL]      default: the small model `make serve` gets
+    buckets.py [MODEL]      default: the small model that `make serve` downloads
 
-A prompt of 32 tokens is padded to 128 rows; one of 4096 runs in steps of 512, which fill their plan. Under --shapes dynamic
-nothing is padded. Padding changes no bit of the answer.
+A prompt of 32 tokens is padded to 128 rows; one of 4096 runs in steps of 512, which need no padding. With --shapes dynamic
+nothing is padded. Padding does not change a bit of the answer.
 """
 import pathlib
 import subprocess
@@ -24,7 +24,7 @@ def model():
 
 
 def measure(path, prompt, *flags):
-    """What a prompt and one further token cost, and which plans ran."""
+    """Cost of a prompt and one more token, and which plans ran."""
     with tempfile.TemporaryDirectory() as folder:
         bundle = pathlib.Path(folder, "model.tkm")
         tokamak("compile", path, "-o", bundle, "--max-batch", 2, "--max-len", 4224, "--max-tokens", 2048, *flags)
@@ -46,4 +46,4 @@ table(("prompt, plans", "plans that ran (a warm-up round and a measured one)", "
 print(f"compiled while running: {compiles}")
 expect(waste[32, "buckets"] > 0.7 and waste[4096, "buckets"] == 0, "32 tokens in 128 rows waste three quarters, 4096 nothing")
 expect(waste[32, "dynamic"] == waste[4096, "dynamic"] == 0, "a dynamic plan pads nothing")
-expect(compiles == 0, "no shape makes the server compile")
+expect(compiles == 0, "no shape triggers a compilation")

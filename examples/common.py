@@ -1,4 +1,4 @@
-"""What the examples share: finding the program, running it, and tables."""
+"""Shared by the examples: finding the program, running it, and printing tables."""
 import json
 import os
 import pathlib
@@ -10,7 +10,7 @@ BINARY = os.environ.get("TOKAMAK_BINARY", str(HERE.parent / "build/release/tokam
 
 
 def tokamak(*args, may_fail=False, **kwargs):
-    """Runs a verb; gives the finished process. An error ends the example with the program's own message."""
+    """Runs a verb and returns the finished process. An error ends the example with the program's own message."""
     done = subprocess.run([BINARY, *map(str, args)], text=True, capture_output=True, **kwargs)
     if done.returncode and not may_fail:
         sys.exit(f"tokamak {' '.join(map(str, args))}: {done.stderr.strip()}")
@@ -30,6 +30,6 @@ def table(head, rows):
 
 
 def expect(truth, what):
-    """An example that no longer shows what it says fails."""
+    """Fails the example if it no longer demonstrates what it claims."""
     if not truth:
-        sys.exit(f"this no longer holds: {what}")
+        sys.exit(f"no longer true: {what}")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A write to the KV cache survives dead-code elimination, although nothing in this call reads it.
 
-A state is an argument and a result: `append` takes a version of it and gives the next one. The last version of each state
-is a result of the function, so a write can never be dead code; `exp`, which nothing reads either, is.
+A state is an argument and a result: `append` takes a version of it and returns the next one. The last version of each state
+is a result of the function, so a write can never be dead code; the unused `exp` is.
 """
 import tempfile
 
@@ -15,10 +15,10 @@ for when in ("before", "after"):
     print(f"{when:>6}: {ops}")
 print(tokamak("debug", "opt", GRAPH, "--passes", "dead-code").stdout)
 print(tokamak("debug", "check", GRAPH).stdout.strip())
-expect(report["after"]["ops"].get("append") == 1, "the write is there")
-expect("exp" in report["before"]["ops"] and "exp" not in report["after"]["ops"], "what nobody reads is gone")
+expect(report["after"]["ops"].get("append") == 1, "the write is kept")
+expect("exp" in report["before"]["ops"] and "exp" not in report["after"]["ops"], "the unused op is removed")
 
-# Without the state among the results the text is refused: a write cannot get lost by writing the graph carelessly.
+# The text is rejected if the state is not among the results, so that a write cannot be lost by mistake.
 text = GRAPH.read_text().replace("  return kv = %5\n", "")
 with tempfile.NamedTemporaryFile("w", suffix=".tkg") as bad:
     bad.write(text)

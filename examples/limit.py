@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A bundle has limits, and says so: the 4097th token of a prompt is refused by name, not by a crash.
+"""A bundle has limits: a prompt of 4097 tokens is rejected with an error that names the limit.
 
     limit.py [--layers 1] [--vocab 512]
 
@@ -24,8 +24,8 @@ with tempfile.TemporaryDirectory() as folder:
     print("4095 tokens and one more:", "answered")
     refused = tokamak("run", bundle, "a" * 4097, "--max-tokens", 1, "--temperature", 0, "--json", may_fail=True)
     print("4097 tokens:", refused.stderr.strip())
-    expect(fits.returncode == 0, "what fits is answered")
-    expect(refused.returncode != 0 and "4096" in refused.stderr, "what does not fit is refused, with the limit")
+    expect(fits.returncode == 0, "a prompt that fits is answered")
+    expect(refused.returncode != 0 and "4096" in refused.stderr, "a prompt that does not fit is rejected with the limit")
     raised = tokamak("run", bundle, "a", "--context", 8192, "--max-tokens", 1, may_fail=True)
-    print("asking for 8192:", raised.stderr.strip())
+    print("requesting 8192:", raised.stderr.strip())
     expect(raised.returncode != 0, "a bundle's limit cannot be raised")

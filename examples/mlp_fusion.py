@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A two-layer MLP before and after fusion: launches and bytes.
 
-mlp.tkg is plain maths: matrix, bias, ReLU, matrix, bias, residual. Bias, activation and residual are computed where the
-matrix product still has its result at hand, so they cost no launch and no trip through memory.
+mlp.tkg is plain maths: matrix, bias, ReLU, matrix, bias, residual. Bias, activation and residual are computed while the
+matrix product's result is still in cache, so they cost no launch and no memory traffic.
 """
 from common import HERE, expect, table, tokamak, tokamak_json
 
@@ -17,9 +17,9 @@ def counts(*flags):
 plain = counts("--passes", "dead-code")["after"]
 simplified = counts("--disable-pass", "fuse")["after"]
 fused = counts()["after"]
-table(("64 tokens", "launches", "bytes moved", "of it for activations"),
+table(("64 tokens", "launches", "bytes moved", "of which activations"),
       [(name, c["kernels"], f"{c['bytes']:,.0f}", f"{c['bytes'] - plain_weights:,.0f}")
-       for plain_weights in [2102272] for name, c in (("as written", plain), ("simplified", simplified), ("fused", fused))])
+       for plain_weights in [2102272] for name, c in (("original", plain), ("simplified", simplified), ("fused", fused))])
 print(tokamak("debug", "opt", GRAPH, *SHAPE).stdout)
 print(tokamak("debug", "check", GRAPH, "--backend", "cpu").stdout.strip())
 expect(fused["kernels"] < simplified["kernels"] < plain["kernels"], "each step saves launches")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fails when a C++ file is not laid out as .clang-format says; `make format` (or --fix) repairs it.
-# The version is Debian 12's: another version lays some lines out differently.
+# Fails if a C++ file is not formatted according to .clang-format; `make format` (or --fix) repairs it.
+# The version is Debian 12's: other versions format some lines differently.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,11 +12,11 @@ mapfile -d '' files < <(find src apps tests include bench -type f \
 
 if [ "${1:-}" = --fix ]; then
   printf '%s\0' "${files[@]}" | xargs -0 -n 20 -P "$(nproc)" "$tool" -i
-  echo "check_format: laid out ${#files[@]} files"
+  echo "check_format: formatted ${#files[@]} files"
   exit
 fi
 wrong="$(printf '%s\0' "${files[@]}" | TOOL=$tool xargs -0 -n 1 -P "$(nproc)" bash -c \
   '"$TOOL" --dry-run -Werror "$1" >/dev/null 2>&1 || echo "$1"' _ | sort)"
-[ -z "$wrong" ] || echo "$wrong" | sed 's/$/: not laid out by clang-format; run make format/'
+[ -z "$wrong" ] || echo "$wrong" | sed 's/$/: not formatted; run make format/'
 echo "check_format: ${#files[@]} files, $(printf '%s' "$wrong" | grep -c . || true) to repair"
 [ -z "$wrong" ]

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Fails when a lane includes a lane it must not know. The table is the architecture; ARCHITECTURE.md explains it.
+"""Fails if a lane includes a lane that it must not depend on. ARCHITECTURE.md explains the table.
 
-Includes between lanes are written from src/ (`#include "base/error.h"`), so a quoted include names its lane itself.
+Include paths are relative to src/ (`#include "base/error.h"`), so a quoted include starts with its lane.
 """
 import pathlib
 import re
 import sys
 
-# lane -> lanes it may include (beside itself); lowest first
+# lane -> lanes it may include (besides itself); lowest first
 LANES = {
     "base": [],
     "tensor": ["base"],
@@ -23,7 +23,7 @@ LANES = {
     "serve": ["engine", "text", "base"],
     "cluster": ["engine", "comm", "base"],
 }
-# Files that sit on a border by intention: {file from src/: {lane: reason}}. Tests may look one lane further.
+# Deliberate exceptions: {file relative to src/: {lane: reason}}. Tests may include one more lane.
 EXCEPTIONS = {}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
@@ -31,7 +31,7 @@ SUFFIXES = {".h", ".cc", ".cpp", ".hpp", ".cu", ".cuh", ".inc"}
 
 
 def check_file(path, src):
-    """Yields a message for each include that breaks the table."""
+    """Yields a message for each include that violates the table."""
     name = path.relative_to(src)
     lane = name.parts[0]
     text = path.read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def check_file(path, src):
         line = text.count("\n", 0, match.start()) + 1
         where = f"src/{name}:{line}"
         if target.startswith(".") or "/" not in target:
-            yield f'{where}: write "{target}" from src/, with its lane'
+            yield f'{where}: write the path of "{target}" relative to src/'
             continue
         other = target.split("/")[0]
         if other == lane:
@@ -67,7 +67,7 @@ def check_tree(root):
 
 
 def self_test():
-    """The check must be able to fail: a made-up tree with four errors."""
+    """The check must be able to fail: a synthetic tree with four errors."""
     import tempfile
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)

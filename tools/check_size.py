@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Keeps files and functions small enough to read: files of at most 500 lines, functions of at most 60.
+"""Limits files to 500 lines and functions to 60.
 
-A file over the limit fails. A function over the limit is listed; their number may only go down: CEILING is the number
-that stands today, lower it when you split one. Kernels, and data written by a script, may be longer where LONGER says why.
-Functions are found by following braces, which is exact enough for code that clang-format has laid out.
+A file over the limit fails. Functions over the limit are listed, and at most CEILING of them are allowed: lower it
+when you split one. Kernels and generated data may be longer if LONGER gives the reason.
+Functions are found by matching braces, which is good enough for code formatted by clang-format.
 """
 import pathlib
 import re
@@ -13,7 +13,7 @@ FILE_LINES = 500
 FUNCTION_LINES = 60
 CEILING = 8  # functions over FUNCTION_LINES in the tree
 
-# file or folder (with a slash at its end) -> why it may hold longer files or functions
+# file or folder (with a trailing slash) -> why it may contain longer files or functions
 LONGER = {}
 
 FOLDERS = ["src", "apps", "include", "tests", "tools", "bench", "cmake"]
@@ -23,7 +23,7 @@ NOT_A_FUNCTION = re.compile(r"^\s*(?:\w+ )*(?:namespace|class|struct|union|enum|
 
 
 def blank_strings_and_comments(text):
-    """The same text with the insides of literals and comments blanked, so that only real braces are left."""
+    """Blanks the contents of literals and comments, so that only real braces are left."""
     token = re.compile(
         r'//[^\n]*|/\*.*?\*/|R"([^\s()\\]{0,16})\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-zA-Z_])\'(?:\\.|[^\'\\\n])+\'',
         re.DOTALL)
@@ -31,13 +31,13 @@ def blank_strings_and_comments(text):
 
 
 def blank_macros(text):
-    """Blanks preprocessor lines: macros have braces of their own."""
+    """Blanks preprocessor lines: macros may contain braces."""
     return re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda m: re.sub(r"[^\n]", " ", m.group(0)), text,
                   flags=re.MULTILINE)
 
 
 def functions(text):
-    """Yields (first line, number of lines, head) of each outermost function body: a brace after a parameter list."""
+    """Yields (first line, number of lines, head) of each outermost function: a brace after a parameter list."""
     clean = blank_macros(blank_strings_and_comments(text))
     stack, start = [], 0
     for i, c in enumerate(clean):
@@ -108,7 +108,7 @@ auto g(T t) -> decltype(t) {
 
 
 def self_test():
-    """The parser must see what is there: two functions of known length among braces that are none."""
+    """The parser must find two functions of known length among braces that are not functions."""
     text = SELF_TEST % ("    k();\n" * 70, "    k();\n" * 80)
     found = [(length, head) for _, length, head in functions(text) if length > FUNCTION_LINES]
     if [n for n, _ in found] != [72, 86]:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Downloads Debian's amd64 packages of what Tokamak links, into .deps/amd64/ (ignored by git, about 14 MB), for x86-64
-# machines that cannot install anything; tools/gpu_check.sh unpacks them there. Leaves this machine's own package
-# lists alone. Needs Debian 12, no root.
+# Downloads the Debian amd64 packages that Tokamak links against into .deps/amd64/ (ignored by git, about 14 MB), for x86-64
+# machines where nothing can be installed; tools/gpu_check.sh unpacks them there. Does not touch this machine's package
+# lists. Needs Debian 12, no root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

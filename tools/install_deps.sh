@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The one place that names what Tokamak needs from outside.
-#   tools/install_deps.sh build   what a release build and `make serve` need
-#   tools/install_deps.sh test    that, and what `make test` needs
-# Does nothing, and needs no network, when everything is there. Uses sudo when not root.
+# Installs all external dependencies of Tokamak.
+#   tools/install_deps.sh build   for a release build and `make serve`
+#   tools/install_deps.sh test    the same, plus what `make test` needs
+# Does nothing, and needs no network, if everything is installed. Uses sudo if not root.
 set -euo pipefail
 
 what="${1:-build}"
@@ -30,7 +30,7 @@ if [ "$what" = test ]; then
 fi
 
 if ! command -v dpkg-query >/dev/null; then
-  echo "install_deps: this is not Debian; please install the like of: ${packages[*]}" >&2
+  echo "install_deps: this is not Debian; please install the equivalents of: ${packages[*]}" >&2
   exit 1
 fi
 missing=()
@@ -45,7 +45,7 @@ if [ ${#missing[@]} -gt 0 ]; then
   echo "install_deps: installing ${#missing[@]} Debian packages: ${missing[*]}" >&2
   as_root=()
   if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || { echo "install_deps: not root, and there is no sudo" >&2; exit 1; }
+    command -v sudo >/dev/null || { echo "install_deps: not root, and sudo is not available" >&2; exit 1; }
     as_root=(sudo)
   fi
   "${as_root[@]}" apt-get update -q >&2
@@ -53,12 +53,12 @@ if [ ${#missing[@]} -gt 0 ]; then
     apt-get install -q -y --no-install-recommends "${missing[@]}" >&2 </dev/null
 fi
 
-# Python packages of the tests live in a virtual environment in the cache folder: Debian's own Python is left alone.
+# Python test packages live in a virtual environment in the cache folder: Debian's own Python is not modified.
 if [ "$what" = test ]; then
   wanted="$(sha256sum <"$here/requirements-test.txt" | cut -d' ' -f1)"
   stamp="$cache/venv/.tokamak-requirements"
   if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
-    echo "install_deps: Python test packages into $cache/venv" >&2
+    echo "install_deps: installing Python test packages into $cache/venv" >&2
     mkdir -p "$cache"
     [ -x "$cache/venv/bin/pip" ] || /usr/bin/python3 -m venv "$cache/venv"
     "$cache/venv/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: \

@@ -3,8 +3,8 @@
 
     tools/llama2c_to_gguf.py stories15M.bin tokenizer.bin stories15M.gguf [--type f32|f16|q8_0|q4_0|...]
 
-The tokenizer is llama2.c's tokenizer.bin or the SentencePiece .model it was made from. llama2.c keeps q and k in
-interleaved rotary pairs, which is also what a Llama GGUF holds. Needs numpy and gguf.
+The tokenizer is llama2.c's tokenizer.bin or the SentencePiece .model it was made from. llama2.c stores q and k in
+interleaved rotary pairs, as a Llama GGUF does. Needs numpy and gguf.
 """
 import argparse
 import struct
@@ -43,7 +43,7 @@ def tensor_order(c, shared, version):
            ("blk.{}.ffn_up.weight", (c["hidden"], c["dim"]))]
     final = ("output_norm.weight", (c["dim"],))
     if version == 0:
-        angles = (None, (2 * c["context"], head // 2))  # cosines and sines, which every reader computes itself
+        angles = (None, (2 * c["context"], head // 2))  # cosines and sines, which readers compute themselves
         order = [embedding, attn_norm, *attention, ffn_norm, *mlp, final, angles]
     else:
         order = [attn_norm, ffn_norm, final, embedding, *attention, *mlp]
@@ -62,11 +62,11 @@ def read_tensors(data, c, shared, version, at):
                 yield name.format(layer), values[used:used + size].reshape(shape)
             used += size
     if used != values.size:
-        sys.exit(f"the checkpoint has {values.size - used} numbers more than its header explains")
+        sys.exit(f"the checkpoint has {values.size - used} numbers more than its header implies")
 
 
 def read_tokenizer_bin(data, vocab):
-    at, tokens = 4, []  # in front: the longest token's length
+    at, tokens = 4, []  # the file starts with the longest token's length
     for i in range(vocab):
         score, size = struct.unpack_from("<fi", data, at)
         text = data[at + 8:at + 8 + size]

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the golden data of the block formats: random blocks of every type and what the Python package `gguf`
-decodes them to (as a hash and the first values), and what it encodes random values to.
+"""Writes the golden data of the block formats: random blocks of every type and the values that the Python package
+`gguf` decodes them to (as a hash and the first values), and the blocks that it encodes random values to.
 
-The scale fields are random bytes like all others, so NaN, infinity, zero and subnormal scales are among them. NaN
-results are made one NaN before hashing: their payload is not part of any format.
+The scale fields are random bytes too, so they include NaN, infinity, zero and subnormal scales. NaN
+results are replaced by one canonical NaN before hashing: their payload is not part of any format.
 With --check PROGRAM [ARGS]: fresh data from --seed is written to a temporary file and PROGRAM is run on it.
 """
 import argparse
@@ -21,7 +21,7 @@ DECODED = [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_
            T.IQ2_S, T.IQ3_XXS, T.IQ3_S, T.IQ1_S, T.IQ1_M, T.IQ4_NL, T.IQ4_XS, T.TQ1_0, T.TQ2_0, T.MXFP4, T.NVFP4,
            T.F16, T.BF16, "q1_0", "q2_0"]
 ENCODED = [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.F16, T.BF16]
-# Where the half-precision scales of a block lie, to give most blocks sane ones.
+# Offsets of the half-precision scales in a block, used to give most blocks sane ones.
 SCALE_AT = {T.Q4_0: [0], T.Q4_1: [0, 2], T.Q5_0: [0], T.Q5_1: [0, 2], T.Q8_0: [0], T.Q2_K: [80, 82], T.Q3_K: [108],
             T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208], T.IQ2_XXS: [0], T.IQ2_XS: [0], T.IQ2_S: [0],
             T.IQ3_XXS: [0], T.IQ3_S: [0], T.IQ1_S: [0], T.IQ4_NL: [0], T.IQ4_XS: [0], T.TQ1_0: [52], T.TQ2_0: [64],

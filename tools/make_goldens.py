@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Computes what the tiny models must answer, with transformers, and writes tests/golden/numerics/NAME.json.
+"""Computes the expected outputs of the tiny models with transformers and writes tests/golden/numerics/NAME.json.
 
     tools/make_goldens.py [--only llama,gemma3] [--out tests/golden/numerics] [--llama-cpp]
 
-Runs by hand, not in `make test`: it needs torch, transformers 5 and accelerate (gigabytes). The goldens are committed.
-The models come from tools/tiny_models.py, weights in float32, maths in float64 where transformers allows it (it computes
-norms, softmax and rotary tables in float32 always: the goldens are good to about 1e-7 relative), eager attention.
+Run by hand, not by `make test`: it needs torch, transformers 5 and accelerate (gigabytes). The goldens are committed.
+The models come from tools/tiny_models.py, weights in float32, maths in float64 where transformers allows it (it always computes
+norms, softmax and rotary tables in float32: the goldens are good to about 1e-7 relative), eager attention.
 
 The JSON:
     {"format": 1, "model": "llama",                 folder and GGUF name from tiny_models.py
-     "gguf": true,                                  there is NAME.gguf too, and it means the same
+     "gguf": true,                                  NAME.gguf exists too and is the same model
      "vocab": 128,
      "weights_sha256": "...",                       tiny_models.fingerprint of the weights
      "sequences": [{                                independent sequences, each from position 0
@@ -17,11 +17,11 @@ The JSON:
         "rows": [0, 1, ...],                        the positions whose logits are kept
         "logits": [[...vocab numbers...], ...],     one list per row, 9 significant digits
         "greedy": [...16 ids...],                   argmax continuation after the whole of ids
-        "greedy_margin": 0.01,                      smallest gap between best and second best logit on that way
+        "greedy_margin": 0.01,                      smallest gap between best and second-best logit along the way
         "nll": 123.4}]}                             sum of -log p(ids[i+1] | ids[..i]) over the whole sequence
 
-Checks while making them: the GGUF holds the same tensors (read back and un-converted here), transformers gives the same
-logits from the GGUF where it can read that kind (--llama-cpp: llama.cpp too); greedy margins are wide enough that
+Checks while computing them: the GGUF contains the same tensors (read back and un-converted here); transformers gives the same
+logits from the GGUF where it supports that kind (--llama-cpp: llama.cpp too); greedy margins are wide enough that
 float32 cannot flip them; every feature of a model changes its logits (window, scaling, caps), so that a test against
 the golden can fail.
 """
@@ -45,7 +45,7 @@ GREEDY = 16
 LENGTHS = [40, 33]
 ROWS = [0, 1, 5, 6, 7, 8, 9, 12, 16, 25]  # around the windows and the original contexts; the last three are added
 
-# What is changed to prove that it matters: model -> config changes, one at a time.
+# Config changes that must change the logits: model -> changes, applied one at a time.
 SWITCHED = {
     "llama_linear": [{"rope_scaling": None}], "llama_llama3": [{"rope_scaling": None}],
     "llama_yarn": [{"rope_scaling": None}], "mistral": [{"sliding_window": None}, {"sliding_window": 9}],
@@ -60,9 +60,9 @@ SWITCHED = {
     "phi3_longrope": [{"original_max_position_embeddings": 63}],
 }
 
-# transformers reads these kinds of GGUF as they are meant; of the others it drops rope scaling, windows or head sizes.
+# transformers reads these kinds of GGUF correctly; for the others it drops rope scaling, windows or head sizes.
 GGUF_BY_TRANSFORMERS = {"llama", "smollm2", "qwen2", "gpt2"}
-# llama.cpp has no sliding window for these two. (Its GELU is a float16 table: 1e-7 is all it can give for Gemma, GPT-2.)
+# llama.cpp has no sliding window for these two. (Its GELU is a float16 table: 1e-7 is its best for Gemma and GPT-2.)
 NOT_BY_LLAMA_CPP = {"mistral", "phi3"}
 
 
@@ -109,7 +109,7 @@ def golden_of(name, model):
         logits = logits_of(model, ids)
         rows = ROWS + [len(ids) - 3, len(ids) - 2, len(ids) - 1]
         greedy, margin = greedy_of(model, ids)
-        assert margin > 2e-3, f"{name}: greedy margin {margin:.2g} is narrow: float32 might flip it; change a weight"
+        assert margin > 2e-3, f"{name}: greedy margin {margin:.2g} is too small: float32 might flip it; change a weight"
         result["sequences"].append({
             "ids": ids, "rows": rows, "logits": [[float(f"{x:.9g}") for x in logits[r]] for r in rows],
             "greedy": greedy, "greedy_margin": float(f"{margin:.4g}"), "nll": float(f"{nll_of(logits, ids):.10g}")})
@@ -117,7 +117,7 @@ def golden_of(name, model):
 
 
 def check_tensors(name, folder, path):
-    """The GGUF, un-converted, holds exactly the tensors of the folder."""
+    """The GGUF, un-converted, contains exactly the tensors of the folder."""
     config, wanted = tiny_models.MODELS[name], tiny_models.weights_of(name)
     found = {t.name: t.data.reshape(t.shape[::-1]) for t in gguf.GGUFReader(path).tensors}
     for hf_name, x in wanted.items():
@@ -134,7 +134,7 @@ def check_tensors(name, folder, path):
 
 
 def check_switch(name, out, golden, change):
-    """Without the feature the logits must differ: otherwise the golden would not notice its absence."""
+    """Without the feature the logits must differ: otherwise the golden would not detect its absence."""
     config = copy.deepcopy(tiny_models.MODELS[name])
     config.update(change)
     with tempfile.TemporaryDirectory() as scratch:

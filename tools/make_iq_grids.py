@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes src/tensor/iq_grids.inc: the codebooks of the IQ block formats, taken from the Python package `gguf`.
 
-Each codebook entry becomes one 16-bit word of indices into a short list of values: 2 bits an element for entries of
-8 elements, 4 bits an element for entries of 4. tensor/block_formats_iq.cc unpacks them at compile time.
+Each codebook entry becomes one 16-bit word of indices into a short list of values: 2 bits per element for entries of
+8 elements, 4 bits per element for entries of 4. tensor/block_formats_iq.cc unpacks them at compile time.
 """
 import argparse
 from pathlib import Path
@@ -14,7 +14,7 @@ GRIDS = [("kIq2XxsWords", quants.IQ2_XXS), ("kIq2XsWords", quants.IQ2_XS), ("kIq
 
 
 def words_of(cls):
-    """The codebook as words, made from the decoded values so that the package's own packing does not matter."""
+    """The codebook as words, built from the decoded values so that the package's own packing does not matter."""
     cls.init_grid()
     grid = cls.grid.reshape(cls.grid_shape)
     bits = 16 // cls.grid_shape[1]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes tests/golden/ops/cases.json: inputs and expected outputs of ops, computed in float64 with numpy.
 
-Written from docs/ops.md alone, with whole-array numpy instead of loops, so that it shares no mistake with src/ops.
+Written from docs/ops.md alone, with whole-array numpy instead of loops, so that it shares no bugs with src/ops.
 Run it again only when the documented meaning of an op changes:  python3 tools/make_op_goldens.py
 """
 import json
@@ -267,7 +267,7 @@ def experts():
 
 
 def plain_attention():
-    """Attention over plain tensors, and what training leaves behind."""
+    """Attention over plain tensors, and ops left over from training."""
     q, k, v = rand(2, 3, 4), rand(2, 5, 4), rand(2, 5, 3)
 
     def attend(bias, scale):

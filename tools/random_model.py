@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes a GGUF of a given shape (Llama or Qwen3 architecture) with random weights: for measuring speed, never quality.
+"""Writes a GGUF of a given shape (Llama or Qwen3 architecture) with random weights, for measuring speed, not quality.
 
     tools/random_model.py out.gguf --shape llama-1b --type q4_0 [--embedding-type q6_k] [--layers 2 ...]
 
 Quantised tensors are random blocks, not quantised floats: fast enough for billions of weights. Scales are chosen so
-that a layer keeps the size of its input, so activations stay finite at any depth. The vocabulary is bytes and fillers
-(any text tokenises, the answer is noise); --tokenizer-from copies a real one of at most the same size.
+that a layer preserves the magnitude of its input and activations stay finite at any depth. The vocabulary is bytes and
+placeholders (any text can be tokenised, the output is noise); --tokenizer-from copies a real one of at most the same size.
 Needs numpy and gguf.
 """
 import argparse
@@ -107,7 +107,7 @@ def architecture(s):
 def tensor_list(s, kind, embedding_kind):
     """(name, type, rows, columns, standard deviation); columns 0: a norm of `rows` ones."""
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-    into, back = 1.0, 1 / math.sqrt(2 * s.layers)  # what returns to the residual stream must not pile up
+    into, back = 1.0, 1 / math.sqrt(2 * s.layers)  # contributions to the residual stream must not accumulate
     yield "token_embd.weight", embedding_kind, s.vocab, s.hidden, 0.02
     for i in range(s.layers):
         for name, rows, columns, gain in (("attn_q", q, s.hidden, into), ("attn_k", kv, s.hidden, into),
@@ -125,7 +125,7 @@ def tensor_list(s, kind, embedding_kind):
 
 
 def byte_alphabet():
-    """How byte-level BPE writes the 256 bytes: printable ones as themselves, the others from U+0100 on."""
+    """How byte-level BPE encodes the 256 bytes: printable ones as themselves, the others from U+0100 on."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in plain]
     return [chr(b) if b in plain else chr(256 + others.index(b)) for b in range(256)]
@@ -172,10 +172,10 @@ def main():
     parser.add_argument("--embedding-type", choices=TYPES, help="of the embedding and the head (default: as --type)")
     names = ("hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "vocab")
     for name in names:
-        parser.add_argument("--" + name.replace("_", "-"), type=int, help="instead of the shape's")
+        parser.add_argument("--" + name.replace("_", "-"), type=int, help="overrides the shape's value")
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tokenizer-from", help="a GGUF whose tokenizer is copied")
+    parser.add_argument("--tokenizer-from", help="a GGUF to copy the tokenizer from")
     s = parser.parse_args()
     for name, value in zip((*names, "rope_base", "tied"), SHAPES[s.shape]):
         if getattr(s, name, None) is None:

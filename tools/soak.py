@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Hours of clients that come, go and misbehave, in minutes: does anything leak?
+"""Soak test: many short-lived and misbehaving clients; checks for leaks.
 
     tools/soak.py MODEL [--tokamak build/release/tokamak] [--minutes 20] [--clients 6] [--seed 1] [--json FILE]
 
-Starts `tokamak serve` with few KV blocks, lets clients ask in all the ways there are (streams, choices, beams, stop strings,
-shared prefixes, nonsense) and leave at random moments, and watches blocks, sequences, file descriptors, threads and memory.
-Ends with 1 when anything is left behind at the end, when memory keeps growing, or when the server had an error of its own.
+Starts `tokamak serve` with few KV blocks, lets clients send all kinds of requests (streams, choices, beams, stop strings,
+shared prefixes, garbage) and disconnect at random, and monitors blocks, sequences, file descriptors, threads and memory.
+Exits with 1 if anything leaked, if memory keeps growing, or if the server had an internal error.
 """
 import argparse
 import collections
@@ -33,7 +33,7 @@ def parse_args():
     p.add_argument("--kv-blocks", type=int, default=96)
     p.add_argument("--context", type=int, default=1024)
     p.add_argument("--every", type=float, default=5, help="seconds between samples")
-    p.add_argument("--slope", type=float, default=20, help="most growth of memory in the second half, MiB per hour")
+    p.add_argument("--slope", type=float, default=20, help="maximum memory growth in the second half, MiB per hour")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--json", type=pathlib.Path, help="write samples and result here")
     return p.parse_args()

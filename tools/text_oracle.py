@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The text side against the Python packages `tokenizers` and `jinja2`.
+"""Compares the text lane with the Python packages `tokenizers` and `jinja2`.
 
   text_oracle.py goldens --out tests/text/goldens       writes small golden files for the unit tests
   text_oracle.py diff --driver build/.../text_driver    compares random tokenizers and templates; exit 1 on a difference
                  [--rounds 40] [--strings 60] [--seed 1] [--tokenizer tokenizer.json]
-  text_oracle.py bench --driver ... --tokenizer tokenizer.json --text FILE   throughput beside `tokenizers`, one thread
+  text_oracle.py bench --driver ... --tokenizer tokenizer.json --text FILE   throughput compared with `tokenizers`, one thread
 """
 import argparse
 import copy
@@ -57,14 +57,14 @@ def jinja_environment():
 
 ENV = jinja_environment()
 def comparable(want):
-    """False where the text holds addresses of Python's objects, or Markup, which we keep only for `safe` and `escape`."""
+    """False if the text contains addresses of Python objects, or Markup, which we keep only for `safe` and `escape`."""
     return not (isinstance(want, str) and (" at 0x" in want or "Markup(" in want))
 
 
 def render(template, context):
     try:
         return ENV.from_string(template).render(**copy.deepcopy(context))  # filters may write to it
-    except Exception as e:  # noqa: BLE001: whatever Python raises, the other side must raise too
+    except Exception as e:  # noqa: BLE001: for any Python exception, the other side must fail too
         return {"error": f"{type(e).__name__}: {e}"}
 
 
@@ -77,14 +77,14 @@ class Driver:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"the driver died on {json.dumps(request)[:2000]}")
+            raise SystemExit(f"the driver crashed on {json.dumps(request)[:2000]}")
         return json.loads(line)
 
 
 def try_encode(tok, text, special):
     try:
         return tok.encode(text, add_special_tokens=special).ids
-    except BaseException as e:  # noqa: BLE001: the package may panic, which is no Exception
+    except BaseException as e:  # noqa: BLE001: the package may panic, which is not an Exception
         return {"panic" if "Panic" in type(e).__name__ else "error": str(e)}
 
 
@@ -96,12 +96,12 @@ def try_decode(tok, ids, skip):
 
 
 def same(a, b):
-    """Equal, or both refuse; where the package panics nothing is defined."""
+    """Equal, or both fail; if the package panics, the result is undefined."""
     return a == b or (isinstance(a, dict) and (isinstance(b, dict) or "panic" in a))
 
 
 def ambiguous(tok, spec):
-    """Added tokens that the normalizer spells alike or empties: the package goes by the order of a hash table."""
+    """Added tokens that normalise to the same or empty text: the package's result depends on hash table order."""
     if tok.normalizer is None:
         return False
     spelled = [tok.normalizer.normalize_str(t["content"]) for t in json.loads(spec)["added_tokens"] if t["normalized"]]
@@ -136,13 +136,13 @@ def compare_tokenizer(driver, rng, spec, strings, report):
                 report("stream " + repr(ids), spec, stream, got)
 
 
-# Where Python says no and we go on, on purpose: the length and the slices of what a filter yields, keyword arguments of
-# str methods, and methods that change a list or a dict (the sandbox forbids them; other engines render such templates).
+# Deliberately more lenient than Python: the length and slices of a filter's generator, keyword arguments of
+# str methods, and methods that modify a list or a dict (the sandbox forbids them; other engines render such templates).
 LENIENT = ("'generator' has no len()", "'generator' object is not subscriptable", "takes no keyword arguments", "SecurityError")
 
 
 def compare_file(args, rng, report, bad):
-    """Many strings against one tokenizer.json: all questions are put to the driver at once."""
+    """Many strings against one tokenizer.json: all requests are sent to the driver at once."""
     spec = open(args.tokenizer, encoding="utf-8").read()
     tok = Tokenizer.from_str(spec)
     tok.no_truncation()
@@ -274,7 +274,7 @@ def run_bench(args):
         ours = min((driver(encode_file=f.name) for _ in range(3)), key=lambda r: r["seconds"])
     tok = Tokenizer.from_file(args.tokenizer)
     tok.encode("warm up")
-    # The package is quickest on pieces; give it lines, one call each, as well as the whole.
+    # The package is fastest on small inputs; time it line by line as well as on the whole text.
     lines = text.splitlines(keepends=True)
     best = float("inf")
     for pieces in ([text], lines):

@@ -128,7 +128,7 @@ def random_tokenizer(rng):
 
 
 def edited(rng, spec):
-    """What only a file can say: fields that the package writes no more, and those that engines leave out."""
+    """Variants that only occur in files: fields that the package no longer writes, and fields that exporters omit."""
     if rng.random() < .2:
         spec["truncation"] = {"direction": "Right", "max_length": 7, "strategy": "LongestFirst", "stride": 0}
         spec["padding"] = {"strategy": {"Fixed": 30}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,

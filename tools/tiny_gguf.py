@@ -1,10 +1,10 @@
 """The GGUF side of tiny_models.py: keys, names and layouts as llama.cpp's converter writes them.
 
-What the converter changes on the way: q and k rows of the llama family are permuted (half-split to interleaved rotary
-order), Gemma's norm weights get their +1, GPT-2's matrices are transposed, tied output matrices are left out, llama3
+The converter's changes: q and k rows of the llama family are permuted (half-split to interleaved rotary
+order), Gemma's norm weights get their +1, GPT-2's matrices are transposed, tied output matrices are omitted, llama3
 frequency scaling becomes the tensor rope_freqs.weight and longrope's factors become two tensors.
 One deliberate difference: for Mistral the converter drops the sliding window; here the key llama.attention.sliding_window
-is written, so that folder and file mean the same model.
+is written, so that folder and file describe the same model.
 """
 import math
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "l
 @dataclass
 class Vocabulary:
     tokens: list
-    specials: int  # the first so many tokens are control tokens
+    specials: int  # this many leading tokens are control tokens
     merges: list
     bos: int
     eos: int
@@ -70,7 +70,7 @@ def convert_tensor(name, x, config):
 
 
 def llama3_factors(config):
-    """Divisors of the rotary frequencies: slow ones by `factor`, fast ones kept, a ramp between."""
+    """Divisors of the rotary frequencies: slow ones by `factor`, fast ones unchanged, a ramp in between."""
     s = config["rope_scaling"]
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     low, high, old = s["low_freq_factor"], s["high_freq_factor"], s["original_max_position_embeddings"]
@@ -170,7 +170,7 @@ def add_vocabulary(w, v):
 def write(path, config, hf_tensors, vocabulary):
     w = gguf.GGUFWriter(path, ARCHITECTURE[config["model_type"]])
     w.add_type(gguf.GGUFType.MODEL)
-    # Loaders look for model names in here: transformers knows Mistral by it; llama.cpp expects Phi 3's tokens of a "phi3".
+    # Loaders look for model names here: transformers detects Mistral by it; llama.cpp expects Phi 3's tokens for "phi3".
     w.add_name("tiny mistral" if config["model_type"] == "mistral" else "tiny model")
     tensors = {}
     add_parameters(w, config, tensors)

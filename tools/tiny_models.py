@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Writes tiny models with random weights, one per architecture and per oddity, for tests that need a whole model.
+"""Writes tiny models with random weights, one per architecture and variant, for tests that need a whole model.
 
     tools/tiny_models.py --out FOLDER [--only llama,gemma3]
 
 Each model NAME becomes FOLDER/NAME/ (config.json, model.safetensors in float32, tokenizer.json, tokenizer_config.json: what
-transformers would save) and FOLDER/NAME.gguf (float32, laid out as llama.cpp's converter lays it out; tiny_gguf.py).
-Weights are a function of the model's and the tensor's name and shape alone: numpy's legacy generator is frozen, only
+transformers would save) and FOLDER/NAME.gguf (float32, in the layout of llama.cpp's converter; tiny_gguf.py).
+Weights depend only on the names of model and tensor and the tensor's shape: numpy's legacy generator is frozen, and only
 its uniform doubles are used (integer arithmetic and one multiplication), so every machine writes the same bytes.
-Needs numpy, safetensors, gguf. tools/make_goldens.py computes the logits these models must give.
+Needs numpy, safetensors, gguf. tools/make_goldens.py computes the expected logits.
 """
 import argparse
 import hashlib
@@ -26,7 +26,7 @@ import tiny_gguf  # noqa: E402
 CONTEXT = 64
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>"]
 EOS, BOS = 0, 3
-# Pairs in the order they are merged; "Ġ" and "Ċ" are how byte-level BPE writes a space and a newline.
+# Pairs in merge order; byte-level BPE encodes space and newline as "Ġ" and "Ċ".
 MERGES = ("Ġ t|h e|Ġ a|i n|r e|Ġt he|o n|e r|Ġ s|a t|e n|Ġ w|i t|o r|e s|Ġ o|a n|i s|Ġ c|in g|o u|Ġa n|e d|a l|Ġt o|l l|"
           "Ġ b|Ġan d").split("|")
 TOKENS = SPECIAL + [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"] + [m.replace(" ", "") for m in MERGES]
@@ -63,7 +63,7 @@ def gemma_config(version, **changes):
 LONG = [1.0, 1.3, 1.9, 2.8, 4.1, 5.9]
 SHORT = [1.0, 1.05, 1.1, 1.2, 1.3, 1.4]
 
-# name -> config.json as such a model's authors publish it
+# name -> config.json as published by the model's authors
 MODELS = {
     "llama": llama_config(),
     "llama_linear": llama_config(rope_scaling={"type": "linear", "factor": 4.0}),
@@ -82,14 +82,14 @@ MODELS = {
                           **NO_LLAMA_BIAS_KEYS),
     "qwen3": llama_config(architectures=["Qwen3ForCausalLM"], model_type="qwen3", rms_norm_eps=1e-6, rope_theta=1000000.0,
                           head_dim=24, sliding_window=None, mlp_bias=DROP),
-    # What else a Qwen3 may say: windows from a layer on, biases, all of yarn's fields, an odd MLP.
+    # Other Qwen3 options: windows from a given layer on, biases, all of yarn's fields, an odd MLP size.
     "qwen3_window": llama_config(architectures=["Qwen3ForCausalLM"], model_type="qwen3", num_hidden_layers=3, head_dim=24,
                                  intermediate_size=33, attention_bias=True, use_sliding_window=True, sliding_window=6,
                                  max_window_layers=1, mlp_bias=DROP, rope_scaling={
                                      "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4,
                                      "beta_slow": 0.5, "attention_factor": 0.8, "truncate": False}),
     "gemma2": gemma_config(2, num_hidden_layers=4, attn_logit_softcapping=3.0, final_logit_softcapping=3.0),
-    # As the 27B: the scale of the scores is not that of the head size. GGUF knows this by the layer count only.
+    # Like the 27B: the score scale is not derived from the head size. A GGUF shows this by its layer count only.
     "gemma2_scalar": gemma_config(2, num_hidden_layers=2, attn_logit_softcapping=50.0, final_logit_softcapping=30.0,
                                   query_pre_attn_scalar=12),
     "gemma3": gemma_config(3, num_hidden_layers=6, sliding_window_pattern=6, rope_theta=1000000.0,
@@ -117,7 +117,7 @@ MODELS = {
         "bos_token_id": EOS, "eos_token_id": EOS, "torch_dtype": "float32",
     },
 }
-# GGUF has no words for what these do.
+# GGUF cannot express these features.
 NOT_AS_GGUF = {"gemma2_scalar", "qwen3_window", "gpt2_scaled"}
 
 
@@ -174,7 +174,7 @@ def decoder_weights(w, c):
     norms = ["input_layernorm", "post_attention_layernorm"]
     if gemma:
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    # Gemma multiplies embeddings by sqrt(hidden); small ones leave the layers something to say.
+    # Gemma multiplies embeddings by sqrt(hidden); small ones keep the layers' contribution visible.
     w.table("model.embed_tokens.weight", VOCAB, hidden, 0.1 if gemma else 0.35)
     for i in range(c["num_hidden_layers"]):
         at = f"model.layers.{i}."
@@ -196,7 +196,7 @@ def decoder_weights(w, c):
 
 
 def gpt2_weights(w, c):
-    """As the published file names them: without the prefix `transformer.`; Conv1D keeps [in, out]."""
+    """Names as in the published file: without the prefix `transformer.`; Conv1D keeps [in, out]."""
     n, inner = c["n_embd"], c.get("n_inner") or 4 * c["n_embd"]
     w.table("wte.weight", VOCAB, n)
     w.table("wpe.weight", c["n_positions"], n)
@@ -221,7 +221,7 @@ def weights_of(name):
 
 
 def fingerprint(tensors):
-    """SHA-256 of names and bytes; the goldens carry it, so that wrong weights and wrong maths can be told apart."""
+    """SHA-256 of names and bytes; the goldens carry it, to distinguish wrong weights from wrong maths."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].shape}".encode())
@@ -232,7 +232,7 @@ def fingerprint(tensors):
 def check_golden(name, tensors):
     golden = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden" / "numerics" / f"{name}.json"
     if golden.exists() and json.loads(golden.read_text())["weights_sha256"] != fingerprint(tensors):
-        sys.exit(f"tiny_models: the weights of {name} are not those its golden was made with; run tools/make_goldens.py")
+        sys.exit(f"tiny_models: the weights of {name} differ from those used for its golden; run tools/make_goldens.py")
 
 
 def tokenizer_json():
@@ -280,7 +280,7 @@ def main():
     names = args.only.split(",") if args.only else list(MODELS)
     for name in names:
         if name not in MODELS:
-            sys.exit(f"tiny_models: no model '{name}'; there are {', '.join(MODELS)}")
+            sys.exit(f"tiny_models: no model '{name}'; available: {', '.join(MODELS)}")
         write_model(name, args.out)
         if not args.no_check:
             check_golden(name, weights_of(name))

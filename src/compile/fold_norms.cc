@@ -1,7 +1,7 @@
-// A norm's weight scales the columns of the matrices behind it: W (w * y) = (W diag w) y. Where
-// only matrices read the norm, the weight moves into their recipes and the norm keeps ones, which
-// it shares with every other norm of that row. Only f32 matrices: a quantised one would have to be
-// quantised again, a 16-bit one would round or grow.
+// A norm's weight scales the columns of the matrices that follow: W (w * y) = (W diag w) y. If only
+// matrices read the norm, its weight moves into their recipes and is replaced by ones, shared by
+// all norms of that size. Only f32 matrices: a quantised one would have to be requantised, a 16-bit
+// one would round or grow.
 #include <map>
 #include <optional>
 #include <set>
@@ -16,8 +16,8 @@ std::vector<std::string> sources_of(const WeightDecl& w) {
   return w.recipe.sources.empty() ? std::vector{w.name} : w.recipe.sources;
 }
 
-// The steps that give a matrix the weight of the norm; nullopt when its recipe does more than add
-// and then scale.
+// The recipe steps that apply the norm's weight to a matrix; nullopt if the weight's recipe does
+// more than add and then scale.
 std::optional<std::vector<RecipeStep>> column_steps(const WeightDecl& norm) {
   using Kind = RecipeStep::Kind;
   if (sources_of(norm).size() != 1) return std::nullopt;
@@ -69,7 +69,7 @@ class NormFolder {
     if (context_.timing) context_.timing->fired += fired;
     if (fired == 0) return;
     apply();
-    remove_dead_code(module_, fn_, context_);  // the weights that nothing reads any more
+    remove_dead_code(module_, fn_, context_);  // the weights that are no longer read
   }
 
  private:
@@ -83,23 +83,23 @@ class NormFolder {
   std::string why_not(NodeId id) const {
     const Node& node = fn_.node(id);
     Ref value{id, 0};
-    if (node.inputs.size() > 2) return "the norm adds a bias behind its weight";
+    if (node.inputs.size() > 2) return "the norm adds a bias after its weight";
     if (results_.contains(value)) return "the norm is a result of the function";
     for (auto [reader, index] : readers_.at(value)) {
       const Node& linear = fn_.node(reader);
       if (linear.op->name != "linear" || index != 0)
         return fmt::format("{} reads the norm, not only matrices", linear.op->name);
       const WeightDecl* matrix = weight_of(linear.inputs[1]);
-      if (!matrix) return "a matrix behind the norm is computed, not a weight";
+      if (!matrix) return "a matrix after the norm is computed, not a weight";
       DType dtype = matrix->type.dtype;
       if (is_block_type(dtype))
-        return fmt::format("{} matrices would have to be quantised again", dtype_name(dtype));
+        return fmt::format("{} matrices would have to be requantised", dtype_name(dtype));
       if (dtype != DType::kF32)
         return fmt::format("{} matrices would have to be rounded again, or kept as f32",
                            dtype_name(dtype));
       for (auto [other, at] : readers_.at(linear.inputs[1]))
         if (fn_.node(other).op->name != "linear" || at != 1 || fn_.node(other).inputs[0] != value)
-          return "a matrix behind the norm is read elsewhere too and would be needed twice";
+          return "a matrix after the norm is also used elsewhere and would be needed twice";
     }
     if (!column_steps(*weight_of(node.inputs[1])))
       return "the weight's recipe is not a + b * tensor";
@@ -112,7 +112,7 @@ class NormFolder {
     if (!log::channel_enabled("rewrite")) return;
     std::string name = node.name.empty() ? fmt::format("%{}", id) : node.name;
     log::channel("rewrite", fmt::format("{}: weight of {} {}", fn_.name(), name,
-                                        reason.empty() ? "folded into the matrices behind it"
+                                        reason.empty() ? "folded into the matrices that follow"
                                                        : "not folded: " + reason));
   }
 
@@ -123,7 +123,7 @@ class NormFolder {
       matrices_[reader] = folded(*weight_of(fn_.node(reader).inputs[1]), *steps);
   }
 
-  // The weight with the steps behind its own; the same tensor may be there already.
+  // The weight with the steps appended to its own; the same tensor may already exist.
   std::string folded(WeightDecl w, const std::vector<RecipeStep>& steps) {
     w.recipe.sources = sources_of(w);
     w.recipe.steps.insert(w.recipe.steps.end(), steps.begin(), steps.end());
@@ -172,7 +172,7 @@ class NormFolder {
   const PassContext& context_;
   std::map<Ref, std::vector<Reader>> readers_;
   std::set<Ref> results_;
-  std::set<NodeId> norms_;                  // that get ones
+  std::set<NodeId> norms_;                  // norms whose weight becomes ones
   std::map<NodeId, std::string> matrices_;  // linear -> its new weight
 };
 

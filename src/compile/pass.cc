@@ -30,7 +30,7 @@ std::vector<const Pass*> chosen_passes(const CompileOptions& options) {
     std::string names;
     for (const Pass& p : pipeline())
       names += fmt::format("{}{}", names.empty() ? "" : ", ", p.name);
-    fail(ErrorCode::kInvalidArgument, "there is no pass \"{}\"; the passes are {}", name, names);
+    fail(ErrorCode::kInvalidArgument, "unknown pass \"{}\"; the passes are {}", name, names);
   };
   for (const std::string& name : options.disabled_passes) known(name);
   for (const std::string& name : options.dump_after) known(name);

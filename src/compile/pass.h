@@ -1,6 +1,6 @@
 #pragma once
-// A pass turns one function into another. Every pass is named and timed, can be switched off, and
-// the graph is verified after it. compile/pipeline.cc is THE ordered list.
+// A pass rewrites a function. Every pass is named and timed, can be disabled, and the graph is
+// verified after it. compile/pipeline.cc is the ordered list of passes.
 #include <map>
 #include <string>
 #include <string_view>
@@ -19,15 +19,15 @@ struct PassTiming {
   bool skipped = false;
   size_t fired = 0;                       // rewrites and folds
   std::map<std::string, size_t> rules;    // how often each rule fired
-  std::map<std::string, size_t> refused;  // what it left as it was, by reason
+  std::map<std::string, size_t> refused;  // what it left unchanged, by reason
 };
 
-// What a pass may see. The pointers are for tools and may be null.
+// The context of a pass. The pointers are for tools and may be null.
 struct PassContext {
   const Backend& backend;
   const CompileOptions& options;
   PassTiming* timing = nullptr;
-  size_t* firings_left = nullptr;      // rewrites that may still happen: bisection counts them down
+  size_t* firings_left = nullptr;      // remaining rewrites: decremented for bisection
   std::string* last_firing = nullptr;  // "rule silu at %7 (mul)"
 };
 
@@ -39,26 +39,27 @@ enum class PassClass : uint8_t {
 
 struct Pass {
   std::string_view name;
-  std::string_view what;  // one line for people
+  std::string_view what;  // one-line description
   PassClass cls;
   bool on;  // by default
   void (*run)(Module& module, Function& function, const PassContext& context);
-  bool final = false;  // for each function that is planned, after decode was made of step
+  bool final = false;  // runs for each planned function, after decode was specialised from step
 };
 
 std::span<const Pass> pipeline();
 const Pass* find_pass(std::string_view name);
-// The passes that the options ask for, in order: --passes, or the pipeline without what is off.
+// The passes selected by the options, in order: --passes, or the pipeline without disabled passes.
 // Throws Error(kInvalidArgument) naming an unknown pass.
 std::vector<const Pass*> chosen_passes(const CompileOptions& options);
 std::vector<PassTiming> run_passes(Module& module, Function& function, const PassContext& context);
-// The same in two halves: what other functions are made of, and what is done to each in the end.
+// The same in two halves: before other functions are specialised from this one, and for each
+// function at the end.
 std::vector<PassTiming> run_general_passes(Module& module, Function& function,
                                            const PassContext& context);
 std::vector<PassTiming> run_final_passes(Module& module, Function& function,
                                          const PassContext& context);
-// For decode and verify, which are made of a function that the passes have seen: what their facts
-// allow beyond that.
+// For decode and verify, which are specialised from an already optimised function: the passes that
+// use their additional facts.
 void run_derived_passes(Module& module, Function& function, const PassContext& context);
 
 // Passes.

@@ -1,4 +1,4 @@
-// THE ordered list of passes.
+// The ordered list of passes.
 #include "compile/pass.h"
 
 namespace tokamak {
@@ -6,24 +6,24 @@ namespace {
 
 constexpr Pass kPipeline[] = {
     {"user-rules", "rules given on the command line", PassClass::kReal, true, apply_user_rules},
-    {"canonicalize", "one spelling: identities, chains of casts, reshapes, transposes and slices",
+    {"canonicalize", "canonical form: identities, chains of casts, reshapes, transposes and slices",
      PassClass::kExact, true, canonicalize},
-    {"fold-constants", "nodes of constants become constants", PassClass::kExact, true,
+    {"fold-constants", "evaluates nodes whose inputs are constants", PassClass::kExact, true,
      fold_constants},
-    {"recognize", "norms, softmax, activations, rope and attention from primitives",
+    {"recognize", "recognises norms, softmax, activations, rope and attention in primitives",
      PassClass::kReal, true, recognize},
-    {"fold-scales", "scales into attributes, norms and f32 weights", PassClass::kReal, true,
+    {"fold-scales", "folds scales into attributes, norms and f32 weights", PassClass::kReal, true,
      fold_scales},
-    {"fold-norms", "weights of norms into the f32 matrices behind them", PassClass::kReal, true,
+    {"fold-norms", "folds norm weights into the f32 matrices that follow", PassClass::kReal, true,
      fold_norms},
-    {"use-facts", "what is known of inputs of decode and verify: rows 0, 1, 2 ... are all rows",
+    {"use-facts", "uses facts about inputs of decode and verify: rows 0, 1, 2 ... are all rows",
      PassClass::kExact, true, use_facts},
-    {"quantize-activations", "int8 activations in front of matrices with quantised weights",
+    {"quantize-activations", "quantises activations to int8 for matrices with quantised weights",
      PassClass::kLossy, true, quantize_activations},
     {"dead-code", "drops nodes that no result needs; writes to state are results",
      PassClass::kExact, true, remove_dead_code},
-    {"fuse", "groups of nodes that one kernel runs, chosen by predicted time", PassClass::kExact,
-     true, fuse_regions, true},
+    {"fuse", "groups nodes that one kernel runs, chosen by predicted time", PassClass::kExact, true,
+     fuse_regions, true},
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Which shapes get plans of their own, and what eager plans look like.
+// Which shapes get their own plans, and the layout of eager plans.
 #include "compile/shapes.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace tokamak {
 namespace {
 
-// Small steps get plans of their own: their arena is small enough to stay in cache.
+// Small steps get their own plans: their arena is small enough to stay in cache.
 std::vector<int64_t> up_to(std::vector<int64_t> bounds, int64_t max) {
   std::erase_if(bounds, [&](int64_t b) { return b >= max; });
   bounds.push_back(max);
@@ -88,7 +88,7 @@ void spread_values(PlanSet& set, Plan& plan) {
   for (PlanOutput& o : plan.outputs) place(o.arg);
   plan.arena_bytes = end;
   plan.arena_lower_bound = 0;
-  plan.arena_method = "none: every value has its own place";
+  plan.arena_method = "none: every value has its own memory";
   set.arena_bytes = std::max(set.arena_bytes, end);
 }
 

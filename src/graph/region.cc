@@ -73,7 +73,7 @@ const Function& region_body(const Module& module, const Attrs& attrs) {
 std::vector<Type> region_types(const Module& module, const OpDef& op, std::span<const Type> in,
                                const Attrs& attrs) {
   for (const auto& [key, value] : attrs.as_object())
-    if ((key != "body" && key != "kind") || !value.is_string())
+    if (key != "body" || !value.is_string())
       bad_region(op.name, fmt::format("attribute \"{}\"", key));
   const Function& body = region_body(module, attrs);
   check_body(op, body);

@@ -45,7 +45,7 @@ void substitute_nodes(Module& module, const Function& source, Function& fn,
     if (is_region(node)) {
       Function body(&module, "body");
       substitute_nodes(module, region_body(module, node.attrs), body, with);
-      attrs.set("body", add_body(module, std::move(body), node.attrs.get_string("kind", "body")));
+      attrs.set("body", add_body(module, std::move(body), "region"));
     }
     fn.set_provenance(node.provenance);
     now[id] = fn.add_multi(node.op->name, std::move(inputs), std::move(attrs), node.name);

@@ -61,7 +61,6 @@ uint64_t structural_hash(const Function& function) {
     hash.add(node.op->name);
     if (is_region(node)) {  // what the body computes counts, not its name
       hash.add(structural_hash(region_body(function.module(), node.attrs)));
-      hash.add(node.attrs.get_string("kind", ""));
     } else {
       hash_value(node.attrs, hash);
     }

@@ -22,7 +22,7 @@ OpDef region(std::string_view name, bool writes, std::string_view doc) {
           .min_inputs = 0,
           .max_inputs = -1,
           .infer = nullptr,
-          .attr_names = {"body", "kind"},
+          .attr_names = {"body"},
           .required_attrs = 1,
           .writes_state = writes,
           .doc = doc};

@@ -10,7 +10,7 @@
 namespace tokamak::testing {
 namespace {
 
-// The characters byte-level vocabularies use for the bytes that are no printable character.
+// The characters that byte-level vocabularies use for non-printable bytes.
 std::string mapped_byte(int byte) {
   auto printable = [](int b) {
     return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || (b >= 174 && b <= 255);
@@ -24,7 +24,7 @@ std::string mapped_byte(int byte) {
   return {static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 0x3f))};
 }
 
-// What stands after "[name" up to "]"; nullopt when the order is not given.
+// The text after "[name" up to "]"; nullopt if the command is absent.
 std::optional<std::string> order(const std::string& text, const std::string& name) {
   size_t begin = text.rfind("[" + name);
   if (begin == std::string::npos) return std::nullopt;
@@ -100,7 +100,7 @@ RequestId FakeClient::submit(RequestSpec spec, Sink sink) {
     job->hash = philox(job->hash, static_cast<uint64_t>(id), 1)[0];
   }
   if (order(text, "full")) fail(ErrorCode::kResourceExhausted, "the queue is full");
-  if (order(text, "never")) fail(ErrorCode::kOutOfRange, "it needs more KV blocks than there are");
+  if (order(text, "never")) fail(ErrorCode::kOutOfRange, "it needs more KV blocks than exist");
   job->busy = order(text, "busy").has_value();
   if (auto say = order(text, "say")) {
     job->scripted = true;
@@ -296,7 +296,7 @@ void FakeClient::loop() {
     lock.lock();
     if (stopping_) break;
     if (next == kNever && !jobs_.empty())
-      wake_.wait_for(lock, std::chrono::milliseconds(20));  // held, or a cancel that just came
+      wake_.wait_for(lock, std::chrono::milliseconds(20));  // held, or just cancelled
     else if (next == kNever)
       wake_.wait(lock, [&] { return stopping_ || !jobs_.empty(); });
     else if (next > clock.now())

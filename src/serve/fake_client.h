@@ -1,6 +1,6 @@
 #pragma once
-// For tests of the server: an engine that follows orders written in the prompt, and a tokenizer
-// whose tokens are bytes.
+// For server tests: an engine that follows commands in the prompt, and a tokenizer whose tokens are
+// bytes.
 #include <atomic>
 #include <condition_variable>
 #include <map>
@@ -14,18 +14,18 @@
 namespace tokamak::testing {
 
 // 256 byte tokens, then <|im_start|> = 256, <|im_end|> = 257 (end of text), <|bos|> = 258 (never
-// added by itself).
+// added automatically).
 std::shared_ptr<const Tokenizer> byte_tokenizer();
 
-// Orders anywhere in the prompt; without one the answer is letters made from a hash of prompt, seed
-// and position.
+// Commands may appear anywhere in the prompt; without one the answer is letters derived from a hash
+// of prompt, seed and position.
 //   [say TEXT]  answer TEXT, then end        [slow MS]  wait before each token
 //   [burst N]   N tokens per delta           [hold]     no token until cancelled
 //   [error]     fail after two tokens        [full]     submit throws "queue full"
 //   [nan]       log-probability -infinity    [cached N] claim N prompt tokens were cached
 //   [never]     submit throws "never fits"   [busy]     the queue turns out full after submit
-// A deadline that has passed ends a request like a real engine does.
-// Owner: the test; one engine thread, as a real engine has.
+// An expired deadline ends a request, as in a real engine.
+// Owner: the test; one engine thread, like a real engine.
 class FakeClient final : public Client {
  public:
   FakeClient();

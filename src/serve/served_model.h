@@ -1,5 +1,5 @@
 #pragma once
-// A model as the server offers it: what apps/ puts together from a file, and tests from a fake
+// A model as offered by the server: assembled by apps/ from a file, and by tests from a fake
 // engine.
 #include <cstdint>
 #include <memory>
@@ -15,16 +15,16 @@ namespace tokamak {
 
 struct ServedModel {
   std::string name;
-  std::vector<std::string> aliases;  // other names it answers to
+  std::vector<std::string> aliases;  // aliases
   std::shared_ptr<Client> client;
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<const ChatTemplate> chat_template;  // null: no chat route for it
-  // For requests with tools where the model has a template of its own for them; the API sets it.
+  // For requests with tools if the model has a separate template for them; set by the API.
   std::shared_ptr<const ChatTemplate> tool_template;
   int64_t max_model_len = 0;
-  int64_t created = 0;                                      // unix seconds
-  SampleSpec defaults;                                      // for what a request does not say
-  openai::ToolStyle tool_style = openai::ToolStyle::kNone;  // kNone: seen from the template
+  int64_t created = 0;  // unix seconds
+  SampleSpec defaults;  // defaults for fields missing in a request
+  openai::ToolStyle tool_style = openai::ToolStyle::kNone;  // kNone: detected from the template
   std::string fingerprint;  // of weights and numerics; "" = none known
 };
 

@@ -10,8 +10,8 @@
 
 namespace tokamak {
 
-// Owner: the server. Jobs start in order. The destructor finishes what was posted before. Sleeps
-// when idle.
+// Owner: the server. Jobs start in order. The destructor finishes the posted jobs. Sleeps when
+// idle.
 class WorkerPool {
  public:
   explicit WorkerPool(int threads);
@@ -19,7 +19,7 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  void post(std::function<void()> job);  // thread-safe; what a job throws is logged
+  void post(std::function<void()> job);  // thread-safe; exceptions from jobs are logged
 
  private:
   void run();

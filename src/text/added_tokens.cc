@@ -12,7 +12,7 @@ void AddedTokens::build(const std::vector<const AddedToken*>& tokens,
   spelled_.clear();
   for (const AddedToken* t : tokens) spelled_.push_back(spell(t->content));
   std::vector<std::pair<std::string_view, int32_t>> keys;
-  // The trie keeps the last of equal keys; the first one counts.
+  // The trie keeps the last of equal keys, but the first one must win.
   for (size_t i = spelled_.size(); i-- > 0;)
     keys.emplace_back(spelled_[i], static_cast<int32_t>(i));
   trie_.build(std::move(keys));
@@ -71,7 +71,7 @@ void AddedTokens::split(std::string_view text, bool parse_special, std::vector<P
       end += c.length;
     }
     if (done < begin) parts.push_back({done, begin, -1});
-    // White space that the token before has swallowed is no token any more.
+    // White space consumed by the previous token is no longer a token.
     if (begin < end) parts.push_back({begin, end, token.id});
     done = end;
   }

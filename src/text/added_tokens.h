@@ -18,12 +18,13 @@ class AddedTokens {
     size_t begin = 0, end = 0;
     int32_t id = -1;  // -1: text
   };
-  // spell: how a token's content looks in the text that will be searched.
+  // spell: maps a token's content to its form in the searched text.
   void build(const std::vector<const AddedToken*>& tokens,
              const std::function<std::string(const std::string&)>& spell);
   bool empty() const { return trie_.empty(); }
 
-  // Cuts text into added tokens (leftmost, longest) and what lies between. Without parse_special,
+  // Splits text into added tokens (leftmost, longest) and the text between them. Without
+  // parse_special,
   // special tokens are text.
   void split(std::string_view text, bool parse_special, std::vector<Part>& parts) const;
 

@@ -6,7 +6,7 @@
 
 namespace tokamak {
 namespace {
-constexpr size_t kShort = 64;  // symbols; beyond it the quadratic loop loses
+constexpr size_t kShort = 64;  // symbols; beyond it the quadratic loop is slower
 constexpr uint32_t kEnd = UINT32_MAX;
 constexpr int32_t kDead = INT32_MIN;
 }  // namespace
@@ -58,7 +58,7 @@ void BpeMerger::offer(const MergeMap& merges, const std::vector<int32_t>& symbol
   list.push_back(left);
 }
 
-// The textbook way: all candidates in one heap, best rank first, then leftmost.
+// The textbook algorithm: all candidates in one heap, best rank first, then leftmost.
 void BpeMerger::merge_one_by_one(const MergeMap& merges, std::vector<int32_t>& symbols) {
   using Candidate = std::pair<uint32_t, uint32_t>;  // rank, left symbol
   std::vector<Candidate> heap;
@@ -118,15 +118,16 @@ void BpeMerger::merge_long(const MergeMap& merges, std::vector<int32_t>& symbols
       const uint32_t right = next_[left];
       if (right == kEnd) continue;
       const MergeMap::Merge m = merges.find(symbols[left], symbols[right]);
-      if (m.rank != rank) continue;  // an older candidate of this place
+      if (m.rank != rank) continue;  // a stale candidate at this position
       symbols[left] = m.result;
       symbols[right] = kDead;
       next_[left] = next_[right];
       if (next_[left] != kEnd) before_[next_[left]] = left;
       if (before_[left] != kEnd) offer(merges, symbols, before_[left]);
       offer(merges, symbols, left);
-      // A merge may open a better or equal rank, which goes first. Sweeping would then begin again
-      // and again: such a word is finished one merge at a time.
+      // A merge may create a candidate of better or equal rank, which comes first. Sweeping would
+      // then restart
+      // repeatedly: such a word is finished one merge at a time.
       if (!open_ranks_.empty() && open_ranks_.top() <= rank && at + 1 < sweep.size()) {
         merge_one_by_one(merges, symbols);
         open_ranks_ = {};
@@ -138,7 +139,7 @@ void BpeMerger::merge_long(const MergeMap& merges, std::vector<int32_t>& symbols
   for (uint32_t i = 0; i < count; ++i)
     if (symbols[i] != kDead) symbols[kept++] = symbols[i];
   symbols.resize(kept);
-  if (count > (1u << 16)) {  // give back what only a huge word needed
+  if (count > (1u << 16)) {  // free memory that only a huge word needed
     std::vector<uint32_t>().swap(next_);
     std::vector<uint32_t>().swap(before_);
     by_rank_ = {};

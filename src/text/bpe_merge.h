@@ -1,5 +1,5 @@
 #pragma once
-// Merging the symbols of one word by rank: lowest rank first, leftmost of equal ranks.
+// Merges the symbols of one word by rank: lowest rank first, leftmost of equal ranks.
 #include <cstdint>
 #include <queue>
 #include <unordered_map>
@@ -9,10 +9,10 @@
 
 namespace tokamak {
 
-// Buffers are kept between words; one per thread.
+// Buffers are reused between words; one per thread.
 class BpeMerger {
  public:
-  // `symbols` becomes the merged word.
+  // Merges `symbols` in place.
   void merge(const MergeMap& merges, std::vector<int32_t>& symbols);
 
  private:

@@ -1,5 +1,5 @@
-// BPE in its three dresses: over raw bytes (byte-level), over characters with byte fallback or an
-// unknown token, and SentencePiece's, which merges by the score of the result.
+// Three kinds of BPE: over raw bytes (byte-level), over characters with byte fallback or an unknown
+// token, and SentencePiece's, which merges by the score of the result.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -80,17 +80,16 @@ class BpeModel final : public TokenModel {
   }
 
  private:
-  // Whether something unknown becomes a token (else it is dropped).
+  // Whether unknown characters become a token (otherwise they are dropped).
   bool has_unknown() const {
     if (spec_.unk_id == kMissingUnk)
-      fail(
-          ErrorCode::kInvalidArgument,
-          "the text has a character that the tokenizer does not know, and its unknown token is not "
-          "in the vocabulary");
+      fail(ErrorCode::kInvalidArgument,
+           "the text has a character that is not in the vocabulary, and neither is the "
+           "tokenizer's unknown token");
     return spec_.unk_id >= 0;
   }
 
-  // Vocabulary and words both as raw bytes: the same merges, without the detour over characters.
+  // Vocabulary and words both as raw bytes: the same merges, without mapping bytes to characters.
   void unmap_vocabulary() {
     raw_pieces_.resize(spec_.pieces.size());
     for (size_t id = 0; id < raw_pieces_.size(); ++id)
@@ -98,8 +97,9 @@ class BpeModel final : public TokenModel {
     map_.build(raw_pieces_);
   }
 
-  // Every way to put a piece together from two others is a merge whose rank is the order of its
-  // score. Characters that are no piece themselves get ids beyond the vocabulary.
+  // Every split of a piece into two others is a merge, ranked by the score of the piece. Characters
+  // that are
+  // not pieces get ids beyond the vocabulary.
   void merges_from_scores() {
     const std::vector<std::string>& pieces = spec_.pieces;
     const auto mergeable = [&](size_t id) {
@@ -141,14 +141,14 @@ class BpeModel final : public TokenModel {
     for (const Found& f : found) merges_.insert(f.left, f.right, {f.rank, f.result});
   }
 
-  // Whole sections arrive here when there is no pre-tokenizer. Where no piece holds "c▁", a word
-  // may be cut between c and ▁ without changing the result, which keeps words short and the cache
-  // useful.
+  // Without a pre-tokenizer whole sections arrive here. If no piece contains "c▁", a word may be
+  // split between
+  // c and ▁ without changing the result, which keeps words short and the cache useful.
   void find_joints() {
     if (map_.find(kMetaspace) < 0 || !spec_.word_suffix.empty() ||
         !spec_.continuing_prefix.empty() || spec_.ignore_merges)
       return;
-    // A character that leaves no symbol would bring its neighbours together.
+    // A character without a symbol would make its neighbours adjacent.
     const bool bytes_complete = std::count(byte_ids_.begin(), byte_ids_.end(), -1) == 0;
     if (spec_.unk_id == -1 && !spec_.merge_by_score && !(spec_.byte_fallback && bytes_complete))
       return;
@@ -247,7 +247,7 @@ class BpeModel final : public TokenModel {
     if (unknown) w.symbols.push_back(spec_.unk_id);
   }
 
-  // Unknown characters are kept apart: -1 - code point when no merge knows them.
+  // Unknown characters stay distinct: -1 - code point if no merge uses them.
   void split_for_scores(std::string_view word, std::vector<int32_t>& symbols) const {
     for (size_t pos = 0; pos < word.size();) {
       const Utf8Char c = utf8_decode(word, pos);
@@ -267,7 +267,7 @@ class BpeModel final : public TokenModel {
 
   void emit_scored(std::string_view word, const std::vector<int32_t>& symbols,
                    std::vector<int32_t>& ids) const {
-    size_t pos = 0;  // in word; only what is no piece needs its text
+    size_t pos = 0;  // in word; only non-pieces need their text
     const auto known = static_cast<int32_t>(spec_.pieces.size());
     for (int32_t s : symbols) {
       if (s >= 0 && s < known) {

@@ -9,8 +9,7 @@ size_t ByteTrie::find_base(const std::vector<unsigned char>& bytes) {
   while (first_free_ < nodes_.size() && nodes_[first_free_].check >= 0) ++first_free_;
   size_t tries = 0;
   for (size_t slot = std::max<size_t>(first_free_, bytes[0] + size_t{1});; ++slot) {
-    // Dense regions are left behind: a few empty slots cost less than searching them again and
-    // again.
+    // Skip dense regions: a few empty slots cost less than searching them repeatedly.
     if (++tries == 64) first_free_ = slot;
     const size_t base = slot - bytes[0];
     bool fits = true;

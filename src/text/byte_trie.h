@@ -9,12 +9,12 @@ namespace tokamak {
 
 class ByteTrie {
  public:
-  // Of equal keys the last one counts. Empty keys are ignored.
+  // Of equal keys the last one wins. Empty keys are ignored.
   void build(std::vector<std::pair<std::string_view, int32_t>> keys);
   bool empty() const { return size_ == 0; }
   bool starts_with(unsigned char byte) const { return !empty() && step(0, byte) >= 0; }
 
-  // The root is 0; -1: no key goes on like this.
+  // The root is 0; -1: no key continues this way.
   int32_t step(int32_t node, unsigned char byte) const {
     const size_t child = static_cast<size_t>(nodes_[node].base) + byte;
     return child < nodes_.size() && nodes_[child].check == node ? static_cast<int32_t>(child) : -1;

@@ -20,7 +20,7 @@ const std::string& pick_chat_template(const TokenizerSpec& spec, std::string_vie
   std::string names = spec.chat_template.empty() ? "" : "default ";
   for (const auto& [known, text] : spec.named_templates) names += known + " ";
   if (!names.empty()) names.pop_back();
-  fail(ErrorCode::kNotFound, "no chat template is named \"{}\"; there are: {}", name,
+  fail(ErrorCode::kNotFound, "no chat template is named \"{}\"; available: {}", name,
        names.empty() ? "none" : names);
 }
 
@@ -41,7 +41,8 @@ TemplateTime TemplateTime::parse(std::string_view iso) {
                         t.hour >= 0 && t.hour < 24 && t.minute >= 0 && t.minute < 60 &&
                         t.second >= 0 && t.second <= 60;
   if ((fields != 3 && fields != 6) || !in_range || static_cast<size_t>(used) > text.size())
-    fail(ErrorCode::kInvalidArgument, "\"{}\" is no time; write it as 2026-11-15T12:30:45", text);
+    fail(ErrorCode::kInvalidArgument, "invalid time \"{}\"; use the form 2026-11-15T12:30:45",
+         text);
   return t;
 }
 

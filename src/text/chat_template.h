@@ -1,6 +1,6 @@
 #pragma once
-// Chat templates: Jinja as Python's jinja2 renders it in the environment chat templates are written
-// for (sandboxed, trim_blocks, lstrip_blocks, loop controls, {% generation %}, raise_exception,
+// Chat templates: Jinja as Python's jinja2 renders it in the environment of chat templates
+// (sandboxed, trim_blocks, lstrip_blocks, loop controls, {% generation %}, raise_exception,
 // strftime_now, tojson without HTML escapes).
 #include <cstddef>
 #include <cstdint>
@@ -14,9 +14,9 @@ namespace tokamak {
 
 struct TokenizerSpec;
 
-// Which of a model's templates renders a conversation, decided as transformers does: the one called
-// `name` where a name is given (throws Error(kNotFound) naming those there are), else "tool_use"
-// where there are tools and such a template, else the default one. Empty: the model has none.
+// Selects the template for a conversation, as transformers does: the one called `name` if a name is
+// given (throws Error(kNotFound) listing the available ones), otherwise "tool_use" if there are
+// tools and such a template, otherwise the default one. Empty: the model has none.
 const std::string& pick_chat_template(const TokenizerSpec& spec, std::string_view name, bool tools);
 
 // Local time for strftime_now.
@@ -27,11 +27,11 @@ struct TemplateTime {
 };
 
 struct RenderLimits {
-  int64_t max_steps = 5'000'000;  // expressions and statements evaluated, characters worked on
+  int64_t max_steps = 5'000'000;  // expressions and statements evaluated, characters processed
   size_t max_output_bytes = size_t{64} << 20;   // of the result
-  size_t max_memory_bytes = size_t{256} << 20;  // of values made while rendering, all together
+  size_t max_memory_bytes = size_t{256} << 20;  // total of values created while rendering
   int max_depth = 100;                          // nested calls, loops, blocks, macros
-  std::optional<TemplateTime> now;              // default: the clock
+  std::optional<TemplateTime> now;              // default: the current time
 };
 
 // Owner: the server, one per model; immutable, thread-safe; parsed once.
@@ -43,9 +43,9 @@ class ChatTemplate {
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
   ~ChatTemplate();
 
-  // context: an object with messages, tools, add_generation_prompt, bos_token, eos_token, anything.
-  // Throws Error(kInvalidArgument, "chat template line N: ...") when the template raises or a limit
-  // is hit.
+  // context: an object with messages, tools, add_generation_prompt, bos_token, eos_token, and
+  // others. Throws Error(kInvalidArgument, "chat template line N: ...") if the template raises or
+  // exceeds a limit.
   std::string render(const Value& context, const RenderLimits& limits = {}) const;
 
  private:

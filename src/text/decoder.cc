@@ -10,7 +10,7 @@
 namespace tokamak {
 namespace {
 
-// Steps that need a token as a whole.
+// Steps that need whole tokens.
 class WholeToken : public DecodeStep {
  public:
   void feed(std::string_view fragment, bool end) override {
@@ -41,7 +41,7 @@ class WholeToken : public DecodeStep {
   size_t index_ = 0;
 };
 
-// One token out of all; incomplete characters wait.
+// Joins all tokens into one; incomplete characters are held back.
 class ByteLevelStep final : public DecodeStep {
  public:
   explicit ByteLevelStep(bool valid_utf8) : valid_(valid_utf8) {}
@@ -74,7 +74,7 @@ class ByteLevelStep final : public DecodeStep {
   std::string token_, bytes_, held_;
 };
 
-// Runs of <0xXX> tokens: text when the whole run is UTF-8, else U+FFFD per byte.
+// Runs of <0xXX> tokens: text if the whole run is UTF-8, otherwise U+FFFD per byte.
 class ByteFallbackStep final : public WholeToken {
  public:
   explicit ByteFallbackStep(bool valid_utf8) : valid_(valid_utf8) {}
@@ -155,7 +155,7 @@ class ReplaceStep final : public WholeToken {
         literal && literal_.size() == utf8_sequence_length(literal_.empty() ? 'x' : literal_[0]);
   }
   void feed(std::string_view fragment, bool end) override {
-    // One character is never cut between fragments.
+    // A character is never split between fragments.
     if (streams_) return pass(replaced(fragment), end);
     WholeToken::feed(fragment, end);
   }
@@ -185,8 +185,7 @@ class ReplaceStep final : public WholeToken {
   bool streams_;
 };
 
-// Drops up to `start` leading and `stop` trailing characters of each token, when they are
-// `content`.
+// Drops up to `start` leading and `stop` trailing characters of each token if they equal `content`.
 class StripStep final : public DecodeStep {
  public:
   explicit StripStep(const Value& config)
@@ -302,7 +301,7 @@ class CtcStep final : public WholeToken {
   bool cleanup_;
 };
 
-// The suffix ends a word: a space, except after the last token.
+// The suffix marks the end of a word: it becomes a space, except after the last token.
 class BpeStep final : public WholeToken {
  public:
   explicit BpeStep(const Value& config) : suffix_(config.get_string("suffix", "</w>")) {}
@@ -363,7 +362,7 @@ void add_steps(const Value& config, bool valid, std::vector<std::unique_ptr<Deco
 
 }  // namespace
 
-// The end of the stream: nothing leaves it inside a character.
+// The last step: its output never ends inside a character.
 class DecodeStream::Sink final : public DecodeStep {
  public:
   explicit Sink(bool valid_utf8) : valid_(valid_utf8) {}

@@ -1,6 +1,6 @@
 #pragma once
-// ids -> text, piece by piece: the decoders a tokenizer.json may name, each as a step of a stream.
-// Decoding as a whole is the same stream, pushed in one go.
+// ids -> text, piece by piece: the decoders of tokenizer.json, each as a streaming step.
+// Decoding a whole text uses the same stream.
 #include <memory>
 #include <string>
 #include <string_view>
@@ -10,7 +10,7 @@
 
 namespace tokamak {
 
-// A step takes tokens in fragments and passes tokens in fragments on. `end` closes the token.
+// A step receives and passes on tokens in fragments. `end` closes the token.
 class DecodeStep {
  public:
   virtual ~DecodeStep() = default;

@@ -1,5 +1,6 @@
 #pragma once
-// Incremental decoding: what push() and finish() return adds up to Tokenizer::decode of all ids.
+// Incremental decoding: the concatenated results of push() and finish() equal Tokenizer::decode of
+// all ids.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,8 +12,8 @@ namespace tokamak {
 class DecodeStream;
 
 // Owner: one generated sequence; one thread at a time; the tokenizer outlives it. Text is held back
-// while a character is incomplete, and while a run of byte pieces lasts (whether it is valid
-// shows at its end).
+// while a character is incomplete, and during a run of byte pieces (its validity is known only at
+// its end).
 class Detokenizer {
  public:
   explicit Detokenizer(const Tokenizer& tokenizer, DecodeOptions options = {});
@@ -21,7 +22,7 @@ class Detokenizer {
   Detokenizer& operator=(Detokenizer&&) noexcept;
 
   std::string push(int32_t id);  // never ends inside a UTF-8 character
-  std::string finish();          // what was held back; then starts anew
+  std::string finish();          // the text held back; then resets
 
  private:
   const Tokenizer* tokenizer_;

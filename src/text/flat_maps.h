@@ -1,5 +1,5 @@
 #pragma once
-// Two open-addressing tables that tokenizers live in: piece -> id, and pair of ids -> merge.
+// Two open-addressing tables for tokenizers: piece -> id, and pair of ids -> merge.
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -29,7 +29,7 @@ inline uint64_t hash_bytes(std::string_view text) {
   return mix64(hash, word);
 }
 
-// The strings stay with the caller (a vector indexed by id) and must not move.
+// The caller owns the strings (a vector indexed by id), which must not move.
 class PieceMap {
  public:
   void build(const std::vector<std::string>& pieces) {
@@ -47,7 +47,7 @@ class PieceMap {
   }
 
  private:
-  void insert(int32_t id) {  // of equal pieces the last one counts
+  void insert(int32_t id) {  // of equal pieces the last one wins
     const std::string& piece = (*pieces_)[id];
     const size_t mask = table_.size() - 1;
     size_t i = hash_bytes(piece) & mask;

@@ -1,5 +1,5 @@
 #pragma once
-// The model step of a tokenizer: one word (what the pre-tokenizer cut out) -> ids.
+// The model step of a tokenizer: one word (from the pre-tokenizer) -> ids.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -10,11 +10,11 @@
 
 namespace tokamak {
 
-// An unk_id: the file names an unknown token that the vocabulary does not have. Text that needs it
-// is refused, where -1 (none named) drops what is unknown.
+// An unk_id: the file names an unknown token that is not in the vocabulary. Text that needs it is
+// rejected; with -1 (none named) unknown characters are dropped.
 inline constexpr int32_t kMissingUnk = -2;
 
-// Buffers of one encoding thread; belongs to one model, lent from the tokenizer's pool.
+// Buffers of one encoding thread, for one model; borrowed from the tokenizer's pool.
 class ModelWorkspace {
  public:
   virtual ~ModelWorkspace() = default;
@@ -27,13 +27,13 @@ class TokenModel {
   virtual std::unique_ptr<ModelWorkspace> make_workspace() const {
     return std::make_unique<ModelWorkspace>();
   }
-  // Appends to ids. `word` is valid UTF-8, or any bytes when takes_bytes().
+  // Appends to ids. `word` is valid UTF-8, or any bytes if takes_bytes().
   virtual void encode_word(std::string_view word, ModelWorkspace& workspace,
                            std::vector<int32_t>& ids) const = 0;
-  // Bytes that are no UTF-8.
+  // Bytes that are not valid UTF-8.
   virtual void encode_invalid(std::string_view bytes, ModelWorkspace& workspace,
                               std::vector<int32_t>& ids) const = 0;
-  // True: words are raw bytes, the byte-level step of the pre-tokenizer is the model's business.
+  // True: words are raw bytes, and the model performs the pre-tokenizer's byte-level step.
   virtual bool takes_bytes() const { return false; }
 };
 
@@ -46,10 +46,10 @@ std::unique_ptr<TokenModel> make_wordlevel_model(const TokenizerSpec& spec);
 // The alphabet of byte-level BPE: every byte as a printable character.
 const char32_t* byte_to_char_table();  // 256 entries
 int char_to_byte(char32_t c);          // -1: not in the alphabet
-// Raw bytes of a byte-level piece; false when it has a character outside the alphabet.
+// Raw bytes of a byte-level piece; false if it has a character outside the alphabet.
 bool unmap_bytes(std::string_view piece, std::string& bytes);
 void map_bytes(std::string_view bytes, std::string& piece);
-// "<0x0A>" -> 10; -1 when it is no byte piece.
+// "<0x0A>" -> 10; -1 if it is not a byte piece.
 int byte_piece_value(std::string_view piece);
 std::string byte_piece(int byte);
 

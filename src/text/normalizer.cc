@@ -11,7 +11,7 @@
 namespace tokamak {
 namespace {
 
-// A normalizer that is one function of the text.
+// A normalizer defined by a function of the text.
 class TextFunction final : public Normalizer {
  public:
   explicit TextFunction(std::function<void(std::string&)> f) : f_(std::move(f)) {}
@@ -81,9 +81,9 @@ class Replace final : public Normalizer {
     }
   }
   void apply(std::string& text, bool joined) const override { apply_tracked(text, joined, 0); }
-  // What is put in stands for the last character of what it replaces.
+  // The replacement maps to the last character of what it replaces.
   size_t apply_tracked(std::string& text, bool, size_t start) const override {
-    if (text.empty()) return start;  // no place for an empty match either
+    if (text.empty()) return start;  // not a position for an empty match either
     std::string out;
     size_t done = 0, kept = 0;
     const auto replace = [&](size_t begin, size_t end) {
@@ -111,7 +111,8 @@ class Replace final : public Normalizer {
   std::unique_ptr<Regex> regex_;
 };
 
-size_t strip(std::string& text, bool left, bool right) {  // returns what is gone on the left
+size_t strip(std::string& text, bool left,
+             bool right) {  // returns the number of bytes removed on the left
   size_t begin = 0, end = text.size();
   while (left && begin < end) {
     const Utf8Char c = utf8_decode(text, begin);

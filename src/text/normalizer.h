@@ -1,5 +1,5 @@
 #pragma once
-// The normalizers a tokenizer.json may name: text -> text, before the pre-tokenizer sees it.
+// The normalizers of tokenizer.json: text -> text, before the pre-tokenizer.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -13,11 +13,13 @@ namespace tokamak {
 class Normalizer {
  public:
   virtual ~Normalizer() = default;
-  // `text` is valid UTF-8 and is changed in place. joined: what stands before it belongs to the
-  // same text (it was cut for bytes that are no UTF-8), so nothing is put in front.
+  // `text` is valid UTF-8 and is modified in place. joined: it continues preceding text (it was
+  // split at bytes
+  // that are not UTF-8), so nothing is prepended.
   virtual void apply(std::string& text, bool joined) const = 0;
   // The same for text whose first `start` bytes are its first character; returns how many bytes of
-  // the result stand for that character. (Pre-tokenizers ask which word begins the text.)
+  // the result
+  // correspond to that character. (Pre-tokenizers need to know which word begins the text.)
   virtual size_t apply_tracked(std::string& text, bool joined, size_t start) const {
     std::string head = text.substr(0, start);
     apply(head, joined);
@@ -32,13 +34,13 @@ class Normalizer {
 std::unique_ptr<Normalizer> make_normalizer(const Value& config);
 
 // A map of character sequences as SentencePiece compiles it (a double-array trie and a text blob).
-// longest: the longest prefix counts (SentencePiece); otherwise whole grapheme clusters are looked
-// up by their shortest prefix (the `tokenizers` package).
+// longest: the longest prefix wins (SentencePiece); otherwise whole grapheme clusters are looked up
+// by their shortest prefix (the `tokenizers` package).
 std::unique_ptr<Normalizer> make_precompiled_normalizer(std::string charsmap, bool longest);
 
 std::string base64_decode(std::string_view text);  // throws Error(kInvalidArgument)
 
-// Characters of the CJK ideograph blocks that BERT sets apart.
+// Characters of the CJK ideograph blocks, which BERT surrounds with spaces.
 bool is_bert_ideograph(char32_t c);
 
 }  // namespace tokamak

@@ -14,10 +14,10 @@ int32_t id_of(const Value& pair) {
 
 using Frame = std::vector<int32_t>;
 
-// The parts of a template, one for each item. A second template of a sequence sees them as a pair.
+// The parts of a template, one per item. A second template in a sequence treats them as a pair.
 std::vector<Frame> from_template(const Value& config, const std::vector<Frame>& parts) {
   if (parts.size() > 2)
-    fail(ErrorCode::kUnsupported, "tokenizer: post-processor: a template behind {} parts",
+    fail(ErrorCode::kUnsupported, "tokenizer: post-processor: a template after {} parts",
          parts.size());
   std::vector<Frame> out;
   const Value* specials = config.find("special_tokens");
@@ -41,7 +41,7 @@ std::vector<Frame> from_template(const Value& config, const std::vector<Frame>& 
   return out;
 }
 
-// [CLS] A [SEP] B [SEP]; RoBERTa puts a [SEP] before B as well.
+// [CLS] A [SEP] B [SEP]; RoBERTa also adds a [SEP] before B.
 std::vector<Frame> from_pair(const Value& config, std::vector<Frame> parts, bool roberta) {
   const int32_t cls = id_of(config.at("cls")), sep = id_of(config.at("sep"));
   for (size_t i = 0; i < parts.size(); ++i) {

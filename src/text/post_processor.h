@@ -1,5 +1,5 @@
 #pragma once
-// What a tokenizer puts around the ids of a text: BOS, EOS, [CLS] ... [SEP].
+// The ids that a tokenizer adds around a text: BOS, EOS, [CLS] ... [SEP].
 #include <cstdint>
 #include <vector>
 

@@ -16,7 +16,7 @@ using Span = Words::Span;
 constexpr std::string_view kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// \w+|[^\w\s]+ with the \w of Unicode's regular expressions: numbers other than digits are no
+// \w+|[^\w\s]+ with the \w of Unicode's regular expressions: numbers other than digits are not
 // words.
 constexpr std::string_view kWhitespaceWords =
     R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d}]+|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d}\s]+)";
@@ -37,7 +37,7 @@ struct Part {
   bool match;
 };
 
-// What a splitter found in one word -> the words that remain.
+// Converts a splitter's matches in one word to the resulting words.
 void arrange(std::vector<Part>& parts, Behavior behavior, std::vector<Span>& out) {
   const auto add = [&](Span s) {
     if (s.end > s.begin) out.push_back(s);
@@ -91,7 +91,7 @@ void arrange(std::vector<Part>& parts, Behavior behavior, std::vector<Span>& out
   }
 }
 
-// Cuts every word with a function that reports parts in order, without gaps.
+// Splits every word with a function that reports parts in order, without gaps.
 class Cutter : public PreTokenizer {
  public:
   explicit Cutter(Behavior behavior) : behavior_(behavior) {}
@@ -118,7 +118,7 @@ class RegexCutter final : public Cutter {
 
   void apply(Words& words) const override {
     if (behavior_ != Behavior::kIsolated) return Cutter::apply(words);
-    words.spare.clear();  // the common case without the detour over parts
+    words.spare.clear();  // fast path for the common case, without a list of parts
     for (Span s : words.spans) {
       size_t done = s.begin;
       regex_.for_each(words.text.substr(s.begin, s.end - s.begin), [&](Regex::Match m) {
@@ -147,7 +147,7 @@ class RegexCutter final : public Cutter {
   bool invert_;
 };
 
-// Each character for which the predicate holds is a match of its own.
+// Each character for which the predicate holds is a separate match.
 class CharCutter final : public Cutter {
  public:
   CharCutter(std::function<bool(char32_t)> is_match, Behavior behavior)
@@ -205,8 +205,8 @@ class FixedLength final : public PreTokenizer {
   int64_t length_;
 };
 
-// Words of one script. Spaces go with what stands before (at the start they are lost), kana are
-// Han.
+// Words of one script. Spaces belong to the preceding word (at the start they are dropped), kana
+// count as Han.
 class Scripts final : public PreTokenizer {
  public:
   void apply(Words& words) const override {
@@ -241,7 +241,7 @@ void rewrite(Words& words, F f) {
   for (size_t i = 0; i < words.spans.size(); ++i) {
     const Span s = words.spans[i];
     const size_t begin = out.size();
-    if (s.begin < words.first) {  // what the first character of the text becomes
+    if (s.begin < words.first) {  // the result of the text's first character
       head.clear();
       f(words.text.substr(s.begin, std::min(s.end, words.first) - s.begin), s, head);
       first = begin + head.size();

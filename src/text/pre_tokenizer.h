@@ -1,6 +1,5 @@
 #pragma once
-// The pre-tokenizers a tokenizer.json may name: they cut text into the words that the model
-// encodes.
+// The pre-tokenizers of tokenizer.json: they split text into the words that the model encodes.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,7 +10,7 @@
 
 namespace tokamak {
 
-// A section of text and its words so far. Steps that only cut move the spans; steps that change
+// A section of text and its words so far. Steps that only split adjust the spans; steps that change
 // text build a new buffer.
 struct Words {
   struct Span {
@@ -20,8 +19,9 @@ struct Words {
   std::string_view text;  // the caller's, or `buffer`
   std::string buffer;
   std::vector<Span> spans;
-  size_t first = 0;     // leading bytes that stand for the first character of the whole text
-  bool joined = false;  // it continues what was cut for bytes that are no UTF-8: no prefix here
+  size_t first = 0;  // leading bytes that correspond to the first character of the whole text
+  bool joined =
+      false;  // it continues text that was split at bytes that are not UTF-8: no prefix here
 
   void start(std::string_view section, size_t first_bytes, bool is_joined) {
     text = section;
@@ -44,7 +44,8 @@ struct PreTokenizerResult {
   std::unique_ptr<PreTokenizer> step;  // nullptr: none
   bool byte_level = false;             // the last step maps bytes to characters
 };
-// leave_bytes: the last byte-level step only cuts; the model takes the bytes. Throws kUnsupported.
+// leave_bytes: the last byte-level step only splits; the model takes raw bytes. Throws
+// kUnsupported.
 PreTokenizerResult make_pre_tokenizer(const Value& config, bool leave_bytes);
 
 }  // namespace tokamak

@@ -26,7 +26,7 @@ class Precompiled final : public Normalizer {
     texts_ = charsmap.substr(4 + bytes);
   }
 
-  // A character that the map drops leaves its place to the next one.
+  // When the map drops a character, the next one takes its position.
   size_t apply_tracked(std::string& text, bool joined, size_t start) const override {
     const size_t size = Normalizer::apply_tracked(text, joined, start);
     return start > 0 && size == 0 && !text.empty() ? utf8_sequence_length(text[0]) : size;
@@ -76,7 +76,7 @@ class Precompiled final : public Normalizer {
     }
   }
 
-  // The replacement of the shortest or longest prefix of `text` that the trie knows.
+  // The replacement of the shortest or longest prefix of `text` in the trie.
   std::optional<std::string_view> find(std::string_view text, bool longest, size_t& used) const {
     const auto offset = [](uint32_t unit) { return unit >> 10 << ((unit & (1u << 9)) >> 6); };
     std::optional<std::string_view> best;

@@ -33,7 +33,7 @@ CodePtr compile(const std::string& pcre, std::string_view original) {
   return code;
 }
 
-// What matching needs beside the pattern; one per thread, shared by all patterns.
+// Match state besides the pattern; one per thread, shared by all patterns.
 struct MatchWorkspace {
   pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
   pcre2_match_context* context = pcre2_match_context_create(nullptr);
@@ -56,8 +56,8 @@ MatchWorkspace& workspace() {
 
 constexpr size_t kWindow = size_t{64} << 10, kPart = size_t{16} << 10;
 
-// Digits in groups of three, counted from the end of their run, are written with a look-ahead over
-// the rest of the run: the square of its length. These spellings of it are matched by hand.
+// Patterns for digits in groups of three, counted from the end of a run, look ahead over the rest
+// of the run, which takes quadratic time. These variants are matched by hand.
 enum class DigitGroups { kNone, kBeforeBoundary, kAny, kCuts };
 constexpr std::pair<std::string_view, DigitGroups> kDigitGroups[] = {
     {R"(\d{1,3}(?=(?:\d{3})*\b))", DigitGroups::kBeforeBoundary},
@@ -81,10 +81,10 @@ bool is_regex_word(char32_t c) {
 struct Regex::Code {
   std::string pattern;
   DigitGroups digits = DigitGroups::kNone;
-  CodePtr fast;  // \s as PCRE2 has it
+  CodePtr fast;  // \s as in PCRE2
   mutable std::once_flag once;
-  mutable CodePtr exact;      // U+180E is no space; compiled when a text has one
-  std::string exact_pattern;  // empty when the pattern has no \s
+  mutable CodePtr exact;      // U+180E is not a space; compiled when a text contains one
+  std::string exact_pattern;  // empty if the pattern has no \s
 
   const pcre2_code* for_text(std::string_view text) const {
     if (exact_pattern.empty() || text.find("\xE1\xA0\x8E") == std::string_view::npos)
@@ -108,7 +108,7 @@ Regex& Regex::operator=(Regex&&) noexcept = default;
 
 Regex::Scan::Scan(const Regex& regex, std::string_view text)
     : regex_(regex), code_(regex.code_->for_text(text)), text_(text) {
-  // A match may take a few steps per character; patterns that take more than that are cut off.
+  // A match may take a few steps per character; patterns that take more are aborted.
   constexpr size_t kBase = 10'000'000, kPerByte = 16;
   pcre2_set_match_limit(workspace().context, static_cast<uint32_t>(std::min<size_t>(
                                                  kBase + kPerByte * text.size(), UINT32_MAX)));
@@ -167,8 +167,9 @@ bool Regex::Scan::next(Match& match) {
     };
     size_t seen = window_ == 0 ? text_.size() : window_end(pos_ + window_);
     int rc = PCRE2_ERROR_NOMATCH;
-    // Alternatives that look ahead to the end of a long run cost the square of its length;
-    // a match that ends well inside a part of the text needs no look beyond that part.
+    // Alternatives that look ahead to the end of a long run take quadratic time; a match that ends
+    // well
+    // inside a part of the text does not need to look beyond that part.
     if (window_ == 0 && text_.size() - pos_ > kWindow) {
       const size_t part = window_end(pos_ + kPart);
       rc = match_in(part, 0);
@@ -178,7 +179,7 @@ bool Regex::Scan::next(Match& match) {
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT) rc = match_in(seen, PCRE2_NO_JIT);
     if (window_ == 0 && (rc == PCRE2_ERROR_HEAPLIMIT || rc == PCRE2_ERROR_MATCHLIMIT ||
                          rc == PCRE2_ERROR_DEPTHLIMIT)) {
-      // A word of megabytes whose pattern remembers every step: seen in pieces from here on.
+      // A word of megabytes with a pattern that records every step: matched in pieces from here on.
       window_ = kWindow;
       continue;
     }
@@ -197,7 +198,7 @@ bool Regex::Scan::next(Match& match) {
       pos_ = last_end_ = match.end;
       return true;
     }
-    // Empty: go on behind the next character.
+    // Empty match: continue after the next character.
     const size_t at = match.begin;
     pos_ = at + 1;
     while (pos_ < text_.size() && (static_cast<unsigned char>(text_[pos_]) & 0xC0) == 0x80) ++pos_;

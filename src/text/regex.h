@@ -1,6 +1,6 @@
 #pragma once
-// Regular expressions of tokenizers: the syntax they are written in is Oniguruma's (Ruby), the
-// engine is PCRE2 with JIT, seen by regex.cc alone.
+// Regular expressions of tokenizers: Oniguruma (Ruby) syntax, run by PCRE2 with JIT, which only
+// regex.cc uses.
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -41,9 +41,9 @@ class Regex {
     std::string_view text_;
     bool next_digits(Match& match);
     size_t window_end(size_t at) const;
-    size_t window_ = 0;  // bytes a match may see; 0: all
+    size_t window_ = 0;  // bytes visible to a match; 0: all
     size_t pos_ = 0, last_end_ = std::string_view::npos;
-    size_t run_end_ = 0, run_left_ = 0;  // of the digits that next_digits() is in
+    size_t run_end_ = 0, run_left_ = 0;  // of the current digit run of next_digits()
   };
   std::unique_ptr<Code> code_;
 };
@@ -51,9 +51,9 @@ class Regex {
 // A literal as a pattern.
 std::string regex_escape(std::string_view literal);
 
-// \p{key} (lower case, no separators) in PCRE2's names; empty: not one of these.
+// PCRE2's name for \p{key} (lower case, no separators); empty: none.
 std::string_view regex_property_name(std::string_view key);
-// Items of a class for a set that PCRE2 lacks or has differently; posix: as in [[:punct:]].
+// Class items for a set that PCRE2 lacks or defines differently; posix: as in [[:punct:]].
 std::string_view regex_named_set(std::string_view name, bool posix);
 
 // The same pattern in PCRE2's syntax. exact_space: \s must not match U+180E, at some cost in speed.

@@ -1,4 +1,4 @@
-// Names of character sets in Oniguruma's syntax, and what PCRE2 calls them.
+// Names of character sets in Oniguruma's syntax and in PCRE2.
 #include <utility>
 
 #include "text/regex.h"

@@ -33,8 +33,9 @@ class Translator {
     while (pos_ < in_.size()) {
       if (groups_.empty() && at_alternative_ && starts(R"(\s+$)") &&
           (pos_ + 4 == in_.size() || in_[pos_ + 4] == '|')) {
-        // Within a run of white space only its first place can match; trying each of them would
-        // take the square of the run's length.
+        // Within a run of white space only its first position can match; trying each of them would
+        // take
+        // quadratic time.
         out_ += R"((?:\G|(?<!)" + (exact_ ? "[" + std::string(kSpace) + "]" : R"(\s)") + "))";
       }
       at_alternative_ = peek() == '|';
@@ -91,13 +92,13 @@ class Translator {
         atom_ = out_.size();
         out_ += c;
         ++pos_;
-        // A quantifier takes the whole character.
+        // A quantifier applies to the whole character.
         while (pos_ < in_.size() && (static_cast<unsigned char>(in_[pos_]) & 0xC0) == 0x80)
           out_ += in_[pos_++];
     }
   }
 
-  // {n}, {n,}, {,m}, {n,m}; a + behind it repeats (it is no possessive mark in Ruby).
+  // {n}, {n,}, {,m}, {n,m}; a following + repeats (it is not possessive in Ruby).
   void interval() {
     size_t end = pos_ + 1;
     while (end < in_.size() && (isdigit(static_cast<unsigned char>(in_[end])) || in_[end] == ','))
@@ -151,7 +152,8 @@ class Translator {
     }
   }
 
-  // A set as an element or, in a class, as items of it; what is negated stands beside the items.
+  // A set as an element or, in a class, as items of it; negated sets are kept separate from the
+  // items.
   std::string char_set(std::string_view items, bool negated, bool in_class) {
     if (in_class && !negated) return std::string(items);
     std::string whole = (negated ? "[^" : "[") + std::string(items) + "]";
@@ -187,11 +189,11 @@ class Translator {
     if (name.size() <= 2 && key.find_first_of("lmnpszc") == 0)
       return head + std::string(name) + "}";
     if (key.starts_with("is")) name.remove_prefix(2);
-    // The rest are scripts; by default PCRE2 would take script extensions.
+    // The rest are scripts; by default PCRE2 would match script extensions.
     return head + (name.find('=') == std::string_view::npos ? "sc:" : "") + std::string(name) + "}";
   }
 
-  // \xHH and \x{H...}: one element, also where a quantifier could stand.
+  // \xHH and \x{H...}: one element, even where a quantifier could follow.
   std::string hex_escape() {
     const bool braces = peek(2) == '{';
     const size_t begin = pos_ + (braces ? 3 : 2);
@@ -262,7 +264,7 @@ class Translator {
     pos_ += 2;
     while (pos_ < in_.size() && (static_cast<unsigned char>(in_[pos_]) & 0xC0) == 0x80)
       out += in_[pos_++];
-    if (out.size() > 2) out.erase(0, 1);  // an escaped character beyond ASCII is itself
+    if (out.size() > 2) out.erase(0, 1);  // an escaped non-ASCII character stands for itself
     return out;
   }
 
@@ -291,8 +293,9 @@ class Translator {
     return out + operands[1].substr(2);
   }
 
-  // [...] with nested classes and && as Ruby has them. A plain class stays a class; others become
-  // alternatives and look-aheads, each of one character.
+  // [...] with nested classes and && as in Ruby. A plain class stays a class; others become
+  // alternatives and
+  // look-aheads, each of one character.
   std::string char_class() {
     ++pos_;
     const bool negated = peek() == '^';
@@ -364,7 +367,7 @@ class Translator {
   size_t quantified_ = 0;                       // where the last interval ended in out_
   std::vector<size_t> groups_;                  // where the open groups start in out_
   bool at_alternative_ = true;                  // at the start of an alternative outside of groups
-  std::vector<std::string>* nested_ = nullptr;  // what stands beside the items of the open class
+  std::vector<std::string>* nested_ = nullptr;  // negated sets of the open class
 };
 
 }  // namespace

@@ -11,7 +11,7 @@
 namespace tokamak {
 namespace {
 
-// Han, Hiragana and Katakana first: they are one.
+// Han, Hiragana and Katakana first: they count as one script.
 constexpr std::string_view kNames[] = {"Han",
                                        "Hiragana",
                                        "Katakana",

@@ -1,8 +1,8 @@
 #pragma once
 namespace tokamak {
 
-// The Unicode script of a character as a small number. kScriptAny: the space, and what has none.
-// Hiragana and katakana count as Han. The first call builds a table (a second or so).
+// The Unicode script of a character as a small integer. kScriptAny: the space, and characters
+// without one. Hiragana and katakana count as Han. The first call builds a table (a second or so).
 inline constexpr int kScriptAny = 0;
 int script_of(char32_t c);
 

@@ -41,7 +41,7 @@ void StopStrings::build() {
       states_[target].fail = step(states_[state].fail, b);
       todo.push_back(target);
     }
-    // The longest match that ends here: the state's own, else that of its suffix.
+    // The longest match that ends here: the state's own, otherwise that of its suffix.
     if (states_[state].match < 0) states_[state].match = states_[states_[state].fail].match;
   }
 }
@@ -68,8 +68,9 @@ StopStrings::Result StopStrings::push(std::string_view text) {
     held_.clear();
     return result;
   }
-  // Whatever lies before the longest suffix that begins a stop string is safe. It never ends inside
-  // a character: a suffix begins a stop string, and those begin with a character.
+  // Everything before the longest suffix that begins a stop string can be sent. It never ends
+  // inside a
+  // character, because a stop string begins with a whole character.
   size_t safe = held_.size() - static_cast<size_t>(states_[state_].depth);
   while (safe > 0 && safe < held_.size() &&
          (static_cast<unsigned char>(held_[safe]) & 0xC0) == 0x80)

@@ -1,5 +1,5 @@
 #pragma once
-// Finds stop strings in text that arrives in pieces, and holds back what may become one.
+// Finds stop strings in streamed text, and holds back text that may become one.
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -20,9 +20,9 @@ class StopStrings {
   explicit StopStrings(std::vector<std::string> stops = {}, bool include_stop = false);
 
   Result push(std::string_view text);
-  std::string finish();  // what was held back
+  std::string finish();  // the text held back
   bool stopped() const { return stopped_ >= 0; }
-  const std::string& matched() const;  // the stop string found; "" when none
+  const std::string& matched() const;  // the stop string found; "" if none
   void reset();
 
  private:

@@ -17,14 +17,14 @@
 namespace tokamak {
 namespace {
 
-// What one encode call works with; lent from the pool, so that word caches stay warm.
+// The workspace of one encode call; borrowed from the pool, so that word caches stay warm.
 struct Workspace {
   std::unique_ptr<ModelWorkspace> model;
   Words words;
   std::vector<AddedTokens::Part> raw_parts, parts;
   std::string normalized;
 
-  void trim() {  // a huge text must not leave its size behind
+  void trim() {  // do not keep the buffers of a huge text
     constexpr size_t kKeep = size_t{1} << 20;
     if (words.buffer.capacity() > kKeep) std::string().swap(words.buffer);
     if (normalized.capacity() > kKeep) std::string().swap(normalized);
@@ -50,8 +50,7 @@ struct Tokenizer::Impl {
   std::vector<int32_t> frame;
   PieceMap pieces;
   std::vector<int32_t> added_index;  // by id: index into spec.added_tokens, or -1
-  // Added tokens that are searched in the normalised text are decoded as the normalizer spells
-  // them.
+  // Added tokens that are searched in the normalised text are decoded in their normalised form.
   std::unordered_map<int32_t, std::string> normalized_pieces;
 
   std::mutex mutex;
@@ -66,15 +65,16 @@ struct Tokenizer::Impl {
                     Workspace& w, std::vector<int32_t>& ids) const;
   void encode_section(std::string_view text, size_t first, bool joined, Workspace& w,
                       std::vector<int32_t>& ids) const;
-  // What the decoder is given for an id; empty: nothing.
+  // The decoder's input for an id; empty: none.
   std::string_view decoded_piece(int32_t id) const {
     if (!normalized_pieces.empty())
       if (const auto found = normalized_pieces.find(id); found != normalized_pieces.end())
         return found->second;
     return piece(id);
   }
-  // As the `tokenizers` package decides it: by the spelling, so a special token that the
-  // normalizer changes is printed, and one that it makes look like a special token is not.
+  // Decided by the text, as in the `tokenizers` package: a special token that the normalizer
+  // changes is
+  // printed, and a token that it changes into a special one is not.
   bool skipped(int32_t id) const {
     const AddedToken* token = added(id);
     if (normalized_pieces.empty() || !token) return token && token->special;
@@ -98,14 +98,15 @@ void Tokenizer::Impl::build_model() {
   for (const BpeMerge& m : spec.merges)
     for (int32_t id : {m.left, m.right, m.result})
       if (id < 0 || static_cast<size_t>(id) >= spec.pieces.size())
-        fail(ErrorCode::kInvalidArgument, "tokenizer: a merge names id {} of {} pieces", id,
-             spec.pieces.size());
+        fail(ErrorCode::kInvalidArgument,
+             "tokenizer: a merge refers to id {}, but there are {} pieces", id, spec.pieces.size());
   if (spec.merge_by_score && spec.scores.size() != spec.pieces.size())
     fail(ErrorCode::kInvalidArgument, "tokenizer: {} scores for {} pieces", spec.scores.size(),
          spec.pieces.size());
   const auto bounded = [&](int32_t id, const char* what) {
     if (id < kMissingUnk || id >= spec.vocab_size())
-      fail(ErrorCode::kInvalidArgument, "tokenizer: the {} token is id {}, there are {}", what, id,
+      fail(ErrorCode::kInvalidArgument,
+           "tokenizer: the {} token has id {}, but there are {} pieces", what, id,
            spec.vocab_size());
   };
   bounded(spec.unk_id, "unknown");
@@ -130,7 +131,7 @@ void Tokenizer::Impl::build_model() {
 void Tokenizer::Impl::build_added() {
   added_index.assign(static_cast<size_t>(spec.vocab_size()), -1);
   std::vector<const AddedToken*> raw, normal;
-  // Special tokens come first: of equal spellings they win.
+  // Special tokens come first: they win over others with the same text.
   for (bool special : {true, false})
     for (size_t i = 0; i < spec.added_tokens.size(); ++i) {
       const AddedToken& t = spec.added_tokens[i];
@@ -175,8 +176,7 @@ void Tokenizer::Impl::encode_section(std::string_view text, size_t first, bool j
     model->encode_word(w.words.text.substr(s.begin, s.end - s.begin), *w.model, ids);
 }
 
-// Valid UTF-8. Added tokens as they are written, then the normalizer, then added tokens in its
-// output.
+// Valid UTF-8. Added tokens in the raw text, then the normalizer, then added tokens in its output.
 void Tokenizer::Impl::encode_valid(std::string_view text, bool first, bool joined,
                                    EncodeOptions options, Workspace& w,
                                    std::vector<int32_t>& ids) const {
@@ -312,7 +312,7 @@ std::string Tokenizer::piece_bytes(int32_t id) const {
   if (text.empty()) return {};
   if (impl_->added(id)) return std::string(text);
   DecodeStream stream(impl_->spec.decoder, false);
-  stream.push("a");  // takes the rules for first tokens upon itself
+  stream.push("a");  // absorbs the rules for first tokens
   stream.push(text);
   stream.finish();
   std::string out = stream.take();

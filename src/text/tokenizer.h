@@ -1,5 +1,5 @@
 #pragma once
-// Text <-> token ids, for every tokenizer the spec can describe.
+// Text <-> token ids, for every tokenizer that TokenizerSpec can describe.
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -18,14 +18,14 @@ struct EncodeOptions {
 
 struct DecodeOptions {
   bool skip_special = false;
-  // false: the bytes as the tokens hold them. true: valid UTF-8, U+FFFD where they are not.
+  // false: the raw bytes of the tokens. true: valid UTF-8, with U+FFFD for invalid bytes.
   bool valid_utf8 = true;
 };
 
-// Owner: whoever serves the model; cheap to share by const reference. Thread-safe after
-// construction (workspaces with word caches are lent from a pool, two short locks per call).
-// Construction costs some 100 ms for 256k pieces; encoding is linear in the text. Any bytes may be
-// encoded: what is not UTF-8 goes to the model byte by byte.
+// Owner: the server of the model; share by const reference. Thread-safe after construction
+// (workspaces with word caches are borrowed from a pool, two short locks per call). Construction
+// takes about 100 ms for 256k pieces; encoding takes linear time. Any bytes may be encoded: invalid
+// UTF-8 is passed to the model byte by byte.
 class Tokenizer {
  public:
   explicit Tokenizer(TokenizerSpec spec);  // throws Error(kInvalidArgument / kUnsupported)
@@ -41,9 +41,9 @@ class Tokenizer {
   int32_t eos_id() const;
   int32_t pad_id() const;
   int32_t unk_id() const;
-  bool is_eog(int32_t id) const;             // generation ends here
-  bool is_special(int32_t id) const;         // control token
-  std::string_view piece(int32_t id) const;  // as the vocabulary spells it; empty: no such id
+  bool is_eog(int32_t id) const;                     // generation ends here
+  bool is_special(int32_t id) const;                 // control token
+  std::string_view piece(int32_t id) const;          // as in the vocabulary; empty: no such id
   int32_t find_piece(std::string_view piece) const;  // added tokens first; -1: none
   // The bytes a token stands for on its own (grammars, byte-wise logprobs): no first-token rules.
   std::string piece_bytes(int32_t id) const;

@@ -79,7 +79,7 @@ size_t utf8_valid_prefix(std::string_view text) {
 }
 
 size_t utf8_incomplete_tail(std::string_view text) {
-  // A tail is incomplete when some continuation could make it valid: judged by its first two bytes.
+  // A tail is incomplete if some continuation could make it valid, judging by its first two bytes.
   for (size_t back = 1; back <= 3 && back <= text.size(); ++back) {
     const auto first = static_cast<unsigned char>(text[text.size() - back]);
     if ((first & 0xC0) == 0x80) continue;
@@ -237,7 +237,8 @@ std::string to_lower(std::string_view text) {
   return out;
 }
 
-// The first character of a word. Where the upper case has several characters, the others are lower.
+// The first character of a word. If its upper case has several characters, the others are lower
+// case.
 void append_title(std::string& out, char32_t c) {
   const auto one = static_cast<char32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(c)));
   std::string upper;
@@ -326,7 +327,7 @@ std::string to_upper(std::string_view text) {
 
 namespace {
 
-// Characters that NFC leaves alone and that never join with each other or with what follows.
+// Characters that NFC does not change and that never combine with each other or with what follows.
 bool nfc_inert(char32_t c) {
   return c < 0x300 || (c >= 0x388 && c <= 0x3FF) || (c >= 0x400 && c <= 0x481) ||
          (c >= 0x2010 && c <= 0x2027) || (c >= 0x2030 && c <= 0x205E) ||
@@ -365,7 +366,7 @@ std::string normalize_unicode(std::string_view text, NormalForm form) {
   const bool compose = form == NormalForm::kNfc || form == NormalForm::kNfkc;
   options |= compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
   if (form == NormalForm::kNfkc || form == NormalForm::kNfkd) options |= UTF8PROC_COMPAT;
-  // Runs beyond ASCII, each with the ASCII character before it: marks may join that one.
+  // Non-ASCII runs, each with the preceding ASCII character, which marks may combine with.
   std::string out;
   out.reserve(text.size() + text.size() / 8);
   for (size_t pos = 0; pos < text.size();) {

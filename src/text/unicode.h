@@ -1,6 +1,5 @@
 #pragma once
-// UTF-8 and character classes, as far as tokenizers and templates need them. utf8proc is behind
-// this file.
+// UTF-8 and character classes for tokenizers and templates. Wraps utf8proc.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -21,7 +20,7 @@ void utf8_append(std::string& out, char32_t cp);
 // Length of the longest prefix that is valid UTF-8.
 size_t utf8_valid_prefix(std::string_view text);
 inline bool utf8_is_valid(std::string_view text) { return utf8_valid_prefix(text) == text.size(); }
-// Bytes at the end of `text` that are the beginning of a character (0..3).
+// Bytes at the end of `text` that begin an incomplete character (0..3).
 size_t utf8_incomplete_tail(std::string_view text);
 // U+FFFD for each maximal part that is not UTF-8 (as Unicode recommends and Rust and Python do).
 std::string utf8_lossy(std::string_view text);
@@ -54,10 +53,9 @@ void append_upper(std::string& out, char32_t c);
 std::string to_lower(std::string_view text);
 void append_title(std::string& out, char32_t c);
 std::string to_upper(std::string_view text);
-std::string to_lower_words(
-    std::string_view text);                    // with the sigma that ends a word, as Python does
-std::string fold_case(std::string_view text);  // full case folding
-bool is_title(char32_t c);                     // Lt
+std::string to_lower_words(std::string_view text);  // with final sigma, as in Python
+std::string fold_case(std::string_view text);       // full case folding
+bool is_title(char32_t c);                          // Lt
 bool is_digit_like(char32_t c);  // Nd, superscripts, circled digits: Numeric_Type decimal or digit
 int decimal_value(char32_t c);   // of a decimal digit
 

@@ -96,7 +96,7 @@ class UnigramModel final : public TokenModel {
 
   void backward(std::string_view word, UnigramWorkspace& w) const {
     w.path.clear();
-    bool open = false;  // an unknown that may grow to the left
+    bool open = false;  // an unknown token that may extend to the left
     for (auto end = static_cast<uint32_t>(word.size()); end > 0;) {
       const UnigramWorkspace::Node& node = w.nodes[end];
       const bool unknown = spec_.fuse_unk && spec_.unk_id >= 0 && node.id == spec_.unk_id;

@@ -15,8 +15,8 @@ struct WordWorkspace final : ModelWorkspace {
   WordCache cache;
 };
 
-// Pieces are matched as bytes: of UTF-8 pieces only whole characters match, and a vocabulary of
-// any bytes (RWKV's) works as well.
+// Pieces are matched as bytes: UTF-8 pieces match only whole characters, and a vocabulary of
+// arbitrary bytes (RWKV's) works as well.
 class WordPieceModel final : public TokenModel {
  public:
   explicit WordPieceModel(const TokenizerSpec& spec) : spec_(spec) {
@@ -83,7 +83,8 @@ class WordPieceModel final : public TokenModel {
   }
 
   const TokenizerSpec& spec_;
-  ByteTrie first_, rest_;  // pieces at the start of a word; behind it, without their prefix
+  ByteTrie first_,
+      rest_;  // pieces at the start of a word; continuation pieces, without their prefix
 };
 
 class WordLevelModel final : public TokenModel {

@@ -200,7 +200,7 @@ class BadInput(unittest.TestCase):
         config = json.loads((TINY / "llama" / "config.json").read_text())
         cases = [({"num_hidden_layers": 10**9}, "layers"), ({"num_hidden_layers": -1}, "layers"),
                  ({"vocab_size": 129}, "shape"), ({"hidden_size": "64"}, "hidden_size"), ({"rms_norm_eps": 1e308}, "epsilon"),
-                 ({"model_type": "mamba"}, "supported are llama"), ({"num_key_value_heads": 3}, "heads"),
+                 ({"model_type": "mamba"}, "supported: llama"), ({"num_key_value_heads": 3}, "heads"),
                  ({"quantization_config": {"quant_method": "awq"}}, "awq are not supported yet"),
                  ({"layer_types": [[[]]], "model_type": "qwen3", "use_sliding_window": True}, "layer_types")]
         with tempfile.TemporaryDirectory() as folder:

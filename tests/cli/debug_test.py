@@ -173,7 +173,7 @@ func turn {
         self.assertEqual(folded["fired"], 2)
         reasons = sorted(folded["refused"])
         self.assertEqual(sum(folded["refused"].values()), 4, reasons)
-        for word, reason in zip(("a matrix behind the norm is read elsewhere", "f16 matrices", "q8_0 matrices",
+        for word, reason in zip(("a matrix after the norm is also used elsewhere", "f16 matrices", "q8_0 matrices",
                                  "the norm is a result"), reasons):
             self.assertIn(word, reason)
         done = run("debug", "check", graph, "--passes", "fold-norms")

@@ -1,5 +1,5 @@
-// GGUF bytes -> file, metadata, model configuration, and the edges of every weight. Anything but
-// Error is a finding.
+// GGUF bytes -> file, metadata, model configuration, and the first and last byte of every weight.
+// Anything but Error is a finding.
 #include <cstdint>
 #include <vector>
 
@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const auto& [name, weight] : config.weights)
       if (!file->find(weight.recipe.sources.at(0))) __builtin_trap();
   } catch (const Error& e) {
-    if (e.code() == ErrorCode::kInternal) throw;  // a bug of ours, not of the file
+    if (e.code() == ErrorCode::kInternal) throw;  // our bug, not an invalid file
   }
   return 0;
 }

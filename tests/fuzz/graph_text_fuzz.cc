@@ -1,5 +1,5 @@
-// Graph text: what parses prints to a fixed point, and verification and derivation end in a result
-// or an Error.
+// Graph text: parsed text prints to a fixed point, and verification and derivation give a result or
+// an Error.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// Loop IR text: what parses prints to a fixed point, can be scheduled, and runs inside its tensors
-// or ends in an Error.
+// Loop IR text: a parsed program prints to a fixed point, can be scheduled, and runs inside its
+// tensors or gives an Error.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -17,7 +17,7 @@ void fail_if(bool broken) {
 
 using namespace tokamak;
 
-// Every symbol is 3; nothing large is run.
+// Every symbol is 3, to keep programs small.
 void run(const loop::Program& p) {
   constexpr int64_t kMost = 2000;
   std::map<std::string, int64_t, std::less<>> symbols;

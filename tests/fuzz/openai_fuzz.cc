@@ -1,6 +1,6 @@
-// What clients and models write. The first byte chooses: a chat or completion body -> a prepared
-// request; or a model's text, whole and in pieces, through the parsers of tool calls and thoughts,
-// which must give the same either way. Anything but Error is a finding.
+// Client and model output. The first byte selects: a chat or completion body -> a prepared request;
+// or a model's text, whole and in pieces, through the parsers of tool calls and reasoning, which
+// must give the same result. Anything but Error is a finding.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -26,7 +26,7 @@ void read_body(std::string_view text, bool chat) {
     openai::prepare_completion(body, model);
 }
 
-// The two streams of an answer: what is text, and what is calls or thoughts.
+// The two streams of an answer: text, and calls or reasoning.
 using Streams = std::pair<std::string, std::string>;
 void add(Streams& to, const openai::ToolCalls::Result& r) {
   to.first += r.text;

@@ -1,5 +1,5 @@
-// Plans as bundles hold them, beneath their checksum: what is read writes to a fixed point, and the
-// checker ends in a result or an Error.
+// Plans in the bundle format, without the checksum: plans that can be read are written to a fixed
+// point, and the checker gives a result or an Error.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

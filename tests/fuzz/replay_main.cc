@@ -1,6 +1,6 @@
 // Runs a fuzzer without libFuzzer: every file of its corpus, then deterministic mutations of them.
 //   gguf_fuzz --mutations 2000 [--seed 1] corpus-folder-or-file ...
-// Where the program dies, the input is in ./gguf_fuzz-last-input.
+// After a crash, the input is in ./gguf_fuzz-last-input.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -59,7 +59,7 @@ class Mutator {
   size_t below(size_t n) { return n == 0 ? 0 : rng_() % n; }
 
  private:
-  // Sizes, counts and offsets are what a parser must not believe.
+  // Extreme values for sizes, counts and offsets, which a parser must not trust.
   void overwrite_number(Bytes& x) {
     static constexpr uint64_t kNasty[] = {0,          1,          0x7f,        0x80,
                                           0xff,       0x7fff,     0xffff,      0x7fffffff,
@@ -104,11 +104,12 @@ class Mutator {
     }
   }
 
-  std::mt19937_64 rng_;  // its numbers are fixed by the standard, so a run repeats everywhere
+  std::mt19937_64
+      rng_;  // its sequence is fixed by the standard, so runs are reproducible everywhere
 };
 
-// The input that is running, for whoever looks after a crash. One open file: closing a truncated
-// one makes the file system wait for the disk.
+// The current input, for inspection after a crash. The file stays open: closing a truncated file
+// makes the file system wait for the disk.
 class LastInput {
  public:
   explicit LastInput(std::string path)

@@ -1,4 +1,5 @@
-// Safetensors bytes -> file, and the edges of every tensor. Anything but Error is a finding.
+// Safetensors bytes -> file, and the first and last byte of every tensor. Anything but Error is a
+// finding.
 #include <cstdint>
 
 #include "base/error.h"
@@ -22,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (!view->bytes.empty()) sink = std::to_integer<unsigned>(view->bytes.back());
       if (view->bytes.size() != dtype_bytes(view->dtype, view->elements())) __builtin_trap();
     } catch (const Error& e) {
-      if (e.code() != ErrorCode::kUnsupported) throw;  // a type this build does not know
+      if (e.code() != ErrorCode::kUnsupported) throw;  // an unknown type
     }
   }
   return 0;

@@ -1,5 +1,5 @@
-// Any bytes through a byte-level and a SentencePiece tokenizer: they come back, and the stream
-// equals the whole. The first byte also picks ids to decode that no text gives.
+// Any bytes through a byte-level and a SentencePiece tokenizer: they round-trip, and streaming
+// gives the same result. The first byte also selects ids to decode that no text produces.
 #include <cstdint>
 #include <string>
 
@@ -67,7 +67,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
   for (const Tokenizer& tokenizer : tokenizers) {
     const std::vector<int32_t> ids = tokenizer.encode(text, {false, size % 2 == 0});
-    // U+2581 in the text cannot be told from a space afterwards.
+    // U+2581 in the text cannot be distinguished from a space afterwards.
     if (text.find("\xE2\x96\x81") == std::string::npos)
       check(tokenizer.decode(ids, {false, false}) == text);
     stream_equals_whole(tokenizer, ids);

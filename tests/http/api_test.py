@@ -1,4 +1,4 @@
-"""The OpenAI routes: shapes to the byte, parameters, errors, streams, clients that leave."""
+"""The OpenAI routes: exact response format, parameters, errors, streams, disconnecting clients."""
 import json
 import re
 import socket
@@ -222,7 +222,7 @@ class Whole(Api):
         self.assertIsNone(self.post("/tokenize", {"prompt": "h"})[1]["token_strs"])
         self.assertEqual(self.post("/tokenize", {"content": "hé", "with_pieces": True})[1]["tokens"],
                          [{"id": 104, "piece": "h"}, {"id": 0xc3, "piece": [0xc3]}, {"id": 0xa9, "piece": [0xa9]}])
-        for path in ("/models", "/v1/models/", "//v1/models", "/models/fake/"):  # base addresses as people write them
+        for path in ("/models", "/v1/models/", "//v1/models", "/models/fake/"):  # common forms of base addresses
             self.assertEqual(self.server.request("GET", path)[0], 200, path)
         self.assertEqual(self.post("/chat/completions", chat("[say x]"))[0], 200)
         status, data = self.post("/detokenize", {"tokens": [104, 0xc3, 0xa9]})
@@ -262,7 +262,7 @@ class Streams(Api):
         self.assertEqual([i for c in data for i in c["choices"][0]["token_ids"]], list(b"abc"))
 
     def test_stream_equals_whole(self):
-        """Whatever the options, the pieces of a stream add up to the answer without streaming."""
+        """With all options, the concatenated stream equals the answer without streaming."""
         cases = [{"n": n, "stop": stop, "logprobs": logprobs, "max_tokens": 30, "seed": 3, "prompt": prompt}
                  for n in (1, 3) for stop in (None, ["e", "o w"]) for logprobs in (None, 0, 3)
                  for prompt in ("hash letters", "[say héllo wörld ☃☃ end]", "[say héllo ☃][burst 4]", ["[say a]", "[say bce]"])]
@@ -314,7 +314,7 @@ class Streams(Api):
             self.assertIn(b": ping\n\n", read_until(s, b": ping\n\n"))
 
     def test_many_at_once(self):
-        """Streams of 40 clients at a time are each what the client gets alone."""
+        """With 40 concurrent clients each stream equals what the client gets alone."""
         bodies = [{"prompt": f"client {i}", "max_tokens": 50, "seed": i, "stream": True} for i in range(40)]
         alone = [b"".join(json.loads(e)["choices"][0]["text"].encode() for e in events(
             self.server.request("POST", "/v1/completions", b)[2])[:-1]) for b in bodies]
@@ -334,7 +334,7 @@ class Streams(Api):
 
 
 class Leaving(Api):
-    """A client that goes away takes its request with it."""
+    """A request ends when its client disconnects."""
 
     def check_cancelled(self, leave):
         before = self.server.wait_engine(lambda e: e["running"] == 0)
@@ -391,7 +391,7 @@ class Leaving(Api):
 
 class SlowReaders(unittest.TestCase):
     def big(self, s):
-        """A stream of about 12 MB, made within seconds, that nobody reads."""
+        """A stream of about 12 MB, generated within seconds, that the client does not read."""
         s.sendall(encode("POST", "/v1/completions", {"prompt": "[slow 2][burst 4]", "max_tokens": 4000, "logprobs": 20, "stream": True, "n": 2}))
 
     def test_a_client_that_does_not_read_is_dropped_and_disturbs_nobody(self):
@@ -399,7 +399,7 @@ class SlowReaders(unittest.TestCase):
         try:
             with server.connect(receive_buffer=4096) as s:
                 self.big(s)
-                for _ in range(5):  # others are served meanwhile
+                for _ in range(5):  # other clients are served meanwhile
                     self.assertEqual(server.request("POST", "/v1/completions", {"prompt": "[say hi]"})[0], 200)
                 state = server.wait_engine(lambda e: e["connections"] == 1 and e["generations"] == 0, 30)
                 self.assertEqual((state["connections"], state["generations"]), (1, 0))

@@ -1,5 +1,5 @@
-"""Other people's clients against the server: LangChain's ChatOpenAI, and Schemathesis, which makes up requests from /openapi.json.
-Each is tried where its package is installed:  pip install langchain-openai schemathesis"""
+"""Third-party clients against the server: LangChain's ChatOpenAI, and Schemathesis, which generates requests from /openapi.json.
+Each runs only if its package is installed:  pip install langchain-openai schemathesis"""
 import importlib.util
 import subprocess
 import sys
@@ -66,7 +66,7 @@ class Schemathesis(unittest.TestCase):
     def test_no_server_error(self):
         server = Server()
         try:
-            folder = self.enterContext(tempfile.TemporaryDirectory())  # it writes beside where it runs
+            folder = self.enterContext(tempfile.TemporaryDirectory())  # it writes to its working directory
             done = subprocess.run([sys.executable, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{server.port}/openapi.json",
                                    "--checks", "not_a_server_error", "--max-examples", "60", "--seed", "1", "--request-timeout", "20",
                                    "--phases", "examples,coverage,fuzzing"], cwd=folder, capture_output=True, text=True, timeout=280)

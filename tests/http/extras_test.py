@@ -1,4 +1,4 @@
-"""What goes beyond OpenAI's own fields: thoughts apart from answers, scores of prompts, traces and the request log."""
+"""Extensions of the OpenAI API: separate reasoning, prompt log-probabilities, traces and the request log."""
 import json
 import pathlib
 import tempfile
@@ -20,7 +20,7 @@ class Extras(unittest.TestCase):
         cls.folder.cleanup()
 
     def both(self, text, **more):
-        """(reasoning, content, finish) of the whole answer; the stream must add up to the same."""
+        """(reasoning, content, finish) of the whole answer; the stream must give the same."""
         status, whole = self.server.json("POST", "/v1/chat/completions", chat(text, **more))
         self.assertEqual(status, 200, whole)
         message = whole["choices"][0]["message"]
@@ -64,7 +64,7 @@ class Extras(unittest.TestCase):
         self.assertEqual((status, len(scores), scores[0]), (200, 7, None))
         self.assertEqual(scores[1], {"115": {"logprob": -1.5, "rank": None, "decoded_token": "s"},
                                      "97": {"logprob": -1.0, "rank": 1, "decoded_token": "a"}})
-        self.assertIsNone(data["choices"][0]["logprobs"])  # not asked for
+        self.assertIsNone(data["choices"][0]["logprobs"])  # not requested
         data = self.server.json("POST", "/v1/completions", {"prompt": "[say x]", "prompt_logprobs": 0, "logprobs": 2})[1]
         self.assertEqual(len(data["choices"][0]["logprobs"]["top_logprobs"][0]), 2)
         self.assertEqual(list(data["choices"][0]["prompt_logprobs"][1]), ["115"])

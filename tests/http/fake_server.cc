@@ -1,5 +1,5 @@
 // The real server over a fake engine, for black-box tests that need no model. Prints "ready PORT"
-// and runs until SIGTERM. GET /fake shows what the engine was asked to do.
+// and runs until SIGTERM. GET /fake shows the requests that the engine received.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,7 +14,7 @@ using namespace tokamak;
 
 namespace {
 
-// --name=value; what is not given keeps its default.
+// --name=value; missing options keep their defaults.
 int64_t option(int argc, char** argv, const char* name, int64_t fallback) {
   std::string prefix = std::string("--") + name + "=";
   for (int i = 1; i < argc; ++i)

@@ -1,4 +1,4 @@
-"""Requests that are wrong in many ways: every one gets its answer in OpenAI's shape, and other streams never notice."""
+"""Invalid requests of many kinds: each gets an error in OpenAI's format, and other streams are unaffected."""
 import json
 import random
 import threading
@@ -81,7 +81,7 @@ NAMED_COMPLETION = [
 
 
 def bad_texts():
-    """Bodies that are no JSON object, or barely."""
+    """Bodies that are not JSON objects, or barely."""
     good = json.dumps(chat("x", max_tokens=4)).encode()
     yield from (b"", b" ", b"{", b"}", b"[]", b"null", b"1", b'"x"', b"{]", b"{'a': 1}", b'{"a": 1,}', b'{"a" 1}', b"\xef\xbb\xbf" + good[:-1],
                 b'{"temperature": NaN}', b'{"temperature": Infinity}', b'{"temperature": 1e99999}', b'{"messages": ' + b"[" * DEEP,
@@ -89,7 +89,7 @@ def bad_texts():
                 b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b'{"prompt": "\\u0000', b"\x00" * 100, b"\xff" * 100,
                 good + b"garbage", good + good, good[:-2], b"a=1&b=2", b"<xml/>", b"\x1f\x8b\x08\x00")
     rng = random.Random(1)
-    for _ in range(150):  # one to four bytes of a good body replaced, dropped or doubled
+    for _ in range(150):  # one to four bytes of a valid body replaced, dropped or duplicated
         data = bytearray(good)
         for _ in range(rng.randint(1, 4)):
             at = rng.randrange(len(data))
@@ -114,7 +114,7 @@ class Fuzz(unittest.TestCase):
 
     @classmethod
     def watch(cls):
-        """A stream that runs all the while, and must always be the same."""
+        """A stream that runs throughout and must always be the same."""
         while not cls.stop_witness.is_set():
             try:
                 data = cls.server.request("POST", "/v1/completions",
@@ -216,7 +216,7 @@ class Fuzz(unittest.TestCase):
                 data[rng.randrange(len(data))] = rng.randrange(256)
             with self.server.connect() as s:
                 s.sendall(bytes(data))
-                s.settimeout(0.2)  # a longer Content-Length makes the server wait, rightly
+                s.settimeout(0.2)  # with a longer Content-Length the server correctly waits
                 try:
                     answer = read_all(s)
                 except TimeoutError:

@@ -1,4 +1,4 @@
-"""Starts the server under test and speaks HTTP to it by hand, so that tests see every byte."""
+"""Starts the server under test and speaks HTTP over raw sockets, so that tests see every byte."""
 import contextlib
 import json
 import os
@@ -11,8 +11,8 @@ BINARY = os.environ["TOKAMAK_FAKE_SERVER"]
 
 
 class Server:
-    """The fake server as a process; options become --name=value. leaks: a build with AddressSanitizer looks for leaks when
-    the server ends, which can take many seconds."""
+    """The fake server as a process; options become --name=value. leaks: a build with AddressSanitizer checks for leaks when
+    the server exits, which can take many seconds."""
 
     def __init__(self, env=None, leaks=False, **options):
         args = [BINARY] + [f"--{k.replace('_', '-')}={v}" for k, v in options.items()]
@@ -26,8 +26,8 @@ class Server:
         self.port = int(line[1])
 
     def stop(self, timeout=120, told=False):
-        """SIGTERM, unless it was told already (in its last moments a second one would end it the hard way); the exit code must
-        be 0 and standard error silent (sanitizers report there)."""
+        """Sends SIGTERM, unless already sent (a second one during shutdown would kill the server); the exit code must
+        be 0 and standard error empty (sanitizers report there)."""
         if not told and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -147,7 +147,7 @@ def parse_head(head):
 
 
 def dechunk(data):
-    """(body, what follows the last chunk); strict about framing."""
+    """(body, bytes after the last chunk); strict about framing."""
     body = b""
     while True:
         size, mark, data = data.partition(b"\r\n")
@@ -172,7 +172,7 @@ def parse(data, method="GET"):
 
 
 def events(body):
-    """The data of a server-sent event stream; comments are left out, everything else must be in order."""
+    """The data of a server-sent event stream; comments are skipped, everything else must be valid."""
     assert body.endswith(b"\n\n"), body[-40:]
     out = []
     for block in body[:-2].split(b"\n\n"):

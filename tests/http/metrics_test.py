@@ -1,4 +1,4 @@
-"""Probes, metrics, the OpenAPI document, refusals that say when to come back."""
+"""Probes, metrics, the OpenAPI document, rejections with Retry-After."""
 import json
 import pathlib
 import re
@@ -65,7 +65,7 @@ class Routes(unittest.TestCase):
         for _ in range(3):
             self.assertEqual(self.server.request("POST", "/v1/completions", {"prompt": "[cached 4][say abcde]"})[0], 200)
         after = self.metrics()
-        self.assertEqual(self.metrics().keys(), after.keys())  # reading drains nothing
+        self.assertEqual(self.metrics().keys(), after.keys())  # reading does not reset anything
         grown = lambda name, **labels: value(after, name, **labels) - value(before, name, **labels)
         self.assertEqual(grown("tokamak_generation_tokens_total"), 15)
         self.assertEqual(grown("tokamak_prefix_hit_tokens_total"), 12)
@@ -109,7 +109,7 @@ class Routes(unittest.TestCase):
         self.assertEqual(asked - exported, set())
 
     def test_full_queue_and_what_never_fits(self):
-        for prompt in ("[full]", "[busy]"):  # refused at once, and after a while
+        for prompt in ("[full]", "[busy]"):  # rejected at once, and after a while
             status, headers, body = self.server.request("POST", "/v1/completions", {"prompt": prompt})
             self.assertEqual((status, headers["retry-after"]), (429, "7"))
             error = json.loads(body)["error"]
@@ -169,7 +169,7 @@ class OpenApi(unittest.TestCase):
         return schema
 
     def test_limits_are_those_of_the_server(self):
-        """Every bound of a number: its ends are taken, what lies outside is refused by name."""
+        """Numeric limits: the bounds are accepted, values outside are rejected with the parameter's name."""
         bases = {"ChatRequest": ("/v1/chat/completions", chat("[say x]", logprobs=True)),
                  "CompletionRequest": ("/v1/completions", {"prompt": "[say x]", "echo": True})}
         tried = 0
@@ -180,7 +180,7 @@ class OpenApi(unittest.TestCase):
                 low, high = schema["minimum"], schema["maximum"]
                 for x in (low, high):
                     if field in ("max_tokens", "max_completion_tokens", "min_tokens", "n", "best_of") and x == high:
-                        continue  # more than this model's context, slow, or for beams only
+                        continue  # exceeds this model's context, slow, or only for beams
                     status, data = self.server.json("POST", path, {**base, field: x})
                     self.assertEqual(status, 200, (field, x, data))
                 for x in (low - 1, high + 1, "text", [], {}):
@@ -237,7 +237,7 @@ class Draining(unittest.TestCase):
         self.assertEqual(value(parse_metrics(server.request("GET", "/metrics")[2].decode()), "tokamak_requests_running"), 1)
         status, headers, _ = server.request("POST", "/v1/completions", {"prompt": "x"})
         self.assertEqual((status, headers["retry-after"]), (503, "5"))
-        with server.connect() as silent:  # a connection without a request does not hold the end up
+        with server.connect() as silent:  # a connection without a request does not delay the shutdown
             thread.join()
             start = time.monotonic()
             server.stop(told=True)

@@ -1,4 +1,4 @@
-"""The chat page in headless Chromium, over the fake engine: what a user does, at desktop and phone width, light and dark.
+"""The chat page in headless Chromium with the fake engine: user actions at desktop and phone width, light and dark.
 
 TOKAMAK_SHOTS=FOLDER keeps the screenshots.
 """
@@ -97,10 +97,10 @@ class Page(unittest.TestCase):
         self.assertEqual((page.locator("#input").input_value(), page.locator(".message").count()), ("[slow 20] go on", 2))
         self.ask(page, "[slow 20] go on")
         page.wait_for_selector(".message.assistant:nth-child(4) p")
-        page.reload()  # while it answers: what was there is kept, once
+        page.reload()  # while it answers: the partial answer is kept, once
         page.wait_for_selector(".message.assistant:nth-child(4)")
         self.assertEqual(page.locator(".message").count(), 4)
-        self.assertIn("closed before the end", page.locator(".message").last.inner_text())
+        self.assertIn("closed before the answer was complete", page.locator(".message").last.inner_text())
         page.locator("#clear").click()
         self.assertEqual(page.locator(".message").count(), 0)
         self.assertEqual([e for e in self.errors if "ERR_" not in e], [])
@@ -133,7 +133,7 @@ class Page(unittest.TestCase):
             for drawer in ("#panel", "#settings"):
                 page.locator(f"{drawer} summary").click()
                 box = page.locator("#input").bounding_box()
-                self.assertLess(box["y"] + box["height"], height)  # what one types stays in sight
+                self.assertLess(box["y"] + box["height"], height)  # the typed text stays visible
             self.assertLessEqual(page.evaluate("document.documentElement.scrollWidth"), width)
             header = [page.locator(s).bounding_box() for s in ("h1", "#model", "#theme", "#clear")]
             for left, right in zip(header, header[1:]):

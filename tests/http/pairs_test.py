@@ -1,5 +1,5 @@
-"""Features in pairs, on a real engine: whatever else a request asks for and whatever runs beside it, the same question has the
-same answer, streams add up to it, and usage counts what was sent. One generator covers every pair of feature values."""
+"""Pairs of features on a real engine: regardless of other options and concurrent requests, the same prompt gets the
+same answer, streams concatenate to it, and usage counts what was sent. One generator covers every pair of feature values."""
 import contextlib
 import itertools
 import json
@@ -37,7 +37,7 @@ OUTPUT = 24
 
 
 def possible(case):
-    """Combinations that the server refuses by design."""
+    """Combinations that the server rejects by design."""
     return not (case["beams"] and (case["stop"] or case["logprobs"]))
 
 
@@ -74,7 +74,7 @@ class Case:
         self.features, self.key = features, key
 
     def body(self, plain=False, stop=None):
-        """The request; plain: without what must not matter to the answer."""
+        """The request; plain: without options that must not affect the answer."""
         f = self.features
         rng = random.Random(1 if f["prefix"] == "shared" else 1000 + self.key)
         text = words(rng, 8) + (" " + words(random.Random(self.key), 2) if f["prefix"] == "shared" else "")
@@ -120,7 +120,7 @@ def logprobs_of(choice):
 
 
 def gather(server, case, body):
-    """The answer in one form: [(text, finish, logprobs, ids)] by choice, and usage."""
+    """The answer in canonical form: [(text, finish, logprobs, ids)] by choice, and usage."""
     if not body.get("stream"):
         status, _, data = server.post(case.path, **body)
         assert status == 200, data
@@ -165,7 +165,7 @@ def stream(server, path, body):
 
 
 class Witnesses:
-    """Streams that run beside everything else; each must always be the same."""
+    """Streams that run alongside everything else; each must always be the same."""
 
     def __init__(self, server, count):
         self.server, self.seen, self.errors = server, [set() for _ in range(count)], []
@@ -251,7 +251,7 @@ class Pairs(unittest.TestCase):
 
     def test_every_pair(self):
         cases = [Case(f, i) for i, f in enumerate(covering_cases(random.Random(3)))]
-        extra = int(os.environ.get("TOKAMAK_PAIRS", "0"))  # more at the desk: random cases beyond the pairs
+        extra = int(os.environ.get("TOKAMAK_PAIRS", "0"))  # for manual runs: random cases beyond the pairs
         rng = random.Random(4)
         while extra > 0:
             features = {name: rng.choice(values) for name, values in FEATURES.items()}
@@ -276,7 +276,7 @@ class Pairs(unittest.TestCase):
         witnesses = Witnesses(self.tight, 2)
         try:
             head = whole.index(b"\r\n\r\n")
-            for cut in (1, head // 2, head + 2, head + 4, head + 10, len(whole) - 1):  # before it is a request
+            for cut in (1, head // 2, head + 2, head + 4, head + 10, len(whole) - 1):  # before the request is complete
                 with connect(self.tight) as s:
                     s.sendall(whole[:cut])
             for request in (whole, plain):
@@ -284,7 +284,7 @@ class Pairs(unittest.TestCase):
                     with connect(self.tight) as s:
                         s.sendall(request)
                         time.sleep(wait)
-            for count in (1, 2, 5, 20, 60, 119, 10_000):  # after so many events
+            for count in (1, 2, 5, 20, 60, 119, 10_000):  # after this many events
                 with connect(self.tight) as s:
                     s.sendall(whole)
                     data = b""

@@ -65,7 +65,7 @@ class Protocol(unittest.TestCase):
                 s.sendall(encode("GET", "/health"))
                 status, _, body, rest = read_response(s)
                 self.assertEqual((status, body, rest), (200, b'{"status":"ok"}', b""))
-            # Three at once: answers in the order of the requests, whatever each takes.
+            # Three at once: answers come in request order, regardless of how long each takes.
             s.sendall(encode("POST", "/v1/completions", {"prompt": "[say one][slow 20]", "max_tokens": 9}) +
                       encode("GET", "/health") + encode("GET", "/nope"))
             status, _, body, rest = read_response(s)
@@ -89,7 +89,7 @@ class Protocol(unittest.TestCase):
         answer = self.server.raw(b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
                                  % len(body) + body)
         head, _, body = answer.partition(b"\r\n\r\n")
-        self.assertNotIn(b"chunked", head)  # the end of the connection ends the stream
+        self.assertNotIn(b"chunked", head)  # closing the connection ends the stream
         self.assertEqual(events(body)[-1], b"[DONE]")
         answer = self.server.raw(b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET /health HTTP/1.0\r\n\r\n")
         self.assertEqual(answer.count(b"200 OK"), 2)
@@ -106,7 +106,7 @@ class Protocol(unittest.TestCase):
             s.sendall(body)
             self.assertEqual(read_response(s)[0], 200)
         big = encode("POST", "/v1/completions", headers={"Expect": "100-continue", "Content-Length": 10**9})
-        self.assertTrue(self.server.raw(big).startswith(b"HTTP/1.1 413 "))  # refused before it is sent
+        self.assertTrue(self.server.raw(big).startswith(b"HTTP/1.1 413 "))  # rejected before it is sent
         strange = encode("POST", "/v1/completions", headers={"Expect": "miracles", "Content-Length": 2})
         self.assertTrue(self.server.raw(strange).startswith(b"HTTP/1.1 417 "))
 
@@ -131,7 +131,7 @@ class Protocol(unittest.TestCase):
                         "Content-Length: 99999999999999999999999", "Content-Length: "):
             answer = self.server.raw(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\nhello".encode())
             self.assertTrue(answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 413 ")), (headers, answer))
-            self.assertEqual(answer.count(b"HTTP/1.1"), 1, headers)  # nothing of it was taken for a second request
+            self.assertEqual(answer.count(b"HTTP/1.1"), 1, headers)  # none of it was parsed as a second request
 
     def test_malformed_requests(self):
         for data in (b"\r\n\r\n\r\n", b"GET\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00",
@@ -171,7 +171,7 @@ class Timeouts(unittest.TestCase):
             with server.connect() as s:  # a request that never ends
                 s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc")
                 self.assertTrue(read_all(s).startswith(b"HTTP/1.1 408 "))
-            with server.connect() as s:  # slowloris: a byte now and then does not help
+            with server.connect() as s:  # slowloris: sending a byte now and then does not help
                 answer, start = b"", time.monotonic()
                 s.settimeout(0.05)
                 while not answer and time.monotonic() - start < 10:
@@ -183,7 +183,7 @@ class Timeouts(unittest.TestCase):
                     except OSError:
                         break
                 self.assertLess(time.monotonic() - start, 5)
-            with server.connect() as s:  # silence is no error
+            with server.connect() as s:  # an idle connection is not an error
                 self.assertEqual(read_all(s), b"")
             with server.connect() as s:  # also between two requests
                 s.sendall(encode("GET", "/health"))

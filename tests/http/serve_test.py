@@ -91,7 +91,7 @@ class Flags(unittest.TestCase):
                 sizes[kind] = int(re.search(r'tokamak_memory_bytes\{.*kind="kv"\} (\d+)', s.get("/metrics")).group(1))
                 ask = lambda i: s.post("/v1/completions", prompt=f"house {i}", max_tokens=20, temperature=0, ignore_eos=True)[2]["choices"][0]["text"]
                 alone = [ask(i) for i in range(6)]
-                with concurrent.futures.ThreadPoolExecutor(6) as pool:  # side by side, from cached prefixes
+                with concurrent.futures.ThreadPoolExecutor(6) as pool:  # concurrently, from cached prefixes
                     self.assertEqual(list(pool.map(ask, range(6))), alone)
                 texts[kind] = alone
         self.assertTrue(sizes["f32"] > sizes["f16"] > sizes["int8"] > 0, sizes)
@@ -113,7 +113,7 @@ class Flags(unittest.TestCase):
                                 ({"n": 3, "best_of": 2}, "best_of")):
                 status, _, body = ask(**more)
                 self.assertEqual((status, body["error"]["param"]), (400, param), body)
-            self.assertEqual(ask(n=60)[0], 400)  # all beams at once do not fit
+            self.assertEqual(ask(n=60)[0], 400)  # all beams together do not fit
 
     def test_full_queue_is_429_and_every_other_request_completes(self):
         with Serve(LLAMA, "--max-queue", "2", "--max-num-seqs", "1", "--kv-policy", "guaranteed-no-evict", "--threads", "1") as s:
@@ -163,7 +163,7 @@ class Flags(unittest.TestCase):
             with Serve(copy) as s:
                 texts = {s.post("/v1/completions", prompt="hello", max_tokens=8, ignore_eos=True, **more)[2]["choices"][0]["text"]
                          for more in ({}, {"seed": 5}, {"temperature": 0}, {"seed": 6})}
-                self.assertEqual(len(texts), 1)  # top_k 1 is greedy, whatever the seed
+                self.assertEqual(len(texts), 1)  # top_k 1 is greedy, regardless of the seed
                 different = {s.post("/v1/completions", prompt="hello", max_tokens=8, ignore_eos=True, seed=i, top_k=0)[2]["choices"][0]["text"]
                              for i in range(3)}
                 self.assertGreater(len(different), 1)

@@ -1,5 +1,5 @@
-// A bundle gives the bits that its model gives, on this machine and on lesser ones; eager execution
-// and every choice of shapes give them too; after loading nothing is ever compiled.
+// A bundle gives the same bits as its model, on this machine and at lower ISA levels, as do eager
+// execution and every choice of shapes; nothing is compiled after loading.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -86,7 +86,7 @@ ModelRunner runner_of(const std::filesystem::path& bundle, const RunnerOptions& 
 class BundleNumerics : public testing::Test {
  protected:
   void SetUp() override {
-    if (tiny_model("").empty()) GTEST_SKIP() << "TOKAMAK_TINY_MODELS names no folder";
+    if (tiny_model("").empty()) GTEST_SKIP() << "TOKAMAK_TINY_MODELS is not a folder";
     log::set_level(log::Level::kError);
   }
   void TearDown() override { log::set_level(log::Level::kInfo); }
@@ -111,7 +111,7 @@ TEST_F(BundleNumerics, TheSameBitsAsTheModel) {
     }
 }
 
-// Other levels of the instruction set: the graph inside is compiled again, weights are repacked.
+// Other instruction-set levels: the embedded graph is recompiled, weights are repacked.
 TEST_F(BundleNumerics, AnotherIsaCompilesTheGraphInside) {
   RunnerOptions options = cpu_options();
   ScratchBundle bundle, again;
@@ -176,7 +176,7 @@ TEST_F(BundleNumerics, ShapesAndEagerGiveTheSameBits) {
   }
 }
 
-// Any shape within the limits, in any order: a plan is there, and none is made.
+// Any shape within the limits, in any order: a plan exists, and none is compiled.
 TEST_F(BundleNumerics, RandomShapesNeverCompile) {
   RunnerOptions options = cpu_options();
   options.length = 512;

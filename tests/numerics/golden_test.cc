@@ -61,7 +61,7 @@ class GoldenTest : public testing::TestWithParam<std::string> {
   void SetUp() override {
     const char* dir = std::getenv("TOKAMAK_TINY_MODELS");
     if (!dir)
-      GTEST_SKIP() << "TOKAMAK_TINY_MODELS names no folder (tools/tiny_models.py writes it)";
+      GTEST_SKIP() << "TOKAMAK_TINY_MODELS is not a folder (tools/tiny_models.py writes it)";
     models_ = dir;
     golden_ = read_golden(fs::path(TK_GOLDEN_DIR) / (GetParam() + ".json"));
   }
@@ -127,8 +127,8 @@ TEST_P(GoldenTest, GraphTextRoundTrips) {
         << fn->name();
 }
 
-// A step as large as the plans allow uses the arena to its end, and no step uses more. The
-// planner's peak is the sum of what is alive at the worst call: these graphs pack without a hole.
+// The largest step that the plans allow uses the whole arena, and no step uses more. The planner's
+// peak is the total of the live values at the worst call: these graphs pack without gaps.
 TEST_P(GoldenTest, PlannedPeakIsTouched) {
   ModelRunner runner(paths()[0], {.backend = "ref"});
   std::vector<int32_t> ids(64);
@@ -145,7 +145,7 @@ TEST_P(GoldenTest, PlannedPeakIsTouched) {
   }
 }
 
-// Folder and GGUF hold the same numbers, so the logits must have the same bits.
+// Folder and GGUF contain the same numbers, so the logits must be bit-identical.
 TEST_P(GoldenTest, FolderAndGgufGiveTheSameBits) {
   if (!golden_.gguf) GTEST_SKIP() << "no GGUF of this model";
   ModelRunner folder(paths()[0], {.backend = "cpu"}), gguf(paths()[1], {.backend = "cpu"});
@@ -153,8 +153,8 @@ TEST_P(GoldenTest, FolderAndGgufGiveTheSameBits) {
   EXPECT_EQ(folder.all_logits(0, ids, 64), gguf.all_logits(0, ids, 64));
 }
 
-// Fusing changes what runs, not one bit of what comes out: in chunks, alone and beside others, with
-// keys and values as f32 and f16.
+// Fusion does not change a bit of the results: in chunks, alone and next to others, with keys and
+// values as f32 and f16.
 TEST_P(GoldenTest, FusionKeepsEveryBit) {
   const std::vector<int32_t>& ids = golden_.sequences[0].ids;
   for (DType kv : {DType::kF32, DType::kF16}) {
@@ -214,7 +214,7 @@ TEST_P(GoldenTest, LogitBitsDoNotDependOnBatching) {
   }
 }
 
-// Steps far beyond the tiles of any kernel: many sequences at once, in several compositions.
+// Steps much larger than any kernel's tiles: many sequences at once, in several combinations.
 TEST_P(GoldenTest, LogitBitsDoNotDependOnLargeBatches) {
   RunnerOptions options{.backend = "cpu", .kv_dtype = DType::kF16};
   options.max_tokens = 320;

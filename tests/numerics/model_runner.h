@@ -1,7 +1,6 @@
 #pragma once
-// Runs a model file through import, compiler and backend, step by step, with logits brought back:
-// the tool of the numerics tests. Sequences get their KV blocks in a shuffled order, so that paging
-// bugs show.
+// Runs a model file through import, compiler and backend, step by step, and returns logits, for the
+// numerics tests. Sequences get their KV blocks in shuffled order, to expose paging bugs.
 #include <functional>
 #include <memory>
 #include <set>

@@ -1,4 +1,4 @@
-// Four probes that the graph holds what comes later, on backend/ref: a mixture-of-experts layer
+// Four probes that the graph supports future features, on backend/ref: a mixture-of-experts layer
 // (device-valued extents), a latent-attention layer (MLA, absorbed), LoRA rows, and verification of
 // a draft tree. Each against plain loops in double or against the model itself.
 #include <gtest/gtest.h>
@@ -29,7 +29,8 @@ class ProbeSource final : public ModelSource {
   Value metadata_;
 };
 
-// A module with the inputs of step(), random weights on demand and the rest of the way to a runner.
+// A module with the inputs of step(), random weights on demand and everything else that a runner
+// needs.
 class Probe {
  public:
   Probe() : source_(std::make_unique<ProbeSource>()), module_("probe"), rng_(7) {
@@ -49,7 +50,7 @@ class Probe {
     return *fn_;
   }
   Ref in(const std::string& name) { return in_.at(name); }
-  // A random weight of the given extents; its values as the test's loops see them.
+  // A random weight of the given extents; returns its values for the test's loops.
   Ref weight(const std::string& name, std::vector<int64_t> dims,
              std::vector<double>* values = nullptr) {
     int64_t n = 1;
@@ -78,7 +79,7 @@ class Probe {
     options.activations = "f32";
     auto backend = make_backend("ref");
     verify_module(module_);
-    // The text form holds the probes too.
+    // The text form supports the probes too.
     std::string text = print_module(module_);
     EXPECT_EQ(print_module(parse_module(text)), text);
     source_->plans_ = compile_module(module_, config, *backend, options);
@@ -126,7 +127,7 @@ TEST(Probe, MixtureOfExperts) {
   Ref scores = fn.add("softmax", {fn.add("linear", {x, probe.weight("router", {E, D}, &router)})});
   std::vector<Ref> best = fn.add_multi("top_k", {scores}, Value::Object{{"k", K}});
   std::vector<Ref> sent = fn.add_multi("moe_dispatch", {x, best[1]}, Value::Object{{"count", E}});
-  EXPECT_TRUE(fn.tensor(sent[0]).dims[0].bound);  // how many rows there are only the device knows
+  EXPECT_TRUE(fn.tensor(sent[0]).dims[0].bound);  // only the device knows the number of rows
   Ref h = fn.add("grouped_linear", {sent[0], probe.weight("up", {E, F, D}, &up), sent[1]});
   h = fn.add("grouped_linear",
              {fn.add("silu", {h}), probe.weight("down", {E, D, F}, &down), sent[1]});
@@ -224,7 +225,7 @@ TEST(Probe, LatentAttention) {
   Ref out = transpose(fn.add("matmul", {transpose(mixed), probe.weight("uv", {H, RANK, VD}, &uv)}));
   fn.set_result("mla.0", state);
   ModelRunner runner = probe.finish(reshape(out, {"T", "12"}));
-  auto rows = runner.all_logits(0, kIds, 3);  // in chunks: the cache is really used
+  auto rows = runner.all_logits(0, kIds, 3);  // in chunks, so that the cache is used
 
   auto rotate = [](std::vector<double> v, double pos) {
     double s = std::sin(pos * 0.7), co = std::cos(pos * 0.7);
@@ -267,7 +268,7 @@ TEST(Probe, LatentAttention) {
 // alone.
 TEST(Probe, VerifyADraftTree) {
   const char* dir = std::getenv("TOKAMAK_TINY_MODELS");
-  if (!dir) GTEST_SKIP() << "TOKAMAK_TINY_MODELS names no folder";
+  if (!dir) GTEST_SKIP() << "TOKAMAK_TINY_MODELS is not a folder";
   std::string path = (std::filesystem::path(dir) / "mistral").string();  // has a sliding window
   auto backend = make_backend("ref");
   CompileOptions options;

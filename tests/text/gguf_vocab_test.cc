@@ -1,4 +1,4 @@
-// Vocabularies as GGUF metadata writes them, and which of several chat templates is taken.
+// Vocabularies in GGUF metadata, and the choice among several chat templates.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -124,18 +124,18 @@ TEST(NamedTemplates, OfGgufFilesWithAndWithoutAList) {
     EXPECT_EQ(pick_chat_template(spec, "rag", true), "R");
     EXPECT_EQ(pick_chat_template(spec, "default", true), "D");
     EXPECT_EQ(not_found(spec, "none"),
-              "no chat template is named \"none\"; there are: default rag tool_use");
+              "no chat template is named \"none\"; available: default rag tool_use");
   }
 }
 
 TEST(NamedTemplates, OneTemplateIsForAll) {
   TokenizerSpec spec;
   EXPECT_EQ(pick_chat_template(spec, "", true), "");
-  EXPECT_EQ(not_found(spec, "default"), "no chat template is named \"default\"; there are: none");
+  EXPECT_EQ(not_found(spec, "default"), "no chat template is named \"default\"; available: none");
   spec.chat_template = "D";
   EXPECT_EQ(pick_chat_template(spec, "", true), "D");
   EXPECT_EQ(not_found(spec, "tool_use"),
-            "no chat template is named \"tool_use\"; there are: default");
+            "no chat template is named \"tool_use\"; available: default");
 }
 
 TEST(NamedTemplates, FilesStandForWhatTheConfigSays) {

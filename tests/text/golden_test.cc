@@ -1,4 +1,4 @@
-// Tokenizers of every kind and random templates, as the Python packages handled them
+// Tokenizers of every kind and random templates, compared with results of the Python packages
 // (tools/text_oracle.py).
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Short runs of the fuzzers as plain tests: seeded damage, no crash, no hang, errors are Error.
+// Short fuzzer runs as plain tests: seeded mutations, no crash, no hang, all errors are Error.
 #include <gtest/gtest.h>
 
 #include <random>

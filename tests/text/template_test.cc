@@ -76,7 +76,7 @@ TEST(ChatTemplate, ScopesAndMacros) {
             "123");
 }
 
-// Template and what Python's jinja2 renders; "!": it raises, or we refuse rather than guess.
+// Template and the result of Python's jinja2; "!": it raises, or we reject it rather than guess.
 TEST(ChatTemplate, AsPythonDoes) {
   const std::pair<const char*, const char*> cases[] = {
       {"{{ 'a\\r\\nb\\n'|indent(2) }}|", "a\n  b\n|"},
@@ -181,7 +181,7 @@ TEST(ChatTemplate, HostileTemplatesEnd) {
       repeated("{% if true %}", 5000),
   };
   RenderLimits limits;
-  limits.max_memory_bytes = size_t{16} << 20;  // what ends, ends under any limit
+  limits.max_memory_bytes = size_t{16} << 20;  // a render terminates under any limit
   limits.max_steps = 500'000;
   for (const std::string& source : sources) {
     const auto start = std::chrono::steady_clock::now();
@@ -192,7 +192,7 @@ TEST(ChatTemplate, HostileTemplatesEnd) {
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument) << e.what();
     }
-    // Generous: the point is that it ends at all.
+    // Generous: the point is that it terminates at all.
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60))
         << source.substr(0, 80);
   }

@@ -1,5 +1,5 @@
-// The text side behind a pipe, for tests written in Python: one JSON request per line on stdin, one
-// JSON answer per line on stdout. {"error": ...} when the request fails.
+// The text lane over a pipe, for tests written in Python: one JSON request per line on stdin, one
+// JSON answer per line on stdout. {"error": ...} if the request fails.
 //   {"load_json": path} {"load_gguf": path} {"load_text": tokenizer.json text}
 //   {"encode": text, "special": bool, "parse": bool} {"encode_file": path} {"decode": [ids],
 //   "skip": bool}
@@ -52,7 +52,7 @@ class Driver {
   Value load(TokenizerSpec spec) {
     tokenizer_ = std::make_unique<Tokenizer>(parse_tokenizer(serialize_tokenizer(spec)));
     if (!(tokenizer_->spec() == spec))
-      fail(ErrorCode::kInternal, "the spec changed on its way through bytes");
+      fail(ErrorCode::kInternal, "the spec does not survive serialisation");
     return tokenizer_->vocab_size();
   }
   Value encode(const std::string& text, const Value& request) {

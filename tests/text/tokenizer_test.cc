@@ -159,7 +159,7 @@ TEST(Tokenizer, ThreadsShareOne) {
 }
 
 TEST(Bpe, LongWordsMergeLikeShortOnes) {
-  // Ranks in any order, also such that a merge opens a better one.
+  // Ranks in any order, including merges that create a better candidate.
   std::mt19937 rng(3);
   for (int round = 0; round < 200; ++round) {
     MergeMap merges;
@@ -196,7 +196,7 @@ TEST(Regex, SyntaxOfTokenizers) {
     return out;
   };
   using List = std::vector<std::string>;
-  EXPECT_EQ(matches(R"(\s+)", "a \xE1\xA0\x8E b"), (List{" ", " "}));  // U+180E is no space
+  EXPECT_EQ(matches(R"(\s+)", "a \xE1\xA0\x8E b"), (List{" ", " "}));  // U+180E is not a space
   EXPECT_EQ(matches(R"(\p{Han}+)", "\xE3\x80\x82\xE4\xBD\xA0"),
             (List{"\xE4\xBD\xA0"}));  // nor is the full stop Han
   EXPECT_EQ(matches("[a-d&&[^b]]+", "abcd"), (List{"a", "cd"}));
@@ -214,7 +214,7 @@ TEST(Regex, SyntaxOfTokenizers) {
   EXPECT_EQ(matches(R"([\W&&[^ ]]+)", "a -b"), (List{"-"}));
   EXPECT_EQ(matches(R"(\d{1,3}(?=(?:\d{3})*\b))", "1234567 12a"), (List{"1", "234", "567"}));
   EXPECT_EQ(matches(R"([\p{L}&&[^\p{Han}]]+)", "ab\xE4\xBD\xA0"), (List{"ab"}));
-  // Where trying every place would take hours.
+  // Trying every position would take hours.
   const std::string spaces(2'000'000, ' ');
   EXPECT_EQ(matches(R"(\s+$)", spaces + "x "), (List{" "}));
   EXPECT_EQ(matches(R"((?:a(?=a|b))+b)", std::string(500'000, 'a')), List{});
@@ -259,7 +259,7 @@ TEST(TokenizerJson, AsThePackageDoes) {
        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}]}]},
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}})";
   const Tokenizer t(tokenizer_from_json(json));
-  // The first space takes the others with it. The second template sees text and </s> as a pair.
+  // The first space absorbs the others. The second template treats text and </s> as a pair.
   EXPECT_EQ(t.encode("a   b"), (std::vector<int32_t>{0, 3, 1, 5}));
   EXPECT_EQ(t.encode("ab", {false, true}), (std::vector<int32_t>{2}));
 }

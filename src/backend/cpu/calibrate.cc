@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <time.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -85,6 +87,12 @@ double read_speed(ThreadPool& pool, double footprint, double budget) {
   return static_cast<double>(part * passes) * 64 * static_cast<double>(threads) / t;
 }
 
+double processor_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
 class Meter {
  public:
   Meter(int threads, double seconds)
@@ -95,7 +103,9 @@ class Meter {
     m.isa = table_.name;
     m.threads = pool_.size();
     m.levels = cache_levels();
-    double largest = 0;
+    SteadyClock clock;
+    Nanos start = clock.now();
+    double busy = processor_seconds(), largest = 0;
     for (CpuMeasurement::Level& l : m.levels) {
       double footprint = l.capacity > 0 ? l.capacity / 2 : std::max(4 * largest, 256e6);
       largest = std::max(largest, l.capacity);
@@ -107,6 +117,7 @@ class Meter {
     m.i8_ops = i8_ops();
     m.f32_flops = f32_flops();
     m.silu_elements = silu_elements();
+    m.share = (processor_seconds() - busy) / (seconds(clock.now() - start) * m.threads);
     constexpr int kBarriers = 100;
     auto barriers = [&](int) {
       for (int i = 0; i < kBarriers; ++i) pool_.barrier();

@@ -20,6 +20,9 @@ struct CpuMeasurement {
   double silu_elements = 0;
   double call_seconds = 0;     // one op without a fork
   double barrier_seconds = 0;  // until all threads have met
+  // Processor time that the threads got while all of them worked, of what was there. Well below 1:
+  // other programs ran, and the figures are too low.
+  double share = 1;
 };
 
 // Bytes per second of reading `footprint` bytes, split over the threads, again and again for about

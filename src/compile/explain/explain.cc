@@ -28,7 +28,7 @@ Value guard_value(const Plan& plan) {
   });
 }
 
-// Every value of the arena as a rectangle: calls it lives from and to, and the bytes it has.
+// Every arena value as a rectangle: its first and last call, and its bytes.
 Value arena_values(const PlanSet& set, const Plan& plan) {
   struct Box {
     std::string name;
@@ -73,7 +73,7 @@ Value memory_value(const PlanSet& set, const Plan& plan) {
                        {"values", arena_values(set, plan)}};
 }
 
-// Edges that differ only in the layer are one line with a count.
+// Edges that differ only in the layer share one line with a count.
 Value not_fused_value(const FusionReport& report, const std::string& function) {
   struct Line {
     const NotFused* first;

@@ -1,6 +1,6 @@
 #pragma once
-// `tokamak explain`: what a model's plan does at one shape and why, as one JSON value that the
-// text, the page and scripts are made of. docs/explain.md has its fields.
+// `tokamak explain`: what a model's plan does at one shape and why, as one JSON value from which
+// the text and the page are generated. docs/explain.md lists its fields.
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,11 +13,11 @@
 
 namespace tokamak {
 
-// What the passes did to one function on its way, in order. Its hook goes into
+// Records what the passes did to one function, in order. Its hook is installed in
 // CompileOptions::after_pass; it may outlive the compilation.
 class PassRecord {
  public:
-  // `function`: the one to explain; what it was made of (step) counts as well.
+  // `function`: the one to explain; the function it was specialised from (step) is included.
   explicit PassRecord(std::string function) : function_(std::move(function)) {}
   void captured(const Function& step);  // before any pass
   void add(const Function& function, const PassTiming& timing);
@@ -38,7 +38,7 @@ struct ExplainRequest {
   const PlanSet* set = nullptr;
   const FusionReport* fusion = nullptr;  // may be null
   const PassRecord* passes = nullptr;    // may be null: a bundle has none
-  const CallProfile* profile = nullptr;  // may be null: nothing was run
+  const CallProfile* profile = nullptr;  // may be null: not run
   int measured_steps = 0;
   bool count = false;  // count bytes as well
 };
@@ -46,7 +46,7 @@ Value explain(const ExplainRequest& request);
 
 // --- explain_text.cc
 std::string explain_text(const Value& report);
-// --- explain_html.cc: one page that needs nothing else.
+// --- explain_html.cc: one self-contained page.
 std::string explain_html(const Value& report);
 // --- explain_trace.cc: a Chrome/Perfetto trace of the passes and of the measured calls.
 std::string explain_trace(const Value& report, const CallProfile& profile);

@@ -12,7 +12,7 @@ void put(std::string& page, std::string_view mark, std::string_view text) {
   page.replace(at, mark.size(), text);
 }
 
-// JSON inside a <script>: a name in it must not end the element.
+// JSON inside a <script>: a string in it must not close the element.
 std::string script_json(const Value& value) {
   std::string out;
   for (char c : dump_json(value)) {

@@ -1,5 +1,5 @@
-// Predicted bytes against counted ones for every call of tiny models of several families, and the
-// report that is made of them.
+// Predicted against counted bytes for every call of tiny models of several families, and the
+// resulting report.
 #include "compile/explain/explain.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ struct Built {
   std::shared_ptr<PassRecord> passes;
 };
 
-// Nothing when the tiny models are not there (the fixture makes them).
+// Empty if the tiny models are missing (the fixture creates them).
 std::optional<Built> build(const std::string& model, const std::string& fn,
                            const char* backend = "cpu", const char* kv = "f16", bool eager = false,
                            Shapes shapes = Shapes::kAuto) {
@@ -105,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(Families, Counted,
                                          CountCase{"gpt2.gguf"}, CountCase{"qwen3.gguf"},
                                          CountCase{"phi3.gguf"}));
 
-// A call that runs the body as Loop IR; all its arguments are values of the arena.
+// A call that runs the body as Loop IR; all its arguments are arena values.
 KernelCall loop_call(const Function& body) {
   LoweredRegion lowered = lower_region(body);
   TK_CHECK(lowered, "{}", lowered.reason);
@@ -199,7 +199,7 @@ TEST(Shape, DefaultsAndErrors) {
   StepShape cut = parse_shape("decode", {"B=2"});
   fit_context(cut, 64);
   EXPECT_EQ(cut.kv_len, 64);
-  fit_context(d, 64);  // what was asked for stays
+  fit_context(d, 64);  // an explicit S is kept
   EXPECT_EQ(d.kv_len, 4096);
   auto message = [](const char* fn, std::vector<std::string> items) {
     try {

@@ -22,7 +22,7 @@ std::string micros(double us) {
 }
 double num(const Value& v, std::string_view key) { return v.get_double(key, 0); }
 
-// "rms_norm, quantize, linear x3": equal neighbours are counted.
+// "rms_norm, quantize, linear x3": equal neighbours are grouped.
 std::string op_list(const Value& ops) {
   std::vector<std::pair<std::string, int>> runs;
   for (const Value& op : ops.as_array()) {
@@ -38,7 +38,7 @@ std::string op_list(const Value& ops) {
   return fmt::format("{}", fmt::join(texts, ", "));
 }
 
-// A long line in several, behind an indent.
+// Wraps a long line with an indent.
 std::string wrapped(const std::string& text, size_t indent) {
   constexpr size_t kWidth = 108;
   std::string out, line(indent, ' ');
@@ -64,12 +64,14 @@ std::string header(const Value& r) {
     guard += fmt::format(
         ", {} {}-{}{}", g.at("symbol").as_string(), g.at("lo").as_int(), g.at("hi").as_int(),
         g.at("multiple").as_int() > 1 ? fmt::format(" by {}", g.at("multiple").as_int()) : "");
+  bool guess = r.at("machine").at("name").as_string() == Machine{}.name;
   return fmt::format(
-      "{}  {}  B={} T={} S={} R={}\nbackend {} ({}), {}, plan {} of {}{}; machine {}\n",
+      "{}  {}  B={} T={} S={} R={}\nbackend {} ({}), {}, plan {} of {}{}; machine {}{}\n",
       r.at("model").as_string(), r.at("function").as_string(), s.at("B").as_int(),
       s.at("T").as_int(), s.at("S").as_int(), s.at("R").as_int(), r.at("backend").as_string(),
       r.at("isa").as_string(), r.at("mode").as_string(), r.at("plan").at("index").as_int() + 1,
-      r.at("plan").at("plans").as_int(), guard, r.at("machine").at("name").as_string());
+      r.at("plan").at("plans").as_int(), guard, r.at("machine").at("name").as_string(),
+      guess ? " (not measured: `tokamak calibrate -o this.json`, then --machine this.json)" : "");
 }
 
 std::string pass_lines(const Value& r) {
@@ -134,6 +136,11 @@ std::string kernel_lines(const Value& r) {
                        amount(num(k, "weight_bytes"), "B"), amount(num(k, "flops"), "op"),
                        micros(num(k, "bound_us")), k.at("bound").as_string(), more, arena_text(k),
                        k.at("name").as_string());
+    for (const Value& l : k.at("losers").as_array())
+      out += wrapped(fmt::format("not {}: {}, {} predicted against {}", l.at("kernel").as_string(),
+                                 l.at("reason").as_string(), micros(num(l, "predicted_us")),
+                                 micros(num(k, "predicted_us"))),
+                     16);
     if (k.at("op").as_string() != "region") continue;
     out += wrapped("= " + op_list(k.at("ops")), 16);
     std::string saved =
@@ -144,7 +151,7 @@ std::string kernel_lines(const Value& r) {
     out += fmt::format("  counted {:.0f} bytes, predicted {:.0f}: {}\n", num(t, "counted_bytes"),
                        num(t, "bytes"), t.at("counted_equal").as_bool() ? "equal" : "not equal");
   else if (counted)
-    out += "  calls of more than 3 Gop are not counted (-): a smaller --shape counts them\n";
+    out += "  calls of more than 3 Gop are not counted (-): use a smaller --shape\n";
   return out;
 }
 
@@ -178,12 +185,12 @@ std::string not_fused_lines(const Value& r) {
 std::string memory_lines(const Value& r) {
   const Value& m = r.at("memory");
   return fmt::format(
-      "\nMEMORY  arena {} bytes in {} values; no plan can need less than {}; gap {:.2f} %; placed "
+      "\nMEMORY  arena {} bytes in {} values; lower bound {}; gap {:.2f} %; placed "
       "by "
       "{}\n        largest arena of all plans {}; weights {}\n",
       m.at("peak").as_int(), m.at("values").size(), m.at("lower_bound").as_int(),
       num(m, "gap") * 100,
-      m.at("method").as_string().empty() ? "nobody" : m.at("method").as_string(),
+      m.at("method").as_string().empty() ? "an unknown method" : m.at("method").as_string(),
       amount(num(m, "all_plans_peak"), "B"), amount(num(m, "weights"), "B"));
 }
 

@@ -28,7 +28,7 @@ std::string explain_trace(const Value& report, const CallProfile& profile) {
   events.push(name_event("thread_name", kCompiler, "compiler passes"));
   events.push(name_event("thread_name", kSteps, report.at("function").as_string() + " steps"));
   events.push(name_event("thread_name", kCalls, report.at("backend").as_string() + " calls"));
-  double at = 0;  // passes one behind the other: only their durations are known
+  double at = 0;  // passes one after the other: only their durations are known
   for (const Value& p : report.at("passes").as_array()) {
     double us = p.get_double("ms", 0) * 1e3;
     events.push(slice(p.at("name").as_string(), kCompiler, at, us,

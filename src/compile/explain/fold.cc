@@ -12,7 +12,7 @@
 namespace tokamak {
 namespace {
 
-// The digits behind the next "blk."; {npos, npos} when there are none.
+// The digits after the next "blk."; {npos, npos} if there are none.
 std::pair<size_t, size_t> layer_digits(std::string_view name, size_t from) {
   for (size_t at = name.find("blk.", from); at != std::string_view::npos;
        at = name.find("blk.", at + 1)) {
@@ -31,7 +31,7 @@ std::string weight_name(const Node& node) {
              : std::string();
 }
 
-// A named node that names no layer belongs to none, whatever it reads.
+// A node whose name has no layer belongs to none, regardless of its inputs.
 int own_layer(std::string_view name, bool named) {
   int layer = layer_of(name);
   return layer >= 0 ? layer : named ? -2 : -1;
@@ -53,7 +53,7 @@ std::vector<int> node_layers(const Function& fn) {
   return layers;
 }
 
-// Builds the picture of one function.
+// Builds the summary of one function.
 class GraphFolder {
  public:
   explicit GraphFolder(const Function& fn) : fn_(fn), layers_(node_layers(fn)) {}
@@ -69,7 +69,7 @@ class GraphFolder {
         (layers.empty() ? before : behind).push_back(id);
     }
     Value out = Value::array();
-    if (!before.empty()) out.push(segment("in front of the layers", 1, before));
+    if (!before.empty()) out.push(segment("before the layers", 1, before));
     std::vector<std::pair<std::string, std::vector<int>>> kinds;
     for (const auto& [layer, nodes] : layers) {
       std::string text = signature(nodes);
@@ -81,12 +81,12 @@ class GraphFolder {
       out.push(
           segment(fmt::format("layer{} {}", members.size() == 1 ? "" : "s", layer_ranges(members)),
                   members.size(), layers[members[0]]));
-    if (!behind.empty()) out.push(segment("behind the layers", 1, behind));
+    if (!behind.empty()) out.push(segment("after the layers", 1, behind));
     return out;
   }
 
  private:
-  // A body's name tells the layer it was made for when it writes a state; what it does not.
+  // A body that writes a state has the layer in its name, so its content is used instead.
   std::string meaning_of(const Node& node) const {
     if (!is_region(node)) return dump_json(node.attrs);
     std::string out;
@@ -111,7 +111,7 @@ class GraphFolder {
       out += ")\n";
       local.emplace(id, local.size());
     }
-    // States carry the layer's number in their type and name.
+    // States have the layer's number in their type and name.
     std::string flat;
     for (size_t i = 0; i < out.size(); ++i) {
       flat += out[i];

@@ -9,9 +9,9 @@
 namespace tokamak {
 namespace {
 
-constexpr double kMostCountedOps = 3e9;  // beyond that counting takes too long
+constexpr double kMostCountedOps = 3e9;  // counting more takes too long
 
-// Where the bytes of a call lie.
+// The memory levels of a call's bytes.
 struct ByKind {
   double weights = 0, state = 0, activations = 0;
 };
@@ -30,8 +30,8 @@ ByKind by_kind(const KernelCall& call, const CallTraffic& t) {
 struct Bound {
   double memory = 0, compute = 0, overhead = 0;  // seconds
 };
-// Weights and KV come from the level that holds all of them, activations from the nearest that
-// holds the value.
+// Weights and KV are read from the level that holds all of them, activations from the nearest level
+// that holds the value.
 Bound bound_of(const Machine& m, double all_weights, const KernelCall& call, const CallTraffic& t,
                const CallWork& w) {
   Bound b;
@@ -65,7 +65,7 @@ std::string arg_text(const PlanSet& set, const CallArg& a) {
   }
 }
 
-// Calls that differ only in their layer.
+// A group of calls that differ only in their layer.
 struct Group {
   std::vector<size_t> calls;
   std::vector<int> layers;
@@ -84,6 +84,9 @@ class TableBuilder {
     if (r.fusion)
       for (const FusedRegion& region : r.fusion->regions)
         if (region.function == r.function) regions_[region.id] = &region;
+    if (r.fusion)
+      for (const KernelChoice& c : r.fusion->choices)
+        if (c.plan == plan) choices_[c.call] = &c;
   }
 
   KernelTableReport run() {
@@ -133,7 +136,7 @@ class TableBuilder {
 
   TrafficSite site() const { return {set_, bound_step_.step, bound_step_.symbols}; }
 
-  // The region that the fusion planner made of this call's ops; null when it is none.
+  // What the fusion planner said about this call; null when it is no region.
   const FusedRegion* region_of(const KernelCall& call) const {
     auto it = regions_.find(call.label);
     return call.op == "region" && it != regions_.end() ? it->second : nullptr;
@@ -159,7 +162,19 @@ class TableBuilder {
   std::string why(const KernelCall& call) const {
     if (const FusedRegion* region = region_of(call)) return without_layer(region->why);
     if (call.op == "region") return "fused";
-    return "one op; the first kernel of the backend that takes it";
+    return choices_.contains(call.label) ? "one op; the cheapest kernel that takes it"
+                                         : "one op; the only kernel that takes it";
+  }
+
+  // What else would have run the call, with its predicted time or the reason why it could not.
+  Value losers(const KernelCall& call) const {
+    Value out = Value::array();
+    auto it = choices_.find(call.label);
+    if (it == choices_.end()) return out;
+    for (const KernelChoice::Loser& l : it->second->losers)
+      out.push(Value::Object{
+          {"kernel", l.kernel}, {"predicted_us", l.seconds * 1e6}, {"reason", l.reason}});
+    return out;
   }
 
   Value arena(const KernelCall& call) const {
@@ -182,30 +197,31 @@ class TableBuilder {
     Value args = Value::array();
     for (const auto* list : {&call.in, &call.out})
       for (const CallArg& a : *list) args.push(arg_text(set_, a));
-    Value out =
-        Value::Object{{"name", without_layer(call.label)},
-                      {"op", call.op},
-                      {"kind", call.attrs.is_object() ? call.attrs.get_string("kind", "") : ""},
-                      {"kernel", set_.kernels[call.kernel].name},
-                      {"numeric_class", set_.kernels[call.kernel].numeric_class},
-                      {"ops", fused_ops(call)},
-                      {"why", why(call)},
-                      {"calls", g.calls.size()},
-                      {"layers", layer_ranges(g.layers)},
-                      {"first_call", g.calls[0]},
-                      {"arguments", std::move(args)},
-                      {"bytes", bytes},
-                      {"weight_bytes", kinds.weights},
-                      {"state_bytes", kinds.state},
-                      {"activation_bytes", kinds.activations},
-                      {"flops", work.total()},
-                      {"intensity", bytes > 0 ? work.total() / bytes : 0.0},
-                      {"bound", memory ? "memory" : "compute"},
-                      {"bound_us", seconds * 1e6},
-                      {"memory_us", bound.memory * 1e6},
-                      {"compute_us", bound.compute * 1e6},
-                      {"overhead_us", bound.overhead * 1e6},
-                      {"arena", arena(call)}};
+    Value out = Value::Object{{"name", without_layer(call.label)},
+                              {"op", call.op},
+                              {"kernel", set_.kernels[call.kernel].name},
+                              {"numeric_class", set_.kernels[call.kernel].numeric_class},
+                              {"ops", fused_ops(call)},
+                              {"why", why(call)},
+                              {"calls", g.calls.size()},
+                              {"layers", layer_ranges(g.layers)},
+                              {"first_call", g.calls[0]},
+                              {"arguments", std::move(args)},
+                              {"bytes", bytes},
+                              {"weight_bytes", kinds.weights},
+                              {"state_bytes", kinds.state},
+                              {"activation_bytes", kinds.activations},
+                              {"flops", work.total()},
+                              {"intensity", bytes > 0 ? work.total() / bytes : 0.0},
+                              {"bound", memory ? "memory" : "compute"},
+                              {"bound_us", seconds * 1e6},
+                              {"memory_us", bound.memory * 1e6},
+                              {"compute_us", bound.compute * 1e6},
+                              {"overhead_us", bound.overhead * 1e6},
+                              {"losers", losers(call)},
+                              {"arena", arena(call)}};
+    if (auto it = choices_.find(call.label); it != choices_.end())
+      out.set("predicted_us", it->second->seconds * 1e6);
     if (const FusedRegion* region = region_of(call)) {
       out.set("unfused_bytes", region->unfused_bytes);
       out.set("saved_us", region->saved() * 1e6);
@@ -270,7 +286,8 @@ class TableBuilder {
   const Plan& plan_;
   BoundStep bound_step_;
   std::vector<int> layers_;
-  std::map<std::string, const FusedRegion*> regions_;
+  std::map<std::string, const FusedRegion*> regions_;   // by the label of their call
+  std::map<std::string, const KernelChoice*> choices_;  // likewise, of this plan
   std::vector<Group> groups_;
   std::vector<double> measured_;
   double all_weights_ = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// The calls of a plan with what they cost, equal ones of several layers in one row.
+// The calls of a plan with their costs; identical calls in several layers share a row.
 #include "compile/explain/explain.h"
 
 namespace tokamak {
@@ -9,7 +9,7 @@ struct KernelTableReport {
 };
 KernelTableReport kernel_table(const ExplainRequest& request, size_t plan);
 
-// Bytes that the plan keeps for an argument in the arena: its size at the guard's upper bounds.
+// Bytes reserved for an argument in the arena: its size at the guard's upper bounds.
 uint64_t planned_bytes(const PlanSet& set, const Plan& plan, const CallArg& arg);
 
 }  // namespace tokamak

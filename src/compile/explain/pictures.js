@@ -17,7 +17,7 @@ function roofline() {
     const seconds = (k.measured_us ?? k.bound_us) * 1e-6;
     return { k, x: k.intensity, y: k.flops / Math.max(seconds, 1e-12), weight: k.share };
   });
-  $('roofline-hint').textContent = `One dot per row of the table, ${measured ? 'where it was measured' : 'at its bound (--run measures)'}; ` +
+  $('roofline-hint').textContent = `One dot per row of the table, ${measured ? 'at its measured speed' : 'at its bound (use --run to measure)'}; ` +
     `its size is its share of the step. Slopes: ${m.levels.map(l => `${l.name} ${amount(l.bandwidth, 'B/s')}`).join(', ')}.`;
   const width = Math.max(300, $('roofline-picture').clientWidth), height = Math.min(420, Math.max(260, width * .5));
   const box = { left: 72, right: width - 14, top: 12, bottom: height - 36 };
@@ -58,7 +58,7 @@ function roofline() {
 }
 
 // --- Memory: calls from left to right, addresses from bottom to top. ---
-// One large value would press the others flat: the stretched scale gives every stretch between two borders of values the
+// One large value would flatten the others: the stretched scale gives every interval between two value boundaries the
 // same height.
 const memoryScale = { stretched: report.memory.values.some(v => v.bytes > report.memory.peak / 2) };
 function addressScale(values, peak, box) {
@@ -81,7 +81,7 @@ function addressScale(values, peak, box) {
 function memoryMap() {
   const m = report.memory, calls = report.calls.length;
   $('memory-hint').textContent = `${m.values.length} values over ${calls} calls: ${amount(m.peak, 'B')} planned (${m.peak}), at least ${m.lower_bound} needed, ` +
-    `gap ${(100 * m.gap).toFixed(2)} %, placed by ${m.method || 'nobody'}. Time goes to the right, addresses upwards` +
+    `gap ${(100 * m.gap).toFixed(2)} %, placed by ${m.method || 'unknown'}. Time runs to the right, addresses upwards` +
     `${memoryScale.stretched ? '; the scale is stretched where values are small.' : '.'}`;
   $('memory-scale').textContent = memoryScale.stretched ? 'True scale' : 'Stretch small values';
   const width = Math.max(300, $('memory-picture').clientWidth), height = Math.min(420, Math.max(240, width * .42));
@@ -133,7 +133,7 @@ function layout(nodes) {
     let x = (widest - row.reduce((sum, p) => sum + p.width + 14, -14)) / 2;
     for (const p of row) { p.x = x; p.y = 8 + p.depth * 54; x += p.width + 14; }
   }
-  // Edges over several rows run beside what lies between.
+  // Edges over several rows are routed around the nodes in between.
   const edges = [];
   let margin = 0;
   for (const p of places)
@@ -191,7 +191,7 @@ function showStage(index) {
     .sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).map(([op, n]) => `${n > 0 ? '+' : '−'}${Math.abs(n)} ${op}`);
   $('diff').textContent = `${graph.function}: ${total} ops in ${graph.nodes} nodes${changes.length ? `; ${changes.join(', ')}` : index > 0 ? '; other types or attributes' : ''}`;
   const previous = index > 0 ? report.graphs[index - 1] : null;
-  $('after-title').textContent = previous ? `After ${graph.stage}` : 'As the model file gives it';
+  $('after-title').textContent = previous ? `After ${graph.stage}` : 'As imported';
   $('after').replaceChildren(...graph.segments.map(segmentFigure));
   $('before-title').textContent = previous ? `Before ${graph.stage}` : '';
   $('before').replaceChildren(...(previous ? previous.segments.map(segmentFigure) : []));

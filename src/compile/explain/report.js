@@ -1,5 +1,5 @@
 'use strict';
-// The page of `tokamak explain --html`: everything is drawn from the JSON report in #data.
+// The page of `tokamak explain --html`, generated from the JSON report in #data.
 const report = JSON.parse(document.getElementById('data').textContent);
 const $ = id => document.getElementById(id);
 
@@ -23,7 +23,7 @@ function micros(us) {
   return `${us.toFixed(us >= 100 ? 0 : us >= 1 ? 1 : 2)} µs`;
 }
 
-// What a kernel mostly is, for its colour.
+// The main kind of a kernel, for its colour.
 const CLASSES = { matrix: 'matrices', attention: 'attention', state: 'KV writes', rows: 'norms, rows, element-wise', other: 'other' };
 function classOf(ops, name = '') {
   const all = ops.map(op => op.split(' ')[0]);
@@ -35,7 +35,7 @@ function classOf(ops, name = '') {
 }
 const colour = kind => `var(--${kind})`;
 
-// One tooltip for all pictures; on a phone a tap shows it.
+// One tooltip for all pictures; on touch screens a tap shows it.
 function tip(node, text) {
   const show = event => {
     const box = $('tip');
@@ -65,7 +65,7 @@ function header() {
   ];
   if (t.measured_us) cards.push(['Measured', micros(t.measured_us), `${(100 * t.bound_us / t.measured_us).toFixed(0)} % of the bound reached`]);
   if (t.counted_equal !== undefined)
-    cards.push(['Counted bytes', amount(t.counted_bytes, 'B'), t.counted_equal === null ? 'not all calls' : t.counted_equal ? 'equal to the prediction' : 'not as predicted']);
+    cards.push(['Counted bytes', amount(t.counted_bytes, 'B'), t.counted_equal === null ? 'not all calls' : t.counted_equal ? 'equal to the prediction' : 'different from the prediction']);
   cards.push(['Arena', amount(m.peak, 'B'), `${(100 * m.gap).toFixed(2)} % above the lower bound`]);
   if (report.fusion) cards.push(['Fusion', `${report.fusion.calls_before} → ${report.fusion.calls_after}`, 'calls']);
   $('cards').append(...cards.map(([name, value, note]) => element('div', {}, name, element('b', {}, value), note)));

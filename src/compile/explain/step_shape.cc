@@ -51,8 +51,8 @@ int64_t rows_per_sequence(std::string_view function) {
 StepShape parse_shape(std::string_view function, const std::vector<std::string>& items) {
   int64_t rows = rows_per_sequence(function);
   if (rows < 0 || (rows == 0 && function != "step"))
-    fail(ErrorCode::kInvalidArgument,
-         "--fn {}: there is no such function; use step, decode or verify<k>", function);
+    fail(ErrorCode::kInvalidArgument, "--fn {}: unknown function; use step, decode or verify<k>",
+         function);
   const char* known = rows == 0 ? "B, T, S and R" : "B and S";
   StepShape s{0, 0, 0, 0, true};
   for (const std::string& item : items) {
@@ -162,12 +162,12 @@ size_t plan_for(const PlanSet& set, std::string_view function, const StepShape& 
         limits += fmt::format("{}{} in {}..{}", limits.empty() ? "" : ", ", g.symbol, g.lo, g.hi);
   if (limits.empty())
     fail(ErrorCode::kInvalidArgument, "--fn {}: the model has no plan for this function", function);
-  fail(ErrorCode::kOutOfRange, "--shape: no plan of {} takes it; there are plans for {}", function,
-       limits);
+  fail(ErrorCode::kOutOfRange, "--shape: no plan of {} supports it; there are plans for {}",
+       function, limits);
 }
 
 BoundStep bind_step(const PlanSet& set, std::string_view function, const StepShape& shape) {
-  plan_for(set, function, shape);  // its errors are about the shape
+  plan_for(set, function, shape);  // its errors refer to the shape
   StepBinder binder(set, blocks_for(set, shape), shape.sequences);
   StepInputs step = make_step(set, function, shape);
   BoundStep out{static_cast<size_t>(binder.bind(step)), {}, {}};

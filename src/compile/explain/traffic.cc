@@ -281,7 +281,7 @@ CallBody call_body(const PlanSet& set, const KernelCall& call) {
   }
   const Region& region = set.regions.at(static_cast<size_t>(call.region));
   check_region(region, call.in.size(), call.out.size());
-  // After the region's inputs the call may have some that only order it.
+  // After the region's inputs the call may have ordering inputs.
   auto extra = static_cast<uint32_t>(call.in.size()) - region.inputs;
   auto moved = [&](const std::vector<uint32_t>& values) {
     std::vector<uint32_t> out;

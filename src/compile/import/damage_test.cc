@@ -1,5 +1,5 @@
-// Damaged and hostile model files: every mutation either loads or ends in Error, and no parse
-// allocates more than the file's own scale. The global operator new below counts.
+// Corrupt and hostile model files: every mutation either loads or throws Error, and no parse
+// allocates much more than the file's size. The global operator new below counts.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -25,14 +25,15 @@ void operator delete(void* p, size_t) noexcept { std::free(p); }
 namespace tokamak {
 namespace {
 
-// A few small edits: cut, flip, overwrite with a nasty integer, copy a piece elsewhere, insert.
+// A few small edits: truncate, flip, overwrite with an extreme integer, copy a piece elsewhere,
+// insert.
 std::string mutate(std::string bytes, Rng& rng, size_t interesting) {
   const uint64_t nasty[] = {0,          1,          0x7f,           0xff,
                             0xffff,     0x7fffffff, 0xffffffff,     1ull << 32,
                             1ull << 62, 1ull << 63, UINT64_MAX - 7, UINT64_MAX};
   int edits = 1 + static_cast<int>(rng.below(4));
   for (int e = 0; e < edits && !bytes.empty(); ++e) {
-    // Most damage goes to the header, where it has consequences.
+    // Most edits are in the header, where they matter.
     size_t range = rng.below(8) == 0 ? bytes.size() : std::min(bytes.size(), interesting);
     size_t at = rng.below(range);
     switch (rng.below(6)) {
@@ -97,8 +98,8 @@ Outcome run_mutations(const std::string& good, size_t interesting, int rounds, u
   return outcome;
 }
 
-// Reads the first and the last byte of every tensor a configuration uses, so that a view outside
-// its file is seen.
+// Reads the first and the last byte of every tensor that a configuration uses, to detect a view
+// outside its file.
 unsigned touch(const WeightSource& file, const ModelConfig& config) {
   unsigned sum = 0;
   for (const auto& [name, weight] : config.weights)
@@ -152,7 +153,7 @@ TEST(Damage, Safetensors) {
   EXPECT_GT(outcome.refused, 3000);
 }
 
-// Cut at every byte: each section's end is one of them.
+// Truncate at every byte, which includes the end of each section.
 TEST(Damage, EveryPrefixIsRefused) {
   test::TinyGguf tiny;
   tiny.layers = 1;
@@ -160,7 +161,7 @@ TEST(Damage, EveryPrefixIsRefused) {
   test::SafetensorsBuilder builder;
   for (int i = 1; i < 4; ++i) builder.add_f32(fmt::format("tensor {}", i), {2, i});
   std::string safetensors = builder.file();
-  // In the data every 97th will do; the last bytes may be padding.
+  // In the data every 97th byte is enough; the last bytes may be padding.
   for (size_t n = 0; n + 32 < gguf.size(); n += n < 2500 ? 1 : 97)
     EXPECT_THROW(GgufFile::parse(std::span(gguf).first(n), "cut.gguf"), Error) << n;
   for (size_t n = 0; n < safetensors.size(); ++n)

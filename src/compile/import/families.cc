@@ -48,7 +48,7 @@ void check_range(std::string_view where, std::string_view what, int64_t value, i
     fail(ErrorCode::kCorrupt, "{}: {} is {}, expected {} to {}", where, what, value, low, high);
 }
 
-// Rows as the recipe steps count them: the outermost dimension.
+// Rows as counted by recipe steps: the outermost dimension.
 void apply_shape(const RecipeStep& step, std::string_view where, const std::string& source,
                  DType& dtype, std::vector<int64_t>& dims) {
   using Kind = RecipeStep::Kind;
@@ -67,7 +67,7 @@ void apply_shape(const RecipeStep& step, std::string_view where, const std::stri
     case Kind::kTranspose:
       if (dims.size() != 2) refuse("is not a matrix");
       if (is_block_type(dtype))
-        fail(ErrorCode::kUnsupported, "{}: tensor {} is {} and would have to be transposed", where,
+        fail(ErrorCode::kUnsupported, "{}: tensor {} is {}, which cannot be transposed", where,
              source, dtype_name(dtype));
       std::swap(dims[0], dims[1]);
       break;
@@ -83,7 +83,7 @@ void apply_shape(const RecipeStep& step, std::string_view where, const std::stri
       dims = step.dims;
       break;
     case Kind::kConcatRows:
-      TK_CHECK(false, "importers take one source per weight");
+      TK_CHECK(false, "importers use one source per weight");
   }
 }
 
@@ -210,7 +210,7 @@ void add_weight(ModelConfig& config, const WeightSource& file, std::string_view 
   const TensorView* tensor = file.find(source);
   if (!tensor) fail(ErrorCode::kCorrupt, "{}: tensor {} is missing", where, source);
   if (!can_be_weight(tensor->dtype))
-    fail(ErrorCode::kUnsupported, "{}: tensor {} holds {} values, which cannot be weights", where,
+    fail(ErrorCode::kUnsupported, "{}: tensor {} has type {}, which cannot be a weight", where,
          source, dtype_name(tensor->dtype));
   DType dtype = tensor->dtype;
   std::vector<int64_t> dims = tensor->dims;

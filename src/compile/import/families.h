@@ -1,7 +1,6 @@
 #pragma once
-// What the importers know about each model family: one row per architecture, shared by GGUF and HF
-// folders, and the list of weights a configuration needs. A new model of a known kind is a new row
-// here.
+// Facts about each model family: one row per architecture, shared by GGUF and HF folders, and the
+// list of weights that a configuration needs. A new model of a known kind is a new row here.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,7 +12,7 @@
 namespace tokamak {
 
 struct Family {
-  std::string_view architecture;  // the name GGUF uses; also ModelConfig::architecture
+  std::string_view architecture;  // GGUF's name; also ModelConfig::architecture
   std::string_view hf_names;      // model_type values of config.json, separated by spaces
   NormKind norm = NormKind::kRms;
   Activation activation = Activation::kSilu;
@@ -24,17 +23,17 @@ struct Family {
   bool qk_norm = false;
   bool gemma = false;  // embedding scaled by sqrt(hidden); HF stores norm weights minus one
   bool post_norms = false;
-  bool tied = false;  // what a config.json means when it does not say
+  bool tied = false;  // default if config.json does not say
 };
 
 const Family* find_family(std::string_view architecture);
 const Family* find_family_hf(std::string_view model_type);
 std::string supported_architectures();  // "llama, qwen2, ..."
 
-// The fields that follow from the family alone.
+// The fields determined by the family alone.
 void apply_family(const Family& family, ModelConfig& config);
 
-// Refuses numbers no model can have; `where` is the file. Sets nothing.
+// Rejects impossible values; `where` is the file. Does not change the configuration.
 void check_config(const ModelConfig& config, std::string_view where);
 
 // One weight of the graph: canonical name and the shape it must have after its recipe.
@@ -47,9 +46,9 @@ struct WeightSlot {
 };
 std::vector<WeightSlot> weight_slots(const ModelConfig& config);
 
-// Adds config.weights[slot.name()]: the tensor `source` of the file after `steps`, whose shape must
-// come out as the slot's. One-dimensional weights are cast to f32. Fails naming the tensor when it
-// is missing, has another shape or a type that cannot be a weight.
+// Adds config.weights[slot.name()]: the tensor `source` of the file after `steps`, which must have
+// the slot's shape. One-dimensional weights are cast to f32. Fails, naming the tensor, if it is
+// missing, has another shape or a type that cannot be a weight.
 void add_weight(ModelConfig& config, const WeightSource& file, std::string_view where,
                 const WeightSlot& slot, const std::string& source, std::vector<RecipeStep> steps);
 
@@ -58,7 +57,7 @@ RecipeStep permute_rows(int64_t heads);
 RecipeStep transpose();
 RecipeStep add_scalar(double value);
 
-// Where the part of a fused tensor that belongs to `stem` lies: rows of [q; k; v] or of [gate; up].
+// The rows of a fused tensor, [q; k; v] or [gate; up], that belong to `stem`.
 struct FusedRows {
   int64_t begin = 0, end = 0, total = 0;
 };

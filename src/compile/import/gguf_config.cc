@@ -18,7 +18,7 @@ class Keys {
   std::string full(std::string_view key) const { return fmt::format("{}.{}", prefix_, key); }
   bool has(std::string_view key) const { return file_.has(full(key)); }
 
-  // Some files write a list with one number per layer; it must then be the same for all.
+  // Some files write a list with one number per layer; all must be equal.
   int64_t integer(std::string_view key, int64_t fallback) const {
     if (file_.array_size(full(key)) == 0) return file_.get_int(full(key), fallback);
     std::vector<int64_t> list = file_.ints(full(key));
@@ -59,7 +59,7 @@ const Family& family_of(const GgufFile& file, std::string& architecture) {
          file.name(), architecture);
   const Family* family = find_family(architecture == "mistral3" ? "mistral" : architecture);
   if (!family)
-    fail(ErrorCode::kUnsupported, "{}: architecture {} is not supported; supported are {}",
+    fail(ErrorCode::kUnsupported, "{}: architecture {} is not supported; supported: {}",
          file.name(), architecture, supported_architectures());
   if (keys.number("attention.temperature_scale", 0) != 0)
     fail(ErrorCode::kUnsupported, "{}: {} scales attention by position, which is not supported yet",
@@ -86,7 +86,7 @@ void read_rope(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   r.freq_divisors = factor_tensor(file, "rope_freqs.weight");
   r.short_factor = factor_tensor(file, "rope_factors_short.weight");
   r.long_factor = factor_tensor(file, "rope_factors_long.weight");
-  // A factor without a type means linear; the second key is the spelling of the first files.
+  // A factor without a type means linear; the second key is the one early files used.
   std::string type = keys.text("rope.scaling.type", "linear");
   double factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0));
   r.factor = factor == 0 ? 1 : factor;
@@ -106,7 +106,7 @@ void read_rope(const GgufFile& file, const Keys& keys, ModelConfig& c) {
     r.mscale_all_dim = keys.number("rope.scaling.yarn_log_multiplier", 0);
     if (r.mscale_all_dim != 0) r.mscale = 1;
     r.attention_factor = keys.number("rope.scaling.yarn_attn_factor", 0);
-    // This one multiplies what follows from the scaling.
+    // Multiplies the value derived from the scaling.
     if (attention > 0 && attention != 1.0 && r.attention_factor == 0 && r.factor > 1)
       r.attention_factor = attention * (0.1 * std::log(r.factor) + 1);
   } else if (type == "linear") {
@@ -120,7 +120,7 @@ void read_window(const Keys& keys, ModelConfig& c) {
   c.sliding_window =
       keys.integer("attention.sliding_window", c.architecture == "gemma2" ? 4096 : 0);
   if (c.sliding_window == 0) return;
-  // Every n-th layer sees everything; 0: none does.
+  // Every n-th layer has full attention; 0: none.
   int64_t period = c.architecture == "gemma2" ? 2 : c.architecture == "gemma3" ? 6 : 0;
   std::vector<int64_t> pattern = keys.list("attention.sliding_window_pattern");
   if (pattern.empty()) period = keys.integer("attention.sliding_window_pattern", period);
@@ -141,15 +141,16 @@ void read_gemma(const Keys& keys, ModelConfig& c) {
     c.rope_local.dims = c.rope.dims;
     c.rope_local.theta = keys.number("rope.freq_base_swa", 10000.0);
   }
-  // The metadata does not hold the query scale; only the 27B models depart from the head size.
+  // The metadata does not contain the query scale; only the 27B models do not derive it from the
+  // head size.
   bool is_27b = (c.architecture == "gemma2" && c.layers == 46) ||
                 (c.architecture == "gemma3" && c.layers == 62);
   if (is_27b)
     c.attention_scale = 1 / std::sqrt(static_cast<double>(c.hidden) / static_cast<double>(c.heads));
 }
 
-// Tensors that carry no weight of the graph: rotary factors are read above, the rest is left by old
-// converters.
+// Tensors that are not weights of the graph: rotary factors are read above, the rest is left over
+// from old converters.
 bool may_stay_unused(const std::string& name) {
   return !name.starts_with("blk.") || name.ends_with(".attn_rot_embd.weight") ||
          name.ends_with(".rope_freqs.weight");
@@ -178,8 +179,7 @@ void map_weights(const GgufFile& file, const Family& family, ModelConfig& c) {
   }
   for (const GgufTensor& tensor : file.tensors())
     if (!used.contains(tensor.name) && !may_stay_unused(tensor.name))
-      fail(ErrorCode::kUnsupported,
-           "{}: tensor {} is not part of a {} model as this build knows it", file.name(),
+      fail(ErrorCode::kUnsupported, "{}: tensor {} is not a known part of a {} model", file.name(),
            tensor.name, c.architecture);
 }
 
@@ -195,7 +195,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
   if (!embedding || embedding->dims.size() != 2)
     fail(file.tensors().empty() ? ErrorCode::kUnsupported : ErrorCode::kCorrupt, "{}: {}",
          file.name(),
-         file.tensors().empty() ? "holds a vocabulary but no weights"
+         file.tensors().empty() ? "contains a vocabulary but no weights"
                                 : "tensor token_embd.weight is missing");
   c.vocab = embedding->dims[0];
   c.hidden = keys.required("embedding_length");

@@ -5,8 +5,8 @@
 
 namespace tokamak {
 
-// Fails with kUnsupported (an architecture or feature this build does not have, named), or kCorrupt
-// (a missing key or tensor, a wrong shape, numbers no model can have; named).
+// Fails with kUnsupported (naming the unsupported architecture or feature), or kCorrupt (naming the
+// missing key or tensor, wrong shape or impossible value).
 ModelConfig config_from_gguf(const GgufFile& file);
 
 }  // namespace tokamak

@@ -220,8 +220,8 @@ TEST(GgufConfig, SaysWhatIsWrong) {
   EXPECT_THAT(load_error(none), HasSubstr("0 layers"));
   TinyGguf extra;
   extra.tensor("blk.0.attn_sinks.weight", {4});
-  EXPECT_THAT(load_error(extra),
-              AllOf(HasSubstr("blk.0.attn_sinks.weight"), HasSubstr("not part of a llama model")));
+  EXPECT_THAT(load_error(extra), AllOf(HasSubstr("blk.0.attn_sinks.weight"),
+                                       HasSubstr("not a known part of a llama model")));
   TinyGguf bare;
   bare.skip_metadata = true;
   bare.writer.set_string("general.architecture", "llama");
@@ -238,8 +238,8 @@ TEST(GgufConfig, NonsenseNumbersAreRefused) {
     const char* key;
     uint32_t value;
   };
-  // Written twice is refused by the reader, so the normal metadata is left out and all keys are
-  // given here.
+  // The reader rejects duplicate keys, so the normal metadata is omitted and all keys are given
+  // here.
   const Case normal[] = {{"block_count", 2},          {"context_length", 64},
                          {"embedding_length", 32},    {"feed_forward_length", 48},
                          {"attention.head_count", 4}, {"attention.head_count_kv", 2},

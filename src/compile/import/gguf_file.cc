@@ -8,7 +8,7 @@
 namespace tokamak {
 namespace {
 
-// "model-00001-of-00003.gguf" -> "model"; empty when the name has another form or another total.
+// "model-00001-of-00003.gguf" -> "model"; empty if the name has another form or another total.
 std::string split_stem(const std::string& file_name, int64_t count) {
   std::string tail = fmt::format("-of-{:05}.gguf", count);
   size_t number = 6;  // "-00001"
@@ -18,7 +18,7 @@ std::string split_stem(const std::string& file_name, int64_t count) {
   return file_name.substr(0, at);
 }
 
-// Ids that once had a meaning, so that the message can say what would help.
+// Ids of removed types, for a helpful message.
 std::string about_unknown_type(uint32_t id) {
   const char* old = id == 4    ? "q4_2"
                     : id == 5  ? "q4_3"
@@ -29,9 +29,9 @@ std::string about_unknown_type(uint32_t id) {
                     : id == 37 ? "iq4_nl_4_8"
                     : id == 38 ? "iq4_nl_8_8"
                                : nullptr;
-  if (!old) return ", which this build does not know";
+  if (!old) return ", which is unknown";
   return fmt::format(
-      " ({}), which was taken out of the format; use a file quantised by newer tools", old);
+      " ({}), which was removed from the format; use a file quantised by newer tools", old);
 }
 
 template <class T, class Out>
@@ -84,13 +84,13 @@ std::shared_ptr<const GgufFile> GgufFile::open(const std::filesystem::path& path
            first.count, part_path(i).string());
     GgufParser::Split split = add(part_path(i));
     if (split.number != i || split.count != first.count)
-      fail(ErrorCode::kCorrupt, "{}: says it is part {} of {}, expected {} of {}",
+      fail(ErrorCode::kCorrupt, "{}: claims to be part {} of {}, expected {} of {}",
            part_path(i).string(), split.number + 1, split.count, i + 1, first.count);
   }
   int64_t expected =
       file->get_int("split.tensors.count", static_cast<int64_t>(file->tensors_.size()));
   if (expected != static_cast<int64_t>(file->tensors_.size()))
-    fail(ErrorCode::kCorrupt, "{}: the parts hold {} tensors, split.tensors.count says {}",
+    fail(ErrorCode::kCorrupt, "{}: the parts contain {} tensors, but split.tensors.count is {}",
          path.string(), file->tensors_.size(), expected);
   return file;
 }
@@ -174,7 +174,8 @@ std::vector<std::string_view> GgufFile::strings(std::string_view key) const {
   if (a->element_type != static_cast<uint32_t>(GgufType::kString))
     fail(ErrorCode::kCorrupt, "{}: metadata {} is not an array of strings", name_, key);
   std::vector<std::string_view> out;
-  out.reserve(a->count);  // opening has walked over every string, so the count is true
+  out.reserve(
+      a->count);  // every string was checked when the file was opened, so the count is correct
   const auto* p = reinterpret_cast<const char*>(a->bytes.data());
   for (uint64_t i = 0; i < a->count; ++i) {
     uint64_t size = 0;

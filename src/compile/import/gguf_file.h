@@ -15,52 +15,50 @@
 
 namespace tokamak {
 
-// A tensor as the file lists it, also when this build does not know its type.
+// A tensor as listed in the file, even if its type is unknown.
 struct GgufTensor {
   std::string name;
   uint32_t type_id = 0;
   std::vector<int64_t> dims;         // outermost first, i.e. the reverse of the file's order
   uint64_t offset = 0;               // from the start of its part's data section
-  size_t part = 0;                   // index of the split file it lies in
+  size_t part = 0;                   // index of the split file that contains it
   const TensorView* view = nullptr;  // nullptr: the type id is unknown
 };
 
-// Owner of the mapping(s); every view and string_view it hands out lives as long as it does.
-// Immutable after opening, so any thread may read. Opening costs one pass over the header; tensor
-// data is not touched. A file is checked completely while it is opened: afterwards every view lies
-// inside its mapping.
+// Owns the mapping(s); every view and string_view it returns lives as long as it does. Immutable
+// after opening, so any thread may read. Opening takes one pass over the header; tensor data is not
+// touched. A file is fully validated when opened: afterwards every view lies inside its mapping.
 class GgufFile final : public WeightSource {
  public:
   // Opening the first part of a split file (-00001-of-0000N.gguf) opens all parts.
   static std::shared_ptr<const GgufFile> open(const std::filesystem::path& path);
-  // The same checks on bytes in memory (tests, fuzzers); `bytes` must outlive the result. No split
-  // files.
+  // The same for bytes in memory (tests, fuzzers); `bytes` must outlive the result. No split files.
   static std::shared_ptr<const GgufFile> parse(std::span<const std::byte> bytes, std::string name);
 
-  // Tensors. find fails (kUnsupported) when the tensor is there but has a type this build does not
-  // know.
+  // Tensors. find fails (kUnsupported) if the tensor exists but has an unknown type.
   const TensorView* find(std::string_view name) const override;
   std::vector<std::string> names() const override;
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
 
-  // Scalar metadata (bool, int, double or string); nullptr when absent or an array.
+  // Scalar metadata (bool, int, double or string); nullptr if absent or an array.
   const Value* meta(std::string_view key) const;
   bool has(std::string_view key) const;  // scalar or array
-  // The scalars whose keys begin like this, in the order of their keys.
+  // The scalars whose keys have this prefix, in key order.
   std::vector<std::pair<std::string_view, const Value*>> scalars_from(
       std::string_view prefix) const;
-  // With a default for absent keys; another type than asked for fails (kCorrupt) naming the key.
+  // With a default for absent keys; a different type fails (kCorrupt), naming the key.
   std::string get_string(std::string_view key, std::string_view fallback) const;
   int64_t get_int(std::string_view key, int64_t fallback) const;
   double get_double(std::string_view key, double fallback) const;
   bool get_bool(std::string_view key, bool fallback) const;
 
-  // Array metadata, straight from the mapping; empty when the key is absent, kCorrupt when it is no
-  // array of that kind. ints takes all integer types and bool; floats takes f32 and f64.
+  // Array metadata, directly from the mapping; empty if the key is absent, kCorrupt if it is not an
+  // array of that
+  // kind. ints accepts all integer types and bool; floats accepts f32 and f64.
   std::vector<std::string_view> strings(std::string_view key) const;
   std::vector<float> floats(std::string_view key) const;
   std::vector<int64_t> ints(std::string_view key) const;
-  size_t array_size(std::string_view key) const;  // 0 when absent or scalar
+  size_t array_size(std::string_view key) const;  // 0 if absent or scalar
 
   // All scalars, and arrays as {"array": type name, "length": n}: for `inspect`.
   Value metadata() const;
@@ -79,7 +77,7 @@ class GgufFile final : public WeightSource {
     std::span<const std::byte> bytes;
   };
   struct Part {
-    std::shared_ptr<const MappedFile> file;  // empty when parsed from memory
+    std::shared_ptr<const MappedFile> file;  // empty if parsed from memory
     std::span<const std::byte> bytes;
   };
   const ArrayMeta* array(std::string_view key) const;

@@ -37,7 +37,7 @@ std::string tensor(std::string_view name, std::vector<uint64_t> dims, uint32_t t
   put(out, offset);
   return out;
 }
-// One or more tensor entries in front of `data` bytes of tensor data.
+// One or more tensor entries, followed by `data` bytes of tensor data.
 std::string with_data(std::string head_and_tensors, size_t data) {
   head_and_tensors.resize((head_and_tensors.size() + 31) / 32 * 32);
   return head_and_tensors + std::string(data, '\1');
@@ -139,7 +139,7 @@ TEST(GgufFile, RefusesLies) {
   EXPECT_THAT(parse_error(head(0, 1ull << 60)), HasSubstr("claims"));
   std::string key = head(0, 1);
   put<uint64_t>(key, 1ull << 62);
-  EXPECT_THAT(parse_error(key + "abcdefgh"), HasSubstr("cut off"));
+  EXPECT_THAT(parse_error(key + "abcdefgh"), HasSubstr("truncated"));
   std::string list = head(0, 1);
   put_text(list, "list");
   put<uint32_t>(list, 9);
@@ -184,7 +184,7 @@ TEST(GgufFile, RefusesBadTensors) {
   EXPECT_THAT(
       parse_error(with_data(head(2, 0) + tensor("v", {16}, 0, 0) + tensor("w", {8}, 0, 32), 64)),
       HasSubstr("v and w overlap"));
-  std::string many = head(40, 0);  // empty ones share their place with the next
+  std::string many = head(40, 0);  // empty tensors share their offset with the next one
   for (int i = 0; i < 40; ++i)
     many += tensor(std::to_string(i), {i % 2 ? 0ull : 8ull}, 0,
                    static_cast<uint64_t>((i + 1) / 2) * 32);

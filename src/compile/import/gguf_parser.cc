@@ -29,7 +29,7 @@ size_t gguf_type_bytes(uint32_t type) { return type < kGgufTypeCount ? kTypes[ty
 
 void GgufParser::need(uint64_t n, std::string_view what) const {
   if (n > left())
-    fail(ErrorCode::kCorrupt, "{}: cut off at byte {}: {} needs {} bytes, {} are left", name_,
+    fail(ErrorCode::kCorrupt, "{}: truncated at byte {}: {} needs {} bytes, {} are left", name_,
          bytes_.size(), what, n, left());
 }
 
@@ -85,7 +85,7 @@ void GgufParser::header() {
          version_);
   tensor_count_ = length("the number of tensors");
   meta_count_ = length("the number of metadata entries");
-  // The smallest entries there can be; a larger count is a lie and is refused before anything is
+  // The smallest possible entries; a larger count is invalid and is rejected before anything is
   // read.
   if (meta_count_ > left() / 9 || tensor_count_ > left() / 20)
     fail(ErrorCode::kCorrupt,
@@ -109,7 +109,7 @@ void GgufParser::metadata(bool keep) {
     if (key == "general.alignment") {
       if (!value.is_int() || value.as_int() < 8 || value.as_int() > 1 << 20 ||
           !std::has_single_bit(static_cast<uint64_t>(value.as_int())))
-        fail(ErrorCode::kCorrupt, "{}: general.alignment is no power of two from 8 to 1048576",
+        fail(ErrorCode::kCorrupt, "{}: general.alignment is not a power of two from 8 to 1048576",
              name_);
       alignment_ = static_cast<uint64_t>(value.as_int());
     }
@@ -131,7 +131,7 @@ void GgufParser::array_value(const std::string& key, bool keep) {
   file_.arrays_.emplace(key, GgufFile::ArrayMeta{type, count, bytes_.subspan(start, at_ - start)});
 }
 
-// Walks over `count` values, so that everything behind them is found and nothing lies outside.
+// Skips `count` values to find what follows them, and checks that they lie inside the file.
 void GgufParser::skip_values(uint32_t type, uint64_t count, const std::string& key, int depth) {
   constexpr int kMaxDepth = 8;
   if (type == static_cast<uint32_t>(GgufType::kString)) {
@@ -202,9 +202,9 @@ GgufTensor GgufParser::tensor_entry() {
   tensor.name = string("a tensor name");
   auto dims = read<uint32_t>(tensor.name);
   if (dims > kMaxDims)
-    fail(ErrorCode::kCorrupt, "{}: tensor {} has {} dimensions, at most {} are possible", name_,
+    fail(ErrorCode::kCorrupt, "{}: tensor {} has {} dimensions, at most {} are supported", name_,
          tensor.name, dims, kMaxDims);
-  int64_t elements = 1;  // counts an extent of 0 as 1: the others must fit all the same
+  int64_t elements = 1;  // counts an extent of 0 as 1: the others must fit regardless
   for (uint32_t d = 0; d < dims; ++d) {
     uint64_t extent = length(tensor.name);
     if (extent > INT64_MAX ||
@@ -254,7 +254,7 @@ void GgufParser::check_overlap(size_t first) const {
   std::vector<const GgufTensor*> order;
   for (size_t i = first; i < file_.tensors_.size(); ++i)
     if (file_.tensors_[i].view) order.push_back(&file_.tensors_[i]);
-  // An empty tensor lies where the next one begins, and in front of it.
+  // An empty tensor starts at the same offset as the next one, and precedes it.
   std::sort(order.begin(), order.end(), [](auto* a, auto* b) {
     return std::pair(a->offset, a->view->bytes.size()) <
            std::pair(b->offset, b->view->bytes.size());

@@ -1,10 +1,10 @@
 #pragma once
-// One pass over the header of a GGUF file that fills a GgufFile. Lives for the length of one call.
+// Fills a GgufFile in one pass over the header of a GGUF file. Lives for one call.
 #include "compile/import/gguf_file.h"
 
 namespace tokamak {
 
-// Value types of metadata, as numbered in the file.
+// Metadata value types, as numbered in the file.
 enum class GgufType : uint32_t {
   kU8,
   kI8,
@@ -26,9 +26,9 @@ size_t gguf_type_bytes(uint32_t type);  // of one scalar; 0 for strings, arrays 
 
 class GgufParser {
  public:
-  // Adds the part to `file`: its metadata too when it is the first, otherwise only its tensors.
-  // Returns {split.no, split.count}; the count is 0 when the part does not say that it belongs to a
-  // split file.
+  // Adds the part to `file`: its metadata too if it is the first, otherwise only its tensors.
+  // Returns {split.no,
+  // split.count}; the count is 0 if the file is not split.
   struct Split {
     int64_t number = 0, count = 0;
   };

@@ -1,5 +1,5 @@
 #pragma once
-// Writes GGUF version 3 files: tests, and tools that convert or quantise models.
+// Writes GGUF version 3 files, for tests and for tools that convert or quantise models.
 #include <filesystem>
 #include <functional>
 #include <span>
@@ -11,8 +11,8 @@
 
 namespace tokamak {
 
-// Collects metadata and tensor entries, then writes once. Tensor bytes are asked for one tensor at
-// a time while writing, so a model never has to be in memory as a whole. One thread.
+// Collects metadata and tensor entries, then writes once. Tensor bytes are requested one tensor at
+// a time while writing, so the whole model is never in memory. One thread.
 class GgufWriter {
  public:
   using Produce = std::function<std::vector<std::byte>()>;
@@ -35,7 +35,8 @@ class GgufWriter {
                   std::vector<std::byte> bytes);
   void add_f32(std::string name, std::vector<int64_t> dims, std::span<const float> values);
 
-  void write(const std::filesystem::path& path) const;  // through a temporary file beside it
+  void write(
+      const std::filesystem::path& path) const;  // through a temporary file in the same folder
   std::vector<std::byte> to_bytes() const;
 
  private:

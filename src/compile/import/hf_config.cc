@@ -9,8 +9,8 @@
 namespace tokamak {
 namespace {
 
-// config.json fields under any of several names; absent and null are the same. Wrong types fail
-// naming the field.
+// config.json fields under any of several names; null counts as absent. Wrong types fail, naming
+// the field.
 class Fields {
  public:
   Fields(const Value& json, std::string_view where) : json_(json), where_(where) {}
@@ -30,7 +30,7 @@ class Fields {
       fail(ErrorCode::kCorrupt, "{}: config.json has no {}", where_, *names.begin());
     return integer(names, 0);
   }
-  // GGUF stores such numbers as f32; rounding here too makes both formats of a model the same
+  // GGUF stores such numbers as f32; rounding here as well makes both formats describe the same
   // model.
   double number(std::initializer_list<std::string_view> names, double fallback) const {
     const Value* v = find(names);
@@ -61,7 +61,7 @@ class Fields {
   [[noreturn]] void wrong(std::string_view name, std::string_view expected) const {
     fail(ErrorCode::kCorrupt, "{}: {} in config.json is not {}", where_, name, expected);
   }
-  bool is_null(std::string_view name) const {  // there, and null: switched off
+  bool is_null(std::string_view name) const {  // present and null: disabled
     const Value* v = json_.find(name);
     return v && v->is_null();
   }
@@ -72,7 +72,7 @@ class Fields {
   std::string_view where_;
 };
 
-// What a config.json may leave out and what that means: the defaults of transformers.
+// Defaults for fields missing in config.json, as in transformers.
 struct Usual {
   std::string_view architecture;
   int64_t kv_heads;  // 0: as many as heads
@@ -126,9 +126,9 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
   r.theta = p.number({"rope_theta"}, theta);
   std::string type = p.text({"rope_type", "type"}, "default");
   bool phi3 = top.text({"model_type"}, "") == "phi3";
-  if (phi3 && type == "yarn") type = "longrope";  // what its first configurations called it
+  if (phi3 && type == "yarn") type = "longrope";  // the name in its first configurations
   if (type == "default") return r;
-  // Beside the scaling the length wins over the one in it.
+  // A length next to the scaling overrides the one in it.
   r.original_context = top.integer({"original_max_position_embeddings"},
                                    p.integer({"original_max_position_embeddings"}, context));
   r.factor = p.number({"factor"}, 1.0);
@@ -219,12 +219,13 @@ void read_window(const Fields& f, ModelConfig& c) {
   int64_t window = f.integer({"sliding_window"}, usual.window);
   if (window <= 0) return;
   std::vector<bool> slides;
-  // Only Ministral among Mistral's relatives looks at the list.
+  // Of Mistral's family only Ministral uses the list.
   bool listed = usual.window > 0 && f.text({"model_type"}, "") != "mistral";
   if (const Value* types = f.find({"layer_types"}); types && listed) {
     slides = listed_windows(f, *types, c.layers);
   } else {
-    // Every n-th layer sees everything; Qwen slides from a layer on; the others always.
+    // Every n-th layer has full attention; Qwen slides from a given layer on; the others always
+    // slide.
     int64_t period = gemma3 ? f.integer({"sliding_window_pattern", "_sliding_window_pattern"}, 6)
                      : c.architecture == "gemma2" ? 2
                                                   : 0;
@@ -245,8 +246,9 @@ void read_gemma(const Fields& f, ModelConfig& c) {
   if (!(scalar > 0)) f.wrong("query_pre_attn_scalar", "positive");
   if (scalar != static_cast<double>(c.head_dim)) c.attention_scale = 1 / std::sqrt(scalar);
   bool gemma2 = c.architecture == "gemma2";
-  // null switches a cap off; absent means the family's value. Gemma 3 has the first in its
-  // configurations, but not in its maths.
+  // null disables a cap; absent means the family's value. Gemma 3 has the first in its
+  // configurations, but does not
+  // use it.
   auto cap = [&](const char* name, double usual) {
     return f.is_null(name) ? 0.0 : f.number({name}, gemma2 ? usual : 0.0);
   };
@@ -267,14 +269,14 @@ const Family& family_of(const Fields& f) {
          f.where(), type);
   const Family* family = find_family_hf(type);
   if (!family)
-    fail(ErrorCode::kUnsupported, "{}: model type {} is not supported; supported are {}", f.where(),
+    fail(ErrorCode::kUnsupported, "{}: model type {} is not supported; supported: {}", f.where(),
          type, supported_architectures());
   return *family;
 }
 
 void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
   const Usual& usual = usual_of(c);
-  bool gemma3 = c.architecture == "gemma3";  // its folders with a vision part leave out even these
+  bool gemma3 = c.architecture == "gemma3";  // folders with a vision part omit even these
   c.vocab = gemma3 ? f.integer({"vocab_size"}, 262208) : f.required({"vocab_size"});
   c.heads = gemma3 ? f.integer({"num_attention_heads"}, 8)
                    : f.required({"num_attention_heads", "n_head"});
@@ -298,8 +300,8 @@ void read_gpt2(const Fields& f, ModelConfig& c) {
   c.scale_by_layer = f.boolean("scale_attn_by_inverse_layer_idx", false);
 }
 
-// GPT-2 and Gemma have names of their own; Gemma's first configurations say "gelu" in hidden_act
-// and mean the tanh form.
+// GPT-2 and Gemma use their own names; Gemma's first configurations say "gelu" in hidden_act and
+// mean the tanh form.
 void read_activation(const Fields& f, const Family& family, ModelConfig& c) {
   const Value* act =
       !family.gemma ? f.find({"hidden_act", "activation_function"}) : f.find({"hidden_activation"});
@@ -313,7 +315,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   if (!config_json.is_object())
     fail(ErrorCode::kCorrupt, "{}: config.json is not an object", where);
   refuse_quantized(config_json, where);
-  // Models with a vision part keep the language model's numbers one level down.
+  // Models with a vision part nest the language model's configuration one level down.
   const Value* nested = config_json.find("text_config");
   const Value& json = nested && nested->is_object() ? *nested : config_json;
   refuse_quantized(json, where);
@@ -331,7 +333,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
                         c.architecture == "phi3" || !family.rotary ? 1e-5 : 1e-6);
   read_activation(f, family, c);
   if (f.boolean("use_bidirectional_attention", false))
-    fail(ErrorCode::kUnsupported, "{}: attention in both directions is not supported", where);
+    fail(ErrorCode::kUnsupported, "{}: bidirectional attention is not supported", where);
   check_config(c, where);
   if (family.rotary)
     read_rope(f, c);

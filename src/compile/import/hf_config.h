@@ -8,7 +8,7 @@
 
 namespace tokamak {
 
-// `where` names the folder in messages. Reads both spellings of the rotary parameters (rope_theta +
+// `where` names the folder in messages. Reads both forms of the rotary parameters (rope_theta +
 // rope_scaling, and rope_parameters, also per layer type). Fails with kUnsupported (architecture,
 // quantisation method or feature named) or kCorrupt (field or tensor named).
 ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights,

@@ -14,7 +14,7 @@ using test::error_of;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// Tensors of a Hugging Face model: what a test's architecture needs, in zeros.
+// Tensors of a Hugging Face model: zeros, as needed by a test's architecture.
 struct HfModel {
   std::string prefix = "model.";
   int64_t layers = 2;
@@ -218,7 +218,7 @@ TEST(HfConfig, Phi3SlicesAndLongRope) {
   wide.layer("input_layernorm.weight", {32});
   wide.layer("self_attn.qkv_proj.weight", {80, 32});
   EXPECT_THAT(error_of([&] { config_from_hf(config("phi3"), wide.table); }),
-              HasSubstr("joins 80 rows, expected 64"));
+              HasSubstr("has 80 rows, expected 64"));
 }
 
 TEST(HfConfig, Gpt2TransposesBeforeItSlices) {
@@ -256,7 +256,7 @@ TEST(HfConfig, Gpt2TransposesBeforeItSlices) {
   }
 }
 
-// What a config.json leaves out means what transformers makes of it.
+// Missing fields in config.json have the defaults of transformers.
 TEST(HfConfig, Defaults) {
   HfModel m;
   m.llama();

@@ -63,21 +63,21 @@ bool is_fused_part(const Family& family, std::string_view stem) {
   return family.gated && (stem == "ffn_gate" || stem == "ffn_up");
 }
 
-// Masks and frequencies that old checkpoints saved as tensors; they follow from the configuration.
+// Masks and frequencies that old checkpoints saved as tensors; they are derived from the
+// configuration.
 bool is_buffer(std::string_view name) {
   return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
          name.ends_with(".attn.masked_bias");
 }
 
-// A slice of a tensor that is too long would fit, and be wrong.
+// Slicing a tensor with too many rows would succeed with wrong results.
 void check_fused_size(const WeightSource& weights, std::string_view where,
                       const std::string& source, int64_t rows, bool transposed) {
   const TensorView* tensor = weights.find(source);
-  if (!tensor || tensor->dims.empty()) return;  // add_weight says what is wrong
+  if (!tensor || tensor->dims.empty()) return;  // add_weight reports the error
   int64_t found = transposed ? tensor->dims.back() : tensor->dims[0];
   if (found != rows)
-    fail(ErrorCode::kCorrupt, "{}: tensor {} joins {} rows, expected {}", where, source, found,
-         rows);
+    fail(ErrorCode::kCorrupt, "{}: tensor {} has {} rows, expected {}", where, source, found, rows);
 }
 
 bool is_norm(std::string_view stem) { return stem.ends_with("_norm"); }
@@ -96,7 +96,7 @@ std::string hf_prefix(const WeightSource& weights, const Family& family, std::st
 std::string hf_tensor_name(const Family& family, const std::string& prefix,
                            const WeightSlot& slot) {
   if (slot.stem == "output") {
-    // The head lies beside the model, not in it.
+    // The head is stored next to the model, not inside it.
     bool nested = prefix == "language_model.model.";
     return nested ? "language_model.lm_head.weight" : "lm_head.weight";
   }
@@ -127,8 +127,7 @@ void map_hf_weights(const WeightSource& weights, const Family& family, std::stri
   std::string layers = fmt::format("{}{}.", prefix, layers_name(family));
   for (const std::string& name : weights.names())
     if (name.starts_with(layers) && !used.contains(name) && !is_buffer(name))
-      fail(ErrorCode::kUnsupported,
-           "{}: tensor {} is not part of a {} model as this build knows it", where, name,
+      fail(ErrorCode::kUnsupported, "{}: tensor {} is not a known part of a {} model", where, name,
            family.architecture);
 }
 

@@ -4,14 +4,15 @@
 
 namespace tokamak {
 
-// The prefix in front of "layers.0." (or "h.0.") in this file, e.g. "model." or
-// "model.language_model.". Fails when no layer is found.
+// The prefix of "layers.0." (or "h.0.") in this file, e.g. "model." or "model.language_model.".
+// Fails if no layer is found.
 std::string hf_prefix(const WeightSource& weights, const Family& family, std::string_view where);
 
-// Name of a slot's tensor in the file, with prefix; for parts of fused tensors that of the whole.
+// Name of a slot's tensor in the file, with prefix; for parts of a fused tensor, the name of the
+// whole.
 std::string hf_tensor_name(const Family& family, const std::string& prefix, const WeightSlot& slot);
 
-// Fills config.weights; everything else of `config` is set already.
+// Fills config.weights; everything else in `config` is already set.
 void map_hf_weights(const WeightSource& weights, const Family& family, std::string_view where,
                     ModelConfig& config);
 

@@ -26,7 +26,7 @@ ImportedModel import_gguf(const fs::path& path) {
 
 ImportedModel import_folder(const fs::path& folder) {
   fs::path config = folder / "config.json";
-  std::error_code ec;  // a folder that cannot be read is one without config.json
+  std::error_code ec;  // an unreadable folder is treated as one without config.json
   if (!fs::is_regular_file(config, ec)) {
     fs::directory_iterator entries(folder, ec);
     if (ec) fail(ErrorCode::kNotFound, "cannot read {}: {}", folder.string(), ec.message());
@@ -35,7 +35,7 @@ ImportedModel import_folder(const fs::path& folder) {
         fail(ErrorCode::kInvalidArgument, "{} is a folder with GGUF files; name the file, e.g. {}",
              folder.string(), entry.path().string());
     fail(ErrorCode::kNotFound,
-         "{}: no config.json; a model folder holds config.json, tokenizer.json and "
+         "{}: no config.json; a model folder contains config.json, tokenizer.json and "
          "model.safetensors",
          folder.string());
   }

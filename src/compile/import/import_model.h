@@ -1,6 +1,6 @@
 #pragma once
-// A model as users name it (a .gguf file, or a folder with safetensors and config.json) ->
-// configuration and weights.
+// A model path (a .gguf file, or a folder with safetensors and config.json) -> configuration and
+// weights.
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -18,12 +18,12 @@ struct ImportedModel {
   Value metadata;      // GGUF metadata (arrays summarised), or config.json
   std::string format;  // "gguf" or "safetensors"
   std::filesystem::path path;
-  std::shared_ptr<const GgufFile> gguf;  // the file again, for its vocabulary; empty for folders
+  std::shared_ptr<const GgufFile> gguf;  // the file itself, for its vocabulary; empty for folders
 };
 
-// Fails with one clear line: a path that is not there or is something else (says what was
-// expected), a damaged file, an architecture this build does not have. Costs the headers only;
-// weights are mapped, not read.
+// Fails with a one-line message: a missing or unexpected path (the message says what is expected),
+// a corrupt file, an unsupported architecture. Reads the headers only; weights are mapped, not
+// read.
 ImportedModel import_model(const std::filesystem::path& path);
 
 }  // namespace tokamak

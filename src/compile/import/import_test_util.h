@@ -12,7 +12,7 @@
 
 namespace tokamak::test {
 
-// A folder that is gone when the test ends.
+// A folder that is deleted when the test ends.
 class TempFolder {
  public:
   TempFolder() {
@@ -39,8 +39,8 @@ inline std::vector<float> random_floats(size_t n, uint64_t seed) {
   return out;
 }
 
-// A GGUF model of a given architecture with random f32 weights: sizes, the metadata every family
-// has, and tensors. Tests add or leave out what they are about.
+// A GGUF model of a given architecture with random f32 weights: sizes, the metadata common to all
+// families, and tensors. Tests add or omit what they test.
 struct TinyGguf {
   std::string arch = "llama";
   int64_t vocab = 24, hidden = 32, ffn = 48, layers = 2, heads = 4, kv_heads = 2, head_dim = 8,
@@ -118,7 +118,7 @@ struct TinyGguf {
   }
 };
 
-// A safetensors file out of (name, dtype, shape, bytes), laid out in order.
+// Builds a safetensors file from (name, dtype, shape, bytes), in order.
 struct SafetensorsBuilder {
   std::string data;
   Value header = Value::object();
@@ -156,7 +156,7 @@ inline std::span<const std::byte> as_bytes(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
-// The message of the Error that `body` throws, with its code in front; "" when it does not throw.
+// The message of the Error that `body` throws, prefixed with its code; "" if it does not throw.
 template <class Body>
 std::string error_of(Body body) {
   try {

@@ -1,7 +1,6 @@
 #pragma once
-// What a model is, in one vocabulary for all file formats. The importers fill it from GGUF metadata
-// or from config.json; compile/models turns it into a graph. No file format and no tensor bytes
-// here.
+// A model description common to all file formats. The importers fill it from GGUF metadata or from
+// config.json; compile/models turns it into a graph. No file formats and no tensor bytes here.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -22,7 +21,7 @@ struct RopeConfig {
   double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
   double beta_fast = 32.0, beta_slow = 1.0;              // yarn
   double attention_factor = 0.0;                         // yarn, longrope: 0 = derive from factor
-  double mscale = 0.0, mscale_all_dim = 0.0;             // yarn as DeepSeek writes it; 0 = unset
+  double mscale = 0.0, mscale_all_dim = 0.0;             // DeepSeek's variant of yarn; 0 = unset
   bool yarn_truncate = true;
   std::vector<double> short_factor, long_factor;  // longrope
   std::vector<double> freq_divisors;  // explicit per-frequency divisors (rope_freqs tensor)
@@ -55,16 +54,17 @@ struct ModelConfig {
   double attention_softcap = 0.0;  // 0 = none
   double final_softcap = 0.0;
 
-  int64_t sliding_window = 0;      // tokens a sliding layer sees, itself included; 0 = none
+  int64_t sliding_window =
+      0;  // tokens visible to a sliding layer, including the current one; 0 = none
   std::vector<bool> layer_slides;  // per layer; empty = none slides
   RopeConfig rope;                 // layers with full attention
-  RopeConfig rope_local;  // sliding layers, when they differ (Gemma 3); dims == 0 = same as rope
+  RopeConfig rope_local;  // sliding layers, if different (Gemma 3); dims == 0 = same as rope
 
-  // Canonical weight name (GGUF's vocabulary: "token_embd.weight", "blk.3.attn_q.weight") -> where
-  // it comes from. The importers have hidden every format's oddities in the recipes; shapes are
-  // those after the recipe: matrices are [out, in], q/k rows are in split-half rotary order, norm
-  // weights are used as they are. Norms and biases are f32. A model with tied embeddings has no
-  // "output.weight".
+  // Canonical weight name (as in GGUF: "token_embd.weight", "blk.3.attn_q.weight") -> its source.
+  // The recipes hide the
+  // differences between formats; shapes are those after the recipe: matrices are [out, in], q/k
+  // rows are in split-half rotary order, norm weights need no adjustment. Norms and biases are f32.
+  // A model with tied embeddings has no "output.weight".
   struct Weight {
     Recipe recipe;
     DType dtype;

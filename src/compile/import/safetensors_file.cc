@@ -51,10 +51,11 @@ void SafetensorsFile::read_header(std::span<const std::byte> bytes) {
     fail(ErrorCode::kCorrupt, "{}: not a safetensors file ({} bytes)", name_, bytes.size());
   std::memcpy(&size, bytes.data(), 8);
   if (size > kMaxHeader || size > bytes.size() - 8)
-    fail(ErrorCode::kCorrupt,
-         "{}: not a safetensors file, or cut off: the header would be {} bytes long, the file has "
-         "{}",
-         name_, size, bytes.size());
+    fail(
+        ErrorCode::kCorrupt,
+        "{}: not a safetensors file, or truncated: the header would be {} bytes long, the file has "
+        "{}",
+        name_, size, bytes.size());
   std::string_view text(reinterpret_cast<const char*>(bytes.data() + 8), size);
   Value header;
   try {
@@ -119,7 +120,7 @@ SafetensorsFile::Range SafetensorsFile::add_entry(const std::string& tensor, con
   return {static_cast<uint64_t>(range[0]), static_cast<uint64_t>(range[1]), placed->first};
 }
 
-// The format wants the data without holes or overlap, so a damaged offset cannot hide.
+// The format requires contiguous data without overlap, so a corrupt offset is always detected.
 void SafetensorsFile::check_layout(std::vector<Range> ranges, uint64_t size) const {
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
@@ -140,8 +141,8 @@ const TensorView* SafetensorsFile::find(std::string_view name) const {
   auto it = entries_.find(name);
   if (it == entries_.end()) return nullptr;
   if (!it->second.unknown_type.empty())
-    fail(ErrorCode::kUnsupported, "{}: tensor {} has type {}, which this build does not know",
-         name_, name, it->second.unknown_type);
+    fail(ErrorCode::kUnsupported, "{}: tensor {} has the unknown type {}", name_, name,
+         it->second.unknown_type);
   return &it->second.view;
 }
 
@@ -167,8 +168,7 @@ std::shared_ptr<const SafetensorsFolder> SafetensorsFolder::open(
          "{}: no weights here; expected model.safetensors or model.safetensors.index.json",
          folder.string());
   if (found.size() > 1)
-    fail(ErrorCode::kNotFound,
-         "{}: {} safetensors files but no model.safetensors.index.json that says what is where",
+    fail(ErrorCode::kNotFound, "{}: {} safetensors files but no model.safetensors.index.json",
          folder.string(), found.size());
   out->files_.push_back(SafetensorsFile::open(found[0]));
   return out;
@@ -188,16 +188,16 @@ void SafetensorsFolder::open_shards(const std::filesystem::path& index) {
   std::map<std::string, size_t> opened;
   for (const auto& [tensor, where] : map->as_object()) {
     std::string file = where.is_string() ? where.as_string() : "";
-    // Shards lie beside the index; a path that leads elsewhere is not followed.
+    // Shards must be in the folder of the index; other paths are rejected.
     if (file.empty() || file.find('/') != std::string::npos || file == "..")
-      fail(ErrorCode::kCorrupt, "{}: tensor {} lies in \"{}\", which is no file name",
+      fail(ErrorCode::kCorrupt, "{}: tensor {} is in \"{}\", which is not a file name",
            index.string(), tensor, file);
     auto [it, fresh] = opened.emplace(file, files_.size());
     if (fresh) {
       std::filesystem::path path = index.parent_path() / file;
       std::error_code ec;
       if (!std::filesystem::exists(path, ec))
-        fail(ErrorCode::kNotFound, "{}: shard {} is missing ({} is in it)", index.string(), file,
+        fail(ErrorCode::kNotFound, "{}: shard {} is missing (it contains {})", index.string(), file,
              tensor);
       files_.push_back(SafetensorsFile::open(path));
     }

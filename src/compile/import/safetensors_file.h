@@ -14,17 +14,17 @@
 
 namespace tokamak {
 
-// Owner of the mapping; views live as long as it does. Immutable after opening, any thread may
-// read. Opening parses the header and checks it completely: afterwards every view lies inside the
-// mapping. Tensors may be unaligned for their type: copy elements, do not point at them.
+// Owns the mapping; views live as long as it does. Immutable after opening, any thread may read.
+// Opening parses and fully validates the header: afterwards every view lies inside the mapping.
+// Tensors may be unaligned for their type: copy elements, do not dereference pointers to them.
 class SafetensorsFile final : public WeightSource {
  public:
   static std::shared_ptr<const SafetensorsFile> open(const std::filesystem::path& path);
-  // The same checks on bytes in memory (tests, fuzzers); `bytes` must outlive the result.
+  // The same for bytes in memory (tests, fuzzers); `bytes` must outlive the result.
   static std::shared_ptr<const SafetensorsFile> parse(std::span<const std::byte> bytes,
                                                       std::string name);
 
-  // find fails (kUnsupported) when the tensor is there but has a type this build does not know.
+  // find fails (kUnsupported) if the tensor exists but has an unknown type.
   const TensorView* find(std::string_view name) const override;
   std::vector<std::string> names() const override { return order_; }
   bool has(std::string_view name) const { return entries_.find(name) != entries_.end(); }
@@ -34,7 +34,7 @@ class SafetensorsFile final : public WeightSource {
  private:
   struct Entry {
     TensorView view;
-    std::string unknown_type;  // not empty: a type this build does not know
+    std::string unknown_type;  // not empty: an unknown type
   };
   struct Range {
     uint64_t begin, end;
@@ -52,8 +52,8 @@ class SafetensorsFile final : public WeightSource {
   Value metadata_ = Value::object();
 };
 
-// The tensors of a folder: model.safetensors, the shards named by model.safetensors.index.json, or
-// the only .safetensors file there is.
+// The tensors of a folder: model.safetensors, the shards listed in model.safetensors.index.json, or
+// the only .safetensors file.
 class SafetensorsFolder final : public WeightSource {
  public:
   static std::shared_ptr<const SafetensorsFolder> open(const std::filesystem::path& folder);

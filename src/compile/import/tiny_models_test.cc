@@ -18,7 +18,7 @@ struct Matrix {
   std::vector<float> values;
 };
 
-// The recipe steps of importers, spelled out on floats.
+// The importers' recipe steps, implemented on floats.
 Matrix run_recipe(const WeightSource& file, const Recipe& recipe) {
   const TensorView* t = file.find(recipe.sources.at(0));
   Matrix m{t->dims[0], t->elements() / t->dims[0],
@@ -61,8 +61,8 @@ Matrix run_recipe(const WeightSource& file, const Recipe& recipe) {
   return m;
 }
 
-// The per-frequency angles do not have to be described alike (llama3 scaling is a tensor in GGUF),
-// but the rest does.
+// The per-frequency angles may be described differently (llama3 scaling is a tensor in GGUF), but
+// the rest must be equal.
 void expect_same_rope(const RopeConfig& a, const RopeConfig& b) {
   EXPECT_EQ(a.dims, b.dims);
   EXPECT_EQ(a.theta, b.theta);
@@ -104,7 +104,7 @@ void expect_same_model(const ModelConfig& a, const ModelConfig& b) {
 TEST(TinyModels, FolderAndGgufAreTheSameModel) {
   const char* root = std::getenv("TOKAMAK_TINY_MODELS");
   if (!root || !std::filesystem::exists(root))
-    GTEST_SKIP() << "TOKAMAK_TINY_MODELS names no folder";
+    GTEST_SKIP() << "TOKAMAK_TINY_MODELS is not a folder";
   int pairs = 0;
   for (const auto& entry : std::filesystem::directory_iterator(root)) {
     std::filesystem::path folder = entry.path(), gguf = folder.string() + ".gguf";

@@ -58,7 +58,7 @@ void finish_eog_ids(TokenizerSpec& spec) {
   std::vector<int32_t>& eog = spec.eog_ids;
   std::sort(eog.begin(), eog.end());
   eog.erase(std::unique(eog.begin(), eog.end()), eog.end());
-  // Where a turn ends with <|return|> or <|call|>, <|end|> only ends a message within it.
+  // If a turn ends with <|return|> or <|call|>, <|end|> only ends a message within it.
   int32_t end = -1;
   bool returns = false, calls = false;
   for (const AddedToken& t : spec.added_tokens) {

@@ -1,5 +1,5 @@
 #pragma once
-// Control tokens that are known by their spelling, whatever the file says about them.
+// Control tokens recognised by their text, regardless of their type in the file.
 #include <string_view>
 
 #include "plan/tokenizer_spec.h"
@@ -9,7 +9,7 @@ namespace tokamak {
 bool ends_generation(std::string_view token);      // "<|im_end|>", "</s>", ...
 bool fills_in_the_middle(std::string_view token);  // "<|fim_prefix|>", ...
 
-// Sorts eog_ids and drops what does not end a turn after all.
+// Sorts eog_ids and drops those that do not end a turn.
 void finish_eog_ids(TokenizerSpec& spec);
 
 }  // namespace tokamak

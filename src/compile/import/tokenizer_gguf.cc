@@ -77,7 +77,8 @@ class Importer {
     } else if (model == "rwkv") {
       longest_match();
     } else {
-      fail(ErrorCode::kUnsupported, "{}: tokenizer model \"{}\" is not known", file_.name(), model);
+      fail(ErrorCode::kUnsupported, "{}: tokenizer model \"{}\" is not supported", file_.name(),
+           model);
     }
     added_tokens();
     frame();
@@ -97,7 +98,7 @@ class Importer {
     if (types_.size() < tokens.size())
       fail(ErrorCode::kCorrupt, "{}: tokenizer.ggml.token_type has {} entries for {} tokens",
            file_.name(), types_.size(), tokens.size());
-    // Some converters write these as plain text; they are control tokens by their spelling.
+    // Some converters write these as normal tokens; their text shows that they are control tokens.
     for (size_t i = 0; i < tokens.size(); ++i)
       if (types_[i] != kControl && (ends_generation(tokens[i]) || fills_in_the_middle(tokens[i])))
         types_[i] = kControl;
@@ -151,11 +152,11 @@ class Importer {
       whole.assign(line.substr(0, space)).append(line.substr(space + 1));
       const auto left = ids.find(line.substr(0, space)), right = ids.find(line.substr(space + 1));
       const auto result = ids.find(whole);
-      // A merge of what is no token can never apply.
+      // A merge whose parts are not tokens can never apply.
       if (left == ids.end() || right == ids.end() || result == ids.end()) continue;
       const uint64_t pair =
           static_cast<uint64_t>(left->second) << 32 | static_cast<uint32_t>(right->second);
-      if (!seen.emplace(pair, true).second) continue;  // the first rank counts
+      if (!seen.emplace(pair, true).second) continue;  // the first rank wins
       merges.push_back({left->second, right->second, result->second});
     }
     if (merges.empty() && lines.empty())
@@ -168,8 +169,7 @@ class Importer {
     const std::optional<GgufPre> pre = find_gguf_pre(name);
     if (!pre)
       fail(ErrorCode::kUnsupported,
-           "{}: pre-tokenizer \"{}\" (tokenizer.ggml.pre) is not known to this build", file_.name(),
-           name);
+           "{}: pre-tokenizer \"{}\" (tokenizer.ggml.pre) is not supported", file_.name(), name);
     spec_.model = TokenizerModel::kBpe;
     spec_.merges = read_merges();
     spec_.ignore_merges = pre->ignore_merges;
@@ -193,8 +193,7 @@ class Importer {
     spec_.decoder = metaspace_decoder(false);
   }
 
-  // BPE with merges over the characters of words. White space is cut away, or makes words of its
-  // own.
+  // BPE with merges over the characters of words. White space is dropped, or forms separate words.
   void whitespace_bpe(bool keep_spaces) {
     spec_.model = TokenizerModel::kBpe;
     spec_.merges = read_merges();
@@ -220,7 +219,7 @@ class Importer {
     return sequence("decoders", std::move(steps));
   }
 
-  // What SentencePiece does to text before it looks for pieces.
+  // SentencePiece's normalisation before it looks for pieces.
   Value::Array sentencepiece_normalizers() const {
     Value::Array steps;
     const std::vector<int64_t> charsmap = file_.ints("tokenizer.ggml.precompiled_charsmap");
@@ -270,7 +269,7 @@ class Importer {
     Value::Array steps = sentencepiece_normalizers();
     const bool prefix = file_.get_bool("tokenizer.ggml.add_space_prefix", true);
     spec_.normalizer = sequence("normalizers", std::move(steps));
-    // Cutting before each U+2581 is exact when no piece has one behind its first character.
+    // Splitting before each U+2581 is exact if no piece has one after its first character.
     bool split = true;
     for (const std::string& p : spec_.pieces)
       split = split && p.find(kMetaspace, 1) == std::string::npos;
@@ -322,8 +321,9 @@ class Importer {
     spec_.decoder = Value::Object{{"type", "WordPiece"}, {"prefix", "##"}, {"cleanup", true}};
   }
 
-  // RWKV's "world" vocabulary: the longest piece of any bytes, over the whole text. Pieces are
-  // written with Python's escapes.
+  // RWKV's "world" vocabulary: longest match over arbitrary bytes, over the whole text. Pieces use
+  // Python's
+  // escapes.
   void longest_match() {
     spec_.model = TokenizerModel::kWordPiece;
     spec_.max_word_chars = INT64_MAX;
@@ -356,8 +356,9 @@ class Importer {
   }
 
   void added_tokens() {
-    // Phi-3's vocabulary: its control tokens take the white space behind them with them, which GGUF
-    // cannot say. The vocabulary is known by its placeholders.
+    // Phi-3's vocabulary: its control tokens strip the white space after them, which GGUF cannot
+    // express. The
+    // vocabulary is recognised by its placeholders.
     const bool phi3 = spec_.merge_by_score && std::find(spec_.pieces.begin(), spec_.pieces.end(),
                                                         "<|placeholder1|>") != spec_.pieces.end();
     for (size_t i = 0; i < spec_.pieces.size(); ++i) {
@@ -398,7 +399,7 @@ class Importer {
     spec_.post_processor = std::move(processor);
   }
 
-  // The tokens of the file's keys, and control tokens that end a turn by their text.
+  // The tokens from the file's keys, and control tokens whose text ends a turn.
   void end_of_generation() {
     std::vector<int32_t>& eog = spec_.eog_ids;
     for (int32_t id : {spec_.eos_id, spec_.eot_id, id_of("eom", -1)})

@@ -9,11 +9,11 @@ namespace tokamak {
 struct GgufPre {
   std::vector<std::string> regexes;  // applied one after the other; matches and gaps are words
   bool ignore_merges = false;
-  bool add_bos = false;    // when the file does not say
+  bool add_bos = false;    // if the file does not say
   std::string normalizer;  // "NFC" or ""
 };
 
-// nullopt: a name this build does not know.
+// nullopt: an unknown name.
 std::optional<GgufPre> find_gguf_pre(std::string_view name);
 
 }  // namespace tokamak

@@ -11,7 +11,7 @@ namespace tokamak {
 namespace {
 
 constexpr int64_t kMaxId = int64_t{1} << 24;
-constexpr int32_t kMissingUnk = -2;  // an unk_id: the model names one that it does not have
+constexpr int32_t kMissingUnk = -2;  // an unk_id: the model names an unknown token that is missing
 
 class Importer {
  public:
@@ -51,7 +51,7 @@ class Importer {
     if (id < 0 || id >= kMaxId)
       fail(ErrorCode::kInvalidArgument, "tokenizer.json: piece \"{}\" has id {}", piece, id);
     if (static_cast<size_t>(id) >= spec_.pieces.size()) {
-      // Ids come in any order, but never far beyond what is there.
+      // Ids come in any order, but never far beyond the number of entries.
       if (static_cast<size_t>(id) >= piece_limit_)
         fail(ErrorCode::kInvalidArgument,
              "tokenizer.json: piece \"{}\" has id {}, the vocabulary has {} entries", piece, id,
@@ -96,7 +96,7 @@ class Importer {
       spec_.continuing_prefix = m.get_string("continuing_subword_prefix", "##");
       spec_.max_word_chars = m.get_int("max_input_chars_per_word", 100);
     } else {
-      fail(ErrorCode::kUnsupported, "tokenizer.json: model \"{}\" is not known", type);
+      fail(ErrorCode::kUnsupported, "tokenizer.json: model \"{}\" is not supported", type);
     }
   }
 
@@ -144,19 +144,19 @@ class Importer {
     spec_.model = TokenizerModel::kUnigram;
     for (const Value& entry : m.at("vocab").as_array()) {
       if (entry.as_array().size() != 2)
-        fail(ErrorCode::kInvalidArgument, "tokenizer.json: a unigram piece is no pair");
+        fail(ErrorCode::kInvalidArgument, "tokenizer.json: a unigram piece is not a pair");
       spec_.pieces.push_back(entry.as_array()[0].as_string());
       spec_.scores.push_back(entry.as_array()[1].as_double());
     }
     spec_.unk_id = static_cast<int32_t>(m.get_int("unk_id", -1));
     if (spec_.unk_id >= static_cast<int64_t>(spec_.pieces.size()))
-      fail(ErrorCode::kInvalidArgument, "tokenizer.json: unk_id {} of {} pieces", spec_.unk_id,
-           spec_.pieces.size());
+      fail(ErrorCode::kInvalidArgument, "tokenizer.json: unk_id is {}, but there are {} pieces",
+           spec_.unk_id, spec_.pieces.size());
     spec_.byte_fallback = m.get_bool("byte_fallback", false);
     spec_.fuse_unk = m.get_bool("fuse_unk", true);
   }
 
-  // The id a token has in the model's vocabulary counts; else the one the file gives.
+  // The id in the model's vocabulary wins over the one listed with the added token.
   void add(AddedToken token) {
     if (token.content.empty()) return;
     if (const int32_t id = find_piece(token.content); id >= 0) token.id = id;
@@ -185,7 +185,7 @@ class Importer {
   void added_tokens() {
     if (const Value* list = root_.find("added_tokens"); list && list->is_array())
       for (const Value& v : list->as_array()) add(read_added(v, v.at("id").as_int()));
-    // The model's own vocabulary has to hold it; encoding stops where it would be needed.
+    // It must be in the model's own vocabulary; otherwise encoding fails where it is needed.
     if (!unk_name_.empty() && spec_.unk_id < 0) spec_.unk_id = kMissingUnk;
   }
 
@@ -248,7 +248,7 @@ class Importer {
     finish_eog_ids(spec_);
   }
 
-  // A template or a list of named ones, as tokenizer_config.json and chat_template.json hold them.
+  // A template or a list of named ones, as in tokenizer_config.json and chat_template.json.
   void take_templates(const Value& t) {
     if (t.is_string()) spec_.chat_template = t.as_string();
     if (t.is_object())  // {"default": "...", "tool_use": "..."}
@@ -272,8 +272,7 @@ class Importer {
     spec_.named_templates.emplace_back(name, std::move(text));
   }
 
-  // Files beside tokenizer_config.json stand for all it says; chat_template.json is the oldest
-  // place.
+  // Separate files override tokenizer_config.json; chat_template.json is the oldest location.
   void templates() {
     if (template_.empty() && named_.empty()) {
       if (const Value* t = legacy_.find("chat_template")) take_templates(*t);
@@ -290,7 +289,7 @@ class Importer {
   std::string_view template_;
   TokenizerSpec spec_;
   std::unordered_map<std::string_view, int32_t> ids_;
-  std::unordered_map<std::string, size_t> added_;  // content -> place in spec_.added_tokens
+  std::unordered_map<std::string, size_t> added_;  // content -> index in spec_.added_tokens
   size_t piece_count_ = 0, piece_limit_ = 0;
   std::string unk_name_;
 };

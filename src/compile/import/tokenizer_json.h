@@ -1,5 +1,5 @@
 #pragma once
-// tokenizer.json and its companions (all but the first may be empty) -> TokenizerSpec.
+// tokenizer.json and related files (all but the first may be empty) -> TokenizerSpec.
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,8 +14,8 @@ struct TokenizerFiles {
   std::string_view tokenizer_config_json;
   std::string_view generation_config_json;
   std::string_view special_tokens_map_json;
-  std::string_view chat_template_jinja;      // chat_template.jinja beside the others; wins
-  std::string_view chat_template_json = {};  // {"chat_template": ...}, the oldest place
+  std::string_view chat_template_jinja;      // chat_template.jinja; takes precedence
+  std::string_view chat_template_json = {};  // {"chat_template": ...}, the oldest location
   // additional_chat_templates/NAME.jinja
   std::vector<std::pair<std::string, std::string>> named_templates = {};
 };

@@ -1,6 +1,6 @@
 #pragma once
-// What every model file shares: the inputs of `step`, weights by canonical name, KV groups and the
-// tail that turns hidden states into logits. Models then read like the paper.
+// Shared by all model families: the inputs of `step`, weights by canonical name, KV groups and the
+// final part that turns hidden states into logits, so that models read like the paper.
 #include <fmt/format.h>
 
 #include <string>
@@ -30,7 +30,7 @@ class ModelBuilder {
 
   Ref embed(Ref ids, const std::string& table);
   Ref linear(Ref x,
-             const std::string& prefix);  // prefix.weight and, when the file has it, prefix.bias
+             const std::string& prefix);         // prefix.weight and, if present, prefix.bias
   Ref norm(Ref x, const std::string& prefix);    // the model's kind of norm
   Ref heads(Ref x, int64_t heads, int64_t dim);  // [t, n] -> [t, heads, dim]
   Ref merge_heads(Ref x);                        // [t, heads, dim] -> [t, n]
@@ -41,7 +41,7 @@ class ModelBuilder {
   // Writes k and v of this layer and attends over everything visible: the causal core of a layer.
   Ref append_and_attend(int64_t layer, Ref q, Ref k, Ref v);
 
-  // Picks the asked rows, normalises, multiplies with the output matrix; sets the results of
+  // Selects the output rows, normalises, multiplies by the output matrix; sets the results of
   // step().
   Module finish(Ref x, const std::string& final_norm);
 
@@ -57,7 +57,7 @@ class ModelBuilder {
 
 // One function per family file; compile/models/registry.cc maps architectures to them.
 Module build_decoder(const ModelConfig& config,
-                     const CompileOptions& options);  // Llama and its many relatives
+                     const CompileOptions& options);  // Llama and related models
 Module build_gpt2(const ModelConfig& config, const CompileOptions& options);
 
 }  // namespace tokamak

@@ -1,6 +1,6 @@
-// Llama and its relatives: pre-norm blocks of attention and a gated MLP around a residual stream.
-// What differs between Llama, Mistral, Qwen2, Qwen3, Gemma 2/3 and Phi-3 is in the config: biases,
-// norms of q and k, norms after each part, windows, caps and scales.
+// Llama and related models: pre-norm blocks of attention and a gated MLP around a residual stream.
+// The differences between Llama, Mistral, Qwen2, Qwen3, Gemma 2/3 and Phi-3 are in the config:
+// biases, norms of q and k, norms after each part, windows, caps and scales.
 #include "compile/models/builder.h"
 
 namespace tokamak {

@@ -29,7 +29,7 @@ Module build_module(const ModelConfig& config, const CompileOptions& options) {
     }
     known += fmt::format("{}{}", known.empty() ? "" : ", ", entry.architecture);
   }
-  fail(ErrorCode::kUnsupported, "architecture \"{}\" is not supported; known are {}",
+  fail(ErrorCode::kUnsupported, "architecture \"{}\" is not supported; supported: {}",
        config.architecture, known);
 }
 

@@ -11,9 +11,9 @@ namespace {
 
 using Scaling = RopeConfig::Scaling;
 
-// Long wavelengths are stretched, short ones kept, a smooth ramp between (Llama 3.1). A divisor in
-// float32 arithmetic, as converters write it into the tensor rope_freqs of a GGUF file: both
-// formats of a model then give the same bits.
+// Long wavelengths are stretched, short ones kept, with a smooth ramp in between (Llama 3.1). A
+// divisor in float32 arithmetic, as converters write it into the tensor rope_freqs of a GGUF file:
+// both formats of a model then give the same bits.
 double llama3_divisor(const RopeConfig& r, int64_t pair) {
   float inv = 1 / std::pow(static_cast<float>(r.theta),
                            static_cast<float>(2 * pair) / static_cast<float>(r.dims));
@@ -27,7 +27,7 @@ double llama3_divisor(const RopeConfig& r, int64_t pair) {
   return 1 / ((1 - smooth) / static_cast<float>(r.factor) + smooth);
 }
 
-// The pair index whose wavelength makes `rotations` turns over the original context (YaRN).
+// The pair index whose angle makes `rotations` turns over the original context (YaRN).
 double yarn_pair(const RopeConfig& r, double rotations) {
   double dims = static_cast<double>(r.dims);
   return dims *
@@ -47,7 +47,7 @@ void apply_yarn(const RopeConfig& r, RopeTable& table) {
   }
   low = std::max(low, 0.0);
   high = std::min(high, static_cast<double>(r.dims) - 1);
-  if (high == low) high += 0.001;  // no division by zero when both ends meet
+  if (high == low) high += 0.001;  // avoid division by zero if both ends are equal
   for (size_t i = 0; i < table.inv_freq.size(); ++i) {
     double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
     double keep = 1 - ramp;  // 1: extrapolate (unchanged), 0: interpolate (divided)
@@ -80,7 +80,7 @@ void apply_longrope(const RopeConfig& r, int64_t context, RopeTable& table) {
 RopeTable rope_table(const RopeConfig& r, int64_t context) {
   if (r.dims <= 0 || r.dims % 2 != 0)
     fail(ErrorCode::kUnsupported,
-         "rotary embedding over {} dimensions: an even, positive number is needed", r.dims);
+         "rotary embedding over {} dimensions: the number must be even and positive", r.dims);
   double theta = r.theta;
   auto dims = static_cast<double>(r.dims);
   if (r.scaling == Scaling::kDynamic && r.original_context > 0 && context > r.original_context) {

@@ -11,7 +11,7 @@ struct RopeTable {
   double scale = 1.0;            // multiplies sin and cos (yarn, longrope)
 };
 
-// `context` is the longest sequence that will be served: longrope chooses its factor list by it.
+// `context` is the longest sequence to be served; it decides which factor list longrope uses.
 RopeTable rope_table(const RopeConfig& rope, int64_t context);
 
 }  // namespace tokamak

@@ -1,4 +1,4 @@
-// From a parsed message to its handler: targets, methods, CORS, and the answers that need no
+// Dispatches a parsed message to its handler: targets, methods, CORS, and responses that need no
 // handler.
 #include <algorithm>
 
@@ -46,7 +46,7 @@ bool split_target(std::string_view target, Request& request) {
   size_t mark = target.find('?');
   if (mark != std::string_view::npos) request.query = target.substr(mark + 1);
   if (!percent_decode(target.substr(0, mark), request.path)) return false;
-  // "http://host/" + "/v1/models/" is a common way to write a base address.
+  // "http://host/" + "/v1/models/" is a common way to build an address.
   std::string& path = request.path;
   if (path == "*") return true;  // of OPTIONS: the server itself
   path.erase(0, std::min(path.find_first_not_of('/'), path.size()));
@@ -71,14 +71,14 @@ std::string Session::cors_headers(const Request& request) const {
     lines +=
         "Access-Control-Allow-Methods: GET, HEAD, POST, OPTIONS\r\nAccess-Control-Max-Age: "
         "86400\r\n";
-    // The parser has let through only what may stand in a header, so it can go back as it came.
+    // The parser admits only valid header characters, so it can be echoed unchanged.
     if (auto asked = request.header("access-control-request-headers"); !asked.empty())
       lines += fmt::format("Access-Control-Allow-Headers: {}\r\n", asked);
   }
   return lines;
 }
 
-// For a request that no handler takes.
+// For a request without a handler.
 Response Session::plain_answer(const Request& request, const Router::Match& match) const {
   Response response;
   if (request.method == "OPTIONS" && (!match.allow.empty() || request.path == "*")) {
@@ -91,7 +91,7 @@ Response Session::plain_answer(const Request& request, const Router::Match& matc
   } else {
     response = error_response(
         405,
-        fmt::format("{} does not take {}; it takes {}.", request.path, request.method, match.allow),
+        fmt::format("{} does not support {}; use {}.", request.path, request.method, match.allow),
         "", "", "method_not_supported");
     response.headers.emplace_back("Allow", match.allow);
   }

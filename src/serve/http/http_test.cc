@@ -210,7 +210,7 @@ TEST(Server, StopTellsHeldExchangesThatTheirClientIsGone) {
   server.stop(std::chrono::milliseconds(50));
   for (std::thread& client : clients) client.join();
   EXPECT_EQ(gone, 3);
-  held[0]->respond({});  // goes nowhere
+  held[0]->respond({});  // discarded
 }
 
 TEST(Server, SaysWhenThePortIsTaken) {

@@ -18,11 +18,11 @@ struct Request {
   std::string query;   // as sent
   Headers headers;     // names in lower case
   std::string body;
-  std::string parameter;  // what the route's {name...} matched
+  std::string parameter;  // matched by the route's {name...}
   std::string remote;     // address of the peer, for logs
-  bool draining = false;  // the server is about to stop
+  bool draining = false;  // the server is stopping
 
-  // The first header of that (lower-case) name; "" when absent.
+  // The first header with that (lower-case) name; "" if absent.
   std::string_view header(std::string_view name) const;
 };
 
@@ -35,14 +35,13 @@ struct Response {
 
 const char* status_text(int status);
 
-// The shape OpenAI's clients expect of every error. An empty param or code becomes null.
+// The form OpenAI's clients expect for every error. An empty param or code becomes null.
 Response error_response(int status, std::string_view message, std::string_view type = "",
                         std::string_view param = "", std::string_view code = "");
-// The type OpenAI gives an error of this status.
+// OpenAI's error type for this status.
 const char* error_type(int status);
 
-// A stream of server-sent events (or any text); the server sends `ping` when nothing was written
-// for a while.
+// A stream of server-sent events (or any text); the server sends `ping` when the stream is idle.
 struct StreamHead {
   std::string content_type = "text/event-stream; charset=utf-8";
   std::string ping = ": ping\n\n";
@@ -51,8 +50,8 @@ struct StreamHead {
 
 class Turn;  // the connection's side of an exchange
 
-// Answers one request, from any thread; calls never block. Held by whoever will answer: when the
-// last holder lets go without an answer, the client gets a 500 (or a cut stream).
+// Answers one request, from any thread; calls never block. Held by the code that will answer: if
+// the last reference is dropped without an answer, the client gets a 500 (or a truncated stream).
 class Exchange {
  public:
   explicit Exchange(std::shared_ptr<Turn> turn);
@@ -61,12 +60,13 @@ class Exchange {
   Exchange& operator=(const Exchange&) = delete;
 
   const Request& request() const;
-  void respond(Response response);     // the whole answer; ignored after the first
+  void respond(Response response);     // the whole answer; later calls are ignored
   void start_stream(StreamHead head);  // then write ... finish
   void write(std::string_view bytes);
   void finish();
-  // Called once, on an I/O thread, if the client leaves before the answer is complete; at once if
-  // it already has.
+  // Called once, on an I/O thread, if the client disconnects before the answer is complete;
+  // immediately
+  // if it already has.
   void on_gone(std::function<void()> callback);
   bool gone() const;
 
@@ -76,7 +76,7 @@ class Exchange {
 
 using ExchangePtr = std::shared_ptr<Exchange>;
 
-// Called on an I/O thread: must be quick or hand the exchange to a worker. What it throws becomes a
+// Called on an I/O thread: must be quick or pass the exchange to a worker. An exception becomes a
 // 500.
 using Handler = std::function<void(ExchangePtr)>;
 

@@ -7,7 +7,7 @@ namespace tokamak::http {
 void Router::add(std::string method, std::string pattern, Handler handler, bool always) {
   size_t brace = pattern.find('{');
   bool rest = brace != std::string::npos;
-  TK_CHECK(!rest || pattern.ends_with("...}"), "route {}: only a last {{name...}} is known",
+  TK_CHECK(!rest || pattern.ends_with("...}"), "route {}: {{name...}} is only supported at the end",
            pattern);
   if (rest) pattern.resize(brace);
   routes_.push_back({std::move(method), std::move(pattern), rest, std::move(handler), always});

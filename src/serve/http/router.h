@@ -10,8 +10,9 @@ namespace tokamak::http {
 
 class Router {
  public:
-  // pattern: an exact path, or "/v1/models/{id...}": the rest of the path, at least one character.
-  // always: also answered while the server drains (health, metrics).
+  // pattern: an exact path, or "/v1/models/{id...}", which matches the rest of the path, at least
+  // one
+  // character. always: also answered while the server drains (health, metrics).
   void add(std::string method, std::string pattern, Handler handler, bool always = false);
 
   struct Match {
@@ -20,7 +21,7 @@ class Router {
     std::string allow;  // methods of the path, for 405 and OPTIONS; empty: no such path
     bool always = false;
   };
-  // HEAD finds the handler of GET.
+  // HEAD uses the handler of GET.
   Match find(std::string_view method, std::string_view path) const;
   std::vector<std::string> listing() const;  // "GET /health", for the start-up log
 

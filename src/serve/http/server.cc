@@ -48,7 +48,7 @@ struct Server::Impl {
   void await_signal();
 };
 
-// What went wrong with the address, in the words of the command line.
+// Describes an address error in terms of the command-line flags.
 void Server::Impl::check(SystemError ec) const {
   const ServerOptions& options = shared->options;
   if (!ec) return;
@@ -159,7 +159,7 @@ void Server::start(Router router) {
         try {
           impl->io.run();
           return;
-        } catch (const std::exception& e) {  // one connection's bad luck
+        } catch (const std::exception& e) {  // affects one connection only
           log::error("I/O thread: {}", e.what());
         }
       }
@@ -183,7 +183,7 @@ void Server::stop(std::chrono::milliseconds drain) {
   SharedState& shared = *impl_->shared;
   shared.stopping = true;
   if (!impl_->started) return;
-  // Still accepting: probes of health and readiness are to be told, not refused.
+  // Keeps accepting, so that health and readiness probes get an answer.
   for (const auto& session : open_sessions(shared)) session->drain();
   {
     std::unique_lock lock(shared.mutex);
@@ -198,18 +198,19 @@ void Server::stop(std::chrono::milliseconds drain) {
     impl->retry.cancel();
     closed.set_value();
   });
-  closed.get_future().wait();  // before that a connection could still come, and nobody would end it
+  closed.get_future()
+      .wait();  // earlier, a new connection could still arrive and would never be closed
   auto empty = [&] { return shared.stats.connections == 0; };
   while (!empty()) {
     for (const auto& session : open_sessions(shared)) session->kill();
     std::unique_lock lock(shared.mutex);
     shared.changed.wait_for(lock, std::chrono::milliseconds(50), empty);
   }
-  // Nothing is left but the signals: the threads run out of work, and every socket is closed when
-  // they end.
+  // Only the signals are left: the threads run out of work, and every socket is closed when they
+  // end.
   net::post(impl_->strand, [impl = impl_.get()] {
     SystemError ec;
-    impl->closing = true;  // a signal that is already queued must not wait for the next one
+    impl->closing = true;  // an already queued signal must not wait for the next one
     impl->signals.cancel(ec);
     impl->work.reset();
   });

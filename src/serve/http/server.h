@@ -1,6 +1,5 @@
 #pragma once
-// HTTP/1.1 server: keep-alive, limits, streaming with bounded patience for slow clients, graceful
-// stop.
+// HTTP/1.1 server: keep-alive, limits, streaming with timeouts for slow clients, graceful stop.
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -20,15 +19,15 @@ struct ServerOptions {
   int max_connections = 1024;               // more get a 503
   size_t max_header_bytes = 64 << 10;       // 431
   size_t max_body_bytes = 16 << 20;         // 413
-  size_t max_total_body_bytes = 256 << 20;  // of all requests being read; 503
+  size_t max_total_body_bytes = 256 << 20;  // total of all requests being read; 503
   size_t max_unsent_bytes =
-      64 << 20;  // of one answer; a client that lags further behind is dropped
+      64 << 20;  // per answer; a client that falls further behind is disconnected
   std::chrono::milliseconds read_timeout{60'000};    // first byte to complete request; 408
   std::chrono::milliseconds idle_timeout{120'000};   // between requests of a connection
-  std::chrono::milliseconds write_timeout{30'000};   // no byte taken by the client
-  std::chrono::milliseconds ping_interval{15'000};   // of silent streams
+  std::chrono::milliseconds write_timeout{30'000};   // without any progress by the client
+  std::chrono::milliseconds ping_interval{15'000};   // for idle streams
   std::vector<std::string> allowed_origins = {"*"};  // CORS; empty: none
-  int send_buffer_bytes = 0;                         // of a socket; 0: the system's choice
+  int send_buffer_bytes = 0;                         // per socket; 0: the system default
 };
 
 // Counters since the start; read from any thread.
@@ -38,9 +37,9 @@ struct ServerStats {
 };
 
 // Owner: the program; start and stop from one thread. The constructor binds and throws
-// Error(kUnavailable) when the port is taken. An idle server sleeps. Handlers must not outlive what
+// Error(kUnavailable) if the port is in use. An idle server sleeps. Handlers must not outlive what
 // they refer to: stop() returns when no handler runs and every connection is closed, but exchanges
-// may be held longer (they then go nowhere).
+// may be held longer (their answers are then discarded).
 class Server {
  public:
   explicit Server(ServerOptions options);
@@ -48,15 +47,16 @@ class Server {
 
   void start(Router router);
   int port() const;
-  std::string url() const;  // as a person would type it
+  std::string url() const;  // for display
   const ServerStats& stats() const;
 
-  // Answers new requests with 503 (but for routes added with `always`), waits up to `drain` for
-  // those in flight, then stops accepting and drops what is left.
+  // Answers new requests with 503 (except routes added with `always`), waits up to `drain` for
+  // those in
+  // flight, then stops accepting and drops the rest.
   void stop(std::chrono::milliseconds drain);
-  // From now on SIGINT and SIGTERM are kept for run_until_signal. Before start().
+  // From now on SIGINT and SIGTERM are handled by run_until_signal. Call before start().
   void catch_signals();
-  // Blocks until one of them came, then stop(drain); a second one ends the wait at once.
+  // Blocks until a signal arrives, then calls stop(drain); a second signal ends the wait at once.
   void run_until_signal(std::chrono::milliseconds drain);
 
  private:

@@ -13,9 +13,9 @@ namespace {
 namespace beast = boost::beast;
 using Error = beast::error_code;
 
-constexpr size_t kPipelined = 64 << 10;  // bytes of later requests held while one is answered
+constexpr size_t kPipelined = 64 << 10;  // bytes of later requests buffered while one is answered
 constexpr size_t kMaxDiscard =
-    4 << 20;  // bytes of a refused request read before the connection is cut
+    4 << 20;  // bytes of a rejected request read before the connection is closed
 
 }  // namespace
 
@@ -61,7 +61,7 @@ void Session::refuse(Response response) {
 
 void Session::drain() {
   net::post(socket_.get_executor(), [self = shared_from_this()] {
-    // A new connection may have its request on the way.
+    // The request of a new connection may already be on its way.
     if (self->phase_ == Phase::kReading && !self->started_ && self->answered_) self->die();
   });
 }
@@ -95,8 +95,9 @@ void Session::on_read(Error ec, size_t bytes) {
   if (phase_ == Phase::kDead) return;
   if (ec) {
     eof_ = true;
-    // A client that closes its half while we work has left; only an answer that is already complete
-    // is still sent.
+    // A client that closes its half while we work is treated as disconnected; only an answer that
+    // is already
+    // complete is still sent.
     if (ec == net::error::eof && phase_ == Phase::kBusy && taken_.done) return;
     return die();
   }
@@ -145,7 +146,7 @@ void Session::on_header() {
   auto expect = message[beast::http::field::expect];
   if (expect.empty() || message.version() < 11) return;
   if (!beast::iequals(expect, "100-continue"))
-    return reject(error_response(417, "Only 'Expect: 100-continue' is understood."));
+    return reject(error_response(417, "Only 'Expect: 100-continue' is supported."));
   if (!parser_->is_done() && input_.empty() && !writing_) {
     output_ = "HTTP/1.1 100 Continue\r\n\r\n";
     sent_ = 0;
@@ -184,9 +185,10 @@ std::shared_ptr<Turn> Session::begin_turn(Request request, Turn::Traits traits) 
   taken_ = {};
   deadline_ = TimePoint::max();
   traits.max_unsent = shared_->options.max_unsent_bytes;
-  // Holds nothing of the io_context: a handler may keep its exchange longer than the server lives.
+  // Does not keep the io_context alive: a handler may hold its exchange longer than the server
+  // lives.
   auto wake = [weak = weak_from_this()] {
-    auto self = weak.lock();  // held until the post is through: the server waits for us
+    auto self = weak.lock();  // held until the post is done: the server waits for us
     if (self != nullptr) net::post(self->socket_.get_executor(), [self] { self->pump(); });
   };
   turn_ = std::make_shared<Turn>(std::move(request), std::move(traits), std::move(wake));
@@ -251,7 +253,7 @@ void Session::end_turn() {
   read_more();
 }
 
-// Closing with unread bytes would reset the connection and could destroy the answer on its way.
+// Closing with unread bytes would reset the connection and could lose the answer in transit.
 void Session::linger() {
   phase_ = Phase::kLinger;
   input_.clear();
@@ -275,12 +277,12 @@ void Session::die() {
   }
 }
 
-// From the first byte of a request until its answer has left and, at the end, lingered.
+// From the first byte of a request until its answer is sent, including the final linger.
 void Session::set_busy(bool busy) {
   if (busy == std::exchange(busy_, busy)) return;
   shared_->busy += busy ? 1 : -1;
   if (busy || !shared_->stopping) return;
-  std::lock_guard lock(shared_->mutex);  // whoever waits must not miss it between look and sleep
+  std::lock_guard lock(shared_->mutex);  // a waiter must not miss it between checking and sleeping
   shared_->changed.notify_all();
 }
 
@@ -289,7 +291,7 @@ void Session::set_deadline(std::chrono::milliseconds from_now) {
   arm_timer();
 }
 
-// The timer is only moved when it would fire too late; firing early costs one look at the clock.
+// The timer is only moved if it would fire too late; firing early costs one clock read.
 void Session::arm_timer() {
   TimePoint when = std::min(deadline_, next_ping_);
   if (when == TimePoint::max() || (timer_pending_ && armed_ <= when)) return;

@@ -21,20 +21,20 @@ namespace net = boost::asio;
 
 class Session;
 
-// What the connections of a server share. Outlives them.
+// Shared by the connections of a server. Outlives them.
 struct SharedState {
   ServerOptions options;
   Router router;
   ServerStats stats;
   std::atomic<bool> stopping{false};
-  std::atomic<size_t> body_bytes{0};  // held by requests that are being read
-  std::atomic<int64_t> busy{0};       // connections with a request under way
+  std::atomic<size_t> body_bytes{0};  // bytes held by requests being read
+  std::atomic<int64_t> busy{0};       // connections with a request in progress
   std::mutex mutex;
   std::condition_variable changed;
   std::unordered_map<Session*, std::weak_ptr<Session>> sessions;
 };
 
-// A request body that grows with what has arrived, never by what the header claims.
+// A request body that grows with the received data, not with the claimed length.
 struct GrowingBody {
   using value_type = std::string;
   class reader {
@@ -58,8 +58,8 @@ struct GrowingBody {
   };
 };
 
-// Owner: itself, through the operations it has pending; runs on its strand. A read is pending
-// nearly always, also while the answer is made: that is how a client that leaves is noticed.
+// Owner: itself, through its pending operations; runs on its strand. A read is almost always
+// pending, even while the answer is computed, to detect a disconnecting client.
 class Session : public std::enable_shared_from_this<Session> {
  public:
   Session(net::ip::tcp::socket socket, std::shared_ptr<SharedState> shared);
@@ -104,8 +104,8 @@ class Session : public std::enable_shared_from_this<Session> {
   void on_timer();
   void on_deadline();
 
-  // First, so that it goes last: whoever waits for the connections to end may then destroy the
-  // io_context.
+  // First, so that it is destroyed last: the thread that waits for the connections to end may then
+  // destroy the io_context.
   struct Seat {
     std::shared_ptr<SharedState> shared;
     Session* session;

@@ -19,7 +19,7 @@ std::string http_date() {
                      parts.tm_sec);
 }
 
-// A handler may put text from the client into a header; it must not become a second header.
+// A handler may put client text into a header; it must not inject a second header.
 std::string one_line(std::string_view text) {
   std::string out(text);
   for (char& c : out)
@@ -85,7 +85,7 @@ void Turn::start_stream(const StreamHead& head) {
 void Turn::append_chunk(std::string_view bytes) {
   if (bytes.empty() || traits_.head) return;
   if (unsent_.size() + bytes.size() > traits_.max_unsent) {
-    notified_ = notified_ && cut_;  // the connection may be stuck in a write: it must look now
+    notified_ = notified_ && cut_;  // the connection may be stuck in a write: wake it now
     cut_ = true;
     return;
   }
@@ -118,14 +118,14 @@ void Turn::abandon() {
     std::unique_lock lock(mutex_);
     if (state_ == State::kDone || gone_) return;
     if (state_ ==
-        State::kStreaming) {  // without the last chunk the client sees that it is incomplete
+        State::kStreaming) {  // the missing last chunk tells the client that it is incomplete
       cut_ = true;
       state_ = State::kDone;
       notify(lock);
       return;
     }
   }
-  log::error("{} {}: the handler left without an answer", request_.method, request_.path);
+  log::error("{} {}: the handler did not answer", request_.method, request_.path);
   respond(error_response(500, "The server had an error while processing the request."));
 }
 
@@ -146,7 +146,7 @@ bool Turn::gone() const {
 }
 
 Turn::Taken Turn::take(std::string& out) {
-  std::function<void()> callback;  // destroyed after the lock: it may hold the exchange
+  std::function<void()> callback;  // destroyed after the lock is released: it may hold the exchange
   std::lock_guard lock(mutex_);
   notified_ = false;
   out.clear();

@@ -1,6 +1,6 @@
 #pragma once
-// The meeting point of a request's handler (any thread) and its connection (an I/O thread): the
-// handler appends ready-made bytes, the connection takes them away.
+// The queue between a request's handler (any thread) and its connection (an I/O thread): the
+// handler appends formatted bytes, the connection sends them.
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -10,18 +10,18 @@
 
 namespace tokamak::http {
 
-// Owner: the connection, and the Exchange for as long as the handler holds it.
+// Owner: the connection, and the Exchange while the handler holds it.
 class Turn {
  public:
   struct Traits {
-    bool http10 = false;  // no chunks: the end of the connection ends a stream
+    bool http10 = false;  // no chunked encoding: closing the connection ends a stream
     bool head = false;    // the answer's body is not sent
     bool keep_alive = true;
-    std::string extra_headers;  // CORS, ready-made lines
+    std::string extra_headers;  // CORS header lines
     size_t max_unsent = 0;
   };
-  // wake: called (outside the lock) when the connection should look; must be thread-safe and
-  // outlive nothing.
+  // wake: called (outside the lock) when the connection has work; must be thread-safe and must not
+  // keep anything alive.
   Turn(Request request, Traits traits, std::function<void()> wake);
 
   const Request& request() const { return request_; }
@@ -31,20 +31,20 @@ class Turn {
   void start_stream(const StreamHead& head);
   void write(std::string_view bytes);
   void finish();
-  void abandon();  // nobody will answer any more
+  void abandon();  // no answer will follow
   void on_gone(std::function<void()> callback);
   bool gone() const;
 
   // The connection's side.
   struct Taken {
-    bool done = false;  // nothing will follow
-    bool cut = false;   // must end by closing: the answer is broken or the client too slow
+    bool done = false;  // the answer is complete
+    bool cut = false;   // the connection must close: the answer is broken or the client too slow
     bool streaming = false;
-    bool keep_alive = false;  // as the head told the client
+    bool keep_alive = false;  // as announced in the response head
   };
-  Taken take(std::string& out);  // replaces out by what is unsent
-  bool overflowed() const;       // the client lags further behind than allowed
-  void ping();                   // into the stream, if one runs
+  Taken take(std::string& out);  // replaces out with the unsent bytes
+  bool overflowed() const;       // the client is further behind than allowed
+  void ping();                   // into the stream, if one is open
   void set_gone();
 
  private:

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kMaxJsonDepth = 64;
 
-// Takes as long for a wrong key as for a right one.
+// Constant time, so that the duration does not reveal the key.
 bool same_key(std::string_view a, std::string_view b) {
   unsigned char difference = a.size() == b.size() ? 0 : 1;
   for (size_t i = 0; i < a.size(); ++i)
@@ -25,7 +25,7 @@ bool same_key(std::string_view a, std::string_view b) {
 
 std::string_view key_of(const http::Request& request) {
   std::string_view value = request.header("authorization");
-  constexpr std::string_view kScheme = "bearer ";  // schemes know no case
+  constexpr std::string_view kScheme = "bearer ";  // schemes are case-insensitive
   if (value.size() <= kScheme.size()) return request.header("x-api-key");
   for (size_t i = 0; i < kScheme.size(); ++i)
     if (std::tolower(static_cast<unsigned char>(value[i])) != kScheme[i])
@@ -45,7 +45,7 @@ void check_content_type(const http::Request& request) {
                    "", "unsupported_content_type");
   std::string_view encoding = request.header("content-encoding");
   if (!encoding.empty() && encoding != "identity")
-    throw ApiError(415, "Compressed bodies are not taken.", "", "unsupported_content_encoding");
+    throw ApiError(415, "Compressed bodies are not supported.", "", "unsupported_content_encoding");
 }
 
 Value parse_body(const http::Request& request) {
@@ -81,7 +81,7 @@ http::Response json_response(const Value& value) {
   return response;
 }
 
-// A token's text; its bytes as numbers where they are no text of their own, as llama.cpp has it.
+// A token's text, or its bytes as numbers if they are not valid text, as in llama.cpp.
 Value piece_value(const ServedModel& model, int32_t id) {
   std::string bytes = model.tokenizer->piece_bytes(id);
   if (utf8_is_valid(bytes)) return Value(std::move(bytes));
@@ -112,9 +112,10 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
 }
 
 Api::~Api() {
-  prepare_.reset();  // its jobs may still post to the other
-  // The connections are closed, so no generation keeps itself any more. One may be in the engine's
-  // hands for a moment; it must not be what destroys the engine on the engine's own thread.
+  prepare_.reset();  // its jobs may still post to the other pool
+  // The connections are closed, so no generation keeps itself alive. The engine may still hold one
+  // for a
+  // moment; that one must not destroy the engine on the engine's own thread.
   while (stats_->running > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   stream_.reset();
 }
@@ -144,7 +145,7 @@ void Api::authorise(const http::Request& request) const {
   throw ApiError(401, "Incorrect API key provided.", "", "invalid_api_key");
 }
 
-// With several keys each tenant's cache is its own.
+// With several keys each tenant has its own cache.
 std::string Api::default_salt(const http::Request& request) const {
   return options_.api_keys.empty() ? "" : std::string(key_of(request));
 }
@@ -233,8 +234,8 @@ http::Response Api::one_model(const std::string& name) const {
   return json_response(card(*model(name)));
 }
 
-// {"prompt": text} or {"messages": [...]}, as vLLM has it; "content" as llama.cpp has it, which
-// adds no special tokens unless told.
+// {"prompt": text} or {"messages": [...]} as in vLLM; "content" as in llama.cpp, which adds no
+// special tokens by default.
 http::Response Api::tokenize(const Value& body) const {
   auto model = model_of(body);
   Fields fields(body);
@@ -316,7 +317,7 @@ http::Response Api::openapi() const {
   return json_response(document);
 }
 
-// What supervisors and balancers ask, without a key, also while the server drains.
+// For supervisors and load balancers: no key, also while the server drains.
 void Api::add_probes(http::Router& router) {
   auto alive = [](const http::Request&) { return json_response(Value::Object{{"status", "ok"}}); };
   router.add("GET", "/health", quick(alive, true), true);
@@ -344,7 +345,8 @@ void Api::add_routes(http::Router& router) {
                value.set("version", options_.version);
                return json_response(value);
              }));
-  for (std::string base : {"/v1", ""}) {  // without /v1 for clients whose base address lacks it
+  for (std::string base :
+       {"/v1", ""}) {  // also without /v1, for clients whose base address lacks it
     router.add("GET", base + "/models", quick([this](const Request&) { return list_models(); }));
     router.add("GET", base + "/models/{id...}",
                quick([this](const Request& request) { return one_model(request.parameter); }));

@@ -13,15 +13,16 @@
 namespace tokamak::openai {
 
 struct ApiOptions {
-  std::vector<std::string>
-      api_keys;  // empty: everybody may; else every route but health and readiness asks for one
+  std::vector<std::string> api_keys;   // empty: no key needed; otherwise every route except health
+                                       // and readiness requires one
   double request_timeout_seconds = 0;  // 0: none
   int prepare_threads = 2;             // JSON, templates, tokenising
-  int stream_threads = 1;  // detokenising and JSON of answers: a long prompt must not delay them
+  int stream_threads =
+      1;  // detokenising and JSON of answers, so that a long prompt does not delay them
   std::string version = "0.1.0";
-  std::string request_log;    // file for one JSON line per generating request; empty: none
-  bool vllm_metrics = false;  // /metrics also under vLLM's names
-  const http::ServerStats* http_stats = nullptr;  // of the server that will have the routes
+  std::string request_log;    // file for one JSON line per generation request; empty: none
+  bool vllm_metrics = false;  // also export /metrics under vLLM's names
+  const http::ServerStats* http_stats = nullptr;  // of the server that the routes are added to
 };
 
 // Owner: the program; destroyed after the http::Server with its routes has been stopped, and before
@@ -37,7 +38,7 @@ class Api {
   std::shared_ptr<const ServedModel> model(const std::string& name) const;
 
  private:
-  // A handler that answers on the I/O thread, and one that gets the parsed body on a worker.
+  // A handler that answers on the I/O thread, and one that receives the parsed body on a worker.
   using Answer = std::function<http::Response(const http::Request&)>;
   using JsonAnswer = std::function<void(http::ExchangePtr, const Value& body)>;
   http::Handler quick(Answer answer, bool open = false);

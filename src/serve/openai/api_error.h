@@ -1,5 +1,5 @@
 #pragma once
-// What a request did wrong, as OpenAI's clients are told: status, message, parameter and code.
+// A request error as reported to OpenAI clients: status, message, parameter and code.
 #include <string>
 
 #include "base/error.h"
@@ -17,7 +17,7 @@ class ApiError : public Error {
   int status() const { return status_; }
   const std::string& param() const { return param_; }
   const std::string& error_code() const { return code_; }
-  // Seconds after which trying again may help; 0: not said.
+  // Suggested retry delay in seconds; 0: none.
   double retry_after() const { return retry_after_; }
   ApiError&& with_retry_after(double seconds) && {
     retry_after_ = seconds;
@@ -37,15 +37,15 @@ template <class... Args>
                  std::move(code));
 }
 
-// A field that is known and well-formed, but that this server cannot honour.
+// A known and well-formed field that this server does not support.
 [[noreturn]] void unsupported(const std::string& param, const std::string& what);
 
-// The status that an engine's error has on the wire.
+// The HTTP status for an engine error.
 int http_status(ErrorCode code);
 
 std::string retry_after_header(double seconds);  // whole seconds, at least 1
 
-// For the exception at hand; what is not the client's fault is logged and told without detail.
+// For the current exception; internal errors are logged and reported without details.
 http::Response error_answer(const std::exception& error);
 
 }  // namespace tokamak::openai

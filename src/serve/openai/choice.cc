@@ -33,7 +33,7 @@ void Choice::echo_prompt(const PromptScores& scores, Piece& piece) {
   characters_ = count_characters(prompt_.text);
 }
 
-// Tokens whose text has been sent take their log-probabilities with them.
+// Log-probabilities are sent together with the text of their tokens.
 void Choice::release(Piece& piece, bool all) {
   while (!waiting_.empty() && (all || waiting_.front().end <= sent_bytes_)) {
     bool cut = waiting_.front().begin >= sent_bytes_ && stops_.stopped();

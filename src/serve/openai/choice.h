@@ -1,5 +1,5 @@
 #pragma once
-// One choice of an answer on its way from token ids to text: detokenising, stop strings,
+// Turns one choice of an answer from token ids into text: detokenising, stop strings,
 // log-probabilities.
 #include <deque>
 #include <string>
@@ -19,14 +19,15 @@ class Choice {
  public:
   Choice(int index, const Prepared& request, const Prompt& prompt);
 
-  // Takes what the engine sent and returns what may be sent on. When a stop string ends the choice,
-  // stopped_at() is the answer position it ends before. Ignored once done. scores: of the
-  // prompt's tokens 1.., for echo; may be empty.
+  // Takes a delta from the engine and returns what may be sent to the client. When a stop string
+  // ends the choice,
+  // stopped_at() is the answer position it ends before. Ignored once done. scores:
+  // log-probabilities of the prompt's tokens 1.., for echo; may be empty.
   Piece push(const Delta& delta, const PromptScores& scores);
 
   bool done() const { return done_; }
-  int32_t stopped_at() const { return stopped_at_; }  // -1: not by a stop string
-  int64_t tokens() const { return tokens_; }          // sent, as usage counts them
+  int32_t stopped_at() const { return stopped_at_; }  // -1: not stopped by a stop string
+  int64_t tokens() const { return tokens_; }          // sent tokens, as counted in usage
   int64_t reasoning_tokens() const { return reasoning_tokens_; }
 
  private:
@@ -37,7 +38,7 @@ class Choice {
   void add_text(ReasoningSplit::Result&& part, Piece& piece);
   void finish(const char* reason, Piece& piece);
 
-  struct Waiting {  // a scored token whose text may still turn out to be part of a stop string
+  struct Waiting {  // a scored token whose text may still become part of a stop string
     ScoredToken token;
     size_t begin, end;  // bytes of raw text
   };

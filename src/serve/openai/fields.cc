@@ -149,7 +149,7 @@ void log_unknown_fields(const std::vector<std::string>& names) {
     for (char c : name.substr(0, kMaxLength)) key += c >= 0x20 && c < 0x7f ? c : '?';
     std::lock_guard lock(mutex);
     if (logged.size() >= kMaxNames || !logged.insert(key).second) continue;
-    log::info("request field '{}' is not known and has no effect", key);
+    log::info("unknown request field '{}' ignored", key);
   }
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Typed reading of a request object: every error names the parameter in OpenAI's words.
+// Typed access to a request object: every error names the parameter, worded as in the OpenAI API.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace tokamak::openai {
 
-// One thread; the object outlives it. null counts as absent everywhere, as OpenAI has it.
+// One thread; the object outlives it. null counts as absent everywhere, as in the OpenAI API.
 class Fields {
  public:
   // path: prefix of parameter names, "messages[0]".
@@ -18,18 +18,18 @@ class Fields {
 
   std::string name(std::string_view field) const;
   const Value* find(std::string_view field);     // nullptr: absent or null
-  const Value& require(std::string_view field);  // 400 when absent
+  const Value& require(std::string_view field);  // 400 if absent
   std::optional<bool> boolean(std::string_view field);
   std::optional<int64_t> integer(std::string_view field, int64_t low, int64_t high);
   std::optional<double> number(std::string_view field, double low, double high);
   std::optional<std::string> string(std::string_view field);
   const Value::Array* array(std::string_view field);
 
-  // Known, without effect here.
+  // Known, but ignored here.
   void ignore(std::initializer_list<std::string_view> fields);
-  // Known, and refused unless absent, null, false, 0 or empty.
+  // Known, and rejected unless absent, null, false, 0 or empty.
   void refuse(std::string_view field, const std::string& why);
-  // Members nobody asked for.
+  // Members that were not read.
   std::vector<std::string> unknown() const;
 
  private:
@@ -42,7 +42,7 @@ class Fields {
 [[noreturn]] void wrong_type(const std::string& param, std::string_view expected, const Value& got);
 int64_t checked_integer(const std::string& param, const Value& value, int64_t low, int64_t high);
 
-// Logs each new unknown field once, for at most a few hundred names.
+// Logs each unknown field once, for at most a few hundred names.
 void log_unknown_fields(const std::vector<std::string>& names);
 
 }  // namespace tokamak::openai

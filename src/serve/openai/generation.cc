@@ -69,10 +69,10 @@ void Generation::start() {
     {
       std::lock_guard lock(self->mutex_);
       self->gone_ = true;
-      self->self_.reset();  // not the last: we hold one
+      self->self_.reset();  // not the last reference: we hold one
     }
     ++self->stats_->cancelled;
-    self->log_end(499, "the client left", nullptr);
+    self->log_end(499, "the client disconnected", nullptr);
     self->cancel_all();
   });
   auto sample = std::make_shared<const SampleSpec>(request_.params.sample);
@@ -93,7 +93,7 @@ void Generation::start() {
       {
         std::lock_guard lock(mutex_);
         closed_ = true;
-        self_.reset();  // not the last: the caller holds one
+        self_.reset();  // not the last reference: the caller holds one
       }
       refuse();
     }
@@ -121,8 +121,8 @@ void Generation::start() {
   drain();
 }
 
-// The engine did not take it: a full queue says when to come back, what can never fit that it is
-// the request's fault.
+// The engine rejected it: a full queue gives a retry time, a request that can never fit is a client
+// error.
 void Generation::refuse() const {
   try {
     throw;
@@ -148,7 +148,7 @@ void Generation::push(size_t part, Delta&& delta) {
   arrivals_.push_back({part, std::move(delta)});
   if (scheduled_) return;
   scheduled_ = true;
-  // Under the lock: whoever has set gone_ or closed_ may rely on the pool not being used any more.
+  // Under the lock: once gone_ or closed_ is set, the pool is not used any more.
   pool_.post([self = shared_from_this()] { self->drain(); });
 }
 
@@ -179,7 +179,7 @@ void Generation::drain() {
       {
         std::lock_guard lock(mutex_);
         closed_ = true;
-        self_.reset();  // not the last: whoever runs this job holds one
+        self_.reset();  // not the last reference: the runner of this job holds one
       }
       exchange_->finish();
       exchange_.reset();
@@ -196,13 +196,14 @@ void Generation::handle(Arrival& arrival) {
     part.scores.top = std::move(delta.prompt_top);
   }
   if (first_token_ == 0 && !delta.ids.empty()) first_token_ = SteadyClock().now();
-  if (delta.choice == 0) cached_tokens_ += delta.cached_tokens;  // the others share its prompt
+  if (delta.choice == 0)
+    cached_tokens_ += delta.cached_tokens;  // the other choices share its prompt
   bool known = delta.choice >= 0 && delta.choice < request_.params.n;
   if (!known || (delta.finish != Finish::kNone && delta.finish != Finish::kStop &&
                  delta.finish != Finish::kLength)) {
     size_t index = arrival.part * request_.params.n + std::max(0, known ? delta.choice : 0);
     if (known && choices_[index].done())
-      return;  // stopped by us; how the engine ends it is no matter
+      return;  // stopped by us; how the engine ends it does not matter
     return break_off(delta);
   }
   handle_choice(choices_[arrival.part * request_.params.n + delta.choice], arrival);
@@ -224,8 +225,8 @@ void Generation::handle_choice(Choice& choice, Arrival& arrival) {
     append(whole_[piece.index], std::move(piece));
 }
 
-// In a chat the last text and the reason for the end travel in separate chunks, as OpenAI sends
-// them; in a completion together, so that every chunk has its log-probabilities.
+// In a chat the last text and the finish reason are sent in separate chunks, as in the OpenAI API;
+// in a completion together, so that every chunk has its log-probabilities.
 void Generation::send(const Piece& piece) {
   Usage now = request_.params.continuous_usage ? usage() : Usage{};
   const Usage* each = request_.params.continuous_usage ? &now : nullptr;
@@ -298,7 +299,7 @@ void Generation::break_off(const Delta& delta) {
                : delta.finish == Finish::kCancelled ? 503
                                                     : http_status(delta.error_code);
   std::string message = !delta.error.empty()                 ? delta.error
-                        : delta.finish == Finish::kTimeout   ? "The request ran out of time."
+                        : delta.finish == Finish::kTimeout   ? "The request timed out."
                         : delta.finish == Finish::kCancelled ? "The server stopped this request."
                                                              : "The server had an error.";
   Usage so_far = usage();
@@ -320,7 +321,7 @@ void Generation::break_off(const Delta& delta) {
   cancel_all();
 }
 
-// Once, on whichever thread learns first how it ended.
+// Once, on the first thread that learns the outcome.
 void Generation::log_end(int status, const std::string& error, const Usage* total) {
   if (context_.log == nullptr || logged_.test_and_set()) return;
   Value line = context_.line(status, error);

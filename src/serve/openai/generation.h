@@ -1,6 +1,6 @@
 #pragma once
-// One generating request from submission to the last byte: joins the engine's deltas, the client's
-// connection and the shape of the answer.
+// One generation request from submission to the last byte: connects the engine's deltas, the
+// client's connection and the answer format.
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -22,20 +22,21 @@ struct GenerationStats {
   std::atomic<int64_t> prompt_tokens{0}, completion_tokens{0}, cached_tokens{0};
 };
 
-// Owner: itself, from start() until the answer is complete or the client has left; the engine's
-// sink knows it only weakly, so that the engine never has to destroy it. Deltas arrive on the
-// engine's thread, are queued, and are worked off by one pool job at a time.
+// Owner: itself, from start() until the answer is complete or the client has disconnected; the
+// engine's sink holds only a weak reference, so that the engine never destroys it. Deltas arrive on
+// the engine's thread, are queued, and are processed by one pool job at a time.
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
   Generation(http::ExchangePtr exchange, Prepared request, std::unique_ptr<Shape> shape,
              WorkerPool& pool, std::shared_ptr<GenerationStats> stats, RequestContext context = {});
 
-  // Submits the prompts and starts the stream. Throws what Client::submit throws, with nothing left
-  // running.
+  // Submits the prompts and starts the stream. Throws what Client::submit throws, after cancelling
+  // what
+  // was already submitted.
   void start();
 
  private:
-  struct Running {  // counts in stats while the generation and all it holds exist
+  struct Running {  // counted in stats while the generation and everything it holds exist
     explicit Running(std::shared_ptr<GenerationStats> s) : stats(std::move(s)) { ++stats->running; }
     ~Running() { --stats->running; }
     std::shared_ptr<GenerationStats> stats;
@@ -58,13 +59,13 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void send_event(std::string_view json);
   void complete();
   void break_off(const Delta& delta);  // the engine could not finish
-  [[noreturn]] void refuse() const;    // rethrows what submit threw, in the API's words
+  [[noreturn]] void refuse() const;    // rethrows submit's error as an ApiError
   void cancel_all();
   Usage usage() const;
   void log_end(int status, const std::string& error, const Usage* total);
 
-  Running running_;             // first, so that it goes last
-  http::ExchangePtr exchange_;  // let go when the answer is complete
+  Running running_;             // first, so that it is destroyed last
+  http::ExchangePtr exchange_;  // released when the answer is complete
   const Prepared request_;
   std::unique_ptr<Shape> shape_;
   WorkerPool& pool_;
@@ -72,19 +73,19 @@ class Generation : public std::enable_shared_from_this<Generation> {
   const RequestContext context_;
   std::atomic_flag logged_;
 
-  std::mutex mutex_;  // of the next six
+  std::mutex mutex_;  // guards the next six
   std::shared_ptr<Generation> self_;
   std::deque<Arrival> arrivals_;
-  bool scheduled_ = true;  // a job runs or is posted; true until start() is through
-  bool gone_ = false;      // the client has left
+  bool scheduled_ = true;  // a job runs or is posted; true until start() is done
+  bool gone_ = false;      // the client has disconnected
   bool closed_ = false;    // the answer is complete
   std::vector<RequestId> submitted_;
 
-  // Only the job touches these.
+  // Used only by the job.
   std::vector<Part> parts_;
   std::vector<Choice> choices_;
-  std::vector<Piece> whole_;  // not streaming: what has come so far
-  std::string events_;        // streaming: framed, not yet handed to the connection
+  std::vector<Piece> whole_;  // not streaming: everything so far
+  std::string events_;        // streaming: framed, not yet passed to the connection
   int64_t cached_tokens_ = 0;
   Nanos first_token_ = 0;
   size_t open_choices_ = 0;

@@ -1,4 +1,4 @@
-// Chat messages: checked, and brought into the form that templates are written for.
+// Validates chat messages and converts them to the form that templates expect.
 #include <algorithm>
 #include <array>
 
@@ -42,7 +42,7 @@ std::string read_content(const Value& content, const std::string& param) {
   return text;
 }
 
-// Templates print arguments as an object; clients send them as JSON text.
+// Templates expect arguments as an object; clients send them as JSON text.
 Value read_tool_calls(const Value& calls, const std::string& param) {
   if (!calls.is_array()) wrong_type(param, "an array", calls);
   Value out = Value::array();
@@ -60,7 +60,7 @@ Value read_tool_calls(const Value& calls, const std::string& param) {
         Value parsed = parse_json(arguments->as_string(), "arguments", {.max_depth = 64});
         if (parsed.is_object()) *arguments = std::move(parsed);
       } catch (const Error&) {
-        // Not JSON: a model wrote it so; the template prints the text.
+        // Not JSON, but a model's own output; the template prints the text.
       }
     }
     out.push(std::move(call));
@@ -97,7 +97,7 @@ Value read_message(const Value& value, const std::string& param) {
   return message;
 }
 
-// nullptr: the template is not told of any.
+// nullptr: none are passed to the template.
 const Value* read_tools(Fields& fields) {
   const Value* tools = fields.find("tools");
   const Value* choice = fields.find("tool_choice");
@@ -110,7 +110,7 @@ const Value* read_tools(Fields& fields) {
       std::string type = inner.string("type").value_or("function");
       if (type != "function")
         bad_request(param + ".type", "invalid_value",
-                    "Invalid '{}.type': only 'function' is known.", param);
+                    "Invalid '{}.type': only 'function' is supported.", param);
       Fields function(inner.require("function"), param + ".function");
       const Value& name = function.require("name");
       if (!name.is_string()) wrong_type(param + ".function.name", "a string", name);
@@ -135,12 +135,12 @@ std::string render_template(const ChatTemplate& chat, const Value& context) {
   } catch (const Error& e) {
     if (e.code() != ErrorCode::kInvalidArgument) throw;
     bad_request("messages", "chat_template_error",
-                "The model's chat template refused the messages: {}", e.what());
+                "The model's chat template rejected the messages: {}", e.what());
   }
 }
 
-// The text to the end of the last message's content, which the answer goes on from. A mark behind
-// the content shows where that is, whatever the template writes after it.
+// The text up to the end of the last message's content, which the answer continues. A marker
+// appended to the content shows where that is, whatever the template writes after it.
 std::string render_up_to_last(const ChatTemplate& chat, Value context) {
   constexpr std::string_view kMark = "\x02the message goes on here\x03", kSpace = " \t\n\r\f\v";
   std::string plain = render_template(chat, context);
@@ -152,8 +152,8 @@ std::string render_up_to_last(const ChatTemplate& chat, Value context) {
   size_t at = text.rfind(kMark);
   if (at == std::string::npos || content.find_first_not_of(kSpace) == std::string::npos)
     bad_request("continue_final_message", "invalid_value",
-                "The last message is empty, or the model's chat template does not print it as it "
-                "is: it cannot be continued.");
+                "The last message is empty, or the model's chat template does not print it "
+                "verbatim: it cannot be continued.");
   text.resize(at);
   // Templates that trim content would have trimmed this one.
   if (!plain.starts_with(text)) text.resize(text.find_last_not_of(kSpace) + 1);
@@ -188,7 +188,7 @@ std::string render_chat(Fields& fields, const ServedModel& model) {
   const bool prompts = fields.boolean("add_generation_prompt").value_or(!goes_on);
   if (goes_on && prompts)
     bad_request("continue_final_message", "invalid_value",
-                "'continue_final_message' and 'add_generation_prompt' exclude each other.");
+                "'continue_final_message' and 'add_generation_prompt' are mutually exclusive.");
   const Value* tools = read_tools(fields);
   if (tools != nullptr) context.set("tools", *tools);
   const bool for_tools = tools != nullptr && tools->size() > 0 && model.tool_template != nullptr;
@@ -200,7 +200,7 @@ std::string render_chat(Fields& fields, const ServedModel& model) {
     if (!extra->is_object()) wrong_type("chat_template_kwargs", "an object", *extra);
     if (extra->size() > 64)
       bad_request("chat_template_kwargs", "object_above_max_properties",
-                  "Invalid 'chat_template_kwargs': at most 64 members are taken.");
+                  "Invalid 'chat_template_kwargs': at most 64 members are allowed.");
     for (const auto& [key, value] : extra->as_object())
       if (key != "messages" && key != "tools") context.set(key, value);
   }

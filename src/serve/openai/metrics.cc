@@ -14,7 +14,7 @@ namespace {
 
 using Type = PrometheusText::Type;
 
-// One table per kind: a name is written once, and the vLLM name beside it ("": there is none).
+// One table per kind: our name, then the vLLM name ("": none).
 struct IntegerRow {
   const char *name, *vllm, *help;
   int64_t EngineStats::*value;
@@ -30,61 +30,60 @@ constexpr IntegerRow kGauges[] = {
     {"requests_waiting", "num_requests_waiting", "Sequences waiting to start.",
      &EngineStats::waiting},
     {"kv_blocks", "", "Blocks of the KV cache.", &EngineStats::kv_blocks_total},
-    {"kv_blocks_used", "", "KV blocks that running sequences hold.", &EngineStats::kv_blocks_used},
-    {"kv_blocks_cached", "", "KV blocks that hold reusable prefixes and nothing that runs.",
+    {"kv_blocks_used", "", "KV blocks held by running sequences.", &EngineStats::kv_blocks_used},
+    {"kv_blocks_cached", "", "KV blocks that hold reusable prefixes and are not in use.",
      &EngineStats::kv_blocks_cached},
-    {"kv_blocks_free", "", "KV blocks that hold nothing.", &EngineStats::kv_blocks_free},
-    {"step_token_budget", "", "Most tokens the next step will compute.",
-     &EngineStats::token_budget},
+    {"kv_blocks_free", "", "Free KV blocks.", &EngineStats::kv_blocks_free},
+    {"step_token_budget", "", "Token budget of the next step.", &EngineStats::token_budget},
 };
 
 constexpr IntegerRow kCounters[] = {
     {"steps_total", "", "Steps submitted to the device.", &EngineStats::steps},
     {"steps_failed_total", "", "Steps that failed and were repeated.", &EngineStats::failed_steps},
-    {"scheduled_tokens_total", "", "Tokens computed, prompts and answers.",
+    {"scheduled_tokens_total", "", "Tokens computed in prompts and answers.",
      &EngineStats::tokens_scheduled},
-    {"prefill_tokens_total", "", "Prompt tokens computed, also again after a preemption.",
+    {"prefill_tokens_total", "",
+     "Prompt tokens computed, including recomputation after preemption.",
      &EngineStats::prefill_tokens},
     {"prompt_tokens_total", "prompt_tokens_total", "Prompt tokens of sequences that started.",
      &EngineStats::prompt_tokens},
-    {"generation_tokens_total", "generation_tokens_total", "Answer tokens given out.",
+    {"generation_tokens_total", "generation_tokens_total", "Answer tokens delivered.",
      &EngineStats::tokens_emitted},
-    {"discarded_tokens_total", "", "Tokens chosen that nobody wanted.",
+    {"discarded_tokens_total", "", "Sampled tokens that were discarded.",
      &EngineStats::tokens_discarded},
-    {"preemptions_total", "num_preemptions_total",
-     "Sequences that had to give their KV blocks back.", &EngineStats::preemptions},
+    {"preemptions_total", "num_preemptions_total", "Sequences preempted for their KV blocks.",
+     &EngineStats::preemptions},
     {"prefix_query_tokens_total", "prefix_cache_queries_total",
      "Prompt tokens looked up in the prefix cache.", &EngineStats::prefix_queries},
     {"prefix_hit_tokens_total", "prefix_cache_hits_total",
      "Prompt tokens found in the prefix cache.", &EngineStats::prefix_hits},
-    {"kv_blocks_evicted_total", "", "Cached KV blocks given to something else.",
-     &EngineStats::blocks_evicted},
-    {"kv_blocks_copied_total", "", "KV blocks copied because they were shared in part.",
+    {"kv_blocks_evicted_total", "", "Cached KV blocks evicted.", &EngineStats::blocks_evicted},
+    {"kv_blocks_copied_total", "", "KV blocks copied because they were partially shared.",
      &EngineStats::blocks_copied},
-    {"requests_rejected_total", "", "Requests refused: queue full, or too large ever to fit.",
+    {"requests_rejected_total", "", "Requests rejected: queue full, or too large to ever fit.",
      &EngineStats::requests_rejected},
 };
 
 constexpr HistogramRow kHistograms[] = {
     {"time_to_first_token_seconds", "time_to_first_token_seconds",
-     "From arrival to the first token.", &EngineStats::ttft_seconds},
+     "Time from arrival to the first token.", &EngineStats::ttft_seconds},
     {"time_per_output_token_seconds", "request_time_per_output_token_seconds",
      "Mean time per token after the first, one sample per answer.", &EngineStats::tpot_seconds},
     {"inter_token_latency_seconds", "inter_token_latency_seconds",
      "Time between two tokens of an answer.", &EngineStats::itl_seconds},
-    {"queue_time_seconds", "request_queue_time_seconds", "From arrival to the first step.",
+    {"queue_time_seconds", "request_queue_time_seconds", "Time from arrival to the first step.",
      &EngineStats::queue_seconds},
     {"prefill_time_seconds", "request_prefill_time_seconds",
-     "From the first step to the first token.", &EngineStats::prefill_seconds},
-    {"decode_time_seconds", "request_decode_time_seconds", "From the first token to the last.",
+     "Time from the first step to the first token.", &EngineStats::prefill_seconds},
+    {"decode_time_seconds", "request_decode_time_seconds", "Time from the first token to the last.",
      &EngineStats::decode_seconds},
     {"inference_time_seconds", "request_inference_time_seconds",
-     "From the first step to the last token.", &EngineStats::inference_seconds},
-    {"e2e_latency_seconds", "e2e_request_latency_seconds", "From arrival to the end.",
+     "Time from the first step to the last token.", &EngineStats::inference_seconds},
+    {"e2e_latency_seconds", "e2e_request_latency_seconds", "Time from arrival to the end.",
      &EngineStats::e2e_seconds},
-    {"prompt_length_tokens", "request_prompt_tokens", "Tokens of prompts.",
+    {"prompt_length_tokens", "request_prompt_tokens", "Prompt length in tokens.",
      &EngineStats::prompt_length},
-    {"answer_length_tokens", "request_generation_tokens", "Tokens of answers.",
+    {"answer_length_tokens", "request_generation_tokens", "Answer length in tokens.",
      &EngineStats::answer_length},
     {"request_max_tokens", "request_params_max_tokens", "max_tokens of requests.",
      &EngineStats::asked_tokens},
@@ -114,7 +113,7 @@ class EngineFamilies {
 
   void write() {
     for (const IntegerRow& row : kGauges) integers(row, Type::kGauge);
-    begin("kv_usage_ratio", "kv_cache_usage_perc", Type::kGauge, "Used share of the KV blocks.");
+    begin("kv_usage_ratio", "kv_cache_usage_perc", Type::kGauge, "Fraction of KV blocks in use.");
     each([&](const ModelMetrics& m, const std::string& l) { out_.sample(l, kv_usage(m.stats)); });
     for (const IntegerRow& row : kCounters) integers(row, Type::kCounter);
     finished();
@@ -127,9 +126,9 @@ class EngineFamilies {
   }
 
  private:
-  // What its dashboards ask for and we call differently or not at all.
+  // Metrics that vLLM's dashboards use and that have no direct equivalent here.
   void only_vllm() {
-    begin("", "num_requests_waiting_by_reason", Type::kGauge, "Waiting sequences: for capacity.");
+    begin("", "num_requests_waiting_by_reason", Type::kGauge, "Sequences waiting for capacity.");
     each([&](const ModelMetrics& m, std::string l) {
       std::string other = l;
       add_label(l, "reason", "capacity");
@@ -172,7 +171,7 @@ class EngineFamilies {
 
   void finished() {
     begin("answers_finished_total", "request_success_total", Type::kCounter,
-          "Answers (choices) by how they ended.");
+          "Answers (choices) by finish reason.");
     each([&](const ModelMetrics& m, const std::string& l) {
       auto one = [&](const char* reason, int64_t value) {
         std::string labels = l;
@@ -199,8 +198,7 @@ class EngineFamilies {
 };
 
 void write_memory(PrometheusText& out, const std::vector<ModelMetrics>& models) {
-  out.family("tokamak_memory_bytes", Type::kGauge,
-             "Memory the engine holds, exactly as allocated.");
+  out.family("tokamak_memory_bytes", Type::kGauge, "Memory allocated by the engine.");
   for (const ModelMetrics& m : models) {
     auto one = [&](const char* kind, uint64_t bytes) {
       std::string labels;
@@ -218,7 +216,7 @@ void write_memory(PrometheusText& out, const std::vector<ModelMetrics>& models) 
 
 void write_mapped(PrometheusText& out, const std::vector<ModelMetrics>& models) {
   out.family("tokamak_memory_mapped_bytes", Type::kGauge,
-             "Of the weights: pages of a bundle's file, which other processes share.");
+             "Weight bytes mapped from a bundle file, shared with other processes.");
   for (const ModelMetrics& m : models) {
     std::string labels;
     add_label(labels, "model_name", m.model);
@@ -226,14 +224,14 @@ void write_mapped(PrometheusText& out, const std::vector<ModelMetrics>& models) 
   }
 }
 
-// Which plans ran: buckets hit, fall-backs to a more general plan, rows computed for nobody.
+// Which plans ran: buckets hit, fallbacks to a more general plan, padding rows.
 void write_dispatch(PrometheusText& out, const std::vector<ModelMetrics>& models) {
   auto label = [](const ModelMetrics& m) {
     std::string labels;
     add_label(labels, "model_name", m.model);
     return labels;
   };
-  out.family("tokamak_plan_steps_total", Type::kCounter, "Steps by the plan that ran them.");
+  out.family("tokamak_plan_steps_total", Type::kCounter, "Steps by plan.");
   for (const ModelMetrics& m : models) {
     const DispatchStats& d = m.stats.dispatch;
     for (size_t i = 0; d.names && i < d.names->size() && i < d.steps.size(); ++i) {
@@ -247,21 +245,20 @@ void write_dispatch(PrometheusText& out, const std::vector<ModelMetrics>& models
     for (const ModelMetrics& m : models) out.sample(label(m), m.stats.dispatch.*value);
   };
   counter("tokamak_plan_fallbacks_total",
-          "Steps that ran in a more general plan than their function or bucket.",
+          "Steps that fell back to a more general plan than their function or bucket.",
           &DispatchStats::fallbacks);
-  counter("tokamak_plan_rows_total", "Rows of steps, without padding.", &DispatchStats::rows);
-  counter("tokamak_plan_padded_rows_total", "Rows of padding: computed for nobody.",
-          &DispatchStats::padded_rows);
+  counter("tokamak_plan_rows_total", "Rows computed, without padding.", &DispatchStats::rows);
+  counter("tokamak_plan_padded_rows_total", "Padding rows computed.", &DispatchStats::padded_rows);
   counter("tokamak_compiles_total",
-          "Plans made since the model was loaded: 0, but for models loaded after it.",
+          "Plans compiled since the model was loaded; 0 unless other models were loaded later.",
           &DispatchStats::compiles);
 }
 
 void write_front(PrometheusText& out, const GenerationStats& answers,
                  const http::ServerStats* http) {
-  out.family("tokamak_api_requests_running", Type::kGauge, "Requests with an answer under way.");
+  out.family("tokamak_api_requests_running", Type::kGauge, "Requests in progress.");
   out.sample("", answers.running.load());
-  out.family("tokamak_api_requests_total", Type::kCounter, "Generating requests by outcome.");
+  out.family("tokamak_api_requests_total", Type::kCounter, "Generation requests by outcome.");
   out.sample("result=\"finished\"", answers.finished.load());
   out.sample("result=\"cancelled\"", answers.cancelled.load());
   out.sample("result=\"failed\"", answers.failed.load());
@@ -274,10 +271,10 @@ void write_front(PrometheusText& out, const GenerationStats& answers,
   };
   counter("tokamak_http_connections_total", "Connections accepted.", http->accepted);
   counter("tokamak_http_requests_total", "Requests read.", http->requests);
-  counter("tokamak_http_rejected_total", "Requests refused before they reached a route.",
+  counter("tokamak_http_rejected_total", "Requests rejected before they reached a route.",
           http->rejected);
-  counter("tokamak_http_clients_gone_total", "Clients that left before their answer was complete.",
-          http->gone);
+  counter("tokamak_http_clients_gone_total",
+          "Clients that disconnected before their answer was complete.", http->gone);
   counter("tokamak_http_timeouts_total", "Clients that sent or read too slowly.", http->timeouts);
 }
 
@@ -287,7 +284,8 @@ void write_process(PrometheusText& out, const MetricsOptions& options,
   add_label(version, "version", options.version);
   out.family("tokamak_build_info", Type::kGauge, "Always 1.");
   out.sample(version, int64_t{1});
-  out.family("tokamak_max_model_len", Type::kGauge, "Most tokens of prompt and answer together.");
+  out.family("tokamak_max_model_len", Type::kGauge,
+             "Maximum tokens of prompt and answer together.");
   for (const ModelMetrics& m : models) {
     std::string labels;
     add_label(labels, "model_name", m.model);
@@ -298,7 +296,7 @@ void write_process(PrometheusText& out, const MetricsOptions& options,
   auto time = [](const timeval& t) {
     return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
   };
-  out.family("process_cpu_seconds_total", Type::kCounter, "Processor time, user and system.");
+  out.family("process_cpu_seconds_total", Type::kCounter, "CPU time, user and system.");
   out.sample("", time(usage.ru_utime) + time(usage.ru_stime));
   out.family("process_resident_memory_bytes", Type::kGauge, "Resident memory.");
   out.sample("", static_cast<int64_t>(resident_bytes()));

@@ -1,5 +1,5 @@
 #pragma once
-// What GET /metrics says: the engines' counters, the front end's, and the process's.
+// The text of GET /metrics: counters of the engines, the front end and the process.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -12,7 +12,7 @@ namespace tokamak::openai {
 
 struct MetricsOptions {
   std::string version;
-  bool vllm_names = false;  // the same numbers once more under the names vLLM's dashboards read
+  bool vllm_names = false;  // also export the same numbers under vLLM's names
   int64_t start_time = 0;   // unix seconds
 };
 
@@ -23,10 +23,10 @@ struct ModelMetrics {
   EngineMemory memory;
 };
 
-// Prometheus text. http may be nullptr. Reading changes nothing.
+// Prometheus text. http may be nullptr. Does not reset anything.
 std::string metrics_text(const MetricsOptions& options, const std::vector<ModelMetrics>& models,
                          const GenerationStats& answers, const http::ServerStats* http);
 
-uint64_t resident_bytes();  // of this process; 0 where the system does not tell
+uint64_t resident_bytes();  // of this process; 0 if unknown
 
 }  // namespace tokamak::openai

@@ -27,7 +27,7 @@ std::vector<std::string> read_stops(Fields& fields) {
     wrong_type("stop", "a string or an array of strings", *value);
   if (list.size() > kMaxStops)
     bad_request("stop", "array_above_max_length",
-                "Invalid 'stop': at most {} stop strings are taken.", kMaxStops);
+                "Invalid 'stop': at most {} stop strings are allowed.", kMaxStops);
   std::vector<std::string> stops;
   for (size_t i = 0; i < list.size(); ++i) {
     if (!list[i].is_string()) wrong_type(fmt::format("stop[{}]", i), "a string", list[i]);
@@ -51,7 +51,7 @@ void read_stop_ids(Fields& fields, const ServedModel& model, GenerationParams& p
   if (const auto* list = fields.array("stop_token_ids")) {
     if (list->size() > kMaxStopIds)
       bad_request("stop_token_ids", "array_above_max_length",
-                  "Invalid 'stop_token_ids': at most {} ids are taken.", kMaxStopIds);
+                  "Invalid 'stop_token_ids': at most {} ids are allowed.", kMaxStopIds);
     for (size_t i = 0; i < list->size(); ++i)
       params.own_stop_ids.push_back(static_cast<int32_t>(
           checked_integer(fmt::format("stop_token_ids[{}]", i), (*list)[i], 0, vocab - 1)));
@@ -68,7 +68,7 @@ void read_logit_bias(Fields& fields, const ServedModel& model, SampleSpec& sampl
   if (!value->is_object()) wrong_type("logit_bias", "an object", *value);
   if (value->size() > kMaxBiases)
     bad_request("logit_bias", "object_above_max_properties",
-                "Invalid 'logit_bias': at most {} tokens are taken.", kMaxBiases);
+                "Invalid 'logit_bias': at most {} tokens are allowed.", kMaxBiases);
   for (const auto& [key, bias] : value->as_object()) {
     int64_t id = -1;
     auto [end, ec] = std::from_chars(key.data(), key.data() + key.size(), id);
@@ -89,7 +89,7 @@ void read_logit_bias(Fields& fields, const ServedModel& model, SampleSpec& sampl
   }
 }
 
-// Ids whose text contains one of the strings: no repetition reaches across them.
+// Ids whose text contains one of the strings: repetitions are not matched across them.
 std::vector<int32_t> ids_with(const Tokenizer& tokenizer, const std::vector<std::string>& marks) {
   std::vector<int32_t> ids;
   for (int32_t id = 0; id < static_cast<int32_t>(tokenizer.vocab_size()); ++id) {
@@ -132,7 +132,7 @@ void read_order(Fields& fields, SampleSpec& sample) {
   }
 }
 
-// Typical, DRY, XTC and the order of the stages, under the names llama.cpp's clients use.
+// Typical, DRY, XTC and the order of the stages, under llama.cpp's names.
 void read_newer_samplers(Fields& fields, const ServedModel& model, SampleSpec& sample) {
   auto set = [&](const char* field, double low, double high, float& target) {
     if (auto value = fields.number(field, low, high)) target = static_cast<float>(*value);
@@ -150,7 +150,7 @@ void read_newer_samplers(Fields& fields, const ServedModel& model, SampleSpec& s
   if (const auto* list = fields.array("dry_sequence_breakers")) {
     if (list->size() > kMaxBreakers)
       bad_request("dry_sequence_breakers", "array_above_max_length",
-                  "Invalid 'dry_sequence_breakers': at most {} strings are taken.", kMaxBreakers);
+                  "Invalid 'dry_sequence_breakers': at most {} strings are allowed.", kMaxBreakers);
     breakers.clear();
     for (size_t i = 0; i < list->size(); ++i) {
       if (!(*list)[i].is_string())
@@ -177,7 +177,7 @@ void read_sampling(Fields& fields, const ServedModel& model, SampleSpec& sample)
   if (auto k = fields.integer("top_k", -1, INT32_MAX))
     sample.top_k = static_cast<int32_t>(std::max<int64_t>(*k, 0));
   read_newer_samplers(fields, model, sample);
-  // top_p 0 keeps one token, which is what greedy means.
+  // top_p 0 keeps one token: greedy.
   if (sample.top_p <= 0) {
     sample.temperature = 0;
     sample.top_p = 1;
@@ -187,7 +187,7 @@ void read_sampling(Fields& fields, const ServedModel& model, SampleSpec& sample)
   read_logit_bias(fields, model, sample);
 }
 
-// As vLLM names it: best_of (default: n) beams, of which the n best are answered.
+// As in vLLM: best_of (default: n) beams, of which the n best are returned.
 void read_beams(Fields& fields, GenerationParams& params) {
   bool beams = fields.boolean("use_beam_search").value_or(false);
   auto best_of = fields.integer("best_of", 0, kMaxChoices);
@@ -198,8 +198,7 @@ void read_beams(Fields& fields, GenerationParams& params) {
     bad_request("best_of", "invalid_value", "Invalid 'best_of': {} is less than 'n', {}.", width,
                 params.n);
   if (!beams) {
-    if (width != params.n)
-      unsupported("best_of", "Without 'use_beam_search', only the value of 'n' is taken.");
+    if (width != params.n) unsupported("best_of", "Without 'use_beam_search', it must equal 'n'.");
     return;
   }
   params.beams = static_cast<int>(width);

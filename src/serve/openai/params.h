@@ -1,5 +1,5 @@
 #pragma once
-// What the two generating routes have in common: how to sample, when to stop, how to send.
+// Parameters shared by the two generation routes: sampling, stopping, streaming.
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,14 +13,14 @@ struct GenerationParams {
   SampleSpec sample;
   std::optional<int64_t> max_tokens;
   int n = 1;
-  int beams = 0;  // beam search with so many; 0: sampling
+  int beams = 0;  // number of beams; 0: sampling
   float length_penalty = 1.0f;
   bool early_stopping = false;
   std::vector<std::string> stops;
   bool include_stop = false;
   std::vector<int32_t>
       stop_ids;  // end-of-text ids of the model (unless ignore_eos) and the client's own
-  std::vector<int32_t> own_stop_ids;  // of them: the client's own, sorted
+  std::vector<int32_t> own_stop_ids;  // only the client's own, sorted
   bool stream = false, include_usage = false, continuous_usage = false;
   bool echo = false;                            // completions only
   int32_t logprobs = -1, prompt_logprobs = -1;  // alternatives to report; -1: no log-probabilities
@@ -31,11 +31,11 @@ struct GenerationParams {
   double timeout_seconds = 0;  // 0: none
 };
 
-// Reads the common fields; `logprobs` differs between the routes and is theirs.
+// Reads the common fields; `logprobs` differs between the routes, which read it themselves.
 GenerationParams read_params(Fields& fields, const ServedModel& model);
 
-// temperature, top_k, ... of a model's generation_config.json; what is absent or makes no sense
-// keeps the API's default.
+// temperature, top_k, ... from a model's generation_config.json; absent or invalid values keep the
+// API's default.
 SampleSpec sampling_defaults(const Value& generation_config);
 
 // A number that differs for each call and each run of the program (seeds, ids).

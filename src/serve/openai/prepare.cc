@@ -27,7 +27,7 @@ void check_ids(const std::string& param, const Value::Array& list, const ServedM
   }
 }
 
-// Fills in max_tokens and refuses what cannot fit; longest: tokens of the longest prompt.
+// Fills in max_tokens and rejects what cannot fit; longest: tokens of the longest prompt.
 void fit_context(Prepared& request, const char* param, std::optional<int64_t> fallback) {
   int64_t limit = limit_of(*request.model), longest = 0;
   for (const Prompt& prompt : request.prompts)
@@ -54,10 +54,11 @@ void fit_context(Prepared& request, const char* param, std::optional<int64_t> fa
                 min_tokens, *wanted);
 }
 
-// The engine ranks one number of alternatives, for the prompt and the answer alike.
+// The engine ranks the same number of alternatives for prompt and answer.
 void want_logprobs(GenerationParams& params, int32_t answer) {
   if (params.beams > 0 && (answer > 0 || (answer >= 0 && params.echo)))
-    unsupported("logprobs", "With beam search only those of the answer's own tokens are known.");
+    unsupported("logprobs",
+                "With beam search only those of the answer's own tokens are available.");
   params.logprobs = answer;
   params.sample.top_logprobs = std::max(answer, params.prompt_logprobs);
 }
@@ -90,7 +91,7 @@ std::vector<Prompt> read_prompts(Fields& fields, const ServedModel& model, bool 
     const Value::Array& list = value.as_array();
     if (list.size() > kMaxPrompts)
       bad_request("prompt", "array_above_max_length",
-                  "Invalid 'prompt': at most {} prompts are taken.", kMaxPrompts);
+                  "Invalid 'prompt': at most {} prompts are allowed.", kMaxPrompts);
     for (size_t i = 0; i < list.size(); ++i) {
       std::string param = fmt::format("prompt[{}]", i);
       if (list[i].is_string())
@@ -161,7 +162,7 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   request.reasoning =
       reasoning_start(pick_chat_template(model->tokenizer->spec(), "", with_tools), text);
   log_unknown_fields(fields.unknown());
-  // The template has written the special tokens it wants.
+  // The template has already added its special tokens.
   request.prompts.push_back(text_prompt(text, *model, false, false));
   if (request.prompts[0].ids.empty())
     bad_request("messages", "invalid_value", "Invalid 'messages': they render to an empty prompt.");

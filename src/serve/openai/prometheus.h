@@ -1,5 +1,5 @@
 #pragma once
-// Writes the text format that Prometheus reads.
+// Writes the Prometheus text format.
 #include <string>
 #include <string_view>
 
@@ -10,13 +10,13 @@ namespace tokamak::openai {
 // `model_name="x",kind="y"`, escaped; append to it with add_label.
 void add_label(std::string& labels, std::string_view name, std::string_view value);
 
-// One thread; families in the order they are begun, each with all its samples together, as the
-// format wants it.
+// One thread; families are written in the order they are begun, each with all its samples together,
+// as the format requires.
 class PrometheusText {
  public:
   enum class Type { kCounter, kGauge, kHistogram };
   void family(std::string_view name, Type type, std::string_view help);
-  // Of the family begun last; labels as add_label makes them.
+  // Adds to the family begun last; labels as built by add_label.
   void sample(std::string_view labels, int64_t value);
   void sample(std::string_view labels, double value);
   void histogram(std::string_view labels, const Histogram& histogram);

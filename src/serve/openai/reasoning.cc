@@ -13,7 +13,7 @@ size_t first_solid(std::string_view text) {
   return std::min(text.find_first_not_of(kSpace), text.size());
 }
 
-// How much of the end of text must wait: white space, and what may be the beginning of the mark.
+// How much of the end of text must be held back: white space, and a possible beginning of the tag.
 size_t waiting(std::string_view text, std::string_view mark) {
   size_t solid = text.substr(0, text.size() - overlap(text, mark)).find_last_not_of(kSpace);
   return text.size() - (solid == std::string_view::npos ? 0 : solid + 1);
@@ -30,7 +30,7 @@ ReasoningSplit::Start reasoning_start(std::string_view chat_template, std::strin
   return opened ? ReasoningSplit::Start::kInside : ReasoningSplit::Start::kMaybe;
 }
 
-// Either the answer begins with the mark, or it is no thought at all.
+// If the answer does not begin with the tag, it has no reasoning.
 void ReasoningSplit::begin(Result& result) {
   std::string_view rest = std::string_view(held_).substr(first_solid(held_));
   if (rest.size() < kOpen.size() && kOpen.starts_with(rest)) return;  // not known yet
@@ -67,7 +67,7 @@ ReasoningSplit::Result ReasoningSplit::push(std::string_view text) {
     begin(result);
   else if (state_ == State::kInside)
     think(result);
-  if (state_ == State::kAfter) {  // white space between thoughts and answer is neither
+  if (state_ == State::kAfter) {  // white space between reasoning and answer belongs to neither
     held_.erase(0, first_solid(held_));
     if (!held_.empty()) {
       state_ = State::kText;

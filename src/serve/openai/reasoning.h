@@ -1,5 +1,5 @@
 #pragma once
-// Tells a thinking model's thoughts from its answer: <think> ... </think>.
+// Separates a model's reasoning from its answer: <think> ... </think>.
 #include <string>
 #include <string_view>
 
@@ -10,8 +10,8 @@ class ReasoningSplit {
  public:
   enum class Start {
     kOff,     // everything is answer
-    kMaybe,   // thoughts if the answer begins with <think>
-    kInside,  // the prompt has opened <think> already
+    kMaybe,   // reasoning if the answer begins with <think>
+    kInside,  // the prompt has already opened <think>
   };
   explicit ReasoningSplit(Start start) : state_(static_cast<State>(start)) {}
 
@@ -28,11 +28,11 @@ class ReasoningSplit {
   void think(Result& result);
 
   State state_;
-  bool fresh_ = true;  // nothing of the thoughts was given out yet
+  bool fresh_ = true;  // no reasoning was returned yet
   std::string held_;
 };
 
-// How an answer to this prompt begins, by the model's template and the prompt's end.
+// How an answer to this prompt begins, judging by the model's template and the end of the prompt.
 ReasoningSplit::Start reasoning_start(std::string_view chat_template, std::string_view prompt);
 
 }  // namespace tokamak::openai

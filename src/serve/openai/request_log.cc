@@ -24,7 +24,7 @@ bool all_zero(std::string_view text) {
 
 std::string Trace::header() const { return fmt::format("00-{}-{}-{}", id, span, flags); }
 
-// version-trace-parent-flags; what does not look so is ignored, as the standard asks.
+// version-trace-parent-flags; malformed values are ignored, as the standard requires.
 Trace trace_of(const http::Request& request) {
   Trace trace;
   trace.span = fmt::format("{:016x}", fresh_number() | 1);
@@ -49,7 +49,8 @@ Trace trace_of(const http::Request& request) {
 RequestLog::RequestLog(const std::string& path)
     : file_(std::fopen(path.c_str(), "ae"), std::fclose) {
   if (file_ == nullptr)
-    fail(ErrorCode::kUnavailable, "cannot write the request log {}: check folder and rights", path);
+    fail(ErrorCode::kUnavailable,
+         "cannot write the request log {}: check the folder and its permissions", path);
 }
 
 void RequestLog::write(const Value& line) {
@@ -57,7 +58,7 @@ void RequestLog::write(const Value& line) {
   std::lock_guard lock(mutex_);
   bool ok = std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size() &&
             std::fflush(file_.get()) == 0;
-  if (!ok && !std::exchange(failed_, true)) log::warn("the request log cannot be written any more");
+  if (!ok && !std::exchange(failed_, true)) log::warn("writing to the request log failed");
 }
 
 Value RequestContext::line(int status, const std::string& error) const {

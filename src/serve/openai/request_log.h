@@ -1,5 +1,5 @@
 #pragma once
-// One JSON object per line and generating request, and the trace it belongs to.
+// One line of JSON per generation request, and the trace it belongs to.
 #include <cstdio>
 #include <memory>
 #include <mutex>
@@ -11,14 +11,15 @@
 
 namespace tokamak::openai {
 
-// W3C trace context: the caller's trace if the request names one, else a new one; the span is ours.
+// W3C trace context: the client's trace if the request has one, otherwise a new one; the span is
+// ours.
 struct Trace {
   std::string id, parent, span, flags;  // hexadecimal; parent may be empty
   std::string header() const;           // for the answer's traceparent
 };
 Trace trace_of(const http::Request& request);
 
-// Owner: the program; outlives the requests. Thread-safe; a line is written whole.
+// Owner: the program; outlives the requests. Thread-safe; lines are written atomically.
 class RequestLog {
  public:
   explicit RequestLog(const std::string& path);  // appends; throws Error(kUnavailable)
@@ -30,13 +31,13 @@ class RequestLog {
   bool failed_ = false;
 };
 
-// What is known of a request before it is understood.
+// What is known about a request before it is parsed.
 struct RequestContext {
   Trace trace;
   std::string route, remote;
   Nanos start = 0;
   RequestLog* log = nullptr;                               // may be nullptr
-  Value line(int status, const std::string& error) const;  // what every line begins with
+  Value line(int status, const std::string& error) const;  // the beginning of every line
 };
 
 }  // namespace tokamak::openai

@@ -41,7 +41,7 @@ Shape::Shape(ShapeOptions options, const Tokenizer& tokenizer)
 void Shape::set_names(std::string id_prefix, std::string whole_object, std::string chunk_object) {
   id_ = fmt::format("{}-{:016x}{:016x}", id_prefix, fresh_number(), fresh_number());
   whole_object_ = std::move(whole_object);
-  // The same for every chunk of a stream, so it is written once.
+  // The same for every chunk of a stream, so it is formatted once.
   chunk_head_ = fmt::format(
       R"({{"id":"{}","object":"{}","created":{},"model":{},"system_fingerprint":{},"choices":[)",
       id_, chunk_object, options_.created, dump_json(options_.model),

@@ -1,5 +1,5 @@
 #pragma once
-// How an answer looks on the wire: the chat and the completion route differ in nothing else.
+// The wire format of an answer, the only difference between the chat and the completion route.
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,14 +21,14 @@ struct ScoredToken {
   size_t text_offset = 0;  // characters of the choice's text before it
 };
 
-// Log-probabilities of a prompt's tokens 1.. and what else was likely there.
+// Log-probabilities of a prompt's tokens 1.., with alternatives.
 struct PromptScores {
   std::vector<int32_t> ids;  // of the whole prompt
   std::vector<float> logprobs;
   std::vector<std::vector<TokenLogprob>> top;  // parallel to logprobs, or empty
 };
 
-// A stretch of one choice's answer: what a stream sends at once, or all of it.
+// A part of one choice's answer: one chunk of a stream, or all of it.
 struct Piece {
   int index = 0;
   std::string text, reasoning;
@@ -36,15 +36,15 @@ struct Piece {
   std::vector<int32_t> ids;
   std::vector<ToolCall> calls;
   int first_call = 0;            // index of calls[0] in the answer
-  const char* finish = nullptr;  // "stop", "length", "tool_calls"; nullptr: goes on
-  Value stop_reason;             // with finish: the stop string or id of the client that was met
+  const char* finish = nullptr;  // "stop", "length", "tool_calls"; nullptr: not finished
+  Value stop_reason;             // with finish: the client's stop string or id that matched
   const std::vector<int32_t>* prompt_ids = nullptr;  // with return_token_ids, on the first piece
   const PromptScores* prompt_scores = nullptr;       // with prompt_logprobs, never in a stream
 };
 
 struct Usage {
   int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
-  int64_t reasoning_tokens = 0;  // of completion_tokens; only thinking models have them
+  int64_t reasoning_tokens = 0;  // part of completion_tokens; only for reasoning models
 };
 
 struct ShapeOptions {
@@ -53,7 +53,7 @@ struct ShapeOptions {
   bool logprobs = false;
   int top_logprobs = 0;
   int prompt_logprobs = -1;
-  bool usage_field = false;  // a stream that will end with usage says "usage": null before
+  bool usage_field = false;  // chunks before the final usage chunk have "usage": null
   bool token_ids = false;
   bool spell_ids = false;  // log-probabilities name tokens "token_id:N"
 };
@@ -65,10 +65,10 @@ class Shape {
   virtual ~Shape() = default;
 
   const std::string& id() const { return id_; }
-  // "": this shape has none. prompt_ids: nullptr unless asked for; usage likewise.
+  // "": none for this shape. prompt_ids: nullptr unless requested; usage likewise.
   virtual std::string first_chunk(int index, const std::vector<int32_t>* prompt_ids,
                                   const Usage* usage) = 0;
-  // The end of a choice comes in a chunk of its own.
+  // The end of a choice is sent in its own chunk.
   virtual bool separate_finish() const = 0;
   std::string chunk(const Piece& piece, const Usage* usage);
   std::string usage_chunk(const Usage& usage);
@@ -80,7 +80,7 @@ class Shape {
   virtual Value top_level_ids(const std::vector<Piece>&) { return {}; }
   virtual Value top_level_scores(const std::vector<Piece>&) { return {}; }
   void set_names(std::string id_prefix, std::string whole_object, std::string chunk_object);
-  // [null, {"id": {"logprob", "rank", "decoded_token"}}, ...] as vLLM has it.
+  // [null, {"id": {"logprob", "rank", "decoded_token"}}, ...], as in vLLM.
   Value prompt_logprobs(const std::vector<int32_t>& ids, const PromptScores& scores) const;
   std::string wrap_chunk(std::string_view choices, const Usage* usage,
                          std::string_view more = {}) const;

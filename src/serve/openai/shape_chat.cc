@@ -77,7 +77,8 @@ class ChatShape final : public Shape {
     return piece.finish == nullptr ? Value() : Value(piece.finish);
   }
 
-  // In a stream each call is sent whole, so that strict clients find all its fields in one delta.
+  // In a stream each call is sent as a whole, so that strict clients find all its fields in one
+  // delta.
   static Value calls(const Piece& piece, bool stream) {
     Value list = Value::array();
     for (size_t i = 0; i < piece.calls.size(); ++i) {
@@ -98,7 +99,7 @@ class ChatShape final : public Shape {
     for (unsigned char byte : bytes) list.push(int{byte});
     Value value = Value::object();
     if (options_.spell_ids) bytes = fmt::format("token_id:{}", id);
-    value.set("token", std::move(bytes));  // dump_json replaces what is not UTF-8
+    value.set("token", std::move(bytes));  // dump_json replaces invalid UTF-8
     value.set("logprob", static_cast<double>(std::max(logprob, -9999.0f)));
     value.set("bytes", std::move(list));
     return value;

@@ -54,7 +54,7 @@ class CompletionShape final : public Shape {
     return value;
   }
 
-  // A token that is not text by itself is spelled by its bytes, so that different tokens stay
+  // A token that is not valid text by itself is written as its bytes, so that different tokens have
   // different keys.
   std::string spelled(int32_t id) const {
     if (options_.spell_ids) return fmt::format("token_id:{}", id);
@@ -79,7 +79,7 @@ class CompletionShape final : public Shape {
         tops.push(Value());
         continue;
       }
-      // The token itself is always among them, as evaluation harnesses expect.
+      // The token itself is always included, as evaluation harnesses expect.
       Value top = Value::object();
       for (size_t i = 0; i < scored.top.size() && static_cast<int>(i) < options_.top_logprobs; ++i)
         top.set(spelled(scored.top[i].id), number(scored.top[i].logprob));

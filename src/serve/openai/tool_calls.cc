@@ -56,7 +56,7 @@ void ToolCalls::push_hermes(Result& result) {
     std::string before = held_.substr(0, at);
     held_.erase(0, at + mark.size());
     if (!inside_) {
-      // White space in front of a call means nothing, unless it turns out not to be one.
+      // White space before a call is dropped, unless it turns out not to be a call.
       size_t end = before.find_last_not_of(kSpace) + 1;
       result.text += before.substr(0, end);
       space_ = before.substr(end);
@@ -66,7 +66,7 @@ void ToolCalls::push_hermes(Result& result) {
     inside_ = !inside_;
   }
   if (inside_) return;
-  // White space is held as well: between two calls it means nothing.
+  // White space is held back as well: between two calls it is dropped.
   size_t keep = overlap(held_, kOpen);
   std::string_view rest = std::string_view(held_).substr(0, held_.size() - keep);
   size_t last = rest.find_last_not_of(kSpace);
@@ -86,7 +86,7 @@ ToolCalls::Result ToolCalls::push(std::string_view text) {
     push_hermes(result);
     return result;
   }
-  // An answer that does not begin like a call is text from the start.
+  // An answer that does not begin like a call is plain text.
   std::string_view begin = trimmed(held_);
   bool may_be_call = begin.empty() || begin[0] == '{' || begin.starts_with(kPythonTag) ||
                      kPythonTag.starts_with(begin);
@@ -105,7 +105,7 @@ ToolCalls::Result ToolCalls::finish() {
     if (!body.empty() && add_call(body, result)) held_.clear();
   }
   if (style_ == ToolStyle::kHermes && inside_) {
-    // The closing tag is missing when the answer was cut, or when it is a stop string.
+    // The closing tag is missing if the answer was truncated, or if it is a stop string.
     if (!add_call(trimmed(held_), result)) result.text = space_ + std::string(kOpen) + held_;
     held_.clear();
   }

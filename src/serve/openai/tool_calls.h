@@ -1,6 +1,6 @@
 #pragma once
-// Finds the function calls in what a model writes. One parser for streams and whole answers: text
-// may arrive in any pieces, the result is the same.
+// Finds the function calls in a model's output. One parser for streams and whole answers: the
+// result does not depend on how the text is split.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,7 +14,7 @@ enum class ToolStyle {
             // <|python_tag|>
 };
 
-// What the model's chat template teaches it to write.
+// The call format that the model's chat template asks for.
 ToolStyle tool_style_of(std::string_view chat_template);
 
 struct ToolCall {

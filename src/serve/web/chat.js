@@ -7,8 +7,8 @@ const KEY = "tokamak-chat";
 const DEFAULTS = {temperature: 0.7, topP: 0.95, maxTokens: 1024, system: "", apiKey: "", theme: "", model: ""};
 
 let state = {messages: [], settings: {...DEFAULTS}};
-let running = null;  // AbortController of the answer under way
-let partial = null;  // the message it writes
+let running = null;  // AbortController of the answer in progress
+let partial = null;  // the message being written
 
 function load() {
   try {
@@ -22,7 +22,7 @@ function load() {
 function save() {
   try {
     localStorage.setItem(KEY, JSON.stringify(state));
-  } catch { status("The browser does not keep this conversation (storage is full or off)."); }
+  } catch { status("The browser cannot save this conversation (storage is full or disabled)."); }
 }
 
 function status(text, isError = false) {
@@ -57,7 +57,7 @@ function fill(body, message) {
     try {
       body.replaceChildren(render(message.content));
     } catch {
-      body.textContent = message.content;  // better plain than no page at all
+      body.textContent = message.content;  // fall back to plain text
     }
     if (message.thoughts) {
       const box = document.createElement("details"), summary = document.createElement("summary"), p = document.createElement("p");
@@ -78,7 +78,7 @@ function fill(body, message) {
 const atEnd = (log) => log.scrollHeight - log.scrollTop - log.clientHeight < 16;
 const toEnd = (log) => log.scrollTo({top: log.scrollHeight, behavior: "instant"});
 
-// follow: show the end; otherwise whoever has scrolled up stays there.
+// follow: scroll to the end; otherwise keep the scroll position.
 function draw(follow = true) {
   const log = $("log"), top = log.scrollTop;
   log.replaceChildren(...state.messages.map(bubble));
@@ -112,7 +112,7 @@ function headers() {
   return out;
 }
 
-// Yields the JSON of each event; knows nothing of its meaning.
+// Yields the JSON of each event without interpreting it.
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -159,7 +159,7 @@ async function stream(message, onText) {
       message.content += text;
       onText();
     }
-    if (event.choices?.[0]?.finish_reason === "length") message.error = "Cut off at the longest answer.";
+    if (event.choices?.[0]?.finish_reason === "length") message.error = "Stopped at the maximum answer length.";
     usage = event.usage ?? usage;
   }
   return usage;
@@ -196,7 +196,7 @@ async function answer() {
     if (error.name === "AbortError") status("Stopped.");
     else { message.error = error.message; status(error.message, true); }
   }
-  if (partial !== message) return;  // the page is being left and has kept it
+  if (partial !== message) return;  // the page is being closed and has saved it
   running = partial = null;
   busy(false);
   if (message.content || message.error) state.messages.push(message);
@@ -208,12 +208,12 @@ async function answer() {
 async function loadModels() {
   try {
     const response = await fetch("/v1/models", {headers: headers()});
-    if (response.status === 401) return status("This server asks for an API key: see Settings.", true);
+    if (response.status === 401) return status("This server requires an API key: see Settings.", true);
     const {data} = await response.json();
     $("model").replaceChildren(...data.map((m) => new Option(m.id, m.id)));
     if (data.some((m) => m.id === state.settings.model)) $("model").value = state.settings.model;
     status("");
-  } catch { status("The server does not answer.", true); }
+  } catch { status("The server does not respond.", true); }
 }
 
 // ---- controls ----------------------------------------------------------------------------------------------------
@@ -279,9 +279,9 @@ $("input").addEventListener("keydown", (event) => {
 });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") running?.abort(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);
-addEventListener("pagehide", () => {  // what there is of an answer is kept
+addEventListener("pagehide", () => {  // save the partial answer
   if (!partial?.content) return;
-  state.messages.push({...partial, error: "The page was closed before the end."});
+  state.messages.push({...partial, error: "The page was closed before the answer was complete."});
   partial = null;
   save();
 });

@@ -1,4 +1,4 @@
-// A small, safe part of Markdown as DOM nodes: text only ever enters through text nodes, never as HTML.
+// A small, safe subset of Markdown as DOM nodes: text is only inserted as text nodes, never as HTML.
 
 const FENCE = /^(\s*)(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
@@ -36,7 +36,7 @@ function blocks(lines, parent, depth) {
   flush();
 }
 
-// Each takes a block that starts at line i and returns the line after it.
+// Each parses a block that starts at line i and returns the line after it.
 const READERS = [
   {starts: (lines, i) => FENCE.test(lines[i]), read: readCode},
   {starts: (lines, i) => HEADING.test(lines[i]), read: readHeading},
@@ -74,7 +74,7 @@ function readQuote(lines, i, parent, depth) {
 const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
 
 function readTable(lines, i, parent) {
-  const box = add(parent, "div");  // scrolls where the table is wider than the page
+  const box = add(parent, "div");  // scrolls if the table is wider than the page
   box.className = "table";
   const table = add(box, "table");
   const right = cells(lines[i + 1]).map((mark) => mark.endsWith(":") && !mark.startsWith(":"));
@@ -108,7 +108,7 @@ function readList(lines, i, parent, depth) {
       inner.push(lines[i].slice(Math.min(base + 2, indentOf(lines[i]))));
     }
     blocks(inner, li, depth + 1);
-    if (lines[i]?.trim() === "" && ITEM.test(lines[i + 1] ?? "")) i++;  // items may stand apart
+    if (lines[i]?.trim() === "" && ITEM.test(lines[i + 1] ?? "")) i++;  // items may be separated by blank lines
   }
   return i;
 }

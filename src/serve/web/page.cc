@@ -7,7 +7,7 @@
 namespace tokamak::web {
 namespace {
 
-// The page needs nothing from elsewhere and runs no inline script, and says so to the browser.
+// The page loads nothing from other origins and has no inline scripts; the browser enforces this.
 constexpr const char* kPolicy =
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' "
     "data:; "

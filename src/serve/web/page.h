@@ -1,5 +1,5 @@
 #pragma once
-// The chat page: static files, part of the binary.
+// The chat page: static files embedded in the binary.
 #include "serve/http/router.h"
 
 namespace tokamak::web {

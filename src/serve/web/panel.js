@@ -1,4 +1,4 @@
-// The live panel: small plots of what /metrics says, only read while it is open.
+// The live panel: small plots of /metrics, polled only while it is open.
 const PERIOD = 2000, POINTS = 90;  // three minutes
 let timer = null, last = null, getHeaders = () => ({});
 const series = {};  // key -> numbers, newest last
@@ -13,7 +13,7 @@ function parse(text) {
   return sums;
 }
 
-// What changed since the last look; null: nothing happened that could be told.
+// The change since the last poll; null: unknown.
 function derive(now, before, seconds) {
   const d = (name) => (now[name] ?? 0) - (before[name] ?? 0);
   const mean = (name, scale) => (d(`${name}_count`) > 0 ? d(`${name}_sum`) / d(`${name}_count`) * scale : null);
@@ -29,7 +29,7 @@ function derive(now, before, seconds) {
   };
 }
 
-// As one line; gaps where nothing is known.
+// As one line; with gaps where values are unknown.
 function plot(svg, values, top) {
   const known = values.filter((v) => v !== null);
   const high = top ?? Math.max(1e-9, ...known) * 1.1;

@@ -64,7 +64,7 @@ struct Expr {
   };
   Type type;
   int line = 1;
-  int depth = 1;     // of the tree below: bounds recursion
+  int depth = 1;     // of the subtree: bounds recursion
   std::string name;  // attribute, filter, test
   int symbol = -1;   // of names
   Val constant;
@@ -116,7 +116,7 @@ struct Stmt {
   bool recursive = false;
 };
 
-// The innermost operand of a filter chain that stands for a block's text.
+// The innermost operand of a filter chain, a placeholder for a block's text.
 inline constexpr const char* kBlockText = "\x01";
 
 struct Program {
@@ -124,7 +124,7 @@ struct Program {
   std::vector<std::string> symbols;
 };
 
-// Names every template has; their symbols are fixed.
+// Names defined in every template; their symbols are fixed.
 enum FixedSymbol { kSymLoop, kSymVarargs, kSymKwargs, kSymCaller, kSymBlockText, kFixedSymbols };
 
 Program parse_template(std::string_view source, int& line);

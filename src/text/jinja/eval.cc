@@ -62,7 +62,7 @@ Val Interp::eval(const Expr& e) {
     case Expr::Type::kGetitem:
       return eval_getitem(e);
     case Expr::Type::kSlice:
-      raise("a slice stands alone");
+      raise("a slice outside of a subscript");
     case Expr::Type::kCall:
       return eval_call(e);
     case Expr::Type::kFilter: {

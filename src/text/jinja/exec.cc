@@ -6,7 +6,7 @@
 namespace tokamak::jinja {
 namespace {
 
-// Puts a scope in place for a block of C++.
+// Installs a scope for the lifetime of a C++ block.
 class Enter {
  public:
   Enter(ScopePtr& current, ScopePtr scope) : current_(current), saved_(std::move(current)) {
@@ -43,7 +43,7 @@ std::string Interp::run(const Value& context) {
       scope_->set(found->second, std::move(v));
   };
   add_globals(*this, define);
-  if (!context.is_object() && !context.is_null()) raise("the context is no object");
+  if (!context.is_object() && !context.is_null()) raise("the context is not an object");
   if (context.is_object())
     for (const auto& [name, value] : context.as_object())
       if (ids.contains(name)) define(name, from_value(heap_, value));
@@ -120,7 +120,7 @@ Interp::Flow Interp::exec(const Stmt& s) {
       exec_with(s);
       break;
     case Stmt::Type::kScope: {
-      if (!s.exprs.empty() && truthy(eval(*s.exprs[0]))) raise("autoescape is not possible here");
+      if (!s.exprs.empty() && truthy(eval(*s.exprs[0]))) raise("autoescape is not supported here");
       const Enter enter(scope_, inner(scope_));
       return exec(s.bodies[0]);
     }
@@ -170,7 +170,7 @@ Interp::Flow Interp::run_loop(const Stmt& s, const Val& iterable, int depth0) {
     values.swap(kept);
   }
   LoopState* loop = heap_.loop();
-  // The loop variable may outlive the loop (in a namespace): what it looks at lives on the heap.
+  // The loop variable may outlive the loop (in a namespace): what it refers to lives on the heap.
   loop->values = &heap_.list(std::move(values)).items()->values;
   loop->depth0 = depth0;
   const ScopePtr outer = scope_;
@@ -190,12 +190,12 @@ Interp::Flow Interp::run_loop(const Stmt& s, const Val& iterable, int depth0) {
     };
   ScopePtr scope;
   bool ended =
-      false;  // jinja2 takes `else` when no turn came to its end, break and continue or not
+      false;  // jinja2 runs `else` if no iteration reached its end, even with break or continue
   for (size_t i = 0; i < loop->values->size(); ++i) {
     spend(1);
     loop->index0 = i;
     if (scope && scope.use_count() == 1) {
-      scope->vars.clear();  // nobody kept the scope of the last turn
+      scope->vars.clear();  // the scope of the last iteration is not referenced
     } else {
       scope = inner(outer);
     }

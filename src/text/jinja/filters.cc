@@ -62,7 +62,7 @@ Val reverse(Interp& i, const Val& v, Args&) {
   return i.generator(std::move(values));
 }
 
-// Case-blind keys for sorting and comparing, as jinja2 does it by default.
+// Case-insensitive keys for sorting and comparing, as in jinja2 by default.
 Val fold(Interp& i, const Val& v) { return v.is_string() ? i.str(to_lower_words(v.str())) : v; }
 
 bool flag(const Args& args, size_t index, const char* name, bool fallback) {
@@ -70,7 +70,7 @@ bool flag(const Args& args, size_t index, const char* name, bool fallback) {
   return v ? truthy(*v) : fallback;
 }
 
-// Equal keys need no order: None beside None is fine.
+// Equal keys need no ordering: None next to None is fine.
 void sort_by(Interp& i, std::vector<std::pair<Val, Val>>& keyed, bool descending) {
   i.spend(keyed.size() * 4);
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {

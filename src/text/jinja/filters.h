@@ -7,7 +7,7 @@ namespace tokamak::jinja {
 
 void add_text_filters(std::unordered_map<std::string_view, FilterFn>& table);
 void add_number_filters(std::unordered_map<std::string_view, FilterFn>& table);
-// Raises where a filter takes no such argument.
+// Raises if the filter has no such argument.
 void check_filter_args(std::string_view name, const Args& args);
 bool py_float(std::string_view text, double& out);  // float(text)
 Val attribute_path(Interp& interp, const Val& v, const Val& path);

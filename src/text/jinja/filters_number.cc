@@ -1,4 +1,4 @@
-// Filters on numbers, and what arguments filters take.
+// Filters on numbers, and the arguments of all filters.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 namespace tokamak::jinja {
 namespace {
 
-// The text of a number as Python reads it: no white space around, digits of any script, single
-// underscores between digits. Empty: no number.
+// The text of a number as Python parses it: no surrounding white space, digits of any script,
+// single underscores between digits. Empty: not a number.
 std::string plain_digits(std::string_view text) {
   std::string out;
   char32_t before = 0;
@@ -105,7 +105,7 @@ Val round_filter(Interp&, const Val& v, Args& args) {
     if (v.is_integral() && precision >= 0) return v.is_bool() ? Val::integer(v.as_int()) : v;
     const double d = v.as_double();
     if (precision >= 0 && precision < 300 && std::isfinite(d)) {
-      // Decimal rounding of the exact value, as Python does it.
+      // Decimal rounding of the exact value, as in Python.
       const std::string text = fmt::format("{:.{}f}", d, static_cast<int>(precision));
       double out = 0;
       std::from_chars(text.data(), text.data() + text.size(), out);
@@ -121,7 +121,7 @@ Val round_filter(Interp&, const Val& v, Args& args) {
   return Val::real((how == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale);
 }
 
-// What each filter may be given beside its input, in order; "*": anything.
+// The arguments of each filter besides its input, in order; "*": any.
 std::string_view parameters(std::string_view name) {
   static const std::unordered_map<std::string_view, std::string_view> table = {
       {"default", "default_value boolean"},

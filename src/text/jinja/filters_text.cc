@@ -54,7 +54,7 @@ Val indent(Interp& i, const Val& v, Args& args) {
           ? width->str()
           : std::string(static_cast<size_t>(std::clamp<int64_t>(int_arg(*width, "width"), 0, 4096)),
                         ' ');
-  if (!v.is_string()) str_arg(v, "what indent is given");
+  if (!v.is_string()) str_arg(v, "the input of indent");
   const bool pad_first = first && truthy(*first), pad_blank = blank && truthy(*blank);
   std::string out;
   bool is_first = true;
@@ -100,7 +100,7 @@ Val center(Interp& i, const Val& v, Args& args) {
 
 Val truncate(Interp& i, const Val& v, Args& args) {
   if ((v.is_dict() || v.is_sequence()) && !v.is_generator()) return v;
-  if (!v.is_undefined()) str_arg(v, "what truncate is given");
+  if (!v.is_undefined()) str_arg(v, "the input of truncate");
   const Val *length = args.get(0, "length"), *kill = args.get(1, "killwords"),
             *end = args.get(2, "end"), *leeway = args.get(3, "leeway");
   const int64_t limit = length ? int_arg(*length, "length") : 255,
@@ -129,7 +129,7 @@ Val wordcount(Interp&, const Val& v, Args&) {
   return Val::integer(count);
 }
 
-// Words and the white space between them, by turns.
+// Words alternating with the white space between them.
 std::vector<std::u32string_view> wrap_chunks(std::u32string_view line) {
   std::vector<std::u32string_view> chunks;
   const auto blank = [](char32_t c) { return c == ' ' || (c >= 9 && c <= 13); };
@@ -186,12 +186,12 @@ Val wordwrap(Interp& i, const Val& v, Args& args) {
   const bool at_hyphens = !hyphens || truthy(*hyphens), break_words = !words || truthy(*words);
   std::string out;
   bool first = true;
-  for (const std::string& line : py_splitlines(str_arg(v, "what wordwrap is given"), false)) {
+  for (const std::string& line : py_splitlines(str_arg(v, "the input of wordwrap"), false)) {
     if (!first) out += newline;
     first = false;
     const std::u32string chars = utf8_to_u32(line);
     if (at_hyphens && chars.size() > limit && chars.find(U'-') != std::u32string::npos)
-      raise("wordwrap cannot break at hyphens here: use break_on_hyphens=false");
+      raise("wordwrap at hyphens is not supported: use break_on_hyphens=false");
     wrap_line(chars, limit, break_words, out, newline, i.heap());
     i.heap().check_room(out.size());
   }
@@ -257,7 +257,8 @@ Val striptags(Interp& i, const Val& v, Args&) {
     if (!tag) bare += text[k];
     if (text[k] == '>') tag = false;
   }
-  if (bare.find('&') != std::string::npos) raise("striptags of text with entities is not possible");
+  if (bare.find('&') != std::string::npos)
+    raise("striptags of text with entities is not supported");
   std::string out;
   for (const std::string& word : py_split(bare, nullptr, -1))
     out += (out.empty() ? "" : " ") + word;
@@ -283,7 +284,7 @@ Val filesizeformat(Interp& i, const Val& v, Args& args) {
   return i.str(fmt::format("{:.1f} {}", bytes / unit, base == 1024 ? kBinary[k] : kUnits[k]));
 }
 
-// A copy whose dicts are in the order of their keys.
+// A copy with sorted dicts.
 Val sorted_dicts(Interp& i, const Val& v, int depth) {
   if (depth > 100) raise("values are nested too deeply");
   i.spend(1);
@@ -304,7 +305,7 @@ Val sorted_dicts(Interp& i, const Val& v, int depth) {
 Val pprint(Interp& i, const Val& v, Args&) {
   std::string out;
   append_repr(out, sorted_dicts(i, v, 0));
-  if (utf8_length(out) > 80) raise("pprint of more than one line is not possible");
+  if (utf8_length(out) > 80) raise("pprint of more than one line is not supported");
   return i.str(std::move(out));
 }
 

@@ -21,7 +21,7 @@ struct Spec {
   char type = '\0';
 };
 
-// Of "0x", "0o", "0b" in front of digits, which only # puts there.
+// The length of a prefix "0x", "0o" or "0b", which only # adds.
 size_t base_prefix(const Spec& spec, std::string_view digits) {
   bool has = spec.alternate && digits.size() > 2 && digits[0] == '0' &&
              std::string_view("xXob").find(digits[1]) != std::string_view::npos;
@@ -61,7 +61,8 @@ void pad(std::string& out, const Spec& spec, std::string body, bool numeric) {
 
 std::string signed_text(const Spec& spec, bool negative, std::string digits) {
   if (spec.group) {
-    if (spec.zero && spec.width > 0) raise("zeros and digit groups together are not possible");
+    if (spec.zero && spec.width > 0)
+      raise("zero padding together with digit groups is not supported");
     const size_t start = base_prefix(spec, digits);
     const size_t size = std::string_view("xXob").find(spec.type) < 4 ? 4 : 3;
     size_t end = digits.find_first_of(".e%");
@@ -125,7 +126,7 @@ std::string float_text(const Spec& spec, double value, char type) {
   return signed_text(spec, std::signbit(value), std::move(digits));
 }
 
-// No type, but a precision: as g, with a point, and exponents from one digit earlier.
+// No type, but a precision: like g, but always with a point, and exponents start one digit earlier.
 std::string short_float(const Spec& spec, double value) {
   if (!std::isfinite(value)) return float_text(spec, value, 'g');
   const int precision = static_cast<int>(std::clamp<int64_t>(spec.precision, 1, 300));
@@ -269,7 +270,7 @@ std::string number_body(const Spec& s, const Val& v) {
   const bool float_type = s.type != '\0' && std::string_view("eEfFgG%").find(s.type) < 7;
   if (v.is_float() || float_type) {
     if (s.type != '\0' && s.type != 'n' && !float_type) bad_code(s, v);
-    if (s.alternate) raise("'#' with a float is not possible");
+    if (s.alternate) raise("'#' with a float is not supported");
     if (s.type != '\0') return float_text(s, v.as_double(), s.type);
     if (s.precision >= 0) return short_float(s, v.as_double());
     return signed_text(s, std::signbit(v.as_double()), float_repr(std::fabs(v.as_double())));
@@ -421,7 +422,7 @@ std::string brace_format(Interp& interp, const Text& source, const Args& args) {
       v = *found;
     }
     if (head_end != std::string_view::npos) {
-      // .name and [key], as far as they follow.
+      // Any .name and [key] that follow.
       std::string_view rest = field.substr(head_end);
       while (!rest.empty()) {
         const bool bracket = rest[0] == '[';
@@ -463,7 +464,7 @@ std::string strftime_text(const TemplateTime& now, std::string_view format) {
   tm.tm_min = now.minute;
   tm.tm_sec = now.second;
   timegm(&tm);  // fills in the day of the week and of the year
-  // A naive time has no zone: %Z and %z are empty; %f is never known.
+  // A naive time has no zone: %Z and %z are empty; %f is always zero.
   std::string cleaned;
   for (size_t i = 0; i < format.size(); ++i) {
     if (format[i] != '%' || i + 1 >= format.size()) {

@@ -1,4 +1,4 @@
-// Functions every template can call.
+// Functions that every template can call.
 #include <ctime>
 
 #include "text/jinja/interp.h"
@@ -6,7 +6,7 @@
 namespace tokamak::jinja {
 namespace {
 
-constexpr int64_t kMaxRange = 100000;  // as jinja2's sandbox has it
+constexpr int64_t kMaxRange = 100000;  // as in jinja2's sandbox
 
 Val range(Interp& i, Args& args) {
   if (args.pos.empty() || args.pos.size() > 3) raise("range takes one to three arguments");

@@ -38,7 +38,7 @@ class Interp {
   const RenderLimits& limits() const { return limits_; }
   void spend(size_t steps);  // raises when the budget is used up
   void spend_bytes(size_t bytes) { spend(bytes / 64 + 1); }
-  Val str(std::string text, bool markup = false);  // costs steps by its size
+  Val str(std::string text, bool markup = false);  // costs steps in proportion to its size
   Val list(std::vector<Val> values) { return heap_.list(std::move(values)); }
   Val generator(std::vector<Val> values) {
     return heap_.flavored(std::move(values), Flavor::kGenerator);
@@ -49,7 +49,7 @@ class Interp {
   Val slice(const Val& object, const Val& start, const Val& stop, const Val& step);
   Val binary(Op op, const Val& a, const Val& b);
   bool contains(const Val& container, const Val& item);
-  // The elements a loop would see; raises when there are none to see.
+  // The elements that a loop iterates over; raises if the value is not iterable.
   std::vector<Val> iterate(const Val& v);
   Val make_macro(const MacroNode& node, ScopePtr scope);
 
@@ -118,7 +118,7 @@ std::string html_escape(std::string_view text);
 std::string py_title(std::string_view text);
 std::vector<std::string> py_splitlines(std::string_view text, bool keep_ends);
 std::string py_capitalize(std::string_view text);
-// A format marked `safe` escapes what is put into it.
+// A format string marked `safe` escapes its arguments.
 std::string percent_format(Interp& interp, const Text& format, const Val& values);
 std::string brace_format(Interp& interp, const Text& format, const Args& args);
 std::string strftime_text(const TemplateTime& now, std::string_view format);

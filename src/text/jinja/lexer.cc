@@ -65,7 +65,7 @@ class Lexer {
                                          text_.begin() + static_cast<ptrdiff_t>(to), '\n'));
   }
 
-  // Text up to the next tag, and what the tag does to it.
+  // Text up to the next tag, with the tag's white space control applied.
   void data() {
     size_t tag = pos_;
     while (true) {
@@ -126,7 +126,7 @@ class Lexer {
     count_lines(from, pos_);
   }
 
-  // Behind a closing tag. trims: a newline right after it belongs to it.
+  // After a closing tag. trims: the tag includes a newline right after it.
   void after_end(bool minus, bool plus, bool trims) {
     const size_t from = pos_;
     if (minus) {
@@ -243,7 +243,7 @@ class Lexer {
     }
   }
 
-  // Letters of any script make names; emoji and signs do not.
+  // Names consist of letters of any script; emoji and symbols are not allowed.
   void check_name(size_t from) const {
     for (size_t pos = from; pos < pos_;) {
       const Utf8Char c = utf8_decode(text_, pos);
@@ -326,7 +326,7 @@ class Lexer {
       out += kTo[i];
       return;
     }
-    if (c == '\n') {  // a line joined to the next
+    if (c == '\n') {  // a line continuation
       ++line_;
       return;
     }
@@ -342,7 +342,7 @@ class Lexer {
       utf8_append(out, v);
       return;
     }
-    if (c == 'N') raise("\\N escapes are not possible: write the character");
+    if (c == 'N') raise("\\N escapes are not supported: write the character");
     out += '\\';
     out += c;
   }
@@ -358,7 +358,7 @@ class Lexer {
       return v;
     };
     int64_t v = read(pos_, count);
-    if (v < 0 || v > 0x10FFFF) raise("a \\x or \\u escape is broken");
+    if (v < 0 || v > 0x10FFFF) raise("invalid \\x or \\u escape");
     pos_ += static_cast<size_t>(count);
     if (v >= 0xD800 && v < 0xDC00 && text_.compare(pos_, 2, "\\u") == 0) {
       const int64_t low = read(pos_ + 2, 4);

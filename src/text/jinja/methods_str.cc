@@ -26,7 +26,7 @@ Val strings(Interp& i, std::vector<std::string> parts) {
   return i.list(std::move(out));
 }
 
-// A part of the text by character positions, for methods that take (start, end).
+// A substring by character positions, for methods that take (start, end).
 struct Window {
   std::string_view view;
   size_t start_chars = 0;
@@ -253,7 +253,7 @@ Val is_case(Interp&, const Val& s, Args&) {
   }
   return Val::boolean(cased);
 }
-// Upper case only where a word starts, lower case only behind it, and at least one word.
+// Upper case only at the start of a word, lower case only after it, and at least one word.
 Val is_title_text(Interp&, const Val& s, Args&) {
   bool inside = false, cased = false;
   for (size_t pos = 0; pos < s.str().size();) {

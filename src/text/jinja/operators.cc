@@ -1,4 +1,4 @@
-// What operators do, by Python's rules.
+// Operators, with Python's semantics.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -30,7 +30,7 @@ double float_mod(double a, double b) {
   return (r < 0) != (b < 0) ? r + b : r;
 }
 
-// By way of the remainder, as Python does it: 1.0 // 0.1 is 9.
+// Computed from the remainder, as in Python: 1.0 // 0.1 is 9.
 double float_floor_div(double a, double b) {
   const double whole = (a - float_mod(a, b)) / b;
   if (whole == 0) return std::copysign(0.0, a / b);
@@ -41,7 +41,7 @@ double float_floor_div(double a, double b) {
 Val float_pow(double a, double b) {
   if (a == 0 && b < 0) raise("0.0 cannot be raised to a negative power");
   if (a < 0 && std::isfinite(a) && std::isfinite(b) && b != std::floor(b))
-    raise("a negative number has no real power with a fraction");
+    raise("a negative number has no real fractional power");
   const double r = std::pow(a, b);
   if (std::isinf(r) && std::isfinite(a) && std::isfinite(b)) raise("the power is too large");
   return Val::real(r);
@@ -61,7 +61,7 @@ Val int_pow(int64_t base, int64_t exponent) {
   return Val::integer(checked(overflow, result));
 }
 
-// a / b rounded once, as Python has it; a double does not hold every integer.
+// a / b rounded once, as in Python; a double cannot represent every integer.
 double int_quotient(int64_t a, int64_t b) {
   auto size = [](int64_t v) {
     return v < 0 ? 0 - static_cast<uint64_t>(v) : static_cast<uint64_t>(v);
@@ -80,7 +80,7 @@ double int_quotient(int64_t a, int64_t b) {
       rest = rest || (quotient & 1) != 0;
       quotient >>= 1;
     }
-    // There are more than 60 bits: the last one may stand for all that follow.
+    // More than 60 bits: the last one may be a sticky bit for all that follow.
     result =
         std::ldexp(static_cast<double>(static_cast<uint64_t>(quotient) | (rest ? 1 : 0)), exponent);
   }
@@ -89,7 +89,7 @@ double int_quotient(int64_t a, int64_t b) {
 
 Val int_op(Op op, int64_t a, int64_t b) {
   int64_t r = 0;
-  bool overflow = false;  // a statement of its own: the order of arguments is not fixed
+  bool overflow = false;  // a separate statement: argument evaluation order is unspecified
   switch (op) {
     case Op::kAdd:
       overflow = __builtin_add_overflow(a, b, &r);

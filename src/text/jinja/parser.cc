@@ -72,7 +72,7 @@ StmtPtr Parser::make(Stmt::Type type) const {
   return s;
 }
 
-// Statements up to {% <one of ends>; that name is not consumed, the tag's opening is.
+// Statements up to {% <one of ends>; consumes the opening of that tag, but not its name.
 Body Parser::body(std::initializer_list<std::string_view> ends) {
   const Nest nest(*this);
   Body out;
@@ -158,7 +158,7 @@ StmtPtr Parser::statement() {
     return s;
   }
   if (name == "include" || name == "import" || name == "from" || name == "extends")
-    raise("'" + name + "' is not possible in a chat template");
+    raise("'" + name + "' is not supported in a chat template");
   raise("unknown tag '" + name + "'");
 }
 
@@ -198,7 +198,7 @@ ExprPtr Parser::assign_target(bool with_namespace) {
 
 void Parser::refuse_loop(const Expr& target) const {
   if (target.type == Expr::Type::kName && target.symbol == kSymLoop)
-    raise("'loop' belongs to the loop: a target needs another name");
+    raise("'loop' is reserved: use another name for the target");
   for (const ExprPtr& kid : target.kids) refuse_loop(*kid);
 }
 

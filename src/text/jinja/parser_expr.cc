@@ -212,7 +212,7 @@ ExprPtr Parser::number(const Token& token) {
   int64_t i = 0;
   const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), i, base);
   if (result.ec != std::errc() || result.ptr != digits.data() + digits.size())
-    raise("the number " + token.text + " is not possible");
+    raise("the number " + token.text + " is not supported");
   e->constant = Val::integer(i);
   return e;
 }

@@ -139,8 +139,7 @@ std::string ascii_only(std::string text) {
   return out;
 }
 
-// Shortest digits that read back equal, laid out as Python does: exponent form below 1e-4 and from
-// 1e16.
+// Shortest digits that round-trip, formatted as in Python: exponent form below 1e-4 and from 1e16.
 std::string float_repr(double d) {
   if (std::isnan(d)) return "nan";
   if (std::isinf(d)) return d < 0 ? "-inf" : "inf";
@@ -288,7 +287,7 @@ void append_repr(std::string& out, const Val& v, int depth) {
   }
 }
 
-// Sorted as values: 2 before 10, and keys that have no order are refused.
+// Sorted as values: 2 before 10; keys that cannot be ordered raise an error.
 static std::vector<const std::pair<Val, Val>*> members_of(const Dict& dict, bool sorted) {
   std::vector<const std::pair<Val, Val>*> members;
   for (const auto& member : dict.members) members.push_back(&member);

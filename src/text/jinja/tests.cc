@@ -1,4 +1,4 @@
-// The tests behind `is`.
+// The tests for `is`.
 #include <algorithm>
 
 #include "text/jinja/filters.h"

@@ -8,7 +8,7 @@
 
 namespace tokamak::jinja {
 namespace {
-constexpr int kMaxNesting = 300;  // of values inside values; beyond it recursion would be unsafe
+constexpr int kMaxNesting = 300;  // nesting of values; deeper recursion would be unsafe
 constexpr size_t kIndexFrom = 12;
 bool set_like(Flavor f) { return f == Flavor::kKeys || f == Flavor::kItems; }
 const char* flavor_name(Flavor flavor) {

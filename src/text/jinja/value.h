@@ -1,7 +1,7 @@
 #pragma once
-// The values of a template while it renders. Strings are shared and counted against the render's
-// budget while they live; containers belong to the render's heap and die with it (so cycles cost
-// nothing).
+// The values of a template during rendering. Strings are shared and count against the render's
+// budget while they live; containers belong to the render's heap and are freed with it (so cycles
+// do not leak).
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -22,7 +22,7 @@ class Interp;
 struct MacroNode;
 struct Scope;
 
-// What a template did wrong; the interpreter adds the line.
+// A template error; the interpreter adds the line.
 struct TemplateError {
   std::string message;
 };
@@ -32,7 +32,7 @@ struct Text {
   std::string bytes;
   size_t chars = 0;  // code points; == bytes.size() for ASCII
   size_t* budget = nullptr;
-  bool markup = false;  // marked `safe`: adding plain text to it escapes that text, as jinja2 does
+  bool markup = false;  // marked `safe`: plain text added to it is escaped, as in jinja2
   Text(std::string text, size_t* budget, bool markup = false);
   ~Text();
   Text(const Text&) = delete;
@@ -66,7 +66,7 @@ class Val {
  public:
   Val() = default;  // undefined
   static Val none() { return Val(Kind::kNone); }
-  // name: of the variable, or of the attribute that an `owner` does not have; for messages.
+  // name: of the variable, or of the attribute missing in `owner`; for messages.
   static Val undefined(TextPtr name, Kind owner = Kind::kUndefined) {
     Val v;
     v.i_ = static_cast<int64_t>(owner);
@@ -131,8 +131,8 @@ class Val {
   bool is_list() const { return kind_ == Kind::kList; }
   bool is_tuple() const { return kind_ == Kind::kTuple; }
   bool is_sequence() const { return is_list() || is_tuple(); }
-  bool is_plain_list() const;      // list itself, no range, view or generator
-  bool is_plain_sequence() const;  // list or tuple itself
+  bool is_plain_list() const;      // a real list, not a range, view or generator
+  bool is_plain_sequence() const;  // a real list or tuple
   bool is_generator() const;
   bool is_dict() const { return kind_ == Kind::kDict; }
 
@@ -161,8 +161,8 @@ class Val {
   TextPtr text_;
 };
 
-// What a list is in Python. A generator yields its values once, counts as true and cannot be
-// printed as data; views and ranges are no lists either.
+// The kinds of Python sequences. A generator yields its values once, counts as true and cannot be
+// printed as data; views and ranges are not lists either.
 enum class Flavor : uint8_t { kPlain, kRange, kGenerator, kKeys, kValues, kItems, kGroup };
 
 struct List {
@@ -214,7 +214,7 @@ struct LoopState {
   std::function<Val(Interp&, Args&)> recurse;
 };
 
-// Owner of everything a render makes; enforces the memory limit.
+// Owns all values created by a render; enforces the memory limit.
 class Heap {
  public:
   explicit Heap(size_t limit) : limit_(limit) {}
@@ -225,8 +225,8 @@ class Heap {
   Namespace* space();
   LoopState* loop();
   Val callable(std::string name, std::function<Val(Interp&, Args&)> call);
-  void charge(size_t bytes);            // containers: they stay until the end
-  void check_room(size_t bytes) const;  // before a string of that size is made
+  void charge(size_t bytes);            // containers: freed at the end
+  void check_room(size_t bytes) const;  // call before creating a string of that size
 
  private:
   size_t limit_;
@@ -250,14 +250,14 @@ std::string to_str(const Val& v);                        // str(v)
 void append_str(std::string& out, const Val& v);
 void append_repr(std::string& out, const Val& v, int depth = 0);
 std::string float_repr(double d);
-bool is_printable(char32_t c);             // by repr as it is
+bool is_printable(char32_t c);             // printed unchanged by repr
 std::string ascii_only(std::string text);  // other characters as \x, \u and \U
 [[noreturn]] void raise_undefined(const Val& v);
 
 struct JsonStyle {
   bool ascii = false;
   int indent = -1;
-  bool newline_indent = false;  // indent was given (0 puts newlines too)
+  bool newline_indent = false;  // indent was given (0 also adds newlines)
   std::string item_separator = ", ", key_separator = ": ";
   bool sort_keys = false;
 };
