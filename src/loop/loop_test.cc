@@ -6,7 +6,7 @@
 #include "base/rng.h"
 #include "loop/bounds.h"
 #include "loop/evaluate.h"
-#include "loop/schedule.h"
+#include "loop/phases.h"
 
 namespace tokamak::loop {
 namespace {
@@ -187,7 +187,7 @@ TEST(LoopText, MutationsNeverCrash) {
       ++accepted;
       std::string printed = print_program(p);
       ASSERT_EQ(print_program(parse_program(printed)), printed) << text;
-      make_schedule(p);
+      make_phases(p);
       verify_program(p);
       merge_rows(p);
     } catch (const Error& e) {
@@ -244,7 +244,7 @@ TEST(LoopEvaluate, RowsByIndex) {
 
 TEST(LoopSchedule, PhasesAndKeptTiles) {
   Program p = parse_program(kNorm);
-  Schedule s = make_schedule(p);
+  Phases s = make_phases(p);
   ASSERT_EQ(s.phases.size(), 2u);
   EXPECT_EQ(s.phases[0].tile, (std::vector<uint32_t>{0, 1, 2, 3}));
   EXPECT_EQ(s.phases[1].tile, (std::vector<uint32_t>{9, 10, 11}));
@@ -258,7 +258,7 @@ TEST(LoopSchedule, WorkForALaterPhaseIsDoneThere) {
       "%0 = load in0[c + 8*r0] : f32 tile\n%1 = silu %0 : f32 tile\n%2 = neg %1 : f32 tile\n"
       "%3 = load in1[c + 8*r0] : f32 tile\n%4 = max %3 : f32 row\n%5 = mul %2, %4 : f32 tile\n"
       "store out0[c + 8*r0] = %5\n");
-  Schedule s = make_schedule(p);
+  Phases s = make_phases(p);
   EXPECT_EQ(s.phases[1].tile, (std::vector<uint32_t>{0, 1, 2, 5}));
   EXPECT_EQ(std::count(s.kept.begin(), s.kept.end(), true), 0);
 }

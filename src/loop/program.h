@@ -2,7 +2,7 @@
 // Loop IR: one fused region of element-wise ops, broadcasts, row reductions and rows by index, as a
 // small typed program over an iteration space rows x columns. It says what every element is, not
 // how: tiles, threads, phases and memory belong to who runs it (evaluate.h gives the meaning,
-// schedule.h the phases, backends the speed). docs/loop_ir.md is the text form.
+// phases.h the phases, backends the speed). docs/loop_ir.md is the text form.
 #include <cstdint>
 #include <map>
 #include <string>

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "loop/evaluate.h"
-#include "loop/schedule.h"
+#include "loop/phases.h"
 
 namespace {
 
@@ -52,8 +52,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     loop::Program p = loop::parse_program(text);
     const std::string printed = loop::print_program(p);
     fail_if(loop::print_program(loop::parse_program(printed)) != printed);
-    loop::make_schedule(p);
-    loop::make_schedule(loop::merge_rows(p));
+    loop::make_phases(p);
+    loop::make_phases(loop::merge_rows(p));
     run(p);
     run(loop::merge_rows(p));
   } catch (const Error& e) {

@@ -34,7 +34,7 @@ struct Tensor {
 };
 
 // `rows` pieces of `width` bytes that lie `stride` apart.
-struct Access {
+struct MemoryAccess {
   uintptr_t base = 0;
   int64_t stride = 0, width = 0, rows = 1;
   bool write = false;
@@ -52,7 +52,7 @@ struct Access {
 class AccessList {
  public:
   void clear() { items_.clear(); }
-  const std::vector<Access>& items() const { return items_; }
+  const std::vector<MemoryAccess>& items() const { return items_; }
   void reserve(size_t n) { items_.reserve(n); }
 
   // A whole tensor.
@@ -81,7 +81,7 @@ class AccessList {
     add({address(state.planes[0].memory.data()) + static_cast<uintptr_t>(row * heads + head), heads,
          head_end - head, row_end - row, write, false, &state});
   }
-  void add(const Access& a) {
+  void add(const MemoryAccess& a) {
     if (a.width > 0 && a.rows > 0) items_.push_back(a);
   }
 
@@ -96,7 +96,7 @@ class AccessList {
     if (shared(t)) add({address(t.data) + static_cast<uintptr_t>(from), size, size, 1, write});
   }
 
-  std::vector<Access> items_;
+  std::vector<MemoryAccess> items_;
 };
 
 }  // namespace tokamak::cpu

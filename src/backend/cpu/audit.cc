@@ -35,7 +35,7 @@ void StageAudit::add_bytes(uintptr_t begin, size_t size, bool write) {
 
 // Writing a cell: the values of one token and head in every plane. Reading one: the whole head, for
 // it stands for what earlier steps wrote too.
-void StageAudit::resolve_cells(const Access& a, const StepContext& c) {
+void StageAudit::resolve_cells(const MemoryAccess& a, const StepContext& c) {
   const KvState& state = *a.state;
   const StepInputs& step = *c.step;
   auto offset =
@@ -71,7 +71,7 @@ void StageAudit::resolve_cells(const Access& a, const StepContext& c) {
 void StageAudit::resolve(const StepContext& c) {
   reads_.clear();
   writes_.clear();
-  for (const Access& a : list_.items()) {
+  for (const MemoryAccess& a : list_.items()) {
     if (a.state) {
       resolve_cells(a, c);
       continue;

@@ -25,7 +25,7 @@ class StageAudit {
     size_t region = 0, begin = 0, size = 0;
   };
   void resolve(const StepContext& c);
-  void resolve_cells(const Access& a, const StepContext& c);
+  void resolve_cells(const MemoryAccess& a, const StepContext& c);
   void add_bytes(uintptr_t begin, size_t size, bool write);
   void part(const Op& op, const Tensor* in, const Tensor* out, const StepContext& c,
             std::string_view label);

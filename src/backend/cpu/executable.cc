@@ -155,7 +155,7 @@ void CpuExecutable::make_scheduler(const Plan& plan, Prepared& p) const {
                      i < plan.calls.size() ? std::string_view(plan.calls[i].label) : "angles"});
   }
   p.scheduler =
-      std::make_unique<Scheduler>(std::move(calls), pool_->size(), plan.function, !eager_);
+      std::make_unique<ScheduleMaker>(std::move(calls), pool_->size(), plan.function, !eager_);
 }
 
 // Rotations of one plan by the same weight and the same positions have their angles made once, by a
@@ -237,7 +237,7 @@ void CpuExecutable::run(const StepInputs& step) {
   set_shape(p);
   for (const InputUse& u : p.inputs)
     p.calls[u.call].in[u.arg].data = const_cast<int32_t*>(input_data(u.input, binder_.inputs()));
-  const Schedule& schedule = p.scheduler->get(binder_.symbols(), context_);
+  const ThreadSchedule& schedule = p.scheduler->get(binder_.symbols(), context_);
   if (p.eager || audit_ || (profile_ && profile_->on))
     run_one_by_one(p, schedule, plan);
   else
@@ -248,7 +248,7 @@ void CpuExecutable::run(const StepInputs& step) {
   result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-void CpuExecutable::run_together(Prepared& p, const Schedule& schedule) {
+void CpuExecutable::run_together(Prepared& p, const ThreadSchedule& schedule) {
   const std::vector<ScheduledCall>& calls = p.scheduler->calls();
   std::atomic<bool> failed{false};
   std::exception_ptr error;
@@ -276,7 +276,7 @@ void CpuExecutable::run_together(Prepared& p, const Schedule& schedule) {
 }
 
 // For tools and tests: everybody waits for everybody after each stage.
-void CpuExecutable::run_one_by_one(Prepared& p, const Schedule& schedule, uint32_t plan) {
+void CpuExecutable::run_one_by_one(Prepared& p, const ThreadSchedule& schedule, uint32_t plan) {
   size_t plan_calls = plans_.plans[plan].calls.size();
   for (size_t n = 0; n < schedule.items.size();) {
     uint32_t at = schedule.items[n].call, i = p.order[at];

@@ -26,7 +26,7 @@ class CpuExecutable final : public Executable {
   const MemoryLedger& memory() const override { return ledger_; }
   const DispatchStats& dispatch() const override { return binder_.stats(); }
   // Of the plan that ran last, and what it was made from: for tools and tests.
-  const Scheduler& scheduler() const { return *prepared_[last_plan_].scheduler; }
+  const ScheduleMaker& scheduler() const { return *prepared_[last_plan_].scheduler; }
   const StepContext& context() const { return context_; }
 
  private:
@@ -55,7 +55,7 @@ class CpuExecutable final : public Executable {
     // In the order they run: calls of the plan, and those that make angles (behind them in
     // `calls`).
     std::vector<uint32_t> order;
-    std::unique_ptr<Scheduler> scheduler;
+    std::unique_ptr<ScheduleMaker> scheduler;
   };
 
   void prepare(const Plan& plan, Prepared& out);
@@ -67,8 +67,8 @@ class CpuExecutable final : public Executable {
   void set_shape(Prepared& p);
   const int32_t* input_data(uint32_t input, const StepInputs& step) const;
   void run(const StepInputs& step);
-  void run_together(Prepared& p, const Schedule& schedule);
-  void run_one_by_one(Prepared& p, const Schedule& schedule, uint32_t plan);
+  void run_together(Prepared& p, const ThreadSchedule& schedule);
+  void run_one_by_one(Prepared& p, const ThreadSchedule& schedule, uint32_t plan);
   void finish(const StepInputs& step, Prepared& p);
 
   PlanSet plans_;

@@ -100,7 +100,7 @@ class LoopOp final : public Op {
     };
     int64_t width = b.column * (to - from - 1) + 1;
     if (t.dtype == DType::kQ8A) width = to - from;
-    Access a;
+    MemoryAccess a;
     a.write = write;
     auto base = reinterpret_cast<uintptr_t>(t.data);
     size_t axes = plan_.program.rows.size();

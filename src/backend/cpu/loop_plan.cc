@@ -37,19 +37,19 @@ bool is_norm(const LoopStep& s) { return s.kind == Kind::kRmsNorm || s.kind == K
 LoopPlan::LoopPlan(loop::Program from, const KernelTable& kernels, const OpSite& site, bool by_rows,
                    std::span<const uint32_t> params)
     : program(std::move(from)) {
-  loop::Schedule schedule = loop::make_schedule(program);
+  loop::Phases order = loop::make_phases(program);
   for (const loop::Store& s : program.stores) scatters = scatters || s.to.by >= 0;
   for (uint32_t s = 0; s < program.stores.size(); ++s)  // one thread writes a number of a row
     whole_rows = whole_rows || is_row_store(s);
-  whole_rows = whole_rows || by_rows || scatters || schedule.phases.size() > 1;
+  whole_rows = whole_rows || by_rows || scatters || order.phases.size() > 1;
   int64_t columns = program.columns.upper(site.symbols);
   uncut_rows = whole_rows && columns <= kLoopCache;
-  place_values(schedule, site, params);
+  place_values(order, site, params);
   if (uncut_rows) {
     fill_uncut(kernels);
   } else {
-    phases.resize(schedule.phases.size());
-    for (size_t i = 0; i < phases.size(); ++i) fill_phase(schedule, i, kernels);
+    phases.resize(order.phases.size());
+    for (size_t i = 0; i < phases.size(); ++i) fill_phase(order, i, kernels);
   }
   int64_t work = 0;
   for (Phase& phase : phases) {
@@ -73,11 +73,11 @@ bool LoopPlan::reads_in_place(const Instr& i, const OpSite& site,
          (t.weight || is_word(t.dtype));
 }
 
-void LoopPlan::place_values(const loop::Schedule& schedule, const OpSite& site,
+void LoopPlan::place_values(const loop::Phases& order, const OpSite& site,
                             std::span<const uint32_t> params) {
   places.resize(program.code.size());
   std::vector<int> phases_of(places.size(), 0);
-  for (const loop::Schedule::Phase& phase : schedule.phases)
+  for (const loop::Phases::Phase& phase : order.phases)
     for (uint32_t id : phase.tile) ++phases_of[id];
   for (uint32_t id = 0; id < program.code.size(); ++id) {
     const Instr& i = program.code[id];
@@ -89,7 +89,7 @@ void LoopPlan::place_values(const loop::Schedule& schedule, const OpSite& site,
       else
         gathers = true;
     } else {
-      bool later = schedule.kept[id] || phases_of[id] > 1;  // a load that has to be converted
+      bool later = order.kept[id] || phases_of[id] > 1;  // a load that has to be converted
       places[id].kind = later && !uncut_rows ? Where::kKept : Where::kBuffer;
     }
   }
@@ -157,20 +157,19 @@ static_assert(static_cast<int>(loop::Op::kMinimum) - static_cast<int>(loop::Op::
 static_assert(static_cast<int>(loop::Op::kMin) - static_cast<int>(loop::Op::kSum) ==
               static_cast<int>(Reduce::kMin));
 
-void LoopPlan::fill_phase(const loop::Schedule& schedule, size_t phase,
-                          const KernelTable& kernels) {
+void LoopPlan::fill_phase(const loop::Phases& order, size_t phase, const KernelTable& kernels) {
   Phase& out = phases[phase];
-  for (uint32_t id : schedule.phases[phase].row) {
+  for (uint32_t id : order.phases[phase].row) {
     LoopStep s = make_step(id, kernels);
     (s.kind == Kind::kConst ? once : out.row).push_back(s);
   }
   auto done = [&](uint32_t id) {  // a load of an earlier phase that is kept
     for (size_t p = 0; p < phase; ++p)
-      for (uint32_t before : schedule.phases[p].tile)
+      for (uint32_t before : order.phases[p].tile)
         if (before == id) return true;
     return false;
   };
-  for (uint32_t id : schedule.phases[phase].tile) {
+  for (uint32_t id : order.phases[phase].tile) {
     if (places[id].kind == Where::kInput) {
       if (program.code[id].access.by >= 0) out.rows_by_index.push_back(id);
     } else if (!done(id)) {
@@ -183,7 +182,7 @@ void LoopPlan::fill_phase(const loop::Schedule& schedule, size_t phase,
     bool row = is_row_store(s);
     if (row && phase == 0) row_stores.push_back(make_store(s));
     bool reduces = loop::op_info(value.op).kind == OpKind::kReduce;
-    bool here = schedule.phase_of[store.value] + (reduces ? 1 : 0) == phase;
+    bool here = order.phase_of[store.value] + (reduces ? 1 : 0) == phase;
     const LoopPlace& place = places[store.value];
     if (!row && here && !(place.kind == Where::kOutput && place.slot == s))
       out.tile.push_back(make_store(s));

@@ -7,7 +7,7 @@
 
 #include "backend/cpu/exec.h"
 #include "loop/bounds.h"
-#include "loop/schedule.h"
+#include "loop/phases.h"
 
 namespace tokamak::cpu {
 
@@ -107,10 +107,10 @@ struct LoopPlan {
   };
   bool reads_in_place(const loop::Instr& load, const OpSite& site,
                       std::span<const uint32_t> params) const;
-  void place_values(const loop::Schedule& schedule, const OpSite& site,
+  void place_values(const loop::Phases& order, const OpSite& site,
                     std::span<const uint32_t> params);
   void place_stores();
-  void fill_phase(const loop::Schedule& schedule, size_t phase, const KernelTable& kernels);
+  void fill_phase(const loop::Phases& order, size_t phase, const KernelTable& kernels);
   void fill_uncut(const KernelTable& kernels);
   std::optional<RowKernel> find_row_kernel(uint32_t id) const;
   std::optional<RowKernel> find_norm(uint32_t scaled) const;

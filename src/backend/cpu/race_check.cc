@@ -11,7 +11,7 @@ struct ByteRange {
   uintptr_t begin, end;
   int thread;
   uint32_t item;
-  Access access;
+  MemoryAccess access;
 };
 
 bool may_meet(const ByteRange& a, const ByteRange& b) {
@@ -41,8 +41,8 @@ bool sweep(std::vector<ByteRange>& ranges, Conflict& out) {
 
 }  // namespace
 
-bool find_race(std::span<const ScheduledCall> calls, const Schedule& schedule, StepContext context,
-               Conflict& out) {
+bool find_race(std::span<const ScheduledCall> calls, const ThreadSchedule& schedule,
+               StepContext context, Conflict& out) {
   std::vector<ByteRange> ranges;
   AccessList list;
   for (uint32_t i = 0; i < schedule.items.size(); ++i) {
@@ -56,7 +56,7 @@ bool find_race(std::span<const ScheduledCall> calls, const Schedule& schedule, S
     for (context.thread = 0; context.thread < context.threads; ++context.thread) {
       list.clear();
       call.op->touch(call.in, call.out, context, list);
-      for (const Access& a : list.items())
+      for (const MemoryAccess& a : list.items())
         for (int64_t row = 0; row < a.rows; ++row) {
           uintptr_t begin = a.base + static_cast<uintptr_t>(row * a.stride);
           ranges.push_back({begin, begin + static_cast<uintptr_t>(a.width), context.thread, i, a});

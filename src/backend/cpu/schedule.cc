@@ -13,7 +13,7 @@ int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
 }  // namespace
 
-bool overlap(const Access& a, const Access& b) {
+bool overlap(const MemoryAccess& a, const MemoryAccess& b) {
   if (a.state != b.state) return false;
   auto distance = static_cast<int64_t>(b.base - a.base);
   int64_t end_a = (a.rows - 1) * a.stride + a.width, end_b = (b.rows - 1) * b.stride + b.width;
@@ -27,7 +27,8 @@ bool overlap(const Access& a, const Access& b) {
   return std::max(least, 1 - a.rows) <= std::min(most, b.rows - 1);
 }
 
-Scheduler::Scheduler(std::vector<ScheduledCall> calls, int threads, std::string name, bool placed)
+ScheduleMaker::ScheduleMaker(std::vector<ScheduledCall> calls, int threads, std::string name,
+                             bool placed)
     : calls_(std::move(calls)),
       threads_(threads),
       name_(std::move(name)),
@@ -37,14 +38,15 @@ Scheduler::Scheduler(std::vector<ScheduledCall> calls, int threads, std::string 
   list_.reserve(256);
   touched_.reserve(512 * static_cast<size_t>(threads));
   groups_.reserve(512);
-  for (Schedule& s : kept_) {
+  for (ThreadSchedule& s : kept_) {
     s.items.reserve(2 * calls_.size());
     s.shape.reserve(8);
   }
 }
 
-const Schedule& Scheduler::get(std::span<const int64_t> shape, const StepContext& context) {
-  auto is = [&](const Schedule& s) {
+const ThreadSchedule& ScheduleMaker::get(std::span<const int64_t> shape,
+                                         const StepContext& context) {
+  auto is = [&](const ThreadSchedule& s) {
     return s.made && std::equal(shape.begin(), shape.end(), s.shape.begin(), s.shape.end());
   };
   if (is(kept_[last_])) return kept_[last_];
@@ -52,7 +54,7 @@ const Schedule& Scheduler::get(std::span<const int64_t> shape, const StepContext
     if (is(kept_[last_])) return kept_[last_];
   last_ = next_;
   next_ = (next_ + 1) % kKept;
-  Schedule& s = kept_[last_];
+  ThreadSchedule& s = kept_[last_];
   s.made = false;
   s.shape.assign(shape.begin(), shape.end());
   make(context, s);
@@ -60,7 +62,7 @@ const Schedule& Scheduler::get(std::span<const int64_t> shape, const StepContext
   return s;
 }
 
-void Scheduler::make(const StepContext& context, Schedule& out) {
+void ScheduleMaker::make(const StepContext& context, ThreadSchedule& out) {
   out.items.clear();
   out.barriers = 0;
   out.parts = 1;
@@ -98,7 +100,7 @@ void Scheduler::make(const StepContext& context, Schedule& out) {
 }
 
 // What all threads touch in the stage; returns how many of them have something to do.
-int Scheduler::collect(const StepContext& context, uint32_t item, const ScheduleItem& stage) {
+int ScheduleMaker::collect(const StepContext& context, uint32_t item, const ScheduleItem& stage) {
   const ScheduledCall& call = calls_[stage.call];
   StepContext c = context;
   c.stage = stage.stage;
@@ -116,14 +118,14 @@ int Scheduler::collect(const StepContext& context, uint32_t item, const Schedule
   return parts;
 }
 
-void Scheduler::add_groups() {
+void ScheduleMaker::add_groups() {
   std::sort(touched_.begin() + static_cast<int64_t>(fresh_), touched_.end(),
             [](const Touched& a, const Touched& b) {
               return std::tie(a.nth, a.access.state, a.access.write, a.thread) <
                      std::tie(b.nth, b.access.state, b.access.write, b.thread);
             });
   for (size_t i = fresh_; i < touched_.size(); ++i) {
-    const Access& a = touched_[i].access;
+    const MemoryAccess& a = touched_[i].access;
     uintptr_t end = a.base + static_cast<uintptr_t>((a.rows - 1) * a.stride + a.width);
     bool same = i > fresh_ && touched_[i - 1].nth == touched_[i].nth &&
                 groups_.back().state == a.state && groups_.back().write == a.write;
@@ -136,7 +138,7 @@ void Scheduler::add_groups() {
 }
 
 // Behind a barrier only the stage in question counts.
-void Scheduler::forget_before() {
+void ScheduleMaker::forget_before() {
   touched_.erase(touched_.begin(), touched_.begin() + static_cast<int64_t>(fresh_));
   groups_.erase(groups_.begin(), groups_.begin() + static_cast<int64_t>(fresh_group_));
   for (Group& g : groups_) {
@@ -145,14 +147,14 @@ void Scheduler::forget_before() {
   }
 }
 
-bool Scheduler::find_conflict(Conflict& out) const {
+bool ScheduleMaker::find_conflict(Conflict& out) const {
   for (size_t a = fresh_group_; a < groups_.size(); ++a)
     for (size_t b = 0; b < fresh_group_; ++b)
       if (meet(groups_[a], groups_[b], out)) return true;
   return false;
 }
 
-bool Scheduler::meet(const Group& ga, const Group& gb, Conflict& out) const {
+bool ScheduleMaker::meet(const Group& ga, const Group& gb, Conflict& out) const {
   if (!(ga.write || gb.write) || ga.state != gb.state) return false;
   if (ga.begin >= gb.end || gb.begin >= ga.end) return false;
   for (size_t i = ga.first; i < ga.last; ++i)
@@ -165,11 +167,11 @@ bool Scheduler::meet(const Group& ga, const Group& gb, Conflict& out) const {
   return false;
 }
 
-void Scheduler::report(const Schedule& s, const Conflict& c) const {
+void ScheduleMaker::report(const ThreadSchedule& s, const Conflict& c) const {
   log::channel("schedule", "barrier: " + describe(s, c));
 }
 
-std::string Scheduler::describe(const Schedule& s, const Conflict& c) const {
+std::string ScheduleMaker::describe(const ThreadSchedule& s, const Conflict& c) const {
   auto stage = [&](uint32_t item) {
     const ScheduleItem& i = s.items[item];
     return fmt::format("call {} ({}) stage {}", i.call, calls_[i.call].label, i.stage);

@@ -26,7 +26,7 @@ struct ScheduleItem {
   bool barrier = false;
 };
 
-struct Schedule {
+struct ThreadSchedule {
   std::vector<int64_t> shape;  // symbol values it is made for
   std::vector<ScheduleItem> items;
   int barriers = 0, parts = 1;
@@ -37,26 +37,28 @@ struct Schedule {
 struct Conflict {
   uint32_t item = 0, before = 0;  // of the schedule; `before` may be the item itself
   int thread = 0, other = 0;
-  Access access, met;
+  MemoryAccess access, met;
 };
 
-bool overlap(const Access& a, const Access& b);  // exact, except for two different strides
+bool overlap(const MemoryAccess& a,
+             const MemoryAccess& b);  // exact, except for two different strides
 
 // Makes schedules and keeps those of the last few shapes. Owned by an executable, used by its
 // thread. No allocation once the buffers have grown to the plan.
-class Scheduler {
+class ScheduleMaker {
  public:
   // Schedules of `calls` in this order for steps with `threads` threads. `name`: of the plan, for
   // the log. `placed`: the arguments' places are known; else there is a barrier before every stage.
-  Scheduler(std::vector<ScheduledCall> calls, int threads, std::string name, bool placed = true);
+  ScheduleMaker(std::vector<ScheduledCall> calls, int threads, std::string name,
+                bool placed = true);
   // `context`: of the step; thread and stage do not matter. `shape`: what the extents follow from.
-  const Schedule& get(std::span<const int64_t> shape, const StepContext& context);
-  const Schedule& last() const { return kept_[last_]; }
+  const ThreadSchedule& get(std::span<const int64_t> shape, const StepContext& context);
+  const ThreadSchedule& last() const { return kept_[last_]; }
   const std::vector<ScheduledCall>& calls() const { return calls_; }
 
  private:
   struct Touched {
-    Access access;
+    MemoryAccess access;
     int thread;
     uint32_t item;
     uint32_t nth;  // access of its thread in that stage
@@ -69,21 +71,21 @@ class Scheduler {
     bool write;
     size_t first, last;  // of the touched
   };
-  void make(const StepContext& context, Schedule& out);
+  void make(const StepContext& context, ThreadSchedule& out);
   int collect(const StepContext& context, uint32_t item, const ScheduleItem& stage);
   void add_groups();
   void forget_before();
   bool find_conflict(Conflict& out) const;
   bool meet(const Group& a, const Group& b, Conflict& out) const;
-  void report(const Schedule& s, const Conflict& c) const;
-  std::string describe(const Schedule& s, const Conflict& c) const;
+  void report(const ThreadSchedule& s, const Conflict& c) const;
+  std::string describe(const ThreadSchedule& s, const Conflict& c) const;
 
   static constexpr size_t kKept = 16;
   std::vector<ScheduledCall> calls_;
   int threads_;
   std::string name_;
   bool placed_, log_;
-  std::vector<Schedule> kept_;
+  std::vector<ThreadSchedule> kept_;
   size_t next_ = 0, last_ = 0;
   AccessList list_;
   // Since the last barrier; from fresh_ and fresh_group_ on: of the stage in question.
@@ -95,8 +97,8 @@ class Scheduler {
 // The race checker: looks at every pair of threads between two barriers, byte range by byte range
 // and without anything the scheduler uses. True when two of them meet. Every schedule of a debug
 // build goes through it.
-bool find_race(std::span<const ScheduledCall> calls, const Schedule& schedule, StepContext context,
-               Conflict& out);
+bool find_race(std::span<const ScheduledCall> calls, const ThreadSchedule& schedule,
+               StepContext context, Conflict& out);
 
 // Runs one call on all threads of the pool, with everybody waiting for everybody after each stage.
 void run_call(const Op& op, const Tensor* in, const Tensor* out, const StepContext& context,

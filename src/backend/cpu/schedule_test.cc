@@ -47,14 +47,14 @@ std::vector<bool> barriers_of(const std::vector<FakeOp>& ops) {
   StepContext context{*choose_table(), kv, 2};
   std::vector<ScheduledCall> calls;
   for (const FakeOp& op : ops) calls.push_back({&op, nullptr, nullptr, "fake"});
-  Scheduler scheduler(calls, 2, "test");
+  ScheduleMaker scheduler(calls, 2, "test");
   int64_t shape[] = {1};
   std::vector<bool> out;
   for (const ScheduleItem& i : scheduler.get(shape, context).items) out.push_back(i.barrier);
   return out;
 }
 
-TEST(Schedule, BarriersWhereThreadsMeetAndNowhereElse) {
+TEST(ThreadSchedule, BarriersWhereThreadsMeetAndNowhereElse) {
   std::vector<uint8_t> a(64);
   using Bools = std::vector<bool>;
   FakeOp halves(a, {{{0, 8, true}}, {{8, 16, true}}});
@@ -71,13 +71,13 @@ TEST(Schedule, BarriersWhereThreadsMeetAndNowhereElse) {
   EXPECT_EQ(barriers_of({alone, alone, alone}), (Bools{false, false, false}));
 }
 
-TEST(Schedule, OverlapIsExactForOneStride) {
+TEST(ThreadSchedule, OverlapIsExactForOneStride) {
   Rng rng(3);
   int64_t met = 0;
   for (int i = 0; i < 20000; ++i) {
-    Access x[2];
+    MemoryAccess x[2];
     auto stride = static_cast<int64_t>(rng.below(12) + 4);
-    for (Access& a : x) {
+    for (MemoryAccess& a : x) {
       a.base = 1000 + rng.below(80);
       a.stride = stride;
       a.width = static_cast<int64_t>(rng.below(static_cast<uint64_t>(stride)) + 1);
@@ -137,15 +137,15 @@ TestSequence sequence_of(size_t n) {
 }
 
 // The barriers of a model's schedules: all needed, none missing.
-TEST(Schedule, EveryBarrierIsNeededAndEveryRaceIsFound) {
+TEST(ThreadSchedule, EveryBarrierIsNeededAndEveryRaceIsFound) {
   int barriers = 0;
   for (int threads : {2, 3, 4}) {
     Loaded m({.weights = {DType::kQ4_0, DType::kF16}, .window = 24}, threads);
     TestSequence s = sequence_of(200);
     for (int32_t count : {130, 1, 9}) {
       m.run(s, count);
-      const Scheduler& scheduler = m.exe->scheduler();
-      Schedule schedule = scheduler.last();
+      const ScheduleMaker& scheduler = m.exe->scheduler();
+      ThreadSchedule schedule = scheduler.last();
       Conflict conflict;
       EXPECT_FALSE(find_race(scheduler.calls(), schedule, m.exe->context(), conflict));
       for (ScheduleItem& item : schedule.items) {
@@ -160,13 +160,13 @@ TEST(Schedule, EveryBarrierIsNeededAndEveryRaceIsFound) {
   EXPECT_GT(barriers, 50);
 }
 
-TEST(Schedule, QueriesKeysAndValuesStayOnTheirThreadWhereHeadsDivide) {
+TEST(ThreadSchedule, QueriesKeysAndValuesStayOnTheirThreadWhereHeadsDivide) {
   // Unfused: four matrices of equal cut, rotation by row of heads, append and attention by head.
   auto between = [](int threads) {
     Loaded m({.weights = {DType::kQ8_0}, .layers = 1, .heads = 8, .kv_heads = 2}, threads);
     TestSequence s = sequence_of(40);
     m.run(s, 1);
-    const Scheduler& scheduler = m.exe->scheduler();
+    const ScheduleMaker& scheduler = m.exe->scheduler();
     int count = 0;
     for (const ScheduleItem& i : scheduler.last().items)
       if (scheduler.calls()[i.call].label == "attend" && i.barrier) ++count;
@@ -212,7 +212,7 @@ TEST(Audit, FindsPlantedLies) {
   EXPECT_THROW(audit(both_write), Error);
 }
 
-TEST(Schedule, AnErrorOnAnyThreadEndsTheStepAndTheNextOneRuns) {
+TEST(ThreadSchedule, AnErrorOnAnyThreadEndsTheStepAndTheNextOneRuns) {
   Loaded m({}, 3), clean({}, 3);
   TestSequence a = sequence_of(210), b = a;
   for (size_t bad : {size_t{0}, size_t{199}}) {  // embed has the rows of thread 0, of thread 2

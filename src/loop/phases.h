@@ -6,7 +6,7 @@
 
 namespace tokamak::loop {
 
-struct Schedule {
+struct Phases {
   struct Phase {
     std::vector<uint32_t> row;   // instructions with one number per row, in order
     std::vector<uint32_t> tile;  // loads used here, tile instructions, reductions that end here
@@ -16,7 +16,7 @@ struct Schedule {
   // A tile computed in one phase and read in a later one. Loads are not kept but read again.
   std::vector<bool> kept;
 };
-Schedule make_schedule(const Program& program);
+Phases make_phases(const Program& program);
 
 // The same program with row axes merged into the columns where nothing tells them apart: whole
 // tensors become one long row. Programs with reductions stay as they are.

@@ -1,4 +1,4 @@
-#include "loop/schedule.h"
+#include "loop/phases.h"
 
 #include <algorithm>
 
@@ -43,8 +43,8 @@ void sink(const Program& p, std::vector<uint32_t>& phase) {
 
 }  // namespace
 
-Schedule make_schedule(const Program& p) {
-  Schedule out;
+Phases make_phases(const Program& p) {
+  Phases out;
   std::vector<uint32_t>& phase = out.phase_of;
   phase.resize(p.code.size());
   for (size_t id = 0; id < p.code.size(); ++id) phase[id] = earliest(p, phase, p.code[id]);
