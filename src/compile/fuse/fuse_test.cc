@@ -175,15 +175,16 @@ double brute_force(const std::vector<Candidate>& candidates, const FusionGraph& 
 }
 
 TEST_F(FuseTest, TheCoverIsTheCheapest) {
-  ASSERT_GE(region_kernels(*backend_).size(), 3u);
+  KernelSet kernels(*backend_);
+  ASSERT_TRUE(kernels.has_region_anchors());
   Machine machine;
   size_t compared = 0;
   for (uint64_t seed = 1; seed <= 30; ++seed) {
     Module module = BlockMaker(seed).make(7);
     const Function& fn = *module.find_function("step");
     FusionGraph graph(fn);
-    CostModel cost(graph, machine, design_shapes(fn));
-    FusionPlan plan = plan_fusion(graph, cost, *backend_);
+    CostModel cost(graph, kernels, machine, design_shapes(fn));
+    FusionPlan plan = plan_fusion(graph, cost, kernels);
     EXPECT_TRUE(plan.cover.exact);
     if (plan.candidates.size() > 60) continue;
     std::vector<double> single;
@@ -240,11 +241,78 @@ TEST_F(FuseTest, TheMachineDecides) {
   free.vector_ops = free.i8_ops = free.f32_flops = 1e18;
   const Function& fn = *module.find_function("step");
   FusionGraph graph(fn);
-  CostModel nothing(graph, free, design_shapes(fn)), usual(graph, Machine{}, design_shapes(fn));
-  EXPECT_LT(plan_fusion(graph, nothing, *backend_).cover.cost, 1e-6);
-  EXPECT_GE(plan_fusion(graph, usual, *backend_).cover.chosen.size(), 4u);
-  EXPECT_LT(plan_fusion(graph, usual, *backend_).cover.cost,
-            usual.whole(0) * 0.9);  // what is saved is a good part of it
+  KernelSet kernels(*backend_);
+  CostModel nothing(graph, kernels, free, design_shapes(fn)),
+      usual(graph, kernels, Machine{}, design_shapes(fn));
+  EXPECT_LT(plan_fusion(graph, nothing, kernels).cover.cost, 1e-6);
+  EXPECT_GE(plan_fusion(graph, usual, kernels).cover.chosen.size(), 4u);
+  double apart = 0;
+  for (NodeId id = 0; id < fn.nodes().size(); ++id) apart += usual.single_cost(id);
+  EXPECT_LT(plan_fusion(graph, usual, kernels).cover.cost, apart * 0.9);
+}
+
+// What stays inside a region comes from the level that holds it.
+TEST_F(FuseTest, CachesThatHoldNothingMakeRegionsSlower) {
+  Module module = parse_module(read_text_file(TK_GRAPH_GOLDEN "/opt/fuse_llama.tkg"));
+  const Function& fn = *module.find_function("step");
+  FusionGraph graph(fn);
+  KernelSet kernels(*backend_);
+  Machine large, small;
+  large.levels[0].capacity = 1e15;
+  small.levels[0].capacity = 1;
+  CostModel in_cache(graph, kernels, large, design_shapes(fn)),
+      outside(graph, kernels, small, design_shapes(fn));
+  size_t slower = 0;
+  for (const Candidate& c : enumerate_candidates(graph, kernels))
+    slower += outside.region(c, 0).seconds > in_cache.region(c, 0).seconds;
+  EXPECT_GT(slower, 10u);
+}
+
+// A function input as the residual of a matrix is as good as any other value.
+TEST_F(FuseTest, TheResidualMayBeAnInput) {
+  Module module = parse_module(R"(module residual format 1
+symbol T in 1..64
+weight w : f32[n=64, k=64] from w
+
+func step {
+  %0 = input x : f32[t=T, k=64]
+  %1 = input r : f32[t=T, n=64]
+  %2 = linear(%0, @w) : f32[t=T, n=64]
+  %3 = add(%2, %1) : f32[t=T, n=64]
+  return out = %3
+}
+)");
+  EXPECT_EQ(regions_in(fuse(module)), 1u);
+}
+
+// Element-wise nodes that read any of the 16 before them: wide, and nothing like a transformer.
+Module tangled(size_t nodes) {
+  Module module("tangled");
+  module.symbols = {{"T", 1, 64, 1}};
+  Function& fn = module.add_function("step");
+  size_t pos = 0;
+  std::vector<Ref> values = {fn.add_input("x", Type::of(parse_tensor_type("f32[t=T, d=64]", pos)))};
+  Rng rng(7);
+  auto recent = [&] {
+    return values[values.size() - 1 - rng.below(std::min<size_t>(16, values.size()))];
+  };
+  while (values.size() < nodes) {
+    Ref a = recent(), b = recent();
+    values.push_back(fn.add(rng.below(2) ? "add" : "mul", {a, b}));
+  }
+  fn.set_result("y", values.back());
+  return module;
+}
+
+TEST_F(FuseTest, TheSearchHasABudget) {
+  for (size_t nodes : {200, 2000}) {  // without a budget the first takes a minute
+    Module module = tangled(nodes);
+    FusionReport report;
+    Function& fn = fuse(module, &report);
+    EXPECT_GT(regions_in(fn), nodes / 20);
+    EXPECT_LE(report.totals.at("step").candidates, 40'000u);
+    EXPECT_LE(report.totals.at("step").states, 10'000'000u);
+  }
 }
 
 TEST(MachineFile, ReadsWritesAndRefuses) {

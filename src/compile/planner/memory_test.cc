@@ -81,7 +81,12 @@ Plan plan_of(bool in_place, Build build) {
   set.model = "m";
   set.backend = "listed";
   set.symbols = module.symbols;
-  plan_functions(set, {{&fn, {{"T", 1, 64, 1}}}}, ListedKernels(in_place), Machine{});
+  std::vector<PlanRequest> requests(1);
+  requests[0].function = &fn;
+  requests[0].guard = {{"T", 1, 64, 1}};
+  ListedKernels backend(in_place);
+  Machine machine;
+  plan_functions(set, requests, backend, machine);
   check_plan_set(set);  // among others: every read finds what was written for it
   return set.plans[0];
 }

@@ -50,7 +50,9 @@ class ConcreteRun {
     set.context = 1 << 20;
     LoadOptions load;
     declare(m, set, load);
-    plan_functions(set, {{&fn, {}}}, backend_, Machine{});
+    std::vector<PlanRequest> requests(1);
+    requests[0].function = &fn;
+    plan_functions(set, requests, backend_, Machine{});
     check_plan_set(set);
     StepResult out;
     auto executable = backend_.load(set, weights_, load);
