@@ -18,7 +18,7 @@ struct Tensor {
   const Weight* weight = nullptr;  // set for weights
   uint32_t index = 0;              // state or group
   DType dtype = DType::kF32;
-  bool given = false;  // an input of the step: nobody writes it
+  bool given = false;  // an input of the step: never written
   int rank = 0;
   int64_t dims[kMaxRank] = {};
 
@@ -44,7 +44,7 @@ struct MemoryAccess {
   const KvState* state = nullptr;  // base is a cell of the state, not an address
 };
 
-// What one thread touches in one stage of a call. Owned by who asks; filled by Op::touch.
+// What one thread touches in one stage of a call. Owned by the caller; filled by Op::touch.
 //
 // Keys and values: the block tables change with every step, schedules do not. A cell stands for one
 // of the step's rows and one head, in all planes; what earlier steps have written is never written

@@ -430,7 +430,7 @@ class Attend final : public Op {
       type = 0;
     }
     for (int64_t col = 0; col < item.padded; col += kTile) {
-      // Columns of padding bring what they like: nobody reads their sums.
+      // Columns of padding may hold anything: their sums are not read.
       const float* s = w.scores + col * kTileSlots + p * kPanel;
       static_assert(kTile == 4);
       for (int64_t j = 0; j < count; ++j) {

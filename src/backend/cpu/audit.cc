@@ -21,7 +21,7 @@ void StageAudit::restore(const std::vector<std::vector<uint8_t>>& from) {
     std::memcpy(memory_[i].data(), from[i].data(), from[i].size());
 }
 
-// What lies in none of the regions (inputs of the step) nobody writes.
+// Memory outside the regions (inputs of the step) is never written.
 void StageAudit::add_bytes(uintptr_t begin, size_t size, bool write) {
   for (size_t i = 0; i < memory_.size(); ++i) {
     auto first = reinterpret_cast<uintptr_t>(memory_[i].data());

@@ -31,7 +31,7 @@ class LinearKernel {
   virtual int64_t single_bytes() const = 0;  // of one packed row; 0: rows are read as they are
   virtual int64_t tile_bytes() const = 0;    // of kTile packed rows
   virtual void pack_single(const KernelTable& k, const void* x, uint8_t* to) const = 0;
-  // `n` rows that lie one behind the other; absent rows of the tile become zero.
+  // `n` consecutive rows; absent rows of the tile become zero.
   virtual void pack_tile(const KernelTable& k, const void* x, int64_t n, uint8_t* to) const = 0;
   virtual int64_t scratch_bytes() const = 0;  // for the two below
   virtual void single(const KernelTable& k, const void* packed, int64_t begin, int64_t end,

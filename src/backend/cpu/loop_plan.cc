@@ -106,8 +106,9 @@ void LoopPlan::place_stores() {
     bool direct = store.to.by < 0 && is_word(program.out[s].dtype) &&
                   loop::linear_parts(store.to.index, program.rows.size()).column == SymExpr(1);
     bool computed = place.kind == Where::kBuffer || place.kind == Where::kKept;
-    if (direct && computed && program.code[store.value].op != loop::Op::kLoad)
-      place = {Where::kOutput, s};
+    if (!direct || !computed || program.code[store.value].op == loop::Op::kLoad) continue;
+    place = {Where::kOutput, s};
+    direct_stores.push_back(s);
   }
 }
 

@@ -87,7 +87,8 @@ struct LoopPlan {
   std::vector<Phase> phases;
   std::vector<LoopStep> row_stores;
   std::vector<LoopPlace> places;
-  std::vector<uint32_t> inputs;  // loads in place whose row follows from its number
+  std::vector<uint32_t> inputs;       // loads in place whose row follows from its number
+  std::vector<size_t> direct_stores;  // whose value is computed in the output
   uint32_t buffers = 0, kept = 0, reductions = 0;
   int64_t tile = kLoopTile, row_bytes = 0;  // columns of a buffer; bytes of a kept row
   int64_t cost = 1;                         // of an element, in light operations
@@ -138,6 +139,7 @@ class LoopRunner {
     int64_t step;  // bytes per column; 0: a buffer, always at its start
   };
   void set_places();
+  void next_row();
   void find_row(uint32_t load);
   void run_phases(int64_t from, int64_t to);
   void run_step(const LoopStep& s, int64_t column, int64_t n);

@@ -115,10 +115,8 @@ void LoopRunner::set_places() {
     auto* data = static_cast<uint8_t*>(input(plan_.program.code[id].access.param).data);
     places_[id] = {data + bounds_.row_offset(b, row_) * 4, 4};
   }
-  for (size_t s = 0; s < plan_.program.stores.size(); ++s) {
+  for (size_t s : plan_.direct_stores) {
     uint32_t value = plan_.program.stores[s].value;
-    const LoopPlace& p = plan_.places[value];
-    if (p.kind != LoopPlace::Kind::kOutput || p.slot != s) continue;
     places_[value] = {output(s, bounds_.row_offset(bounds_.of_store(s), row_)), 4};
   }
 }
@@ -157,19 +155,31 @@ void LoopRunner::run_phases(int64_t from, int64_t to) {
     for (const LoopStep& s : plan_.row_stores) store(s, 0, 1);
 }
 
+// Along the innermost axis every place moves by its own step.
+void LoopRunner::next_row() {
+  size_t axis = plan_.program.rows.size() - 1;
+  int64_t before = row_[axis];
+  bounds_.next_row(row_);
+  if (row_[axis] != before + 1) return set_places();
+  for (uint32_t id : plan_.inputs) places_[id].base += bounds_.of_instr(id).rows[axis] * 4;
+  for (size_t s : plan_.direct_stores)
+    places_[plan_.program.stores[s].value].base += bounds_.of_store(s).rows[axis] * 4;
+}
+
 void LoopRunner::run(int64_t begin, int64_t end) {
   for (const LoopStep& s : plan_.once) run_step(s, 0, 1);
   int64_t columns = bounds_.columns();
   if (plan_.whole_rows) {
     bounds_.row_indices(begin, row_);
-    for (int64_t row = begin; row < end; ++row, bounds_.next_row(row_)) {
-      set_places();
+    set_places();
+    for (int64_t row = begin;;) {
       if (plan_.uncut_rows)
         for (const LoopStep& s : plan_.phases[0].tile) run_step(s, 0, s.one ? 1 : columns);
       else
         run_phases(0, columns);
+      if (++row >= end) return;
+      next_row();
     }
-    return;
   }
   int64_t tiles = (columns + plan_.tile - 1) / plan_.tile;
   for (int64_t unit = begin; unit < end;) {

@@ -50,6 +50,8 @@ RowProgram::RowProgram(const Region& region, const RegionPiece& piece, const OpS
   by_row_.assign(params_.size(), true);
   for (const Instr& i : p.code)
     if (i.op == loop::Op::kLoad && !is_dense(p, i.access)) by_row_[i.access.param] = false;
+  for (size_t i = 0; i < params_.size(); ++i)  // with a single row [c] is also the index of a row
+    if (site.in[params_[i]].weight) by_row_[i] = false;
   in_elements_.resize(params_.size());
   out_elements_.assign(p.out.size(), INT64_MAX);  // rows go where run_row is told
 }

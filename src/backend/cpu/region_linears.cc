@@ -374,7 +374,7 @@ class LinearsRegion final : public Op {
     }
   }
 
-  // The first unit at or behind `goal` of the groups' weights, in order.
+  // The first unit at or after `goal` of the groups' weights, in order.
   static int64_t boundary(const Group& g, int64_t start, int64_t goal) {
     if (goal <= start) return 0;
     return std::min(g.units, (goal - start + g.weight - 1) / g.weight);
