@@ -87,7 +87,9 @@ struct KernelDesc {
   std::string name;  // "cpu.linear.q4_0"
   int abi = 1;
   std::string pattern;
-  std::string weight_layout;  // packing asked of weights of rank 2 or more ("" = row-major)
+  // Packing of the operands that the pattern calls weights, from rank 2 on ("" = row-major); other
+  // weights are row-major.
+  std::string weight_layout;
   std::string numeric_class;  // "": that of its ops, each as its kernel alone computes it
   // Output 0 may alias input 0, or any input when all have its extents: each element is read before
   // it is written.

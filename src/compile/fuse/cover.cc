@@ -4,6 +4,7 @@
 #include "compile/fuse/cover.h"
 
 #include <algorithm>
+#include <bit>
 #include <queue>
 #include <unordered_map>
 
@@ -35,15 +36,6 @@ void relax(CoverStates& states, uint64_t mask, CoverStep step) {
     have = step;
 }
 
-bool trim_states(CoverStates& states, size_t most) {
-  if (states.size() <= most) return false;
-  std::vector<std::pair<double, uint64_t>> order;
-  for (const auto& [mask, step] : states) order.emplace_back(step.cost, mask);
-  std::sort(order.begin(), order.end());
-  for (size_t i = most; i < order.size(); ++i) states.erase(order[i].second);
-  return true;
-}
-
 class CoverSearch {
  public:
   CoverSearch(const FusionGraph& graph, const std::vector<Candidate>& candidates,
@@ -65,7 +57,7 @@ class CoverSearch {
     at[0][0] = {0, 0, -1};
     Cover cover;
     for (size_t node = 0; node < count; ++node) {
-      cover.exact = !trim_states(at[node], masks_) && cover.exact;
+      cover.exact = !trim(at[node], node) && cover.exact;
       cover.states += at[node].size();
       for (const auto& [mask, step] : at[node]) advance(node, mask, step.cost, at[node + 1]);
     }
@@ -82,6 +74,22 @@ class CoverSearch {
   }
 
  private:
+  // Drops the worst states beyond the budget. What a state has covered ahead counts for it, at what
+  // it would cost alone.
+  bool trim(CoverStates& states, size_t node) const {
+    if (states.size() <= masks_) return false;
+    std::vector<std::pair<double, uint64_t>> order;
+    for (const auto& [mask, step] : states) {
+      double ahead = 0;
+      for (uint64_t rest = mask; rest != 0; rest &= rest - 1)
+        ahead += single_[node + static_cast<size_t>(std::countr_zero(rest))];
+      order.emplace_back(step.cost - ahead, mask);
+    }
+    std::sort(order.begin(), order.end());
+    for (size_t i = masks_; i < order.size(); ++i) states.erase(order[i].second);
+    return true;
+  }
+
   // Bit i of a mask: node + i is covered.
   void advance(size_t node, uint64_t mask, double cost, CoverStates& next) const {
     if (mask & 1) return relax(next, mask >> 1, {cost, mask, -2});

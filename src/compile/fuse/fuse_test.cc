@@ -222,7 +222,7 @@ TEST_F(FuseTest, EveryEdgeBetweenKernelsHasAReason) {
     }
     for (const FusedRegion& r : report.regions) {
       EXPECT_TRUE(module.find_function(r.body)) << r.body;
-      EXPECT_GE(r.ops.size(), 2u);
+      EXPECT_GE(r.ops.size(), 1u);  // one: an op that only Loop IR runs
       EXPECT_LE(r.bytes, r.unfused_bytes);
       EXPECT_LT(r.seconds, r.unfused_seconds);
     }
@@ -291,7 +291,8 @@ Module tangled(size_t nodes) {
   module.symbols = {{"T", 1, 64, 1}};
   Function& fn = module.add_function("step");
   size_t pos = 0;
-  std::vector<Ref> values = {fn.add_input("x", Type::of(parse_tensor_type("f32[t=T, d=64]", pos)))};
+  std::vector<Ref> values = {
+      fn.add_input("x", Type::of(parse_tensor_type("f32[t=T, d=4096]", pos)))};
   Rng rng(7);
   auto recent = [&] {
     return values[values.size() - 1 - rng.below(std::min<size_t>(16, values.size()))];
@@ -309,7 +310,7 @@ TEST_F(FuseTest, TheSearchHasABudget) {
     Module module = tangled(nodes);
     FusionReport report;
     Function& fn = fuse(module, &report);
-    EXPECT_GT(regions_in(fn), nodes / 20);
+    EXPECT_GT(regions_in(fn), nodes / 50);
     EXPECT_LE(report.totals.at("step").candidates, 40'000u);
     EXPECT_LE(report.totals.at("step").states, 10'000'000u);
   }

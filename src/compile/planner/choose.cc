@@ -33,8 +33,14 @@ struct KernelChooser::Site {
   std::vector<NodeId> nodes;
   std::vector<Ref> in, out;
   std::vector<RegionMatch> kernels;
-  std::string signature;              // of a single op; of a region: its anchor's
-  std::vector<std::string> matrices;  // weights of rank 2 or more
+  std::string signature;  // of a single op; of a region: its anchor's
+  struct Matrix {         // a weight of rank 2 or more
+    std::string name;
+    size_t operand;
+  };
+  std::vector<Matrix> matrices;
+  const Function* fn = nullptr;  // that has the node
+  const Node* node = nullptr;
 };
 
 namespace {
@@ -101,8 +107,10 @@ KernelChooser::Site KernelChooser::site(const Bucket& bucket, const Function& fn
   const Node& node = fn.node(id);
   Site s;
   s.signature = node_signature(fn, node);
-  for (Ref r : node.inputs)
-    if (is_matrix(fn, r)) s.matrices.push_back(weight_name(fn, r));
+  s.fn = &fn;
+  s.node = &node;
+  for (size_t i = 0; i < node.inputs.size(); ++i)
+    if (Ref r = node.inputs[i]; is_matrix(fn, r)) s.matrices.push_back({weight_name(fn, r), i});
   if (!is_region(node)) {
     s.meter = bucket.meter.get();
     s.nodes = {id};
@@ -132,6 +140,8 @@ KernelChooser::Site KernelChooser::inner_site(const Bucket& bucket, const Functi
                                               NodeId id) const {
   const Node& node = body.node(id);
   Site s;
+  s.fn = &body;
+  s.node = &node;
   std::vector<bool> weights = weight_inputs(fn, region);
   weights.resize(body.inputs().size());
   s.meter = &bucket.body_meter(body, weights);
@@ -148,7 +158,7 @@ KernelChooser::Site KernelChooser::inner_site(const Bucket& bucket, const Functi
     if (at != body.inputs().end()) {
       Ref outer = region.inputs[static_cast<size_t>(at - body.inputs().begin())];
       weight[i] = is_weight(fn.node(outer.node));
-      if (is_matrix(fn, outer)) s.matrices.push_back(weight_name(fn, outer));
+      if (is_matrix(fn, outer)) s.matrices.push_back({weight_name(fn, outer), i});
     }
     const Type& t = body.type(r);
     bool tensor = t.kind == Type::Kind::kTensor;
@@ -191,13 +201,20 @@ KernelChooser::Options KernelChooser::options(const Site& s) const {
     auto wanted = class_of_.find(s.signature);
     if (!k.numeric_class.empty() && wanted != class_of_.end() && k.numeric_class != wanted->second)
       o.refused = "numeric class";
-    for (const std::string& matrix : s.matrices)
-      if (auto it = layout_of_.find(matrix);
-          it != layout_of_.end() && it->second != k.weight_layout)
-        o.refused = fmt::format("layout {}", k.weight_layout.empty() ? "rows" : k.weight_layout);
+    for (const Site::Matrix& matrix : s.matrices) {
+      auto it = layout_of_.find(matrix.name);
+      std::string layout = layout_for(k, s, matrix.operand);
+      if (it != layout_of_.end() && it->second != layout)
+        o.refused = fmt::format("layout {}", layout.empty() ? "rows" : layout);
+    }
     out.push_back(std::move(o));
   }
   return out;
+}
+
+std::string KernelChooser::layout_for(const KernelDesc& kernel, const Site& s,
+                                      size_t operand) const {
+  return kernels_.packs(kernel, *s.fn, *s.node, operand) ? kernel.weight_layout : "";
 }
 
 const KernelChooser::Option* KernelChooser::best(const Options& options) {
@@ -245,17 +262,20 @@ void KernelChooser::fix_layouts() {
   std::map<std::string, Total> totals;
   each_site([&](const Site& s, bool region) {
     if (s.matrices.empty() || (region && s.kernels.empty())) return;
-    std::map<std::string, double> cheapest;
-    for (const Option& o : options(s)) {
-      if (!o.refused.empty()) continue;
-      auto [it, fresh] = cheapest.try_emplace(o.kernel->weight_layout, o.seconds);
-      if (!fresh) it->second = std::min(it->second, o.seconds);
-    }
-    if (cheapest.empty()) return;
-    for (const std::string& matrix : s.matrices) {
-      Total& t = totals[matrix];
-      if (t.first) t.seconds = cheapest;
-      if (!t.first) {
+    Options all = options(s);
+    for (const Site::Matrix& matrix : s.matrices) {
+      std::map<std::string, double> cheapest;
+      for (const Option& o : all) {
+        if (!o.refused.empty()) continue;
+        auto [it, fresh] =
+            cheapest.try_emplace(layout_for(*o.kernel, s, matrix.operand), o.seconds);
+        if (!fresh) it->second = std::min(it->second, o.seconds);
+      }
+      if (cheapest.empty()) continue;
+      Total& t = totals[matrix.name];
+      if (t.first) {
+        t.seconds = cheapest;
+      } else {
         std::erase_if(t.seconds, [&](const auto& e) { return !cheapest.contains(e.first); });
         for (auto& [layout, seconds] : t.seconds) seconds += cheapest.at(layout);
       }

@@ -51,6 +51,7 @@ class KernelChooser {
   template <class See>
   void each_site(See&& see) const;
   Options options(const Site& site) const;
+  std::string layout_for(const KernelDesc& kernel, const Site& site, size_t operand) const;
   static const Option* best(const Options& options);
   void note(const Bucket& bucket, const Node& node, const Options& options, const Option* chosen,
             double apart);

@@ -113,7 +113,8 @@ class Emitter {
     auto index = static_cast<uint32_t>(plan_.calls.size());
     size_t count = node.op->writes_state ? first_ordering_input(fn_, node) : node.inputs.size();
     for (size_t i = 0; i < node.inputs.size(); ++i) {
-      CallArg arg = argument(node.inputs[i], kernel, index);
+      CallArg arg = weight(node.inputs[i]) ? weight_argument(node, i, kernel)
+                                           : argument(node.inputs[i], index);
       if (i < count) call.in.push_back(std::move(arg));  // the rest only orders the write
     }
     for (uint32_t o = 0; o < node.outputs.size(); ++o) {
@@ -167,8 +168,7 @@ class Emitter {
     return {arg, static_cast<int>(arg.index)};
   }
 
-  CallArg argument(Ref in, const KernelDesc& kernel, uint32_t call) {
-    if (weight(in)) return weight_argument(in, kernel);
+  CallArg argument(Ref in, uint32_t call) {
     const Place& p = at(in);
     if (p.value >= 0) {
       ArenaValue& v = values_[static_cast<size_t>(p.value)];
@@ -179,11 +179,12 @@ class Emitter {
   }
 
   // A matrix that two kernels want in two layouts (tied embeddings) is two entries of one source.
-  CallArg weight_argument(Ref in, const KernelDesc& kernel) {
-    const Node& node = fn_.node(in.node);
+  CallArg weight_argument(const Node& user, size_t operand, const KernelDesc& kernel) {
+    const Node& node = fn_.node(user.inputs[operand].node);
     const std::string& name = node.attrs.at("name").as_string();
     const TensorType& type = node.outputs[0].tensor;
-    std::string layout = type.rank() >= 2 ? kernel.weight_layout : "";
+    bool packed = type.rank() >= 2 && kernels_.packs(kernel, fn_, user, operand);
+    std::string layout = packed ? kernel.weight_layout : "";
     auto it = std::find_if(set_.weights.begin(), set_.weights.end(), [&](const WeightEntry& w) {
       return w.name == name && w.layout == layout;
     });

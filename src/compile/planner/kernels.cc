@@ -125,8 +125,10 @@ class BodyMatcher {
     if (!pattern_.takes_after(node.op->name) || node.outputs.size() != 1) return false;
     for (Ref r : node.inputs) {
       const Type& t = body_.type(r);
+      // What precedes the anchor has left the cache by then.
       if (t.kind != Type::Kind::kTensor || !loop_type(t.tensor.dtype) ||
-          !same_shape(t.tensor, node.outputs[0].tensor) || is_weight_input(r))
+          !same_shape(t.tensor, node.outputs[0].tensor) || is_weight_input(r) ||
+          (feeds_[r.node] && !is_input(r.node) && !anchor_[r.node]))
         return false;
     }
     return true;
@@ -218,6 +220,21 @@ std::optional<RegionMatch> KernelSet::match(const Entry& entry, const Function& 
   auto parts = BodyMatcher(entry, body, weights).run();
   if (!parts || !region_of(body)) return std::nullopt;
   return RegionMatch{entry.kernel, std::move(*parts)};
+}
+
+bool KernelSet::packs(const KernelDesc& kernel, const Function& fn, const Node& node,
+                      size_t operand) const {
+  auto entry = std::find_if(entries_.begin(), entries_.end(),
+                            [&](const Entry& e) { return e.kernel == &kernel; });
+  const std::vector<OperandPattern>& wanted = entry->pattern.operands;
+  if (!is_region(node)) return operand < wanted.size() && wanted[operand].weight;
+  const Function& body = region_body(fn.module(), node.attrs);
+  if (operand >= body.inputs().size()) return false;
+  for (const Node& inner : body.nodes())
+    for (size_t i = 0; inner.op->name == entry->pattern.op && i < inner.inputs.size(); ++i)
+      if (inner.inputs[i].node == body.inputs()[operand] && i < wanted.size() && wanted[i].weight)
+        return true;
+  return false;
 }
 
 std::vector<RegionMatch> KernelSet::of_region(const Function& body,

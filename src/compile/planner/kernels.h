@@ -48,6 +48,8 @@ class KernelSet {
   // Whether one kernel takes the body; `weights`: which of its inputs are weights.
   std::optional<RegionMatch> match(const Entry& entry, const Function& body,
                                    const std::vector<bool>& weights) const;
+  // Whether the kernel wants this operand of a node or region in its weight layout.
+  bool packs(const KernelDesc& kernel, const Function& fn, const Node& node, size_t operand) const;
   std::vector<RegionMatch> of_region(const Function& body, const std::vector<bool>& weights) const;
   // The body as the plan has it; no value when Loop IR and anchors cannot express it.
   const std::optional<Region>& region_of(const Function& body) const;
