@@ -74,6 +74,23 @@ TEST(Rewrite, Table) {
       // another type never replaces
       {"%3 = cast(%0) {dtype=\"f16\"}\nreturn r = %3", "rule a exact: cast(x){..} => x", "cast ",
        0},
+      // a type chosen for a result is part of the node, also where a pattern is open
+      {"%3 = neg(%0) {out=\"bf16\"}\n%4 = neg(%3)\nreturn r = %4",
+       "rule a exact: x: f32 neg(neg(x)) => x", "neg neg ", 0},
+      {"%3 = sigmoid(%0)\n%4 = mul(%3, %0) {out=\"f16\"}\nreturn r = %4",
+       "rule a real: x: f32 mul(x, sigmoid(x)) => silu(x)", "sigmoid mul ", 0},
+      {"%3 = rms_norm(%0, @w) {eps=1e-5, out=\"f16\"}\n%4 = neg(%3)\nreturn r = %4",
+       "rule a real: x: f32 w: f32 neg(rms_norm(x, w){..}) => neg(rms_norm(x, w){eps=1e-5})",
+       "rms_norm neg ", 0},
+      // a rule that names it keeps it
+      {"%3 = sigmoid(%0)\n%4 = mul(%3, %0) {out=\"f16\"}\nreturn r = %4",
+       "rule a real: x: f32 mul(x, sigmoid(x)){out=t} => silu(x){out=t}", "silu ", 1},
+      {"%3 = sigmoid(%0)\n%4 = mul(%3, %0) {out=\"f16\"}\nreturn r = %4",
+       "rule a real: x: f32 mul(x, sigmoid(x)){out=t} => silu(x)", "sigmoid mul ", 0},
+      // and nodes that differ in it are two
+      {"%3 = exp(%0)\n%4 = exp(%0) {out=\"f16\"}\n%5 = exp(%0) {out=\"f16\"}\n"
+       "%6 = add(%3, %4)\n%7 = add(%6, %5)\nreturn r = %7",
+       "rule a exact: x: f32 neg(neg(x)) => x", "exp exp add add ", 0},
       // numbers are told apart bit by bit
       {"%3 = scale(%0) {value=-0.0}\nreturn r = %3",
        "rule a exact: x: f32 scale(x){value=0.0} => neg(x)", "scale ", 0},

@@ -8,7 +8,7 @@ Bounds::Bounds(const Program& program, std::span<const std::string> symbol_order
     : axes_(program.rows.size()) {
   for (const std::string& s : program_symbols(program))
     if (std::find(symbol_order.begin(), symbol_order.end(), s) == symbol_order.end())
-      fail(ErrorCode::kInvalidArgument, "loop program: nobody declares the symbol {}", s);
+      fail(ErrorCode::kInvalidArgument, "loop program: the symbol {} is not declared", s);
   for (const SymExpr& r : program.rows) row_exprs_.emplace_back(r, symbol_order);
   column_expr_ = CompiledExpr(program.columns, symbol_order);
   for (const Instr& i : program.code) {

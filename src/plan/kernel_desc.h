@@ -20,6 +20,8 @@ struct KernelDesc {
   // Output 0 may lie on input 0, or on any input when all have its extents: each element is read
   // before it is written.
   bool in_place = false;
+  // Stores its result in the type that the node asks for (attribute "out"); otherwise as f32 only.
+  bool any_storage = false;
 };
 
 bool kernel_matches(const KernelDesc& desc, std::string_view op,

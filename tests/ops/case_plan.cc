@@ -20,7 +20,7 @@ int64_t product(const std::vector<int64_t>& dims) {
   return std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<>());
 }
 
-// Values of a type that has no encoder: random blocks, drawn again until they are of a usual size.
+// For types without an encoder: random blocks, redrawn until the values have a usual magnitude.
 void random_block(DType dtype, Rng& rng, std::byte* block) {
   const DTypeInfo& info = dtype_info(dtype);
   std::vector<float> values(info.block_elements);
@@ -88,6 +88,11 @@ class Builder {
     return out;
   }
 
+  static Value stored_as(DType dtype, Value attrs) {
+    if (dtype != DType::kF32) attrs.set(kStorageAttr, dtype_name(dtype));
+    return attrs;
+  }
+
   CallArg new_value(DType dtype, std::vector<SymExpr> dims) {
     TensorType type{dtype, {}};
     for (const SymExpr& d : dims) type.dims.push_back({"", d, false});
@@ -104,7 +109,9 @@ class Builder {
     const KernelDesc* kernel = nullptr;
     const std::string kind = op == "region" ? "region.loop" : op;
     for (const KernelDesc& desc : backend_.kernels())
-      if (!kernel && kernel_matches(desc, kind, dtypes)) kernel = &desc;
+      if (!kernel && kernel_matches(desc, kind, dtypes) &&
+          (desc.any_storage || !attrs.has(kStorageAttr)))
+        kernel = &desc;
     if (!kernel) {
       out_.supported = false;
       return;
@@ -147,12 +154,12 @@ class Builder {
     return {CallArg::Kind::kInput, static_cast<uint32_t>(index), 0, DType::kI32, dims};
   }
 
-  // Rows of a table by token id: values that are in the arena, as in a model.
-  CallArg add_activation(const std::vector<int64_t>& dims) {
+  // Looks up rows of a table by token id, so that the values are in the arena, as in a model.
+  CallArg add_activation(const std::vector<int64_t>& dims, DType dtype = DType::kF32) {
     int64_t width = product(dims);
     CallArg table = add_weight({.kind = Kind::kWeight, .dims = {total_tokens_, width}});
-    CallArg x = new_value(DType::kF32, {symbol("T"), width});
-    call("embed", Value::object(), {add_input("ids"), table}, {x});
+    CallArg x = new_value(dtype, {symbol("T"), width});
+    call("embed", stored_as(dtype, Value::object()), {add_input("ids"), table}, {x});
     x.dims = rows_of(dims);
     return x;
   }
@@ -160,7 +167,7 @@ class Builder {
   CallArg add_argument(const Arg& arg) {
     switch (arg.kind) {
       case Kind::kActivation:
-        return add_activation(arg.dims);
+        return add_activation(arg.dims, arg.dtype);
       case Kind::kQuantized: {
         CallArg x = add_activation(arg.dims), q = new_value(DType::kQ8A, x.dims);
         call("quantize", Value(Value::Object{{"format", "q8a"}}), {x}, {q});
@@ -201,8 +208,9 @@ class Builder {
     for (const Arg& arg : case_.in) in.push_back(add_argument(arg));
     std::vector<CallArg> results;
     for (int i = 0; i < case_.outputs; ++i)
-      results.push_back(new_value(DType::kF32, rows_of(case_.out)));
-    for (int i = 0; i < repeat; ++i) call(case_.op, case_.attrs, in, results);
+      results.push_back(new_value(case_.stored, rows_of(case_.out)));
+    Value attrs = stored_as(case_.stored, case_.attrs);
+    for (int i = 0; i < repeat; ++i) call(case_.op, attrs, in, results);
     CallArg y = results.back();
     y.dims = {symbol("T"), product(case_.out)};
     out_.plans.plans[0].outputs = {{"hidden", y}};
@@ -280,7 +288,8 @@ class Builder {
   void count_cost() {
     const BatchSpec& batch = case_.batch;
     int64_t t = batch.tokens();
-    out_.bytes = static_cast<double>(t * product(case_.out) * 4 * case_.outputs);
+    out_.bytes = static_cast<double>(dtype_bytes(case_.stored, t * product(case_.out)) *
+                                     static_cast<size_t>(case_.outputs));
     std::vector<Type> in, result;
     for (const Arg& arg : case_.in) {
       std::vector<int64_t> dims = arg.dims;
@@ -293,7 +302,7 @@ class Builder {
     }
     std::vector<int64_t> dims = case_.out;
     dims.insert(dims.begin(), t);
-    result.push_back(Type::of(tensor_type(DType::kF32, dims)));
+    result.push_back(Type::of(tensor_type(case_.stored, dims)));
     const OpDef* op = find_op(case_.op);
     SymExpr flops = op && op->flops ? op->flops(in, result) : result[0].tensor.elements();
     out_.flops = static_cast<double>(*flops.constant());

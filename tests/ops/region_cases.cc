@@ -1,5 +1,5 @@
-// Fused regions as Loop IR programs: what the compiler makes of a residual with its norm, of a
-// gated activation and of a row softmax. `--perf` has the same ops one by one beside them.
+// Fused regions as Loop IR programs, as the compiler lowers them: a residual with its norm, a gated
+// activation and a row softmax. `--perf` also runs the same ops one by one.
 #include <fmt/format.h>
 
 #include "ops/cases.h"

@@ -22,8 +22,8 @@ class RefBackend final : public Backend {
 
  private:
   std::vector<KernelDesc> kernels_ = {
-      {"ref.loop", 1, "region.loop(...)", "", "f32, sums in f64, rounded once per op"},
-      {"ref.op", 1, "*", "", "f32, sums in f64, rounded once"}};
+      {"ref.loop", 1, "region.loop(...)", "", "f32, sums in f64, rounded once per op", false, true},
+      {"ref.op", 1, "*", "", "f32, sums in f64, rounded once", false, true}};
 };
 
 }  // namespace

@@ -187,6 +187,7 @@ Operand<float> RefExecutable::bind(Argument& argument, const StepInputs& step, b
         argument.converted.resize(static_cast<size_t>(n));
         if (!is_output) decode_row(arg.dtype, at, argument.converted.data(), n);
         operand.tensor.f = argument.converted.data();
+        operand.tensor.storage = arg.dtype;
       }
       break;
     }
