@@ -47,7 +47,7 @@ std::vector<KernelDesc> make_kernels() {
   add("gather", "gather(f32|i32, i32)", "exact");
   add("transpose", "transpose(f32|i32)", "exact");
   add("broadcast", "broadcast(f32|i32)", "exact");
-  add("concat", "concat(f32|i32, *, *, *, *, *, *, *)", "exact");
+  add("concat", fmt::format("concat({0}, {0}, {0}, {0}, {0}, {0}, {0}, {0})", "f32|i32"), "exact");
   add("iota", "iota()", "exact");
   add("append", "append(*, *, i32, i32, f32, *, *, *, *, *, *, *)",
       "rounded to the plane's type, nearest even");

@@ -289,11 +289,19 @@ class Emitter {
 
 }  // namespace
 
+namespace {
+
+bool stored_narrow(const Node& node) { return node.op->storage && node.attrs.has(kStorageAttr); }
+
+}  // namespace
+
 const KernelDesc* find_kernel(const Function& fn, const Node& node, const Backend& backend) {
   if (is_region(node)) {
     std::string prefix = fmt::format("region.{}(", node.attrs.get_string("kind", ""));
+    const std::vector<Node>& body = region_body(fn.module(), node.attrs).nodes();
+    bool narrow = std::any_of(body.begin(), body.end(), stored_narrow);
     for (const KernelDesc& k : backend.kernels())
-      if (k.pattern.starts_with(prefix)) return &k;
+      if (k.pattern.starts_with(prefix) && (!narrow || k.any_storage)) return &k;
     return nullptr;
   }
   std::vector<DType> dtypes;
@@ -301,8 +309,9 @@ const KernelDesc* find_kernel(const Function& fn, const Node& node, const Backen
     const Type& t = fn.type(in);
     dtypes.push_back(t.kind == Type::Kind::kTensor ? t.tensor.dtype : DType::kU8);
   }
+  bool narrow = stored_narrow(node);
   for (const KernelDesc& k : backend.kernels())
-    if (kernel_matches(k, node.op->name, dtypes)) return &k;
+    if (kernel_matches(k, node.op->name, dtypes) && (!narrow || k.any_storage)) return &k;
   return nullptr;
 }
 
@@ -315,8 +324,11 @@ const KernelDesc& select_kernel(const Function& fn, const Node& node, const Back
         "{}{}", types.empty() ? "" : ", ",
         t.kind == Type::Kind::kTensor ? std::string(dtype_name(t.tensor.dtype)) : t.text());
   }
-  fail(ErrorCode::kUnsupported, "backend {} has no kernel for {}({}), needed by {}", backend.name(),
-       node.op->name, types, node.name.empty() ? fn.name() : node.name);
+  std::string stored;
+  if (stored_narrow(node))
+    stored = fmt::format(" stored as {}", dtype_name(node.outputs[0].tensor.dtype));
+  fail(ErrorCode::kUnsupported, "backend {} has no kernel for {}({}){}, needed by {}",
+       backend.name(), node.op->name, types, stored, node.name.empty() ? fn.name() : node.name);
 }
 
 void declare_tables(PlanSet& set, const Module& module) {
