@@ -28,15 +28,17 @@ Wide<S> to_scalar(double value) {
     return value;
 }
 
-// Stores a computed value. With float it is rounded here, once, to the type of the tensor. Over
-// double and the field nothing is rounded: these scalars check algebra, not rounding.
+// Stores a computed value and rounds it once: to f16 or bf16 where the tensor has that type,
+// otherwise to S. A value of a narrow type is a number of that type over double too; the field
+// rounds nothing.
 template <class S>
 void store(const TensorRef<S>& y, int64_t at, Wide<S> value) {
-  if constexpr (std::is_same_v<S, float>)
-    y.f[at] =
-        y.storage == DType::kF32 ? static_cast<float>(value) : round_to_dtype(y.storage, value);
+  if constexpr (std::is_same_v<S, Field>)
+    y.f[at] = value;
   else
-    y.f[at] = S(value);
+    y.f[at] = y.storage == DType::kF16 || y.storage == DType::kBF16
+                  ? S(round_to_dtype(y.storage, value))
+                  : S(value);
 }
 
 template <class S>

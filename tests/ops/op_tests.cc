@@ -138,8 +138,11 @@ std::vector<float> in_double(const OpCase& c, const CasePlan& plan) {
         in.push_back(std::move(x));
       }
     }
+    Value attrs = Value::object();  // without the storage type: the result is rounded below
+    for (const auto& [key, value] : call.attrs.as_object())
+      if (key != kStorageAttr) attrs.set(key, value);
     last = call.op == "region" ? region_in_double(call, in, step.tokens())
-                               : eval<double>(call.op, std::move(in), call.attrs);
+                               : eval<double>(call.op, std::move(in), attrs);
     if (call.op == "quantize") {  // scales are float32 in the format itself
       std::vector<float> f(last.f.begin(), last.f.end());
       std::vector<float> x(made.at(call.in[0].index).f.begin(), made.at(call.in[0].index).f.end());

@@ -119,10 +119,12 @@ TEST(Storage, EveryOpRoundsOnce) {
   EXPECT_GT(narrower, values / 2);  // else nothing was rounded
 }
 
-// Over double the storage type has no effect: the oracle checks algebra.
-TEST(Storage, TheOracleKeepsEverything) {
+// Over double too: a value of type f16 is an f16 number, so that a cast to f16 does not change it.
+TEST(Storage, TheOracleRoundsToo) {
   auto x = values<double>({2}, {1.0 / 3, 1e5});
-  EXPECT_EQ(eval<double>("neg", {x}, attrs({{"out", "f16"}})).f, eval<double>("neg", {x}).f);
+  auto stored = eval<double>("neg", {x}, attrs({{"out", "f16"}}));
+  EXPECT_EQ(stored.f, (std::vector<double>{nearest(DType::kF16, -1.0 / 3), -INFINITY}));
+  EXPECT_EQ(eval<double>("cast", {stored}, attrs({{"dtype", "f16"}})).f, stored.f);
 }
 
 }  // namespace
