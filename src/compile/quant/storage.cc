@@ -142,7 +142,9 @@ void choose_storage(Module& module, Function& function, const PassContext& conte
       return made;
     }
     if (!asked.empty())
-      fail(ErrorCode::kUnsupported, "--storage {}: backend {} has no kernel that stores {} as {}",
+      fail(ErrorCode::kUnsupported,
+           "--storage {}: backend {} has no kernel that stores {} as {}; use --storage f32 or "
+           "another backend",
            asked, context.backend.name(), node.op->name, dtype_name(dtype));
     if (context.timing)
       ++context.timing

@@ -114,7 +114,10 @@ TEST(Storage, TheBackendAsks) {
     FAIL() << "cpu has no kernels for it";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::kUnsupported);
-    EXPECT_STREQ(e.what(), "--storage bf16: backend cpu has no kernel that stores embed as bf16");
+    EXPECT_STREQ(
+        e.what(),
+        "--storage bf16: backend cpu has no kernel that stores embed as bf16; use --storage "
+        "f32 or another backend");
   }
 }
 
