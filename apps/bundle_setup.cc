@@ -15,6 +15,7 @@ void refuse_compile_flags(const ModelFlags& flags, const CompileOptions& made) {
            flags.model, flag);
   };
   need("--activations", flags.activations == made.activations);
+  need("--storage", flags.storage == made.storage);
   need("--kv-dtype", kv_dtype_of(flags) == made.kv_dtype);
   need("--disable-pass",
        made.disabled_passes ==

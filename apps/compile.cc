@@ -29,6 +29,7 @@ CompileOptions options_from_bundle(const CompileFlags& f) {
   CompileOptions o = bundle_options(BundleModel(BundleFile::open(f.model.model)));
   const ModelFlags& m = f.model;
   if (m.given("--activations")) o.activations = asked.activations;
+  if (m.given("--storage")) o.storage = asked.storage;
   if (m.given("--max-batch")) o.max_sequences = asked.max_sequences;
   if (m.given("--max-tokens")) o.max_tokens = asked.max_tokens;
   if (m.given("--max-logit-rows")) o.max_logit_rows = asked.max_logit_rows;

@@ -42,6 +42,7 @@ void add_graph_flags(CLI::App& tool, GraphFlags& flags) {
   tool.add_flag("--unverified", flags.unverified, "take those rules without verifying them");
   tool.add_option("--machine", flags.machine,
                   "machine file (JSON) for the cost model of the pass fuse");
+  tool.add_option("--storage", flags.storage, "types for the pass choose-storage: bf16, f16 ...");
   tool.add_option("--backend", flags.backend, "whose kernels the passes ask for")
       ->check(CLI::IsMember({"cpu", "ref"}))
       ->capture_default_str();
@@ -81,6 +82,7 @@ CompileOptions graph_options(const GraphFlags& flags) {
     options.rules =
         reading([&] { return load_rules(read_text_file(flags.rules), flags.unverified); });
   options.machine = flags.machine;
+  options.storage = flags.storage;
   if (!flags.machine.empty())  // says what is wrong with it now
     reading([&] { return load_machine_file(flags.machine); });
   chosen_passes(options);  // unknown names end here

@@ -21,7 +21,7 @@ void add_debug_passes(CLI::App& debug);
 
 // A graph and the passes to run on it.
 struct GraphFlags {
-  std::string graph, fn, backend = "cpu", machine, rules;
+  std::string graph, fn, backend = "cpu", machine, rules, storage;
   std::vector<std::string> passes, disabled, dump_after;
   bool unverified = false, quantize = false;
 };

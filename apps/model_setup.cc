@@ -108,6 +108,8 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags) {
                   "f32, or auto: int8 in front of quantised weights")
       ->check(CLI::IsMember({"f32", "auto"}))
       ->capture_default_str();
+  verb.add_option("--storage", flags.storage,
+                  "type of values between ops: f32, f16 or bf16, then residual=TYPE, logits=TYPE");
   verb.add_option("--kv-dtype", flags.kv_dtype,
                   "element type of the KV cache; int8 has a scale per token and head")
       ->check(CLI::IsMember({"f16", "f32", "int8"}))
@@ -145,6 +147,7 @@ DType kv_dtype_of(const ModelFlags& flags) {
 CompileOptions compile_options(const ModelFlags& flags) {
   CompileOptions options;
   options.activations = flags.activations;
+  options.storage = flags.storage;
   options.kv_dtype = kv_dtype_of(flags);
   options.disabled_passes = {flags.disabled_passes.begin(), flags.disabled_passes.end()};
   options.dump_after = {flags.dump_after.begin(), flags.dump_after.end()};

@@ -19,6 +19,7 @@ struct ModelFlags {
   std::string model;
   std::string backend = "cpu";
   std::string activations = "auto";
+  std::string storage;
   std::string kv_dtype = "f16";
   std::string machine_file;
   std::string template_name;  // which chat template; empty: the default one

@@ -36,6 +36,15 @@ struct LoadOptions {
   CallProfile* profile = nullptr;  // outlives the executable
 };
 
+// The types that a backend wants values stored in between ops: f32, f16 or bf16. Ops compute wide
+// and round once, when they store. The type of the KV cache is chosen separately.
+struct StorageWish {
+  DType activations = DType::kF32;
+  DType residual = DType::kF32;  // the sum that every layer adds to
+  DType logits = DType::kF32;
+  bool operator==(const StorageWish&) const = default;
+};
+
 using Ticket = uint64_t;
 
 // Every byte the executable holds, exactly as allocated.
@@ -69,6 +78,7 @@ class Backend {
   virtual std::string_view name() const = 0;  // "cpu", "ref", "null"
   virtual std::string isa() const = 0;        // "aarch64+dotprod+i8mm"; part of numerics_id
   virtual std::span<const KernelDesc> kernels() const = 0;  // preferred first
+  virtual StorageWish storage() const { return {}; }        // read by the pass choose-storage
   virtual std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                            const LoadOptions& options) = 0;
 

@@ -1,6 +1,6 @@
 #pragma once
-// Log channels for people who look into the compiler: TOKAMAK_LOGS=rewrite,fusion,memory ... Lines
-// go to stderr, whatever TOKAMAK_LOG says.
+// Log channels for debugging the compiler: TOKAMAK_LOGS=rewrite,fusion,memory ... Lines go to
+// stderr regardless of TOKAMAK_LOG.
 #include <string_view>
 
 namespace tokamak::log {

@@ -18,8 +18,8 @@ constexpr uint64_t kKeys[kLanes] = {0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x16
 
 }  // namespace
 
-// Four lanes of 16 bytes each run side by side, so that the multiplier is always busy. A lane's
-// value goes into the next product beside the data, so the order of stripes counts.
+// Four independent lanes of 16 bytes each keep the multiplier busy. A lane's value enters its next
+// product together with the data, so the order of stripes matters.
 Checksum checksum(std::span<const std::byte> bytes) {
   uint64_t a[kLanes], b[kLanes];
   for (size_t i = 0; i < kLanes; ++i) a[i] = kKeys[i], b[i] = ~kKeys[i];

@@ -1,6 +1,6 @@
 #pragma once
 // A 128-bit checksum of bytes, fast enough for gigabytes of weights (memory speed on one core). It
-// finds damage; it does not stop somebody who forges.
+// detects accidental damage; it is not secure against forgery.
 #include <cstddef>
 #include <cstdint>
 #include <span>

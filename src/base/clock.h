@@ -23,7 +23,7 @@ class SteadyClock final : public Clock {
   Nanos now() const override;
 };
 
-// Moves only when told to. Thread-safe.
+// Advances only when told to. Thread-safe.
 class FakeClock final : public Clock {
  public:
   Nanos now() const override { return now_.load(); }

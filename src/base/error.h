@@ -1,8 +1,8 @@
 #pragma once
 // Errors: what the user, the disk or a peer did wrong ends the operation with `throw Error`; it is
 // caught in main, in the HTTP handler and at the per-request boundary. Expected outcomes are return
-// values. A bug is TK_CHECK, which throws Error(kInternal) too, so that one request's bad luck
-// never ends the process.
+// values. Bugs are caught by TK_CHECK, which throws Error(kInternal), so that a bug hit by one
+// request does not end the process.
 #include <fmt/format.h>
 
 #include <stdexcept>

@@ -14,7 +14,7 @@
 namespace tokamak {
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
-  // O_NONBLOCK: a pipe nobody writes to must not hang the program before it is refused below.
+  // O_NONBLOCK: opening a pipe without a writer must not hang; pipes are rejected below.
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) fail(ErrorCode::kNotFound, "cannot open {}: {}", path.string(), std::strerror(errno));
   struct stat st {};

@@ -1,6 +1,6 @@
 #pragma once
-// A 128-bit running hash for fingerprints and cache keys. Not cryptographic: whoever compares
-// content across trust boundaries compares the content itself.
+// A 128-bit running hash for fingerprints and cache keys. Not cryptographic: code
+// that compares content across trust boundaries must compare the content itself.
 #include <cstdint>
 #include <string>
 #include <string_view>

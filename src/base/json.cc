@@ -9,7 +9,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Builds a Value while the text is read, so depth can be refused before the stack is used up.
+// Builds a Value while parsing, so that deep nesting is rejected before the stack overflows.
 class ValueBuilder : public nlohmann::json_sax<Json> {
  public:
   ValueBuilder(std::string_view what, JsonLimits limits) : what_(what), limits_(limits) {}

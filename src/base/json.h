@@ -1,5 +1,5 @@
 #pragma once
-// JSON text <-> Value. The JSON library is seen by json.cc alone.
+// JSON text <-> Value. Only json.cc includes the JSON library.
 #include <string>
 #include <string_view>
 

@@ -35,7 +35,7 @@ void write(Level level, std::string_view message) {
   std::timespec_get(&ts, TIME_UTC);
   std::tm tm{};
   gmtime_r(&ts.tv_sec, &tm);
-  // One write call per line, so that lines of several threads never mix.
+  // One write call per line, so that lines from different threads never interleave.
   std::string line =
       fmt::format("{:02}:{:02}:{:02}.{:03} {} {}\n", tm.tm_hour, tm.tm_min, tm.tm_sec,
                   ts.tv_nsec / 1'000'000, kTags[static_cast<int>(level)], message);

@@ -1,5 +1,6 @@
 #pragma once
-// Logging to stderr; stdout belongs to the answer. Levels: TOKAMAK_LOG=debug|info|warn|error|off.
+// Logging to stderr; stdout is for the program's output. Levels:
+// TOKAMAK_LOG=debug|info|warn|error|off.
 #include <fmt/format.h>
 
 #include <string_view>

@@ -27,7 +27,7 @@ int64_t now_ns() {
 // Waits until `word` differs from `old`: spins for a while, then parks.
 uint32_t wait_for_change(const std::atomic<uint32_t>& word, uint32_t old, int64_t spin_ns) {
   if (spin_ns > 0) {
-    int64_t start = 0;  // mostly nobody waits long enough for the clock to be read
+    int64_t start = 0;  // most waits end before the clock is read
     do {
       for (int i = 0; i < 64; ++i) {
         uint32_t seen = word.load(std::memory_order_acquire);
@@ -61,7 +61,7 @@ int available_cores() {
 ThreadPool::ThreadPool(int threads) {
   int cores = available_cores();
   if (threads <= 0) threads = cores;
-  // More threads than cores: a spinning one would hold the core of one that has work.
+  // With more threads than cores, a spinning thread could take the core of one that has work.
   spin_ns_ = threads > cores ? 0 : kSpinNs;
   workers_.reserve(static_cast<size_t>(threads - 1));
   for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { worker(t); });
@@ -101,7 +101,7 @@ void ThreadPool::fork_join(Job job, void* body) {
 void ThreadPool::barrier() {
   if (workers_.empty()) return;
   uint32_t phase =
-      phase_.load(std::memory_order_relaxed);  // stands still until this thread is here
+      phase_.load(std::memory_order_relaxed);  // does not change until this thread arrives
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) == workers_.size()) {
     arrived_.store(0, std::memory_order_relaxed);
     phase_.store(phase + 1, std::memory_order_release);

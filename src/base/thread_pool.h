@@ -1,6 +1,6 @@
 #pragma once
 // Persistent workers for loops inside one step. A loop forks and joins in about a microsecond while
-// the workers spin; workers that find nothing to do for a while park, so an idle program uses no
+// the workers spin; workers that have been idle for a while park, so an idle program uses no
 // processor time.
 #include <atomic>
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace tokamak {
 
-// A part of items 0, 1, 2 ...
+// A contiguous part of the items 0, 1, 2 ...
 struct Part {
   int64_t begin = 0, end = 0;
   bool empty() const { return begin >= end; }
 };
 
-// What `thread` of `threads` gets of [0, items): parts are contiguous, follow from the counts alone
-// and hold at least `grain` items where there are so many.
+// The part of [0, items) that `thread` of `threads` gets: contiguous, determined by the counts
+// alone, and at least `grain` items long if there are that many.
 inline Part part_of_items(int64_t items, int64_t grain, int thread, int threads) {
   int64_t parts = items / (grain < 1 ? 1 : grain);
   if (parts > threads) parts = threads;
@@ -27,8 +27,9 @@ inline Part part_of_items(int64_t items, int64_t grain, int thread, int threads)
   return {items * thread / parts, items * (thread + 1) / parts};
 }
 
-// Owned by whoever runs the loops; one thread at a time calls run or split (it takes part as thread
-// 0). Loops do not nest. Which thread does what depends on the counts alone, never on timing.
+// Owned by the code that runs the loops; one thread at a time calls run or split (it takes part as
+// thread 0). Loops do not nest. The assignment of work to threads depends on the counts alone,
+// never on timing.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);  // including the caller; 0 = all cores this process may use
@@ -38,8 +39,8 @@ class ThreadPool {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // body(thread) once on every thread. An exception of any of them is thrown here after all have
-  // finished.
+  // Calls body(thread) once on every thread. If one throws, the exception is rethrown here after
+  // all have finished.
   template <class Body>
   void run(Body&& body) {
     if (workers_.empty()) {
@@ -51,12 +52,12 @@ class ThreadPool {
     }
   }
 
-  // Inside a body of run(): waits until every thread of the pool is here. All threads must come by
-  // equally often, also one that has failed and does nothing but come by.
+  // A barrier, for use inside a body of run(): waits for every thread of the pool. All threads must
+  // reach it equally often, including a thread that has failed and has no work left.
   void barrier();
 
   // body(begin, end, thread) on contiguous parts of [0, items), each of at least `grain` items
-  // where there are so many; with work for one part only, the caller does it and nobody is woken.
+  // if there are that many. If there is only one part, the caller runs it and wakes no worker.
   template <class Body>
   void split(int64_t items, int64_t grain, Body&& body) {
     Part first = part_of_items(items, grain, 0, size());

@@ -1,6 +1,6 @@
 #pragma once
-// A JSON-like value: what configs, metadata, chat messages and attributes are made of inside the
-// program. Objects keep their insertion order (chat templates print them). Text form: base/json.h.
+// A JSON-like value, used for configs, metadata, chat messages and attributes. Objects keep their
+// insertion order (chat templates print them). Text form: base/json.h.
 #include <cstdint>
 #include <initializer_list>
 #include <string>

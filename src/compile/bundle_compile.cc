@@ -33,6 +33,7 @@ Value options_value(const CompileOptions& o) {
                             {"eager", o.eager}};
   for (const auto& [shapes, name] : kShapeNames)
     if (shapes == o.shapes) out.set("shapes", name);
+  out.set("storage", o.storage);
   out.set("verify", list_value(o.verify));
   out.set("buckets", list_value(o.buckets));
   out.set("passes", list_value(o.passes));
@@ -133,6 +134,7 @@ CompileOptions bundle_options(const BundleModel& bundle) {
   try {
     const Value& v = bundle.meta().at("options");
     o.activations = v.at("activations").as_string();
+    o.storage = v.get_string("storage", "");
     auto kv = dtype_from_name(v.at("kv_dtype").as_string());
     if (!kv) bundle.file().damaged("its KV cache has an unknown element type");
     o.kv_dtype = *kv;

@@ -22,12 +22,12 @@ void add_program(Hash128& hash) {
 // Every option is named here, so that a new one does not compile until somebody has decided whether
 // plans depend on it.
 void add_options(Hash128& hash, const CompileOptions& o) {
-  const auto& [activations, kv_dtype, block_size, max_sequences, max_tokens, max_logit_rows,
-               context, tree_mask, verify, passes, disabled_passes, dump_after, rules, machine,
-               fusion, eager, shapes, buckets, dump, after_pass] = o;
-  hash.add(fmt::format("{} {} {} {} {} {} {} {} {} {}", activations, dtype_name(kv_dtype),
-                       block_size, max_sequences, max_tokens, max_logit_rows, context, tree_mask,
-                       eager, static_cast<int>(shapes)));
+  const auto& [activations, storage, kv_dtype, block_size, max_sequences, max_tokens,
+               max_logit_rows, context, tree_mask, verify, passes, disabled_passes, dump_after,
+               rules, machine, fusion, eager, shapes, buckets, dump, after_pass] = o;
+  hash.add(fmt::format("{} {} {} {} {} {} {} {} {} {} {}", activations, storage,
+                       dtype_name(kv_dtype), block_size, max_sequences, max_tokens, max_logit_rows,
+                       context, tree_mask, eager, static_cast<int>(shapes)));
   for (int k : verify) hash.add(fmt::format("verify {}", k));
   for (int64_t b : buckets) hash.add(fmt::format("bucket {}", b));
   for (const std::string& p : passes) hash.add("pass " + p);

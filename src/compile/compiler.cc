@@ -57,9 +57,9 @@ PlanSet compile_module(Module& module, const ModelConfig& config, const Backend&
   SteadyClock clock;
   Nanos start = clock.now();
   CompileOptions options = asked;
-  // The int8 activations stay: without them the result would be another one.
+  // Int8 activations and narrow storage stay: without them the result would be another one.
   if (options.eager && options.passes.empty())
-    options.passes = {"quantize-activations", "dead-code"};
+    options.passes = {"quantize-activations", "choose-storage", "dead-code"};
   if (options.dump) options.dump->write("captured", "tkg", print_module(module));
   Function& step = *module.find_function("step");
   run_general_passes(module, step, {backend, options});

@@ -31,6 +31,9 @@ Shapes shapes_from_name(std::string_view name);  // auto, dynamic, buckets
 struct CompileOptions {
   std::string activations =
       "auto";  // "f32": never quantise activations; "auto": where the weights are quantised
+  // Types that values are stored in between ops: "bf16", "f16,residual=f32", "f32"; empty: what the
+  // backend asks for (the pass choose-storage).
+  std::string storage;
   DType kv_dtype = DType::kF16;
   int64_t block_size = 16;
   int64_t max_sequences = 64;       // upper bound of B

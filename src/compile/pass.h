@@ -62,8 +62,12 @@ std::vector<PassTiming> run_final_passes(Module& module, Function& function,
 // use their additional facts.
 void run_derived_passes(Module& module, Function& function, const PassContext& context);
 
+// The text of CompileOptions::storage: "bf16", "f16,residual=f32". Throws Error(kInvalidArgument).
+StorageWish storage_from_text(std::string_view text);
+
 // Passes.
 void quantize_activations(Module& module, Function& function, const PassContext& context);
+void choose_storage(Module& module, Function& function, const PassContext& context);
 void apply_user_rules(Module& module, Function& function, const PassContext& context);
 void canonicalize(Module& module, Function& function, const PassContext& context);
 void fold_constants(Module& module, Function& function, const PassContext& context);

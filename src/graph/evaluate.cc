@@ -151,6 +151,8 @@ class Interpreter {
     std::vector<Operand<S>> in_operands, out_operands;
     for (const Value& v : in) in_operands.push_back(bound.emplace_back(bind(v)).operand);
     for (const Value& v : out) out_operands.push_back(bound.emplace_back(bind(v)).operand);
+    for (size_t i = 0; i < out.size(); ++i)
+      if (out[i].tensor) out_operands[i].tensor.storage = node.outputs[i].tensor.dtype;
     meaning({in_operands, out_operands, node.attrs});
     values_[id] = std::move(out);
   }

@@ -81,6 +81,7 @@ class RandomGraph {
     if (name == "perm") return rng_.below(2) == 0 ? Value::Array{1, 0} : Value::Array{2, 0, 1};
     if (name == "dtype") return rng_.below(2) == 0 ? "f16" : "f32";
     if (name == "format") return "q8a";
+    if (name == kStorageAttr) return rng_.below(2) == 0 ? "f16" : "bf16";
     if (name == "approximate") return "tanh";
     if (name == "kind") return "le";
     if (name == "n" || name == "end") return rng_.below(2) == 0 ? Value("2*B + 3") : Value(2);

@@ -60,6 +60,8 @@ std::optional<Ref> Rewriter::fire(Function& to, const RewriteRule& rule, Ref r,
   provenance_ = std::move(outside);
   to.set_provenance(provenance_);
   if (!made || *made == r) return std::nullopt;
+  TK_CHECK(same_extents(to.type(*made), to.type(r)), "rule {} makes {} of {}", rule.name,
+           to.type(*made).text(), to.type(r).text());
   ++stats_.fired;
   ++stats_.per_rule[rule.name];
   stats_.last_rule = rule.name;

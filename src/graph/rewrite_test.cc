@@ -43,6 +43,16 @@ struct Case {
   size_t fired;
 };
 
+void expect_rewrites(std::span<const Case> cases) {
+  for (const Case& c : cases) {
+    SCOPED_TRACE(std::string(c.body) + "\n" + c.rules);
+    Module m = graph(c.body);
+    RewriteStats stats = rewrite(m, c.rules);
+    EXPECT_EQ(stats.fired, c.fired);
+    EXPECT_EQ(ops(m), c.want) << print_module(m);
+  }
+}
+
 TEST(Rewrite, Table) {
   const Case cases[] = {
       // both orders of a commutative op, and a sub-pattern used twice is one node
@@ -81,13 +91,30 @@ TEST(Rewrite, Table) {
       {"%3 = scale(@w) {value=0.5}\n%4 = rms_norm(%0, %3) {eps=1e-5}\nreturn r = %4",
        "rule a exact: w: weight f32 scale(w){value=a} => recipe(w){scale=a}", "rms_norm ", 1},
   };
-  for (const Case& c : cases) {
-    SCOPED_TRACE(std::string(c.body) + "\n" + c.rules);
-    Module m = graph(c.body);
-    RewriteStats stats = rewrite(m, c.rules);
-    EXPECT_EQ(stats.fired, c.fired);
-    EXPECT_EQ(ops(m), c.want) << print_module(m);
-  }
+  expect_rewrites(cases);
+}
+
+// A storage type is part of a node: a pattern that does not name it does not match.
+TEST(Rewrite, StorageTypesAreKept) {
+  const Case cases[] = {
+      {"%3 = neg(%0) {out=\"bf16\"}\n%4 = neg(%3)\nreturn r = %4",
+       "rule a exact: x: f32 neg(neg(x)) => x", "neg neg ", 0},
+      {"%3 = sigmoid(%0)\n%4 = mul(%3, %0) {out=\"f16\"}\nreturn r = %4",
+       "rule a real: x: f32 mul(x, sigmoid(x)) => silu(x)", "sigmoid mul ", 0},
+      {"%3 = rms_norm(%0, @w) {eps=1e-5, out=\"f16\"}\n%4 = neg(%3)\nreturn r = %4",
+       "rule a real: x: f32 w: f32 neg(rms_norm(x, w){..}) => neg(rms_norm(x, w){eps=1e-5})",
+       "rms_norm neg ", 0},
+      // a rule that names it keeps it
+      {"%3 = sigmoid(%0)\n%4 = mul(%3, %0) {out=\"f16\"}\nreturn r = %4",
+       "rule a real: x: f32 mul(x, sigmoid(x)){out=t} => silu(x){out=t}", "silu ", 1},
+      {"%3 = sigmoid(%0)\n%4 = mul(%3, %0) {out=\"f16\"}\nreturn r = %4",
+       "rule a real: x: f32 mul(x, sigmoid(x)){out=t} => silu(x)", "sigmoid mul ", 0},
+      // and nodes that differ in it are two
+      {"%3 = exp(%0)\n%4 = exp(%0) {out=\"f16\"}\n%5 = exp(%0) {out=\"f16\"}\n"
+       "%6 = add(%3, %4)\n%7 = add(%6, %5)\nreturn r = %7",
+       "rule a exact: x: f32 neg(neg(x)) => x", "exp exp add add ", 0},
+  };
+  expect_rewrites(cases);
 }
 
 TEST(Rewrite, CyclesAndBudget) {

@@ -130,6 +130,11 @@ class Matcher {
       }
       if (!attribute(expr, *have, rank, s)) return false;
     }
+    // A pattern that does not name the storage type does not match nodes that have one.
+    auto names_storage = [](const auto& a) { return a.first == kStorageAttr; };
+    if (node.op->storage && node.attrs.has(kStorageAttr) &&
+        std::none_of(term.attrs.begin(), term.attrs.end(), names_storage))
+      return false;
     if (term.open) return true;
     for (const auto& [key, value] : node.attrs.as_object()) {
       bool named = std::any_of(term.attrs.begin(), term.attrs.end(),

@@ -1,6 +1,6 @@
 #pragma once
-// The numbers of a program for given symbol values, checked against the tensors that are there:
-// what every executor needs before it may touch memory.
+// The extents and strides of a program for given symbol values, checked against the actual tensors.
+// Every executor needs this before it accesses memory.
 #include <span>
 
 #include "loop/program.h"
@@ -22,14 +22,14 @@ class Bounds {
   // Symbols outside `symbol_order` throw Error(kInvalidArgument).
   Bounds(const Program& program, std::span<const std::string> symbol_order);
 
-  // Elements that the tensors have. Throws Error(kOutOfRange) when an access would leave one. Cheap
-  // when nothing changed since the last time.
+  // Takes the sizes of the tensors. Throws Error(kOutOfRange) if an access would be out of bounds.
+  // Cheap if nothing changed since the last call.
   void bind(std::span<const int64_t> values, std::span<const int64_t> in_elements,
             std::span<const int64_t> out_elements);
 
   int64_t row_count() const { return row_count_; }
   int64_t columns() const { return columns_; }
-  // The row's place on each axis.
+  // The row's index on each axis.
   void row_indices(int64_t row, int64_t* out) const {
     for (size_t k = axes_; k-- > 0;) {
       out[k] = row % extents_[k];

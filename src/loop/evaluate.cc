@@ -77,7 +77,7 @@ class Evaluator {
       std::fill_n(t.f, t.elements(), S(0));
   }
 
-  // Element of column 0; -1: the row is not there.
+  // Element of column 0; -1: the row is absent.
   int64_t start(const BoundAccess& b, int32_t by) const {
     int64_t at = bounds_.row_offset(b, row_);
     if (by < 0) return at;

@@ -1,6 +1,6 @@
 #pragma once
-// The meaning of a program: one row after the other, every instruction by the meaning of the graph
-// op it is named after, f32 values rounded once per instruction and wide ones not at all. Slow.
+// The meaning of a program: row by row, each instruction evaluated by the meaning of the graph op
+// of its name. f32 values are rounded once per instruction, wide values are not rounded. Slow.
 #include <map>
 #include <span>
 #include <string>

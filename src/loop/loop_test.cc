@@ -110,26 +110,26 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Refusal{"loop 1", "loop 2", "only format 1"},
         Refusal{"loop 1", "lop 1", "expected \"loop\""},
-        Refusal{"columns 5", "columns c", "a variable of the loops"},
+        Refusal{"columns 5", "columns c", "a loop variable"},
         Refusal{"columns 5", "columns -5", "negative extent"},
         Refusal{"rows T, 2", "rows 1,1,1,1,1,1,1,1,1", "at most 8 row axes"},
         Refusal{"in0 : f32[T, 10]", "in0 : q4_0[T, 32]", "an input of type q4_0"},
         Refusal{"in0 : f32[T, 10]", "in0 : f32[t=T, 10]", "names or bounds"},
-        Refusal{"in1 : f32[T, 10]", "in2 : f32[T, 10]", "the next one is in1"},
+        Refusal{"in1 : f32[T, 10]", "in2 : f32[T, 10]", "expected in1"},
         Refusal{"%2 = add %0, %1", "%2 = add %0, %2", "%2 is not defined before it"},
-        Refusal{"%2 = add %0, %1", "%3 = add %0, %1", "the next instruction is %2"},
+        Refusal{"%2 = add %0, %1", "%3 = add %0, %1", "expected the instruction %2"},
         Refusal{"%2 = add %0, %1", "%2 = plus %0, %1", "expected an instruction"},
         Refusal{"%2 = add %0, %1", "%2 = add %0", "expected \",\""},
         Refusal{"add %0, %1 : f32 tile", "add %0, %1 : f32 row", "it gives a tile"},
         Refusal{"add %0, %1 : f32 tile", "add %0, %1 : i32 tile", "must be f32 or wide"},
         Refusal{"add %0, %1 : f32 tile", "add %0, %1 : f64 tile", "a type such as"},
         Refusal{"sum_squares %2 : wide row", "sum_squares %2 : wide tile", "it gives a row"},
-        Refusal{"rsqrt %7 : wide row", "sum %7 : wide row", "is no tile"},
+        Refusal{"rsqrt %7 : wide row", "sum %7 : wide row", "is not a tile"},
         Refusal{"load in2[c]", "load in3[c]", "there is no in3"},
         Refusal{"load in2[c]", "load in2[c + 1]", "reaches element 5 of 5"},
         Refusal{"load in2[c]", "load in2[c*c]", "not linear"},
-        Refusal{"load in2[c]", "load in2[r2 + c]", "has no variable r2"},
-        Refusal{"load in2[c]", "load in2[r5*c]", "has no variable r5"},
+        Refusal{"load in2[c]", "load in2[r2 + c]", "uses r2"},
+        Refusal{"load in2[c]", "load in2[r5*c]", "uses r5"},
         Refusal{"load in2[c]", "load in2[-c + 4]", "counts backwards"},
         Refusal{"load in2[c]", "load in2[c + g]", "uses g"},
         Refusal{"load in2[c] : f32 tile", "load in2[c] : wide tile", "a load is not wide"},
@@ -141,9 +141,9 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"store out1[c + 10*r0 + 5*r1] = %11", "store out1[c + 5*r0 + 5*r1] = %11",
                 "does not write each element once"},
         Refusal{"store out1[c + 10*r0 + 5*r1] = %11", "", "1 stores for 2 outputs"},
-        Refusal{"store out0", "store out1", "it is number 0"},
+        Refusal{"store out0", "store out1", "it must write out0"},
         Refusal{"out1 : f32[T, 2, 5]", "out1 : f32[T, 2, 6]", "writes 10*T elements of 12*T"},
-        Refusal{"out1 : f32[T, 2, 5]", "out1 : i32[T, 2, 5]", "another type"},
+        Refusal{"out1 : f32[T, 2, 5]", "out1 : i32[T, 2, 5]", "does not fit i32"},
         Refusal{"by %0 below 6 : f32", "by %0 below 7 : f32", "reaches element"},
         Refusal{"by %0 below 6 : f32", "by %3 below 6 : f32", "not defined before"},
         Refusal{"[c + 4*g] by %0 below 6 : f32", "[c + 4*r0] by %0 below 6 : f32",
@@ -289,6 +289,20 @@ TEST(LoopBounds, ChecksWhatSymbolsDecide) {
   b.bind(fewer, in, out);
   EXPECT_EQ(b.row_count(), 2);
   EXPECT_THROW(Bounds(p, std::vector<std::string>{"T"}), Error);
+}
+
+// A bf16 result is rounded once, from the wide value: rounding to f32 first would give the middle
+// of two bf16 numbers, and then the even one.
+TEST(Loop, NarrowStoresRoundOnce) {
+  Program p = parse_program(
+      "loop 1\nrows\ncolumns 2\nin0 : f32[2]\nin1 : bf16[2]\nout0 : bf16[2]\n"
+      "%0 = load in0[c] : f32 tile\n%1 = load in1[c] : f32 tile\n%2 = add %0, %1 : wide tile\n"
+      "%3 = round_bf16 %2 : f32 tile\nstore out0[c] = %3\n");
+  std::vector<float> x = {1.00390625f, 1.01171875f}, y = {0x1p-40f, -0x1p-40f}, out(2);
+  std::vector<int64_t> dims = {2};
+  TensorRef<float> in[] = {{dims, x.data()}, {dims, y.data()}}, to[] = {{dims, out.data()}};
+  evaluate_program<float>(p, {}, in, to);
+  EXPECT_EQ(out, (std::vector<float>{1.0078125f, 1.0078125f}));
 }
 
 }  // namespace

@@ -20,8 +20,8 @@ uint32_t earliest(const Program& p, const std::vector<uint32_t>& phase, const In
   return at;
 }
 
-// Runs a tile where it is first read, if that is later and costs no other kept tile: its operands
-// are loads, or have no other reader.
+// Moves a tile to the phase that first reads it, if that is later and keeps no other tile alive:
+// its operands are loads or have no other reader.
 void sink(const Program& p, std::vector<uint32_t>& phase) {
   std::vector<uint32_t> uses(p.code.size(), 0), first(p.code.size(), UINT32_MAX);
   for (const Store& s : p.stores) {  // outputs are written where they are computed

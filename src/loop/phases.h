@@ -1,7 +1,7 @@
 #pragma once
-// When the instructions of a row run. A reduction is known only after all columns were seen, so it
-// ends a phase: phase p runs its row instructions, then walks the columns with its tile
-// instructions, then ends its reductions. Shared by all back ends.
+// The order in which the instructions of a row run. A reduction is known only after all columns
+// have been read, so it ends a phase: phase p runs its row instructions, then iterates over the
+// columns with its tile instructions, then finishes its reductions. Shared by all backends.
 #include "loop/program.h"
 
 namespace tokamak::loop {
@@ -18,8 +18,8 @@ struct Phases {
 };
 Phases make_phases(const Program& program);
 
-// The same program with row axes merged into the columns where nothing tells them apart: whole
-// tensors become one long row. Programs with reductions stay as they are.
+// The same program with row axes merged into the columns where all indices allow it: whole tensors
+// become one long row. Programs with reductions are returned unchanged.
 Program merge_rows(const Program& program);
 
 }  // namespace tokamak::loop

@@ -1,8 +1,8 @@
 #pragma once
 // Loop IR: one fused region of element-wise ops, broadcasts, row reductions and rows by index, as a
-// small typed program over an iteration space rows x columns. It says what every element is, not
-// how: tiles, threads, phases and memory belong to who runs it (evaluate.h gives the meaning,
-// phases.h the phases, backends the speed). docs/loop_ir.md is the text form.
+// small typed program over an iteration space rows x columns. It defines the value of every
+// element, not how it is computed: tiles, threads and memory are up to the executor. evaluate.h has
+// the meaning, phases.h the phases; docs/loop_ir.md describes the text form.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -14,7 +14,7 @@
 
 namespace tokamak::loop {
 
-// wide: a value inside one op of the graph, which the definition does not round (the evaluator
+// wide: an intermediate value of one graph op, which the definition does not round (the evaluator
 // keeps it in double). A backend may hold it in f32.
 enum class Elem : uint8_t { kF32, kWide, kI32 };
 enum class Form : uint8_t { kRow, kTile };  // one number per row; one per row and column
@@ -82,8 +82,8 @@ struct OpInfo {
   Op op;
   std::string_view name;
   OpKind kind;
-  std::string_view graph_op;    // whose meaning it has; empty for sources and sum_squares
-  std::string_view key = {};    // of the graph op's attribute that is fixed or the number
+  std::string_view graph_op;    // the op that defines it; empty for sources and sum_squares
+  std::string_view key = {};    // the graph op's attribute that `value` or Instr::number sets
   std::string_view value = {};  // the fixed value; empty: Instr::number
   int inputs() const {
     return kind == OpKind::kSource                               ? 0
@@ -94,8 +94,8 @@ struct OpInfo {
 };
 const OpInfo& op_info(Op op);
 
-// Where an element lies in a dense row-major tensor: an expression, linear in the variables r0, r1,
-// ... (row axes), c (column) and g (the row value `by`), counted in elements.
+// The offset of an element in a dense row-major tensor, in elements: an expression that is linear
+// in the variables r0, r1, ... (row axes), c (column) and g (the row value `by`).
 struct Access {
   uint32_t param = 0;
   SymExpr index;
@@ -116,15 +116,14 @@ struct Instr {
 };
 
 // A store writes each element of its output once: a bijection of the space (or of the rows). With
-// rows by index, what no row writes is zero and of two rows that write the same place the later
-// wins.
+// rows by index, elements that no row writes are zero, and the last write to an element wins.
 struct Store {
   Access to;
   uint32_t value = 0;
   bool operator==(const Store&) const = default;
 };
 
-// Plain data, immutable once verified; shared by all who run it.
+// Plain data, immutable once verified; shared by all executors.
 struct Program {
   std::vector<SymExpr> rows;  // extents of the row axes, outermost first; none: one row
   SymExpr columns = 1;
@@ -142,7 +141,7 @@ constexpr size_t kMaxText = 1 << 18;
 std::string row_variable(size_t axis);  // "r0"
 inline constexpr std::string_view kColumnVariable = "c", kByVariable = "g";
 
-// An index expression taken apart. Throws Error(kInvalidArgument) when it is not linear.
+// The coefficients of an index expression. Throws Error(kInvalidArgument) if it is not linear.
 struct Linear {
   std::vector<SymExpr> rows;  // coefficient of each row axis
   SymExpr column, by, offset;

@@ -89,7 +89,7 @@ class Line {
     pos_ = static_cast<size_t>(end - text_.data());
     return value;
   }
-  // Up to one of the marks, which is left.
+  // Up to one of the marks, which is not consumed.
   SymExpr expression(std::string_view marks) {
     skip();
     size_t depth = 0, end = pos_;
@@ -127,7 +127,7 @@ class ProgramParser {
  public:
   Program parse(std::string_view text) {
     if (text.size() > kMaxText)
-      fail(ErrorCode::kInvalidArgument, "loop program of {} bytes, {} are the most", text.size(),
+      fail(ErrorCode::kInvalidArgument, "loop program of {} bytes, the limit is {}", text.size(),
            kMaxText);
     for (size_t begin = 0, number = 1; begin < text.size(); ++number) {
       size_t end = std::min(text.find('\n', begin), text.size());
@@ -154,7 +154,7 @@ class ProgramParser {
   void statement(Line& in) {
     if (state_ == kHead) {
       in.need("loop");
-      if (in.index("") != 1) fail(ErrorCode::kInvalidArgument, "only format 1 is known");
+      if (in.index("") != 1) fail(ErrorCode::kInvalidArgument, "only format 1 is supported");
       state_ = kRows;
     } else if (state_ == kRows) {
       in.need("rows");
@@ -180,7 +180,7 @@ class ProgramParser {
 
   static void param(Line& in, std::vector<TensorType>& list, std::string_view kind) {
     if (in.index("") != list.size() || list.size() == kMaxParams)
-      fail(ErrorCode::kInvalidArgument, "the next one is {}{}, {} are the most", kind, list.size(),
+      fail(ErrorCode::kInvalidArgument, "expected {}{}; the limit is {}", kind, list.size(),
            kMaxParams);
     in.need(":");
     in.skip();
@@ -212,7 +212,7 @@ class ProgramParser {
   void instr(Line& in) {
     if (program_.code.size() == kMaxInstrs) in.expected("at most 512 instructions");
     if (in.index("%") != program_.code.size())
-      fail(ErrorCode::kInvalidArgument, "the next instruction is %{}", program_.code.size());
+      fail(ErrorCode::kInvalidArgument, "expected the instruction %{}", program_.code.size());
     in.need("=");
     auto it = op_names().find(in.word());
     if (it == op_names().end()) in.expected("an instruction");

@@ -8,7 +8,7 @@
 namespace tokamak::loop {
 namespace {
 
-// The variables of index expressions are no symbols of extents.
+// Variables of index expressions; they are not symbols and extents must not use them.
 bool is_variable(std::string_view name) {
   if (name == kColumnVariable || name == kByVariable) return true;
   for (size_t i = 0; i < kMaxRowAxes; ++i)
@@ -53,7 +53,7 @@ class Verifier {
 
   void extent(const SymExpr& e) const {
     for (const std::string& s : e.symbols())
-      if (is_variable(s)) bad("the extent {} uses {}, a variable of the loops", e.text(), s);
+      if (is_variable(s)) bad("the extent {} uses {}, a loop variable", e.text(), s);
     if (auto n = e.constant(); n && *n < 0) bad("a negative extent {}", *n);
   }
 
@@ -83,10 +83,10 @@ class Verifier {
       case OpKind::kSource:
         return source(i, at);
       case OpKind::kReduce:
-        if (type(i, 0).form != Form::kTile) bad("%{} is no tile", i.in[0]);
-        if (type(i, 0).elem == Elem::kI32) bad("integers have no reductions");
+        if (type(i, 0).form != Form::kTile) bad("%{} is not a tile", i.in[0]);
+        if (type(i, 0).elem == Elem::kI32) bad("integers cannot be reduced");
         need(i, floating(i), Form::kRow);
-        if (auto n = p_.columns.constant(); n && *n == 0) bad("over no columns");
+        if (auto n = p_.columns.constant(); n && *n == 0) bad("there are no columns");
         return;
       case OpKind::kUnary:
         return unary(i);
@@ -105,7 +105,7 @@ class Verifier {
   }
 
   ValueType type(const Instr& i, size_t operand) const { return p_.code[i.in[operand]].type; }
-  static Elem floating(const Instr& i) {  // f32 and wide are both right; i32 is not
+  static Elem floating(const Instr& i) {  // f32 and wide are both valid; i32 is not
     return i.type.elem == Elem::kI32 ? Elem::kF32 : i.type.elem;
   }
   Form form(const Instr& i) const {
@@ -113,7 +113,7 @@ class Verifier {
                             [&](uint32_t v) { return p_.code[v].type.form == Form::kTile; });
     return tile ? Form::kTile : Form::kRow;
   }
-  // Whether both are integers; a mixture is refused.
+  // Whether both are integers; mixing integers and floats is an error.
   bool joined(const Instr& i, size_t a, size_t b) const {
     bool left = type(i, a).elem == Elem::kI32, right = type(i, b).elem == Elem::kI32;
     if (left != right) bad("%{} and %{} are an integer and a float", i.in[a], i.in[b]);
@@ -140,7 +140,7 @@ class Verifier {
       if (i.type.elem == Elem::kWide) bad("a load is not wide");
       need(i, t.dtype == DType::kI32 ? Elem::kI32 : Elem::kF32, form_of(index));
     } else if (i.op == Op::kIndex) {
-      if (i.access.by >= 0) bad("an index by a row");
+      if (i.access.by >= 0) bad("an index cannot use rows by index");
       need(i, Elem::kI32, form_of(parts(i.access)));
     } else if (i.op == Op::kColumns) {
       need(i, floating(i), Form::kRow);
@@ -167,13 +167,14 @@ class Verifier {
     all.insert(all.end(), {out.column, out.by, out.offset});
     for (const SymExpr& part : all)
       for (const std::string& s : part.symbols())
-        if (is_variable(s)) bad("the index {} has no variable {}", a.index.text(), s);
+        if (is_variable(s))
+          bad("the index {} uses {}, which is not a variable here", a.index.text(), s);
     if ((a.by >= 0) != (out.by != SymExpr(0)))
       bad("the index {} {} g", a.index.text(), a.by >= 0 ? "does not use" : "uses");
     return out;
   }
 
-  // Inside the tensor for all rows and columns, where the extents say so; who runs a program checks
+  // Inside the tensor for all rows and columns, as far as extents are constant; executors check
   // what depends on symbols.
   Linear access(const Access& a, const TensorType& t, size_t at) const {
     Linear out = parts(a);
@@ -188,7 +189,7 @@ class Verifier {
     reach(out.column, p_.columns);
     if (a.by >= 0) {
       const ValueType by = value(static_cast<uint32_t>(a.by), at).type;
-      if (by.elem != Elem::kI32 || by.form != Form::kRow) bad("%{} is no i32 row", a.by);
+      if (by.elem != Elem::kI32 || by.form != Form::kRow) bad("%{} is not an i32 row", a.by);
       extent(a.limit);
       reach(out.by, a.limit);
     } else if (a.limit != SymExpr(0)) {
@@ -202,16 +203,17 @@ class Verifier {
   }
 
   void store(const Store& s, size_t at) const {
-    if (s.to.param != at) bad("it is number {}", at);
+    if (s.to.param != at) bad("it must write out{}", at);
     const TensorType& t = p_.out[at];
     const ValueType v = value(s.value, p_.code.size()).type;
     if ((v.elem == Elem::kI32) != (t.dtype == DType::kI32))
-      bad("%{} has another type than {}", s.value, t.text());
+      bad("the type of %{} does not fit {}", s.value, t.text());
     if (v.elem == Elem::kWide) bad("%{} is wide", s.value);
     Linear index = access(s.to, t, p_.code.size());
     if (v.form == Form::kTile && form_of(index) == Form::kRow && p_.columns != SymExpr(1))
       bad("the index {} has no column for the tile %{}", s.to.index.text(), s.value);
-    if (t.dtype == DType::kQ8A && v.form == Form::kRow) bad("q8a of the row %{}", s.value);
+    if (t.dtype == DType::kQ8A && v.form == Form::kRow)
+      bad("q8a needs a tile, %{} is a row", s.value);
     if (t.dtype == DType::kQ8A) quantized(s, index);
     if (s.to.by < 0) covers(s, index, t);
   }
@@ -219,13 +221,13 @@ class Verifier {
   void quantized(const Store& s, const Linear& index) const {
     auto n = p_.columns.constant();
     if (!n || *n % 32 != 0 || index.column != SymExpr(1) || s.to.by >= 0)
-      bad("q8a takes whole rows of a multiple of 32 columns");
+      bad("q8a needs whole rows of a multiple of 32 columns");
     auto whole = [](const SymExpr& k) { return k.constant() && *k.constant() % 32 == 0; };
     if (!whole(index.offset) || !std::all_of(index.rows.begin(), index.rows.end(), whole))
-      bad("rows of {} do not begin at blocks", s.to.index.text());
+      bad("rows of {} do not start at a block", s.to.index.text());
   }
 
-  // Every element once: the steps of the axes nest (1, then the extent of the one before, ...).
+  // Every element once: the strides of the axes nest (1, then the extent of the previous one, ...).
   void covers(const Store& s, const Linear& index, const TensorType& t) const {
     std::vector<std::pair<SymExpr, SymExpr>> axes;  // step, extent
     for (size_t i = 0; i < p_.rows.size(); ++i)

@@ -11,7 +11,7 @@ namespace {
 template <class S, class F>
 void each(const MeaningArgs<S>& args, F&& f) {
   const TensorRef<S>&x = args.in[0].tensor, &y = args.out[0].tensor;
-  for (int64_t i = 0, n = y.elements(); i < n; ++i) y.f[i] = S(f(double(x.f[i])));
+  for (int64_t i = 0, n = y.elements(); i < n; ++i) store(y, i, f(double(x.f[i])));
 }
 
 template <class S>
@@ -71,6 +71,7 @@ OpDef op(std::string_view name, decltype(OpDef::infer) infer, Meaning<float> f32
           .attr_names = std::move(attrs),
           .required_attrs = required,
           .ragged = true,
+          .storage = true,
           .flops = flops,
           .doc = doc};
 }

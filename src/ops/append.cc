@@ -1,5 +1,5 @@
-// append: writes the step's rows into a state. Inputs behind the planes are the reads of the old
-// version; they order the write and carry nothing.
+// append: writes the step's rows into a state. Inputs after the planes are reads of the old
+// version; they only order the write.
 #include "ops/infer.h"
 #include "ops/meaning.h"
 #include "ops/tables.h"

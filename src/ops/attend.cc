@@ -1,5 +1,5 @@
-// attend: attention of the step's rows over a state. Defined row by row; docs/ops.md says which
-// keys a row sees.
+// attend: attention of the step's rows over a state. Defined row by row; docs/ops.md defines which
+// keys are visible to a row.
 #include <cmath>
 
 #include "ops/infer.h"
@@ -52,7 +52,7 @@ struct Attention {
     return ints(kSlot, first + own) <= ints(kSlot, row);
   }
 
-  // Each plane holds [kv heads, width] per token; one without a head axis serves all heads.
+  // A plane holds [kv heads, width] per token; a plane without a head axis is shared by all heads.
   static int64_t heads(const Plane& p) { return p.dims.size() < 2 ? 1 : p.dims[0]; }
   static int64_t head_width(const Plane& p) { return p.width / heads(p); }
   static const S* head(const Plane& p, int64_t slot, int64_t h, int64_t query_heads) {
@@ -69,7 +69,7 @@ struct Attention {
     return cap > 0 ? cap * std::tanh(sum / cap) : sum;
   }
 
-  // Physical slots of the keys that the row sees, in order.
+  // Physical slots of the keys that are visible to the row, in order.
   void find_keys(int64_t row, std::vector<int64_t>& slots) const {
     const StateRef<S>& state = args.in[kState].state;
     int64_t b = ints(kSeq, row);
@@ -107,25 +107,25 @@ void attend(const MeaningArgs<S>& args) {
         total += p;
       }
       for (int64_t j = 0; j < dv; ++j)
-        y.f[(row * heads + h) * dv + j] =
-            slots.empty() ? S(0) : S(sum[static_cast<size_t>(j)] / total);
+        store(y, (row * heads + h) * dv + j,
+              slots.empty() ? 0.0 : sum[static_cast<size_t>(j)] / total);
     }
   }
 }
 
-// The kv heads of a plane must divide the query heads; gives the width of one head.
+// The number of kv heads must divide the number of query heads. Returns the width of one head.
 SymExpr check_plane(const Rule& rule, const InferContext::Plane& plane, const SymExpr& heads) {
   const TensorType& type = *plane.type;
   if (type.rank() != 1 && type.rank() != 2)
     rule.fail("plane {} must be [kv heads, width] or [width]", plane.name);
   auto kv = type.rank() == 2 ? type.extent(0).constant() : 1, h = heads.constant();
   if (!kv || !h || *kv < 1 || *h % *kv != 0)
-    rule.fail("{} query heads do not share the kv heads of {} {}", heads.text(), plane.name,
-              type.text());
+    rule.fail("{} query heads are not a multiple of the kv heads of {} {}", heads.text(),
+              plane.name, type.text());
   return type.extent(-1);
 }
 
-// Finds the planes named by the attributes; gives the value's last axis.
+// Checks the planes named by the attributes. Returns the value's last axis.
 Dim value_axis(const Rule& rule, const std::string& state, const TensorType& q) {
   if (!rule.knows_planes()) return q.dims[2];
   auto find = [&](std::string_view name) {
@@ -164,7 +164,7 @@ std::vector<Type> infer(const InferContext& context) {
   return one(DType::kF32, {q.dims[0], q.dims[1], value_axis(rule, state, q)});
 }
 
-// Per visible key: how many there are is known only when the step runs.
+// Per visible key: their number is known only when the step runs.
 SymExpr flops(std::span<const Type> in, std::span<const Type> out) {
   return (in[kQuery].tensor.elements() + out[0].tensor.elements()) * 2;
 }
@@ -183,6 +183,7 @@ std::vector<OpDef> attend_ops() {
            .attr_names = {"scale", "key", "softcap", "value", "window"},
            .required_attrs = 1,
            .reads_state = true,
+           .storage = true,
            .flops = flops,
            .doc = "attention of the step's rows over a state"}};
 }

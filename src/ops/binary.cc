@@ -45,7 +45,7 @@ struct Div {
     return b == 0 ? 0 : static_cast<int32_t>(int64_t{a} / b);
   }
 };
-struct Maximum {  // NaN wins, so that it is not lost
+struct Maximum {  // propagates NaN
   static constexpr std::string_view kName = "maximum";
   static double of(double a, double b) { return std::isnan(a) || a > b ? a : b; }
   static int32_t of_int(int32_t a, int32_t b) { return std::max(a, b); }
@@ -64,7 +64,7 @@ void run(const MeaningArgs<S>& args) {
     if (y.i)
       y.i[i] = F::of_int(a.i[at_a.offset()], b.i[at_b.offset()]);
     else
-      y.f[i] = S(F::of(Wide<S>(a.f[at_a.offset()]), Wide<S>(b.f[at_b.offset()])));
+      store(y, i, F::of(Wide<S>(a.f[at_a.offset()]), Wide<S>(b.f[at_b.offset()])));
   }
 }
 
@@ -86,6 +86,7 @@ OpDef real(std::string_view doc) {
           .f64 = run<F, double>,
           .traced = run<F, Traced>,
           .ragged = true,
+          .storage = true,
           .doc = doc};
 }
 template <class F>

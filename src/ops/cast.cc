@@ -15,7 +15,7 @@ DType target_dtype(const Attrs& attrs) {
   return *dtype;
 }
 
-int32_t to_int(double x) {  // towards zero; what does not fit saturates, NaN is 0
+int32_t to_int(double x) {  // towards zero, saturating; NaN gives 0
   if (std::isnan(x)) return 0;
   return static_cast<int32_t>(std::clamp(std::trunc(x), -2147483648.0, 2147483647.0));
 }
@@ -23,9 +23,7 @@ int32_t to_int(double x) {  // towards zero; what does not fit saturates, NaN is
 template <class S>
 S round_to(DType dtype, S value) {
   if constexpr (!std::is_same_v<S, Field>) {
-    auto narrow = static_cast<float>(value);
-    if (dtype == DType::kF16) return f16_to_f32(f32_to_f16(narrow));
-    if (dtype == DType::kBF16) return bf16_to_f32(f32_to_bf16(narrow));
+    if (dtype == DType::kF16 || dtype == DType::kBF16) return round_to_dtype(dtype, value);
   }
   return value;
 }
@@ -53,7 +51,7 @@ std::vector<Type> infer_cast(const InferContext& context) {
   Rule rule("cast", context);
   DType dtype = target_dtype(context.attrs);
   if (dtype != DType::kI32 && dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16)
-    rule.fail("to {} is not possible: use f32, f16, bf16 or i32", dtype_name(dtype));
+    rule.fail("cannot cast to {}: use f32, f16, bf16 or i32", dtype_name(dtype));
   return one(dtype, rule.tensor(0, "x").dims);
 }
 
@@ -97,7 +95,7 @@ void select(const MeaningArgs<S>& args) {
     if (y.i)
       y.i[i] = yes ? a.i[at_a.offset()] : b.i[at_b.offset()];
     else
-      y.f[i] = yes ? a.f[at_a.offset()] : b.f[at_b.offset()];
+      store(y, i, Wide<S>(yes ? a.f[at_a.offset()] : b.f[at_b.offset()]));
   }
 }
 
@@ -147,6 +145,7 @@ std::vector<OpDef> cast_ops() {
            .traced = select<Traced>,
            .field = select<Field>,
            .ragged = true,
+           .storage = true,
            .doc = "a where the condition is not 0, otherwise b"}};
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 // Integers modulo the prime 2^61 - 1. Two expressions built from +, -, *, / that agree here on
-// random values agree over the rationals, up to a chance of about degree / 2^61: rewrites are
-// checked exactly, without rounding errors hiding a mistake.
+// random values agree over the rationals, except with a probability of about degree / 2^61. This
+// checks rewrites exactly: no rounding error can hide a mistake.
 #include <cmath>
 #include <cstdint>
 

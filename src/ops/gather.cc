@@ -1,4 +1,4 @@
-// Rows by index: gather, embed; and iota, which makes an index.
+// Rows by index: gather and embed; and iota, which creates an index.
 #include "ops/infer.h"
 #include "ops/meaning.h"
 #include "ops/tables.h"
@@ -47,7 +47,7 @@ void embed(const MeaningArgs<S>& args) {
     int64_t id = ids.i[t];
     if (id < 0 || id >= w.dims[0])
       fail_infer("embed", "id {} is not in the table of {} rows", id, w.dims[0]);
-    std::copy_n(w.f + id * d, d, y.f + t * d);
+    store_values(y, t * d, static_cast<const S*>(w.f) + id * d, d);
   }
 }
 
@@ -107,6 +107,7 @@ std::vector<OpDef> gather_ops() {
            .f64 = embed<double>,
            .traced = embed<Traced>,
            .field = embed<Field>,
+           .storage = true,
            .flops = no_flops,
            .doc = "rows of a table by token id"}};
 }

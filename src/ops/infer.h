@@ -1,5 +1,5 @@
 #pragma once
-// Tools for type rules: named access to inputs and attributes, with errors that say what was wrong.
+// Helpers for type rules: named access to inputs and attributes, with errors that name the problem.
 #include "base/error.h"
 #include "ops/op.h"
 
@@ -52,7 +52,7 @@ inline std::vector<Type> one(DType dtype, std::vector<Dim> dims) {
 // Trailing-aligned broadcasting of two shapes; axis names come from the longer, then the left one.
 std::vector<Dim> broadcast_dims(const Rule& rule, const std::vector<Dim>& a,
                                 const std::vector<Dim>& b);
-// f32 for floating and block types, i32 for two i32; a mixture is refused.
+// f32 for floating and block types, i32 for two i32; mixing the two is an error.
 DType arithmetic_dtype(const Rule& rule, const TensorType& a, const TensorType& b);
 
 }  // namespace tokamak

@@ -6,7 +6,7 @@
 namespace tokamak {
 namespace {
 
-// Applies a function to the element pointers of input and output, whichever kind they hold.
+// Calls `copy` with the element pointers of input and output: integers or scalars.
 template <class S, class F>
 void on_elements(const TensorRef<S>& x, const TensorRef<S>& y, F&& copy) {
   if (y.i)
@@ -119,15 +119,15 @@ std::vector<Type> infer_concat(const InferContext& context) {
   const TensorType& first = rule.plain(0, "input 0");
   size_t axis = rule.axis(first.rank(), 0);
   std::vector<Dim> dims = first.dims;
+  DType dtype = first.dtype;
   for (size_t i = 1; i < rule.inputs(); ++i) {
     const TensorType& x = rule.plain(i, "an input", first.rank());
-    if (x.dtype != first.dtype)
-      rule.fail("{} with {}", dtype_name(first.dtype), dtype_name(x.dtype));
+    if (x.dtype != dtype) dtype = arithmetic_dtype(rule, first, x);
     for (size_t d = 0; d < dims.size(); ++d)
       if (d != axis) rule.same(dims[d].extent, "an extent", x.dims[d].extent, "the other's");
     dims[axis].extent = dims[axis].extent + x.dims[axis].extent;
   }
-  return one(first.dtype, std::move(dims));
+  return one(dtype, std::move(dims));
 }
 
 template <class S>
@@ -143,7 +143,7 @@ std::vector<Type> infer_broadcast(const InferContext& context) {
   Rule rule("broadcast", context);
   const TensorType& x = rule.plain(0, "x");
   std::vector<Dim> dims = rule.dims_from_attrs();
-  if (x.dims.size() > dims.size()) rule.fail("{} has more axes than asked for", x.text());
+  if (x.dims.size() > dims.size()) rule.fail("{} has more axes than the new shape", x.text());
   for (size_t back = 1; back <= x.dims.size(); ++back) {
     const SymExpr& extent = x.dims[x.dims.size() - back].extent;
     if (extent != SymExpr(1))

@@ -1,4 +1,4 @@
-// Products with weights: linear, and lora (a low-rank product that each row picks by its adapter).
+// Products with weights: linear, and lora (a low-rank product selected by each row's adapter).
 #include "ops/infer.h"
 #include "ops/meaning.h"
 #include "ops/tables.h"
@@ -14,7 +14,7 @@ void linear(const MeaningArgs<S>& args) {
   for (int64_t j = 0; j < n; ++j)
     for (int64_t r = 0; r < rows; ++r) {
       Wide<S> sum = dot(x.f + r * k, w.f + j * k, k);
-      y.f[r * n + j] = S(bias ? sum + Wide<S>(bias[j]) : sum);
+      store(y, r * n + j, bias ? sum + Wide<S>(bias[j]) : sum);
     }
 }
 
@@ -42,7 +42,7 @@ void lora(const MeaningArgs<S>& args) {
   std::vector<Wide<S>> inner(static_cast<size_t>(rank));
   for (int64_t t = 0; t < x.dims[0]; ++t) {
     int64_t s = adapter.i[t];
-    if (s >= a.dims[0]) fail_infer("lora", "adapter {} of {}", s, a.dims[0]);
+    if (s >= a.dims[0]) fail_infer("lora", "adapter {} does not exist, there are {}", s, a.dims[0]);
     if (s < 0) {
       std::fill_n(y.f + t * n, n, S(0));
       continue;
@@ -53,7 +53,7 @@ void lora(const MeaningArgs<S>& args) {
       Wide<S> sum(0);
       for (int64_t r = 0; r < rank; ++r)
         sum += inner[static_cast<size_t>(r)] * Wide<S>(b.f[(s * n + j) * rank + r]);
-      y.f[t * n + j] = S(sum);
+      store(y, t * n + j, sum);
     }
   }
 }
@@ -85,6 +85,7 @@ std::vector<OpDef> linear_ops() {
            .f64 = linear<double>,
            .traced = linear<Traced>,
            .field = linear<Field>,
+           .storage = true,
            .flops = linear_flops,
            .doc = "x times the transpose of w, plus bias"},
           {.name = "lora",
@@ -96,6 +97,7 @@ std::vector<OpDef> linear_ops() {
            .f64 = lora<double>,
            .traced = lora<Traced>,
            .field = lora<Field>,
+           .storage = true,
            .flops = lora_flops,
            .doc = "b[s] (a[s] x) with s the row's adapter; 0 for s < 0"}};
 }

@@ -19,7 +19,7 @@ void matmul(const MeaningArgs<S>& args) {
     for (int64_t j = 0; j < n; ++j) {
       for (int64_t l = 0; l < k; ++l) column[static_cast<size_t>(l)] = right[l * n + j];
       for (int64_t row = 0; row < m; ++row)
-        y.f[(i * m + row) * n + j] = S(dot(left + row * k, column.data(), k));
+        store(y, (i * m + row) * n + j, dot(left + row * k, column.data(), k));
     }
   }
 }
@@ -55,6 +55,7 @@ std::vector<OpDef> matmul_ops() {
            .f64 = matmul<double>,
            .traced = matmul<Traced>,
            .field = matmul<Field>,
+           .storage = true,
            .flops = flops,
            .doc = "matrix product of the last two axes"}};
 }

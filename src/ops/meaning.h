@@ -1,6 +1,6 @@
 #pragma once
-// Small tools the meanings share: the type sums are kept in, dot products, and walking a tensor in
-// the shape of another.
+// Helpers shared by the meanings: the accumulator type, storing with rounding, dot products, and
+// iterating over a broadcast tensor.
 #include <algorithm>
 #include <type_traits>
 #include <vector>
@@ -8,13 +8,15 @@
 #include "ops/field.h"
 #include "ops/op.h"
 #include "ops/traced.h"
+#include "tensor/block_formats.h"
 
 namespace tokamak {
 
-// What is computed inside one op: double for float (rounded once at the end), otherwise S itself.
+// The type of intermediate values of an op: double for float (rounded once at the end), otherwise
+// S.
 template <class S>
 using Wide = std::conditional_t<std::is_same_v<S, float> || std::is_same_v<S, Traced>, double, S>;
-// A value outside memory, as precise as one in it.
+// A local variable with the precision of a stored element.
 template <class S>
 using Stored = std::conditional_t<std::is_same_v<S, Traced>, float, S>;
 
@@ -24,6 +26,19 @@ Wide<S> to_scalar(double value) {
     return Field::from_double(value);
   else
     return value;
+}
+
+// Stores a computed value and rounds it once: to f16 or bf16 where the tensor has that type,
+// otherwise to S. A value of a narrow type is a number of that type over double too; the field
+// rounds nothing.
+template <class S>
+void store(const TensorRef<S>& y, int64_t at, Wide<S> value) {
+  if constexpr (std::is_same_v<S, Field>)
+    y.f[at] = value;
+  else
+    y.f[at] = y.storage == DType::kF16 || y.storage == DType::kBF16
+                  ? S(round_to_dtype(y.storage, value))
+                  : S(value);
 }
 
 template <class S>
@@ -37,7 +52,16 @@ Wide<S> dot(const S* a, const S* b, int64_t n) {
   return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
 }
 
-// Copies values whose memory may be the same.
+// Stores elements of another tensor; they are rounded only if the output is narrower than f32.
+template <class S>
+void store_values(const TensorRef<S>& y, int64_t at, const S* from, int64_t n) {
+  if (y.storage == DType::kF32)
+    std::copy_n(from, n, y.f + at);
+  else
+    for (int64_t i = 0; i < n; ++i) store(y, at + i, Wide<S>(from[i]));
+}
+
+// Copies values; source and destination may be the same memory.
 template <class T>
 void copy_values(const T* from, T* to, int64_t n) {
   if (from != to) std::copy_n(from, n, to);
@@ -49,7 +73,7 @@ inline int64_t product(std::span<const int64_t> dims, size_t from = 0, size_t to
   return n;
 }
 
-// The last extent, and how many rows of it there are.
+// The last extent, and the number of rows of that length.
 template <class S>
 int64_t row_length(const TensorRef<S>& t) {
   return t.dims.empty() ? 1 : t.dims.back();
@@ -65,8 +89,8 @@ inline size_t axis_of(const Attrs& attrs, size_t rank, int64_t fallback = 0) {
   return static_cast<size_t>(axis < 0 ? axis + static_cast<int64_t>(rank) : axis);
 }
 
-// Walks the elements of `shape` in order and says where the matching element of a tensor that is
-// broadcast to it (trailing-aligned) lies.
+// Iterates over the elements of `shape` in order and gives the offset of the matching element in a
+// tensor that is broadcast to it (trailing-aligned).
 class BroadcastWalk {
  public:
   BroadcastWalk(std::span<const int64_t> shape, std::span<const int64_t> dims)
@@ -94,7 +118,7 @@ class BroadcastWalk {
   int64_t offset_ = 0;
 };
 
-// The meaning of an op over S; null where it has none.
+// The meaning of an op over S; null if it has none.
 template <class S>
 Meaning<S> meaning_of(const OpDef& op) {
   if constexpr (std::is_same_v<S, float>)

@@ -1,5 +1,5 @@
-// Mixture of experts: rows are sorted by expert, multiplied group by group and put back. How many
-// rows there are is known only where the routing ran: `offsets` holds it, extents are upper bounds.
+// Mixture of experts: rows are sorted by expert, multiplied group by group and combined per token.
+// The number of rows is known only on the device: `offsets` holds it, extents are upper bounds.
 #include "ops/infer.h"
 #include "ops/meaning.h"
 #include "ops/tables.h"
@@ -15,9 +15,10 @@ void moe_dispatch(const MeaningArgs<S>& args) {
   for (int64_t e = 0; e < count; ++e) {
     offsets.i[e] = static_cast<int32_t>(row);
     for (int64_t i = 0; i < experts.elements(); ++i) {
-      if (experts.i[i] >= count) fail_infer("moe_dispatch", "expert {} of {}", experts.i[i], count);
+      if (experts.i[i] >= count)
+        fail_infer("moe_dispatch", "expert {} does not exist, there are {}", experts.i[i], count);
       if (experts.i[i] != e) continue;
-      std::copy_n(x.f + i / k * d, d, rows.f + row * d);
+      store_values(rows, row * d, static_cast<const S*>(x.f) + i / k * d, d);
       source.i[row++] = static_cast<int32_t>(i);
     }
   }
@@ -46,7 +47,7 @@ void grouped_linear(const MeaningArgs<S>& args) {
   for (int64_t g = 0; g < groups; ++g)
     for (int64_t r = offsets.i[g]; r < offsets.i[g + 1]; ++r)
       for (int64_t j = 0; j < n; ++j)
-        y.f[r * n + j] = S(dot(x.f + r * k, w.f + (g * n + j) * k, k));
+        store(y, r * n + j, dot(x.f + r * k, w.f + (g * n + j) * k, k));
 }
 
 std::vector<Type> infer_grouped(const InferContext& context) {
@@ -75,7 +76,7 @@ void moe_combine(const MeaningArgs<S>& args) {
       for (int64_t i = t * k; i < (t + 1) * k; ++i)
         if (int64_t r = row_of[static_cast<size_t>(i)]; r >= 0)
           sum += Wide<S>(weights.f[i]) * Wide<S>(rows.f[r * d + j]);
-      y.f[t * d + j] = S(sum);
+      store(y, t * d + j, sum);
     }
 }
 
@@ -110,6 +111,7 @@ std::vector<OpDef> moe_ops() {
            .attr_names = {"count"},
            .required_attrs = 1,
            .ragged = true,
+           .storage = true,
            .flops = no_flops,
            .doc = "rows sorted by expert, with offsets and origins"},
           {.name = "grouped_linear",
@@ -122,6 +124,7 @@ std::vector<OpDef> moe_ops() {
            .traced = grouped_linear<Traced>,
            .field = grouped_linear<Field>,
            .ragged = true,
+           .storage = true,
            .flops = grouped_flops,
            .doc = "rows of group e times the transpose of w[e]"},
           {.name = "moe_combine",
@@ -134,6 +137,7 @@ std::vector<OpDef> moe_ops() {
            .traced = moe_combine<Traced>,
            .field = moe_combine<Field>,
            .ragged = true,
+           .storage = true,
            .flops = combine_flops,
            .doc = "weighted sum of each token's expert rows"}};
 }

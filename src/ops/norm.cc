@@ -16,7 +16,7 @@ void rms_norm(const MeaningArgs<S>& args) {
   for (int64_t r = 0; r < row_count(x); ++r) {
     const S* row = x.f + r * n;
     double factor = 1.0 / std::sqrt(dot(row, row, n) / static_cast<double>(n) + eps);
-    for (int64_t i = 0; i < n; ++i) y.f[r * n + i] = S(double(row[i]) * factor * double(w.f[i]));
+    for (int64_t i = 0; i < n; ++i) store(y, r * n + i, double(row[i]) * factor * double(w.f[i]));
   }
 }
 
@@ -29,7 +29,7 @@ void layer_norm(const MeaningArgs<S>& args) {
   std::vector<double> centred(static_cast<size_t>(n));
   for (int64_t r = 0; r < row_count(x); ++r) {
     const S* row = x.f + r * n;
-    double mean = -0.0;  // so that the sum of one -0 is -0
+    double mean = -0.0;  // the sum of a single -0 is -0
     for (int64_t i = 0; i < n; ++i) mean += double(row[i]);
     mean /= static_cast<double>(n);
     for (int64_t i = 0; i < n; ++i) centred[static_cast<size_t>(i)] = double(row[i]) - mean;
@@ -37,7 +37,7 @@ void layer_norm(const MeaningArgs<S>& args) {
     double factor = 1.0 / std::sqrt(variance + eps);
     for (int64_t i = 0; i < n; ++i) {
       double scaled = centred[static_cast<size_t>(i)] * factor * double(w.f[i]);
-      y.f[r * n + i] = S(bias ? scaled + double(bias[i]) : scaled);
+      store(y, r * n + i, bias ? scaled + double(bias[i]) : scaled);
     }
   }
 }
@@ -55,7 +55,7 @@ void softmax(const MeaningArgs<S>& args) {
       power[static_cast<size_t>(i)] = std::exp(double(row[i]) - peak);
       sum += power[static_cast<size_t>(i)];
     }
-    for (int64_t i = 0; i < n; ++i) y.f[r * n + i] = S(power[static_cast<size_t>(i)] * (1 / sum));
+    for (int64_t i = 0; i < n; ++i) store(y, r * n + i, power[static_cast<size_t>(i)] * (1 / sum));
   }
 }
 
@@ -79,7 +79,7 @@ std::vector<Type> infer_softmax(const InferContext& context) {
   Rule rule("softmax", context);
   const TensorType& x = rule.values(0, "x");
   if (x.rank() < 1) rule.fail("x needs an axis");
-  if (auto n = x.extent(-1).constant(); n && *n == 0) rule.fail("over an empty axis");
+  if (auto n = x.extent(-1).constant(); n && *n == 0) rule.fail("the last axis is empty");
   return one(DType::kF32, x.dims);
 }
 
@@ -102,6 +102,7 @@ std::vector<OpDef> norm_ops() {
            .attr_names = {"eps"},
            .required_attrs = 1,
            .ragged = true,
+           .storage = true,
            .flops = flops<4>,
            .doc = "x / sqrt(mean(x^2) + eps) * w"},
           {.name = "layer_norm",
@@ -115,6 +116,7 @@ std::vector<OpDef> norm_ops() {
            .attr_names = {"eps"},
            .required_attrs = 1,
            .ragged = true,
+           .storage = true,
            .flops = flops<7>,
            .doc = "(x - mean) / sqrt(variance + eps) * w + bias"},
           {.name = "softmax",
@@ -126,6 +128,7 @@ std::vector<OpDef> norm_ops() {
            .f64 = softmax<double>,
            .traced = softmax<Traced>,
            .ragged = true,
+           .storage = true,
            .flops = flops<5>,
            .doc = "exp(x) / sum(exp(x)), safe against overflow"}};
 }

@@ -46,13 +46,32 @@ void check_inputs(const OpDef& op, std::span<const Type> in) {
         fail_infer(op.name, "does not take the device-valued extent of {}", type.text());
 }
 
+// The node's own choice of the type that output 0 is stored in.
+void choose_storage(const OpDef& op, const Attrs& attrs, Type& type) {
+  const Value& value = attrs.at(kStorageAttr);
+  auto dtype = value.is_string() ? storage_from_name(value.as_string()) : std::nullopt;
+  if (!dtype || dtype == DType::kF32)
+    fail_infer(op.name, "out must be \"f16\" or \"bf16\" (f32 is the default)");
+  if (type.tensor.dtype != DType::kF32)
+    fail_infer(op.name, "out = {}, but its result is {}", dtype_name(*dtype), type.text());
+  type.tensor.dtype = *dtype;
+}
+
 }  // namespace
+
+std::optional<DType> storage_from_name(std::string_view name) {
+  auto dtype = dtype_from_name(name);
+  bool known = dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+  return known ? dtype : std::nullopt;
+}
 
 std::vector<Type> infer_types(const OpDef& op, const InferContext& context) {
   if (!op.infer) fail_infer(op.name, "has no type rule: it is part of the graph's structure");
   check_inputs(op, context.in);
   check_attrs(op, context.attrs);
-  return op.infer(context);
+  std::vector<Type> types = op.infer(context);
+  if (op.storage && context.attrs.has(kStorageAttr)) choose_storage(op, context.attrs, types.at(0));
+  return types;
 }
 
 }  // namespace tokamak

@@ -1,12 +1,13 @@
 #pragma once
 // What an operation is: name, arity, attributes, type rule, cost and meaning. One file per op (or
-// per family of look-alikes such as the unary functions); ops/op_table.cc lists them all.
+// per family of similar ops such as the unary functions); ops/op_table.cc lists them all.
 //
 // The meaning is written once, templated over the scalar: float (what backend/ref runs: the
 // definition), double (oracle, rule verifier), a finite field where the op stays inside it, and
-// Traced, which notes what is touched. With float, tensors hold float32 and the inside of an op
-// (sums, exponentials, angles) is computed in double and rounded once, when the result is stored:
-// the definition has no rounding that an implementation could be asked to copy.
+// Traced, which records memory accesses. With float, intermediate values of an op (sums,
+// exponentials, angles) are computed in double and rounded once, when the result is stored, to the
+// type of the output: f32 by default, f16 or bf16 if the node has the attribute "out". The
+// definition has no other rounding that an implementation would have to reproduce.
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -39,7 +40,7 @@ struct Type {
 
 // --- Meaning ---
 
-// The elements of integer tensors beside scalars S: int32, or the one that is watched
+// The element type of integer tensors in a meaning over S: int32, or its traced form
 // (ops/traced.h).
 class Traced;
 class TracedIndex;
@@ -53,6 +54,7 @@ struct TensorRef {
   std::span<const int64_t> dims;
   S* f = nullptr;
   IndexOf<S>* i = nullptr;
+  DType storage = DType::kF32;  // outputs: what store() rounds to (ops/meaning.h)
   int64_t elements() const {
     int64_t n = 1;
     for (int64_t d : dims) n *= d;
@@ -128,8 +130,8 @@ struct InferContext {
   };
   std::span<const Type> in;
   const Attrs& attrs;
-  // Plane number `index` of a state as the module declares it, nullopt behind the last one. Without
-  // it, attend takes the value's width from the query and append does not check its planes.
+  // Plane number `index` of a state as the module declares it, nullopt after the last one. If not
+  // set, attend takes the value's width from the query and append does not check its planes.
   std::function<std::optional<Plane>(std::string_view state, int index)> plane = nullptr;
 };
 
@@ -147,15 +149,24 @@ struct OpDef {
   bool writes_state = false;  // consumes a state version and yields the next; never hash-consed
   bool reads_state = false;
   bool ragged = false;  // may take tensors with device-valued extents
+  // Output 0 is computed and stored as f32, or in the type named by the attribute kStorageAttr.
+  bool storage = false;
   SymExpr (*flops)(std::span<const Type> in,
                    std::span<const Type> out) = nullptr;  // nullptr: one per output element
   std::string_view doc = {};                              // one line, shown by docs and `--help`
 };
 
+// The attribute that selects the storage type of a node's output 0: "f16" or "bf16". The default is
+// the type that the op's rule gives (f32); writing "f32" is an error, so that equal nodes have one
+// spelling.
+inline constexpr std::string_view kStorageAttr = "out";
+std::optional<DType> storage_from_name(std::string_view name);  // "f32", "f16", "bf16"
+
 const OpDef* find_op(std::string_view name);  // nullptr when unknown
 std::span<const OpDef* const> all_ops();      // in the order of docs/ops.md
 
-// Checks the number of inputs and the attributes' names, then runs the op's own rule.
+// Checks the number of inputs and the attribute names, runs the op's own rule and applies
+// kStorageAttr.
 // Throws Error(kInvalidArgument, "<op>: ...").
 std::vector<Type> infer_types(const OpDef& op, const InferContext& context);
 

@@ -17,7 +17,10 @@ struct Table {
          {binary_ops, unary_ops, cast_ops, matmul_ops, reduce_ops, layout_ops, gather_ops,
           top_k_ops, training_ops, linear_ops, quantize_ops, norm_ops, activation_ops, rope_ops,
           sdpa_ops, append_ops, attend_ops, moe_ops, structural_ops})
-      for (OpDef& op : family()) ops.push_back(std::move(op));
+      for (OpDef& op : family()) {
+        if (op.storage) op.attr_names.push_back(kStorageAttr);
+        ops.push_back(std::move(op));
+      }
     for (const OpDef& op : ops) {
       pointers.push_back(&op);
       TK_CHECK(by_name.emplace(op.name, &op).second, "op {} is listed twice", op.name);

@@ -1,5 +1,5 @@
-// quantize: activations to blocks of 32 int8 values with a common scale. The interpreter's tensor
-// holds the decoded values, so whoever reads it sees exactly what was lost.
+// quantize: activations to blocks of 32 int8 values with a common scale. The interpreter's
+// tensor holds the decoded values, so that consumers see the quantisation error.
 #include <cmath>
 
 #include "ops/infer.h"

@@ -46,7 +46,7 @@ void run(const MeaningArgs<S>& args) {
       const S* column = x.f + o * n * inner + i;
       Wide<S> total(column[0]);
       for (int64_t j = 1; j < n; ++j) total = F::join(total, Wide<S>(column[j * inner]));
-      y.f[o * inner + i] = S(F::finish(total, n));
+      store(y, o * inner + i, Wide<S>(F::finish(total, n)));
     }
 }
 
@@ -56,8 +56,8 @@ std::vector<Type> infer(const InferContext& context) {
   const TensorType& x = rule.values(0, "x");
   size_t axis = rule.axis(x.rank(), 0);
   std::vector<Dim> dims = x.dims;
-  if (auto n = dims[axis].extent.constant(); n && *n == 0) rule.fail("over an empty axis");
-  if (dims[axis].bound) rule.fail("over the device-valued extent {}", dims[axis].axis);
+  if (auto n = dims[axis].extent.constant(); n && *n == 0) rule.fail("the axis is empty");
+  if (dims[axis].bound) rule.fail("cannot reduce the device-valued extent {}", dims[axis].axis);
   if (rule.attrs().get_int("keep", 0) != 0)
     dims[axis].extent = 1;
   else
@@ -80,6 +80,7 @@ OpDef op(std::string_view doc) {
           .attr_names = {"axis", "keep"},
           .required_attrs = 1,
           .ragged = true,
+          .storage = true,
           .flops = flops,
           .doc = doc};
 }

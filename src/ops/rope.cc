@@ -21,12 +21,15 @@ void rope(const MeaningArgs<S>& args) {
       double angle = double(pos.i[t]) * double(inv_freq.f[j]);
       double cosine = std::cos(angle) * scale, sine = std::sin(angle) * scale;
       for (int64_t h = 0; h < heads; ++h) {
-        S* first = y.f + (t * heads + h) * d + j;
-        double a = first[0], b = first[half];
-        first[0] = S(a * cosine - b * sine);
-        first[half] = S(b * cosine + a * sine);
+        int64_t at = (t * heads + h) * d + j;
+        double a = y.f[at], b = y.f[at + half];
+        store(y, at, a * cosine - b * sine);
+        store(y, at + half, b * cosine + a * sine);
       }
     }
+  if (y.storage == DType::kF32) return;
+  for (int64_t row = 0; row < x.dims[0] * heads; ++row)  // what is not rotated
+    for (int64_t j = 2 * half; j < d; ++j) store(y, row * d + j, Wide<S>(y.f[row * d + j]));
 }
 
 std::vector<Type> infer(const InferContext& context) {
@@ -57,6 +60,7 @@ std::vector<OpDef> rope_ops() {
            .f64 = rope<double>,
            .traced = rope<Traced>,
            .attr_names = {"scale"},
+           .storage = true,
            .flops = flops,
            .doc = "rotary position embedding of split halves"}};
 }

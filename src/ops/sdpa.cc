@@ -1,5 +1,5 @@
-// sdpa: attention over keys and values that are plain tensors (no state): what recognition makes of
-// softmax(q k^T) v.
+// sdpa: attention over keys and values that are plain tensors (no state). The pass recognize
+// creates it from softmax(q k^T) v.
 #include <cmath>
 
 #include "ops/infer.h"
@@ -26,7 +26,7 @@ void sdpa(const MeaningArgs<S>& args) {
   std::vector<double> power(static_cast<size_t>(s)), sum(static_cast<size_t>(dv));
   for (int64_t row = 0; row < batches * t; ++row) {
     const S *query = q.f + row * d, *keys = k.f + row / t * s * d, *values = v.f + row / t * s * dv;
-    // A row sees the keys up to its own: the last row is that of the last key.
+    // A row sees the keys up to its own position; the last row has the position of the last key.
     int64_t seen = causal ? std::clamp<int64_t>(row % t + s - t + 1, 0, s) : s;
     double peak = -INFINITY, total = 0;
     for (int64_t j = 0; j < s; ++j, bias.next()) {
@@ -44,7 +44,7 @@ void sdpa(const MeaningArgs<S>& args) {
         sum[static_cast<size_t>(i)] += p * double(values[j * dv + i]);
     }
     for (int64_t i = 0; i < dv; ++i)
-      y.f[row * dv + i] = seen == 0 ? S(0) : S(sum[static_cast<size_t>(i)] / total);
+      store(y, row * dv + i, seen == 0 ? 0.0 : sum[static_cast<size_t>(i)] / total);
   }
 }
 
@@ -59,7 +59,7 @@ std::vector<Type> infer(const InferContext& context) {
   }
   rule.same(q.extent(-1), "the width of q", k.extent(-1), "that of k");
   rule.same(k.extent(-2), "the keys", v.extent(-2), "the values");
-  if (auto n = k.extent(-2).constant(); n && *n == 0) rule.fail("over no keys");
+  if (auto n = k.extent(-2).constant(); n && *n == 0) rule.fail("there are no keys");
   std::vector<Dim> scores = q.dims;
   scores.back() = k.dims[k.dims.size() - 2];
   if (rule.inputs() > kBias) {
@@ -91,6 +91,7 @@ std::vector<OpDef> sdpa_ops() {
            .traced = sdpa<Traced>,
            .attr_names = {"scale", "causal"},
            .required_attrs = 1,
+           .storage = true,
            .flops = flops,
            .doc = "softmax(scale * q k^T + bias) v over plain tensors"}};
 }

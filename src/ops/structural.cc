@@ -1,5 +1,5 @@
-// What a graph is made of beside computation: its nodes get their types from the module's
-// declarations, so there is neither a type rule nor a meaning here.
+// Nodes that compute nothing: inputs, weights, constants and regions. Their types come from the
+// module's declarations, so they have neither a type rule nor a meaning here.
 #include "ops/tables.h"
 
 namespace tokamak {

@@ -1,5 +1,5 @@
 #pragma once
-// The families of ops; op_table.cc puts them together. One line per file.
+// The families of ops, one line per file; op_table.cc joins them.
 #include <vector>
 
 #include "ops/op.h"

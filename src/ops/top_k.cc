@@ -1,4 +1,4 @@
-// top_k: the largest k of the last axis, descending; of equal values the lower index comes first.
+// top_k: the largest k of the last axis, descending; equal values are ordered by index.
 #include <numeric>
 
 #include "ops/infer.h"
@@ -22,7 +22,7 @@ void top_k(const MeaningArgs<S>& args) {
     });
     for (int64_t j = 0; j < k; ++j) {
       int32_t at = order[static_cast<size_t>(j)];
-      values.f[r * k + j] = row[at];
+      store(values, r * k + j, Wide<S>(row[at]));
       index.i[r * k + j] = at;
     }
   }
@@ -34,7 +34,7 @@ std::vector<Type> infer(const InferContext& context) {
   if (x.rank() < 1) rule.fail("x needs an axis");
   int64_t k = rule.attrs().at("k").as_int();
   auto n = x.extent(-1).constant();
-  if (k < 1 || !n || k > *n) rule.fail("k = {} of {} values", k, x.extent(-1).text());
+  if (k < 1 || !n || k > *n) rule.fail("k = {} does not fit {} values", k, x.extent(-1).text());
   std::vector<Dim> dims = x.dims;
   dims.back() = {"k", k};
   return {Type::of({DType::kF32, dims}), Type::of({DType::kI32, dims})};
@@ -53,6 +53,7 @@ std::vector<OpDef> top_k_ops() {
            .traced = top_k<Traced>,
            .attr_names = {"k"},
            .required_attrs = 1,
+           .storage = true,
            .doc = "largest k of the last axis with their indices, descending"}};
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// A float32 that tells which of its memory is read and written: the same meaning that defines an
-// op, run over it, counts the bytes the op has to move. For `tokamak explain` and its tests; slow.
+// A float32 that records reads and writes of its memory. Running the meaning of an op over it
+// counts the bytes that the op has to move. For `tokamak explain` and its tests; slow.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -12,8 +12,8 @@
 
 namespace tokamak {
 
-// Memory of one tensor that is watched while a Trace is active. Starts as zeros that take no
-// physical memory until they are written.
+// Memory of one tensor that can be traced. Initially zero; it uses no physical memory until it is
+// written.
 template <class T>
 class TracedMemory {
  public:
@@ -32,8 +32,8 @@ class TracedMemory {
   int64_t n_;
 };
 
-// What was touched of some ranges of memory, element by element (4 bytes each). Active on the
-// thread that made it, until it goes; one at a time.
+// Records accesses to some ranges of memory, element by element (4 bytes each). Active on the
+// thread that created it until it is destroyed; one per thread at a time.
 class Trace {
  public:
   Trace();
@@ -43,8 +43,8 @@ class Trace {
 
   // Returns the number of the range.
   size_t watch(const void* begin, int64_t elements);
-  // Distinct elements touched of a range; with `block` > 1 those blocks of so many elements of
-  // which any was touched.
+  // Distinct elements of a range that were accessed; with `block` > 1, the number of blocks of that
+  // many elements with at least one access.
   int64_t read(size_t range, int64_t block = 1) const;
   int64_t written(size_t range, int64_t block = 1) const;
 
@@ -74,7 +74,7 @@ class Trace {
   static thread_local Trace* active_;
 };
 
-// Copying reads the one and writes the other; what is computed in between is a plain double.
+// Copying is a read and a write; arithmetic uses plain doubles.
 class Traced {
  public:
   Traced() = default;

@@ -1,4 +1,4 @@
-// What graphs from training frameworks carry along and inference does not need: both are x.
+// Left over in graphs from training frameworks; at inference both return x.
 #include "ops/infer.h"
 #include "ops/meaning.h"
 #include "ops/tables.h"

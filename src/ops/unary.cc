@@ -70,14 +70,14 @@ struct Relu {
 template <class F, class S>
 void run(const MeaningArgs<S>& args) {
   const TensorRef<S>&x = args.in[0].tensor, &y = args.out[0].tensor;
-  for (int64_t i = 0, n = y.elements(); i < n; ++i) y.f[i] = S(F::of(Wide<S>(x.f[i])));
+  for (int64_t i = 0, n = y.elements(); i < n; ++i) store(y, i, F::of(Wide<S>(x.f[i])));
 }
 
 template <class S>
 void scale(const MeaningArgs<S>& args) {
   const TensorRef<S>&x = args.in[0].tensor, &y = args.out[0].tensor;
   Wide<S> value = to_scalar<S>(args.attrs.at("value").as_double());
-  for (int64_t i = 0, n = y.elements(); i < n; ++i) y.f[i] = S(Wide<S>(x.f[i]) * value);
+  for (int64_t i = 0, n = y.elements(); i < n; ++i) store(y, i, Wide<S>(x.f[i]) * value);
 }
 
 template <class F>
@@ -101,6 +101,7 @@ OpDef real(std::string_view doc) {
           .f64 = run<F, double>,
           .traced = run<F, Traced>,
           .ragged = true,
+          .storage = true,
           .doc = doc};
 }
 template <class F>
@@ -125,6 +126,7 @@ std::vector<OpDef> unary_ops() {
                     .attr_names = {"value"},
                     .required_attrs = 1,
                     .ragged = true,
+                    .storage = true,
                     .doc = "x * value"};
   return {rational<Neg>("-x"),           real<Abs>("|x|"),
           real<Exp>("e to the power x"), real<Log>("natural logarithm"),

@@ -102,6 +102,8 @@ struct KernelDesc {
   // Predicted time and scratch; null: roofline_cost.
   KernelCost (*cost)(const KernelDesc& kernel, const KernelWork& work,
                      const Machine& machine) = nullptr;
+  // Stores its result in the type that the node asks for (attribute "out"); otherwise as f32 only.
+  bool any_storage = false;
 };
 
 // One call, arithmetic and traffic of every value that enters or leaves.

@@ -63,7 +63,7 @@ Encoder block_encoder(DType dtype) {
   }
 }
 
-// Elements of a plain type may lie unaligned in a file (safetensors does not align them).
+// Elements of a plain type may be unaligned in a file (safetensors does not align them).
 template <class T, class Convert>
 void convert_row(const uint8_t* source, float* out, int64_t n, Convert convert) {
   for (int64_t i = 0; i < n; ++i) {
@@ -138,6 +138,26 @@ uint16_t f32_to_f16(float value) {
   }
   uint32_t rounded = bits + 0xfff + (bits >> 13 & 1) - (112u << 23);
   return sign | static_cast<uint16_t>(rounded >> 13);
+}
+
+namespace {
+
+// Rounds to odd: the last bit is set if the result is inexact, so that rounding it again, to at
+// least two bits less, gives the same as rounding `value` directly.
+float round_to_odd(double value) {
+  auto nearest = static_cast<float>(value);
+  if (std::isnan(value) || static_cast<double>(nearest) == value) return nearest;
+  uint32_t bits = std::bit_cast<uint32_t>(nearest);
+  if (std::fabs(static_cast<double>(nearest)) > std::fabs(value)) --bits;  // towards zero
+  return std::bit_cast<float>(bits | 1);
+}
+
+}  // namespace
+
+float round_to_dtype(DType dtype, double value) {
+  if (dtype == DType::kF16) return f16_to_f32(f32_to_f16(round_to_odd(value)));
+  if (dtype == DType::kBF16) return bf16_to_f32(f32_to_bf16(round_to_odd(value)));
+  return static_cast<float>(value);
 }
 
 float bf16_to_f32(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }

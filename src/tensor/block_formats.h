@@ -22,8 +22,11 @@ uint16_t f32_to_f16(float value);  // round to nearest even
 float bf16_to_f32(uint16_t bits);
 uint16_t f32_to_bf16(float value);  // round to nearest even, NaN stays NaN
 
-// n elements of one row, n a multiple of the block. Any floating or block type (plain integer types
-// too).
+// The nearest f16 or bf16 number (ties to even), rounded once: rounding to f32 first can give a
+// neighbour of it. Other types: the nearest f32.
+float round_to_dtype(DType dtype, double value);
+
+// n elements of one row, n a multiple of the block. Any plain or block type.
 void decode_row(DType dtype, const void* source, float* out, int64_t n);
 
 // f32, f16, bf16, f64, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q6_k and q8a; others throw

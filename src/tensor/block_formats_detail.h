@@ -1,6 +1,6 @@
 #pragma once
-// Inside the block formats: one decoder and (for some types) one encoder per block, and the loads
-// they share. Blocks are unaligned little-endian bytes; these sources are compiled without fused
+// Internals of the block formats: one decoder and (for some types) one encoder per block, and
+// shared loads. Blocks are unaligned little-endian bytes; these sources are compiled without fused
 // multiply-add, because bit-equality with the reference needs every product rounded.
 #include <bit>
 #include <cmath>

@@ -19,7 +19,7 @@ int nearest(float x, int low, int high) {
 }
 float inverse(float x) { return x == 0.0f ? 0.0f : 1.0f / x; }
 
-// The value of largest magnitude with its sign; the first of equals.
+// The value of largest magnitude, with its sign; the first if several are equal.
 float signed_peak(const float* x, int n) {
   float peak = x[0];
   for (int j = 1; j < n; ++j)

@@ -35,7 +35,7 @@ float quantize_plane_row(const float* x, int64_t n, int8_t* q) {
     std::fill_n(q, n, int8_t{0});
     return largest <= FLT_MAX ? 0.0f : std::numeric_limits<float>::quiet_NaN();
   }
-  constexpr float kMagic = 12582912.0f;  // adding it leaves no bits behind the point
+  constexpr float kMagic = 12582912.0f;  // adding it rounds to an integer
   for (int64_t i = 0; i < n; ++i)
     q[i] = static_cast<int8_t>(static_cast<int32_t>(x[i] / scale + kMagic - kMagic));
   return scale;

@@ -1,5 +1,5 @@
 #pragma once
-// How a weight is made from the tensors of a model file: data, run by the backend while it loads.
+// How a weight is computed from the tensors of a model file: data, executed by the backend at load.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -18,10 +18,9 @@ struct RecipeStep {
     kScale,         // x * value in f32
     kCast,          // to dtype; from block types only to f32 (never an implicit requantisation)
     kReshape,       // dims replaced, same element order
-    kConcatRows,    // all sources below one another; must be the first step when there are several
-                    // sources
-    kScaleColumns,  // column c * (tensor[c] + value) in f32: a norm's weight behind which only this
-                    // matrix stands
+    kConcatRows,    // concatenates all sources; required as the first step if there are several
+    kScaleColumns,  // column c * (tensor[c] + value) in f32: the weight of a norm whose result only
+                    // such matrices read
   };
   static constexpr Kind kLastKind = Kind::kScaleColumns;
   Kind kind;

@@ -18,7 +18,7 @@ SymExpr& SymExpr::operator=(SymExpr&&) noexcept = default;
 SymExpr::~SymExpr() = default;
 
 SymExpr::SymExpr(int64_t constant) {
-  // The smallest integer has no magnitude to print; nothing counts that far.
+  // The magnitude of the smallest integer does not fit; no extent is that large.
   if (constant == INT64_MIN) sym::overflow();
   if (constant != 0) terms_.push_back({constant, {}});
 }

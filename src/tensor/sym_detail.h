@@ -1,5 +1,5 @@
 #pragma once
-// Inside symbolic expressions: their terms and atoms, and integer arithmetic that refuses to
+// Internals of symbolic expressions: terms and atoms, and integer arithmetic that throws on
 // overflow.
 #include <memory>
 #include <string>

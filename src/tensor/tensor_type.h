@@ -31,7 +31,7 @@ struct TensorType {
   bool operator==(const TensorType&) const = default;
 };
 
-// Parses the text form; `pos` is advanced behind it. Throws Error(kInvalidArgument).
+// Parses the text form and advances `pos` past it. Throws Error(kInvalidArgument).
 TensorType parse_tensor_type(std::string_view text, size_t& pos);
 
 }  // namespace tokamak

@@ -58,6 +58,17 @@ class Run(unittest.TestCase):
         args = ("run", LLAMA, "the quick brown", "--temperature", "0", "--max-tokens", "12", "--json", "--activations", "f32")
         self.assertEqual(run_json(*args, "--backend", "cpu")["ids"], run_json(*args, "--backend", "ref")["ids"])
 
+    def test_storage_types(self):
+        args = ("run", LLAMA, "the quick", "--temperature", "0", "--max-tokens", "4", "--ignore-eos", "--json")
+        self.assertEqual(len(run_json(*args, "--backend", "ref", "--storage", "bf16,residual=f32")["ids"]), 4)
+        self.assertEqual(run_json(*args, "--storage", "f32")["ids"], run_json(*args)["ids"])
+        for flags, message in ((("--storage", "bf16"), "backend cpu has no kernel that stores embed as bf16"),
+                               (("--backend", "ref", "--storage", "i8"), "\"i8\" is not a type")):
+            done = run(*args, *flags)
+            self.assertNotEqual(done.returncode, 0, flags)
+            self.assertRegex(done.stderr, r"\Aerror: [^\n]+\n\Z")
+            self.assertIn(message, done.stderr)
+
     def test_a_seed_repeats_and_threads_do_not_matter(self):
         def ids(seed, threads):
             return run_json("run", LLAMA, "abc", "--seed", seed, "--threads", threads, "--max-tokens", "24", "--ignore-eos", "--json")["ids"]

@@ -92,6 +92,45 @@ TEST_P(GoldenTest, RefMatchesTransformers) {
   }
 }
 
+// Values stored as f16 and bf16 between ops, in a smaller arena. The errors are those of rounding
+// to 11 and to 8 bits: their squares differ by a factor of about 64. As with f32, fusing changes no
+// bit.
+TEST_P(GoldenTest, RefStoresNarrow) {
+  struct Case {
+    const char* storage;
+    double bound, worst;  // of all rows, of one row
+    double error = 0;
+  };
+  const std::string path = paths()[0];
+  const std::vector<int32_t>& ids = golden_.sequences[0].ids;
+  ModelRunner wide(path, {.backend = "ref"});
+  auto flat = [](const std::vector<std::vector<float>>& rows) {
+    std::vector<float> all;
+    for (const auto& row : rows) all.insert(all.end(), row.begin(), row.end());
+    return all;
+  };
+  std::vector<float> exact = flat(wide.all_logits(4, ids, 64));
+  Case cases[] = {{"bf16", 5e-4, 4e-3}, {"f16", 1e-5, 1e-4}, {"bf16,residual=f32", 5e-4, 4e-3}};
+  for (Case& c : cases) {
+    SCOPED_TRACE(c.storage);
+    ModelRunner narrow(path, {.backend = "ref", .storage = c.storage});
+    expect_close(narrow, c.worst, path);
+    EXPECT_NE(narrow.plans().numerics_id, wide.plans().numerics_id);
+    EXPECT_LT(10 * narrow.plans().arena_bytes, 9 * wide.plans().arena_bytes);
+    auto whole = narrow.all_logits(4, ids, 64);
+    c.error = nmse(flat(whole), {exact.begin(), exact.end()});
+    EXPECT_LE(c.error, c.bound);
+    EXPECT_EQ(narrow.all_logits(5, ids, 5), whole);
+    for (size_t i = 0; i < 4; ++i) EXPECT_EQ(narrow.decode({{6, {ids[i]}}})[0], whole[i]);
+    ModelRunner plain(path, {.backend = "ref", .storage = c.storage, .disabled_passes = {"fuse"}});
+    EXPECT_EQ(plain.all_logits(4, ids, 64), whole);
+    RecordProperty(c.storage, fmt::format("{:.3g}", c.error));
+  }
+  EXPECT_GT(cases[0].error, 20 * cases[1].error);
+  EXPECT_LT(cases[0].error, 200 * cases[1].error);
+  EXPECT_LT(cases[2].error, cases[0].error);  // rounds in fewer places
+}
+
 TEST_P(GoldenTest, CpuMatchesTransformers) {
   for (const std::string& path : paths()) {
     ModelRunner runner(path, {.backend = "cpu"});

@@ -16,6 +16,7 @@ namespace tokamak {
 struct RunnerOptions {
   std::string backend = "ref";
   std::string activations = "f32";
+  std::string storage = {};  // as CompileOptions::storage
   DType kv_dtype = DType::kF32;
   int threads = 2;
   int64_t sequences = 8, length = 128, max_tokens = 64, block_size = 16;

@@ -20,7 +20,7 @@ int64_t product(const std::vector<int64_t>& dims) {
   return std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<>());
 }
 
-// Values of a type that has no encoder: random blocks, drawn again until they are of a usual size.
+// For types without an encoder: random blocks, redrawn until the values have a usual magnitude.
 void random_block(DType dtype, Rng& rng, std::byte* block) {
   const DTypeInfo& info = dtype_info(dtype);
   std::vector<float> values(info.block_elements);
@@ -88,6 +88,11 @@ class Builder {
     return out;
   }
 
+  static Value stored_as(DType dtype, Value attrs) {
+    if (dtype != DType::kF32) attrs.set(kStorageAttr, dtype_name(dtype));
+    return attrs;
+  }
+
   CallArg new_value(DType dtype, std::vector<SymExpr> dims) {
     TensorType type{dtype, {}};
     for (const SymExpr& d : dims) type.dims.push_back({"", d, false});
@@ -116,7 +121,7 @@ class Builder {
       KernelPattern pattern = parse_pattern(desc.pattern);
       bool takes = region ? takes_region(pattern, *region)
                           : !pattern.region && kernel_matches(pattern, op, dtypes);
-      if (takes && !kernel) kernel = &desc;
+      if (takes && !kernel && (desc.any_storage || !attrs.has(kStorageAttr))) kernel = &desc;
     }
     if (!kernel) {
       out_.supported = false;
@@ -166,12 +171,12 @@ class Builder {
     return {CallArg::Kind::kInput, static_cast<uint32_t>(index), 0, DType::kI32, dims};
   }
 
-  // Rows of a table by token id: values that are in the arena, as in a model.
-  CallArg add_activation(const std::vector<int64_t>& dims) {
+  // Looks up rows of a table by token id, so that the values are in the arena, as in a model.
+  CallArg add_activation(const std::vector<int64_t>& dims, DType dtype = DType::kF32) {
     int64_t width = product(dims);
     CallArg table = add_weight({.kind = Kind::kWeight, .dims = {total_tokens_, width}});
-    CallArg x = new_value(DType::kF32, {symbol("T"), width});
-    call("embed", Value::object(), {add_input("ids"), table}, {x});
+    CallArg x = new_value(dtype, {symbol("T"), width});
+    call("embed", stored_as(dtype, Value::object()), {add_input("ids"), table}, {x});
     x.dims = rows_of(dims);
     return x;
   }
@@ -179,7 +184,7 @@ class Builder {
   CallArg add_argument(const Arg& arg) {
     switch (arg.kind) {
       case Kind::kActivation:
-        return add_activation(arg.dims);
+        return add_activation(arg.dims, arg.dtype);
       case Kind::kQuantized: {
         CallArg x = add_activation(arg.dims), q = new_value(DType::kQ8A, x.dims);
         call("quantize", Value(Value::Object{{"format", "q8a"}}), {x}, {q});
@@ -220,7 +225,7 @@ class Builder {
     for (const Arg& arg : case_.in) in.push_back(add_argument(arg));
     std::vector<CallArg> results;
     for (int i = 0; i < case_.outputs && !case_.region; ++i)
-      results.push_back(new_value(DType::kF32, rows_of(case_.out)));
+      results.push_back(new_value(case_.stored, rows_of(case_.out)));
     if (case_.region)
       for (uint32_t v : case_.region->results) {
         const Type& type = case_.region->values[v];
@@ -230,7 +235,8 @@ class Builder {
                               ? in[0]
                               : new_value(type.tensor.dtype, std::move(dims)));
       }
-    for (int i = 0; i < repeat; ++i) call(case_.op, case_.attrs, in, results);
+    Value attrs = stored_as(case_.stored, case_.attrs);
+    for (int i = 0; i < repeat; ++i) call(case_.op, attrs, in, results);
     CallArg y = results.back();
     y.dims = {symbol("T"), product(case_.out)};
     out_.plans.plans[0].outputs = {{"hidden", y}};
@@ -308,7 +314,8 @@ class Builder {
   void count_cost() {
     const BatchSpec& batch = case_.batch;
     int64_t t = batch.tokens();
-    out_.bytes = static_cast<double>(t * product(case_.out) * 4 * case_.outputs);
+    out_.bytes = static_cast<double>(dtype_bytes(case_.stored, t * product(case_.out)) *
+                                     static_cast<size_t>(case_.outputs));
     std::vector<Type> in, result;
     for (const Arg& arg : case_.in) {
       std::vector<int64_t> dims = arg.dims;
@@ -321,7 +328,7 @@ class Builder {
     }
     std::vector<int64_t> dims = case_.out;
     dims.insert(dims.begin(), t);
-    result.push_back(Type::of(tensor_type(DType::kF32, dims)));
+    result.push_back(Type::of(tensor_type(case_.stored, dims)));
     const OpDef* op = find_op(case_.op);
     SymExpr flops = op && op->flops ? op->flops(in, result) : result[0].tensor.elements();
     out_.flops = static_cast<double>(*flops.constant());

@@ -1,5 +1,5 @@
 #pragma once
-// A case as a backend sees it: a PlanSet with the op (and what feeds it), weights and steps.
+// A case in the form a backend takes: a PlanSet with the op and its producers, weights and steps.
 #include <memory>
 
 #include "backend/backend.h"
@@ -16,10 +16,10 @@ struct CasePlan {
   double flops = 0, bytes = 0;  // of one run of the op in the last step
 };
 
-// `repeat`: how often the op under test is called in the plan.
+// `repeat`: number of calls of the op under test in the plan.
 CasePlan build_case(const OpCase& c, const Backend& backend, int repeat = 1);
 
-// Runs the steps; gives the rows of each, one after the other.
+// Runs the steps; returns the rows of all steps in order.
 std::vector<float> run_case(const CasePlan& plan, Backend& backend);
 
 }  // namespace tokamak::testing

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <set>
 
+#include "ops/op.h"
 #include "tensor/block_formats.h"
 
 namespace tokamak::testing {
@@ -28,7 +30,7 @@ Arg frequencies(int64_t half) {
 BatchSpec tokens(int64_t t) { return {.own = {static_cast<int32_t>(t)}, .older = {0}}; }
 Value object(std::initializer_list<Value::Member> members) { return Value(Value::Object(members)); }
 
-// Types a model file may store weights in; q8a is made by `quantize` only.
+// Types a model file may store weights in; only `quantize` creates q8a.
 std::vector<DType> weight_types() {
   std::vector<DType> types = {DType::kF32, DType::kF16, DType::kBF16};
   for (int i = static_cast<int>(DType::kQ4_0); i < static_cast<int>(DType::kQ8A); ++i)
@@ -170,7 +172,7 @@ void add_rows(std::vector<OpCase>& cases) {
                    .out = {65},
                    .bound = 0,
                    .batch = tokens(6)});
-  // What `quantize` gives is read back by a product with the identity.
+  // A product with the identity matrix reads back the result of `quantize`.
   cases.push_back(
       {.name = "quantize/identity",
        .op = "linear",
@@ -200,7 +202,7 @@ OpCase attend_case(std::string name, int64_t heads, int64_t kv_heads, int64_t d,
 
 void add_attention(std::vector<OpCase>& cases) {
   for (DType kv : {DType::kF32, DType::kF16, DType::kI8}) {
-    // A window of one shows exactly what append has stored.
+    // A window of one returns exactly what append stored.
     cases.push_back(attend_case("append only", 2, 2, 32, kv, {.own = {5, 1}, .older = {3, 20}},
                                 {{"window", 1}}));
     cases.push_back(attend_case("decode", 9, 3, 64, kv, {.own = {1, 1, 1}, .older = {0, 17, 200}}));
@@ -233,6 +235,34 @@ void add_attention(std::vector<OpCase>& cases) {
   cases.push_back(parts);
 }
 
+// The first case of every op with a storage type, with f16 and bf16 inputs and outputs.
+void add_storage(std::vector<OpCase>& cases) {
+  std::set<std::string> seen;
+  std::vector<OpCase> made;
+  for (const OpCase& c : cases) {
+    const OpDef* op = find_op(c.op);
+    if (!op || !op->storage || !seen.insert(c.op).second) continue;
+    for (DType in : {DType::kF32, DType::kF16, DType::kBF16})
+      for (DType out : {DType::kF32, DType::kF16, DType::kBF16}) {
+        if (in == DType::kF32 && out == DType::kF32) continue;
+        OpCase narrow = c;
+        narrow.name += fmt::format(" {} to {}", dtype_name(in), dtype_name(out));
+        for (Arg& arg : narrow.in)
+          if (arg.kind == Kind::kActivation) arg.dtype = in;
+        narrow.stored = out;
+        made.push_back(std::move(narrow));
+      }
+  }
+  // A residual in f32 plus a layer's output in bf16.
+  made.push_back({.name = "add/f32 and bf16",
+                  .op = "add",
+                  .in = {activation({101}), activation({101})},
+                  .out = {101},
+                  .batch = tokens(5)});
+  made.back().in[1].dtype = DType::kBF16;
+  cases.insert(cases.end(), made.begin(), made.end());
+}
+
 }  // namespace
 
 std::vector<OpCase> correctness_cases() {
@@ -241,6 +271,7 @@ std::vector<OpCase> correctness_cases() {
   add_elementwise(cases);
   add_rows(cases);
   add_attention(cases);
+  add_storage(cases);
   add_regions(cases, false);
   return cases;
 }

@@ -13,8 +13,8 @@ namespace tokamak::testing {
 // One input of the op under test.
 struct Arg {
   enum class Kind {
-    kActivation,  // f32[T, dims], computed by the plan, in the arena
-    kQuantized,   // the same as q8a
+    kActivation,  // dtype[T, dims], computed by the plan, in the arena
+    kQuantized,   // f32, then as q8a
     kWeight,      // dtype[dims] from the weight source
     kConstant,    // f32[dims] of the plan
     kInput,       // a named input of the step
@@ -32,7 +32,7 @@ struct Arg {
 // this one.
 struct BatchSpec {
   std::vector<int32_t> own = {1}, older = {0};
-  int64_t window = 0;              // of the KV group: blocks in front of it are taken away
+  int64_t window = 0;              // of the KV group: blocks before it are dropped
   std::vector<int32_t> mask = {};  // [T, mask_width] of the last step
   int32_t mask_width = 0;
   int64_t tokens() const {
@@ -53,12 +53,13 @@ struct OpCase {
   std::string op;
   Value attrs = Value::object();
   std::vector<Arg> in = {};
-  std::vector<int64_t> out = {};  // extents behind T
+  std::vector<int64_t> out = {};  // extents after T
+  DType stored = DType::kF32;     // type of the result; f16 and bf16 are the attribute "out"
   int outputs = 1;                // of other ops than regions, all alike; the last one is compared
   double bound = 1e-11;           // normalised mean square error against ref
   BatchSpec batch = {};
   std::vector<PlaneSpec> planes = {};              // of the state: `append` runs before the op
-  bool perf = false;                               // a shape of real models: run by --perf
+  bool perf = false;                               // a shape from real models, run by --perf
   std::shared_ptr<const Region> region = nullptr;  // op "region": what it computes
 };
 

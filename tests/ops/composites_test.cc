@@ -1,5 +1,4 @@
-// A composite op means the same as its body of primitives, and ops inside the finite field are
-// polynomials there too.
+// A composite op is equal to its body of primitives; ops over the finite field are exact.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -120,7 +119,8 @@ TEST(FieldTest, Arithmetic) {
   EXPECT_THROW(a / Field(0), Error);
 }
 
-// Exact where floats only come close: products associate, and a mean times n is the sum.
+// Identities that floats satisfy only approximately: products associate, and a mean times n is the
+// sum.
 TEST(FieldTest, LinearAlgebraIsExact) {
   auto x = random_field({3, 5}, 1), w = random_field({4, 5}, 2), v = random_field({6, 4}, 3);
   auto in_steps = eval<Field>("linear", {eval<Field>("linear", {x, w}), v});

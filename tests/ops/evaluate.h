@@ -1,6 +1,7 @@
 #pragma once
-// Evaluates one op on concrete tensors with the scalar S, the way a caller of src/ops does it:
-// types are inferred, outputs allocated from them, then the meaning runs.
+// Evaluates one op on concrete tensors with the scalar S, as a caller of src/ops does: infers
+// types, allocates outputs and runs the meaning.
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -126,7 +127,10 @@ std::vector<Tensor<S>> evaluate(std::string_view name, std::vector<Tensor<S>> in
   std::vector<Operand<S>> in, out;
   bound.reserve(inputs.size() + outputs.size());
   for (Tensor<S>& t : inputs) in.push_back(bound.emplace_back(bind(t)).operand);
-  for (Tensor<S>& t : outputs) out.push_back(bound.emplace_back(bind(t)).operand);
+  for (Tensor<S>& t : outputs) {
+    out.push_back(bound.emplace_back(bind(t)).operand);
+    out.back().tensor.storage = t.dtype;
+  }
   meaning_of<S> (*op)({in, out, attrs});
   return outputs;
 }
@@ -136,6 +140,25 @@ template <class S>
 Tensor<S> eval(std::string_view name, std::vector<Tensor<S>> inputs,
                const Attrs& attrs = Attrs::object()) {
   return evaluate<S>(name, std::move(inputs), attrs).at(0);
+}
+
+// The nearest number of a type, ties to even, computed with plain arithmetic on doubles: the
+// reference for the rounding functions under test.
+inline double nearest(DType dtype, double x) {
+  if (x == 0 || !std::isfinite(x)) return x;
+  bool half = dtype == DType::kF16, brain = dtype == DType::kBF16;
+  int digits = half    ? 11
+               : brain ? 8
+                       : 24,
+      smallest = half    ? -24
+                 : brain ? -133
+                         : -149,
+      exponent = 0;
+  std::frexp(x, &exponent);
+  int step = std::max(exponent - digits, smallest);
+  double rounded = std::ldexp(std::nearbyint(std::ldexp(x, -step)), step);
+  double limit = half ? 65536.0 : 0x1p128;
+  return std::fabs(rounded) < limit ? rounded : std::copysign(INFINITY, x);
 }
 
 inline Attrs attrs(std::initializer_list<Value::Member> members) {

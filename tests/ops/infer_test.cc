@@ -1,4 +1,4 @@
-// Type rules: what they give, and what they say when inputs do not fit.
+// Type rules: their results, and their error messages.
 #include <gtest/gtest.h>
 
 #include "base/error.h"
@@ -56,6 +56,23 @@ const std::vector<RuleCase> kRuleCases = {
      {},
      "linear: k of x is 64 but k of w is 32"},
     {"linear", {"f32[t=T, k=64]", "f32[n=7, k=64]", "f32[n=6]"}, {}, {}, "bias"},
+    {"linear", {"bf16[t=T, k=64]", "bf16[n=7, k=64]"}, {{"out", "bf16"}}, {"bf16[t=T, n=7]"}},
+    {"linear", {"f16[t=T, k=64]", "q4_0[n=7, k=64]"}, {}, {"f32[t=T, n=7]"}},
+    {"add", {"bf16[t=T]", "f32[t=T]"}, {}, {"f32[t=T]"}},
+    {"add", {"bf16[t=T]", "f32[t=T]"}, {{"out", "f16"}}, {"f16[t=T]"}},
+    {"add", {"f32[t=T]", "f32[t=T]"}, {{"out", "f32"}}, {}, "out must be \"f16\" or \"bf16\""},
+    {"add", {"f32[t=T]", "f32[t=T]"}, {{"out", "q8_0"}}, {}, "out must be"},
+    {"add", {"f32[t=T]", "f32[t=T]"}, {{"out", 16}}, {}, "out must be"},
+    {"add", {"i32[t=T]", "i32[t=T]"}, {{"out", "f16"}}, {}, "its result is i32"},
+    {"reshape",
+     {"f32[t=T]"},
+     {{"dims", A{"T"}}, {"axes", A{"t"}}, {"out", "f16"}},
+     {},
+     "unknown attribute \"out\""},
+    {"top_k", {"bf16[t=T, e=8]"}, {{"k", 2}, {"out", "bf16"}}, {"bf16[t=T, k=2]", "i32[t=T, k=2]"}},
+    {"concat", {"bf16[t=T, d=6]", "bf16[t=T, d=2]"}, {{"axis", 1}}, {"bf16[t=T, d=8]"}},
+    {"concat", {"bf16[t=T, d=6]", "f32[t=T, d=2]"}, {{"axis", 1}}, {"f32[t=T, d=8]"}},
+    {"concat", {"i32[t=T, d=6]", "f32[t=T, d=2]"}, {{"axis", 1}}, {}, "cast one of them"},
     {"matmul", {"f32[b=B, m=2, k=3]", "f32[k=3, n=T]"}, {}, {"f32[b=B, m=2, n=T]"}},
     {"quantize", {"f32[t=T, k=64]"}, {{"format", "q8a"}}, {"q8a[t=T, k=64]"}},
     {"quantize", {"f32[t=T, k=48]"}, {{"format", "q8a"}}, {}, "multiple of 32"},
@@ -106,7 +123,7 @@ const std::vector<RuleCase> kRuleCases = {
      {"f32[m<=2*T, d=6]", "i32[e=5]", "i32[m<=2*T]"}},
     {"silu", {"f32[m<=2*T, d=6]"}, {}, {"f32[m<=2*T, d=6]"}},
     {"linear", {"f32[m<=2*T, d=6]", "f32[n=3, d=6]"}, {}, {}, "device-valued"},
-    {"cast", {"f32[t=T]"}, {{"dtype", "q4_0"}}, {}, "not possible"},
+    {"cast", {"f32[t=T]"}, {{"dtype", "q4_0"}}, {}, "cannot cast to q4_0"},
     {"softcap", {"f32[t=T]"}, {{"cap", 0.0}}, {}, "positive"},
     {"input", {}, {{"name", "x"}}, {}, "no type rule"},
 };

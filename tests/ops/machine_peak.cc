@@ -32,7 +32,7 @@ double seconds_on_all(int threads, F&& work) {
 constexpr double kChains = 16;
 constexpr int kRounds = 3000000;
 
-// Each returns something that depends on all it did, so that nothing of it is optimised away.
+// Each returns a value that depends on all of its work, so that nothing is optimised away.
 struct Probe {
   float (*run)(int rounds, float start) = nullptr;
   double operations = 0;  // of one round

@@ -1,6 +1,6 @@
 #pragma once
-// What this machine can compute at most, measured: the yardstick of --perf beside read_speed() of
-// backend/cpu/calibrate.h.
+// The measured arithmetic peak of this machine; --perf reports figures relative to it and to
+// read_speed() of backend/cpu/calibrate.h.
 #include <cstdint>
 
 namespace tokamak::testing {

@@ -4,54 +4,10 @@
 #include <cmath>
 #include <set>
 
-#include "base/file.h"
-#include "base/json.h"
-#include "ops/evaluate.h"
+#include "ops/golden_cases.h"
 
 namespace tokamak::testing {
 namespace {
-
-const Value& load_cases() {
-  static const Value cases = parse_json(read_text_file(TK_OP_GOLDENS), "cases.json");
-  return cases;
-}
-
-template <class S>
-Tensor<S> to_tensor(const Value& v) {
-  Tensor<S> t;
-  auto floats = [](const Value& list) {
-    std::vector<S> out;
-    for (const Value& x : list.as_array()) out.push_back(static_cast<S>(x.as_double()));
-    return out;
-  };
-  auto ints = [](const Value& list) {
-    std::vector<int32_t> out;
-    for (const Value& x : list.as_array()) out.push_back(static_cast<int32_t>(x.as_int()));
-    return out;
-  };
-  auto dims = [&](const Value& list) {
-    std::vector<int64_t> out;
-    for (const Value& x : list.as_array()) out.push_back(x.as_int());
-    return out;
-  };
-  if (const Value* state = v.find("state")) {
-    for (const Value& p : state->as_array())
-      t.planes.push_back({p.at("name").as_string(), dims(p.at("dims")), floats(p.at("f"))});
-  } else if (const Value* view = v.find("view")) {
-    t.table = ints(view->at("table"));
-    t.stride = view->at("stride").as_int();
-    t.block_size = view->at("block_size").as_int();
-  } else {
-    t.dims = dims(v.at("dims"));
-    if (v.has("i")) {
-      t.i = ints(v.at("i"));
-      t.dtype = DType::kI32;
-    } else {
-      t.f = floats(v.at("f"));
-    }
-  }
-  return t;
-}
 
 template <class S>
 void expect_near(const std::vector<S>& got, const std::vector<S>& want, double tolerance) {
@@ -115,7 +71,7 @@ TEST(Meanings, WrongIndicesAreErrors) {
   EXPECT_THROW(eval<float>("gather", {table, integers<float>({1}, {2})}), Error);
 }
 
-// Sums are kept in double inside an op: a float sum would lose every one of the small terms.
+// An op accumulates in double: a float sum would lose all of the small terms.
 TEST(Meanings, FloatSumsAreRoundedOnce) {
   std::vector<float> x(1 + 4096, 0x1p-25f), w(1 + 4096, 1.0f);
   x[0] = 1.0f;

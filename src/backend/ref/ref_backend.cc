@@ -21,12 +21,11 @@ class RefBackend final : public Backend {
   }
 
  private:
-  std::vector<KernelDesc> kernels_ = {
-      {.name = "ref.loop", .pattern = "loop", .weight_layout = "", .numeric_class = ""},
-      {.name = "ref.op",
-       .pattern = "*",
-       .weight_layout = "",
-       .numeric_class = "f32, sums in f64, rounded once"}};
+  std::vector<KernelDesc> kernels_ = {{.name = "ref.loop", .pattern = "loop", .any_storage = true},
+                                      {.name = "ref.op",
+                                       .pattern = "*",
+                                       .numeric_class = "f32, sums in f64, rounded once",
+                                       .any_storage = true}};
 };
 
 }  // namespace

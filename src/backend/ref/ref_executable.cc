@@ -87,7 +87,7 @@ void RefExecutable::run(const StepInputs& step, StepResult& out) {
                         hidden + static_cast<int64_t>(step.out_rows.size()) * plans_.hidden);
 }
 
-// Where a result of the plan lies; nullptr when the plan has none of that name.
+// The values of a result of the plan; nullptr if it has none of that name.
 const float* RefExecutable::output(LoadedPlan& plan, const Plan& entry, std::string_view name,
                                    const StepInputs& step, int64_t width) {
   for (size_t i = 0; i < entry.outputs.size(); ++i) {
@@ -144,8 +144,8 @@ const std::vector<int32_t>& RefExecutable::step_input(const std::string& name,
   fail(ErrorCode::kUnsupported, "a step has no input \"{}\"", name);
 }
 
-// The interpreter's view of an argument. Values of other types than f32 and i32 are decoded here
-// and encoded again by store().
+// The interpreter's view of an argument. Values that are neither f32 nor i32 are decoded here; the
+// meaning rounds results to the type of the output, and store() encodes them.
 Operand<float> RefExecutable::bind(Argument& argument, const StepInputs& step, bool is_output) {
   const CallArg& arg = *argument.arg;
   Operand<float> operand;
@@ -187,6 +187,7 @@ Operand<float> RefExecutable::bind(Argument& argument, const StepInputs& step, b
         argument.converted.resize(static_cast<size_t>(n));
         if (!is_output) decode_row(arg.dtype, at, argument.converted.data(), n);
         operand.tensor.f = argument.converted.data();
+        operand.tensor.storage = arg.dtype;
       }
       break;
     }
@@ -194,7 +195,7 @@ Operand<float> RefExecutable::bind(Argument& argument, const StepInputs& step, b
   return operand;
 }
 
-// What append writes is what the plane's type can hold.
+// append stores values rounded to the plane's type.
 void RefExecutable::round_planes(const StateEntry& state, std::span<Operand<float>> in,
                                  std::vector<std::vector<float>>& rounded) {
   constexpr size_t kFirstPlane = 4;
@@ -204,7 +205,7 @@ void RefExecutable::round_planes(const StateEntry& state, std::span<Operand<floa
     if (dtype == DType::kF32) continue;
     TensorRef<float>& tensor = in[kFirstPlane + p].tensor;
     int64_t n = tensor.elements();
-    rounded[p].assign(tensor.f, tensor.f + n);
+    if (tensor.f != rounded[p].data()) rounded[p].assign(tensor.f, tensor.f + n);
     const std::vector<int64_t>& dims = state.planes[p].dims;
     round_plane(dtype, dims.empty() ? 1 : dims.back(), rounded[p]);
     tensor.f = rounded[p].data();

@@ -1,7 +1,7 @@
 #pragma once
 // Runs plans by the meaning of their ops. Weights and states are float32 in memory (states rounded
-// to their plane's type when written); values lie in a real arena at the plan's offsets, so that a
-// mistake in the memory plan shows.
+// to their plane's type when written); values between ops are in an arena at the plan's offsets and
+// in their planned types, so that a mistake in the memory plan shows.
 #include <exception>
 #include <memory>
 #include <optional>
@@ -14,7 +14,7 @@
 
 namespace tokamak {
 
-// Owned by whoever called load(); used by one thread. submit() runs the step to its end.
+// Owned by the caller of load(); used by one thread. submit() runs the whole step.
 class RefExecutable final : public Executable {
  public:
   RefExecutable(const PlanSet& plans, const WeightSource& weights, const LoadOptions& options);

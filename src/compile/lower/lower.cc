@@ -98,6 +98,16 @@ class RegionLowering {
     instr.number = number;
     return add(std::move(instr));
   }
+  // The last step of a node: rounded to f32, or once to the narrower type that the node stores.
+  uint32_t finish(const Node& node, LoopOp op, std::vector<uint32_t> in, double number = 0) {
+    DType stored = node.outputs[0].tensor.dtype;
+    if (stored == DType::kI32) return add(op, std::move(in), Elem::kI32, number);
+    if (stored == DType::kF32) return add(op, std::move(in), Elem::kF32, number);
+    if (stored != DType::kF16 && stored != DType::kBF16)
+      refuse("its result is {}", dtype_name(stored));
+    uint32_t wide = add(op, std::move(in), Elem::kWide, number);
+    return add(stored == DType::kF16 ? LoopOp::kRoundF16 : LoopOp::kRoundBF16, {wide}, Elem::kF32);
+  }
   uint32_t number(double value, Elem elem = Elem::kWide) {
     return add(LoopOp::kConst, {}, elem, value);
   }
@@ -163,12 +173,10 @@ class RegionLowering {
 
   uint32_t emit_elements(const Node& node, const IndexMap& map) {
     std::string_view op = node.op->name;
-    bool integer = is_integer_type(node.outputs[0].tensor);
-    Elem elem = integer ? Elem::kI32 : Elem::kF32;
     if (op == "cast") return emit_cast(node, map);
     if (op == "scale")
-      return add(LoopOp::kMul, {operand(node, 0, map), number(node.attrs.at("value").as_double())},
-                 elem);
+      return finish(node, LoopOp::kMul,
+                    {operand(node, 0, map), number(node.attrs.at("value").as_double())});
     for (size_t k = 0; k < static_cast<size_t>(LoopOp::kCount); ++k) {
       const loop::OpInfo& info = loop::op_info(static_cast<LoopOp>(k));
       if (!is_element_wise(info) || info.graph_op != op) continue;
@@ -177,7 +185,7 @@ class RegionLowering {
       for (size_t i = 0; i < node.inputs.size(); ++i) in.push_back(operand(node, i, map));
       double number =
           !info.key.empty() && info.value.empty() ? node.attrs.at(info.key).as_double() : 0.0;
-      return add(info.op, std::move(in), elem, number);
+      return finish(node, info.op, std::move(in), number);
     }
     refuse("it does not work row by row");
   }
@@ -206,9 +214,9 @@ class RegionLowering {
       if (space_.depends(a, space_.column())) refuse("each column would need its own reduction");
     axes.insert(axes.begin() + static_cast<std::ptrdiff_t>(axis), space_.variable(space_.column()));
     uint32_t in = emit(node.inputs[0], space_.join(map, axes, x));
-    if (node.op->name == "reduce_max") return add(LoopOp::kMax, {in}, Elem::kF32);
-    if (node.op->name == "reduce_sum") return add(LoopOp::kSum, {in}, Elem::kF32);
-    return add(LoopOp::kDiv, {add(LoopOp::kSum, {in}, Elem::kWide), columns()}, Elem::kF32);
+    if (node.op->name == "reduce_max") return finish(node, LoopOp::kMax, {in});
+    if (node.op->name == "reduce_sum") return finish(node, LoopOp::kSum, {in});
+    return finish(node, LoopOp::kDiv, {add(LoopOp::kSum, {in}, Elem::kWide), columns()});
   }
   uint32_t columns() { return add(LoopOp::kColumns, {}, Elem::kWide); }
 
@@ -230,7 +238,7 @@ class RegionLowering {
       uint32_t power =
           add(LoopOp::kExp, {add(LoopOp::kSub, {in, add(LoopOp::kMax, {in}, wide)}, wide)}, wide);
       uint32_t inverse = add(LoopOp::kDiv, {number(1), add(LoopOp::kSum, {power}, wide)}, wide);
-      return add(LoopOp::kMul, {power, inverse}, Elem::kF32);
+      return finish(node, LoopOp::kMul, {power, inverse});
     }
     IndexMap column = space_.constant();
     column.index = space_.variable(space_.column());
@@ -242,9 +250,10 @@ class RegionLowering {
     uint32_t eps = number(node.attrs.at("eps").as_double());
     uint32_t inverse = add(LoopOp::kRsqrt, {add(LoopOp::kAdd, {square, eps}, wide)}, wide);
     uint32_t y = add(LoopOp::kMul, {in, inverse}, wide);
-    bool bias = node.inputs.size() > 2;
-    y = add(LoopOp::kMul, {y, emit(node.inputs[1], column)}, bias ? wide : Elem::kF32);
-    return bias ? add(LoopOp::kAdd, {y, emit(node.inputs[2], column)}, Elem::kF32) : y;
+    uint32_t weight = emit(node.inputs[1], column);
+    if (node.inputs.size() < 3) return finish(node, LoopOp::kMul, {y, weight});
+    y = add(LoopOp::kMul, {y, weight}, wide);
+    return finish(node, LoopOp::kAdd, {y, emit(node.inputs[2], column)});
   }
 
   uint32_t emit_layout(const Node& node, const IndexMap& map) {

@@ -167,8 +167,9 @@ KernelChooser::Site KernelChooser::inner_site(const Bucket& bucket, const Functi
         tensor ? fmt::format(" {}{}", weight[i] ? "weight " : "", dtype_name(t.tensor.dtype))
                : " -";
   }
+  if (stored_narrow(node)) s.signature += " as " + node.attrs.get_string(kStorageAttr, "");
   for (const KernelSet::Entry& e : kernels_.entries())
-    if (!e.pattern.region &&
+    if (!e.pattern.region && (e.kernel->any_storage || !stored_narrow(node)) &&
         kernel_matches(e.pattern, node.op->name, types, {weight, types.size()}))
       s.kernels.push_back({e.kernel, {}});
   return s;
@@ -363,8 +364,11 @@ const KernelDesc& KernelChooser::kernel(size_t request, const Node& node) const 
         "{}{}", types.empty() ? "" : ", ",
         t.kind == Type::Kind::kTensor ? std::string(dtype_name(t.tensor.dtype)) : t.text());
   }
-  fail(ErrorCode::kUnsupported, "backend {} has no kernel for {}({}), needed by {}",
-       kernels_.backend().name(), node.op->name, types,
+  std::string stored;
+  if (stored_narrow(node))
+    stored = fmt::format(" stored as {}", dtype_name(node.outputs[0].tensor.dtype));
+  fail(ErrorCode::kUnsupported, "backend {} has no kernel for {}({}){}, needed by {}",
+       kernels_.backend().name(), node.op->name, types, stored,
        node.name.empty() ? b.fn->name() : node.name);
 }
 

@@ -163,6 +163,7 @@ std::string node_signature(const Function& fn, const Node& node) {
                              dtype_name(t.tensor.dtype))
                : " -";
   }
+  if (stored_narrow(node)) out += " as " + node.attrs.get_string(kStorageAttr, "");
   return out;
 }
 
@@ -196,8 +197,9 @@ const std::vector<const KernelDesc*>& KernelSet::of_node(const Function& fn,
   for (size_t i = 0; i < node.inputs.size() && i < 64; ++i)
     weight[i] = is_weight(fn.node(node.inputs[i].node));
   for (const Entry& e : entries_)
-    if (!e.pattern.region && kernel_matches(e.pattern, node.op->name, types,
-                                            {weight, std::min<size_t>(64, types.size())}))
+    if (!e.pattern.region && (e.kernel->any_storage || !stored_narrow(node)) &&
+        kernel_matches(e.pattern, node.op->name, types,
+                       {weight, std::min<size_t>(64, types.size())}))
       it->second.push_back(e.kernel);
   return it->second;
 }
@@ -211,6 +213,9 @@ const std::optional<Region>& KernelSet::region_of(const Function& body) const {
 std::optional<RegionMatch> KernelSet::match(const Entry& entry, const Function& body,
                                             const std::vector<bool>& weights) const {
   if (!entry.pattern.region) return std::nullopt;
+  if (!entry.kernel->any_storage &&
+      std::any_of(body.nodes().begin(), body.nodes().end(), stored_narrow))
+    return std::nullopt;
   if (entry.pattern.kind == KernelPattern::Anchor::kLoop) {
     const std::optional<Region>& region = region_of(body);
     if (!region || !region->whole_program()) return std::nullopt;

@@ -17,6 +17,10 @@ inline bool is_weight(const Node& node) {
 }
 // A tensor that is the same bytes as its operand.
 inline bool is_alias(const Node& node) { return node.op->name == "reshape"; }
+// Its result is stored in another type than f32.
+inline bool stored_narrow(const Node& node) {
+  return node.op->storage && node.attrs.has(kStorageAttr);
+}
 // One call of a plan; the others are inputs, weights and aliases.
 inline bool is_call_node(const Node& node) {
   return node.op->tier != Tier::kStructural && !is_alias(node);

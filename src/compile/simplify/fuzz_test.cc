@@ -134,7 +134,7 @@ TEST_F(Fuzz, BisectNamesAPlantedRule) {
   options.rules = load_rules("rule planted real: x: f32 silu(x) => sigmoid(x)", true);
   PassContext context{*backend_, options};
   int found = 0;
-  for (uint64_t seed = 1; seed <= 40 && found < 3; ++seed) {
+  for (uint64_t seed = 1; seed <= 400 && found < 3; ++seed) {
     Module module = random_graph(seed);
     options.disabled_passes = {"quantize-activations"};
     Culprit c = bisect(module, "step", context, {seed, 2, PassClass::kReal, false});

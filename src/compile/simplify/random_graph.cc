@@ -80,6 +80,10 @@ class Maker {
   Ref op(std::string_view name, std::vector<Ref> in, Attrs attrs = {}) {
     if (in.size() == 2 && (name == "add" || name == "mul") && rng_.below(2))
       std::swap(in[0], in[1]);
+    if (find_op(name)->storage && rng_.below(8) == 0) {  // stored narrow
+      if (attrs.is_null()) attrs = Value::object();
+      attrs.set(kStorageAttr, rng_.below(2) ? "f16" : "bf16");
+    }
     return fn_->add(name, std::move(in), std::move(attrs));
   }
   Ref number(double v) {

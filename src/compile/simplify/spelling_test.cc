@@ -295,8 +295,9 @@ TEST(Spellings, OfExporters) {
 }
 
 // The first line of NAME.tkg may say which passes run: "// passes: canonicalize, recognize".
+// A line "// storage: bf16" sets the types for choose-storage, with the kernels of ref.
 TEST(OptGolden, TextInPassesTextOut) {
-  auto backend = make_backend("cpu");
+  auto backend = make_backend("cpu"), ref = make_backend("ref");
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(TK_GRAPH_GOLDEN "/opt"))
     if (entry.path().extension() == ".tkg") files.push_back(entry.path());
@@ -314,11 +315,14 @@ TEST(OptGolden, TextInPassesTextOut) {
         if (c == ',') options.passes.push_back(std::exchange(name, {}));
       }
     }
+    const std::string storage = "// storage: ";
+    if (size_t at = text.find(storage); at != std::string::npos)
+      options.storage = text.substr(at + storage.size(), text.find('\n', at) - at - storage.size());
     Module before = parse_module(text), after = before.clone();
     verify_module(before);
     expect_no_cycles(before);
     for (size_t i = 0; i < before.functions.size(); ++i) {
-      run_passes(after, *after.functions[i], {*backend, options});
+      run_passes(after, *after.functions[i], {options.storage.empty() ? *backend : *ref, options});
       CheckOptions check{3, 3, class_of(chosen_passes(options)), false};
       CheckReport r = check_functions(*before.functions[i], *after.functions[i], check);
       EXPECT_TRUE(r.same && r.runs > 0) << r.message;
