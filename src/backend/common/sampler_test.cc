@@ -128,7 +128,6 @@ TEST(Sampler, EqualsThePlainSpelling) {
   Rng rng(5);
   for (int64_t vocab : {7, 129, 4000}) {
     Sampler sampler(vocab, 1);
-    std::vector<int32_t> ids;
     for (int trial = 0; trial < 300; ++trial) {
       SampleSpec spec = random_spec(rng, vocab);
       StepInputs step = one_each(1, spec_of(spec), trial);
@@ -140,7 +139,7 @@ TEST(Sampler, EqualsThePlainSpelling) {
       step.resets.push_back(reset);
       auto logits = random_logits(vocab, rng.next_u64());
       StepResult out;
-      sampler.begin(step, ids);
+      sampler.begin(step);
       sampler.finish(step, logits.data(), out);
       int32_t want = plain_choice(step.samples[0], {logits.begin(), logits.end()}, reset.ids, 2);
       ASSERT_EQ(out.ids[0], want) << "vocab " << vocab << ", trial " << trial;
@@ -273,9 +272,8 @@ TEST(Sampler, LogprobsAreThoseOfTheModel) {
   std::vector<float> both = logits;
   both.insert(both.end(), logits.begin(), logits.end());
   Sampler sampler(kVocab, 2);
-  std::vector<int32_t> ids;
   StepResult out;
-  sampler.begin(step, ids);
+  sampler.begin(step);
   sampler.finish(step, both.data(), out);
   EXPECT_EQ(out.ids[1], 123);
   for (size_t r = 0; r < 2; ++r)
@@ -291,40 +289,167 @@ TEST(Sampler, LogprobsAreThoseOfTheModel) {
     EXPECT_EQ(out.top[i].first, static_cast<int32_t>(i / 4));
     EXPECT_EQ(out.top[i].second.id, order[i % 4]);
   }
-  EXPECT_EQ(out.accepted, (std::vector<int32_t>{1, 0}));
+  EXPECT_EQ(out.path, (std::vector<int32_t>{0}));
+  EXPECT_EQ(out.path_start, (std::vector<int32_t>{0, 1, 1}));
 }
 
-// Verifies drafts: row m's logits prefer token 10 + m.
-StepResult verify(const std::vector<int32_t>& targets) {
+// Verifies drafts: `tokens` are the rows of a sequence (the first is known, the others are
+// drafted), `parents` their parents. The model continues a row of depth d with token 10 + d.
+StepResult verify(const std::vector<int32_t>& tokens, const std::vector<int32_t>& parents) {
   StepInputs step;
   SampleSpec greedy;
   greedy.temperature = 0;
   step.row = {0};
-  step.kv_len = {static_cast<int32_t>(targets.size())};
-  std::vector<float> logits(targets.size() * 32, 0.0f);
-  for (size_t m = 0; m < targets.size(); ++m) {
-    step.ids.push_back(0);
+  step.kv_len = {static_cast<int32_t>(tokens.size())};
+  std::vector<float> logits(tokens.size() * 32, 0.0f);
+  std::vector<size_t> depth;
+  for (size_t m = 0; m < tokens.size(); ++m) {
+    depth.push_back(parents[m] < 0 ? 0 : depth[static_cast<size_t>(parents[m])] + 1);
+    step.ids.push_back(tokens[m]);
     step.seq.push_back(0);
     step.out_rows.push_back(static_cast<int32_t>(m));
-    step.samples.push_back({SampleRow::Mode::kSample, targets[m], 0, 0, 0, spec_of(greedy)});
-    logits[m * 32 + 10 + m] = 1;
+    step.samples.push_back({SampleRow::Mode::kSample, -1, 0, 0, 0, spec_of(greedy), parents[m]});
+    logits[m * 32 + 10 + depth[m]] = 1;
   }
   Sampler sampler(32, 1);
   StepResult out;
   sampler.finish(step, logits.data(), out);
-  StepInputs next = one_each(1, spec_of(greedy));
-  next.ids[0] = -1;
-  std::vector<int32_t> ids;
-  sampler.begin(next, ids);
-  EXPECT_EQ(ids[0], 10 + out.accepted[0] - 1) << "the last token that holds";
+  std::vector<int32_t> ids = {last_id_of_row(0)};
+  sampler.resolve(ids, {});
+  EXPECT_EQ(ids[0], 10 + std::ssize(out.path) - 1) << "the last token that holds";
+  EXPECT_EQ(out.path_start, (std::vector<int32_t>{0, static_cast<int32_t>(out.path.size())}));
   return out;
 }
 
-TEST(Sampler, AcceptsDraftsUpToTheFirstDifference) {
-  EXPECT_EQ(verify({10, 11, 12, -1}).accepted[0], 4);
-  EXPECT_EQ(verify({10, 99, 12, -1}).accepted[0], 2);
-  EXPECT_EQ(verify({99, 11, 12, -1}).accepted[0], 1);
-  EXPECT_EQ(verify({-1}).accepted[0], 1);
+TEST(Sampler, ThePathFollowsAChainToItsFirstWrongToken) {
+  using Rows = std::vector<int32_t>;
+  EXPECT_EQ(verify({0, 10, 11, 12}, {-1, 0, 1, 2}).path, (Rows{0, 1, 2, 3}));
+  EXPECT_EQ(verify({0, 10, 31, 12}, {-1, 0, 1, 2}).path, (Rows{0, 1}));
+  EXPECT_EQ(verify({0, 31, 11, 12}, {-1, 0, 1, 2}).path, (Rows{0}));
+  EXPECT_EQ(verify({0}, {-1}).path, (Rows{0}));
+}
+
+TEST(Sampler, ThePathFollowsTheRightBranchesOfATree) {
+  using Rows = std::vector<int32_t>;
+  //      0 -> 1 (wrong) -> 2
+  //        -> 3 (10) -> 4 (wrong)
+  //                  -> 5 (11) -> 6 (12)
+  Rows parents = {-1, 0, 1, 0, 3, 3, 5};
+  StepResult out = verify({0, 9, 11, 10, 9, 11, 12}, parents);
+  EXPECT_EQ(out.path, (Rows{0, 3, 5, 6}));
+  EXPECT_EQ(out.ids, (Rows{10, -1, -1, 11, -1, 12, 13}));
+  // Of two rows with the right token the first one is taken.
+  EXPECT_EQ(verify({0, 10, 10, 11, 11}, {-1, 0, 0, 2, 1}).path, (Rows{0, 1, 4}));
+}
+
+TEST(Sampler, PathsOfSequencesWhoseOutputsAreMixed) {
+  SampleSpec greedy;
+  greedy.temperature = 0;
+  StepInputs step;
+  step.row = {0, 1};
+  step.kv_len = {2, 2};
+  step.ids = {0, 4, 0, 5};
+  step.seq = {0, 0, 1, 1};
+  step.out_rows = {2, 0, 3, 1};
+  for (int32_t parent : {-1, -1, 0, 1})
+    step.samples.push_back({SampleRow::Mode::kSample, -1, 0, 0, 0, spec_of(greedy), parent});
+  std::vector<float> logits(4 * 8, 0.0f);
+  logits[5] = logits[8 + 4] = logits[16 + 1] = logits[24 + 2] = 1;
+  StepResult out;
+  Sampler(8, 2).finish(step, logits.data(), out);
+  EXPECT_EQ(out.path, (std::vector<int32_t>{1, 3, 0, 2}));
+  EXPECT_EQ(out.path_start, (std::vector<int32_t>{0, 2, 4}));
+}
+
+// Two phases: what the first one drafts, the second one reads and verifies.
+TEST(Sampler, PhasesReadWhatEarlierOnesChose) {
+  SampleSpec greedy;
+  greedy.temperature = 0;
+  StepInputs draft = one_each(2, spec_of(greedy));
+  for (SampleRow& s : draft.samples) s.mode = SampleRow::Mode::kDraft;
+  std::vector<float> logits(2 * 8, 0.0f);
+  logits[3] = logits[8 + 6] = 1;
+  Sampler sampler(8, 2);
+  StepResult out;
+  sampler.finish(draft, logits.data(), out);
+  EXPECT_EQ(out.ids, (std::vector<int32_t>{3, 6}));
+  EXPECT_TRUE(out.path.empty());
+
+  std::vector<int32_t> ids = {1, id_of_output(0), 1, id_of_output(1)};
+  sampler.resolve(ids, out);
+  EXPECT_EQ(ids, (std::vector<int32_t>{1, 3, 1, 6}));
+  StepInputs target = one_each(2, spec_of(greedy));
+  target.seq = {0, 0, 1, 1};
+  target.out_rows = {0, 1, 2, 3};
+  target.samples.resize(4, target.samples[0]);
+  target.samples[1].parent = 0;
+  target.samples[3].parent = 2;
+  logits.assign(4 * 8, 0.0f);
+  logits[3] = logits[8 + 4] = logits[16 + 5] = logits[24 + 2] = 1;  // 6 was not right
+  sampler.finish({target, ids, 2, 2}, logits.data(), out);
+  EXPECT_EQ(out.ids, (std::vector<int32_t>{3, 6, 3, 4, 5, -1}));
+  EXPECT_EQ(out.path, (std::vector<int32_t>{2, 3, 4}));
+  EXPECT_EQ(out.path_start, (std::vector<int32_t>{0, 0, 0, 2, 3}));
+  EXPECT_EQ(out.failed.size(), 4u);
+}
+
+TEST(Sampler, MasksRestrictTheChoice) {
+  constexpr int64_t kVocab = 70;
+  Rng rng(3);
+  for (int run = 0; run < 200; ++run) {
+    SampleSpec spec = random_spec(rng, kVocab);
+    if (run % 3 == 0) spec.typical_p = 0.7f;
+    if (run % 5 == 0) spec.order = {SampleStage::kTemperature, SampleStage::kTopK};
+    StepInputs step = one_each(2, spec_of(spec), run);
+    step.samples[0].masked = true;
+    auto logits = random_logits(2 * kVocab, static_cast<uint64_t>(run));
+    std::vector<uint32_t> allowed(mask_words(kVocab), 0);
+    SampleSpec by_bias = spec;  // says the same
+    for (size_t i = 0; i < kVocab; ++i) {
+      if (rng.below(4) == 0 || i == 42)
+        allowed[i / 32] |= 1u << (i % 32);
+      else
+        by_bias.logit_bias.emplace_back(static_cast<int32_t>(i), -INFINITY);
+    }
+    Sampler sampler(kVocab, 2), plain(kVocab, 2);
+    StepResult out, want;
+    sampler.begin(step);
+    sampler.finish(step, logits.data(), out);
+    EXPECT_TRUE(out.ids.empty()) << "it waits for the mask";
+    sampler.set_mask(0, allowed);
+    sampler.complete(out);
+    step.samples[0].masked = false;
+    step.samples[0].spec = spec_of(by_bias);
+    plain.finish(step, logits.data(), want);
+    ASSERT_EQ(out.ids, want.ids) << run;
+    EXPECT_NE(allowed[static_cast<size_t>(out.ids[0]) / 32] >> (out.ids[0] % 32) & 1, 0u);
+  }
+}
+
+TEST(Sampler, AMaskThatAllowsNothingFailsItsSequenceOnly) {
+  SampleSpec banned;
+  banned.temperature = 0;
+  banned.min_tokens = 1;
+  banned.banned_until_min = {3};
+  StepInputs step = one_each(4, spec_of(banned));
+  for (size_t r : {0u, 1u, 2u}) step.samples[r].masked = true;
+  auto logits = random_logits(4 * 40, 5);
+  Sampler sampler(40, 4);
+  StepResult out;
+  sampler.begin(step);
+  sampler.finish(step, logits.data(), out);
+  std::vector<uint32_t> words(2, 0);
+  sampler.set_mask(1, words);  // empty; output 0 never gets one
+  words[0] = 1u << 7;
+  sampler.set_mask(2, words);
+  EXPECT_THROW(sampler.set_mask(3, words), Error) << "not masked";
+  EXPECT_THROW(sampler.set_mask(2, std::span(words).first(1)), Error);
+  sampler.complete(out);
+  using F = StepFailure;
+  EXPECT_EQ(out.failed,
+            (std::vector<F>{F::kNothingAllowed, F::kNothingAllowed, F::kNone, F::kNone}));
+  EXPECT_EQ(out.ids[2], 7);
+  EXPECT_EQ(out.path, (std::vector<int32_t>{2, 3}));
 }
 
 TEST(Sampler, HistoryGrowsWithWhatIsChosen) {
@@ -338,9 +463,9 @@ TEST(Sampler, HistoryGrowsWithWhatIsChosen) {
   logits[3] = 1.0f;
   Sampler sampler(8, 1);
   StepResult out;
-  std::vector<int32_t> ids, chosen;
+  std::vector<int32_t> chosen;
   for (int i = 0; i < 4; ++i) {
-    sampler.begin(step, ids);
+    sampler.begin(step);
     sampler.finish(step, logits.data(), out);
     chosen.push_back(out.ids[0]);
     step.resets.clear();
@@ -355,16 +480,16 @@ TEST(Sampler, LogitsThatAreNotFiniteFailTheirSequenceOnly) {
   logits[250] = INFINITY;
   StepResult out;
   Sampler(100, 3).finish(one_each(3, spec_of({})), logits.data(), out);
-  EXPECT_EQ(out.failed, (std::vector<uint8_t>{0, 1, 1}));
-  EXPECT_EQ(out.accepted, (std::vector<int32_t>{1, 0, 0}));
+  using F = StepFailure;
+  EXPECT_EQ(out.failed, (std::vector<F>{F::kNone, F::kNotFinite, F::kNotFinite}));
+  EXPECT_EQ(out.path_start, (std::vector<int32_t>{0, 1, 1, 1}));
   EXPECT_EQ(out.ids[1], -1);
 }
 
 TEST(Sampler, ARowThatHasChosenNothingCannotBeContinued) {
   StepInputs step = one_each(1, spec_of({}));
   step.ids[0] = -1;
-  std::vector<int32_t> ids;
-  EXPECT_THROW(Sampler(10, 1).begin(step, ids), Error);
+  EXPECT_THROW(Sampler(10, 1).resolve(step.ids, {}), Error);
 }
 
 TEST(Sampler, DoesNotAllocateOnceWarm) {
@@ -372,7 +497,6 @@ TEST(Sampler, DoesNotAllocateOnceWarm) {
   constexpr int64_t kVocab = 3000;
   auto logits = random_logits(kVocab * 4, 12);
   Sampler sampler(kVocab, 4);
-  std::vector<int32_t> ids;
   StepResult out;
   StepInputs step = one_each(4, nullptr);
   for (size_t r = 0; r < 4; ++r) {
@@ -383,13 +507,13 @@ TEST(Sampler, DoesNotAllocateOnceWarm) {
     step.samples[r].spec = spec_of(spec);
   }
   step.resets.push_back({0, 1, std::vector<int32_t>(100, 1)});
-  sampler.begin(step, ids);
+  sampler.begin(step);
   sampler.finish(step, logits.data(), out);
   step.resets.clear();
   sampler.finish(step, logits.data(), out);
   int64_t before = allocations;
   for (int i = 0; i < 50; ++i) {
-    sampler.begin(step, ids);
+    sampler.begin(step);
     sampler.finish(step, logits.data(), out);
   }
   EXPECT_EQ(allocations, before);
