@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,10 +17,24 @@ namespace tokamak {
 
 using RequestId = uint64_t;
 
+// Which tokens a request may generate next. A grammar implements it.
+class TokenMask {
+ public:
+  virtual ~TokenMask() = default;
+  // Sets the bits of the tokens that may follow `answer`, the tokens of the choice so far.
+  // `allowed` has mask_words(vocab) words (plan/step.h), all zero. Called on the engine's thread
+  // once per token, while the device computes the step that chooses it: must be quick and must not
+  // throw. If no bit is set, the choice ends with Finish::kError. With drafts it is called once per
+  // drafted token too: then `answer` may end in tokens that were not allowed, and any bits will do.
+  virtual void allow(int32_t choice, std::span<const int32_t> answer,
+                     std::span<uint32_t> allowed) = 0;
+};
+
 struct RequestSpec {
   std::vector<int32_t> prompt;               // at least one id
   std::shared_ptr<const SampleSpec> sample;  // nullptr: greedy
   int32_t max_tokens = 16;                   // 0: only process the prompt (with score_prompt)
+  std::shared_ptr<TokenMask> mask;           // nullptr: every token is allowed
   std::vector<int32_t> stop_ids;             // end the answer; the id itself is not part of it
   int32_t n = 1;                             // choices; choice c uses noise key (seed, c)
   // Beam search: so many partial answers are carried on at a time, and the n best answers come when

@@ -90,6 +90,7 @@ EngineConfig default_engine_config(const PlanSet& plans, int64_t max_model_len, 
     if (p.function == "decode") c.decode_batch = std::max(c.decode_batch, guard_limit(p, "B"));
     if (int32_t k = verify_size(p.function); k > 0) c.verify_sizes.push_back(k);
   }
+  for (const InputEntry& in : plans.inputs) c.tree_mask = c.tree_mask || in.name == "mask";
   std::sort(c.verify_sizes.begin(), c.verify_sizes.end());
   c.verify_sizes.erase(std::unique(c.verify_sizes.begin(), c.verify_sizes.end()),
                        c.verify_sizes.end());
@@ -125,6 +126,8 @@ void check_beams(const EngineConfig& c, const RequestSpec& spec) {
          spec.beams);
   if (spec.max_tokens < 1 || spec.score_prompt)
     fail(ErrorCode::kInvalidArgument, "beam search needs max_tokens, and does not score prompts");
+  if (spec.mask)
+    fail(ErrorCode::kInvalidArgument, "beam search cannot be combined with a token mask");
   if (!std::isfinite(spec.length_penalty))
     fail(ErrorCode::kInvalidArgument, "length_penalty is not a finite number");
 }

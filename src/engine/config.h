@@ -58,7 +58,8 @@ struct EngineConfig {
 
   int64_t decode_batch = 0;           // largest batch of the function "decode"; 0: there is none
   std::vector<int32_t> verify_sizes;  // k of the functions "verify<k>", ascending
-  int32_t draft_tokens = 0;           // drafts asked of the drafter per sequence and step
+  int32_t draft_tokens = 0;           // most drafts per sequence and step
+  bool tree_mask = false;             // the plans read a mask, so drafts may be trees
 };
 
 // Limits from the PlanSet's symbols and plans; KV for `kv_tokens` tokens (0: one sequence of

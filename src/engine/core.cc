@@ -12,7 +12,7 @@ EngineCore::EngineCore(EngineConfig config, Drafter* drafter)
       kv_(config_.groups, config_.blocks, config_.prefix_cache),
       scheduler_(config_, kv_, config_.draft_tokens > 0 ? drafter : nullptr, stats_),
       steps_(static_cast<size_t>(config_.max_in_flight)) {
-  for (Step& step : steps_) prepare_inputs(config_, step.inputs);
+  for (PendingStep& step : steps_) prepare_inputs(config_, step.inputs);
   SampleSpec greedy;
   greedy.temperature = 0;
   greedy_ = std::make_shared<const SampleSpec>(greedy);
@@ -28,11 +28,12 @@ void EngineCore::advance(Nanos now, std::span<Event> events, Actions& actions) {
   expire(now, actions);
   release();
   while (steps_in_flight() < config_.max_in_flight) {
-    Step& step = step_slot(submitted_);
+    PendingStep& step = step_slot(submitted_);
     if (!reserve(step)) break;
     build_inputs(config_, kv_, step);
     submit(step, actions);
   }
+  ask_for_masks(actions);
   actions.next_wakeup = next_deadline();
   TK_CHECK(steps_in_flight() > 0 || requests_.empty(), "{} requests can never go on",
            requests_.size());
@@ -53,16 +54,40 @@ void EngineCore::take(Event& event, Actions& actions) {
   }
 }
 
-bool EngineCore::reserve(Step& step) { return scheduler_.schedule(now_, step.entries); }
+bool EngineCore::reserve(PendingStep& step) { return scheduler_.schedule(now_, step.entries); }
 
-void EngineCore::submit(Step& step, Actions& actions) {
+void EngineCore::submit(PendingStep& step, Actions& actions) {
   step.ticket = submitted_++;
+  step.masks_sent = false;
   step.submitted = now_;
   ++stats_.steps;
   stats_.tokens_scheduled += step.inputs.tokens();
   stats_.step_tokens.add(static_cast<double>(step.inputs.tokens()));
   stats_.step_sequences.add(static_cast<double>(step.inputs.sequences()));
   actions.submits.push_back({step.ticket, &step.inputs});
+}
+
+// The masks of the oldest step in flight: all tokens before its own are known now.
+void EngineCore::ask_for_masks(Actions& actions) {
+  if (steps_in_flight() == 0) return;
+  PendingStep& step = step_slot(completed_);
+  if (std::exchange(step.masks_sent, true)) return;
+  for (const StepEntry& e : step.entries) {
+    const Sequence& seq = *e.sequence;
+    bool stale = e.epoch != seq.epoch || seq.phase == Sequence::Phase::kFinished;
+    TokenMask* mask = stale || !e.chooses ? nullptr : seq.request->spec.mask.get();
+    if (mask == nullptr) continue;
+    std::span<const int32_t> known = seq.ids().subspan(static_cast<size_t>(seq.prompt_length()));
+    for (int32_t i = 0; i <= e.drafts; ++i) {
+      MaskAction& action = actions.add_mask(step.ticket, e.first_choice() + i, mask, seq.choice);
+      actions.add_mask_ids(action, known);
+      path_.clear();  // drafts up to this row, the last one first
+      for (int32_t d = i - 1; d >= 0; d = seq.drafts[static_cast<size_t>(d)].parent)
+        path_.push_back(seq.drafts[static_cast<size_t>(d)].id);
+      std::reverse(path_.begin(), path_.end());
+      actions.add_mask_ids(action, path_);
+    }
+  }
 }
 
 void EngineCore::release() {

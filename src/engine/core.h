@@ -20,13 +20,6 @@
 
 namespace tokamak {
 
-// What a completed step means for one sequence.
-struct Commit {
-  std::span<const int32_t> accepted;  // ids that hold
-  int32_t truncate_to = 0;            // slots that hold; what lies behind is void
-  std::span<const BlockCopy> moves;   // blocks that keep accepted branches (none for chains)
-};
-
 // One thread at a time. Requests live in it until their last step is done.
 class EngineCore {
  public:
@@ -66,16 +59,18 @@ class EngineCore {
   bool started(RequestId id) const;
   Nanos next_deadline();
   void release();  // what nothing in flight refers to any more
-  bool reserve(Step& step);
-  void submit(Step& step, Actions& actions);
-  Step& step_slot(Ticket ticket) { return steps_[ticket % steps_.size()]; }
+  bool reserve(PendingStep& step);
+  void submit(PendingStep& step, Actions& actions);
+  void ask_for_masks(Actions& actions);
+  PendingStep& step_slot(Ticket ticket) { return steps_[ticket % steps_.size()]; }
 
   // commit.cc: steps
   void commit(Ticket ticket, const StepResult& result, Actions& actions);
   void rewind(Ticket ticket, std::string_view error, Actions& actions);
   void commit_entry(const StepEntry& entry, size_t index, const StepResult& result,
                     Actions& actions);
-  void emit(Sequence& seq, const Commit& commit, int32_t first_out, const StepResult& result,
+  void keep_path(Sequence& seq, const StepEntry& entry, std::span<const int32_t> path);
+  void emit(Sequence& seq, std::span<const int32_t> path, const StepResult& result,
             Actions& actions);
   void note_scores(Sequence& seq, const StepEntry& entry, const StepResult& result);
   void note_tokens(Sequence& seq, size_t count);
@@ -98,12 +93,13 @@ class EngineCore {
   EngineStats stats_;
   KvCache kv_;
   Scheduler scheduler_;
-  std::vector<Step> steps_;               // ring of max_in_flight, by ticket
+  std::vector<PendingStep> steps_;        // ring of max_in_flight, by ticket
   Ticket submitted_ = 0, completed_ = 0;  // tickets given out and reported
   std::unordered_map<RequestId, std::unique_ptr<Request>> requests_;
   std::vector<Deadline> deadlines_;  // heap, soonest first; may hold ended ones
   std::vector<std::unique_ptr<Sequence>> slab_;
   std::vector<Sequence*> free_sequences_, retired_;
+  std::vector<int32_t> path_;                 // of ask_for_masks
   std::shared_ptr<const SampleSpec> greedy_;  // of requests that do not say how to sample
   uint64_t next_order_ = 0;
   Nanos now_ = 0, last_done_ = 0;  // of this call; when the last step ended

@@ -63,7 +63,17 @@ struct SubmitAction {
   const StepInputs* inputs = nullptr;  // lives until the step is reported done or failed
 };
 
-// Reused from call to call: a warmed-up engine does not allocate. Submit in order; deltas in order.
+// Asks for the mask of an output of a step that has been submitted: Executable::set_mask.
+struct MaskAction {
+  Ticket ticket = 0;
+  int32_t output = 0;
+  TokenMask* mask = nullptr;  // lives until the step is reported done or failed
+  int32_t choice = 0;
+  uint32_t first_id = 0, ids = 0;  // of the answer so far, in Actions
+};
+
+// Reused from call to call: a warmed-up engine does not allocate. Carried out in this order:
+// deltas, submits, masks.
 class Actions {
  public:
   std::vector<SubmitAction> submits;
@@ -73,9 +83,18 @@ class Actions {
   std::span<Delta> deltas() { return {deltas_.data(), delta_count_}; }
   std::span<const Delta> deltas() const { return {deltas_.data(), delta_count_}; }
   Delta& add_delta(RequestId request, int32_t choice, int32_t position);
+  // After the submits. The ids are the answer that the masked token continues.
+  std::span<const MaskAction> masks() const { return masks_; }
+  std::span<const int32_t> mask_ids(const MaskAction& action) const {
+    return std::span(mask_ids_).subspan(action.first_id, action.ids);
+  }
+  MaskAction& add_mask(Ticket ticket, int32_t output, TokenMask* mask, int32_t choice);
+  void add_mask_ids(MaskAction& action, std::span<const int32_t> ids);  // of the last one added
   void clear();
 
  private:
+  std::vector<MaskAction> masks_;
+  std::vector<int32_t> mask_ids_;
   std::vector<Delta> deltas_;  // only grows: the vectors inside keep their capacity
   size_t delta_count_ = 0;
 };

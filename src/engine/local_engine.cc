@@ -25,7 +25,7 @@ LocalEngine::LocalEngine(const PlanSet& plans, std::unique_ptr<Executable> execu
       clock_(clock),
       log_(log),
       core_(config_, drafter),
-      steps_(*executable_) {
+      steps_(*executable_, config_.vocab) {
   info_.model = config_.model;
   info_.vocab = config_.vocab;
   info_.max_model_len = config_.max_model_len;
@@ -161,6 +161,7 @@ void LocalEngine::carry_out() {
   for (Delta& d : actions_.deltas()) deliver(std::move(d));
   for (RequestId id : actions_.finished) listeners_.erase(id);
   for (const SubmitAction& s : actions_.submits) steps_.submit(s);
+  steps_.set_masks(actions_);
 }
 
 void LocalEngine::deliver(Delta&& delta) {

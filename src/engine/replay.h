@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/null/machine.h"
+#include "backend/null/roofline.h"
 #include "engine/config.h"
 #include "engine/stats.h"
 
@@ -29,7 +29,7 @@ struct ReplayModel {
 struct ReplayOptions {
   EngineConfig engine;  // limits and policies; model, groups and blocks are filled in
   ReplayModel model;
-  MachineSpec machine;
+  RooflineSpec machine;
   int64_t kv_tokens = 1 << 20;
   double speed = 1;         // arrivals come so many times as fast
   bool check_steps = true;  // the null backend checks every step it is given

@@ -6,6 +6,7 @@
 
 #include "engine/beam.h"
 #include "engine/client.h"
+#include "engine/draft/drafter.h"
 #include "engine/kv/kv_cache.h"
 
 namespace tokamak {
@@ -79,12 +80,15 @@ class Sequence {
   SequenceBlocks blocks;
 
   int32_t computed = 0, scheduled = 0;
-  int32_t pending = 0;          // tokens being chosen by steps in flight
-  int32_t in_flight = 0;        // steps in flight that refer to this sequence, stale ones too
-  uint32_t epoch = 0;           // a step of an older epoch is stale
-  bool settling = false;        // was rewound; waits until nothing in flight refers to it
-  bool reset_row = false;       // the backend must be told the row's history
-  std::vector<int32_t> drafts;  // being verified by the step in flight
+  int32_t pending = 0;             // tokens being chosen by steps in flight
+  int32_t in_flight = 0;           // steps in flight that refer to this sequence, stale ones too
+  uint32_t epoch = 0;              // a step of an older epoch is stale
+  bool settling = false;           // was rewound; waits until nothing in flight refers to it
+  bool reset_row = false;          // the backend must be told the row's history
+  std::vector<DraftToken> drafts;  // being verified by the step in flight
+  // Slots {from, to} that the next step moves before it runs: the kept branch of a tree of drafts.
+  // Until that step commits, slots from the first `to` on are not counted as computed.
+  std::vector<std::pair<int32_t, int32_t>> moves;
 
   int32_t limit = 0;  // tokens of the answer: max_tokens, or where stop_at ended it
   bool limit_is_stop = false;

@@ -39,7 +39,7 @@ int64_t allocations_while_decoding(int in_flight, int steps) {
   options.max_in_flight = in_flight;
   auto executable = null_for(plans, config, options);
   EngineCore core(config);
-  StepQueue queue(*executable);
+  StepQueue queue(*executable, config.vocab);
   Actions actions;
   std::vector<Event> events;
   for (RequestId id = 1; id <= 8; ++id) {

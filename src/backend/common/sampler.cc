@@ -17,6 +17,22 @@ bool is_plain(const SampleSpec& spec) {
   return spec.order.empty() && spec.typical_p >= 1.0f && spec.xtc_probability <= 0;
 }
 
+// Room for the phase's outputs and sequences after those of earlier phases.
+void add_results(const SamplePhase& phase, StepResult& out) {
+  auto first_output = static_cast<size_t>(phase.first_output),
+       first_sequence = static_cast<size_t>(phase.first_sequence);
+  if (first_output == 0) out.top.clear();
+  out.ids.resize(first_output);
+  out.ids.resize(first_output + phase.inputs.out_rows.size(), -1);
+  out.logprobs.resize(first_output);
+  out.logprobs.resize(first_output + phase.inputs.out_rows.size(), 0.0f);
+  out.failed.resize(first_sequence);
+  out.failed.resize(first_sequence + phase.inputs.kv_len.size(), StepFailure::kNone);
+  if (first_sequence > 0) return;
+  out.path.clear();
+  out.path_start.assign(1, 0);
+}
+
 }  // namespace
 
 Sampler::Sampler(int64_t vocab, int64_t max_rows)
@@ -108,22 +124,17 @@ void Sampler::complete(StepResult& out) {
   waiting_.active = false;
 }
 
+void Sampler::skip(const SamplePhase& phase, StepResult& out) {
+  for (const SampleRow& sample : phase.inputs.samples)
+    TK_CHECK(sample.mode == SampleRow::Mode::kHidden, "{} has no logits", phase.inputs.function);
+  add_results(phase, out);
+  out.path_start.resize(out.failed.size() + 1, out.path_start.back());
+}
+
 void Sampler::choose_all(const SamplePhase& phase, const float* logits, StepResult& out) {
-  size_t rows = phase.inputs.out_rows.size(), sequences = phase.inputs.kv_len.size();
-  if (phase.first_output == 0) {
-    out.ids.clear();
-    out.logprobs.clear();
-    out.top.clear();
-  }
-  if (phase.first_sequence == 0) {
-    out.failed.clear();
-    out.path.clear();
-    out.path_start.assign(1, 0);
-  }
-  out.ids.resize(out.ids.size() + rows, -1);
-  out.logprobs.resize(out.logprobs.size() + rows, 0.0f);
-  out.failed.resize(out.failed.size() + sequences, StepFailure::kNone);
-  tip_.assign(sequences, -1);
+  size_t rows = phase.inputs.out_rows.size();
+  add_results(phase, out);
+  tip_.assign(phase.inputs.kv_len.size(), -1);
   on_path_.assign(rows, 0);
   for (size_t r = 0; r < rows; ++r)
     finish_row(phase, r, {logits + static_cast<int64_t>(r) * vocab_, static_cast<size_t>(vocab_)},

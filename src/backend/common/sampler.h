@@ -44,6 +44,8 @@ class Sampler {
   // The tokens that output `output` of the step may choose.
   void set_mask(int32_t output, std::span<const uint32_t> allowed);
   void complete(StepResult& out);  // does nothing unless an output is masked
+  // After a phase without logits: no output chooses a token.
+  static void skip(const SamplePhase& phase, StepResult& out);
   uint64_t bytes() const;
 
  private:

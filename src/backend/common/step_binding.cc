@@ -41,11 +41,6 @@ int64_t product(std::span<const int64_t> dims) {
   return n;
 }
 
-void append_slice(const std::vector<int32_t>& from, int64_t first, int64_t count,
-                  std::vector<int32_t>& to, int32_t minus = 0) {
-  for (int64_t i = first; i < first + count; ++i) to.push_back(from[index(i)] - minus);
-}
-
 }  // namespace
 
 StepBinder::StepBinder(const PlanSet& plans, std::vector<int64_t> blocks, int64_t max_rows)
@@ -69,6 +64,7 @@ StepBinder::StepBinder(const PlanSet& plans, std::vector<int64_t> blocks, int64_
       if (order[i] == name) *at = static_cast<int>(i);
   }
   values_.resize(order.size());
+  own_values_.resize(order.size());
   for (const Plan& plan : plans.plans) facts_.push_back(facts_of(plan));
   auto names = std::make_shared<std::vector<std::string>>();
   for (const Plan& plan : plans.plans) {
@@ -269,49 +265,6 @@ void StepBinder::count(const StepInputs& step, size_t plan) {
                            step.sequences(), step.out_rows.size(), plan, (*stats_.names)[plan]));
 }
 
-// The phase as a step of its own, in slice_.
-void StepBinder::take_phase(const StepInputs& step, size_t phase) {
-  if (phase == 0) first_token_ = first_sequence_ = first_output_ = 0;
-  if (step.phases.empty()) {
-    phase_ = &step;
-    return;
-  }
-  if (phase > 0) {
-    const StepPhase& last = step.phases[phase - 1];
-    first_token_ += last.tokens;
-    first_sequence_ += last.sequences;
-    first_output_ += last.outputs;
-  }
-  const StepPhase& p = step.phases[phase];
-  slice_.clear();
-  slice_.function = p.function;
-  append_slice(step.ids, first_token_, p.tokens, slice_.ids);
-  append_slice(step.pos, first_token_, p.tokens, slice_.pos);
-  append_slice(step.slot, first_token_, p.tokens, slice_.slot);
-  append_slice(step.seq, first_token_, p.tokens, slice_.seq, first_sequence_);
-  append_slice(step.q_start, first_sequence_, p.sequences + 1, slice_.q_start, first_token_);
-  append_slice(step.kv_len, first_sequence_, p.sequences, slice_.kv_len);
-  append_slice(step.row, first_sequence_, p.sequences, slice_.row);
-  append_slice(step.out_rows, first_output_, p.outputs, slice_.out_rows, first_token_);
-  slice_.mask_width = step.mask_width;
-  append_slice(step.mask, int64_t{first_token_} * step.mask_width,
-               int64_t{p.tokens} * step.mask_width, slice_.mask);
-  for (int32_t r = 0; r < p.outputs; ++r) {
-    SampleRow& row = slice_.samples.emplace_back(step.samples[index(first_output_ + r)]);
-    if (row.parent >= 0) row.parent -= first_output_;
-  }
-  slice_.tables.resize(step.tables.size());
-  for (size_t g = 0; g < step.tables.size(); ++g) {
-    int64_t stride = step.tables[g].stride;
-    slice_.tables[g].stride = static_cast<int32_t>(stride);
-    append_slice(step.tables[g].blocks, first_sequence_ * stride, p.sequences * stride,
-                 slice_.tables[g].blocks);
-  }
-  slice_.inputs = step.inputs;
-  slice_.return_logits = step.return_logits;
-  phase_ = &slice_;
-}
-
 void StepBinder::apply_bucket(const StepInputs& own, const Facts& facts) {
   Shape shape = padded_shape(facts, own);
   pad(own, facts, shape);
@@ -327,11 +280,11 @@ void StepBinder::apply_bucket(const StepInputs& own, const Facts& facts) {
 
 int StepBinder::bind(const StepInputs& step, size_t phase) {
   if (phase == 0) checker_.check_step(step);
-  take_phase(step, phase);
-  const StepInputs& own = *phase_;
-  checker_.check_phase(own, first_output_);
+  const StepInputs& own = *(phase_ = &cutter_.cut(step, phase));
+  checker_.check_phase(own, cutter_.first_output());
   set_symbols(own);
   check_tensors(own);
+  own_values_ = values_;
   inputs_ = &own;
   int plan = choose(own);
   if (plan < 0)

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/common/step_check.h"
+#include "backend/common/step_phases.h"
 #include "plan/dispatch.h"
 #include "plan/plan.h"
 #include "plan/step.h"
@@ -28,9 +29,6 @@ class StepBinder {
   // Throws Error(kUnsupported) when no input of a step gives a symbol its value.
   StepBinder(const PlanSet& plans, std::vector<int64_t> blocks, int64_t max_rows);
 
-  static size_t phases(const StepInputs& step) {
-    return step.phases.empty() ? 1 : step.phases.size();
-  }
   // The plan of the phase's function that admits it; a specialised function ("decode") without such
   // a plan falls back to "step". Phases are bound in order, and a phase is run before the next one
   // is bound. Throws Error(kInternal) for a malformed step and Error(kOutOfRange) when no plan
@@ -38,10 +36,11 @@ class StepBinder {
   int bind(const StepInputs& step, size_t phase = 0);
 
   std::span<const int64_t> symbols() const { return values_; }  // in the order of PlanSet::symbols
+  std::span<const int64_t> own_symbols() const { return own_values_; }  // without padding
   // The bound phase as a step of its own, without padding, and its place in the step.
   const StepInputs& phase() const { return *phase_; }
-  int32_t first_output() const { return first_output_; }
-  int32_t first_sequence() const { return first_sequence_; }
+  int32_t first_output() const { return cutter_.first_output(); }
+  int32_t first_sequence() const { return cutter_.first_sequence(); }
   // What the plan reads: the phase, or the phase followed by rows of padding. They belong to
   // sequences of length 0 and have slot -1, so that they read and write no state.
   const StepInputs& inputs() const { return *inputs_; }
@@ -93,7 +92,6 @@ class StepBinder {
   int64_t extent(const StepInputs& step, const Source& source, size_t axis) const;
   void set_symbols(const StepInputs& step);
   void check_tensors(const StepInputs& step) const;
-  void take_phase(const StepInputs& step, size_t phase);
   Shape shape_of(const StepInputs& step) const;
   Shape padded_shape(const Facts& facts, const StepInputs& step) const;
   bool admits(size_t plan, const StepInputs& step) const;
@@ -108,11 +106,11 @@ class StepBinder {
   std::vector<Source> sources_;            // of PlanSet::inputs
   std::vector<Solution> solutions_;        // of PlanSet::symbols
   int t_ = -1, b_ = -1, r_ = -1, m_ = -1;  // indices of the symbols T, B, R, M
-  std::vector<int64_t> values_;
+  std::vector<int64_t> values_, own_values_;
   std::vector<Facts> facts_;  // per plan
-  StepInputs slice_, padded_;
+  PhaseCutter cutter_;
+  StepInputs padded_;
   const StepInputs *phase_ = nullptr, *inputs_ = nullptr;
-  int32_t first_output_ = 0, first_sequence_ = 0, first_token_ = 0;
   std::vector<int32_t> ids_;
   DispatchStats stats_;
   const int64_t compiles_at_load_;

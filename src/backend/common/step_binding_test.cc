@@ -189,7 +189,7 @@ TEST(StepBinding, PhasesAreBoundOneByOne) {
   StepInputs step = good_step();
   step.phases = {{"decode", 1, 1, 1}, {"step", 5, 1, 1}};
   step.ids[3] = id_of_output(0);
-  ASSERT_EQ(StepBinder::phases(step), 2u);
+  ASSERT_EQ(phase_count(step), 2u);
   EXPECT_EQ(binder.bind(step, 0), 1);
   EXPECT_EQ(binder.symbols()[0], 1);
   EXPECT_EQ(binder.phase().tables[0].blocks, (std::vector<int32_t>{4, 2, 9}));

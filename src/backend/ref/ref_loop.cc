@@ -16,7 +16,7 @@ RefExecutable::Call RefExecutable::load_loop(const KernelCall& call) const {
     bool same = args.size() == types.size();
     for (size_t i = 0; same && i < args.size(); ++i) same = args[i].dtype == types[i].dtype;
     if (!same)
-      fail(ErrorCode::kCorrupt, "{}: its loop program has other arguments than the call",
+      fail(ErrorCode::kCorrupt, "{}: the arguments of its loop program are not those of the call",
            call.label);
     for (const CallArg& arg : args) to.push_back(load_argument(arg));
   };
@@ -24,7 +24,7 @@ RefExecutable::Call RefExecutable::load_loop(const KernelCall& call) const {
   load(call.out, program->out, entry.out);
   for (const std::string& s : loop::program_symbols(*program))
     if (std::find(symbols_.begin(), symbols_.end(), s) == symbols_.end())
-      fail(ErrorCode::kCorrupt, "{}: its loop program uses the symbol {}, which nobody declares",
+      fail(ErrorCode::kCorrupt, "{}: its loop program uses the symbol {}, which is not declared",
            call.label, s);
   return entry;
 }

@@ -103,7 +103,16 @@ void Scheduler::draft(Sequence& seq, const Budget& budget) {
   k = std::min({k, budget.tokens - 1, budget.rows - 1});
   if (k <= 0) return;
   drafter_->propose(seq.ids(), static_cast<int32_t>(k), seq.drafts);
-  if (seq.drafts.size() > static_cast<size_t>(k)) seq.drafts.resize(static_cast<size_t>(k));
+  size_t kept = 0, most = std::min(seq.drafts.size(), static_cast<size_t>(k));
+  while (kept < most && is_valid_draft(seq.drafts, kept)) ++kept;
+  seq.drafts.resize(kept);
+}
+
+bool Scheduler::is_valid_draft(const std::vector<DraftToken>& drafts, size_t at) const {
+  const DraftToken& d = drafts[at];
+  auto last = static_cast<int32_t>(at) - 1;
+  bool chain = d.parent == last, tree = d.parent >= -1 && d.parent <= last;
+  return d.id >= 0 && d.id < config_.vocab && (config_.tree_mask ? tree : chain);
 }
 
 // As many tokens as the budget has, with no more logits rows than it has.

@@ -9,7 +9,7 @@
 #include "engine/config.h"
 #include "engine/draft/drafter.h"
 #include "engine/kv/kv_cache.h"
-#include "engine/sched/step_plan.h"
+#include "engine/sched/pending_step.h"
 #include "engine/sched/token_budget.h"
 #include "engine/sched/waiting_queue.h"
 #include "engine/sequence.h"
@@ -59,6 +59,7 @@ class Scheduler {
   bool take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entries);
   int32_t chunk_size(const Sequence& seq, const Budget& budget) const;
   void draft(Sequence& seq, const Budget& budget);
+  bool is_valid_draft(const std::vector<DraftToken>& drafts, size_t at) const;
   bool reserve(Sequence& seq, int64_t slots);
   Sequence* last_running() const;
   void preempt(Sequence& seq);
