@@ -100,8 +100,9 @@ TEST(Core, DeadlinesEndWhatWaitsAndWhatRuns) {
 TEST(Core, FunctionsAreNamedAfterTheBatch) {
   struct Right final : Drafter {
     explicit Right(NullModel m) : model(m) {}
-    void propose(std::span<const int32_t> ids, int32_t k, std::vector<int32_t>& out) override {
-      for (int32_t id : model.continuation(ids, k)) out.push_back(id);
+    void propose(std::span<const int32_t> ids, int32_t k, std::vector<DraftToken>& out) override {
+      for (int32_t id : model.continuation(ids, k))
+        out.push_back({id, static_cast<int32_t>(out.size()) - 1});
     }
     NullModel model;
   };
