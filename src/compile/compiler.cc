@@ -17,40 +17,14 @@
 namespace tokamak {
 namespace {
 
-// With draft trees every plan reads the mask, whose width is a symbol of its own.
-void emit(PlanSet& set, const Function& fn, const Backend& backend, const CompileOptions& o,
-          std::vector<GuardRange> guard, GuardRange mask) {
-  if (o.tree_mask) guard.push_back(std::move(mask));
-  emit_plan(set, fn, backend, std::move(guard));
-  if (o.eager) spread_values(set, set.plans.back());
-}
-
-// Rows of padding are a sequence of their own.
-void plan_step(PlanSet& set, const Function& step, const Backend& backend,
-               const CompileOptions& o) {
-  for (const ShapeRange& t : shape_ranges(o, {64}, o.max_tokens))
-    emit(set, step, backend, o,
-         {{"T", t.lo, t.hi, t.multiple, t.pad},
-          {"B", 1, std::min(t.hi, o.max_sequences) + (t.pad > 0), 1},
-          {"R", 1, std::min(t.hi, o.max_logit_rows), 1}},
-         {"M", 1, t.hi, 1});
-}
-
-void plan_decode(PlanSet& set, const Function& decode, const Backend& backend,
-                 const CompileOptions& o) {
-  for (const ShapeRange& b : shape_ranges(o, {1, 8}, std::min(o.max_sequences, o.max_logit_rows))) {
-    emit(set, decode, backend, o, {{"B", b.lo, b.hi, b.multiple, b.pad}}, {"M", 1, 1, 1});
-    set.plans.back().bound_symbols = {{"T", "B"}, {"R", "B"}};
+// One plan of the function for each guard; `bound`: what T and R are in it, empty when they vary.
+void plan_function(PlanSet& set, const Function& fn, const Backend& backend,
+                   const CompileOptions& o, const Guards& guards, const std::string& bound = {}) {
+  for (const std::vector<GuardRange>& guard : guards) {
+    emit_plan(set, fn, backend, guard);
+    if (o.eager) spread_values(set, set.plans.back());
+    if (!bound.empty()) set.plans.back().bound_symbols = {{"T", bound}, {"R", bound}};
   }
-}
-
-void plan_verify(PlanSet& set, const Function& verify, int k, const Backend& backend,
-                 const CompileOptions& o) {
-  int64_t rows = k + 1;
-  int64_t most = std::min(o.max_sequences, std::min(o.max_logit_rows, o.max_tokens) / rows);
-  emit(set, verify, backend, o, {{"B", 1, most, 1}}, {"M", rows, rows, 1});
-  std::string text = fmt::format("{}*B", rows);
-  set.plans.back().bound_symbols = {{"T", text}, {"R", text}};
 }
 
 // Blocks of KV may be shared only between plans that round in the same places.
@@ -103,12 +77,15 @@ PlanSet compile_module(Module& module, const ModelConfig& config, const Backend&
   SteadyClock clock;
   Nanos start = clock.now();
   CompileOptions options = asked;
+  options.shapes = chosen_shapes(asked, backend);
   // The int8 activations stay: without them the result would be another one.
   if (options.eager && options.passes.empty())
     options.passes = {"quantize-activations", "dead-code"};
   if (options.dump) options.dump->write("captured", "tkg", print_module(module));
   Function& step = *module.find_function("step");
+  std::vector<Function*> others = other_functions(module);
   run_general_passes(module, step, {backend, options});
+  for (Function* fn : others) run_general_passes(module, *fn, {backend, options});
   Function& decode = specialize_decode(module);
   run_derived_passes(module, decode, {backend, options});
   std::vector<Function*> planned = {&step, &decode};
@@ -116,6 +93,7 @@ PlanSet compile_module(Module& module, const ModelConfig& config, const Backend&
     planned.push_back(&specialize_verify(module, k));
     run_derived_passes(module, *planned.back(), {backend, options});
   }
+  planned.insert(planned.end(), others.begin(), others.end());
   // Only now: what is made of step must not be made of its regions.
   for (Function* fn : planned) run_final_passes(module, *fn, {backend, options});
   if (options.dump) options.dump->write("fused", "tkg", print_module(module));
@@ -128,10 +106,15 @@ PlanSet compile_module(Module& module, const ModelConfig& config, const Backend&
   set.layers = config.layers;
   set.context = options.context > 0 ? options.context : config.context;
   declare_tables(set, module);
-  plan_step(set, step, backend, options);
-  plan_decode(set, decode, backend, options);
-  for (size_t i = 0; i < options.verify.size(); ++i)
-    plan_verify(set, *planned[2 + i], options.verify[i], backend, options);
+  plan_function(set, step, backend, options, step_guards(options));
+  plan_function(set, decode, backend, options, decode_guards(options), "B");
+  for (size_t i = 0; i < options.verify.size(); ++i) {
+    int k = options.verify[i];
+    plan_function(set, *planned[2 + i], backend, options, verify_guards(options, k),
+                  fmt::format("{}*B", k + 1));
+  }
+  for (const Function* fn : others)
+    plan_function(set, *fn, backend, options, {function_guard(*fn)});
   set.numerics_id = numerics_id(set, planned, backend);
   check_plan_set(set);
   if (options.dump) dump_plans(*options.dump, set);

@@ -82,8 +82,8 @@ void EngineCore::commit_entry(const StepEntry& e, size_t index, const StepResult
   kv_.commit(seq.blocks, seq.computed, seq.ids());
 }
 
-// Of the entry's slots, those of the path hold. Where they are not the first ones, the next step
-// moves them there. Nothing else of the sequence is in flight.
+// Keeps the slots of the path. If they are not the first slots of the entry, the next step moves
+// them. No other step of the sequence is in flight.
 void EngineCore::keep_path(Sequence& seq, const StepEntry& e, std::span<const int32_t> path) {
   auto row = [&](size_t i) { return path[i] - e.first_choice(); };  // of the entry
   seq.drafts.clear();

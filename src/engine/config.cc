@@ -152,10 +152,10 @@ void check_request(const EngineConfig& c, const RequestSpec& spec) {
     fail(ErrorCode::kOutOfRange,
          "prompt of {} tokens and max_tokens {} exceed the model's limit of {} tokens", prompt,
          spec.max_tokens, c.max_model_len);
-  // The last token of an answer is never fed back, but its slot is reserved by steps in flight.
+  // The last token of an answer needs no slot, but steps in flight reserve one for it.
   for (size_t g = 0; g < c.groups.size(); ++g) {
     int64_t need = most_blocks(c.groups[g], total, std::min(total, c.max_batched_tokens)) *
-                   std::max(spec.beams, 1);  // beams wait for each other: all must fit
+                   std::max(spec.beams, 1);  // beams wait for each other, so all must fit
     if (need > c.blocks[g])
       fail(ErrorCode::kOutOfRange,
            "prompt of {} tokens and max_tokens {} need {} KV blocks of group {}, there are {}",

@@ -18,8 +18,8 @@ EngineCore::EngineCore(EngineConfig config, Drafter* drafter)
   greedy_ = std::make_shared<const SampleSpec>(greedy);
 }
 
-// The path. A step has three moments: reserve (rows and slots), submit, and, when a later call is
-// told of its completion, commit. Only commit advances a sequence and emits tokens.
+// A step is reserved (rows and slots), submitted and, when a later call reports its completion,
+// committed. Only commit advances a sequence and emits tokens.
 void EngineCore::advance(Nanos now, std::span<Event> events, Actions& actions) {
   actions.clear();
   now_ = now;
@@ -35,7 +35,7 @@ void EngineCore::advance(Nanos now, std::span<Event> events, Actions& actions) {
   }
   ask_for_masks(actions);
   actions.next_wakeup = next_deadline();
-  TK_CHECK(steps_in_flight() > 0 || requests_.empty(), "{} requests can never go on",
+  TK_CHECK(steps_in_flight() > 0 || requests_.empty(), "{} requests wait and no step is in flight",
            requests_.size());
 }
 
@@ -99,7 +99,7 @@ void EngineCore::release() {
 // --- requests
 
 void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
-  TK_CHECK(!requests_.contains(id), "request {} is there already", id);
+  TK_CHECK(!requests_.contains(id), "request {} exists already", id);
   try {
     check_request(config_, spec);
     if (waiting() + spec.n > config_.max_queue)
@@ -151,7 +151,7 @@ void EngineCore::cancel(RequestId id, Finish how, Actions& actions) {
     if (request.unfinished > 0) end_beams(request, how, {}, actions);
     return;
   }
-  // The request goes with its last choice, so count down instead of asking it.
+  // The request is deleted with its last choice, so it must not be read after that.
   for (int32_t c = 0, n = request.spec.n; c < n; ++c) {
     Sequence* seq = request.choices[static_cast<size_t>(c)];
     bool last = request.unretired == 1;
@@ -164,7 +164,7 @@ void EngineCore::cancel(RequestId id, Finish how, Actions& actions) {
 void EngineCore::stop_at(RequestId id, int32_t choice, int32_t position, Actions& actions) {
   auto it = requests_.find(id);
   if (it == requests_.end() || choice < 0 || choice >= it->second->spec.n) return;
-  if (it->second->beam) return;  // there is nothing to stop before its answers are complete
+  if (it->second->beam) return;  // answers of a beam search are sent complete
   Sequence* seq = it->second->choices[static_cast<size_t>(choice)];
   if (seq == nullptr || seq->phase == Sequence::Phase::kFinished) return;
   position = std::max(position, 0);

@@ -1,5 +1,5 @@
 #pragma once
-// Carries out submit actions on an Executable and turns what comes back into events, in order.
+// Carries out submit actions on an Executable and turns the results into events, in order.
 #include <string>
 #include <vector>
 
@@ -17,9 +17,9 @@ class StepQueue {
   void submit(const SubmitAction& action);  // does not throw
   void set_masks(const Actions& actions);   // asks for the masks; does not throw
   bool empty() const { return head_ == queue_.size(); }
-  // Waits for the oldest step and appends its event; steps that were not run are reported together,
-  // so that nothing continues one of them. Returns the number of events. Their result is valid
-  // until the next call.
+  // Waits for the oldest step and appends its event. Steps that were not run are reported together,
+  // so that no later step continues one of them. Returns the number of events. Their result is
+  // valid until the next call.
   size_t next(std::vector<Event>& events);
 
  private:

@@ -182,7 +182,7 @@ TEST(Cache, StatisticsAddUp) {
 // A machine whose steps take 1 ms and 0.1 ms per token: 90 more tokens fit a target of 10 ms.
 TEST(TokenBudget, FindsTheTarget) {
   TokenBudget budget(2048, 10 * kMillisecond);
-  EXPECT_EQ(budget.tokens(0), 2048);  // nobody waits for a token
+  EXPECT_EQ(budget.tokens(0), 2048);  // no stream waits for a token
   for (int step = 0; step < 100; ++step) {
     int64_t n = budget.tokens(8);
     budget.observe(n, 8, kMillisecond + n * kMillisecond / 10);

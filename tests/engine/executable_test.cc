@@ -82,7 +82,7 @@ TEST_P(Executables, BlocksAreTakenAwayAndBroughtBack) {
   }
 }
 
-// Slots of a sequence in reverse order, moved into place one by one.
+// Slots that are moved away and back have the same content.
 TEST_P(Executables, MovedSlotsKeepTheirBits) {
   for (DType kv : {DType::kF16, DType::kI8}) {
     cpu::TestModelOptions options = small_model();
@@ -93,7 +93,7 @@ TEST_P(Executables, MovedSlotsKeepTheirBits) {
     run(*exe, model, s, 40);
     run(*exe, model, moved, 40);
     StepInputs step = inputs(model, moved, 2);
-    // Swap slots 3 and 35 with the help of a free one, and back by another way.
+    // Swaps slots 3 and 35 by means of a free slot, and swaps them back by means of another one.
     auto physical = [&](int32_t slot) {
       return (moved.first_block + kStride - 1 - slot / 16) * 16 + slot % 16;
     };
@@ -103,7 +103,7 @@ TEST_P(Executables, MovedSlotsKeepTheirBits) {
     StepResult result;
     exe->collect(exe->submit(step), result);
     EXPECT_EQ(result.logits, run(*exe, model, s, 2).logits) << dtype_name(kv);
-    // Without the way back the sequence is another one.
+    // With the slots swapped, the logits are different.
     step.moves.resize(3);
     exe->collect(exe->submit(step), result);
     moved.done = 40;

@@ -1,5 +1,5 @@
 // Random schedules: whatever the engine does with a request, its tokens are those the null model
-// predicts, and nothing is left behind. The null backend checks every step against what was really
+// predicts, and all blocks are released. The null backend checks every step against what was really
 // written.
 #include <algorithm>
 #include <cstdlib>
@@ -16,7 +16,7 @@ RandomDrafter drafter_for(const NullModel& model, bool trees, uint64_t seed) {
       model.vocab(), trees, seed);
 }
 
-// Which tokens follow which, by a hash; every fourth answer is free.
+// A hash decides which tokens may follow which.
 class HashMask final : public TokenMask {
  public:
   explicit HashMask(int64_t vocab) : vocab_(vocab) {}

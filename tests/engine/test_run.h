@@ -61,7 +61,7 @@ class TestRun {
     simulator.at(at, Event::arrival(id, std::move(spec)));
   }
 
-  // Runs to the end and checks that nothing is left behind.
+  // Runs to the end and checks that all rows and blocks have been released.
   void run() {
     simulator.run();
     EXPECT_TRUE(core.idle());

@@ -16,7 +16,7 @@
 
 namespace tokamak {
 
-// A phase of a step whose logits are there. A step without phases is one itself.
+// A phase of a step whose logits have been computed. A step without phases is one phase.
 struct SamplePhase {
   SamplePhase(const StepInputs& step) : inputs(step), ids(step.ids) {}
   SamplePhase(const StepInputs& phase, std::span<const int32_t> token_ids, int32_t output,

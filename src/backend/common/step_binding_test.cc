@@ -30,7 +30,7 @@ PlanSet plan_set() {
   return set;
 }
 
-// Two sequences: one decodes its 10th token, one prefills 5 tokens behind 3.
+// Two sequences: one decodes its 10th token, one prefills 5 tokens after 3.
 StepInputs good_step() {
   StepInputs s;
   s.ids = {7, 1, 2, 3, 4, 5};

@@ -205,7 +205,7 @@ TEST(Null, BlocksCanBeTakenAwayAndBroughtBack) {
     saved[g].resize(2 * d.exe->block_bytes(g));
     d.exe->wait(d.exe->read_blocks(g, from, saved[g]));
   }
-  d.run(one_sequence({9, 9, 9, 9}, 0));  // somebody else writes there
+  d.run(one_sequence({9, 9, 9, 9}, 0));  // another sequence overwrites them
   EXPECT_THROW(d.run(one_sequence({expected[0]}, 3, 5)), Error);
   for (uint32_t g : {0u, 1u}) d.exe->wait(d.exe->write_blocks(g, to, saved[g]));
   EXPECT_EQ(d.run(one_sequence({expected[0]}, 3, 5)).ids[0], expected[1]);
@@ -245,7 +245,7 @@ TEST(Null, WrongStepsAreFound) {
   refused([](StepInputs& in) { in.kv_len[0] = 6; });
   refused([](StepInputs& in) { in.row[0] = 4; });
   refused([](StepInputs& in) { in.tables[0].blocks[1] = -1; });  // writes there
-  refused([](StepInputs& in) { in.tables[0].blocks[0] = 5; });   // holds nothing
+  refused([](StepInputs& in) { in.tables[0].blocks[0] = 5; });   // is empty
   refused([](StepInputs& in) { in.tables[0].blocks[0] = 10; });
   refused([](StepInputs& in) { in.tables[1].blocks[2] = -1; });  // inside the window
   refused([](StepInputs& in) { in.pos[0] = 2; });

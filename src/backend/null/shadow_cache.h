@@ -17,7 +17,7 @@ struct ShadowCell {
   int32_t token = -1, position = -1;
 };
 
-// Owned by a NullExecutable. Without blocks it holds nothing, and every call does nothing.
+// Owned by a NullExecutable. A default-constructed one has no cells, and its calls do nothing.
 class ShadowCache {
  public:
   ShadowCache() = default;

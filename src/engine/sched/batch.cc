@@ -176,7 +176,7 @@ void build_inputs(const EngineConfig& config, const KvCache& kv, PendingStep& st
   }
   if (config.tree_mask) fill_mask(step, in);
   if (in.samples.empty()) {
-    // Plans ask for at least one row of logits.
+    // Plans need at least one row of logits.
     SampleRow& row = in.samples.emplace_back();
     row.mode = SampleRow::Mode::kHidden;
     row.position = in.pos.back() + 1;
