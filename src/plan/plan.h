@@ -42,8 +42,8 @@ struct StateEntry {
   std::vector<PlaneEntry> planes;
 };
 
-// A named input of the step, bound by name to StepInputs (plan/step.h): ids, pos, seq, slot,
-// q_start, kv_len, out_rows, adapter, mask. Views are bound to the block table of their group.
+// An input of a function, bound by name to a field of StepInputs (step_fields() in plan/step.h) or
+// to one of StepInputs::inputs. Views are bound to the block table of their group.
 struct InputEntry {
   std::string name;
   DType dtype = DType::kI32;
@@ -70,7 +70,6 @@ struct KernelCall {
   std::string op;  // the graph op (or fused region) this call computes
   Value attrs;     // the op's attributes
   std::vector<CallArg> in, out;
-  uint32_t stream = 0;
   std::string label;  // the node's name, for dumps and profiles
 };
 
@@ -100,7 +99,7 @@ struct Plan {
 };
 
 struct PlanSet {
-  static constexpr int kVersion = 1;
+  static constexpr int kVersion = 2;
   int version = kVersion;
   std::string model;
   std::string backend;  // who can run it

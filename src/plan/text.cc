@@ -109,7 +109,6 @@ void print_plan(const PlanSet& set, const Plan& plan, std::string& out) {
     out += fmt::format("  {:>4}  {} = {}({})", i, args_text(set, c.out),
                        entry_name(set.kernels, c.kernel), args_text(set, c.in));
     if (c.attrs.size() > 0) out += ' ' + dump_json(c.attrs);
-    if (c.stream != 0) out += fmt::format(" stream {}", c.stream);
     out += fmt::format("  # {}{}{}\n", c.op, c.label.empty() ? "" : " ", c.label);
   }
   for (const PlanOutput& o : plan.outputs) {

@@ -203,7 +203,7 @@ TEST_P(Executables, AnEncoderReadsAndReturnsNamedTensors) {
   CallArg out{CallArg::Kind::kArena, 0, 0, DType::kF32, {p, SymExpr(4)}};
   uint32_t kernel = 0;
   while (plans.kernels[kernel].name != "add") ++kernel;
-  encode.calls.push_back({kernel, "add", Value::object(), {in, in}, {out}, 0, "twice"});
+  encode.calls.push_back({kernel, "add", Value::object(), {in, in}, {out}, "twice"});
   encode.outputs = {{"encoded", out}};
   encode.arena_bytes = 16 * 4 * 4;
   plans.plans.push_back(encode);

@@ -118,7 +118,7 @@ class Builder {
     if (index == kernels.size())
       kernels.push_back({kernel->name, kernel->abi, kernel->numeric_class});
     out_.plans.plans[0].calls.push_back(
-        {static_cast<uint32_t>(index), op, attrs, std::move(in), std::move(results), 0, op});
+        {static_cast<uint32_t>(index), op, attrs, std::move(in), std::move(results), op});
   }
 
   CallArg add_weight(const Arg& arg) {

@@ -89,7 +89,7 @@ class TestModel {
       if (plans.kernels[i].name == op) kernel = i;
     if (kernel == plans.kernels.size()) plans.kernels.push_back({op, 1, ""});
     plans.plans[0].calls.push_back(
-        {kernel, op, std::move(attrs), std::move(in), {std::move(out)}, 0, op});
+        {kernel, op, std::move(attrs), std::move(in), {std::move(out)}, op});
   }
   static CallArg reshaped(CallArg arg, std::vector<SymExpr> dims) {
     arg.dims = std::move(dims);
