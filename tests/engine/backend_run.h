@@ -68,7 +68,7 @@ inline std::map<RequestId, RequestSpec> requests() {
   for (int32_t& t : shared) t = id();
   for (RequestId r = 1; r <= 6; ++r) {
     RequestSpec& spec = out[r];
-    // Whole blocks, the middle of one, or all of it in common.
+    // Prompts share whole blocks, a part of a block, or everything.
     spec.prompt.assign(shared.begin(),
                        shared.begin() + static_cast<std::ptrdiff_t>(90 - 7 * (r % 4)));
     for (uint64_t n = rng.below(3) * 9; n > 0; --n) spec.prompt.push_back(id());

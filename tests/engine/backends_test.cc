@@ -1,5 +1,5 @@
 // The engine on backends that compute: tokens and log-probabilities have the same bits whether a
-// request runs alone or shares blocks, copies, forks and is preempted among others.
+// request runs alone or together with others, with shared and copied blocks, forks and preemption.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ TEST_P(Backends, SharingDoesNotChangeABit) {
 
 INSTANTIATE_TEST_SUITE_P(Each, Backends, testing::Values("ref", "cpu"));
 
-// Answers of one request on an engine of its own.
+// Runs one request alone.
 std::vector<Delta> run_alone(Executable& executable, EngineConfig config, const RequestSpec& spec) {
   EngineCore core(std::move(config));
   Simulator simulator(core, executable, [](const StepInputs&) { return 1e-3; });

@@ -211,7 +211,7 @@ TEST(Core, SleepsUntilTheNextDeadline) {
   EXPECT_EQ(actions.next_wakeup, kNever);
 }
 
-// Not a bound on time: prints what the engine costs by itself.
+// Checks no time limit; prints the cost of the engine itself.
 TEST(Core, TwelveThousandRequests) {
   PlanSet plans = fake_plan_set(32000, 0, 4096);
   plans.symbols = {{"T", 1, 2048, 1}, {"B", 1, 256, 1}, {"R", 1, 256, 1}};

@@ -1,5 +1,5 @@
 // Golden schedules: tests/golden/sched/*.trace. Arrivals in, the batch of every step out. A step
-// takes one millisecond. TOKAMAK_UPDATE_GOLDEN=1 writes what the engine does now.
+// takes one millisecond. TOKAMAK_UPDATE_GOLDEN=1 updates the files.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>

@@ -75,7 +75,7 @@ Setup random_setup(const PlanSet& plans, int in_flight, Rng& rng) {
   return s;
 }
 
-// Prompts begin alike, by whole units and in the middle of one, and some are the same.
+// Prompts share prefixes of whole units and of parts of units, and some are equal.
 std::vector<int32_t> related_prompt(const PlanSet& plans, Rng& rng) {
   Rng same(rng.below(3));
   auto prompt = random_prompt(same, plans.vocab, 1 + static_cast<int64_t>(rng.below(100)));
@@ -113,7 +113,7 @@ Wanted random_request(const PlanSet& plans, Rng& rng) {
   return w;
 }
 
-// Of the null backend: the first allowed token from the chosen one on.
+// The null backend takes the first allowed token from the chosen one on.
 std::vector<int32_t> masked_answer(const NullModel& model, const RequestSpec& spec,
                                    int32_t choice) {
   std::vector<int32_t> out;
@@ -133,7 +133,7 @@ std::vector<int32_t> masked_answer(const NullModel& model, const RequestSpec& sp
   return out;
 }
 
-// The answer a choice must have had when nothing interfered; how it ends in `finish`.
+// The answer of a choice that nothing interrupts; `finish` is how it ends.
 std::vector<int32_t> predicted(const NullModel& model, const RequestSpec& spec, int32_t choice,
                                Finish& finish) {
   auto ids = spec.mask
@@ -197,7 +197,7 @@ void send_stops(TestRun& run, const std::map<RequestId, Wanted>& wanted, const A
   }
 }
 
-EngineStats totals;       // of all runs: the interesting things did happen
+EngineStats totals;       // of all runs: every kind of event has occurred
 int64_t moved_slots = 0;  // by trees of drafts
 
 void one_run(uint64_t seed, int in_flight) {
@@ -259,7 +259,7 @@ void one_run(uint64_t seed, int in_flight) {
 class RandomSchedules : public testing::TestWithParam<int> {};
 
 TEST_P(RandomSchedules, TokensAreAsPredicted) {
-  // More at the desk: TOKAMAK_SEEDS=500.
+  // TOKAMAK_SEEDS=500 for longer runs.
   const char* seeds = std::getenv("TOKAMAK_SEEDS");
   uint64_t last = seeds == nullptr ? 20 : std::strtoull(seeds, nullptr, 10);
   for (uint64_t seed = 1; seed <= last; ++seed) {

@@ -39,7 +39,7 @@ struct Answer {
   std::string error;
 };
 
-// One run. Checks the rules every stream must obey while it collects.
+// One run. Checks the rules for streams while it collects the answers.
 class TestRun {
  public:
   TestRun(const PlanSet& plans, EngineConfig config, NullOptions options,
