@@ -3,7 +3,7 @@
 namespace tokamak {
 namespace {
 
-// Takes every op of every graph.
+// Has a kernel for every op.
 class NullBackend final : public Backend {
  public:
   explicit NullBackend(const NullOptions& options) : options_(options) {

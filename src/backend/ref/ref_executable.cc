@@ -269,7 +269,7 @@ Operand<float> RefExecutable::bind(Argument& argument, const StepInputs& step, b
   return operand;
 }
 
-// What append writes is what the plane's type can hold.
+// Rounds the inputs of append to the types of the planes.
 void RefExecutable::round_planes(Call& call, std::vector<Operand<float>>& in) {
   constexpr size_t kFirstPlane = 4;
   const StateEntry& state = plans_.states[call.out[0].arg->index];

@@ -1,4 +1,4 @@
-// What happens once, when a PlanSet is loaded.
+// Loading a PlanSet.
 #include <cstring>
 
 #include "backend/common/weights.h"

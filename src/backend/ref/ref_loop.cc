@@ -1,5 +1,4 @@
-// Fused regions as Loop IR: the program is read once, when the plan is loaded, and run by its
-// meaning.
+// Fused regions as Loop IR: the program is parsed when the plan is loaded, and interpreted.
 #include "backend/ref/ref_executable.h"
 #include "base/error.h"
 #include "loop/evaluate.h"
