@@ -21,13 +21,14 @@ using RequestId = uint64_t;
 class TokenMask {
  public:
   virtual ~TokenMask() = default;
-  // Sets the bits of the tokens that may follow `answer`, the tokens of the choice so far.
-  // `allowed` has mask_words(vocab) words (plan/step.h), all zero. Called on the engine's thread
-  // once per token, while the device computes the step that chooses it: must be quick and must not
-  // throw. If no bit is set, the choice ends with Finish::kError. With drafts it is called once per
-  // drafted token too: then `answer` may end in tokens that were not allowed, and any bits will do.
+  // Sets the bits of the tokens that may follow. `answer` has the tokens of the choice so far, and
+  // `drafts` those that are assumed to follow them (empty without drafts). `allowed` has
+  // mask_words(vocab) words (plan/step.h), all zero. Called on the engine's thread, while the
+  // device computes the step: once for every token of the answer, and once for every drafted token.
+  // Must be quick and must not throw. If no bit is set, the choice ends with Finish::kError. After
+  // drafts that are not allowed, any bits will do.
   virtual void allow(int32_t choice, std::span<const int32_t> answer,
-                     std::span<uint32_t> allowed) = 0;
+                     std::span<const int32_t> drafts, std::span<uint32_t> allowed) = 0;
 };
 
 struct RequestSpec {

@@ -77,15 +77,16 @@ void EngineCore::ask_for_masks(Actions& actions) {
     bool stale = e.epoch != seq.epoch || seq.phase == Sequence::Phase::kFinished;
     TokenMask* mask = stale || !e.chooses ? nullptr : seq.request->spec.mask.get();
     if (mask == nullptr) continue;
-    std::span<const int32_t> known = seq.ids().subspan(static_cast<size_t>(seq.prompt_length()));
+    auto answer = seq.ids().subspan(static_cast<size_t>(seq.prompt_length()));
     for (int32_t i = 0; i <= e.drafts; ++i) {
-      MaskAction& action = actions.add_mask(step.ticket, e.first_choice() + i, mask, seq.choice);
-      actions.add_mask_ids(action, known);
-      path_.clear();  // drafts up to this row, the last one first
+      auto first = actions.mask_drafts.size();
       for (int32_t d = i - 1; d >= 0; d = seq.drafts[static_cast<size_t>(d)].parent)
-        path_.push_back(seq.drafts[static_cast<size_t>(d)].id);
-      std::reverse(path_.begin(), path_.end());
-      actions.add_mask_ids(action, path_);
+        actions.mask_drafts.push_back(seq.drafts[static_cast<size_t>(d)].id);
+      std::reverse(actions.mask_drafts.begin() + static_cast<std::ptrdiff_t>(first),
+                   actions.mask_drafts.end());
+      actions.masks.push_back({step.ticket, e.first_choice() + i, mask, seq.choice, answer,
+                               static_cast<uint32_t>(first),
+                               static_cast<uint32_t>(actions.mask_drafts.size() - first)});
     }
   }
 }

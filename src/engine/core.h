@@ -99,7 +99,6 @@ class EngineCore {
   std::vector<Deadline> deadlines_;  // heap, soonest first; may include finished requests
   std::vector<std::unique_ptr<Sequence>> slab_;
   std::vector<Sequence*> free_sequences_, retired_;
-  std::vector<int32_t> path_;                 // of ask_for_masks
   std::shared_ptr<const SampleSpec> greedy_;  // of requests without a SampleSpec
   uint64_t next_order_ = 0;
   Nanos now_ = 0, last_done_ = 0;  // time of this call, and of the last completed step

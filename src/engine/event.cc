@@ -21,19 +21,9 @@ Delta& Actions::add_delta(RequestId request, int32_t choice, int32_t position) {
   return d;
 }
 
-MaskAction& Actions::add_mask(Ticket ticket, int32_t output, TokenMask* mask, int32_t choice) {
-  return masks_.emplace_back(
-      MaskAction{ticket, output, mask, choice, static_cast<uint32_t>(mask_ids_.size()), 0});
-}
-
-void Actions::add_mask_ids(MaskAction& action, std::span<const int32_t> ids) {
-  mask_ids_.insert(mask_ids_.end(), ids.begin(), ids.end());
-  action.ids += static_cast<uint32_t>(ids.size());
-}
-
 void Actions::clear() {
-  masks_.clear();
-  mask_ids_.clear();
+  masks.clear();
+  mask_drafts.clear();
   submits.clear();
   finished.clear();
   next_wakeup = kNever;

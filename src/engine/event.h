@@ -69,7 +69,8 @@ struct MaskAction {
   int32_t output = 0;
   TokenMask* mask = nullptr;  // valid until the step is reported done or failed
   int32_t choice = 0;
-  uint32_t first_id = 0, ids = 0;  // of the answer so far, in Actions
+  std::span<const int32_t> answer;       // so far; valid until the next call of advance
+  uint32_t first_draft = 0, drafts = 0;  // that follow it, in Actions::mask_drafts
 };
 
 // Reused from call to call: a warmed-up engine does not allocate. Carried out in this order:
@@ -83,18 +84,11 @@ class Actions {
   std::span<Delta> deltas() { return {deltas_.data(), delta_count_}; }
   std::span<const Delta> deltas() const { return {deltas_.data(), delta_count_}; }
   Delta& add_delta(RequestId request, int32_t choice, int32_t position);
-  // After the submits. The ids are the answer that the masked token continues.
-  std::span<const MaskAction> masks() const { return masks_; }
-  std::span<const int32_t> mask_ids(const MaskAction& action) const {
-    return std::span(mask_ids_).subspan(action.first_id, action.ids);
-  }
-  MaskAction& add_mask(Ticket ticket, int32_t output, TokenMask* mask, int32_t choice);
-  void add_mask_ids(MaskAction& action, std::span<const int32_t> ids);  // of the last one added
+  std::vector<MaskAction> masks;
+  std::vector<int32_t> mask_drafts;
   void clear();
 
  private:
-  std::vector<MaskAction> masks_;
-  std::vector<int32_t> mask_ids_;
   std::vector<Delta> deltas_;  // only grows: the vectors inside keep their capacity
   size_t delta_count_ = 0;
 };

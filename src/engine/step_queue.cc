@@ -32,13 +32,14 @@ void StepQueue::submit(const SubmitAction& action) {
 
 // A mask that could not be set counts as empty: its sequence fails.
 void StepQueue::set_masks(const Actions& actions) {
-  for (const MaskAction& m : actions.masks()) {
+  for (const MaskAction& m : actions.masks) {
     auto entry = std::find_if(queue_.begin() + static_cast<std::ptrdiff_t>(head_), queue_.end(),
                               [&](const Entry& e) { return e.ticket == m.ticket; });
     if (entry == queue_.end() || entry->failed) continue;
     try {
       std::fill(mask_.begin(), mask_.end(), 0);
-      m.mask->allow(m.choice, actions.mask_ids(m), mask_);
+      auto drafts = std::span(actions.mask_drafts).subspan(m.first_draft, m.drafts);
+      m.mask->allow(m.choice, m.answer, drafts, mask_);
       executable_.set_mask(entry->running, m.output, mask_);
     } catch (const std::exception& e) {
       log::error("the token mask of output {} of step {}: {}", m.output, m.ticket, e.what());

@@ -41,7 +41,8 @@ class FixedDrafter final : public Drafter {
 // Allows forty tokens, so that some drafts are right.
 class FixedMask final : public TokenMask {
  public:
-  void allow(int32_t, std::span<const int32_t>, std::span<uint32_t> bits) override {
+  void allow(int32_t, std::span<const int32_t>, std::span<const int32_t>,
+             std::span<uint32_t> bits) override {
     bits[0] = ~0u;
     bits[1] = 0xff;
   }

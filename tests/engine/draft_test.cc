@@ -92,7 +92,8 @@ TEST_P(Drafts, TreesGiveTheSameTokens) {
 class SetMask final : public TokenMask {
  public:
   static bool allowed(int32_t id) { return id % 7 < 3; }
-  void allow(int32_t, std::span<const int32_t>, std::span<uint32_t> bits) override {
+  void allow(int32_t, std::span<const int32_t>, std::span<const int32_t>,
+             std::span<uint32_t> bits) override {
     for (int32_t id = 0; id < 300; ++id)
       if (allowed(id)) bits[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
   }

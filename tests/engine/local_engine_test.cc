@@ -66,7 +66,8 @@ TEST(LocalEngine, AnswersARequest) {
 
 TEST(LocalEngine, MasksRestrictAnswers) {
   struct OddIds final : TokenMask {
-    void allow(int32_t, std::span<const int32_t>, std::span<uint32_t> bits) override {
+    void allow(int32_t, std::span<const int32_t>, std::span<const int32_t>,
+               std::span<uint32_t> bits) override {
       std::fill(bits.begin(), bits.end(), 0xaaaaaaaau);
     }
   };

@@ -10,7 +10,9 @@ class RangeMask final : public TokenMask {
  public:
   RangeMask(int32_t first, int32_t count, int32_t gap = -1)
       : first_(first), count_(count), gap_(gap) {}
-  void allow(int32_t choice, std::span<const int32_t> answer, std::span<uint32_t> bits) override {
+  void allow(int32_t choice, std::span<const int32_t> answer, std::span<const int32_t> drafts,
+             std::span<uint32_t> bits) override {
+    EXPECT_TRUE(drafts.empty());
     calls.push_back({choice, {answer.begin(), answer.end()}});
     if (std::ssize(answer) == gap_) return;
     for (auto id = static_cast<size_t>(first_); id < static_cast<size_t>(first_ + count_); ++id)
@@ -77,7 +79,8 @@ TEST(TokenMask, AnEmptyMaskEndsItsChoiceOnly) {
 
 TEST(TokenMask, AThrowingMaskEndsItsChoiceOnly) {
   class Throws final : public TokenMask {
-    void allow(int32_t, std::span<const int32_t>, std::span<uint32_t>) override {
+    void allow(int32_t, std::span<const int32_t>, std::span<const int32_t>,
+               std::span<uint32_t>) override {
       throw std::runtime_error("grammar");
     }
   };

@@ -24,9 +24,12 @@ class HashMask final : public TokenMask {
     uint64_t last = answer.empty() ? 7 : static_cast<uint64_t>(answer.back());
     return null_mix(last + 31 * answer.size(), static_cast<uint64_t>(id)) % 3 == 0;
   }
-  void allow(int32_t, std::span<const int32_t> answer, std::span<uint32_t> bits) override {
+  void allow(int32_t, std::span<const int32_t> answer, std::span<const int32_t> drafts,
+             std::span<uint32_t> bits) override {
+    std::vector<int32_t> text(answer.begin(), answer.end());
+    text.insert(text.end(), drafts.begin(), drafts.end());
     for (int32_t id = 0; id < vocab_; ++id)
-      if (allowed(answer, id)) bits[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+      if (allowed(text, id)) bits[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
   }
 
  private:

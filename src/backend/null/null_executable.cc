@@ -21,7 +21,9 @@ class NullExecutable final : public Executable {
       : options_(options),
         model_(null_model(plans, options)),
         roofline_(plans, options.machine),
-        checker_(plans, load.blocks, load.max_rows, StepChecker::Level::kStrict, model_.vocab()) {
+        checker_(plans, load.blocks, load.max_rows, StepChecker::Level::kStrict, model_.vocab()),
+        groups_(plans.groups),
+        context_(plans.context) {
     if (model_.vocab() <= 0) fail(ErrorCode::kInvalidArgument, "null backend: empty vocabulary");
     if (options.max_in_flight < 1)
       fail(ErrorCode::kInvalidArgument, "null backend: max_in_flight must be at least 1");
@@ -56,6 +58,7 @@ class NullExecutable final : public Executable {
     p.deferred = masked || deferred_ > 0;
     if (p.deferred) {
       ++deferred_;
+      reserve_tables(p.inputs);
       p.inputs = step;
       p.masks.assign(step.samples.size() * mask_words(model_.vocab()), 0);
     } else if (!p.failed) {
@@ -143,6 +146,14 @@ class NullExecutable final : public Executable {
     std::span<std::byte> to;
     std::span<const std::byte> from;
   };
+
+  // Tables of deferred steps do not allocate as sequences grow.
+  void reserve_tables(StepInputs& inputs) const {
+    if (!inputs.tables.empty()) return;
+    for (const GroupEntry& g : groups_)
+      inputs.tables.emplace_back().blocks.reserve(
+          rows_.size() * static_cast<size_t>((context_ + g.block_size - 1) / g.block_size));
+  }
 
   void check(const StepInputs& step) {
     checker_.check_step(step);
@@ -289,6 +300,8 @@ class NullExecutable final : public Executable {
   NullModel model_;
   Roofline roofline_;
   StepChecker checker_;
+  std::vector<GroupEntry> groups_;
+  int64_t context_;
   PhaseCutter cutter_;
   std::vector<Row> rows_;
   ShadowCache cache_;
