@@ -45,7 +45,7 @@ PlanSet bundled_plans() {
   CallArg ids{CallArg::Kind::kInput, 0, 0, DType::kI32, {kRows}};
   CallArg value{CallArg::Kind::kArena, 0, 64, DType::kF32, {kRows * 2 + 1, 8}};
   CallArg state{CallArg::Kind::kState, 0, 0, DType::kF32, {}};
-  plan.calls = {{0, "embed", attrs, {ids, state}, {value}, 2, "embd"}};
+  plan.calls = {{0, "embed", attrs, {ids, state}, {value}, "embd"}};
   plan.outputs = {{"logits", value}};
   set.plans = {plan, plan};
   set.arena_bytes = 1024;
@@ -72,7 +72,7 @@ std::string small_bundle() {
   set.plans.resize(1);
   set.plans[0].bound_symbols.clear();
   set.plans[0].calls = {
-      {0, "embed", {}, {{CallArg::Kind::kInput, 0, 0, DType::kI32, {kRows}}, w}, {out}, 0, "e"}};
+      {0, "embed", {}, {{CallArg::Kind::kInput, 0, 0, DType::kI32, {kRows}}, w}, {out}, "e"}};
   set.plans[0].outputs = {{"logits", out}};
   TokenizerSpec tokenizer;
   tokenizer.pieces = {"a", "b", "ab"};

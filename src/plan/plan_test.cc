@@ -37,15 +37,14 @@ PlanSet sample() {
   plan.guard = {{"T", 1, 16, 1}, {"B", 1, 8, 1}, {"R", 1, 8, 1}};
   plan.arena_bytes = 1024;
   plan.calls = {
-      {0, "embed", {}, {ids, w}, {arena(0, 0, {kT, 8})}, 0, "embd"},
-      {0, "append", {}, {state, view, arena(0, 0, {kT, 8})}, {state}, 0, ""},
-      {0, "attend", {}, {arena(0, 0, {kT, 8}), state, view}, {arena(1, 512, {kT, 8})}, 0, ""},
+      {0, "embed", {}, {ids, w}, {arena(0, 0, {kT, 8})}, "embd"},
+      {0, "append", {}, {state, view, arena(0, 0, {kT, 8})}, {state}, ""},
+      {0, "attend", {}, {arena(0, 0, {kT, 8}), state, view}, {arena(1, 512, {kT, 8})}, ""},
       {0,
        "linear",
        Value::Object{{"x", 1}},
        {arena(1, 512, {kT * 8}), w},
        {arena(2, 0, {kT, 8})},
-       0,
        "out"}};
   plan.outputs = {{"logits", arena(2, 0, {kT, 8})}};
   set.plans = {plan};
@@ -140,7 +139,7 @@ const Broken kBrokenSets[] = {
     {"it reads value 1 at 512",
      [](PlanSet& s) {
        auto& calls = s.plans[0].calls;
-       calls.insert(calls.begin() + 3, {0, "iota", {}, {}, {arena(7, 960, {1})}, 0, ""});
+       calls.insert(calls.begin() + 3, {0, "iota", {}, {}, {arena(7, 960, {1})}, ""});
      }},
     {"it reads value 9 at 0", [](PlanSet& s) { s.plans[0].calls[1].in[2].index = 9; }},
     {"outputs 0 and 1 overlap",
