@@ -80,8 +80,10 @@ int64_t allocations_while_decoding(const AllocationCase& c, int steps) {
     events.push_back(Event::arrival(id, std::move(spec)));
   }
   int64_t tokens = 0;
-  for (int i = 0; i < kWarm + steps; ++i) {
-    if (i == kWarm) counting = true;
+  int warm =
+      c.drafts ? 5 * kWarm : kWarm;  // until the longest path of accepted drafts has occurred
+  for (int i = 0; i < warm + steps; ++i) {
+    if (i == warm) counting = true;
     core.advance(i, events, actions);
     for (const SubmitAction& s : actions.submits) queue.submit(s);
     queue.set_masks(actions);
