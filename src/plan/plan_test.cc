@@ -66,7 +66,7 @@ TEST(CheckPlanSet, AcceptsTheSample) {
 }
 
 const Broken kBrokenSets[] = {
-    {"version 2", [](PlanSet& s) { s.version = 2; }},
+    {"version 1", [](PlanSet& s) { s.version = 1; }},
     {"65 plans", [](PlanSet& s) { s.plans.resize(65, s.plans[0]); }},
     {"symbol 1: the name \"T\" is used twice", [](PlanSet& s) { s.symbols[1].name = "T"; }},
     {"symbol T: an empty or negative range", [](PlanSet& s) { s.symbols[0].hi = 0; }},
@@ -226,7 +226,7 @@ TEST(PlanText, ShowsTheCalls) {
   set.plans[0].arena_lower_bound = 800;
   set.plans[0].arena_method = "first-fit by size";
   const std::string text = plan_set_text(set);
-  for (const char* part : {"plans for tiny on ref, version 1", "symbol T in 1..64",
+  for (const char* part : {"plans for tiny on ref, version 2", "symbol T in 1..64",
                            "input ids : i32[T]", "group full window 0 block 16, 32 bytes per token",
                            "state kv.0 in full per_token {k: f16[2, 4], v: f16[2, 4]}",
                            "weight w : f32[8, 8] from w.file", "weight c : f32[2] = 2 values",
