@@ -78,7 +78,7 @@ void replay(ReplayFlags& f) {
          "bench replay runs on virtual time: --backend null is the only one, not {}", f.backend);
   auto trace = load_trace(f.trace, f.requests);
   ReplayOptions& o = f.options;
-  if (!f.machine.empty()) o.machine = load_machine(f.machine);
+  if (!f.machine.empty()) o.machine = load_roofline(f.machine);
   o.check_steps = f.checks;
   EngineConfig& c = o.engine;
   c.policy = parse_sched_policy(f.scheduler);

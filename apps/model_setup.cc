@@ -76,8 +76,9 @@ void add_compile_flags(CLI::App& verb, ModelFlags& flags) {
   verb.add_option(
           "--shapes", flags.shapes,
           "auto: plans of a few sizes; dynamic: one plan for every shape; buckets: plans of "
-          "fixed sizes, steps are padded to the next")
-      ->check(CLI::IsMember({"auto", "dynamic", "buckets"}))
+          "fixed sizes, steps are padded to the next; fixed: as buckets, and the numbers of "
+          "sequences and outputs are padded too")
+      ->check(CLI::IsMember({"auto", "dynamic", "buckets", "fixed"}))
       ->capture_default_str();
   verb.add_option("--buckets", flags.buckets,
                   "sizes for --shapes buckets, e.g. 128,512,2048 (default: 1, 8, 16, 32, 64 and "

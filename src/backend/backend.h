@@ -18,7 +18,7 @@
 
 namespace tokamak {
 
-// When the calls of steps began and ended, for tools. Filled by the thread that submits.
+// When the calls of steps began and ended, for tools. Filled by the thread that calls submit.
 struct CallProfile {
   struct Span {
     uint32_t plan, call;
@@ -56,19 +56,47 @@ struct MemoryLedger {
   uint64_t total() const { return weights + kv + arena + scratch + other; }
 };
 
-// A loaded model on a device. One thread calls submit and collect, in submission order.
+// A loaded model on a device. One thread calls it. Steps and block transfers run in the order of
+// their submission, and are collected (waited for) in that order.
 class Executable {
  public:
   virtual ~Executable() = default;
-  virtual int max_in_flight() const { return 1; }
-  virtual Ticket submit(const StepInputs& step) = 0;  // may return before the step has run
-  virtual void collect(Ticket ticket,
-                       StepResult& out) = 0;  // waits; throws Error when the step failed
+  virtual int max_in_flight() const { return 1; }  // steps
+  // May return before the step has run. The inputs are not used after it returns.
+  virtual Ticket submit(const StepInputs& step) = 0;
+  // Waits for the step; throws Error when it failed.
+  virtual void collect(Ticket ticket, StepResult& out) = 0;
+  // The tokens that a masked output of a submitted step may choose: mask_words(vocab) words. Called
+  // at any time before the step is collected; an output that has no mask by then fails as if its
+  // mask were empty. Outputs of earlier phases cannot be masked.
+  virtual void set_mask(Ticket, int32_t /*output*/, std::span<const uint32_t> /*allowed*/) {
+    fail(ErrorCode::kUnsupported, "this backend cannot mask tokens");
+  }
+
+  // KV blocks as bytes, block_bytes(group) for each, in the order of `blocks`. The layout is the
+  // executable's own: another executable can read it if it was loaded from the same PlanSet by the
+  // same backend. `bytes` must stay valid until wait() returns.
+  virtual uint64_t block_bytes(uint32_t /*group*/) const { no_block_transfers(); }
+  virtual Ticket read_blocks(uint32_t /*group*/, std::span<const int32_t> /*blocks*/,
+                             std::span<std::byte> /*bytes*/) {
+    no_block_transfers();
+  }
+  virtual Ticket write_blocks(uint32_t /*group*/, std::span<const int32_t> /*blocks*/,
+                              std::span<const std::byte> /*bytes*/) {
+    no_block_transfers();
+  }
+  virtual void wait(Ticket) { no_block_transfers(); }  // of read_blocks or write_blocks
+
   virtual const MemoryLedger& memory() const = 0;
-  // Which plans ran how often; read by the thread that submits.
+  // How often each plan ran; read by the thread that calls submit.
   virtual const DispatchStats& dispatch() const {
     static const DispatchStats kNone;
     return kNone;
+  }
+
+ private:
+  [[noreturn]] static void no_block_transfers() {
+    fail(ErrorCode::kUnsupported, "this backend cannot read or write KV blocks");
   }
 };
 
@@ -79,12 +107,15 @@ class Backend {
   virtual std::string isa() const = 0;        // "aarch64+dotprod+i8mm"; part of numerics_id
   virtual std::span<const KernelDesc> kernels() const = 0;  // preferred first
   virtual StorageWish storage() const { return {}; }        // read by the pass choose-storage
+  // True: the backend captures plans with their shapes, so the compiler plans buckets in which
+  // every symbol is padded to a fixed value (Shapes::kFixed).
+  virtual bool wants_fixed_shapes() const { return false; }
   virtual std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                            const LoadOptions& options) = 0;
 
-  // For bundles. packing() names the byte layout of packed weights; empty: rows, which every
-  // backend reads. pack_weights() gives the packed form of each weight in turn, valid during the
-  // call.
+  // For bundles. packing() names the byte layout of packed weights; empty: plain rows, which every
+  // backend can read. pack_weights() passes the packed form of each weight to the sink; it is valid
+  // during the call.
   virtual std::string packing() const { return {}; }
   using PackSink = std::function<void(const WeightEntry& entry, const PackedWeight& packed)>;
   virtual void pack_weights(const PlanSet&, const WeightSource&, const PackSink&) {
@@ -95,7 +126,7 @@ class Backend {
 struct BackendOptions {
   int threads = 0;           // 0: all cores
   std::string machine_file;  // null: roofline description
-  uint64_t null_seed = 0;    // null: what its hash tokens depend on
+  uint64_t null_seed = 0;    // null: seed of its hash tokens
 };
 // "cpu", "ref" or "null"; throws Error(kInvalidArgument) listing the names.
 std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& options = {});

@@ -11,8 +11,10 @@
 namespace tokamak {
 namespace {
 
-constexpr std::pair<Shapes, const char*> kShapeNames[] = {
-    {Shapes::kAuto, "auto"}, {Shapes::kDynamic, "dynamic"}, {Shapes::kBuckets, "buckets"}};
+constexpr std::pair<Shapes, const char*> kShapeNames[] = {{Shapes::kAuto, "auto"},
+                                                          {Shapes::kDynamic, "dynamic"},
+                                                          {Shapes::kBuckets, "buckets"},
+                                                          {Shapes::kFixed, "fixed"}};
 
 template <class List>
 Value list_value(const List& list) {

@@ -25,8 +25,9 @@ enum class Shapes : uint8_t {
   kAuto,     // plans of a few sizes, each for every shape up to its own: nothing is padded
   kDynamic,  // one plan for every shape
   kBuckets,  // plans of fixed sizes, steps are padded up to the next; one plan for what has none
+  kFixed,    // as kBuckets, and every symbol is padded: steps of a plan have one shape
 };
-Shapes shapes_from_name(std::string_view name);  // auto, dynamic, buckets
+Shapes shapes_from_name(std::string_view name);  // auto, dynamic, buckets, fixed
 
 struct CompileOptions {
   std::string activations =
@@ -52,7 +53,7 @@ struct CompileOptions {
   // twice. What speed-ups are measured against.
   bool eager = false;
   Shapes shapes = Shapes::kAuto;
-  std::vector<int64_t> buckets;     // of T, for Shapes::kBuckets; empty: 1, 8, 16, 32, 64, ...
+  std::vector<int64_t> buckets;     // of T, for kBuckets and kFixed; empty: 1, 8, 16, 32, 64, ...
   std::shared_ptr<StageDump> dump;  // gets what each stage makes; may be null
   // Sees the function behind each pass, also behind those that are off; may be empty.
   std::function<void(const Function& function, const PassTiming& timing)> after_pass;

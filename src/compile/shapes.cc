@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "base/error.h"
 #include "compile/planner/planner.h"
+#include "graph/region.h"
 
 namespace tokamak {
 namespace {
@@ -17,14 +19,15 @@ std::vector<int64_t> up_to(std::vector<int64_t> bounds, int64_t max) {
   return bounds;
 }
 
-// Beyond this many rows the kernels' tiles are full anyway: one plan pads to the next multiple
-// instead of to the next power of two.
+// From this many rows on the kernels' tiles are full: one plan pads to the next multiple instead of
+// to the next power of two.
 constexpr int64_t kRowsOfMultiples = 64;
 
 std::vector<int64_t> bucket_sizes(const CompileOptions& o, int64_t max) {
   std::vector<int64_t> sizes = o.buckets;
+  int64_t last = o.shapes == Shapes::kFixed ? max : kRowsOfMultiples;
   if (sizes.empty())
-    for (int64_t size = 1; size < max && size <= kRowsOfMultiples; size = size == 1 ? 8 : size * 2)
+    for (int64_t size = 1; size < max && size <= last; size = size == 1 ? 8 : size * 2)
       sizes.push_back(size);
   std::sort(sizes.begin(), sizes.end());
   sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
@@ -33,13 +36,26 @@ std::vector<int64_t> bucket_sizes(const CompileOptions& o, int64_t max) {
   return sizes;
 }
 
+// `range` as a guard of B, R or M that is padded with T.
+GuardRange padded_with(const ShapeRange& t, const CompileOptions& o, std::string symbol, int64_t lo,
+                       int64_t hi) {
+  bool fixed = t.pad > 0 && o.shapes == Shapes::kFixed;
+  return {std::move(symbol), lo, hi, 1, fixed ? hi : 0};
+}
+
 }  // namespace
 
 Shapes shapes_from_name(std::string_view name) {
   if (name == "auto") return Shapes::kAuto;
   if (name == "dynamic") return Shapes::kDynamic;
   if (name == "buckets") return Shapes::kBuckets;
-  fail(ErrorCode::kInvalidArgument, "shapes \"{}\": use auto, dynamic or buckets", name);
+  if (name == "fixed") return Shapes::kFixed;
+  fail(ErrorCode::kInvalidArgument, "shapes \"{}\": use auto, dynamic, buckets or fixed", name);
+}
+
+Shapes chosen_shapes(const CompileOptions& options, const Backend& backend) {
+  bool fixed = options.shapes == Shapes::kAuto && backend.wants_fixed_shapes() && !options.eager;
+  return fixed ? Shapes::kFixed : options.shapes;
 }
 
 std::vector<ShapeRange> shape_ranges(const CompileOptions& o, std::vector<int64_t> tiers,
@@ -49,11 +65,12 @@ std::vector<ShapeRange> shape_ranges(const CompileOptions& o, std::vector<int64_
     for (int64_t bound : up_to(std::move(tiers), max)) out.push_back({1, bound, 0});
     return out;
   }
-  if (o.shapes == Shapes::kBuckets && !o.tree_mask) {
+  bool fixed = o.shapes == Shapes::kFixed;
+  if (fixed || (o.shapes == Shapes::kBuckets && !o.tree_mask)) {
     int64_t lo = 1;
     for (int64_t size : bucket_sizes(o, max)) {
       int64_t whole = size / kRowsOfMultiples * kRowsOfMultiples;
-      if (o.buckets.empty() && whole >= lo + kRowsOfMultiples) {
+      if (!fixed && o.buckets.empty() && whole >= lo + kRowsOfMultiples) {
         out.push_back({lo, whole, whole, kRowsOfMultiples});
         lo = whole + 1;
       }
@@ -62,6 +79,61 @@ std::vector<ShapeRange> shape_ranges(const CompileOptions& o, std::vector<int64_
     }
   }
   out.push_back({1, max, 0});
+  return out;
+}
+
+// Rows of padding are a sequence of their own.
+Guards step_guards(const CompileOptions& o) {
+  Guards out;
+  for (const ShapeRange& t : shape_ranges(o, {64}, o.max_tokens)) {
+    int64_t sequences = std::min(t.hi, o.max_sequences) + (t.pad > 0 ? 1 : 0);
+    out.push_back({{"T", t.lo, t.hi, t.multiple, t.pad},
+                   padded_with(t, o, "B", 1, sequences),
+                   padded_with(t, o, "R", 1, std::min(t.hi, o.max_logit_rows))});
+    if (o.tree_mask) out.back().push_back(padded_with(t, o, "M", 1, t.hi));
+  }
+  return out;
+}
+
+Guards decode_guards(const CompileOptions& o) {
+  Guards out;
+  for (const ShapeRange& b : shape_ranges(o, {1, 8}, std::min(o.max_sequences, o.max_logit_rows))) {
+    out.push_back({{"B", b.lo, b.hi, b.multiple, b.pad}});
+    if (o.tree_mask) out.back().push_back({"M", 1, 1, 1});
+  }
+  return out;
+}
+
+Guards verify_guards(const CompileOptions& o, int drafts) {
+  int64_t rows = drafts + 1;
+  int64_t most = std::min(o.max_sequences, std::min(o.max_logit_rows, o.max_tokens) / rows);
+  Guards out;
+  std::vector<ShapeRange> ranges = {{1, most, 0}};
+  if (o.shapes == Shapes::kFixed) ranges = shape_ranges(o, {}, most);
+  for (const ShapeRange& b : ranges) {
+    out.push_back({{"B", b.lo, b.hi, b.multiple, b.pad}});
+    if (o.tree_mask) out.back().push_back({"M", rows, rows, 1});
+  }
+  return out;
+}
+
+std::vector<Function*> other_functions(Module& module) {
+  std::set<std::string> bodies = body_names(module);
+  std::vector<Function*> out;
+  for (const auto& fn : module.functions)
+    if (fn->name() != "step" && !bodies.contains(fn->name())) out.push_back(fn.get());
+  return out;
+}
+
+std::vector<GuardRange> function_guard(const Function& function) {
+  std::set<std::string> used;
+  for (const Node& node : function.nodes())
+    if (node.op->name == "input" && node.outputs[0].kind == Type::Kind::kTensor)
+      for (const Dim& d : node.outputs[0].tensor.dims)
+        for (const std::string& symbol : d.extent.symbols()) used.insert(symbol);
+  std::vector<GuardRange> out;
+  for (const SymbolDecl& s : function.module().symbols)
+    if (used.contains(s.name)) out.push_back({s.name, s.lo, s.hi, s.multiple});
   return out;
 }
 

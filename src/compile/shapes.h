@@ -1,8 +1,10 @@
 #pragma once
-// Which shapes get their own plans.
+// Which functions and shapes get plans of their own.
 #include <vector>
 
+#include "backend/backend.h"
 #include "compile/compiler.h"
+#include "graph/graph.h"
 
 namespace tokamak {
 
@@ -14,7 +16,22 @@ struct ShapeRange {
 std::vector<ShapeRange> shape_ranges(const CompileOptions& options, std::vector<int64_t> tiers,
                                      int64_t max);
 
-// Eager plans: every value gets its own memory, nothing is reused.
+// Shapes::kAuto becomes Shapes::kFixed for a backend that wants fixed shapes.
+Shapes chosen_shapes(const CompileOptions& options, const Backend& backend);
+
+// One guard per plan, most specific first. With draft trees every plan reads the mask, whose width
+// is the symbol M.
+using Guards = std::vector<std::vector<GuardRange>>;
+Guards step_guards(const CompileOptions& options);
+Guards decode_guards(const CompileOptions& options);
+Guards verify_guards(const CompileOptions& options, int drafts);
+
+// Functions of the module beside step and what is derived from it: an encoder, a pipeline stage.
+// They get one plan each, for all values of the symbols of their inputs.
+std::vector<Function*> other_functions(Module& module);
+std::vector<GuardRange> function_guard(const Function& function);
+
+// Eager plans: every value has a place of its own in the arena; none is reused.
 void spread_values(PlanSet& set, Plan& plan);
 
 }  // namespace tokamak

@@ -1,5 +1,5 @@
-// Beam search: the choice of what goes on (BeamSearch), and how the core's sequences follow it.
-// A partial answer that goes on in several ways is forked: whole blocks are shared, the last one is
+// Beam search: the choice of continuations (BeamSearch), and how the core's sequences follow it. A
+// partial answer with several continuations is forked: whole blocks are shared, the last one is
 // copied by the step that needs it.
 #include "engine/beam.h"
 
@@ -13,7 +13,7 @@
 namespace tokamak {
 
 std::vector<BeamCandidate> BeamSearch::rank() {
-  // Equal scores by who and what, so that a run can be repeated.
+  // Equal scores are ordered by parent and token, so that a run can be repeated.
   std::sort(candidates_.begin(), candidates_.end(),
             [](const BeamCandidate& a, const BeamCandidate& b) {
               return std::tuple(-a.score, a.parent, a.id) < std::tuple(-b.score, b.parent, b.id);
@@ -42,7 +42,7 @@ void EngineCore::prepare_beams(Request& request) const {
   const RequestSpec& spec = request.spec;
   request.beam = std::make_unique<BeamSearch>(spec.beams, spec.length_penalty, spec.early_stopping);
   request.wants_logprobs = spec.sample->top_logprobs >= 0;
-  // Steps give the model's own log-probabilities; nothing else of the spec matters.
+  // Steps report the model's own log-probabilities; the rest of the spec has no effect.
   SampleSpec sample;
   sample.temperature = 0;
   sample.top_logprobs = request.beam->wanted();
@@ -75,7 +75,7 @@ void follow(Sequence& seq, const BeamCandidate& c) {
 
 }  // namespace
 
-// A sequence's row came back with its best continuations. It goes on when all have told theirs.
+// A step has returned the best continuations of a sequence. The round ends with the last sequence.
 void EngineCore::commit_beam(Sequence& seq, int32_t row, const StepResult& result,
                              Actions& actions) {
   Request& request = *seq.request;
@@ -115,8 +115,8 @@ void EngineCore::step_beams(Request& request, Actions& actions) {
   fork_beams(request, next);
 }
 
-// The first continuation of a sequence stays where it is; the others take the places of those that
-// do not go on, or new ones.
+// The first continuation of a sequence keeps its place; the others take the places of sequences
+// that are not continued, or new ones.
 void EngineCore::fork_beams(Request& request, const std::vector<BeamCandidate>& next) {
   std::vector<const BeamCandidate*> stays(request.choices.size(), nullptr), forks;
   for (const BeamCandidate& c : next) {
@@ -127,7 +127,7 @@ void EngineCore::fork_beams(Request& request, const std::vector<BeamCandidate>& 
       forks.push_back(&c);
   }
   size_t at = 0;
-  for (const BeamCandidate* c : forks) {  // while their parents are what they were
+  for (const BeamCandidate* c : forks) {  // before their parents change
     while (at < stays.size() && stays[at] != nullptr) ++at;
     if (at == request.choices.size()) request.choices.push_back(nullptr);
     Sequence*& seq = request.choices[at];
@@ -155,8 +155,8 @@ void EngineCore::fork_beams(Request& request, const std::vector<BeamCandidate>& 
   }
 }
 
-// The last deltas of a request with beams. With Finish::kNone its answers, otherwise why there are
-// none. The request may be gone afterwards.
+// Sends the last deltas of a request with beams: its answers with Finish::kNone, otherwise the
+// reason why there are none. The request may be deleted.
 void EngineCore::end_beams(Request& request, Finish how, std::string_view error, Actions& actions) {
   const std::vector<BeamAnswer>& answers = request.beam->answers();
   bool logprobs = request.wants_logprobs;

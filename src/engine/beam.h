@@ -1,6 +1,6 @@
 #pragma once
-// What beam search keeps between its rounds, and which partial answers go on: no sequences, no
-// blocks.
+// The state of a beam search between its rounds, and the choice of the partial answers to continue.
+// It knows no sequences and no blocks.
 #include <cstdint>
 #include <vector>
 
@@ -8,7 +8,7 @@
 
 namespace tokamak {
 
-// One more token of one of the partial answers.
+// A partial answer with one more token.
 struct BeamCandidate {
   int32_t parent = 0;  // index of the sequence
   int32_t id = 0;
@@ -24,9 +24,9 @@ struct BeamAnswer {
   int32_t stop_id = -1;
 };
 
-// Owned by a Request, engine thread only. A round: every live sequence adds the best 2 * width
-// continuations it has; of all of them, those that end the text and are among the best `width`
-// become answers, and the best `width` of the others are the sequences of the next round.
+// Owned by a Request, engine thread only. In a round, every live sequence adds its best 2 * width
+// continuations. Of all of them, those that end the text and are among the best `width` become
+// answers; the best `width` of the others are the sequences of the next round.
 class BeamSearch {
  public:
   BeamSearch(int32_t width, float length_penalty, bool early_stopping)
@@ -35,11 +35,11 @@ class BeamSearch {
   int32_t width() const { return width_; }
   int32_t wanted() const { return 2 * width_; }  // candidates of one sequence
   void add(const BeamCandidate& candidate) { candidates_.push_back(candidate); }
-  // The best 2 * width candidates of the round, best first; then the round is over.
+  // The best 2 * width candidates of the round, best first. Ends the round.
   std::vector<BeamCandidate> rank();
   // `length` counts the token that ended it.
   void complete(BeamAnswer answer, double sum, int64_t length);
-  // No partial answer can get into the best any more: `best` is the sum of the best one.
+  // No partial answer can still become one of the best; `best` is the sum of the best of them.
   bool done(double best, int64_t length) const;
   const std::vector<BeamAnswer>& answers() const { return answers_; }  // best first, at most width
 

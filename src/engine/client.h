@@ -1,9 +1,10 @@
 #pragma once
-// The engine's front door: token-level, serialisable. The local engine and the cluster router
-// implement it; the server and the CLI use nothing else of the engine.
+// The interface of the engine: tokens in, tokens out, serialisable. The local engine and the
+// cluster router implement it; the server uses nothing else of the engine.
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,26 +17,41 @@ namespace tokamak {
 
 using RequestId = uint64_t;
 
+// Which tokens a request may generate next. A grammar implements it.
+class TokenMask {
+ public:
+  virtual ~TokenMask() = default;
+  // Sets the bits of the tokens that may follow. `answer` has the tokens of the choice so far, and
+  // `drafts` those that are assumed to follow them (empty without drafts). `allowed` has
+  // mask_words(vocab) words (plan/step.h), all zero. Called on the engine's thread, while the
+  // device computes the step: once for every token of the answer, and once for every drafted token.
+  // Must be quick and must not throw. If no bit is set, the choice ends with Finish::kError. After
+  // drafts that are not allowed, any bits will do.
+  virtual void allow(int32_t choice, std::span<const int32_t> answer,
+                     std::span<const int32_t> drafts, std::span<uint32_t> allowed) = 0;
+};
+
 struct RequestSpec {
   std::vector<int32_t> prompt;               // at least one id
   std::shared_ptr<const SampleSpec> sample;  // nullptr: greedy
   int32_t max_tokens = 16;                   // 0: only process the prompt (with score_prompt)
+  std::shared_ptr<TokenMask> mask;           // nullptr: every token is allowed
   std::vector<int32_t> stop_ids;             // end the answer; the id itself is not part of it
   int32_t n = 1;                             // choices; choice c uses noise key (seed, c)
-  // Beam search: so many partial answers are carried on at a time, and the n best answers come when
-  // all is over, one delta each, best first. 0: every choice is sampled.
+  // Beam search: the number of partial answers that are kept. The n best answers are sent at the
+  // end, one delta each, best first. 0: every choice is sampled.
   int32_t beams = 0;
   float length_penalty = 1.0f;    // the score is the sum of log-probabilities / length ^ this
-  bool early_stopping = false;    // ends as soon as `beams` answers are complete
+  bool early_stopping = false;    // end as soon as `beams` answers are complete
   bool score_prompt = false;      // report log-probabilities of prompt tokens 1..
   int32_t score_from = 1;         // first prompt position to score
   int32_t priority = 0;           // lower runs first
   std::string cache_salt;         // only requests with the same salt share cached blocks
-  std::string tenant;             // whom fair scheduling counts it for; empty: the salt
-  Nanos deadline = kNever;        // absolute, of the engine's clock
-  Nanos queue_deadline = kNever;  // given up when it has not started by then
-  // Its blocks are evicted after those of a lower cache_priority, until cache_ttl after their last
-  // use.
+  std::string tenant;             // counted by fair scheduling; empty: the salt
+  Nanos deadline = kNever;        // absolute, by the engine's clock
+  Nanos queue_deadline = kNever;  // cancelled if it has not started by then
+  // Its blocks are evicted after those with a lower cache_priority. The priority ends cache_ttl
+  // after their last use.
   int32_t cache_priority = 0;
   Nanos cache_ttl = kNever;
 };
@@ -58,15 +74,15 @@ struct Delta {
   std::string error;              // with Finish::kError
   // With Finish::kError: kResourceExhausted means "the queue is full, try again later".
   ErrorCode error_code = ErrorCode::kInternal;
-  int32_t cached_tokens = 0;  // prompt tokens that were not computed again; on the first delta
+  int32_t cached_tokens = 0;  // prompt tokens found in the cache; on the first delta
 };
 
 struct EngineInfo {
   std::string model;
   int64_t vocab = 0, max_model_len = 0;
-  // Free blocks are those that a sequence could have, cached content or not.
+  // Free blocks are those that a sequence could get; they may hold cached content.
   int64_t kv_blocks_total = 0, kv_blocks_free = 0, running = 0, waiting = 0;
-  double retry_after = 1;  // seconds after which a refused request has a chance, roughly
+  double retry_after = 1;  // estimated seconds until a refused request would be accepted
 };
 
 class Client {
@@ -75,8 +91,8 @@ class Client {
   // Called on the engine's thread: must not block and must not throw. Sinks of one request are
   // called in order; after a delta with a finish for each choice there are no more.
   using Sink = std::function<void(Delta&&)>;
-  // Throws Error(kInvalidArgument / kOutOfRange / kResourceExhausted / kUnavailable) if it cannot
-  // be taken.
+  // Throws Error(kInvalidArgument / kOutOfRange / kResourceExhausted / kUnavailable) when the
+  // request cannot be accepted.
   virtual RequestId submit(RequestSpec spec, Sink sink) = 0;
   virtual void cancel(RequestId id) = 0;  // unknown or finished ids are ignored
   // The front end found a stop string: the choice ends before answer position `position`; later
@@ -84,7 +100,7 @@ class Client {
   virtual void stop_at(RequestId id, int32_t choice, int32_t position) = 0;
   virtual EngineInfo info() const = 0;
   virtual EngineStats stats() const { return {}; }    // a copy of about 4 KB
-  virtual EngineMemory memory() const { return {}; }  // what the engine holds
+  virtual EngineMemory memory() const { return {}; }  // allocated by the engine
 };
 
 }  // namespace tokamak

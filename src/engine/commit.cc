@@ -1,4 +1,4 @@
-// The third moment of a step: what came back decides what holds.
+// What happens when a step has completed: its result decides which tokens are kept.
 #include <algorithm>
 
 #include "base/error.h"
@@ -7,27 +7,46 @@
 namespace tokamak {
 namespace {
 
-// A backend that returns nonsense costs a step, not the engine.
-const char* what_is_wrong(const Step& step, const StepResult& result) {
-  size_t rows = step.inputs.out_rows.size();
+// The first choice of the entry, and then outputs that continue each other.
+bool is_right_path(const StepEntry& e, std::span<const int32_t> path,
+                   const std::vector<SampleRow>& samples) {
+  if (!e.chooses || path.empty()) return path.empty() && !e.chooses;
+  int32_t first = e.first_choice(), end = first + 1 + e.drafts;
+  if (path[0] != first) return false;
+  for (size_t i = 1; i < path.size(); ++i)
+    if (path[i] <= path[i - 1] || path[i] >= end ||
+        samples[static_cast<size_t>(path[i])].parent != path[i - 1])
+      return false;
+  return true;
+}
+
+// A backend that returns nonsense makes the step fail, not the engine.
+const char* what_is_wrong(const PendingStep& step, const StepResult& result) {
+  size_t rows = step.inputs.out_rows.size(), sequences = step.entries.size();
   if (result.ids.size() != rows || result.logprobs.size() != rows)
     return "the backend returned a wrong number of rows";
-  if (result.accepted.size() != step.entries.size() || result.failed.size() != step.entries.size())
+  if (result.path_start.size() != sequences + 1 || result.failed.size() != sequences ||
+      result.path_start[0] != 0 || result.path_start.back() != std::ssize(result.path) ||
+      !std::is_sorted(result.path_start.begin(), result.path_start.end()))
     return "the backend returned a wrong number of sequences";
-  for (size_t b = 0; b < step.entries.size(); ++b) {
-    const StepEntry& e = step.entries[b];
-    int32_t lo = e.chooses ? 1 : 0, hi = e.chooses ? 1 + e.drafts : 0;
-    if (!result.failed[b] && (result.accepted[b] < lo || result.accepted[b] > hi))
-      return "the backend accepted an impossible number of tokens";
-  }
+  for (size_t b = 0; b < sequences; ++b)
+    if (result.failed[b] == StepFailure::kNone &&
+        !is_right_path(step.entries[b], result.path_of(b), step.inputs.samples))
+      return "the backend accepted tokens that do not continue each other";
   return nullptr;
+}
+
+const char* failure_text(StepFailure failure) {
+  return failure == StepFailure::kNotFinite
+             ? "the model's output was not a finite number"
+             : "the token mask of the request allows no token at this position";
 }
 
 }  // namespace
 
 void EngineCore::commit(Ticket ticket, const StepResult& result, Actions& actions) {
   TK_CHECK(ticket == completed_ && ticket < submitted_, "step {} is not the oldest", ticket);
-  Step& step = step_slot(ticket);
+  PendingStep& step = step_slot(ticket);
   if (const char* wrong = what_is_wrong(step, result)) return rewind(ticket, wrong, actions);
   ++completed_;
   Nanos duration = now_ - std::max(step.submitted, last_done_);
@@ -41,35 +60,44 @@ void EngineCore::commit(Ticket ticket, const StepResult& result, Actions& action
 void EngineCore::commit_entry(const StepEntry& e, size_t index, const StepResult& result,
                               Actions& actions) {
   Sequence& seq = *e.sequence;
+  std::span<const int32_t> path = result.path_of(index);
   --seq.in_flight;
   if (e.epoch != seq.epoch || seq.phase == Sequence::Phase::kFinished) {
-    stats_.tokens_discarded += result.accepted[index];
+    stats_.tokens_discarded += std::ssize(path);
     return;
   }
-  if (result.failed[index])
-    return finish(seq, Finish::kError, "the model's output was not a finite number", actions);
+  if (result.failed[index] != StepFailure::kNone)
+    return finish(seq, Finish::kError, failure_text(result.failed[index]), actions);
   seq.failures = 0;
-  int32_t accepted = result.accepted[index];
-  auto first_out = static_cast<size_t>(e.first_out);
-  auto scores = static_cast<size_t>(e.scores);
   note_scores(seq, e, result);
-  Commit commit;
-  commit.accepted = {result.ids.data() + first_out + scores, static_cast<size_t>(accepted)};
-  commit.truncate_to = e.drafts > 0 ? e.start + accepted : e.start + e.count;
-  seq.computed = commit.truncate_to;
   if (e.chooses) --seq.pending;
-  if (e.drafts > 0) {
-    seq.scheduled = seq.computed;
-    seq.drafts.clear();
-    kv_.truncate(seq.blocks, seq.computed);  // nothing else of it is in flight
-  }
+  seq.computed = e.start + e.count;
+  if (e.drafts > 0) keep_path(seq, e, path);
   if (seq.request->beam) {
     kv_.commit(seq.blocks, seq.computed, seq.ids());
     if (e.chooses) commit_beam(seq, e.first_out, result, actions);
     return;
   }
-  emit(seq, commit, e.first_out + e.scores, result, actions);
+  emit(seq, path, result, actions);
   kv_.commit(seq.blocks, seq.computed, seq.ids());
+}
+
+// Keeps the slots of the path. If they are not the first slots of the entry, the next step moves
+// them. No other step of the sequence is in flight.
+void EngineCore::keep_path(Sequence& seq, const StepEntry& e, std::span<const int32_t> path) {
+  auto row = [&](size_t i) { return path[i] - e.first_choice(); };  // of the entry
+  seq.drafts.clear();
+  seq.scheduled = e.start + static_cast<int32_t>(path.size());
+  seq.computed = seq.scheduled;
+  for (size_t i = path.size(); i-- > 0;) {
+    auto to = static_cast<int32_t>(i);
+    if (row(i) == to) break;
+    seq.moves.emplace_back(e.start + row(i), e.start + to);
+    seq.computed = e.start + to;
+  }
+  std::reverse(seq.moves.begin(),
+               seq.moves.end());  // in order, no move overwrites the source of a later one
+  kv_.truncate(seq.blocks, e.start + row(path.size() - 1) + 1);
 }
 
 void EngineCore::note_scores(Sequence& seq, const StepEntry& e, const StepResult& result) {
@@ -95,7 +123,7 @@ void EngineCore::note_tokens(Sequence& seq, size_t count) {
     stats_.prefill_seconds.add(seconds(now_ - seq.started));
     --count;
   }
-  // Tokens that come together came one after the other, for whoever reads them.
+  // Tokens that were accepted together share the time since the last one.
   if (count > 0) {
     Nanos gap = now_ - (seq.last_token == kNever ? now_ : seq.last_token);
     stats_.itl_seconds.add(seconds(gap) / static_cast<double>(count), count);
@@ -114,10 +142,10 @@ void EngineCore::note_end(const Sequence& seq, Finish how) {
     stats_.tpot_seconds.add(seconds(seq.last_token - seq.first_token) / (seq.generated() - 1));
 }
 
-void EngineCore::emit(Sequence& seq, const Commit& commit, int32_t first_out,
-                      const StepResult& result, Actions& actions) {
+void EngineCore::emit(Sequence& seq, std::span<const int32_t> path, const StepResult& result,
+                      Actions& actions) {
   bool prompt_only = seq.limit == 0 && seq.computed == seq.prompt_length();
-  if (commit.accepted.empty() && !prompt_only) return;
+  if (path.empty() && !prompt_only) return;
   Delta& d = actions.add_delta(seq.request->id, seq.choice, seq.generated());
   if (!seq.first_delta_sent) {
     d.prompt_logprobs.assign(seq.prompt_logprobs.begin(), seq.prompt_logprobs.end());
@@ -127,10 +155,12 @@ void EngineCore::emit(Sequence& seq, const Commit& commit, int32_t first_out,
   seq.first_delta_sent = true;
   Finish how = prompt_only ? Finish::kLength : Finish::kNone;
   int32_t wanted = seq.sample().top_logprobs;
-  auto top = std::lower_bound(result.top.begin(), result.top.end(), first_out,
-                              [](const auto& t, int32_t row) { return t.first < row; });
-  for (size_t i = 0; i < commit.accepted.size(); ++i) {
-    int32_t id = commit.accepted[i], row = first_out + static_cast<int32_t>(i);
+  auto top = path.empty()
+                 ? result.top.end()
+                 : std::lower_bound(result.top.begin(), result.top.end(), path[0],
+                                    [](const auto& t, int32_t row) { return t.first < row; });
+  for (int32_t row : path) {
+    int32_t id = result.ids[static_cast<size_t>(row)];
     if (how != Finish::kNone) {
       ++stats_.tokens_discarded;
       continue;
@@ -152,7 +182,7 @@ void EngineCore::emit(Sequence& seq, const Commit& commit, int32_t first_out,
   if (how != Finish::kNone) close(seq, how, d, actions);
 }
 
-// The step never happened: its sequences go back to what is committed and are tried again.
+// The step has no effect: its sequences go back to what is committed and are tried again.
 void EngineCore::rewind(Ticket ticket, std::string_view error, Actions& actions) {
   TK_CHECK(ticket == completed_ && ticket < submitted_, "step {} is not the oldest", ticket);
   ++completed_;

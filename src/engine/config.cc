@@ -90,6 +90,7 @@ EngineConfig default_engine_config(const PlanSet& plans, int64_t max_model_len, 
     if (p.function == "decode") c.decode_batch = std::max(c.decode_batch, guard_limit(p, "B"));
     if (int32_t k = verify_size(p.function); k > 0) c.verify_sizes.push_back(k);
   }
+  for (const InputEntry& in : plans.inputs) c.tree_mask = c.tree_mask || in.name == "mask";
   std::sort(c.verify_sizes.begin(), c.verify_sizes.end());
   c.verify_sizes.erase(std::unique(c.verify_sizes.begin(), c.verify_sizes.end()),
                        c.verify_sizes.end());
@@ -125,6 +126,8 @@ void check_beams(const EngineConfig& c, const RequestSpec& spec) {
          spec.beams);
   if (spec.max_tokens < 1 || spec.score_prompt)
     fail(ErrorCode::kInvalidArgument, "beam search needs max_tokens, and does not score prompts");
+  if (spec.mask)
+    fail(ErrorCode::kInvalidArgument, "beam search cannot be combined with a token mask");
   if (!std::isfinite(spec.length_penalty))
     fail(ErrorCode::kInvalidArgument, "length_penalty is not a finite number");
 }
@@ -149,10 +152,10 @@ void check_request(const EngineConfig& c, const RequestSpec& spec) {
     fail(ErrorCode::kOutOfRange,
          "prompt of {} tokens and max_tokens {} exceed the model's limit of {} tokens", prompt,
          spec.max_tokens, c.max_model_len);
-  // The last token of an answer is never fed back, but its slot is reserved by steps in flight.
+  // The last token of an answer needs no slot, but steps in flight reserve one for it.
   for (size_t g = 0; g < c.groups.size(); ++g) {
     int64_t need = most_blocks(c.groups[g], total, std::min(total, c.max_batched_tokens)) *
-                   std::max(spec.beams, 1);  // beams wait for each other: all must fit
+                   std::max(spec.beams, 1);  // beams wait for each other, so all must fit
     if (need > c.blocks[g])
       fail(ErrorCode::kOutOfRange,
            "prompt of {} tokens and max_tokens {} need {} KV blocks of group {}, there are {}",

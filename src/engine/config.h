@@ -1,5 +1,5 @@
 #pragma once
-// What an engine may use and what its plans can take.
+// Limits and policies of an engine.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -10,26 +10,27 @@
 
 namespace tokamak {
 
-// Who of the waiting starts first.
+// Which waiting sequence starts first.
 enum class SchedPolicy : uint8_t {
   kFcfs,      // first come, first served
-  kPriority,  // RequestSpec::priority, then arrival; a lower one that runs makes room
-  kCache,     // the longest cached prefix; nobody is passed over more than starvation_bound times
-  kFair,      // the tenant that has had the fewest tokens
+  kPriority,  // RequestSpec::priority, then arrival; preempts running ones of lower priority
+  kCache,     // longest cached prefix; a sequence is passed over starvation_bound times at most
+  kFair,      // the tenant that was served the fewest tokens
 };
 // When a sequence may start.
 enum class KvPolicy : uint8_t {
-  kMaxUtilization,     // its known tokens fit; when blocks run out, the last one is preempted
-  kGuaranteedNoEvict,  // everything that runs fits to its last token
+  kMaxUtilization,     // if its known tokens fit; if blocks run out, the last one is preempted
+  kGuaranteedNoEvict,  // if all running sequences fit up to their last token
 };
-// What steps are made of. Continuous is the default; the others are kept as baselines.
+// How steps are composed. Continuous is the default; the others are baselines for comparison.
 enum class Batching : uint8_t {
   kContinuous,    // decodes first, then prompts, up to the token budget
-  kPrefillFirst,  // while there are prompts, steps hold nothing else
+  kPrefillFirst,  // while there are prompts, steps have nothing else
   kStatic,        // a batch runs to its end before the next one starts
 };
-// By the names of the command line: fcfs priority cache fair, guaranteed-no-evict max-utilization,
-// continuous prefill-first static. Throw Error(kInvalidArgument) listing them.
+// From the names on the command line: fcfs priority cache fair, guaranteed-no-evict
+// max-utilization, continuous prefill-first static. Throw Error(kInvalidArgument) with the list of
+// names.
 SchedPolicy parse_sched_policy(std::string_view name);
 KvPolicy parse_kv_policy(std::string_view name);
 Batching parse_batching(std::string_view name);
@@ -46,19 +47,20 @@ struct EngineConfig {
   int64_t max_out_rows = 64;         // rows of a step that may ask for logits
   int64_t max_queue = 4096;          // sequences that wait (a request has n of them)
   int max_in_flight = 1;             // steps submitted and not yet committed
-  int max_step_failures = 3;         // failed steps in a row that a sequence survives
+  int max_step_failures = 3;         // a sequence ends after more failed steps in a row
 
   SchedPolicy policy = SchedPolicy::kFcfs;
   KvPolicy kv_policy = KvPolicy::kMaxUtilization;
   Batching batching = Batching::kContinuous;
   bool prefix_cache = true;     // keep and share the blocks of finished and running sequences
-  bool chunked_prefill = true;  // off: a prompt that fits a step is not cut
+  bool chunked_prefill = true;  // off: a prompt that fits into a step is not split
   int starvation_bound = 64;    // of SchedPolicy::kCache
   Nanos tpot_target = 0;        // steps with decodes are kept this short; 0: no target
 
   int64_t decode_batch = 0;           // largest batch of the function "decode"; 0: there is none
   std::vector<int32_t> verify_sizes;  // k of the functions "verify<k>", ascending
-  int32_t draft_tokens = 0;           // drafts asked of the drafter per sequence and step
+  int32_t draft_tokens = 0;           // most drafts per sequence and step
+  bool tree_mask = false;             // the plans read a mask, so drafts may be trees
 };
 
 // Limits from the PlanSet's symbols and plans; KV for `kv_tokens` tokens (0: one sequence of
@@ -66,16 +68,16 @@ struct EngineConfig {
 EngineConfig default_engine_config(const PlanSet& plans, int64_t max_model_len = 0,
                                    int64_t kv_tokens = 0);
 
-// Blocks per group that hold `tokens` tokens of KV. A window group gets no more than max_num_seqs
-// sequences can hold in it when steps have at most max_batched_tokens; 0: no such bound is known.
+// Blocks per group for `tokens` tokens of KV. A group with a window gets at most what max_num_seqs
+// sequences can use when steps have at most max_batched_tokens tokens; 0: no such bound is known.
 std::vector<int64_t> kv_blocks_for(const PlanSet& plans, int64_t tokens, int64_t max_num_seqs = 0,
                                    int64_t max_batched_tokens = 0);
 
 // Throws Error(kInvalidArgument) if the limits contradict each other.
 void check_engine_config(const EngineConfig& config);
 
-// Throws Error(kInvalidArgument) for a request that makes no sense, Error(kOutOfRange) for one that
-// can never fit. A pure function: any thread.
+// Throws Error(kInvalidArgument) for an invalid request and Error(kOutOfRange) for one that can
+// never fit. A pure function: any thread.
 void check_request(const EngineConfig& config, const RequestSpec& spec);
 
 }  // namespace tokamak

@@ -12,14 +12,14 @@ EngineCore::EngineCore(EngineConfig config, Drafter* drafter)
       kv_(config_.groups, config_.blocks, config_.prefix_cache),
       scheduler_(config_, kv_, config_.draft_tokens > 0 ? drafter : nullptr, stats_),
       steps_(static_cast<size_t>(config_.max_in_flight)) {
-  for (Step& step : steps_) prepare_inputs(config_, step.inputs);
+  for (PendingStep& step : steps_) prepare_inputs(config_, step.inputs);
   SampleSpec greedy;
   greedy.temperature = 0;
   greedy_ = std::make_shared<const SampleSpec>(greedy);
 }
 
-// The path. A step has three moments: reserve (rows and slots), submit, and, when a later call is
-// told of its completion, commit. Only commit advances a sequence and emits tokens.
+// A step is reserved (rows and slots), submitted and, when a later call reports its completion,
+// committed. Only commit advances a sequence and emits tokens.
 void EngineCore::advance(Nanos now, std::span<Event> events, Actions& actions) {
   actions.clear();
   now_ = now;
@@ -28,13 +28,14 @@ void EngineCore::advance(Nanos now, std::span<Event> events, Actions& actions) {
   expire(now, actions);
   release();
   while (steps_in_flight() < config_.max_in_flight) {
-    Step& step = step_slot(submitted_);
+    PendingStep& step = step_slot(submitted_);
     if (!reserve(step)) break;
     build_inputs(config_, kv_, step);
     submit(step, actions);
   }
+  ask_for_masks(actions);
   actions.next_wakeup = next_deadline();
-  TK_CHECK(steps_in_flight() > 0 || requests_.empty(), "{} requests can never go on",
+  TK_CHECK(steps_in_flight() > 0 || requests_.empty(), "{} requests wait and no step is in flight",
            requests_.size());
 }
 
@@ -53,16 +54,41 @@ void EngineCore::take(Event& event, Actions& actions) {
   }
 }
 
-bool EngineCore::reserve(Step& step) { return scheduler_.schedule(now_, step.entries); }
+bool EngineCore::reserve(PendingStep& step) { return scheduler_.schedule(now_, step.entries); }
 
-void EngineCore::submit(Step& step, Actions& actions) {
+void EngineCore::submit(PendingStep& step, Actions& actions) {
   step.ticket = submitted_++;
+  step.masks_sent = false;
   step.submitted = now_;
   ++stats_.steps;
   stats_.tokens_scheduled += step.inputs.tokens();
   stats_.step_tokens.add(static_cast<double>(step.inputs.tokens()));
   stats_.step_sequences.add(static_cast<double>(step.inputs.sequences()));
   actions.submits.push_back({step.ticket, &step.inputs});
+}
+
+// The masks of the oldest step in flight: all tokens before its own are known now.
+void EngineCore::ask_for_masks(Actions& actions) {
+  if (steps_in_flight() == 0) return;
+  PendingStep& step = step_slot(completed_);
+  if (std::exchange(step.masks_sent, true)) return;
+  for (const StepEntry& e : step.entries) {
+    const Sequence& seq = *e.sequence;
+    bool stale = e.epoch != seq.epoch || seq.phase == Sequence::Phase::kFinished;
+    TokenMask* mask = stale || !e.chooses ? nullptr : seq.request->spec.mask.get();
+    if (mask == nullptr) continue;
+    auto answer = seq.ids().subspan(static_cast<size_t>(seq.prompt_length()));
+    for (int32_t i = 0; i <= e.drafts; ++i) {
+      auto first = actions.mask_drafts.size();
+      for (int32_t d = i - 1; d >= 0; d = seq.drafts[static_cast<size_t>(d)].parent)
+        actions.mask_drafts.push_back(seq.drafts[static_cast<size_t>(d)].id);
+      std::reverse(actions.mask_drafts.begin() + static_cast<std::ptrdiff_t>(first),
+                   actions.mask_drafts.end());
+      actions.masks.push_back({step.ticket, e.first_choice() + i, mask, seq.choice, answer,
+                               static_cast<uint32_t>(first),
+                               static_cast<uint32_t>(actions.mask_drafts.size() - first)});
+    }
+  }
 }
 
 void EngineCore::release() {
@@ -74,7 +100,7 @@ void EngineCore::release() {
 // --- requests
 
 void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
-  TK_CHECK(!requests_.contains(id), "request {} is there already", id);
+  TK_CHECK(!requests_.contains(id), "request {} exists already", id);
   try {
     check_request(config_, spec);
     if (waiting() + spec.n > config_.max_queue)
@@ -126,7 +152,7 @@ void EngineCore::cancel(RequestId id, Finish how, Actions& actions) {
     if (request.unfinished > 0) end_beams(request, how, {}, actions);
     return;
   }
-  // The request goes with its last choice, so count down instead of asking it.
+  // The request is deleted with its last choice, so it must not be read after that.
   for (int32_t c = 0, n = request.spec.n; c < n; ++c) {
     Sequence* seq = request.choices[static_cast<size_t>(c)];
     bool last = request.unretired == 1;
@@ -139,7 +165,7 @@ void EngineCore::cancel(RequestId id, Finish how, Actions& actions) {
 void EngineCore::stop_at(RequestId id, int32_t choice, int32_t position, Actions& actions) {
   auto it = requests_.find(id);
   if (it == requests_.end() || choice < 0 || choice >= it->second->spec.n) return;
-  if (it->second->beam) return;  // there is nothing to stop before its answers are complete
+  if (it->second->beam) return;  // answers of a beam search are sent complete
   Sequence* seq = it->second->choices[static_cast<size_t>(choice)];
   if (seq == nullptr || seq->phase == Sequence::Phase::kFinished) return;
   position = std::max(position, 0);

@@ -4,8 +4,8 @@
 //   Request -> Sequence -> StepEntry -> StepInputs -> StepResult -> ids -> Delta
 //   arrival    reserve     reserve      submit        completed     commit  emit
 //
-// No threads, no I/O, no clock: a driver (engine/local_engine.h, engine/simulator.h) feeds it and
-// carries out what it asks for. The same events give the same actions.
+// It has no threads, no I/O and no clock: a driver (engine/local_engine.h, engine/simulator.h)
+// gives it events and carries out its actions. The same events give the same actions.
 #include <memory>
 #include <span>
 #include <string_view>
@@ -20,13 +20,6 @@
 
 namespace tokamak {
 
-// What a completed step means for one sequence.
-struct Commit {
-  std::span<const int32_t> accepted;  // ids that hold
-  int32_t truncate_to = 0;            // slots that hold; what lies behind is void
-  std::span<const BlockCopy> moves;   // blocks that keep accepted branches (none for chains)
-};
-
 // One thread at a time. Requests live in it until their last step is done.
 class EngineCore {
  public:
@@ -39,7 +32,7 @@ class EngineCore {
   const EngineConfig& config() const { return config_; }
   const KvCache& kv() const { return kv_; }
   const EngineStats& stats();  // brings the gauges up to date
-  // Who has a row of a step: for tools and tests. O(running).
+  // The sequence of a row, for tools and tests. O(running).
   const Sequence* sequence_in_row(int32_t row) const { return scheduler_.in_row(row); }
   int64_t running() const { return static_cast<int64_t>(scheduler_.running()); }
   int64_t waiting() const { return static_cast<int64_t>(scheduler_.waiting()); }
@@ -65,24 +58,26 @@ class EngineCore {
   void pop_deadline();
   bool started(RequestId id) const;
   Nanos next_deadline();
-  void release();  // what nothing in flight refers to any more
-  bool reserve(Step& step);
-  void submit(Step& step, Actions& actions);
-  Step& step_slot(Ticket ticket) { return steps_[ticket % steps_.size()]; }
+  void release();  // frees what no step in flight uses
+  bool reserve(PendingStep& step);
+  void submit(PendingStep& step, Actions& actions);
+  void ask_for_masks(Actions& actions);
+  PendingStep& step_slot(Ticket ticket) { return steps_[ticket % steps_.size()]; }
 
   // commit.cc: steps
   void commit(Ticket ticket, const StepResult& result, Actions& actions);
   void rewind(Ticket ticket, std::string_view error, Actions& actions);
   void commit_entry(const StepEntry& entry, size_t index, const StepResult& result,
                     Actions& actions);
-  void emit(Sequence& seq, const Commit& commit, int32_t first_out, const StepResult& result,
+  void keep_path(Sequence& seq, const StepEntry& entry, std::span<const int32_t> path);
+  void emit(Sequence& seq, std::span<const int32_t> path, const StepResult& result,
             Actions& actions);
   void note_scores(Sequence& seq, const StepEntry& entry, const StepResult& result);
   void note_tokens(Sequence& seq, size_t count);
   void note_end(const Sequence& seq, Finish finish);
   void finish(Sequence& seq, Finish finish, std::string_view error, Actions& actions);
   void close(Sequence& seq, Finish finish, Delta& last, Actions& actions);
-  void drop(Sequence& seq);  // it has had its last delta
+  void drop(Sequence& seq);  // after its last delta
 
   // beam.cc: beam search
   void prepare_beams(Request& request) const;
@@ -98,15 +93,15 @@ class EngineCore {
   EngineStats stats_;
   KvCache kv_;
   Scheduler scheduler_;
-  std::vector<Step> steps_;               // ring of max_in_flight, by ticket
-  Ticket submitted_ = 0, completed_ = 0;  // tickets given out and reported
+  std::vector<PendingStep> steps_;        // ring of max_in_flight, by ticket
+  Ticket submitted_ = 0, completed_ = 0;  // steps submitted and steps reported
   std::unordered_map<RequestId, std::unique_ptr<Request>> requests_;
-  std::vector<Deadline> deadlines_;  // heap, soonest first; may hold ended ones
+  std::vector<Deadline> deadlines_;  // heap, soonest first; may include finished requests
   std::vector<std::unique_ptr<Sequence>> slab_;
   std::vector<Sequence*> free_sequences_, retired_;
-  std::shared_ptr<const SampleSpec> greedy_;  // of requests that do not say how to sample
+  std::shared_ptr<const SampleSpec> greedy_;  // of requests without a SampleSpec
   uint64_t next_order_ = 0;
-  Nanos now_ = 0, last_done_ = 0;  // of this call; when the last step ended
+  Nanos now_ = 0, last_done_ = 0;  // time of this call, and of the last completed step
 };
 
 }  // namespace tokamak

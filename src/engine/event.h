@@ -1,6 +1,6 @@
 #pragma once
-// What goes into EngineCore::advance and what comes out: plain data, so that a run can be recorded
-// and replayed.
+// The inputs and outputs of EngineCore::advance: plain data, so that a run can be recorded and
+// replayed.
 #include <span>
 #include <string>
 #include <utility>
@@ -19,7 +19,7 @@ struct Event {
   RequestSpec spec;                    // kArrival
   int32_t choice = 0, position = 0;    // kStopAt
   Ticket ticket = 0;                   // kStepDone, kStepFailed
-  const StepResult* result = nullptr;  // kStepDone; must live until advance() returns
+  const StepResult* result = nullptr;  // kStepDone; must be valid until advance() returns
   std::string error;                   // kStepFailed
 
   static Event arrival(RequestId id, RequestSpec spec) {
@@ -60,19 +60,32 @@ struct Event {
 
 struct SubmitAction {
   Ticket ticket = 0;
-  const StepInputs* inputs = nullptr;  // lives until the step is reported done or failed
+  const StepInputs* inputs = nullptr;  // valid until the step is reported done or failed
 };
 
-// Reused from call to call: a warmed-up engine does not allocate. Submit in order; deltas in order.
+// Asks for the mask of an output of a step that has been submitted: Executable::set_mask.
+struct MaskAction {
+  Ticket ticket = 0;
+  int32_t output = 0;
+  TokenMask* mask = nullptr;  // valid until the step is reported done or failed
+  int32_t choice = 0;
+  std::span<const int32_t> answer;       // so far; valid until the next call of advance
+  uint32_t first_draft = 0, drafts = 0;  // that follow it, in Actions::mask_drafts
+};
+
+// Reused from call to call: a warmed-up engine does not allocate. Carried out in this order:
+// deltas, submits, masks.
 class Actions {
  public:
   std::vector<SubmitAction> submits;
-  std::vector<RequestId> finished;  // every choice has had its last delta
+  std::vector<RequestId> finished;  // the last delta of every choice has been added
   Nanos next_wakeup = kNever;       // call advance again by then, even without events
 
   std::span<Delta> deltas() { return {deltas_.data(), delta_count_}; }
   std::span<const Delta> deltas() const { return {deltas_.data(), delta_count_}; }
   Delta& add_delta(RequestId request, int32_t choice, int32_t position);
+  std::vector<MaskAction> masks;
+  std::vector<int32_t> mask_drafts;
   void clear();
 
  private:

@@ -2,10 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
+#include <cmath>
 #include <iterator>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace tokamak {
 namespace {
@@ -13,260 +14,238 @@ namespace {
 // --- writing
 
 template <class T>
-void put_list(std::string& out, std::string_view key, const T& values) {
-  if (values.empty()) return;
-  fmt::format_to(std::back_inserter(out), " {}={}", key, fmt::join(values, ","));
-}
-
-std::string hex(std::string_view bytes) {
-  std::string out = "x";
-  for (unsigned char c : bytes) fmt::format_to(std::back_inserter(out), "{:02x}", c);
+Value list_value(const std::vector<T>& values) {
+  Value out = Value::array();
+  for (const T& v : values) {
+    if constexpr (std::is_floating_point_v<T>)
+      out.push(static_cast<double>(v));
+    else
+      out.push(static_cast<int64_t>(v));
+  }
   return out;
 }
 
-void put_sample(std::string& out, const SampleSpec& s) {
-  fmt::format_to(std::back_inserter(out), " sample={},{},{},{},{},{},{},{},{},{}", s.temperature,
-                 s.top_k, s.top_p, s.min_p, s.repetition_penalty, s.presence_penalty,
-                 s.frequency_penalty, s.min_tokens, s.top_logprobs, s.seed);
-  if (s.typical_p != 1.0f || s.xtc_probability > 0 || s.dry_multiplier > 0)
-    fmt::format_to(std::back_inserter(out), " filters={},{},{},{},{},{},{}", s.typical_p,
-                   s.xtc_probability, s.xtc_threshold, s.dry_multiplier, s.dry_base,
-                   s.dry_allowed_length, s.dry_last_n);
-  put_list(out, "breakers", s.dry_breakers);
-  std::vector<int> order;
-  for (SampleStage stage : s.order) order.push_back(static_cast<int>(stage));
-  put_list(out, "order", order);
-  put_list(out, "banned", s.banned_until_min);
-  std::vector<std::string> bias;
-  for (auto [id, b] : s.logit_bias) bias.push_back(fmt::format("{}:{}", id, b));
-  put_list(out, "bias", bias);
+// Members that have their default value are left out.
+template <class T>
+void set_list(Value& out, std::string_view key, const std::vector<T>& values) {
+  if (!values.empty()) out.set(key, list_value(values));
+}
+void set_int(Value& out, std::string_view key, int64_t value, int64_t fallback) {
+  if (value != fallback) out.set(key, value);
+}
+void set_float(Value& out, std::string_view key, float value, float fallback) {
+  if (value != fallback) out.set(key, static_cast<double>(value));
+}
+// Any bytes: JSON has text only.
+void set_bytes(Value& out, std::string_view key, const std::string& bytes) {
+  if (!bytes.empty()) set_list(out, key, std::vector<uint8_t>(bytes.begin(), bytes.end()));
 }
 
-void put_arrival(std::string& out, const Event& e) {
-  const RequestSpec& s = e.spec;
-  fmt::format_to(std::back_inserter(out),
-                 "arrival {} max={} n={} score={} score_from={} priority={} deadline={}", e.request,
-                 s.max_tokens, s.n, s.score_prompt ? 1 : 0, s.score_from, s.priority, s.deadline);
-  put_list(out, "prompt", s.prompt);
-  put_list(out, "stop", s.stop_ids);
-  if (!s.cache_salt.empty()) out += " salt=" + hex(s.cache_salt);
-  if (!s.tenant.empty()) out += " tenant=" + hex(s.tenant);
-  if (s.queue_deadline != kNever)
-    fmt::format_to(std::back_inserter(out), " queue_deadline={}", s.queue_deadline);
-  if (s.cache_priority != 0 || s.cache_ttl != kNever)
-    fmt::format_to(std::back_inserter(out), " keep={},{}", s.cache_priority, s.cache_ttl);
-  if (s.beams != 0)
-    fmt::format_to(std::back_inserter(out), " beams={},{},{}", s.beams, s.length_penalty,
-                   s.early_stopping ? 1 : 0);
-  if (s.sample) put_sample(out, *s.sample);
+const SampleSpec kSampleDefaults;
+const RequestSpec kRequestDefaults;
+
+Value sample_value(const SampleSpec& s) {
+  const SampleSpec& d = kSampleDefaults;
+  Value out = Value::object();
+  set_float(out, "temperature", s.temperature, d.temperature);
+  set_int(out, "top_k", s.top_k, d.top_k);
+  set_float(out, "top_p", s.top_p, d.top_p);
+  set_float(out, "min_p", s.min_p, d.min_p);
+  set_float(out, "typical_p", s.typical_p, d.typical_p);
+  set_float(out, "dry_multiplier", s.dry_multiplier, d.dry_multiplier);
+  set_float(out, "dry_base", s.dry_base, d.dry_base);
+  set_int(out, "dry_allowed_length", s.dry_allowed_length, d.dry_allowed_length);
+  set_int(out, "dry_last_n", s.dry_last_n, d.dry_last_n);
+  set_list(out, "dry_breakers", s.dry_breakers);
+  set_float(out, "xtc_probability", s.xtc_probability, d.xtc_probability);
+  set_float(out, "xtc_threshold", s.xtc_threshold, d.xtc_threshold);
+  set_list(out, "order", s.order);
+  set_float(out, "repetition_penalty", s.repetition_penalty, d.repetition_penalty);
+  set_float(out, "presence_penalty", s.presence_penalty, d.presence_penalty);
+  set_float(out, "frequency_penalty", s.frequency_penalty, d.frequency_penalty);
+  for (auto [id, bias] : s.logit_bias) {
+    if (!out.has("logit_bias")) out.set("logit_bias", Value::array());
+    out.find("logit_bias")->push(Value::Array{id, static_cast<double>(bias)});
+  }
+  set_list(out, "banned_until_min", s.banned_until_min);
+  set_int(out, "min_tokens", s.min_tokens, d.min_tokens);
+  set_int(out, "top_logprobs", s.top_logprobs, d.top_logprobs);
+  set_int(out, "seed", static_cast<int64_t>(s.seed), 0);
+  return out;
 }
 
-void put_done(std::string& out, const Event& e) {
-  const StepResult& r = *e.result;
-  fmt::format_to(std::back_inserter(out), "done {} seconds={}", e.ticket, r.seconds);
-  put_list(out, "ids", r.ids);
-  put_list(out, "logprobs", r.logprobs);
-  put_list(out, "accepted", r.accepted);
-  put_list(out, "failed", std::vector<int>(r.failed.begin(), r.failed.end()));
-  std::vector<std::string> top;
-  for (const auto& [row, t] : r.top) top.push_back(fmt::format("{}:{}:{}", row, t.id, t.logprob));
-  put_list(out, "top", top);
+void add_request(Value& out, const RequestSpec& s) {
+  const RequestSpec& d = kRequestDefaults;
+  set_list(out, "prompt", s.prompt);
+  set_int(out, "max_tokens", s.max_tokens, d.max_tokens);
+  set_list(out, "stop_ids", s.stop_ids);
+  set_int(out, "n", s.n, d.n);
+  set_int(out, "beams", s.beams, d.beams);
+  set_float(out, "length_penalty", s.length_penalty, d.length_penalty);
+  set_int(out, "early_stopping", s.early_stopping, d.early_stopping);
+  set_int(out, "score_prompt", s.score_prompt, d.score_prompt);
+  set_int(out, "score_from", s.score_from, d.score_from);
+  set_int(out, "priority", s.priority, d.priority);
+  set_bytes(out, "cache_salt", s.cache_salt);
+  set_bytes(out, "tenant", s.tenant);
+  set_int(out, "deadline", s.deadline, d.deadline);
+  set_int(out, "queue_deadline", s.queue_deadline, d.queue_deadline);
+  set_int(out, "cache_priority", s.cache_priority, d.cache_priority);
+  set_int(out, "cache_ttl", s.cache_ttl, d.cache_ttl);
+  if (s.sample) out.set("sample", sample_value(*s.sample));
+}
+
+void add_result(Value& out, const StepResult& r) {
+  out.set("seconds", r.seconds);
+  set_list(out, "ids", r.ids);
+  set_list(out, "logprobs", r.logprobs);
+  set_list(out, "path", r.path);
+  set_list(out, "path_start", r.path_start);
+  set_list(out, "failed", r.failed);
+  if (r.top.empty()) return;
+  Value top = Value::array();
+  for (const auto& [row, t] : r.top)
+    top.push(Value::Array{row, t.id, static_cast<double>(t.logprob)});
+  out.set("top", std::move(top));
+}
+
+Value event_value(const Event& e) {
+  Value out = Value::object();
+  switch (e.kind) {
+    case Event::Kind::kArrival:
+      out.set("arrival", e.request);
+      add_request(out, e.spec);
+      break;
+    case Event::Kind::kCancel:
+      out.set("cancel", e.request);
+      break;
+    case Event::Kind::kStopAt:
+      out.set("stop_at", e.request);
+      out.set("choice", e.choice);
+      out.set("position", e.position);
+      break;
+    case Event::Kind::kStepDone:
+      out.set("done", e.ticket);
+      add_result(out, *e.result);
+      break;
+    case Event::Kind::kStepFailed:
+      out.set("failed", e.ticket);
+      out.set("error", e.error);
+      break;
+  }
+  return out;
 }
 
 // --- reading
 
-[[noreturn]] void bad(int line, std::string_view what) {
-  fail(ErrorCode::kCorrupt, "event log, line {}: {}", line, what);
+template <class T>
+void get_list(const Value& in, std::string_view key, std::vector<T>& out) {
+  const Value* list = in.find(key);
+  if (list == nullptr) return;
+  for (const Value& v : list->as_array()) {
+    if constexpr (std::is_floating_point_v<T>)
+      out.push_back(v.is_null() ? NAN : static_cast<T>(v.as_double()));
+    else
+      out.push_back(static_cast<T>(v.as_int()));
+  }
+}
+template <class T>
+void get_int(const Value& in, std::string_view key, T& out) {
+  out = static_cast<T>(in.get_int(key, static_cast<int64_t>(out)));
+}
+void get_float(const Value& in, std::string_view key, float& out) {
+  out = static_cast<float>(in.get_double(key, static_cast<double>(out)));
+}
+void get_bytes(const Value& in, std::string_view key, std::string& out) {
+  std::vector<uint8_t> bytes;
+  get_list(in, key, bytes);
+  out.assign(bytes.begin(), bytes.end());
 }
 
-std::vector<std::string_view> split(std::string_view text, char at) {
-  std::vector<std::string_view> out;
-  while (!text.empty()) {
-    size_t end = std::min(text.find(at), text.size());
-    if (end > 0) out.push_back(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return out;
+std::shared_ptr<const SampleSpec> read_sample(const Value& in) {
+  auto s = std::make_shared<SampleSpec>();
+  get_float(in, "temperature", s->temperature);
+  get_int(in, "top_k", s->top_k);
+  get_float(in, "top_p", s->top_p);
+  get_float(in, "min_p", s->min_p);
+  get_float(in, "typical_p", s->typical_p);
+  get_float(in, "dry_multiplier", s->dry_multiplier);
+  get_float(in, "dry_base", s->dry_base);
+  get_int(in, "dry_allowed_length", s->dry_allowed_length);
+  get_int(in, "dry_last_n", s->dry_last_n);
+  get_list(in, "dry_breakers", s->dry_breakers);
+  get_float(in, "xtc_probability", s->xtc_probability);
+  get_float(in, "xtc_threshold", s->xtc_threshold);
+  get_list(in, "order", s->order);
+  get_float(in, "repetition_penalty", s->repetition_penalty);
+  get_float(in, "presence_penalty", s->presence_penalty);
+  get_float(in, "frequency_penalty", s->frequency_penalty);
+  if (const Value* bias = in.find("logit_bias"))
+    for (const Value& pair : bias->as_array())
+      s->logit_bias.emplace_back(static_cast<int32_t>(pair.as_array().at(0).as_int()),
+                                 static_cast<float>(pair.as_array().at(1).as_double()));
+  get_list(in, "banned_until_min", s->banned_until_min);
+  get_int(in, "min_tokens", s->min_tokens);
+  get_int(in, "top_logprobs", s->top_logprobs);
+  get_int(in, "seed", s->seed);
+  return s;
 }
+
+RequestSpec read_request(const Value& in) {
+  RequestSpec s;
+  get_list(in, "prompt", s.prompt);
+  get_int(in, "max_tokens", s.max_tokens);
+  get_list(in, "stop_ids", s.stop_ids);
+  get_int(in, "n", s.n);
+  get_int(in, "beams", s.beams);
+  get_float(in, "length_penalty", s.length_penalty);
+  get_int(in, "early_stopping", s.early_stopping);
+  get_int(in, "score_prompt", s.score_prompt);
+  get_int(in, "score_from", s.score_from);
+  get_int(in, "priority", s.priority);
+  get_bytes(in, "cache_salt", s.cache_salt);
+  get_bytes(in, "tenant", s.tenant);
+  get_int(in, "deadline", s.deadline);
+  get_int(in, "queue_deadline", s.queue_deadline);
+  get_int(in, "cache_priority", s.cache_priority);
+  get_int(in, "cache_ttl", s.cache_ttl);
+  if (const Value* sample = in.find("sample")) s.sample = read_sample(*sample);
+  return s;
+}
+
+void read_result(const Value& in, StepResult& r) {
+  r.seconds = in.get_double("seconds", 0);
+  get_list(in, "ids", r.ids);
+  get_list(in, "logprobs", r.logprobs);
+  get_list(in, "path", r.path);
+  get_list(in, "path_start", r.path_start);
+  get_list(in, "failed", r.failed);
+  if (const Value* top = in.find("top"))
+    for (const Value& t : top->as_array())
+      r.top.push_back({static_cast<int32_t>(t.as_array().at(0).as_int()),
+                       {static_cast<int32_t>(t.as_array().at(1).as_int()),
+                        static_cast<float>(t.as_array().at(2).as_double())}});
+}
+
+Event read_event(const Value& in, StepResult& result) {
+  auto number = [&](const char* key) { return static_cast<uint64_t>(in.at(key).as_int()); };
+  auto small = [&](const char* key) { return static_cast<int32_t>(in.at(key).as_int()); };
+  if (in.has("arrival")) return Event::arrival(number("arrival"), read_request(in));
+  if (in.has("cancel")) return Event::cancel(number("cancel"));
+  if (in.has("stop_at"))
+    return Event::stop_at(number("stop_at"), small("choice"), small("position"));
+  if (in.has("failed") && in.has("error"))
+    return Event::step_failed(number("failed"), in.at("error").as_string());
+  read_result(in, result);
+  return Event::step_done(number("done"), &result);
+}
+
+// --- actions as text
 
 template <class T>
-T number(std::string_view text, int line) {
-  T value{};
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size())
-    bad(line, fmt::format("\"{}\" is not a number", text));
-  return value;
-}
-
-template <class T>
-std::vector<T> numbers(std::string_view text, int line) {
-  std::vector<T> out;
-  for (std::string_view part : split(text, ',')) out.push_back(number<T>(part, line));
-  return out;
-}
-
-std::string unhex(std::string_view text, int line) {
-  if (!text.starts_with('x') || text.size() % 2 == 0) bad(line, "bytes are not in hex");
-  std::string out;
-  for (size_t i = 1; i < text.size(); i += 2) {
-    int value = 0;
-    auto [end, error] = std::from_chars(text.data() + i, text.data() + i + 2, value, 16);
-    if (error != std::errc() || end != text.data() + i + 2) bad(line, "bytes are not in hex");
-    out.push_back(static_cast<char>(value));
-  }
-  return out;
-}
-
-void read_sample(std::string_view text, SampleSpec& s, int line) {
-  auto f = split(text, ',');
-  if (f.size() != 10) bad(line, "a sample has ten fields");
-  s.temperature = number<float>(f[0], line);
-  s.top_k = number<int32_t>(f[1], line);
-  s.top_p = number<float>(f[2], line);
-  s.min_p = number<float>(f[3], line);
-  s.repetition_penalty = number<float>(f[4], line);
-  s.presence_penalty = number<float>(f[5], line);
-  s.frequency_penalty = number<float>(f[6], line);
-  s.min_tokens = number<int32_t>(f[7], line);
-  s.top_logprobs = number<int32_t>(f[8], line);
-  s.seed = number<uint64_t>(f[9], line);
-}
-
-void read_filters(std::string_view text, SampleSpec& s, int line) {
-  auto f = split(text, ',');
-  if (f.size() != 7) bad(line, "filters have seven fields");
-  s.typical_p = number<float>(f[0], line);
-  s.xtc_probability = number<float>(f[1], line);
-  s.xtc_threshold = number<float>(f[2], line);
-  s.dry_multiplier = number<float>(f[3], line);
-  s.dry_base = number<float>(f[4], line);
-  s.dry_allowed_length = number<int32_t>(f[5], line);
-  s.dry_last_n = number<int32_t>(f[6], line);
-}
-
-void read_keep(std::string_view text, RequestSpec& spec, int line) {
-  auto keep = numbers<int64_t>(text, line);
-  if (keep.size() != 2) bad(line, "keep is priority,ttl");
-  spec.cache_priority = static_cast<int32_t>(keep[0]);
-  spec.cache_ttl = keep[1];
-}
-
-void read_beams(std::string_view text, RequestSpec& spec, int line) {
-  auto beams = split(text, ',');
-  if (beams.size() != 3) bad(line, "beams is width,length_penalty,early_stopping");
-  spec.beams = number<int32_t>(beams[0], line);
-  spec.length_penalty = number<float>(beams[1], line);
-  spec.early_stopping = beams[2] == "1";
-}
-
-struct Field {
-  std::string_view key, value;
-};
-
-Field field(std::string_view word, int line) {
-  size_t at = word.find('=');
-  if (at == std::string_view::npos) bad(line, fmt::format("\"{}\" is not key=value", word));
-  return {word.substr(0, at), word.substr(at + 1)};
-}
-
-Event read_arrival(std::span<const std::string_view> words, int line) {
-  RequestSpec spec;
-  SampleSpec sample;
-  bool sampled = false;
-  for (std::string_view word : words.subspan(2)) {
-    auto [key, v] = field(word, line);
-    if (key == "max")
-      spec.max_tokens = number<int32_t>(v, line);
-    else if (key == "n")
-      spec.n = number<int32_t>(v, line);
-    else if (key == "score")
-      spec.score_prompt = v == "1";
-    else if (key == "score_from")
-      spec.score_from = number<int32_t>(v, line);
-    else if (key == "priority")
-      spec.priority = number<int32_t>(v, line);
-    else if (key == "deadline")
-      spec.deadline = number<Nanos>(v, line);
-    else if (key == "prompt")
-      spec.prompt = numbers<int32_t>(v, line);
-    else if (key == "stop")
-      spec.stop_ids = numbers<int32_t>(v, line);
-    else if (key == "salt")
-      spec.cache_salt = unhex(v, line);
-    else if (key == "tenant")
-      spec.tenant = unhex(v, line);
-    else if (key == "queue_deadline")
-      spec.queue_deadline = number<Nanos>(v, line);
-    else if (key == "keep")
-      read_keep(v, spec, line);
-    else if (key == "beams")
-      read_beams(v, spec, line);
-    else if (key == "filters")
-      read_filters(v, sample, line);
-    else if (key == "breakers")
-      sample.dry_breakers = numbers<int32_t>(v, line);
-    else if (key == "order")
-      for (int stage : numbers<int>(v, line))
-        sample.order.push_back(static_cast<SampleStage>(stage));
-    else if (key == "banned")
-      sample.banned_until_min = numbers<int32_t>(v, line);
-    else if (key == "bias") {
-      for (std::string_view pair : split(v, ',')) {
-        auto parts = split(pair, ':');
-        if (parts.size() != 2) bad(line, "a bias is id:value");
-        sample.logit_bias.emplace_back(number<int32_t>(parts[0], line),
-                                       number<float>(parts[1], line));
-      }
-    } else if (key == "sample") {
-      read_sample(v, sample, line);
-      sampled = true;
-    } else {
-      bad(line, fmt::format("unknown field {}", key));
-    }
-  }
-  if (sampled) spec.sample = std::make_shared<const SampleSpec>(std::move(sample));
-  return Event::arrival(number<RequestId>(words[1], line), std::move(spec));
-}
-
-Event read_done(std::span<const std::string_view> words, StepResult& r, int line) {
-  for (std::string_view word : words.subspan(2)) {
-    auto [key, v] = field(word, line);
-    if (key == "seconds")
-      r.seconds = number<double>(v, line);
-    else if (key == "ids")
-      r.ids = numbers<int32_t>(v, line);
-    else if (key == "logprobs")
-      r.logprobs = numbers<float>(v, line);
-    else if (key == "accepted")
-      r.accepted = numbers<int32_t>(v, line);
-    else if (key == "failed")
-      r.failed = numbers<uint8_t>(v, line);
-    else if (key == "top") {
-      for (std::string_view t : split(v, ',')) {
-        auto parts = split(t, ':');
-        if (parts.size() != 3) bad(line, "an alternative is row:id:logprob");
-        r.top.push_back({number<int32_t>(parts[0], line),
-                         {number<int32_t>(parts[1], line), number<float>(parts[2], line)}});
-      }
-    } else {
-      bad(line, fmt::format("unknown field {}", key));
-    }
-  }
-  return Event::step_done(number<Ticket>(words[1], line), &r);
-}
-
-Event read_event(std::string_view text, StepResult& result, int line) {
-  auto words = split(text, ' ');
-  if (words.size() < 2) bad(line, "an event is missing");
-  if (words[0] == "arrival") return read_arrival(words, line);
-  if (words[0] == "done") return read_done(words, result, line);
-  if (words[0] == "cancel") return Event::cancel(number<RequestId>(words[1], line));
-  if (words[0] == "failed" && words.size() == 3)
-    return Event::step_failed(number<Ticket>(words[1], line), unhex(words[2], line));
-  if (words[0] == "stop_at" && words.size() == 4)
-    return Event::stop_at(number<RequestId>(words[1], line), number<int32_t>(words[2], line),
-                          number<int32_t>(words[3], line));
-  bad(line, fmt::format("\"{}\" is not an event", words[0]));
+void put_list(std::string& out, std::string_view key, const T& values) {
+  if (values.empty()) return;
+  fmt::format_to(std::back_inserter(out), " {}={}", key, fmt::join(values, ","));
 }
 
 }  // namespace
@@ -274,45 +253,30 @@ Event read_event(std::string_view text, StepResult& result, int line) {
 void EventLog::record(Nanos now, std::span<const Event> events) {
   full_ = full_ || text_.size() >= most_bytes_;
   if (full_) return;
-  fmt::format_to(std::back_inserter(text_), "advance {} {}\n", now, events.size());
-  for (const Event& e : events) {
-    auto out = std::back_inserter(text_);
-    switch (e.kind) {
-      case Event::Kind::kArrival:
-        put_arrival(text_, e);
-        break;
-      case Event::Kind::kCancel:
-        fmt::format_to(out, "cancel {}", e.request);
-        break;
-      case Event::Kind::kStopAt:
-        fmt::format_to(out, "stop_at {} {} {}", e.request, e.choice, e.position);
-        break;
-      case Event::Kind::kStepDone:
-        put_done(text_, e);
-        break;
-      case Event::Kind::kStepFailed:
-        fmt::format_to(out, "failed {} {}", e.ticket, hex(e.error));
-        break;
-    }
-    text_ += '\n';
-  }
+  Value list = Value::array();
+  for (const Event& e : events) list.push(event_value(e));
+  text_ += dump_json(Value::Object{{"now", now}, {"events", std::move(list)}});
+  text_ += '\n';
 }
 
 void replay_events(std::string_view log, EngineCore& core,
                    const std::function<void(Nanos, const Actions&)>& observe) {
-  auto lines = split(log, '\n');
   Actions actions;
-  for (size_t i = 0; i < lines.size();) {
-    int line = static_cast<int>(i) + 1;
-    auto words = split(lines[i++], ' ');
-    if (words.size() != 3 || words[0] != "advance") bad(line, "expected advance <now> <events>");
-    auto now = number<Nanos>(words[1], line);
-    auto count = number<size_t>(words[2], line);
-    if (count > lines.size() - i) bad(line, "the log ends in the middle of a call");
+  for (int line = 1; !log.empty(); ++line) {
+    std::string_view text = log.substr(0, log.find('\n'));
+    log.remove_prefix(std::min(text.size() + 1, log.size()));
+    Nanos now = 0;
     std::vector<Event> events;
-    std::vector<StepResult> results(count);
-    for (size_t k = 0; k < count; ++k, ++i)
-      events.push_back(read_event(lines[i], results[k], static_cast<int>(i) + 1));
+    std::vector<StepResult> results;
+    try {
+      Value call = parse_json(text, "event");
+      now = call.at("now").as_int();
+      const Value::Array& list = call.at("events").as_array();
+      results.resize(list.size());
+      for (size_t i = 0; i < list.size(); ++i) events.push_back(read_event(list[i], results[i]));
+    } catch (const std::exception& e) {
+      fail(ErrorCode::kCorrupt, "event log, line {}: {}", line, e.what());
+    }
     core.advance(now, events, actions);
     observe(now, actions);
   }
@@ -334,6 +298,7 @@ std::string actions_text(const Actions& actions) {
     for (const StepInputs::Table& t : in.tables) put_list(out, "table", t.blocks);
     for (const BlockCopy& c : in.copies)
       fmt::format_to(at, " copy={}:{}:{}", c.group, c.from, c.to);
+    for (const SlotMove& m : in.moves) fmt::format_to(at, " move={}:{}:{}", m.group, m.from, m.to);
     out += '\n';
   }
   for (const Delta& d : actions.deltas()) {

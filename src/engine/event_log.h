@@ -1,6 +1,6 @@
 #pragma once
-// A run as text: every call of EngineCore::advance with its events. Replaying it gives the same
-// actions, so a bad night on a server becomes a test.
+// A run as text: every call of EngineCore::advance with its events, one JSON object per line.
+// Replaying it gives the same actions, so that a failure on a server can be turned into a test.
 #include <functional>
 #include <span>
 #include <string>
@@ -10,17 +10,19 @@
 
 namespace tokamak {
 
-// Owned by whoever wants the log; written by the engine's thread. Memory grows with the run up to
-// `most_bytes`; what comes later is not recorded, so that the text is always a run from its start.
-//   advance <now> <number of events>
-//   arrival <id> max=16 n=1 prompt=1,2,3 ...    cancel <id>    stop_at <id> <choice> <position>
-//   done <ticket> ids=5,6 accepted=1,1 ...      failed <ticket> <error in hex>
+// Owned by the caller; written by the engine's thread. The text grows up to `most_bytes`; later
+// calls are not recorded, so that the text is always a run from its start. Token masks are not
+// recorded: their effect is in the results of the steps.
+//   {"now": 5, "events": [{"arrival": 1, "prompt": [1, 2], "max_tokens": 16}, {"cancel": 3},
+//                         {"stop_at": 1, "choice": 0, "position": 4}]}
+//   {"now": 9, "events": [{"done": 0, "seconds": 0.1, "ids": [5], "path": [0], ...}]}
+//   {"now": 9, "events": [{"failed": 0, "error": "out of memory"}]}
 class EventLog {
  public:
   explicit EventLog(size_t most_bytes = size_t{64} << 20) : most_bytes_(most_bytes) {}
   void record(Nanos now, std::span<const Event> events);
   const std::string& text() const { return text_; }
-  bool full() const { return full_; }  // the run went on after the end of the text
+  bool full() const { return full_; }  // the run went on and was not recorded
 
  private:
   size_t most_bytes_;

@@ -11,7 +11,7 @@ namespace {
 
 EngineConfig fitted(EngineConfig config, const PlanSet& plans, const Executable& executable) {
   if (config.groups.size() != plans.groups.size())
-    fail(ErrorCode::kInvalidArgument, "the engine's configuration is not of this PlanSet");
+    fail(ErrorCode::kInvalidArgument, "the engine configuration was made for another PlanSet");
   config.max_in_flight = std::clamp(config.max_in_flight, 1, executable.max_in_flight());
   return config;
 }
@@ -25,7 +25,7 @@ LocalEngine::LocalEngine(const PlanSet& plans, std::unique_ptr<Executable> execu
       clock_(clock),
       log_(log),
       core_(config_, drafter),
-      steps_(*executable_) {
+      steps_(*executable_, config_.vocab) {
   info_.model = config_.model;
   info_.vocab = config_.vocab;
   info_.max_model_len = config_.max_model_len;
@@ -113,7 +113,7 @@ void LocalEngine::loop() {
   }
 }
 
-// Sleeps while there is nothing to do. events_ may hold the step that has just ended.
+// Sleeps while there is nothing to do. events_ may have the completion of a step.
 bool LocalEngine::take_inbox() {
   std::unique_lock lock(mutex_);
   auto something = [&] {
@@ -142,8 +142,9 @@ bool LocalEngine::take_inbox() {
   return true;
 }
 
-// Deltas before steps: on a backend that computes in submit they would wait for the whole step.
-// Statistics before deltas: who has an answer finds it counted.
+// Deltas are sent before steps are submitted: a backend that computes in submit() would delay them
+// by a whole step. Statistics are updated before deltas are sent, so that they include every answer
+// that a client has seen.
 void LocalEngine::carry_out() {
   {
     std::lock_guard lock(mutex_);
@@ -153,7 +154,7 @@ void LocalEngine::carry_out() {
     info_.kv_blocks_free = core_.kv().free_blocks();
     stats_ = core_.stats();
     stats_.dispatch = executable_->dispatch();
-    // Sequences end at this pace when all rows are busy.
+    // Time per finished sequence when all rows are busy.
     double pace = (stats_.e2e_seconds.mean() - stats_.queue_seconds.mean()) /
                   static_cast<double>(config_.max_num_seqs);
     info_.retry_after = std::clamp(pace * static_cast<double>(info_.waiting), 1.0, 60.0);
@@ -161,6 +162,7 @@ void LocalEngine::carry_out() {
   for (Delta& d : actions_.deltas()) deliver(std::move(d));
   for (RequestId id : actions_.finished) listeners_.erase(id);
   for (const SubmitAction& s : actions_.submits) steps_.submit(s);
+  steps_.set_masks(actions_);
 }
 
 void LocalEngine::deliver(Delta&& delta) {
@@ -178,7 +180,7 @@ void LocalEngine::deliver(Delta&& delta) {
   }
 }
 
-// A bug in the core: nothing it says can be trusted any more, but every client gets an answer.
+// After a bug in the core its state cannot be trusted, but every client gets an answer.
 void LocalEngine::give_up(const std::string& why) {
   {
     std::lock_guard lock(mutex_);

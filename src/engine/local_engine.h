@@ -16,23 +16,24 @@
 
 namespace tokamak {
 
-// Thread-safe. submit, cancel and stop_at leave an event in the inbox and return; the engine thread
-// takes the inbox between steps, so a cancel waits for the step that runs. Idle, the thread sleeps.
+// Thread-safe. submit, cancel and stop_at put an event into the inbox and return. The engine thread
+// reads the inbox between steps, so a cancel waits for the running step. The thread sleeps when
+// idle.
 class LocalEngine final : public Client {
  public:
-  // The config's max_in_flight is lowered to what the executable can do. `drafter` and `log` may be
-  // nullptr and must outlive the engine.
+  // max_in_flight is limited to what the executable supports. `drafter` and `log` may be nullptr
+  // and must outlive the engine.
   LocalEngine(const PlanSet& plans, std::unique_ptr<Executable> executable, EngineConfig config,
               const Clock& clock, Drafter* drafter = nullptr, EventLog* log = nullptr);
-  ~LocalEngine() override;  // cancels what runs
+  ~LocalEngine() override;  // cancels all requests
 
   RequestId submit(RequestSpec spec, Sink sink) override;
   void cancel(RequestId id) override;
   void stop_at(RequestId id, int32_t choice, int32_t position) override;
   EngineInfo info() const override;
 
-  // No new requests; kDrain lets the accepted ones end, kCancel ends them. Waits, and joins the
-  // thread. Not from a sink.
+  // Refuses new requests; kDrain completes the accepted ones, kCancel cancels them. Waits for the
+  // thread to end. Must not be called from a sink.
   enum class Stop { kDrain, kCancel };
   void stop(Stop how);
 
@@ -46,7 +47,7 @@ class LocalEngine final : public Client {
     std::vector<bool> ended;  // by choice: the last delta was delivered
   };
   void loop();
-  bool take_inbox();  // false: nothing will come any more
+  bool take_inbox();  // false: stopped, and nothing is left to do
   void carry_out();   // actions_
   void give_up(const std::string& why);
   void deliver(Delta&& delta);
@@ -70,14 +71,14 @@ class LocalEngine final : public Client {
   std::vector<Event> inbox_;
   std::vector<std::pair<RequestId, Listener>> inbox_listeners_;
   int64_t inbox_sequences_ = 0;  // of arrivals in the inbox
-  int64_t taken_sequences_ = 0;  // of arrivals the core is being told of
+  int64_t taken_sequences_ = 0;  // of arrivals that the core is processing
   RequestId next_id_ = 1;
   bool stopping_ = false, cancel_all_ = false, broken_ = false;
   EngineInfo info_;
   EngineStats stats_;
 
   std::mutex join_mutex_;
-  std::thread thread_;  // last: started when everything else stands
+  std::thread thread_;  // last: started when all other members are initialised
 };
 
 }  // namespace tokamak

@@ -44,7 +44,7 @@ std::vector<int32_t> prompt_of(const TraceRequest& r, size_t number, int64_t voc
   return ids;
 }
 
-// Tokens of whole blocks that an earlier request had behind the same blocks.
+// Share of tokens in whole blocks that an earlier request had after the same blocks.
 double ideal_hits(const std::vector<TraceRequest>& trace) {
   std::unordered_set<uint64_t> seen;
   double hits = 0, all = 0;
@@ -63,7 +63,7 @@ double ideal_hits(const std::vector<TraceRequest>& trace) {
   return all == 0 ? 0 : hits / all;
 }
 
-// Takes times from the stream, as a client would.
+// Measures times as a client would.
 class Clients {
  public:
   explicit Clients(size_t requests) : requests_(requests) {}

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/null/machine.h"
+#include "backend/null/roofline.h"
 #include "engine/config.h"
 #include "engine/stats.h"
 
@@ -12,15 +12,16 @@ namespace tokamak {
 
 struct TraceRequest {
   Nanos arrival = 0;
-  int64_t input = 0, output = 0;   // tokens
-  std::vector<int64_t> block_ids;  // what the prompt's blocks hold; requests with the same ids
-                                   // share a prefix. Empty: a prompt of its own
+  int64_t input = 0, output = 0;  // tokens
+  // Content of the prompt, kTraceBlock tokens per id: requests that begin with the same ids share a
+  // prefix. Empty: the prompt is shared with no other request.
+  std::vector<int64_t> block_ids;
 };
-constexpr int64_t kTraceBlock = 512;  // tokens of a block of a trace
+constexpr int64_t kTraceBlock = 512;  // tokens per block id of a trace
 
-// A model as far as the roofline and the engine care.
+// What the roofline and the engine need to know about a model.
 struct ReplayModel {
-  double parameters = 8e9;  // at two bytes
+  double parameters = 8e9;  // two bytes each
   int64_t kv_bytes_per_token = 131072;
   int64_t vocab = 128256;
   int64_t block_size = 16;
@@ -29,10 +30,10 @@ struct ReplayModel {
 struct ReplayOptions {
   EngineConfig engine;  // limits and policies; model, groups and blocks are filled in
   ReplayModel model;
-  MachineSpec machine;
+  RooflineSpec machine;
   int64_t kv_tokens = 1 << 20;
-  double speed = 1;         // arrivals come so many times as fast
-  bool check_steps = true;  // the null backend checks every step it is given
+  double speed = 1;         // factor on the rate of arrivals
+  bool check_steps = true;  // the null backend checks every step
 };
 
 struct Percentiles {
@@ -43,18 +44,18 @@ struct ReplayReport {
   int64_t requests = 0, failed = 0;
   int64_t input_tokens = 0, output_tokens = 0;
   double seconds = 0;         // virtual, from the first arrival to the last token
-  double device_seconds = 0;  // of them: a step was running
+  double device_seconds = 0;  // of them: while a step was running
   double hit_rate = 0;        // prompt tokens that were not computed
-  double ideal_hit_rate = 0;  // with a cache that never forgets
+  double ideal_hit_rate = 0;  // with a cache of unlimited size
   Percentiles ttft, tpot, itl, e2e;
   double sequences_per_step = 0, tokens_per_step = 0;
   EngineStats stats;
 };
 
-// One thread; memory is that of the requests that are in the engine at a time.
+// Single-threaded. Memory is proportional to the requests that are in the engine at the same time.
 ReplayReport replay_trace(const std::vector<TraceRequest>& trace, const ReplayOptions& options);
 
-// Of values in any order.
+// `values` may be in any order; they are sorted.
 Percentiles percentiles(std::vector<float>& values);
 
 }  // namespace tokamak

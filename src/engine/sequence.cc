@@ -20,6 +20,7 @@ void Sequence::open(Request* r, int32_t c, uint64_t o, Nanos now) {
   beam_logprobs.clear();
   reset_row = true;
   drafts.clear();
+  moves.clear();
   prompt_logprobs.clear();
   prompt_top.clear();
   lane = passed_over = cached_tokens = 0;
@@ -44,6 +45,7 @@ void Sequence::rewind() {
   scheduled = computed;
   pending = 0;
   drafts.clear();
+  moves.clear();
   settling = true;
   reset_row = true;
 }

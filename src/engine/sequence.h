@@ -1,25 +1,26 @@
 #pragma once
-// What the engine knows about one choice of one request.
+// The state of one choice of a request.
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "engine/beam.h"
 #include "engine/client.h"
+#include "engine/draft/drafter.h"
 #include "engine/kv/kv_cache.h"
 
 namespace tokamak {
 
 class Sequence;
 
-// What the caller asked for. Owned by EngineCore until its last sequence is retired.
+// A request and its choices. Owned by EngineCore until its last sequence is retired.
 struct Request {
   RequestId id = 0;
   RequestSpec spec;                // `sample` is always there
   std::vector<Sequence*> choices;  // nullptr once retired
   int32_t unfinished = 0;          // choices without their last delta
-  int32_t unretired = 0;           // choices that still hold rows or blocks
-  // With beam search, `choices` are its partial answers: one until the prompt is computed.
+  int32_t unretired = 0;           // choices that still have rows or blocks
+  // With beam search, `choices` are its partial answers; there is one until the prompt is computed.
   std::unique_ptr<BeamSearch> beam;
   bool wants_logprobs = false;  // of its answers
   uint64_t first_order = 0;
@@ -31,24 +32,24 @@ struct Request {
 //   computed <= scheduled <= expected()
 //   computed    slots whose KV is proven produced (only a commit moves it)
 //   scheduled   slots that steps in flight will have written
-//   expected()  committed ids plus those the device is choosing right now
+//   expected()  committed ids plus those that steps in flight choose
 // Owned by EngineCore (a slab: objects are reused), changed by the scheduler and at commit, engine
 // thread only.
 class Sequence {
  public:
   enum class Phase : uint8_t {
-    kWaiting,     // holds nothing
-    kRunning,     // holds a row
-    kPreempting,  // will wait again once nothing in flight refers to it
-    kFinished,    // has had its last delta; retired once nothing in flight refers to it
+    kWaiting,     // has no row and no blocks
+    kRunning,     // has a row
+    kPreempting,  // will wait again once no step in flight refers to it
+    kFinished,    // its last delta was sent; retired once no step in flight refers to it
   };
 
   void open(Request* request, int32_t choice, uint64_t order, Nanos now);  // nothing computed
   void extend(int32_t id) { ids_.push_back(id); }                          // a committed token
   void reserve_ids() { ids_.reserve(static_cast<size_t>(prompt_length_ + limit)); }
-  void become(const Sequence& parent);  // its tokens, nothing computed
+  void become(const Sequence& parent);  // takes its tokens; nothing is computed
   void rewind();                        // back to what is committed; results in flight become stale
-  void drop_kv();  // rewind, and nothing is computed any more (blocks are the caller's)
+  void drop_kv();                       // rewind to an empty cache; the caller releases the blocks
 
   std::span<const int32_t> ids() const { return ids_; }
   int32_t length() const { return static_cast<int32_t>(ids_.size()); }
@@ -56,9 +57,9 @@ class Sequence {
   int32_t prompt_length() const { return prompt_length_; }
   int32_t expected() const { return length() + pending; }
   bool stops_at(int32_t id) const;  // this next token ends the answer
-  // Slots that could come from elsewhere: all but the last, whose row chooses, and no scored ones.
+  // Slots that may be taken from the cache: all but the last, whose row chooses, and scored ones.
   int64_t reusable() const;
-  // Tokens that a step could take now; 0 when the answer needs no more or must wait for a commit.
+  // Tokens that a step could take now; 0 if the answer is complete or must wait for a commit.
   int32_t schedulable() const;
   // The step that feeds the slot before `end` chooses a token.
   bool chooses_at(int32_t end) const { return limit > 0 && end == expected(); }
@@ -79,12 +80,15 @@ class Sequence {
   SequenceBlocks blocks;
 
   int32_t computed = 0, scheduled = 0;
-  int32_t pending = 0;          // tokens being chosen by steps in flight
-  int32_t in_flight = 0;        // steps in flight that refer to this sequence, stale ones too
-  uint32_t epoch = 0;           // a step of an older epoch is stale
-  bool settling = false;        // was rewound; waits until nothing in flight refers to it
-  bool reset_row = false;       // the backend must be told the row's history
-  std::vector<int32_t> drafts;  // being verified by the step in flight
+  int32_t pending = 0;             // tokens being chosen by steps in flight
+  int32_t in_flight = 0;           // steps in flight that refer to this sequence, stale ones too
+  uint32_t epoch = 0;              // a step of an older epoch is stale
+  bool settling = false;           // was rewound; waits until nothing in flight refers to it
+  bool reset_row = false;          // the backend must be told the row's history
+  std::vector<DraftToken> drafts;  // being verified by the step in flight
+  // Slots {from, to} that the next step moves before it runs: the kept branch of a tree of drafts.
+  // Until that step commits, slots from the first `to` on are not counted as computed.
+  std::vector<std::pair<int32_t, int32_t>> moves;
 
   int32_t limit = 0;  // tokens of the answer: max_tokens, or where stop_at ended it
   bool limit_is_stop = false;
@@ -92,14 +96,14 @@ class Sequence {
   std::vector<float> prompt_logprobs;  // committed scores
   std::vector<std::vector<TokenLogprob>> prompt_top;
   bool first_delta_sent = false;
-  bool held = false;  // beam search: has told its continuations and waits for the others
+  bool held = false;  // beam search: has added its continuations and waits for the others
   double beam_score = 0;
   std::vector<float> beam_logprobs;
 
   int32_t lane = 0;                       // of the waiting queue
-  int32_t passed_over = 0;                // younger ones that started before it
-  int64_t cached_now = 0, looked_at = 0;  // of the last look: tokens, round (0: none yet)
-  int32_t cached_tokens = 0;              // of the prompt, when it started first
+  int32_t passed_over = 0;                // later arrivals that started before it
+  int64_t cached_now = 0, looked_at = 0;  // last cache lookup: tokens, round (0: none yet)
+  int32_t cached_tokens = 0;              // of the prompt, at its first start
   Nanos arrived = 0, started = kNever, first_token = kNever, last_token = kNever;
 
  private:

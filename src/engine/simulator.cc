@@ -7,7 +7,9 @@
 namespace tokamak {
 
 Simulator::Simulator(EngineCore& core, Executable& executable, StepSeconds step_seconds)
-    : core_(core), steps_(executable), step_seconds_(std::move(step_seconds)) {}
+    : core_(core),
+      steps_(executable, core.config().vocab),
+      step_seconds_(std::move(step_seconds)) {}
 
 void Simulator::at(Nanos time, Event event) {
   TK_CHECK(time >= now_, "an event at {} ns, now is {} ns", time, now_);
@@ -63,6 +65,7 @@ void Simulator::advance(std::span<Event> events) {
     ends_.push_back(device_free_);
     steps_.submit(s);
   }
+  steps_.set_masks(actions_);
   if (observer_) observer_(now_, events, actions_);
 }
 

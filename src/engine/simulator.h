@@ -1,6 +1,6 @@
 #pragma once
-// A driver with virtual time: arrivals come at given times, steps take as long as a cost function
-// says, nobody sleeps. Runs a trace of thousands of requests in a second.
+// A driver with virtual time: requests arrive at given times, and a cost function gives the
+// duration of a step. Nothing sleeps: thousands of requests of a trace run in a second.
 #include <functional>
 #include <map>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace tokamak {
 
-// One thread. Core and executable are the caller's and must outlive it.
+// Single-threaded. The core and the executable must outlive it.
 class Simulator {
  public:
   using StepSeconds = std::function<double(const StepInputs&)>;
@@ -21,8 +21,8 @@ class Simulator {
 
   Simulator(EngineCore& core, Executable& executable, StepSeconds step_seconds);
   void at(Nanos time, Event event);  // also from inside the observer, not before now()
-  // Events in the order of their time, asked for one at a time: a long trace need not be in memory.
-  // False: no more.
+  // Returns one event at a time, ordered by time, so that a long trace need not be in memory.
+  // False: there are no more.
   using Source = std::function<bool(Nanos& time, Event& event)>;
   void read(Source source);
   void observe(Observer observer) { observer_ = std::move(observer); }

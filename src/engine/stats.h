@@ -1,6 +1,6 @@
 #pragma once
-// What an engine has done, as plain data: counters and histograms that only grow, gauges of now.
-// Reading never resets anything.
+// Statistics of an engine as plain data: counters and histograms, which only grow, and gauges.
+// Reading does not reset them.
 #include <array>
 #include <cstdint>
 #include <span>
@@ -10,7 +10,7 @@
 
 namespace tokamak {
 
-// Upper bounds of the buckets; one more bucket takes what is above the last.
+// Upper bounds of the buckets; a last bucket has no upper bound.
 std::span<const double> seconds_buckets();  // 1 ms .. 2560 s
 std::span<const double> tokens_buckets();   // 1 .. 1 M
 
@@ -42,22 +42,22 @@ struct EngineStats {
   // Counters.
   int64_t steps = 0, failed_steps = 0;
   int64_t tokens_scheduled = 0;  // rows of submitted steps
-  int64_t prefill_tokens = 0;    // of them: prompt tokens (again, after a preemption)
+  int64_t prefill_tokens = 0;    // of them: prompt tokens (counted again after a preemption)
   int64_t tokens_emitted = 0;
-  int64_t tokens_discarded = 0;  // chosen by the device, wanted by nobody (overshoot, rewinds)
+  int64_t tokens_discarded = 0;  // chosen and not used: after the end of an answer, or rewound
   int64_t preemptions = 0;
   int64_t prompt_tokens = 0;          // of sequences that started
   int64_t prefix_queries = 0;         // tokens looked up in the prefix index (prompts that started)
   int64_t prefix_hits = 0;            // of them: found, not computed
-  int64_t blocks_evicted = 0;         // cached blocks that were needed for something else
+  int64_t blocks_evicted = 0;         // cached blocks that were reused
   int64_t blocks_copied = 0;          // partly shared blocks
-  int64_t requests_rejected = 0;      // the queue was full, or it can never fit
+  int64_t requests_rejected = 0;      // the queue was full, or the request can never fit
   std::array<int64_t, 8> finished{};  // requests' choices by Finish
 
   // Gauges.
   int64_t running = 0, waiting = 0;
   int64_t kv_blocks_total = 0, kv_blocks_used = 0, kv_blocks_cached = 0, kv_blocks_free = 0;
-  int64_t kv_block_size = 0, kv_tokens = 0;  // a cache without windows could hold so many
+  int64_t kv_block_size = 0, kv_tokens = 0;  // kv_tokens: capacity without windows
   int64_t token_budget = 0;                  // of the next step
 
   // One sample per sequence (a choice of a request) ...

@@ -1,8 +1,10 @@
 #include "engine/step_queue.h"
 
+#include <algorithm>
 #include <exception>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace tokamak {
 
@@ -26,6 +28,23 @@ void StepQueue::submit(const SubmitAction& action) {
     head_ = 0;
   }
   queue_.push_back(std::move(entry));
+}
+
+// A mask that could not be set counts as empty: its sequence fails.
+void StepQueue::set_masks(const Actions& actions) {
+  for (const MaskAction& m : actions.masks) {
+    auto entry = std::find_if(queue_.begin() + static_cast<std::ptrdiff_t>(head_), queue_.end(),
+                              [&](const Entry& e) { return e.ticket == m.ticket; });
+    if (entry == queue_.end() || entry->failed) continue;
+    try {
+      std::fill(mask_.begin(), mask_.end(), 0);
+      auto drafts = std::span(actions.mask_drafts).subspan(m.first_draft, m.drafts);
+      m.mask->allow(m.choice, m.answer, drafts, mask_);
+      executable_.set_mask(entry->running, m.output, mask_);
+    } catch (const std::exception& e) {
+      log::error("the token mask of output {} of step {}: {}", m.output, m.ticket, e.what());
+    }
+  }
 }
 
 size_t StepQueue::next(std::vector<Event>& events) {

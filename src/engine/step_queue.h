@@ -1,5 +1,5 @@
 #pragma once
-// Carries out submit actions on an Executable and turns what comes back into events, in order.
+// Carries out submit actions on an Executable and turns the results into events, in order.
 #include <string>
 #include <vector>
 
@@ -9,15 +9,17 @@
 namespace tokamak {
 
 // Owned by a driver, used by its engine thread. Exceptions of the executable become step failures.
-// A step submitted behind one that could not be submitted is not run: it may continue it.
+// A step submitted after one that could not be submitted is not run: it may continue it.
 class StepQueue {
  public:
-  explicit StepQueue(Executable& executable) : executable_(executable) {}
+  StepQueue(Executable& executable, int64_t vocab)
+      : executable_(executable), mask_(mask_words(vocab)) {}
   void submit(const SubmitAction& action);  // does not throw
+  void set_masks(const Actions& actions);   // asks for the masks; does not throw
   bool empty() const { return head_ == queue_.size(); }
-  // Waits for the oldest step and appends its event; steps that were not run are reported together,
-  // so that nothing continues one of them. Returns the number of events. Their result is valid
-  // until the next call.
+  // Waits for the oldest step and appends its event. Steps that were not run are reported together,
+  // so that no later step continues one of them. Returns the number of events. Their result is
+  // valid until the next call.
   size_t next(std::vector<Event>& events);
 
  private:
@@ -31,6 +33,7 @@ class StepQueue {
   size_t head_ = 0;
   int not_submitted_ = 0;  // entries that failed in submit
   StepResult result_;
+  std::vector<uint32_t> mask_;
 };
 
 }  // namespace tokamak

@@ -25,7 +25,7 @@ Attrs substitute(Attrs attrs, const Substitution& with) {
   return attrs;
 }
 
-// The same nodes with symbols replaced. Bodies of regions are replaced with them.
+// Copies the nodes with symbols replaced, also in the bodies of regions.
 void substitute_nodes(Module& module, const Function& source, Function& fn,
                       const Substitution& with) {
   std::vector<std::vector<Ref>> now(source.nodes().size());
@@ -82,11 +82,12 @@ Function& specialize(Module& module, std::string_view from, std::string new_name
   }
   for (const Fact& fact : facts) {
     if (!source->find_input(fact.input).valid()) {
-      fail(ErrorCode::kInvalidArgument, "specialize {}: no input {} to know about", from,
+      fail(ErrorCode::kInvalidArgument,
+           "specialize {}: a fact names the input {}, which the function does not have", from,
            fact.input);
     }
   }
-  // Built aside: a function that cannot be specialised leaves the module as it was.
+  // Built separately, so that a failure leaves the module unchanged.
   Function fn(&module, new_name);
   try {
     substitute_nodes(module, *source, fn, with);

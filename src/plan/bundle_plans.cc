@@ -72,8 +72,8 @@ void visit(A& a, Is<CallArg> auto& x) {
 }
 template <class A>
 void visit(A& a, Is<KernelCall> auto& x) {
-  auto& [kernel, op, attrs, region, code, in, out, stream, label] = x;
-  a(kernel, op, attrs, region, code, in, out, stream, label);
+  auto& [kernel, op, attrs, region, code, in, out, label] = x;
+  a(kernel, op, attrs, region, code, in, out, label);
 }
 template <class A>
 void visit(A& a, Is<Dim> auto& x) {

@@ -50,7 +50,6 @@ PlanSet bundled_plans() {
        .attrs = attrs,
        .in = {ids, state},
        .out = {value},
-       .stream = 2,
        .label = "embd"},
       {.op = "region", .region = 0, .code = 0, .in = {ids, state}, .out = {value}, .label = {}}};
   Region region;

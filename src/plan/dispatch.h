@@ -1,5 +1,5 @@
 #pragma once
-// Which plans an executable chose, as plain numbers: what `/metrics` and `bench --json` show.
+// How often an executable ran each plan, as shown by `/metrics` and `bench --json`.
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -12,16 +12,16 @@ namespace tokamak {
 
 // Counters only grow. Copied by value between threads; a copy allocates nothing.
 struct DispatchStats {
-  static constexpr size_t kPlans = 64;                    // the most a PlanSet has
+  static constexpr size_t kPlans = 64;                    // the most that a PlanSet has
   std::shared_ptr<const std::vector<std::string>> names;  // plan_name() of each plan
   std::array<int64_t, kPlans> steps{};                    // by plan
   int64_t fallbacks = 0;    // steps that ran in a more general plan than their function or bucket
   int64_t rows = 0;         // tokens of all steps, without padding
-  int64_t padded_rows = 0;  // rows computed for nobody
-  int64_t compiles = 0;     // plans made by the process after loading: stays 0
+  int64_t padded_rows = 0;  // rows of padding
+  int64_t compiles = 0;     // plans that the process made after loading: stays 0
 };
 
-// Plans that this process has made, from any thread; whoever makes one says so.
+// The number of plans that this process has made. Thread-safe; the planner counts each plan.
 void count_compile();
 int64_t compile_count();
 

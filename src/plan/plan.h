@@ -43,8 +43,8 @@ struct StateEntry {
   std::vector<PlaneEntry> planes;
 };
 
-// A named input of the step, bound by name to StepInputs (plan/step.h): ids, pos, seq, slot,
-// q_start, kv_len, out_rows, adapter, mask. Views are bound to the block table of their group.
+// An input of a function, bound by name to a field of StepInputs (step_fields() in plan/step.h) or
+// to one of StepInputs::inputs. Views are bound to the block table of their group.
 struct InputEntry {
   std::string name;
   DType dtype = DType::kI32;
@@ -83,7 +83,6 @@ struct KernelCall {
   int32_t region = -1;  // of PlanSet::regions: what a region computes; -1: a single op
   int32_t code = -1;    // of PlanSet::code; -1: none
   std::vector<CallArg> in = {}, out = {};
-  uint32_t stream = 0;
   std::string label = {};  // the node's name, for dumps and profiles
 };
 

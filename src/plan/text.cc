@@ -118,7 +118,6 @@ void print_plan(const PlanSet& set, const Plan& plan, std::string& out) {
     if (c.attrs.size() > 0) out += ' ' + dump_json(c.attrs);
     if (c.region >= 0) out += fmt::format(" region {}", c.region);
     if (c.code >= 0) out += fmt::format(" code {}", c.code);
-    if (c.stream != 0) out += fmt::format(" stream {}", c.stream);
     out += fmt::format("  # {}{}{}\n", c.op, c.label.empty() ? "" : " ", c.label);
   }
   for (const PlanOutput& o : plan.outputs) {

@@ -1,5 +1,5 @@
 #pragma once
-// Beam search written down naively: whole texts, no sharing, every continuation looked at.
+// A simple beam search: whole texts, no sharing, every continuation is examined.
 #include <algorithm>
 #include <cmath>
 #include <functional>

@@ -1,5 +1,5 @@
-// Beam search against an oracle that shares nothing, under random schedules on the null backend,
-// which checks every read of a forked block.
+// Beam search against a simple oracle, under random schedules on the null backend, which checks
+// every read of a forked block.
 #include <cstdlib>
 
 #include "tests/engine/beam_oracle.h"
@@ -8,7 +8,7 @@
 namespace tokamak {
 namespace {
 
-// What the null backend says of a text: the token it would choose, then its neighbours.
+// The continuations of a text on the null backend: the token it chooses, then its neighbours.
 std::vector<TokenLogprob> null_best(const NullModel& model, const std::vector<int32_t>& ids,
                                     int32_t count) {
   int32_t first = model.continuation(ids, 1)[0];
@@ -22,7 +22,7 @@ std::vector<TokenLogprob> null_best(const NullModel& model, const std::vector<in
   return out;
 }
 
-// What the null backend's log-probabilities of an answer add up to.
+// The sum of the null backend's log-probabilities of an answer.
 double null_sum(const NullModel& model, const RequestSpec& spec, const Answer& answer) {
   std::vector<int32_t> ids = spec.prompt;
   double sum = 0;
@@ -130,7 +130,7 @@ void beam_run(uint64_t seed, int in_flight) {
 class Beams : public testing::TestWithParam<int> {};
 
 TEST_P(Beams, RandomSchedulesGiveTheOraclesTexts) {
-  const char* seeds = std::getenv("TOKAMAK_SEEDS");  // more at the desk
+  const char* seeds = std::getenv("TOKAMAK_SEEDS");  // for longer runs
   uint64_t last = seeds == nullptr ? 25 : std::strtoull(seeds, nullptr, 10);
   for (uint64_t seed = 1; seed <= last && !HasFailure(); ++seed) beam_run(seed, GetParam());
   EXPECT_GT(beam_totals.preemptions, 0);
@@ -139,7 +139,7 @@ TEST_P(Beams, RandomSchedulesGiveTheOraclesTexts) {
 
 INSTANTIATE_TEST_SUITE_P(InFlight, Beams, testing::Values(1, 2));
 
-// Forks share: a partial answer costs its own tokens only, and a block at most per fork.
+// Forks share blocks: a partial answer costs only its own tokens, and at most one block per fork.
 TEST(BeamSearch, ComputesEachTokenOnce) {
   PlanSet plans = fake_plan_set(1000, 0, 512);
   EngineConfig config = default_engine_config(plans, 512, 4096);
@@ -149,7 +149,7 @@ TEST(BeamSearch, ComputesEachTokenOnce) {
   run.arrive(0, 1, spec);
   run.run();
   const EngineStats& s = run.core.stats();
-  EXPECT_EQ(s.tokens_scheduled, 100 + 4 * 39);  // the last tokens are never fed
+  EXPECT_EQ(s.tokens_scheduled, 100 + 4 * 39);  // the last tokens are not computed
   EXPECT_EQ(s.prompt_tokens, 100);
   EXPECT_EQ(s.preemptions, 0);
   EXPECT_EQ(s.tokens_emitted, 160);

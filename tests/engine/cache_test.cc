@@ -1,4 +1,4 @@
-// What the engine computes and what it does not: shared prefixes, forks, policies, statistics.
+// What the engine computes and what it reuses: shared prefixes, forks, policies, statistics.
 #include "engine/replay.h"
 #include "engine/sched/token_budget.h"
 #include "tests/engine/test_run.h"
@@ -66,8 +66,8 @@ TEST(Cache, TheNextTurnStartsFromTheAnswer) {
   second.prompt.push_back(5);
   run.arrive(kSecond, 2, second);
   run.run();
-  // 159 slots were computed: the last token of an answer is never fed. 144 are whole units, and of
-  // the next unit nothing was indexed.
+  // 159 slots were computed: the last token of an answer is not computed. 144 are whole units, and
+  // of the next unit nothing was indexed.
   EXPECT_EQ(run.core.stats().prefix_hits, 144);
 }
 
@@ -182,16 +182,16 @@ TEST(Cache, StatisticsAddUp) {
 // A machine whose steps take 1 ms and 0.1 ms per token: 90 more tokens fit a target of 10 ms.
 TEST(TokenBudget, FindsTheTarget) {
   TokenBudget budget(2048, 10 * kMillisecond);
-  EXPECT_EQ(budget.tokens(0), 2048);  // nobody waits for a token
+  EXPECT_EQ(budget.tokens(0), 2048);  // no stream waits for a token
   for (int step = 0; step < 100; ++step) {
     int64_t n = budget.tokens(8);
     budget.observe(n, 8, kMillisecond + n * kMillisecond / 10);
   }
   EXPECT_NEAR(static_cast<double>(budget.tokens(8)), 90, 5);
-  // A prompt goes on even if the target cannot be met.
+  // A prompt makes progress even if the target cannot be met.
   for (int step = 0; step < 100; ++step) budget.observe(budget.tokens(8), 8, kSecond);
   EXPECT_EQ(budget.tokens(8), 24);
-  // Decodes that alone miss the target: prompts get as much time as they.
+  // If decodes alone miss the target, prompts get as much time as decodes.
   TokenBudget slow(2048, 10 * kMillisecond);
   for (int step = 0; step < 100; ++step) {
     slow.observe(8, 8, 30 * kMillisecond);
@@ -269,7 +269,7 @@ TEST(Replay, HitsComeNearTheIdealWithRoom) {
 }
 
 TEST(Replay, BaselinesAreWorse) {
-  std::vector<TraceRequest> trace(150);  // short and long answers, all there at once
+  std::vector<TraceRequest> trace(150);  // short and long answers, all at time 0
   for (size_t i = 0; i < trace.size(); ++i) {
     trace[i].input = 300;
     trace[i].output = 5 + static_cast<int64_t>(i * 37 % 200);

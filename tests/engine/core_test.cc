@@ -100,8 +100,9 @@ TEST(Core, DeadlinesEndWhatWaitsAndWhatRuns) {
 TEST(Core, FunctionsAreNamedAfterTheBatch) {
   struct Right final : Drafter {
     explicit Right(NullModel m) : model(m) {}
-    void propose(std::span<const int32_t> ids, int32_t k, std::vector<int32_t>& out) override {
-      for (int32_t id : model.continuation(ids, k)) out.push_back(id);
+    void propose(std::span<const int32_t> ids, int32_t k, std::vector<DraftToken>& out) override {
+      for (int32_t id : model.continuation(ids, k))
+        out.push_back({id, static_cast<int32_t>(out.size()) - 1});
     }
     NullModel model;
   };
@@ -210,7 +211,7 @@ TEST(Core, SleepsUntilTheNextDeadline) {
   EXPECT_EQ(actions.next_wakeup, kNever);
 }
 
-// Not a bound on time: prints what the engine costs by itself.
+// Checks no time limit; prints the cost of the engine itself.
 TEST(Core, TwelveThousandRequests) {
   PlanSet plans = fake_plan_set(32000, 0, 4096);
   plans.symbols = {{"T", 1, 2048, 1}, {"B", 1, 256, 1}, {"R", 1, 256, 1}};

@@ -1,5 +1,5 @@
 // Golden schedules: tests/golden/sched/*.trace. Arrivals in, the batch of every step out. A step
-// takes one millisecond. TOKAMAK_UPDATE_GOLDEN=1 writes what the engine does now.
+// takes one millisecond. TOKAMAK_UPDATE_GOLDEN=1 updates the files.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -85,7 +85,7 @@ std::string describe(Nanos now, const StepInputs& in, const EngineCore& core) {
   return out + "\n";
 }
 
-// The whole prompt is made of the request's id, but for the first `shared` tokens.
+// All prompt tokens are the request's id, except the first `shared` ones.
 RequestSpec request_of(RequestId id, const Fields& f) {
   RequestSpec spec;
   spec.prompt.assign(static_cast<size_t>(get(f, "prompt", 1)), static_cast<int32_t>(id));

@@ -64,7 +64,26 @@ TEST(LocalEngine, AnswersARequest) {
   EXPECT_EQ(f.engine->info().vocab, 1000);
 }
 
-TEST(LocalEngine, WhoHasAnAnswerFindsItCounted) {
+TEST(LocalEngine, MasksRestrictAnswers) {
+  struct OddIds final : TokenMask {
+    void allow(int32_t, std::span<const int32_t>, std::span<const int32_t>,
+               std::span<uint32_t> bits) override {
+      std::fill(bits.begin(), bits.end(), 0xaaaaaaaau);
+    }
+  };
+  Fixture f;
+  Waiter masked, free;
+  RequestSpec spec = request({1, 2, 3}, 30);
+  spec.mask = std::make_shared<OddIds>();
+  f.engine->submit(spec, masked.sink());
+  f.engine->submit(request({4, 5}, 30), free.sink());
+  EXPECT_EQ(masked.wait().finish, Finish::kLength) << masked.wait().error;
+  EXPECT_EQ(masked.wait().ids.size(), 30u);
+  for (int32_t id : masked.wait().ids) EXPECT_EQ(id % 2, 1);
+  EXPECT_EQ(free.wait().ids, f.model->continuation(std::vector<int32_t>{4, 5}, 30));
+}
+
+TEST(LocalEngine, StatisticsIncludeDeliveredAnswers) {
   Fixture f;
   Waiter w(1);
   EngineStats seen;

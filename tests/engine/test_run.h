@@ -39,7 +39,7 @@ struct Answer {
   std::string error;
 };
 
-// One run. Checks the rules every stream must obey while it collects.
+// One run. Checks the rules for streams while it collects the answers.
 class TestRun {
  public:
   TestRun(const PlanSet& plans, EngineConfig config, NullOptions options,
@@ -61,7 +61,7 @@ class TestRun {
     simulator.at(at, Event::arrival(id, std::move(spec)));
   }
 
-  // Runs to the end and checks that nothing is left behind.
+  // Runs to the end and checks that all rows and blocks have been released.
   void run() {
     simulator.run();
     EXPECT_TRUE(core.idle());

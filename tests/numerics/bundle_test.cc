@@ -156,14 +156,14 @@ TEST_F(BundleNumerics, ShapesAndEagerGiveTheSameBits) {
                                "recognize"};  // eager has none of these
     ModelRunner usual = runner_with(name, options, compile);
     std::vector<float> want = logits_of(usual);
-    for (Shapes shapes : {Shapes::kDynamic, Shapes::kBuckets}) {
+    for (Shapes shapes : {Shapes::kDynamic, Shapes::kBuckets, Shapes::kFixed}) {
       CompileOptions other = compile;
       other.shapes = shapes;
       ModelRunner runner = runner_with(name, options, other);
       expect_same(want, logits_of(runner), name);
       const DispatchStats& d = runner.dispatch();
       EXPECT_EQ(d.compiles, 0);
-      EXPECT_EQ(d.padded_rows > 0, shapes == Shapes::kBuckets);
+      EXPECT_EQ(d.padded_rows > 0, shapes != Shapes::kDynamic);
       EXPECT_EQ(d.fallbacks, 0);
     }
     CompileOptions eager = compile;
@@ -180,7 +180,7 @@ TEST_F(BundleNumerics, ShapesAndEagerGiveTheSameBits) {
 TEST_F(BundleNumerics, RandomShapesNeverCompile) {
   RunnerOptions options = cpu_options();
   options.length = 512;
-  for (Shapes shapes : {Shapes::kAuto, Shapes::kDynamic, Shapes::kBuckets}) {
+  for (Shapes shapes : {Shapes::kAuto, Shapes::kDynamic, Shapes::kBuckets, Shapes::kFixed}) {
     CompileOptions compile = compile_like(options);
     compile.shapes = shapes;
     compile.max_logit_rows = options.max_tokens;

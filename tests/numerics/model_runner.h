@@ -52,7 +52,7 @@ class ModelRunner {
   const DispatchStats& dispatch() const { return executable_->dispatch(); }
 
   std::function<void(StepInputs&)>
-      edit;  // last change to a step before it is submitted: masks, adapters, positions
+      edit;  // last change to a step before it is submitted: masks, named inputs, positions
 
  private:
   std::vector<std::vector<float>> run(const std::vector<Part>& parts, const std::string& function);

@@ -163,7 +163,7 @@ TEST(Probe, LoraRows) {
                               probe.weight("b", {S, N, RANK}, &b), probe.in("adapter")});
   ModelRunner runner = probe.finish(fn.add("add", {base, delta}));
   std::vector<int32_t> adapters = {0, -1, 2, 1, 1, 0, -1, 2};
-  runner.edit = [&](StepInputs& step) { step.adapter = adapters; };
+  runner.edit = [&](StepInputs& step) { step.set_input("adapter", adapters); };
   auto rows = runner.all_logits(0, kIds, 64);
   for (size_t t = 0; t < kIds.size(); ++t) {
     std::vector<double> in = row_of(table, kIds[t], D), want = times(w.data(), N, D, in);

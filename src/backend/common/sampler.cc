@@ -1,7 +1,8 @@
-// The sampler's bookkeeping: rows, histories, drafts and log-probabilities. Choosing is in
+// The sampler's bookkeeping: rows, histories, paths, masks and log-probabilities. Choosing is in
 // sampler_choose.cc.
 #include "backend/common/sampler.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "backend/common/logits_math.h"
@@ -16,6 +17,22 @@ bool is_plain(const SampleSpec& spec) {
   return spec.order.empty() && spec.typical_p >= 1.0f && spec.xtc_probability <= 0;
 }
 
+// Room for the phase's outputs and sequences after those of earlier phases.
+void add_results(const SamplePhase& phase, StepResult& out) {
+  auto first_output = static_cast<size_t>(phase.first_output),
+       first_sequence = static_cast<size_t>(phase.first_sequence);
+  if (first_output == 0) out.top.clear();
+  out.ids.resize(first_output);
+  out.ids.resize(first_output + phase.inputs.out_rows.size(), -1);
+  out.logprobs.resize(first_output);
+  out.logprobs.resize(first_output + phase.inputs.out_rows.size(), 0.0f);
+  out.failed.resize(first_sequence);
+  out.failed.resize(first_sequence + phase.inputs.kv_len.size(), StepFailure::kNone);
+  if (first_sequence > 0) return;
+  out.path.clear();
+  out.path_start.assign(1, 0);
+}
+
 }  // namespace
 
 Sampler::Sampler(int64_t vocab, int64_t max_rows)
@@ -27,7 +44,7 @@ Sampler::Sampler(int64_t vocab, int64_t max_rows)
   candidates_.reserve(n);
   surprise_.reserve(n);
   counts_.resize(n);
-  drafting_.reserve(static_cast<size_t>(max_rows));
+  tip_.reserve(static_cast<size_t>(max_rows));
 }
 
 uint64_t Sampler::bytes() const {
@@ -38,59 +55,173 @@ uint64_t Sampler::bytes() const {
   return total;
 }
 
-void Sampler::begin(const StepInputs& step, std::vector<int32_t>& ids_out) {
+void Sampler::begin(const StepInputs& step) {
+  waiting_.active = false;
   for (const RowReset& reset : step.resets) {
     Row& row = rows_[static_cast<size_t>(reset.row)];
     row.last = reset.ids.empty() ? -1 : reset.ids.back();
     row.prompt_tokens = reset.prompt_tokens;
     row.ids.assign(reset.ids.begin(), reset.ids.end());
   }
-  ids_out.assign(step.ids.begin(), step.ids.end());
-  for (int32_t& id : ids_out) {
+}
+
+void Sampler::resolve(std::vector<int32_t>& ids, const StepResult& earlier) const {
+  for (int32_t& id : ids) {
     if (id >= 0) continue;
-    auto row = static_cast<size_t>(-1 - id);
+    if (is_output_id(id)) {
+      auto output = static_cast<size_t>(output_of_id(id));
+      TK_CHECK(output < earlier.ids.size() && earlier.ids[output] >= 0,
+               "output {} has not chosen a token", output);
+      id = earlier.ids[output];
+      continue;
+    }
+    auto row = static_cast<size_t>(row_of_id(id));
     TK_CHECK(row < rows_.size() && rows_[row].last >= 0, "row {} has not chosen a token yet", row);
     id = rows_[row].last;
   }
 }
 
-void Sampler::finish(const StepInputs& step, const float* logits, StepResult& out) {
-  size_t rows = step.out_rows.size(), sequences = step.kv_len.size();
-  out.ids.assign(rows, -1);
-  out.logprobs.assign(rows, 0.0f);
-  out.accepted.assign(sequences, 0);
-  out.failed.assign(sequences, 0);
-  out.top.clear();
-  drafting_.assign(sequences, 1);
-  for (size_t r = 0; r < rows; ++r)
-    finish_row(step, r, {logits + static_cast<int64_t>(r) * vocab_, static_cast<size_t>(vocab_)},
-               out);
+void Sampler::finish(const SamplePhase& phase, const float* logits, StepResult& out) {
+  const std::vector<SampleRow>& samples = phase.inputs.samples;
+  bool masked = std::any_of(samples.begin(), samples.end(),
+                            [](const SampleRow& sample) { return sample.masked; });
+  if (masked)
+    keep(phase, logits);
+  else
+    choose_all(phase, logits, out);
 }
 
-void Sampler::finish_row(const StepInputs& step, size_t r, std::span<const float> logits,
+void Sampler::keep(const SamplePhase& phase, const float* logits) {
+  const StepInputs& in = phase.inputs;
+  Waiting& w = waiting_;
+  w.active = true;
+  w.inputs.samples.assign(in.samples.begin(), in.samples.end());
+  w.inputs.out_rows = in.out_rows;
+  w.inputs.seq = in.seq;
+  w.inputs.row = in.row;
+  w.inputs.kv_len = in.kv_len;
+  w.ids.assign(phase.ids.begin(), phase.ids.end());
+  w.first_output = phase.first_output;
+  w.first_sequence = phase.first_sequence;
+  w.logits.assign(logits, logits + std::ssize(in.samples) * vocab_);
+  w.masks.assign(in.samples.size() * mask_words(vocab_), 0);
+}
+
+void Sampler::set_mask(int32_t output, std::span<const uint32_t> allowed) {
+  int64_t r = output - waiting_.first_output;
+  bool masked = waiting_.active && r >= 0 && r < std::ssize(waiting_.inputs.samples) &&
+                waiting_.inputs.samples[static_cast<size_t>(r)].masked;
+  if (!masked || allowed.size() != mask_words(vocab_))
+    fail(ErrorCode::kInternal, "a mask of {} words for output {}, which {}", allowed.size(), output,
+         masked ? fmt::format("needs {}", mask_words(vocab_)) : "is not masked");
+  std::copy(allowed.begin(), allowed.end(), waiting_.masks.begin() + r * std::ssize(allowed));
+}
+
+void Sampler::complete(StepResult& out) {
+  if (!waiting_.active) return;
+  choose_all({waiting_.inputs, waiting_.ids, waiting_.first_output, waiting_.first_sequence},
+             waiting_.logits.data(), out);
+  waiting_.active = false;
+}
+
+void Sampler::skip(const SamplePhase& phase, StepResult& out) {
+  for (const SampleRow& sample : phase.inputs.samples)
+    TK_CHECK(sample.mode == SampleRow::Mode::kHidden, "{} has no logits", phase.inputs.function);
+  add_results(phase, out);
+  out.path_start.resize(out.failed.size() + 1, out.path_start.back());
+}
+
+void Sampler::choose_all(const SamplePhase& phase, const float* logits, StepResult& out) {
+  size_t rows = phase.inputs.out_rows.size();
+  add_results(phase, out);
+  tip_.assign(phase.inputs.kv_len.size(), -1);
+  on_path_.assign(rows, 0);
+  for (size_t r = 0; r < rows; ++r)
+    finish_row(phase, r, {logits + static_cast<int64_t>(r) * vocab_, static_cast<size_t>(vocab_)},
+               out);
+  add_paths(phase, out);
+}
+
+// The row continues what its sequence has accepted so far.
+bool Sampler::holds(const SamplePhase& phase, size_t r, const StepResult& out) const {
+  int32_t parent = phase.inputs.samples[r].parent, row = phase.inputs.out_rows[r];
+  int32_t tip = tip_[static_cast<size_t>(phase.inputs.seq[static_cast<size_t>(row)])];
+  if (parent == -1) return tip == -1;
+  return parent == tip && out.ids[static_cast<size_t>(phase.first_output + parent)] ==
+                              phase.ids[static_cast<size_t>(row)];
+}
+
+void Sampler::finish_row(const SamplePhase& phase, size_t r, std::span<const float> logits,
                          StepResult& out) {
-  const SampleRow& sample = step.samples[r];
-  auto b = static_cast<size_t>(step.seq[static_cast<size_t>(step.out_rows[r])]);
+  const SampleRow& sample = phase.inputs.samples[r];
+  auto b = static_cast<size_t>(phase.inputs.seq[static_cast<size_t>(phase.inputs.out_rows[r])]);
+  size_t to = static_cast<size_t>(phase.first_output) + r;
+  StepFailure& failed = out.failed[static_cast<size_t>(phase.first_sequence) + b];
   if (sample.mode == SampleRow::Mode::kHidden) return;
+  bool draft = sample.parent >= 0 && !holds(phase, r, out);
+  if (draft || failed != StepFailure::kNone) return;  // a drafted token that was not chosen
   float peak = finite_max(logits);
   if (std::isnan(peak)) {
-    out.failed[b] = 1;
-    drafting_[b] = 0;
+    failed = StepFailure::kNotFinite;
     return;
   }
-  if (sample.mode == SampleRow::Mode::kScore) {
-    out.ids[r] = sample.target;
-    return report(sample, r, logits, peak, out);
+  if (sample.mode == SampleRow::Mode::kScore)
+    out.ids[to] = sample.target;
+  else
+    choose_row(phase, r, logits, out);
+  if (out.ids[to] < 0) {
+    failed = StepFailure::kNothingAllowed;
+    return;
   }
-  Row& row = rows_[static_cast<size_t>(step.row[b])];
-  out.ids[r] = is_plain(*sample.spec) ? choose(sample, adjust(sample, row, logits))
+  if (sample.mode == SampleRow::Mode::kScore || sample.spec->top_logprobs >= 0)
+    report(sample, to, logits, peak, out);
+}
+
+// The chosen id, or -1 if the mask allows none.
+void Sampler::choose_row(const SamplePhase& phase, size_t r, std::span<const float> logits,
+                         StepResult& out) {
+  const SampleRow& sample = phase.inputs.samples[r];
+  auto b = static_cast<size_t>(phase.inputs.seq[static_cast<size_t>(phase.inputs.out_rows[r])]);
+  Row& row = rows_[static_cast<size_t>(phase.inputs.row[b])];
+  size_t words = mask_words(vocab_);
+  mask_ = sample.masked ? std::span(waiting_.masks).subspan(r * words, words)
+                        : std::span<const uint32_t>();
+  int32_t id = is_plain(*sample.spec) ? choose(sample, adjust(sample, row, logits))
                                       : choose_staged(sample, row, logits);
-  if (sample.spec->top_logprobs >= 0) report(sample, r, logits, peak, out);
-  if (!drafting_[b]) return;
-  ++out.accepted[b];
-  row.last = out.ids[r];
-  if (sample.spec->needs_history()) row.ids.push_back(row.last);
-  drafting_[b] = out.ids[r] == sample.target;
+  if (sample.masked && !allows(id)) return;
+  out.ids[static_cast<size_t>(phase.first_output) + r] = id;
+  if (sample.mode != SampleRow::Mode::kSample || !holds(phase, r, out)) return;
+  tip_[b] = static_cast<int32_t>(r);
+  on_path_[r] = 1;
+  row.last = id;
+  if (sample.spec->needs_history()) row.ids.push_back(id);
+}
+
+bool Sampler::allows(int32_t id) const {
+  auto i = static_cast<size_t>(id);
+  return (mask_[i / 32] >> (i % 32) & 1) != 0;
+}
+
+// Outputs of a sequence stay in their order, wherever they are in the step.
+void Sampler::add_paths(const SamplePhase& phase, StepResult& out) {
+  auto sequence = [&](size_t r) {
+    return static_cast<size_t>(phase.first_sequence +
+                               phase.inputs.seq[static_cast<size_t>(phase.inputs.out_rows[r])]);
+  };
+  size_t sequences = phase.inputs.kv_len.size(), first = out.path_start.size() - 1;
+  int32_t begin = out.path_start[first];
+  out.path_start.resize(first + 1 + sequences, 0);
+  for (size_t r = 0; r < on_path_.size(); ++r)
+    if (on_path_[r]) ++out.path_start[sequence(r) + 1];
+  for (size_t b = first; b < first + sequences; ++b) out.path_start[b + 1] += out.path_start[b];
+  out.path.resize(static_cast<size_t>(out.path_start.back()));
+  // path_start[b] serves as the place of the next output of b, and is put back afterwards.
+  for (size_t r = 0; r < on_path_.size(); ++r)
+    if (on_path_[r])
+      out.path[static_cast<size_t>(out.path_start[sequence(r)]++)] =
+          phase.first_output + static_cast<int32_t>(r);
+  for (size_t b = first + sequences; b > first; --b) out.path_start[b] = out.path_start[b - 1];
+  out.path_start[first] = begin;
 }
 
 // Log-probabilities under the model's own distribution, whatever the spec does to it.

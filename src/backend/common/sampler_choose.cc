@@ -23,19 +23,19 @@ double gumbel(double u) { return -std::log(-std::log(u)); }
 }  // namespace
 
 float keyed_gumbel(uint64_t seed, int32_t choice, int32_t position, int32_t token) {
-  // One Philox block serves two tokens.
+  // One call of Philox gives the noise of two tokens.
   auto words = philox(seed, noise_counter(choice, position), static_cast<uint32_t>(token) / 2);
   size_t half = token & 1 ? 2 : 0;
   return static_cast<float>(gumbel(to_unit_double(words[half], words[half + 1])));
 }
 
-// The logits with everything applied that changes single tokens; the row itself if nothing does.
+// The logits after the stages that change single tokens; the row itself if none of them does.
 std::span<const float> Sampler::adjust(const SampleRow& sample, const Row& row,
                                        std::span<const float> logits) {
   const SampleSpec& spec = *sample.spec;
   bool penalties = spec.needs_history() && !row.ids.empty();
   bool banned = sample.generated < spec.min_tokens && !spec.banned_until_min.empty();
-  if (!penalties && !banned && spec.logit_bias.empty()) return logits;
+  if (!penalties && !banned && spec.logit_bias.empty() && mask_.empty()) return logits;
   std::copy(logits.begin(), logits.end(), scratch_.begin());
   if (penalties) penalize(spec, row);
   if (penalties) discourage_repeats(spec, row);
@@ -47,9 +47,14 @@ void Sampler::bias(const SampleRow& sample) {
   const SampleSpec& spec = *sample.spec;
   for (const auto& [id, bias] : spec.logit_bias)
     if (id >= 0 && id < vocab_) scratch_[static_cast<size_t>(id)] += bias;
-  if (sample.generated >= spec.min_tokens) return;
-  for (int32_t id : spec.banned_until_min)
-    if (id >= 0 && id < vocab_) scratch_[static_cast<size_t>(id)] = kLowest;
+  if (sample.generated < spec.min_tokens)
+    for (int32_t id : spec.banned_until_min)
+      if (id >= 0 && id < vocab_) scratch_[static_cast<size_t>(id)] = kLowest;
+  for (size_t word = 0; word < mask_.size(); ++word) {
+    if (mask_[word] == UINT32_MAX) continue;
+    for (size_t id = word * 32; id < std::min(word * 32 + 32, scratch_.size()); ++id)
+      if ((mask_[word] >> (id % 32) & 1) == 0) scratch_[id] = kLowest;
+  }
 }
 
 void Sampler::penalize(const SampleSpec& spec, const Row& row) {

@@ -1,5 +1,5 @@
-// The sampler's general way: the stages a spec names, one after the other, over a list of
-// candidates. Costs a few passes over what is left of the vocabulary.
+// The general case of sampling: the stages that a spec names, one after the other, over a list of
+// candidates. Costs a few passes over the remaining vocabulary.
 #include <algorithm>
 #include <cmath>
 #include <limits>

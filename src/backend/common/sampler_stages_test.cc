@@ -203,8 +203,7 @@ TEST(SamplerStages, EqualThePlainSpelling) {
       history.push_back(static_cast<int32_t>(rng.below(3)));
     size_t prompt = rng.below(history.size() + 1);
     step.resets.push_back({0, static_cast<int32_t>(prompt), history});
-    Ids ids;
-    sampler.begin(step, ids);
+    sampler.begin(step);
     StepResult result;
     sampler.finish(step, logits.data(), result);
     Plain plain{spec, step.samples[0], history, prompt, {logits.begin(), logits.end()}, {}};
@@ -242,9 +241,8 @@ TEST(SamplerStages, TheSeedDecides) {
       for (size_t i = 0; i < kVocab; ++i)
         logits.push_back(last ? mine[i] : static_cast<float>(rng.normal()));
     }
-    Ids ids;
     StepResult result;
-    sampler.begin(step, ids);
+    sampler.begin(step);
     sampler.finish(step, logits.data(), result);
     if (others == 0) alone = result.ids[0];
     EXPECT_EQ(result.ids.back(), alone);

@@ -128,7 +128,6 @@ TEST(Sampler, EqualsThePlainSpelling) {
   Rng rng(5);
   for (int64_t vocab : {7, 129, 4000}) {
     Sampler sampler(vocab, 1);
-    std::vector<int32_t> ids;
     for (int trial = 0; trial < 300; ++trial) {
       SampleSpec spec = random_spec(rng, vocab);
       StepInputs step = one_each(1, spec_of(spec), trial);
@@ -140,7 +139,7 @@ TEST(Sampler, EqualsThePlainSpelling) {
       step.resets.push_back(reset);
       auto logits = random_logits(vocab, rng.next_u64());
       StepResult out;
-      sampler.begin(step, ids);
+      sampler.begin(step);
       sampler.finish(step, logits.data(), out);
       int32_t want = plain_choice(step.samples[0], {logits.begin(), logits.end()}, reset.ids, 2);
       ASSERT_EQ(out.ids[0], want) << "vocab " << vocab << ", trial " << trial;
@@ -273,9 +272,8 @@ TEST(Sampler, LogprobsAreThoseOfTheModel) {
   std::vector<float> both = logits;
   both.insert(both.end(), logits.begin(), logits.end());
   Sampler sampler(kVocab, 2);
-  std::vector<int32_t> ids;
   StepResult out;
-  sampler.begin(step, ids);
+  sampler.begin(step);
   sampler.finish(step, both.data(), out);
   EXPECT_EQ(out.ids[1], 123);
   for (size_t r = 0; r < 2; ++r)
@@ -291,40 +289,8 @@ TEST(Sampler, LogprobsAreThoseOfTheModel) {
     EXPECT_EQ(out.top[i].first, static_cast<int32_t>(i / 4));
     EXPECT_EQ(out.top[i].second.id, order[i % 4]);
   }
-  EXPECT_EQ(out.accepted, (std::vector<int32_t>{1, 0}));
-}
-
-// Verifies drafts: row m's logits prefer token 10 + m.
-StepResult verify(const std::vector<int32_t>& targets) {
-  StepInputs step;
-  SampleSpec greedy;
-  greedy.temperature = 0;
-  step.row = {0};
-  step.kv_len = {static_cast<int32_t>(targets.size())};
-  std::vector<float> logits(targets.size() * 32, 0.0f);
-  for (size_t m = 0; m < targets.size(); ++m) {
-    step.ids.push_back(0);
-    step.seq.push_back(0);
-    step.out_rows.push_back(static_cast<int32_t>(m));
-    step.samples.push_back({SampleRow::Mode::kSample, targets[m], 0, 0, 0, spec_of(greedy)});
-    logits[m * 32 + 10 + m] = 1;
-  }
-  Sampler sampler(32, 1);
-  StepResult out;
-  sampler.finish(step, logits.data(), out);
-  StepInputs next = one_each(1, spec_of(greedy));
-  next.ids[0] = -1;
-  std::vector<int32_t> ids;
-  sampler.begin(next, ids);
-  EXPECT_EQ(ids[0], 10 + out.accepted[0] - 1) << "the last token that holds";
-  return out;
-}
-
-TEST(Sampler, AcceptsDraftsUpToTheFirstDifference) {
-  EXPECT_EQ(verify({10, 11, 12, -1}).accepted[0], 4);
-  EXPECT_EQ(verify({10, 99, 12, -1}).accepted[0], 2);
-  EXPECT_EQ(verify({99, 11, 12, -1}).accepted[0], 1);
-  EXPECT_EQ(verify({-1}).accepted[0], 1);
+  EXPECT_EQ(out.path, (std::vector<int32_t>{0}));
+  EXPECT_EQ(out.path_start, (std::vector<int32_t>{0, 1, 1}));
 }
 
 TEST(Sampler, HistoryGrowsWithWhatIsChosen) {
@@ -338,9 +304,9 @@ TEST(Sampler, HistoryGrowsWithWhatIsChosen) {
   logits[3] = 1.0f;
   Sampler sampler(8, 1);
   StepResult out;
-  std::vector<int32_t> ids, chosen;
+  std::vector<int32_t> chosen;
   for (int i = 0; i < 4; ++i) {
-    sampler.begin(step, ids);
+    sampler.begin(step);
     sampler.finish(step, logits.data(), out);
     chosen.push_back(out.ids[0]);
     step.resets.clear();
@@ -355,16 +321,16 @@ TEST(Sampler, LogitsThatAreNotFiniteFailTheirSequenceOnly) {
   logits[250] = INFINITY;
   StepResult out;
   Sampler(100, 3).finish(one_each(3, spec_of({})), logits.data(), out);
-  EXPECT_EQ(out.failed, (std::vector<uint8_t>{0, 1, 1}));
-  EXPECT_EQ(out.accepted, (std::vector<int32_t>{1, 0, 0}));
+  using F = StepFailure;
+  EXPECT_EQ(out.failed, (std::vector<F>{F::kNone, F::kNotFinite, F::kNotFinite}));
+  EXPECT_EQ(out.path_start, (std::vector<int32_t>{0, 1, 1, 1}));
   EXPECT_EQ(out.ids[1], -1);
 }
 
 TEST(Sampler, ARowThatHasChosenNothingCannotBeContinued) {
   StepInputs step = one_each(1, spec_of({}));
   step.ids[0] = -1;
-  std::vector<int32_t> ids;
-  EXPECT_THROW(Sampler(10, 1).begin(step, ids), Error);
+  EXPECT_THROW(Sampler(10, 1).resolve(step.ids, {}), Error);
 }
 
 TEST(Sampler, DoesNotAllocateOnceWarm) {
@@ -372,7 +338,6 @@ TEST(Sampler, DoesNotAllocateOnceWarm) {
   constexpr int64_t kVocab = 3000;
   auto logits = random_logits(kVocab * 4, 12);
   Sampler sampler(kVocab, 4);
-  std::vector<int32_t> ids;
   StepResult out;
   StepInputs step = one_each(4, nullptr);
   for (size_t r = 0; r < 4; ++r) {
@@ -383,13 +348,13 @@ TEST(Sampler, DoesNotAllocateOnceWarm) {
     step.samples[r].spec = spec_of(spec);
   }
   step.resets.push_back({0, 1, std::vector<int32_t>(100, 1)});
-  sampler.begin(step, ids);
+  sampler.begin(step);
   sampler.finish(step, logits.data(), out);
   step.resets.clear();
   sampler.finish(step, logits.data(), out);
   int64_t before = allocations;
   for (int i = 0; i < 50; ++i) {
-    sampler.begin(step, ids);
+    sampler.begin(step);
     sampler.finish(step, logits.data(), out);
   }
   EXPECT_EQ(allocations, before);

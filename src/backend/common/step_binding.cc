@@ -1,7 +1,8 @@
 #include "backend/common/step_binding.h"
 
 #include <algorithm>
-#include <map>
+#include <cstring>
+#include <optional>
 
 #include "base/channels.h"
 #include "base/error.h"
@@ -10,7 +11,7 @@ namespace tokamak {
 namespace {
 
 template <class... Args>
-[[noreturn]] void bad_step(fmt::format_string<Args...> format, Args&&... args) {
+[[noreturn]] void wrong_step(fmt::format_string<Args...> format, Args&&... args) {
   throw Error(ErrorCode::kInternal,
               fmt::format("step: {}", fmt::format(format, std::forward<Args>(args)...)));
 }
@@ -24,45 +25,47 @@ int64_t multiple_of_b(const std::string& text) {
   return expr == b * SymExpr(c) ? c : 0;
 }
 
+// The scale and offset of scale * symbol + offset.
+std::optional<std::pair<int64_t, int64_t>> affine(const SymExpr& expr, const std::string& symbol) {
+  std::vector<std::string> symbols = expr.symbols();
+  if (symbols.size() != 1 || symbols[0] != symbol) return std::nullopt;
+  int64_t offset = expr.eval({{symbol, 0}}), scale = expr.eval({{symbol, 1}}) - offset;
+  if (scale < 1 || expr != SymExpr(scale) * SymExpr::symbol(symbol) + SymExpr(offset))
+    return std::nullopt;
+  return std::pair{scale, offset};
+}
+
+int64_t product(std::span<const int64_t> dims) {
+  int64_t n = 1;
+  for (int64_t d : dims) n *= d;
+  return n;
+}
+
 }  // namespace
 
 StepBinder::StepBinder(const PlanSet& plans, std::vector<int64_t> blocks, int64_t max_rows)
     : plans_(plans),
-      blocks_(std::move(blocks)),
-      max_rows_(max_rows),
+      checker_(plans, std::move(blocks), max_rows),
       compiles_at_load_(compile_count()),
       log_guards_(log::channel_enabled("guards")) {
-  for (const SymbolDecl& symbol : plans.symbols) {
-    if (symbol.name != "T" && symbol.name != "B" && symbol.name != "R" && symbol.name != "M")
-      fail(ErrorCode::kUnsupported, "no step input gives the symbol {} its value", symbol.name);
-    symbol_kinds_.push_back(symbol.name[0]);
+  std::vector<std::string> order;
+  for (const SymbolDecl& symbol : plans.symbols) order.push_back(symbol.name);
+  for (const InputEntry& in : plans.inputs) {
+    Source source{find_step_field(in.name), in.name, in.dtype, {}};
+    if (source.field && in.dtype != DType::kI32)
+      fail(ErrorCode::kUnsupported, "input {} is {}; steps have it as i32", in.name,
+           dtype_name(in.dtype));
+    for (const SymExpr& d : in.dims) source.dims.emplace_back(d, order);
+    sources_.push_back(std::move(source));
   }
-  values_.resize(symbol_kinds_.size());
-  if (blocks_.size() != plans.groups.size())
-    fail(ErrorCode::kInvalidArgument, "block counts for {} KV groups, the model has {}",
-         blocks_.size(), plans.groups.size());
-  for (size_t g = 0; g < plans.groups.size(); ++g) {
-    if (plans.groups[g].block_size < 1)
-      fail(ErrorCode::kCorrupt, "KV group {} has blocks of {} tokens", plans.groups[g].name,
-           plans.groups[g].block_size);
-    grows_.push_back(std::any_of(
-        plans.states.begin(), plans.states.end(),
-        [g](const StateEntry& state) { return state.group == g && !state.per_sequence; }));
+  for (size_t i = 0; i < order.size(); ++i) {
+    solutions_.push_back(solve(order[i]));
+    for (auto [name, at] : {std::pair{"T", &t_}, {"B", &b_}, {"R", &r_}, {"M", &m_}})
+      if (order[i] == name) *at = static_cast<int>(i);
   }
-  for (const Plan& plan : plans.plans) {
-    Facts facts;
-    for (const auto& [symbol, value] : plan.bound_symbols) {
-      if (symbol == "T") facts.rows_per_sequence = multiple_of_b(value);
-      if (symbol == "R") facts.all_rows_out = true;
-    }
-    for (const GuardRange& g : plan.guard) {
-      if (g.pad == 0) continue;
-      int64_t each = std::max<int64_t>(1, facts.rows_per_sequence);
-      facts.pad = g.pad * each;
-      if (g.multiple > 1) facts.multiple = g.multiple * each;
-    }
-    facts_.push_back(facts);
-  }
+  values_.resize(order.size());
+  own_values_.resize(order.size());
+  for (const Plan& plan : plans.plans) facts_.push_back(facts_of(plan));
   auto names = std::make_shared<std::vector<std::string>>();
   for (const Plan& plan : plans.plans) {
     names->push_back(plan_name(plan));
@@ -70,116 +73,105 @@ StepBinder::StepBinder(const PlanSet& plans, std::vector<int64_t> blocks, int64_
       log::channel("guards", fmt::format("plan {}: {}", names->size() - 1, names->back()));
   }
   stats_.names = std::move(names);
-  row_seen_.assign(index(max_rows), 0);
 }
 
-void StepBinder::check_tokens(const StepInputs& step) const {
-  int64_t tokens = step.tokens();
-  auto same = [&](const std::vector<int32_t>& v, const char* what) {
-    if (static_cast<int64_t>(v.size()) != tokens)
-      bad_step("{} has {} entries for {} tokens", what, v.size(), tokens);
+// An axis of an input whose extent gives the symbol's value: a field of every step, or an input of
+// the plans.
+StepBinder::Solution StepBinder::solve(const std::string& symbol) const {
+  for (const StepField& field : step_fields())
+    for (size_t axis = 0; axis < field.dims.size() && !field.dims[axis].empty(); ++axis)
+      if (auto found = affine(SymExpr::parse(field.dims[axis]), symbol))
+        return {
+            {&field, std::string(field.name), DType::kI32, {}}, axis, found->first, found->second};
+  for (size_t i = 0; i < plans_.inputs.size(); ++i)
+    for (size_t axis = 0; axis < plans_.inputs[i].dims.size(); ++axis)
+      if (auto found = affine(plans_.inputs[i].dims[axis], symbol))
+        return {sources_[i], axis, found->first, found->second};
+  fail(ErrorCode::kUnsupported, "no step input gives the symbol {} its value", symbol);
+}
+
+StepBinder::Facts StepBinder::facts_of(const Plan& plan) const {
+  Facts facts;
+  facts.pads.resize(plans_.symbols.size());
+  for (const auto& [symbol, value] : plan.bound_symbols) {
+    if (symbol == "T") facts.rows_per_sequence = multiple_of_b(value);
+    if (symbol == "R") facts.all_rows_out = true;
+  }
+  for (const GuardRange& g : plan.guard) {
+    if (g.symbol == "B") facts.most_sequences = g.hi;
+    for (size_t i = 0; i < plans_.symbols.size(); ++i)
+      if (plans_.symbols[i].name == g.symbol && g.pad > 0) {
+        facts.pads[i] = {g.pad, g.multiple};
+        facts.bucket = true;
+      }
+  }
+  return facts;
+}
+
+const StepTensor* StepBinder::find_tensor(const StepInputs& step, std::string_view name) const {
+  for (const StepTensor& t : step.inputs)
+    if (t.name == name) return &t;
+  return nullptr;
+}
+
+// Of an axis of an input; 0 when the step does not have the input.
+int64_t StepBinder::extent(const StepInputs& step, const Source& source, size_t axis) const {
+  if (source.field) {
+    if (axis == 1) return step.mask_width;
+    auto values = source.field->values;
+    if (values == &StepInputs::ids || values == &StepInputs::mask) values = &StepInputs::pos;
+    return static_cast<int64_t>((step.*values).size());
+  }
+  const StepTensor* tensor = find_tensor(step, source.name);
+  return tensor && axis < tensor->dims.size() ? tensor->dims[axis] : 0;
+}
+
+void StepBinder::set_symbols(const StepInputs& step) {
+  for (size_t i = 0; i < solutions_.size(); ++i) {
+    const Solution& s = solutions_[i];
+    int64_t found = extent(step, s.source, s.axis);
+    values_[i] = found <= s.offset ? 0 : (found - s.offset) / s.scale;
+  }
+}
+
+void StepBinder::check_tensors(const StepInputs& step) const {
+  for (const StepTensor& t : step.inputs)
+    if (std::any_of(t.dims.begin(), t.dims.end(), [](int64_t d) { return d < 0; }) ||
+        t.bytes.size() != dtype_bytes(t.dtype, product(t.dims)))
+      wrong_step("input {} has {} bytes for {} elements of {}", t.name, t.bytes.size(),
+                 product(t.dims), dtype_name(t.dtype));
+  for (const Source& source : sources_) {
+    const StepTensor* t = source.field ? nullptr : find_tensor(step, source.name);
+    if (t == nullptr) continue;
+    bool same = t->dtype == source.dtype && t->dims.size() == source.dims.size();
+    for (size_t i = 0; same && i < t->dims.size(); ++i)
+      same = t->dims[i] == source.dims[i].eval(values_);
+    if (!same)
+      wrong_step("input {} of {} with dimensions [{}] is not what the plans read", t->name,
+                 dtype_name(t->dtype), fmt::join(t->dims, ", "));
+  }
+}
+
+StepBinder::Shape StepBinder::shape_of(const StepInputs& step) const {
+  return {static_cast<int64_t>(step.pos.size()), step.sequences(),
+          static_cast<int64_t>(step.out_rows.size()), step.mask_width};
+}
+
+StepBinder::Shape StepBinder::padded_shape(const Facts& facts, const StepInputs& step) const {
+  Shape shape = shape_of(step);
+  auto padded = [&](int symbol, int64_t value) {
+    return symbol < 0 ? value : facts.pads[index(symbol)].apply(value);
   };
-  same(step.pos, "pos");
-  same(step.seq, "seq");
-  same(step.slot, "slot");
-  if (!step.adapter.empty()) same(step.adapter, "adapter");
-  if (step.mask_width < 0 || static_cast<int64_t>(step.mask.size()) != tokens * step.mask_width)
-    bad_step("mask has {} entries for {} tokens of width {}", step.mask.size(), tokens,
-             step.mask_width);
-  for (size_t i = 0; i < index(tokens); ++i) {
-    int64_t id = step.ids[i];
-    if (id < 0 ? -1 - id >= max_rows_ : plans_.vocab > 0 && id >= plans_.vocab)
-      bad_step("token {} has id {} of {}", i, id, plans_.vocab);
-    if (step.pos[i] < 0) bad_step("token {} has position {}", i, step.pos[i]);
-  }
-}
-
-void StepBinder::check_sequences(const StepInputs& step) {
-  int64_t sequences = step.sequences();
-  if (static_cast<int64_t>(step.q_start.size()) != sequences + 1 || step.q_start[0] != 0 ||
-      step.q_start.back() != step.tokens())
-    bad_step("q_start does not split {} tokens into {} sequences", step.tokens(), sequences);
-  if (static_cast<int64_t>(step.row.size()) != sequences)
-    bad_step("{} rows for {} sequences", step.row.size(), sequences);
-  ++step_number_;
-  for (size_t b = 0; b < index(sequences); ++b) {
-    int64_t first = step.q_start[b], end = step.q_start[b + 1];
-    if (end <= first || end > step.tokens())
-      bad_step("sequence {} has the tokens [{}, {})", b, first, end);
-    if (step.kv_len[b] < end - first)
-      bad_step("sequence {} has {} tokens but length {}", b, end - first, step.kv_len[b]);
-    if (step.mask_width > 0 && end - first > step.mask_width)
-      bad_step("sequence {} has {} tokens, the mask is {} wide", b, end - first, step.mask_width);
-    for (int64_t i = first; i < end; ++i)
-      if (step.seq[index(i)] != static_cast<int32_t>(b) || step.slot[index(i)] < 0 ||
-          step.slot[index(i)] >= step.kv_len[b])
-        bad_step("token {} of sequence {}: seq {}, slot {} of {}", i, b, step.seq[index(i)],
-                 step.slot[index(i)], step.kv_len[b]);
-    int64_t row = step.row[b];
-    if (row < 0 || row >= max_rows_) bad_step("sequence {} has row {} of {}", b, row, max_rows_);
-    if (row_seen_[index(row)] == step_number_) bad_step("row {} is used twice", row);
-    row_seen_[index(row)] = step_number_;
-  }
-}
-
-void StepBinder::check_outputs(const StepInputs& step) const {
-  if (step.samples.size() != step.out_rows.size())
-    bad_step("{} samples for {} output rows", step.samples.size(), step.out_rows.size());
-  for (size_t r = 0; r < step.out_rows.size(); ++r) {
-    const SampleRow& sample = step.samples[r];
-    if (step.out_rows[r] < 0 || step.out_rows[r] >= step.tokens())
-      bad_step("output row {} of {} tokens", step.out_rows[r], step.tokens());
-    if (sample.mode == SampleRow::Mode::kSample && !sample.spec)
-      bad_step("output {} has no sampling parameters", r);
-    if (sample.mode == SampleRow::Mode::kScore &&
-        (sample.target < 0 || (plans_.vocab > 0 && sample.target >= plans_.vocab)))
-      bad_step("output {} scores token {} of {}", r, sample.target, plans_.vocab);
-  }
-}
-
-// Every block that the step writes or may read has to be there.
-void StepBinder::check_table(const StepInputs& step, size_t group) const {
-  const StepInputs::Table& table = step.tables[group];
-  const GroupEntry& entry = plans_.groups[group];
-  int64_t stride = table.stride, size = entry.block_size;
-  if (stride < 0 || static_cast<int64_t>(table.blocks.size()) != step.sequences() * stride)
-    bad_step("the table of group {} has {} entries for {} sequences of stride {}", entry.name,
-             table.blocks.size(), step.sequences(), stride);
-  for (int32_t block : table.blocks)
-    if (block < -1 || block >= blocks_[group])
-      bad_step("block {} of group {}, which has {}", block, entry.name, blocks_[group]);
-  if (!grows_[group]) return;
-  for (size_t b = 0; b < step.kv_len.size(); ++b) {
-    int64_t last = (step.kv_len[b] - 1) / size;
-    if (last >= stride)
-      bad_step("sequence {} of length {} does not fit a table of {} blocks of group {}", b,
-               step.kv_len[b], stride, entry.name);
-    auto rows = [&](const std::vector<int32_t>& v) {
-      return std::min_element(v.begin() + step.q_start[b], v.begin() + step.q_start[b + 1]);
-    };
-    int64_t oldest = entry.window > 0 ? *rows(step.pos) - entry.window + 1 : 0;
-    oldest = std::clamp<int64_t>(oldest, 0, *rows(step.slot));
-    for (int64_t block = oldest / size; block <= last; ++block)
-      if (table.blocks[b * index(stride) + index(block)] < 0)
-        bad_step("sequence {} needs block {} of group {}, which is not there", b, block,
-                 entry.name);
-  }
-}
-
-void StepBinder::check_side_data(const StepInputs& step) const {
-  for (const BlockCopy& copy : step.copies)
-    if (copy.group >= blocks_.size() || copy.from < 0 || copy.to < 0 ||
-        copy.from >= blocks_[copy.group] || copy.to >= blocks_[copy.group])
-      bad_step("copy of block {} to {} in group {}", copy.from, copy.to, copy.group);
-  for (const RowReset& reset : step.resets) {
-    if (reset.row < 0 || reset.row >= max_rows_)
-      bad_step("reset of row {} of {}", reset.row, max_rows_);
-    if (reset.prompt_tokens < 0)
-      bad_step("row {} is reset with {} prompt tokens", reset.row, reset.prompt_tokens);
-    for (int32_t id : reset.ids)
-      if (id < 0 || (plans_.vocab > 0 && id >= plans_.vocab))
-        bad_step("row {} is reset with token {} of {}", reset.row, id, plans_.vocab);
-  }
+  int64_t tokens = padded(t_, shape.tokens);
+  shape.sequences = padded(b_, shape.sequences);
+  if (facts.rows_per_sequence > 0)
+    tokens = facts.rows_per_sequence * shape.sequences;
+  else if (tokens > shape.tokens)  // rows of padding belong to a sequence of their own
+    shape.sequences = std::max(shape.sequences, step.sequences() + 1);
+  shape.tokens = tokens;
+  shape.outputs = facts.all_rows_out ? tokens : padded(r_, shape.outputs);
+  shape.mask_width = padded(m_, shape.mask_width);
+  return shape;
 }
 
 // A specialised plan may rely on its rows being laid out as its facts say.
@@ -188,26 +180,14 @@ bool StepBinder::admits(size_t plan, const StepInputs& step) const {
   if (facts.rows_per_sequence > 0)
     for (size_t b = 0; b < step.q_start.size(); ++b)
       if (step.q_start[b] != static_cast<int64_t>(b) * facts.rows_per_sequence) return false;
-  // The rows of padding of a general function are one sequence more.
-  if (facts.rows(step.tokens()) > step.tokens() && facts.rows_per_sequence == 0)
-    for (const GuardRange& g : plans_.plans[plan].guard)
-      if (g.symbol == "B" && step.sequences() + 1 > g.hi) return false;
+  if (facts.most_sequences > 0 && padded_shape(facts, step).sequences > facts.most_sequences)
+    return false;
   if (facts.all_rows_out) {
     if (static_cast<int64_t>(step.out_rows.size()) != step.tokens()) return false;
     for (size_t r = 0; r < step.out_rows.size(); ++r)
       if (step.out_rows[r] != static_cast<int64_t>(r)) return false;
   }
   return true;
-}
-
-void StepBinder::set_symbols(const StepInputs& step) {
-  for (size_t i = 0; i < symbol_kinds_.size(); ++i) {
-    char kind = symbol_kinds_[i];
-    values_[i] = kind == 'T'   ? static_cast<int64_t>(step.pos.size())
-                 : kind == 'B' ? step.sequences()
-                 : kind == 'R' ? static_cast<int64_t>(step.out_rows.size())
-                               : step.mask_width;
-  }
 }
 
 // The function's own plan, the most specific first; then the general function's.
@@ -220,46 +200,63 @@ int StepBinder::choose(const StepInputs& step) const {
   return -1;
 }
 
-// Only what plans read; vectors keep their capacity. Tables stay as they are: nothing looks up a
+// Copies what plans read; vectors keep their capacity. Tables stay as they are: nothing looks up a
 // block of a sequence of length 0.
-void StepBinder::pad(const StepInputs& step, const Facts& facts) {
+void StepBinder::pad(const StepInputs& step, const Facts& facts, const Shape& shape) {
+  const Shape own = shape_of(step);
   padded_.pos = step.pos;
   padded_.seq = step.seq;
   padded_.slot = step.slot;
   padded_.q_start = step.q_start;
   padded_.kv_len = step.kv_len;
-  padded_.adapter = step.adapter;
-  padded_.mask = step.mask;
-  padded_.mask_width = step.mask_width;
   padded_.out_rows = step.out_rows;
   padded_.tables = step.tables;
-  const int64_t whole = facts.rows(step.tokens());
-  auto rows = index(whole);
-  padded_.pos.resize(rows, 0);
-  padded_.slot.resize(rows, -1);
-  if (!padded_.adapter.empty()) padded_.adapter.resize(rows, -1);
-  padded_.mask.resize(rows * index(step.mask_width), 0);
-  int64_t each = facts.rows_per_sequence > 0 ? facts.rows_per_sequence : whole - step.tokens();
-  for (int64_t at = step.tokens(); at < whole; at += each) {
-    padded_.seq.resize(index(at + each), static_cast<int32_t>(padded_.kv_len.size()));
-    padded_.q_start.push_back(static_cast<int32_t>(at + each));
+  padded_.inputs = step.inputs;
+  padded_.pos.resize(index(shape.tokens), 0);
+  padded_.slot.resize(index(shape.tokens), -1);
+  padded_.mask_width = static_cast<int32_t>(shape.mask_width);
+  padded_.mask.assign(index(shape.tokens * shape.mask_width), 0);
+  for (int64_t t = 0; t < own.tokens; ++t)
+    std::copy_n(step.mask.begin() + t * own.mask_width, own.mask_width,
+                padded_.mask.begin() + t * shape.mask_width);
+  for (int64_t b = own.sequences, at = own.tokens; b < shape.sequences; ++b) {
+    int64_t rows = facts.rows_per_sequence > 0 ? facts.rows_per_sequence : shape.tokens - at;
+    at += rows;
+    padded_.seq.resize(index(at), static_cast<int32_t>(b));
+    padded_.q_start.push_back(static_cast<int32_t>(at));
     padded_.kv_len.push_back(0);
   }
-  if (facts.all_rows_out)
-    for (int64_t r = step.tokens(); r < whole; ++r)
-      padded_.out_rows.push_back(static_cast<int32_t>(r));
+  for (int64_t r = own.outputs; r < shape.outputs; ++r)
+    padded_.out_rows.push_back(facts.all_rows_out ? static_cast<int32_t>(r) : 0);
+}
+
+// Zeros after the rows of named inputs whose first axis has grown.
+void StepBinder::pad_tensors(const StepInputs& step) {
+  for (const Source& source : sources_) {
+    if (source.field || !find_tensor(step, source.name)) continue;
+    StepTensor* tensor = nullptr;
+    for (StepTensor& t : padded_.inputs)
+      if (t.name == source.name) tensor = &t;
+    for (size_t i = 0; i < tensor->dims.size(); ++i) {
+      int64_t extent = source.dims[i].eval(values_);
+      if (i > 0 && extent != tensor->dims[i])
+        wrong_step("input {} can be padded along its first axis only", source.name);
+      tensor->dims[i] = extent;
+    }
+    tensor->bytes.resize(dtype_bytes(tensor->dtype, product(tensor->dims)));
+  }
 }
 
 void StepBinder::count(const StepInputs& step, size_t plan) {
-  auto same_function = [&](const Plan& p) { return p.function == plans_.plans[plan].function; };
   bool bucketed = false;
   for (size_t i = 0; i < facts_.size(); ++i)
-    bucketed = bucketed || (facts_[i].pad > 0 && same_function(plans_.plans[i]));
+    bucketed =
+        bucketed || (facts_[i].bucket && plans_.plans[i].function == plans_.plans[plan].function);
   if (plan < stats_.steps.size()) ++stats_.steps[plan];
-  if (plans_.plans[plan].function != step.function || (bucketed && facts_[plan].pad == 0))
+  if (plans_.plans[plan].function != step.function || (bucketed && !facts_[plan].bucket))
     ++stats_.fallbacks;
   stats_.rows += step.tokens();
-  stats_.padded_rows += facts_[plan].rows(step.tokens()) - step.tokens();
+  stats_.padded_rows += padded_shape(facts_[plan], step).tokens - step.tokens();
   stats_.compiles = compile_count() - compiles_at_load_;
   if (!log_guards_ || logged_plan_ == static_cast<int>(plan)) return;
   logged_plan_ = static_cast<int>(plan);
@@ -268,30 +265,51 @@ void StepBinder::count(const StepInputs& step, size_t plan) {
                            step.sequences(), step.out_rows.size(), plan, (*stats_.names)[plan]));
 }
 
-int StepBinder::bind(const StepInputs& step) {
-  if (step.ids.empty()) bad_step("it has no tokens");
-  check_tokens(step);
-  check_sequences(step);
-  check_outputs(step);
-  if (step.tables.size() != plans_.groups.size())
-    bad_step("{} block tables for {} KV groups", step.tables.size(), plans_.groups.size());
-  for (size_t group = 0; group < step.tables.size(); ++group) check_table(step, group);
-  check_side_data(step);
+void StepBinder::apply_bucket(const StepInputs& own, const Facts& facts) {
+  Shape shape = padded_shape(facts, own);
+  pad(own, facts, shape);
+  for (size_t i = 0; i < values_.size(); ++i) values_[i] = facts.pads[i].apply(values_[i]);
+  for (auto [symbol, value] : {std::pair{t_, shape.tokens},
+                               {b_, shape.sequences},
+                               {r_, shape.outputs},
+                               {m_, shape.mask_width}})
+    if (symbol >= 0) values_[index(symbol)] = value;
+  pad_tensors(own);
+  inputs_ = &padded_;
+}
 
-  set_symbols(step);
-  inputs_ = &step;
-  int plan = choose(step);
+int StepBinder::bind(const StepInputs& step, size_t phase) {
+  if (phase == 0) checker_.check_step(step);
+  const StepInputs& own = *(phase_ = &cutter_.cut(step, phase));
+  checker_.check_phase(own, cutter_.first_output());
+  set_symbols(own);
+  check_tensors(own);
+  own_values_ = values_;
+  inputs_ = &own;
+  int plan = choose(own);
   if (plan < 0)
     fail(ErrorCode::kOutOfRange, "no plan for {} tokens of {} sequences with {} outputs ({})",
-         step.tokens(), step.sequences(), step.out_rows.size(), step.function);
-  count(step, static_cast<size_t>(plan));
-  if (const Facts& facts = facts_[static_cast<size_t>(plan)];
-      facts.rows(step.tokens()) > step.tokens()) {
-    pad(step, facts);
-    set_symbols(padded_);
-    inputs_ = &padded_;
-  }
+         own.tokens(), own.sequences(), own.out_rows.size(), own.function);
+  count(own, index(plan));
+  const Facts& facts = facts_[index(plan)];
+  if (facts.bucket) apply_bucket(own, facts);
+  ids_.assign(own.ids.begin(), own.ids.end());
+  ids_.resize(inputs_->pos.size(), 0);  // rows of padding have id 0
   return plan;
+}
+
+InputView StepBinder::input(size_t i) const {
+  const Source& source = sources_[i];
+  if (source.field) {
+    const std::vector<int32_t>& values =
+        source.field->values == &StepInputs::ids ? ids_ : inputs_->*source.field->values;
+    return {DType::kI32, values.data(), static_cast<int64_t>(values.size())};
+  }
+  const StepTensor* tensor = find_tensor(*inputs_, source.name);
+  if (tensor == nullptr)
+    wrong_step("{} reads the input {}, which the step does not have", inputs_->function,
+               source.name);
+  return {tensor->dtype, tensor->bytes.data(), product(tensor->dims)};
 }
 
 }  // namespace tokamak

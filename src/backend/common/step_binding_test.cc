@@ -30,7 +30,7 @@ PlanSet plan_set() {
   return set;
 }
 
-// Two sequences: one decodes its 10th token, one prefills 5 tokens behind 3.
+// Two sequences: one decodes its 10th token, one prefills 5 tokens after 3.
 StepInputs good_step() {
   StepInputs s;
   s.ids = {7, 1, 2, 3, 4, 5};
@@ -98,6 +98,116 @@ TEST(StepBinding, PadsToMultiples) {
   EXPECT_EQ((*binder.stats().names)[2], "step T<=64 padded to multiples of 8 B<=9");
 }
 
+TEST(StepBinding, PadsSequencesAndOutputs) {
+  PlanSet set = plan_set();
+  set.plans[0].guard = {{"T", 1, 8, 1, 8}, {"B", 1, 4, 1, 4}, {"R", 1, 5, 1, 5}};
+  StepBinder binder(set, {10, 6}, 4);
+  EXPECT_EQ(binder.bind(good_step()), 0);
+  EXPECT_EQ(std::vector<int64_t>(binder.symbols().begin(), binder.symbols().end()),
+            (std::vector<int64_t>{8, 4, 5, 0}));
+  const StepInputs& in = binder.inputs();
+  EXPECT_EQ(in.q_start, (std::vector<int32_t>{0, 1, 6, 8, 8}));
+  EXPECT_EQ(in.kv_len, (std::vector<int32_t>{10, 8, 0, 0}));
+  EXPECT_EQ(in.seq, (std::vector<int32_t>{0, 1, 1, 1, 1, 1, 2, 2}));
+  EXPECT_EQ(in.slot, (std::vector<int32_t>{9, 3, 4, 5, 6, 7, -1, -1}));
+  EXPECT_EQ(in.out_rows, (std::vector<int32_t>{0, 5, 0, 0, 0}));
+  EXPECT_EQ(binder.ids(), (std::vector<int32_t>{7, 1, 2, 3, 4, 5, 0, 0}));
+  EXPECT_EQ(binder.phase().tokens(), 6);
+  // Rows of padding need a sequence of their own.
+  set.plans[0].guard[1] = {"B", 1, 2, 1, 2};
+  StepBinder full(set, {10, 6}, 4);
+  EXPECT_THROW(full.bind(good_step()), Error);
+}
+
+// A module whose encoder reads patches of an image; its symbol P is an axis of that input.
+PlanSet encoder_set() {
+  PlanSet set = plan_set();
+  set.symbols.push_back({"P", 1, 32, 1});
+  set.inputs = {{"pos", DType::kI32, {SymExpr::symbol("T")}},
+                {"patches", DType::kF32, {SymExpr::symbol("P") * SymExpr(2), SymExpr(3)}},
+                {"grid", DType::kI32, {SymExpr(2)}}};
+  Plan encode;
+  encode.function = "encode";
+  encode.guard = {{"P", 1, 32, 1}};
+  set.plans.push_back(encode);
+  return set;
+}
+
+StepTensor patches(int64_t rows) {
+  return {
+      "patches", DType::kF32, {rows, 3}, std::vector<std::byte>(static_cast<size_t>(rows * 12))};
+}
+
+TEST(StepBinding, OtherFunctionsHaveOtherSymbols) {
+  PlanSet set = encoder_set();
+  StepBinder binder(set, {10, 6}, 4);
+  StepInputs step;
+  step.function = "encode";
+  step.inputs = {patches(10)};
+  const int32_t grid[] = {4, 5};
+  step.set_input("grid", grid);
+  EXPECT_EQ(binder.bind(step), 2);
+  EXPECT_EQ(binder.symbols()[4], 5);
+  EXPECT_EQ(binder.symbols()[0], 0);
+  InputView view = binder.input(1);
+  EXPECT_EQ(view.dtype, DType::kF32);
+  EXPECT_EQ(view.elements, 30);
+  EXPECT_EQ(static_cast<const int32_t*>(binder.input(2).data)[1], 5);
+  EXPECT_EQ(binder.bind(good_step()), 0);
+  EXPECT_EQ(binder.symbols()[4], 0);
+  EXPECT_EQ(binder.input(0).data, binder.inputs().pos.data());
+  EXPECT_THROW(binder.input(1), Error) << "the step does not have it";
+}
+
+TEST(StepBinding, NamedInputsAreCheckedAndPadded) {
+  PlanSet set = encoder_set();
+  set.plans[2].guard = {{"P", 1, 32, 8, 32}};
+  StepBinder binder(set, {10, 6}, 4);
+  StepInputs step;
+  step.function = "encode";
+  step.inputs = {patches(10)};
+  step.inputs[0].bytes[0] = std::byte{7};
+  EXPECT_EQ(binder.bind(step), 2);
+  EXPECT_EQ(binder.symbols()[4], 8);
+  EXPECT_EQ(binder.input(1).elements, 16 * 3);
+  EXPECT_EQ(static_cast<const std::byte*>(binder.input(1).data)[0], std::byte{7});
+  for (auto spoil : {+[](StepTensor& t) { t = patches(9); },  // not a multiple of two
+                     +[](StepTensor& t) { t.dtype = DType::kI32; },
+                     +[](StepTensor& t) {
+                       t.dims = {5, 6};
+                     }}) {
+    StepInputs wrong = step;
+    spoil(wrong.inputs[0]);
+    EXPECT_THROW(binder.bind(wrong), Error);
+  }
+}
+
+// The two sequences of good_step() as two phases.
+TEST(StepBinding, PhasesAreBoundOneByOne) {
+  PlanSet set = plan_set();
+  StepBinder binder(set, {10, 6}, 4);
+  StepInputs step = good_step();
+  step.phases = {{"decode", 1, 1, 1}, {"step", 5, 1, 1}};
+  step.ids[3] = id_of_output(0);
+  ASSERT_EQ(phase_count(step), 2u);
+  EXPECT_EQ(binder.bind(step, 0), 1);
+  EXPECT_EQ(binder.symbols()[0], 1);
+  EXPECT_EQ(binder.phase().tables[0].blocks, (std::vector<int32_t>{4, 2, 9}));
+  EXPECT_EQ(binder.bind(step, 1), 0);
+  EXPECT_EQ(binder.symbols()[0], 5);
+  EXPECT_EQ(binder.first_output(), 1);
+  EXPECT_EQ(binder.first_sequence(), 1);
+  const StepInputs& phase = binder.phase();
+  EXPECT_EQ(phase.q_start, (std::vector<int32_t>{0, 5}));
+  EXPECT_EQ(phase.seq, (std::vector<int32_t>(5, 0)));
+  EXPECT_EQ(phase.out_rows, (std::vector<int32_t>{4}));
+  EXPECT_EQ(phase.tables[0].blocks, (std::vector<int32_t>{0, 1, -1}));
+  EXPECT_EQ(binder.ids()[2], id_of_output(0));
+  step.ids[3] = id_of_output(1);  // its own output
+  binder.bind(step, 0);
+  EXPECT_THROW(binder.bind(step, 1), Error);
+}
+
 TEST(StepBinding, CountsPlansMadeSinceItWasLoaded) {
   PlanSet set = plan_set();
   count_compile();
@@ -115,7 +225,6 @@ TEST(StepBinding, EveryWrongStepIsRefused) {
       {"no tokens", [](auto& s) { s.ids.clear(); }},
       {"pos has", [](auto& s) { s.pos.pop_back(); }},
       {"slot has", [](auto& s) { s.slot.push_back(0); }},
-      {"adapter has", [](auto& s) { s.adapter = {1}; }},
       {"mask has", [](auto& s) { s.mask = {1}; }},
       {"the mask is", [](auto& s) { s.mask.assign(12, 1), s.mask_width = 2; }},
       {"has id 100", [](auto& s) { s.ids[2] = 100; }},
@@ -163,6 +272,32 @@ TEST(StepBinding, EveryWrongStepIsRefused) {
       {"copy of",
        [](auto& s) {
          s.copies = {{2, 1, 1}};
+       }},
+      {"move of slot",
+       [](auto& s) {
+         s.moves = {{0, 3, 40}};
+       }},
+      {"move of slot",
+       [](auto& s) {
+         s.moves = {{2, 0, 1}};
+       }},
+      {"cannot continue output 1", [](auto& s) { s.samples[0].parent = 1; }},
+      {"cannot continue output 0", [](auto& s) { s.samples[1].parent = 0; }},
+      {"has id -2147483648", [](auto& s) { s.ids[2] = id_of_output(0); }},
+      {"masked and does not sample", [](auto& s) { s.samples[1].masked = true; }},
+      {"its phases need 6 entries of ids",
+       [](auto& s) {
+         s.phases = {{"step", 6, 2, 2}};
+         s.ids.pop_back();
+       }},
+      {"its phases need 3 entries of kv_len",
+       [](auto& s) {
+         s.phases = {{"step", 6, 3, 2}};
+         s.q_start.push_back(6);
+       }},
+      {"input image has 3 bytes",
+       [](auto& s) {
+         s.inputs = {{"image", DType::kF32, {1}, std::vector<std::byte>(3)}};
        }},
       {"reset of row",
        [](auto& s) {

@@ -11,7 +11,7 @@
 namespace tokamak {
 namespace {
 
-// A tensor on its way through a recipe: borrowed bytes until a step has to change them.
+// The tensor between the steps of a recipe: the bytes are borrowed until a step changes them.
 struct Work {
   const std::string& weight;
   DType dtype = DType::kF32;
@@ -38,12 +38,12 @@ int64_t count_elements(Work& w, std::span<const int64_t> dims) {
   return n;
 }
 
-// Elements in one row: everything behind the outermost extent.
+// Elements in one row: the product of all extents but the first.
 int64_t row_elements(Work& w) {
   return w.dims.empty() ? 1 : count_elements(w, std::span(w.dims).subspan(1));
 }
 
-// Whole rows can be moved about when each is a whole number of blocks.
+// Rows can be permuted when each is a whole number of quantisation blocks.
 size_t row_bytes(Work& w) {
   int64_t n = row_elements(w);
   if (n % dtype_info(w.dtype).block_elements != 0)
@@ -82,7 +82,7 @@ void concat_sources(Work& w, const WeightSource& source, const Recipe& recipe) {
       w.dims = part.dims;
     } else if (part.dtype != w.dtype || part.dims.size() != w.dims.size() ||
                !std::equal(part.dims.begin() + 1, part.dims.end(), w.dims.begin() + 1)) {
-      w.fail_with(ErrorCode::kCorrupt, "{} and {} cannot lie below one another", recipe.sources[0],
+      w.fail_with(ErrorCode::kCorrupt, "{} and {} cannot be concatenated", recipe.sources[0],
                   recipe.sources[i]);
     } else {
       w.dims[0] += part.dims[0];

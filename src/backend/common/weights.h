@@ -1,5 +1,6 @@
 #pragma once
-// Running weight recipes: model-file tensors -> the tensor a plan asks for. Shared by the backends.
+// Runs weight recipes: from tensors of a model file to the tensor of a plan. Shared by the
+// backends.
 #include <cstddef>
 #include <functional>
 #include <vector>
@@ -9,7 +10,7 @@
 
 namespace tokamak {
 
-// `view` points into the source's own bytes when no step had to change them (mmap stays the only
+// `view` points into the source's bytes if no step changed them (then the mapped file is the only
 // copy), otherwise into `owned`.
 struct LoadedTensor {
   TensorView view;

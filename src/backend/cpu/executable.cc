@@ -210,42 +210,36 @@ void CpuExecutable::set_shape(Prepared& p) {
   p.shaped = true;
 }
 
-const int32_t* CpuExecutable::input_data(uint32_t input, const StepInputs& step) const {
-  const std::string& name = plans_.inputs[input].name;
-  if (name == "ids") return ids_.data();
-  if (name == "pos") return step.pos.data();
-  if (name == "seq") return step.seq.data();
-  if (name == "slot") return step.slot.data();
-  if (name == "q_start") return step.q_start.data();
-  if (name == "kv_len") return step.kv_len.data();
-  if (name == "out_rows") return step.out_rows.data();
-  if (name == "adapter") return step.adapter.data();
-  if (name == "mask") return step.mask.data();
-  fail(ErrorCode::kUnsupported, "the plan asks for an input \"{}\" that no step has", name);
-}
-
 void CpuExecutable::run(const StepInputs& step) {
   auto start = std::chrono::steady_clock::now();
-  auto plan = static_cast<uint32_t>(binder_.bind(step));
+  result_.clear();
+  for (size_t phase = 0; phase < phase_count(step); ++phase) run_phase(step, phase);
+  result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void CpuExecutable::run_phase(const StepInputs& step, size_t phase) {
+  auto plan = static_cast<uint32_t>(binder_.bind(step, phase));
   Prepared& p = prepared_[plan];
   last_plan_ = plan;
-  sampler_.begin(step, ids_);
-  ids_.resize(binder_.inputs().pos.size());  // rows of padding have id 0
-  kv_.copy_blocks(step.copies);
-  context_.step = &step;
+  if (phase == 0) {
+    sampler_.begin(step);
+    kv_.copy_blocks(step.copies);
+    kv_.move_slots(step.moves);
+  }
+  sampler_.resolve(binder_.ids(), result_);
+  context_.step = &binder_.phase();
   context_.symbols = binder_.symbols();
   set_shape(p);
   for (const InputUse& u : p.inputs)
-    p.calls[u.call].in[u.arg].data = const_cast<int32_t*>(input_data(u.input, binder_.inputs()));
+    p.calls[u.call].in[u.arg].data = const_cast<void*>(binder_.input(u.input).data);
   const ThreadSchedule& schedule = p.scheduler->get(binder_.symbols(), context_);
   if (p.eager || audit_ || (profile_ && profile_->on))
     run_one_by_one(p, schedule, plan);
   else
     run_together(p, schedule);
   if (p.eager) p.eager->outputs(p.outputs);
-  finish(step, p);
+  finish_phase(plans_.plans[plan], p);
   if (p.eager) p.eager->clear();
-  result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 void CpuExecutable::run_together(Prepared& p, const ThreadSchedule& schedule) {
@@ -305,21 +299,38 @@ void CpuExecutable::run_one_by_one(Prepared& p, const ThreadSchedule& schedule, 
   }
 }
 
-void CpuExecutable::finish(const StepInputs& step, Prepared& p) {
-  result_.clear();
+void CpuExecutable::finish_phase(const Plan& plan, Prepared& p) {
+  const StepInputs& phase = binder_.phase();
+  auto rows = static_cast<int64_t>(phase.out_rows.size());
+  auto append = [&](std::vector<float>& to, const Tensor& from) {
+    to.insert(to.end(), from.f32(), from.f32() + rows * from.last());
+  };
+  SamplePhase place{phase, binder_.ids(), binder_.first_output(), binder_.first_sequence()};
   if (p.logits >= 0) {
     const Tensor& logits = p.outputs[static_cast<size_t>(p.logits)];
-    auto wanted = static_cast<int64_t>(step.out_rows.size()) * logits.last();
-    if (step.return_logits) result_.logits.assign(logits.f32(), logits.f32() + wanted);
-    sampler_.finish(step, logits.f32(), result_);
+    if (phase.return_logits) append(result_.logits, logits);
+    sampler_.finish(place, logits.f32(), result_);
+  } else {
+    Sampler::skip(place, result_);
   }
-  bool wants_hidden = std::any_of(step.samples.begin(), step.samples.end(), [](const SampleRow& s) {
-    return s.mode == SampleRow::Mode::kHidden;
-  });
-  if (p.hidden >= 0 && wants_hidden) {
-    const Tensor& hidden = p.outputs[static_cast<size_t>(p.hidden)];
-    auto wanted = static_cast<int64_t>(step.out_rows.size()) * hidden.last();
-    result_.hidden.assign(hidden.f32(), hidden.f32() + wanted);
+  bool wants_hidden =
+      std::any_of(phase.samples.begin(), phase.samples.end(),
+                  [](const SampleRow& s) { return s.mode == SampleRow::Mode::kHidden; });
+  if (p.hidden >= 0 && wants_hidden)
+    append(result_.hidden, p.outputs[static_cast<size_t>(p.hidden)]);
+  for (size_t o = 0; o < p.outputs.size(); ++o) {
+    const Tensor& t = p.outputs[o];
+    if (static_cast<int>(o) == p.logits || static_cast<int>(o) == p.hidden) continue;
+    StepTensor& out = result_.outputs.emplace_back();
+    out.name = plan.outputs[o].name;
+    out.dtype = t.dtype;
+    int64_t elements = 1;
+    for (const CompiledExpr& e : p.output_dims[o]) {
+      out.dims.push_back(e.eval(binder_.own_symbols()));  // without the rows of padding
+      elements *= out.dims.back();
+    }
+    const auto* data = static_cast<const std::byte*>(t.data);
+    out.bytes.assign(data, data + dtype_bytes(t.dtype, elements));
   }
 }
 
@@ -330,13 +341,39 @@ Ticket CpuExecutable::submit(const StepInputs& step) {
   } catch (...) {
     error_ = std::current_exception();
   }
-  return ++last_;
+  return pending_ = next_++;
 }
 
 void CpuExecutable::collect(Ticket ticket, StepResult& out) {
-  TK_CHECK(ticket == last_, "ticket {} collected, {} is in flight", ticket, last_);
+  TK_CHECK(ticket == pending_ && ticket != 0, "ticket {} collected, {} is in flight", ticket,
+           pending_);
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  sampler_.complete(result_);
   out = result_;
+}
+
+void CpuExecutable::set_mask(Ticket ticket, int32_t output, std::span<const uint32_t> allowed) {
+  TK_CHECK(ticket == pending_ && ticket != 0, "ticket {} is not in flight", ticket);
+  if (!error_) sampler_.set_mask(output, allowed);
+}
+
+// Steps run in submit(), so transfers can be done at once.
+Ticket CpuExecutable::read_blocks(uint32_t group, std::span<const int32_t> blocks,
+                                  std::span<std::byte> bytes) {
+  binder_.checker().check_blocks(group, blocks, bytes.size(), kv_.block_bytes(group));
+  kv_.read_blocks(group, blocks, bytes.data());
+  return next_++;
+}
+
+Ticket CpuExecutable::write_blocks(uint32_t group, std::span<const int32_t> blocks,
+                                   std::span<const std::byte> bytes) {
+  binder_.checker().check_blocks(group, blocks, bytes.size(), kv_.block_bytes(group));
+  kv_.write_blocks(group, blocks, bytes.data());
+  return next_++;
+}
+
+void CpuExecutable::wait(Ticket ticket) {
+  TK_CHECK(ticket < next_, "ticket {} was not given out", ticket);
 }
 
 }  // namespace tokamak::cpu

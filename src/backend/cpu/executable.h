@@ -23,6 +23,13 @@ class CpuExecutable final : public Executable {
                 const KernelTable& kernels, std::shared_ptr<ThreadPool> pool);
   Ticket submit(const StepInputs& step) override;
   void collect(Ticket ticket, StepResult& out) override;
+  void set_mask(Ticket ticket, int32_t output, std::span<const uint32_t> allowed) override;
+  uint64_t block_bytes(uint32_t group) const override { return kv_.block_bytes(group); }
+  Ticket read_blocks(uint32_t group, std::span<const int32_t> blocks,
+                     std::span<std::byte> bytes) override;
+  Ticket write_blocks(uint32_t group, std::span<const int32_t> blocks,
+                      std::span<const std::byte> bytes) override;
+  void wait(Ticket ticket) override;
   const MemoryLedger& memory() const override { return ledger_; }
   const DispatchStats& dispatch() const override { return binder_.stats(); }
   // Of the plan that ran last, and what it was made from: for tools and tests.
@@ -65,11 +72,11 @@ class CpuExecutable final : public Executable {
   void make_scheduler(const Plan& plan, Prepared& p) const;
   void make_audit();
   void set_shape(Prepared& p);
-  const int32_t* input_data(uint32_t input, const StepInputs& step) const;
   void run(const StepInputs& step);
+  void run_phase(const StepInputs& step, size_t phase);
   void run_together(Prepared& p, const ThreadSchedule& schedule);
   void run_one_by_one(Prepared& p, const ThreadSchedule& schedule, uint32_t plan);
-  void finish(const StepInputs& step, Prepared& p);
+  void finish_phase(const Plan& plan, Prepared& p);
 
   PlanSet plans_;
   const bool eager_;
@@ -84,10 +91,9 @@ class CpuExecutable final : public Executable {
   StepContext context_;
   std::unique_ptr<StageAudit> audit_;
   std::vector<Prepared> prepared_;
-  std::vector<int32_t> ids_;
   StepResult result_;
   std::exception_ptr error_;
-  Ticket last_ = 0;
+  Ticket next_ = 1, pending_ = 0;  // the step that is not collected; 0: none
   size_t last_plan_ = 0;
   MemoryLedger ledger_;
 };

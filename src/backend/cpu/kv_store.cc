@@ -110,6 +110,68 @@ void KvStore::copy_blocks(const std::vector<BlockCopy>& copies) {
     }
 }
 
+namespace {
+
+// Keys are transposed inside a panel: the 16 values of a row of a panel belong to 16 tokens.
+void move_slot(const KvPlane& p, int64_t block_size, int32_t from, int32_t to) {
+  auto element = static_cast<size_t>(p.element);
+  for (int64_t head = 0; head < p.heads; ++head) {
+    auto panel = [&](int32_t slot) {
+      return p.panel(slot / block_size, head, slot % block_size / kPanel);
+    };
+    uint8_t *source = panel(from), *target = panel(to);
+    int64_t i = from % kPanel, j = to % kPanel;  // tokens of the panels
+    if (p.key) {
+      for (int64_t x = 0; x < p.width; ++x)
+        std::memcpy(target + (x * kPanel + j) * p.element, source + (x * kPanel + i) * p.element,
+                    element);
+    } else {
+      for (int64_t x = 0; x < p.padded; x += kPanel)
+        std::memmove(target + (x * kPanel + j * kPanel) * p.element,
+                     source + (x * kPanel + i * kPanel) * p.element, kPanel * element);
+    }
+    if (p.scale_at > 0) p.scales(target)[j] = p.scales(source)[i];
+  }
+}
+
+}  // namespace
+
+void KvStore::move_slots(const std::vector<SlotMove>& moves) {
+  for (const SlotMove& m : moves)
+    for (const KvState& s : states_) {
+      if (s.group != m.group || m.from == m.to) continue;
+      for (const KvPlane& p : s.planes) move_slot(p, s.block_size, m.from, m.to);
+    }
+}
+
+uint64_t KvStore::block_bytes(uint32_t group) const {
+  uint64_t total = 0;
+  for (const KvState& s : states_)
+    for (const KvPlane& p : s.planes)
+      if (s.group == group) total += static_cast<uint64_t>(p.block_bytes);
+  return total;
+}
+
+void KvStore::read_blocks(uint32_t group, std::span<const int32_t> blocks, std::byte* to) const {
+  for (int32_t block : blocks)
+    for (const KvState& s : states_)
+      for (const KvPlane& p : s.planes) {
+        if (s.group != group) continue;
+        std::memcpy(to, p.panel(block, 0, 0), static_cast<size_t>(p.block_bytes));
+        to += p.block_bytes;
+      }
+}
+
+void KvStore::write_blocks(uint32_t group, std::span<const int32_t> blocks, const std::byte* from) {
+  for (int32_t block : blocks)
+    for (const KvState& s : states_)
+      for (const KvPlane& p : s.planes) {
+        if (s.group != group) continue;
+        std::memcpy(p.panel(block, 0, 0), from, static_cast<size_t>(p.block_bytes));
+        from += p.block_bytes;
+      }
+}
+
 uint64_t KvStore::bytes() const {
   uint64_t total = 0;
   for (const KvState& s : states_)

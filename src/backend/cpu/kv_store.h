@@ -4,7 +4,9 @@
 //   key plane    [head][tokens / 16][width][16 tokens]            a vector gives scores of 16 keys
 //   value plane  [head][tokens / 16][width / 16][16 tokens][16]   a vector gives 16 output values
 // A plane of int8 has the float scales of a panel's 16 tokens behind the panel's values.
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -59,6 +61,11 @@ class KvStore {
 
   const KvState& state(uint32_t index) const { return states_[index]; }
   void copy_blocks(const std::vector<BlockCopy>& copies);
+  void move_slots(const std::vector<SlotMove>& moves);
+  // Whole blocks of a group, plane by plane, as they are in memory.
+  uint64_t block_bytes(uint32_t group) const;
+  void read_blocks(uint32_t group, std::span<const int32_t> blocks, std::byte* to) const;
+  void write_blocks(uint32_t group, std::span<const int32_t> blocks, const std::byte* from);
   uint64_t bytes() const;
 
  private:

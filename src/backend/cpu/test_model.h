@@ -49,6 +49,7 @@ struct TestModelOptions {
   bool quantize = true;  // activations where the weight allows it
   int64_t window = 0;    // of the second layer
   double softcap = 0;
+  bool tree_mask = false;  // attention reads `mask`
   int64_t max_tokens = 256, layers = 2, hidden = 256, ffn = 512, vocab = 300, heads = 8,
           kv_heads = 2;
 };
@@ -59,6 +60,7 @@ class TestModel {
   explicit TestModel(const TestModelOptions& o) : options_(o) {
     plans.model = "test";
     plans.symbols = {{"T", 1, o.max_tokens, 1}, {"B", 1, 8, 1}, {"R", 1, o.max_tokens, 1}};
+    if (o.tree_mask) plans.symbols.push_back({"M", 1, o.max_tokens, 1});
     plans.groups = {{"full", 0, 16}, {"window", o.window, 16}};
     plans.vocab = o.vocab;
     plans.hidden = o.hidden;
@@ -190,10 +192,16 @@ class TestModel {
     attrs.set("scale", 1.0 / std::sqrt(static_cast<double>(hd)));
     if (group == 1) attrs.set("window", options_.window);
     if (options_.softcap > 0) attrs.set("softcap", options_.softcap);
-    CallArg y = call("attend",
-                     {q, s, view, input("pos", {t}), seq, slot, input("q_start", {sym("B") + 1}),
-                      input("kv_len", {sym("B")})},
-                     {t, options_.heads, hd}, attrs);
+    std::vector<CallArg> in = {q,
+                               s,
+                               view,
+                               input("pos", {t}),
+                               seq,
+                               slot,
+                               input("q_start", {sym("B") + 1}),
+                               input("kv_len", {sym("B")})};
+    if (options_.tree_mask) in.push_back(input("mask", {t, sym("M")}));
+    CallArg y = call("attend", in, {t, options_.heads, hd}, attrs);
     return linear(reshaped(y, {t, options_.hidden}), prefix + "o", options_.hidden);
   }
 

@@ -2,67 +2,98 @@
 #include <chrono>
 #include <thread>
 
+#include "backend/common/step_check.h"
+#include "backend/common/step_phases.h"
 #include "backend/null/null_backend.h"
-#include "backend/null/step_check.h"
+#include "backend/null/shadow_cache.h"
 #include "base/clock.h"
 #include "base/error.h"
 
 namespace tokamak {
 namespace {
 
-// Runs a step when it is submitted and keeps the result until it is collected. A step that fails
-// leaves nothing behind: its KV is not written, and until it is collected the steps behind it that
-// hold one of its sequences compute garbage, as on a device.
+// Runs a step when it is submitted, or, when masks are still to come for it or an earlier step,
+// when it is collected. A step that fails has no effect: its KV is not written, and until it is
+// collected, later steps that continue one of its sequences compute garbage, as on a device.
 class NullExecutable final : public Executable {
  public:
   NullExecutable(const PlanSet& plans, const LoadOptions& load, const NullOptions& options)
       : options_(options),
         model_(null_model(plans, options)),
         roofline_(plans, options.machine),
-        checker_(plans, load.blocks, load.max_rows, model_.vocab()),
-        groups_(plans.groups) {
+        checker_(plans, load.blocks, load.max_rows, StepChecker::Level::kStrict, model_.vocab()),
+        groups_(plans.groups),
+        context_(plans.context) {
     if (model_.vocab() <= 0) fail(ErrorCode::kInvalidArgument, "null backend: empty vocabulary");
     if (options.max_in_flight < 1)
       fail(ErrorCode::kInvalidArgument, "null backend: max_in_flight must be at least 1");
     rows_.resize(static_cast<size_t>(load.max_rows));
-    for (size_t g = 0; g < groups_.size() && options.shadow; ++g)
-      shadow_.emplace_back(static_cast<size_t>(load.blocks[g] * groups_[g].block_size));
-    for (const auto& plane : shadow_) ledger_.other += plane.size() * sizeof(Cell);
-    pending_.resize(static_cast<size_t>(options.max_in_flight));
+    if (options.shadow) cache_ = ShadowCache(plans.groups, load.blocks);
+    ledger_.other = cache_.bytes();
+    steps_.resize(static_cast<size_t>(options.max_in_flight));
   }
 
   int max_in_flight() const override { return options_.max_in_flight; }
   const MemoryLedger& memory() const override { return ledger_; }
 
   Ticket submit(const StepInputs& step) override {
-    TK_CHECK(next_ - oldest_ < pending_.size(), "null backend: {} steps are in flight",
-             next_ - oldest_);
-    if (options_.check) checker_.check(step);
-    if (!step.mask.empty() || !step.adapter.empty())
-      fail(ErrorCode::kUnsupported, "null backend: tree masks and adapters are not modelled");
-    ++submitted_;
-    if (options_.fail_submit_every > 0 && submitted_ % options_.fail_submit_every == 0)
-      fail(ErrorCode::kUnavailable, "null backend: injected failure of submit {}", submitted_);
-    Pending& p = pending_[next_ % pending_.size()];
+    TK_CHECK(submitted_ - collected_ < steps_.size(), "null backend: {} steps are in flight",
+             submitted_ - collected_);
+    if (options_.check) check(step);
+    ++calls_;
+    if (options_.fail_submit_every > 0 && calls_ % options_.fail_submit_every == 0)
+      fail(ErrorCode::kUnavailable, "null backend: injected failure of submit {}", calls_);
+    PendingStep& p = steps_[submitted_ % steps_.size()];
     p.result.clear();
-    p.failed = (options_.fail_every > 0 && submitted_ % options_.fail_every == 0) ||
+    p.failed = (options_.fail_every > 0 && calls_ % options_.fail_every == 0) ||
                (options_.fatal_token >= 0 && std::find(step.ids.begin(), step.ids.end(),
                                                        options_.fatal_token) != step.ids.end());
     p.rows.assign(step.row.begin(), step.row.end());
+    p.garbage.clear();
+    for (int32_t row : step.row) p.garbage.push_back(rows_[static_cast<size_t>(row)].poisoned > 0);
     if (p.failed)
       for (int32_t row : step.row) ++rows_[static_cast<size_t>(row)].poisoned;
-    else
-      run(step, p.result);
-    if (options_.machine.real_time)  // one step after the other, as a device takes them
+    bool masked = std::any_of(step.samples.begin(), step.samples.end(),
+                              [](const SampleRow& s) { return s.masked; });
+    p.deferred = masked || deferred_ > 0;
+    if (p.deferred) {
+      ++deferred_;
+      reserve_tables(p.inputs);
+      p.inputs = step;
+      p.masks.assign(step.samples.size() * mask_words(model_.vocab()), 0);
+    } else if (!p.failed) {
+      run(step, p);
+    }
+    if (options_.machine.real_time)  // one step after the other, as on a device
       p.due = device_free_ = std::max(SteadyClock().now(), device_free_) +
                              static_cast<Nanos>(roofline_.seconds(step) * 1e9);
-    return next_++;
+    ++submitted_;
+    return p.ticket = next_ticket_++;
+  }
+
+  void set_mask(Ticket ticket, int32_t output, std::span<const uint32_t> allowed) override {
+    for (uint64_t i = collected_; i < submitted_; ++i) {
+      PendingStep& p = steps_[i % steps_.size()];
+      if (p.ticket != ticket) continue;
+      bool right = p.deferred && output >= 0 && output < std::ssize(p.inputs.samples) &&
+                   p.inputs.samples[static_cast<size_t>(output)].masked &&
+                   allowed.size() == mask_words(model_.vocab());
+      TK_CHECK(right, "null backend: output {} is not masked", output);
+      std::copy(allowed.begin(), allowed.end(), p.masks.begin() + output * std::ssize(allowed));
+      return;
+    }
+    TK_CHECK(false, "null backend: ticket {} is not in flight", ticket);
   }
 
   void collect(Ticket ticket, StepResult& out) override {
-    TK_CHECK(ticket == oldest_ && ticket < next_, "null backend: ticket {} is not the oldest",
-             ticket);
-    Pending& p = pending_[oldest_++ % pending_.size()];
+    TK_CHECK(collected_ < submitted_ && steps_[collected_ % steps_.size()].ticket == ticket,
+             "null backend: ticket {} is not the oldest", ticket);
+    PendingStep& p = steps_[collected_++ % steps_.size()];
+    if (p.deferred) {
+      --deferred_;
+      run_transfers(ticket);
+      if (!p.failed) run(p.inputs, p);
+    }
     if (options_.machine.real_time)
       std::this_thread::sleep_for(std::chrono::nanoseconds(p.due - SteadyClock().now()));
     if (!p.failed) {
@@ -76,122 +107,193 @@ class NullExecutable final : public Executable {
     fail(ErrorCode::kUnavailable, "null backend: injected failure of step {}", ticket);
   }
 
+  uint64_t block_bytes(uint32_t group) const override { return cache_.block_bytes(group); }
+  Ticket read_blocks(uint32_t group, std::span<const int32_t> blocks,
+                     std::span<std::byte> bytes) override {
+    return transfer({next_ticket_, group, {blocks.begin(), blocks.end()}, bytes, {}});
+  }
+  Ticket write_blocks(uint32_t group, std::span<const int32_t> blocks,
+                      std::span<const std::byte> bytes) override {
+    return transfer({next_ticket_, group, {blocks.begin(), blocks.end()}, {}, bytes});
+  }
+  void wait(Ticket ticket) override {
+    for (uint64_t i = collected_; i < submitted_; ++i)
+      TK_CHECK(steps_[i % steps_.size()].ticket > ticket,
+               "null backend: collect the step before transfer {} first", ticket);
+    TK_CHECK(ticket < next_ticket_, "null backend: ticket {} was not given out", ticket);
+    run_transfers(ticket + 1);
+  }
+
  private:
-  struct Cell {  // what a slot holds; chain 0: nothing, or garbage
-    uint64_t chain = 0;
-    int32_t token = -1, position = -1;
-  };
   struct Row {
     int32_t last = -1;  // the last token chosen
     int poisoned = 0;   // failed steps of it that are not collected yet
   };
-  struct Pending {
+  struct PendingStep {
+    Ticket ticket = 0;
     StepResult result;
     std::vector<int32_t> rows;
-    bool failed = false;
+    std::vector<uint8_t> garbage;  // by sequence: continues a step that failed
+    bool failed = false, deferred = false;
+    StepInputs inputs;  // of a deferred step
+    std::vector<uint32_t> masks;
     Nanos due = 0;  // with a machine in real time
   };
+  struct Transfer {
+    Ticket ticket;
+    uint32_t group;
+    std::vector<int32_t> blocks;
+    std::span<std::byte> to;
+    std::span<const std::byte> from;
+  };
 
-  Cell& cell(const StepInputs& step, size_t g, size_t b, int64_t slot) {
-    int64_t size = groups_[g].block_size;
-    const StepInputs::Table& table = step.tables[g];
-    int32_t block =
-        table.blocks[b * static_cast<size_t>(table.stride) + static_cast<size_t>(slot / size)];
-    TK_CHECK(block >= 0, "step: sequence {} reads slot {} of group {}, which it dropped", b, slot,
-             g);
-    return shadow_[g][static_cast<size_t>(block * size + slot % size)];
+  // Tables of deferred steps do not allocate as sequences grow.
+  void reserve_tables(StepInputs& inputs) const {
+    if (!inputs.tables.empty()) return;
+    for (const GroupEntry& g : groups_)
+      inputs.tables.emplace_back().blocks.reserve(
+          rows_.size() * static_cast<size_t>((context_ + g.block_size - 1) / g.block_size));
   }
 
-  void run(const StepInputs& step, StepResult& out) {
-    copy_blocks(step);
-    chains_.resize(step.ids.size());
+  void check(const StepInputs& step) {
+    checker_.check_step(step);
+    for (size_t phase = 0; phase < phase_count(step); ++phase) {
+      const StepInputs& own = cutter_.cut(step, phase);
+      checker_.check_phase(own, cutter_.first_output());
+    }
+  }
+
+  Ticket transfer(Transfer t) {
+    checker_.check_blocks(t.group, t.blocks, std::max(t.to.size(), t.from.size()),
+                          block_bytes(t.group));
+    transfers_.push_back(std::move(t));
+    ++next_ticket_;
+    if (deferred_ == 0) run_transfers(next_ticket_);
+    return next_ticket_ - 1;
+  }
+
+  // Those that were submitted before `end`.
+  void run_transfers(Ticket end) {
+    size_t done = 0;
+    for (; done < transfers_.size() && transfers_[done].ticket < end; ++done) {
+      const Transfer& t = transfers_[done];
+      if (t.from.empty())
+        cache_.read(t.group, t.blocks, t.to);
+      else
+        cache_.write(t.group, t.blocks, t.from);
+    }
+    transfers_.erase(transfers_.begin(), transfers_.begin() + static_cast<std::ptrdiff_t>(done));
+  }
+
+  void run(const StepInputs& step, PendingStep& p) {
+    StepResult& out = p.result;
     out.ids.assign(step.samples.size(), -1);
     out.logprobs.assign(step.samples.size(), 0.0f);
-    out.accepted.assign(step.kv_len.size(), 0);
-    out.failed.assign(step.kv_len.size(), 0);
-    for (size_t b = 0; b < step.kv_len.size(); ++b) forward(step, b, out);
-    for (size_t b = 0, r = 0; b < step.kv_len.size(); ++b) r = sample(step, b, r, out);
+    out.failed.assign(step.kv_len.size(), StepFailure::kNone);
+    out.path_start.assign(1, 0);
+    for (size_t phase = 0; phase < phase_count(step); ++phase) {
+      const StepInputs& own = cutter_.cut(step, phase);
+      if (phase == 0) cache_.copy(step.copies), cache_.move(step.moves);
+      chains_.resize(own.ids.size());
+      ids_.resize(own.ids.size());
+      for (size_t b = 0; b < own.kv_len.size(); ++b) forward(own, b, p);
+      for (size_t b = 0, r = 0; b < own.kv_len.size(); ++b) {
+        r = sample(own, b, r, p);
+        out.path_start.push_back(static_cast<int32_t>(out.path.size()));
+      }
+    }
     out.seconds = roofline_.seconds(step);
   }
 
-  void copy_blocks(const StepInputs& step) {
-    for (const BlockCopy& c : step.copies) {
-      if (!options_.shadow) break;
-      auto size = static_cast<size_t>(groups_[c.group].block_size);
-      auto* cells = shadow_[c.group].data();
-      std::copy_n(cells + static_cast<size_t>(c.from) * size, size,
-                  cells + static_cast<size_t>(c.to) * size);
-    }
+  // The row that a row of a tree continues: the last one it sees, one position before it.
+  static size_t parent_of(const StepInputs& step, size_t first, size_t t) {
+    if (step.mask_width == 0 || t == first) return t - 1;
+    const int32_t* seen = step.mask.data() + t * static_cast<size_t>(step.mask_width);
+    for (size_t m = t; m-- > first;)
+      if (seen[m - first] != 0 && step.pos[m] == step.pos[t] - 1) return m;
+    TK_CHECK(false, "step: token {} continues no token of its sequence", t);
+    return first;
   }
 
-  // Writes the KV of a sequence's tokens and leaves the chain value of each.
-  void forward(const StepInputs& step, size_t b, StepResult& out) {
+  int32_t id_of(const StepInputs& step, size_t t, const Row& row, const StepResult& out) const {
+    int32_t id = step.ids[t];
+    if (id >= 0) return id;
+    return is_output_id(id) ? out.ids[static_cast<size_t>(output_of_id(id))] : row.last;
+  }
+
+  // Writes the KV of a sequence's tokens and computes the chain value of each.
+  void forward(const StepInputs& step, size_t b, PendingStep& p) {
     Row& row = rows_[static_cast<size_t>(step.row[b])];
     auto first = static_cast<size_t>(step.q_start[b]),
          end = static_cast<size_t>(step.q_start[b + 1]);
-    bool garbage = row.poisoned > 0;
-    if (options_.shadow && !garbage) check_context(step, b);
-    uint64_t chain = 0;
-    if (options_.shadow && step.slot[first] > 0)
-      chain = cell(step, 0, b, step.slot[first] - 1).chain;
+    size_t sequence = static_cast<size_t>(cutter_.first_sequence()) + b;
+    bool garbage = p.garbage[sequence] != 0;
+    if (cache_.on() && !garbage) cache_.check_context(step, b, model_);
+    uint64_t before = 0;
+    if (cache_.on() && step.slot[first] > 0)
+      before = cache_.cell(step, 0, b, step.slot[first] - 1).chain;
     for (size_t t = first; t < end; ++t) {
-      int32_t id = step.ids[t];
-      if (id < 0) id = row.last;
+      int32_t id = ids_[t] = id_of(step, t, row, p.result);
       TK_CHECK(garbage || id >= 0, "step: row {} has no last token", step.row[b]);
-      chain = garbage ? 0 : model_.extend(chain, id, step.pos[t]);
-      chains_[t] = chain;
-      if (id == options_.nan_token && id >= 0) out.failed[b] = 1;
-      for (size_t g = 0; g < shadow_.size(); ++g)
-        cell(step, g, b, step.slot[t]) = {chain, id, step.pos[t]};
+      uint64_t chain = t == first ? before : chains_[parent_of(step, first, t)];
+      chains_[t] = chain = garbage ? 0 : model_.extend(chain, id, step.pos[t]);
+      if (id == options_.nan_token && id >= 0) p.result.failed[sequence] = StepFailure::kNotFinite;
+      for (size_t g = 0; g < cache_.groups(); ++g)
+        cache_.cell(step, g, b, step.slot[t]) = {chain, id, step.pos[t]};
     }
   }
 
-  // Everything the sequence will read from earlier steps is what it wrote itself.
-  void check_context(const StepInputs& step, size_t b) {
-    auto first = static_cast<size_t>(step.q_start[b]);
-    int64_t end = step.slot[first];
-    for (size_t g = 0; g < shadow_.size(); ++g) {
-      int64_t window = groups_[g].window;
-      int64_t lo = window > 0 ? std::max<int64_t>(0, end - window + 1) : 0;
-      uint64_t before = 0;
-      for (int64_t s = lo; s < end; ++s) {
-        const Cell& c = cell(step, g, b, s);
-        bool known = s > lo || s == 0;
-        TK_CHECK(
-            c.chain != 0 && c.position <= step.pos[first] - (end - s) &&
-                (!known || c.chain == model_.extend(before, c.token, c.position)),
-            "step: slot {} of sequence {} (group {}) holds token {} of position {}: not its own", s,
-            b, g, c.token, c.position);
-        before = c.chain;
-      }
-      TK_CHECK(lo >= end || before == cell(step, 0, b, end - 1).chain,
-               "step: groups 0 and {} of sequence {} differ", g, b);
+  // The first allowed token from `id` on; -1: there is none.
+  int32_t apply_mask(const PendingStep& p, size_t output, int32_t id) const {
+    size_t words = mask_words(model_.vocab());
+    for (int64_t i = 0; i < model_.vocab(); ++i) {
+      auto next = static_cast<size_t>((id + i) % model_.vocab());
+      if ((p.masks[output * words + next / 32] >> (next % 32) & 1) != 0)
+        return static_cast<int32_t>(next);
     }
+    return -1;
   }
 
-  size_t sample(const StepInputs& step, size_t b, size_t r, StepResult& out) {
+  size_t sample(const StepInputs& step, size_t b, size_t r, PendingStep& p) {
     Row& row = rows_[static_cast<size_t>(step.row[b])];
-    bool agreed = true;
+    StepResult& out = p.result;
+    auto first = static_cast<size_t>(cutter_.first_output());
+    StepFailure& failed = out.failed[static_cast<size_t>(cutter_.first_sequence()) + b];
+    int32_t tip = -1;
     for (; r < step.samples.size() && step.out_rows[r] < step.q_start[b + 1]; ++r) {
       const SampleRow& s = step.samples[r];
-      uint64_t chain = chains_[static_cast<size_t>(step.out_rows[r])];
-      if (s.mode == SampleRow::Mode::kHidden) continue;
-      bool score = s.mode == SampleRow::Mode::kScore;
-      int32_t id = score ? s.target : model_.choose(chain, s);
-      out.ids[r] = id;
-      int32_t top = s.spec ? s.spec->top_logprobs : -1;
-      if (score || top >= 0) out.logprobs[r] = model_.logprob(chain, id);
-      for (int32_t k = 0; k < top && k < model_.vocab(); ++k) {
-        auto other = static_cast<int32_t>((id + k) % model_.vocab());
-        out.top.push_back(
-            {static_cast<int32_t>(r), {other, out.logprobs[r] - static_cast<float>(k)}});
+      auto t = static_cast<size_t>(step.out_rows[r]);
+      using Mode = SampleRow::Mode;
+      if (s.mode == Mode::kHidden) continue;
+      bool holds = s.parent < 0
+                       ? tip < 0
+                       : s.parent == tip && out.ids[first + static_cast<size_t>(tip)] == ids_[t];
+      if (s.parent >= 0 && !holds) continue;
+      int32_t id = s.mode == Mode::kScore ? s.target : model_.choose(chains_[t], s);
+      if (s.masked) id = apply_mask(p, first + r, id);
+      if (id < 0) {
+        failed = StepFailure::kNothingAllowed;
+        continue;
       }
-      if (score || !agreed) continue;
-      ++out.accepted[b];
+      report(s, first + r, chains_[t], id, out);
+      if (s.mode != Mode::kSample || !holds) continue;
+      tip = static_cast<int32_t>(r);
+      out.path.push_back(static_cast<int32_t>(first + r));
       row.last = id;
-      agreed = s.target == id;
     }
     return r;
+  }
+
+  void report(const SampleRow& s, size_t output, uint64_t chain, int32_t id, StepResult& out) {
+    out.ids[output] = id;
+    int32_t top = s.spec ? s.spec->top_logprobs : -1;
+    if (s.mode == SampleRow::Mode::kScore || top >= 0)
+      out.logprobs[output] = model_.logprob(chain, id);
+    for (int32_t k = 0; k < top && k < model_.vocab(); ++k) {
+      auto other = static_cast<int32_t>((id + k) % model_.vocab());
+      out.top.push_back(
+          {static_cast<int32_t>(output), {other, out.logprobs[output] - static_cast<float>(k)}});
+    }
   }
 
   NullOptions options_;
@@ -199,13 +301,18 @@ class NullExecutable final : public Executable {
   Roofline roofline_;
   StepChecker checker_;
   std::vector<GroupEntry> groups_;
+  int64_t context_;
+  PhaseCutter cutter_;
   std::vector<Row> rows_;
-  std::vector<std::vector<Cell>> shadow_;  // per group, physical slots
-  std::vector<uint64_t> chains_;           // per token of the step
-  std::vector<Pending> pending_;           // ring, by ticket
-  Nanos device_free_ = 0;                  // with a machine in real time: when its last step ends
-  uint64_t next_ = 0, oldest_ = 0;
-  int64_t submitted_ = 0;
+  ShadowCache cache_;
+  std::vector<uint64_t> chains_;  // per token of the phase
+  std::vector<int32_t> ids_;
+  std::vector<PendingStep> steps_;  // ring, by number of the step
+  std::vector<Transfer> transfers_;
+  Nanos device_free_ = 0;  // with a machine in real time: when its last step ends
+  uint64_t submitted_ = 0, collected_ = 0;
+  int64_t calls_ = 0, deferred_ = 0;
+  Ticket next_ticket_ = 0;
   MemoryLedger ledger_;
 };
 

@@ -22,7 +22,9 @@ int32_t NullModel::pick(uint64_t chain, const SampleSpec* spec, int32_t choice,
 }
 
 int32_t NullModel::choose(uint64_t chain, const SampleRow& row) const {
-  return pick(chain, row.spec.get(), row.choice, row.generated);
+  int32_t id = pick(chain, row.spec.get(), row.choice, row.generated);
+  bool wrong = row.mode == SampleRow::Mode::kDraft && null_mix(chain, seed_ + 2) % 4 == 0;
+  return wrong ? static_cast<int32_t>((id + 1) % vocab_) : id;
 }
 
 float NullModel::logprob(uint64_t chain, int32_t token) const {

@@ -28,7 +28,7 @@ class NullModel {
     return null_mix(key, static_cast<uint32_t>(token)) | 1;  // never 0
   }
   // The token chosen after a chain value. Greedy depends on the chain alone, sampling also on the
-  // seed and the choice.
+  // seed and the choice. A draft is wrong once in four times.
   int32_t choose(uint64_t chain, const SampleRow& row) const;
   float logprob(uint64_t chain, int32_t token) const;  // a made-up one, in (-9, -1)
 

@@ -22,6 +22,12 @@ PlanSet plan_set() {
   return p;
 }
 
+std::shared_ptr<const SampleSpec> greedy() {
+  SampleSpec spec;
+  spec.temperature = 0;
+  return std::make_shared<const SampleSpec>(spec);
+}
+
 // A sequence at row 0 with blocks 0, 1, 2 ... of both groups, tokens from `start` on.
 StepInputs one_sequence(std::vector<int32_t> ids, int32_t start, int32_t block0 = 0) {
   StepInputs in;
@@ -38,6 +44,7 @@ StepInputs one_sequence(std::vector<int32_t> ids, int32_t start, int32_t block0 
   in.out_rows = {n - 1};
   in.samples.resize(1);
   in.samples[0].position = start + n;
+  in.samples[0].spec = greedy();
   in.tables.resize(2);
   for (auto& t : in.tables) {
     t.stride = 5;
@@ -69,7 +76,7 @@ TEST(Null, TokensArePredictable) {
   NullModel model = null_model(d.plans, d.options);
   std::vector<int32_t> prompt = {3, 1, 4, 1, 5};
   auto expected = model.continuation(prompt, 4);
-  EXPECT_EQ(d.run(one_sequence({3, 1}, 0)).accepted[0], 1);  // in two chunks
+  EXPECT_EQ(d.run(one_sequence({3, 1}, 0)).path.size(), 1u);  // in two chunks
   EXPECT_EQ(d.run(one_sequence({4, 1, 5}, 2)).ids[0], expected[0]);
   EXPECT_EQ(d.run(one_sequence({-1}, 5)).ids[0], expected[1]);  // "the row's last token"
   EXPECT_EQ(d.run(one_sequence({expected[1]}, 6)).ids[0], expected[2]);
@@ -84,16 +91,127 @@ TEST(Null, DraftsAreAcceptedWhileTheyAgree) {
   d.run(one_sequence({3, 1}, 0));
   StepInputs in = one_sequence({4, next[0], next[1], (next[2] + 1) % 50}, 2);
   in.out_rows = {0, 1, 2, 3};
-  in.samples.resize(4);
+  in.samples.resize(4, in.samples[0]);
   for (int i = 0; i < 4; ++i) {
     in.samples[static_cast<size_t>(i)].position = 3 + i;
-    in.samples[static_cast<size_t>(i)].target = i < 3 ? in.ids[static_cast<size_t>(i) + 1] : -1;
+    in.samples[static_cast<size_t>(i)].parent = i - 1;
   }
   StepResult r = d.run(in);
-  EXPECT_EQ(r.accepted[0], 3);
+  EXPECT_EQ(r.path, (std::vector<int32_t>{0, 1, 2}));
   EXPECT_EQ(r.ids[0], next[0]);
   EXPECT_EQ(r.ids[2], next[2]);
   EXPECT_EQ(d.run(one_sequence({-1}, 5)).ids[0], next[3]);  // slot 5 is written again
+}
+
+// Rows 0 .. 4 of a tree: 0 -> 1 (wrong), 0 -> 2 -> 3 (wrong), 2 -> 4. The kept slots move together.
+TEST(Null, TreesAreAcceptedByPath) {
+  Device d;
+  auto next = null_model(d.plans, d.options).continuation(std::vector<int32_t>{3, 1, 4}, 4);
+  auto wrong = [](int32_t id) { return (id + 1) % 50; };
+  d.run(one_sequence({3, 1}, 0));
+  StepInputs in = one_sequence({4, wrong(next[0]), next[0], wrong(next[1]), next[1]}, 2);
+  in.pos = {2, 3, 3, 4, 4};
+  in.mask_width = 5;
+  in.mask = {1, 0, 0, 0, 0,  //
+             1, 1, 0, 0, 0,  //
+             1, 0, 1, 0, 0,  //
+             1, 0, 1, 1, 0,  //
+             1, 0, 1, 0, 1};
+  in.out_rows = {0, 1, 2, 3, 4};
+  in.samples.resize(5, in.samples[0]);
+  const int32_t parents[] = {-1, 0, 0, 2, 2};
+  for (size_t i = 0; i < 5; ++i) {
+    in.samples[i].position = in.pos[i] + 1;
+    in.samples[i].parent = parents[i];
+  }
+  StepResult r = d.run(in);
+  EXPECT_EQ(r.path, (std::vector<int32_t>{0, 2, 4}));
+  EXPECT_EQ(r.ids[4], next[2]);
+  EXPECT_THROW(d.run(one_sequence({-1}, 5)), Error) << "slots 3 and 4 are not its own";
+  StepInputs moved = one_sequence({next[2]}, 5);
+  for (auto [from, to] : {std::pair{4, 3}, {6, 4}})
+    for (uint32_t g : {0u, 1u}) moved.moves.push_back({g, from, to});
+  EXPECT_EQ(d.run(moved).ids[0], next[3]);
+}
+
+TEST(Null, PhasesDraftAndVerify) {
+  Device d;
+  NullModel model = null_model(d.plans, d.options);
+  std::vector<int32_t> text = {3, 1, 4};
+  d.run(one_sequence({3, 1}, 0));
+  int agreed = 0;
+  while (text.size() < 9) {  // a draft of one token and its verification in one step
+    auto at = static_cast<int32_t>(text.size()) - 1;
+    StepInputs in = one_sequence({text.back(), text.back(), id_of_output(0)}, at);
+    in.phases = {{"draft", 1, 1, 1}, {"verify1", 2, 1, 2}};
+    in.pos = in.slot = {at, at, at + 1};
+    in.seq = {0, 1, 1};
+    in.q_start = {0, 1, 3};
+    in.kv_len = {at + 1, at + 2};
+    in.row = {0, 0};
+    in.out_rows = {0, 1, 2};
+    in.samples.resize(3, in.samples[0]);
+    in.samples[0].mode = SampleRow::Mode::kDraft;
+    in.samples[0].position = in.samples[1].position = at + 1;
+    in.samples[2].position = at + 2;
+    in.samples[2].parent = 1;
+    for (auto& t : in.tables) t.blocks.insert(t.blocks.end(), t.blocks.begin(), t.blocks.end());
+    StepResult r = d.run(in);
+    EXPECT_TRUE(r.path_of(0).empty());
+    for (int32_t output : r.path_of(1)) text.push_back(r.ids[static_cast<size_t>(output)]);
+    EXPECT_EQ(r.path_of(1).size(), r.ids[0] == r.ids[1] ? 2u : 1u);
+    agreed += r.ids[0] == r.ids[1];
+  }
+  auto expected = model.continuation(std::vector<int32_t>{3, 1, 4}, 20);
+  EXPECT_TRUE(std::equal(text.begin() + 3, text.end(), expected.begin()));
+  EXPECT_GT(agreed, 0);
+}
+
+// A mask may come after later steps were submitted: they wait for the token.
+TEST(Null, MasksComeBeforeCollect) {
+  NullOptions o;
+  o.max_in_flight = 3;
+  Device d(o);
+  StepInputs in = one_sequence({3, 1}, 0);
+  in.samples[0].masked = true;
+  Ticket a = d.exe->submit(in), b = d.exe->submit(one_sequence({-1}, 2));
+  std::vector<std::byte> bytes(d.exe->block_bytes(0));
+  const int32_t block[] = {0};
+  Ticket read = d.exe->read_blocks(0, block, bytes);
+  EXPECT_THROW(d.exe->set_mask(b, 0, std::vector<uint32_t>(2, ~0u)), Error);
+  std::vector<uint32_t> mask(2, 0);
+  mask[0] = 1u << 17;
+  d.exe->set_mask(a, 0, mask);
+  StepResult r;
+  d.exe->collect(a, r);
+  EXPECT_EQ(r.ids[0], 17);
+  d.exe->collect(b, r);
+  EXPECT_EQ(r.ids[0],
+            null_model(d.plans, d.options).continuation(std::vector<int32_t>{3, 1, 17}, 1)[0]);
+  d.exe->wait(read);
+  EXPECT_NE(bytes, std::vector<std::byte>(bytes.size())) << "it was read after the steps";
+  Ticket c = d.exe->submit(in);  // no mask comes
+  d.exe->collect(c, r);
+  EXPECT_EQ(r.failed[0], StepFailure::kNothingAllowed);
+}
+
+TEST(Null, BlocksCanBeTakenAwayAndBroughtBack) {
+  Device d;
+  auto expected = null_model(d.plans, d.options).continuation(std::vector<int32_t>{3, 1, 4}, 2);
+  EXPECT_EQ(d.run(one_sequence({3, 1, 4}, 0)).ids[0], expected[0]);
+  std::vector<std::byte> saved[2];
+  const int32_t from[] = {0, 1}, to[] = {5, 6};
+  for (uint32_t g : {0u, 1u}) {
+    saved[g].resize(2 * d.exe->block_bytes(g));
+    d.exe->wait(d.exe->read_blocks(g, from, saved[g]));
+  }
+  d.run(one_sequence({9, 9, 9, 9}, 0));  // another sequence overwrites them
+  EXPECT_THROW(d.run(one_sequence({expected[0]}, 3, 5)), Error);
+  for (uint32_t g : {0u, 1u}) d.exe->wait(d.exe->write_blocks(g, to, saved[g]));
+  EXPECT_EQ(d.run(one_sequence({expected[0]}, 3, 5)).ids[0], expected[1]);
+  EXPECT_THROW(d.exe->read_blocks(0, from, std::span(saved[0]).first(5)), Error);
+  const int32_t wrong[] = {10};
+  EXPECT_THROW(d.exe->read_blocks(0, wrong, std::span(saved[0])), Error);
 }
 
 TEST(Null, ScoresAndNan) {
@@ -106,9 +224,9 @@ TEST(Null, ScoresAndNan) {
   StepResult r = d.run(in);
   std::vector<int32_t> ids = {3, 1, 4, 9};
   EXPECT_EQ(r.logprobs[0], null_model(d.plans, d.options).score(ids, 3));
-  EXPECT_EQ(r.accepted[0], 0);
-  EXPECT_EQ(r.failed[0], 0);
-  EXPECT_EQ(d.run(one_sequence({3, 7}, 0)).failed[0], 1);
+  EXPECT_TRUE(r.path.empty());
+  EXPECT_EQ(r.failed[0], StepFailure::kNone);
+  EXPECT_EQ(d.run(one_sequence({3, 7}, 0)).failed[0], StepFailure::kNotFinite);
 }
 
 TEST(Null, WrongStepsAreFound) {
@@ -127,7 +245,7 @@ TEST(Null, WrongStepsAreFound) {
   refused([](StepInputs& in) { in.kv_len[0] = 6; });
   refused([](StepInputs& in) { in.row[0] = 4; });
   refused([](StepInputs& in) { in.tables[0].blocks[1] = -1; });  // writes there
-  refused([](StepInputs& in) { in.tables[0].blocks[0] = 5; });   // holds nothing
+  refused([](StepInputs& in) { in.tables[0].blocks[0] = 5; });   // is empty
   refused([](StepInputs& in) { in.tables[0].blocks[0] = 10; });
   refused([](StepInputs& in) { in.tables[1].blocks[2] = -1; });  // inside the window
   refused([](StepInputs& in) { in.pos[0] = 2; });
@@ -162,7 +280,7 @@ TEST(Null, TwoWritersOfABlockAreFound) {
   EXPECT_THROW(d.run(in), Error);
 }
 
-TEST(Null, AFailedStepLeavesGarbageBehindIt) {
+TEST(Null, StepsAfterAFailedOneComputeGarbage) {
   NullOptions o;
   o.fail_every = 5;
   o.max_in_flight = 4;
@@ -182,7 +300,7 @@ TEST(Null, AFailedStepLeavesGarbageBehindIt) {
 }
 
 TEST(Null, TimeIsARoofline) {
-  MachineSpec m;
+  RooflineSpec m;
   m.flops = 1e6;
   m.bandwidth = 1e6;
   m.launch_seconds = 1;
@@ -213,17 +331,17 @@ TEST(Null, AMachineInRealTimeTakesItsTime) {
 TEST(Null, MachineFiles) {
   auto path = std::filesystem::temp_directory_path() / "tokamak_machine_test.json";
   write_text_file(path, R"({"flops": 5e14, "bandwidth": 2e12})");
-  MachineSpec m = load_machine(path);
+  RooflineSpec m = load_roofline(path);
   EXPECT_EQ(m.flops, 5e14);
   EXPECT_EQ(m.bandwidth, 2e12);
-  EXPECT_EQ(m.launch_seconds, MachineSpec{}.launch_seconds);
+  EXPECT_EQ(m.launch_seconds, RooflineSpec{}.launch_seconds);
   EXPECT_FALSE(m.real_time);
   write_text_file(path, R"({"real_time": true})");
-  EXPECT_TRUE(load_machine(path).real_time);
+  EXPECT_TRUE(load_roofline(path).real_time);
   write_text_file(path, R"({"flops": 0})");
-  EXPECT_THROW(load_machine(path), Error);
+  EXPECT_THROW(load_roofline(path), Error);
   std::filesystem::remove(path);
-  EXPECT_THROW(load_machine(path), Error);
+  EXPECT_THROW(load_roofline(path), Error);
 }
 
 }  // namespace

@@ -40,65 +40,87 @@ void RefExecutable::collect(Ticket ticket, StepResult& out) {
   TK_CHECK(ticket == pending_ && ticket != 0, "ticket {} is not in flight", ticket);
   pending_ = 0;
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  if (sampler_) sampler_->complete(result_);
   std::swap(out, result_);
+}
+
+void RefExecutable::set_mask(Ticket ticket, int32_t output, std::span<const uint32_t> allowed) {
+  TK_CHECK(ticket == pending_ && ticket != 0, "ticket {} is not in flight", ticket);
+  if (!error_ && sampler_) sampler_->set_mask(output, allowed);
 }
 
 void RefExecutable::run(const StepInputs& step, StepResult& out) {
   out.clear();
-  auto index = static_cast<size_t>(binder_.bind(step));
+  for (size_t phase = 0; phase < phase_count(step); ++phase) run_phase(step, phase, out);
+}
+
+void RefExecutable::run_phase(const StepInputs& step, size_t phase, StepResult& out) {
+  auto index = static_cast<size_t>(binder_.bind(step, phase));
+  if (phase == 0) {
+    copy_blocks(step);
+    move_slots(step);
+    if (sampler_) sampler_->begin(step);
+  }
+  if (sampler_) sampler_->resolve(binder_.ids(), out);
   LoadedPlan& plan = loaded_[index];
-  const Plan& entry = plans_.plans[index];
-  copy_blocks(step);
-  if (sampler_)
-    sampler_->begin(step, ids_);
-  else
-    ids_.assign(step.ids.begin(), step.ids.end());
-  const StepInputs& inputs = binder_.inputs();  // with rows of padding, whose id is 0
-  ids_.resize(inputs.pos.size());
-  no_adapter_.assign(ids_.size(), -1);
   for (size_t i = 0; i < plan.calls.size(); ++i) {
     bool timed = profile_ && profile_->on;
     Nanos begin = timed ? SteadyClock().now() : 0;
-    run_call(plan.calls[i], inputs);
+    run_call(plan.calls[i], binder_.inputs());
     if (timed)
       profile_->spans.push_back(
           {static_cast<uint32_t>(index), static_cast<uint32_t>(i), begin, SteadyClock().now()});
   }
-
-  if (const float* logits = output(plan, entry, "logits", inputs, plans_.vocab)) {
-    if (sampler_) sampler_->finish(step, logits, out);
-    if (step.return_logits)
-      out.logits.assign(logits, logits + static_cast<int64_t>(step.out_rows.size()) * plans_.vocab);
-  } else {
-    out.ids.assign(step.out_rows.size(), -1);
-    out.logprobs.assign(step.out_rows.size(), 0.0f);
-    out.accepted.assign(step.kv_len.size(), 0);
-    out.failed.assign(step.kv_len.size(), 0);
-    for (const SampleRow& sample : step.samples)
-      TK_CHECK(sample.mode == SampleRow::Mode::kHidden, "{} has no logits", entry.function);
-  }
-  bool wants_hidden = step.return_logits ||
-                      std::any_of(step.samples.begin(), step.samples.end(), [](const SampleRow& s) {
-                        return s.mode == SampleRow::Mode::kHidden;
-                      });
-  if (wants_hidden)
-    if (const float* hidden = output(plan, entry, "hidden", inputs, plans_.hidden))
-      out.hidden.assign(hidden,
-                        hidden + static_cast<int64_t>(step.out_rows.size()) * plans_.hidden);
+  const auto& samples = binder_.phase().samples;
+  bool hidden = std::any_of(samples.begin(), samples.end(),
+                            [](const SampleRow& s) { return s.mode == SampleRow::Mode::kHidden; });
+  finish_phase(plan, plans_.plans[index], hidden || step.return_logits, out);
 }
 
-// The values of a result of the plan; nullptr if it has none of that name.
+void RefExecutable::finish_phase(LoadedPlan& plan, const Plan& entry, bool want_hidden,
+                                 StepResult& out) {
+  const StepInputs& phase = binder_.phase();
+  auto rows = static_cast<int64_t>(phase.out_rows.size());
+  SamplePhase place{phase, binder_.ids(), binder_.first_output(), binder_.first_sequence()};
+  const float* logits = output(plan, entry, "logits", plans_.vocab);
+  if (logits && phase.return_logits)
+    out.logits.insert(out.logits.end(), logits, logits + rows * plans_.vocab);
+  if (logits && sampler_)
+    sampler_->finish(place, logits, out);
+  else
+    Sampler::skip(place, out);
+  const float* hidden = want_hidden ? output(plan, entry, "hidden", plans_.hidden) : nullptr;
+  if (hidden) out.hidden.insert(out.hidden.end(), hidden, hidden + rows * plans_.hidden);
+  for (size_t i = 0; i < entry.outputs.size(); ++i)
+    if (const std::string& name = entry.outputs[i].name; name != "logits" && name != "hidden")
+      out.outputs.push_back(named_output(name, plan.outputs[i]));
+}
+
+// The values of a result of the plan; nullptr when the plan has none of that name.
 const float* RefExecutable::output(LoadedPlan& plan, const Plan& entry, std::string_view name,
-                                   const StepInputs& step, int64_t width) {
+                                   int64_t width) {
+  auto rows = static_cast<int64_t>(binder_.inputs().out_rows.size());
   for (size_t i = 0; i < entry.outputs.size(); ++i) {
     if (entry.outputs[i].name != name) continue;
     Argument& argument = plan.outputs[i];
     bind_dims(argument);
-    TK_CHECK(elements_of(argument.dims) == static_cast<int64_t>(step.out_rows.size()) * width,
-             "{} does not have {} rows of {}", name, step.out_rows.size(), width);
-    return bind(argument, step, false).tensor.f;
+    TK_CHECK(elements_of(argument.dims) == rows * width, "{} does not have {} rows of {}", name,
+             rows, width);
+    return bind(argument, binder_.inputs(), false).tensor.f;
   }
   return nullptr;
+}
+
+// Without the rows of padding.
+StepTensor RefExecutable::named_output(const std::string& name, Argument& argument) {
+  StepTensor out{name, argument.arg->dtype, {}, {}};
+  TK_CHECK(argument.arg->kind == CallArg::Kind::kArena, "result {} is not in the arena", name);
+  for (const CompiledExpr& extent : argument.extents)
+    out.dims.push_back(extent.eval(binder_.own_symbols()));
+  bind_dims(argument);
+  const std::byte* data = arena_at(argument);
+  out.bytes.assign(data, data + dtype_bytes(out.dtype, elements_of(out.dims)));
+  return out;
 }
 
 void RefExecutable::copy_blocks(const StepInputs& step) {
@@ -111,6 +133,64 @@ void RefExecutable::copy_blocks(const StepInputs& step) {
                      plane.data + copy.from * size * plane.width,
                      static_cast<size_t>(size * plane.width) * sizeof(float));
     }
+}
+
+void RefExecutable::move_slots(const StepInputs& step) {
+  for (const SlotMove& move : step.moves)
+    for (size_t s = 0; s < states_.size(); ++s) {
+      if (plans_.states[s].group != move.group) continue;
+      for (const auto& plane : states_[s].planes)
+        std::memmove(plane.data + move.to * plane.width, plane.data + move.from * plane.width,
+                     static_cast<size_t>(plane.width) * sizeof(float));
+    }
+}
+
+template <class F>
+void RefExecutable::visit_blocks(uint32_t group, std::span<const int32_t> blocks, F&& visit) {
+  int64_t size = plans_.groups[group].block_size;
+  for (int32_t block : blocks)
+    for (size_t s = 0; s < states_.size(); ++s) {
+      if (plans_.states[s].group != group) continue;
+      for (const auto& plane : states_[s].planes)
+        visit(reinterpret_cast<std::byte*>(plane.data + block * size * plane.width),
+              static_cast<size_t>(size * plane.width) * sizeof(float));
+    }
+}
+
+uint64_t RefExecutable::block_bytes(uint32_t group) const {
+  TK_CHECK(group < plans_.groups.size(), "group {} of {}", group, plans_.groups.size());
+  int64_t elements = 0;
+  for (size_t s = 0; s < states_.size(); ++s)
+    for (const auto& plane : states_[s].planes)
+      if (plans_.states[s].group == group) elements += plane.width;
+  return static_cast<uint64_t>(elements * plans_.groups[group].block_size) * sizeof(float);
+}
+
+// Steps run in submit(), so transfers can be done at once.
+Ticket RefExecutable::read_blocks(uint32_t group, std::span<const int32_t> blocks,
+                                  std::span<std::byte> bytes) {
+  binder_.checker().check_blocks(group, blocks, bytes.size(), block_bytes(group));
+  std::byte* to = bytes.data();
+  visit_blocks(group, blocks, [&](const std::byte* data, size_t n) {
+    std::memcpy(to, data, n);
+    to += n;
+  });
+  return next_++;
+}
+
+Ticket RefExecutable::write_blocks(uint32_t group, std::span<const int32_t> blocks,
+                                   std::span<const std::byte> bytes) {
+  binder_.checker().check_blocks(group, blocks, bytes.size(), block_bytes(group));
+  const std::byte* from = bytes.data();
+  visit_blocks(group, blocks, [&](std::byte* data, size_t n) {
+    std::memcpy(data, from, n);
+    from += n;
+  });
+  return next_++;
+}
+
+void RefExecutable::wait(Ticket ticket) {
+  TK_CHECK(ticket < next_, "ticket {} was not given out", ticket);
 }
 
 void RefExecutable::bind_dims(Argument& argument) {
@@ -128,20 +208,6 @@ std::byte* RefExecutable::arena_at(const Argument& argument) {
            "{} bytes at {} of an arena of {}", bytes, arg.offset, plans_.arena_bytes);
   memory_.arena_touched = std::max(memory_.arena_touched, arg.offset + bytes);
   return arena_.get() + arg.offset;
-}
-
-const std::vector<int32_t>& RefExecutable::step_input(const std::string& name,
-                                                      const StepInputs& step) {
-  if (name == "ids") return ids_;
-  if (name == "pos") return step.pos;
-  if (name == "seq") return step.seq;
-  if (name == "slot") return step.slot;
-  if (name == "q_start") return step.q_start;
-  if (name == "kv_len") return step.kv_len;
-  if (name == "out_rows") return step.out_rows;
-  if (name == "adapter") return step.adapter.empty() ? no_adapter_ : step.adapter;
-  if (name == "mask") return step.mask;
-  fail(ErrorCode::kUnsupported, "a step has no input \"{}\"", name);
 }
 
 // The interpreter's view of an argument. Values that are neither f32 nor i32 are decoded here; the
@@ -169,12 +235,21 @@ Operand<float> RefExecutable::bind(Argument& argument, const StepInputs& step, b
       break;
     }
     case CallArg::Kind::kInput: {
-      const std::string& name = plans_.inputs[arg.index].name;
-      const std::vector<int32_t>& values = step_input(name, step);
-      if (static_cast<int64_t>(values.size()) != n || n == 0)
-        fail(ErrorCode::kInternal, "step: {} has {} entries, the plan reads {}", name,
-             values.size(), n);
-      operand.tensor.i = const_cast<int32_t*>(values.data());  // inputs are only read
+      InputView values = binder_.input(arg.index);
+      if (values.elements != n || n == 0)
+        fail(ErrorCode::kInternal, "step: {} has {} entries, the plan reads {}",
+             plans_.inputs[arg.index].name, values.elements, n);
+      void* data = const_cast<void*>(values.data);  // inputs are only read
+      if (values.dtype == DType::kI32) {
+        operand.tensor.i = static_cast<int32_t*>(data);
+      } else if (values.dtype == DType::kF32) {
+        operand.tensor.f = static_cast<float*>(data);
+      } else {
+        argument.converted.resize(static_cast<size_t>(n));
+        decode_row(values.dtype, static_cast<const std::byte*>(values.data),
+                   argument.converted.data(), n);
+        operand.tensor.f = argument.converted.data();
+      }
       break;
     }
     case CallArg::Kind::kArena: {

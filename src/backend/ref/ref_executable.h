@@ -14,12 +14,20 @@
 
 namespace tokamak {
 
-// Owned by the caller of load(); used by one thread. submit() runs the whole step.
+// Owned by the caller of load(); used by one thread. submit() runs the whole step, except the
+// choice of masked outputs.
 class RefExecutable final : public Executable {
  public:
   RefExecutable(const PlanSet& plans, const WeightSource& weights, const LoadOptions& options);
   Ticket submit(const StepInputs& step) override;
   void collect(Ticket ticket, StepResult& out) override;
+  void set_mask(Ticket ticket, int32_t output, std::span<const uint32_t> allowed) override;
+  uint64_t block_bytes(uint32_t group) const override;
+  Ticket read_blocks(uint32_t group, std::span<const int32_t> blocks,
+                     std::span<std::byte> bytes) override;
+  Ticket write_blocks(uint32_t group, std::span<const int32_t> blocks,
+                      std::span<const std::byte> bytes) override;
+  void wait(Ticket ticket) override;
   const MemoryLedger& memory() const override { return memory_; }
   const DispatchStats& dispatch() const override { return binder_.stats(); }
 
@@ -67,20 +75,25 @@ class RefExecutable final : public Executable {
   Call load_region(const KernelCall& call) const;
 
   void run(const StepInputs& step, StepResult& out);
+  void run_phase(const StepInputs& step, size_t phase, StepResult& out);
+  void finish_phase(LoadedPlan& plan, const Plan& entry, bool want_hidden, StepResult& out);
   void copy_blocks(const StepInputs& step);
+  void move_slots(const StepInputs& step);
+  // Each plane's part of each block, in the order in which transfers have them.
+  template <class F>
+  void visit_blocks(uint32_t group, std::span<const int32_t> blocks, F&& visit);
   void run_call(Call& call, const StepInputs& step);
   void bind_dims(Argument& argument);
   Operand<float> bind(Argument& argument, const StepInputs& step, bool is_output);
   std::byte* arena_at(const Argument& argument);
-  const std::vector<int32_t>& step_input(const std::string& name, const StepInputs& step);
   void run_region(Call& call, std::span<const Operand<float>> in,
                   std::span<const Operand<float>> out);
   void run_anchor(Call& call, const RegionPiece& piece, std::vector<Operand<float>>& values);
   static void round_planes(const StateEntry& state, std::span<Operand<float>> in,
                            std::vector<std::vector<float>>& rounded);
   void store(Call& call);
-  const float* output(LoadedPlan& plan, const Plan& entry, std::string_view name,
-                      const StepInputs& step, int64_t width);
+  const float* output(LoadedPlan& plan, const Plan& entry, std::string_view name, int64_t width);
+  StepTensor named_output(const std::string& name, Argument& argument);
 
   PlanSet plans_;
   CallProfile* const profile_;
@@ -91,10 +104,9 @@ class RefExecutable final : public Executable {
   std::unique_ptr<std::byte[]> arena_;
   StepBinder binder_;
   std::optional<Sampler> sampler_;  // absent when the model has no vocabulary
-  std::vector<int32_t> ids_, no_adapter_;
   MemoryLedger memory_;
 
-  Ticket next_ = 1, pending_ = 0;
+  Ticket next_ = 1, pending_ = 0;  // the step that is not collected; 0: none
   StepResult result_;
   std::exception_ptr error_;
 };

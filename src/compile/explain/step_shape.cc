@@ -29,16 +29,8 @@ int64_t blocks_per_sequence(const GroupEntry& group, const StepShape& shape) {
 
 const std::vector<int32_t>& step_values(const StepInputs& step, std::string_view name) {
   static const std::vector<int32_t> kNone;
-  return name == "ids"        ? step.ids
-         : name == "pos"      ? step.pos
-         : name == "seq"      ? step.seq
-         : name == "slot"     ? step.slot
-         : name == "q_start"  ? step.q_start
-         : name == "kv_len"   ? step.kv_len
-         : name == "out_rows" ? step.out_rows
-         : name == "adapter"  ? step.adapter
-         : name == "mask"     ? step.mask
-                              : kNone;
+  const StepField* field = find_step_field(name);
+  return field ? step.*field->values : kNone;
 }
 
 int64_t rows_per_sequence(std::string_view function) {

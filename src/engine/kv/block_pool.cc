@@ -24,7 +24,7 @@ const BlockPool::Block& BlockPool::block(BlockHandle handle) const {
   TK_CHECK(handle.index >= 0 && handle.index < total(), "block {} of {}", handle.index, total());
   const Block& b = blocks_[static_cast<size_t>(handle.index)];
   TK_CHECK(b.generation == handle.generation && b.state != BlockState::kFree,
-           "block {} was given back: generation {}, handle of {}", handle.index, b.generation,
+           "block {} was released: generation {}, handle of {}", handle.index, b.generation,
            handle.generation);
   return b;
 }
@@ -53,7 +53,7 @@ void BlockPool::release(BlockHandle handle, const Retention& retention) {
   TK_CHECK(b.references > 0, "block {} is not in use", handle.index);
   if (--b.references > 0) return;
   if (b.place.node < 0) return free(handle.index);
-  // What somebody else wanted kept stays so: a prefix is kept as long as what continues it.
+  // A higher priority from another use stays: a prefix is kept as long as its continuations.
   Retention r = retention;
   if (r.priority > 0 && b.retention.priority > 0)
     r.expires = std::max(r.expires, b.retention.expires);
@@ -103,7 +103,7 @@ void BlockPool::unindex(BlockHandle handle) {
 }
 
 BlockHandle BlockPool::next_victim() const {
-  TK_CHECK(!heap_.empty(), "nothing is cached");
+  TK_CHECK(!heap_.empty(), "no block is cached");
   int32_t index = heap_.front();
   return {index, blocks_[static_cast<size_t>(index)].generation};
 }
@@ -114,7 +114,7 @@ void BlockPool::expire(Nanos now) {
     std::pop_heap(expiries_.begin(), expiries_.end(), later);
     expiries_.pop_back();
     Block& b = blocks_[static_cast<size_t>(handle.index)];
-    if (b.generation != handle.generation) continue;  // it holds something else by now
+    if (b.generation != handle.generation) continue;  // the block has been reused
     b.expiry_queued = false;
     Retention& r = b.retention;
     if (r.priority > 0 && r.expires > now && r.expires != kNever) {  // used again since

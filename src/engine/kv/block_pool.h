@@ -1,5 +1,5 @@
 #pragma once
-// The KV blocks of one group: who is free, who is in use and what can be trusted.
+// The KV blocks of one group: which are free, which are in use, and which have valid content.
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace tokamak {
 
-// A block by index and generation: a handle kept beyond its release does not match any more.
+// A block by index and generation: a handle that is kept after its release is detected.
 struct BlockHandle {
   int32_t index = -1;
   uint32_t generation = 0;
@@ -18,13 +18,13 @@ struct BlockHandle {
 
 enum class BlockState : uint8_t {
   kFree,
-  kReserved,  // belongs to a sequence; nothing in it is proven
-  kFilling,   // its first slots are proven produced
-  kReady,     // all of it is proven produced
+  kReserved,  // belongs to a sequence; none of its slots is computed
+  kFilling,   // its first slots are computed
+  kReady,     // all its slots are computed
 };
 
-// How long content is kept that no sequence refers to: low priority first, then the least recently
-// used, then the end of a prefix before its beginning.
+// The order in which unused content is evicted: low priority first, then the least recently used,
+// then the end of a prefix before its beginning.
 struct Retention {
   int32_t priority = 0;
   Nanos expires = kNever;  // from then on the priority is 0
@@ -32,15 +32,15 @@ struct Retention {
   int32_t depth = 0;       // within its prefix
 };
 
-// Where the prefix index has a block.
+// The place of a block in the prefix index.
 struct IndexPlace {
   int32_t node = -1, part = 0;
 };
 
-// Owned by KvCache, used by the engine's thread. Bookkeeping only: never sees bytes. No allocation
-// after construction (but for blocks with an expiry). O(1) per block in use, O(log blocks) for
-// cached ones. A block is free, or referred to by sequences, or cached: in the prefix index and
-// referred to by nobody. The block freed last is given out first.
+// Owned by KvCache, used by the engine's thread. Bookkeeping only: it never touches the content. No
+// allocation after construction (except for blocks with an expiry). O(1) per block in use, O(log
+// blocks) for cached ones. A block is free, or used by sequences, or cached: in the prefix index
+// and used by no sequence. The block that was freed last is taken first.
 class BlockPool {
  public:
   explicit BlockPool(int64_t blocks);
@@ -52,17 +52,17 @@ class BlockPool {
 
   BlockHandle take();               // kReserved, one reference; TK_CHECK if none is free
   void retain(BlockHandle handle);  // one more reference (shared prefixes, forks)
-  // One less. The last one frees it, or leaves it cached when it is in the index.
+  // One reference less. Without references it becomes cached if it is in the index, else free.
   void release(BlockHandle handle, const Retention& retention = {});
   void set_state(BlockHandle handle, BlockState state);  // of a block in use
 
-  void index(BlockHandle handle, IndexPlace place);  // the prefix index has it now
-  void unindex(BlockHandle handle);                  // not any more; frees it when cached
+  void index(BlockHandle handle, IndexPlace place);  // it was added to the prefix index
+  void unindex(BlockHandle handle);                  // it was removed; frees it if cached
   bool indexed(BlockHandle handle) const { return block(handle).place.node >= 0; }
   IndexPlace place(BlockHandle handle) const { return block(handle).place; }
   bool cached(BlockHandle handle) const { return block(handle).heap_at >= 0; }
-  BlockHandle next_victim() const;  // of the cached ones; there must be one
-  void expire(Nanos now);           // priorities whose time is over
+  BlockHandle next_victim() const;  // of the cached blocks; there must be one
+  void expire(Nanos now);           // ends priorities that have expired
 
   BlockState state(BlockHandle handle) const { return block(handle).state; }
   int32_t references(BlockHandle handle) const { return block(handle).references; }
@@ -80,7 +80,7 @@ class BlockPool {
   const Block& block(BlockHandle handle) const;  // TK_CHECKs index and generation
   Block& block(BlockHandle handle);
   void free(int32_t index);
-  bool before(int32_t a, int32_t b) const;  // a is evicted first
+  bool before(int32_t a, int32_t b) const;  // a is evicted before b
   void sift_up(size_t at);
   void sift_down(size_t at);
   void put(size_t at, int32_t index);

@@ -19,7 +19,7 @@ int64_t first_visible(const GroupEntry& group, int64_t slot) {
 int64_t most_blocks(const GroupEntry& group, int64_t slots, int64_t chunk) {
   int64_t all = blocks_for(slots, group.block_size);
   if (group.window <= 0) return all;
-  // A chunk sees window - 1 slots before it; both ends may lie inside a block.
+  // A chunk sees window - 1 slots before it; both ends may be inside a block.
   return std::min(all, blocks_for(group.window - 1 + chunk, group.block_size) + 1);
 }
 
@@ -43,7 +43,7 @@ KvCache::KvCache(std::span<const GroupEntry> groups, std::span<const int64_t> bl
     parts.push_back(static_cast<int32_t>(unit_ / groups[g].block_size));
     nodes = std::max(nodes, blocks[g] / parts.back() + 64);
   }
-  // A huge cache fills slowly: its index grows with it.
+  // The index of a large cache grows as the cache fills.
   index_ = std::make_unique<PrefixIndex>(static_cast<int32_t>(unit_), std::move(parts),
                                          static_cast<size_t>(std::min<int64_t>(nodes, 1 << 16)));
 }

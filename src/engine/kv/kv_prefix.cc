@@ -1,4 +1,4 @@
-// KvCache and the prefix index: what a sequence can start with, and what it leaves to others.
+// KvCache and the prefix index: lookup of cached prefixes, and indexing of computed content.
 #include <algorithm>
 
 #include "base/error.h"
@@ -8,7 +8,7 @@ namespace tokamak {
 
 // --- looking up
 
-// The nodes of the longest match, whether they hold blocks or not; the last one may match in part.
+// The nodes of the longest match, with or without blocks; the last one may match partly.
 void KvCache::walk(std::string_view salt, std::span<const int32_t> ids, int64_t most) {
   walk_.clear();
   walk_whole_ = walk_tokens_ = 0;
@@ -30,7 +30,7 @@ void KvCache::walk(std::string_view salt, std::span<const int32_t> ids, int64_t 
   walk_tokens_ += near.common;
 }
 
-// The last logical block of from .. to-1 that the walked nodes do not hold; -1: they hold all.
+// The last logical block of from .. to-1 that the matched nodes do not have; -1: they have all.
 int64_t KvCache::last_hole(size_t g, int64_t from, int64_t to) const {
   if (from >= to) return -1;
   int32_t parts = index_->parts(g);
@@ -48,8 +48,8 @@ void KvCache::find_prefix(std::string_view salt, std::span<const int32_t> ids, i
   hit.groups.resize(groups_.size());
   walk(salt, ids, most);
   int64_t length = std::min(walk_tokens_, most);
-  // Every length between a hole's end and a query that sees it is impossible, so the next one to
-  // try is where the hole begins.
+  // With a missing block, every length whose queries see it is impossible, so the next length to
+  // try ends where that block begins.
   for (bool again = true; again;) {
     again = false;
     if (length % unit_ < std::max<int64_t>(1, unit_ / 4)) length -= length % unit_;
@@ -104,7 +104,7 @@ void KvCache::find_fork(const SequenceBlocks& from, int64_t tokens, PrefixHit& h
 
 void KvCache::start(SequenceBlocks& seq, std::string_view salt, std::span<const int32_t> ids,
                     const PrefixHit& hit) {
-  // First everything is held, then blocks are taken: what is taken may evict.
+  // First all blocks are retained, then new ones are taken, because that may evict blocks.
   for (size_t g = 0; g < hit.groups.size() && hit.tokens > 0; ++g)
     for (BlockHandle h : hit.groups[g].blocks) pools_[g].retain(h);
   for (size_t g = 0; g < hit.groups.size() && hit.tokens > 0; ++g) {
@@ -142,7 +142,7 @@ void KvCache::drop_copies(SequenceBlocks& seq) {
   seq.copies.clear();
 }
 
-// --- leaving content to others
+// --- indexing content
 
 void KvCache::index_units(SequenceBlocks& seq, int64_t units, std::span<const int32_t> ids) {
   for (; seq.settled < units; ++seq.settled) {
@@ -193,7 +193,7 @@ void KvCache::evict(size_t group) {
     ++evicted_;
   };
   drop(group, place.part, victim);
-  // Without a block of a group that sees everything, the others of the node are of no use.
+  // Without a block of a group that has no window, the other blocks of the node are useless.
   for (size_t g = 0; g < groups_.size() && groups_[group].window == 0; ++g)
     for (int32_t part = 0; part < index_->parts(g); ++part)
       if (BlockHandle h = index_->block(place.node, g, part); h.valid() && pools_[g].cached(h))

@@ -74,7 +74,7 @@ TEST(KvCache, CommitMarksWhatIsProven) {
   kv.truncate(s, 6);
   EXPECT_EQ(s.tables[0].blocks.size(), 2u);
   EXPECT_EQ(state(1), BlockState::kFilling);
-  EXPECT_THROW(kv.commit(s, 7, {}), Error);  // not reserved any more
+  EXPECT_THROW(kv.commit(s, 7, {}), Error);  // no longer reserved
 }
 
 TEST(KvCache, WindowsDropWhatNoQuerySees) {

@@ -7,7 +7,7 @@
 namespace tokamak {
 namespace {
 
-// The treap's heap order: any fixed mixing of the id will do.
+// The treap's heap order: any fixed hash of the id.
 uint32_t weight(PrefixNode node) {
   auto x = static_cast<uint32_t>(node) * 0x9e3779b1u;
   x = (x ^ (x >> 15)) * 0x85ebca77u;
@@ -84,8 +84,8 @@ int32_t PrefixIndex::common(std::span<const int32_t> tokens, PrefixNode node) co
       tokens.begin());
 }
 
-// In token order, the one with most in common is a neighbour of where `tokens` would be, and every
-// such neighbour is on the way there.
+// In token order, the child with the most tokens in common is next to the place of `tokens`, and
+// all its neighbours are on the path to that place.
 PrefixIndex::Near PrefixIndex::nearest(PrefixNode parent, std::span<const int32_t> tokens) const {
   Near best;
   PrefixNode n = at(parent).children;
@@ -101,7 +101,7 @@ PrefixIndex::Near PrefixIndex::nearest(PrefixNode parent, std::span<const int32_
 
 PrefixNode PrefixIndex::add_child(PrefixNode parent, std::span<const int32_t> tokens) {
   TK_CHECK(static_cast<int32_t>(tokens.size()) == unit_ && child(parent, tokens) == kNoPrefixNode,
-           "{} tokens, or they are there already", tokens.size());
+           "{} tokens are not one unit, or the child exists already", tokens.size());
   PrefixNode id = make(parent);
   std::copy(tokens.begin(), tokens.end(), tokens_.begin() + id * int64_t{unit_});
   at(parent).children = insert(at(parent).children, id);
@@ -122,7 +122,7 @@ PrefixNode PrefixIndex::insert(PrefixNode tree, PrefixNode node) {
   return tree;
 }
 
-// Before `tokens` and behind them; they themselves are not there.
+// Splits into the nodes before and after `tokens`, which are not in the tree.
 void PrefixIndex::split(PrefixNode tree, std::span<const int32_t> tokens, PrefixNode& left,
                         PrefixNode& right) {
   if (tree == kNoPrefixNode) {

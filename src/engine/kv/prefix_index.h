@@ -1,7 +1,7 @@
 #pragma once
-// Which tokens are in which blocks: a tree over whole units of tokens, one root per salt. A unit is
-// the least common multiple of the groups' block sizes, so that a node has whole blocks of every
-// group. Tokens are compared, never only hashes: a node is reached through exactly its tokens.
+// Maps tokens to blocks: a tree over whole units of tokens, one root per salt. A unit is the least
+// common multiple of the groups' block sizes, so that a node has whole blocks of every group.
+// Lookups compare tokens, not hashes.
 #include <cstdint>
 #include <map>
 #include <span>
@@ -17,10 +17,10 @@ namespace tokamak {
 using PrefixNode = int32_t;
 constexpr PrefixNode kNoPrefixNode = -1;
 
-// Owned by KvCache, engine thread only. Knows no references: who may be evicted is the pools'
-// business. Children are kept in the order of their tokens (a treap of siblings): finding one, or
-// the one that has most tokens in common, costs O(log children). Memory is reused; it grows only
-// while the tree has more nodes than ever before.
+// Owned by KvCache, engine thread only. It does not count references; the pools decide what may be
+// evicted. Children are kept in the order of their tokens (a treap of siblings): finding one, or
+// the one with the most tokens in common, costs O(log children). Memory is reused; it grows only
+// when the tree has more nodes than ever before.
 class PrefixIndex {
  public:
   // blocks_per_unit: of each group. `nodes`: room made in advance.
@@ -28,11 +28,11 @@ class PrefixIndex {
 
   int32_t unit() const { return unit_; }
   PrefixNode find_root(std::string_view salt) const;
-  PrefixNode root(std::string_view salt);  // made if it is not there
+  PrefixNode root(std::string_view salt);  // created if it does not exist
 
   // `tokens` are one unit.
   PrefixNode child(PrefixNode parent, std::span<const int32_t> tokens) const;
-  PrefixNode add_child(PrefixNode parent, std::span<const int32_t> tokens);  // must not be there
+  PrefixNode add_child(PrefixNode parent, std::span<const int32_t> tokens);  // must not exist
   // The child that begins with most of `tokens` (at least one).
   struct Near {
     PrefixNode node = kNoPrefixNode;
@@ -47,14 +47,14 @@ class PrefixIndex {
   int32_t parts(size_t group) const { return parts_[group]; }
   size_t groups() const { return parts_.size(); }
 
-  // A node lives while it has children, blocks, pins or producers. Producers are sequences that are
-  // computing it right now.
+  // A node exists while it has children, blocks, pins or producers. Producers are sequences that
+  // are computing its content.
   void pin(PrefixNode node) { ++at(node).pins; }
   void unpin(PrefixNode node) { --at(node).pins; }
   void add_producer(PrefixNode node) { ++at(node).producers; }
   void remove_producer(PrefixNode node) { --at(node).producers; }
   int32_t producers(PrefixNode node) const { return at(node).producers; }
-  // Removes the node if nothing keeps it, and then its ancestors.
+  // Removes the node, and then its ancestors, while nothing keeps them.
   void prune(PrefixNode node);
 
   int32_t depth(PrefixNode node) const { return at(node).depth; }  // units before it

@@ -34,7 +34,7 @@ class TreeModel {
   using Key = std::pair<std::string, Ids>;
   explicit TreeModel(Rng& rng) : rng_(rng) {}
 
-  Key random_key() {  // a root, or a node that is there
+  Key random_key() {  // a root or an existing node
     const std::string salts[] = {"", "a", "b"};
     if (nodes_.empty() || rng_.below(3) == 0) return {salts[rng_.below(3)], {}};
     auto it = nodes_.begin();
@@ -94,7 +94,7 @@ class TreeModel {
   void check_size() {
     std::set<std::string> roots;
     for (const auto& [key, node] : nodes_) roots.insert(key.first);
-    // A root that was asked for and never got a child may stay until somebody prunes it.
+    // A root that never got a child may stay until it is pruned.
     ASSERT_GE(index_.nodes(), nodes_.size() + roots.size());
     ASSERT_LE(index_.nodes(), nodes_.size() + 3);
   }
@@ -316,7 +316,7 @@ TEST(KvPrefix, SecondsWaitForWhoeverComputes) {
   kv.find_prefix("", ids, 19, hit);
   EXPECT_EQ(hit.tokens, 8);
   EXPECT_TRUE(hit.wait);
-  kv.release(a);  // given up: nobody computes it any more
+  kv.release(a);  // no sequence computes it now
   kv.find_prefix("", ids, 19, hit);
   EXPECT_EQ(hit.tokens, 8);
   EXPECT_FALSE(hit.wait);

@@ -1,4 +1,4 @@
-// Who of the waiting starts: the policy's order, what is cached, and whether there is room.
+// Which waiting sequences start: the order of the policy, cached prefixes, and available blocks.
 #include <algorithm>
 #include <tuple>
 
@@ -8,20 +8,21 @@
 namespace tokamak {
 namespace {
 
-// So many are looked at per step: those that must wait for somebody's blocks are stepped over.
+// Sequences examined per step. Those that must wait for blocks of another sequence are skipped.
 constexpr size_t kCandidates = 64;
-// A long prompt's lookup costs as much as a small step, so cache-aware order may be so many steps
-// old. What a sequence starts with is always looked up anew.
+// The lookup of a long prompt costs as much as a small step, so the cache-aware order is refreshed
+// only after this many steps. A sequence that starts is always looked up again.
 constexpr int64_t kLookAgain = 16;
 
-// What two choices of a request start with: the prompt, and more with beam search.
+// The common prefix of two choices of a request: the prompt, and more with beam search.
 int64_t common_tokens(const Sequence& a, const Sequence& b) {
   if (!a.request->beam) return a.prompt_length();
   auto [end, other] = std::mismatch(a.ids().begin(), a.ids().end(), b.ids().begin(), b.ids().end());
   return end - a.ids().begin();
 }
 
-// Sequences that this one stands for: beam search has one until the prompt is computed.
+// The number of sequences that this one will become: a beam search has one until the prompt is
+// computed.
 int64_t heads(const Sequence& s) {
   int64_t later = s.request->spec.beams - std::ssize(s.request->choices);
   return 1 + (s.request->beam && s.choice == 0 ? std::max<int64_t>(0, later) : 0);
@@ -35,7 +36,7 @@ void Scheduler::admit(Nanos now, Budget& budget, std::vector<StepEntry>& entries
   bool whole_batch = config_.batching == Batching::kStatic;
   if (whole_batch && !running_.empty()) return;
   if (queue_.size() == 0 || free_rows_.empty() || budget.tokens == 0 || budget.rows == 0) {
-    // With priorities, even a full house makes room.
+    // With priorities, running sequences may be preempted.
     if (queue_.size() == 0 || config_.policy != SchedPolicy::kPriority || !free_rows_.empty())
       return;
   }
@@ -78,8 +79,8 @@ void Scheduler::note_passed_over(const Sequence& started) {
     if (s->phase == Sequence::Phase::kWaiting && s->order < started.order) ++s->passed_over;
 }
 
-// What it can start with, in hit_: cached blocks, or those of another choice of the same request.
-// What a choice has copied is there only once its step is committed.
+// Sets hit_: cached blocks, or those of another choice of the same request. A block that a choice
+// copies is valid once its step is committed.
 void Scheduler::find_hit(Sequence& seq, int64_t most) {
   kv_.find_prefix(seq.request->spec.cache_salt, seq.ids(), most, hit_);
   int64_t coming = 0;
@@ -101,22 +102,22 @@ Scheduler::Verdict Scheduler::judge(Sequence& seq) {
   find_hit(seq, seq.reusable());
   if (hit_.wait) return Verdict::kWait;
   if (fits(seq)) return Verdict::kStart;
-  // A copy needs a block more for a moment.
+  // A copy needs one more block for a short time.
   int64_t partial = hit_.tokens % kv_.unit();
   if (partial == 0) return Verdict::kNoRoom;
   kv_.find_prefix(seq.request->spec.cache_salt, seq.ids(), hit_.tokens - partial, hit_);
   return fits(seq) ? Verdict::kStart : Verdict::kNoRoom;
 }
 
-// Slots that a sequence must be able to have.
+// Slots that must be available to a sequence.
 int64_t Scheduler::wanted_slots(const Sequence& seq) const {
   if (config_.kv_policy == KvPolicy::kGuaranteedNoEvict)
     return std::max(seq.prompt_length() + seq.limit, seq.expected());
   return seq.expected() + 1;
 }
 
-// Room for it beside what the running ones still need: a sequence that would be preempted at once
-// is not let in.
+// There is room for it in addition to what the running sequences still need: a sequence that would
+// be preempted at once is not started.
 bool Scheduler::fits(const Sequence& seq) const {
   for (size_t g = 0; g < kv_.groups(); ++g) {
     const PrefixHit::Group& hit = hit_.groups[g];
@@ -163,7 +164,7 @@ void Scheduler::start(Sequence& seq, Nanos now) {
   stats_.prefix_hits += seq.cached_tokens;
 }
 
-// Takes row and blocks from a running one of lower priority. True: judge again.
+// Preempts a running sequence of lower priority. True: judge again.
 bool Scheduler::make_room(const Sequence& seq) {
   if (config_.policy != SchedPolicy::kPriority) return false;
   for (const Sequence* s : running_)

@@ -6,37 +6,48 @@
 namespace tokamak {
 namespace {
 
-// The id at a slot: committed, drafted, or the one the device is about to choose.
-int32_t id_at(const Sequence& seq, int32_t slot) {
-  if (slot < seq.length()) return seq.ids()[static_cast<size_t>(slot)];
-  auto drafted = static_cast<size_t>(slot - seq.length());
-  return drafted < seq.drafts.size() ? seq.drafts[drafted] : -1 - seq.row;
+// The row of an entry that a drafted row continues; rows are counted from the entry's first.
+int32_t parent_row(const StepEntry& e, int32_t row) {
+  int32_t first_draft = e.count - e.drafts;
+  return first_draft + e.sequence->drafts[static_cast<size_t>(row - first_draft)].parent;
 }
 
-void add_tokens(const StepEntry& e, int32_t index, StepInputs& in) {
+bool is_draft(const StepEntry& e, int32_t row) { return row >= e.count - e.drafts; }
+
+// The id of a row: committed, drafted, or the one the device is about to choose.
+int32_t id_of(const StepEntry& e, int32_t row) {
   const Sequence& seq = *e.sequence;
+  if (is_draft(e, row)) return seq.drafts[static_cast<size_t>(row - (e.count - e.drafts))].id;
+  int32_t slot = e.start + row;
+  return slot < seq.length() ? seq.ids()[static_cast<size_t>(slot)] : last_id_of_row(seq.row);
+}
+
+// Slots are consecutive. Positions are too, except in a tree, where siblings have the same one.
+void add_tokens(const StepEntry& e, int32_t index, StepInputs& in) {
+  auto first = in.pos.size();
   for (int32_t i = 0; i < e.count; ++i) {
-    in.ids.push_back(id_at(seq, e.start + i));
-    in.pos.push_back(e.start + i);
+    int32_t parent = is_draft(e, i) ? parent_row(e, i) : i - 1;
+    in.ids.push_back(id_of(e, i));
+    in.pos.push_back(i == 0 ? e.start : in.pos[first + static_cast<size_t>(parent)] + 1);
     in.slot.push_back(e.start + i);
     in.seq.push_back(index);
   }
   in.kv_len.push_back(e.start + e.count);
-  in.row.push_back(seq.row);
+  in.row.push_back(e.sequence->row);
   in.q_start.push_back(static_cast<int32_t>(in.ids.size()));
 }
 
-void add_out_row(const StepEntry& e, int32_t slot, SampleRow::Mode mode, int32_t target,
-                 StepInputs& in) {
+SampleRow& add_out_row(const StepEntry& e, int32_t row, SampleRow::Mode mode, StepInputs& in) {
   const Sequence& seq = *e.sequence;
-  SampleRow& row = in.samples.emplace_back();
-  row.mode = mode;
-  row.target = target;
-  row.choice = seq.choice;
-  row.position = slot + 1;
-  row.generated = std::max(0, slot + 1 - seq.prompt_length());
-  row.spec = seq.request->spec.sample;
-  in.out_rows.push_back(in.q_start[in.q_start.size() - 2] + slot - e.start);
+  int32_t token = in.q_start[in.q_start.size() - 2] + row;
+  SampleRow& out = in.samples.emplace_back();
+  out.mode = mode;
+  out.choice = seq.choice;
+  out.position = in.pos[static_cast<size_t>(token)] + 1;
+  out.generated = std::max(0, out.position - seq.prompt_length());
+  out.spec = seq.request->spec.sample;
+  in.out_rows.push_back(token);
+  return out;
 }
 
 // After add_tokens of the same entry.
@@ -45,11 +56,32 @@ void add_samples(StepEntry& e, StepInputs& in) {
   e.first_out = static_cast<int32_t>(in.out_rows.size());
   int32_t first = seq.first_score_row(e.start);
   for (int32_t s = first; s < first + e.scores; ++s)
-    add_out_row(e, s, SampleRow::Mode::kScore, id_at(seq, s + 1), in);
+    add_out_row(e, s - e.start, SampleRow::Mode::kScore, in).target =
+        seq.ids()[static_cast<size_t>(s + 1)];
   if (!e.chooses) return;
-  int32_t end = e.start + e.count;
-  for (int32_t s = end - 1 - e.drafts; s < end; ++s)
-    add_out_row(e, s, SampleRow::Mode::kSample, s + 1 < end ? id_at(seq, s + 1) : -1, in);
+  int32_t root = e.count - 1 - e.drafts;
+  for (int32_t row = root; row < e.count; ++row) {
+    SampleRow& out = add_out_row(e, row, SampleRow::Mode::kSample, in);
+    if (row > root) out.parent = e.first_choice() + parent_row(e, row) - root;
+    out.masked = seq.request->spec.mask != nullptr;
+  }
+}
+
+// Which of its entry's rows each row sees: those it continues, and itself.
+void fill_mask(const PendingStep& step, StepInputs& in) {
+  for (const StepEntry& e : step.entries) in.mask_width = std::max(in.mask_width, e.count);
+  auto width = static_cast<size_t>(in.mask_width);
+  in.mask.assign(in.ids.size() * width, 0);
+  auto first = in.mask.begin();
+  for (const StepEntry& e : step.entries) {
+    for (int32_t i = 0; i < e.count; ++i) {
+      auto row = first + i * in.mask_width;
+      int32_t parent = is_draft(e, i) ? parent_row(e, i) : i - 1;
+      if (parent >= 0) std::copy_n(first + parent * in.mask_width, i, row);
+      row[i] = 1;
+    }
+    first += e.count * in.mask_width;
+  }
 }
 
 void add_reset(Sequence& seq, StepInputs& in) {
@@ -68,8 +100,24 @@ void add_copies(SequenceBlocks& blocks, StepInputs& in) {
   for (const SequenceBlocks::Copy& c : blocks.copies) in.copies.push_back(c.blocks);
 }
 
-// Only blocks that the step's rows can see: what is dropped later is not referred to by it.
-void fill_table(const Step& step, size_t g, const GroupEntry& group, StepInputs::Table& table) {
+// The kept branch of the last step's tree. Sent once: if the step fails, the tokens are computed
+// again.
+void add_moves(Sequence& seq, const KvCache& kv, StepInputs& in) {
+  for (size_t g = 0; g < kv.groups(); ++g) {
+    int64_t size = kv.group(g).block_size;
+    auto physical = [&](int32_t slot) {
+      BlockHandle block = seq.blocks.tables[g].blocks[static_cast<size_t>(slot / size)];
+      return static_cast<int32_t>(block.index * size + slot % size);
+    };
+    for (auto [from, to] : seq.moves)
+      in.moves.push_back({static_cast<uint32_t>(g), physical(from), physical(to)});
+  }
+  seq.moves.clear();
+}
+
+// Only blocks that the step's rows can see: a block that is dropped later is not used by this step.
+void fill_table(const PendingStep& step, size_t g, const GroupEntry& group,
+                StepInputs::Table& table) {
   int64_t stride = 0;
   for (const StepEntry& e : step.entries)
     stride = std::max(stride, (e.start + e.count + group.block_size - 1) / group.block_size);
@@ -85,7 +133,7 @@ void fill_table(const Step& step, size_t g, const GroupEntry& group, StepInputs:
   }
 }
 
-void name_function(const EngineConfig& config, Step& step) {
+void name_function(const EngineConfig& config, PendingStep& step) {
   StepInputs& in = step.inputs;
   int64_t b = in.sequences();
   int32_t count = step.entries[0].count;
@@ -114,7 +162,7 @@ void prepare_inputs(const EngineConfig& config, StepInputs& inputs) {
   }
 }
 
-void build_inputs(const EngineConfig& config, const KvCache& kv, Step& step) {
+void build_inputs(const EngineConfig& config, const KvCache& kv, PendingStep& step) {
   StepInputs& in = step.inputs;
   in.clear();
   in.q_start.push_back(0);
@@ -124,9 +172,11 @@ void build_inputs(const EngineConfig& config, const KvCache& kv, Step& step) {
     add_samples(e, in);
     add_reset(*e.sequence, in);
     add_copies(e.sequence->blocks, in);
+    add_moves(*e.sequence, kv, in);
   }
+  if (config.tree_mask) fill_mask(step, in);
   if (in.samples.empty()) {
-    // Plans ask for at least one row of logits.
+    // Plans need at least one row of logits.
     SampleRow& row = in.samples.emplace_back();
     row.mode = SampleRow::Mode::kHidden;
     row.position = in.pos.back() + 1;

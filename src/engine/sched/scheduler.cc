@@ -7,7 +7,7 @@
 namespace tokamak {
 namespace {
 
-// A sequence that failed this often is run alone, to find out who makes the steps fail.
+// A sequence that failed this often is run alone, to find the one that makes steps fail.
 constexpr int kSuspectFailures = 2;
 
 }  // namespace
@@ -51,7 +51,7 @@ Sequence* Scheduler::suspect() const {
   return nullptr;
 }
 
-// Only beams wait for each other, so only they can be there and have nothing to do.
+// Only beams wait for each other, so only they can run and have nothing to do.
 bool Scheduler::stuck() const {
   if (queue_.size() == 0 || running_.empty()) return false;
   return std::all_of(running_.begin(), running_.end(), [](const Sequence* s) {
@@ -103,10 +103,19 @@ void Scheduler::draft(Sequence& seq, const Budget& budget) {
   k = std::min({k, budget.tokens - 1, budget.rows - 1});
   if (k <= 0) return;
   drafter_->propose(seq.ids(), static_cast<int32_t>(k), seq.drafts);
-  if (seq.drafts.size() > static_cast<size_t>(k)) seq.drafts.resize(static_cast<size_t>(k));
+  size_t kept = 0, most = std::min(seq.drafts.size(), static_cast<size_t>(k));
+  while (kept < most && is_valid_draft(seq.drafts, kept)) ++kept;
+  seq.drafts.resize(kept);
 }
 
-// As many tokens as the budget has, with no more logits rows than it has.
+bool Scheduler::is_valid_draft(const std::vector<DraftToken>& drafts, size_t at) const {
+  const DraftToken& d = drafts[at];
+  auto last = static_cast<int32_t>(at) - 1;
+  bool chain = d.parent == last, tree = d.parent >= -1 && d.parent <= last;
+  return d.id >= 0 && d.id < config_.vocab && (config_.tree_mask ? tree : chain);
+}
+
+// The number of tokens that fit into the budget of tokens and of rows with logits.
 int32_t Scheduler::chunk_size(const Sequence& seq, const Budget& budget) const {
   int32_t start = seq.scheduled, all = seq.expected() - start;
   auto n = static_cast<int32_t>(std::min<int64_t>(all, budget.tokens));
@@ -149,7 +158,7 @@ bool Scheduler::take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entr
 bool Scheduler::reserve(Sequence& seq, int64_t slots) {
   while (!kv_.reserve(seq.blocks, slots)) {
     short_of_blocks_ = true;
-    // Steps in flight may give blocks back (windows, sequences that ended): wait for them first.
+    // Steps in flight may release blocks (windows, sequences that ended): wait for them first.
     if (seq.in_flight > 0) return false;
     for (const Sequence* s : running_)
       if (s->in_flight > 0 && s->phase != Sequence::Phase::kRunning) return false;
@@ -162,7 +171,7 @@ bool Scheduler::reserve(Sequence& seq, int64_t slots) {
   return true;
 }
 
-// One that steps refer to gives its blocks back only when they are done.
+// If steps in flight refer to it, its blocks are released when they are done.
 Sequence* Scheduler::last_running() const {
   for (auto it = running_.rbegin(); it != running_.rend(); ++it)
     if ((*it)->phase == Sequence::Phase::kRunning) return *it;
@@ -204,7 +213,7 @@ void Scheduler::settle(std::vector<Sequence*>& retired) {
     if (s->in_flight > 0) continue;
     if (s->settling) {
       kv_.truncate(s->blocks, s->computed);
-      s->blocks.copies_sent = false;  // those that are still there were not proven done
+      s->blocks.copies_sent = false;  // the remaining ones may not have been done
       s->settling = false;
     }
     if (s->phase == Sequence::Phase::kFinished) {

@@ -1,47 +1,47 @@
 #pragma once
-// Which sequences get how many tokens of the next step: decodes first, so that no prompt stalls a
-// stream, then prompts in chunks up to the token budget, then who waits, as the policy says. When
-// blocks run out, the last sequence is preempted: it keeps its tokens and computes those that are
-// not cached any more again later.
+// Decides how many tokens each sequence gets in the next step: decodes first, so that no prompt
+// stalls a stream, then prompts in chunks up to the token budget, then waiting sequences in the
+// order of the policy. When blocks run out, the last sequence is preempted: it keeps its tokens,
+// and what is not cached is computed again later.
 #include <cstdint>
 #include <vector>
 
 #include "engine/config.h"
 #include "engine/draft/drafter.h"
 #include "engine/kv/kv_cache.h"
-#include "engine/sched/step_plan.h"
+#include "engine/sched/pending_step.h"
 #include "engine/sched/token_budget.h"
 #include "engine/sched/waiting_queue.h"
 #include "engine/sequence.h"
 
 namespace tokamak {
 
-// Owned by EngineCore, engine thread only. Knows sequences, rows and blocks; no device, no text, no
-// clock: the same calls give the same schedule. O(running) per step, and a lookup of the prefix
+// Owned by EngineCore, engine thread only. It knows sequences, rows and blocks, and no device, text
+// or clock: the same calls give the same schedule. O(running) per step, and a lookup in the prefix
 // index per sequence that could start.
 class Scheduler {
  public:
-  // `stats` is the core's; the scheduler counts into it.
+  // The scheduler updates `stats`.
   Scheduler(const EngineConfig& config, KvCache& kv, Drafter* drafter, EngineStats& stats);
 
   void join(Sequence& sequence) { queue_.join(sequence); }  // before anything else
   void wait(Sequence& sequence) { queue_.push(&sequence); }
-  // It computes something else from here on: row and blocks are given back, nobody queues it.
+  // Releases row and blocks of a sequence that will compute something else. It is not queued.
   void give_up(Sequence& sequence);
   void remove_waiting(Sequence* sequence);
   void forget(const Sequence& sequence) { queue_.leave(sequence); }  // before it is retired
-  // Takes tokens for a step: rows and blocks are reserved and the sequences are marked as in
-  // flight. False: there is nothing to do before a step commits or a request arrives.
+  // Chooses the tokens of a step, reserves rows and blocks, and marks the sequences as in flight.
+  // False: there is nothing to do before a step commits or a request arrives.
   bool schedule(Nanos now, std::vector<StepEntry>& entries);
-  // Sequences that ended, were preempted or rewound give back what nothing in flight refers to.
-  // Those that are done for good are appended to `retired`.
+  // Releases rows and blocks of sequences that ended, were preempted or rewound, once no step in
+  // flight uses them. Those that ended are appended to `retired`.
   void settle(std::vector<Sequence*>& retired);
   // A step with these entries took this long.
   void observe(const std::vector<StepEntry>& entries, Nanos duration);
 
   size_t waiting() const { return queue_.size(); }
   size_t running() const { return running_.size(); }
-  const Sequence* in_row(int32_t row) const;  // nullptr: nobody
+  const Sequence* in_row(int32_t row) const;  // nullptr: the row is free
   int64_t token_budget() const { return budget_.tokens(1); }
 
  private:
@@ -50,22 +50,23 @@ class Scheduler {
   };
   enum class Verdict { kStart, kWait, kNoRoom };
 
-  // scheduler.cc: the running ones
+  // scheduler.cc: running sequences
   Sequence* suspect() const;
-  bool stuck() const;  // nobody can go on before somebody who waits has started
+  bool stuck() const;  // no running sequence can continue before a waiting one has started
   int64_t decodes() const;
   void take_decodes(Budget& budget, std::vector<StepEntry>& entries);
   void take_prefills(Budget& budget, std::vector<StepEntry>& entries);
   bool take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entries);
   int32_t chunk_size(const Sequence& seq, const Budget& budget) const;
   void draft(Sequence& seq, const Budget& budget);
+  bool is_valid_draft(const std::vector<DraftToken>& drafts, size_t at) const;
   bool reserve(Sequence& seq, int64_t slots);
   Sequence* last_running() const;
   void preempt(Sequence& seq);
   void wait_again(Sequence& seq);
-  void stop_running(Sequence& seq);  // gives back row and blocks
+  void stop_running(Sequence& seq);  // releases row and blocks
 
-  // admission.cc: the waiting ones
+  // admission.cc: waiting sequences
   void admit(Nanos now, Budget& budget, std::vector<StepEntry>& entries);
   void line_up();  // candidates_
   Verdict judge(Sequence& seq);

@@ -1,5 +1,5 @@
 #pragma once
-// How many tokens a step may have, so that streams keep their pace.
+// The number of tokens of a step, chosen to meet a target for the time per output token.
 #include <algorithm>
 #include <cstdint>
 
@@ -7,15 +7,15 @@
 
 namespace tokamak {
 
-// Steps that hold decodes are kept near `target`: after each one the budget is scaled by how far
-// its time was off, from a small one on. Where decodes alone take more than half of the target,
-// prompts get as much time as they. Pure arithmetic on what it is told; owned by EngineCore.
+// Keeps steps with decodes near `target`: after each one the budget is scaled by target / time,
+// starting from a small budget. If decodes alone take more than half of the target, prompts get as
+// much time as decodes. Pure arithmetic; owned by EngineCore.
 class TokenBudget {
  public:
   TokenBudget(int64_t most, Nanos target)
       : most_(most), target_(target), tokens_(std::min(most, kFirst)) {}
 
-  // Of a step in which `decodes` sequences decode.
+  // The budget of a step in which `decodes` sequences decode.
   int64_t tokens(int64_t decodes) const {
     if (target_ == 0 || decodes == 0) return most_;
     return std::min(most_, std::max(tokens_, decodes + kLeastPrefill));
@@ -34,7 +34,7 @@ class TokenBudget {
   }
 
  private:
-  static constexpr int64_t kLeastPrefill = 16;  // a prompt always goes on
+  static constexpr int64_t kLeastPrefill = 16;  // a prompt always makes progress
   static constexpr int64_t kFirst = 128;
   int64_t most_;
   Nanos target_;

@@ -23,7 +23,7 @@ void WaitingQueue::join(Sequence& seq) {
   const std::string& tenant = spec.tenant.empty() ? spec.cache_salt : spec.tenant;
   auto it = by_tenant_.find(tenant);
   if (it == by_tenant_.end()) {
-    // Who was away has no credit for it: a newcomer starts level with the least served.
+    // A tenant that had no requests gets no credit for that time: it starts with the least count.
     int64_t least = INT64_MAX;
     for (const Lane& l : lanes_)
       if (l.sequences > 0) least = std::min(least, l.served);
@@ -55,7 +55,7 @@ void WaitingQueue::remove(Sequence* seq) {
   auto& q = lanes_[static_cast<size_t>(seq->lane)].waiting;
   auto order = [this](const Sequence* a, const Sequence* b) { return before(a, b); };
   auto it = std::lower_bound(q.begin(), q.end(), seq, order);
-  TK_CHECK(it != q.end() && *it == seq, "sequence {} does not wait", seq->order);
+  TK_CHECK(it != q.end() && *it == seq, "sequence {} is not waiting", seq->order);
   q.erase(it);
   --size_;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Who waits, and in which order the policy wants them to start.
+// Waiting sequences, in the order in which the policy starts them.
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -11,8 +11,8 @@
 
 namespace tokamak {
 
-// Owned by Scheduler, engine thread only. A lane per tenant with SchedPolicy::kFair, otherwise one.
-// O(log lane) to push and remove, but for moving pointers.
+// Owned by Scheduler, engine thread only. One lane per tenant with SchedPolicy::kFair, otherwise
+// one lane. push and remove cost O(log lane) comparisons.
 class WaitingQueue {
  public:
   explicit WaitingQueue(SchedPolicy policy);
@@ -27,10 +27,10 @@ class WaitingQueue {
 
   // The first `count` (or fewer) that should start next, best first. With kCache the caller sorts.
   void front(size_t count, std::vector<Sequence*>& out);
-  // Tokens were computed for it: an output token counts twice, as it costs more.
+  // Counts computed tokens; an output token counts twice because it costs more.
   void charge(const Sequence& seq, int64_t inputs, int64_t outputs);
 
-  // The order of starting, and the reverse order of being preempted.
+  // The order in which sequences start, and the reverse of the order in which they are preempted.
   bool before(const Sequence* a, const Sequence* b) const;
 
  private:
@@ -39,11 +39,11 @@ class WaitingQueue {
     std::deque<Sequence*> waiting;  // by before()
     int64_t sequences = 0;          // waiting and running
     int64_t served = 0;
-    int64_t planned = 0;  // while front() runs: served and what it would be given first
+    int64_t planned = 0;  // in front(): served, plus the tokens of sequences listed so far
     size_t next = 0;
   };
   SchedPolicy policy_;
-  std::vector<Lane> lanes_;  // those without sequences are reused
+  std::vector<Lane> lanes_;  // lanes without sequences are reused
   std::map<std::string, int32_t, std::less<>> by_tenant_;
   size_t size_ = 0;
 };

@@ -17,12 +17,16 @@ struct StepEntry {
   bool chooses = false;   // the last row (with drafts: every row) chooses a token
   int32_t first_out = 0;  // index into StepInputs::out_rows: scores first, then choices
   int32_t scores = 0;
+
+  // The outputs that choose, one for each of the last 1 + drafts rows.
+  int32_t first_choice() const { return first_out + scores; }
 };
 
 // Owned by EngineCore's ring of steps, reused.
-struct Step {
+struct PendingStep {
   Ticket ticket = 0;
   Nanos submitted = 0;
+  bool masks_sent = false;  // the driver has been asked for the masks of its outputs
   std::vector<StepEntry> entries;
   StepInputs inputs;
 };

@@ -1,5 +1,6 @@
 #pragma once
-// A machine as three numbers: what the null backend's clock runs on.
+// How long a step takes on a machine that is described by three numbers: the clock of the null
+// backend. The compiler's cost model reads more fields of the same file (compile/fuse/machine.h).
 #include <filesystem>
 #include <string>
 
@@ -12,23 +13,23 @@ namespace tokamak {
 //   flops           peak floating-point operations per second of the matrix units
 //   bandwidth       bytes per second of the memory that holds weights and KV
 //   launch_seconds  fixed cost of a step
-//   real_time       true: steps take that long by the clock, too (what a server's clients see)
-// A field that is absent keeps the value of the built-in machine, a small desktop CPU.
-struct MachineSpec {
+//   real_time       true: collecting a step waits for that time to pass
+// An absent field keeps its default; the defaults are those of a small desktop CPU.
+struct RooflineSpec {
   std::string name = "desktop";
   double flops = 2e12;
   double bandwidth = 5e10;
   double launch_seconds = 2e-5;
   bool real_time = false;
 };
-MachineSpec load_machine(const std::filesystem::path& path);
+RooflineSpec load_roofline(const std::filesystem::path& path);
 
-// Time of a step on a machine: fixed cost + max(arithmetic, memory traffic). Weights are read once
-// per step; two operations per weight and token; a sequence reads the KV of its context once and
-// every token attends to all of it.
+// Time of a step: fixed cost + max(arithmetic, memory traffic). A step reads all weights once and
+// does two operations per weight and token; a sequence reads the KV of its context once, and every
+// token attends to all of it.
 class Roofline {
  public:
-  Roofline(const PlanSet& plans, const MachineSpec& machine);
+  Roofline(const PlanSet& plans, const RooflineSpec& machine);
   double seconds(const StepInputs& step) const;
 
  private:
@@ -36,7 +37,7 @@ class Roofline {
     int64_t window;
     double bytes_per_token, elements_per_token;
   };
-  MachineSpec machine_;
+  RooflineSpec machine_;
   double weight_bytes_ = 0, weight_elements_ = 0;
   std::vector<Group> groups_;
 };

@@ -1,4 +1,4 @@
-#include "backend/null/machine.h"
+#include "backend/null/roofline.h"
 
 #include <algorithm>
 #include <cmath>
@@ -31,9 +31,9 @@ double stored_bytes(DType dtype, double count) {
 
 }  // namespace
 
-MachineSpec load_machine(const std::filesystem::path& path) {
+RooflineSpec load_roofline(const std::filesystem::path& path) {
   Value file = parse_json(read_text_file(path, 1 << 20), path.string());
-  MachineSpec m;
+  RooflineSpec m;
   m.name = file.get_string("name", path.stem().string());
   m.flops = positive(file, "flops", m.flops, path.string());
   m.bandwidth = positive(file, "bandwidth", m.bandwidth, path.string());
@@ -46,7 +46,7 @@ MachineSpec load_machine(const std::filesystem::path& path) {
   return m;
 }
 
-Roofline::Roofline(const PlanSet& plans, const MachineSpec& machine) : machine_(machine) {
+Roofline::Roofline(const PlanSet& plans, const RooflineSpec& machine) : machine_(machine) {
   for (const WeightEntry& w : plans.weights) {
     weight_elements_ += elements(w.dims);
     weight_bytes_ += stored_bytes(w.dtype, elements(w.dims));
