@@ -1,144 +1,49 @@
-// The offline path, top to bottom. import is compile/import, models are compile/models, passes are
-// compile/pipeline.cc, plans are compile/planner.
+// The offline path, from top to bottom. Import is compile/import, models are compile/models, passes
+// are compile/pipeline.cc, plans are compile/planner.
 #include "compile/compiler.h"
 
-#include <algorithm>
-#include <map>
-
-#include "base/channels.h"
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/hash.h"
+#include "compile/cache.h"
+#include "compile/function_plans.h"
+#include "compile/open_model.h"
 #include "compile/pass.h"
-#include "compile/planner/planner.h"
-#include "compile/shapes.h"
-#include "graph/region.h"
 
 namespace tokamak {
-namespace {
 
-// With draft trees every plan reads the mask, whose width is a symbol of its own.
-void emit(PlanSet& set, const Function& fn, const Backend& backend, const CompileOptions& o,
-          std::vector<GuardRange> guard, GuardRange mask) {
-  if (o.tree_mask) guard.push_back(std::move(mask));
-  emit_plan(set, fn, backend, std::move(guard));
-  if (o.eager) spread_values(set, set.plans.back());
+std::unique_ptr<ModelSource> compile_model(const std::filesystem::path& path,
+                                           const Backend& backend, CompileOptions options,
+                                           const CompileCache* cache) {
+  OpenedModel opened = open_model(path);  // import
+  options.context = choose_context(options, opened.model.config);
+  Module module = build_module(opened.model.config, options);  // build
+  PlanSet plans = compile_cached(module, opened.model.config, backend, options, cache);
+  return make_source(std::move(opened), std::move(plans));
 }
-
-// Rows of padding are a sequence of their own.
-void plan_step(PlanSet& set, const Function& step, const Backend& backend,
-               const CompileOptions& o) {
-  for (const ShapeRange& t : shape_ranges(o, {64}, o.max_tokens))
-    emit(set, step, backend, o,
-         {{"T", t.lo, t.hi, t.multiple, t.pad},
-          {"B", 1, std::min(t.hi, o.max_sequences) + (t.pad > 0), 1},
-          {"R", 1, std::min(t.hi, o.max_logit_rows), 1}},
-         {"M", 1, t.hi, 1});
-}
-
-void plan_decode(PlanSet& set, const Function& decode, const Backend& backend,
-                 const CompileOptions& o) {
-  for (const ShapeRange& b : shape_ranges(o, {1, 8}, std::min(o.max_sequences, o.max_logit_rows))) {
-    emit(set, decode, backend, o, {{"B", b.lo, b.hi, b.multiple, b.pad}}, {"M", 1, 1, 1});
-    set.plans.back().bound_symbols = {{"T", "B"}, {"R", "B"}};
-  }
-}
-
-void plan_verify(PlanSet& set, const Function& verify, int k, const Backend& backend,
-                 const CompileOptions& o) {
-  int64_t rows = k + 1;
-  int64_t most = std::min(o.max_sequences, std::min(o.max_logit_rows, o.max_tokens) / rows);
-  emit(set, verify, backend, o, {{"B", 1, most, 1}}, {"M", rows, rows, 1});
-  std::string text = fmt::format("{}*B", rows);
-  set.plans.back().bound_symbols = {{"T", text}, {"R", text}};
-}
-
-// Blocks of KV may be shared only between plans that round in the same places.
-// Fusing is exact: a region counts as the kernels of its ops.
-std::string numerics_id(const PlanSet& set, const std::vector<Function*>& functions,
-                        const Backend& backend) {
-  std::set<std::string> kernels;
-  auto collect = [&](const Function& fn, auto& self) -> void {
-    for (const Node& node : fn.nodes()) {
-      if (is_region(node)) {
-        self(region_body(fn.module(), node.attrs), self);
-      } else if (node.op->tier != Tier::kStructural) {
-        const KernelDesc* k = find_kernel(fn, node, backend);
-        if (k) kernels.insert(fmt::format("{}/{}/{}", k->name, k->abi, k->numeric_class));
-      }
-    }
-  };
-  for (const Function* fn : functions) collect(*fn, collect);
-  std::set<std::string> folds;  // factors that were multiplied into weights
-  for (const WeightEntry& w : set.weights)
-    for (const RecipeStep& s : w.recipe.steps)
-      if (s.kind == RecipeStep::Kind::kScale || s.kind == RecipeStep::Kind::kScaleColumns)
-        folds.insert(w.name + recipe_to_text({{}, {s}}));
-  Hash128 hash;
-  hash.add(backend.isa());
-  for (const std::string& k : kernels) hash.add(k);
-  for (const std::string& f : folds) hash.add(f);
-  for (const StateEntry& s : set.states)
-    for (const PlaneEntry& p : s.planes) hash.add(dtype_name(p.dtype));
-  return hash.hex();
-}
-
-// The plans, and every loop program in them once.
-void dump_plans(StageDump& dump, const PlanSet& set) {
-  dump.write("planned", "txt", plan_set_text(set));
-  std::map<std::string, std::string> programs;  // text -> the call that has it first
-  for (const Plan& plan : set.plans)
-    for (const KernelCall& call : plan.calls)
-      if (const Value* text = call.attrs.find("program"); text && text->is_string())
-        programs.try_emplace(text->as_string(), call.label);
-  std::string all;
-  for (const auto& [text, label] : programs) all += fmt::format("// {}\n{}\n", label, text);
-  if (!all.empty()) dump.write("loops", "txt", all);
-}
-
-}  // namespace
 
 PlanSet compile_module(Module& module, const ModelConfig& config, const Backend& backend,
                        const CompileOptions& asked) {
-  SteadyClock clock;
-  Nanos start = clock.now();
-  CompileOptions options = asked;
-  // The int8 activations stay: without them the result would be another one.
-  if (options.eager && options.passes.empty())
-    options.passes = {"quantize-activations", "dead-code"};
-  if (options.dump) options.dump->write("captured", "tkg", print_module(module));
-  Function& step = *module.find_function("step");
-  run_general_passes(module, step, {backend, options});
-  Function& decode = specialize_decode(module);
-  run_derived_passes(module, decode, {backend, options});
-  std::vector<Function*> planned = {&step, &decode};
-  for (int k : options.verify) {
-    planned.push_back(&specialize_verify(module, k));
-    run_derived_passes(module, *planned.back(), {backend, options});
-  }
-  // Only now: what is made of step must not be made of its regions.
-  for (Function* fn : planned) run_final_passes(module, *fn, {backend, options});
-  if (options.dump) options.dump->write("fused", "tkg", print_module(module));
+  CompileOptions options = options_for_mode(asked);
+  PassContext context{backend, options};
+  CompileRecord record(module, options);
 
-  PlanSet set;
-  set.model = module.name;
-  set.backend = backend.name();
-  set.vocab = config.vocab;
-  set.hidden = config.hidden;
-  set.layers = config.layers;
-  set.context = options.context > 0 ? options.context : config.context;
-  declare_tables(set, module);
+  Function& step = *module.find_function("step");
+  run_general_passes(module, step, context);  // passes
+
+  std::vector<Function*> functions = {&step, &specialize_decode(module)};  // specialise
+  for (int k : options.verify) functions.push_back(&specialize_verify(module, k));
+  for (size_t i = 1; i < functions.size(); ++i) run_derived_passes(module, *functions[i], context);
+
+  // Fuse. Only after all functions were specialised: regions cannot be.
+  for (Function* fn : functions) run_final_passes(module, *fn, context);
+  record.fused(module);
+
+  PlanSet set = new_plan_set(module, config, backend, options);  // plan
   plan_step(set, step, backend, options);
-  plan_decode(set, decode, backend, options);
+  plan_decode(set, *functions[1], backend, options);
   for (size_t i = 0; i < options.verify.size(); ++i)
-    plan_verify(set, *planned[2 + i], options.verify[i], backend, options);
-  set.numerics_id = numerics_id(set, planned, backend);
+    plan_verify(set, *functions[2 + i], options.verify[i], backend, options);
+  set.numerics_id = numerics_id(set, functions, backend);
   check_plan_set(set);
-  if (options.dump) dump_plans(*options.dump, set);
-  if (log::channel_enabled("recompiles"))
-    log::channel("recompiles",
-                 fmt::format("compiled {} for {}: {} plans in {:.1f} ms", set.model, set.backend,
-                             set.plans.size(), seconds(clock.now() - start) * 1e3));
+  record.planned(set);
   return set;
 }
 

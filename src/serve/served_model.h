@@ -1,5 +1,5 @@
 #pragma once
-// A model as the server offers it: what apps/ puts together from a file, and tests from a fake
+// A model as the server offers it: apps/ builds it from a loaded model, tests from a fake
 // engine.
 #include <cstdint>
 #include <memory>

@@ -208,7 +208,7 @@ class Bench(unittest.TestCase):
     def test_wrong_flags(self):
         self.assertIn("either MODEL or --url", self.bench(code=2))
         self.assertIn("http://", self.bench("--url", "https://x", code=2))
-        self.assertIn("nobody listens", self.bench("--url", "http://127.0.0.1:1", code=1))
+        self.assertIn("cannot connect", self.bench("--url", "http://127.0.0.1:1", code=1))
 
 
 if __name__ == "__main__":

@@ -34,10 +34,6 @@ struct GenerationParams {
 // Reads the common fields; `logprobs` differs between the routes and is theirs.
 GenerationParams read_params(Fields& fields, const ServedModel& model);
 
-// temperature, top_k, ... of a model's generation_config.json; what is absent or makes no sense
-// keeps the API's default.
-SampleSpec sampling_defaults(const Value& generation_config);
-
 // A number that differs for each call and each run of the program (seeds, ids).
 uint64_t fresh_number();
 
