@@ -193,6 +193,7 @@ TEST(Api, RefusesWhatCannotRun) {
   EXPECT_EQ(with([](O& o) { o.max_tokens = -2; }), ErrorCode::kInvalidArgument);
   EXPECT_EQ(with([](O& o) { o.min_tokens = -1; }), ErrorCode::kInvalidArgument);
   EXPECT_EQ(with([](O& o) { o.logit_bias = {{1 << 30, 1.0f}}; }), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(with([](O& o) { o.logit_bias = {{1, 101.0f}}; }), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code_of([&] { model.generate(""); }), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code_of([&] { model.generate(std::vector<int32_t>{-7}); }),
             ErrorCode::kInvalidArgument);

@@ -129,6 +129,7 @@ RequestSpec Model::Impl::request(std::vector<int32_t> ids, const GenerateOptions
       static_cast<int32_t>(o.max_tokens < 0 ? room : std::min<int64_t>(o.max_tokens, room));
   spec.stop_ids = stop_ids(*loaded.tokenizer, o);
   SampleSpec sample = sample_spec(loaded.defaults, o);
+  check_logit_bias(sample, info.vocab);
   if (sample.min_tokens > 0) sample.banned_until_min = spec.stop_ids;
   spec.sample = std::make_shared<SampleSpec>(std::move(sample));
   return spec;

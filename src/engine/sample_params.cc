@@ -70,6 +70,17 @@ void set_sample_param(SampleSpec& spec, std::string_view name, double value) {
     spec.*p.number = static_cast<float>(value);
 }
 
+void check_logit_bias(const SampleSpec& spec, int64_t vocab) {
+  for (const auto& [id, bias] : spec.logit_bias) {
+    if (id < 0 || id >= vocab)
+      fail(ErrorCode::kInvalidArgument,
+           "logit_bias: {} is not a token id; the vocabulary has ids from 0 to {}", id, vocab - 1);
+    if (!(std::abs(bias) <= kMaxLogitBias))
+      fail(ErrorCode::kInvalidArgument, "logit_bias of token {} is {}, but must be from {} to {}",
+           id, bias, -kMaxLogitBias, kMaxLogitBias);
+  }
+}
+
 void normalize_sampling(SampleSpec& spec) {
   spec.top_k = std::max(spec.top_k, 0);
   if (spec.top_p <= 0) {

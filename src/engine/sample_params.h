@@ -22,6 +22,10 @@ const SampleParam& sample_param(std::string_view name);  // the name must be in 
 // Sets one value. Throws Error(kInvalidArgument) naming the parameter and its range.
 void set_sample_param(SampleSpec& spec, std::string_view name, double value);
 
+// Throws Error(kInvalidArgument) for a bias out of range or for an id outside the vocabulary.
+constexpr float kMaxLogitBias = 100;
+void check_logit_bias(const SampleSpec& spec, int64_t vocab);
+
 // Call it when all values are set: top_k -1 means all tokens, top_p 0 means greedy.
 void normalize_sampling(SampleSpec& spec);
 

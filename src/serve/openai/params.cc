@@ -82,7 +82,7 @@ void read_logit_bias(Fields& fields, const ServedModel& model, SampleSpec& sampl
                   model.tokenizer->vocab_size() - 1);
     if (!bias.is_number()) wrong_type("logit_bias." + key, "a number", bias);
     double amount = bias.as_double();
-    if (!(amount >= -100 && amount <= 100))
+    if (!(amount >= -kMaxLogitBias && amount <= kMaxLogitBias))
       bad_request("logit_bias", "invalid_value",
                   "Invalid 'logit_bias': values range from -100 to 100, but token {} has {}.", id,
                   amount);
