@@ -7,6 +7,7 @@
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <chrono>
+#include <limits>
 
 #include "base/error.h"
 
@@ -47,7 +48,7 @@ class BenchConnection {
       beast_http::async_write(stream_, request, [done](beast::error_code e, size_t) { done(e); });
     }));
     beast_http::response_parser<beast_http::buffer_body> parser;
-    parser.body_limit(boost::none);
+    parser.body_limit(std::numeric_limits<uint64_t>::max());
     std::array<char, 16384> bytes;
     while (!parser.is_done()) {
       auto& body = parser.get().body();

@@ -11,7 +11,6 @@
 #include "text/stop_strings.h"
 
 namespace tokamak {
-namespace {
 
 // Deltas on their way from the engine's thread to the caller's. Shared with the sink, which may
 // outlive the stream.
@@ -40,6 +39,8 @@ class DeltaQueue {
   std::condition_variable ready_;
   std::deque<Item> items_;
 };
+
+namespace {
 
 RequestId submit(const LoadedModel& model, RequestSpec spec,
                  const std::shared_ptr<DeltaQueue>& queue) {
