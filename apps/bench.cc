@@ -6,7 +6,7 @@
 #include "apps/bench_serve.h"
 #include "apps/bench_startup.h"
 #include "apps/bench_throughput.h"
-#include "apps/model_setup.h"
+#include "apps/model_flags.h"
 #include "apps/step_driver.h"
 #include "apps/terminal.h"
 #include "apps/verbs.h"
@@ -18,7 +18,7 @@ namespace tokamak {
 namespace {
 
 struct LatencyFlags {
-  ModelFlags model;
+  OpenOptions model;
   int64_t prompt = 512, gen = 64, depth = 0, batch = 1, step_tokens = 512;
   std::vector<int> threads;
   int repeat = 5;
@@ -74,31 +74,33 @@ double decode_weight_bytes(const PlanSet& plans) {
 
 Value measure(const LatencyFlags& f, int threads, ProgressBar& bar, uint64_t& done,
               uint64_t total) {
-  ModelFlags flags = f.model;
-  flags.threads = threads;
-  flags.context = f.depth + f.prompt + f.gen + 1;
-  flags.max_sequences = std::max<int64_t>(f.batch, 1);
-  flags.max_logit_rows = std::max<int64_t>(f.batch, 1);
-  flags.max_tokens = std::max<int64_t>(f.step_tokens, f.batch);
-  flags.need_sequences = f.batch;
-  CompiledSetup setup = compile_for(flags);
+  OpenOptions options = f.model;
+  options.threads = threads;
+  options.context = f.depth + f.prompt + f.gen + 1;
+  options.max_sequences = f.batch;
+  int64_t step_tokens = std::max(f.step_tokens, f.batch);
+  if (!is_bundle(options.model)) {  // a bundle has its own limits
+    options.max_logit_rows = f.batch;
+    options.max_step_tokens = step_tokens;
+  }
+  CompiledSetup setup = compile_for(options);
   const PlanSet& plans = setup.source->plans();
-  flags.max_tokens = std::min(flags.max_tokens, symbol_limit(plans, "T"));  // a bundle has its own
+  step_tokens = std::min(step_tokens, symbol_limit(plans, "T"));
   int64_t length = f.depth + f.prompt + f.gen;
-  LoadOptions options;
-  options.blocks = StepDriver::blocks_needed(plans, f.batch, length);
-  options.max_rows = f.batch;
-  options.eager = setup.eager;
+  LoadOptions load;
+  load.blocks = StepDriver::blocks_needed(plans, f.batch, length);
+  load.max_rows = f.batch;
+  load.eager = setup.eager;
   std::unique_ptr<Executable> executable =
-      setup.backend->load(plans, setup.source->weights(), options);
+      setup.backend->load(plans, setup.source->weights(), load);
   StepDriver driver(*executable, plans, f.batch, length);
   SteadyClock clock;
   Rates prefill, decode;
   for (int r = -1; r < f.repeat; ++r) {  // the first round warms caches and is not counted
     driver.reset();
-    if (f.depth > 0) driver.prefill(f.depth, flags.max_tokens);
+    if (f.depth > 0) driver.prefill(f.depth, step_tokens);
     Nanos t0 = clock.now();
-    if (f.prompt > 0) driver.prefill(f.prompt, flags.max_tokens);
+    if (f.prompt > 0) driver.prefill(f.prompt, step_tokens);
     Nanos t1 = clock.now();
     driver.decode(f.gen);
     Nanos t2 = clock.now();
@@ -111,7 +113,7 @@ Value measure(const LatencyFlags& f, int threads, ProgressBar& bar, uint64_t& do
   double steps_per_second = decode.best() / static_cast<double>(f.batch);
   return Value::Object{
       {"model", plans.model},
-      {"backend", f.model.backend},
+      {"backend", setup.backend->name()},
       {"threads", threads},
       {"prompt", f.prompt},
       {"gen", f.gen},
@@ -157,7 +159,8 @@ void add_bench_verb(CLI::App& app) {
   bench->require_subcommand(1);
   auto flags = std::make_shared<LatencyFlags>();
   CLI::App* verb = bench->add_subcommand(
-      "latency", "tokens per second of prefill and decode, straight on the backend");
+      "latency",
+      "tokens per second of prefill and decode, on the backend without engine or server");
   add_model_argument(*verb, flags->model);
   verb->add_option("--prompt", flags->prompt, "prompt tokens")
       ->check(CLI::Range(1, 1 << 20))
@@ -168,7 +171,7 @@ void add_bench_verb(CLI::App& app) {
   verb->add_option("--depth", flags->depth, "tokens in the cache before the prompt")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
-  verb->add_option("--batch", flags->batch, "sequences side by side")
+  verb->add_option("--batch", flags->batch, "sequences in a batch")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   verb->add_option("--repeat", flags->repeat, "measured rounds; median and best are reported")
@@ -178,7 +181,7 @@ void add_bench_verb(CLI::App& app) {
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   verb->add_flag("--json", flags->json,
-                 "rows as JSON, with the plans that ran and rows of padding");
+                 "print rows as JSON, with the plans that ran and the padded rows");
   add_model_flags(*verb, flags->model);
   verb->remove_option(verb->get_option("--threads"));
   verb->add_option("--threads", flags->threads, "one row per number, e.g. 1,2")

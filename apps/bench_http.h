@@ -1,5 +1,5 @@
 #pragma once
-// A small HTTP/1.1 client for load tests: one request per connection, the answer as a stream of
+// An HTTP client for load tests: one request per connection, the response as a stream of
 // server-sent events.
 #include <functional>
 #include <string>
@@ -14,7 +14,7 @@ struct Url {
 Url parse_url(const std::string& text);
 
 // POSTs `body` and calls on_event for the data of each event, on this thread. Returns the HTTP
-// status; for another than 200 `error` gets the body. Throws Error(kUnavailable) when the
+// status; if that is not 200, `error` gets the body. Throws Error(kUnavailable) when the
 // connection fails or ends too early.
 int post_events(const Url& url, const std::string& path, const std::string& api_key,
                 const std::string& body, const std::function<void(std::string_view)>& on_event,

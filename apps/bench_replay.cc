@@ -75,7 +75,7 @@ void print(const Value& rows) {
 void replay(ReplayFlags& f) {
   if (f.backend != "null")
     fail(ErrorCode::kInvalidArgument,
-         "bench replay runs on virtual time: --backend null is the only one, not {}", f.backend);
+         "bench replay runs in virtual time and only supports --backend null, not {}", f.backend);
   auto trace = load_trace(f.trace, f.requests);
   ReplayOptions& o = f.options;
   if (!f.machine.empty()) o.machine = load_roofline(f.machine);
@@ -114,26 +114,28 @@ void add_bench_replay(CLI::App& bench) {
   verb->add_option("trace", f->trace, "Azure .csv or Mooncake .jsonl")
       ->required()
       ->check(CLI::ExistingFile);
-  verb->add_option("--backend", f->backend, "null is the only one")->capture_default_str();
+  verb->add_option("--backend", f->backend, "only null is supported")->capture_default_str();
   verb->add_option("--machine", f->machine,
                    "roofline of the machine, e.g. bench/machines/h200.json")
       ->check(CLI::ExistingFile);
-  verb->add_option("--parameters", f->options.model.parameters, "of the model, two bytes each")
+  verb->add_option("--parameters", f->options.model.parameters,
+                   "parameters of the model, two bytes each")
       ->check(CLI::Range(1.0, 1e15))
       ->capture_default_str();
   verb->add_option("--kv-bytes", f->options.model.kv_bytes_per_token, "KV bytes per token")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 30))
       ->capture_default_str();
-  verb->add_option("--block-size", f->options.model.block_size, "tokens of a KV block")
+  verb->add_option("--block-size", f->options.model.block_size, "tokens per KV block")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  verb->add_option("--kv-tokens", f->kv_tokens, "tokens of KV; one row per number")
+  verb->add_option("--kv-tokens", f->kv_tokens,
+                   "size of the KV cache in tokens; one row per number")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{16}, int64_t{1} << 33))
       ->capture_default_str();
-  verb->add_option("--requests", f->requests, "only so many; 0 = all")
+  verb->add_option("--requests", f->requests, "use only the first so many requests; 0 = all")
       ->check(CLI::NonNegativeNumber);
-  verb->add_option("--speed", f->options.speed, "arrivals come so many times as fast")
+  verb->add_option("--speed", f->options.speed, "play the trace so many times faster")
       ->check(CLI::Range(1e-6, 1e6))
       ->capture_default_str();
   verb->add_option("--scheduler", f->scheduler, "fcfs, priority, cache or fair")
@@ -142,21 +144,24 @@ void add_bench_replay(CLI::App& bench) {
       ->capture_default_str();
   verb->add_option("--batching", f->batching, "continuous, prefill-first or static")
       ->capture_default_str();
-  verb->add_option("--max-num-seqs", f->max_num_seqs, "sequences computed at a time")
+  verb->add_option("--max-num-seqs", f->max_num_seqs, "sequences that run at the same time")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
-  verb->add_option("--max-num-batched-tokens", f->max_batched_tokens, "tokens of one step")
+  verb->add_option("--max-num-batched-tokens", f->max_batched_tokens, "most tokens in one step")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
   verb->add_option("--tpot-target", f->tpot_target_ms, "keep steps with decodes this short, in ms")
       ->check(CLI::Range(0.0, 1e6));
-  verb->add_option("--in-flight", f->in_flight, "steps submitted ahead")
+  verb->add_option("--in-flight", f->in_flight,
+                   "steps submitted before the first of them is collected")
       ->check(CLI::Range(1, 16))
       ->capture_default_str();
-  verb->add_flag("--no-prefix-cache", f->no_prefix_cache, "every prompt is computed");
-  verb->add_flag("--no-chunked-prefill", f->no_chunked_prefill, "prompts are not cut");
-  verb->add_flag("--checks", f->checks, "the null backend checks every step (twice the time)");
-  verb->add_flag("--json", f->json, "rows as JSON");
+  verb->add_flag("--no-prefix-cache", f->no_prefix_cache,
+                 "do not reuse the KV cache of common prefixes");
+  verb->add_flag("--no-chunked-prefill", f->no_chunked_prefill, "do not split prompts into chunks");
+  verb->add_flag("--checks", f->checks,
+                 "let the null backend check every step (takes twice as long)");
+  verb->add_flag("--json", f->json, "print rows as JSON");
   verb->footer(
       "Example:\n  tokamak bench replay conversation_trace.jsonl --backend null \\\n"
       "      --machine bench/machines/h200.json --kv-tokens 1000000,10000000 --scheduler cache");

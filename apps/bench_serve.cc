@@ -1,4 +1,4 @@
-// tokamak bench serve: load on any OpenAI-compatible server, as its clients see it.
+// tokamak bench serve: a load test of any OpenAI-compatible server, measured at the client.
 #include "apps/bench_serve.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "apps/bench_http.h"
-#include "apps/model_setup.h"
+#include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "apps/trace_file.h"
 #include "base/clock.h"
@@ -23,10 +23,10 @@ namespace tokamak {
 namespace {
 
 struct BenchFlags {
-  ModelFlags model;
+  OpenOptions model;
   std::string url, api_key, name, trace;
   int64_t requests = 100, prompt = 128, output = 64, prefix = 0, warmup = 2, concurrency = 0;
-  double rate = 0, speed = 1;  // requests per second; a trace's time runs so much faster
+  double rate = 0, speed = 1;  // requests per second; a trace is played so much faster
   double slo_ttft = 0, slo_tpot = 0, slo_e2e = 0;  // milliseconds; 0: no bound
   uint64_t seed = 1;
   bool json = false;
@@ -108,7 +108,7 @@ Outcome ask(const BenchFlags& f, const Url& url, const Job& job) {
   if (out.tokens == 0) out.tokens = pieces;
   out.e2e = seconds(clock.now() - start);
   out.ok = out.error.empty() && pieces > 0;
-  if (out.error.empty() && pieces == 0) out.error = "an answer without text";
+  if (out.error.empty() && pieces == 0) out.error = "the response has no text";
   if (!out.ok) return out;
   out.ttft = seconds(first - start);
   if (out.tokens > 1) out.tpot = seconds(last - first) / static_cast<double>(out.tokens - 1);
@@ -133,8 +133,8 @@ std::vector<Job> make_jobs(const BenchFlags& f) {
   return jobs;
 }
 
-// Closed loop: so many clients, each asks again when it has its answer. Open loop: requests start
-// at their time, whatever the server does; each has its own thread.
+// Closed loop: a number of clients, each of which sends its next request when it has the answer to
+// the last. Open loop: requests start at their time, whatever the server does; each has a thread.
 std::vector<Outcome> run_load(const BenchFlags& f, const Url& url, const std::vector<Job>& jobs) {
   std::vector<Outcome> outcomes(jobs.size());
   std::vector<std::thread> threads;
@@ -255,7 +255,7 @@ void measure(BenchFlags& f, const std::string& address) {
   }
   if (f.concurrency == 0 && f.rate <= 0 && f.trace.empty()) f.concurrency = 4;
   std::vector<Job> jobs = make_jobs(f);
-  if (jobs.empty()) fail(ErrorCode::kInvalidArgument, "there is nothing to ask");
+  if (jobs.empty()) fail(ErrorCode::kInvalidArgument, "there are no requests to send");
   for (int64_t i = 0; i < f.warmup; ++i) {
     Outcome o = ask(f, url, {0, f.prompt, std::min<int64_t>(f.output, 8), f.seed * 77 + 1});
     if (!o.ok) fail(ErrorCode::kUnavailable, "{}: {}", address, o.error);
@@ -268,11 +268,10 @@ void measure(BenchFlags& f, const std::string& address) {
     fmt::print("{}\n", dump_json(result, 2));
   else
     print_report(result);
-  if (result.at("completed").as_int() == 0)
-    fail(ErrorCode::kUnavailable, "no request was answered");
+  if (result.at("completed").as_int() == 0) fail(ErrorCode::kUnavailable, "no request succeeded");
 }
 
-// Without a URL the server runs in this process, over real sockets all the same.
+// Without a URL the server runs in this process, but still over real sockets.
 void bench_serve(BenchFlags& f) {
   if (f.url.empty() == f.model.model.empty())
     fail(ErrorCode::kInvalidArgument, "give either MODEL or --url");
@@ -280,13 +279,14 @@ void bench_serve(BenchFlags& f) {
   http::ServerOptions options;
   options.port = 0;
   http::Server server(options);
-  LoadedModel loaded = load_model(f.model);
+  LoadedModel loaded = load_with_progress(f.model);
   ServedModel model;
   model.name = loaded.name;
   model.client = loaded.engine;
   model.tokenizer = loaded.tokenizer;
   model.chat_template = loaded.chat_template;
   model.max_model_len = loaded.engine->info().max_model_len;
+  model.defaults = loaded.defaults;
   openai::Api api({}, {model});
   http::Router router;
   api.add_routes(router);
@@ -300,15 +300,15 @@ void bench_serve(BenchFlags& f) {
 
 void add_bench_serve(CLI::App& bench) {
   auto f = std::make_shared<BenchFlags>();
-  CLI::App* verb = bench.add_subcommand("serve", "load on a server, as its clients see it");
+  CLI::App* verb = bench.add_subcommand("serve", "load test of a server, measured at the client");
   verb->add_option("MODEL", f->model.model, "serve this model and measure it; or use --url");
   verb->add_option("--url", f->url, "any OpenAI-compatible server, e.g. http://127.0.0.1:8000");
   verb->add_option("--api-key", f->api_key, "key for --url");
   verb->add_option("--model-name", f->name, "model to ask for (default: the first one listed)");
-  verb->add_option("--requests", f->requests, "requests, or the most taken from a trace")
+  verb->add_option("--requests", f->requests, "requests, or the most to take from a trace")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
-  verb->add_option("--concurrency", f->concurrency, "closed loop: so many clients (default 4)")
+  verb->add_option("--concurrency", f->concurrency, "closed loop: number of clients (default 4)")
       ->check(CLI::Range(1, 4096));
   verb->add_option("--rate", f->rate, "open loop: requests per second, Poisson arrivals")
       ->check(CLI::Range(0.001, 1e6));
@@ -326,10 +326,12 @@ void add_bench_serve(CLI::App& bench) {
   verb->add_option("--warmup", f->warmup, "requests before the measurement")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
-  verb->add_option("--slo-ttft", f->slo_ttft, "goodput counts answers within so many ms");
-  verb->add_option("--slo-tpot", f->slo_tpot, "... and per token after the first");
-  verb->add_option("--slo-e2e", f->slo_e2e, "... and in all");
-  verb->add_flag("--json", f->json, "the result as JSON");
+  verb->add_option("--slo-ttft", f->slo_ttft,
+                   "goodput counts answers whose first token came within so many ms");
+  verb->add_option("--slo-tpot", f->slo_tpot,
+                   "... and whose later tokens took at most so many ms each");
+  verb->add_option("--slo-e2e", f->slo_e2e, "... and that took at most so many ms in total");
+  verb->add_flag("--json", f->json, "print the result as JSON");
   add_model_flags(*verb, f->model);
   verb->footer(
       "Examples:\n  tokamak bench serve model.gguf --concurrency 8 --prompt 128 --output 64\n"

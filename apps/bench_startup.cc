@@ -1,4 +1,4 @@
-// tokamak bench startup: from the start of the process to the first token, by starting it.
+// tokamak bench startup: time from process start to the first token, measured by starting it.
 #include "apps/bench_startup.h"
 
 #include <fcntl.h>
@@ -37,10 +37,10 @@ struct StartupFlags {
 struct StartupCase {
   const char* name;
   bool cold;           // the model's pages are not in memory
-  bool compile_cache;  // filled by a run before
+  bool compile_cache;  // filled by an earlier run
 };
 
-// A folder for the compile cache of the runs; gone at the end.
+// A folder for the compile cache of the runs; removed at the end.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -68,7 +68,7 @@ std::vector<fs::path> files_of(const std::string& model) {
   return out;
 }
 
-// The share of the model's pages that are in memory.
+// The fraction of the model's pages that are in memory.
 double resident_share(const std::string& model) {
   uint64_t pages = 0, resident = 0;
   for (const fs::path& path : files_of(model)) {
@@ -96,10 +96,10 @@ void drop_from_memory(const std::string& model) {
 
 struct StartupTimes {
   double ready = 0, first_token = 0;  // seconds
-  double cpu = 0;                     // processor time: what a busy machine does not change much
+  double cpu = 0;                     // processor time, which a busy machine changes little
 };
 
-// Runs a child to its end; what it writes comes back, and its processor time.
+// Runs a child process; returns its output and adds its processor time to `cpu`.
 std::string run_child(std::vector<std::string> args, const fs::path& cache, double& cpu) {
   int out[2];
   if (::pipe2(out, O_CLOEXEC) != 0) fail(ErrorCode::kUnavailable, "cannot make a pipe");
@@ -128,12 +128,12 @@ std::string run_child(std::vector<std::string> args, const fs::path& cache, doub
   for (const timeval& t : {usage.ru_utime, usage.ru_stime})
     cpu += static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
   if (error != 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
-    fail(ErrorCode::kUnavailable, "the run that was to be measured failed");
+    fail(ErrorCode::kUnavailable, "the measured run failed");
   return text;
 }
 
-// The answer has one token and is printed as soon as it is there: what is over by then is the whole
-// start. How long the prompt took of it, the child says.
+// The answer has one token and is printed at once, so the run time is the time to the first token.
+// The child reports how much of it was the prompt.
 StartupTimes measure_start(const StartupFlags& f, const std::string& model, bool use_cache,
                            const fs::path& cache) {
   std::vector<std::string> args = {"tokamak",      "run",   model,           f.prompt,
@@ -220,22 +220,21 @@ void startup(const StartupFlags& f) {
 void add_bench_startup(CLI::App& bench) {
   auto flags = std::make_shared<StartupFlags>();
   CLI::App* verb = bench.add_subcommand(
-      "startup", "from the start of the process to the first token: model files and bundles");
+      "startup", "time from process start to the first token, for model files and bundles");
   verb->add_option("MODEL", flags->models, "model files, folders and bundles")->required();
-  verb->add_option("--prompt", flags->prompt, "the text whose first token is waited for")
-      ->capture_default_str();
+  verb->add_option("--prompt", flags->prompt, "the prompt")->capture_default_str();
   verb->add_option("--repeat", flags->repeat, "starts per case; the median is reported")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   verb->add_option("--threads", flags->threads, "threads of the cpu backend (default: all cores)")
       ->check(CLI::Range(0, 1024));
-  verb->add_option("--backend", flags->backend, "who computes (default: cpu, or the bundle's)")
+  verb->add_option("--backend", flags->backend, "backend (default: cpu, or the bundle's)")
       ->check(CLI::IsMember({"cpu", "ref", "null"}));
-  verb->add_flag("--json", flags->json, "rows as JSON");
+  verb->add_flag("--json", flags->json, "print rows as JSON");
   verb->footer(
       "Each case starts the program --repeat times after one start that is not counted. \"disk "
       "cold\":\n"
-      "the model's pages were given back before, pages_in_memory says how many were left.\n\n"
+      "the model's pages were dropped from memory first; pages_in_memory is what was left.\n\n"
       "Example:\n  tokamak bench startup model.gguf model.tkm --repeat 9 --json");
   verb->callback([flags] { startup(*flags); });
 }

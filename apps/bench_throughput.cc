@@ -6,7 +6,7 @@
 #include <fstream>
 #include <mutex>
 
-#include "apps/model_setup.h"
+#include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -17,13 +17,13 @@ namespace tokamak {
 namespace {
 
 struct ThroughputFlags {
-  ModelFlags model;
+  OpenOptions model;
   std::string file;
   int64_t requests = 32, prompt = 128, output = 64, prefix = 0;
   bool json = false, no_prefix_cache = false;
 };
 
-// Counts answers as the engine gives them; the main thread waits for the last.
+// Counts answers as they arrive; the main thread waits for the last one.
 class Count {
  public:
   Count(uint64_t total, ProgressBar& bar) : total_(total), bar_(bar) {}
@@ -78,16 +78,17 @@ std::vector<std::vector<int32_t>> file_prompts(const ThroughputFlags& f,
 }
 
 Value measure_throughput(const ThroughputFlags& f) {
-  ModelFlags flags = f.model;
+  OpenOptions flags = f.model;
   if (f.file.empty()) {
     if (flags.context == 0) flags.context = f.prompt + f.output;
-    flags.kv_tokens = std::min(f.requests, flags.max_sequences) * (f.prompt + f.output + 16);
+    int64_t rows = flags.max_sequences > 0 ? flags.max_sequences : kDefaultSequences;
+    flags.kv_tokens = std::min(f.requests, rows) * (f.prompt + f.output + 16);
   }
   flags.tune = [&](EngineConfig& config) {
     config.prefix_cache = !f.no_prefix_cache;
     config.max_queue = std::max(config.max_queue, f.requests);
   };
-  LoadedModel model = load_model(flags);
+  LoadedModel model = load_with_progress(flags);
   std::vector<std::vector<int32_t>> prompts = f.file.empty()
                                                   ? random_prompts(f, model.source->plans().vocab)
                                                   : file_prompts(f, *model.tokenizer);
@@ -109,7 +110,7 @@ Value measure_throughput(const ThroughputFlags& f) {
   EngineStats stats = model.engine->stats();
   auto per_second = [&](int64_t amount) { return static_cast<double>(amount) / wall; };
   return Value::Object{{"model", model.name},
-                       {"backend", f.model.backend},
+                       {"backend", model.backend->name()},
                        {"requests", n},
                        {"seconds", wall},
                        {"prompt_tokens", inputs},
@@ -149,29 +150,24 @@ void throughput(const ThroughputFlags& f) {
 void add_bench_throughput(CLI::App& bench) {
   auto f = std::make_shared<ThroughputFlags>();
   CLI::App* verb = bench.add_subcommand(
-      "throughput", "a batch of prompts at once through the engine, without a server");
+      "throughput", "many prompts at once through the engine, without a server");
   add_model_argument(*verb, f->model);
   verb->add_option("--requests", f->requests, "prompts")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  verb->add_option("--prompt", f->prompt, "tokens of each prompt (random ids)")
+  verb->add_option("--prompt", f->prompt, "tokens per prompt (random ids)")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  verb->add_option("--output", f->output, "tokens of each answer")
+  verb->add_option("--output", f->output, "tokens per answer")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   verb->add_option("--prefix", f->prefix, "prompt tokens that all requests share")
       ->check(CLI::Range(0, 1 << 20));
   verb->add_option("--file", f->file, "prompts from a text file instead, one per line");
-  verb->add_option("--max-num-seqs", f->model.max_sequences, "sequences computed at a time")
-      ->check(CLI::Range(int64_t{1}, int64_t{65536}))
-      ->capture_default_str();
-  verb->add_option("--max-num-batched-tokens", f->model.max_tokens, "tokens of one step")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-      ->capture_default_str();
+  add_batch_flags(*verb, f->model);
   verb->add_flag("--no-prefix-cache", f->no_prefix_cache,
-                 "compute every prompt from its beginning");
-  verb->add_flag("--json", f->json, "the result as JSON");
+                 "do not reuse the KV cache of common prefixes");
+  verb->add_flag("--json", f->json, "print the result as JSON");
   add_model_flags(*verb, f->model);
   verb->footer(
       "Examples:\n  tokamak bench throughput model.gguf --requests 64 --prompt 128 --output 64\n"

@@ -1,4 +1,4 @@
-// tokamak cache: what the compile cache holds.
+// tokamak cache: lists, checks and clears the compile cache.
 #include <ctime>
 
 #include "apps/verbs.h"
@@ -87,24 +87,24 @@ void clear_entries(bool json) {
 }  // namespace
 
 void add_cache_verb(CLI::App& app) {
-  CLI::App* cache = app.add_subcommand("cache", "look at the compile cache, check it, empty it");
+  CLI::App* cache = app.add_subcommand("cache", "list, check or clear the compile cache");
   cache->require_subcommand(1);
   auto json = std::make_shared<bool>(false), remove = std::make_shared<bool>(false);
   auto add = [&](const char* name, const char* what) {
     CLI::App* verb = cache->add_subcommand(name, what);
-    verb->add_flag("--json", *json, "as JSON");
+    verb->add_flag("--json", *json, "print as JSON");
     verb->footer(fmt::format("Example:\n  tokamak cache {} --json", name));
     return verb;
   };
-  add("ls", "entries, most recently used first")->callback([json] { list_entries(*json); });
-  CLI::App* verify = add("verify", "read every entry; exit code 1 when one is damaged");
+  add("ls", "list entries, most recently used first")->callback([json] { list_entries(*json); });
+  CLI::App* verify = add("verify", "read and check every entry; exit code 1 if one is damaged");
   verify->add_flag("--remove", *remove, "remove damaged entries");
   verify->callback([json, remove] { verify_entries(*json, *remove); });
   add("clear", "remove every entry")->callback([json] { clear_entries(*json); });
   cache->footer(
       "Plans are kept in $TOKAMAK_CACHE or ~/.cache/tokamak/compile, at most $TOKAMAK_CACHE_LIMIT\n"
-      "bytes (default 256M); the ones not used for the longest time go first. A damaged entry is\n"
-      "never used: it is made anew.\n\n"
+      "bytes (default 256M); the least recently used are removed first. A damaged entry is\n"
+      "never used; the model is compiled again.\n\n"
       "Examples:\n  tokamak cache ls\n  tokamak cache verify\n  tokamak cache clear");
 }
 

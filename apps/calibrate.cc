@@ -55,9 +55,9 @@ void add_calibrate_verb(CLI::App& app) {
   auto flags = std::make_shared<CalibrateFlags>();
   CLI::App* verb = app.add_subcommand(
       "calibrate", "measure this machine: bandwidths, dot products, barriers, as a machine file");
-  verb->add_option("-o,--out", flags->out, "file to write; standard output without it");
+  verb->add_option("-o,--out", flags->out, "file to write (default: standard output)");
   verb->add_option("--name", flags->name, "name of the machine in the file");
-  verb->add_option("--threads", flags->threads, "threads to measure with; 0: all cores")
+  verb->add_option("--threads", flags->threads, "threads to use; 0 = all cores")
       ->check(CLI::Range(0, 1024));
   verb->add_option("--seconds", flags->seconds, "time to spend")
       ->check(CLI::Range(0.05, 600.0))

@@ -1,66 +1,38 @@
 // tokamak chat: a conversation in the terminal.
-#include <condition_variable>
 #include <cstdio>
-#include <deque>
-#include <mutex>
 
-#include "apps/model_setup.h"
-#include "apps/sampling_flags.h"
+#include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/error.h"
-#include "text/detokenizer.h"
 
 namespace tokamak {
 namespace {
 
 struct ChatFlags {
-  ModelFlags model;
-  SampleSpec sample;
+  OpenOptions model;
+  GenerateOptions generate;
   std::string system;
-  int32_t max_tokens = 0;  // 0: what the context leaves
-};
-
-// Deltas from the engine's thread, taken by the one that prints.
-class DeltaQueue {
- public:
-  void push(Delta&& delta) {
-    std::lock_guard lock(mutex_);
-    deltas_.push_back(std::move(delta));
-    ready_.notify_one();
-  }
-  Delta pop() {
-    std::unique_lock lock(mutex_);
-    ready_.wait(lock, [this] { return !deltas_.empty(); });
-    Delta delta = std::move(deltas_.front());
-    deltas_.pop_front();
-    return delta;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable ready_;
-  std::deque<Delta> deltas_;
 };
 
 class Conversation {
  public:
-  Conversation(const ChatFlags& flags, LoadedModel& model) : flags_(flags), model_(model) {
+  Conversation(const ChatFlags& flags, const Model& model) : flags_(flags), model_(model) {
     reset();
   }
 
   void reset() {
-    messages_ = Value::array();
-    if (!flags_.system.empty()) add("system", flags_.system);
+    messages_.clear();
+    if (!flags_.system.empty()) messages_.push_back({"system", flags_.system});
   }
 
-  // Asks, prints the answer as it comes, and keeps both. What went wrong leaves the conversation as
-  // it was.
+  // Asks, prints the answer as it comes, and keeps both. An error leaves the conversation as it
+  // was.
   void ask(const std::string& text) {
-    Value before = messages_;
+    Chat before = messages_;
     try {
-      add("user", text);
-      add("assistant", answer());
+      messages_.push_back({"user", text});
+      messages_.push_back({"assistant", answer()});
     } catch (const Error& e) {
       messages_ = std::move(before);
       fmt::print(stderr, "{} {}\n", coloured(Colour::kRed, "error:", stderr_is_terminal()),
@@ -69,74 +41,55 @@ class Conversation {
   }
 
  private:
-  void add(const char* role, std::string content) {
-    messages_.push(Value::Object{{"role", role}, {"content", std::move(content)}});
-  }
-
-  RequestSpec request() {
-    RequestSpec spec;
-    spec.prompt = encode_chat(model_, messages_);
-    int64_t room = model_.engine->info().max_model_len - static_cast<int64_t>(spec.prompt.size());
-    if (room < 1)
-      fail(
-          ErrorCode::kOutOfRange,
-          "the conversation is {} tokens and fills the context; /reset starts a new one, --context "
-          "makes room",
-          spec.prompt.size());
-    spec.max_tokens = static_cast<int32_t>(
-        flags_.max_tokens > 0 ? std::min<int64_t>(flags_.max_tokens, room) : room);
-    SampleSpec sample = flags_.sample;
-    sample.seed = flags_.model.seed + messages_.size();  // each turn has its own noise
-    spec.sample = std::make_shared<SampleSpec>(std::move(sample));
-    spec.stop_ids = model_.tokenizer->spec().eog_ids;
-    return spec;
+  Stream start() {
+    std::vector<int32_t> prompt = model_.prompt_ids(messages_);
+    if (std::ssize(prompt) >= model_.info().context)
+      fail(ErrorCode::kOutOfRange,
+           "the conversation has {} tokens and fills the context; /reset starts a new one, "
+           "--context allows longer ones",
+           prompt.size());
+    GenerateOptions options = flags_.generate;
+    options.seed = flags_.model.seed + messages_.size();  // each turn has its own noise
+    return model_.stream(std::move(prompt), options);
   }
 
   std::string answer() {
-    DeltaQueue queue;
-    Detokenizer detokenizer(*model_.tokenizer, {.skip_special = true});
-    std::string text;
-    auto emit = [&](const std::string& more) {
-      text += more;
-      std::fwrite(more.data(), 1, more.size(), stdout);
-      std::fflush(stdout);
-    };
-    RequestId id =
-        model_.engine->submit(request(), [&](Delta&& delta) { queue.push(std::move(delta)); });
-    InterruptScope interrupt([&] { model_.engine->cancel(id); });
-    Delta delta;
-    do {
-      delta = queue.pop();
-      for (int32_t token : delta.ids) emit(detokenizer.push(token));
-    } while (delta.finish == Finish::kNone);
-    emit(detokenizer.finish());
-    emit("\n");
-    text.pop_back();
+    Stream stream = start();
+    {
+      InterruptScope interrupt([&] { stream.cancel(); });
+      for (const std::string& piece : stream) {
+        std::fwrite(piece.data(), 1, piece.size(), stdout);
+        std::fflush(stdout);
+      }
+    }
+    std::puts("");
+    std::fflush(stdout);
+    const Result& result = stream.result();
     bool on = stderr_is_terminal();
-    if (delta.finish == Finish::kError) fail(ErrorCode::kInternal, "{}", delta.error);
-    if (delta.finish == Finish::kCancelled)
+    if (result.finish == FinishReason::kCancelled)
       fmt::print(stderr, "{}\n", coloured(Colour::kDim, "(stopped)", on));
-    if (delta.finish == Finish::kLength)
-      fmt::print(stderr, "{}\n", coloured(Colour::kDim, "(cut off at the longest answer)", on));
-    return text;
+    if (result.finish == FinishReason::kLength)
+      fmt::print(stderr, "{}\n", coloured(Colour::kDim, "(cut off at the length limit)", on));
+    return result.text;
   }
 
   const ChatFlags& flags_;
-  LoadedModel& model_;
-  Value messages_;
+  const Model& model_;
+  Chat messages_;
 };
 
 void chat(ChatFlags& flags) {
-  LoadedModel model = load_model(flags.model);
-  if (model.chat_template == nullptr)
+  check_generate_options(flags.generate);
+  Model model = open_with_progress(flags.model);
+  if (!model.info().has_chat_template)
     fail(ErrorCode::kUnsupported, "{} has no chat template; use `tokamak run` for raw text",
-         model.name);
+         model.info().name);
   bool terminal = stdout_is_terminal();
   if (stderr_is_terminal())
     fmt::print(stderr,
                "{} loaded in {:.1f} s. /help shows the commands, Ctrl-C stops an answer, "
                "Ctrl-D leaves.\n",
-               model.name, model.load_seconds);
+               model.info().name, model.info().load_seconds);
   Conversation conversation(flags, model);
   std::string prompt = coloured(Colour::kBlue, "> ", terminal);
   while (auto line = read_line(prompt)) {
@@ -167,10 +120,10 @@ void add_chat_verb(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("chat", "talk with a model in the terminal");
   add_model_argument(*verb, flags->model);
   verb->add_option("--system", flags->system, "system message");
-  verb->add_option("--max-tokens,-n", flags->max_tokens,
-                   "longest answer (default: what the context leaves)")
+  verb->add_option("--max-tokens,-n", flags->generate.max_tokens,
+                   "most tokens of an answer (default: until the context is full)")
       ->check(CLI::Range(1, 1 << 24));
-  add_sampling_flags(*verb, flags->sample);
+  add_sampling_flags(*verb, flags->generate);
   add_model_flags(*verb, flags->model);
   add_template_flag(*verb, flags->model);
   verb->footer(

@@ -1,19 +1,16 @@
-// tokamak compile: a model compiled ahead, in one file.
+// tokamak compile: a model compiled ahead of time, in one file.
 #include "apps/compile.h"
 
-#include <filesystem>
-
-#include "apps/model_setup.h"
+#include "apps/model_flags.h"
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "compile/bundle_compile.h"
 
 namespace tokamak {
 namespace {
 
 struct CompileFlags {
-  ModelFlags model;
+  OpenOptions model;
   std::string out;
   bool json = false;
 };
@@ -22,50 +19,8 @@ std::string mib(uint64_t bytes) {
   return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
-// A bundle is compiled again with the options it was made with, where the command line says
-// nothing.
-CompileOptions options_from_bundle(const CompileFlags& f) {
-  CompileOptions asked = compile_options(f.model);
-  CompileOptions o = bundle_options(BundleModel(BundleFile::open(f.model.model)));
-  const ModelFlags& m = f.model;
-  if (m.given("--activations")) o.activations = asked.activations;
-  if (m.given("--storage")) o.storage = asked.storage;
-  if (m.given("--max-batch")) o.max_sequences = asked.max_sequences;
-  if (m.given("--max-tokens")) o.max_tokens = asked.max_tokens;
-  if (m.given("--max-logit-rows")) o.max_logit_rows = asked.max_logit_rows;
-  if (m.given("--shapes")) o.shapes = asked.shapes;
-  if (m.given("--buckets")) o.buckets = asked.buckets;
-  if (m.given("--disable-pass")) o.disabled_passes = asked.disabled_passes;
-  if (m.given("--mode")) o.eager = asked.eager;
-  // These two are written into the graph.
-  if (m.given("--kv-dtype") && asked.kv_dtype != o.kv_dtype)
-    fail(ErrorCode::kInvalidArgument, "--kv-dtype is part of a bundle's graph; compile the model");
-  if (m.context > o.context)
-    fail(ErrorCode::kOutOfRange,
-         "{}: --max-len {} is beyond the {} tokens of its graph; compile the model itself", m.model,
-         m.context, o.context);
-  if (m.context > 0) o.context = m.context;
-  o.dump_after = asked.dump_after;
-  o.dump = asked.dump;
-  return o;
-}
-
-BundleReport make_bundle(const CompileFlags& f) {
-  const std::string producer = std::string("tokamak ") + TOKAMAK_VERSION;
-  std::error_code ec;
-  if (std::filesystem::equivalent(f.model.model, f.out, ec))
-    fail(ErrorCode::kInvalidArgument, "-o {} is the model itself", f.out);
-  auto backend = backend_for(f.model, f.model.backend);
-  if (is_bundle(f.model.model))
-    return rewrite_bundle(f.model.model, *backend, options_from_bundle(f), f.out, producer);
-  OpenedModel opened = open_model(f.model.model);
-  CompileOptions options = compile_options(f.model);
-  options.context = context_for(f.model, opened.model.config);
-  return write_bundle(opened, *backend, options, f.out, producer);
-}
-
 void compile(const CompileFlags& f) {
-  BundleReport r = make_bundle(f);
+  BundleReport r = make_bundle(f.model, f.out);
   if (f.json) {
     Value v = Value::Object{{"file", f.out},
                             {"file_bytes", r.file_bytes},
@@ -120,27 +75,26 @@ void print_bundle_summary(const Value& v) {
 
 void add_compile_verb(CLI::App& app) {
   auto flags = std::make_shared<CompileFlags>();
-  CLI::App* verb =
-      app.add_subcommand("compile", "compile a model ahead into one file that starts at once");
+  CLI::App* verb = app.add_subcommand(
+      "compile", "compile a model ahead of time into one file that starts quickly");
   add_model_argument(*verb, flags->model);
   verb->add_option("-o,--output", flags->out, "the bundle to write, e.g. model.tkm")->required();
   add_model_flags(*verb, flags->model);
   verb->add_option("--max-len", flags->model.context,
-                   "longest sequence that the bundle takes (the same as --context)")
+                   "longest sequence the bundle accepts (same as --context)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
-  verb->add_option("--max-batch", flags->model.max_sequences, "most sequences of a step")
-      ->check(CLI::Range(int64_t{1}, int64_t{65536}))
-      ->capture_default_str();
-  verb->add_option("--max-tokens", flags->model.max_tokens, "most tokens of a step")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-      ->capture_default_str();
-  verb->add_option(
-          "--max-logit-rows", flags->model.max_logit_rows,
-          "most rows of a step that give logits; at least --max-batch to decode all at once")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-      ->capture_default_str();
+  verb->add_option("--max-batch", flags->model.max_sequences,
+                   "most sequences in a step (default: 64)")
+      ->check(CLI::Range(int64_t{1}, int64_t{65536}));
+  verb->add_option("--max-tokens", flags->model.max_step_tokens,
+                   "most tokens in a step (default: 512)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  verb->add_option("--max-logit-rows", flags->model.max_logit_rows,
+                   "most rows of a step with logits; --max-batch sequences decode together only "
+                   "if it is at least as large (default: 64)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   verb->add_option("--dump-dir", flags->model.dump_dir,
-                   "leave what every stage makes in this folder, as numbered files");
+                   "write the output of every compiler stage to this folder, as numbered files");
   verb->add_flag("--json", flags->json, "print sizes and times as one JSON object");
   verb->footer(
       "The bundle holds plans for all shapes up to its limits, the weights as the kernels of this\n"

@@ -1,13 +1,13 @@
-// tokamak debug: the compiler as a tool of its own.
+// tokamak debug: tools that run parts of the compiler.
 #include "apps/debug.h"
 
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "plan/machine.h"
 #include "compile/import/import_model.h"
 #include "compile/simplify/rules.h"
 #include "graph/region.h"
+#include "plan/machine.h"
 
 namespace tokamak {
 namespace {
@@ -21,12 +21,12 @@ constexpr void (*kTools[])(CLI::App&) = {
 }  // namespace
 
 void add_debug_verb(CLI::App& app) {
-  CLI::App* debug = app.add_subcommand("debug", "look into the compiler: passes, rules, checks");
+  CLI::App* debug = app.add_subcommand("debug", "run parts of the compiler: passes, rules, checks");
   debug->require_subcommand(1);
   debug->footer(
       "Examples:\n  tokamak debug opt graph.tkg --passes canonicalize,recognize\n"
       "  tokamak debug check graph.tkg --seed 7\n  tokamak debug rule my.rule\n"
-      "Exit codes: 0 fine; 1 it differs, is refused or does not fit; 2 the input is wrong.");
+      "Exit codes: 0 success; 1 differs, refused or does not fit; 2 bad input.");
   for (auto add : kTools) add(*debug);
 }
 
@@ -35,15 +35,15 @@ void add_graph_flags(CLI::App& tool, GraphFlags& flags) {
   tool.add_option("--fn", flags.fn, "only this function");
   tool.add_option("--passes", flags.passes, "run exactly these, in this order: a,b,c")
       ->delimiter(',');
-  tool.add_option("--disable-pass", flags.disabled, "leave these passes out")->delimiter(',');
+  tool.add_option("--disable-pass", flags.disabled, "do not run these passes")->delimiter(',');
   tool.add_option("--dump-after", flags.dump_after, "print the graph to stderr after these passes")
       ->delimiter(',');
   tool.add_option("--rules", flags.rules, "a file of rewrite rules for the pass user-rules");
-  tool.add_flag("--unverified", flags.unverified, "take those rules without verifying them");
+  tool.add_flag("--unverified", flags.unverified, "use those rules without verifying them");
   tool.add_option("--machine", flags.machine,
                   "machine file (JSON) for the cost model of the pass fuse");
   tool.add_option("--storage", flags.storage, "types for the pass choose-storage: bf16, f16 ...");
-  tool.add_option("--backend", flags.backend, "whose kernels the passes ask for")
+  tool.add_option("--backend", flags.backend, "the backend to optimise for")
       ->check(CLI::IsMember({"cpu", "ref"}))
       ->capture_default_str();
 }
@@ -83,9 +83,9 @@ CompileOptions graph_options(const GraphFlags& flags) {
         reading([&] { return load_rules(read_text_file(flags.rules), flags.unverified); });
   options.machine = flags.machine;
   options.storage = flags.storage;
-  if (!flags.machine.empty())  // says what is wrong with it now
+  if (!flags.machine.empty())  // fails early
     reading([&] { return load_machine_file(flags.machine); });
-  chosen_passes(options);  // unknown names end here
+  chosen_passes(options);  // fails on unknown names
   return options;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// The tools of `tokamak debug`, for people who work on the compiler. One file each; debug.cc lists
+// The tools of `tokamak debug`, for work on the compiler. One file each; debug.cc lists
 // them.
 #include <CLI/CLI.hpp>
 #include <memory>
@@ -27,8 +27,8 @@ struct GraphFlags {
 };
 void add_graph_flags(CLI::App& tool, GraphFlags& flags);
 
-// Runs `read` so that whatever is wrong with the input ends as kInvalidArgument, exit code 2: 1 is
-// the answer of a tool (differs, refused, does not fit).
+// Runs `read` and turns its errors into kInvalidArgument (exit code 2), because exit code 1 is a
+// result of the tool: differs, refused, does not fit.
 template <class F>
 auto reading(F read) {
   try {
@@ -41,7 +41,7 @@ auto reading(F read) {
 
 // Graph text (.tkg), or the plain graph of a model file.
 Module load_graph(const std::string& path);
-// The functions that --fn names; all of them without it.
+// The function that --fn names, or all functions.
 std::vector<std::string> chosen_functions(const Module& module, const GraphFlags& flags);
 CompileOptions graph_options(const GraphFlags& flags);
 

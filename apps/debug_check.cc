@@ -1,5 +1,5 @@
 // tokamak debug check: a graph before and after passes, on random inputs. tokamak debug bisect:
-// which pass, and which firing of which rule, makes the difference.
+// which pass, and which application of which rule, makes the difference.
 #include "apps/debug.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -18,11 +18,11 @@ struct CheckFlags {
 
 void add_flags(CLI::App& tool, CheckFlags& f) {
   add_graph_flags(tool, f.graph);
-  tool.add_option("--seed", f.seed, "of inputs, states and weights")->capture_default_str();
+  tool.add_option("--seed", f.seed, "seed of inputs, states and weights")->capture_default_str();
   tool.add_option("--runs", f.runs, "random inputs to try")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
-  tool.add_flag("--json", f.json, "as JSON");
+  tool.add_flag("--json", f.json, "print as JSON");
 }
 
 // Quantisation changes values on purpose: it is compared only when it is asked for.

@@ -1,4 +1,5 @@
-// tokamak debug opt: graph text in, optimised graph text out. tokamak debug passes: what there is.
+// tokamak debug opt: graph text in, optimised graph text out. tokamak debug passes: the list of
+// passes.
 #include "apps/debug.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -14,7 +15,7 @@ struct OptFlags {
 
 using SymbolValues = std::map<std::string, int64_t, std::less<>>;
 
-// Symbols that --shape does not name count 64, or the end of their range.
+// Symbols that --shape does not name are 64, clamped to their range.
 SymbolValues symbol_values(const Module& module, const std::vector<std::string>& shape) {
   SymbolValues values;
   for (const SymbolDecl& s : module.symbols) {
@@ -30,13 +31,14 @@ SymbolValues symbol_values(const Module& module, const std::vector<std::string>&
            item);
     int64_t v = 0;
     if (!CLI::detail::lexical_cast(item.substr(eq + 1), v) || v < s->lo || v > s->hi)
-      fail(ErrorCode::kInvalidArgument, "--shape {}: {} is in {}..{}", item, name, s->lo, s->hi);
+      fail(ErrorCode::kInvalidArgument, "--shape {}: {} must be in {}..{}", item, name, s->lo,
+           s->hi);
     values[name] = v;
   }
   return values;
 }
 
-// What a backend launches: everything but the frame and views of other values.
+// Nodes that a backend launches: all but structural ones and views.
 int64_t kernel_count(const Function& fn) {
   int64_t n = 0;
   for (const Node& node : fn.nodes())
@@ -149,7 +151,8 @@ void add_debug_opt(CLI::App& debug) {
   add_graph_flags(*tool, flags->graph);
   tool->add_option("--shape", flags->shape, "symbol values for the counts: B=8,T=512")
       ->delimiter(',');
-  tool->add_flag("--json", flags->json, "node, kernel and byte counts, and the rules that fired");
+  tool->add_flag("--json", flags->json,
+                 "print counts of nodes, kernels and bytes, and the rules that fired");
   tool->footer(
       "Examples:\n  tokamak debug opt graph.tkg\n  tokamak debug opt graph.tkg --passes "
       "canonicalize,recognize --json\n  tokamak inspect model.gguf --graph > m.tkg && tokamak "
@@ -161,7 +164,7 @@ void add_debug_opt(CLI::App& debug) {
 void add_debug_passes(CLI::App& debug) {
   auto json = std::make_shared<bool>(false);
   CLI::App* tool = debug.add_subcommand("passes", "the pipeline: names, classes, what they do");
-  tool->add_flag("--json", *json, "as JSON");
+  tool->add_flag("--json", *json, "print as JSON");
   tool->footer("Example: tokamak debug passes");
   tool->callback([json] { list_passes(*json); });
 }

@@ -73,8 +73,9 @@ void debug_pack(const PackFlags& f) {
   if (r.lower_bound > f.capacity)
     fail(ErrorCode::kOutOfRange, "{} cannot fit into {}: every packing takes at least {}",
          f.instance, f.capacity, r.lower_bound);
-  fail(ErrorCode::kOutOfRange, "{} does not fit into {} as far as the search got in {:.1f} s: {}",
-       f.instance, f.capacity, r.seconds, r.peak);
+  fail(ErrorCode::kOutOfRange,
+       "{}: no packing into {} was found in {:.1f} s; the best one takes {}", f.instance,
+       f.capacity, r.seconds, r.peak);
 }
 
 }  // namespace
@@ -86,18 +87,19 @@ void add_debug_pack(CLI::App& debug) {
                    "CSV with the columns id,lower,upper,size (alive in [lower, upper)); - is "
                    "standard input")
       ->required();
-  tool->add_option("--capacity", flags->capacity,
-                   "stop at the first packing that fits, exit 1 when there is none; without it, "
-                   "the lowest peak is looked for")
+  tool->add_option(
+          "--capacity", flags->capacity,
+          "stop at the first packing that fits, exit with 1 if there is none (default: search "
+          "for the lowest peak)")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 62));
-  tool->add_option("--time-limit", flags->time_limit, "seconds")
+  tool->add_option("--time-limit", flags->time_limit, "seconds to search")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   tool->add_option("--threads", flags->threads, "1 or 2")
       ->check(CLI::Range(1u, 2u))
       ->capture_default_str();
-  tool->add_option("--seed", flags->seed, "of the orders that are tried")->capture_default_str();
-  tool->add_flag("--json", flags->json, "one JSON object");
+  tool->add_option("--seed", flags->seed, "seed of the search")->capture_default_str();
+  tool->add_flag("--json", flags->json, "print one JSON object");
   tool->footer(
       "Ctrl-C stops with the best packing so far.\nExample: tokamak debug pack A.csv --capacity "
       "1048576 --json");

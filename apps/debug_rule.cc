@@ -29,9 +29,9 @@ void list_rules(bool json) {
 
 void run(const RuleFlags& f) {
   if (f.list) return list_rules(f.json);
-  if (f.file.empty()) fail(ErrorCode::kInvalidArgument, "name a file with rules, or use --list");
+  if (f.file.empty()) fail(ErrorCode::kInvalidArgument, "give a file with rules, or use --list");
   std::vector<RewriteRule> rules = reading([&] { return parse_rules(read_text_file(f.file)); });
-  if (rules.empty()) fail(ErrorCode::kInvalidArgument, "{} holds no rule", f.file);
+  if (rules.empty()) fail(ErrorCode::kInvalidArgument, "{} has no rules", f.file);
   int refused = 0;
   Value out = Value::array();
   for (const RewriteRule& rule : rules) {
@@ -60,12 +60,13 @@ void add_debug_rule(CLI::App& debug) {
   CLI::App* tool =
       debug.add_subcommand("rule", "verify rewrite rules: accepted, or a counterexample");
   tool->add_option("RULE", flags->file, "a file with rules (docs/rewrite_rules.md)");
-  tool->add_option("--seed", flags->effort.seed, "of shapes and values")->capture_default_str();
+  tool->add_option("--seed", flags->effort.seed, "seed of shapes and values")
+      ->capture_default_str();
   tool->add_option("--instances", flags->effort.instances, "instances to compare")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   tool->add_flag("--list", flags->list, "list the compiler's own rules instead");
-  tool->add_flag("--json", flags->json, "as JSON");
+  tool->add_flag("--json", flags->json, "print as JSON");
   tool->footer("Examples:\n  tokamak debug rule my.rule\n  tokamak debug rule --list");
   tool->callback([flags] {
     flags->effort.tries = std::max(flags->effort.tries, flags->effort.instances * 50);

@@ -3,7 +3,7 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "apps/model_setup.h"
+#include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/error.h"
@@ -14,13 +14,13 @@ namespace tokamak {
 namespace {
 
 struct PerplexityFlags {
-  ModelFlags model;
+  OpenOptions model;
   std::string file;
   int64_t window = 512, tokens = 0;
   bool json = false;
 };
 
-// Sums of negative log-likelihoods as windows finish; a few windows are in the engine at a time.
+// Sums negative log-likelihoods as windows finish; a few windows are in the engine at a time.
 class Tally {
  public:
   void add(const std::vector<float>& logprobs) {
@@ -54,10 +54,10 @@ class Tally {
 void perplexity(const PerplexityFlags& f) {
   constexpr int64_t kInEngine = 4;
   std::string text = read_text_file(f.file);
-  ModelFlags flags = f.model;
+  OpenOptions flags = f.model;
   flags.context = f.window;
   flags.kv_tokens = (kInEngine + 1) * (f.window + 64);
-  LoadedModel model = load_model(flags);
+  LoadedModel model = load_with_progress(flags);
   const TokenizerSpec& spec = model.tokenizer->spec();
   std::vector<int32_t> ids =
       model.tokenizer->encode(text, {.add_special = true, .parse_special = false});
@@ -106,18 +106,18 @@ void perplexity(const PerplexityFlags& f) {
 }  // namespace
 
 void add_eval_verb(CLI::App& app) {
-  CLI::App* eval = app.add_subcommand("eval", "measure a model's quality");
+  CLI::App* eval = app.add_subcommand("eval", "measure the quality of a model");
   eval->require_subcommand(1);
   auto flags = std::make_shared<PerplexityFlags>();
   CLI::App* verb = eval->add_subcommand(
-      "perplexity", "of a text file, in independent windows, second half of each scored");
+      "perplexity",
+      "perplexity of a text file, in independent windows; the second half of each is scored");
   add_model_argument(*verb, flags->model);
   verb->add_option("FILE", flags->file, "plain text")->required();
   verb->add_option("--window", flags->window, "tokens per window")
       ->check(CLI::Range(4, 1 << 20))
       ->capture_default_str();
-  verb->add_option("--tokens", flags->tokens,
-                   "stop after so many tokens of the file (default: all)")
+  verb->add_option("--tokens", flags->tokens, "use only so many tokens of the file (default: all)")
       ->check(CLI::NonNegativeNumber);
   verb->add_flag("--json", flags->json, "print {ppl, nll, scored, tokens_per_second}");
   add_model_flags(*verb, flags->model);

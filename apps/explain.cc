@@ -1,7 +1,7 @@
 // tokamak explain: what a model's plan does at one shape and why; docs/explain.md.
 #include "compile/explain/explain.h"
 
-#include "apps/model_setup.h"
+#include "apps/model_flags.h"
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -13,14 +13,14 @@ namespace tokamak {
 namespace {
 
 struct ExplainFlags {
-  ModelFlags model;
+  OpenOptions model;
   std::string fn = "decode", html, trace;
   std::vector<std::string> shape;
   int steps = 5;
   bool run = false, json = false;
 };
 
-// Everything that the report is made of; a bundle brings its plans, a model file is compiled.
+// What the report describes. A bundle has its plans; a model file is compiled.
 struct Explained {
   std::unique_ptr<Backend> backend;
   std::unique_ptr<ModelSource> source;  // a bundle
@@ -42,9 +42,9 @@ void compile_explained(const ExplainFlags& f, StepShape& shape, Explained& out) 
   fit_context(shape, config.context);
   if (config.learned_positions && shape.kv_len > config.context)
     fail(ErrorCode::kInvalidArgument,
-         "--shape: sequences of S={} tokens; the model knows {} positions", shape.kv_len,
+         "--shape: sequences of S={} tokens; the model has {} positions", shape.kv_len,
          config.context);
-  options.context = std::max(context_for(f.model, config), shape.kv_len);
+  options.context = std::max(choose_context(options, config), shape.kv_len);
   options.max_sequences = std::max(options.max_sequences, shape.sequences);
   options.max_tokens = std::max(options.max_tokens, shape.tokens);
   options.max_logit_rows = std::max(options.max_logit_rows, shape.logit_rows);
@@ -74,7 +74,7 @@ Explained prepare(const ExplainFlags& f, StepShape& shape) {
   return out;
 }
 
-// The step over and over: what it writes is each time the same.
+// Runs the same step several times.
 CallProfile measure_calls(const ExplainFlags& f, const StepShape& shape, const Explained& model) {
   CallProfile profile;
   profile.on = false;
@@ -95,9 +95,9 @@ CallProfile measure_calls(const ExplainFlags& f, const StepShape& shape, const E
 
 void check_flags(const ExplainFlags& f) {
   if (!f.trace.empty() && !f.run)
-    fail(ErrorCode::kInvalidArgument, "--trace: only what runs can be traced; add --run");
+    fail(ErrorCode::kInvalidArgument, "--trace needs --run: only steps that run can be traced");
   if (f.run && f.model.backend == "null")
-    fail(ErrorCode::kInvalidArgument, "--run: the null backend runs nothing; use cpu or ref");
+    fail(ErrorCode::kInvalidArgument, "--run: the null backend computes nothing; use cpu or ref");
 }
 
 void write_report(const std::string& path, const std::string& text) {
@@ -111,13 +111,13 @@ void explain_model(const ExplainFlags& f) {
   Machine machine =
       f.model.machine_file.empty() ? Machine{} : load_machine_file(f.model.machine_file);
   Explained model = prepare(f, shape);
-  plan_for(model.set(), f.fn, shape);  // an answer before anything is loaded
+  plan_for(model.set(), f.fn, shape);  // fails before anything is loaded
   CallProfile profile;
   if (f.run) profile = measure_calls(f, shape, model);
   ExplainRequest request;
   request.model = model.set().model;
   request.function = f.fn;
-  request.mode = f.model.mode;
+  request.mode = f.model.mode.empty() ? "compiled" : f.model.mode;
   request.shape = shape;
   request.backend = model.backend->name();
   request.isa = model.backend->isa();

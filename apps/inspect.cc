@@ -1,8 +1,8 @@
-// tokamak inspect: what is in a model file, and what it will need.
+// tokamak inspect: what a model file contains and how much memory it needs.
 #include <map>
 
 #include "apps/compile.h"
-#include "apps/model_setup.h"
+#include "apps/model_flags.h"
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -13,7 +13,7 @@ namespace tokamak {
 namespace {
 
 struct InspectFlags {
-  ModelFlags model;
+  OpenOptions model;
   std::string fn;
   bool graph = false, plan = false, tensors = false, json = false;
 };
@@ -27,7 +27,7 @@ struct Summary {
   int64_t parameters = 0, bytes = 0, tensors = 0;
 };
 
-// nullptr: of a type that this build does not know, which hurts only those who use the tensor.
+// nullptr: its type is unknown to this build, which matters only to models that use the tensor.
 const TensorView* known_tensor(const WeightSource& weights, const std::string& name) {
   try {
     return weights.find(name);
@@ -202,13 +202,13 @@ void inspect(const InspectFlags& f) {
   ImportedModel model = import_model(f.model.model);
   CompileOptions options;
   options.context = f.model.context;
-  options.kv_dtype = kv_dtype_of(f.model);
+  options.kv_dtype = compile_options(f.model).kv_dtype;
   Module module = build_module(model.config, options);
   if (f.graph) {
     if (f.fn == "decode") specialize_decode(module);
     if (!f.fn.empty() && module.find_function(f.fn) == nullptr)
       fail(ErrorCode::kInvalidArgument, "no function \"{}\": use step or decode", f.fn);
-    // With its module around it, so that the text can be read again.
+    // The whole module is printed, so that the text can be parsed again.
     std::erase_if(module.functions,
                   [&](const auto& fn) { return !f.fn.empty() && fn->name() != f.fn; });
     fmt::print("{}", print_module(module));
@@ -228,13 +228,14 @@ void inspect(const InspectFlags& f) {
 
 void add_inspect_verb(CLI::App& app) {
   auto flags = std::make_shared<InspectFlags>();
-  CLI::App* verb = app.add_subcommand("inspect", "show what a model file holds and what it needs");
+  CLI::App* verb =
+      app.add_subcommand("inspect", "show what a model file contains and how much memory it needs");
   add_model_argument(*verb, flags->model);
   verb->add_flag("--tensors", flags->tensors, "list every tensor");
-  verb->add_flag("--graph", flags->graph, "print the model's graph text");
+  verb->add_flag("--graph", flags->graph, "print the model's graph as text");
   verb->add_option("--fn", flags->fn, "with --graph: only this function, step or decode");
-  verb->add_flag("--plan", flags->plan, "print the plans the backend would run");
-  verb->add_flag("--json", flags->json, "as JSON");
+  verb->add_flag("--plan", flags->plan, "print the compiled plans");
+  verb->add_flag("--json", flags->json, "print as JSON");
   add_model_flags(*verb, flags->model);
   verb->footer(
       "Examples:\n  tokamak inspect model.gguf\n  tokamak inspect model.gguf --graph --fn decode | "

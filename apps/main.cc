@@ -1,6 +1,8 @@
+#include <tokamak/tokamak.h>
 #include <csignal>
 #include <cstdio>
 #include <new>
+#include <string>
 
 #include "apps/verbs.h"
 #include "base/error.h"
@@ -11,7 +13,7 @@ int exit_code(const tokamak::Error& e) {
   return e.code() == tokamak::ErrorCode::kInvalidArgument ? 2 : 1;
 }
 
-// A name out of a damaged file may hold anything; the message stays one line of readable text.
+// A name from a damaged file may hold any bytes; the message stays one line of readable text.
 std::string one_line(std::string_view text) {
   constexpr size_t kLongest = 2000;
   std::string out;
@@ -40,10 +42,10 @@ std::string one_line(std::string_view text) {
 int main(int argc, char** argv) {
   using namespace tokamak;
   std::signal(SIGPIPE, SIG_IGN);
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of write(), not an end
+  std::signal(SIGXFSZ, SIG_IGN);  // a file size limit then fails write() with an error
   CLI::App app("Tokamak: runs and serves large language models.", "tokamak");
   app.require_subcommand(1);
-  app.set_version_flag("--version", "tokamak " TOKAMAK_VERSION);
+  app.set_version_flag("--version", std::string("tokamak ") + version());
   app.footer(
       "Example: tokamak serve SmolLM2-135M-Instruct.Q4_1.gguf\nEvery verb has --help with "
       "examples.");

@@ -3,15 +3,12 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "apps/model_setup.h"
-#include "apps/resident.h"
+#include "api/resident.h"
+#include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/error.h"
-#include "base/file.h"
-#include "base/json.h"
 #include "base/log.h"
-#include "plan/bundle.h"
 #include "serve/http/server.h"
 #include "serve/openai/api.h"
 #include "serve/openai/metrics.h"
@@ -21,7 +18,7 @@ namespace tokamak {
 namespace {
 
 struct ServeFlags {
-  ModelFlags model;
+  OpenOptions model;
   std::vector<std::string> models;
   http::ServerOptions http;
   std::vector<std::string> api_keys, names, origins = {"*"};
@@ -32,18 +29,6 @@ struct ServeFlags {
   std::string scheduler = "fcfs", kv_policy = "max-utilization", metrics_compat, request_log;
 };
 
-// What the model's makers recommend, where they say so.
-SampleSpec sampling_defaults(const std::string& path, const ModelSource& source) {
-  if (const auto* bundle = dynamic_cast<const BundleModel*>(&source)) {
-    const Value* config = bundle->meta().find("generation_config");
-    return config && config->is_object() ? openai::sampling_defaults(*config) : SampleSpec{};
-  }
-  std::filesystem::path file = std::filesystem::path(path) / "generation_config.json";
-  if (!std::filesystem::is_regular_file(file)) return {};
-  Value config = parse_json(read_text_file(file, size_t{1} << 20), "generation_config.json");
-  return openai::sampling_defaults(config);
-}
-
 ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t index) {
   const std::string& path = flags.models[index];
   ServedModel model;
@@ -51,7 +36,7 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.name = flags.names.empty() ? loaded.name : flags.names[alone ? 0 : index];
   if (alone)
     for (size_t i = 1; i < flags.names.size(); ++i) model.aliases.push_back(flags.names[i]);
-  if (flags.names.empty()) {  // people also type what they started the server with
+  if (flags.names.empty()) {  // clients may also use the path the server was started with
     model.aliases.push_back(path);
     model.aliases.push_back(std::filesystem::path(path).stem().string());
   }
@@ -60,7 +45,7 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.chat_template = loaded.chat_template;
   model.max_model_len = loaded.engine->info().max_model_len;
   model.created = unix_seconds();
-  model.defaults = sampling_defaults(path, *loaded.source);
+  model.defaults = loaded.defaults;
   return model;
 }
 
@@ -68,7 +53,7 @@ std::string mebibytes(uint64_t bytes) {
   return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
-// Every counted byte, and how much more the system says the process has.
+// Prints the memory that was counted, and what the system reports for the process.
 void print_ledger(const std::vector<LoadedModel>& models) {
   uint64_t all = 0;
   for (const LoadedModel& model : models) {
@@ -79,7 +64,7 @@ void print_ledger(const std::vector<LoadedModel>& models) {
       fmt::print("  {:<10} {:>12}  {}\n", name, mebibytes(bytes), note);
     };
     row("weights", m.weights,
-        m.mapped > 0 ? mebibytes(m.mapped) + " of them mapped from the bundle" : "");
+        m.mapped > 0 ? mebibytes(m.mapped) + " of it mapped from the bundle" : "");
     std::string blocks;
     for (size_t g = 0; g < config.blocks.size(); ++g)
       blocks +=
@@ -97,13 +82,13 @@ void print_ledger(const std::vector<LoadedModel>& models) {
                mebibytes(resident), mebibytes(all));
 }
 
-// Refuses flags that contradict each other before anything is loaded.
+// Refuses contradicting flags before anything is loaded.
 void check(ServeFlags& flags) {
   if (flags.models.size() > 1 && !flags.names.empty() && flags.names.size() != flags.models.size())
     fail(ErrorCode::kInvalidArgument, "--served-model-name: {} names for {} models; give one each",
          flags.names.size(), flags.models.size());
-  if (flags.model.kv_bytes > 0 && flags.model.kv_blocks > 0)
-    fail(ErrorCode::kInvalidArgument, "--kv-cache-memory and --kv-blocks say the same: give one");
+  if (flags.model.kv_cache_bytes > 0 && flags.model.kv_blocks > 0)
+    fail(ErrorCode::kInvalidArgument, "give either --kv-cache-memory or --kv-blocks, not both");
   SchedPolicy policy = parse_sched_policy(flags.scheduler);
   KvPolicy kv_policy = parse_kv_policy(flags.kv_policy);
   flags.model.tune = [&flags, policy, kv_policy](EngineConfig& config) {
@@ -124,9 +109,9 @@ void check(ServeFlags& flags) {
 std::vector<LoadedModel> load_all(const ServeFlags& flags) {
   std::vector<LoadedModel> models;
   for (const std::string& path : flags.models) {
-    ModelFlags one = flags.model;
+    OpenOptions one = flags.model;
     one.model = path;
-    models.push_back(load_model(one));
+    models.push_back(load_with_progress(one));
     if (models.back().chat_template == nullptr)
       log::warn("{} has no chat template: /v1/chat/completions will refuse, /v1/completions works",
                 models.back().name);
@@ -143,7 +128,7 @@ void serve(ServeFlags& flags) {
   openai::ApiOptions options;
   options.api_keys = flags.api_keys;
   options.request_timeout_seconds = flags.request_timeout;
-  options.version = TOKAMAK_VERSION;
+  options.version = version();
   options.request_log = flags.request_log;
   options.vllm_metrics = flags.metrics_compat == "vllm";
   options.http_stats = &server.stats();
@@ -159,7 +144,7 @@ void serve(ServeFlags& flags) {
   web::add_page(router);
   server.catch_signals();
   server.start(std::move(router));
-  bool reads_files = false;  // weights that are used where the file has them
+  bool reads_files = false;  // weights are read from the mapped file
   for (const LoadedModel& m : loaded) reads_files = reads_files || m.engine->memory().mapped > 0;
   release_load_memory(!reads_files);
   print_ledger(loaded);
@@ -178,61 +163,57 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
       ->check(CLI::Range(0, 65535))
       ->capture_default_str();
   verb.add_option("--api-key", flags.api_keys,
-                  "ask clients for this key (may be repeated; also $TOKAMAK_API_KEY)");
+                  "require this key from clients (may be repeated; also $TOKAMAK_API_KEY)");
   verb.add_option("--allowed-origins", flags.origins,
                   "web origins whose pages may use the server; * = any")
       ->capture_default_str();
-  verb.add_option("--max-connections", flags.http.max_connections, "open connections")
+  verb.add_option("--max-connections", flags.http.max_connections, "most open connections")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  verb.add_option("--max-body-mb", flags.max_body_mb, "largest request in MiB")
+  verb.add_option("--max-body-mb", flags.max_body_mb, "largest request body in MiB")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   verb.add_option("--request-timeout", flags.request_timeout,
-                  "seconds until a request is given up; 0 = never")
+                  "seconds after which a request is aborted; 0 = never")
       ->check(CLI::Range(0.0, 1e6));
   verb.add_option("--shutdown-timeout", flags.shutdown_timeout,
-                  "seconds that running answers get when the server is stopped")
+                  "seconds to wait for running answers when the server stops")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   verb.add_option("--request-log", flags.request_log,
                   "append one JSON line per request to this file");
   verb.add_option("--metrics-compat", flags.metrics_compat,
-                  "give /metrics under these names too: vllm")
+                  "also export /metrics under the names of: vllm")
       ->check(CLI::IsMember({"vllm"}));
 }
 
 void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_option("--max-model-len", flags.model.context, "the same as --context")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
-  verb.add_option("--max-num-seqs", flags.model.max_sequences, "sequences computed at a time")
-      ->check(CLI::Range(int64_t{1}, int64_t{65536}))
-      ->capture_default_str();
-  verb.add_option("--max-num-batched-tokens", flags.model.max_tokens, "tokens of one step")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-      ->capture_default_str();
+  add_batch_flags(verb, flags.model);
   verb.add_option(
           "--tpot-target", flags.tpot_target_ms,
-          "milliseconds between two tokens of a stream: prompts are computed in chunks that "
-          "leave it so; 0 = chunks of --max-num-batched-tokens")
+          "milliseconds between two tokens of a stream: prompts are cut into chunks small enough "
+          "to keep it; 0 = chunks of --max-num-batched-tokens")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
-  verb.add_option("--max-queue", flags.max_queue, "sequences that may wait; more get a 429")
+  verb.add_option("--max-queue", flags.max_queue,
+                  "sequences that may wait; further requests get status 429")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str();
-  verb.add_option("--kv-cache-memory", flags.model.kv_bytes,
+  verb.add_option("--kv-cache-memory", flags.model.kv_cache_bytes,
                   "bytes of KV cache, e.g. 512M or 2G (default: two sequences of full length)")
       ->transform(CLI::AsSizeValue(false));
   verb.add_option("--kv-blocks", flags.model.kv_blocks, "blocks of KV cache, instead of bytes")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 32));
   verb.add_flag("--no-prefix-cache", flags.no_prefix_cache,
-                "compute every prompt from its beginning");
-  verb.add_option("--scheduler", flags.scheduler, "who of the waiting starts first")
+                "do not reuse the KV cache of common prefixes");
+  verb.add_option("--scheduler", flags.scheduler, "which waiting request starts first")
       ->check(CLI::IsMember({"fcfs", "priority", "cache", "fair"}))
       ->capture_default_str();
   verb.add_option("--kv-policy", flags.kv_policy,
-                  "start what fits now (and take back when it does not), or only what fits to its "
-                  "end")
+                  "max-utilization: start what fits now and preempt when memory runs out; "
+                  "guaranteed-no-evict: start only what fits to its last token")
       ->check(CLI::IsMember({"guaranteed-no-evict", "max-utilization"}))
       ->capture_default_str();
 }
@@ -244,11 +225,12 @@ void add_serve_verb(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("serve", "OpenAI-compatible server and chat page");
   verb->add_option("MODEL", flags->models,
                    ".gguf files, bundles (.tkm), or folders with config.json, tokenizer.json and "
-                   "safetensors; clients choose among several by name")
+                   "safetensors; with several, clients choose by name")
       ->required();
-  verb->add_option("--served-model-name", flags->names,
-                   "name(s) clients call the model by, the first is shown; one per model when "
-                   "there are several");
+  verb->add_option(
+      "--served-model-name", flags->names,
+      "name(s) that clients may use for the model, the first is listed; one per model when "
+      "there are several");
   add_network_flags(*verb, *flags);
   add_engine_flags(*verb, *flags);
   add_model_flags(*verb, flags->model);

@@ -1,11 +1,11 @@
-// tokamak template: renders a chat template, for when one misbehaves.
+// tokamak template: renders a chat template, to see what it produces.
 #include <filesystem>
 
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "compile/model_source.h"
+#include "compile/open_model.h"
 #include "text/chat_template.h"
 
 namespace tokamak {
@@ -60,10 +60,10 @@ void add_template_verb(CLI::App& app) {
   verb->add_option("MODEL", flags->model, "a model, or a .jinja file")->required();
   verb->add_option("--context", flags->context,
                    "JSON file: messages, tools, add_generation_prompt, bos_token, ...");
-  verb->add_option("--now", flags->now, "what strftime_now sees, e.g. 2026-11-15T12:30:45");
+  verb->add_option("--now", flags->now, "time for strftime_now, e.g. 2026-11-15T12:30:45");
   verb->add_option("--template-name,--name", flags->name,
-                   "which of the model's templates, e.g. tool_use (default: tool_use where there "
-                   "are tools and such a template)");
+                   "which of the model's templates, e.g. tool_use (default: tool_use if there are "
+                   "tools and such a template)");
   verb->footer(
       "Example:\n  tokamak template model.gguf --context chat.json\n"
       "  with chat.json "

@@ -17,7 +17,7 @@
 namespace tokamak {
 namespace {
 
-// Where the signal handler writes; -1: nobody listens.
+// Where the signal handler writes; -1: no scope is active.
 std::atomic<int> g_interrupt_fd{-1};
 
 void on_interrupt(int) {
@@ -130,7 +130,7 @@ InterruptScope::~InterruptScope() {
 }
 
 std::optional<std::string> read_line(std::string_view prompt) {
-  static std::string pending;  // read, but beyond the line that was asked for
+  static std::string pending;  // read past the end of the line
   bool terminal = isatty(STDIN_FILENO) != 0;
   int wake[2];
   if (pipe2(wake, O_CLOEXEC | O_NONBLOCK) != 0)

@@ -18,12 +18,12 @@ bool stdout_is_terminal();
 bool stderr_is_terminal();  // and TERM is not "dumb"
 
 // The text in a colour if `on`; callers pass stdout_is_terminal() or stderr_is_terminal(). NO_COLOR
-// switches all off.
+// turns colours off.
 enum class Colour { kBold, kDim, kRed, kGreen, kBlue };
 std::string coloured(Colour colour, std::string_view text, bool on);
 
-// "label  [####....] 42 %" on standard error, only on a terminal; gone when the object goes. update
-// may be called from any thread and as often as one likes: it draws ten times a second at most.
+// "label  [####....] 42 %" on standard error, only on a terminal; erased by the destructor. update
+// may be called from any thread and as often as needed: it draws at most ten times a second.
 class ProgressBar {
  public:
   explicit ProgressBar(std::string label);
@@ -40,8 +40,8 @@ class ProgressBar {
   bool drawn_ = false;
 };
 
-// While it lives, Ctrl-C calls `action` (on a thread of its own) instead of ending the program; a
-// second Ctrl-C ends the program after all. One at a time.
+// While it exists, Ctrl-C calls `action` (on its own thread) instead of ending the program; a
+// second Ctrl-C ends the program. At most one at a time.
 class InterruptScope {
  public:
   explicit InterruptScope(std::function<void()> action);

@@ -1,10 +1,10 @@
-// tokamak tokenize: text <-> ids, for looking at a vocabulary and for scripts.
+// tokamak tokenize: text to ids and back.
 #include <iostream>
 
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "compile/model_source.h"
+#include "compile/open_model.h"
 #include "text/tokenizer.h"
 
 namespace tokamak {
@@ -60,18 +60,19 @@ void tokenize(const TokenizeFlags& f) {
 
 void add_tokenize_verb(CLI::App& app) {
   auto flags = std::make_shared<TokenizeFlags>();
-  CLI::App* verb = app.add_subcommand("tokenize", "show how a model cuts text into tokens");
+  CLI::App* verb = app.add_subcommand("tokenize", "show how a model splits text into tokens");
   verb->add_option("MODEL", flags->model,
                    "a .gguf file (vocabulary-only too) or a folder with tokenizer.json")
       ->required();
-  verb->add_option("TEXT", flags->text, "the text; without it, standard input");
-  verb->add_flag("--json-lines", flags->json_lines,
-                 "standard input: one JSON string per line; prints one array of ids per line");
-  verb->add_flag("--decode", flags->decode, "the other way: arrays of ids in, JSON strings out");
+  verb->add_option("TEXT", flags->text, "the text (default: standard input)");
+  verb->add_flag(
+      "--json-lines", flags->json_lines,
+      "read one JSON string per line from standard input, print one array of ids per line");
+  verb->add_flag("--decode", flags->decode, "the reverse: arrays of ids in, JSON strings out");
   verb->add_flag("--no-special", flags->no_special,
                  "leave out BOS/EOS (with --decode: skip special tokens)");
   verb->add_flag("--no-parse-special", flags->no_parse_special,
-                 "text such as <|im_end|> stays text");
+                 "treat text such as <|im_end|> as plain text");
   verb->footer(
       "Examples:\n  tokamak tokenize model.gguf \"Hello world\"\n"
       "  echo '\"Hello world\"' | tokamak tokenize model.gguf --json-lines\n"

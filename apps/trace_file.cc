@@ -28,7 +28,7 @@ int64_t days(int64_t y, int64_t m, int64_t d) {
   return era * 146097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719468;
 }
 
-// "2023-11-16 18:15:46.6805900", perhaps with a zone behind it, which all lines have alike.
+// "2023-11-16 18:15:46.6805900", optionally followed by a time zone, the same on all lines.
 Nanos timestamp(std::string_view t, std::string_view where) {
   if (t.size() < 19 || t[4] != '-' || t[13] != ':')
     fail(ErrorCode::kCorrupt, "{}: \"{}\" is not a time", where, t);
@@ -44,7 +44,7 @@ Nanos timestamp(std::string_view t, std::string_view where) {
 
 TraceRequest azure(std::string_view line, std::string_view where) {
   size_t a = line.find(','), b = a == line.npos ? a : line.find(',', a + 1);
-  if (b == line.npos) fail(ErrorCode::kCorrupt, "{}: three fields are expected", where);
+  if (b == line.npos) fail(ErrorCode::kCorrupt, "{}: expected three fields", where);
   return {timestamp(line.substr(0, a), where),
           whole(line.substr(a + 1, b - a - 1), where),
           whole(line.substr(b + 1), where),
@@ -79,10 +79,11 @@ std::vector<TraceRequest> load_trace(const std::filesystem::path& path, int64_t 
     if (line.empty() || (!json && number == 1)) continue;  // the first line names the columns
     std::string where = fmt::format("{}, line {}", path.filename().string(), number);
     TraceRequest r = json ? mooncake(line, where) : azure(line, where);
-    // A request that asked for nothing still had its prompt computed.
+    // A request without output still computes its prompt.
     r.output = std::max<int64_t>(r.output, 1);
     if (r.input < 1 || r.input > kMostTokens || r.output > kMostTokens)
-      fail(ErrorCode::kCorrupt, "{}: {} and {} tokens", where, r.input, r.output);
+      fail(ErrorCode::kCorrupt, "{}: lengths of {} and {} tokens are out of range", where, r.input,
+           r.output);
     out.push_back(std::move(r));
   }
   if (out.empty()) fail(ErrorCode::kCorrupt, "{}: no requests", path.string());

@@ -1,5 +1,5 @@
 #pragma once
-// Traces of requests that others have published.
+// Reads published traces of requests.
 #include <filesystem>
 #include <vector>
 
@@ -7,10 +7,10 @@
 
 namespace tokamak {
 
-// By the name's end:
+// The format follows from the extension:
 //   .csv    Azure LLM inference: TIMESTAMP,ContextTokens,GeneratedTokens
 //   .jsonl  Mooncake: {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}
-// In the order of arrival, the first at time 0; `most` requests (0: all). Throws Error(kCorrupt)
+// Sorted by arrival, the first at time 0; at most `most` requests (0: all). Throws Error(kCorrupt)
 // naming the line.
 std::vector<TraceRequest> load_trace(const std::filesystem::path& path, int64_t most = 0);
 

@@ -1,37 +1,15 @@
 #pragma once
-// Errors: what the user, the disk or a peer did wrong ends the operation with `throw Error`; it is
-// caught in main, in the HTTP handler and at the per-request boundary. Expected outcomes are return
-// values. Bugs are caught by TK_CHECK, which throws Error(kInternal), so that a bug hit by one
-// request does not end the process.
+// Errors: what the user, the disk or a peer did wrong ends the operation with `throw Error`
+// (tokamak/error.h); it is caught in main, in the HTTP handler and at the per-request boundary.
+// Expected outcomes are return values. Bugs are caught by TK_CHECK, which throws Error(kInternal),
+// so that a bug hit by one request does not end the process.
 #include <fmt/format.h>
 
-#include <stdexcept>
+#include <tokamak/error.h>
 #include <string>
+#include <utility>
 
 namespace tokamak {
-
-enum class ErrorCode {
-  kInvalidArgument,  // the caller asked for something that makes no sense        (HTTP 400, exit 2)
-  kNotFound,         // a file, model or route that is not there                  (HTTP 404, exit 1)
-  kCorrupt,          // a file or message whose content contradicts itself
-  kUnsupported,      // well-formed, but not something this build can do
-  kOutOfRange,       // beyond a declared limit (context, batch, a plan's guard)
-  kResourceExhausted,  // memory, queue or blocks are used up                       (HTTP 429/503)
-  kUnavailable,        // shutting down or not ready
-  kCancelled,
-  kInternal,  // a bug in Tokamak
-};
-
-const char* error_code_name(ErrorCode code);
-
-class Error : public std::runtime_error {
- public:
-  Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
-  ErrorCode code() const { return code_; }
-
- private:
-  ErrorCode code_;
-};
 
 // fail(ErrorCode::kCorrupt, "{}: tensor {} ends at byte {}, the file has {}", path, name, end,
 // size)

@@ -43,7 +43,7 @@ Value options_value(const CompileOptions& o) {
   return out;
 }
 
-struct BundleSource {  // what a bundle is made from, whatever it came from
+struct BundleSource {  // the contents of a bundle, from a model file or from another bundle
   Module module;
   ModelConfig config;  // sizes only
   const WeightSource& weights;

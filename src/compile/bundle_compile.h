@@ -1,10 +1,11 @@
 #pragma once
-// Bundles at the compiler's end: writing one, and making the plans of one fit the machine it is
-// opened on.
+// The compiler's side of bundles: writing one, and adapting the plans of one to the machine that
+// opens it.
 #include <filesystem>
 #include <memory>
 
-#include "compile/model_source.h"
+#include "compile/cache.h"
+#include "compile/open_model.h"
 #include "plan/bundle.h"
 
 namespace tokamak {
@@ -16,12 +17,12 @@ struct BundleReport {
 };
 
 // Compiles, packs and writes. `producer` names this program and its version. An existing file is
-// replaced as a whole or stays as it is.
+// replaced as a whole or kept.
 BundleReport write_bundle(const OpenedModel& opened, Backend& backend,
                           const CompileOptions& options, const std::filesystem::path& out,
                           std::string_view producer);
-// The same from another bundle: its graph compiled again for this backend, its weights packed anew
-// where they have to be.
+// The same from another bundle: compiles its graph again for this backend and packs weights again
+// where needed.
 BundleReport rewrite_bundle(const std::filesystem::path& from, Backend& backend,
                             const CompileOptions& options, const std::filesystem::path& out,
                             std::string_view producer);
@@ -29,9 +30,9 @@ BundleReport rewrite_bundle(const std::filesystem::path& from, Backend& backend,
 // The options a bundle was compiled with. Throws Error(kCorrupt).
 CompileOptions bundle_options(const BundleModel& bundle);
 
-// Makes the plans fit a backend. Plans that were made for another ISA, or with kernels that this
-// program does not have, are compiled again from the embedded graph (said in one log line); what
-// cannot be used at all throws Error(kUnsupported) with what to do. `cache` may be null.
+// Adapts the plans to a backend. Plans for another ISA, or with kernels that this program does not
+// have, are compiled again from the embedded graph (with one line in the log). A bundle that cannot
+// be used at all throws Error(kUnsupported) that says what to do. `cache` may be null.
 void fit_bundle(BundleModel& bundle, const Backend& backend, const CompileCache* cache);
 
 }  // namespace tokamak

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 
@@ -25,12 +24,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kSuffix = ".plans", kTemporary = ".tmp";
-constexpr int64_t kOrphanSeconds = 3600;  // a temporary file of this age has lost its writer
-
-int64_t unix_now() {
-  auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::seconds>(now).count();
-}
 
 // Held while the folder changes. Without the lock (another host's disk, no permission) the rename
 // still keeps every entry whole.
@@ -112,7 +105,9 @@ CompileCache CompileCache::from_environment() {
 }
 
 CompileCache::CompileCache(fs::path folder, uint64_t limit)
-    : folder_(std::move(folder)), limit_(limit) {}
+    : folder_(std::move(folder)), limit_(limit) {
+  if (!folder_.empty()) remove_orphaned_temporaries(folder_);
+}
 
 fs::path CompileCache::path_of(const std::string& key) const {
   return folder_ / (key + std::string(kSuffix));
@@ -126,7 +121,7 @@ std::optional<PlanSet> CompileCache::load(const std::string& key) const {
     ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // used now; a disk that refuses is fine
     return plans;
   } catch (const std::exception& e) {
-    log::warn("compile cache: {} (the entry is made anew)", e.what());
+    log::warn("compile cache: {} (the model is compiled again)", e.what());
     ::unlink(path.c_str());
     return std::nullopt;
   }
@@ -154,8 +149,6 @@ void CompileCache::store(const std::string& key, const PlanSet& plans) const {
 // The lock is held. `keep` was used just now.
 void CompileCache::evict(const fs::path& keep) const {
   std::error_code ec;
-  for (const FileState& f : files_with(folder_, kTemporary))
-    if (f.used / 1'000'000'000 + kOrphanSeconds < unix_now()) fs::remove(f.path, ec);
   std::vector<FileState> files = files_with(folder_, kSuffix);
   std::sort(files.begin(), files.end(),
             [](const FileState& a, const FileState& b) { return a.used < b.used; });
@@ -224,6 +217,15 @@ size_t CompileCache::clear() const {
       removed += suffix == kSuffix;
     }
   return removed;
+}
+
+PlanSet compile_cached(Module& module, const ModelConfig& config, const Backend& backend,
+                       const CompileOptions& options, const CompileCache* cache) {
+  auto compile = [&] { return compile_module(module, config, backend, options); };
+  bool watched =
+      options.dump || options.fusion || options.after_pass || !options.dump_after.empty();
+  if (!cache || watched) return compile();
+  return cache->get(compile_key(module, config, backend, options), compile);
 }
 
 }  // namespace tokamak

@@ -1,7 +1,7 @@
 #pragma once
 // The compile cache: plans on disk, so that a model is compiled once per machine.
-// Content-addressed: a key says everything that the plans depend on, so an entry never gets stale,
-// only unused.
+// Content-addressed: a key covers everything that the plans depend on, so an entry never gets
+// stale, only unused.
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -25,9 +25,9 @@ struct CacheEntry {
   std::string error;  // what is wrong with it; empty: nothing
 };
 
-// A folder of entries that any number of processes use at a time. Writers hold a lock and rename a
-// whole, synced file into place; readers need no lock. No failure of the disk is an error of the
-// compilation: load() then finds nothing and store() warns.
+// A folder of entries that any number of processes may use at a time. Writers hold a lock and
+// rename a complete, synced file into place; readers need no lock. A failing disk is never an error
+// of the compilation: load() then finds nothing and store() logs a warning.
 class CompileCache {
  public:
   static constexpr uint64_t kDefaultLimit = uint64_t{256} << 20;
@@ -35,13 +35,13 @@ class CompileCache {
   // 1G).
   // Without a home there is no folder, and nothing is kept.
   static CompileCache from_environment();
+  // Removes temporary files of processes that were killed while they wrote.
   explicit CompileCache(std::filesystem::path folder, uint64_t limit = kDefaultLimit);
 
   // The plans under the key, checked; nullopt when there are none or they are damaged, which
   // removes them. A hit makes the entry the most recently used one.
   std::optional<PlanSet> load(const std::string& key) const;
-  // Does not throw. Drops what was not used for the longest time when the folder holds more than
-  // the limit.
+  // Does not throw. Removes the least recently used entries when the folder exceeds the limit.
   void store(const std::string& key, const PlanSet& plans) const;
   // load(), or make() and store().
   PlanSet get(const std::string& key, const std::function<PlanSet()>& make) const;
@@ -61,5 +61,10 @@ class CompileCache {
   std::filesystem::path folder_;
   uint64_t limit_;
 };
+
+// The plans of a module, from the cache where it has them. A compilation that writes dumps or
+// reports always runs. `cache` may be null.
+PlanSet compile_cached(Module& module, const ModelConfig& config, const Backend& backend,
+                       const CompileOptions& options, const CompileCache* cache);
 
 }  // namespace tokamak

@@ -19,12 +19,13 @@ void add_program(Hash128& hash) {
   hash.add(static_cast<uint64_t>(st.st_mtim.tv_nsec));
 }
 
-// Every option is named here, so that a new one does not compile until somebody has decided whether
-// plans depend on it.
+// Every option is named here, so that adding one does not compile until it is decided whether plans
+// depend on it.
 void add_options(Hash128& hash, const CompileOptions& o) {
   const auto& [activations, storage, kv_dtype, block_size, max_sequences, max_tokens,
-               max_logit_rows, context, tree_mask, verify, passes, disabled_passes, dump_after,
-               rules, machine, fusion, eager, shapes, buckets, dump, after_pass] = o;
+               max_logit_rows, context, max_context, longest, tree_mask, verify, passes,
+               disabled_passes, dump_after, rules, machine, fusion, eager, shapes, buckets, dump,
+               after_pass] = o;
   hash.add(fmt::format("{} {} {} {} {} {} {} {} {} {} {}", activations, storage,
                        dtype_name(kv_dtype), block_size, max_sequences, max_tokens, max_logit_rows,
                        context, tree_mask, eager, static_cast<int>(shapes)));
@@ -34,7 +35,8 @@ void add_options(Hash128& hash, const CompileOptions& o) {
   for (const std::string& p : disabled_passes) hash.add("without " + p);
   for (const RewriteRule& rule : rules) hash.add(rule.text);
   if (!machine.empty()) hash.add(read_text_file(machine, size_t{1} << 20));
-  (void)dump_after, (void)fusion, (void)dump, (void)after_pass;  // these only look on
+  // These only observe, or have led to the context.
+  (void)dump_after, (void)fusion, (void)dump, (void)after_pass, (void)max_context, (void)longest;
 }
 
 }  // namespace

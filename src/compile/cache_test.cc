@@ -8,12 +8,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/rng.h"
+#include "plan/bundle_file.h"
 
 namespace tokamak {
 namespace {
@@ -92,7 +94,7 @@ TEST_F(CacheTest, MakesOnceAndFindsAgain) {
   EXPECT_TRUE(cache.entries().empty());
 }
 
-TEST_F(CacheTest, AnyFlippedByteAndAnyTruncationIsMadeAnew) {
+TEST_F(CacheTest, AnyFlippedByteAndAnyTruncationIsCompiledAgain) {
   CompileCache cache(folder_);
   cache.store("k", cached_plans("m"));
   std::string bytes = read_text_file(entry("k"));
@@ -104,7 +106,7 @@ TEST_F(CacheTest, AnyFlippedByteAndAnyTruncationIsMadeAnew) {
       return cached_plans("m");
     });
     EXPECT_EQ(plans.weights[0].constant.size(), 128u);
-    EXPECT_TRUE(cache.load("k").has_value()) << "the entry was not made anew";
+    EXPECT_TRUE(cache.load("k").has_value()) << "the entry was not replaced";
     return made;
   };
   Rng rng(3);
@@ -172,6 +174,49 @@ TEST_F(CacheTest, KilledWhileWriting) {
   size_t left = 0;
   for (const auto& file : fs::directory_iterator(folder_)) left += file.path().extension() != "";
   EXPECT_EQ(left, 0u) << "clear() leaves temporary files";
+}
+
+TEST_F(CacheTest, OpeningRemovesTheFilesOfKilledWriters) {
+  fs::create_directories(folder_);
+  auto temporaries = [&] {
+    size_t count = 0;
+    for (const auto& file : fs::directory_iterator(folder_))
+      count += file.path().extension() == ".tmp";
+    return count;
+  };
+  for (int i = 0; i < 3; ++i) {
+    pid_t pid = in_child([&] {
+      BundleFileWriter writer(entry(fmt::format("dead{}", i)));
+      ::raise(SIGKILL);
+    });
+    EXPECT_TRUE(WIFSIGNALED(status_of(pid)));
+  }
+  write_text_file(folder_ / "notes.tmp", "not a name that a writer gives");
+  BundleFileWriter alive(entry("alive"));
+  alive.add_section("key", "alive");
+  EXPECT_EQ(temporaries(), 5u);
+  CompileCache cache(folder_);
+  EXPECT_EQ(temporaries(), 2u);
+  alive.finish();
+  EXPECT_TRUE(fs::exists(entry("alive")));
+  EXPECT_TRUE(fs::exists(folder_ / "notes.tmp"));
+}
+
+// As for a bundle, whose folder is not a cache.
+TEST_F(CacheTest, AWriterRemovesWhatAKilledOneLeft) {
+  fs::create_directories(folder_);
+  for (const char* name : {"model.tkm", "other.tkm"})
+    status_of(in_child([&] {
+      BundleFileWriter writer(folder_ / name);
+      ::raise(SIGKILL);
+    }));
+  BundleFileWriter writer(folder_ / "model.tkm");
+  writer.finish();
+  std::vector<std::string> left;
+  for (const auto& file : fs::directory_iterator(folder_))
+    left.push_back(file.path().filename().string().substr(0, 9));
+  std::sort(left.begin(), left.end());
+  EXPECT_EQ(left, (std::vector<std::string>{"model.tkm", "other.tkm"}));
 }
 
 TEST_F(CacheTest, ManyProcessesAtOnce) {

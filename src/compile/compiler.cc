@@ -1,84 +1,51 @@
-// The offline path, top to bottom. import is compile/import, models are compile/models, passes are
-// compile/pipeline.cc, plans are compile/planner.
+// The offline path, from top to bottom. Import is compile/import, models are compile/models, passes
+// are compile/pipeline.cc, plans are compile/planner.
 #include "compile/compiler.h"
 
-#include <algorithm>
-#include <map>
-
-#include "base/channels.h"
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/hash.h"
+#include "compile/cache.h"
+#include "compile/function_plans.h"
+#include "compile/open_model.h"
 #include "compile/pass.h"
-#include "compile/planner/planner.h"
 #include "compile/shapes.h"
-#include "graph/region.h"
 
 namespace tokamak {
-namespace {
 
-// One plan of the function for each guard; `bound`: what T and R are in it, empty when they vary.
-void request_plans(std::vector<PlanRequest>& out, const Function& fn, const Guards& guards,
-                   const std::string& bound = {}) {
-  for (const std::vector<GuardRange>& guard : guards) {
-    out.push_back({&fn, guard, {}});
-    if (!bound.empty()) out.back().bound_symbols = {{"T", bound}, {"R", bound}};
-  }
+std::unique_ptr<ModelSource> compile_model(const std::filesystem::path& path,
+                                           const Backend& backend, CompileOptions options,
+                                           const CompileCache* cache) {
+  OpenedModel opened = open_model(path);  // import
+  options.context = choose_context(options, opened.model.config);
+  Module module = build_module(opened.model.config, options);  // build
+  PlanSet plans = compile_cached(module, opened.model.config, backend, options, cache);
+  return make_source(std::move(opened), std::move(plans));
 }
-
-}  // namespace
 
 PlanSet compile_module(Module& module, const ModelConfig& config, const Backend& backend,
                        const CompileOptions& asked) {
-  SteadyClock clock;
-  Nanos start = clock.now();
-  CompileOptions options = asked;
-  options.shapes = chosen_shapes(asked, backend);
-  // Int8 activations and narrow storage stay: without them the result would be another one.
-  if (options.eager && options.passes.empty())
-    options.passes = {"quantize-activations", "choose-storage", "dead-code"};
-  if (options.dump) options.dump->write("captured", "tkg", print_module(module));
-  Function& step = *module.find_function("step");
-  std::vector<Function*> others = other_functions(module);
-  run_general_passes(module, step, {backend, options});
-  for (Function* fn : others) run_general_passes(module, *fn, {backend, options});
-  Function& decode = specialize_decode(module);
-  run_derived_passes(module, decode, {backend, options});
-  std::vector<Function*> planned = {&step, &decode};
-  for (int k : options.verify) {
-    planned.push_back(&specialize_verify(module, k));
-    run_derived_passes(module, *planned.back(), {backend, options});
-  }
-  planned.insert(planned.end(), others.begin(), others.end());
-  // Functions are specialised before they are fused: each is fused for its own shapes.
-  for (Function* fn : planned) run_final_passes(module, *fn, {backend, options});
-  if (options.dump) options.dump->write("fused", "tkg", print_module(module));
+  CompileOptions options = options_for(asked, backend);
+  PassContext context{backend, options};
+  CompileRecord record(module, options);
 
-  PlanSet set;
-  set.model = module.name;
-  set.backend = backend.name();
-  set.vocab = config.vocab;
-  set.hidden = config.hidden;
-  set.layers = config.layers;
-  set.context = options.context > 0 ? options.context : config.context;
-  declare_tables(set, module);
-  std::vector<PlanRequest> requests;
-  request_plans(requests, step, step_guards(options));
-  request_plans(requests, decode, decode_guards(options), "B");
-  for (size_t i = 0; i < options.verify.size(); ++i) {
-    int k = options.verify[i];
-    request_plans(requests, *planned[2 + i], verify_guards(options, k), fmt::format("{}*B", k + 1));
-  }
-  for (const Function* fn : others) request_plans(requests, *fn, {function_guard(*fn)});
-  plan_functions(set, requests, backend, compile_machine(options), options.fusion.get());
-  if (options.eager)
-    for (Plan& plan : set.plans) spread_values(set, plan);
+  std::vector<Function*> functions = {module.find_function("step")},
+                         others = other_functions(module);
+  run_general_passes(module, *functions[0], context);  // passes
+  for (Function* fn : others) run_general_passes(module, *fn, context);
+
+  functions.push_back(&specialize_decode(module));  // specialise
+  for (int k : options.verify) functions.push_back(&specialize_verify(module, k));
+  for (size_t i = 1; i < functions.size(); ++i) run_derived_passes(module, *functions[i], context);
+
+  // Fuse, after functions were specialised: each is fused for its own shapes.
+  functions.insert(functions.end(), others.begin(), others.end());
+  for (Function* fn : functions) run_final_passes(module, *fn, context);
+  record.fused(module);
+
+  PlanSet set = new_plan_set(module, config, backend, options);  // plan
+  plan_functions(set, plan_requests(functions, options), backend, compile_machine(options),
+                 options.fusion.get());
+  if (options.eager) spread_values(set);
   check_plan_set(set);
-  if (options.dump) options.dump->write("planned", "txt", plan_set_text(set));
-  if (log::channel_enabled("recompiles"))
-    log::channel("recompiles",
-                 fmt::format("compiled {} for {}: {} plans in {:.1f} ms", set.model, set.backend,
-                             set.plans.size(), seconds(clock.now() - start) * 1e3));
+  record.planned(set);
   return set;
 }
 

@@ -1,7 +1,8 @@
 #pragma once
-// The offline path: model file -> Graph -> passes -> PlanSet. compiler.cc is that path, top to
+// The offline path: model file -> Graph -> passes -> PlanSet. compiler.cc is that path, from top to
 // bottom.
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <set>
@@ -13,18 +14,20 @@
 #include "compile/import/model_config.h"
 #include "compile/stage_dump.h"
 #include "graph/rule.h"
+#include "plan/model_source.h"
 #include "plan/plan.h"
 
 namespace tokamak {
 
+class CompileCache;   // compile/cache.h
 struct FusionReport;  // compile/fuse/report.h
 struct PassTiming;    // compile/pass.h
 
 // Which plans a function gets.
 enum class Shapes : uint8_t {
-  kAuto,     // plans of a few sizes, each for every shape up to its own: nothing is padded
+  kAuto,     // plans for a few sizes, each for every shape up to its size, without padding
   kDynamic,  // one plan for every shape
-  kBuckets,  // plans of fixed sizes, steps are padded up to the next; one plan for what has none
+  kBuckets,  // plans of fixed sizes, to which steps are padded; one plan for all other shapes
   kFixed,    // as kBuckets, and every symbol is padded: steps of a plan have one shape
 };
 Shapes shapes_from_name(std::string_view name);  // auto, dynamic, buckets, fixed
@@ -40,28 +43,38 @@ struct CompileOptions {
   int64_t max_sequences = 64;       // upper bound of B
   int64_t max_tokens = 512;         // upper bound of T (token budget of a step)
   int64_t max_logit_rows = 64;      // upper bound of R: rows of a step that may ask for logits
-  int64_t context = 0;              // longest sequence; 0: the model's own
+  int64_t context = 0;              // longest sequence; 0: the model's own, at most max_context
+  int64_t max_context = 0;          // 0: no such bound
+  int64_t longest = 0;              // no sequence will be longer than this; 0: not known
   bool tree_mask = false;           // step takes `mask`: rows may be nodes of a draft tree
-  std::vector<int> verify;          // numbers of drafts k to make verify<k> plans for
+  std::vector<int> verify;          // numbers of drafts k that get verify<k> plans
   std::vector<std::string> passes;  // run exactly these, in order; empty: the pipeline
   std::set<std::string> disabled_passes;  // names from compile/pipeline.cc
   std::set<std::string> dump_after;       // passes after which the function is printed to stderr
-  std::vector<RewriteRule> rules;         // of the user, for the pass user-rules
+  std::vector<RewriteRule> rules;         // the user's, for the pass user-rules
   std::string machine;                    // machine file of the fusion planner; empty: built in
-  std::shared_ptr<FusionReport> fusion;   // gets what the pass fuse decided; may be null
-  // Op by op: no pass that is not needed for the result, no fusion, and no place of the arena used
-  // twice. What speed-ups are measured against.
+  std::shared_ptr<FusionReport> fusion;   // receives the decisions of the pass fuse; may be null
+  // Op by op: only passes that the result needs, no fusion, no reuse of arena memory. The baseline
+  // for speed-ups.
   bool eager = false;
   Shapes shapes = Shapes::kAuto;
   std::vector<int64_t> buckets;     // of T, for kBuckets and kFixed; empty: 1, 8, 16, 32, 64, ...
-  std::shared_ptr<StageDump> dump;  // gets what each stage makes; may be null
-  // Sees the function behind each pass, also behind those that are off; may be empty.
+  std::shared_ptr<StageDump> dump;  // receives the output of each stage; may be null
+  // Called after each pass, also for passes that are off; may be empty.
   std::function<void(const Function& function, const PassTiming& timing)> after_pass;
 };
 
-// The plain graph of a model: functions step, decode (and verify<k> on demand).
-Module build_module(const ModelConfig& config, const CompileOptions& options);
+// Compiles a model file for a backend. The result keeps the file mapped. `cache` may be null.
+std::unique_ptr<ModelSource> compile_model(const std::filesystem::path& path,
+                                           const Backend& backend, CompileOptions options,
+                                           const CompileCache* cache = nullptr);
 
+// Its parts. The context that the options choose for a model; throws Error(kInvalidArgument) for
+// one that it cannot have.
+int64_t choose_context(const CompileOptions& options, const ModelConfig& config);
+// The plain graph of a model: the function step (compile/models).
+Module build_module(const ModelConfig& config, const CompileOptions& options);
+// From the plain graph to plans. Of the config only the sizes count.
 PlanSet compile_module(Module& module, const ModelConfig& config, const Backend& backend,
                        const CompileOptions& options);
 

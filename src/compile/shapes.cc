@@ -137,6 +137,8 @@ std::vector<GuardRange> function_guard(const Function& function) {
   return out;
 }
 
+namespace {
+
 void spread_values(PlanSet& set, Plan& plan) {
   std::vector<SymbolDecl> bounds;
   for (const GuardRange& g : plan.guard) bounds.push_back({g.symbol, g.lo, g.hi, g.multiple});
@@ -162,6 +164,12 @@ void spread_values(PlanSet& set, Plan& plan) {
   plan.arena_lower_bound = 0;
   plan.arena_method = "none: every value has its own memory";
   set.arena_bytes = std::max(set.arena_bytes, end);
+}
+
+}  // namespace
+
+void spread_values(PlanSet& set) {
+  for (Plan& plan : set.plans) spread_values(set, plan);
 }
 
 }  // namespace tokamak

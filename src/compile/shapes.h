@@ -32,6 +32,6 @@ std::vector<Function*> other_functions(Module& module);
 std::vector<GuardRange> function_guard(const Function& function);
 
 // Eager plans: every value has a place of its own in the arena; none is reused.
-void spread_values(PlanSet& set, Plan& plan);
+void spread_values(PlanSet& set);
 
 }  // namespace tokamak

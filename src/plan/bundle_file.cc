@@ -1,6 +1,8 @@
 #include "plan/bundle_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -135,12 +137,52 @@ std::string_view BundleFile::text(std::string_view name) const {
 
 // --- writing
 
-BundleFileWriter::BundleFileWriter(std::filesystem::path path) : path_(std::move(path)) {
+namespace {
+
+// NAME.<process>-<number>.tmp
+bool is_temporary(std::string_view name) {
+  if (!name.ends_with(".tmp")) return false;
+  name.remove_suffix(4);
+  std::string_view tail = name.substr(name.rfind('.') + 1);
+  size_t dash = tail.find('-');
+  return dash != std::string_view::npos && dash > 0 && dash + 1 < tail.size() &&
+         tail.find_first_not_of("0123456789") == dash &&
+         tail.find_first_not_of("0123456789", dash + 1) == std::string_view::npos;
+}
+
+}  // namespace
+
+void remove_orphaned_temporaries(const std::filesystem::path& folder, std::string_view prefix) {
+  std::error_code ec;
+  std::filesystem::directory_iterator it(folder.empty() ? "." : folder, ec), end;
+  for (; !ec && it != end; it.increment(ec)) {
+    std::string name = it->path().filename().string();
+    if (!name.starts_with(prefix) || !is_temporary(name)) continue;
+    int fd = ::open(it->path().c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) continue;
+    if (::flock(fd, LOCK_EX | LOCK_NB) == 0) ::unlink(it->path().c_str());
+    ::close(fd);
+  }
+}
+
+// The lock tells others that the writer is alive: the kernel drops it when the process ends,
+// however it ends. One that takes the file for an orphan before it is locked makes us try again.
+void BundleFileWriter::create_temporary() {
   static std::atomic<unsigned> number{0};
-  temporary_ = path_;
-  temporary_ += fmt::format(".{}-{}.tmp", ::getpid(), number++);
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (fd_ < 0) fail_io("create");
+  struct stat st {};
+  do {
+    if (fd_ >= 0) ::close(fd_);
+    temporary_ = path_;
+    temporary_ += fmt::format(".{}-{}.tmp", ::getpid(), number++);
+    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd_ < 0) fail_io("create");
+    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno != EWOULDBLOCK) return;  // no locks here
+  } while (::fstat(fd_, &st) == 0 && st.st_nlink == 0);
+}
+
+BundleFileWriter::BundleFileWriter(std::filesystem::path path) : path_(std::move(path)) {
+  remove_orphaned_temporaries(path_.parent_path(), path_.filename().string() + ".");
+  create_temporary();
   std::vector<std::byte> room(sizeof(FileHeader) + kMaxSections * sizeof(TableEntry));
   write(room);  // filled in by finish(): a file without its header is no bundle
 }
@@ -218,12 +260,9 @@ void BundleFileWriter::finish() {
   if (::pwrite(fd_, head.data(), head.size(), 0) != static_cast<ssize_t>(head.size()))
     fail_io("write");
   if (::fsync(fd_) != 0) fail_io("write");
-  if (::close(std::exchange(fd_, -1)) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    int error = errno;
-    ::unlink(temporary_.c_str());
-    errno = error;
-    fail_io("write");
-  }
+  // Renamed while it is locked: nobody can take it for an orphan.
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_io("write");
+  ::close(std::exchange(fd_, -1));
   // The rename itself reaches the disk with the folder; a folder that cannot be synced loses at
   // most the name.
   std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";

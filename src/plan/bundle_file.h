@@ -55,9 +55,14 @@ class BundleFile {
   std::vector<BundleSection> sections_;
 };
 
+// Removes temporary files that writers left in the folder when their process was killed: those of
+// names that begin with `prefix` and whose writer no longer runs. Does not throw.
+void remove_orphaned_temporaries(const std::filesystem::path& folder, std::string_view prefix = "");
+
 // Writes a container through a temporary file beside it: bytes, fsync, rename, so that a reader
-// sees the whole of it or the file that was there before. One thread. Not finished, it leaves
-// nothing.
+// sees the whole of it or the file that was there before. One thread. A writer that is
+// destroyed before finish() removes its file; one whose process is killed leaves it to the next
+// writer of the same file.
 class BundleFileWriter {
  public:
   // Throws Error(kUnavailable) naming the file and the reason when the disk does not do its part.
@@ -72,6 +77,7 @@ class BundleFileWriter {
   void finish();
 
  private:
+  void create_temporary();
   void write(std::span<const std::byte> bytes);
   void pad_to(uint64_t alignment);
   void end_section();

@@ -1,6 +1,6 @@
 #pragma once
-// Where the engine gets a model from: compiled in memory from a model file, or a bundle. Injected
-// by apps/, so that the engine never sees the compiler.
+// Where the engine gets a model from: compiled in memory from a model file, or a bundle. Provided
+// by api/, so that the engine never sees the compiler.
 #include <memory>
 #include <string>
 

@@ -1,5 +1,5 @@
 #pragma once
-// A model as offered by the server: assembled by apps/ from a file, and by tests from a fake
+// A model as the server offers it: apps/ builds it from a loaded model, tests from a fake
 // engine.
 #include <cstdint>
 #include <memory>

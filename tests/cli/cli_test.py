@@ -34,11 +34,16 @@ class Help(unittest.TestCase):
             self.expect_usage_error(*args)
 
     def test_bad_numbers(self):
-        for flag, values in (("--max-tokens", ("-1", "1e3", "99999999999999")), ("--temperature", ("nan", "-1", "inf")),
+        for flag, values in (("--max-tokens", ("-1", "1e3", "99999999999999")), ("--temperature", ("nan", "-1", "inf", "2.5")),
+                             ("--top-p", ("1.5", "-1")), ("--top-k", ("-2", "x")), ("--repetition-penalty", ("0", "11")),
+                             ("--presence-penalty", ("3",)),
                              ("--threads", ("-1", "x")), ("--context", ("-5", "99999999999")), ("--frob", ("1",))):
             for value in values:
                 self.expect_usage_error("run", LLAMA, "x", flag, value)
         self.expect_usage_error("run", TINY / "gpt2.gguf", "x", "--context", "1000")  # learned positions end
+
+    def test_ranges_are_named(self):
+        self.assertIn("temperature is 2.5, but must be from 0 to 2", run("run", LLAMA, "x", "--temperature", "2.5").stderr)
 
     def expect_usage_error(self, *args):
         done = run(*args)

@@ -143,7 +143,7 @@ TEST_F(BundleNumerics, ABundleOfABundle) {
 ModelRunner runner_with(const char* name, const RunnerOptions& options,
                         const CompileOptions& compile) {
   auto backend = make_backend(options.backend, {});
-  auto source = compile_model(OpenedModel{import_model(tiny_model(name)), {}}, *backend, compile);
+  auto source = compile_model(tiny_model(name), *backend, compile);
   return ModelRunner(std::move(source), std::move(backend), options);
 }
 

@@ -22,8 +22,7 @@ ModelRunner::ModelRunner(const std::string& path, const RunnerOptions& options)
   compile.max_logit_rows = options.max_tokens;
   compile.context = options.context;
   compile.disabled_passes = options.disabled_passes;
-  OpenedModel opened{import_model(path), {}};
-  source_ = compile_model(std::move(opened), *backend_, compile);
+  source_ = compile_model(path, *backend_, compile);
   load();
 }
 

@@ -9,7 +9,7 @@
 
 #include "backend/backend.h"
 #include "base/rng.h"
-#include "compile/model_source.h"
+#include "compile/open_model.h"
 
 namespace tokamak {
 

@@ -278,7 +278,7 @@ TEST(Probe, VerifyADraftTree) {
   options.max_tokens = options.max_logit_rows = 64;
   options.tree_mask = true;
   options.verify = {4};
-  auto source = compile_model({import_model(path), {}}, *backend, options);
+  auto source = compile_model(path, *backend, options);
   ModelRunner tree(std::move(source), std::move(backend), {});
   ModelRunner chain(path, {.backend = "ref"});
 

@@ -12,7 +12,7 @@
 #include "compile/explain/fold.h"
 #include "compile/explain/traffic.h"
 #include "compile/lower/lower.h"
-#include "compile/model_source.h"
+#include "compile/open_model.h"
 #include "ops/traced.h"
 
 namespace tokamak {

@@ -27,25 +27,6 @@ Prepared completion(const std::string& json) {
   return prepare_completion(parse_json(json), model_without_engine());
 }
 
-TEST(Defaults, OfGenerationConfig) {
-  SampleSpec s = sampling_defaults(parse_json(
-      R"({"temperature": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.125, "typical_p": 0.5,
-          "repetition_penalty": 1.25, "eos_token_id": [1, 2], "do_sample": true})"));
-  EXPECT_EQ(s.temperature, 0.5f);
-  EXPECT_EQ(s.top_k, 20);
-  EXPECT_EQ(s.top_p, 0.75f);
-  EXPECT_EQ(s.min_p, 0.125f);
-  EXPECT_EQ(s.typical_p, 0.5f);
-  EXPECT_EQ(s.repetition_penalty, 1.25f);
-  for (const char* odd :
-       {"[]", "null", "{}", R"({"temperature": "hot", "top_k": -5, "top_p": 9})"}) {
-    SampleSpec plain = sampling_defaults(parse_json(odd));
-    EXPECT_EQ(plain.temperature, 1.0f) << odd;
-    EXPECT_EQ(plain.top_k, 0) << odd;
-    EXPECT_EQ(plain.top_p, 1.0f) << odd;
-  }
-}
-
 TEST(Prometheus, LabelsAreEscapedAndBucketsAddUp) {
   std::string labels;
   add_label(labels, "a", "x\"y\\z\n");

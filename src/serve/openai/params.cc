@@ -6,6 +6,7 @@
 #include <random>
 
 #include "base/rng.h"
+#include "engine/sample_params.h"
 #include "serve/openai/api_error.h"
 
 namespace tokamak::openai {
@@ -81,7 +82,7 @@ void read_logit_bias(Fields& fields, const ServedModel& model, SampleSpec& sampl
                   model.tokenizer->vocab_size() - 1);
     if (!bias.is_number()) wrong_type("logit_bias." + key, "a number", bias);
     double amount = bias.as_double();
-    if (!(amount >= -100 && amount <= 100))
+    if (!(amount >= -kMaxLogitBias && amount <= kMaxLogitBias))
       bad_request("logit_bias", "invalid_value",
                   "Invalid 'logit_bias': values range from -100 to 100, but token {} has {}.", id,
                   amount);
@@ -132,20 +133,9 @@ void read_order(Fields& fields, SampleSpec& sample) {
   }
 }
 
-// Typical, DRY, XTC and the order of the stages, under llama.cpp's names.
+// The texts that DRY does not look across, and the order of the stages, under the names
+// llama.cpp's clients use.
 void read_newer_samplers(Fields& fields, const ServedModel& model, SampleSpec& sample) {
-  auto set = [&](const char* field, double low, double high, float& target) {
-    if (auto value = fields.number(field, low, high)) target = static_cast<float>(*value);
-  };
-  set("typical_p", 0, 1, sample.typical_p);
-  set("dry_multiplier", 0, 100, sample.dry_multiplier);
-  set("dry_base", 1, 100, sample.dry_base);
-  set("xtc_probability", 0, 1, sample.xtc_probability);
-  set("xtc_threshold", 0, 1, sample.xtc_threshold);
-  if (auto length = fields.integer("dry_allowed_length", 1, INT32_MAX))
-    sample.dry_allowed_length = static_cast<int32_t>(*length);
-  if (auto last = fields.integer("dry_penalty_last_n", -1, INT32_MAX))
-    sample.dry_last_n = static_cast<int32_t>(*last);
   std::vector<std::string> breakers = {"\n", ":", "\"", "*"};
   if (const auto* list = fields.array("dry_sequence_breakers")) {
     if (list->size() > kMaxBreakers)
@@ -165,23 +155,17 @@ void read_newer_samplers(Fields& fields, const ServedModel& model, SampleSpec& s
 
 void read_sampling(Fields& fields, const ServedModel& model, SampleSpec& sample) {
   sample = model.defaults;
-  auto set = [&](const char* field, double low, double high, float& target) {
-    if (auto value = fields.number(field, low, high)) target = static_cast<float>(*value);
-  };
-  set("temperature", 0, 2, sample.temperature);
-  set("top_p", 0, 1, sample.top_p);
-  set("min_p", 0, 1, sample.min_p);
-  set("presence_penalty", -2, 2, sample.presence_penalty);
-  set("frequency_penalty", -2, 2, sample.frequency_penalty);
-  set("repetition_penalty", 0.01, 10, sample.repetition_penalty);
-  if (auto k = fields.integer("top_k", -1, INT32_MAX))
-    sample.top_k = static_cast<int32_t>(std::max<int64_t>(*k, 0));
-  read_newer_samplers(fields, model, sample);
-  // top_p 0 keeps one token: greedy.
-  if (sample.top_p <= 0) {
-    sample.temperature = 0;
-    sample.top_p = 1;
+  for (const SampleParam& p : sample_params()) {
+    if (p.integer) {
+      if (auto value =
+              fields.integer(p.name, static_cast<int64_t>(p.low), static_cast<int64_t>(p.high)))
+        sample.*p.integer = static_cast<int32_t>(*value);
+    } else if (auto value = fields.number(p.name, p.low, p.high)) {
+      sample.*p.number = static_cast<float>(*value);
+    }
   }
+  normalize_sampling(sample);
+  read_newer_samplers(fields, model, sample);
   auto seed = fields.integer("seed", INT64_MIN, INT64_MAX);
   sample.seed = seed ? static_cast<uint64_t>(*seed) : fresh_number();
   read_logit_bias(fields, model, sample);
@@ -227,25 +211,6 @@ void read_stream(Fields& fields, GenerationParams& params) {
 
 }  // namespace
 
-SampleSpec sampling_defaults(const Value& config) {
-  SampleSpec spec;
-  auto set = [&](const char* name, double low, double high, float& target) {
-    const Value* value = config.find(name);
-    if (value != nullptr && value->is_number() && value->as_double() >= low &&
-        value->as_double() <= high)
-      target = static_cast<float>(value->as_double());
-  };
-  set("temperature", 0, 2, spec.temperature);
-  set("top_p", 0.001, 1, spec.top_p);
-  set("min_p", 0, 1, spec.min_p);
-  set("typical_p", 0.001, 1, spec.typical_p);
-  set("repetition_penalty", 0.01, 10, spec.repetition_penalty);
-  const Value* k = config.find("top_k");
-  if (k != nullptr && k->is_int() && k->as_int() >= 0 && k->as_int() <= INT32_MAX)
-    spec.top_k = static_cast<int32_t>(k->as_int());
-  return spec;
-}
-
 uint64_t fresh_number() {
   static const uint64_t key = [] {
     std::random_device device;
@@ -264,8 +229,6 @@ GenerationParams read_params(Fields& fields, const ServedModel& model) {
   params.stops = read_stops(fields);
   params.include_stop = fields.boolean("include_stop_str_in_output").value_or(false);
   read_stop_ids(fields, model, params);
-  params.sample.min_tokens =
-      static_cast<int32_t>(fields.integer("min_tokens", 0, INT32_MAX).value_or(0));
   if (params.sample.min_tokens > 0) params.sample.banned_until_min = params.stop_ids;
   params.skip_special = fields.boolean("skip_special_tokens").value_or(true);
   params.return_token_ids = fields.boolean("return_token_ids").value_or(false);

@@ -34,10 +34,6 @@ struct GenerationParams {
 // Reads the common fields; `logprobs` differs between the routes, which read it themselves.
 GenerationParams read_params(Fields& fields, const ServedModel& model);
 
-// temperature, top_k, ... from a model's generation_config.json; absent or invalid values keep the
-// API's default.
-SampleSpec sampling_defaults(const Value& generation_config);
-
 // A number that differs for each call and each run of the program (seeds, ids).
 uint64_t fresh_number();
 

@@ -1,4 +1,6 @@
-#include "compile/model_source.h"
+#include "compile/open_model.h"
+
+#include <algorithm>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -14,12 +16,8 @@ namespace fs = std::filesystem;
 
 class CompiledModel final : public ModelSource {
  public:
-  CompiledModel(OpenedModel opened, const Backend& backend, const CompileOptions& options,
-                const CompileCache* cache)
-      : opened_(std::move(opened)) {
-    Module module = build_module(opened_.model.config, options);
-    plans_ = compile_cached(module, opened_.model.config, backend, options, cache);
-  }
+  CompiledModel(OpenedModel opened, PlanSet plans)
+      : opened_(std::move(opened)), plans_(std::move(plans)) {}
   const PlanSet& plans() const override { return plans_; }
   const WeightSource& weights() const override { return *opened_.model.weights; }
   const TokenizerSpec& tokenizer() const override { return opened_.tokenizer; }
@@ -38,7 +36,7 @@ std::string read_if_there(const fs::path& path) {
 TokenizerSpec tokenizer_from_folder(const fs::path& folder) {
   std::string tokenizer = read_if_there(folder / "tokenizer.json");
   if (tokenizer.empty())
-    fail(ErrorCode::kNotFound, "{}: no tokenizer.json here, so text cannot be tokenised",
+    fail(ErrorCode::kNotFound, "{}: no tokenizer.json, which is needed to tokenize text",
          folder.string());
   std::string config = read_if_there(folder / "tokenizer_config.json");
   std::string generation = read_if_there(folder / "generation_config.json");
@@ -72,19 +70,25 @@ OpenedModel open_model(const fs::path& path) {
   return opened;
 }
 
-PlanSet compile_cached(Module& module, const ModelConfig& config, const Backend& backend,
-                       const CompileOptions& options, const CompileCache* cache) {
-  auto compile = [&] { return compile_module(module, config, backend, options); };
-  bool watched =
-      options.dump || options.fusion || options.after_pass || !options.dump_after.empty();
-  if (!cache || watched) return compile();
-  return cache->get(compile_key(module, config, backend, options), compile);
+std::unique_ptr<ModelSource> make_source(OpenedModel opened, PlanSet plans) {
+  return std::make_unique<CompiledModel>(std::move(opened), std::move(plans));
 }
 
-std::unique_ptr<ModelSource> compile_model(OpenedModel opened, const Backend& backend,
-                                           const CompileOptions& options,
-                                           const CompileCache* cache) {
-  return std::make_unique<CompiledModel>(std::move(opened), backend, options, cache);
+int64_t choose_context(const CompileOptions& options, const ModelConfig& config) {
+  // A learned position is a row of a table: there is nothing beyond its end.
+  if (config.learned_positions && options.context > config.context)
+    fail(ErrorCode::kInvalidArgument, "a context of {} tokens: the model has {} positions",
+         options.context, config.context);
+  if (options.context > 0) return options.context;
+  int64_t context =
+      options.max_context > 0 ? std::min(config.context, options.max_context) : config.context;
+  // The context decides which of longrope's two lists of factors is used; short texts get the
+  // short one.
+  const RopeConfig& rope = config.rope;
+  if (rope.scaling == RopeConfig::Scaling::kLongRope && options.longest > 0 &&
+      options.longest <= rope.original_context)
+    context = std::min(context, rope.original_context);
+  return context;
 }
 
 }  // namespace tokamak

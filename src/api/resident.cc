@@ -1,4 +1,4 @@
-#include "apps/resident.h"
+#include "api/resident.h"
 
 #include <malloc.h>
 #include <sys/mman.h>

@@ -1,0 +1,112 @@
+#include "apps/model_flags.h"
+
+#include "apps/terminal.h"
+
+namespace tokamak {
+namespace {
+
+void add_compile_flags(CLI::App& verb, OpenOptions& options) {
+  verb.add_option("--mode", options.mode,
+                  "compiled (default), or eager: op by op, without fusion or memory planning, as a "
+                  "baseline for speed-ups")
+      ->check(CLI::IsMember({"compiled", "eager"}));
+  verb.add_option("--shapes", options.shapes,
+                  "auto (default): plans for a few sizes; dynamic: one plan for every shape; "
+                  "buckets: plans of fixed sizes, and steps are padded to the next size")
+      ->check(CLI::IsMember({"auto", "dynamic", "buckets", "fixed"}));
+  verb.add_option("--buckets", options.buckets,
+                  "sizes for --shapes buckets, e.g. 128,512,2048 (default: 1, 8, 16, 32, 64 and "
+                  "multiples of 64)")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  verb.add_flag_callback(
+      "--no-compile-cache", [&options] { options.compile_cache = false; },
+      "do not read or write the compile cache (see tokamak cache ls)");
+  verb.add_flag_callback(
+      "--no-verify", [&options] { options.verify = false; },
+      "do not compare the checksums of a bundle's weights");
+}
+
+}  // namespace
+
+void add_model_argument(CLI::App& verb, OpenOptions& options) {
+  verb.add_option("MODEL", options.model,
+                  "a .gguf file, a folder with config.json, tokenizer.json and safetensors, or a "
+                  "bundle from tokamak compile")
+      ->required();
+}
+
+void add_model_flags(CLI::App& verb, OpenOptions& options) {
+  verb.add_option("--backend", options.backend,
+                  "cpu, ref (slow reference) or null (computes nothing); default: cpu, or what a "
+                  "bundle was compiled for")
+      ->check(CLI::IsMember({"cpu", "ref", "null"}));
+  verb.add_option("--threads", options.threads, "threads of the cpu backend (default: all cores)")
+      ->check(CLI::Range(0, 1024));
+  verb.add_option("--context", options.context,
+                  "longest sequence in tokens (default: the model's, at most 8192)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
+  verb.add_option("--seed", options.seed, "seed of the sampling noise")->capture_default_str();
+  verb.add_option("--activations", options.activations,
+                  "auto (default): int8 activations for quantised weights; or f32")
+      ->check(CLI::IsMember({"f32", "auto"}));
+  verb.add_option("--storage", options.storage,
+                  "type of values between ops: f32, f16 or bf16, then residual=TYPE, logits=TYPE");
+  verb.add_option("--kv-dtype", options.kv_dtype,
+                  "element type of the KV cache: f16 (default), f32, or int8 with a scale per "
+                  "token and head")
+      ->check(CLI::IsMember({"f16", "f32", "int8"}));
+  verb.add_option("--disable-pass", options.disabled_passes,
+                  "compile without these passes (tokamak debug passes lists them)")
+      ->delimiter(',');
+  verb.add_option("--dump-after", options.dump_after,
+                  "print the graph to stderr after these passes")
+      ->delimiter(',');
+  verb.add_option("--machine", options.machine_file,
+                  "machine file (JSON) for the fusion planner and for --backend null");
+  add_compile_flags(verb, options);
+}
+
+void add_template_flag(CLI::App& verb, OpenOptions& options) {
+  verb.add_option("--template-name", options.chat_template,
+                  "which of the model's chat templates to use, e.g. tool_use");
+}
+
+void add_batch_flags(CLI::App& verb, OpenOptions& options) {
+  verb.add_option("--max-num-seqs", options.max_sequences,
+                  "sequences that run at the same time (default: 64)")
+      ->check(CLI::Range(int64_t{1}, int64_t{65536}));
+  verb.add_option("--max-num-batched-tokens", options.max_step_tokens,
+                  "most tokens in one step (default: 512)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+}
+
+void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
+  verb.add_option("--temperature", options.temperature,
+                  "0 = always the likeliest token (default: the model's own, else 1)");
+  verb.add_option("--top-k", options.top_k, "keep only the k likeliest tokens (0 = all)");
+  verb.add_option("--top-p", options.top_p,
+                  "keep only the likeliest tokens that together reach this probability");
+  verb.add_option("--min-p", options.min_p,
+                  "drop tokens below this fraction of the likeliest token's probability");
+  verb.add_option("--repetition-penalty", options.repetition_penalty,
+                  "make tokens that occurred before less likely (1 = off)");
+  verb.add_option("--presence-penalty", options.presence_penalty,
+                  "subtract this from the logit of every token in the answer so far");
+  verb.add_option("--frequency-penalty", options.frequency_penalty,
+                  "the same, once per occurrence");
+}
+
+LoadedModel load_with_progress(OpenOptions options) {
+  ProgressBar bar("loading weights");
+  options.on_progress = [&](uint64_t done, uint64_t total) { bar.update(done, total); };
+  return load_model(options);
+}
+
+Model open_with_progress(OpenOptions options) {
+  ProgressBar bar("loading weights");
+  options.on_progress = [&](uint64_t done, uint64_t total) { bar.update(done, total); };
+  return open_model_handle(options);
+}
+
+}  // namespace tokamak

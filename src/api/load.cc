@@ -1,0 +1,122 @@
+// Loads a compiled model: tokenizer, chat template, sampling defaults, weights, engine.
+#include <algorithm>
+#include <filesystem>
+
+#include "api/open.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "engine/sample_params.h"
+
+namespace tokamak {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What clients call the model: the name of its file or folder, which is shorter and says more than
+// what most files say about themselves.
+std::string served_name(const fs::path& path) {
+  fs::path last = fs::absolute(path).lexically_normal();
+  if (last.filename().empty()) last = last.parent_path();
+  bool file = last.extension() == ".gguf" || last.extension() == ".tkm";
+  return file ? last.stem().string() : last.filename().string();
+}
+
+uint64_t kv_bytes_of(const PlanSet& plans, const std::vector<int64_t>& blocks) {
+  uint64_t bytes = 0;
+  for (size_t g = 0; g < blocks.size(); ++g)
+    bytes += static_cast<uint64_t>(blocks[g] * plans.groups[g].block_size) *
+             static_cast<uint64_t>(kv_bytes_per_token(plans, static_cast<uint32_t>(g)));
+  return bytes;
+}
+
+std::vector<int64_t> kv_blocks_of(const OpenOptions& o, const PlanSet& plans,
+                                  const EngineConfig& config) {
+  auto blocks_for = [&](int64_t tokens) {
+    return kv_blocks_for(plans, tokens, config.max_num_seqs, config.max_batched_tokens);
+  };
+  if (plans.groups.empty()) return {};
+  if (o.kv_blocks > 0) return blocks_for(o.kv_blocks * plans.groups[0].block_size);
+  if (o.kv_cache_bytes == 0)
+    return blocks_for(o.kv_tokens > 0 ? o.kv_tokens : std::max<int64_t>(plans.context * 2, 16384));
+  int64_t low = 0, high = int64_t{1} << 40;  // low fits, high does not
+  while (high - low > 1) {
+    int64_t middle = low + (high - low) / 2;
+    (kv_bytes_of(plans, blocks_for(middle)) <= o.kv_cache_bytes ? low : high) = middle;
+  }
+  if (low == 0)
+    fail(ErrorCode::kInvalidArgument, "a KV cache of {} bytes does not hold one block, which is {}",
+         o.kv_cache_bytes, kv_bytes_of(plans, blocks_for(1)));
+  return blocks_for(low);
+}
+
+// What the model's makers recommend, where they say so.
+SampleSpec model_defaults(const std::string& path, const ModelSource& source) {
+  if (const auto* bundle = dynamic_cast<const BundleModel*>(&source)) {
+    const Value* config = bundle->meta().find("generation_config");
+    if (config && config->is_object()) return sampling_defaults(*config);
+  } else if (fs::path file = fs::path(path) / "generation_config.json"; fs::is_regular_file(file)) {
+    Value config = parse_json(read_text_file(file, size_t{1} << 20), "generation_config.json");
+    return config.is_object() ? sampling_defaults(config) : SampleSpec{};
+  }
+  return source.metadata().is_object() ? gguf_sampling_defaults(source.metadata()) : SampleSpec{};
+}
+
+TokenizerSpec with_template(TokenizerSpec spec, const std::string& name) {
+  if (name.empty()) return spec;
+  spec.chat_template = std::string(pick_chat_template(spec, name, false));
+  spec.named_templates.clear();
+  return spec;
+}
+
+EngineConfig engine_config(const OpenOptions& o, const PlanSet& plans) {
+  EngineConfig config = default_engine_config(plans);
+  if (o.max_sequences > 0) config.max_num_seqs = std::min(config.max_num_seqs, o.max_sequences);
+  if (o.max_step_tokens > 0)
+    config.max_batched_tokens = std::min(config.max_batched_tokens, o.max_step_tokens);
+  config.prefix_cache = o.prefix_cache;
+  config.blocks = kv_blocks_of(o, plans, config);
+  if (o.tune) o.tune(config);
+  check_engine_config(config);
+  return config;
+}
+
+std::unique_ptr<Executable> load_weights(const OpenOptions& o, const CompiledSetup& setup,
+                                         const EngineConfig& config) {
+  LoadOptions options;
+  options.blocks = config.blocks;
+  options.max_rows =
+      std::max(o.max_sequences > 0 ? o.max_sequences : kDefaultSequences, config.max_num_seqs);
+  options.eager = setup.eager;
+  options.progress = o.on_progress;
+  return setup.backend->load(setup.source->plans(), setup.source->weights(), options);
+}
+
+}  // namespace
+
+LoadedModel load_model(const OpenOptions& o) {
+  static SteadyClock clock;
+  Nanos start = clock.now();
+  LoadedModel model;
+  CompiledSetup setup = compile_for(o);
+  const PlanSet& plans = setup.source->plans();
+  model.name = served_name(o.model);
+  model.tokenizer =
+      std::make_shared<Tokenizer>(with_template(setup.source->tokenizer(), o.chat_template));
+  if (const std::string& text = model.tokenizer->spec().chat_template; !text.empty())
+    model.chat_template = std::make_shared<ChatTemplate>(ChatTemplate::parse(text));
+  model.defaults = model_defaults(o.model, *setup.source);
+  EngineConfig config = engine_config(o, plans);
+  std::unique_ptr<Executable> executable = load_weights(o, setup, config);
+  model.context_hint = bundle_of(setup) ? fmt::format("the bundle was compiled with --max-len {}",
+                                                      bundle_of(setup)->compiled_context())
+                                        : "the option context (--context) sets it";
+  model.backend = std::move(setup.backend);
+  model.source = std::move(setup.source);
+  model.engine = std::make_shared<LocalEngine>(plans, std::move(executable), config, clock);
+  model.load_seconds = seconds(clock.now() - start);
+  return model;
+}
+
+}  // namespace tokamak

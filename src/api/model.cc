@@ -1,0 +1,169 @@
+#include <algorithm>
+
+#include "api/model_impl.h"
+#include "base/error.h"
+#include "engine/sample_params.h"
+
+namespace tokamak {
+namespace {
+
+GenerateOptions options_of(const SampleSpec& spec) {
+  GenerateOptions o;
+  o.temperature = spec.temperature;
+  o.top_k = spec.top_k;
+  o.top_p = spec.top_p;
+  o.min_p = spec.min_p;
+  o.typical_p = spec.typical_p;
+  o.repetition_penalty = spec.repetition_penalty;
+  o.presence_penalty = spec.presence_penalty;
+  o.frequency_penalty = spec.frequency_penalty;
+  return o;
+}
+
+// Ids that end an answer.
+std::vector<int32_t> stop_ids(const Tokenizer& tokenizer, const GenerateOptions& options) {
+  std::vector<int32_t> ids = options.stop_ids;
+  if (!options.ignore_eos) {
+    const std::vector<int32_t>& ends = tokenizer.spec().eog_ids;
+    ids.insert(ids.end(), ends.begin(), ends.end());
+    if (int32_t eos = tokenizer.eos_id(); eos >= 0) ids.push_back(eos);
+  }
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+}  // namespace
+
+const char* version() { return TOKAMAK_VERSION; }
+
+const char* finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      return "cancelled";
+  }
+  return "unknown";
+}
+
+SampleSpec sample_spec(const SampleSpec& defaults, const GenerateOptions& o) {
+  SampleSpec spec = defaults;
+  auto set = [&](std::string_view name, const auto& value) {
+    if (value) set_sample_param(spec, name, static_cast<double>(*value));
+  };
+  set("temperature", o.temperature);
+  set("top_k", o.top_k);
+  set("top_p", o.top_p);
+  set("min_p", o.min_p);
+  set("typical_p", o.typical_p);
+  set("repetition_penalty", o.repetition_penalty);
+  set("presence_penalty", o.presence_penalty);
+  set("frequency_penalty", o.frequency_penalty);
+  set_sample_param(spec, "min_tokens", o.min_tokens);
+  normalize_sampling(spec);
+  spec.seed = o.seed;
+  spec.logit_bias = o.logit_bias;
+  if (o.logprobs) spec.top_logprobs = 0;
+  return spec;
+}
+
+void check_generate_options(const GenerateOptions& options) { sample_spec({}, options); }
+
+Model::Impl::Impl(const OpenOptions& options)
+    : loaded(load_model(options)), defaults(options_of(loaded.defaults)) {
+  info.name = loaded.name;
+  info.backend = loaded.backend->name();
+  info.context = loaded.engine->info().max_model_len;
+  info.vocab = loaded.source->plans().vocab;
+  info.has_chat_template = loaded.chat_template != nullptr;
+  info.load_seconds = loaded.load_seconds;
+}
+
+std::string Model::Impl::render(const Chat& chat, bool add_generation_prompt) const {
+  if (!loaded.chat_template)
+    fail(ErrorCode::kUnsupported, "{} has no chat template; pass plain text instead of messages",
+         loaded.name);
+  const Tokenizer& t = *loaded.tokenizer;
+  Value messages = Value::array();
+  for (const Message& m : chat)
+    messages.push(Value::Object{{"role", m.role}, {"content", m.content}});
+  Value context = Value::object();
+  context.set("messages", std::move(messages));
+  context.set("add_generation_prompt", add_generation_prompt);
+  context.set("bos_token", t.bos_id() >= 0 ? std::string(t.piece(t.bos_id())) : std::string());
+  context.set("eos_token", t.eos_id() >= 0 ? std::string(t.piece(t.eos_id())) : std::string());
+  return loaded.chat_template->render(context);
+}
+
+std::vector<int32_t> Model::Impl::encode(const Prompt& prompt) const {
+  if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) return *ids;
+  const auto* text = std::get_if<std::string>(&prompt);
+  // A template writes BOS and the like itself; adding them again would double them.
+  std::vector<int32_t> ids =
+      text ? loaded.tokenizer->encode(*text)
+           : loaded.tokenizer->encode(render(std::get<Chat>(prompt), true),
+                                      {.add_special = false, .parse_special = true});
+  for (int32_t id : ids)
+    if (id < 0 || id >= info.vocab)
+      fail(ErrorCode::kCorrupt,
+           "{}: the tokenizer gives token {}, but the model has {}: they do not belong together",
+           loaded.name, id, info.vocab);
+  return ids;
+}
+
+RequestSpec Model::Impl::request(std::vector<int32_t> ids, const GenerateOptions& o) const {
+  if (ids.empty()) fail(ErrorCode::kInvalidArgument, "the prompt is empty");
+  if (o.max_tokens < -1)
+    fail(ErrorCode::kInvalidArgument, "max_tokens is {}, but must be -1 or more", o.max_tokens);
+  auto length = static_cast<int64_t>(ids.size());
+  if (length > info.context || (length == info.context && o.max_tokens != 0))
+    fail(ErrorCode::kOutOfRange, "the prompt has {} tokens, the context {}; {}", length,
+         info.context, loaded.context_hint);
+  RequestSpec spec;
+  spec.prompt = std::move(ids);
+  int64_t room = info.context - length;
+  spec.max_tokens =
+      static_cast<int32_t>(o.max_tokens < 0 ? room : std::min<int64_t>(o.max_tokens, room));
+  spec.stop_ids = stop_ids(*loaded.tokenizer, o);
+  SampleSpec sample = sample_spec(loaded.defaults, o);
+  check_logit_bias(sample, info.vocab);
+  if (sample.min_tokens > 0) sample.banned_until_min = spec.stop_ids;
+  spec.sample = std::make_shared<SampleSpec>(std::move(sample));
+  return spec;
+}
+
+Model::Model(const std::string& path, const ModelOptions& options) {
+  OpenOptions open;
+  static_cast<ModelOptions&>(open) = options;
+  open.model = path;
+  impl_ = std::make_shared<const Impl>(open);
+}
+
+Model::Model(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+
+Model open_model_handle(const OpenOptions& options) {
+  return Model(std::make_shared<const Model::Impl>(options));
+}
+
+const ModelInfo& Model::info() const { return impl_->info; }
+const GenerateOptions& Model::defaults() const { return impl_->defaults; }
+
+std::vector<int32_t> Model::tokenize(std::string_view text, bool add_special,
+                                     bool parse_special) const {
+  return impl_->loaded.tokenizer->encode(text, {add_special, parse_special});
+}
+
+std::string Model::detokenize(const std::vector<int32_t>& ids, bool skip_special) const {
+  return impl_->loaded.tokenizer->decode(ids, {.skip_special = skip_special});
+}
+
+std::vector<int32_t> Model::prompt_ids(const Prompt& prompt) const { return impl_->encode(prompt); }
+
+std::string Model::render_chat(const Chat& chat, bool add_generation_prompt) const {
+  return impl_->render(chat, add_generation_prompt);
+}
+
+}  // namespace tokamak

@@ -1,0 +1,89 @@
+#include "api/open.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace tokamak {
+namespace {
+
+void check_choice(const char* option, const std::string& value,
+                  std::initializer_list<std::string_view> choices) {
+  if (value.empty() || std::find(choices.begin(), choices.end(), value) != choices.end()) return;
+  fail(ErrorCode::kInvalidArgument, "{} \"{}\" is unknown; use {}", option, value,
+       fmt::join(choices, ", "));
+}
+
+void check_range(const char* option, int64_t value, int64_t high) {
+  if (value < 0 || value > high)
+    fail(ErrorCode::kInvalidArgument, "{} is {}, but must be from 0 to {}", option, value, high);
+}
+
+int64_t value_or(int64_t value, int64_t fallback) { return value > 0 ? value : fallback; }
+
+}  // namespace
+
+void check_options(const OpenOptions& o) {
+  check_choice("backend", o.backend, {"cpu", "ref", "null"});
+  check_choice("kv_dtype", o.kv_dtype, {"f16", "f32", "int8"});
+  check_choice("activations", o.activations, {"auto", "f32"});
+  check_choice("mode", o.mode, {"compiled", "eager"});
+  check_choice("shapes", o.shapes, {"auto", "dynamic", "buckets", "fixed"});
+  check_range("threads", o.threads, 1024);
+  check_range("context", o.context, int64_t{1} << 24);
+  check_range("max_sequences", o.max_sequences, 65536);
+  check_range("max_step_tokens", o.max_step_tokens, int64_t{1} << 20);
+  check_range("max_logit_rows", o.max_logit_rows, int64_t{1} << 20);
+  for (int64_t size : o.buckets) check_range("buckets", size - 1, (int64_t{1} << 20) - 1);
+}
+
+CompileOptions compile_options(const OpenOptions& o) {
+  CompileOptions options;
+  if (!o.activations.empty()) options.activations = o.activations;
+  options.storage = o.storage;
+  if (!o.kv_dtype.empty())
+    options.kv_dtype = o.kv_dtype == "int8" ? DType::kI8 : dtype_from_name(o.kv_dtype).value();
+  options.disabled_passes = {o.disabled_passes.begin(), o.disabled_passes.end()};
+  options.dump_after = {o.dump_after.begin(), o.dump_after.end()};
+  options.machine = o.machine_file;
+  options.max_sequences = value_or(o.max_sequences, kDefaultSequences);
+  options.max_tokens = value_or(o.max_step_tokens, kDefaultStepTokens);
+  options.max_logit_rows = value_or(o.max_logit_rows, kDefaultLogitRows);
+  options.context = o.context;
+  options.max_context = kDefaultContext;
+  options.longest = o.longest;
+  options.eager = o.mode == "eager";
+  if (!o.shapes.empty()) options.shapes = shapes_from_name(o.shapes);
+  options.buckets = o.buckets;
+  if (!o.dump_dir.empty()) options.dump = std::make_shared<StageDump>(o.dump_dir);
+  return options;
+}
+
+std::unique_ptr<Backend> backend_for(const OpenOptions& o, const std::string& name) {
+  BackendOptions options;
+  options.threads = o.threads;
+  options.machine_file = o.machine_file;
+  options.null_seed = o.seed;
+  return make_backend(name.empty() ? "cpu" : name, options);
+}
+
+int64_t symbol_limit(const PlanSet& plans, std::string_view symbol) {
+  for (const SymbolDecl& s : plans.symbols)
+    if (s.name == symbol) return s.hi;
+  return 0;
+}
+
+CompiledSetup compile_for(const OpenOptions& o) {
+  check_options(o);
+  std::optional<CompileCache> cache;
+  if (o.compile_cache) cache = CompileCache::from_environment();
+  if (is_bundle(o.model)) return open_bundle(o, cache ? &*cache : nullptr);
+  CompiledSetup setup;
+  setup.backend = backend_for(o, o.backend);
+  CompileOptions options = compile_options(o);
+  setup.eager = options.eager;
+  setup.source = compile_model(o.model, *setup.backend, options, cache ? &*cache : nullptr);
+  return setup;
+}
+
+}  // namespace tokamak

@@ -1,0 +1,77 @@
+#pragma once
+// The composition root: from options to a compiled model, and to one that runs. Here the compiler,
+// a backend and the engine meet; nothing below this lane knows all three. The public functions of
+// tokamak/tokamak.h, the command line and the server stand on it.
+#include <tokamak/tokamak.h>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "compile/bundle_compile.h"
+#include "compile/open_model.h"
+#include "engine/local_engine.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace tokamak {
+
+// The public options and those that only the tools of this repository need. As there, an empty,
+// zero or unset value means the default.
+struct OpenOptions : ModelOptions {
+  std::string model;                    // path
+  std::vector<std::string> dump_after;  // passes after which the graph is printed to stderr
+  std::string dump_dir;                 // folder for what each stage of the compiler produces
+  int64_t longest = 0;                  // no sequence will be longer than this; 0: not known
+  int64_t max_logit_rows = 0;           // rows of a step that may ask for logits; 0: 64
+  int64_t kv_tokens = 0;                // instead of kv_cache_bytes: KV cache for so many tokens
+  int64_t kv_blocks = 0;                // instead of both: blocks of each group without a window
+  uint64_t seed = 0;                    // of the tokens that the null backend makes up
+  std::function<void(EngineConfig&)> tune;  // changes policies and limits; may be empty
+};
+constexpr int64_t kDefaultContext = 8192, kDefaultSequences = 64, kDefaultStepTokens = 512,
+                  kDefaultLogitRows = 64;
+
+// Throws Error(kInvalidArgument) for a value that no model can be opened with.
+void check_options(const OpenOptions& options);
+// Throws Error(kInvalidArgument) naming a sampling value that is out of range.
+void check_generate_options(const GenerateOptions& options);
+// The compiler's share of the options.
+CompileOptions compile_options(const OpenOptions& options);
+std::unique_ptr<Backend> backend_for(const OpenOptions& options, const std::string& name);
+int64_t symbol_limit(const PlanSet& plans, std::string_view symbol);  // 0: no such symbol
+
+// Compiled, its weights not loaded. `explain`, `inspect --plan` and `bench latency` stop here.
+struct CompiledSetup {
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<ModelSource> source;
+  bool eager = false;  // to be loaded with LoadOptions::eager
+};
+CompiledSetup compile_for(const OpenOptions& options);
+const BundleModel* bundle_of(const CompiledSetup& setup);  // nullptr: not a bundle
+// api/open_bundle.cc: throws Error(kInvalidArgument or kOutOfRange) for options that differ from,
+// or exceed, what the bundle was compiled for. `cache` may be null.
+CompiledSetup open_bundle(const OpenOptions& options, const CompileCache* cache);
+// Compiles options.model, a model or another bundle, into the bundle `out`.
+BundleReport make_bundle(const OpenOptions& options, const std::string& out);
+
+// Everything a front end needs. Destroyed in reverse order: the engine stops before its backend
+// goes.
+struct LoadedModel {
+  std::string name;
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<ModelSource> source;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::shared_ptr<const ChatTemplate> chat_template;  // null: the model has none
+  std::shared_ptr<LocalEngine> engine;
+  SampleSpec defaults;  // the model's own, for what a request does not set
+  double load_seconds = 0;
+  std::string context_hint;  // what a user can do when a text is too long
+};
+LoadedModel load_model(const OpenOptions& options);
+
+// load_model as a handle of the public API.
+Model open_model_handle(const OpenOptions& options);
+
+}  // namespace tokamak

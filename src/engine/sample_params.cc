@@ -1,0 +1,115 @@
+#include "engine/sample_params.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+
+namespace tokamak {
+namespace {
+
+constexpr SampleParam kSampleParams[] = {
+    {"temperature", 0, 2, &SampleSpec::temperature},
+    {"top_k", -1, INT32_MAX, nullptr, &SampleSpec::top_k},
+    {"top_p", 0, 1, &SampleSpec::top_p},
+    {"min_p", 0, 1, &SampleSpec::min_p},
+    {"typical_p", 0, 1, &SampleSpec::typical_p},
+    {"repetition_penalty", 0.01, 10, &SampleSpec::repetition_penalty},
+    {"presence_penalty", -2, 2, &SampleSpec::presence_penalty},
+    {"frequency_penalty", -2, 2, &SampleSpec::frequency_penalty},
+    {"dry_multiplier", 0, 100, &SampleSpec::dry_multiplier},
+    {"dry_base", 1, 100, &SampleSpec::dry_base},
+    {"dry_allowed_length", 1, INT32_MAX, nullptr, &SampleSpec::dry_allowed_length},
+    {"dry_penalty_last_n", -1, INT32_MAX, nullptr, &SampleSpec::dry_last_n},
+    {"xtc_probability", 0, 1, &SampleSpec::xtc_probability},
+    {"xtc_threshold", 0, 1, &SampleSpec::xtc_threshold},
+    {"min_tokens", 0, INT32_MAX, nullptr, &SampleSpec::min_tokens},
+};
+
+// 0 means greedy in a request; in a model's file it is taken for a mistake.
+bool is_zero_mass(const SampleParam& p, double value) {
+  return value == 0 && (p.name == "top_p" || p.name == "typical_p");
+}
+
+// {name in the file, name in the table}
+using DefaultNames = std::span<const std::pair<std::string_view, std::string_view>>;
+
+SampleSpec read_defaults(const Value& file, DefaultNames names) {
+  SampleSpec spec;
+  for (const auto& [name, param] : names) {
+    const SampleParam& p = sample_param(param);
+    const Value* value = file.find(name);
+    if (value == nullptr || !(p.integer ? value->is_int() : value->is_number())) continue;
+    double number = value->as_double();
+    if (number >= p.low && number <= p.high && !is_zero_mass(p, number))
+      set_sample_param(spec, param, number);
+  }
+  normalize_sampling(spec);
+  return spec;
+}
+
+}  // namespace
+
+std::span<const SampleParam> sample_params() { return kSampleParams; }
+
+const SampleParam& sample_param(std::string_view name) {
+  const auto* p = std::find_if(std::begin(kSampleParams), std::end(kSampleParams),
+                               [&](const SampleParam& x) { return x.name == name; });
+  TK_CHECK(p != std::end(kSampleParams), "sampling parameter {}", name);
+  return *p;
+}
+
+void set_sample_param(SampleSpec& spec, std::string_view name, double value) {
+  const SampleParam& p = sample_param(name);
+  if (!(value >= p.low && value <= p.high))
+    fail(ErrorCode::kInvalidArgument, "{} is {}, but must be from {} to {}", name, value, p.low,
+         p.high);
+  if (p.integer)
+    spec.*p.integer = static_cast<int32_t>(value);
+  else
+    spec.*p.number = static_cast<float>(value);
+}
+
+void check_logit_bias(const SampleSpec& spec, int64_t vocab) {
+  for (const auto& [id, bias] : spec.logit_bias) {
+    if (id < 0 || id >= vocab)
+      fail(ErrorCode::kInvalidArgument,
+           "logit_bias: {} is not a token id; the vocabulary has ids from 0 to {}", id, vocab - 1);
+    if (!(std::abs(bias) <= kMaxLogitBias))
+      fail(ErrorCode::kInvalidArgument, "logit_bias of token {} is {}, but must be from {} to {}",
+           id, bias, -kMaxLogitBias, kMaxLogitBias);
+  }
+}
+
+void normalize_sampling(SampleSpec& spec) {
+  spec.top_k = std::max(spec.top_k, 0);
+  if (spec.top_p <= 0) {
+    spec.temperature = 0;
+    spec.top_p = 1;
+  }
+}
+
+SampleSpec sampling_defaults(const Value& config) {
+  static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"temperature", "temperature"},
+      {"top_k", "top_k"},
+      {"top_p", "top_p"},
+      {"min_p", "min_p"},
+      {"typical_p", "typical_p"},
+      {"repetition_penalty", "repetition_penalty"}};
+  return read_defaults(config, kNames);
+}
+
+SampleSpec gguf_sampling_defaults(const Value& metadata) {
+  static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"general.sampling.temp", "temperature"},
+      {"general.sampling.top_k", "top_k"},
+      {"general.sampling.top_p", "top_p"},
+      {"general.sampling.min_p", "min_p"},
+      {"general.sampling.xtc_probability", "xtc_probability"},
+      {"general.sampling.xtc_threshold", "xtc_threshold"},
+      {"general.sampling.penalty_repeat", "repetition_penalty"}};
+  return read_defaults(metadata, kNames);
+}
+
+}  // namespace tokamak
