@@ -1,0 +1,115 @@
+#pragma once
+// Attention of one warp over groups of a few cached positions: the query heads that share a
+// key/value head against keys and values in shared memory, with a running softmax.
+#include "backend/cuda/decode_program.h"
+#include "backend/cuda/device.cuh"
+
+namespace tokamak::cuda {
+
+constexpr int kGroupPositions = 8;
+
+// Shared memory of one warp.
+struct alignas(16) AttendScratch {
+  float weights[kGroupPositions][kMaxGroup];
+  float rescale[kMaxGroup];
+};
+
+template <int kHead>
+class AttendWarp {
+ public:
+  static constexpr int kDims = kHead / 32;  // per lane
+  static constexpr int kSteps = kHead / 32;
+
+  // queries: bf16 [kMaxGroup, kHead] in shared memory, rows from `heads` on are zero.
+  __device__ AttendWarp(const Bf16* queries, int heads, float scale, AttendScratch* scratch)
+      : heads_(heads), scale_(scale * 1.44269504f), scratch_(scratch) {
+    lane_ = threadIdx.x % 32;
+    const uint4* row = reinterpret_cast<const uint4*>(queries + (lane_ / 4) * kHead);
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) queries_[j] = row[j * 4 + lane_ % 4];
+#pragma unroll
+    for (int h = 0; h < kMaxGroup; ++h)
+#pragma unroll
+      for (int d = 0; d < kDims; ++d) sums_[h][d] = 0;
+  }
+
+  // Keys and values of kGroupPositions positions, `stride` elements apart; the first `valid` count.
+  __device__ void add(const Bf16* keys, const Bf16* values, int stride, int valid) {
+    float score[4] = {0, 0, 0, 0};
+    const uint4* row = reinterpret_cast<const uint4*>(keys + (lane_ / 4) * stride);
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) {
+      uint4 k = row[j * 4 + lane_ % 4], q = queries_[j];
+      mma_low_rows(score, q.x, q.y, k.x, k.y);
+      mma_low_rows(score, q.z, q.w, k.z, k.w);
+    }
+    weigh(score[0], score[1], valid);
+#pragma unroll
+    for (int h = 0; h < kMaxGroup; ++h)
+      if (h < heads_) {
+        float rescale = scratch_->rescale[h];
+#pragma unroll
+        for (int d = 0; d < kDims; ++d) sums_[h][d] *= rescale;
+      }
+#pragma unroll
+    for (int p = 0; p < kGroupPositions; ++p)
+      if (p < valid) add_position(values + p * stride, p);
+    __syncwarp();
+  }
+
+  // Base-2 logarithm of the largest score, sum of the weights relative to it; for head lane / 4.
+  __device__ float peak() const { return peak_; }
+  __device__ float mass() const { return mass_; }
+  __device__ float sum(int head, int d) const { return sums_[head][d]; }
+
+ private:
+  // Scores -> weights in scratch. This lane has head lane / 4 at positions 2 * (lane % 4) and next.
+  __device__ void weigh(float a, float b, int valid) {
+    int first = lane_ % 4 * 2;
+    a = first < valid ? a * scale_ : -INFINITY;
+    b = first + 1 < valid ? b * scale_ : -INFINITY;
+    float top = fmaxf(a, b);
+    top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
+    float peak = fmaxf(peak_, top), rescale = exp2f(peak_ - peak);
+    a = exp2f(a - peak);
+    b = exp2f(b - peak);
+    float mass = a + b;
+    mass += __shfl_xor_sync(kAllLanes, mass, 1);
+    mass += __shfl_xor_sync(kAllLanes, mass, 2);
+    mass_ = mass_ * rescale + mass;
+    peak_ = peak;
+    scratch_->weights[first][lane_ / 4] = a;
+    scratch_->weights[first + 1][lane_ / 4] = b;
+    if (lane_ % 4 == 0) scratch_->rescale[lane_ / 4] = rescale;
+    __syncwarp();
+  }
+  __device__ void add_position(const Bf16* values, int p) {
+    float v[kDims];
+    if constexpr (kDims == 4) {
+      uint2 four = reinterpret_cast<const uint2*>(values)[lane_];
+      float2 low = unpack2(four.x), high = unpack2(four.y);
+      v[0] = low.x, v[1] = low.y, v[2] = high.x, v[3] = high.y;
+    } else {
+      static_assert(kDims == 2);
+      float2 two = unpack2(reinterpret_cast<const uint32_t*>(values)[lane_]);
+      v[0] = two.x, v[1] = two.y;
+    }
+    const float4* weights = reinterpret_cast<const float4*>(scratch_->weights[p]);
+    float4 low = weights[0], high = heads_ > 4 ? weights[1] : make_float4(0, 0, 0, 0);
+    const float w[kMaxGroup] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int h = 0; h < kMaxGroup; ++h)
+      if (h < heads_)
+#pragma unroll
+        for (int d = 0; d < kDims; ++d) sums_[h][d] = fmaf(w[h], v[d], sums_[h][d]);
+  }
+
+  int heads_, lane_;
+  float scale_, peak_ = -INFINITY, mass_ = 0;
+  AttendScratch* scratch_;
+  uint4 queries_[kSteps];
+  float sums_[kMaxGroup][kDims];
+};
+
+}  // namespace tokamak::cuda

@@ -1,0 +1,185 @@
+#pragma once
+// kMatvec: rows of weights from the ring against an input that every block keeps in shared memory.
+#include "backend/cuda/decode_context.cuh"
+#include "backend/cuda/keyed_noise.cuh"
+
+namespace tokamak::cuda {
+
+template <class C>
+class DecodeMatvec {
+ public:
+  __device__ DecodeMatvec(DecodeThread<C>& t, const DecodeInstruction& in) : t_(t), in_(in) {}
+
+  // False when the step is dead.
+  __device__ bool run() {
+    float squares = stage_input();
+    if (in_.flags & kNormInput) {
+      squares = warp_sum(squares);
+      if (t_.lane == 0) t_.shared.reduce[t_.warp] = squares;
+    }
+    if (t_.sync_or_dead()) return false;
+    t_.mark(1);
+    scale_ = 1;
+    if (in_.flags & kNormInput) {
+      float total = 0;
+#pragma unroll
+      for (int i = 0; i < C::kWarps; ++i) total += t_.shared.reduce[i];
+      scale_ = rsqrtf(total / in_.width + t_.launch.eps);
+    }
+    multiply();
+    t_.mark(2);
+    t_.sync_consumers();  // the next instruction overwrites the input
+    return true;
+  }
+
+ private:
+  static constexpr int kBatch = 8;  // vectors of four values that a thread loads at once
+
+  __device__ uint4 embedding_words(int vector) const {
+    const Bf16* row = static_cast<const Bf16*>(t_.launch.embedding) +
+                      static_cast<int64_t>(t_.launch.state->token) * in_.width;
+    uint2 v = __ldg(reinterpret_cast<const uint2*>(row) + vector);
+    return make_uint4(v.x << 16, v.x & 0xffff0000u, v.y << 16, v.y & 0xffff0000u);
+  }
+
+  // Brings the input to shared memory as bf16, times the gains of a norm; returns this thread's
+  // part of the sum of squares.
+  __device__ float stage_input() {
+    const bool embedding = in_.flags & kFromEmbedding, norm = in_.flags & kNormInput;
+    const uint32_t tag = t_.tag(in_.tag_in) & 0xffff;
+    const int vectors = in_.width / 4;
+    float squares = 0;
+    for (int first = threadIdx.x; first < vectors; first += C::kConsumers * kBatch) {
+      uint4 words[kBatch];
+      uint2 gains[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        int i = first + j * C::kConsumers;
+        if (i >= vectors) continue;
+        words[j] = embedding ? embedding_words(i) : load_words4(in_.input + 4 * i);
+        if (norm) gains[j] = __ldg(static_cast<const uint2*>(in_.gains) + i);
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        int i = first + j * C::kConsumers;
+        if (i >= vectors) continue;
+        if (!embedding) words[j] = ready_words(words[j], in_.input + 4 * i, tag);
+        squares += store_input(i, words[j], gains[j], norm);
+      }
+    }
+    return squares;
+  }
+  __device__ uint4 ready_words(uint4 words, const uint32_t* from, uint32_t tag) {
+    auto ready = [tag](uint4 v) {
+      return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 0xffff) == 0;
+    };
+    if (ready(words)) return words;
+    return t_.poll([from] { return load_words4(from); }, ready);
+  }
+  __device__ float store_input(int i, uint4 words, uint2 gains, bool norm) {
+    uint2* to = static_cast<uint2*>(t_.input) + i;
+    if (!norm) {
+      *to =
+          make_uint2(__byte_perm(words.x, words.y, 0x7632), __byte_perm(words.z, words.w, 0x7632));
+      return 0;
+    }
+    float a = word_value(words.x), b = word_value(words.y), c = word_value(words.z),
+          d = word_value(words.w);
+    float2 low = unpack2(gains.x), high = unpack2(gains.y);
+    *to = make_uint2(pack2(a * low.x, b * low.y), pack2(c * high.x, d * high.y));
+    return a * a + b * b + c * c + d * d;
+  }
+
+  __device__ void multiply() {
+    MatvecWork<C> work(in_);
+    int left = work.tiles(t_.block, t_.all_warps()), mine = 0;
+    for (int u = t_.global_warp(); u < work.units; u += t_.all_warps(), ++mine) {
+      float gate = 0;
+      for (int r = 0; r < work.unit; ++r) {
+        float sum = row_sum(work) * scale_;
+        left -= work.parts;
+        if (in_.flags & kGated) {
+          if (r == 0) {
+            gate = sum;
+            continue;
+          }
+          sum = gate / (1 + __expf(-gate)) * sum;
+        }
+        finish_row(u, mine, sum);
+      }
+    }
+    if (in_.flags & kToLogits) score_held();
+    for (; left > 0; --left) t_.release_chunk();
+  }
+
+  __device__ float row_sum(const MatvecWork<C>& work) {
+    constexpr int kFull = C::kChunk / 16;  // vectors of eight in a full chunk
+    const int vectors = work.elements / 8;
+    const uint4* x = static_cast<const uint4*>(t_.input) + t_.lane;
+    float a = 0, b = 0;
+    for (int part = 0; part < work.parts; ++part, x += vectors) {
+      const uint4* w = reinterpret_cast<const uint4*>(t_.wait_chunk()) + t_.lane;
+      if (vectors == kFull) {
+#pragma unroll
+        for (int i = 0; i < kFull; i += 64) {
+          a = dot8(w[i], x[i], a);
+          b = dot8(w[i + 32], x[i + 32], b);
+        }
+      } else {
+#pragma unroll 4
+        for (int i = 0; i < vectors - t_.lane; i += 32) a = dot8(w[i], x[i], a);
+      }
+      t_.release_chunk();
+    }
+    return warp_sum(a + b);
+  }
+
+  // `mine` counts the units of this warp.
+  __device__ void finish_row(int row, int mine, float sum) {
+    if (in_.bias) sum += __bfloat162float(static_cast<const Bf16*>(in_.bias)[row]);
+    if (in_.flags & kAddResidual) {
+#pragma unroll
+      for (int i = 0; i < kMaxOwnedRows; ++i)
+        if (i == mine) {
+          sum += t_.residual[i];
+          t_.residual[i] = sum;
+        }
+    }
+    if (in_.flags & kToLogits) {
+      if (t_.lane == 0) t_.launch.logits[row] = sum;
+      if (t_.lane == (mine & 31)) {
+        held_ = sum;
+        held_token_ = row;
+      }
+      if ((mine & 31) == 31) score_held();
+    } else if (t_.lane == 0) {
+      store_word(in_.output + row, sum, t_.tag(in_.tag_out) & 0xffff);
+    }
+  }
+  // Noise is costly, so each lane scores one row of 32.
+  __device__ void score_held() {
+    if (held_token_ < 0) return;
+    double score = held_;
+    if (!isfinite(held_)) {
+      t_.best_score = INFINITY;
+      t_.best_token = -1;
+      held_token_ = -1;
+      return;
+    }
+    if (t_.launch.temperature > 0)
+      score = score / t_.launch.temperature +
+              keyed_gumbel(t_.launch.seed, t_.launch.choice, t_.position + 1, held_token_);
+    if (score > t_.best_score) {  // rows come in ascending order: the lower id stays
+      t_.best_score = score;
+      t_.best_token = held_token_;
+    }
+    held_token_ = -1;
+  }
+
+  DecodeThread<C>& t_;
+  const DecodeInstruction& in_;
+  float scale_ = 1, held_ = 0;
+  int held_token_ = -1;
+};
+
+}  // namespace tokamak::cuda
