@@ -29,7 +29,7 @@ if [ "$what" = cuda ]; then
     src/backend/common/sampler_choose.cc src/backend/common/sampler_stages.cc src/backend/common/logits_math.cc
     src/base/rng.cc src/base/error.cc src/plan/step.cc"
   for source in $sources; do echo "$source"; done | xargs -P "$(nproc)" -I{} bash -c \
-    'g++ -std=c++20 -O2 -ffp-contract=off -DFMT_HEADER_ONLY -Isrc -Itests/cuda -c "$1" -o "$2/$(echo "$1" | tr / _).o"' _ {} "$build/cuda" \
+    'g++ -std=c++20 -O2 -w -ffp-contract=off -DFMT_HEADER_ONLY -Isrc -Itests/cuda -c "$1" -o "$2/$(echo "$1" | tr / _).o"' _ {} "$build/cuda" \
     || fail "compile"
   g++ "$build"/cuda/*.o -o "$build/decode_bench" -ldl -lpthread || fail "link"
   [ $# -gt 0 ] || set -- decode decode-large attention sample decode-time attention-time sample-time

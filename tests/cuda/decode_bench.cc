@@ -16,12 +16,16 @@ int run(const std::string& folder, const std::vector<std::string>& parts) {
   Filler filler(read_kernels(folder + "/fill.cubin").data());
   DecodeContext decode{device, filler, stream, read_kernels(folder + "/decode_stream.cubin"),
                        report};
+  AttentionContext attention{device, filler, stream,
+                             read_kernels(folder + "/decode_attention.cubin"), report};
   for (const std::string& part : parts) {
     fmt::print("== {}\n", part);
     try {
       if (part == "decode") check_decode(decode);
       if (part == "decode-large") check_decode_large(decode);
       if (part == "decode-time") time_decode(decode);
+      if (part == "attention") check_attention(attention);
+      if (part == "attention-time") time_attention(attention);
     } catch (const Error& e) {
       report.expect(false, fmt::format("{}: {}", part, e.what()));
     }
@@ -38,7 +42,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   std::vector<std::string> parts(argv + 2, argv + argc);
-  if (parts.empty()) parts = {"decode", "decode-large", "decode-time"};
+  if (parts.empty()) parts = {"decode", "decode-large", "attention"};
   try {
     return run(argv[1], parts);
   } catch (const std::exception& e) {

@@ -11,11 +11,14 @@ struct DecodeContext {
   Device& device;
   const Filler& filler;
   const Stream& stream;
-  std::vector<char> kernels;  // decode_stream.cubin
+  std::vector<char> kernels;  // the kernel file of the part
   Report& report;
 };
+using AttentionContext = DecodeContext;  // with decode_attention.cubin
 void check_decode(DecodeContext& context);
 void check_decode_large(DecodeContext& context);
 void time_decode(DecodeContext& context);
+void check_attention(AttentionContext& context);
+void time_attention(AttentionContext& context);
 
 }  // namespace tokamak::cuda

@@ -92,7 +92,7 @@ void check_case(const Case& c, DecodeContext& context) {
     if (state.position != c.cached + i + 1) ++wrong_tokens;
   }
   context.report.expect(
-      worst_exact < 1e-4 && worst_rounded < 2e-5,
+      worst_exact < 2e-4 && worst_rounded < 1e-4,
       fmt::format("{}: worst NMSE of {} steps {:.1e} (exact), {:.1e} (rounded alike)", c.name,
                   c.steps, worst_exact, worst_rounded));
   context.report.expect(wrong_tokens == 0, fmt::format("{}: tokens of the host sampler, {} differ",
@@ -190,6 +190,15 @@ void time_model(const char* name, const TestShape& shape, DecodeContext& context
     print_profile(decode, context.stream, model);
   }
   DecodeStream decode(context.device, context.kernels.data(), shape.shape, model.weights(), {});
+  for (uint32_t pause : {20u, 50u, 100u, 200u, 500u}) {
+    decode.set_poll_pause_ns(pause);
+    decode.set_state(1, cached);
+    double ms = context.stream.time(
+        20, [&] { decode.launch(context.stream.get(), model.page_table(), {}); });
+    decode.finish(context.stream.get());
+    context.report.timing(fmt::format("{} B=1 ctx {} pause {}", name, cached, pause), ms, bytes);
+  }
+  decode.set_poll_pause_ns(0);
   for (int context_length : {0, 2048, 8192}) {
     if (context_length + 40 > shape.max_positions) continue;
     decode.set_state(1, context_length);

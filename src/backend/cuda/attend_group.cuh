@@ -35,15 +35,15 @@ class AttendWarp {
 
   // Keys and values of kGroupPositions positions, `stride` elements apart; the first `valid` count.
   __device__ void add(const Bf16* keys, const Bf16* values, int stride, int valid) {
-    float score[4] = {0, 0, 0, 0};
+    float score[4] = {}, more[4] = {};
     const uint4* row = reinterpret_cast<const uint4*>(keys + (lane_ / 4) * stride);
 #pragma unroll
     for (int j = 0; j < kSteps; ++j) {
       uint4 k = row[j * 4 + lane_ % 4], q = queries_[j];
       mma_low_rows(score, q.x, q.y, k.x, k.y);
-      mma_low_rows(score, q.z, q.w, k.z, k.w);
+      mma_low_rows(more, q.z, q.w, k.z, k.w);
     }
-    weigh(score[0], score[1], valid);
+    weigh(score[0] + more[0], score[1] + more[1], valid);
 #pragma unroll
     for (int h = 0; h < kMaxGroup; ++h)
       if (h < heads_) {
@@ -60,6 +60,7 @@ class AttendWarp {
   // Base-2 logarithm of the largest score, sum of the weights relative to it; for head lane / 4.
   __device__ float peak() const { return peak_; }
   __device__ float mass() const { return mass_; }
+  __device__ bool any() const { return mass_ > 0; }
   __device__ float sum(int head, int d) const { return sums_[head][d]; }
 
  private:

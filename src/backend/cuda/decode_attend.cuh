@@ -20,11 +20,11 @@ class DecodeAttend {
     if (t_.sync_or_dead()) return false;
     t_.mark(1);
     if (work_.active()) attend();
-    t_.sync_consumers();
+    sync_consumers<C>();
     t_.mark(2);
     if (work_.active())
-      for (int h = t_.warp; h < group_; h += C::kWarps) write_partial(h);
-    t_.sync_consumers();
+      for (int i = threadIdx.x; i < group_ * C::kHead; i += C::kConsumers) write_partial(i);
+    sync_consumers<C>();
     return true;
   }
 
@@ -57,21 +57,26 @@ class DecodeAttend {
     const uint32_t* words = in_.input + head * C::kHead;
     const uint32_t tag = t_.tag(in_.tag_in) & 0xffff;
     int dim[kPairs][2];
-    float v[kPairs][2], squares = 0;
+    uint32_t word[kPairs][2];
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       int i = t_.lane * kPairs + j;
       dim[j][0] = t_.launch.rope_interleaved ? 2 * i : i;
       dim[j][1] = t_.launch.rope_interleaved ? 2 * i + 1 : i + C::kHead / 2;
+      word[j][0] = load_word(words + dim[j][0]);
+      word[j][1] = load_word(words + dim[j][1]);
+    }
+    float v[kPairs][2], squares = 0;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j)
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
         const uint32_t* from = words + dim[j][side];
-        uint32_t word = t_.poll([from] { return load_word(from); },
-                                [tag](uint32_t w) { return (w & 0xffff) == tag; });
-        v[j][side] = word_value(word);
+        v[j][side] = word_value(t_.poll(
+            word[j][side], [from] { return load_word(from); },
+            [tag](uint32_t w) { return (w & 0xffff) == tag; }));
         squares += v[j][side] * v[j][side];
       }
-    }
     float inverse = 1;
     if (gains) inverse = rsqrtf(warp_sum(squares) / C::kHead + t_.launch.eps);
 #pragma unroll
@@ -101,48 +106,54 @@ class DecodeAttend {
     for (int tile = 0; tile < tiles; ++tile) {
       int group = work_.group(tile, t_.warp, C::kWarps);
       if (group < work_.groups) {
-        const Bf16* keys = reinterpret_cast<const Bf16*>(t_.wait_chunk());
+        const Bf16* keys = reinterpret_cast<const Bf16*>(t_.ring.wait());
         int valid = min(kGroupPositions, t_.position - group * kGroupPositions);
         warp.add(keys, keys + kGroupPositions * C::kHead, C::kHead, valid);
       }
-      t_.release_chunk();
+      t_.ring.release();
     }
     if (work_.split == 0 && t_.warp == C::kWarps - 1)
       warp.add(mine_.fresh[0], mine_.fresh[1], 0, 1);
     if (t_.lane % 4 == 0) {
-      mine_.peak[t_.warp][t_.lane / 4] = warp.peak();
-      mine_.mass[t_.warp][t_.lane / 4] = warp.mass();
+      mine_.peak[t_.lane / 4][t_.warp] = warp.peak();
+      mine_.mass[t_.lane / 4][t_.warp] = warp.mass();
     }
+    if (!warp.any()) return;
     constexpr int kDims = C::kHead / 32;
 #pragma unroll
     for (int h = 0; h < kMaxGroup; ++h)
-      if (h < group_)
-#pragma unroll
-        for (int d = 0; d < kDims; ++d) sums(t_.warp, h)[t_.lane * kDims + d] = warp.sum(h, d);
+      if (h < group_) {
+        float* to = sums(t_.warp, h) + t_.lane * kDims;
+        if constexpr (kDims == 4)
+          *reinterpret_cast<float4*>(to) =
+              make_float4(warp.sum(h, 0), warp.sum(h, 1), warp.sum(h, 2), warp.sum(h, 3));
+        else
+          *reinterpret_cast<float2*>(to) = make_float2(warp.sum(h, 0), warp.sum(h, 1));
+      }
   }
 
-  // All warps of the block -> one partial result per head: the normalised sums, then the base-2
-  // logarithm of their mass.
-  __device__ void write_partial(int h) {
-    constexpr int kDims = C::kHead / 32;
-    float peak = -INFINITY, mass = 0, total[kDims] = {};
-    for (int w = 0; w < C::kWarps; ++w) peak = fmaxf(peak, mine_.peak[w][h]);
-    for (int w = 0; w < C::kWarps; ++w) {
-      if (mine_.mass[w][h] == 0) continue;
-      float weight = exp2f(mine_.peak[w][h] - peak);
-      mass += weight * mine_.mass[w][h];
+  // One element of a head from all warps of the block: the normalised sum; with the head's first
+  // element goes the base-2 logarithm of the mass.
+  __device__ void write_partial(int i) {
+    int h = i / C::kHead, d = i % C::kHead;
+    float peak = -INFINITY, mass = 0, total = 0;
 #pragma unroll
-      for (int d = 0; d < kDims; ++d) total[d] += weight * sums(w, h)[d * 32 + t_.lane];
+    for (int w = 0; w < C::kWarps; ++w) peak = fmaxf(peak, mine_.peak[h][w]);
+#pragma unroll
+    for (int w = 0; w < C::kWarps; ++w) {
+      float part = mine_.mass[h][w];
+      if (part == 0) continue;  // the same in all threads of a warp
+      float weight = exp2f(mine_.peak[h][w] - peak);
+      mass = fmaf(weight, part, mass);
+      total = fmaf(weight, sums(w, h)[d], total);
     }
     int head = work_.head * group_ + h;
     TaggedPair* to = t_.launch.partials +
                      (static_cast<int64_t>(head) * (t_.blocks / t_.launch.kv_heads) + work_.split) *
                          (C::kHead + 1);
     uint32_t tag = t_.tag(in_.tag_out);
-#pragma unroll
-    for (int d = 0; d < kDims; ++d)
-      store_pair(to + d * 32 + t_.lane, __float_as_uint(total[d] / mass), tag);
-    if (t_.lane == 0) store_pair(to + C::kHead, __float_as_uint(peak + log2f(mass)), tag);
+    store_pair(to + d, __float_as_uint(total / mass), tag);
+    if (d == 0) store_pair(to + C::kHead, __float_as_uint(peak + log2f(mass)), tag);
   }
 
   DecodeThread<C>& t_;
@@ -152,30 +163,17 @@ class DecodeAttend {
   int group_;
 };
 
-// Four elements per warp: lane / 4 goes through the splits, lane % 4 is the element.
-template <class C>
-__device__ void combine_partials(DecodeThread<C>& t, const DecodeInstruction& in) {
-  AttendWork work(t.block, t.blocks, t.launch.kv_heads, t.position);
-  const uint32_t tag = t.tag(in.tag_in);
-  auto ready = [tag](TaggedPair p) { return p.tag == tag; };
-  const int stride = C::kHead + 1, most = t.blocks / t.launch.kv_heads;
-  for (int u = t.global_warp(); u < t.launch.heads * C::kHead / 4; u += t.all_warps()) {
-    int element = u * 4 + t.lane % 4, head = element / C::kHead;
-    const TaggedPair* from = t.launch.partials + static_cast<int64_t>(head) * most * stride;
-    float peak = -INFINITY, mass = 0, sum = 0;
-    for (int split = t.lane / 4; split < work.splits; split += 8) {
-      const TaggedPair* part = from + split * stride;
-      const TaggedPair* value_at = part + element % C::kHead;
-      TaggedPair first = load_pair(value_at);
-      TaggedPair log_mass = t.poll([part] { return load_pair(part + C::kHead); }, ready);
-      TaggedPair value =
-          ready(first) ? first : t.poll([value_at] { return load_pair(value_at); }, ready);
-      float log_part = __uint_as_float(log_mass.bits), top = fmaxf(peak, log_part);
-      float old = exp2f(peak - top), weight = exp2f(log_part - top);
-      mass = mass * old + weight;
-      sum = sum * old + weight * __uint_as_float(value.bits);
-      peak = top;
-    }
+// What a lane of kCombine has added up so far.
+struct CombinedPart {
+  float peak = -INFINITY, mass = 0, sum = 0;
+  __device__ void add(float log_mass, float value) {
+    float top = fmaxf(peak, log_mass), old = exp2f(peak - top), weight = exp2f(log_mass - top);
+    mass = mass * old + weight;
+    sum = sum * old + weight * value;
+    peak = top;
+  }
+  // Over the lanes of equal lane % 4.
+  __device__ float all_lanes() {
     float top = peak;
 #pragma unroll
     for (int d = 4; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, d));
@@ -187,7 +185,48 @@ __device__ void combine_partials(DecodeThread<C>& t, const DecodeInstruction& in
       mass += __shfl_xor_sync(kAllLanes, mass, d);
       sum += __shfl_xor_sync(kAllLanes, sum, d);
     }
-    if (t.lane < 4) store_word(in.output + element, sum / mass, t.tag(in.tag_out) & 0xffff);
+    return sum / mass;
+  }
+};
+
+// Four elements per warp: lane / 4 goes through the splits, lane % 4 is the element.
+template <class C>
+__device__ void combine_partials(DecodeThread<C>& t, const DecodeInstruction& in) {
+  constexpr int kBatch = 2, kStride = C::kHead + 1;
+  AttendWork work(t.block, t.blocks, t.launch.kv_heads, t.position);
+  const uint32_t tag = t.tag(in.tag_in);
+  auto ready = [tag](TaggedPair p) { return p.tag == tag; };
+  const int most = t.blocks / t.launch.kv_heads;
+  for (int u = t.global_warp(); u < t.launch.heads * C::kHead / 4; u += t.all_warps()) {
+    int element = u * 4 + t.lane % 4, head = element / C::kHead;
+    const TaggedPair* from = t.launch.partials + static_cast<int64_t>(head) * most * kStride;
+    CombinedPart part;
+    for (int split = t.lane / 4; split < work.splits; split += 8 * kBatch) {
+      TaggedPair pair[kBatch][2];
+      const TaggedPair* at[kBatch][2];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        at[j][0] = from + min(split + 8 * j, work.splits - 1) * kStride + C::kHead;
+        at[j][1] = at[j][0] - C::kHead + element % C::kHead;
+        pair[j][0] = load_pair(at[j][0]);
+        pair[j][1] = load_pair(at[j][1]);
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        if (split + 8 * j >= work.splits) continue;
+        uint32_t bits[2];
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const TaggedPair* again = at[j][k];
+          bits[k] = t.poll(
+                         pair[j][k], [again] { return load_pair(again); }, ready)
+                        .bits;
+        }
+        part.add(__uint_as_float(bits[0]), __uint_as_float(bits[1]));
+      }
+    }
+    float value = part.all_lanes();
+    if (t.lane < 4) store_word(in.output + element, value, t.tag(in.tag_out) & 0xffff);
   }
 }
 

@@ -3,31 +3,24 @@
 // from one instruction to the next.
 #include "backend/cuda/attend_group.cuh"
 #include "backend/cuda/decode_program.h"
-#include "backend/cuda/device.cuh"
+#include "backend/cuda/ring.cuh"
 
 namespace tokamak::cuda {
 
-// kWarps consumer warps and one producer warp. A tile is one chunk for each consumer; the ring has
-// room for kSlots tiles, of which at most kInFlight are being loaded: more would delay the small
-// loads of values that consumers wait for.
-template <int kWarps_, int kSlots_, int kInFlight_, int kChunk_, int kHead_>
-struct DecodeConfig {
-  static constexpr int kWarps = kWarps_, kSlots = kSlots_, kInFlight = kInFlight_;
-  static constexpr int kChunk = kChunk_;  // bytes
+// Consumer warps as the ring has, and one producer warp.
+template <int kWarps, int kSlots, int kInFlight, int kChunk, int kHead_>
+struct DecodeConfig : RingConfig<kWarps, kSlots, kInFlight, kChunk> {
   static constexpr int kHead = kHead_;
-  static constexpr int kConsumers = kWarps * 32;
   static_assert(kGroupPositions * kHead * 4 <= kChunk, "a chunk holds keys and values of a group");
 };
 
 template <class C>
 struct alignas(128) DecodeShared {
-  unsigned char tiles[C::kSlots][C::kWarps][C::kChunk];
-  uint64_t full[C::kSlots], empty[C::kSlots];
+  RingStorage<C> ring;
   float2 rope[C::kHead / 2];  // cos, sin
   double best_scores[C::kWarps];
   int best_tokens[C::kWarps];
   float reduce[C::kWarps];
-  int dead;  // a wait passed its deadline: everybody leaves
 };
 
 // What kAttend keeps where other instructions keep their input.
@@ -36,7 +29,7 @@ struct AttendShared {
   Bf16 queries[kMaxGroup][C::kHead];
   Bf16 fresh[2][C::kHead];  // key and value of the new position
   AttendScratch scratch[C::kWarps];
-  float peak[C::kWarps][kMaxGroup], mass[C::kWarps][kMaxGroup];
+  float peak[kMaxGroup][C::kWarps], mass[kMaxGroup][C::kWarps];
   // then float sums[warp][head][C::kHead] for the heads of a group
 };
 
@@ -53,8 +46,7 @@ struct DecodeThread {
   int index = 0;  // of the instruction
   int position;
   unsigned long long deadline;
-  int slot = 0;  // of the ring
-  uint32_t phase = 0;
+  RingConsumer<C> ring;
   float residual[kMaxOwnedRows];
   double best_score = -INFINITY;
   int best_token = 0x7fffffff;
@@ -65,32 +57,28 @@ struct DecodeThread {
     return launch.tag_base + static_cast<uint32_t>(relative) + 1;
   }
 
-  __device__ bool is_dead() const { return *static_cast<volatile int*>(&shared.dead) != 0; }
   // True when waiting is over without success: the deadline passed here or in another block.
   __device__ bool gave_up() {
-    if (is_dead()) return true;
+    if (shared.ring.is_dead()) return true;
     if (now_ns() <= deadline && load_word(&launch.state->error) == 0) return false;
     atomicCAS(&launch.state->error, 0u, static_cast<uint32_t>(index) + 1);
-    *static_cast<volatile int*>(&shared.dead) = 1;
+    shared.ring.set_dead();
     return true;
   }
-  // Repeats load() until ready() accepts the value; a value of a dead step is not usable.
-  template <class Load, class Ready>
-  __device__ auto poll(Load load, Ready ready) {
-    auto value = load();
+  // Loads again until ready() accepts the value; a value of a dead step is not usable.
+  template <class Value, class Load, class Ready>
+  __device__ Value poll(Value value, Load load, Ready ready) {
     for (int tries = 1; !ready(value); ++tries) {
       if (tries % 16 == 0 && gave_up()) break;
+      if (launch.poll_pause_ns) __nanosleep(launch.poll_pause_ns);
       value = load();
     }
     return value;
   }
 
-  __device__ void sync_consumers() const {
-    asm volatile("barrier.cta.sync 1,%0;" ::"n"(C::kConsumers) : "memory");
-  }
   // The same answer in all consumers of the block: whether any of them saw the step die.
   __device__ bool sync_or_dead() const {
-    uint32_t dead = is_dead();
+    uint32_t dead = shared.ring.is_dead();
     asm volatile(
         "{\n.reg .pred p,q;\n"
         "setp.ne.u32 p,%0,0;\n"
@@ -100,21 +88,6 @@ struct DecodeThread {
         : "n"(C::kConsumers)
         : "memory");
     return dead != 0;
-  }
-
-  __device__ const unsigned char* wait_chunk() const {
-    uint32_t full = shared_address(&shared.full[slot]);
-    while (!barrier_try(full, phase))
-      if (is_dead()) break;
-    return shared.tiles[slot][warp];
-  }
-  __device__ void release_chunk() {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&shared.empty[slot]));
-    if (++slot == C::kSlots) {
-      slot = 0;
-      phase ^= 1;
-    }
   }
 
   __device__ void mark(int field) const {

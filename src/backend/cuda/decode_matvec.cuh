@@ -28,7 +28,7 @@ class DecodeMatvec {
     }
     multiply();
     t_.mark(2);
-    t_.sync_consumers();  // the next instruction overwrites the input
+    sync_consumers<C>();  // the next instruction overwrites the input
     return true;
   }
 
@@ -73,8 +73,8 @@ class DecodeMatvec {
     auto ready = [tag](uint4 v) {
       return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 0xffff) == 0;
     };
-    if (ready(words)) return words;
-    return t_.poll([from] { return load_words4(from); }, ready);
+    return t_.poll(
+        words, [from] { return load_words4(from); }, ready);
   }
   __device__ float store_input(int i, uint4 words, uint2 gains, bool norm) {
     uint2* to = static_cast<uint2*>(t_.input) + i;
@@ -109,29 +109,41 @@ class DecodeMatvec {
       }
     }
     if (in_.flags & kToLogits) score_held();
-    for (; left > 0; --left) t_.release_chunk();
+    for (; left > 0; --left) t_.ring.release();
   }
 
+  // The tensor cores compute all products of a lane's eight weights with the eight inputs of every
+  // lane of equal lane % 4; only those of the lane itself, the diagonal, are wanted. That is still
+  // far fewer instructions than multiplying one by one.
   __device__ float row_sum(const MatvecWork<C>& work) {
     constexpr int kFull = C::kChunk / 16;  // vectors of eight in a full chunk
     const int vectors = work.elements / 8;
     const uint4* x = static_cast<const uint4*>(t_.input) + t_.lane;
-    float a = 0, b = 0;
+    float sums[4][4] = {};
     for (int part = 0; part < work.parts; ++part, x += vectors) {
-      const uint4* w = reinterpret_cast<const uint4*>(t_.wait_chunk()) + t_.lane;
+      const uint4* w = reinterpret_cast<const uint4*>(t_.ring.wait()) + t_.lane;
       if (vectors == kFull) {
 #pragma unroll
-        for (int i = 0; i < kFull; i += 64) {
-          a = dot8(w[i], x[i], a);
-          b = dot8(w[i + 32], x[i + 32], b);
-        }
+        for (int i = 0; i < kFull / 32; ++i)
+          multiply8(sums[i % 2 * 2], sums[i % 2 * 2 + 1], w[i * 32], x[i * 32]);
       } else {
-#pragma unroll 4
-        for (int i = 0; i < vectors - t_.lane; i += 32) a = dot8(w[i], x[i], a);
+#pragma unroll 2
+        for (int i = 0; i < vectors; i += 32) {
+          bool inside = i + t_.lane < vectors;
+          uint4 zero = make_uint4(0, 0, 0, 0);
+          multiply8(sums[0], sums[1], inside ? w[i] : zero, inside ? x[i] : zero);
+        }
       }
-      t_.release_chunk();
+      t_.ring.release();
     }
-    return warp_sum(a + b);
+    int row = t_.lane / 4, column = t_.lane % 4 * 2;  // of this lane's first result
+    float even = (sums[0][0] + sums[1][0]) + (sums[2][0] + sums[3][0]);
+    float odd = (sums[0][1] + sums[1][1]) + (sums[2][1] + sums[3][1]);
+    return warp_sum(row == column ? even : row == column + 1 ? odd : 0.0f);
+  }
+  __device__ static void multiply8(float (&a)[4], float (&b)[4], uint4 w, uint4 x) {
+    mma_low_rows(a, w.x, w.y, x.x, x.y);
+    mma_low_rows(b, w.z, w.w, x.z, x.w);
   }
 
   // `mine` counts the units of this warp.

@@ -7,7 +7,7 @@ namespace tokamak::cuda {
 template <class C>
 class DecodeProducer {
  public:
-  __device__ explicit DecodeProducer(DecodeThread<C>& t) : t_(t) {}
+  __device__ explicit DecodeProducer(DecodeThread<C>& t) : t_(t), ring_(t.shared.ring) {}
 
   __device__ void run() {
     for (int k = 0; k < t_.launch.instructions; ++k) {
@@ -17,8 +17,7 @@ class DecodeProducer {
       if (in.op == DecodeOp::kAttend) alive = stream_cache(in);
       if (!alive) break;
     }
-    // Shared memory must outlive the copies into it.
-    while (landed_ < issued_) wait_oldest();
+    ring_.drain();
   }
 
  private:
@@ -31,12 +30,12 @@ class DecodeProducer {
     const Bf16* weights = static_cast<const Bf16*>(in.weights);
     for (int tile = 0; tile < tiles; ++tile) {
       bool has = t_.lane < C::kWarps && row_unit < work.units;
-      uint32_t full = begin_tile(__popc(__ballot_sync(kAllLanes, has)) * bytes);
+      uint32_t full = ring_.begin_tile(__popc(__ballot_sync(kAllLanes, has)) * bytes);
       if (!full) return false;
       if (has) {
         const Bf16* from = weights + (static_cast<int64_t>(row_unit) * work.unit + row) * in.width +
                            part * work.elements;
-        bulk_copy(shared_address(t_.shared.tiles[t_.slot][t_.lane]), from, bytes, full);
+        bulk_copy(ring_.chunk(t_.lane), from, bytes, full);
         if (++part == work.parts) {
           part = 0;
           if (++row == work.unit) {
@@ -45,7 +44,7 @@ class DecodeProducer {
           }
         }
       }
-      end_tile();
+      ring_.end_tile();
     }
     return true;
   }
@@ -59,47 +58,20 @@ class DecodeProducer {
       bool has = t_.lane < C::kWarps && group < work.groups;
       int64_t from = 0;
       if (has) from = cache_offset(t_.launch, group * kGroupPositions, work.head, C::kHead);
-      uint32_t full = begin_tile(__popc(__ballot_sync(kAllLanes, has)) * 2 * kBytes);
+      uint32_t full = ring_.begin_tile(__popc(__ballot_sync(kAllLanes, has)) * 2 * kBytes);
       if (!full) return false;
       if (has) {
-        uint32_t to = shared_address(t_.shared.tiles[t_.slot][t_.lane]);
+        uint32_t to = ring_.chunk(t_.lane);
         bulk_copy(to, static_cast<const Bf16*>(in.weights) + from, kBytes, full);
         bulk_copy(to + kBytes, static_cast<const Bf16*>(in.values) + from, kBytes, full);
       }
-      end_tile();
+      ring_.end_tile();
     }
     return true;
   }
 
-  // Waits for room and announces the bytes; 0 when the step is dead.
-  __device__ uint32_t begin_tile(uint32_t bytes) {
-    if (issued_ >= C::kSlots) {
-      uint32_t empty = shared_address(&t_.shared.empty[t_.slot]);
-      while (!__all_sync(kAllLanes, barrier_try(empty, t_.phase ^ 1)))
-        if (__any_sync(kAllLanes, t_.is_dead())) return 0;
-    }
-    if (issued_ - landed_ >= C::kInFlight) wait_oldest();
-    uint32_t full = shared_address(&t_.shared.full[t_.slot]);
-    if (t_.lane == 0) barrier_expect(full, bytes);
-    __syncwarp();
-    return full;
-  }
-  __device__ void end_tile() {
-    ++issued_;
-    if (++t_.slot == C::kSlots) {
-      t_.slot = 0;
-      t_.phase ^= 1;
-    }
-  }
-  __device__ void wait_oldest() {
-    uint32_t full = shared_address(&t_.shared.full[landed_ % C::kSlots]);
-    while (!__all_sync(kAllLanes, barrier_try(full, landed_ / C::kSlots & 1))) {
-    }
-    ++landed_;
-  }
-
   DecodeThread<C>& t_;
-  int issued_ = 0, landed_ = 0;  // tiles
+  RingProducer<C> ring_;
 };
 
 }  // namespace tokamak::cuda

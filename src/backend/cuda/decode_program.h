@@ -67,6 +67,7 @@ struct DecodeLaunch {
   int32_t* tokens;              // where the chosen token goes, or null
   unsigned long long* profile;  // [blocks, instructions, kProfileFields] ticks, or null
   unsigned long long timeout_ns;
+  uint32_t poll_pause_ns;  // between two looks at a value that is not there yet
   uint64_t seed;
   float temperature;  // <= 0: greedy
   int32_t choice;

@@ -32,11 +32,11 @@ std::string DecodeVariant::name() const {
 }
 
 int DecodeVariant::shared_bytes(const DecoderShape& shape) const {
-  int tiles = slots * warps * chunk_kb * 1024;
-  int fixed = 2 * slots * 8 + head_dim / 2 * 8 + warps * 16 + 4;
-  fixed = (fixed + 127) / 128 * 128;
+  auto align = [](int bytes) { return (bytes + 127) / 128 * 128; };
+  int ring = align(slots * warps * chunk_kb * 1024 + 2 * slots * 8 + 4);
+  int fixed = align(ring + head_dim / 2 * 8 + warps * (8 + 4 + 4));
   int widest = std::max({shape.hidden, shape.mlp, shape.heads * shape.head_dim}) * 2;
-  return tiles + fixed + std::max(widest, attend_bytes(shape, warps));
+  return fixed + std::max(widest, attend_bytes(shape, warps));
 }
 
 DecodeWorkspace::DecodeWorkspace(const DecoderShape& shape, int blocks) {
@@ -181,6 +181,7 @@ void DecodeStream::launch(Handle stream, DeviceAddress pages, const DecodeSampli
   launch.logits = workspace_.as<float>(layout_.logits);
   launch.profile = at<unsigned long long>(profile);
   launch.timeout_ns = static_cast<unsigned long long>(timeout_ms_) * 1'000'000;
+  launch.poll_pause_ns = poll_pause_ns_;
   launch.seed = sampling.seed;
   launch.temperature = sampling.temperature;
   launch.choice = sampling.choice;

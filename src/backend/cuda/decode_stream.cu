@@ -44,7 +44,9 @@ __device__ void collect_blocks(DecodeThread<C>& t, uint32_t tag) {
     uint32_t part[3];
     for (int i = 0; i < 3; ++i) {
       const TaggedPair* from = t.launch.candidates + b * 3 + i;
-      part[i] = t.poll([from] { return load_pair(from); }, ready).bits;
+      part[i] = t.poll(
+                     load_pair(from), [from] { return load_pair(from); }, ready)
+                    .bits;
     }
     double other = __hiloint2double(static_cast<int>(part[1]), static_cast<int>(part[0]));
     if (better(other, static_cast<int>(part[2]), score, token)) {
@@ -53,7 +55,7 @@ __device__ void collect_blocks(DecodeThread<C>& t, uint32_t tag) {
     }
   }
   best_of_warp(score, token);
-  if (t.lane != 0 || t.is_dead()) return;
+  if (t.lane != 0 || t.shared.ring.is_dead()) return;
   t.launch.state->token = max(token, 0);
   t.launch.state->chosen = token;
   t.launch.state->position = t.position + 1;
@@ -67,7 +69,7 @@ __device__ void choose_token(DecodeThread<C>& t) {
     t.shared.best_scores[t.warp] = t.best_score;
     t.shared.best_tokens[t.warp] = t.best_token;
   }
-  t.sync_consumers();
+  sync_consumers<C>();
   if (t.warp != 0) return;
   double score = t.lane < C::kWarps ? t.shared.best_scores[t.lane] : -INFINITY;
   int token = t.lane < C::kWarps ? t.shared.best_tokens[t.lane] : 0x7fffffff;
@@ -105,21 +107,18 @@ template <class C>
 __device__ void decode_step(const DecodeLaunch& launch) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<DecodeShared<C>*>(memory);
-  DecodeThread<C> t{launch, shared, memory + sizeof shared};
-  t.warp = threadIdx.x / 32;
-  t.lane = threadIdx.x % 32;
-  t.block = blockIdx.x;
-  t.blocks = gridDim.x;
-  t.position = launch.state->position;
-  t.deadline = now_ns() + launch.timeout_ns;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < C::kSlots; ++i) {
-      barrier_init(shared_address(&shared.full[i]), 1);
-      barrier_init(shared_address(&shared.empty[i]), C::kWarps);
-    }
-    shared.dead = 0;
-    asm volatile("fence.mbarrier_init.release.cluster;");
-  }
+  const int warp = threadIdx.x / 32;
+  DecodeThread<C> t{.launch = launch,
+                    .shared = shared,
+                    .input = memory + sizeof shared,
+                    .warp = warp,
+                    .lane = static_cast<int>(threadIdx.x % 32),
+                    .block = static_cast<int>(blockIdx.x),
+                    .blocks = static_cast<int>(gridDim.x),
+                    .position = launch.state->position,
+                    .deadline = now_ns() + launch.timeout_ns,
+                    .ring = RingConsumer<C>(shared.ring, warp)};
+  if (threadIdx.x == 0) shared.ring.init();
   __syncthreads();
   if (t.warp == C::kWarps) {
     DecodeProducer<C>(t).run();

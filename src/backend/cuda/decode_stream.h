@@ -74,6 +74,7 @@ class DecodeStream {
   DecodeState finish(Handle stream);
   std::vector<float> logits() const;
   void set_timeout_ms(int ms) { timeout_ms_ = ms; }
+  void set_poll_pause_ns(uint32_t ns) { poll_pause_ns_ = ns; }
   // Tests: an instruction then waits for a value that never comes.
   void corrupt_tag(int instruction);
 
@@ -87,7 +88,7 @@ class DecodeStream {
   Handle function_ = nullptr;
   Buffer workspace_, state_;
   std::vector<DecodeInstruction> program_;
-  uint32_t step_ = 0;
+  uint32_t step_ = 0, poll_pause_ns_ = 0;
 };
 
 }  // namespace tokamak::cuda

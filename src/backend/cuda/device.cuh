@@ -97,16 +97,6 @@ __device__ __forceinline__ uint32_t pack2(float a, float b) {
   __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
   return *reinterpret_cast<uint32_t*>(&v);
 }
-__device__ __forceinline__ float dot8(uint4 w, uint4 x, float sum) {
-  const uint32_t a[4] = {w.x, w.y, w.z, w.w}, b[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float2 p = unpack2(a[i]), q = unpack2(b[i]);
-    sum = fmaf(p.x, q.x, sum);
-    sum = fmaf(p.y, q.y, sum);
-  }
-  return sum;
-}
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(kAllLanes, v, d);
