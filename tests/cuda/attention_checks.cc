@@ -119,19 +119,17 @@ void check_attention(AttentionContext& c) {
   check_batch(c, "GQA 8, pages of 64", {8, 1, 128, 64}, {5000, 63, 64, 65});
   check_batch(c, "GQA 7, head 64", {14, 2, 64}, {333, 1200, 2});
   check_batch(c, "GQA 2, 40 sequences", {4, 2, 128, 8}, std::vector<int32_t>(40, 129));
-  check_batch(c, "4 slots", {16, 8, 128, 16, 4, 2}, {512, 511});
-  check_batch(c, "5 slots, 3 in flight", {16, 8, 128, 16, 5, 3}, {512, 511});
+  check_batch(c, "GQA 2, little in flight", {16, 8, 128, 16, 2}, {512, 511});
 }
 
 void time_attention(AttentionContext& c) {
   auto run = [&](const char* name, AttentionShape shape, const std::vector<int32_t>& lengths) {
     TestBatch t(shape, lengths, c.filler);
-    for (auto [slots, in_flight] : {std::pair{4, 2}, {5, 3}, {5, 4}}) {
-      shape.slots = slots;
+    for (int in_flight : {4, 6, 8}) {
       shape.in_flight = in_flight;
       PagedAttention attention(c.device, c.kernels.data(), shape, static_cast<int>(lengths.size()));
       double ms = c.stream.time(20, [&] { attention.launch(c.stream.get(), t.batch()); });
-      c.report.timing(fmt::format("attention {} {}/{}", name, slots, in_flight), ms, t.bytes());
+      c.report.timing(fmt::format("attention {}, {} in flight", name, in_flight), ms, t.bytes());
     }
   };
   run("32/8 x 128, 32 x 8192", {32, 8, 128}, std::vector<int32_t>(32, 8192));

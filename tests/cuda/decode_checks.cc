@@ -12,7 +12,6 @@ struct Case {
   const char* name;
   TestShape model;
   int cached, steps;
-  DecodeVariant variant = {};
 };
 
 DecoderShape shape_of(int layers, int hidden, int heads, int kv_heads, int head_dim, int mlp,
@@ -45,21 +44,16 @@ std::vector<Case> small_cases() {
   Case odd{"head 64, interleaved, GQA 7, pages of 8",
            {shape_of(2, 896, 14, 2, 64, 2432, 3001), false, true, 2048},
            1500,
-           9,
-           {64}};
+           9};
   odd.model.shape.rope_interleaved = true;
   odd.model.shape.page_size = 8;
   cases.push_back(odd);
-  Case longer{"GQA 8, 9000 cached, 5 slots",
+  Case longer{"GQA 8, 9000 cached",
               {shape_of(2, 1024, 8, 1, 128, 1024, 2000), false, false, 9100},
               9000,
-              4,
-              {128, 8, 4, 5, 2}};
+              4};
   longer.model.shape.page_size = 64;
   cases.push_back(longer);
-  Case wide{
-      "4 warps of 8 KB", {shape_of(2, 1024, 32, 8, 128, 4608, 4000)}, 700, 9, {128, 4, 8, 6, 2}};
-  cases.push_back(wide);
   return cases;
 }
 
@@ -67,7 +61,7 @@ std::vector<Case> small_cases() {
 void check_case(const Case& c, DecodeContext& context) {
   TestModel model(c.model, context.filler);
   DecodeStream decode(context.device, context.kernels.data(), c.model.shape, model.weights(),
-                      c.variant);
+                      DecodeVariant::of(c.model.shape));
   Reference exact(model, c.cached, false), rounded(model, c.cached, true);
   decode.set_state(1, c.cached);
   double worst_exact = 0, worst_rounded = 0;
@@ -102,7 +96,8 @@ void check_case(const Case& c, DecodeContext& context) {
 void check_deadline(DecodeContext& context) {
   TestShape shape{shape_of(3, 512, 8, 2, 128, 1536, 4000)};
   TestModel model(shape, context.filler);
-  DecodeStream decode(context.device, context.kernels.data(), shape.shape, model.weights(), {});
+  DecodeStream decode(context.device, context.kernels.data(), shape.shape, model.weights(),
+                      DecodeVariant::of(shape.shape));
   decode.set_timeout_ms(20);
   auto run = [&] {
     decode.set_state(1, 100);
@@ -166,8 +161,11 @@ void time_model(const char* name, const TestShape& shape, DecodeContext& context
   TestModel model(shape, context.filler);
   const int cached = 512;
   double bytes = model.weight_bytes() + model.cache_bytes(cached);
-  for (DecodeVariant v : {DecodeVariant{128, 8, 4, 6, 2}, DecodeVariant{128, 8, 4, 6, 3},
-                          DecodeVariant{128, 8, 4, 5, 2}, DecodeVariant{128, 4, 8, 6, 2}}) {
+  DecodeVariant v = DecodeVariant::of(shape.shape);
+  for (auto [in_flight, plain] :
+       {std::pair{4, false}, {3, false}, {2, false}, {5, false}, {4, true}, {3, true}}) {
+    v.in_flight = in_flight;
+    v.plain = plain;
     DecodeStream decode(context.device, context.kernels.data(), shape.shape, model.weights(), v);
     for (float temperature : {0.0f, 0.8f}) {
       decode.set_state(1, cached);
@@ -175,9 +173,9 @@ void time_model(const char* name, const TestShape& shape, DecodeContext& context
         decode.launch(context.stream.get(), model.page_table(), {temperature, 7, 0});
       });
       decode.finish(context.stream.get());
-      context.report.timing(
-          fmt::format("{} B=1 ctx {} {} T={}", name, cached, v.name().substr(14), temperature), ms,
-          bytes);
+      context.report.timing(fmt::format("{} B=1 ctx {} {}, {} in flight, T={}", name, cached,
+                                        v.name().substr(14), in_flight, temperature),
+                            ms, bytes);
     }
     decode.set_state(1, cached);
     double many = context.stream.time(3, [&] {
@@ -189,16 +187,9 @@ void time_model(const char* name, const TestShape& shape, DecodeContext& context
                           bytes);
     print_profile(decode, context.stream, model);
   }
-  DecodeStream decode(context.device, context.kernels.data(), shape.shape, model.weights(), {});
-  for (uint32_t pause : {20u, 50u, 100u, 200u, 500u}) {
-    decode.set_poll_pause_ns(pause);
-    decode.set_state(1, cached);
-    double ms = context.stream.time(
-        20, [&] { decode.launch(context.stream.get(), model.page_table(), {}); });
-    decode.finish(context.stream.get());
-    context.report.timing(fmt::format("{} B=1 ctx {} pause {}", name, cached, pause), ms, bytes);
-  }
-  decode.set_poll_pause_ns(0);
+  v.plain = false;
+  v.in_flight = 4;
+  DecodeStream decode(context.device, context.kernels.data(), shape.shape, model.weights(), v);
   for (int context_length : {0, 2048, 8192}) {
     if (context_length + 40 > shape.max_positions) continue;
     decode.set_state(1, context_length);

@@ -14,21 +14,23 @@ struct alignas(16) AttendScratch {
   float rescale[kMaxGroup];
 };
 
-template <int kHead>
+// kGroup: query heads per key/value head, a power of two.
+template <int kHead, int kGroup>
 class AttendWarp {
  public:
   static constexpr int kDims = kHead / 32;  // per lane
   static constexpr int kSteps = kHead / 32;
+  static_assert(kGroup <= kMaxGroup && (kGroup & (kGroup - 1)) == 0);
 
-  // queries: bf16 [kMaxGroup, kHead] in shared memory, rows from `heads` on are zero.
-  __device__ AttendWarp(const Bf16* queries, int heads, float scale, AttendScratch* scratch)
-      : heads_(heads), scale_(scale * 1.44269504f), scratch_(scratch) {
+  // queries: bf16 [kMaxGroup, kHead] in shared memory; rows that stand for no head are zero.
+  __device__ AttendWarp(const Bf16* queries, float scale, AttendScratch* scratch)
+      : scale_(scale * 1.44269504f), scratch_(scratch) {
     lane_ = threadIdx.x % 32;
     const uint4* row = reinterpret_cast<const uint4*>(queries + (lane_ / 4) * kHead);
 #pragma unroll
     for (int j = 0; j < kSteps; ++j) queries_[j] = row[j * 4 + lane_ % 4];
 #pragma unroll
-    for (int h = 0; h < kMaxGroup; ++h)
+    for (int h = 0; h < kGroup; ++h)
 #pragma unroll
       for (int d = 0; d < kDims; ++d) sums_[h][d] = 0;
   }
@@ -43,17 +45,18 @@ class AttendWarp {
       mma_low_rows(score, q.x, q.y, k.x, k.y);
       mma_low_rows(more, q.z, q.w, k.z, k.w);
     }
+    uint2 v[kGroupPositions];  // before the weights: they need not wait for them
+#pragma unroll
+    for (int p = 0; p < kGroupPositions; ++p) v[p] = load_dims(values + p * stride, p < valid);
     weigh(score[0] + more[0], score[1] + more[1], valid);
 #pragma unroll
-    for (int h = 0; h < kMaxGroup; ++h)
-      if (h < heads_) {
-        float rescale = scratch_->rescale[h];
+    for (int h = 0; h < kGroup; ++h) {
+      float rescale = scratch_->rescale[h];
 #pragma unroll
-        for (int d = 0; d < kDims; ++d) sums_[h][d] *= rescale;
-      }
+      for (int d = 0; d < kDims; ++d) sums_[h][d] *= rescale;
+    }
 #pragma unroll
-    for (int p = 0; p < kGroupPositions; ++p)
-      if (p < valid) add_position(values + p * stride, p);
+    for (int p = 0; p < kGroupPositions; ++p) add_position(v[p], p);
     __syncwarp();
   }
 
@@ -61,7 +64,18 @@ class AttendWarp {
   __device__ float peak() const { return peak_; }
   __device__ float mass() const { return mass_; }
   __device__ bool any() const { return mass_ > 0; }
-  __device__ float sum(int head, int d) const { return sums_[head][d]; }
+  // Sums of a head, this lane's dimensions from lane * kDims on.
+  __device__ void store_sums(int head, float* to) const {
+#pragma unroll
+    for (int h = 0; h < kGroup; ++h)
+      if (h == head) {
+        if constexpr (kDims == 4)
+          reinterpret_cast<float4*>(to)[lane_] =
+              make_float4(sums_[h][0], sums_[h][1], sums_[h][2], sums_[h][3]);
+        else
+          reinterpret_cast<float2*>(to)[lane_] = make_float2(sums_[h][0], sums_[h][1]);
+      }
+  }
 
  private:
   // Scores -> weights in scratch. This lane has head lane / 4 at positions 2 * (lane % 4) and next.
@@ -85,32 +99,32 @@ class AttendWarp {
     if (lane_ % 4 == 0) scratch_->rescale[lane_ / 4] = rescale;
     __syncwarp();
   }
-  __device__ void add_position(const Bf16* values, int p) {
-    float v[kDims];
-    if constexpr (kDims == 4) {
-      uint2 four = reinterpret_cast<const uint2*>(values)[lane_];
-      float2 low = unpack2(four.x), high = unpack2(four.y);
-      v[0] = low.x, v[1] = low.y, v[2] = high.x, v[3] = high.y;
-    } else {
-      static_assert(kDims == 2);
-      float2 two = unpack2(reinterpret_cast<const uint32_t*>(values)[lane_]);
-      v[0] = two.x, v[1] = two.y;
+  // Two or four dimensions; zero for what does not count, whatever memory holds there.
+  __device__ uint2 load_dims(const Bf16* values, bool counts) const {
+    uint2 v;
+    if constexpr (kDims == 4)
+      v = reinterpret_cast<const uint2*>(values)[lane_];
+    else
+      v = make_uint2(reinterpret_cast<const uint32_t*>(values)[lane_], 0);
+    return counts ? v : make_uint2(0, 0);
+  }
+  __device__ void add_position(uint2 packed, int p) {
+    static_assert(kDims == 2 || kDims == 4);
+    float2 low = unpack2(packed.x), high = unpack2(packed.y);
+    const float v[4] = {low.x, low.y, high.x, high.y};
+#pragma unroll
+    for (int h = 0; h < kGroup; ++h) {
+      float weight = scratch_->weights[p][h];
+#pragma unroll
+      for (int d = 0; d < kDims; ++d) sums_[h][d] = fmaf(weight, v[d], sums_[h][d]);
     }
-    const float4* weights = reinterpret_cast<const float4*>(scratch_->weights[p]);
-    float4 low = weights[0], high = heads_ > 4 ? weights[1] : make_float4(0, 0, 0, 0);
-    const float w[kMaxGroup] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-    for (int h = 0; h < kMaxGroup; ++h)
-      if (h < heads_)
-#pragma unroll
-        for (int d = 0; d < kDims; ++d) sums_[h][d] = fmaf(w[h], v[d], sums_[h][d]);
   }
 
-  int heads_, lane_;
+  int lane_;
   float scale_, peak_ = -INFINITY, mass_ = 0;
   AttendScratch* scratch_;
   uint4 queries_[kSteps];
-  float sums_[kMaxGroup][kDims];
+  float sums_[kGroup][kDims];
 };
 
 }  // namespace tokamak::cuda

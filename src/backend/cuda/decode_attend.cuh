@@ -23,6 +23,7 @@ class DecodeAttend {
     sync_consumers<C>();
     t_.mark(2);
     if (work_.active())
+#pragma unroll 1
       for (int i = threadIdx.x; i < group_ * C::kHead; i += C::kConsumers) write_partial(i);
     sync_consumers<C>();
     return true;
@@ -37,115 +38,113 @@ class DecodeAttend {
 
   // Queries of the group; where the block has the first split, key and value of the new position.
   __device__ void stage_heads() {
-    int extra = work_.split == 0 ? 2 : 0;
-    for (int task = t_.warp; task < kMaxGroup + extra; task += C::kWarps) {
-      if (task < group_) {
-        stage_head(work_.head * group_ + task, in_.gains, true, mine_.queries[task], nullptr);
-      } else if (task < kMaxGroup) {
+    const int tasks = kMaxGroup + (work_.split == 0 ? 2 : 0);
+#pragma unroll 1
+    for (int task = t_.warp; task < tasks; task += C::kWarps) {
+      const bool query = task < kMaxGroup, key = task == kMaxGroup;
+      if (query && task >= group_) {
+#pragma unroll 1
         for (int d = t_.lane; d < C::kHead; d += 32) mine_.queries[task][d] = __float2bfloat16(0);
-      } else {
-        bool key = task == kMaxGroup;
-        int head = t_.launch.heads + (key ? 0 : t_.launch.kv_heads) + work_.head;
-        Bf16* cache = static_cast<Bf16*>(const_cast<void*>(key ? in_.weights : in_.values)) +
-                      cache_offset(t_.launch, t_.position, work_.head, C::kHead);
-        stage_head(head, key ? in_.gains_k : nullptr, key, mine_.fresh[key ? 0 : 1], cache);
+        continue;
       }
+      int head = query ? work_.head * group_ + task
+                       : t_.launch.heads + (key ? 0 : t_.launch.kv_heads) + work_.head;
+      Bf16* cache = nullptr;
+      if (!query)
+        cache = static_cast<Bf16*>(const_cast<void*>(key ? in_.weights : in_.values)) +
+                cache_offset(t_.launch, t_.position, work_.head, C::kHead);
+      stage_head(head,
+                 query ? in_.gains
+                 : key ? in_.gains_k
+                       : nullptr,
+                 query || key, query ? mine_.queries[task] : mine_.fresh[key ? 0 : 1], cache);
     }
   }
 
   __device__ void stage_head(int head, const void* gains, bool rotate, Bf16* to, Bf16* cache) {
     const uint32_t* words = in_.input + head * C::kHead;
     const uint32_t tag = t_.tag(in_.tag_in) & 0xffff;
-    int dim[kPairs][2];
-    uint32_t word[kPairs][2];
+    auto dim = [&](int j) {  // of the first and second of each rotated pair
+      int i = t_.lane * kPairs + j / 2;
+      if (t_.launch.rope_interleaved) return 2 * i + j % 2;
+      return i + j % 2 * (C::kHead / 2);
+    };
+    uint32_t word[2 * kPairs];
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-      int i = t_.lane * kPairs + j;
-      dim[j][0] = t_.launch.rope_interleaved ? 2 * i : i;
-      dim[j][1] = t_.launch.rope_interleaved ? 2 * i + 1 : i + C::kHead / 2;
-      word[j][0] = load_word(words + dim[j][0]);
-      word[j][1] = load_word(words + dim[j][1]);
-    }
-    float v[kPairs][2], squares = 0;
-#pragma unroll
-    for (int j = 0; j < kPairs; ++j)
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const uint32_t* from = words + dim[j][side];
-        v[j][side] = word_value(t_.poll(
-            word[j][side], [from] { return load_word(from); },
-            [tag](uint32_t w) { return (w & 0xffff) == tag; }));
-        squares += v[j][side] * v[j][side];
-      }
+    for (int j = 0; j < 2 * kPairs; ++j) word[j] = load_word(words + dim(j));
+    t_.poll_all(
+        word, [&](int j) { return load_word(words + dim(j)); },
+        [tag](uint32_t w) { return (w & 0xffff) == tag; });
     float inverse = 1;
-    if (gains) inverse = rsqrtf(warp_sum(squares) / C::kHead + t_.launch.eps);
+    if (gains) {
+      float squares = 0;
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-      float a = v[j][0] * inverse, b = v[j][1] * inverse;
+      for (int j = 0; j < 2 * kPairs; ++j) squares += word_value(word[j]) * word_value(word[j]);
+      inverse = rsqrtf(warp_sum(squares) / C::kHead + t_.launch.eps);
+    }
+#pragma unroll
+    for (int j = 0; j < 2 * kPairs; j += 2) {
+      float a = word_value(word[j]) * inverse, b = word_value(word[j + 1]) * inverse;
       if (gains) {
-        a *= __bfloat162float(static_cast<const Bf16*>(gains)[dim[j][0]]);
-        b *= __bfloat162float(static_cast<const Bf16*>(gains)[dim[j][1]]);
+        a *= __bfloat162float(static_cast<const Bf16*>(gains)[dim(j)]);
+        b *= __bfloat162float(static_cast<const Bf16*>(gains)[dim(j + 1)]);
       }
-      float2 turn = rotate ? t_.shared.rope[t_.lane * kPairs + j] : make_float2(1, 0);
+      float2 turn = rotate ? t_.shared.rope[t_.lane * kPairs + j / 2] : make_float2(1, 0);
       Bf16 x = __float2bfloat16(a * turn.x - b * turn.y);
       Bf16 y = __float2bfloat16(b * turn.x + a * turn.y);
-      to[dim[j][0]] = x;
-      to[dim[j][1]] = y;
-      if (cache) {
-        cache[dim[j][0]] = x;
-        cache[dim[j][1]] = y;
-      }
+      to[dim(j)] = x;
+      to[dim(j + 1)] = y;
+      if (!cache) continue;
+      cache[dim(j)] = x;
+      cache[dim(j + 1)] = y;
     }
   }
 
-  // This warp's groups from the ring, then what it found, to shared memory.
+  // This warp's groups from the ring and, in one warp, the new position; then what it found, to
+  // shared memory.
   __device__ void attend() {
-    AttendWarp<C::kHead> warp(mine_.queries[0], group_, t_.launch.score_scale,
-                              &mine_.scratch[t_.warp]);
-    int tiles = work_.tiles(C::kWarps);
-    for (int tile = 0; tile < tiles; ++tile) {
+    AttendWarp<C::kHead, C::kGroup> warp(mine_.queries[0], t_.launch.score_scale,
+                                         &mine_.scratch[t_.warp]);
+    const int tiles = work_.tiles(C::kWarps);
+    const bool last = work_.split == 0 && t_.warp == C::kWarps - 1;
+#pragma unroll 1
+    for (int tile = 0; tile < tiles + (last ? 1 : 0); ++tile) {
+      const bool cached = tile < tiles;
       int group = work_.group(tile, t_.warp, C::kWarps);
-      if (group < work_.groups) {
-        const Bf16* keys = reinterpret_cast<const Bf16*>(t_.ring.wait());
-        int valid = min(kGroupPositions, t_.position - group * kGroupPositions);
-        warp.add(keys, keys + kGroupPositions * C::kHead, C::kHead, valid);
+      if (!cached || group < work_.groups) {
+        const Bf16* keys = cached ? reinterpret_cast<const Bf16*>(t_.ring.wait()) : mine_.fresh[0];
+        int valid = cached ? min(kGroupPositions, t_.position - group * kGroupPositions) : 1;
+        const Bf16* values = cached ? keys + kGroupPositions * C::kHead : mine_.fresh[1];
+        warp.add(keys, values, cached ? C::kHead : 0, valid);
       }
-      t_.ring.release();
+      if (cached) t_.ring.release();
     }
-    if (work_.split == 0 && t_.warp == C::kWarps - 1)
-      warp.add(mine_.fresh[0], mine_.fresh[1], 0, 1);
     if (t_.lane % 4 == 0) {
       mine_.peak[t_.lane / 4][t_.warp] = warp.peak();
       mine_.mass[t_.lane / 4][t_.warp] = warp.mass();
     }
     if (!warp.any()) return;
-    constexpr int kDims = C::kHead / 32;
 #pragma unroll
-    for (int h = 0; h < kMaxGroup; ++h)
-      if (h < group_) {
-        float* to = sums(t_.warp, h) + t_.lane * kDims;
-        if constexpr (kDims == 4)
-          *reinterpret_cast<float4*>(to) =
-              make_float4(warp.sum(h, 0), warp.sum(h, 1), warp.sum(h, 2), warp.sum(h, 3));
-        else
-          *reinterpret_cast<float2*>(to) = make_float2(warp.sum(h, 0), warp.sum(h, 1));
-      }
+    for (int h = 0; h < C::kGroup; ++h)
+      if (h < group_) warp.store_sums(h, sums(t_.warp, h));
   }
 
   // One element of a head from all warps of the block: the normalised sum; with the head's first
   // element goes the base-2 logarithm of the mass.
   __device__ void write_partial(int i) {
     int h = i / C::kHead, d = i % C::kHead;
-    float peak = -INFINITY, mass = 0, total = 0;
+    // Lane w has warp w of the block; all lanes have the same head.
+    const bool counts = t_.lane < C::kWarps && mine_.mass[h][t_.lane % C::kWarps] > 0;
+    float peak = counts ? mine_.peak[h][t_.lane] : -INFINITY, own = peak;
 #pragma unroll
-    for (int w = 0; w < C::kWarps; ++w) peak = fmaxf(peak, mine_.peak[h][w]);
+    for (int k = 1; k < C::kWarps; k *= 2) peak = fmaxf(peak, __shfl_xor_sync(kAllLanes, peak, k));
+    peak = __shfl_sync(kAllLanes, peak, 0);
+    float weight = counts ? exp2f(own - peak) : 0;
+    float mass = warp_sum(counts ? weight * mine_.mass[h][t_.lane] : 0), total = 0;
 #pragma unroll
     for (int w = 0; w < C::kWarps; ++w) {
-      float part = mine_.mass[h][w];
-      if (part == 0) continue;  // the same in all threads of a warp
-      float weight = exp2f(mine_.peak[h][w] - peak);
-      mass = fmaf(weight, part, mass);
-      total = fmaf(weight, sums(w, h)[d], total);
+      float of_warp = __shfl_sync(kAllLanes, weight, w), value = sums(w, h)[d];
+      total += of_warp > 0 ? of_warp * value : 0;  // a warp without work has left no sums
     }
     int head = work_.head * group_ + h;
     TaggedPair* to = t_.launch.partials +
@@ -197,33 +196,26 @@ __device__ void combine_partials(DecodeThread<C>& t, const DecodeInstruction& in
   const uint32_t tag = t.tag(in.tag_in);
   auto ready = [tag](TaggedPair p) { return p.tag == tag; };
   const int most = t.blocks / t.launch.kv_heads;
+#pragma unroll 1
   for (int u = t.global_warp(); u < t.launch.heads * C::kHead / 4; u += t.all_warps()) {
     int element = u * 4 + t.lane % 4, head = element / C::kHead;
     const TaggedPair* from = t.launch.partials + static_cast<int64_t>(head) * most * kStride;
     CombinedPart part;
+#pragma unroll 1
     for (int split = t.lane / 4; split < work.splits; split += 8 * kBatch) {
-      TaggedPair pair[kBatch][2];
-      const TaggedPair* at[kBatch][2];
+      auto at = [&](int j) {  // mass and value in turn
+        const TaggedPair* row = from + min(split + 8 * (j / 2), work.splits - 1) * kStride;
+        return row + (j % 2 == 0 ? C::kHead : element % C::kHead);
+      };
+      TaggedPair pair[2 * kBatch];
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        at[j][0] = from + min(split + 8 * j, work.splits - 1) * kStride + C::kHead;
-        at[j][1] = at[j][0] - C::kHead + element % C::kHead;
-        pair[j][0] = load_pair(at[j][0]);
-        pair[j][1] = load_pair(at[j][1]);
-      }
+      for (int j = 0; j < 2 * kBatch; ++j) pair[j] = load_pair(at(j));
+      t.poll_all(
+          pair, [&](int j) { return load_pair(at(j)); }, ready);
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if (split + 8 * j >= work.splits) continue;
-        uint32_t bits[2];
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          const TaggedPair* again = at[j][k];
-          bits[k] = t.poll(
-                         pair[j][k], [again] { return load_pair(again); }, ready)
-                        .bits;
-        }
-        part.add(__uint_as_float(bits[0]), __uint_as_float(bits[1]));
-      }
+      for (int j = 0; j < kBatch; ++j)
+        if (split + 8 * j < work.splits)
+          part.add(__uint_as_float(pair[2 * j].bits), __uint_as_float(pair[2 * j + 1].bits));
     }
     float value = part.all_lanes();
     if (t.lane < 4) store_word(in.output + element, value, t.tag(in.tag_out) & 0xffff);

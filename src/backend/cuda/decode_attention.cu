@@ -7,20 +7,26 @@
 namespace tokamak::cuda {
 namespace {
 
+constexpr int kHeadCost = 16;
+
 // How the groups of positions of a batch are numbered: by sequence, head, position.
 struct Numbering {
-  int64_t first[kAttentionMaxBatch + 1];  // group of each sequence's first head; then the total
+  int64_t first[kAttentionMaxBatch + 1];  // place of each sequence's first head; then the total
 
-  __device__ static int groups(const AttentionLaunch& l, int sequence) {
-    return (l.lengths[sequence] + kGroupPositions - 1) / kGroupPositions;
+  // Places of one head of a sequence: its groups, after kHeadCost empty places that stand for the
+  // time it takes to begin and end a head.
+  __device__ static int places(const AttentionLaunch& l, int sequence) {
+    int groups = (l.lengths[sequence] + kGroupPositions - 1) / kGroupPositions;
+    return groups > 0 ? groups + kHeadCost : 0;
   }
   // By one warp: prefix sums.
   __device__ void make(const AttentionLaunch& l) {
     int lane = threadIdx.x % 32;
     int64_t total = 0;
+#pragma unroll 1
     for (int start = 0; start < l.batch; start += 32) {
       int b = start + lane;
-      int64_t own = b < l.batch ? static_cast<int64_t>(groups(l, b)) * l.kv_heads : 0, sum = own;
+      int64_t own = b < l.batch ? static_cast<int64_t>(places(l, b)) * l.kv_heads : 0, sum = own;
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {
         int64_t below = __shfl_up_sync(kAllLanes, sum, d);
@@ -36,23 +42,26 @@ struct Numbering {
   }
 };
 
-// Consecutive groups of one head of one sequence that one block works on.
+// Consecutive places of one head of one sequence that one block works on.
 struct Segment {
-  int sequence = 0, head = 0, group = 0, count = 0;
+  int sequence = 0, head = 0, places = 0;
+  int group = 0, count = 0;  // groups; count may be 0
   // The segment at `at`, not beyond `end`. Sequences only go up.
   __device__ void find(const AttentionLaunch& l, const Numbering& n, int64_t at, int64_t end) {
+#pragma unroll 1
     while (n.first[sequence + 1] <= at) ++sequence;
     int per_head = static_cast<int>((n.first[sequence + 1] - n.first[sequence]) / l.kv_heads);
-    int inside = static_cast<int>(at - n.first[sequence]);
+    int inside = static_cast<int>(at - n.first[sequence]), place = inside % per_head;
     head = inside / per_head;
-    group = inside % per_head;
-    count = static_cast<int>(min(static_cast<int64_t>(per_head - group), end - at));
+    places = static_cast<int>(min(static_cast<int64_t>(per_head - place), end - at));
+    group = max(place - kHeadCost, 0);
+    count = max(place + places - kHeadCost, 0) - group;
   }
 };
 
-template <int kSlots, int kInFlight, int kHead_>
-struct AttentionConfig : RingConfig<8, kSlots, kInFlight, kGroupPositions * kHead_ * 4> {
-  static constexpr int kHead = kHead_;
+template <int kHead_, int kGroup_>
+struct AttentionConfig : RingConfig<8, 5, kGroupPositions * kHead_ * 4> {
+  static constexpr int kHead = kHead_, kGroup = kGroup_;
 };
 
 template <class C>
@@ -69,12 +78,14 @@ template <class C>
 __device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, int64_t at,
                         int64_t end) {
   constexpr uint32_t kBytes = kGroupPositions * C::kHead * 2;
-  RingProducer<C> ring(shared.ring);
+  RingProducer<C> ring(shared.ring, l.in_flight);
   int lane = threadIdx.x % 32;
   Segment segment;
-  for (; at < end; at += segment.count) {
+#pragma unroll 1
+  for (; at < end; at += segment.places) {
     segment.find(l, shared.numbering, at, end);
     const int32_t* pages = l.pages + static_cast<int64_t>(segment.sequence) * l.page_stride;
+#pragma unroll 1
     for (int done = 0; done < segment.count; done += C::kWarps) {
       bool has = lane < C::kWarps && done + lane < segment.count;
       int position = (segment.group + done + lane) * kGroupPositions;
@@ -84,13 +95,12 @@ __device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, in
         from =
             ((page * l.kv_heads + segment.head) * l.page_size + position % l.page_size) * C::kHead;
       }
-      uint32_t full = ring.begin_tile(min(C::kWarps, segment.count - done) * 2 * kBytes);
-      if (has) {
-        bulk_copy(ring.chunk(lane), static_cast<const Bf16*>(l.keys) + from, kBytes, full);
-        bulk_copy(ring.chunk(lane) + kBytes, static_cast<const Bf16*>(l.values) + from, kBytes,
-                  full);
-      }
-      ring.end_tile();
+      const Bf16 *keys = static_cast<const Bf16*>(l.keys) + from,
+                 *values = static_cast<const Bf16*>(l.values) + from;
+      ring.tile(has, 2 * kBytes, [&](uint32_t to, uint32_t barrier) {
+        bulk_copy(to, keys, kBytes, barrier);
+        bulk_copy(to + kBytes, values, kBytes, barrier);
+      });
     }
   }
   ring.drain();
@@ -109,12 +119,18 @@ class AttentionConsumer {
 
   __device__ void run(int64_t at, int64_t end) {
     Segment segment;
-    for (; at < end; at += segment.count) {
+#pragma unroll 1
+    for (; at < end; at += segment.places) {
       segment.find(l_, shared_.numbering, at, end);
+      if (segment.count == 0) {
+        if (threadIdx.x < group_) partial(segment, threadIdx.x)[C::kHead] = -INFINITY;
+        continue;
+      }
       load_queries(segment);
       sync_consumers<C>();
       attend(segment);
       sync_consumers<C>();
+#pragma unroll 1
       for (int i = threadIdx.x; i < group_ * C::kHead; i += C::kConsumers) write(segment, i);
     }
   }
@@ -123,17 +139,23 @@ class AttentionConsumer {
   __device__ float* sums(int head) const {
     return reinterpret_cast<float*>(&shared_ + 1) + (warp_ * group_ + head) * C::kHead;
   }
+  __device__ float* partial(const Segment& s, int h) const {
+    int64_t row = static_cast<int64_t>(s.sequence) * l_.kv_heads + s.head + blockIdx.x;
+    return l_.partials + (row * group_ + h) * (C::kHead + 1);
+  }
   __device__ void load_queries(const Segment& s) {
     const uint4* from = reinterpret_cast<const uint4*>(
         static_cast<const Bf16*>(l_.queries) +
         (static_cast<int64_t>(s.sequence) * l_.heads + s.head * group_) * C::kHead);
     uint4* to = reinterpret_cast<uint4*>(shared_.queries);
+#pragma unroll 1
     for (int i = threadIdx.x; i < kMaxGroup * C::kHead / 8; i += C::kConsumers)
       to[i] = i < group_ * C::kHead / 8 ? __ldg(from + i) : make_uint4(0, 0, 0, 0);
   }
   __device__ void attend(const Segment& s) {
-    AttendWarp<C::kHead> warp(shared_.queries[0], group_, l_.scale, &shared_.scratch[warp_]);
+    AttendWarp<C::kHead, C::kGroup> warp(shared_.queries[0], l_.scale, &shared_.scratch[warp_]);
     int length = l_.lengths[s.sequence];
+#pragma unroll 1
     for (int done = 0; done < s.count; done += C::kWarps) {
       if (done + warp_ < s.count) {
         const Bf16* keys = reinterpret_cast<const Bf16*>(ring_.wait());
@@ -146,12 +168,10 @@ class AttentionConsumer {
       shared_.peak[lane_ / 4][warp_] = warp.peak();
       shared_.mass[lane_ / 4][warp_] = warp.mass();
     }
-    constexpr int kDims = C::kHead / 32;
+    if (!warp.any()) return;
 #pragma unroll
-    for (int h = 0; h < kMaxGroup; ++h)
-      if (h < group_ && warp.any())
-#pragma unroll
-        for (int d = 0; d < kDims; ++d) sums(h)[lane_ * kDims + d] = warp.sum(h, d);
+    for (int h = 0; h < C::kGroup; ++h)
+      if (h < group_) warp.store_sums(h, sums(h));
   }
   // One element of the partial result, from all warps.
   __device__ void write(const Segment& s, int i) {
@@ -167,8 +187,7 @@ class AttentionConsumer {
       mass = fmaf(weight, shared_.mass[h][w], mass);
       total = fmaf(weight, parts[(w * group_ + h) * C::kHead + d], total);
     }
-    int64_t row = static_cast<int64_t>(s.sequence) * l_.kv_heads + s.head + blockIdx.x;
-    float* to = l_.partials + (row * group_ + h) * (C::kHead + 1);
+    float* to = partial(s, h);
     to[d] = total / mass;
     if (d == 0) to[C::kHead] = peak + log2f(mass);
   }
@@ -204,15 +223,20 @@ __device__ void attention_join(const AttentionLaunch& l) {
   int64_t count = (n.first[sequence + 1] - n.first[sequence]) / l.kv_heads;
   int64_t begin = n.first[sequence] + pair % l.kv_heads * count, end = begin + count;
   int64_t first = begin * l.blocks / max(n.first[l.batch], static_cast<int64_t>(1));
+#pragma unroll 1
   while (first > 0 && n.begin_of(l, first) > begin) --first;
+#pragma unroll 1
   while (n.begin_of(l, first + 1) <= begin && first + 1 < l.blocks) ++first;
+#pragma unroll 1
   for (int i = threadIdx.x; i < group * kHead; i += blockDim.x) {
     int h = i / kHead, d = i % kHead;
     float peak = -INFINITY, mass = 0, sum = 0;
+#pragma unroll 1
     for (int64_t c = first; c < l.blocks && n.begin_of(l, c) < end; ++c) {
       if (n.begin_of(l, c + 1) <= begin || n.begin_of(l, c + 1) == n.begin_of(l, c)) continue;
       const float* part = l.partials + ((pair + c) * group + h) * (kHead + 1);
       float log_mass = part[kHead], top = fmaxf(peak, log_mass);
+      if (log_mass == -INFINITY) continue;  // only empty places
       float old = exp2f(peak - top), weight = exp2f(log_mass - top);
       mass = mass * old + weight;
       sum = sum * old + weight * part[d];
@@ -226,13 +250,11 @@ __device__ void attention_join(const AttentionLaunch& l) {
 }  // namespace
 }  // namespace tokamak::cuda
 
-// decode_attention_<head size>_<slots>_<in flight>
-#define TK_DECODE_ATTENTION(head, slots, in_flight)                                         \
-  extern "C" __global__ void __launch_bounds__(288, 1)                                      \
-      decode_attention_##head##_##slots##_##in_flight(                                      \
-          const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {                  \
-    tokamak::cuda::attention_parts<tokamak::cuda::AttentionConfig<slots, in_flight, head>>( \
-        launch);                                                                            \
+// decode_attention_<head size>_<group>
+#define TK_DECODE_ATTENTION(head, group)                                                  \
+  extern "C" __global__ void __launch_bounds__(288, 1) decode_attention_##head##_##group( \
+      const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {                    \
+    tokamak::cuda::attention_parts<tokamak::cuda::AttentionConfig<head, group>>(launch);  \
   }
 #define TK_DECODE_ATTENTION_JOIN(head)                                                \
   extern "C" __global__ void __launch_bounds__(1024, 1) decode_attention_join_##head( \
@@ -240,9 +262,13 @@ __device__ void attention_join(const AttentionLaunch& l) {
     tokamak::cuda::attention_join<head>(launch);                                      \
   }
 
-TK_DECODE_ATTENTION(128, 4, 2)
-TK_DECODE_ATTENTION(128, 5, 3)
-TK_DECODE_ATTENTION(128, 5, 4)
-TK_DECODE_ATTENTION(64, 5, 4)
+TK_DECODE_ATTENTION(128, 1)
+TK_DECODE_ATTENTION(128, 2)
+TK_DECODE_ATTENTION(128, 4)
+TK_DECODE_ATTENTION(128, 8)
+TK_DECODE_ATTENTION(64, 1)
+TK_DECODE_ATTENTION(64, 2)
+TK_DECODE_ATTENTION(64, 4)
+TK_DECODE_ATTENTION(64, 8)
 TK_DECODE_ATTENTION_JOIN(128)
 TK_DECODE_ATTENTION_JOIN(64)

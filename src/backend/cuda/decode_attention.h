@@ -17,7 +17,8 @@ struct AttentionLaunch {
   float* partials;         // [attention_partials(...), group, head_dim + 1]
   void* output;            // bf16 [batch, heads, head_dim]
   int32_t batch, heads, kv_heads, page_size, page_stride;
-  int32_t blocks;  // of the first kernel
+  int32_t blocks;     // of the first kernel
+  int32_t in_flight;  // half tiles that may be loading at a time
   float scale;
 };
 

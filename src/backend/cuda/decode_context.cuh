@@ -8,9 +8,11 @@
 namespace tokamak::cuda {
 
 // Consumer warps as the ring has, and one producer warp.
-template <int kWarps, int kSlots, int kInFlight, int kChunk, int kHead_>
-struct DecodeConfig : RingConfig<kWarps, kSlots, kInFlight, kChunk> {
-  static constexpr int kHead = kHead_;
+// kGroup_: query heads per key/value head, rounded up to a power of two.
+template <int kHead_, int kGroup_, int kWarps, int kSlots, int kChunk, bool kTensor_>
+struct DecodeConfig : RingConfig<kWarps, kSlots, kChunk> {
+  static constexpr int kHead = kHead_, kGroup = kGroup_;
+  static constexpr bool kTensor = kTensor_;
   static_assert(kGroupPositions * kHead * 4 <= kChunk, "a chunk holds keys and values of a group");
 };
 
@@ -32,6 +34,17 @@ struct AttendShared {
   float peak[kMaxGroup][C::kWarps], mass[kMaxGroup][C::kWarps];
   // then float sums[warp][head][C::kHead] for the heads of a group
 };
+
+// True when waiting is over without success: the deadline passed here or in another block. Not
+// inlined: the kernel has to stay small for the instruction cache.
+__device__ __noinline__ bool gave_up(uint32_t* error, int* dead, unsigned long long deadline,
+                                     uint32_t index) {
+  if (*static_cast<volatile int*>(dead)) return true;
+  if (now_ns() <= deadline && load_word(error) == 0) return false;
+  atomicCAS(error, 0u, index + 1);
+  *static_cast<volatile int*>(dead) = 1;
+  return true;
+}
 
 extern "C" {
 __constant__ DecodeInstruction decode_program[kMaxInstructions];
@@ -57,23 +70,22 @@ struct DecodeThread {
     return launch.tag_base + static_cast<uint32_t>(relative) + 1;
   }
 
-  // True when waiting is over without success: the deadline passed here or in another block.
-  __device__ bool gave_up() {
-    if (shared.ring.is_dead()) return true;
-    if (now_ns() <= deadline && load_word(&launch.state->error) == 0) return false;
-    atomicCAS(&launch.state->error, 0u, static_cast<uint32_t>(index) + 1);
-    shared.ring.set_dead();
-    return true;
-  }
-  // Loads again until ready() accepts the value; a value of a dead step is not usable.
-  template <class Value, class Load, class Ready>
-  __device__ Value poll(Value value, Load load, Ready ready) {
-    for (int tries = 1; !ready(value); ++tries) {
-      if (tries % 16 == 0 && gave_up()) break;
-      if (launch.poll_pause_ns) __nanosleep(launch.poll_pause_ns);
-      value = load();
+  // Loads again what is not ready; values of a dead step are not usable.
+  template <int kCount, class Value, class Load, class Ready>
+  __device__ void poll_all(Value (&values)[kCount], Load load, Ready ready) {
+#pragma unroll 1
+    for (int tries = 1;; ++tries) {
+      bool all = true;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) all = all && ready(values[j]);
+      if (all) return;
+      if (tries % 16 == 0 &&
+          gave_up(&launch.state->error, &shared.ring.dead, deadline, static_cast<uint32_t>(index)))
+        return;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j)
+        if (!ready(values[j])) values[j] = load(j);
     }
-    return value;
   }
 
   // The same answer in all consumers of the block: whether any of them saw the step die.

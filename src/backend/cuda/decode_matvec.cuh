@@ -33,48 +33,50 @@ class DecodeMatvec {
   }
 
  private:
-  static constexpr int kBatch = 8;  // vectors of four values that a thread loads at once
-
-  __device__ uint4 embedding_words(int vector) const {
-    const Bf16* row = static_cast<const Bf16*>(t_.launch.embedding) +
-                      static_cast<int64_t>(t_.launch.state->token) * in_.width;
-    uint2 v = __ldg(reinterpret_cast<const uint2*>(row) + vector);
-    return make_uint4(v.x << 16, v.x & 0xffff0000u, v.y << 16, v.y & 0xffff0000u);
-  }
+  static constexpr int kBatch = 4;  // vectors of four values that a thread loads at once
 
   // Brings the input to shared memory as bf16, times the gains of a norm; returns this thread's
   // part of the sum of squares.
   __device__ float stage_input() {
-    const bool embedding = in_.flags & kFromEmbedding, norm = in_.flags & kNormInput;
+    if (in_.flags & kFromEmbedding) return stage_embedding();
+    const bool norm = in_.flags & kNormInput;
     const uint32_t tag = t_.tag(in_.tag_in) & 0xffff;
     const int vectors = in_.width / 4;
     float squares = 0;
+#pragma unroll 1
     for (int first = threadIdx.x; first < vectors; first += C::kConsumers * kBatch) {
       uint4 words[kBatch];
       uint2 gains[kBatch];
+      auto load = [&](int j) { return load_words4(in_.input + 4 * (first + j * C::kConsumers)); };
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
-        int i = first + j * C::kConsumers;
-        if (i >= vectors) continue;
-        words[j] = embedding ? embedding_words(i) : load_words4(in_.input + 4 * i);
-        if (norm) gains[j] = __ldg(static_cast<const uint2*>(in_.gains) + i);
+        bool inside = first + j * C::kConsumers < vectors;
+        words[j] = inside ? load(j) : make_uint4(tag, tag, tag, tag);
+        if (norm && inside)
+          gains[j] = __ldg(static_cast<const uint2*>(in_.gains) + first + j * C::kConsumers);
       }
+      t_.poll_all(words, load, [tag](uint4 v) {
+        return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 0xffff) == 0;
+      });
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        int i = first + j * C::kConsumers;
-        if (i >= vectors) continue;
-        if (!embedding) words[j] = ready_words(words[j], in_.input + 4 * i, tag);
-        squares += store_input(i, words[j], gains[j], norm);
-      }
+      for (int j = 0; j < kBatch; ++j)
+        if (first + j * C::kConsumers < vectors)
+          squares += store_input(first + j * C::kConsumers, words[j], gains[j], norm);
     }
     return squares;
   }
-  __device__ uint4 ready_words(uint4 words, const uint32_t* from, uint32_t tag) {
-    auto ready = [tag](uint4 v) {
-      return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 0xffff) == 0;
-    };
-    return t_.poll(
-        words, [from] { return load_words4(from); }, ready);
+  __device__ float stage_embedding() {
+    const uint2* row =
+        reinterpret_cast<const uint2*>(static_cast<const Bf16*>(t_.launch.embedding) +
+                                       static_cast<int64_t>(t_.launch.state->token) * in_.width);
+    float squares = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < in_.width / 4; i += C::kConsumers) {
+      uint2 v = __ldg(row + i);
+      uint4 words = make_uint4(v.x << 16, v.x & 0xffff0000u, v.y << 16, v.y & 0xffff0000u);
+      squares += store_input(i, words, __ldg(static_cast<const uint2*>(in_.gains) + i), true);
+    }
+    return squares;
   }
   __device__ float store_input(int i, uint4 words, uint2 gains, bool norm) {
     uint2* to = static_cast<uint2*>(t_.input) + i;
@@ -93,8 +95,10 @@ class DecodeMatvec {
   __device__ void multiply() {
     MatvecWork<C> work(in_);
     int left = work.tiles(t_.block, t_.all_warps()), mine = 0;
+#pragma unroll 1
     for (int u = t_.global_warp(); u < work.units; u += t_.all_warps(), ++mine) {
       float gate = 0;
+#pragma unroll 1
       for (int r = 0; r < work.unit; ++r) {
         float sum = row_sum(work) * scale_;
         left -= work.parts;
@@ -109,17 +113,19 @@ class DecodeMatvec {
       }
     }
     if (in_.flags & kToLogits) score_held();
+#pragma unroll 1
     for (; left > 0; --left) t_.ring.release();
   }
 
-  // The tensor cores compute all products of a lane's eight weights with the eight inputs of every
-  // lane of equal lane % 4; only those of the lane itself, the diagonal, are wanted. That is still
-  // far fewer instructions than multiplying one by one.
+  // With the tensor cores: they compute all products of a lane's eight weights with the eight
+  // inputs of every lane of equal lane % 4. Only those of the lane itself, the diagonal, are
+  // wanted, but that still takes far fewer instructions than multiplying one by one.
   __device__ float row_sum(const MatvecWork<C>& work) {
     constexpr int kFull = C::kChunk / 16;  // vectors of eight in a full chunk
     const int vectors = work.elements / 8;
     const uint4* x = static_cast<const uint4*>(t_.input) + t_.lane;
     float sums[4][4] = {};
+#pragma unroll 1
     for (int part = 0; part < work.parts; ++part, x += vectors) {
       const uint4* w = reinterpret_cast<const uint4*>(t_.ring.wait()) + t_.lane;
       if (vectors == kFull) {
@@ -127,7 +133,7 @@ class DecodeMatvec {
         for (int i = 0; i < kFull / 32; ++i)
           multiply8(sums[i % 2 * 2], sums[i % 2 * 2 + 1], w[i * 32], x[i * 32]);
       } else {
-#pragma unroll 2
+#pragma unroll 1
         for (int i = 0; i < vectors; i += 32) {
           bool inside = i + t_.lane < vectors;
           uint4 zero = make_uint4(0, 0, 0, 0);
@@ -136,14 +142,20 @@ class DecodeMatvec {
       }
       t_.ring.release();
     }
-    int row = t_.lane / 4, column = t_.lane % 4 * 2;  // of this lane's first result
     float even = (sums[0][0] + sums[1][0]) + (sums[2][0] + sums[3][0]);
+    if (!C::kTensor) return warp_sum(even);
+    int row = t_.lane / 4, column = t_.lane % 4 * 2;  // of this lane's first result
     float odd = (sums[0][1] + sums[1][1]) + (sums[2][1] + sums[3][1]);
     return warp_sum(row == column ? even : row == column + 1 ? odd : 0.0f);
   }
   __device__ static void multiply8(float (&a)[4], float (&b)[4], uint4 w, uint4 x) {
-    mma_low_rows(a, w.x, w.y, x.x, x.y);
-    mma_low_rows(b, w.z, w.w, x.z, x.w);
+    if constexpr (C::kTensor) {
+      mma_low_rows(a, w.x, w.y, x.x, x.y);
+      mma_low_rows(b, w.z, w.w, x.z, x.w);
+    } else {
+      a[0] = dot2(w.x, x.x, dot2(w.y, x.y, a[0]));
+      b[0] = dot2(w.z, x.z, dot2(w.w, x.w, b[0]));
+    }
   }
 
   // `mine` counts the units of this warp.

@@ -7,9 +7,11 @@ namespace tokamak::cuda {
 template <class C>
 class DecodeProducer {
  public:
-  __device__ explicit DecodeProducer(DecodeThread<C>& t) : t_(t), ring_(t.shared.ring) {}
+  __device__ explicit DecodeProducer(DecodeThread<C>& t)
+      : t_(t), ring_(t.shared.ring, t.launch.in_flight) {}
 
   __device__ void run() {
+#pragma unroll 1
     for (int k = 0; k < t_.launch.instructions; ++k) {
       const DecodeInstruction& in = decode_program[k];
       bool alive = true;
@@ -28,23 +30,19 @@ class DecodeProducer {
     int row_unit = t_.lane * t_.blocks + t_.block, row = 0, part = 0;
     uint32_t bytes = work.elements * 2;
     const Bf16* weights = static_cast<const Bf16*>(in.weights);
+#pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       bool has = t_.lane < C::kWarps && row_unit < work.units;
-      uint32_t full = ring_.begin_tile(__popc(__ballot_sync(kAllLanes, has)) * bytes);
-      if (!full) return false;
-      if (has) {
-        const Bf16* from = weights + (static_cast<int64_t>(row_unit) * work.unit + row) * in.width +
-                           part * work.elements;
-        bulk_copy(ring_.chunk(t_.lane), from, bytes, full);
-        if (++part == work.parts) {
-          part = 0;
-          if (++row == work.unit) {
-            row = 0;
-            row_unit += t_.all_warps();
-          }
-        }
-      }
-      ring_.end_tile();
+      const Bf16* from = weights + (static_cast<int64_t>(row_unit) * work.unit + row) * in.width +
+                         part * work.elements;
+      if (!ring_.tile(has, bytes,
+                      [&](uint32_t to, uint32_t barrier) { bulk_copy(to, from, bytes, barrier); }))
+        return false;
+      if (++part < work.parts) continue;
+      part = 0;
+      if (++row < work.unit) continue;
+      row = 0;
+      row_unit += t_.all_warps();
     }
     return true;
   }
@@ -53,19 +51,19 @@ class DecodeProducer {
     AttendWork work(t_.block, t_.blocks, t_.launch.kv_heads, t_.position);
     int tiles = work.tiles(C::kWarps);
     constexpr uint32_t kBytes = kGroupPositions * C::kHead * 2;
+#pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       int group = work.group(tile, t_.lane, C::kWarps);
       bool has = t_.lane < C::kWarps && group < work.groups;
       int64_t from = 0;
       if (has) from = cache_offset(t_.launch, group * kGroupPositions, work.head, C::kHead);
-      uint32_t full = ring_.begin_tile(__popc(__ballot_sync(kAllLanes, has)) * 2 * kBytes);
-      if (!full) return false;
-      if (has) {
-        uint32_t to = ring_.chunk(t_.lane);
-        bulk_copy(to, static_cast<const Bf16*>(in.weights) + from, kBytes, full);
-        bulk_copy(to + kBytes, static_cast<const Bf16*>(in.values) + from, kBytes, full);
-      }
-      ring_.end_tile();
+      const Bf16 *keys = static_cast<const Bf16*>(in.weights) + from,
+                 *values = static_cast<const Bf16*>(in.values) + from;
+      if (!ring_.tile(has, 2 * kBytes, [&](uint32_t to, uint32_t barrier) {
+            bulk_copy(to, keys, kBytes, barrier);
+            bulk_copy(to + kBytes, values, kBytes, barrier);
+          }))
+        return false;
     }
     return true;
   }

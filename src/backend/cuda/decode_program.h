@@ -67,12 +67,12 @@ struct DecodeLaunch {
   int32_t* tokens;              // where the chosen token goes, or null
   unsigned long long* profile;  // [blocks, instructions, kProfileFields] ticks, or null
   unsigned long long timeout_ns;
-  uint32_t poll_pause_ns;  // between two looks at a value that is not there yet
   uint64_t seed;
   float temperature;  // <= 0: greedy
   int32_t choice;
   uint32_t tag_base;
   int32_t instructions;
+  int32_t in_flight;  // half tiles that may be loading at a time
   int32_t hidden, heads, kv_heads, page_size, vocab;
   float eps, score_scale, rope_scale;
   uint32_t rope_interleaved;  // pairs are (2i, 2i+1) instead of (i, i + d/2)

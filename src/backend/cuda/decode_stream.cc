@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "base/error.h"
@@ -28,12 +29,22 @@ int attend_bytes(const DecoderShape& shape, int warps) {
 }  // namespace
 
 std::string DecodeVariant::name() const {
-  return fmt::format("decode_stream_{}_{}x{}_{}_{}", head_dim, warps, chunk_kb, slots, in_flight);
+  return fmt::format("decode_stream_{}_{}_{}x{}_{}{}", head_dim, group, warps, chunk_kb, slots,
+                     plain ? "_plain" : "");
+}
+
+DecodeVariant DecodeVariant::of(const DecoderShape& shape) {
+  DecodeVariant v;
+  v.head_dim = shape.head_dim;
+  v.group = static_cast<int>(std::bit_ceil(static_cast<unsigned>(shape.heads / shape.kv_heads)));
+  if (v.head_dim == 64) v.group = 8;
+  if (v.head_dim == 128 && v.group == 8) v.slots = 5;  // sums of eight heads take the room of one
+  return v;
 }
 
 int DecodeVariant::shared_bytes(const DecoderShape& shape) const {
   auto align = [](int bytes) { return (bytes + 127) / 128 * 128; };
-  int ring = align(slots * warps * chunk_kb * 1024 + 2 * slots * 8 + 4);
+  int ring = align(slots * (warps * chunk_kb * 1024 + 24) + 4);
   int fixed = align(ring + head_dim / 2 * 8 + warps * (8 + 4 + 4));
   int widest = std::max({shape.hidden, shape.mlp, shape.heads * shape.head_dim}) * 2;
   return fixed + std::max(widest, attend_bytes(shape, warps));
@@ -70,7 +81,8 @@ void check_decode_shape(const DecoderShape& s, const DecodeVariant& variant, int
     return width > 0 && width % parts == 0 && width / parts % 8 == 0;
   };
   require(s.layers > 0 && 6 * s.layers + 1 <= kMaxInstructions, "1 to 133 layers");
-  require(s.head_dim == variant.head_dim, "a variant for this head size");
+  require(s.head_dim == variant.head_dim && s.heads / std::max(1, s.kv_heads) <= variant.group,
+          "a variant for these heads");
   require(s.kv_heads > 0 && s.heads % s.kv_heads == 0 && s.heads / s.kv_heads <= kMaxGroup,
           "at most 8 query heads per key/value head");
   require(s.kv_heads <= blocks, "no more key/value heads than multiprocessors");
@@ -181,12 +193,12 @@ void DecodeStream::launch(Handle stream, DeviceAddress pages, const DecodeSampli
   launch.logits = workspace_.as<float>(layout_.logits);
   launch.profile = at<unsigned long long>(profile);
   launch.timeout_ns = static_cast<unsigned long long>(timeout_ms_) * 1'000'000;
-  launch.poll_pause_ns = poll_pause_ns_;
   launch.seed = sampling.seed;
   launch.temperature = sampling.temperature;
   launch.choice = sampling.choice;
   launch.tag_base = step_++ * static_cast<uint32_t>(shape_.layers);
   launch.instructions = instructions_;
+  launch.in_flight = variant_.in_flight;
   launch.hidden = shape_.hidden;
   launch.heads = shape_.heads;
   launch.kv_heads = shape_.kv_heads;

@@ -40,18 +40,16 @@ __device__ void collect_blocks(DecodeThread<C>& t, uint32_t tag) {
   double score = -INFINITY;
   int token = 0x7fffffff;
   auto ready = [tag](TaggedPair p) { return p.tag == tag; };
+#pragma unroll 1
   for (int b = t.lane; b < t.blocks; b += 32) {
-    uint32_t part[3];
-    for (int i = 0; i < 3; ++i) {
-      const TaggedPair* from = t.launch.candidates + b * 3 + i;
-      part[i] = t.poll(
-                     load_pair(from), [from] { return load_pair(from); }, ready)
-                    .bits;
-    }
-    double other = __hiloint2double(static_cast<int>(part[1]), static_cast<int>(part[0]));
-    if (better(other, static_cast<int>(part[2]), score, token)) {
+    const TaggedPair* from = t.launch.candidates + b * 3;
+    TaggedPair part[3] = {load_pair(from), load_pair(from + 1), load_pair(from + 2)};
+    t.poll_all(
+        part, [from](int j) { return load_pair(from + j); }, ready);
+    double other = __hiloint2double(static_cast<int>(part[1].bits), static_cast<int>(part[0].bits));
+    if (better(other, static_cast<int>(part[2].bits), score, token)) {
       score = other;
-      token = static_cast<int>(part[2]);
+      token = static_cast<int>(part[2].bits);
     }
   }
   best_of_warp(score, token);
@@ -87,6 +85,7 @@ __device__ void choose_token(DecodeThread<C>& t) {
 template <class C>
 __device__ void consume(DecodeThread<C>& t) {
   load_residual(t);
+#pragma unroll 1
   for (int k = 0; k < t.launch.instructions; ++k) {
     const DecodeInstruction& in = decode_program[k];
     t.index = k;
@@ -124,6 +123,7 @@ __device__ void decode_step(const DecodeLaunch& launch) {
     DecodeProducer<C>(t).run();
     return;
   }
+#pragma unroll 1
   for (int i = threadIdx.x; i < C::kHead / 2; i += C::kConsumers) {
     double sine, cosine, scale = launch.rope_scale;
     sincos(static_cast<double>(t.position) * static_cast<double>(launch.frequencies[i]), &sine,
@@ -137,17 +137,19 @@ __device__ void decode_step(const DecodeLaunch& launch) {
 }  // namespace
 }  // namespace tokamak::cuda
 
-// decode_stream_<head size>_<warps>x<chunk KB>_<slots>_<in flight>
-#define TK_DECODE_STREAM(head, warps, chunk_kb, slots, in_flight)                             \
-  extern "C" __global__ void __launch_bounds__(warps * 32 + 32, 1)                            \
-      decode_stream_##head##_##warps##x##chunk_kb##_##slots##_##in_flight(                    \
-          const __grid_constant__ tokamak::cuda::DecodeLaunch launch) {                       \
-    tokamak::cuda::decode_step<                                                               \
-        tokamak::cuda::DecodeConfig<warps, slots, in_flight, chunk_kb * 1024, head>>(launch); \
+// decode_stream_<head size>_<group>_<warps>x<chunk KB>_<slots>
+#define TK_DECODE_STREAM(head, group, warps, chunk_kb, slots, tensor, suffix)                     \
+  extern "C" __global__ void __launch_bounds__(warps * 32 + 32, 1)                                \
+      decode_stream_##head##_##group##_##warps##x##chunk_kb##_##slots##suffix(                    \
+          const __grid_constant__ tokamak::cuda::DecodeLaunch launch) {                           \
+    tokamak::cuda::decode_step<                                                                   \
+        tokamak::cuda::DecodeConfig<head, group, warps, slots, chunk_kb * 1024, tensor>>(launch); \
   }
 
-TK_DECODE_STREAM(128, 8, 4, 6, 2)
-TK_DECODE_STREAM(128, 8, 4, 6, 3)
-TK_DECODE_STREAM(128, 8, 4, 5, 2)
-TK_DECODE_STREAM(128, 4, 8, 6, 2)
-TK_DECODE_STREAM(64, 8, 4, 6, 2)
+TK_DECODE_STREAM(128, 1, 8, 4, 6, true, )
+TK_DECODE_STREAM(128, 2, 8, 4, 6, true, )
+TK_DECODE_STREAM(128, 2, 8, 4, 6, false, _plain)
+TK_DECODE_STREAM(128, 4, 8, 4, 6, true, )
+TK_DECODE_STREAM(128, 4, 8, 4, 6, false, _plain)
+TK_DECODE_STREAM(128, 8, 8, 4, 5, true, )
+TK_DECODE_STREAM(64, 8, 8, 4, 6, true, )

@@ -31,12 +31,16 @@ struct DecoderWeights {
   std::vector<LayerWeights> layers;
 };
 
-// A variant of the kernel. Its name says the same: see decode_stream.cu.
+// A variant of the kernel. Its name says the same: see decode_stream.cu. group: query heads per
+// key/value head, rounded up to a power of two.
 struct DecodeVariant {
-  int head_dim = 128, warps = 8, chunk_kb = 4, slots = 6, in_flight = 2;
+  int head_dim = 128, group = 4, warps = 8, chunk_kb = 4, slots = 6;
+  int in_flight = 4;   // half tiles
+  bool plain = false;  // without tensor cores
   std::string name() const;
   // Dynamic shared memory for a shape; what decode_context.cuh lays out.
   int shared_bytes(const DecoderShape& shape) const;
+  static DecodeVariant of(const DecoderShape& shape);
 };
 
 // Where the words and pairs of a step are, as offsets into one buffer.
@@ -74,7 +78,6 @@ class DecodeStream {
   DecodeState finish(Handle stream);
   std::vector<float> logits() const;
   void set_timeout_ms(int ms) { timeout_ms_ = ms; }
-  void set_poll_pause_ns(uint32_t ns) { poll_pause_ns_ = ns; }
   // Tests: an instruction then waits for a value that never comes.
   void corrupt_tag(int instruction);
 
@@ -88,7 +91,7 @@ class DecodeStream {
   Handle function_ = nullptr;
   Buffer workspace_, state_;
   std::vector<DecodeInstruction> program_;
-  uint32_t step_ = 0, poll_pause_ns_ = 0;
+  uint32_t step_ = 0;
 };
 
 }  // namespace tokamak::cuda

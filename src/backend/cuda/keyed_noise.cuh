@@ -28,8 +28,8 @@ __device__ inline PhiloxBlock philox(uint64_t key, uint64_t counter_hi, uint64_t
 }
 
 // Gumbel noise of one token, rounded to float as on the host.
-__device__ inline double keyed_gumbel(uint64_t seed, int32_t choice, int32_t position,
-                                      int32_t token) {
+__device__ __noinline__ double keyed_gumbel(uint64_t seed, int32_t choice, int32_t position,
+                                            int32_t token) {
   uint64_t counter =
       static_cast<uint64_t>(static_cast<uint32_t>(choice)) << 32 | static_cast<uint32_t>(position);
   PhiloxBlock block = philox(seed, counter, static_cast<uint32_t>(token) / 2);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "backend/cuda/decode_program.h"
@@ -11,12 +12,12 @@
 namespace tokamak::cuda {
 namespace {
 
-constexpr int kWarps = 8, kThreads = kWarps * 32 + 32;
+constexpr int kWarps = 8, kSlots = 5, kThreads = kWarps * 32 + 32;
 
 // What decode_attention.cu lays out: ring, numbering, queries, scratch, peaks and masses, sums.
 int attention_shared_bytes(const AttentionShape& s) {
   auto align = [](int bytes, int to) { return (bytes + to - 1) / to * to; };
-  int ring = align(s.slots * kWarps * 8 * s.head_dim * 4 + 16 * s.slots + 4, 128);
+  int ring = align(kSlots * (kWarps * 8 * s.head_dim * 4 + 24) + 4, 128);
   int numbering = align((kAttentionMaxBatch + 1) * 8, 16);
   int fixed = ring + numbering + kMaxGroup * s.head_dim * 2 + kWarps * 9 * kMaxGroup * 4 +
               2 * kWarps * kMaxGroup * 4;
@@ -39,13 +40,13 @@ PagedAttention::PagedAttention(const Device& device, const void* cubin, const At
     fail(ErrorCode::kUnsupported, "decode attention: {} sequences, at most {} are possible",
          max_batch, kAttentionMaxBatch);
   shared_bytes_ = attention_shared_bytes(shape);
-  auto name =
-      fmt::format("decode_attention_{}_{}_{}", shape.head_dim, shape.slots, shape.in_flight);
+  auto group = std::bit_ceil(static_cast<unsigned>(shape.heads / shape.kv_heads));
+  auto name = fmt::format("decode_attention_{}_{}", shape.head_dim, group);
   parts_ = module_.function(name.c_str(), shared_bytes_);
   join_ = module_.function(fmt::format("decode_attention_join_{}", shape.head_dim).c_str());
   auto rows = static_cast<size_t>(attention_partials(max_batch, shape.kv_heads, blocks_));
-  auto group = static_cast<size_t>(shape.heads / shape.kv_heads);
-  partials_ = Buffer(rows * group * static_cast<size_t>(shape.head_dim + 1) * sizeof(float));
+  auto heads = static_cast<size_t>(shape.heads / shape.kv_heads);
+  partials_ = Buffer(rows * heads * static_cast<size_t>(shape.head_dim + 1) * sizeof(float));
 }
 
 void PagedAttention::launch(Handle stream, const Batch& batch) {
@@ -64,6 +65,7 @@ void PagedAttention::launch(Handle stream, const Batch& batch) {
   l.page_size = shape_.page_size;
   l.page_stride = batch.page_stride;
   l.blocks = blocks_;
+  l.in_flight = shape_.in_flight;
   l.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   void* arguments[] = {&l};
   check(driver().launch(parts_, static_cast<unsigned>(blocks_), 1, 1, kThreads, 1, 1,

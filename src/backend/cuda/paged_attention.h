@@ -7,7 +7,7 @@ namespace tokamak::cuda {
 
 struct AttentionShape {
   int heads = 0, kv_heads = 0, head_dim = 0, page_size = 16;
-  int slots = 5, in_flight = 4;  // tiles of the ring: see decode_attention.cu
+  int in_flight = 6;  // half tiles of the ring
 };
 
 class PagedAttention {
