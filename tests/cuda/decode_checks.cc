@@ -131,29 +131,29 @@ void print_profile(DecodeStream& decode, const Stream& stream, const TestModel& 
   const char* names[] = {"qkv", "attend", "combine", "out", "gate_up", "down", "head"};
   fmt::print("profile, thousands of cycles per instruction, mean over blocks and layers (most):\n");
   for (int kind = 0; kind < 7; ++kind) {
-    double sum[4] = {}, most[4] = {};
+    double sum[5] = {}, most[5] = {};
     int n = 0;
     for (int b = 0; b < decode.blocks(); ++b)
       for (int i = 0; i < decode.instructions(); ++i) {
         if ((i == decode.instructions() - 1 ? 6 : i % 6) != kind) continue;
         const auto* f = &t[static_cast<size_t>((b * decode.instructions() + i) * kProfileFields)];
-        double part[4] = {0, 0, 0, static_cast<double>(f[3] - f[0])};
+        double part[5] = {0, 0, 0, static_cast<double>(f[3] - f[0]), static_cast<double>(f[4])};
         if (kind != 2) {
           part[0] = static_cast<double>(f[1] - f[0]);
           part[1] = static_cast<double>(f[2] - f[1]);
           part[2] = static_cast<double>(f[3] - f[2]);
         }
-        for (int k = 0; k < 4; ++k) {
+        for (int k = 0; k < 5; ++k) {
           sum[k] += part[k];
           most[k] = std::max(most[k], part[k]);
         }
         ++n;
       }
     fmt::print(
-        "  {:<8} input {:7.2f} ({:7.2f})  work {:7.2f} ({:7.2f})  end {:6.2f} ({:6.2f})  all "
-        "{:7.2f}\n",
+        "  {:<8} input {:7.2f} ({:7.2f})  work {:7.2f} ({:7.2f}), in the ring {:7.2f}  end {:6.2f}"
+        " ({:6.2f})  all {:7.2f}\n",
         names[kind], sum[0] / n / 1e3, most[0] / 1e3, sum[1] / n / 1e3, most[1] / 1e3,
-        sum[2] / n / 1e3, most[2] / 1e3, sum[3] / n / 1e3);
+        sum[4] / n / 1e3, sum[2] / n / 1e3, most[2] / 1e3, sum[3] / n / 1e3);
   }
 }
 
@@ -163,7 +163,7 @@ void time_model(const char* name, const TestShape& shape, DecodeContext& context
   double bytes = model.weight_bytes() + model.cache_bytes(cached);
   DecodeVariant v = DecodeVariant::of(shape.shape);
   for (auto [in_flight, plain] :
-       {std::pair{4, false}, {3, false}, {2, false}, {5, false}, {4, true}, {3, true}}) {
+       {std::pair{4, false}, {3, false}, {4, true}, {3, true}, {5, true}}) {
     v.in_flight = in_flight;
     v.plain = plain;
     DecodeStream decode(context.device, context.kernels.data(), shape.shape, model.weights(), v);

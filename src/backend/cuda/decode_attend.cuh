@@ -22,9 +22,7 @@ class DecodeAttend {
     if (work_.active()) attend();
     sync_consumers<C>();
     t_.mark(2);
-    if (work_.active())
-#pragma unroll 1
-      for (int i = threadIdx.x; i < group_ * C::kHead; i += C::kConsumers) write_partial(i);
+    if (work_.active()) write_partial();
     sync_consumers<C>();
     return true;
   }
@@ -112,7 +110,7 @@ class DecodeAttend {
       const bool cached = tile < tiles;
       int group = work_.group(tile, t_.warp, C::kWarps);
       if (!cached || group < work_.groups) {
-        const Bf16* keys = cached ? reinterpret_cast<const Bf16*>(t_.ring.wait()) : mine_.fresh[0];
+        const Bf16* keys = cached ? reinterpret_cast<const Bf16*>(t_.wait_chunk()) : mine_.fresh[0];
         int valid = cached ? min(kGroupPositions, t_.position - group * kGroupPositions) : 1;
         const Bf16* values = cached ? keys + kGroupPositions * C::kHead : mine_.fresh[1];
         warp.add(keys, values, cached ? C::kHead : 0, valid);
@@ -129,30 +127,41 @@ class DecodeAttend {
       if (h < group_) warp.store_sums(h, sums(t_.warp, h));
   }
 
-  // One element of a head from all warps of the block: the normalised sum; with the head's first
-  // element goes the base-2 logarithm of the mass.
-  __device__ void write_partial(int i) {
-    int h = i / C::kHead, d = i % C::kHead;
-    // Lane w has warp w of the block; all lanes have the same head.
+  // From all warps of the block: the normalised sums of each head, then the base-2 logarithm of
+  // their mass. A warp has 32 dimensions at a time, all of one head.
+  __device__ void write_partial() {
+    constexpr int kItems = (C::kGroup * C::kHead / 32 + C::kWarps - 1) / C::kWarps;
+    constexpr int kPerHead = C::kHead / 32;
+    static_assert(kPerHead % kItems == 0, "a warp stays inside a head");
+    const int h = t_.warp * kItems / kPerHead;
+    if (h >= group_) return;
+    // Lane w has warp w of the block.
     const bool counts = t_.lane < C::kWarps && mine_.mass[h][t_.lane % C::kWarps] > 0;
-    float peak = counts ? mine_.peak[h][t_.lane] : -INFINITY, own = peak;
+    float own = counts ? mine_.peak[h][t_.lane] : -INFINITY, peak = own;
 #pragma unroll
-    for (int k = 1; k < C::kWarps; k *= 2) peak = fmaxf(peak, __shfl_xor_sync(kAllLanes, peak, k));
-    peak = __shfl_sync(kAllLanes, peak, 0);
+    for (int k = 16; k > 0; k /= 2) peak = fmaxf(peak, __shfl_xor_sync(kAllLanes, peak, k));
     float weight = counts ? exp2f(own - peak) : 0;
-    float mass = warp_sum(counts ? weight * mine_.mass[h][t_.lane] : 0), total = 0;
+    float mass = warp_sum(counts ? weight * mine_.mass[h][t_.lane] : 0), total[kItems] = {};
+    const int first = t_.warp * kItems % kPerHead * 32 + t_.lane;
 #pragma unroll
     for (int w = 0; w < C::kWarps; ++w) {
-      float of_warp = __shfl_sync(kAllLanes, weight, w), value = sums(w, h)[d];
-      total += of_warp > 0 ? of_warp * value : 0;  // a warp without work has left no sums
+      float of_warp = __shfl_sync(kAllLanes, weight, w);
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        float value = sums(w, h)[first + 32 * i];
+        total[i] += of_warp > 0 ? of_warp * value : 0;  // a warp without work has left no sums
+      }
     }
-    int head = work_.head * group_ + h;
-    TaggedPair* to = t_.launch.partials +
-                     (static_cast<int64_t>(head) * (t_.blocks / t_.launch.kv_heads) + work_.split) *
-                         (C::kHead + 1);
-    uint32_t tag = t_.tag(in_.tag_out);
-    store_pair(to + d, __float_as_uint(total / mass), tag);
-    if (d == 0) store_pair(to + C::kHead, __float_as_uint(peak + log2f(mass)), tag);
+    TaggedPair* to = t_.launch.partials + (static_cast<int64_t>(work_.head * group_ + h) *
+                                               (t_.blocks / t_.launch.kv_heads) +
+                                           work_.split) *
+                                              (C::kHead + 1);
+    const uint32_t tag = t_.tag(in_.tag_out);
+    const float inverse = 1 / mass;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i)
+      store_pair(to + first + 32 * i, __float_as_uint(total[i] * inverse), tag);
+    if (first == 0) store_pair(to + C::kHead, __float_as_uint(peak + log2f(mass)), tag);
   }
 
   DecodeThread<C>& t_;

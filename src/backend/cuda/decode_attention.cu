@@ -85,16 +85,19 @@ __device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, in
   for (; at < end; at += segment.places) {
     segment.find(l, shared.numbering, at, end);
     const int32_t* pages = l.pages + static_cast<int64_t>(segment.sequence) * l.page_stride;
+    auto position = [&](int done) { return (segment.group + done + lane) * kGroupPositions; };
+    auto has_work = [&](int done) { return lane < C::kWarps && done + lane < segment.count; };
+    auto page_at = [&](int done) {
+      return has_work(done) ? __ldg(pages + position(done) / l.page_size) : 0;
+    };
+    int page = page_at(0);
 #pragma unroll 1
     for (int done = 0; done < segment.count; done += C::kWarps) {
-      bool has = lane < C::kWarps && done + lane < segment.count;
-      int position = (segment.group + done + lane) * kGroupPositions;
-      int64_t from = 0;
-      if (has) {
-        int64_t page = __ldg(pages + position / l.page_size);
-        from =
-            ((page * l.kv_heads + segment.head) * l.page_size + position % l.page_size) * C::kHead;
-      }
+      const bool has = has_work(done);
+      int64_t from = ((static_cast<int64_t>(page) * l.kv_heads + segment.head) * l.page_size +
+                      position(done) % l.page_size) *
+                     C::kHead;
+      page = page_at(done + C::kWarps);  // of the next tile: not waited for here
       const Bf16 *keys = static_cast<const Bf16*>(l.keys) + from,
                  *values = static_cast<const Bf16*>(l.values) + from;
       ring.tile(has, 2 * kBytes, [&](uint32_t to, uint32_t barrier) {

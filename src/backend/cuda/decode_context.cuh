@@ -60,7 +60,8 @@ struct DecodeThread {
   int position;
   unsigned long long deadline;
   RingConsumer<C> ring;
-  float residual[kMaxOwnedRows];
+  float residual[kMaxOwnedRows / 4];  // rows 4 * i + lane / 8 of the warp's rows
+  long long ring_wait = 0;            // ticks, while profiling
   double best_score = -INFINITY;
   int best_token = 0x7fffffff;
 
@@ -102,6 +103,19 @@ struct DecodeThread {
     return dead != 0;
   }
 
+  __device__ const unsigned char* wait_chunk() {
+    if (!launch.profile) return ring.wait();
+    long long start = clock64();
+    const unsigned char* chunk = ring.wait();
+    ring_wait += clock64() - start;
+    return chunk;
+  }
+  __device__ void mark_ring_wait() {
+    if (launch.profile && warp == 0 && lane == 0)
+      launch.profile[(static_cast<int64_t>(block) * launch.instructions + index) * kProfileFields +
+                     4] = static_cast<unsigned long long>(ring_wait);
+    ring_wait = 0;
+  }
   __device__ void mark(int field) const {
     if (launch.profile && warp == 0 && lane == 0)
       launch.profile[(static_cast<int64_t>(block) * launch.instructions + index) * kProfileFields +

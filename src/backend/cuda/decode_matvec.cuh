@@ -92,61 +92,94 @@ class DecodeMatvec {
     return a * a + b * b + c * c + d * d;
   }
 
+  static constexpr int kFull = C::kChunk / 16;  // vectors of eight in a full chunk
+  static constexpr int kPerLane = kFull / 32;
+  static constexpr int kMaxHeld = 2;  // chunks of the input that fit in registers
+
   __device__ void multiply() {
     MatvecWork<C> work(in_);
-    int left = work.tiles(t_.block, t_.all_warps()), mine = 0;
+    const bool full = work.elements == kFull * 8;
+    if (full && work.parts == 1)
+      multiply_rows<1>(work);
+    else if (full && work.parts == kMaxHeld)
+      multiply_rows<kMaxHeld>(work);
+    else
+      multiply_rows<0>(work);
+  }
+
+  // The warp's rows, four at a time. kHeld: chunks of the input, which then stay in registers.
+  template <int kHeld>
+  __device__ void multiply_rows(const MatvecWork<C>& work) {
+    uint4 held[kHeld > 0 ? kHeld : 1][kPerLane];
+    if constexpr (kHeld > 0) {
+#pragma unroll
+      for (int part = 0; part < kHeld; ++part)
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i)
+          held[part][i] = static_cast<const uint4*>(t_.input)[part * kFull + i * 32 + t_.lane];
+    }
+    const int warp = t_.global_warp();
+    const int rows =
+        warp < work.units ? ((work.units - warp - 1) / t_.all_warps() + 1) * work.unit : 0;
 #pragma unroll 1
-    for (int u = t_.global_warp(); u < work.units; u += t_.all_warps(), ++mine) {
-      float gate = 0;
+    for (int first = 0; first < rows; first += 4) {
+      float sums[4] = {};
 #pragma unroll 1
-      for (int r = 0; r < work.unit; ++r) {
-        float sum = row_sum(work) * scale_;
-        left -= work.parts;
-        if (in_.flags & kGated) {
-          if (r == 0) {
-            gate = sum;
-            continue;
-          }
-          sum = gate / (1 + __expf(-gate)) * sum;
-        }
-        finish_row(u, mine, sum);
+      for (int j = 0; j < min(4, rows - first); ++j) {
+        float sum = lane_sum<kHeld>(work, held);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) sums[k] = j == k ? sum : sums[k];
       }
+      finish_rows(work, first, rows, sum_of_rows(sums) * scale_);
     }
     if (in_.flags & kToLogits) score_held();
+    int left = work.tiles(t_.block, t_.all_warps()) - rows * work.parts;
 #pragma unroll 1
     for (; left > 0; --left) t_.ring.release();
   }
 
-  // With the tensor cores: they compute all products of a lane's eight weights with the eight
-  // inputs of every lane of equal lane % 4. Only those of the lane itself, the diagonal, are
-  // wanted, but that still takes far fewer instructions than multiplying one by one.
-  __device__ float row_sum(const MatvecWork<C>& work) {
-    constexpr int kFull = C::kChunk / 16;  // vectors of eight in a full chunk
-    const int vectors = work.elements / 8;
-    const uint4* x = static_cast<const uint4*>(t_.input) + t_.lane;
+  // This lane's part of one row.
+  template <int kHeld>
+  __device__ float lane_sum(const MatvecWork<C>& work,
+                            const uint4 (&held)[kHeld > 0 ? kHeld : 1][kPerLane]) {
     float sums[4][4] = {};
-#pragma unroll 1
-    for (int part = 0; part < work.parts; ++part, x += vectors) {
-      const uint4* w = reinterpret_cast<const uint4*>(t_.ring.wait()) + t_.lane;
-      if (vectors == kFull) {
+    if constexpr (kHeld > 0) {
 #pragma unroll
-        for (int i = 0; i < kFull / 32; ++i)
-          multiply8(sums[i % 2 * 2], sums[i % 2 * 2 + 1], w[i * 32], x[i * 32]);
-      } else {
-#pragma unroll 1
-        for (int i = 0; i < vectors; i += 32) {
-          bool inside = i + t_.lane < vectors;
-          uint4 zero = make_uint4(0, 0, 0, 0);
-          multiply8(sums[0], sums[1], inside ? w[i] : zero, inside ? x[i] : zero);
-        }
+      for (int part = 0; part < kHeld; ++part) {
+        const uint4* w = reinterpret_cast<const uint4*>(t_.wait_chunk()) + t_.lane;
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i)
+          multiply8(sums[i % 2 * 2], sums[i % 2 * 2 + 1], w[i * 32], held[part][i]);
+        t_.ring.release();
       }
-      t_.ring.release();
+    } else {
+      const int vectors = work.elements / 8;
+      const uint4* x = static_cast<const uint4*>(t_.input) + t_.lane;
+#pragma unroll 1
+      for (int part = 0; part < work.parts; ++part, x += vectors) {
+        const uint4* w = reinterpret_cast<const uint4*>(t_.wait_chunk()) + t_.lane;
+        if (vectors == kFull) {
+#pragma unroll
+          for (int i = 0; i < kPerLane; ++i)
+            multiply8(sums[i % 2 * 2], sums[i % 2 * 2 + 1], w[i * 32], x[i * 32]);
+        } else {
+#pragma unroll 1
+          for (int i = 0; i < vectors; i += 32) {
+            bool inside = i + t_.lane < vectors;
+            uint4 zero = make_uint4(0, 0, 0, 0);
+            multiply8(sums[0], sums[1], inside ? w[i] : zero, inside ? x[i] : zero);
+          }
+        }
+        t_.ring.release();
+      }
     }
     float even = (sums[0][0] + sums[1][0]) + (sums[2][0] + sums[3][0]);
-    if (!C::kTensor) return warp_sum(even);
-    int row = t_.lane / 4, column = t_.lane % 4 * 2;  // of this lane's first result
+    if (!C::kTensor) return even;
+    // The tensor cores multiply the weights of each lane with the inputs of every lane of equal
+    // lane % 4; the diagonal is what is wanted.
+    int row = t_.lane / 4, column = t_.lane % 4 * 2;
     float odd = (sums[0][1] + sums[1][1]) + (sums[2][1] + sums[3][1]);
-    return warp_sum(row == column ? even : row == column + 1 ? odd : 0.0f);
+    return row == column ? even : row == column + 1 ? odd : 0.0f;
   }
   __device__ static void multiply8(float (&a)[4], float (&b)[4], uint4 w, uint4 x) {
     if constexpr (C::kTensor) {
@@ -157,26 +190,44 @@ class DecodeMatvec {
       b[0] = dot2(w.z, x.z, dot2(w.w, x.w, b[0]));
     }
   }
+  // Adds four values over all lanes; lanes 8 * j to 8 * j + 7 get the j-th sum.
+  __device__ float sum_of_rows(const float (&v)[4]) const {
+    const bool upper = t_.lane & 16, odd = t_.lane & 8;
+    float a = upper ? v[2] : v[0], b = upper ? v[3] : v[1];
+    a += __shfl_xor_sync(kAllLanes, upper ? v[0] : v[2], 16);
+    b += __shfl_xor_sync(kAllLanes, upper ? v[1] : v[3], 16);
+    float sum = odd ? b : a;
+    sum += __shfl_xor_sync(kAllLanes, odd ? a : b, 8);
+#pragma unroll
+    for (int d = 4; d > 0; d /= 2) sum += __shfl_xor_sync(kAllLanes, sum, d);
+    return sum;
+  }
 
-  // `mine` counts the units of this warp.
-  __device__ void finish_row(int row, int mine, float sum) {
-    if (in_.bias) sum += __bfloat162float(static_cast<const Bf16*>(in_.bias)[row]);
+  // Lane / 8 has row first + lane / 8 of the warp's rows.
+  __device__ void finish_rows(const MatvecWork<C>& work, int first, int rows, float sum) {
+    const int mine = first + t_.lane / 8;
+    bool writes = t_.lane % 8 == 0 && mine < rows;
+    if (in_.flags & kGated) {
+      float other = __shfl_xor_sync(kAllLanes, sum, 8);  // gate in even rows, up in odd ones
+      sum = sum / (1 + __expf(-sum)) * other;
+      writes = writes && mine % 2 == 0;
+    }
+    const int row = t_.global_warp() + mine / work.unit * t_.all_warps();
+    if (in_.bias && mine < rows) sum += __bfloat162float(static_cast<const Bf16*>(in_.bias)[row]);
     if (in_.flags & kAddResidual) {
 #pragma unroll
-      for (int i = 0; i < kMaxOwnedRows; ++i)
-        if (i == mine) {
-          sum += t_.residual[i];
-          t_.residual[i] = sum;
-        }
+      for (int i = 0; i < kMaxOwnedRows / 4; ++i)
+        if (4 * i == first) sum = t_.residual[i] += sum;
     }
     if (in_.flags & kToLogits) {
-      if (t_.lane == 0) t_.launch.logits[row] = sum;
-      if (t_.lane == (mine & 31)) {
+      if (writes) t_.launch.logits[row] = sum;
+      const int turn = first / 4 % 8;
+      if (t_.lane % 8 == turn && mine < rows) {
         held_ = sum;
         held_token_ = row;
       }
-      if ((mine & 31) == 31) score_held();
-    } else if (t_.lane == 0) {
+      if (turn == 7) score_held();
+    } else if (writes) {
       store_word(in_.output + row, sum, t_.tag(in_.tag_out) & 0xffff);
     }
   }
@@ -193,7 +244,7 @@ class DecodeMatvec {
     if (t_.launch.temperature > 0)
       score = score / t_.launch.temperature +
               keyed_gumbel(t_.launch.seed, t_.launch.choice, t_.position + 1, held_token_);
-    if (score > t_.best_score) {  // rows come in ascending order: the lower id stays
+    if (score > t_.best_score) {  // a lane's rows come in ascending order: the lower id stays
       t_.best_score = score;
       t_.best_token = held_token_;
     }

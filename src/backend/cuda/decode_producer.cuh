@@ -27,22 +27,22 @@ class DecodeProducer {
   __device__ bool stream_rows(const DecodeInstruction& in) {
     MatvecWork<C> work(in);
     int tiles = work.tiles(t_.block, t_.all_warps());
-    int row_unit = t_.lane * t_.blocks + t_.block, row = 0, part = 0;
-    uint32_t bytes = work.elements * 2;
-    const Bf16* weights = static_cast<const Bf16*>(in.weights);
+    int row_unit = t_.lane * t_.blocks + t_.block, chunk = 0;
+    const uint32_t bytes = work.elements * 2;
+    const int chunks = work.unit * work.parts;  // of a unit: consecutive in memory
+    const int64_t stride = static_cast<int64_t>(in.width) * work.unit * 2;
+    const char* unit = static_cast<const char*>(in.weights) + row_unit * stride;
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       bool has = t_.lane < C::kWarps && row_unit < work.units;
-      const Bf16* from = weights + (static_cast<int64_t>(row_unit) * work.unit + row) * in.width +
-                         part * work.elements;
+      const char* from = unit + chunk * bytes;
       if (!ring_.tile(has, bytes,
                       [&](uint32_t to, uint32_t barrier) { bulk_copy(to, from, bytes, barrier); }))
         return false;
-      if (++part < work.parts) continue;
-      part = 0;
-      if (++row < work.unit) continue;
-      row = 0;
+      if (++chunk < chunks) continue;
+      chunk = 0;
       row_unit += t_.all_warps();
+      unit += t_.all_warps() * stride;
     }
     return true;
   }

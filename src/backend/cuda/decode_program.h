@@ -13,7 +13,7 @@ namespace tokamak::cuda {
 constexpr int kMaxInstructions = 800;  // in constant memory
 constexpr int kMaxOwnedRows = 8;       // rows of the residual stream that one warp keeps
 constexpr int kMaxGroup = 8;           // query heads per key/value head
-constexpr int kProfileFields = 4;      // timestamps per instruction
+constexpr int kProfileFields = 5;      // per instruction: four timestamps, ticks in the ring
 
 struct alignas(8) TaggedPair {
   uint32_t bits, tag;

@@ -12,8 +12,8 @@ __device__ void load_residual(DecodeThread<C>& t) {
   const Bf16* row = static_cast<const Bf16*>(t.launch.embedding) +
                     static_cast<int64_t>(t.launch.state->token) * t.launch.hidden;
 #pragma unroll
-  for (int i = 0; i < kMaxOwnedRows; ++i) {
-    int r = t.global_warp() + i * t.all_warps();
+  for (int i = 0; i < kMaxOwnedRows / 4; ++i) {
+    int r = t.global_warp() + (4 * i + t.lane / 8) * t.all_warps();
     t.residual[i] = r < t.launch.hidden ? __bfloat162float(row[r]) : 0;
   }
 }
@@ -98,6 +98,7 @@ __device__ void consume(DecodeThread<C>& t) {
       combine_partials(t, in);
     }
     t.mark(3);
+    t.mark_ring_wait();
   }
   choose_token(t);
 }
