@@ -18,6 +18,7 @@ int run(const std::string& folder, const std::vector<std::string>& parts) {
                        report};
   AttentionContext attention{device, filler, stream,
                              read_kernels(folder + "/decode_attention.cubin"), report};
+  SampleContext sample{device, filler, stream, read_kernels(folder + "/sample.cubin"), report};
   for (const std::string& part : parts) {
     fmt::print("== {}\n", part);
     try {
@@ -26,6 +27,8 @@ int run(const std::string& folder, const std::vector<std::string>& parts) {
       if (part == "decode-time") time_decode(decode);
       if (part == "attention") check_attention(attention);
       if (part == "attention-time") time_attention(attention);
+      if (part == "sample") check_sample(sample);
+      if (part == "sample-time") time_sample(sample);
     } catch (const Error& e) {
       report.expect(false, fmt::format("{}: {}", part, e.what()));
     }
@@ -42,7 +45,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   std::vector<std::string> parts(argv + 2, argv + argc);
-  if (parts.empty()) parts = {"decode", "decode-large", "attention"};
+  if (parts.empty()) parts = {"decode", "decode-large", "attention", "sample"};
   try {
     return run(argv[1], parts);
   } catch (const std::exception& e) {

@@ -15,10 +15,13 @@ struct DecodeContext {
   Report& report;
 };
 using AttentionContext = DecodeContext;  // with decode_attention.cubin
+using SampleContext = DecodeContext;     // with sample.cubin
 void check_decode(DecodeContext& context);
 void check_decode_large(DecodeContext& context);
 void time_decode(DecodeContext& context);
 void check_attention(AttentionContext& context);
 void time_attention(AttentionContext& context);
+void check_sample(SampleContext& context);
+void time_sample(SampleContext& context);
 
 }  // namespace tokamak::cuda

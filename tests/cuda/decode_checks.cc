@@ -163,7 +163,7 @@ void time_model(const char* name, const TestShape& shape, DecodeContext& context
   double bytes = model.weight_bytes() + model.cache_bytes(cached);
   DecodeVariant v = DecodeVariant::of(shape.shape);
   for (auto [in_flight, plain] :
-       {std::pair{4, false}, {3, false}, {4, true}, {3, true}, {5, true}}) {
+       {std::pair{8, false}, {7, false}, {6, false}, {5, false}, {8, true}, {6, true}}) {
     v.in_flight = in_flight;
     v.plain = plain;
     DecodeStream decode(context.device, context.kernels.data(), shape.shape, model.weights(), v);
@@ -188,7 +188,7 @@ void time_model(const char* name, const TestShape& shape, DecodeContext& context
     print_profile(decode, context.stream, model);
   }
   v.plain = false;
-  v.in_flight = 4;
+  v.in_flight = 8;
   DecodeStream decode(context.device, context.kernels.data(), shape.shape, model.weights(), v);
   for (int context_length : {0, 2048, 8192}) {
     if (context_length + 40 > shape.max_positions) continue;

@@ -78,15 +78,17 @@ template <class C>
 __device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, int64_t at,
                         int64_t end) {
   constexpr uint32_t kBytes = kGroupPositions * C::kHead * 2;
-  RingProducer<C> ring(shared.ring, l.in_flight);
-  int lane = threadIdx.x % 32;
+  RingProducer<C> ring(shared.ring, threadIdx.x / 32 - C::kWarps, l.in_flight);
+  const int consumer = ring.consumer();
   Segment segment;
 #pragma unroll 1
   for (; at < end; at += segment.places) {
     segment.find(l, shared.numbering, at, end);
     const int32_t* pages = l.pages + static_cast<int64_t>(segment.sequence) * l.page_stride;
-    auto position = [&](int done) { return (segment.group + done + lane) * kGroupPositions; };
-    auto has_work = [&](int done) { return lane < C::kWarps && done + lane < segment.count; };
+    auto position = [&](int done) { return (segment.group + done + consumer) * kGroupPositions; };
+    auto has_work = [&](int done) {
+      return consumer < C::kWarps && done + consumer < segment.count;
+    };
     auto page_at = [&](int done) {
       return has_work(done) ? __ldg(pages + position(done) / l.page_size) : 0;
     };
@@ -210,7 +212,7 @@ __device__ void attention_parts(const AttentionLaunch& l) {
   __syncthreads();
   int64_t at = shared.numbering.begin_of(l, blockIdx.x);
   int64_t end = shared.numbering.begin_of(l, blockIdx.x + 1);
-  if (threadIdx.x / 32 == C::kWarps)
+  if (threadIdx.x / 32 >= C::kWarps)
     produce<C>(l, shared, at, end);
   else
     AttentionConsumer<C>(l, shared).run(at, end);
@@ -255,7 +257,7 @@ __device__ void attention_join(const AttentionLaunch& l) {
 
 // decode_attention_<head size>_<group>
 #define TK_DECODE_ATTENTION(head, group)                                                  \
-  extern "C" __global__ void __launch_bounds__(288, 1) decode_attention_##head##_##group( \
+  extern "C" __global__ void __launch_bounds__(384, 1) decode_attention_##head##_##group( \
       const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {                    \
     tokamak::cuda::attention_parts<tokamak::cuda::AttentionConfig<head, group>>(launch);  \
   }

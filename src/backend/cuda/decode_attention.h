@@ -18,7 +18,7 @@ struct AttentionLaunch {
   void* output;            // bf16 [batch, heads, head_dim]
   int32_t batch, heads, kv_heads, page_size, page_stride;
   int32_t blocks;     // of the first kernel
-  int32_t in_flight;  // half tiles that may be loading at a time
+  int32_t in_flight;  // quarters of tiles that may be loading at a time
   float scale;
 };
 

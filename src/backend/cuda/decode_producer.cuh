@@ -1,5 +1,5 @@
 #pragma once
-// The producer warp: streams what the block will need through the ring, across instructions.
+// A producer warp: streams what the block will need through the ring, across instructions.
 #include "backend/cuda/decode_context.cuh"
 
 namespace tokamak::cuda {
@@ -8,7 +8,9 @@ template <class C>
 class DecodeProducer {
  public:
   __device__ explicit DecodeProducer(DecodeThread<C>& t)
-      : t_(t), ring_(t.shared.ring, t.launch.in_flight) {}
+      : t_(t),
+        ring_(t.shared.ring, t.warp - C::kWarps, t.launch.in_flight),
+        consumer_(ring_.consumer()) {}
 
   __device__ void run() {
 #pragma unroll 1
@@ -23,18 +25,17 @@ class DecodeProducer {
   }
 
  private:
-  // Lane w serves consumer w.
   __device__ bool stream_rows(const DecodeInstruction& in) {
     MatvecWork<C> work(in);
     int tiles = work.tiles(t_.block, t_.all_warps());
-    int row_unit = t_.lane * t_.blocks + t_.block, chunk = 0;
+    int row_unit = consumer_ * t_.blocks + t_.block, chunk = 0;
     const uint32_t bytes = work.elements * 2;
     const int chunks = work.unit * work.parts;  // of a unit: consecutive in memory
     const int64_t stride = static_cast<int64_t>(in.width) * work.unit * 2;
     const char* unit = static_cast<const char*>(in.weights) + row_unit * stride;
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
-      bool has = t_.lane < C::kWarps && row_unit < work.units;
+      bool has = consumer_ < C::kWarps && row_unit < work.units;
       const char* from = unit + chunk * bytes;
       if (!ring_.tile(has, bytes,
                       [&](uint32_t to, uint32_t barrier) { bulk_copy(to, from, bytes, barrier); }))
@@ -53,8 +54,8 @@ class DecodeProducer {
     constexpr uint32_t kBytes = kGroupPositions * C::kHead * 2;
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
-      int group = work.group(tile, t_.lane, C::kWarps);
-      bool has = t_.lane < C::kWarps && group < work.groups;
+      int group = work.group(tile, consumer_, C::kWarps);
+      bool has = consumer_ < C::kWarps && group < work.groups;
       int64_t from = 0;
       if (has) from = cache_offset(t_.launch, group * kGroupPositions, work.head, C::kHead);
       const Bf16 *keys = static_cast<const Bf16*>(in.weights) + from,
@@ -70,6 +71,7 @@ class DecodeProducer {
 
   DecodeThread<C>& t_;
   RingProducer<C> ring_;
+  int consumer_;
 };
 
 }  // namespace tokamak::cuda

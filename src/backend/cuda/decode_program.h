@@ -72,7 +72,7 @@ struct DecodeLaunch {
   int32_t choice;
   uint32_t tag_base;
   int32_t instructions;
-  int32_t in_flight;  // half tiles that may be loading at a time
+  int32_t in_flight;  // quarters of tiles that may be loading at a time
   int32_t hidden, heads, kv_heads, page_size, vocab;
   float eps, score_scale, rope_scale;
   uint32_t rope_interleaved;  // pairs are (2i, 2i+1) instead of (i, i + d/2)

@@ -44,7 +44,7 @@ DecodeVariant DecodeVariant::of(const DecoderShape& shape) {
 
 int DecodeVariant::shared_bytes(const DecoderShape& shape) const {
   auto align = [](int bytes) { return (bytes + 127) / 128 * 128; };
-  int ring = align(slots * (warps * chunk_kb * 1024 + 24) + 4);
+  int ring = align(slots * (warps * chunk_kb * 1024 + 40) + 4);
   int fixed = align(ring + head_dim / 2 * 8 + warps * (8 + 4 + 4));
   int widest = std::max({shape.hidden, shape.mlp, shape.heads * shape.head_dim}) * 2;
   return fixed + std::max(widest, attend_bytes(shape, warps));
@@ -165,7 +165,7 @@ DecodeStream::DecodeStream(const Device& device, const void* cubin, const Decode
          variant.name(), shared_bytes_, device.shared_memory_limit());
   function_ = module_.function(variant.name().c_str(), shared_bytes_);
   int resident = 0;
-  check(driver().blocks_per_multiprocessor(&resident, function_, variant.warps * 32 + 32,
+  check(driver().blocks_per_multiprocessor(&resident, function_, variant.warps * 32 + 128,
                                            static_cast<size_t>(shared_bytes_)),
         "asking for the occupancy");
   if (resident < 1)
@@ -210,7 +210,7 @@ void DecodeStream::launch(Handle stream, DeviceAddress pages, const DecodeSampli
   launch.rope_interleaved = shape_.rope_interleaved;
   void* arguments[] = {&launch};
   auto blocks = static_cast<unsigned>(blocks_),
-       threads = static_cast<unsigned>(variant_.warps * 32 + 32);
+       threads = static_cast<unsigned>(variant_.warps * 32 + 128);
   check(driver().launch_cooperative(function_, blocks, 1, 1, threads, 1, 1,
                                     static_cast<unsigned>(shared_bytes_), stream, arguments),
         "launching a decode step");

@@ -120,7 +120,7 @@ __device__ void decode_step(const DecodeLaunch& launch) {
                     .ring = RingConsumer<C>(shared.ring, warp)};
   if (threadIdx.x == 0) shared.ring.init();
   __syncthreads();
-  if (t.warp == C::kWarps) {
+  if (t.warp >= C::kWarps) {
     DecodeProducer<C>(t).run();
     return;
   }
@@ -140,7 +140,7 @@ __device__ void decode_step(const DecodeLaunch& launch) {
 
 // decode_stream_<head size>_<group>_<warps>x<chunk KB>_<slots>
 #define TK_DECODE_STREAM(head, group, warps, chunk_kb, slots, tensor, suffix)                     \
-  extern "C" __global__ void __launch_bounds__(warps * 32 + 32, 1)                                \
+  extern "C" __global__ void __launch_bounds__(warps * 32 + 128, 1)                               \
       decode_stream_##head##_##group##_##warps##x##chunk_kb##_##slots##suffix(                    \
           const __grid_constant__ tokamak::cuda::DecodeLaunch launch) {                           \
     tokamak::cuda::decode_step<                                                                   \

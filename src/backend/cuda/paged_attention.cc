@@ -12,12 +12,12 @@
 namespace tokamak::cuda {
 namespace {
 
-constexpr int kWarps = 8, kSlots = 5, kThreads = kWarps * 32 + 32;
+constexpr int kWarps = 8, kSlots = 5, kThreads = kWarps * 32 + 128;
 
 // What decode_attention.cu lays out: ring, numbering, queries, scratch, peaks and masses, sums.
 int attention_shared_bytes(const AttentionShape& s) {
   auto align = [](int bytes, int to) { return (bytes + to - 1) / to * to; };
-  int ring = align(kSlots * (kWarps * 8 * s.head_dim * 4 + 24) + 4, 128);
+  int ring = align(kSlots * (kWarps * 8 * s.head_dim * 4 + 40) + 4, 128);
   int numbering = align((kAttentionMaxBatch + 1) * 8, 16);
   int fixed = ring + numbering + kMaxGroup * s.head_dim * 2 + kWarps * 9 * kMaxGroup * 4 +
               2 * kWarps * kMaxGroup * 4;
