@@ -125,7 +125,7 @@ void check_attention(AttentionContext& c) {
 void time_attention(AttentionContext& c) {
   auto run = [&](const char* name, AttentionShape shape, const std::vector<int32_t>& lengths) {
     TestBatch t(shape, lengths, c.filler);
-    for (int in_flight : {8, 12, 16}) {
+    for (int in_flight : {6, 8, 12}) {
       shape.in_flight = in_flight;
       PagedAttention attention(c.device, c.kernels.data(), shape, static_cast<int>(lengths.size()));
       double ms = c.stream.time(20, [&] { attention.launch(c.stream.get(), t.batch()); });

@@ -162,10 +162,8 @@ void time_model(const char* name, const TestShape& shape, DecodeContext& context
   const int cached = 512;
   double bytes = model.weight_bytes() + model.cache_bytes(cached);
   DecodeVariant v = DecodeVariant::of(shape.shape);
-  for (auto [in_flight, plain] :
-       {std::pair{8, false}, {7, false}, {6, false}, {5, false}, {8, true}, {6, true}}) {
+  for (int in_flight : {8, 7, 6, 5}) {
     v.in_flight = in_flight;
-    v.plain = plain;
     DecodeStream decode(context.device, context.kernels.data(), shape.shape, model.weights(), v);
     for (float temperature : {0.0f, 0.8f}) {
       decode.set_state(1, cached);
@@ -187,7 +185,6 @@ void time_model(const char* name, const TestShape& shape, DecodeContext& context
                           bytes);
     print_profile(decode, context.stream, model);
   }
-  v.plain = false;
   v.in_flight = 8;
   DecodeStream decode(context.device, context.kernels.data(), shape.shape, model.weights(), v);
   for (int context_length : {0, 2048, 8192}) {

@@ -114,8 +114,10 @@ class DecodeAttend {
         int valid = cached ? min(kGroupPositions, t_.position - group * kGroupPositions) : 1;
         const Bf16* values = cached ? keys + kGroupPositions * C::kHead : mine_.fresh[1];
         warp.add(keys, values, cached ? C::kHead : 0, valid);
+        if (cached) t_.ring.release();
+      } else {
+        t_.ring.skip();
       }
-      if (cached) t_.ring.release();
     }
     if (t_.lane % 4 == 0) {
       mine_.peak[t_.lane / 4][t_.warp] = warp.peak();

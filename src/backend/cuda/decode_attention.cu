@@ -8,6 +8,7 @@ namespace tokamak::cuda {
 namespace {
 
 constexpr int kHeadCost = 16;
+constexpr unsigned long long kTimeoutNs = 1'000'000'000;  // a bug must not hang the device
 
 // How the groups of positions of a batch are numbered: by sequence, head, position.
 struct Numbering {
@@ -120,7 +121,7 @@ class AttentionConsumer {
         warp_(threadIdx.x / 32),
         lane_(threadIdx.x % 32),
         group_(l.heads / l.kv_heads),
-        ring_(shared.ring, warp_) {}
+        ring_(shared.ring, warp_, now_ns() + kTimeoutNs) {}
 
   __device__ void run(int64_t at, int64_t end) {
     Segment segment;
@@ -166,8 +167,10 @@ class AttentionConsumer {
         const Bf16* keys = reinterpret_cast<const Bf16*>(ring_.wait());
         int valid = length - (s.group + done + warp_) * kGroupPositions;
         warp.add(keys, keys + kGroupPositions * C::kHead, C::kHead, min(valid, kGroupPositions));
+        ring_.release();
+      } else {
+        ring_.skip();
       }
-      ring_.release();
     }
     if (lane_ % 4 == 0) {
       shared_.peak[lane_ / 4][warp_] = warp.peak();

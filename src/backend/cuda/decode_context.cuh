@@ -9,10 +9,9 @@ namespace tokamak::cuda {
 
 // Consumer warps as the ring has, and one producer warp.
 // kGroup_: query heads per key/value head, rounded up to a power of two.
-template <int kHead_, int kGroup_, int kWarps, int kSlots, int kChunk, bool kTensor_>
+template <int kHead_, int kGroup_, int kWarps, int kSlots, int kChunk>
 struct DecodeConfig : RingConfig<kWarps, kSlots, kChunk> {
   static constexpr int kHead = kHead_, kGroup = kGroup_;
-  static constexpr bool kTensor = kTensor_;
   static_assert(kGroupPositions * kHead * 4 <= kChunk, "a chunk holds keys and values of a group");
 };
 
@@ -58,10 +57,9 @@ struct DecodeThread {
   int warp, lane, block, blocks;
   int index = 0;  // of the instruction
   int position;
-  unsigned long long deadline;
   RingConsumer<C> ring;
   float residual[kMaxOwnedRows / 4];  // rows 4 * i + lane / 8 of the warp's rows
-  long long ring_wait = 0;            // ticks, while profiling
+  uint32_t ring_wait = 0;             // ticks, while profiling
   double best_score = -INFINITY;
   int best_token = 0x7fffffff;
 
@@ -80,8 +78,8 @@ struct DecodeThread {
 #pragma unroll
       for (int j = 0; j < kCount; ++j) all = all && ready(values[j]);
       if (all) return;
-      if (tries % 16 == 0 &&
-          gave_up(&launch.state->error, &shared.ring.dead, deadline, static_cast<uint32_t>(index)))
+      if (tries % 16 == 0 && gave_up(&launch.state->error, &shared.ring.dead, ring.deadline(),
+                                     static_cast<uint32_t>(index)))
         return;
 #pragma unroll
       for (int j = 0; j < kCount; ++j)
@@ -105,15 +103,15 @@ struct DecodeThread {
 
   __device__ const unsigned char* wait_chunk() {
     if (!launch.profile) return ring.wait();
-    long long start = clock64();
+    uint32_t start = clock();
     const unsigned char* chunk = ring.wait();
-    ring_wait += clock64() - start;
+    ring_wait += clock() - start;
     return chunk;
   }
   __device__ void mark_ring_wait() {
     if (launch.profile && warp == 0 && lane == 0)
       launch.profile[(static_cast<int64_t>(block) * launch.instructions + index) * kProfileFields +
-                     4] = static_cast<unsigned long long>(ring_wait);
+                     4] = ring_wait;
     ring_wait = 0;
   }
   __device__ void mark(int field) const {

@@ -29,8 +29,7 @@ int attend_bytes(const DecoderShape& shape, int warps) {
 }  // namespace
 
 std::string DecodeVariant::name() const {
-  return fmt::format("decode_stream_{}_{}_{}x{}_{}{}", head_dim, group, warps, chunk_kb, slots,
-                     plain ? "_plain" : "");
+  return fmt::format("decode_stream_{}_{}_{}x{}_{}", head_dim, group, warps, chunk_kb, slots);
 }
 
 DecodeVariant DecodeVariant::of(const DecoderShape& shape) {

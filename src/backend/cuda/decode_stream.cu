@@ -82,8 +82,9 @@ __device__ void choose_token(DecodeThread<C>& t) {
   if (t.block == 0) collect_blocks(t, tag);
 }
 
+// False when the step is dead.
 template <class C>
-__device__ void consume(DecodeThread<C>& t) {
+__device__ bool consume(DecodeThread<C>& t) {
   load_residual(t);
 #pragma unroll 1
   for (int k = 0; k < t.launch.instructions; ++k) {
@@ -91,9 +92,9 @@ __device__ void consume(DecodeThread<C>& t) {
     t.index = k;
     t.mark(0);
     if (in.op == DecodeOp::kMatvec) {
-      if (!DecodeMatvec<C>(t, in).run()) return;
+      if (!DecodeMatvec<C>(t, in).run()) return false;
     } else if (in.op == DecodeOp::kAttend) {
-      if (!DecodeAttend<C>(t, in).run()) return;
+      if (!DecodeAttend<C>(t, in).run()) return false;
     } else {
       combine_partials(t, in);
     }
@@ -101,6 +102,7 @@ __device__ void consume(DecodeThread<C>& t) {
     t.mark_ring_wait();
   }
   choose_token(t);
+  return !t.shared.ring.is_dead();
 }
 
 template <class C>
@@ -116,8 +118,7 @@ __device__ void decode_step(const DecodeLaunch& launch) {
                     .block = static_cast<int>(blockIdx.x),
                     .blocks = static_cast<int>(gridDim.x),
                     .position = launch.state->position,
-                    .deadline = now_ns() + launch.timeout_ns,
-                    .ring = RingConsumer<C>(shared.ring, warp)};
+                    .ring = RingConsumer<C>(shared.ring, warp, now_ns() + launch.timeout_ns)};
   if (threadIdx.x == 0) shared.ring.init();
   __syncthreads();
   if (t.warp >= C::kWarps) {
@@ -132,25 +133,24 @@ __device__ void decode_step(const DecodeLaunch& launch) {
     shared.rope[i] =
         make_float2(static_cast<float>(cosine * scale), static_cast<float>(sine * scale));
   }
-  consume(t);  // its first barrier comes before the first use of the rotations
+  // The first barrier of the consumers comes before the first use of the rotations.
+  if (!consume(t)) atomicCAS(&launch.state->error, 0u, static_cast<uint32_t>(t.index) + 1);
 }
 
 }  // namespace
 }  // namespace tokamak::cuda
 
 // decode_stream_<head size>_<group>_<warps>x<chunk KB>_<slots>
-#define TK_DECODE_STREAM(head, group, warps, chunk_kb, slots, tensor, suffix)                     \
-  extern "C" __global__ void __launch_bounds__(warps * 32 + 128, 1)                               \
-      decode_stream_##head##_##group##_##warps##x##chunk_kb##_##slots##suffix(                    \
-          const __grid_constant__ tokamak::cuda::DecodeLaunch launch) {                           \
-    tokamak::cuda::decode_step<                                                                   \
-        tokamak::cuda::DecodeConfig<head, group, warps, slots, chunk_kb * 1024, tensor>>(launch); \
+#define TK_DECODE_STREAM(head, group, warps, chunk_kb, slots)                             \
+  extern "C" __global__ void __launch_bounds__(warps * 32 + 128, 1)                       \
+      decode_stream_##head##_##group##_##warps##x##chunk_kb##_##slots(                    \
+          const __grid_constant__ tokamak::cuda::DecodeLaunch launch) {                   \
+    tokamak::cuda::decode_step<                                                           \
+        tokamak::cuda::DecodeConfig<head, group, warps, slots, chunk_kb * 1024>>(launch); \
   }
 
-TK_DECODE_STREAM(128, 1, 8, 4, 6, true, )
-TK_DECODE_STREAM(128, 2, 8, 4, 6, true, )
-TK_DECODE_STREAM(128, 2, 8, 4, 6, false, _plain)
-TK_DECODE_STREAM(128, 4, 8, 4, 6, true, )
-TK_DECODE_STREAM(128, 4, 8, 4, 6, false, _plain)
-TK_DECODE_STREAM(128, 8, 8, 4, 5, true, )
-TK_DECODE_STREAM(64, 8, 8, 4, 6, true, )
+TK_DECODE_STREAM(128, 1, 8, 4, 6)
+TK_DECODE_STREAM(128, 2, 8, 4, 6)
+TK_DECODE_STREAM(128, 4, 8, 4, 6)
+TK_DECODE_STREAM(128, 8, 8, 4, 5)
+TK_DECODE_STREAM(64, 8, 8, 4, 6)

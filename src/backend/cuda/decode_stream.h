@@ -35,8 +35,7 @@ struct DecoderWeights {
 // key/value head, rounded up to a power of two.
 struct DecodeVariant {
   int head_dim = 128, group = 4, warps = 8, chunk_kb = 4, slots = 6;
-  int in_flight = 8;   // quarters of tiles
-  bool plain = false;  // without tensor cores
+  int in_flight = 8;  // quarters of tiles that may be loading at a time
   std::string name() const;
   // Dynamic shared memory for a shape; what decode_context.cuh lays out.
   int shared_bytes(const DecoderShape& shape) const;

@@ -97,10 +97,6 @@ __device__ __forceinline__ uint32_t pack2(float a, float b) {
   __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
   return *reinterpret_cast<uint32_t*>(&v);
 }
-__device__ __forceinline__ float dot2(uint32_t w, uint32_t x, float sum) {
-  float2 p = unpack2(w), q = unpack2(x);
-  return fmaf(p.y, q.y, fmaf(p.x, q.x, sum));
-}
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(kAllLanes, v, d);

@@ -7,7 +7,7 @@ namespace tokamak::cuda {
 
 struct AttentionShape {
   int heads = 0, kv_heads = 0, head_dim = 0, page_size = 16;
-  int in_flight = 12;  // quarters of tiles of the ring
+  int in_flight = 8;  // quarters of tiles of the ring
 };
 
 class PagedAttention {

@@ -95,16 +95,21 @@ class RingProducer {
   uint32_t phase_ = 0;
 };
 
-// Every consumer warp takes part in every tile, whether its chunk has data or not.
+// Every consumer warp takes part in every tile. One that has no data in it waits all the same:
+// otherwise a slow producer could be lapped, and phases would be taken for others.
 template <class C>
 class RingConsumer {
  public:
-  __device__ RingConsumer(RingStorage<C>& ring, int warp) : ring_(ring), warp_(warp) {}
+  // After the deadline (of now_ns) the work is given up.
+  __device__ RingConsumer(RingStorage<C>& ring, int warp, unsigned long long deadline)
+      : ring_(ring), warp_(warp), deadline_(deadline) {}
   __device__ const unsigned char* wait() const {
     uint32_t full = shared_address(&ring_.full[slot_][warp_ / C::kServed]);
 #pragma unroll 1
-    while (!barrier_try(full, phase_))
+    while (!barrier_try(full, phase_)) {
       if (ring_.is_dead()) break;
+      if (now_ns() > deadline_) ring_.set_dead();
+    }
     return ring_.tiles[slot_][warp_];
   }
   __device__ void release() {
@@ -115,11 +120,17 @@ class RingConsumer {
       phase_ ^= 1;
     }
   }
+  __device__ unsigned long long deadline() const { return deadline_; }
+  __device__ void skip() {
+    wait();
+    release();
+  }
 
  private:
   RingStorage<C>& ring_;
   int warp_, slot_ = 0;
   uint32_t phase_ = 0;
+  unsigned long long deadline_;
 };
 
 // A barrier of the consumers alone.
