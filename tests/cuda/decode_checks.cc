@@ -162,8 +162,10 @@ void time_model(const char* name, const TestShape& shape, DecodeContext& context
   const int cached = 512;
   double bytes = model.weight_bytes() + model.cache_bytes(cached);
   DecodeVariant v = DecodeVariant::of(shape.shape);
-  for (int in_flight : {8, 7, 6, 5}) {
+  for (auto [in_flight, producers] :
+       {std::pair{8, 4}, {5, 4}, {8, 2}, {6, 2}, {8, 1}, {7, 1}, {6, 1}, {5, 1}}) {
     v.in_flight = in_flight;
+    v.producers = producers;
     DecodeStream decode(context.device, context.kernels.data(), shape.shape, model.weights(), v);
     for (float temperature : {0.0f, 0.8f}) {
       decode.set_state(1, cached);
@@ -185,7 +187,7 @@ void time_model(const char* name, const TestShape& shape, DecodeContext& context
                           bytes);
     print_profile(decode, context.stream, model);
   }
-  v.in_flight = 8;
+  v = DecodeVariant::of(shape.shape);
   DecodeStream decode(context.device, context.kernels.data(), shape.shape, model.weights(), v);
   for (int context_length : {0, 2048, 8192}) {
     if (context_length + 40 > shape.max_positions) continue;

@@ -61,7 +61,7 @@ struct Segment {
 };
 
 template <int kHead_, int kGroup_>
-struct AttentionConfig : RingConfig<8, 5, kGroupPositions * kHead_ * 4> {
+struct AttentionConfig : RingConfig<8, 5, kGroupPositions * kHead_ * 4, 4> {
   static constexpr int kHead = kHead_, kGroup = kGroup_;
 };
 

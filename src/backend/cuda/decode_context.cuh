@@ -9,8 +9,8 @@ namespace tokamak::cuda {
 
 // Consumer warps as the ring has, and one producer warp.
 // kGroup_: query heads per key/value head, rounded up to a power of two.
-template <int kHead_, int kGroup_, int kWarps, int kSlots, int kChunk>
-struct DecodeConfig : RingConfig<kWarps, kSlots, kChunk> {
+template <int kHead_, int kGroup_, int kWarps, int kSlots, int kChunk, int kProducers>
+struct DecodeConfig : RingConfig<kWarps, kSlots, kChunk, kProducers> {
   static constexpr int kHead = kHead_, kGroup = kGroup_;
   static_assert(kGroupPositions * kHead * 4 <= kChunk, "a chunk holds keys and values of a group");
 };

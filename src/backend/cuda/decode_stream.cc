@@ -29,7 +29,8 @@ int attend_bytes(const DecoderShape& shape, int warps) {
 }  // namespace
 
 std::string DecodeVariant::name() const {
-  return fmt::format("decode_stream_{}_{}_{}x{}_{}", head_dim, group, warps, chunk_kb, slots);
+  return fmt::format("decode_stream_{}_{}_{}x{}_{}_{}", head_dim, group, warps, chunk_kb, slots,
+                     producers);
 }
 
 DecodeVariant DecodeVariant::of(const DecoderShape& shape) {
@@ -37,6 +38,7 @@ DecodeVariant DecodeVariant::of(const DecoderShape& shape) {
   v.head_dim = shape.head_dim;
   v.group = static_cast<int>(std::bit_ceil(static_cast<unsigned>(shape.heads / shape.kv_heads)));
   if (v.head_dim == 64) v.group = 8;
+  if (shape.hidden <= 2048) v.in_flight = 5;  // small steps wait more for values than for weights
   if (v.head_dim == 128 && v.group == 8) v.slots = 5;  // sums of eight heads take the room of one
   return v;
 }
@@ -164,7 +166,7 @@ DecodeStream::DecodeStream(const Device& device, const void* cubin, const Decode
          variant.name(), shared_bytes_, device.shared_memory_limit());
   function_ = module_.function(variant.name().c_str(), shared_bytes_);
   int resident = 0;
-  check(driver().blocks_per_multiprocessor(&resident, function_, variant.warps * 32 + 128,
+  check(driver().blocks_per_multiprocessor(&resident, function_, variant.threads(),
                                            static_cast<size_t>(shared_bytes_)),
         "asking for the occupancy");
   if (resident < 1)
@@ -208,8 +210,7 @@ void DecodeStream::launch(Handle stream, DeviceAddress pages, const DecodeSampli
   launch.rope_scale = shape_.rope_scale;
   launch.rope_interleaved = shape_.rope_interleaved;
   void* arguments[] = {&launch};
-  auto blocks = static_cast<unsigned>(blocks_),
-       threads = static_cast<unsigned>(variant_.warps * 32 + 128);
+  auto blocks = static_cast<unsigned>(blocks_), threads = static_cast<unsigned>(variant_.threads());
   check(driver().launch_cooperative(function_, blocks, 1, 1, threads, 1, 1,
                                     static_cast<unsigned>(shared_bytes_), stream, arguments),
         "launching a decode step");

@@ -140,17 +140,22 @@ __device__ void decode_step(const DecodeLaunch& launch) {
 }  // namespace
 }  // namespace tokamak::cuda
 
-// decode_stream_<head size>_<group>_<warps>x<chunk KB>_<slots>
-#define TK_DECODE_STREAM(head, group, warps, chunk_kb, slots)                             \
-  extern "C" __global__ void __launch_bounds__(warps * 32 + 128, 1)                       \
-      decode_stream_##head##_##group##_##warps##x##chunk_kb##_##slots(                    \
-          const __grid_constant__ tokamak::cuda::DecodeLaunch launch) {                   \
-    tokamak::cuda::decode_step<                                                           \
-        tokamak::cuda::DecodeConfig<head, group, warps, slots, chunk_kb * 1024>>(launch); \
+// decode_stream_<head size>_<group>_<warps>x<chunk KB>_<slots>_<producers>
+#define TK_DECODE_STREAM(head, group, warps, chunk_kb, slots, producers)                     \
+  extern "C" __global__ void __launch_bounds__(warps * 32 + producers * 32, 1)               \
+      decode_stream_##head##_##group##_##warps##x##chunk_kb##_##slots##_##producers(         \
+          const __grid_constant__ tokamak::cuda::DecodeLaunch launch) {                      \
+    tokamak::cuda::decode_step<                                                              \
+        tokamak::cuda::DecodeConfig<head, group, warps, slots, chunk_kb * 1024, producers>>( \
+        launch);                                                                             \
   }
 
-TK_DECODE_STREAM(128, 1, 8, 4, 6)
-TK_DECODE_STREAM(128, 2, 8, 4, 6)
-TK_DECODE_STREAM(128, 4, 8, 4, 6)
-TK_DECODE_STREAM(128, 8, 8, 4, 5)
-TK_DECODE_STREAM(64, 8, 8, 4, 6)
+TK_DECODE_STREAM(128, 1, 8, 4, 6, 4)
+TK_DECODE_STREAM(128, 2, 8, 4, 6, 4)
+TK_DECODE_STREAM(128, 2, 8, 4, 6, 2)
+TK_DECODE_STREAM(128, 2, 8, 4, 6, 1)
+TK_DECODE_STREAM(128, 4, 8, 4, 6, 4)
+TK_DECODE_STREAM(128, 4, 8, 4, 6, 2)
+TK_DECODE_STREAM(128, 4, 8, 4, 6, 1)
+TK_DECODE_STREAM(128, 8, 8, 4, 5, 4)
+TK_DECODE_STREAM(64, 8, 8, 4, 6, 4)

@@ -5,30 +5,30 @@
 
 namespace tokamak::cuda {
 
-// A bulk copy takes a warp some hundred cycles to issue, hence several producers. What they have in
-// flight is bounded: too little starves the stream, too much delays the small loads of values that
-// consumers wait for.
-template <int kWarps_, int kSlots_, int kChunk_>
+// A bulk copy takes a warp some hundred cycles to issue, hence several producers. Tiles are loaded
+// in kParts parts, each with a barrier of its own. What is in flight is bounded: too little starves
+// the stream, too much delays the small loads of values that consumers wait for.
+template <int kWarps_, int kSlots_, int kChunk_, int kProducers_>
 struct RingConfig {
-  static constexpr int kWarps = kWarps_, kSlots = kSlots_;
-  static constexpr int kProducers = 4, kServed = kWarps / kProducers;  // consumers per producer
-  static constexpr int kChunk = kChunk_;                               // bytes
+  static constexpr int kWarps = kWarps_, kSlots = kSlots_, kProducers = kProducers_;
+  static constexpr int kChunk = kChunk_;                          // bytes
+  static constexpr int kParts = 4, kPartWarps = kWarps / kParts;  // consumers of a part
+  static constexpr int kOwn = kParts / kProducers;                // parts of a producer
   static constexpr int kConsumers = kWarps * 32, kThreads = kConsumers + kProducers * 32;
-  static_assert(kWarps % kProducers == 0);
+  static_assert(kWarps % kParts == 0 && kParts % kProducers == 0);
 };
 
 template <class C>
 struct alignas(128) RingStorage {
   unsigned char tiles[C::kSlots][C::kWarps][C::kChunk];
-  uint64_t full[C::kSlots][C::kProducers], empty[C::kSlots];
+  uint64_t full[C::kSlots][C::kParts], empty[C::kSlots];
   int dead;  // the work was given up: nobody waits any longer
 
   __device__ void init() {  // by one thread; a barrier of the block has to follow
 #pragma unroll 1
     for (int i = 0; i < C::kSlots; ++i) {
 #pragma unroll 1
-      for (int part = 0; part < C::kProducers; ++part)
-        barrier_init(shared_address(&full[i][part]), 1);
+      for (int part = 0; part < C::kParts; ++part) barrier_init(shared_address(&full[i][part]), 1);
       barrier_init(shared_address(&empty[i]), C::kWarps);
     }
     dead = 0;
@@ -38,7 +38,7 @@ struct alignas(128) RingStorage {
   __device__ void set_dead() { *static_cast<volatile int*>(&dead) = 1; }
 };
 
-// One producer warp. All its lanes call these together; lane j serves consumer first() + j.
+// One producer warp. All its lanes call these together; each of the first serves one consumer.
 template <class C>
 class RingProducer {
  public:
@@ -50,26 +50,32 @@ class RingProducer {
 
   // The consumer this lane serves, C::kWarps or more for none.
   __device__ int consumer() const {
+    constexpr int kServed = C::kOwn * C::kPartWarps;
     int lane = threadIdx.x % 32;
-    return lane < C::kServed ? producer_ * C::kServed + lane : C::kWarps;
+    return lane < kServed ? producer_ * kServed + lane : C::kWarps;
   }
-  // Fills this producer's part of a tile: issue(address, barrier) copies `bytes` for each lane that
-  // has some. False when the work was given up.
+  // Fills this producer's parts of a tile: issue(address, barrier) copies `bytes` for each lane
+  // that has some. False when the work was given up.
   template <class Issue>
   __device__ bool tile(bool has, uint32_t bytes, Issue issue) {
     const unsigned mask = __ballot_sync(kAllLanes, has);
-    if (issued_ >= C::kSlots) {
+    const int lane = threadIdx.x % 32;
+    if (issued_ >= C::kSlots * C::kOwn) {
       uint32_t empty = shared_address(&ring_.empty[slot_]);
 #pragma unroll 1
       while (!__all_sync(kAllLanes, barrier_try(empty, phase_ ^ 1)))
         if (__any_sync(kAllLanes, ring_.is_dead())) return false;
     }
-    if (issued_ - landed_ >= in_flight_) wait_oldest();
-    uint32_t full = shared_address(&ring_.full[slot_][producer_]);
-    if (threadIdx.x % 32 == 0) barrier_expect(full, __popc(mask) * bytes);
-    __syncwarp();
-    if (has) issue(shared_address(ring_.tiles[slot_][consumer()]), full);
-    ++issued_;
+#pragma unroll
+    for (int k = 0; k < C::kOwn; ++k, ++issued_) {
+      if (issued_ - landed_ >= in_flight_) wait_oldest();
+      uint32_t full = shared_address(&ring_.full[slot_][producer_ * C::kOwn + k]);
+      unsigned mine = mask >> (k * C::kPartWarps) & ((1u << C::kPartWarps) - 1);
+      if (lane == 0) barrier_expect(full, __popc(mine) * bytes);
+      __syncwarp();
+      if (has && lane / C::kPartWarps == k)
+        issue(shared_address(ring_.tiles[slot_][consumer()]), full);
+    }
     if (++slot_ == C::kSlots) {
       slot_ = 0;
       phase_ ^= 1;
@@ -84,14 +90,15 @@ class RingProducer {
 
  private:
   __device__ void wait_oldest() {
-    uint32_t full = shared_address(&ring_.full[landed_ % C::kSlots][producer_]);
+    const int tile = landed_ / C::kOwn, part = producer_ * C::kOwn + landed_ % C::kOwn;
+    uint32_t full = shared_address(&ring_.full[tile % C::kSlots][part]);
 #pragma unroll 1
-    while (!__all_sync(kAllLanes, barrier_try(full, landed_ / C::kSlots & 1))) {
+    while (!__all_sync(kAllLanes, barrier_try(full, tile / C::kSlots & 1))) {
     }
     ++landed_;
   }
   RingStorage<C>& ring_;
-  int producer_, in_flight_, slot_ = 0, issued_ = 0, landed_ = 0;  // tiles
+  int producer_, in_flight_, slot_ = 0, issued_ = 0, landed_ = 0;  // parts
   uint32_t phase_ = 0;
 };
 
@@ -104,7 +111,7 @@ class RingConsumer {
   __device__ RingConsumer(RingStorage<C>& ring, int warp, unsigned long long deadline)
       : ring_(ring), warp_(warp), deadline_(deadline) {}
   __device__ const unsigned char* wait() const {
-    uint32_t full = shared_address(&ring_.full[slot_][warp_ / C::kServed]);
+    uint32_t full = shared_address(&ring_.full[slot_][warp_ / C::kPartWarps]);
 #pragma unroll 1
     while (!barrier_try(full, phase_)) {
       if (ring_.is_dead()) break;
