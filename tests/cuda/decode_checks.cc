@@ -12,6 +12,7 @@ struct Case {
   const char* name;
   TestShape model;
   int cached, steps;
+  int producers = 4;
 };
 
 DecoderShape shape_of(int layers, int hidden, int heads, int kv_heads, int head_dim, int mlp,
@@ -54,14 +55,23 @@ std::vector<Case> small_cases() {
               4};
   longer.model.shape.page_size = 64;
   cases.push_back(longer);
+  for (int producers : {1, 2}) {
+    Case fewer = cases[0];
+    fewer.name = producers == 1 ? "one producer" : "two producers";
+    fewer.producers = producers;
+    fewer.cached = 333;
+    cases.push_back(fewer);
+  }
   return cases;
 }
 
 // Greedy and sampled steps; logits of every step against both references.
 void check_case(const Case& c, DecodeContext& context) {
   TestModel model(c.model, context.filler);
+  DecodeVariant variant = DecodeVariant::of(c.model.shape);
+  variant.producers = c.producers;
   DecodeStream decode(context.device, context.kernels.data(), c.model.shape, model.weights(),
-                      DecodeVariant::of(c.model.shape));
+                      variant);
   Reference exact(model, c.cached, false), rounded(model, c.cached, true);
   decode.set_state(1, c.cached);
   double worst_exact = 0, worst_rounded = 0;
@@ -91,6 +101,32 @@ void check_case(const Case& c, DecodeContext& context) {
                   c.steps, worst_exact, worst_rounded));
   context.report.expect(wrong_tokens == 0, fmt::format("{}: tokens of the host sampler, {} differ",
                                                        c.name, wrong_tokens));
+}
+
+// The same steps twice, launched without waiting in between: every bit of the last logits agrees.
+void check_repeats(DecodeContext& context) {
+  TestShape shape{llama_8b(2)};
+  TestModel model(shape, context.filler);
+  for (int producers : {1, 2, 4}) {
+    DecodeVariant variant = DecodeVariant::of(shape.shape);
+    variant.producers = producers;
+    DecodeStream decode(context.device, context.kernels.data(), shape.shape, model.weights(),
+                        variant);
+    std::vector<float> first;
+    int same = 0;
+    for (int round = 0; round < 3; ++round) {
+      decode.set_state(1, 512);
+      for (int i = 0; i < 400; ++i)
+        decode.launch(context.stream.get(), model.page_table(), {0.8f, 99, 0});
+      decode.finish(context.stream.get());
+      if (round == 0) first = decode.logits();
+      same += decode.logits() == first;
+    }
+    context.report.expect(
+        same == 3,
+        fmt::format("400 steps in a row, {} producers: {} of 3 rounds are equal to the bit",
+                    producers, same));
+  }
 }
 
 void check_deadline(DecodeContext& context) {
@@ -208,6 +244,7 @@ void check_decode(DecodeContext& context) {
 }
 void check_decode_large(DecodeContext& context) {
   check_case({"8B widths, 2 layers", {llama_8b(2)}, 512, 3}, context);
+  check_repeats(context);
   check_case({"1.7B widths, 2 layers", {qwen3_1_7b(2), true}, 512, 3}, context);
 }
 void time_decode(DecodeContext& context) {
