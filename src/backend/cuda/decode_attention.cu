@@ -196,7 +196,7 @@ class AttentionConsumer {
       total = fmaf(weight, parts[(w * group_ + h) * C::kHead + d], total);
     }
     float* to = partial(s, h);
-    to[d] = total / mass;
+    to[d] = shared_.ring.is_dead() ? NAN : total / mass;  // a timeout must not pass unseen
     if (d == 0) to[C::kHead] = peak + log2f(mass);
   }
 

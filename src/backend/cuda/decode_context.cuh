@@ -7,7 +7,7 @@
 
 namespace tokamak::cuda {
 
-// Consumer warps as the ring has, and one producer warp.
+// Parameters of a kernel.
 // kGroup_: query heads per key/value head, rounded up to a power of two.
 template <int kHead_, int kGroup_, int kWarps, int kSlots, int kChunk, int kProducers>
 struct DecodeConfig : RingConfig<kWarps, kSlots, kChunk, kProducers> {
@@ -121,7 +121,7 @@ struct DecodeThread {
   }
 };
 
-// How a kMatvec is cut: units of rows go to warps in turn, rows come in equal chunks.
+// How a kMatvec is divided: units of rows go to warps in turn, rows come in equal chunks.
 template <class C>
 struct MatvecWork {
   int unit, units, parts, elements;  // elements of a chunk
@@ -136,7 +136,7 @@ struct MatvecWork {
   }
 };
 
-// How kAttend is cut: a block has one key/value head and a share of its cached groups.
+// How kAttend is divided: a block has one key/value head and a share of its cached groups.
 struct AttendWork {
   int head, split, splits, groups;  // splits that have work; groups of the sequence
   __device__ AttendWork(int block, int blocks, int kv_heads, int position) {

@@ -22,7 +22,7 @@ template <class C>
 struct alignas(128) RingStorage {
   unsigned char tiles[C::kSlots][C::kWarps][C::kChunk];
   uint64_t full[C::kSlots][C::kParts], empty[C::kSlots];
-  int dead;  // the work was given up: nobody waits any longer
+  int dead;  // the work was given up: all waits end
 
   __device__ void init() {  // by one thread; a barrier of the block has to follow
 #pragma unroll 1
@@ -38,7 +38,7 @@ struct alignas(128) RingStorage {
   __device__ void set_dead() { *static_cast<volatile int*>(&dead) = 1; }
 };
 
-// One producer warp. All its lanes call these together; each of the first serves one consumer.
+// One producer warp. All lanes call these functions together; a lane serves one consumer or none.
 template <class C>
 class RingProducer {
  public:
@@ -102,8 +102,8 @@ class RingProducer {
   uint32_t phase_ = 0;
 };
 
-// Every consumer warp takes part in every tile. One that has no data in it waits all the same:
-// otherwise a slow producer could be lapped, and phases would be taken for others.
+// Every consumer warp takes part in every tile. A warp without data in a tile still waits for it:
+// otherwise it could run ahead by a whole ring, and its arrivals would count for the wrong tile.
 template <class C>
 class RingConsumer {
  public:

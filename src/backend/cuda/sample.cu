@@ -232,7 +232,7 @@ class RowSampler {
     }
     return block_best(best, shared_).token;
   }
-  // How many of the sorted candidates stay: all before whose mass is below top_p of the total.
+  // How many of the sorted candidates stay: those with less than top_p of the mass before them.
   __device__ int keep_top_p(int count) {
     constexpr int kEach = kSampleCandidates / kSampleThreads;
     const int first = threadIdx.x * kEach, lane = threadIdx.x % 32;
