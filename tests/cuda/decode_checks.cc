@@ -12,7 +12,7 @@ struct Case {
   const char* name;
   TestShape model;
   int cached, steps;
-  int producers = 4;
+  int producers = 2;
 };
 
 DecoderShape shape_of(int layers, int hidden, int heads, int kv_heads, int head_dim, int mlp,
@@ -55,9 +55,9 @@ std::vector<Case> small_cases() {
               4};
   longer.model.shape.page_size = 64;
   cases.push_back(longer);
-  for (int producers : {1, 2}) {
+  for (int producers : {1, 4}) {
     Case fewer = cases[0];
-    fewer.name = producers == 1 ? "one producer" : "two producers";
+    fewer.name = producers == 1 ? "one producer" : "four producers";
     fewer.producers = producers;
     fewer.cached = 333;
     cases.push_back(fewer);

@@ -38,7 +38,7 @@ DecodeVariant DecodeVariant::of(const DecoderShape& shape) {
   v.head_dim = shape.head_dim;
   v.group = static_cast<int>(std::bit_ceil(static_cast<unsigned>(shape.heads / shape.kv_heads)));
   if (v.head_dim == 64) v.group = 8;
-  if (shape.hidden <= 2048) v.in_flight = 5;  // small steps wait more for values than for weights
+  if (shape.hidden <= 2048) v.in_flight = 6;  // small steps wait more for values than for weights
   if (v.head_dim == 128 && v.group == 8) v.slots = 5;  // sums of eight heads take the room of one
   return v;
 }

@@ -150,12 +150,12 @@ __device__ void decode_step(const DecodeLaunch& launch) {
         launch);                                                                             \
   }
 
-TK_DECODE_STREAM(128, 1, 8, 4, 6, 4)
+TK_DECODE_STREAM(128, 1, 8, 4, 6, 2)
 TK_DECODE_STREAM(128, 2, 8, 4, 6, 4)
 TK_DECODE_STREAM(128, 2, 8, 4, 6, 2)
 TK_DECODE_STREAM(128, 2, 8, 4, 6, 1)
 TK_DECODE_STREAM(128, 4, 8, 4, 6, 4)
 TK_DECODE_STREAM(128, 4, 8, 4, 6, 2)
 TK_DECODE_STREAM(128, 4, 8, 4, 6, 1)
-TK_DECODE_STREAM(128, 8, 8, 4, 5, 4)
-TK_DECODE_STREAM(64, 8, 8, 4, 6, 4)
+TK_DECODE_STREAM(128, 8, 8, 4, 5, 2)
+TK_DECODE_STREAM(64, 8, 8, 4, 6, 2)

@@ -34,7 +34,7 @@ struct DecoderWeights {
 // A variant of the kernel. Its name says the same: see decode_stream.cu. group: query heads per
 // key/value head, rounded up to a power of two.
 struct DecodeVariant {
-  int head_dim = 128, group = 4, warps = 8, chunk_kb = 4, slots = 6, producers = 4;
+  int head_dim = 128, group = 4, warps = 8, chunk_kb = 4, slots = 6, producers = 2;
   int in_flight = 8;  // quarters of tiles that may be loading at a time
   std::string name() const;
   int threads() const { return (warps + producers) * 32; }
