@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Builds, tests and measures on an x86-64 machine where nothing can be installed: one call, one log.
 #   tools/gpu_check.sh [kernels|all]     default: kernels (the lanes up to backend/ and the op tests)
-# Needs g++ (C++20), cmake, ninja there, and .deps/amd64 from tools/fetch_amd64_deps.sh in the source tree.
-# Builds in build/gpu-check; results of earlier calls are reused.
+#   tools/gpu_check.sh cuda [part ...]   tests and measures the CUDA kernels (tests/cuda/decode_bench.cc)
+# The first form needs g++ (C++20), cmake, ninja there, and .deps/amd64 from tools/fetch_amd64_deps.sh beside the sources.
+# The second needs g++ alone, fmt's headers (CPATH), and the kernels in build/cubin from tools/build_kernels.sh.
+# Everything is done in build/gpu-check; what earlier calls built there is used again.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 what="${1:-kernels}"
@@ -18,6 +20,27 @@ uname -m; nproc; g++ --version | head -n 1; cmake --version | head -n 1
 grep -m1 'model name' /proc/cpuinfo
 grep -m1 '^flags' /proc/cpuinfo | tr ' ' '\n' | grep -E '^(avx2|fma|f16c|avx512(f|bw|_vnni|_bf16|_fp16)|amx_(int8|bf16|tile)|avx_vnni)$' | xargs
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo "no GPU"
+
+if [ "$what" = cuda ]; then
+  shift
+  mkdir -p "$build/cuda"
+  step build
+  sources="$(ls tests/cuda/*.cc src/backend/cuda/*.cc | grep -v _test.cc) src/backend/common/sampler.cc
+    src/backend/common/sampler_choose.cc src/backend/common/sampler_stages.cc src/backend/common/logits_math.cc
+    src/base/rng.cc src/base/error.cc src/plan/step.cc"
+  for source in $sources; do echo "$source"; done | xargs -P "$(nproc)" -I{} bash -c \
+    'g++ -std=c++20 -O2 -w -ffp-contract=off -DFMT_HEADER_ONLY -Isrc -Itests/cuda -c "$1" -o "$2/$(echo "$1" | tr / _).o"' _ {} "$build/cuda" \
+    || fail "compile"
+  g++ "$build"/cuda/*.o -o "$build/decode_bench" -ldl -lpthread || fail "link"
+  [ $# -gt 0 ] || set -- decode decode-large attention sample decode-time attention-time sample-time
+  status=0
+  for part in "$@"; do
+    step "$part"
+    timeout 100 "$build/decode_bench" build/cubin "$part" || { echo "$part: status $?"; status=1; }
+  done
+  step "done, status $status"
+  exit $status
+fi
 
 step unpack
 if [ ! -e "$root/.done" ]; then

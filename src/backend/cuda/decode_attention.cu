@@ -1,0 +1,282 @@
+// Split-KV paged attention for decode batches (decode_attention.h).
+#include "backend/cuda/decode_attention.h"
+
+#include "backend/cuda/attend_group.cuh"
+#include "backend/cuda/ring.cuh"
+
+namespace tokamak::cuda {
+namespace {
+
+constexpr int kHeadCost = 16;
+constexpr unsigned long long kTimeoutNs = 1'000'000'000;  // a bug must not hang the device
+
+// How the groups of positions of a batch are numbered: by sequence, head, position.
+struct Numbering {
+  int64_t first[kAttentionMaxBatch + 1];  // place of each sequence's first head; then the total
+
+  // Places of one head of a sequence: its groups, after kHeadCost empty places that stand for the
+  // time it takes to begin and end a head.
+  __device__ static int places(const AttentionLaunch& l, int sequence) {
+    int groups = (l.lengths[sequence] + kGroupPositions - 1) / kGroupPositions;
+    return groups > 0 ? groups + kHeadCost : 0;
+  }
+  // By one warp: prefix sums.
+  __device__ void make(const AttentionLaunch& l) {
+    int lane = threadIdx.x % 32;
+    int64_t total = 0;
+#pragma unroll 1
+    for (int start = 0; start < l.batch; start += 32) {
+      int b = start + lane;
+      int64_t own = b < l.batch ? static_cast<int64_t>(places(l, b)) * l.kv_heads : 0, sum = own;
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        int64_t below = __shfl_up_sync(kAllLanes, sum, d);
+        if (lane >= d) sum += below;
+      }
+      if (b < l.batch) first[b] = total + sum - own;
+      total += __shfl_sync(kAllLanes, sum, 31);
+    }
+    if (lane == 0) first[l.batch] = total;
+  }
+  __device__ int64_t begin_of(const AttentionLaunch& l, int block) const {
+    return first[l.batch] * block / l.blocks;
+  }
+};
+
+// Consecutive places of one head of one sequence that one block works on.
+struct Segment {
+  int sequence = 0, head = 0, places = 0;
+  int group = 0, count = 0;  // groups; count may be 0
+  // The segment at `at`, not beyond `end`. Sequences only go up.
+  __device__ void find(const AttentionLaunch& l, const Numbering& n, int64_t at, int64_t end) {
+#pragma unroll 1
+    while (n.first[sequence + 1] <= at) ++sequence;
+    int per_head = static_cast<int>((n.first[sequence + 1] - n.first[sequence]) / l.kv_heads);
+    int inside = static_cast<int>(at - n.first[sequence]), place = inside % per_head;
+    head = inside / per_head;
+    places = static_cast<int>(min(static_cast<int64_t>(per_head - place), end - at));
+    group = max(place - kHeadCost, 0);
+    count = max(place + places - kHeadCost, 0) - group;
+  }
+};
+
+template <int kHead_, int kGroup_>
+struct AttentionConfig : RingConfig<8, 5, kGroupPositions * kHead_ * 4, 4> {
+  static constexpr int kHead = kHead_, kGroup = kGroup_;
+};
+
+template <class C>
+struct alignas(128) AttentionShared {
+  RingStorage<C> ring;
+  Numbering numbering;
+  alignas(16) Bf16 queries[kMaxGroup][C::kHead];
+  AttendScratch scratch[C::kWarps];
+  float peak[kMaxGroup][C::kWarps], mass[kMaxGroup][C::kWarps];
+  // then float sums[warp][head][C::kHead] for the heads of a group
+};
+
+template <class C>
+__device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, int64_t at,
+                        int64_t end) {
+  constexpr uint32_t kBytes = kGroupPositions * C::kHead * 2;
+  RingProducer<C> ring(shared.ring, threadIdx.x / 32 - C::kWarps, l.in_flight);
+  const int consumer = ring.consumer();
+  Segment segment;
+#pragma unroll 1
+  for (; at < end; at += segment.places) {
+    segment.find(l, shared.numbering, at, end);
+    const int32_t* pages = l.pages + static_cast<int64_t>(segment.sequence) * l.page_stride;
+    auto position = [&](int done) { return (segment.group + done + consumer) * kGroupPositions; };
+    auto has_work = [&](int done) {
+      return consumer < C::kWarps && done + consumer < segment.count;
+    };
+    auto page_at = [&](int done) {
+      return has_work(done) ? __ldg(pages + position(done) / l.page_size) : 0;
+    };
+    int page = page_at(0);
+#pragma unroll 1
+    for (int done = 0; done < segment.count; done += C::kWarps) {
+      const bool has = has_work(done);
+      int64_t from = ((static_cast<int64_t>(page) * l.kv_heads + segment.head) * l.page_size +
+                      position(done) % l.page_size) *
+                     C::kHead;
+      page = page_at(done + C::kWarps);  // of the next tile: not waited for here
+      const Bf16 *keys = static_cast<const Bf16*>(l.keys) + from,
+                 *values = static_cast<const Bf16*>(l.values) + from;
+      ring.tile(has, 2 * kBytes, [&](uint32_t to, uint32_t barrier) {
+        bulk_copy(to, keys, kBytes, barrier);
+        bulk_copy(to + kBytes, values, kBytes, barrier);
+      });
+    }
+  }
+  ring.drain();
+}
+
+template <class C>
+class AttentionConsumer {
+ public:
+  __device__ AttentionConsumer(const AttentionLaunch& l, AttentionShared<C>& shared)
+      : l_(l),
+        shared_(shared),
+        warp_(threadIdx.x / 32),
+        lane_(threadIdx.x % 32),
+        group_(l.heads / l.kv_heads),
+        ring_(shared.ring, warp_, now_ns() + kTimeoutNs) {}
+
+  __device__ void run(int64_t at, int64_t end) {
+    Segment segment;
+#pragma unroll 1
+    for (; at < end; at += segment.places) {
+      segment.find(l_, shared_.numbering, at, end);
+      if (segment.count == 0) {
+        if (threadIdx.x < group_) partial(segment, threadIdx.x)[C::kHead] = -INFINITY;
+        continue;
+      }
+      load_queries(segment);
+      sync_consumers<C>();
+      attend(segment);
+      sync_consumers<C>();
+#pragma unroll 1
+      for (int i = threadIdx.x; i < group_ * C::kHead; i += C::kConsumers) write(segment, i);
+    }
+  }
+
+ private:
+  __device__ float* sums(int head) const {
+    return reinterpret_cast<float*>(&shared_ + 1) + (warp_ * group_ + head) * C::kHead;
+  }
+  __device__ float* partial(const Segment& s, int h) const {
+    int64_t row = static_cast<int64_t>(s.sequence) * l_.kv_heads + s.head + blockIdx.x;
+    return l_.partials + (row * group_ + h) * (C::kHead + 1);
+  }
+  __device__ void load_queries(const Segment& s) {
+    const uint4* from = reinterpret_cast<const uint4*>(
+        static_cast<const Bf16*>(l_.queries) +
+        (static_cast<int64_t>(s.sequence) * l_.heads + s.head * group_) * C::kHead);
+    uint4* to = reinterpret_cast<uint4*>(shared_.queries);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kMaxGroup * C::kHead / 8; i += C::kConsumers)
+      to[i] = i < group_ * C::kHead / 8 ? __ldg(from + i) : make_uint4(0, 0, 0, 0);
+  }
+  __device__ void attend(const Segment& s) {
+    AttendWarp<C::kHead, C::kGroup> warp(shared_.queries[0], l_.scale, &shared_.scratch[warp_]);
+    int length = l_.lengths[s.sequence];
+#pragma unroll 1
+    for (int done = 0; done < s.count; done += C::kWarps) {
+      if (done + warp_ < s.count) {
+        const Bf16* keys = reinterpret_cast<const Bf16*>(ring_.wait());
+        int valid = length - (s.group + done + warp_) * kGroupPositions;
+        warp.add(keys, keys + kGroupPositions * C::kHead, C::kHead, min(valid, kGroupPositions));
+        ring_.release();
+      } else {
+        ring_.skip();
+      }
+    }
+    if (lane_ % 4 == 0) {
+      shared_.peak[lane_ / 4][warp_] = warp.peak();
+      shared_.mass[lane_ / 4][warp_] = warp.mass();
+    }
+    if (!warp.any()) return;
+#pragma unroll
+    for (int h = 0; h < C::kGroup; ++h)
+      if (h < group_) warp.store_sums(h, sums(h));
+  }
+  // One element of the partial result, from all warps.
+  __device__ void write(const Segment& s, int i) {
+    int h = i / C::kHead, d = i % C::kHead;
+    const float* parts = reinterpret_cast<const float*>(&shared_ + 1);
+    float peak = -INFINITY, mass = 0, total = 0;
+#pragma unroll
+    for (int w = 0; w < C::kWarps; ++w) peak = fmaxf(peak, shared_.peak[h][w]);
+#pragma unroll
+    for (int w = 0; w < C::kWarps; ++w) {
+      if (shared_.mass[h][w] == 0) continue;
+      float weight = exp2f(shared_.peak[h][w] - peak);
+      mass = fmaf(weight, shared_.mass[h][w], mass);
+      total = fmaf(weight, parts[(w * group_ + h) * C::kHead + d], total);
+    }
+    float* to = partial(s, h);
+    to[d] = shared_.ring.is_dead() ? NAN : total / mass;  // a timeout must not pass unseen
+    if (d == 0) to[C::kHead] = peak + log2f(mass);
+  }
+
+  const AttentionLaunch& l_;
+  AttentionShared<C>& shared_;
+  int warp_, lane_, group_;
+  RingConsumer<C> ring_;
+};
+
+template <class C>
+__device__ void attention_parts(const AttentionLaunch& l) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<AttentionShared<C>*>(memory);
+  if (threadIdx.x == 0) shared.ring.init();
+  if (threadIdx.x / 32 == C::kWarps) shared.numbering.make(l);
+  __syncthreads();
+  int64_t at = shared.numbering.begin_of(l, blockIdx.x);
+  int64_t end = shared.numbering.begin_of(l, blockIdx.x + 1);
+  if (threadIdx.x / 32 >= C::kWarps)
+    produce<C>(l, shared, at, end);
+  else
+    AttentionConsumer<C>(l, shared).run(at, end);
+}
+
+// One block per (sequence, kv head): the parts of all blocks that worked on it.
+template <int kHead>
+__device__ void attention_join(const AttentionLaunch& l) {
+  __shared__ Numbering n;
+  if (threadIdx.x / 32 == 0) n.make(l);
+  __syncthreads();
+  int pair = blockIdx.x, sequence = pair / l.kv_heads, group = l.heads / l.kv_heads;
+  int64_t count = (n.first[sequence + 1] - n.first[sequence]) / l.kv_heads;
+  int64_t begin = n.first[sequence] + pair % l.kv_heads * count, end = begin + count;
+  int64_t first = begin * l.blocks / max(n.first[l.batch], static_cast<int64_t>(1));
+#pragma unroll 1
+  while (first > 0 && n.begin_of(l, first) > begin) --first;
+#pragma unroll 1
+  while (n.begin_of(l, first + 1) <= begin && first + 1 < l.blocks) ++first;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < group * kHead; i += blockDim.x) {
+    int h = i / kHead, d = i % kHead;
+    float peak = -INFINITY, mass = 0, sum = 0;
+#pragma unroll 1
+    for (int64_t c = first; c < l.blocks && n.begin_of(l, c) < end; ++c) {
+      if (n.begin_of(l, c + 1) <= begin || n.begin_of(l, c + 1) == n.begin_of(l, c)) continue;
+      const float* part = l.partials + ((pair + c) * group + h) * (kHead + 1);
+      float log_mass = part[kHead], top = fmaxf(peak, log_mass);
+      if (log_mass == -INFINITY) continue;  // only empty places
+      float old = exp2f(peak - top), weight = exp2f(log_mass - top);
+      mass = mass * old + weight;
+      sum = sum * old + weight * part[d];
+      peak = top;
+    }
+    static_cast<Bf16*>(l.output)[(static_cast<int64_t>(pair) * group + h) * kHead + d] =
+        __float2bfloat16(mass > 0 ? sum / mass : 0);
+  }
+}
+
+}  // namespace
+}  // namespace tokamak::cuda
+
+// decode_attention_<head size>_<group>
+#define TK_DECODE_ATTENTION(head, group)                                                  \
+  extern "C" __global__ void __launch_bounds__(384, 1) decode_attention_##head##_##group( \
+      const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {                    \
+    tokamak::cuda::attention_parts<tokamak::cuda::AttentionConfig<head, group>>(launch);  \
+  }
+#define TK_DECODE_ATTENTION_JOIN(head)                                                \
+  extern "C" __global__ void __launch_bounds__(1024, 1) decode_attention_join_##head( \
+      const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {                \
+    tokamak::cuda::attention_join<head>(launch);                                      \
+  }
+
+TK_DECODE_ATTENTION(128, 1)
+TK_DECODE_ATTENTION(128, 2)
+TK_DECODE_ATTENTION(128, 4)
+TK_DECODE_ATTENTION(128, 8)
+TK_DECODE_ATTENTION(64, 1)
+TK_DECODE_ATTENTION(64, 2)
+TK_DECODE_ATTENTION(64, 4)
+TK_DECODE_ATTENTION(64, 8)
+TK_DECODE_ATTENTION_JOIN(128)
+TK_DECODE_ATTENTION_JOIN(64)

@@ -1,0 +1,115 @@
+#pragma once
+// What the kernels share: barriers and bulk copies of Hopper, tagged values, small arithmetic.
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "backend/cuda/decode_program.h"
+
+namespace tokamak::cuda {
+
+using Bf16 = __nv_bfloat16;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// --- mbarriers and bulk copies
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals));
+}
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _,[%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ bool barrier_try(uint32_t barrier, uint32_t phase) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p,[%1],%2;\n"
+      "selp.u32 %0,1,0,p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(phase)
+      : "memory");
+  return done != 0;
+}
+__device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_t bytes,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(
+          to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// --- tagged values
+
+__device__ __forceinline__ uint32_t load_word(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint4 load_words4(const uint32_t* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3},[%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_word(uint32_t* p, float value, uint32_t tag) {
+  uint32_t bits = __bfloat16_as_ushort(__float2bfloat16(value));
+  asm volatile("st.relaxed.gpu.global.u32 [%0],%1;" ::"l"(p), "r"(bits << 16 | tag) : "memory");
+}
+// A pair is one 64-bit access, so it is seen whole or not at all.
+__device__ __forceinline__ TaggedPair load_pair(const TaggedPair* p) {
+  unsigned long long v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0,[%1];" : "=l"(v) : "l"(p) : "memory");
+  return {static_cast<uint32_t>(v), static_cast<uint32_t>(v >> 32)};
+}
+__device__ __forceinline__ void store_pair(TaggedPair* p, uint32_t bits, uint32_t tag) {
+  unsigned long long v = static_cast<unsigned long long>(tag) << 32 | bits;
+  asm volatile("st.relaxed.gpu.global.u64 [%0],%1;" ::"l"(p), "l"(v) : "memory");
+}
+__device__ __forceinline__ float word_value(uint32_t word) {
+  return __uint_as_float(word & 0xffff0000u);
+}
+
+// --- time
+
+__device__ __forceinline__ unsigned long long now_ns() {
+  unsigned long long t;
+  asm volatile("mov.u64 %0,%%globaltimer;" : "=l"(t));
+  return t;
+}
+
+// --- arithmetic
+
+__device__ __forceinline__ float2 unpack2(uint32_t v) {
+  return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
+}
+__device__ __forceinline__ uint32_t pack2(float a, float b) {
+  __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
+  return *reinterpret_cast<uint32_t*>(&v);
+}
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(kAllLanes, v, d);
+  return v;
+}
+// c[16x8] += a[16x16] * b[16x8]; rows 8 to 15 of a are zero.
+__device__ __forceinline__ void mma_low_rows(float (&c)[4], uint32_t a0, uint32_t a2, uint32_t b0,
+                                             uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(0u), "r"(a2), "r"(0u), "r"(b0), "r"(b1));
+}
+
+}  // namespace tokamak::cuda

@@ -1,0 +1,80 @@
+#include "backend/cuda/paged_attention.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "backend/cuda/decode_program.h"
+#include "base/error.h"
+
+namespace tokamak::cuda {
+namespace {
+
+constexpr int kWarps = 8, kSlots = 5, kThreads = kWarps * 32 + 128;
+
+// What decode_attention.cu lays out: ring, numbering, queries, scratch, peaks and masses, sums.
+int attention_shared_bytes(const AttentionShape& s) {
+  auto align = [](int bytes, int to) { return (bytes + to - 1) / to * to; };
+  int ring = align(kSlots * (kWarps * 8 * s.head_dim * 4 + 40) + 4, 128);
+  int numbering = align((kAttentionMaxBatch + 1) * 8, 16);
+  int fixed = ring + numbering + kMaxGroup * s.head_dim * 2 + kWarps * 9 * kMaxGroup * 4 +
+              2 * kWarps * kMaxGroup * 4;
+  return align(fixed, 128) + kWarps * (s.heads / s.kv_heads) * s.head_dim * 4;
+}
+
+}  // namespace
+
+PagedAttention::PagedAttention(const Device& device, const void* cubin, const AttentionShape& shape,
+                               int max_batch)
+    : shape_(shape), blocks_(device.multiprocessors()), max_batch_(max_batch), module_(cubin) {
+  if (shape.kv_heads <= 0 || shape.heads % shape.kv_heads != 0 ||
+      shape.heads / shape.kv_heads > kMaxGroup)
+    fail(ErrorCode::kUnsupported, "decode attention: {} heads on {} key/value heads", shape.heads,
+         shape.kv_heads);
+  if ((shape.head_dim != 64 && shape.head_dim != 128) || shape.page_size % 8 != 0)
+    fail(ErrorCode::kUnsupported, "decode attention: heads of {} in pages of {}", shape.head_dim,
+         shape.page_size);
+  if (max_batch < 1 || max_batch > kAttentionMaxBatch)
+    fail(ErrorCode::kUnsupported, "decode attention: {} sequences, at most {} are possible",
+         max_batch, kAttentionMaxBatch);
+  shared_bytes_ = attention_shared_bytes(shape);
+  auto group = std::bit_ceil(static_cast<unsigned>(shape.heads / shape.kv_heads));
+  auto name = fmt::format("decode_attention_{}_{}", shape.head_dim, group);
+  parts_ = module_.function(name.c_str(), shared_bytes_);
+  join_ = module_.function(fmt::format("decode_attention_join_{}", shape.head_dim).c_str());
+  auto rows = static_cast<size_t>(attention_partials(max_batch, shape.kv_heads, blocks_));
+  auto heads = static_cast<size_t>(shape.heads / shape.kv_heads);
+  partials_ = Buffer(rows * heads * static_cast<size_t>(shape.head_dim + 1) * sizeof(float));
+}
+
+void PagedAttention::launch(Handle stream, const Batch& batch) {
+  TK_CHECK(batch.size >= 1 && batch.size <= max_batch_, "a batch of {}", batch.size);
+  AttentionLaunch l{};
+  l.queries = reinterpret_cast<const void*>(batch.queries);
+  l.keys = reinterpret_cast<const void*>(batch.keys);
+  l.values = reinterpret_cast<const void*>(batch.values);
+  l.pages = reinterpret_cast<const int32_t*>(batch.pages);
+  l.lengths = reinterpret_cast<const int32_t*>(batch.lengths);
+  l.partials = partials_.as<float>();
+  l.output = reinterpret_cast<void*>(batch.output);
+  l.batch = batch.size;
+  l.heads = shape_.heads;
+  l.kv_heads = shape_.kv_heads;
+  l.page_size = shape_.page_size;
+  l.page_stride = batch.page_stride;
+  l.blocks = blocks_;
+  l.in_flight = shape_.in_flight;
+  l.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+  void* arguments[] = {&l};
+  check(driver().launch(parts_, static_cast<unsigned>(blocks_), 1, 1, kThreads, 1, 1,
+                        static_cast<unsigned>(shared_bytes_), stream, arguments, nullptr),
+        "launching decode attention");
+  int threads = std::min(1024, shape_.heads / shape_.kv_heads * shape_.head_dim);
+  check(driver().launch(join_, static_cast<unsigned>(batch.size * shape_.kv_heads), 1, 1,
+                        static_cast<unsigned>(threads), 1, 1, 0, stream, arguments, nullptr),
+        "joining decode attention");
+}
+
+}  // namespace tokamak::cuda

@@ -1,0 +1,55 @@
+// Tests and measures the CUDA kernels on a GPU: decode_bench <folder with *.cubin> [part ...]
+// Parts: decode, decode-large, decode-time, attention, attention-time, sample, sample-time.
+#include "decode_bench.h"
+
+using namespace tokamak;
+using namespace tokamak::cuda;
+
+namespace {
+
+int run(const std::string& folder, const std::vector<std::string>& parts) {
+  Device device(0);
+  fmt::print("{}: {} multiprocessors, {} bytes of shared memory, capability {}\n", device.name(),
+             device.multiprocessors(), device.shared_memory_limit(), device.capability());
+  Report report;
+  Stream stream;
+  Filler filler(read_kernels(folder + "/fill.cubin").data());
+  DecodeContext decode{device, filler, stream, read_kernels(folder + "/decode_stream.cubin"),
+                       report};
+  AttentionContext attention{device, filler, stream,
+                             read_kernels(folder + "/decode_attention.cubin"), report};
+  SampleContext sample{device, filler, stream, read_kernels(folder + "/sample.cubin"), report};
+  for (const std::string& part : parts) {
+    fmt::print("== {}\n", part);
+    try {
+      if (part == "decode") check_decode(decode);
+      if (part == "decode-large") check_decode_large(decode);
+      if (part == "decode-time") time_decode(decode);
+      if (part == "attention") check_attention(attention);
+      if (part == "attention-time") time_attention(attention);
+      if (part == "sample") check_sample(sample);
+      if (part == "sample-time") time_sample(sample);
+    } catch (const Error& e) {
+      report.expect(false, fmt::format("{}: {}", part, e.what()));
+    }
+  }
+  fmt::print("{} failures\n", report.failures);
+  return report.failures ? 1 : 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    fmt::print(stderr, "usage: decode_bench FOLDER [PART ...]\n");
+    return 2;
+  }
+  std::vector<std::string> parts(argv + 2, argv + argc);
+  if (parts.empty()) parts = {"decode", "decode-large", "attention", "sample"};
+  try {
+    return run(argv[1], parts);
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "decode_bench: {}\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,27 @@
+#pragma once
+// Parts of the device test program.
+#include <vector>
+
+#include "bench_util.h"
+#include "reference.h"
+
+namespace tokamak::cuda {
+
+struct DecodeContext {
+  Device& device;
+  const Filler& filler;
+  const Stream& stream;
+  std::vector<char> kernels;  // the kernel file of the part
+  Report& report;
+};
+using AttentionContext = DecodeContext;  // with decode_attention.cubin
+using SampleContext = DecodeContext;     // with sample.cubin
+void check_decode(DecodeContext& context);
+void check_decode_large(DecodeContext& context);
+void time_decode(DecodeContext& context);
+void check_attention(AttentionContext& context);
+void time_attention(AttentionContext& context);
+void check_sample(SampleContext& context);
+void time_sample(SampleContext& context);
+
+}  // namespace tokamak::cuda
