@@ -193,6 +193,8 @@ class RuleParser {
       if (take("[")) shape(v);
     }
     if (take_word("in")) {
+      if (r_.cls == RuleClass::kExact || v.dtype == "i32")
+        bad("a range is for floating variables of real rules");
       RuleExpr lo = sum();
       need("..");
       v.range = {std::move(lo), sum()};
