@@ -13,7 +13,8 @@ constexpr double kGeluTail = 1e-14;
 
 class Disturber {
  public:
-  Disturber(double delta, uint64_t seed) : delta_(delta), rng_(seed) {}
+  Disturber(double delta, uint64_t seed, const std::function<double(const Node&)>& weight)
+      : delta_(delta), rng_(seed), weight_(weight) {}
 
   void record(const EvalTensor<double>& t) {
     if (t.integer) integers_.push_back(t.i);
@@ -26,9 +27,10 @@ class Disturber {
       return;
     }
     bool tail = node.op->name == "gelu";
+    double delta = weight_ ? delta_ * weight_(node) : delta_;
     for (double& v : t.f) {
       double by = direction();
-      v *= 1 + by * delta_;
+      v *= 1 + by * delta;
       if (tail && v <= 0 && v > -1e-3) v += by * kGeluTail;
     }
   }
@@ -49,6 +51,7 @@ class Disturber {
 
   double delta_;
   Rng rng_;
+  const std::function<double(const Node&)>& weight_;
   uint32_t bits_ = 0;
   int left_ = 0;
   std::vector<std::vector<int32_t>> integers_;
@@ -63,8 +66,9 @@ double change(double from, double to) {
 
 }  // namespace
 
-Spread measure_spread(const SpreadRunner& run, double delta, int samples, uint64_t seed) {
-  Disturber disturber(delta, seed);
+Spread measure_spread(const SpreadRunner& run, double delta, int samples, uint64_t seed,
+                      const std::function<double(const Node&)>& weight) {
+  Disturber disturber(delta, seed, weight);
   Spread out;
   out.values = run([&](const Node&, const EvalTensor<double>& t) { disturber.record(t); });
   for (const std::vector<double>& v : out.values) out.by.emplace_back(v.size(), 0.0);

@@ -21,7 +21,8 @@ using SpreadRunner = std::function<std::vector<std::vector<double>>(const EvalVi
 
 // Integers keep the values they have without changes, so that comparisons decide alike in all runs.
 // Calls `run` 1 + samples times; it must visit the same nodes in the same order each time. Throws
-// what `run` throws.
-Spread measure_spread(const SpreadRunner& run, double delta, int samples, uint64_t seed);
+// what `run` throws. `weight` says how many times `delta` the values of a node are off; null: 1.
+Spread measure_spread(const SpreadRunner& run, double delta, int samples, uint64_t seed,
+                      const std::function<double(const Node&)>& weight = nullptr);
 
 }  // namespace tokamak
