@@ -169,4 +169,9 @@ void Function::set_result(std::string name, Ref ref) {
   }
 }
 
+std::optional<uint64_t> Function::text_number(NodeId id) const {
+  auto it = text_numbers_.find(id);
+  return it == text_numbers_.end() ? std::nullopt : std::optional(it->second);
+}
+
 }  // namespace tokamak

@@ -120,6 +120,10 @@ class Function {
   const std::vector<Result>& results() const { return results_; }
   std::vector<Fact>& facts() { return facts_; }
   const std::vector<Fact>& facts() const { return facts_; }
+  // The number that a node has in the text it was read from ("%12"), for messages; the printer
+  // numbers nodes anew. A node that the text defines twice has the first of its numbers.
+  void set_text_number(NodeId id, uint64_t number) { text_numbers_.emplace(id, number); }
+  std::optional<uint64_t> text_number(NodeId id) const;
   // Given to nodes added from now on; an empty text is no provenance.
   void set_provenance(std::string text);
   void set_provenance(std::vector<std::string> texts) { provenance_ = std::move(texts); }
@@ -143,6 +147,7 @@ class Function {
   std::unordered_map<std::string, size_t> result_index_;
   std::unordered_map<std::string, size_t> state_index_;  // of the module's states
   std::vector<std::string> provenance_;
+  std::unordered_map<NodeId, uint64_t> text_numbers_;
 };
 
 // Owns everything a model is made of. Movable, not copyable implicitly: clone() says what it costs.

@@ -290,6 +290,7 @@ void ModuleParser::node(Function& fn) {
     in_.need(':');
     Type type = in_.type();
     numbers_[number] = located([&] { return fn.add_input(std::move(name), std::move(type)); }).node;
+    fn.set_text_number(numbers_[number], number);
     return;
   }
   if (!find_op(op)) in_.error_at(statement_, fmt::format("there is no op \"{}\"", op));
@@ -327,6 +328,7 @@ void ModuleParser::node(Function& fn) {
                                          types_text(made.outputs), types_text(types)));
   }
   numbers_[number] = refs[0].node;
+  fn.set_text_number(refs[0].node, number);
 }
 
 }  // namespace
