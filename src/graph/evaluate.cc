@@ -37,7 +37,7 @@ EvalTensor<S> allocate(const TensorType& type, const SymbolValues& symbols) {
   return t;
 }
 
-// Tensors without elements have no memory; meanings get a place they do not look at.
+// Tensors without elements have no memory; meanings get a valid pointer that they do not read.
 template <class S>
 TensorRef<S> tensor_ref(EvalTensor<S>& t) {
   static S nothing{};
@@ -157,7 +157,7 @@ class Interpreter {
     for (const Type& type : node.outputs) {
       Value v;
       if (type.kind == Type::Kind::kState)
-        v.state = std::make_shared<EvalState<S>>(*in[0].state);  // a version is a value
+        v.state = std::make_shared<EvalState<S>>(*in[0].state);  // versions do not share memory
       else
         v.tensor = std::make_shared<EvalTensor<S>>(allocate<S>(type.tensor, inputs_.symbols));
       out.push_back(std::move(v));
@@ -173,7 +173,7 @@ class Interpreter {
     values_[id] = std::move(out);
   }
 
-  // A region is what its body computes.
+  // A region computes what its body computes.
   void run_region(NodeId id, const Node& node) {
     const Function& body = region_body(fn_.module(), node.attrs);
     EvalInputs<S> inputs;
@@ -199,7 +199,7 @@ class Interpreter {
     }
   }
 
-  // The meaning of a read (attend) trusts its step: sequences, rows and lengths belong together.
+  // The meaning of attend does not check that sequences, rows and lengths are consistent.
   static void check_step(const Node& node, const std::vector<Value>& in) {
     const EvalView& view = *in[2].view;
     const std::vector<int32_t>&seq = in[4].tensor->i, &q_start = in[6].tensor->i,

@@ -1,7 +1,7 @@
 #pragma once
 // Runs a function on concrete values by the meaning of its ops, with float (the definition), double
 // (oracle) or the finite field as the scalar. For the rule verifier, constant folding, `debug
-// check` and the differential tests: values are plain vectors, nothing is fast.
+// check` and the differential tests. Values are plain vectors; it is not fast.
 #include <functional>
 #include <map>
 #include <memory>
@@ -56,8 +56,8 @@ struct EvalResults {
   std::map<std::string, EvalState<S>> states;
 };
 
-// Called with every tensor right after its node was computed; what it changes is what the nodes
-// that read the tensor see.
+// Called with every tensor after its node was computed. It may change the values; nodes that read
+// the tensor see the changed ones.
 template <class S>
 using EvalVisitor = std::function<void(const Node&, EvalTensor<S>&)>;
 
@@ -73,7 +73,7 @@ std::vector<EvalTensor<S>> evaluate_refs(const Function& function, const EvalInp
                                          std::span<const Ref> refs,
                                          const EvalVisitor<S>& visit = nullptr);
 
-// The tensor that a weight's recipe makes of its sources.
+// The tensor that a weight's recipe computes from its sources.
 template <class S>
 EvalTensor<S> evaluate_weight(const WeightDecl& weight, const EvalInputs<S>& inputs);
 
@@ -88,8 +88,8 @@ enum class Values : uint8_t {
   kTiny,    // around 1e-4
   kMixed,   // magnitudes from 1e-4 to 1e4 and zeros, in one tensor
   kNasty,   // also +-0, infinities, NaN, denormals and the largest finite numbers
-  // The next two enumerate: element j of the inputs goes through all combinations of a short list
-  // of values, as far as there are elements. Integers include the limits of their type.
+  // The next two enumerate: the elements of the inputs take all combinations of a short list of
+  // values, as far as there are enough elements. Integers include the limits of their type.
   kEach,       // finite floating values
   kEachNasty,  // signed zeros, infinities, NaN
 };

@@ -76,8 +76,7 @@ class InputMaker {
     return t;
   }
 
-  // Now and then a value that some constant has, or an integer next to it: where comparisons
-  // change.
+  // Sometimes the value of a constant, or an integer next to it: comparisons change there.
   std::optional<double> like_constant(DType dtype) {
     if (kind_ != Values::kMixed && kind_ != Values::kNasty) return std::nullopt;
     const auto& all = fn_.module().constants;
@@ -89,7 +88,7 @@ class InputMaker {
     return dtype == DType::kI32 ? v + static_cast<double>(rng_.below(3)) - 1 : v;
   }
 
-  // The first input runs through its list fastest, the next one takes a step when it is through.
+  // The first input advances with every element, the next one when the first starts again.
   template <class T>
   void enumerate(std::vector<T>& values, std::span<const T> list) {
     for (size_t j = 0; j < values.size(); ++j) values[j] = list[j / stride_ % list.size()];
@@ -108,7 +107,7 @@ class InputMaker {
     t.f.assign(values.begin(), values.end());
   }
 
-  // Indices are within what they index; other integers are as large as the floating values.
+  // Indices are within the extent they index; other integers are as large as the floating values.
   EvalTensor<double> integers(const std::vector<int64_t>& dims, Ref input) {
     int64_t lo = -3, hi = INT32_MAX;
     for (const Node& node : fn_.nodes())
@@ -250,7 +249,7 @@ class InputMaker {
     out_.states[name] = std::move(state);
   }
 
-  // A source is as large as the recipes that read it need: they are walked backwards.
+  // The shape of a source follows from the recipes that read it, applied backwards.
   void make_sources(const WeightDecl& w) {
     using Kind = RecipeStep::Kind;
     std::vector<int64_t> dims = extents(w.type);

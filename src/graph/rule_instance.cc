@@ -71,7 +71,7 @@ class InstanceMaker {
     }
     static constexpr size_t kRanks[] = {0, 1, 1, 2, 2, 3, 3, 4};
     size_t rank = style_.extents == Extents::kDeep ? 3 + rng_.below(4) : kRanks[rng_.below(8)];
-    std::vector<int64_t> named;  // variables with and without a shape are to fit together
+    std::vector<int64_t> named;  // so that variables with and without a shape fit together
     for (const auto& [name, value] : match_.names) {
       if (value.is_int()) named.push_back(value.as_int());
       if (value.is_array())
@@ -329,7 +329,7 @@ class InstanceMaker {
     for (size_t i = n; i > 1; --i) std::swap(p[i - 1], p[rng_.below(i)]);
     return Value(Value::Array(p.begin(), p.end()));
   }
-  // Borders are drawn from the smallest extent: whether they fit the axis, the op's rule says.
+  // Up to the largest extent; the type rule of the op rejects what does not fit the axis.
   Value border(std::string_view key, const std::vector<int64_t>& dims) {
     int64_t most = dims.empty() ? 0 : *std::max_element(dims.begin(), dims.end());
     if (key == "start")
@@ -362,7 +362,7 @@ class InstanceMaker {
     last_rank_ = out.size();
     return out;
   }
-  Value axes() const {  // of the dims drawn just before: attributes come in the op's order
+  Value axes() const {  // for the dims drawn before it: attributes come in the op's order
     Value out = Value::array();
     for (size_t i = 0; i < last_rank_; ++i) out.push(fmt::format("a{}", i));
     return out;

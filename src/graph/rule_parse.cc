@@ -102,7 +102,7 @@ std::vector<Token> tokenize(std::string_view text) {
   return out;
 }
 
-constexpr int64_t kMaxExtent = 256;  // rules are tried out with every extent they name
+constexpr int64_t kMaxExtent = 256;  // the verifier makes tensors with these extents
 constexpr int kMaxCalls = 256;
 
 class RuleParser {

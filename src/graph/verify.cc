@@ -116,7 +116,7 @@ class FunctionVerifier {
     bad(fmt::format("function {}", fn_.name()), what);
   }
 
-  // As the text has it that the function was read from; otherwise as the printer would number it.
+  // The node's number in the text it was read from; otherwise the number that the printer gives it.
   std::string label(NodeId id) const {
     auto number = fn_.text_number(id);
     return number ? fmt::format("%{}", *number) : node_label(fn_, id);
@@ -228,7 +228,7 @@ class FunctionVerifier {
     consumed_by_[version.node] = id_;
   }
 
-  // Whoever reads a version comes before the write that replaces it, and that write says so.
+  // Reads of a version come before the write that replaces it, and that write names them.
   void verify_reads() {
     for (id_ = 0; id_ < fn_.nodes().size(); ++id_) {
       const Node& node = fn_.node(id_);

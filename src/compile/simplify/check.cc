@@ -15,7 +15,7 @@ constexpr double kDelta = 1e-10;     // relative change with which sensitivity i
 constexpr double kRounding = 1e-6;   // relative error of a few float32 operations
 constexpr double kSmallest = 1e-37;  // differences that are underflow
 
-// Values of all results and planes in one order.
+// Values of all results and planes by name.
 std::map<std::string, std::vector<double>> values_of(const EvalResults<double>& results) {
   std::map<std::string, std::vector<double>> out;
   for (const auto& [name, t] : results.tensors)
@@ -31,7 +31,7 @@ double storing_error(DType dtype) {
   return dtype == DType::kF16 ? 0x1p-10 : dtype == DType::kBF16 ? 0x1p-7 : 0x1p-6;
 }
 
-// What is stored in a state is rounded more: how many times, by the node that makes it.
+// Values that are stored in a state are rounded more: by how much, for the nodes that compute them.
 std::map<const Node*, double> stored_nodes(const Function& function) {
   std::map<const Node*, double> out;
   auto walk = [&](const Function& fn) {
@@ -59,7 +59,7 @@ class Comparer {
     for (const auto& [name, t] : a.tensors) {
       auto other = b.tensors.find(name);
       if (other == b.tensors.end()) {
-        differs(name, "the result is gone");
+        differs(name, "the result is missing");
         continue;
       }
       if (t.dims != other->second.dims) differs(name, "another shape");
@@ -69,7 +69,7 @@ class Comparer {
     for (const auto& [name, s] : a.states) {
       auto other = b.states.find(name);
       if (other == b.states.end()) {
-        differs(name, "the state is gone");
+        differs(name, "the state is missing");
         continue;
       }
       for (size_t p = 0; p < s.planes.size(); ++p)
@@ -112,8 +112,8 @@ class Comparer {
       differs(where, fmt::format("the squared error is {:.3g} of the values'", nmse));
   }
 
-  // Whether rounding explains the difference; or the value after is what the function computes
-  // over the reals, where that before overflowed.
+  // Whether rounding explains the difference to the value before, or to the exact one (the value
+  // before may have overflowed).
   bool within(const std::string& where, size_t i, double x, double y) {
     double bound = bounds_.error.at(where)[i], exact = bounds_.exact.at(where)[i];
     if (std::isinf(bound)) return true;
@@ -134,7 +134,7 @@ class Comparer {
   CheckReport& report_;
 };
 
-// The interpreter keeps every value: a graph that takes gigabytes is not run.
+// The interpreter keeps every value, so a graph that would take gigabytes is not run.
 void check_size(const Function& fn, const SymbolValues& symbols) {
   double elements = 0;
   for (const Node& node : fn.nodes())
@@ -145,7 +145,7 @@ void check_size(const Function& fn, const SymbolValues& symbols) {
       elements += n;
     }
   if (elements > 3e8)
-    fail(ErrorCode::kUnsupported, "{:.3g} values in all; up to 3e8 are tried out", elements);
+    fail(ErrorCode::kUnsupported, "{:.3g} values in total; the limit is 3e8", elements);
 }
 
 template <class S>
@@ -223,7 +223,7 @@ CheckReport check_functions(const Function& before, const Function& after,
   CheckReport report;
   for (int run = 0; run < options.runs; ++run) {
     Rng rng(options.seed * 1000003 + static_cast<uint64_t>(run));
-    // The last run is harsh where that is allowed: an exact pass keeps NaN and signed zeros.
+    // The last run of an exact pass uses NaN, infinities and signed zeros.
     bool nasty = options.cls == PassClass::kExact && run + 1 == options.runs && run > 0;
     Values kind = nasty ? Values::kNasty : Values::kNormal;
     if (options.wide)
@@ -255,7 +255,7 @@ class Bisection {
         passes.push_back(pass);
     size_t last = passes.size();
     if (holds(passes, last, SIZE_MAX)) return culprit_;
-    // good: the first `good` passes are fine, the first `bad` are not.
+    // The first `good` passes are right, the first `bad` are not.
     size_t good = 0, bad = last;
     while (bad - good > 1) {
       size_t middle = (good + bad) / 2;
@@ -295,7 +295,7 @@ class Bisection {
     try {
       apply(copy, passes, count, firings);
     } catch (const Error&) {
-      return false;  // the verifier refused what a pass left behind
+      return false;  // the verifier refused the result of a pass
     }
     CheckOptions options = options_;
     options.cls = class_of({passes.begin(), passes.begin() + static_cast<std::ptrdiff_t>(count)});

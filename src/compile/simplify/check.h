@@ -22,10 +22,10 @@ struct CheckOptions {
 struct CheckReport {
   bool same = true, bits = true;  // within what the class allows; bit for bit
   double error = 0;               // largest absolute difference of two values
-  double of_bound = 0;            // largest difference as a part of what rounding explains
+  double of_bound = 0;            // largest difference divided by its error bound
   double nmse = 0;                // worst over results and planes
   std::string where;              // result or plane of the largest difference
-  int runs = 0;                   // that gave something to compare
+  int runs = 0;                   // random inputs that were compared
   std::string message;            // why it is not the same
 };
 
@@ -34,16 +34,16 @@ struct CheckReport {
 CheckReport check_functions(const Function& before, const Function& after,
                             const CheckOptions& options);
 
-// What rounding explains: for each result and plane ("kv.0.k") the exact value and the error that
-// each element may have (graph/sensitivity.h), from both functions.
+// For each result and plane ("kv.0.k") the exact value of each element, and the error that float32
+// rounding in both functions explains (graph/sensitivity.h).
 struct ErrorBounds {
   std::map<std::string, std::vector<double>> exact, error;
 };
-// `roundings`: how many times larger than that of a few float32 operations the error may be.
+// `roundings`: factor on the rounding error of each node.
 ErrorBounds error_bounds(const Function& before, const Function& after,
                          const EvalInputs<double>& inputs, double roundings);
 
-// Adds what two runs differ in to the report. `bounds` is for class real.
+// Adds the differences between two runs to the report. `bounds` is used for class real.
 void compare_runs(const EvalResults<float>& before, const EvalResults<float>& after,
                   const ErrorBounds& bounds, const CheckOptions& options, CheckReport& report);
 

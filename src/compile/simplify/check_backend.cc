@@ -135,7 +135,7 @@ class ConcreteRun {
       Ref ref = now[r.ref.node][r.ref.output];
       if (source_->type(r.ref).kind == Type::Kind::kState) fn.set_result(r.name, ref);
       if (r.name != result) continue;
-      if (fn.node(ref.node).op->tier == Tier::kStructural)  // plans return what a kernel made
+      if (fn.node(ref.node).op->tier == Tier::kStructural)  // a plan returns the output of a kernel
         ref = fn.add("scale", {ref}, Value::Object{{"value", 1.0}});
       ref = fn.add(
           "reshape", {ref},
@@ -189,32 +189,32 @@ EvalInputs<double> widen_inputs(const EvalInputs<float>& inputs) {
   return out;
 }
 
-// Slots in use are what a step has; the interpreter takes any numbers.
+// A backend starts with empty states.
 void empty_states(EvalInputs<float>& inputs) {
   for (auto& [name, state] : inputs.states)
     for (auto& plane : state.planes) std::fill(plane.data.begin(), plane.data.end(), 0.0f);
 }
 
-// Positions of a graph without a state are any numbers; a step has none below zero.
+// Random positions may be negative; those of a step are not.
 void count_positions(EvalInputs<float>& inputs) {
   auto it = inputs.tensors.find("pos");
   if (it == inputs.tensors.end() || !inputs.views.empty()) return;
   for (int32_t& p : it->second.i) p = std::abs(p % 64);
 }
 
-// A step gives float32 back; other results are not looked at.
+// A step returns float32; other results are not compared.
 void keep_f32(const Function& fn, EvalResults<float>& results) {
   for (const Function::Result& r : fn.results())
     if (fn.type(r.ref).kind == Type::Kind::kTensor && fn.tensor(r.ref).dtype != DType::kF32)
       results.tensors.erase(r.name);
   if (results.tensors.empty())
-    fail(ErrorCode::kUnsupported, "function {} has no f32 result that a backend could show",
+    fail(ErrorCode::kUnsupported, "function {} has no f32 result that a backend could return",
          fn.name());
 }
 
-// A backend does not show its states, but reads them: for every state with planes k and v the last
-// version is read by an attention with a fixed query, whose result depends on all keys and values
-// that the step can see. Nothing is added where the function lacks an input that this needs.
+// A backend does not return its states. To compare them, the last version of every state with
+// planes k and v is read by an attention with a fixed query, whose result depends on all keys and
+// values that the step sees. Not added where the function lacks an input that attention needs.
 Function& with_probes(Module& module, const Function& fn, const SymbolValues& symbols) {
   std::map<std::string, SymExpr, std::less<>> with;
   for (const auto& [name, value] : symbols) with.emplace(name, SymExpr(value));
@@ -246,7 +246,7 @@ Function& with_probes(Module& module, const Function& fn, const SymbolValues& sy
   return out;
 }
 
-// A kernel adds up in another order than the meaning, with more and larger roundings.
+// Kernels sum in another order than the meaning and round more often.
 constexpr double kKernelRoundings = 16;
 
 }  // namespace
