@@ -37,7 +37,7 @@ EvalTensor<S> allocate(const TensorType& type, const SymbolValues& symbols) {
   return t;
 }
 
-// Tensors without elements have no memory; meanings get a place they do not look at.
+// Tensors without elements have no memory; meanings get a valid pointer that they do not read.
 template <class S>
 TensorRef<S> tensor_ref(EvalTensor<S>& t) {
   static S nothing{};
@@ -49,19 +49,35 @@ TensorRef<S> tensor_ref(EvalTensor<S>& t) {
 template <class S>
 class Interpreter {
  public:
-  Interpreter(const Function& fn, const EvalInputs<S>& inputs) : fn_(fn), inputs_(inputs) {}
+  Interpreter(const Function& fn, const EvalInputs<S>& inputs, const EvalVisitor<S>& visit)
+      : fn_(fn), inputs_(inputs), visit_(visit) {}
 
   EvalResults<S> run() {
     values_.resize(fn_.nodes().size());
     for (NodeId id = 0; id < values_.size(); ++id) step(id);
+    EvalResults<S> results;
     for (const Function::Result& r : fn_.results()) {
       const Value& v = values_[r.ref.node][r.ref.output];
       if (v.state)
-        results_.states[r.name] = *v.state;
+        results.states[r.name] = *v.state;
       else
-        results_.tensors[r.name] = *v.tensor;
+        results.tensors[r.name] = *v.tensor;
     }
-    return std::move(results_);
+    return results;
+  }
+
+  std::vector<EvalTensor<S>> run(std::span<const Ref> wanted) {
+    values_.resize(fn_.nodes().size());
+    std::vector<bool> needed(values_.size());
+    for (Ref r : wanted) needed[r.node] = true;
+    for (size_t id = needed.size(); id-- > 0;)
+      if (needed[id])
+        for (Ref r : fn_.node(static_cast<NodeId>(id)).inputs) needed[r.node] = true;
+    for (NodeId id = 0; id < values_.size(); ++id)
+      if (needed[id]) step(id);
+    std::vector<EvalTensor<S>> out;
+    for (Ref r : wanted) out.push_back(*values_[r.node][r.output].tensor);
+    return out;
   }
 
  private:
@@ -91,8 +107,9 @@ class Interpreter {
     } else {
       run_op(id, node);
     }
-    for (const Value& v : values_[id])
-      if (v.tensor) watch(*v.tensor);
+    if (visit_ && !is_region(node))  // the nodes of a region's body were visited
+      for (const Value& v : values_[id])
+        if (v.tensor) visit_(node, *v.tensor);
   }
 
   Value structural(const Node& node) {
@@ -140,12 +157,13 @@ class Interpreter {
     for (const Type& type : node.outputs) {
       Value v;
       if (type.kind == Type::Kind::kState)
-        v.state = std::make_shared<EvalState<S>>(*in[0].state);  // a version is a value
+        v.state = std::make_shared<EvalState<S>>(*in[0].state);  // versions do not share memory
       else
         v.tensor = std::make_shared<EvalTensor<S>>(allocate<S>(type.tensor, inputs_.symbols));
       out.push_back(std::move(v));
     }
     if (node.op->writes_state) round_planes(node, in);
+    if (node.op->reads_state) check_step(node, in);
     std::vector<Bound> bound;
     bound.reserve(in.size() + out.size());
     std::vector<Operand<S>> in_operands, out_operands;
@@ -157,7 +175,7 @@ class Interpreter {
     values_[id] = std::move(out);
   }
 
-  // A region is what its body computes.
+  // A region computes what its body computes.
   void run_region(NodeId id, const Node& node) {
     const Function& body = region_body(fn_.module(), node.attrs);
     EvalInputs<S> inputs;
@@ -172,8 +190,7 @@ class Interpreter {
       else
         inputs.tensors[input.attrs.at("name").as_string()] = *v.tensor;
     }
-    EvalResults<S> made = Interpreter<S>(body, inputs).run();
-    results_.largest = std::max(results_.largest, made.largest);
+    EvalResults<S> made = Interpreter<S>(body, inputs, visit_).run();
     for (const Function::Result& r : body.results()) {
       Value v;
       if (body.type(r.ref).kind == Type::Kind::kState)
@@ -182,6 +199,23 @@ class Interpreter {
         v.tensor = std::make_shared<EvalTensor<S>>(std::move(made.tensors.at(r.name)));
       values_[id].push_back(std::move(v));
     }
+  }
+
+  // The meaning of attend does not check that sequences, rows and lengths are consistent.
+  static void check_step(const Node& node, const std::vector<Value>& in) {
+    const EvalView& view = *in[2].view;
+    const std::vector<int32_t>&seq = in[4].tensor->i, &q_start = in[6].tensor->i,
+          &kv_len = in[7].tensor->i;
+    auto rows = static_cast<int32_t>(seq.size());
+    auto sequences = static_cast<int32_t>(kv_len.size());
+    bool fits = view.stride * sequences <= static_cast<int64_t>(view.table.size());
+    for (int32_t b : seq) fits &= b >= 0 && b < sequences;
+    for (size_t b = 0; fits && b < kv_len.size(); ++b)
+      fits = q_start[b] >= 0 && q_start[b] <= q_start[b + 1] && q_start[b + 1] <= rows &&
+             kv_len[b] >= q_start[b + 1] - q_start[b] && kv_len[b] <= view.stride * view.block_size;
+    if (!fits)
+      fail(ErrorCode::kInvalidArgument, "{}: seq, q_start and kv_len do not belong to one step",
+           node.op->name);
   }
 
   // append stores what the plane's type can hold. The oracle over double and the field keep
@@ -213,28 +247,40 @@ class Interpreter {
     return b;
   }
 
-  void watch(const EvalTensor<S>& t) {
-    if constexpr (!std::is_same_v<S, Field>)
-      for (S x : t.f)
-        if (double m = std::abs(static_cast<double>(x)); std::isfinite(m))
-          results_.largest = std::max(results_.largest, m);
-  }
-
   const Function& fn_;
   const EvalInputs<S>& inputs_;
+  const EvalVisitor<S>& visit_;
   std::vector<std::vector<Value>> values_;
-  EvalResults<S> results_;
 };
 
 }  // namespace
 
 template <class S>
-EvalResults<S> evaluate(const Function& function, const EvalInputs<S>& inputs) {
-  return Interpreter<S>(function, inputs).run();
+EvalResults<S> evaluate(const Function& function, const EvalInputs<S>& inputs,
+                        const EvalVisitor<S>& visit) {
+  return Interpreter<S>(function, inputs, visit).run();
 }
-template EvalResults<float> evaluate(const Function&, const EvalInputs<float>&);
-template EvalResults<double> evaluate(const Function&, const EvalInputs<double>&);
-template EvalResults<Field> evaluate(const Function&, const EvalInputs<Field>&);
+template EvalResults<float> evaluate(const Function&, const EvalInputs<float>&,
+                                     const EvalVisitor<float>&);
+template EvalResults<double> evaluate(const Function&, const EvalInputs<double>&,
+                                      const EvalVisitor<double>&);
+template EvalResults<Field> evaluate(const Function&, const EvalInputs<Field>&,
+                                     const EvalVisitor<Field>&);
+
+template <class S>
+std::vector<EvalTensor<S>> evaluate_refs(const Function& function, const EvalInputs<S>& inputs,
+                                         std::span<const Ref> refs, const EvalVisitor<S>& visit) {
+  return Interpreter<S>(function, inputs, visit).run(refs);
+}
+template std::vector<EvalTensor<float>> evaluate_refs(const Function&, const EvalInputs<float>&,
+                                                      std::span<const Ref>,
+                                                      const EvalVisitor<float>&);
+template std::vector<EvalTensor<double>> evaluate_refs(const Function&, const EvalInputs<double>&,
+                                                       std::span<const Ref>,
+                                                       const EvalVisitor<double>&);
+template std::vector<EvalTensor<Field>> evaluate_refs(const Function&, const EvalInputs<Field>&,
+                                                      std::span<const Ref>,
+                                                      const EvalVisitor<Field>&);
 
 std::optional<std::vector<EvalTensor<float>>> evaluate_node(
     const Node& node, std::span<const EvalTensor<float>> inputs) {

@@ -1,9 +1,11 @@
 #pragma once
 // Runs a function on concrete values by the meaning of its ops, with float (the definition), double
 // (oracle) or the finite field as the scalar. For the rule verifier, constant folding, `debug
-// check` and the differential tests: values are plain vectors, nothing is fast.
+// check` and the differential tests. Values are plain vectors; it is not fast.
+#include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -52,15 +54,26 @@ template <class S>
 struct EvalResults {
   std::map<std::string, EvalTensor<S>> tensors;
   std::map<std::string, EvalState<S>> states;
-  double largest = 0;  // finite magnitude seen in any value; 0 for the finite field
 };
+
+// Called with every tensor after its node was computed. It may change the values; nodes that read
+// the tensor see the changed ones.
+template <class S>
+using EvalVisitor = std::function<void(const Node&, EvalTensor<S>&)>;
 
 // Throws what the meanings throw (an index out of range, a division by zero in the field) and
 // Error(kUnsupported) when an op has no meaning over S.
 template <class S>
-EvalResults<S> evaluate(const Function& function, const EvalInputs<S>& inputs);
+EvalResults<S> evaluate(const Function& function, const EvalInputs<S>& inputs,
+                        const EvalVisitor<S>& visit = nullptr);
 
-// The tensor that a weight's recipe makes of its sources.
+// The values of some tensors of a function. Computes only the nodes these depend on.
+template <class S>
+std::vector<EvalTensor<S>> evaluate_refs(const Function& function, const EvalInputs<S>& inputs,
+                                         std::span<const Ref> refs,
+                                         const EvalVisitor<S>& visit = nullptr);
+
+// The tensor that a weight's recipe computes from its sources.
 template <class S>
 EvalTensor<S> evaluate_weight(const WeightDecl& weight, const EvalInputs<S>& inputs);
 
@@ -75,6 +88,10 @@ enum class Values : uint8_t {
   kTiny,    // around 1e-4
   kMixed,   // magnitudes from 1e-4 to 1e4 and zeros, in one tensor
   kNasty,   // also +-0, infinities, NaN, denormals and the largest finite numbers
+  // The next two enumerate: the elements of the inputs take all combinations of a short list of
+  // values, as far as there are enough elements. Integers include the limits of their type.
+  kEach,       // finite floating values
+  kEachNasty,  // signed zeros, infinities, NaN
 };
 double random_value(Rng& rng, Values kind);
 

@@ -15,11 +15,11 @@ uint64_t identity_hash(const OpDef* op, const Attrs& attrs, const std::vector<Re
   return hash.low();
 }
 
-// What the text form can write: extents named by plain words, of at most 16 axes.
+// What the text form can express: axes named by plain words, at most 16 of them.
 void check_writable(const OpDef& op, const Type& type) {
   if (type.kind != Type::Kind::kTensor) return;
   if (type.tensor.rank() > 16) {
-    fail(ErrorCode::kInvalidArgument, "{}: the result has {} axes, 16 are the most", op.name,
+    fail(ErrorCode::kInvalidArgument, "{}: the result has {} axes; the limit is 16", op.name,
          type.tensor.rank());
   }
   for (const Dim& d : type.tensor.dims) {
@@ -167,6 +167,11 @@ void Function::set_result(std::string name, Ref ref) {
   } else {
     results_[it->second].ref = ref;
   }
+}
+
+std::optional<uint64_t> Function::text_number(NodeId id) const {
+  auto it = text_numbers_.find(id);
+  return it == text_numbers_.end() ? std::nullopt : std::optional(it->second);
 }
 
 }  // namespace tokamak

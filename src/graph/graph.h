@@ -38,13 +38,13 @@ struct Node {
   Attrs attrs;  // keys sorted
   std::vector<Ref> inputs;
   std::vector<Type> outputs;
-  std::string name;                     // hint for people: "blk.0.attn_q"; not part of identity
+  std::string name;                     // for readers: "blk.0.attn_q"; not part of identity
   std::vector<std::string> provenance;  // "models/llama", "rule fold_scale @ 17"
 };
 
 // Structural ops: `input` {name}, `weight` {name}, `constant` {name} (no inputs).
 
-struct GroupDecl {     // layers whose KV lives and dies together share a group and its block table
+struct GroupDecl {     // layers whose KV is kept and freed together: one block table
   std::string name;    // "full", "window", "latent"
   int64_t window = 0;  // tokens that must be kept; 0 = all
   int64_t block_size = 16;
@@ -120,7 +120,11 @@ class Function {
   const std::vector<Result>& results() const { return results_; }
   std::vector<Fact>& facts() { return facts_; }
   const std::vector<Fact>& facts() const { return facts_; }
-  // Given to nodes added from now on; an empty text is no provenance.
+  // The number that a node has in the text it was read from ("%12"), for messages; the printer
+  // numbers nodes anew. A node that the text defines twice has the first of its numbers.
+  void set_text_number(NodeId id, uint64_t number) { text_numbers_.emplace(id, number); }
+  std::optional<uint64_t> text_number(NodeId id) const;
+  // Provenance of the nodes that are added after this call; an empty text means none.
   void set_provenance(std::string text);
   void set_provenance(std::vector<std::string> texts) { provenance_ = std::move(texts); }
 
@@ -143,9 +147,10 @@ class Function {
   std::unordered_map<std::string, size_t> result_index_;
   std::unordered_map<std::string, size_t> state_index_;  // of the module's states
   std::vector<std::string> provenance_;
+  std::unordered_map<NodeId, uint64_t> text_numbers_;
 };
 
-// Owns everything a model is made of. Movable, not copyable implicitly: clone() says what it costs.
+// Owns all declarations and functions of a model. Movable; a copy is made with clone() only.
 class Module {
  public:
   explicit Module(std::string name) : name(std::move(name)) {}
@@ -181,32 +186,32 @@ class Module {
 };
 
 // --- State versions: versions.cc
-// ------------------------------------------------------------------------------ Inputs of a node
-// that writes a state: state, view, seq, slot, one tensor per plane of the state; what follows are
-// the reads of the version it replaces. They only order the write behind them: no kernel looks at
-// their values.
+
+// A node that writes a state has the inputs state, view, seq, slot and one tensor per plane of the
+// state. The inputs after these are the reads of the version it replaces: they order the write
+// after the reads, and no kernel uses their values. Returns the index of the first of them.
 size_t first_ordering_input(const Function& function, const Node& write);
-// Every node that reads the version and does not replace it, in order. What a write of `version`
-// has to name.
+// Every node that reads the version and does not replace it, in order: a write that replaces
+// `version` must name all of them.
 std::vector<Ref> reads_of(const Function& function, Ref version);
 
 // --- Text form: print.cc, parse.cc, docs/graph_text.md
-// --------------------------------------------------------
+
 std::string print_module(const Module& module);
 std::string print_function(const Function& function);
 Module parse_module(std::string_view text);  // throws Error(kInvalidArgument, "line N: ...")
 
 // --- verify.cc
-// ------------------------------------------------------------------------------------------- The
-// rules of the graph as code; throws Error(kInvalidArgument, "function step, node %12 (linear):
+
+// Checks all rules of the graph; throws Error(kInvalidArgument, "function step, node %12 (linear):
 // ...").
 void verify_module(const Module& module);
 void verify_function(const Function& function);
 
 // --- specialize.cc
-// --------------------------------------------------------------------------------------- Clones
-// `from` under a new name with symbols replaced in every type and facts added; types are inferred
-// anew.
+
+// Clones `from` under a new name with symbols replaced in every type and facts added; types are
+// inferred again.
 Function& specialize(Module& module, std::string_view from, std::string new_name,
                      const std::map<std::string, SymExpr, std::less<>>& with,
                      std::vector<Fact> facts);
@@ -215,7 +220,7 @@ Function& specialize_verify(
     Module& module, int k);  // k drafts: T=(k+1)*B, R=T, q_start = iota*(k+1), out_rows = iota
 
 // --- stats.cc
-// --------------------------------------------------------------------------------------------
+
 struct GraphStats {
   size_t nodes = 0;
   std::map<std::string, size_t> per_op;

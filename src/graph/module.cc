@@ -14,7 +14,7 @@ const Decl* find_by_name(const std::vector<Decl>& decls, std::string_view name) 
   return it == decls.end() ? nullptr : &*it;
 }
 
-// The vectors are public; where someone pushed past the index, it is not trusted.
+// The vectors are public: an index that does not cover all entries is not used.
 template <class Decl>
 const Decl* find_indexed(const std::vector<Decl>& decls,
                          const std::unordered_map<std::string, size_t>& index,

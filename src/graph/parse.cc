@@ -49,7 +49,7 @@ class ModuleParser {
     in_.end_of_line();
   }
 
-  // What the graph itself refuses gets the line of the statement.
+  // Errors of the graph get the line of the statement.
   template <class F>
   auto located(F&& f) {
     try {
@@ -100,7 +100,7 @@ class ModuleParser {
     if (std::string_view growth = in_.word(); growth == "per_sequence") {
       s.growth = StateDecl::Growth::kPerSequence;
     } else if (growth != "per_token") {
-      in_.error_at(statement_, "expected per_token or per_sequence behind the group");
+      in_.error_at(statement_, "expected per_token or per_sequence after the group");
     }
     in_.open('{');
     while (!in_.try_close('}')) {
@@ -183,7 +183,7 @@ class ModuleParser {
     in_.open('[');
     while (!in_.try_close(']')) {
       if (!c.values.empty() && !in_.take(',')) in_.expected("',' or ']'");
-      // Read as f32 at once: by way of a double some decimals would be rounded twice.
+      // Read as f32 directly: through a double some decimals would be rounded twice.
       c.values.push_back(c.type.dtype == DType::kF32 ? in_.number<float>() : in_.number<double>());
     }
     located([&] { module_.add_constant(std::move(c)); });
@@ -217,7 +217,7 @@ void ModuleParser::function() {
     statement_ = in_.pos();
     if (in_.take('}')) return;
     if (in_.peek('%')) {
-      if (!results.empty()) in_.error_at(statement_, "a node behind return");
+      if (!results.empty()) in_.error_at(statement_, "a node after return");
       node(fn);
     } else if (std::string_view word = in_.word(); word == "return") {
       std::string name = in_.name();
@@ -290,6 +290,7 @@ void ModuleParser::node(Function& fn) {
     in_.need(':');
     Type type = in_.type();
     numbers_[number] = located([&] { return fn.add_input(std::move(name), std::move(type)); }).node;
+    fn.set_text_number(numbers_[number], number);
     return;
   }
   if (!find_op(op)) in_.error_at(statement_, fmt::format("there is no op \"{}\"", op));
@@ -327,6 +328,7 @@ void ModuleParser::node(Function& fn) {
                                          types_text(made.outputs), types_text(types)));
   }
   numbers_[number] = refs[0].node;
+  fn.set_text_number(refs[0].node, number);
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ void print_declarations(const Module& m, std::string& out) {
   for (const ConstantDecl& c : m.constants) print_constant(c, out);
 }
 
-// The provenance most nodes have is said once; ties go to the one seen first.
+// The most common provenance is printed once; of equally common ones the first.
 std::vector<std::string> common_provenance(const Function& function) {
   std::map<std::vector<std::string>, size_t> counts;
   size_t best = 0;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -61,8 +62,37 @@ class InputMaker {
     EvalTensor<double> t;
     t.dims = dims;
     t.f.resize(static_cast<size_t>(count(dims)));
-    for (double& v : t.f) v = rounded(dtype, random_value(rng_, kind_));
+    static constexpr double kInf = std::numeric_limits<double>::infinity();
+    static constexpr std::array kFinite = {0.0, 1.0, -1.0, 2.0, -0.5, 3.0, 1e4, -1e-4};
+    static constexpr std::array kNasty = {
+        0.0, -0.0, 1.0, -2.0, kInf, -kInf, 0.5, 1e-40, std::numeric_limits<double>::quiet_NaN()};
+    if (kind_ == Values::kEach)
+      enumerate<double>(t.f, kFinite);
+    else if (kind_ == Values::kEachNasty)
+      enumerate<double>(t.f, kNasty);
+    else
+      for (double& v : t.f) v = like_constant(DType::kF32).value_or(random_value(rng_, kind_));
+    for (double& v : t.f) v = rounded(dtype, v);
     return t;
+  }
+
+  // Sometimes the value of a constant, or an integer next to it: comparisons change there.
+  std::optional<double> like_constant(DType dtype) {
+    if (kind_ != Values::kMixed && kind_ != Values::kNasty) return std::nullopt;
+    const auto& all = fn_.module().constants;
+    if (all.empty() || rng_.below(4) > 0) return std::nullopt;
+    const ConstantDecl& c = all[rng_.below(all.size())];
+    if (c.type.dtype != dtype || c.values.empty()) return std::nullopt;
+    double v = c.values[rng_.below(c.values.size())];
+    if (kind_ == Values::kMixed && !(std::abs(v) < 1e30)) return std::nullopt;
+    return dtype == DType::kI32 ? v + static_cast<double>(rng_.below(3)) - 1 : v;
+  }
+
+  // The first input advances with every element, the next one when the first starts again.
+  template <class T>
+  void enumerate(std::vector<T>& values, std::span<const T> list) {
+    for (size_t j = 0; j < values.size(); ++j) values[j] = list[j / stride_ % list.size()];
+    stride_ = std::min<size_t>(stride_ * list.size(), 1 << 20);
   }
 
   // Values that the weight's block format can hold.
@@ -77,29 +107,47 @@ class InputMaker {
     t.f.assign(values.begin(), values.end());
   }
 
-  // Indices within what they index; where nobody indexes with them, small numbers of both signs.
+  // Indices are within the extent they index; other integers are as large as the floating values.
   EvalTensor<double> integers(const std::vector<int64_t>& dims, Ref input) {
-    int64_t lo = -3, hi = 4;
-    bool free = kind_ == Values::kNasty;
+    int64_t lo = -3, hi = INT32_MAX;
     for (const Node& node : fn_.nodes())
       for (size_t i = 0; i < node.inputs.size(); ++i)
-        if (node.inputs[i] == input) {
+        if (node.inputs[i] == input)
           if (auto bound = index_bound(node, i)) {
-            free = false;
             hi = std::min(hi, *bound);
             lo = std::max<int64_t>(lo, node.op->name == "embed" ? 0 : -1);
           }
-        }
+    bool index = hi != INT32_MAX;
     EvalTensor<double> t;
     t.dims = dims;
     t.integer = true;
     t.i.resize(static_cast<size_t>(count(dims)));
+    auto between = [&](int64_t from, int64_t to) {
+      return static_cast<int32_t>(
+          from + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(to - from))));
+    };
+    if (kind_ == Values::kEach || kind_ == Values::kEachNasty) {
+      std::vector<int32_t> list = {INT32_MIN, INT32_MIN + 1, -3,       -2, -1, 0, 1, 2, 3,
+                                   7,         INT32_MAX - 1, INT32_MAX};
+      if (index) {
+        list.clear();
+        for (int64_t v = lo; v < std::min<int64_t>(hi, 64); ++v)
+          list.push_back(static_cast<int32_t>(v));
+      }
+      enumerate<int32_t>(t.i, list);
+      return t;
+    }
     static constexpr int32_t kSpecial[] = {INT32_MIN, INT32_MAX, 16777217, -33554433, 65519};
+    bool special = kind_ == Values::kNasty || kind_ == Values::kLarge;
     for (int32_t& v : t.i)
-      v = free && rng_.below(2)
-              ? kSpecial[rng_.below(5)]
-              : static_cast<int32_t>(
-                    lo + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(hi - lo))));
+      if (index)
+        v = between(lo, hi);
+      else if (auto near = like_constant(DType::kI32); near && std::abs(*near) < 0x1p31)
+        v = static_cast<int32_t>(*near);
+      else if (special && rng_.below(2))
+        v = kSpecial[rng_.below(5)];
+      else
+        v = kind_ == Values::kMixed ? between(-1000, 1000) : between(-3, 4);
     return t;
   }
 
@@ -151,7 +199,7 @@ class InputMaker {
         ++own[i < b ? static_cast<size_t>(i) : rng_.below(own.size())];
     std::vector<int32_t> seq, slot, q_start = {0}, kv_len;
     for (size_t s = 0; s < own.size(); ++s) {
-      auto older = static_cast<int32_t>(rng_.below(7));
+      auto older = static_cast<int32_t>(rng_.below(rng_.below(6) == 0 ? 70 : 7));
       for (int32_t m = 0; m < own[s]; ++m) {
         seq.push_back(static_cast<int32_t>(s));
         slot.push_back(older + m);
@@ -201,7 +249,7 @@ class InputMaker {
     out_.states[name] = std::move(state);
   }
 
-  // A source is as large as the recipes that read it need: they are walked backwards.
+  // The shape of a source follows from the recipes that read it, applied backwards.
   void make_sources(const WeightDecl& w) {
     using Kind = RecipeStep::Kind;
     std::vector<int64_t> dims = extents(w.type);
@@ -238,6 +286,7 @@ class InputMaker {
   std::map<std::string, std::vector<int64_t>> source_dims_;
   std::map<std::string, DType> source_types_;
   int64_t longest_ = 1, sequences_ = 1;
+  size_t stride_ = 1;  // of the next input that is enumerated
 };
 
 }  // namespace
@@ -266,6 +315,8 @@ double random_value(Rng& rng, Values kind) {
       return rng.normal() * 1e-4;
     case Values::kMixed:
       return rng.below(6) == 0 ? 0.0 : rng.normal() * std::pow(10.0, rng.uniform(-4, 4));
+    case Values::kEach:
+    case Values::kEachNasty:
     case Values::kNasty:
       // Zeros, infinities and NaN most of all.
       if (rng.below(2) == 0) return kSpecial[rng.below(rng.below(2) ? 5 : std::size(kSpecial))];

@@ -36,7 +36,7 @@ void rebuild(Module& module, Function& function, const NodeMap& map) {
   std::vector<std::vector<Ref>> now(function.nodes().size());
   for (NodeId id = 0; id < function.nodes().size(); ++id) {
     const Node& node = function.node(id);
-    if (node.op->name == "input") {  // the signature stays whole, needed or not
+    if (node.op->name == "input") {  // inputs stay, needed or not
       now[id] = {fresh.add_input(node.attrs.at("name").as_string(), node.outputs[0])};
       continue;
     }

@@ -9,13 +9,13 @@ namespace tokamak {
 namespace {
 
 constexpr std::string_view kBodyPrefix = "fused.";
-constexpr size_t kMaxBodyNodes = 512;  // every use of a body looks at all of it
+constexpr size_t kMaxBodyNodes = 512;  // each use of a body visits all of its nodes
 
 [[noreturn]] void bad_region(std::string_view op, std::string_view what) {
   fail(ErrorCode::kInvalidArgument, "{}: {}", op, what);
 }
 
-// A body is a plain function: nothing in it needs more than its inputs.
+// A body is a function that depends on its inputs only.
 void check_body(const OpDef& op, const Function& body) {
   if (body.nodes().size() > kMaxBodyNodes)
     bad_region(op.name, fmt::format("body {} has more than {} nodes", body.name(), kMaxBodyNodes));
@@ -106,7 +106,7 @@ std::string add_body(Module& module, Function body, std::string_view hint) {
       fmt::format("{}{}.{:012x}", kBodyPrefix, hint, structural_hash(body) & 0xffffffffffff);
   if (module.find_function(name)) return name;
   Function& made = module.add_function(name);
-  // A Function has no rename; it is the same nodes under the new name.
+  // A Function cannot be renamed: its nodes are copied into one with the new name.
   for (const Node& node : body.nodes())
     if (node.op->name == "input")
       made.add_input(node.attrs.at("name").as_string(), node.outputs[0]);

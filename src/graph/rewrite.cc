@@ -14,7 +14,7 @@ namespace {
 // gives the first).
 class Commuted {
  public:
-  // The node that already stands for `r`, or `r` itself.
+  // The node that is already equal to `r`, or `r` itself.
   Ref find(const Function& fn, Ref r) {
     const Node& node = fn.node(r.node);
     if (node.inputs.size() != 2 || (node.op->name != "add" && node.op->name != "mul")) return r;
@@ -51,7 +51,7 @@ std::optional<Ref> Rewriter::fire(Function& to, const RewriteRule& rule, Ref r,
   std::optional<RuleMatch> match = match_rule(rule, to, r, uses_);
   if (!match) return std::nullopt;
   std::string at = node_label(*from_, place_);
-  // Replacements nest: whoever is outside goes on under its own name.
+  // Replacements nest: the outer one continues with its own provenance.
   std::vector<std::string> outside = std::move(provenance_);
   provenance_ = extended(to.node(r.node).provenance, fmt::format("rule {} @ {}", rule.name, at));
   to.set_provenance(provenance_);
@@ -116,7 +116,7 @@ bool Rewriter::round(Function& function) {
   for (const Function::Result& r : function.results()) ++old_uses[r.ref.node];
 
   from_ = &function;
-  std::unordered_map<NodeId, int> uses;  // of nodes of the new function that stand for old ones
+  std::unordered_map<NodeId, int> uses;  // of nodes of the new function that replace old ones
   std::unordered_map<std::string, int> weight_uses;
   for (NodeId id = 0; id < function.nodes().size(); ++id)
     if (const Node& node = function.node(id); node.op->name == "weight")

@@ -10,9 +10,9 @@
 namespace tokamak {
 
 struct RewriteOptions {
-  size_t budget = 100000;        // rules that may fire, for a fixed point that does not exist
+  size_t budget = 100000;        // firings after which the rewriter gives up
   int rounds = 16;               // passes over the function
-  size_t stop_after = SIZE_MAX;  // firings after which nothing is rewritten any more (bisection)
+  size_t stop_after = SIZE_MAX;  // firings after which it stops, for bisection
 };
 
 struct RewriteStats {

@@ -139,7 +139,7 @@ TEST(Rewrite, ProvenanceNamesTheRuleAndThePlace) {
   EXPECT_EQ(node.provenance, (std::vector<std::string>{"import", "rule to_silu @ %4"}));
 }
 
-// A read that a rule replaces: the write behind it names the new one.
+// A read that a rule replaces: the write after it names the new one.
 TEST(Rewrite, ReadsStayOrdered) {
   Module m = two_writes();
   rewrite(m,

@@ -1,6 +1,6 @@
 #pragma once
 // A rewrite rule as data: pattern => replacement if conditions. docs/rewrite_rules.md is the text
-// form. Rules are values; whoever loads them keeps them alive while a Rewriter uses them.
+// form. The caller keeps the rules alive while a Rewriter uses them.
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,7 +12,7 @@ namespace tokamak {
 
 enum class RuleClass : uint8_t {
   kExact,  // the same bits, whatever the values
-  kReal,   // equal over the reals: bounded error on finite values within the stated ranges
+  kReal,   // equal over the reals: bounded error on finite values
 };
 
 // An expression over attributes and extents: literals, names, calls (operators are calls), lists.
@@ -39,7 +39,7 @@ struct RuleVar {
   std::string dtype = "any";  // any, float (f32, f16, bf16), or an element type's name
   bool shaped = false;
   std::vector<ShapeItem> shape;
-  // Values for which the rule is meant; a promise of the author, not checked when matching.
+  // Values for which the pattern does not overflow; not checked when matching.
   std::optional<std::pair<RuleExpr, RuleExpr>> range;
 };
 
@@ -73,7 +73,7 @@ struct RewriteRule {
 // Throws Error(kInvalidArgument, "rule NAME, line N: ...").
 std::vector<RewriteRule> parse_rules(std::string_view text);
 
-// What the pattern stands for at one place of a function.
+// What the variables and names of a pattern are bound to at one node of a function.
 struct RuleMatch {
   std::vector<Ref> vars;                             // by variable; root last
   std::vector<std::pair<std::string, Value>> names;  // attributes and extents
@@ -81,10 +81,10 @@ struct RuleMatch {
   bool bind(std::string_view name, const Value& value);  // false: bound to something else
 };
 
-// How often a node's output is used; -1 when that is not known yet.
+// How many times a node's output is used; -1: not known yet.
 using UseCount = std::function<int(Ref)>;
 
-// --- rule_expr.cc: nullopt when it cannot be told (an unknown name, a value of the wrong kind).
+// --- rule_expr.cc: nullopt when it has no value (an unknown name, a value of the wrong kind).
 std::optional<Value> evaluate_expr(const RuleExpr& expr, const RewriteRule& rule,
                                    const RuleMatch& match, const Function& fn,
                                    const UseCount& uses);
@@ -101,7 +101,7 @@ std::optional<RuleMatch> match_rule(const RewriteRule& rule, const Function& fn,
                                     const UseCount& uses);
 // Whether a variable may stand for `r`; binds the names of its shape.
 bool accept_var(const RuleVar& var, const Function& fn, Ref r, RuleMatch& match);
-// A cheap test on ops of the root's inputs, for most nodes the only one made.
+// A cheap test of the ops of the root's inputs that rejects most nodes.
 bool may_match(const RewriteRule& rule, const Function& fn, const Node& root);
 
 // --- rule_build.cc: adds the replacement's nodes; nullopt when it does not fit (then some unused

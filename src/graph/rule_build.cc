@@ -110,7 +110,7 @@ class Builder {
       w.name += fmt::format(" | {}", recipe_text({{}, {w.recipe.steps.back()}}).substr(2));
     else
       w.name = recipe_text(w.recipe);
-    // The same tensor may be there already, under whatever name.
+    // The same tensor may exist already under another name.
     Recipe shorter = w.recipe;
     if (!shorter.steps.empty() && shorter.steps.back().kind == RecipeStep::Kind::kReshape)
       shorter.steps.pop_back();
@@ -126,7 +126,7 @@ class Builder {
     return fn_.weight(w.name);
   }
 
-  // Steps that undo each other at the end; whether any did.
+  // Removes steps at the end that undo each other; returns whether there were any.
   static bool simplify_recipe(std::vector<RecipeStep>& steps) {
     using Kind = RecipeStep::Kind;
     size_t n = steps.size();

@@ -53,7 +53,7 @@ namespace {
 
 using Result = std::optional<Value>;
 
-// What every element of an i32 constant is.
+// The value that all elements of an i32 constant have.
 Result splat_integer(const Function& fn, Ref r) {
   const Node& node = fn.node(r.node);
   if (node.op->name != "constant" || fn.tensor(r).dtype != DType::kI32) return std::nullopt;
@@ -76,7 +76,7 @@ Result moves_ones(const Value& perm, const TensorType& type) {
   return Value(true);
 }
 
-// Whether a constant of one axis is some values written twice, and not these in turn.
+// Whether a constant of one axis is a list written twice that is not itself written twice.
 bool is_repeated(const Function& fn, Ref r) {
   const Node& node = fn.node(r.node);
   if (node.op->name != "constant" || fn.tensor(r).rank() != 1) return false;
@@ -232,7 +232,7 @@ class Evaluator {
         if (!equal(a.as_array()[i], Value(static_cast<int64_t>(i)))) return Value(false);
       return Value(true);
     }
-    if (op == "swapped" && a.is_int() && a.as_int() >= 2) {  // the last two axes change places
+    if (op == "swapped" && a.is_int() && a.as_int() >= 2) {  // exchanges the last two axes
       Value out = Value::array();
       for (int64_t i = 0; i + 2 < a.as_int(); ++i) out.push(i);
       out.push(a.as_int() - 1);

@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <numeric>
+#include <set>
 
 #include "base/error.h"
 #include "graph/evaluate.h"
@@ -9,22 +12,25 @@
 namespace tokamak {
 namespace {
 
+constexpr int64_t kFlatExtent = 1728;  // all triples of twelve integers
+
 struct Misfit {};  // the random choices do not fit together
 
 class InstanceMaker {
  public:
-  InstanceMaker(const RewriteRule& rule, Rng& rng, bool nasty, bool powers)
-      : rule_(rule), rng_(rng), nasty_(nasty), powers_(powers) {}
+  InstanceMaker(const RewriteRule& rule, const std::vector<double>& literals,
+                const InstanceStyle& style, Rng& rng)
+      : rule_(rule), literals_(literals), style_(style), rng_(rng) {}
 
   std::optional<RuleInstance> make() {
     out_.fn = &out_.module.add_function("f");
-    for (size_t i = rng_.below(5); i > 0; --i) universe_.push_back(extent());
-    if (!universe_.empty() && rng_.below(3) == 0)  // wrong axes hide behind different extents
-      universe_.assign(universe_.size(), 2 + static_cast<int64_t>(rng_.below(2)));
+    if (style_.extents == Extents::kLarge) large_ = 1 + rng_.below(2);
+    if (style_.extents == Extents::kHuge) large_ = 1;
     match_.vars.resize(rule_.vars.size() + 1);
     built_.resize(rule_.terms.size());
     try {
       choose_shapes();
+      choose_universe();
       for (size_t v = 0; v < rule_.vars.size(); ++v) match_.vars[v] = variable(rule_.vars[v]);
       choose_numbers();
       out_.root = term(rule_.pattern);
@@ -44,17 +50,53 @@ class InstanceMaker {
   void note(const std::string& text) { out_.text += (out_.text.empty() ? "" : ", ") + text; }
   int64_t extent() {
     static constexpr int64_t kExtents[] = {1, 1, 2, 2, 3, 4, 4, 5, 6, 8};
-    return kExtents[rng_.below(std::size(kExtents))];
+    static constexpr int64_t kLarge[] = {16, 17, 40, 100}, kHuge[] = {257, 300, 513, 300};
+    if (large_ > 0 && rng_.below(4) > 0) {
+      --large_;
+      return (style_.extents == Extents::kHuge ? kHuge : kLarge)[rng_.below(4)];
+    }
+    bool few = style_.extents == Extents::kDeep || style_.extents == Extents::kFlat;
+    return kExtents[rng_.below(few ? 5 : std::size(kExtents))];
+  }
+
+  // The shape that variables without one have, or a part of it.
+  void choose_universe() {
+    bool used = std::any_of(rule_.vars.begin(), rule_.vars.end(), [](const RuleVar& v) {
+      return !v.shaped && v.kind != RuleVar::Kind::kScalar && v.kind != RuleVar::Kind::kState;
+    });
+    if (!used) return;
+    if (style_.extents == Extents::kFlat) {
+      universe_ = {kFlatExtent};
+      return;
+    }
+    static constexpr size_t kRanks[] = {0, 1, 1, 2, 2, 3, 3, 4};
+    size_t rank = style_.extents == Extents::kDeep ? 3 + rng_.below(4) : kRanks[rng_.below(8)];
+    std::vector<int64_t> named;  // so that variables with and without a shape fit together
+    for (const auto& [name, value] : match_.names) {
+      if (value.is_int()) named.push_back(value.as_int());
+      if (value.is_array())
+        for (const Value& d : value.as_array()) named.push_back(d.as_int());
+    }
+    for (; rank > 0; --rank)
+      universe_.push_back(!named.empty() && rng_.below(4) > 0 ? named[rng_.below(named.size())]
+                                                              : extent());
+    // Equal extents, so that a wrong axis still has a fitting shape.
+    if (!universe_.empty() && large_ == 0 && rng_.below(5) < 2)
+      universe_.assign(universe_.size(), 2 + static_cast<int64_t>(rng_.below(2)));
   }
 
   void choose_shapes() {
+    const auto& names = rule_.shape_names;
+    const std::string flat =
+        style_.extents == Extents::kFlat && !names.empty() ? names[rng_.below(names.size())] : "";
     for (const RuleVar& v : rule_.vars)
       for (const ShapeItem& item : v.shape) {
         if (item.kind == ShapeItem::Kind::kName && !match_.find(item.name))
-          match_.bind(item.name, extent());
+          match_.bind(item.name, item.name == flat ? kFlatExtent : extent());
         if (item.kind == ShapeItem::Kind::kSplat && !match_.find(item.name)) {
           Value dims = Value::array();
-          for (size_t n = rng_.below(3); n > 0; --n) dims.push(extent());
+          uint64_t most = style_.extents == Extents::kDeep ? 6 : 3;
+          for (size_t n = rng_.below(most); n > 0; --n) dims.push(extent());
           match_.bind(item.name, dims);
         }
       }
@@ -62,8 +104,9 @@ class InstanceMaker {
 
   // Attributes that depend on no type are drawn first: others may be computed from them.
   void choose_numbers() {
-    static constexpr std::string_view kFree[] = {"value", "scale",  "eps",   "cap",  "p",
-                                                 "keep",  "causal", "dtype", "kind", "approximate"};
+    static constexpr std::string_view kFree[] = {"value", "scale",       "eps",    "cap",
+                                                 "p",     "keep",        "causal", "dtype",
+                                                 "kind",  "approximate", "window", "softcap"};
     for (const RuleTerm& t : rule_.terms)
       for (const auto& [key, expr] : t.attrs)
         if (t.op && expr.kind == RuleExpr::Kind::kName && !match_.find(expr.name) &&
@@ -75,10 +118,10 @@ class InstanceMaker {
     std::vector<int64_t> dims;
     if (!v.shaped) {  // part of a common shape, so that it broadcasts with the others
       size_t skip = rng_.below(universe_.size() + 1);
-      if (rng_.below(3) > 0) skip = 0;
+      if (rng_.below(3) > 0 || style_.extents == Extents::kFlat) skip = 0;
       dims.assign(universe_.begin() + static_cast<std::ptrdiff_t>(skip), universe_.end());
       for (int64_t& d : dims)
-        if (rng_.below(8) == 0) d = 1;
+        if (rng_.below(5) == 0 && style_.extents != Extents::kFlat) d = 1;
       return dims;
     }
     for (const ShapeItem& item : v.shape) {
@@ -99,12 +142,29 @@ class InstanceMaker {
     return *dtype_from_name(v.dtype);
   }
 
+  // A number that the rule leaves open. Each call is counted, so that one of them can be set.
+  double choose(double random) {
+    double v = random;
+    if (style_.set && style_.set->first == out_.numbers.size()) v = style_.set->second;
+    out_.numbers.push_back(v);
+    return v;
+  }
   double number() {
-    static constexpr double kPlain[] = {0.5, -0.5, 1.0,  -1.0,  2.0, 3.0,
-                                        0.1, -1.7, 1e-3, 100.0, 0.0};
-    if (powers_)
-      return (rng_.below(2) ? 1 : -1) * std::ldexp(1.0, static_cast<int>(rng_.below(7)) - 3);
-    return nasty_ ? random_value(rng_, Values::kNasty) : kPlain[rng_.below(std::size(kPlain))];
+    static constexpr double kPlain[] = {0.5,  -0.5, 1.0,   -1.0, 2.0,  3.0,  0.1,
+                                        -1.7, 1e-3, 100.0, 0.0,  0.97, 1.05, -4096.0};
+    if (style_.powers)
+      return choose((rng_.below(2) ? 1 : -1) *
+                    std::ldexp(1.0, static_cast<int>(rng_.below(7)) - 3));
+    double plain = kPlain[rng_.below(std::size(kPlain))];
+    if (!literals_.empty() && rng_.below(2)) plain = literals_[rng_.below(literals_.size())];
+    return choose(style_.nasty ? random_value(rng_, Values::kNasty) : plain);
+  }
+  // One of a list, or a literal of the rule; never negative.
+  double one_of(std::initializer_list<double> list) {
+    double v = list.begin()[rng_.below(list.size())];
+    if (!literals_.empty() && rng_.below(3) == 0)
+      v = std::abs(literals_[rng_.below(literals_.size())]);
+    return choose(v);
   }
 
   Ref constant(const std::string& name, const std::vector<int64_t>& dims, bool splat, double value,
@@ -121,9 +181,15 @@ class InstanceMaker {
       for (double& v : c.values) v = number();
     if (integer) {
       c.type.dtype = DType::kI32;
-      static constexpr double kIntegers[] = {0, 1, 0, 1, -1, 2, 7, 2147483647};
-      double all = kIntegers[rng_.below(std::size(kIntegers))];
-      for (double& v : c.values) v = splat ? all : kIntegers[rng_.below(std::size(kIntegers))];
+      static constexpr double kIntegers[] = {0, 1,   0,        1,          -1,           2,
+                                             7, 300, 16777217, 2147483647, -2147483648.0};
+      auto pick = [&] {
+        double v = literals_.empty() ? 0.5 : literals_[rng_.below(literals_.size())];
+        bool whole = v == std::floor(v) && std::abs(v) < 0x1p31;
+        return whole && rng_.below(2) ? v : kIntegers[rng_.below(std::size(kIntegers))];
+      };
+      double all = pick();
+      for (double& v : c.values) v = splat ? all : pick();
     }
     out_.module.add_constant(std::move(c));
     return out_.fn->constant(name);
@@ -140,7 +206,7 @@ class InstanceMaker {
     std::vector<int64_t> dims = shape(v);
     double elements = 1;
     for (int64_t d : dims) elements *= static_cast<double>(d);
-    if (elements > 1 << 18) throw Misfit();
+    if (elements > 1 << 15) throw Misfit();
     if (v.kind == RuleVar::Kind::kConst)
       return constant(v.name, dims, rng_.below(2), number(), v.dtype == "i32");
     TensorType type{dtype(v), {}};
@@ -173,7 +239,8 @@ class InstanceMaker {
       r = match_.vars[t.var];
     } else if (t.kind == RuleTerm::Kind::kNumber) {
       std::vector<int64_t> dims(rng_.below(2), 1);
-      r = constant(fmt::format("k{}", index), dims, true, t.number);
+      double by = style_.jitter && t.near ? rng_.uniform(-9e-7, 9e-7) : 0;
+      r = constant(fmt::format("k{}", index), dims, true, t.number * (1 + by));
     } else {
       std::vector<Ref> in;
       for (size_t i : t.inputs) in.push_back(term(i));
@@ -201,6 +268,9 @@ class InstanceMaker {
         }
       } else {
         v = evaluate_expr(expr, rule_, match_, *out_.fn, nullptr);
+        bool near = expr.kind == RuleExpr::Kind::kCall && expr.name == "~";
+        if (v && near && style_.jitter && v->is_number())
+          v = Value(v->as_double() * (1 + rng_.uniform(-9e-7, 9e-7)));
       }
       if (!v) throw Misfit();
       attrs.set(key, *v);
@@ -231,8 +301,10 @@ class InstanceMaker {
     }
     if (key == "approximate") return rng_.below(2) ? "tanh" : "none";
     if (key == "format") return "q8a";
-    if (key == "eps") return std::array{0.0, 1e-6, 1e-5, 1e-3, 0.1}[rng_.below(5)];
-    if (key == "cap") return std::array{0.5, 2.0, 30.0}[rng_.below(3)];
+    if (key == "eps") return one_of({0.0, 1e-6, 1e-5, 1e-3, 0.1, 1.0, 100.0});
+    if (key == "cap") return one_of({0.5, 2.0, 30.0, 1e-3, 1e4});
+    if (key == "softcap") return one_of({0.0, 0.5, 30.0});
+    if (key == "window") return std::array<int64_t, 6>{0, 1, 3, 16, 17, 40}[rng_.below(6)];
     if (key == "value" || key == "scale" || key == "p") return number();
     if (key == "keep" || key == "causal") return static_cast<int64_t>(rng_.below(2));
     if (key == "n") return extent();
@@ -245,6 +317,9 @@ class InstanceMaker {
     if (key == "start" || key == "end") return border(key, dims);
     if (key == "dims") return op.name == "broadcast" ? wider(dims) : factors(dims);
     if (key == "axes") return axes();
+    if (key == "k" && !dims.empty())
+      return 1 + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(dims.back())));
+    if (key == "count") return 1 + static_cast<int64_t>(rng_.below(4));
     throw Misfit();
   }
 
@@ -254,7 +329,7 @@ class InstanceMaker {
     for (size_t i = n; i > 1; --i) std::swap(p[i - 1], p[rng_.below(i)]);
     return Value(Value::Array(p.begin(), p.end()));
   }
-  // Borders are drawn from the smallest extent: whether they fit the axis, the op's rule says.
+  // Up to the largest extent; the type rule of the op rejects what does not fit the axis.
   Value border(std::string_view key, const std::vector<int64_t>& dims) {
     int64_t most = dims.empty() ? 0 : *std::max_element(dims.begin(), dims.end());
     if (key == "start")
@@ -265,8 +340,9 @@ class InstanceMaker {
     int64_t n = 1;
     for (int64_t d : dims) n *= d;
     Value out = Value::array();
-    if (rng_.below(4) == 0) {
-      for (int64_t d : dims) out.push(d);
+    if (uint64_t way = rng_.below(8); way < 4) {  // the same extents, or in another order
+      for (size_t i = 0; i < dims.size(); ++i)
+        out.push(way == 0 ? dims[i] : dims[dims.size() - 1 - i]);
     } else {
       for (size_t left = rng_.below(3); left > 0; --left) {
         int64_t d = extent();
@@ -286,15 +362,17 @@ class InstanceMaker {
     last_rank_ = out.size();
     return out;
   }
-  Value axes() const {  // of the dims drawn just before: attributes come in the op's order
+  Value axes() const {  // for the dims drawn before it: attributes come in the op's order
     Value out = Value::array();
     for (size_t i = 0; i < last_rank_; ++i) out.push(fmt::format("a{}", i));
     return out;
   }
 
   const RewriteRule& rule_;
+  const std::vector<double>& literals_;
+  const InstanceStyle& style_;
   Rng& rng_;
-  bool nasty_, powers_;
+  uint64_t large_ = 0;  // extents that may still be large
   RuleInstance out_;
   RuleMatch match_;
   std::vector<Ref> built_;
@@ -304,9 +382,34 @@ class InstanceMaker {
 
 }  // namespace
 
-std::optional<RuleInstance> make_instance(const RewriteRule& rule, Rng& rng, bool nasty,
-                                          bool powers) {
-  return InstanceMaker(rule, rng, nasty, powers).make();
+std::vector<double> rule_literals(const RewriteRule& rule) {
+  std::set<double> found;
+  auto walk = [&](auto&& self, const RuleExpr& e) -> void {
+    if (e.kind == RuleExpr::Kind::kLiteral && e.value.is_number())
+      found.insert(e.value.as_double());
+    for (const RuleExpr& arg : e.args) self(self, arg);
+  };
+  for (const RuleExpr& c : rule.conditions) walk(walk, c);
+  for (const RuleTerm& t : rule.terms) {
+    if (t.kind == RuleTerm::Kind::kNumber && std::isfinite(t.number)) found.insert(t.number);
+    for (const auto& [key, expr] : t.attrs)
+      if (key == "value" || key == "scale" || key == "eps" || key == "cap") walk(walk, expr);
+  }
+  std::set<double> out;
+  for (double a : found) {
+    for (double by : {1.0, 1 + 1e-9, 1 - 1e-9, 1.03, 0.97, -1.0}) out.insert(a * by);
+    if (a != 0) out.insert(1 / a);
+    for (double b : found)
+      if (a != b)
+        for (double part : {0.5, -0.5, 0.9, -0.9}) out.insert(a + part * b);
+  }
+  return {out.begin(), out.end()};
+}
+
+std::optional<RuleInstance> make_instance(const RewriteRule& rule,
+                                          const std::vector<double>& literals,
+                                          const InstanceStyle& style, Rng& rng) {
+  return InstanceMaker(rule, literals, style, rng).make();
 }
 
 }  // namespace tokamak

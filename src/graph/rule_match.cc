@@ -27,7 +27,7 @@ bool bind_shape(const RuleVar& var, const TensorType& type, RuleMatch& match) {
       continue;
     }
     const Dim& dim = type.dims[axis++];
-    if (dim.bound) return false;  // nobody but the device knows such an extent
+    if (dim.bound) return false;  // such an extent is known on the device only
     if (item.kind == ShapeItem::Kind::kNumber && dim.extent != SymExpr(item.number)) return false;
     if (item.kind == ShapeItem::Kind::kName && !match.bind(item.name, extent_value(dim.extent)))
       return false;
@@ -35,7 +35,7 @@ bool bind_shape(const RuleVar& var, const TensorType& type, RuleMatch& match) {
   return true;
 }
 
-// Literals are told apart bit by bit: 0.0 is not -0.0.
+// Literals are compared bit by bit: 0.0 is not -0.0.
 bool same_literal(const Value& wanted, const Value& have) {
   if (wanted.is_number() && have.is_number())
     return std::bit_cast<uint64_t>(wanted.as_double()) == std::bit_cast<uint64_t>(have.as_double());
@@ -61,10 +61,10 @@ class Matcher {
     size_t term;
     Ref ref;
   };
-  struct Deferred {  // attributes that can be told only when all names are bound
+  struct Deferred {  // attributes that are compared when all names are bound
     const RuleExpr* expr;
     Value have;
-    int rank;  // >= 0: an axis of a tensor with so many
+    int rank;  // >= 0: it is an axis of a tensor of this rank
   };
   struct State {
     std::vector<Goal> goals;
@@ -104,7 +104,7 @@ class Matcher {
     return finish(s);
   }
 
-  // The first input is looked at first: patterns put what is telling there.
+  // The first input is matched first: it usually decides.
   static void push(const RuleTerm& term, const Node& node, State& s) {
     for (size_t i = term.inputs.size(); i-- > 0;)
       s.goals.push_back({term.inputs[i], node.inputs[i]});

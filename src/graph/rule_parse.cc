@@ -102,7 +102,7 @@ std::vector<Token> tokenize(std::string_view text) {
   return out;
 }
 
-constexpr int64_t kMaxExtent = 256;  // rules are tried out with every extent they name
+constexpr int64_t kMaxExtent = 256;  // the verifier makes tensors with these extents
 constexpr int kMaxCalls = 256;
 
 class RuleParser {
@@ -193,6 +193,8 @@ class RuleParser {
       if (take("[")) shape(v);
     }
     if (take_word("in")) {
+      if (r_.cls == RuleClass::kExact || v.dtype == "i32")
+        bad("a range is for floating variables of real rules");
       RuleExpr lo = sum();
       need("..");
       v.range = {std::move(lo), sum()};

@@ -5,17 +5,19 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "graph/evaluate.h"
-#include "graph/rewrite.h"
-#include "graph/text_format.h"
+#include "tensor/block_formats.h"
 
 namespace tokamak {
 namespace {
 
-constexpr double kBound = 1e-9;      // real rules, of the largest magnitude that was computed
-constexpr double kNearBound = 3e-6;  // with constants that are matched within 1e-6
-
-constexpr int64_t kMaxElements = 1 << 22;
+constexpr double kDelta = 1e-10;     // relative error per node that a real rule may have
+constexpr double kF32Delta = 2e-7;   // where a "~" number is a constant, which is stored as f32
+constexpr double kNearDelta = 4e-6;  // where "~" numbers are off by 1e-6
+// How much more sensitive to rounding than the pattern the replacement may be.
+constexpr double kUnstable = 1e4, kUnstableMixed = 1e7;
+constexpr int kKinds = 8;   // ways to choose shapes and values, in turn
+constexpr int kEnough = 6;  // instances without which a rule counts as never applying
+constexpr int64_t kMaxElements = 1 << 19;
 
 bool all_in_field(const RewriteRule& rule) {
   if (rule.approximate) return false;
@@ -24,23 +26,11 @@ bool all_in_field(const RewriteRule& rule) {
   });
 }
 
-// The field knows no rounding: 1/3 as a double is another number there than 1 / 3.
+// The field does not round: 1/3 as a double is another number there than 1 / 3.
 bool is_short(const Value& v) {
   int exponent = 0;
   double mantissa = v.is_double() ? std::ldexp(std::frexp(v.as_double(), &exponent), 32) : 0;
   return mantissa == std::floor(mantissa);
-}
-
-// Rules may spell out any extents; what would take gigabytes is not tried.
-bool is_small(const Function& fn) {
-  int64_t total = 0;
-  for (const Node& node : fn.nodes())
-    for (const Type& t : node.outputs)
-      if (t.kind == Type::Kind::kTensor) {
-        int64_t n = t.tensor.elements().constant().value_or(kMaxElements);
-        if (n >= kMaxElements || (total += n) >= kMaxElements) return false;
-      }
-  return true;
 }
 
 bool has_short_numbers(const Module& module, const Function& fn) {
@@ -53,24 +43,79 @@ bool has_short_numbers(const Module& module, const Function& fn) {
   return true;
 }
 
-std::string number(double v) { return double_text(v); }
-std::string number(Field v) { return fmt::format("{} (mod 2^61 - 1)", v.value()); }
+// Rules may state any extents; instances that would take gigabytes are not tried.
+bool is_small(const Function& fn) {
+  int64_t total = 0;
+  for (const Node& node : fn.nodes())
+    for (const Type& t : node.outputs)
+      if (t.kind == Type::Kind::kTensor) {
+        int64_t n = t.tensor.elements().constant().value_or(kMaxElements);
+        if (n >= kMaxElements || (total += n) >= kMaxElements) return false;
+      }
+  return true;
+}
+
+bool has_number(const RuleTerm& t) { return t.kind == RuleTerm::Kind::kNumber && t.near; }
+
+float round_to(DType dtype, double value) {
+  auto v = static_cast<float>(value);
+  if (dtype == DType::kF16) return f16_to_f32(f32_to_f16(v));
+  if (dtype == DType::kBF16) return bf16_to_f32(f32_to_bf16(v));
+  return v;
+}
+
+struct Trial {  // how one instance is made and compared
+  InstanceStyle style;
+  Values values = Values::kNormal;
+  bool in_field = false, wide = false;  // exact rules; wide: at float64
+  bool beyond = false;                  // real rules: values outside the stated ranges
+  bool extreme = false;                 // real rules: one input is very large or very small
+  std::string name = "normal";
+};
 
 class Verifier {
  public:
   Verifier(const RewriteRule& rule, const VerifyEffort& effort)
-      : rule_(rule), effort_(effort), rng_(effort.seed), field_(all_in_field(rule)) {}
-
-  RuleVerdict run() {
+      : rule_(rule), effort_(effort), rng_(effort.seed), field_(all_in_field(rule)) {
     Hash128 h;
     h.add(rule_.name);
     rng_ = Rng(effort_.seed ^ h.low());
+    literals_ = rule_literals(rule);
+    exact_ = rule.cls == RuleClass::kExact;
+    bool numbers = std::any_of(rule.terms.begin(), rule.terms.end(), has_number);
+    delta_ = numbers ? kF32Delta : kDelta;
+    stateful_ = std::any_of(rule.vars.begin(), rule.vars.end(),
+                            [](const RuleVar& v) { return v.kind == RuleVar::Kind::kState; });
+    // Where shapes are left open, most instances are too simple to tell axes apart.
+    bool open = std::any_of(rule.vars.begin(), rule.vars.end(), [](const RuleVar& v) {
+      return v.kind == RuleVar::Kind::kTensor && !v.shaped;
+    });
+    bool moves = std::any_of(rule.terms.begin(), rule.terms.end(), [](const RuleTerm& t) {
+      return std::any_of(t.attrs.begin(), t.attrs.end(),
+                         [](const auto& a) {
+                           return a.first == "dims" || a.first == "perm" || a.first == "axis";
+                         }) ||
+             t.open;
+    });
+    if (open && moves) effort_.instances *= 3;
+    ranged_ = std::any_of(rule.vars.begin(), rule.vars.end(),
+                          [](const RuleVar& v) { return v.range.has_value(); });
+  }
+
+  RuleVerdict run() {
     while (verdict_.instances < effort_.instances && verdict_.tries < effort_.tries) {
-      int kind = verdict_.tries++ % 8;
-      bool in_field = field_ && kind == 7;
-      if (!one(kind, in_field)) return std::move(verdict_);
+      Trial t = trial(verdict_.tries++ % kKinds);
+      Rng start = rng_;
+      auto made = make_instance(rule_, literals_, t.style, rng_);
+      if (!made) continue;
+      size_t numbers = made->numbers.size();
+      Tried tried = compare(*made, t, true);
+      if (tried == Tried::kRefuted) return std::move(verdict_);
+      if (tried == Tried::kSame && numbers > 0 && !t.in_field && borders_ < kBorders &&
+          !borders(start, t, made->numbers))
+        return std::move(verdict_);
     }
-    if (verdict_.instances < std::min(effort_.instances, 6)) {
+    if (verdict_.instances < std::min(effort_.instances, kEnough)) {
       verdict_.message = fmt::format("never applies: {} of {} random instances match it",
                                      verdict_.instances, verdict_.tries);
       return std::move(verdict_);
@@ -80,44 +125,136 @@ class Verifier {
   }
 
  private:
-  bool refuse(const std::string& what) {
+  enum class Tried : uint8_t { kNoMatch, kNothing, kSame, kRefuted };
+  static constexpr int kBorders = 18;  // searches for the ends of what the conditions allow
+
+  Tried refuse(const std::string& what) {
     verdict_.message = what;
-    return false;
+    return Tried::kRefuted;
   }
 
-  // False: the rule is refuted.
-  bool one(int kind, bool in_field) {
-    bool exact = rule_.cls == RuleClass::kExact;
-    bool nasty = exact && !in_field && kind % 2 == 0;
-    std::optional<RuleInstance> made = make_instance(rule_, rng_, nasty, in_field);
-    if (!made) return true;
-    RuleInstance& x = *made;
+  Trial trial(int kind) {
+    static constexpr Extents kExtents[] = {Extents::kLarge, Extents::kLarge, Extents::kHuge,
+                                           Extents::kHuge,  Extents::kDeep,  Extents::kDeep,
+                                           Extents::kFlat};
+    Trial t;
+    if (uint64_t i = rng_.below(16); i < std::size(kExtents)) t.style.extents = kExtents[i];
+    bool costly = t.style.extents == Extents::kFlat || t.style.extents == Extents::kHuge;
+    if (stateful_ && costly) t.style.extents = Extents::kLarge;
+    if (field_ && kind == 7) {
+      t.in_field = t.style.powers = true;
+      t.name = "finite field";
+    } else if (t.style.extents == Extents::kFlat) {
+      t.style.nasty = exact_ && rng_.below(2);
+      t.values = t.style.nasty ? Values::kEachNasty : Values::kEach;
+      t.name = "enumerated";
+    } else if (exact_) {
+      t.wide = kind == 3;
+      t.style.nasty = kind % 2 == 0;
+      t.values = t.style.nasty ? Values::kNasty : kind == 1 ? Values::kLarge : Values::kMixed;
+      t.name = t.style.nasty ? "nasty" : kind == 1 ? "large" : "mixed";
+    } else {
+      static constexpr Values kValues[] = {Values::kNormal, Values::kLarge, Values::kTiny,
+                                           Values::kMixed};
+      static constexpr const char* kNames[] = {"normal", "large", "tiny", "mixed"};
+      t.extreme = rng_.below(5) == 0;
+      t.values = t.extreme ? Values::kNormal : kValues[kind % 4];
+      t.name = t.extreme ? "extreme" : kNames[kind % 4];
+      t.style.jitter = rule_.approximate && rng_.below(2);
+      t.beyond = ranged_ && rng_.below(2);
+    }
+    return t;
+  }
+
+  Tried compare(RuleInstance& x, const Trial& t, bool counts) {
     auto match = match_rule(rule_, *x.fn, x.root, nullptr);
-    if (!match) return true;
-    auto right = build_replacement(rule_, *match, x.module, *x.fn, "", nullptr);
-    if (!right) return true;
-    if (!is_small(*x.fn)) return true;
-    if (in_field && !has_short_numbers(x.module, *x.fn)) return true;
-    x.fn->set_result("left", x.root);
-    x.fn->set_result("right", *right);
-    static constexpr Values kReal[] = {Values::kNormal, Values::kLarge, Values::kTiny,
-                                       Values::kMixed};
-    Values values = exact ? (nasty ? Values::kNasty : Values::kMixed) : kReal[kind % 4];
-    if (in_field) values = Values::kNormal;
-    for (const StateDecl& s : x.module.states) x.fn->set_result(s.name, x.fn->find_input(s.name));
+    if (!match) return Tried::kNoMatch;
+    // Before the replacement is there: indices must suit the pattern only.
     EvalInputs<double> inputs;
     try {
-      inputs = random_inputs(*x.fn, {}, rng_, values);
-      limit(x, *match, inputs);
+      inputs = random_inputs(*x.fn, {}, rng_, t.values);
     } catch (const Error&) {
-      return true;
+      return Tried::kNothing;
     }
-    bool wide = exact && kind == 3;
-    if (wide) add_digits(x, inputs);
-    bool fine = in_field         ? compare<Field>(x, inputs, values)
-                : exact && !wide ? compare<float>(x, inputs, values)
-                                 : compare<double>(x, inputs, values);
-    return fine && (verdict_.instances > 24 || ends(x));
+    std::string note;
+    if (t.extreme) note = make_extreme(x, inputs);
+    if (!t.beyond && !limit(x, *match, inputs)) return Tried::kNothing;
+    auto right = build_replacement(rule_, *match, x.module, *x.fn, "", nullptr);
+    if (!right) return Tried::kNoMatch;
+    if (!is_small(*x.fn)) return Tried::kNothing;
+    if (t.in_field && !has_short_numbers(x.module, *x.fn)) return Tried::kNothing;
+    if (t.wide) add_digits(x, inputs);
+    RuleComparison c = compare_as(x, *right, inputs, t);
+    if (c.outcome == RuleComparison::Outcome::kNone) return Tried::kNothing;
+    verdict_.instances += counts;
+    verdict_.in_field += t.in_field;
+    if (c.outcome == RuleComparison::Outcome::kDifferent)
+      return refuse(fmt::format("{} [{}; {} values{}]", c.message, x.text, t.name, note));
+    if (counts && verdict_.instances <= 40 && !rule_ends(rule_, x, rng_))
+      return refuse(fmt::format("never ends: it applies to what it makes ({})", x.text));
+    return Tried::kSame;
+  }
+
+  RuleComparison compare_as(const RuleInstance& x, Ref right, const EvalInputs<double>& inputs,
+                            const Trial& t) {
+    if (t.in_field) return compare_bits<Field>(*x.fn, x.root, right, convert_inputs<Field>(inputs));
+    if (exact_ && t.wide) return compare_bits<double>(*x.fn, x.root, right, inputs);
+    if (exact_) return compare_bits<float>(*x.fn, x.root, right, convert_inputs<float>(inputs));
+    CompareHow how;
+    how.delta = t.style.jitter ? kNearDelta : delta_;
+    how.overflow = t.beyond;
+    if (!t.extreme && has_plain_numbers(x))
+      how.unstable = t.values == Values::kNormal ? kUnstable : kUnstableMixed;
+    how.narrow = !t.style.jitter && has_plain_numbers(x);
+    how.seed = rng_.next_u64();
+    return compare_reals(*x.fn, x.root, right, inputs, how);
+  }
+
+  // Numbers that leave room before float32 overflows.
+  static bool has_plain_numbers(const RuleInstance& x) {
+    return std::all_of(x.numbers.begin(), x.numbers.end(), [](double v) {
+      return v == 0 || (std::abs(v) >= 1e-3 && std::abs(v) <= 1e3);
+    });
+  }
+
+  // Goes to the ends of what the conditions allow for each number in turn, and halfway there. Every
+  // instance repeats the choices made from `start`, with one number changed.
+  bool borders(const Rng& start, const Trial& t, const std::vector<double>& numbers) {
+    ++borders_;
+    static constexpr double kFar[] = {1e6, -1e6, 0.0, 1e-6, 37.0, -1.0};
+    size_t which = static_cast<size_t>(borders_) % std::min<size_t>(numbers.size(), 4);
+    double good = numbers[which];
+    double bad =
+        kFar[static_cast<size_t>(borders_) / std::min<size_t>(numbers.size(), 4) % std::size(kFar)];
+    if (!std::isfinite(good)) return true;
+    double from = good;
+    for (int step = 0; step < 40 && good != bad; ++step) {
+      double middle = step == 0                                      ? bad
+                      : good * bad > 0 && std::abs(good / bad) > 1e3 ? std::sqrt(good * bad)
+                      : good * bad > 0 && std::abs(bad / good) > 1e3 ? std::sqrt(good * bad)
+                                                                     : good + (bad - good) / 2;
+      if (good * bad > 0 && middle > 0 && good < 0) middle = -middle;
+      bool matches = matches_with(start, t, which, middle);
+      if (matches && step == 0) {
+        good = bad;
+        break;
+      }
+      if (step > 0) (matches ? good : bad) = middle;
+    }
+    for (double v : {good, from + 0.5 * (good - from), from + 0.9 * (good - from)}) {
+      auto made = with_number(start, t, which, v);
+      if (made && compare(*made, t, false) == Tried::kRefuted) return false;
+    }
+    return true;
+  }
+  std::optional<RuleInstance> with_number(Rng rng, const Trial& t, size_t which, double value) {
+    InstanceStyle style = t.style;
+    style.set = {which, value};
+    return make_instance(rule_, literals_, style, rng);
+  }
+  bool matches_with(const Rng& rng, const Trial& t, size_t which, double value) {
+    auto made = with_number(rng, t, which, value);
+    return made && match_rule(rule_, *made->fn, made->root, nullptr);
   }
 
   // At float32 a meaning computes in float64 and rounds once, which hides most of what a rule
@@ -130,149 +267,45 @@ class Verifier {
     }
   }
 
+  // Scales one input by a large power of ten, up or down.
+  std::string make_extreme(const RuleInstance& x, EvalInputs<double>& inputs) {
+    std::vector<std::pair<std::string, EvalTensor<double>*>> all;
+    for (auto& [name, t] : inputs.tensors)
+      if (!t.f.empty()) all.emplace_back(name, &t);
+    for (auto& [name, t] : inputs.sources)
+      if (!t.f.empty()) all.emplace_back(name, &t);
+    if (all.empty()) return "";
+    auto& [name, t] = all[rng_.below(all.size())];
+    Ref r = x.fn->find_input(name);
+    DType dtype = r.valid() ? x.fn->tensor(r).dtype : DType::kF32;
+    static constexpr int kPowers[] = {12, 20, 25, 29, -12, -20, -25, -30};
+    int power = dtype == DType::kF16 ? 3 : kPowers[rng_.below(std::size(kPowers))];
+    for (double& v : t->f) v = round_to(dtype, v * std::pow(10.0, power));
+    return fmt::format(", {} by 1e{}", name, power);
+  }
+
   // Variables with a range get values from it.
-  void limit(const RuleInstance& x, const RuleMatch& match, EvalInputs<double>& inputs) {
+  bool limit(const RuleInstance& x, const RuleMatch& match, EvalInputs<double>& inputs) {
     for (const RuleVar& v : rule_.vars) {
       if (!v.range) continue;
       auto lo = evaluate_expr(v.range->first, rule_, match, *x.fn, nullptr),
            hi = evaluate_expr(v.range->second, rule_, match, *x.fn, nullptr);
-      if (!lo || !hi || !lo->is_number() || !hi->is_number())
-        fail(ErrorCode::kInvalidArgument, "the range of {} is not a number", v.name);
-      for (auto* tensors : {&inputs.tensors, &inputs.sources}) {
-        auto it = tensors->find(v.name);
-        if (it == tensors->end()) continue;
-        double a = lo->as_double(), b = hi->as_double();
-        for (double& f : it->second.f) f = static_cast<float>(rng_.uniform(a, b));
-        for (int32_t& i : it->second.i)
-          i = static_cast<int32_t>(
-              a + static_cast<double>(rng_.below(static_cast<uint64_t>(std::max(b - a, 1.0)))));
-      }
+      if (!lo || !hi || !lo->is_number() || !hi->is_number()) return false;
+      for (auto* tensors : {&inputs.tensors, &inputs.sources})
+        if (auto it = tensors->find(v.name); it != tensors->end())
+          for (double& f : it->second.f)
+            f = static_cast<float>(rng_.uniform(lo->as_double(), hi->as_double()));
     }
-  }
-
-  template <class S>
-  bool compare(const RuleInstance& x, const EvalInputs<double>& inputs, Values values) {
-    EvalResults<S> out;
-    try {
-      out = evaluate<S>(*x.fn, convert_inputs<S>(inputs));
-    } catch (const Error&) {  // an index out of range, a zero divisor in the field: no instance
-      return true;
-    }
-    const EvalTensor<S>&l = out.tensors.at("left"), &r = out.tensors.at("right");
-    ++verdict_.instances;
-    verdict_.in_field += std::is_same_v<S, Field>;
-    if (l.i != r.i) return refuse(counterexample(x, "integers differ", values));
-    for (size_t i = 0; i < l.f.size(); ++i)
-      if (!same(l.f[i], r.f[i], out.largest))
-        return refuse(
-            counterexample(x,
-                           fmt::format("element {}: the pattern gives {}, the replacement {}", i,
-                                       number(l.f[i]), number(r.f[i])),
-                           values));
     return true;
-  }
-
-  bool same(float a, float b, double) const {
-    return (std::isnan(a) && std::isnan(b)) ||
-           std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
-  }
-  bool same(Field a, Field b, double) const { return a == b; }
-  bool same(double a, double b, double largest) const {
-    if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
-    if (rule_.cls == RuleClass::kExact)
-      return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
-    if (std::isinf(a) || std::isinf(b)) return a == b;
-    double bound = rule_.approximate ? kNearBound : kBound;
-    return std::abs(a - b) <= bound * std::max({std::abs(a), std::abs(b), 1e-4 * largest});
-  }
-
-  // The rule alone, applied until it does not fire any more: also where variables stand for
-  // constants or for what the pattern's own ops make, which it may take for another part of itself.
-  bool ends(RuleInstance& x) {
-    for (int i = 0; i < 2 && x.module.states.empty(); ++i) {
-      Module module = x.module.clone();
-      Function& fn = module.add_function("nested");
-      if (nest(x, module, fn) && !ends(x, module, fn)) return false;
-    }
-    x.fn->set_result("right", x.root);
-    return ends(x, x.module, *x.fn);
-  }
-
-  bool ends(const RuleInstance& x, Module& module, Function& fn) {
-    RewriteOptions options;
-    options.budget = 200;
-    RewriteStats stats = Rewriter(module, {&rule_}, options).run(fn);
-    if (stats.exhausted || !stats.cycles.empty() || stats.rounds >= options.rounds)
-      return refuse(fmt::format("never ends: it applies to what it makes ({})", x.text));
-    return true;
-  }
-
-  // Copies the pattern with other things for its inputs; false: they do not fit.
-  bool nest(const RuleInstance& x, Module& module, Function& to) {
-    std::vector<std::vector<Ref>> now(x.root.node + 1);
-    try {
-      for (NodeId id = 0; id < now.size(); ++id) {
-        const Node& node = x.fn->node(id);
-        std::vector<Ref> in;
-        for (Ref r : node.inputs) in.push_back(now[r.node][r.output]);
-        if (node.op->name == "input")
-          now[id] = {stand_in(x, node, module, to)};
-        else
-          now[id] = copy_of(node, to, in);
-      }
-    } catch (const Error& e) {
-      if (e.code() == ErrorCode::kInternal) throw;
-      return false;
-    }
-    to.set_result("right", now[x.root.node][x.root.output]);
-    return true;
-  }
-
-  static std::vector<Ref> copy_of(const Node& node, Function& to, const std::vector<Ref>& in) {
-    if (node.op->name == "weight") return {to.weight(node.attrs.at("name").as_string())};
-    if (node.op->name == "constant") return {to.constant(node.attrs.at("name").as_string())};
-    return to.add_multi(node.op->name, in, node.attrs);
-  }
-
-  Ref stand_in(const RuleInstance& x, const Node& input, Module& module, Function& to) {
-    const std::string name = input.attrs.at("name").as_string();
-    const Type& type = input.outputs[0];
-    DType dtype = type.tensor.dtype;
-    uint64_t choice = rng_.below(4);
-    if (choice == 0 && (dtype == DType::kF32 || dtype == DType::kI32)) {
-      ConstantDecl c{"nested." + name, type.tensor, {}};
-      for (int64_t n = type.tensor.elements().constant().value(); n > 0; --n)
-        c.values.push_back(static_cast<double>(2 + rng_.below(5)));
-      module.add_constant(c);
-      return to.constant(c.name);
-    }
-    std::vector<NodeId> fitting;
-    for (NodeId id = 0; id <= x.root.node; ++id)
-      if (const Node& node = x.fn->node(id);
-          node.op->tier != Tier::kStructural && !node.inputs.empty() && node.outputs.size() == 1 &&
-          node.outputs[0].tensor.dtype == dtype && same_extents(node.outputs[0], type))
-        fitting.push_back(id);
-    if (choice == 1 || fitting.empty()) return to.add_input(name, type);
-    const Node& node = x.fn->node(fitting[rng_.below(fitting.size())]);
-    std::vector<Ref> in;
-    for (Ref r : node.inputs) {
-      const Node& from = x.fn->node(r.node);
-      in.push_back(from.op->name == "constant" || from.op->name == "weight"
-                       ? copy_of(from, to, {})[0]
-                       : to.add_input(fmt::format("{}.{}", name, in.size()), x.fn->type(r)));
-    }
-    return to.add(node.op->name, std::move(in), node.attrs);
-  }
-
-  std::string counterexample(const RuleInstance& x, const std::string& what, Values values) const {
-    static constexpr const char* kNames[] = {"normal", "large", "tiny", "mixed", "nasty"};
-    return fmt::format("{} [{}; {} values]", what, x.text, kNames[static_cast<int>(values)]);
   }
 
   const RewriteRule& rule_;
   VerifyEffort effort_;
   Rng rng_;
-  bool field_;
+  bool field_, exact_ = false, ranged_ = false, stateful_ = false;
+  double delta_ = kDelta;
+  int borders_ = 0;
+  std::vector<double> literals_;
   RuleVerdict verdict_;
 };
 

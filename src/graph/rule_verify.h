@@ -1,17 +1,20 @@
 #pragma once
-// Tries to refute a rule: instantiates it with random shapes and values and compares both sides by
-// the meaning of the ops. Class exact: float32 with signed zeros, infinities, NaN and denormals,
-// and float64 with all its digits, bit for bit. Class real: float64 over normal, large, tiny and
-// mixed magnitudes, within a bound. Both: the finite field, where all ops of the rule are inside
-// it; and the rule alone must come to an end.
+// Tries to refute a rule: makes random uses of it and compares both sides by the meaning of the
+// ops. docs/rewrite_rules.md says what is compared and how.
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "base/rng.h"
+#include "graph/evaluate.h"
 #include "graph/rule.h"
 
 namespace tokamak {
 
 struct VerifyEffort {
-  int instances = 64;  // that must have been compared
-  int tries = 6000;    // random instances that may be made to get them
+  int instances = 80;  // to compare
+  int tries = 8000;    // random instances that may be made to get them
   uint64_t seed = 1;
 };
 
@@ -24,16 +27,57 @@ struct RuleVerdict {
 RuleVerdict verify_rule(const RewriteRule& rule, const VerifyEffort& effort = {});
 
 // --- rule_instance.cc: one random use of a rule.
+enum class Extents : uint8_t {
+  kSmall,  // 1 to 8, up to four axes
+  kLarge,  // one or two of 16 to 100
+  kHuge,   // one of 257 to 513
+  kDeep,   // up to six axes
+  kFlat,   // one long axis, along which values are enumerated
+};
+struct InstanceStyle {
+  Extents extents = Extents::kSmall;
+  bool nasty = false;   // numbers may be infinite, NaN or zero of either sign
+  bool powers = false;  // numbers are powers of two, whose products and inverses are exact
+  bool jitter = false;  // "~" numbers are off by almost as much as the matcher allows
+  // The number chosen as number `first` is `second`.
+  std::optional<std::pair<size_t, double>> set = std::nullopt;
+};
 struct RuleInstance {
   Module module{"rule"};
   Function* fn = nullptr;
   Ref root;
   std::vector<Ref> vars;
-  std::string text;  // "x: f32[2, 3], a = 0.5"
+  std::vector<double> numbers;  // attributes and scalars that the rule leaves open, as chosen
+  std::string text;             // "x: f32[2, 3], a = 0.5"
 };
-// `powers`: numbers are powers of two, whose products and inverses are exact. nullopt: the random
-// choices did not fit together.
-std::optional<RuleInstance> make_instance(const RewriteRule& rule, Rng& rng, bool nasty,
-                                          bool powers);
+// nullopt: the random choices did not fit together. Equal generators make equal choices.
+std::optional<RuleInstance> make_instance(const RewriteRule& rule,
+                                          const std::vector<double>& literals,
+                                          const InstanceStyle& style, Rng& rng);
+// Numbers near the literals of a rule and near their sums and differences: where its conditions
+// change.
+std::vector<double> rule_literals(const RewriteRule& rule);
+
+// --- rule_compare.cc: both sides of an instance on given inputs.
+struct RuleComparison {
+  enum class Outcome : uint8_t { kNone, kSame, kDifferent };  // kNone: the pattern cannot run
+  Outcome outcome = Outcome::kNone;
+  std::string message;
+};
+struct CompareHow {
+  double delta = 1e-10;        // relative error of every node that is tolerated at float64
+  double unstable = INFINITY;  // how much more sensitive than the left side the right side may be
+  bool overflow = false;       // nothing is compared where the left side overflows
+  bool narrow = false;         // also at float32
+  uint64_t seed = 1;
+};
+template <class S>
+RuleComparison compare_bits(const Function& fn, Ref left, Ref right, const EvalInputs<S>& inputs);
+RuleComparison compare_reals(const Function& fn, Ref left, Ref right,
+                             const EvalInputs<double>& inputs, const CompareHow& how);
+
+// --- rule_ends.cc: whether the rule alone stops firing, on the instance and on variations of it
+// whose inputs are constants or what the pattern's own ops make.
+bool rule_ends(const RewriteRule& rule, RuleInstance& instance, Rng& rng);
 
 }  // namespace tokamak

@@ -25,7 +25,7 @@ Attrs substitute(Attrs attrs, const Substitution& with) {
   return attrs;
 }
 
-// Copies the nodes with symbols replaced, also in the bodies of regions.
+// Copies nodes with symbols replaced, in the bodies of regions too.
 void substitute_nodes(Module& module, const Function& source, Function& fn,
                       const Substitution& with) {
   std::vector<std::vector<Ref>> now(source.nodes().size());

@@ -51,7 +51,7 @@ GraphStats graph_stats(const Function& function,
   return stats;
 }
 
-// A node's hash is made of its op, attributes and inputs' hashes; a function's of its inputs,
+// A node's hash combines its op, attributes and inputs' hashes; a function's of its inputs,
 // results and facts. Nodes that no result needs do not count.
 uint64_t structural_hash(const Function& function) {
   std::vector<uint64_t> hashes(function.nodes().size());

@@ -224,7 +224,7 @@ const std::pair<std::string, std::string> kBadTexts[] = {
     {kOpen + "  %1 = exp(%0) #\n}\n", "line 6: expected the node's name or [its provenance]"},
     {kOpen + "  %1 = input x : f32[]\n}\n", "line 6: function f: a second input named \"x\""},
     {kOpen + "  return a = %0\n  return a = %0\n}\n", "line 7: result \"a\" is returned twice"},
-    {kOpen + "  return a = %0\n  %1 = exp(%0)\n}\n", "line 7: a node behind return"},
+    {kOpen + "  return a = %0\n  %1 = exp(%0)\n}\n", "line 7: a node after return"},
     {kOpen + "}\nfunc f {\n}\n", "line 7: func \"f\" is declared twice"},
     {kOpen + "  fact x = 3\n}\n", "line 6: expected \"iota\", found \"3\""},
 };

@@ -110,10 +110,16 @@ class FunctionVerifier {
  private:
   [[noreturn]] void bad_node(std::string_view what) const {
     std::string_view op = fn_.node(id_).op ? fn_.node(id_).op->name : "?";
-    bad(fmt::format("function {}, node {} ({})", fn_.name(), node_label(fn_, id_), op), what);
+    bad(fmt::format("function {}, node {} ({})", fn_.name(), label(id_), op), what);
   }
   [[noreturn]] void bad_function(std::string_view what) const {
     bad(fmt::format("function {}", fn_.name()), what);
+  }
+
+  // The node's number in the text it was read from; otherwise the number that the printer gives it.
+  std::string label(NodeId id) const {
+    auto number = fn_.text_number(id);
+    return number ? fmt::format("%{}", *number) : node_label(fn_, id);
   }
 
   bool exists(Ref r, NodeId before) const {
@@ -217,12 +223,12 @@ class FunctionVerifier {
     const Ref version = node.inputs[0];
     if (consumed_by_[version.node] != UINT32_MAX) {
       bad_node(fmt::format("this version of state {} was already replaced by {}", state,
-                           node_label(fn_, consumed_by_[version.node])));
+                           label(consumed_by_[version.node])));
     }
     consumed_by_[version.node] = id_;
   }
 
-  // Whoever reads a version comes before the write that replaces it, and that write says so.
+  // Reads of a version come before the write that replaces it, and that write names them.
   void verify_reads() {
     for (id_ = 0; id_ < fn_.nodes().size(); ++id_) {
       const Node& node = fn_.node(id_);
@@ -231,7 +237,7 @@ class FunctionVerifier {
         if (fn_.type(r).kind != Type::Kind::kState) continue;
         const NodeId writer = consumed_by_[r.node];
         if (writer == UINT32_MAX) continue;
-        const std::string by = node_label(fn_, writer);
+        const std::string by = label(writer);
         if (writer < id_) bad_node(fmt::format("it reads a version that {} has replaced", by));
         const Node& write = fn_.node(writer);
         const size_t first = first_ordering_input(fn_, write);
@@ -277,7 +283,7 @@ class FunctionVerifier {
       }
       if (consumed_by_[r.ref.node] != UINT32_MAX) {
         bad_function(fmt::format("result {} is not the last version: {} replaces it", r.name,
-                                 node_label(fn_, consumed_by_[r.ref.node])));
+                                 label(consumed_by_[r.ref.node])));
       }
       returned.insert(t.name);
     }

@@ -197,5 +197,33 @@ TEST(Verify, RefusesBrokenStateUse) {
   for (const Broken& c : cases) expect_refused(c, two_writes());
 }
 
+// Nodes have the numbers of the text they were read from, whatever the printer would call them.
+TEST(Verify, NamesNodesAsTheTextDoes) {
+  const std::string text = R"(module m format 1
+symbol T in 1..6
+group full window 0 block 4
+state kv in full per_token {k: f32[h=1, d=4], v: f32[h=1, d=4]}
+func step {
+  %100 = input state : state<kv>
+  %200 = input view : view<full>
+  %300 = input seq : i32[t=T]
+  %400 = input slot : i32[t=T]
+  %500 = input k : f32[t=T, h=1, d=4]
+  %600 = append(%100, %200, %300, %400, %500, %500)
+  %700 = append(%100, %200, %300, %400, %500, %500)
+  return kv = %700
+}
+)";
+  Module m = parse_module(text);
+  try {
+    verify_module(m);
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(),
+                 "function step, node %700 (append): this version of state kv was already replaced "
+                 "by %600");
+  }
+}
+
 }  // namespace
 }  // namespace tokamak

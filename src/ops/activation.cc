@@ -48,7 +48,9 @@ std::vector<Type> infer_gelu(const InferContext& context) {
 }
 std::vector<Type> infer_softcap(const InferContext& context) {
   Rule rule("softcap", context);
-  if (!(rule.attrs().at("cap").as_double() > 0)) rule.fail("cap must be positive");
+  double cap = rule.attrs().at("cap").as_double();
+  if (!std::isfinite(cap) || cap <= 0)
+    rule.fail("cap must be a finite positive number, got {}", cap);
   return one(DType::kF32, rule.values(0, "x").dims);
 }
 

@@ -160,7 +160,9 @@ std::vector<Type> infer(const InferContext& context) {
   if (rule.inputs() > kMask)
     rule.same(q.extent(0), "the rows of q", rule.integers(kMask, "mask", 2).extent(0), "the mask");
   if (rule.attrs().get_int("window", 0) < 0) rule.fail("window must not be negative");
-  if (rule.attrs().get_double("softcap", 0) < 0) rule.fail("softcap must not be negative");
+  double softcap = rule.attrs().get_double("softcap", 0);
+  if (!std::isfinite(softcap) || softcap < 0)
+    rule.fail("softcap must be a finite number that is not negative, got {}", softcap);
   return one(DType::kF32, {q.dims[0], q.dims[1], value_axis(rule, state, q)});
 }
 

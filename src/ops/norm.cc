@@ -66,7 +66,9 @@ std::vector<Type> infer_norm(std::string_view op, const InferContext& context) {
   rule.same(x.extent(-1), "the last extent of x", w.extent(0), "w");
   if (rule.inputs() > 2)
     rule.same(rule.values(2, "bias", 1).extent(0), "the bias", w.extent(0), "w");
-  if (rule.attrs().at("eps").as_double() < 0) rule.fail("eps must not be negative");
+  double eps = rule.attrs().at("eps").as_double();
+  if (!std::isfinite(eps) || eps < 0)
+    rule.fail("eps must be a finite number that is not negative, got {}", eps);
   return one(DType::kF32, x.dims);
 }
 std::vector<Type> infer_rms_norm(const InferContext& context) {

@@ -1,6 +1,8 @@
 // Type rules: their results, and their error messages.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "base/error.h"
 #include "ops/op.h"
 
@@ -125,6 +127,10 @@ const std::vector<RuleCase> kRuleCases = {
     {"linear", {"f32[m<=2*T, d=6]", "f32[n=3, d=6]"}, {}, {}, "device-valued"},
     {"cast", {"f32[t=T]"}, {{"dtype", "q4_0"}}, {}, "cannot cast to q4_0"},
     {"softcap", {"f32[t=T]"}, {{"cap", 0.0}}, {}, "positive"},
+    {"softcap", {"f32[t=T]"}, {{"cap", INFINITY}}, {}, "cap must be a finite positive number"},
+    {"rms_norm", {"f32[t=T, d=6]", "f32[d=6]"}, {{"eps", -1e-5}}, {}, "eps must be a finite"},
+    {"rms_norm", {"f32[t=T, d=6]", "f32[d=6]"}, {{"eps", INFINITY}}, {}, "eps must be a finite"},
+    {"layer_norm", {"f32[t=T, d=6]", "f32[d=6]"}, {{"eps", NAN}}, {}, "eps must be a finite"},
     {"input", {}, {{"name", "x"}}, {}, "no type rule"},
 };
 

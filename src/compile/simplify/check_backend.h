@@ -5,13 +5,13 @@
 namespace tokamak {
 
 // `before` by the reference meaning, `after` planned and run by the backend with concrete extents;
-// inputs that a step does not have become weights and constants. States start empty (zero), and
-// only tensor results are compared: a backend does not show its states. Error(kUnsupported) when
+// inputs that a step does not have become weights and constants. States start empty (zero); the
+// states of the step are compared through an attention that reads them. Error(kUnsupported) when
 // the backend has no kernel for a node.
 CheckReport check_on_backend(const Function& before, const Function& after, Backend& backend,
                              const CheckOptions& options);
 
-// Both planned and run by the backend: what an exact pass must leave bit for bit.
+// Both planned and run by the backend; bit for bit, for exact passes.
 CheckReport compare_on_backend(const Function& before, const Function& after, Backend& backend,
                                const CheckOptions& options);
 

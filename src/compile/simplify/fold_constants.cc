@@ -1,5 +1,5 @@
 // Constant folding: nodes whose inputs are all constants become constants, by the meaning of their
-// op at float32, so that nothing but the place of the work changes.
+// op at float32: the values stay the same, bit for bit.
 #include "base/error.h"
 #include "base/hash.h"
 #include "compile/pass.h"
@@ -9,7 +9,7 @@
 namespace tokamak {
 namespace {
 
-// Folding must not turn a small graph into a large file: tables beyond this are computed.
+// Larger tables are computed at run time: folding must not make the file of a small graph large.
 constexpr int64_t kMaxElements = 1 << 16;
 
 bool foldable(const Function& fn, const Node& node, const std::vector<Ref>& inputs) {
@@ -41,7 +41,7 @@ EvalTensor<float> value_of(const Function& fn, Ref r) {
   return t;
 }
 
-// Named by content: folding the same expression twice makes one constant.
+// Named by content, so that equal results are one constant.
 Ref add_constant(Module& module, Function& to, const TensorType& type, const EvalTensor<float>& t) {
   ConstantDecl c;
   c.type = type;
@@ -70,7 +70,7 @@ void fold_constants(Module& module, Function& function, const PassContext& conte
     std::optional<std::vector<EvalTensor<float>>> results;
     try {
       results = evaluate_node(node, values);
-    } catch (const Error&) {  // an index out of range: whoever runs it shall see that
+    } catch (const Error&) {  // an index out of range: reported when the function runs
     }
     if (!results) return copy_node(to, node, inputs);
     std::vector<Ref> out;

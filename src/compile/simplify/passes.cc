@@ -1,4 +1,4 @@
-// The passes that are sets of rewrite rules. Which rules there are is in the *.rules files.
+// The passes that apply rewrite rules, which are in the *.rules files.
 #include "base/log.h"
 #include "compile/pass.h"
 #include "compile/simplify/rules.h"
@@ -41,8 +41,8 @@ void canonicalize(Module& module, Function& function, const PassContext& context
   rewrite_groups(module, function, context, {"canonical"});
 }
 
-// What rules make of constants (the inverse of a table, half of one) is folded in between, because
-// other rules look at the values.
+// Rules compute with constants (the inverse of a table, half of one). The results are folded
+// between rounds, because other rules match on values.
 void recognize(Module& module, Function& function, const PassContext& context) {
   for (int round = 0; round < 4; ++round) {
     rewrite_groups(module, function, context, {"canonical", "recognize", "algebra"});

@@ -1,6 +1,6 @@
 #pragma once
-// Random graphs that can be run, for the differential tests: single ops, idioms in many spellings
-// (what the rules look for), and reads and writes of states.
+// Random graphs for the differential tests: single ops, idioms in many spellings that the rules
+// recognise, and reads and writes of states.
 #include "graph/graph.h"
 
 namespace tokamak {

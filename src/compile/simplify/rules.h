@@ -9,8 +9,8 @@
 namespace tokamak {
 
 // Rules of one file ("canonical", "algebra", "recognize", "fold"), parsed once and kept for the
-// life of the program. A rule whose text is what verified.stamps says was accepted loads at once;
-// any other is verified here and refused with its counterexample.
+// life of the program. A rule whose hash is in verified.stamps loads without verification; any
+// other is verified here, and refused with its counterexample.
 const std::vector<RewriteRule>& rules_of(std::string_view group);
 std::vector<std::string_view> rule_groups();
 

@@ -1,5 +1,5 @@
-// What specialize() knows about inputs: rows picked by an index that is 0, 1, 2 ... are the rows
-// themselves. In decode and verify this is the choice of the rows that want logits.
+// Uses what specialize() knows about inputs: a gather by an index that is 0, 1, 2 ... returns its
+// input. In decode and verify this removes the gather of the rows that need logits.
 #include "compile/pass.h"
 
 namespace tokamak {
