@@ -48,7 +48,7 @@ func step {
   %5 = input kv_len : i32[b=B]
   %6 = input view : view<full>
   %7 = input kv : state<kv>
-  %8 = region(%0, %0, @w) {body="fused.rows.norm", kind="rows"} : f32[t=T, d=4], f32[t=T, d=4]
+  %8 = region(%0, %0, @w) {body="fused.rows.norm"} : f32[t=T, d=4], f32[t=T, d=4]
   %9 = reshape(%8.1) {axes=["t", "h", "d"], dims=["T", 1, 4]} : f32[t=T, h=1, d=4]
   %10 = attend(%9, %7, %6, %1, %2, %3, %4, %5) {scale=1.0} : f32[t=T, h=1, d=4]
   %11 = region_write(%7, %6, %2, %3, %8, %10) {body="fused.write"} : state<kv>, f32[t=T, d=4]
@@ -152,7 +152,8 @@ TEST(Region, WhatDoesNotFitIsRefused) {
   expect(replaced(kText, "region(%0, %0, @w)", "region(%0, %0)"), "takes 3 inputs");
   expect(replaced(kText, "region(%0, %0, @w)", "region(%0, %1, @w)"), "input 1 is");
   expect(replaced(kText, "{body=\"fused.rows.norm\"", "{body=\"fused.nothing\""), "no function");
-  expect(replaced(kText, "{body=\"fused.rows.norm\", kind=\"rows\"}", "{kind=\"rows\"}"), "body");
+  expect(replaced(kText, "{body=\"fused.rows.norm\"}", "{kind=\"rows\"}"), "kind");
+  expect(replaced(kText, "{body=\"fused.rows.norm\"}", ""), "body");
   expect(replaced(kText, "= region_write(", "= region("), "writes a state");
   expect(replaced(kText, "  return kv = %6\n", ""), "must be the state");
   expect(

@@ -46,11 +46,7 @@ PlanSet bundled_plans() {
   CallArg value{CallArg::Kind::kArena, 0, 64, DType::kF32, {kRows * 2 + 1, 8}};
   CallArg state{CallArg::Kind::kState, 0, 0, DType::kF32, {}};
   plan.calls = {
-      {.op = "embed",
-       .attrs = attrs,
-       .in = {ids, state},
-       .out = {value},
-       .label = "embd"},
+      {.op = "embed", .attrs = attrs, .in = {ids, state}, .out = {value}, .label = "embd"},
       {.op = "region", .region = 0, .code = 0, .in = {ids, state}, .out = {value}, .label = {}}};
   Region region;
   region.inputs = 2;

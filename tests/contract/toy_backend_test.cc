@@ -11,7 +11,7 @@
 #include "backend/common/step_binding.h"
 #include "backend/common/weights.h"
 #include "compile/fuse/report.h"
-#include "compile/model_source.h"
+#include "compile/open_model.h"
 #include "loop/evaluate.h"
 #include "ops/meaning.h"
 #include "tensor/block_formats.h"
@@ -188,11 +188,16 @@ class ToyBackend final : public Backend {
 
  private:
   std::map<std::string, int>& runs_;
-  std::vector<KernelDesc> kernels_ = {
-      {.name = "toy.op", .pattern = "*", .numeric_class = "f32, sums in f64", .cost = op_cost},
-      {.name = "toy.norm_linears",
-       .pattern = "[rms_norm] -> linear(f32, weight *, weight *)+",
-       .cost = fused_cost}};
+  std::vector<KernelDesc> kernels_ = {{.name = "toy.op",
+                                       .pattern = "*",
+                                       .weight_layout = "",
+                                       .numeric_class = "f32, sums in f64",
+                                       .cost = op_cost},
+                                      {.name = "toy.norm_linears",
+                                       .pattern = "[rms_norm] -> linear(f32, weight *, weight *)+",
+                                       .weight_layout = "",
+                                       .numeric_class = "",
+                                       .cost = fused_cost}};
 };
 
 TEST(Contract, ABackendInOneFileRunsAModel) {
@@ -207,8 +212,7 @@ TEST(Contract, ABackendInOneFileRunsAModel) {
   compile.max_tokens = compile.max_logit_rows = options.max_tokens;
   compile.fusion = std::make_shared<FusionReport>();
   auto backend = std::make_unique<ToyBackend>(runs);
-  OpenedModel opened{import_model(path), {}};
-  auto source = compile_model(std::move(opened), *backend, compile);
+  auto source = compile_model(path, *backend, compile, nullptr);
   ModelRunner toy(std::move(source), std::move(backend), options);
   ModelRunner ref(path, options);
 

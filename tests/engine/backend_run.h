@@ -36,7 +36,7 @@ inline Answers run(Backend& backend, const cpu::TestModel& model, RunSetup setup
   LoadOptions load;
   load.blocks = c.blocks;
   load.max_rows = c.max_num_seqs;
-  auto executable = backend.load(model.plans, model.weights, load);
+  auto executable = backend.load(cpu::plans_for(backend, model.plans), model.weights, load);
   for (const InputEntry& in : model.plans.inputs) c.tree_mask |= in.name == "mask";
   EngineCore core(c, setup.drafter);
   Simulator simulator(core, *executable, [](const StepInputs&) { return 1e-3; });

@@ -21,7 +21,7 @@ class Executables : public testing::TestWithParam<const char*> {
     LoadOptions options;
     options.blocks.assign(plans.groups.size(), 4 * kStride);
     options.max_rows = 4;
-    return backend_->load(plans, weights, options);
+    return backend_->load(cpu::plans_for(*backend_, plans), weights, options);
   }
   // The next `count` tokens of a sequence; the logits of every row.
   static StepResult run(Executable& exe, const TestModel& model, TestSequence& s, int32_t count) {
@@ -201,9 +201,7 @@ TEST_P(Executables, AnEncoderReadsAndReturnsNamedTensors) {
   encode.guard = {{"P", 1, 16, 8, 16}};  // padded to a multiple of 8
   CallArg in{CallArg::Kind::kInput, input, 0, DType::kF32, {p, SymExpr(4)}};
   CallArg out{CallArg::Kind::kArena, 0, 0, DType::kF32, {p, SymExpr(4)}};
-  uint32_t kernel = 0;
-  while (plans.kernels[kernel].name != "add") ++kernel;
-  encode.calls.push_back({kernel, "add", Value::object(), {in, in}, {out}, "twice"});
+  encode.calls.push_back({.op = "add", .in = {in, in}, .out = {out}, .label = "twice"});
   encode.outputs = {{"encoded", out}};
   encode.arena_bytes = 16 * 4 * 4;
   plans.plans.push_back(encode);

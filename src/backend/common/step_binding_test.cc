@@ -51,7 +51,8 @@ StepInputs good_step() {
 TEST(StepBinding, SymbolsAndPlan) {
   PlanSet set = plan_set();
   StepBinder binder(set, {10, 6}, 4);
-  EXPECT_EQ(binder.bind(good_step()), 0);
+  StepInputs step = good_step();  // the binder refers to it
+  EXPECT_EQ(binder.bind(step), 0);
   EXPECT_EQ(std::vector<int64_t>(binder.symbols().begin(), binder.symbols().end()),
             (std::vector<int64_t>{6, 2, 2, 0}));
 }
@@ -102,7 +103,8 @@ TEST(StepBinding, PadsSequencesAndOutputs) {
   PlanSet set = plan_set();
   set.plans[0].guard = {{"T", 1, 8, 1, 8}, {"B", 1, 4, 1, 4}, {"R", 1, 5, 1, 5}};
   StepBinder binder(set, {10, 6}, 4);
-  EXPECT_EQ(binder.bind(good_step()), 0);
+  StepInputs step = good_step();  // the binder refers to it
+  EXPECT_EQ(binder.bind(step), 0);
   EXPECT_EQ(std::vector<int64_t>(binder.symbols().begin(), binder.symbols().end()),
             (std::vector<int64_t>{8, 4, 5, 0}));
   const StepInputs& in = binder.inputs();

@@ -21,9 +21,14 @@ class RefBackend final : public Backend {
   }
 
  private:
-  std::vector<KernelDesc> kernels_ = {{.name = "ref.loop", .pattern = "loop", .any_storage = true},
+  std::vector<KernelDesc> kernels_ = {{.name = "ref.loop",
+                                       .pattern = "loop",
+                                       .weight_layout = "",
+                                       .numeric_class = "",
+                                       .any_storage = true},
                                       {.name = "ref.op",
                                        .pattern = "*",
+                                       .weight_layout = "",
                                        .numeric_class = "f32, sums in f64, rounded once",
                                        .any_storage = true}};
 };

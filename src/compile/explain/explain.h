@@ -7,9 +7,9 @@
 
 #include "backend/backend.h"
 #include "compile/explain/step_shape.h"
-#include "plan/machine.h"
 #include "compile/fuse/report.h"
 #include "compile/pass.h"
+#include "plan/machine.h"
 
 namespace tokamak {
 

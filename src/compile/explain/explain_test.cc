@@ -11,7 +11,7 @@
 #include "base/json.h"
 #include "compile/explain/fold.h"
 #include "compile/explain/traffic.h"
-#include "compile/lower/lower.h"
+#include "compile/lower/region.h"
 #include "compile/open_model.h"
 #include "ops/traced.h"
 
@@ -106,12 +106,13 @@ INSTANTIATE_TEST_SUITE_P(Families, Counted,
                                          CountCase{"phi3.gguf"}));
 
 // A call that runs the body as Loop IR; all its arguments are arena values.
-KernelCall loop_call(const Function& body) {
-  LoweredRegion lowered = lower_region(body);
-  TK_CHECK(lowered, "{}", lowered.reason);
+KernelCall loop_call(PlanSet& set, const Function& body) {
+  BuiltRegion built = build_region(body);
+  TK_CHECK(built && built.region->whole_program(), "{}", built.reason);
   KernelCall call;
   call.op = call.label = "region";
-  call.attrs = Value::Object{{"kind", "loop"}, {"program", loop::print_program(*lowered.program)}};
+  call.region = static_cast<int32_t>(set.regions.size());
+  set.regions.push_back(*built.region);
   auto add = [](std::vector<CallArg>& to, const TensorType& type) {
     CallArg arg;
     arg.index = static_cast<uint32_t>(to.size());
@@ -162,7 +163,7 @@ func gate {
       {"halves", 7 * 32 * 4 * 2},
       {"gate", 7 * 64 * 4 * 2 + 7 * 2 * double(dtype_info(DType::kQ8A).block_bytes)}};
   for (const auto& fn : module.functions) {
-    KernelCall call = loop_call(*fn);
+    KernelCall call = loop_call(set, *fn);
     std::optional<CallTraffic> counted = count_traffic(site, call);
     ASSERT_TRUE(counted);
     EXPECT_EQ(predict_traffic(site, call).in, counted->in) << fn->name();

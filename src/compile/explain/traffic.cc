@@ -126,8 +126,7 @@ class Predictor {
   }
 
   // Elements touched by one access of a program: the index is linear, so an axis counts if the
-  // index
-  // depends on it.
+  // index depends on it.
   double touched(const loop::Program& p, const loop::Access& access) const {
     auto depends = [&](const std::string& v) {
       std::map<std::string, SymExpr, std::less<>> zero{{v, 0}}, one{{v, 1}};
@@ -151,6 +150,7 @@ class Predictor {
     return bytes(t) * std::min(1.0, n / std::max(1.0, elements(t)));
   }
   size_t first_of(size_t input) const {
+    if (input >= call_.in.size()) return input;  // a value inside the region
     int first = first_same(call_.in, input);
     return first < 0 ? input : static_cast<size_t>(first);
   }

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "compile/pass.h"
+#include "compile/planner/kernels.h"
 #include "compile/planner/planner.h"
 #include "graph/evaluate.h"
 #include "tensor/block_formats.h"
@@ -47,8 +48,13 @@ func step {
 class Wishful final : public Backend {
  public:
   Wishful(StorageWish wish, std::string pattern) : wish_(wish) {
-    kernels_ = {{"w.narrow", 1, std::move(pattern), "", "", false, true},
-                {"w.f32", 1, "*", "", "", false, false}};
+    KernelDesc narrow, f32;
+    narrow.name = "w.narrow";
+    narrow.pattern = std::move(pattern);
+    narrow.any_storage = true;
+    f32.name = "w.f32";
+    f32.pattern = "*";
+    kernels_ = {narrow, f32};
   }
   std::string_view name() const override { return "wishful"; }
   std::string isa() const override { return "none"; }
@@ -128,10 +134,14 @@ TEST(Storage, PlannerRefusesKernelsThatStoreF32) {
       "%2 = exp(%1)\nreturn y = %2\n}\n");
   const Function& fn = *module.functions[0];
   auto cpu = make_backend("cpu"), ref = make_backend("ref");
-  EXPECT_EQ(find_kernel(fn, fn.node(1), *cpu), nullptr);
-  EXPECT_NE(find_kernel(fn, fn.node(1), *ref), nullptr);
+  EXPECT_TRUE(KernelSet(*cpu).of_node(fn, fn.node(1)).empty());
+  EXPECT_FALSE(KernelSet(*ref).of_node(fn, fn.node(1)).empty());
   try {
-    select_kernel(fn, fn.node(1), *cpu);
+    PlanSet set;
+    std::vector<PlanRequest> requests(1);
+    requests[0].function = &fn;
+    Machine machine;
+    plan_functions(set, requests, *cpu, machine);
     FAIL();
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("neg(f32) stored as bf16"), std::string::npos) << e.what();

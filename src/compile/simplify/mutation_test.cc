@@ -223,6 +223,13 @@ std::vector<std::string> valid_changes() {
   return out;
 }
 
+// Sanitizers make the search eight times slower: they see every eighth change, release builds all.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int kStride = 8;
+#else
+constexpr int kStride = 1;
+#endif
+
 // A line of the list with a "*" allows changes; one without says that the change holds.
 void expect_refused(const std::string& group) {
   int mutants = 0, accepted = 0;
@@ -232,7 +239,7 @@ void expect_refused(const std::string& group) {
        parse_rules(read_text_file(fmt::format("{}/{}.rules", TK_SIMPLIFY_DIR, group)))) {
     rules.insert(rule.name);
     for (const Mutant& m : Mutator(rule).run()) {
-      ++mutants;
+      if (++mutants % kStride != 0) continue;
       VerifyEffort effort;
       effort.instances = 40;
       effort.tries = 500;
@@ -246,7 +253,8 @@ void expect_refused(const std::string& group) {
     }
   }
   for (const std::string& line : valid)
-    if (rules.contains(line.substr(0, line.find(','))) && line.find('*') == std::string::npos) {
+    if (kStride == 1 && rules.contains(line.substr(0, line.find(','))) &&
+        line.find('*') == std::string::npos) {
       EXPECT_TRUE(holds.contains(line)) << "listed, but refused or gone: " << line;
     }
   fmt::print("{}: {} changes of {} rules, {} refused, {} hold\n", group, mutants, rules.size(),
