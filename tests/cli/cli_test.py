@@ -322,7 +322,7 @@ class Template(unittest.TestCase):
         self.assertEqual(picked({"tools": [{}]}), "T1")
         self.assertEqual(picked({"tools": [{}]}, "--template-name", "rag"), "R")
         self.assertEqual(picked({"tools": [{}]}, "--name", "default"), "D")
-        self.assertIn("there are: default tool_use rag", picked({}, "--template-name", "x"))
+        self.assertIn("available: default tool_use rag", picked({}, "--template-name", "x"))
 
 
 class Serve(unittest.TestCase):

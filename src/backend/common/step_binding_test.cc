@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <functional>
 
 #include "base/error.h"
@@ -57,6 +58,12 @@ TEST(StepBinding, SymbolsAndPlan) {
             (std::vector<int64_t>{6, 2, 2, 0}));
 }
 
+// A binder refers to the step that it has bound.
+const StepInputs& kept(StepInputs step) {
+  static std::deque<StepInputs> steps;
+  return steps.emplace_back(std::move(step));
+}
+
 StepInputs decode_step() {
   StepInputs s = good_step();
   s.function = "decode";
@@ -88,11 +95,11 @@ TEST(StepBinding, PadsToMultiples) {
   set.plans.push_back(by_eight);
   set.plans.push_back(by_four);
   StepBinder binder(set, {10, 6}, 4);
-  EXPECT_EQ(binder.bind(good_step()), 2);  // 6 rows of 2 sequences: two rows of a third
+  EXPECT_EQ(binder.bind(kept(good_step())), 2);  // 6 rows of 2 sequences: two rows of a third
   EXPECT_EQ(binder.symbols()[0], 8);
   EXPECT_EQ(binder.symbols()[1], 3);
   EXPECT_EQ(binder.inputs().q_start, (std::vector<int32_t>{0, 1, 6, 8}));
-  EXPECT_EQ(binder.bind(decode_step()), 3);
+  EXPECT_EQ(binder.bind(kept(decode_step())), 3);
   EXPECT_EQ(binder.symbols()[0], 4);
   EXPECT_EQ(binder.stats().padded_rows, 2 + 2);
   EXPECT_EQ(binder.stats().fallbacks, 0);
@@ -118,7 +125,7 @@ TEST(StepBinding, PadsSequencesAndOutputs) {
   // Rows of padding need a sequence of their own.
   set.plans[0].guard[1] = {"B", 1, 2, 1, 2};
   StepBinder full(set, {10, 6}, 4);
-  EXPECT_THROW(full.bind(good_step()), Error);
+  EXPECT_THROW(full.bind(kept(good_step())), Error);
 }
 
 // A module whose encoder reads patches of an image; its symbol P is an axis of that input.
@@ -155,7 +162,7 @@ TEST(StepBinding, OtherFunctionsHaveOtherSymbols) {
   EXPECT_EQ(view.dtype, DType::kF32);
   EXPECT_EQ(view.elements, 30);
   EXPECT_EQ(static_cast<const int32_t*>(binder.input(2).data)[1], 5);
-  EXPECT_EQ(binder.bind(good_step()), 0);
+  EXPECT_EQ(binder.bind(kept(good_step())), 0);
   EXPECT_EQ(binder.symbols()[4], 0);
   EXPECT_EQ(binder.input(0).data, binder.inputs().pos.data());
   EXPECT_THROW(binder.input(1), Error) << "the step does not have it";
@@ -214,10 +221,10 @@ TEST(StepBinding, CountsPlansMadeSinceItWasLoaded) {
   PlanSet set = plan_set();
   count_compile();
   StepBinder binder(set, {10, 6}, 4);
-  binder.bind(good_step());
+  binder.bind(kept(good_step()));
   EXPECT_EQ(binder.stats().compiles, 0);
   count_compile();
-  binder.bind(good_step());
+  binder.bind(kept(good_step()));
   EXPECT_EQ(binder.stats().compiles, 1);
 }
 
@@ -323,7 +330,7 @@ TEST(StepBinding, EveryWrongStepIsRefused) {
       EXPECT_NE(std::string(e.what()).find(message), std::string::npos) << e.what();
     }
   }
-  EXPECT_EQ(binder.bind(good_step()), 0);
+  EXPECT_EQ(binder.bind(kept(good_step())), 0);
 }
 
 TEST(StepBinding, NoPlanAndUnknownSymbols) {
@@ -331,7 +338,7 @@ TEST(StepBinding, NoPlanAndUnknownSymbols) {
   set.plans[0].guard[0].hi = 5;
   StepBinder binder(set, {10, 6}, 4);
   try {
-    binder.bind(good_step());
+    binder.bind(kept(good_step()));
     ADD_FAILURE();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::kOutOfRange);
