@@ -1,0 +1,46 @@
+// Prints a hash of all logit bits of model files (prefill in chunks, mixed steps, decode alone and
+// batched) and a greedy answer, for each backend, activation type and KV type. Two builds compute
+// the same if they print the same.
+#include <fmt/format.h>
+#include <filesystem>
+#include "base/error.h"
+#include "base/hash.h"
+#include "tests/numerics/model_runner.h"
+using namespace tokamak;
+int main(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i)
+    for (const char* backend : {"cpu", "ref"})
+      for (const char* act : {"auto", "f32"})
+        for (DType kv : {DType::kF32, DType::kF16, DType::kI8}) {
+          std::string path = argv[i];
+          bool large =
+              std::filesystem::is_regular_file(path) && std::filesystem::file_size(path) > 20e6;
+          if (large && (std::string(backend) == "ref" || kv == DType::kF32)) continue;
+          try {
+            RunnerOptions o;
+            o.backend = backend;
+            o.activations = act;
+            o.kv_dtype = kv;
+            ModelRunner r(path, o);
+            Hash128 h;
+            auto add = [&](const std::vector<std::vector<float>>& rows) {
+              for (auto& row : rows)
+                h.add(std::string_view(reinterpret_cast<const char*>(row.data()), row.size() * 4));
+            };
+            int64_t vocab = r.plans().vocab;
+            std::vector<int32_t> a, b;
+            for (int t = 0; t < 70; ++t) a.push_back(static_cast<int32_t>((t * 7919 + 13) % vocab));
+            for (int t = 0; t < 9; ++t) b.push_back(static_cast<int32_t>((t * 104729 + 5) % vocab));
+            add(r.all_logits(0, a, 33));
+            add(r.step({{1, b}, {0, {a[3]}}}));
+            for (int t = 0; t < 3; ++t) add(r.decode({{0, {a[t]}}, {1, {b[t]}}}));
+            add(r.decode({{1, {b[4]}}}));
+            std::string text;
+            for (int32_t id : r.greedy(2, b, 12)) text += fmt::format("{} ", id);
+            fmt::print("{} {} {} {} {} | {}\n", std::filesystem::path(path).filename().string(),
+                       backend, act, dtype_name(kv), h.hex(), text);
+          } catch (const Error& e) {
+            fmt::print("{} {} {} {}: {}\n", path, backend, act, dtype_name(kv), e.what());
+          }
+        }
+}
