@@ -16,7 +16,7 @@ TURNS = re.compile("|".join([
     r"\bas \S+ (?:has|have) (?:it|them)\b", r"\bin\s+or\s+out\b", r"\bthan\s+there\s+are\b",
     r"\b(?:behind|in\s+front\s+of) (?:an? |the |its? |their |these |this )?(?:norm|matri|bod|input|plane|layer|node|them\b)",
 ]), re.IGNORECASE)
-CEILING = 90
+CEILING = 0
 TEXT = {".h", ".cc", ".cpp", ".cu", ".cuh", ".inc", ".py", ".sh", ".md", ".cmake", ".txt", ".json", ".yml", ".yaml", ".toml",
         ".html", ".js", ".css", ".jinja", ""}
 

@@ -1,6 +1,6 @@
 // tests/golden/graph: NAME.tkg is read and verified; its printed form must be NAME.out, and the
-// functions derived from its step (where it has one) must be NAME.derived. TK_GOLDEN_WRITE=1 writes
-// them anew.
+// functions derived from its step (where it has one) must be NAME.derived. TK_GOLDEN_WRITE=1
+// rewrites them.
 #include <gtest/gtest.h>
 
 #include <algorithm>

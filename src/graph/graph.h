@@ -121,7 +121,7 @@ class Function {
   std::vector<Fact>& facts() { return facts_; }
   const std::vector<Fact>& facts() const { return facts_; }
   // The number that a node has in the text it was read from ("%12"), for messages; the printer
-  // numbers nodes anew. A node that the text defines twice has the first of its numbers.
+  // renumbers nodes. A node that the text defines twice has the first of its numbers.
   void set_text_number(NodeId id, uint64_t number) { text_numbers_.emplace(id, number); }
   std::optional<uint64_t> text_number(NodeId id) const;
   // Provenance of the nodes that are added after this call; an empty text means none.

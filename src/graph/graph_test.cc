@@ -150,7 +150,7 @@ TEST(StructuralHash, SeesStructureOnly) {
   const uint64_t hash = structural_hash(fn);
   EXPECT_EQ(structural_hash(*parse_module(print_module(m)).find_function("step")), hash);
   fn.set_provenance("elsewhere");
-  fn.add("scale", {fn.weight("embd")}, Value::Object{{"value", 2.0}});  // nobody needs it
+  fn.add("scale", {fn.weight("embd")}, Value::Object{{"value", 2.0}});  // not used
   EXPECT_EQ(structural_hash(fn), hash);
   EXPECT_NE(structural_hash(*tiny_decoder(1).find_function("step")), hash);
   Module other = tiny_decoder(2, 1e-6);

@@ -260,7 +260,7 @@ void BundleFileWriter::finish() {
   if (::pwrite(fd_, head.data(), head.size(), 0) != static_cast<ssize_t>(head.size()))
     fail_io("write");
   if (::fsync(fd_) != 0) fail_io("write");
-  // Renamed while it is locked: nobody can take it for an orphan.
+  // Renamed while it is locked: no process can take it for an orphan.
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_io("write");
   ::close(std::exchange(fd_, -1));
   // The rename itself reaches the disk with the folder; a folder that cannot be synced loses at

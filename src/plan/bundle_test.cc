@@ -140,7 +140,7 @@ TEST(BundlePlans, EveryPrefixIsRefused) {
     EXPECT_THROW(parse_plans(std::as_bytes(std::span(bytes.data(), n))), Error) << n;
 }
 
-// Beneath the checksums: a file that somebody made with care, and wrongly.
+// Beneath the checksums: a file with valid checksums and wrong contents.
 TEST(BundlePlans, MutationsEndInErrorsOrInPlansThatCanBeChecked) {
   std::string bytes = serialize_plans(bundled_plans());
   Rng rng(7);

@@ -1,5 +1,5 @@
 #pragma once
-// Tests whether ops touch what they say. Very slow: for tests, and for whoever writes an op
+// Tests whether ops touch what they say. Very slow: for tests, and for the author of an op
 // (TOKAMAK_AUDIT=1 runs every step this way).
 #include <cstdint>
 #include <span>

@@ -43,7 +43,7 @@ struct StepContext {
 
 class RopeAngles;
 
-// How an op rotates: its angles, and which of its inputs they are made of.
+// How an op rotates: its angles, and which of its inputs they are computed from.
 struct RopeUse {
   std::shared_ptr<RopeAngles> angles;
   uint32_t positions = 1, frequencies = 2;

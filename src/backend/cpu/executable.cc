@@ -251,7 +251,7 @@ void CpuExecutable::run_together(Prepared& p, const ThreadSchedule& schedule) {
     c.thread = thread;
     for (const ScheduleItem& item : schedule.items) {
       if (item.barrier) pool_->barrier();
-      // After an error nobody works any more, but all come by the barriers that are left.
+      // After an error all threads skip the remaining work, but still pass the remaining barriers.
       if (failed.load(std::memory_order_relaxed)) continue;
       const ScheduledCall& call = calls[item.call];
       c.stage = item.stage;

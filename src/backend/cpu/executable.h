@@ -59,7 +59,7 @@ class CpuExecutable final : public Executable {
     std::vector<Tensor> outputs;
     std::vector<std::vector<CompiledExpr>> output_dims;
     std::unique_ptr<EagerValues> eager;  // null: values lie in the arena
-    // In the order they run: calls of the plan, and those that make angles (behind them in
+    // In the order they run: calls of the plan, and those that make angles (which follow them in
     // `calls`).
     std::vector<uint32_t> order;
     std::unique_ptr<ScheduleMaker> scheduler;

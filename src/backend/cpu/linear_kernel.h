@@ -1,6 +1,6 @@
 #pragma once
-// The product of activation rows with the panels of one matrix: what linear and regions of several
-// matrices are made of. Activations are first packed, one row or tiles of kTile rows; matrices of
+// The product of activation rows with the panels of one matrix: used by linear and by regions of
+// several matrices. Activations are first packed, one row or tiles of kTile rows; matrices of
 // the same input type and length read the same packing. What a row's result is does not depend on
 // the tile, the chunk or the thread (kernel_table.h).
 #include <memory>

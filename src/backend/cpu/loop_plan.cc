@@ -17,7 +17,7 @@ using Where = LoopPlace::Kind;
 
 bool is_word(DType dtype) { return dtype == DType::kF32 || dtype == DType::kI32; }
 
-// Exponentials and what is made of them.
+// Exponentials and functions that use them.
 bool is_heavy(const LoopStep& s) {
   switch (s.op) {
     case loop::Op::kNeg:

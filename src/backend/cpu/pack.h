@@ -21,7 +21,7 @@ namespace tokamak::cpu {
 
 struct QLayout {
   int blocks;     // blocks of 32 per super-block: 1 or 8
-  int head;       // bytes in front of them
+  int head;       // bytes before them
   int scales;     // bytes per block
   int low, high;  // bytes per block
   int source;     // bytes of a super-block of one row in the file

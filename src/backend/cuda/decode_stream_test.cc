@@ -43,7 +43,7 @@ TEST(DecodeProgram, ReadersFindTheirTags) {
     if (in.op == DecodeOp::kCombine) {
       EXPECT_EQ(in.tag_in, partials);
     } else if (!(in.flags & kFromEmbedding)) {
-      ASSERT_TRUE(written.count(in.input)) << "reads what nobody wrote";
+      ASSERT_TRUE(written.count(in.input)) << "reads what no instruction wrote";
       EXPECT_EQ(written[in.input], in.tag_in);
     }
     if (in.op == DecodeOp::kAttend) {

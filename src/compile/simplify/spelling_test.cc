@@ -1,5 +1,5 @@
 // The same computation in many spellings must end as the same ops. And golden files: graph text in,
-// passes, graph text out (tests/golden/graph/opt; TK_GOLDEN_WRITE=1 writes them anew).
+// passes, graph text out (tests/golden/graph/opt; TK_GOLDEN_WRITE=1 rewrites them).
 #include <gtest/gtest.h>
 
 #include <algorithm>
