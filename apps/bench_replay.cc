@@ -133,9 +133,9 @@ void add_bench_replay(CLI::App& bench) {
       ->delimiter(',')
       ->check(CLI::Range(int64_t{16}, int64_t{1} << 33))
       ->capture_default_str();
-  verb->add_option("--requests", f->requests, "use only the first so many requests; 0 = all")
+  verb->add_option("--requests", f->requests, "maximum number of requests to replay (0: all)")
       ->check(CLI::NonNegativeNumber);
-  verb->add_option("--speed", f->options.speed, "play the trace so many times faster")
+  verb->add_option("--speed", f->options.speed, "speed-up factor of the trace")
       ->check(CLI::Range(1e-6, 1e6))
       ->capture_default_str();
   verb->add_option("--scheduler", f->scheduler, "fcfs, priority, cache or fair")

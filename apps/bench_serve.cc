@@ -313,7 +313,7 @@ void add_bench_serve(CLI::App& bench) {
   verb->add_option("--rate", f->rate, "open loop: requests per second, Poisson arrivals")
       ->check(CLI::Range(0.001, 1e6));
   verb->add_option("--trace", f->trace, "open loop: arrivals and lengths from a .csv or .jsonl");
-  verb->add_option("--speed", f->speed, "play the trace so many times faster")
+  verb->add_option("--speed", f->speed, "speed-up factor of the trace")
       ->check(CLI::Range(0.001, 1e6));
   verb->add_option("--prompt", f->prompt, "prompt tokens, roughly")
       ->check(CLI::Range(1, 1 << 20))
@@ -327,10 +327,9 @@ void add_bench_serve(CLI::App& bench) {
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
   verb->add_option("--slo-ttft", f->slo_ttft,
-                   "goodput counts answers whose first token came within so many ms");
-  verb->add_option("--slo-tpot", f->slo_tpot,
-                   "... and whose later tokens took at most so many ms each");
-  verb->add_option("--slo-e2e", f->slo_e2e, "... and that took at most so many ms in total");
+                   "goodput limit for the time to the first token, in ms");
+  verb->add_option("--slo-tpot", f->slo_tpot, "goodput limit for the time per later token, in ms");
+  verb->add_option("--slo-e2e", f->slo_e2e, "goodput limit for the whole answer, in ms");
   verb->add_flag("--json", f->json, "print the result as JSON");
   add_model_flags(*verb, f->model);
   verb->footer(

@@ -117,7 +117,8 @@ void add_eval_verb(CLI::App& app) {
   verb->add_option("--window", flags->window, "tokens per window")
       ->check(CLI::Range(4, 1 << 20))
       ->capture_default_str();
-  verb->add_option("--tokens", flags->tokens, "use only so many tokens of the file (default: all)")
+  verb->add_option("--tokens", flags->tokens,
+                   "maximum number of tokens to read from the file (default: all)")
       ->check(CLI::NonNegativeNumber);
   verb->add_flag("--json", flags->json, "print {ppl, nll, scored, tokens_per_second}");
   add_model_flags(*verb, flags->model);

@@ -1,7 +1,5 @@
 #include "compile/stage_dump.h"
 
-#include <map>
-
 #include "base/channels.h"
 #include "base/error.h"
 #include "base/file.h"

@@ -9,17 +9,20 @@
 namespace tokamak {
 namespace {
 
+using RegionTable = std::map<std::string, int32_t>;  // of PlanSet::regions, by text
+
 // Builds one plan. A value lives in the arena unless it is an input, a weight, a state or a reshape
 // of one.
 class Emitter {
  public:
   Emitter(PlanSet& set, const PlanRequest& request, size_t index, const KernelSet& kernels,
-          const KernelChooser& chooser)
+          const KernelChooser& chooser, RegionTable& regions)
       : set_(set),
         fn_(chooser.function(index)),
         index_(index),
         kernels_(kernels),
-        chooser_(chooser) {
+        chooser_(chooser),
+        regions_(regions) {
     plan_.function = fn_.name();
     plan_.guard = request.guard;
     plan_.bound_symbols = request.bound_symbols;
@@ -214,9 +217,7 @@ class Emitter {
     auto [it, fresh] = regions_.try_emplace(region_text(*region), 0);
     if (fresh) {
       it->second = static_cast<int32_t>(set_.regions.size());
-      for (size_t i = 0; i < set_.regions.size(); ++i)
-        if (region_text(set_.regions[i]) == it->first) it->second = static_cast<int32_t>(i);
-      if (it->second == static_cast<int32_t>(set_.regions.size())) set_.regions.push_back(*region);
+      set_.regions.push_back(*region);
     }
     return it->second;
   }
@@ -271,7 +272,7 @@ class Emitter {
   const size_t index_;  // of the request
   const KernelSet& kernels_;
   const KernelChooser& chooser_;
-  std::map<std::string, int32_t> regions_;  // by text
+  RegionTable& regions_;
   Plan plan_;
   std::vector<SymbolDecl> bounds_;
   std::vector<std::vector<Place>> places_;
@@ -318,9 +319,10 @@ void plan_functions(PlanSet& set, const std::vector<PlanRequest>& requests, cons
                     const Machine& machine, FusionReport* report) {
   KernelSet kernels(backend);
   KernelChooser chooser(kernels, machine, requests);
+  RegionTable regions;
   for (size_t i = 0; i < requests.size(); ++i) {
     count_compile();
-    Emitter(set, requests[i], i, kernels, chooser).run();
+    Emitter(set, requests[i], i, kernels, chooser, regions).run();
   }
   set.numerics_id = numerics_id(set, chooser, backend);
   if (report) report->choices = chooser.report();

@@ -1,20 +1,22 @@
 // Activation quantisation as explicit nodes: linear(x, w) becomes linear(quantize(x), w) where w is
 // block-quantised and the backend computes that product in integers. q, k and v share one quantize
 // node by hash-consing.
+#include <algorithm>
+
 #include "base/error.h"
 #include "compile/pass.h"
+#include "compile/planner/kernels.h"
 
 namespace tokamak {
 namespace {
 
-bool backend_takes(const Backend& backend, DType weight) {
+bool takes(const KernelSet& kernels, DType weight) {
   const DType inputs[] = {DType::kQ8A, weight};
   const bool weights[] = {false, true};
-  for (const KernelDesc& k : backend.kernels()) {
-    KernelPattern pattern = parse_pattern(k.pattern);
-    if (!pattern.region && kernel_matches(pattern, "linear", inputs, weights)) return true;
-  }
-  return false;
+  return std::any_of(
+      kernels.entries().begin(), kernels.entries().end(), [&](const KernelSet::Entry& e) {
+        return !e.pattern.region && kernel_matches(e.pattern, "linear", inputs, weights);
+      });
 }
 
 // The formats whose integer dot product with int8 activations loses no more than the activations'
@@ -41,11 +43,12 @@ void quantize_activations(Module& module, Function& function, const PassContext&
   const std::string& mode = context.options.activations;
   if (mode == "f32") return;
   if (mode != "auto") fail(ErrorCode::kInvalidArgument, "--activations {}: use f32 or auto", mode);
+  KernelSet kernels(context.backend);
   rebuild(module, function, [&](Function& to, const Node& node, const std::vector<Ref>& in) {
     std::vector<Ref> inputs = in;
     if (node.op->name == "linear" && to.tensor(in[0]).dtype == DType::kF32) {
       DType weight = to.tensor(in[1]).dtype;
-      if (has_integer_dot(weight) && backend_takes(context.backend, weight))
+      if (has_integer_dot(weight) && takes(kernels, weight))
         inputs[0] = to.add("quantize", {in[0]}, Value::Object{{"format", "q8a"}});
     }
     return copy_node(to, node, inputs);
