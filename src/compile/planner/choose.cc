@@ -124,8 +124,10 @@ KernelChooser::Site KernelChooser::site(const Bucket& bucket, const Function& fn
   weights.resize(body.inputs().size());  // without what only orders a write
   s.meter = &bucket.body_meter(body, weights);
   for (NodeId inner = 0; inner < body.nodes().size(); ++inner)
-    (body.node(inner).op->tier == Tier::kStructural ? (void)s.in.push_back({inner, 0})
-                                                    : s.nodes.push_back(inner));
+    if (body.node(inner).op->tier == Tier::kStructural)
+      s.in.push_back({inner, 0});
+    else
+      s.nodes.push_back(inner);
   for (const Function::Result& r : body.results()) s.out.push_back(r.ref);
   s.kernels = kernels_.of_region(body, weights);
   if (!s.kernels.empty())
@@ -148,30 +150,14 @@ KernelChooser::Site KernelChooser::inner_site(const Bucket& bucket, const Functi
   s.nodes = {id};
   s.in = unique_inputs(body, node);
   s.out = all_outputs(body, id);
-  // The node as it would be outside: its operands are the region's.
-  std::vector<DType> types;
-  bool weight[64] = {};
-  s.signature = node.op->name;
-  for (size_t i = 0; i < node.inputs.size() && i < 64; ++i) {
-    Ref r = node.inputs[i];
-    auto at = std::find(body.inputs().begin(), body.inputs().end(), r.node);
-    if (at != body.inputs().end()) {
-      Ref outer = region.inputs[static_cast<size_t>(at - body.inputs().begin())];
-      weight[i] = is_weight(fn.node(outer.node));
-      if (is_matrix(fn, outer)) s.matrices.push_back({weight_name(fn, outer), i});
-    }
-    const Type& t = body.type(r);
-    bool tensor = t.kind == Type::Kind::kTensor;
-    types.push_back(tensor ? t.tensor.dtype : DType::kU8);
-    s.signature +=
-        tensor ? fmt::format(" {}{}", weight[i] ? "weight " : "", dtype_name(t.tensor.dtype))
-               : " -";
+  s.signature = node_signature(body, node, weights);
+  for (const KernelDesc* k : kernels_.of_node(body, node, weights)) s.kernels.push_back({k, {}});
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    auto at = std::find(body.inputs().begin(), body.inputs().end(), node.inputs[i].node);
+    if (at == body.inputs().end()) continue;
+    Ref outer = region.inputs[static_cast<size_t>(at - body.inputs().begin())];
+    if (is_matrix(fn, outer)) s.matrices.push_back({weight_name(fn, outer), i});
   }
-  if (stored_narrow(node)) s.signature += " as " + node.attrs.get_string(kStorageAttr, "");
-  for (const KernelSet::Entry& e : kernels_.entries())
-    if (!e.pattern.region && (e.kernel->any_storage || !stored_narrow(node)) &&
-        kernel_matches(e.pattern, node.op->name, types, {weight, types.size()}))
-      s.kernels.push_back({e.kernel, {}});
   return s;
 }
 

@@ -40,11 +40,7 @@ class BodyMatcher {
 
  private:
   bool is_input(NodeId id) const { return body_.node(id).op->tier == Tier::kStructural; }
-  bool is_weight_input(Ref r) const {
-    const std::vector<NodeId>& in = body_.inputs();
-    auto at = std::find(in.begin(), in.end(), r.node);
-    return at != in.end() && weights_[static_cast<size_t>(at - in.begin())];
-  }
+  bool is_weight_input(Ref r) const { return is_weight_value(body_, r, weights_); }
   bool loop_type(DType t) const {
     return std::find(kernel_.loop_types.begin(), kernel_.loop_types.end(), t) !=
            kernel_.loop_types.end();
@@ -154,12 +150,19 @@ bool has_bound(const TensorType& type) {
   return std::any_of(type.dims.begin(), type.dims.end(), [](const Dim& d) { return d.bound; });
 }
 
-std::string node_signature(const Function& fn, const Node& node) {
+bool is_weight_value(const Function& fn, Ref r, const std::vector<bool>& weights) {
+  if (is_weight(fn.node(r.node))) return true;
+  for (size_t i = 0; i < weights.size(); ++i)
+    if (weights[i] && fn.inputs()[i] == r.node) return true;
+  return false;
+}
+
+std::string node_signature(const Function& fn, const Node& node, const std::vector<bool>& weights) {
   std::string out(node.op->name);
   for (Ref in : node.inputs) {
     const Type& t = fn.type(in);
     out += t.kind == Type::Kind::kTensor
-               ? fmt::format(" {}{}", is_weight(fn.node(in.node)) ? "weight " : "",
+               ? fmt::format(" {}{}", is_weight_value(fn, in, weights) ? "weight " : "",
                              dtype_name(t.tensor.dtype))
                : " -";
   }
@@ -188,14 +191,14 @@ bool KernelSet::has_region_anchors() const {
   });
 }
 
-const std::vector<const KernelDesc*>& KernelSet::of_node(const Function& fn,
-                                                         const Node& node) const {
-  auto [it, fresh] = of_signature_.try_emplace(node_signature(fn, node));
+const std::vector<const KernelDesc*>& KernelSet::of_node(const Function& fn, const Node& node,
+                                                         const std::vector<bool>& weights) const {
+  auto [it, fresh] = of_signature_.try_emplace(node_signature(fn, node, weights));
   if (!fresh) return it->second;
   std::vector<DType> types = operand_types(fn, node);
   bool weight[64] = {};
   for (size_t i = 0; i < node.inputs.size() && i < 64; ++i)
-    weight[i] = is_weight(fn.node(node.inputs[i].node));
+    weight[i] = is_weight_value(fn, node.inputs[i], weights);
   for (const Entry& e : entries_)
     if (!e.pattern.region && (e.kernel->any_storage || !stored_narrow(node)) &&
         kernel_matches(e.pattern, node.op->name, types,

@@ -47,8 +47,9 @@ class KernelSet {
   bool has_regions() const;         // any kernel for regions
   bool has_region_anchors() const;  // one that is more than an executor of Loop IR
 
-  // Kernels for the node alone, in the backend's order.
-  const std::vector<const KernelDesc*>& of_node(const Function& fn, const Node& node) const;
+  // Kernels for the node alone, in the backend's order. `weights`: as for match().
+  const std::vector<const KernelDesc*>& of_node(const Function& fn, const Node& node,
+                                                const std::vector<bool>& weights = {}) const;
   // Whether one kernel takes the body; `weights`: which of its inputs are weights.
   std::optional<RegionMatch> match(const Entry& entry, const Function& body,
                                    const std::vector<bool>& weights) const;
@@ -66,7 +67,11 @@ class KernelSet {
 };
 
 // What decides which kernels take a node: its op and the types of its operands.
-std::string node_signature(const Function& fn, const Node& node);
+// `weights`: which inputs of the function are weights (bodies of regions).
+std::string node_signature(const Function& fn, const Node& node,
+                           const std::vector<bool>& weights = {});
+// Whether a value is a weight, or an input that `weights` says is one.
+bool is_weight_value(const Function& fn, Ref r, const std::vector<bool>& weights);
 std::vector<bool> weight_inputs(const Function& fn, const Node& region);
 bool same_shape(const TensorType& a, const TensorType& b);  // extents; names of axes do not matter
 bool has_bound(const TensorType& type);                     // an extent known on the device only
