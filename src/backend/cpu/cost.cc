@@ -103,4 +103,19 @@ KernelCost attend_cost(const KernelDesc&, const KernelWork& work, const Machine&
   return {m.call_seconds + m.barrier_seconds + spread(ops, true, m) + traffic(work, false, m), 0};
 }
 
+// About three passes over the logits, whatever the stages are.
+KernelCost sample_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
+  double elements = 0;
+  for (const OpWork& op : work.ops) elements = std::max(elements, op.in_elements);
+  return {m.call_seconds + spread(3 * elements, true, m) + traffic(work, false, m), 0};
+}
+
+// Copied, sorted and rounded in double, on one thread.
+KernelCost defined_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
+  constexpr double kOperationsPerElement = 100;
+  double ops = 0;
+  for (const OpWork& op : work.ops) ops += op.in_elements * kOperationsPerElement;
+  return {m.call_seconds + spread(ops, false, m) + traffic(work, false, m), 0};
+}
+
 }  // namespace tokamak::cpu

@@ -14,5 +14,9 @@ KernelCost rows_cost(const KernelDesc& kernel, const KernelWork& work, const Mac
 KernelCost loop_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
 // Attention: always on all threads.
 KernelCost attend_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
+// From logits to tokens in one kernel.
+KernelCost sample_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
+// Ops that run as they are defined.
+KernelCost defined_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
 
 }  // namespace tokamak::cpu
