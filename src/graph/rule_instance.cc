@@ -216,6 +216,9 @@ class InstanceMaker {
       out_.module.add_weight({v.name, type, {{v.name}, {}}});
       return out_.fn->weight(v.name);
     }
+    // Half of the integers are known not to be negative: natural() holds for these.
+    if (type.dtype == DType::kI32 && rng_.below(2))
+      out_.fn->facts().push_back({v.name, Fact::Kind::kNatural});
     return out_.fn->add_input(v.name, Type::of(std::move(type)));
   }
 
