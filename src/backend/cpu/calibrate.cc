@@ -97,25 +97,24 @@ double processor_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// A program of a few additions on rows of 16 columns, run by one thread.
+// A sum and its norm on rows of 16 columns, run by one thread.
 class LoopProbe {
  public:
-  static constexpr int kAdds = 6, kSteps = kAdds + 2;  // with a load and a store
+  static constexpr int kSteps = 7;  // as the cost model counts: two ops, three inputs, two outputs
 
   LoopProbe(const cpu::KernelTable& table, int64_t rows)
-      : x_(static_cast<size_t>(rows * kColumns), 0.5f), y_(x_.size()), context_{table, kv_, 1} {
-    std::string text = fmt::format(
-        "loop 1\nrows {0}\ncolumns {1}\nin0 : f32[{0}, {1}]\nout0 : f32[{0}, {1}]\n"
-        "%0 = load in0[c + {1}*r0] : f32 tile\n",
-        rows, kColumns);
-    for (int i = 1; i <= kAdds; ++i)
-      text += fmt::format("%{} = add %{}, %0 : f32 tile\n", i, i - 1);
-    text += fmt::format("store out0[c + {}*r0] = %{}\n", kColumns, kAdds);
-    auto program = std::make_shared<loop::Program>(loop::parse_program(text));
-    region_ = {1, {Type::of(program->in[0]), Type::of(program->out[0])}, {}, {1}};
-    region_.pieces.push_back({program, "", {}, {0}, {1}});
-    in_ = {tensor(x_, rows)};
-    out_ = {tensor(y_, rows)};
+      : x_(static_cast<size_t>(rows * kColumns), 0.5f),
+        y_(x_.size()),
+        z_(x_.size()),
+        context_{table, kv_, 1} {
+    auto program = std::make_shared<loop::Program>(
+        loop::parse_program(fmt::format(kText, fmt::arg("t", rows), fmt::arg("d", kColumns))));
+    region_ = {3, {}, {}, {3, 4}};
+    for (const auto* types : {&program->in, &program->out})
+      for (const TensorType& type : *types) region_.values.push_back(Type::of(type));
+    region_.pieces.push_back({program, "", {}, {0, 1, 2}, {3, 4}});
+    in_ = {tensor(x_, rows), tensor(x_, rows), tensor(w_, 1)};
+    out_ = {tensor(y_, rows), tensor(z_, rows)};
     auto kernels = cpu::cpu_kernels();
     auto kernel = std::find_if(kernels.begin(), kernels.end(),
                                [](const auto& k) { return k.desc.pattern == "loop"; });
@@ -131,6 +130,25 @@ class LoopProbe {
 
  private:
   static constexpr int64_t kColumns = 16;
+  static constexpr std::string_view kText = R"(loop 1
+rows {t}
+columns {d}
+in0 : f32[{t}, {d}]
+in1 : f32[{t}, {d}]
+in2 : f32[{d}]
+out0 : f32[{t}, {d}]
+out1 : f32[{t}, {d}]
+%0 = load in0[c + {d}*r0] : f32 tile
+%1 = load in1[c + {d}*r0] : f32 tile
+%2 = add %0, %1 : f32 tile
+%3 = sum_squares %2 : wide row
+%4 = rsqrt %3 : wide row
+%5 = mul %2, %4 : wide tile
+%6 = load in2[c] : f32 tile
+%7 = mul %5, %6 : f32 tile
+store out0[c + {d}*r0] = %2
+store out1[c + {d}*r0] = %7
+)";
   static cpu::Tensor tensor(std::vector<float>& data, int64_t rows) {
     cpu::Tensor t;
     t.data = data.data();
@@ -140,7 +158,7 @@ class LoopProbe {
     return t;
   }
 
-  std::vector<float> x_, y_;
+  std::vector<float> x_, y_, z_, w_ = std::vector<float>(kColumns, 0.5f);
   std::vector<uint8_t> scratch_;
   cpu::KvStore kv_;
   cpu::StepContext context_;
