@@ -98,4 +98,19 @@ double attend_cost(const KernelDesc&, const KernelWork& work, const Machine& m) 
   return m.call_seconds + m.barrier_seconds + spread(ops, true, m) + traffic(work, false, m);
 }
 
+// About three passes over the logits, whatever the stages are.
+double sample_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
+  double elements = 0;
+  for (const OpWork& op : work.ops) elements = std::max(elements, op.in_elements);
+  return m.call_seconds + spread(3 * elements, true, m) + traffic(work, false, m);
+}
+
+// Copied, sorted and rounded in double, on one thread.
+double defined_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
+  constexpr double kOperationsPerElement = 100;
+  double ops = 0;
+  for (const OpWork& op : work.ops) ops += op.in_elements * kOperationsPerElement;
+  return m.call_seconds + spread(ops, false, m) + traffic(work, false, m);
+}
+
 }  // namespace tokamak::cpu

@@ -14,5 +14,9 @@ double rows_cost(const KernelDesc& kernel, const KernelWork& work, const Machine
 double loop_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
 // Attention: always on all threads.
 double attend_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
+// From logits to tokens in one kernel.
+double sample_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
+// Ops that run as they are defined.
+double defined_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
 
 }  // namespace tokamak::cpu
