@@ -224,7 +224,7 @@ class Flags(unittest.TestCase):
             self.assertGreater(s.metric("tokamak_kv_blocks_evicted_total"), 0)
             counted = s.metric("tokamak_memory_bytes") + s.metric("tokamak_process_memory_bytes")
             resident = s.metric("process_resident_memory_bytes")
-            self.assertLess(abs(counted - resident) / resident, 0.04, (counted, resident))
+            self.assertLess(abs(counted - resident), 4 << 20)  # of 24 MiB, half of which are program and heap
             self.assertRegex(s.output, r"program +\d+\.\d MiB")
 
     def test_clients_that_leave_all_at_once(self):
