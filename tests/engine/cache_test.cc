@@ -288,8 +288,8 @@ std::vector<TraceRequest> conversations(size_t n) {
 
 ReplayOptions small_machine() {
   ReplayOptions o;
-  o.machine.flops = 2e13;
-  o.machine.bandwidth = 3e11;
+  o.machine.i8_ops = 2e13;
+  o.machine.levels.back().bandwidth = 3e11;
   o.model.parameters = 5e8;
   o.model.kv_bytes_per_token = 16384;
   o.engine.max_num_seqs = 16;

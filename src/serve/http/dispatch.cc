@@ -1,6 +1,7 @@
 // Dispatches a parsed message to its handler: targets, methods, CORS, and responses that need no
 // handler.
 #include <algorithm>
+#include <cctype>
 
 #include "base/error.h"
 #include "base/log.h"

@@ -5,6 +5,8 @@
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/error.hpp>
 
+#include <algorithm>
+
 #include "base/log.h"
 
 namespace tokamak::http {

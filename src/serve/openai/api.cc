@@ -1,6 +1,7 @@
 #include "serve/openai/api.h"
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <thread>
 

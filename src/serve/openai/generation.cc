@@ -1,5 +1,7 @@
 #include "serve/openai/generation.h"
 
+#include <algorithm>
+
 #include "base/log.h"
 #include "serve/openai/api_error.h"
 
