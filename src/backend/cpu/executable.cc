@@ -134,8 +134,10 @@ void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
         bool symbolic = false;
         tensors.push_back(resolve(args[i], arena, order, e.dims, symbolic));
         if (symbolic) out.extents.push_back(std::move(e));
-        tensors.back().given = args[i].kind == CallArg::Kind::kInput;
-        if (tensors.back().given) out.inputs.push_back({index, i, args[i].index});
+        if (args[i].kind != CallArg::Kind::kInput) continue;
+        out.inputs.push_back({index, i, args[i].index});
+        // Logits to sample from are a result of another plan.
+        tensors.back().given = plans_.inputs[args[i].index].name != "logits";
       }
     };
     add(call.in, c.in, false);
