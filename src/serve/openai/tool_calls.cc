@@ -113,9 +113,10 @@ void ToolCalls::push_llama(Result& result) {
     where_ = Where::kPlain;
     if (!open_) result.text += before_;
   }
-  if (where_ == Where::kPlain && (count_ == 0 || !trimmed(held_).empty())) {
-    result.text += held_;
-    held_.clear();
+  if (where_ == Where::kPlain) {  // white space at the end of a call's answer is dropped
+    size_t send = count_ == 0 ? held_.size() : held_.find_last_not_of(kBlank) + 1;
+    result.text += held_.substr(0, send);
+    held_.erase(0, send);
   }
 }
 
