@@ -25,7 +25,8 @@ if [ "$what" = cuda ]; then
   shift
   mkdir -p "$build/cuda"
   step build
-  sources="$(ls tests/cuda/*.cc src/backend/cuda/*.cc | grep -v _test.cc) src/backend/common/sampler.cc
+  sources="$(ls tests/cuda/*.cc) src/backend/cuda/decode_stream.cc src/backend/cuda/driver.cc
+    src/backend/cuda/paged_attention.cc src/backend/common/sampler.cc
     src/backend/common/sampler_choose.cc src/backend/common/sampler_stages.cc src/backend/common/logits_math.cc
     src/base/rng.cc src/base/error.cc src/plan/step.cc"
   for source in $sources; do echo "$source"; done | xargs -P "$(nproc)" -I{} bash -c \
