@@ -131,4 +131,11 @@ struct BackendOptions {
 // "cpu", "cuda", "ref" or "null"; throws Error(kInvalidArgument) listing the names.
 std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& options = {});
 
+// What --backend auto means on this machine for a model of this size: cuda where a GPU has room for
+// it, otherwise cpu.
+struct AutoBackend {
+  std::string name, reason;  // reason: one line for people
+};
+AutoBackend auto_backend(uint64_t model_bytes);
+
 }  // namespace tokamak

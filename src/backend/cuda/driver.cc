@@ -161,7 +161,10 @@ Device::Device(int ordinal) {
     fail(ErrorCode::kNotFound, "GPU {} does not exist: the driver sees {}", ordinal, count);
   check(driver().device_get(&device_, ordinal), "opening the device");
   check(driver().context_retain(&context_, device_), "making a context");
-  use();
+  if (int result = driver().context_set(context_); result != 0) {
+    driver().context_release(device_);
+    check(result, "using the context");
+  }
 }
 Device::~Device() { driver().context_release(device_); }
 

@@ -52,7 +52,7 @@ class KernelList {
     for (const char* op : {"rms_norm", "layer_norm"})
       add(op, fmt::format("{}({}, *, *)", op, kFloats), kRowClass, emit_norm);
     add("softmax", fmt::format("softmax({})", kFloats), kRowClass, emit_norm);
-    add("rope", fmt::format("rope({}, i32, *)", kFloats), "angles f64, rotation f32", emit_rope);
+    add("rope", fmt::format("rope({}, i32, *)", kFloats), "f64, rounded once", emit_rope);
     for (const char* op : unary_op_names())
       add(op, fmt::format("{}({})", op, kFloats), kElementClass, emit_unary);
     for (const char* op : binary_op_names())

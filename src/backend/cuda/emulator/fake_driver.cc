@@ -98,6 +98,7 @@ int allocate(DeviceAddress* out, size_t bytes) {
   *out = reinterpret_cast<DeviceAddress>(data);
   memory().device[*out] = bytes;
   f.in_use += bytes;
+  ++f.allocations;
   return 0;
 }
 int release(DeviceAddress address) {
@@ -113,6 +114,7 @@ int host_allocate(void** out, size_t bytes) {
   *out = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
   memory().pinned[*out] = bytes;
   fake_driver().pinned += bytes;
+  ++fake_driver().allocations;
   return 0;
 }
 int host_release(void* data) {
@@ -250,9 +252,15 @@ int capture_begin(Handle, int) {
   return 0;
 }
 int capture_end(Handle, Handle* out) {
-  *out = std::exchange(memory().capture, nullptr);
+  Recording* recorded = std::exchange(memory().capture, nullptr);
+  if (int r = answer()) {
+    delete recorded;
+    *out = nullptr;
+    return r;
+  }
+  *out = recorded;
   ++fake_driver().live_graphs;
-  return answer();
+  return 0;
 }
 int graph_instantiate(Handle* out, Handle graph, unsigned long long) {
   if (int r = answer()) return r;
@@ -341,6 +349,10 @@ void install_fake_driver() {
   fresh.live_events = f.live_events;
   fresh.live_graphs = f.live_graphs;
   f = fresh;
+  reinstall_fake_driver();
+}
+
+void reinstall_fake_driver() {
   simt::link_host_kernels();
   static const unsigned char kNothing[1] = {};
   static const EmbeddedImage kImages[] = {{"op_element", kNothing, kNothing + 1},

@@ -32,11 +32,12 @@ struct FakeDriver {
   int64_t calls = 0;  // that can fail
   size_t in_use = 0, pinned = 0;
   int64_t live_modules = 0, live_streams = 0, live_events = 0, live_graphs = 0, contexts = 0;
-  int64_t graph_launches = 0;
+  int64_t graph_launches = 0, allocations = 0;
   std::vector<FakeLaunch> launches;
 };
 FakeDriver& fake_driver();
 // Makes the fake the driver of this process, in its initial state.
 void install_fake_driver();
+void reinstall_fake_driver();  // with the state that it has
 
 }  // namespace tokamak::cuda

@@ -69,7 +69,7 @@ TK_KERNEL(op_softmax, NormArgs, kRowThreads) {
     store(a.y, a.ty, row + i, expf(load(a.x, a.tx, row + i) - peak) * factor);
 }
 
-// A block per row of tokens. Angles are computed in double, once for all heads.
+// A block per row of tokens. Angles and rotation are computed in double, angles once for all heads.
 TK_KERNEL(op_rope, RopeArgs, kRowThreads) {
   int64_t row = int64_t{blockIdx.x} * a.heads * a.d;
   for (int64_t j = threadIdx.x; j < a.half; j += kRowThreads) {
@@ -77,12 +77,12 @@ TK_KERNEL(op_rope, RopeArgs, kRowThreads) {
                    static_cast<double>(load(a.frequencies, a.tf, j));
     double sine, cosine;
     sincos(angle, &sine, &cosine);
-    auto s = static_cast<float>(sine * a.scale), c = static_cast<float>(cosine * a.scale);
+    double s = sine * a.scale, c = cosine * a.scale;
     for (int64_t h = 0; h < a.heads; ++h) {
       int64_t at = row + h * a.d + j;
-      float x = load(a.x, a.tx, at), y = load(a.x, a.tx, at + a.half);
-      store(a.y, a.ty, at, x * c - y * s);
-      store(a.y, a.ty, at + a.half, y * c + x * s);
+      double x = load(a.x, a.tx, at), y = load(a.x, a.tx, at + a.half);
+      store(a.y, a.ty, at, static_cast<float>(x * c - y * s));
+      store(a.y, a.ty, at + a.half, static_cast<float>(y * c + x * s));
     }
   }
   int64_t rest = a.d - 2 * a.half;  // values of each head that are not rotated
