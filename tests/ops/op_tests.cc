@@ -1,5 +1,6 @@
 // Runs the table of op cases: every backend against ref, ref against double precision.
-//   op_tests [--backend cpu|cuda|cuda-emulated|ref] [--filter TEXT] [--list] [--part 1/2] [--perf] [--threads N]
+//   op_tests [--backend cpu|cuda|cuda-emulated|ref] [--filter TEXT] [--list] [--part 1/2] [--perf]
+//   [--threads N]
 // Needs no test framework and no file, so that it also runs cross-compiled under an emulator.
 #include <chrono>
 #include <cmath>

@@ -6,11 +6,11 @@ namespace tokamak::cuda {
 namespace {
 
 constexpr double kLaunchSeconds = 2.5e-6;
-constexpr double kMemory = 4.5e12;      // bytes per second that reads reach
-constexpr double kCache = 8e12;         // of values that stay in the 50 MB cache
+constexpr double kMemory = 4.5e12;  // bytes per second that reads reach
+constexpr double kCache = 8e12;     // of values that stay in the 50 MB cache
 constexpr double kCacheBytes = 30e6;
-constexpr double kVectorOps = 1.5e13;   // element-wise operations per second
-constexpr double kF32Flops = 2e13;      // of the dot products in f32
+constexpr double kVectorOps = 1.5e13;  // element-wise operations per second
+constexpr double kF32Flops = 2e13;     // of the dot products in f32
 constexpr double kI8Ops = 6e13;
 constexpr double kAttendFlops = 4e12;
 

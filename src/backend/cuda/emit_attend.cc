@@ -107,10 +107,16 @@ void emit_attend(const CallSite& site, LaunchList& list) {
 
 size_t scratch_bytes(const PlanSet& plans) {
   constexpr int64_t kUsualContext = 8192;  // of plans that do not say
-  size_t most = 0;
+  size_t most = 0, split = 0;
   int64_t context = plans.context > 0 ? plans.context : kUsualContext;
   for (const Plan& plan : plans.plans)
     for (const KernelCall& call : plan.calls) {
+      if (call.op == "linear" && call.in[1].dtype == DType::kBF16 && !call.in[0].dims.empty()) {
+        SymExpr rows = 1;
+        for (size_t i = 0; i + 1 < call.in[0].dims.size(); ++i) rows = rows * call.in[0].dims[i];
+        if (auto k = call.in[0].dims.back().constant())
+          split = std::max(split, split_bytes(rows.upper(plans.symbols), *k));
+      }
       if (call.op != "attend") continue;
       auto heads = call.in[kQuery].dims[1].constant(), dv = call.out[0].dims[2].constant();
       if (!heads || !dv) continue;
@@ -118,7 +124,7 @@ size_t scratch_bytes(const PlanSet& plans) {
       int64_t rows = std::max<int64_t>(1, kEnoughWarps / std::max<int64_t>(1, *heads));
       if (segments > 1) most = std::max(most, partial_bytes(rows, *heads, segments * 2, *dv));
     }
-  return std::min(most, kMostScratch);
+  return std::max(split, std::min(most, kMostScratch));
 }
 
 }  // namespace tokamak::cuda

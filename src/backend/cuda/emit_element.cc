@@ -10,11 +10,10 @@ namespace {
 constexpr const char* kUnaryNames[] = {"neg",    "abs",  "exp",  "log",   "sqrt",   "rsqrt",
                                        "square", "sin",  "cos",  "tanh",  "erf",    "sigmoid",
                                        "relu",   "silu", "gelu", "scale", "softcap"};
-constexpr Unary kUnaryOps[] = {Unary::kNeg,    Unary::kAbs,  Unary::kExp,      Unary::kLog,
-                               Unary::kSqrt,   Unary::kRsqrt, Unary::kSquare,  Unary::kSin,
-                               Unary::kCos,    Unary::kTanh, Unary::kErf,      Unary::kSigmoid,
-                               Unary::kRelu,   Unary::kSilu, Unary::kGeluTanh, Unary::kScale,
-                               Unary::kSoftcap};
+constexpr Unary kUnaryOps[] = {
+    Unary::kNeg,    Unary::kAbs,  Unary::kExp,      Unary::kLog,   Unary::kSqrt,   Unary::kRsqrt,
+    Unary::kSquare, Unary::kSin,  Unary::kCos,      Unary::kTanh,  Unary::kErf,    Unary::kSigmoid,
+    Unary::kRelu,   Unary::kSilu, Unary::kGeluTanh, Unary::kScale, Unary::kSoftcap};
 static_assert(std::size(kUnaryNames) == std::size(kUnaryOps));
 constexpr const char* kBinaryNames[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
 

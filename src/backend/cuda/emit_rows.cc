@@ -35,7 +35,52 @@ LinearTile linear_tile(int64_t rows) {
   return {"8", 8, 4};
 }
 
+// Tensor cores, for bf16 weights. Whether a product runs on them does not depend on the batch.
+bool takes_mma(const LinearArgs& args) {
+  return args.tw == DType::kBF16 && args.vectors && args.k % kMmaChunk == 0 &&
+         args.tx != DType::kQ8A;
+}
+
+void emit_mma(const CallSite& site, LaunchList& list, const LinearArgs& linear) {
+  constexpr int64_t kFew = 8, kSome = 32, kRowsOfWarp = 16;
+  MmaArgs args{};
+  args.x = linear.x;
+  args.w = reinterpret_cast<const uint16_t*>(linear.w);
+  args.bias = linear.bias;
+  args.y = linear.y;
+  args.rows = linear.rows;
+  args.n = linear.n;
+  args.k = linear.k;
+  args.tx = linear.tx;
+  args.tb = linear.tb;
+  args.ty = linear.ty;
+  Grid by_columns{(args.n + kRowsOfWarp - 1) / kRowsOfWarp};
+  if (args.rows <= kFew)
+    return list.add("op_linear_mma", "op_linear_mma_few", by_columns, kMmaThreads, args);
+  const char* pieces = "1";
+  if (args.tx != DType::kBF16) {
+    pieces = "3";
+    SplitArgs split{args.x, reinterpret_cast<uint16_t*>(site.scratch.address), args.rows * args.k,
+                    args.tx};
+    TK_CHECK(split_bytes(args.rows, args.k) <= site.scratch.bytes, "{}: no room to split {} rows",
+             site.call.label, args.rows);
+    list.add("op_linear_mma", "op_split", {(split.n / 8 + kElementThreads - 1) / kElementThreads},
+             kElementThreads, split);
+    args.x = split.y;
+  }
+  if (args.rows <= kSome)
+    return list.add("op_linear_mma", fmt::format("op_linear_mma_some_{}", pieces), by_columns,
+                    kMmaThreads, args);
+  list.add("op_linear_mma", fmt::format("op_linear_mma_many_{}", pieces),
+           {(args.n + kMmaTileN - 1) / kMmaTileN, (args.rows + kMmaTileM - 1) / kMmaTileM},
+           kMmaThreads, args);
+}
+
 }  // namespace
+
+size_t split_bytes(int64_t rows, int64_t k) {
+  return static_cast<size_t>(rows * k) * 3 * sizeof(uint16_t);
+}
 
 // rms_norm, layer_norm, softmax
 void emit_norm(const CallSite& site, LaunchList& list) {
@@ -73,7 +118,8 @@ void emit_rope(const CallSite& site, LaunchList& list) {
   args.tx = x.dtype;
   args.tf = frequencies.dtype;
   args.ty = y.dtype;
-  list.add("op_rows", "op_rope", {args.rows}, kRowThreads, args);
+  list.add("op_rows", "op_rope", {args.rows}, kRowThreads, args,
+           static_cast<int>(args.half) * 2 * static_cast<int>(sizeof(double)));
 }
 
 void emit_quantize(const CallSite& site, LaunchList& list) {
@@ -103,6 +149,7 @@ void emit_linear(const CallSite& site, LaunchList& list) {
   args.x_row_bytes = static_cast<int64_t>(dtype_bytes(x.dtype, args.k));
   args.w_row_bytes = static_cast<int64_t>(dtype_bytes(w.dtype, args.k));
   args.vectors = args.k % kVector == 0 && x.address % 16 == 0 && w.address % 16 == 0;
+  if (takes_mma(args)) return emit_mma(site, list, args);
   LinearTile tile = linear_tile(args.rows);
   int64_t columns = tile.columns * kTileWarps;
   const char* bytes = x.dtype == DType::kQ8A ? "bytes_" : "";

@@ -42,7 +42,7 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
 }
 
 CudaExecutable::~CudaExecutable() {
-  driver().stream_wait(stream_.get());  // a step that nobody collected; errors do not matter here
+  driver().stream_wait(stream_.get());  // for a step that was not collected; errors do not matter
 }
 
 CudaExecutable::Argument CudaExecutable::resolve(const CallArg& arg) const {

@@ -16,7 +16,7 @@ constexpr size_t kFirstBytes = size_t{1} << 20;  // of staging buffers
 // Block tables are padded to multiples of this many blocks, so that shapes repeat while sequences
 // grow.
 constexpr int32_t kStrideStep = 64;
-constexpr size_t kMaxShapes = 32;  // kept per plan
+constexpr size_t kMaxShapes = 32;     // kept per plan
 constexpr int64_t kCaptureAfter = 2;  // runs of the same shape
 
 template <class B>
@@ -92,8 +92,10 @@ void CudaExecutable::stage_inputs(const Prepared& p) {
     size_t here = place(rows * static_cast<size_t>(stride) * 4);
     auto* to = reinterpret_cast<int32_t*>(staged_.data() + here);
     for (size_t b = 0; b < rows; ++b, to += stride) {
-      std::copy_n(table.blocks.begin() + static_cast<ptrdiff_t>(b * width), width, to);
-      std::fill(to + width, to + stride, -1);
+      size_t from = b * width;  // rows of padding have no table
+      size_t used = from + width <= table.blocks.size() ? width : 0;
+      std::copy_n(table.blocks.begin() + static_cast<ptrdiff_t>(used ? from : 0), used, to);
+      std::fill(to + used, to + stride, -1);
     }
     view_.views[g] = {reinterpret_cast<const int32_t*>(inputs_.address() + here), stride,
                       kv_.block_size(g)};
@@ -139,10 +141,9 @@ CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p) {
   key_.push_back(view_.segments);
   if (auto it = p.shapes.find(key_); it != p.shapes.end()) return *it->second;
   if (p.shapes.size() >= kMaxShapes)
-    p.shapes.erase(
-        std::min_element(p.shapes.begin(), p.shapes.end(), [](const auto& a, const auto& b) {
-          return a.second->last_run < b.second->last_run;
-        }));
+    p.shapes.erase(std::min_element(
+        p.shapes.begin(), p.shapes.end(),
+        [](const auto& a, const auto& b) { return a.second->last_run < b.second->last_run; }));
   auto made = std::make_unique<Shaped>(kernels_);
   for (const Call& c : p.calls) {
     CallSite site{*c.call, {}, {}, kv_, view_, {scratch_.address(), scratch_.bytes()}};

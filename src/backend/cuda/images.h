@@ -13,7 +13,7 @@ struct EmbeddedImage {
   std::string_view name;
   const unsigned char *begin, *end;
 };
-std::span<const EmbeddedImage> embedded_images();  // written by the build
+std::span<const EmbeddedImage> embedded_images();        // written by the build
 void use_images(std::span<const EmbeddedImage> images);  // tests: instead of all others
 
 // The bytes that the driver loads. Throws Error(kUnavailable) saying how to get them.

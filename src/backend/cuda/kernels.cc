@@ -7,7 +7,7 @@ namespace tokamak::cuda {
 namespace {
 
 constexpr const char* kFloats = "f32|f16|bf16";
-constexpr const char* kRowClass = "f32, sums over 128 threads by a fixed tree";
+constexpr const char* kRowClass = "f32, sums over 512 threads by a fixed tree";
 constexpr const char* kElementClass = "f32 element-wise, rounded once";
 
 class KernelList {
@@ -40,8 +40,9 @@ class KernelList {
     add("linear",
         fmt::format("linear({0}, weight {0}|q8_0|q4_0|q4_1|q5_0|q5_1|q4_k|q5_k|q6_k, weight *)",
                     kFloats),
-        "f32 fma, k over 32 lanes by a fixed tree; weights decoded to f32", emit_linear,
-        linear_cost);
+        "bf16 weights: x in three bf16 pieces, mma over k in 8 parts; others: f32 fma, k over 32 "
+        "lanes by a fixed tree, weights decoded to f32",
+        emit_linear, linear_cost);
     add("embed",
         fmt::format("embed(i32, weight {}|q8_0|q4_0|q4_1|q5_0|q5_1|q4_k|q5_k|q6_k)", kFloats),
         "decoded to f32", emit_gather);
@@ -69,7 +70,7 @@ class KernelList {
     add("append", fmt::format("append(*, *, i32, i32, {}, ...)", kFloats),
         "rounded to the plane's type, nearest even", emit_append);
     add("attend", fmt::format("attend({}, *, *, i32, i32, i32, i32, i32, *)", kFloats),
-        "f32, online softmax over tiles of 32 keys, segments of 256 merged in order", emit_attend,
+        "f32, online softmax over tiles of 32 keys, segments of 128 merged in order", emit_attend,
         attend_cost);
   }
 

@@ -59,6 +59,7 @@ const CudaKernel& planned_kernel(const KernelEntry& entry);
 
 // Scratch that the calls of these plans ask for at most.
 size_t scratch_bytes(const PlanSet& plans);
+size_t split_bytes(int64_t rows, int64_t k);  // rows in three pieces, for tensor cores
 
 // One per family of ops: emit_*.cc.
 void emit_unary(const CallSite& site, LaunchList& list);

@@ -8,7 +8,8 @@
 namespace tokamak::cuda {
 namespace {
 
-constexpr const char* kOpImages[] = {"op_element", "op_rows", "op_linear", "op_attend"};
+constexpr const char* kOpImages[] = {"op_element", "op_rows", "op_linear", "op_linear_mma",
+                                     "op_attend"};
 
 }  // namespace
 

@@ -94,7 +94,7 @@ int allocate(DeviceAddress* out, size_t bytes) {
   if (int r = answer()) return r;
   if (bytes > f.memory - f.in_use) return kFakeOutOfMemory;
   void* data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  std::memset(data, 0xab, bytes);  // whoever reads it before writing finds out
+  std::memset(data, 0xab, bytes);  // so that reads before the first write are noticed
   *out = reinterpret_cast<DeviceAddress>(data);
   memory().device[*out] = bytes;
   f.in_use += bytes;
@@ -193,8 +193,7 @@ int blocks_per_multiprocessor(int* out, Handle, int, size_t) {
 void run_now(const RecordedLaunch& l) {
   FakeDriver& f = fake_driver();
   f.launches.push_back({std::string(l.kernel->name), {l.grid.x, l.grid.y, l.grid.z}, l.threads});
-  if (f.run_kernels)
-    simt::run_grid(*l.kernel, l.args.data(), l.grid, l.threads, l.shared_bytes);
+  if (f.run_kernels) simt::run_grid(*l.kernel, l.args.data(), l.grid, l.threads, l.shared_bytes);
 }
 int launch(Handle function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned,
            unsigned, unsigned shared_bytes, Handle, void** params, void**) {
@@ -358,6 +357,7 @@ void reinstall_fake_driver() {
   static const EmbeddedImage kImages[] = {{"op_element", kNothing, kNothing + 1},
                                           {"op_rows", kNothing, kNothing + 1},
                                           {"op_linear", kNothing, kNothing + 1},
+                                          {"op_linear_mma", kNothing, kNothing + 1},
                                           {"op_attend", kNothing, kNothing + 1}};
   use_images(kImages);
   use_driver(&kCalls);

@@ -4,6 +4,7 @@
 #include "backend/cuda/ops/op_element.cu"
 #include "backend/cuda/ops/op_rows.cu"
 #include "backend/cuda/ops/op_linear.cu"
+#include "backend/cuda/ops/op_linear_mma.cu"
 #include "backend/cuda/ops/op_attend.cu"
 // clang-format on
 

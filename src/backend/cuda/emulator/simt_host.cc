@@ -131,8 +131,7 @@ void leave() {
   Machine& m = machine();
   Fiber& f = *m.fibers[m.current];
 #ifdef __SANITIZE_ADDRESS__
-  __sanitizer_start_switch_fiber(&f.fake_stack, m.scheduler_stack,
-                                 m.scheduler_stack_bytes);
+  __sanitizer_start_switch_fiber(&f.fake_stack, m.scheduler_stack, m.scheduler_stack_bytes);
 #endif
   tk_switch_stack(&f.top, m.scheduler);
 #ifdef __SANITIZE_ADDRESS__
@@ -234,8 +233,8 @@ const HostKernel* find_kernel(std::string_view name) {
 
 void run_grid(const HostKernel& kernel, const void* args, Dim3 grid, unsigned threads,
               size_t shared_bytes) {
-  TK_CHECK(threads > 0 && threads <= kernel.max_threads && threads % kLanes == 0,
-           "{}: {} threads", kernel.name, threads);
+  TK_CHECK(threads > 0 && threads <= kernel.max_threads && threads % kLanes == 0, "{}: {} threads",
+           kernel.name, threads);
   Machine& m = machine();
   need_fibers(threads);
   m.body = kernel.body;
@@ -298,4 +297,35 @@ const float* published_sums(int n) {
 }
 
 }  // namespace simt
+
+// Lane 4g + t has of a the rows g and g + 8, of b the column g, and of both the pairs of k at 2t
+// and 2t + 8; of c the columns 2t and 2t + 1.
+void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  struct Fragments {
+    uint32_t a[4], b[2];
+  } mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  simt::publish(&mine, sizeof mine);
+  unsigned lane = threadIdx.x % 32;
+  auto of = [](unsigned from) {
+    Fragments f;
+    std::memcpy(&f, simt::published(from), sizeof f);
+    return f;
+  };
+  auto low = [](uint32_t v) { return std::bit_cast<float>(v << 16); };
+  auto high = [](uint32_t v) { return std::bit_cast<float>(v & 0xffff0000u); };
+  for (unsigned i = 0; i < 4; ++i) {
+    unsigned row = lane / 4, column = lane % 4 * 2 + i % 2, lower = i / 2;
+    double sum = c[i];
+    for (unsigned t = 0; t < 4; ++t) {
+      Fragments fa = of(row * 4 + t), fb = of(column * 4 + t);
+      for (unsigned half = 0; half < 2; ++half) {
+        uint32_t x = fa.a[lower + 2 * half], y = fb.b[half];
+        sum += static_cast<double>(low(x)) * static_cast<double>(low(y));
+        sum += static_cast<double>(high(x)) * static_cast<double>(high(y));
+      }
+    }
+    c[i] = static_cast<float>(sum);
+  }
+}
+
 }  // namespace tokamak::cuda

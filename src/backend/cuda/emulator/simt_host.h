@@ -77,6 +77,7 @@ void warp_sums(float (&x)[n]) {
   simt::publish(x, sizeof x);
   std::memcpy(x, simt::published_sums(n), sizeof x);
 }
+void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 inline float mul_rn(float a, float b) { return a * b; }
 inline float add_rn(float a, float b) { return a + b; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
@@ -88,12 +89,14 @@ inline int __dp4a(int a, int b, int c) {
 
 }  // namespace tokamak::cuda
 
-#define TK_KERNEL(name, Args, threads)                                                            \
-  static void name(const Args& a);                                                                \
-  static const ::tokamak::cuda::simt::Registration name##_registered({                            \
-      #name, [](const void* args) { name(*static_cast<const Args*>(args)); }, sizeof(Args), threads}); \
+#define TK_KERNEL(name, Args, threads)                                                       \
+  static void name(const Args& a);                                                           \
+  static const ::tokamak::cuda::simt::Registration name##_registered(                        \
+      {#name, [](const void* args) { name(*static_cast<const Args*>(args)); }, sizeof(Args), \
+       threads});                                                                            \
   static void name(const Args& a)
 #define TK_DEVICE inline
-#define TK_DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(::tokamak::cuda::simt::dynamic_shared())
+#define TK_DYNAMIC_SHARED(T, name) \
+  T* name = reinterpret_cast<T*>(::tokamak::cuda::simt::dynamic_shared())
 #define __shared__ static
 #define __restrict__

@@ -7,12 +7,12 @@
 
 namespace tokamak::cuda {
 
-constexpr int kMaxAxes = 6;     // of strided ops, after joining axes
-constexpr int kMaxPlanes = 8;   // of a state
-constexpr int kMaxKeys = 4;     // planes that make up a key
-constexpr int kSegment = 256;   // keys: attention is computed in segments that are merged in order
+constexpr int kMaxAxes = 6;    // of strided ops, after joining axes
+constexpr int kMaxPlanes = 8;  // of a state
+constexpr int kMaxKeys = 4;    // planes that make up a key
+constexpr int kSegment = 128;  // keys: attention is computed in segments that are merged in order
 constexpr int kElementThreads = 256;
-constexpr int kRowThreads = 128;  // of kernels with a block per row
+constexpr int kRowThreads = 512;  // of kernels with a block per row
 constexpr int kTileWarps = 4;     // of linear, append and attend
 constexpr int kTileThreads = 32 * kTileWarps;
 
@@ -109,6 +109,25 @@ struct LinearArgs {
   int64_t x_row_bytes, w_row_bytes;
   DType tx, tw, tb, ty;
   bool vectors;  // rows are aligned to eight values
+};
+
+constexpr int kMmaChunk = 32;  // values of k that a warp multiplies at a time
+constexpr int kMmaParts = 8;   // k is summed in so many parts, which are added in order
+constexpr int kMmaThreads = 32 * kMmaParts;
+constexpr int kMmaTileN = 64, kMmaTileM = 128;  // of a block, many rows
+struct MmaArgs {
+  const void* x;      // few rows: [rows, k] of type tx; else bf16 [pieces, rows, k]
+  const uint16_t* w;  // bf16 [n, k]
+  const void* bias;   // may be null
+  void* y;            // [rows, n]
+  int64_t rows, n, k;
+  DType tx, tb, ty;
+};
+struct SplitArgs {
+  const void* x;
+  uint16_t* y;  // bf16 [3, n]
+  int64_t n;
+  DType tx;
 };
 
 // A plane of a state: [block][head][offset][width], then for i8 the block's scales

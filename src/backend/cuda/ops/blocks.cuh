@@ -84,8 +84,8 @@ TK_DEVICE void decode8_q6_k(const uint8_t* row, int64_t at, float (&out)[8]) {
   uint32_t a = word_at(low), b = word_at(low + 4), ha = word_at(high), hb = word_at(high + 4);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    int v = (byte_of(a, b, j) >> 4 * (quarter / 2) & 15) |
-            (byte_of(ha, hb, j) >> 2 * quarter & 3) << 4;
+    int v = (byte_of(a, b, j) >> 4 * (quarter / 2) & 15) | (byte_of(ha, hb, j) >> 2 * quarter & 3)
+                                                               << 4;
     out[j] = mul_rn(scale, static_cast<float>(v - 32));
   }
 }

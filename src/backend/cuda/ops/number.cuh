@@ -16,11 +16,15 @@ TK_DEVICE float half_value(uint16_t bits) { return __half2float(__ushort_as_half
 TK_DEVICE uint16_t half_bits(float x) { return __half_as_ushort(__float2half_rn(x)); }
 TK_DEVICE uint16_t brain_bits(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
 TK_DEVICE float brain_value(uint16_t bits) { return __uint_as_float(uint32_t{bits} << 16); }
+TK_DEVICE uint32_t float_bits(float x) { return __float_as_uint(x); }
+TK_DEVICE float bits_float(uint32_t bits) { return __uint_as_float(bits); }
 #else
 inline float half_value(uint16_t bits) { return f16_to_f32(bits); }
 inline uint16_t half_bits(float x) { return f32_to_f16(x); }
 inline uint16_t brain_bits(float x) { return f32_to_bf16(x); }
 inline float brain_value(uint16_t bits) { return bf16_to_f32(bits); }
+inline uint32_t float_bits(float x) { return std::bit_cast<uint32_t>(x); }
+inline float bits_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 #endif
 
 struct alignas(16) Vec4 {
@@ -45,6 +49,18 @@ TK_DEVICE void store(void* p, DType type, int64_t i, float x) {
     static_cast<float*>(p)[i] = x;
   else
     static_cast<uint16_t*>(p)[i] = type == DType::kF16 ? half_bits(x) : brain_bits(x);
+}
+
+// A value computed in f64, rounded once: rounding to f32 on the way keeps a sticky bit.
+TK_DEVICE void store_wide(void* p, DType type, int64_t i, double x) {
+  auto y = static_cast<float>(x);
+  if (type != DType::kF32 && y == y && static_cast<double>(y) != x) {
+    uint32_t bits = float_bits(y);
+    bool beyond = fabs(static_cast<double>(y)) > fabs(x);
+    if (beyond) bits -= 1;  // towards zero
+    y = bits_float(bits | 1);
+  }
+  store(p, type, i, y);
 }
 
 TK_DEVICE void unpack_half(const Words4& v, float (&out)[8]) {

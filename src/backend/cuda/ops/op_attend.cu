@@ -4,25 +4,26 @@
 
 namespace tokamak::cuda {
 
+// Where a token is in the cache.
+struct Slot {
+  int block, offset;
+};
+TK_DEVICE Slot slot_of(const ViewArgs& v, int sequence, int slot) {
+  return {v.table[int64_t{sequence} * v.stride + slot / v.block_size], slot % v.block_size};
+}
 // The row of one token and head, and the row's scale.
-TK_DEVICE uint8_t* plane_row(const PlaneArgs& p, int64_t slot, int block_size, int head) {
-  int64_t block = slot / block_size, offset = slot % block_size;
-  return p.base + block * p.block_bytes +
-         (head * block_size + offset) * int64_t{p.width} * p.element;
+TK_DEVICE uint8_t* plane_row(const PlaneArgs& p, Slot slot, int block_size, int head) {
+  return p.base + slot.block * p.block_bytes +
+         int64_t{head * block_size + slot.offset} * (p.width * p.element);
 }
-TK_DEVICE float* plane_scale(const PlaneArgs& p, int64_t slot, int block_size, int head) {
-  int64_t block = slot / block_size, offset = slot % block_size;
-  return reinterpret_cast<float*>(p.base + block * p.block_bytes + p.scale_at) +
-         head * block_size + offset;
-}
-TK_DEVICE int64_t physical_slot(const ViewArgs& v, int sequence, int slot) {
-  return int64_t{v.table[int64_t{sequence} * v.stride + slot / v.block_size]} * v.block_size +
-         slot % v.block_size;
+TK_DEVICE float* plane_scale(const PlaneArgs& p, Slot slot, int block_size, int head) {
+  return reinterpret_cast<float*>(p.base + slot.block * p.block_bytes + p.scale_at) +
+         head * block_size + slot.offset;
 }
 
 // A row as int8 with a scale, as quantize_plane_row() in tensor/plane.h.
-TK_DEVICE void append_bytes(const void* x, DType type, int64_t at, const PlaneArgs& p,
-                            uint8_t* to, float* scale_to) {
+TK_DEVICE void append_bytes(const void* x, DType type, int64_t at, const PlaneArgs& p, uint8_t* to,
+                            float* scale_to) {
   constexpr float kLargest = 3.402823466e38f, kSmallest = 1.175494351e-38f;
   unsigned lane = threadIdx.x % kWarp;
   float peak = 0;
@@ -37,8 +38,8 @@ TK_DEVICE void append_bytes(const void* x, DType type, int64_t at, const PlaneAr
   float scale = peak / 127.0f;
   bool zero = !finite || scale < kSmallest;
   for (int i = lane; i < p.width; i += kWarp)
-    to[i] = zero ? 0
-                 : static_cast<uint8_t>(static_cast<int8_t>(rintf(load(x, type, at + i) / scale)));
+    to[i] =
+        zero ? 0 : static_cast<uint8_t>(static_cast<int8_t>(rintf(load(x, type, at + i) / scale)));
   if (lane == 0) *scale_to = !finite ? INFINITY - INFINITY : zero ? 0.0f : scale;
 }
 
@@ -52,7 +53,7 @@ TK_KERNEL(op_append, AppendArgs, kTileThreads) {
   while (index >= a.plane[plane].heads) index -= a.plane[plane++].heads;
   const PlaneArgs& p = a.plane[plane];
   int64_t at = (int64_t{row} * p.heads + index) * p.width;
-  int64_t place = physical_slot(a.view, a.seq[row], slot);
+  Slot place = slot_of(a.view, a.seq[row], slot);
   uint8_t* to = plane_row(p, place, a.view.block_size, index);
   if (p.type == DType::kI8)
     return append_bytes(a.x[plane], a.tx[plane], at, p, to,
@@ -65,36 +66,57 @@ TK_KERNEL(op_append, AppendArgs, kTileThreads) {
 TK_KERNEL(op_move_slot, MoveArgs, kTileThreads) {
   const PlaneArgs p = a.planes[blockIdx.x];
   int bytes = p.width * p.element;
+  Slot from = {a.from / a.block_size, a.from % a.block_size};
+  Slot to = {a.to / a.block_size, a.to % a.block_size};
   for (int i = static_cast<int>(threadIdx.x); i < p.heads * bytes; i += kTileThreads)
-    plane_row(p, a.to, a.block_size, i / bytes)[i % bytes] =
-        plane_row(p, a.from, a.block_size, i / bytes)[i % bytes];
+    plane_row(p, to, a.block_size, i / bytes)[i % bytes] =
+        plane_row(p, from, a.block_size, i / bytes)[i % bytes];
   if (p.type == DType::kI8 && static_cast<int>(threadIdx.x) < p.heads)
     for (int head = static_cast<int>(threadIdx.x); head < p.heads; head += kTileThreads)
-      *plane_scale(p, a.to, a.block_size, head) = *plane_scale(p, a.from, a.block_size, head);
+      *plane_scale(p, to, a.block_size, head) = *plane_scale(p, from, a.block_size, head);
 }
 
-// The dot product of a query part in shared memory with a stored row.
-TK_DEVICE float row_dot(const float* q, const uint8_t* row, const PlaneArgs& p) {
+template <DType type>
+TK_DEVICE void load_row8(const uint8_t* row, int at, float (&v)[8]) {
+  if constexpr (type == DType::kI8)
+    unpack_bytes(*reinterpret_cast<const Words2*>(row + at), v);
+  else
+    load8(row, type, at, v);
+}
+
+// The dot product of a query part in shared memory with a stored row. Widths that are not a
+// multiple of eight, whose rows are not aligned, are read value by value.
+template <DType type>
+TK_DEVICE float typed_dot(const float* q, const uint8_t* row, int width) {
   float sum[4] = {};
-  int i = 0;
-  if (p.width % 8 == 0) {
-    for (; i < p.width; i += 8) {
+  if (width % 8 == 0) {
+#pragma unroll 4
+    for (int i = 0; i < width; i += 8) {
       float v[8];
-      if (p.type == DType::kI8)
-        unpack_bytes(*reinterpret_cast<const Words2*>(row + i), v);
-      else
-        load8(row, p.type, i, v);
+      load_row8<type>(row, i, v);
 #pragma unroll
       for (int j = 0; j < 8; ++j) sum[j % 4] = fmaf(q[i + j], v[j], sum[j % 4]);
     }
   } else {
-    for (; i < p.width; ++i) {
-      float v = p.type == DType::kI8 ? static_cast<float>(static_cast<int8_t>(row[i]))
-                                     : load(row, p.type, i);
+    for (int i = 0; i < width; ++i) {
+      float v =
+          type == DType::kI8 ? static_cast<float>(static_cast<int8_t>(row[i])) : load(row, type, i);
       sum[0] = fmaf(q[i], v, sum[0]);
     }
   }
   return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+TK_DEVICE float row_dot(const float* q, const uint8_t* row, const PlaneArgs& p) {
+  switch (p.type) {
+    case DType::kF32:
+      return typed_dot<DType::kF32>(q, row, p.width);
+    case DType::kF16:
+      return typed_dot<DType::kF16>(q, row, p.width);
+    case DType::kBF16:
+      return typed_dot<DType::kBF16>(q, row, p.width);
+    default:
+      return typed_dot<DType::kI8>(q, row, p.width);
+  }
 }
 
 // What one row sees, and the part of the softmax that one lane or the warp holds.
@@ -134,7 +156,38 @@ TK_DEVICE bool is_visible(const AttendArgs& a, const AttendRow& r, int key) {
   return a.slot[r.first + own] <= r.own_slot;
 }
 
-// 32 keys from `first` on. `weight` and `place` are the warp's shared memory: 32 entries each.
+// Adds weight * value of the keys in `all`. The values of several keys are loaded before they are
+// used, so that the loads overlap.
+template <DType type, int parts>
+TK_DEVICE void add_values(const AttendArgs& a, unsigned all, const float* weight,
+                          const int64_t* place, float (&sum)[parts]) {
+  constexpr int kBatch = parts <= 4 ? 8 : 2;
+  int lane = static_cast<int>(threadIdx.x % kWarp);
+  for (int first = 0; first < kWarp; first += kBatch) {
+    if ((all >> first & ((1u << kBatch) - 1)) == 0) continue;
+    float v[kBatch][parts];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      bool seen = (all >> (first + j) & 1) != 0;
+      const auto* row = reinterpret_cast<const uint8_t*>(place[first + j]);
+#pragma unroll
+      for (int i = 0; i < parts; ++i) {
+        int at = i * kWarp + lane;
+        v[j][i] = 0;
+        if (!seen || at >= a.dv) continue;
+        v[j][i] = type == DType::kI8 ? static_cast<float>(static_cast<int8_t>(row[at]))
+                                     : load(row, type, at);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j)
+#pragma unroll
+      for (int i = 0; i < parts; ++i) sum[i] = fmaf(weight[first + j], v[j][i], sum[i]);
+  }
+}
+
+// 32 keys from `first` on. `weight` and `place` (addresses of values) are the warp's shared memory:
+// 32 entries each.
 template <int parts>
 TK_DEVICE void attend_tile(const AttendArgs& a, const AttendRow& r, int first, const float* q,
                            float* weight, int64_t* place, Flash<parts>& f) {
@@ -144,10 +197,10 @@ TK_DEVICE void attend_tile(const AttendArgs& a, const AttendRow& r, int first, c
   unsigned all = warp_ballot(seen);
   if (all == 0) return;
   float score = -INFINITY;
-  int64_t slot = 0;
+  Slot slot = {0, 0};
   int group = a.heads / a.value.heads;
   if (seen) {
-    slot = physical_slot(a.view, r.sequence, key);
+    slot = slot_of(a.view, r.sequence, key);
     score = 0;
     const float* part = q;
     for (int p = 0; p < a.keys; ++p) {
@@ -168,20 +221,21 @@ TK_DEVICE void attend_tile(const AttendArgs& a, const AttendRow& r, int first, c
   if (seen && a.value.type == DType::kI8)
     power *= *plane_scale(a.value, slot, a.view.block_size, r.head / group);
   weight[lane] = power;
-  place[lane] = slot;
+  place[lane] =
+      reinterpret_cast<int64_t>(plane_row(a.value, slot, a.view.block_size, r.head / group));
   sync_warp();
-  for (int j = 0; j < kWarp; ++j) {
-    if ((all >> j & 1) == 0) continue;
-    const uint8_t* v = plane_row(a.value, place[j], a.view.block_size, r.head / group);
-    float p = weight[j];
-#pragma unroll
-    for (int i = 0; i < parts; ++i) {
-      int at = i * kWarp + static_cast<int>(lane);
-      if (at >= a.dv) continue;
-      float x = a.value.type == DType::kI8 ? static_cast<float>(static_cast<int8_t>(v[at]))
-                                           : load(v, a.value.type, at);
-      f.sum[i] = fmaf(p, x, f.sum[i]);
-    }
+  switch (a.value.type) {
+    case DType::kF32:
+      add_values<DType::kF32, parts>(a, all, weight, place, f.sum);
+      break;
+    case DType::kF16:
+      add_values<DType::kF16, parts>(a, all, weight, place, f.sum);
+      break;
+    case DType::kBF16:
+      add_values<DType::kBF16, parts>(a, all, weight, place, f.sum);
+      break;
+    default:
+      add_values<DType::kI8, parts>(a, all, weight, place, f.sum);
   }
   sync_warp();
 }
@@ -263,13 +317,12 @@ TK_DEVICE void attend_join(const AttendArgs& a) {
 #pragma unroll
   for (int i = 0; i < parts; ++i)
     if (i * kWarp + lane < a.dv)
-      store(a.y, a.ty, at * a.dv + i * kWarp + lane,
-            all.mass == 0 ? 0.0f : all.sum[i] / all.mass);
+      store(a.y, a.ty, at * a.dv + i * kWarp + lane, all.mass == 0 ? 0.0f : all.sum[i] / all.mass);
 }
 
-#define TK_ATTEND(parts)                                                                        \
-  TK_KERNEL(op_attend_##parts, AttendArgs, kTileThreads) { attend_row<parts, false>(a); }       \
-  TK_KERNEL(op_attend_split_##parts, AttendArgs, kTileThreads) { attend_row<parts, true>(a); }  \
+#define TK_ATTEND(parts)                                                                       \
+  TK_KERNEL(op_attend_##parts, AttendArgs, kTileThreads) { attend_row<parts, false>(a); }      \
+  TK_KERNEL(op_attend_split_##parts, AttendArgs, kTileThreads) { attend_row<parts, true>(a); } \
   TK_KERNEL(op_attend_join_##parts, AttendArgs, kTileThreads) { attend_join<parts>(a); }
 
 TK_ATTEND(2)

@@ -154,20 +154,20 @@ TK_DEVICE void linear_bytes_tile(const LinearArgs& a) {
   store_tile<rows, columns>(a, row, column, sum);
 }
 
-#define TK_LINEAR(name, kind)                                                                  \
-  TK_KERNEL(op_linear_##name##_1, LinearArgs, kTileThreads) { linear_tile<kind, 1, 2>(a); }    \
-  TK_KERNEL(op_linear_##name##_4, LinearArgs, kTileThreads) { linear_tile<kind, 4, 4>(a); }    \
+#define TK_LINEAR(name, kind)                                                               \
+  TK_KERNEL(op_linear_##name##_1, LinearArgs, kTileThreads) { linear_tile<kind, 1, 2>(a); } \
+  TK_KERNEL(op_linear_##name##_4, LinearArgs, kTileThreads) { linear_tile<kind, 4, 4>(a); } \
   TK_KERNEL(op_linear_##name##_8, LinearArgs, kTileThreads) { linear_tile<kind, 8, 4>(a); }
 
-#define TK_LINEAR_BYTES(name, kind)                                                            \
-  TK_KERNEL(op_linear_##name##_bytes_1, LinearArgs, kTileThreads) {                            \
-    linear_bytes_tile<kind, 1, 2>(a);                                                          \
-  }                                                                                            \
-  TK_KERNEL(op_linear_##name##_bytes_4, LinearArgs, kTileThreads) {                            \
-    linear_bytes_tile<kind, 4, 4>(a);                                                          \
-  }                                                                                            \
-  TK_KERNEL(op_linear_##name##_bytes_8, LinearArgs, kTileThreads) {                            \
-    linear_bytes_tile<kind, 8, 4>(a);                                                          \
+#define TK_LINEAR_BYTES(name, kind)                                 \
+  TK_KERNEL(op_linear_##name##_bytes_1, LinearArgs, kTileThreads) { \
+    linear_bytes_tile<kind, 1, 2>(a);                               \
+  }                                                                 \
+  TK_KERNEL(op_linear_##name##_bytes_4, LinearArgs, kTileThreads) { \
+    linear_bytes_tile<kind, 4, 4>(a);                               \
+  }                                                                 \
+  TK_KERNEL(op_linear_##name##_bytes_8, LinearArgs, kTileThreads) { \
+    linear_bytes_tile<kind, 8, 4>(a);                               \
   }
 
 TK_LINEAR_BYTES(q8_0, WeightKind::kQ8_0)

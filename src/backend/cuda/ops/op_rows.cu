@@ -69,21 +69,26 @@ TK_KERNEL(op_softmax, NormArgs, kRowThreads) {
     store(a.y, a.ty, row + i, expf(load(a.x, a.tx, row + i) - peak) * factor);
 }
 
-// A block per row of tokens. Angles and rotation are computed in double, angles once for all heads.
+// A block per row of tokens. Angles and rotation are computed in double, angles once for all heads:
+// dynamic shared memory holds their sines and cosines.
 TK_KERNEL(op_rope, RopeArgs, kRowThreads) {
+  TK_DYNAMIC_SHARED(double, angles);
   int64_t row = int64_t{blockIdx.x} * a.heads * a.d;
   for (int64_t j = threadIdx.x; j < a.half; j += kRowThreads) {
-    double angle = static_cast<double>(a.pos[blockIdx.x]) *
-                   static_cast<double>(load(a.frequencies, a.tf, j));
+    double angle =
+        static_cast<double>(a.pos[blockIdx.x]) * static_cast<double>(load(a.frequencies, a.tf, j));
     double sine, cosine;
     sincos(angle, &sine, &cosine);
-    double s = sine * a.scale, c = cosine * a.scale;
-    for (int64_t h = 0; h < a.heads; ++h) {
-      int64_t at = row + h * a.d + j;
-      double x = load(a.x, a.tx, at), y = load(a.x, a.tx, at + a.half);
-      store(a.y, a.ty, at, static_cast<float>(x * c - y * s));
-      store(a.y, a.ty, at + a.half, static_cast<float>(y * c + x * s));
-    }
+    angles[2 * j] = sine * a.scale;
+    angles[2 * j + 1] = cosine * a.scale;
+  }
+  sync_block();
+  for (int64_t i = threadIdx.x; i < a.heads * a.half; i += kRowThreads) {
+    int64_t j = i % a.half, at = row + i / a.half * a.d + j;
+    double s = angles[2 * j], c = angles[2 * j + 1];
+    double x = load(a.x, a.tx, at), y = load(a.x, a.tx, at + a.half);
+    store_wide(a.y, a.ty, at, x * c - y * s);
+    store_wide(a.y, a.ty, at + a.half, y * c + x * s);
   }
   int64_t rest = a.d - 2 * a.half;  // values of each head that are not rotated
   for (int64_t i = threadIdx.x; i < a.heads * rest; i += kRowThreads) {
