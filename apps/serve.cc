@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 
 #include "api/resident.h"
 #include "apps/model_flags.h"
@@ -21,7 +22,8 @@ struct ServeFlags {
   OpenOptions model;
   std::vector<std::string> models;
   http::ServerOptions http;
-  std::vector<std::string> api_keys, names, origins = {"*"};
+  std::vector<std::string> api_keys, names;
+  std::optional<uint64_t> seed;
   double request_timeout = 0, shutdown_timeout = 30, tpot_target_ms = 250;
   int max_body_mb = 16;
   int64_t max_queue = 4096;
@@ -100,7 +102,6 @@ void check(ServeFlags& flags) {
     config.max_in_flight = 2;  // the engine takes as many as its backend can
   };
   flags.http.max_body_bytes = static_cast<size_t>(flags.max_body_mb) << 20;
-  flags.http.allowed_origins = flags.origins;
   if (flags.api_keys.empty())
     if (const char* key = std::getenv("TOKAMAK_API_KEY"); key != nullptr && *key != '\0')
       flags.api_keys.push_back(key);
@@ -130,6 +131,7 @@ void serve(ServeFlags& flags) {
   options.request_timeout_seconds = flags.request_timeout;
   options.version = version();
   options.request_log = flags.request_log;
+  options.seed = flags.seed;
   options.vllm_metrics = flags.metrics_compat == "vllm";
   options.http_stats = &server.stats();
   std::vector<ServedModel> models;
@@ -164,8 +166,12 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
       ->capture_default_str();
   verb.add_option("--api-key", flags.api_keys,
                   "require this key from clients (may be repeated; also $TOKAMAK_API_KEY)");
-  verb.add_option("--allowed-origins", flags.origins,
-                  "web origins whose pages may use the server; * = any")
+  verb.add_option(
+          "--allowed-origins", flags.http.allowed_origins,
+          "web origins whose pages may use the server besides its own page: "
+          "https://app.example.com, http://localhost:* (any port), localhost (any origin on "
+          "this computer), * (any)")
+      ->delimiter(',')
       ->capture_default_str();
   verb.add_option("--max-connections", flags.http.max_connections, "most open connections")
       ->check(CLI::Range(1, 1 << 20))
@@ -201,8 +207,10 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
                   "sequences that may wait; further requests get status 429")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str();
-  verb.add_option("--kv-cache-memory", flags.model.kv_cache_bytes,
-                  "bytes of KV cache, e.g. 512M or 2G (default: two sequences of full length)")
+  verb.add_option(
+          "--kv-cache-memory", flags.model.kv_cache_bytes,
+          "bytes of KV cache, e.g. 512M or 2G (default: two sequences of full length, but at "
+          "least 16384 tokens)")
       ->transform(CLI::AsSizeValue(false));
   verb.add_option("--kv-blocks", flags.model.kv_blocks, "blocks of KV cache, instead of bytes")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 32));
@@ -241,7 +249,13 @@ void add_serve_verb(CLI::App& app) {
       "  tokamak serve small.gguf large.gguf --kv-cache-memory 2G --scheduler cache\n"
       "  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\\n"
       "       -d '{\"prompt\": \"The capital of France is\", \"max_tokens\": 8}'");
-  verb->callback([flags] { serve(*flags); });
+  CLI::Option* seed = verb->get_option("--seed")->default_str("")->description(
+      "requests without a seed derive theirs from this one and their number, so that a run can be "
+      "repeated (default: different in each run)");
+  verb->callback([flags, seed] {
+    if (seed->count() > 0) flags->seed = flags->model.seed;
+    serve(*flags);
+  });
 }
 
 }  // namespace tokamak

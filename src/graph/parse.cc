@@ -230,10 +230,15 @@ void ModuleParser::function() {
     } else if (word == "fact") {
       Fact f;
       f.input = in_.name();
-      in_.need('=');
-      in_.need_word("iota");
-      in_.need('*');
-      f.value = in_.integer();
+      if (in_.take_text(">=")) {
+        f.kind = Fact::Kind::kNatural;
+        if (in_.integer() != 0) in_.error_at(statement_, "expected 0 after >=");
+      } else {
+        in_.need('=');
+        in_.need_word("iota");
+        in_.need('*');
+        f.value = in_.integer();
+      }
       fn.facts().push_back(std::move(f));
     } else if (word == "provenance") {
       common_ = strings('\n');

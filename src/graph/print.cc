@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "graph/region.h"
@@ -80,7 +82,8 @@ class FunctionPrinter {
   void print() {
     out_ += fmt::format("func {} {{\n", name_text(fn_.name()));
     for (const Fact& f : fn_.facts()) {
-      out_ += fmt::format("  fact {} = iota*{}\n", name_text(f.input), f.value);
+      out_ += fmt::format("  fact {} ", name_text(f.input));
+      out_ += f.kind == Fact::Kind::kNatural ? ">= 0\n" : fmt::format("= iota*{}\n", f.value);
     }
     common_ = common_provenance(fn_);
     if (!common_.empty()) out_ += fmt::format("  provenance {}\n", list_text(common_));

@@ -1,5 +1,7 @@
 #include "graph/text_format.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 
 namespace tokamak {

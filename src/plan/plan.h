@@ -99,8 +99,11 @@ struct PlanOutput {
   CallArg arg;
 };
 
+// The function that chooses tokens from logits; a PlanSet may lack it.
+inline constexpr std::string_view kSampleFunction = "sample";
+
 struct Plan {
-  std::string function;           // "step", "decode", "verify3"
+  std::string function;           // "step", "decode", "verify3", kSampleFunction
   std::vector<GuardRange> guard;  // every symbol the plan depends on
   std::vector<std::pair<std::string, std::string>>
       bound_symbols;  // e.g. T -> B after specialisation: {"T","B"}

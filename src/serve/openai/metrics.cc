@@ -263,7 +263,7 @@ void write_front(PrometheusText& out, const GenerationStats& answers,
   out.sample("result=\"cancelled\"", answers.cancelled.load());
   out.sample("result=\"failed\"", answers.failed.load());
   if (http == nullptr) return;
-  out.family("tokamak_http_connections", Type::kGauge, "Open connections.");
+  out.family("tokamak_http_connections_open", Type::kGauge, "Open connections.");
   out.sample("", http->connections.load());
   auto counter = [&](const char* name, const char* help, const std::atomic<int64_t>& value) {
     out.family(name, Type::kCounter, help);

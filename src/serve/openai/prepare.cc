@@ -27,8 +27,9 @@ void check_ids(const std::string& param, const Value::Array& list, const ServedM
   }
 }
 
-// Fills in max_tokens and rejects what cannot fit; longest: tokens of the longest prompt.
+// Fills in max_tokens and rejects what cannot fit.
 void fit_context(Prepared& request, const char* param, std::optional<int64_t> fallback) {
+  request.prompt_param = param;
   int64_t limit = limit_of(*request.model), longest = 0;
   for (const Prompt& prompt : request.prompts)
     longest = std::max(longest, static_cast<int64_t>(prompt.ids.size()));
@@ -63,19 +64,14 @@ void want_logprobs(GenerationParams& params, int32_t answer) {
   params.sample.top_logprobs = std::max(answer, params.prompt_logprobs);
 }
 
-Prompt text_prompt(const std::string& text, const ServedModel& model, bool add_special, bool echo) {
-  Prompt prompt;
-  prompt.ids = model.tokenizer->encode(text, {.add_special = add_special, .parse_special = true});
-  if (echo) prompt.text = text;
-  return prompt;
-}
-
 std::vector<Prompt> read_prompts(Fields& fields, const ServedModel& model, bool echo) {
   const Value& value = fields.require("prompt");
-  bool add_special = fields.boolean("add_special_tokens").value_or(true);
+  EncodeOptions encode;
+  encode.add_special = fields.boolean("add_special_tokens").value_or(true);
+  encode.parse_special = fields.boolean("parse_special").value_or(true);
   std::vector<Prompt> prompts;
   auto add_text = [&](const std::string& text) {
-    prompts.push_back(text_prompt(text, model, add_special, echo));
+    prompts.push_back({model.tokenizer->encode(text, encode), echo ? text : ""});
   };
   auto add_ids = [&](const std::string& param, const Value::Array& list) {
     Prompt prompt;
@@ -133,7 +129,7 @@ void refuse_rest_of_chat(Fields& fields) {
 
 }  // namespace
 
-Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> model) {
+Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> model, uint64_t seed) {
   Fields fields(body);
   fields.ignore({"model"});
   if (model->chat_template == nullptr)
@@ -141,7 +137,7 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
                 "The model '{}' has no chat template; use /v1/completions.", model->name);
   Prepared request;
   request.model = model;
-  request.params = read_params(fields, *model);
+  request.params = read_params(fields, *model, seed);
   auto newer = fields.integer("max_completion_tokens", 1, INT32_MAX);
   auto older = fields.integer("max_tokens", 1, INT32_MAX);
   request.params.max_tokens = newer && older ? std::min(*newer, *older) : newer ? newer : older;
@@ -153,29 +149,30 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   want_logprobs(request.params, logprobs ? static_cast<int32_t>(top.value_or(0)) : -1);
   refuse_rest_of_chat(fields);
   request.include_reasoning = fields.boolean("include_reasoning").value_or(true);
-  std::string text = render_chat(fields, *model);
+  RenderedChat chat = render_chat(fields, *model);
   const Value* tools = body.find("tools");
   const Value* choice = body.find("tool_choice");
   bool none = choice != nullptr && choice->is_string() && choice->as_string() == "none";
   const bool with_tools = tools != nullptr && tools->size() > 0 && !none;
   if (with_tools) request.tool_style = model->tool_style;
   request.reasoning =
-      reasoning_start(pick_chat_template(model->tokenizer->spec(), "", with_tools), text);
+      reasoning_start(pick_chat_template(model->tokenizer->spec(), "", with_tools), chat.plain());
   log_unknown_fields(fields.unknown());
-  // The template has already added its special tokens.
-  request.prompts.push_back(text_prompt(text, *model, false, false));
+  request.known_fields = fields.known();
+  request.prompts.push_back({encode_chat(*model->tokenizer, chat.text, chat.guard), ""});
   if (request.prompts[0].ids.empty())
     bad_request("messages", "invalid_value", "Invalid 'messages': they render to an empty prompt.");
   fit_context(request, "messages", std::nullopt);
   return request;
 }
 
-Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel> model) {
+Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel> model,
+                            uint64_t seed) {
   Fields fields(body);
   fields.ignore({"model"});
   Prepared request;
   request.model = model;
-  request.params = read_params(fields, *model);
+  request.params = read_params(fields, *model, seed);
   GenerationParams& params = request.params;
   params.max_tokens = fields.integer("max_tokens", 0, INT32_MAX);
   params.echo = fields.boolean("echo").value_or(false);
@@ -194,6 +191,7 @@ Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel
     bad_request("n", "invalid_value", "'n' times the number of prompts is more than {}.",
                 kMaxPrompts);
   log_unknown_fields(fields.unknown());
+  request.known_fields = fields.known();
   fit_context(request, "prompt", 16);
   return request;
 }
