@@ -22,26 +22,26 @@ double traffic(const KernelWork& work) {
   return seconds;
 }
 
-KernelCost cost_of(const KernelWork& work, double arithmetic) {
-  return {kLaunchSeconds + std::max(arithmetic, traffic(work)), 0};
+double cost_of(const KernelWork& work, double arithmetic) {
+  return kLaunchSeconds + std::max(arithmetic, traffic(work));
 }
 
 }  // namespace
 
-KernelCost rows_cost(const KernelDesc&, const KernelWork& work, const Machine&) {
+double rows_cost(const KernelDesc&, const KernelWork& work, const Machine&) {
   double ops = 0;
   for (const OpWork& op : work.ops) ops += op.vector_ops;
   return cost_of(work, ops / kVectorOps);
 }
 
-KernelCost linear_cost(const KernelDesc&, const KernelWork& work, const Machine&) {
+double linear_cost(const KernelDesc&, const KernelWork& work, const Machine&) {
   double seconds = 0;
   for (const OpWork& op : work.ops)
     seconds += op.flops / (op.activations == DType::kQ8A ? kI8Ops : kF32Flops);
   return cost_of(work, seconds);
 }
 
-KernelCost attend_cost(const KernelDesc&, const KernelWork& work, const Machine&) {
+double attend_cost(const KernelDesc&, const KernelWork& work, const Machine&) {
   double flops = 0;
   for (const OpWork& op : work.ops) flops += op.flops;
   return cost_of(work, flops / kAttendFlops);

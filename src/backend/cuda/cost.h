@@ -5,9 +5,9 @@
 
 namespace tokamak::cuda {
 
-// Arithmetic or traffic, whichever takes longer, and a launch.
-KernelCost rows_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
-KernelCost linear_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
-KernelCost attend_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
+// Seconds: arithmetic or traffic, whichever takes longer, and a launch.
+double rows_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
+double linear_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
+double attend_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
 
 }  // namespace tokamak::cuda

@@ -12,7 +12,7 @@ class CudaBackend final : public Backend {
     for (const cuda::CudaKernel& k : cuda::cuda_kernels()) kernels_.push_back(k.desc);
   }
   std::string_view name() const override { return "cuda"; }
-  std::string isa() const override { return "sm_80+"; }
+  std::string isa() const override { return "sm_80"; }
   std::span<const KernelDesc> kernels() const override { return kernels_; }
   std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                    const LoadOptions& options) override {

@@ -27,9 +27,8 @@ class KernelList {
                       .pattern = std::move(pattern),
                       .weight_layout = "",
                       .numeric_class = numeric_class,
-                      .needs = "sm_80",
                       .cost = cost,
-                      .any_storage = true},
+                      .out_types = {DType::kF32, DType::kF16, DType::kBF16}},
                      emit});
   }
 
