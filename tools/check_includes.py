@@ -5,7 +5,7 @@ The usual builds compile several files as one and precompile common headers, so 
   check_includes.py             names of the standard library and of fmt and GoogleTest: their headers must be included by the file,
                                 or by a header of this project that it includes. Reads text only.
   check_includes.py --compile   everything else: compiles every file alone, syntax only. The standard headers are precompiled (the check
-                                of names covers them), which makes this four times faster. Reads build/plain/compile_commands.json.
+                                of names covers them), which halves the time. Reads build/plain/compile_commands.json.
 """
 import concurrent.futures
 import functools
@@ -204,11 +204,15 @@ def syntax_command(entry):
     return out + ["-fsyntax-only", "-w"]
 
 
+def is_test(entry):
+    return "-DGTEST" in entry["command"]
+
+
 def precompile(folder, entry):
-    """The standard headers that NAMES knows, fmt and GoogleTest. Returns the options that use them."""
-    headers = sorted({h for key in NAMES for h in key.split()} | {"cstdint", "fmt/format.h", "fmt/ranges.h", "gtest/gtest.h"})
-    path = folder / "standard.h"
-    path.write_text("#pragma once\n" + "".join(f"#include <{h}>\n" for h in headers))
+    """The standard headers that NAMES knows, and fmt; for tests GoogleTest too. Returns the options that use them."""
+    headers = {h for key in NAMES for h in key.split() if "/" not in h} | {"cstdint", "fmt/format.h", "fmt/ranges.h"}
+    path = folder / ("standard_test.h" if is_test(entry) else "standard.h")
+    path.write_text("#pragma once\n" + "".join(f"#include <{h}>\n" for h in sorted(headers) + ["gtest/gtest.h"] * is_test(entry)))
     words = [w for w in syntax_command(entry) if w not in ("-fsyntax-only", entry["file"])]
     subprocess.run([*words, "-x", "c++-header", str(path), "-o", str(path) + ".gch"], cwd=entry["directory"], check=True)
     return ["-include", str(path)]
@@ -220,10 +224,10 @@ def check_alone():
     entries = [e for e in json.loads((folder / "compile_commands.json").read_text())
                if e["file"].startswith(tuple(str(ROOT / f) for f in ("src", "apps", "tests")))]
     entries = list({e["file"]: e for e in entries}.values())  # tests compile some files again
-    precompiled = precompile(folder, next(e for e in entries if e["file"].endswith("_test.cc")))
+    precompiled = {kind: precompile(folder, next(e for e in entries if is_test(e) == kind)) for kind in (False, True)}
 
     def check(entry):
-        run = subprocess.run(syntax_command(entry) + precompiled, cwd=entry["directory"], capture_output=True, text=True)
+        run = subprocess.run(syntax_command(entry) + precompiled[is_test(entry)], cwd=entry["directory"], capture_output=True, text=True)
         return entry["file"], run.returncode, run.stderr
 
     failed = 0

@@ -23,8 +23,4 @@ class Model::Impl {
   GenerateOptions defaults;
 };
 
-// The model's defaults with what the options set. Throws Error(kInvalidArgument) naming a value
-// that is out of range.
-SampleSpec sample_spec(const SampleSpec& defaults, const GenerateOptions& options);
-
 }  // namespace tokamak

@@ -146,7 +146,7 @@ class ModuleParser {
     int kind = 0;
     while (kind <= last && name != recipe_step_name(static_cast<Kind>(kind))) ++kind;
     if (kind > last) {
-      in_.error_at(at, fmt::format("there is no recipe step {}", quoted(name)));
+      in_.error_at(at, fmt::format("there is no recipe step {}", quote_text(name)));
     }
     s.kind = static_cast<Kind>(kind);
     if (s.kind == Kind::kTranspose || s.kind == Kind::kConcatRows) return s;

@@ -12,7 +12,7 @@ constexpr size_t kColumns = 100;
 
 std::string list_text(const std::vector<std::string>& items) {
   std::string out;
-  for (const std::string& s : items) out += (out.empty() ? "" : ", ") + quoted(s);
+  for (const std::string& s : items) out += (out.empty() ? "" : ", ") + quote_text(s);
   return out;
 }
 

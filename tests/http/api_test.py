@@ -62,6 +62,22 @@ class Whole(Api):
         self.assertEqual(self.complete("x")["usage"]["completion_tokens"], 16)  # the default
         self.assertEqual(self.complete("[cached 5]x")["usage"]["prompt_tokens_details"]["cached_tokens"], 5)
 
+    def test_lengths_of_prompts_and_answers(self):
+        self.assertEqual(self.complete("x", max_tokens=-1)["usage"]["completion_tokens"], 4095)  # the whole context
+        self.assertEqual(self.chat("x", max_tokens=-1, max_completion_tokens=3)["usage"]["completion_tokens"], 3)
+        for path, base, bad in (("/v1/completions", {"prompt": "x"}, (-2,)), ("/v1/chat/completions", chat("x"), (-2, 0))):
+            for value in bad:
+                self.assertEqual(self.post(path, {**base, "max_tokens": value})[1]["error"]["param"], "max_tokens")
+            for value in (0, -2, "x"):
+                self.assertEqual(self.post(path, {**base, "truncate_prompt_tokens": value})[1]["error"]["param"], "truncate_prompt_tokens")
+        data = self.complete("abcdef", truncate_prompt_tokens=2, echo=True, return_token_ids=True, max_tokens=1)["choices"][0]
+        self.assertEqual((data["prompt_token_ids"], data["text"][:2]), (list(b"ef"), "ef"))
+        self.assertEqual(self.complete("abc", truncate_prompt_tokens=9)["usage"]["prompt_tokens"], 3)
+        long = "y" * 5000
+        self.assertEqual(self.post("/v1/completions", {"prompt": long})[1]["error"]["code"], "context_length_exceeded")
+        self.assertEqual(self.complete(long, truncate_prompt_tokens=-1, max_tokens=96)["usage"]["prompt_tokens"], 4000)
+        self.assertEqual(self.chat(long, truncate_prompt_tokens=100, max_tokens=1)["usage"]["prompt_tokens"], 100)
+
     def test_prompts_of_every_kind(self):
         ids = list(b"[say xy]")
         for prompt, texts in (("[say a]", ["a"]), (["[say a]", "[say b]"], ["a", "b"]), (ids, ["xy"]), ([ids, ids], ["xy", "xy"])):

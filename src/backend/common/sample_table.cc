@@ -159,16 +159,6 @@ int64_t SampleTable::symbol(std::string_view name) const {
   return 0;
 }
 
-int select_sample_plan(const PlanSet& plans, const SampleTable& table,
-                       std::vector<int64_t>& symbols) {
-  symbols.clear();
-  for (const SymbolDecl& s : plans.symbols) symbols.push_back(table.symbol(s.name));
-  int plan = select_plan(plans, kSampleFunction, symbols);
-  if (plan < 0)
-    fail(ErrorCode::kOutOfRange, "no plan chooses the tokens of {} outputs", table.args().rows);
-  return plan;
-}
-
 void SampleTokens::set(std::string_view name, const void* data, int64_t elements) {
   auto take = [&](auto& to) {
     using T = typename std::remove_reference_t<decltype(to)>::value_type;

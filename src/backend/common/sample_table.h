@@ -8,6 +8,7 @@
 
 #include "backend/common/step_binding.h"
 #include "backend/common/token_chooser.h"
+#include "base/error.h"
 #include "plan/plan.h"
 #include "plan/step.h"
 
@@ -44,8 +45,15 @@ class SampleTable {
 
 // The plan of kSampleFunction that admits the table, and the values of PlanSet::symbols. Throws
 // Error(kOutOfRange) when there is none.
-int select_sample_plan(const PlanSet& plans, const SampleTable& table,
-                       std::vector<int64_t>& symbols);
+inline int select_sample_plan(const PlanSet& plans, const SampleTable& table,
+                              std::vector<int64_t>& symbols) {
+  symbols.clear();
+  for (const SymbolDecl& s : plans.symbols) symbols.push_back(table.symbol(s.name));
+  int plan = select_plan(plans, kSampleFunction, symbols);
+  if (plan < 0)
+    fail(ErrorCode::kOutOfRange, "no plan chooses the tokens of {} outputs", table.args().rows);
+  return plan;
+}
 
 // What the function gives.
 struct SampleTokens {

@@ -10,11 +10,14 @@
 
 namespace tokamak {
 
-// A step takes the time of its decodes, as last measured without prompts, and for each prompt token
-// a cost that grows linearly with the position of the token (attention); both numbers are fitted to
-// the last steps with prompts. If decodes alone take more than half of the target, prompts get as
-// much time as decodes. Steps without decodes are bounded too, so that an engine reacts to
-// cancellations and arrivals. Pure arithmetic; owned by the scheduler.
+// Two predictions of a step's time, of which the longer one counts. Both have a cost per prompt
+// token that grows linearly with the position of the token (attention) and is fitted to the last
+// steps with prompts: one adds it to the time of a step without prompts, which is right for small
+// chunks after large ones; the other divides the whole time among the prompt tokens, which is right
+// for larger chunks than before, also if a few tokens cost nothing because weights must be read
+// anyway. If decodes alone take more than half of the target, prompts get as much time as decodes.
+// Steps without decodes are bounded too, so that an engine reacts to cancellations and arrivals.
+// Pure arithmetic; owned by the scheduler.
 class TokenBudget {
  public:
   struct Prompts {  // prompt tokens of a step
@@ -34,21 +37,17 @@ class TokenBudget {
   // Seconds for the prompts of a step in which `decodes` sequences decode.
   double time(int64_t decodes) const {
     if (!bounded()) return std::numeric_limits<double>::infinity();
-    double all = decodes > 0 ? std::max(target_, 2 * alone_) : std::max(target_, kLongest) + alone_;
-    return (all - alone_) / slack_;
+    double all = std::max({target_, 2 * alone_, decodes > 0 ? 0 : kLongest});
+    return all / slack_ - alone_;
   }
   // The most prompt tokens from position `start` on that take at most `time`.
   int64_t fit(double time, int64_t start) const {
     if (!std::isfinite(time)) return most_;
     if (weight_ == 0) return std::min(most_, kFirst);
-    // n * (base + slope * (start + n / 2)) = time
-    double first = base_ + slope_ * static_cast<double>(start);
-    double n = 2 * time / (first + std::sqrt(first * first + 2 * slope_ * std::max(0.0, time)));
+    double n = std::min(added_.fit(time, start), whole_.fit(time + alone_, start));
     return std::clamp<int64_t>(static_cast<int64_t>(std::min(n, 1e9)), 0, most_);
   }
-  double cost(const Prompts& p) const {
-    return base_ * static_cast<double>(p.tokens) + slope_ * p.positions;
-  }
+  double cost(const Prompts& p) const { return std::max(added_.cost(p), whole_.cost(p)); }
   // A step took this long.
   void observe(const Prompts& prompts, int64_t decodes, Nanos duration) {
     double took = seconds(duration);
@@ -58,29 +57,47 @@ class TokenBudget {
       return;
     }
     if (weight_ > 0) {
-      double ratio = took / (alone_ + cost(prompts));
+      double ratio = took / std::max(alone_ + added_.cost(prompts), whole_.cost(prompts));
       slack_ = std::clamp(std::max(ratio, kKeep * slack_ + (1 - kKeep) * ratio), 1.0, kMaxSlack);
     }
     auto n = static_cast<double>(prompts.tokens);
-    learn(std::max(took - alone_, 0.2 * took) / n, prompts.positions / n, std::min(1.0, n / 32));
+    double position = prompts.positions / n, weight = std::min(1.0, n / 32);
+    for (double* sum : {&weight_, &x_, &xx_}) *sum *= kKeep;
+    weight_ += weight;
+    x_ += weight * position;
+    xx_ += weight * position * position;
+    double mean = x_ / weight_, variance = xx_ / weight_ - mean * mean;
+    for (Cost* c : {&added_, &whole_})
+      c->learn((c == &added_ ? std::max(took - alone_, 0.0) : took) / n, position, weight, weight_,
+               mean, variance);
   }
 
  private:
-  // A linear regression of the cost of a token on its position; older steps count less.
-  void learn(double cost, double position, double weight) {
-    for (double* sum : {&weight_, &x_, &y_, &xx_, &xy_}) *sum *= kKeep;
-    weight_ += weight;
-    x_ += weight * position;
-    y_ += weight * cost;
-    xx_ += weight * position * position;
-    xy_ += weight * position * cost;
-    double mean_x = x_ / weight_, mean_y = y_ / weight_;
-    double variance = xx_ / weight_ - mean_x * mean_x;
-    // Positions that are all alike say nothing about the slope.
-    if (variance > kSpread * kSpread)
-      slope_ = std::max(0.0, (xy_ / weight_ - mean_x * mean_y) / variance);
-    base_ = std::max(mean_y - slope_ * mean_x, 0.05 * mean_y);
-  }
+  // Seconds per token, base + slope * position: a linear regression in which older steps count
+  // less.
+  struct Cost {
+    double base = 0, slope = 0, y = 0, xy = 0;
+
+    double cost(const Prompts& p) const {
+      return base * static_cast<double>(p.tokens) + slope * p.positions;
+    }
+    // n * (base + slope * (start + n / 2)) = time
+    double fit(double time, int64_t start) const {
+      double first = base + slope * static_cast<double>(start);
+      double root = std::sqrt(first * first + 2 * slope * std::max(0.0, time));
+      return first + root > 0 ? 2 * time / (first + root) : 1e9;
+    }
+    void learn(double cost, double position, double weight, double all, double mean_x,
+               double variance) {
+      y = kKeep * y + weight * cost;
+      xy = kKeep * xy + weight * position * cost;
+      double mean_y = y / all;
+      // Positions that are all alike say nothing about the slope.
+      if (variance > kSpread * kSpread)
+        slope = std::max(0.0, (xy / all - mean_x * mean_y) / variance);
+      base = std::max(mean_y - slope * mean_x, 0.05 * mean_y);
+    }
+  };
 
   static constexpr int64_t kFirst = 32;   // tokens of the first step, whose cost is not known
   static constexpr double kLongest = 1;   // seconds of a step without decodes
@@ -91,8 +108,8 @@ class TokenBudget {
   double target_;
   double alone_ = 0;  // seconds of a step without prompts
   double slack_ = 1;  // how much longer than predicted the last steps took
-  double base_ = 0, slope_ = 0;
-  double weight_ = 0, x_ = 0, y_ = 0, xx_ = 0, xy_ = 0;
+  double weight_ = 0, x_ = 0, xx_ = 0;
+  Cost added_, whole_;
 };
 
 }  // namespace tokamak

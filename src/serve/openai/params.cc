@@ -260,8 +260,8 @@ GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t 
   for (const char* field : {"structured_outputs", "guided_json", "guided_regex", "guided_choice",
                             "guided_grammar", "grammar", "json_schema", "ebnf", "regex"})
     fields.refuse(field, "Constrained output is not available yet.");
-  for (const char* field : {"allowed_token_ids", "bad_words", "truncate_prompt_tokens",
-                            "logits_processors", "lora_request", "prompt_embeds"})
+  for (const char* field :
+       {"allowed_token_ids", "bad_words", "logits_processors", "lora_request", "prompt_embeds"})
     fields.refuse(field, "It is not available yet.");
   // Sent by routers of other servers. Ignoring them would compute the prompt again, or lose it.
   for (const char* field : {"kv_transfer_params", "ec_transfer_params", "disaggregated_params",
