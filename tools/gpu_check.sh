@@ -29,7 +29,7 @@ if [ "$what" = cuda ]; then
   sources="$(ls tests/cuda/*.cc) src/backend/cuda/decode_stream.cc src/backend/cuda/driver.cc
     src/backend/cuda/paged_attention.cc src/backend/common/sampler.cc
     src/backend/common/sample_table.cc $(ls src/backend/common/token_chooser*.cc) src/backend/common/logits_math.cc
-    src/base/rng.cc src/base/error.cc src/plan/step.cc"
+    src/ops/sampling_rows.cc src/base/rng.cc src/base/error.cc src/plan/step.cc"
   for source in $sources; do echo "$source"; done | xargs -P "$(nproc)" -I{} bash -c \
     'g++ -std=c++20 -O2 -w -ffp-contract=off -DFMT_HEADER_ONLY -Isrc -Itests/cuda -c "$1" -o "$2/$(echo "$1" | tr / _).o"' _ {} "$build/cuda" \
     || fail "compile"
