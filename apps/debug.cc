@@ -44,7 +44,7 @@ void add_graph_flags(CLI::App& tool, GraphFlags& flags) {
                   "machine file (JSON) for the cost model of the pass fuse");
   tool.add_option("--storage", flags.storage, "types for the pass choose-storage: bf16, f16 ...");
   tool.add_option("--backend", flags.backend, "the backend to optimise for")
-      ->check(CLI::IsMember({"cpu", "ref"}))
+      ->check(CLI::IsMember({"cpu", "cuda", "ref"}))
       ->capture_default_str();
 }
 

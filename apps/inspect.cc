@@ -4,6 +4,7 @@
 #include "apps/compile.h"
 #include "apps/model_flags.h"
 #include "apps/verbs.h"
+#include "backend/cuda/driver.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "plan/bundle.h"
@@ -15,7 +16,7 @@ namespace {
 struct InspectFlags {
   OpenOptions model;
   std::string fn;
-  bool graph = false, plan = false, tensors = false, json = false;
+  bool graph = false, plan = false, tensors = false, json = false, devices = false;
 };
 
 struct TypeShare {
@@ -193,7 +194,25 @@ void inspect_bundle(const InspectFlags& f) {
     print_bundle_summary(summary);
 }
 
+// GPUs that the cuda backend could run on; without any, why.
+void print_devices() {
+  try {
+    std::vector<cuda::DeviceInfo> devices = cuda::list_devices();
+    fmt::print("{}, {} {}\n", cuda::driver_text(), devices.size(),
+               devices.size() == 1 ? "device" : "devices");
+    for (size_t i = 0; i < devices.size(); ++i)
+      fmt::print("  cuda:{} {}, compute capability {}.{}, {} multiprocessors, {}\n", i,
+                 devices[i].name, devices[i].capability / 10, devices[i].capability % 10,
+                 devices[i].multiprocessors, human_bytes(static_cast<int64_t>(devices[i].memory)));
+  } catch (const Error& e) {
+    fmt::print("no cuda device: {}\n", e.what());
+  }
+}
+
 void inspect(const InspectFlags& f) {
+  if (f.devices) return print_devices();
+  if (f.model.model.empty())
+    fail(ErrorCode::kInvalidArgument, "MODEL is missing: name a model, or use --devices");
   if (f.plan) {
     fmt::print("{}", plan_set_text(compile_for(f.model).source->plans()));
     return;
@@ -231,6 +250,8 @@ void add_inspect_verb(CLI::App& app) {
   CLI::App* verb =
       app.add_subcommand("inspect", "show what a model file contains and how much memory it needs");
   add_model_argument(*verb, flags->model);
+  verb->get_option("MODEL")->required(false);
+  verb->add_flag("--devices", flags->devices, "list the GPUs of this machine instead of a model");
   verb->add_flag("--tensors", flags->tensors, "list every tensor");
   verb->add_flag("--graph", flags->graph, "print the model's graph as text");
   verb->add_option("--fn", flags->fn, "with --graph: only this function, step or decode");

@@ -38,9 +38,10 @@ void add_model_argument(CLI::App& verb, OpenOptions& options) {
 
 void add_model_flags(CLI::App& verb, OpenOptions& options) {
   verb.add_option("--backend", options.backend,
-                  "cpu, ref (slow reference) or null (computes nothing); default: cpu, or what a "
-                  "bundle was compiled for")
-      ->check(CLI::IsMember({"cpu", "ref", "null"}));
+                  "cpu, cuda (an NVIDIA GPU), auto (cuda where a GPU has room for the model, "
+                  "otherwise cpu), ref (slow reference) or null (computes nothing); default: cpu, "
+                  "or what a bundle was compiled for")
+      ->check(CLI::IsMember({"cpu", "cuda", "auto", "ref", "null"}));
   verb.add_option("--threads", options.threads, "threads of the cpu backend (default: all cores)")
       ->check(CLI::Range(0, 1024));
   verb.add_option("--context", options.context,

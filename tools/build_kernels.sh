@@ -18,7 +18,7 @@ check() {  # name, log
 
 if [ "${1:-}" = --check ]; then
   status=0 found=0
-  for source in src/backend/cuda/*.cu tests/cuda/*.cu; do
+  for source in src/backend/cuda/*.cu src/backend/cuda/ops/*.cu tests/cuda/*.cu; do
     name="$(basename "$source" .cu)"
     [ -f "$2/$name.log" ] || { echo "$name: was not compiled to $2"; status=1; continue; }
     found=$((found + 1))
@@ -29,7 +29,7 @@ if [ "${1:-}" = --check ]; then
 fi
 
 out="${1:-build/cubin}"
-[ $# -gt 1 ] && shift || set -- src/backend/cuda/*.cu tests/cuda/*.cu
+[ $# -gt 1 ] && shift || set -- src/backend/cuda/*.cu src/backend/cuda/ops/*.cu tests/cuda/*.cu
 nvcc="${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}"
 [ -x "$nvcc" ] || { echo "build_kernels: no nvcc; set NVCC" >&2; exit 1; }
 mkdir -p "$out"

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Builds, tests and measures on an x86-64 machine where nothing can be installed: one call, one log.
 #   tools/gpu_check.sh [kernels|all]     default: kernels (the lanes up to backend/ and the op tests)
+#   tools/gpu_check.sh backend           tests of the cuda backend on the device, and the speed of its ops
 #   tools/gpu_check.sh cuda [part ...]   tests and measures the CUDA kernels (tests/cuda/decode_bench.cc)
-# The first form needs g++ (C++20), cmake, ninja there, and .deps/amd64 from tools/fetch_amd64_deps.sh beside the sources.
-# The second needs g++ alone, fmt's headers (CPATH), and the kernels in build/cubin from tools/build_kernels.sh.
+# The first two forms need g++ (C++20), cmake, ninja there, and .deps/amd64 from tools/fetch_amd64_deps.sh beside the sources; the second
+# also build/cubin from tools/build_kernels.sh and the folder of tools/tiny_models.py in build/tiny_models. The third needs g++ alone, fmt's headers (CPATH), and the kernels in build/cubin from tools/build_kernels.sh.
 # Everything is done in build/gpu-check; what earlier calls built there is used again.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -25,10 +26,10 @@ if [ "$what" = cuda ]; then
   shift
   mkdir -p "$build/cuda"
   step build
-  sources="$(ls tests/cuda/*.cc src/backend/cuda/*.cc | grep -v _test.cc) src/backend/common/sampler.cc
-    src/backend/common/sample_table.cc src/backend/common/token_chooser*.cc src/backend/common/logits_math.cc
-    src/ops/sampling_rows.cc
-    src/base/rng.cc src/base/error.cc src/plan/step.cc"
+  sources="$(ls tests/cuda/*.cc) src/backend/cuda/decode_stream.cc src/backend/cuda/driver.cc
+    src/backend/cuda/paged_attention.cc src/backend/common/sampler.cc
+    src/backend/common/sample_table.cc $(ls src/backend/common/token_chooser*.cc) src/backend/common/logits_math.cc
+    src/ops/sampling_rows.cc src/base/rng.cc src/base/error.cc src/plan/step.cc"
   for source in $sources; do echo "$source"; done | xargs -P "$(nproc)" -I{} bash -c \
     'g++ -std=c++20 -O2 -w -ffp-contract=off -DFMT_HEADER_ONLY -Isrc -Itests/cuda -c "$1" -o "$2/$(echo "$1" | tr / _).o"' _ {} "$build/cuda" \
     || fail "compile"
@@ -63,17 +64,35 @@ export PKG_CONFIG_SYSROOT_DIR="$root" PKG_CONFIG_LIBDIR="$libs/pkgconfig:$root/u
 
 step configure
 kernels_only=ON
-[ "$what" = all ] && kernels_only=OFF
+[ "$what" != kernels ] && kernels_only=OFF
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTK_KERNELS_ONLY=$kernels_only \
   -DCMAKE_PREFIX_PATH="$root/usr;$libs" -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu \
   -DBOOST_ROOT="$root/usr" >"$build/configure.log" 2>&1 || { tail -n 40 "$build/configure.log"; fail configure; }
 
 step build
-cmake --build "$build" >"$build/build.log" 2>&1 || { grep -E -A8 'FAILED|error' "$build/build.log" | head -n 60; fail build; }
+targets=()
+[ "$what" = backend ] && targets=(--target op_tests cuda_models_test cuda_engine_test tokamak)
+cmake --build "$build" "${targets[@]}" >"$build/build.log" 2>&1 || { grep -E -A8 'FAILED|error' "$build/build.log" | head -n 60; fail build; }
 tail -n 1 "$build/build.log"
 
-step test
 status=0
+if [ "$what" = backend ]; then
+  export TOKAMAK_TEST_GPU=1 TOKAMAK_CUDA_KERNELS="$top/build/cubin" TOKAMAK_TINY_MODELS="$top/build/tiny_models"
+  step devices
+  "$build/tokamak" inspect --devices || status=1
+  step ops
+  timeout 120 "$build/tests/ops/op_tests" --backend cuda || status=1
+  for name in models engine; do
+    step "$name"
+    timeout 200 "$build/tests/cuda_backend/cuda_${name}_test" --gtest_brief=1 || status=1
+  done
+  step speed
+  timeout 60 "$build/tests/ops/op_tests" --backend cuda --perf || status=1
+  step "done, status $status"
+  exit $status
+fi
+
+step test
 ctest --test-dir "$build" -j "$(nproc)" --output-on-failure -LE lint 2>&1 | tail -n 40 || status=1
 
 step bench

@@ -34,7 +34,9 @@ const char* version();  // "0.1.0"
 // Error(kInvalidArgument or kOutOfRange).
 // (Members of option structs have initializers so that designated ones may leave any of them out.)
 struct ModelOptions {
-  std::string backend{};      // "cpu", "ref" (slow: the definition) or "null" (computes nothing)
+  // "cpu", "cuda", "auto" (cuda where a GPU has room for the model), "ref" (slow: the definition)
+  // or "null" (computes nothing)
+  std::string backend{};
   int threads = 0;            // of the cpu backend; 0: all cores
   int64_t context = 0;        // longest sequence in tokens; 0: the model's own, at most 8192
   std::string kv_dtype{};     // of the KV cache: "f16" (default), "f32" or "int8"

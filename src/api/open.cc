@@ -1,8 +1,10 @@
 #include "api/open.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace tokamak {
 namespace {
@@ -21,10 +23,23 @@ void check_range(const char* option, int64_t value, int64_t high) {
 
 int64_t value_or(int64_t value, int64_t fallback) { return value > 0 ? value : fallback; }
 
+// Of a file, or of the files in a folder; 0 if they cannot be read.
+uint64_t bytes_on_disk(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) {
+    uint64_t bytes = std::filesystem::file_size(path, ignored);
+    return ignored ? 0 : bytes;
+  }
+  uint64_t total = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(path, ignored))
+    if (entry.is_regular_file(ignored)) total += entry.file_size(ignored);
+  return total;
+}
+
 }  // namespace
 
 void check_options(const OpenOptions& o) {
-  check_choice("backend", o.backend, {"cpu", "ref", "null"});
+  check_choice("backend", o.backend, {"cpu", "cuda", "auto", "ref", "null"});
   check_choice("kv_dtype", o.kv_dtype, {"f16", "f32", "int8"});
   check_choice("activations", o.activations, {"auto", "f32"});
   check_choice("mode", o.mode, {"compiled", "eager"});
@@ -64,7 +79,10 @@ std::unique_ptr<Backend> backend_for(const OpenOptions& o, const std::string& na
   options.threads = o.threads;
   options.machine_file = o.machine_file;
   options.null_seed = o.seed;
-  return make_backend(name.empty() ? "cpu" : name, options);
+  if (name != "auto") return make_backend(name.empty() ? "cpu" : name, options);
+  AutoBackend choice = auto_backend(bytes_on_disk(o.model));
+  log::info("{}", choice.reason);
+  return make_backend(choice.name, options);
 }
 
 int64_t symbol_limit(const PlanSet& plans, std::string_view symbol) {

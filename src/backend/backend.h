@@ -103,7 +103,7 @@ class Executable {
 class Backend {
  public:
   virtual ~Backend() = default;
-  virtual std::string_view name() const = 0;  // "cpu", "ref", "null"
+  virtual std::string_view name() const = 0;  // "cpu", "cuda", "ref", "null"
   virtual std::string isa() const = 0;        // "aarch64+dotprod+i8mm"; part of numerics_id
   virtual std::span<const KernelDesc> kernels() const = 0;  // preferred first
   virtual StorageWish storage() const { return {}; }        // read by the pass choose-storage
@@ -128,7 +128,14 @@ struct BackendOptions {
   std::string machine_file;  // null: roofline description
   uint64_t null_seed = 0;    // null: seed of its hash tokens
 };
-// "cpu", "ref" or "null"; throws Error(kInvalidArgument) listing the names.
+// "cpu", "cuda", "ref" or "null"; throws Error(kInvalidArgument) listing the names.
 std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& options = {});
+
+// What --backend auto means on this machine for a model of this size: cuda where a GPU has room for
+// it, otherwise cpu.
+struct AutoBackend {
+  std::string name, reason;  // reason: one line for people
+};
+AutoBackend auto_backend(uint64_t model_bytes);
 
 }  // namespace tokamak

@@ -8,6 +8,11 @@
 #include "backend/cpu/test_model.h"
 #include "engine/simulator.h"
 
+// Backends that the tests run on; another program can name others.
+#ifndef TK_TEST_BACKENDS
+#define TK_TEST_BACKENDS "ref", "cpu"
+#endif
+
 namespace tokamak {
 
 struct BackendAnswer {

@@ -40,7 +40,7 @@ TEST_P(Backends, SharingDoesNotChangeABit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, Backends, testing::Values("ref", "cpu"));
+INSTANTIATE_TEST_SUITE_P(Each, Backends, testing::Values(TK_TEST_BACKENDS));
 
 // Runs one request alone.
 std::vector<Delta> run_alone(Executable& executable, EngineConfig config, const RequestSpec& spec) {

@@ -122,7 +122,7 @@ TEST_P(Drafts, MasksAreAsABias) {
     for (int32_t id : answer.ids) EXPECT_TRUE(key.first > 4 || SetMask::allowed(id));
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, Drafts, testing::Values("ref", "cpu"));
+INSTANTIATE_TEST_SUITE_P(Each, Drafts, testing::Values(TK_TEST_BACKENDS));
 
 }  // namespace
 }  // namespace tokamak

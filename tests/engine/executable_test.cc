@@ -256,7 +256,7 @@ TEST_P(Executables, MasksComeAfterSubmit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, Executables, testing::Values("ref", "cpu"));
+INSTANTIATE_TEST_SUITE_P(Each, Executables, testing::Values(TK_TEST_BACKENDS));
 
 }  // namespace
 }  // namespace tokamak

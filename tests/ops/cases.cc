@@ -62,6 +62,10 @@ void add_linear(std::vector<OpCase>& cases) {
                                     : q8a                ? 96
                                                          : 77,
                                     m == 3));
+  // Whole vectors and tiles of k, and more rows than any tile has.
+  for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16})
+    for (int64_t m : {1, 8, 9, 40, 130})
+      cases.push_back(linear_case(dtype, false, m, 70, 352, m == 9));
 }
 
 void add_elementwise(std::vector<OpCase>& cases) {

@@ -1,5 +1,6 @@
 // Runs the table of op cases: every backend against ref, ref against double precision.
-//   op_tests [--backend cpu|ref] [--filter TEXT] [--list] [--part 1/2] [--perf] [--threads N]
+//   op_tests [--backend cpu|cuda|cuda-emulated|ref] [--filter TEXT] [--list] [--part 1/2] [--perf]
+//   [--threads N]
 // Needs no test framework and no file, so that it also runs cross-compiled under an emulator.
 #include <chrono>
 #include <cmath>
@@ -10,6 +11,8 @@
 
 #include "backend/cpu/calibrate.h"
 #include "backend/cpu/cpu_backend.h"
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/emulator/fake_driver.h"
 #include "backend/ref/ref_backend.h"
 #include "base/error.h"
 #include "loop/evaluate.h"
@@ -57,14 +60,18 @@ Options parse(int argc, char** argv) {
            "unknown argument {}: use --backend, --filter, --list, --part, --perf or --threads",
            arg);
   }
-  if (o.backend != "cpu" && o.backend != "ref")
-    fail(ErrorCode::kInvalidArgument, "unknown backend {}: use cpu or ref", o.backend);
+  if (o.backend != "cpu" && o.backend != "ref" && o.backend != "cuda" &&
+      o.backend != "cuda-emulated")
+    fail(ErrorCode::kInvalidArgument, "unknown backend {}: use cpu, cuda, cuda-emulated or ref",
+         o.backend);
   return o;
 }
 
 std::unique_ptr<Backend> make(const std::string& name, int threads) {
   BackendOptions options;
   options.threads = threads;
+  if (name == "cuda-emulated") cuda::install_fake_driver();
+  if (name == "cuda" || name == "cuda-emulated") return make_cuda_backend(options);
   return name == "ref" ? make_ref_backend(options) : make_cpu_backend(options);
 }
 

@@ -33,6 +33,9 @@ inline PlanSet plans_for(const Backend& backend, PlanSet set) {
       for (const CallArg& arg : call.in) dtypes.push_back(arg.dtype);
       const KernelDesc* kernel = kernel_for(backend.kernels(), call.op, dtypes);
       TK_CHECK(kernel, "{}", call.op);
+      for (const CallArg& arg : call.in)
+        if (arg.kind == CallArg::Kind::kWeight && arg.dims.size() >= 2)
+          set.weights[arg.index].layout = kernel->weight_layout;
       call.kernel = 0;
       while (call.kernel < kernels.size() && kernels[call.kernel].name != kernel->name)
         ++call.kernel;

@@ -44,6 +44,12 @@ DriverCalls load_driver() {
   find(calls.copy_in, "cuMemcpyHtoD_v2");
   find(calls.copy_out, "cuMemcpyDtoH_v2");
   find(calls.set_words, "cuMemsetD32_v2");
+  find(calls.copy_in_async, "cuMemcpyHtoDAsync_v2");
+  find(calls.copy_out_async, "cuMemcpyDtoHAsync_v2");
+  find(calls.copy_device_async, "cuMemcpyDtoDAsync_v2");
+  find(calls.host_allocate, "cuMemAllocHost_v2");
+  find(calls.host_release, "cuMemFreeHost");
+  find(calls.device_memory, "cuDeviceTotalMem_v2");
   find(calls.module_load, "cuModuleLoadData");
   find(calls.module_unload, "cuModuleUnload");
   find(calls.module_function, "cuModuleGetFunction");
@@ -61,24 +67,51 @@ DriverCalls load_driver() {
   find(calls.event_record, "cuEventRecord");
   find(calls.event_wait, "cuEventSynchronize");
   find(calls.event_elapsed, "cuEventElapsedTime");
+  find(calls.capture_begin, "cuStreamBeginCapture_v2");
+  find(calls.capture_end, "cuStreamEndCapture");
+  find(calls.graph_instantiate, "cuGraphInstantiateWithFlags");
+  find(calls.graph_launch, "cuGraphLaunch");
+  find(calls.graph_destroy, "cuGraphDestroy");
+  find(calls.graph_exec_destroy, "cuGraphExecDestroy");
   return calls;
 }
 
 }  // namespace
 
-const DriverCalls& driver() {
-  static const DriverCalls calls = [] {
-    DriverCalls loaded = load_driver();
-    if (loaded.init(0) != 0)
-      fail(ErrorCode::kUnavailable, "the CUDA driver does not start: is there a GPU?");
-    int version = 0;
-    loaded.driver_version(&version);
-    if (version < kOldestDriver)
-      fail(ErrorCode::kUnavailable, "the CUDA driver is version {}.{}; {}.0 or newer is needed",
-           version / 1000, version % 1000 / 10, kOldestDriver / 1000);
-    return loaded;
-  }();
+namespace {
+
+// What a driver answers before anything else is asked of it.
+const DriverCalls& started(const DriverCalls& calls) {
+  if (calls.init(0) != 0)
+    fail(ErrorCode::kUnavailable, "the CUDA driver does not start: is there a GPU?");
+  int version = 0;
+  calls.driver_version(&version);
+  if (version < kOldestDriver)
+    fail(ErrorCode::kUnavailable, "the CUDA driver is version {}.{}; {}.0 or newer is needed",
+         version / 1000, version % 1000 / 10, kOldestDriver / 1000);
   return calls;
+}
+
+const DriverCalls* replaced = nullptr;
+
+}  // namespace
+
+const DriverCalls& driver() {
+  if (replaced) return *replaced;
+  static const DriverCalls calls = load_driver();
+  static const DriverCalls& ready = started(calls);
+  return ready;
+}
+
+void use_driver(const DriverCalls* calls) {
+  replaced = nullptr;
+  if (calls) replaced = &started(*calls);
+}
+
+std::string driver_text() {
+  int version = 0;
+  check(driver().driver_version(&version), "asking for the driver's version");
+  return fmt::format("CUDA driver {}.{}", version / 1000, version % 1000 / 10);
 }
 
 void check(int result, std::string_view what) {
@@ -89,33 +122,67 @@ void check(int result, std::string_view what) {
        "CUDA: {}: {} (error {})", what, text ? text : "unknown error", result);
 }
 
+namespace {
+
+int device_attribute(int device, int which) {
+  int value = 0;
+  check(driver().device_attribute(&value, which, device), "reading a device attribute");
+  return value;
+}
+std::string device_name(int device) {
+  std::array<char, 256> text{};
+  check(driver().device_name(text.data(), static_cast<int>(text.size()) - 1, device), "its name");
+  return text.data();
+}
+int device_capability(int device) {
+  return device_attribute(device, kAttributeMajor) * 10 + device_attribute(device, kAttributeMinor);
+}
+
+}  // namespace
+
+std::vector<DeviceInfo> list_devices() {
+  int count = 0;
+  check(driver().device_count(&count), "counting devices");
+  std::vector<DeviceInfo> out;
+  for (int i = 0; i < count; ++i) {
+    int device = 0;
+    check(driver().device_get(&device, i), "opening the device");
+    DeviceInfo info{device_name(device), device_capability(device),
+                    device_attribute(device, kAttributeMultiprocessors), 0};
+    check(driver().device_memory(&info.memory, device), "reading its memory size");
+    out.push_back(std::move(info));
+  }
+  return out;
+}
+
 Device::Device(int ordinal) {
   int count = 0;
   check(driver().device_count(&count), "counting devices");
   if (ordinal < 0 || ordinal >= count)
     fail(ErrorCode::kNotFound, "GPU {} does not exist: the driver sees {}", ordinal, count);
   check(driver().device_get(&device_, ordinal), "opening the device");
-  Handle context = nullptr;
-  check(driver().context_retain(&context, device_), "making a context");
-  check(driver().context_set(context), "using the context");
+  check(driver().context_retain(&context_, device_), "making a context");
+  if (int result = driver().context_set(context_); result != 0) {
+    driver().context_release(device_);
+    check(result, "using the context");
+  }
 }
 Device::~Device() { driver().context_release(device_); }
 
-std::string Device::name() const {
-  std::array<char, 256> text{};
-  check(driver().device_name(text.data(), static_cast<int>(text.size()) - 1, device_), "its name");
-  return text.data();
+void Device::use() const { check(driver().context_set(context_), "using the context"); }
+
+size_t Device::free_memory() const {
+  size_t free = 0, total = 0;
+  use();
+  check(driver().memory_info(&free, &total), "reading free memory");
+  return free;
 }
-int Device::attribute(int which) const {
-  int value = 0;
-  check(driver().device_attribute(&value, which, device_), "reading a device attribute");
-  return value;
-}
+
+std::string Device::name() const { return device_name(device_); }
+int Device::attribute(int which) const { return device_attribute(device_, which); }
 int Device::multiprocessors() const { return attribute(kAttributeMultiprocessors); }
 int Device::shared_memory_limit() const { return attribute(kAttributeSharedOptIn); }
-int Device::capability() const {
-  return attribute(kAttributeMajor) * 10 + attribute(kAttributeMinor);
-}
+int Device::capability() const { return device_capability(device_); }
 
 Buffer::Buffer(size_t bytes) : bytes_((bytes + 255) / 256 * 256) {
   if (bytes_ == 0) return;
@@ -125,7 +192,10 @@ Buffer::Buffer(size_t bytes) : bytes_((bytes + 255) / 256 * 256) {
     fail(ErrorCode::kResourceExhausted, "the GPU has no {} MB left: {} of {} MB are free",
          bytes_ >> 20, free >> 20, total >> 20);
   }
-  zero();
+  if (int result = driver().set_words(address_, 0, bytes_ / 4); result != 0) {
+    driver().release(address_);
+    check(result, "clearing a buffer");
+  }
 }
 Buffer::~Buffer() {
   if (address_) driver().release(address_);
@@ -144,6 +214,51 @@ void Buffer::read(void* to, size_t bytes, size_t at) const {
   check(driver().copy_out(to, address_ + at, bytes), "copying from the device");
 }
 void Buffer::zero() { check(driver().set_words(address_, 0, bytes_ / 4), "clearing a buffer"); }
+
+PinnedBuffer::PinnedBuffer(size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  void* data = nullptr;
+  if (driver().host_allocate(&data, bytes) != 0)
+    fail(ErrorCode::kResourceExhausted, "no {} kB of pinned memory are left on the host",
+         bytes >> 10);
+  data_ = static_cast<std::byte*>(data);
+}
+PinnedBuffer::~PinnedBuffer() {
+  if (data_) driver().host_release(data_);
+}
+PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& o) noexcept {
+  std::swap(data_, o.data_);
+  std::swap(bytes_, o.bytes_);
+  return *this;
+}
+
+DeviceStream::DeviceStream() {
+  constexpr unsigned kNonBlocking = 1;
+  check(driver().stream_create(&stream_, kNonBlocking), "making a stream");
+}
+DeviceStream::~DeviceStream() { driver().stream_destroy(stream_); }
+void DeviceStream::wait() const { check(driver().stream_wait(stream_), "waiting for the device"); }
+void DeviceStream::copy_in(DeviceAddress to, const void* from, size_t bytes) const {
+  check(driver().copy_in_async(to, from, bytes, stream_), "copying to the device");
+}
+void DeviceStream::copy_out(void* to, DeviceAddress from, size_t bytes) const {
+  check(driver().copy_out_async(to, from, bytes, stream_), "copying from the device");
+}
+void DeviceStream::copy(DeviceAddress to, DeviceAddress from, size_t bytes) const {
+  check(driver().copy_device_async(to, from, bytes, stream_), "copying on the device");
+}
+
+DeviceEvent::DeviceEvent() { check(driver().event_create(&event_, 0), "making an event"); }
+DeviceEvent::~DeviceEvent() { driver().event_destroy(event_); }
+void DeviceEvent::record(const DeviceStream& stream) const {
+  check(driver().event_record(event_, stream.get()), "recording an event");
+}
+void DeviceEvent::wait() const { check(driver().event_wait(event_), "waiting for the device"); }
+double DeviceEvent::seconds_since(const DeviceEvent& earlier) const {
+  float ms = 0;
+  check(driver().event_elapsed(&ms, earlier.event_, event_), "timing");
+  return static_cast<double>(ms) * 1e-3;
+}
 
 Module::Module(const void* cubin) {
   check(driver().module_load(&module_, cubin), "loading a kernel file");

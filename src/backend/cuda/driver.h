@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tokamak::cuda {
 
@@ -29,6 +30,12 @@ struct DriverCalls {
   int (*copy_in)(DeviceAddress, const void*, size_t);
   int (*copy_out)(void*, DeviceAddress, size_t);
   int (*set_words)(DeviceAddress, unsigned, size_t);
+  int (*copy_in_async)(DeviceAddress, const void*, size_t, Handle);
+  int (*copy_out_async)(void*, DeviceAddress, size_t, Handle);
+  int (*copy_device_async)(DeviceAddress, DeviceAddress, size_t, Handle);
+  int (*host_allocate)(void**, size_t);  // pinned
+  int (*host_release)(void*);
+  int (*device_memory)(size_t*, int);
   int (*module_load)(Handle*, const void*);
   int (*module_unload)(Handle);
   int (*module_function)(Handle*, Handle, const char*);
@@ -48,12 +55,30 @@ struct DriverCalls {
   int (*event_record)(Handle, Handle);
   int (*event_wait)(Handle);
   int (*event_elapsed)(float*, Handle, Handle);
+  int (*capture_begin)(Handle, int);
+  int (*capture_end)(Handle, Handle*);
+  int (*graph_instantiate)(Handle*, Handle, unsigned long long);
+  int (*graph_launch)(Handle, Handle);
+  int (*graph_destroy)(Handle);
+  int (*graph_exec_destroy)(Handle);
 };
 
 // Throws Error(kUnavailable) where there is no driver, no device, or a driver that is too old.
 const DriverCalls& driver();
+// Tests: replaces the driver of this machine, which then is not loaded; nullptr: back to it.
+void use_driver(const DriverCalls* calls);
 // Throws when a call of the driver failed. `what` says what was tried.
 void check(int result, std::string_view what);
+
+// A GPU as `tokamak inspect --devices` lists it.
+struct DeviceInfo {
+  std::string name;
+  int capability = 0;  // 90 for 9.0
+  int multiprocessors = 0;
+  size_t memory = 0;  // bytes
+};
+std::vector<DeviceInfo> list_devices();  // throws as driver() does
+std::string driver_text();               // "CUDA driver 13.0"
 
 // One GPU and its primary context, current in the thread that made it.
 class Device {
@@ -62,7 +87,9 @@ class Device {
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
+  void use() const;  // makes the context current in the calling thread
   std::string name() const;
+  size_t free_memory() const;
   int multiprocessors() const;
   int shared_memory_limit() const;  // bytes of one block, after opting in
   int capability() const;           // 90 for 9.0
@@ -70,6 +97,7 @@ class Device {
  private:
   int attribute(int which) const;
   int device_ = 0;
+  Handle context_ = nullptr;
 };
 
 class Buffer {
@@ -92,6 +120,53 @@ class Buffer {
  private:
   DeviceAddress address_ = 0;
   size_t bytes_ = 0;
+};
+
+// Pinned memory of the host, which copies run from and to while the host goes on.
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  explicit PinnedBuffer(size_t bytes);
+  ~PinnedBuffer();
+  PinnedBuffer(PinnedBuffer&& o) noexcept : data_(o.data_), bytes_(o.bytes_) { o.data_ = nullptr; }
+  PinnedBuffer& operator=(PinnedBuffer&& o) noexcept;
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Does not wait for the default stream, nor does that for it.
+class DeviceStream {
+ public:
+  DeviceStream();
+  ~DeviceStream();
+  DeviceStream(const DeviceStream&) = delete;
+  DeviceStream& operator=(const DeviceStream&) = delete;
+  Handle get() const { return stream_; }
+  void wait() const;
+  void copy_in(DeviceAddress to, const void* from, size_t bytes) const;
+  void copy_out(void* to, DeviceAddress from, size_t bytes) const;
+  void copy(DeviceAddress to, DeviceAddress from, size_t bytes) const;
+
+ private:
+  Handle stream_ = nullptr;
+};
+
+class DeviceEvent {
+ public:
+  DeviceEvent();
+  ~DeviceEvent();
+  DeviceEvent(const DeviceEvent&) = delete;
+  DeviceEvent& operator=(const DeviceEvent&) = delete;
+  void record(const DeviceStream& stream) const;
+  void wait() const;
+  double seconds_since(const DeviceEvent& earlier) const;  // both have passed
+
+ private:
+  Handle event_ = nullptr;
 };
 
 class Module {

@@ -1,0 +1,73 @@
+#include "backend/cuda/device_weights.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/common/weights.h"
+#include "base/error.h"
+
+namespace tokamak::cuda {
+namespace {
+
+constexpr size_t kAlignment = 256, kStageBytes = size_t{16} << 20;
+
+// Two pinned buffers in turn: one is filled while the other is copied.
+class Uploader {
+ public:
+  Uploader(const DeviceStream& stream, size_t bytes) : stream_(stream) {
+    for (PinnedBuffer& b : stage_) b = PinnedBuffer(std::min(bytes, kStageBytes));
+  }
+  void copy(DeviceAddress to, const std::byte* from, size_t bytes) {
+    while (bytes > 0) {
+      if (used_[turn_]) done_[turn_].wait();
+      size_t n = std::min(bytes, stage_[turn_].bytes());
+      std::memcpy(stage_[turn_].data(), from, n);
+      stream_.copy_in(to, stage_[turn_].data(), n);
+      done_[turn_].record(stream_);
+      used_[turn_] = true;
+      turn_ ^= 1;
+      to += n;
+      from += n;
+      bytes -= n;
+    }
+  }
+
+ private:
+  const DeviceStream& stream_;
+  PinnedBuffer stage_[2];
+  DeviceEvent done_[2];
+  bool used_[2] = {};
+  int turn_ = 0;
+};
+
+}  // namespace
+
+DeviceWeights::DeviceWeights(const PlanSet& plans, const WeightSource& source,
+                             const DeviceStream& stream,
+                             const std::function<void(uint64_t, uint64_t)>& progress) {
+  size_t total = 0, largest = 0;
+  for (const WeightEntry& entry : plans.weights) {
+    auto bytes = static_cast<size_t>(weight_bytes(entry));
+    offsets_.push_back(total);
+    total += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    largest = std::max(largest, bytes);
+  }
+  memory_ = Buffer(total);
+  check(driver().stream_wait(nullptr), "clearing memory");  // Buffer() works on the default stream
+  Uploader uploader(stream, largest);
+  uint64_t done = 0;
+  for (size_t i = 0; i < plans.weights.size(); ++i) {
+    const WeightEntry& entry = plans.weights[i];
+    LoadedTensor tensor = load_weight(entry, source);
+    size_t bytes = tensor.view.bytes.size();
+    if (tensor.view.dtype != entry.dtype || bytes != static_cast<size_t>(weight_bytes(entry)))
+      fail(ErrorCode::kCorrupt, "weight {} is {} of {} bytes; the plan has {} of {}", entry.name,
+           dtype_name(tensor.view.dtype), bytes, dtype_name(entry.dtype), weight_bytes(entry));
+    uploader.copy(memory_.address() + offsets_[i], tensor.view.bytes.data(), bytes);
+    done += bytes;
+    if (progress) progress(done, total);
+  }
+  stream.wait();
+}
+
+}  // namespace tokamak::cuda

@@ -1,0 +1,25 @@
+#pragma once
+// The weights of a PlanSet on the device: rows as the plan has them, in one allocation.
+#include <functional>
+#include <vector>
+
+#include "backend/cuda/driver.h"
+#include "plan/plan.h"
+#include "plan/weight_source.h"
+
+namespace tokamak::cuda {
+
+class DeviceWeights {
+ public:
+  // Copies through pinned memory, so that reading the file and copying overlap.
+  DeviceWeights(const PlanSet& plans, const WeightSource& source, const DeviceStream& stream,
+                const std::function<void(uint64_t done, uint64_t total)>& progress);
+  DeviceAddress address(uint32_t weight) const { return memory_.address() + offsets_.at(weight); }
+  uint64_t bytes() const { return memory_.bytes(); }
+
+ private:
+  Buffer memory_;
+  std::vector<size_t> offsets_;
+};
+
+}  // namespace tokamak::cuda

@@ -1,0 +1,130 @@
+// Launches of append and attend.
+#include <algorithm>
+
+#include "backend/cuda/kernels.h"
+#include "base/error.h"
+
+namespace tokamak::cuda {
+namespace {
+
+enum AttendInput : size_t { kQuery, kState, kView, kPos, kSeq, kSlot, kQStart, kKvLen, kMask };
+
+// Rows times heads from which on the GPU is busy without splitting sequences.
+constexpr int64_t kEnoughWarps = 132 * 16;
+constexpr size_t kMostScratch = size_t{256} << 20;
+constexpr int64_t kMostWidth = 16 * 32;  // of a value: what the lanes of a warp hold
+
+std::vector<std::string> key_names(const Value& attrs) {
+  std::vector<std::string> out;
+  if (const Value* names = attrs.find("key"))
+    for (const Value& n : names->as_array()) out.push_back(n.as_string());
+  else
+    out.push_back("k");
+  return out;
+}
+
+int64_t warp_blocks(int64_t warps) { return (warps + kTileWarps - 1) / kTileWarps; }
+
+size_t partial_bytes(int64_t rows, int64_t heads, int64_t segments, int64_t dv) {
+  return static_cast<size_t>(rows * heads * segments * (dv + 2)) * sizeof(float);
+}
+
+AttendArgs attend_args(const CallSite& site) {
+  const Tensor &q = site.in[kQuery], &y = site.out[0];
+  const KvPool::State& state = site.kv.state(site.in[kState].index);
+  const Value& attrs = site.call.attrs;
+  AttendArgs args{};
+  args.q = q.as();
+  args.y = y.as();
+  args.tq = q.dtype;
+  args.ty = y.dtype;
+  args.view = site.step.views.at(site.in[kView].index);
+  args.pos = site.in[kPos].as<int32_t>();
+  args.seq = site.in[kSeq].as<int32_t>();
+  args.slot = site.in[kSlot].as<int32_t>();
+  args.q_start = site.in[kQStart].as<int32_t>();
+  args.kv_len = site.in[kKvLen].as<int32_t>();
+  if (site.has(kMask)) {
+    args.mask = site.in[kMask].as<int32_t>();
+    args.mask_width = static_cast<int32_t>(site.in[kMask].dims[1]);
+  }
+  args.rows = static_cast<int32_t>(q.dims[0]);
+  args.heads = static_cast<int32_t>(q.dims[1]);
+  args.d = static_cast<int32_t>(q.dims[2]);
+  args.dv = static_cast<int32_t>(y.dims[2]);
+  args.window = static_cast<int32_t>(attrs.get_int("window", 0));
+  args.scale = static_cast<float>(attrs.at("scale").as_double());
+  args.cap = static_cast<float>(attrs.get_double("softcap", 0));
+  for (const std::string& name : key_names(attrs)) {
+    if (args.keys == kMaxKeys)
+      fail(ErrorCode::kUnsupported, "{}: a key of more than {} planes", site.call.label, kMaxKeys);
+    args.key[args.keys++] = state.plane(name);
+  }
+  args.value = state.plane(attrs.get_string("value", "v"));
+  if (args.dv > kMostWidth)
+    fail(ErrorCode::kUnsupported, "{}: values {} wide; the cuda backend takes {}", site.call.label,
+         args.dv, kMostWidth);
+  return args;
+}
+
+}  // namespace
+
+void emit_append(const CallSite& site, LaunchList& list) {
+  constexpr size_t kFirstPlane = 4;
+  const KvPool::State& state = site.kv.state(site.in[0].index);
+  AppendArgs args{};
+  args.view = site.step.views.at(site.in[1].index);
+  args.seq = site.in[2].as<int32_t>();
+  args.slot = site.in[3].as<int32_t>();
+  args.rows = static_cast<int32_t>(site.in[2].elements());
+  args.planes = static_cast<int32_t>(state.planes.size());
+  for (size_t p = 0; p < state.planes.size(); ++p) {
+    args.plane[p] = state.planes[p];
+    args.x[p] = site.in.at(kFirstPlane + p).as();
+    args.tx[p] = site.in[kFirstPlane + p].dtype;
+    args.heads += state.planes[p].heads;
+  }
+  list.add("op_attend", "op_append", {warp_blocks(args.heads), args.rows}, kTileThreads, args);
+}
+
+void emit_attend(const CallSite& site, LaunchList& list) {
+  AttendArgs args = attend_args(site);
+  const char* parts = args.dv <= 64 ? "2" : args.dv <= 128 ? "4" : args.dv <= 256 ? "8" : "16";
+  int shared = kTileWarps * (32 + 16 + (args.d + 1) / 2) * 8;
+  int64_t rows = args.rows, heads = args.heads, segments = site.step.segments;
+  Grid grid{warp_blocks(heads), rows};
+  bool split = segments > 1 && rows * heads < kEnoughWarps &&
+               partial_bytes(rows, heads, segments, args.dv) <= site.scratch.bytes;
+  if (!split)
+    return list.add("op_attend", fmt::format("op_attend_{}", parts), grid, kTileThreads, args,
+                    shared);
+  args.segments = static_cast<int32_t>(segments);
+  args.partial = reinterpret_cast<float*>(site.scratch.address);
+  list.add("op_attend", fmt::format("op_attend_split_{}", parts), {grid.x, grid.y, segments},
+           kTileThreads, args, shared);
+  list.add("op_attend", fmt::format("op_attend_join_{}", parts), grid, kTileThreads, args);
+}
+
+size_t scratch_bytes(const PlanSet& plans) {
+  constexpr int64_t kUsualContext = 8192;  // of plans that do not say
+  size_t most = 0, split = 0;
+  int64_t context = plans.context > 0 ? plans.context : kUsualContext;
+  for (const Plan& plan : plans.plans)
+    for (const KernelCall& call : plan.calls) {
+      if (call.op == "linear" && call.in[1].dtype == DType::kBF16 && !call.in[0].dims.empty()) {
+        SymExpr rows = 1;
+        for (size_t i = 0; i + 1 < call.in[0].dims.size(); ++i) rows = rows * call.in[0].dims[i];
+        if (auto k = call.in[0].dims.back().constant())
+          split = std::max(split, split_bytes(rows.upper(plans.symbols), *k));
+      }
+      if (call.op != "attend") continue;
+      auto heads = call.in[kQuery].dims[1].constant(), dv = call.out[0].dims[2].constant();
+      if (!heads || !dv) continue;
+      int64_t segments = (context + kSegment - 1) / kSegment;
+      int64_t rows = std::max<int64_t>(1, kEnoughWarps / std::max<int64_t>(1, *heads));
+      if (segments > 1) most = std::max(most, partial_bytes(rows, *heads, segments * 2, *dv));
+    }
+  return std::max(split, std::min(most, kMostScratch));
+}
+
+}  // namespace tokamak::cuda

@@ -1,0 +1,161 @@
+// Launches of ops over rows and of products with weights.
+#include "backend/cuda/kernels.h"
+#include "base/error.h"
+
+namespace tokamak::cuda {
+namespace {
+
+constexpr int64_t kVector = 8;  // values that a lane of op_linear loads at a time
+
+const char* weight_kind(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "f32";
+    case DType::kF16:
+      return "f16";
+    case DType::kBF16:
+      return "bf16";
+    case DType::kQ8_0:
+      return "q8_0";
+    case DType::kQ4_0:
+      return "q4_0";
+    default:
+      return "blocks";
+  }
+}
+
+struct LinearTile {
+  const char* suffix;
+  int64_t rows, columns;
+};
+// Small batches read each weight once; the tiles do not change the results.
+LinearTile linear_tile(int64_t rows) {
+  if (rows == 1) return {"1", 1, 2};
+  if (rows <= 4) return {"4", 4, 4};
+  return {"8", 8, 4};
+}
+
+// Tensor cores, for bf16 weights. Whether a product runs on them does not depend on the batch.
+bool takes_mma(const LinearArgs& args) {
+  return args.tw == DType::kBF16 && args.vectors && args.k % kMmaChunk == 0 &&
+         args.tx != DType::kQ8A;
+}
+
+void emit_mma(const CallSite& site, LaunchList& list, const LinearArgs& linear) {
+  constexpr int64_t kFew = 8, kSome = 32, kRowsOfWarp = 16;
+  MmaArgs args{};
+  args.x = linear.x;
+  args.w = reinterpret_cast<const uint16_t*>(linear.w);
+  args.bias = linear.bias;
+  args.y = linear.y;
+  args.rows = linear.rows;
+  args.n = linear.n;
+  args.k = linear.k;
+  args.tx = linear.tx;
+  args.tb = linear.tb;
+  args.ty = linear.ty;
+  Grid by_columns{(args.n + kRowsOfWarp - 1) / kRowsOfWarp};
+  if (args.rows <= kFew)
+    return list.add("op_linear_mma", "op_linear_mma_few", by_columns, kMmaThreads, args);
+  const char* pieces = "1";
+  if (args.tx != DType::kBF16) {
+    pieces = "3";
+    SplitArgs split{args.x, reinterpret_cast<uint16_t*>(site.scratch.address), args.rows * args.k,
+                    args.tx};
+    TK_CHECK(split_bytes(args.rows, args.k) <= site.scratch.bytes, "{}: no room to split {} rows",
+             site.call.label, args.rows);
+    list.add("op_linear_mma", "op_split", {(split.n / 8 + kElementThreads - 1) / kElementThreads},
+             kElementThreads, split);
+    args.x = split.y;
+  }
+  if (args.rows <= kSome)
+    return list.add("op_linear_mma", fmt::format("op_linear_mma_some_{}", pieces), by_columns,
+                    kMmaThreads, args);
+  list.add("op_linear_mma", fmt::format("op_linear_mma_many_{}", pieces),
+           {(args.n + kMmaTileN - 1) / kMmaTileN, (args.rows + kMmaTileM - 1) / kMmaTileM},
+           kMmaThreads, args);
+}
+
+}  // namespace
+
+size_t split_bytes(int64_t rows, int64_t k) {
+  return static_cast<size_t>(rows * k) * 3 * sizeof(uint16_t);
+}
+
+// rms_norm, layer_norm, softmax
+void emit_norm(const CallSite& site, LaunchList& list) {
+  const Tensor &x = site.in[0], &y = site.out[0];
+  NormArgs args{};
+  args.x = x.as();
+  args.y = y.as();
+  args.n = x.last();
+  args.tx = x.dtype;
+  args.ty = y.dtype;
+  if (site.has(1)) {
+    args.w = site.in[1].as();
+    args.tw = site.in[1].dtype;
+    args.eps = static_cast<float>(site.call.attrs.at("eps").as_double());
+  }
+  if (site.has(2)) {
+    args.bias = site.in[2].as();
+    args.tb = site.in[2].dtype;
+  }
+  list.add("op_rows", "op_" + site.call.op, {x.rows()}, kRowThreads, args);
+}
+
+void emit_rope(const CallSite& site, LaunchList& list) {
+  const Tensor &x = site.in[0], &frequencies = site.in[2], &y = site.out[0];
+  RopeArgs args{};
+  args.x = x.as();
+  args.pos = site.in[1].as<int32_t>();
+  args.frequencies = frequencies.as();
+  args.y = y.as();
+  args.rows = x.dims[0];
+  args.heads = x.dims[1];
+  args.d = x.dims[2];
+  args.half = frequencies.dims[0];
+  args.scale = site.call.attrs.get_double("scale", 1.0);
+  args.tx = x.dtype;
+  args.tf = frequencies.dtype;
+  args.ty = y.dtype;
+  list.add("op_rows", "op_rope", {args.rows}, kRowThreads, args,
+           static_cast<int>(args.half) * 2 * static_cast<int>(sizeof(double)));
+}
+
+void emit_quantize(const CallSite& site, LaunchList& list) {
+  constexpr int64_t kBlock = 32, kPerBlock = kRowThreads / 32;
+  QuantizeArgs args{site.in[0].as(), site.out[0].as<uint8_t>(), site.in[0].elements() / kBlock,
+                    site.in[0].dtype};
+  list.add("op_rows", "op_quantize", {(args.blocks + kPerBlock - 1) / kPerBlock}, kRowThreads,
+           args);
+}
+
+void emit_linear(const CallSite& site, LaunchList& list) {
+  const Tensor &x = site.in[0], &w = site.in[1], &y = site.out[0];
+  LinearArgs args{};
+  args.x = x.as();
+  args.w = w.as<uint8_t>();
+  args.y = y.as();
+  args.rows = x.rows();
+  args.n = w.dims[0];
+  args.k = w.dims[1];
+  args.tx = x.dtype;
+  args.tw = w.dtype;
+  args.ty = y.dtype;
+  if (site.has(2)) {
+    args.bias = site.in[2].as();
+    args.tb = site.in[2].dtype;
+  }
+  args.x_row_bytes = static_cast<int64_t>(dtype_bytes(x.dtype, args.k));
+  args.w_row_bytes = static_cast<int64_t>(dtype_bytes(w.dtype, args.k));
+  args.vectors = args.k % kVector == 0 && x.address % 16 == 0 && w.address % 16 == 0;
+  if (takes_mma(args)) return emit_mma(site, list, args);
+  LinearTile tile = linear_tile(args.rows);
+  int64_t columns = tile.columns * kTileWarps;
+  const char* bytes = x.dtype == DType::kQ8A ? "bytes_" : "";
+  list.add("op_linear", fmt::format("op_linear_{}_{}{}", weight_kind(w.dtype), bytes, tile.suffix),
+           {(args.n + columns - 1) / columns, (args.rows + tile.rows - 1) / tile.rows},
+           kTileThreads, args);
+}
+
+}  // namespace tokamak::cuda

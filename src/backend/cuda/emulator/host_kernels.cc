@@ -1,0 +1,15 @@
+// The op kernels, compiled for the host. They register themselves by name.
+#include "backend/cuda/emulator/simt_host.h"
+// clang-format off
+#include "backend/cuda/ops/op_element.cu"
+#include "backend/cuda/ops/op_rows.cu"
+#include "backend/cuda/ops/op_linear.cu"
+#include "backend/cuda/ops/op_linear_mma.cu"
+#include "backend/cuda/ops/op_attend.cu"
+// clang-format on
+
+namespace tokamak::cuda::simt {
+
+void link_host_kernels() {}
+
+}  // namespace tokamak::cuda::simt

@@ -1,0 +1,102 @@
+#pragma once
+// The CUDA language on the host, as far as the op kernels use it (ops/simt.cuh). Each thread of a
+// block is a fiber; blocks run one after the other on the calling thread. Lanes that do not all
+// reach the same barrier are an error, as they would be a hang or worse on a GPU.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+namespace tokamak::cuda {
+
+struct Dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+// Of the fiber that runs.
+extern Dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace simt {
+
+using KernelBody = void (*)(const void* args);
+struct HostKernel {
+  std::string_view name;
+  KernelBody body;
+  size_t args_bytes;
+  unsigned max_threads;
+};
+// Kernels that this program contains; nullptr: no such kernel.
+const HostKernel* find_kernel(std::string_view name);
+// Makes the linker keep host_kernels.cc, whose kernels register themselves.
+void link_host_kernels();
+struct Registration {
+  explicit Registration(const HostKernel& kernel);
+};
+
+// Throws Error(kInternal) when threads wait at different barriers.
+void run_grid(const HostKernel& kernel, const void* args, Dim3 grid, unsigned threads,
+              size_t shared_bytes);
+
+void wait_block();
+void wait_warp();
+std::byte* dynamic_shared();
+// Bytes that the lanes of a warp exchange: publish() waits until all lanes have published.
+constexpr size_t kExchangeBytes = 512;
+void publish(const void* value, size_t bytes);
+const std::byte* published(unsigned lane);
+// The sums over the lanes of n published floats, by the tree of ops/simt.cuh. Computed by the first
+// lane that asks.
+const float* published_sums(int n);
+
+}  // namespace simt
+
+inline void sync_block() { simt::wait_block(); }
+inline void sync_warp() { simt::wait_warp(); }
+inline unsigned warp_ballot(bool x) {
+  simt::publish(&x, sizeof x);
+  unsigned bits = 0;
+  for (unsigned lane = 0; lane < 32; ++lane)
+    if (*simt::published(lane) != std::byte{0}) bits |= 1u << lane;
+  return bits;
+}
+inline float warp_max(float x) {
+  simt::publish(&x, sizeof x);
+  float best = -INFINITY;
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    float y;
+    std::memcpy(&y, simt::published(lane), sizeof y);
+    best = std::fmax(best, y);
+  }
+  return best;
+}
+template <int n>
+void warp_sums(float (&x)[n]) {
+  static_assert(sizeof x <= simt::kExchangeBytes);
+  simt::publish(x, sizeof x);
+  std::memcpy(x, simt::published_sums(n), sizeof x);
+}
+void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+inline float mul_rn(float a, float b) { return a * b; }
+inline float add_rn(float a, float b) { return a + b; }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline int __dp4a(int a, int b, int c) {
+  for (int i = 0; i < 4; ++i)
+    c += static_cast<int8_t>(a >> 8 * i) * static_cast<int8_t>(b >> 8 * i);
+  return c;
+}
+
+}  // namespace tokamak::cuda
+
+#define TK_KERNEL(name, Args, threads)                                                       \
+  static void name(const Args& a);                                                           \
+  static const ::tokamak::cuda::simt::Registration name##_registered(                        \
+      {#name, [](const void* args) { name(*static_cast<const Args*>(args)); }, sizeof(Args), \
+       threads});                                                                            \
+  static void name(const Args& a)
+#define TK_DEVICE inline
+#define TK_DYNAMIC_SHARED(T, name) \
+  T* name = reinterpret_cast<T*>(::tokamak::cuda::simt::dynamic_shared())
+#define __shared__ static
+#define __restrict__

@@ -1,0 +1,145 @@
+#include "backend/cuda/executable.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+
+#include "base/error.h"
+
+namespace tokamak::cuda {
+namespace {
+
+// For comparisons: every step is launched kernel by kernel.
+bool graphs_enabled() {
+  const char* off = std::getenv("TOKAMAK_CUDA_GRAPHS");
+  return !off || std::string_view(off) != "0";
+}
+
+}  // namespace
+
+CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights,
+                               const LoadOptions& options)
+    : plans_(plans),
+      profile_(options.profile),
+      device_(0),
+      weights_(plans_, weights, stream_, options.progress),
+      kv_(plans_, options.blocks),
+      binder_(plans_, options.blocks, options.max_rows),
+      arena_(plans_.arena_bytes),
+      scratch_(scratch_bytes(plans_)),
+      graphs_(graphs_enabled()) {
+  if (plans_.vocab > 0) sampler_.emplace(plans_.vocab, options.max_rows);
+  for (const SymbolDecl& s : plans_.symbols) symbols_.push_back(s.name);
+  for (const Plan& plan : plans_.plans) prepared_.push_back(prepare(plan));
+  input_at_.resize(plans_.inputs.size());
+  view_.views.resize(plans_.groups.size());
+  ledger_.weights = weights_.bytes();
+  ledger_.kv = kv_.bytes();
+  ledger_.arena = arena_.bytes();
+  ledger_.scratch = scratch_.bytes();
+  if (sampler_) ledger_.other = sampler_->bytes();
+  check(driver().stream_wait(nullptr), "clearing memory");
+}
+
+CudaExecutable::~CudaExecutable() {
+  driver().stream_wait(stream_.get());  // for a step that was not collected; errors do not matter
+}
+
+CudaExecutable::Argument CudaExecutable::resolve(const CallArg& arg) const {
+  Argument out{&arg, {}};
+  for (const SymExpr& e : arg.dims) out.extents.emplace_back(e, symbols_);
+  return out;
+}
+
+CudaExecutable::Prepared CudaExecutable::prepare(const Plan& plan) const {
+  Prepared out;
+  std::set<uint32_t> inputs, groups;
+  for (const KernelCall& call : plan.calls) {
+    if (call.region >= 0)
+      fail(ErrorCode::kUnsupported, "{}: the cuda backend of this program runs no regions",
+           call.label);
+    Call& c = out.calls.emplace_back(
+        Call{&call, &planned_kernel(plans_.kernels.at(call.kernel)), {}, {}});
+    for (const CallArg& arg : call.in) {
+      if (arg.kind == CallArg::Kind::kInput) inputs.insert(arg.index);
+      if (arg.kind == CallArg::Kind::kView) groups.insert(arg.index);
+      if (arg.kind == CallArg::Kind::kWeight && !plans_.weights.at(arg.index).layout.empty())
+        fail(ErrorCode::kUnsupported, "{}: {} reads weight {} row-major, the plan has it in {}",
+             call.label, c.kernel->desc.name, plans_.weights[arg.index].name,
+             plans_.weights[arg.index].layout);
+      c.in.push_back(resolve(arg));
+    }
+    for (const CallArg& arg : call.out) c.out.push_back(resolve(arg));
+  }
+  for (const PlanOutput& output : plan.outputs) out.outputs.push_back(resolve(output.arg));
+  out.inputs.assign(inputs.begin(), inputs.end());
+  out.groups.assign(groups.begin(), groups.end());
+  return out;
+}
+
+Ticket CudaExecutable::submit(const StepInputs& step) {
+  TK_CHECK(pending_ == 0, "one step at a time: collect ticket {} first", pending_);
+  error_ = nullptr;
+  launched_.active = false;
+  masks_.clear();
+  pending_ = next_++;
+  try {
+    device_.use();
+    result_.clear();
+    for (size_t phase = 0; phase < phase_count(step); ++phase) run_phase(step, phase);
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+  return pending_;
+}
+
+void CudaExecutable::collect(Ticket ticket, StepResult& out) {
+  TK_CHECK(ticket == pending_ && ticket != 0, "ticket {} collected, {} is in flight", ticket,
+           pending_);
+  pending_ = 0;
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  device_.use();
+  finish_phase();
+  if (sampler_) {
+    for (const auto& [output, allowed] : masks_) sampler_->set_mask(output, allowed);
+    sampler_->complete(result_);
+  }
+  std::swap(out, result_);
+}
+
+// Masks are kept until the logits are there, so that a grammar works while the device does.
+void CudaExecutable::set_mask(Ticket ticket, int32_t output, std::span<const uint32_t> allowed) {
+  TK_CHECK(ticket == pending_ && ticket != 0, "ticket {} is not in flight", ticket);
+  if (error_ || !sampler_) return;
+  int64_t r = output - launched_.first_output;
+  const std::vector<SampleRow>& samples = launched_.phase.samples;
+  if (r < 0 || r >= std::ssize(samples) || !samples[static_cast<size_t>(r)].masked ||
+      allowed.size() != mask_words(plans_.vocab))
+    fail(ErrorCode::kInternal, "a mask of {} words for output {}, which is not masked or needs {}",
+         allowed.size(), output, mask_words(plans_.vocab));
+  masks_.emplace_back(output, std::vector<uint32_t>(allowed.begin(), allowed.end()));
+}
+
+Ticket CudaExecutable::read_blocks(uint32_t group, std::span<const int32_t> blocks,
+                                   std::span<std::byte> bytes) {
+  binder_.checker().check_blocks(group, blocks, bytes.size(), kv_.block_bytes(group));
+  device_.use();
+  kv_.read_blocks(group, blocks, bytes.data(), stream_);
+  return next_++;
+}
+
+Ticket CudaExecutable::write_blocks(uint32_t group, std::span<const int32_t> blocks,
+                                    std::span<const std::byte> bytes) {
+  binder_.checker().check_blocks(group, blocks, bytes.size(), kv_.block_bytes(group));
+  device_.use();
+  kv_.write_blocks(group, blocks, bytes.data(), stream_);
+  return next_++;
+}
+
+void CudaExecutable::wait(Ticket ticket) {
+  TK_CHECK(ticket < next_, "ticket {} was not given out", ticket);
+  device_.use();
+  stream_.wait();
+}
+
+}  // namespace tokamak::cuda

@@ -1,0 +1,265 @@
+// A step on the device: inputs in, launches, results out.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "backend/cuda/executable.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "tensor/block_formats.h"
+
+namespace tokamak::cuda {
+namespace {
+
+constexpr size_t kInputAlignment = 16;
+constexpr size_t kFirstBytes = size_t{1} << 20;  // of staging buffers
+// Block tables are padded to multiples of this many blocks, so that shapes repeat while sequences
+// grow.
+constexpr int32_t kStrideStep = 64;
+constexpr size_t kMaxShapes = 32;     // kept per plan
+constexpr int64_t kCaptureAfter = 2;  // runs of the same shape
+
+template <class B>
+void grow(B& buffer, size_t bytes) {
+  if (buffer.bytes() >= bytes) return;
+  size_t to = std::max(buffer.bytes() * 2, kFirstBytes);
+  while (to < bytes) to *= 2;
+  buffer = B();
+  buffer = B(to);
+}
+
+int32_t padded_stride(int32_t stride) {
+  return (stride + kStrideStep - 1) / kStrideStep * kStrideStep;
+}
+
+size_t staged_bytes(size_t bytes) {
+  return (bytes + kInputAlignment - 1) / kInputAlignment * kInputAlignment;
+}
+
+}  // namespace
+
+void CudaExecutable::run_phase(const StepInputs& step, size_t phase) {
+  finish_phase();  // of the phase before, whose tokens this one may use
+  auto plan = static_cast<uint32_t>(binder_.bind(step, phase));
+  Prepared& p = prepared_[plan];
+  if (phase == 0) {
+    if (sampler_) sampler_->begin(step);
+    kv_.copy_blocks(step.copies, stream_);
+    kv_.move_slots(step.moves, kernels_, stream_);
+  }
+  if (sampler_) sampler_->resolve(binder_.ids(), result_);
+  begin_.record(stream_);
+  stage_inputs(p);
+  launch(p, plan);
+  fetch(p, plan);
+  end_.record(stream_);
+  keep_phase(plan);
+}
+
+// Packs what the plan reads into pinned memory and copies it in one piece.
+void CudaExecutable::stage_inputs(const Prepared& p) {
+  const StepInputs& in = binder_.inputs();
+  size_t total = 0;
+  for (uint32_t i : p.inputs) {
+    InputView v = binder_.input(i);
+    total += staged_bytes(dtype_bytes(v.dtype, v.elements));
+  }
+  for (uint32_t g : p.groups)
+    total += staged_bytes(static_cast<size_t>(in.sequences()) *
+                          static_cast<size_t>(padded_stride(in.tables[g].stride)) * 4);
+  if (inputs_.bytes() < total) {  // addresses change
+    for (Prepared& other : prepared_) other.shapes.clear();
+    grow(inputs_, total);
+    grow(staged_, total);
+    check(driver().stream_wait(nullptr), "clearing memory");
+  }
+  size_t at = 0;
+  auto place = [&](size_t bytes) {
+    size_t here = at;
+    at += staged_bytes(bytes);
+    return here;
+  };
+  for (uint32_t i : p.inputs) {
+    InputView v = binder_.input(i);
+    size_t bytes = dtype_bytes(v.dtype, v.elements), here = place(bytes);
+    if (bytes > 0) std::memcpy(staged_.data() + here, v.data, bytes);
+    input_at_[i] = inputs_.address() + here;
+  }
+  for (uint32_t g : p.groups) {
+    const StepInputs::Table& table = in.tables[g];
+    int32_t stride = padded_stride(table.stride);
+    auto rows = static_cast<size_t>(in.sequences()), width = static_cast<size_t>(table.stride);
+    size_t here = place(rows * static_cast<size_t>(stride) * 4);
+    auto* to = reinterpret_cast<int32_t*>(staged_.data() + here);
+    for (size_t b = 0; b < rows; ++b, to += stride) {
+      size_t from = b * width;  // rows of padding have no table
+      size_t used = from + width <= table.blocks.size() ? width : 0;
+      std::copy_n(table.blocks.begin() + static_cast<ptrdiff_t>(used ? from : 0), used, to);
+      std::fill(to + used, to + stride, -1);
+    }
+    view_.views[g] = {reinterpret_cast<const int32_t*>(inputs_.address() + here), stride,
+                      kv_.block_size(g)};
+  }
+  if (at > 0) stream_.copy_in(inputs_.address(), staged_.data(), at);
+  int32_t longest = 0;
+  for (int32_t n : in.kv_len) longest = std::max(longest, n);
+  auto segments = static_cast<uint64_t>((longest + kSegment - 1) / kSegment);
+  view_.segments = static_cast<int64_t>(std::bit_ceil(std::max<uint64_t>(1, segments)));
+}
+
+Tensor CudaExecutable::tensor_of(const Argument& argument, std::span<const int64_t> symbols) const {
+  const CallArg& arg = *argument.arg;
+  Tensor t;
+  t.dtype = arg.dtype;
+  t.index = arg.index;
+  for (const CompiledExpr& e : argument.extents) t.dims.push_back(e.eval(symbols));
+  switch (arg.kind) {
+    case CallArg::Kind::kArena: {
+      size_t bytes = dtype_bytes(t.dtype, t.elements());
+      TK_CHECK(arg.offset <= arena_.bytes() && bytes <= arena_.bytes() - arg.offset,
+               "{} bytes at {} of an arena of {}", bytes, arg.offset, arena_.bytes());
+      t.address = arena_.address() + arg.offset;
+      break;
+    }
+    case CallArg::Kind::kWeight:
+      t.address = weights_.address(arg.index);
+      break;
+    case CallArg::Kind::kInput:
+      t.address = input_at_.at(arg.index);
+      break;
+    case CallArg::Kind::kState:
+    case CallArg::Kind::kView:
+      break;
+  }
+  return t;
+}
+
+CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p) {
+  std::span<const int64_t> symbols = binder_.symbols();
+  key_.assign(symbols.begin(), symbols.end());
+  for (uint32_t g : p.groups) key_.push_back(view_.views[g].stride);
+  key_.push_back(view_.segments);
+  if (auto it = p.shapes.find(key_); it != p.shapes.end()) return *it->second;
+  if (p.shapes.size() >= kMaxShapes)
+    p.shapes.erase(std::min_element(
+        p.shapes.begin(), p.shapes.end(),
+        [](const auto& a, const auto& b) { return a.second->last_run < b.second->last_run; }));
+  auto made = std::make_unique<Shaped>(kernels_);
+  for (const Call& c : p.calls) {
+    CallSite site{*c.call, {}, {}, kv_, view_, {scratch_.address(), scratch_.bytes()}};
+    for (const Argument& a : c.in) site.in.push_back(tensor_of(a, symbols));
+    for (const Argument& a : c.out) site.out.push_back(tensor_of(a, symbols));
+    c.kernel->emit(site, made->launches);
+    made->launches.next_call();
+  }
+  return *(p.shapes[key_] = std::move(made));
+}
+
+void CudaExecutable::launch(Prepared& p, uint32_t plan) {
+  Shaped& s = shape(p);
+  s.last_run = ++runs_;
+  ++s.runs;
+  if (profile_ && profile_->on) {
+    stream_.wait();
+    for (uint32_t i = 0; i < p.calls.size(); ++i) {
+      Nanos from = SteadyClock().now();
+      s.launches.run_call(stream_, i);
+      stream_.wait();
+      profile_->spans.push_back({plan, i, from, SteadyClock().now()});
+    }
+    return;
+  }
+  if (graphs_ && !s.graph && s.runs >= kCaptureAfter)
+    s.graph = std::make_unique<StepGraph>(s.launches, stream_);
+  if (!s.graph) return s.launches.run(stream_);
+  s.graph->run(stream_);
+  ++graph_launches_;
+}
+
+// Copies the results that the host reads, without the rows of padding.
+void CudaExecutable::fetch(const Prepared& p, uint32_t plan) {
+  const StepInputs& phase = binder_.phase();
+  const std::vector<PlanOutput>& outputs = plans_.plans[plan].outputs;
+  bool wants_hidden =
+      std::any_of(phase.samples.begin(), phase.samples.end(),
+                  [](const SampleRow& s) { return s.mode == SampleRow::Mode::kHidden; });
+  launched_.fetched.clear();
+  size_t at = 0;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].name == "hidden" && !wants_hidden) continue;
+    Tensor t = tensor_of(p.outputs[i], binder_.own_symbols());
+    launched_.fetched.push_back({i, at, t.elements()});
+    at += staged_bytes(dtype_bytes(t.dtype, t.elements()));
+  }
+  grow(fetched_, at);
+  for (const Fetched& f : launched_.fetched) {
+    Tensor t = tensor_of(p.outputs[f.output], binder_.own_symbols());
+    size_t bytes = dtype_bytes(t.dtype, f.elements);
+    if (bytes > 0) stream_.copy_out(fetched_.data() + f.at, t.address, bytes);
+  }
+}
+
+// What the sampler reads of the phase: the step is not used after submit.
+void CudaExecutable::keep_phase(uint32_t plan) {
+  const StepInputs& from = binder_.phase();
+  StepInputs& to = launched_.phase;
+  to.function = from.function;
+  to.samples.assign(from.samples.begin(), from.samples.end());
+  to.out_rows = from.out_rows;
+  to.seq = from.seq;
+  to.row = from.row;
+  to.kv_len = from.kv_len;
+  to.return_logits = from.return_logits;
+  launched_.ids.assign(binder_.ids().begin(), binder_.ids().end());
+  launched_.first_output = binder_.first_output();
+  launched_.first_sequence = binder_.first_sequence();
+  launched_.symbols.assign(binder_.own_symbols().begin(), binder_.own_symbols().end());
+  launched_.plan = plan;
+  launched_.active = true;
+}
+
+std::span<const float> CudaExecutable::floats(const Fetched& f, DType dtype) {
+  const std::byte* data = fetched_.data() + f.at;
+  auto n = static_cast<size_t>(f.elements);
+  if (dtype == DType::kF32) return {reinterpret_cast<const float*>(data), n};
+  converted_.resize(n);
+  decode_row(dtype, data, converted_.data(), f.elements);
+  return converted_;
+}
+
+// Waits for a launched phase and chooses its tokens.
+void CudaExecutable::finish_phase() {
+  if (!launched_.active) return;
+  launched_.active = false;
+  end_.wait();
+  result_.seconds += end_.seconds_since(begin_);
+  const Plan& plan = plans_.plans[launched_.plan];
+  SamplePhase place{launched_.phase, launched_.ids, launched_.first_output,
+                    launched_.first_sequence};
+  bool has_logits = false;
+  for (const Fetched& f : launched_.fetched) {
+    const PlanOutput& output = plan.outputs[f.output];
+    if (output.name == "logits") {
+      std::span<const float> logits = floats(f, output.arg.dtype);
+      if (launched_.phase.return_logits)
+        result_.logits.insert(result_.logits.end(), logits.begin(), logits.end());
+      if (!sampler_) continue;
+      has_logits = true;
+      sampler_->finish(place, logits.data(), result_);
+    } else if (output.name == "hidden") {
+      std::span<const float> hidden = floats(f, output.arg.dtype);
+      result_.hidden.insert(result_.hidden.end(), hidden.begin(), hidden.end());
+    } else {
+      StepTensor& out = result_.outputs.emplace_back();
+      out.name = output.name;
+      out.dtype = output.arg.dtype;
+      for (const SymExpr& e : output.arg.dims)
+        out.dims.push_back(CompiledExpr(e, symbols_).eval(launched_.symbols));
+      const std::byte* data = fetched_.data() + f.at;
+      out.bytes.assign(data, data + dtype_bytes(out.dtype, f.elements));
+    }
+  }
+  if (!has_logits) Sampler::skip(place, result_);
+}
+
+}  // namespace tokamak::cuda

@@ -1,0 +1,81 @@
+#pragma once
+// The kernels of this backend for the planner, and how a planned call becomes launches.
+#include <span>
+#include <vector>
+
+#include "backend/cuda/kv_pool.h"
+#include "backend/cuda/launch.h"
+#include "plan/kernel_desc.h"
+#include "plan/plan.h"
+
+namespace tokamak::cuda {
+
+// An argument of a call at one shape.
+struct Tensor {
+  DType dtype = DType::kF32;
+  std::vector<int64_t> dims;
+  DeviceAddress address = 0;  // 0: states and views
+  uint32_t index = 0;         // of states and views
+  int64_t elements() const;
+  int64_t last() const { return dims.empty() ? 1 : dims.back(); }
+  int64_t rows() const { return last() == 0 ? 0 : elements() / last(); }
+  template <class T = void>
+  T* as() const {
+    return reinterpret_cast<T*>(address);
+  }
+};
+
+// What a step knows beyond the shapes of its tensors.
+struct StepView {
+  std::vector<ViewArgs> views;  // by group
+  int64_t segments = 1;         // of kSegment keys: none of the step's sequences has more
+};
+
+// Memory that calls share: each is done with it when the next one starts.
+struct Scratch {
+  DeviceAddress address = 0;
+  size_t bytes = 0;
+};
+
+struct CallSite {
+  const KernelCall& call;
+  std::vector<Tensor> in, out;
+  const KvPool& kv;
+  const StepView& step;
+  Scratch scratch;
+  bool has(size_t input) const { return input < in.size(); }
+};
+
+// Appends the launches of a call. Throws Error(kUnsupported) with the call's label.
+using Emit = void (*)(const CallSite& site, LaunchList& list);
+
+struct CudaKernel {
+  KernelDesc desc;
+  Emit emit;
+};
+std::span<const CudaKernel> cuda_kernels();
+// The kernel that a plan names; Error(kUnsupported) if this program lacks it.
+const CudaKernel& planned_kernel(const KernelEntry& entry);
+
+// Scratch that the calls of these plans ask for at most.
+size_t scratch_bytes(const PlanSet& plans);
+size_t split_bytes(int64_t rows, int64_t k);  // rows in three pieces, for tensor cores
+
+// One per family of ops: emit_*.cc.
+void emit_unary(const CallSite& site, LaunchList& list);
+void emit_binary(const CallSite& site, LaunchList& list);
+void emit_copy(const CallSite& site, LaunchList& list);
+void emit_gather(const CallSite& site, LaunchList& list);
+void emit_iota(const CallSite& site, LaunchList& list);
+void emit_norm(const CallSite& site, LaunchList& list);
+void emit_rope(const CallSite& site, LaunchList& list);
+void emit_quantize(const CallSite& site, LaunchList& list);
+void emit_linear(const CallSite& site, LaunchList& list);
+void emit_append(const CallSite& site, LaunchList& list);
+void emit_attend(const CallSite& site, LaunchList& list);
+
+// Names that ops and kernels have in common.
+std::span<const char* const> unary_op_names();
+std::span<const char* const> binary_op_names();
+
+}  // namespace tokamak::cuda

@@ -1,0 +1,90 @@
+#include "backend/cuda/launch.h"
+
+#include <limits>
+
+#include "backend/cuda/images.h"
+#include "base/error.h"
+
+namespace tokamak::cuda {
+namespace {
+
+constexpr const char* kOpImages[] = {"op_element", "op_rows", "op_linear", "op_linear_mma",
+                                     "op_attend"};
+
+}  // namespace
+
+KernelLibrary::KernelLibrary() {
+  for (const char* name : kOpImages)
+    modules_.emplace(name, std::make_unique<Module>(kernel_image(name).data()));
+}
+
+Handle KernelLibrary::find(std::string_view image, const std::string& name) const {
+  if (auto it = found_.find(name); it != found_.end()) return it->second;
+  auto module = modules_.find(image);
+  TK_CHECK(module != modules_.end(), "kernel file {}", image);
+  return found_[name] = module->second->function(name.c_str());
+}
+
+void LaunchList::clear() {
+  launches_.clear();
+  call_ends_.clear();
+  args_.clear();
+}
+
+void LaunchList::append(Handle function, const Grid& grid, int threads, int shared_bytes,
+                        const void* args, size_t bytes, size_t alignment) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  constexpr int64_t kMaxX = std::numeric_limits<int32_t>::max(), kMaxYZ = 65535;
+  if (grid.x > kMaxX || grid.y > kMaxYZ || grid.z > kMaxYZ)
+    fail(ErrorCode::kUnsupported, "a launch of {} x {} x {} blocks is too large", grid.x, grid.y,
+         grid.z);
+  size_t at = (args_.size() + alignment - 1) / alignment * alignment;
+  args_.resize(at + bytes);
+  std::memcpy(args_.data() + at, args, bytes);
+  launches_.push_back({function,
+                       {static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
+                        static_cast<unsigned>(grid.z)},
+                       static_cast<unsigned>(threads),
+                       static_cast<unsigned>(shared_bytes),
+                       at});
+}
+
+void LaunchList::run(const DeviceStream& stream, size_t from, size_t to) const {
+  for (size_t i = from; i < to; ++i) {
+    const Launch& l = launches_[i];
+    void* params[] = {const_cast<std::byte*>(args_.data() + l.args)};
+    check(driver().launch(l.function, l.grid[0], l.grid[1], l.grid[2], l.threads, 1, 1,
+                          l.shared_bytes, stream.get(), params, nullptr),
+          "launching a kernel");
+  }
+}
+
+void LaunchList::run_call(const DeviceStream& stream, size_t call) const {
+  run(stream, call == 0 ? 0 : call_ends_[call - 1], call_ends_[call]);
+}
+
+StepGraph::StepGraph(const LaunchList& launches, const DeviceStream& stream) {
+  constexpr int kThreadLocal = 1;
+  check(driver().capture_begin(stream.get(), kThreadLocal), "capturing a step");
+  try {
+    launches.run(stream);
+  } catch (...) {
+    driver().capture_end(stream.get(), &graph_);
+    if (graph_) driver().graph_destroy(graph_);
+    throw;
+  }
+  check(driver().capture_end(stream.get(), &graph_), "capturing a step");
+  if (int result = driver().graph_instantiate(&exec_, graph_, 0); result != 0) {
+    driver().graph_destroy(graph_);
+    check(result, "making a graph of a step");
+  }
+}
+StepGraph::~StepGraph() {
+  driver().graph_exec_destroy(exec_);
+  driver().graph_destroy(graph_);
+}
+void StepGraph::run(const DeviceStream& stream) const {
+  check(driver().graph_launch(exec_, stream.get()), "launching a step");
+}
+
+}  // namespace tokamak::cuda

@@ -1,0 +1,79 @@
+#pragma once
+// Launches of one plan at one shape: what a step does on the device, ready to be replayed.
+#include <cstddef>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "backend/cuda/driver.h"
+
+namespace tokamak::cuda {
+
+// The op kernels, loaded. Owned by an executable.
+class KernelLibrary {
+ public:
+  KernelLibrary();  // loads all images; throws when the program or the driver lacks one
+  // Throws Error(kUnsupported) naming the kernel.
+  Handle find(std::string_view image, const std::string& name) const;
+
+ private:
+  std::map<std::string, std::unique_ptr<Module>, std::less<>> modules_;
+  mutable std::map<std::string, Handle, std::less<>> found_;
+};
+
+struct Grid {
+  int64_t x = 1, y = 1, z = 1;
+};
+
+class LaunchList {
+ public:
+  explicit LaunchList(const KernelLibrary& kernels) : kernels_(kernels) {}
+  void clear();
+  // Appends a launch; `args` is what the kernel takes. Grids with an empty side are left out.
+  template <class Args>
+  void add(std::string_view image, const std::string& kernel, const Grid& grid, int threads,
+           const Args& args, int shared_bytes = 0) {
+    static_assert(std::is_trivially_copyable_v<Args>);
+    append(kernels_.find(image, kernel), grid, threads, shared_bytes, &args, sizeof args,
+           alignof(Args));
+  }
+  void next_call() { call_ends_.push_back(launches_.size()); }  // ends the launches of a call
+  void run(const DeviceStream& stream) const { run(stream, 0, launches_.size()); }
+  void run_call(const DeviceStream& stream, size_t call) const;
+  size_t size() const { return launches_.size(); }
+
+ private:
+  struct Launch {
+    Handle function;
+    unsigned grid[3];
+    unsigned threads, shared_bytes;
+    size_t args;  // offset
+  };
+  void append(Handle function, const Grid& grid, int threads, int shared_bytes, const void* args,
+              size_t bytes, size_t alignment);
+  void run(const DeviceStream& stream, size_t from, size_t to) const;
+
+  const KernelLibrary& kernels_;
+  std::vector<Launch> launches_;
+  std::vector<size_t> call_ends_;
+  std::vector<std::byte> args_;
+};
+
+// A captured LaunchList.
+class StepGraph {
+ public:
+  StepGraph(const LaunchList& launches, const DeviceStream& stream);
+  ~StepGraph();
+  StepGraph(const StepGraph&) = delete;
+  StepGraph& operator=(const StepGraph&) = delete;
+  void run(const DeviceStream& stream) const;
+
+ private:
+  Handle graph_ = nullptr, exec_ = nullptr;
+};
+
+}  // namespace tokamak::cuda

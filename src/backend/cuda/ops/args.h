@@ -1,0 +1,170 @@
+#pragma once
+// Parameters of the op kernels: what the host fills in and the device reads. Pointers are addresses
+// on the device.
+#include <cstdint>
+
+#include "tensor/dtype.h"
+
+namespace tokamak::cuda {
+
+constexpr int kMaxAxes = 6;    // of strided ops, after joining axes
+constexpr int kMaxPlanes = 8;  // of a state
+constexpr int kMaxKeys = 4;    // planes that make up a key
+constexpr int kSegment = 128;  // keys: attention is computed in segments that are merged in order
+constexpr int kElementThreads = 256;
+constexpr int kRowThreads = 512;  // of kernels with a block per row
+constexpr int kTileWarps = 4;     // of linear, append and attend
+constexpr int kTileThreads = 32 * kTileWarps;
+
+enum class Unary : int32_t {
+  kNeg,
+  kAbs,
+  kExp,
+  kLog,
+  kSqrt,
+  kRsqrt,
+  kSquare,
+  kSin,
+  kCos,
+  kTanh,
+  kErf,
+  kSigmoid,
+  kRelu,
+  kSilu,
+  kGeluTanh,
+  kGeluErf,
+  kScale,
+  kSoftcap,
+};
+enum class Binary : int32_t { kAdd, kSub, kMul, kDiv, kMaximum, kMinimum };
+
+struct UnaryArgs {
+  const void* x;
+  void* y;
+  int64_t n;
+  Unary op;
+  float number;  // of scale and softcap
+  DType in, out;
+};
+
+// Iterates over `dims`; strides are in elements, 0 where an operand is broadcast.
+struct BinaryArgs {
+  const void *a, *b;
+  void* y;
+  int64_t n;
+  Binary op;
+  int32_t rank;
+  DType ta, tb, out;
+  int64_t dims[kMaxAxes], sa[kMaxAxes], sb[kMaxAxes];
+};
+struct CopyArgs {  // same type: bits are copied; otherwise a cast
+  const void* x;
+  void* y;
+  int64_t n;
+  int32_t rank;
+  DType in, out;
+  int64_t dims[kMaxAxes], sx[kMaxAxes], sy[kMaxAxes];
+};
+struct GatherArgs {
+  const void* x;  // [outer, extent, inner]; block types: outer is 1
+  const int32_t* index;
+  void* y;
+  int64_t outer, extent, inner, count, row_bytes;
+  DType in, out;
+};
+struct IotaArgs {
+  int32_t* y;
+  int64_t n;
+};
+
+struct NormArgs {
+  const void *x, *w, *bias;  // bias: may be null
+  void* y;
+  int64_t n;
+  float eps;
+  DType tx, tw, tb, ty;
+};
+struct RopeArgs {
+  const void* x;
+  const int32_t* pos;
+  const void* frequencies;
+  void* y;
+  int64_t rows, heads, d, half;
+  double scale;
+  DType tx, tf, ty;
+};
+struct QuantizeArgs {
+  const void* x;
+  uint8_t* y;
+  int64_t blocks;
+  DType tx;
+};
+
+struct LinearArgs {
+  const void* x;     // [rows, k]
+  const uint8_t* w;  // [n, k]
+  const void* bias;  // may be null
+  void* y;           // [rows, n]
+  int64_t rows, n, k;
+  int64_t x_row_bytes, w_row_bytes;
+  DType tx, tw, tb, ty;
+  bool vectors;  // rows are aligned to eight values
+};
+
+constexpr int kMmaChunk = 32;  // values of k that a warp multiplies at a time
+constexpr int kMmaParts = 8;   // k is summed in so many parts, which are added in order
+constexpr int kMmaThreads = 32 * kMmaParts;
+constexpr int kMmaTileN = 64, kMmaTileM = 128;  // of a block, many rows
+struct MmaArgs {
+  const void* x;      // few rows: [rows, k] of type tx; else bf16 [pieces, rows, k]
+  const uint16_t* w;  // bf16 [n, k]
+  const void* bias;   // may be null
+  void* y;            // [rows, n]
+  int64_t rows, n, k;
+  DType tx, tb, ty;
+};
+struct SplitArgs {
+  const void* x;
+  uint16_t* y;  // bf16 [3, n]
+  int64_t n;
+  DType tx;
+};
+
+// A plane of a state: [block][head][offset][width], then for i8 the block's scales
+// [head][offset].
+struct PlaneArgs {
+  uint8_t* base;
+  int64_t block_bytes, scale_at;  // scale_at: of a block
+  int32_t heads, width, element;  // element: bytes
+  DType type;
+};
+struct ViewArgs {
+  const int32_t* table;
+  int32_t stride, block_size;
+};
+struct AppendArgs {
+  const int32_t *seq, *slot;
+  ViewArgs view;
+  int32_t rows, planes, heads;  // heads: of all planes together
+  PlaneArgs plane[kMaxPlanes];
+  const void* x[kMaxPlanes];
+  DType tx[kMaxPlanes];
+};
+struct AttendArgs {
+  const void* q;  // [rows, heads, d]
+  void* y;        // [rows, heads, dv]
+  DType tq, ty;
+  ViewArgs view;
+  const int32_t *pos, *seq, *slot, *q_start, *kv_len, *mask;  // mask: may be null
+  int32_t mask_width, rows, heads, d, dv, keys, window;
+  int32_t segments;  // of split calls: what `partial` has room for
+  float scale, cap;
+  PlaneArgs key[kMaxKeys], value;
+  float* partial;  // [rows, heads, segments, dv + 2]: peak, mass, sums
+};
+struct MoveArgs {  // one token's KV, all planes of a group
+  const PlaneArgs* planes;
+  int32_t block_size, from, to;
+};
+
+}  // namespace tokamak::cuda

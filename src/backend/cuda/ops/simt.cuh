@@ -1,0 +1,68 @@
+#pragma once
+// What the op kernels use of the CUDA language. They are compiled twice: by nvcc for the GPU, and
+// by the host compiler for the emulator (backend/cuda/emulator/), so that tests without a GPU run
+// the same source under sanitizers. Therefore a kernel
+//   - is defined by TK_KERNEL, takes one struct by value and is launched with full warps;
+//   - exchanges values between lanes by the functions below only, with all lanes of a warp;
+//   - gets dynamic shared memory from TK_DYNAMIC_SHARED.
+#include <cstdint>
+
+#ifdef __CUDACC__
+
+#define TK_KERNEL(name, Args, threads) \
+  extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ Args a)
+#define TK_DEVICE __device__ __forceinline__
+#define TK_DYNAMIC_SHARED(T, name)                         \
+  extern __shared__ __align__(16) unsigned char shared_[]; \
+  T* name = reinterpret_cast<T*>(shared_)
+
+namespace tokamak::cuda {
+
+constexpr unsigned kWholeWarp = 0xffffffffu;
+
+TK_DEVICE void sync_block() { __syncthreads(); }
+TK_DEVICE void sync_warp() { __syncwarp(); }
+TK_DEVICE unsigned warp_ballot(bool x) { return __ballot_sync(kWholeWarp, x); }
+TK_DEVICE float warp_max(float x) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, d));
+  return x;
+}
+// The sum over the lanes of each of n values, in every lane, always by the same tree.
+template <int n>
+TK_DEVICE void warp_sums(float (&x)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i)
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) x[i] += __shfl_xor_sync(kWholeWarp, x[i], d);
+}
+// c[16x8] += a[16x16] * b[16x8] in bf16 with f32 sums, spread over the lanes as mma.m16n8k16 has
+// it.
+TK_DEVICE void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+TK_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+TK_DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
+
+}  // namespace tokamak::cuda
+
+#else
+
+#include "backend/cuda/emulator/simt_host.h"
+
+#endif
+
+namespace tokamak::cuda {
+
+constexpr int kWarp = 32;
+
+TK_DEVICE float warp_sum(float x) {
+  float one[1] = {x};
+  warp_sums(one);
+  return one[0];
+}
+
+}  // namespace tokamak::cuda
