@@ -252,7 +252,8 @@ class DecodeMatvec {
 #pragma unroll
         for (int w = 0; w < C::kWarps; ++w) sum += from[w * C::kTileSums];
       }
-      sum = sum * (scale_[round] * norm_scale(place.sequence)) + bias_[round];
+      if (!C::kSingle || first == 0) norm_ = norm_scale(place.sequence);
+      sum = sum * (scale_[round] * norm_) + bias_[round];
       int row = place.global_row(first, kTileRows, t_.block, t_.blocks);
       bool valid = index < total && row < in_.rows && place.sequence < t_.launch.batch;
       finish(row, place.sequence, sum, valid, first / C::kFlush * rounds + round);
@@ -309,7 +310,7 @@ class DecodeMatvec {
   const DecodeInstruction& in_;
   MatvecWork work_;
   MatvecShared<C>& sums_;
-  float scale_[kRounds], bias_[kRounds];
+  float scale_[kRounds], bias_[kRounds], norm_ = 1;
 };
 
 }  // namespace tokamak::cuda
