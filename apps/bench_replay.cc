@@ -1,4 +1,6 @@
 // tokamak bench replay: a trace through the whole engine on the null backend, under virtual time.
+#include <algorithm>
+
 #include "apps/bench_replay.h"
 
 #include "apps/trace_file.h"
@@ -78,7 +80,7 @@ void replay(ReplayFlags& f) {
          "bench replay runs in virtual time and only supports --backend null, not {}", f.backend);
   auto trace = load_trace(f.trace, f.requests);
   ReplayOptions& o = f.options;
-  if (!f.machine.empty()) o.machine = load_roofline(f.machine);
+  if (!f.machine.empty()) o.machine = load_machine_file(f.machine);
   o.check_steps = f.checks;
   EngineConfig& c = o.engine;
   c.policy = parse_sched_policy(f.scheduler);

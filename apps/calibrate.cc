@@ -4,34 +4,15 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "plan/machine.h"
 
 namespace tokamak {
 namespace {
-
-// Operations of silu per element in the cost model's unit.
-constexpr double kSiluOps = 14;
 
 struct CalibrateFlags {
   std::string out, name;
   int threads = 0;
   double seconds = 4;
 };
-
-Machine machine_of(const CpuMeasurement& m, const std::string& name) {
-  Machine machine;
-  machine.name = name.empty() ? fmt::format("cpu {} x{}", m.isa, m.threads) : name;
-  machine.cores = m.threads;
-  machine.levels.clear();
-  for (const CpuMeasurement::Level& l : m.levels)
-    machine.levels.push_back({l.name, l.capacity, l.bandwidth});
-  machine.i8_ops = m.i8_ops;
-  machine.f32_flops = m.f32_flops;
-  machine.vector_ops = m.silu_elements * kSiluOps;
-  machine.call_seconds = m.call_seconds;
-  machine.barrier_seconds = m.barrier_seconds;
-  return machine;
-}
 
 constexpr double kQuiet = 0.9;  // share of the processors that a valid measurement gets
 
@@ -42,7 +23,8 @@ void run_calibrate(const CalibrateFlags& f) {
                "tokamak: warning: other programs used {:.0f} % of the processors during the "
                "measurement; the figures are too low. Run it again on a quiet machine.\n",
                100 * (1 - m.share));
-  std::string text = dump_json(machine_value(machine_of(m, f.name)), 2) + "\n";
+  if (!f.name.empty()) m.machine.name = f.name;
+  std::string text = dump_json(machine_value(m.machine), 2) + "\n";
   if (f.out.empty())
     fmt::print("{}", text);
   else
@@ -54,7 +36,7 @@ void run_calibrate(const CalibrateFlags& f) {
 void add_calibrate_verb(CLI::App& app) {
   auto flags = std::make_shared<CalibrateFlags>();
   CLI::App* verb = app.add_subcommand(
-      "calibrate", "measure this machine: bandwidths, dot products, barriers, as a machine file");
+      "calibrate", "measure this machine: bandwidths, dot products, calls, as a machine file");
   verb->add_option("-o,--out", flags->out, "file to write (default: standard output)");
   verb->add_option("--name", flags->name, "name of the machine in the file");
   verb->add_option("--threads", flags->threads, "threads to use; 0 = all cores")

@@ -1,5 +1,7 @@
 // tokamak debug opt: graph text in, optimised graph text out. tokamak debug passes: the list of
 // passes.
+#include <algorithm>
+
 #include "apps/debug.h"
 #include "base/error.h"
 #include "base/json.h"

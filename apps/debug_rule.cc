@@ -1,4 +1,6 @@
 // tokamak debug rule: the rule verifier on rules in text form.
+#include <algorithm>
+
 #include "apps/debug.h"
 #include "base/error.h"
 #include "base/file.h"

@@ -1,7 +1,9 @@
 // tokamak serve: the OpenAI-compatible server and the chat page.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 
 #include "api/resident.h"
 #include "apps/model_flags.h"
@@ -11,7 +13,7 @@
 #include "base/log.h"
 #include "serve/http/server.h"
 #include "serve/openai/api.h"
-#include "serve/openai/metrics.h"
+#include "serve/process_memory.h"
 #include "serve/web/page.h"
 
 namespace tokamak {
@@ -21,11 +23,13 @@ struct ServeFlags {
   OpenOptions model;
   std::vector<std::string> models;
   http::ServerOptions http;
-  std::vector<std::string> api_keys, names, origins = {"*"};
+  std::vector<std::string> api_keys, names;
+  std::optional<uint64_t> seed;
   double request_timeout = 0, shutdown_timeout = 30, tpot_target_ms = 250;
   int max_body_mb = 16;
   int64_t max_queue = 4096;
-  bool no_prefix_cache = false;
+  bool no_prefix_cache = false, no_ui = false;
+  GenerateOptions sampling;
   std::string scheduler = "fcfs", kv_policy = "max-utilization", metrics_compat, request_log;
 };
 
@@ -45,7 +49,7 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.chat_template = loaded.chat_template;
   model.max_model_len = loaded.engine->info().max_model_len;
   model.created = unix_seconds();
-  model.defaults = loaded.defaults;
+  model.defaults = sample_spec(loaded.defaults, flags.sampling);
   return model;
 }
 
@@ -53,33 +57,44 @@ std::string mebibytes(uint64_t bytes) {
   return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
+void print_memory(const char* name, uint64_t bytes, const std::string& note = "") {
+  fmt::print("  {:<10} {:>12}  {}\n", name, mebibytes(bytes), note);
+}
+
 // Prints the memory that was counted, and what the system reports for the process.
 void print_ledger(const std::vector<LoadedModel>& models) {
-  uint64_t all = 0;
+  ProcessMemory process = process_memory();
+  uint64_t all = 0, kv = 0, on_heap = 0;
   for (const LoadedModel& model : models) {
     EngineMemory m = model.engine->memory();
     const EngineConfig& config = model.engine->config();
     fmt::print("memory of {}:\n", model.name);
-    auto row = [](const char* name, uint64_t bytes, const std::string& note = "") {
-      fmt::print("  {:<10} {:>12}  {}\n", name, mebibytes(bytes), note);
-    };
-    row("weights", m.weights,
-        m.mapped > 0 ? mebibytes(m.mapped) + " of it mapped from the bundle" : "");
+    print_memory("weights", m.weights,
+                 m.mapped > 0 ? mebibytes(m.mapped) + " of it mapped from the bundle" : "");
     std::string blocks;
     for (size_t g = 0; g < config.blocks.size(); ++g)
       blocks +=
           fmt::format("{}{} blocks of {} tokens{}", g > 0 ? ", " : "", config.blocks[g],
                       config.groups[g].block_size, config.groups[g].window > 0 ? " (window)" : "");
-    row("KV", m.kv, blocks);
-    row("arena", m.arena);
-    row("scratch", m.scratch);
-    row("other", m.other);
-    row("total", m.total());
+    print_memory("KV", m.kv, blocks);
+    print_memory("arena", m.arena);
+    print_memory("scratch", m.scratch);
+    print_memory("other", m.other);
+    print_memory("total", m.total());
     all += m.total();
+    kv += m.kv;
+    on_heap += m.other;
   }
-  if (uint64_t resident = openai::resident_bytes(); resident > 0)
-    fmt::print("resident now: {} of {} counted; KV pages come as they are used\n",
-               mebibytes(resident), mebibytes(all));
+  process.heap -= std::min(process.heap, on_heap);
+  fmt::print("memory of the process:\n");
+  print_memory("program", process.program, "code and data of the program and its libraries");
+  print_memory("heap", process.heap, "tokenizers, plans, requests");
+  print_memory("stacks", process.stacks);
+  all += process.program + process.heap + process.stacks;
+  print_memory("total", all, "with all models");
+  if (uint64_t resident = resident_bytes(); resident > 0)
+    fmt::print("resident now: {}; {} of KV come as they are used\n", mebibytes(resident),
+               mebibytes(kv));
 }
 
 // Refuses contradicting flags before anything is loaded.
@@ -89,6 +104,7 @@ void check(ServeFlags& flags) {
          flags.names.size(), flags.models.size());
   if (flags.model.kv_cache_bytes > 0 && flags.model.kv_blocks > 0)
     fail(ErrorCode::kInvalidArgument, "give either --kv-cache-memory or --kv-blocks, not both");
+  check_generate_options(flags.sampling);
   SchedPolicy policy = parse_sched_policy(flags.scheduler);
   KvPolicy kv_policy = parse_kv_policy(flags.kv_policy);
   flags.model.tune = [&flags, policy, kv_policy](EngineConfig& config) {
@@ -100,7 +116,6 @@ void check(ServeFlags& flags) {
     config.max_in_flight = 2;  // the engine takes as many as its backend can
   };
   flags.http.max_body_bytes = static_cast<size_t>(flags.max_body_mb) << 20;
-  flags.http.allowed_origins = flags.origins;
   if (flags.api_keys.empty())
     if (const char* key = std::getenv("TOKAMAK_API_KEY"); key != nullptr && *key != '\0')
       flags.api_keys.push_back(key);
@@ -130,6 +145,7 @@ void serve(ServeFlags& flags) {
   options.request_timeout_seconds = flags.request_timeout;
   options.version = version();
   options.request_log = flags.request_log;
+  options.seed = flags.seed;
   options.vllm_metrics = flags.metrics_compat == "vllm";
   options.http_stats = &server.stats();
   std::vector<ServedModel> models;
@@ -141,7 +157,7 @@ void serve(ServeFlags& flags) {
   openai::Api api(options, std::move(models));
   http::Router router;
   api.add_routes(router);
-  web::add_page(router);
+  if (!flags.no_ui) web::add_page(router);
   server.catch_signals();
   server.start(std::move(router));
   bool reads_files = false;  // weights are read from the mapped file
@@ -164,8 +180,12 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
       ->capture_default_str();
   verb.add_option("--api-key", flags.api_keys,
                   "require this key from clients (may be repeated; also $TOKAMAK_API_KEY)");
-  verb.add_option("--allowed-origins", flags.origins,
-                  "web origins whose pages may use the server; * = any")
+  verb.add_option(
+          "--allowed-origins", flags.http.allowed_origins,
+          "web origins whose pages may use the server besides its own page: "
+          "https://app.example.com, http://localhost:* (any port), localhost (any origin on "
+          "this computer), * (any)")
+      ->delimiter(',')
       ->capture_default_str();
   verb.add_option("--max-connections", flags.http.max_connections, "most open connections")
       ->check(CLI::Range(1, 1 << 20))
@@ -180,6 +200,7 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
                   "seconds to wait for running answers when the server stops")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
+  verb.add_flag("--no-ui", flags.no_ui, "do not serve the chat page");
   verb.add_option("--request-log", flags.request_log,
                   "append one JSON line per request to this file");
   verb.add_option("--metrics-compat", flags.metrics_compat,
@@ -201,8 +222,10 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
                   "sequences that may wait; further requests get status 429")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str();
-  verb.add_option("--kv-cache-memory", flags.model.kv_cache_bytes,
-                  "bytes of KV cache, e.g. 512M or 2G (default: two sequences of full length)")
+  verb.add_option(
+          "--kv-cache-memory", flags.model.kv_cache_bytes,
+          "bytes of KV cache, e.g. 512M or 2G (default: two sequences of full length, but at "
+          "least 16384 tokens)")
       ->transform(CLI::AsSizeValue(false));
   verb.add_option("--kv-blocks", flags.model.kv_blocks, "blocks of KV cache, instead of bytes")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 32));
@@ -234,6 +257,7 @@ void add_serve_verb(CLI::App& app) {
   add_network_flags(*verb, *flags);
   add_engine_flags(*verb, *flags);
   add_model_flags(*verb, flags->model);
+  add_sampling_flags(*verb, flags->sampling);
   add_template_flag(*verb, flags->model);
   verb->footer(
       "Examples:\n  tokamak serve SmolLM2-135M-Instruct.Q4_1.gguf\n"
@@ -241,7 +265,13 @@ void add_serve_verb(CLI::App& app) {
       "  tokamak serve small.gguf large.gguf --kv-cache-memory 2G --scheduler cache\n"
       "  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\\n"
       "       -d '{\"prompt\": \"The capital of France is\", \"max_tokens\": 8}'");
-  verb->callback([flags] { serve(*flags); });
+  CLI::Option* seed = verb->get_option("--seed")->default_str("")->description(
+      "requests without a seed derive theirs from this one and their number, so that a run can be "
+      "repeated (default: different in each run)");
+  verb->callback([flags, seed] {
+    if (seed->count() > 0) flags->seed = flags->model.seed;
+    serve(*flags);
+  });
 }
 
 }  // namespace tokamak

@@ -1,4 +1,5 @@
 // tokamak template: renders a chat template, to see what it produces.
+#include <cstdio>
 #include <filesystem>
 
 #include "apps/verbs.h"

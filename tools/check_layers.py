@@ -7,22 +7,20 @@ import pathlib
 import re
 import sys
 
-# lane -> lanes it may include (besides itself); lowest first
+# lane -> lanes it may include (besides itself); lowest first. ARCHITECTURE.md has the same table and a picture of it.
 LANES = {
     "base": [],
     "tensor": ["base"],
     "ops": ["tensor", "base"],
     "loop": ["ops", "tensor", "base"],
-    "graph": ["ops", "loop", "tensor", "base"],
-    "plan": ["ops", "loop", "tensor", "base"],
-    "comm": ["tensor", "base"],
-    "backend": ["plan", "loop", "ops", "comm", "tensor", "base"],
-    "compile": ["graph", "plan", "loop", "ops", "backend", "tensor", "base"],
+    "graph": ["ops", "tensor", "base"],
+    "plan": ["loop", "ops", "tensor", "base"],
+    "backend": ["plan", "loop", "ops", "tensor", "base"],
+    "compile": ["graph", "backend", "plan", "loop", "ops", "tensor", "base"],
     "text": ["plan", "base"],
-    "engine": ["plan", "comm", "backend", "tensor", "base"],
+    "engine": ["backend", "plan", "base"],
     "serve": ["engine", "text", "base"],
-    "cluster": ["engine", "comm", "base"],
-    "api": ["graph", "plan", "loop", "ops", "backend", "compile", "text", "engine", "serve", "cluster", "comm", "tensor", "base"],
+    "api": ["serve", "engine", "text", "compile", "backend", "plan", "base"],
 }
 # Deliberate exceptions: {file relative to src/: {lane: reason}}. Tests may include one more lane.
 EXCEPTIONS = {}
@@ -67,8 +65,23 @@ def check_tree(root):
     return files, messages
 
 
+def check_document(text):
+    """Yields a message where the table or the picture of ARCHITECTURE.md differs from LANES."""
+    rows = {lane: set(re.findall(r"[a-z]+", may)) for lane, may in re.findall(r"^\| `([a-z]+)/` \| ([^|]*) \|", text, re.MULTILINE)}
+    for lane in sorted(LANES.keys() | rows.keys()):
+        if set(LANES.get(lane, ["?"])) != rows.get(lane):
+            yield f"ARCHITECTURE.md: the row of {lane}/ does not say what tools/check_layers.py says"
+    picture = re.search(r"^```mermaid\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    edges = re.findall(r"^ *([a-z]+) --> ([a-z]+)", picture.group(1).lower() if picture else "", re.MULTILINE)
+    for lane, other in edges:
+        if lane in LANES and other not in LANES[lane]:
+            yield f"ARCHITECTURE.md: the picture has an arrow from {lane} to {other}, which tools/check_layers.py forbids"
+    for lane in LANES.keys() - {name for edge in edges for name in edge}:
+        yield f"ARCHITECTURE.md: the picture lacks {lane}"
+
+
 def self_test():
-    """The check must be able to fail: a synthetic tree with four errors."""
+    """The check must be able to fail: a synthetic tree with four errors, and documents with one each."""
     import tempfile
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
@@ -84,15 +97,23 @@ def self_test():
         _, messages = check_tree(root)
         if len(messages) != 4:
             sys.exit("check_layers: self-test found " + repr(messages))
+    rows = "".join(f"| `{lane}/` | {' '.join(may)} |\n" for lane, may in LANES.items())
+    arrows = "".join(f"  {lane.title()} --> {other.title()}\n" for lane, may in LANES.items() for other in may)
+    for document, errors in [(f"{rows}```mermaid\n{arrows}```\n", 0), (f"{rows}```mermaid\n{arrows}  base --> api\n```\n", 1),
+                             (rows.replace("| plan base |", "| plan tensor base |") + f"```mermaid\n{arrows}```\n", 1)]:
+        messages = list(check_document(document))
+        if len(messages) != errors:
+            sys.exit("check_layers: self-test of the document found " + repr(messages))
 
 
 def main():
     self_test()
     root = pathlib.Path(__file__).resolve().parent.parent
     files, messages = check_tree(root)
+    messages += check_document((root / "ARCHITECTURE.md").read_text(encoding="utf-8"))
     for m in messages:
         print(m)
-    print(f"check_layers: {files} files, {len(messages)} forbidden includes")
+    print(f"check_layers: {files} files, {len(messages)} errors")
     return 1 if messages or files == 0 else 0
 
 

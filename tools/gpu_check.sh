@@ -26,7 +26,8 @@ if [ "$what" = cuda ]; then
   mkdir -p "$build/cuda"
   step build
   sources="$(ls tests/cuda/*.cc src/backend/cuda/*.cc | grep -v _test.cc) src/backend/common/sampler.cc
-    src/backend/common/sampler_choose.cc src/backend/common/sampler_stages.cc src/backend/common/logits_math.cc
+    src/backend/common/sample_table.cc src/backend/common/token_chooser*.cc src/backend/common/logits_math.cc
+    src/ops/sampling_rows.cc
     src/base/rng.cc src/base/error.cc src/plan/step.cc"
   for source in $sources; do echo "$source"; done | xargs -P "$(nproc)" -I{} bash -c \
     'g++ -std=c++20 -O2 -w -ffp-contract=off -DFMT_HEADER_ONLY -Isrc -Itests/cuda -c "$1" -o "$2/$(echo "$1" | tr / _).o"' _ {} "$build/cuda" \

@@ -25,7 +25,7 @@ def pack(x):
     x = np.asarray(x)
     if x.dtype.kind in "ib":
         return {"dims": list(x.shape), "i": [int(v) for v in x.ravel()]}
-    return {"dims": list(x.shape), "f": [float(v) for v in x.ravel()]}
+    return {"dims": list(x.shape), "f": [float(v) if np.isfinite(v) else str(float(v)) for v in x.ravel()]}
 
 
 def case(op, inputs, outputs, attrs=None, name=""):
@@ -126,6 +126,157 @@ def norms():
          "tanh")
     case("gelu", [x], [0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))], {"approximate": "none"}, "none")
     case("softcap", [x * 10], [5 * np.tanh(x * 10 / 5)], {"cap": 5.0})
+
+
+def sampling():
+    """Stages of sampling on rows of logits, with whole-row numpy."""
+    params_n, keys_n, stages_n, v = 12, 10, 8, 37
+    neutral = np.array([1, 0, 1, 0, 1, 0, 0.1, 1, 0, 0, 0, 1.75])
+    (temperature, top_k, top_p, min_p, typical_p, xtc_p, xtc_t, repetition, presence, frequency, dry_m, dry_b) = range(params_n)
+    (_, _, choice, position, prompt, dry_allowed, dry_last, mask_row, target, tops) = range(keys_n)
+
+    def settings(rows, **columns):
+        p, k = np.tile(neutral, (rows, 1)), np.zeros((rows, keys_n), dtype=np.int32)
+        k[:, dry_last], k[:, mask_row], k[:, target], k[:, tops] = -1, -1, -1, -1
+        for name, values in columns.items():
+            index = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p, "xtc_p": xtc_p,
+                     "xtc_t": xtc_t, "repetition": repetition, "presence": presence, "frequency": frequency, "dry_m": dry_m, "dry_b": dry_b}.get(name)
+            if index is not None:
+                p[:, index] = values
+            else:
+                k[:, {"prompt": prompt, "dry_allowed": dry_allowed, "dry_last": dry_last, "mask": mask_row, "target": target, "tops": tops,
+                      "choice": choice, "position": position, "seed": 0}[name]] = values
+        return p, k
+
+    def softmax(x):
+        e = np.exp(x - x.max(-1, keepdims=True))
+        return e / e.sum(-1, keepdims=True)
+
+    def keep(x, kept):
+        return np.where(kept, x, -np.inf)
+
+    x = rand(3, v, scale=3)
+    history, starts = i32(4, 4, 9, 4, 30, 9, 1, 2, 3, 1, 2), i32(0, 6, 6, 11)
+    p, k = settings(3, repetition=[1.3, 2, 1], presence=[0.5, 1, 0.25], frequency=[0.2, 1, 0.125], prompt=[2, 0, 1])
+    y = x.copy()
+    for r in range(3):
+        all_ids, out = history[starts[r]:starts[r + 1]], history[starts[r]:starts[r + 1]][k[r, prompt]:]
+        seen, count = np.isin(np.arange(v), all_ids), np.bincount(out, minlength=v)
+        y[r] = np.where(seen, np.where(y[r] > 0, y[r] / p[r, repetition], y[r] * p[r, repetition]), y[r])
+        y[r] -= np.where(count > 0, p[r, frequency] * count + p[r, presence], 0)
+    case("penalize_tokens", [x, p, k, history, starts], [y])
+
+    history, starts = i32(5, 1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3, 6, 6, 6, 6, 1, 2, 9, 1, 2), i32(0, 12, 16, 21)
+    breakers, breaker_start = i32(9, 8), i32(0, 1, 1, 2)
+    p, k = settings(3, dry_m=[0.8, 0.5, 1], dry_b=[1.75, 2, 1.5], dry_allowed=[2, 1, 2], dry_last=[-1, -1, 4])
+    y = x.copy()
+    for r in range(3):
+        ids = list(history[starts[r]:starts[r + 1]])
+        if k[r, dry_last] >= 0:
+            ids = ids[-k[r, dry_last]:]
+        stop = set(breakers[breaker_start[r]:breaker_start[r + 1]])
+        best = {}
+        for c in range(1, len(ids)):
+            n = 0
+            while n < c and ids[c - 1 - n] == ids[len(ids) - 1 - n] and ids[len(ids) - 1 - n] not in stop:
+                n += 1
+            best[ids[c]] = max(best.get(ids[c], 0), n)
+        for token, n in best.items():
+            if n >= max(1, k[r, dry_allowed]) and token not in stop:
+                y[r, token] -= p[r, dry_m] * p[r, dry_b] ** (n - k[r, dry_allowed])
+    assert (y != x).any()
+    case("penalize_repeats", [x, p, k, history, starts, breakers, breaker_start], [y])
+
+    bias_ids, bias_values, bias_start = i32(3, 3, 0), np.array([1.5, -0.25, -np.inf]), i32(0, 2, 2, 3)
+    y = x.copy()
+    y[0, 3] += 1.25
+    y[2, 0] = -np.inf
+    case("bias_tokens", [x, bias_ids, bias_values, bias_start], [y])
+    bits = rng.integers(0, 2, (2, v))
+    words = np.zeros((2, 2), dtype=np.int64)
+    for i in range(v):
+        words[:, i // 32] |= bits[:, i] << (i % 32)
+    words = words.astype(np.uint32).astype(np.int32)
+    p, k = settings(3, mask=[1, -1, 0])
+    case("allow_tokens", [x, words, k], [np.stack([keep(x[0], bits[1]), x[1], keep(x[2], bits[0])])])
+
+    t = np.array([0.5, 0.0, 2.0])
+    p, k = settings(3, temperature=t)
+    case("temper", [x, p, k], [np.stack([x[0] / 0.5, x[1], x[2] / 2])])
+    p, k = settings(3, min_p=[0.2, 0, 0.9])
+    case("keep_min_p", [x, p, k], [np.stack([keep(x[r], softmax(x[r]) >= p[r, min_p] * softmax(x[r]).max() * (1 - 1e-12)) for r in range(3)])])
+    tied = np.round(x)
+    rank = np.argsort(np.argsort(-tied, axis=1, kind="stable"), axis=1, kind="stable")
+    p, k = settings(3, top_k=[5, 0, 40])
+    case("keep_top_k", [tied, p, k], [np.stack([keep(tied[0], rank[0] < 5), tied[1], tied[2]])])
+    order = np.argsort(-x, axis=1, kind="stable")
+
+    def nucleus(row, wanted):
+        by_rank = softmax(row)[np.argsort(-row, kind="stable")]
+        n = int(np.searchsorted(np.cumsum(by_rank), wanted)) + 1
+        return keep(row, np.isin(np.arange(v), np.argsort(-row, kind="stable")[:n]))
+    p, k = settings(3, top_p=[0.9, 1, 0.3])
+    case("keep_top_p", [x, p, k], [np.stack([nucleus(x[0], 0.9), x[1], nucleus(x[2], 0.3)])])
+
+    def typical(row, wanted):
+        q = softmax(row)
+        distance = np.abs(-np.log(q) + (q * np.log(q)).sum())
+        by_distance = np.argsort(distance, kind="stable")
+        n = int(np.searchsorted(np.cumsum(q[by_distance]), wanted, side="right")) + 1
+        return keep(row, np.isin(np.arange(v), by_distance[:n]))
+    p, k = settings(3, typical_p=[0.5, 1, 0.9])
+    case("keep_typical", [x, p, k], [np.stack([typical(x[0], 0.5), x[1], typical(x[2], 0.9)])])
+    p, k = settings(3, xtc_p=[1, 0, 1], xtc_t=[0.05, 0.05, 0.6])  # always, never, and a threshold that cannot hold
+    likely = order[0][softmax(x[0])[order[0]] >= 0.05]
+    assert len(likely) > 1
+    case("exclude_top", [x, p, k], [np.stack([keep(x[0], ~np.isin(np.arange(v), likely[:-1])), x[1], x[2]])])
+
+    stages = np.full((3, stages_n), -1, dtype=np.int32)
+    stages[0, :3] = [5, 2, 3]  # top-p before the temperature, then top-k
+    stages[1, :1] = [3]
+    p, k = settings(3, temperature=[0.5, 0, 1], top_p=0.8, top_k=4)
+    first = nucleus(x[0], 0.8) / 0.5
+    first = keep(first, np.isin(np.arange(v), order[0][:4]))
+    case("run_stages", [x, p, k, i32(0), i32(0, 0, 0, 0), i32(0), i32(0, 0, 0, 0), stages], [np.stack([first, x[1], x[2]])])
+
+    wild = x.copy()
+    wild[1, 7] = np.nan
+    p, k = settings(6, temperature=0, target=[-1, -1, -2, 5, -1, -1])
+    logits = np.stack([x[0], wild[1], x[0], x[1], x[2], tied[2]])
+    rows = logits.copy()
+    rows[4] = -np.inf
+    rows[0, order[0, 0]] = -np.inf
+    chosen = [order[0, 1], -3, -1, 5, -2, int(np.argmax(tied[2]))]
+    case("choose_token", [rows, logits, p, k], [np.array(chosen, dtype=np.int32)], name="greedy")
+    p, k = settings(4, temperature=0.7, seed=i32(7, 7, 8, 9), choice=[0, 1, 0, 0], position=[3, 3, 3, 4])
+    noise = np.array([[gumbel(int(k[r, 0]), int(k[r, choice]), int(k[r, position]), token) for token in range(v)] for r in range(4)])
+    logits = np.stack([x[0], x[0], x[1], x[2]])
+    case("choose_token", [logits, logits, p, k], [np.argmax(logits + noise, axis=1).astype(np.int32)], name="noise")
+
+    p, k = settings(3, tops=[2, -1, 0])
+    log_p = np.log(softmax(x))
+    ids = i32(4, 5, 6)
+    case("token_logprobs", [x, ids, k, i32(0, 2, 1)],
+         [np.array([log_p[0, 4], 0, log_p[2, 6]]), i32([order[0, 0], -1, order[0, 1]], [-1] * 3, [-1] * 3),
+          np.array([[log_p[0, order[0, 0]], 0, log_p[0, order[0, 1]]], [0] * 3, [0] * 3])])
+
+
+def philox(key, counter_hi, counter_lo):
+    """Philox 4x32-10."""
+    m = 0xFFFFFFFF
+    k0, k1 = key & m, key >> 32
+    c = [counter_lo & m, counter_lo >> 32, counter_hi & m, counter_hi >> 32]
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(p1 >> 32) ^ c[1] ^ k0, p1 & m, (p0 >> 32) ^ c[3] ^ k1, p0 & m]
+        k0, k1 = (k0 + 0x9E3779B9) & m, (k1 + 0xBB67AE85) & m
+    return c
+
+
+def gumbel(seed, choice, position, token):
+    words = philox(seed, choice << 32 | position, token // 2)[2 * (token % 2):][:2]
+    u = (((words[0] << 32 | words[1]) >> 12) + 0.5) * 2.0 ** -52
+    return float(np.float32(-math.log(-math.log(u))))
 
 
 def rope():
@@ -284,7 +435,7 @@ def plain_attention():
     case("dropout", [q], [q], {"p": 0.1})
 
 
-for family in (elementwise, shapes, products, norms, rope, states, experts, plain_attention):
+for family in (elementwise, shapes, products, norms, rope, states, experts, plain_attention, sampling):
     family()
 OUT.parent.mkdir(parents=True, exist_ok=True)
 OUT.write_text("[\n" + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases) + "\n]\n")

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <tokamak/tokamak.h>
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>

@@ -63,9 +63,16 @@ SampleSpec model_defaults(const std::string& path, const ModelSource& source) {
   return source.metadata().is_object() ? gguf_sampling_defaults(source.metadata()) : SampleSpec{};
 }
 
-TokenizerSpec with_template(TokenizerSpec spec, const std::string& name) {
-  if (name.empty()) return spec;
-  spec.chat_template = std::string(pick_chat_template(spec, name, false));
+TokenizerSpec with_template(TokenizerSpec spec, const OpenOptions& o) {
+  const std::string& name = o.chat_template;
+  if (!o.chat_template_file.empty() && !name.empty())
+    fail(ErrorCode::kInvalidArgument, "give either --chat-template or --template-name, not both");
+  if (!o.chat_template_file.empty())
+    spec.chat_template = read_text_file(o.chat_template_file, size_t{1} << 20);
+  else if (!name.empty())
+    spec.chat_template = std::string(pick_chat_template(spec, name, false));
+  else
+    return spec;
   spec.named_templates.clear();
   return spec;
 }
@@ -102,8 +109,7 @@ LoadedModel load_model(const OpenOptions& o) {
   CompiledSetup setup = compile_for(o);
   const PlanSet& plans = setup.source->plans();
   model.name = served_name(o.model);
-  model.tokenizer =
-      std::make_shared<Tokenizer>(with_template(setup.source->tokenizer(), o.chat_template));
+  model.tokenizer = std::make_shared<Tokenizer>(with_template(setup.source->tokenizer(), o));
   if (const std::string& text = model.tokenizer->spec().chat_template; !text.empty())
     model.chat_template = std::make_shared<ChatTemplate>(ChatTemplate::parse(text));
   model.defaults = model_defaults(o.model, *setup.source);

@@ -3,6 +3,7 @@
 #include "api/model_impl.h"
 #include "base/error.h"
 #include "engine/sample_params.h"
+#include "text/chat_guard.h"
 
 namespace tokamak {
 namespace {
@@ -82,7 +83,7 @@ Model::Impl::Impl(const OpenOptions& options)
   info.load_seconds = loaded.load_seconds;
 }
 
-std::string Model::Impl::render(const Chat& chat, bool add_generation_prompt) const {
+Model::Impl::Rendered Model::Impl::render(const Chat& chat, bool add_generation_prompt) const {
   if (!loaded.chat_template)
     fail(ErrorCode::kUnsupported, "{} has no chat template; pass plain text instead of messages",
          loaded.name);
@@ -95,17 +96,21 @@ std::string Model::Impl::render(const Chat& chat, bool add_generation_prompt) co
   context.set("add_generation_prompt", add_generation_prompt);
   context.set("bos_token", t.bos_id() >= 0 ? std::string(t.piece(t.bos_id())) : std::string());
   context.set("eos_token", t.eos_id() >= 0 ? std::string(t.piece(t.eos_id())) : std::string());
-  return loaded.chat_template->render(context);
+  Rendered out;
+  out.guard = guard_chat(context, t);
+  out.text = loaded.chat_template->render(context);
+  return out;
 }
 
 std::vector<int32_t> Model::Impl::encode(const Prompt& prompt) const {
   if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) return *ids;
-  const auto* text = std::get_if<std::string>(&prompt);
-  // A template writes BOS and the like itself; adding them again would double them.
-  std::vector<int32_t> ids =
-      text ? loaded.tokenizer->encode(*text)
-           : loaded.tokenizer->encode(render(std::get<Chat>(prompt), true),
-                                      {.add_special = false, .parse_special = true});
+  std::vector<int32_t> ids;
+  if (const auto* text = std::get_if<std::string>(&prompt)) {
+    ids = loaded.tokenizer->encode(*text);
+  } else {
+    Rendered chat = render(std::get<Chat>(prompt), true);
+    ids = encode_chat(*loaded.tokenizer, chat.text, chat.guard);
+  }
   for (int32_t id : ids)
     if (id < 0 || id >= info.vocab)
       fail(ErrorCode::kCorrupt,
@@ -163,7 +168,8 @@ std::string Model::detokenize(const std::vector<int32_t>& ids, bool skip_special
 std::vector<int32_t> Model::prompt_ids(const Prompt& prompt) const { return impl_->encode(prompt); }
 
 std::string Model::render_chat(const Chat& chat, bool add_generation_prompt) const {
-  return impl_->render(chat, add_generation_prompt);
+  Impl::Rendered rendered = impl_->render(chat, add_generation_prompt);
+  return without_guard(rendered.text, rendered.guard);
 }
 
 }  // namespace tokamak

@@ -10,7 +10,10 @@ class Model::Impl {
   explicit Impl(const OpenOptions& options);
 
   std::vector<int32_t> encode(const Prompt& prompt) const;
-  std::string render(const Chat& chat, bool add_generation_prompt) const;
+  struct Rendered {
+    std::string text, guard;  // with the marks of guard_chat()
+  };
+  Rendered render(const Chat& chat, bool add_generation_prompt) const;
   // The engine's request for a prompt. Throws Error for options out of range and prompts that are
   // empty or too long.
   RequestSpec request(std::vector<int32_t> ids, const GenerateOptions& options) const;
@@ -19,9 +22,5 @@ class Model::Impl {
   ModelInfo info;
   GenerateOptions defaults;
 };
-
-// The model's defaults with what the options set. Throws Error(kInvalidArgument) naming a value
-// that is out of range.
-SampleSpec sample_spec(const SampleSpec& defaults, const GenerateOptions& options);
 
 }  // namespace tokamak

@@ -21,6 +21,7 @@ namespace tokamak {
 // zero or unset value means the default.
 struct OpenOptions : ModelOptions {
   std::string model;                    // path
+  std::string chat_template_file;       // a Jinja file instead of the model's templates
   std::vector<std::string> dump_after;  // passes after which the graph is printed to stderr
   std::string dump_dir;                 // folder for what each stage of the compiler produces
   int64_t longest = 0;                  // no sequence will be longer than this; 0: not known
@@ -37,6 +38,9 @@ constexpr int64_t kDefaultContext = 8192, kDefaultSequences = 64, kDefaultStepTo
 void check_options(const OpenOptions& options);
 // Throws Error(kInvalidArgument) naming a sampling value that is out of range.
 void check_generate_options(const GenerateOptions& options);
+// The model's defaults with what the options set. Throws Error(kInvalidArgument) naming a value
+// that is out of range.
+SampleSpec sample_spec(const SampleSpec& defaults, const GenerateOptions& options);
 // The compiler's share of the options.
 CompileOptions compile_options(const OpenOptions& options);
 std::unique_ptr<Backend> backend_for(const OpenOptions& options, const std::string& name);

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <unordered_map>
+
 #include "base/error.h"
 
 namespace tokamak {

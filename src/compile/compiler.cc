@@ -6,6 +6,7 @@
 #include "compile/function_plans.h"
 #include "compile/open_model.h"
 #include "compile/pass.h"
+#include "compile/sampling.h"
 #include "compile/shapes.h"
 
 namespace tokamak {
@@ -26,6 +27,7 @@ PlanSet compile_module(Module& module, const ModelConfig& config, const Backend&
   PassContext context{backend, options};
   CompileRecord record(module, options);
 
+  add_sampling(module, config.vocab, backend);
   std::vector<Function*> functions = {module.find_function("step")},
                          others = other_functions(module);
   run_general_passes(module, *functions[0], context);  // passes

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "compile/import/gguf_file.h"
 #include "compile/import/tokenizer_gguf.h"
 #include "compile/import/tokenizer_json.h"
@@ -79,6 +80,11 @@ int64_t choose_context(const CompileOptions& options, const ModelConfig& config)
   if (config.learned_positions && options.context > config.context)
     fail(ErrorCode::kInvalidArgument, "a context of {} tokens: the model has {} positions",
          options.context, config.context);
+  if (options.context > config.context)
+    log::warn(
+        "a context of {} tokens is longer than the {} that the model was trained for: answers "
+        "beyond them may be poor",
+        options.context, config.context);
   if (options.context > 0) return options.context;
   int64_t context =
       options.max_context > 0 ? std::min(config.context, options.max_context) : config.context;

@@ -55,7 +55,7 @@ struct EngineConfig {
   bool prefix_cache = true;     // keep and share the blocks of finished and running sequences
   bool chunked_prefill = true;  // off: a prompt that fits into a step is not split
   int starvation_bound = 64;    // of SchedPolicy::kCache
-  Nanos tpot_target = 0;        // steps with decodes are kept this short; 0: no target
+  Nanos tpot_target = 0;  // steps with decodes are kept this short, others to 1 s; 0: no target
 
   int64_t decode_batch = 0;           // largest batch of the function "decode"; 0: there is none
   std::vector<int32_t> verify_sizes;  // k of the functions "verify<k>", ascending

@@ -11,110 +11,148 @@
 namespace tokamak {
 namespace {
 
-// --- writing
+// Each list of fields below is used by a Writer and by a Reader. Members that have their default
+// value are left out of the log.
+class Writer {
+ public:
+  template <class T>
+  void field(std::string_view key, const T& value, const T& fallback) {
+    if (value != fallback) out_.set(key, as_value(value));
+  }
+  template <class T>
+  void field(std::string_view key, const std::vector<T>& values) {
+    if (values.empty()) return;
+    Value list = Value::array();
+    for (const T& v : values) list.push(as_value(v));
+    out_.set(key, std::move(list));
+  }
+  void field(std::string_view key, const std::string& bytes) {  // any bytes: JSON has text only
+    field(key, std::vector<uint8_t>(bytes.begin(), bytes.end()));
+  }
+  void set(std::string_view key, Value value) { out_.set(key, std::move(value)); }
+  Value take() { return std::move(out_); }
 
-template <class T>
-Value list_value(const std::vector<T>& values) {
-  Value out = Value::array();
-  for (const T& v : values) {
-    if constexpr (std::is_floating_point_v<T>)
-      out.push(static_cast<double>(v));
+ private:
+  template <class T>
+  static Value as_value(const T& v) {
+    if constexpr (requires { v.first; })  // logit_bias
+      return Value::Array{as_value(v.first), as_value(v.second)};
+    else if constexpr (requires { v.logprob; })
+      return Value::Array{as_value(v.id), as_value(v.logprob)};
+    else if constexpr (std::is_floating_point_v<T>)
+      return static_cast<double>(v);
     else
-      out.push(static_cast<int64_t>(v));
+      return static_cast<int64_t>(v);
   }
-  return out;
-}
+  Value out_ = Value::object();
+};
 
-// Members that have their default value are left out.
-template <class T>
-void set_list(Value& out, std::string_view key, const std::vector<T>& values) {
-  if (!values.empty()) out.set(key, list_value(values));
-}
-void set_int(Value& out, std::string_view key, int64_t value, int64_t fallback) {
-  if (value != fallback) out.set(key, value);
-}
-void set_float(Value& out, std::string_view key, float value, float fallback) {
-  if (value != fallback) out.set(key, static_cast<double>(value));
-}
-// Any bytes: JSON has text only.
-void set_bytes(Value& out, std::string_view key, const std::string& bytes) {
-  if (!bytes.empty()) set_list(out, key, std::vector<uint8_t>(bytes.begin(), bytes.end()));
-}
-
-const SampleSpec kSampleDefaults;
-const RequestSpec kRequestDefaults;
-
-Value sample_value(const SampleSpec& s) {
-  const SampleSpec& d = kSampleDefaults;
-  Value out = Value::object();
-  set_float(out, "temperature", s.temperature, d.temperature);
-  set_int(out, "top_k", s.top_k, d.top_k);
-  set_float(out, "top_p", s.top_p, d.top_p);
-  set_float(out, "min_p", s.min_p, d.min_p);
-  set_float(out, "typical_p", s.typical_p, d.typical_p);
-  set_float(out, "dry_multiplier", s.dry_multiplier, d.dry_multiplier);
-  set_float(out, "dry_base", s.dry_base, d.dry_base);
-  set_int(out, "dry_allowed_length", s.dry_allowed_length, d.dry_allowed_length);
-  set_int(out, "dry_last_n", s.dry_last_n, d.dry_last_n);
-  set_list(out, "dry_breakers", s.dry_breakers);
-  set_float(out, "xtc_probability", s.xtc_probability, d.xtc_probability);
-  set_float(out, "xtc_threshold", s.xtc_threshold, d.xtc_threshold);
-  set_list(out, "order", s.order);
-  set_float(out, "repetition_penalty", s.repetition_penalty, d.repetition_penalty);
-  set_float(out, "presence_penalty", s.presence_penalty, d.presence_penalty);
-  set_float(out, "frequency_penalty", s.frequency_penalty, d.frequency_penalty);
-  for (auto [id, bias] : s.logit_bias) {
-    if (!out.has("logit_bias")) out.set("logit_bias", Value::array());
-    out.find("logit_bias")->push(Value::Array{id, static_cast<double>(bias)});
+class Reader {
+ public:
+  explicit Reader(const Value& in) : in_(in) {}
+  template <class T>
+  void field(std::string_view key, T& value, const T& /*fallback*/) {
+    if (const Value* v = in_.find(key)) read(*v, value);
   }
-  set_list(out, "banned_until_min", s.banned_until_min);
-  set_int(out, "min_tokens", s.min_tokens, d.min_tokens);
-  set_int(out, "top_logprobs", s.top_logprobs, d.top_logprobs);
-  set_int(out, "seed", static_cast<int64_t>(s.seed), 0);
-  return out;
+  template <class T>
+  void field(std::string_view key, std::vector<T>& values) {
+    const Value* list = in_.find(key);
+    if (list == nullptr) return;
+    for (const Value& v : list->as_array()) read(v, values.emplace_back());
+  }
+  void field(std::string_view key, std::string& bytes) {
+    std::vector<uint8_t> list;
+    field(key, list);
+    bytes.assign(list.begin(), list.end());
+  }
+
+ private:
+  template <class T>
+  static void read(const Value& in, T& out) {
+    if constexpr (requires { out.first; }) {
+      read(in.as_array().at(0), out.first);
+      read(in.as_array().at(1), out.second);
+    } else if constexpr (requires { out.logprob; }) {
+      read(in.as_array().at(0), out.id);
+      read(in.as_array().at(1), out.logprob);
+    } else if constexpr (std::is_floating_point_v<T>) {
+      out = in.is_null() ? NAN : static_cast<T>(in.as_double());  // JSON has no NaN
+    } else {
+      out = static_cast<T>(in.as_int());
+    }
+  }
+  const Value& in_;
+};
+
+template <class Io, class Spec>
+void sample_fields(Io& io, Spec& s) {
+  static const SampleSpec d;
+  io.field("temperature", s.temperature, d.temperature);
+  io.field("top_k", s.top_k, d.top_k);
+  io.field("top_p", s.top_p, d.top_p);
+  io.field("min_p", s.min_p, d.min_p);
+  io.field("typical_p", s.typical_p, d.typical_p);
+  io.field("dry_multiplier", s.dry_multiplier, d.dry_multiplier);
+  io.field("dry_base", s.dry_base, d.dry_base);
+  io.field("dry_allowed_length", s.dry_allowed_length, d.dry_allowed_length);
+  io.field("dry_last_n", s.dry_last_n, d.dry_last_n);
+  io.field("dry_breakers", s.dry_breakers);
+  io.field("xtc_probability", s.xtc_probability, d.xtc_probability);
+  io.field("xtc_threshold", s.xtc_threshold, d.xtc_threshold);
+  io.field("order", s.order);
+  io.field("repetition_penalty", s.repetition_penalty, d.repetition_penalty);
+  io.field("presence_penalty", s.presence_penalty, d.presence_penalty);
+  io.field("frequency_penalty", s.frequency_penalty, d.frequency_penalty);
+  io.field("logit_bias", s.logit_bias);
+  io.field("banned_until_min", s.banned_until_min);
+  io.field("min_tokens", s.min_tokens, d.min_tokens);
+  io.field("top_logprobs", s.top_logprobs, d.top_logprobs);
+  io.field("seed", s.seed, d.seed);
 }
 
-void add_request(Value& out, const RequestSpec& s) {
-  const RequestSpec& d = kRequestDefaults;
-  set_list(out, "prompt", s.prompt);
-  set_int(out, "max_tokens", s.max_tokens, d.max_tokens);
-  set_list(out, "stop_ids", s.stop_ids);
-  set_int(out, "n", s.n, d.n);
-  set_int(out, "beams", s.beams, d.beams);
-  set_float(out, "length_penalty", s.length_penalty, d.length_penalty);
-  set_int(out, "early_stopping", s.early_stopping, d.early_stopping);
-  set_int(out, "score_prompt", s.score_prompt, d.score_prompt);
-  set_int(out, "score_from", s.score_from, d.score_from);
-  set_int(out, "priority", s.priority, d.priority);
-  set_bytes(out, "cache_salt", s.cache_salt);
-  set_bytes(out, "tenant", s.tenant);
-  set_int(out, "deadline", s.deadline, d.deadline);
-  set_int(out, "queue_deadline", s.queue_deadline, d.queue_deadline);
-  set_int(out, "cache_priority", s.cache_priority, d.cache_priority);
-  set_int(out, "cache_ttl", s.cache_ttl, d.cache_ttl);
-  if (s.sample) out.set("sample", sample_value(*s.sample));
+template <class Io, class Spec>
+void request_fields(Io& io, Spec& s) {
+  static const RequestSpec d;
+  io.field("prompt", s.prompt);
+  io.field("max_tokens", s.max_tokens, d.max_tokens);
+  io.field("stop_ids", s.stop_ids);
+  io.field("n", s.n, d.n);
+  io.field("beams", s.beams, d.beams);
+  io.field("length_penalty", s.length_penalty, d.length_penalty);
+  io.field("early_stopping", s.early_stopping, d.early_stopping);
+  io.field("score_prompt", s.score_prompt, d.score_prompt);
+  io.field("score_from", s.score_from, d.score_from);
+  io.field("priority", s.priority, d.priority);
+  io.field("cache_salt", s.cache_salt);
+  io.field("tenant", s.tenant);
+  io.field("deadline", s.deadline, d.deadline);
+  io.field("queue_deadline", s.queue_deadline, d.queue_deadline);
+  io.field("cache_priority", s.cache_priority, d.cache_priority);
+  io.field("cache_ttl", s.cache_ttl, d.cache_ttl);
 }
 
-void add_result(Value& out, const StepResult& r) {
-  out.set("seconds", r.seconds);
-  set_list(out, "ids", r.ids);
-  set_list(out, "logprobs", r.logprobs);
-  set_list(out, "path", r.path);
-  set_list(out, "path_start", r.path_start);
-  set_list(out, "failed", r.failed);
-  if (r.top.empty()) return;
-  Value top = Value::array();
-  for (const auto& [row, t] : r.top)
-    top.push(Value::Array{row, t.id, static_cast<double>(t.logprob)});
-  out.set("top", std::move(top));
+template <class Io, class Result>
+void result_fields(Io& io, Result& r) {
+  io.field("seconds", r.seconds, 0.0);
+  io.field("ids", r.ids);
+  io.field("logprobs", r.logprobs);
+  io.field("path", r.path);
+  io.field("path_start", r.path_start);
+  io.field("failed", r.failed);
+  io.field("top", r.top);
 }
 
 Value event_value(const Event& e) {
-  Value out = Value::object();
+  Writer out;
   switch (e.kind) {
     case Event::Kind::kArrival:
       out.set("arrival", e.request);
-      add_request(out, e.spec);
+      request_fields(out, e.spec);
+      if (e.spec.sample) {
+        Writer sample;
+        sample_fields(sample, *e.spec.sample);
+        out.set("sample", sample.take());
+      }
       break;
     case Event::Kind::kCancel:
       out.set("cancel", e.request);
@@ -126,105 +164,27 @@ Value event_value(const Event& e) {
       break;
     case Event::Kind::kStepDone:
       out.set("done", e.ticket);
-      add_result(out, *e.result);
+      result_fields(out, *e.result);
       break;
     case Event::Kind::kStepFailed:
       out.set("failed", e.ticket);
       out.set("error", e.error);
       break;
   }
-  return out;
-}
-
-// --- reading
-
-template <class T>
-void get_list(const Value& in, std::string_view key, std::vector<T>& out) {
-  const Value* list = in.find(key);
-  if (list == nullptr) return;
-  for (const Value& v : list->as_array()) {
-    if constexpr (std::is_floating_point_v<T>)
-      out.push_back(v.is_null() ? NAN : static_cast<T>(v.as_double()));
-    else
-      out.push_back(static_cast<T>(v.as_int()));
-  }
-}
-template <class T>
-void get_int(const Value& in, std::string_view key, T& out) {
-  out = static_cast<T>(in.get_int(key, static_cast<int64_t>(out)));
-}
-void get_float(const Value& in, std::string_view key, float& out) {
-  out = static_cast<float>(in.get_double(key, static_cast<double>(out)));
-}
-void get_bytes(const Value& in, std::string_view key, std::string& out) {
-  std::vector<uint8_t> bytes;
-  get_list(in, key, bytes);
-  out.assign(bytes.begin(), bytes.end());
-}
-
-std::shared_ptr<const SampleSpec> read_sample(const Value& in) {
-  auto s = std::make_shared<SampleSpec>();
-  get_float(in, "temperature", s->temperature);
-  get_int(in, "top_k", s->top_k);
-  get_float(in, "top_p", s->top_p);
-  get_float(in, "min_p", s->min_p);
-  get_float(in, "typical_p", s->typical_p);
-  get_float(in, "dry_multiplier", s->dry_multiplier);
-  get_float(in, "dry_base", s->dry_base);
-  get_int(in, "dry_allowed_length", s->dry_allowed_length);
-  get_int(in, "dry_last_n", s->dry_last_n);
-  get_list(in, "dry_breakers", s->dry_breakers);
-  get_float(in, "xtc_probability", s->xtc_probability);
-  get_float(in, "xtc_threshold", s->xtc_threshold);
-  get_list(in, "order", s->order);
-  get_float(in, "repetition_penalty", s->repetition_penalty);
-  get_float(in, "presence_penalty", s->presence_penalty);
-  get_float(in, "frequency_penalty", s->frequency_penalty);
-  if (const Value* bias = in.find("logit_bias"))
-    for (const Value& pair : bias->as_array())
-      s->logit_bias.emplace_back(static_cast<int32_t>(pair.as_array().at(0).as_int()),
-                                 static_cast<float>(pair.as_array().at(1).as_double()));
-  get_list(in, "banned_until_min", s->banned_until_min);
-  get_int(in, "min_tokens", s->min_tokens);
-  get_int(in, "top_logprobs", s->top_logprobs);
-  get_int(in, "seed", s->seed);
-  return s;
+  return out.take();
 }
 
 RequestSpec read_request(const Value& in) {
   RequestSpec s;
-  get_list(in, "prompt", s.prompt);
-  get_int(in, "max_tokens", s.max_tokens);
-  get_list(in, "stop_ids", s.stop_ids);
-  get_int(in, "n", s.n);
-  get_int(in, "beams", s.beams);
-  get_float(in, "length_penalty", s.length_penalty);
-  get_int(in, "early_stopping", s.early_stopping);
-  get_int(in, "score_prompt", s.score_prompt);
-  get_int(in, "score_from", s.score_from);
-  get_int(in, "priority", s.priority);
-  get_bytes(in, "cache_salt", s.cache_salt);
-  get_bytes(in, "tenant", s.tenant);
-  get_int(in, "deadline", s.deadline);
-  get_int(in, "queue_deadline", s.queue_deadline);
-  get_int(in, "cache_priority", s.cache_priority);
-  get_int(in, "cache_ttl", s.cache_ttl);
-  if (const Value* sample = in.find("sample")) s.sample = read_sample(*sample);
+  Reader reader(in);
+  request_fields(reader, s);
+  if (const Value* sample = in.find("sample")) {
+    auto spec = std::make_shared<SampleSpec>();
+    Reader fields(*sample);
+    sample_fields(fields, *spec);
+    s.sample = std::move(spec);
+  }
   return s;
-}
-
-void read_result(const Value& in, StepResult& r) {
-  r.seconds = in.get_double("seconds", 0);
-  get_list(in, "ids", r.ids);
-  get_list(in, "logprobs", r.logprobs);
-  get_list(in, "path", r.path);
-  get_list(in, "path_start", r.path_start);
-  get_list(in, "failed", r.failed);
-  if (const Value* top = in.find("top"))
-    for (const Value& t : top->as_array())
-      r.top.push_back({static_cast<int32_t>(t.as_array().at(0).as_int()),
-                       {static_cast<int32_t>(t.as_array().at(1).as_int()),
-                        static_cast<float>(t.as_array().at(2).as_double())}});
 }
 
 Event read_event(const Value& in, StepResult& result) {
@@ -236,7 +196,8 @@ Event read_event(const Value& in, StepResult& result) {
     return Event::stop_at(number("stop_at"), small("choice"), small("position"));
   if (in.has("failed") && in.has("error"))
     return Event::step_failed(number("failed"), in.at("error").as_string());
-  read_result(in, result);
+  Reader reader(in);
+  result_fields(reader, result);
   return Event::step_done(number("done"), &result);
 }
 

@@ -30,7 +30,7 @@ struct ReplayModel {
 struct ReplayOptions {
   EngineConfig engine;  // limits and policies; model, groups and blocks are filled in
   ReplayModel model;
-  RooflineSpec machine;
+  Machine machine;
   int64_t kv_tokens = 1 << 20;
   double speed = 1;         // factor on the rate of arrivals
   bool check_steps = true;  // the null backend checks every step

@@ -1,4 +1,5 @@
 // Weight recipes on plain values: the same steps as backend/common/weights.cc, without bytes.
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"

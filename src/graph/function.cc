@@ -169,6 +169,24 @@ void Function::set_result(std::string name, Ref ref) {
   }
 }
 
+bool is_natural(const Function& function, Ref r) {
+  if (function.type(r).kind != Type::Kind::kTensor || function.tensor(r).dtype != DType::kI32)
+    return false;
+  const Node& node = function.node(r.node);
+  const std::string_view op = node.op->name;
+  if (op == "iota") return true;
+  if (op == "reshape" || op == "broadcast" || op == "transpose" || op == "slice")
+    return is_natural(function, node.inputs[0]);
+  if (op == "constant") {
+    const ConstantDecl* c = function.module().find_constant(node.attrs.at("name").as_string());
+    return c && std::all_of(c->values.begin(), c->values.end(), [](double v) { return v >= 0; });
+  }
+  if (op != "input") return false;
+  return std::any_of(function.facts().begin(), function.facts().end(), [&](const Fact& f) {
+    return function.find_input(f.input) == r && (f.kind == Fact::Kind::kNatural || f.value >= 0);
+  });
+}
+
 std::optional<uint64_t> Function::text_number(NodeId id) const {
   auto it = text_numbers_.find(id);
   return it == text_numbers_.end() ? std::nullopt : std::optional(it->second);

@@ -82,11 +82,12 @@ struct ConstantDecl {  // small tensors the compiler knows: rope frequencies, fo
 
 class Module;
 
-// Something known about an input beyond its type, added by specialize(): "q_start = iota*1".
+// Something known about an input beyond its type: "q_start = iota*1" (added by specialize()), or
+// "pos >= 0", which the caller of the function promises.
 struct Fact {
   std::string input;
-  enum class Kind : uint8_t { kIotaTimes } kind = Kind::kIotaTimes;
-  int64_t value = 1;  // input[i] == i * value
+  enum class Kind : uint8_t { kIotaTimes, kNatural } kind = Kind::kIotaTimes;
+  int64_t value = 1;  // kIotaTimes: input[i] == i * value
   bool operator==(const Fact&) const = default;
 };
 
@@ -149,6 +150,9 @@ class Function {
   std::vector<std::string> provenance_;
   std::unordered_map<NodeId, uint64_t> text_numbers_;
 };
+
+// Whether no element of an i32 tensor is negative, as far as facts and ops tell.
+bool is_natural(const Function& function, Ref r);
 
 // Owns all declarations and functions of a model. Movable; a copy is made with clone() only.
 class Module {

@@ -146,7 +146,7 @@ class ModuleParser {
     int kind = 0;
     while (kind <= last && name != recipe_step_name(static_cast<Kind>(kind))) ++kind;
     if (kind > last) {
-      in_.error_at(at, fmt::format("there is no recipe step {}", quoted(name)));
+      in_.error_at(at, fmt::format("there is no recipe step {}", quote_text(name)));
     }
     s.kind = static_cast<Kind>(kind);
     if (s.kind == Kind::kTranspose || s.kind == Kind::kConcatRows) return s;
@@ -230,10 +230,15 @@ void ModuleParser::function() {
     } else if (word == "fact") {
       Fact f;
       f.input = in_.name();
-      in_.need('=');
-      in_.need_word("iota");
-      in_.need('*');
-      f.value = in_.integer();
+      if (in_.take_text(">=")) {
+        f.kind = Fact::Kind::kNatural;
+        if (in_.integer() != 0) in_.error_at(statement_, "expected 0 after >=");
+      } else {
+        in_.need('=');
+        in_.need_word("iota");
+        in_.need('*');
+        f.value = in_.integer();
+      }
       fn.facts().push_back(std::move(f));
     } else if (word == "provenance") {
       common_ = strings('\n');

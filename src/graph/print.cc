@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "graph/region.h"
@@ -10,7 +12,7 @@ constexpr size_t kColumns = 100;
 
 std::string list_text(const std::vector<std::string>& items) {
   std::string out;
-  for (const std::string& s : items) out += (out.empty() ? "" : ", ") + quoted(s);
+  for (const std::string& s : items) out += (out.empty() ? "" : ", ") + quote_text(s);
   return out;
 }
 
@@ -80,7 +82,8 @@ class FunctionPrinter {
   void print() {
     out_ += fmt::format("func {} {{\n", name_text(fn_.name()));
     for (const Fact& f : fn_.facts()) {
-      out_ += fmt::format("  fact {} = iota*{}\n", name_text(f.input), f.value);
+      out_ += fmt::format("  fact {} ", name_text(f.input));
+      out_ += f.kind == Fact::Kind::kNatural ? ">= 0\n" : fmt::format("= iota*{}\n", f.value);
     }
     common_ = common_provenance(fn_);
     if (!common_.empty()) out_ += fmt::format("  provenance {}\n", list_text(common_));

@@ -117,7 +117,8 @@ class InputMaker {
             hi = std::min(hi, *bound);
             lo = std::max<int64_t>(lo, node.op->name == "embed" ? 0 : -1);
           }
-    bool index = hi != INT32_MAX;
+    bool index = hi != INT32_MAX, natural = is_natural(fn_, input);
+    if (natural) lo = std::max<int64_t>(lo, 0);
     EvalTensor<double> t;
     t.dims = dims;
     t.integer = true;
@@ -134,6 +135,7 @@ class InputMaker {
         for (int64_t v = lo; v < std::min<int64_t>(hi, 64); ++v)
           list.push_back(static_cast<int32_t>(v));
       }
+      if (natural) std::erase_if(list, [](int32_t v) { return v < 0; });
       enumerate<int32_t>(t.i, list);
       return t;
     }
@@ -148,6 +150,8 @@ class InputMaker {
         v = kSpecial[rng_.below(5)];
       else
         v = kind_ == Values::kMixed ? between(-1000, 1000) : between(-3, 4);
+    if (natural)
+      for (int32_t& v : t.i) v = std::max(v, v == INT32_MIN ? 0 : -v);
     return t;
   }
 
@@ -183,7 +187,7 @@ class InputMaker {
   }
   int64_t fact(std::string_view name) const {
     for (const Fact& f : fn_.facts())
-      if (f.input == name) return f.value;
+      if (f.input == name && f.kind == Fact::Kind::kIotaTimes) return f.value;
     return 0;
   }
 

@@ -1,5 +1,6 @@
 #include "graph/rebuild.h"
 
+#include <algorithm>
 #include <set>
 
 #include "base/error.h"
@@ -32,6 +33,7 @@ std::vector<Ref> copy_node(Function& to, const Node& node, std::vector<Ref> inpu
 
 void rebuild(Module& module, Function& function, const NodeMap& map) {
   Function fresh(&module, function.name());
+  fresh.facts() = function.facts();
   std::vector<bool> needed = needed_nodes(function);
   std::vector<std::vector<Ref>> now(function.nodes().size());
   for (NodeId id = 0; id < function.nodes().size(); ++id) {
@@ -59,7 +61,6 @@ void rebuild(Module& module, Function& function, const NodeMap& map) {
   }
   for (const Function::Result& r : function.results())
     fresh.set_result(r.name, now[r.ref.node][r.ref.output]);
-  fresh.facts() = function.facts();
   function = std::move(fresh);
 }
 

@@ -1,6 +1,7 @@
 #include "graph/rewrite.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "base/channels.h"
 #include "base/error.h"

@@ -202,6 +202,7 @@ class Evaluator {
     if (e.name == "elements") return extent_value(type.elements());
     if (e.name == "uses") return uses_ ? Value(int64_t{uses_(*x)}) : Value(int64_t{1});
     if (e.name == "integer") return splat_integer(fn_, *x);
+    if (e.name == "natural") return Value(is_natural(fn_, *x));
     if (e.name == "repeated") return Value(is_repeated(fn_, *x));
     if (e.name == "value") {
       auto v = splat_value(fn_, *x);

@@ -16,6 +16,12 @@ constexpr int64_t kFlatExtent = 1728;  // all triples of twelve integers
 
 struct Misfit {};  // the random choices do not fit together
 
+bool asks_natural(const RewriteRule& rule) {
+  return std::any_of(rule.conditions.begin(), rule.conditions.end(), [](const RuleExpr& e) {
+    return e.kind == RuleExpr::Kind::kCall && e.name == "natural";
+  });
+}
+
 class InstanceMaker {
  public:
   InstanceMaker(const RewriteRule& rule, const std::vector<double>& literals,
@@ -216,6 +222,9 @@ class InstanceMaker {
       out_.module.add_weight({v.name, type, {{v.name}, {}}});
       return out_.fn->weight(v.name);
     }
+    // Where the rule asks, half of the integers are known not to be negative.
+    if (type.dtype == DType::kI32 && asks_natural(rule_) && rng_.below(2))
+      out_.fn->facts().push_back({v.name, Fact::Kind::kNatural});
     return out_.fn->add_input(v.name, Type::of(std::move(type)));
   }
 

@@ -34,7 +34,7 @@ void Scanner::expected(std::string_view what) {
   if (pos_ < text_.size()) {
     std::string_view rest = text_.substr(pos_, 24);
     rest = rest.substr(0, rest.find('\n'));
-    found = rest.empty() ? "the end of the line" : quoted(rest);
+    found = rest.empty() ? "the end of the line" : quote_text(rest);
   }
   error_at(pos_, fmt::format("expected {}, found {}", what, found));
 }

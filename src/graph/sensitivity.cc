@@ -1,5 +1,6 @@
 #include "graph/sensitivity.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <cctype>
+
 #include "base/error.h"
 #include "graph/graph.h"
 #include "graph/test_models.h"

@@ -82,6 +82,7 @@ uint64_t structural_hash(const Function& function) {
   }
   for (const Fact& f : function.facts()) {
     hash.add(f.input);
+    hash.add(static_cast<uint64_t>(f.kind));
     hash.add(static_cast<uint64_t>(f.value));
   }
   return hash.low() ^ hash.high();

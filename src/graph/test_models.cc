@@ -1,5 +1,7 @@
 #include "graph/test_models.h"
 
+#include <fmt/format.h>
+
 namespace tokamak {
 
 Type tensor_type(std::string_view text) {

@@ -1,5 +1,7 @@
 #include "graph/text_format.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 
 namespace tokamak {
@@ -9,7 +11,7 @@ bool is_bare_char(char c) {
   return is_bare_start(c) || (c >= '0' && c <= '9') || c == '.' || c == '-' || c == '/';
 }
 
-std::string quoted(std::string_view text) {
+std::string quote_text(std::string_view text) {
   std::string out = "\"";
   for (char c : text) {
     const auto byte = static_cast<unsigned char>(c);
@@ -30,9 +32,9 @@ std::string quoted(std::string_view text) {
 }
 
 std::string name_text(std::string_view name) {
-  if (name.empty() || !is_bare_start(name[0])) return quoted(name);
+  if (name.empty() || !is_bare_start(name[0])) return quote_text(name);
   for (char c : name)
-    if (!is_bare_char(c)) return quoted(name);
+    if (!is_bare_char(c)) return quote_text(name);
   return std::string(name);
 }
 
@@ -48,7 +50,7 @@ std::string value_text(const Value& value) {
   if (value.is_bool()) return value.as_bool() ? "true" : "false";
   if (value.is_int()) return std::to_string(value.as_int());
   if (value.is_double()) return double_text(value.as_double());
-  if (value.is_string()) return quoted(value.as_string());
+  if (value.is_string()) return quote_text(value.as_string());
   std::string out;
   if (value.is_array()) {
     for (const Value& v : value.as_array()) out += (out.empty() ? "[" : ", ") + value_text(v);

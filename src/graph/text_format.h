@@ -11,7 +11,7 @@ namespace tokamak {
 
 // Bare where the grammar allows it, quoted otherwise.
 std::string name_text(std::string_view name);
-std::string quoted(std::string_view text);
+std::string quote_text(std::string_view text);
 // Shortest decimal that reads back to the same double; always told apart from an integer.
 std::string double_text(double value);
 std::string value_text(const Value& value);

@@ -298,8 +298,12 @@ class FunctionVerifier {
   void verify_facts() {
     Names names;
     for (const Fact& f : fn_.facts()) {
-      if (!fn_.find_input(f.input).valid()) {
+      Ref input = fn_.find_input(f.input);
+      if (!input.valid()) {
         bad_function(fmt::format("a fact about \"{}\", which is not an input", f.input));
+      }
+      if (fn_.type(input).kind != Type::Kind::kTensor || fn_.tensor(input).dtype != DType::kI32) {
+        bad_function(fmt::format("a fact about \"{}\", which is not an i32 tensor", f.input));
       }
       if (!names.insert(f.input).second) bad_function(fmt::format("two facts about {}", f.input));
     }

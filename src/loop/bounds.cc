@@ -1,5 +1,7 @@
 #include "loop/bounds.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace tokamak::loop {

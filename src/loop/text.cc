@@ -1,4 +1,5 @@
 // The text form (docs/loop_ir.md). One statement per line; "//" starts a comment.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>

@@ -3,6 +3,7 @@
 // kLayout).
 #include "plan/bundle_plans.h"
 
+#include <algorithm>
 #include <concepts>
 #include <cstring>
 #include <optional>

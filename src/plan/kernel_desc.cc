@@ -1,6 +1,7 @@
 #include "plan/kernel_desc.h"
 
 #include <algorithm>
+#include <cctype>
 
 #include "base/error.h"
 
@@ -158,7 +159,26 @@ bool kernel_matches(const KernelPattern& pattern, std::string_view op,
   return true;
 }
 
-KernelCost roofline_cost(const KernelDesc&, const KernelWork& work, const Machine& machine) {
+bool KernelDesc::stores(DType type) const {
+  return std::find(out_types.begin(), out_types.end(), type) != out_types.end();
+}
+
+bool isa_has(std::string_view isa, std::string_view needs) {
+  auto next = [](std::string_view& list) {
+    std::string_view word = list.substr(0, list.find('+'));
+    list.remove_prefix(std::min(word.size() + 1, list.size()));
+    return word;
+  };
+  while (!needs.empty()) {
+    std::string_view feature = next(needs), rest = isa;
+    bool found = false;
+    while (!rest.empty() && !found) found = next(rest) == feature;
+    if (!found) return false;
+  }
+  return true;
+}
+
+double roofline_cost(const KernelDesc&, const KernelWork& work, const Machine& machine) {
   double compute = 0, memory = 0;
   for (const OpWork& op : work.ops) {
     bool integer = op.activations == DType::kQ8A;
@@ -170,10 +190,10 @@ KernelCost roofline_cost(const KernelDesc&, const KernelWork& work, const Machin
     for (const ValueWork& v : *list)
       memory += v.bytes / (v.weight ? far : machine.level_of(v.bytes).bandwidth);
   memory += 2 * work.inside_bytes / machine.level_of(work.inside_row_bytes).bandwidth;
-  return {machine.call_seconds + machine.barrier_seconds + std::max(compute, memory), 0};
+  return machine.call_seconds + machine.barrier_seconds + std::max(compute, memory);
 }
 
-KernelCost kernel_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine) {
+double kernel_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine) {
   return (kernel.cost ? kernel.cost : roofline_cost)(kernel, work, machine);
 }
 

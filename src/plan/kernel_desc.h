@@ -78,11 +78,6 @@ struct KernelWork {
   double all_weight_bytes = 0;     // of the model: decides which level weights come from
   double m = 0, n = 0, k = 0;      // as in ShapeGuard
 };
-struct KernelCost {
-  double seconds = 0;
-  double scratch_bytes = 0;
-};
-
 struct KernelDesc {
   std::string name;  // "cpu.linear.q4_0"
   int abi = 1;
@@ -98,17 +93,23 @@ struct KernelDesc {
   // Types of the tensors that Loop IR around the anchor reads and writes; a quantised result that
   // `after` lists is allowed beside them, and weights may have any float type.
   std::vector<DType> loop_types = {DType::kF32};
-  std::string needs = {};  // instruction set or SM, for people: the backend lists what it has
-  // Predicted time and scratch; null: roofline_cost.
-  KernelCost (*cost)(const KernelDesc& kernel, const KernelWork& work,
-                     const Machine& machine) = nullptr;
-  // Stores its result in the type that the node asks for (attribute "out"); otherwise as f32 only.
-  bool any_storage = false;
-};
+  // Features that Backend::isa() must list, joined by '+' ("i8mm", "sm_90a"): on a machine that
+  // lacks one the planner does not know the kernel.
+  std::string needs = {};
+  // Predicted seconds; null: roofline_cost.
+  double (*cost)(const KernelDesc& kernel, const KernelWork& work,
+                 const Machine& machine) = nullptr;
+  // Types in which it can store results of ops that leave the choice (attribute "out").
+  std::vector<DType> out_types = {DType::kF32};
 
-// One call, arithmetic and traffic of every value that enters or leaves.
-KernelCost roofline_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
-KernelCost kernel_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
+  bool stores(DType type) const;
+};
+// Whether `isa` ("aarch64+dotprod+i8mm") lists every feature of `needs`.
+bool isa_has(std::string_view isa, std::string_view needs);
+
+// Seconds of one call: arithmetic, and traffic of every value that enters or leaves.
+double roofline_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
+double kernel_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
 
 // Whether a kernel for single nodes takes an op with operands of these types; `weight`: which of
 // them are weights (empty: any).

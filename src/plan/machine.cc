@@ -48,6 +48,14 @@ Machine machine_from_value(const Value& file, const std::string& what) {
   m.vector_ops = machine_field(file, "vector_ops", m.vector_ops, false, what);
   m.call_seconds = machine_field(file, "call_seconds", m.call_seconds, true, what);
   m.barrier_seconds = machine_field(file, "barrier_seconds", m.barrier_seconds, true, what);
+  m.loop_seconds = machine_field(file, "loop_seconds", m.loop_seconds, true, what);
+  m.loop_step_seconds = machine_field(file, "loop_step_seconds", m.loop_step_seconds, true, what);
+  m.launch_seconds = machine_field(file, "launch_seconds", m.launch_seconds, true, what);
+  if (const Value* real_time = file.find("real_time")) {
+    if (!real_time->is_bool())
+      fail(ErrorCode::kInvalidArgument, "{}: real_time must be true or false", what);
+    m.real_time = real_time->as_bool();
+  }
   return m;
 }
 
@@ -67,14 +75,17 @@ Value machine_value(const Machine& m) {
   return Value::Object{{"name", m.name},
                        {"flops", m.i8_ops},
                        {"bandwidth", m.memory().bandwidth},
-                       {"launch_seconds", m.call_seconds + m.barrier_seconds},
+                       {"launch_seconds", m.launch_seconds},
                        {"cores", m.cores},
                        {"levels", std::move(levels)},
                        {"i8_ops", m.i8_ops},
                        {"f32_flops", m.f32_flops},
                        {"vector_ops", m.vector_ops},
                        {"call_seconds", m.call_seconds},
-                       {"barrier_seconds", m.barrier_seconds}};
+                       {"barrier_seconds", m.barrier_seconds},
+                       {"loop_seconds", m.loop_seconds},
+                       {"loop_step_seconds", m.loop_step_seconds},
+                       {"real_time", m.real_time}};
 }
 
 }  // namespace tokamak

@@ -99,8 +99,12 @@ struct PlanOutput {
   CallArg arg;
 };
 
+// The function that chooses tokens from logits; a PlanSet may lack it. Its values are in an arena
+// of their own, since the logits stay where "step" put them.
+inline constexpr std::string_view kSampleFunction = "sample";
+
 struct Plan {
-  std::string function;           // "step", "decode", "verify3"
+  std::string function;           // "step", "decode", "verify3", kSampleFunction
   std::vector<GuardRange> guard;  // every symbol the plan depends on
   std::vector<std::pair<std::string, std::string>>
       bound_symbols;  // e.g. T -> B after specialisation: {"T","B"}
@@ -126,7 +130,7 @@ struct PlanSet {
   std::vector<Region> regions;  // layers share them
   std::vector<CodeObject> code;
   std::vector<Plan> plans;
-  uint64_t arena_bytes = 0;  // maximum over the plans
+  uint64_t arena_bytes = 0;  // maximum over the plans, except those of kSampleFunction
   std::string
       numerics_id;  // hash of the numeric classes and the ISA: part of every block's fingerprint
 

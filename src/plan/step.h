@@ -50,8 +50,9 @@ struct SampleSpec {
   std::vector<int32_t>
       banned_until_min;  // ids that may not be chosen before min_tokens (end-of-text ids)
   int32_t min_tokens = 0;
-  int32_t top_logprobs = -1;  // -1: none; 0: the chosen token's only; n: also the n best
-  uint64_t seed = 0;          // noise = f(seed, choice, position, token)
+  // -1: none; 0: the chosen token's only; n: also the n best (kMostTops at most)
+  int32_t top_logprobs = -1;
+  uint64_t seed = 0;  // noise = f(seed, choice, position, token)
   bool needs_history() const {
     return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f ||
            dry_multiplier > 0.0f;

@@ -1,6 +1,9 @@
 #include "serve/fake_client.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 
 #include "base/error.h"

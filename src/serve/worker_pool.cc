@@ -1,6 +1,7 @@
 #include "serve/worker_pool.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "base/log.h"
 

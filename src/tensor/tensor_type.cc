@@ -1,5 +1,7 @@
 #include "tensor/tensor_type.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace tokamak {

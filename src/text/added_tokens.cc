@@ -30,6 +30,29 @@ AddedTokens::Candidate AddedTokens::longest_at(std::string_view text, size_t pos
   return best;
 }
 
+// A special token starts here, or the text ends inside of a token.
+bool AddedTokens::may_be_special(std::string_view text, size_t pos) const {
+  int32_t node = 0;
+  for (size_t at = pos; at < text.size(); ++at) {
+    node = trie_.step(node, static_cast<unsigned char>(text[at]));
+    if (node < 0) return false;
+    if (trie_.value(node) >= 0 && tokens_[trie_.value(node)]->special) return true;
+  }
+  return trie_.value(node) < 0;
+}
+
+void AddedTokens::guard(std::string_view text, std::string_view mark, std::string& out) const {
+  size_t done = 0;
+  for (size_t pos = 0; !empty() && pos < text.size(); ++pos) {
+    if (!first_byte_[static_cast<unsigned char>(text[pos])] || !may_be_special(text, pos)) continue;
+    const size_t end = std::min<size_t>(pos + utf8_sequence_length(text[pos]), text.size());
+    out.append(text, done, end - done);
+    out += mark;
+    done = end;
+  }
+  out.append(text, done);
+}
+
 namespace {
 
 char32_t char_before(std::string_view text, size_t pos, size_t& start) {

@@ -28,12 +28,17 @@ class AddedTokens {
   // special tokens are text.
   void split(std::string_view text, bool parse_special, std::vector<Part>& parts) const;
 
+  // Appends text to out with the mark after the first character of every special token in it, and
+  // of the beginning of a token at its end. The mark must not occur in the text.
+  void guard(std::string_view text, std::string_view mark, std::string& out) const;
+
  private:
   struct Candidate {
     int32_t token = -1;
     size_t end = 0;
   };
   Candidate longest_at(std::string_view text, size_t pos) const;
+  bool may_be_special(std::string_view text, size_t pos) const;
 
   std::vector<const AddedToken*> tokens_;
   std::vector<std::string> spelled_;

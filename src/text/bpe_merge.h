@@ -1,6 +1,7 @@
 #pragma once
 // Merges the symbols of one word by rank: lowest rank first, leftmost of equal ranks.
 #include <cstdint>
+#include <functional>
 #include <queue>
 #include <unordered_map>
 #include <vector>

@@ -30,8 +30,6 @@ int hex_value(char c) {
 
 }  // namespace
 
-const char32_t* byte_to_char_table() { return kAlphabet.chars.data(); }
-
 int char_to_byte(char32_t c) { return c < kAlphabet.bytes.size() ? kAlphabet.bytes[c] : -1; }
 
 bool unmap_bytes(std::string_view piece, std::string& bytes) {

@@ -1,5 +1,6 @@
 #include "text/decoder.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "base/error.h"

@@ -44,8 +44,7 @@ std::unique_ptr<TokenModel> make_wordpiece_model(const TokenizerSpec& spec);
 std::unique_ptr<TokenModel> make_wordlevel_model(const TokenizerSpec& spec);
 
 // The alphabet of byte-level BPE: every byte as a printable character.
-const char32_t* byte_to_char_table();  // 256 entries
-int char_to_byte(char32_t c);          // -1: not in the alphabet
+int char_to_byte(char32_t c);  // -1: not in the alphabet
 // Raw bytes of a byte-level piece; false if it has a character outside the alphabet.
 bool unmap_bytes(std::string_view piece, std::string& bytes);
 void map_bytes(std::string_view bytes, std::string& piece);

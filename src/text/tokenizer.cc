@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <mutex>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "text/added_tokens.h"
+#include "text/chat_guard.h"
 #include "text/decoder.h"
 #include "text/detokenizer.h"
 #include "text/flat_maps.h"
@@ -22,12 +24,13 @@ struct Workspace {
   std::unique_ptr<ModelWorkspace> model;
   Words words;
   std::vector<AddedTokens::Part> raw_parts, parts;
-  std::string normalized;
+  std::string normalized, unguarded;
 
   void trim() {  // do not keep the buffers of a huge text
     constexpr size_t kKeep = size_t{1} << 20;
     if (words.buffer.capacity() > kKeep) std::string().swap(words.buffer);
     if (normalized.capacity() > kKeep) std::string().swap(normalized);
+    if (unguarded.capacity() > kKeep) std::string().swap(unguarded);
     if (words.spans.capacity() * sizeof(Words::Span) > kKeep)
       decltype(words.spans)().swap(words.spans);
     if (words.spare.capacity() * sizeof(Words::Span) > kKeep)
@@ -47,6 +50,7 @@ struct Tokenizer::Impl {
   std::unique_ptr<PreTokenizer> pre_tokenizer;
   std::unique_ptr<TokenModel> model;
   AddedTokens raw_tokens, normalized_tokens;
+  bool normalized_special = false;  // one of normalized_tokens is special
   std::vector<int32_t> frame;
   PieceMap pieces;
   std::vector<int32_t> added_index;  // by id: index into spec.added_tokens, or -1
@@ -63,8 +67,9 @@ struct Tokenizer::Impl {
                    std::vector<int32_t>& ids) const;
   void encode_valid(std::string_view text, bool first, bool joined, EncodeOptions options,
                     Workspace& w, std::vector<int32_t>& ids) const;
-  void encode_section(std::string_view text, size_t first, bool joined, Workspace& w,
-                      std::vector<int32_t>& ids) const;
+  void encode_section(std::string_view text, size_t first, bool joined, std::string_view guard,
+                      Workspace& w, std::vector<int32_t>& ids) const;
+  std::string normalized_mark(std::string_view mark) const;
   // The decoder's input for an id; empty: none.
   std::string_view decoded_piece(int32_t id) const {
     if (!normalized_pieces.empty())
@@ -140,6 +145,7 @@ void Tokenizer::Impl::build_added() {
       if (t.special != special) continue;
       added_index[t.id] = static_cast<int32_t>(i);
       (t.normalized ? normal : raw).push_back(&t);
+      normalized_special = normalized_special || (t.normalized && t.special);
     }
   raw_tokens.build(raw, [](const std::string& content) { return content; });
   normalized_tokens.build(normal, [&](const std::string& content) {
@@ -168,8 +174,20 @@ void Tokenizer::Impl::build() {
   std::sort(spec.eog_ids.begin(), spec.eog_ids.end());
 }
 
-void Tokenizer::Impl::encode_section(std::string_view text, size_t first, bool joined, Workspace& w,
+std::string Tokenizer::Impl::normalized_mark(std::string_view mark) const {
+  std::string text(mark);
+  if (normalizer && !mark.empty()) normalizer->apply(text, true);
+  return text;
+}
+
+// guard: what became of the mark in the normalised text; empty: there is none.
+void Tokenizer::Impl::encode_section(std::string_view text, size_t first, bool joined,
+                                     std::string_view guard, Workspace& w,
                                      std::vector<int32_t>& ids) const {
+  if (!guard.empty() && text.find(guard) != std::string_view::npos) {
+    w.unguarded = without_guard(text, guard);
+    text = w.unguarded;
+  }
   w.words.start(text, first, joined);
   if (pre_tokenizer) pre_tokenizer->apply(w.words);
   for (const Words::Span s : w.words.spans)
@@ -180,6 +198,7 @@ void Tokenizer::Impl::encode_section(std::string_view text, size_t first, bool j
 void Tokenizer::Impl::encode_valid(std::string_view text, bool first, bool joined,
                                    EncodeOptions options, Workspace& w,
                                    std::vector<int32_t>& ids) const {
+  const std::string guard = normalized_mark(options.guard);
   w.raw_parts.clear();
   raw_tokens.split(text, options.parse_special, w.raw_parts);
   for (size_t i = 0; i < w.raw_parts.size(); ++i) {
@@ -201,7 +220,7 @@ void Tokenizer::Impl::encode_valid(std::string_view text, bool first, bool joine
       section = w.normalized;
     }
     if (normalized_tokens.empty()) {
-      encode_section(section, start, section_joined, w, ids);
+      encode_section(section, start, section_joined, guard, w, ids);
       continue;
     }
     w.parts.clear();
@@ -212,7 +231,7 @@ void Tokenizer::Impl::encode_valid(std::string_view text, bool first, bool joine
       } else {
         encode_section(section.substr(p.begin, p.end - p.begin),
                        p.begin < start ? std::min(start, p.end) - p.begin : 0,
-                       section_joined && p.begin == 0, w, ids);
+                       section_joined && p.begin == 0, guard, w, ids);
       }
     }
   }
@@ -275,6 +294,29 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, EncodeOptions opti
   const std::lock_guard lock(impl_->mutex);
   impl_->pool.push_back(std::move(workspace));
   return ids;
+}
+
+std::string Tokenizer::guard(std::string_view text, std::string_view mark) const {
+  std::string raw, out;
+  impl_->raw_tokens.guard(text, mark, raw);
+  if (!impl_->normalized_special) return raw;
+  impl_->normalized_tokens.guard(raw, mark, out);
+  // A normalizer may create a token from other characters; then every character gets a mark.
+  std::string normalized = out;
+  if (impl_->normalizer && utf8_is_valid(normalized)) impl_->normalizer->apply(normalized, true);
+  std::vector<AddedTokens::Part> parts;
+  impl_->normalized_tokens.split(normalized, true, parts);
+  if (std::none_of(parts.begin(), parts.end(), [&](const AddedTokens::Part& p) {
+        return p.id >= 0 && impl_->added(p.id)->special;
+      }))
+    return out;
+  out.clear();
+  for (size_t pos = 0; pos < text.size();) {
+    const size_t length = utf8_decode(text, pos).length;
+    out.append(text, pos, length).append(mark);
+    pos += length;
+  }
+  return out;
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, DecodeOptions options) const {

@@ -14,6 +14,8 @@ namespace tokamak {
 struct EncodeOptions {
   bool add_special = true;    // what the post-processor adds: BOS, EOS, [CLS] ...
   bool parse_special = true;  // "<|im_end|>" in the text becomes the control token
+  // See Tokenizer::guard(): removed from the text, and no token is found across it. Empty: none.
+  std::string_view guard = {};
 };
 
 struct DecodeOptions {
@@ -34,6 +36,10 @@ class Tokenizer {
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const;
+  // The text with marks in it. As a part of any text that is encoded with EncodeOptions::guard, it
+  // gives no control token, and otherwise the same ids as without the marks. The mark must not
+  // occur in the text, and normalizers must not change it: a letter of a script without cases.
+  std::string guard(std::string_view text, std::string_view mark) const;
   std::string decode(std::span<const int32_t> ids, DecodeOptions options = {}) const;
 
   int64_t vocab_size() const;

@@ -21,10 +21,11 @@ namespace tokamak {
 namespace {
 
 // Good for few rows: a start, and then every row at a time.
-KernelCost fused_cost(const KernelDesc&, const KernelWork& work, const Machine&) {
-  return {1e-6 + 1e-6 * work.m, 0};
+double fused_cost(const KernelDesc&, const KernelWork& work, const Machine&) {
+  return 1e-6 + 1e-6 * work.m;
 }
-KernelCost op_cost(const KernelDesc&, const KernelWork&, const Machine&) { return {3e-6, 0}; }
+double free_cost(const KernelDesc&, const KernelWork&, const Machine&) { return 0; }
+double op_cost(const KernelDesc&, const KernelWork&, const Machine&) { return 3e-6; }
 
 class ToyExecutable final : public Executable {
  public:
@@ -197,7 +198,14 @@ class ToyBackend final : public Backend {
                                        .pattern = "[rms_norm] -> linear(f32, weight *, weight *)+",
                                        .weight_layout = "",
                                        .numeric_class = "",
-                                       .cost = fused_cost}};
+                                       .cost = fused_cost},
+                                      // Of a newer model: this device cannot run it.
+                                      {.name = "toy.norm_linears_2",
+                                       .pattern = "[rms_norm] -> linear(f32, weight *, weight *)+",
+                                       .weight_layout = "",
+                                       .numeric_class = "",
+                                       .needs = "toy+v2",
+                                       .cost = free_cost}};
 };
 
 TEST(Contract, ABackendInOneFileRunsAModel) {
@@ -221,6 +229,10 @@ TEST(Contract, ABackendInOneFileRunsAModel) {
   EXPECT_EQ(toy.decode({{0, {4}}}), ref.decode({{0, {4}}}));
   EXPECT_GT(runs["decode toy.norm_linears"], 0);
   EXPECT_EQ(runs["step toy.norm_linears"], 0);  // many rows: op by op
+
+  EXPECT_EQ(runs["decode toy.norm_linears_2"], 0);
+  EXPECT_TRUE(isa_has("toy+v2+v3", "v2+toy"));
+  EXPECT_FALSE(isa_has("toy+v22", "v2"));
 
   // The same function, but more sequences than the fused kernel is good for.
   int fused = runs["decode toy.norm_linears"];

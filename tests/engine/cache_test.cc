@@ -179,26 +179,74 @@ TEST(Cache, StatisticsAddUp) {
   EXPECT_EQ(counted, 30u);
 }
 
-// A machine whose steps take 1 ms and 0.1 ms per token: 90 more tokens fit a target of 10 ms.
-TEST(TokenBudget, FindsTheTarget) {
+// A machine whose steps take some time for decodes, and for each prompt token 0.1 ms and 10 ns per
+// position before it.
+struct SimulatedMachine {
+  double decodes = 1e-3, token = 1e-4, position = 1e-8;
+  bool roofline = false;  // weights are read meanwhile: a few tokens cost nothing
+
+  double step(const TokenBudget::Prompts& p) const {
+    double compute = token * static_cast<double>(p.tokens) + position * p.positions;
+    return roofline ? std::max(decodes, compute) : decodes + compute;
+  }
+  // Computes a prompt in chunks next to 8 decodes, from position `start` to `end`; returns the
+  // longest step in seconds.
+  double prefill(TokenBudget& budget, int64_t start, int64_t end, int64_t decoding = 8) const {
+    double longest = 0;
+    while (start < end) {
+      int64_t n = budget.fit(budget.time(decoding), start);
+      TokenBudget::Prompts chunk;
+      chunk.add(std::min(end - start, std::max(n, TokenBudget::kLeastPrefill)), start);
+      longest = std::max(longest, step(chunk));
+      budget.observe(chunk, decoding, static_cast<Nanos>(step(chunk) * 1e9));
+      start += chunk.tokens;
+    }
+    return longest;
+  }
+};
+
+// No step exceeds the target by more than a tenth: at any depth, after jumps, after steps without
+// decodes that may take longer. And the time is used.
+TEST(TokenBudget, PredictsTheTimeOfChunks) {
+  for (bool roofline : {false, true}) {
+    SimulatedMachine machine;
+    machine.roofline = roofline;
+    TokenBudget budget(2048, 10 * kMillisecond);
+    budget.observe({}, 8, kMillisecond);
+    EXPECT_LT(machine.prefill(budget, 0, 16000), 0.011);
+    EXPECT_GT(machine.prefill(budget, 0, 16000), 0.0085);
+    for (auto [start, end] :
+         {std::pair<int64_t, int64_t>{0, 500}, {15000, 16000}, {0, 300}, {8000, 12000}}) {
+      EXPECT_LT(machine.prefill(budget, start, end), 0.011) << start;
+      machine.prefill(budget, 0, 2000, 0);
+      budget.observe({}, 8, kMillisecond);
+    }
+    EXPECT_NEAR(static_cast<double>(budget.fit(budget.time(8), 0)), 92, 12);
+  }
+}
+
+TEST(TokenBudget, Bounds) {
+  TokenBudget none(2048, 0);
+  EXPECT_EQ(none.fit(none.time(8), 5000), 2048);
   TokenBudget budget(2048, 10 * kMillisecond);
-  EXPECT_EQ(budget.tokens(0), 2048);  // no stream waits for a token
-  for (int step = 0; step < 100; ++step) {
-    int64_t n = budget.tokens(8);
-    budget.observe(n, 8, kMillisecond + n * kMillisecond / 10);
-  }
-  EXPECT_NEAR(static_cast<double>(budget.tokens(8)), 90, 5);
-  // A prompt makes progress even if the target cannot be met.
-  for (int step = 0; step < 100; ++step) budget.observe(budget.tokens(8), 8, kSecond);
-  EXPECT_EQ(budget.tokens(8), 24);
+  EXPECT_LE(budget.fit(budget.time(8), 0), 32);  // the cost of a token is not known yet
+  // Steps without decodes may take a second.
+  TokenBudget::Prompts chunk;
+  chunk.add(100, 0);
+  for (int i = 0; i < 20; ++i) budget.observe(chunk, 0, 200 * kMillisecond);
+  EXPECT_NEAR(static_cast<double>(budget.fit(budget.time(0), 0)), 500, 25);
   // If decodes alone miss the target, prompts get as much time as decodes.
-  TokenBudget slow(2048, 10 * kMillisecond);
-  for (int step = 0; step < 100; ++step) {
-    slow.observe(8, 8, 30 * kMillisecond);
-    int64_t n = slow.tokens(8);
-    slow.observe(n, 8, 30 * kMillisecond + n * kMillisecond / 10);
-  }
-  EXPECT_NEAR(static_cast<double>(slow.tokens(8)), 300, 30);
+  SimulatedMachine slow{30e-3, 1e-4, 0};
+  TokenBudget half(2048, 10 * kMillisecond);
+  half.observe({}, 8, 30 * kMillisecond);
+  slow.prefill(half, 0, 5000);
+  EXPECT_NEAR(static_cast<double>(half.fit(half.time(8), 0)), 300, 30);
+  // After a step that took much longer than predicted, the next ones are shorter.
+  int64_t before = half.fit(half.time(8), 0);
+  chunk = {};
+  chunk.add(before, 0);
+  half.observe(chunk, 8, 180 * kMillisecond);
+  EXPECT_LT(half.fit(half.time(8), 0), before / 2);
 }
 
 TEST(EventLog, HasABound) {
@@ -240,8 +288,8 @@ std::vector<TraceRequest> conversations(size_t n) {
 
 ReplayOptions small_machine() {
   ReplayOptions o;
-  o.machine.flops = 2e13;
-  o.machine.bandwidth = 3e11;
+  o.machine.i8_ops = 2e13;
+  o.machine.levels.back().bandwidth = 3e11;
   o.model.parameters = 5e8;
   o.model.kv_bytes_per_token = 16384;
   o.engine.max_num_seqs = 16;

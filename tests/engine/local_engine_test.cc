@@ -1,5 +1,6 @@
 #include "engine/local_engine.h"
 
+#include <chrono>
 #include <ctime>
 #include <future>
 #include <thread>

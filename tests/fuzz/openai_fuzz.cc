@@ -30,7 +30,8 @@ void read_body(std::string_view text, bool chat) {
 using Streams = std::pair<std::string, std::string>;
 void add(Streams& to, const openai::ToolCalls::Result& r) {
   to.first += r.text;
-  for (const openai::ToolCall& c : r.calls) to.second += "\x01" + c.name + "\x02" + c.arguments;
+  for (const openai::ToolCall& c : r.calls)
+    to.second += (c.id.empty() ? "" : "\x01" + c.name + "\x02") + c.arguments;
 }
 void add(Streams& to, const openai::ReasoningSplit::Result& r) {
   to.first += r.text;

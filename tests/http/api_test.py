@@ -62,6 +62,22 @@ class Whole(Api):
         self.assertEqual(self.complete("x")["usage"]["completion_tokens"], 16)  # the default
         self.assertEqual(self.complete("[cached 5]x")["usage"]["prompt_tokens_details"]["cached_tokens"], 5)
 
+    def test_lengths_of_prompts_and_answers(self):
+        self.assertEqual(self.complete("x", max_tokens=-1)["usage"]["completion_tokens"], 4095)  # the whole context
+        self.assertEqual(self.chat("x", max_tokens=-1, max_completion_tokens=3)["usage"]["completion_tokens"], 3)
+        for path, base, bad in (("/v1/completions", {"prompt": "x"}, (-2,)), ("/v1/chat/completions", chat("x"), (-2, 0))):
+            for value in bad:
+                self.assertEqual(self.post(path, {**base, "max_tokens": value})[1]["error"]["param"], "max_tokens")
+            for value in (0, -2, "x"):
+                self.assertEqual(self.post(path, {**base, "truncate_prompt_tokens": value})[1]["error"]["param"], "truncate_prompt_tokens")
+        data = self.complete("abcdef", truncate_prompt_tokens=2, echo=True, return_token_ids=True, max_tokens=1)["choices"][0]
+        self.assertEqual((data["prompt_token_ids"], data["text"][:2]), (list(b"ef"), "ef"))
+        self.assertEqual(self.complete("abc", truncate_prompt_tokens=9)["usage"]["prompt_tokens"], 3)
+        long = "y" * 5000
+        self.assertEqual(self.post("/v1/completions", {"prompt": long})[1]["error"]["code"], "context_length_exceeded")
+        self.assertEqual(self.complete(long, truncate_prompt_tokens=-1, max_tokens=96)["usage"]["prompt_tokens"], 4000)
+        self.assertEqual(self.chat(long, truncate_prompt_tokens=100, max_tokens=1)["usage"]["prompt_tokens"], 100)
+
     def test_prompts_of_every_kind(self):
         ids = list(b"[say xy]")
         for prompt, texts in (("[say a]", ["a"]), (["[say a]", "[say b]"], ["a", "b"]), (ids, ["xy"]), ([ids, ids], ["xy", "xy"])):
@@ -159,13 +175,19 @@ class Whole(Api):
         choice = self.chat(f"[say {text}]", tools=tools)["choices"][0]
         self.assertEqual((choice["finish_reason"], choice["message"]["content"]), ("tool_calls", "Sure."))
         calls = choice["message"]["tool_calls"]
-        self.assertEqual([c["function"] for c in calls], [{"name": "add", "arguments": '{"a":1}'}, {"name": "add", "arguments": "{}"}])
+        self.assertEqual([c["function"] for c in calls], [{"name": "add", "arguments": '{"a": 1}'}, {"name": "add", "arguments": "{}"}])
         self.assertEqual(len({c["id"] for c in calls}), 2)
         self.assertEqual({c["type"] for c in calls}, {"function"})
         data = chunks(self.server.request("POST", "/v1/chat/completions", chat(f"[say {text}]", tools=tools, stream=True))[2])
         deltas = [c["choices"][0]["delta"] for c in data]
         self.assertEqual("".join(d.get("content") or "" for d in deltas), "Sure.")
-        self.assertEqual([(c["index"], c["function"]["name"]) for d in deltas for c in d.get("tool_calls", [])], [(0, "add"), (1, "add")])
+        parts = [c for d in deltas for c in d.get("tool_calls", [])]
+        self.assertEqual([(c["index"], c["function"]["name"]) for c in parts if "id" in c], [(0, "add"), (1, "add")])
+        self.assertEqual({c["type"] for c in parts}, {"function"})
+        for call in (0, 1):
+            streamed = "".join(c["function"]["arguments"] for c in parts if c["index"] == call)
+            self.assertEqual(streamed, calls[call]["function"]["arguments"])
+        self.assertGreater(len([c for c in parts if c["index"] == 0]), 5)  # the arguments arrive token by token
         self.assertEqual(data[-1]["choices"][0]["finish_reason"], "tool_calls")
         self.assertEqual(self.chat(f"[say {text}]")["choices"][0]["message"]["content"], text)  # no tools offered: text
 
@@ -447,7 +469,8 @@ class Keys(unittest.TestCase):
                 for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer secret2"},
                                 {"Authorization": "Bearer secre"}, {"Authorization": "Basic secret"}):
                     status, data = server.json(method, path, {} if method == "POST" else None, headers)
-                    self.assertEqual((status, data["error"]["type"]), (401, "authentication_error"), (path, headers))
+                    self.assertEqual((status, data["error"]["type"], data["error"]["code"]),
+                                     (401, "authentication_error", "invalid_api_key"), (path, headers))
             good = {"Authorization": "Bearer secret"}
             self.assertEqual(server.request("GET", "/v1/models", headers=good)[0], 200)
             self.assertEqual(server.request("POST", "/v1/completions", {"prompt": "[say x]"}, good)[0], 200)

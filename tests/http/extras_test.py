@@ -4,7 +4,7 @@ import pathlib
 import tempfile
 import unittest
 
-from harness import Server, chat, chunks
+from harness import Server, chat, chunks, encode
 
 
 class Extras(unittest.TestCase):
@@ -101,14 +101,51 @@ class Extras(unittest.TestCase):
             self.assertNotIn(trace, headers["traceparent"])
             self.assertRegex(headers["traceparent"], r"^00-[0-9a-f]{32}-[0-9a-f]{16}-00$")
 
+    def test_request_ids(self):
+        ask = lambda body, **headers: self.server.request("POST", "/v1/completions", body, {k.replace("_", "-"): v for k, v in headers.items()})
+        for body in ({"prompt": "[say x]"}, {"prompt": "[say x]", "stream": True}, {"prompt": "[error]"}, {"prompt": ""}, {"prompt": "[full]"}):
+            self.assertEqual(ask(body, X_Request_Id="mine-1")[1]["x-request-id"], "mine-1", body)
+        self.assertEqual(ask({"prompt": "[say x]", "request_id": "other"}, X_Request_Id="mine-2")[1]["x-request-id"], "mine-2")
+        self.assertEqual(self.lines()[-1]["request_id"], "mine-2")
+        self.assertEqual(ask({"prompt": "[say x]", "request_id": "in the body".replace(" ", "-")})[1]["x-request-id"], "in-the-body")
+        self.assertEqual(self.lines()[-1]["request_id"], "in-the-body")
+        self.assertEqual(self.server.request("GET", "/health", headers={"X-Request-Id": "probe"})[1]["x-request-id"], "probe")
+        for bad in ("x" * 129, "two words", "caf\xe9"):
+            self.assertRegex(ask({"prompt": "[say x]"}, X_Request_Id=bad)[1]["x-request-id"], "^cmpl-")
+        for bad in ("x" * 129, "two words", "\u2603", 7):
+            status, _, body = ask({"prompt": "[say x]", "request_id": bad})
+            self.assertEqual((status, json.loads(body)["error"]["param"]), (400, "request_id"))
+
+    def test_transfer_fields_are_refused(self):
+        for field, value in (("kv_transfer_params", {"do_remote_decode": True}), ("bootstrap_room", 5), ("bootstrap_host", "x"),
+                             ("ec_transfer_params", {"a": 1}), ("disaggregated_params", {"a": 1})):
+            status, data = self.server.json("POST", "/v1/completions", {"prompt": "[say x]", field: value})
+            self.assertEqual((status, data["error"]["param"], data["error"]["code"]), (400, field, "unsupported_parameter"))
+            self.assertEqual(self.server.request("POST", "/v1/completions", {"prompt": "[say x]", field: None})[0], 200)
+
     def test_a_client_that_leaves_is_logged(self):
         before = len(self.lines())
         with self.server.connect() as s:
             body = json.dumps({"prompt": "[hold]"}).encode()
             s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             self.server.wait_engine(lambda e: e["running"] == 1)
-        self.server.wait_engine(lambda e: e["running"] == 0)
+        self.server.wait_engine(lambda e: e["running"] == 0 and e["generations"] == 0)
         self.assertEqual([line["status"] for line in self.lines()[before:]], [499])
+        self.assertEqual([self.lines()[-1][k] for k in ("prompt_tokens", "completion_tokens", "cached_tokens")], [6, 0, 0])
+
+    def test_what_a_client_got_before_it_left_is_logged(self):
+        for stream in (True, False):
+            before = len(self.lines())
+            with self.server.connect() as s:
+                body = {"prompt": "[slow 20][cached 3]", "max_tokens": 4000, "stream": stream}
+                tokens = self.server.engine()["tokens"]
+                s.sendall(encode("POST", "/v1/completions", body))
+                self.server.wait_engine(lambda e: e["tokens"] >= tokens + 3)
+            self.server.wait_engine(lambda e: e["generations"] == 0)
+            line, = self.lines()[before:]
+            self.assertEqual((line["status"], line["prompt_tokens"], line["cached_tokens"]), (499, len("[slow 20][cached 3]"), 3))
+            self.assertGreaterEqual(line["completion_tokens"], 2)
+            self.assertGreater(line["ttft_ms"], 0)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 
 #include "base/json.h"
 #include "serve/fake_client.h"
@@ -44,6 +45,11 @@ http::ServerOptions server_options(int argc, char** argv) {
   time("idle-ms", options.idle_timeout);
   time("write-ms", options.write_timeout);
   time("ping-ms", options.ping_interval);
+  if (const char* origins = std::getenv("FAKE_ORIGINS")) {
+    options.allowed_origins.clear();
+    std::istringstream list(origins);
+    for (std::string one; list >> one;) options.allowed_origins.push_back(one);
+  }
   return options;
 }
 
@@ -58,11 +64,27 @@ http::Response engine_state(const testing::FakeClient& client, const openai::Api
   value.set("running", client.running());
   value.set("last_stop", client.last_stop_position());
   value.set("cache_salt", client.last_spec().cache_salt);
+  value.set("tenant", client.last_spec().tenant);
   value.set("generations", api.stats().running.load());
   value.set("connections", server.stats().connections.load());
   http::Response response;
   response.body = dump_json(value);
   return response;
+}
+
+// The fields that the code reads, to compare with the OpenAPI document.
+Value known_fields(const std::shared_ptr<const ServedModel>& model) {
+  auto list = [](const std::vector<std::string_view>& names) {
+    Value out = Value::array();
+    for (std::string_view name : names) out.push(name);
+    return out;
+  };
+  Value body = parse_json(R"({"messages": [{"role": "user", "content": "x"}], "prompt": "x"})");
+  openai::Fields fields(body);
+  openai::render_chat(fields, *model);
+  return Value::Object{{"chat", list(openai::prepare_chat(body, model).known_fields)},
+                       {"completion", list(openai::prepare_completion(body, model).known_fields)},
+                       {"template", list(fields.known())}};
 }
 
 }  // namespace
@@ -91,6 +113,11 @@ int main(int argc, char** argv) {
     router.add("GET", "/fake/routes", [routes](http::ExchangePtr exchange) {
       http::Response response;
       response.body = dump_json(routes);
+      exchange->respond(std::move(response));
+    });
+    router.add("GET", "/fake/fields", [&](http::ExchangePtr exchange) {
+      http::Response response;
+      response.body = dump_json(known_fields(api.model("")));
       exchange->respond(std::move(response));
     });
     server.catch_signals();

@@ -41,7 +41,7 @@ NAMED = [
     ("n", chat("x", n=100000), "integer_above_max_value"),
     ("n", chat("x", n=1.5), "invalid_type"),
     ("max_tokens", chat("x", max_tokens=0), "integer_below_min_value"),
-    ("max_completion_tokens", chat("x", max_completion_tokens=-1), "integer_below_min_value"),
+    ("max_completion_tokens", chat("x", max_completion_tokens=-2), "integer_below_min_value"),
     ("messages", chat("x", max_tokens=5000), "context_length_exceeded"),
     ("messages", chat("x" * 5000), "context_length_exceeded"),
     ("stop", chat("x", stop=["a"] * 17), "array_above_max_length"),

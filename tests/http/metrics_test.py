@@ -84,6 +84,11 @@ class Routes(unittest.TestCase):
             self.assertEqual(count, [buckets[-1][1]])
             self.assertEqual(len([1 for n, _, _ in after[family][1] if n == family + "_sum"]), 1)
 
+    def test_no_name_is_both_gauge_and_counter(self):
+        """OpenMetrics drops the _total of a counter's name."""
+        names = [re.sub("_total$", "", name) for name in self.metrics()]
+        self.assertEqual(sorted(names), sorted(set(names)))
+
     def test_names_that_dashboards_read(self):
         families = self.metrics()
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total",
@@ -190,6 +195,37 @@ class OpenApi(unittest.TestCase):
                 self.assertEqual(self.server.request("POST", path, {**base, field: None})[0], 200, field)
         self.assertGreater(tried, 150)
 
+    def test_lists_every_field_that_is_read_and_no_other(self):
+        known = self.server.json("GET", "/fake/fields")[1]
+        for name, kind in (("ChatRequest", "chat"), ("CompletionRequest", "completion")):
+            self.assertEqual(set(self.schemas[name]["properties"]), set(known[kind]) | {"model"})
+        for path in ("/tokenize", "/apply-template"):
+            schema = self.document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            self.assertLessEqual(set(known["template"]), set(self.resolve(schema)["properties"]), path)
+
+    def test_lengths_are_those_of_the_server(self):
+        """maxLength counts characters, maxItems members."""
+        tried = 0
+        for name, path, base in (("ChatRequest", "/v1/chat/completions", chat("[say x]")), ("CompletionRequest", "/v1/completions", {"prompt": "[say x]"})):
+            for field, schema in self.schemas[name]["properties"].items():
+                for inner in (schema, *schema.get("anyOf", [])):
+                    if field in ("prompt", "messages") or not {"maxLength", "maxItems"} & set(inner):
+                        continue
+                    samples = {"request_id": "x", "stop_token_ids": 1, "samplers": None}
+                    if "maxItems" in inner and samples.get(field, "") is not None:
+                        make = lambda n: [samples.get(field, "x")] * n
+                        low, high = inner["maxItems"], inner["maxItems"] + 1
+                    elif "maxLength" in inner:
+                        make = lambda n: samples.get(field, "\u2603") * n
+                        low, high = inner["maxLength"], inner["maxLength"] + 1
+                    else:
+                        continue
+                    self.assertEqual(self.server.json("POST", path, {**base, field: make(low)})[0], 200, (field, low))
+                    status, data = self.server.json("POST", path, {**base, field: make(high)})
+                    self.assertEqual((status, data["error"]["param"]), (400, field), high)
+                    tried += 1
+        self.assertGreaterEqual(tried, 12)
+
     def test_required_and_types(self):
         for name, path in (("ChatRequest", "/v1/chat/completions"), ("CompletionRequest", "/v1/completions")):
             base = chat("[say x]") if "chat" in path else {"prompt": "[say x]"}
@@ -262,7 +298,8 @@ class Keys(unittest.TestCase):
             self.assertEqual(server.request("POST", "/v1/completions", {"prompt": "[say x]"}, good)[0], 200)
             self.assertEqual(server.engine()["cache_salt"], "secret")
             self.assertEqual(server.request("POST", "/v1/completions", {"prompt": "[say x]", "cache_salt": "mine"}, good)[0], 200)
-            self.assertEqual(server.engine()["cache_salt"], "mine")
+            self.assertEqual(server.engine()["cache_salt"], "secret\nmine")
+            self.assertEqual(server.engine()["tenant"], "secret")
         finally:
             server.stop()
 

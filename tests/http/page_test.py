@@ -94,7 +94,7 @@ class Page(unittest.TestCase):
         self.assertEqual(page.locator("#status").inner_text(), "Stopped.")
         self.assertEqual(self.server.wait_engine(lambda e: e["running"] == 0)["running"], 0)
         page.locator(".message.user .who button").last.click(force=True)
-        self.assertEqual((page.locator("#input").input_value(), page.locator(".message").count()), ("[slow 20] go on", 2))
+        self.assertEqual((page.locator("#input").input_value(), page.locator(".message").count()), ("[slow 20] go on", 4))
         self.ask(page, "[slow 20] go on")
         page.wait_for_selector(".message.assistant:nth-child(4) p")
         page.reload()  # while it answers: the partial answer is kept, once
@@ -104,6 +104,101 @@ class Page(unittest.TestCase):
         page.locator("#clear").click()
         self.assertEqual(page.locator(".message").count(), 0)
         self.assertEqual([e for e in self.errors if "ERR_" not in e], [])
+
+    def texts(self, page):
+        return page.locator(".message .body").all_inner_texts()
+
+    def test_an_edit_changes_nothing_until_it_is_sent(self):
+        page = self.open()
+        for text in ("[say one]", "[say two]"):
+            self.ask(page, text)
+            page.wait_for_selector("#send:visible")
+        before = self.texts(page)
+        self.assertEqual(before, ["[say one]", "one", "[say two]", "two"])
+        page.locator("#input").fill("a draft")
+        for leave in (lambda: page.keyboard.press("Escape"), lambda: page.locator("#cancel").click()):
+            page.locator(".message.user .who button").first.click(force=True)
+            self.assertEqual(page.locator("#input").input_value(), "[say one]")
+            self.assertTrue(page.locator("#editing").is_visible())
+            self.assertEqual(page.locator(".message.replaced").count(), 4)
+            leave()
+            self.assertEqual((page.locator("#input").input_value(), page.locator("#editing").is_visible()), ("a draft", False))
+            self.assertEqual((self.texts(page), page.locator(".message.replaced").count()), (before, 0))
+        page.locator(".message.user .who button").first.click(force=True)
+        page.reload()  # in the middle of an edit
+        page.wait_for_selector(".message.assistant:nth-child(4)")
+        self.assertEqual(self.texts(page), before)
+        page.locator(".message.user .who button").last.click(force=True)
+        self.ask(page, "[say three]")
+        page.wait_for_selector("#send:visible")
+        self.assertEqual(self.texts(page), ["[say one]", "one", "[say three]", "three"])
+        page.locator(".message.assistant .who button").last.click(force=True)  # again
+        page.wait_for_selector("#send:visible")
+        self.assertEqual(self.texts(page), ["[say one]", "one", "[say three]", "three"])
+        self.assertEqual(self.errors, [])
+
+    def test_the_answer_length_is_left_to_the_server(self):
+        page = self.open()
+        bodies = []
+        page.on("request", lambda r: bodies.append(r.post_data_json) if r.method == "POST" else None)
+        self.ask(page, "[say x]")
+        page.wait_for_selector("#send:visible")
+        self.assertNotIn("max_tokens", bodies[0])
+        page.locator("#settings summary").click()
+        page.locator("#max-tokens").fill("3")
+        self.ask(page, "[say abcdef]")
+        page.wait_for_selector("#send:visible")
+        self.assertEqual(bodies[1]["max_tokens"], 3)
+        self.assertIn("abc\n", self.texts(page)[-1])
+        page.locator("#max-tokens").fill("4090")  # more than is left of the context: the answer still comes
+        self.ask(page, "[say whole]")
+        page.wait_for_selector("#send:visible")
+        self.assertEqual([b.get("max_tokens") for b in bodies[2:]], [4090, None])
+        self.assertEqual(self.texts(page)[-1], "whole")
+        page.locator("#max-tokens").fill("")
+        page.reload()
+        self.until(page, "document.getElementById('model').value === 'fake'")
+        self.ask(page, "[say y]")
+        page.wait_for_selector("#send:visible")
+        self.assertNotIn("max_tokens", bodies[-1])
+
+    def test_tabs_and_new_chats_lose_nothing(self):
+        first = self.open()
+        self.ask(first, "[say one]")
+        first.wait_for_selector("#send:visible")
+        second = first.context.new_page()
+        second.goto(self.url)
+        self.until(second, "document.getElementById('model').value === 'fake'")
+        self.assertEqual(self.texts(second), ["[say one]", "one"])  # the latest conversation
+        self.ask(second, "[say two]")
+        second.wait_for_selector("#send:visible")
+        self.until(first, "document.querySelectorAll('.message').length === 4")  # the first tab follows
+        # Both at once: the later one continues in a copy.
+        self.ask(first, "[slow 60][say first tab]")
+        first.wait_for_selector("#stop:visible")
+        self.ask(second, "[say second tab]")
+        second.wait_for_selector("#send:visible")
+        first.wait_for_selector("#send:visible")
+        self.assertIn("another tab", first.locator("#status").inner_text())
+        for page, last in ((first, "first tab"), (second, "second tab")):
+            page.reload()
+            page.wait_for_selector(".message:nth-child(6)")
+            self.assertEqual(self.texts(page)[-1], last)
+        # A new chat keeps the old ones.
+        first.locator("#clear").click()
+        self.assertEqual(first.locator(".message").count(), 0)
+        self.ask(first, "[say third]")
+        first.wait_for_selector("#send:visible")
+        first.locator("#chats summary").click()
+        self.until(first, "document.querySelectorAll('#chat-list li').length === 3")
+        first.locator("#chat-list li").last.get_by_text("[say one]").click()
+        self.assertGreaterEqual(first.locator(".message").count(), 6)
+        before = self.texts(first)
+        first.locator("#chat-list [aria-current=true] + button").click()
+        self.assertEqual((first.locator(".message").count(), first.locator("#chat-list li").count()), (0, 2))
+        first.locator("#status button").click()
+        self.assertEqual((self.texts(first), first.locator("#chat-list li").count()), (before, 3))
+        self.assertEqual(self.errors, [])
 
     def test_a_long_answer_is_followed_unless_the_user_scrolls(self):
         page = self.open()

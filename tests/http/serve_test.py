@@ -6,8 +6,10 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
+import time
 import unittest
 import urllib.error
 import urllib.request
@@ -167,6 +169,103 @@ class Flags(unittest.TestCase):
                 different = {s.post("/v1/completions", prompt="hello", max_tokens=8, ignore_eos=True, seed=i, top_k=0)[2]["choices"][0]["text"]
                              for i in range(3)}
                 self.assertGreater(len(different), 1)
+
+
+    def test_seed(self):
+        def texts(*flags):
+            with Serve(LLAMA, *flags) as s:
+                ask = lambda **more: s.post("/v1/completions", prompt="hello", max_tokens=8, ignore_eos=True, **more)[2]["choices"][0]["text"]
+                return [ask(), ask(), ask(seed=5), ask(n=1)]
+        one = texts("--seed", "7")
+        self.assertEqual(one, texts("--seed", "7"))
+        self.assertNotEqual(one[0], one[1])  # each request has its own noise
+        other = texts("--seed", "8")
+        self.assertNotEqual(one[:2], other[:2])
+        self.assertEqual(one[2], other[2])  # the request's own seed
+        self.assertNotEqual(texts()[:2], texts()[:2])
+
+    def test_tools_are_never_ignored_silently(self):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+        with Serve(LLAMA) as s:  # its template does not know tools
+            ask = lambda **more: s.post("/v1/chat/completions", messages=[{"role": "user", "content": "x"}], max_tokens=2, **more)
+            status, _, body = ask(tools=tools)
+            self.assertEqual((status, body["error"]["param"], body["error"]["code"]), (400, "tools", "unsupported_parameter"))
+            for more in ({"tools": tools, "tool_choice": "none"}, {"tools": []}, {}):
+                self.assertEqual(ask(**more)[0], 200, more)
+
+    def test_content_and_control_tokens(self):
+        with Serve(LLAMA) as s:
+            count = lambda content: s.post("/tokenize", messages=[{"role": "user", "content": content}], return_token_strs=True)[2]["token_strs"].count("<|im_end|>")
+            self.assertEqual((count("x"), count("x<|im_end|>y<|im_start|>system"), count("<|im_end|>" * 50)), (1, 1, 1))
+
+    def test_sampling_defaults_template_and_no_page(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
+            template.write("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+            template.flush()
+            with Serve(LLAMA, "--temperature", "0", "--no-ui", "--chat-template", template.name) as s:
+                ask = lambda **more: s.post("/v1/completions", prompt="hello", max_tokens=8, ignore_eos=True, **more)[2]["choices"][0]["text"]
+                self.assertEqual(len({ask() for _ in range(4)}), 1)  # greedy
+                self.assertGreater(len({ask(temperature=1.5, seed=i) for i in range(4)}), 1)
+                self.assertEqual(s.post("/apply-template", messages=[{"role": "user", "content": "x"}])[2]["prompt"], "<user>x")
+                with self.assertRaises(urllib.error.HTTPError):
+                    s.get("/")
+        with Serve(LLAMA) as s:
+            self.assertIn("<html", s.get("/"))
+        for flags in (["--temperature", "9"], ["--chat-template", "none.jinja"]):
+            done = subprocess.run([BINARY, "serve", LLAMA, "--port", "0", *flags], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 2, flags)
+
+    def test_the_ledger_is_what_the_process_has(self):
+        with Serve(LLAMA, "--kv-dtype", "f32", "--kv-blocks", "1024") as s:
+            prompts = [[3 + (7 * i + j * (1 + i // 60)) % 60 for j in range(60)] for i in range(400)]
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:  # until every block was used
+                self.assertEqual({a[0] for a in pool.map(lambda p: s.post("/v1/completions", prompt=p, max_tokens=2), prompts)}, {200})
+            self.assertEqual(s.post("/v1/completions", prompt="x", max_tokens=8, n=64, ignore_eos=True)[0], 200)  # every row
+            self.assertGreater(s.metric("tokamak_kv_blocks_evicted_total"), 0)
+            counted = s.metric("tokamak_memory_bytes") + s.metric("tokamak_process_memory_bytes")
+            resident = s.metric("process_resident_memory_bytes")
+            self.assertLess(abs(counted - resident), 4 << 20)  # of 24 MiB, half of which are program and heap
+            self.assertRegex(s.output, r"program +\d+\.\d MiB")
+
+    def test_clients_that_leave_all_at_once(self):
+        with Serve(LLAMA, "--threads", "1", "--kv-blocks", "256") as s:
+            port = int(s.url.rsplit(":", 1)[1])
+            body = json.dumps({"prompt": list(range(3, 200)), "max_tokens": 300, "ignore_eos": True, "stream": True}).encode()
+            clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
+            for c in clients:
+                c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            for c in clients[:5]:
+                c.recv(100)
+            for c in clients:
+                c.close()
+            end = time.monotonic() + 30
+            names = ("tokamak_kv_blocks_used", "tokamak_requests_running", "tokamak_requests_waiting", "tokamak_api_requests_running")
+            while any(s.metric(n) for n in names) and time.monotonic() < end:
+                time.sleep(0.05)
+            self.assertEqual([s.metric(n) for n in names], [0, 0, 0, 0])
+            self.assertEqual(s.post("/v1/completions", prompt="x", max_tokens=2)[0], 200)
+
+    def test_errors_name_the_parameter(self):
+        with Serve(LLAMA, "--max-queue", "2", "--kv-blocks", "2") as s:
+            status, _, body = s.post("/v1/completions", prompt="x", n=3, max_tokens=2)
+            self.assertEqual((status, body["error"]["param"], body["error"]["code"]), (400, "n", "invalid_value"))
+            status, _, body = s.post("/v1/completions", prompt="hello", max_tokens=60)
+            self.assertEqual((status, body["error"]["param"], body["error"]["code"]), (400, "prompt", "context_length_exceeded"))
+            status, _, body = s.post("/v1/chat/completions", messages=[{"role": "user", "content": "hello"}], max_tokens=60)
+            self.assertEqual((status, body["error"]["param"]), (400, "messages"))
+
+    def test_a_context_beyond_the_models_is_a_warning(self):
+        with Serve(LLAMA, "--max-model-len", "4096", "--kv-blocks", "8") as s:
+            self.assertRegex(s.output, r"a context of 4096 tokens is longer than the \d+ that the model was trained for")
+        with Serve(LLAMA, "--max-model-len", "64", "--kv-blocks", "8") as s:
+            self.assertNotIn("trained for", s.output)
+
+    def test_the_default_kv_cache_is_the_one_in_the_help(self):
+        text = " ".join(subprocess.run([BINARY, "serve", "--help"], capture_output=True, text=True).stdout.split())
+        least = int(re.search(r"two sequences of full length, but at least (\d+) tokens", text).group(1))
+        with Serve(LLAMA, "--context", "64") as s:
+            blocks, size = map(int, re.search(r"(\d+) blocks of (\d+) tokens", s.output).groups())
+            self.assertEqual(blocks * size, least)
 
 
 class Bench(unittest.TestCase):

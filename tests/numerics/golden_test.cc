@@ -2,6 +2,7 @@
 // transformers computed (tests/golden/numerics, made by tools/make_goldens.py).
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 

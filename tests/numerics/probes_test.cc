@@ -3,6 +3,7 @@
 // a draft tree. Each against plain loops in double or against the model itself.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>

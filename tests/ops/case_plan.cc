@@ -121,7 +121,8 @@ class Builder {
       KernelPattern pattern = parse_pattern(desc.pattern);
       bool takes = region ? takes_region(pattern, *region)
                           : !pattern.region && kernel_matches(pattern, op, dtypes);
-      if (takes && !kernel && (desc.any_storage || !attrs.has(kStorageAttr))) kernel = &desc;
+      if (takes && !kernel && (!attrs.has(kStorageAttr) || desc.stores(results[0].dtype)))
+        kernel = &desc;
     }
     if (!kernel) {
       out_.supported = false;

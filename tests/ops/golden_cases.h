@@ -1,5 +1,6 @@
 #pragma once
 // The cases of tests/golden/ops (written by tools/make_op_goldens.py), as tensors of any scalar.
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,9 @@ Tensor<S> to_tensor(const Value& v) {
   Tensor<S> t;
   auto floats = [](const Value& list) {
     std::vector<S> out;
-    for (const Value& x : list.as_array()) out.push_back(static_cast<S>(x.as_double()));
+    for (const Value& x : list.as_array())  // "-inf", "nan": JSON has no numbers for them
+      out.push_back(static_cast<S>(x.is_string() ? std::strtod(x.as_string().c_str(), nullptr)
+                                                 : x.as_double()));
     return out;
   };
   auto ints = [](const Value& list) {

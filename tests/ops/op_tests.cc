@@ -3,6 +3,7 @@
 // Needs no test framework and no file, so that it also runs cross-compiled under an emulator.
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>

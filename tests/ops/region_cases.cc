@@ -3,6 +3,10 @@
 // the ops that they fuse.
 #include <fmt/format.h>
 
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
 #include "ops/cases.h"
 
 namespace tokamak::testing {
@@ -19,181 +23,100 @@ std::string with_columns(std::string_view text, int64_t columns) {
   return out;
 }
 
-constexpr std::string_view kResidualNorm = R"(loop 1
-rows T
-columns @
-in0 : f32[T, @]
-in1 : f32[T, @]
-in2 : f32[@]
-out0 : f32[T, @]
-out1 : f32[T, @]
-%0 = load in0[c + @*r0] : f32 tile
+// The lines before the instructions of a program over the rows of a step.
+std::string head(std::initializer_list<std::string_view> in,
+                 std::initializer_list<std::string_view> out, std::string_view rows = "T") {
+  std::string text = fmt::format("loop 1\nrows {}\ncolumns @\n", rows);
+  int n = 0;
+  for (std::string_view type : in) text += fmt::format("in{} : {}\n", n++, type);
+  n = 0;
+  for (std::string_view type : out) text += fmt::format("out{} : {}\n", n++, type);
+  return text;
+}
+
+// rms_norm of value `x` by the weight in<weight>: values `n` to `n` + 8, the last is the result.
+std::string norm_of(int x, int n, int weight) {
+  return fmt::format(R"(%{1} = sum_squares %{0} : wide row
+%{2} = columns : wide row
+%{3} = div %{1}, %{2} : wide row
+%{4} = const 1e-05 : wide row
+%{5} = add %{3}, %{4} : wide row
+%{6} = rsqrt %{5} : wide row
+%{7} = mul %{0}, %{6} : wide tile
+%{8} = load in{10}[c] : f32 tile
+%{9} = mul %{7}, %{8} : f32 tile
+)",
+                     x, n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7, n + 8, weight);
+}
+// softmax of value `x`: values `n` to `n` + 6, the last is the result.
+std::string softmax_of(int x, int n) {
+  return fmt::format(R"(%{1} = max %{0} : wide row
+%{2} = sub %{0}, %{1} : wide tile
+%{3} = exp %{2} : wide tile
+%{4} = sum %{3} : wide row
+%{5} = const 1 : wide row
+%{6} = div %{5}, %{4} : wide row
+%{7} = mul %{3}, %{6} : f32 tile
+)",
+                     x, n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6);
+}
+
+constexpr std::string_view kRows = "f32[T, @]", kQuants = "q8a[T, @]", kRow = "f32[@]";
+constexpr std::string_view kSum = R"(%0 = load in0[c + @*r0] : f32 tile
 %1 = load in1[c + @*r0] : f32 tile
 %2 = add %0, %1 : f32 tile
-%3 = sum_squares %2 : wide row
-%4 = columns : wide row
-%5 = div %3, %4 : wide row
-%6 = const 1e-05 : wide row
-%7 = add %5, %6 : wide row
-%8 = rsqrt %7 : wide row
-%9 = mul %2, %8 : wide tile
-%10 = load in2[c] : f32 tile
-%11 = mul %9, %10 : f32 tile
-store out0[c + @*r0] = %2
-store out1[c + @*r0] = %11
 )";
+constexpr std::string_view kFirst = "%0 = load in0[c + @*r0] : f32 tile\n";
 
-constexpr std::string_view kGated = R"(loop 1
-rows T
-columns @
-in0 : f32[T, @]
-in1 : f32[T, @]
-out0 : f32[T, @]
-%0 = load in0[c + @*r0] : f32 tile
-%1 = silu %0 : f32 tile
-%2 = load in1[c + @*r0] : f32 tile
-%3 = mul %1, %2 : f32 tile
-store out0[c + @*r0] = %3
-)";
+const std::string kResidualNorm =
+    fmt::format("{}{}{}store out0[c + @*r0] = %2\nstore out1[c + @*r0] = %11\n",
+                head({kRows, kRows, kRow}, {kRows, kRows}), kSum, norm_of(2, 3, 2));
 
-constexpr std::string_view kMaskedSoftmax = R"(loop 1
-rows T
-columns @
-in0 : f32[T, @]
-in1 : i32[T]
-out0 : f32[T, @]
-%0 = load in0[c + @*r0] : f32 tile
-%1 = index [c] : i32 tile
+const std::string kSumNormQuantize =
+    fmt::format("{}{}{}store out0[c + @*r0] = %11\nstore out1[c + @*r0] = %2\n",
+                head({kRows, kRows, kRow}, {kQuants, kRows}), kSum, norm_of(2, 3, 2));
+
+const std::string kScaledNorm = fmt::format(
+    "{}{}{}%10 = load in2[c + @*r0] : f32 tile\n%11 = mul %9, %10 : f32 tile\n"
+    "store out0[c + @*r0] = %11\n",
+    head({kRows, kRow, kRows}, {kRows}), kFirst, norm_of(0, 1, 1));
+
+const std::string kQuantizedNorm = fmt::format(
+    "{}{}{}store out0[c + @*r0] = %9\n", head({kRows, kRow}, {kQuants}), kFirst, norm_of(0, 1, 1));
+
+const std::string kHeadNorm =
+    fmt::format("{}%0 = load in0[c + #*r0 + @*r1] : f32 tile\n{}store out0[c + #*r0 + @*r1] = %9\n",
+                head({"f32[T, 2, @]", kRow}, {"f32[T, 2, @]"}, "T, 2"), norm_of(0, 1, 1));
+
+const std::string kSoftmax = fmt::format("{}{}{}store out0[c + @*r0] = %7\n",
+                                         head({kRows}, {kRows}), kFirst, softmax_of(0, 1));
+
+const std::string kMaskedSoftmax =
+    fmt::format(R"({}{}%1 = index [c] : i32 tile
 %2 = load in1[r0] : i32 row
 %3 = le %1, %2 : i32 tile
 %4 = const -10000 : f32 row
 %5 = select %3, %0, %4 : f32 tile
-%6 = max %5 : wide row
-%7 = sub %5, %6 : wide tile
-%8 = exp %7 : wide tile
-%9 = sum %8 : wide row
-%10 = const 1 : wide row
-%11 = div %10, %9 : wide row
-%12 = mul %8, %11 : f32 tile
-store out0[c + @*r0] = %12
-)";
+{}store out0[c + @*r0] = %12
+)",
+                head({kRows, "i32[T]"}, {kRows}), kFirst, softmax_of(5, 6));
 
-constexpr std::string_view kScaledNorm = R"(loop 1
-rows T
-columns @
-in0 : f32[T, @]
-in1 : f32[@]
-in2 : f32[T, @]
-out0 : f32[T, @]
-%0 = load in0[c + @*r0] : f32 tile
-%1 = sum_squares %0 : wide row
-%2 = columns : wide row
-%3 = div %1, %2 : wide row
-%4 = const 1e-05 : wide row
-%5 = add %3, %4 : wide row
-%6 = rsqrt %5 : wide row
-%7 = mul %0, %6 : wide tile
-%8 = load in1[c] : f32 tile
-%9 = mul %7, %8 : f32 tile
-%10 = load in2[c + @*r0] : f32 tile
-%11 = mul %9, %10 : f32 tile
-store out0[c + @*r0] = %11
-)";
+const std::string kGated = fmt::format(R"({}{}%1 = silu %0 : f32 tile
+%2 = load in1[c + @*r0] : f32 tile
+%3 = mul %1, %2 : f32 tile
+store out0[c + @*r0] = %3
+)",
+                                       head({kRows, kRows}, {kRows}), kFirst);
 
-constexpr std::string_view kQuantizedNorm = R"(loop 1
-rows T
-columns @
-in0 : f32[T, @]
-in1 : f32[@]
-out0 : q8a[T, @]
-%0 = load in0[c + @*r0] : f32 tile
-%1 = sum_squares %0 : wide row
-%2 = columns : wide row
-%3 = div %1, %2 : wide row
-%4 = const 1e-05 : wide row
-%5 = add %3, %4 : wide row
-%6 = rsqrt %5 : wide row
-%7 = mul %0, %6 : wide tile
-%8 = load in1[c] : f32 tile
-%9 = mul %7, %8 : f32 tile
-store out0[c + @*r0] = %9
-)";
-
-constexpr std::string_view kSumNormQuantize = R"(loop 1
-rows T
-columns @
-in0 : f32[T, @]
-in1 : f32[T, @]
-in2 : f32[@]
-out0 : q8a[T, @]
-out1 : f32[T, @]
-%0 = load in0[c + @*r0] : f32 tile
-%1 = load in1[c + @*r0] : f32 tile
-%2 = add %0, %1 : f32 tile
-%3 = sum_squares %2 : wide row
-%4 = columns : wide row
-%5 = div %3, %4 : wide row
-%6 = const 1e-05 : wide row
-%7 = add %5, %6 : wide row
-%8 = rsqrt %7 : wide row
-%9 = mul %2, %8 : wide tile
-%10 = load in2[c] : f32 tile
-%11 = mul %9, %10 : f32 tile
-store out0[c + @*r0] = %11
-store out1[c + @*r0] = %2
-)";
-
-constexpr std::string_view kSoftmax = R"(loop 1
-rows T
-columns @
-in0 : f32[T, @]
-out0 : f32[T, @]
-%0 = load in0[c + @*r0] : f32 tile
-%1 = max %0 : wide row
-%2 = sub %0, %1 : wide tile
-%3 = exp %2 : wide tile
-%4 = sum %3 : wide row
-%5 = const 1 : wide row
-%6 = div %5, %4 : wide row
-%7 = mul %3, %6 : f32 tile
-store out0[c + @*r0] = %7
-)";
-
-constexpr std::string_view kResidual = R"(loop 1
-rows T
-columns @
-in0 : f32[T, @]
-in1 : f32[T, @]
-in2 : f32[@]
-out0 : f32[T, @]
-%0 = load in0[c + @*r0] : f32 tile
-%1 = const 0.5 : wide row
+const std::string kResidual = fmt::format(R"({}{}%1 = const 0.5 : wide row
 %2 = mul %0, %1 : f32 tile
 %3 = load in1[c + @*r0] : f32 tile
 %4 = add %2, %3 : f32 tile
 %5 = load in2[c] : f32 tile
 %6 = maximum %4, %5 : f32 tile
 store out0[c + @*r0] = %6
-)";
-
-constexpr std::string_view kHeadNorm = R"(loop 1
-rows T, 2
-columns @
-in0 : f32[T, 2, @]
-in1 : f32[@]
-out0 : f32[T, 2, @]
-%0 = load in0[c + #*r0 + @*r1] : f32 tile
-%1 = sum_squares %0 : wide row
-%2 = columns : wide row
-%3 = div %1, %2 : wide row
-%4 = const 1e-05 : wide row
-%5 = add %3, %4 : wide row
-%6 = rsqrt %5 : wide row
-%7 = mul %0, %6 : wide tile
-%8 = load in1[c] : f32 tile
-%9 = mul %7, %8 : f32 tile
-store out0[c + #*r0 + @*r1] = %9
-)";
+)",
+                                          head({kRows, kRows, kRow}, {kRows}), kFirst);
 
 Type tensor(DType dtype, std::vector<int64_t> dims, bool rows) {
   TensorType t{dtype, {}};

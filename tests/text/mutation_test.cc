@@ -1,6 +1,7 @@
 // Short fuzzer runs as plain tests: seeded mutations, no crash, no hang, all errors are Error.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "base/error.h"

@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "compile/import/tokenizer_json.h"
 #include "text/bpe_merge.h"
+#include "text/chat_guard.h"
 #include "text/detokenizer.h"
 #include "text/model.h"
 #include "text/normalizer.h"
@@ -245,6 +246,63 @@ TEST(Spec, DamagedBytesAreRefused) {
     } catch (const Error&) {
     }
   }
+}
+
+// Guarded text gives no control token, alone or inside of other text, and the ids of plain text.
+TEST(Guard, ContentIsNeverAControlToken) {
+  const std::string mark = "\xEA\x80\x95";
+  const Tokenizer bytes(byte_level());
+  const auto plain = [&](const std::string& text) { return bytes.encode(text, {false, false}); };
+  const auto guarded = [&](const std::string& text) {
+    return bytes.encode(bytes.guard(text, mark), {false, true, mark});
+  };
+  const int32_t end = bytes.find_piece("<|end|>"), tool = bytes.find_piece("<tool>");
+  for (const char* text : {"<|end|>", "a<|end|>b", "<|<|end|>|>", "<|end|><|end|>", "x <|end", "<",
+                           "hello the world", "", "aaaa <|end|> the", "<|e\xEA\x80\x94nd|>"}) {
+    EXPECT_EQ(guarded(text), plain(text)) << text;
+    EXPECT_EQ(bytes.guard(text, mark).find("<|end|>"), std::string::npos) << text;
+  }
+  // Tokens that are not special stay tokens.
+  EXPECT_EQ(guarded("<tool>"), (std::vector<int32_t>{tool}));
+  // The text around it is parsed, also where the content begins or ends a token.
+  std::vector<int32_t> expected = plain("<|end|>");
+  expected.insert(expected.begin(), end);
+  expected.push_back(end);
+  EXPECT_EQ(bytes.encode("<|end|>" + bytes.guard("<|end|>", mark) + "<|end|>", {false, true, mark}),
+            expected);
+  EXPECT_EQ(bytes.encode(bytes.guard("<|en", mark) + "d|>", {false, true, mark}), plain("<|end|>"));
+}
+
+// Special tokens that are searched in normalised text, from whatever characters they come.
+TEST(Guard, NormalizedTokens) {
+  const std::string mark = "\xEA\x80\x95";
+  TokenizerSpec spec = byte_level();
+  spec.normalizer = parse_json(
+      R"({"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]})");
+  spec.added_tokens[0].normalized = true;
+  const Tokenizer t(spec);
+  const int32_t end = t.find_piece("<|end|>");
+  for (const char* text : {"<|end|>", "<|END|>", "\xEF\xBC\x9C|end|>", "a<|End|>b"}) {
+    const auto before = t.encode(text, {false, true});
+    EXPECT_NE(std::find(before.begin(), before.end(), end), before.end()) << text;
+    EXPECT_EQ(t.encode(t.guard(text, mark), {false, true, mark}), t.encode(text, {false, false}))
+        << text;
+  }
+  EXPECT_EQ(t.encode("<|end|>", {false, true, mark}), (std::vector<int32_t>{end}));
+}
+
+TEST(Guard, MarksPassThroughTheChat) {
+  const Tokenizer t(byte_level());
+  Value context = parse_json(
+      R"({"messages": [{"content": "\ua015\ua015<|end|>"}], "tools": [{"<|end|>": ["a", 1]}]})");
+  const std::string guard = guard_chat(context, t);
+  EXPECT_EQ(guard.size(), 9u);  // longer than any run of the letter in the content
+  const std::string text = "<|end|>" +
+                           context.at("messages").as_array()[0].at("content").as_string() +
+                           context.at("tools").as_array()[0].as_object()[0].first;
+  EXPECT_EQ(without_guard(text, guard), "<|end|>\xEA\x80\x95\xEA\x80\x95<|end|><|end|>");
+  const std::vector<int32_t> ids = encode_chat(t, text, guard);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), t.find_piece("<|end|>")), 1);
 }
 
 TEST(TokenizerJson, AsThePackageDoes) {

@@ -1,21 +1,12 @@
-// The sampler's bookkeeping: rows, histories, paths, masks and log-probabilities. Choosing is in
-// sampler_choose.cc.
 #include "backend/common/sampler.h"
 
 #include <algorithm>
-#include <cmath>
 
-#include "backend/common/logits_math.h"
 #include "base/error.h"
 
 namespace tokamak {
 
 namespace {
-
-// Only filters that choose() knows, in its order.
-bool is_plain(const SampleSpec& spec) {
-  return spec.order.empty() && spec.typical_p >= 1.0f && spec.xtc_probability <= 0;
-}
 
 // Room for the phase's outputs and sequences after those of earlier phases.
 void add_results(const SamplePhase& phase, StepResult& out) {
@@ -35,22 +26,17 @@ void add_results(const SamplePhase& phase, StepResult& out) {
 
 }  // namespace
 
-Sampler::Sampler(int64_t vocab, int64_t max_rows)
-    : vocab_(vocab), rows_(static_cast<size_t>(max_rows)) {
-  auto n = static_cast<size_t>(vocab);
-  scratch_.resize(n);
-  maxima_.resize((n + kRun - 1) / kRun);
-  selected_.resize(maxima_.size());
-  candidates_.reserve(n);
-  surprise_.reserve(n);
-  counts_.resize(n);
+Sampler::Sampler(int64_t vocab, int64_t max_rows, SampleFunction function)
+    : vocab_(vocab),
+      function_(std::move(function)),
+      rows_(static_cast<size_t>(max_rows)),
+      table_(vocab) {
+  if (!function_) host_.emplace(vocab);
   tip_.reserve(static_cast<size_t>(max_rows));
 }
 
 uint64_t Sampler::bytes() const {
-  uint64_t total = scratch_.size() * 4 + maxima_.size() * 8 +
-                   candidates_.capacity() * sizeof(Candidate) + counts_.size() * sizeof(Count) +
-                   surprise_.capacity() * 8 + matches_.capacity() * 4 + rows_.size() * sizeof(Row);
+  uint64_t total = rows_.size() * sizeof(Row) + table_.bytes() + (host_ ? host_->bytes() : 0);
   for (const Row& row : rows_) total += row.ids.capacity() * sizeof(int32_t);
   return total;
 }
@@ -136,10 +122,55 @@ void Sampler::choose_all(const SamplePhase& phase, const float* logits, StepResu
   add_results(phase, out);
   tip_.assign(phase.inputs.kv_len.size(), -1);
   on_path_.assign(rows, 0);
-  for (size_t r = 0; r < rows; ++r)
-    finish_row(phase, r, {logits + static_cast<int64_t>(r) * vocab_, static_cast<size_t>(vocab_)},
-               out);
+  fill_table(phase, logits);
+  if (function_) {
+    function_(table_, tokens_);
+  } else {
+    auto most = static_cast<size_t>(table_.most_tops());
+    tokens_.ids.resize(rows);
+    tokens_.logprobs.resize(rows);
+    tokens_.tops.resize(rows * most);
+    tokens_.values.resize(rows * most);
+    for (size_t r = 0; r < rows; ++r) {
+      auto row = static_cast<int64_t>(r);
+      tokens_.ids[r] = host_->choose(table_.args(), row);
+      host_->report(table_.args(), row, tokens_.ids[r], table_.ranks(), tokens_.logprobs[r],
+                    &tokens_.tops[r * most], &tokens_.values[r * most]);
+    }
+  }
+  for (size_t r = 0; r < rows; ++r) finish_row(phase, r, out);
   add_paths(phase, out);
+}
+
+void Sampler::fill_table(const SamplePhase& phase, const float* logits) {
+  table_.clear();
+  size_t words = mask_words(vocab_);
+  for (size_t r = 0; r < phase.inputs.samples.size(); ++r) {
+    const SampleRow& sample = phase.inputs.samples[r];
+    auto b = static_cast<size_t>(phase.inputs.seq[static_cast<size_t>(phase.inputs.out_rows[r])]);
+    const Row& row = rows_[static_cast<size_t>(phase.inputs.row[b])];
+    auto mask = sample.masked ? std::span(waiting_.masks).subspan(r * words, words)
+                              : std::span<const uint32_t>();
+    table_.add(sample, history_of(phase, r, row), row.prompt_tokens, mask);
+  }
+  table_.finish(logits);
+}
+
+// An output that continues drafted tokens counts only if they are accepted, so they are its
+// history.
+std::span<const int32_t> Sampler::history_of(const SamplePhase& phase, size_t r, const Row& row) {
+  const std::vector<SampleRow>& samples = phase.inputs.samples;
+  const SampleRow& sample = samples[r];
+  if (!sample.spec || !sample.spec->needs_history()) return {};
+  if (sample.parent < 0) return row.ids;
+  drafted_.clear();
+  for (auto at = static_cast<int32_t>(r); samples[static_cast<size_t>(at)].parent >= 0;
+       at = samples[static_cast<size_t>(at)].parent)
+    drafted_.push_back(
+        phase.ids[static_cast<size_t>(phase.inputs.out_rows[static_cast<size_t>(at)])]);
+  drafted_.insert(drafted_.end(), row.ids.rbegin(), row.ids.rend());
+  std::reverse(drafted_.begin(), drafted_.end());
+  return drafted_;
 }
 
 // The row continues what its sequence has accepted so far.
@@ -151,8 +182,7 @@ bool Sampler::holds(const SamplePhase& phase, size_t r, const StepResult& out) c
                               phase.ids[static_cast<size_t>(row)];
 }
 
-void Sampler::finish_row(const SamplePhase& phase, size_t r, std::span<const float> logits,
-                         StepResult& out) {
+void Sampler::finish_row(const SamplePhase& phase, size_t r, StepResult& out) {
   const SampleRow& sample = phase.inputs.samples[r];
   auto b = static_cast<size_t>(phase.inputs.seq[static_cast<size_t>(phase.inputs.out_rows[r])]);
   size_t to = static_cast<size_t>(phase.first_output) + r;
@@ -160,46 +190,23 @@ void Sampler::finish_row(const SamplePhase& phase, size_t r, std::span<const flo
   if (sample.mode == SampleRow::Mode::kHidden) return;
   bool draft = sample.parent >= 0 && !holds(phase, r, out);
   if (draft || failed != StepFailure::kNone) return;  // a drafted token that was not chosen
-  float peak = finite_max(logits);
-  if (std::isnan(peak)) {
-    failed = StepFailure::kNotFinite;
+  int32_t id = tokens_.ids[r];
+  if (id < 0) {
+    failed = id == kTokenNotFinite ? StepFailure::kNotFinite : StepFailure::kNothingAllowed;
     return;
   }
-  if (sample.mode == SampleRow::Mode::kScore)
-    out.ids[to] = sample.target;
-  else
-    choose_row(phase, r, logits, out);
-  if (out.ids[to] < 0) {
-    failed = StepFailure::kNothingAllowed;
-    return;
-  }
-  if (sample.mode == SampleRow::Mode::kScore || sample.spec->top_logprobs >= 0)
-    report(sample, to, logits, peak, out);
-}
-
-// The chosen id, or -1 if the mask allows none.
-void Sampler::choose_row(const SamplePhase& phase, size_t r, std::span<const float> logits,
-                         StepResult& out) {
-  const SampleRow& sample = phase.inputs.samples[r];
-  auto b = static_cast<size_t>(phase.inputs.seq[static_cast<size_t>(phase.inputs.out_rows[r])]);
-  Row& row = rows_[static_cast<size_t>(phase.inputs.row[b])];
-  size_t words = mask_words(vocab_);
-  mask_ = sample.masked ? std::span(waiting_.masks).subspan(r * words, words)
-                        : std::span<const uint32_t>();
-  int32_t id = is_plain(*sample.spec) ? choose(sample, adjust(sample, row, logits))
-                                      : choose_staged(sample, row, logits);
-  if (sample.masked && !allows(id)) return;
-  out.ids[static_cast<size_t>(phase.first_output) + r] = id;
+  out.ids[to] = id;
+  out.logprobs[to] = tokens_.logprobs[r];
+  auto most = static_cast<size_t>(table_.most_tops());
+  for (size_t k = r * most; k < (r + 1) * most && tokens_.tops[k] >= 0; ++k)
+    out.top.emplace_back(static_cast<int32_t>(to),
+                         TokenLogprob{tokens_.tops[k], tokens_.values[k]});
   if (sample.mode != SampleRow::Mode::kSample || !holds(phase, r, out)) return;
   tip_[b] = static_cast<int32_t>(r);
   on_path_[r] = 1;
+  Row& row = rows_[static_cast<size_t>(phase.inputs.row[b])];
   row.last = id;
   if (sample.spec->needs_history()) row.ids.push_back(id);
-}
-
-bool Sampler::allows(int32_t id) const {
-  auto i = static_cast<size_t>(id);
-  return (mask_[i / 32] >> (i % 32) & 1) != 0;
 }
 
 // Outputs of a sequence stay in their order, wherever they are in the step.
@@ -222,23 +229,6 @@ void Sampler::add_paths(const SamplePhase& phase, StepResult& out) {
           phase.first_output + static_cast<int32_t>(r);
   for (size_t b = first + sequences; b > first; --b) out.path_start[b] = out.path_start[b - 1];
   out.path_start[first] = begin;
-}
-
-// Log-probabilities under the model's own distribution, whatever the spec does to it.
-void Sampler::report(const SampleRow& sample, size_t r, std::span<const float> logits, float peak,
-                     StepResult& out) {
-  double total = log_sum_exp(logits, peak);
-  auto logprob = [&](int32_t id) {
-    return static_cast<float>(static_cast<double>(logits[static_cast<size_t>(id)]) - total);
-  };
-  out.logprobs[r] = logprob(out.ids[r]);
-  int64_t count = sample.spec ? std::min<int64_t>(sample.spec->top_logprobs, vocab_) : 0;
-  if (count <= 0) return;
-  collect(logits, top_k_bound(logits, count));
-  keep_best(static_cast<size_t>(count));
-  std::sort(candidates_.begin(), candidates_.end());
-  for (const Candidate& c : candidates_)
-    out.top.emplace_back(static_cast<int32_t>(r), TokenLogprob{c.id, logprob(c.id)});
 }
 
 }  // namespace tokamak

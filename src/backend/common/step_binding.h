@@ -32,7 +32,8 @@ class StepBinder {
   // The plan of the phase's function that admits it; a specialised function ("decode") without such
   // a plan falls back to "step". Phases are bound in order, and a phase is run before the next one
   // is bound. Throws Error(kInternal) for a malformed step and Error(kOutOfRange) when no plan
-  // admits it.
+  // admits it. The binder refers to `step` until the next bind(): phase(), inputs() and input() are
+  // for use while it lives, that is inside Executable::submit().
   int bind(const StepInputs& step, size_t phase = 0);
 
   std::span<const int64_t> symbols() const { return values_; }  // in the order of PlanSet::symbols

@@ -1,5 +1,6 @@
 #include "backend/common/weights.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 

@@ -12,6 +12,7 @@
 
 #include "backend/cpu/isa.h"
 #include "backend/cpu/kernel_table.h"
+#include "backend/cpu/kernels.h"
 #include "backend/cpu/memory.h"
 #include "backend/cpu/pack.h"
 #include "base/clock.h"
@@ -20,9 +21,12 @@
 namespace tokamak {
 namespace {
 
+// Operations of silu per element in the cost model's unit.
+constexpr double kSiluOps = 14;
+
 // Data caches of core 0 as the system lists them; the usual sizes where it does not.
-std::vector<CpuMeasurement::Level> cache_levels() {
-  std::vector<CpuMeasurement::Level> out;
+std::vector<MachineLevel> cache_levels() {
+  std::vector<MachineLevel> out;
   for (int i = 0; i < 8; ++i) {
     std::filesystem::path dir = fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}", i);
     std::ifstream type_file(dir / "type"), size_file(dir / "size"), level_file(dir / "level");
@@ -93,52 +97,137 @@ double processor_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
+// A sum and its norm on rows of 16 columns, run by one thread.
+class LoopProbe {
+ public:
+  static constexpr int kSteps = 7;  // as the cost model counts: two ops, three inputs, two outputs
+
+  LoopProbe(const cpu::KernelTable& table, int64_t rows)
+      : x_(static_cast<size_t>(rows * kColumns), 0.5f),
+        y_(x_.size()),
+        z_(x_.size()),
+        context_{table, kv_, 1} {
+    auto program = std::make_shared<loop::Program>(
+        loop::parse_program(fmt::format(kText, fmt::arg("t", rows), fmt::arg("d", kColumns))));
+    region_ = {3, {}, {}, {3, 4}};
+    for (const auto* types : {&program->in, &program->out})
+      for (const TensorType& type : *types) region_.values.push_back(Type::of(type));
+    region_.pieces.push_back({program, "", {}, {0, 1, 2}, {3, 4}});
+    in_ = {tensor(x_, rows), tensor(x_, rows), tensor(w_, 1)};
+    out_ = {tensor(y_, rows), tensor(z_, rows)};
+    auto kernels = cpu::cpu_kernels();
+    auto kernel = std::find_if(kernels.begin(), kernels.end(),
+                               [](const auto& k) { return k.desc.pattern == "loop"; });
+    const Value attrs;
+    op_ = cpu::make_op(*kernel,
+                       {nullptr, "region", attrs, in_, out_, table, kv_, 1, "probe", {}, &region_});
+    scratch_.resize(static_cast<size_t>(op_->scratch_bytes()) + 64);
+    context_.scratch = scratch_.data();
+    context_.scratch_bytes = static_cast<int64_t>(scratch_.size());
+    op_->bind(in_.data(), out_.data(), context_);
+  }
+  void run() { op_->run(in_.data(), out_.data(), context_); }
+
+ private:
+  static constexpr int64_t kColumns = 16;
+  static constexpr std::string_view kText = R"(loop 1
+rows {t}
+columns {d}
+in0 : f32[{t}, {d}]
+in1 : f32[{t}, {d}]
+in2 : f32[{d}]
+out0 : f32[{t}, {d}]
+out1 : f32[{t}, {d}]
+%0 = load in0[c + {d}*r0] : f32 tile
+%1 = load in1[c + {d}*r0] : f32 tile
+%2 = add %0, %1 : f32 tile
+%3 = sum_squares %2 : wide row
+%4 = rsqrt %3 : wide row
+%5 = mul %2, %4 : wide tile
+%6 = load in2[c] : f32 tile
+%7 = mul %5, %6 : f32 tile
+store out0[c + {d}*r0] = %2
+store out1[c + {d}*r0] = %7
+)";
+  static cpu::Tensor tensor(std::vector<float>& data, int64_t rows) {
+    cpu::Tensor t;
+    t.data = data.data();
+    t.rank = 2;
+    t.dims[0] = rows;
+    t.dims[1] = kColumns;
+    return t;
+  }
+
+  std::vector<float> x_, y_, z_, w_ = std::vector<float>(kColumns, 0.5f);
+  std::vector<uint8_t> scratch_;
+  cpu::KvStore kv_;
+  cpu::StepContext context_;
+  std::vector<cpu::Tensor> in_, out_;
+  Region region_;
+  std::unique_ptr<cpu::Op> op_;
+};
+
 class Meter {
  public:
   Meter(int threads, double seconds)
-      : pool_(threads), table_(*cpu::choose_table()), budget_(seconds / 8) {}
+      : pool_(threads), table_(*cpu::choose_table()), budget_(seconds / 10) {}
 
   CpuMeasurement run() {
-    CpuMeasurement m;
-    m.isa = table_.name;
-    m.threads = pool_.size();
+    CpuMeasurement out;
+    Machine& m = out.machine;
+    m.name = fmt::format("cpu {} x{}", table_.name, pool_.size());
+    m.cores = pool_.size();
     m.levels = cache_levels();
     SteadyClock clock;
     Nanos start = clock.now();
     double busy = processor_seconds(), largest = 0;
-    for (CpuMeasurement::Level& l : m.levels) {
+    for (MachineLevel& l : m.levels) {
       double footprint = l.capacity > 0 ? l.capacity / 2 : std::max(4 * largest, 256e6);
       largest = std::max(largest, l.capacity);
       // A cache that all cores share holds the sum of what they read.
       bool shared = l.name != "L1" && l.name != "L2" && l.capacity > 0;
       l.bandwidth =
-          read_speed(pool_, footprint * (shared || l.capacity == 0 ? 1 : m.threads), budget_);
+          read_speed(pool_, footprint * (shared || l.capacity == 0 ? 1 : m.cores), budget_);
     }
     m.i8_ops = i8_ops();
     m.f32_flops = f32_flops();
-    m.silu_elements = silu_elements();
-    m.share = (processor_seconds() - busy) / (seconds(clock.now() - start) * m.threads);
-    constexpr int kBarriers = 100;
+    m.vector_ops = silu_elements() * kSiluOps;
+    out.share = (processor_seconds() - busy) / (seconds(clock.now() - start) * m.cores);
+    measure_calls(m);
+    measure_loops(m);
+    return out;
+  }
+
+ private:
+  double best_of(const std::function<void()>& body, int repeat) {
+    return shortest(body, repeat, budget_);
+  }
+
+  void measure_calls(Machine& m) {
+    constexpr int kBarriers = 100, kCalls = 100;
     auto barriers = [&](int) {
       for (int i = 0; i < kBarriers; ++i) pool_.barrier();
     };
     m.barrier_seconds = best_of([&] { pool_.run(barriers); }, 10) / (10 * kBarriers);
     std::vector<float> x(16, 0.5f);
     auto* add = table_.binary[0];
-    m.call_seconds = best_of(
-                         [&] {
-                           pool_.split(1, 1, [&](int64_t, int64_t, int) {
-                             add(x.data(), x.data(), x.data(), 16);
-                           });
-                         },
-                         100) /
-                     100;
-    return m;
+    auto call = [&] {
+      pool_.split(1, 1, [&](int64_t, int64_t, int) { add(x.data(), x.data(), x.data(), 16); });
+    };
+    m.call_seconds = best_of(call, kCalls) / kCalls;
+    m.launch_seconds = m.call_seconds + m.barrier_seconds;
   }
 
- private:
-  double best_of(const std::function<void()>& body, int repeat) {
-    return shortest(body, repeat, budget_);
+  // The interpreter of Loop IR on short rows, where its own time dominates: many rows give the time
+  // of a step, one row that of a call.
+  void measure_loops(Machine& m) {
+    constexpr int64_t kRows = 256;
+    LoopProbe one(table_, 1), many(table_, kRows);
+    constexpr int kCalls = 100;
+    double first = best_of([&] { one.run(); }, kCalls) / kCalls,
+           all = best_of([&] { many.run(); }, kCalls) / kCalls;
+    m.loop_step_seconds = std::max(0.0, all - first) / ((kRows - 1) * LoopProbe::kSteps);
+    m.loop_seconds = std::max(0.0, first - LoopProbe::kSteps * m.loop_step_seconds);
   }
 
   double i8_ops() {

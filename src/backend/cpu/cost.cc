@@ -11,8 +11,6 @@ constexpr double kForkProducts = 2 * 96 * 1024;
 // Elements of a prologue that every core computes for itself instead of waiting for the others.
 constexpr double kRedundantElements = 8192;
 constexpr double kPackOps = 2;  // per element, to bring activations into tiles
-// The interpreter of Loop IR: per instruction and tile of a row, and for a call.
-constexpr double kLoopFactor = 1.3, kLoopStart = 2e-7, kLoopRowOp = 1.2e-8;
 
 double spread(double ops, bool parallel, const Machine& m) {
   return ops / m.vector_ops * (parallel ? 1 : m.cores);
@@ -45,17 +43,16 @@ double product_seconds(const OpWork& op, const KernelWork& work, const Machine& 
 
 }  // namespace
 
-KernelCost matrix_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
-  double seconds = m.call_seconds, scratch = 0;
+double matrix_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
+  double seconds = m.call_seconds;
   for (const OpWork& op : work.ops) {
     if (op.flops / 2 >= kForkProducts) seconds += m.barrier_seconds;
     seconds += product_seconds(op, work, m) + spread(op.in_elements * kPackOps, false, m);
-    scratch = op.in_elements * 4;
   }
-  return {seconds + traffic(work, true, m), scratch};
+  return seconds + traffic(work, true, m);
 }
 
-KernelCost linears_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
+double linears_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
   double seconds = m.call_seconds, products = 0, before = 0, after = 0, size = 0, rows = 0;
   bool prologue = false;
   for (const OpWork& op : work.ops) {
@@ -74,10 +71,10 @@ KernelCost linears_cost(const KernelDesc&, const KernelWork& work, const Machine
   bool redundant = rows <= 4 || size <= (prologue ? kRedundantElements : 4 * kRedundantElements);
   if (parallel) seconds += m.barrier_seconds * (redundant ? 1 : 2);
   seconds += spread(before + size * kPackOps, parallel && !redundant, m);
-  return {seconds + spread(after, parallel, m) + traffic(work, true, m), size * 4};
+  return seconds + spread(after, parallel, m) + traffic(work, true, m);
 }
 
-KernelCost rows_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
+double rows_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
   double ops = 0, touched = 0;
   for (const OpWork& op : work.ops) {
     ops += op.vector_ops;
@@ -85,22 +82,35 @@ KernelCost rows_cost(const KernelDesc&, const KernelWork& work, const Machine& m
   }
   bool parallel = touched >= kForkElements;
   double seconds = m.call_seconds + spread(ops, parallel, m) + (parallel ? m.barrier_seconds : 0);
-  return {seconds + traffic(work, false, m), work.inside_row_bytes};
+  return seconds + traffic(work, false, m);
 }
 
-KernelCost loop_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& m) {
-  KernelCost cost = rows_cost(kernel, work, m);
-  double moved = traffic(work, false, m), rows = 0;
+double loop_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& m) {
+  double rows = 0;
   for (const OpWork& op : work.ops) rows = std::max(rows, op.rows);
   double steps = rows * static_cast<double>(work.ops.size() + work.in.size() + work.out.size());
-  double own = (cost.seconds - moved) * kLoopFactor + kLoopStart;
-  return {moved + own + steps * kLoopRowOp, cost.scratch_bytes};
+  return rows_cost(kernel, work, m) + m.loop_seconds + steps * m.loop_step_seconds;
 }
 
-KernelCost attend_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
+double attend_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
   double ops = 0;
   for (const OpWork& op : work.ops) ops += op.vector_ops;
-  return {m.call_seconds + m.barrier_seconds + spread(ops, true, m) + traffic(work, false, m), 0};
+  return m.call_seconds + m.barrier_seconds + spread(ops, true, m) + traffic(work, false, m);
+}
+
+// About three passes over the logits, whatever the stages are.
+double sample_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
+  double elements = 0;
+  for (const OpWork& op : work.ops) elements = std::max(elements, op.in_elements);
+  return m.call_seconds + spread(3 * elements, true, m) + traffic(work, false, m);
+}
+
+// Copied, sorted and rounded in double, on one thread.
+double defined_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
+  constexpr double kOperationsPerElement = 100;
+  double ops = 0;
+  for (const OpWork& op : work.ops) ops += op.in_elements * kOperationsPerElement;
+  return m.call_seconds + spread(ops, false, m) + traffic(work, false, m);
 }
 
 }  // namespace tokamak::cpu

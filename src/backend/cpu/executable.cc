@@ -21,6 +21,13 @@ constexpr size_t kMinInputs = 10;
 // Where values of an eager step are until they are made: somewhere, unlike absent arguments.
 alignas(64) uint8_t kNotYet;
 
+uint64_t arena_bytes_of(const PlanSet& plans, std::string_view function) {
+  uint64_t most = 0;
+  for (const Plan& plan : plans.plans)
+    if (plan.function == function) most = std::max(most, plan.arena_bytes);
+  return most;
+}
+
 }  // namespace
 
 CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
@@ -34,8 +41,13 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
       weights_(load_weights(plans_, weights, kernels, *pool_, options.progress)),
       kv_(plans_, options.blocks),
       binder_(plans_, options.blocks, options.max_rows),
-      sampler_(plans_.vocab, options.max_rows),
+      sampler_(plans_.vocab, options.max_rows,
+               samples() ? SampleFunction([this](const SampleTable& table, SampleTokens& out) {
+                 run_sample(table, out);
+               })
+                         : SampleFunction()),
       arena_(eager_ ? 0 : plans_.arena_bytes),
+      sample_arena_(eager_ ? 0 : arena_bytes_of(plans_, kSampleFunction)),
       context_{kernels, kv_, pool_->size()} {
   prepared_.resize(plans_.plans.size());
   for (size_t i = 0; i < prepared_.size(); ++i) prepare(plans_.plans[i], prepared_[i]);
@@ -57,7 +69,7 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
     ledger_.mapped += w.mapped_bytes;
   }
   ledger_.kv = kv_.bytes();
-  ledger_.arena = arena_.bytes();
+  ledger_.arena = arena_.bytes() + sample_arena_.bytes();
   ledger_.scratch += scratch_.bytes();
   ledger_.other = sampler_.bytes();
   if (std::getenv("TOKAMAK_AUDIT") && !eager_) make_audit();
@@ -66,6 +78,7 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
 void CpuExecutable::make_audit() {
   std::vector<std::span<uint8_t>> memory = {
       {arena_.data(), arena_.bytes()},
+      {sample_arena_.data(), sample_arena_.bytes()},
       {context_.shared_scratch,
        static_cast<size_t>(scratch_.data() + scratch_.bytes() - context_.shared_scratch)}};
   std::set<RopeAngles*> angles;
@@ -79,7 +92,8 @@ void CpuExecutable::make_audit() {
   audit_ = std::make_unique<StageAudit>(std::move(memory));
 }
 
-Tensor CpuExecutable::resolve(const CallArg& arg, const std::vector<std::string>& order,
+Tensor CpuExecutable::resolve(const CallArg& arg, const Buffer& arena,
+                              const std::vector<std::string>& order,
                               std::vector<CompiledExpr>& dims, bool& symbolic) const {
   Tensor t;
   t.index = arg.index;
@@ -99,8 +113,8 @@ Tensor CpuExecutable::resolve(const CallArg& arg, const std::vector<std::string>
     t.weight = &weights_.at(arg.index);
     t.data = t.weight->plain;
   } else if (arg.kind == CallArg::Kind::kArena && !eager_) {
-    TK_CHECK(arg.offset <= arena_.bytes());
-    t.data = arena_.data() + arg.offset;
+    TK_CHECK(arg.offset <= arena.bytes());
+    t.data = arena.data() + arg.offset;
   } else if (arg.kind == CallArg::Kind::kArena) {
     t.data = &kNotYet;
   }
@@ -110,6 +124,7 @@ Tensor CpuExecutable::resolve(const CallArg& arg, const std::vector<std::string>
 void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
   std::vector<std::string> order;
   for (const SymbolDecl& s : plans_.symbols) order.push_back(s.name);
+  const Buffer& arena = plan.function == kSampleFunction ? sample_arena_ : arena_;
   for (const KernelCall& call : plan.calls) {
     Call& c = out.calls.emplace_back();
     auto index = static_cast<uint32_t>(out.calls.size() - 1);
@@ -117,10 +132,12 @@ void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
       for (uint32_t i = 0; i < args.size(); ++i) {
         Extents e{index, i, output, {}};
         bool symbolic = false;
-        tensors.push_back(resolve(args[i], order, e.dims, symbolic));
+        tensors.push_back(resolve(args[i], arena, order, e.dims, symbolic));
         if (symbolic) out.extents.push_back(std::move(e));
-        tensors.back().given = args[i].kind == CallArg::Kind::kInput;
-        if (tensors.back().given) out.inputs.push_back({index, i, args[i].index});
+        if (args[i].kind != CallArg::Kind::kInput) continue;
+        out.inputs.push_back({index, i, args[i].index});
+        // Logits to sample from are a result of another plan.
+        tensors.back().given = plans_.inputs[args[i].index].name != "logits";
       }
     };
     add(call.in, c.in, false);
@@ -143,7 +160,7 @@ void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
     if (o.name == "hidden") out.hidden = static_cast<int>(out.outputs.size());
     bool symbolic = false;
     out.output_dims.emplace_back();
-    out.outputs.push_back(resolve(o.arg, order, out.output_dims.back(), symbolic));
+    out.outputs.push_back(resolve(o.arg, arena, order, out.output_dims.back(), symbolic));
   }
 }
 
@@ -193,8 +210,8 @@ void CpuExecutable::share_angles(Prepared& p) const {
   }
 }
 
-void CpuExecutable::set_shape(Prepared& p) {
-  std::span<const int64_t> values = binder_.symbols();
+void CpuExecutable::set_shape(Prepared& p, std::span<const int64_t> values) {
+  context_.symbols = values;
   if (p.shaped && std::equal(values.begin(), values.end(), p.shape.begin(), p.shape.end())) return;
   p.shaped = false;  // until everything has taken it
   for (const Extents& e : p.extents) {
@@ -228,8 +245,7 @@ void CpuExecutable::run_phase(const StepInputs& step, size_t phase) {
   }
   sampler_.resolve(binder_.ids(), result_);
   context_.step = &binder_.phase();
-  context_.symbols = binder_.symbols();
-  set_shape(p);
+  set_shape(p, binder_.symbols());
   for (const InputUse& u : p.inputs)
     p.calls[u.call].in[u.arg].data = const_cast<void*>(binder_.input(u.input).data);
   const ThreadSchedule& schedule = p.scheduler->get(binder_.symbols(), context_);
@@ -242,6 +258,14 @@ void CpuExecutable::run_phase(const StepInputs& step, size_t phase) {
   if (p.eager) p.eager->clear();
 }
 
+// What the next call reads about itself: the matrices of this one push it out of the nearer caches.
+static void prefetch(const ScheduledCall& call) {
+  const auto* op = reinterpret_cast<const char*>(call.op);
+  for (int line = 0; line < 6; ++line) __builtin_prefetch(op + 64 * line);
+  for (int line = 0; line < 4; ++line)
+    __builtin_prefetch(reinterpret_cast<const char*>(call.in) + 64 * line);
+}
+
 void CpuExecutable::run_together(Prepared& p, const ThreadSchedule& schedule) {
   const std::vector<ScheduledCall>& calls = p.scheduler->calls();
   std::atomic<bool> failed{false};
@@ -250,6 +274,7 @@ void CpuExecutable::run_together(Prepared& p, const ThreadSchedule& schedule) {
     StepContext c = context_;
     c.thread = thread;
     for (const ScheduleItem& item : schedule.items) {
+      if (&item != &schedule.items.back()) prefetch(calls[(&item)[1].call]);
       if (item.barrier) pool_->barrier();
       // After an error all threads skip the remaining work, but still pass the remaining barriers.
       if (failed.load(std::memory_order_relaxed)) continue;
@@ -297,6 +322,30 @@ void CpuExecutable::run_one_by_one(Prepared& p, const ThreadSchedule& schedule, 
       profile_->spans.push_back({plan, i, begin, SteadyClock().now()});
     if (p.eager) p.eager->after(i);
   }
+}
+
+bool CpuExecutable::samples() const {
+  return std::any_of(plans_.plans.begin(), plans_.plans.end(),
+                     [](const Plan& plan) { return plan.function == kSampleFunction; });
+}
+
+void CpuExecutable::run_sample(const SampleTable& table, SampleTokens& out) {
+  int plan = select_sample_plan(plans_, table, sample_symbols_);
+  Prepared& p = prepared_[static_cast<size_t>(plan)];
+  set_shape(p, sample_symbols_);
+  for (const InputUse& u : p.inputs)
+    p.calls[u.call].in[u.arg].data =
+        const_cast<void*>(table.input(plans_.inputs[u.input].name).data);
+  const ThreadSchedule& schedule = p.scheduler->get(sample_symbols_, context_);
+  if (p.eager || audit_ || (profile_ && profile_->on))
+    run_one_by_one(p, schedule, static_cast<uint32_t>(plan));
+  else
+    run_together(p, schedule);
+  if (p.eager) p.eager->outputs(p.outputs);
+  const Plan& entry = plans_.plans[static_cast<size_t>(plan)];
+  for (size_t o = 0; o < p.outputs.size(); ++o)
+    out.set(entry.outputs[o].name, p.outputs[o].data, p.outputs[o].elements());
+  if (p.eager) p.eager->clear();
 }
 
 void CpuExecutable::finish_phase(const Plan& plan, Prepared& p) {

@@ -66,12 +66,14 @@ class CpuExecutable final : public Executable {
   };
 
   void prepare(const Plan& plan, Prepared& out);
-  Tensor resolve(const CallArg& arg, const std::vector<std::string>& order,
+  Tensor resolve(const CallArg& arg, const Buffer& arena, const std::vector<std::string>& order,
                  std::vector<CompiledExpr>& dims, bool& symbolic) const;
   void share_angles(Prepared& p) const;
   void make_scheduler(const Plan& plan, Prepared& p) const;
   void make_audit();
-  void set_shape(Prepared& p);
+  bool samples() const;  // the plans have the function "sample"
+  void run_sample(const SampleTable& table, SampleTokens& out);
+  void set_shape(Prepared& p, std::span<const int64_t> values);
   void run(const StepInputs& step);
   void run_phase(const StepInputs& step, size_t phase);
   void run_together(Prepared& p, const ThreadSchedule& schedule);
@@ -87,10 +89,12 @@ class CpuExecutable final : public Executable {
   KvStore kv_;
   StepBinder binder_;
   Sampler sampler_;
-  Buffer arena_, scratch_;
+  // Logits stay in the arena while tokens are chosen.
+  Buffer arena_, sample_arena_, scratch_;
   StepContext context_;
   std::unique_ptr<StageAudit> audit_;
   std::vector<Prepared> prepared_;
+  std::vector<int64_t> sample_symbols_;
   StepResult result_;
   std::exception_ptr error_;
   Ticket next_ = 1, pending_ = 0;  // the step that is not collected; 0: none

@@ -25,6 +25,9 @@ std::unique_ptr<Op> make_attend(const OpSite& site);
 std::unique_ptr<Op> make_loop(const OpSite& site);
 std::unique_ptr<Op> make_linears_region(const OpSite& site);
 std::unique_ptr<Op> make_rope_region(const OpSite& site);
+std::unique_ptr<Op> make_choose_tokens(const OpSite& site);
+std::unique_ptr<Op> make_token_logprobs(const OpSite& site);
+std::unique_ptr<Op> make_defined(const OpSite& site);
 
 namespace {
 
@@ -63,6 +66,7 @@ class KernelList {
     add_rows();
     add_layout();
     add_states();
+    add_sampling();
     add_regions();
     return std::move(list_);
   }
@@ -121,6 +125,32 @@ class KernelList {
                           "of 256 merged in order",
          .cost = attend_cost},
         make_attend);
+  }
+  // One kernel from logits to tokens; alone, the stages run as they are defined.
+  void add_sampling() {
+    std::string stages;
+    for (const char* op :
+         {"penalize_tokens", "penalize_repeats", "bias_tokens", "allow_tokens", "run_stages",
+          "temper", "keep_min_p", "keep_top_k", "keep_typical", "keep_top_p", "exclude_top"}) {
+      stages += std::string(stages.empty() ? "" : " ") + op;
+      add_defined(op);
+    }
+    add_defined("choose_token");
+    add({.name = "cpu.choose_tokens",
+         .pattern = "[" + stages + "] -> choose_token(f32, f32, f32, i32)",
+         .weight_layout = "",
+         .numeric_class = "",
+         .cost = sample_cost},
+        make_choose_tokens, true);
+    add("token_logprobs", "token_logprobs(f32, i32, i32, i32)", "sums f64", make_token_logprobs);
+  }
+  void add_defined(const std::string& op) {
+    add({.name = "cpu.defined." + op,
+         .pattern = op + "(f32, ...)",
+         .weight_layout = "",
+         .numeric_class = "as defined: f64, rounded once",
+         .cost = defined_cost},
+        make_defined);
   }
   // Region kernels compute each op as its kernel alone does.
   void add_regions() {

@@ -63,6 +63,7 @@ LoopPlan::LoopPlan(loop::Program from, const KernelTable& kernels, const OpSite&
   if (uncut_rows) tile = kLoopCache;
   tile = std::min(tile, (std::max<int64_t>(columns, 1) + 31) / 32 * 32);
   if (kept > 0) row_bytes = loop_aligned((columns + 15) / 16 * 64);
+  lay_out_scratch();
 }
 
 // Kernels read f32 from memory; a weight's values are f32 whatever its type.
@@ -222,6 +223,9 @@ void LoopPlan::fill_uncut(const KernelTable& kernels) {
     for (uint32_t in : whole[id] ? whole[id]->in : i.in) needed[in] = true;
     if (i.access.by >= 0) needed[static_cast<size_t>(i.access.by)] = true;
   }
+  unused_ = needed;
+  unused_.flip();
+  std::erase_if(inputs, [&](uint32_t id) { return unused_[id]; });
   Phase& out = phases.emplace_back();
   for (uint32_t id = 0; id < program.code.size(); ++id) {
     const Instr& i = program.code[id];
@@ -369,10 +373,23 @@ void LoopPlan::assign_buffers(Phase& phase) {
   buffers = std::max(buffers, used);
 }
 
-int64_t LoopPlan::scratch_bytes() const {
+// A thread's scratch: the runner's places | numbers of a row | lanes of reductions | buffers | a
+// row of zeros | kept rows.
+void LoopPlan::lay_out_scratch() {
   auto values = static_cast<int64_t>(places.size());
-  return kLoopAlign + loop_aligned(values * 16) + loop_aligned(values * 4) + reductions * 64 +
-         (buffers + (gathers ? 1 : 0)) * loop_aligned(tile * 4) + kept * row_bytes;
+  int64_t buffer = loop_aligned(tile * 4), numbers_at = loop_aligned(values * 16);
+  lanes_at = numbers_at + loop_aligned(values * 4);
+  int64_t buffers_at = lanes_at + reductions * 64;
+  zeros_at = buffers_at + buffers * buffer;
+  int64_t kept_at = zeros_at + (gathers ? buffer : 0);
+  for (uint32_t v = 0; v < places.size(); ++v) {
+    const LoopPlace& p = places[v];
+    if (!unused_.empty() && unused_[v]) continue;
+    if (p.kind == Where::kRow) starts.push_back({v, numbers_at + v * 4, 0});
+    if (p.kind == Where::kBuffer) starts.push_back({v, buffers_at + p.slot * buffer, 0});
+    if (p.kind == Where::kKept) starts.push_back({v, kept_at + p.slot * row_bytes, 4});
+  }
+  scratch_ = kLoopAlign + kept_at + kept * row_bytes;
 }
 
 }  // namespace tokamak::cpu

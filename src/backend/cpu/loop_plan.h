@@ -77,6 +77,11 @@ struct LoopPlan {
     std::vector<LoopStep> row, tile;
     std::vector<uint32_t> rows_by_index;  // loads whose row is known when the row steps have run
   };
+  // Where a value's place is in a thread's scratch, and how far it moves with a column.
+  struct Start {
+    uint32_t value;
+    int64_t offset, step;
+  };
   // `by_rows`: a row is the smallest part of the work, whatever the program is. `params`: the
   // call's arguments that the program reads, in their order; empty: all.
   LoopPlan(loop::Program program, const KernelTable& kernels, const OpSite& site,
@@ -88,6 +93,7 @@ struct LoopPlan {
   std::vector<LoopStep> row_stores;
   std::vector<LoopPlace> places;
   std::vector<uint32_t> inputs;       // loads in place whose row follows from its number
+  std::vector<Start> starts;          // of the values that steps use, except inputs and outputs
   std::vector<size_t> direct_stores;  // whose value is computed in the output
   uint32_t buffers = 0, kept = 0, reductions = 0;
   int64_t tile = kLoopTile, row_bytes = 0;  // columns of a buffer; bytes of a kept row
@@ -97,7 +103,9 @@ struct LoopPlan {
   bool gathers = false;                     // absent rows are read from a buffer of zeros
   bool scatters = false;                    // rows may meet in one place: one thread
 
-  int64_t scratch_bytes() const;
+  int64_t lanes_at = 0, zeros_at = 0;  // in a thread's scratch
+
+  int64_t scratch_bytes() const { return scratch_; }
 
  private:
   // The kernel of an op that ends in an instruction, and what it reads.
@@ -120,6 +128,10 @@ struct LoopPlan {
   bool is_row_store(uint32_t store) const;
   void join_products(Phase& phase);
   void assign_buffers(Phase& phase);
+  void lay_out_scratch();
+
+  std::vector<bool> unused_;  // values that a row kernel replaces
+  int64_t scratch_ = 0;
 };
 
 // Runs a prepared program over a range of its work on one thread.

@@ -79,23 +79,11 @@ LoopRunner::LoopRunner(const LoopPlan& plan, const loop::Bounds& bounds, const K
     : plan_(plan), bounds_(bounds), kernels_(kernels), in_(in), out_(out), params_(params) {
   auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(scratch) % kLoopAlign);
   scratch += (kLoopAlign - address) % kLoopAlign;
-  auto values = static_cast<int64_t>(plan.places.size());
   places_ = reinterpret_cast<Place*>(scratch);
-  uint8_t* numbers = scratch + loop_aligned(values * 16);
-  uint8_t* lanes = numbers + loop_aligned(values * 4);
-  lanes_ = reinterpret_cast<float*>(lanes);
-  uint8_t* buffers = lanes + plan.reductions * 64;
-  zeros_ = buffers + plan.buffers * loop_aligned(plan.tile * 4);
-  uint8_t* kept = zeros_ + (plan.gathers ? loop_aligned(plan.tile * 4) : 0);
+  lanes_ = reinterpret_cast<float*>(scratch + plan.lanes_at);
+  zeros_ = scratch + plan.zeros_at;
   if (plan.gathers) std::memset(zeros_, 0, static_cast<size_t>(plan.tile) * 4);
-  for (int64_t v = 0; v < values; ++v) {
-    const LoopPlace& p = plan.places[static_cast<size_t>(v)];
-    Place& to = places_[v];
-    to = {numbers + v * 4, 0};
-    if (p.kind == LoopPlace::Kind::kBuffer)
-      to.base = buffers + p.slot * loop_aligned(plan.tile * 4);
-    if (p.kind == LoopPlace::Kind::kKept) to = {kept + p.slot * plan.row_bytes, 4};
-  }
+  for (const LoopPlan::Start& s : plan.starts) places_[s.value] = {scratch + s.offset, s.step};
   static_assert(sizeof(Place) == 16);
 }
 

@@ -54,11 +54,70 @@ RowProgram::RowProgram(const Region& region, const RegionPiece& piece, const OpS
     if (site.in[params_[i]].weight) by_row_[i] = false;
   in_elements_.resize(params_.size());
   out_elements_.assign(p.out.size(), INT64_MAX);  // rows go where run_row is told
+  direct_ = find_direct();
+}
+
+RowProgram::Direct RowProgram::find_direct() const {
+  const loop::Program& p = plan_.program;
+  if (!plan_.uncut_rows || !plan_.once.empty() || p.stores.size() != 1) return {};
+  std::span<const LoopStep> steps = plan_.phases[0].tile;
+  Direct out;
+  auto input = [&](uint32_t value, bool by_row) -> int32_t {
+    const Instr& i = p.code[value];
+    bool found = plan_.places[value].kind == LoopPlace::Kind::kInput && i.access.by < 0 &&
+                 by_row_[i.access.param] == by_row &&
+                 (by_row || i.access.index == SymExpr::symbol(std::string(loop::kColumnVariable)));
+    return found ? static_cast<int32_t>(params_[i.access.param]) : -1;
+  };
+  uint32_t value = p.stores[0].value;
+  if (!steps.empty() && steps[0].to == value &&
+      (steps[0].kind == LoopStep::Kind::kRmsNorm || steps[0].kind == LoopStep::Kind::kLayerNorm)) {
+    const LoopStep& norm = steps[0];
+    out.norm = norm.kind;
+    out.eps = norm.number;
+    out.weight = input(norm.in[1], false);
+    if (norm.tile[2]) out.bias = input(norm.in[2], false);
+    if (out.weight < 0 || (norm.tile[2] && out.bias < 0)) return {};
+    value = norm.in[0];
+    steps = steps.subspan(1);
+  }
+  out.x = input(value, true);
+  out.quantize = p.out[0].dtype == DType::kQ8A;
+  // What is left: the store of a quantised row. A norm alone is computed where it is stored.
+  bool whole = out.quantize ? steps.size() == 1 && steps[0].kind == LoopStep::Kind::kStore
+                            : steps.empty() && p.out[0].dtype == DType::kF32;
+  out.holds = whole && out.x >= 0;
+  return out;
+}
+
+RowRunner::RowRunner(const RowProgram& program, const Tensor* in, const KernelTable& kernels,
+                     uint8_t* scratch)
+    : program_(program), in_(in), kernels_(kernels), scratch_(scratch) {
+  if (!program.direct_.holds)
+    loop_.emplace(program.plan_, program.bounds_, kernels, in, nullptr, scratch, program.params_);
+}
+
+void RowRunner::run_row(int64_t row, uint8_t* const* to) {
+  const RowProgram::Direct& d = program_.direct_;
+  if (!d.holds) return loop_->run_row(row, to);
+  int64_t n = program_.columns_;
+  const float* x = in_[d.x].f32() + row * n;
+  if (d.norm != LoopStep::Kind::kStore) {
+    auto* y = reinterpret_cast<float*>(d.quantize ? scratch_ : to[0]);
+    const float* weight = in_[d.weight].f32();
+    if (d.norm == LoopStep::Kind::kRmsNorm)
+      kernels_.rms_norm(x, weight, y, n, d.eps);
+    else
+      kernels_.layer_norm(x, weight, d.bias < 0 ? nullptr : in_[d.bias].f32(), y, n, d.eps);
+    x = y;
+  }
+  if (d.quantize) kernels_.quantize_row(x, n, to[0]);
 }
 
 void RowProgram::bind(const Tensor* in, const StepContext& context) {
   for (size_t i = 0; i < params_.size(); ++i) in_elements_[i] = in[params_[i]].elements();
   bounds_.bind(context.symbols, in_elements_, out_elements_);
+  rows_ = bounds_.row_count();
 }
 
 int64_t RowProgram::row_bytes(size_t output) const {

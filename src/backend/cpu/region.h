@@ -2,10 +2,14 @@
 // What the region kernels share: loop programs that run row by row in front of an anchor, and
 // element-wise ones that run on what an anchor produced. Both use the kernels that run their ops
 // alone, so that fusing changes no bit.
+#include <optional>
+
 #include "backend/cpu/loop_plan.h"
 #include "plan/region.h"
 
 namespace tokamak::cpu {
+
+class RowRunner;
 
 // A program of a region whose inputs are inputs of the call, run one row at a time into memory of
 // the caller's choice.
@@ -16,7 +20,7 @@ class RowProgram {
   RowProgram(const Region& region, const RegionPiece& piece, const OpSite& site);
 
   void bind(const Tensor* in, const StepContext& context);
-  int64_t rows() const { return bounds_.row_count(); }
+  int64_t rows() const { return rows_; }
   int64_t most_rows() const { return most_rows_; }  // of any step
   int64_t columns() const { return columns_; }
   int64_t row_bytes(size_t output) const;
@@ -25,19 +29,44 @@ class RowProgram {
   // The only input of which every row has a row of its own; -1: none, or several.
   int row_input() const;
 
-  LoopRunner runner(const Tensor* in, const KernelTable& kernels, uint8_t* scratch) const {
-    return LoopRunner(plan_, bounds_, kernels, in, nullptr, scratch, params_);
-  }
   // What these rows read.
   void touch(const Tensor* in, int64_t row, int64_t end, AccessList& list) const;
 
  private:
+  friend class RowRunner;
+  // A program that is a norm, a quantisation, or both: its kernels are called without the
+  // interpreter. In decode a step runs hundreds of programs on one row each, and what the
+  // interpreter reads about each of them is no longer in the cache.
+  struct Direct {
+    bool holds = false, quantize = false;
+    LoopStep::Kind norm = LoopStep::Kind::kStore;  // kRmsNorm, kLayerNorm; kStore: none
+    int32_t x = -1, weight = -1, bias = -1;        // inputs of the call
+    float eps = 0;
+  };
+  Direct find_direct() const;
+
+  Direct direct_;
+  int64_t columns_ = 0, rows_ = 0, most_rows_ = 0;
   std::vector<uint32_t> params_;  // inputs of the call
   LoopPlan plan_;
   loop::Bounds bounds_;
   std::vector<bool> by_row_;  // inputs that have a row for each row of the program
   std::vector<int64_t> in_elements_, out_elements_;
-  int64_t columns_ = 0, most_rows_ = 0;
+};
+
+// Runs rows of a RowProgram on one thread.
+class RowRunner {
+ public:
+  RowRunner(const RowProgram& program, const Tensor* in, const KernelTable& kernels,
+            uint8_t* scratch);
+  void run_row(int64_t row, uint8_t* const* to);
+
+ private:
+  const RowProgram& program_;
+  const Tensor* in_;
+  const KernelTable& kernels_;
+  uint8_t* scratch_;
+  std::optional<LoopRunner> loop_;  // unless the program is direct
 };
 
 // One element-wise step after an anchor, on values with the anchor's extents.

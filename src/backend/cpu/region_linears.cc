@@ -146,6 +146,7 @@ class LinearsRegion final : public Op {
         fail(ErrorCode::kUnsupported, "{}: {} cannot keep a value from before the matrices",
              site.label, site.kernel->name);
     quantized_ = region_.values[x_].tensor.dtype == DType::kQ8A;
+    only_staged_ = piece.out.size() == 1 && places_[x_].out < 0;
   }
 
   void add_matrix(const OpSite& site, const RegionPiece& piece) {
@@ -304,8 +305,9 @@ class LinearsRegion final : public Op {
 
   // One row through the prologue, to `staged`. `keep`: what is a result of the region is also
   // written to its place.
-  void prepare_row(const Call& call, LoopRunner& runner, int64_t row, uint8_t* staged,
+  void prepare_row(const Call& call, RowRunner& runner, int64_t row, uint8_t* staged,
                    bool keep) const {
+    if (only_staged_) return runner.run_row(row, &staged);
     const std::vector<uint32_t>& values = prologue_outputs();
     uint8_t *to[kMostOutputs], *spare = call.c.thread_scratch() + spare_at_;
     auto place = [&](size_t i) {
@@ -326,8 +328,8 @@ class LinearsRegion final : public Op {
     const LinearKernel& kernel = *matrices_[0].kernel;
     uint8_t* scratch = call.c.thread_scratch();
     uint8_t* staged = scratch + staged_at_;
-    std::optional<LoopRunner> runner;
-    if (prologue_) runner.emplace(prologue_->runner(call.in, call.c.kernels, scratch + row_at_));
+    std::optional<RowRunner> runner;
+    if (prologue_) runner.emplace(*prologue_, call.in, call.c.kernels, scratch + row_at_);
     for (int64_t t = begin; t < end; ++t, to += tile_bytes()) {
       int64_t row = t * kTile, n = std::min<int64_t>(kTile, call.rows - row);
       const uint8_t* rows = staged;
@@ -348,7 +350,7 @@ class LinearsRegion final : public Op {
     }
     const auto* x = static_cast<const uint8_t*>(prologue_ ? nullptr : call.in[x_].data);
     if (prologue_) {
-      LoopRunner runner = prologue_->runner(call.in, call.c.kernels, scratch + row_at_);
+      RowRunner runner(*prologue_, call.in, call.c.kernels, scratch + row_at_);
       prepare_row(call, runner, 0, scratch + staged_at_, keep);
       x = scratch + staged_at_;
     }
@@ -455,20 +457,23 @@ class LinearsRegion final : public Op {
 
   using SourceKind = EpilogueStep::Source::Kind;
   static constexpr size_t kMostOutputs = 4;  // of the prologue
+  // What a step reads comes first: in decode the matrices push it out of the cache between two
+  // steps, so it should be few lines.
   const Region& region_;
-  std::vector<PlaceOf> places_;
   uint32_t inputs_;
   uint32_t x_ = 0;  // what the matrices read
   bool quantized_ = false;
+  bool only_staged_ = false;  // the prologue has no other result than x_, and x_ is not kept
   int prologue_piece_ = -1;
-  std::optional<RowProgram> prologue_;
   int64_t k_ = 0;
-  std::vector<EpilogueStep> epilogue_;
+  int64_t total_panels_ = 0, total_weight_ = 0, chunk_rows_ = 0;
+  int64_t own_bytes_ = 0, row_at_ = 0, spare_at_ = 0, staged_at_ = 0, unit_at_ = 0, kernel_at_ = 0;
   std::vector<Matrix> matrices_;
   std::vector<Group> groups_;
-  int64_t total_panels_ = 0, total_weight_ = 0, chunk_rows_ = 0;
-  int64_t own_bytes_ = 0, row_at_ = 0, spare_at_ = 0, staged_at_ = 0, unit_at_ = 0, kernel_at_ = 0,
-          scratch_ = 0, shared_ = 0;
+  std::vector<EpilogueStep> epilogue_;
+  std::vector<PlaceOf> places_;
+  std::optional<RowProgram> prologue_;
+  int64_t scratch_ = 0, shared_ = 0;
 };
 
 }  // namespace

@@ -178,9 +178,8 @@ class RopeRegion final : public Op {
     Part mine = share(heads, t.heads);
     const float* x = in[t.source].f32() + (row * t.heads + mine.begin) * t.width;
     to += mine.begin * t.width;
-    std::optional<LoopRunner> norm;
-    if (t.norm)
-      norm.emplace(t.norm->runner(in, k, reinterpret_cast<uint8_t*>(buffer + 2 * widest_)));
+    std::optional<RowRunner> norm;
+    if (t.norm) norm.emplace(*t.norm, in, k, reinterpret_cast<uint8_t*>(buffer + 2 * widest_));
     auto* normed = reinterpret_cast<uint8_t*>(buffer);
     for (int64_t h = mine.begin; h < mine.end; ++h, x += t.width, to += t.width) {
       if (norm) norm->run_row(row * t.heads + h, &normed);

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <type_traits>
 #include <utility>
 
 #include "base/error.h"

@@ -33,7 +33,7 @@ std::unique_ptr<Backend> make_null_backend(const NullOptions& options) {
 std::unique_ptr<Backend> make_null_backend(const BackendOptions& options) {
   NullOptions o;
   o.seed = options.null_seed;
-  if (!options.machine_file.empty()) o.machine = load_roofline(options.machine_file);
+  if (!options.machine_file.empty()) o.machine = load_machine_file(options.machine_file);
   return make_null_backend(o);
 }
 

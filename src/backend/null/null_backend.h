@@ -24,7 +24,7 @@ struct NullOptions {
   int64_t fail_submit_every = 0;  // every nth submit throws
   int32_t nan_token = -1;         // a sequence with this input id gets logits that are not finite
   int32_t fatal_token = -1;       // a step with this input id always fails
-  RooflineSpec machine;
+  Machine machine;
 };
 
 std::unique_ptr<Backend> make_null_backend(const BackendOptions& options);

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "backend/null/null_backend.h"
@@ -300,9 +301,9 @@ TEST(Null, StepsAfterAFailedOneComputeGarbage) {
 }
 
 TEST(Null, TimeIsARoofline) {
-  RooflineSpec m;
-  m.flops = 1e6;
-  m.bandwidth = 1e6;
+  Machine m;
+  m.i8_ops = 1e6;
+  m.levels.back().bandwidth = 1e6;
   m.launch_seconds = 1;
   Roofline line(plan_set(), m);
   // One token: 4000 bytes of weights and 32 of KV; 2 * 1000 + 2 * 16 operations.
@@ -326,22 +327,6 @@ TEST(Null, AMachineInRealTimeTakesItsTime) {
   EXPECT_GE(clock.now() - start, Nanos{10'000'000});
   d.exe->collect(b, r);
   EXPECT_GE(clock.now() - start, Nanos{20'000'000});
-}
-
-TEST(Null, MachineFiles) {
-  auto path = std::filesystem::temp_directory_path() / "tokamak_machine_test.json";
-  write_text_file(path, R"({"flops": 5e14, "bandwidth": 2e12})");
-  RooflineSpec m = load_roofline(path);
-  EXPECT_EQ(m.flops, 5e14);
-  EXPECT_EQ(m.bandwidth, 2e12);
-  EXPECT_EQ(m.launch_seconds, RooflineSpec{}.launch_seconds);
-  EXPECT_FALSE(m.real_time);
-  write_text_file(path, R"({"real_time": true})");
-  EXPECT_TRUE(load_roofline(path).real_time);
-  write_text_file(path, R"({"flops": 0})");
-  EXPECT_THROW(load_roofline(path), Error);
-  std::filesystem::remove(path);
-  EXPECT_THROW(load_roofline(path), Error);
 }
 
 }  // namespace

@@ -1,22 +1,11 @@
 #include "backend/null/roofline.h"
 
 #include <algorithm>
-#include <cmath>
 
-#include "base/error.h"
-#include "base/file.h"
-#include "base/json.h"
 #include "tensor/dtype.h"
 
 namespace tokamak {
 namespace {
-
-double positive(const Value& machine, const char* field, double fallback, const std::string& path) {
-  double v = machine.get_double(field, fallback);
-  if (!std::isfinite(v) || v <= 0)
-    fail(ErrorCode::kInvalidArgument, "machine file {}: {} must be a positive number", path, field);
-  return v;
-}
 
 double elements(const std::vector<int64_t>& dims) {
   double n = 1;
@@ -31,22 +20,7 @@ double stored_bytes(DType dtype, double count) {
 
 }  // namespace
 
-RooflineSpec load_roofline(const std::filesystem::path& path) {
-  Value file = parse_json(read_text_file(path, 1 << 20), path.string());
-  RooflineSpec m;
-  m.name = file.get_string("name", path.stem().string());
-  m.flops = positive(file, "flops", m.flops, path.string());
-  m.bandwidth = positive(file, "bandwidth", m.bandwidth, path.string());
-  m.launch_seconds = positive(file, "launch_seconds", m.launch_seconds, path.string());
-  if (const Value* real_time = file.find("real_time")) {
-    if (!real_time->is_bool())
-      fail(ErrorCode::kInvalidArgument, "{}: real_time is true or false", path.string());
-    m.real_time = real_time->as_bool();
-  }
-  return m;
-}
-
-Roofline::Roofline(const PlanSet& plans, const RooflineSpec& machine) : machine_(machine) {
+Roofline::Roofline(const PlanSet& plans, const Machine& machine) : machine_(machine) {
   for (const WeightEntry& w : plans.weights) {
     weight_elements_ += elements(w.dims);
     weight_bytes_ += stored_bytes(w.dtype, elements(w.dims));
@@ -74,7 +48,8 @@ double Roofline::seconds(const StepInputs& step) const {
       flops += 2 * rows * context * g.elements_per_token;
     }
   }
-  return machine_.launch_seconds + std::max(flops / machine_.flops, bytes / machine_.bandwidth);
+  return machine_.launch_seconds +
+         std::max(flops / machine_.i8_ops, bytes / machine_.memory().bandwidth);
 }
 
 }  // namespace tokamak

@@ -25,12 +25,12 @@ class RefBackend final : public Backend {
                                        .pattern = "loop",
                                        .weight_layout = "",
                                        .numeric_class = "",
-                                       .any_storage = true},
+                                       .out_types = {DType::kF32, DType::kF16, DType::kBF16}},
                                       {.name = "ref.op",
                                        .pattern = "*",
                                        .weight_layout = "",
                                        .numeric_class = "f32, sums in f64, rounded once",
-                                       .any_storage = true}};
+                                       .out_types = {DType::kF32, DType::kF16, DType::kBF16}}};
 };
 
 }  // namespace

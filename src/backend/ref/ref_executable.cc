@@ -77,6 +77,21 @@ void RefExecutable::run_phase(const StepInputs& step, size_t phase, StepResult& 
   finish_phase(plan, plans_.plans[index], hidden || step.return_logits, out);
 }
 
+void RefExecutable::run_sample(const SampleTable& table, SampleTokens& out) {
+  auto index = static_cast<size_t>(select_sample_plan(plans_, table, sample_symbols_));
+  sample_arena_.resize(std::max(sample_arena_.size(), size_t{plans_.plans[index].arena_bytes}));
+  sampling_ = &table;
+  auto done = [this](void*) { sampling_ = nullptr; };
+  std::unique_ptr<void, decltype(done)> reset(this, done);
+  LoadedPlan& plan = loaded_[index];
+  for (Call& call : plan.calls) run_call(call, binder_.inputs());
+  for (size_t i = 0; i < plan.outputs.size(); ++i) {
+    bind_dims(plan.outputs[i]);
+    out.set(plans_.plans[index].outputs[i].name, arena_at(plan.outputs[i]),
+            elements_of(plan.outputs[i].dims));
+  }
+}
+
 void RefExecutable::finish_phase(LoadedPlan& plan, const Plan& entry, bool want_hidden,
                                  StepResult& out) {
   const StepInputs& phase = binder_.phase();
@@ -195,7 +210,7 @@ void RefExecutable::wait(Ticket ticket) {
 
 void RefExecutable::bind_dims(Argument& argument) {
   for (size_t i = 0; i < argument.extents.size(); ++i) {
-    argument.dims[i] = argument.extents[i].eval(binder_.symbols());
+    argument.dims[i] = argument.extents[i].eval(sampling_ ? sample_symbols_ : binder_.symbols());
     TK_CHECK(argument.dims[i] >= 0);
   }
 }
@@ -203,9 +218,10 @@ void RefExecutable::bind_dims(Argument& argument) {
 std::byte* RefExecutable::arena_at(const Argument& argument) {
   const CallArg& arg = *argument.arg;
   uint64_t bytes = dtype_bytes(arg.dtype, elements_of(argument.dims));
-  TK_CHECK(arg.offset % alignof(float) == 0 && arg.offset <= plans_.arena_bytes &&
-               bytes <= plans_.arena_bytes - arg.offset,
-           "{} bytes at {} of an arena of {}", bytes, arg.offset, plans_.arena_bytes);
+  uint64_t size = sampling_ ? sample_arena_.size() : plans_.arena_bytes;
+  TK_CHECK(arg.offset % alignof(float) == 0 && arg.offset <= size && bytes <= size - arg.offset,
+           "{} bytes at {} of an arena of {}", bytes, arg.offset, size);
+  if (sampling_) return sample_arena_.data() + arg.offset;
   memory_.arena_touched = std::max(memory_.arena_touched, arg.offset + bytes);
   return arena_.get() + arg.offset;
 }
@@ -235,7 +251,8 @@ Operand<float> RefExecutable::bind(Argument& argument, const StepInputs& step, b
       break;
     }
     case CallArg::Kind::kInput: {
-      InputView values = binder_.input(arg.index);
+      InputView values =
+          sampling_ ? sampling_->input(plans_.inputs[arg.index].name) : binder_.input(arg.index);
       if (values.elements != n || n == 0)
         fail(ErrorCode::kInternal, "step: {} has {} entries, the plan reads {}",
              plans_.inputs[arg.index].name, values.elements, n);

@@ -76,6 +76,7 @@ class RefExecutable final : public Executable {
 
   void run(const StepInputs& step, StepResult& out);
   void run_phase(const StepInputs& step, size_t phase, StepResult& out);
+  void run_sample(const SampleTable& table, SampleTokens& out);
   void finish_phase(LoadedPlan& plan, const Plan& entry, bool want_hidden, StepResult& out);
   void copy_blocks(const StepInputs& step);
   void move_slots(const StepInputs& step);
@@ -102,6 +103,11 @@ class RefExecutable final : public Executable {
   std::vector<State> states_;
   std::vector<LoadedPlan> loaded_;
   std::unique_ptr<std::byte[]> arena_;
+  // While the function "sample" runs: its inputs, the values of its symbols and its own arena,
+  // since the logits stay in the other.
+  const SampleTable* sampling_ = nullptr;
+  std::vector<int64_t> sample_symbols_;
+  std::vector<std::byte> sample_arena_;
   StepBinder binder_;
   std::optional<Sampler> sampler_;  // absent when the model has no vocabulary
   MemoryLedger memory_;

@@ -1,4 +1,5 @@
 // Loading a PlanSet: weights, states and resolved calls.
+#include <algorithm>
 #include <cstring>
 
 #include "backend/common/weights.h"
@@ -28,7 +29,7 @@ RefExecutable::RefExecutable(const PlanSet& plans, const WeightSource& weights,
   load_weights(weights, options);
   make_states(options);
   for (const Plan& plan : plans_.plans) {
-    if (plan.arena_bytes > plans_.arena_bytes)
+    if (plan.arena_bytes > plans_.arena_bytes && plan.function != kSampleFunction)
       fail(ErrorCode::kCorrupt, "plan {} needs {} bytes, the arena has {}", plan.function,
            plan.arena_bytes, plans_.arena_bytes);
     loaded_.push_back(load_plan(plan));
@@ -36,7 +37,12 @@ RefExecutable::RefExecutable(const PlanSet& plans, const WeightSource& weights,
   arena_ = std::make_unique<std::byte[]>(plans_.arena_bytes);
   memory_.arena = plans_.arena_bytes;
   if (plans_.vocab > 0) {
-    sampler_.emplace(plans_.vocab, options.max_rows);
+    bool samples = std::any_of(plans_.plans.begin(), plans_.plans.end(),
+                               [](const Plan& plan) { return plan.function == kSampleFunction; });
+    SampleFunction function;
+    if (samples)
+      function = [this](const SampleTable& table, SampleTokens& out) { run_sample(table, out); };
+    sampler_.emplace(plans_.vocab, options.max_rows, std::move(function));
     memory_.other = sampler_->bytes();
   }
 }

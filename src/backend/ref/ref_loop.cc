@@ -1,5 +1,7 @@
 // Fused regions, piece by piece: loop programs and anchors by their meaning, values between them in
 // buffers of the call.
+#include <algorithm>
+
 #include "backend/ref/ref_executable.h"
 #include "base/error.h"
 #include "loop/evaluate.h"

@@ -1,5 +1,7 @@
 #include "compile/explain/explain.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "compile/explain/fold.h"
 #include "compile/explain/kernel_table.h"

@@ -1,5 +1,6 @@
 #include "compile/explain/step_shape.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "backend/common/step_binding.h"

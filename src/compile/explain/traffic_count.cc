@@ -1,6 +1,7 @@
 // Counting by accessors: the arguments of one call are placed in memory that records every element
 // read or written, and the call's ops are evaluated over it. Values are zeros, except for the
 // step's own indices: nothing else affects which bytes an op touches.
+#include <algorithm>
 #include <deque>
 #include <set>
 

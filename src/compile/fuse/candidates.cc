@@ -14,7 +14,7 @@ namespace {
 using Nodes = std::vector<NodeId>;
 
 constexpr size_t kMaxSubsets = 4;    // anchors of one operand whose subsets are all looked at
-constexpr size_t kMaxChain = 4;      // ops before an anchor
+constexpr size_t kMaxChain = 12;     // ops before an anchor
 constexpr size_t kMaxFollowers = 6;  // ops after an anchor
 constexpr size_t kMaxLoopOps = 8;
 constexpr size_t kMaxGroups = 64;        // of Loop IR that start at one node

@@ -42,7 +42,7 @@ RegionCost CostModel::measure(const std::vector<NodeId>& nodes,
   cost.seconds = INFINITY;
   for (const KernelDesc* k : kernels)
     if (guard_holds(*k, work, work))
-      cost.seconds = std::min(cost.seconds, kernel_cost(*k, work, machine_).seconds);
+      cost.seconds = std::min(cost.seconds, kernel_cost(*k, work, machine_));
   if (std::isinf(cost.seconds) && nodes.size() == 1) cost.seconds = kNoKernel;
   return cost;
 }

@@ -20,7 +20,6 @@ class CostModel {
 
   // One call of its own, by the cheapest kernel; nothing for what needs no call.
   const RegionCost& single(NodeId id, size_t shape) const { return alone_[id][shape]; }
-  bool has_kernel(NodeId id) const { return has_kernel_[id]; }
   // By the candidate's kernel; where its guard does not hold, the nodes one by one.
   RegionCost region(const Candidate& candidate, size_t shape) const;
   // Over all shapes, each relative to the time of the whole function at that shape: so that neither

@@ -2,11 +2,10 @@
 // What the fusion planner decided and why, as plain data: for logs, `explain` and tests. Times are
 // predictions of the cost model at the shapes named in `shapes`; where there are several, they are
 // averages over them.
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
-
-#include "base/value.h"
 
 namespace tokamak {
 
@@ -80,6 +79,5 @@ struct FusionReport {
 // Adds what `from` says about its functions, replacing what `into` said about them.
 void merge_reports(FusionReport& into, FusionReport from);
 std::string fusion_report_text(const FusionReport& report);
-Value fusion_report_value(const FusionReport& report);  // for JSON
 
 }  // namespace tokamak

@@ -1,5 +1,6 @@
 // The report: what was fused, and for every edge between two kernels why it was not.
 #include <algorithm>
+#include <cmath>
 
 #include "compile/fuse/fuse.h"
 

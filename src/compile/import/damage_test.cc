@@ -2,6 +2,7 @@
 // allocates much more than the file's size. The global operator new below counts.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 

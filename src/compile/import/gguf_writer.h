@@ -1,5 +1,5 @@
 #pragma once
-// Writes GGUF version 3 files, for tests and for tools that convert or quantise models.
+// Writes GGUF version 3 files, for tests.
 #include <filesystem>
 #include <functional>
 #include <span>

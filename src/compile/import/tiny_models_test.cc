@@ -3,6 +3,7 @@
 // $TOKAMAK_TINY_MODELS there is nothing to compare.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 

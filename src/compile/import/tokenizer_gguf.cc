@@ -44,9 +44,9 @@ Value prepend(std::string_view text) {
 }
 Value of_type(const char* type) { return Value::Object{{"type", type}}; }
 
-class Importer {
+class GgufTokenizerImporter {
  public:
-  explicit Importer(const GgufFile& file) : file_(file) {}
+  explicit GgufTokenizerImporter(const GgufFile& file) : file_(file) {}
 
   TokenizerSpec run() {
     const std::string model = file_.get_string("tokenizer.ggml.model", "");
@@ -433,6 +433,8 @@ class Importer {
 
 }  // namespace
 
-TokenizerSpec tokenizer_from_gguf(const GgufFile& file) { return Importer(file).run(); }
+TokenizerSpec tokenizer_from_gguf(const GgufFile& file) {
+  return GgufTokenizerImporter(file).run();
+}
 
 }  // namespace tokamak

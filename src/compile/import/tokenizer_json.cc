@@ -13,9 +13,9 @@ namespace {
 constexpr int64_t kMaxId = int64_t{1} << 24;
 constexpr int32_t kMissingUnk = -2;  // an unk_id: the model names an unknown token that is missing
 
-class Importer {
+class JsonTokenizerImporter {
  public:
-  explicit Importer(const TokenizerFiles& files) {
+  explicit JsonTokenizerImporter(const TokenizerFiles& files) {
     root_ = parse_json(files.tokenizer_json, "tokenizer.json");
     if (!files.tokenizer_config_json.empty())
       config_ = parse_json(files.tokenizer_config_json, "tokenizer_config.json");
@@ -296,6 +296,8 @@ class Importer {
 
 }  // namespace
 
-TokenizerSpec tokenizer_from_json(const TokenizerFiles& files) { return Importer(files).run(); }
+TokenizerSpec tokenizer_from_json(const TokenizerFiles& files) {
+  return JsonTokenizerImporter(files).run();
+}
 
 }  // namespace tokamak

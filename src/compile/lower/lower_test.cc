@@ -1,4 +1,6 @@
 // Lowered programs by their meaning against the meaning of the body: the same bits.
+#include <algorithm>
+
 #include "base/rng.h"
 #include "compile/lower/lower_test_util.h"
 #include "compile/simplify/random_graph.h"

@@ -16,14 +16,24 @@ struct KernelChooser::Bucket {
   const Function* fn;
   std::unique_ptr<WorkMeter> meter;
   // Of bodies, by name and by which inputs are weights.
-  mutable std::map<std::pair<std::string, std::vector<bool>>, std::unique_ptr<WorkMeter>> bodies;
+  struct Body {
+    std::unique_ptr<WorkMeter> meter;
+    std::optional<std::vector<RegionMatch>> kernels;
+  };
+  mutable std::map<std::pair<std::string, std::vector<bool>>, Body> bodies;
   std::map<const Node*, const KernelDesc*> chosen;
 
   const WorkMeter& body_meter(const Function& body, const std::vector<bool>& weights) const {
-    auto& meter_of = bodies[{body.name(), weights}];
-    if (!meter_of)
-      meter_of = std::make_unique<WorkMeter>(body, shapes, weights, meter->all_weight_bytes());
-    return *meter_of;
+    auto& known = bodies[{body.name(), weights}];
+    if (!known.meter)
+      known.meter = std::make_unique<WorkMeter>(body, shapes, weights, meter->all_weight_bytes());
+    return *known.meter;
+  }
+  const std::vector<RegionMatch>& body_kernels(const KernelSet& kernels, const Function& body,
+                                               const std::vector<bool>& weights) const {
+    auto& known = bodies[{body.name(), weights}].kernels;
+    if (!known) known = kernels.of_region(body, weights);
+    return *known;
   }
 };
 
@@ -129,7 +139,7 @@ KernelChooser::Site KernelChooser::site(const Bucket& bucket, const Function& fn
     else
       s.nodes.push_back(inner);
   for (const Function::Result& r : body.results()) s.out.push_back(r.ref);
-  s.kernels = kernels_.of_region(body, weights);
+  s.kernels = bucket.body_kernels(kernels_, body, weights);
   if (!s.kernels.empty())
     for (size_t i = 0; i < s.nodes.size(); ++i)
       if (s.kernels[0].parts[i] == OpWork::Part::kAnchor)
@@ -183,7 +193,7 @@ KernelChooser::Options KernelChooser::options(const Site& s) const {
     KernelWork lo = s.meter->work(s.nodes, match.parts, s.in, s.out, 0),
                hi = s.meter->work(s.nodes, match.parts, s.in, s.out, 1);
     const KernelDesc& k = *match.kernel;
-    Option o{&k, kernel_cost(k, hi, machine_).seconds, {}};
+    Option o{&k, kernel_cost(k, hi, machine_), {}};
     if (!guard_holds(k, lo, hi)) o.refused = "guard " + guard_text(k);
     auto wanted = class_of_.find(s.signature);
     if (!k.numeric_class.empty() && wanted != class_of_.end() && k.numeric_class != wanted->second)

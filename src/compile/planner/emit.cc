@@ -241,7 +241,8 @@ class Emitter {
     plan_.arena_bytes = packing.peak;
     plan_.arena_lower_bound = packing.lower_bound;
     plan_.arena_method = std::move(packing.method);
-    set_.arena_bytes = std::max(set_.arena_bytes, packing.peak);
+    if (plan_.function != kSampleFunction)  // has an arena of its own
+      set_.arena_bytes = std::max(set_.arena_bytes, packing.peak);
   }
 
   bool weight(Ref r) const { return is_weight(fn_.node(r.node)); }

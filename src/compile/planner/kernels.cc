@@ -19,6 +19,11 @@ std::vector<DType> operand_types(const Function& fn, const Node& node) {
   return out;
 }
 
+// The storage type that a node asks for; others follow from the op.
+bool stores_result(const KernelDesc& kernel, const Node& node) {
+  return !stored_narrow(node) || kernel.stores(node.outputs[0].tensor.dtype);
+}
+
 // One body against one pattern with an anchor.
 class BodyMatcher {
  public:
@@ -177,7 +182,9 @@ std::vector<bool> weight_inputs(const Function& fn, const Node& region) {
 }
 
 KernelSet::KernelSet(const Backend& backend) : backend_(backend) {
-  for (const KernelDesc& k : backend.kernels()) entries_.push_back({&k, parse_pattern(k.pattern)});
+  const std::string isa = backend.isa();
+  for (const KernelDesc& k : backend.kernels())
+    if (isa_has(isa, k.needs)) entries_.push_back({&k, parse_pattern(k.pattern)});
 }
 
 bool KernelSet::has_regions() const {
@@ -200,7 +207,7 @@ const std::vector<const KernelDesc*>& KernelSet::of_node(const Function& fn, con
   for (size_t i = 0; i < node.inputs.size() && i < 64; ++i)
     weight[i] = is_weight_value(fn, node.inputs[i], weights);
   for (const Entry& e : entries_)
-    if (!e.pattern.region && (e.kernel->any_storage || !stored_narrow(node)) &&
+    if (!e.pattern.region && stores_result(*e.kernel, node) &&
         kernel_matches(e.pattern, node.op->name, types,
                        {weight, std::min<size_t>(64, types.size())}))
       it->second.push_back(e.kernel);
@@ -216,9 +223,8 @@ const std::optional<Region>& KernelSet::region_of(const Function& body) const {
 std::optional<RegionMatch> KernelSet::match(const Entry& entry, const Function& body,
                                             const std::vector<bool>& weights) const {
   if (!entry.pattern.region) return std::nullopt;
-  if (!entry.kernel->any_storage &&
-      std::any_of(body.nodes().begin(), body.nodes().end(), stored_narrow))
-    return std::nullopt;
+  for (const Node& node : body.nodes())
+    if (!stores_result(*entry.kernel, node)) return std::nullopt;
   if (entry.pattern.kind == KernelPattern::Anchor::kLoop) {
     const std::optional<Region>& region = region_of(body);
     if (!region || !region->whole_program()) return std::nullopt;

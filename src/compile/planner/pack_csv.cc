@@ -1,5 +1,6 @@
 #include "compile/planner/pack_csv.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <unordered_set>

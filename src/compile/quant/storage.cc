@@ -1,6 +1,8 @@
 // Chooses the type that each activation is stored in. Ops compute wide and round once, when they
 // store their result; this pass sets the attribute "out" of nodes whose result the backend or the
 // user wants narrower than f32. It adds no casts and removes no nodes.
+#include <algorithm>
+
 #include "base/error.h"
 #include "compile/pass.h"
 #include "compile/planner/kernels.h"

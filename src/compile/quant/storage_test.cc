@@ -2,6 +2,7 @@
 // rounds exactly where a hand-written computation does.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -51,7 +52,7 @@ class Wishful final : public Backend {
     KernelDesc narrow, f32;
     narrow.name = "w.narrow";
     narrow.pattern = std::move(pattern);
-    narrow.any_storage = true;
+    narrow.out_types = {DType::kF32, DType::kF16, DType::kBF16};
     f32.name = "w.f32";
     f32.pattern = "*";
     kernels_ = {narrow, f32};

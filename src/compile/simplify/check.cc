@@ -1,5 +1,6 @@
 #include "compile/simplify/check.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"

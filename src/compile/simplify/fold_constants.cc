@@ -1,5 +1,7 @@
 // Constant folding: nodes whose inputs are all constants become constants, by the meaning of their
 // op at float32: the values stay the same, bit for bit.
+#include <bit>
+
 #include "base/error.h"
 #include "base/hash.h"
 #include "compile/pass.h"

@@ -2,6 +2,7 @@
 // of states included. TK_FUZZ_GRAPHS sets how many, TK_FUZZ_SEED where to start.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "base/error.h"

@@ -2,6 +2,7 @@
 // tests/golden/rules/valid_changes.txt with the reason why the changed rule holds too.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <set>

@@ -1,5 +1,6 @@
 #include "compile/simplify/rules.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <set>

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "compile/fuse/report.h"
 #include "compile/simplify/check.h"
 #include "compile/simplify/rules.h"
 #include "graph/rewrite.h"
@@ -294,7 +295,13 @@ TEST(Spellings, OfExporters) {
   EXPECT_GE(count, 100);
 }
 
-// The first line of NAME.tkg may say which passes run: "// passes: canonicalize, recognize".
+void expect_golden(const std::filesystem::path& path, const std::string& text) {
+  if (std::getenv("TK_GOLDEN_WRITE")) write_text_file(path, text);
+  EXPECT_EQ(read_text_file(path), text);
+}
+
+// The first line of NAME.tkg may say which passes run: "// passes: canonicalize, recognize". Where
+// "fuse" is among them, the decisions and their reasons are compared too (NAME.fusion).
 // A line "// storage: bf16" sets the types for choose-storage, with the kernels of ref.
 TEST(OptGolden, TextInPassesTextOut) {
   auto backend = make_backend("cpu"), ref = make_backend("ref");
@@ -318,6 +325,9 @@ TEST(OptGolden, TextInPassesTextOut) {
     const std::string storage = "// storage: ";
     if (size_t at = text.find(storage); at != std::string::npos)
       options.storage = text.substr(at + storage.size(), text.find('\n', at) - at - storage.size());
+    const bool fuses =
+        std::find(options.passes.begin(), options.passes.end(), "fuse") != options.passes.end();
+    options.fusion = std::make_shared<FusionReport>();
     Module before = parse_module(text), after = before.clone();
     verify_module(before);
     expect_no_cycles(before);
@@ -329,10 +339,10 @@ TEST(OptGolden, TextInPassesTextOut) {
     }
     verify_module(after);
     std::string out = print_module(after);
-    path.replace_extension(".out");
-    if (std::getenv("TK_GOLDEN_WRITE")) write_text_file(path, out);
-    EXPECT_EQ(read_text_file(path), out);
+    expect_golden(path.replace_extension(".out"), out);
     EXPECT_EQ(print_module(parse_module(out)), out);
+    if (fuses)
+      expect_golden(path.replace_extension(".fusion"), fusion_report_text(*options.fusion));
   }
 }
 

@@ -25,9 +25,7 @@ bool picks_all_rows(const Function& fn, const std::vector<Ref>& inputs, const No
 }  // namespace
 
 void use_facts(Module& module, Function& function, const PassContext& context) {
-  std::vector<Fact> facts = function.facts();
   rebuild(module, function, [&](Function& to, const Node& node, const std::vector<Ref>& inputs) {
-    to.facts() = facts;
     if (!picks_all_rows(to, inputs, node)) return copy_node(to, node, inputs);
     if (context.timing) ++context.timing->fired;
     return std::vector<Ref>{inputs[0]};

@@ -1,8 +1,10 @@
 // The prefix index against naive models: random operations, compared with maps and full scans.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/rng.h"

@@ -26,7 +26,7 @@ Scheduler::Scheduler(const EngineConfig& config, KvCache& kv, Drafter* drafter, 
 bool Scheduler::schedule(Nanos now, std::vector<StepEntry>& entries) {
   entries.clear();
   short_of_blocks_ = false;
-  Budget budget{budget_.tokens(decodes()), config_.max_out_rows};
+  Budget budget{config_.max_batched_tokens, config_.max_out_rows, budget_.time(decodes())};
   Sequence* alone = suspect();
   if (alone == nullptr || !take(*alone, budget, entries)) {
     bool prompts_first = config_.batching == Batching::kPrefillFirst;
@@ -71,12 +71,20 @@ int64_t Scheduler::decodes() const {
 }
 
 void Scheduler::observe(const std::vector<StepEntry>& entries, Nanos duration) {
-  int64_t tokens = 0, decodes = 0;
+  TokenBudget::Prompts prompts;
+  int64_t decodes = 0;
   for (const StepEntry& e : entries) {
-    tokens += e.count;
-    decodes += e.count == 1 || e.drafts > 0 ? 1 : 0;
+    if (e.count == 1 || e.drafts > 0)
+      ++decodes;
+    else
+      prompts.add(e.count, e.start);
   }
-  budget_.observe(tokens, decodes, duration);
+  budget_.observe(prompts, decodes, duration);
+}
+
+int64_t Scheduler::token_budget() const {
+  int64_t fit = budget_.fit(budget_.time(1), 0);
+  return std::min(config_.max_batched_tokens, 1 + std::max(fit, TokenBudget::kLeastPrefill));
 }
 
 void Scheduler::take_decodes(Budget& budget, std::vector<StepEntry>& entries) {
@@ -118,7 +126,12 @@ bool Scheduler::is_valid_draft(const std::vector<DraftToken>& drafts, size_t at)
 // The number of tokens that fit into the budget of tokens and of rows with logits.
 int32_t Scheduler::chunk_size(const Sequence& seq, const Budget& budget) const {
   int32_t start = seq.scheduled, all = seq.expected() - start;
-  auto n = static_cast<int32_t>(std::min<int64_t>(all, budget.tokens));
+  int64_t most = budget.tokens;
+  if (all > 1 && budget_.bounded() && config_.chunked_prefill) {
+    int64_t least = budget.prompts ? 0 : TokenBudget::kLeastPrefill;
+    most = std::min(most, std::max(least, budget_.fit(budget.time, start)));
+  }
+  auto n = static_cast<int32_t>(std::min<int64_t>(all, most));
   if (!config_.chunked_prefill && n < all && all <= config_.max_batched_tokens) return 0;
   while (n > 0) {
     int64_t rows = seq.score_rows(start, start + n) + (seq.chooses_at(start + n) ? 1 : 0);
@@ -151,6 +164,13 @@ bool Scheduler::take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entr
   seq.pending += e.chooses ? 1 : 0;
   ++seq.in_flight;
   budget.tokens -= n;
+  if (drafts == 0 && n > 1 && budget_.bounded()) {
+    TokenBudget::Prompts chunk;
+    chunk.add(n, e.start);
+    budget.time -= budget_.cost(chunk);
+    budget.prompts = true;
+    if (budget_.fit(budget.time, 0) == 0) budget.tokens = 0;
+  }
   budget.rows -= e.scores + (drafts > 0 ? n : e.chooses ? 1 : 0);
   return true;
 }

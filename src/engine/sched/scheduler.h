@@ -42,11 +42,13 @@ class Scheduler {
   size_t waiting() const { return queue_.size(); }
   size_t running() const { return running_.size(); }
   const Sequence* in_row(int32_t row) const;  // nullptr: the row is free
-  int64_t token_budget() const { return budget_.tokens(1); }
+  int64_t token_budget() const;
 
  private:
   struct Budget {
     int64_t tokens, rows;
+    double time;           // seconds left for prompts
+    bool prompts = false;  // the step has some
   };
   enum class Verdict { kStart, kWait, kNoRoom };
 

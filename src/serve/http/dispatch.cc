@@ -1,6 +1,7 @@
 // Dispatches a parsed message to its handler: targets, methods, CORS, and responses that need no
 // handler.
 #include <algorithm>
+#include <cctype>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -58,22 +59,23 @@ bool split_target(std::string_view target, Request& request) {
 }  // namespace
 
 std::string Session::cors_headers(const Request& request) const {
-  const auto& allowed = shared_->options.allowed_origins;
   std::string_view origin = request.header("origin");
-  if (origin.empty() || allowed.empty()) return "";
-  bool any = std::find(allowed.begin(), allowed.end(), "*") != allowed.end();
-  if (!any && std::find(allowed.begin(), allowed.end(), origin) == allowed.end()) return "";
-  std::string lines =
-      any ? "Access-Control-Allow-Origin: *\r\n"
-          : fmt::format("Access-Control-Allow-Origin: {}\r\nVary: Origin\r\n", origin);
-  lines += "Access-Control-Expose-Headers: x-request-id, retry-after\r\n";
+  if (origin.empty()) return "";
+  std::string lines = fmt::format(
+      "Access-Control-Allow-Origin: {}\r\nVary: Origin\r\n"
+      "Access-Control-Allow-Credentials: true\r\n"
+      "Access-Control-Expose-Headers: x-request-id, retry-after\r\n",
+      origin);
   if (request.method == "OPTIONS") {
-    lines +=
-        "Access-Control-Allow-Methods: GET, HEAD, POST, OPTIONS\r\nAccess-Control-Max-Age: "
-        "86400\r\n";
-    // The parser admits only valid header characters, so it can be echoed unchanged.
-    if (auto asked = request.header("access-control-request-headers"); !asked.empty())
-      lines += fmt::format("Access-Control-Allow-Headers: {}\r\n", asked);
+    // A wildcard does not cover Authorization in browsers, which send the names in lower case. The
+    // parser admits only valid header characters, so they can be echoed unchanged.
+    std::string_view asked = request.header("access-control-request-headers");
+    bool browser = !asked.empty() && std::none_of(asked.begin(), asked.end(),
+                                                  [](char c) { return c >= 'A' && c <= 'Z'; });
+    lines += fmt::format(
+        "Access-Control-Allow-Methods: GET, POST\r\nAccess-Control-Allow-Headers: {}\r\n"
+        "Access-Control-Max-Age: 86400\r\n",
+        browser ? asked : "*");
   }
   return lines;
 }
@@ -82,7 +84,6 @@ std::string Session::cors_headers(const Request& request) const {
 Response Session::plain_answer(const Request& request, const Router::Match& match) const {
   Response response;
   if (request.method == "OPTIONS" && (!match.allow.empty() || request.path == "*")) {
-    response.status = 204;
     if (!match.allow.empty()) response.headers.emplace_back("Allow", match.allow);
   } else if (match.allow.empty()) {
     response =
@@ -121,8 +122,21 @@ void Session::dispatch() {
     return reject(error_response(400, "The request's path is not valid percent-encoding."));
   request.body = std::move(message.body());
 
+  if (std::string_view origin = request.header("origin");
+      !origin.empty() && !shared_->origins.allows(origin, request.header("host")))
+    return reject(error_response(403,
+                                 fmt::format("Pages of {} may not use this server; start it with "
+                                             "--allowed-origins to permit them.",
+                                             origin),
+                                 "", "", "origin_not_allowed"));
   traits.extra_headers = cors_headers(request);
+  if (std::string_view id = request.request_id(); !id.empty())
+    traits.extra_headers += fmt::format("X-Request-Id: {}\r\n", id);
   Router::Match match = shared_->router.find(request.method, request.path);
+  if (probes_only_) {
+    if (!match.always) return reject(too_many_connections());
+    traits.keep_alive = false;
+  }
   request.parameter = std::move(match.parameter);
   request.draining = shared_->stopping;
   auto turn = begin_turn(std::move(request), std::move(traits));

@@ -1,5 +1,7 @@
 #include "serve/http/message.h"
 
+#include <algorithm>
+
 #include "base/json.h"
 
 namespace tokamak::http {
@@ -8,6 +10,16 @@ std::string_view Request::header(std::string_view name) const {
   for (const auto& [key, value] : headers)
     if (key == name) return value;
   return {};
+}
+
+bool is_request_id(std::string_view text) {
+  return !text.empty() && text.size() <= 128 &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c > 0x20 && c < 0x7f; });
+}
+
+std::string_view Request::request_id() const {
+  std::string_view id = header("x-request-id");
+  return is_request_id(id) ? id : std::string_view();
 }
 
 const char* status_text(int status) {

@@ -24,6 +24,8 @@ struct Request {
 
   // The first header with that (lower-case) name; "" if absent.
   std::string_view header(std::string_view name) const;
+  // The client's X-Request-Id, if it is usable as one; every answer then carries it.
+  std::string_view request_id() const;
 };
 
 struct Response {
@@ -33,6 +35,7 @@ struct Response {
   Headers headers;
 };
 
+bool is_request_id(std::string_view text);  // 1 to 128 visible ASCII characters
 const char* status_text(int status);
 
 // The form OpenAI's clients expect for every error. An empty param or code becomes null.
@@ -68,6 +71,9 @@ class Exchange {
   // immediately
   // if it already has.
   void on_gone(std::function<void()> callback);
+  // Called once, on an I/O thread, if the server gives up waiting for the answer when it stops, and
+  // immediately if it already has: what is sent at once still reaches the client.
+  void on_stop(std::function<void()> callback);
   bool gone() const;
 
  private:

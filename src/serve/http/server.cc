@@ -1,5 +1,6 @@
 #include "serve/http/server.h"
 
+#include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
@@ -16,6 +17,9 @@ namespace {
 
 using tcp = net::ip::tcp;
 using SystemError = boost::system::error_code;
+
+constexpr std::chrono::seconds kLastWords{2};
+constexpr int64_t kProbeSeats = 32;  // connections above the limit that may ask for health
 
 std::vector<std::shared_ptr<Session>> open_sessions(SharedState& shared) {
   std::vector<std::shared_ptr<Session>> open;
@@ -78,6 +82,7 @@ void Server::Impl::bind() {
       endpoint = entry.endpoint();
       break;
     }
+  shared->origins = Origins(options.allowed_origins, endpoint.address().is_loopback());
   acceptor.open(endpoint.protocol(), ec);
   if (!ec) acceptor.set_option(tcp::acceptor::reuse_address(true), ec);
   if (!ec) acceptor.bind(endpoint, ec);
@@ -103,19 +108,16 @@ void Server::Impl::on_accept(SystemError ec, tcp::socket socket) {
     return;
   }
   ++shared->stats.accepted;
-  bool full = ++shared->stats.connections > shared->options.max_connections;
+  int64_t over = ++shared->stats.connections - shared->options.max_connections;
   auto session = std::make_shared<Session>(std::move(socket), shared);
   {
     std::lock_guard lock(shared->mutex);
     shared->sessions[session.get()] = session;
   }
-  if (full) {
-    Response response = error_response(503, "Too many open connections.");
-    response.headers.emplace_back("Retry-After", "1");
-    session->refuse(std::move(response));
-  } else {
-    session->start();
-  }
+  if (over > kProbeSeats)
+    session->refuse(too_many_connections());
+  else
+    session->start(over > 0);
   accept();
 }
 
@@ -190,6 +192,12 @@ void Server::stop(std::chrono::milliseconds drain) {
     int seen = impl_->signals_seen;
     shared.changed.wait_for(lock, drain,
                             [&] { return shared.busy == 0 || impl_->signals_seen > seen; });
+  }
+  // Answers that are not complete end with an error, which clients get some time to read.
+  if (shared.busy > 0) {
+    for (const auto& session : open_sessions(shared)) session->hurry();
+    std::unique_lock lock(shared.mutex);
+    shared.changed.wait_for(lock, kLastWords, [&] { return shared.busy == 0; });
   }
   std::promise<void> closed;
   net::post(impl_->strand, [impl = impl_.get(), &closed] {

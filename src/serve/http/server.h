@@ -16,18 +16,18 @@ struct ServerOptions {
   std::string host = "127.0.0.1";
   int port = 8000;  // 0: any free one
   int io_threads = 1;
-  int max_connections = 1024;               // more get a 503
+  int max_connections = 1024;               // more get a 503, except for probes
   size_t max_header_bytes = 64 << 10;       // 431
   size_t max_body_bytes = 16 << 20;         // 413
   size_t max_total_body_bytes = 256 << 20;  // total of all requests being read; 503
   size_t max_unsent_bytes =
       64 << 20;  // per answer; a client that falls further behind is disconnected
-  std::chrono::milliseconds read_timeout{60'000};    // first byte to complete request; 408
-  std::chrono::milliseconds idle_timeout{120'000};   // between requests of a connection
-  std::chrono::milliseconds write_timeout{30'000};   // without any progress by the client
-  std::chrono::milliseconds ping_interval{15'000};   // for idle streams
-  std::vector<std::string> allowed_origins = {"*"};  // CORS; empty: none
-  int send_buffer_bytes = 0;                         // per socket; 0: the system default
+  std::chrono::milliseconds read_timeout{60'000};            // first byte to complete request; 408
+  std::chrono::milliseconds idle_timeout{120'000};           // between requests of a connection
+  std::chrono::milliseconds write_timeout{30'000};           // without any progress by the client
+  std::chrono::milliseconds ping_interval{15'000};           // for idle streams
+  std::vector<std::string> allowed_origins = {"localhost"};  // see http/origins.h
+  int send_buffer_bytes = 0;                                 // per socket; 0: the system default
 };
 
 // Counters since the start; read from any thread.
@@ -51,8 +51,7 @@ class Server {
   const ServerStats& stats() const;
 
   // Answers new requests with 503 (except routes added with `always`), waits up to `drain` for
-  // those in
-  // flight, then stops accepting and drops the rest.
+  // those in flight, ends the rest with an error (Exchange::on_stop), then closes every connection.
   void stop(std::chrono::milliseconds drain);
   // From now on SIGINT and SIGTERM are handled by run_until_signal. Call before start().
   void catch_signals();

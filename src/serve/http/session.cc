@@ -5,6 +5,8 @@
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/error.hpp>
 
+#include <algorithm>
+
 #include "base/log.h"
 
 namespace tokamak::http {
@@ -16,6 +18,7 @@ using Error = beast::error_code;
 constexpr size_t kPipelined = 64 << 10;  // bytes of later requests buffered while one is answered
 constexpr size_t kMaxDiscard =
     4 << 20;  // bytes of a rejected request read before the connection is closed
+constexpr std::chrono::milliseconds kProbeTime{5000};  // for a request above the connection limit
 
 }  // namespace
 
@@ -45,8 +48,15 @@ Session::Seat::~Seat() {
   shared->changed.notify_all();
 }
 
-void Session::start() {
-  net::post(socket_.get_executor(), [self = shared_from_this()] {
+Response too_many_connections() {
+  Response response = error_response(503, "Too many open connections.");
+  response.headers.emplace_back("Retry-After", "1");
+  return response;
+}
+
+void Session::start(bool probes_only) {
+  net::post(socket_.get_executor(), [self = shared_from_this(), probes_only] {
+    self->probes_only_ = probes_only;
     self->next_request();
     self->read_more();
   });
@@ -66,6 +76,12 @@ void Session::drain() {
   });
 }
 
+void Session::hurry() {
+  net::post(socket_.get_executor(), [self = shared_from_this()] {
+    if (auto turn = self->turn_) turn->set_stopping();
+  });
+}
+
 void Session::kill() {
   net::post(socket_.get_executor(), [self = shared_from_this()] { self->die(); });
 }
@@ -78,7 +94,11 @@ void Session::next_request() {
   parser_->body_limit(shared_->options.max_body_bytes);
   parser_->eager(true);
   started_ = header_seen_ = false;
-  set_deadline(shared_->options.idle_timeout);
+  set_deadline(wait_time(shared_->options.idle_timeout));
+}
+
+std::chrono::milliseconds Session::wait_time(std::chrono::milliseconds usual) const {
+  return probes_only_ ? std::min(usual, kProbeTime) : usual;
 }
 
 void Session::read_more() {
@@ -116,7 +136,7 @@ void Session::parse() {
   if (!started_) {
     started_ = true;
     set_busy(true);
-    set_deadline(shared_->options.read_timeout);
+    set_deadline(wait_time(shared_->options.read_timeout));
   }
   if (parse_some()) dispatch();
 }
@@ -143,6 +163,9 @@ bool Session::parse_some() {
 
 void Session::on_header() {
   const auto& message = parser_->get();
+  if (probes_only_ && message.method() != beast::http::verb::get &&
+      message.method() != beast::http::verb::head)
+    return reject(too_many_connections());  // before its body is read
   auto expect = message[beast::http::field::expect];
   if (expect.empty() || message.version() < 11) return;
   if (!beast::iequals(expect, "100-continue"))

@@ -12,6 +12,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "serve/http/origins.h"
 #include "serve/http/server.h"
 #include "serve/http/turn.h"
 
@@ -26,6 +27,7 @@ struct SharedState {
   ServerOptions options;
   Router router;
   ServerStats stats;
+  Origins origins;
   std::atomic<bool> stopping{false};
   std::atomic<size_t> body_bytes{0};  // bytes held by requests being read
   std::atomic<int64_t> busy{0};       // connections with a request in progress
@@ -65,9 +67,11 @@ class Session : public std::enable_shared_from_this<Session> {
   Session(net::ip::tcp::socket socket, std::shared_ptr<SharedState> shared);
   ~Session();
 
-  void start();
+  // probes_only: only routes added with `always` are answered, the others with 503.
+  void start(bool probes_only);
   void refuse(Response response);  // instead of start: answer and close
   void drain();  // thread-safe: close when idle between requests, else after the answer
+  void hurry();  // thread-safe: the answer in progress must end now
   void kill();   // thread-safe: close now
 
  private:
@@ -99,6 +103,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void linger();
   void die();
 
+  std::chrono::milliseconds wait_time(std::chrono::milliseconds usual) const;
   void set_deadline(std::chrono::milliseconds from_now);
   void arm_timer();
   void on_timer();
@@ -122,6 +127,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::unique_ptr<Parser> parser_;
   bool reading_ = false, eof_ = false, started_ = false, header_seen_ = false, busy_ = false;
   bool answered_ = false;  // at least once
+  bool probes_only_ = false;
   size_t accounted_ = 0, discarded_ = 0;
 
   std::shared_ptr<Turn> turn_;
@@ -133,5 +139,7 @@ class Session : public std::enable_shared_from_this<Session> {
   TimePoint deadline_ = TimePoint::max(), next_ping_ = TimePoint::max(), armed_ = TimePoint::max();
   bool timer_pending_ = false;
 };
+
+Response too_many_connections();
 
 }  // namespace tokamak::http

@@ -140,18 +140,42 @@ void Turn::on_gone(std::function<void()> callback) {
   callback();
 }
 
+void Turn::on_stop(std::function<void()> callback) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!stopping_) {
+      on_stop_ = std::move(callback);
+      return;
+    }
+  }
+  callback();
+}
+
+void Turn::set_stopping() {
+  std::function<void()> callback;
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    callback.swap(on_stop_);
+  }
+  if (callback) callback();
+}
+
 bool Turn::gone() const {
   std::lock_guard lock(mutex_);
   return gone_;
 }
 
 Turn::Taken Turn::take(std::string& out) {
-  std::function<void()> callback;  // destroyed after the lock is released: it may hold the exchange
+  std::function<void()> gone, stop;  // destroyed after the lock is released: may hold the exchange
   std::lock_guard lock(mutex_);
   notified_ = false;
   out.clear();
   out.swap(unsent_);
-  if (state_ == State::kDone) callback.swap(on_gone_);
+  if (state_ == State::kDone) {
+    gone.swap(on_gone_);
+    stop.swap(on_stop_);
+  }
   return {state_ == State::kDone, cut_, state_ == State::kStreaming, traits_.keep_alive};
 }
 
@@ -187,6 +211,7 @@ void Exchange::start_stream(StreamHead head) { turn_->start_stream(head); }
 void Exchange::write(std::string_view bytes) { turn_->write(bytes); }
 void Exchange::finish() { turn_->finish(); }
 void Exchange::on_gone(std::function<void()> callback) { turn_->on_gone(std::move(callback)); }
+void Exchange::on_stop(std::function<void()> callback) { turn_->on_stop(std::move(callback)); }
 bool Exchange::gone() const { return turn_->gone(); }
 
 }  // namespace tokamak::http

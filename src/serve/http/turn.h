@@ -17,7 +17,7 @@ class Turn {
     bool http10 = false;  // no chunked encoding: closing the connection ends a stream
     bool head = false;    // the answer's body is not sent
     bool keep_alive = true;
-    std::string extra_headers;  // CORS header lines
+    std::string extra_headers;  // header lines of CORS and of the request id
     size_t max_unsent = 0;
   };
   // wake: called (outside the lock) when the connection has work; must be thread-safe and must not
@@ -33,6 +33,7 @@ class Turn {
   void finish();
   void abandon();  // no answer will follow
   void on_gone(std::function<void()> callback);
+  void on_stop(std::function<void()> callback);
   bool gone() const;
 
   // The connection's side.
@@ -46,6 +47,7 @@ class Turn {
   bool overflowed() const;       // the client is further behind than allowed
   void ping();                   // into the stream, if one is open
   void set_gone();
+  void set_stopping();
 
  private:
   enum class State { kWaiting, kStreaming, kDone };
@@ -60,8 +62,8 @@ class Turn {
   mutable std::mutex mutex_;
   State state_ = State::kWaiting;
   std::string unsent_, ping_;
-  bool notified_ = false, gone_ = false, cut_ = false;
-  std::function<void()> on_gone_;
+  bool notified_ = false, gone_ = false, stopping_ = false, cut_ = false;
+  std::function<void()> on_gone_, on_stop_;
 };
 
 }  // namespace tokamak::http

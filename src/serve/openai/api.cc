@@ -1,10 +1,12 @@
 #include "serve/openai/api.h"
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <thread>
 
 #include "base/json.h"
+#include "base/rng.h"
 #include "serve/openai/api_error.h"
 #include "serve/openai/metrics.h"
 #include "serve/openai/openapi_data.h"
@@ -141,13 +143,18 @@ void Api::authorise(const http::Request& request) const {
   for (const std::string& key : options_.api_keys) known |= same_key(given, key);
   if (known) return;
   if (given.empty())
-    throw ApiError(401, "You didn't provide an API key: send 'Authorization: Bearer KEY'.");
+    throw ApiError(401, "You didn't provide an API key: send 'Authorization: Bearer KEY'.", "",
+                   "invalid_api_key");
   throw ApiError(401, "Incorrect API key provided.", "", "invalid_api_key");
 }
 
-// With several keys each tenant has its own cache.
-std::string Api::default_salt(const http::Request& request) const {
-  return options_.api_keys.empty() ? "" : std::string(key_of(request));
+// Each key has its own cache: a salt separates requests of one key, it never joins those of two. A
+// key has no line breaks.
+void Api::add_tenant(const http::Request& request, GenerationParams& params) const {
+  if (options_.api_keys.empty()) return;
+  params.tenant = key_of(request);
+  params.cache_salt =
+      params.cache_salt.empty() ? params.tenant : params.tenant + "\n" + params.cache_salt;
 }
 
 http::Handler Api::quick(Answer answer, bool open) {
@@ -161,18 +168,19 @@ http::Handler Api::quick(Answer answer, bool open) {
   };
 }
 
-http::Handler Api::with_json(JsonAnswer answer) {
-  return [this, answer = std::move(answer)](http::ExchangePtr exchange) {
+http::Handler Api::with_json(JsonAnswer answer, bool numbered) {
+  return [this, answer = std::move(answer), numbered](http::ExchangePtr exchange) {
     try {
       authorise(exchange->request());
       check_content_type(exchange->request());
     } catch (const std::exception& e) {
       return exchange->respond(error_answer(e));
     }
-    prepare_->post([answer, exchange = std::move(exchange)] {
+    uint64_t number = numbered ? arrivals_++ : 0;
+    prepare_->post([answer, number, exchange = std::move(exchange)] {
       if (exchange->gone()) return;
       try {
-        answer(exchange, parse_body(exchange->request()));
+        answer(exchange, parse_body(exchange->request()), number);
       } catch (const std::exception& e) {
         exchange->respond(error_answer(e));
       }
@@ -180,15 +188,20 @@ http::Handler Api::with_json(JsonAnswer answer) {
   };
 }
 
-void Api::generate(http::ExchangePtr exchange, const Value& body, bool chat) {
+void Api::generate(http::ExchangePtr exchange, const Value& body, bool chat, uint64_t number) {
   RequestContext context;
   context.trace = trace_of(exchange->request());
   context.route = exchange->request().path;
   context.remote = exchange->request().remote;
   context.start = SteadyClock().now();
   context.log = log_.get();
+  uint64_t seed = fresh_number();
+  if (options_.seed) {
+    auto bits = philox(*options_.seed, number, 0);
+    seed = uint64_t{bits[0]} << 32 | bits[1];
+  }
   try {
-    generate(exchange, body, chat, context);
+    generate(exchange, body, chat, seed, context);
   } catch (const std::exception& e) {
     http::Response response = error_answer(e);
     response.headers.emplace_back("traceparent", context.trace.header());
@@ -197,12 +210,13 @@ void Api::generate(http::ExchangePtr exchange, const Value& body, bool chat) {
   }
 }
 
-void Api::generate(http::ExchangePtr exchange, const Value& body, bool chat,
+void Api::generate(http::ExchangePtr exchange, const Value& body, bool chat, uint64_t seed,
                    const RequestContext& context) {
   auto model = model_of(body);
-  Prepared request = chat ? prepare_chat(body, model) : prepare_completion(body, model);
+  Prepared request = chat ? prepare_chat(body, model, seed) : prepare_completion(body, model, seed);
   GenerationParams& params = request.params;
-  if (params.cache_salt.empty()) params.cache_salt = default_salt(exchange->request());
+  add_tenant(exchange->request(), params);
+  if (std::string_view id = exchange->request().request_id(); !id.empty()) params.request_id = id;
   params.timeout_seconds = options_.request_timeout_seconds;
   ShapeOptions shape;
   shape.model = model->name;
@@ -241,17 +255,21 @@ http::Response Api::tokenize(const Value& body) const {
   Fields fields(body);
   EncodeOptions encode;
   std::string text;
+  RenderedChat chat;
   if (body.has("messages")) {
     if (model->chat_template == nullptr)
       bad_request("messages", "no_chat_template", "The model '{}' has no chat template.",
                   model->name);
-    text = render_chat(fields, *model);
+    chat = render_chat(fields, *model);
+    text = chat.text;
+    encode.guard = chat.guard;
     encode.add_special = false;
   } else {
     auto prompt = fields.string("prompt"), content = fields.string("content");
     if (!prompt && !content) fields.require("prompt");
     text = prompt ? *prompt : *content;
     encode.add_special = prompt || fields.boolean("add_special").value_or(false);
+    encode.parse_special = fields.boolean("parse_special").value_or(true);
   }
   encode.add_special = fields.boolean("add_special_tokens").value_or(encode.add_special);
   bool strings = fields.boolean("return_token_strs").value_or(false);
@@ -295,7 +313,7 @@ http::Response Api::apply_template(const Value& body) const {
                 model->name);
   Fields fields(body);
   Value value = Value::object();
-  value.set("prompt", render_chat(fields, *model));
+  value.set("prompt", render_chat(fields, *model).plain());
   return json_response(value);
 }
 
@@ -352,12 +370,15 @@ void Api::add_routes(http::Router& router) {
                quick([this](const Request& request) { return one_model(request.parameter); }));
     for (bool chat : {true, false})
       router.add("POST", base + (chat ? "/chat/completions" : "/completions"),
-                 with_json([this, chat](ExchangePtr exchange, const Value& body) {
-                   generate(std::move(exchange), body, chat);
-                 }));
+                 with_json(
+                     [this, chat](ExchangePtr exchange, const Value& body, uint64_t number) {
+                       generate(std::move(exchange), body, chat, number);
+                     },
+                     true));
   }
   auto add_plain = [&](const char* path, http::Response (Api::*method)(const Value&) const) {
-    router.add("POST", path, with_json([this, method](ExchangePtr exchange, const Value& body) {
+    router.add("POST", path,
+               with_json([this, method](ExchangePtr exchange, const Value& body, uint64_t) {
                  exchange->respond((this->*method)(body));
                }));
   };

@@ -1,6 +1,8 @@
 #pragma once
 // The OpenAI-compatible API: routes over one or more models.
+#include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,7 +18,10 @@ struct ApiOptions {
   std::vector<std::string> api_keys;   // empty: no key needed; otherwise every route except health
                                        // and readiness requires one
   double request_timeout_seconds = 0;  // 0: none
-  int prepare_threads = 2;             // JSON, templates, tokenising
+  // Requests without a seed derive theirs from this and their arrival number; without a value, the
+  // seeds differ in each run.
+  std::optional<uint64_t> seed;
+  int prepare_threads = 2;  // JSON, templates, tokenising
   int stream_threads =
       1;  // detokenising and JSON of answers, so that a long prompt does not delay them
   std::string version = "0.1.0";
@@ -40,14 +45,15 @@ class Api {
  private:
   // A handler that answers on the I/O thread, and one that receives the parsed body on a worker.
   using Answer = std::function<http::Response(const http::Request&)>;
-  using JsonAnswer = std::function<void(http::ExchangePtr, const Value& body)>;
+  using JsonAnswer = std::function<void(http::ExchangePtr, const Value& body, uint64_t number)>;
   http::Handler quick(Answer answer, bool open = false);
-  http::Handler with_json(JsonAnswer answer);
+  // number: counts the requests of all handlers that are numbered, in the order of arrival.
+  http::Handler with_json(JsonAnswer answer, bool numbered = false);
   void authorise(const http::Request& request) const;  // throws ApiError(401)
-  std::string default_salt(const http::Request& request) const;
+  void add_tenant(const http::Request& request, GenerationParams& params) const;
 
-  void generate(http::ExchangePtr exchange, const Value& body, bool chat);
-  void generate(http::ExchangePtr exchange, const Value& body, bool chat,
+  void generate(http::ExchangePtr exchange, const Value& body, bool chat, uint64_t number);
+  void generate(http::ExchangePtr exchange, const Value& body, bool chat, uint64_t seed,
                 const RequestContext& context);
   http::Response list_models() const;
   http::Response one_model(const std::string& name) const;
@@ -63,6 +69,7 @@ class Api {
   const int64_t start_time_;
   std::vector<std::shared_ptr<const ServedModel>> models_;
   std::shared_ptr<GenerationStats> stats_ = std::make_shared<GenerationStats>();
+  std::atomic<uint64_t> arrivals_{0};
   std::unique_ptr<RequestLog> log_;
   std::unique_ptr<WorkerPool> prepare_, stream_;
 };

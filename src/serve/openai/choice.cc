@@ -76,10 +76,7 @@ void Choice::add_text(ReasoningSplit::Result&& part, Piece& piece) {
 
 void Choice::add(ToolCalls::Result&& result, Piece& piece) {
   piece.text += result.text;
-  if (result.calls.empty()) return;
-  if (piece.calls.empty()) piece.first_call = calls_;
-  calls_ += static_cast<int>(result.calls.size());
-  for (ToolCall& call : result.calls) piece.calls.push_back(std::move(call));
+  append_calls(piece.calls, std::move(result.calls));
 }
 
 void Choice::finish(const char* reason, Piece& piece) {
@@ -97,7 +94,7 @@ void Choice::finish(const char* reason, Piece& piece) {
     reason = "stop";
     piece.stop_reason = stops_.matched();
   }
-  piece.finish = calls_ > 0 && reason == std::string_view("stop") ? "tool_calls" : reason;
+  piece.finish = tools_.any() && reason == std::string_view("stop") ? "tool_calls" : reason;
   done_ = true;
 }
 

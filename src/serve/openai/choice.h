@@ -55,7 +55,6 @@ class Choice {
   std::deque<Waiting> waiting_;
   size_t raw_bytes_ = 0, sent_bytes_ = 0, characters_ = 0;
   int64_t tokens_ = 0, reasoning_tokens_ = 0;
-  int calls_ = 0;
   int32_t stopped_at_ = -1;
   bool first_ = true, done_ = false;
 };

@@ -61,10 +61,9 @@ std::string Fields::name(std::string_view field) const {
 }
 
 const Value* Fields::find(std::string_view field) {
+  known_.push_back(field);
   const Value* value = object_.find(field);
-  if (value == nullptr) return nullptr;
-  seen_.push_back(field);
-  return value->is_null() ? nullptr : value;
+  return value == nullptr || value->is_null() ? nullptr : value;
 }
 
 const Value& Fields::require(std::string_view field) {
@@ -121,12 +120,13 @@ const Value::Array* Fields::array(std::string_view field) {
 }
 
 void Fields::ignore(std::initializer_list<std::string_view> fields) {
-  seen_.insert(seen_.end(), fields.begin(), fields.end());
+  other_.insert(other_.end(), fields.begin(), fields.end());
 }
 
 void Fields::refuse(std::string_view field, const std::string& why) {
-  const Value* value = find(field);
-  if (value == nullptr) return;
+  other_.push_back(field);
+  const Value* value = object_.find(field);
+  if (value == nullptr || value->is_null()) return;
   bool idle =
       (value->is_bool() && !value->as_bool()) || (value->is_number() && value->as_double() == 0) ||
       ((value->is_array() || value->is_object() || value->is_string()) && value->size() == 0);
@@ -135,8 +135,11 @@ void Fields::refuse(std::string_view field, const std::string& why) {
 
 std::vector<std::string> Fields::unknown() const {
   std::vector<std::string> names;
+  auto in = [](const std::vector<std::string_view>& list, const std::string& key) {
+    return std::find(list.begin(), list.end(), key) != list.end();
+  };
   for (const auto& [key, value] : object_.as_object())
-    if (std::find(seen_.begin(), seen_.end(), key) == seen_.end()) names.push_back(name(key));
+    if (!in(known_, key) && !in(other_, key)) names.push_back(name(key));
   return names;
 }
 

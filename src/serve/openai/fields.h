@@ -15,6 +15,7 @@ class Fields {
  public:
   // path: prefix of parameter names, "messages[0]".
   explicit Fields(const Value& object, std::string path = "");
+  // Field names are not copied: they must outlive this object.
 
   std::string name(std::string_view field) const;
   const Value* find(std::string_view field);     // nullptr: absent or null
@@ -31,11 +32,13 @@ class Fields {
   void refuse(std::string_view field, const std::string& why);
   // Members that were not read.
   std::vector<std::string> unknown() const;
+  // The fields that were looked up, whether present or not; without those ignored and refused.
+  const std::vector<std::string_view>& known() const { return known_; }
 
  private:
   const Value& object_;
   std::string path_;
-  std::vector<std::string_view> seen_;
+  std::vector<std::string_view> known_, other_;
 };
 
 // 400 "Invalid type for 'x': expected a string, but got an integer instead."

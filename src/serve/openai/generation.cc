@@ -1,5 +1,7 @@
 #include "serve/openai/generation.h"
 
+#include <algorithm>
+
 #include "base/log.h"
 #include "serve/openai/api_error.h"
 
@@ -11,7 +13,7 @@ void append(Piece& whole, Piece&& more) {
   whole.reasoning += more.reasoning;
   whole.ids.insert(whole.ids.end(), more.ids.begin(), more.ids.end());
   for (ScoredToken& token : more.scored) whole.scored.push_back(std::move(token));
-  for (ToolCall& call : more.calls) whole.calls.push_back(std::move(call));
+  append_calls(whole.calls, std::move(more.calls));
   if (more.finish != nullptr) whole.finish = more.finish;
   if (!more.stop_reason.is_null()) whole.stop_reason = std::move(more.stop_reason);
   if (more.prompt_ids != nullptr) whole.prompt_ids = more.prompt_ids;
@@ -56,13 +58,13 @@ RequestSpec Generation::spec_of(const Prompt& prompt,
   spec.score_prompt = (params.echo && params.logprobs >= 0) || params.prompt_logprobs >= 0;
   spec.priority = params.priority;
   spec.cache_salt = params.cache_salt;
+  spec.tenant = params.tenant;
   if (params.timeout_seconds > 0)
     spec.deadline = SteadyClock().now() + static_cast<Nanos>(params.timeout_seconds * 1e9);
   return spec;
 }
 
-void Generation::start() {
-  self_ = shared_from_this();
+void Generation::watch_client() {
   exchange_->on_gone([weak = weak_from_this()] {
     auto self = weak.lock();
     if (self == nullptr) return;
@@ -70,11 +72,25 @@ void Generation::start() {
       std::lock_guard lock(self->mutex_);
       self->gone_ = true;
       self->self_.reset();  // not the last reference: we hold one
+      if (!self->closed_) self->schedule();
     }
     ++self->stats_->cancelled;
-    self->log_end(499, "the client disconnected", nullptr);
     self->cancel_all();
   });
+  exchange_->on_stop([weak = weak_from_this()] {
+    auto self = weak.lock();
+    if (self == nullptr) return;
+    Delta delta;
+    delta.choice = -1;  // all of them
+    delta.finish = Finish::kCancelled;
+    delta.error = "The server is shutting down.";
+    self->push(0, std::move(delta));
+  });
+}
+
+void Generation::start() {
+  self_ = shared_from_this();
+  watch_client();
   auto sample = std::make_shared<const SampleSpec>(request_.params.sample);
   for (size_t part = 0; part < parts_.size(); ++part) {
     bool gone = false;
@@ -97,14 +113,17 @@ void Generation::start() {
       }
       refuse();
     }
-    if (gone) return cancel_all();
+    if (gone) {
+      cancel_all();
+      return drain();
+    }
   }
   if (request_.params.stream) {
     http::StreamHead head;
     head.headers = {{"Cache-Control", "no-cache"},
                     {"X-Accel-Buffering", "no"},
-                    {"X-Request-Id", shape_->id()},
                     {"traceparent", context_.trace.header()}};
+    add_request_id(head.headers);
     exchange_->start_stream(std::move(head));
     Usage now = usage();
     for (size_t i = 0; i < choices_.size(); ++i) {
@@ -132,7 +151,10 @@ void Generation::refuse() const {
         throw ApiError(429, error.what(), "", "queue_full")
             .with_retry_after(request_.model->client->info().retry_after);
       case ErrorCode::kOutOfRange:
-        throw ApiError(400, error.what(), "", "context_length_exceeded");
+        throw ApiError(400, error.what(), request_.prompt_param, "context_length_exceeded");
+      case ErrorCode::kInvalidArgument:  // the rest of the request was checked before
+        throw ApiError(400, error.what(), request_.params.beams > 0 ? "best_of" : "n",
+                       "invalid_value");
       case ErrorCode::kUnavailable:
         throw ApiError(503, error.what()).with_retry_after(5);
       default:
@@ -146,23 +168,32 @@ void Generation::push(size_t part, Delta&& delta) {
   std::lock_guard lock(mutex_);
   if (gone_ || closed_) return;
   arrivals_.push_back({part, std::move(delta)});
-  if (scheduled_) return;
-  scheduled_ = true;
-  // Under the lock: once gone_ or closed_ is set, the pool is not used any more.
+  schedule();
+}
+
+// Under the lock: once closed_ is set, the pool is not used any more.
+void Generation::schedule() {
+  if (std::exchange(scheduled_, true)) return;
   pool_.post([self = shared_from_this()] { self->drain(); });
 }
 
 void Generation::drain() {
   std::deque<Arrival> batch;
   while (true) {
+    bool gone = false;
     {
       std::lock_guard lock(mutex_);
       batch.clear();
       batch.swap(arrivals_);
-      if (batch.empty()) {
+      gone = gone_;
+      if (batch.empty() && !gone) {
         scheduled_ = false;
         return;
       }
+    }
+    if (gone) {  // what the client got until it left
+      Usage so_far = usage();
+      return log_end(499, "the client disconnected", &so_far);
     }
     try {
       for (Arrival& arrival : batch) handle(arrival);
@@ -279,8 +310,8 @@ void Generation::complete() {
     return;
   }
   http::Response response;
-  response.headers.emplace_back("X-Request-Id", shape_->id());
   response.headers.emplace_back("traceparent", context_.trace.header());
+  add_request_id(response.headers);
   if (request_.params.prompt_logprobs >= 0)
     for (size_t i = 0; i < whole_.size(); ++i) {
       size_t part = i / static_cast<size_t>(request_.params.n);
@@ -309,6 +340,7 @@ void Generation::break_off(const Delta& delta) {
                                                       : "";
   http::Response response = http::error_response(status, message, "", "", code);
   response.headers.emplace_back("traceparent", context_.trace.header());
+  add_request_id(response.headers);
   if (status == 429)
     response.headers.emplace_back("Retry-After",
                                   retry_after_header(request_.model->client->info().retry_after));
@@ -321,11 +353,19 @@ void Generation::break_off(const Delta& delta) {
   cancel_all();
 }
 
+// The client's id if it sent one: in the header, which every answer repeats, or in the body.
+void Generation::add_request_id(http::Headers& headers) const {
+  const std::string& own = request_.params.request_id;
+  if (exchange_->request().request_id().empty())
+    headers.emplace_back("X-Request-Id", own.empty() ? shape_->id() : own);
+}
+
 // Once, on the first thread that learns the outcome.
 void Generation::log_end(int status, const std::string& error, const Usage* total) {
   if (context_.log == nullptr || logged_.test_and_set()) return;
   Value line = context_.line(status, error);
   line.set("id", shape_->id());
+  if (!request_.params.request_id.empty()) line.set("request_id", request_.params.request_id);
   line.set("model", request_.model->name);
   line.set("stream", request_.params.stream);
   line.set("n", request_.params.n);

@@ -51,7 +51,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   };
 
   RequestSpec spec_of(const Prompt& prompt, const std::shared_ptr<const SampleSpec>& sample) const;
+  void watch_client();
   void push(size_t part, Delta&& delta);  // engine thread
+  void schedule();                        // any thread, holding the mutex
   void drain();                           // pool
   void handle(Arrival& arrival);
   void handle_choice(Choice& choice, Arrival& arrival);
@@ -61,6 +63,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void break_off(const Delta& delta);  // the engine could not finish
   [[noreturn]] void refuse() const;    // rethrows submit's error as an ApiError
   void cancel_all();
+  void add_request_id(http::Headers& headers) const;
   Usage usage() const;
   void log_end(int status, const std::string& error, const Usage* total);
 

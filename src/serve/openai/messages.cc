@@ -139,6 +139,17 @@ std::string render_template(const ChatTemplate& chat, const Value& context) {
   }
 }
 
+// Tools that the template does not print would be ignored silently.
+void check_tools_shown(const ChatTemplate& chat, const Value& context, const ServedModel& model) {
+  Value without = context;
+  without.set("tools", Value());
+  if (render_template(chat, context) == render_template(chat, without))
+    unsupported("tools", fmt::format("The chat template of the model '{}' does not show tools to "
+                                     "the model. Describe them in a message instead, or set "
+                                     "'tool_choice' to 'none'.",
+                                     model.name));
+}
+
 // The text up to the end of the last message's content, which the answer continues. A marker
 // appended to the content shows where that is, whatever the template writes after it.
 std::string render_up_to_last(const ChatTemplate& chat, Value context) {
@@ -180,7 +191,7 @@ Value read_messages(Fields& fields) {
   return messages;
 }
 
-std::string render_chat(Fields& fields, const ServedModel& model) {
+RenderedChat render_chat(Fields& fields, const ServedModel& model) {
   const Tokenizer& tokenizer = *model.tokenizer;
   Value context = Value::object();
   context.set("messages", read_messages(fields));
@@ -204,8 +215,12 @@ std::string render_chat(Fields& fields, const ServedModel& model) {
     for (const auto& [key, value] : extra->as_object())
       if (key != "messages" && key != "tools") context.set(key, value);
   }
+  RenderedChat out;
+  out.guard = guard_chat(context, tokenizer);
   const ChatTemplate& chat = *(for_tools ? model.tool_template : model.chat_template);
-  return goes_on ? render_up_to_last(chat, std::move(context)) : render_template(chat, context);
+  if (tools != nullptr && tools->size() > 0) check_tools_shown(chat, context, model);
+  out.text = goes_on ? render_up_to_last(chat, std::move(context)) : render_template(chat, context);
+  return out;
 }
 
 }  // namespace tokamak::openai

@@ -1,13 +1,11 @@
 #include "serve/openai/metrics.h"
 
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <memory>
 
 #include "serve/openai/prometheus.h"
+#include "serve/process_memory.h"
 
 namespace tokamak::openai {
 namespace {
@@ -263,7 +261,7 @@ void write_front(PrometheusText& out, const GenerationStats& answers,
   out.sample("result=\"cancelled\"", answers.cancelled.load());
   out.sample("result=\"failed\"", answers.failed.load());
   if (http == nullptr) return;
-  out.family("tokamak_http_connections", Type::kGauge, "Open connections.");
+  out.family("tokamak_http_connections_open", Type::kGauge, "Open connections.");
   out.sample("", http->connections.load());
   auto counter = [&](const char* name, const char* help, const std::atomic<int64_t>& value) {
     out.family(name, Type::kCounter, help);
@@ -300,18 +298,19 @@ void write_process(PrometheusText& out, const MetricsOptions& options,
   out.sample("", time(usage.ru_utime) + time(usage.ru_stime));
   out.family("process_resident_memory_bytes", Type::kGauge, "Resident memory.");
   out.sample("", static_cast<int64_t>(resident_bytes()));
+  ProcessMemory memory = process_memory();
+  for (const ModelMetrics& m : models)  // counted there
+    memory.heap -= std::min(memory.heap, m.memory.other);
+  out.family("tokamak_process_memory_bytes", Type::kGauge,
+             "Memory besides tokamak_memory_bytes: program and libraries, heap, stacks.");
+  out.sample("kind=\"program\"", static_cast<int64_t>(memory.program));
+  out.sample("kind=\"heap\"", static_cast<int64_t>(memory.heap));
+  out.sample("kind=\"stacks\"", static_cast<int64_t>(memory.stacks));
   out.family("process_start_time_seconds", Type::kGauge, "Start of the process, unix time.");
   out.sample("", options.start_time);
 }
 
 }  // namespace
-
-uint64_t resident_bytes() {
-  std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen("/proc/self/statm", "r"), std::fclose);
-  unsigned long long size = 0, resident = 0;
-  if (file == nullptr || std::fscanf(file.get(), "%llu %llu", &size, &resident) != 2) return 0;
-  return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-}
 
 std::string metrics_text(const MetricsOptions& options, const std::vector<ModelMetrics>& models,
                          const GenerationStats& answers, const http::ServerStats* http) {

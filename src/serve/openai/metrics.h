@@ -27,6 +27,4 @@ struct ModelMetrics {
 std::string metrics_text(const MetricsOptions& options, const std::vector<ModelMetrics>& models,
                          const GenerationStats& answers, const http::ServerStats* http);
 
-uint64_t resident_bytes();  // of this process; 0 if unknown
-
 }  // namespace tokamak::openai

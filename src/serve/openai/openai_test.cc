@@ -122,20 +122,21 @@ TEST(Prepare, AModelWithoutATemplateHasNoChat) {
 TEST(Prepare, ToolsTakeTheTemplateMadeForThem) {
   ServedModel model = fake_model(nullptr);
   model.chat_template = std::make_shared<const ChatTemplate>(ChatTemplate::parse("default"));
-  model.tool_template = std::make_shared<const ChatTemplate>(ChatTemplate::parse("tools"));
+  model.tool_template =
+      std::make_shared<const ChatTemplate>(ChatTemplate::parse("tools{% if tools %}!{% endif %}"));
   auto prompt = [&](const char* extra) {
     std::string json = R"({"messages": [{"role": "user", "content": "x"}])";
     Value body = parse_json(json + extra + "}");
     Fields fields(body);
-    return render_chat(fields, model);
+    return render_chat(fields, model).plain();
   };
   const char* tools = R"(,"tools": [{"type": "function", "function": {"name": "f"}}])";
   EXPECT_EQ(prompt(""), "default");
   EXPECT_EQ(prompt(R"(,"tools": [])"), "default");
-  EXPECT_EQ(prompt(tools), "tools");
+  EXPECT_EQ(prompt(tools), "tools!");
   EXPECT_EQ(prompt((std::string(tools) + R"(,"tool_choice": "none")").c_str()), "default");
-  model.tool_template = nullptr;
-  EXPECT_EQ(prompt(tools), "default");
+  model.tool_template = nullptr;  // the model would not see them
+  EXPECT_THROW(prompt(tools), ApiError);
 }
 
 TEST(Choice, SplitsTokensAnyWayWithTheSameResult) {
@@ -191,12 +192,14 @@ struct Parsed {
 Parsed parse_tools(ToolStyle style, const std::string& text, size_t step) {
   ToolCalls tools(style);
   Parsed parsed;
-  auto add = [&](const ToolCalls::Result& result) {
+  std::vector<ToolCall> calls;
+  auto add = [&](ToolCalls::Result&& result) {
     parsed.text += result.text;
-    for (const ToolCall& call : result.calls) parsed.calls.push_back(call.name + call.arguments);
+    append_calls(calls, std::move(result.calls));
   };
   for (size_t at = 0; at < text.size(); at += step) add(tools.push(text.substr(at, step)));
   add(tools.finish());
+  for (const ToolCall& call : calls) parsed.calls.push_back(call.name + call.arguments);
   return parsed;
 }
 
@@ -213,18 +216,41 @@ TEST(ToolCalls, AnyChunkingGivesTheSameCalls) {
       {ToolStyle::kNone, one, {one, {}}},
       {ToolStyle::kHermes, "plain < text", {"plain < text", {}}},
       {ToolStyle::kHermes, "trailing <tool", {"trailing <tool", {}}},
-      {ToolStyle::kHermes, one, {"", {R"(f{"a":"<b>"})"}}},
+      {ToolStyle::kHermes, one, {"", {R"(f{"a": "<b>"})"}}},
       {ToolStyle::kHermes,
        "Let me see.\n" + one + "\n" + one + "\n",
-       {"Let me see.", {R"(f{"a":"<b>"})", R"(f{"a":"<b>"})"}}},
+       {"Let me see.", {R"(f{"a": "<b>"})", R"(f{"a": "<b>"})"}}},
       {ToolStyle::kHermes,
        "<tool_call>not json</tool_call>",
        {"<tool_call>not json</tool_call>", {}}},
       {ToolStyle::kHermes, "<tool_call>{\"name\": \"g\"}", {"", {"g{}"}}},
       {ToolStyle::kHermes, "<tool_call>{\"name\": ", {"<tool_call>{\"name\": ", {}}},
       {ToolStyle::kHermes, "a <tool_call>x</tool_call> b", {"a <tool_call>x</tool_call> b", {}}},
-      {ToolStyle::kLlama3, R"({"name": "f", "parameters": {"x": 1}})", {"", {R"(f{"x":1})"}}},
+      {ToolStyle::kLlama3, R"({"name": "f", "parameters": {"x": 1}})", {"", {R"(f{"x": 1})"}}},
       {ToolStyle::kLlama3, R"(<|python_tag|>{"name": "f", "parameters": {}})", {"", {"f{}"}}},
+      {ToolStyle::kHermes,
+       R"(<tool_call>{"arguments": {"a": [1, {"</tool_call>": "\"}"}]}, "id": 7, "name": "g"}</tool_call>)",
+       {"", {R"(g{"a": [1, {"</tool_call>": "\"}"}]})"}}},
+      {ToolStyle::kHermes,
+       R"(<tool_call>{"name": "g", "arguments": "{\"a\": 1}"}</tool_call>.)",
+       {".", {R"(g{"a": 1})"}}},
+      {ToolStyle::kHermes, R"(<tool_call>{"name": "g", "arguments": null})", {"", {"g{}"}}},
+      {ToolStyle::kHermes,
+       R"(<tool_call>{"name": "g", "arguments": {"a": "x)",
+       {"", {R"(g{"a": "x)"}}},
+      {ToolStyle::kHermes,
+       R"(<tool_call>{"name": "g", "arguments": {"a": 1}</tool_call> ok)",
+       {" ok", {R"(g{"a": 1})"}}},
+      {ToolStyle::kHermes,
+       R"(<tool_call>{"name": 7, "arguments": {}}</tool_call>)",
+       {R"(<tool_call>{"name": 7, "arguments": {}}</tool_call>)", {}}},
+      {ToolStyle::kHermes,
+       "<tool_call>{\"name\": \"f\"}\n<tool_call>{\"name\": \"g\"}</tool_call>",
+       {"", {"f{}", "g{}"}}},
+      {ToolStyle::kHermes, "<tool_call>{}</tool_call>", {"<tool_call>{}</tool_call>", {}}},
+      {ToolStyle::kLlama3, R"( {"city": "Paris"} )", {R"( {"city": "Paris"} )", {}}},
+      {ToolStyle::kLlama3, "<|python_tag|>print(1)", {"<|python_tag|>print(1)", {}}},
+      {ToolStyle::kLlama3, R"({"name": "f", "parameters": {}} so)", {" so", {"f{}"}}},
       {ToolStyle::kLlama3, "{ is a brace", {"{ is a brace", {}}},
       {ToolStyle::kLlama3, "hello {\"name\": 1}", {"hello {\"name\": 1}", {}}},
   };
@@ -232,6 +258,19 @@ TEST(ToolCalls, AnyChunkingGivesTheSameCalls) {
     for (size_t step = 1; step <= c.text.size(); ++step)
       EXPECT_EQ(parse_tools(c.style, c.text, step), c.expected)
           << c.text << " in steps of " << step;
+}
+
+TEST(ToolCalls, ArgumentsArriveAsTheyAreWritten) {
+  ToolCalls tools(ToolStyle::kHermes);
+  EXPECT_TRUE(tools.push(R"(<tool_call>{"name": "f", "argum)").calls.empty());
+  auto first = tools.push(R"(ents": {"a": )").calls, second = tools.push(R"("x", "b)").calls,
+       third = tools.push(R"(": 1}}</tool_call>)").calls;
+  ASSERT_TRUE(first.size() == 1 && second.size() == 1 && third.size() == 1);
+  EXPECT_EQ(first[0].name, "f");
+  EXPECT_EQ(first[0].arguments, R"({"a": )");
+  EXPECT_EQ(second[0].arguments, R"("x", "b)");
+  EXPECT_EQ(third[0].arguments, R"(": 1})");
+  EXPECT_TRUE(second[0].id.empty() && second[0].name.empty());
 }
 
 // Generations without sockets: a turn whose bytes the test reads.

@@ -8,12 +8,13 @@
 #include "base/rng.h"
 #include "engine/sample_params.h"
 #include "serve/openai/api_error.h"
+#include "serve/openai/shape.h"
 
 namespace tokamak::openai {
 namespace {
 
 constexpr int64_t kMaxChoices = 128;
-constexpr size_t kMaxStops = 16, kMaxStopBytes = 1024, kMaxStopIds = 256, kMaxBiases = 1024,
+constexpr size_t kMaxStops = 16, kMaxText = 1024, kMaxStopIds = 256, kMaxBiases = 1024,
                  kMaxBreakers = 64;
 
 std::vector<std::string> read_stops(Fields& fields) {
@@ -33,9 +34,9 @@ std::vector<std::string> read_stops(Fields& fields) {
   for (size_t i = 0; i < list.size(); ++i) {
     if (!list[i].is_string()) wrong_type(fmt::format("stop[{}]", i), "a string", list[i]);
     const std::string& text = list[i].as_string();
-    if (text.size() > kMaxStopBytes)
-      bad_request("stop", "string_above_max_length", "Invalid 'stop[{}]': longer than {} bytes.", i,
-                  kMaxStopBytes);
+    if (count_characters(text) > kMaxText)
+      bad_request("stop", "string_above_max_length",
+                  "Invalid 'stop[{}]': longer than {} characters.", i, kMaxText);
     if (!text.empty()) stops.push_back(text);
   }
   return stops;
@@ -153,7 +154,8 @@ void read_newer_samplers(Fields& fields, const ServedModel& model, SampleSpec& s
   read_order(fields, sample);
 }
 
-void read_sampling(Fields& fields, const ServedModel& model, SampleSpec& sample) {
+void read_sampling(Fields& fields, const ServedModel& model, uint64_t fallback_seed,
+                   SampleSpec& sample) {
   sample = model.defaults;
   for (const SampleParam& p : sample_params()) {
     if (p.integer) {
@@ -167,7 +169,7 @@ void read_sampling(Fields& fields, const ServedModel& model, SampleSpec& sample)
   normalize_sampling(sample);
   read_newer_samplers(fields, model, sample);
   auto seed = fields.integer("seed", INT64_MIN, INT64_MAX);
-  sample.seed = seed ? static_cast<uint64_t>(*seed) : fresh_number();
+  sample.seed = seed ? static_cast<uint64_t>(*seed) : fallback_seed;
   read_logit_bias(fields, model, sample);
 }
 
@@ -221,9 +223,9 @@ uint64_t fresh_number() {
   return uint64_t{bits[0]} << 32 | bits[1];
 }
 
-GenerationParams read_params(Fields& fields, const ServedModel& model) {
+GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t seed) {
   GenerationParams params;
-  read_sampling(fields, model, params.sample);
+  read_sampling(fields, model, seed, params.sample);
   read_stream(fields, params);
   params.n = static_cast<int>(fields.integer("n", 1, kMaxChoices).value_or(1));
   params.stops = read_stops(fields);
@@ -235,10 +237,14 @@ GenerationParams read_params(Fields& fields, const ServedModel& model) {
   params.spell_ids = fields.boolean("return_tokens_as_token_ids").value_or(false);
   params.priority = static_cast<int>(fields.integer("priority", INT32_MIN, INT32_MAX).value_or(0));
   params.cache_salt = fields.string("cache_salt").value_or("");
-  if (params.cache_salt.size() > 1024)
+  if (count_characters(params.cache_salt) > kMaxText)
     bad_request("cache_salt", "string_above_max_length",
-                "Invalid 'cache_salt': longer than 1024 bytes.");
+                "Invalid 'cache_salt': longer than {} characters.", kMaxText);
 
+  params.request_id = fields.string("request_id").value_or("");
+  if (!params.request_id.empty() && !http::is_request_id(params.request_id))
+    bad_request("request_id", "invalid_value",
+                "Invalid 'request_id': use 1 to 128 visible ASCII characters.");
   if (auto prompt = fields.integer("prompt_logprobs", 0, 20)) {
     params.prompt_logprobs = static_cast<int32_t>(*prompt);
     if (params.stream)
@@ -249,15 +255,18 @@ GenerationParams read_params(Fields& fields, const ServedModel& model) {
   read_beams(fields, params);
   fields.string("user");
   fields.ignore({"metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-                 "prompt_cache_retention", "request_id", "spaces_between_special_tokens",
-                 "stream_interval", "prediction", "verbosity"});
+                 "prompt_cache_retention", "spaces_between_special_tokens", "stream_interval",
+                 "prediction", "verbosity"});
   for (const char* field : {"structured_outputs", "guided_json", "guided_regex", "guided_choice",
                             "guided_grammar", "grammar", "json_schema", "ebnf", "regex"})
     fields.refuse(field, "Constrained output is not available yet.");
   for (const char* field :
-       {"allowed_token_ids", "bad_words", "truncate_prompt_tokens", "logits_processors",
-        "lora_request", "kv_transfer_params", "prompt_embeds"})
+       {"allowed_token_ids", "bad_words", "logits_processors", "lora_request", "prompt_embeds"})
     fields.refuse(field, "It is not available yet.");
+  // Sent by routers of other servers. Ignoring them would compute the prompt again, or lose it.
+  for (const char* field : {"kv_transfer_params", "ec_transfer_params", "disaggregated_params",
+                            "bootstrap_host", "bootstrap_port", "bootstrap_room"})
+    fields.refuse(field, "KV transfer between servers is not available.");
   return params;
 }
 

@@ -27,12 +27,13 @@ struct GenerationParams {
   bool skip_special = true;
   bool return_token_ids = false, spell_ids = false;
   int priority = 0;
-  std::string cache_salt;
+  std::string cache_salt, tenant, request_id;
   double timeout_seconds = 0;  // 0: none
 };
 
 // Reads the common fields; `logprobs` differs between the routes, which read it themselves.
-GenerationParams read_params(Fields& fields, const ServedModel& model);
+// seed: for a request that has none.
+GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t seed);
 
 // A number that differs for each call and each run of the program (seeds, ids).
 uint64_t fresh_number();

@@ -27,8 +27,34 @@ void check_ids(const std::string& param, const Value::Array& list, const ServedM
   }
 }
 
-// Fills in max_tokens and rejects what cannot fit; longest: tokens of the longest prompt.
+// -1: as many as the context allows.
+std::optional<int64_t> read_length(Fields& fields, const char* name, int64_t least) {
+  auto length = fields.integer(name, -1, INT32_MAX);
+  if (length && *length != -1 && *length < least) fields.integer(name, least, INT32_MAX);  // 400
+  return length;
+}
+
+// Keeps the last tokens of prompts that are longer; -1: those that leave room for the answer.
+void truncate_prompts(Fields& fields, Prepared& request) {
+  auto most = fields.integer("truncate_prompt_tokens", -1, INT32_MAX);
+  if (!most) return;
+  if (*most == 0)
+    bad_request("truncate_prompt_tokens", "invalid_value",
+                "Invalid 'truncate_prompt_tokens': use -1 or a positive number.");
+  int64_t answer = request.params.max_tokens.value_or(1);
+  if (answer < 0) answer = 1;
+  size_t keep = static_cast<size_t>(
+      *most > 0 ? *most : std::max<int64_t>(1, limit_of(*request.model) - answer));
+  for (Prompt& prompt : request.prompts) {
+    if (prompt.ids.size() <= keep) continue;
+    prompt.ids.erase(prompt.ids.begin(), prompt.ids.end() - static_cast<std::ptrdiff_t>(keep));
+    if (!prompt.text.empty()) prompt.text = request.model->tokenizer->decode(prompt.ids);
+  }
+}
+
+// Fills in max_tokens and rejects what cannot fit.
 void fit_context(Prepared& request, const char* param, std::optional<int64_t> fallback) {
+  request.prompt_param = param;
   int64_t limit = limit_of(*request.model), longest = 0;
   for (const Prompt& prompt : request.prompts)
     longest = std::max(longest, static_cast<int64_t>(prompt.ids.size()));
@@ -40,7 +66,7 @@ void fit_context(Prepared& request, const char* param, std::optional<int64_t> fa
                 "tokens. Please reduce the length of the {}.",
                 limit, param, longest, param);
   if (!wanted && fallback) wanted = std::min(*fallback, limit - longest);
-  if (!wanted) wanted = limit - longest;
+  if (!wanted || *wanted == -1) wanted = limit - longest;
   if (longest + *wanted > limit)
     bad_request(
         param, "context_length_exceeded",
@@ -63,19 +89,14 @@ void want_logprobs(GenerationParams& params, int32_t answer) {
   params.sample.top_logprobs = std::max(answer, params.prompt_logprobs);
 }
 
-Prompt text_prompt(const std::string& text, const ServedModel& model, bool add_special, bool echo) {
-  Prompt prompt;
-  prompt.ids = model.tokenizer->encode(text, {.add_special = add_special, .parse_special = true});
-  if (echo) prompt.text = text;
-  return prompt;
-}
-
 std::vector<Prompt> read_prompts(Fields& fields, const ServedModel& model, bool echo) {
   const Value& value = fields.require("prompt");
-  bool add_special = fields.boolean("add_special_tokens").value_or(true);
+  EncodeOptions encode;
+  encode.add_special = fields.boolean("add_special_tokens").value_or(true);
+  encode.parse_special = fields.boolean("parse_special").value_or(true);
   std::vector<Prompt> prompts;
   auto add_text = [&](const std::string& text) {
-    prompts.push_back(text_prompt(text, model, add_special, echo));
+    prompts.push_back({model.tokenizer->encode(text, encode), echo ? text : ""});
   };
   auto add_ids = [&](const std::string& param, const Value::Array& list) {
     Prompt prompt;
@@ -133,7 +154,7 @@ void refuse_rest_of_chat(Fields& fields) {
 
 }  // namespace
 
-Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> model) {
+Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> model, uint64_t seed) {
   Fields fields(body);
   fields.ignore({"model"});
   if (model->chat_template == nullptr)
@@ -141,10 +162,13 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
                 "The model '{}' has no chat template; use /v1/completions.", model->name);
   Prepared request;
   request.model = model;
-  request.params = read_params(fields, *model);
-  auto newer = fields.integer("max_completion_tokens", 1, INT32_MAX);
-  auto older = fields.integer("max_tokens", 1, INT32_MAX);
-  request.params.max_tokens = newer && older ? std::min(*newer, *older) : newer ? newer : older;
+  request.params = read_params(fields, *model, seed);
+  auto newer = read_length(fields, "max_completion_tokens", 1);
+  auto older = read_length(fields, "max_tokens", 1);
+  bool both = newer.value_or(-1) > 0 && older.value_or(-1) > 0;
+  request.params.max_tokens = both                     ? std::min(*newer, *older)
+                              : newer.value_or(-1) > 0 ? newer
+                                                       : older;
   bool logprobs = fields.boolean("logprobs").value_or(false);
   auto top = fields.integer("top_logprobs", 0, kMaxTopLogprobs);
   if (top.value_or(0) > 0 && !logprobs)
@@ -153,31 +177,33 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   want_logprobs(request.params, logprobs ? static_cast<int32_t>(top.value_or(0)) : -1);
   refuse_rest_of_chat(fields);
   request.include_reasoning = fields.boolean("include_reasoning").value_or(true);
-  std::string text = render_chat(fields, *model);
+  RenderedChat chat = render_chat(fields, *model);
   const Value* tools = body.find("tools");
   const Value* choice = body.find("tool_choice");
   bool none = choice != nullptr && choice->is_string() && choice->as_string() == "none";
   const bool with_tools = tools != nullptr && tools->size() > 0 && !none;
   if (with_tools) request.tool_style = model->tool_style;
   request.reasoning =
-      reasoning_start(pick_chat_template(model->tokenizer->spec(), "", with_tools), text);
-  log_unknown_fields(fields.unknown());
-  // The template has already added its special tokens.
-  request.prompts.push_back(text_prompt(text, *model, false, false));
+      reasoning_start(pick_chat_template(model->tokenizer->spec(), "", with_tools), chat.plain());
+  request.prompts.push_back({encode_chat(*model->tokenizer, chat.text, chat.guard), ""});
   if (request.prompts[0].ids.empty())
     bad_request("messages", "invalid_value", "Invalid 'messages': they render to an empty prompt.");
+  truncate_prompts(fields, request);
+  log_unknown_fields(fields.unknown());
+  request.known_fields = fields.known();
   fit_context(request, "messages", std::nullopt);
   return request;
 }
 
-Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel> model) {
+Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel> model,
+                            uint64_t seed) {
   Fields fields(body);
   fields.ignore({"model"});
   Prepared request;
   request.model = model;
-  request.params = read_params(fields, *model);
+  request.params = read_params(fields, *model, seed);
   GenerationParams& params = request.params;
-  params.max_tokens = fields.integer("max_tokens", 0, INT32_MAX);
+  params.max_tokens = read_length(fields, "max_tokens", 0);
   params.echo = fields.boolean("echo").value_or(false);
   want_logprobs(params,
                 static_cast<int32_t>(fields.integer("logprobs", 0, kMaxTopLogprobs).value_or(-1)));
@@ -190,10 +216,12 @@ Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel
       unsupported("response_format", "Only type 'text' is available yet.");
   }
   request.prompts = read_prompts(fields, *model, params.echo);
+  truncate_prompts(fields, request);
   if (request.prompts.size() * static_cast<size_t>(params.n) > kMaxPrompts)
     bad_request("n", "invalid_value", "'n' times the number of prompts is more than {}.",
                 kMaxPrompts);
   log_unknown_fields(fields.unknown());
+  request.known_fields = fields.known();
   fit_context(request, "prompt", 16);
   return request;
 }

@@ -7,6 +7,7 @@
 
 #include "serve/openai/params.h"
 #include "serve/openai/reasoning.h"
+#include "text/chat_guard.h"
 
 namespace tokamak::openai {
 
@@ -19,18 +20,26 @@ struct Prepared {
   std::shared_ptr<const ServedModel> model;
   GenerationParams params;
   std::vector<Prompt> prompts;
+  std::string prompt_param;                 // the field they come from
   ToolStyle tool_style = ToolStyle::kNone;  // the format of tool calls, if tools are offered
   ReasoningSplit::Start reasoning = ReasoningSplit::Start::kOff;
   bool include_reasoning = true;
+  std::vector<std::string_view> known_fields;  // of requests of this kind
 };
 
-// Throw ApiError. `body` is the whole request.
-Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> model);
-Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel> model);
+// Throw ApiError. `body` is the whole request; seed: used if it has none.
+Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> model,
+                      uint64_t seed = fresh_number());
+Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel> model,
+                            uint64_t seed = fresh_number());
 
 // Messages as templates expect them: content parts joined, tool arguments parsed. Throws ApiError.
 Value read_messages(Fields& fields);
+struct RenderedChat {
+  std::string text, guard;  // with the marks of guard_chat()
+  std::string plain() const { return without_guard(text, guard); }
+};
 // Renders messages, tools and chat_template_kwargs with the model's template.
-std::string render_chat(Fields& fields, const ServedModel& model);
+RenderedChat render_chat(Fields& fields, const ServedModel& model);
 
 }  // namespace tokamak::openai

@@ -34,8 +34,7 @@ struct Piece {
   std::string text, reasoning;
   std::vector<ScoredToken> scored;
   std::vector<int32_t> ids;
-  std::vector<ToolCall> calls;
-  int first_call = 0;            // index of calls[0] in the answer
+  std::vector<ToolCall> calls;   // in a stream also parts of calls
   const char* finish = nullptr;  // "stop", "length", "tool_calls"; nullptr: not finished
   Value stop_reason;             // with finish: the client's stop string or id that matched
   const std::vector<int32_t>* prompt_ids = nullptr;  // with return_token_ids, on the first piece

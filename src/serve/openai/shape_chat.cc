@@ -77,17 +77,18 @@ class ChatShape final : public Shape {
     return piece.finish == nullptr ? Value() : Value(piece.finish);
   }
 
-  // In a stream each call is sent as a whole, so that strict clients find all its fields in one
-  // delta.
+  // In a stream id and name are sent once, since clients concatenate them; the type is repeated for
+  // those that validate every delta.
   static Value calls(const Piece& piece, bool stream) {
     Value list = Value::array();
-    for (size_t i = 0; i < piece.calls.size(); ++i) {
-      const ToolCall& call = piece.calls[i];
-      Value entry = Value::object();
-      if (stream) entry.set("index", piece.first_call + static_cast<int>(i));
-      entry.set("id", call.id);
+    for (const ToolCall& call : piece.calls) {
+      Value entry = Value::object(), function = Value::object();
+      if (stream) entry.set("index", call.index);
+      if (!call.id.empty()) entry.set("id", call.id);
       entry.set("type", "function");
-      entry.set("function", Value::Object{{"name", call.name}, {"arguments", call.arguments}});
+      if (!call.id.empty()) function.set("name", call.name);
+      function.set("arguments", call.arguments);
+      entry.set("function", std::move(function));
       list.push(std::move(entry));
     }
     return list;

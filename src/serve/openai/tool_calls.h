@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "serve/openai/call_scanner.h"
+
 namespace tokamak::openai {
 
 enum class ToolStyle {
@@ -17,12 +19,18 @@ enum class ToolStyle {
 // The call format that the model's chat template asks for.
 ToolStyle tool_style_of(std::string_view chat_template);
 
+// A call, or more of the arguments of the call with this index.
 struct ToolCall {
-  std::string id, name;
-  std::string arguments;  // JSON text
+  int index = 0;
+  std::string id, name;   // empty: this continues a call
+  std::string arguments;  // JSON text as the model wrote it, as far as known
 };
 
-// Owner: one choice; one thread at a time. A call that is not valid JSON stays text.
+// Joins the parts of calls.
+void append_calls(std::vector<ToolCall>& calls, std::vector<ToolCall>&& more);
+
+// Owner: one choice; one thread at a time. Arguments are returned as they arrive; text that does
+// not begin like a call stays text.
 class ToolCalls {
  public:
   explicit ToolCalls(ToolStyle style = ToolStyle::kNone) : style_(style) {}
@@ -36,12 +44,19 @@ class ToolCalls {
   bool any() const { return count_ > 0; }
 
  private:
+  enum class Where { kText, kCall, kPlain };  // kPlain: the rest is text
+
   void push_hermes(Result& result);
-  bool add_call(std::string_view json, Result& result);
+  void push_llama(Result& result);
+  void begin_call();
+  bool read_call(Result& result);  // false: more text is needed
 
   ToolStyle style_;
-  std::string held_, space_;
-  bool inside_ = false;  // Hermes: between the tags. Llama 3: this answer is text
+  Where where_ = Where::kText;
+  std::string held_;
+  std::string before_;  // what belongs to the text again if the call is not valid
+  CallScanner scanner_;
+  bool open_ = false;  // the call was returned, at least in part
   int count_ = 0;
 };
 

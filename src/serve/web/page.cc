@@ -32,6 +32,7 @@ void add_page(http::Router& router) {
   add_file(router, "/", "text/html; charset=utf-8", kIndexHtml);
   add_file(router, "/index.html", "text/html; charset=utf-8", kIndexHtml);
   add_file(router, "/web/chat.js", "text/javascript; charset=utf-8", kChatJs);
+  add_file(router, "/web/chats.js", "text/javascript; charset=utf-8", kChatsJs);
   add_file(router, "/web/markdown.js", "text/javascript; charset=utf-8", kMarkdownJs);
   add_file(router, "/web/panel.js", "text/javascript; charset=utf-8", kPanelJs);
   add_file(router, "/web/style.css", "text/css; charset=utf-8", kStyleCss);

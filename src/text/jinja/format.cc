@@ -1,4 +1,6 @@
 // "%s" % x, "{}".format(x) and strftime.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <charconv>

@@ -1,6 +1,7 @@
 // Expressions.
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 #include "text/jinja/parser.h"
 

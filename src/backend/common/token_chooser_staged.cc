@@ -1,12 +1,11 @@
-// The general case of sampling: the stages that a spec names, one after the other, over a list of
+// The general case of sampling: the stages that a row names, one after the other, over a list of
 // candidates. Costs a few passes over the remaining vocabulary.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "backend/common/logits_math.h"
-#include "backend/common/sampler.h"
-#include "base/rng.h"
+#include "backend/common/token_chooser.h"
 
 namespace tokamak {
 namespace {
@@ -17,7 +16,7 @@ constexpr SampleStage kDefaultOrder[] = {
     SampleStage::kTopK,      SampleStage::kTypical, SampleStage::kTopP,        SampleStage::kXtc,
 };
 
-bool contains(const std::vector<int32_t>& ids, int32_t id) {
+bool contains(std::span<const int32_t> ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
@@ -25,16 +24,15 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 
 // DRY. matches_[k] is how many tokens before position n - k agree with the end of the history (the
 // Z function of the reversed history): the token at n - k continued a repetition of that length.
-void Sampler::discourage_repeats(const SampleSpec& spec, const Row& row) {
-  if (spec.dry_multiplier <= 0) return;
-  std::span<const int32_t> ids = row.ids;
-  if (spec.dry_last_n >= 0 && ids.size() > static_cast<size_t>(spec.dry_last_n))
-    ids = ids.last(static_cast<size_t>(spec.dry_last_n));
+void TokenChooser::discourage_repeats(const Settings& s) {
+  if (s.dry_multiplier <= 0) return;
+  std::span<const int32_t> ids = s.history;
+  if (s.dry_last_n >= 0 && ids.size() > static_cast<size_t>(s.dry_last_n))
+    ids = ids.last(static_cast<size_t>(s.dry_last_n));
   auto n = static_cast<int32_t>(ids.size());
   int32_t reach = 0;  // no repetition reaches across a breaker
-  while (reach < n && !contains(spec.dry_breakers, ids[static_cast<size_t>(n - 1 - reach)]))
-    ++reach;
-  if (reach < spec.dry_allowed_length || reach == 0) return;
+  while (reach < n && !contains(s.dry_breakers, ids[static_cast<size_t>(n - 1 - reach)])) ++reach;
+  if (reach < s.dry_allowed_length || reach == 0) return;
   auto from_end = [&](int32_t i) { return ids[static_cast<size_t>(n - 1 - i)]; };
   matches_.assign(static_cast<size_t>(n), 0);
   for (int32_t i = 1, left = 0, right = 0; i < n; ++i) {
@@ -47,7 +45,7 @@ void Sampler::discourage_repeats(const SampleSpec& spec, const Row& row) {
     std::fill(counts_.begin(), counts_.end(), Count{});
     stamp_ = 1;
   }
-  auto most = static_cast<int32_t>(88.7f / std::log(std::max(spec.dry_base, 1.000001f)));
+  auto most = static_cast<int32_t>(88.7f / std::log(std::max(s.dry_base, 1.000001f)));
   for (int32_t i = 1; i < n; ++i) {  // the longest match of each token
     int32_t length = std::min(matches_[static_cast<size_t>(i)], reach);
     Count& longest = counts_[static_cast<size_t>(from_end(i - 1))];
@@ -58,25 +56,25 @@ void Sampler::discourage_repeats(const SampleSpec& spec, const Row& row) {
     Count& longest = counts_[static_cast<size_t>(id)];
     if (longest.stamp != stamp_) continue;  // done already, or the end of the history
     longest.stamp = stamp_ - 1;
-    int32_t over = longest.in_output - spec.dry_allowed_length;
-    if (over < 0 || longest.in_output == 0 || contains(spec.dry_breakers, id)) continue;
+    int32_t over = longest.in_output - s.dry_allowed_length;
+    if (over < 0 || longest.in_output == 0 || contains(s.dry_breakers, id)) continue;
     scratch_[static_cast<size_t>(id)] -=
-        spec.dry_multiplier * std::pow(spec.dry_base, static_cast<float>(std::min(over, most)));
+        s.dry_multiplier * std::pow(s.dry_base, static_cast<float>(std::min(over, most)));
   }
 }
 
-void Sampler::refresh() {
+void TokenChooser::refresh() {
   for (Candidate& c : candidates_) c.logit = scratch_[static_cast<size_t>(c.id)];
 }
 
-double Sampler::candidate_mass(float peak) {
+double TokenChooser::candidate_mass(float peak) {
   double total = 0;
   for (const Candidate& c : candidates_) total += static_cast<double>(fast_exp(c.logit - peak));
   return total;
 }
 
 // Those whose surprise is closest to the distribution's entropy, until they hold typical_p of it.
-void Sampler::keep_typical(float typical_p) {
+void TokenChooser::keep_typical(float typical_p) {
   float peak = std::min_element(candidates_.begin(), candidates_.end())->logit;
   double total = candidate_mass(peak), entropy = 0;
   auto log_p = [&](const Candidate& c) {
@@ -100,15 +98,12 @@ void Sampler::keep_typical(float typical_p) {
   candidates_.resize(kept);
 }
 
-// XTC. The draw is keyed like the noise, beyond the counters that tokens use.
-void Sampler::exclude_top(const SampleRow& sample) {
-  const SampleSpec& spec = *sample.spec;
-  uint64_t counter =
-      uint64_t{static_cast<uint32_t>(sample.choice)} << 32 | static_cast<uint32_t>(sample.position);
-  auto words = philox(spec.seed, counter, UINT64_MAX);
-  if (to_unit_float(words[0]) >= spec.xtc_probability || spec.xtc_threshold > 0.5f) return;
+// XTC. The draw is keyed like the noise.
+void TokenChooser::exclude_top(const Settings& s) {
+  if (s.xtc_threshold > 0.5f || keyed_draw(s.seed, s.choice, s.position) >= s.xtc_probability)
+    return;
   float peak = std::min_element(candidates_.begin(), candidates_.end())->logit;
-  double least = static_cast<double>(spec.xtc_threshold) * candidate_mass(peak);
+  double least = static_cast<double>(s.xtc_threshold) * candidate_mass(peak);
   auto reaches = [&](const Candidate& c) {
     return static_cast<double>(fast_exp(c.logit - peak)) >= least;
   };
@@ -120,62 +115,62 @@ void Sampler::exclude_top(const SampleRow& sample) {
   std::erase_if(candidates_, [&](const Candidate& c) { return reaches(c) && c.id != keep.id; });
 }
 
-void Sampler::run_stage(SampleStage stage, const SampleRow& sample, const Row& row) {
-  const SampleSpec& spec = *sample.spec;
+void TokenChooser::run_stage(SampleStage stage, const Settings& s) {
   auto peak = [&] { return std::min_element(candidates_.begin(), candidates_.end())->logit; };
   switch (stage) {
     case SampleStage::kPenalties:
-      penalize(spec, row);
+      penalize(s);
       return refresh();
     case SampleStage::kDry:
-      discourage_repeats(spec, row);
+      discourage_repeats(s);
       return refresh();
     case SampleStage::kTemperature:
-      for (float& x : scratch_) x /= spec.temperature;
+      for (float& x : scratch_) x /= s.temperature;
       return refresh();
     case SampleStage::kTopK:
-      if (spec.top_k > 0) keep_best(static_cast<size_t>(spec.top_k));
+      if (s.top_k > 0) keep_best(static_cast<size_t>(s.top_k));
       return;
     case SampleStage::kTypical:
-      if (spec.typical_p < 1) keep_typical(spec.typical_p);
+      if (s.typical_p < 1) keep_typical(s.typical_p);
       return;
     case SampleStage::kTopP:
-      if (float best = peak(); spec.top_p < 1)
-        keep_top_p(spec.top_p, 1.0f, best, candidate_mass(best));
+      if (float best = peak(); s.top_p < 1) keep_top_p(s.top_p, 1.0f, best, candidate_mass(best));
       return;
     case SampleStage::kMinP:
-      if (spec.min_p > 0) {
-        float bound = peak() + std::log(std::min(spec.min_p, 1.0f));
+      if (s.min_p > 0) {
+        float bound = peak() + std::log(std::min(s.min_p, 1.0f));
         std::erase_if(candidates_, [&](const Candidate& c) { return c.logit < bound; });
       }
       return;
     case SampleStage::kXtc:
-      if (spec.xtc_probability > 0) exclude_top(sample);
+      if (s.xtc_probability > 0) exclude_top(s);
       return;
   }
 }
 
-int32_t Sampler::choose_staged(const SampleRow& sample, const Row& row,
-                               std::span<const float> logits) {
-  const SampleSpec& spec = *sample.spec;
-  std::span<const SampleStage> order = spec.order;
-  if (order.empty()) {
-    auto adjusted = adjust(sample, row, logits);
+int32_t TokenChooser::choose_staged(const Settings& s, std::span<const float> logits) {
+  SampleStage stages[kSampleStages];
+  std::span<const SampleStage> order = kDefaultOrder;
+  if (s.order.empty()) {
+    auto adjusted = adjust(s, logits);
     if (adjusted.data() != scratch_.data())
       std::copy(adjusted.begin(), adjusted.end(), scratch_.begin());
-    order = std::span(kDefaultOrder).subspan(2);  // penalties and DRY are done
+    order = order.subspan(2);  // penalties and DRY are done
   } else {
+    std::transform(s.order.begin(), s.order.end(), stages,
+                   [](int32_t stage) { return static_cast<SampleStage>(stage); });
+    order = std::span(stages).first(s.order.size());
     std::copy(logits.begin(), logits.end(), scratch_.begin());
-    bias(sample);
+    bias(s);
   }
   collect(scratch_, kLowest);
-  if (candidates_.empty()) return argmax(logits);  // everything is banned
-  bool greedy = spec.temperature <= 0;
+  if (candidates_.empty()) return kTokenNotAllowed;
+  bool greedy = s.temperature <= 0;
   for (SampleStage stage : order)
     if (!greedy || stage == SampleStage::kPenalties || stage == SampleStage::kDry)
-      run_stage(stage, sample, row);
+      run_stage(stage, s);
   auto best = *std::min_element(candidates_.begin(), candidates_.end());
-  return greedy ? best.id : draw(sample, 1.0f, best.logit);
+  return greedy ? best.id : draw(s, 1.0f, best.logit);
 }
 
 }  // namespace tokamak

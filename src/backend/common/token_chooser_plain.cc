@@ -1,10 +1,10 @@
-// How the sampler chooses a token of one row.
+// How a token of one row is chosen: the usual case.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "backend/common/logits_math.h"
-#include "backend/common/sampler.h"
+#include "backend/common/token_chooser.h"
 #include "base/rng.h"
 
 namespace tokamak {
@@ -22,68 +22,52 @@ double gumbel(double u) { return -std::log(-std::log(u)); }
 
 }  // namespace
 
-float keyed_gumbel(uint64_t seed, int32_t choice, int32_t position, int32_t token) {
-  // One call of Philox gives the noise of two tokens.
-  auto words = philox(seed, noise_counter(choice, position), static_cast<uint32_t>(token) / 2);
-  size_t half = token & 1 ? 2 : 0;
-  return static_cast<float>(gumbel(to_unit_double(words[half], words[half + 1])));
-}
-
 // The logits after the stages that change single tokens; the row itself if none of them does.
-std::span<const float> Sampler::adjust(const SampleRow& sample, const Row& row,
-                                       std::span<const float> logits) {
-  const SampleSpec& spec = *sample.spec;
-  bool penalties = spec.needs_history() && !row.ids.empty();
-  bool banned = sample.generated < spec.min_tokens && !spec.banned_until_min.empty();
-  if (!penalties && !banned && spec.logit_bias.empty() && mask_.empty()) return logits;
+std::span<const float> TokenChooser::adjust(const Settings& s, std::span<const float> logits) {
+  if (s.history.empty() && s.bias_ids.empty() && s.mask.empty()) return logits;
   std::copy(logits.begin(), logits.end(), scratch_.begin());
-  if (penalties) penalize(spec, row);
-  if (penalties) discourage_repeats(spec, row);
-  bias(sample);
+  penalize(s);
+  discourage_repeats(s);
+  bias(s);
   return scratch_;
 }
 
-void Sampler::bias(const SampleRow& sample) {
-  const SampleSpec& spec = *sample.spec;
-  for (const auto& [id, bias] : spec.logit_bias)
-    if (id >= 0 && id < vocab_) scratch_[static_cast<size_t>(id)] += bias;
-  if (sample.generated < spec.min_tokens)
-    for (int32_t id : spec.banned_until_min)
-      if (id >= 0 && id < vocab_) scratch_[static_cast<size_t>(id)] = kLowest;
-  for (size_t word = 0; word < mask_.size(); ++word) {
-    if (mask_[word] == UINT32_MAX) continue;
+void TokenChooser::bias(const Settings& s) {
+  for (size_t i = 0; i < s.bias_ids.size(); ++i)
+    scratch_[static_cast<size_t>(s.bias_ids[i])] += s.bias_values[i];
+  for (size_t word = 0; word < s.mask.size(); ++word) {
+    auto bits = static_cast<uint32_t>(s.mask[word]);
+    if (bits == UINT32_MAX) continue;
     for (size_t id = word * 32; id < std::min(word * 32 + 32, scratch_.size()); ++id)
-      if ((mask_[word] >> (id % 32) & 1) == 0) scratch_[id] = kLowest;
+      if ((bits >> (id % 32) & 1) == 0) scratch_[id] = kLowest;
   }
 }
 
-void Sampler::penalize(const SampleSpec& spec, const Row& row) {
-  if (spec.repetition_penalty == 1.0f && spec.presence_penalty == 0 && spec.frequency_penalty == 0)
-    return;
+void TokenChooser::penalize(const Settings& s) {
+  if (s.repetition == 1.0f && s.presence == 0 && s.frequency == 0) return;
   if (++stamp_ == 0) {  // wrapped around: old stamps would look new
     std::fill(counts_.begin(), counts_.end(), Count{});
     stamp_ = 1;
   }
-  auto prompt = static_cast<size_t>(row.prompt_tokens);
-  for (size_t i = 0; i < row.ids.size(); ++i) {
-    Count& count = counts_[static_cast<size_t>(row.ids[i])];
+  auto prompt = static_cast<size_t>(s.prompt_tokens);
+  for (size_t i = 0; i < s.history.size(); ++i) {
+    Count& count = counts_[static_cast<size_t>(s.history[i])];
     if (count.stamp != stamp_) count = {stamp_, 0};
     if (i >= prompt) ++count.in_output;
   }
-  for (int32_t id : row.ids) {
+  for (int32_t id : s.history) {
     Count& count = counts_[static_cast<size_t>(id)];
     if (count.stamp != stamp_) continue;  // done already
     float& x = scratch_[static_cast<size_t>(id)];
-    x = x > 0 ? x / spec.repetition_penalty : x * spec.repetition_penalty;
-    if (count.in_output > 0)
-      x -= spec.frequency_penalty * static_cast<float>(count.in_output) + spec.presence_penalty;
+    x = x > 0 ? x / s.repetition : x * s.repetition;
+    if (count.in_output > 0) x -= s.frequency * static_cast<float>(count.in_output) + s.presence;
     count.stamp = stamp_ - 1;
   }
 }
 
 // A value that at least k logits reach, close to the k-th largest: the k-th largest of the maxima
 // of short runs. Without enough runs, everything reaches it.
-float Sampler::top_k_bound(std::span<const float> logits, int64_t k) {
+float TokenChooser::top_k_bound(std::span<const float> logits, int64_t k) {
   if (k >= static_cast<int64_t>(maxima_.size())) return kLowest;
   run_maxima(logits, maxima_);
   std::copy(maxima_.begin(), maxima_.end(), selected_.begin());
@@ -92,14 +76,14 @@ float Sampler::top_k_bound(std::span<const float> logits, int64_t k) {
   return selected_[static_cast<size_t>(k - 1)];
 }
 
-void Sampler::collect(std::span<const float> logits, float at_least) {
+void TokenChooser::collect(std::span<const float> logits, float at_least) {
   candidates_.clear();
   for (size_t i = 0; i < logits.size(); ++i)
     if (logits[i] >= at_least && logits[i] != kLowest)
       candidates_.push_back({logits[i], static_cast<int32_t>(i)});
 }
 
-void Sampler::keep_best(size_t k) {
+void TokenChooser::keep_best(size_t k) {
   if (candidates_.size() <= k) return;
   std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(k),
                    candidates_.end());
@@ -108,7 +92,7 @@ void Sampler::keep_best(size_t k) {
 
 // The smallest set of best candidates whose mass reaches top_p of the total. Narrows the border
 // down like quickselect: linear on average, whatever the distribution.
-void Sampler::keep_top_p(float top_p, float inverse_temperature, float peak, double total) {
+void TokenChooser::keep_top_p(float top_p, float inverse_temperature, float peak, double total) {
   double wanted = static_cast<double>(top_p) * total, kept = 0;
   auto weight = [&](const Candidate& c) {
     return static_cast<double>(fast_exp((c.logit - peak) * inverse_temperature));
@@ -134,11 +118,10 @@ void Sampler::keep_top_p(float top_p, float inverse_temperature, float peak, dou
 
 // No filter: every token takes part, but those whose noise cannot lift them above the best so far
 // are passed over before their noise is computed.
-int32_t Sampler::choose_among_all(const SampleRow& sample, std::span<const float> logits,
-                                  float peak) {
-  const SampleSpec& spec = *sample.spec;
-  double inverse = 1.0 / static_cast<double>(spec.temperature), best = -INFINITY;
-  uint64_t counter = noise_counter(sample.choice, sample.position);
+int32_t TokenChooser::choose_among_all(const Settings& s, std::span<const float> logits,
+                                       float peak) {
+  double inverse = 1.0 / static_cast<double>(s.temperature), best = -INFINITY;
+  uint64_t counter = noise_counter(s.choice, s.position);
   int32_t winner = 0;
   auto relative = [&](float logit) {  // log of the probability, up to a constant
     return (static_cast<double>(logit) - static_cast<double>(peak)) * inverse;
@@ -154,7 +137,7 @@ int32_t Sampler::choose_among_all(const SampleRow& sample, std::span<const float
     }
   };
   auto consider_pair = [&](size_t first) {
-    auto words = philox(spec.seed, counter, first / 2);
+    auto words = philox(s.seed, counter, first / 2);
     consider(first, to_unit_double(words[0], words[1]));
     if (first + 1 < logits.size()) consider(first + 1, to_unit_double(words[2], words[3]));
   };
@@ -169,44 +152,43 @@ int32_t Sampler::choose_among_all(const SampleRow& sample, std::span<const float
   return winner;
 }
 
-int32_t Sampler::choose(const SampleRow& sample, std::span<const float> logits) {
-  const SampleSpec& spec = *sample.spec;
+int32_t TokenChooser::choose_plain(const Settings& s, std::span<const float> logits) {
   int32_t best = argmax(logits);
   float peak = logits[static_cast<size_t>(best)];
-  if (spec.temperature <= 0 || spec.top_k == 1 || peak == kLowest) return best;
-  float inverse = 1.0f / spec.temperature, bound = kLowest;
-  bool top_k = spec.top_k > 0 && spec.top_k < vocab_, top_p = spec.top_p < 1.0f;
+  if (peak == kLowest) return kTokenNotAllowed;
+  if (s.temperature <= 0 || s.top_k == 1) return best;
+  float inverse = 1.0f / s.temperature, bound = kLowest;
+  bool top_k = s.top_k > 0 && s.top_k < vocab_, top_p = s.top_p < 1.0f;
   double total = 0;  // mass of what takes part in top-p
-  if (spec.min_p > 0) bound = peak + std::log(std::min(spec.min_p, 1.0f)) * spec.temperature;
-  if (top_k) bound = std::max(bound, top_k_bound(logits, spec.top_k));
-  if (!top_k && spec.min_p <= 0) {
-    if (!top_p) return choose_among_all(sample, logits, peak);
+  if (s.min_p > 0) bound = peak + std::log(std::min(s.min_p, 1.0f)) * s.temperature;
+  if (top_k) bound = std::max(bound, top_k_bound(logits, s.top_k));
+  if (!top_k && s.min_p <= 0) {
+    if (!top_p) return choose_among_all(s, logits, peak);
     // Tokens below this cannot reach 1 - top_p of the mass together, so the border is above it.
     total = sum_exp(logits, peak, inverse);
     double least =
-        std::max(1.0 - static_cast<double>(spec.top_p), 1e-6) * total / static_cast<double>(vocab_);
-    bound = peak + static_cast<float>(std::log(least)) * spec.temperature;
+        std::max(1.0 - static_cast<double>(s.top_p), 1e-6) * total / static_cast<double>(vocab_);
+    bound = peak + static_cast<float>(std::log(least)) * s.temperature;
   }
   collect(logits, bound);
-  if (top_k) keep_best(static_cast<size_t>(spec.top_k));
+  if (top_k) keep_best(static_cast<size_t>(s.top_k));
   if (top_p) {
     if (total == 0)
       for (const Candidate& c : candidates_)
         total += static_cast<double>(fast_exp((c.logit - peak) * inverse));
-    keep_top_p(spec.top_p, inverse, peak, total);
+    keep_top_p(s.top_p, inverse, peak, total);
   }
-  return draw(sample, spec.temperature, peak);
+  return draw(s, s.temperature, peak);
 }
 
 // Gumbel-max over the candidates.
-int32_t Sampler::draw(const SampleRow& sample, float temperature, float peak) {
+int32_t TokenChooser::draw(const Settings& s, float temperature, float peak) {
   double top = -INFINITY;
   int32_t best = 0;
   for (const Candidate& c : candidates_) {
-    double value =
-        (static_cast<double>(c.logit) - static_cast<double>(peak)) /
-            static_cast<double>(temperature) +
-        static_cast<double>(keyed_gumbel(sample.spec->seed, sample.choice, sample.position, c.id));
+    double value = (static_cast<double>(c.logit) - static_cast<double>(peak)) /
+                       static_cast<double>(temperature) +
+                   static_cast<double>(keyed_gumbel(s.seed, s.choice, s.position, c.id));
     if (value > top || (value == top && c.id < best)) {
       top = value;
       best = c.id;

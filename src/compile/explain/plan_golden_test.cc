@@ -1,0 +1,82 @@
+// Text in, text out: a graph is compiled for a fixed machine, and its plans and the decisions of
+// the compiler are compared with files (tests/golden/plan; TK_GOLDEN_WRITE=1 rewrites them).
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/file.h"
+#include "compile/explain/explain.h"
+#include "compile/fuse/report.h"
+
+namespace tokamak {
+namespace {
+
+const std::filesystem::path kFolder = TK_PLAN_GOLDEN;
+
+void expect_golden(const std::filesystem::path& path, const std::string& text) {
+  SCOPED_TRACE(path);
+  if (std::getenv("TK_GOLDEN_WRITE")) write_text_file(path, text);
+  EXPECT_EQ(read_text_file(path), text);
+}
+
+struct Compiled {
+  PlanSet set;
+  std::shared_ptr<FusionReport> fusion = std::make_shared<FusionReport>();
+  Machine machine;
+};
+
+Compiled compile_text(const std::string& text, const Backend& backend) {
+  Compiled out;
+  Module module = parse_module(text);
+  verify_module(module);
+  CompileOptions options;
+  options.machine = kFolder / "machine.json";
+  options.context = 128;
+  options.max_sequences = module.find_symbol("B")->hi;
+  options.max_tokens = module.find_symbol("T")->hi;
+  options.max_logit_rows = module.find_symbol("R")->hi;
+  options.fusion = out.fusion;
+  ModelConfig config;  // of it only the sizes count
+  config.name = module.name;
+  config.layers = 1;
+  config.vocab = module.find_weight("token_embd.weight")->type.extent(0).constant().value();
+  config.hidden = module.find_weight("token_embd.weight")->type.extent(1).constant().value();
+  out.set = compile_module(module, config, backend, options);
+  out.set.numerics_id.clear();  // depends on the instruction set
+  out.machine = load_machine_file(options.machine);
+  return out;
+}
+
+std::string explain_call(const Compiled& c, const std::string& backend, const std::string& function,
+                         const std::vector<std::string>& shape) {
+  ExplainRequest r;
+  r.model = c.set.model;
+  r.function = function;
+  r.mode = "compiled";
+  r.shape = parse_shape(function, shape);
+  r.backend = backend;
+  r.isa = "any";
+  r.machine = c.machine;
+  r.set = &c.set;
+  r.fusion = c.fusion.get();
+  r.count = true;
+  return explain_text(explain(r));
+}
+
+TEST(PlanGolden, TextInPlansAndReasonsOut) {
+  std::string text = read_text_file(kFolder / "decoder.tkg");
+  for (const std::string name : {"cpu", "ref"}) {
+    auto backend = make_backend(name, {2, "", 0});
+    Compiled c = compile_text(text, *backend);
+    expect_golden(kFolder / ("decoder." + name + ".plan"), plan_set_text(c.set));
+    if (name == "cpu")  // ref has no region kernels
+      expect_golden(kFolder / "decoder.cpu.fusion", fusion_report_text(*c.fusion));
+    expect_golden(kFolder / ("decoder." + name + ".explain"),
+                  explain_call(c, name, "decode", {"B=2", "S=64"}) + "\n" +
+                      explain_call(c, name, "step", {"B=2", "T=20", "S=64"}));
+  }
+}
+
+}  // namespace
+}  // namespace tokamak
