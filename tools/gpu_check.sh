@@ -30,7 +30,7 @@ if [ "$what" = cuda ]; then
     src/ops/sampling_rows.cc
     src/base/rng.cc src/base/error.cc src/plan/step.cc"
   for source in $sources; do echo "$source"; done | xargs -P "$(nproc)" -I{} bash -c \
-    'g++ -std=c++20 -O2 -w -ffp-contract=off -DFMT_HEADER_ONLY -Isrc -Itests/cuda -c "$1" -o "$2/$(echo "$1" | tr / _).o"' _ {} "$build/cuda" \
+    'g++ -std=c++20 -O2 -w -ffp-contract=off -DFMT_HEADER_ONLY -Iinclude -Isrc -Itests/cuda -c "$1" -o "$2/$(echo "$1" | tr / _).o"' _ {} "$build/cuda" \
     || fail "compile"
   g++ "$build"/cuda/*.o -o "$build/decode_bench" -ldl -lpthread || fail "link"
   [ $# -gt 0 ] || set -- decode decode-large attention sample decode-time attention-time sample-time
