@@ -1,5 +1,6 @@
 // Tests and measures the CUDA kernels on a GPU: decode_bench <folder with *.cubin> [part ...]
-// Parts: decode, decode-large, decode-time, attention, attention-time, sample, sample-time.
+// Parts: decode, decode-tiny (for compute-sanitizer), decode-large, decode-time, attention,
+// attention-time, sample, sample-time.
 #include "decode_bench.h"
 
 using namespace tokamak;
@@ -23,6 +24,7 @@ int run(const std::string& folder, const std::vector<std::string>& parts) {
     fmt::print("== {}\n", part);
     try {
       if (part == "decode") check_decode(decode);
+      if (part == "decode-tiny") check_decode_tiny(decode);
       if (part == "decode-large") check_decode_large(decode);
       if (part == "decode-time") time_decode(decode);
       if (part == "attention") check_attention(attention);

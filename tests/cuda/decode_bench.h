@@ -17,6 +17,7 @@ struct DecodeContext {
 using AttentionContext = DecodeContext;  // with decode_attention.cubin
 using SampleContext = DecodeContext;     // with sample.cubin
 void check_decode(DecodeContext& context);
+void check_decode_tiny(DecodeContext& context);
 void check_decode_large(DecodeContext& context);
 void time_decode(DecodeContext& context);
 void check_attention(AttentionContext& context);

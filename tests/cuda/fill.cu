@@ -14,3 +14,16 @@ extern "C" __global__ void fill_f32(float* to, unsigned long long count,
   for (unsigned long long i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step)
     to[i] = tokamak::cuda::random_value(spec, i);
 }
+
+extern "C" __global__ void fill_packed(uint32_t* to, unsigned long long words, int chunk_words,
+                                       int data_words, uint32_t scale) {
+  unsigned long long step = static_cast<unsigned long long>(gridDim.x) * blockDim.x;
+  for (unsigned long long i = blockIdx.x * blockDim.x + threadIdx.x; i < words; i += step) {
+    uint32_t z = static_cast<uint32_t>(i) * 2654435761u + 12345u;
+    z ^= z >> 16;
+    z *= 0x85ebca6bu;
+    z ^= z >> 13;
+    z *= 0xc2b2ae35u;
+    to[i] = static_cast<int>(i % chunk_words) < data_words ? z ^ z >> 16 : scale;
+  }
+}

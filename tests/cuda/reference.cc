@@ -6,8 +6,10 @@
 #include <functional>
 #include <thread>
 
+#include "backend/cuda/decode_pack.h"
+#include "quantize.h"
+
 namespace tokamak::cuda {
-namespace {
 
 void on_all_cores(int n, const std::function<void(int)>& body) {
   std::atomic<int> next{0};
@@ -20,6 +22,8 @@ void on_all_cores(int n, const std::function<void(int)>& body) {
   for (auto& t : threads) t.join();
 }
 
+namespace {
+
 // A power of two near sqrt(12 / width): products then keep the size of their input.
 float matrix_width(int width) {
   return std::exp2(std::round(0.5f * std::log2(12.0f / static_cast<float>(width))));
@@ -30,7 +34,10 @@ constexpr uint32_t kCacheSeed = 900000;
 }  // namespace
 
 Filler::Filler(const void* cubin)
-    : module_(cubin), bf16_(module_.function("fill_bf16")), f32_(module_.function("fill_f32")) {}
+    : module_(cubin),
+      bf16_(module_.function("fill_bf16")),
+      f32_(module_.function("fill_f32")),
+      packed_(module_.function("fill_packed")) {}
 
 void Filler::bf16(DeviceAddress to, size_t count, const RandomSpec& spec) const {
   unsigned long long n = count;
@@ -45,12 +52,19 @@ void Filler::f32(DeviceAddress to, size_t count, const RandomSpec& spec) const {
   check(driver().launch(f32_, 1024, 1, 1, 256, 1, 1, 0, nullptr, arguments, nullptr), "fill");
 }
 
+void Filler::packed(DeviceAddress to, size_t words, int chunk_words, int data_words,
+                    uint32_t scale) const {
+  unsigned long long n = words;
+  void* arguments[] = {&to, &n, &chunk_words, &data_words, &scale};
+  check(driver().launch(packed_, 1024, 1, 1, 256, 1, 1, 0, nullptr, arguments, nullptr), "fill");
+}
+
 TestModel::Piece TestModel::piece(int layer, int which) const {
   const DecoderShape& s = config_.shape;
   int heads = s.heads * s.head_dim;
   auto seed = static_cast<uint32_t>(layer * 16 + which + 1);
   auto matrix = [&](int rows, int width, float gain) {
-    return Piece{{0, matrix_width(width) * gain, seed}, rows, width};
+    return Piece{{0, matrix_width(width) * gain, seed}, rows, width, config_.type};
   };
   switch (which) {
     case kQkv:
@@ -80,21 +94,60 @@ DeviceAddress TestModel::add(const Filler& filler, const Piece& piece) {
   return buffers_.back().address();
 }
 
+TestModel::Piece TestModel::head_piece() const {
+  const DecoderShape& s = config_.shape;
+  return {{0, matrix_width(s.hidden) * 2, 700002}, s.vocab, s.hidden, config_.head_type};
+}
+
+DecodeMatrix TestModel::add_matrix(const Filler& filler, const Piece& piece) {
+  if (piece.type == DecodeWeight::kBf16) return {add(filler, piece), 0, piece.type};
+  DecodeMatrix matrix{0, 0, piece.type};
+  const size_t bytes = packed_bytes(piece.type, piece.rows, piece.width);
+  Buffer& data = buffers_.emplace_back(bytes);
+  matrix.data = data.address();
+  weight_bytes_ += static_cast<double>(bytes);
+  std::vector<float> scales;
+  if (config_.timing) {
+    const int parts = decode_parts(piece.type, piece.width);
+    const int chunk = decode_chunk_bytes(piece.type, piece.width / parts);
+    const int block = piece.type == DecodeWeight::kQ4 ? 256 : 512;
+    const int of_data = piece.width / parts / 256 * block;
+    // Halves 2^-12 and 2^-8: products keep about the size of their input.
+    const uint32_t scale = piece.type == DecodeWeight::kQ4 ? 0x1c001c00u : 0x0c000c00u;
+    filler.packed(matrix.data, bytes / 4, chunk / 4, of_data / 4, scale);
+    scales.assign(static_cast<size_t>(piece.rows), 0x1p-13f);
+  } else {
+    Quantized q = quantize(piece.type, plain(piece).values, piece.rows, piece.width);
+    std::vector<uint8_t> packed(bytes);
+    on_all_cores(packed_tiles(piece.rows), [&](int tile) {
+      pack_tiles(piece.type, q.bytes.data(), piece.rows, piece.width, tile, tile + 1,
+                 packed.data());
+    });
+    data.write(packed.data(), bytes);
+    scales = q.row_scales;
+  }
+  if (piece.type != DecodeWeight::kFp8) return matrix;
+  buffers_.emplace_back(scales.size() * 4);
+  buffers_.back().write(scales.data(), scales.size() * 4);
+  matrix.scales = buffers_.back().address();
+  return matrix;
+}
+
 TestModel::TestModel(const TestShape& shape, const Filler& filler) : config_(shape) {
   const DecoderShape& s = config_.shape;
   for (int l = 0; l < s.layers; ++l) {
     LayerWeights w{};
-    w.qkv = add(filler, piece(l, kQkv));
-    w.out = add(filler, piece(l, kOut));
-    w.gate_up = add(filler, piece(l, kGateUp));
-    w.down = add(filler, piece(l, kDown));
+    w.qkv = add_matrix(filler, piece(l, kQkv));
+    w.out = add_matrix(filler, piece(l, kOut));
+    w.gate_up = add_matrix(filler, piece(l, kGateUp));
+    w.down = add_matrix(filler, piece(l, kDown));
     w.attention_gains = add(filler, piece(l, kAttentionGains));
     w.mlp_gains = add(filler, piece(l, kMlpGains));
     w.query_gains = add(filler, piece(l, kQueryGains));
     w.key_gains = add(filler, piece(l, kKeyGains));
     w.qkv_bias = add(filler, piece(l, kBias));
     double weights = weight_bytes_;
-    int elements = config_.pages() * s.kv_heads * s.page_size;
+    int elements = config_.batch * config_.pages() * s.kv_heads * s.page_size;
     w.keys =
         add(filler, Piece{{0, 2, kCacheSeed + static_cast<uint32_t>(2 * l)}, elements, s.head_dim});
     w.values = add(
@@ -103,7 +156,7 @@ TestModel::TestModel(const TestShape& shape, const Filler& filler) : config_(sha
     weights_.layers.push_back(w);
   }
   weights_.final_gains = add(filler, Piece{{1, 0.5f, 700001}, 1, s.hidden});
-  weights_.head = add(filler, Piece{{0, matrix_width(s.hidden) * 2, 700002}, s.vocab, s.hidden});
+  weights_.head = add_matrix(filler, head_piece());
   double weights = weight_bytes_;
   weights_.embedding = add(filler, Piece{{0, 2, 700003}, s.vocab, s.hidden});
   weight_bytes_ = weights;
@@ -113,8 +166,9 @@ TestModel::TestModel(const TestShape& shape, const Filler& filler) : config_(sha
   buffers_.emplace_back(frequencies_.size() * sizeof(float));
   buffers_.back().write(frequencies_.data(), frequencies_.size() * sizeof(float));
   weights_.frequencies = buffers_.back().address();
-  for (int p = 0; p < config_.pages(); ++p) page_table_.push_back(p);
-  for (int p = config_.pages() - 1; p > 0; --p)
+  const int pages = config_.batch * config_.pages();
+  for (int p = 0; p < pages; ++p) page_table_.push_back(p);
+  for (int p = pages - 1; p > 0; --p)
     std::swap(page_table_[static_cast<size_t>(p)],
               page_table_[static_cast<size_t>(p * 7919 % (p + 1))]);
   pages_ = Buffer(page_table_.size() * sizeof(int32_t));
@@ -126,9 +180,11 @@ double TestModel::cache_bytes(int position) const {
   return 4.0 * position * s.kv_heads * s.head_dim * s.layers;
 }
 
-double TestModel::cached(int layer, bool value, int position, int kv_head, int d) const {
+double TestModel::cached(int sequence, int layer, bool value, int position, int kv_head,
+                         int d) const {
   const DecoderShape& s = config_.shape;
-  auto page = static_cast<uint64_t>(page_table_[static_cast<size_t>(position / s.page_size)]);
+  auto page = static_cast<uint64_t>(
+      page_table_[static_cast<size_t>(sequence * config_.pages() + position / s.page_size)]);
   uint64_t row = (page * static_cast<uint64_t>(s.kv_heads) + static_cast<uint64_t>(kv_head)) *
                      static_cast<uint64_t>(s.page_size) +
                  static_cast<uint64_t>(position % s.page_size);
@@ -137,7 +193,7 @@ double TestModel::cached(int layer, bool value, int position, int kv_head, int d
   return static_cast<double>(from_bf16(to_bf16(random_value(spec, i))));
 }
 
-TestModel::Matrix TestModel::host(const Piece& piece) const {
+TestModel::Matrix TestModel::plain(const Piece& piece) const {
   Matrix m;
   m.rows = piece.rows;
   m.width = piece.width;
@@ -150,13 +206,16 @@ TestModel::Matrix TestModel::host(const Piece& piece) const {
   });
   return m;
 }
+TestModel::Matrix TestModel::host(const Piece& piece) const {
+  Matrix m = plain(piece);
+  if (piece.type != DecodeWeight::kBf16)
+    m.values = quantize(piece.type, m.values, m.rows, m.width).values;
+  return m;
+}
 TestModel::Matrix TestModel::host_matrix(int layer, int which) const {
   return host(piece(layer, which));
 }
-TestModel::Matrix TestModel::host_head() const {
-  const DecoderShape& s = config_.shape;
-  return host(Piece{{0, matrix_width(s.hidden) * 2, 700002}, s.vocab, s.hidden});
-}
+TestModel::Matrix TestModel::host_head() const { return host(head_piece()); }
 std::vector<float> TestModel::host_final_gains() const {
   return host(Piece{{1, 0.5f, 700001}, 1, config_.shape.hidden}).values;
 }
@@ -168,19 +227,25 @@ std::vector<float> TestModel::host_embedding(int token) const {
   return row;
 }
 
-Reference::Reference(const TestModel& model, int cached_positions, bool rounded)
-    : model_(model),
-      shape_(model.config().shape),
-      rounded_(rounded),
-      first_(cached_positions),
-      position_(cached_positions) {
-  for (int l = 0; l < shape_.layers; ++l) {
-    Layer& layer = layers_.emplace_back();
+HostWeights::HostWeights(const TestModel& model) {
+  for (int l = 0; l < model.config().shape.layers; ++l) {
+    Layer& layer = layers.emplace_back();
     for (int which = 0; which < 9; ++which) layer.matrix[which] = model.host_matrix(l, which);
   }
-  head_ = model.host_head();
-  keys_.resize(layers_.size());
-  values_.resize(layers_.size());
+  head = model.host_head();
+}
+
+Reference::Reference(const TestModel& model, const HostWeights& host, int sequence,
+                     int cached_positions, bool rounded)
+    : model_(model),
+      host_(host),
+      shape_(model.config().shape),
+      rounded_(rounded),
+      sequence_(sequence),
+      first_(cached_positions),
+      position_(cached_positions) {
+  keys_.resize(host.layers.size());
+  values_.resize(host.layers.size());
 }
 
 std::vector<double> Reference::product(const TestModel::Matrix& m, const std::vector<double>& x,
@@ -230,14 +295,14 @@ void Reference::prepare_head(double* head, const float* gains, bool rotate) cons
 }
 
 double Reference::cached(int layer, bool value, int position, int kv_head, int d) const {
-  if (position < first_) return model_.cached(layer, value, position, kv_head, d);
+  if (position < first_) return model_.cached(sequence_, layer, value, position, kv_head, d);
   const auto& store = (value ? values_ : keys_)[static_cast<size_t>(layer)];
   return store[static_cast<size_t>(
       ((position - first_) * shape_.kv_heads + kv_head) * shape_.head_dim + d)];
 }
 
 std::vector<double> Reference::attend(int layer, std::vector<double> qkv) {
-  const Layer& w = layers_[static_cast<size_t>(layer)];
+  const HostWeights::Layer& w = host_.layers[static_cast<size_t>(layer)];
   int d = shape_.head_dim, group = shape_.heads / shape_.kv_heads;
   auto gains = [&](int which) {
     return w.matrix[which].rows ? w.matrix[which].values.data() : nullptr;
@@ -286,7 +351,7 @@ std::vector<double> Reference::step(int token) {
   };
   double scale = 1;
   for (int l = 0; l < shape_.layers; ++l) {
-    const Layer& w = layers_[static_cast<size_t>(l)];
+    const HostWeights::Layer& w = host_.layers[static_cast<size_t>(l)];
     std::vector<double> in = normed(x, w.matrix[TestModel::kAttentionGains].values, scale);
     std::vector<double> qkv = product(w.matrix[TestModel::kQkv], in, scale);
     if (w.matrix[TestModel::kBias].rows)
@@ -302,7 +367,7 @@ std::vector<double> Reference::step(int token) {
   }
   std::vector<double> in = normed(x, model_.host_final_gains(), scale);
   ++position_;
-  return product(head_, in, scale);
+  return product(host_.head, in, scale);
 }
 
 double nmse(const std::vector<float>& a, const std::vector<double>& b) {

@@ -1,5 +1,6 @@
 #pragma once
 // A decoder with random weights, on the device and in double precision on the host.
+#include <functional>
 #include <vector>
 
 #include "backend/cuda/decode_stream.h"
@@ -10,7 +11,10 @@ namespace tokamak::cuda {
 struct TestShape {
   DecoderShape shape;
   bool qk_norm = false, qkv_bias = false;
-  int max_positions = 1024;
+  int max_positions = 1024;  // of a sequence
+  int batch = 1;
+  DecodeWeight type = DecodeWeight::kBf16, head_type = DecodeWeight::kBf16;
+  bool timing = false;  // packed weights are random bits, which no host copy matches
   int pages() const { return (max_positions + shape.page_size - 1) / shape.page_size; }
 };
 
@@ -20,10 +24,13 @@ class Filler {
   explicit Filler(const void* cubin);
   void bf16(DeviceAddress to, size_t count, const RandomSpec& spec) const;
   void f32(DeviceAddress to, size_t count, const RandomSpec& spec) const;
+  // Random packed weights: the first words of each chunk are random bits, the others scales.
+  void packed(DeviceAddress to, size_t words, int chunk_words, int data_words,
+              uint32_t scale) const;
 
  private:
   Module module_;
-  Handle bf16_, f32_;
+  Handle bf16_, f32_, packed_;
 };
 
 // All weights of a decoder: where they are on the device, and the rule of their values.
@@ -35,7 +42,7 @@ class TestModel {
   DeviceAddress page_table() const { return pages_.address(); }
   double weight_bytes() const { return weight_bytes_; }  // read by a step
   double cache_bytes(int position) const;                // read by a step
-  double cached(int layer, bool value, int position, int kv_head, int d) const;
+  double cached(int sequence, int layer, bool value, int position, int kv_head, int d) const;
 
   struct Matrix {
     std::vector<float> values;  // [rows, width]
@@ -63,9 +70,13 @@ class TestModel {
   struct Piece {
     RandomSpec spec;
     int rows = 0, width = 0;
+    DecodeWeight type = DecodeWeight::kBf16;
   };
   DeviceAddress add(const Filler& filler, const Piece& piece);
+  DecodeMatrix add_matrix(const Filler& filler, const Piece& piece);
+  Piece head_piece() const;
   Piece piece(int layer, int which) const;
+  Matrix plain(const Piece& piece) const;  // before quantisation
   Matrix host(const Piece& piece) const;
   TestShape config_;
   DecoderWeights weights_;
@@ -76,10 +87,21 @@ class TestModel {
   double weight_bytes_ = 0;
 };
 
+// The host's copies of all matrices.
+struct HostWeights {
+  explicit HostWeights(const TestModel& model);
+  struct Layer {
+    TestModel::Matrix matrix[9];
+  };
+  std::vector<Layer> layers;
+  TestModel::Matrix head;
+};
+
 // One sequence of the same decoder in double precision. `rounded`: bf16 where the kernel has it.
 class Reference {
  public:
-  Reference(const TestModel& model, int cached_positions, bool rounded);
+  Reference(const TestModel& model, const HostWeights& host, int sequence, int cached_positions,
+            bool rounded);
   std::vector<double> step(int token);
 
  private:
@@ -94,17 +116,15 @@ class Reference {
   void prepare_head(double* head, const float* gains, bool rotate) const;
   double cached(int layer, bool value, int position, int kv_head, int d) const;
 
-  struct Layer {
-    TestModel::Matrix matrix[9];
-  };
   const TestModel& model_;
+  const HostWeights& host_;
   const DecoderShape& shape_;
   bool rounded_;
-  int first_, position_;
-  std::vector<Layer> layers_;
-  TestModel::Matrix head_;
+  int sequence_, first_, position_;
   std::vector<std::vector<double>> keys_, values_;  // appended, per layer
 };
+
+void on_all_cores(int n, const std::function<void(int)>& body);
 
 // ||a - b||^2 / ||b||^2
 double nmse(const std::vector<float>& a, const std::vector<double>& b);

@@ -22,13 +22,14 @@ class AttendWarp {
   static constexpr int kSteps = kHead / 32;
   static_assert(kGroup <= kMaxGroup && (kGroup & (kGroup - 1)) == 0);
 
-  // queries: bf16 [kMaxGroup, kHead] in shared memory; rows that stand for no head are zero.
-  __device__ AttendWarp(const Bf16* queries, float scale, AttendScratch* scratch)
+  // queries: bf16 [heads, kHead] in shared memory.
+  __device__ AttendWarp(const Bf16* queries, int heads, float scale, AttendScratch* scratch)
       : scale_(scale * 1.44269504f), scratch_(scratch) {
     lane_ = threadIdx.x % 32;
     const uint4* row = reinterpret_cast<const uint4*>(queries + (lane_ / 4) * kHead);
 #pragma unroll
-    for (int j = 0; j < kSteps; ++j) queries_[j] = row[j * 4 + lane_ % 4];
+    for (int j = 0; j < kSteps; ++j)
+      queries_[j] = lane_ / 4 < heads ? row[j * 4 + lane_ % 4] : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int h = 0; h < kGroup; ++h)
 #pragma unroll
@@ -64,6 +65,7 @@ class AttendWarp {
   __device__ float peak() const { return peak_; }
   __device__ float mass() const { return mass_; }
   __device__ bool any() const { return mass_ > 0; }
+  __device__ float sum(int head, int dim) const { return sums_[head][dim]; }
   // Sums of a head, this lane's dimensions from lane * kDims on.
   __device__ void store_sums(int head, float* to) const {
 #pragma unroll

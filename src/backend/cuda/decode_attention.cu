@@ -155,11 +155,12 @@ class AttentionConsumer {
         (static_cast<int64_t>(s.sequence) * l_.heads + s.head * group_) * C::kHead);
     uint4* to = reinterpret_cast<uint4*>(shared_.queries);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < kMaxGroup * C::kHead / 8; i += C::kConsumers)
-      to[i] = i < group_ * C::kHead / 8 ? __ldg(from + i) : make_uint4(0, 0, 0, 0);
+    for (int i = threadIdx.x; i < group_ * C::kHead / 8; i += C::kConsumers)
+      to[i] = __ldg(from + i);
   }
   __device__ void attend(const Segment& s) {
-    AttendWarp<C::kHead, C::kGroup> warp(shared_.queries[0], l_.scale, &shared_.scratch[warp_]);
+    AttendWarp<C::kHead, C::kGroup> warp(shared_.queries[0], group_, l_.scale,
+                                         &shared_.scratch[warp_]);
     int length = l_.lengths[s.sequence];
 #pragma unroll 1
     for (int done = 0; done < s.count; done += C::kWarps) {

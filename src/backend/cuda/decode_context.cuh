@@ -8,36 +8,94 @@
 namespace tokamak::cuda {
 
 // Parameters of a kernel.
-// kGroup_: query heads per key/value head, rounded up to a power of two.
-template <int kHead_, int kGroup_, int kWarps, int kSlots, int kChunk, int kProducers>
-struct DecodeConfig : RingConfig<kWarps, kSlots, kChunk, kProducers> {
-  static constexpr int kHead = kHead_, kGroup = kGroup_;
-  static_assert(kGroupPositions * kHead * 4 <= kChunk, "a chunk holds keys and values of a group");
+// kGroup_: query heads per key/value head, rounded up to a power of two. kType_: of all weights.
+// kBatch_: 1 or kMaxBatch.
+template <int kHead_, int kGroup_, int kBatch_, DecodeWeight kType_, int kSlots, int kProducers>
+struct DecodeConfig : RingConfig<kDecodeWarps, kSlots, decode_chunk_room(kType_), kProducers> {
+  static constexpr int kHead = kHead_, kGroup = kGroup_, kBatch = kBatch_;
+  static constexpr DecodeWeight kType = kType_;
+  static constexpr bool kSingle = kBatch == 1;
+  // Tiles of rows whose sums are collected in shared memory before the consumers meet.
+  static constexpr int kFlush = 4;
+  static constexpr int kTileSums = kSingle ? 16 : 128;  // floats of a warp and tile
+  static_assert(kGroupPositions * kHead * 4 <= decode_chunk_room(kType),
+                "a chunk holds keys and values of a group");
+};
+
+// How kAttend is divided. A block has one key/value head and, of each sequence, a share of the
+// cached groups; its consumers divide the sequences among them, several to one where there are
+// few. This is one consumer's work.
+struct AttendWork {
+  int head, split, most;     // of the block
+  int team, sequence, rank;  // consumers per sequence; the consumer's sequence and place in it
+  int groups, splits;        // of the sequence; splits that have work
+  int tiles;                 // of the block
+  bool active;
+
+  AttendWork() = default;
+  __device__ AttendWork(const DecodeLaunch& l, const int* position, int block, int blocks,
+                        int consumer) {
+    head = block % l.kv_heads;
+    split = block / l.kv_heads;
+    most = blocks / l.kv_heads;
+    team = kDecodeWarps;
+#pragma unroll 1
+    while (team * l.batch > kDecodeWarps) team /= 2;
+    sequence = consumer / team;
+    rank = consumer % team;
+    tiles = 0;
+#pragma unroll 1
+    for (int s = 0; s < l.batch; ++s) {
+      groups = groups_of(position[s]);
+      splits = splits_of(groups, most);
+      if (split < splits && split < groups)
+        tiles = max(tiles, ((groups - split + splits - 1) / splits + team - 1) / team);
+    }
+    active = sequence < l.batch;
+    groups = active ? groups_of(position[sequence]) : 0;
+    splits = splits_of(groups, most);
+    active = active && split < splits;
+    if (!active) groups = 0;
+  }
+  __device__ int group(int tile) const { return (tile * team + rank) * splits + split; }
+  __device__ static int groups_of(int position) {
+    return (position + kGroupPositions - 1) / kGroupPositions;
+  }
+  __device__ static int splits_of(int groups, int most) { return max(1, min(most, groups)); }
 };
 
 template <class C>
 struct alignas(128) DecodeShared {
   RingStorage<C> ring;
-  float2 rope[C::kHead / 2];  // cos, sin
-  double best_scores[C::kWarps];
-  int best_tokens[C::kWarps];
-  float reduce[C::kWarps];
+  float2 rope[C::kBatch][C::kHead / 2];  // cos, sin
+  float squares[2][C::kBatch][C::kWarps];
+  int position[C::kBatch];
+  int not_finite[C::kBatch];
+  AttendWork attend[C::kWarps];
 };
 
-// What kAttend keeps where other instructions keep their input.
+constexpr int kHeldSegments = 16;  // of the input of several sequences, in a lane's registers
+
+// What kMatvec keeps in the memory that follows; of one sequence then the input.
 template <class C>
-struct AttendShared {
-  Bf16 queries[kMaxGroup][C::kHead];
-  Bf16 fresh[2][C::kHead];  // key and value of the new position
+struct alignas(16) MatvecShared {
+  float sums[2][C::kFlush][C::kWarps][C::kTileSums];
+  float input_scales[C::kSingle ? 1 : C::kWarps][C::kSingle ? 1 : kHeldSegments][kMaxBatch];
+};
+
+// What kAttend keeps in the same memory.
+template <class C>
+struct alignas(16) AttendShared {
+  Bf16 queries[C::kBatch][kMaxGroup][C::kHead];
+  Bf16 fresh[C::kBatch][2][C::kHead];  // key and value of the new position
   AttendScratch scratch[C::kWarps];
   float peak[kMaxGroup][C::kWarps], mass[kMaxGroup][C::kWarps];
   // then float sums[warp][head][C::kHead] for the heads of a group
 };
 
-// True when waiting is over without success: the deadline passed here or in another block. Not
-// inlined: the kernel has to stay small for the instruction cache.
-__device__ __noinline__ bool gave_up(uint32_t* error, int* dead, unsigned long long deadline,
-                                     uint32_t index) {
+// True when waiting is over without success: the deadline passed here or in another block.
+__device__ __forceinline__ bool gave_up(uint32_t* error, int* dead, unsigned long long deadline,
+                                        uint32_t index) {
   if (*static_cast<volatile int*>(dead)) return true;
   if (now_ns() <= deadline && load_word(error) == 0) return false;
   atomicCAS(error, 0u, index + 1);
@@ -53,37 +111,41 @@ template <class C>
 struct DecodeThread {
   const DecodeLaunch& launch;
   DecodeShared<C>& shared;
-  void* input;  // shared memory of the instruction's input
+  unsigned char* scratch;  // shared memory of the instruction
   int warp, lane, block, blocks;
-  int index = 0;  // of the instruction
-  int position;
   RingConsumer<C> ring;
-  float residual[kMaxOwnedRows / 4];  // rows 4 * i + lane / 8 of the warp's rows
-  uint32_t ring_wait = 0;             // ticks, while profiling
+  int index = 0;   // of the instruction
+  int buffer = 0;  // of MatvecShared::sums, the next to be written
+  int turn = 0;    // of DecodeShared::squares, likewise
+  float residual[kMaxOwnedRows] = {};
+  uint32_t ring_wait = 0;  // ticks, while profiling
   double best_score = -INFINITY;
   int best_token = 0x7fffffff;
 
+  __device__ const AttendWork& attend() const { return shared.attend[warp]; }
   __device__ int global_warp() const { return warp * blocks + block; }
   __device__ int all_warps() const { return C::kWarps * blocks; }
   __device__ uint32_t tag(int relative) const {
     return launch.tag_base + static_cast<uint32_t>(relative) + 1;
   }
+  __device__ uint32_t phase(int relative) const { return tag(relative) & 1; }
 
-  // Loads again what is not ready; values of a dead step are not usable.
+  // Loads values, and loads again what is not ready: load(value, j, wanted). Values of a dead step
+  // are not usable. fresh: false where all were loaded once before.
   template <int kCount, class Value, class Load, class Ready>
-  __device__ void poll_all(Value (&values)[kCount], Load load, Ready ready) {
+  __device__ __forceinline__ void poll_all(Value (&values)[kCount], Load load, Ready ready,
+                                           bool fresh = true) {
 #pragma unroll 1
-    for (int tries = 1;; ++tries) {
-      bool all = true;
+    for (uint32_t tries = fresh ? 0 : 1;; ++tries) {
+      bool all = tries > 0;
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) all = all && ready(values[j]);
+      for (int j = 0; j < kCount; ++j) all = all && ready(values[j], j);
       if (all) return;
-      if (tries % 16 == 0 && gave_up(&launch.state->error, &shared.ring.dead, ring.deadline(),
-                                     static_cast<uint32_t>(index)))
+      if (tries % 16 == 15 && gave_up(&launch.state->error, &shared.ring.dead, ring.deadline(),
+                                      static_cast<uint32_t>(index)))
         return;
 #pragma unroll
-      for (int j = 0; j < kCount; ++j)
-        if (!ready(values[j])) values[j] = load(j);
+      for (int j = 0; j < kCount; ++j) load(values[j], j, tries == 0 || !ready(values[j], j));
     }
   }
 
@@ -101,10 +163,10 @@ struct DecodeThread {
     return dead != 0;
   }
 
-  __device__ const unsigned char* wait_chunk() {
-    if (!launch.profile) return ring.wait();
+  __device__ const unsigned char* wait_chunk(bool all = false) {
+    if (!opaque(launch.profile != nullptr)) return all ? ring.wait_all() : ring.wait();
     uint32_t start = clock();
-    const unsigned char* chunk = ring.wait();
+    const unsigned char* chunk = all ? ring.wait_all() : ring.wait();
     ring_wait += clock() - start;
     return chunk;
   }
@@ -121,43 +183,31 @@ struct DecodeThread {
   }
 };
 
-// How a kMatvec is divided: units of rows go to warps in turn, rows come in equal chunks.
-template <class C>
+// How a kMatvec is divided: tiles of rows go to blocks in turn; a tile comes in parts of its width,
+// of which each consumer multiplies some segments of 32.
 struct MatvecWork {
-  int unit, units, parts, elements;  // elements of a chunk
-  __device__ explicit MatvecWork(const DecodeInstruction& in) {
-    unit = in.flags & kGated ? 2 : 1;
-    units = in.rows / unit;
-    parts = (in.width * 2 + C::kChunk - 1) / C::kChunk;
-    elements = in.width / parts;
+  int tile_rows, tiles, parts, width, first, segments;  // width and segments of a part
+  __device__ MatvecWork(const DecodeInstruction& in, int block, int blocks, int consumer) {
+    tile_rows = decode_tile_rows(in.type);
+    int all = (in.rows + tile_rows - 1) / tile_rows;
+    tiles = block < all ? (all - block + blocks - 1) / blocks : 0;
+    parts = in.parts;
+    width = in.width / parts;
+    first = consumer * (width / 32) / kDecodeWarps;
+    segments = (consumer + 1) * (width / 32) / kDecodeWarps - first;
   }
-  __device__ int tiles(int block, int all_warps) const {  // of the block's busiest warp
-    return block < units ? (units - block + all_warps - 1) / all_warps * unit * parts : 0;
-  }
-};
-
-// How kAttend is divided: a block has one key/value head and a share of its cached groups.
-struct AttendWork {
-  int head, split, splits, groups;  // splits that have work; groups of the sequence
-  __device__ AttendWork(int block, int blocks, int kv_heads, int position) {
-    head = block % kv_heads;
-    split = block / kv_heads;
-    groups = (position + kGroupPositions - 1) / kGroupPositions;
-    splits = max(1, min(blocks / kv_heads, groups));
-  }
-  __device__ bool active() const { return split < splits; }
-  __device__ int tiles(int warps) const {
-    if (!active() || split >= groups) return 0;
-    int mine = (groups - split + splits - 1) / splits;
-    return (mine + warps - 1) / warps;
-  }
-  __device__ int group(int tile, int warp, int warps) const {  // >= groups: none
-    return (tile * warps + warp) * splits + split;
+  // Parts outside, tiles inside, instead of the other way round. The input of one sequence is in
+  // shared memory; that of several is in registers, which hold one or two parts.
+  template <class C>
+  __device__ static bool part_major(const DecodeInstruction& in) {
+    return !C::kSingle && in.parts > (in.type == DecodeWeight::kQ4 ? 1 : 2);
   }
 };
 
-__device__ inline int64_t cache_offset(const DecodeLaunch& l, int position, int kv_head, int d) {
-  int64_t page = __ldg(l.pages + position / l.page_size);
+__device__ inline int64_t cache_offset(const DecodeLaunch& l, int sequence, int position,
+                                       int kv_head, int d) {
+  int64_t page =
+      __ldg(l.pages + static_cast<int64_t>(sequence) * l.page_stride + position / l.page_size);
   return ((page * l.kv_heads + kv_head) * l.page_size + position % l.page_size) * d;
 }
 

@@ -1,255 +1,316 @@
 #pragma once
-// kMatvec: rows of weights from the ring against an input that every block keeps in shared memory.
-#include "backend/cuda/decode_context.cuh"
+// kMatvec: tiles of rows from the ring against the input. Every consumer multiplies its segments of
+// the width, so the sums of a row come together in shared memory.
+#include "backend/cuda/decode_input.cuh"
 #include "backend/cuda/keyed_noise.cuh"
 
 namespace tokamak::cuda {
 
+// Which output a thread finishes: `index` counts the sums of a flush.
+template <class C>
+struct OutputPlace {
+  int tile, row, sequence;  // tile of the flush, row of the tile
+  __device__ OutputPlace(int index, int tile_rows) {
+    const int of_tile = sums_of_tile(tile_rows), i = index % of_tile;
+    tile = index / of_tile;
+    if constexpr (C::kSingle) {
+      row = i;
+      sequence = 0;
+    } else if (tile_rows == 8) {
+      row = i / 2 % 4 * 2 + i % 2;
+      sequence = i / 8;
+    } else {
+      row = i / 16 + i / 2 % 2 * 8;
+      sequence = i / 4 % 4 * 2 + i % 2;
+    }
+  }
+  __device__ static int sums_of_tile(int tile_rows) {
+    return C::kSingle ? tile_rows : tile_rows * kMaxBatch;
+  }
+  // Rounds in which the consumers finish a flush, one output per thread and round.
+  __device__ static int rounds(int tile_rows) {
+    return (C::kFlush * sums_of_tile(tile_rows) + C::kConsumers - 1) / C::kConsumers;
+  }
+  __device__ int global_row(int first_tile, int tile_rows, int block, int blocks) const {
+    return ((first_tile + tile) * blocks + block) * tile_rows + row;
+  }
+};
+
 template <class C>
 class DecodeMatvec {
  public:
-  __device__ DecodeMatvec(DecodeThread<C>& t, const DecodeInstruction& in) : t_(t), in_(in) {}
+  __device__ DecodeMatvec(DecodeThread<C>& t, const DecodeInstruction& in)
+      : t_(t),
+        in_(in),
+        work_(in, t.block, t.blocks, t.warp),
+        sums_(*reinterpret_cast<MatvecShared<C>*>(t.scratch)) {}
 
   // False when the step is dead.
   __device__ bool run() {
-    float squares = stage_input();
-    if (in_.flags & kNormInput) {
-      squares = warp_sum(squares);
-      if (t_.lane == 0) t_.shared.reduce[t_.warp] = squares;
-    }
-    if (t_.sync_or_dead()) return false;
-    t_.mark(1);
-    scale_ = 1;
-    if (in_.flags & kNormInput) {
-      float total = 0;
-#pragma unroll
-      for (int i = 0; i < C::kWarps; ++i) total += t_.shared.reduce[i];
-      scale_ = rsqrtf(total / in_.width + t_.launch.eps);
-    }
-    multiply();
-    t_.mark(2);
-    sync_consumers<C>();  // the next instruction overwrites the input
-    return true;
+    if (work_.tiles == 0) return true;
+    bool alive;
+    if constexpr (C::kSingle)
+      alive = run_single();
+    else
+      alive = run_batch();
+    if (in_.flags & kNormInput) t_.turn ^= 1;
+    return alive;
   }
 
  private:
-  static constexpr int kBatch = 4;  // vectors of four values that a thread loads at once
+  static constexpr DecodeWeight kType = C::kType;
+  static constexpr int kTileRows = kType == DecodeWeight::kBf16 ? 8 : 16;
+  static constexpr int kRounds = C::kSingle ? 1 : 2;  // most of OutputPlace::rounds
 
-  // Brings the input to shared memory as bf16, times the gains of a norm; returns this thread's
-  // part of the sum of squares.
-  __device__ float stage_input() {
-    if (in_.flags & kFromEmbedding) return stage_embedding();
-    const bool norm = in_.flags & kNormInput;
-    const uint32_t tag = t_.tag(in_.tag_in) & 0xffff;
-    const int vectors = in_.width / 4;
-    float squares = 0;
+  __device__ bool run_single() {
+    uint4* x = reinterpret_cast<uint4*>(&sums_ + 1);
+    auto* scales = reinterpret_cast<float*>(x + in_.width / 8);
+    stage_single<kType>(t_, in_, work_, x, scales, t_.turn);
+    t_.mark(1);
+    x += work_.first * 4;
+    scales += work_.first;
 #pragma unroll 1
-    for (int first = threadIdx.x; first < vectors; first += C::kConsumers * kBatch) {
-      uint4 words[kBatch];
-      uint2 gains[kBatch];
-      auto load = [&](int j) { return load_words4(in_.input + 4 * (first + j * C::kConsumers)); };
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        bool inside = first + j * C::kConsumers < vectors;
-        words[j] = inside ? load(j) : make_uint4(tag, tag, tag, tag);
-        if (norm && inside)
-          gains[j] = __ldg(static_cast<const uint2*>(in_.gains) + first + j * C::kConsumers);
+    for (int first = 0; first < work_.tiles; first += C::kFlush) {
+      const int count = min(C::kFlush, work_.tiles - first);
+      fetch_extras(first, count);
+#pragma unroll 1
+      for (int j = 0; j < count; ++j) {
+        float acc[4][4] = {};
+#pragma unroll 1
+        for (int part = 0; part < work_.parts; ++part)
+          with_chunk([&](auto weights) {
+            add_single(weights, acc, x + part * (work_.width / 8),
+                       scales + part * (work_.width / 32));
+          });
+        put_sums(j, acc);
       }
-      t_.poll_all(words, load, [tag](uint4 v) {
-        return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 0xffff) == 0;
-      });
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j)
-        if (first + j * C::kConsumers < vectors)
-          squares += store_input(first + j * C::kConsumers, words[j], gains[j], norm);
+      if (!flush(first, count)) return false;
     }
-    return squares;
+    return true;
   }
-  __device__ float stage_embedding() {
-    const uint2* row =
-        reinterpret_cast<const uint2*>(static_cast<const Bf16*>(t_.launch.embedding) +
-                                       static_cast<int64_t>(t_.launch.state->token) * in_.width);
-    float squares = 0;
+  template <class Weights>
+  __device__ void add_single(const Weights& weights, float (&acc)[4][4], const uint4* x,
+                             const float* scales) {
+    const int pairs = work_.segments / 2;
+    int done = 0;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < in_.width / 4; i += C::kConsumers) {
-      uint2 v = __ldg(row + i);
-      uint4 words = make_uint4(v.x << 16, v.x & 0xffff0000u, v.y << 16, v.y & 0xffff0000u);
-      squares += store_input(i, words, __ldg(static_cast<const uint2*>(in_.gains) + i), true);
+    for (; done + 4 <= pairs; done += 4) add_pairs<4>(weights, acc, done, true, x, scales);
+    if (pairs - done >= 2) {
+      add_pairs<2>(weights, acc, done, true, x, scales);
+      done += 2;
     }
-    return squares;
+    if (done < pairs || work_.segments % 2)
+      add_pairs<1>(weights, acc, done, done < pairs, x, scales);
+    if (done < pairs && work_.segments % 2) add_pairs<1>(weights, acc, done + 1, false, x, scales);
   }
-  __device__ float store_input(int i, uint4 words, uint2 gains, bool norm) {
-    uint2* to = static_cast<uint2*>(t_.input) + i;
-    if (!norm) {
-      *to =
-          make_uint2(__byte_perm(words.x, words.y, 0x7632), __byte_perm(words.z, words.w, 0x7632));
-      return 0;
+  template <int kCount, class Weights>
+  __device__ __forceinline__ void add_pairs(const Weights& weights, float (&acc)[4][4], int pair,
+                                            bool both, const uint4* x, const float* scales) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const int s = 2 * (pair + k);
+      weights.add_pair(
+          acc[k % 2 * 2], acc[k % 2 * 2 + 1], s, both,
+          [&](int i) { return single_input(x + (s + i) * 4); },
+          [&](int i) { return make_float2(kIntegers<kType> ? scales[s + i] : 1, 1); });
     }
-    float a = word_value(words.x), b = word_value(words.y), c = word_value(words.z),
-          d = word_value(words.w);
-    float2 low = unpack2(gains.x), high = unpack2(gains.y);
-    *to = make_uint2(pack2(a * low.x, b * low.y), pack2(c * high.x, d * high.y));
-    return a * a + b * b + c * c + d * d;
   }
 
-  static constexpr int kFull = C::kChunk / 16;  // vectors of eight in a full chunk
-  static constexpr int kPerLane = kFull / 32;
-  static constexpr int kMaxHeld = 2;  // chunks of the input that fit in registers
-
-  __device__ void multiply() {
-    MatvecWork<C> work(in_);
-    const bool full = work.elements == kFull * 8;
-    if (full && work.parts == 1)
-      multiply_rows<1>(work);
-    else if (full && work.parts == kMaxHeld)
-      multiply_rows<kMaxHeld>(work);
-    else
-      multiply_rows<0>(work);
+  // A lane's input of a segment.
+  __device__ __forceinline__ uint4 single_input(const uint4* segment) const {
+    if constexpr (!kIntegers<kType>) return segment[t_.lane % 4];
+    uint2 v = reinterpret_cast<const uint2*>(segment)[t_.lane / 4 % 2 * 4 + t_.lane % 4];
+    return make_uint4(v.x, v.y, 0, 0);
   }
 
-  // The warp's rows, four at a time. kHeld: chunks of the input, which then stay in registers.
-  template <int kHeld>
-  __device__ void multiply_rows(const MatvecWork<C>& work) {
-    uint4 held[kHeld > 0 ? kHeld : 1][kPerLane];
-    if constexpr (kHeld > 0) {
-#pragma unroll
-      for (int part = 0; part < kHeld; ++part)
-#pragma unroll
-        for (int i = 0; i < kPerLane; ++i)
-          held[part][i] = static_cast<const uint4*>(t_.input)[part * kFull + i * 32 + t_.lane];
-    }
-    const int warp = t_.global_warp();
-    const int rows =
-        warp < work.units ? ((work.units - warp - 1) / t_.all_warps() + 1) * work.unit : 0;
+  __device__ bool run_batch() {
+    BatchInput<C, kType> input(t_, in_, work_, sums_.input_scales[t_.warp]);
+    // Parts outside: then all tiles fit in one flush.
+    const bool parts_outside = MatvecWork::part_major<C>(in_);
+    const int passes = parts_outside ? work_.parts : 1;
 #pragma unroll 1
-    for (int first = 0; first < rows; first += 4) {
-      float sums[4] = {};
+    for (int pass = 0; pass < passes; ++pass) {
+      input.settle(pass, parts_outside ? 1 : work_.parts, t_.turn, pass > 0);
+      if (pass == 0) t_.mark(1);
 #pragma unroll 1
-      for (int j = 0; j < min(4, rows - first); ++j) {
-        float sum = lane_sum<kHeld>(work, held);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) sums[k] = j == k ? sum : sums[k];
-      }
-      finish_rows(work, first, rows, sum_of_rows(sums) * scale_);
-    }
-    if (in_.flags & kToLogits) score_held();
-    int left = work.tiles(t_.block, t_.all_warps()) - rows * work.parts;
+      for (int first = 0; first < work_.tiles; first += C::kFlush) {
+        const int count = min(C::kFlush, work_.tiles - first);
+        if (pass == 0) fetch_extras(first, count);
 #pragma unroll 1
-    for (; left > 0; --left) t_.ring.skip();
-  }
-
-  // This lane's part of one row.
-  template <int kHeld>
-  __device__ float lane_sum(const MatvecWork<C>& work,
-                            const uint4 (&held)[kHeld > 0 ? kHeld : 1][kPerLane]) {
-    float sums[4][4] = {};
-    if constexpr (kHeld > 0) {
-#pragma unroll
-      for (int part = 0; part < kHeld; ++part) {
-        const uint4* w = reinterpret_cast<const uint4*>(t_.wait_chunk()) + t_.lane;
-#pragma unroll
-        for (int i = 0; i < kPerLane; ++i)
-          multiply8(sums[i % 2 * 2], sums[i % 2 * 2 + 1], w[i * 32], held[part][i]);
-        t_.ring.release();
-      }
-    } else {
-      const int vectors = work.elements / 8;
-      const uint4* x = static_cast<const uint4*>(t_.input) + t_.lane;
-#pragma unroll 1
-      for (int part = 0; part < work.parts; ++part, x += vectors) {
-        const uint4* w = reinterpret_cast<const uint4*>(t_.wait_chunk()) + t_.lane;
-        if (vectors == kFull) {
-#pragma unroll
-          for (int i = 0; i < kPerLane; ++i)
-            multiply8(sums[i % 2 * 2], sums[i % 2 * 2 + 1], w[i * 32], x[i * 32]);
-        } else {
-#pragma unroll 1
-          for (int i = 0; i < vectors; i += 32) {
-            bool inside = i + t_.lane < vectors;
-            uint4 zero = make_uint4(0, 0, 0, 0);
-            multiply8(sums[0], sums[1], inside ? w[i] : zero, inside ? x[i] : zero);
-          }
+        for (int j = 0; j < count; ++j) {
+          float acc[4][4] = {};
+          if (pass > 0) get_sums(j, acc[0]);
+          // The last tile leaves room for the next part.
+          const int next = j == count - 1 && pass + 1 < passes ? pass + 1 : 0;
+          with_chunk([&](auto weights) { add_batch<0>(weights, acc, input, next); });
+          if (!parts_outside && work_.parts == 2)
+            with_chunk([&](auto weights) { add_batch<8>(weights, acc, input, 0); });
+          put_sums(j, acc);
         }
-        t_.ring.release();
+        if (pass == passes - 1 && !flush(first, count)) return false;
       }
     }
-    float even = (sums[0][0] + sums[1][0]) + (sums[2][0] + sums[3][0]);
-    int row = t_.lane / 4, column = t_.lane % 4 * 2;
-    float odd = (sums[0][1] + sums[1][1]) + (sums[2][1] + sums[3][1]);
-    return row == column ? even : row == column + 1 ? odd : 0.0f;
+    return true;
   }
-  // The tensor cores multiply the weights of each lane with the inputs of every lane of equal
-  // lane % 4; only the diagonal is wanted, but that takes far fewer instructions than multiplying
-  // one by one.
-  __device__ static void multiply8(float (&a)[4], float (&b)[4], uint4 w, uint4 x) {
-    mma_low_rows(a, w.x, w.y, x.x, x.y);
-    mma_low_rows(b, w.z, w.w, x.z, x.w);
-  }
-  // Adds four values over all lanes; lanes 8 * j to 8 * j + 7 get the j-th sum.
-  __device__ float sum_of_rows(const float (&v)[4]) const {
-    const bool upper = t_.lane & 16, odd = t_.lane & 8;
-    float a = upper ? v[2] : v[0], b = upper ? v[3] : v[1];
-    a += __shfl_xor_sync(kAllLanes, upper ? v[0] : v[2], 16);
-    b += __shfl_xor_sync(kAllLanes, upper ? v[1] : v[3], 16);
-    float sum = odd ? b : a;
-    sum += __shfl_xor_sync(kAllLanes, odd ? a : b, 8);
+  // next: the part to load in place of what was multiplied, or 0.
+  template <int kFirst, class Weights>
+  __device__ void add_batch(const Weights& weights, float (&acc)[4][4], BatchInput<C, kType>& input,
+                            int next) {
+    constexpr int kMost = Weights::kMostSegments;
+    if constexpr (kFirst + kMost <= kHeldSegments) {
 #pragma unroll
-    for (int d = 4; d > 0; d /= 2) sum += __shfl_xor_sync(kAllLanes, sum, d);
-    return sum;
+      for (int s = 0; s < kMost; s += 2) {
+        if (s >= work_.segments) break;
+        const bool both = s + 1 < work_.segments;
+        weights.add_pair(
+            acc[0], acc[1], s, both, [&](int i) { return input.x[kFirst + s + i]; },
+            [&](int i) { return input.scale(kFirst + s + i); });
+        if (next) {
+          input.load(kFirst + s, next, s);
+          if (both) input.load(kFirst + s + 1, next, s + 1);
+        }
+      }
+    }
   }
 
-  // Lane / 8 has row first + lane / 8 of the warp's rows.
-  __device__ void finish_rows(const MatvecWork<C>& work, int first, int rows, float sum) {
-    const int mine = first + t_.lane / 8;
-    bool writes = t_.lane % 8 == 0 && mine < rows;
-    if (in_.flags & kGated) {
-      float other = __shfl_xor_sync(kAllLanes, sum, 8);  // gate in even rows, up in odd ones
-      sum = sum / (1 + __expf(-sum)) * other;
-      writes = writes && mine % 2 == 0;
-    }
-    const int row = t_.global_warp() + mine / work.unit * t_.all_warps();
-    if (in_.bias && mine < rows) sum += __bfloat162float(static_cast<const Bf16*>(in_.bias)[row]);
-    if (in_.flags & kAddResidual) {
+  // Calls add(weights) with the next tile of the ring.
+  template <class Add>
+  __device__ __forceinline__ void with_chunk(Add add) {
+    const unsigned char* chunk = t_.wait_chunk(kType == DecodeWeight::kBf16);
+    add(LaneWeights<C, kType>(chunk, work_));
+    t_.ring.release();
+  }
+
+  // --- sums of the consumers, in the order of OutputPlace
+
+  __device__ float* slot(int tile) { return sums_.sums[t_.buffer][tile][t_.warp]; }
+  __device__ void put_sums(int tile, const float (&acc)[4][4]) {
+    float c[4];
 #pragma unroll
-      for (int i = 0; i < kMaxOwnedRows / 4; ++i)
-        if (4 * i == first) sum = t_.residual[i] += sum;
-    }
-    if (in_.flags & kToLogits) {
-      if (writes) t_.launch.logits[row] = sum;
-      const int turn = first / 4 % 8;
-      if (t_.lane % 8 == turn && mine < rows) {
-        held_ = sum;
-        held_token_ = row;
+    for (int i = 0; i < 4; ++i) c[i] = (acc[0][i] + acc[1][i]) + (acc[2][i] + acc[3][i]);
+    float* to = slot(tile);
+    const int lane = t_.lane;
+    if constexpr (C::kSingle) {  // every sequence of the tensor cores' eight is the one
+      if (kTileRows == 8) {
+        if (lane < 4) reinterpret_cast<float2*>(to)[lane] = make_float2(c[0], c[1]);
+      } else if (lane % 4 == 0) {
+        to[lane / 4] = c[0];
+        to[lane / 4 + 8] = c[2];
       }
-      if (turn == 7) score_held();
-    } else if (writes) {
-      store_word(in_.output + row, sum, t_.tag(in_.tag_out) & 0xffff);
+    } else if (kTileRows == 8) {
+      reinterpret_cast<float2*>(to)[lane] = make_float2(c[0], c[1]);
+    } else {
+      reinterpret_cast<float4*>(to)[lane] = make_float4(c[0], c[1], c[2], c[3]);
     }
   }
-  // Noise is costly, so each lane scores one row of 32.
-  __device__ void score_held() {
-    if (held_token_ < 0) return;
-    double score = held_;
-    if (!isfinite(held_)) {
-      t_.best_score = INFINITY;
-      t_.best_token = -1;
-      held_token_ = -1;
-      return;
+  __device__ void get_sums(int tile, float (&c)[4]) {
+    const float* from = slot(tile);
+    if (kTileRows == 8) {
+      float2 v = reinterpret_cast<const float2*>(from)[t_.lane];
+      c[0] = v.x;
+      c[1] = v.y;
+    } else {
+      float4 v = reinterpret_cast<const float4*>(from)[t_.lane];
+      c[0] = v.x;
+      c[1] = v.y;
+      c[2] = v.z;
+      c[3] = v.w;
     }
-    if (t_.launch.temperature > 0)
-      score = score / t_.launch.temperature +
-              keyed_gumbel(t_.launch.seed, t_.launch.choice, t_.position + 1, held_token_);
-    if (score > t_.best_score) {  // a lane's rows come in ascending order: the lower id stays
-      t_.best_score = score;
-      t_.best_token = held_token_;
+  }
+
+  // Bias and scale of the rows that this thread will finish: asked for early.
+  __device__ void fetch_extras(int first, int count) {
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      scale_[round] = 1;
+      bias_[round] = 0;
+      if (!in_.bias && kType != DecodeWeight::kFp8) continue;
+      OutputPlace<C> place(round * C::kConsumers + threadIdx.x, kTileRows);
+      int row = place.global_row(first, kTileRows, t_.block, t_.blocks);
+      if (place.tile >= count || row >= in_.rows) continue;
+      if (kType == DecodeWeight::kFp8)
+        scale_[round] = __ldg(static_cast<const float*>(in_.values) + row) * kFp8OutputScale;
+      if (in_.bias) bias_[round] = __bfloat162float(static_cast<const Bf16*>(in_.bias)[row]);
     }
-    held_token_ = -1;
+  }
+
+  // Adds what the consumers have collected and writes the outputs. False when the step is dead.
+  __device__ bool flush(int first, int count) {
+    if (t_.sync_or_dead()) return false;
+    if (first + count == work_.tiles) t_.mark(2);
+    const int of_tile = OutputPlace<C>::sums_of_tile(kTileRows), total = count * of_tile;
+    const int rounds = OutputPlace<C>::rounds(kTileRows);
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const int base = round * C::kConsumers + t_.warp * 32;
+      if (base >= total) break;
+      const int index = base + t_.lane;
+      OutputPlace<C> place(index, kTileRows);
+      float sum = 0;
+      if (index < total) {
+        const float* from = sums_.sums[t_.buffer][place.tile][0] + index % of_tile;
+#pragma unroll
+        for (int w = 0; w < C::kWarps; ++w) sum += from[w * C::kTileSums];
+      }
+      if (!C::kSingle || first == 0) norm_ = norm_scale(place.sequence);
+      sum = sum * (scale_[round] * norm_) + bias_[round];
+      int row = place.global_row(first, kTileRows, t_.block, t_.blocks);
+      bool valid = index < total && row < in_.rows && place.sequence < t_.launch.batch;
+      finish(row, place.sequence, sum, valid, first / C::kFlush * rounds + round);
+    }
+    t_.buffer ^= 1;
+    return true;
+  }
+  __device__ float norm_scale(int sequence) const {
+    if (!(opaque(in_.flags) & kNormInput)) return 1;
+    float total = 0;
+#pragma unroll
+    for (int i = 0; i < C::kWarps; ++i) total += t_.shared.squares[t_.turn][sequence][i];
+    return rsqrtf(__fdividef(total, static_cast<float>(in_.width)) + t_.launch.eps);
+  }
+  // kept: which of the thread's values of the residual stream.
+  __device__ void finish(int row, int sequence, float sum, bool valid, int kept) {
+    int stride = in_.rows;
+    const uint32_t flags = opaque(in_.flags);
+    if (flags & kGated) {  // gate in even rows, up in odd ones
+      float other = __shfl_xor_sync(kAllLanes, sum, C::kSingle || kTileRows == 8 ? 1 : 16);
+      sum = __fdividef(sum, 1 + __expf(-sum)) * other;
+      valid = valid && row % 2 == 0;
+      row /= 2;
+      stride /= 2;
+    }
+    if (!valid) return;
+    if (flags & kAddResidual) {
+#pragma unroll
+      for (int i = 0; i < kMaxOwnedRows; ++i)
+        if (i == kept) sum = t_.residual[i] += sum;
+    }
+    if (!isfinite(sum)) t_.shared.not_finite[sequence] = 1;
+    if (flags & kToLogits)
+      score(row, sequence, sum);
+    else
+      store_value(in_.output + static_cast<int64_t>(sequence) * stride + row, sum,
+                  t_.phase(in_.tag_out));
+  }
+  // A thread's rows come in ascending order and are of one sequence: the lower id stays.
+  __device__ void score(int row, int sequence, float logit) {
+    t_.launch.logits[static_cast<int64_t>(sequence) * in_.rows + row] = logit;
+    const DecodeSampling& sampling = t_.launch.sampling[sequence];
+    double value = logit;
+    if (sampling.temperature > 0)
+      value = value / sampling.temperature +
+              keyed_gumbel(sampling.seed, sampling.choice, t_.shared.position[sequence] + 1, row);
+    if (value > t_.best_score) {
+      t_.best_score = value;
+      t_.best_token = row;
+    }
   }
 
   DecodeThread<C>& t_;
   const DecodeInstruction& in_;
-  float scale_ = 1, held_ = 0;
-  int held_token_ = -1;
+  MatvecWork work_;
+  MatvecShared<C>& sums_;
+  float scale_[kRounds], bias_[kRounds], norm_ = 1;
 };
 
 }  // namespace tokamak::cuda

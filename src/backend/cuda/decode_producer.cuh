@@ -7,57 +7,73 @@ namespace tokamak::cuda {
 template <class C>
 class DecodeProducer {
  public:
-  __device__ explicit DecodeProducer(DecodeThread<C>& t)
-      : t_(t),
-        ring_(t.shared.ring, t.warp - C::kWarps, t.launch.in_flight),
-        consumer_(ring_.consumer()) {}
+  __device__ DecodeProducer(const DecodeLaunch& launch, DecodeShared<C>& shared, int producer)
+      : launch_(launch),
+        ring_(shared.ring, producer, launch.in_flight),
+        consumer_(ring_.consumer()) {
+    serves_ = consumer_ < C::kWarps;
+  }
 
-  __device__ void run() {
+  __device__ void run(const AttendWork& attend) {
 #pragma unroll 1
-    for (int k = 0; k < t_.launch.instructions; ++k) {
+    for (int k = launch_.first; k < launch_.end; ++k) {
       const DecodeInstruction& in = decode_program[k];
       bool alive = true;
       if (in.op == DecodeOp::kMatvec) alive = stream_rows(in);
-      if (in.op == DecodeOp::kAttend) alive = stream_cache(in);
+      if (in.op == DecodeOp::kAttend) alive = stream_cache(in, attend);
       if (!alive) break;
     }
     ring_.drain();
   }
+  // The consumer that the calling lane serves, or 0.
+  __device__ int consumer() const { return serves_ ? consumer_ : 0; }
 
  private:
   __device__ bool stream_rows(const DecodeInstruction& in) {
-    MatvecWork<C> work(in);
-    int tiles = work.tiles(t_.block, t_.all_warps());
-    int row_unit = consumer_ * t_.blocks + t_.block, chunk = 0;
-    const uint32_t bytes = work.elements * 2;
-    const int chunks = work.unit * work.parts;  // of a unit: consecutive in memory
-    const int64_t stride = static_cast<int64_t>(in.width) * work.unit * 2;
-    const char* unit = static_cast<const char*>(in.weights) + row_unit * stride;
+    const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
+    MatvecWork work(in, block, blocks, consumer());
+    const auto bytes = static_cast<uint32_t>(decode_chunk_bytes(in.type, work.width));
+    const bool rows = in.type == DecodeWeight::kBf16, parts_outside = work.part_major<C>(in);
+    // Of one tile and part, in bytes from chunk to chunk, part to part and tile to tile.
+    const int64_t chunk = rows ? static_cast<int64_t>(in.width) * 2 : bytes;
+    const int64_t part =
+        rows ? static_cast<int64_t>(bytes) : static_cast<int64_t>(bytes) * C::kWarps;
+    const int64_t tile = rows ? chunk * C::kWarps : part * work.parts;
+    const char* start = static_cast<const char*>(in.weights) + block * tile + consumer() * chunk;
+    const int inner = parts_outside ? work.tiles : work.parts;
+    const int64_t next_tile = tile * blocks;
+    const int64_t inner_step = parts_outside ? next_tile : part;
+    const int64_t outer_step = parts_outside ? part : next_tile;
+    // Rows of the last tile may be missing; packed weights have them all.
+    const int row = block * C::kWarps + consumer();
+    int done = 0;
+    const char* from = start;
 #pragma unroll 1
-    for (int tile = 0; tile < tiles; ++tile) {
-      bool has = consumer_ < C::kWarps && row_unit < work.units;
-      const char* from = unit + chunk * bytes;
+    for (int left = work.tiles * work.parts, outer = 0; left > 0; --left) {
+      const int turn = parts_outside ? done : outer;
+      bool has = serves_ && (!rows || row + turn * blocks * C::kWarps < in.rows);
       if (!ring_.tile(has, bytes,
                       [&](uint32_t to, uint32_t barrier) { bulk_copy(to, from, bytes, barrier); }))
         return false;
-      if (++chunk < chunks) continue;
-      chunk = 0;
-      row_unit += t_.all_warps();
-      unit += t_.all_warps() * stride;
+      from += inner_step;
+      if (++done < inner) continue;
+      done = 0;
+      ++outer;
+      start += outer_step;
+      from = start;
     }
     return true;
   }
 
-  __device__ bool stream_cache(const DecodeInstruction& in) {
-    AttendWork work(t_.block, t_.blocks, t_.launch.kv_heads, t_.position);
-    int tiles = work.tiles(C::kWarps);
+  __device__ bool stream_cache(const DecodeInstruction& in, const AttendWork& work) {
     constexpr uint32_t kBytes = kGroupPositions * C::kHead * 2;
 #pragma unroll 1
-    for (int tile = 0; tile < tiles; ++tile) {
-      int group = work.group(tile, consumer_, C::kWarps);
-      bool has = consumer_ < C::kWarps && group < work.groups;
+    for (int tile = 0; tile < work.tiles; ++tile) {
+      int group = work.group(tile);
+      bool has = serves_ && group < work.groups;
       int64_t from = 0;
-      if (has) from = cache_offset(t_.launch, group * kGroupPositions, work.head, C::kHead);
+      if (has)
+        from = cache_offset(launch_, work.sequence, group * kGroupPositions, work.head, C::kHead);
       const Bf16 *keys = static_cast<const Bf16*>(in.weights) + from,
                  *values = static_cast<const Bf16*>(in.values) + from;
       if (!ring_.tile(has, 2 * kBytes, [&](uint32_t to, uint32_t barrier) {
@@ -69,9 +85,10 @@ class DecodeProducer {
     return true;
   }
 
-  DecodeThread<C>& t_;
+  const DecodeLaunch& launch_;
   RingProducer<C> ring_;
   int consumer_;
+  bool serves_;
 };
 
 }  // namespace tokamak::cuda

@@ -1,78 +1,137 @@
 #pragma once
 // The program of the persistent decode kernel, as the host writes it and the device reads it. One
-// launch of decode_stream.cu runs one decode step of one sequence: every block works on every
-// instruction, and weights and cached keys and values stream through shared memory ahead of use.
+// launch of decode_stream.cu runs one decode step of one to eight sequences: every block works on
+// every instruction, and weights and cached keys and values stream through shared memory ahead of
+// use.
 //
-// Values between instructions carry their own readiness. A tagged word is a bf16 in the high half
-// and a 16-bit tag in the low half; a tagged pair is a float and a 32-bit tag. A reader polls until
-// the tag is the one it expects, so there is no barrier between blocks.
+// Values between instructions carry their own readiness, so there is no barrier between blocks. A
+// value is a bf16 with the phase, one bit that changes from one write of a buffer to the next, in
+// place of its second exponent bit (device.cuh). A reader polls until the phase is the one it
+// expects. A tagged pair is a float and a 32-bit tag.
 #include <cstdint>
+
+#ifdef __CUDACC__
+#define TK_HOST_DEVICE __host__ __device__
+#else
+#define TK_HOST_DEVICE
+#endif
 
 namespace tokamak::cuda {
 
-constexpr int kMaxInstructions = 800;  // in constant memory
-constexpr int kMaxOwnedRows = 8;       // rows of the residual stream that one warp keeps
+constexpr int kMaxInstructions = 740;  // in constant memory
+constexpr int kMaxBatch = 8;           // sequences of a step
+constexpr int kMaxOwnedRows = 4;       // values of the residual stream that one thread keeps
 constexpr int kMaxGroup = 8;           // query heads per key/value head
 constexpr int kProfileFields = 5;      // per instruction: four timestamps, ticks in the ring
+constexpr int kDecodeWarps = 8;        // consumers of a block
 
 struct alignas(8) TaggedPair {
   uint32_t bits, tag;
 };
 
 enum class DecodeOp : uint32_t {
-  kMatvec,   // output[rows] = weights[rows, width] * input[width]
+  kMatvec,   // output[b, rows] = weights[rows, width] * input[b, width]
   kAttend,   // q/k norm, rotation, append to the cache, partial attention of one block
   kCombine,  // partial results of all blocks -> attention output
 };
 
+// Weights of one kMatvec. All but bf16 are packed by decode_pack.h.
+enum class DecodeWeight : uint16_t {
+  kBf16,  // [rows, width], as stored
+  kFp8,   // E4M3 with one float per row
+  kQ8,    // Q8_0: blocks of 32 with a half as scale
+  kQ4,    // Q4_0: likewise
+};
+
 // How a kMatvec reads its input and what it does with its sums.
 enum DecodeFlags : uint32_t {
-  kFromEmbedding = 1,  // the input is the embedding of the step's token, not tagged words
+  kFromEmbedding = 1,  // the input is the embedding of the step's tokens
   kNormInput = 2,      // RMSNorm of the input with `gains`
   kGated = 4,          // rows 2i and 2i+1 are gate and up: output[i] = silu(gate) * up
-  kAddResidual = 8,    // adds to the residual stream, which the owning warp keeps in registers
+  kAddResidual = 8,    // adds to the residual stream, which the owning thread keeps in a register
   kToLogits = 16,      // output goes to the logits and takes part in sampling
 };
 
 struct DecodeInstruction {
   DecodeOp op;
   uint32_t flags;
-  const void* weights;    // kMatvec: bf16 [rows, width]. kAttend: keys, [page, kv head, slot, d]
-  const void* values;     // kAttend: values, laid out like the keys
+  DecodeWeight type;
+  uint16_t parts;         // kMatvec: equal parts of the width, see decode_parts()
+  const void* weights;    // kMatvec: see `type`. kAttend: keys, [page, kv head, slot, d]
+  const void* values;     // kMatvec: float [rows] of kFp8. kAttend: values, laid out like the keys
   const void* gains;      // kMatvec: bf16 [width]. kAttend: bf16 [d] of the queries, or null
   const void* gains_k;    // kAttend: bf16 [d] of the keys, or null
   const void* bias;       // kMatvec: bf16 [rows], or null
-  const uint32_t* input;  // tagged words
-  uint32_t* output;       // tagged words
+  const uint16_t* input;  // [b, width]
+  uint16_t* output;       // [b, rows]
   int32_t width, rows;
-  int32_t tag_in, tag_out;  // relative to DecodeLaunch::tag_base
+  int32_t tag_in, tag_out;  // relative to DecodeLaunch::tag_base; the phase is the lowest bit
 };
 
-// Device memory that lives across steps: a step reads the first two and advances them.
+// Rows of a tile: what a block works on at a time.
+TK_HOST_DEVICE constexpr int decode_tile_rows(DecodeWeight type) {
+  return type == DecodeWeight::kBf16 ? 8 : 16;
+}
+// Bytes of one consumer's chunk: bf16: one row of a part; else 16 rows of an eighth of a part.
+TK_HOST_DEVICE constexpr int decode_chunk_bytes(DecodeWeight type, int part_width) {
+  int segments = part_width / 256;  // of 32 elements
+  switch (type) {
+    case DecodeWeight::kBf16:
+      return part_width * 2;
+    case DecodeWeight::kFp8:
+      return segments * 512;
+    case DecodeWeight::kQ8:
+      return segments * (512 + 32);
+    default:
+      return segments * (256 + 32);
+  }
+}
+// Bytes that a chunk may have: a multiple of 128, or copies to every second chunk are slow.
+TK_HOST_DEVICE constexpr int decode_chunk_room(DecodeWeight type) {
+  return type == DecodeWeight::kQ4 ? 4608 : type == DecodeWeight::kQ8 ? 4352 : 4096;
+}
+// The fewest equal parts of a width whose chunks fit in the ring; 0 where there are none. The eight
+// consumers divide the segments of a part among them; those of packed weights get equal shares.
+TK_HOST_DEVICE constexpr int decode_parts(DecodeWeight type, int width) {
+  const int unit = type == DecodeWeight::kBf16 ? 32 : type == DecodeWeight::kQ4 ? 512 : 256;
+  for (int parts = 1; parts <= width / unit; ++parts)
+    if (width % (parts * unit) == 0 &&
+        decode_chunk_bytes(type, width / parts) <= decode_chunk_room(type))
+      return parts;
+  return 0;
+}
+
+// Device memory that lives across steps, one per sequence: a step reads the first two and advances
+// them.
 struct DecodeState {
   int32_t token;     // input of the step
   int32_t position;  // of that token; so many positions are cached
-  int32_t chosen;    // output of the last step; -1: a logit was not finite
-  uint32_t error;    // 0, or 1 + the instruction that waited until the deadline
+  int32_t chosen;    // output of the last step; -1: a value or a logit was not finite
+  uint32_t error;    // of the first: 0, or 1 + the instruction that waited until the deadline
+};
+
+struct DecodeSampling {
+  uint64_t seed = 0;
+  float temperature = 0;  // <= 0: greedy
+  int32_t choice = 0;
 };
 
 struct DecodeLaunch {
-  DecodeState* state;
+  DecodeState* state;           // [batch]
   const void* embedding;        // bf16 [vocab, hidden]
-  const int32_t* pages;         // page table of the sequence
+  const int32_t* pages;         // page tables, [batch, page_stride]
   const float* frequencies;     // [head_dim / 2]
-  TaggedPair* partials;         // tagged pairs, [heads, splits, head_dim + 1]
-  TaggedPair* candidates;       // tagged pairs, [blocks, 3]: score (two halves), token
-  float* logits;                // [vocab]
-  int32_t* tokens;              // where the chosen token goes, or null
+  TaggedPair* partials;         // [batch, heads, splits, head_dim + 1]
+  TaggedPair* candidates;       // [batch, blocks, 3]: score (two halves), token
+  float* logits;                // [batch, vocab]
   unsigned long long* profile;  // [blocks, instructions, kProfileFields] ticks, or null
   unsigned long long timeout_ns;
-  uint64_t seed;
-  float temperature;  // <= 0: greedy
-  int32_t choice;
+  DecodeSampling sampling[kMaxBatch];
   uint32_t tag_base;
-  int32_t instructions;
-  int32_t in_flight;  // quarters of tiles that may be loading at a time
+  int32_t batch, page_stride, instructions;
+  int32_t first, end;          // instructions of this launch; the last launch of a step samples
+  int32_t in_flight;           // quarters of tiles that may be loading at a time
+  int32_t residual_tile_rows;  // decode_tile_rows() of the instructions with kAddResidual
   int32_t hidden, heads, kv_heads, page_size, vocab;
   float eps, score_scale, rope_scale;
   uint32_t rope_interleaved;  // pairs are (2i, 2i+1) instead of (i, i + d/2)

@@ -1,4 +1,6 @@
 // The persistent decode kernel: interprets a list of instructions (decode_program.h).
+#include <cuda_fp16.h>
+
 #include "backend/cuda/decode_attend.cuh"
 #include "backend/cuda/decode_matvec.cuh"
 #include "backend/cuda/decode_producer.cuh"
@@ -6,15 +8,20 @@
 namespace tokamak::cuda {
 namespace {
 
-// A warp keeps the rows of the residual stream that it will write in every layer.
+// A thread keeps the values of the residual stream that it will write in every layer.
 template <class C>
 __device__ void load_residual(DecodeThread<C>& t) {
-  const Bf16* row = static_cast<const Bf16*>(t.launch.embedding) +
-                    static_cast<int64_t>(t.launch.state->token) * t.launch.hidden;
+  const int tile_rows = t.launch.residual_tile_rows;
+  const int rounds = OutputPlace<C>::rounds(tile_rows);
 #pragma unroll
-  for (int i = 0; i < kMaxOwnedRows / 4; ++i) {
-    int r = t.global_warp() + (4 * i + t.lane / 8) * t.all_warps();
-    t.residual[i] = r < t.launch.hidden ? __bfloat162float(row[r]) : 0;
+  for (int i = 0; i < kMaxOwnedRows; ++i) {
+    OutputPlace<C> place(i % rounds * C::kConsumers + static_cast<int>(threadIdx.x), tile_rows);
+    int row = place.global_row(i / rounds * C::kFlush, tile_rows, t.block, t.blocks);
+    if (place.tile >= C::kFlush || place.sequence >= t.launch.batch || row >= t.launch.hidden)
+      continue;
+    int64_t token = t.launch.state[place.sequence].token;
+    t.residual[i] = __bfloat162float(
+        static_cast<const Bf16*>(t.launch.embedding)[token * t.launch.hidden + row]);
   }
 }
 
@@ -34,18 +41,19 @@ __device__ void best_of_warp(double& score, int& token) {
   }
 }
 
-// The best candidate of every block, found by the first block.
+// The best candidate of every block, found by one warp of the first block.
 template <class C>
 __device__ void collect_blocks(DecodeThread<C>& t, uint32_t tag) {
   double score = -INFINITY;
   int token = 0x7fffffff;
-  auto ready = [tag](TaggedPair p) { return p.tag == tag; };
+  const int sequence = t.warp;
 #pragma unroll 1
   for (int b = t.lane; b < t.blocks; b += 32) {
-    const TaggedPair* from = t.launch.candidates + b * 3;
-    TaggedPair part[3] = {load_pair(from), load_pair(from + 1), load_pair(from + 2)};
+    const TaggedPair* from = t.launch.candidates + (sequence * t.blocks + b) * 3;
+    TaggedPair part[3] = {};
     t.poll_all(
-        part, [from](int j) { return load_pair(from + j); }, ready);
+        part, [from](TaggedPair& p, int j, bool wanted) { load_pair(p, from + j, wanted); },
+        [tag](TaggedPair p, int) { return p.tag == tag; });
     double other = __hiloint2double(static_cast<int>(part[1].bits), static_cast<int>(part[0].bits));
     if (better(other, static_cast<int>(part[2].bits), score, token)) {
       score = other;
@@ -54,40 +62,57 @@ __device__ void collect_blocks(DecodeThread<C>& t, uint32_t tag) {
   }
   best_of_warp(score, token);
   if (t.lane != 0 || t.shared.ring.is_dead()) return;
-  t.launch.state->token = max(token, 0);
-  t.launch.state->chosen = token;
-  t.launch.state->position = t.position + 1;
-  if (t.launch.tokens) *t.launch.tokens = token;
+  DecodeState& state = t.launch.state[sequence];
+  state.token = max(token, 0);
+  state.chosen = token;
+  state.position = t.shared.position[sequence] + 1;
 }
 
+constexpr int kNotFinite = -2;  // DecodeState::chosen between two launches of a step
+
+struct Candidate {
+  double score;
+  int token, sequence;
+};
+
+// Warp s has sequence s.
 template <class C>
-__device__ void choose_token(DecodeThread<C>& t) {
-  best_of_warp(t.best_score, t.best_token);
-  if (t.lane == 0) {
-    t.shared.best_scores[t.warp] = t.best_score;
-    t.shared.best_tokens[t.warp] = t.best_token;
-  }
+__device__ void choose_tokens(DecodeThread<C>& t) {
+  auto* all = reinterpret_cast<Candidate*>(t.scratch);
+  sync_consumers<C>();  // the instruction before has read its sums
+  OutputPlace<C> place(static_cast<int>(threadIdx.x), decode_tile_rows(C::kType));
+  all[threadIdx.x] = {t.best_score, t.best_token, place.sequence};
   sync_consumers<C>();
-  if (t.warp != 0) return;
-  double score = t.lane < C::kWarps ? t.shared.best_scores[t.lane] : -INFINITY;
-  int token = t.lane < C::kWarps ? t.shared.best_tokens[t.lane] : 0x7fffffff;
+  if (t.warp >= t.launch.batch) return;
+  double score = -INFINITY;
+  int token = 0x7fffffff;
+#pragma unroll 1
+  for (int i = t.lane; i < C::kConsumers; i += 32)
+    if (all[i].sequence == t.warp && better(all[i].score, all[i].token, score, token)) {
+      score = all[i].score;
+      token = all[i].token;
+    }
   best_of_warp(score, token);
+  if (t.shared.not_finite[t.warp]) {
+    score = INFINITY;
+    token = -1;
+  }
   uint32_t tag = t.tag(0);
   if (t.lane < 3) {
     uint32_t bits = t.lane == 0   ? static_cast<uint32_t>(__double2loint(score))
                     : t.lane == 1 ? static_cast<uint32_t>(__double2hiint(score))
                                   : static_cast<uint32_t>(token);
-    store_pair(t.launch.candidates + t.block * 3 + t.lane, bits, tag);
+    store_pair(t.launch.candidates + (t.warp * t.blocks + t.block) * 3 + t.lane, bits, tag);
   }
   if (t.block == 0) collect_blocks(t, tag);
 }
 
 // False when the step is dead.
 template <class C>
-__device__ bool consume(DecodeThread<C>& t) {
+__device__ __forceinline__ bool consume(DecodeThread<C>& t) {
   load_residual(t);
 #pragma unroll 1
-  for (int k = 0; k < t.launch.instructions; ++k) {
+  for (int k = t.launch.first; k < t.launch.end; ++k) {
     const DecodeInstruction& in = decode_program[k];
     t.index = k;
     t.mark(0);
@@ -101,61 +126,87 @@ __device__ bool consume(DecodeThread<C>& t) {
     t.mark(3);
     t.mark_ring_wait();
   }
-  choose_token(t);
+  if (t.launch.end == t.launch.instructions) {
+    choose_tokens(t);
+  } else {
+    sync_consumers<C>();
+    if (threadIdx.x < t.launch.batch && t.shared.not_finite[threadIdx.x])
+      t.launch.state[threadIdx.x].chosen = kNotFinite;
+  }
   return !t.shared.ring.is_dead();
 }
 
 template <class C>
-__device__ void decode_step(const DecodeLaunch& launch) {
+__device__ void prepare_block(const DecodeLaunch& launch, DecodeShared<C>& shared) {
+  if (threadIdx.x == 0) shared.ring.init();
+  if (threadIdx.x < C::kBatch) {
+    const int sequence = static_cast<int>(threadIdx.x);
+    shared.position[sequence] = sequence < launch.batch ? launch.state[sequence].position : 0;
+    shared.not_finite[sequence] =
+        sequence < launch.batch && launch.first > 0 && launch.state[sequence].chosen == kNotFinite;
+  }
+  __syncthreads();
+}
+
+template <class C>
+__device__ __forceinline__ void decode_step(const DecodeLaunch& launch) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<DecodeShared<C>*>(memory);
-  const int warp = threadIdx.x / 32;
-  DecodeThread<C> t{.launch = launch,
-                    .shared = shared,
-                    .input = memory + sizeof shared,
-                    .warp = warp,
-                    .lane = static_cast<int>(threadIdx.x % 32),
-                    .block = static_cast<int>(blockIdx.x),
-                    .blocks = static_cast<int>(gridDim.x),
-                    .position = launch.state->position,
-                    .ring = RingConsumer<C>(shared.ring, warp, now_ns() + launch.timeout_ns)};
-  if (threadIdx.x == 0) shared.ring.init();
-  __syncthreads();
-  if (t.warp >= C::kWarps) {
-    DecodeProducer<C>(t).run();
+  const int warp = threadIdx.x / 32, block = blockIdx.x, blocks = gridDim.x;
+  const unsigned long long deadline = now_ns() + launch.timeout_ns;
+  prepare_block<C>(launch, shared);
+  if (warp >= C::kWarps) {
+    DecodeProducer<C> producer(launch, shared, warp - C::kWarps);
+    producer.run(AttendWork(launch, shared.position, block, blocks, producer.consumer()));
     return;
   }
+  if (threadIdx.x % 32 == 0)
+    shared.attend[warp] = AttendWork(launch, shared.position, block, blocks, warp);
+  DecodeThread<C> t{.launch = launch,
+                    .shared = shared,
+                    .scratch = memory + sizeof shared,
+                    .warp = warp,
+                    .lane = static_cast<int>(threadIdx.x % 32),
+                    .block = block,
+                    .blocks = blocks,
+                    .ring = RingConsumer<C>(shared.ring, warp, deadline)};
 #pragma unroll 1
-  for (int i = threadIdx.x; i < C::kHead / 2; i += C::kConsumers) {
+  for (int i = threadIdx.x; i < launch.batch * (C::kHead / 2); i += C::kConsumers) {
+    const int sequence = i / (C::kHead / 2), pair = i % (C::kHead / 2);
     double sine, cosine, scale = launch.rope_scale;
-    sincos(static_cast<double>(t.position) * static_cast<double>(launch.frequencies[i]), &sine,
-           &cosine);
-    shared.rope[i] =
+    sincos(static_cast<double>(shared.position[sequence]) *
+               static_cast<double>(launch.frequencies[pair]),
+           &sine, &cosine);
+    shared.rope[sequence][pair] =
         make_float2(static_cast<float>(cosine * scale), static_cast<float>(sine * scale));
   }
-  // The first barrier of the consumers comes before the first use of the rotations.
+  // The first barrier of the consumers comes before the first use of what is prepared here.
   if (!consume(t)) atomicCAS(&launch.state->error, 0u, static_cast<uint32_t>(t.index) + 1);
 }
 
 }  // namespace
 }  // namespace tokamak::cuda
 
-// decode_stream_<head size>_<group>_<warps>x<chunk KB>_<slots>_<producers>
-#define TK_DECODE_STREAM(head, group, warps, chunk_kb, slots, producers)                     \
-  extern "C" __global__ void __launch_bounds__(warps * 32 + producers * 32, 1)               \
-      decode_stream_##head##_##group##_##warps##x##chunk_kb##_##slots##_##producers(         \
-          const __grid_constant__ tokamak::cuda::DecodeLaunch launch) {                      \
-    tokamak::cuda::decode_step<                                                              \
-        tokamak::cuda::DecodeConfig<head, group, warps, slots, chunk_kb * 1024, producers>>( \
-        launch);                                                                             \
+// decode_<one or batch>_<type>_<head size>_<group>_<slots>_<producers>
+#define TK_DECODE_KERNEL(name, head, group, batch, type, slots, producers)                        \
+  extern "C" __global__ void __launch_bounds__((tokamak::cuda::kDecodeWarps + producers) * 32, 1) \
+      name(const __grid_constant__ tokamak::cuda::DecodeLaunch launch) {                          \
+    tokamak::cuda::decode_step<tokamak::cuda::DecodeConfig<                                       \
+        head, group, batch, tokamak::cuda::DecodeWeight::type, slots, producers>>(launch);        \
   }
+#define TK_DECODE_TYPE(tag, type, head, group, slots, batch_slots)                                 \
+  TK_DECODE_KERNEL(decode_one_##tag##_##head##_##group##_##slots##_2, head, group, 1, type, slots, \
+                   2)                                                                              \
+  TK_DECODE_KERNEL(decode_batch_##tag##_##head##_##group##_##batch_slots##_2, head, group,         \
+                   tokamak::cuda::kMaxBatch, type, batch_slots, 2)
+// Slots of 16-bit and 8-bit weights, of Q8_0 and Q4_0, and of several sequences.
+#define TK_DECODE_STREAM(head, group, slots, block_slots, batch_slots) \
+  TK_DECODE_TYPE(bf16, kBf16, head, group, slots, batch_slots)         \
+  TK_DECODE_TYPE(fp8, kFp8, head, group, slots, batch_slots)           \
+  TK_DECODE_TYPE(q8, kQ8, head, group, block_slots, batch_slots)       \
+  TK_DECODE_TYPE(q4, kQ4, head, group, block_slots, batch_slots)
 
-TK_DECODE_STREAM(128, 1, 8, 4, 6, 2)
-TK_DECODE_STREAM(128, 2, 8, 4, 6, 4)
-TK_DECODE_STREAM(128, 2, 8, 4, 6, 2)
-TK_DECODE_STREAM(128, 2, 8, 4, 6, 1)
-TK_DECODE_STREAM(128, 4, 8, 4, 6, 4)
-TK_DECODE_STREAM(128, 4, 8, 4, 6, 2)
-TK_DECODE_STREAM(128, 4, 8, 4, 6, 1)
-TK_DECODE_STREAM(128, 8, 8, 4, 5, 2)
-TK_DECODE_STREAM(64, 8, 8, 4, 6, 2)
+TK_DECODE_STREAM(128, 2, 6, 5, 5)
+TK_DECODE_STREAM(128, 4, 6, 5, 5)
+TK_DECODE_STREAM(128, 8, 5, 5, 4)
+TK_DECODE_STREAM(64, 8, 6, 5, 5)

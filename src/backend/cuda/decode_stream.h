@@ -1,6 +1,7 @@
 #pragma once
 // Host side of the persistent decode kernel: writes its program and launches steps.
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,81 +18,98 @@ struct DecoderShape {
   int qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
 };
 
-// Device addresses; all weights are bf16. Zero where a model has none.
+// Weights of one product. Types other than bf16 are packed (decode_pack.h).
+struct DecodeMatrix {
+  DeviceAddress data = 0;
+  DeviceAddress scales = 0;  // kFp8: float [rows]
+  DecodeWeight type = DecodeWeight::kBf16;
+};
+
+// Device addresses; vectors are bf16. Zero where a model has none.
 struct LayerWeights {
-  DeviceAddress attention_gains, mlp_gains, query_gains, key_gains;
-  DeviceAddress qkv, qkv_bias;  // [qkv_rows, hidden]: queries, keys, values
-  DeviceAddress out;            // [hidden, heads * head_dim]
-  DeviceAddress gate_up;        // [2 * mlp, hidden]: gate and up in alternating rows
-  DeviceAddress down;           // [hidden, mlp]
-  DeviceAddress keys, values;   // cache, [page, kv head, slot, head_dim]
+  DeviceAddress attention_gains, mlp_gains, query_gains, key_gains, qkv_bias;
+  DecodeMatrix qkv;            // [qkv_rows, hidden]: queries, keys, values
+  DecodeMatrix out;            // [hidden, heads * head_dim]
+  DecodeMatrix gate_up;        // [2 * mlp, hidden]: gate and up in alternating rows
+  DecodeMatrix down;           // [hidden, mlp]
+  DeviceAddress keys, values;  // cache, [page, kv head, slot, head_dim]
 };
 struct DecoderWeights {
-  DeviceAddress embedding, final_gains, head, frequencies;
+  DeviceAddress embedding = 0, final_gains = 0, frequencies = 0;
+  DecodeMatrix head;
   std::vector<LayerWeights> layers;
 };
 
 // A variant of the kernel. Its name says the same: see decode_stream.cu. group: query heads per
-// key/value head, rounded up to a power of two.
+// key/value head, rounded up to a power of two. batch: 1, or kMaxBatch for up to so many.
 struct DecodeVariant {
-  int head_dim = 128, group = 4, warps = 8, chunk_kb = 4, slots = 6, producers = 2;
-  int in_flight = 8;  // quarters of tiles that may be loading at a time
+  int head_dim = 128, group = 4, batch = 1, slots = 5, producers = 2;
+  DecodeWeight type = DecodeWeight::kBf16;  // of all weights
   std::string name() const;
-  int threads() const { return (warps + producers) * 32; }
+  int threads() const { return (kDecodeWarps + producers) * 32; }
   // Dynamic shared memory for a shape; what decode_context.cuh lays out.
   int shared_bytes(const DecoderShape& shape) const;
-  static DecodeVariant of(const DecoderShape& shape);
+  static DecodeVariant of(const DecoderShape& shape, int batch, DecodeWeight type);
 };
 
-// Where the words and pairs of a step are, as offsets into one buffer.
+// Where the values of a step are, as offsets into one buffer.
 struct DecodeWorkspace {
   size_t after_attention, after_mlp, qkv, attention, activated, partials, candidates, logits, bytes;
-  DecodeWorkspace(const DecoderShape& shape, int blocks);
+  DecodeWorkspace(const DecoderShape& shape, int max_batch, int blocks);
 };
 
-// Throws kUnsupported where the kernel cannot run this shape on so many blocks.
-void check_decode_shape(const DecoderShape& shape, const DecodeVariant& variant, int blocks);
+// Throws kUnsupported where the kernel cannot run this model on so many blocks.
+void check_decode_model(const DecoderShape& shape, const DecoderWeights& weights, int max_batch,
+                        int blocks);
 std::vector<DecodeInstruction> make_decode_program(const DecoderShape& shape,
                                                    const DecoderWeights& weights,
                                                    const DecodeWorkspace& workspace,
                                                    DeviceAddress workspace_at);
 
-struct DecodeSampling {
-  float temperature = 0;  // <= 0: greedy
-  uint64_t seed = 0;
-  int32_t choice = 0;
-};
-
-// One model on one device. Steps run in the order of their launches; the token a step chooses is
-// the input of the next.
+// One model on one device. Steps run in the order of their launches; the token that a step chooses
+// for a sequence is the sequence's input of the next.
 class DecodeStream {
  public:
   DecodeStream(const Device& device, const void* cubin, const DecoderShape& shape,
-               const DecoderWeights& weights, const DecodeVariant& variant);
+               const DecoderWeights& weights, int max_batch);
   int blocks() const { return blocks_; }
   int instructions() const { return instructions_; }
-  void set_state(int32_t token, int32_t position);
-  // Asynchronous. `profile`: [blocks, instructions, kProfileFields] ticks, or 0.
-  void launch(Handle stream, DeviceAddress pages, const DecodeSampling& sampling,
-              DeviceAddress profile = 0);
+  // Quarters of tiles that may be loading at a time: a trade of bandwidth against waiting.
+  void set_in_flight(int quarters) { in_flight_ = quarters; }
+  void set_state(int sequence, int32_t token, int32_t position);
+  // A step of sampling.size() sequences: one launch, or two where the head has another type than
+  // the layers. pages: their page tables, `page_stride` apart.
+  // Asynchronous unless there are more sequences than in the step before. profile:
+  // [blocks, instructions, kProfileFields] ticks, or 0.
+  void launch(Handle stream, DeviceAddress pages, int page_stride,
+              std::span<const DecodeSampling> sampling, DeviceAddress profile = 0);
   // Waits; throws kInternal when a step gave up, and makes the stream usable again.
-  DecodeState finish(Handle stream);
-  std::vector<float> logits() const;
+  std::vector<DecodeState> finish(Handle stream);
+  std::vector<float> logits(int sequence) const;
   void set_timeout_ms(int ms) { timeout_ms_ = ms; }
-  // Tests: an instruction then waits for a value that never comes.
+  // Tests: the readers of an instruction then wait for values that never come. -1: no more.
   void corrupt_tag(int instruction);
 
  private:
+  struct Kernel {
+    DecodeVariant variant;
+    int shared_bytes = 0;
+    Handle function = nullptr;
+  };
+  Kernel load_kernel(const Device& device, int batch, DecodeWeight type) const;
+  void launch_part(Handle stream, const Kernel& kernel, DecodeLaunch& launch, int first, int end);
+  void restart();  // no value of an earlier step survives
+
   DecoderShape shape_;
   DecoderWeights weights_;
-  DecodeVariant variant_;
-  int blocks_, shared_bytes_, instructions_ = 0, timeout_ms_ = 1000;
+  int max_batch_, blocks_, instructions_ = 0, in_flight_, timeout_ms_ = 1000;
   DecodeWorkspace layout_;
   Module module_;
-  Handle function_ = nullptr;
+  Kernel layers_[2], head_[2];  // of one sequence, of several
   Buffer workspace_, state_;
   std::vector<DecodeInstruction> program_;
   uint32_t step_ = 0;
+  int last_batch_ = 0;  // sequences whose values are in the phase of `step_`
 };
 
 }  // namespace tokamak::cuda

@@ -111,13 +111,14 @@ class RingConsumer {
   __device__ RingConsumer(RingStorage<C>& ring, int warp, unsigned long long deadline)
       : ring_(ring), warp_(warp), deadline_(deadline) {}
   __device__ const unsigned char* wait() const {
-    uint32_t full = shared_address(&ring_.full[slot_][warp_ / C::kPartWarps]);
-#pragma unroll 1
-    while (!barrier_try(full, phase_)) {
-      if (ring_.is_dead()) break;
-      if (now_ns() > deadline_) ring_.set_dead();
-    }
+    wait_part(warp_ / C::kPartWarps);
     return ring_.tiles[slot_][warp_];
+  }
+  // Waits for the chunks of all consumers; they are C::kChunk apart from the result on.
+  __device__ const unsigned char* wait_all() const {
+    wait_part(threadIdx.x % C::kParts);  // each lane for one of them
+    __syncwarp();
+    return ring_.tiles[slot_][0];
   }
   __device__ void release() {
     __syncwarp();
@@ -134,6 +135,14 @@ class RingConsumer {
   }
 
  private:
+  __device__ void wait_part(int part) const {
+    uint32_t full = shared_address(&ring_.full[slot_][part]);
+#pragma unroll 1
+    while (!barrier_try(full, phase_)) {
+      if (ring_.is_dead()) break;
+      if (now_ns() > deadline_) ring_.set_dead();
+    }
+  }
   RingStorage<C>& ring_;
   int warp_, slot_ = 0;
   uint32_t phase_ = 0;

@@ -1,0 +1,251 @@
+#pragma once
+// The input of a kMatvec. Each consumer needs some segments of the width only, so it fetches its
+// own and no barrier of the block is needed.
+#include "backend/cuda/decode_weights.cuh"
+
+namespace tokamak::cuda {
+
+// How values from memory become what the tensor cores multiply.
+template <DecodeWeight kType>
+class InputReader {
+ public:
+  template <class C>
+  __device__ InputReader(DecodeThread<C>& t, const DecodeInstruction& in, int sequence) : in_(in) {
+    if (in.flags & kFromEmbedding) {
+      int64_t token = t.launch.state[sequence].token;
+      from_ = static_cast<const uint16_t*>(t.launch.embedding) + token * in.width;
+      mask_ = pattern_ = 0;
+    } else {
+      from_ = in.input + static_cast<int64_t>(sequence) * in.width;
+      mask_ = kPhaseBits;
+      pattern_ = t.phase(in.tag_in) ? kPhaseBits : 0;
+    }
+  }
+  // Eight values, from an element on.
+  __device__ __forceinline__ void load(uint4& v, int element, bool wanted) const {
+    load_values8(v, from_ + element, wanted);
+  }
+  __device__ bool ready(uint4 v) const {
+    return (((v.x ^ pattern_) | (v.y ^ pattern_) | (v.z ^ pattern_) | (v.w ^ pattern_)) & mask_) ==
+           0;
+  }
+  __device__ uint4 gains(int element) const {
+    return __ldg(reinterpret_cast<const uint4*>(static_cast<const Bf16*>(in_.gains) + element));
+  }
+  // What the tensor cores take, of eight values; `gains` and the sum of squares only with kNorm.
+  // kQ8, kQ4: see quantize(), all lanes of a segment have to call it together.
+  template <bool kNorm>
+  __device__ __forceinline__ uint4 convert(uint4 v, uint4 gains, float& squares,
+                                           float& scale) const {
+    v = make_uint4(restore2(v.x, mask_), restore2(v.y, mask_), restore2(v.z, mask_),
+                   restore2(v.w, mask_));
+    constexpr uint32_t kShift = kType == DecodeWeight::kFp8 ? kFp8InputShift : 0;
+    if constexpr (!kNorm && !kIntegers<kType>)
+      return make_uint4(v.x + kShift, v.y + kShift, v.z + kShift, v.w + kShift);
+    float2 x[4] = {unpack2(v.x), unpack2(v.y), unpack2(v.z), unpack2(v.w)};
+    if constexpr (kNorm) {
+      constexpr float kScale = kType == DecodeWeight::kFp8 ? kFp8InputScale : 1.0f;
+      const float2 g[4] = {unpack2(gains.x), unpack2(gains.y), unpack2(gains.z), unpack2(gains.w)};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        squares = fmaf(x[i].x, x[i].x, fmaf(x[i].y, x[i].y, squares));
+        x[i] = make_float2(x[i].x * g[i].x * kScale, x[i].y * g[i].y * kScale);
+      }
+    }
+    if constexpr (kIntegers<kType>) return quantize(x, scale);
+    return make_uint4(pack2(x[0].x, x[0].y), pack2(x[1].x, x[1].y), pack2(x[2].x, x[2].y),
+                      pack2(x[3].x, x[3].y));
+  }
+
+ private:
+  // x = scale * (128 * high + low): eight bytes of high, then of low. The scale is one for the four
+  // lanes of a segment.
+  __device__ static uint4 quantize(const float2 (&x)[4], float& scale) {
+    float most = 0x1p-100f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) most = fmaxf(most, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
+    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
+    constexpr float kMost = 127 * 128;
+    const float inverse = __fdividef(kMost, most);
+    // Weights of four bits are multiplied by 16 (decode_weights.cuh).
+    scale = most * (kType == DecodeWeight::kQ4 ? 1 / (16 * kMost) : 1 / kMost);
+    uint4 out;
+    quantize4(x[0], x[1], inverse, out.x, out.z);
+    quantize4(x[2], x[3], inverse, out.y, out.w);
+    return out;
+  }
+  __device__ static void quantize4(float2 a, float2 b, float inverse, uint32_t& high,
+                                   uint32_t& low) {
+    // The lowest 16 bits of the sum are the integer plus 64: its upper part is `high`, and what
+    // remains is `low` plus 64.
+    constexpr float kMagic = 12582912.0f + 64;
+    const uint32_t u0 = __float_as_uint(fmaf(a.x, inverse, kMagic)),
+                   u1 = __float_as_uint(fmaf(a.y, inverse, kMagic)),
+                   u2 = __float_as_uint(fmaf(b.x, inverse, kMagic)),
+                   u3 = __float_as_uint(fmaf(b.y, inverse, kMagic));
+    high = __byte_perm(__byte_perm(u0 + u0, u1 + u1, 0x0051), __byte_perm(u2 + u2, u3 + u3, 0x0051),
+                       0x5410);
+    low = __byte_perm(__byte_perm(u0, u1, 0x0040), __byte_perm(u2, u3, 0x0040), 0x5410);
+    low = ((low | 0x80808080u) - 0x40404040u) ^ 0x80808080u;  // each byte minus 64
+  }
+  const DecodeInstruction& in_;
+  const uint16_t* from_;
+  uint32_t mask_, pattern_;
+};
+
+// One sequence: the consumer's segments go to shared memory, where the input lies in order;
+// `scales` has the scale of each segment of kQ8 and kQ4, and of these a segment has 32 bytes of
+// high and 32 of low (decode_weights.cuh). Returns this lane's part of the sum of squares. kAtOnce:
+// vectors that a lane loads together.
+template <int kAtOnce, bool kNorm, class C, DecodeWeight kType>
+__device__ float stage_vectors(DecodeThread<C>& t, const InputReader<kType>& reader,
+                               const MatvecWork& work, uint4* to, float* scales) {
+  // Of a part a lane has one vector or, of more than eight segments, two. Where there are fewer,
+  // it has the last once more.
+  const int more = work.segments > 8 ? 1 : 0, last = work.segments * 4 - 1;
+  const int count = work.parts << more;
+  float squares = 0;
+#pragma unroll 1
+  for (int first = 0; first < count; first += kAtOnce) {
+    uint4 values[kAtOnce] = {};
+    uint4 gains[kAtOnce] = {};
+    auto at = [&](int j) {
+      int i = min(first + j, count - 1);
+      return (i >> more) * work.width + work.first * 32 + min((i & more) * 32 + t.lane, last) * 8;
+    };
+    auto inside = [&](int j) {
+      return first + j < count && (first + j & more) * 32 + t.lane <= last;
+    };
+    auto load = [&](uint4& v, int j, bool wanted) { reader.load(v, at(j), wanted); };
+    if constexpr (kNorm) {
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) gains[j] = reader.gains(at(j));
+    }
+    t.poll_all(values, load, [&](uint4 v, int) { return reader.ready(v); });
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      float more_squares = 0, scale = 0;
+      uint4 x = reader.template convert<kNorm>(values[j], gains[j], more_squares, scale);
+      if (!inside(j)) continue;
+      squares += more_squares;
+      if constexpr (kIntegers<kType>) {
+        auto* planes = reinterpret_cast<uint2*>(to + at(j) / 32 * 4);
+        planes[t.lane % 4] = make_uint2(x.x, x.y);
+        planes[t.lane % 4 + 4] = make_uint2(x.z, x.w);
+        if (t.lane % 4 == 0) scales[at(j) / 32] = scale;
+      } else {
+        to[at(j) / 8] = x;
+      }
+    }
+  }
+  return squares;
+}
+template <DecodeWeight kType, class C>
+__device__ void stage_single(DecodeThread<C>& t, const DecodeInstruction& in,
+                             const MatvecWork& work, uint4* to, float* scales, int turn) {
+  InputReader<kType> reader(t, in, 0);
+  if (opaque(in.flags) & kNormInput) {
+    float squares = warp_sum(stage_vectors<4, true>(t, reader, work, to, scales));
+    if (t.lane == 0) t.shared.squares[turn][0][t.warp] = squares;
+  } else {
+    stage_vectors<8, false>(t, reader, work, to, scales);
+  }
+  __syncwarp();
+}
+
+// Several sequences: lane l keeps the input of sequence l / 4 in registers, kHeldSegments of it.
+template <class C, DecodeWeight kType>
+class BatchInput {
+ public:
+  // scales: of this consumer, kQ8 and kQ4.
+  __device__ BatchInput(DecodeThread<C>& t, const DecodeInstruction& in, const MatvecWork& work,
+                        float (*scales)[kMaxBatch])
+      : scales_(scales),
+        t_(t),
+        work_(work),
+        reader_(t, in, min(t.lane / 4, t.launch.batch - 1)),
+        norm_(in.flags & kNormInput),
+        mine_(t.lane / 4 < t.launch.batch) {}
+  // Where segments of this part are kept; a second part follows the first.
+  __device__ static constexpr int place(int part, int s) { return part * 8 + s; }
+  __device__ int element(int part, int s) const {
+    return part * work_.width + (work_.first + s) * 32 + t_.lane % 4 * 8;
+  }
+  // Asks for a segment; lanes without a sequence get the last one's and multiply by nothing.
+  __device__ __forceinline__ void load(int place, int part, int s) {
+    reader_.load(x[place], element(part, s), true);
+  }
+  // Waits for parts [part, part + parts), the first at place 0, and converts them. `asked`: all
+  // was loaded with load().
+  __device__ void settle(int part, int parts, int turn, bool asked) {
+    auto at = [&](int i) { return element(part + part_of(i, parts), segment_of(i, parts)); };
+    auto load = [&](uint4& v, int i, bool wanted) {
+      reader_.load(v, at(i), wanted && exists(i, parts));
+    };
+    auto ready = [&](uint4 v, int i) { return !exists(i, parts) || reader_.ready(v); };
+    // A lane loads the gains of every eighth segment, before it waits.
+    uint4 gains[kHeldSegments / 8] = {};
+    if (norm_) {
+#pragma unroll
+      for (int h = 0; h < kHeldSegments / 8; ++h)
+        if (exists(8 * h + t_.lane / 4, parts)) gains[h] = reader_.gains(at(8 * h + t_.lane / 4));
+    }
+    t_.poll_all(x, load, ready, !asked);
+    if (norm_)
+      convert_all<true>(parts, gains);
+    else
+      convert_all<false>(parts, gains);
+    if constexpr (kIntegers<kType>) __syncwarp();
+    if (!norm_) return;
+    float squares = squares_ + __shfl_xor_sync(kAllLanes, squares_, 1);
+    squares += __shfl_xor_sync(kAllLanes, squares, 2);
+    if (t_.lane % 4 == 0 && mine_) t_.shared.squares[turn][t_.lane / 4][t_.warp] = squares;
+  }
+
+  // Of this lane's columns of the tensor cores.
+  __device__ __forceinline__ float2 scale(int place) const {
+    if constexpr (!kIntegers<kType>) return make_float2(1, 1);
+    return reinterpret_cast<const float2*>(scales_[place])[t_.lane % 4];
+  }
+
+  uint4 x[kHeldSegments] = {};
+
+ private:
+  template <bool kNorm>
+  __device__ __forceinline__ void convert_all(int parts, const uint4 (&all)[kHeldSegments / 8]) {
+#pragma unroll
+    for (int i = 0; i < kHeldSegments; ++i) {
+      if (!exists(i, parts)) continue;
+      uint4 gains = make_uint4(0, 0, 0, 0);
+      if constexpr (kNorm) {
+        const int from = i % 8 * 4 + t_.lane % 4;
+        gains.x = __shfl_sync(kAllLanes, all[i / 8].x, from);
+        gains.y = __shfl_sync(kAllLanes, all[i / 8].y, from);
+        gains.z = __shfl_sync(kAllLanes, all[i / 8].z, from);
+        gains.w = __shfl_sync(kAllLanes, all[i / 8].w, from);
+      }
+      float squares = 0, scale = 0;
+      uint4 v = reader_.template convert<kNorm>(x[i], gains, squares, scale);
+      x[i] = mine_ ? v : make_uint4(0, 0, 0, 0);
+      squares_ += squares;
+      if (kIntegers<kType> && t_.lane % 4 == 0) scales_[i][t_.lane / 4] = scale;
+    }
+  }
+  // With two parts each has eight places, with one it has all.
+  __device__ static __forceinline__ int part_of(int i, int parts) { return parts > 1 ? i / 8 : 0; }
+  __device__ static __forceinline__ int segment_of(int i, int parts) {
+    return parts > 1 ? i % 8 : i;
+  }
+  __device__ __forceinline__ bool exists(int i, int parts) const {
+    return segment_of(i, parts) < work_.segments;
+  }
+  float (*scales_)[kMaxBatch];
+  DecodeThread<C>& t_;
+  const MatvecWork& work_;
+  InputReader<kType> reader_;
+  bool norm_, mine_;
+  float squares_ = 0;  // of this lane, over all parts so far
+};
+
+}  // namespace tokamak::cuda

@@ -1,0 +1,110 @@
+#pragma once
+// Products of one consumer's chunk of weights, by type. A segment is 32 elements of the width; lane
+// l has elements 8 * (l % 4) to 8 * (l % 4) + 7 of it. decode_pack.h says how packed weights lie.
+#include "backend/cuda/decode_context.cuh"
+
+namespace tokamak::cuda {
+
+// Two of the four E4M3 values in a word as bf16, times 2^-120.
+__device__ __forceinline__ uint32_t fp8_low(uint32_t v) {
+  return (v << 4 & 0x07f007f0u) | (v << 8 & 0x80008000u);
+}
+__device__ __forceinline__ uint32_t fp8_high(uint32_t v) {
+  return (v >> 4 & 0x07f007f0u) | (v & 0x80008000u);
+}
+// The input of kFp8 is scaled by 2^63, so that no product is too small for a float.
+constexpr uint32_t kFp8InputShift = 63u << 7 | 63u << 23;
+constexpr float kFp8InputScale = 0x1p63f, kFp8OutputScale = 0x1p57f;
+
+// acc + sum over a segment; kBf16: rows are the sequences, columns the rows of weights.
+__device__ __forceinline__ void add_bf16(float (&acc)[4], uint4 w, uint4 x) {
+  mma_low_rows(acc, x.x, x.y, w.x, w.y);
+  mma_low_rows(acc, x.z, x.w, w.z, w.w);
+}
+// The other types: rows are the rows of weights, columns the sequences.
+__device__ __forceinline__ void add_fp8(float (&acc)[4], uint4 w, uint4 x) {
+  mma(acc, fp8_low(w.x), fp8_low(w.z), fp8_high(w.x), fp8_high(w.z), x.x, x.y);
+  mma(acc, fp8_low(w.y), fp8_low(w.w), fp8_high(w.y), fp8_high(w.w), x.z, x.w);
+}
+// Q8_0 and Q4_0: products of integers. The input of a segment is scale * (128 * high + low) with
+// high and low of eight bits; of one sequence the columns are high and low in turn, of several they
+// are the sequences and high and low are multiplied one after the other.
+// x: eight bytes of a lane's column in x and y; of several sequences high in x and y, low in z and
+// w. weight_scales: two halves, of rows lane / 4 and lane / 4 + 8. input_scales: of this lane's
+// columns.
+template <bool kSingle>
+__device__ __forceinline__ void add_integers(float (&acc)[4], uint4 a, uint4 x,
+                                             uint32_t weight_scales, float2 input_scales) {
+  int high[4] = {}, low[4] = {};
+  mma_int8(high, a, x.x, x.y);
+  float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&weight_scales));
+  if constexpr (kSingle) {
+    scale.x *= input_scales.x;
+    scale.y *= input_scales.x;
+    acc[0] = fmaf(scale.x, static_cast<float>(high[0] * 128 + high[1]), acc[0]);
+    acc[2] = fmaf(scale.y, static_cast<float>(high[2] * 128 + high[3]), acc[2]);
+  } else {
+    mma_int8(low, a, x.z, x.w);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float of_input = i % 2 ? input_scales.y : input_scales.x;
+      float of_weight = i < 2 ? scale.x : scale.y;
+      acc[i] = fmaf(of_weight * of_input, static_cast<float>(high[i] * 128 + low[i]), acc[i]);
+    }
+  }
+}
+constexpr uint32_t kUpperBits = 0xf0f0f0f0u;  // a 4-bit number there is 16 times as large
+
+template <DecodeWeight kType>
+constexpr bool kIntegers = kType == DecodeWeight::kQ8 || kType == DecodeWeight::kQ4;
+
+// Where a lane finds its weights of a tile.
+template <class C, DecodeWeight kType>
+struct LaneWeights {
+  static constexpr int kMostSegments = kType == DecodeWeight::kQ4 ? 16 : 8;  // of a chunk
+  const uint4* data;
+  const uint32_t* scales;
+  // chunk: the first of all consumers for kBf16, else this one's.
+  __device__ LaneWeights(const unsigned char* chunk, const MatvecWork& work) {
+    const int lane = threadIdx.x % 32;
+    if constexpr (kType == DecodeWeight::kBf16) {
+      data = reinterpret_cast<const uint4*>(chunk + (lane / 4) * C::kChunk) + work.first * 4 +
+             lane % 4;
+    } else {
+      data = reinterpret_cast<const uint4*>(chunk) + lane;
+      constexpr int kSegment = kType == DecodeWeight::kQ4 ? 256 : 512;
+      scales = reinterpret_cast<const uint32_t*>(chunk + work.segments * kSegment) + lane / 4;
+    }
+  }
+  // Segments s and s + 1; s is even. input(i) is what they are multiplied with, scale(i) its scale.
+  template <class Input, class Scale>
+  __device__ __forceinline__ void add_pair(float (&a)[4], float (&b)[4], int s, bool both,
+                                           Input input, Scale scale) const {
+    if constexpr (kType == DecodeWeight::kQ4) {
+      uint4 w = data[s / 2 * 32];
+      add_integers<C::kSingle>(a,
+                               make_uint4(w.x << 4 & kUpperBits, w.y << 4 & kUpperBits,
+                                          w.x & kUpperBits, w.y & kUpperBits),
+                               input(0), scales[s * 8], scale(0));
+      add_integers<C::kSingle>(b,
+                               make_uint4(w.z << 4 & kUpperBits, w.w << 4 & kUpperBits,
+                                          w.z & kUpperBits, w.w & kUpperBits),
+                               input(1), scales[s * 8 + 8], scale(1));
+    } else {
+      add_one(a, s, input(0), scale(0));
+      if (both) add_one(b, s + 1, input(1), scale(1));
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void add_one(float (&acc)[4], int s, uint4 x, float2 scale) const {
+    if constexpr (kType == DecodeWeight::kBf16) add_bf16(acc, data[s * 4], x);
+    if constexpr (kType == DecodeWeight::kFp8) add_fp8(acc, data[s * 32], x);
+    if constexpr (kType == DecodeWeight::kQ8) {
+      uint4 w = data[s * 32];
+      add_integers<C::kSingle>(acc, make_uint4(w.x, w.z, w.y, w.w), x, scales[s * 8], scale);
+    }
+  }
+};
+
+}  // namespace tokamak::cuda
