@@ -25,12 +25,12 @@ FOLDERS = ["src", "apps", "tests", "include", "examples"]
 BASIC = "algorithm array charconv chrono deque functional future iterator list map memory numeric optional queue random set span string string_view tuple unordered_map unordered_set utility variant vector"
 # Names after std:: -> headers that declare them; any of these will do.
 NAMES = {
-    "algorithm": "all_of any_of binary_search clamp copy copy_n count count_if equal fill fill_n find find_if for_each is_sorted lower_bound make_heap max max_element merge min min_element minmax_element mismatch none_of nth_element partial_sort pop_heap push_heap reverse rotate sort stable_partition stable_sort transform unique upper_bound",
-    "cmath": "ceil copysign cos erf exp exp2 fabs floor fmod frexp isfinite isinf isnan ldexp log log2 nan nanf nearbyint nextafter pow round signbit sin sqrt tanh trunc",
+    "algorithm": "all_of any_of binary_search clamp copy copy_n count count_if equal fill fill_n find find_if for_each is_sorted lower_bound make_heap max max_element merge min min_element minmax_element mismatch none_of nth_element partial_sort pop_heap push_heap replace reverse rotate sort stable_partition stable_sort transform unique upper_bound",
+    "cmath": "ceil copysign cos erf exp exp2 fabs floor fmax fmod frexp isfinite isinf isnan ldexp log log2 lround nan nanf nearbyint nextafter pow round signbit sin sqrt tanh trunc",
     "cmath cstdlib": "abs",
     "cstdlib": "abort aligned_alloc atoi atoll calloc exit free getenv malloc strtod strtoll strtoull",
     "cstdio": "fclose fflush fopen fprintf fputs fscanf fwrite printf puts sscanf",
-    "cstring": "memcmp memcpy memmove memset strcmp strerror strncmp",
+    "cstring": "memcmp memcpy memmove memset strcmp strerror strncmp strncpy",
     "cctype": "isalnum isalpha isdigit isspace tolower",
     "csignal signal.h": "signal",
     "ctime chrono": "clock clock_t strftime time time_t timespec timespec_get tm",
@@ -77,7 +77,7 @@ NAMES = {
     "system_error charconv filesystem": "errc error_code",
     "thread": "this_thread thread",
     "tuple": "tie tuple",
-    "type_traits concepts": "conditional_t is_class_v is_enum_v is_floating_point_v is_same_v is_signed_v remove_const_t remove_reference_t",
+    "type_traits concepts": "conditional_t is_class_v is_enum_v is_floating_point_v is_same_v is_signed_v is_trivially_copyable_v remove_const_t remove_reference_t",
     "unordered_map": "unordered_map unordered_multimap",
     "unordered_set": "unordered_set",
     "utility " + BASIC: "as_const exchange forward move pair swap",

@@ -1,6 +1,8 @@
 // The same row has the same bits in every batch, whichever kernels the batch sizes select.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "backend/cpu/test_model.h"
 
 namespace tokamak {

@@ -1,6 +1,7 @@
 // Tiny models of every architecture on the cuda backend against the reference.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>

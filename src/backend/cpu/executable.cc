@@ -78,9 +78,9 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
 void CpuExecutable::make_audit() {
   std::vector<std::span<uint8_t>> memory = {
       {arena_.data(), arena_.bytes()},
-      {sample_arena_.data(), sample_arena_.bytes()},
       {context_.shared_scratch,
        static_cast<size_t>(scratch_.data() + scratch_.bytes() - context_.shared_scratch)}};
+  if (sample_arena_.bytes() > 0) memory.push_back({sample_arena_.data(), sample_arena_.bytes()});
   std::set<RopeAngles*> angles;
   for (const Prepared& p : prepared_)
     for (const Call& c : p.calls)

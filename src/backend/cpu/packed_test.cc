@@ -20,7 +20,8 @@ class PackedTable final : public WeightSource {
  public:
   PackedTable(Backend& backend, const TestModel& model) : packing_(backend.packing()) {
     backend.pack_weights(
-        model.plans, model.weights, [&](const WeightEntry& entry, const PackedWeight& packed) {
+        plans_for(backend, model.plans), model.weights,
+        [&](const WeightEntry& entry, const PackedWeight& packed) {
           Copy& c = copies_[{entry.name, entry.layout}];
           for (auto field : {&PackedWeight::matrix, &PackedWeight::plain, &PackedWeight::rows}) {
             c.bytes.emplace_back((packed.*field).begin(), (packed.*field).end());
