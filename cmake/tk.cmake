@@ -80,7 +80,7 @@ endfunction()
 # Not everything is compiled four times: the release build runs the tests whose result the optimiser can change (and
 # the black-box tests of the binary), the tsan build those of threaded code, the cross build those of kernels.
 # `make test` builds these groups.
-set(TK_RELEASE_TESTS "^(tensor|ops|cpu|backend.*|numerics|mutation)$")
+set(TK_RELEASE_TESTS "^(tensor|ops|cpu|backend.*|cuda_engine|numerics|mutation)$")
 set(TK_TSAN_TESTS "^(base|cpu|backend.*|engine.*|serve.*)$")
 set(TK_CROSS_TESTS "^(tensor|ops|cpu|backend.*)$")
 add_custom_target(release_tests)

@@ -2,11 +2,23 @@
 // keys are visible to a row.
 #include <cmath>
 
+#include "ops/attend.h"
 #include "ops/infer.h"
 #include "ops/meaning.h"
 #include "ops/tables.h"
 
 namespace tokamak {
+
+std::vector<std::string> attend_key_planes(const Attrs& attrs) {
+  const Value* names = attrs.find("key");
+  if (!names) return {"k"};
+  std::vector<std::string> out;
+  for (const Value& name : names->as_array()) out.push_back(name.as_string());
+  return out;
+}
+
+std::string attend_value_plane(const Attrs& attrs) { return attrs.get_string("value", "v"); }
+
 namespace {
 
 enum Input : size_t { kQuery, kState, kView, kPos, kSeq, kSlot, kQStart, kKvLen, kMask };
@@ -27,11 +39,8 @@ struct Attention {
       TK_CHECK(found, "attend: the state has no plane {}", name);
       return found;
     };
-    if (const Value* names = a.attrs.find("key"))
-      for (const Value& name : names->as_array()) keys.push_back(plane(name.as_string()));
-    else
-      keys.push_back(plane("k"));
-    value = plane(a.attrs.get_string("value", "v"));
+    for (const std::string& name : attend_key_planes(a.attrs)) keys.push_back(plane(name));
+    value = plane(attend_value_plane(a.attrs));
     scale = a.attrs.at("scale").as_double();
     cap = a.attrs.get_double("softcap", 0);
     window = a.attrs.get_int("window", 0);
@@ -136,13 +145,10 @@ Dim value_axis(const Rule& rule, const std::string& state, const TensorType& q) 
     }
   };
   SymExpr key_width = 0;
-  if (const Value* names = rule.attrs().find("key"))
-    for (const Value& name : names->as_array())
-      key_width = key_width + check_plane(rule, find(name.as_string()), q.extent(1));
-  else
-    key_width = check_plane(rule, find("k"), q.extent(1));
+  for (const std::string& name : attend_key_planes(rule.attrs()))
+    key_width = key_width + check_plane(rule, find(name), q.extent(1));
   rule.same(q.extent(2), "the width of a query head", key_width, "the width of its key");
-  auto value = find(rule.attrs().get_string("value", "v"));
+  auto value = find(attend_value_plane(rule.attrs()));
   check_plane(rule, value, q.extent(1));
   return value.type->dims.back();
 }

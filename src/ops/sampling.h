@@ -49,6 +49,10 @@ constexpr int32_t kMostTops = 256;
 // Columns of `order`: stages (plan/step.h, SampleStage) in the order in which they run, then -1.
 constexpr int64_t kSampleStages = 8;
 
+// The counter of Philox that an answer's choice at a position uses.
+constexpr uint64_t noise_counter(int32_t choice, int32_t position) {
+  return uint64_t{static_cast<uint32_t>(choice)} << 32 | static_cast<uint32_t>(position);
+}
 // Gumbel noise of one token: -log(-log(u)), u from Philox keyed by all four.
 float keyed_gumbel(uint64_t seed, int32_t choice, int32_t position, int32_t token);
 // The keyed draw of exclude_top, uniform in (0, 1).

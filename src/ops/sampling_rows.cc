@@ -13,10 +13,6 @@ namespace {
 
 constexpr double kRemoved = -std::numeric_limits<double>::infinity();
 
-uint64_t noise_counter(int32_t choice, int32_t position) {
-  return uint64_t{static_cast<uint32_t>(choice)} << 32 | static_cast<uint32_t>(position);
-}
-
 // The tokens that are left, the likeliest first; equal logits are ordered by id.
 std::vector<int32_t> ranked(const Logits& x) {
   std::vector<int32_t> ids;

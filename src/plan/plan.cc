@@ -117,6 +117,11 @@ std::string plan_name(const Plan& plan) {
   return out;
 }
 
+bool has_function(const PlanSet& set, std::string_view function) {
+  return std::any_of(set.plans.begin(), set.plans.end(),
+                     [&](const Plan& plan) { return plan.function == function; });
+}
+
 int select_plan(const PlanSet& set, std::string_view function, std::span<const int64_t> values,
                 bool buckets) {
   TK_CHECK(values.size() == set.symbols.size(), "{} symbol values for {} symbols", values.size(),

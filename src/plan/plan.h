@@ -141,6 +141,7 @@ struct PlanSet {
 int64_t kv_bytes_per_token(const PlanSet& set, uint32_t group);  // all states of the group
 int64_t weight_bytes(const WeightEntry& weight);                 // in its dtype, before any packing
 
+bool has_function(const PlanSet& set, std::string_view function);  // a plan computes it
 // The most specific plan of `function` whose guard admits the values (order of PlanSet::symbols);
 // -1 if none. buckets = false: only plans that pad nothing.
 int select_plan(const PlanSet& set, std::string_view function, std::span<const int64_t> values,

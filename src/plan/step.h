@@ -106,7 +106,7 @@ struct SlotMove {
 // rewound.
 struct RowReset {
   int32_t row;
-  int32_t prompt_tokens;  // the first so many of `ids` are prompt
+  int32_t prompt_tokens;  // number of `ids` that are prompt
   std::vector<int32_t> ids;
 };
 

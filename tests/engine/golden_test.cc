@@ -66,7 +66,7 @@ Trace parse(const std::string& text) {
 }
 
 // "3 ms  step    1[12]>  2[0..8)": request 1 feeds slot 12 and chooses a token, request 2 feeds
-// eight. "2.1": its second choice. "copy": so many blocks are copied before the step.
+// eight. "2.1": its second choice. "copy": number of blocks that are copied before the step.
 std::string describe(Nanos now, const StepInputs& in, const EngineCore& core) {
   std::string out = fmt::format("{:3} ms  {:7}", now / kMillisecond, in.function);
   for (size_t b = 0; b < in.kv_len.size(); ++b) {

@@ -10,6 +10,10 @@
 namespace tokamak {
 namespace {
 
+// stages_row in ops/sampling_rows.cc knows stages by their numbers.
+static_assert(static_cast<int>(SampleStage::kPenalties) == 0 &&
+              static_cast<int>(SampleStage::kXtc) == kSampleStages - 1);
+
 constexpr float kBanned = -std::numeric_limits<float>::infinity();
 
 void set_params(const SampleSpec& s, float* p) {

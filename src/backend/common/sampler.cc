@@ -26,6 +26,15 @@ void add_results(const SamplePhase& phase, StepResult& out) {
 
 }  // namespace
 
+void keep_sample_inputs(const StepInputs& from, StepInputs& to) {
+  to.function = from.function;
+  to.samples.assign(from.samples.begin(), from.samples.end());
+  to.out_rows = from.out_rows;
+  to.seq = from.seq;
+  to.row = from.row;
+  to.kv_len = from.kv_len;
+}
+
 Sampler::Sampler(int64_t vocab, int64_t max_rows, SampleFunction function)
     : vocab_(vocab),
       function_(std::move(function)),
@@ -36,7 +45,8 @@ Sampler::Sampler(int64_t vocab, int64_t max_rows, SampleFunction function)
 }
 
 uint64_t Sampler::bytes() const {
-  uint64_t total = rows_.size() * sizeof(Row) + table_.bytes() + (host_ ? host_->bytes() : 0);
+  uint64_t total =
+      rows_.size() * sizeof(Row) + table_.bytes() + (host_ ? TokenChooser::bytes(vocab_) : 0);
   for (const Row& row : rows_) total += row.ids.capacity() * sizeof(int32_t);
   return total;
 }
@@ -81,11 +91,7 @@ void Sampler::keep(const SamplePhase& phase, const float* logits) {
   const StepInputs& in = phase.inputs;
   Waiting& w = waiting_;
   w.active = true;
-  w.inputs.samples.assign(in.samples.begin(), in.samples.end());
-  w.inputs.out_rows = in.out_rows;
-  w.inputs.seq = in.seq;
-  w.inputs.row = in.row;
-  w.inputs.kv_len = in.kv_len;
+  keep_sample_inputs(in, w.inputs);
   w.ids.assign(phase.ids.begin(), phase.ids.end());
   w.first_output = phase.first_output;
   w.first_sequence = phase.first_sequence;

@@ -28,6 +28,10 @@ struct SamplePhase {
   int32_t first_output = 0, first_sequence = 0;  // its place in the step
 };
 
+// Copies what a SamplePhase needs of its inputs, for an executable that chooses tokens after the
+// step is gone. Vectors keep their capacity.
+void keep_sample_inputs(const StepInputs& from, StepInputs& to);
+
 // Runs the function "sample" on the rows of a table.
 using SampleFunction = std::function<void(const SampleTable& table, SampleTokens& out)>;
 

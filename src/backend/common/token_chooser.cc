@@ -17,9 +17,10 @@ TokenChooser::TokenChooser(int64_t vocab) : vocab_(vocab) {
   counts_.resize(n);
 }
 
-uint64_t TokenChooser::bytes() const {
-  return scratch_.size() * 4 + maxima_.size() * 8 + candidates_.capacity() * sizeof(Candidate) +
-         counts_.size() * sizeof(Count) + surprise_.capacity() * 8 + matches_.capacity() * 4;
+uint64_t TokenChooser::bytes(int64_t vocab) {
+  auto n = static_cast<uint64_t>(vocab);
+  return n * (sizeof(float) + sizeof(Candidate) + sizeof(Count) + sizeof(surprise_[0])) +
+         2 * (n / kRun + 1) * sizeof(float);
 }
 
 // In the order of SampleParam.

@@ -47,7 +47,7 @@ class TokenChooser {
   // `ranks`.
   void report(const SampleArgs& args, int64_t row, int32_t id, std::span<const int32_t> ranks,
               float& logprob, int32_t* tops, float* values);
-  uint64_t bytes() const;
+  static uint64_t bytes(int64_t vocab);  // that one holds
 
  private:
   struct Settings {

@@ -14,10 +14,6 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 // Largest noise there is: u has 52 bits and stays below 1 by half a step.
 constexpr double kMaxNoise = 36.75;
 
-uint64_t noise_counter(int32_t choice, int32_t position) {
-  return uint64_t{static_cast<uint32_t>(choice)} << 32 | static_cast<uint32_t>(position);
-}
-
 double gumbel(double u) { return -std::log(-std::log(u)); }
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "backend/cpu/exec.h"
 #include "base/error.h"
+#include "ops/attend.h"
 
 namespace tokamak::cpu {
 namespace {
@@ -38,8 +39,9 @@ struct Workspace {
 class Attend final : public Op {
  public:
   explicit Attend(const OpSite& site) : kv_(&site.kv.state(site.in[kState].index)) {
-    for (const std::string& name : key_planes(site.attrs)) keys_.push_back(&kv_->plane(name));
-    value_ = &kv_->plane(value_plane(site.attrs));
+    for (const std::string& name : attend_key_planes(site.attrs))
+      keys_.push_back(&kv_->plane(name));
+    value_ = &kv_->plane(attend_value_plane(site.attrs));
     scale_ = static_cast<float>(site.attrs.at("scale").as_double());
     softcap_ = static_cast<float>(site.attrs.get_double("softcap", 0));
     window_ = site.attrs.get_int("window", 0);

@@ -28,6 +28,14 @@ uint64_t arena_bytes_of(const PlanSet& plans, std::string_view function) {
   return most;
 }
 
+// What the next call reads about itself: the matrices of this one push it out of the nearer caches.
+void prefetch(const ScheduledCall& call) {
+  const auto* op = reinterpret_cast<const char*>(call.op);
+  for (int line = 0; line < 6; ++line) __builtin_prefetch(op + 64 * line);
+  for (int line = 0; line < 4; ++line)
+    __builtin_prefetch(reinterpret_cast<const char*>(call.in) + 64 * line);
+}
+
 }  // namespace
 
 CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
@@ -42,10 +50,11 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
       kv_(plans_, options.blocks),
       binder_(plans_, options.blocks, options.max_rows),
       sampler_(plans_.vocab, options.max_rows,
-               samples() ? SampleFunction([this](const SampleTable& table, SampleTokens& out) {
-                 run_sample(table, out);
-               })
-                         : SampleFunction()),
+               has_function(plans_, kSampleFunction)
+                   ? SampleFunction([this](const SampleTable& table, SampleTokens& out) {
+                       run_sample(table, out);
+                     })
+                   : SampleFunction()),
       arena_(eager_ ? 0 : plans_.arena_bytes),
       sample_arena_(eager_ ? 0 : arena_bytes_of(plans_, kSampleFunction)),
       context_{kernels, kv_, pool_->size()} {
@@ -258,14 +267,6 @@ void CpuExecutable::run_phase(const StepInputs& step, size_t phase) {
   if (p.eager) p.eager->clear();
 }
 
-// What the next call reads about itself: the matrices of this one push it out of the nearer caches.
-static void prefetch(const ScheduledCall& call) {
-  const auto* op = reinterpret_cast<const char*>(call.op);
-  for (int line = 0; line < 6; ++line) __builtin_prefetch(op + 64 * line);
-  for (int line = 0; line < 4; ++line)
-    __builtin_prefetch(reinterpret_cast<const char*>(call.in) + 64 * line);
-}
-
 void CpuExecutable::run_together(Prepared& p, const ThreadSchedule& schedule) {
   const std::vector<ScheduledCall>& calls = p.scheduler->calls();
   std::atomic<bool> failed{false};
@@ -322,11 +323,6 @@ void CpuExecutable::run_one_by_one(Prepared& p, const ThreadSchedule& schedule, 
       profile_->spans.push_back({plan, i, begin, SteadyClock().now()});
     if (p.eager) p.eager->after(i);
   }
-}
-
-bool CpuExecutable::samples() const {
-  return std::any_of(plans_.plans.begin(), plans_.plans.end(),
-                     [](const Plan& plan) { return plan.function == kSampleFunction; });
 }
 
 void CpuExecutable::run_sample(const SampleTable& table, SampleTokens& out) {

@@ -71,7 +71,6 @@ class CpuExecutable final : public Executable {
   void share_angles(Prepared& p) const;
   void make_scheduler(const Plan& plan, Prepared& p) const;
   void make_audit();
-  bool samples() const;  // the plans have the function "sample"
   void run_sample(const SampleTable& table, SampleTokens& out);
   void set_shape(Prepared& p, std::span<const int64_t> values);
   void run(const StepInputs& step);

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "ops/attend.h"
 
 namespace tokamak::cpu {
 namespace {
@@ -25,8 +26,9 @@ std::vector<std::vector<int>> plane_roles(const PlanSet& plans) {
   for (const Plan& plan : plans.plans)
     for (const KernelCall& call : plan.calls) {
       if (call.op != "attend") continue;
-      for (const std::string& name : key_planes(call.attrs)) mark(call.in[1].index, name, kKey);
-      mark(call.in[1].index, value_plane(call.attrs), kValue);
+      for (const std::string& name : attend_key_planes(call.attrs))
+        mark(call.in[1].index, name, kKey);
+      mark(call.in[1].index, attend_value_plane(call.attrs), kValue);
     }
   return roles;
 }
@@ -63,16 +65,6 @@ KvPlane make_plane(const StateEntry& state, const PlaneEntry& entry, int role, i
 }
 
 }  // namespace
-
-std::vector<std::string> key_planes(const Value& attrs) {
-  std::vector<std::string> out;
-  if (const Value* names = attrs.find("key"))
-    for (const Value& n : names->as_array()) out.push_back(n.as_string());
-  else
-    out.push_back("k");
-  return out;
-}
-std::string value_plane(const Value& attrs) { return attrs.get_string("value", "v"); }
 
 KvStore::KvStore(const PlanSet& plans, const std::vector<int64_t>& blocks) {
   std::vector<std::vector<int>> roles = plane_roles(plans);

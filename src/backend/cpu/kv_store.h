@@ -72,8 +72,4 @@ class KvStore {
   std::vector<KvState> states_;
 };
 
-// Names of the planes that an attend call's attributes ask for.
-std::vector<std::string> key_planes(const Value& attrs);
-std::string value_plane(const Value& attrs);
-
 }  // namespace tokamak::cpu

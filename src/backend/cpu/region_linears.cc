@@ -139,7 +139,7 @@ class LinearsRegion final : public Op {
     const RegionPiece& piece = region_.pieces[static_cast<size_t>(prologue_piece_)];
     if (piece.is_anchor() || piece.out.size() > kMostOutputs)
       fail(ErrorCode::kUnsupported, "{}: {} has no form for {} before a matrix", site.label,
-           site.kernel->name, piece.is_anchor() ? piece.op : "so many results");
+           site.kernel->name, piece.is_anchor() ? piece.op : "more than four results");
     prologue_.emplace(region_, piece, site);
     for (uint32_t v : piece.out)
       if (v != x_ && places_[v].out < 0)

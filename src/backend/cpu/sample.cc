@@ -15,7 +15,7 @@ class RowsOfTokens : public Op {
  public:
   RowsOfTokens(int64_t vocab, int threads)
       : vocab_(vocab), choosers_(static_cast<size_t>(threads)) {}
-  uint64_t own_bytes() const override { return choosers_.size() * TokenChooser(vocab_).bytes(); }
+  uint64_t own_bytes() const override { return choosers_.size() * TokenChooser::bytes(vocab_); }
 
  protected:
   TokenChooser& chooser(int thread) const {

@@ -105,7 +105,7 @@ TK_HOST_DEVICE constexpr int decode_parts(DecodeWeight type, int width) {
 // them.
 struct DecodeState {
   int32_t token;     // input of the step
-  int32_t position;  // of that token; so many positions are cached
+  int32_t position;  // of that token; earlier positions are cached
   int32_t chosen;    // output of the last step; -1: a value or a logit was not finite
   uint32_t error;    // of the first: 0, or 1 + the instruction that waited until the deadline
 };

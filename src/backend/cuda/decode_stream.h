@@ -41,7 +41,8 @@ struct DecoderWeights {
 };
 
 // A variant of the kernel. Its name says the same: see decode_stream.cu. group: query heads per
-// key/value head, rounded up to a power of two. batch: 1, or kMaxBatch for up to so many.
+// key/value head, rounded up to a power of two. batch: 1, or kMaxBatch for 2 to kMaxBatch
+// sequences.
 struct DecodeVariant {
   int head_dim = 128, group = 4, batch = 1, slots = 5, producers = 2;
   DecodeWeight type = DecodeWeight::kBf16;  // of all weights
@@ -58,7 +59,7 @@ struct DecodeWorkspace {
   DecodeWorkspace(const DecoderShape& shape, int max_batch, int blocks);
 };
 
-// Throws kUnsupported where the kernel cannot run this model on so many blocks.
+// Throws kUnsupported where the kernel cannot run this model on this number of blocks.
 void check_decode_model(const DecoderShape& shape, const DecoderWeights& weights, int max_batch,
                         int blocks);
 std::vector<DecodeInstruction> make_decode_program(const DecoderShape& shape,

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/kernels.h"
 #include "base/error.h"
+#include "ops/attend.h"
 
 namespace tokamak::cuda {
 namespace {
@@ -13,15 +14,6 @@ enum AttendInput : size_t { kQuery, kState, kView, kPos, kSeq, kSlot, kQStart, k
 constexpr int64_t kEnoughWarps = 132 * 16;
 constexpr size_t kMostScratch = size_t{256} << 20;
 constexpr int64_t kMostWidth = 16 * 32;  // of a value: what the lanes of a warp hold
-
-std::vector<std::string> key_names(const Value& attrs) {
-  std::vector<std::string> out;
-  if (const Value* names = attrs.find("key"))
-    for (const Value& n : names->as_array()) out.push_back(n.as_string());
-  else
-    out.push_back("k");
-  return out;
-}
 
 int64_t warp_blocks(int64_t warps) { return (warps + kTileWarps - 1) / kTileWarps; }
 
@@ -55,12 +47,12 @@ AttendArgs attend_args(const CallSite& site) {
   args.window = static_cast<int32_t>(attrs.get_int("window", 0));
   args.scale = static_cast<float>(attrs.at("scale").as_double());
   args.cap = static_cast<float>(attrs.get_double("softcap", 0));
-  for (const std::string& name : key_names(attrs)) {
+  for (const std::string& name : attend_key_planes(attrs)) {
     if (args.keys == kMaxKeys)
       fail(ErrorCode::kUnsupported, "{}: a key of more than {} planes", site.call.label, kMaxKeys);
     args.key[args.keys++] = state.plane(name);
   }
-  args.value = state.plane(attrs.get_string("value", "v"));
+  args.value = state.plane(attend_value_plane(attrs));
   if (args.dv > kMostWidth)
     fail(ErrorCode::kUnsupported, "{}: values {} wide; the cuda backend takes {}", site.call.label,
          args.dv, kMostWidth);

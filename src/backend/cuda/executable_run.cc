@@ -203,12 +203,7 @@ void CudaExecutable::fetch(const Prepared& p, uint32_t plan) {
 void CudaExecutable::keep_phase(uint32_t plan) {
   const StepInputs& from = binder_.phase();
   StepInputs& to = launched_.phase;
-  to.function = from.function;
-  to.samples.assign(from.samples.begin(), from.samples.end());
-  to.out_rows = from.out_rows;
-  to.seq = from.seq;
-  to.row = from.row;
-  to.kv_len = from.kv_len;
+  keep_sample_inputs(from, to);
   to.return_logits = from.return_logits;
   launched_.ids.assign(binder_.ids().begin(), binder_.ids().end());
   launched_.first_output = binder_.first_output();

@@ -80,9 +80,10 @@ void RefExecutable::run_phase(const StepInputs& step, size_t phase, StepResult& 
 void RefExecutable::run_sample(const SampleTable& table, SampleTokens& out) {
   auto index = static_cast<size_t>(select_sample_plan(plans_, table, sample_symbols_));
   sample_arena_.resize(std::max(sample_arena_.size(), size_t{plans_.plans[index].arena_bytes}));
-  sampling_ = &table;
-  auto done = [this](void*) { sampling_ = nullptr; };
-  std::unique_ptr<void, decltype(done)> reset(this, done);
+  struct Reset {
+    const SampleTable*& table;
+    ~Reset() { table = nullptr; }
+  } reset{sampling_ = &table};
   LoadedPlan& plan = loaded_[index];
   for (Call& call : plan.calls) run_call(call, binder_.inputs());
   for (size_t i = 0; i < plan.outputs.size(); ++i) {

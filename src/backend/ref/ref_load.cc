@@ -1,5 +1,4 @@
 // Loading a PlanSet: weights, states and resolved calls.
-#include <algorithm>
 #include <cstring>
 
 #include "backend/common/weights.h"
@@ -37,10 +36,8 @@ RefExecutable::RefExecutable(const PlanSet& plans, const WeightSource& weights,
   arena_ = std::make_unique<std::byte[]>(plans_.arena_bytes);
   memory_.arena = plans_.arena_bytes;
   if (plans_.vocab > 0) {
-    bool samples = std::any_of(plans_.plans.begin(), plans_.plans.end(),
-                               [](const Plan& plan) { return plan.function == kSampleFunction; });
     SampleFunction function;
-    if (samples)
+    if (has_function(plans_, kSampleFunction))
       function = [this](const SampleTable& table, SampleTokens& out) { run_sample(table, out); };
     sampler_.emplace(plans_.vocab, options.max_rows, std::move(function));
     memory_.other = sampler_->bytes();

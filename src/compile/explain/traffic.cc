@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "ops/attend.h"
 #include "plan/region.h"
 
 namespace tokamak {
@@ -187,11 +188,8 @@ class Predictor {
 
   double attended_bytes(const CallStep& s) const {
     const StateEntry& state = state_of(site_.set, in(s, 1).name);
-    std::vector<std::string> names = {s.attrs->get_string("value", "v")};
-    if (const Value* keys = s.attrs->find("key"))
-      for (const Value& k : keys->as_array()) names.push_back(k.as_string());
-    else
-      names.emplace_back("k");
+    std::vector<std::string> names = attend_key_planes(*s.attrs);
+    names.push_back(attend_value_plane(*s.attrs));
     std::sort(names.begin(), names.end());
     names.erase(std::unique(names.begin(), names.end()), names.end());
     double per_token = 0;

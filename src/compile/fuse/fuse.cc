@@ -135,7 +135,7 @@ void fuse_regions(Module& module, Function& function, const PassContext& context
   FusionGraph graph(function);
   CostModel cost(graph, kernels, machine, design_shapes(function));
   FusionPlan plan = plan_fusion(graph, cost, kernels);
-  if (context.firings_left) {  // bisection: the first so many regions
+  if (context.firings_left) {  // bisection: only the first regions
     size_t keep = std::min(*context.firings_left, plan.cover.chosen.size());
     if (keep < plan.cover.chosen.size()) plan.cover.chosen.resize(keep);
     *context.firings_left -= keep;

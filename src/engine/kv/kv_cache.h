@@ -17,7 +17,7 @@ namespace tokamak {
 struct SequenceBlocks {
   struct Table {
     std::vector<BlockHandle> blocks;  // by logical block; invalid: fell out of the window
-    int64_t dropped = 0;              // the first so many entries are invalid
+    int64_t dropped = 0;              // number of entries at the start that are invalid
   };
   struct Copy {
     BlockCopy blocks;

@@ -13,7 +13,7 @@ struct StepEntry {
   Sequence* sequence = nullptr;
   uint32_t epoch = 0;
   int32_t start = 0, count = 0;
-  int32_t drafts = 0;     // the last so many of `count` are drafted tokens
+  int32_t drafts = 0;     // drafted tokens: the last ones of `count`
   bool chooses = false;   // the last row (with drafts: every row) chooses a token
   int32_t first_out = 0;  // index into StepInputs::out_rows: scores first, then choices
   int32_t scores = 0;

@@ -171,7 +171,7 @@ void Generation::push(size_t part, Delta&& delta) {
   schedule();
 }
 
-// Under the lock: once closed_ is set, the pool is not used any more.
+// Under the lock: once closed_ is set, the pool is no longer used.
 void Generation::schedule() {
   if (std::exchange(scheduled_, true)) return;
   pool_.post([self = shared_from_this()] { self->drain(); });

@@ -112,7 +112,7 @@ struct LinearArgs {
 };
 
 constexpr int kMmaChunk = 32;  // values of k that a warp multiplies at a time
-constexpr int kMmaParts = 8;   // k is summed in so many parts, which are added in order
+constexpr int kMmaParts = 8;   // parts of k, summed apart and added in order
 constexpr int kMmaThreads = 32 * kMmaParts;
 constexpr int kMmaTileN = 64, kMmaTileM = 128;  // of a block, many rows
 struct MmaArgs {
