@@ -1,6 +1,7 @@
 // The automaton against a slow matcher, masks against single tokens, and the laws of matchers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "base/error.h"

@@ -1,7 +1,6 @@
 #include "text/grammar/automaton.h"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "base/error.h"
 
@@ -12,8 +11,7 @@ constexpr size_t kMaxItems = 2048;  // of a config
 constexpr ContextId kRootContext = 0, kUnknownContext = 1;
 
 uint64_t hash_items(const std::vector<Automaton::Item>& items, uint64_t seed) {
-  static_assert(sizeof(Automaton::Item) == 8 &&
-                std::has_unique_object_representations_v<Automaton::Item>);
+  static_assert(sizeof(Automaton::Item) == 8);
   return hash_words(reinterpret_cast<const uint32_t*>(items.data()), items.size() * 2, seed);
 }
 
@@ -39,9 +37,7 @@ Automaton::Automaton(const Nfa& nfa)
 }
 
 size_t Automaton::bytes() const {
-  auto size = [](const auto& v) {
-    return v.capacity() * sizeof(typename std::decay_t<decltype(v)>::value_type);
-  };
+  auto size = []<class T>(const std::vector<T>& v) { return v.capacity() * sizeof(T); };
   return size(states_) + size(positions_) + size(calls_) + size(state_steps_) + size(contexts_) +
          size(entries_) + size(configs_) + size(items_) + size(steps_) + state_table_.bytes() +
          context_table_.bytes() + config_table_.bytes();
