@@ -47,6 +47,7 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.client = loaded.engine;
   model.tokenizer = loaded.tokenizer;
   model.chat_template = loaded.chat_template;
+  model.grammars = loaded.grammars;
   model.max_model_len = loaded.engine->info().max_model_len;
   model.created = unix_seconds();
   model.defaults = sample_spec(loaded.defaults, flags.sampling);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "serve/openai/api_error.h"
+#include "serve/openai/structured.h"
 
 namespace tokamak::openai {
 namespace {
@@ -132,13 +133,6 @@ std::vector<Prompt> read_prompts(Fields& fields, const ServedModel& model, bool 
 }
 
 void refuse_rest_of_chat(Fields& fields) {
-  if (const Value* format = fields.find("response_format")) {
-    Fields inner(*format, "response_format");
-    std::string type = inner.string("type").value_or("");
-    if (type != "text")
-      unsupported("response_format",
-                  fmt::format("Type '{}' is not available yet; only 'text' is.", type));
-  }
   if (const auto* list = fields.array("modalities"))
     for (const Value& item : *list)
       if (!item.is_string() || item.as_string() != "text")
@@ -183,6 +177,13 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   bool none = choice != nullptr && choice->is_string() && choice->as_string() == "none";
   const bool with_tools = tools != nullptr && tools->size() > 0 && !none;
   if (with_tools) request.tool_style = model->tool_style;
+  if (auto call = with_tools ? forced_call(body, *model) : nullptr) {
+    if (request.params.grammar != nullptr)
+      bad_request("tool_choice", "invalid_value",
+                  "'tool_choice' cannot be combined with another constraint of the answer.");
+    request.params.grammar = std::move(call);
+  }
+  prepare_structured(request.params, *model);
   request.reasoning =
       reasoning_start(pick_chat_template(model->tokenizer->spec(), "", with_tools), chat.plain());
   request.prompts.push_back({encode_chat(*model->tokenizer, chat.text, chat.guard), ""});
@@ -211,10 +212,7 @@ Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel
     bad_request("max_tokens", "integer_below_min_value",
                 "Invalid 'max_tokens': 0 is only allowed together with 'echo'.");
   fields.refuse("suffix", "Insertion is not available.");
-  if (const Value* format = fields.find("response_format")) {
-    if (format->get_string("type", "") != "text")
-      unsupported("response_format", "Only type 'text' is available yet.");
-  }
+  prepare_structured(params, *model);
   request.prompts = read_prompts(fields, *model, params.echo);
   truncate_prompts(fields, request);
   if (request.prompts.size() * static_cast<size_t>(params.n) > kMaxPrompts)
