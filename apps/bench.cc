@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "apps/bench_grammar.h"
 #include "apps/bench_replay.h"
 #include "apps/bench_serve.h"
 #include "apps/bench_startup.h"
@@ -195,6 +196,7 @@ void add_bench_verb(CLI::App& app) {
       "  tokamak bench latency model.gguf --prompt 32 --shapes buckets --buckets 128,512,2048 "
       "--json");
   verb->callback([flags] { latency(*flags); });
+  add_bench_grammar(*bench);
   add_bench_replay(*bench);
   add_bench_serve(*bench);
   add_bench_startup(*bench);

@@ -82,7 +82,7 @@ void GrammarMask::follow(Progress& p, std::span<const int32_t> answer) const {
                                                answer.begin())
                                      .first -
                                  p.ids.begin());
-  if (common < p.before) {
+  if (common < p.ids.size() && common <= p.before) {
     p = start();
     common = 0;
   } else if (common < p.ids.size()) {

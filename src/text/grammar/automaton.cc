@@ -275,11 +275,30 @@ ConfigId Automaton::start_config() {
   return intern_config();
 }
 
-ConfigId Automaton::local_config(StateId state) {
+ConfigId Automaton::item_config(Item item) {
   work_.clear();
   closing_ = {};
-  add_item({state, kUnknownContext});
+  add_item(item);
   return intern_config();
+}
+
+ConfigId Automaton::local_config(StateId state) { return item_config({state, kUnknownContext}); }
+
+size_t Automaton::plain_length(StateId state) {
+  constexpr size_t kMost = 32;
+  std::vector<StateId> path{state};
+  while (path.size() <= kMost) {
+    set_.clear();
+    const State s = states_[path.back()];
+    for (uint32_t i = 0; i < s.count; ++i)
+      if (Position to = nfa_.plain_to[positions_[s.first + i]]; to != kNoPosition)
+        set_.push_back(to);
+    if (set_.empty()) break;
+    StateId next = intern_state(set_);
+    if (std::find(path.begin(), path.end(), next) != path.end()) return SIZE_MAX;
+    path.push_back(next);
+  }
+  return path.size() - 1;
 }
 
 ConfigId Automaton::return_config(ContextId context) {

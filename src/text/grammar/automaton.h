@@ -41,6 +41,11 @@ class Automaton {
   // From this state, in a context that is not known. What the state calls is not part of it: a
   // config has items of its own for that.
   ConfigId local_config(StateId state);
+  // Of one item of a config, without what it calls.
+  ConfigId item_config(Item item);
+  // How many plain characters (vocabulary.h) may follow in this state, whatever they are: at least
+  // so many. SIZE_MAX: any number.
+  size_t plain_length(StateId state);
   // After the rule that was called in this context has ended.
   ConfigId return_config(ContextId context);
   ConfigId step(ConfigId config, uint8_t byte) {

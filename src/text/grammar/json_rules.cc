@@ -5,7 +5,7 @@
 namespace tokamak::grammar {
 namespace {
 
-constexpr uint32_t kBlock = 256;  // characters of a rule that long counts are built from
+constexpr uint32_t kBlock = 1024;  // characters of a rule that long counts are built from
 
 }  // namespace
 

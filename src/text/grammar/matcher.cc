@@ -1,5 +1,7 @@
 #include "text/grammar/matcher.h"
 
+#include <utility>
+
 #include "base/error.h"
 
 namespace tokamak::grammar {
@@ -20,6 +22,7 @@ void Grammar::begin(size_t budget) const {
   if (automaton_ == nullptr || automaton_->bytes() + mask_bytes_ > kMaxCacheBytes) {
     automaton_ = std::make_unique<Automaton>(nfa_);
     masks_.clear();
+    visited_.clear();
     mask_bytes_ = 0;
     ++generation_;
     automaton_->set_budget(budget);
@@ -41,13 +44,17 @@ bool Grammar::matches(std::string_view text) const {
   return automaton_->config(config).accepting;
 }
 
-const StateMask& Grammar::mask_of(StateId state) const {
-  if (masks_.size() <= state) masks_.resize(automaton_->states());
+const StateMask* Grammar::mask_of(StateId state) const {
+  if (masks_.size() <= state) {
+    masks_.resize(automaton_->states());
+    visited_.resize(automaton_->states(), 0);
+  }
+  if (std::exchange(visited_[state], uint8_t{1}) == 0) return nullptr;
   if (masks_[state] == nullptr) {
     masks_[state] = std::make_unique<StateMask>(state_mask(*automaton_, *vocabulary_, state));
     mask_bytes_ += masks_[state]->bytes();
   }
-  return *masks_[state];
+  return masks_[state].get();
 }
 
 Matcher::Matcher(std::shared_ptr<const Grammar> grammar) : grammar_(std::move(grammar)) {}
@@ -104,10 +111,14 @@ void Matcher::fill_mask(std::span<uint32_t> mask) {
   auto view = automaton.items(now());
   const std::vector<Automaton::Item> items(view.begin(), view.end());
   for (const Automaton::Item& item : items) {
-    const StateMask& state = grammar_->mask_of(item.state);
-    state.allow(vocabulary, mask);
-    if (state.parts.empty() && state.rests.size() == 0) continue;
-    allow_returns(automaton, vocabulary, state, automaton.return_config(item.context), mask);
+    const StateMask* state = grammar_->mask_of(item.state);
+    if (state == nullptr) {
+      allow_item(automaton, vocabulary, item, mask);
+      continue;
+    }
+    state->allow(vocabulary, mask);
+    if (state->parts.empty() && state->rests.size() == 0) continue;
+    allow_returns(automaton, vocabulary, *state, automaton.return_config(item.context), mask);
   }
 }
 

@@ -29,7 +29,8 @@ class Grammar {
 
  private:
   friend class Matcher;
-  const StateMask& mask_of(StateId state) const;
+  // nullptr on the first call for a state: many states are visited only once.
+  const StateMask* mask_of(StateId state) const;
   void begin(size_t budget) const;  // of an operation, under the lock
 
   std::shared_ptr<const Vocabulary> vocabulary_;
@@ -37,6 +38,7 @@ class Grammar {
   mutable std::mutex mutex_;
   mutable std::unique_ptr<Automaton> automaton_;
   mutable std::vector<std::unique_ptr<StateMask>> masks_;  // by state
+  mutable std::vector<uint8_t> visited_;                   // by state
   mutable size_t mask_bytes_ = 0;
   mutable uint64_t generation_ = 0;  // counts how often the caches were cleared
   mutable ConfigId start_ = kDeadConfig;

@@ -89,6 +89,8 @@ void trim(NfaBuilder& b) {
   const std::vector<uint8_t>& live = back.marked;
   if (!live[b.rules[0].start])
     fail(ErrorCode::kInvalidArgument, "the grammar matches no text at all");
+  for (Position& to : b.plain_to)
+    if (to != kNoPosition && !live[to]) to = kNoPosition;
   std::erase_if(b.bytes, [&](const auto& e) { return !live[e.from] || !live[e.edge.to]; });
   std::erase_if(b.empty, [&](const auto& e) { return !live[e.from] || !live[e.edge]; });
   std::erase_if(b.calls, [&](const auto& e) {
@@ -169,6 +171,7 @@ Nfa lower(const Ir& ir) {
   nfa.calls = lists_of(b.calls, n);
   nfa.empty = lists_of(b.empty, n);
   nfa.final = std::move(b.final);
+  nfa.plain_to = std::move(b.plain_to);
   nfa.rule_of = std::move(b.rule_of);
   nfa.rules = std::move(b.rules);
   rank_rules(nfa);

@@ -11,6 +11,7 @@
 namespace tokamak::grammar {
 
 using Position = uint32_t;
+inline constexpr Position kNoPosition = UINT32_MAX;
 
 // Immutable. Every position can reach the end of its rule, and no rule calls itself before it has
 // consumed a byte.
@@ -42,6 +43,8 @@ struct Nfa {
   Lists<RuleEdge> calls;
   Lists<Position> empty;  // edges that consume nothing
   std::vector<uint8_t> final;
+  std::vector<Position>
+      plain_to;  // where every plain character leads (vocabulary.h), or kNoPosition
   std::vector<RuleId> rule_of;
   std::vector<Rule> rules;  // rule 0 is the root
 

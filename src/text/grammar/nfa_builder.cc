@@ -47,6 +47,7 @@ Position NfaBuilder::position() {
     fail(ErrorCode::kOutOfRange, "the grammar is too large: its automata have more than {} states",
          kMaxPositions);
   final.push_back(0);
+  plain_to.push_back(kNoPosition);
   rule_of.push_back(current_);
   return static_cast<Position>(final.size() - 1);
 }
@@ -135,8 +136,10 @@ void NfaBuilder::add_range(CodeRange range, Position from, Position to, Tails& t
 
 void NfaBuilder::add_set(const CodeSet& set, Position from, Position to) {
   static const CodeSet kScalars{{0, 0xD7FF}, {0xE000, kMaxCode}};
+  static const CodeSet kPlain{{0x20, 0x21}, {0x23, 0x5B}, {0x5D, kMaxCode}};
   Tails tails;
   work_ += set.size();
+  if (intersect(set, kPlain) == kPlain) plain_to[from] = to;
   for (CodeRange r : intersect(set, kScalars)) add_range(r, from, to, tails);
 }
 

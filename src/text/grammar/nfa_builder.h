@@ -23,6 +23,7 @@ class NfaBuilder {
   std::vector<Edge<Nfa::RuleEdge>> calls;
   std::vector<Edge<Position>> empty;
   std::vector<uint8_t> final;
+  std::vector<Position> plain_to;
   std::vector<RuleId> rule_of;
   std::vector<Nfa::Rule> rules;  // in the order in which they were reached
 

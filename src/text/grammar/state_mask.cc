@@ -121,7 +121,33 @@ void build_rests(std::vector<Rest>& rests, StateMask& mask) {
   mask.rests.finish();
 }
 
+// The last group of plain tokens that the state allows; 0: none.
+size_t plain_group_of(Automaton& automaton, StateId state, ConfigId local) {
+  size_t longest = automaton.plain_length(state);
+  if (longest == 0) longest = PlainReach(automaton).longest(local);
+  size_t group = 0;
+  while (group < kPlainGroups && longest_of_group(group + 1) <= longest) ++group;
+  return group;
+}
+
 }  // namespace
+
+void allow_item(Automaton& automaton, const Vocabulary& vocabulary, Automaton::Item item,
+                std::span<uint32_t> mask) {
+  size_t plain = plain_group_of(automaton, item.state, automaton.local_config(item.state));
+  if (plain > 0) {
+    std::span<const uint32_t> all = vocabulary.plain_mask(plain);
+    for (size_t i = 0; i < all.size(); ++i) mask[i] |= all[i];
+  }
+  ConfigId start = automaton.item_config(item);
+  for (size_t group = 0; group <= kPlainGroups; ++group) {
+    if (group > 0 && group <= plain) continue;
+    const Trie& trie = vocabulary.trie(group);
+    walk(automaton, trie, 0, trie.size(), 0, start, [&](size_t i, ConfigId) {
+      for (int32_t id = trie.token[i]; id >= 0; id = vocabulary.next_same(id)) set_bit(mask, id);
+    });
+  }
+}
 
 size_t StateMask::bytes() const {
   return sizeof(*this) + (ids.size() + bits.size() + rest_tokens.size() + rest_first.size()) * 4 +
@@ -140,9 +166,7 @@ void StateMask::allow(const Vocabulary& vocabulary, std::span<uint32_t> mask) co
 StateMask state_mask(Automaton& automaton, const Vocabulary& vocabulary, StateId state) {
   StateMask mask;
   ConfigId start = automaton.local_config(state);
-  size_t longest = PlainReach(automaton).longest(start);
-  while (mask.plain_group < kPlainGroups && longest_of_group(mask.plain_group + 1) <= longest)
-    ++mask.plain_group;
+  mask.plain_group = plain_group_of(automaton, state, start);
   std::vector<Rest> rests;
   for (size_t group = 0; group <= kPlainGroups; ++group) {
     if (group > 0 && group <= mask.plain_group) continue;

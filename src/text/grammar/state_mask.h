@@ -30,6 +30,10 @@ struct StateMask {
 
 StateMask state_mask(Automaton& automaton, const Vocabulary& vocabulary, StateId state);
 
+// Adds the tokens that one item of a config allows, without a StateMask.
+void allow_item(Automaton& automaton, const Vocabulary& vocabulary, Automaton::Item item,
+                std::span<uint32_t> mask);
+
 // Adds the tokens that return from a state with this mask and may go on in `config`.
 void allow_returns(Automaton& automaton, const Vocabulary& vocabulary, const StateMask& state,
                    ConfigId config, std::span<uint32_t> mask);

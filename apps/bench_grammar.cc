@@ -1,0 +1,116 @@
+// tokamak bench grammar: how long it takes to compile grammars and to compute token masks, along
+// documents that follow them.
+#include "apps/bench_grammar.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "compile/open_model.h"
+#include "text/grammar/grammar_cache.h"
+
+namespace tokamak {
+namespace {
+
+using grammar::Grammar;
+using grammar::GrammarSource;
+using grammar::Kind;
+
+struct GrammarBenchFlags {
+  std::string model, cases = "bench/grammar_cases.json";
+  int repeat = 5;
+};
+
+Value mask_summary(std::vector<double>& micros) {
+  std::sort(micros.begin(), micros.end());
+  auto at = [&](double q) {
+    return micros[std::min(micros.size() - 1,
+                           static_cast<size_t>(q * static_cast<double>(micros.size())))];
+  };
+  return Value::Object{
+      {"masks", micros.size()}, {"median_us", at(0.5)}, {"p99_us", at(0.99)}, {"max_us", at(1)}};
+}
+
+// Follows the document token by token; adds the time of each mask.
+void time_masks(const std::shared_ptr<const Grammar>& grammar, const std::vector<int32_t>& ids,
+                const std::string& name, std::vector<double>& micros) {
+  SteadyClock clock;
+  grammar::Matcher matcher(grammar);
+  std::vector<uint32_t> mask(grammar->vocabulary().words());
+  for (size_t i = 0; i <= ids.size(); ++i) {
+    std::fill(mask.begin(), mask.end(), 0);
+    Nanos start = clock.now();
+    matcher.fill_mask(mask);
+    bool end = matcher.accepting();
+    micros.push_back(seconds(clock.now() - start) * 1e6);
+    if (i == ids.size() && !end)
+      fail(ErrorCode::kInvalidArgument, "{}: the document is cut off", name);
+    if (i < ids.size() && !matcher.accept(ids[i]))
+      fail(ErrorCode::kInvalidArgument, "{}: token {} of the document does not follow the grammar",
+           name, i);
+  }
+}
+
+void bench_grammar(const GrammarBenchFlags& f) {
+  SteadyClock clock;
+  Tokenizer tokenizer(open_tokenizer(f.model));
+  Nanos start = clock.now();
+  auto vocabulary = std::make_shared<grammar::Vocabulary>(tokenizer);
+  Value out = Value::object();
+  out.set("vocabulary", tokenizer.vocab_size());
+  out.set("vocabulary_seconds", seconds(clock.now() - start));
+  std::vector<double> cold, warm, compile;
+  Value cases = Value::array();
+  Value input = parse_json(read_text_file(f.cases), f.cases);
+  for (const Value& c : input.as_array()) {
+    const std::string& name = c.at("name").as_string();
+    GrammarSource source{Kind::kJsonSchema, dump_json(c.at("schema"))};
+    std::vector<int32_t> ids =
+        tokenizer.encode(c.at("document").as_string(), {.add_special = false});
+    std::vector<double> own_cold, own_warm, own_compile;
+    for (int i = 0; i < f.repeat; ++i) {
+      start = clock.now();
+      auto grammar = std::make_shared<const Grammar>(grammar::parse_grammar(source), vocabulary);
+      own_compile.push_back(seconds(clock.now() - start) * 1e6);
+      time_masks(grammar, ids, name, own_cold);
+      time_masks(grammar, ids, name, own_warm);
+    }
+    for (auto [all, own] :
+         {std::pair(&cold, &own_cold), {&warm, &own_warm}, {&compile, &own_compile}})
+      all->insert(all->end(), own->begin(), own->end());
+    Value line = Value::Object{{"name", name},
+                               {"tokens", ids.size()},
+                               {"first", mask_summary(own_cold)},
+                               {"again", mask_summary(own_warm)}};
+    std::sort(own_compile.begin(), own_compile.end());
+    line.set("compile_us", own_compile[own_compile.size() / 2]);
+    cases.push(std::move(line));
+  }
+  if (compile.empty()) fail(ErrorCode::kInvalidArgument, "{} has no cases", f.cases);
+  std::sort(compile.begin(), compile.end());
+  out.set("first", mask_summary(cold));
+  out.set("again", mask_summary(warm));
+  out.set("compile_median_us", compile[compile.size() / 2]);
+  out.set("compile_max_us", compile.back());
+  out.set("cases", std::move(cases));
+  fmt::print("{}\n", dump_json(out, 1));
+}
+
+}  // namespace
+
+void add_bench_grammar(CLI::App& bench) {
+  auto flags = std::make_shared<GrammarBenchFlags>();
+  CLI::App* verb = bench.add_subcommand(
+      "grammar", "time of compiling JSON schemas and of token masks along documents");
+  verb->add_option("MODEL", flags->model, "a model or a folder with tokenizer.json")->required();
+  verb->add_option("--cases", flags->cases, "JSON file with names, schemas and documents")
+      ->capture_default_str();
+  verb->add_option("--repeat", flags->repeat, "grammars compiled per case")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  verb->callback([flags] { bench_grammar(*flags); });
+}
+
+}  // namespace tokamak

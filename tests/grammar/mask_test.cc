@@ -1,0 +1,167 @@
+// Grammars as the masks of requests: by themselves, and in the engine on the null backend, whose
+// tokens are hashes.
+#include "serve/grammar_mask.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/json.h"
+#include "serve/fake_client.h"
+#include "tests/engine/test_run.h"
+#include "text/grammar/grammar_cache.h"
+
+namespace tokamak {
+namespace {
+
+using grammar::GrammarCache;
+using grammar::Kind;
+
+// Bytes, <|im_start|>, <|im_end|> (the end) and <|bos|>, then tags.
+constexpr int32_t kEnd = 257, kOpen = 259, kClose = 260;
+
+std::shared_ptr<const Tokenizer> tagged_tokenizer() {
+  TokenizerSpec spec = testing::byte_tokenizer()->spec();
+  for (const char* tag : {"<think>", "</think>"}) {
+    AddedToken token;
+    token.id = static_cast<int32_t>(spec.vocab_size());
+    token.content = tag;
+    spec.added_tokens.push_back(token);
+  }
+  return std::make_shared<Tokenizer>(std::move(spec));
+}
+
+constexpr const char* kSchema =
+    R"({"type":"object","properties":{"a":{"enum":["x","yes"]},"b":{"type":"integer","minimum":0,
+    "maximum":99},"c":{"type":"string","maxLength":3}},"required":["a","c"],
+    "additionalProperties":false})";
+
+GrammarMaskOptions mask_options(Kind kind, const std::string& text) {
+  static const auto tokenizer = tagged_tokenizer();
+  static GrammarCache cache(tokenizer);
+  GrammarMaskOptions options;
+  options.grammar = cache.get({kind, text});
+  options.tokenizer = tokenizer;
+  options.end_ids = grammar_end_ids(*tokenizer, {});
+  return options;
+}
+
+std::vector<int32_t> allowed_after(GrammarMask& mask, std::vector<int32_t> answer,
+                                   std::vector<int32_t> drafts = {}) {
+  std::vector<uint32_t> bits(mask_words(300), 0);
+  mask.allow(0, answer, drafts, bits);
+  std::vector<int32_t> ids;
+  for (int32_t id = 0; id < 300; ++id)
+    if ((bits[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0) ids.push_back(id);
+  return ids;
+}
+
+TEST(GrammarMask, EndsOnlyWhereTheGrammarMayEnd) {
+  GrammarMask mask(mask_options(Kind::kRegex, "ab?"));
+  EXPECT_EQ(allowed_after(mask, {}), (std::vector<int32_t>{'a'}));
+  EXPECT_EQ(allowed_after(mask, {'a'}), (std::vector<int32_t>{'b', kEnd}));
+  EXPECT_EQ(allowed_after(mask, {'a', 'b'}), (std::vector<int32_t>{kEnd}));
+  // A failed step takes tokens back.
+  EXPECT_EQ(allowed_after(mask, {'a'}), (std::vector<int32_t>{'b', kEnd}));
+  EXPECT_EQ(allowed_after(mask, {}), (std::vector<int32_t>{'a'}));
+}
+
+TEST(GrammarMask, MinTokensGivesWayToTheGrammar) {
+  GrammarMaskOptions options = mask_options(Kind::kRegex, "ab{0,2}");
+  options.min_tokens = 9;
+  GrammarMask mask(options);
+  EXPECT_EQ(allowed_after(mask, {'a'}), (std::vector<int32_t>{'b'}));
+  EXPECT_EQ(allowed_after(mask, {'a', 'b', 'b'}), (std::vector<int32_t>{kEnd}));
+}
+
+TEST(GrammarMask, DraftsAreFollowedAndForgotten) {
+  GrammarMask mask(mask_options(Kind::kRegex, "a(bc|d)e"));
+  EXPECT_EQ(allowed_after(mask, {'a'}, {'b'}), (std::vector<int32_t>{'c'}));
+  EXPECT_EQ(allowed_after(mask, {'a'}, {'d', 'e'}), (std::vector<int32_t>{kEnd}));
+  EXPECT_TRUE(allowed_after(mask, {'a'}, {'x'}).empty());
+  EXPECT_EQ(allowed_after(mask, {'a'}), (std::vector<int32_t>{'b', 'd'}));
+}
+
+TEST(GrammarMask, BeginsAfterTheThinking) {
+  GrammarMaskOptions options = mask_options(Kind::kRegex, "ab");
+  options.thinking = Thinking::kOpen;
+  GrammarMask open(options);
+  std::vector<int32_t> free = allowed_after(open, {});
+  EXPECT_GT(free.size(), 255u);
+  EXPECT_FALSE(std::binary_search(free.begin(), free.end(), kEnd));
+  EXPECT_EQ(allowed_after(open, {'x', '<', '/'}).size(), free.size());
+  EXPECT_EQ(allowed_after(open, {'x', '<', '/', kClose}), (std::vector<int32_t>{'\n', 'a'}));
+  EXPECT_EQ(allowed_after(open, {'x', '<', '/', kClose, '\n', 'a'}), (std::vector<int32_t>{'b'}));
+  EXPECT_EQ(allowed_after(open, {'x', '<', '/', kClose, '\n', 'a', 'b'}),
+            (std::vector<int32_t>{kEnd}));
+  EXPECT_EQ(allowed_after(open, {'x', '<'}).size(), free.size());  // back into the thinking
+  // The tag as bytes.
+  std::vector<int32_t> spelled;
+  for (char c : std::string_view("hm</think>a")) spelled.push_back(c);
+  EXPECT_EQ(allowed_after(open, spelled), (std::vector<int32_t>{'b'}));
+
+  options.thinking = Thinking::kMaybe;
+  GrammarMask maybe(options);
+  EXPECT_EQ(allowed_after(maybe, {}), (std::vector<int32_t>{'a', kOpen}));
+  EXPECT_EQ(allowed_after(maybe, {'a'}), (std::vector<int32_t>{'b'}));
+  EXPECT_EQ(allowed_after(maybe, {kOpen, 'z', kClose, 'a'}), (std::vector<int32_t>{'b'}));
+}
+
+TEST(GrammarMask, AnswersOfTheEngineFollowTheGrammar) {
+  PlanSet plans = fake_plan_set(300);
+  GrammarMaskOptions options = mask_options(Kind::kJsonSchema, kSchema);
+  std::map<std::pair<RequestId, int32_t>, std::vector<int32_t>> first;
+  size_t ended = 0;
+  for (int in_flight : {1, 2, 4})
+    for (int64_t blocks : {1000, 210}) {  // 210: sequences are preempted
+      EngineConfig config = default_engine_config(plans, 200, blocks);
+      config.max_in_flight = in_flight;
+      TestRun run(plans, config, checked(in_flight));
+      for (RequestId id = 1; id <= 6; ++id) {
+        RequestSpec spec = request({1, 2, static_cast<int32_t>(id)}, 100);
+        spec.n = 2;
+        spec.stop_ids = options.end_ids;
+        options.choices = 2;
+        spec.mask = std::make_shared<GrammarMask>(options);
+        run.arrive(0, id, spec);
+      }
+      run.arrive(0, 9, request({5, 6}, 20));
+      run.run();
+      EXPECT_EQ((run.answers[{9, 0}].ids), run.model.continuation(std::vector<int32_t>{5, 6}, 20));
+      for (RequestId id = 1; id <= 6; ++id)
+        for (int32_t choice : {0, 1}) {
+          const Answer& a = run.answers[{id, choice}];
+          std::string text(a.ids.begin(), a.ids.end());
+          ASSERT_TRUE(a.finish == Finish::kStop || a.finish == Finish::kLength) << a.error;
+          if (a.finish == Finish::kStop) {
+            ++ended;
+            EXPECT_EQ(a.stop_id, kEnd);
+            EXPECT_TRUE(options.grammar->matches(text)) << text;
+            EXPECT_TRUE(parse_json(text).has("a"));
+          }
+          // Neither preemption nor steps in flight change an answer.
+          auto [it, fresh] = first.emplace(std::pair(id, choice), a.ids);
+          EXPECT_EQ(it->second, a.ids) << fresh;
+        }
+    }
+  EXPECT_GT(ended, 30u);
+}
+
+TEST(GrammarCache, IsBoundedAndShared) {
+  GrammarCache cache(tagged_tokenizer(), 3);
+  auto a = cache.get({Kind::kRegex, "a"});
+  EXPECT_EQ(cache.get({Kind::kRegex, "a"}), a);
+  for (const char* regex : {"b", "c", "d"}) cache.get({Kind::kRegex, regex});
+  EXPECT_EQ(cache.stats().entries, 3u);
+  EXPECT_NE(cache.get({Kind::kRegex, "a"}), a);
+  EXPECT_EQ(cache.stats().hits, 1u);
+  EXPECT_TRUE(a->matches("a"));  // still usable
+  grammar::GrammarSource wrapped{Kind::kJsonSchema, R"({"const":1})", {}, "<t>", "</t>"};
+  EXPECT_TRUE(cache.get(wrapped)->matches("<t>1</t>"));
+  EXPECT_THROW(cache.get({Kind::kRegex, "("}), Error);
+  EXPECT_THROW(cache.get({Kind::kChoice, ""}), Error);
+  EXPECT_THROW(cache.get({Kind::kGbnf, std::string(2 << 20, ' ')}), Error);
+}
+
+}  // namespace
+}  // namespace tokamak
