@@ -1,0 +1,77 @@
+"""Constrained answers of a server with a tiny random-weight model: every complete answer is valid, whatever the model prefers."""
+import json
+import re
+import unittest
+
+from serve_test import LLAMA, Serve
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "yes"]}, "b": {"type": "integer", "minimum": 1, "maximum": 20}},
+          "required": ["a", "b"], "additionalProperties": False}
+
+
+def is_valid(text):
+    data = json.loads(text)
+    return set(data) == {"a", "b"} and data["a"] in ("x", "yes") and isinstance(data["b"], int) and 1 <= data["b"] <= 20
+
+
+class Structured(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Serve(LLAMA)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.__exit__()
+
+    def choices(self, **fields):
+        status, _, data = self.server.post("/v1/completions", **{"prompt": "Hello", "max_tokens": 150, "temperature": 1.5, "n": 4, **fields})
+        self.assertEqual(status, 200, data)
+        return data["choices"]
+
+    def test_every_way_to_ask_for_a_schema(self):
+        ended = 0
+        for fields in ({"guided_json": SCHEMA}, {"json_schema": json.dumps(SCHEMA)}, {"structured_outputs": {"json": SCHEMA}},
+                       {"response_format": {"type": "json_schema", "json_schema": {"name": "t", "strict": True, "schema": SCHEMA}}}):
+            for choice in self.choices(seed=5, **fields):
+                self.assertIn(choice["finish_reason"], ("stop", "length"))
+                if choice["finish_reason"] == "stop":
+                    ended += 1
+                    self.assertTrue(is_valid(choice["text"]), choice["text"])
+        self.assertGreaterEqual(ended, 12)
+
+    def test_the_same_answers_in_a_stream_and_again(self):
+        one, two = self.choices(seed=7, guided_json=SCHEMA), self.choices(seed=7, guided_json=SCHEMA)
+        self.assertEqual([c["text"] for c in one], [c["text"] for c in two])
+
+    def test_regex_choice_and_grammar(self):
+        for fields, pattern in (({"guided_regex": "[a-f]{2,5}-\\d"}, "[a-f]{2,5}-\\d"), ({"guided_choice": ["left", "right", "l"]}, "left|right|l"),
+                                ({"grammar": 'root ::= ("ab" | "cd"){1,3} "."'}, "(ab|cd){1,3}\\."), ({"structured_outputs": {"regex": "a+b"}}, "a+b")):
+            for choice in self.choices(**fields):
+                if choice["finish_reason"] == "stop":
+                    self.assertRegex(choice["text"], f"^({pattern})$")
+        self.assertEqual({c["finish_reason"] for c in self.choices(guided_choice=["left", "right"])}, {"stop"})
+
+    def test_other_fields(self):
+        # min_tokens and ignore_eos cannot keep a finished grammar from ending.
+        for fields in {"min_tokens": 100}, {"ignore_eos": True}:
+            for choice in self.choices(guided_choice=["one", "two"], **fields):
+                self.assertEqual((choice["finish_reason"], choice["text"] in ("one", "two")), ("stop", True))
+        for choice in self.choices(guided_regex="a{30}", max_tokens=5):
+            self.assertEqual(choice["finish_reason"], "length")
+        for choice in self.choices(guided_regex="ab{0,90}c", stop=["b"]):
+            self.assertIn(choice["text"], ("a", "ac"))
+        for choice in self.choices(guided_choice=["xyz"], logprobs=2):
+            self.assertEqual("".join(choice["logprobs"]["tokens"]), "xyz")
+
+    def test_errors_name_the_field(self):
+        for fields, param, words in (({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "#/uniqueItems"),
+                                     ({"regex": "("}, "regex", "is expected"), ({"grammar": "root ::= x"}, "grammar", "does not define"),
+                                     ({"guided_choice": []}, "guided_choice", "empty"), ({"regex": "a", "grammar": "b"}, "grammar", "cannot be combined"),
+                                     ({"regex": "a", "use_beam_search": True, "n": 2}, "use_beam_search", "Beam search")):
+            status, _, data = self.server.post("/v1/completions", prompt="x", **fields)
+            self.assertEqual((status, data["error"]["param"]), (400, param), data)
+            self.assertTrue(re.search(re.escape(words), data["error"]["message"]), data)
+
+
+if __name__ == "__main__":
+    unittest.main()
