@@ -30,7 +30,8 @@ struct ServeFlags {
   int64_t max_queue = 4096;
   bool no_prefix_cache = false, no_ui = false;
   GenerateOptions sampling;
-  std::string scheduler = "fcfs", kv_policy = "max-utilization", metrics_compat, request_log;
+  std::string scheduler = "fcfs", kv_policy = "max-utilization", metrics_compat, request_log,
+              tool_format;
 };
 
 ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t index) {
@@ -47,6 +48,7 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.client = loaded.engine;
   model.tokenizer = loaded.tokenizer;
   model.chat_template = loaded.chat_template;
+  model.tool_format = find_tool_format(flags.tool_format);
   model.max_model_len = loaded.engine->info().max_model_len;
   model.created = unix_seconds();
   model.defaults = sample_spec(loaded.defaults, flags.sampling);
@@ -200,6 +202,11 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
                   "seconds to wait for running answers when the server stops")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
+  std::vector<std::string> formats;
+  for (const ToolFormat& format : tool_formats()) formats.emplace_back(format.name);
+  verb.add_option("--tool-call-parser", flags.tool_format,
+                  "the format in which the model calls tools (default: from its chat template)")
+      ->check(CLI::IsMember(formats));
   verb.add_flag("--no-ui", flags.no_ui, "do not serve the chat page");
   verb.add_option("--request-log", flags.request_log,
                   "append one JSON line per request to this file");

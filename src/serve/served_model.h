@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "engine/client.h"
-#include "serve/openai/tool_calls.h"
 #include "text/chat_template.h"
+#include "text/output/formats.h"
 #include "text/tokenizer.h"
 
 namespace tokamak {
@@ -22,10 +22,10 @@ struct ServedModel {
   // For requests with tools if the model has a separate template for them; set by the API.
   std::shared_ptr<const ChatTemplate> tool_template;
   int64_t max_model_len = 0;
-  int64_t created = 0;  // unix seconds
-  SampleSpec defaults;  // defaults for fields missing in a request
-  openai::ToolStyle tool_style = openai::ToolStyle::kNone;  // kNone: detected from the template
-  std::string fingerprint;  // of weights and numerics; "" = none known
+  int64_t created = 0;                      // unix seconds
+  SampleSpec defaults;                      // defaults for fields missing in a request
+  const ToolFormat* tool_format = nullptr;  // nullptr: detected from the template
+  std::string fingerprint;                  // of weights and numerics; "" = none known
 };
 
 }  // namespace tokamak

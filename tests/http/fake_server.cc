@@ -101,7 +101,10 @@ int main(int argc, char** argv) {
     options.vllm_metrics = option(argc, argv, "vllm", 0) != 0;
     options.http_stats = &server.stats();
     client->retry_after = static_cast<double>(option(argc, argv, "retry-after", 1));
-    openai::Api api(options, {testing::fake_model(client)});
+    ServedModel model = testing::fake_model(client);
+    if (const char* format = std::getenv("FAKE_TOOLS"))
+      model.tool_format = find_tool_format(format);
+    openai::Api api(options, {std::move(model)});
     http::Router router;
     api.add_routes(router);
     web::add_page(router);

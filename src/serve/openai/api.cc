@@ -104,8 +104,8 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
   TK_CHECK(!models.empty());
   for (ServedModel& model : models) {
     if (model.fingerprint.empty()) model.fingerprint = "fp_tokamak_" + options_.version;
-    if (model.tool_style == ToolStyle::kNone)
-      model.tool_style = tool_style_of(pick_chat_template(model.tokenizer->spec(), "", true));
+    if (model.tool_format == nullptr)
+      model.tool_format = tool_format_of(pick_chat_template(model.tokenizer->spec(), "", true));
     for (const auto& [name, text] : model.tokenizer->spec().named_templates)
       if (name == "tool_use" && model.tool_template == nullptr)
         model.tool_template = std::make_shared<const ChatTemplate>(ChatTemplate::parse(text));

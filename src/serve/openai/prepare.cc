@@ -152,6 +152,18 @@ void refuse_rest_of_chat(Fields& fields) {
   fields.ignore({"reasoning_effort", "parallel_tool_calls"});
 }
 
+// Some models end an answer with calls with a token of its own.
+void add_format_stops(Prepared& request) {
+  if (request.output.tools == nullptr) return;
+  const Tokenizer& tokenizer = *request.model->tokenizer;
+  std::vector<int32_t>& ids = request.params.stop_ids;
+  for (std::string_view stop : request.output.tools->stops)
+    if (int32_t id = tokenizer.find_piece(stop); id >= 0 && tokenizer.is_special(id))
+      ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+}
+
 }  // namespace
 
 Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> model, uint64_t seed) {
@@ -182,9 +194,9 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   const Value* choice = body.find("tool_choice");
   bool none = choice != nullptr && choice->is_string() && choice->as_string() == "none";
   const bool with_tools = tools != nullptr && tools->size() > 0 && !none;
-  if (with_tools) request.tool_style = model->tool_style;
-  request.reasoning =
-      reasoning_start(pick_chat_template(model->tokenizer->spec(), "", with_tools), chat.plain());
+  request.output = output_spec(pick_chat_template(model->tokenizer->spec(), "", with_tools),
+                               chat.plain(), with_tools ? model->tool_format : nullptr, tools);
+  add_format_stops(request);
   request.prompts.push_back({encode_chat(*model->tokenizer, chat.text, chat.guard), ""});
   if (request.prompts[0].ids.empty())
     bad_request("messages", "invalid_value", "Invalid 'messages': they render to an empty prompt.");

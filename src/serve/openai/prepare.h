@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "serve/openai/params.h"
-#include "serve/openai/reasoning.h"
 #include "text/chat_guard.h"
+#include "text/output/parser.h"
 
 namespace tokamak::openai {
 
@@ -20,9 +20,8 @@ struct Prepared {
   std::shared_ptr<const ServedModel> model;
   GenerationParams params;
   std::vector<Prompt> prompts;
-  std::string prompt_param;                 // the field they come from
-  ToolStyle tool_style = ToolStyle::kNone;  // the format of tool calls, if tools are offered
-  ReasoningSplit::Start reasoning = ReasoningSplit::Start::kOff;
+  std::string prompt_param;  // the field they come from
+  OutputSpec output;
   bool include_reasoning = true;
   std::vector<std::string_view> known_fields;  // of requests of this kind
 };

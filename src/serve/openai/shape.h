@@ -8,7 +8,7 @@
 
 #include "base/value.h"
 #include "engine/client.h"
-#include "serve/openai/tool_calls.h"
+#include "text/output/call.h"
 #include "text/tokenizer.h"
 
 namespace tokamak::openai {
