@@ -2,6 +2,7 @@
 // A model as the server offers it: apps/ builds it from a loaded model, tests from a fake
 // engine.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,10 +23,13 @@ struct ServedModel {
   // For requests with tools if the model has a separate template for them; set by the API.
   std::shared_ptr<const ChatTemplate> tool_template;
   int64_t max_model_len = 0;
+  int64_t max_sequences = 1;                // that run at once
   int64_t created = 0;                      // unix seconds
   SampleSpec defaults;                      // defaults for fields missing in a request
   const ToolFormat* tool_format = nullptr;  // nullptr: detected from the template
-  std::string fingerprint;                  // of weights and numerics; "" = none known
+  // The report of `tokamak explain` for a function of the loaded plans; empty: not available.
+  std::function<Value(const std::string& function)> plan;
+  std::string fingerprint;  // of weights and numerics; "" = none known
 };
 
 }  // namespace tokamak

@@ -148,6 +148,21 @@ class Extras(unittest.TestCase):
             self.assertGreater(line["ttft_ms"], 0)
 
 
+class OwnTemplate(unittest.TestCase):
+    def test_the_request_brings_its_template(self):
+        server = Server()
+        try:
+            body = chat("hello", chat_template="{{ messages[0].content | upper }} {{ mood }}", chat_template_kwargs={"mood": "[say ok]"})
+            self.assertEqual(server.json("POST", "/apply-template", body)[1]["prompt"], "HELLO [say ok]")
+            self.assertEqual(server.json("POST", "/v1/chat/completions", body)[1]["choices"][0]["message"]["content"], "ok")
+            for bad, code in (("{% if %}", "invalid_value"), ("x" * 300000, "string_above_max_length"), ("{{ raise_exception('no') }}", "chat_template_error"),
+                              ("{% for i in range(100000000) %}x{% endfor %}", "chat_template_error")):
+                status, data = server.json("POST", "/v1/chat/completions", chat("x", chat_template=bad))
+                self.assertEqual((status, data["error"]["code"]), (400, code), bad[:40])
+        finally:
+            server.stop()
+
+
 class ToolFormats(unittest.TestCase):
     """Formats other than the default one, over HTTP; tests/text has all of them in detail."""
     CASES = {

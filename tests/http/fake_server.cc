@@ -94,7 +94,9 @@ int main(int argc, char** argv) {
     auto client = std::make_shared<testing::FakeClient>();
     http::Server server(server_options(argc, argv));
     openai::ApiOptions options;
-    if (const char* key = std::getenv("FAKE_API_KEY")) options.api_keys = {key};
+    if (const char* key = std::getenv("FAKE_API_KEY")) options.api_keys = {{key}};
+    if (const char* file = std::getenv("FAKE_KEY_FILE"))
+      options.api_keys = openai::read_key_file(file);
     options.request_timeout_seconds =
         static_cast<double>(option(argc, argv, "request-timeout-ms", 0)) * 1e-3;
     if (const char* file = std::getenv("FAKE_REQUEST_LOG")) options.request_log = file;

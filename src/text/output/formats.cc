@@ -10,7 +10,7 @@ namespace {
 using Types = ToolTypes;
 using MachinePtr = std::unique_ptr<CallMachine>;
 
-MachinePtr json(const Types&) { return make_json_calls(); }
+MachinePtr json_machine(const Types&) { return make_json_calls(); }
 
 MachinePtr named_by_args_mark(const Types& types) {
   return make_named_call({.separator = "[ARGS]"}, types);
@@ -69,7 +69,7 @@ MachinePtr qwen_coder(const Types& types) {
                            .lines = true},
                           types);
 }
-MachinePtr python(const Types& types) { return make_python_calls(types); }
+MachinePtr python_machine(const Types& types) { return make_python_calls(types); }
 MachinePtr function_gemma(const Types&) { return make_gemma_call("<escape>"); }
 MachinePtr gemma4(const Types&) { return make_gemma_call("<|\"|>"); }
 
@@ -119,7 +119,7 @@ const ToolFormat kFormats[] = {
      .opens = {"<|START_ACTION|>", "Action:```json", "Action: ```json"},
      .closes = {"<|END_ACTION|>", "```"},
      .dropped = {"<|START_RESPONSE|>", "<|END_RESPONSE|>"},
-     .machine = json},
+     .machine = json_machine},
     {.name = "gemma4",
      .signs = {"<|tool_call>"},
      .opens = {"<|tool_call>"},
@@ -139,33 +139,33 @@ const ToolFormat kFormats[] = {
      .opens = {"<|tool_call|>", "functools"},
      .closes = {"<|/tool_call|>"},
      .dropped = {},
-     .machine = json},
+     .machine = json_machine},
     {.name = "granite",
      .signs = {"<|tool_call|>"},
      .opens = {"<|tool_call|>", "<tool_call>"},
      .closes = {"</tool_call>"},
      .dropped = {"<response>", "</response>"},
-     .machine = json},
+     .machine = json_machine},
     {.name = "hermes",
      .signs = {"<tool_call>"},
      .opens = {"<tool_call>"},
      .closes = {"</tool_call>"},
      .dropped = {},
-     .machine = json},
+     .machine = json_machine},
     {.name = "llama4",
      .signs = {"<|python_start|>", "[func_name1(params_name1"},
      .opens = {"<|python_start|>"},
      .closes = {"<|python_end|>"},
      .dropped = {},
      .first = "[",
-     .machine = python},
+     .machine = python_machine},
     {.name = "llama3",
      .signs = {"<|python_tag|>"},
      .opens = {"<|python_tag|>"},
      .closes = {},
      .dropped = {},
      .first = "{",
-     .machine = json},
+     .machine = json_machine},
     {.name = "glm4",
      .signs = {"<|observation|>"},
      .opens = {},
@@ -182,7 +182,7 @@ constexpr ThoughtMarks kThoughts[] = {{"<think>", "</think>"},
                                       {"<seed:think>", "</seed:think>"},
                                       {"<|channel>thought\n", "<channel|>"}};
 
-bool has(std::string_view text, std::string_view part) {
+bool template_has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
@@ -197,21 +197,23 @@ const ToolFormat* find_tool_format(std::string_view name) {
 }
 
 const ToolFormat* tool_format_of(std::string_view chat_template) {
-  if (!has(chat_template, "tool") && !has(chat_template, "<|channel|>")) return nullptr;
+  if (!template_has(chat_template, "tool") && !template_has(chat_template, "<|channel|>"))
+    return nullptr;
   for (const ToolFormat& format : kFormats)
     for (std::string_view sign : format.signs)
-      if (has(chat_template, sign)) return &format;
+      if (template_has(chat_template, sign)) return &format;
   return nullptr;
 }
 
 const ThoughtMarks* thought_marks_of(std::string_view chat_template) {
   for (const ThoughtMarks& marks : kThoughts)
-    if (has(chat_template, marks.open) || has(chat_template, marks.close)) return &marks;
+    if (template_has(chat_template, marks.open) || template_has(chat_template, marks.close))
+      return &marks;
   return nullptr;
 }
 
 bool is_harmony(std::string_view chat_template) {
-  return has(chat_template, "<|channel|>") && has(chat_template, "<|message|>");
+  return template_has(chat_template, "<|channel|>") && template_has(chat_template, "<|message|>");
 }
 
 }  // namespace tokamak

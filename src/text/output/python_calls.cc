@@ -8,14 +8,14 @@
 namespace tokamak {
 namespace {
 
-constexpr size_t kMaxPythonDepth = 64, kMaxWord = 256;
+constexpr size_t kMaxPythonDepth = 64, kMaxPythonWord = 256;
 
-bool is_word(char c) {
+bool is_python_word(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
          c == '.' || c == '-' || c == '+';
 }
 
-bool is_json_number(std::string_view text) {
+bool is_python_number(std::string_view text) {
   size_t i = text.starts_with('-') ? 1 : 0;
   auto digits = [&] {
     size_t from = i;
@@ -34,11 +34,11 @@ bool is_json_number(std::string_view text) {
 }
 
 // The JSON of a Python constant or number; other words become strings.
-std::string constant(std::string_view word) {
+std::string python_constant(std::string_view word) {
   if (word == "True" || word == "true") return "true";
   if (word == "False" || word == "false") return "false";
   if (word == "None" || word == "null") return "null";
-  return is_json_number(word) ? std::string(word) : '"' + json_escaped(word) + '"';
+  return is_python_number(word) ? std::string(word) : '"' + json_escaped(word) + '"';
 }
 
 class PythonCalls final : public CallMachine {
@@ -94,9 +94,9 @@ class PythonCalls final : public CallMachine {
   // A word and the character after it; false: not known yet, or bad.
   bool read_word() {
     size_t end = 0;
-    while (end < held_.size() && is_word(held_[end])) ++end;
-    if (end == held_.size()) return held_.size() > kMaxWord ? bad() : false;
-    if (end == 0 || end > kMaxWord) return bad();
+    while (end < held_.size() && is_python_word(held_[end])) ++end;
+    if (end == held_.size()) return held_.size() > kMaxPythonWord ? bad() : false;
+    if (end == 0 || end > kMaxPythonWord) return bad();
     word_ = held_.substr(0, end);
     held_.erase(0, end);
     return true;
@@ -152,7 +152,7 @@ class PythonCalls final : public CallMachine {
     }
     if ((c == ']' || c == ')' || c == '}') && !open_.empty()) return close(c, sink);  // empty
     if (!read_word()) return false;
-    std::string value = constant(std::exchange(word_, {}));
+    std::string value = python_constant(std::exchange(word_, {}));
     const bool key = !open_.empty() && open_.back() == '{';
     if (key && value[0] != '"') value = '"' + value + '"';
     sink.add(value);

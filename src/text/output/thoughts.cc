@@ -6,7 +6,7 @@ namespace tokamak {
 namespace {
 
 // How much of the end of text must be held back: white space, and a possible beginning of the mark.
-size_t waiting(std::string_view text, std::string_view mark) {
+size_t held_back(std::string_view text, std::string_view mark) {
   size_t solid = text.substr(0, text.size() - overlap(text, mark)).find_last_not_of(kBlank);
   return text.size() - (solid == std::string_view::npos ? 0 : solid + 1);
 }
@@ -29,7 +29,7 @@ void ThoughtSplit::begin(Result& result) {
 void ThoughtSplit::think(Result& result) {
   if (fresh_) held_.erase(0, first_solid(held_));
   size_t end = held_.find(marks_.close);
-  size_t keep = end == std::string::npos ? waiting(held_, marks_.close) : 0;
+  size_t keep = end == std::string::npos ? held_back(held_, marks_.close) : 0;
   std::string thoughts = held_.substr(0, end == std::string::npos ? held_.size() - keep : end);
   if (end != std::string::npos) thoughts.resize(thoughts.find_last_not_of(kBlank) + 1);
   fresh_ = fresh_ && thoughts.empty();
