@@ -1,11 +1,11 @@
-#include "serve/openai/call_scanner.h"
+#include "text/output/call_scanner.h"
 
 #include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
 
-namespace tokamak::openai {
+namespace tokamak {
 namespace {
 
 bool is_json_space(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
@@ -118,7 +118,7 @@ void CallScanner::put_value(char c) {
 
 void CallScanner::end_value() {
   where_ = Where::kAfter;
-  if (key_ == "name") {
+  if (key_ == "name" || key_ == "tool_name") {
     named_ = kind_ == Kind::kString && unquote(name_);
     if (!named_) where_ = Where::kBad;
   } else if (is_arguments() && !argued_) {
@@ -129,4 +129,4 @@ void CallScanner::end_value() {
   streams_ = false;
 }
 
-}  // namespace tokamak::openai
+}  // namespace tokamak

@@ -4,9 +4,10 @@
 #include <string>
 #include <string_view>
 
-namespace tokamak::openai {
+namespace tokamak {
 
-// Owner: one ToolCalls. "parameters" is the same as "arguments"; other members are skipped. The
+// Owner: one JsonCalls. "tool_name" is the same as "name", and "parameters" as
+// "arguments"; other members are skipped. The
 // arguments are passed on as the model wrote them; arguments in a JSON string are unpacked.
 class CallScanner {
  public:
@@ -51,4 +52,4 @@ class CallScanner {
   int depth_ = 0;
 };
 
-}  // namespace tokamak::openai
+}  // namespace tokamak
