@@ -50,6 +50,7 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.tokenizer = loaded.tokenizer;
   model.chat_template = loaded.chat_template;
   model.tool_format = find_tool_format(flags.tool_format);
+  model.grammars = loaded.grammars;
   model.max_model_len = loaded.engine->info().max_model_len;
   model.max_sequences = loaded.engine->config().max_num_seqs;
   model.created = unix_seconds();

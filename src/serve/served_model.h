@@ -9,6 +9,7 @@
 
 #include "engine/client.h"
 #include "text/chat_template.h"
+#include "text/grammar/grammar_cache.h"
 #include "text/output/formats.h"
 #include "text/tokenizer.h"
 
@@ -22,6 +23,7 @@ struct ServedModel {
   std::shared_ptr<const ChatTemplate> chat_template;  // null: no chat route for it
   // For requests with tools if the model has a separate template for them; set by the API.
   std::shared_ptr<const ChatTemplate> tool_template;
+  std::shared_ptr<grammar::GrammarCache> grammars;  // null: the API creates it
   int64_t max_model_len = 0;
   int64_t max_sequences = 1;                // that run at once
   int64_t created = 0;                      // unix seconds

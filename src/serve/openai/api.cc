@@ -129,6 +129,8 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
   TK_CHECK(!models.empty());
   for (ServedModel& model : models) {
     if (model.fingerprint.empty()) model.fingerprint = "fp_tokamak_" + options_.version;
+    if (model.grammars == nullptr)
+      model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
     if (model.tool_format == nullptr)
       model.tool_format = tool_format_of(pick_chat_template(model.tokenizer->spec(), "", true));
     for (const auto& [name, text] : model.tokenizer->spec().named_templates)

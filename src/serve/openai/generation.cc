@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "serve/openai/api_error.h"
+#include "serve/openai/structured.h"
 
 namespace tokamak::openai {
 namespace {
@@ -55,6 +56,7 @@ RequestSpec Generation::spec_of(const Prompt& prompt,
   spec.beams = params.beams;
   spec.length_penalty = params.length_penalty;
   spec.early_stopping = params.early_stopping;
+  spec.mask = mask_of(params, *request_.model, request_.output.start);
   spec.score_prompt = (params.echo && params.logprobs >= 0) || params.prompt_logprobs >= 0;
   spec.priority = params.priority;
   spec.cache_salt = params.cache_salt;

@@ -98,6 +98,24 @@ Value read_message(const Value& value, const std::string& param) {
   return message;
 }
 
+void check_tool_choice(const Value& choice, const Value& tools) {
+  if (choice.is_string()) {
+    if (choice.as_string() != "auto" && choice.as_string() != "required")
+      unsupported("tool_choice",
+                  "'none', 'auto', 'required' and the name of a function are available.");
+    return;
+  }
+  Fields inner(choice, "tool_choice");
+  if (inner.string("type").value_or("function") != "function")
+    unsupported("tool_choice", "Only functions are available.");
+  Fields function(inner.require("function"), "tool_choice.function");
+  const Value& name = function.require("name");
+  for (const Value& tool : tools.as_array())
+    if (tool.at("function").at("name") == name) return;
+  bad_request("tool_choice", "invalid_value",
+              "Invalid 'tool_choice': no function of 'tools' has this name.");
+}
+
 // nullptr: none are passed to the template.
 const Value* read_tools(Fields& fields) {
   const Value* tools = fields.find("tools");
@@ -121,12 +139,10 @@ const Value* read_tools(Fields& fields) {
   if (!choice->is_string() && !choice->is_object())
     wrong_type("tool_choice", "a string or an object", *choice);
   if (choice->is_string() && choice->as_string() == "none") return nullptr;
-  if (!choice->is_string() || choice->as_string() != "auto")
-    unsupported("tool_choice",
-                "Only 'auto' and 'none' are available: a call cannot be forced yet.");
-  if (tools == nullptr)
+  if (tools == nullptr || tools->size() == 0)
     bad_request("tool_choice", "invalid_value",
                 "'tool_choice' is only allowed when 'tools' are given.");
+  check_tool_choice(*choice, *tools);
   return tools;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 // Parameters shared by the two generation routes: sampling, stopping, streaming.
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +22,9 @@ struct GenerationParams {
   std::vector<int32_t>
       stop_ids;  // end-of-text ids of the model (unless ignore_eos) and the client's own
   std::vector<int32_t> own_stop_ids;  // only the client's own, sorted
+  bool ignore_eos = false;
+  std::shared_ptr<const grammar::Grammar> grammar;  // of the answer; null: any text
+  int32_t grammar_min_tokens = 0;
   bool stream = false, include_usage = false, continuous_usage = false;
   bool echo = false;                            // completions only
   int32_t logprobs = -1, prompt_logprobs = -1;  // alternatives to report; -1: no log-probabilities

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "serve/openai/api_error.h"
+#include "serve/openai/structured.h"
 
 namespace tokamak::openai {
 namespace {
@@ -134,13 +135,6 @@ std::vector<Prompt> read_prompts(Fields& fields, const ServedModel& model, bool 
 }
 
 void refuse_rest_of_chat(Fields& fields) {
-  if (const Value* format = fields.find("response_format")) {
-    Fields inner(*format, "response_format");
-    std::string type = inner.string("type").value_or("");
-    if (type != "text")
-      unsupported("response_format",
-                  fmt::format("Type '{}' is not available yet; only 'text' is.", type));
-  }
   if (const auto* list = fields.array("modalities"))
     for (const Value& item : *list)
       if (!item.is_string() || item.as_string() != "text")
@@ -202,6 +196,13 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   request.output =
       output_spec(source, chat.plain(), with_tools ? model->tool_format : nullptr, tools);
   add_format_stops(request);
+  if (auto call = with_tools ? forced_call(body, *model) : nullptr) {
+    if (request.params.grammar != nullptr)
+      bad_request("tool_choice", "invalid_value",
+                  "'tool_choice' cannot be combined with another constraint of the answer.");
+    request.params.grammar = std::move(call);
+  }
+  prepare_structured(request.params, *model);
   request.prompts.push_back({encode_chat(*model->tokenizer, chat.text, chat.guard), ""});
   if (request.prompts[0].ids.empty())
     bad_request("messages", "invalid_value", "Invalid 'messages': they render to an empty prompt.");
@@ -228,10 +229,7 @@ Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel
     bad_request("max_tokens", "integer_below_min_value",
                 "Invalid 'max_tokens': 0 is only allowed together with 'echo'.");
   fields.refuse("suffix", "Insertion is not available.");
-  if (const Value* format = fields.find("response_format")) {
-    if (format->get_string("type", "") != "text")
-      unsupported("response_format", "Only type 'text' is available yet.");
-  }
+  prepare_structured(params, *model);
   request.prompts = read_prompts(fields, *model, params.echo);
   truncate_prompts(fields, request);
   if (request.prompts.size() * static_cast<size_t>(params.n) > kMaxPrompts)
