@@ -73,7 +73,8 @@ TK_INLINE Scales load_scales(const uint8_t* super, const uint8_t* block) {
   return s;
 }
 
-template <int F, int columns, class X>
+// columns: activation rows that are taken; tile: that X holds.
+template <int F, int columns, int tile, class X>
 TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
   using P = Panel<F>;
   __m512 acc[columns];
@@ -82,15 +83,15 @@ TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out
     for (int sub = 0; sub < P::blocks; ++sub, ++x) {
       const uint8_t* block = panel + P::head + sub * P::block_bytes;
       Scales s = load_scales<F>(panel, block);
-      const float *scale = reinterpret_cast<const float*>(x), *sum = scale + columns;
-      const auto* isum = reinterpret_cast<const int32_t*>(sum + columns);
+      const float *scale = reinterpret_cast<const float*>(x), *sum = scale + tile;
+      const auto* isum = reinterpret_cast<const int32_t*>(sum + tile);
       __m512i lo[4], hi[4];
 #pragma GCC unroll 4
       for (int g = 0; g < 4; ++g) load_values<F>(block + P::scales, g, lo[g], hi[g]);
 #pragma GCC unroll 4
       for (int c = 0; c < columns; ++c) {
         __m512i a = _mm512_set1_epi32(-kOffset<F> * isum[c]),
-                h = _mm512_set1_epi32(-kOffset<F> * isum[columns + c]);
+                h = _mm512_set1_epi32(-kOffset<F> * isum[tile + c]);
         a = dot_half(a, lo, x->q + c * 32);
         h = dot_half(h, hi, x->q + c * 32 + 16);
         __m512i dot =
@@ -107,11 +108,13 @@ TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out
 
 template <int F>
 void qdot1(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out) {
-  qdot<F, 1>(panel, x, blocks, out);
+  qdot<F, 1, 1>(panel, x, blocks, out);
 }
 template <int F>
-void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, float* out) {
-  qdot<F, 4>(panel, x, blocks, out);
+void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
+  if (rows == 2) return qdot<F, 2, 4>(panel, x, blocks, out);
+  if (rows == 3) return qdot<F, 3, 4>(panel, x, blocks, out);
+  qdot<F, 4, 4>(panel, x, blocks, out);
 }
 
 template <int F>

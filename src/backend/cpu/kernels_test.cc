@@ -81,19 +81,21 @@ TEST_P(QDot, EveryLevelEqualsScalarAndTheDecodedProduct) {
     pack_qpanel(format, table->style, weights.data(), row_bytes, rows, k, panel.data());
     std::vector<XBlock4> x4(k / 32);
     std::vector<XBlock1> x1(k / 32);
-    std::vector<float> wide(4 * kPanel), narrow(4 * kPanel), three(4 * kPanel);
+    std::vector<float> wide(4 * kPanel), narrow(4 * kPanel), few(4 * kPanel);
     table->pack_x4(x.rows.data(), 4, k / 32, x4.data());
-    table->qdot4[GetParam()](panel.data(), x4.data(), k / 32, wide.data());
+    table->qdot4[GetParam()](panel.data(), x4.data(), k / 32, 4, wide.data());
     table->pack_x4(x.rows.data(), 3, k / 32, x4.data());
-    table->qdot4[GetParam()](panel.data(), x4.data(), k / 32, three.data());
     for (size_t c = 0; c < 4; ++c) {
       table->pack_x1(x.rows[c], k / 32, x1.data());
       table->qdot1[GetParam()](panel.data(), x1.data(), k / 32, narrow.data() + c * kPanel);
     }
     EXPECT_EQ(0, std::memcmp(wide.data(), narrow.data(), wide.size() * 4))
         << "one row alone differs from four";
-    EXPECT_EQ(0, std::memcmp(wide.data(), three.data(), 3 * kPanel * 4))
-        << "three rows differ from four";
+    for (int n = 1; n < 4; ++n) {
+      table->qdot4[GetParam()](panel.data(), x4.data(), k / 32, n, few.data());
+      EXPECT_EQ(0, std::memcmp(wide.data(), few.data(), static_cast<size_t>(n) * kPanel * 4))
+          << n << " rows differ from four";
+    }
     if (!have_first) first = wide;
     have_first = true;
     EXPECT_EQ(0, std::memcmp(wide.data(), first.data(), wide.size() * 4)) << "differs from scalar";
