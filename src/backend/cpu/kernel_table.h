@@ -129,5 +129,6 @@ const KernelTable* neon_table();
 const KernelTable* i8mm_table();
 const KernelTable* avx2_table();
 const KernelTable* avx512_table();
+const KernelTable* amx_table();
 
 }  // namespace tokamak::cpu

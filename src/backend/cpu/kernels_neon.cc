@@ -10,95 +10,138 @@
 
 namespace {
 
-// d and m of a super-block as f32, m with its sign.
+// d and m of a super-block as f32; of q4_k and q5_k also what row_scales starts from.
 template <int F>
 struct Heads {
-  float32x4_t d[4], m[4];
+  float32x4_t d[4], m[4], d_start[4], m_start[4];
 };
 template <int F>
 TK_INLINE Heads<F> load_heads(const uint8_t* super) {
   Heads<F> h;
   load_half16(super, h.d);
   if (Panel<F>::minimum) load_half16(super + 32, h.m);
-  if (Panel<F>::minimum && Panel<F>::k_quant)
-    for (float32x4_t& m : h.m) m = vnegq_f32(m);
+  if (F == kFQ4_K || F == kFQ5_K)
+    for (int r = 0; r < 4; ++r) {
+      h.m[r] = vnegq_f32(h.m[r]);
+      h.d_start[r] = vmulq_n_f32(h.d[r], -8388608.0f);
+      h.m_start[r] = vmulq_n_f32(h.m[r], -8388608.0f);
+    }
   return h;
 }
 
-// Four of 16 bytes as floats, by the bits of 2^23 + byte.
-alignas(16) constexpr uint8_t kByteFloats[4][16] = {
-    {0, 16, 16, 17, 1, 16, 16, 17, 2, 16, 16, 17, 3, 16, 16, 17},
-    {4, 16, 16, 17, 5, 16, 16, 17, 6, 16, 16, 17, 7, 16, 16, 17},
-    {8, 16, 16, 17, 9, 16, 16, 17, 10, 16, 16, 17, 11, 16, 16, 17},
-    {12, 16, 16, 17, 13, 16, 16, 17, 14, 16, 16, 17, 15, 16, 16, 17}};
-TK_INLINE float32x4_t byte_floats(uint8x16_t v, int r) {
-  uint8x16x2_t table = {{v, vreinterpretq_u8_u16(vdupq_n_u16(0x4b00))}};
-  uint8x16_t bits = vqtbl2q_u8(table, vld1q_u8(kByteFloats[r]));
-  return vsubq_f32(vreinterpretq_f32_u8(bits), vdupq_n_f32(8388608.0f));
+// The bits of 2^23 + byte as floats.
+TK_INLINE void spread_bytes(uint8x16_t v, float32x4_t* out) {
+  uint8x16_t zero = vdupq_n_u8(0);
+  uint16x8_t lo = vreinterpretq_u16_u8(vzip1q_u8(v, zero));
+  uint16x8_t hi = vreinterpretq_u16_u8(vzip2q_u8(v, zero)), top = vdupq_n_u16(0x4b00);
+  out[0] = vreinterpretq_f32_u16(vzip1q_u16(lo, top));
+  out[1] = vreinterpretq_f32_u16(vzip2q_u16(lo, top));
+  out[2] = vreinterpretq_f32_u16(vzip1q_u16(hi, top));
+  out[3] = vreinterpretq_f32_u16(vzip2q_u16(hi, top));
 }
 
-// The scales of rows 4 r .. 4 r + 3 for one block.
-struct RowScales {
-  float32x4_t d, m, s0, s1;  // s0, s1: q6_k
+// The scales of a block of k-quants, spread; s0 of q6_k plus 128.
+template <int F>
+struct BlockScales {
+  float32x4_t s0[4], s1[4];
 };
 template <int F>
-TK_INLINE RowScales row_scales(const Heads<F>& h, const uint8_t* block, int r) {
-  RowScales s{h.d[r], h.m[r], h.d[r], h.d[r]};
-  if (F == kFQ4_K || F == kFQ5_K) {
-    s.d = vmulq_f32(s.d, byte_floats(vld1q_u8(block), r));
-    s.m = vmulq_f32(s.m, byte_floats(vld1q_u8(block + 16), r));
-  }
-  if (F == kFQ6_K) {  // signed bytes: as unsigned ones with offset 128
-    uint8x16_t flip = vdupq_n_u8(0x80);
-    float32x4_t offset = vdupq_n_f32(128.0f);
-    s.s0 = vsubq_f32(byte_floats(veorq_u8(vld1q_u8(block), flip), r), offset);
-    s.s1 = vsubq_f32(byte_floats(veorq_u8(vld1q_u8(block + 16), flip), r), offset);
+TK_INLINE BlockScales<F> load_block_scales(const uint8_t* block) {
+  BlockScales<F> s;
+  uint8x16_t flip = vdupq_n_u8(F == kFQ6_K ? 0x80 : 0);
+  if (Panel<F>::k_quant) {
+    spread_bytes(veorq_u8(vld1q_u8(block), flip), s.s0);
+    spread_bytes(veorq_u8(vld1q_u8(block + 16), flip), s.s1);
   }
   return s;
 }
 
-// Columns: activation rows that are taken at once; tile: that X holds.
-template <int F, int columns, int tile, class X>
-TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
+// The scales of rows 4 r .. 4 r + 3 for one block. d * (2^23 + byte) - d * 2^23 is rounded once:
+// it is d * byte.
+struct RowScales {
+  float32x4_t d, m, s0, s1;  // s0, s1: q6_k
+};
+template <int F>
+TK_INLINE RowScales row_scales(const Heads<F>& h, const BlockScales<F>& b, int r) {
+  RowScales s{h.d[r], h.m[r], h.d[r], h.d[r]};
+  if (F == kFQ4_K || F == kFQ5_K) {
+    s.d = vfmaq_f32(h.d_start[r], h.d[r], b.s0[r]);
+    s.m = vfmaq_f32(h.m_start[r], h.m[r], b.s1[r]);
+  }
+  if (F == kFQ6_K) {
+    s.s0 = vsubq_f32(b.s0[r], vdupq_n_f32(8388736.0f));
+    s.s1 = vsubq_f32(b.s1[r], vdupq_n_f32(8388736.0f));
+  }
+  return s;
+}
+
+// Where the sum of one activation row starts: at minus the weights' offset times the row's sum.
+template <int F>
+TK_INLINE int32x4_t start_sum(int32_t sum) {
+  return Panel<F>::offset ? vdupq_n_s32(kMagic[0] - Panel<F>::offset * sum) : magic_start();
+}
+
+// Columns: activation rows that are taken at once; tile: that X holds. Rows 4 first .. 4 last - 1
+// of the panel, 4 * group of them scaled together.
+template <int F, int columns, int tile, int first, int last, class X>
+TK_INLINE void qdot_rows(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
   using P = Panel<F>;
+  constexpr int group = 2;
   float32x4_t acc[4][columns];
-  for (int r = 0; r < 4; ++r)
+  for (int r = first; r < last; ++r)
     for (int c = 0; c < columns; ++c) acc[r][c] = vdupq_n_f32(0);
   for (int64_t b = 0; b < blocks; b += P::blocks, panel += P::bytes) {
     Heads<F> heads = load_heads<F>(panel);
     for (int sub = 0; sub < P::blocks; ++sub, ++x) {
       const uint8_t* block = panel + P::head + sub * P::block_bytes;
+      BlockScales<F> scales = load_block_scales<F>(block);
       const float *scale = reinterpret_cast<const float*>(x), *sum = scale + tile;
+      const auto* isum = reinterpret_cast<const int32_t*>(sum + tile);
       float32x4_t factors[columns];
       for (int c = 0; c < columns; ++c) factors[c] = vdupq_n_f32(scale[c] * P::factor);
 #pragma GCC unroll 4
-      for (int r = 0; r < 4; ++r) {
-        int8x16_t lo[4], hi[4];
+      for (int r0 = first; r0 < last; r0 += group) {
+        int32x4_t dot[group][columns], second[group][columns];  // second: k >= 16 of q6_k
 #pragma GCC unroll 4
-        for (int g = 0; g < 4; ++g) {
-          load_values<F>(block + P::scales, g * 4 + r, lo[g], hi[g]);
-          if (P::offset) {
-            lo[g] = vsubq_s8(lo[g], vdupq_n_s8(P::offset));
-            hi[g] = vsubq_s8(hi[g], vdupq_n_s8(P::offset));
+        for (int r = 0; r < group; ++r) {
+          int8x16_t lo[4], hi[4];
+#pragma GCC unroll 4
+          for (int g = 0; g < 4; ++g)
+            load_values<F>(block + P::scales, g * 4 + r0 + r, lo[g], hi[g]);
+#pragma GCC unroll 4
+          for (int c = 0; c < columns; ++c) {
+            dot[r][c] = start_sum<F>(isum[c] + (P::halves ? 0 : isum[tile + c]));
+            if (P::halves) second[r][c] = start_sum<F>(isum[tile + c]);
           }
+          dot_half<columns>(lo, x->q, dot[r]);
+          dot_half<columns>(hi, x->q + 16, P::halves ? second[r] : dot[r]);
         }
-        int32x4_t dot[columns], second[columns];  // second: k >= 16 with a scale of its own
-        for (int c = 0; c < columns; ++c) dot[c] = second[c] = magic_start();
-        dot_half<columns>(lo, x->q, dot);
-        dot_half<columns>(hi, x->q + 16, P::halves ? second : dot);
-        RowScales s = row_scales<F>(heads, block, r);
 #pragma GCC unroll 4
-        for (int c = 0; c < columns; ++c) {
-          float32x4_t v = magic_value(dot[c]);
-          if (P::halves) v = vfmaq_f32(vmulq_f32(v, s.s0), magic_value(second[c]), s.s1);
-          acc[r][c] = vfmaq_f32(acc[r][c], v, vmulq_f32(s.d, factors[c]));
-          if (P::minimum) acc[r][c] = vfmaq_n_f32(acc[r][c], s.m, sum[c]);
+        for (int r = 0; r < group; ++r) {
+          RowScales s = row_scales<F>(heads, scales, r0 + r);
+#pragma GCC unroll 4
+          for (int c = 0; c < columns; ++c) {
+            float32x4_t v = magic_value(dot[r][c]);
+            if (P::halves) v = vfmaq_f32(vmulq_f32(v, s.s0), magic_value(second[r][c]), s.s1);
+            float32x4_t& to = acc[r0 + r][c];
+            to = vfmaq_f32(to, v, vmulq_f32(s.d, factors[c]));
+            if (P::minimum) to = vfmaq_n_f32(to, s.m, sum[c]);
+          }
         }
       }
     }
   }
   for (int c = 0; c < columns; ++c)
-    for (int r = 0; r < 4; ++r) vst1q_f32(out + c * kPanel + 4 * r, acc[r][c]);
+    for (int r = first; r < last; ++r) vst1q_f32(out + c * kPanel + 4 * r, acc[r][c]);
+}
+
+// Three and more columns take the panel in two halves: the sums of all rows would not fit the
+// registers.
+template <int F, int columns, int tile, class X>
+TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
+  if (columns < 3) return qdot_rows<F, columns, tile, 0, 4>(panel, x, blocks, out);
+  qdot_rows<F, columns, tile, 0, 2>(panel, x, blocks, out);
+  qdot_rows<F, columns, tile, 2, 4>(panel, x, blocks, out);
 }
 
 template <int F>

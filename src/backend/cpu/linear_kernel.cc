@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kPanelPart = 256;  // k values of a panel decoded at a time
 constexpr int64_t kWideBlocks = 64;  // blocks of a panel widened at a time
-constexpr int64_t kWideRows = 9;     // rows for which widening pays
+constexpr int64_t kWideRows = 5;     // rows for which widening pays
 
 // Activations q8a, weights of a format with integer dot products.
 class QuantLinear final : public LinearKernel {
