@@ -26,12 +26,7 @@ class Emitter {
     plan_.function = fn_.name();
     plan_.guard = request.guard;
     plan_.bound_symbols = request.bound_symbols;
-    for (const SymbolDecl& s : fn_.module().symbols) {
-      SymbolDecl bounded = s;
-      for (const GuardRange& g : plan_.guard)
-        if (g.symbol == s.name) bounded = {s.name, g.lo, g.hi, g.multiple};
-      bounds_.push_back(bounded);
-    }
+    bounds_ = symbol_bounds(set_, plan_);
   }
 
   void run() {
@@ -61,7 +56,7 @@ class Emitter {
     for (const Function::Result& r : fn_.results()) ++uses(r.ref);
     for (NodeId id = static_cast<NodeId>(uses_.size()); id-- > 0;) {
       const Node& node = fn_.node(id);
-      bool alias = is_alias(node) && !weight(node.inputs[0]);
+      bool alias = is_alias(fn_, node);
       for (Ref in : node.inputs) uses(in) += alias ? uses_[id][0] : 1;
     }
   }
@@ -72,7 +67,7 @@ class Emitter {
       places_[id] = {Place{}};  // resolved at the use: the kernel chooses the layout
     } else if (node.op->tier == Tier::kStructural) {
       places_[id] = {place_input(node)};
-    } else if (is_alias(node) && !weight(node.inputs[0])) {
+    } else if (is_alias(fn_, node)) {
       Place p = at(node.inputs[0]);  // same bytes, other extents
       p.arg.dims = extents(node.outputs[0].tensor);
       places_[id] = {p};
@@ -102,8 +97,11 @@ class Emitter {
 
   void place_call(NodeId id) {
     const Node& node = fn_.node(id);
-    const KernelDesc& kernel = chooser_.kernel(index_, node);
+    const KernelChooser::Choice& choice = chooser_.choice(index_, node);
+    const KernelDesc& kernel = *choice.kernel;
     KernelCall call;
+    call.scratch = choice.scratch;
+    set_.scratch_bytes = std::max(set_.scratch_bytes, call.scratch);
     call.kernel = intern(set_.kernels, kernel.name, [&] {
       return KernelEntry{kernel.name, kernel.abi, kernel.numeric_class};
     });

@@ -1,6 +1,7 @@
 // Validates chat messages and converts them to the form that templates expect.
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "base/json.h"
 #include "serve/openai/api_error.h"
@@ -11,7 +12,7 @@ namespace {
 
 constexpr std::array<std::string_view, 6> kRoles = {"system",    "developer", "user",
                                                     "assistant", "tool",      "function"};
-constexpr size_t kMaxMessages = 16384;
+constexpr size_t kMaxMessages = 16384, kMaxTemplate = 1 << 18;
 
 std::string read_part(const Value& part, const std::string& param) {
   if (part.is_string()) return part.as_string();
@@ -155,6 +156,20 @@ std::string render_template(const ChatTemplate& chat, const Value& context) {
   }
 }
 
+std::optional<ChatTemplate> read_template(Fields& fields, std::string& source) {
+  auto text = fields.string("chat_template");
+  if (!text || text->empty()) return std::nullopt;
+  if (text->size() > kMaxTemplate)
+    bad_request("chat_template", "string_above_max_length",
+                "Invalid 'chat_template': longer than {} bytes.", kMaxTemplate);
+  source = *text;
+  try {
+    return ChatTemplate::parse(std::move(*text));
+  } catch (const Error& e) {
+    bad_request("chat_template", "invalid_value", "Invalid 'chat_template': {}", e.what());
+  }
+}
+
 // Tools that the template does not print would be ignored silently.
 void check_tools_shown(const ChatTemplate& chat, const Value& context, const ServedModel& model) {
   Value without = context;
@@ -223,6 +238,11 @@ RenderedChat render_chat(Fields& fields, const ServedModel& model) {
   auto piece = [&](int32_t id) { return id < 0 ? Value("") : Value(tokenizer.piece(id)); };
   context.set("bos_token", piece(tokenizer.bos_id()));
   context.set("eos_token", piece(tokenizer.eos_id()));
+  // Templates that know the effort print it; "none" switches thoughts off in those that can.
+  if (auto effort = fields.string("reasoning_effort")) {
+    context.set("reasoning_effort", *effort);
+    if (*effort == "none") context.set("enable_thinking", false);
+  }
   if (const Value* extra = fields.find("chat_template_kwargs")) {
     if (!extra->is_object()) wrong_type("chat_template_kwargs", "an object", *extra);
     if (extra->size() > 64)
@@ -233,7 +253,8 @@ RenderedChat render_chat(Fields& fields, const ServedModel& model) {
   }
   RenderedChat out;
   out.guard = guard_chat(context, tokenizer);
-  const ChatTemplate& chat = *(for_tools ? model.tool_template : model.chat_template);
+  const auto own = read_template(fields, out.own_template);
+  const ChatTemplate& chat = own ? *own : *(for_tools ? model.tool_template : model.chat_template);
   if (tools != nullptr && tools->size() > 0) check_tools_shown(chat, context, model);
   out.text = goes_on ? render_up_to_last(chat, std::move(context)) : render_template(chat, context);
   return out;

@@ -158,7 +158,7 @@ void read_newer_samplers(Fields& fields, const ServedModel& model, SampleSpec& s
 void read_sampling(Fields& fields, const ServedModel& model, uint64_t fallback_seed,
                    SampleSpec& sample) {
   sample = model.defaults;
-  for (const SampleParam& p : sample_params()) {
+  for (const SampleSetting& p : sample_params()) {
     if (p.integer) {
       if (auto value =
               fields.integer(p.name, static_cast<int64_t>(p.low), static_cast<int64_t>(p.high)))
@@ -236,6 +236,7 @@ GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t 
   params.skip_special = fields.boolean("skip_special_tokens").value_or(true);
   params.return_token_ids = fields.boolean("return_token_ids").value_or(false);
   params.spell_ids = fields.boolean("return_tokens_as_token_ids").value_or(false);
+  params.timings = fields.boolean("timings_per_token").value_or(false);
   params.priority = static_cast<int>(fields.integer("priority", INT32_MIN, INT32_MAX).value_or(0));
   params.cache_salt = fields.string("cache_salt").value_or("");
   if (count_characters(params.cache_salt) > kMaxText)

@@ -152,9 +152,12 @@ std::shared_ptr<const grammar::Grammar> forced_call(const Value& body, const Ser
     name = choice->at("function").at("name").as_string();
   else if (choice->as_string() != "required")
     return nullptr;
-  bool hermes = model.tool_style == ToolStyle::kHermes;
-  if (model.tool_style == ToolStyle::kNone)
+  if (model.tool_format == nullptr)
     unsupported("tool_choice", "The model's format of tool calls is not known.");
+  bool hermes = model.tool_format->name == "hermes";
+  if (!hermes && model.tool_format->name != "llama3")
+    unsupported("tool_choice", fmt::format("A call cannot be forced in the model's format, {}.",
+                                           model.tool_format->name));
   const char* key = hermes ? "arguments" : "parameters";
   Value calls = Value::array();
   for (const Value& tool : tools->as_array()) {
@@ -197,7 +200,7 @@ void prepare_structured(GenerationParams& params, const ServedModel& model) {
 }
 
 std::shared_ptr<TokenMask> mask_of(const GenerationParams& params, const ServedModel& model,
-                                   ReasoningSplit::Start reasoning) {
+                                   ThoughtStart thoughts) {
   if (params.grammar == nullptr) return nullptr;
   GrammarMaskOptions options;
   options.grammar = params.grammar;
@@ -205,9 +208,9 @@ std::shared_ptr<TokenMask> mask_of(const GenerationParams& params, const ServedM
   options.end_ids = grammar_end_ids(*model.tokenizer, params.own_stop_ids);
   options.choices = params.n;
   options.min_tokens = params.grammar_min_tokens;
-  options.thinking = reasoning == ReasoningSplit::Start::kInside  ? Thinking::kOpen
-                     : reasoning == ReasoningSplit::Start::kMaybe ? Thinking::kMaybe
-                                                                  : Thinking::kNone;
+  options.thinking = thoughts == ThoughtStart::kInside  ? Thinking::kOpen
+                     : thoughts == ThoughtStart::kMaybe ? Thinking::kMaybe
+                                                        : Thinking::kNone;
   return std::make_shared<GrammarMask>(std::move(options));
 }
 

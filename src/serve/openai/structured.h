@@ -7,8 +7,8 @@
 
 #include "engine/client.h"
 #include "serve/openai/fields.h"
-#include "serve/openai/reasoning.h"
 #include "serve/served_model.h"
+#include "text/output/parser.h"
 
 namespace tokamak::openai {
 
@@ -23,6 +23,6 @@ std::shared_ptr<const grammar::Grammar> forced_call(const Value& body, const Ser
 void prepare_structured(GenerationParams& params, const ServedModel& model);
 // The mask of one request; nullptr if params.grammar is.
 std::shared_ptr<TokenMask> mask_of(const GenerationParams& params, const ServedModel& model,
-                                   ReasoningSplit::Start reasoning);
+                                   ThoughtStart thoughts);
 
 }  // namespace tokamak::openai
