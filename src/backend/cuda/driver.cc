@@ -108,6 +108,8 @@ void use_driver(const DriverCalls* calls) {
   if (calls) replaced = &started(*calls);
 }
 
+bool driver_is_replaced() { return replaced != nullptr; }
+
 std::string driver_text() {
   int version = 0;
   check(driver().driver_version(&version), "asking for the driver's version");

@@ -67,6 +67,7 @@ struct DriverCalls {
 const DriverCalls& driver();
 // Tests: replaces the driver of this machine, which then is not loaded; nullptr: back to it.
 void use_driver(const DriverCalls* calls);
+bool driver_is_replaced();
 // Throws when a call of the driver failed. `what` says what was tried.
 void check(int result, std::string_view what);
 
