@@ -25,10 +25,10 @@ std::string model_path(const std::string& name) {
 
 constexpr const char* kStorage = "bf16,residual=f32";
 
-int64_t stream_launches() {
+int64_t emulated_launches(std::string_view kernel) {
   const auto& launches = cuda::fake_driver().launches;
   return std::count_if(launches.begin(), launches.end(),
-                       [](const auto& l) { return l.kernel == "decode_stream"; });
+                       [kernel](const auto& l) { return l.kernel == kernel; });
 }
 
 class CudaStream : public testing::TestWithParam<const char*> {
@@ -64,12 +64,14 @@ TEST_P(CudaStream, LogitsAreThoseOfTheReferenceInEveryBatch) {
     return ids;
   };
   const int sequences = on_gpu() ? 8 : 3;
+  const int64_t layers_before = emulated_launches("op_rotate_append");
   std::vector<float> got;
   std::vector<double> want;
   auto add = [](const std::vector<std::vector<float>>& rows, auto& to) {
     for (const auto& row : rows) to.insert(to.end(), row.begin(), row.end());
   };
   for (int s = 0; s < sequences; ++s) {
+    if (s > 0) cuda.edit = sample;  // rows that choose no token run op by op
     add(cuda.all_logits(s, prompt(s), 64), got);
     add(ref.all_logits(s, prompt(s), 64), want);
   }
@@ -78,7 +80,7 @@ TEST_P(CudaStream, LogitsAreThoseOfTheReferenceInEveryBatch) {
   got.clear();
   want.clear();
   cuda.edit = ref.edit = sample;
-  const int64_t before = stream_launches();
+  const int64_t before = emulated_launches("decode_stream");
   int64_t steps = 0;
   // The number of sequences goes up and down, and so does which of them take part.
   for (int batch : {1, 2, sequences, 1, sequences - 1, sequences})
@@ -90,7 +92,9 @@ TEST_P(CudaStream, LogitsAreThoseOfTheReferenceInEveryBatch) {
       add(ref.decode(parts), want);
     }
   if (!on_gpu()) {
-    EXPECT_EQ(stream_launches() - before, steps);
+    EXPECT_EQ(emulated_launches("decode_stream") - before, steps);
+    const bool bf16 = std::string_view(GetParam()).ends_with("bf16");
+    EXPECT_EQ(emulated_launches("op_rotate_append") > layers_before, bf16);
   }
   const double error = nmse(got, want);
   std::printf("nmse %s: %.2e\n", GetParam(), error);

@@ -37,6 +37,7 @@ class DecoderFinder {
     out_.final_norm = norm_weight(*norm);
     out_.shape.hidden = extent(out_.head, 1);
     const KernelCall* residual = producer(*norm, 0);
+    if (residual->op == "gather") residual = producer(*residual, 0);  // the rows with outputs
     while (residual->op == "add") residual = read_layer(*residual);
     require(*residual, "embed");
     out_.embedding = weight(residual->in[1]);

@@ -37,10 +37,11 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
     sampler_.emplace(plans_.vocab, options.max_rows,
                      [this](const SampleTable& table, SampleTokens& out) { choose(table, out); });
   }
-  decoder_ =
-      StreamDecoder::make(device_, plans_, weights_, kv_, kernels_, stream_, options.max_rows);
   for (const SymbolDecl& s : plans_.symbols) symbols_.push_back(s.name);
   for (const Plan& plan : plans_.plans) prepared_.push_back(prepare(plan));
+  make_layers();
+  decoder_ =
+      StreamDecoder::make(device_, plans_, weights_, kv_, kernels_, stream_, options.max_rows);
   input_at_.resize(plans_.inputs.size());
   view_.views.resize(plans_.groups.size());
   ledger_.weights = weights_.bytes();
@@ -49,6 +50,7 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
   ledger_.scratch = scratch_.bytes();
   if (sampler_) ledger_.other = sampler_->bytes() + TokenChooser::bytes(plans_.vocab);
   if (blas_) ledger_.other += blas_->bytes();
+  if (layers_) ledger_.scratch += layers_->bytes();
   if (decoder_) ledger_.other += decoder_->bytes();
   check(driver().stream_wait(nullptr), "clearing memory");
 }

@@ -14,6 +14,7 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/kv_pool.h"
 #include "backend/cuda/launch.h"
+#include "backend/cuda/layer_launches.h"
 #include "backend/cuda/stream_decoder.h"
 
 namespace tokamak::cuda {
@@ -64,6 +65,7 @@ class CudaExecutable final : public Executable {
     std::vector<Call> calls;
     std::vector<Argument> outputs;
     std::vector<uint32_t> inputs, groups;  // that its calls read
+    bool layered = false;                  // layers_ may run it
     std::map<std::vector<int64_t>, std::unique_ptr<Shaped>> shapes;
   };
   // Values that leave the device, in pinned memory.
@@ -103,7 +105,10 @@ class CudaExecutable final : public Executable {
   void take_tokens();
   void fetch_logits();
   void choose(const SampleTable& table, SampleTokens& out);
-  Shaped& shape(Prepared& p);
+  Shaped& shape(Prepared& p, uint32_t plan);
+  bool takes_layers(const Prepared& p) const;
+  bool emit_layers(const Prepared& p, uint32_t plan, LaunchList& list) const;
+  void make_layers();
   void launch(Prepared& p, uint32_t plan);
   void fetch(const Prepared& p, uint32_t plan);
   void keep_phase(uint32_t plan);
@@ -121,6 +126,7 @@ class CudaExecutable final : public Executable {
   StepBinder binder_;
   std::optional<TokenChooser> host_chooser_;
   std::optional<Sampler> sampler_;          // absent when the model has no vocabulary
+  std::unique_ptr<LayerLaunches> layers_;   // absent where the model is no plain decoder
   std::unique_ptr<StreamDecoder> decoder_;  // absent where the persistent kernel does not fit
   std::vector<std::string> symbols_;
   Buffer arena_, scratch_, inputs_;

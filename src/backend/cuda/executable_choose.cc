@@ -33,6 +33,52 @@ void CudaExecutable::choose_path(uint32_t plan) {
     launched_.chooser = Chooser::kSampleRows;
 }
 
+// The functions "step" and "decode" of one decoder. Calls that are profiled run one by one.
+void CudaExecutable::make_layers() {
+  if (profile_) return;
+  int64_t rows = 0;
+  for (size_t i = 0; i < plans_.plans.size(); ++i) {
+    const Plan& plan = plans_.plans[i];
+    if (plan.function != "step" && plan.function != "decode") continue;
+    prepared_[i].layered = true;
+    for (const GuardRange& g : plan.guard)
+      if (g.symbol == "T" || g.symbol == "B") rows = std::max(rows, g.hi);
+  }
+  auto step = std::find_if(plans_.plans.begin(), plans_.plans.end(),
+                           [](const Plan& p) { return p.function == "step"; });
+  if (step == plans_.plans.end()) return;
+  layers_ = LayerLaunches::make(plans_, *step, weights_, kv_,
+                                {blas_.get(), &stream_, hopper_blocks_}, rows);
+}
+
+bool CudaExecutable::takes_layers(const Prepared& p) const {
+  const StepInputs& in = binder_.inputs();
+  const std::vector<SampleRow>& samples = binder_.phase().samples;
+  return layers_ && p.layered && view_.causal && !in.ids.empty() && !in.out_rows.empty() &&
+         in.mask.empty() && &in == &binder_.phase() &&
+         std::none_of(samples.begin(), samples.end(), is_hidden);
+}
+
+bool CudaExecutable::emit_layers(const Prepared& p, uint32_t plan, LaunchList& list) const {
+  const StepInputs& in = binder_.inputs();
+  LayerLaunches::Step step;
+  step.tokens = in.tokens();
+  step.sequences = in.sequences();
+  step.outputs = std::ssize(in.out_rows);
+  step.logits = logits_of(p, plan);
+  for (uint32_t i : p.inputs)
+    for (auto [name, to] :
+         {std::pair{"ids", &step.ids}, std::pair{"pos", &step.pos}, std::pair{"seq", &step.seq},
+          std::pair{"slot", &step.slot}, std::pair{"q_start", &step.q_start},
+          std::pair{"kv_len", &step.kv_len}, std::pair{"out_rows", &step.out_rows}})
+      if (plans_.inputs[i].name == name) *to = input_at_[i];
+  if (!step.ids || !step.pos || !step.seq || !step.slot || !step.q_start || !step.kv_len ||
+      !step.logits || (!step.out_rows && step.outputs != step.tokens))
+    return false;
+  layers_->emit(step, view_, {scratch_.address(), scratch_.bytes()}, list);
+  return true;
+}
+
 // States of the persistent kernel, parameters and tokens of sample_rows.
 size_t CudaExecutable::extra_bytes() const {
   const size_t rows = binder_.phase().samples.size();

@@ -151,18 +151,21 @@ Tensor CudaExecutable::tensor_of(const Argument& argument, std::span<const int64
   return t;
 }
 
-CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p) {
+CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p, uint32_t plan) {
   std::span<const int64_t> symbols = binder_.symbols();
   key_.assign(symbols.begin(), symbols.end());
   for (uint32_t g : p.groups) key_.push_back(view_.views[g].stride);
   key_.push_back(view_.segments);
   key_.push_back(view_.causal);
+  key_.push_back(takes_layers(p));
   if (auto it = p.shapes.find(key_); it != p.shapes.end()) return *it->second;
   if (p.shapes.size() >= kMaxShapes)
     p.shapes.erase(std::min_element(
         p.shapes.begin(), p.shapes.end(),
         [](const auto& a, const auto& b) { return a.second->last_run < b.second->last_run; }));
   auto made = std::make_unique<Shaped>(kernels_);
+  if (key_.back() && emit_layers(p, plan, made->launches))
+    return *(p.shapes[key_] = std::move(made));
   for (const Call& c : p.calls) {
     CallSite site{*c.call,
                   {},
@@ -180,7 +183,7 @@ CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p) {
 }
 
 void CudaExecutable::launch(Prepared& p, uint32_t plan) {
-  Shaped& s = shape(p);
+  Shaped& s = shape(p, plan);
   s.last_run = ++runs_;
   ++s.runs;
   if (profile_ && profile_->on) {

@@ -8,9 +8,9 @@
 namespace tokamak::cuda {
 namespace {
 
-constexpr const char* kOpImages[] = {"op_element",    "op_rows",   "op_linear",
-                                     "op_linear_mma", "op_attend", "op_flash",
-                                     "op_pack",       "sample",    "decode_attention"};
+constexpr const char* kOpImages[] = {"op_element", "op_rows",         "op_linear", "op_linear_mma",
+                                     "op_attend",  "op_flash",        "op_layer",  "op_pack",
+                                     "sample",     "decode_attention"};
 
 }  // namespace
 

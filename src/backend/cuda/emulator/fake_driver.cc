@@ -387,7 +387,7 @@ void reinstall_fake_driver() {
       {"op_element", kNothing, kNothing + 1},       {"op_rows", kNothing, kNothing + 1},
       {"op_linear", kNothing, kNothing + 1},        {"op_linear_mma", kNothing, kNothing + 1},
       {"op_attend", kNothing, kNothing + 1},        {"op_flash", kNothing, kNothing + 1},
-      {"op_pack", kNothing, kNothing + 1},          {"sample", kNothing, kNothing + 1},
+      {"op_layer", kNothing, kNothing + 1}, {"op_pack", kNothing, kNothing + 1},          {"sample", kNothing, kNothing + 1},
       {"decode_attention", kNothing, kNothing + 1}, {"decode_stream", kNothing, kNothing + 1}};
   use_images(kImages);
   use_driver(&kCalls);
