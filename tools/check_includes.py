@@ -71,7 +71,7 @@ NAMES = {
     "span": "as_bytes span",
     "sstream": "istringstream ostringstream",
     "stdexcept": "logic_error runtime_error",
-    "string": "stoi stoll stoul stoull string to_string u32string",
+    "string": "stof stoi stoll stoul stoull string to_string u32string",
     "string iostream sstream fstream": "getline",
     "string_view string": "string_view u32string_view",
     "system_error charconv filesystem": "errc error_code",

@@ -140,8 +140,7 @@ std::vector<GuardRange> function_guard(const Function& function) {
 namespace {
 
 void spread_values(PlanSet& set, Plan& plan) {
-  std::vector<SymbolDecl> bounds;
-  for (const GuardRange& g : plan.guard) bounds.push_back({g.symbol, g.lo, g.hi, g.multiple});
+  std::vector<SymbolDecl> bounds = symbol_bounds(set, plan);
   std::map<uint32_t, uint64_t> offsets;  // by value
   uint64_t end = 0;
   auto place = [&](CallArg& arg) {

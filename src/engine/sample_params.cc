@@ -8,7 +8,7 @@
 namespace tokamak {
 namespace {
 
-constexpr SampleParam kSampleParams[] = {
+constexpr SampleSetting kSampleSettings[] = {
     {"temperature", 0, 2, &SampleSpec::temperature},
     {"top_k", -1, INT32_MAX, nullptr, &SampleSpec::top_k},
     {"top_p", 0, 1, &SampleSpec::top_p},
@@ -27,7 +27,7 @@ constexpr SampleParam kSampleParams[] = {
 };
 
 // 0 means greedy in a request; in a model's file it is taken for a mistake.
-bool is_zero_mass(const SampleParam& p, double value) {
+bool is_zero_mass(const SampleSetting& p, double value) {
   return value == 0 && (p.name == "top_p" || p.name == "typical_p");
 }
 
@@ -37,7 +37,7 @@ using DefaultNames = std::span<const std::pair<std::string_view, std::string_vie
 SampleSpec read_defaults(const Value& file, DefaultNames names) {
   SampleSpec spec;
   for (const auto& [name, param] : names) {
-    const SampleParam& p = sample_param(param);
+    const SampleSetting& p = sample_param(param);
     const Value* value = file.find(name);
     if (value == nullptr || !(p.integer ? value->is_int() : value->is_number())) continue;
     double number = value->as_double();
@@ -50,17 +50,17 @@ SampleSpec read_defaults(const Value& file, DefaultNames names) {
 
 }  // namespace
 
-std::span<const SampleParam> sample_params() { return kSampleParams; }
+std::span<const SampleSetting> sample_params() { return kSampleSettings; }
 
-const SampleParam& sample_param(std::string_view name) {
-  const auto* p = std::find_if(std::begin(kSampleParams), std::end(kSampleParams),
-                               [&](const SampleParam& x) { return x.name == name; });
-  TK_CHECK(p != std::end(kSampleParams), "sampling parameter {}", name);
+const SampleSetting& sample_param(std::string_view name) {
+  const auto* p = std::find_if(std::begin(kSampleSettings), std::end(kSampleSettings),
+                               [&](const SampleSetting& x) { return x.name == name; });
+  TK_CHECK(p != std::end(kSampleSettings), "sampling parameter {}", name);
   return *p;
 }
 
 void set_sample_param(SampleSpec& spec, std::string_view name, double value) {
-  const SampleParam& p = sample_param(name);
+  const SampleSetting& p = sample_param(name);
   if (!(value >= p.low && value <= p.high))
     fail(ErrorCode::kInvalidArgument, "{} is {}, but must be from {} to {}", name, value, p.low,
          p.high);

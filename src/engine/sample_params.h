@@ -10,14 +10,14 @@
 
 namespace tokamak {
 
-struct SampleParam {
+struct SampleSetting {
   std::string_view name;                // as OpenAI, vLLM and llama.cpp spell it
   double low, high;                     // both allowed
   float SampleSpec::*number = nullptr;  // where the value is stored: one of the two is set
   int32_t SampleSpec::*integer = nullptr;
 };
-std::span<const SampleParam> sample_params();
-const SampleParam& sample_param(std::string_view name);  // the name must be in the table
+std::span<const SampleSetting> sample_params();
+const SampleSetting& sample_param(std::string_view name);  // the name must be in the table
 
 // Sets one value. Throws Error(kInvalidArgument) naming the parameter and its range.
 void set_sample_param(SampleSpec& spec, std::string_view name, double value);

@@ -11,7 +11,7 @@ namespace tokamak {
 namespace {
 
 TEST(SampleParams, RangesHoldAtTheirEnds) {
-  for (const SampleParam& p : sample_params()) {
+  for (const SampleSetting& p : sample_params()) {
     SampleSpec spec;
     EXPECT_NO_THROW(set_sample_param(spec, p.name, p.low)) << p.name;
     EXPECT_NO_THROW(set_sample_param(spec, p.name, p.high)) << p.name;

@@ -22,7 +22,7 @@ struct BundleSection {
   Checksum sum;
 };
 
-constexpr uint32_t kBundleVersion = 1;
+constexpr uint32_t kBundleVersion = 2;
 constexpr uint64_t kBundlePage = 4096, kBundleAlignment = 64;
 
 bool is_bundle(const std::filesystem::path& path);  // begins like one; false when it cannot be read

@@ -73,8 +73,8 @@ void visit(A& a, Is<CallArg> auto& x) {
 }
 template <class A>
 void visit(A& a, Is<KernelCall> auto& x) {
-  auto& [kernel, op, attrs, region, code, in, out, label] = x;
-  a(kernel, op, attrs, region, code, in, out, label);
+  auto& [kernel, op, attrs, region, code, scratch, in, out, label] = x;
+  a(kernel, op, attrs, region, code, scratch, in, out, label);
 }
 template <class A>
 void visit(A& a, Is<Dim> auto& x) {
@@ -124,9 +124,9 @@ void visit(A& a, Is<Plan> auto& x) {
 template <class A>
 void visit(A& a, Is<PlanSet> auto& x) {
   auto& [version, model, backend, symbols, inputs, groups, states, weights, kernels, regions, code,
-         plans, arena_bytes, numerics_id, vocab, hidden, layers, context] = x;
+         plans, arena_bytes, scratch_bytes, numerics_id, vocab, hidden, layers, context] = x;
   a(version, model, backend, symbols, inputs, groups, states, weights, kernels, regions, code,
-    plans, arena_bytes, numerics_id, vocab, hidden, layers, context);
+    plans, arena_bytes, scratch_bytes, numerics_id, vocab, hidden, layers, context);
 }
 
 template <class E>

@@ -239,6 +239,9 @@ class PlanChecker {
     check_call_region(call);
     if (call.code < -1 || call.code >= static_cast<int64_t>(set_.code.size()))
       bad(call_where_, fmt::format("there is no code object {}", call.code));
+    if (call.scratch > set_.scratch_bytes)
+      bad(call_where_, fmt::format("it needs {} bytes of scratch, the plans reserve {}",
+                                   call.scratch, set_.scratch_bytes));
     for (size_t i = 0; i < call.out.size(); ++i) {
       const CallArg& out = call.out[i];
       if (out.kind == CallArg::Kind::kState) continue;

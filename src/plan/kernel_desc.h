@@ -99,6 +99,9 @@ struct KernelDesc {
   // Predicted seconds; null: roofline_cost.
   double (*cost)(const KernelDesc& kernel, const KernelWork& work,
                  const Machine& machine) = nullptr;
+  // Bytes that a call needs beside its operands while it runs, at the largest shape of its plan;
+  // null: none. Calls share them: an executable reserves PlanSet::scratch_bytes.
+  uint64_t (*scratch)(const KernelWork& work) = nullptr;
   // Types in which it can store results of ops that leave the choice (attribute "out").
   std::vector<DType> out_types = {DType::kF32};
 

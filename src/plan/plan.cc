@@ -117,6 +117,14 @@ std::string plan_name(const Plan& plan) {
   return out;
 }
 
+std::vector<SymbolDecl> symbol_bounds(const PlanSet& set, const Plan& plan) {
+  std::vector<SymbolDecl> out = set.symbols;
+  for (SymbolDecl& s : out)
+    for (const GuardRange& g : plan.guard)
+      if (g.symbol == s.name) s = {g.symbol, g.lo, g.hi, g.multiple};
+  return out;
+}
+
 bool has_function(const PlanSet& set, std::string_view function) {
   return std::any_of(set.plans.begin(), set.plans.end(),
                      [&](const Plan& plan) { return plan.function == function; });

@@ -77,11 +77,12 @@ struct CodeObject {
 };
 
 struct KernelCall {
-  uint32_t kernel = 0;  // of PlanSet::kernels: what runs it
-  std::string op = {};  // the graph op this call computes, or "region"
-  Value attrs = {};     // the op's attributes
-  int32_t region = -1;  // of PlanSet::regions: what a region computes; -1: a single op
-  int32_t code = -1;    // of PlanSet::code; -1: none
+  uint32_t kernel = 0;   // of PlanSet::kernels: what runs it
+  std::string op = {};   // the graph op this call computes, or "region"
+  Value attrs = {};      // the op's attributes
+  int32_t region = -1;   // of PlanSet::regions: what a region computes; -1: a single op
+  int32_t code = -1;     // of PlanSet::code; -1: none
+  uint64_t scratch = 0;  // bytes it needs beside its arguments while it runs
   std::vector<CallArg> in = {}, out = {};
   std::string label = {};  // the node's name, for dumps and profiles
 };
@@ -116,7 +117,7 @@ struct Plan {
 };
 
 struct PlanSet {
-  static constexpr int kVersion = 2;
+  static constexpr int kVersion = 3;
   int version = kVersion;
   std::string model;
   std::string backend;  // who can run it
@@ -130,7 +131,8 @@ struct PlanSet {
   std::vector<Region> regions;  // layers share them
   std::vector<CodeObject> code;
   std::vector<Plan> plans;
-  uint64_t arena_bytes = 0;  // maximum over the plans, except those of kSampleFunction
+  uint64_t arena_bytes = 0;    // maximum over the plans, except those of kSampleFunction
+  uint64_t scratch_bytes = 0;  // maximum over all calls, which run one after another
   std::string
       numerics_id;  // hash of the numeric classes and the ISA: part of every block's fingerprint
 
@@ -141,6 +143,8 @@ struct PlanSet {
 int64_t kv_bytes_per_token(const PlanSet& set, uint32_t group);  // all states of the group
 int64_t weight_bytes(const WeightEntry& weight);                 // in its dtype, before any packing
 
+// PlanSet::symbols with the ranges that a plan's guard leaves.
+std::vector<SymbolDecl> symbol_bounds(const PlanSet& set, const Plan& plan);
 bool has_function(const PlanSet& set, std::string_view function);  // a plan computes it
 // The most specific plan of `function` whose guard admits the values (order of PlanSet::symbols);
 // -1 if none. buckets = false: only plans that pad nothing.

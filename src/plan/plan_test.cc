@@ -186,6 +186,8 @@ const Broken kBrokenSets[] = {
     {"there is no region -2", [](PlanSet& s) { s.plans[0].calls[3].region = -2; }},
     {"it names no region", [](PlanSet& s) { s.plans[0].calls[3].region = -1; }},
     {"a single op with a region", [](PlanSet& s) { s.plans[0].calls[0].region = 0; }},
+    {"it needs 64 bytes of scratch, the plans reserve 0",
+     [](PlanSet& s) { s.plans[0].calls[3].scratch = 64; }},
     {"there is no code object 3", [](PlanSet& s) { s.plans[0].calls[3].code = 3; }},
     {"code 0: it names no target", [](PlanSet& s) { s.code[0].target = ""; }},
     {"code 0: it names no function", [](PlanSet& s) { s.code[0].entry = ""; }},
@@ -317,7 +319,7 @@ TEST(PlanText, ShowsTheCalls) {
   set.plans[0].arena_lower_bound = 800;
   set.plans[0].arena_method = "first-fit by size";
   const std::string text = plan_set_text(set);
-  for (const char* part : {"plans for tiny on ref, version 2", "symbol T in 1..64",
+  for (const char* part : {"plans for tiny on ref, version 3", "symbol T in 1..64",
                            "input ids : i32[T]", "group full window 0 block 16, 32 bytes per token",
                            "state kv.0 in full per_token {k: f16[2, 4], v: f16[2, 4]}",
                            "weight w : f32[8, 8] from w.file", "weight c : f32[2] = 2 values",

@@ -118,6 +118,7 @@ void print_plan(const PlanSet& set, const Plan& plan, std::string& out) {
     if (c.attrs.size() > 0) out += ' ' + dump_json(c.attrs);
     if (c.region >= 0) out += fmt::format(" region {}", c.region);
     if (c.code >= 0) out += fmt::format(" code {}", c.code);
+    if (c.scratch > 0) out += fmt::format(" scratch {}", c.scratch);
     out += fmt::format("  # {}{}{}\n", c.op, c.label.empty() ? "" : " ", c.label);
   }
   for (const PlanOutput& o : plan.outputs) {
@@ -139,9 +140,10 @@ std::string plan_set_text(const PlanSet& set) {
   std::string out = fmt::format("plans for {} on {}, version {}, numerics {}\n", set.model,
                                 set.backend, set.version, set.numerics_id);
   out += fmt::format(
-      "// {} plans, weights {}, arena {}; vocabulary {}, hidden {}, layers {}, context {}\n",
-      set.plans.size(), human(weights), human(set.arena_bytes), set.vocab, set.hidden, set.layers,
-      set.context);
+      "// {} plans, weights {}, arena {}, scratch {}; vocabulary {}, hidden {}, layers {}, context "
+      "{}\n",
+      set.plans.size(), human(weights), human(set.arena_bytes), human(set.scratch_bytes), set.vocab,
+      set.hidden, set.layers, set.context);
   print_tables(set, out);
   for (const Plan& p : set.plans) print_plan(set, p, out);
   return out;

@@ -10,6 +10,7 @@
 #include "backend/common/sampler.h"
 #include "backend/common/step_binding.h"
 #include "backend/common/weights.h"
+#include "base/error.h"
 #include "compile/fuse/report.h"
 #include "compile/open_model.h"
 #include "loop/evaluate.h"
@@ -25,6 +26,7 @@ double fused_cost(const KernelDesc&, const KernelWork& work, const Machine&) {
   return 1e-6 + 1e-6 * work.m;
 }
 double free_cost(const KernelDesc&, const KernelWork&, const Machine&) { return 0; }
+uint64_t inside_bytes(const KernelWork& work) { return static_cast<uint64_t>(work.inside_bytes); }
 double op_cost(const KernelDesc&, const KernelWork&, const Machine&) { return 3e-6; }
 
 class ToyExecutable final : public Executable {
@@ -49,6 +51,7 @@ class ToyExecutable final : public Executable {
       }
     }
     arena_.resize(plans_.arena_bytes / sizeof(float) + 1);
+    scratch_.resize(plans_.scratch_bytes / sizeof(float));
   }
 
   Ticket submit(const StepInputs& step) override {
@@ -130,7 +133,7 @@ class ToyExecutable final : public Executable {
     for (size_t i = 0; i < call.in.size(); ++i) value[i] = operand(call.in[i]);
     for (size_t r = 0; r < region.results.size(); ++r)
       value[region.results[r]] = operand(call.out[r]);
-    std::deque<std::vector<float>> inside;
+    size_t used = 0;  // of the scratch that the plan reserves for this call
     for (const RegionPiece& piece : region.pieces) {
       if (piece.is_anchor()) {
         multiply(value[piece.in[0]].tensor, value[piece.in[1]].tensor,
@@ -146,7 +149,9 @@ class ToyExecutable final : public Executable {
           std::vector<int64_t>& dims = dims_.emplace_back();
           for (const Dim& d : region.values[v].tensor.dims) dims.push_back(d.extent.eval(values_));
           t.dims = dims;
-          t.f = inside.emplace_back(static_cast<size_t>(t.elements())).data();
+          t.f = scratch_.data() + used;
+          used += static_cast<size_t>(t.elements());
+          TK_CHECK(used * sizeof(float) <= call.scratch);
         }
         out.push_back(t);
       }
@@ -170,7 +175,7 @@ class ToyExecutable final : public Executable {
   std::map<std::string, int64_t, std::less<>> values_;
   std::vector<std::vector<float>> weights_;
   std::vector<State> states_;
-  std::vector<float> arena_;
+  std::vector<float> arena_, scratch_;
   std::deque<std::vector<int64_t>> dims_;  // of the operands of the current call
   StepResult result_;
   MemoryLedger ledger_;
@@ -198,7 +203,8 @@ class ToyBackend final : public Backend {
                                        .pattern = "[rms_norm] -> linear(f32, weight *, weight *)+",
                                        .weight_layout = "",
                                        .numeric_class = "",
-                                       .cost = fused_cost},
+                                       .cost = fused_cost,
+                                       .scratch = inside_bytes},
                                       // Of a newer model: this device cannot run it.
                                       {.name = "toy.norm_linears_2",
                                        .pattern = "[rms_norm] -> linear(f32, weight *, weight *)+",

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 
+#include "backend/cpu/cost.h"
 #include "backend/cpu/exec.h"
 #include "base/error.h"
 #include "ops/attend.h"
@@ -18,8 +19,7 @@ namespace tokamak::cpu {
 namespace {
 
 constexpr int64_t kTileSlots = 64, kSegmentSlots = 256;
-constexpr int64_t kSharedBytes = 2 << 20;  // sums of segments that several threads compute
-constexpr int64_t kColumns = 32;           // per work item (more when one row alone has more heads)
+constexpr int64_t kColumns = 32;  // per work item (more when one row alone has more heads)
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 enum Input : int { kQuery, kState, kView, kPos, kSeq, kSlot, kQStart, kKvLen, kMask };
@@ -68,7 +68,7 @@ class Attend final : public Op {
     return floats * 4 + 10 * 64;
   }
 
-  int64_t shared_bytes() const override { return kSharedBytes; }
+  int64_t shared_bytes() const override { return kSegmentSumBytes; }
 
   int stages(const Tensor* in, const Tensor*, const StepContext& c) const override {
     return split_of(in, c) == Split::kSegments ? 2 : 1;
@@ -107,7 +107,7 @@ class Attend final : public Op {
         list.cells(*kv_, 0, rows, 0, kv_->heads(), false);
       }
       if (split == Split::kSegments)
-        list.memory(c.shared_scratch, kSharedBytes, c.stage == 0, true);
+        list.memory(c.shared_scratch, kSegmentSumBytes, c.stage == 0, true);
       list.memory(out[0].data, out[0].elements() * 4, true, true);
     }
     for (int i = kPos; i <= (has_mask_ ? kMask : kKvLen); ++i) list.read(in[i]);
@@ -156,7 +156,7 @@ class Attend final : public Op {
     int64_t items = 0, segments = segments_of(in);
     for (int64_t b = 0; b < in[kKvLen].elements(); ++b)
       items += tiles(in[kQStart].i32(), b) * kv_heads_;
-    return segments > 1 && items * segments * part_floats(in) * 4 <= kSharedBytes;
+    return segments > 1 && items * segments * part_floats(in) * 4 <= kSegmentSumBytes;
   }
 
   template <class Body>

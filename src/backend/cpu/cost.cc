@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "backend/cpu/linear_kernel.h"
+
 namespace tokamak::cpu {
 namespace {
 
@@ -74,6 +76,15 @@ double linears_cost(const KernelDesc&, const KernelWork& work, const Machine& m)
   return seconds + spread(after, parallel, m) + traffic(work, true, m);
 }
 
+uint64_t linears_scratch(const KernelWork& work) {
+  for (const OpWork& op : work.ops)
+    if (op.part == OpWork::Part::kAnchor && op.rows > 0) {
+      auto rows = static_cast<int64_t>(op.rows), k = static_cast<int64_t>(op.in_elements) / rows;
+      return static_cast<uint64_t>((rows + kTile - 1) / kTile * tile_bytes_of(op.activations, k));
+    }
+  return 0;
+}
+
 double rows_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
   double ops = 0, touched = 0;
   for (const OpWork& op : work.ops) {
@@ -91,6 +102,8 @@ double loop_cost(const KernelDesc& kernel, const KernelWork& work, const Machine
   double steps = rows * static_cast<double>(work.ops.size() + work.in.size() + work.out.size());
   return rows_cost(kernel, work, m) + m.loop_seconds + steps * m.loop_step_seconds;
 }
+
+uint64_t attend_scratch(const KernelWork&) { return kSegmentSumBytes; }
 
 double attend_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
   double ops = 0;

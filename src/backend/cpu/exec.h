@@ -31,8 +31,8 @@ struct StepContext {
   const StepInputs* step = nullptr;
   std::span<const int64_t> symbols = {};  // values of the plan set's symbols
   uint8_t* scratch = nullptr;
-  int64_t scratch_bytes = 0;  // per thread
-  uint8_t* shared_scratch = nullptr;
+  int64_t scratch_bytes = 0;          // per thread
+  uint8_t* shared_scratch = nullptr;  // PlanSet::scratch_bytes
   uint8_t* thread_scratch() const { return scratch + thread * scratch_bytes; }
 
   // This thread's part of [0, items).
@@ -68,9 +68,10 @@ class Op {
   virtual void touch(const Tensor* in, const Tensor* out, const StepContext& context,
                      AccessList& list) const = 0;
   virtual int64_t scratch_bytes() const { return 0; }  // per thread
-  virtual int64_t shared_bytes() const { return 0; }   // scratch that all threads see
-  virtual uint64_t own_bytes() const { return 0; }     // held beside the scratch
-  virtual RopeUse* rope_use() { return nullptr; }      // of ops that rotate
+  // Scratch that all threads see: at most KernelCall::scratch.
+  virtual int64_t shared_bytes() const { return 0; }
+  virtual uint64_t own_bytes() const { return 0; }  // held beside the scratch
+  virtual RopeUse* rope_use() { return nullptr; }   // of ops that rotate
 };
 
 // What ops are prepared from.
@@ -84,7 +85,7 @@ struct OpSite {
   const KvStore& kv;
   int threads;
   std::string_view label;
-  std::span<const SymbolDecl> symbols = {};  // of the plan set
+  std::span<const SymbolDecl> symbols = {};  // of the plan set, with the plan's ranges
   const Region* region = nullptr;            // what a region computes; lives as long as the op
 };
 

@@ -60,16 +60,15 @@ CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
       context_{kernels, kv_, pool_->size()} {
   prepared_.resize(plans_.plans.size());
   for (size_t i = 0; i < prepared_.size(); ++i) prepare(plans_.plans[i], prepared_[i]);
-  int64_t scratch = 64, shared = 0;
+  int64_t scratch = 64;
   for (const Prepared& p : prepared_)
     for (const Call& c : p.calls) {
       scratch = std::max(scratch, c.op->scratch_bytes());
-      shared = std::max(shared, c.op->shared_bytes());
       ledger_.scratch += c.op->own_bytes();
     }
   scratch = (scratch + 4095) / 4096 * 4096 +
             64;  // not a multiple of a page: threads would share cache sets
-  scratch_ = Buffer(static_cast<uint64_t>(scratch * pool_->size() + shared));
+  scratch_ = Buffer(static_cast<uint64_t>(scratch * pool_->size()) + plans_.scratch_bytes);
   context_.shared_scratch = scratch_.data() + scratch * pool_->size();
   context_.scratch = scratch_.data();
   context_.scratch_bytes = scratch;
@@ -102,6 +101,7 @@ void CpuExecutable::make_audit() {
 }
 
 Tensor CpuExecutable::resolve(const CallArg& arg, const Buffer& arena,
+                              const std::vector<SymbolDecl>& symbols,
                               const std::vector<std::string>& order,
                               std::vector<CompiledExpr>& dims, bool& symbolic) const {
   Tensor t;
@@ -115,7 +115,7 @@ Tensor CpuExecutable::resolve(const CallArg& arg, const Buffer& arena,
   for (int i = 0; i < t.rank; ++i) {
     const SymExpr& e = arg.dims[static_cast<size_t>(i)];
     symbolic = symbolic || !e.is_constant();
-    t.dims[i] = e.upper(plans_.symbols);
+    t.dims[i] = e.upper(symbols);
     dims.emplace_back(e, order);
   }
   if (arg.kind == CallArg::Kind::kWeight) {
@@ -131,8 +131,9 @@ Tensor CpuExecutable::resolve(const CallArg& arg, const Buffer& arena,
 }
 
 void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
+  std::vector<SymbolDecl> symbols = symbol_bounds(plans_, plan);
   std::vector<std::string> order;
-  for (const SymbolDecl& s : plans_.symbols) order.push_back(s.name);
+  for (const SymbolDecl& s : symbols) order.push_back(s.name);
   const Buffer& arena = plan.function == kSampleFunction ? sample_arena_ : arena_;
   for (const KernelCall& call : plan.calls) {
     Call& c = out.calls.emplace_back();
@@ -141,7 +142,7 @@ void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
       for (uint32_t i = 0; i < args.size(); ++i) {
         Extents e{index, i, output, {}};
         bool symbolic = false;
-        tensors.push_back(resolve(args[i], arena, order, e.dims, symbolic));
+        tensors.push_back(resolve(args[i], arena, symbols, order, e.dims, symbolic));
         if (symbolic) out.extents.push_back(std::move(e));
         if (args[i].kind != CallArg::Kind::kInput) continue;
         out.inputs.push_back({index, i, args[i].index});
@@ -155,7 +156,10 @@ void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
         call.region < 0 ? nullptr : &plans_.regions.at(static_cast<size_t>(call.region));
     c.op = make_op(planned_kernel(plans_.kernels.at(call.kernel)),
                    {nullptr, call.op, call.attrs, c.in, c.out, kernels_, kv_, pool_->size(),
-                    call.label, plans_.symbols, region});
+                    call.label, symbols, region});
+    if (static_cast<uint64_t>(c.op->shared_bytes()) > call.scratch)
+      fail(ErrorCode::kCorrupt, "{}: the plan reserves {} bytes of scratch; {} needs {}",
+           call.label, call.scratch, plans_.kernels[call.kernel].name, c.op->shared_bytes());
     c.in.resize(std::max(c.in.size(), kMinInputs));
   }
   for (uint32_t i = 0; i < out.calls.size(); ++i) out.order.push_back(i);
@@ -169,7 +173,7 @@ void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
     if (o.name == "hidden") out.hidden = static_cast<int>(out.outputs.size());
     bool symbolic = false;
     out.output_dims.emplace_back();
-    out.outputs.push_back(resolve(o.arg, arena, order, out.output_dims.back(), symbolic));
+    out.outputs.push_back(resolve(o.arg, arena, symbols, order, out.output_dims.back(), symbolic));
   }
 }
 

@@ -66,8 +66,9 @@ class CpuExecutable final : public Executable {
   };
 
   void prepare(const Plan& plan, Prepared& out);
-  Tensor resolve(const CallArg& arg, const Buffer& arena, const std::vector<std::string>& order,
-                 std::vector<CompiledExpr>& dims, bool& symbolic) const;
+  Tensor resolve(const CallArg& arg, const Buffer& arena, const std::vector<SymbolDecl>& symbols,
+                 const std::vector<std::string>& order, std::vector<CompiledExpr>& dims,
+                 bool& symbolic) const;
   void share_angles(Prepared& p) const;
   void make_scheduler(const Plan& plan, Prepared& p) const;
   void make_audit();

@@ -123,7 +123,8 @@ class KernelList {
          .weight_layout = "",
          .numeric_class = "scores f32 fma over d, online softmax over tiles of 64 slots, segments "
                           "of 256 merged in order",
-         .cost = attend_cost},
+         .cost = attend_cost,
+         .scratch = attend_scratch},
         make_attend);
   }
   // One kernel from logits to tokens; alone, the stages run as they are defined.
@@ -162,7 +163,8 @@ class KernelList {
                     element_wise + "quantize]",
          .weight_layout = kPanelLayout,
          .numeric_class = "",
-         .cost = linears_cost},
+         .cost = linears_cost,
+         .scratch = linears_scratch},
         make_linears_region, true);
     add({.name = "cpu.region.rope_append",
          .pattern =

@@ -20,7 +20,7 @@ class QuantLinear final : public LinearKernel {
     dot4_ = kernels.qdot4[f];
   }
   int64_t single_bytes() const override { return blocks_ * static_cast<int64_t>(sizeof(XBlock1)); }
-  int64_t tile_bytes() const override { return blocks_ * static_cast<int64_t>(sizeof(XBlock4)); }
+  int64_t tile_bytes() const override { return tile_bytes_of(DType::kQ8A, w_->k); }
   int64_t scratch_bytes() const override { return 0; }
 
   void pack_single(const KernelTable& k, const void* x, uint8_t* to) const override {
@@ -67,7 +67,7 @@ class FloatLinear final : public LinearKernel {
     part_ = std::max(step, kPanelPart / step * step);
   }
   int64_t single_bytes() const override { return 0; }
-  int64_t tile_bytes() const override { return w_->k * kTile * 4; }
+  int64_t tile_bytes() const override { return tile_bytes_of(DType::kF32, w_->k); }
   int64_t scratch_bytes() const override {
     return (part_ * kPanel + kMaxTiles * kTile * kPanel) * 4;
   }
@@ -138,6 +138,11 @@ class FloatLinear final : public LinearKernel {
 };
 
 }  // namespace
+
+int64_t tile_bytes_of(DType activations, int64_t k) {
+  if (activations == DType::kQ8A) return k / kQuantBlock * static_cast<int64_t>(sizeof(XBlock4));
+  return k * kTile * 4;
+}
 
 int64_t LinearKernel::row_bytes() const {
   return single_bytes() > 0 ? w_->k / kQuantBlock * kActivationBlock : w_->k * 4;

@@ -1,5 +1,6 @@
 #pragma once
 // A small decoder with random weights, written as a PlanSet by hand, for tests of the executable.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -33,6 +34,8 @@ inline PlanSet plans_for(const Backend& backend, PlanSet set) {
       for (const CallArg& arg : call.in) dtypes.push_back(arg.dtype);
       const KernelDesc* kernel = kernel_for(backend.kernels(), call.op, dtypes);
       TK_CHECK(kernel, "{}", call.op);
+      if (kernel->scratch) call.scratch = kernel->scratch({});
+      set.scratch_bytes = std::max(set.scratch_bytes, call.scratch);
       for (const CallArg& arg : call.in)
         if (arg.kind == CallArg::Kind::kWeight && arg.dims.size() >= 2)
           set.weights[arg.index].layout = kernel->weight_layout;

@@ -71,6 +71,7 @@ Value memory_value(const PlanSet& set, const Plan& plan) {
                        {"gap", gap},
                        {"method", plan.arena_method},
                        {"all_plans_peak", set.arena_bytes},
+                       {"scratch", set.scratch_bytes},
                        {"weights", weights},
                        {"values", arena_values(set, plan)}};
 }

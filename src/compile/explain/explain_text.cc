@@ -187,11 +187,12 @@ std::string memory_lines(const Value& r) {
   return fmt::format(
       "\nMEMORY  arena {} bytes in {} values; lower bound {}; gap {:.2f} %; placed "
       "by "
-      "{}\n        largest arena of all plans {}; weights {}\n",
+      "{}\n        largest arena of all plans {}; scratch {}; weights {}\n",
       m.at("peak").as_int(), m.at("values").size(), m.at("lower_bound").as_int(),
       num(m, "gap") * 100,
       m.at("method").as_string().empty() ? "an unknown method" : m.at("method").as_string(),
-      amount(num(m, "all_plans_peak"), "B"), amount(num(m, "weights"), "B"));
+      amount(num(m, "all_plans_peak"), "B"), amount(num(m, "scratch"), "B"),
+      amount(num(m, "weights"), "B"));
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ struct KernelChooser::Bucket {
     std::optional<std::vector<RegionMatch>> kernels;
   };
   mutable std::map<std::pair<std::string, std::vector<bool>>, Body> bodies;
-  std::map<const Node*, const KernelDesc*> chosen;
+  std::map<const Node*, Choice> chosen;
 
   const WorkMeter& body_meter(const Function& body, const std::vector<bool>& weights) const {
     auto& known = bodies[{body.name(), weights}];
@@ -193,7 +193,7 @@ KernelChooser::Options KernelChooser::options(const Site& s) const {
     KernelWork lo = s.meter->work(s.nodes, match.parts, s.in, s.out, 0),
                hi = s.meter->work(s.nodes, match.parts, s.in, s.out, 1);
     const KernelDesc& k = *match.kernel;
-    Option o{&k, kernel_cost(k, hi, machine_), {}};
+    Option o{&k, kernel_cost(k, hi, machine_), k.scratch ? k.scratch(hi) : 0, {}};
     if (!guard_holds(k, lo, hi)) o.refused = "guard " + guard_text(k);
     auto wanted = class_of_.find(s.signature);
     if (!k.numeric_class.empty() && wanted != class_of_.end() && k.numeric_class != wanted->second)
@@ -326,7 +326,7 @@ void KernelChooser::decide(Bucket& bucket) {
     if (!is_call_node(node)) continue;
     Options all = options(site(bucket, final, id));
     const Option* chosen = best(all);
-    bucket.chosen[&node] = chosen ? chosen->kernel : nullptr;
+    if (chosen) bucket.chosen[&node] = {chosen->kernel, chosen->scratch};
     if (!is_region(node)) note(bucket, node, all, chosen, 0);
   }
 }
@@ -348,11 +348,11 @@ void KernelChooser::note(const Bucket& bucket, const Node& node, const Options& 
   report_.push_back(std::move(c));
 }
 
-const KernelDesc& KernelChooser::kernel(size_t request, const Node& node) const {
+const KernelChooser::Choice& KernelChooser::choice(size_t request, const Node& node) const {
   const Bucket& b = *buckets_[request];
+  TK_CHECK(is_call_node(node), "{} is no call", node.op->name);
   auto it = b.chosen.find(&node);
-  TK_CHECK(it != b.chosen.end(), "{} is no call", node.op->name);
-  if (it->second) return *it->second;
+  if (it != b.chosen.end()) return it->second;
   std::string types;
   for (Ref in : node.inputs) {
     const Type& t = b.fn->type(in);

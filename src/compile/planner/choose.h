@@ -24,9 +24,13 @@ class KernelChooser {
   // The function of a request, with regions replaced by their nodes where that is faster or where
   // no kernel takes them.
   const Function& function(size_t request) const;
-  // The kernel of a call of that function. Throws Error(kUnsupported) naming op and types when
+  struct Choice {
+    const KernelDesc* kernel = nullptr;
+    uint64_t scratch = 0;  // KernelDesc::scratch at the plan's largest shape
+  };
+  // What runs a call of that function. Throws Error(kUnsupported) naming op and types when
   // there is none.
-  const KernelDesc& kernel(size_t request, const Node& node) const;
+  const Choice& choice(size_t request, const Node& node) const;
   const std::vector<KernelChoice>& report() const { return report_; }
   // "linear q8a weight q4_0: i32 dot ...", of every op in every plan: what bits depend on.
   std::set<std::string> numeric_classes() const;
@@ -37,6 +41,7 @@ class KernelChooser {
   struct Option {
     const KernelDesc* kernel = nullptr;
     double seconds = 0;
+    uint64_t scratch = 0;
     std::string refused;  // why it cannot be taken; empty: it can
   };
   using Options = std::vector<Option>;

@@ -26,12 +26,7 @@ class Emitter {
     plan_.function = fn_.name();
     plan_.guard = request.guard;
     plan_.bound_symbols = request.bound_symbols;
-    for (const SymbolDecl& s : fn_.module().symbols) {
-      SymbolDecl bounded = s;
-      for (const GuardRange& g : plan_.guard)
-        if (g.symbol == s.name) bounded = {s.name, g.lo, g.hi, g.multiple};
-      bounds_.push_back(bounded);
-    }
+    bounds_ = symbol_bounds(set_, plan_);
   }
 
   void run() {
@@ -102,8 +97,11 @@ class Emitter {
 
   void place_call(NodeId id) {
     const Node& node = fn_.node(id);
-    const KernelDesc& kernel = chooser_.kernel(index_, node);
+    const KernelChooser::Choice& choice = chooser_.choice(index_, node);
+    const KernelDesc& kernel = *choice.kernel;
     KernelCall call;
+    call.scratch = choice.scratch;
+    set_.scratch_bytes = std::max(set_.scratch_bytes, call.scratch);
     call.kernel = intern(set_.kernels, kernel.name, [&] {
       return KernelEntry{kernel.name, kernel.abi, kernel.numeric_class};
     });

@@ -157,7 +157,7 @@ void read_newer_samplers(Fields& fields, const ServedModel& model, SampleSpec& s
 void read_sampling(Fields& fields, const ServedModel& model, uint64_t fallback_seed,
                    SampleSpec& sample) {
   sample = model.defaults;
-  for (const SampleParam& p : sample_params()) {
+  for (const SampleSetting& p : sample_params()) {
     if (p.integer) {
       if (auto value =
               fields.integer(p.name, static_cast<int64_t>(p.low), static_cast<int64_t>(p.high)))
