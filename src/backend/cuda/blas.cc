@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 #include <string>
@@ -26,8 +27,8 @@ namespace {
 constexpr int kComputeF32 = 68, kRealF32 = 0, kRealF16 = 2, kRealBF16 = 14;
 constexpr int kTransposeA = 3, kTranspose = 1;
 constexpr int kMaxWorkspace = 1;
-constexpr size_t kWorkspaceBytes = size_t{64} << 20;
-constexpr int kGuesses = 6, kRepeats = 3;
+constexpr size_t kWorkspaceBytes = size_t{128} << 20;
+constexpr int kGuesses = 16, kRepeats = 3;
 constexpr int64_t kMeasuredRows = 256;  // more rows come in too many numbers to measure each
 constexpr size_t kMostPlans = 1024;
 
@@ -174,14 +175,17 @@ void Blas::measure(Plan& plan, const BlasProduct& p, const DeviceStream& stream)
   DeviceEvent begin, end;
   double best = std::numeric_limits<double>::infinity();
   for (int i = 0; i < found; ++i) {
-    bool runs = multiply(plan, guesses[i].algorithm, p, stream.get()) == 0;
-    begin.record(stream);
-    for (int r = 0; r < kRepeats && runs; ++r)
-      runs = multiply(plan, guesses[i].algorithm, p, stream.get()) == 0;
-    end.record(stream);
-    end.wait();
-    const double seconds = end.seconds_since(begin);
-    if (!runs || seconds >= best) continue;
+    double seconds = std::numeric_limits<double>::infinity();
+    for (int r = 0; r < kRepeats; ++r) {
+      // Other bytes take the place of the weights in the cache, as in a step.
+      stream.copy(workspace_.address(), workspace_.address() + workspace / 2, workspace / 2);
+      begin.record(stream);
+      if (multiply(plan, guesses[i].algorithm, p, stream.get()) != 0) break;
+      end.record(stream);
+      end.wait();
+      seconds = std::min(seconds, end.seconds_since(begin));
+    }
+    if (seconds >= best) continue;
     best = seconds;
     plan.chosen = guesses[i];
   }

@@ -220,6 +220,7 @@ __device__ void attention_parts(const AttentionLaunch& l) {
   auto& shared = *reinterpret_cast<AttentionShared<C>*>(memory);
   if (threadIdx.x == 0) shared.ring.init();
   if (threadIdx.x / 32 == C::kWarps) shared.numbering.make(l);
+  wait_for_earlier();
   __syncthreads();
   int64_t at = shared.numbering.begin_of(l, blockIdx.x);
   int64_t end = shared.numbering.begin_of(l, blockIdx.x + 1);
@@ -234,6 +235,7 @@ template <int kHead>
 __device__ void attention_join(const AttentionLaunch& l) {
   __shared__ Numbering n;
   if (threadIdx.x / 32 == 0) n.make(l);
+  wait_for_earlier();
   __syncthreads();
   int pair = blockIdx.x, sequence = pair / l.kv_heads, group = l.heads / l.kv_heads;
   int64_t count = (n.first[sequence + 1] - n.first[sequence]) / l.kv_heads;

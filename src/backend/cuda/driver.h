@@ -13,6 +13,23 @@ namespace tokamak::cuda {
 using DeviceAddress = unsigned long long;
 using Handle = void*;  // context, module, function, stream, event
 
+// CUlaunchAttribute and CUlaunchConfig: a launch that may start before those before it are done.
+struct LaunchAttribute {
+  static constexpr int kProgrammaticSerialization = 6;
+  int id = kProgrammaticSerialization;
+  int padding = 0;
+  union {
+    int allowed = 1;
+    char bytes[64];
+  };
+};
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  Handle stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
 struct DriverCalls {
   int (*init)(unsigned);
   int (*driver_version)(int*);
@@ -45,6 +62,7 @@ struct DriverCalls {
   int (*blocks_per_multiprocessor)(int*, Handle, int, size_t);
   int (*launch)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                 Handle, void**, void**);
+  int (*launch_ex)(const LaunchConfig*, Handle, void**, void**);
   int (*launch_cooperative)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                             unsigned, Handle, void**);
   int (*stream_create)(Handle*, unsigned);

@@ -69,14 +69,14 @@ AttendArgs attend_args(const CallSite& site) {
   return args;
 }
 
-// op_flash: many rows, values of 16 bits.
+// op_flash: many rows, values of 16 bits, tiles of keys that begin with a block.
 bool takes_flash(const AttendArgs& a, const CallSite& site) {
   auto narrow = [](DType type) { return type == DType::kF16 || type == DType::kBF16; };
   const PlaneArgs& key = a.key[0];
   return site.step.causal && a.rows > a.sequences && a.keys == 1 && !a.mask && a.window == 0 &&
          a.cap == 0 && narrow(a.tq) && narrow(key.type) && key.type == a.value.type &&
          (a.d == 64 || a.d == 128) && a.dv == a.d && key.width == a.d && a.value.width == a.d &&
-         key.heads == a.value.heads;
+         key.heads == a.value.heads && kFlashKeys % a.view.block_size == 0;
 }
 // decode_attention.cu: one row of each sequence.
 bool takes_decode(const AttendArgs& a, const CallSite& site) {
@@ -113,18 +113,18 @@ void emit_decode(const AttendArgs& a, const CallSite& site, LaunchList& list) {
   l.scale = a.scale;
   l.cache_f16 = a.value.type == DType::kF16;
   const auto width = std::bit_ceil(static_cast<unsigned>(group));
-  list.add("decode_attention", fmt::format("decode_attention_{}_{}", a.d, width), {l.blocks},
-           attention_threads(), l, attention_shared_bytes(shape));
-  list.add("decode_attention", fmt::format("decode_attention_join_{}", a.d),
-           {int64_t{a.rows} * kv_heads}, std::min(1024, group * a.d), l);
+  list.add_overlapped("decode_attention", fmt::format("decode_attention_{}_{}", a.d, width),
+                      {l.blocks}, attention_threads(), l, attention_shared_bytes(shape));
+  list.add_overlapped("decode_attention", fmt::format("decode_attention_join_{}", a.d),
+                      {int64_t{a.rows} * kv_heads}, std::min(1024, group * a.d), l);
 }
 
 void emit_flash(const AttendArgs& args, LaunchList& list) {
-  constexpr int kKeys = 64, kBuffers = 2;
+  constexpr int kBuffers = 2;
   const char* type = args.value.type == DType::kF16 ? "f16" : "bf16";
-  list.add("op_flash", fmt::format("op_flash_{}_{}", args.d, type),
-           {args.rows / kFlashRows + args.sequences, args.heads}, kFlashThreads, args,
-           kBuffers * 2 * kKeys * args.d * 2);
+  list.add_overlapped("op_flash", fmt::format("op_flash_{}_{}", args.d, type),
+                      {args.rows / kFlashRows + args.sequences, args.heads}, kFlashThreads, args,
+                      kBuffers * 2 * kFlashKeys * args.d * 2);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "backend/cuda/executable.h"
 #include "base/error.h"
+#include "base/log.h"
 
 namespace tokamak::cuda {
 namespace {
@@ -47,8 +48,13 @@ void CudaExecutable::make_layers() {
   auto step = std::find_if(plans_.plans.begin(), plans_.plans.end(),
                            [](const Plan& p) { return p.function == "step"; });
   if (step == plans_.plans.end()) return;
-  layers_ = LayerLaunches::make(plans_, *step, weights_, kv_,
-                                {blas_.get(), &stream_, hopper_blocks_}, rows);
+  try {
+    layers_ = LayerLaunches::make(plans_, *step, weights_, kv_,
+                                  {blas_.get(), &stream_, hopper_blocks_}, rows);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::kResourceExhausted) throw;
+    log::info("layers run op by op: {}", e.what());
+  }
 }
 
 bool CudaExecutable::takes_layers(const Prepared& p) const {

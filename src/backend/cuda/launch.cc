@@ -65,6 +65,17 @@ void LaunchList::run(const DeviceStream& stream, size_t from, size_t to) const {
       continue;
     }
     void* params[] = {const_cast<std::byte*>(args_.data() + l.args)};
+    if (l.overlapped) {
+      LaunchAttribute overlap;
+      LaunchConfig config{{l.grid[0], l.grid[1], l.grid[2]},
+                          {l.threads, 1, 1},
+                          l.shared_bytes,
+                          stream.get(),
+                          &overlap,
+                          1};
+      check(driver().launch_ex(&config, l.function, params, nullptr), "launching a kernel");
+      continue;
+    }
     check(driver().launch(l.function, l.grid[0], l.grid[1], l.grid[2], l.threads, 1, 1,
                           l.shared_bytes, stream.get(), params, nullptr),
           "launching a kernel");

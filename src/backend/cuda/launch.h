@@ -43,6 +43,15 @@ class LaunchList {
     append(kernels_.find(image, kernel, shared_bytes), grid, threads, shared_bytes, &args,
            sizeof args, alignof(Args));
   }
+  // A kernel that waits for earlier launches itself (wait_for_earlier() of ops/simt.cuh), so that
+  // its start overlaps with their end.
+  template <class Args>
+  void add_overlapped(std::string_view image, const std::string& kernel, const Grid& grid,
+                      int threads, const Args& args, int shared_bytes = 0) {
+    const size_t before = launches_.size();
+    add(image, kernel, grid, threads, args, shared_bytes);
+    if (launches_.size() > before) launches_.back().overlapped = true;
+  }
   // Work of a library, which puts it on the stream itself.
   void add_library_call(std::function<void(Handle stream)> call);
   void next_call() { call_ends_.push_back(launches_.size()); }  // ends the launches of a call
@@ -56,6 +65,7 @@ class LaunchList {
     unsigned grid[3];
     unsigned threads, shared_bytes;
     size_t args;  // offset; of a library's work its number
+    bool overlapped = false;
   };
   void append(Handle function, const Grid& grid, int threads, int shared_bytes, const void* args,
               size_t bytes, size_t alignment);

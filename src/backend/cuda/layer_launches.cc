@@ -102,7 +102,7 @@ void LayerLaunches::add_norm(LaunchList& list, const void* delta, uint32_t norm,
   args.rows = at<int32_t>(chosen);
   args.n = decoder_.shape.hidden;
   args.eps = decoder_.shape.eps;
-  list.add("op_layer", "op_add_norm", {rows}, kLayerThreads, args);
+  list.add_overlapped("op_layer", "op_add_norm", {rows}, kLayerThreads, args);
 }
 
 void LayerLaunches::rotate(LaunchList& list, const PlannedLayer& layer, const Step& step,
@@ -129,7 +129,10 @@ void LayerLaunches::rotate(LaunchList& list, const PlannedLayer& layer, const St
   args.d = s.head_dim;
   args.eps = s.eps;
   args.rope_scale = s.rope_scale;
-  list.add("op_layer", "op_rotate_append", {step.tokens}, kLayerThreads, args);
+  constexpr int kHeads = kLayerThreads / 32;  // of a block
+  const int heads = s.heads + 2 * s.kv_heads;
+  list.add_overlapped("op_layer", "op_rotate_append", {step.tokens, (heads + kHeads - 1) / kHeads},
+                      kLayerThreads, args);
 }
 
 void LayerLaunches::attend(LaunchList& list, const PlannedLayer& layer, const Step& step,

@@ -230,6 +230,10 @@ int launch(Handle function, unsigned x, unsigned y, unsigned z, unsigned threads
     run_now(l);
   return 0;
 }
+int launch_ex(const LaunchConfig* c, Handle function, void** params, void** extra) {
+  return launch(function, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2],
+                c->shared_bytes, c->stream, params, extra);
+}
 int launch_cooperative(Handle module, unsigned x, unsigned y, unsigned z, unsigned threads,
                        unsigned, unsigned, unsigned, Handle, void** params) {
   if (int r = answer()) return r;
@@ -342,6 +346,7 @@ constexpr DriverCalls kCalls = {
     .function_get = function_get,
     .blocks_per_multiprocessor = blocks_per_multiprocessor,
     .launch = launch,
+    .launch_ex = launch_ex,
     .launch_cooperative = launch_cooperative,
     .stream_create = stream_create,
     .stream_destroy = stream_destroy,
@@ -384,11 +389,12 @@ void reinstall_fake_driver() {
   simt::link_host_kernels();
   static const unsigned char kNothing[1] = {};
   static const EmbeddedImage kImages[] = {
-      {"op_element", kNothing, kNothing + 1},       {"op_rows", kNothing, kNothing + 1},
-      {"op_linear", kNothing, kNothing + 1},        {"op_linear_mma", kNothing, kNothing + 1},
-      {"op_attend", kNothing, kNothing + 1},        {"op_flash", kNothing, kNothing + 1},
-      {"op_layer", kNothing, kNothing + 1}, {"op_pack", kNothing, kNothing + 1},          {"sample", kNothing, kNothing + 1},
-      {"decode_attention", kNothing, kNothing + 1}, {"decode_stream", kNothing, kNothing + 1}};
+      {"op_element", kNothing, kNothing + 1},   {"op_rows", kNothing, kNothing + 1},
+      {"op_linear", kNothing, kNothing + 1},    {"op_linear_mma", kNothing, kNothing + 1},
+      {"op_attend", kNothing, kNothing + 1},    {"op_flash", kNothing, kNothing + 1},
+      {"op_layer", kNothing, kNothing + 1},     {"op_pack", kNothing, kNothing + 1},
+      {"sample", kNothing, kNothing + 1},       {"decode_attention", kNothing, kNothing + 1},
+      {"decode_stream", kNothing, kNothing + 1}};
   use_images(kImages);
   use_driver(&kCalls);
 }

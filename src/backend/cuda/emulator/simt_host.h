@@ -53,6 +53,7 @@ const float* published_sums(int n);
 
 }  // namespace simt
 
+inline void wait_for_earlier() {}
 inline void sync_block() { simt::wait_block(); }
 inline void sync_warp() { simt::wait_warp(); }
 inline unsigned warp_ballot(bool x) {
@@ -98,13 +99,19 @@ inline uint32_t mul_high(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>(uint64_t{a} * b >> 32);
 }
 inline float fast_exp(float x) { return std::exp(x); }
+inline float fast_exp2(float x) { return std::exp2(x); }
 void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 template <bool half>
 void mma_16bit(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   half ? mma_f16(c, a, b0, b1) : mma_bf16(c, a, b0, b1);
 }
-inline void copy16(void* to, const void* from) { std::memcpy(to, from, 16); }
+inline void copy16(void* to, const void* from, bool exist) {
+  if (exist)
+    std::memcpy(to, from, 16);
+  else
+    std::memset(to, 0, 16);
+}
 inline void copies_begin() {}
 template <int n>
 void copies_wait() {}

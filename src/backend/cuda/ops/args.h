@@ -161,7 +161,7 @@ struct AppendArgs {
   const void* x[kMaxPlanes];
   DType tx[kMaxPlanes];
 };
-constexpr int kFlashRows = 64, kFlashThreads = 128;  // of a block of op_flash
+constexpr int kFlashRows = 128, kFlashKeys = 64, kFlashThreads = 256;  // of a block of op_flash
 struct AttendArgs {
   const void* q;  // [rows, heads, d]
   void* y;        // [rows, heads, dv]

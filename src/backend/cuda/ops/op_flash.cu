@@ -1,4 +1,4 @@
-// Attention of many rows of a sequence over the paged cache, on tensor cores: 64 rows of one head
+// Attention of many rows of a sequence over the paged cache, on tensor cores: 128 rows of one head
 // per block, 64 keys at a time, with a running softmax. Keys and values are 16-bit; scores and sums
 // are f32, weights are rounded to the cache's type. Tiles of keys begin at absolute positions, so
 // a row has the same bits however a prompt is cut.
@@ -7,7 +7,7 @@
 
 namespace tokamak::cuda {
 
-constexpr int kFlashKeys = 64, kFlashBuffers = 2;
+constexpr int kFlashBuffers = 2;
 constexpr float kLog2E = 1.44269504f;
 
 // The rows of a block: of one sequence, one head.
@@ -33,10 +33,10 @@ struct FlashTile {
 };
 
 template <int d, bool half>
-struct Flash64 {
+struct FlashBlock {
   static constexpr int kChunks = d / 8;  // of 16 bytes in a row
   static constexpr int kTileBytes = kFlashKeys * d * 2;
-  static constexpr int kWarps = kFlashThreads / kWarp;
+  static constexpr int kCopies = kFlashKeys * kChunks / kFlashThreads;  // of a thread and tile
   const AttendArgs& a;
   FlashTile tile;
   uint8_t* shared;  // [buffer][keys, values][kFlashKeys][d], chunks swizzled
@@ -44,14 +44,22 @@ struct Flash64 {
   uint32_t q[d / 16][4];
   float out[d / 8][4] = {};
   float peak[2] = {-INFINITY, -INFINITY}, mass[2] = {};
-  int limit[2];  // the last key that a lane's two rows see
+  int limit[2];     // the last key that a lane's two rows see
+  int least, most;  // of the warp's rows
+  int blocks_per_tile;
+  struct Place {
+    int block, inside;  // block of the tile, bytes from its start
+  } place[kCopies];
 
-  TK_DEVICE Flash64(const AttendArgs& args, const FlashTile& t, uint8_t* memory)
+  TK_DEVICE FlashBlock(const AttendArgs& args, const FlashTile& t, uint8_t* memory)
       : a(args), tile(t), shared(memory) {
     warp = static_cast<int>(threadIdx.x / kWarp);
     lane = static_cast<int>(threadIdx.x % kWarp);
     length = a.kv_len[tile.sequence];
+    blocks_per_tile = kFlashKeys / a.view.block_size;
     for (int i = 0; i < 2; ++i) limit[i] = a.slot[row_of(i)];
+    least = a.slot[tile.first + (warp * 16 < tile.rows ? warp * 16 : tile.rows - 1)];
+    most = a.slot[tile.first + (warp * 16 + 15 < tile.rows ? warp * 16 + 15 : tile.rows - 1)];
     load_queries();
   }
   // Rows after the last are the last once more, and are not stored.
@@ -60,8 +68,7 @@ struct Flash64 {
     return tile.first + (row < tile.rows ? row : tile.rows - 1);
   }
   TK_DEVICE static uint32_t pack(float x, float y) {
-    return half ? half_bits(x) | uint32_t{half_bits(y)} << 16
-                : brain_bits(x) | uint32_t{brain_bits(y)} << 16;
+    return half ? half_pair(x, y) : brain_pair(x, y);
   }
   TK_DEVICE void load_queries() {
 #pragma unroll
@@ -80,22 +87,29 @@ struct Flash64 {
   TK_DEVICE static uint8_t* chunk_of(uint8_t* rows, int row, int chunk) {
     return rows + row * (d * 2) + (chunk ^ (row & 7)) * 16;
   }
-  // Keys after the last are the last once more, and are not seen.
-  TK_DEVICE void fetch(int first, int buffer) {
+  // A thread copies the same places of every tile of keys, which begins with a block of the cache.
+  TK_DEVICE void find_places() {
 #pragma unroll
-    for (int i = 0; i < kFlashKeys * kChunks / kFlashThreads; ++i) {
+    for (int i = 0; i < kCopies; ++i) {
+      int index = i * kFlashThreads + static_cast<int>(threadIdx.x), row = index / kChunks;
+      place[i].block = row / a.view.block_size;
+      place[i].inside = (tile.kv_head * a.view.block_size + row % a.view.block_size) * (d * 2) +
+                        index % kChunks * 16;
+    }
+  }
+  // Keys after the last are zero: what memory has there may be anything.
+  TK_DEVICE void fetch(int t, int buffer) {
+    const int32_t* table =
+        a.view.table + int64_t{tile.sequence} * a.view.stride + t * blocks_per_tile;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
       int index = i * kFlashThreads + static_cast<int>(threadIdx.x);
       int row = index / kChunks, chunk = index % kChunks;
-      int key = first + row < length ? first + row : length - 1;
-      int64_t block =
-          a.view.table[int64_t{tile.sequence} * a.view.stride + key / a.view.block_size];
-      int64_t inside =
-          (int64_t{tile.kv_head} * a.view.block_size + key % a.view.block_size) * (d * 2) +
-          chunk * 16;
-      copy16(chunk_of(rows_of(buffer, 0), row, chunk),
-             a.key[0].base + block * a.key[0].block_bytes + inside);
-      copy16(chunk_of(rows_of(buffer, 1), row, chunk),
-             a.value.base + block * a.value.block_bytes + inside);
+      const bool exists = t * kFlashKeys + row < length;
+      int64_t from = place[i].inside;
+      if (exists) from += table[place[i].block] * a.value.block_bytes;
+      copy16(chunk_of(rows_of(buffer, 0), row, chunk), a.key[0].base + from, exists);
+      copy16(chunk_of(rows_of(buffer, 1), row, chunk), a.value.base + from, exists);
     }
     copies_begin();
   }
@@ -103,16 +117,17 @@ struct Flash64 {
   TK_DEVICE void run() {
     int last = tile.first + tile.rows - 1;  // the row that sees most
     int tiles = a.slot[last] / kFlashKeys + 1;
+    find_places();
     fetch(0, 0);
     for (int t = 0; t < tiles; ++t) {
       if (t + 1 < tiles) {
-        fetch((t + 1) * kFlashKeys, (t + 1) % kFlashBuffers);
+        fetch(t + 1, (t + 1) % kFlashBuffers);
         copies_wait<1>();
       } else {
         copies_wait<0>();
       }
       sync_block();
-      add_tile(t * kFlashKeys, t % kFlashBuffers);
+      if (t * kFlashKeys <= most) add_tile(t * kFlashKeys, t % kFlashBuffers);
       sync_block();
     }
     store_rows();
@@ -150,29 +165,32 @@ struct Flash64 {
   // Scores become weights; what was summed before is scaled to the new peak.
   TK_DEVICE void weigh(float (&score)[kFlashKeys / 8][4], int first) {
     const float scale = a.scale * kLog2E;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float top = peak[i];
-      const bool all = first + kFlashKeys - 1 <= limit[i];
+    if (first + kFlashKeys - 1 > least) {
 #pragma unroll
       for (int n = 0; n < kFlashKeys / 8; ++n)
 #pragma unroll
-        for (int j = 2 * i; j < 2 * i + 2; ++j) {
-          int key = first + n * 8 + lane % 4 * 2 + j % 2;
-          score[n][j] = all || key <= limit[i] ? score[n][j] * scale : -INFINITY;
-          top = fmaxf(top, score[n][j]);
-        }
+        for (int j = 0; j < 4; ++j)
+          if (first + n * 8 + lane % 4 * 2 + j % 2 > limit[j / 2]) score[n][j] = -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float top = peak[i];
+#pragma unroll
+      for (int n = 0; n < kFlashKeys / 8; ++n)
+        top = fmaxf(top, fmaxf(score[n][2 * i], score[n][2 * i + 1]));
       top = fmaxf(top, lane_xor(top, 1));
       top = fmaxf(top, lane_xor(top, 2));
-      const float base = top == -INFINITY ? 0.0f : top;  // nothing seen yet
-      const float rescale = exp2f(peak[i] - base);
+      const float base = top == -INFINITY ? 0.0f : top * scale;  // nothing seen yet
+      const float rescale = fast_exp2(peak[i] * scale - base);
       peak[i] = top;
       float sum = 0;
 #pragma unroll
       for (int n = 0; n < kFlashKeys / 8; ++n)
 #pragma unroll
-        for (int j = 2 * i; j < 2 * i + 2; ++j) sum += score[n][j] = exp2f(score[n][j] - base);
+        for (int j = 2 * i; j < 2 * i + 2; ++j)
+          sum += score[n][j] = fast_exp2(fmaf(score[n][j], scale, -base));
       mass[i] = mass[i] * rescale + sum;
+      if (warp_ballot(rescale != 1.0f) == 0) continue;  // no row of the warp has a new peak
 #pragma unroll
       for (int n = 0; n < d / 8; ++n) {
         out[n][2 * i] *= rescale;
@@ -200,8 +218,10 @@ template <int d, bool half>
 TK_DEVICE void flash_rows(const AttendArgs& a) {
   TK_DYNAMIC_SHARED(uint8_t, memory);
   FlashTile tile;
-  if (!tile.find(a)) return;
-  Flash64<d, half>(a, tile, memory).run();
+  const bool any = tile.find(a);
+  wait_for_earlier();
+  if (!any) return;
+  FlashBlock<d, half>(a, tile, memory).run();
 }
 
 TK_KERNEL(op_flash_64_f16, AttendArgs, kFlashThreads) { flash_rows<64, true>(a); }

@@ -29,6 +29,7 @@ TK_DEVICE void store8(uint16_t* to, const float (&v)[8]) {
 
 // residual += delta, then y = rms_norm(residual). A block per row.
 TK_KERNEL(op_add_norm, AddNormArgs, kLayerThreads) {
+  wait_for_earlier();
   int64_t row = blockIdx.x, from = a.rows ? a.rows[row] : row;
   float* residual = a.residual + from * a.n;
   float squares = 0;
@@ -67,6 +68,7 @@ TK_KERNEL(op_add_norm, AddNormArgs, kLayerThreads) {
 
 // silu(gate) * up; a row has the gates, then what they gate.
 TK_KERNEL(op_gate, GateArgs, kElementThreads) {
+  wait_for_earlier();
   int64_t vectors = a.n / 8, step = int64_t{gridDim.x} * kElementThreads;
   for (int64_t i = int64_t{blockIdx.x} * kElementThreads + threadIdx.x; i < a.rows * vectors;
        i += step) {
@@ -80,8 +82,8 @@ TK_KERNEL(op_gate, GateArgs, kElementThreads) {
   }
 }
 
-// Norm of a head, rotation; queries to q, keys and values to the cache. A block per token, a warp
-// per head at a time; a lane has pairs (i, i + d / 2).
+// Norm of a head, rotation; queries to q, keys and values to the cache. A warp per token and head;
+// a lane has pairs (i, i + d / 2).
 TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
   constexpr int kMostPairs = 2;  // of a lane: heads up to 128
   int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x % kWarp);
@@ -94,10 +96,11 @@ TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
     cosine[p] = static_cast<float>(cos(angle) * double(a.rope_scale));
     sine[p] = static_cast<float>(sin(angle) * double(a.rope_scale));
   }
+  wait_for_earlier();
   int64_t block =
       slot < 0 ? 0 : a.view.table[int64_t{a.seq[row]} * a.view.stride + slot / a.view.block_size];
-  for (int head = static_cast<int>(threadIdx.x / kWarp); head < heads;
-       head += kLayerThreads / kWarp) {
+  const int head = static_cast<int>(blockIdx.y * (kLayerThreads / kWarp) + threadIdx.x / kWarp);
+  if (head < heads) {
     const bool query = head < a.heads, value = head >= a.heads + a.kv_heads;
     int64_t from = (int64_t{row} * heads + head) * a.d;
     float x[kMostPairs][2], squares = 0;

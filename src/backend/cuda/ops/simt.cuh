@@ -21,6 +21,10 @@ namespace tokamak::cuda {
 
 constexpr unsigned kWholeWarp = 0xffffffffu;
 
+// A kernel that is launched with overlap starts before the launches before it are done; it has to
+// call this, in every thread, before it reads what they write or writes what they read. Inputs of
+// the step are not written by launches.
+TK_DEVICE void wait_for_earlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 TK_DEVICE void sync_block() { __syncthreads(); }
 TK_DEVICE void sync_warp() { __syncwarp(); }
 TK_DEVICE unsigned warp_ballot(bool x) { return __ballot_sync(kWholeWarp, x); }
@@ -58,6 +62,10 @@ TK_DEVICE T lane_up(T x, int d) {
 TK_DEVICE int shared_add(int* to, int x) { return atomicAdd(to, x); }  // returns what was there
 TK_DEVICE uint32_t mul_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
 TK_DEVICE float fast_exp(float x) { return __expf(x); }
+TK_DEVICE float fast_exp2(float x) {
+  asm("ex2.approx.ftz.f32 %0,%0;" : "+f"(x));
+  return x;
+}
 template <bool half>
 TK_DEVICE void mma_16bit(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   if constexpr (!half) return mma_bf16(c, a, b0, b1);
@@ -66,12 +74,12 @@ TK_DEVICE void mma_16bit(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uin
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// 16 bytes to shared memory, not waited for. copies_begin() closes a group of copies;
-// copies_wait<n>() waits until at most n groups are left.
-TK_DEVICE void copy16(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(
+// 16 bytes to shared memory, zeros where they do not exist; not waited for. copies_begin() closes a
+// group of copies; copies_wait<n>() waits until at most n groups are left.
+TK_DEVICE void copy16(void* to, const void* from, bool exist) {
+  asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(from)
+               "l"(from), "r"(exist ? 16 : 0)
                : "memory");
 }
 TK_DEVICE void copies_begin() { asm volatile("cp.async.commit_group;" ::: "memory"); }
