@@ -1,6 +1,7 @@
 // tokamak explain: what a model's plan does at one shape and why; docs/explain.md.
 #include "compile/explain/explain.h"
 
+#include "apps/explain.h"
 #include "apps/model_flags.h"
 #include "apps/verbs.h"
 #include "base/error.h"
@@ -105,14 +106,12 @@ void write_report(const std::string& path, const std::string& text) {
   fmt::print(stderr, "wrote {} ({:.0f} kB)\n", path, static_cast<double>(text.size()) / 1e3);
 }
 
-void explain_model(const ExplainFlags& f) {
-  check_flags(f);
+Value make_report(const ExplainFlags& f, CallProfile& profile) {
   StepShape shape = parse_shape(f.fn, f.shape);
   Machine machine =
       f.model.machine_file.empty() ? Machine{} : load_machine_file(f.model.machine_file);
   Explained model = prepare(f, shape);
   plan_for(model.set(), f.fn, shape);  // fails before anything is loaded
-  CallProfile profile;
   if (f.run) profile = measure_calls(f, shape, model);
   ExplainRequest request;
   request.model = model.set().model;
@@ -128,7 +127,13 @@ void explain_model(const ExplainFlags& f) {
   request.profile = f.run ? &profile : nullptr;
   request.measured_steps = f.steps;
   request.count = f.run;
-  Value report = explain(request);
+  return explain(request);
+}
+
+void explain_model(const ExplainFlags& f) {
+  check_flags(f);
+  CallProfile profile;
+  Value report = make_report(f, profile);
   if (f.json)
     fmt::print("{}\n", dump_json(report, 2));
   else
@@ -138,6 +143,14 @@ void explain_model(const ExplainFlags& f) {
 }
 
 }  // namespace
+
+Value explain_report(const OpenOptions& model, const std::string& function) {
+  ExplainFlags flags;
+  flags.model = model;
+  flags.fn = function;
+  CallProfile none;
+  return make_report(flags, none);
+}
 
 void add_explain_verb(CLI::App& app) {
   auto flags = std::make_shared<ExplainFlags>();

@@ -1,6 +1,7 @@
 #include "apps/model_flags.h"
 
 #include "apps/terminal.h"
+#include "base/file.h"
 
 namespace tokamak {
 namespace {
@@ -99,6 +100,25 @@ void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
                   "subtract this from the logit of every token in the answer so far");
   verb.add_option("--frequency-penalty", options.frequency_penalty,
                   "the same, once per occurrence");
+}
+
+void add_grammar_flags(CLI::App& verb, GenerateOptions& options) {
+  verb.add_option_function<std::string>(
+          "--grammar",
+          [&options](const std::string& path) {
+            options.grammar = read_text_file(path, grammar::kMaxSourceBytes);
+          },
+          "file with a grammar (GBNF) that the answer follows")
+      ->check(CLI::ExistingFile);
+  verb.add_option_function<std::string>(
+      "--json-schema",
+      [&options](const std::string& text) {
+        bool inline_text = text.find('{') != std::string::npos || text == "true";
+        options.json_schema = inline_text ? text : read_text_file(text, grammar::kMaxSourceBytes);
+      },
+      "JSON schema that the answer follows: a file, or the schema itself");
+  verb.add_option("--regex", options.regex, "regular expression that the whole answer matches");
+  verb.add_option("--choice", options.choices, "the answer is one of these (may be repeated)");
 }
 
 LoadedModel load_with_progress(OpenOptions options) {

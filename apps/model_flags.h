@@ -15,6 +15,8 @@ void add_template_flag(CLI::App& verb, OpenOptions& options);  // --template-nam
 void add_batch_flags(CLI::App& verb, OpenOptions& options);
 // --temperature --top-k ... --seed is among the model flags.
 void add_sampling_flags(CLI::App& verb, GenerateOptions& options);
+// --grammar --json-schema --regex --choice
+void add_grammar_flags(CLI::App& verb, GenerateOptions& options);
 
 // load_model and open_model_handle with a progress bar on a terminal.
 LoadedModel load_with_progress(OpenOptions options);

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "api/resident.h"
+#include "apps/explain.h"
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "apps/verbs.h"
@@ -30,7 +31,8 @@ struct ServeFlags {
   int64_t max_queue = 4096;
   bool no_prefix_cache = false, no_ui = false;
   GenerateOptions sampling;
-  std::string scheduler = "fcfs", kv_policy = "max-utilization", metrics_compat, request_log;
+  std::string scheduler = "fcfs", kv_policy = "max-utilization", metrics_compat, request_log,
+              tool_format, key_file;
 };
 
 ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t index) {
@@ -47,8 +49,14 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.client = loaded.engine;
   model.tokenizer = loaded.tokenizer;
   model.chat_template = loaded.chat_template;
+  model.tool_format = find_tool_format(flags.tool_format);
+  model.grammars = loaded.grammars;
   model.max_model_len = loaded.engine->info().max_model_len;
+  model.max_sequences = loaded.engine->config().max_num_seqs;
   model.created = unix_seconds();
+  OpenOptions options = flags.model;
+  options.model = path;
+  model.plan = [options](const std::string& function) { return explain_report(options, function); };
   model.defaults = sample_spec(loaded.defaults, flags.sampling);
   return model;
 }
@@ -116,7 +124,7 @@ void check(ServeFlags& flags) {
     config.max_in_flight = 2;  // the engine takes as many as its backend can
   };
   flags.http.max_body_bytes = static_cast<size_t>(flags.max_body_mb) << 20;
-  if (flags.api_keys.empty())
+  if (flags.api_keys.empty() && flags.key_file.empty())
     if (const char* key = std::getenv("TOKAMAK_API_KEY"); key != nullptr && *key != '\0')
       flags.api_keys.push_back(key);
 }
@@ -141,7 +149,10 @@ void serve(ServeFlags& flags) {
   http::Server server(flags.http);
   std::vector<LoadedModel> loaded = load_all(flags);
   openai::ApiOptions options;
-  options.api_keys = flags.api_keys;
+  for (const std::string& key : flags.api_keys) options.api_keys.push_back({key});
+  if (!flags.key_file.empty())
+    for (openai::ApiKey& key : openai::read_key_file(flags.key_file))
+      options.api_keys.push_back(std::move(key));
   options.request_timeout_seconds = flags.request_timeout;
   options.version = version();
   options.request_log = flags.request_log;
@@ -180,6 +191,8 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
       ->capture_default_str();
   verb.add_option("--api-key", flags.api_keys,
                   "require this key from clients (may be repeated; also $TOKAMAK_API_KEY)");
+  verb.add_option("--api-key-file", flags.key_file,
+                  "file of such keys, one per line, with limits: KEY running=4 per-minute=60");
   verb.add_option(
           "--allowed-origins", flags.http.allowed_origins,
           "web origins whose pages may use the server besides its own page: "
@@ -200,6 +213,11 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
                   "seconds to wait for running answers when the server stops")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
+  std::vector<std::string> formats;
+  for (const ToolFormat& format : tool_formats()) formats.emplace_back(format.name);
+  verb.add_option("--tool-call-parser", flags.tool_format,
+                  "the format in which the model calls tools (default: from its chat template)")
+      ->check(CLI::IsMember(formats));
   verb.add_flag("--no-ui", flags.no_ui, "do not serve the chat page");
   verb.add_option("--request-log", flags.request_log,
                   "append one JSON line per request to this file");

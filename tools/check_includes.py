@@ -43,6 +43,7 @@ NAMES = {
     "condition_variable": "condition_variable",
     "cstddef " + BASIC: "byte nullptr_t ptrdiff_t to_integer",
     "deque": "deque",
+    "list": "list",
     "exception": "current_exception exception_ptr rethrow_exception",
     "exception stdexcept": "exception",
     "filesystem": "filesystem",

@@ -85,6 +85,13 @@ struct GenerateOptions {
   bool ignore_eos = false;          // do not stop at the model's end-of-text tokens
   int32_t min_tokens = 0;           // no end-of-text token before so many tokens
   bool logprobs = false;            // fill Result::logprobs
+
+  // At most one of these may constrain the answer (docs/structured.md). It then ends where the
+  // grammar may end; with max_tokens it may be cut off before.
+  std::string json_schema{};           // a JSON schema; "{}": any JSON value
+  std::string regex{};                 // the whole answer matches it
+  std::string grammar{};               // GBNF, as in llama.cpp
+  std::vector<std::string> choices{};  // one of these
 };
 
 // One message of a conversation; role is "system", "user" or "assistant".

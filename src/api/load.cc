@@ -110,6 +110,7 @@ LoadedModel load_model(const OpenOptions& o) {
   const PlanSet& plans = setup.source->plans();
   model.name = served_name(o.model);
   model.tokenizer = std::make_shared<Tokenizer>(with_template(setup.source->tokenizer(), o));
+  model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
   if (const std::string& text = model.tokenizer->spec().chat_template; !text.empty())
     model.chat_template = std::make_shared<ChatTemplate>(ChatTemplate::parse(text));
   model.defaults = model_defaults(o.model, *setup.source);

@@ -3,6 +3,7 @@
 #include "api/model_impl.h"
 #include "base/error.h"
 #include "engine/sample_params.h"
+#include "serve/grammar_mask.h"
 #include "text/chat_guard.h"
 
 namespace tokamak {
@@ -32,6 +33,29 @@ std::vector<int32_t> stop_ids(const Tokenizer& tokenizer, const GenerateOptions&
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   return ids;
+}
+
+std::shared_ptr<TokenMask> mask_of(const LoadedModel& model, const GenerateOptions& o,
+                                   const std::vector<int32_t>& end_ids) {
+  using grammar::Kind;
+  std::vector<grammar::GrammarSource> asked;
+  if (!o.json_schema.empty()) asked.push_back({Kind::kJsonSchema, o.json_schema, {}, "", ""});
+  if (!o.regex.empty()) asked.push_back({Kind::kRegex, o.regex, {}, "", ""});
+  if (!o.grammar.empty()) asked.push_back({Kind::kGbnf, o.grammar, {}, "", ""});
+  if (!o.choices.empty()) asked.push_back({Kind::kChoice, "", o.choices, "", ""});
+  if (asked.size() != 1)
+    fail(ErrorCode::kInvalidArgument,
+         "only one of json_schema, regex, grammar and choices may constrain an answer");
+  GrammarMaskOptions options;
+  options.grammar = model.grammars->get(asked[0]);
+  options.tokenizer = model.tokenizer;
+  options.end_ids = end_ids;
+  options.min_tokens = o.ignore_eos ? INT32_MAX : o.min_tokens;
+  return std::make_shared<GrammarMask>(std::move(options));
+}
+
+bool is_constrained(const GenerateOptions& o) {
+  return !o.json_schema.empty() || !o.regex.empty() || !o.grammar.empty() || !o.choices.empty();
 }
 
 }  // namespace
@@ -135,7 +159,13 @@ RequestSpec Model::Impl::request(std::vector<int32_t> ids, const GenerateOptions
   spec.stop_ids = stop_ids(*loaded.tokenizer, o);
   SampleSpec sample = sample_spec(loaded.defaults, o);
   check_logit_bias(sample, info.vocab);
-  if (sample.min_tokens > 0) sample.banned_until_min = spec.stop_ids;
+  if (is_constrained(o)) {
+    std::vector<int32_t> ends = grammar_end_ids(*loaded.tokenizer, o.stop_ids);
+    spec.mask = mask_of(loaded, o, ends);
+    spec.stop_ids.insert(spec.stop_ids.end(), ends.begin(), ends.end());
+  } else if (sample.min_tokens > 0) {
+    sample.banned_until_min = spec.stop_ids;
+  }
   spec.sample = std::make_shared<SampleSpec>(std::move(sample));
   return spec;
 }

@@ -13,6 +13,7 @@
 #include "compile/open_model.h"
 #include "engine/local_engine.h"
 #include "text/chat_template.h"
+#include "text/grammar/grammar_cache.h"
 #include "text/tokenizer.h"
 
 namespace tokamak {
@@ -68,6 +69,7 @@ struct LoadedModel {
   std::unique_ptr<ModelSource> source;
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<const ChatTemplate> chat_template;  // null: the model has none
+  std::shared_ptr<grammar::GrammarCache> grammars;
   std::shared_ptr<LocalEngine> engine;
   SampleSpec defaults;  // the model's own, for what a request does not set
   double load_seconds = 0;

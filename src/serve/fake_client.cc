@@ -77,8 +77,9 @@ ServedModel fake_model(std::shared_ptr<Client> client) {
   model.client = std::move(client);
   model.tokenizer = byte_tokenizer();
   model.chat_template = std::make_shared<const ChatTemplate>(ChatTemplate::parse(kTemplate));
-  model.tool_style = openai::ToolStyle::kHermes;
+  model.tool_format = find_tool_format("hermes");
   model.max_model_len = 4096;
+  model.max_sequences = 4;
   model.created = 1700000000;
   return model;
 }

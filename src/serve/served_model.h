@@ -2,13 +2,15 @@
 // A model as the server offers it: apps/ builds it from a loaded model, tests from a fake
 // engine.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "engine/client.h"
-#include "serve/openai/tool_calls.h"
 #include "text/chat_template.h"
+#include "text/grammar/grammar_cache.h"
+#include "text/output/formats.h"
 #include "text/tokenizer.h"
 
 namespace tokamak {
@@ -21,10 +23,14 @@ struct ServedModel {
   std::shared_ptr<const ChatTemplate> chat_template;  // null: no chat route for it
   // For requests with tools if the model has a separate template for them; set by the API.
   std::shared_ptr<const ChatTemplate> tool_template;
+  std::shared_ptr<grammar::GrammarCache> grammars;  // null: the API creates it
   int64_t max_model_len = 0;
-  int64_t created = 0;  // unix seconds
-  SampleSpec defaults;  // defaults for fields missing in a request
-  openai::ToolStyle tool_style = openai::ToolStyle::kNone;  // kNone: detected from the template
+  int64_t max_sequences = 1;                // that run at once
+  int64_t created = 0;                      // unix seconds
+  SampleSpec defaults;                      // defaults for fields missing in a request
+  const ToolFormat* tool_format = nullptr;  // nullptr: detected from the template
+  // The report of `tokamak explain` for a function of the loaded plans; empty: not available.
+  std::function<Value(const std::string& function)> plan;
   std::string fingerprint;  // of weights and numerics; "" = none known
 };
 

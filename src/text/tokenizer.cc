@@ -78,9 +78,10 @@ struct Tokenizer::Impl {
     return piece(id);
   }
   // Decided by the text, as in the `tokenizers` package: a special token that the normalizer
-  // changes is
-  // printed, and a token that it changes into a special one is not.
-  bool skipped(int32_t id) const {
+  // changes is printed, and a token that it changes into a special one is not.
+  bool skipped(int32_t id, const DecodeOptions& options) const {
+    if (!options.skip_special || std::binary_search(options.keep.begin(), options.keep.end(), id))
+      return false;
     const AddedToken* token = added(id);
     if (normalized_pieces.empty() || !token) return token && token->special;
     const std::string_view text = decoded_piece(id);
@@ -322,7 +323,7 @@ std::string Tokenizer::guard(std::string_view text, std::string_view mark) const
 std::string Tokenizer::decode(std::span<const int32_t> ids, DecodeOptions options) const {
   DecodeStream stream(impl_->spec.decoder, options.valid_utf8);
   for (int32_t id : ids) {
-    if (options.skip_special && impl_->skipped(id)) continue;
+    if (impl_->skipped(id, options)) continue;
     const std::string_view text = impl_->decoded_piece(id);
     if (!text.empty()) stream.push(text);
   }
@@ -372,7 +373,7 @@ Detokenizer::Detokenizer(Detokenizer&&) noexcept = default;
 Detokenizer& Detokenizer::operator=(Detokenizer&&) noexcept = default;
 
 std::string Detokenizer::push(int32_t id) {
-  if (options_.skip_special && tokenizer_->impl_->skipped(id)) return {};
+  if (tokenizer_->impl_->skipped(id, options_)) return {};
   const std::string_view text = tokenizer_->impl_->decoded_piece(id);
   if (text.empty()) return {};
   stream_->push(text);

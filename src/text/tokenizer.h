@@ -22,6 +22,8 @@ struct DecodeOptions {
   bool skip_special = false;
   // false: the raw bytes of the tokens. true: valid UTF-8, with U+FFFD for invalid bytes.
   bool valid_utf8 = true;
+  // Special tokens that are not skipped; sorted; must outlive the decoding.
+  std::span<const int32_t> keep = {};
 };
 
 // Owner: the server of the model; share by const reference. Thread-safe after construction

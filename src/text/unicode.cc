@@ -166,6 +166,9 @@ bool is_other(char32_t c) {
   const auto k = category(c);
   return k == UTF8PROC_CATEGORY_CN || (k >= UTF8PROC_CATEGORY_CC && k <= UTF8PROC_CATEGORY_CO);
 }
+const char* general_category(char32_t c) {
+  return c > 0x10FFFF ? "Cn" : utf8proc_category_string(static_cast<utf8proc_int32_t>(c));
+}
 bool is_alphabetic(char32_t c) {
   // Other_Alphabetic beyond L and Nl is nearly all marks, which callers accept separately.
   return is_letter(c) || category(c) == UTF8PROC_CATEGORY_NL || (c >= 0x24B6 && c <= 0x24E9) ||

@@ -47,6 +47,7 @@ bool is_word(char32_t c);             // L, M, N, Pc and joiners: \w of regular 
 bool is_upper(char32_t c);
 bool is_lower(char32_t c);
 bool is_alphabetic(char32_t c);
+const char* general_category(char32_t c);  // "Lu", "Nd", ...; "Cn" beyond U+10FFFF
 
 void append_lower(std::string& out, char32_t c);  // full mapping, no context
 void append_upper(std::string& out, char32_t c);

@@ -1,5 +1,6 @@
-"""Third-party clients against the server: LangChain's ChatOpenAI, and Schemathesis, which generates requests from /openapi.json.
-Each runs only if its package is installed:  pip install langchain-openai schemathesis"""
+"""Third-party clients against the server: the official clients of Anthropic and Ollama, LangChain's ChatOpenAI, and Schemathesis,
+which generates requests from /openapi.json. Each runs only if its package is installed:
+pip install anthropic ollama langchain-openai schemathesis"""
 import importlib.util
 import subprocess
 import sys
@@ -11,6 +12,115 @@ from harness import Server
 
 def missing(*packages):
     return next((p for p in packages if importlib.util.find_spec(p) is None), None)
+
+
+TOOL_TEXT = 'Sure. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+@unittest.skipIf(missing("anthropic"), "anthropic is not installed")
+class Anthropic(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        import anthropic
+        cls.server = Server(env={"FAKE_API_KEY": "secret"})
+        cls.package = anthropic
+        cls.client = anthropic.Anthropic(base_url=f"http://127.0.0.1:{cls.server.port}", api_key="secret", max_retries=0)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.client.close()
+        cls.server.stop()
+
+    TOOLS = [{"name": "add", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}]
+
+    @staticmethod
+    def ask(text, **more):
+        return {"model": "fake", "max_tokens": 200, "messages": [{"role": "user", "content": text}], **more}
+
+    def test_create(self):
+        answer = self.client.messages.create(**self.ask(
+            "[say Hello]", system="be short", stop_sequences=["lo"], extra_body={"temperature": 0.5, "top_k": 5}))
+        self.assertEqual((answer.content[0].text, answer.stop_reason, answer.stop_sequence), ("Hel", "stop_sequence", "lo"))
+        self.assertEqual(answer.usage.output_tokens, 5)
+        count = self.client.messages.count_tokens(model="fake", messages=[{"role": "user", "content": "[say Hello]"}])
+        self.assertGreater(count.input_tokens, 11)
+
+    def test_stream(self):
+        with self.client.messages.stream(**self.ask("[say Hello]")) as stream:
+            self.assertEqual("".join(stream.text_stream), "Hello")
+            self.assertEqual(stream.get_final_message().stop_reason, "end_turn")
+
+    def test_tools(self):
+        answer = self.client.messages.create(**self.ask(f"[say {TOOL_TEXT}]", tools=self.TOOLS))
+        self.assertEqual((answer.stop_reason, answer.content[1].name, answer.content[1].input), ("tool_use", "add", {"a": 1}))
+        with self.client.messages.stream(**self.ask(f"[say {TOOL_TEXT}]", tools=self.TOOLS)) as stream:
+            self.assertEqual(stream.get_final_message().content[1].input, {"a": 1})
+        messages = [{"role": "user", "content": "go"}, {"role": "assistant", "content": answer.content},
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": answer.content[1].id, "content": "[say 2]"}]}]
+        self.assertEqual(self.client.messages.create(model="fake", max_tokens=9, messages=messages, tools=self.TOOLS).content[0].text, "2")
+
+    def test_errors(self):
+        with self.assertRaises(self.package.NotFoundError):
+            self.client.messages.create(**{**self.ask("x"), "model": "none"})
+        with self.assertRaises(self.package.RateLimitError):
+            self.client.messages.create(**self.ask("[full]"))
+        with self.assertRaises(self.package.AuthenticationError):
+            self.client.with_options(api_key="wrong").messages.create(**self.ask("x"))
+        with self.assertRaises(self.package.APIStatusError), self.client.messages.stream(**self.ask("[error]")) as stream:
+            stream.get_final_message()
+
+
+@unittest.skipIf(missing("ollama"), "ollama is not installed")
+class Ollama(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        import ollama
+        cls.server = Server()
+        cls.package = ollama
+        cls.client = ollama.Client(host=f"http://127.0.0.1:{cls.server.port}")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+
+    def test_models(self):
+        self.assertEqual([m.model for m in self.client.list().models], ["fake:latest"])
+        self.assertEqual(len(self.client.ps().models), 1)
+        self.assertIn("tools", self.client.show("fake").capabilities)
+
+    def test_chat(self):
+        messages = [{"role": "user", "content": "[say Hello]"}]
+        answer = self.client.chat("fake", messages=messages, options={"num_predict": 3, "temperature": 0})
+        self.assertEqual((answer.message.content, answer.done_reason, answer.eval_count), ("Hel", "length", 3))
+        self.assertEqual("".join(part.message.content for part in self.client.chat("fake", messages=messages, stream=True)), "Hello")
+        thought = self.client.chat("fake", messages=[{"role": "user", "content": "[say <think>a</think>b]"}], think=True)
+        self.assertEqual((thought.message.thinking, thought.message.content), ("a", "b"))
+
+    def test_tools(self):
+        def add(a: int) -> int:
+            """Adds.
+
+            Args:
+              a: a number
+            """
+            return a + 1
+        messages = [{"role": "user", "content": f"[say {TOOL_TEXT}]"}]
+        answer = self.client.chat("fake", messages=messages, tools=[add])
+        call = answer.message.tool_calls[0].function
+        self.assertEqual((call.name, call.arguments), ("add", {"a": 1}))
+        messages += [answer.message, {"role": "tool", "tool_name": "add", "content": "[say 2]"}]
+        self.assertEqual(self.client.chat("fake", messages=messages, tools=[add]).message.content, "2")
+
+    def test_generate(self):
+        self.assertEqual(self.client.generate("fake", "[say Hello]").response, "Hello")
+        self.assertEqual("".join(p.response for p in self.client.generate("fake", "[say Hello]", raw=True, stream=True)), "Hello")
+
+    def test_errors(self):
+        with self.assertRaises(self.package.ResponseError) as caught:
+            self.client.chat("none", messages=[{"role": "user", "content": "x"}])
+        self.assertEqual(caught.exception.status_code, 404)
+        with self.assertRaises(self.package.ResponseError):
+            list(self.client.chat("fake", messages=[{"role": "user", "content": "[error]"}], stream=True))
 
 
 @unittest.skipIf(missing("langchain_openai"), "langchain-openai is not installed")

@@ -148,5 +148,47 @@ class Extras(unittest.TestCase):
             self.assertGreater(line["ttft_ms"], 0)
 
 
+class OwnTemplate(unittest.TestCase):
+    def test_the_request_brings_its_template(self):
+        server = Server()
+        try:
+            body = chat("hello", chat_template="{{ messages[0].content | upper }} {{ mood }}", chat_template_kwargs={"mood": "[say ok]"})
+            self.assertEqual(server.json("POST", "/apply-template", body)[1]["prompt"], "HELLO [say ok]")
+            self.assertEqual(server.json("POST", "/v1/chat/completions", body)[1]["choices"][0]["message"]["content"], "ok")
+            for bad, code in (("{% if %}", "invalid_value"), ("x" * 300000, "string_above_max_length"), ("{{ raise_exception('no') }}", "chat_template_error"),
+                              ("{% for i in range(100000000) %}x{% endfor %}", "chat_template_error")):
+                status, data = server.json("POST", "/v1/chat/completions", chat("x", chat_template=bad))
+                self.assertEqual((status, data["error"]["code"]), (400, code), bad[:40])
+        finally:
+            server.stop()
+
+
+class ToolFormats(unittest.TestCase):
+    """Formats other than the default one, over HTTP; tests/text has all of them in detail."""
+    CASES = {
+        "qwen3_coder": "<tool_call><function=add><parameter=a>1</parameter></function></tool_call>",
+        "glm45": "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+        "kimi_k2": '<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>',
+        "harmony": '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}',
+        "gemma": "<start_function_call>call:add{a:1}<end_function_call>",
+    }
+
+    def test_calls(self):
+        tools = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}}]
+        for name, text in self.CASES.items():
+            server = Server(env={"FAKE_TOOLS": name})
+            try:
+                with self.subTest(name):
+                    choice = server.json("POST", "/v1/chat/completions", chat(f"[say {text}]", tools=tools))[1]["choices"][0]
+                    self.assertEqual(choice["finish_reason"], "tool_calls")
+                    function = choice["message"]["tool_calls"][0]["function"]
+                    self.assertEqual((function["name"], json.loads(function["arguments"])), ("add", {"a": 1}))
+                    data = chunks(server.request("POST", "/v1/chat/completions", chat(f"[say {text}]", tools=tools, stream=True))[2])
+                    parts = [c["function"] for d in data for c in d["choices"][0]["delta"].get("tool_calls", [])]
+                    self.assertEqual("".join(p["arguments"] for p in parts), function["arguments"])
+            finally:
+                server.stop()
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

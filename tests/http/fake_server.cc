@@ -94,14 +94,19 @@ int main(int argc, char** argv) {
     auto client = std::make_shared<testing::FakeClient>();
     http::Server server(server_options(argc, argv));
     openai::ApiOptions options;
-    if (const char* key = std::getenv("FAKE_API_KEY")) options.api_keys = {key};
+    if (const char* key = std::getenv("FAKE_API_KEY")) options.api_keys = {{key}};
+    if (const char* file = std::getenv("FAKE_KEY_FILE"))
+      options.api_keys = openai::read_key_file(file);
     options.request_timeout_seconds =
         static_cast<double>(option(argc, argv, "request-timeout-ms", 0)) * 1e-3;
     if (const char* file = std::getenv("FAKE_REQUEST_LOG")) options.request_log = file;
     options.vllm_metrics = option(argc, argv, "vllm", 0) != 0;
     options.http_stats = &server.stats();
     client->retry_after = static_cast<double>(option(argc, argv, "retry-after", 1));
-    openai::Api api(options, {testing::fake_model(client)});
+    ServedModel model = testing::fake_model(client);
+    if (const char* format = std::getenv("FAKE_TOOLS"))
+      model.tool_format = find_tool_format(format);
+    openai::Api api(options, {std::move(model)});
     http::Router router;
     api.add_routes(router);
     web::add_page(router);

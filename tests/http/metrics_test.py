@@ -2,6 +2,7 @@
 import json
 import pathlib
 import re
+import tempfile
 import threading
 import time
 import unittest
@@ -164,7 +165,7 @@ class OpenApi(unittest.TestCase):
         routes = {r for r in self.server.json("GET", "/fake/routes")[1]
                   if not re.match(r"GET (/fake|/$|/web/|/favicon|/index)", r)}
         short = {r for r in routes if r.replace(" /", " /v1/", 1) in routes}  # the same without /v1
-        self.assertEqual(len(short), 4)
+        self.assertEqual(len(short), 7)
         self.assertEqual(listed, routes - short)
         self.assertEqual(self.document["info"]["version"], "0.1.0")
 
@@ -302,6 +303,34 @@ class Keys(unittest.TestCase):
             self.assertEqual(server.engine()["tenant"], "secret")
         finally:
             server.stop()
+
+    def test_keys_from_a_file_have_limits(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "keys"
+            path.write_text("# comment\n\nfree\none running=1\ntwo per-minute=2\n")
+            server = Server(env={"FAKE_KEY_FILE": str(path)})
+
+            def ask(key, prompt="[say x]"):
+                return server.request("POST", "/v1/completions", {"prompt": prompt}, {"Authorization": f"Bearer {key}"})
+            try:
+                self.assertEqual([ask(key)[0] for key in ("free", "one", "none", "# comment")], [200, 200, 401, 401])
+                held = threading.Thread(target=ask, args=("one", "[slow 30][say " + "x" * 10 + "]"))
+                held.start()
+                server.wait_engine(lambda e: e["running"] == 1)
+                status, headers, data = ask("one")
+                self.assertEqual((status, json.loads(data)["error"]["code"]), (429, "rate_limit_exceeded"))
+                self.assertEqual(ask("free")[0], 200)
+                held.join()
+                server.wait_engine(lambda e: e["generations"] == 0)
+                self.assertEqual(ask("one")[0], 200)
+                self.assertEqual([ask("two")[0] for _ in range(3)], [200, 200, 429])
+                self.assertLessEqual(int(ask("two")[1]["retry-after"]), 60)
+            finally:
+                server.stop()
+            for text in ("", "key limit=3", "key running=0", "key running=x"):
+                path.write_text(text)
+                with self.assertRaises(RuntimeError):
+                    Server(env={"FAKE_KEY_FILE": str(path)})
 
 
 if __name__ == "__main__":

@@ -63,6 +63,28 @@ class Sdk(unittest.TestCase):
                                                 max_tokens=7)
         self.assertEqual(answer.usage.completion_tokens, 7)
 
+    def test_responses(self):
+        first = self.client.responses.create(model="fake", input="my word is [say one]", instructions="be short")
+        self.assertEqual((first.output_text, first.status, first.usage.output_tokens), ("one", "completed", 3))
+        second = self.client.responses.create(model="fake", input="again", previous_response_id=first.id)
+        self.assertEqual(second.output_text, "one")
+        self.assertEqual(self.client.responses.retrieve(first.id).output_text, "one")
+        self.client.responses.delete(first.id)
+        with self.assertRaises(openai.NotFoundError):
+            self.client.responses.retrieve(first.id)
+        tools = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}]
+        text = '[say <think>hm</think>Ok. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>]'
+        with self.client.responses.stream(model="fake", input=text, tools=tools) as stream:
+            kinds = [event.type for event in stream]
+            final = stream.get_final_response()
+        self.assertEqual([item.type for item in final.output], ["reasoning", "message", "function_call"])
+        self.assertEqual((final.output[2].name, final.output[2].arguments), ("add", '{"a": 1}'))
+        for kind in ("response.created", "response.reasoning_text.delta", "response.output_text.done", "response.function_call_arguments.done",
+                     "response.completed"):
+            self.assertIn(kind, kinds)
+        with self.assertRaises(openai.BadRequestError):
+            self.client.responses.create(model="fake", input="x", background=True)
+
     def test_errors(self):
         with self.assertRaises(openai.BadRequestError) as caught:
             self.client.chat.completions.create(**self.ask("x"), temperature=3)

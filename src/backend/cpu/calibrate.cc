@@ -242,7 +242,7 @@ class Meter {
             float out[cpu::kTile * cpu::kPanel];
             for (int r = 0; r < kRepeat; ++r)
               table_.qdot4[f](panel.data(), reinterpret_cast<cpu::XBlock4*>(x.data()), kBlocks,
-                              out);
+                              cpu::kTile, out);
           });
         },
         1);

@@ -6,9 +6,28 @@
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
+#elif defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace tokamak::cpu {
+
+#if defined(__x86_64__)
+namespace {
+
+// The matrix unit's registers are larger than what the kernel saves for every thread: a process has
+// to ask once. Constants of the kernel's user-space ABI, spelled out because older headers lack
+// them: ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA.
+bool may_use_tiles() {
+  static const bool granted = __builtin_cpu_supports("amx-tile") &&
+                              __builtin_cpu_supports("amx-int8") &&
+                              ::syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  return granted;
+}
+
+}  // namespace
+#endif
 
 // A level's table function is itself compiled for that level: it is called only where the level
 // runs.
@@ -29,6 +48,7 @@ std::vector<const KernelTable*> available_tables() {
                 __builtin_cpu_supports("avx512vnni");
   if (avx2) out.push_back(avx2_table());
   if (avx512) out.push_back(avx512_table());
+  if (avx512 && may_use_tiles()) out.push_back(amx_table());
 #endif
   return out;
 }

@@ -14,6 +14,7 @@ namespace tokamak::cpu {
 constexpr int kPanel = 16;                // output rows per panel
 constexpr int kQuantBlock = 32;           // values per scale of an activation
 constexpr int64_t kActivationBlock = 40;  // bytes of one q8a block
+constexpr int64_t kWideBlock = 704;       // most bytes of a widened block of a panel
 constexpr int kTile = 4;                  // activation rows that a wide kernel takes at once
 
 // Weight formats with integer dot products, packed in panels (pack.h has the byte layouts).
@@ -70,9 +71,18 @@ struct KernelTable {
   const char* name;
   PackStyle style;
 
-  // out[row of the tile][kPanel] = panel . x over `blocks` blocks of 32.
+  // out[row of the tile][kPanel] = panel . x over `blocks` blocks of 32. qdot4: for the first
+  // `rows` rows of the tile; what it writes for the others has no meaning.
   void (*qdot1[kQFormats])(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out);
-  void (*qdot4[kQFormats])(const uint8_t* panel, const XBlock4* x, int64_t blocks, float* out);
+  void (*qdot4[kQFormats])(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows,
+                           float* out);
+  // For many rows: qwiden brings `blocks` blocks of a panel (whole super-blocks) to int8 and f32,
+  // at most kWideBlock bytes each, in a form of the level's own; qwide multiplies that with `rows`
+  // rows in tiles that are `stride` blocks apart, sums[row][kPanel] +=, so that k can come in
+  // parts. nullptr: the level has none, and qdot4 does the same.
+  void (*qwiden[kQFormats])(const uint8_t* panel, int64_t blocks, uint8_t* wide);
+  void (*qwide[kQFormats])(const uint8_t* wide, const XBlock4* x, int64_t stride, int64_t rows,
+                           int64_t blocks, float* sums);
   // Rearranges n <= kTile rows of q8a blocks (40 bytes each); absent rows become zero.
   void (*pack_x1)(const void* x, int64_t blocks, XBlock1* out);
   void (*pack_x4)(const void* const* rows, int n, int64_t blocks, XBlock4* out);
@@ -119,5 +129,6 @@ const KernelTable* neon_table();
 const KernelTable* i8mm_table();
 const KernelTable* avx2_table();
 const KernelTable* avx512_table();
+const KernelTable* amx_table();
 
 }  // namespace tokamak::cpu

@@ -1,7 +1,10 @@
 #include "backend/cpu/kernels.h"
 
+#include <set>
+
 #include "backend/cpu/cost.h"
 #include "base/error.h"
+#include "ops/op.h"
 
 namespace tokamak::cpu {
 
@@ -68,6 +71,7 @@ class KernelList {
     add_states();
     add_sampling();
     add_regions();
+    add_defined();
     return std::move(list_);
   }
 
@@ -127,16 +131,14 @@ class KernelList {
          .scratch = attend_scratch},
         make_attend);
   }
-  // One kernel from logits to tokens; alone, the stages run as they are defined.
+  // One kernel from logits to tokens.
   void add_sampling() {
     std::string stages;
     for (const char* op :
          {"penalize_tokens", "penalize_repeats", "bias_tokens", "allow_tokens", "run_stages",
           "temper", "keep_min_p", "keep_top_k", "keep_typical", "keep_top_p", "exclude_top"}) {
       stages += std::string(stages.empty() ? "" : " ") + op;
-      add_defined(op);
     }
-    add_defined("choose_token");
     add({.name = "cpu.choose_tokens",
          .pattern = "[" + stages + "] -> choose_token(f32, f32, f32, i32)",
          .weight_layout = "",
@@ -145,13 +147,20 @@ class KernelList {
         make_choose_tokens, true);
     add("token_logprobs", "token_logprobs(f32, i32, i32, i32)", "sums f64", make_token_logprobs);
   }
-  void add_defined(const std::string& op) {
-    add({.name = "cpu.defined." + op,
-         .pattern = op + "(f32, ...)",
-         .weight_layout = "",
-         .numeric_class = "as defined: f64, rounded once",
-         .cost = defined_cost},
-        make_defined);
+  // After all others: ops that no kernel takes alone. State ops have kernels.
+  void add_defined() {
+    std::set<std::string, std::less<>> taken;
+    for (const CpuKernel& k : list_)
+      if (KernelPattern p = parse_pattern(k.desc.pattern); !p.region) taken.insert(p.op);
+    for (const OpDef* op : all_ops()) {
+      if (taken.contains(op->name) || !op->f32 || op->tier == Tier::kStructural) continue;
+      add({.name = fmt::format("cpu.defined.{}", op->name),
+           .pattern = fmt::format("{}(...)", op->name),
+           .weight_layout = "",
+           .numeric_class = "as defined: f64, rounded once",
+           .cost = defined_cost},
+          make_defined);
+    }
   }
   // Region kernels compute each op as its kernel alone does.
   void add_regions() {

@@ -94,7 +94,8 @@ TK_INLINE Scales load_scales(const uint8_t* super, const uint8_t* block) {
   return s;
 }
 
-template <int F, int columns, class X>
+// columns: activation rows that are taken; tile: that X holds.
+template <int F, int columns, int tile, class X>
 TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
   using P = Panel<F>;
   __m256 acc[2][columns];
@@ -104,8 +105,8 @@ TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out
     for (int sub = 0; sub < P::blocks; ++sub, ++x) {
       const uint8_t* block = panel + P::head + sub * P::block_bytes;
       Scales s = load_scales<F>(panel, block);
-      const float *scale = reinterpret_cast<const float*>(x), *sum = scale + columns;
-      const auto* isum = reinterpret_cast<const int32_t*>(sum + columns);
+      const float *scale = reinterpret_cast<const float*>(x), *sum = scale + tile;
+      const auto* isum = reinterpret_cast<const int32_t*>(sum + tile);
       for (int r = 0; r < 2; ++r) {
         __m256i lo[4], hi[4];
 #pragma GCC unroll 4
@@ -113,7 +114,7 @@ TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out
 #pragma GCC unroll 4
         for (int c = 0; c < columns; ++c) {
           __m256i a = half_dot<F>(lo, x->q + c * 32), h = half_dot<F>(hi, x->q + c * 32 + 16);
-          int32_t sum0 = P::offset * isum[c], sum1 = P::offset * isum[columns + c];
+          int32_t sum0 = P::offset * isum[c], sum1 = P::offset * isum[tile + c];
           __m256i dot;
           if (P::halves) {
             a = _mm256_sub_epi32(a, _mm256_set1_epi32(sum0));
@@ -136,11 +137,13 @@ TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out
 
 template <int F>
 void qdot1(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out) {
-  qdot<F, 1>(panel, x, blocks, out);
+  qdot<F, 1, 1>(panel, x, blocks, out);
 }
 template <int F>
-void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, float* out) {
-  qdot<F, 4>(panel, x, blocks, out);
+void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
+  if (rows == 2) return qdot<F, 2, 4>(panel, x, blocks, out);
+  if (rows == 3) return qdot<F, 3, 4>(panel, x, blocks, out);
+  qdot<F, 4, 4>(panel, x, blocks, out);
 }
 
 template <int F>

@@ -99,7 +99,7 @@ TK_INLINE void qdot4_rows(const uint8_t* panel, const XBlock4* x, int64_t blocks
 }
 
 template <int F>
-void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, float* out) {
+void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int, float* out) {
   qdot4_rows<F, 0>(panel, x, blocks, out);
   qdot4_rows<F, 1>(panel, x, blocks, out);
 }

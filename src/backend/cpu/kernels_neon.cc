@@ -6,69 +6,153 @@
 
 #include "backend/cpu/qpanel_neon.inc"
 
+#include "backend/cpu/qwide_neon.inc"
+
 namespace {
 
-// The integer dot of 4 rows with one activation row over a block: lo and hi hold k = 4 g .. 4 g + 3
-// and those + 16.
+// d and m of a super-block as f32; of q4_k and q5_k also what row_scales starts from.
 template <int F>
-TK_INLINE int32x4_t dot_block(const int8x16_t* lo, const int8x16_t* hi, int8x16_t x0, int8x16_t x1,
-                              int32_t sum0, int32_t sum1, int32x4_t s0, int32x4_t s1) {
-  constexpr int offset = Panel<F>::offset;
-  int32x4_t a = vdupq_n_s32(offset ? -offset * sum0 : 0),
-            b = vdupq_n_s32(offset ? -offset * sum1 : 0);
-  a = vdotq_laneq_s32(a, lo[0], x0, 0);
-  b = vdotq_laneq_s32(b, hi[0], x1, 0);
-  a = vdotq_laneq_s32(a, lo[1], x0, 1);
-  b = vdotq_laneq_s32(b, hi[1], x1, 1);
-  a = vdotq_laneq_s32(a, lo[2], x0, 2);
-  b = vdotq_laneq_s32(b, hi[2], x1, 2);
-  a = vdotq_laneq_s32(a, lo[3], x0, 3);
-  b = vdotq_laneq_s32(b, hi[3], x1, 3);
-  if (Panel<F>::halves) return vmlaq_s32(vmulq_s32(a, s0), b, s1);
-  return vaddq_s32(a, b);
+struct Heads {
+  float32x4_t d[4], m[4], d_start[4], m_start[4];
+};
+template <int F>
+TK_INLINE Heads<F> load_heads(const uint8_t* super) {
+  Heads<F> h;
+  load_half16(super, h.d);
+  if (Panel<F>::minimum) load_half16(super + 32, h.m);
+  if (F == kFQ4_K || F == kFQ5_K)
+    for (int r = 0; r < 4; ++r) {
+      h.m[r] = vnegq_f32(h.m[r]);
+      h.d_start[r] = vmulq_n_f32(h.d[r], -8388608.0f);
+      h.m_start[r] = vmulq_n_f32(h.m[r], -8388608.0f);
+    }
+  return h;
 }
 
-// Columns: activation rows that are taken at once.
-template <int F, int columns, class X>
-TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
+// The bits of 2^23 + byte as floats.
+TK_INLINE void spread_bytes(uint8x16_t v, float32x4_t* out) {
+  uint8x16_t zero = vdupq_n_u8(0);
+  uint16x8_t lo = vreinterpretq_u16_u8(vzip1q_u8(v, zero));
+  uint16x8_t hi = vreinterpretq_u16_u8(vzip2q_u8(v, zero)), top = vdupq_n_u16(0x4b00);
+  out[0] = vreinterpretq_f32_u16(vzip1q_u16(lo, top));
+  out[1] = vreinterpretq_f32_u16(vzip2q_u16(lo, top));
+  out[2] = vreinterpretq_f32_u16(vzip1q_u16(hi, top));
+  out[3] = vreinterpretq_f32_u16(vzip2q_u16(hi, top));
+}
+
+// The scales of a block of k-quants, spread; s0 of q6_k plus 128.
+template <int F>
+struct BlockScales {
+  float32x4_t s0[4], s1[4];
+};
+template <int F>
+TK_INLINE BlockScales<F> load_block_scales(const uint8_t* block) {
+  BlockScales<F> s;
+  uint8x16_t flip = vdupq_n_u8(F == kFQ6_K ? 0x80 : 0);
+  if (Panel<F>::k_quant) {
+    spread_bytes(veorq_u8(vld1q_u8(block), flip), s.s0);
+    spread_bytes(veorq_u8(vld1q_u8(block + 16), flip), s.s1);
+  }
+  return s;
+}
+
+// The scales of rows 4 r .. 4 r + 3 for one block. d * (2^23 + byte) - d * 2^23 is rounded once:
+// it is d * byte.
+struct RowScales {
+  float32x4_t d, m, s0, s1;  // s0, s1: q6_k
+};
+template <int F>
+TK_INLINE RowScales row_scales(const Heads<F>& h, const BlockScales<F>& b, int r) {
+  RowScales s{h.d[r], h.m[r], h.d[r], h.d[r]};
+  if (F == kFQ4_K || F == kFQ5_K) {
+    s.d = vfmaq_f32(h.d_start[r], h.d[r], b.s0[r]);
+    s.m = vfmaq_f32(h.m_start[r], h.m[r], b.s1[r]);
+  }
+  if (F == kFQ6_K) {
+    s.s0 = vsubq_f32(b.s0[r], vdupq_n_f32(8388736.0f));
+    s.s1 = vsubq_f32(b.s1[r], vdupq_n_f32(8388736.0f));
+  }
+  return s;
+}
+
+// Where the sum of one activation row starts: at minus the weights' offset times the row's sum.
+template <int F>
+TK_INLINE int32x4_t start_sum(int32_t sum) {
+  return Panel<F>::offset ? vdupq_n_s32(kMagic[0] - Panel<F>::offset * sum) : magic_start();
+}
+
+// Columns: activation rows that are taken at once; tile: that X holds. Rows 4 first .. 4 last - 1
+// of the panel, 4 * group of them scaled together.
+template <int F, int columns, int tile, int first, int last, class X>
+TK_INLINE void qdot_rows(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
   using P = Panel<F>;
+  constexpr int group = 2;
   float32x4_t acc[4][columns];
-  for (int r = 0; r < 4; ++r)
+  for (int r = first; r < last; ++r)
     for (int c = 0; c < columns; ++c) acc[r][c] = vdupq_n_f32(0);
   for (int64_t b = 0; b < blocks; b += P::blocks, panel += P::bytes) {
+    Heads<F> heads = load_heads<F>(panel);
     for (int sub = 0; sub < P::blocks; ++sub, ++x) {
       const uint8_t* block = panel + P::head + sub * P::block_bytes;
-      Scales<F> s = load_scales<F>(panel, block);
-      const float *scale = reinterpret_cast<const float*>(x), *sum = scale + columns;
-      const auto* isum = reinterpret_cast<const int32_t*>(sum + columns);
+      BlockScales<F> scales = load_block_scales<F>(block);
+      const float *scale = reinterpret_cast<const float*>(x), *sum = scale + tile;
+      const auto* isum = reinterpret_cast<const int32_t*>(sum + tile);
+      float32x4_t factors[columns];
+      for (int c = 0; c < columns; ++c) factors[c] = vdupq_n_f32(scale[c] * P::factor);
 #pragma GCC unroll 4
-      for (int r = 0; r < 4; ++r) {
-        int8x16_t lo[4], hi[4];
+      for (int r0 = first; r0 < last; r0 += group) {
+        int32x4_t dot[group][columns], second[group][columns];  // second: k >= 16 of q6_k
 #pragma GCC unroll 4
-        for (int g = 0; g < 4; ++g) load_values<F>(block + P::scales, g * 4 + r, lo[g], hi[g]);
+        for (int r = 0; r < group; ++r) {
+          int8x16_t lo[4], hi[4];
 #pragma GCC unroll 4
-        for (int c = 0; c < columns; ++c) {
-          int8x16_t x0 = vld1q_s8(x->q + c * 32), x1 = vld1q_s8(x->q + c * 32 + 16);
-          int32x4_t dot =
-              dot_block<F>(lo, hi, x0, x1, isum[c], isum[columns + c], s.s0[r], s.s1[r]);
-          float32x4_t both = vmulq_n_f32(s.d[r], scale[c] * P::factor);
-          acc[r][c] = vfmaq_f32(acc[r][c], vcvtq_f32_s32(dot), both);
-          if (P::minimum) acc[r][c] = vfmaq_n_f32(acc[r][c], s.m[r], sum[c]);
+          for (int g = 0; g < 4; ++g)
+            load_values<F>(block + P::scales, g * 4 + r0 + r, lo[g], hi[g]);
+#pragma GCC unroll 4
+          for (int c = 0; c < columns; ++c) {
+            dot[r][c] = start_sum<F>(isum[c] + (P::halves ? 0 : isum[tile + c]));
+            if (P::halves) second[r][c] = start_sum<F>(isum[tile + c]);
+          }
+          dot_half<columns>(lo, x->q, dot[r]);
+          dot_half<columns>(hi, x->q + 16, P::halves ? second[r] : dot[r]);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < group; ++r) {
+          RowScales s = row_scales<F>(heads, scales, r0 + r);
+#pragma GCC unroll 4
+          for (int c = 0; c < columns; ++c) {
+            float32x4_t v = magic_value(dot[r][c]);
+            if (P::halves) v = vfmaq_f32(vmulq_f32(v, s.s0), magic_value(second[r][c]), s.s1);
+            float32x4_t& to = acc[r0 + r][c];
+            to = vfmaq_f32(to, v, vmulq_f32(s.d, factors[c]));
+            if (P::minimum) to = vfmaq_n_f32(to, s.m, sum[c]);
+          }
         }
       }
     }
   }
   for (int c = 0; c < columns; ++c)
-    for (int r = 0; r < 4; ++r) vst1q_f32(out + c * kPanel + 4 * r, acc[r][c]);
+    for (int r = first; r < last; ++r) vst1q_f32(out + c * kPanel + 4 * r, acc[r][c]);
+}
+
+// Three and more columns take the panel in two halves: the sums of all rows would not fit the
+// registers.
+template <int F, int columns, int tile, class X>
+TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
+  if (columns < 3) return qdot_rows<F, columns, tile, 0, 4>(panel, x, blocks, out);
+  qdot_rows<F, columns, tile, 0, 2>(panel, x, blocks, out);
+  qdot_rows<F, columns, tile, 2, 4>(panel, x, blocks, out);
 }
 
 template <int F>
 void qdot1(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out) {
-  qdot<F, 1>(panel, x, blocks, out);
+  qdot<F, 1, 1>(panel, x, blocks, out);
 }
 template <int F>
-void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, float* out) {
-  qdot<F, 4>(panel, x, blocks, out);
+void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
+  if (rows == 2) return qdot<F, 2, 4>(panel, x, blocks, out);
+  if (rows == 3) return qdot<F, 3, 4>(panel, x, blocks, out);
+  qdot<F, 4, 4>(panel, x, blocks, out);
 }
 
 template <int F>
@@ -76,6 +160,8 @@ void fill_q(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
     t.qdot1[F] = qdot1<F>;
     t.qdot4[F] = qdot4<F>;
+    t.qwiden[F] = qwiden<F>;
+    t.qwide[F] = qwide<F>;
     fill_q<F + 1>(t);
   }
 }

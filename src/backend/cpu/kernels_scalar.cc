@@ -85,7 +85,7 @@ void qdot1(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out) {
     qdot_row<F, 1>(panel, row, &x->scale, &x->sum, x->q, sizeof(XBlock1), blocks, out);
 }
 template <int F>
-void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, float* out) {
+void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int, float* out) {
   for (int row = 0; row < kPanel; ++row)
     qdot_row<F, 4>(panel, row, x->scale, x->sum, x->q, sizeof(XBlock4), blocks, out);
 }

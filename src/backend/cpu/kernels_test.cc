@@ -81,19 +81,21 @@ TEST_P(QDot, EveryLevelEqualsScalarAndTheDecodedProduct) {
     pack_qpanel(format, table->style, weights.data(), row_bytes, rows, k, panel.data());
     std::vector<XBlock4> x4(k / 32);
     std::vector<XBlock1> x1(k / 32);
-    std::vector<float> wide(4 * kPanel), narrow(4 * kPanel), three(4 * kPanel);
+    std::vector<float> wide(4 * kPanel), narrow(4 * kPanel), few(4 * kPanel);
     table->pack_x4(x.rows.data(), 4, k / 32, x4.data());
-    table->qdot4[GetParam()](panel.data(), x4.data(), k / 32, wide.data());
+    table->qdot4[GetParam()](panel.data(), x4.data(), k / 32, 4, wide.data());
     table->pack_x4(x.rows.data(), 3, k / 32, x4.data());
-    table->qdot4[GetParam()](panel.data(), x4.data(), k / 32, three.data());
     for (size_t c = 0; c < 4; ++c) {
       table->pack_x1(x.rows[c], k / 32, x1.data());
       table->qdot1[GetParam()](panel.data(), x1.data(), k / 32, narrow.data() + c * kPanel);
     }
     EXPECT_EQ(0, std::memcmp(wide.data(), narrow.data(), wide.size() * 4))
         << "one row alone differs from four";
-    EXPECT_EQ(0, std::memcmp(wide.data(), three.data(), 3 * kPanel * 4))
-        << "three rows differ from four";
+    for (int n = 1; n < 4; ++n) {
+      table->qdot4[GetParam()](panel.data(), x4.data(), k / 32, n, few.data());
+      EXPECT_EQ(0, std::memcmp(wide.data(), few.data(), static_cast<size_t>(n) * kPanel * 4))
+          << n << " rows differ from four";
+    }
     if (!have_first) first = wide;
     have_first = true;
     EXPECT_EQ(0, std::memcmp(wide.data(), first.data(), wide.size() * 4)) << "differs from scalar";
@@ -108,6 +110,49 @@ TEST_P(QDot, EveryLevelEqualsScalarAndTheDecodedProduct) {
         EXPECT_NEAR(wide[c * kPanel + r], sum, 2e-6 * magnitude)
             << "row " << r << " of activation row " << c;
       }
+  }
+}
+
+// Many rows through widened panels, k in parts, buffers without slack: the bits of one row alone.
+TEST_P(QDot, WidenedPanelsGiveTheSameBitsForAnyNumberOfRows) {
+  auto format = static_cast<QFormat>(GetParam());
+  Rng rng(700 + static_cast<uint64_t>(GetParam()));
+  constexpr int64_t k = 1280, blocks = k / 32, most = 67;
+  const QLayout& layout = qlayout(format);
+  int64_t first = layout.blocks == 8 ? 16 : 21;  // blocks of the first part
+  std::vector<std::byte> weights = random_rows(rng, format, kPanel, k);
+  auto row_bytes = static_cast<int64_t>(dtype_bytes(dtype_of(format), k));
+  Activations x = random_activations(rng, most, k);
+  for (const KernelTable* table : available_tables()) {
+    SCOPED_TRACE(table->name);
+    auto widen = table->qwiden[GetParam()];
+    auto multiply = table->qwide[GetParam()];
+    if (!widen) continue;
+    std::vector<uint8_t> panel(static_cast<size_t>(qpanel_bytes(format, k)));
+    pack_qpanel(format, table->style, weights.data(), row_bytes, kPanel, k, panel.data());
+    std::vector<XBlock1> x1(blocks);
+    std::vector<float> expected(most * kPanel);
+    for (size_t r = 0; r < most; ++r) {
+      table->pack_x1(x.rows[r], blocks, x1.data());
+      table->qdot1[GetParam()](panel.data(), x1.data(), blocks, expected.data() + r * kPanel);
+    }
+    std::vector<uint8_t> parts[2];
+    parts[0].resize(static_cast<size_t>(first * kWideBlock));
+    parts[1].resize(static_cast<size_t>((blocks - first) * kWideBlock));
+    widen(panel.data(), first, parts[0].data());
+    widen(panel.data() + first / layout.blocks * layout.bytes(), blocks - first, parts[1].data());
+    for (int64_t rows = 1; rows <= most; ++rows) {
+      int64_t used = (rows + kTile - 1) / kTile;
+      std::vector<XBlock4> x4(static_cast<size_t>(used * blocks));
+      for (int64_t t = 0; t < used; ++t)
+        table->pack_x4(x.rows.data() + t * kTile,
+                       static_cast<int>(std::min<int64_t>(kTile, rows - t * kTile)), blocks,
+                       x4.data() + t * blocks);
+      std::vector<float> sums(static_cast<size_t>(rows * kPanel));
+      multiply(parts[0].data(), x4.data(), blocks, rows, first, sums.data());
+      multiply(parts[1].data(), x4.data() + first, blocks, rows, blocks - first, sums.data());
+      ASSERT_EQ(0, std::memcmp(sums.data(), expected.data(), sums.size() * 4)) << rows << " rows";
+    }
   }
 }
 

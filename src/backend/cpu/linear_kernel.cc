@@ -9,6 +9,8 @@ namespace tokamak::cpu {
 namespace {
 
 constexpr int64_t kPanelPart = 256;  // k values of a panel decoded at a time
+constexpr int64_t kWideBlocks = 64;  // blocks of a panel widened at a time
+constexpr int64_t kWideRows = 5;     // rows for which widening pays
 
 // Activations q8a, weights of a format with integer dot products.
 class QuantLinear final : public LinearKernel {
@@ -18,10 +20,15 @@ class QuantLinear final : public LinearKernel {
     int f = static_cast<int>(w_->qformat);
     dot1_ = kernels.qdot1[f];
     dot4_ = kernels.qdot4[f];
+    widen_ = kernels.qwiden[f];
+    wide_ = kernels.qwide[f];
   }
   int64_t single_bytes() const override { return blocks_ * static_cast<int64_t>(sizeof(XBlock1)); }
   int64_t tile_bytes() const override { return tile_bytes_of(DType::kQ8A, w_->k); }
-  int64_t scratch_bytes() const override { return 0; }
+  int64_t scratch_bytes() const override {
+    if (!wide_) return 0;
+    return std::min(blocks_, kWideBlocks) * kWideBlock + kMaxTiles * kTile * kPanel * 4;
+  }
 
   void pack_single(const KernelTable& k, const void* x, uint8_t* to) const override {
     k.pack_x1(x, blocks_, reinterpret_cast<XBlock1*>(to));
@@ -41,20 +48,42 @@ class QuantLinear final : public LinearKernel {
     }
   }
   void tiles(const KernelTable&, const uint8_t* packed, int64_t rows, int64_t begin, int64_t end,
-             const LinearSink& sink, uint8_t*) const override {
+             const LinearSink& sink, uint8_t* scratch) const override {
     const auto* x = reinterpret_cast<const XBlock4*>(packed);
+    if (wide_ && rows >= kWideRows) return wide_tiles(x, rows, begin, end, sink, scratch);
     for (int64_t p = begin; p < end; ++p)
       for (int64_t r = 0; r < rows; r += kTile) {
         float sums[kTile * kPanel];
-        dot4_(w_->panel(p), x + r / kTile * blocks_, blocks_, sums);
-        store(sink, begin, p, r, std::min<int64_t>(kTile, rows - r), sums);
+        int64_t n = std::min<int64_t>(kTile, rows - r);
+        dot4_(w_->panel(p), x + r / kTile * blocks_, blocks_, static_cast<int>(n), sums);
+        store(sink, begin, p, r, n, sums);
       }
   }
 
  private:
+  // Parts of a panel are widened and multiplied with all rows while they are in the first cache.
+  void wide_tiles(const XBlock4* x, int64_t rows, int64_t begin, int64_t end,
+                  const LinearSink& sink, uint8_t* scratch) const {
+    TK_CHECK(rows <= kMaxTiles * kTile);
+    const QLayout& layout = qlayout(w_->qformat);
+    int64_t part = std::min(blocks_, kWideBlocks);
+    auto* sums = reinterpret_cast<float*>(scratch + part * kWideBlock);
+    for (int64_t p = begin; p < end; ++p) {
+      std::memset(sums, 0, static_cast<size_t>(rows * kPanel) * sizeof(float));
+      for (int64_t b = 0; b < blocks_; b += part) {
+        int64_t n = std::min(part, blocks_ - b);
+        widen_(w_->panel(p) + b / layout.blocks * layout.bytes(), n, scratch);
+        wide_(scratch, x + b, blocks_, rows, n, sums);
+      }
+      store(sink, begin, p, 0, rows, sums);
+    }
+  }
+
   int64_t blocks_;
   void (*dot1_)(const uint8_t*, const XBlock1*, int64_t, float*);
-  void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, float*);
+  void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
+  void (*widen_)(const uint8_t*, int64_t, uint8_t*);
+  void (*wide_)(const uint8_t*, const XBlock4*, int64_t, int64_t, int64_t, float*);
 };
 
 // Activations f32. Float weights are read as they are for few rows; quantised ones, and any for

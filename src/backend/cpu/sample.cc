@@ -1,11 +1,9 @@
-// Sampling: the stages and the choice of a token as one kernel, log-probabilities, and ops that run
-// as they are defined.
+// Sampling: the stages and the choice of a token as one kernel, and log-probabilities.
 #include <algorithm>
 
 #include "backend/common/token_chooser.h"
 #include "backend/cpu/exec.h"
 #include "base/error.h"
-#include "ops/op.h"
 
 namespace tokamak::cpu {
 namespace {
@@ -181,48 +179,6 @@ class TokenLogprobs final : public RowsOfTokens {
   }
 };
 
-// An op as ops/ defines it, on one thread: slow, for ops that are rarely run alone. It allocates.
-class Defined final : public Op {
- public:
-  explicit Defined(const OpSite& site)
-      : op_(*find_op(site.op)),
-        attrs_(site.attrs),
-        inputs_(site.in.size()),
-        outputs_(site.out.size()) {
-    for (const Tensor& t : site.in)
-      if (t.dtype != DType::kF32 && t.dtype != DType::kI32)
-        fail(ErrorCode::kUnsupported, "{}: {} reads f32 and i32, not {}", site.label,
-             site.kernel->name, dtype_name(t.dtype));
-  }
-  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
-    if (c.thread != 0) return;
-    auto operand = [](const Tensor& t) {
-      Operand<float> o;
-      o.tensor.dims = {t.dims, static_cast<size_t>(t.rank)};
-      if (t.dtype == DType::kI32)
-        o.tensor.i = t.i32();
-      else
-        o.tensor.f = t.f32();
-      return o;
-    };
-    std::vector<Operand<float>> from, to;
-    for (size_t i = 0; i < inputs_; ++i) from.push_back(operand(in[i]));
-    for (size_t i = 0; i < outputs_; ++i) to.push_back(operand(out[i]));
-    op_.f32({from, to, attrs_});
-  }
-  void touch(const Tensor* in, const Tensor* out, const StepContext& c,
-             AccessList& list) const override {
-    if (c.thread != 0) return;
-    for (size_t i = 0; i < inputs_; ++i) list.read(in[i]);
-    for (size_t i = 0; i < outputs_; ++i) list.write(out[i]);
-  }
-
- private:
-  const OpDef& op_;
-  Value attrs_;
-  size_t inputs_, outputs_;
-};
-
 }  // namespace
 
 std::unique_ptr<Op> make_choose_tokens(const OpSite& site) {
@@ -231,6 +187,5 @@ std::unique_ptr<Op> make_choose_tokens(const OpSite& site) {
 std::unique_ptr<Op> make_token_logprobs(const OpSite& site) {
   return std::make_unique<TokenLogprobs>(site);
 }
-std::unique_ptr<Op> make_defined(const OpSite& site) { return std::make_unique<Defined>(site); }
 
 }  // namespace tokamak::cpu

@@ -32,7 +32,9 @@ FusionGraph::FusionGraph(const Function& fn) : fn_(fn), needed_(needed_nodes(fn)
   for (const Function::Result& r : fn.results()) results_.insert(r.ref);
 }
 
-bool FusionGraph::is_call(NodeId id) const { return needed_[id] && is_call_node(fn_.node(id)); }
+bool FusionGraph::is_call(NodeId id) const {
+  return needed_[id] && is_call_node(fn_, fn_.node(id));
+}
 
 std::vector<Ref> FusionGraph::inputs_of(const std::vector<NodeId>& nodes) const {
   std::vector<Ref> out;

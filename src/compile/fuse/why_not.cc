@@ -42,7 +42,7 @@ class WhyNot {
  private:
   // The value that an alias shows.
   Ref origin(Ref r) const {
-    while (is_alias(fn_.node(r.node))) r = fn_.node(r.node).inputs[0];
+    while (is_alias(fn_, fn_.node(r.node))) r = fn_.node(r.node).inputs[0];
     return r;
   }
 

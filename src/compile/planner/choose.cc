@@ -177,12 +177,12 @@ void KernelChooser::each_site(See&& see) const {
     const Function& fn = *b->fn;
     for (NodeId id = 0; id < fn.nodes().size(); ++id) {
       const Node& node = fn.node(id);
-      if (!is_call_node(node)) continue;
+      if (!is_call_node(fn, node)) continue;
       see(site(*b, fn, id), is_region(node));
       if (!is_region(node)) continue;
       const Function& body = region_body(fn.module(), node.attrs);
       for (NodeId inner = 0; inner < body.nodes().size(); ++inner)
-        if (is_call_node(body.node(inner))) see(inner_site(*b, fn, node, body, inner), false);
+        if (is_call_node(body, body.node(inner))) see(inner_site(*b, fn, node, body, inner), false);
     }
   }
 }
@@ -298,7 +298,7 @@ void KernelChooser::decide(Bucket& bucket) {
     double seconds = 0;
     const Function& body = region_body(fn.module(), node.attrs);
     for (NodeId inner = 0; inner < body.nodes().size(); ++inner) {
-      if (!is_call_node(body.node(inner))) continue;
+      if (!is_call_node(body, body.node(inner))) continue;
       Options one = options(inner_site(bucket, fn, node, body, inner));
       const Option* o = best(one);
       seconds += o ? o->seconds : INFINITY;
@@ -323,7 +323,7 @@ void KernelChooser::decide(Bucket& bucket) {
   const Function& final = *bucket.fn;
   for (NodeId id = 0; id < final.nodes().size(); ++id) {
     const Node& node = final.node(id);
-    if (!is_call_node(node)) continue;
+    if (!is_call_node(final, node)) continue;
     Options all = options(site(bucket, final, id));
     const Option* chosen = best(all);
     if (chosen) bucket.chosen[&node] = {chosen->kernel, chosen->scratch};
@@ -350,7 +350,7 @@ void KernelChooser::note(const Bucket& bucket, const Node& node, const Options& 
 
 const KernelChooser::Choice& KernelChooser::choice(size_t request, const Node& node) const {
   const Bucket& b = *buckets_[request];
-  TK_CHECK(is_call_node(node), "{} is no call", node.op->name);
+  TK_CHECK(is_call_node(*b.fn, node), "{} is no call", node.op->name);
   auto it = b.chosen.find(&node);
   if (it != b.chosen.end()) return it->second;
   std::string types;

@@ -56,7 +56,7 @@ class Emitter {
     for (const Function::Result& r : fn_.results()) ++uses(r.ref);
     for (NodeId id = static_cast<NodeId>(uses_.size()); id-- > 0;) {
       const Node& node = fn_.node(id);
-      bool alias = is_alias(node) && !weight(node.inputs[0]);
+      bool alias = is_alias(fn_, node);
       for (Ref in : node.inputs) uses(in) += alias ? uses_[id][0] : 1;
     }
   }
@@ -67,7 +67,7 @@ class Emitter {
       places_[id] = {Place{}};  // resolved at the use: the kernel chooses the layout
     } else if (node.op->tier == Tier::kStructural) {
       places_[id] = {place_input(node)};
-    } else if (is_alias(node) && !weight(node.inputs[0])) {
+    } else if (is_alias(fn_, node)) {
       Place p = at(node.inputs[0]);  // same bytes, other extents
       p.arg.dims = extents(node.outputs[0].tensor);
       places_[id] = {p};

@@ -15,15 +15,17 @@ namespace tokamak {
 inline bool is_weight(const Node& node) {
   return node.op->tier == Tier::kStructural && node.op->name != "input";
 }
-// A tensor that is the same bytes as its operand.
-inline bool is_alias(const Node& node) { return node.op->name == "reshape"; }
+// A tensor that is the same bytes as its operand. Weights are not in the arena: they are copied.
+inline bool is_alias(const Function& fn, const Node& node) {
+  return node.op->name == "reshape" && !is_weight(fn.node(node.inputs[0].node));
+}
 // Its result is stored in another type than f32.
 inline bool stored_narrow(const Node& node) {
   return node.op->storage && node.attrs.has(kStorageAttr);
 }
 // One call of a plan; the others are inputs, weights and aliases.
-inline bool is_call_node(const Node& node) {
-  return node.op->tier != Tier::kStructural && !is_alias(node);
+inline bool is_call_node(const Function& fn, const Node& node) {
+  return node.op->tier != Tier::kStructural && !is_alias(fn, node);
 }
 
 // A region kernel that takes a body.

@@ -66,7 +66,7 @@ WorkMeter::WorkMeter(const Function& fn, std::vector<ShapeValues> shapes, std::v
                               static_cast<double>(last.eval(s))});
     }
     flops_[id].assign(shapes_.size(), 0);
-    if (!is_call_node(node) || !node.op->flops) continue;
+    if (!is_call_node(fn_, node) || !node.op->flops) continue;
     std::vector<Type> in;
     for (Ref r : node.inputs) in.push_back(fn.type(r));
     SymExpr flops = node.op->flops(in, node.outputs);
@@ -80,7 +80,7 @@ WorkMeter::WorkMeter(const Function& fn, std::vector<ShapeValues> shapes, std::v
 
 double WorkMeter::vector_ops(NodeId id, size_t shape) const {
   const Node& node = fn_.node(id);
-  if (!is_call_node(node)) return 0;  // an alias costs nothing, inside a region too
+  if (!is_call_node(fn_, node)) return 0;  // an alias costs nothing, inside a region too
   double n = 0;
   for (uint32_t o = 0; o < node.outputs.size(); ++o) n += elements({id, o}, shape);
   if (node.op->writes_state)

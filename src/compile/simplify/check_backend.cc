@@ -93,8 +93,9 @@ class ConcreteRun {
     take("out_rows", step_.out_rows, {0});
     auto rows =
         static_cast<size_t>(*std::max_element(step_.out_rows.begin(), step_.out_rows.end()) + 1);
-    if (auto it = inputs_.tensors.find("pos"); it != inputs_.tensors.end())
-      rows = std::max(rows, it->second.i.size());
+    for (const char* name : {"ids", "pos", "slot"})
+      if (auto it = inputs_.tensors.find(name); it != inputs_.tensors.end())
+        rows = std::max(rows, it->second.i.size());
     take("seq", step_.seq, std::vector<int32_t>(rows, 0));
     size_t t = step_.seq.size();
     std::vector<int32_t> slots(t);

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "base/rng.h"
+#include "serve/compat/fill_in.h"
 #include "serve/openai/api_error.h"
 #include "serve/openai/metrics.h"
 #include "serve/openai/openapi_data.h"
@@ -16,14 +17,6 @@ namespace tokamak::openai {
 namespace {
 
 constexpr int kMaxJsonDepth = 64;
-
-// Constant time, so that the duration does not reveal the key.
-bool same_key(std::string_view a, std::string_view b) {
-  unsigned char difference = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < a.size(); ++i)
-    difference |= static_cast<unsigned char>(a[i] ^ b[b.empty() ? 0 : i % b.size()]);
-  return difference == 0 && !b.empty();
-}
 
 std::string_view key_of(const http::Request& request) {
   std::string_view value = request.header("authorization");
@@ -65,6 +58,37 @@ Value parse_body(const http::Request& request) {
   return body;
 }
 
+http::Response in_form(ErrorForm form, http::Response response) {
+  return form == nullptr ? response : form(std::move(response));
+}
+
+// A completion with a suffix fills in the text between the two.
+void replace_suffix(Value& body, const Api& api) {
+  Fields fields(body);
+  auto suffix = fields.string("suffix");
+  if (!suffix || suffix->empty()) return;
+  const Value& prompt = fields.require("prompt");
+  if (!prompt.is_string()) wrong_type("prompt", "a string, because there is a 'suffix'", prompt);
+  if (fields.boolean("echo").value_or(false))
+    unsupported("echo", "It has no meaning together with 'suffix'.");
+  body.set("prompt", fill_in_prompt(*api.model_of(body), prompt.as_string(), *suffix, {}));
+  body.set("suffix", Value());
+}
+
+// The API that the others are translated to.
+Dialect openai_dialect(bool chat, const Api& api) {
+  Dialect dialect;
+  dialect.translate = [chat, &api](Value body, const http::Request&) {
+    Translated out;
+    out.body = with_llama_names(std::move(body));
+    if (!chat) replace_suffix(out.body, api);
+    out.chat = chat;
+    out.shape = chat ? make_chat_shape : make_completion_shape;
+    return out;
+  };
+  return dialect;
+}
+
 Value card(const ServedModel& model) {
   Value value = Value::object();
   value.set("id", model.name);
@@ -97,6 +121,7 @@ Value piece_value(const ServedModel& model, int32_t id) {
 Api::Api(ApiOptions options, std::vector<ServedModel> models)
     : options_(std::move(options)),
       start_time_(unix_seconds()),
+      keys_(options_.api_keys),
       log_(options_.request_log.empty() ? nullptr
                                         : std::make_unique<RequestLog>(options_.request_log)),
       prepare_(std::make_unique<WorkerPool>(options_.prepare_threads)),
@@ -104,8 +129,10 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
   TK_CHECK(!models.empty());
   for (ServedModel& model : models) {
     if (model.fingerprint.empty()) model.fingerprint = "fp_tokamak_" + options_.version;
-    if (model.tool_style == ToolStyle::kNone)
-      model.tool_style = tool_style_of(pick_chat_template(model.tokenizer->spec(), "", true));
+    if (model.grammars == nullptr)
+      model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
+    if (model.tool_format == nullptr)
+      model.tool_format = tool_format_of(pick_chat_template(model.tokenizer->spec(), "", true));
     for (const auto& [name, text] : model.tokenizer->spec().named_templates)
       if (name == "tool_use" && model.tool_template == nullptr)
         model.tool_template = std::make_shared<const ChatTemplate>(ChatTemplate::parse(text));
@@ -137,58 +164,77 @@ std::shared_ptr<const ServedModel> Api::model_of(const Value& body) const {
 }
 
 void Api::authorise(const http::Request& request) const {
-  if (options_.api_keys.empty()) return;
+  if (keys_.empty()) return;
   std::string_view given = key_of(request);
-  bool known = false;
-  for (const std::string& key : options_.api_keys) known |= same_key(given, key);
-  if (known) return;
+  if (keys_.find(given) != nullptr) return;
   if (given.empty())
     throw ApiError(401, "You didn't provide an API key: send 'Authorization: Bearer KEY'.", "",
                    "invalid_api_key");
   throw ApiError(401, "Incorrect API key provided.", "", "invalid_api_key");
 }
 
+std::string Api::tenant_of(const http::Request& request) const {
+  return keys_.empty() ? "" : std::string(key_of(request));
+}
+
 // Each key has its own cache: a salt separates requests of one key, it never joins those of two. A
 // key has no line breaks.
 void Api::add_tenant(const http::Request& request, GenerationParams& params) const {
-  if (options_.api_keys.empty()) return;
-  params.tenant = key_of(request);
+  params.tenant = tenant_of(request);
+  if (params.tenant.empty()) return;
   params.cache_salt =
       params.cache_salt.empty() ? params.tenant : params.tenant + "\n" + params.cache_salt;
 }
 
-http::Handler Api::quick(Answer answer, bool open) {
-  return [this, answer = std::move(answer), open](http::ExchangePtr exchange) {
+http::Handler Api::quick(Answer answer, bool open, ErrorForm form) {
+  return [this, answer = std::move(answer), open, form](http::ExchangePtr exchange) {
     try {
       if (!open) authorise(exchange->request());
       exchange->respond(answer(exchange->request()));
     } catch (const std::exception& e) {
-      exchange->respond(error_answer(e));
+      exchange->respond(in_form(form, error_answer(e)));
     }
   };
 }
 
-http::Handler Api::with_json(JsonAnswer answer, bool numbered) {
-  return [this, answer = std::move(answer), numbered](http::ExchangePtr exchange) {
+http::Handler Api::with_json(JsonAnswer answer, bool numbered, ErrorForm form) {
+  return [this, answer = std::move(answer), numbered, form](http::ExchangePtr exchange) {
     try {
       authorise(exchange->request());
       check_content_type(exchange->request());
     } catch (const std::exception& e) {
-      return exchange->respond(error_answer(e));
+      return exchange->respond(in_form(form, error_answer(e)));
     }
     uint64_t number = numbered ? arrivals_++ : 0;
-    prepare_->post([answer, number, exchange = std::move(exchange)] {
+    prepare_->post([answer, number, form, exchange = std::move(exchange)] {
       if (exchange->gone()) return;
       try {
         answer(exchange, parse_body(exchange->request()), number);
       } catch (const std::exception& e) {
-        exchange->respond(error_answer(e));
+        exchange->respond(in_form(form, error_answer(e)));
       }
     });
   };
 }
 
-void Api::generate(http::ExchangePtr exchange, const Value& body, bool chat, uint64_t number) {
+http::Handler Api::on_worker(Answer answer) {
+  return [this, answer = std::move(answer)](http::ExchangePtr exchange) {
+    prepare_->post([this, answer, exchange = std::move(exchange)] { quick(answer)(exchange); });
+  };
+}
+
+http::Handler Api::generator(Dialect dialect) {
+  ErrorForm form = dialect.error;
+  return with_json(
+      [this, dialect = std::move(dialect)](http::ExchangePtr exchange, Value body,
+                                           uint64_t number) {
+        generate(std::move(exchange), std::move(body), dialect, number);
+      },
+      true, form);
+}
+
+void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialect,
+                   uint64_t number) {
   RequestContext context;
   context.trace = trace_of(exchange->request());
   context.route = exchange->request().path;
@@ -201,19 +247,23 @@ void Api::generate(http::ExchangePtr exchange, const Value& body, bool chat, uin
     seed = uint64_t{bits[0]} << 32 | bits[1];
   }
   try {
-    generate(exchange, body, chat, seed, context);
+    context.slot = keys_.admit(key_of(exchange->request()), context.start);
+    generate(exchange, std::move(body), dialect, seed, context);
   } catch (const std::exception& e) {
-    http::Response response = error_answer(e);
+    http::Response response = in_form(dialect.error, error_answer(e));
     response.headers.emplace_back("traceparent", context.trace.header());
     if (log_ != nullptr) log_->write(context.line(response.status, e.what()));
     exchange->respond(std::move(response));
   }
 }
 
-void Api::generate(http::ExchangePtr exchange, const Value& body, bool chat, uint64_t seed,
+void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialect, uint64_t seed,
                    const RequestContext& context) {
-  auto model = model_of(body);
-  Prepared request = chat ? prepare_chat(body, model, seed) : prepare_completion(body, model, seed);
+  Translated asked = dialect.translate(std::move(body), exchange->request());
+  if (asked.answer) return exchange->respond(std::move(*asked.answer));
+  auto model = model_of(asked.body);
+  Prepared request = asked.chat ? prepare_chat(asked.body, model, seed, asked.clamp)
+                                : prepare_completion(asked.body, model, seed, asked.clamp);
   GenerationParams& params = request.params;
   add_tenant(exchange->request(), params);
   if (std::string_view id = exchange->request().request_id(); !id.empty()) params.request_id = id;
@@ -225,11 +275,12 @@ void Api::generate(http::ExchangePtr exchange, const Value& body, bool chat, uin
   shape.logprobs = params.logprobs >= 0;
   shape.top_logprobs = params.logprobs;
   shape.prompt_logprobs = params.prompt_logprobs;
-  shape.usage_field = params.stream && params.include_usage;
+  shape.include_usage = params.stream && params.include_usage;
+  shape.continuous_usage = params.continuous_usage;
   shape.token_ids = params.return_token_ids;
   shape.spell_ids = params.spell_ids;
-  auto made = chat ? make_chat_shape(std::move(shape), *model->tokenizer)
-                   : make_completion_shape(std::move(shape), *model->tokenizer);
+  shape.timings = params.timings;
+  auto made = asked.shape(std::move(shape), *model->tokenizer);
   std::make_shared<Generation>(std::move(exchange), std::move(request), std::move(made), *stream_,
                                stats_, context)
       ->start();
@@ -335,6 +386,14 @@ http::Response Api::openapi() const {
   return json_response(document);
 }
 
+// "decode", or "decode/NAME" for one of several models.
+http::Response Api::plan(const std::string& which) const {
+  size_t slash = which.find('/');
+  auto served = model(slash == std::string::npos ? "" : which.substr(slash + 1));
+  if (!served->plan) throw ApiError(404, "The plan of this model is not available.", "", "no_plan");
+  return json_response(served->plan(which.substr(0, slash)));
+}
+
 // For supervisors and load balancers: no key, also while the server drains.
 void Api::add_probes(http::Router& router) {
   auto alive = [](const http::Request&) { return json_response(Value::Object{{"status", "ok"}}); };
@@ -370,11 +429,7 @@ void Api::add_routes(http::Router& router) {
                quick([this](const Request& request) { return one_model(request.parameter); }));
     for (bool chat : {true, false})
       router.add("POST", base + (chat ? "/chat/completions" : "/completions"),
-                 with_json(
-                     [this, chat](ExchangePtr exchange, const Value& body, uint64_t number) {
-                       generate(std::move(exchange), body, chat, number);
-                     },
-                     true));
+                 generator(openai_dialect(chat, *this)));
   }
   auto add_plain = [&](const char* path, http::Response (Api::*method)(const Value&) const) {
     router.add("POST", path,
@@ -382,9 +437,12 @@ void Api::add_routes(http::Router& router) {
                  exchange->respond((this->*method)(body));
                }));
   };
+  router.add("GET", "/plan/{function...}",
+             on_worker([this](const Request& request) { return plan(request.parameter); }));
   add_plain("/tokenize", &Api::tokenize);
   add_plain("/detokenize", &Api::detokenize);
   add_plain("/apply-template", &Api::apply_template);
+  add_compat_routes(*this, router);
 }
 
 }  // namespace tokamak::openai

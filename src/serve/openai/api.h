@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "serve/compat/dialect.h"
 #include "serve/http/router.h"
 #include "serve/http/server.h"
+#include "serve/openai/api_keys.h"
 #include "serve/openai/generation.h"
 #include "serve/served_model.h"
 #include "serve/worker_pool.h"
@@ -15,7 +17,7 @@
 namespace tokamak::openai {
 
 struct ApiOptions {
-  std::vector<std::string> api_keys;   // empty: no key needed; otherwise every route except health
+  std::vector<ApiKey> api_keys;        // empty: no key needed; otherwise every route except health
                                        // and readiness requires one
   double request_timeout_seconds = 0;  // 0: none
   // Requests without a seed derive theirs from this and their arrival number; without a value, the
@@ -41,19 +43,28 @@ class Api {
   const GenerationStats& stats() const { return *stats_; }
   // The model of that name (empty: the first). Throws ApiError(404).
   std::shared_ptr<const ServedModel> model(const std::string& name) const;
+  std::shared_ptr<const ServedModel> model_of(const Value& body) const;
+  const std::vector<std::shared_ptr<const ServedModel>>& models() const { return models_; }
+  const ApiOptions& options() const { return options_; }
+
+  // For routes of this and of other APIs: a handler that answers on the I/O thread, one on a
+  // worker, one that receives the parsed body there, and one that generates. open: no key is
+  // needed. number: counts the requests of all handlers that are numbered, in the order of arrival.
+  using Answer = std::function<http::Response(const http::Request&)>;
+  using JsonAnswer = std::function<void(http::ExchangePtr, Value body, uint64_t number)>;
+  http::Handler quick(Answer answer, bool open = false, ErrorForm form = nullptr);
+  http::Handler with_json(JsonAnswer answer, bool numbered = false, ErrorForm form = nullptr);
+  http::Handler on_worker(Answer answer);
+  http::Handler generator(Dialect dialect);
+  // The client's key; "" if none is needed.
+  std::string tenant_of(const http::Request& request) const;
 
  private:
-  // A handler that answers on the I/O thread, and one that receives the parsed body on a worker.
-  using Answer = std::function<http::Response(const http::Request&)>;
-  using JsonAnswer = std::function<void(http::ExchangePtr, const Value& body, uint64_t number)>;
-  http::Handler quick(Answer answer, bool open = false);
-  // number: counts the requests of all handlers that are numbered, in the order of arrival.
-  http::Handler with_json(JsonAnswer answer, bool numbered = false);
   void authorise(const http::Request& request) const;  // throws ApiError(401)
   void add_tenant(const http::Request& request, GenerationParams& params) const;
 
-  void generate(http::ExchangePtr exchange, const Value& body, bool chat, uint64_t number);
-  void generate(http::ExchangePtr exchange, const Value& body, bool chat, uint64_t seed,
+  void generate(http::ExchangePtr exchange, Value body, const Dialect& dialect, uint64_t number);
+  void generate(http::ExchangePtr exchange, Value body, const Dialect& dialect, uint64_t seed,
                 const RequestContext& context);
   http::Response list_models() const;
   http::Response one_model(const std::string& name) const;
@@ -62,14 +73,15 @@ class Api {
   http::Response apply_template(const Value& body) const;
   http::Response metrics() const;
   http::Response openapi() const;
+  http::Response plan(const std::string& which) const;
   void add_probes(http::Router& router);
-  std::shared_ptr<const ServedModel> model_of(const Value& body) const;
 
   const ApiOptions options_;
   const int64_t start_time_;
   std::vector<std::shared_ptr<const ServedModel>> models_;
   std::shared_ptr<GenerationStats> stats_ = std::make_shared<GenerationStats>();
   std::atomic<uint64_t> arrivals_{0};
+  ApiKeys keys_;
   std::unique_ptr<RequestLog> log_;
   std::unique_ptr<WorkerPool> prepare_, stream_;
 };

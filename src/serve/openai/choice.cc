@@ -3,17 +3,31 @@
 #include <algorithm>
 
 namespace tokamak::openai {
+namespace {
+
+std::vector<int32_t> kept_tokens(const Prepared& request) {
+  std::vector<int32_t> ids;
+  const Tokenizer& tokenizer = *request.model->tokenizer;
+  for (std::string_view mark : output_marks(request.output))
+    if (int32_t id = tokenizer.find_piece(mark); id >= 0 && tokenizer.is_special(id))
+      ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+}  // namespace
 
 Choice::Choice(int index, const Prepared& request, const Prompt& prompt)
     : index_(index),
       params_(request.params),
       prompt_(prompt),
       tokenizer_(*request.model->tokenizer),
-      detokenizer_(*request.model->tokenizer, {.skip_special = request.params.skip_special}),
+      kept_(kept_tokens(request)),
+      detokenizer_(*request.model->tokenizer,
+                   {.skip_special = request.params.skip_special, .keep = kept_}),
       stops_(request.params.stops, request.params.include_stop),
-      reasoning_(request.reasoning),
-      include_reasoning_(request.include_reasoning),
-      tools_(request.tool_style) {}
+      parser_(make_output_parser(request.output, fresh_number())),
+      include_reasoning_(request.include_reasoning) {}
 
 void Choice::echo_prompt(const PromptScores& scores, Piece& piece) {
   piece.text = prompt_.text;
@@ -63,20 +77,16 @@ void Choice::push_token(const Delta& delta, size_t i, Piece& piece) {
     sendable = stops_.push(text).text;
   }
   sent_bytes_ += sendable.size();
-  bool thinking = reasoning_.inside();
-  add_text(reasoning_.push(sendable), piece);
-  reasoning_tokens_ += thinking || reasoning_.inside();
+  bool thinking = parser_->thinking();
+  add(parser_->push(sendable), piece);
+  reasoning_tokens_ += thinking || parser_->thinking();
   release(piece, false);
 }
 
-void Choice::add_text(ReasoningSplit::Result&& part, Piece& piece) {
-  if (include_reasoning_) piece.reasoning += part.reasoning;
-  add(tools_.push(part.text), piece);
-}
-
-void Choice::add(ToolCalls::Result&& result, Piece& piece) {
-  piece.text += result.text;
-  append_calls(piece.calls, std::move(result.calls));
+void Choice::add(OutputParser::Result&& part, Piece& piece) {
+  if (include_reasoning_) piece.reasoning += part.thoughts;
+  piece.text += part.text;
+  append_calls(piece.calls, std::move(part.calls));
 }
 
 void Choice::finish(const char* reason, Piece& piece) {
@@ -86,15 +96,14 @@ void Choice::finish(const char* reason, Piece& piece) {
     if (!stops_.stopped()) last += stops_.finish();
   }
   sent_bytes_ += last.size();
-  add_text(reasoning_.push(last), piece);
-  add_text(reasoning_.finish(), piece);
-  add(tools_.finish(), piece);
+  add(parser_->push(last), piece);
+  add(parser_->finish(), piece);
   release(piece, true);
   if (stops_.stopped()) {
     reason = "stop";
     piece.stop_reason = stops_.matched();
   }
-  piece.finish = tools_.any() && reason == std::string_view("stop") ? "tool_calls" : reason;
+  piece.finish = parser_->any_calls() && reason == std::string_view("stop") ? "tool_calls" : reason;
   done_ = true;
 }
 

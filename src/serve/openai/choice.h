@@ -8,8 +8,8 @@
 #include "engine/client.h"
 #include "serve/openai/prepare.h"
 #include "serve/openai/shape.h"
-#include "serve/openai/tool_calls.h"
 #include "text/detokenizer.h"
+#include "text/output/parser.h"
 #include "text/stop_strings.h"
 
 namespace tokamak::openai {
@@ -34,8 +34,7 @@ class Choice {
   void echo_prompt(const PromptScores& scores, Piece& piece);
   void push_token(const Delta& delta, size_t i, Piece& piece);
   void release(Piece& piece, bool all);
-  void add(ToolCalls::Result&& result, Piece& piece);
-  void add_text(ReasoningSplit::Result&& part, Piece& piece);
+  void add(OutputParser::Result&& part, Piece& piece);
   void finish(const char* reason, Piece& piece);
 
   struct Waiting {  // a scored token whose text may still become part of a stop string
@@ -47,11 +46,11 @@ class Choice {
   const GenerationParams& params_;
   const Prompt& prompt_;
   const Tokenizer& tokenizer_;
+  std::vector<int32_t> kept_;  // control tokens that the parser reads
   Detokenizer detokenizer_;
   StopStrings stops_;
-  ReasoningSplit reasoning_;
+  std::unique_ptr<OutputParser> parser_;
   const bool include_reasoning_;
-  ToolCalls tools_;
   std::deque<Waiting> waiting_;
   size_t raw_bytes_ = 0, sent_bytes_ = 0, characters_ = 0;
   int64_t tokens_ = 0, reasoning_tokens_ = 0;

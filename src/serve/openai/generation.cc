@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "serve/openai/api_error.h"
+#include "serve/openai/structured.h"
 
 namespace tokamak::openai {
 namespace {
@@ -55,6 +56,7 @@ RequestSpec Generation::spec_of(const Prompt& prompt,
   spec.beams = params.beams;
   spec.length_penalty = params.length_penalty;
   spec.early_stopping = params.early_stopping;
+  spec.mask = mask_of(params, *request_.model, request_.output.start);
   spec.score_prompt = (params.echo && params.logprobs >= 0) || params.prompt_logprobs >= 0;
   spec.priority = params.priority;
   spec.cache_salt = params.cache_salt;
@@ -119,21 +121,14 @@ void Generation::start() {
     }
   }
   if (request_.params.stream) {
-    http::StreamHead head;
+    http::StreamHead head = shape_->head();
     head.headers = {{"Cache-Control", "no-cache"},
                     {"X-Accel-Buffering", "no"},
                     {"traceparent", context_.trace.header()}};
     add_request_id(head.headers);
     exchange_->start_stream(std::move(head));
-    Usage now = usage();
-    for (size_t i = 0; i < choices_.size(); ++i) {
-      bool ids = request_.params.return_token_ids && i == 0;
-      if (auto first =
-              shape_->first_chunk(static_cast<int>(i), ids ? &request_.prompts[0].ids : nullptr,
-                                  request_.params.continuous_usage ? &now : nullptr);
-          !first.empty())
-        send_event(first);
-    }
+    shape_->begin(events_, static_cast<int>(choices_.size()),
+                  request_.params.return_token_ids ? &request_.prompts[0].ids : nullptr, usage());
     exchange_->write(events_);
     events_.clear();
   }
@@ -251,39 +246,9 @@ void Generation::handle_choice(Choice& choice, Arrival& arrival) {
       request_.model->client->stop_at(part.id, arrival.delta.choice, choice.stopped_at());
   }
   if (request_.params.stream)
-    send(piece);
+    shape_->piece(events_, piece, shape_->counts() ? usage() : Usage{});
   else
     append(whole_[piece.index], std::move(piece));
-}
-
-// In a chat the last text and the finish reason are sent in separate chunks, as in the OpenAI API;
-// in a completion together, so that every chunk has its log-probabilities.
-void Generation::send(const Piece& piece) {
-  Usage now = request_.params.continuous_usage ? usage() : Usage{};
-  const Usage* each = request_.params.continuous_usage ? &now : nullptr;
-  bool ids = request_.params.return_token_ids && !piece.ids.empty();
-  if (piece.finish != nullptr && !shape_->separate_finish())
-    return send_event(shape_->chunk(piece, each));
-  if (!piece.text.empty() || !piece.reasoning.empty() || !piece.scored.empty() ||
-      !piece.calls.empty() || ids || piece.prompt_ids != nullptr) {
-    Piece content = piece;
-    content.finish = nullptr;
-    content.stop_reason = {};
-    send_event(shape_->chunk(content, each));
-  }
-  if (piece.finish != nullptr) {
-    Piece last;
-    last.index = piece.index;
-    last.finish = piece.finish;
-    last.stop_reason = piece.stop_reason;
-    send_event(shape_->chunk(last, each));
-  }
-}
-
-void Generation::send_event(std::string_view json) {
-  events_ += "data: ";
-  events_ += json;
-  events_ += "\n\n";
 }
 
 Usage Generation::usage() const {
@@ -293,6 +258,10 @@ Usage Generation::usage() const {
   for (const Choice& choice : choices_) usage.completion_tokens += choice.tokens();
   usage.cached_tokens = cached_tokens_;
   for (const Choice& choice : choices_) usage.reasoning_tokens += choice.reasoning_tokens();
+  if (first_token_ > 0) {
+    usage.prompt_time = first_token_ - context_.start;
+    usage.answer_time = SteadyClock().now() - first_token_;
+  }
   return usage;
 }
 
@@ -304,11 +273,7 @@ void Generation::complete() {
   stats_->completion_tokens += total.completion_tokens;
   stats_->cached_tokens += total.cached_tokens;
   log_end(200, "", &total);
-  if (request_.params.stream) {
-    if (request_.params.include_usage) send_event(shape_->usage_chunk(total));
-    send_event("[DONE]");
-    return;
-  }
+  if (request_.params.stream) return shape_->end(events_, total);
   http::Response response;
   response.headers.emplace_back("traceparent", context_.trace.header());
   add_request_id(response.headers);
@@ -338,18 +303,16 @@ void Generation::break_off(const Delta& delta) {
   const char* code = delta.finish == Finish::kTimeout ? "deadline_exceeded"
                      : status == 429                  ? "queue_full"
                                                       : "";
-  http::Response response = http::error_response(status, message, "", "", code);
+  http::Response response = shape_->error(http::error_response(status, message, "", "", code));
   response.headers.emplace_back("traceparent", context_.trace.header());
   add_request_id(response.headers);
   if (status == 429)
     response.headers.emplace_back("Retry-After",
                                   retry_after_header(request_.model->client->info().retry_after));
-  if (request_.params.stream) {
-    send_event(response.body);
-    send_event("[DONE]");
-  } else {
+  if (request_.params.stream)
+    shape_->broken(events_, response);
+  else
     exchange_->respond(std::move(response));
-  }
   cancel_all();
 }
 

@@ -57,8 +57,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void drain();                           // pool
   void handle(Arrival& arrival);
   void handle_choice(Choice& choice, Arrival& arrival);
-  void send(const Piece& piece);
-  void send_event(std::string_view json);
   void complete();
   void break_off(const Delta& delta);  // the engine could not finish
   [[noreturn]] void refuse() const;    // rethrows submit's error as an ApiError

@@ -1,6 +1,7 @@
 // Validates chat messages and converts them to the form that templates expect.
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "base/json.h"
 #include "serve/openai/api_error.h"
@@ -11,7 +12,7 @@ namespace {
 
 constexpr std::array<std::string_view, 6> kRoles = {"system",    "developer", "user",
                                                     "assistant", "tool",      "function"};
-constexpr size_t kMaxMessages = 16384;
+constexpr size_t kMaxMessages = 16384, kMaxTemplate = 1 << 18;
 
 std::string read_part(const Value& part, const std::string& param) {
   if (part.is_string()) return part.as_string();
@@ -97,6 +98,24 @@ Value read_message(const Value& value, const std::string& param) {
   return message;
 }
 
+void check_tool_choice(const Value& choice, const Value& tools) {
+  if (choice.is_string()) {
+    if (choice.as_string() != "auto" && choice.as_string() != "required")
+      unsupported("tool_choice",
+                  "'none', 'auto', 'required' and the name of a function are available.");
+    return;
+  }
+  Fields inner(choice, "tool_choice");
+  if (inner.string("type").value_or("function") != "function")
+    unsupported("tool_choice", "Only functions are available.");
+  Fields function(inner.require("function"), "tool_choice.function");
+  const Value& name = function.require("name");
+  for (const Value& tool : tools.as_array())
+    if (tool.at("function").at("name") == name) return;
+  bad_request("tool_choice", "invalid_value",
+              "Invalid 'tool_choice': no function of 'tools' has this name.");
+}
+
 // nullptr: none are passed to the template.
 const Value* read_tools(Fields& fields) {
   const Value* tools = fields.find("tools");
@@ -120,12 +139,10 @@ const Value* read_tools(Fields& fields) {
   if (!choice->is_string() && !choice->is_object())
     wrong_type("tool_choice", "a string or an object", *choice);
   if (choice->is_string() && choice->as_string() == "none") return nullptr;
-  if (!choice->is_string() || choice->as_string() != "auto")
-    unsupported("tool_choice",
-                "Only 'auto' and 'none' are available: a call cannot be forced yet.");
-  if (tools == nullptr)
+  if (tools == nullptr || tools->size() == 0)
     bad_request("tool_choice", "invalid_value",
                 "'tool_choice' is only allowed when 'tools' are given.");
+  check_tool_choice(*choice, *tools);
   return tools;
 }
 
@@ -136,6 +153,20 @@ std::string render_template(const ChatTemplate& chat, const Value& context) {
     if (e.code() != ErrorCode::kInvalidArgument) throw;
     bad_request("messages", "chat_template_error",
                 "The model's chat template rejected the messages: {}", e.what());
+  }
+}
+
+std::optional<ChatTemplate> read_template(Fields& fields, std::string& source) {
+  auto text = fields.string("chat_template");
+  if (!text || text->empty()) return std::nullopt;
+  if (text->size() > kMaxTemplate)
+    bad_request("chat_template", "string_above_max_length",
+                "Invalid 'chat_template': longer than {} bytes.", kMaxTemplate);
+  source = *text;
+  try {
+    return ChatTemplate::parse(std::move(*text));
+  } catch (const Error& e) {
+    bad_request("chat_template", "invalid_value", "Invalid 'chat_template': {}", e.what());
   }
 }
 
@@ -207,6 +238,11 @@ RenderedChat render_chat(Fields& fields, const ServedModel& model) {
   auto piece = [&](int32_t id) { return id < 0 ? Value("") : Value(tokenizer.piece(id)); };
   context.set("bos_token", piece(tokenizer.bos_id()));
   context.set("eos_token", piece(tokenizer.eos_id()));
+  // Templates that know the effort print it; "none" switches thoughts off in those that can.
+  if (auto effort = fields.string("reasoning_effort")) {
+    context.set("reasoning_effort", *effort);
+    if (*effort == "none") context.set("enable_thinking", false);
+  }
   if (const Value* extra = fields.find("chat_template_kwargs")) {
     if (!extra->is_object()) wrong_type("chat_template_kwargs", "an object", *extra);
     if (extra->size() > 64)
@@ -217,7 +253,8 @@ RenderedChat render_chat(Fields& fields, const ServedModel& model) {
   }
   RenderedChat out;
   out.guard = guard_chat(context, tokenizer);
-  const ChatTemplate& chat = *(for_tools ? model.tool_template : model.chat_template);
+  const auto own = read_template(fields, out.own_template);
+  const ChatTemplate& chat = own ? *own : *(for_tools ? model.tool_template : model.chat_template);
   if (tools != nullptr && tools->size() > 0) check_tools_shown(chat, context, model);
   out.text = goes_on ? render_up_to_last(chat, std::move(context)) : render_template(chat, context);
   return out;

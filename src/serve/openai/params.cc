@@ -9,6 +9,7 @@
 #include "engine/sample_params.h"
 #include "serve/openai/api_error.h"
 #include "serve/openai/shape.h"
+#include "serve/openai/structured.h"
 
 namespace tokamak::openai {
 namespace {
@@ -44,7 +45,7 @@ std::vector<std::string> read_stops(Fields& fields) {
 
 void read_stop_ids(Fields& fields, const ServedModel& model, GenerationParams& params) {
   int64_t vocab = model.tokenizer->vocab_size();
-  bool ignore_eos = fields.boolean("ignore_eos").value_or(false);
+  bool ignore_eos = params.ignore_eos = fields.boolean("ignore_eos").value_or(false);
   std::vector<int32_t>& ids = params.stop_ids;
   if (!ignore_eos) {
     ids = model.tokenizer->spec().eog_ids;
@@ -235,6 +236,7 @@ GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t 
   params.skip_special = fields.boolean("skip_special_tokens").value_or(true);
   params.return_token_ids = fields.boolean("return_token_ids").value_or(false);
   params.spell_ids = fields.boolean("return_tokens_as_token_ids").value_or(false);
+  params.timings = fields.boolean("timings_per_token").value_or(false);
   params.priority = static_cast<int>(fields.integer("priority", INT32_MIN, INT32_MAX).value_or(0));
   params.cache_salt = fields.string("cache_salt").value_or("");
   if (count_characters(params.cache_salt) > kMaxText)
@@ -257,9 +259,7 @@ GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t 
   fields.ignore({"metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                  "prompt_cache_retention", "spaces_between_special_tokens", "stream_interval",
                  "prediction", "verbosity"});
-  for (const char* field : {"structured_outputs", "guided_json", "guided_regex", "guided_choice",
-                            "guided_grammar", "grammar", "json_schema", "ebnf", "regex"})
-    fields.refuse(field, "Constrained output is not available yet.");
+  params.grammar = read_structured(fields, model);
   for (const char* field :
        {"allowed_token_ids", "bad_words", "logits_processors", "lora_request", "prompt_embeds"})
     fields.refuse(field, "It is not available yet.");

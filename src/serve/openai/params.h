@@ -1,5 +1,6 @@
 #pragma once
 // Parameters shared by the two generation routes: sampling, stopping, streaming.
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,11 +22,14 @@ struct GenerationParams {
   std::vector<int32_t>
       stop_ids;  // end-of-text ids of the model (unless ignore_eos) and the client's own
   std::vector<int32_t> own_stop_ids;  // only the client's own, sorted
+  bool ignore_eos = false;
+  std::shared_ptr<const grammar::Grammar> grammar;  // of the answer; null: any text
+  int32_t grammar_min_tokens = 0;
   bool stream = false, include_usage = false, continuous_usage = false;
   bool echo = false;                            // completions only
   int32_t logprobs = -1, prompt_logprobs = -1;  // alternatives to report; -1: no log-probabilities
   bool skip_special = true;
-  bool return_token_ids = false, spell_ids = false;
+  bool return_token_ids = false, spell_ids = false, timings = false;
   int priority = 0;
   std::string cache_salt, tenant, request_id;
   double timeout_seconds = 0;  // 0: none

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "serve/openai/api_error.h"
+#include "serve/openai/structured.h"
 
 namespace tokamak::openai {
 namespace {
@@ -53,7 +54,8 @@ void truncate_prompts(Fields& fields, Prepared& request) {
 }
 
 // Fills in max_tokens and rejects what cannot fit.
-void fit_context(Prepared& request, const char* param, std::optional<int64_t> fallback) {
+void fit_context(Prepared& request, const char* param, std::optional<int64_t> fallback,
+                 bool clamp) {
   request.prompt_param = param;
   int64_t limit = limit_of(*request.model), longest = 0;
   for (const Prompt& prompt : request.prompts)
@@ -67,6 +69,7 @@ void fit_context(Prepared& request, const char* param, std::optional<int64_t> fa
                 limit, param, longest, param);
   if (!wanted && fallback) wanted = std::min(*fallback, limit - longest);
   if (!wanted || *wanted == -1) wanted = limit - longest;
+  if (clamp) wanted = std::min(*wanted, limit - longest);
   if (longest + *wanted > limit)
     bad_request(
         param, "context_length_exceeded",
@@ -132,13 +135,6 @@ std::vector<Prompt> read_prompts(Fields& fields, const ServedModel& model, bool 
 }
 
 void refuse_rest_of_chat(Fields& fields) {
-  if (const Value* format = fields.find("response_format")) {
-    Fields inner(*format, "response_format");
-    std::string type = inner.string("type").value_or("");
-    if (type != "text")
-      unsupported("response_format",
-                  fmt::format("Type '{}' is not available yet; only 'text' is.", type));
-  }
   if (const auto* list = fields.array("modalities"))
     for (const Value& item : *list)
       if (!item.is_string() || item.as_string() != "text")
@@ -147,14 +143,26 @@ void refuse_rest_of_chat(Fields& fields) {
   fields.refuse("web_search_options", "Web search is not available.");
   fields.refuse("functions", "Use 'tools'.");
   fields.refuse("function_call", "Use 'tool_choice'.");
-  for (const char* field : {"documents", "chat_template", "echo"})
-    fields.refuse(field, "It is not available yet.");
-  fields.ignore({"reasoning_effort", "parallel_tool_calls"});
+  for (const char* field : {"documents", "echo"}) fields.refuse(field, "It is not available yet.");
+  fields.ignore({"parallel_tool_calls"});
+}
+
+// Some models end an answer with calls with a token of its own.
+void add_format_stops(Prepared& request) {
+  if (request.output.tools == nullptr) return;
+  const Tokenizer& tokenizer = *request.model->tokenizer;
+  std::vector<int32_t>& ids = request.params.stop_ids;
+  for (std::string_view stop : request.output.tools->stops)
+    if (int32_t id = tokenizer.find_piece(stop); id >= 0 && tokenizer.is_special(id))
+      ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
 }
 
 }  // namespace
 
-Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> model, uint64_t seed) {
+Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> model, uint64_t seed,
+                      bool clamp) {
   Fields fields(body);
   fields.ignore({"model"});
   if (model->chat_template == nullptr)
@@ -182,21 +190,31 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   const Value* choice = body.find("tool_choice");
   bool none = choice != nullptr && choice->is_string() && choice->as_string() == "none";
   const bool with_tools = tools != nullptr && tools->size() > 0 && !none;
-  if (with_tools) request.tool_style = model->tool_style;
-  request.reasoning =
-      reasoning_start(pick_chat_template(model->tokenizer->spec(), "", with_tools), chat.plain());
+  const std::string& source = chat.own_template.empty()
+                                  ? pick_chat_template(model->tokenizer->spec(), "", with_tools)
+                                  : chat.own_template;
+  request.output =
+      output_spec(source, chat.plain(), with_tools ? model->tool_format : nullptr, tools);
+  add_format_stops(request);
+  if (auto call = with_tools ? forced_call(body, *model) : nullptr) {
+    if (request.params.grammar != nullptr)
+      bad_request("tool_choice", "invalid_value",
+                  "'tool_choice' cannot be combined with another constraint of the answer.");
+    request.params.grammar = std::move(call);
+  }
+  prepare_structured(request.params, *model);
   request.prompts.push_back({encode_chat(*model->tokenizer, chat.text, chat.guard), ""});
   if (request.prompts[0].ids.empty())
     bad_request("messages", "invalid_value", "Invalid 'messages': they render to an empty prompt.");
   truncate_prompts(fields, request);
   log_unknown_fields(fields.unknown());
   request.known_fields = fields.known();
-  fit_context(request, "messages", std::nullopt);
+  fit_context(request, "messages", std::nullopt, clamp);
   return request;
 }
 
 Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel> model,
-                            uint64_t seed) {
+                            uint64_t seed, bool clamp) {
   Fields fields(body);
   fields.ignore({"model"});
   Prepared request;
@@ -211,10 +229,7 @@ Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel
     bad_request("max_tokens", "integer_below_min_value",
                 "Invalid 'max_tokens': 0 is only allowed together with 'echo'.");
   fields.refuse("suffix", "Insertion is not available.");
-  if (const Value* format = fields.find("response_format")) {
-    if (format->get_string("type", "") != "text")
-      unsupported("response_format", "Only type 'text' is available yet.");
-  }
+  prepare_structured(params, *model);
   request.prompts = read_prompts(fields, *model, params.echo);
   truncate_prompts(fields, request);
   if (request.prompts.size() * static_cast<size_t>(params.n) > kMaxPrompts)
@@ -222,7 +237,7 @@ Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel
                 kMaxPrompts);
   log_unknown_fields(fields.unknown());
   request.known_fields = fields.known();
-  fit_context(request, "prompt", 16);
+  fit_context(request, "prompt", 16, clamp);
   return request;
 }
 

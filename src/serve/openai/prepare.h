@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "serve/openai/params.h"
-#include "serve/openai/reasoning.h"
 #include "text/chat_guard.h"
+#include "text/output/parser.h"
 
 namespace tokamak::openai {
 
@@ -20,23 +20,24 @@ struct Prepared {
   std::shared_ptr<const ServedModel> model;
   GenerationParams params;
   std::vector<Prompt> prompts;
-  std::string prompt_param;                 // the field they come from
-  ToolStyle tool_style = ToolStyle::kNone;  // the format of tool calls, if tools are offered
-  ReasoningSplit::Start reasoning = ReasoningSplit::Start::kOff;
+  std::string prompt_param;  // the field they come from
+  OutputSpec output;
   bool include_reasoning = true;
   std::vector<std::string_view> known_fields;  // of requests of this kind
 };
 
-// Throw ApiError. `body` is the whole request; seed: used if it has none.
+// Throw ApiError. `body` is the whole request; seed: used if it has none. clamp: an answer length
+// that does not fit the context is shortened, not refused.
 Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> model,
-                      uint64_t seed = fresh_number());
+                      uint64_t seed = fresh_number(), bool clamp = false);
 Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel> model,
-                            uint64_t seed = fresh_number());
+                            uint64_t seed = fresh_number(), bool clamp = false);
 
 // Messages as templates expect them: content parts joined, tool arguments parsed. Throws ApiError.
 Value read_messages(Fields& fields);
 struct RenderedChat {
-  std::string text, guard;  // with the marks of guard_chat()
+  std::string text, guard;   // with the marks of guard_chat()
+  std::string own_template;  // the client's; empty: the model's was used
   std::string plain() const { return without_guard(text, guard); }
 };
 // Renders messages, tools and chat_template_kwargs with the model's template.

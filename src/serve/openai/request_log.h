@@ -37,6 +37,7 @@ struct RequestContext {
   std::string route, remote;
   Nanos start = 0;
   RequestLog* log = nullptr;                               // may be nullptr
+  std::shared_ptr<void> slot;                              // of ApiKeys::admit()
   Value line(int status, const std::string& error) const;  // the beginning of every line
 };
 

@@ -35,11 +35,40 @@ Value usage_value(const Usage& usage) {
   return value;
 }
 
-Shape::Shape(ShapeOptions options, const Tokenizer& tokenizer)
-    : options_(std::move(options)), tokenizer_(tokenizer) {}
+Value timings_value(const Usage& usage) {
+  auto ms = [](Nanos time) { return static_cast<double>(time) * 1e-6; };
+  auto per_second = [](int64_t count, Nanos time) {
+    return time > 0 ? static_cast<double>(count) * 1e9 / static_cast<double>(time) : 0.0;
+  };
+  auto each = [&](int64_t count, Nanos time) {
+    return count > 0 ? ms(time) / static_cast<double>(count) : 0.0;
+  };
+  const int64_t computed = usage.prompt_tokens - usage.cached_tokens;
+  Value value = Value::object();
+  value.set("cache_n", usage.cached_tokens);
+  value.set("prompt_n", computed);
+  value.set("prompt_ms", ms(usage.prompt_time));
+  value.set("prompt_per_token_ms", each(computed, usage.prompt_time));
+  value.set("prompt_per_second", per_second(computed, usage.prompt_time));
+  value.set("predicted_n", usage.completion_tokens);
+  value.set("predicted_ms", ms(usage.answer_time));
+  value.set("predicted_per_token_ms", each(usage.completion_tokens, usage.answer_time));
+  value.set("predicted_per_second", per_second(usage.completion_tokens, usage.answer_time));
+  return value;
+}
 
-void Shape::set_names(std::string id_prefix, std::string whole_object, std::string chunk_object) {
-  id_ = fmt::format("{}-{:016x}{:016x}", id_prefix, fresh_number(), fresh_number());
+void add_event(std::string& out, std::string_view json, std::string_view name) {
+  if (!name.empty()) out.append("event: ").append(name).append("\n");
+  out.append("data: ").append(json).append("\n\n");
+}
+
+std::string new_id(std::string_view prefix) {
+  return fmt::format("{}{:016x}{:016x}", prefix, fresh_number(), fresh_number());
+}
+
+void OpenaiShape::set_names(std::string id_prefix, std::string whole_object,
+                            std::string chunk_object) {
+  id_ = new_id(id_prefix + "-");
   whole_object_ = std::move(whole_object);
   // The same for every chunk of a stream, so it is formatted once.
   chunk_head_ = fmt::format(
@@ -48,25 +77,65 @@ void Shape::set_names(std::string id_prefix, std::string whole_object, std::stri
       dump_json(options_.fingerprint));
 }
 
-std::string Shape::wrap_chunk(std::string_view choices, const Usage* usage,
-                              std::string_view more) const {
+std::string OpenaiShape::wrap_chunk(std::string_view choices, const Usage* usage,
+                                    std::string_view more) const {
   std::string out = chunk_head_;
   out += choices;
   out += ']';
   if (usage != nullptr)
     out += ",\"usage\":" + dump_json(usage_value(*usage));
-  else if (options_.usage_field)
+  else if (options_.include_usage)
     out += ",\"usage\":null";
+  if (usage != nullptr && options_.timings)
+    out += ",\"timings\":" + dump_json(timings_value(*usage));
   out += more;
   out += '}';
   return out;
 }
 
-std::string Shape::chunk(const Piece& piece, const Usage* usage) {
-  return wrap_chunk(stream_choice(piece), usage);
+void OpenaiShape::begin(std::string& out, int choices, const std::vector<int32_t>* prompt_ids,
+                        const Usage& usage) {
+  const Usage* each = options_.continuous_usage ? &usage : nullptr;
+  for (int i = 0; i < choices; ++i)
+    if (std::string first = first_chunk(i, i == 0 ? prompt_ids : nullptr, each); !first.empty())
+      add_event(out, first);
 }
 
-Value Shape::prompt_logprobs(const std::vector<int32_t>& ids, const PromptScores& scores) const {
+// In a chat the last text and the finish reason are sent in separate chunks, as in the OpenAI API;
+// in a completion together, so that every chunk has its log-probabilities.
+void OpenaiShape::piece(std::string& out, const Piece& piece, const Usage& usage) {
+  const Usage* each = options_.continuous_usage ? &usage : nullptr;
+  auto send = [&](const Piece& part) { add_event(out, wrap_chunk(stream_choice(part), each)); };
+  if (piece.finish != nullptr && !separate_finish()) return send(piece);
+  const bool ids = options_.token_ids && !piece.ids.empty();
+  if (!piece.text.empty() || !piece.reasoning.empty() || !piece.scored.empty() ||
+      !piece.calls.empty() || ids || piece.prompt_ids != nullptr) {
+    Piece content = piece;
+    content.finish = nullptr;
+    content.stop_reason = {};
+    send(content);
+  }
+  if (piece.finish != nullptr) {
+    Piece last;
+    last.index = piece.index;
+    last.finish = piece.finish;
+    last.stop_reason = piece.stop_reason;
+    send(last);
+  }
+}
+
+void OpenaiShape::end(std::string& out, const Usage& usage) {
+  if (options_.include_usage) add_event(out, wrap_chunk("", &usage));
+  add_event(out, "[DONE]");
+}
+
+void OpenaiShape::broken(std::string& out, const http::Response& error) {
+  add_event(out, error.body);
+  add_event(out, "[DONE]");
+}
+
+Value OpenaiShape::prompt_logprobs(const std::vector<int32_t>& ids,
+                                   const PromptScores& scores) const {
   Value list = Value::array();
   list.push(Value());  // nothing comes before the first token
   for (size_t i = 1; i < ids.size() && i - 1 < scores.logprobs.size(); ++i) {
@@ -87,9 +156,7 @@ Value Shape::prompt_logprobs(const std::vector<int32_t>& ids, const PromptScores
   return list;
 }
 
-std::string Shape::usage_chunk(const Usage& usage) { return wrap_chunk("", &usage); }
-
-std::string Shape::whole(const std::vector<Piece>& choices, const Usage& usage) {
+std::string OpenaiShape::whole(const std::vector<Piece>& choices, const Usage& usage) {
   Value value = Value::object();
   value.set("id", id_);
   value.set("object", whole_object_);
@@ -100,6 +167,7 @@ std::string Shape::whole(const std::vector<Piece>& choices, const Usage& usage) 
   for (const Piece& piece : choices) list.push(whole_choice(piece));
   value.set("choices", std::move(list));
   value.set("usage", usage_value(usage));
+  if (options_.timings) value.set("timings", timings_value(usage));
   if (Value ids = top_level_ids(choices); !ids.is_null())
     value.set("prompt_token_ids", std::move(ids));
   if (Value scores = top_level_scores(choices); !scores.is_null())

@@ -1,5 +1,6 @@
 #pragma once
-// The wire format of an answer, the only difference between the chat and the completion route.
+// The wire format of an answer: the only difference between the generation routes, of this API and
+// of the others (serve/compat).
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,7 +9,8 @@
 
 #include "base/value.h"
 #include "engine/client.h"
-#include "serve/openai/tool_calls.h"
+#include "serve/http/message.h"
+#include "text/output/call.h"
 #include "text/tokenizer.h"
 
 namespace tokamak::openai {
@@ -43,7 +45,8 @@ struct Piece {
 
 struct Usage {
   int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
-  int64_t reasoning_tokens = 0;  // part of completion_tokens; only for reasoning models
+  int64_t reasoning_tokens = 0;            // part of completion_tokens; only for reasoning models
+  Nanos prompt_time = 0, answer_time = 0;  // to the first token, and from it until now
 };
 
 struct ShapeOptions {
@@ -52,28 +55,56 @@ struct ShapeOptions {
   bool logprobs = false;
   int top_logprobs = 0;
   int prompt_logprobs = -1;
-  bool usage_field = false;  // chunks before the final usage chunk have "usage": null
+  bool include_usage = false, continuous_usage = false;  // in a stream
   bool token_ids = false;
   bool spell_ids = false;  // log-probabilities name tokens "token_id:N"
+  bool timings = false;    // llama.cpp's, with usage
 };
 
-// Owner: one generation, on one thread at a time. Returns JSON text without SSE framing.
+// Owner: one generation, on one thread at a time. The functions for streams append framed bytes.
 class Shape {
  public:
-  Shape(ShapeOptions options, const Tokenizer& tokenizer);
+  explicit Shape(ShapeOptions options) : options_(std::move(options)) {}
   virtual ~Shape() = default;
 
   const std::string& id() const { return id_; }
+  virtual http::StreamHead head() const { return {}; }
+  virtual bool counts() const { return false; }  // piece() needs the usage
+  // prompt_ids: nullptr unless requested.
+  virtual void begin(std::string& out, int choices, const std::vector<int32_t>* prompt_ids,
+                     const Usage& usage) = 0;
+  virtual void piece(std::string& out, const Piece& piece, const Usage& usage) = 0;
+  virtual void end(std::string& out, const Usage& usage) = 0;
+  virtual void broken(std::string& out, const http::Response& error) = 0;
+  virtual std::string whole(const std::vector<Piece>& choices, const Usage& usage) = 0;
+  // An error in this API's form, from one in OpenAI's.
+  virtual http::Response error(http::Response response) const { return response; }
+
+ protected:
+  const ShapeOptions options_;
+  std::string id_;
+};
+
+// What the two routes of OpenAI have in common.
+class OpenaiShape : public Shape {
+ public:
+  OpenaiShape(ShapeOptions options, const Tokenizer& tokenizer)
+      : Shape(std::move(options)), tokenizer_(tokenizer) {}
+
+  bool counts() const override { return options_.continuous_usage; }
+  void begin(std::string& out, int choices, const std::vector<int32_t>* prompt_ids,
+             const Usage& usage) override;
+  void piece(std::string& out, const Piece& piece, const Usage& usage) override;
+  void end(std::string& out, const Usage& usage) override;
+  void broken(std::string& out, const http::Response& error) override;
+  std::string whole(const std::vector<Piece>& choices, const Usage& usage) override;
+
+ protected:
   // "": none for this shape. prompt_ids: nullptr unless requested; usage likewise.
   virtual std::string first_chunk(int index, const std::vector<int32_t>* prompt_ids,
                                   const Usage* usage) = 0;
   // The end of a choice is sent in its own chunk.
   virtual bool separate_finish() const = 0;
-  std::string chunk(const Piece& piece, const Usage* usage);
-  std::string usage_chunk(const Usage& usage);
-  std::string whole(const std::vector<Piece>& choices, const Usage& usage);
-
- protected:
   virtual std::string stream_choice(const Piece& piece) = 0;  // JSON of choices[i]
   virtual Value whole_choice(const Piece& piece) = 0;
   virtual Value top_level_ids(const std::vector<Piece>&) { return {}; }
@@ -84,18 +115,21 @@ class Shape {
   std::string wrap_chunk(std::string_view choices, const Usage* usage,
                          std::string_view more = {}) const;
 
-  const ShapeOptions options_;
   const Tokenizer& tokenizer_;
 
  private:
-  std::string id_, whole_object_, chunk_head_;
+  std::string whole_object_, chunk_head_;
 };
 
 std::unique_ptr<Shape> make_chat_shape(ShapeOptions options, const Tokenizer& tokenizer);
 std::unique_ptr<Shape> make_completion_shape(ShapeOptions options, const Tokenizer& tokenizer);
 
+// "data: JSON", or with a name "event: NAME" before it.
+void add_event(std::string& out, std::string_view json, std::string_view name = {});
+std::string new_id(std::string_view prefix);  // prefix and 32 hexadecimal digits
 Value ids_value(const std::vector<int32_t>& ids);
 Value usage_value(const Usage& usage);
+Value timings_value(const Usage& usage);  // as in llama.cpp
 size_t count_characters(std::string_view utf8);
 
 }  // namespace tokamak::openai

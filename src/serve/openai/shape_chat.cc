@@ -8,13 +8,14 @@
 namespace tokamak::openai {
 namespace {
 
-class ChatShape final : public Shape {
+class ChatShape final : public OpenaiShape {
  public:
   ChatShape(ShapeOptions options, const Tokenizer& tokenizer)
-      : Shape(std::move(options), tokenizer) {
+      : OpenaiShape(std::move(options), tokenizer) {
     set_names("chatcmpl", "chat.completion", "chat.completion.chunk");
   }
 
+ protected:
   std::string first_chunk(int index, const std::vector<int32_t>* prompt_ids,
                           const Usage* usage) override {
     std::string ids;
@@ -27,7 +28,6 @@ class ChatShape final : public Shape {
 
   bool separate_finish() const override { return true; }
 
- protected:
   std::string stream_choice(const Piece& piece) override {
     Value fields = Value::object();
     if (!piece.reasoning.empty()) fields.set("reasoning_content", piece.reasoning);

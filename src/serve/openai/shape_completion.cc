@@ -24,17 +24,16 @@ bool valid_utf8(std::string_view text) {
   return true;
 }
 
-class CompletionShape final : public Shape {
+class CompletionShape final : public OpenaiShape {
  public:
   CompletionShape(ShapeOptions options, const Tokenizer& tokenizer)
-      : Shape(std::move(options), tokenizer) {
+      : OpenaiShape(std::move(options), tokenizer) {
     set_names("cmpl", "text_completion", "text_completion");
   }
 
+ protected:
   std::string first_chunk(int, const std::vector<int32_t>*, const Usage*) override { return ""; }
   bool separate_finish() const override { return false; }
-
- protected:
   std::string stream_choice(const Piece& piece) override { return dump_json(choice(piece, false)); }
   Value whole_choice(const Piece& piece) override { return choice(piece, true); }
 

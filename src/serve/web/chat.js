@@ -1,17 +1,21 @@
 // The chat page: conversations in localStorage, answers streamed from /v1/chat/completions.
-import {listChats, loadChat, loadSettings, newChat, openChat, removeChat, saveChat, saveSettings, selectChat, watch} from "/web/chats.js";
-import {render} from "/web/markdown.js";
-import {startPanel} from "/web/panel.js";
+import {addNode, branch, choose, dropNode, loadChat, newChat, openChat, saveChat, selectChat, siblings, watch} from "/web/chats.js";
+import {startMetrics} from "/web/metrics.js";
+import {startPlan} from "/web/plan.js";
+import {awaitServer, events, getJson, post, scoreAnswer, ServerGone} from "/web/server.js";
+import {reload as reloadSettings, schema, settings, startSettings} from "/web/settings.js";
+import {startSide} from "/web/side.js";
+import {bubble, button, copy, element, fill, tokenView} from "/web/view.js";
 
 const $ = (id) => document.getElementById(id);
-// maxTokens: null leaves the length of answers to the server.
-const DEFAULTS = {temperature: 0.7, topP: 0.95, maxTokens: null, system: "", apiKey: "", theme: "", model: ""};
+const MAX_FILE = 400000;  // characters
 
 let chat = newChat();
-let settings = {...DEFAULTS};
 let running = null;  // AbortController of the answer in progress
 let partial = null;  // the message being written
-let editing = null;  // {index, draft}: the message being edited and what was in the input before
+let editing = null;  // {node, draft}: the message being edited and what was in the input before
+let files = [];      // attached to the next message
+let drawSide = () => {};
 
 function stores(write) {
   try {
@@ -21,84 +25,52 @@ function stores(write) {
 
 function save() {
   if (stores(() => saveChat(chat))) status("This conversation was changed in another tab: yours continues in a copy.");
+  drawSide();
 }
 
-const keepSettings = () => stores(() => saveSettings(settings));
-
 function status(text, isError = false, action = null) {
-  $("status").textContent = text;
+  $("status").replaceChildren(text);
   $("status").classList.toggle("error", isError);
-  if (!action) return;
-  const button = $("status").appendChild(document.createElement("button"));
-  button.type = "button";
-  button.textContent = action.name;
-  button.addEventListener("click", action.run);
+  if (action) $("status").append(button(action.name, action.run));
+}
+
+function gone() {
+  $("offline").hidden = false;
+  awaitServer(() => {
+    $("offline").hidden = true;
+    status("The server is back.");
+    loadModels();
+  });
 }
 
 // ---- conversation ------------------------------------------------------------------------------------------------
 
-function bubble(message, index) {
-  const box = document.createElement("article");
-  box.className = `message ${message.role}`;
-  box.classList.toggle("replaced", editing !== null && index >= editing.index);
-  const who = box.appendChild(document.createElement("div"));
-  who.className = "who";
-  who.append(message.role === "user" ? "You" : "Model");
-  const action = who.appendChild(document.createElement("button"));
-  action.type = "button";
-  action.textContent = message.role === "user" ? "Edit" : "Again";
-  action.addEventListener("click", () => (message.role === "user" ? edit(index) : again(index)));
-  const body = box.appendChild(document.createElement("div"));
-  body.className = "body";
-  fill(body, message);
-  return box;
-}
-
-function fill(body, message) {
-  if (message.role === "user") {
-    const p = document.createElement("p");
-    p.textContent = message.content;
-    body.replaceChildren(p);
-  } else {
-    try {
-      body.replaceChildren(render(message.content));
-    } catch {
-      body.textContent = message.content;  // fall back to plain text
-    }
-    if (message.thoughts) {
-      const box = document.createElement("details"), summary = document.createElement("summary"), p = document.createElement("p");
-      box.open = !message.content;
-      summary.textContent = message.content ? "Thoughts" : "Thinking …";
-      p.textContent = message.thoughts;
-      box.append(summary, p);
-      body.prepend(box);
-    }
-  }
-  if (message.error) {
-    const p = body.appendChild(document.createElement("p"));
-    p.className = "error";
-    p.textContent = message.error;
-  }
-}
-
 const atEnd = (log) => log.scrollHeight - log.scrollTop - log.clientHeight < 16;
 const toEnd = (log) => log.scrollTo({top: log.scrollHeight, behavior: "instant"});
+const empty = $("empty");
 
 // follow: scroll to the end; otherwise keep the scroll position.
 function draw(follow = true) {
-  const log = $("log"), top = log.scrollTop;
-  log.replaceChildren(...chat.messages.map(bubble));
-  if (chat.messages.length === 0) log.append(empty);
+  const log = $("log"), top = log.scrollTop, shown = branch(chat);
+  const from = editing ? shown.indexOf(editing.node) : shown.length;
+  log.replaceChildren(...shown.map((node, i) => {
+    const box = bubble(node, siblings(chat, node), {edit, again, copy: copyMessage, tokens: showTokens, pick});
+    box.classList.toggle("replaced", i >= from);
+    return box;
+  }));
+  if (shown.length === 0) log.append(empty);
+  document.title = shown.length ? `${$("chat-list").querySelector("[aria-current=true]")?.textContent ?? "Chat"} · Tokamak` : "Tokamak";
   if (follow) toEnd(log);
   else log.scrollTo({top, behavior: "instant"});
 }
-const empty = $("empty");
 
-// The conversation changes only when the new text is sent.
-function edit(index) {
+const copyMessage = (node, control) => copy(node.content, control);
+
+// The conversation changes only when the new text is sent; the former text stays as another branch.
+function edit(node) {
   if (running) return;
-  editing = {index, draft: editing?.draft ?? $("input").value};
-  showEditing(chat.messages[index].content);
+  editing = {node, draft: editing?.draft ?? $("input").value};
+  showEditing(node.content);
 }
 
 function cancelEdit() {
@@ -116,153 +88,134 @@ function showEditing(text) {
   $("input").focus({preventScroll: true});
 }
 
-function again(index) {
+function again(node) {
   if (running) return;
   cancelEdit();
-  answer(chat.messages.splice(index));
+  const before = chat.leaf;
+  chat.leaf = node.parent;
+  answer(before);
 }
 
-// ---- conversations -----------------------------------------------------------------------------------------------
+function pick(node) {
+  if (running || !node) return;
+  cancelEdit();
+  choose(chat, node.id);
+  save();
+  draw(false);
+}
+
+async function showTokens(node, control) {
+  const box = $("log").querySelector(`[data-id="${node.id}"]`), old = box?.querySelector(".token-view");
+  if (old) return old.remove();
+  control.disabled = true;
+  try {
+    const shown = branch(chat), before = shown.slice(0, shown.indexOf(node));
+    box?.append(tokenView(await scoreAnswer($("model").value, asMessages(before), node.content)));
+  } catch (error) { failed(error); }
+  control.disabled = false;
+}
 
 function show(next) {
   if (running || !next) return;
   cancelEdit();
   chat = next;
   stores(() => selectChat(chat));
+  drawSide();
   draw();
-  drawChats();
   status("");
+  $("side").classList.remove("open");
+  openTab("chat");
   $("input").focus();
-}
-
-function drawChats() {
-  if (!$("chats").open) return;
-  const rows = listChats().map(({id, title}) => {
-    const row = document.createElement("li");
-    const open = row.appendChild(document.createElement("button")), remove = row.appendChild(document.createElement("button"));
-    open.type = remove.type = "button";
-    open.textContent = title;
-    open.setAttribute("aria-current", id === chat.id);
-    open.addEventListener("click", () => show(openChat(id)));
-    remove.textContent = "Delete";
-    remove.setAttribute("aria-label", `Delete ${title}`);
-    remove.addEventListener("click", () => drop(id));
-    return row;
-  });
-  $("chat-list").replaceChildren(...rows);
-  $("no-chats").hidden = rows.length > 0;
-}
-
-function drop(id) {
-  if (running) return;
-  const current = id === chat.id, undo = removeChat(id);
-  if (current) show(newChat());
-  drawChats();
-  status("The conversation was deleted. ", false, {name: "Undo", run: () => {
-    stores(undo);
-    if (current && chat.messages.length === 0) show(openChat(id));
-    drawChats();
-    status("");
-  }});
 }
 
 // Another tab has saved something.
 function changed(id) {
   if (id === null) {
-    settings = {...DEFAULTS, ...loadSettings()};
-    showSettings();
+    reloadSettings();
   } else if (id === chat.id && !running && openChat(id)) {
     chat = openChat(id);
-    editing = editing && editing.index < chat.messages.length ? editing : null;
+    if (editing) editing.node = chat.nodes.find((node) => node.id === editing.node.id);
+    if (editing && !editing.node) editing = null;
     $("editing").hidden = !editing;
     draw(false);
   }
-  drawChats();
+  drawSide();
 }
 
-// ---- talking to the server ---------------------------------------------------------------------------------------
+// ---- answers -----------------------------------------------------------------------------------------------------
 
-function headers() {
-  const out = {"Content-Type": "application/json"};
-  if (settings.apiKey) out.Authorization = `Bearer ${settings.apiKey}`;
-  return out;
-}
+const withFiles = ({content, files: attached}) =>
+  [...(attached ?? []).map((file) => `File ${file.name}:\n\`\`\`\n${file.text}\n\`\`\``), content].join("\n\n");
 
-// Yields the JSON of each event without interpreting it.
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const {done, value} = await reader.read();
-    if (done) return;
-    rest += value;
-    const parts = rest.split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      for (const line of part.split("\n")) {
-        if (!line.startsWith("data: ")) continue;
-        if (line === "data: [DONE]") return;
-        yield JSON.parse(line.slice(6));
-      }
-    }
-  }
+function asMessages(nodes) {
+  const messages = nodes.filter((m) => m.content !== "" || m.files?.length).map((m) => ({role: m.role, content: withFiles(m)}));
+  if (settings.system.trim()) messages.unshift({role: "system", content: settings.system});
+  return messages;
 }
 
 function requestBody(limited) {
-  const messages = chat.messages.filter((m) => m.content !== "").map(({role, content}) => ({role, content}));
-  if (settings.system.trim()) messages.unshift({role: "system", content: settings.system});
-  const body = {model: $("model").value, messages, stream: true, stream_options: {include_usage: true},
-                temperature: settings.temperature, top_p: settings.topP};
+  const body = {model: $("model").value, messages: asMessages(branch(chat)), stream: true, stream_options: {include_usage: true}};
+  if (settings.temperature !== null) body.temperature = settings.temperature;
+  if (settings.topP !== null) body.top_p = settings.topP;
   if (limited) body.max_tokens = settings.maxTokens;
-  return JSON.stringify(body);
+  if (schema()) body.response_format = {type: "json_schema", json_schema: {name: "answer", schema: schema()}};
+  return body;
 }
 
 // The chosen answer length may exceed what is left of the context: then the server decides.
 async function ask(limited = settings.maxTokens !== null) {
-  const response = await fetch("/v1/chat/completions",
-      {method: "POST", headers: headers(), body: requestBody(limited), signal: running.signal});
-  if (response.ok) return response;
-  const {error} = await response.json().catch(() => ({}));
-  if (limited && error?.code === "context_length_exceeded") return ask(false);
-  if (error?.code === "context_length_exceeded")
+  try {
+    return await post("/v1/chat/completions", requestBody(limited), running.signal);
+  } catch (error) {
+    if (error.code !== "context_length_exceeded") throw error;
+    if (limited) return ask(false);
     throw new Error(`${error.message} Start a new chat, or edit an earlier message.`);
-  throw new Error(error?.message ?? `The server answered ${response.status}.`);
+  }
+}
+
+function take(message, delta) {
+  if (delta.reasoning_content) message.thoughts = (message.thoughts ?? "") + delta.reasoning_content;
+  if (delta.content) message.content += delta.content;
+  for (const call of delta.tool_calls ?? []) {
+    message.calls ??= [];
+    const known = (message.calls[call.index] ??= {name: "", arguments: ""});
+    known.name += call.function?.name ?? "";
+    known.arguments += call.function?.arguments ?? "";
+  }
+  return Boolean(delta.reasoning_content || delta.content || delta.tool_calls);
 }
 
 async function stream(message, onText) {
-  const response = await ask();
   let usage = null;
-  for await (const event of events(response)) {
+  for await (const event of events(await ask())) {
     if (event.error) throw new Error(event.error.message);
-    const delta = event.choices?.[0]?.delta, text = delta?.content;
-    if (delta?.reasoning_content) {
-      message.thoughts = (message.thoughts ?? "") + delta.reasoning_content;
-      onText();
-    }
-    if (text) {
-      message.content += text;
-      onText();
-    }
-    if (event.choices?.[0]?.finish_reason === "length") message.error = "Stopped at the maximum answer length, or because the context is full.";
+    const choice = event.choices?.[0];
+    if (choice && take(message, choice.delta)) onText();
+    if (choice?.finish_reason === "length") message.error = "Stopped at the maximum answer length, or because the context is full.";
     usage = event.usage ?? usage;
   }
   return usage;
 }
 
-// replaced: messages to bring back if there is no answer at all.
-async function answer(replaced = []) {
+function failed(error) {
+  if (error instanceof ServerGone) gone();
+  status(error.message, true);
+}
+
+// before: the branch to go back to if there is no answer at all.
+async function answer(before = null) {
   const message = partial = {role: "assistant", content: ""};
   running = new AbortController();
   busy(true);
   draw();
-  const box = $("log").appendChild(bubble(message, chat.messages.length));
-  const body = box.querySelector(".body");
+  const box = $("log").appendChild(element("article", {className: "message assistant"}, element("div", {className: "who"}, "Model"),
+                                           element("div", {className: "body"})));
   const start = performance.now();
   let first = 0, queued = false;
   const refresh = () => {
     queued = false;
     const log = $("log"), follow = atEnd(log);
-    fill(body, message);
+    fill(box.lastChild, message);
     if (follow) toEnd(log);
   };
   try {
@@ -271,36 +224,39 @@ async function answer(replaced = []) {
       if (!first) { first = performance.now(); status("Answering …"); }
       if (!queued) { queued = true; requestAnimationFrame(refresh); }
     });
-    const seconds = (performance.now() - first) / 1000;
     if (usage && first)
-      status(`${usage.completion_tokens} tokens, ${(usage.completion_tokens / Math.max(seconds, 0.001)).toFixed(1)}/s, ` +
-             `first after ${((first - start) / 1000).toFixed(2)} s`);
-    else
-      status("");
+      message.stats = {tokens: usage.completion_tokens, prompt: usage.prompt_tokens, cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
+                       seconds: (performance.now() - first) / 1000, first: (first - start) / 1000};
+    status("");
   } catch (error) {
     if (error.name === "AbortError") status("Stopped.");
-    else { message.error = error.message; status(error.message, true); }
+    else { message.error = error.message; failed(error); }
   }
   if (partial !== message) return;  // the page is being closed and has saved it
+  finish(message, before);
+}
+
+function finish(message, before) {
   running = partial = null;
   busy(false);
-  if (!message.content && replaced.length) chat.messages.push(...replaced);
-  else if (message.content || message.error) chat.messages.push(message);
+  const follow = atEnd($("log"));
+  if (!message.content && !message.calls && before !== null) chat.leaf = before;
+  else if (message.content || message.calls || message.error) addNode(chat, message);
   save();
-  drawChats();
-  draw(atEnd($("log")));
+  draw(follow);
   $("input").focus({preventScroll: true});
 }
 
 async function loadModels() {
   try {
-    const response = await fetch("/v1/models", {headers: headers()});
-    if (response.status === 401) return status("This server requires an API key: see Settings.", true);
-    const {data} = await response.json();
+    const {data} = await getJson("/v1/models");
     $("model").replaceChildren(...data.map((m) => new Option(m.id, m.id)));
     if (data.some((m) => m.id === settings.model)) $("model").value = settings.model;
-    status("");
-  } catch { status("The server does not respond.", true); }
+    if ($("status").classList.contains("error")) status("");
+  } catch (error) {
+    if (error.status === 401) status("This server requires an API key: see Settings.", true);
+    else failed(error);
+  }
 }
 
 // ---- controls ----------------------------------------------------------------------------------------------------
@@ -311,83 +267,112 @@ function busy(on) {
   $("clear").disabled = on;
 }
 
+// The height follows the text, also where long lines wrap.
 function grow() {
   const input = $("input");
-  input.rows = Math.min(10, input.value.split("\n").length);
+  input.rows = 1;
+  const line = parseFloat(getComputedStyle(input).lineHeight) || 24;
+  input.rows = Math.min(12, Math.max(1, Math.round((input.scrollHeight - 14) / line)));
+}
+
+function drawFiles() {
+  $("files").replaceChildren(...files.map((file, i) => {
+    const remove = button("✕", () => { files.splice(i, 1); drawFiles(); });
+    remove.setAttribute("aria-label", `Remove ${file.name}`);
+    return element("li", {}, file.name, remove);
+  }));
+}
+
+async function attach(list) {
+  for (const file of list) {
+    const text = await file.text();
+    if (text.includes("\0")) status(`${file.name} is not a text file.`, true);
+    else if (text.length > MAX_FILE) status(`${file.name} has more than ${MAX_FILE.toLocaleString()} characters.`, true);
+    else files.push({name: file.name, text});
+  }
+  drawFiles();
 }
 
 function send() {
   const text = $("input").value.trim();
-  if (!text || running) return;
-  if (editing) chat.messages.length = editing.index;
+  if ((!text && files.length === 0) || running) return;
+  const message = {role: "user", content: text};
+  if (files.length) message.files = files;
+  else if (editing?.node.files) message.files = editing.node.files;
+  addNode(chat, message, editing ? editing.node.parent : chat.leaf);
   $("input").value = editing?.draft ?? "";
   editing = null;
+  files = [];
+  drawFiles();
   $("editing").hidden = true;
-  chat.messages.push({role: "user", content: text});
   grow();
   save();
   answer();
 }
 
-function theme() {
-  const dark = settings.theme ? settings.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
-  return dark;
-}
-
-const number = (text) => (Number.isFinite(parseFloat(text)) ? parseFloat(text) : undefined);
-const count = (text) => (text.trim() === "" ? null : parseInt(text, 10) >= 1 ? parseInt(text, 10) : undefined);
-
-// Input, setting, how its text is read (undefined: not valid), where the value is shown.
-const FIELDS = [["temperature", "temperature", number, "temperature-value"], ["top-p", "topP", number, "top-p-value"],
-                ["max-tokens", "maxTokens", count], ["system", "system", String], ["api-key", "apiKey", String]];
-
-function showSettings() {
-  for (const [id, name, , shown] of FIELDS) {
-    if ($(id) !== document.activeElement) $(id).value = settings[name] ?? "";
-    if (shown) $(shown).textContent = settings[name];
+function openTab(name) {
+  for (const tab of document.querySelectorAll("[role=tab]")) {
+    const on = tab.id === `tab-${name}`;
+    tab.setAttribute("aria-selected", on);
+    tab.tabIndex = on ? 0 : -1;
+    $(tab.getAttribute("aria-controls")).hidden = !on;
   }
-  theme();
+  metrics.visible(name === "server");
+  plan.visible(name === "plan");
 }
 
-for (const [id, name, parse, shown] of FIELDS)
-  $(id).addEventListener("input", () => {
-    const value = parse($(id).value);
-    if (value === undefined) return;
-    settings[name] = value;
-    if (shown) $(shown).textContent = value;
-    keepSettings();
-  });
+function startTabs() {
+  const tabs = [...document.querySelectorAll("[role=tab]")];
+  for (const [i, tab] of tabs.entries()) {
+    tab.addEventListener("click", () => openTab(tab.id.slice(4)));
+    tab.addEventListener("keydown", (event) => {
+      const to = {ArrowRight: i + 1, ArrowLeft: i - 1, Home: 0, End: tabs.length - 1}[event.key];
+      if (to === undefined) return;
+      const next = tabs[(to + tabs.length) % tabs.length];
+      openTab(next.id.slice(4));
+      next.focus();
+    });
+  }
+}
 
+const metrics = startMetrics($("panel-server"));
+const plan = startPlan($("panel-plan"), () => $("model").value);
+startTabs();
 chat = loadChat();  // first: it also moves the settings of a former version
-Object.assign(settings, loadSettings());
-showSettings();
+startSettings(stores);
+drawSide = startSide({current: () => chat, show, fresh: () => show(newChat()), busy: () => running !== null, status, stores});
 $("api-key").addEventListener("change", loadModels);
-$("model").addEventListener("change", () => { settings.model = $("model").value; keepSettings(); });
-$("theme").addEventListener("click", () => { settings.theme = theme() ? "light" : "dark"; theme(); keepSettings(); });
 $("clear").addEventListener("click", () => show(newChat()));
-$("chats").addEventListener("toggle", drawChats);
+$("menu").addEventListener("click", () => $("menu").setAttribute("aria-expanded", $("side").classList.toggle("open")));
 $("cancel").addEventListener("click", cancelEdit);
 $("stop").addEventListener("click", () => running?.abort());
+$("attach").addEventListener("click", () => $("file").click());
+$("file").addEventListener("change", () => { attach([...$("file").files]); $("file").value = ""; });
 $("form").addEventListener("submit", (event) => { event.preventDefault(); send(); });
 $("input").addEventListener("input", grow);
 $("input").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
 });
 document.addEventListener("keydown", (event) => {
+  if (event.key === "k" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    $("side").classList.add("open");
+    return $("search").focus();
+  }
   if (event.key !== "Escape") return;
   if (running) running.abort();
+  else if ($("side").classList.contains("open")) $("side").classList.remove("open");
   else cancelEdit();
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);
+addEventListener("resize", grow);
 addEventListener("pagehide", () => {  // save the partial answer
   if (!partial?.content) return;
-  chat.messages.push({...partial, error: "The page was closed before the answer was complete."});
+  addNode(chat, {...partial, error: "The page was closed before the answer was complete."});
   partial = null;
   save();
 });
 addEventListener("pageshow", (event) => { if (event.persisted && running) location.reload(); });
 watch(changed);
+drawSide();
 draw();
 loadModels();
-startPanel($("panel"), headers);

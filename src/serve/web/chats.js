@@ -1,8 +1,10 @@
 // Conversations and settings in localStorage. Each conversation has its own key and a revision: a tab never overwrites
-// what another tab has written, it continues in a copy.
+// what another tab has written, it continues in a copy. A conversation is a tree: every message knows the one before it,
+// and `leaf` is the end of the branch that is shown.
 const PREFIX = "tokamak-chat:", SETTINGS = "tokamak-settings", FORMER = "tokamak-chat", TAB = "tokamak-tab";
+const FORMAT = "tokamak-chats";
 
-const fresh = () => `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 10)}`;
+export const fresh = () => `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 10)}`;
 
 function parse(text) {
   try {
@@ -10,26 +12,74 @@ function parse(text) {
   } catch { return null; }
 }
 
-const valid = (messages) => (Array.isArray(messages) ? messages : []).filter(
-    (m) => typeof m?.role === "string" && typeof m?.content === "string");
+const isMessage = (m) => typeof m?.role === "string" && typeof m?.content === "string";
 
-function stored(id) {
-  const saved = parse(localStorage.getItem(PREFIX + id));
-  return saved ? {id, revision: saved.revision, updated: Number(saved.updated) || 0, messages: valid(saved.messages)} : null;
+// From what was stored or imported, whatever it is.
+function read(id, saved) {
+  if (!saved || typeof saved !== "object") return null;
+  const chat = {...newChat(), id, revision: saved.revision ?? null, updated: Number(saved.updated) || 0};
+  if (typeof saved.title === "string") chat.title = saved.title;
+  const known = new Set();
+  for (const node of Array.isArray(saved.nodes) ? saved.nodes : []) {
+    if (!isMessage(node) || typeof node.id !== "string" || known.has(node.id)) continue;
+    if (node.parent !== null && !known.has(node.parent)) continue;  // parents come first
+    known.add(node.id);
+    chat.nodes.push(node);
+  }
+  for (const message of Array.isArray(saved.messages) ? saved.messages : [])  // a former version: one branch
+    if (isMessage(message)) addNode(chat, {...message});
+  if (known.size) chat.leaf = known.has(saved.leaf) ? saved.leaf : chat.nodes.at(-1).id;
+  return chat;
 }
+
+const stored = (id) => read(id, parse(localStorage.getItem(PREFIX + id)));
+
+// ---- the tree ----------------------------------------------------------------------------------------------------
+
+const find = (chat, id) => chat.nodes.find((node) => node.id === id);
+
+// The messages of the branch that is shown.
+export function branch(chat) {
+  const out = [], byId = new Map(chat.nodes.map((node) => [node.id, node]));
+  for (let node = byId.get(chat.leaf); node; node = byId.get(node.parent)) out.unshift(node);
+  return out;
+}
+
+// Appends to the message `after` (default: the end of the branch), and shows that branch.
+export function addNode(chat, message, after = chat.leaf) {
+  const node = {...message, id: fresh(), parent: after};
+  chat.nodes.push(node);
+  chat.leaf = node.id;
+  return node;
+}
+
+export const siblings = (chat, node) => chat.nodes.filter((other) => other.parent === node.parent);
+
+// Shows the branch through this message, to its latest end.
+export function choose(chat, id) {
+  for (let node = find(chat, id); node; node = chat.nodes.findLast((other) => other.parent === node.id)) chat.leaf = node.id;
+}
+
+export function dropNode(chat, node) {
+  chat.nodes = chat.nodes.filter((other) => other !== node);
+  chat.leaf = node.parent;
+}
+
+// ---- the store ---------------------------------------------------------------------------------------------------
 
 // The page once kept a single conversation together with the settings.
 function moveFormer() {
   const former = parse(localStorage.getItem(FORMER));
   if (!former) return;
-  const messages = valid(former.messages), settings = {...former.settings};
+  const settings = {...former.settings};
   if (settings.maxTokens === 1024) delete settings.maxTokens;  // was the default
-  if (messages.length) saveChat({...newChat(), messages});
+  const chat = read(fresh(), {messages: former.messages});
+  if (chat.nodes.length) saveChat(chat);
   if (!localStorage.getItem(SETTINGS)) saveSettings(settings);
   localStorage.removeItem(FORMER);
 }
 
-export const newChat = () => ({id: fresh(), revision: null, updated: 0, messages: []});
+export const newChat = () => ({id: fresh(), revision: null, updated: 0, nodes: [], leaf: null});
 
 // The tab's own conversation, in a new tab the latest one.
 export function loadChat() {
@@ -46,14 +96,14 @@ export const openChat = stored;  // null: there is none
 export const selectChat = (chat) => sessionStorage.setItem(TAB, chat.id);
 
 // Throws when nothing can be stored. True: another tab has changed the conversation meanwhile, and this one became a copy.
-export function saveChat(chat) {
+export function saveChat(chat, select = true) {
   const before = stored(chat.id), copied = before !== null && before.revision !== chat.revision;
   if (copied) chat.id = fresh();
   chat.revision = fresh();
   chat.updated = Date.now();
-  selectChat(chat);
+  if (select) selectChat(chat);
   const {id, ...rest} = chat;
-  if (chat.messages.length) localStorage.setItem(PREFIX + id, JSON.stringify(rest));
+  if (chat.nodes.length) localStorage.setItem(PREFIX + id, JSON.stringify(rest));
   return copied;
 }
 
@@ -63,11 +113,40 @@ export function removeChat(id) {
   return () => localStorage.setItem(PREFIX + id, text);  // undo
 }
 
-// Latest first.
-export function listChats() {
-  const ids = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX)).map((key) => key.slice(PREFIX.length));
-  return ids.map(stored).filter((chat) => chat?.messages.length).sort((a, b) => b.updated - a.updated).map(
-      ({id, updated, messages}) => ({id, updated, title: messages[0].content.slice(0, 80).replace(/\s+/g, " ")}));
+export const titleOf = (chat) => chat.title || (chat.nodes[0]?.content ?? "").slice(0, 80).replace(/\s+/g, " ") || "New chat";
+
+const allChats = () => Object.keys(localStorage).filter((key) => key.startsWith(PREFIX)).map((key) => stored(key.slice(PREFIX.length)))
+    .filter((chat) => chat?.nodes.length);
+
+// Latest first; with `words`, those that contain all of them.
+export function listChats(words = "") {
+  const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+  const matches = (chat) => {
+    const text = [titleOf(chat), ...chat.nodes.map((node) => node.content)].join("\n").toLowerCase();
+    return wanted.every((word) => text.includes(word));
+  };
+  return allChats().filter((chat) => wanted.length === 0 || matches(chat)).sort((a, b) => b.updated - a.updated)
+      .map((chat) => ({id: chat.id, updated: chat.updated, title: titleOf(chat)}));
+}
+
+export function exportChats() {
+  return JSON.stringify({format: FORMAT, version: 1, chats: allChats()}, null, 1);
+}
+
+// Returns how many conversations were added. Those that are here already are left out. Throws if the text is something else.
+export function importChats(text) {
+  const file = parse(text);
+  if (file?.format !== FORMAT || !Array.isArray(file.chats)) throw new Error("This file does not contain conversations of this page.");
+  let count = 0;
+  for (const saved of file.chats) {
+    const id = typeof saved?.id === "string" && saved.id ? saved.id : fresh();
+    const chat = read(id, saved), here = stored(id);
+    if (!chat?.nodes.length || (here && here.revision === chat.revision)) continue;
+    if (here) chat.id = fresh();
+    localStorage.setItem(PREFIX + chat.id, JSON.stringify(chat));
+    count++;
+  }
+  return count;
 }
 
 export const loadSettings = () => {

@@ -1,4 +1,5 @@
 // A small, safe subset of Markdown as DOM nodes: text is only inserted as text nodes, never as HTML.
+import {button, copy} from "/web/view.js";
 
 const FENCE = /^(\s*)(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
@@ -71,18 +72,19 @@ function readQuote(lines, i, parent, depth) {
   return i;
 }
 
-const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
+// A bar after a backslash is text.
+const cells = (line) => line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "").split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
 
 function readTable(lines, i, parent) {
   const box = add(parent, "div");  // scrolls if the table is wider than the page
   box.className = "table";
   const table = add(box, "table");
-  const right = cells(lines[i + 1]).map((mark) => mark.endsWith(":") && !mark.startsWith(":"));
+  const align = cells(lines[i + 1]).map((mark) => (!mark.endsWith(":") ? "" : mark.startsWith(":") ? "center" : "right"));
   const row = (line, kind) => {
     const tr = add(table, "tr");
     cells(line).forEach((text, column) => {
       const cell = add(tr, kind);
-      if (right[column]) cell.className = "right";
+      if (align[column]) cell.className = align[column];
       addInline(cell, text);
     });
   };
@@ -100,8 +102,12 @@ function readList(lines, i, parent, depth) {
   while (i < lines.length) {
     const item = ITEM.exec(lines[i]);
     if (!item || RULE.test(lines[i]) || Math.abs(item[1].length - base) > 1 || /\d/.test(item[2]) !== ordered) break;
-    const li = add(list, "li"), inner = [];
-    addInline(li, item[3]);
+    const li = add(list, "li"), inner = [], task = /^\[([ xX])\]\s+(.*)$/.exec(item[3]);
+    if (task) {
+      li.className = "task";
+      Object.assign(add(li, "input"), {type: "checkbox", disabled: true, checked: task[1] !== " "});
+    }
+    addInline(li, task ? task[2] : item[3]);
     for (i++; i < lines.length; i++) {
       const blank = lines[i].trim() === "";
       if (blank ? !(i + 1 < lines.length && belongs(lines[i + 1])) : !belongs(lines[i])) break;
@@ -118,40 +124,42 @@ function codeBlock(text, language) {
   const code = add(pre, "code");
   code.textContent = text;
   if (language) code.dataset.language = language;
-  const copy = add(pre, "button");
-  copy.type = "button";
-  copy.textContent = "Copy";
-  copy.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      copy.textContent = "Copied";
-    } catch {
-      copy.textContent = "Not allowed";
-    }
-    setTimeout(() => { copy.textContent = "Copy"; }, 1500);
-  });
+  pre.append(button("Copy", (event) => copy(text, event.target)));
   return pre;
 }
 
-// `code`, ***both***, **bold**, *italic*, ~~struck~~ and [links](https://...); everything else is text.
+// `code`, ***both***, **bold**, *italic* and _italic_, ~~struck~~, ![images](data:...) from data URLs only, [links](https://...), bare
+// addresses and \escapes; everything else is text.
 const INLINE = new RegExp([
   /(`+)(?!`)(.+?)(?<!`)\1(?!`)/, /\*\*\*([^*\n]+)\*\*\*/, /\*\*(?=\S)((?:[^*\n]|\*(?!\*))+?)\*\*/,
-  /(?<![\w*])\*(?=[^\s*])([^*\n]+?)\*(?![\w*])/, /~~([^~\n]+)~~/, /\[([^\[\]\n]{1,500})\]\((https?:\/\/[^\s()]+)\)/,
+  /(?<![\w*])\*(?=[^\s*])([^*\n]+?)\*(?![\w*])/, /~~([^~\n]+)~~/,
+  /!\[([^\[\]\n]{0,500})\]\((data:image\/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+)\)/,
+  /!?\[([^\[\]\n]{1,500})\]\((https?:\/\/(?:[^\s()]|\([^\s()]*\))+)\)/, /(https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]*_])/,
+  /(?<![\w_])_(?=[^\s_])([^_\n]+?)_(?![\w_])/, /\\([\\`*_{}[\]()#+.!|~>-])/,
 ].map((r) => r.source).join("|"), "g");
 
+const LARGE_IMAGE = /^!\[([^\[\]\n]{0,500})\]\((data:image\/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+)\)$/;
+
 function addInline(parent, text) {
-  if (text.length > MAX_INLINE) return parent.append(text);
+  if (text.length > MAX_INLINE) {
+    const image = LARGE_IMAGE.exec(text.trim());
+    if (image) Object.assign(add(parent, "img"), {alt: image[1], src: image[2]});
+    else parent.append(text);
+    return;
+  }
   let last = 0;
   for (const match of text.matchAll(INLINE)) {
-    const [all, , code, both, bold, italic, struck, label, href] = match;
+    const [all, , code, both, bold, italic, struck, alt, source, label, href, address, slanted, escaped] = match;
     parent.append(text.slice(last, match.index));
     last = match.index + all.length;
     if (code !== undefined) add(parent, "code").textContent = code;
     else if (both !== undefined) addInline(add(add(parent, "strong"), "em"), both);
     else if (bold !== undefined) addInline(add(parent, "strong"), bold);
-    else if (italic !== undefined) addInline(add(parent, "em"), italic);
+    else if ((italic ?? slanted) !== undefined) addInline(add(parent, "em"), italic ?? slanted);
     else if (struck !== undefined) addInline(add(parent, "s"), struck);
-    else Object.assign(add(parent, "a"), {textContent: label, href, target: "_blank", rel: "noopener noreferrer"});
+    else if (source !== undefined) Object.assign(add(parent, "img"), {src: source, alt});
+    else if (escaped !== undefined) parent.append(escaped);
+    else Object.assign(add(parent, "a"), {textContent: label ?? address, href: href ?? address, target: "_blank", rel: "noopener noreferrer"});
   }
   parent.append(text.slice(last));
 }

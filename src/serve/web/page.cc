@@ -1,6 +1,7 @@
 #include "serve/web/page.h"
 
 #include <string_view>
+#include <utility>
 
 #include "serve/web/page_data.h"
 
@@ -31,10 +32,14 @@ void add_file(http::Router& router, const char* path, const char* type, std::str
 void add_page(http::Router& router) {
   add_file(router, "/", "text/html; charset=utf-8", kIndexHtml);
   add_file(router, "/index.html", "text/html; charset=utf-8", kIndexHtml);
-  add_file(router, "/web/chat.js", "text/javascript; charset=utf-8", kChatJs);
-  add_file(router, "/web/chats.js", "text/javascript; charset=utf-8", kChatsJs);
-  add_file(router, "/web/markdown.js", "text/javascript; charset=utf-8", kMarkdownJs);
-  add_file(router, "/web/panel.js", "text/javascript; charset=utf-8", kPanelJs);
+  const std::pair<const char*, std::string_view> scripts[] = {
+      {"/web/chat.js", kChatJs},         {"/web/chats.js", kChatsJs},
+      {"/web/markdown.js", kMarkdownJs}, {"/web/metrics.js", kMetricsJs},
+      {"/web/plan.js", kPlanJs},         {"/web/server.js", kServerJs},
+      {"/web/settings.js", kSettingsJs}, {"/web/side.js", kSideJs},
+      {"/web/view.js", kViewJs}};
+  for (const auto& [path, text] : scripts)
+    add_file(router, path, "text/javascript; charset=utf-8", text);
   add_file(router, "/web/style.css", "text/css; charset=utf-8", kStyleCss);
   add_file(router, "/favicon.ico", "image/svg+xml", kIconSvg);
 }

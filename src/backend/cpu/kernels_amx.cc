@@ -1,0 +1,190 @@
+// x86-64 with the int8 matrix unit (AMX): the AVX-512 level, with products of many rows done in
+// tiles. A tile of weights is a widened block of a panel, 8 rows (k / 4) of 16 panel rows x 4
+// values of k, a tile of activations 16 rows x 32 values. A product covers one block: its 16 x 16
+// integer sums are scaled into float sums before the next block, as on every other level.
+#include "backend/cpu/simd_avx512.h"
+
+#include "backend/cpu/kernel_table.h"
+
+using tokamak::cpu::kPanel;
+using tokamak::cpu::XBlock4;
+
+#include "backend/cpu/qpanel_avx512.inc"
+
+namespace {
+
+constexpr int kRows = 16;    // of activations in a tile
+constexpr int kBlocks = 64;  // brought into tiles at a time
+
+// A widened block: values [k / 4][panel row][k % 4] as int8 without offset, then f32 scales: d, and
+// m of formats with a minimum or s0, s1 of q6_k.
+constexpr int kValues = 512;
+template <int F>
+constexpr int kStep = kValues + 64 * (Panel<F>::halves    ? 3
+                                      : Panel<F>::minimum ? 2
+                                                          : 1);
+
+template <int F>
+void qwiden(const uint8_t* panel, int64_t blocks, uint8_t* wide) {
+  using P = Panel<F>;
+  __m512i offset = _mm512_set1_epi8(static_cast<char>(kOffset<F>));
+  for (int64_t b = 0; b < blocks; b += P::blocks, panel += P::bytes)
+    for (int sub = 0; sub < P::blocks; ++sub, wide += kStep<F>) {
+      const uint8_t* block = panel + P::head + sub * P::block_bytes;
+      Scales s = load_scales<F>(panel, block);
+#pragma GCC unroll 4
+      for (int g = 0; g < 4; ++g) {
+        __m512i lo, hi;
+        load_values<F>(block + P::scales, g, lo, hi);
+        _mm512_storeu_si512(wide + 64 * g, _mm512_sub_epi8(lo, offset));
+        _mm512_storeu_si512(wide + 64 * (g + 4), _mm512_sub_epi8(hi, offset));
+      }
+      _mm512_storeu_ps(wide + kValues, s.d);
+      if (P::minimum) _mm512_storeu_ps(wide + kValues + 64, s.m);
+      if (P::halves) {
+        _mm512_storeu_ps(wide + kValues + 64, _mm512_cvtepi32_ps(s.s0));
+        _mm512_storeu_ps(wide + kValues + 128, _mm512_cvtepi32_ps(s.s1));
+      }
+    }
+}
+
+// One block of 16 activation rows.
+struct alignas(64) XBlock16 {
+  int8_t q[kRows][32];
+  float scale[kRows], sum[kRows];
+};
+
+// Tiles of 4 rows side by side; absent rows become zero.
+void gather_rows(const XBlock4* x, int64_t stride, int64_t rows, int64_t blocks, XBlock16* out) {
+  for (int64_t b = 0; b < blocks; ++b)
+    for (int t = 0; t < 4; ++t) {
+      __m512i *q = reinterpret_cast<__m512i*>(out[b].q[4 * t]), zero = _mm512_setzero_si512();
+      bool there = 4 * t < rows;
+      const XBlock4& from = x[there ? t * stride + b : b];
+      q[0] = there ? _mm512_loadu_si512(from.q) : zero;
+      q[1] = there ? _mm512_loadu_si512(from.q + 64) : zero;
+      _mm_store_ps(out[b].scale + 4 * t, _mm_load_ps(from.scale));
+      _mm_store_ps(out[b].sum + 4 * t, _mm_load_ps(from.sum));
+    }
+}
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// tmm0, tmm1: sums; tmm2, tmm3: activations; tmm4, tmm5: weights. A product of q6_k covers 16
+// values of k, of the other formats 32. Asm of its own: the compiler's intrinsics do not tell it
+// that memory is read.
+template <int F>
+void configure_tiles() {
+  constexpr int values = Panel<F>::halves ? 16 : 32;
+  TileConfig c;
+  for (int t = 0; t < 6; ++t) {
+    c.row_bytes[t] = t == 2 || t == 3 ? values : 64;
+    c.rows[t] = t >= 4 ? values / 4 : kRows;
+  }
+  asm volatile("ldtilecfg %0" : : "m"(c));
+}
+
+// to[16][16] (i32) = activations . weights, in tile registers s, a and w.
+#define TK_TILE_PRODUCT(s, a, w, from_x, from_w, to)                                   \
+  asm volatile("tilezero %%tmm" #s                                                     \
+               "\n\t"                                                                  \
+               "tileloadd (%0,%3,1), %%tmm" #a                                         \
+               "\n\t"                                                                  \
+               "tileloadd (%1,%4,1), %%tmm" #w                                         \
+               "\n\t"                                                                  \
+               "tdpbssd %%tmm" #w ", %%tmm" #a ", %%tmm" #s                            \
+               "\n\t"                                                                  \
+               "tilestored %%tmm" #s ", (%2,%4,1)"                                     \
+               :                                                                       \
+               : "r"(from_x), "r"(from_w), "r"(to), "r"(int64_t{32}), "r"(int64_t{64}) \
+               : "memory")
+
+using Sums = int32_t[kRows][kPanel];
+
+// The integer sums of a block; of q6_k those of k < 16 and of k >= 16.
+template <int F>
+TK_INLINE void multiply_block(const XBlock16& x, const uint8_t* w, Sums* to) {
+  TK_TILE_PRODUCT(0, 2, 4, x.q[0], w, to[0]);
+  if (Panel<F>::halves) TK_TILE_PRODUCT(1, 3, 5, x.q[0] + 16, w + 256, to[1]);
+}
+#undef TK_TILE_PRODUCT
+
+template <int F>
+TK_INLINE void scale_block(const XBlock16& x, const uint8_t* w, const Sums* sums, __m512* acc) {
+  const auto* scales = reinterpret_cast<const float*>(w + kValues);
+  __m512 d = _mm512_loadu_ps(scales), m = d, s1 = d;
+  if (Panel<F>::minimum || Panel<F>::halves) m = _mm512_loadu_ps(scales + 16);
+  if (Panel<F>::halves) s1 = _mm512_loadu_ps(scales + 32);
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    __m512 v = _mm512_cvtepi32_ps(_mm512_load_si512(sums[0][r]));
+    if (Panel<F>::halves)  // whole numbers below 2^24: exact
+      v = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums[1][r])), s1,
+                          _mm512_mul_ps(v, m));
+    acc[r] = _mm512_fmadd_ps(v, _mm512_mul_ps(d, _mm512_set1_ps(x.scale[r])), acc[r]);
+    if (Panel<F>::minimum) acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(x.sum[r]), acc[r]);
+  }
+}
+
+// 16 rows of activations. The products of a block run while those of the block before are scaled.
+template <int F>
+TK_INLINE void multiply_rows(const XBlock16* x, const uint8_t* wide, int64_t blocks, __m512* acc) {
+  alignas(64) Sums sums[2][2];
+  multiply_block<F>(x[0], wide, sums[0]);
+  for (int64_t b = 0; b < blocks; ++b, wide += kStep<F>) {
+    if (b + 1 < blocks) multiply_block<F>(x[b + 1], wide + kStep<F>, sums[(b + 1) % 2]);
+    scale_block<F>(x[b], wide, sums[b % 2], acc);
+  }
+}
+
+template <int F>
+void qwide(const uint8_t* wide, const XBlock4* x, int64_t stride, int64_t rows, int64_t blocks,
+           float* sums) {
+  XBlock16 tiles[kBlocks];
+  configure_tiles<F>();
+  for (int64_t r = 0; r < rows; r += kRows, x += 4 * stride, sums += kRows * kPanel) {
+    int64_t n = rows - r < kRows ? rows - r : kRows;
+    __m512 acc[kRows];
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i)
+      acc[i] = i < n ? _mm512_loadu_ps(sums + i * kPanel) : _mm512_setzero_ps();
+    for (int64_t b = 0; b < blocks; b += kBlocks) {
+      int64_t part = blocks - b < kBlocks ? blocks - b : kBlocks;
+      gather_rows(x + b, stride, n, part, tiles);
+      multiply_rows<F>(tiles, wide + b * kStep<F>, part, acc);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i)
+      if (i < n) _mm512_storeu_ps(sums + i * kPanel, acc[i]);
+  }
+  asm volatile("tilerelease");
+}
+
+template <int F>
+void fill_wide(tokamak::cpu::KernelTable& t) {
+  if constexpr (F < tokamak::cpu::kQFormats) {
+    t.qwiden[F] = qwiden<F>;
+    t.qwide[F] = qwide<F>;
+    fill_wide<F + 1>(t);
+  }
+}
+
+}  // namespace
+
+namespace tokamak::cpu {
+
+const KernelTable* amx_table() {
+  static const KernelTable table = [] {
+    KernelTable t = *avx512_table();
+    t.name = "amx";
+    fill_wide<0>(t);
+    return t;
+  }();
+  return &table;
+}
+
+}  // namespace tokamak::cpu

@@ -1,0 +1,276 @@
+// Anthropic's Messages API: requests, errors and routes. Answers: anthropic_shape.cc.
+#include "serve/compat/anthropic.h"
+#include "base/json.h"
+#include "serve/openai/api.h"
+#include "serve/openai/api_error.h"
+
+namespace tokamak::openai {
+namespace {
+
+[[noreturn]] void unknown_block(const std::string& param, const std::string& type) {
+  bad_request(param + ".type", "unsupported_content_type",
+              "Invalid '{}.type': content of type '{}' is not available; only text, tool_use, "
+              "tool_result and thinking are.",
+              param, type);
+}
+
+std::string required_text(Fields& fields, const char* name) {
+  const Value& value = fields.require(name);
+  if (!value.is_string()) wrong_type(fields.name(name), "a string", value);
+  return value.as_string();
+}
+
+// A string, or a list of text blocks.
+std::string read_text(const Value& value, const std::string& param) {
+  if (value.is_string()) return value.as_string();
+  if (!value.is_array()) wrong_type(param, "a string or an array of content blocks", value);
+  std::string text;
+  for (size_t i = 0; i < value.as_array().size(); ++i) {
+    std::string name = fmt::format("{}[{}]", param, i);
+    Fields block(value.as_array()[i], name);
+    if (std::string type = required_text(block, "type"); type != "text") unknown_block(name, type);
+    text += (text.empty() ? "" : "\n") + required_text(block, "text");
+  }
+  return text;
+}
+
+// One message of a user may hold results of tools, each of which is a message of its own, and text.
+void add_user(const Value::Array& blocks, const std::string& param, Value& out) {
+  std::string text;
+  bool any = false;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    std::string name = fmt::format("{}[{}]", param, i);
+    Fields block(blocks[i], name);
+    std::string type = required_text(block, "type");
+    if (type == "text") {
+      text += (any ? "\n" : "") + required_text(block, "text");
+      any = true;
+    } else if (type == "tool_result") {
+      Value message = Value::object();
+      message.set("role", "tool");
+      message.set("tool_call_id", required_text(block, "tool_use_id"));
+      const Value* content = block.find("content");
+      message.set("content", content == nullptr ? "" : read_text(*content, name + ".content"));
+      out.push(std::move(message));
+    } else {
+      unknown_block(name, type);
+    }
+  }
+  if (any || blocks.empty())
+    out.push(Value::Object{{"role", "user"}, {"content", std::move(text)}});
+}
+
+void add_assistant(const Value::Array& blocks, const std::string& param, Value& out) {
+  std::string text, thoughts;
+  Value calls = Value::array();
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    std::string name = fmt::format("{}[{}]", param, i);
+    Fields block(blocks[i], name);
+    std::string type = required_text(block, "type");
+    if (type == "text") {
+      text += (text.empty() ? "" : "\n") + required_text(block, "text");
+    } else if (type == "thinking") {
+      thoughts += required_text(block, "thinking");
+    } else if (type == "tool_use") {
+      const Value& input = block.require("input");
+      if (!input.is_object()) wrong_type(name + ".input", "an object", input);
+      Value function = Value::object();
+      function.set("name", required_text(block, "name"));
+      function.set("arguments", dump_json(input));
+      calls.push(Value::Object{{"id", required_text(block, "id")},
+                               {"type", "function"},
+                               {"function", std::move(function)}});
+    } else if (type != "redacted_thinking") {
+      unknown_block(name, type);
+    }
+  }
+  Value message = Value::object();
+  message.set("role", "assistant");
+  message.set("content", std::move(text));
+  if (!thoughts.empty()) message.set("reasoning_content", std::move(thoughts));
+  if (calls.size() > 0) message.set("tool_calls", std::move(calls));
+  out.push(std::move(message));
+}
+
+Value read_anthropic_messages(Fields& fields) {
+  Value out = Value::array();
+  if (const Value* system = fields.find("system"))
+    if (std::string text = read_text(*system, "system"); !text.empty())
+      out.push(Value::Object{{"role", "system"}, {"content", std::move(text)}});
+  const Value& list = fields.require("messages");
+  if (!list.is_array()) wrong_type("messages", "an array", list);
+  if (list.size() == 0)
+    bad_request("messages", "empty_array", "Invalid 'messages': at least one message is required.");
+  for (size_t i = 0; i < list.as_array().size(); ++i) {
+    std::string param = fmt::format("messages[{}]", i);
+    Fields message(list.as_array()[i], param);
+    std::string role = required_text(message, "role");
+    if (role != "user" && role != "assistant")
+      bad_request(param + ".role", "invalid_value",
+                  "Invalid '{}.role': '{}'; use 'user' or 'assistant', and 'system' at the top "
+                  "level.",
+                  param, role);
+    const Value& content = message.require("content");
+    if (content.is_string())
+      out.push(Value::Object{{"role", role}, {"content", content}});
+    else if (!content.is_array())
+      wrong_type(param + ".content", "a string or an array of content blocks", content);
+    else if (role == "user")
+      add_user(content.as_array(), param + ".content", out);
+    else
+      add_assistant(content.as_array(), param + ".content", out);
+  }
+  return out;
+}
+
+Value read_anthropic_tools(const Value::Array& list) {
+  Value out = Value::array();
+  for (size_t i = 0; i < list.size(); ++i) {
+    std::string param = fmt::format("tools[{}]", i);
+    Fields tool(list[i], param);
+    if (std::string type = tool.string("type").value_or("custom"); type != "custom")
+      unsupported(param + ".type", fmt::format("Tools of type '{}' run on the server; only the "
+                                               "client's own tools are available.",
+                                               type));
+    Value function = Value::object();
+    function.set("name", required_text(tool, "name"));
+    if (auto text = tool.string("description")) function.set("description", std::move(*text));
+    const Value& schema = tool.require("input_schema");
+    if (!schema.is_object()) wrong_type(param + ".input_schema", "an object", schema);
+    function.set("parameters", schema);
+    out.push(Value::Object{{"type", "function"}, {"function", std::move(function)}});
+  }
+  return out;
+}
+
+void read_tool_choice(const Value& choice, Value& out) {
+  Fields fields(choice, "tool_choice");
+  std::string type = required_text(fields, "type");
+  if (type == "auto" || type == "none")
+    out.set("tool_choice", type);
+  else if (type == "any")
+    out.set("tool_choice", "required");
+  else if (type == "tool")
+    out.set("tool_choice",
+            Value::Object{{"type", "function"},
+                          {"function", Value::Object{{"name", required_text(fields, "name")}}}});
+  else
+    bad_request("tool_choice.type", "invalid_value",
+                "Invalid 'tool_choice.type': use auto, any, tool or none.");
+}
+
+void read_thinking(const Value& thinking, Value& out) {
+  Fields fields(thinking, "thinking");
+  std::string type = required_text(fields, "type");
+  if (type != "enabled" && type != "disabled" && type != "adaptive")
+    bad_request("thinking.type", "invalid_value",
+                "Invalid 'thinking.type': use enabled, adaptive or disabled.");
+  out.set("chat_template_kwargs", Value::Object{{"enable_thinking", type != "disabled"}});
+}
+
+// The parts that count_tokens reads as well.
+Value anthropic_chat(Fields& fields) {
+  Value out = Value::object();
+  if (auto model = fields.string("model")) out.set("model", std::move(*model));
+  Value messages = read_anthropic_messages(fields);
+  const Value& last = messages.as_array().back();
+  // A last message of the assistant is the beginning of the answer.
+  if (last.get_string("role", "") == "assistant" && !last.has("tool_calls") &&
+      !last.get_string("content", "").empty()) {
+    out.set("continue_final_message", true);
+    out.set("add_generation_prompt", false);
+  }
+  out.set("messages", std::move(messages));
+  const auto* tools = fields.array("tools");
+  if (tools != nullptr && !tools->empty()) out.set("tools", read_anthropic_tools(*tools));
+  if (const Value* choice = fields.find("tool_choice"); choice != nullptr && out.has("tools"))
+    read_tool_choice(*choice, out);
+  if (const Value* thinking = fields.find("thinking")) read_thinking(*thinking, out);
+  return out;
+}
+
+Translated translate_anthropic(Value body, const http::Request&) {
+  Fields fields(body);
+  Translated out;
+  out.clamp = true;
+  out.body = anthropic_chat(fields);
+  fields.require("max_tokens");
+  out.body.set("max_tokens", *fields.integer("max_tokens", 1, INT32_MAX));
+  if (const Value* stops = fields.find("stop_sequences")) {
+    if (!stops->is_array()) wrong_type("stop_sequences", "an array", *stops);
+    out.body.set("stop", *stops);
+  }
+  for (const char* name : {"temperature", "top_p", "top_k", "stream"})
+    if (const Value* value = fields.find(name)) out.body.set(name, *value);
+  fields.ignore({"metadata", "service_tier", "cache_control", "context_management", "betas"});
+  fields.refuse("mcp_servers", "The server does not call other servers.");
+  fields.refuse("container", "The server does not run code.");
+  log_unknown_fields(fields.unknown());
+  out.shape = [](ShapeOptions options, const Tokenizer&) {
+    return make_anthropic_shape(std::move(options));
+  };
+  return out;
+}
+
+http::Response count_tokens(const Api& api, const Value& body) {
+  Fields fields(body);
+  Value chat = anthropic_chat(fields);
+  auto model = api.model_of(chat);
+  if (model->chat_template == nullptr)
+    bad_request("model", "no_chat_template", "The model '{}' has no chat template.", model->name);
+  Fields rest(chat);
+  RenderedChat rendered = render_chat(rest, *model);
+  auto ids = encode_chat(*model->tokenizer, rendered.text, rendered.guard);
+  return json_answer(Value::Object{{"input_tokens", static_cast<int64_t>(ids.size())}});
+}
+
+}  // namespace
+
+http::Response anthropic_error(http::Response response) {
+  std::string message;
+  try {
+    message = parse_json(response.body).at("error").get_string("message", "");
+  } catch (const Error&) {
+    message = response.body;
+  }
+  const char* type = "api_error";
+  switch (response.status) {
+    case 401:
+      type = "authentication_error";
+      break;
+    case 403:
+      type = "permission_error";
+      break;
+    case 404:
+      type = "not_found_error";
+      break;
+    case 413:
+      type = "request_too_large";
+      break;
+    case 429:
+      type = "rate_limit_error";
+      break;
+    case 503:
+      type = "overloaded_error";
+      break;
+    default:
+      if (response.status < 500) type = "invalid_request_error";
+  }
+  Value body = Value::object();
+  body.set("type", "error");
+  body.set("error", Value::Object{{"type", type}, {"message", std::move(message)}});
+  response.body = dump_json(body);
+  return response;
+}
+
+Dialect anthropic_dialect() { return {translate_anthropic, anthropic_error}; }
+
+void add_anthropic_routes(Api& api, http::Router& router) {
+  router.add("POST", "/v1/messages", api.generator(anthropic_dialect()));
+  router.add("POST", "/v1/messages/count_tokens",
+             api.with_json([&api](http::ExchangePtr exchange, const Value& body,
+                                  uint64_t) { exchange->respond(count_tokens(api, body)); },
+                           false, anthropic_error));
+}
+
+}  // namespace tokamak::openai

@@ -1,0 +1,50 @@
+#pragma once
+// Other APIs stand on the OpenAI one: a dialect translates a request into an OpenAI request, and
+// its shape writes the answer. Nothing else of a generation depends on the API.
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "base/value.h"
+#include "serve/http/router.h"
+#include "serve/openai/shape.h"
+
+namespace tokamak::openai {
+
+class Api;
+
+// Rewrites an error from OpenAI's form.
+using ErrorForm = http::Response (*)(http::Response response);
+
+struct Translated {
+  Value body;  // of a chat or completion request
+  bool chat = true;
+  bool clamp = false;  // shorten an answer length that does not fit the context
+  std::function<std::unique_ptr<Shape>(ShapeOptions, const Tokenizer&)> shape;
+  std::optional<http::Response> answer;  // known without generating
+};
+
+struct Dialect {
+  // Throws ApiError.
+  std::function<Translated(Value body, const http::Request& request)> translate;
+  ErrorForm error = nullptr;  // nullptr: OpenAI's
+};
+
+Dialect anthropic_dialect();
+Dialect ollama_dialect(bool chat, const Api& api);
+Dialect llama_dialect(bool infill, const Api& api);
+
+void add_compat_routes(Api& api, http::Router& router);
+// Parts of it.
+void add_anthropic_routes(Api& api, http::Router& router);
+void add_responses_routes(Api& api, http::Router& router);
+void add_ollama_routes(Api& api, http::Router& router);
+void add_llama_routes(Api& api, http::Router& router);
+
+// llama.cpp's names of OpenAI fields and extensions: n_predict, repeat_penalty, cache_prompt ...
+Value with_llama_names(Value body);
+
+http::Response json_answer(const Value& value);
+std::string utc_time(int64_t unix_seconds);  // 2026-11-16T05:24:03Z
+
+}  // namespace tokamak::openai

@@ -1,0 +1,273 @@
+// llama.cpp's own API: /completion, /infill, /props, /slots.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "base/json.h"
+#include "serve/compat/fill_in.h"
+#include "serve/openai/api.h"
+#include "serve/openai/api_error.h"
+
+namespace tokamak::openai {
+namespace {
+
+// llama.cpp's names of fields, and fields that have no meaning here.
+constexpr std::pair<const char*, const char*> kNames[] = {{"n_predict", "max_tokens"},
+                                                          {"repeat_penalty", "repetition_penalty"},
+                                                          {"n_probs", "logprobs"},
+                                                          {"typ_p", "typical_p"},
+                                                          {"return_tokens", "return_token_ids"}};
+constexpr std::string_view kIgnored[] = {
+    "cache_prompt", "id_slot",      "n_keep",      "min_keep",         "repeat_last_n",
+    "penalize_nl",  "input_prefix", "input_extra", "input_suffix",     "response_fields",
+    "slot_id",      "n_discard",    "n_indent",    "t_max_predict_ms", "post_sampling_probs"};
+
+// The answer of one prompt, whole or in a stream.
+class LlamaShape final : public Shape {
+ public:
+  LlamaShape(ShapeOptions options, const Tokenizer& tokenizer, Value prompt, bool silent)
+      : Shape(std::move(options)),
+        tokenizer_(tokenizer),
+        prompt_(std::move(prompt)),
+        silent_(silent) {
+    id_ = new_id("cmpl-");
+  }
+
+  bool counts() const override { return true; }
+  void begin(std::string&, int, const std::vector<int32_t>*, const Usage&) override {}
+
+  void piece(std::string& out, const Piece& piece, const Usage& usage) override {
+    if (piece.finish == nullptr && piece.text.empty() && piece.ids.empty()) return;
+    Value value = common(piece, usage);
+    if (piece.finish != nullptr)
+      add_end(value, piece, usage);
+    else if (options_.timings)
+      value.set("timings", timings_value(usage));
+    add_event(out, dump_json(value));
+  }
+
+  void end(std::string&, const Usage&) override {}  // the last piece says so
+
+  void broken(std::string& out, const http::Response& error) override {
+    add_event(out, error.body);
+  }
+
+  std::string whole(const std::vector<Piece>& choices, const Usage& usage) override {
+    Value list = Value::array();
+    for (const Piece& piece : choices) {
+      Value value = common(piece, usage);
+      add_end(value, piece, usage);
+      list.push(std::move(value));
+    }
+    return dump_json(choices.size() == 1 ? list.as_array()[0] : list);
+  }
+
+ private:
+  Value common(const Piece& piece, const Usage& usage) const {
+    Value value = Value::object();
+    value.set("index", piece.index);
+    value.set("content", silent_ ? "" : piece.text);
+    if (options_.token_ids) value.set("tokens", ids_value(piece.ids));
+    value.set("id_slot", -1);
+    value.set("stop", piece.finish != nullptr);
+    value.set("tokens_predicted", usage.completion_tokens);
+    value.set("tokens_evaluated", usage.prompt_tokens);
+    if (options_.logprobs && !piece.scored.empty() && !silent_)
+      value.set("completion_probabilities", probabilities(piece));
+    return value;
+  }
+
+  void add_end(Value& value, const Piece& piece, const Usage& usage) const {
+    const bool length = piece.finish == std::string_view("length");
+    const bool word = piece.stop_reason.is_string();
+    value.set("model", options_.model);
+    value.set("prompt", prompt_);
+    value.set("truncated", false);
+    value.set("stop_type", length ? "limit" : word ? "word" : "eos");
+    value.set("stopping_word", word ? piece.stop_reason : Value(""));
+    value.set("has_new_line", piece.text.find('\n') != std::string::npos);
+    value.set("tokens_cached", usage.cached_tokens);
+    value.set("timings", timings_value(usage));
+  }
+
+  Value token(int32_t id, float logprob) const {
+    std::string text = tokenizer_.piece_bytes(id);
+    Value bytes = Value::array();
+    for (unsigned char byte : text) bytes.push(int{byte});
+    return Value::Object{{"id", id},
+                         {"token", std::move(text)},
+                         {"bytes", std::move(bytes)},
+                         {"logprob", static_cast<double>(std::max(logprob, -9999.0f))}};
+  }
+
+  Value probabilities(const Piece& piece) const {
+    Value list = Value::array();
+    for (const ScoredToken& scored : piece.scored) {
+      Value entry = token(scored.id, scored.logprob.value_or(0)), top = Value::array();
+      for (size_t i = 0; i < scored.top.size() && static_cast<int>(i) < options_.top_logprobs; ++i)
+        top.push(token(scored.top[i].id, scored.top[i].logprob));
+      entry.set("top_logprobs", std::move(top));
+      list.push(std::move(entry));
+    }
+    return list;
+  }
+
+  const Tokenizer& tokenizer_;
+  const Value prompt_;
+  const bool silent_;  // only the prompt was wanted, which is not part of the answer
+};
+
+// [[id, bias], [text, false], ...] -> {"id": bias}
+Value bias_object(const Value::Array& list, const Tokenizer& tokenizer) {
+  Value out = Value::object();
+  for (size_t i = 0; i < list.size(); ++i) {
+    std::string param = fmt::format("logit_bias[{}]", i);
+    if (!list[i].is_array() || list[i].size() != 2)
+      wrong_type(param, "a pair of a token and a bias", list[i]);
+    const Value &token = list[i].as_array()[0], &bias = list[i].as_array()[1];
+    Value amount = bias.is_bool() && !bias.as_bool() ? Value(-100) : bias;
+    if (token.is_string()) {
+      EncodeOptions encode;
+      encode.add_special = false;
+      for (int32_t id : tokenizer.encode(token.as_string(), encode))
+        out.set(fmt::format("{}", id), amount);
+    } else {
+      out.set(fmt::format("{}", checked_integer(param, token, 0, tokenizer.vocab_size() - 1)),
+              amount);
+    }
+  }
+  return out;
+}
+
+Translated translate_llama(const Value& given, bool infill, const Api& api) {
+  Translated out;
+  out.chat = false;
+  out.clamp = true;
+  out.body = with_llama_names(given);
+  Fields fields(given);
+  auto model = api.model_of(given);
+  if (!given.has("n_predict") && !given.has("max_tokens")) out.body.set("max_tokens", -1);
+  Value prompt = infill ? Value("") : fields.require("prompt");
+  if (infill) {
+    std::string before = fields.string("input_prefix").value_or(""),
+                after = fields.string("input_suffix").value_or("");
+    before += fields.string("prompt").value_or("");
+    std::vector<std::pair<std::string, std::string>> files;
+    if (const auto* list = fields.array("input_extra"))
+      for (size_t i = 0; i < list->size(); ++i) {
+        Fields file((*list)[i], fmt::format("input_extra[{}]", i));
+        const Value& text = file.require("text");
+        if (!text.is_string()) wrong_type(file.name("text"), "a string", text);
+        files.emplace_back(file.string("filename").value_or("tmp"), text.as_string());
+      }
+    out.body.set("prompt", fill_in_prompt(*model, before, after, files));
+  }
+  if (const Value* bias = fields.find("logit_bias"); bias != nullptr && bias->is_array())
+    out.body.set("logit_bias", bias_object(bias->as_array(), *model->tokenizer));
+  const Value* length = out.body.find("max_tokens");
+  const bool silent = length != nullptr && length->is_int() && length->as_int() == 0;
+  if (silent) out.body.set("echo", true);
+  out.shape = [prompt = std::move(prompt), silent](ShapeOptions options,
+                                                   const Tokenizer& tokenizer) {
+    return std::make_unique<LlamaShape>(std::move(options), tokenizer, prompt, silent);
+  };
+  return out;
+}
+
+Value default_settings(const ServedModel& model) {
+  const SampleSpec& sample = model.defaults;
+  Value params = Value::object();
+  params.set("n_predict", -1);
+  params.set("temperature", static_cast<double>(sample.temperature));
+  params.set("top_k", sample.top_k);
+  params.set("top_p", static_cast<double>(sample.top_p));
+  params.set("min_p", static_cast<double>(sample.min_p));
+  params.set("repeat_penalty", static_cast<double>(sample.repetition_penalty));
+  params.set("presence_penalty", static_cast<double>(sample.presence_penalty));
+  params.set("frequency_penalty", static_cast<double>(sample.frequency_penalty));
+  return Value::Object{{"n_ctx", model.max_model_len}, {"params", std::move(params)}};
+}
+
+http::Response props(const Api& api) {
+  const ServedModel& model = *api.models()[0];
+  const Tokenizer& tokenizer = *model.tokenizer;
+  auto piece = [&](int32_t id) { return id < 0 ? Value("") : Value(tokenizer.piece(id)); };
+  Value value = Value::object();
+  value.set("default_generation_settings", default_settings(model));
+  value.set("total_slots", model.max_sequences);
+  value.set("model_alias", model.name);
+  value.set("model_path", model.name);
+  value.set("modalities", Value::Object{{"vision", false}, {"audio", false}});
+  value.set("chat_template", pick_chat_template(tokenizer.spec(), "", false));
+  value.set("bos_token", piece(tokenizer.bos_id()));
+  value.set("eos_token", piece(tokenizer.eos_id()));
+  value.set("build_info", "tokamak " + api.options().version);
+  return json_answer(value);
+}
+
+// One entry for each sequence that may run at once.
+http::Response slots(const Api& api) {
+  Value list = Value::array();
+  int64_t id = 0;
+  for (const auto& model : api.models()) {
+    const int64_t running = model->client->info().running;
+    for (int64_t i = 0; i < model->max_sequences; ++i)
+      list.push(Value::Object{{"id", id++},
+                              {"model", model->name},
+                              {"n_ctx", model->max_model_len},
+                              {"is_processing", i < running}});
+  }
+  return json_answer(list);
+}
+
+}  // namespace
+
+Value with_llama_names(Value body) {
+  auto own_name = [](const std::string& key) {
+    auto alias = std::find_if(std::begin(kNames), std::end(kNames),
+                              [&](const auto& names) { return names.first == key; });
+    return alias == std::end(kNames) ? nullptr : alias->second;
+  };
+  auto ignored = [](const std::string& key) {
+    return std::find(std::begin(kIgnored), std::end(kIgnored), key) != std::end(kIgnored);
+  };
+  auto special = [&](const Value::Member& member) {
+    return own_name(member.first) != nullptr || ignored(member.first) ||
+           (member.first == "seed" && member.second.is_int() && member.second.as_int() == -1);
+  };
+  Value::Object& members = body.as_object();
+  if (std::none_of(members.begin(), members.end(), special)) return body;
+  Value out = Value::object();
+  for (auto& member : members) {
+    auto& [key, value] = member;
+    if (!special(member)) {
+      out.set(key, std::move(value));
+    } else if (const char* own = own_name(key); own != nullptr && !body.has(own)) {
+      const bool off = key == "n_probs" && value.is_int() && value.as_int() == 0;
+      if (!off) out.set(own, value);
+    }
+  }
+  // Without the cache: no other request has this salt.
+  const Value* cache = body.find("cache_prompt");
+  if (cache != nullptr && cache->is_bool() && !cache->as_bool()) out.set("cache_salt", new_id(""));
+  return out;
+}
+
+Dialect llama_dialect(bool infill, const Api& api) {
+  return {[infill, &api](Value body, const http::Request&) {
+            return translate_llama(body, infill, api);
+          },
+          nullptr};
+}
+
+void add_llama_routes(Api& api, http::Router& router) {
+  using http::Request;
+  router.add("POST", "/completion", api.generator(llama_dialect(false, api)));
+  router.add("POST", "/infill", api.generator(llama_dialect(true, api)));
+  router.add("GET", "/props", api.quick([&api](const Request&) { return props(api); }));
+  router.add("GET", "/slots", api.quick([&api](const Request&) { return slots(api); }));
+}
+
+}  // namespace tokamak::openai

@@ -1,0 +1,274 @@
+// OpenAI's Responses API: requests and routes. Answers: responses_shape.cc.
+#include "serve/compat/responses.h"
+
+#include "base/json.h"
+#include "serve/openai/api.h"
+#include "serve/openai/api_error.h"
+
+namespace tokamak::openai {
+namespace {
+
+std::string text_field(Fields& fields, const char* name) {
+  const Value& value = fields.require(name);
+  if (!value.is_string()) wrong_type(fields.name(name), "a string", value);
+  return value.as_string();
+}
+
+std::string read_parts(const Value& content, const std::string& param) {
+  if (content.is_string()) return content.as_string();
+  if (!content.is_array()) wrong_type(param, "a string or an array of content parts", content);
+  std::string text;
+  for (size_t i = 0; i < content.as_array().size(); ++i) {
+    std::string name = fmt::format("{}[{}]", param, i);
+    Fields part(content.as_array()[i], name);
+    std::string type = text_field(part, "type");
+    if (i > 0) text += '\n';
+    if (type == "input_text" || type == "output_text" || type == "text")
+      text += text_field(part, "text");
+    else if (type == "refusal")
+      text += part.string("refusal").value_or("");
+    else
+      bad_request(name + ".type", "unsupported_content_type",
+                  "Invalid '{}.type': content of type '{}' is not available; only text is.", name,
+                  type);
+  }
+  return text;
+}
+
+// Calls belong to the assistant's message before them.
+Value& assistant_before(Value& messages) {
+  Value::Array& list = messages.as_array();
+  if (list.empty() || list.back().get_string("role", "") != "assistant")
+    list.push_back(Value::Object{{"role", "assistant"}, {"content", ""}});
+  return list.back();
+}
+
+void add_call(Fields& item, Value& messages) {
+  Value function = Value::object();
+  function.set("name", text_field(item, "name"));
+  function.set("arguments", text_field(item, "arguments"));
+  Value call = Value::object();
+  call.set("id", text_field(item, "call_id"));
+  call.set("type", "function");
+  call.set("function", std::move(function));
+  Value& message = assistant_before(messages);
+  if (!message.has("tool_calls")) message.set("tool_calls", Value::array());
+  message.find("tool_calls")->push(std::move(call));
+}
+
+void add_item(const Value& value, const std::string& param, Value& messages) {
+  Fields item(value, param);
+  std::string type = item.string("type").value_or("message");
+  if (type == "message") {
+    Value message = Value::object();
+    message.set("role", text_field(item, "role"));
+    message.set("content", read_parts(item.require("content"), param + ".content"));
+    messages.push(std::move(message));
+  } else if (type == "function_call") {
+    add_call(item, messages);
+  } else if (type == "function_call_output") {
+    Value message = Value::object();
+    message.set("role", "tool");
+    message.set("tool_call_id", text_field(item, "call_id"));
+    message.set("content", read_parts(item.require("output"), param + ".output"));
+    messages.push(std::move(message));
+  } else if (type == "reasoning") {
+    std::string text;
+    if (const auto* parts = item.array("content"))
+      for (const Value& part : *parts)
+        if (part.is_object()) text += part.get_string("text", "");
+    if (!text.empty())
+      messages.push(Value::Object{
+          {"role", "assistant"}, {"content", ""}, {"reasoning_content", std::move(text)}});
+  } else {
+    bad_request(param + ".type", "unsupported_item",
+                "Invalid '{}.type': items of type '{}' are not available; only message, "
+                "function_call, function_call_output and reasoning are.",
+                param, type);
+  }
+}
+
+void add_input(Fields& fields, Value& messages) {
+  const Value& input = fields.require("input");
+  if (input.is_string()) {
+    messages.push(Value::Object{{"role", "user"}, {"content", input}});
+    return;
+  }
+  if (!input.is_array()) wrong_type("input", "a string or an array of items", input);
+  for (size_t i = 0; i < input.as_array().size(); ++i)
+    add_item(input.as_array()[i], fmt::format("input[{}]", i), messages);
+}
+
+Value read_response_tools(const Value::Array& list) {
+  Value out = Value::array();
+  for (size_t i = 0; i < list.size(); ++i) {
+    std::string param = fmt::format("tools[{}]", i);
+    Fields tool(list[i], param);
+    if (std::string type = text_field(tool, "type"); type != "function")
+      unsupported(param + ".type",
+                  fmt::format("Tools of type '{}' are not available; only functions are.", type));
+    Value function = Value::object();
+    function.set("name", text_field(tool, "name"));
+    for (const char* name : {"description", "parameters", "strict"})
+      if (const Value* value = tool.find(name)) function.set(name, *value);
+    out.push(Value::Object{{"type", "function"}, {"function", std::move(function)}});
+  }
+  return out;
+}
+
+void read_text_format(Fields& fields, Value& out) {
+  const Value* text = fields.find("text");
+  if (text == nullptr) return;
+  Fields inner(*text, "text");
+  const Value* format = inner.find("format");
+  if (format == nullptr) return;
+  Fields given(*format, "text.format");
+  std::string type = text_field(given, "type");
+  Value own = Value::Object{{"type", type}};
+  if (type == "json_schema") {
+    Value schema = Value::object();
+    for (const char* name : {"name", "description", "schema", "strict"})
+      if (const Value* value = given.find(name)) schema.set(name, *value);
+    own.set("json_schema", std::move(schema));
+  }
+  out.set("response_format", std::move(own));
+}
+
+void read_choice(const Value& choice, Value& out) {
+  if (!choice.is_object()) {
+    out.set("tool_choice", choice);
+    return;
+  }
+  Fields fields(choice, "tool_choice");
+  if (std::string type = text_field(fields, "type"); type != "function")
+    unsupported("tool_choice", fmt::format("Type '{}' is not available.", type));
+  out.set("tool_choice",
+          Value::Object{{"type", "function"},
+                        {"function", Value::Object{{"name", text_field(fields, "name")}}}});
+}
+
+void read_rest(Fields& fields, Value& out) {
+  if (auto length = fields.integer("max_output_tokens", 1, INT32_MAX))
+    out.set("max_tokens", *length);
+  for (const char* name : {"model", "temperature", "top_p", "stream", "user", "seed", "top_k",
+                           "min_p", "stop", "chat_template_kwargs"})
+    if (const Value* value = fields.find(name)) out.set(name, *value);
+  if (const auto* tools = fields.array("tools"); tools != nullptr && !tools->empty()) {
+    out.set("tools", read_response_tools(*tools));
+    if (const Value* choice = fields.find("tool_choice")) read_choice(*choice, out);
+  }
+  if (const Value* reasoning = fields.find("reasoning")) {
+    Fields inner(*reasoning, "reasoning");
+    if (auto effort = inner.string("effort")) out.set("reasoning_effort", std::move(*effort));
+  }
+  read_text_format(fields, out);
+  bool scores = false;
+  if (const auto* include = fields.array("include"))
+    for (const Value& name : *include)
+      scores = scores || (name.is_string() && name.as_string() == "message.output_text.logprobs");
+  auto top = fields.integer("top_logprobs", 0, 20);
+  if (scores || top.value_or(0) > 0) {
+    out.set("logprobs", true);
+    out.set("top_logprobs", top.value_or(0));
+  }
+  fields.refuse("background", "Answers are computed while the client waits.");
+  fields.refuse("conversation", "Use 'previous_response_id'.");
+  fields.refuse("prompt", "The server stores no prompts.");
+  fields.ignore({"metadata", "parallel_tool_calls", "truncation", "service_tier", "tool_choice",
+                 "max_tool_calls", "safety_identifier", "prompt_cache_key", "stream_options"});
+}
+
+// Members of the response that repeat the request.
+Value echo_of(const Value& body) {
+  Value out = Value::object();
+  auto set = [&](const char* name, Value fallback) {
+    const Value* value = body.find(name);
+    out.set(name, value == nullptr || value->is_null() ? std::move(fallback) : *value);
+  };
+  set("instructions", {});
+  set("max_output_tokens", {});
+  set("metadata", Value::object());
+  set("parallel_tool_calls", true);
+  set("previous_response_id", {});
+  set("reasoning", Value::Object{{"effort", Value()}, {"summary", Value()}});
+  set("store", true);
+  set("temperature", {});
+  set("text", Value::Object{{"format", Value::Object{{"type", "text"}}}});
+  set("tool_choice", "auto");
+  set("tools", Value::array());
+  set("top_p", {});
+  set("truncation", "disabled");
+  set("user", {});
+  return out;
+}
+
+Translated translate_responses(const Value& body, const std::string& tenant,
+                               const std::shared_ptr<ResponseStore>& store) {
+  Fields fields(body);
+  Translated out;
+  out.clamp = true;
+  out.body = Value::object();
+  Value history = Value::array();
+  if (auto previous = fields.string("previous_response_id")) {
+    auto entry = store->get(tenant, *previous);
+    if (!entry)
+      bad_request("previous_response_id", "previous_response_not_found",
+                  "Previous response with id '{}' not found.", previous->substr(0, 64));
+    history = std::move(entry->messages);
+  }
+  add_input(fields, history);
+  Value messages = Value::array();
+  if (auto text = fields.string("instructions"); text && !text->empty())
+    messages.push(Value::Object{{"role", "system"}, {"content", std::move(*text)}});
+  for (const Value& message : history.as_array()) messages.push(message);
+  out.body.set("messages", std::move(messages));
+  const bool keeps = fields.boolean("store").value_or(true);
+  read_rest(fields, out.body);
+  log_unknown_fields(fields.unknown());
+  ResponsesOptions options;
+  options.id = new_id("resp_");
+  options.echo = echo_of(body);
+  if (keeps)
+    options.keep = [store, tenant, id = options.id, history = std::move(history)](
+                       const Value& response, const Value::Array& output) mutable {
+      for (const Value& message : output) history.push(message);
+      store->put(tenant, id, {response, std::move(history)});
+    };
+  out.shape = [options = std::move(options)](ShapeOptions shape, const Tokenizer& tokenizer) {
+    return make_responses_shape(std::move(shape), options, tokenizer);
+  };
+  return out;
+}
+
+[[noreturn]] void not_found(const std::string& id) {
+  throw ApiError(404, fmt::format("Response with id '{}' not found.", id.substr(0, 64)), "id",
+                 "response_not_found");
+}
+
+}  // namespace
+
+void add_responses_routes(Api& api, http::Router& router) {
+  using http::Request;
+  auto store = std::make_shared<ResponseStore>();
+  for (std::string base : {"/v1", ""}) {
+    Dialect dialect;
+    dialect.translate = [&api, store](Value body, const Request& request) {
+      return translate_responses(body, api.tenant_of(request), store);
+    };
+    router.add("POST", base + "/responses", api.generator(std::move(dialect)));
+    router.add("GET", base + "/responses/{id...}", api.quick([&api, store](const Request& request) {
+      auto entry = store->get(api.tenant_of(request), request.parameter);
+      if (!entry) not_found(request.parameter);
+      return json_answer(entry->response);
+    }));
+    router.add("DELETE", base + "/responses/{id...}",
+               api.quick([&api, store](const Request& request) {
+                 if (!store->remove(api.tenant_of(request), request.parameter))
+                   not_found(request.parameter);
+                 return json_answer(Value::Object{
+                     {"id", request.parameter}, {"object", "response.deleted"}, {"deleted", true}});
+               }));
+  }
+}
+
+}  // namespace tokamak::openai

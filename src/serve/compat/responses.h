@@ -1,0 +1,19 @@
+#pragma once
+#include <functional>
+#include <string>
+
+#include "serve/compat/dialect.h"
+#include "serve/compat/response_store.h"
+
+namespace tokamak::openai {
+
+struct ResponsesOptions {
+  std::string id;
+  Value echo;  // members of the response that repeat the request
+  // Receives a finished response and the messages of its output.
+  std::function<void(const Value& response, const Value::Array& output)> keep;
+};
+std::unique_ptr<Shape> make_responses_shape(ShapeOptions options, ResponsesOptions responses,
+                                            const Tokenizer& tokenizer);
+
+}  // namespace tokamak::openai

@@ -1,0 +1,140 @@
+#include "serve/grammar_mask.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace tokamak {
+namespace {
+
+constexpr std::string_view kOpenTag = "<think>", kCloseTag = "</think>";
+constexpr size_t kMaxGap = 4;  // tokens of white space after the thinking
+
+bool only_space(std::string_view text) {
+  return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
+}
+
+}  // namespace
+
+std::vector<int32_t> grammar_end_ids(const Tokenizer& tokenizer,
+                                     const std::vector<int32_t>& stop_ids) {
+  std::vector<int32_t> ids = tokenizer.spec().eog_ids;
+  if (tokenizer.eos_id() >= 0) ids.push_back(tokenizer.eos_id());
+  for (int32_t id : stop_ids)
+    if (tokenizer.is_special(id)) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  if (ids.empty())
+    fail(ErrorCode::kUnsupported,
+         "the model has no end-of-text token, which constrained output needs");
+  return ids;
+}
+
+GrammarMask::GrammarMask(GrammarMaskOptions options)
+    : options_(std::move(options)),
+      open_id_(options_.thinking == Thinking::kMaybe ? options_.tokenizer->find_piece(kOpenTag)
+                                                     : -1),
+      choices_(static_cast<size_t>(options_.choices), start()) {}
+
+GrammarMask::Progress GrammarMask::start() const {
+  Phase phase = options_.thinking == Thinking::kOpen ? Phase::kThinking
+                : open_id_ >= 0                      ? Phase::kBegin
+                                                     : Phase::kText;
+  return {phase, "", {}, 0, grammar::Matcher(options_.grammar)};
+}
+
+void GrammarMask::think(Progress& p, int32_t id) const {
+  p.tail += options_.tokenizer->piece_bytes(id);
+  if (size_t at = p.tail.find(kCloseTag); at != std::string::npos) {
+    if (!only_space(std::string_view(p.tail).substr(at + kCloseTag.size())))
+      fail(ErrorCode::kUnsupported, "a token goes on after {}", kCloseTag);
+    p.phase = Phase::kGap;
+    p.tail.clear();
+  } else if (p.tail.size() >= kCloseTag.size()) {
+    p.tail.erase(0, p.tail.size() - kCloseTag.size() + 1);
+  }
+}
+
+bool GrammarMask::read(Progress& p, int32_t id) const {
+  bool ok = true;
+  if (p.phase == Phase::kBegin) p.phase = id == open_id_ ? Phase::kThinking : Phase::kText;
+  if (p.phase == Phase::kThinking) {
+    think(p, id);
+  } else if (p.phase == Phase::kGap && only_space(options_.tokenizer->piece_bytes(id))) {
+    if (p.tail.size() == kMaxGap) p.phase = Phase::kText;
+    p.tail += ' ';
+  } else {
+    p.phase = Phase::kText;
+    ok = p.matcher.accept(id);
+  }
+  if (!ok) return false;
+  p.ids.push_back(id);
+  if (p.matcher.size() == 0) p.before = p.ids.size();
+  return true;
+}
+
+// The answer only grows, except that a failed step may take its last tokens back.
+void GrammarMask::follow(Progress& p, std::span<const int32_t> answer) const {
+  size_t common = std::min(p.ids.size(), answer.size());
+  if (common > 0 && p.ids[common - 1] != answer[common - 1])
+    common = static_cast<size_t>(std::mismatch(p.ids.begin(),
+                                               p.ids.begin() + static_cast<std::ptrdiff_t>(common),
+                                               answer.begin())
+                                     .first -
+                                 p.ids.begin());
+  if (common < p.before) {
+    p = start();
+    common = 0;
+  } else if (common < p.ids.size()) {
+    p.matcher.rollback(p.ids.size() - common);
+    p.ids.resize(common);
+  }
+  for (size_t i = common; i < answer.size(); ++i)
+    if (!read(p, answer[i]))
+      fail(ErrorCode::kInternal, "token {} of the answer does not follow the grammar", answer[i]);
+}
+
+void GrammarMask::fill(Progress& p, std::span<uint32_t> allowed) {
+  const Tokenizer& tokenizer = *options_.tokenizer;
+  auto bits = static_cast<int32_t>(allowed.size() * 32);
+  if (p.phase == Phase::kThinking) {
+    int32_t count = std::min(bits, static_cast<int32_t>(tokenizer.vocab_size()));
+    for (int32_t id = 0; id < count; ++id)
+      if (!tokenizer.is_eog(id)) grammar::set_bit(allowed, id);
+    for (int32_t id : options_.end_ids)
+      if (id < bits) allowed[static_cast<size_t>(id) / 32] &= ~(1u << (id % 32));
+    return;
+  }
+  size_t words = options_.grammar->vocabulary().words();
+  if (words > allowed.size()) {  // a tokenizer with more tokens than the model
+    scratch_.assign(words, 0);
+    p.matcher.fill_mask(scratch_);
+    std::copy_n(scratch_.begin(), allowed.size(), allowed.begin());
+  } else {
+    p.matcher.fill_mask(allowed);
+  }
+  if (p.phase == Phase::kBegin && open_id_ < bits) grammar::set_bit(allowed, open_id_);
+  if (p.phase == Phase::kGap && p.tail.size() < kMaxGap)
+    for (std::string_view space : {"\n", "\n\n"})
+      for (int32_t id : tokenizer.encode(space, {.add_special = false}))
+        if (id < bits) grammar::set_bit(allowed, id);
+  if (!p.matcher.accepting()) return;
+  bool early = static_cast<int32_t>(p.ids.size()) < options_.min_tokens;
+  bool others = std::any_of(allowed.begin(), allowed.end(), [](uint32_t w) { return w != 0; });
+  if (early && others) return;
+  for (int32_t id : options_.end_ids)
+    if (id < bits) grammar::set_bit(allowed, id);
+}
+
+void GrammarMask::allow(int32_t choice, std::span<const int32_t> answer,
+                        std::span<const int32_t> drafts, std::span<uint32_t> allowed) {
+  Progress& p = choices_[static_cast<size_t>(choice)];
+  follow(p, answer);
+  if (drafts.empty()) return fill(p, allowed);
+  Progress ahead = p;
+  for (int32_t id : drafts)
+    if (!read(ahead, id)) return;
+  fill(ahead, allowed);
+}
+
+}  // namespace tokamak

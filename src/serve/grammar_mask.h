@@ -1,0 +1,65 @@
+#pragma once
+// A grammar as the token mask of a request.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/client.h"
+#include "text/grammar/matcher.h"
+#include "text/tokenizer.h"
+
+namespace tokamak {
+
+enum class Thinking : uint8_t {
+  kNone,
+  kMaybe,  // if the answer begins with <think>
+  kOpen,   // the prompt has opened <think>
+};
+
+struct GrammarMaskOptions {
+  std::shared_ptr<const grammar::Grammar> grammar;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::vector<int32_t> end_ids;  // end the answer; allowed where the grammar may end
+  int32_t choices = 1;
+  // No end before so many tokens, unless the grammar leaves nothing else.
+  int32_t min_tokens = 0;
+  // The grammar applies after </think> and the white space that follows it. Until then only the end
+  // is forbidden.
+  Thinking thinking = Thinking::kNone;
+};
+
+// Owner: one request; one thread at a time.
+class GrammarMask final : public TokenMask {
+ public:
+  explicit GrammarMask(GrammarMaskOptions options);
+  void allow(int32_t choice, std::span<const int32_t> answer, std::span<const int32_t> drafts,
+             std::span<uint32_t> allowed) override;
+
+ private:
+  enum class Phase : uint8_t { kBegin, kThinking, kGap, kText };
+  struct Progress {
+    Phase phase;
+    std::string tail;          // the end of the thinking, as far as </think> may begin in it
+    std::vector<int32_t> ids;  // that were read
+    size_t before = 0;         // of these: before the text of the grammar
+    grammar::Matcher matcher;
+  };
+  Progress start() const;
+  bool read(Progress& p, int32_t id) const;  // false: the token was not allowed
+  void think(Progress& p, int32_t id) const;
+  void follow(Progress& p, std::span<const int32_t> answer) const;
+  void fill(Progress& p, std::span<uint32_t> allowed);
+
+  const GrammarMaskOptions options_;
+  const int32_t open_id_;  // <think>, or -1
+  std::vector<Progress> choices_;
+  std::vector<uint32_t> scratch_;
+};
+
+// The ids that end a constrained answer: the model's own, and those of `stop_ids` that have no
+// text. Throws Error(kUnsupported) if there is none.
+std::vector<int32_t> grammar_end_ids(const Tokenizer& tokenizer,
+                                     const std::vector<int32_t>& stop_ids);
+
+}  // namespace tokamak

@@ -1,0 +1,217 @@
+#include "serve/openai/structured.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/json.h"
+#include "serve/grammar_mask.h"
+#include "serve/openai/api_error.h"
+#include "serve/openai/params.h"
+
+namespace tokamak::openai {
+namespace {
+
+using grammar::GrammarSource;
+using grammar::Kind;
+
+// Collects the one constraint that a request may have.
+class Constraint {
+ public:
+  void set(const std::string& param, GrammarSource source) {
+    if (source_)
+      bad_request(param, "invalid_value",
+                  "'{}' cannot be combined with '{}': only one of them can constrain the answer.",
+                  param, param_);
+    param_ = param;
+    source_ = std::move(source);
+  }
+  void set_text(const std::string& param, Kind kind, const Value& value) {
+    if (!value.is_string()) wrong_type(param, "a string", value);
+    set(param, {kind, value.as_string(), {}});
+  }
+  // An object, or the same as text.
+  void set_schema(const std::string& param, const Value& value) {
+    if (!value.is_object() && !value.is_bool() && !value.is_string())
+      wrong_type(param, "a JSON schema", value);
+    set(param, {Kind::kJsonSchema, value.is_string() ? value.as_string() : dump_json(value), {}});
+  }
+  void set_choice(const std::string& param, const Value& value) {
+    if (!value.is_array()) wrong_type(param, "an array of strings", value);
+    GrammarSource source{Kind::kChoice, "", {}};
+    for (size_t i = 0; i < value.size(); ++i) {
+      const Value& item = value.as_array()[i];
+      if (!item.is_string()) wrong_type(fmt::format("{}[{}]", param, i), "a string", item);
+      source.choices.push_back(item.as_string());
+    }
+    set(param, std::move(source));
+  }
+
+  std::shared_ptr<const grammar::Grammar> compile(const ServedModel& model) const {
+    if (!source_) return nullptr;
+    try {
+      return model.grammars->get(*source_);
+    } catch (const Error& e) {
+      if (e.code() == ErrorCode::kInternal) throw;
+      bad_request(param_, "invalid_value", "Invalid '{}': {}.", param_, e.what());
+    }
+  }
+
+ private:
+  std::string param_;
+  std::optional<GrammarSource> source_;
+};
+
+void read_response_format(Fields& fields, Constraint& constraint) {
+  const Value* format = fields.find("response_format");
+  if (format == nullptr) return;
+  Fields inner(*format, "response_format");
+  std::string type = inner.string("type").value_or("");
+  if (type == "text") return;
+  if (type == "json_object") {
+    // llama-server and others take a schema here.
+    if (const Value* schema = inner.find("schema"))
+      return constraint.set_schema("response_format.schema", *schema);
+    return constraint.set("response_format", {Kind::kJsonObject, "", {}});
+  }
+  if (type != "json_schema")
+    unsupported("response_format",
+                fmt::format("Type '{}' is not available; 'text', 'json_object' and 'json_schema' "
+                            "are.",
+                            type.substr(0, 64)));
+  Fields schema(inner.require("json_schema"), "response_format.json_schema");
+  schema.string("name");
+  schema.string("description");
+  schema.boolean("strict");  // always
+  constraint.set_schema("response_format.json_schema.schema", schema.require("schema"));
+}
+
+void read_structured_outputs(Fields& fields, Constraint& constraint) {
+  const Value* value = fields.find("structured_outputs");
+  if (value == nullptr) return;
+  Fields inner(*value, "structured_outputs");
+  if (const Value* v = inner.find("json")) constraint.set_schema(inner.name("json"), *v);
+  if (const Value* v = inner.find("regex"))
+    constraint.set_text(inner.name("regex"), Kind::kRegex, *v);
+  if (const Value* v = inner.find("choice")) constraint.set_choice(inner.name("choice"), *v);
+  if (const Value* v = inner.find("grammar"))
+    constraint.set_text(inner.name("grammar"), Kind::kGbnf, *v);
+  if (inner.boolean("json_object").value_or(false))
+    constraint.set(inner.name("json_object"), {Kind::kJsonObject, "", {}});
+  inner.refuse("structural_tag", "It is not available.");
+  inner.refuse("whitespace_pattern", "It is not available.");
+  inner.ignore({"disable_fallback", "disable_any_whitespace", "disable_additional_properties"});
+  log_unknown_fields(inner.unknown());
+}
+
+// References of an embedded schema are relative to the whole.
+Value embedded(const Value& schema, const std::string& path) {
+  if (schema.is_array()) {
+    Value out = Value::array();
+    for (const Value& item : schema.as_array()) out.push(embedded(item, path));
+    return out;
+  }
+  if (!schema.is_object()) return schema;
+  Value out = Value::object();
+  for (const auto& [key, value] : schema.as_object()) {
+    bool local = key == "$ref" && value.is_string() &&
+                 (value.as_string() == "#" || value.as_string().starts_with("#/"));
+    bool data = key == "enum" || key == "const" || key == "$schema";
+    if (key == "$schema") continue;
+    out.set(key, local  ? Value(path + value.as_string().substr(1))
+                 : data ? value
+                        : embedded(value, path));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::shared_ptr<const grammar::Grammar> read_structured(Fields& fields, const ServedModel& model) {
+  Constraint constraint;
+  read_response_format(fields, constraint);
+  read_structured_outputs(fields, constraint);
+  for (const char* field : {"guided_json", "json_schema"})
+    if (const Value* v = fields.find(field)) constraint.set_schema(field, *v);
+  for (const char* field : {"guided_regex", "regex"})
+    if (const Value* v = fields.find(field)) constraint.set_text(field, Kind::kRegex, *v);
+  for (const char* field : {"guided_grammar", "grammar", "ebnf"})
+    if (const Value* v = fields.find(field); v && !(v->is_string() && v->size() == 0))
+      constraint.set_text(field, Kind::kGbnf, *v);
+  if (const Value* v = fields.find("guided_choice")) constraint.set_choice("guided_choice", *v);
+  fields.refuse("guided_whitespace_pattern", "It is not available.");
+  fields.ignore({"guided_decoding_backend"});
+  return constraint.compile(model);
+}
+
+std::shared_ptr<const grammar::Grammar> forced_call(const Value& body, const ServedModel& model) {
+  const Value* choice = body.find("tool_choice");
+  const Value* tools = body.find("tools");
+  if (choice == nullptr || choice->is_null() || tools == nullptr) return nullptr;
+  std::string name;
+  if (choice->is_object())
+    name = choice->at("function").at("name").as_string();
+  else if (choice->as_string() != "required")
+    return nullptr;
+  if (model.tool_format == nullptr)
+    unsupported("tool_choice", "The model's format of tool calls is not known.");
+  bool hermes = model.tool_format->name == "hermes";
+  if (!hermes && model.tool_format->name != "llama3")
+    unsupported("tool_choice", fmt::format("A call cannot be forced in the model's format, {}.",
+                                           model.tool_format->name));
+  const char* key = hermes ? "arguments" : "parameters";
+  Value calls = Value::array();
+  for (const Value& tool : tools->as_array()) {
+    const Value& function = tool.at("function");
+    if (!name.empty() && function.at("name").as_string() != name) continue;
+    std::string path = fmt::format("#/anyOf/{}/properties/{}", calls.size(), key);
+    const Value* parameters = function.find("parameters");
+    Value schema = parameters == nullptr || parameters->is_null() ? Value::object()
+                                                                  : embedded(*parameters, path);
+    if (schema.is_object() && !schema.has("type")) schema.set("type", "object");
+    calls.push(Value::Object{
+        {"type", "object"},
+        {"properties", Value::Object{{"name", Value::Object{{"const", function.at("name")}}},
+                                     {key, std::move(schema)}}},
+        {"required", Value::Array{"name", key}},
+        {"additionalProperties", false}});
+  }
+  Constraint constraint;
+  GrammarSource source{
+      Kind::kJsonSchema, dump_json(Value::Object{{"anyOf", std::move(calls)}}), {}};
+  if (hermes) {
+    source.before = "<tool_call>\n";
+    source.after = "\n</tool_call>";
+  }
+  constraint.set("tools", std::move(source));
+  return constraint.compile(model);
+}
+
+void prepare_structured(GenerationParams& params, const ServedModel& model) {
+  if (params.grammar == nullptr) return;
+  if (params.beams > 0)
+    unsupported("use_beam_search", "Beam search cannot be combined with constrained output.");
+  std::vector<int32_t> ends = grammar_end_ids(*model.tokenizer, params.own_stop_ids);
+  params.stop_ids.insert(params.stop_ids.end(), ends.begin(), ends.end());
+  std::sort(params.stop_ids.begin(), params.stop_ids.end());
+  params.stop_ids.erase(std::unique(params.stop_ids.begin(), params.stop_ids.end()),
+                        params.stop_ids.end());
+  params.grammar_min_tokens = params.ignore_eos ? INT32_MAX : params.sample.min_tokens;
+  params.sample.banned_until_min.clear();
+}
+
+std::shared_ptr<TokenMask> mask_of(const GenerationParams& params, const ServedModel& model,
+                                   ThoughtStart thoughts) {
+  if (params.grammar == nullptr) return nullptr;
+  GrammarMaskOptions options;
+  options.grammar = params.grammar;
+  options.tokenizer = model.tokenizer;
+  options.end_ids = grammar_end_ids(*model.tokenizer, params.own_stop_ids);
+  options.choices = params.n;
+  options.min_tokens = params.grammar_min_tokens;
+  options.thinking = thoughts == ThoughtStart::kInside  ? Thinking::kOpen
+                     : thoughts == ThoughtStart::kMaybe ? Thinking::kMaybe
+                                                        : Thinking::kNone;
+  return std::make_shared<GrammarMask>(std::move(options));
+}
+
+}  // namespace tokamak::openai

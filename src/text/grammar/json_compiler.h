@@ -1,0 +1,60 @@
+#pragma once
+// From schemas to rules. Every conjunction of schemas that occurs becomes one rule.
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "text/grammar/json_conjunction.h"
+#include "text/grammar/json_number.h"
+#include "text/grammar/json_rules.h"
+
+namespace tokamak::grammar {
+
+// Owner: json_schema_grammar(); one thread.
+class SchemaCompiler {
+ public:
+  explicit SchemaCompiler(const Value& schema) : document_(schema), rules_(ir_) {}
+  Ir compile(const Value& schema);
+
+ private:
+  ExprId reference(const Conjunction& all);  // to its rule
+  ExprId body(const Conjunction& all);
+  ExprId alternatives(const Conjunction& all, size_t index, bool one_of);
+  void check_exclusive(const std::vector<Conjunction>& parts, const SchemaRef& s);
+  ExprId of_types(const Conjunction& all);
+  ExprId never() { return ir_.alt({}); }
+
+  ExprId string(const Conjunction& all);
+  // The texts of strings, and whether anything but the length restricts them.
+  bool string_fsm(const Conjunction& all, CharFsm& out);
+  std::pair<uint32_t, uint32_t> limits(const Conjunction& all, const char* least, const char* most);
+  ExprId number(const Conjunction& all, uint32_t types);
+  NumberBounds number_bounds(const Conjunction& all);
+  ExprId array(const Conjunction& all);
+  Conjunction item(const Conjunction& all, size_t index);
+
+  struct Member {
+    std::string name;
+    ExprId expr;
+    bool required;
+  };
+  ExprId object(const Conjunction& all);
+  std::vector<Member> members(const Conjunction& all, bool& possible);
+  std::vector<std::string> member_names(const Conjunction& all);
+  // Members that are not declared, or kNoExpr.
+  ExprId other_member(const Conjunction& all, const std::vector<std::string>& names);
+  ExprId members_graph(const std::vector<Member>& members, ExprId other, uint32_t min,
+                       uint32_t max);
+  bool name_allowed(const Conjunction& all, const std::string& name);
+
+  Ir ir_;
+  SchemaDocument document_;
+  JsonRules rules_;
+  using Key = std::vector<std::pair<const Value*, int>>;
+  std::map<Key, RuleId> known_;
+  std::vector<std::pair<RuleId, Conjunction>> waiting_;
+  size_t combinations_ = 0;
+};
+
+}  // namespace tokamak::grammar

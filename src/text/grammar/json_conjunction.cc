@@ -1,0 +1,291 @@
+#include "text/grammar/json_conjunction.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "text/grammar/regex_parser.h"
+
+namespace tokamak::grammar {
+namespace {
+
+constexpr int kMaxRefs = 64;  // references that lead to references
+
+uint32_t type_bits(std::string_view name) {
+  if (name == "null") return kNull;
+  if (name == "boolean") return kBoolean;
+  if (name == "object") return kObject;
+  if (name == "array") return kArray;
+  if (name == "string") return kString;
+  if (name == "integer") return kInteger;
+  if (name == "number") return kInteger | kFraction;
+  return 0;
+}
+
+std::string unescape_pointer(std::string_view part) {
+  std::string out;
+  for (size_t i = 0; i < part.size(); ++i) {
+    if (part[i] == '~' && i + 1 < part.size() && (part[i + 1] == '0' || part[i + 1] == '1'))
+      out += part[++i] == '0' ? '~' : '/';
+    else if (part[i] == '%' && i + 2 < part.size() && std::isxdigit(part[i + 1]) &&
+             std::isxdigit(part[i + 2]))
+      out += static_cast<char>(
+          std::stoi(std::string(part.substr(std::exchange(i, i + 2) + 1, 2)), nullptr, 16));
+    else
+      out += part[i];
+  }
+  return out;
+}
+
+}  // namespace
+
+uint32_t declared_types(const Value& type, const std::string& path) {
+  uint32_t bits = 0;
+  auto add = [&](const Value& name) {
+    uint32_t one = name.is_string() ? type_bits(name.as_string()) : 0;
+    if (one == 0) schema_error(path, "type", "is not a JSON type");
+    bits |= one;
+  };
+  if (type.is_array())
+    for (const Value& name : type.as_array()) add(name);
+  else
+    add(type);
+  return bits;
+}
+
+void schema_error(const std::string& path, std::string_view keyword, std::string_view what) {
+  fail(ErrorCode::kInvalidArgument, "the JSON schema, {}{}{}: {}", path, keyword.empty() ? "" : "/",
+       keyword, what);
+}
+
+bool json_equal(const Value& a, const Value& b) {
+  if (a.is_number() && b.is_number()) return a == b || a.as_double() == b.as_double();
+  if (a.is_array() && b.is_array())
+    return std::equal(a.as_array().begin(), a.as_array().end(), b.as_array().begin(),
+                      b.as_array().end(), json_equal);
+  if (!a.is_object() || !b.is_object()) return a == b;
+  return a.size() == b.size() &&
+         std::all_of(a.as_object().begin(), a.as_object().end(), [&](const Value::Member& m) {
+           const Value* other = b.find(m.first);
+           return other != nullptr && json_equal(m.second, *other);
+         });
+}
+
+SchemaDocument::SchemaDocument(const Value& root) : root_(root) {
+  const Value* draft = root.find("$schema");
+  old_draft_ = draft != nullptr && draft->is_string() &&
+               draft->as_string().find("/draft-0") != std::string::npos;
+  find_anchors(root, "#", 0);
+}
+
+void SchemaDocument::find_anchors(const Value& schema, const std::string& path, int depth) {
+  if (depth > 200) schema_error(path, "", "is nested too deeply");
+  if (schema.is_array())
+    for (size_t i = 0; i < schema.size(); ++i)
+      find_anchors(schema.as_array()[i], fmt::format("{}/{}", path, i), depth + 1);
+  if (!schema.is_object()) return;
+  if (const Value* anchor = schema.find("$anchor"); anchor != nullptr && anchor->is_string())
+    anchors_.emplace("#" + anchor->as_string(), std::pair(&schema, path));
+  if (const Value* id = schema.find("$id"); id != nullptr && id->is_string())
+    anchors_.emplace(id->as_string(), std::pair(&schema, path));
+  for (const auto& [key, value] : schema.as_object())
+    if (key != "enum" && key != "const") find_anchors(value, path + "/" + key, depth + 1);
+}
+
+std::pair<const Value*, std::string> SchemaDocument::resolve(const std::string& ref,
+                                                             const std::string& path) const {
+  if (auto known = anchors_.find(ref); known != anchors_.end()) return known->second;
+  if (ref != "#" && !ref.starts_with("#/"))
+    schema_error(path, "$ref", fmt::format("'{}' is not in this document", ref.substr(0, 100)));
+  const Value* at = &root_;
+  for (size_t pos = 1; pos < ref.size();) {
+    size_t end = std::min(ref.find('/', pos + 1), ref.size());
+    std::string part = unescape_pointer(std::string_view(ref).substr(pos + 1, end - pos - 1));
+    const Value* next = at->find(part);
+    if (at->is_array() && !part.empty() && part.size() < 8 &&
+        part.find_first_not_of("0123456789") == std::string::npos &&
+        static_cast<size_t>(std::stoi(part)) < at->size())
+      next = &at->as_array()[static_cast<size_t>(std::stoi(part))];
+    if (next == nullptr)
+      schema_error(path, "$ref", fmt::format("'{}' leads nowhere", ref.substr(0, 100)));
+    at = next;
+    pos = end;
+  }
+  return {at, ref};
+}
+
+void SchemaDocument::add_ref(Conjunction& all, const Value& ref, const std::string& path,
+                             int depth) const {
+  if (!ref.is_string()) schema_error(path, "$ref", "must be a string");
+  if (depth > kMaxRefs) schema_error(path, "$ref", "references lead to references without end");
+  auto [target, where] = resolve(ref.as_string(), path);
+  add(all, *target, where, depth + 1);
+}
+
+void SchemaDocument::add(Conjunction& all, const Value& schema, const std::string& path,
+                         int depth) const {
+  if (schema.is_bool()) {
+    all.never |= !schema.as_bool();
+    return;
+  }
+  if (!schema.is_object()) schema_error(path, "", "a schema is an object, true or false");
+  for (const SchemaRef& known : all.schemas)
+    if (known.schema == &schema) return;
+  const Value* ref = schema.find("$ref");
+  if (ref != nullptr && old_draft_) return add_ref(all, *ref, path, depth);
+  for (const char* keyword : {"if", "$dynamicRef", "$recursiveRef", "extends", "disallow"})
+    if (schema.has(keyword)) schema_error(path, keyword, "is not supported");
+  all.schemas.push_back({&schema, path, !schema.has("anyOf"), !schema.has("oneOf")});
+  if (ref != nullptr) add_ref(all, *ref, path, depth);
+  if (const Value* parts = schema.find("allOf")) {
+    if (!parts->is_array()) schema_error(path, "allOf", "must be an array");
+    if (depth > kMaxRefs) schema_error(path, "allOf", "is nested too deeply");
+    for (size_t i = 0; i < parts->size(); ++i)
+      add(all, parts->as_array()[i], fmt::format("{}/allOf/{}", path, i), depth + 1);
+  }
+}
+
+uint32_t SchemaDocument::types(const Conjunction& all) const {
+  uint32_t bits = all.never ? 0u : uint32_t{kAllTypes};
+  for (const SchemaRef& s : all.schemas) {
+    if (const Value* type = s.find("type")) bits &= declared_types(*type, s.path);
+    const Value* excluded = s.find("not");
+    if (excluded == nullptr) continue;
+    if (excluded->is_bool() || (excluded->is_object() && excluded->size() == 0)) {
+      if (!excluded->is_bool() || excluded->as_bool()) bits = 0;
+      continue;
+    }
+    bool only_type = excluded->is_object() && excluded->size() == 1 && excluded->has("type");
+    std::vector<const Value*> listed;
+    if (only_type)
+      bits &= ~declared_types(excluded->at("type"), s.path + "/not");
+    else if (!values(all, listed))
+      schema_error(s.path, "not", "is only supported with 'type'");
+  }
+  return bits;
+}
+
+bool SchemaDocument::values(const Conjunction& all, std::vector<const Value*>& out) const {
+  for (const SchemaRef& s : all.schemas) {
+    const Value* list = s.find("enum");
+    const Value* one = s.find("const");
+    if (list == nullptr && one == nullptr) continue;
+    if (one == nullptr && !list->is_array()) schema_error(s.path, "enum", "must be an array");
+    if (one != nullptr) {
+      if (valid(*one, all)) out.push_back(one);
+    } else {
+      for (const Value& v : list->as_array())
+        if (valid(v, all, s.schema)) out.push_back(&v);
+    }
+    return true;
+  }
+  return false;
+}
+
+const Value::Array* SchemaDocument::prefix_items(const SchemaRef& s) const {
+  const Value* items = s.find("prefixItems");
+  if (items == nullptr) items = s.find("items");
+  return items != nullptr && items->is_array() ? &items->as_array() : nullptr;
+}
+
+std::pair<const Value*, const char*> SchemaDocument::rest_items(const SchemaRef& s) const {
+  const Value* items = s.find("items");
+  if (items != nullptr && !items->is_array()) return {items, "items"};
+  if (items != nullptr) return {s.find("additionalItems"), "additionalItems"};
+  return {nullptr, "items"};
+}
+
+// unevaluatedProperties of a schema without subschemas for the same object is the same.
+const Value* SchemaDocument::additional_members(const SchemaRef& s, const char** keyword) const {
+  *keyword = "additionalProperties";
+  const Value* rest = s.find("unevaluatedProperties");
+  if (rest != nullptr && !(rest->is_bool() && rest->as_bool())) {
+    for (const char* other : {"$ref", "allOf", "anyOf", "oneOf", "dependentSchemas"})
+      if (s.schema->has(other))
+        schema_error(s.path, "unevaluatedProperties",
+                     fmt::format("is not supported together with '{}'", other));
+    if (!s.schema->has("additionalProperties")) {
+      *keyword = "unevaluatedProperties";
+      return rest;
+    }
+  }
+  return s.find("additionalProperties");
+}
+
+bool SchemaDocument::closed(const Conjunction& all) const {
+  bool declares = false;
+  for (const SchemaRef& s : all.schemas) {
+    const char* keyword;
+    if (additional_members(s, &keyword) != nullptr) return false;
+    declares |= s.schema->has("properties") || s.schema->has("patternProperties");
+  }
+  return declares;
+}
+
+Conjunction SchemaDocument::member(const Conjunction& all, const std::string& name) const {
+  Conjunction out;
+  for (const SchemaRef& s : all.schemas) {
+    bool declared = false;
+    if (const Value* properties = s.find("properties"))
+      if (const Value* own = properties->find(name)) {
+        add(out, *own, s.path + "/properties/" + name);
+        declared = true;
+      }
+    if (const Value* patterns = s.find("patternProperties"))
+      for (const auto& [regex, schema] : patterns->as_object())
+        if (pattern(regex, s.path + "/patternProperties").matches(std::string_view(name))) {
+          add(out, schema, s.path + "/patternProperties/" + regex);
+          declared = true;
+        }
+    const char* keyword;
+    const Value* rest = additional_members(s, &keyword);
+    if (!declared && rest != nullptr) add(out, *rest, s.path + "/" + keyword);
+  }
+  return out;
+}
+
+bool SchemaDocument::requires_member(const Conjunction& all, std::string_view name) const {
+  for (const SchemaRef& s : all.schemas)
+    if (const Value* names = s.find("required"); names != nullptr && names->is_array())
+      for (const Value& n : names->as_array())
+        if (n.is_string() && n.as_string() == name) return true;
+  return false;
+}
+
+const CharFsm& SchemaDocument::pattern(const std::string& regex, const std::string& path) const {
+  auto known = patterns_.find(regex);
+  if (known != patterns_.end()) return known->second;
+  try {
+    return patterns_.emplace(regex, parse_regex(regex, RegexUse::kSearch)).first->second;
+  } catch (const Error& e) {
+    schema_error(path, "", e.what());
+  }
+}
+
+bool SchemaDocument::disjoint(const Conjunction& a, const Conjunction& b, int depth) const {
+  uint32_t common = types(a) & types(b);
+  if (common == 0) return true;
+  std::vector<const Value*> listed;
+  for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
+    listed.clear();
+    if (values(*one, listed))
+      return std::none_of(listed.begin(), listed.end(),
+                          [&](const Value* v) { return valid(*v, *other); });
+  }
+  if (common != kObject || depth > 4) return false;
+  for (const Conjunction* side : {&a, &b})
+    for (const SchemaRef& s : side->schemas) {
+      const Value* names = s.find("required");
+      if (names == nullptr || !names->is_array()) continue;
+      for (const Value& n : names->as_array()) {
+        if (!n.is_string()) continue;
+        const Conjunction& other = side == &a ? b : a;
+        Conjunction here = member(*side, n.as_string()), there = member(other, n.as_string());
+        if (there.never || here.never) return true;
+        if (requires_member(other, n.as_string()) && disjoint(here, there, depth + 1)) return true;
+      }
+    }
+  return false;
+}
+
+}  // namespace tokamak::grammar

@@ -1,0 +1,78 @@
+#include "text/grammar/json_format.h"
+
+#include <map>
+#include <mutex>
+
+#include "base/error.h"
+#include "text/grammar/regex_parser.h"
+
+namespace tokamak::grammar {
+namespace {
+
+std::string format_regex(const std::string& name) {
+  const std::string year = "([1-9][0-9]{3})";
+  // Days by month; the 29th of February in years that are divisible by 4 and not by 100.
+  const std::string leap = "([1-9][0-9](0[48]|[2468][048]|[13579][26]))";
+  const std::string date = "((" + year +
+                           "-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-"
+                           "9]|30)|02-(0[1-9]|1[0-9]|2[0-8])))|(" +
+                           leap + "-02-29))";
+  const std::string time =
+      "(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-"
+      "9]))";
+  const std::string octet = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
+  const std::string label = "[a-zA-Z0-9]{1,20}(-[a-zA-Z0-9]{1,18}){0,2}";
+  const std::string host = "(" + label + "(\\." + label + "){0,3})";
+  const std::string h16 = "[0-9a-fA-F]{1,4}";
+  const std::string ipv6 = "((" + h16 + ":){7}" + h16 + "|(" + h16 + ":){1,6}:" + h16 + "|(" + h16 +
+                           ":){1,5}(:" + h16 + "){2}|(" + h16 + ":){1,4}(:" + h16 +
+                           "){3}|::|::" + h16 + "(:" + h16 + "){0,6})";
+  const std::string pchar = "([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})";
+  const std::string path = "(/" + pchar + "*)*";
+  const std::string tail = "(\\?(" + pchar + "|[/?])*)?(#(" + pchar + "|[/?])*)?";
+  const std::string uri = "[a-zA-Z][a-zA-Z0-9+.-]*://" + host + "(:[0-9]{1,5})?" + path + tail;
+  const std::map<std::string, std::string> known = {
+      {"date", date},
+      {"time", time},
+      {"date-time", date + "T" + time},
+      {"duration",
+       "P(([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)(T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-"
+       "9]+M([0-9]+S)?|[0-9]+S))?|T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)|[0-9]+"
+       "W)"},
+      {"email", "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(\\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+){0,7}@" + host},
+      {"hostname", host},
+      {"ipv4", octet + "(\\." + octet + "){3}"},
+      {"ipv6", ipv6},
+      {"uuid", "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"},
+      {"uri", uri},
+      {"uri-reference", "(" + uri + "|(/" + pchar + "+)*/?" + tail + ")"},
+      {"json-pointer", "(/([^/~]|~[01])*)*"},
+      {"relative-json-pointer", "(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)"},
+  };
+  std::string key = name == "idn-email"       ? "email"
+                    : name == "idn-hostname"  ? "hostname"
+                    : name == "iri"           ? "uri"
+                    : name == "iri-reference" ? "uri-reference"
+                                              : name;
+  auto it = known.find(key);
+  return it == known.end() ? std::string() : it->second;
+}
+
+}  // namespace
+
+const char* format_names() {
+  return "date-time, date, time, duration, email, idn-email, hostname, idn-hostname, ipv4, ipv6, "
+         "uuid, uri, uri-reference, iri, iri-reference, json-pointer and relative-json-pointer";
+}
+
+const CharFsm* format_fsm(const std::string& name) {
+  static std::mutex mutex;
+  static std::map<std::string, CharFsm> built;
+  std::lock_guard lock(mutex);
+  if (auto it = built.find(name); it != built.end()) return &it->second;
+  std::string regex = format_regex(name);
+  if (regex.empty()) return nullptr;
+  return &built.emplace(name, deterministic(parse_regex(regex, RegexUse::kWhole))).first->second;
+}
+
+}  // namespace tokamak::grammar

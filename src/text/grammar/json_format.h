@@ -1,0 +1,15 @@
+#pragma once
+// The values of JSON Schema's `format` as automata.
+#include <string>
+
+#include "text/grammar/char_fsm.h"
+
+namespace tokamak::grammar {
+
+// nullptr: not known. The automaton lives as long as the program. Formats are generated in a
+// common form: every text is valid, but not every valid text is generated (no quoted local parts
+// of addresses, no leap seconds, years of four digits).
+const CharFsm* format_fsm(const std::string& name);
+const char* format_names();  // for messages
+
+}  // namespace tokamak::grammar

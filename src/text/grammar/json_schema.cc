@@ -1,0 +1,267 @@
+#include "text/grammar/json_schema.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "text/grammar/json_compiler.h"
+#include "text/grammar/json_format.h"
+
+namespace tokamak::grammar {
+namespace {
+
+constexpr size_t kMaxCombinations = 2000;  // of alternatives of anyOf and oneOf
+constexpr size_t kMaxExclusive = 64;       // alternatives of oneOf
+constexpr uint32_t kMaxItems = 5000;       // items that are counted one by one
+
+}  // namespace
+
+Ir json_schema_grammar(const Value& schema) { return SchemaCompiler(schema).compile(schema); }
+
+Ir json_object_grammar() {
+  Ir ir;
+  RuleId root = ir.add_rule("root");
+  JsonRules rules(ir);
+  ir.define(root, rules.object());
+  return ir;
+}
+
+Ir SchemaCompiler::compile(const Value& schema) {
+  RuleId root = ir_.add_rule("#");
+  ir_.define(root, reference(document_.single(schema, "#")));
+  // A list instead of recursion: schemas may refer to each other in long chains.
+  for (size_t i = 0; i < waiting_.size(); ++i) {
+    auto [rule, all] = waiting_[i];
+    ir_.define(rule, body(all));
+  }
+  return std::move(ir_);
+}
+
+ExprId SchemaCompiler::reference(const Conjunction& all) {
+  if (all.never) return never();
+  Key key;
+  for (const SchemaRef& s : all.schemas)
+    key.emplace_back(s.schema, s.any_of_done * 2 + s.one_of_done);
+  std::sort(key.begin(), key.end());
+  if (key.empty()) return rules_.value();
+  auto [it, fresh] = known_.emplace(std::move(key), 0);
+  if (fresh) {
+    it->second = ir_.add_rule(all.schemas[0].path);
+    waiting_.emplace_back(it->second, all);
+  }
+  return ir_.ref(it->second);
+}
+
+ExprId SchemaCompiler::body(const Conjunction& all) {
+  std::vector<const Value*> listed;
+  if (document_.values(all, listed)) {
+    std::vector<std::string> scalars;
+    std::vector<ExprId> parts;
+    for (const Value* v : listed)
+      if (v->is_object() || v->is_array())
+        parts.push_back(rules_.exactly(*v));
+      else
+        scalars.push_back(dump_json(*v));
+    if (!scalars.empty()) parts.push_back(ir_.one_of(std::move(scalars)));
+    return ir_.alt(std::move(parts));
+  }
+  for (size_t i = 0; i < all.schemas.size(); ++i) {
+    if (!all.schemas[i].any_of_done) return alternatives(all, i, false);
+    if (!all.schemas[i].one_of_done) return alternatives(all, i, true);
+  }
+  return of_types(all);
+}
+
+ExprId SchemaCompiler::alternatives(const Conjunction& all, size_t index, bool one_of) {
+  const SchemaRef s = all.schemas[index];
+  const char* keyword = one_of ? "oneOf" : "anyOf";
+  const Value& list = *s.find(keyword);
+  if (!list.is_array()) schema_error(s.path, keyword, "must be an array");
+  combinations_ += list.size();
+  if (combinations_ > kMaxCombinations)
+    schema_error(s.path, keyword, "has too many alternatives in combination with others");
+  std::vector<Conjunction> parts;
+  for (size_t i = 0; i < list.size(); ++i) {
+    Conjunction part = all;
+    (one_of ? part.schemas[index].one_of_done : part.schemas[index].any_of_done) = true;
+    document_.add(part, list.as_array()[i], fmt::format("{}/{}/{}", s.path, keyword, i));
+    if (!part.never) parts.push_back(std::move(part));
+  }
+  if (one_of) check_exclusive(parts, s);
+  std::vector<ExprId> exprs;
+  for (const Conjunction& part : parts) exprs.push_back(reference(part));
+  return ir_.alt(std::move(exprs));
+}
+
+void SchemaCompiler::check_exclusive(const std::vector<Conjunction>& parts, const SchemaRef& s) {
+  if (parts.size() > kMaxExclusive) schema_error(s.path, "oneOf", "has too many alternatives");
+  for (size_t i = 0; i < parts.size(); ++i)
+    for (size_t k = 0; k < i; ++k)
+      if (!document_.disjoint(parts[i], parts[k]))
+        schema_error(s.path, "oneOf",
+                     fmt::format("alternatives {} and {} may both hold; give them different types, "
+                                 "or a required property with different constants, or use anyOf",
+                                 k, i));
+}
+
+ExprId SchemaCompiler::of_types(const Conjunction& all) {
+  uint32_t types = document_.types(all);
+  std::vector<ExprId> parts;
+  std::vector<std::string> words;
+  if (types & kNull) words.push_back("null");
+  if (types & kBoolean) words.insert(words.end(), {"true", "false"});
+  if (!words.empty()) parts.push_back(ir_.one_of(std::move(words)));
+  if (types & kString) parts.push_back(string(all));
+  if (types & (kInteger | kFraction)) parts.push_back(number(all, types));
+  if (types & kArray) parts.push_back(array(all));
+  if (types & kObject) parts.push_back(object(all));
+  return ir_.alt(std::move(parts));
+}
+
+// --- strings
+
+std::pair<uint32_t, uint32_t> SchemaCompiler::limits(const Conjunction& all, const char* least,
+                                                     const char* most) {
+  uint32_t min = 0, max = kUnbounded;
+  auto read = [&](const SchemaRef& s, const char* keyword, uint32_t fallback) {
+    const Value* v = s.find(keyword);
+    if (v == nullptr) return fallback;
+    if (!v->is_number() || v->as_double() < 0 || v->as_double() > 1e15 ||
+        v->as_double() != static_cast<double>(v->as_int()))
+      schema_error(s.path, keyword, "must be a whole number that is not negative");
+    return static_cast<uint32_t>(std::min<int64_t>(v->as_int(), kUnbounded - 1));
+  };
+  for (const SchemaRef& s : all.schemas) {
+    min = std::max(min, read(s, least, 0));
+    max = std::min(max, read(s, most, kUnbounded));
+  }
+  return {min, max};
+}
+
+bool SchemaCompiler::string_fsm(const Conjunction& all, CharFsm& out) {
+  bool any = false;
+  auto restrict_to = [&](const CharFsm& fsm) {
+    out = any ? intersect(out, fsm) : fsm;
+    any = true;
+  };
+  for (const SchemaRef& s : all.schemas) {
+    if (const Value* regex = s.find("pattern")) {
+      if (!regex->is_string()) schema_error(s.path, "pattern", "must be a string");
+      restrict_to(document_.pattern(regex->as_string(), s.path + "/pattern"));
+    }
+    if (const Value* format = s.find("format")) {
+      const CharFsm* fsm = format->is_string() ? format_fsm(format->as_string()) : nullptr;
+      if (fsm == nullptr)
+        schema_error(s.path, "format",
+                     fmt::format("is not supported; those that are: {}", format_names()));
+      restrict_to(*fsm);
+    }
+  }
+  return any;
+}
+
+ExprId SchemaCompiler::string(const Conjunction& all) {
+  auto [min, max] = limits(all, "minLength", "maxLength");
+  if (min > max) return never();
+  CharFsm fsm;
+  if (string_fsm(all, fsm)) {
+    try {
+      if (min > 0 || max != kUnbounded) fsm = intersect(fsm, fsm_of_length(min, max));
+    } catch (const Error&) {
+      schema_error(all.schemas[0].path, "",
+                   "pattern or format together with minLength or maxLength is too large");
+    }
+    return ir_.seq({ir_.bytes("\""), json_expr_of(ir_, fsm), ir_.bytes("\"")});
+  }
+  if (min == 0 && max == kUnbounded) return rules_.string();
+  return rules_.string(min, max);
+}
+
+// --- numbers
+
+NumberBounds SchemaCompiler::number_bounds(const Conjunction& all) {
+  NumberBounds out;
+  for (const SchemaRef& s : all.schemas) {
+    auto read = [&](const char* keyword) {
+      const Value* v = s.find(keyword);
+      if (v != nullptr && !v->is_number()) schema_error(s.path, keyword, "must be a number");
+      return v == nullptr ? std::optional<Decimal>() : decimal_of(*v);
+    };
+    for (bool exclusive : {false, true}) {
+      if (auto low = read(exclusive ? "exclusiveMinimum" : "minimum")) {
+        int order = out.min ? compare(*low, *out.min) : 1;
+        if (order > 0) out.min = low, out.above_min = exclusive;
+        if (order == 0) out.above_min |= exclusive;
+      }
+      if (auto high = read(exclusive ? "exclusiveMaximum" : "maximum")) {
+        int order = out.max ? compare(*high, *out.max) : -1;
+        if (order < 0) out.max = high, out.below_max = exclusive;
+        if (order == 0) out.below_max |= exclusive;
+      }
+    }
+    if (auto divisor = read("multipleOf")) out.multiples_of.push_back(*divisor);
+  }
+  return out;
+}
+
+ExprId SchemaCompiler::number(const Conjunction& all, uint32_t types) {
+  NumberBounds bounds = number_bounds(all);
+  bool integers = (types & kInteger) != 0, fractions = (types & kFraction) != 0;
+  if (bounds.any() && integers) return fractions ? rules_.number() : rules_.integer();
+  try {
+    return expr_of(ir_, number_fsm(bounds, integers, fractions));
+  } catch (const Error& e) {
+    schema_error(all.schemas[0].path, "multipleOf", e.what());
+  }
+}
+
+// --- arrays
+
+Conjunction SchemaCompiler::item(const Conjunction& all, size_t index) {
+  Conjunction out;
+  for (const SchemaRef& s : all.schemas) {
+    const Value::Array* prefix = document_.prefix_items(s);
+    if (prefix != nullptr && index < prefix->size()) {
+      document_.add(out, (*prefix)[index], fmt::format("{}/prefixItems/{}", s.path, index));
+      continue;
+    }
+    auto [rest, keyword] = document_.rest_items(s);
+    if (rest != nullptr) document_.add(out, *rest, s.path + "/" + keyword);
+  }
+  return out;
+}
+
+ExprId SchemaCompiler::array(const Conjunction& all) {
+  auto [min, max] = limits(all, "minItems", "maxItems");
+  uint32_t listed = 0;
+  for (const SchemaRef& s : all.schemas) {
+    for (const char* keyword : {"contains", "unevaluatedItems"})
+      if (s.schema->has(keyword)) schema_error(s.path, keyword, "is not supported");
+    if (s.schema->get_bool("uniqueItems", false) && max > 1)
+      schema_error(s.path, "uniqueItems", "is only supported with a maxItems of 1");
+    if (const auto* prefix = document_.prefix_items(s))
+      listed = std::max(listed, static_cast<uint32_t>(prefix->size()));
+  }
+  for (uint32_t i = 0; i <= listed; ++i)
+    if (item(all, i).never) max = std::min(max, i);
+  if (min > max) return never();
+  uint32_t last = max == kUnbounded ? std::max({listed, min, 1u}) : max;
+  if (last > kMaxItems)
+    schema_error(all.schemas[0].path, "",
+                 fmt::format("minItems, maxItems and prefixItems of more than {} are not supported",
+                             kMaxItems));
+  if (max == 0) return ir_.bytes("[]");
+  Graph graph;
+  graph.states = last + 1;
+  ExprId rest = last > listed || max == kUnbounded ? reference(item(all, listed)) : kNoExpr;
+  ExprId comma = rules_.comma();
+  for (uint32_t i = 0; i < last; ++i) {
+    ExprId one = i < listed ? reference(item(all, i)) : rest;
+    graph.edges.push_back({i, i + 1, i == 0 ? one : ir_.seq({comma, one})});
+  }
+  if (max == kUnbounded) graph.edges.push_back({last, last, ir_.seq({comma, rest})});
+  for (uint32_t i = std::max(min, 1u); i <= last; ++i) graph.finals.push_back(i);
+  return rules_.braces("[", ir_.add(std::move(graph)), "]", min == 0);
+}
+
+}  // namespace tokamak::grammar

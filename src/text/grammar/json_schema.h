@@ -1,0 +1,14 @@
+#pragma once
+// JSON Schema (drafts 7 and 2020-12) as a grammar. docs/structured.md lists the keywords.
+#include "base/value.h"
+#include "text/grammar/ir.h"
+
+namespace tokamak::grammar {
+
+// Every text of the grammar is valid under the schema. What the grammar could not hold to is an
+// Error(kInvalidArgument or kOutOfRange) that names the keyword and its place, never ignored.
+Ir json_schema_grammar(const Value& schema);
+// Any object.
+Ir json_object_grammar();
+
+}  // namespace tokamak::grammar

@@ -1,0 +1,126 @@
+// Whether a value is valid under a schema: for the values of enum and const.
+#include <algorithm>
+#include <cmath>
+
+#include "text/grammar/json_conjunction.h"
+#include "text/grammar/json_format.h"
+#include "text/grammar/json_number.h"
+#include "text/unicode.h"
+
+namespace tokamak::grammar {
+namespace {
+
+uint32_t type_of(const Value& v) {
+  if (v.is_null()) return kNull;
+  if (v.is_bool()) return kBoolean;
+  if (v.is_object()) return kObject;
+  if (v.is_array()) return kArray;
+  if (v.is_string()) return kString;
+  return v.is_int() || v.as_double() == std::floor(v.as_double()) ? kInteger : kFraction;
+}
+
+bool is_multiple(const Value& v, const Value& divisor) {
+  double ratio = v.as_double() / divisor.as_double();
+  return std::abs(ratio - std::round(ratio)) < 1e-9;
+}
+
+bool in_range(const Value& s, const char* least, const char* most, size_t size) {
+  const Value* low = s.find(least);
+  const Value* high = s.find(most);
+  auto count = static_cast<double>(size);
+  return (low == nullptr || !low->is_number() || count >= low->as_double()) &&
+         (high == nullptr || !high->is_number() || count <= high->as_double());
+}
+
+}  // namespace
+
+bool SchemaDocument::valid(const Value& value, const Value& schema, const std::string& path) const {
+  return valid(value, single(schema, path));
+}
+
+bool SchemaDocument::valid(const Value& value, const Conjunction& all,
+                           const Value* chosen_from) const {
+  if (all.never) return false;
+  for (const SchemaRef& s : all.schemas) {
+    const Value* type = s.find("type");
+    if (type != nullptr && (declared_types(*type, s.path) & type_of(value)) == 0) return false;
+    const Value* one = s.find("const");
+    if (one != nullptr && !json_equal(*one, value)) return false;
+    const Value* list = s.find("enum");
+    if (list != nullptr && list->is_array() && s.schema != chosen_from &&
+        std::none_of(list->as_array().begin(), list->as_array().end(),
+                     [&](const Value& v) { return json_equal(v, value); }))
+      return false;
+    if (!valid_scalar(value, s)) return false;
+    if (value.is_object() && !valid_members(value, s)) return false;
+    if (value.is_array() && !valid_items(value, s)) return false;
+    const Value* excluded = s.find("not");
+    if (excluded != nullptr && valid(value, *excluded, s.path + "/not")) return false;
+    for (const char* keyword : {"anyOf", "oneOf"}) {
+      const Value* parts = s.find(keyword);
+      if (parts == nullptr || !parts->is_array()) continue;
+      auto holds = std::count_if(
+          parts->as_array().begin(), parts->as_array().end(),
+          [&](const Value& part) { return valid(value, part, s.path + "/" + keyword); });
+      if (holds == 0 || (keyword[0] == 'o' && holds > 1)) return false;
+    }
+  }
+  return true;
+}
+
+bool SchemaDocument::valid_scalar(const Value& value, const SchemaRef& s) const {
+  if (value.is_number()) {
+    double v = value.as_double();
+    auto holds = [&](const char* keyword, auto&& compare) {
+      const Value* bound = s.find(keyword);
+      return bound == nullptr || !bound->is_number() || compare(v, bound->as_double());
+    };
+    const Value* divisor = s.find("multipleOf");
+    return holds("minimum", [](double x, double b) { return x >= b; }) &&
+           holds("maximum", [](double x, double b) { return x <= b; }) &&
+           holds("exclusiveMinimum", [](double x, double b) { return x > b; }) &&
+           holds("exclusiveMaximum", [](double x, double b) { return x < b; }) &&
+           (divisor == nullptr || !divisor->is_number() || is_multiple(value, *divisor));
+  }
+  if (!value.is_string()) return true;
+  if (!in_range(*s.schema, "minLength", "maxLength", utf8_length(value.as_string()))) return false;
+  const Value* regex = s.find("pattern");
+  if (regex != nullptr && regex->is_string() &&
+      !pattern(regex->as_string(), s.path + "/pattern")
+           .matches(std::string_view(value.as_string())))
+    return false;
+  const Value* format = s.find("format");
+  if (format == nullptr || !format->is_string()) return true;
+  const CharFsm* fsm = format_fsm(format->as_string());
+  return fsm == nullptr || fsm->matches(std::string_view(value.as_string()));
+}
+
+bool SchemaDocument::valid_members(const Value& value, const SchemaRef& s) const {
+  Conjunction own{false, {s}};
+  if (const Value* names = s.find("required"); names != nullptr && names->is_array())
+    for (const Value& n : names->as_array())
+      if (n.is_string() && !value.has(n.as_string())) return false;
+  if (!in_range(*s.schema, "minProperties", "maxProperties", value.size())) return false;
+  const Value* keys = s.find("propertyNames");
+  for (const auto& [key, item] : value.as_object()) {
+    if (!valid(item, member(own, key))) return false;
+    if (keys != nullptr && !valid(Value(key), *keys, s.path + "/propertyNames")) return false;
+  }
+  return true;
+}
+
+bool SchemaDocument::valid_items(const Value& value, const SchemaRef& s) const {
+  const Value::Array& items = value.as_array();
+  const Value::Array* prefix = prefix_items(s);
+  auto [rest, keyword] = rest_items(s);
+  if (!in_range(*s.schema, "minItems", "maxItems", items.size())) return false;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Value* schema = prefix != nullptr && i < prefix->size() ? &(*prefix)[i] : rest;
+    if (schema != nullptr && !valid(items[i], *schema, s.path + "/" + keyword)) return false;
+    for (size_t k = 0; k < i && s.schema->get_bool("uniqueItems", false); ++k)
+      if (json_equal(items[i], items[k])) return false;
+  }
+  return true;
+}
+
+}  // namespace tokamak::grammar

@@ -1,0 +1,146 @@
+#include "text/grammar/matcher.h"
+
+#include "base/error.h"
+
+namespace tokamak::grammar {
+namespace {
+
+// Configs and states that one operation may create. The first is milliseconds of work.
+constexpr size_t kTokenBudget = 20'000, kMaskBudget = 60'000;
+
+}  // namespace
+
+Grammar::Grammar(const Ir& ir, std::shared_ptr<const Vocabulary> vocabulary)
+    : vocabulary_(std::move(vocabulary)), nfa_(lower(ir)) {
+  std::lock_guard lock(mutex_);
+  begin(kTokenBudget);
+}
+
+void Grammar::begin(size_t budget) const {
+  if (automaton_ == nullptr || automaton_->bytes() + mask_bytes_ > kMaxCacheBytes) {
+    automaton_ = std::make_unique<Automaton>(nfa_);
+    masks_.clear();
+    mask_bytes_ = 0;
+    ++generation_;
+    automaton_->set_budget(budget);
+    start_ = automaton_->start_config();
+  }
+  automaton_->set_budget(budget);
+}
+
+size_t Grammar::cache_bytes() const {
+  std::lock_guard lock(mutex_);
+  return automaton_->bytes() + mask_bytes_;
+}
+
+bool Grammar::matches(std::string_view text) const {
+  std::lock_guard lock(mutex_);
+  begin(kTokenBudget + text.size());
+  ConfigId config = start_;
+  for (char c : text) config = automaton_->step(config, static_cast<uint8_t>(c));
+  return automaton_->config(config).accepting;
+}
+
+const StateMask& Grammar::mask_of(StateId state) const {
+  if (masks_.size() <= state) masks_.resize(automaton_->states());
+  if (masks_[state] == nullptr) {
+    masks_[state] = std::make_unique<StateMask>(state_mask(*automaton_, *vocabulary_, state));
+    mask_bytes_ += masks_[state]->bytes();
+  }
+  return *masks_[state];
+}
+
+Matcher::Matcher(std::shared_ptr<const Grammar> grammar) : grammar_(std::move(grammar)) {}
+
+// Replays the tokens if the grammar's caches were cleared.
+void Matcher::sync() {
+  if (generation_ == grammar_->generation_) return;
+  generation_ = 0;
+  Automaton& automaton = *grammar_->automaton_;
+  automaton.set_budget(kTokenBudget + tokens_.size() * 256);
+  size_t before = automaton.bytes();
+  configs_.assign(1, grammar_->start_);
+  for (int32_t token : tokens_) configs_.push_back(advance(now(), token));
+  if (automaton.bytes() - before > kMaxCacheBytes / 2)
+    fail(ErrorCode::kOutOfRange, "the grammar needs too much memory for this text");
+  generation_ = grammar_->generation_;
+}
+
+ConfigId Matcher::advance(ConfigId config, int32_t token) {
+  if (token < 0 || static_cast<size_t>(token) >= grammar_->vocabulary().size()) return kDeadConfig;
+  std::string_view bytes = grammar_->vocabulary().bytes(token);
+  if (bytes.empty()) return kDeadConfig;
+  for (char c : bytes) config = grammar_->automaton_->step(config, static_cast<uint8_t>(c));
+  return config;
+}
+
+bool Matcher::accept(int32_t token) {
+  std::lock_guard lock(grammar_->mutex_);
+  grammar_->begin(kTokenBudget);
+  sync();
+  grammar_->automaton_->set_budget(kTokenBudget);
+  ConfigId next = advance(now(), token);
+  if (next == kDeadConfig) return false;
+  tokens_.push_back(token);
+  configs_.push_back(next);
+  return true;
+}
+
+void Matcher::rollback(size_t tokens) {
+  TK_CHECK(tokens <= tokens_.size(), "rollback of {} tokens of {}", tokens, tokens_.size());
+  tokens_.resize(tokens_.size() - tokens);
+  if (!configs_.empty()) configs_.resize(tokens_.size() + 1);
+}
+
+void Matcher::fill_mask(std::span<uint32_t> mask) {
+  const Vocabulary& vocabulary = grammar_->vocabulary();
+  TK_CHECK(mask.size() >= vocabulary.words(), "the mask has {} words, the vocabulary {}",
+           mask.size(), vocabulary.words());
+  std::lock_guard lock(grammar_->mutex_);
+  grammar_->begin(kMaskBudget);
+  sync();
+  Automaton& automaton = *grammar_->automaton_;
+  automaton.set_budget(kMaskBudget);
+  auto view = automaton.items(now());
+  const std::vector<Automaton::Item> items(view.begin(), view.end());
+  for (const Automaton::Item& item : items) {
+    const StateMask& state = grammar_->mask_of(item.state);
+    state.allow(vocabulary, mask);
+    if (state.parts.empty() && state.rests.size() == 0) continue;
+    allow_returns(automaton, vocabulary, state, automaton.return_config(item.context), mask);
+  }
+}
+
+bool Matcher::accepting() {
+  std::lock_guard lock(grammar_->mutex_);
+  grammar_->begin(kTokenBudget);
+  sync();
+  return grammar_->automaton_->config(now()).accepting;
+}
+
+bool Matcher::finished() {
+  std::lock_guard lock(grammar_->mutex_);
+  grammar_->begin(kTokenBudget);
+  sync();
+  const Automaton::Config& config = grammar_->automaton_->config(now());
+  return config.accepting && config.count == 0;
+}
+
+std::string Matcher::forced(size_t most) {
+  std::lock_guard lock(grammar_->mutex_);
+  grammar_->begin(kTokenBudget);
+  sync();
+  Automaton& automaton = *grammar_->automaton_;
+  automaton.set_budget(kTokenBudget);
+  std::string out;
+  ConfigId config = now();
+  while (out.size() < most) {
+    int byte = automaton.forced_byte(config);
+    if (byte < 0) break;
+    out += static_cast<char>(byte);
+    config = automaton.step(config, static_cast<uint8_t>(byte));
+  }
+  return out;
+}
+
+}  // namespace tokamak::grammar

@@ -1,0 +1,76 @@
+#pragma once
+// Grammars and their progress through a text.
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/grammar/automaton.h"
+#include "text/grammar/ir.h"
+#include "text/grammar/state_mask.h"
+#include "text/grammar/vocabulary.h"
+
+namespace tokamak::grammar {
+
+// A compiled grammar. Owner: the requests that use it. Thread-safe: its caches, which grow while it
+// is used and are cleared when they reach kMaxCacheBytes, are behind a lock.
+class Grammar {
+ public:
+  // Throws Error(kInvalidArgument) for a grammar that matches nothing or is left-recursive, and
+  // Error(kOutOfRange) for one that is too large or too ambiguous.
+  Grammar(const Ir& ir, std::shared_ptr<const Vocabulary> vocabulary);
+
+  const Vocabulary& vocabulary() const { return *vocabulary_; }
+  size_t cache_bytes() const;
+  bool matches(std::string_view text) const;  // the whole text
+
+ private:
+  friend class Matcher;
+  const StateMask& mask_of(StateId state) const;
+  void begin(size_t budget) const;  // of an operation, under the lock
+
+  std::shared_ptr<const Vocabulary> vocabulary_;
+  const Nfa nfa_;
+  mutable std::mutex mutex_;
+  mutable std::unique_ptr<Automaton> automaton_;
+  mutable std::vector<std::unique_ptr<StateMask>> masks_;  // by state
+  mutable size_t mask_bytes_ = 0;
+  mutable uint64_t generation_ = 0;  // counts how often the caches were cleared
+  mutable ConfigId start_ = kDeadConfig;
+};
+inline constexpr size_t kMaxCacheBytes = size_t{32} << 20;
+
+// The progress of one text. Owner: one choice of a request; one thread at a time. A copy is a fork:
+// it goes on by itself from the same text. All functions may throw Error(kOutOfRange) if the
+// grammar turns out to be too ambiguous for this text.
+class Matcher {
+ public:
+  explicit Matcher(std::shared_ptr<const Grammar> grammar);
+
+  // False, and nothing changes, if the token may not follow.
+  bool accept(int32_t token);
+  void rollback(size_t tokens);  // forgets the last ones
+  size_t size() const { return tokens_.size(); }
+  std::span<const int32_t> tokens() const { return tokens_; }
+
+  // Sets the bits of the tokens that may follow; the others keep their value.
+  void fill_mask(std::span<uint32_t> mask);
+  bool accepting();                 // the text may end here
+  bool finished();                  // the text must end here
+  std::string forced(size_t most);  // bytes that must follow, at most so many
+
+ private:
+  void sync();  // under the grammar's lock
+  ConfigId advance(ConfigId config, int32_t token);
+  ConfigId now() const { return configs_.back(); }
+
+  std::shared_ptr<const Grammar> grammar_;
+  std::vector<int32_t> tokens_;
+  std::vector<ConfigId> configs_;  // before the first token and after each
+  uint64_t generation_ = 0;
+};
+
+}  // namespace tokamak::grammar

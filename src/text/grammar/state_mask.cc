@@ -1,0 +1,191 @@
+#include "text/grammar/state_mask.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace tokamak::grammar {
+namespace {
+
+constexpr size_t kLargePart = 48;        // nodes of a part of a trie that is not copied
+constexpr size_t kMaxPlainConfigs = 64;  // visited to find out which plain tokens are allowed
+
+// Calls visit(node, config) for the nodes of [begin, end) that can be reached from `start`, the
+// config before nodes of depth `depth`.
+template <class Visit>
+void walk(Automaton& automaton, const Trie& trie, size_t begin, size_t end, size_t depth,
+          ConfigId start, Visit&& visit) {
+  std::vector<ConfigId> path(trie.deepest + 1);
+  path[0] = start;
+  for (size_t i = begin; i < end;) {
+    size_t d = trie.depth[i] - depth;
+    ConfigId next = automaton.step(path[d], trie.byte[i]);
+    if (next == kDeadConfig) {
+      i = trie.end[i];
+      continue;
+    }
+    path[d + 1] = next;
+    visit(i, next);
+    ++i;
+  }
+}
+
+struct PlainBytes {  // of characters of one kind
+  uint8_t count;
+  std::pair<uint8_t, uint8_t> ranges[4];
+};
+constexpr std::pair<uint8_t, uint8_t> kTail{0x80, 0xBF};
+constexpr PlainBytes kPlain[] = {
+    {1, {{0x20, 0x21}}},
+    {1, {{0x23, 0x5B}}},
+    {1, {{0x5D, 0x7F}}},
+    {2, {{0xC2, 0xDF}, kTail}},
+    {3, {{0xE0, 0xE0}, {0xA0, 0xBF}, kTail}},
+    {3, {{0xE1, 0xEC}, kTail, kTail}},
+    {3, {{0xED, 0xED}, {0x80, 0x9F}, kTail}},
+    {3, {{0xEE, 0xEF}, kTail, kTail}},
+    {4, {{0xF0, 0xF0}, {0x90, 0xBF}, kTail, kTail}},
+    {4, {{0xF1, 0xF3}, kTail, kTail, kTail}},
+    {4, {{0xF4, 0xF4}, {0x80, 0x8F}, kTail, kTail}},
+};
+
+// Finds how many plain characters a config allows, whatever they are.
+class PlainReach {
+ public:
+  explicit PlainReach(Automaton& automaton) : automaton_(automaton) {}
+
+  size_t longest(ConfigId start) {
+    std::vector<ConfigId> known{start};
+    for (size_t length = 0, at = 0; length < 32; ++length) {
+      size_t level_end = known.size();
+      for (; at < level_end; ++at) {
+        next_.clear();
+        for (const PlainBytes& kind : kPlain)
+          if (!follow(kind, 0, known[at])) return length;
+        for (ConfigId next : next_)
+          if (std::find(known.begin(), known.end(), next) == known.end()) known.push_back(next);
+      }
+      if (known.size() == level_end) return SIZE_MAX;  // nothing new: any number
+      if (known.size() > kMaxPlainConfigs) return length + 1;
+    }
+    return 32;
+  }
+
+ private:
+  // A config that only returns allows no character by itself.
+  bool follow(const PlainBytes& kind, uint8_t at, ConfigId config) {
+    if (automaton_.config(config).count == 0) return false;
+    const Nfa& nfa = automaton_.nfa();
+    auto [lo, hi] = kind.ranges[at];
+    for (size_t cls = nfa.class_of[lo]; cls <= nfa.class_of[hi]; ++cls) {
+      uint8_t byte = std::max(lo, nfa.class_byte[cls]);
+      ConfigId next = automaton_.step(config, byte);
+      if (next == kDeadConfig) return false;
+      if (at + 1 < kind.count) {
+        if (!follow(kind, static_cast<uint8_t>(at + 1), next)) return false;
+      } else if (std::find(next_.begin(), next_.end(), next) == next_.end()) {
+        next_.push_back(next);
+      }
+    }
+    return true;
+  }
+  Automaton& automaton_;
+  std::vector<ConfigId> next_;
+};
+
+using Rest = std::pair<std::string, int32_t>;
+
+void collect_rests(const Vocabulary& vocabulary, const Trie& trie, size_t node,
+                   std::vector<Rest>& rests) {
+  std::string text;
+  size_t base = trie.depth[node] + size_t{1};
+  for (size_t i = node + 1; i < trie.end[node]; ++i) {
+    text.resize(trie.depth[i] - base);
+    text += static_cast<char>(trie.byte[i]);
+    for (int32_t id = trie.token[i]; id >= 0; id = vocabulary.next_same(id))
+      rests.emplace_back(text, id);
+  }
+}
+
+void build_rests(std::vector<Rest>& rests, StateMask& mask) {
+  std::sort(rests.begin(), rests.end());
+  rests.erase(std::unique(rests.begin(), rests.end()), rests.end());
+  for (size_t i = 0; i < rests.size(); ++i) {
+    if (i == 0 || rests[i].first != rests[i - 1].first) {
+      mask.rests.add(rests[i].first, static_cast<int32_t>(mask.rest_first.size()));
+      mask.rest_first.push_back(static_cast<uint32_t>(i));
+    }
+    mask.rest_tokens.push_back(rests[i].second);
+  }
+  mask.rest_first.push_back(static_cast<uint32_t>(rests.size()));
+  mask.rests.finish();
+}
+
+}  // namespace
+
+size_t StateMask::bytes() const {
+  return sizeof(*this) + (ids.size() + bits.size() + rest_tokens.size() + rest_first.size()) * 4 +
+         parts.size() * sizeof(Part) + rests.size() * 11;
+}
+
+void StateMask::allow(const Vocabulary& vocabulary, std::span<uint32_t> mask) const {
+  auto unite = [&](std::span<const uint32_t> other) {
+    for (size_t i = 0; i < other.size(); ++i) mask[i] |= other[i];
+  };
+  if (plain_group > 0) unite(vocabulary.plain_mask(plain_group));
+  unite(bits);
+  for (int32_t id : ids) set_bit(mask, id);
+}
+
+StateMask state_mask(Automaton& automaton, const Vocabulary& vocabulary, StateId state) {
+  StateMask mask;
+  ConfigId start = automaton.local_config(state);
+  size_t longest = PlainReach(automaton).longest(start);
+  while (mask.plain_group < kPlainGroups && longest_of_group(mask.plain_group + 1) <= longest)
+    ++mask.plain_group;
+  std::vector<Rest> rests;
+  for (size_t group = 0; group <= kPlainGroups; ++group) {
+    if (group > 0 && group <= mask.plain_group) continue;
+    const Trie& trie = vocabulary.trie(group);
+    walk(automaton, trie, 0, trie.size(), 0, start, [&](size_t i, ConfigId config) {
+      const Automaton::Config& c = automaton.config(config);
+      if (trie.token[i] >= 0)
+        for (int32_t id = trie.token[i]; id >= 0; id = vocabulary.next_same(id))
+          mask.ids.push_back(id);
+      if (!c.returns || trie.end[i] == i + 1) return;
+      if (trie.end[i] - i > kLargePart)
+        mask.parts.push_back({static_cast<uint32_t>(group), static_cast<uint32_t>(i)});
+      else
+        collect_rests(vocabulary, trie, i, rests);
+    });
+  }
+  build_rests(rests, mask);
+  if (mask.ids.size() > vocabulary.words()) {
+    mask.bits.resize(vocabulary.words());
+    for (int32_t id : mask.ids) set_bit(mask.bits, id);
+    mask.ids.clear();
+  }
+  mask.ids.shrink_to_fit();
+  return mask;
+}
+
+void allow_returns(Automaton& automaton, const Vocabulary& vocabulary, const StateMask& state,
+                   ConfigId config, std::span<uint32_t> mask) {
+  if (automaton.config(config).count == 0) return;
+  for (const StateMask::Part& part : state.parts) {
+    const Trie& trie = vocabulary.trie(part.group);
+    walk(automaton, trie, part.node + 1, trie.end[part.node], trie.depth[part.node] + size_t{1},
+         config, [&](size_t i, ConfigId) {
+           for (int32_t id = trie.token[i]; id >= 0; id = vocabulary.next_same(id))
+             set_bit(mask, id);
+         });
+  }
+  walk(automaton, state.rests, 0, state.rests.size(), 0, config, [&](size_t i, ConfigId) {
+    if (state.rests.token[i] < 0) return;
+    auto r = static_cast<size_t>(state.rests.token[i]);
+    for (uint32_t k = state.rest_first[r]; k < state.rest_first[r + 1]; ++k)
+      set_bit(mask, state.rest_tokens[k]);
+  });
+}
+
+}  // namespace tokamak::grammar

@@ -1,0 +1,108 @@
+#include "text/grammar/vocabulary.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "text/tokenizer.h"
+#include "text/unicode.h"
+
+namespace tokamak::grammar {
+namespace {
+
+constexpr size_t kGroupEnds[kPlainGroups] = {1,  2,  3,  4,  5,  6,  7,  8,  9,       10,
+                                             11, 12, 13, 14, 15, 16, 24, 32, SIZE_MAX};
+
+// 0: not only plain characters.
+size_t plain_characters(std::string_view text) {
+  size_t count = 0;
+  for (size_t pos = 0; pos < text.size(); ++count) {
+    Utf8Char c = utf8_decode(text, pos);
+    if (!c.valid || c.cp < 0x20 || c.cp == '"' || c.cp == '\\') return 0;
+    pos += c.length;
+  }
+  return count;
+}
+
+}  // namespace
+
+size_t longest_of_group(size_t group) { return kGroupEnds[group - 1]; }
+
+size_t plain_group(size_t characters) {
+  size_t group = 1;
+  while (kGroupEnds[group - 1] < characters) ++group;
+  return group;
+}
+
+void Trie::add(std::string_view text, int32_t id) {
+  size_t common = 0;
+  deepest = std::max(deepest, text.size());
+  while (common < path_.size() && common < text.size() &&
+         byte[path_[common]] == static_cast<uint8_t>(text[common]))
+    ++common;
+  while (path_.size() > common) {
+    end[path_.back()] = static_cast<uint32_t>(size());
+    path_.pop_back();
+  }
+  for (size_t i = common; i < text.size(); ++i) {
+    path_.push_back(static_cast<uint32_t>(size()));
+    byte.push_back(static_cast<uint8_t>(text[i]));
+    depth.push_back(static_cast<uint16_t>(i));
+    end.push_back(0);
+    token.push_back(-1);
+  }
+  if (!path_.empty()) token[path_.back()] = id;
+}
+
+void Trie::finish() {
+  for (uint32_t node : path_) end[node] = static_cast<uint32_t>(size());
+  path_ = {};
+}
+
+Vocabulary::Vocabulary(const std::vector<std::string>& tokens) {
+  offsets_.push_back(0);
+  for (const std::string& token : tokens) {
+    if (token.size() <= kMaxTokenBytes) text_ += token;
+    offsets_.push_back(static_cast<uint32_t>(text_.size()));
+  }
+  build();
+}
+
+Vocabulary::Vocabulary(const Tokenizer& tokenizer) {
+  offsets_.push_back(0);
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    if (!tokenizer.is_special(id) && !tokenizer.is_eog(id)) {
+      std::string token = tokenizer.piece_bytes(id);
+      if (token.size() <= kMaxTokenBytes) text_ += token;
+    }
+    offsets_.push_back(static_cast<uint32_t>(text_.size()));
+  }
+  build();
+}
+
+void Vocabulary::build() {
+  std::vector<int32_t> order(size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    int difference = bytes(a).compare(bytes(b));
+    return difference != 0 ? difference < 0 : a < b;
+  });
+  next_same_.assign(size(), -1);
+  tries_.resize(kPlainGroups + 1);
+  plain_masks_.assign(kPlainGroups, std::vector<uint32_t>(words(), 0));
+  for (size_t i = 0; i < order.size();) {
+    int32_t id = order[i];
+    std::string_view text = bytes(id);
+    size_t first = i;
+    for (++i; i < order.size() && bytes(order[i]) == text; ++i)
+      next_same_[static_cast<size_t>(order[i - 1])] = order[i];
+    if (text.empty()) continue;
+    size_t characters = plain_characters(text);
+    size_t group = characters == 0 ? 0 : plain_group(characters);
+    tries_[group].add(text, id);
+    for (size_t g = group; g > 0 && g <= kPlainGroups; ++g)
+      for (size_t k = first; k < i; ++k) set_bit(plain_masks_[g - 1], order[k]);
+  }
+  for (Trie& trie : tries_) trie.finish();
+}
+
+}  // namespace tokamak::grammar

@@ -1,0 +1,73 @@
+#pragma once
+// The tokens of a model as byte strings, in the order that mask computation needs.
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tokamak {
+class Tokenizer;
+}
+
+namespace tokamak::grammar {
+
+// A tree of byte strings in depth-first order: the descendants of node i are [i + 1, end[i]).
+struct Trie {
+  std::vector<uint8_t> byte;
+  std::vector<uint16_t> depth;  // of the node; 0: the first byte
+  std::vector<uint32_t> end;
+  std::vector<int32_t> token;  // that ends here; -1: none
+  size_t deepest = 0;          // the longest text
+  size_t size() const { return byte.size(); }
+  // Texts in ascending order, without duplicates. Empty texts are ignored.
+  void add(std::string_view text, int32_t id);
+  void finish();
+
+ private:
+  std::vector<uint32_t> path_;
+};
+
+// Plain characters: those that JSON strings may hold without an escape. Tokens of plain characters
+// are grouped by their number, because most grammars allow all of them or none.
+inline constexpr size_t kPlainGroups = 19;
+size_t plain_group(size_t characters);  // 1 .. kPlainGroups
+size_t longest_of_group(size_t group);  // characters; SIZE_MAX for the last group
+
+// Immutable and thread-safe. About 30 bytes per byte of the vocabulary.
+class Vocabulary {
+ public:
+  // Tokens by id; an empty text is a token that no grammar allows. Longer than kMaxTokenBytes: too.
+  explicit Vocabulary(const std::vector<std::string>& tokens);
+  // Without control tokens.
+  explicit Vocabulary(const Tokenizer& tokenizer);
+
+  size_t size() const { return offsets_.size() - 1; }
+  size_t words() const { return (size() + 31) / 32; }
+  std::string_view bytes(int32_t id) const {
+    auto i = static_cast<size_t>(id);
+    return std::string_view(text_).substr(offsets_[i], offsets_[i + 1] - offsets_[i]);
+  }
+  // Group 0 has the tokens with other characters.
+  const Trie& trie(size_t group) const { return tries_[group]; }
+  // All tokens of the groups 1 .. group.
+  std::span<const uint32_t> plain_mask(size_t group) const { return plain_masks_[group - 1]; }
+  // The next token with the same text; -1: none.
+  int32_t next_same(int32_t id) const { return next_same_[static_cast<size_t>(id)]; }
+
+ private:
+  void build();
+  std::string text_;
+  std::vector<uint32_t> offsets_;
+  std::vector<int32_t> next_same_;
+  std::vector<Trie> tries_;
+  std::vector<std::vector<uint32_t>> plain_masks_;
+};
+
+inline constexpr size_t kMaxTokenBytes = 4096;
+
+inline void set_bit(std::span<uint32_t> mask, int32_t id) {
+  mask[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+}
+
+}  // namespace tokamak::grammar

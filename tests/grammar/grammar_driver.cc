@@ -1,0 +1,120 @@
+// Answers questions about grammars, one JSON object per line, for oracles in Python:
+//   {"schema": ... | "gbnf": "..." | "regex": "...", "texts": [...], "walks": 5, "seed": 1}
+//   -> {"matches": [true, ...], "walks": ["{...}", ...]} or {"error": "..."}
+#include <iostream>
+#include <random>
+#include <string>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "text/grammar/gbnf.h"
+#include "text/grammar/json_schema.h"
+#include "text/grammar/matcher.h"
+#include "text/grammar/regex_parser.h"
+
+namespace tokamak::grammar {
+namespace {
+
+Ir grammar_of(const Value& question) {
+  if (const Value* schema = question.find("schema")) return json_schema_grammar(*schema);
+  if (question.has("gbnf")) return parse_gbnf(question.at("gbnf").as_string());
+  Ir ir;
+  RuleId root = ir.add_rule("root");
+  ir.define(root, expr_of(ir, parse_regex(question.at("regex").as_string(), RegexUse::kWhole)));
+  return ir;
+}
+
+// Bytes, words and punctuation: tokens that cross the borders of rules.
+std::shared_ptr<const Vocabulary> walk_vocabulary() {
+  std::vector<std::string> tokens;
+  for (int byte = 0; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
+  for (const char* text : {"\", \"",
+                           "\":",
+                           "\": \"",
+                           "\"}",
+                           "\"]",
+                           "},{",
+                           " \"",
+                           "{\"",
+                           "[\"",
+                           ", ",
+                           "true",
+                           "false",
+                           "null",
+                           "name",
+                           "a b",
+                           "\\n",
+                           "\\u0",
+                           "\xC3\xA9",
+                           "\xF0\x9F\x98\x80",
+                           "12",
+                           "-1",
+                           "0.",
+                           "e+",
+                           "2024",
+                           "-0",
+                           "http",
+                           "://",
+                           "@x.org",
+                           "\n  "})
+    tokens.emplace_back(text);
+  return std::make_shared<Vocabulary>(tokens);
+}
+
+// A random text of the grammar. After some tokens it prefers what ends the text.
+bool walk(const std::shared_ptr<const Grammar>& grammar, std::mt19937& rng, std::string& text) {
+  const Vocabulary& vocabulary = grammar->vocabulary();
+  Matcher matcher(grammar);
+  text.clear();
+  size_t free = 5 + rng() % 60;
+  for (size_t step = 0; step < free + 400; ++step) {
+    if (matcher.finished() || (matcher.accepting() && (step > free || rng() % 8 == 0))) return true;
+    std::vector<uint32_t> mask(vocabulary.words(), 0);
+    matcher.fill_mask(mask);
+    std::vector<int32_t> allowed, likely;
+    for (int32_t id = 0; id < static_cast<int32_t>(vocabulary.size()); ++id) {
+      if ((mask[static_cast<size_t>(id) / 32] >> (id % 32) & 1) == 0) continue;
+      allowed.push_back(id);
+      bool ends = id == '"' || id == '}' || id == ']';
+      if (step > free ? ends : id >= 'a' && (id <= 'z' || id >= 256)) likely.push_back(id);
+    }
+    if (allowed.empty()) return false;
+    const auto& from = likely.empty() || rng() % 6 == 0 ? allowed : likely;
+    int32_t id = from[rng() % from.size()];
+    text += vocabulary.bytes(id);
+    if (!matcher.accept(id)) fail(ErrorCode::kInternal, "a token of the mask is not accepted");
+  }
+  return false;
+}
+
+Value answer(const Value& question) {
+  static const auto vocabulary = walk_vocabulary();
+  Value out = Value::object();
+  try {
+    auto grammar = std::make_shared<Grammar>(grammar_of(question), vocabulary);
+    Value matches = Value::array(), walks = Value::array();
+    if (const Value* texts = question.find("texts"))
+      for (const Value& text : texts->as_array()) matches.push(grammar->matches(text.as_string()));
+    std::mt19937 rng(static_cast<uint32_t>(question.get_int("seed", 1)));
+    std::string text;
+    for (int64_t i = 0; i < question.get_int("walks", 0); ++i)
+      if (walk(grammar, rng, text)) walks.push(text);
+    out.set("matches", std::move(matches));
+    out.set("walks", std::move(walks));
+  } catch (const Error& e) {
+    out.set("error", e.what());
+    out.set("code", static_cast<int64_t>(e.code()));
+  }
+  return out;
+}
+
+}  // namespace
+}  // namespace tokamak::grammar
+
+int main() {
+  std::string line;
+  while (std::getline(std::cin, line))
+    std::cout << tokamak::dump_json(tokamak::grammar::answer(tokamak::parse_json(line))) << "\n"
+              << std::flush;
+  return 0;
+}

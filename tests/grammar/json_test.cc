@@ -1,0 +1,158 @@
+// JSON grammars: bounds of numbers by enumeration, long strings, hostile schemas.
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "tests/grammar/test_vocabulary.h"
+#include "text/grammar/json_number.h"
+#include "text/grammar/json_schema.h"
+
+namespace tokamak::grammar {
+namespace {
+
+std::shared_ptr<const Grammar> schema_grammar(const std::string& text) {
+  static const auto vocabulary = byte_vocabulary();
+  return std::make_shared<Grammar>(json_schema_grammar(parse_json(text)), vocabulary);
+}
+
+std::string error_of(const std::string& text) {
+  try {
+    schema_grammar(text);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+// Every integer of a range, and numbers with up to two digits after the point.
+TEST(JsonNumber, BoundsByEnumeration) {
+  for (int low : {-120, -10, -9, -1, 0, 1, 7, 10, 99, 100})
+    for (int high : {-100, -11, -1, 0, 1, 9, 10, 11, 105})
+      for (bool exclusive : {false, true}) {
+        if (low >= high) continue;
+        NumberBounds bounds;
+        bounds.min = decimal_of(Value(low));
+        bounds.max = decimal_of(Value(high));
+        bounds.above_min = bounds.below_max = exclusive;
+        CharFsm integers = number_fsm(bounds, true, false),
+                numbers = number_fsm(bounds, true, true);
+        for (int hundredths = -13000; hundredths <= 13000;
+             hundredths += hundredths % 100 == 0 ? 1 : 33) {
+          bool in = exclusive ? low * 100 < hundredths && hundredths < high * 100
+                              : low * 100 <= hundredths && hundredths <= high * 100;
+          int size = std::abs(hundredths);
+          std::string text =
+              fmt::format("{}{}.{:02}", hundredths < 0 ? "-" : "", size / 100, size % 100);
+          ASSERT_EQ(numbers.matches(std::string_view(text)), in)
+              << low << ".." << high << " " << text;
+          if (hundredths % 100 == 0) {
+            std::string whole = std::to_string(hundredths / 100);
+            ASSERT_EQ(integers.matches(std::string_view(whole)), in) << whole;
+            ASSERT_EQ(numbers.matches(std::string_view(whole)), in) << whole;
+          }
+        }
+      }
+}
+
+TEST(JsonNumber, Multiples) {
+  struct Divisor {
+    double value;
+    int hundredths;
+  };
+  for (Divisor d : {Divisor{7, 700}, {0.25, 25}, {0.5, 50}, {1.1, 110}, {100, 10000}, {0.01, 1}}) {
+    NumberBounds bounds;
+    bounds.multiples_of.push_back(decimal_of(Value(d.value)));
+    CharFsm fsm = number_fsm(bounds, true, true);
+    for (int hundredths = -3000; hundredths <= 3000; ++hundredths) {
+      int size = std::abs(hundredths);
+      std::string text =
+          fmt::format("{}{}.{:02}", hundredths < 0 ? "-" : "", size / 100, size % 100);
+      if (hundredths % 100 == 0)
+        text.resize(text.size() - 3);
+      else if (hundredths % 10 == 0)
+        text.pop_back();
+      ASSERT_EQ(fsm.matches(std::string_view(text)), hundredths % d.hundredths == 0)
+          << d.value << ": " << text;
+    }
+  }
+  EXPECT_NE(error_of(R"({"type":"integer","multipleOf":123457})").find("#/multipleOf"),
+            std::string::npos);
+  EXPECT_NE(error_of(R"({"type":"number","multipleOf":0})").find("greater than 0"),
+            std::string::npos);
+}
+
+TEST(JsonNumber, Decimals) {
+  for (const char* text : {"1e3", "1000.0", "1000"}) {
+    Decimal d = decimal_of(parse_json(text));
+    EXPECT_EQ(d.whole, "1000") << text;
+    EXPECT_EQ(d.fraction, "") << text;
+  }
+  Decimal small = decimal_of(parse_json("-1.25e-3"));
+  EXPECT_TRUE(small.negative && small.whole == "0" && small.fraction == "00125");
+  EXPECT_FALSE(decimal_of(parse_json("-0.0")).negative);
+}
+
+TEST(JsonSchema, LongStrings) {
+  auto grammar = schema_grammar(R"({"type":"string","minLength":700,"maxLength":65536})");
+  auto text = [](size_t n) { return '"' + std::string(n, 'x') + '"'; };
+  for (size_t n : {700u, 701u, 1211u, 1212u, 1213u, 5000u, 65535u, 65536u})
+    EXPECT_TRUE(grammar->matches(text(n))) << n;
+  for (size_t n : {0u, 1u, 699u, 65537u}) EXPECT_FALSE(grammar->matches(text(n))) << n;
+  // An escape is one character, and so is a pair of surrogates.
+  auto two = schema_grammar(R"({"type":"string","minLength":2,"maxLength":2})");
+  for (const char* good :
+       {R"("\n\"")", R"("\u00e9x")", R"("\ud83d\ude00x")", "\"\xF0\x9F\x98\x80x\""})
+    EXPECT_TRUE(two->matches(good)) << good;
+  for (const char* bad : {R"("\ud83dx")", R"("x")", R"("\q1")", "\"a\nb\""})
+    EXPECT_FALSE(two->matches(bad)) << bad;
+}
+
+TEST(JsonSchema, WhiteSpaceIsBounded) {
+  auto grammar = schema_grammar(R"({"type":"object","properties":{"a":{"type":"integer"}}})");
+  for (const char* good :
+       {R"({})", R"({"a":1})", R"({ "a": 1 })", "{\n  \"a\": 1\n}", "{\n\t\"a\":\n1\n}"})
+    EXPECT_TRUE(grammar->matches(good)) << good;
+  for (const char* bad :
+       {R"({"a" :1})", R"({  "a":1})", " {}", "{} ", "{\n\n\"a\":1}", R"({"b":1})"})
+    EXPECT_FALSE(grammar->matches(bad)) << bad;
+}
+
+// Bounded time, and a message that says what is too much.
+TEST(JsonSchema, HostileSchemas) {
+  std::string deep;
+  for (int i = 0; i < 120; ++i) deep += R"({"type":"array","items":)";
+  std::string close(120, '}');
+  EXPECT_NE(error_of(R"({"allOf":[{"$ref":"#"}]})"), "x");  // no end in sight, but an answer
+  schema_grammar(deep + "{}" + close);
+  std::string chain = R"({"$ref":"#/$defs/d0","$defs":{)";
+  for (int i = 0; i < 3000; ++i)
+    chain += fmt::format(R"("d{}":{{"type":"array","items":{{"$ref":"#/$defs/d{}"}}}},)", i, i + 1);
+  schema_grammar(chain + R"("d3000":{"type":"null"}}})");
+  std::string refs = R"({"$ref":"#/$defs/d0","$defs":{)";
+  for (int i = 0; i < 3000; ++i)
+    refs += fmt::format(R"("d{}":{{"$ref":"#/$defs/d{}"}},)", i, i + 1);
+  EXPECT_NE(error_of(refs + R"("d3000":{"type":"null"}}})").find("without end"), std::string::npos);
+  EXPECT_NE(error_of(R"({"type":"array","maxItems":1000000})").find("are not supported"),
+            std::string::npos);
+  EXPECT_NE(
+      error_of(R"({"type":"string","pattern":"^((a{1,90}){1,90}){1,90}$"})").find("too large"),
+      std::string::npos);
+  EXPECT_NE(error_of(R"({"type":"string","pattern":"(a|b)*a(a|b){14}","maxLength":9000})")
+                .find("too large"),
+            std::string::npos);
+  std::string any_of = R"({"allOf":[)";
+  for (int i = 0; i < 12; ++i)
+    any_of += std::string(i ? "," : "") +
+              R"({"anyOf":[{"minLength":1},{"minLength":2},{"minLength":3}]})";
+  EXPECT_NE(error_of(any_of + "]}").find("too many alternatives"), std::string::npos);
+  std::string values = R"({"enum":[)";
+  for (int i = 0; i < 60000; ++i)
+    values += fmt::format("{}\"value number {}\"", i ? "," : "", i * 7919);
+  EXPECT_NE(error_of(values + "]}"), "x");
+  EXPECT_NE(error_of(R"({"minLength":-1,"type":"string"})").find("#/minLength"), std::string::npos);
+  EXPECT_NE(error_of(R"({"properties":[]})").find("#/properties"), std::string::npos);
+  EXPECT_NE(error_of("17").find("a schema is an object"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tokamak::grammar

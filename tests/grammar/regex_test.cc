@@ -1,0 +1,123 @@
+// Regular expressions against tables of texts, and their automata against each other.
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "tests/grammar/test_vocabulary.h"
+#include "text/grammar/regex_parser.h"
+
+namespace tokamak::grammar {
+namespace {
+
+struct RegexCase {
+  const char* pattern;
+  RegexUse use;
+  std::vector<const char*> good, bad;
+};
+
+const RegexCase kRegexCases[] = {
+    {"a|bc", RegexUse::kWhole, {"a", "bc"}, {"", "abc", "b", "ab"}},
+    {"^a|bc$", RegexUse::kWhole, {"a", "bc"}, {"ab", "xbc"}},
+    {"^a|bc$", RegexUse::kSearch, {"a", "axx", "bc", "xbc"}, {"xa", "bcx", ""}},
+    {"b", RegexUse::kSearch, {"b", "abc"}, {"", "ac"}},
+    {"", RegexUse::kSearch, {"", "x"}, {}},
+    {"^$", RegexUse::kSearch, {""}, {"x"}},
+    {"^[a-c]+$", RegexUse::kSearch, {"a", "abc"}, {"", "abcd", "dabc"}},
+    {"(^|,)x(,|$)", RegexUse::kSearch, {"x", "a,x,b", "x,", ",x"}, {"xx", "ax", "a,xb"}},
+    {"a{2,3}", RegexUse::kWhole, {"aa", "aaa"}, {"a", "aaaa"}},
+    {"(ab){2}c*?", RegexUse::kWhole, {"abab", "ababcc"}, {"ab", "ababab"}},
+    {"a{2,}", RegexUse::kWhole, {"aa", "aaaaaa"}, {"a"}},
+    {"[^a-c]", RegexUse::kWhole, {"d", "\xC3\xA9", "\n"}, {"a", "", "dd"}},
+    {".", RegexUse::kWhole, {"a", "\xE2\x82\xAC", "\xF0\x9F\x98\x80"}, {"\n", "", "ab"}},
+    {"\\d+\\.\\d", RegexUse::kWhole, {"12.3"}, {"1.", "1x3"}},
+    {"\\w\\W\\s\\S", RegexUse::kWhole, {"a! b", "_ \xC2\xA0x"}, {"a! "}},
+    {"[\\w.-]+@x", RegexUse::kWhole, {"a.b-c_d@x"}, {"@x", "a b@x"}},
+    {"\\p{Lu}\\p{L}*", RegexUse::kWhole, {"\xC3\x84h", "A"}, {"a", "\xC3\xA4"}},
+    {"\\P{L}", RegexUse::kWhole, {"1"}, {"a"}},
+    {"[\\p{Nd}x]+", RegexUse::kWhole, {"\xD9\xA3x1"}, {"y"}},
+    {"\\u00e9|\\u{1F600}|\\uD83D\\uDE01|\\x41|\\cJ",
+     RegexUse::kWhole,
+     {"\xC3\xA9", "\xF0\x9F\x98\x80", "\xF0\x9F\x98\x81", "A", "\n"},
+     {"B", "J"}},
+    {"\\/\\^\\$\\\\\\.\\-", RegexUse::kWhole, {"/^$\\.-"}, {"/^$\\x-"}},
+    {"(?:a|(?<n>b))c", RegexUse::kWhole, {"ac", "bc"}, {"abc"}},
+    {"[]|a", RegexUse::kWhole, {"a"}, {""}},
+    {"[^]", RegexUse::kWhole, {"a", "\n"}, {""}},
+    {"[a-]+", RegexUse::kWhole, {"a-a"}, {"b"}},
+    {"(a|)b", RegexUse::kWhole, {"ab", "b"}, {"a"}},
+};
+
+TEST(Regex, Matches) {
+  auto vocabulary = byte_vocabulary();
+  for (const RegexCase& c : kRegexCases) {
+    CharFsm fsm = parse_regex(c.pattern, c.use);
+    CharFsm dfa = deterministic(fsm), inverse = complement(fsm);
+    Ir ir;
+    RuleId root = ir.add_rule("root");
+    ir.define(root, expr_of(ir, fsm));
+    Grammar grammar(ir, vocabulary);
+    for (bool good : {true, false})
+      for (const char* text : good ? c.good : c.bad) {
+        EXPECT_EQ(fsm.matches(std::string_view(text)), good) << c.pattern << ": " << text;
+        EXPECT_EQ(dfa.matches(std::string_view(text)), good) << c.pattern << ": " << text;
+        EXPECT_EQ(inverse.matches(std::string_view(text)), !good) << c.pattern << ": " << text;
+        EXPECT_EQ(grammar.matches(text), good) << c.pattern << ": " << text;
+      }
+    EXPECT_TRUE(is_empty(intersect(dfa, inverse))) << c.pattern;
+  }
+}
+
+TEST(Regex, RejectsWhatIsNotAvailable) {
+  const std::pair<const char*, const char*> bad[] = {
+      {"(?=a)b", "look-around"},
+      {"(?<!a)b", "look-around"},
+      {"(?i)a", "look-around and flags"},
+      {"(a)\\1", "back-references"},
+      {"\\bword", "word boundaries"},
+      {"\\q", "unknown escape"},
+      {"a**", "repetition follows"},
+      {"*a", "nothing to repeat"},
+      {"(a", "')' is expected"},
+      {"a)", "has no '('"},
+      {"[a", "']' is expected"},
+      {"[b-a]", "wrong order"},
+      {"a{2,1}", "wrong order"},
+      {"a{99999}", "too large"},
+      {"((((a{99}){99}){99}){99})", "too large"},
+      {"\\p{Script=Greek}", "not available"},
+      {"a\\", "ends with a backslash"},
+      {"\xFF", "not valid UTF-8"},
+  };
+  for (const auto& [pattern, message] : bad) {
+    try {
+      parse_regex(pattern, RegexUse::kWhole);
+      FAIL() << pattern;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(message), std::string::npos) << pattern << e.what();
+    }
+  }
+  EXPECT_THROW(parse_regex(std::string(5000, '(') + std::string(5000, ')'), RegexUse::kWhole),
+               Error);
+  // Exponentially many states when it is made deterministic.
+  EXPECT_THROW(complement(parse_regex("(a|b)*a(a|b){30}", RegexUse::kWhole)), Error);
+}
+
+TEST(CharFsm, Operations) {
+  CharFsm words = fsm_of_texts({"ab", "a", "abc", "\xC3\xA9"});
+  for (const char* text : {"a", "ab", "abc", "\xC3\xA9"})
+    EXPECT_TRUE(words.matches(std::string_view(text)));
+  for (const char* text : {"", "b", "abcd"}) EXPECT_FALSE(words.matches(std::string_view(text)));
+  CharFsm others = complement(words);
+  EXPECT_TRUE(others.matches(std::string_view("abcd")));
+  EXPECT_FALSE(others.matches(std::string_view("ab")));
+  CharFsm some = intersect(others, fsm_of_length(2, 3));
+  EXPECT_TRUE(some.matches(std::string_view("xy")));
+  EXPECT_TRUE(some.matches(std::string_view("\xC3\xA9\xC3\xA9")));
+  EXPECT_FALSE(some.matches(std::string_view("x")));
+  EXPECT_FALSE(some.matches(std::string_view("wxyz")));
+  EXPECT_TRUE(unite(words, some).matches(std::string_view("a")));
+  EXPECT_TRUE(is_empty(intersect(words, others)));
+  EXPECT_FALSE(is_empty(words));
+}
+
+}  // namespace
+}  // namespace tokamak::grammar

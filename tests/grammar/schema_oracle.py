@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Compares JSON schemas as grammars with the Python package jsonschema.
+
+Every random text of a grammar must be valid under its schema, and no invalid text of schemas.json may match. With
+--suite DIR, the same for a checkout of JSON-Schema-Test-Suite; schemas that Tokamak rejects are counted by keyword.
+"""
+import argparse
+import collections
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+try:
+    import jsonschema
+except ImportError:
+    print("the Python package jsonschema is not installed")
+    sys.exit(77)
+
+
+class Driver:
+    def __init__(self, program):
+        self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+
+    def ask(self, **question):
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the driver ended at {question}")
+        return json.loads(line)
+
+
+def validator_of(schema, draft):
+    cls = jsonschema.Draft7Validator if draft == "draft7" else jsonschema.Draft202012Validator
+    return cls(schema, format_checker=cls.FORMAT_CHECKER)
+
+
+def dumps(data):
+    return json.dumps(data, ensure_ascii=False)
+
+
+class Checks:
+    def __init__(self, driver, walks):
+        self.driver, self.walks = driver, walks
+        self.count = collections.Counter()
+        self.refused = collections.Counter()
+        self.failures = []
+
+    def fail(self, text):
+        self.failures.append(text)
+        print(f"FAILED {text}", file=sys.stderr)
+
+    def check(self, name, schema, draft, valid, invalid):
+        """Returns which of the valid texts match."""
+        answer = self.driver.ask(schema=schema, texts=valid + invalid, walks=self.walks, seed=len(name))
+        self.count["schemas"] += 1
+        if "error" in answer:
+            self.count["refused"] += 1
+            keyword = re.search(r"(?:/([$\w]+))?: [^:]*$", answer["error"])
+            self.refused[(keyword.group(1) if keyword else "") or answer["error"][:60]] += 1
+            return answer["error"]
+        validator = validator_of(schema, draft)
+        for text in answer["walks"]:
+            self.count["walks"] += 1
+            errors = list(validator.iter_errors(json.loads(text)))
+            if errors:
+                self.fail(f"{name}: {dumps(schema)} generates {text}: {errors[0].message}")
+        for text, matches in zip(invalid, answer["matches"][len(valid):]):
+            self.count["invalid texts"] += 1
+            if matches:
+                self.fail(f"{name}: {dumps(schema)} matches the invalid text {text}")
+        self.count["valid texts"] += len(valid)
+        self.count["valid texts that match"] += sum(answer["matches"][:len(valid)])
+        return answer["matches"][:len(valid)]
+
+
+def own_schemas(checks):
+    for case in json.loads((pathlib.Path(__file__).parent / "schemas.json").read_text(encoding="utf-8")):
+        name, schema = case["name"], case["schema"]
+        draft = "draft7" if "draft-07" in schema.get("$schema", "") else "draft2020-12"
+        valid, invalid = [dumps(v) for v in case.get("valid", [])], [dumps(v) for v in case.get("invalid", [])]
+        validator = validator_of(schema, draft)
+        for texts, wanted in (case.get("valid", []), True), (case.get("invalid", []), False):
+            for data in texts:
+                if validator.is_valid(data) != wanted:
+                    checks.fail(f"{name}: jsonschema disagrees about {dumps(data)}")
+        result = checks.check(name, schema, draft, valid, invalid)
+        if isinstance(result, str):
+            if case.get("error") is None or case["error"] not in result:
+                checks.fail(f"{name}: {result}")
+        elif "error" in case:
+            checks.fail(f"{name}: an error was expected: {case['error']}")
+        else:
+            for text, matches in zip(valid, result):
+                if not matches:
+                    checks.fail(f"{name}: the valid text {text} does not match")
+
+
+def suite(checks, folder):
+    for draft in "draft7", "draft2020-12":
+        paths = sorted((folder / "tests" / draft).glob("*.json")) + sorted((folder / "tests" / draft / "optional" / "format").glob("*.json"))
+        for path in paths:
+            for group in json.loads(path.read_text(encoding="utf-8")):
+                schema = group["schema"]
+                if draft == "draft7" and isinstance(schema, dict):
+                    schema = {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
+                name = f"{draft}/{path.stem}: {group['description']}"
+                try:
+                    if "remote" in path.stem.lower() or '"$dynamicRef"' in dumps(schema):
+                        continue
+                    checks.check(name, schema, draft, [dumps(t["data"]) for t in group["tests"] if t["valid"]],
+                                 [dumps(t["data"]) for t in group["tests"] if not t["valid"]])
+                except Exception as e:  # a reference that the validator cannot resolve
+                    print(f"{name}: {type(e).__name__}: {str(e)[:100]}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--driver", required=True)
+    parser.add_argument("--walks", type=int, default=20)
+    parser.add_argument("--suite", type=pathlib.Path)
+    args = parser.parse_args()
+    checks = Checks(Driver(args.driver), args.walks)
+    own_schemas(checks)
+    if args.suite:
+        suite(checks, args.suite)
+    print(", ".join(f"{n} {what}" for what, n in checks.count.items()))
+    if args.suite:
+        print("refused, by keyword:", dict(checks.refused.most_common()))
+    print(f"{len(checks.failures)} failures")
+    return 1 if checks.failures or checks.count["walks"] == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

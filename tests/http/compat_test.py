@@ -1,0 +1,385 @@
+"""The APIs of other servers: Anthropic's Messages, OpenAI's Responses, Ollama, llama.cpp. Exact format, streams equal to whole
+answers, errors in each API's own form. The official clients are in sdk_test.py."""
+import json
+import random
+import unittest
+
+from harness import Server, events
+
+TOOL_TEXT = 'Sure. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call> <tool_call>{"name": "add", "arguments": {}}</tool_call>'
+
+
+def named_events(body):
+    """(name, data) of a stream whose events have names; every name must be the type of the data."""
+    assert body.endswith(b"\n\n"), body[-40:]
+    out = []
+    for block in body[:-2].split(b"\n\n"):
+        if block.startswith(b":"):
+            continue
+        first, second = block.split(b"\n")
+        assert first.startswith(b"event: ") and second.startswith(b"data: "), block
+        data = json.loads(second[6:])
+        assert data["type"] == first[7:].decode(), block
+        out.append(data)
+    return out
+
+
+class Compat(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(ping_ms=100000)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+
+    def post(self, path, body, status=200):
+        got, _, data = self.server.request("POST", path, body)
+        self.assertEqual(got, status, data)
+        return json.loads(data)
+
+    def stream(self, path, body):
+        status, headers, data = self.server.request("POST", path, {**body, "stream": True})
+        self.assertEqual(status, 200, data)
+        return headers, data
+
+
+class Anthropic(Compat):
+    PATH = "/v1/messages"
+    TOOLS = [{"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}]
+
+    def ask(self, text, **more):
+        return {"model": "fake", "max_tokens": 300, "messages": [{"role": "user", "content": text}], **more}
+
+    def test_whole(self):
+        data = self.post(self.PATH, self.ask("[say Hello][cached 5]"))
+        self.assertRegex(data.pop("id"), r"^msg_[0-9a-f]{32}$")
+        self.assertEqual(data, {
+            "type": "message", "role": "assistant", "model": "fake", "content": [{"type": "text", "text": "Hello"}],
+            "stop_reason": "end_turn", "stop_sequence": None,
+            "usage": {"input_tokens": 35, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 5, "output_tokens": 5}})
+        data = self.post(self.PATH, self.ask("[say Hello]", stop_sequences=["lo"]))
+        self.assertEqual((data["content"][0]["text"], data["stop_reason"], data["stop_sequence"]), ("Hel", "stop_sequence", "lo"))
+        data = self.post(self.PATH, self.ask("[say Hello]", max_tokens=2))
+        self.assertEqual((data["content"][0]["text"], data["stop_reason"]), ("He", "max_tokens"))
+        self.post(self.PATH, self.ask("x", max_tokens=100000, stop_sequences=["e"]))  # as long as the context allows
+
+    def test_tools(self):
+        data = self.post(self.PATH, self.ask(f"[say {TOOL_TEXT}]", tools=self.TOOLS, tool_choice={"type": "auto"}))
+        self.assertEqual(data["stop_reason"], "tool_use")
+        self.assertEqual([b["type"] for b in data["content"]], ["text", "tool_use", "tool_use"])
+        self.assertEqual([b["input"] for b in data["content"][1:]], [{"a": 1}, {}])
+        # Results go back as messages of their own, before the text of the same message.
+        body = self.ask("go", tools=self.TOOLS, system=[{"type": "text", "text": "be [say done]"}])
+        body["messages"] += [{"role": "assistant", "content": data["content"]},
+                             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": data["content"][1]["id"], "content": "41"},
+                                                          {"type": "tool_result", "tool_use_id": data["content"][2]["id"],
+                                                           "content": [{"type": "text", "text": "42"}]},
+                                                          {"type": "text", "text": "and?"}]}]
+        self.assertEqual(self.post(self.PATH, body)["content"][0]["text"], "done")
+
+    def test_stream(self):
+        for text, more in (("[say Hello]", {}), (f"[say {TOOL_TEXT}]", {"tools": self.TOOLS}), ("[say <think>a</think>b]", {}),
+                           ("[say Hello]", {"max_tokens": 2})):
+            whole = self.post(self.PATH, self.ask(text, **more))
+            headers, data = self.stream(self.PATH, self.ask(text, **more))
+            self.assertEqual(headers["content-type"], "text/event-stream; charset=utf-8")
+            got = named_events(data)
+            self.assertEqual((got[0]["type"], got[-2]["type"], got[-1]), ("message_start", "message_delta", {"type": "message_stop"}))
+            self.assertEqual(got[0]["message"]["content"], [])
+            blocks, at = [], None
+            for event in got[1:-2]:
+                if event["type"] == "content_block_start":
+                    self.assertIsNone(at)
+                    at = event["index"]
+                    self.assertEqual(at, len(blocks))
+                    blocks.append({**event["content_block"], "json": ""})
+                elif event["type"] == "content_block_stop":
+                    self.assertEqual(event["index"], at)
+                    at = None
+                else:
+                    self.assertEqual(event["index"], at)
+                    delta = event["delta"]
+                    if delta["type"] == "input_json_delta":
+                        blocks[-1]["json"] += delta["partial_json"]
+                    else:
+                        field = delta["type"].removesuffix("_delta")
+                        blocks[-1][field] += delta[field]
+            self.assertIsNone(at)
+            for block in blocks:
+                text = block.pop("json")
+                if block["type"] == "tool_use":
+                    block["input"] = json.loads(text)
+                    block["id"] = None
+            for block in whole["content"]:
+                if block["type"] == "tool_use":
+                    block["id"] = None
+            self.assertEqual(blocks, whole["content"])
+            self.assertEqual(got[-2]["delta"]["stop_reason"], whole["stop_reason"])
+            self.assertEqual(got[-2]["usage"], whole["usage"])
+
+    def test_prefill_and_count(self):
+        body = self.ask("x")
+        body["messages"].append({"role": "assistant", "content": "The answer is [say 42]"})
+        self.assertEqual(self.post(self.PATH, body)["content"][0]["text"], "42")
+        count = self.post(self.PATH + "/count_tokens", {"model": "fake", "messages": body["messages"][:1]})
+        self.assertEqual(count, {"input_tokens": self.post(self.PATH, self.ask("x", max_tokens=1))["usage"]["input_tokens"]})
+
+    def test_errors(self):
+        for more, word in (({"max_tokens": None}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"), ({"messages": []}, "messages"),
+                           ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+                           ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
+                           ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0].type"),
+                           ({"tools": [{"name": "f"}]}, "input_schema"), ({"thinking": {"type": "x"}}, "thinking.type"),
+                           ({"stop_sequences": "x"}, "stop_sequences"), ({"temperature": 9}, "temperature"), ({"system": 3}, "system")):
+            data = self.post(self.PATH, self.ask("x", **more), status=400)
+            self.assertEqual((data["type"], data["error"]["type"]), ("error", "invalid_request_error"))
+            self.assertIn(word, data["error"]["message"])
+        self.assertEqual(self.post(self.PATH, {**self.ask("x"), "model": "no"}, status=404)["error"]["type"], "not_found_error")
+        self.assertEqual(self.post(self.PATH, self.ask("[full]"), status=429)["error"]["type"], "rate_limit_error")
+        self.assertEqual(named_events(self.stream(self.PATH, self.ask("[error]"))[1])[-1]["type"], "error")
+
+
+class Responses(Compat):
+    PATH = "/v1/responses"
+    TOOLS = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": None}]
+
+    def test_whole(self):
+        data = self.post(self.PATH, {"model": "fake", "input": "[say Hello]", "instructions": "be short", "metadata": {"k": "v"}})
+        self.assertRegex(data["id"], r"^resp_[0-9a-f]{32}$")
+        self.assertEqual((data["object"], data["status"], data["error"], data["metadata"], data["store"]),
+                         ("response", "completed", None, {"k": "v"}, True))
+        item = data["output"][0]
+        self.assertEqual((item["type"], item["role"], item["status"]), ("message", "assistant", "completed"))
+        self.assertEqual(item["content"], [{"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}])
+        usage = data["usage"]
+        self.assertEqual((usage["output_tokens"], usage["total_tokens"]), (5, usage["input_tokens"] + 5))
+        data = self.post(self.PATH, {"input": "[say Hello]", "max_output_tokens": 2})
+        self.assertEqual((data["status"], data["incomplete_details"]), ("incomplete", {"reason": "max_output_tokens"}))
+
+    def test_conversation(self):
+        first = self.post(self.PATH, {"input": "my word is [say one]"})
+        second = self.post(self.PATH, {"input": [{"role": "user", "content": [{"type": "input_text", "text": "again"}]}],
+                                       "previous_response_id": first["id"]})
+        self.assertEqual(second["output"][0]["content"][0]["text"], "one")  # the command is in the first message
+        self.assertGreater(second["usage"]["input_tokens"], first["usage"]["input_tokens"])
+        self.assertEqual(self.server.json("GET", f"{self.PATH}/{first['id']}")[1], first)
+        self.assertEqual(self.server.json("DELETE", f"{self.PATH}/{first['id']}")[1]["deleted"], True)
+        self.assertEqual(self.server.json("GET", f"{self.PATH}/{first['id']}")[0], 404)
+        bad = self.post(self.PATH, {"input": "x", "previous_response_id": first["id"]}, status=400)
+        self.assertEqual(bad["error"]["code"], "previous_response_not_found")
+        third = self.post(self.PATH, {"input": "[say x]", "store": False})
+        self.assertEqual(self.server.json("GET", f"{self.PATH}/{third['id']}")[0], 404)
+
+    def test_the_store_is_bounded(self):
+        first = self.post(self.PATH, {"input": "[say x]"})["id"]
+        for _ in range(1000):
+            self.post(self.PATH, {"input": "[say x]"})
+        self.assertEqual(self.server.json("GET", f"{self.PATH}/{first}")[0], 404)
+
+    def test_tools_and_stream(self):
+        for text, more in (("[say Hello]", {}), (f"[say {TOOL_TEXT}]", {"tools": self.TOOLS}), ("[say <think>a</think>b]", {}),
+                           ("[say Hello]", {"max_output_tokens": 2}),
+                           ("[say Hi]", {"include": ["message.output_text.logprobs"], "top_logprobs": 2})):
+            whole = self.post(self.PATH, {"input": text, **more})
+            got = named_events(self.stream(self.PATH, {"input": text, **more})[1])
+            self.assertEqual([e["sequence_number"] for e in got], list(range(len(got))))
+            self.assertEqual([e["type"] for e in got[:2]], ["response.created", "response.in_progress"])
+            final = got[-1]["response"]
+            self.assertEqual(got[-1]["type"], "response.completed" if whole["status"] == "completed" else "response.incomplete")
+
+            def plain(response):
+                items = json.loads(json.dumps(response["output"]))
+                for item in items:
+                    item["id"] = item["call_id"] = None
+                return items, response["status"], response["usage"]
+            self.assertEqual(plain(final), plain(whole))
+            done = [e["item"] for e in got if e["type"] == "response.output_item.done"]
+            self.assertEqual(done, final["output"])
+            for kind in ("output_text", "function_call_arguments", "reasoning_text"):
+                parts = {}
+                for event in got:
+                    if event["type"] == f"response.{kind}.delta":
+                        parts[event["item_id"]] = parts.get(event["item_id"], "") + event["delta"]
+                    elif event["type"] == f"response.{kind}.done":
+                        self.assertEqual(parts.pop(event["item_id"], ""), event.get("text", event.get("arguments")))
+                self.assertEqual(parts, {})
+        # A call and its result as input.
+        items = [{"role": "user", "content": "[say sum]"}, {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
+                 {"type": "function_call_output", "call_id": "c1", "output": "3"}]
+        self.assertEqual(self.post(self.PATH, {"input": items, "tools": self.TOOLS})["output"][0]["content"][0]["text"], "sum")
+
+    def test_errors(self):
+        for body, param in (({}, "input"), ({"input": 3}, "input"), ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+                            ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+                            ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"), ({"input": "x", "background": True}, "background"),
+                            ({"input": "x", "conversation": "c"}, "conversation"), ({"input": "x", "max_output_tokens": 0}, "max_output_tokens")):
+            self.assertEqual(self.post(self.PATH, body, status=400)["error"]["param"], param)
+        got = named_events(self.stream(self.PATH, {"input": "[error]"})[1])
+        self.assertEqual((got[-1]["type"], got[-1]["response"]["status"]), ("response.failed", "failed"))
+
+
+class Ollama(Compat):
+    TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+    def lines(self, path, body):
+        status, headers, data = self.server.request("POST", path, body)
+        self.assertEqual((status, headers["content-type"]), (200, "application/x-ndjson"))
+        return [json.loads(line) for line in data.splitlines()]
+
+    def ask(self, text, **more):
+        return {"model": "fake:latest", "messages": [{"role": "user", "content": text}], **more}
+
+    def test_chat(self):
+        data = self.post("/api/chat", self.ask("[say Hello]", stream=False, options={"num_predict": 3, "num_ctx": 64}))
+        self.assertEqual((data["model"], data["message"], data["done"], data["done_reason"]),
+                         ("fake:latest", {"role": "assistant", "content": "Hel"}, True, "length"))
+        self.assertRegex(data["created_at"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+        self.assertEqual((data["prompt_eval_count"], data["eval_count"]), (30, 3))
+        self.assertGreater(data["total_duration"], 0)
+        lines = self.lines("/api/chat", self.ask("[say Hello]"))  # a stream is the default
+        self.assertEqual("".join(line["message"]["content"] for line in lines), "Hello")
+        self.assertEqual([line["done"] for line in lines], [False] * (len(lines) - 1) + [True])
+        data = self.post("/api/chat", self.ask("[say <think>a</think>b]", stream=False, think=True))
+        self.assertEqual((data["message"]["thinking"], data["message"]["content"]), ("a", "b"))
+        self.assertEqual(self.post("/api/chat", {"model": "fake"})["done_reason"], "load")
+
+    def test_tools(self):
+        data = self.post("/api/chat", self.ask(f"[say {TOOL_TEXT}]", stream=False, tools=self.TOOLS))
+        calls = [c["function"] for c in data["message"]["tool_calls"]]
+        self.assertEqual([(c["name"], c["arguments"]) for c in calls], [("add", {"a": 1}), ("add", {})])
+        lines = self.lines("/api/chat", self.ask(f"[say {TOOL_TEXT}]", tools=self.TOOLS))
+        self.assertEqual([c["function"] for line in lines for c in line["message"].get("tool_calls", [])], calls)
+        body = self.ask("[say ok]", stream=False, tools=self.TOOLS)
+        body["messages"] += [data["message"], {"role": "tool", "tool_name": "add", "content": "3"}]
+        self.assertEqual(self.post("/api/chat", body)["message"]["content"], "ok")
+
+    def test_generate(self):
+        data = self.post("/api/generate", {"model": "fake", "prompt": "[say Hello]", "system": "s", "stream": False})
+        self.assertEqual((data["response"], data["done_reason"]), ("Hello", "stop"))
+        lines = self.lines("/api/generate", {"model": "fake", "prompt": "[say Hello]", "raw": True})
+        self.assertEqual("".join(line["response"] for line in lines), "Hello")
+        self.assertEqual(lines[-1]["prompt_eval_count"], 11)  # no template
+
+    def test_models(self):
+        tags = self.server.json("GET", "/api/tags")[1]["models"]
+        self.assertEqual([m["name"] for m in tags], ["fake:latest"])
+        self.assertEqual([m["name"] for m in self.server.json("GET", "/api/ps")[1]["models"]], ["fake:latest"])
+        show = self.post("/api/show", {"model": "fake"})
+        self.assertIn("messages", show["template"])
+        self.assertEqual(show["capabilities"], ["completion", "tools", "thinking"])
+        self.assertIn("version", self.server.json("GET", "/api/version")[1])
+
+    def test_errors(self):
+        for path, body, word in (("/api/chat", {}, "model"), ("/api/chat", self.ask("x", format="yaml"), "format"),
+                                 ("/api/chat", self.ask("x", options={"temperature": "hot"}), "temperature"),
+                                 ("/api/generate", {"model": "fake", "prompt": "x", "images": ["a"]}, "images"),
+                                 ("/api/generate", {"model": "fake", "prompt": "x", "suffix": "y"}, "fill in")):
+            self.assertIn(word, self.post(path, body, status=400)["error"])
+        self.assertIn("does not exist", self.post("/api/chat", {**self.ask("x"), "model": "no"}, status=404)["error"])
+        self.assertIn("error", self.lines("/api/chat", self.ask("[error]"))[-1])
+
+
+class Llama(Compat):
+    def test_completion(self):
+        data = self.post("/completion", {"prompt": "[say Hello][cached 3]", "n_predict": 4, "return_tokens": True, "cache_prompt": True})
+        timings = data.pop("timings")
+        self.assertEqual(data, {"index": 0, "content": "Hell", "tokens": list(b"Hell"), "id_slot": -1, "stop": True, "tokens_predicted": 4,
+                                "tokens_evaluated": 21, "model": "fake", "prompt": "[say Hello][cached 3]", "truncated": False,
+                                "stop_type": "limit", "stopping_word": "", "has_new_line": False, "tokens_cached": 3})
+        self.assertEqual((timings["cache_n"], timings["prompt_n"], timings["predicted_n"]), (3, 18, 4))
+        self.assertGreater(timings["prompt_ms"], 0)
+        data = self.post("/completion", {"prompt": "[say Hello]", "stop": ["lo"], "repeat_penalty": 1.1, "seed": -1})
+        self.assertEqual((data["content"], data["stop_type"], data["stopping_word"]), ("Hel", "word", "lo"))
+        self.assertEqual(self.post("/completion", {"prompt": "[say Hello]"})["stop_type"], "eos")
+        self.assertEqual(self.post("/completion", {"prompt": "[say Hello]", "n_predict": 0})["content"], "")
+        data = self.post("/completion", {"prompt": "[say Hi]", "n_probs": 2})
+        self.assertEqual([len(p["top_logprobs"]) for p in data["completion_probabilities"]], [2, 2])
+        data = self.post("/completion", {"prompt": ["[say a]", "[say b]"]})
+        self.assertEqual([d["content"] for d in data], ["a", "b"])
+
+    def test_stream(self):
+        got = [json.loads(e) for e in events(self.stream("/completion", {"prompt": "[say Hello]"})[1])]
+        self.assertEqual("".join(e["content"] for e in got), "Hello")
+        self.assertEqual([e["stop"] for e in got], [False] * (len(got) - 1) + [True])
+        self.assertEqual(got[-1]["tokens_predicted"], 5)
+
+    def test_names_on_the_other_routes(self):
+        data = self.post("/v1/completions", {"prompt": "[say Hello]", "n_predict": 2, "timings_per_token": True})
+        self.assertEqual((data["choices"][0]["text"], data["timings"]["predicted_n"]), ("He", 2))
+        self.post("/v1/completions", {"prompt": "x", "cache_prompt": False})
+        self.assertRegex(self.server.engine()["cache_salt"], "^[0-9a-f]{32}$")
+        self.post("/v1/completions", {"prompt": "x", "cache_prompt": True})
+        self.assertEqual(self.server.engine()["cache_salt"], "")
+
+    def test_state(self):
+        props = self.server.json("GET", "/props")[1]
+        self.assertEqual((props["default_generation_settings"]["n_ctx"], props["total_slots"]), (4096, 4))
+        self.assertIn("messages", props["chat_template"])
+        self.assertEqual([s["is_processing"] for s in self.server.json("GET", "/slots")[1]], [False] * 4)
+
+    def test_infill_needs_a_model_for_it(self):
+        for path, body in (("/infill", {"input_prefix": "a", "input_suffix": "b"}), ("/v1/completions", {"prompt": "a", "suffix": "b"})):
+            self.assertEqual(self.post(path, body, status=400)["error"]["param"], "suffix")
+
+
+class Hostile(Compat):
+    """Anything in any field is answered or refused, never a failure of the server."""
+    FIELDS = {
+        "/v1/messages": ["model", "messages", "max_tokens", "system", "tools", "tool_choice", "thinking", "stop_sequences", "stream", "metadata", "top_k"],
+        "/v1/messages/count_tokens": ["messages", "system", "tools", "thinking"],
+        "/v1/responses": ["input", "instructions", "tools", "tool_choice", "text", "reasoning", "previous_response_id", "include", "top_logprobs",
+                          "store", "stream", "max_output_tokens", "chat_template_kwargs"],
+        "/api/chat": ["model", "messages", "tools", "options", "format", "think", "stream", "logprobs", "top_logprobs"],
+        "/api/generate": ["model", "prompt", "suffix", "system", "raw", "options", "format", "think", "context", "logprobs"],
+        "/api/show": ["model", "name"],
+        "/completion": ["prompt", "n_predict", "logit_bias", "n_probs", "cache_prompt", "stop", "seed", "repeat_penalty", "stream"],
+        "/infill": ["input_prefix", "input_suffix", "input_extra", "prompt"],
+    }
+    BASE = {
+        "/v1/messages": {"max_tokens": 4, "messages": [{"role": "user", "content": "x"}]},
+        "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
+        "/v1/responses": {"input": "x", "max_output_tokens": 4},
+        "/api/chat": {"model": "fake", "messages": [{"role": "user", "content": "x"}], "options": {"num_predict": 4}},
+        "/api/generate": {"model": "fake", "prompt": "x", "options": {"num_predict": 4}},
+        "/api/show": {"model": "fake"},
+        "/completion": {"prompt": "x", "n_predict": 4},
+        "/infill": {"input_prefix": "a"},
+    }
+    VALUES = [None, True, False, 0, 1, -1, 2**40, 0.5, -1e308, "", "x", "\u0000", [], [[]], [None], [1, "a"], [{}], {}, {"a": 1}, {"type": "x"},
+              [{"type": "text"}], [{"type": "tool_result"}], [{"type": "function_call"}], [{"role": "user"}], [{"role": "user", "content": []}],
+              [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}],
+              [{"role": "assistant", "content": "x", "tool_calls": [{}]}], {"format": {"type": "json_schema"}}, {"effort": 3}, "auto"]
+
+    def test_every_field_with_every_value(self):
+        count = 0
+        for path, fields in self.FIELDS.items():
+            for field in fields:
+                for value in self.VALUES:
+                    status, _, data = self.server.request("POST", path, {**self.BASE[path], field: value})
+                    self.assertIn(status, (200, 400, 404), (path, field, value, data))
+                    count += 1
+        self.assertGreater(count, 1500)
+
+    def test_random_nesting(self):
+        rng = random.Random(3)
+
+        def value(depth):
+            kind = rng.randrange(8 if depth else 5)
+            if kind < 5:
+                return rng.choice(self.VALUES)
+            if kind < 7:
+                keys = ["type", "role", "content", "text", "name", "input", "id", "tool_use_id", "function", "arguments", "parameters", "output"]
+                return {rng.choice(keys): value(depth - 1) for _ in range(rng.randrange(5))}
+            return [value(depth - 1) for _ in range(rng.randrange(4))]
+        for _ in range(1500):
+            path = rng.choice(list(self.FIELDS))
+            body = dict(self.BASE[path])
+            for _ in range(rng.randint(1, 3)):
+                body[rng.choice(self.FIELDS[path])] = value(4)
+            status, _, data = self.server.request("POST", path, body)
+            self.assertIn(status, (200, 400, 404), (path, body, data))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
