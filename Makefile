@@ -29,9 +29,9 @@ export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
-build: ## install missing packages, build build/release/tokamak
+build: ## install missing packages, build build/release/tokamak; CUDA=1 compiles and embeds the CUDA kernels (needs nvcc)
 	@tools/install_deps.sh build
-	$(call configure,release,-DTK_TESTS=OFF)
+	$(call configure,release,-DTK_TESTS=OFF -DTK_CUDA=$(if $(filter 1,$(CUDA)),ON,OFF))
 	@cmake --build --preset release -j $(JOBS) --target tokamak
 
 serve: build ## build, download the model once, serve it: MODEL=name|path PORT=8000 HOST=127.0.0.1

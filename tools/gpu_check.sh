@@ -4,7 +4,7 @@
 #   tools/gpu_check.sh backend           tests of the cuda backend on the device, and the speed of its ops
 #   tools/gpu_check.sh cuda [part ...]   tests and measures the CUDA kernels (tests/cuda/decode_bench.cc)
 # The first two forms need g++ (C++20), cmake, ninja there, and .deps/amd64 from tools/fetch_amd64_deps.sh beside the sources; the second
-# also build/cubin from tools/build_kernels.sh and the folder of tools/tiny_models.py in build/tiny_models. The third needs g++ alone, fmt's headers (CPATH), and the kernels in build/cubin from tools/build_kernels.sh.
+# also build/cubin from tools/build_kernels.sh and the folder of tools/tiny_models.py in build/tiny_models and the models of the test cuda_stream in build/stream_models. The third needs g++ alone, fmt's headers (CPATH), and the kernels in build/cubin from tools/build_kernels.sh.
 # Everything is done in build/gpu-check; what earlier calls built there is used again.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -71,18 +71,18 @@ cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTK_KERNELS_ONLY=$ke
 
 step build
 targets=()
-[ "$what" = backend ] && targets=(--target op_tests cuda_models_test cuda_engine_test tokamak)
+[ "$what" = backend ] && targets=(--target op_tests cuda_models_test cuda_engine_test cuda_stream_test tokamak)
 cmake --build "$build" "${targets[@]}" >"$build/build.log" 2>&1 || { grep -E -A8 'FAILED|error' "$build/build.log" | head -n 60; fail build; }
 tail -n 1 "$build/build.log"
 
 status=0
 if [ "$what" = backend ]; then
-  export TOKAMAK_TEST_GPU=1 TOKAMAK_CUDA_KERNELS="$top/build/cubin" TOKAMAK_TINY_MODELS="$top/build/tiny_models"
+  export TOKAMAK_TEST_GPU=1 TOKAMAK_CUDA_KERNELS="$top/build/cubin" TOKAMAK_TINY_MODELS="$top/build/tiny_models" TOKAMAK_STREAM_MODELS="$top/build/stream_models"
   step devices
   "$build/tokamak" inspect --devices || status=1
   step ops
   timeout 120 "$build/tests/ops/op_tests" --backend cuda || status=1
-  for name in models engine; do
+  for name in models stream engine; do
     step "$name"
     timeout 200 "$build/tests/cuda_backend/cuda_${name}_test" --gtest_brief=1 || status=1
   done

@@ -42,6 +42,7 @@ class CudaModels : public testing::TestWithParam<std::string> {
   }
   // The error of all logits against ref with the same options.
   double error(RunnerOptions options) {
+    if (options.storage.empty()) options.storage = "f32";
     options.backend = "ref";
     ModelRunner ref(path_, options);
     options.backend = "cuda";
@@ -79,14 +80,14 @@ TEST_P(CudaModels, LogitsAreThoseOfTheReference) {
 }
 
 TEST_P(CudaModels, GreedyTokensAreThoseOfTheReference) {
-  ModelRunner ref(path_, {}), cuda(path_, {.backend = "cuda"});
+  ModelRunner ref(path_, {}), cuda(path_, {.backend = "cuda", .storage = "f32"});
   int count = on_gpu() ? 16 : 8;
   EXPECT_EQ(cuda.greedy(0, ids_, count), ref.greedy(0, ids_, count));
 }
 
 TEST_P(CudaModels, LogitBitsDoNotDependOnBatching) {
   if (!on_gpu() && GetParam() != "llama" && GetParam() != "gemma3") return;
-  ModelRunner runner(path_, {.backend = "cuda", .kv_dtype = DType::kF16});
+  ModelRunner runner(path_, {.backend = "cuda", .storage = "f32", .kv_dtype = DType::kF16});
   auto whole = runner.all_logits(0, ids_, 64);
   EXPECT_EQ(runner.all_logits(1, ids_, 5), whole) << "chunks of 5";
   for (size_t i = 0; i < ids_.size(); ++i)

@@ -1,6 +1,7 @@
 #pragma once
 // Attention of one warp over groups of a few cached positions: the query heads that share a
-// key/value head against keys and values in shared memory, with a running softmax.
+// key/value head against keys and values in shared memory, with a running softmax. Queries, keys
+// and values are bf16 or, where `half` is set, f16; both are handled as 16-bit words.
 #include "backend/cuda/decode_program.h"
 #include "backend/cuda/device.cuh"
 
@@ -22,9 +23,10 @@ class AttendWarp {
   static constexpr int kSteps = kHead / 32;
   static_assert(kGroup <= kMaxGroup && (kGroup & (kGroup - 1)) == 0);
 
-  // queries: bf16 [heads, kHead] in shared memory.
-  __device__ AttendWarp(const Bf16* queries, int heads, float scale, AttendScratch* scratch)
-      : scale_(scale * 1.44269504f), scratch_(scratch) {
+  // queries: [heads, kHead] in shared memory.
+  __device__ AttendWarp(const uint16_t* queries, int heads, float scale, AttendScratch* scratch,
+                        bool half)
+      : half_(half), scale_(scale * 1.44269504f), scratch_(scratch) {
     lane_ = threadIdx.x % 32;
     const uint4* row = reinterpret_cast<const uint4*>(queries + (lane_ / 4) * kHead);
 #pragma unroll
@@ -37,28 +39,11 @@ class AttendWarp {
   }
 
   // Keys and values of kGroupPositions positions, `stride` elements apart; the first `valid` count.
-  __device__ void add(const Bf16* keys, const Bf16* values, int stride, int valid) {
-    float score[4] = {}, more[4] = {};
-    const uint4* row = reinterpret_cast<const uint4*>(keys + (lane_ / 4) * stride);
-#pragma unroll
-    for (int j = 0; j < kSteps; ++j) {
-      uint4 k = row[j * 4 + lane_ % 4], q = queries_[j];
-      mma_low_rows(score, q.x, q.y, k.x, k.y);
-      mma_low_rows(more, q.z, q.w, k.z, k.w);
-    }
-    uint2 v[kGroupPositions];  // before the weights: they need not wait for them
-#pragma unroll
-    for (int p = 0; p < kGroupPositions; ++p) v[p] = load_dims(values + p * stride, p < valid);
-    weigh(score[0] + more[0], score[1] + more[1], valid);
-#pragma unroll
-    for (int h = 0; h < kGroup; ++h) {
-      float rescale = scratch_->rescale[h];
-#pragma unroll
-      for (int d = 0; d < kDims; ++d) sums_[h][d] *= rescale;
-    }
-#pragma unroll
-    for (int p = 0; p < kGroupPositions; ++p) add_position(v[p], p);
-    __syncwarp();
+  __device__ void add(const uint16_t* keys, const uint16_t* values, int stride, int valid) {
+    if (half_)
+      add_as<true>(keys, values, stride, valid);
+    else
+      add_as<false>(keys, values, stride, valid);
   }
 
   // Base-2 logarithm of the largest score, sum of the weights relative to it; for head lane / 4.
@@ -80,6 +65,32 @@ class AttendWarp {
   }
 
  private:
+  template <bool kHalf>
+  __device__ __forceinline__ void add_as(const uint16_t* keys, const uint16_t* values, int stride,
+                                         int valid) {
+    float score[4] = {}, more[4] = {};
+    const uint4* row = reinterpret_cast<const uint4*>(keys + (lane_ / 4) * stride);
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) {
+      uint4 k = row[j * 4 + lane_ % 4], q = queries_[j];
+      mma_low_rows<kHalf>(score, q.x, q.y, k.x, k.y);
+      mma_low_rows<kHalf>(more, q.z, q.w, k.z, k.w);
+    }
+    uint2 v[kGroupPositions];  // before the weights: they need not wait for them
+#pragma unroll
+    for (int p = 0; p < kGroupPositions; ++p) v[p] = load_dims(values + p * stride, p < valid);
+    weigh(score[0] + more[0], score[1] + more[1], valid);
+#pragma unroll
+    for (int h = 0; h < kGroup; ++h) {
+      float rescale = scratch_->rescale[h];
+#pragma unroll
+      for (int d = 0; d < kDims; ++d) sums_[h][d] *= rescale;
+    }
+#pragma unroll
+    for (int p = 0; p < kGroupPositions; ++p) add_position<kHalf>(v[p], p);
+    __syncwarp();
+  }
+
   // Scores -> weights in scratch. This lane has head lane / 4 at positions 2 * (lane % 4) and next.
   __device__ void weigh(float a, float b, int valid) {
     int first = lane_ % 4 * 2;
@@ -102,7 +113,7 @@ class AttendWarp {
     __syncwarp();
   }
   // Two or four dimensions; zero for what does not count, whatever memory holds there.
-  __device__ uint2 load_dims(const Bf16* values, bool counts) const {
+  __device__ uint2 load_dims(const uint16_t* values, bool counts) const {
     uint2 v;
     if constexpr (kDims == 4)
       v = reinterpret_cast<const uint2*>(values)[lane_];
@@ -110,9 +121,10 @@ class AttendWarp {
       v = make_uint2(reinterpret_cast<const uint32_t*>(values)[lane_], 0);
     return counts ? v : make_uint2(0, 0);
   }
+  template <bool kHalf>
   __device__ void add_position(uint2 packed, int p) {
     static_assert(kDims == 2 || kDims == 4);
-    float2 low = unpack2(packed.x), high = unpack2(packed.y);
+    float2 low = unpack2<kHalf>(packed.x), high = unpack2<kHalf>(packed.y);
     const float v[4] = {low.x, low.y, high.x, high.y};
 #pragma unroll
     for (int h = 0; h < kGroup; ++h) {
@@ -123,6 +135,7 @@ class AttendWarp {
   }
 
   int lane_;
+  bool half_;
   float scale_, peak_ = -INFINITY, mass_ = 0;
   AttendScratch* scratch_;
   uint4 queries_[kSteps];

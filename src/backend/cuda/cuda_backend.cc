@@ -14,6 +14,8 @@ class CudaBackend final : public Backend {
   std::string_view name() const override { return "cuda"; }
   std::string isa() const override { return "sm_80"; }
   std::span<const KernelDesc> kernels() const override { return kernels_; }
+  // 16-bit products run on tensor cores at full speed; sums and logits stay f32.
+  StorageWish storage() const override { return {.activations = DType::kBF16}; }
   std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                    const LoadOptions& options) override {
     return std::make_unique<cuda::CudaExecutable>(plans, weights, options);

@@ -70,11 +70,11 @@ class DecodeAttend {
   __device__ void stage_head(int task, const uint32_t* raw) {
     const bool query = task < group_, key = task == group_;
     const void* gains = query ? in_.gains : key ? in_.gains_k : nullptr;
-    Bf16* to =
+    uint16_t* to =
         query ? mine_.queries[work_.sequence][task] : mine_.fresh[work_.sequence][key ? 0 : 1];
-    Bf16* cache = nullptr;
+    uint16_t* cache = nullptr;
     if (!query)
-      cache = static_cast<Bf16*>(const_cast<void*>(key ? in_.weights : in_.values)) +
+      cache = static_cast<uint16_t*>(const_cast<void*>(key ? in_.weights : in_.values)) +
               cache_offset(t_.launch, work_.sequence, t_.shared.position[work_.sequence],
                            work_.head, C::kHead);
     float value[2 * kPairs], squares = 0, inverse = 1;
@@ -93,8 +93,8 @@ class DecodeAttend {
       }
       float2 turn = make_float2(1, 0);
       if (query || key) turn = t_.shared.rope[work_.sequence][t_.lane * kPairs + j / 2];
-      Bf16 x = __float2bfloat16(a * turn.x - b * turn.y);
-      Bf16 y = __float2bfloat16(b * turn.x + a * turn.y);
+      uint16_t x = round16(a * turn.x - b * turn.y, t_.launch.cache_f16);
+      uint16_t y = round16(b * turn.x + a * turn.y, t_.launch.cache_f16);
       to[dim(j)] = x;
       to[dim(j + 1)] = y;
       if (!cache) continue;
@@ -108,16 +108,17 @@ class DecodeAttend {
   __device__ void attend() {
     const int sequence = work_.active ? work_.sequence : 0;
     AttendWarp<C::kHead, C::kGroup> warp(mine_.queries[sequence][0], group_, t_.launch.score_scale,
-                                         &mine_.scratch[t_.warp]);
+                                         &mine_.scratch[t_.warp], t_.launch.cache_f16);
     const bool last = work_.active && work_.split == 0 && work_.rank == work_.team - 1;
 #pragma unroll 1
     for (int tile = 0; tile < work_.tiles + (last ? 1 : 0); ++tile) {
       const bool cached = tile < work_.tiles;
       const int group = work_.group(tile);
       if (!cached || group < work_.groups) {
-        const Bf16* keys =
-            cached ? reinterpret_cast<const Bf16*>(t_.wait_chunk()) : mine_.fresh[sequence][0];
-        const Bf16* values = cached ? keys + kGroupPositions * C::kHead : mine_.fresh[sequence][1];
+        const uint16_t* keys =
+            cached ? reinterpret_cast<const uint16_t*>(t_.wait_chunk()) : mine_.fresh[sequence][0];
+        const uint16_t* values =
+            cached ? keys + kGroupPositions * C::kHead : mine_.fresh[sequence][1];
         int left = t_.shared.position[sequence] - group * kGroupPositions;
         warp.add(keys, values, cached ? C::kHead : 0, cached ? min(kGroupPositions, left) : 1);
         if (cached) t_.ring.release();

@@ -69,7 +69,7 @@ template <class C>
 struct alignas(128) AttentionShared {
   RingStorage<C> ring;
   Numbering numbering;
-  alignas(16) Bf16 queries[kMaxGroup][C::kHead];
+  alignas(16) uint16_t queries[kMaxGroup][C::kHead];  // of the cache's type
   AttendScratch scratch[C::kWarps];
   float peak[kMaxGroup][C::kWarps], mass[kMaxGroup][C::kWarps];
   // then float sums[warp][head][C::kHead] for the heads of a group
@@ -101,8 +101,8 @@ __device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, in
                       position(done) % l.page_size) *
                      C::kHead;
       page = page_at(done + C::kWarps);  // of the next tile: not waited for here
-      const Bf16 *keys = static_cast<const Bf16*>(l.keys) + from,
-                 *values = static_cast<const Bf16*>(l.values) + from;
+      const uint16_t *keys = static_cast<const uint16_t*>(l.keys) + from,
+                     *values = static_cast<const uint16_t*>(l.values) + from;
       ring.tile(has, 2 * kBytes, [&](uint32_t to, uint32_t barrier) {
         bulk_copy(to, keys, kBytes, barrier);
         bulk_copy(to + kBytes, values, kBytes, barrier);
@@ -155,17 +155,24 @@ class AttentionConsumer {
         (static_cast<int64_t>(s.sequence) * l_.heads + s.head * group_) * C::kHead);
     uint4* to = reinterpret_cast<uint4*>(shared_.queries);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < group_ * C::kHead / 8; i += C::kConsumers)
-      to[i] = __ldg(from + i);
+    for (int i = threadIdx.x; i < group_ * C::kHead / 8; i += C::kConsumers) {
+      uint4 v = __ldg(from + i);
+      if (l_.cache_f16) v = make_uint4(to_half(v.x), to_half(v.y), to_half(v.z), to_half(v.w));
+      to[i] = v;
+    }
+  }
+  __device__ static uint32_t to_half(uint32_t two) {
+    const float2 v = unpack2(two);
+    return round16(v.x, true) | static_cast<uint32_t>(round16(v.y, true)) << 16;
   }
   __device__ void attend(const Segment& s) {
     AttendWarp<C::kHead, C::kGroup> warp(shared_.queries[0], group_, l_.scale,
-                                         &shared_.scratch[warp_]);
+                                         &shared_.scratch[warp_], l_.cache_f16);
     int length = l_.lengths[s.sequence];
 #pragma unroll 1
     for (int done = 0; done < s.count; done += C::kWarps) {
       if (done + warp_ < s.count) {
-        const Bf16* keys = reinterpret_cast<const Bf16*>(ring_.wait());
+        const uint16_t* keys = reinterpret_cast<const uint16_t*>(ring_.wait());
         int valid = length - (s.group + done + warp_) * kGroupPositions;
         warp.add(keys, keys + kGroupPositions * C::kHead, C::kHead, min(valid, kGroupPositions));
         ring_.release();
@@ -213,6 +220,7 @@ __device__ void attention_parts(const AttentionLaunch& l) {
   auto& shared = *reinterpret_cast<AttentionShared<C>*>(memory);
   if (threadIdx.x == 0) shared.ring.init();
   if (threadIdx.x / 32 == C::kWarps) shared.numbering.make(l);
+  wait_for_earlier();
   __syncthreads();
   int64_t at = shared.numbering.begin_of(l, blockIdx.x);
   int64_t end = shared.numbering.begin_of(l, blockIdx.x + 1);
@@ -227,6 +235,7 @@ template <int kHead>
 __device__ void attention_join(const AttentionLaunch& l) {
   __shared__ Numbering n;
   if (threadIdx.x / 32 == 0) n.make(l);
+  wait_for_earlier();
   __syncthreads();
   int pair = blockIdx.x, sequence = pair / l.kv_heads, group = l.heads / l.kv_heads;
   int64_t count = (n.first[sequence + 1] - n.first[sequence]) / l.kv_heads;

@@ -10,7 +10,7 @@ constexpr int kAttentionMaxBatch = 1024;
 
 struct AttentionLaunch {
   const void* queries;     // bf16 [batch, heads, head_dim]
-  const void* keys;        // bf16 [page, kv head, slot, head_dim]
+  const void* keys;        // [page, kv head, slot, head_dim]
   const void* values;      // like keys
   const int32_t* pages;    // [batch, page_stride]
   const int32_t* lengths;  // [batch]: positions to attend to
@@ -20,6 +20,7 @@ struct AttentionLaunch {
   int32_t blocks;     // of the first kernel
   int32_t in_flight;  // quarters of tiles that may be loading at a time
   float scale;
+  uint32_t cache_f16;  // keys and values are f16 instead of bf16
 };
 
 // Rows of AttentionLaunch::partials. Block c and the p-th (sequence, kv head) pair share row c + p.

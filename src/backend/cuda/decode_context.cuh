@@ -86,8 +86,8 @@ struct alignas(16) MatvecShared {
 // What kAttend keeps in the same memory.
 template <class C>
 struct alignas(16) AttendShared {
-  Bf16 queries[C::kBatch][kMaxGroup][C::kHead];
-  Bf16 fresh[C::kBatch][2][C::kHead];  // key and value of the new position
+  uint16_t queries[C::kBatch][kMaxGroup][C::kHead];  // of the cache's type
+  uint16_t fresh[C::kBatch][2][C::kHead];            // key and value of the new position
   AttendScratch scratch[C::kWarps];
   float peak[kMaxGroup][C::kWarps], mass[kMaxGroup][C::kWarps];
   // then float sums[warp][head][C::kHead] for the heads of a group

@@ -34,12 +34,16 @@ class DecodeProducer {
     MatvecWork work(in, block, blocks, consumer());
     const auto bytes = static_cast<uint32_t>(decode_chunk_bytes(in.type, work.width));
     const bool rows = in.type == DecodeWeight::kBf16, parts_outside = work.part_major<C>(in);
+    // Gate and up in matrices of their own: every second consumer reads the other one.
+    const bool split = rows && in.values;
     // Of one tile and part, in bytes from chunk to chunk, part to part and tile to tile.
     const int64_t chunk = rows ? static_cast<int64_t>(in.width) * 2 : bytes;
     const int64_t part =
         rows ? static_cast<int64_t>(bytes) : static_cast<int64_t>(bytes) * C::kWarps;
-    const int64_t tile = rows ? chunk * C::kWarps : part * work.parts;
-    const char* start = static_cast<const char*>(in.weights) + block * tile + consumer() * chunk;
+    const int64_t tile = rows ? chunk * (C::kWarps >> split) : part * work.parts;
+    const void* weights = split && consumer() % 2 ? in.values : in.weights;
+    const char* start =
+        static_cast<const char*>(weights) + block * tile + (consumer() >> split) * chunk;
     const int inner = parts_outside ? work.tiles : work.parts;
     const int64_t next_tile = tile * blocks;
     const int64_t inner_step = parts_outside ? next_tile : part;
@@ -74,8 +78,8 @@ class DecodeProducer {
       int64_t from = 0;
       if (has)
         from = cache_offset(launch_, work.sequence, group * kGroupPositions, work.head, C::kHead);
-      const Bf16 *keys = static_cast<const Bf16*>(in.weights) + from,
-                 *values = static_cast<const Bf16*>(in.values) + from;
+      const uint16_t *keys = static_cast<const uint16_t*>(in.weights) + from,
+                     *values = static_cast<const uint16_t*>(in.values) + from;
       if (!ring_.tile(has, 2 * kBytes, [&](uint32_t to, uint32_t barrier) {
             bulk_copy(to, keys, kBytes, barrier);
             bulk_copy(to + kBytes, values, kBytes, barrier);

@@ -58,7 +58,8 @@ struct DecodeInstruction {
   DecodeWeight type;
   uint16_t parts;         // kMatvec: equal parts of the width, see decode_parts()
   const void* weights;    // kMatvec: see `type`. kAttend: keys, [page, kv head, slot, d]
-  const void* values;     // kMatvec: float [rows] of kFp8. kAttend: values, laid out like the keys
+  const void* values;     // kMatvec: float [rows] of kFp8; kBf16 and kGated: the rows of up, where
+                          // `weights` has those of gate alone. kAttend: values, like the keys
   const void* gains;      // kMatvec: bf16 [width]. kAttend: bf16 [d] of the queries, or null
   const void* gains_k;    // kAttend: bf16 [d] of the keys, or null
   const void* bias;       // kMatvec: bf16 [rows], or null
@@ -135,6 +136,7 @@ struct DecodeLaunch {
   int32_t hidden, heads, kv_heads, page_size, vocab;
   float eps, score_scale, rope_scale;
   uint32_t rope_interleaved;  // pairs are (2i, 2i+1) instead of (i, i + d/2)
+  uint32_t cache_f16;         // keys and values are f16 instead of bf16
 };
 
 }  // namespace tokamak::cuda

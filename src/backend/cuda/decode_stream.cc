@@ -171,6 +171,7 @@ std::vector<DecodeInstruction> make_decode_program(const DecoderShape& s, const 
     matvec(kAddResidual, layer.out, 0, heads_width, s.hidden, attention, after_attention, l, l);
     matvec(kNormInput | kGated, layer.gate_up, layer.mlp_gains, s.hidden, 2 * s.mlp,
            after_attention, values(layout.activated), l, l);
+    if (layer.up) program.back().values = at<void>(layer.up);
     matvec(kAddResidual, layer.down, 0, s.mlp, s.hidden, values(layout.activated), after_mlp, l, l);
   }
   matvec(kNormInput | kToLogits, w.head, w.final_gains, s.hidden, s.vocab, after_mlp, nullptr,
@@ -233,24 +234,26 @@ void DecodeStream::restart() {
 }
 
 void DecodeStream::launch(Handle stream, DeviceAddress pages, int page_stride,
-                          std::span<const DecodeSampling> sampling, DeviceAddress profile) {
+                          std::span<const DecodeSampling> sampling, DeviceAddress profile,
+                          const DecodeStep& step) {
   const int batch = static_cast<int>(sampling.size());
   TK_CHECK(batch >= 1 && batch <= max_batch_);
-  if (batch > last_batch_ && step_ > 0) {  // values of more sequences may be in any phase
+  // Values of more sequences may be in the other phase, unless every step ends in the same one.
+  if (batch > last_batch_ && step_ > 0 && shape_.layers % 2 != 0) {
     check(driver().stream_wait(stream), "running decode steps");
     restart();
   }
   last_batch_ = batch;
   DecodeLaunch launch{};
-  launch.state = state_.as<DecodeState>();
-  launch.embedding = at<void>(weights_.embedding);
+  launch.state = step.state ? at<DecodeState>(step.state) : state_.as<DecodeState>();
+  launch.embedding = at<void>(step.embedding ? step.embedding : weights_.embedding);
   launch.pages = at<int32_t>(pages);
   launch.page_stride = page_stride;
   launch.batch = batch;
   launch.frequencies = at<float>(weights_.frequencies);
   launch.partials = workspace_.as<TaggedPair>(layout_.partials);
   launch.candidates = workspace_.as<TaggedPair>(layout_.candidates);
-  launch.logits = workspace_.as<float>(layout_.logits);
+  launch.logits = step.logits ? at<float>(step.logits) : workspace_.as<float>(layout_.logits);
   launch.profile = at<unsigned long long>(profile);
   launch.timeout_ns = static_cast<unsigned long long>(timeout_ms_) * 1'000'000;
   std::copy(sampling.begin(), sampling.end(), launch.sampling);
@@ -264,9 +267,12 @@ void DecodeStream::launch(Handle stream, DeviceAddress pages, int page_stride,
   launch.page_size = shape_.page_size;
   launch.vocab = shape_.vocab;
   launch.eps = shape_.eps;
-  launch.score_scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+  launch.score_scale = shape_.score_scale > 0
+                           ? shape_.score_scale
+                           : 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   launch.rope_scale = shape_.rope_scale;
   launch.rope_interleaved = shape_.rope_interleaved;
+  launch.cache_f16 = shape_.cache_f16;
   const Kernel &layers = layers_[batch > 1], &head = head_[batch > 1];
   const int last = instructions_ - 1;
   if (layers.function == head.function) {
@@ -292,15 +298,20 @@ std::vector<DecodeState> DecodeStream::finish(Handle stream) {
   check(driver().stream_wait(stream), "running decode steps");
   std::vector<DecodeState> states(static_cast<size_t>(std::max(1, last_batch_)));
   state_.read(states.data(), states.size() * sizeof(DecodeState));
-  if (states[0].error) {
-    uint32_t instruction = states[0].error - 1;
+  const DecodeState first = states[0];
+  if (first.error) {
     states[0].error = 0;
     state_.write(states.data(), sizeof(DecodeState));
-    restart();
-    fail(ErrorCode::kInternal, "a decode step waited {} ms for the input of instruction {} of {}",
-         timeout_ms_, instruction, instructions_);
   }
+  check_step(first);
   return states;
+}
+
+void DecodeStream::check_step(const DecodeState& first) {
+  if (!first.error) return;
+  restart();
+  fail(ErrorCode::kInternal, "a decode step waited {} ms for the input of instruction {} of {}",
+       timeout_ms_, first.error - 1, instructions_);
 }
 
 std::vector<float> DecodeStream::logits(int sequence) const {

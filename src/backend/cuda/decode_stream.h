@@ -15,6 +15,8 @@ struct DecoderShape {
   int page_size = 16;
   float eps = 1e-5f, rope_scale = 1;
   bool rope_interleaved = false;
+  bool cache_f16 = false;  // keys and values are f16 instead of bf16
+  float score_scale = 0;   // 0: 1 / sqrt(head_dim)
   int qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
 };
 
@@ -30,7 +32,8 @@ struct LayerWeights {
   DeviceAddress attention_gains, mlp_gains, query_gains, key_gains, qkv_bias;
   DecodeMatrix qkv;            // [qkv_rows, hidden]: queries, keys, values
   DecodeMatrix out;            // [hidden, heads * head_dim]
-  DecodeMatrix gate_up;        // [2 * mlp, hidden]: gate and up in alternating rows
+  DecodeMatrix gate_up;        // [2 * mlp, hidden]: gate and up in alternating rows, or
+  DeviceAddress up;            // of bf16: [mlp, hidden], where gate_up has the gates alone; else 0
   DecodeMatrix down;           // [hidden, mlp]
   DeviceAddress keys, values;  // cache, [page, kv head, slot, head_dim]
 };
@@ -67,6 +70,13 @@ std::vector<DecodeInstruction> make_decode_program(const DecoderShape& shape,
                                                    const DecodeWorkspace& workspace,
                                                    DeviceAddress workspace_at);
 
+// What a step reads and writes; 0: what the stream itself has.
+struct DecodeStep {
+  DeviceAddress state = 0;      // DecodeState [batch]
+  DeviceAddress embedding = 0;  // bf16, a row for each DecodeState::token
+  DeviceAddress logits = 0;     // float [batch, vocab]
+};
+
 // One model on one device. Steps run in the order of their launches; the token that a step chooses
 // for a sequence is the sequence's input of the next.
 class DecodeStream {
@@ -80,12 +90,17 @@ class DecodeStream {
   void set_state(int sequence, int32_t token, int32_t position);
   // A step of sampling.size() sequences: one launch, or two where the head has another type than
   // the layers. pages: their page tables, `page_stride` apart.
-  // Asynchronous unless there are more sequences than in the step before. profile:
-  // [blocks, instructions, kProfileFields] ticks, or 0.
+  // Asynchronous unless there are more sequences than in the step before and an odd number of
+  // layers. profile: [blocks, instructions, kProfileFields] ticks, or 0.
   void launch(Handle stream, DeviceAddress pages, int page_stride,
-              std::span<const DecodeSampling> sampling, DeviceAddress profile = 0);
-  // Waits; throws kInternal when a step gave up, and makes the stream usable again.
+              std::span<const DecodeSampling> sampling, DeviceAddress profile = 0,
+              const DecodeStep& step = {});
+  // Waits for steps with the stream's own states; throws as check_step().
   std::vector<DecodeState> finish(Handle stream);
+  // `first`: the state of the first sequence after the last step, which is done. Throws kInternal
+  // when it gave up, and makes the stream usable again.
+  void check_step(const DecodeState& first);
+  uint64_t bytes() const { return workspace_.bytes() + state_.bytes(); }
   std::vector<float> logits(int sequence) const;
   void set_timeout_ms(int ms) { timeout_ms_ = ms; }
   // Tests: the readers of an instruction then wait for values that never come. -1: no more.

@@ -1,10 +1,12 @@
 #pragma once
 // What the kernels share: barriers and bulk copies of Hopper, tagged values, small arithmetic.
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 
 #include "backend/cuda/decode_program.h"
+#include "backend/cuda/ops/simt.cuh"
 
 namespace tokamak::cuda {
 
@@ -120,17 +122,18 @@ __device__ __forceinline__ unsigned long long now_ns() {
 
 // --- arithmetic
 
+// Two bf16, or f16 where kHalf.
+template <bool kHalf = false>
 __device__ __forceinline__ float2 unpack2(uint32_t v) {
+  if constexpr (kHalf) return __half22float2(*reinterpret_cast<const __half2*>(&v));
   return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
+}
+__device__ __forceinline__ uint16_t round16(float v, bool half) {
+  return half ? __half_as_ushort(__float2half_rn(v)) : __bfloat16_as_ushort(__float2bfloat16(v));
 }
 __device__ __forceinline__ uint32_t pack2(float a, float b) {
   __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
   return *reinterpret_cast<uint32_t*>(&v);
-}
-__device__ __forceinline__ float warp_sum(float v) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(kAllLanes, v, d);
-  return v;
 }
 // c[16x8] += a[16x16] * b[16x8]. A lane has rows lane / 4 (a0, a2) and lane / 4 + 8 (a1, a3) of a
 // and column lane / 4 of b; the order of the 16 inner elements does not matter as long as both
@@ -149,9 +152,17 @@ __device__ __forceinline__ void mma_int8(int (&c)[4], uint4 a, uint32_t b0, uint
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-// Rows 8 to 15 of a are zero.
+// Rows 8 to 15 of a are zero. kHalf: f16 instead of bf16.
+template <bool kHalf = false>
 __device__ __forceinline__ void mma_low_rows(float (&c)[4], uint32_t a0, uint32_t a2, uint32_t b0,
                                              uint32_t b1) {
+  if constexpr (kHalf) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(0u), "r"(a2), "r"(0u), "r"(b0), "r"(b1));
+    return;
+  }
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

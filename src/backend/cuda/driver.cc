@@ -58,6 +58,7 @@ DriverCalls load_driver() {
   find(calls.function_get, "cuFuncGetAttribute");
   find(calls.blocks_per_multiprocessor, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
   find(calls.launch, "cuLaunchKernel");
+  find(calls.launch_ex, "cuLaunchKernelEx");
   find(calls.launch_cooperative, "cuLaunchCooperativeKernel");
   find(calls.stream_create, "cuStreamCreate");
   find(calls.stream_destroy, "cuStreamDestroy_v2");
@@ -107,6 +108,8 @@ void use_driver(const DriverCalls* calls) {
   replaced = nullptr;
   if (calls) replaced = &started(*calls);
 }
+
+bool driver_is_replaced() { return replaced != nullptr; }
 
 std::string driver_text() {
   int version = 0;

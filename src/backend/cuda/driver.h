@@ -13,6 +13,23 @@ namespace tokamak::cuda {
 using DeviceAddress = unsigned long long;
 using Handle = void*;  // context, module, function, stream, event
 
+// CUlaunchAttribute and CUlaunchConfig: a launch that may start before those before it are done.
+struct LaunchAttribute {
+  static constexpr int kProgrammaticSerialization = 6;
+  int id = kProgrammaticSerialization;
+  int padding = 0;
+  union {
+    int allowed = 1;
+    char bytes[64];
+  };
+};
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  Handle stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
 struct DriverCalls {
   int (*init)(unsigned);
   int (*driver_version)(int*);
@@ -45,6 +62,7 @@ struct DriverCalls {
   int (*blocks_per_multiprocessor)(int*, Handle, int, size_t);
   int (*launch)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                 Handle, void**, void**);
+  int (*launch_ex)(const LaunchConfig*, Handle, void**, void**);
   int (*launch_cooperative)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                             unsigned, Handle, void**);
   int (*stream_create)(Handle*, unsigned);
@@ -67,6 +85,7 @@ struct DriverCalls {
 const DriverCalls& driver();
 // Tests: replaces the driver of this machine, which then is not loaded; nullptr: back to it.
 void use_driver(const DriverCalls* calls);
+bool driver_is_replaced();
 // Throws when a call of the driver failed. `what` says what was tried.
 void check(int result, std::string_view what);
 

@@ -1,7 +1,10 @@
 // Launches of append and attend.
 #include <algorithm>
+#include <bit>
 
+#include "backend/cuda/decode_program.h"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/paged_attention.h"
 #include "base/error.h"
 #include "ops/attend.h"
 
@@ -13,12 +16,18 @@ enum AttendInput : size_t { kQuery, kState, kView, kPos, kSeq, kSlot, kQStart, k
 // Rows times heads from which on the GPU is busy without splitting sequences.
 constexpr int64_t kEnoughWarps = 132 * 16;
 constexpr size_t kMostScratch = size_t{256} << 20;
-constexpr int64_t kMostWidth = 16 * 32;  // of a value: what the lanes of a warp hold
+constexpr int kMostMultiprocessors = 160;  // that scratch is planned for
+constexpr int64_t kMostWidth = 16 * 32;    // of a value: what the lanes of a warp hold
 
 int64_t warp_blocks(int64_t warps) { return (warps + kTileWarps - 1) / kTileWarps; }
 
 size_t partial_bytes(int64_t rows, int64_t heads, int64_t segments, int64_t dv) {
   return static_cast<size_t>(rows * heads * segments * (dv + 2)) * sizeof(float);
+}
+
+size_t decode_partial_bytes(int64_t rows, int64_t heads, int64_t kv_heads, int64_t d, int blocks) {
+  auto partials = attention_partials(static_cast<int>(rows), static_cast<int>(kv_heads), blocks);
+  return static_cast<size_t>(partials * (heads / kv_heads) * (d + 1)) * sizeof(float);
 }
 
 AttendArgs attend_args(const CallSite& site) {
@@ -41,6 +50,7 @@ AttendArgs attend_args(const CallSite& site) {
     args.mask_width = static_cast<int32_t>(site.in[kMask].dims[1]);
   }
   args.rows = static_cast<int32_t>(q.dims[0]);
+  args.sequences = static_cast<int32_t>(site.in[kKvLen].elements());
   args.heads = static_cast<int32_t>(q.dims[1]);
   args.d = static_cast<int32_t>(q.dims[2]);
   args.dv = static_cast<int32_t>(y.dims[2]);
@@ -57,6 +67,64 @@ AttendArgs attend_args(const CallSite& site) {
     fail(ErrorCode::kUnsupported, "{}: values {} wide; the cuda backend takes {}", site.call.label,
          args.dv, kMostWidth);
   return args;
+}
+
+// op_flash: many rows, values of 16 bits, tiles of keys that begin with a block.
+bool takes_flash(const AttendArgs& a, const CallSite& site) {
+  auto narrow = [](DType type) { return type == DType::kF16 || type == DType::kBF16; };
+  const PlaneArgs& key = a.key[0];
+  return site.step.causal && a.rows > a.sequences && a.keys == 1 && !a.mask && a.window == 0 &&
+         a.cap == 0 && narrow(a.tq) && narrow(key.type) && key.type == a.value.type &&
+         (a.d == 64 || a.d == 128) && a.dv == a.d && key.width == a.d && a.value.width == a.d &&
+         key.heads == a.value.heads && kFlashKeys % a.view.block_size == 0;
+}
+// decode_attention.cu: one row of each sequence.
+bool takes_decode(const AttendArgs& a, const CallSite& site) {
+  auto narrow = [](DType type) { return type == DType::kF16 || type == DType::kBF16; };
+  const PlaneArgs& key = a.key[0];
+  return site.libraries.hopper_blocks > 0 && site.step.causal && a.rows == a.sequences &&
+         a.rows <= kAttentionMaxBatch && a.keys == 1 && !a.mask && a.window == 0 && a.cap == 0 &&
+         a.tq == DType::kBF16 && a.ty == DType::kBF16 && narrow(key.type) &&
+         key.type == a.value.type && (a.d == 64 || a.d == 128) && a.dv == a.d && key.width == a.d &&
+         a.value.width == a.d && key.heads == a.value.heads && a.heads / key.heads <= kMaxGroup &&
+         a.view.block_size % 8 == 0 &&
+         key.block_bytes == int64_t{key.heads} * a.view.block_size * a.d * 2 &&
+         decode_partial_bytes(a.rows, a.heads, key.heads, a.d, site.libraries.hopper_blocks) <=
+             site.scratch.bytes;
+}
+void emit_decode(const AttendArgs& a, const CallSite& site, LaunchList& list) {
+  const int kv_heads = a.value.heads, group = a.heads / kv_heads;
+  AttentionLaunch l{};
+  l.queries = a.q;
+  l.keys = a.key[0].base;
+  l.values = a.value.base;
+  l.pages = a.view.table;
+  l.lengths = a.kv_len;
+  l.partials = reinterpret_cast<float*>(site.scratch.address);
+  l.output = a.y;
+  l.batch = a.rows;
+  l.heads = a.heads;
+  l.kv_heads = kv_heads;
+  l.page_size = a.view.block_size;
+  l.page_stride = a.view.stride;
+  l.blocks = site.libraries.hopper_blocks;
+  const AttentionShape shape{a.heads, kv_heads, a.d, a.view.block_size};
+  l.in_flight = shape.in_flight;
+  l.scale = a.scale;
+  l.cache_f16 = a.value.type == DType::kF16;
+  const auto width = std::bit_ceil(static_cast<unsigned>(group));
+  list.add_overlapped("decode_attention", fmt::format("decode_attention_{}_{}", a.d, width),
+                      {l.blocks}, attention_threads(), l, attention_shared_bytes(shape));
+  list.add_overlapped("decode_attention", fmt::format("decode_attention_join_{}", a.d),
+                      {int64_t{a.rows} * kv_heads}, std::min(1024, group * a.d), l);
+}
+
+void emit_flash(const AttendArgs& args, LaunchList& list) {
+  constexpr int kBuffers = 2;
+  const char* type = args.value.type == DType::kF16 ? "f16" : "bf16";
+  list.add_overlapped("op_flash", fmt::format("op_flash_{}_{}", args.d, type),
+                      {args.rows / kFlashRows + args.sequences, args.heads}, kFlashThreads, args,
+                      kBuffers * 2 * kFlashKeys * args.d * 2);
 }
 
 }  // namespace
@@ -81,6 +149,8 @@ void emit_append(const CallSite& site, LaunchList& list) {
 
 void emit_attend(const CallSite& site, LaunchList& list) {
   AttendArgs args = attend_args(site);
+  if (takes_flash(args, site)) return emit_flash(args, list);
+  if (takes_decode(args, site)) return emit_decode(args, site, list);
   const char* parts = args.dv <= 64 ? "2" : args.dv <= 128 ? "4" : args.dv <= 256 ? "8" : "16";
   int shared = kTileWarps * (32 + 16 + (args.d + 1) / 2) * 8;
   int64_t rows = args.rows, heads = args.heads, segments = site.step.segments;
@@ -115,6 +185,12 @@ size_t scratch_bytes(const PlanSet& plans) {
       int64_t segments = (context + kSegment - 1) / kSegment;
       int64_t rows = std::max<int64_t>(1, kEnoughWarps / std::max<int64_t>(1, *heads));
       if (segments > 1) most = std::max(most, partial_bytes(rows, *heads, segments * 2, *dv));
+      const StateEntry& state = plans.states.at(call.in[kState].index);
+      if (state.planes[0].dims.size() < 2 || state.planes[0].dims[0] == 0) continue;
+      int64_t batch =
+          std::min<int64_t>(kAttentionMaxBatch, call.in[kQuery].dims[0].upper(plans.symbols));
+      split = std::max(split, decode_partial_bytes(batch, *heads, state.planes[0].dims[0], *dv,
+                                                   kMostMultiprocessors));
     }
   return std::max(split, std::min(most, kMostScratch));
 }

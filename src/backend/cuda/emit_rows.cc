@@ -76,6 +76,26 @@ void emit_mma(const CallSite& site, LaunchList& list, const LinearArgs& linear) 
            kMmaThreads, args);
 }
 
+// True: cuBLASLt computes the product.
+bool emit_blas(const CallSite& site, LaunchList& list, const LinearArgs& args) {
+  Blas* blas = site.libraries.blas;
+  if (!blas || args.bias || args.tx != args.tw) return false;
+  BlasProduct p;
+  p.x = reinterpret_cast<DeviceAddress>(args.x);
+  p.w = reinterpret_cast<DeviceAddress>(args.w);
+  p.y = reinterpret_cast<DeviceAddress>(args.y);
+  p.rows = args.rows;
+  p.n = args.n;
+  p.k = args.k;
+  p.type = args.tw;
+  p.out = args.ty;
+  if (!Blas::takes(p)) return false;
+  std::shared_ptr<const Blas::Plan> plan = blas->prepare(p, *site.libraries.stream);
+  if (!plan) return false;
+  list.add_library_call([blas, plan, p](Handle stream) { blas->run(*plan, p, stream); });
+  return true;
+}
+
 }  // namespace
 
 size_t split_bytes(int64_t rows, int64_t k) {
@@ -149,6 +169,7 @@ void emit_linear(const CallSite& site, LaunchList& list) {
   args.x_row_bytes = static_cast<int64_t>(dtype_bytes(x.dtype, args.k));
   args.w_row_bytes = static_cast<int64_t>(dtype_bytes(w.dtype, args.k));
   args.vectors = args.k % kVector == 0 && x.address % 16 == 0 && w.address % 16 == 0;
+  if (emit_blas(site, list, args)) return;
   if (takes_mma(args)) return emit_mma(site, list, args);
   LinearTile tile = linear_tile(args.rows);
   int64_t columns = tile.columns * kTileWarps;

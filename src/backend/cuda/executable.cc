@@ -22,22 +22,36 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
     : plans_(plans),
       profile_(options.profile),
       device_(0),
+      blas_(Blas::load()),
       weights_(plans_, weights, stream_, options.progress),
       kv_(plans_, options.blocks),
       binder_(plans_, options.blocks, options.max_rows),
       arena_(plans_.arena_bytes),
       scratch_(scratch_bytes(plans_)),
-      graphs_(graphs_enabled()) {
-  if (plans_.vocab > 0) sampler_.emplace(plans_.vocab, options.max_rows);
+      sample_launch_(kernels_),
+      graphs_(graphs_enabled()),
+      hopper_blocks_(device_.capability() >= 90 && !driver_is_replaced() ? device_.multiprocessors()
+                                                                         : 0) {
+  if (plans_.vocab > 0) {
+    host_chooser_.emplace(plans_.vocab);
+    sampler_.emplace(plans_.vocab, options.max_rows,
+                     [this](const SampleTable& table, SampleTokens& out) { choose(table, out); });
+  }
   for (const SymbolDecl& s : plans_.symbols) symbols_.push_back(s.name);
   for (const Plan& plan : plans_.plans) prepared_.push_back(prepare(plan));
+  make_layers();
+  decoder_ =
+      StreamDecoder::make(device_, plans_, weights_, kv_, kernels_, stream_, options.max_rows);
   input_at_.resize(plans_.inputs.size());
   view_.views.resize(plans_.groups.size());
   ledger_.weights = weights_.bytes();
   ledger_.kv = kv_.bytes();
   ledger_.arena = arena_.bytes();
   ledger_.scratch = scratch_.bytes();
-  if (sampler_) ledger_.other = sampler_->bytes();
+  if (sampler_) ledger_.other = sampler_->bytes() + TokenChooser::bytes(plans_.vocab);
+  if (blas_) ledger_.other += blas_->bytes();
+  if (layers_) ledger_.scratch += layers_->bytes();
+  if (decoder_) ledger_.other += decoder_->bytes();
   check(driver().stream_wait(nullptr), "clearing memory");
 }
 

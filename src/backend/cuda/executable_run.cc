@@ -36,6 +36,14 @@ size_t staged_bytes(size_t bytes) {
   return (bytes + kInputAlignment - 1) / kInputAlignment * kInputAlignment;
 }
 
+bool is_causal(const StepInputs& in) {
+  for (size_t b = 0; b + 1 < in.q_start.size(); ++b)
+    for (int32_t row = in.q_start[b]; row < in.q_start[b + 1]; ++row)
+      if (in.slot[static_cast<size_t>(row)] != in.kv_len[b] - (in.q_start[b + 1] - row))
+        return false;
+  return !in.q_start.empty();
+}
+
 }  // namespace
 
 void CudaExecutable::run_phase(const StepInputs& step, size_t phase) {
@@ -48,9 +56,14 @@ void CudaExecutable::run_phase(const StepInputs& step, size_t phase) {
     kv_.move_slots(step.moves, kernels_, stream_);
   }
   if (sampler_) sampler_->resolve(binder_.ids(), result_);
+  choose_path(plan);
   begin_.record(stream_);
   stage_inputs(p);
-  launch(p, plan);
+  if (launched_.streamed)
+    launch_stream(p, plan);
+  else
+    launch(p, plan);
+  if (launched_.chooser == Chooser::kSampleRows) launch_sampling(p, plan);
   fetch(p, plan);
   end_.record(stream_);
   keep_phase(plan);
@@ -67,6 +80,7 @@ void CudaExecutable::stage_inputs(const Prepared& p) {
   for (uint32_t g : p.groups)
     total += staged_bytes(static_cast<size_t>(in.sequences()) *
                           static_cast<size_t>(padded_stride(in.tables[g].stride)) * 4);
+  total += extra_bytes();
   if (inputs_.bytes() < total) {  // addresses change
     for (Prepared& other : prepared_) other.shapes.clear();
     grow(inputs_, total);
@@ -100,11 +114,14 @@ void CudaExecutable::stage_inputs(const Prepared& p) {
     view_.views[g] = {reinterpret_cast<const int32_t*>(inputs_.address() + here), stride,
                       kv_.block_size(g)};
   }
+  stage_extras(at);
+  at += extra_bytes();
   if (at > 0) stream_.copy_in(inputs_.address(), staged_.data(), at);
   int32_t longest = 0;
   for (int32_t n : in.kv_len) longest = std::max(longest, n);
   auto segments = static_cast<uint64_t>((longest + kSegment - 1) / kSegment);
   view_.segments = static_cast<int64_t>(std::bit_ceil(std::max<uint64_t>(1, segments)));
+  view_.causal = is_causal(in);
 }
 
 Tensor CudaExecutable::tensor_of(const Argument& argument, std::span<const int64_t> symbols) const {
@@ -134,19 +151,29 @@ Tensor CudaExecutable::tensor_of(const Argument& argument, std::span<const int64
   return t;
 }
 
-CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p) {
+CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p, uint32_t plan) {
   std::span<const int64_t> symbols = binder_.symbols();
   key_.assign(symbols.begin(), symbols.end());
   for (uint32_t g : p.groups) key_.push_back(view_.views[g].stride);
   key_.push_back(view_.segments);
+  key_.push_back(view_.causal);
+  key_.push_back(takes_layers(p));
   if (auto it = p.shapes.find(key_); it != p.shapes.end()) return *it->second;
   if (p.shapes.size() >= kMaxShapes)
     p.shapes.erase(std::min_element(
         p.shapes.begin(), p.shapes.end(),
         [](const auto& a, const auto& b) { return a.second->last_run < b.second->last_run; }));
   auto made = std::make_unique<Shaped>(kernels_);
+  if (key_.back() && emit_layers(p, plan, made->launches))
+    return *(p.shapes[key_] = std::move(made));
   for (const Call& c : p.calls) {
-    CallSite site{*c.call, {}, {}, kv_, view_, {scratch_.address(), scratch_.bytes()}};
+    CallSite site{*c.call,
+                  {},
+                  {},
+                  kv_,
+                  view_,
+                  {scratch_.address(), scratch_.bytes()},
+                  {blas_.get(), &stream_, hopper_blocks_}};
     for (const Argument& a : c.in) site.in.push_back(tensor_of(a, symbols));
     for (const Argument& a : c.out) site.out.push_back(tensor_of(a, symbols));
     c.kernel->emit(site, made->launches);
@@ -156,7 +183,7 @@ CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p) {
 }
 
 void CudaExecutable::launch(Prepared& p, uint32_t plan) {
-  Shaped& s = shape(p);
+  Shaped& s = shape(p, plan);
   s.last_run = ++runs_;
   ++s.runs;
   if (profile_ && profile_->on) {
@@ -188,10 +215,24 @@ void CudaExecutable::fetch(const Prepared& p, uint32_t plan) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i].name == "hidden" && !wants_hidden) continue;
     Tensor t = tensor_of(p.outputs[i], binder_.own_symbols());
-    launched_.fetched.push_back({i, at, t.elements()});
+    const bool late =
+        outputs[i].name == "logits" && launched_.chooser != Chooser::kHost && !phase.return_logits;
+    if (late)
+      launched_.late = {i, at, t.elements()};
+    else
+      launched_.fetched.push_back({i, at, t.elements()});
     at += staged_bytes(dtype_bytes(t.dtype, t.elements()));
   }
+  const size_t rows = phase.samples.size();
+  launched_.states_at = at;
+  if (launched_.streamed) at += staged_bytes(rows * sizeof(DecodeState));
+  launched_.tokens_at = at;
+  if (launched_.chooser == Chooser::kSampleRows) at += staged_bytes(rows * sizeof(int32_t));
   grow(fetched_, at);
+  if (launched_.streamed)
+    stream_.copy_out(fetched_.data() + launched_.states_at, states_, rows * sizeof(DecodeState));
+  if (launched_.chooser == Chooser::kSampleRows)
+    stream_.copy_out(fetched_.data() + launched_.tokens_at, tokens_, rows * sizeof(int32_t));
   for (const Fetched& f : launched_.fetched) {
     Tensor t = tensor_of(p.outputs[f.output], binder_.own_symbols());
     size_t bytes = dtype_bytes(t.dtype, f.elements);
@@ -228,6 +269,7 @@ void CudaExecutable::finish_phase() {
   launched_.active = false;
   end_.wait();
   result_.seconds += end_.seconds_since(begin_);
+  take_tokens();
   const Plan& plan = plans_.plans[launched_.plan];
   SamplePhase place{launched_.phase, launched_.ids, launched_.first_output,
                     launched_.first_sequence};
@@ -238,7 +280,7 @@ void CudaExecutable::finish_phase() {
       std::span<const float> logits = floats(f, output.arg.dtype);
       if (launched_.phase.return_logits)
         result_.logits.insert(result_.logits.end(), logits.begin(), logits.end());
-      if (!sampler_) continue;
+      if (!sampler_ || !device_tokens_.empty()) continue;
       has_logits = true;
       sampler_->finish(place, logits.data(), result_);
     } else if (output.name == "hidden") {
@@ -254,7 +296,10 @@ void CudaExecutable::finish_phase() {
       out.bytes.assign(data, data + dtype_bytes(out.dtype, f.elements));
     }
   }
-  if (!has_logits) Sampler::skip(place, result_);
+  if (!device_tokens_.empty())
+    sampler_->finish(place, nullptr, result_);
+  else if (!has_logits)
+    Sampler::skip(place, result_);
 }
 
 }  // namespace tokamak::cuda

@@ -3,6 +3,7 @@
 #include <span>
 #include <vector>
 
+#include "backend/cuda/blas.h"
 #include "backend/cuda/kv_pool.h"
 #include "backend/cuda/launch.h"
 #include "plan/kernel_desc.h"
@@ -29,6 +30,8 @@ struct Tensor {
 struct StepView {
   std::vector<ViewArgs> views;  // by group
   int64_t segments = 1;         // of kSegment keys: none of the step's sequences has more
+  // Each sequence's rows are its last tokens, in order: a row sees the keys up to its slot.
+  bool causal = false;
 };
 
 // Memory that calls share: each is done with it when the next one starts.
@@ -37,12 +40,20 @@ struct Scratch {
   size_t bytes = 0;
 };
 
+// What else calls may use.
+struct Libraries {
+  Blas* blas = nullptr;  // null: absent
+  const DeviceStream* stream = nullptr;
+  int hopper_blocks = 0;  // multiprocessors of a GPU that runs kernels of sm_90a; 0: it does not
+};
+
 struct CallSite {
   const KernelCall& call;
   std::vector<Tensor> in, out;
   const KvPool& kv;
   const StepView& step;
   Scratch scratch;
+  Libraries libraries = {};
   bool has(size_t input) const { return input < in.size(); }
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 // The sampler's noise on the device: the same Philox stream and the same formula as
 // backend/common/sampler_choose.cc, so equal logits give equal tokens.
-#include <cstdint>
+#include "backend/cuda/ops/simt.cuh"
 
 namespace tokamak::cuda {
 
@@ -9,14 +9,14 @@ struct PhiloxBlock {
   uint32_t word[4];
 };
 
-__device__ inline PhiloxBlock philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo) {
+TK_DEVICE PhiloxBlock philox(uint64_t key, uint64_t counter_hi, uint64_t counter_lo) {
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
   uint32_t a = static_cast<uint32_t>(counter_lo), b = static_cast<uint32_t>(counter_lo >> 32);
   uint32_t c = static_cast<uint32_t>(counter_hi), d = static_cast<uint32_t>(counter_hi >> 32);
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
-    uint32_t high0 = __umulhi(0xD2511F53u, a), low0 = 0xD2511F53u * a;
-    uint32_t high1 = __umulhi(0xCD9E8D57u, c), low1 = 0xCD9E8D57u * c;
+    uint32_t high0 = mul_high(0xD2511F53u, a), low0 = 0xD2511F53u * a;
+    uint32_t high1 = mul_high(0xCD9E8D57u, c), low1 = 0xCD9E8D57u * c;
     a = high1 ^ b ^ k0;
     b = low1;
     c = high0 ^ d ^ k1;
@@ -28,8 +28,7 @@ __device__ inline PhiloxBlock philox(uint64_t key, uint64_t counter_hi, uint64_t
 }
 
 // Gumbel noise of one token, rounded to float as on the host.
-__device__ __noinline__ double keyed_gumbel(uint64_t seed, int32_t choice, int32_t position,
-                                            int32_t token) {
+TK_DEVICE_CALL double keyed_gumbel(uint64_t seed, int32_t choice, int32_t position, int32_t token) {
   uint64_t counter =
       static_cast<uint64_t>(static_cast<uint32_t>(choice)) << 32 | static_cast<uint32_t>(position);
   PhiloxBlock block = philox(seed, counter, static_cast<uint32_t>(token) / 2);

@@ -8,8 +8,9 @@
 namespace tokamak::cuda {
 namespace {
 
-constexpr const char* kOpImages[] = {"op_element", "op_rows", "op_linear", "op_linear_mma",
-                                     "op_attend"};
+constexpr const char* kOpImages[] = {"op_element", "op_rows",         "op_linear", "op_linear_mma",
+                                     "op_attend",  "op_flash",        "op_layer",  "op_pack",
+                                     "sample",     "decode_attention"};
 
 }  // namespace
 
@@ -18,17 +19,24 @@ KernelLibrary::KernelLibrary() {
     modules_.emplace(name, std::make_unique<Module>(kernel_image(name).data()));
 }
 
-Handle KernelLibrary::find(std::string_view image, const std::string& name) const {
+Handle KernelLibrary::find(std::string_view image, const std::string& name,
+                           int shared_bytes) const {
   if (auto it = found_.find(name); it != found_.end()) return it->second;
   auto module = modules_.find(image);
   TK_CHECK(module != modules_.end(), "kernel file {}", image);
-  return found_[name] = module->second->function(name.c_str());
+  return found_[name] = module->second->function(name.c_str(), shared_bytes);
 }
 
 void LaunchList::clear() {
   launches_.clear();
   call_ends_.clear();
   args_.clear();
+  library_calls_.clear();
+}
+
+void LaunchList::add_library_call(std::function<void(Handle)> call) {
+  launches_.push_back({nullptr, {}, 0, 0, library_calls_.size()});
+  library_calls_.push_back(std::move(call));
 }
 
 void LaunchList::append(Handle function, const Grid& grid, int threads, int shared_bytes,
@@ -52,7 +60,22 @@ void LaunchList::append(Handle function, const Grid& grid, int threads, int shar
 void LaunchList::run(const DeviceStream& stream, size_t from, size_t to) const {
   for (size_t i = from; i < to; ++i) {
     const Launch& l = launches_[i];
+    if (!l.function) {
+      library_calls_[l.args](stream.get());
+      continue;
+    }
     void* params[] = {const_cast<std::byte*>(args_.data() + l.args)};
+    if (l.overlapped) {
+      LaunchAttribute overlap;
+      LaunchConfig config{{l.grid[0], l.grid[1], l.grid[2]},
+                          {l.threads, 1, 1},
+                          l.shared_bytes,
+                          stream.get(),
+                          &overlap,
+                          1};
+      check(driver().launch_ex(&config, l.function, params, nullptr), "launching a kernel");
+      continue;
+    }
     check(driver().launch(l.function, l.grid[0], l.grid[1], l.grid[2], l.threads, 1, 1,
                           l.shared_bytes, stream.get(), params, nullptr),
           "launching a kernel");

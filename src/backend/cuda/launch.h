@@ -2,6 +2,7 @@
 // Launches of one plan at one shape: what a step does on the device, ready to be replayed.
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,7 +19,8 @@ class KernelLibrary {
  public:
   KernelLibrary();  // loads all images; throws when the program or the driver lacks one
   // Throws Error(kUnsupported) naming the kernel.
-  Handle find(std::string_view image, const std::string& name) const;
+  // shared_bytes: dynamic shared memory, the same for every launch of a kernel that needs much.
+  Handle find(std::string_view image, const std::string& name, int shared_bytes = 0) const;
 
  private:
   std::map<std::string, std::unique_ptr<Module>, std::less<>> modules_;
@@ -38,9 +40,20 @@ class LaunchList {
   void add(std::string_view image, const std::string& kernel, const Grid& grid, int threads,
            const Args& args, int shared_bytes = 0) {
     static_assert(std::is_trivially_copyable_v<Args>);
-    append(kernels_.find(image, kernel), grid, threads, shared_bytes, &args, sizeof args,
-           alignof(Args));
+    append(kernels_.find(image, kernel, shared_bytes), grid, threads, shared_bytes, &args,
+           sizeof args, alignof(Args));
   }
+  // A kernel that waits for earlier launches itself (wait_for_earlier() of ops/simt.cuh), so that
+  // its start overlaps with their end.
+  template <class Args>
+  void add_overlapped(std::string_view image, const std::string& kernel, const Grid& grid,
+                      int threads, const Args& args, int shared_bytes = 0) {
+    const size_t before = launches_.size();
+    add(image, kernel, grid, threads, args, shared_bytes);
+    if (launches_.size() > before) launches_.back().overlapped = true;
+  }
+  // Work of a library, which puts it on the stream itself.
+  void add_library_call(std::function<void(Handle stream)> call);
   void next_call() { call_ends_.push_back(launches_.size()); }  // ends the launches of a call
   void run(const DeviceStream& stream) const { run(stream, 0, launches_.size()); }
   void run_call(const DeviceStream& stream, size_t call) const;
@@ -51,7 +64,8 @@ class LaunchList {
     Handle function;
     unsigned grid[3];
     unsigned threads, shared_bytes;
-    size_t args;  // offset
+    size_t args;  // offset; of a library's work its number
+    bool overlapped = false;
   };
   void append(Handle function, const Grid& grid, int threads, int shared_bytes, const void* args,
               size_t bytes, size_t alignment);
@@ -61,6 +75,7 @@ class LaunchList {
   std::vector<Launch> launches_;
   std::vector<size_t> call_ends_;
   std::vector<std::byte> args_;
+  std::vector<std::function<void(Handle)>> library_calls_;
 };
 
 // A captured LaunchList.

@@ -14,6 +14,10 @@ namespace {
 
 constexpr int kWarps = 8, kSlots = 5, kThreads = kWarps * 32 + 128;
 
+}  // namespace
+
+int attention_threads() { return kThreads; }
+
 // What decode_attention.cu lays out: ring, numbering, queries, scratch, peaks and masses, sums.
 int attention_shared_bytes(const AttentionShape& s) {
   auto align = [](int bytes, int to) { return (bytes + to - 1) / to * to; };
@@ -23,8 +27,6 @@ int attention_shared_bytes(const AttentionShape& s) {
               2 * kWarps * kMaxGroup * 4;
   return align(fixed, 128) + kWarps * (s.heads / s.kv_heads) * s.head_dim * 4;
 }
-
-}  // namespace
 
 PagedAttention::PagedAttention(const Device& device, const void* cubin, const AttentionShape& shape,
                                int max_batch)

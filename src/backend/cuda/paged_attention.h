@@ -10,6 +10,10 @@ struct AttentionShape {
   int in_flight = 8;  // quarters of tiles of the ring
 };
 
+// Dynamic shared memory and threads of the first kernel.
+int attention_shared_bytes(const AttentionShape& shape);
+int attention_threads();
+
 class PagedAttention {
  public:
   // Throws kUnsupported where no kernel fits the shape.

@@ -4,11 +4,11 @@
 // neither is any token after it, and the next winner is looked for among those before it.
 #include "backend/cuda/sample.h"
 
-#include "backend/cuda/device.cuh"
 #include "backend/cuda/keyed_noise.cuh"
+#include "backend/cuda/ops/number.cuh"
 
 namespace tokamak::cuda {
-namespace {
+namespace sampling {
 
 constexpr int kWarps = kSampleThreads / 32;
 constexpr double kMaxNoise = 36.75;  // what the noise cannot exceed
@@ -16,7 +16,7 @@ constexpr double kMaxNoise = 36.75;  // what the noise cannot exceed
 struct Best {
   double score = -INFINITY;
   int token = 0x7fffffff;
-  __device__ void take(double s, int t) {
+  TK_DEVICE void take(double s, int t) {
     if (s > score || (s == score && t < token)) {
       score = s;
       token = t;
@@ -32,72 +32,71 @@ struct SampleShared {
 };
 
 // The best of all threads, in all threads.
-__device__ Best block_best(Best b, SampleShared& shared) {
+TK_DEVICE Best block_best(Best b, SampleShared& shared) {
   for (int d = 16; d > 0; d /= 2) {
-    double score = __shfl_xor_sync(kAllLanes, b.score, d);
-    int token = __shfl_xor_sync(kAllLanes, b.token, d);
+    double score = lane_xor(b.score, d);
+    int token = lane_xor(b.token, d);
     b.take(score, token);
   }
-  __syncthreads();
+  sync_block();
   if (threadIdx.x % 32 == 0) shared.best[threadIdx.x / 32] = b;
-  __syncthreads();
+  sync_block();
   for (int w = 0; w < kWarps; ++w) b.take(shared.best[w].score, shared.best[w].token);
   return b;
 }
 
-__device__ double warp_total(double v) {
-  for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(kAllLanes, v, d);
+TK_DEVICE double warp_total(double v) {
+  for (int d = 16; d > 0; d /= 2) v += lane_xor(v, d);
   return v;
 }
-__device__ double block_total(double v, SampleShared& shared) {
+TK_DEVICE double block_total(double v, SampleShared& shared) {
   v = warp_total(v);
-  __syncthreads();
+  sync_block();
   if (threadIdx.x % 32 == 0) shared.sums[threadIdx.x / 32] = v;
-  __syncthreads();
+  sync_block();
   double total = 0;
   for (int w = 0; w < kWarps; ++w) total += shared.sums[w];
   return total;
 }
 
 // The host's e^x for x <= 0 (backend/common/logits_math.h), to the bit: no fused operations.
-__device__ float host_exp(float x) {
+TK_DEVICE float host_exp(float x) {
   float clamped = x < -86.0f ? -86.0f : x;
-  float whole = __fadd_rn(__fmul_rn(clamped, 1.44269504f), 12582912.0f);
-  int exponent = __float_as_int(whole) - 0x4B400000;
-  whole = __fsub_rn(whole, 12582912.0f);
-  float r = __fsub_rn(__fsub_rn(clamped, __fmul_rn(whole, 0.693359375f)),
-                      __fmul_rn(whole, -2.12194440e-4f));
+  float whole = add_rn(mul_rn(clamped, 1.44269504f), 12582912.0f);
+  int exponent = static_cast<int>(float_bits(whole)) - 0x4B400000;
+  whole = add_rn(whole, -12582912.0f);
+  float r = add_rn(add_rn(clamped, -mul_rn(whole, 0.693359375f)), -mul_rn(whole, -2.12194440e-4f));
   float p = 1.9875691500e-4f;
-  p = __fadd_rn(__fmul_rn(p, r), 1.3981999507e-3f);
-  p = __fadd_rn(__fmul_rn(p, r), 8.3334519073e-3f);
-  p = __fadd_rn(__fmul_rn(p, r), 4.1665795894e-2f);
-  p = __fadd_rn(__fmul_rn(p, r), 1.6666665459e-1f);
-  p = __fadd_rn(__fmul_rn(p, r), 5.0000001201e-1f);
-  p = __fadd_rn(__fadd_rn(__fmul_rn(__fmul_rn(p, r), r), r), 1.0f);
-  float scaled = __fmul_rn(p, __int_as_float((exponent + 127) << 23));
+  p = add_rn(mul_rn(p, r), 1.3981999507e-3f);
+  p = add_rn(mul_rn(p, r), 8.3334519073e-3f);
+  p = add_rn(mul_rn(p, r), 4.1665795894e-2f);
+  p = add_rn(mul_rn(p, r), 1.6666665459e-1f);
+  p = add_rn(mul_rn(p, r), 5.0000001201e-1f);
+  p = add_rn(add_rn(mul_rn(mul_rn(p, r), r), r), 1.0f);
+  float scaled = mul_rn(p, bits_float(static_cast<uint32_t>(exponent + 127) << 23));
   return x < -86.0f ? 0.0f : scaled;
 }
 
 // Larger for better tokens: by logit, then by lower id.
-__device__ unsigned long long order_key(float logit, int token) {
-  uint32_t bits = __float_as_uint(logit == 0 ? 0.0f : logit);  // -0 and 0 are equal
+TK_DEVICE unsigned long long order_key(float logit, int token) {
+  uint32_t bits = float_bits(logit == 0 ? 0.0f : logit);  // -0 and 0 are equal
   bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
   return static_cast<unsigned long long>(bits) << 32 | (0xffffffffu - static_cast<uint32_t>(token));
 }
-__device__ float key_logit(unsigned long long key) {
+TK_DEVICE float key_logit(unsigned long long key) {
   uint32_t bits = static_cast<uint32_t>(key >> 32);
-  return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
+  return bits_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
 }
-__device__ int key_token(unsigned long long key) {
+TK_DEVICE int key_token(unsigned long long key) {
   return static_cast<int>(0xffffffffu - static_cast<uint32_t>(key));
 }
 
 // Descending; n is a power of two.
-__device__ void sort_keys(unsigned long long* keys, int n) {
+TK_DEVICE void sort_keys(unsigned long long* keys, int n) {
   for (int size = 2; size <= n; size *= 2)
     for (int stride = size / 2; stride > 0; stride /= 2) {
-      __syncthreads();
-      for (int i = threadIdx.x; i < n / 2; i += kSampleThreads) {
+      sync_block();
+      for (int i = static_cast<int>(threadIdx.x); i < n / 2; i += kSampleThreads) {
         int low = 2 * stride * (i / stride) + i % stride, high = low + stride;
         bool descending = (low & size) == 0;
         unsigned long long a = keys[low], b = keys[high];
@@ -107,25 +106,25 @@ __device__ void sort_keys(unsigned long long* keys, int n) {
         }
       }
     }
-  __syncthreads();
+  sync_block();
 }
 
 class RowSampler {
  public:
-  __device__ RowSampler(const SampleLaunch& l, SampleShared& shared)
+  TK_DEVICE RowSampler(const SampleLaunch& l, SampleShared& shared)
       : p_(l.rows[blockIdx.x]),
         logits_(l.logits + static_cast<int64_t>(blockIdx.x) * l.vocab),
         vocab_(l.vocab),
         shared_(shared) {}
 
-  __device__ int choose() {
+  TK_DEVICE int choose() {
     if (threadIdx.x == 0) shared_.bad = shared_.count = 0;
-    __syncthreads();
+    sync_block();
     Best top;
     bool bad = false;
-    for (int i = threadIdx.x; i < vocab_; i += kSampleThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < vocab_; i += kSampleThreads) {
       float x = logits_[i];
-      bad = bad || !isfinite(x);
+      bad = bad || !(fabsf(x) < INFINITY);
       top.take(x, i);
     }
     if (bad) shared_.bad = 1;
@@ -135,30 +134,31 @@ class RowSampler {
     if (p_.temperature <= 0 || p_.top_k == 1) return top.token;
     top_ = top.token;
     peak_ = static_cast<float>(top.score);
-    inverse_ = __frcp_rn(p_.temperature);
-    bound_ = __fadd_rn(peak_, __fmul_rn(p_.log_min_p, p_.temperature));
+    inverse_ = 1.0f / p_.temperature;
+    bound_ = add_rn(peak_, mul_rn(p_.log_min_p, p_.temperature));
     return p_.top_k > 0 && p_.top_k < vocab_ ? choose_sorted() : choose_by_order();
   }
 
  private:
-  __device__ float weight(float logit) const {
-    return host_exp(__fmul_rn(__fsub_rn(logit, peak_), inverse_));
+  TK_DEVICE float weight(float logit) const {
+    return host_exp(mul_rn(add_rn(logit, -peak_), inverse_));
   }
-  __device__ double relative(float logit) const {
+  TK_DEVICE double relative(float logit) const {
     return (static_cast<double>(logit) - static_cast<double>(peak_)) /
            static_cast<double>(p_.temperature);
   }
-  __device__ double score(float logit, int token) const {
+  TK_DEVICE double score(float logit, int token) const {
     return relative(logit) + keyed_gumbel(p_.seed, p_.choice, p_.position, token);
   }
 
   // The winner among tokens that are better than `pivot` and reach the bound.
-  __device__ Best winner(unsigned long long pivot) {
+  TK_DEVICE Best winner(unsigned long long pivot) {
     Best best;
     if (order_key(peak_, top_) > pivot) best.take(score(peak_, top_), top_);
     uint64_t counter = static_cast<uint64_t>(static_cast<uint32_t>(p_.choice)) << 32 |
                        static_cast<uint32_t>(p_.position);
-    for (int first = 2 * threadIdx.x; first < vocab_; first += 2 * kSampleThreads) {
+    for (int first = 2 * static_cast<int>(threadIdx.x); first < vocab_;
+         first += 2 * kSampleThreads) {
       PhiloxBlock block = philox(p_.seed, counter, static_cast<uint32_t>(first) / 2);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -170,18 +170,18 @@ class RowSampler {
         // the rounding of float.
         float lead = static_cast<float>(relative(x) - best.score);
         float rest = 1.0f - static_cast<float>(block.word[2 * j]) * 0x1p-32f;
-        if (lead < -kMaxNoise || __expf(lead) * 1.001f + 1e-6f < rest) continue;
+        if (lead < -kMaxNoise || fast_exp(lead) * 1.001f + 1e-6f < rest) continue;
         best.take(score(x, token), token);
       }
     }
     return block_best(best, shared_);
   }
 
-  __device__ int choose_by_order() {
+  TK_DEVICE int choose_by_order() {
     double wanted = 0;
     if (p_.top_p < 1) {
       double mass = 0;
-      for (int i = threadIdx.x; i < vocab_; i += kSampleThreads)
+      for (int i = static_cast<int>(threadIdx.x); i < vocab_; i += kSampleThreads)
         if (logits_[i] >= bound_) mass += weight(logits_[i]);
       wanted = static_cast<double>(p_.top_p) * block_total(mass, shared_);
     }
@@ -191,7 +191,7 @@ class RowSampler {
       if (p_.top_p >= 1) return best.token;
       unsigned long long key = order_key(logits_[best.token], best.token);
       double better = 0;
-      for (int i = threadIdx.x; i < vocab_; i += kSampleThreads)
+      for (int i = static_cast<int>(threadIdx.x); i < vocab_; i += kSampleThreads)
         if (order_key(logits_[i], i) > key) better += weight(logits_[i]);
       if (block_total(better, shared_) < wanted) return best.token;
       pivot = key;
@@ -199,56 +199,57 @@ class RowSampler {
   }
 
   // At least top_k logits reach the result: the k-th largest of the threads' own maxima.
-  __device__ float top_k_bound() {
+  TK_DEVICE float top_k_bound() {
     if (p_.top_k > kSampleThreads) return -INFINITY;
-    shared_.keys[threadIdx.x] = order_key(own_peak_, threadIdx.x);
+    shared_.keys[threadIdx.x] = order_key(own_peak_, static_cast<int>(threadIdx.x));
     sort_keys(shared_.keys, kSampleThreads);
     float bound = key_logit(shared_.keys[p_.top_k - 1]);
-    __syncthreads();
+    sync_block();
     return bound;
   }
-  __device__ int choose_sorted() {
+  TK_DEVICE int choose_sorted() {
     float least = fmaxf(bound_, top_k_bound());
-    for (int i = threadIdx.x; i < vocab_; i += kSampleThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < vocab_; i += kSampleThreads) {
       float x = logits_[i];
       if (x < least) continue;
-      int at = atomicAdd(&shared_.count, 1);
+      int at = shared_add(&shared_.count, 1);
       if (at < kSampleCandidates) shared_.keys[at] = order_key(x, i);
     }
-    __syncthreads();
+    sync_block();
     const int found = shared_.count;
     if (found > kSampleCandidates) return kSampleOnHost;
     int size = 2;
     while (size < found) size *= 2;
-    for (int i = threadIdx.x; i < size; i += kSampleThreads)
+    for (int i = static_cast<int>(threadIdx.x); i < size; i += kSampleThreads)
       if (i >= found) shared_.keys[i] = 0;
     sort_keys(shared_.keys, size);
-    int kept = min(found, p_.top_k);
+    int kept = found < p_.top_k ? found : p_.top_k;
     if (p_.top_p < 1) kept = keep_top_p(kept);
     Best best;
-    for (int i = threadIdx.x; i < kept; i += kSampleThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < kept; i += kSampleThreads) {
       int token = key_token(shared_.keys[i]);
       best.take(score(logits_[token], token), token);
     }
     return block_best(best, shared_).token;
   }
   // How many of the sorted candidates stay: those with less than top_p of the mass before them.
-  __device__ int keep_top_p(int count) {
+  TK_DEVICE int keep_top_p(int count) {
     constexpr int kEach = kSampleCandidates / kSampleThreads;
-    const int first = threadIdx.x * kEach, lane = threadIdx.x % 32;
+    const int first = static_cast<int>(threadIdx.x) * kEach,
+              lane = static_cast<int>(threadIdx.x % 32);
+    const int end = first + kEach < count ? first + kEach : count;
     double own = 0;
-    for (int i = first; i < min(first + kEach, count); ++i)
-      own += weight(key_logit(shared_.keys[i]));
+    for (int i = first; i < end; ++i) own += weight(key_logit(shared_.keys[i]));
     double before = own;
     for (int d = 1; d < 32; d *= 2) {
-      double below = __shfl_up_sync(kAllLanes, before, d);
+      double below = lane_up(before, d);
       if (lane >= d) before += below;
     }
     double wanted = static_cast<double>(p_.top_p) * block_total(own, shared_);
     before -= own;
     for (int w = 0; w < static_cast<int>(threadIdx.x) / 32; ++w) before += shared_.sums[w];
     int kept = 0;
-    for (int i = first; i < min(first + kEach, count); ++i) {
+    for (int i = first; i < end; ++i) {
       if (i == 0 || before < wanted) ++kept;
       before += weight(key_logit(shared_.keys[i]));
     }
@@ -262,12 +263,13 @@ class RowSampler {
   SampleShared& shared_;
 };
 
-}  // namespace
-}  // namespace tokamak::cuda
+}  // namespace sampling
 
-extern "C" __global__ void __launch_bounds__(tokamak::cuda::kSampleThreads, 1)
-    sample_rows(const __grid_constant__ tokamak::cuda::SampleLaunch launch) {
-  __shared__ tokamak::cuda::SampleShared shared;
-  int token = tokamak::cuda::RowSampler(launch, shared).choose();
-  if (threadIdx.x == 0) launch.tokens[blockIdx.x] = token;
+// A block per row.
+TK_KERNEL(sample_rows, SampleLaunch, kSampleThreads) {
+  __shared__ sampling::SampleShared shared;
+  int token = sampling::RowSampler(a, shared).choose();
+  if (threadIdx.x == 0) a.tokens[blockIdx.x] = token;
 }
+
+}  // namespace tokamak::cuda

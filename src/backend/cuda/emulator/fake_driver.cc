@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backend/cuda/driver.h"
+#include "backend/cuda/emulator/decode_host.h"
 #include "backend/cuda/emulator/simt_host.h"
 #include "backend/cuda/images.h"
 #include "base/clock.h"
@@ -22,6 +23,11 @@ struct RecordedLaunch {
   std::vector<std::byte> args;
 };
 using Recording = std::vector<RecordedLaunch>;
+
+// A module with the program of the persistent decode kernel, which decode_host.cc interprets.
+struct FakeModule {
+  DecodeInstruction program[kMaxInstructions] = {};
+};
 
 struct Memory {
   std::map<DeviceAddress, size_t> device;
@@ -65,7 +71,7 @@ int device_name(char* out, int bytes, int) {
   return answer();
 }
 int device_attribute(int* out, int which, int) {
-  *out = which == 16 ? 2 : which == 75 ? 9 : which == 97 ? 227 << 10 : 0;
+  *out = which == 16 ? 8 : which == 75 ? 9 : which == 97 ? 227 << 10 : 0;
   return answer();
 }
 int device_memory(size_t* out, int) {
@@ -166,20 +172,37 @@ int copy_device_async(DeviceAddress to, DeviceAddress from, size_t bytes, Handle
 
 int module_load(Handle* out, const void*) {
   if (int r = answer()) return r;
-  *out = handle(fake_driver().live_modules++);
+  auto* module = new FakeModule;
+  memory().device[reinterpret_cast<DeviceAddress>(module->program)] = sizeof module->program;
+  *out = module;
+  ++fake_driver().live_modules;
   return 0;
 }
-int module_unload(Handle) {
+int module_unload(Handle module) {
+  auto* m = static_cast<FakeModule*>(module);
+  memory().device.erase(reinterpret_cast<DeviceAddress>(m->program));
+  delete m;
   --fake_driver().live_modules;
   return 0;
 }
-int module_function(Handle* out, Handle, const char* name) {
+int module_function(Handle* out, Handle module, const char* name) {
   if (int r = answer()) return r;
+  if (is_decode_kernel(name)) {
+    *out = module;  // for launch_cooperative
+    return 0;
+  }
   const simt::HostKernel* kernel = simt::find_kernel(name);
   *out = const_cast<simt::HostKernel*>(kernel);
   return kernel ? 0 : kFakeNotFound;
 }
-int module_global(DeviceAddress*, size_t*, Handle, const char*) { return kFakeNotFound; }
+int module_global(DeviceAddress* out, size_t* bytes, Handle module, const char* name) {
+  if (int r = answer()) return r;
+  if (std::string_view(name) != "decode_program") return kFakeNotFound;
+  auto* m = static_cast<FakeModule*>(module);
+  *out = reinterpret_cast<DeviceAddress>(m->program);
+  *bytes = sizeof m->program;
+  return 0;
+}
 int function_set(Handle, int, int) { return answer(); }
 int function_get(int* out, int, Handle) {
   *out = 0;
@@ -207,9 +230,19 @@ int launch(Handle function, unsigned x, unsigned y, unsigned z, unsigned threads
     run_now(l);
   return 0;
 }
-int launch_cooperative(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                       Handle, void**) {
-  return kFakeNotFound;
+int launch_ex(const LaunchConfig* c, Handle function, void** params, void** extra) {
+  return launch(function, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2],
+                c->shared_bytes, c->stream, params, extra);
+}
+int launch_cooperative(Handle module, unsigned x, unsigned y, unsigned z, unsigned threads,
+                       unsigned, unsigned, unsigned, Handle, void** params) {
+  if (int r = answer()) return r;
+  FakeDriver& f = fake_driver();
+  f.launches.push_back({"decode_stream", {x, y, z}, threads});
+  if (f.run_kernels)
+    run_decode_program(*static_cast<const DecodeLaunch*>(params[0]),
+                       static_cast<const FakeModule*>(module)->program);
+  return 0;
 }
 
 int stream_create(Handle* out, unsigned) {
@@ -313,6 +346,7 @@ constexpr DriverCalls kCalls = {
     .function_get = function_get,
     .blocks_per_multiprocessor = blocks_per_multiprocessor,
     .launch = launch,
+    .launch_ex = launch_ex,
     .launch_cooperative = launch_cooperative,
     .stream_create = stream_create,
     .stream_destroy = stream_destroy,
@@ -354,11 +388,13 @@ void install_fake_driver() {
 void reinstall_fake_driver() {
   simt::link_host_kernels();
   static const unsigned char kNothing[1] = {};
-  static const EmbeddedImage kImages[] = {{"op_element", kNothing, kNothing + 1},
-                                          {"op_rows", kNothing, kNothing + 1},
-                                          {"op_linear", kNothing, kNothing + 1},
-                                          {"op_linear_mma", kNothing, kNothing + 1},
-                                          {"op_attend", kNothing, kNothing + 1}};
+  static const EmbeddedImage kImages[] = {
+      {"op_element", kNothing, kNothing + 1},   {"op_rows", kNothing, kNothing + 1},
+      {"op_linear", kNothing, kNothing + 1},    {"op_linear_mma", kNothing, kNothing + 1},
+      {"op_attend", kNothing, kNothing + 1},    {"op_flash", kNothing, kNothing + 1},
+      {"op_layer", kNothing, kNothing + 1},     {"op_pack", kNothing, kNothing + 1},
+      {"sample", kNothing, kNothing + 1},       {"decode_attention", kNothing, kNothing + 1},
+      {"decode_stream", kNothing, kNothing + 1}};
   use_images(kImages);
   use_driver(&kCalls);
 }

@@ -6,6 +6,10 @@
 #include "backend/cuda/ops/op_linear.cu"
 #include "backend/cuda/ops/op_linear_mma.cu"
 #include "backend/cuda/ops/op_attend.cu"
+#include "backend/cuda/ops/op_flash.cu"
+#include "backend/cuda/ops/op_layer.cu"
+#include "backend/cuda/ops/op_pack.cu"
+#include "backend/cuda/sample.cu"
 // clang-format on
 
 namespace tokamak::cuda::simt {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "tensor/block_formats.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/common_interface_defs.h>
@@ -300,7 +301,11 @@ const float* published_sums(int n) {
 
 // Lane 4g + t has of a the rows g and g + 8, of b the column g, and of both the pairs of k at 2t
 // and 2t + 8; of c the columns 2t and 2t + 1.
-void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+namespace {
+
+using Value16 = float (*)(uint16_t bits);
+
+void mma_host(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Value16 value) {
   struct Fragments {
     uint32_t a[4], b[2];
   } mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
@@ -311,8 +316,8 @@ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     std::memcpy(&f, simt::published(from), sizeof f);
     return f;
   };
-  auto low = [](uint32_t v) { return std::bit_cast<float>(v << 16); };
-  auto high = [](uint32_t v) { return std::bit_cast<float>(v & 0xffff0000u); };
+  auto low = [value](uint32_t v) { return value(static_cast<uint16_t>(v)); };
+  auto high = [value](uint32_t v) { return value(static_cast<uint16_t>(v >> 16)); };
   for (unsigned i = 0; i < 4; ++i) {
     unsigned row = lane / 4, column = lane % 4 * 2 + i % 2, lower = i / 2;
     double sum = c[i];
@@ -326,6 +331,36 @@ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     }
     c[i] = static_cast<float>(sum);
   }
+}
+
+// Element (row, column) of matrix m of those whose rows the lanes have published.
+uint16_t matrix_element(unsigned m, unsigned row, unsigned column) {
+  const uint16_t* at;
+  std::memcpy(&at, simt::published(m * 8 + row), sizeof at);
+  return at[column];
+}
+
+}  // namespace
+
+void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma_host(c, a, b0, b1, [](uint16_t bits) { return bf16_to_f32(bits); });
+}
+void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma_host(c, a, b0, b1, [](uint16_t bits) { return f16_to_f32(bits); });
+}
+void load_matrices(uint32_t (&r)[4], const void* row) {
+  simt::publish(&row, sizeof row);
+  const unsigned lane = threadIdx.x % 32;
+  for (unsigned m = 0; m < 4; ++m)
+    r[m] = matrix_element(m, lane / 4, lane % 4 * 2) |
+           uint32_t{matrix_element(m, lane / 4, lane % 4 * 2 + 1)} << 16;
+}
+void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
+  simt::publish(&row, sizeof row);
+  const unsigned lane = threadIdx.x % 32;
+  for (unsigned m = 0; m < 4; ++m)
+    r[m] = matrix_element(m, lane % 4 * 2, lane / 4) |
+           uint32_t{matrix_element(m, lane % 4 * 2 + 1, lane / 4)} << 16;
 }
 
 }  // namespace tokamak::cuda

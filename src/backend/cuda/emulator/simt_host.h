@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 namespace tokamak::cuda {
 
@@ -52,6 +53,7 @@ const float* published_sums(int n);
 
 }  // namespace simt
 
+inline void wait_for_earlier() {}
 inline void sync_block() { simt::wait_block(); }
 inline void sync_warp() { simt::wait_warp(); }
 inline unsigned warp_ballot(bool x) {
@@ -77,7 +79,44 @@ void warp_sums(float (&x)[n]) {
   simt::publish(x, sizeof x);
   std::memcpy(x, simt::published_sums(n), sizeof x);
 }
+template <class T>
+T lane_value(T x, unsigned lane) {
+  simt::publish(&x, sizeof x);
+  std::memcpy(&x, simt::published(lane), sizeof x);
+  return x;
+}
+template <class T>
+T lane_xor(T x, int d) {
+  return lane_value(x, threadIdx.x % 32 ^ static_cast<unsigned>(d));
+}
+template <class T>
+T lane_up(T x, int d) {
+  unsigned lane = threadIdx.x % 32, by = static_cast<unsigned>(d);
+  return lane_value(x, lane < by ? lane : lane - by);
+}
+inline int shared_add(int* to, int x) { return std::exchange(*to, *to + x); }
+inline uint32_t mul_high(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(uint64_t{a} * b >> 32);
+}
+inline float fast_exp(float x) { return std::exp(x); }
+inline float fast_exp2(float x) { return std::exp2(x); }
 void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <bool half>
+void mma_16bit(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  half ? mma_f16(c, a, b0, b1) : mma_bf16(c, a, b0, b1);
+}
+inline void copy16(void* to, const void* from, bool exist) {
+  if (exist)
+    std::memcpy(to, from, 16);
+  else
+    std::memset(to, 0, 16);
+}
+inline void copies_begin() {}
+template <int n>
+void copies_wait() {}
+void load_matrices(uint32_t (&r)[4], const void* row);
+void load_matrices_transposed(uint32_t (&r)[4], const void* row);
 inline float mul_rn(float a, float b) { return a * b; }
 inline float add_rn(float a, float b) { return a + b; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
@@ -96,6 +135,7 @@ inline int __dp4a(int a, int b, int c) {
        threads});                                                                            \
   static void name(const Args& a)
 #define TK_DEVICE inline
+#define TK_DEVICE_CALL inline
 #define TK_DYNAMIC_SHARED(T, name) \
   T* name = reinterpret_cast<T*>(::tokamak::cuda::simt::dynamic_shared())
 #define __shared__ static

@@ -130,6 +130,17 @@ struct SplitArgs {
   DType tx;
 };
 
+// Rows of q8_0 or q4_0 from one matrix after the other, or from two in turn.
+constexpr int kPackSources = 3;
+struct PackArgs {
+  const uint8_t* source[kPackSources];
+  int64_t rows[kPackSources];
+  int64_t row_bytes, width, parts, tiles;  // tiles of 16 rows, the last filled with zeros
+  uint8_t* to;
+  DType type;
+  bool alternate;
+};
+
 // A plane of a state: [block][head][offset][width], then for i8 the block's scales
 // [head][offset].
 struct PlaneArgs {
@@ -150,18 +161,50 @@ struct AppendArgs {
   const void* x[kMaxPlanes];
   DType tx[kMaxPlanes];
 };
+constexpr int kFlashRows = 128, kFlashKeys = 64, kFlashThreads = 256;  // of a block of op_flash
 struct AttendArgs {
   const void* q;  // [rows, heads, d]
   void* y;        // [rows, heads, dv]
   DType tq, ty;
   ViewArgs view;
   const int32_t *pos, *seq, *slot, *q_start, *kv_len, *mask;  // mask: may be null
-  int32_t mask_width, rows, heads, d, dv, keys, window;
+  int32_t mask_width, rows, sequences, heads, d, dv, keys, window;
   int32_t segments;  // of split calls: what `partial` has room for
   float scale, cap;
   PlaneArgs key[kMaxKeys], value;
   float* partial;  // [rows, heads, segments, dv + 2]: peak, mass, sums
 };
+// Between the products of a decoder layer (layer_launches.h). Values are bf16 where nothing else is
+// said.
+constexpr int kLayerThreads = 256;
+struct AddNormArgs {
+  float* residual;        // [.., n]
+  const uint16_t* delta;  // [.., n], or null
+  const void* w;          // [n]
+  uint16_t* y;            // [rows, n]
+  const int32_t* rows;    // which rows; null: all, and their sums are stored
+  int64_t n;
+  float eps;
+  DType tw;
+};
+struct GateArgs {
+  const uint16_t* x;  // [rows, 2, n]
+  uint16_t* y;        // [rows, n]
+  int64_t rows, n;
+};
+struct RotateArgs {
+  const uint16_t* x;  // [rows, heads + 2 * kv_heads, d]
+  uint16_t* q;        // [rows, heads, d]
+  const int32_t *pos, *seq, *slot;
+  const float* frequencies;             // [d / 2]
+  const void *query_gains, *key_gains;  // [d], or null
+  ViewArgs view;
+  PlaneArgs key, value;
+  int32_t heads, kv_heads, d;
+  float eps, rope_scale;
+  DType tg;  // of the gains
+};
+
 struct MoveArgs {  // one token's KV, all planes of a group
   const PlaneArgs* planes;
   int32_t block_size, from, to;

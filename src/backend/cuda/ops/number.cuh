@@ -16,6 +16,15 @@ TK_DEVICE float half_value(uint16_t bits) { return __half2float(__ushort_as_half
 TK_DEVICE uint16_t half_bits(float x) { return __half_as_ushort(__float2half_rn(x)); }
 TK_DEVICE uint16_t brain_bits(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
 TK_DEVICE float brain_value(uint16_t bits) { return __uint_as_float(uint32_t{bits} << 16); }
+// Two values in a word, the first in its lower half.
+TK_DEVICE uint32_t half_pair(float x, float y) {
+  __half2 v = __floats2half2_rn(x, y);
+  return *reinterpret_cast<uint32_t*>(&v);
+}
+TK_DEVICE uint32_t brain_pair(float x, float y) {
+  __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
+  return *reinterpret_cast<uint32_t*>(&v);
+}
 TK_DEVICE uint32_t float_bits(float x) { return __float_as_uint(x); }
 TK_DEVICE float bits_float(uint32_t bits) { return __uint_as_float(bits); }
 #else
@@ -23,6 +32,12 @@ inline float half_value(uint16_t bits) { return f16_to_f32(bits); }
 inline uint16_t half_bits(float x) { return f32_to_f16(x); }
 inline uint16_t brain_bits(float x) { return f32_to_bf16(x); }
 inline float brain_value(uint16_t bits) { return bf16_to_f32(bits); }
+inline uint32_t half_pair(float x, float y) {
+  return f32_to_f16(x) | uint32_t{f32_to_f16(y)} << 16;
+}
+inline uint32_t brain_pair(float x, float y) {
+  return f32_to_bf16(x) | uint32_t{f32_to_bf16(y)} << 16;
+}
 inline uint32_t float_bits(float x) { return std::bit_cast<uint32_t>(x); }
 inline float bits_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 #endif

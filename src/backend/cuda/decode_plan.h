@@ -1,0 +1,37 @@
+#pragma once
+// Recognises a decode plan that the persistent kernel can run (decode_stream.h): a dense decoder of
+// norms, rotated and grouped attention and gated products. It reads the calls of the plan and
+// nothing else, so no model is known by name.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/decode_stream.h"
+#include "plan/plan.h"
+
+namespace tokamak::cuda {
+
+// Indices of PlanSet::weights; kNoWeight: the model has none.
+constexpr uint32_t kNoWeight = ~0u;
+struct PlannedLayer {
+  uint32_t attention_norm = kNoWeight, mlp_norm = kNoWeight;
+  uint32_t query_norm = kNoWeight, key_norm = kNoWeight;
+  uint32_t q = kNoWeight, k = kNoWeight, v = kNoWeight;
+  uint32_t q_bias = kNoWeight, k_bias = kNoWeight, v_bias = kNoWeight;
+  uint32_t out = kNoWeight, gate = kNoWeight, up = kNoWeight, down = kNoWeight;
+  uint32_t state = 0;
+};
+struct PlannedDecoder {
+  DecoderShape shape;
+  DecodeWeight type = DecodeWeight::kBf16;  // of the layers
+  DecodeWeight head_type = DecodeWeight::kBf16;
+  uint32_t embedding = kNoWeight, final_norm = kNoWeight, head = kNoWeight, frequencies = kNoWeight;
+  uint32_t group = 0;  // of the KV cache
+  std::vector<PlannedLayer> layers;
+};
+
+// Nothing where the kernel cannot run the plan; `why` then says what it found instead.
+std::optional<PlannedDecoder> find_decoder(const PlanSet& plans, const Plan& plan,
+                                           std::string& why);
+
+}  // namespace tokamak::cuda
