@@ -22,12 +22,13 @@ class QuantLinear final : public LinearKernel {
     dot4_ = kernels.qdot4[f];
     widen_ = kernels.qwiden[f];
     wide_ = kernels.qwide[f];
+    panels_ = kernels.wide_panels;
   }
   int64_t single_bytes() const override { return blocks_ * static_cast<int64_t>(sizeof(XBlock1)); }
   int64_t tile_bytes() const override { return blocks_ * static_cast<int64_t>(sizeof(XBlock4)); }
   int64_t scratch_bytes() const override {
     if (!wide_) return 0;
-    return std::min(blocks_, kWideBlocks) * kWideBlock + kMaxTiles * kTile * kPanel * 4;
+    return panels_ * (std::min(blocks_, kWideBlocks) * kWideBlock + kMaxTiles * kTile * kPanel * 4);
   }
 
   void pack_single(const KernelTable& k, const void* x, uint8_t* to) const override {
@@ -61,29 +62,33 @@ class QuantLinear final : public LinearKernel {
   }
 
  private:
-  // Parts of a panel are widened and multiplied with all rows while they are in the first cache.
+  // Parts of a few panels are widened and multiplied with all rows while they are in the cache.
   void wide_tiles(const XBlock4* x, int64_t rows, int64_t begin, int64_t end,
                   const LinearSink& sink, uint8_t* scratch) const {
     TK_CHECK(rows <= kMaxTiles * kTile);
     const QLayout& layout = qlayout(w_->qformat);
     int64_t part = std::min(blocks_, kWideBlocks);
-    auto* sums = reinterpret_cast<float*>(scratch + part * kWideBlock);
-    for (int64_t p = begin; p < end; ++p) {
-      std::memset(sums, 0, static_cast<size_t>(rows * kPanel) * sizeof(float));
+    auto* sums = reinterpret_cast<float*>(scratch + panels_ * part * kWideBlock);
+    for (int64_t p = begin; p < end; p += panels_) {
+      int64_t panels = std::min(panels_, end - p);
+      std::memset(sums, 0, static_cast<size_t>(panels * rows * kPanel) * sizeof(float));
       for (int64_t b = 0; b < blocks_; b += part) {
         int64_t n = std::min(part, blocks_ - b);
-        widen_(w_->panel(p) + b / layout.blocks * layout.bytes(), n, scratch);
-        wide_(scratch, x + b, blocks_, rows, n, sums);
+        for (int64_t i = 0; i < panels; ++i)
+          widen_(w_->panel(p + i) + b / layout.blocks * layout.bytes(), n,
+                 scratch + i * n * kWideBlock);
+        wide_(scratch, panels, x + b, blocks_, rows, n, sums);
       }
-      store(sink, begin, p, 0, rows, sums);
+      for (int64_t i = 0; i < panels; ++i)
+        store(sink, begin, p + i, 0, rows, sums + i * rows * kPanel);
     }
   }
 
-  int64_t blocks_;
+  int64_t blocks_, panels_ = 1;
   void (*dot1_)(const uint8_t*, const XBlock1*, int64_t, float*);
   void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
   void (*widen_)(const uint8_t*, int64_t, uint8_t*);
-  void (*wide_)(const uint8_t*, const XBlock4*, int64_t, int64_t, int64_t, float*);
+  void (*wide_)(const uint8_t*, int64_t, const XBlock4*, int64_t, int64_t, int64_t, float*);
 };
 
 // Activations f32. Float weights are read as they are for few rows; quantised ones, and any for
