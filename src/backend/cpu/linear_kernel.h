@@ -26,7 +26,7 @@ class LinearKernel {
   explicit LinearKernel(const Weight* w) : w_(w) {}
   virtual ~LinearKernel() = default;
   const Weight& weight() const { return *w_; }
-  int64_t row_bytes() const;  // of an activation row as ops exchange it
+  virtual int64_t row_bytes() const { return w_->k * 4; }  // of a row as ops exchange it
 
   virtual int64_t single_bytes() const = 0;  // of one packed row; 0: rows are read as they are
   virtual int64_t tile_bytes() const = 0;    // of kTile packed rows
