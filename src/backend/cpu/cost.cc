@@ -80,7 +80,7 @@ uint64_t linears_scratch(const KernelWork& work) {
   for (const OpWork& op : work.ops)
     if (op.part == OpWork::Part::kAnchor && op.rows > 0) {
       auto rows = static_cast<int64_t>(op.rows), k = static_cast<int64_t>(op.in_elements) / rows;
-      return static_cast<uint64_t>((rows + kTile - 1) / kTile * tile_bytes_of(op.activations, k));
+      return static_cast<uint64_t>((rows + kTile - 1) / kTile * most_tile_bytes(op.activations, k));
     }
   return 0;
 }

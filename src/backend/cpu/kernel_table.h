@@ -15,7 +15,8 @@ constexpr int kPanel = 16;                // output rows per panel
 constexpr int kQuantBlock = 32;           // values per scale of an activation
 constexpr int64_t kActivationBlock = 40;  // bytes of one q8a block
 constexpr int64_t kWideBlock = 704;       // most bytes of a widened block of a panel
-constexpr int kTile = 4;                  // activation rows that a wide kernel takes at once
+constexpr int kMaxWidePanels = 4;
+constexpr int kTile = 4;  // activation rows that a wide kernel takes at once
 
 // Weight formats with integer dot products, packed in panels (pack.h has the byte layouts).
 enum class QFormat : uint8_t { kQ4_0, kQ4_1, kQ8_0, kQ4_K, kQ6_K, kQ5_0, kQ5_1, kQ5_K, kCount };
@@ -76,13 +77,18 @@ struct KernelTable {
   void (*qdot1[kQFormats])(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out);
   void (*qdot4[kQFormats])(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows,
                            float* out);
-  // For many rows: qwiden brings `blocks` blocks of a panel (whole super-blocks) to int8 and f32,
-  // at most kWideBlock bytes each, in a form of the level's own; qwide multiplies that with `rows`
-  // rows in tiles that are `stride` blocks apart, sums[row][kPanel] +=, so that k can come in
-  // parts. nullptr: the level has none, and qdot4 does the same.
+  // For many rows: qwiden brings `blocks` blocks of a panel (whole super-blocks) to int8 and f32 in
+  // a form of the level's own, at most kWideBlock bytes each. qwide multiplies `panels` of these,
+  // blocks * kWideBlock bytes apart, with `rows` rows in tiles that are `stride` blocks apart:
+  // sums[panel][row][kPanel] +=, so that k can come in parts. wide_panels: how many it is given at
+  // once, at most kMaxWidePanels. nullptr: the level has none, and qdot4 does the same.
+  int wide_panels;
   void (*qwiden[kQFormats])(const uint8_t* panel, int64_t blocks, uint8_t* wide);
-  void (*qwide[kQFormats])(const uint8_t* wide, const XBlock4* x, int64_t stride, int64_t rows,
-                           int64_t blocks, float* sums);
+  void (*qwide[kQFormats])(const uint8_t* wide, int64_t panels, const XBlock4* x, int64_t stride,
+                           int64_t rows, int64_t blocks, float* sums);
+  // The f32 values of whole super-blocks, out[k][kPanel], as decode_qpanel gives them. nullptr: the
+  // level has none.
+  void (*qfloats[kQFormats])(const uint8_t* panel, int64_t blocks, float* out);
   // Rearranges n <= kTile rows of q8a blocks (40 bytes each); absent rows become zero.
   void (*pack_x1)(const void* x, int64_t blocks, XBlock1* out);
   void (*pack_x4)(const void* const* rows, int n, int64_t blocks, XBlock4* out);

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "backend/cpu/cost.h"
+#include "backend/cpu/pack.h"
 #include "base/error.h"
 #include "ops/op.h"
 
@@ -40,6 +41,9 @@ constexpr const char* kIntegerClass =
 constexpr const char* kMinimumClass =
     "i32 dot per block of 32, f32 fma by scale product then fma of minimum by activation sum, in k "
     "order, one accumulator";
+constexpr const char* kDigitsClass =
+    "f32 as three q8a digits, each with i32 dot per block of 32 and f32 fma by scale product in k "
+    "order, added in order";
 constexpr const char* kFloatClass = "f32 fma in k order, one accumulator; weights decoded to f32";
 constexpr const char* kRowClass = "f32, sums in 16 lanes and a fixed tree";
 constexpr const char* kElementClass = "f32 element-wise";
@@ -49,13 +53,31 @@ constexpr const char* kUnaryOps[] = {"neg",    "abs",  "exp",  "log",   "sqrt", 
                                      "relu",   "silu", "gelu", "scale", "softcap"};
 constexpr const char* kBinaryOps[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
 
+// Types with or without integer dot products.
+std::string weight_types(bool integer) {
+  std::string out;
+  for (int i = 0; i < static_cast<int>(DType::kQ8A); ++i) {
+    auto type = static_cast<DType>(i);
+    if (qformat_of(type).has_value() != integer) continue;
+    out += out.empty() ? "" : "|";
+    out += dtype_name(type);
+  }
+  return out;
+}
+
 class KernelList {
  public:
   std::vector<CpuKernel> make() {
     for (const char* format : {"q4_0", "q8_0", "q6_k", "q5_0"}) add_linear(format, kIntegerClass);
     for (const char* format : {"q4_1", "q4_k", "q5_1", "q5_k"}) add_linear(format, kMinimumClass);
+    add({.name = "cpu.linear.f32.quantized",
+         .pattern = "linear(f32, weight " + weight_types(true) + ", weight *)",
+         .weight_layout = kPanelLayout,
+         .numeric_class = kDigitsClass,
+         .cost = matrix_cost},
+        make_linear);
     add({.name = "cpu.linear.f32",
-         .pattern = "linear(f32, weight *, weight *)",
+         .pattern = "linear(f32, weight " + weight_types(false) + ", weight *)",
          .weight_layout = kPanelLayout,
          .numeric_class = kFloatClass,
          .cost = matrix_cost},

@@ -74,9 +74,9 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// tmm0, tmm1: sums; tmm2, tmm3: activations; tmm4, tmm5: weights. A product of q6_k covers 16
-// values of k, of the other formats 32. Asm of its own: the compiler's intrinsics do not tell it
-// that memory is read.
+// tmm0, tmm1: sums; tmm2, tmm3: activations; tmm4, tmm5: weights: two products at a time. A product
+// of q6_k covers 16 values of k, of the other formats 32. Asm of its own: the compiler's intrinsics
+// do not tell it that memory is read.
 template <int F>
 void configure_tiles() {
   constexpr int values = Panel<F>::halves ? 16 : 32;
@@ -88,30 +88,35 @@ void configure_tiles() {
   asm volatile("ldtilecfg %0" : : "m"(c));
 }
 
-// to[16][16] (i32) = activations . weights, in tile registers s, a and w.
-#define TK_TILE_PRODUCT(s, a, w, from_x, from_w, to)                                   \
-  asm volatile("tilezero %%tmm" #s                                                     \
-               "\n\t"                                                                  \
-               "tileloadd (%0,%3,1), %%tmm" #a                                         \
-               "\n\t"                                                                  \
-               "tileloadd (%1,%4,1), %%tmm" #w                                         \
-               "\n\t"                                                                  \
-               "tdpbssd %%tmm" #w ", %%tmm" #a ", %%tmm" #s                            \
-               "\n\t"                                                                  \
-               "tilestored %%tmm" #s ", (%2,%4,1)"                                     \
-               :                                                                       \
-               : "r"(from_x), "r"(from_w), "r"(to), "r"(int64_t{32}), "r"(int64_t{64}) \
-               : "memory")
-
 using Sums = int32_t[kRows][kPanel];
 
-// The integer sums of a block; of q6_k those of k < 16 and of k >= 16.
-template <int F>
-TK_INLINE void multiply_block(const XBlock16& x, const uint8_t* w, Sums* to) {
-  TK_TILE_PRODUCT(0, 2, 4, x.q[0], w, to[0]);
-  if (Panel<F>::halves) TK_TILE_PRODUCT(1, 3, 5, x.q[0] + 16, w + 256, to[1]);
+// The integer sums to[0], to[1] of x0 . w0 and x1 . w1.
+TK_INLINE void multiply_two(const int8_t* x0, const uint8_t* w0, const int8_t* x1,
+                            const uint8_t* w1, Sums* to) {
+  asm volatile(
+      "tileloadd (%0,%5,1), %%tmm2\n\t"
+      "tileloadd (%1,%6,1), %%tmm4\n\t"
+      "tilezero %%tmm0\n\t"
+      "tdpbssd %%tmm4, %%tmm2, %%tmm0\n\t"
+      "tileloadd (%2,%5,1), %%tmm3\n\t"
+      "tileloadd (%3,%6,1), %%tmm5\n\t"
+      "tilezero %%tmm1\n\t"
+      "tdpbssd %%tmm5, %%tmm3, %%tmm1\n\t"
+      "tilestored %%tmm0, (%4,%6,1)\n\t"
+      "tilestored %%tmm1, 1024(%4,%6,1)"
+      :
+      : "r"(x0), "r"(w0), "r"(x1), "r"(w1), "r"(to), "r"(int64_t{32}), "r"(int64_t{64})
+      : "memory");
 }
-#undef TK_TILE_PRODUCT
+
+// Of q6_k: the sums of k < 16 and of k >= 16 of one block. Of the other formats: of two blocks.
+template <int F>
+TK_INLINE void multiply_blocks(const XBlock16* x, const uint8_t* w, bool two, Sums* to) {
+  if (Panel<F>::halves)
+    multiply_two(x->q[0], w, x->q[0] + 16, w + 256, to);
+  else
+    multiply_two(x->q[0], w, x[two].q[0], w + two * kStep<F>, to);
+}
 
 template <int F>
 TK_INLINE void scale_block(const XBlock16& x, const uint8_t* w, const Sums* sums, __m512* acc) {
@@ -130,36 +135,45 @@ TK_INLINE void scale_block(const XBlock16& x, const uint8_t* w, const Sums* sums
   }
 }
 
-// 16 rows of activations. The products of a block run while those of the block before are scaled.
+// 16 rows of activations. Products run while those before them are scaled.
 template <int F>
-TK_INLINE void multiply_rows(const XBlock16* x, const uint8_t* wide, int64_t blocks, __m512* acc) {
+void multiply_rows(const XBlock16* x, const uint8_t* wide, int64_t blocks, int64_t rows,
+                   float* to) {
+  constexpr int step = Panel<F>::halves ? 1 : 2;
   alignas(64) Sums sums[2][2];
-  multiply_block<F>(x[0], wide, sums[0]);
-  for (int64_t b = 0; b < blocks; ++b, wide += kStep<F>) {
-    if (b + 1 < blocks) multiply_block<F>(x[b + 1], wide + kStep<F>, sums[(b + 1) % 2]);
-    scale_block<F>(x[b], wide, sums[b % 2], acc);
+  __m512 acc[kRows];
+#pragma GCC unroll 16
+  for (int i = 0; i < kRows; ++i)
+    acc[i] = i < rows ? _mm512_loadu_ps(to + i * kPanel) : _mm512_setzero_ps();
+  multiply_blocks<F>(x, wide, blocks > 1, sums[0]);
+  for (int64_t b = 0; b < blocks; b += step, wide += step * kStep<F>) {
+    const Sums* done = sums[b / step % 2];
+    if (b + step < blocks)
+      multiply_blocks<F>(x + b + step, wide + step * kStep<F>, b + step + 1 < blocks,
+                         sums[(b / step + 1) % 2]);
+    scale_block<F>(x[b], wide, done, acc);
+    if (step == 2 && b + 1 < blocks) scale_block<F>(x[b + 1], wide + kStep<F>, done + 1, acc);
   }
+#pragma GCC unroll 16
+  for (int i = 0; i < kRows; ++i)
+    if (i < rows) _mm512_storeu_ps(to + i * kPanel, acc[i]);
 }
 
+// Rows come side by side once for all panels.
 template <int F>
-void qwide(const uint8_t* wide, const XBlock4* x, int64_t stride, int64_t rows, int64_t blocks,
-           float* sums) {
+void qwide(const uint8_t* wide, int64_t panels, const XBlock4* x, int64_t stride, int64_t rows,
+           int64_t blocks, float* sums) {
   XBlock16 tiles[kBlocks];
   configure_tiles<F>();
-  for (int64_t r = 0; r < rows; r += kRows, x += 4 * stride, sums += kRows * kPanel) {
+  for (int64_t r = 0; r < rows; r += kRows, x += 4 * stride) {
     int64_t n = rows - r < kRows ? rows - r : kRows;
-    __m512 acc[kRows];
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i)
-      acc[i] = i < n ? _mm512_loadu_ps(sums + i * kPanel) : _mm512_setzero_ps();
     for (int64_t b = 0; b < blocks; b += kBlocks) {
       int64_t part = blocks - b < kBlocks ? blocks - b : kBlocks;
       gather_rows(x + b, stride, n, part, tiles);
-      multiply_rows<F>(tiles, wide + b * kStep<F>, part, acc);
+      for (int64_t p = 0; p < panels; ++p)
+        multiply_rows<F>(tiles, wide + p * blocks * tokamak::cpu::kWideBlock + b * kStep<F>, part,
+                         n, sums + (p * rows + r) * kPanel);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i)
-      if (i < n) _mm512_storeu_ps(sums + i * kPanel, acc[i]);
   }
   asm volatile("tilerelease");
 }
@@ -181,6 +195,7 @@ const KernelTable* amx_table() {
   static const KernelTable table = [] {
     KernelTable t = *avx512_table();
     t.name = "amx";
+    t.wide_panels = tokamak::cpu::kMaxWidePanels;
     fill_wide<0>(t);
     return t;
   }();

@@ -8,6 +8,8 @@
 
 #include "backend/cpu/qwide_neon.inc"
 
+#include "backend/cpu/qfloats_neon.inc"
+
 namespace {
 
 // d and m of a super-block as f32; of q4_k and q5_k also what row_scales starts from.
@@ -162,6 +164,7 @@ void fill_q(tokamak::cpu::KernelTable& t) {
     t.qdot4[F] = qdot4<F>;
     t.qwiden[F] = qwiden<F>;
     t.qwide[F] = qwide<F>;
+    t.qfloats[F] = qfloats<F>;
     fill_q<F + 1>(t);
   }
 }
@@ -175,6 +178,7 @@ const KernelTable* neon_table() {
     KernelTable t{};
     t.name = "neon";
     t.style = {4, 16, 0, 8, false};
+    t.wide_panels = 1;
     fill_vector_kernels<false>(t);
     fill_q<0>(t);
     return t;

@@ -136,11 +136,16 @@ TEST_P(QDot, WidenedPanelsGiveTheSameBitsForAnyNumberOfRows) {
       table->pack_x1(x.rows[r], blocks, x1.data());
       table->qdot1[GetParam()](panel.data(), x1.data(), blocks, expected.data() + r * kPanel);
     }
+    // The same panel as often as the level takes panels at once.
+    int64_t panels = table->wide_panels, after = blocks - first;
     std::vector<uint8_t> parts[2];
-    parts[0].resize(static_cast<size_t>(first * kWideBlock));
-    parts[1].resize(static_cast<size_t>((blocks - first) * kWideBlock));
-    widen(panel.data(), first, parts[0].data());
-    widen(panel.data() + first / layout.blocks * layout.bytes(), blocks - first, parts[1].data());
+    parts[0].resize(static_cast<size_t>(panels * first * kWideBlock));
+    parts[1].resize(static_cast<size_t>(panels * after * kWideBlock));
+    for (int64_t p = 0; p < panels; ++p) {
+      widen(panel.data(), first, parts[0].data() + p * first * kWideBlock);
+      widen(panel.data() + first / layout.blocks * layout.bytes(), after,
+            parts[1].data() + p * after * kWideBlock);
+    }
     for (int64_t rows = 1; rows <= most; ++rows) {
       int64_t used = (rows + kTile - 1) / kTile;
       std::vector<XBlock4> x4(static_cast<size_t>(used * blocks));
@@ -148,10 +153,13 @@ TEST_P(QDot, WidenedPanelsGiveTheSameBitsForAnyNumberOfRows) {
         table->pack_x4(x.rows.data() + t * kTile,
                        static_cast<int>(std::min<int64_t>(kTile, rows - t * kTile)), blocks,
                        x4.data() + t * blocks);
-      std::vector<float> sums(static_cast<size_t>(rows * kPanel));
-      multiply(parts[0].data(), x4.data(), blocks, rows, first, sums.data());
-      multiply(parts[1].data(), x4.data() + first, blocks, rows, blocks - first, sums.data());
-      ASSERT_EQ(0, std::memcmp(sums.data(), expected.data(), sums.size() * 4)) << rows << " rows";
+      auto size = static_cast<size_t>(rows * kPanel);
+      std::vector<float> sums(static_cast<size_t>(panels) * size);
+      multiply(parts[0].data(), panels, x4.data(), blocks, rows, first, sums.data());
+      multiply(parts[1].data(), panels, x4.data() + first, blocks, rows, after, sums.data());
+      for (size_t p = 0; p < static_cast<size_t>(panels); ++p)
+        ASSERT_EQ(0, std::memcmp(sums.data() + p * size, expected.data(), size * 4))
+            << rows << " rows, panel " << p;
     }
   }
 }
@@ -169,6 +177,11 @@ TEST_P(QDot, PackedPanelsDecodeToTheSameBits) {
     std::vector<uint8_t> panel(static_cast<size_t>(qpanel_bytes(format, k)));
     pack_qpanel(format, table->style, weights.data(), row_bytes, kPanel, k, panel.data());
     decode_qpanel(format, table->style, panel.data(), 0, k, whole.data());
+    if (auto decode = table->qfloats[GetParam()]) {
+      std::vector<float> floats(k * kPanel);
+      decode(panel.data(), k / 32, floats.data());
+      EXPECT_EQ(0, std::memcmp(floats.data(), whole.data(), whole.size() * 4));
+    }
     for (int r = 0; r < kPanel; ++r) {
       decode_row(dtype, weights.data() + r * row_bytes, expected.data(), k);
       decode_qpanel_row(format, table->style, panel.data(), r, 0, k, row.data());

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "tensor/block_formats.h"
 
 namespace tokamak::cpu {
 namespace {
@@ -22,12 +23,14 @@ class QuantLinear final : public LinearKernel {
     dot4_ = kernels.qdot4[f];
     widen_ = kernels.qwiden[f];
     wide_ = kernels.qwide[f];
+    panels_ = kernels.wide_panels;
   }
+  int64_t row_bytes() const override { return blocks_ * kActivationBlock; }
   int64_t single_bytes() const override { return blocks_ * static_cast<int64_t>(sizeof(XBlock1)); }
-  int64_t tile_bytes() const override { return tile_bytes_of(DType::kQ8A, w_->k); }
+  int64_t tile_bytes() const override { return blocks_ * static_cast<int64_t>(sizeof(XBlock4)); }
   int64_t scratch_bytes() const override {
     if (!wide_) return 0;
-    return std::min(blocks_, kWideBlocks) * kWideBlock + kMaxTiles * kTile * kPanel * 4;
+    return panels_ * (std::min(blocks_, kWideBlocks) * kWideBlock + kMaxTiles * kTile * kPanel * 4);
   }
 
   void pack_single(const KernelTable& k, const void* x, uint8_t* to) const override {
@@ -61,33 +64,125 @@ class QuantLinear final : public LinearKernel {
   }
 
  private:
-  // Parts of a panel are widened and multiplied with all rows while they are in the first cache.
+  // Parts of a few panels are widened and multiplied with all rows while they are in the cache.
   void wide_tiles(const XBlock4* x, int64_t rows, int64_t begin, int64_t end,
                   const LinearSink& sink, uint8_t* scratch) const {
     TK_CHECK(rows <= kMaxTiles * kTile);
     const QLayout& layout = qlayout(w_->qformat);
     int64_t part = std::min(blocks_, kWideBlocks);
-    auto* sums = reinterpret_cast<float*>(scratch + part * kWideBlock);
-    for (int64_t p = begin; p < end; ++p) {
-      std::memset(sums, 0, static_cast<size_t>(rows * kPanel) * sizeof(float));
+    auto* sums = reinterpret_cast<float*>(scratch + panels_ * part * kWideBlock);
+    for (int64_t p = begin; p < end; p += panels_) {
+      int64_t panels = std::min(panels_, end - p);
+      std::memset(sums, 0, static_cast<size_t>(panels * rows * kPanel) * sizeof(float));
       for (int64_t b = 0; b < blocks_; b += part) {
         int64_t n = std::min(part, blocks_ - b);
-        widen_(w_->panel(p) + b / layout.blocks * layout.bytes(), n, scratch);
-        wide_(scratch, x + b, blocks_, rows, n, sums);
+        for (int64_t i = 0; i < panels; ++i)
+          widen_(w_->panel(p + i) + b / layout.blocks * layout.bytes(), n,
+                 scratch + i * n * kWideBlock);
+        wide_(scratch, panels, x + b, blocks_, rows, n, sums);
       }
-      store(sink, begin, p, 0, rows, sums);
+      for (int64_t i = 0; i < panels; ++i)
+        store(sink, begin, p + i, 0, rows, sums + i * rows * kPanel);
     }
   }
 
-  int64_t blocks_;
+  int64_t blocks_, panels_ = 1;
   void (*dot1_)(const uint8_t*, const XBlock1*, int64_t, float*);
   void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
   void (*widen_)(const uint8_t*, int64_t, uint8_t*);
-  void (*wide_)(const uint8_t*, const XBlock4*, int64_t, int64_t, int64_t, float*);
+  void (*wide_)(const uint8_t*, int64_t, const XBlock4*, int64_t, int64_t, int64_t, float*);
 };
 
-// Activations f32. Float weights are read as they are for few rows; quantised ones, and any for
-// many rows, are decoded to f32 a part of a panel at a time.
+// Activations f32 and weights of a format with integer dot products. A row becomes three rows of
+// q8a: its rounded values, what rounding left, and what rounding that left: about the 24 bits of a
+// float for the largest value of each block of 32. The three products are added in this order.
+class DigitsLinear final : public LinearKernel {
+ public:
+  DigitsLinear(const KernelTable& kernels, const Weight* w)
+      : LinearKernel(w),
+        blocks_(w->k / kQuantBlock),
+        inner_(kernels, w),
+        dot4_(kernels.qdot4[static_cast<int>(w->qformat)]) {}
+  int64_t single_bytes() const override { return inner_.tile_bytes(); }
+  int64_t tile_bytes() const override { return kDigits * inner_.tile_bytes(); }
+  int64_t scratch_bytes() const override {
+    return (inner_.scratch_bytes() + 63) / 64 * 64 +
+           (kDigits * kRowsAtOnce * kPanelsAtOnce + kRowsAtOnce) * kPanel * 4;
+  }
+
+  void pack_single(const KernelTable& k, const void* x, uint8_t* to) const override {
+    pack(k, x, 1, to);
+  }
+  void pack_tile(const KernelTable& k, const void* x, int64_t n, uint8_t* to) const override {
+    pack(k, x, n, to);
+  }
+  void single(const KernelTable&, const void* packed, int64_t begin, int64_t end,
+              const LinearSink& sink, uint8_t*) const override {
+    for (int64_t p = begin; p < end; ++p) {
+      float parts[kTile * kPanel], sums[kPanel];
+      dot4_(w_->panel(p), static_cast<const XBlock4*>(packed), blocks_, kDigits, parts);
+      add_digits(parts, kPanel, 1, sums);
+      store(sink, begin, p, 0, 1, sums);
+    }
+  }
+  void tiles(const KernelTable& k, const uint8_t* packed, int64_t rows, int64_t begin, int64_t end,
+             const LinearSink& sink, uint8_t* scratch) const override {
+    auto* parts = reinterpret_cast<float*>(scratch + (inner_.scratch_bytes() + 63) / 64 * 64);
+    float* sums = parts + kDigits * kRowsAtOnce * kPanelsAtOnce * kPanel;
+    constexpr int64_t stride = kPanelsAtOnce * kPanel;
+    std::memset(parts, 0, kDigits * kRowsAtOnce * stride * sizeof(float));
+    for (int64_t p = begin; p < end; p += kPanelsAtOnce)
+      for (int64_t r = 0; r < rows; r += kRowsAtOnce) {
+        int64_t last = std::min(end, p + kPanelsAtOnce), n = std::min(rows - r, kRowsAtOnce);
+        inner_.tiles(k, packed + r / kTile * tile_bytes(), kDigits * n, p, last,
+                     {parts, stride, nullptr}, scratch);
+        for (int64_t q = p; q < last; ++q) {
+          add_digits(parts + (q - p) * kPanel, stride, n, sums);
+          store(sink, begin, q, r, n, sums);
+        }
+      }
+  }
+
+ private:
+  static constexpr int kDigits = 3;
+  static constexpr int64_t kRowsAtOnce = 32, kPanelsAtOnce = 4;
+
+  // Rows 3 r .. 3 r + 2 of the tiles are the digits of row r.
+  void pack(const KernelTable& k, const void* x, int64_t n, uint8_t* to) const {
+    auto* out = reinterpret_cast<XBlock4*>(to);
+    for (int64_t b = 0; b < blocks_; ++b) {
+      BlockQ8A digits[kDigits * kTile];
+      const void* rows[kDigits * kTile];
+      for (int64_t r = 0; r < n; ++r)
+        split(k, static_cast<const float*>(x) + r * w_->k + b * kQuantBlock, digits + kDigits * r);
+      for (int64_t i = 0; i < kDigits * n; ++i) rows[i] = digits + i;
+      for (int64_t i = 0; i < kDigits * n; i += kTile)
+        k.pack_x4(rows + i, static_cast<int>(std::min<int64_t>(kTile, kDigits * n - i)), 1,
+                  out + i / kTile * blocks_ + b);
+    }
+  }
+  static void split(const KernelTable& k, const float* x, BlockQ8A* digits) {
+    float rest[kQuantBlock];
+    std::copy_n(x, kQuantBlock, rest);
+    for (int i = 0; i < kDigits; ++i) {
+      k.quantize_row(rest, kQuantBlock, digits + i);
+      for (int j = 0; j < kQuantBlock; ++j)
+        rest[j] -= digits[i].scale * static_cast<float>(digits[i].q[j]);
+    }
+  }
+  static void add_digits(const float* parts, int64_t stride, int64_t rows, float* sums) {
+    for (int64_t r = 0; r < rows; ++r, parts += kDigits * stride)
+      for (int64_t i = 0; i < kPanel; ++i)
+        sums[r * kPanel + i] = (parts[i] + parts[stride + i]) + parts[2 * stride + i];
+  }
+
+  int64_t blocks_;
+  QuantLinear inner_;
+  void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
+};
+
+// Activations f32, other weights. Float weights are read as they are for few rows; quantised ones,
+// and any for many rows, are decoded to f32 a part of a panel at a time.
 class FloatLinear final : public LinearKernel {
  public:
   explicit FloatLinear(const Weight* w) : LinearKernel(w) {
@@ -96,7 +191,7 @@ class FloatLinear final : public LinearKernel {
     part_ = std::max(step, kPanelPart / step * step);
   }
   int64_t single_bytes() const override { return 0; }
-  int64_t tile_bytes() const override { return tile_bytes_of(DType::kF32, w_->k); }
+  int64_t tile_bytes() const override { return w_->k * kTile * 4; }
   int64_t scratch_bytes() const override {
     return (part_ * kPanel + kMaxTiles * kTile * kPanel) * 4;
   }
@@ -168,13 +263,9 @@ class FloatLinear final : public LinearKernel {
 
 }  // namespace
 
-int64_t tile_bytes_of(DType activations, int64_t k) {
-  if (activations == DType::kQ8A) return k / kQuantBlock * static_cast<int64_t>(sizeof(XBlock4));
-  return k * kTile * 4;
-}
-
-int64_t LinearKernel::row_bytes() const {
-  return single_bytes() > 0 ? w_->k / kQuantBlock * kActivationBlock : w_->k * 4;
+int64_t most_tile_bytes(DType activations, int64_t k) {
+  int64_t quantized = k / kQuantBlock * static_cast<int64_t>(sizeof(XBlock4));
+  return activations == DType::kQ8A ? quantized : std::max(k * kTile * 4, kDigits * quantized);
 }
 
 int64_t LinearKernel::chunk_tiles() const {
@@ -209,6 +300,8 @@ void need_matrix(const OpSite& site, const Weight* weight) {
 std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weight* weight,
                                                  DType activations) {
   need_matrix(site, weight);
+  if (activations == DType::kF32 && weight->matrix == Weight::Matrix::kQPanel)
+    return std::make_unique<DigitsLinear>(site.kernels, weight);
   if (activations == DType::kF32) return std::make_unique<FloatLinear>(weight);
   if (activations == DType::kQ8A && weight->matrix == Weight::Matrix::kQPanel)
     return std::make_unique<QuantLinear>(site.kernels, weight);

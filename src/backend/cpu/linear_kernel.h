@@ -13,8 +13,8 @@ constexpr int64_t kGrainWork = 96 * 1024;    // multiply-adds that are worth a t
 constexpr int64_t kChunkBytes = 384 * 1024;  // activation tiles kept in a core's cache
 constexpr int64_t kMaxTiles = 32;
 
-// Of kTile activation rows of length k, packed.
-int64_t tile_bytes_of(DType activations, int64_t k);
+// Of kTile activation rows of length k, packed for any weight.
+int64_t most_tile_bytes(DType activations, int64_t k);
 
 // Where results go: row r, column c of panel p at to[r * stride + (p - first panel) * kPanel + c].
 struct LinearSink {
@@ -29,7 +29,7 @@ class LinearKernel {
   explicit LinearKernel(const Weight* w) : w_(w) {}
   virtual ~LinearKernel() = default;
   const Weight& weight() const { return *w_; }
-  int64_t row_bytes() const;  // of an activation row as ops exchange it
+  virtual int64_t row_bytes() const { return w_->k * 4; }  // of a row as ops exchange it
 
   virtual int64_t single_bytes() const = 0;  // of one packed row; 0: rows are read as they are
   virtual int64_t tile_bytes() const = 0;    // of kTile packed rows

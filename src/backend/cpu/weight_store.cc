@@ -194,9 +194,17 @@ void Weight::decode_row(const KernelTable& kernels, int64_t row, float* out) con
 void Weight::decode_panel(const KernelTable& kernels, int64_t p, int64_t k0, int64_t count,
                           float* out) const {
   switch (matrix) {
-    case Matrix::kQPanel:
-      decode_qpanel(qformat, kernels.style, panel(p), k0, count, out);
+    case Matrix::kQPanel: {
+      const QLayout& l = qlayout(qformat);
+      int64_t whole = l.blocks * kQuantBlock;
+      auto decode = kernels.qfloats[static_cast<int>(qformat)];
+      if (decode && k0 % whole == 0 && count % whole == 0) {
+        decode(panel(p) + k0 / whole * l.bytes(), count / kQuantBlock, out);
+      } else {
+        decode_qpanel(qformat, kernels.style, panel(p), k0, count, out);
+      }
       return;
+    }
     case Matrix::kFPanel: {
       int64_t size = ftype == FType::kF32 ? 4 : 2;
       kernels.widen[static_cast<int>(ftype)](panel(p) + k0 * kPanel * size, out, count * kPanel);
