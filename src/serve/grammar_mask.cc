@@ -7,7 +7,6 @@
 namespace tokamak {
 namespace {
 
-constexpr std::string_view kOpenTag = "<think>", kCloseTag = "</think>";
 constexpr size_t kMaxGap = 4;  // tokens of white space after the thinking
 
 bool only_space(std::string_view text) {
@@ -32,8 +31,9 @@ std::vector<int32_t> grammar_end_ids(const Tokenizer& tokenizer,
 
 GrammarMask::GrammarMask(GrammarMaskOptions options)
     : options_(std::move(options)),
-      open_id_(options_.thinking == Thinking::kMaybe ? options_.tokenizer->find_piece(kOpenTag)
-                                                     : -1),
+      open_id_(options_.thinking == Thinking::kMaybe
+                   ? options_.tokenizer->find_piece(options_.open_tag)
+                   : -1),
       choices_(static_cast<size_t>(options_.choices), start()) {}
 
 GrammarMask::Progress GrammarMask::start() const {
@@ -45,13 +45,13 @@ GrammarMask::Progress GrammarMask::start() const {
 
 void GrammarMask::think(Progress& p, int32_t id) const {
   p.tail += options_.tokenizer->piece_bytes(id);
-  if (size_t at = p.tail.find(kCloseTag); at != std::string::npos) {
-    if (!only_space(std::string_view(p.tail).substr(at + kCloseTag.size())))
-      fail(ErrorCode::kUnsupported, "a token goes on after {}", kCloseTag);
+  if (size_t at = p.tail.find(options_.close_tag); at != std::string::npos) {
+    if (!only_space(std::string_view(p.tail).substr(at + options_.close_tag.size())))
+      fail(ErrorCode::kUnsupported, "a token goes on after {}", options_.close_tag);
     p.phase = Phase::kGap;
     p.tail.clear();
-  } else if (p.tail.size() >= kCloseTag.size()) {
-    p.tail.erase(0, p.tail.size() - kCloseTag.size() + 1);
+  } else if (p.tail.size() >= options_.close_tag.size()) {
+    p.tail.erase(0, p.tail.size() - options_.close_tag.size() + 1);
   }
 }
 

@@ -13,8 +13,8 @@ namespace tokamak {
 
 enum class Thinking : uint8_t {
   kNone,
-  kMaybe,  // if the answer begins with <think>
-  kOpen,   // the prompt has opened <think>
+  kMaybe,  // if the answer begins with the opening tag
+  kOpen,   // the prompt ends with the opening tag
 };
 
 struct GrammarMaskOptions {
@@ -24,9 +24,10 @@ struct GrammarMaskOptions {
   int32_t choices = 1;
   // No end before so many tokens, unless the grammar leaves nothing else.
   int32_t min_tokens = 0;
-  // The grammar applies after </think> and the white space that follows it. Until then only the end
-  // is forbidden.
+  // The grammar applies after the closing tag and the white space that follows it. Until then only
+  // the end is forbidden.
   Thinking thinking = Thinking::kNone;
+  std::string open_tag = "<think>", close_tag = "</think>";
 };
 
 // Owner: one request; one thread at a time.
@@ -40,7 +41,7 @@ class GrammarMask final : public TokenMask {
   enum class Phase : uint8_t { kBegin, kThinking, kGap, kText };
   struct Progress {
     Phase phase;
-    std::string tail;          // the end of the thinking, as far as </think> may begin in it
+    std::string tail;          // the end of the thinking, as far as the closing tag may begin in it
     std::vector<int32_t> ids;  // that were read
     size_t before = 0;         // of these: before the text of the grammar
     grammar::Matcher matcher;
@@ -52,7 +53,7 @@ class GrammarMask final : public TokenMask {
   void fill(Progress& p, std::span<uint32_t> allowed);
 
   const GrammarMaskOptions options_;
-  const int32_t open_id_;  // <think>, or -1
+  const int32_t open_id_;  // the opening tag, or -1
   std::vector<Progress> choices_;
   std::vector<uint32_t> scratch_;
 };

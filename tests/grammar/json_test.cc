@@ -1,6 +1,8 @@
 // JSON grammars: bounds of numbers by enumeration, long strings, hostile schemas.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "base/error.h"
 #include "base/json.h"
 #include "tests/grammar/test_vocabulary.h"

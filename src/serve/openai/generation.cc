@@ -56,7 +56,7 @@ RequestSpec Generation::spec_of(const Prompt& prompt,
   spec.beams = params.beams;
   spec.length_penalty = params.length_penalty;
   spec.early_stopping = params.early_stopping;
-  spec.mask = mask_of(params, *request_.model, request_.output.start);
+  spec.mask = mask_of(params, *request_.model, request_.output);
   spec.score_prompt = (params.echo && params.logprobs >= 0) || params.prompt_logprobs >= 0;
   spec.priority = params.priority;
   spec.cache_salt = params.cache_salt;

@@ -202,7 +202,7 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
                   "'tool_choice' cannot be combined with another constraint of the answer.");
     request.params.grammar = std::move(call);
   }
-  prepare_structured(request.params, *model);
+  prepare_structured(request.params, *model, request.output);
   request.prompts.push_back({encode_chat(*model->tokenizer, chat.text, chat.guard), ""});
   if (request.prompts[0].ids.empty())
     bad_request("messages", "invalid_value", "Invalid 'messages': they render to an empty prompt.");
@@ -229,7 +229,7 @@ Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel
     bad_request("max_tokens", "integer_below_min_value",
                 "Invalid 'max_tokens': 0 is only allowed together with 'echo'.");
   fields.refuse("suffix", "Insertion is not available.");
-  prepare_structured(params, *model);
+  prepare_structured(params, *model, request.output);
   request.prompts = read_prompts(fields, *model, params.echo);
   truncate_prompts(fields, request);
   if (request.prompts.size() * static_cast<size_t>(params.n) > kMaxPrompts)

@@ -186,8 +186,12 @@ std::shared_ptr<const grammar::Grammar> forced_call(const Value& body, const Ser
   return constraint.compile(model);
 }
 
-void prepare_structured(GenerationParams& params, const ServedModel& model) {
+void prepare_structured(GenerationParams& params, const ServedModel& model,
+                        const OutputSpec& output) {
   if (params.grammar == nullptr) return;
+  if (output.harmony)
+    unsupported("response_format",
+                "Constrained output is not available for models that answer in channels.");
   if (params.beams > 0)
     unsupported("use_beam_search", "Beam search cannot be combined with constrained output.");
   std::vector<int32_t> ends = grammar_end_ids(*model.tokenizer, params.own_stop_ids);
@@ -200,7 +204,7 @@ void prepare_structured(GenerationParams& params, const ServedModel& model) {
 }
 
 std::shared_ptr<TokenMask> mask_of(const GenerationParams& params, const ServedModel& model,
-                                   ThoughtStart thoughts) {
+                                   const OutputSpec& output) {
   if (params.grammar == nullptr) return nullptr;
   GrammarMaskOptions options;
   options.grammar = params.grammar;
@@ -208,9 +212,13 @@ std::shared_ptr<TokenMask> mask_of(const GenerationParams& params, const ServedM
   options.end_ids = grammar_end_ids(*model.tokenizer, params.own_stop_ids);
   options.choices = params.n;
   options.min_tokens = params.grammar_min_tokens;
-  options.thinking = thoughts == ThoughtStart::kInside  ? Thinking::kOpen
-                     : thoughts == ThoughtStart::kMaybe ? Thinking::kMaybe
-                                                        : Thinking::kNone;
+  if (output.thoughts != nullptr) {
+    options.open_tag = output.thoughts->open;
+    options.close_tag = output.thoughts->close;
+    options.thinking = output.start == ThoughtStart::kInside  ? Thinking::kOpen
+                       : output.start == ThoughtStart::kMaybe ? Thinking::kMaybe
+                                                              : Thinking::kNone;
+  }
   return std::make_shared<GrammarMask>(std::move(options));
 }
 

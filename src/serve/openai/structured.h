@@ -20,9 +20,10 @@ std::shared_ptr<const grammar::Grammar> read_structured(Fields& fields, const Se
 std::shared_ptr<const grammar::Grammar> forced_call(const Value& body, const ServedModel& model);
 
 // The ids that end a constrained answer are stop ids, and min_tokens is up to the grammar.
-void prepare_structured(GenerationParams& params, const ServedModel& model);
+void prepare_structured(GenerationParams& params, const ServedModel& model,
+                        const OutputSpec& output);
 // The mask of one request; nullptr if params.grammar is.
 std::shared_ptr<TokenMask> mask_of(const GenerationParams& params, const ServedModel& model,
-                                   ThoughtStart thoughts);
+                                   const OutputSpec& output);
 
 }  // namespace tokamak::openai

@@ -44,6 +44,8 @@ class SchemaCompiler {
   std::vector<std::string> member_names(const Conjunction& all);
   // Members that are not declared, or kNoExpr.
   ExprId other_member(const Conjunction& all, const std::vector<std::string>& names);
+  // Their names.
+  CharFsm other_names(const Conjunction& all, const std::vector<std::string>& names);
   ExprId members_graph(const std::vector<Member>& members, ExprId other, uint32_t min,
                        uint32_t max);
   bool name_allowed(const Conjunction& all, const std::string& name);

@@ -22,13 +22,16 @@ uint32_t type_bits(std::string_view name) {
   return 0;
 }
 
+bool is_hex(char c) {
+  return std::string_view("0123456789abcdefABCDEF").find(c) != std::string_view::npos;
+}
+
 std::string unescape_pointer(std::string_view part) {
   std::string out;
   for (size_t i = 0; i < part.size(); ++i) {
     if (part[i] == '~' && i + 1 < part.size() && (part[i + 1] == '0' || part[i + 1] == '1'))
       out += part[++i] == '0' ? '~' : '/';
-    else if (part[i] == '%' && i + 2 < part.size() && std::isxdigit(part[i + 1]) &&
-             std::isxdigit(part[i + 2]))
+    else if (part[i] == '%' && i + 2 < part.size() && is_hex(part[i + 1]) && is_hex(part[i + 2]))
       out += static_cast<char>(
           std::stoi(std::string(part.substr(std::exchange(i, i + 2) + 1, 2)), nullptr, 16));
     else

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
+#include <string>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -154,10 +154,10 @@ CharFsm multiples_of(const Decimal& divisor) {
   digits.erase(0, std::min(digits.find_first_not_of('0'), digits.size() - 1));
   auto places = static_cast<uint32_t>(divisor.fraction.size());
   if (digits.size() > 5 || places > kMaxDivisorDigits ||
-      std::strtoul(digits.c_str(), nullptr, 10) > kMaxDivisor)
+      static_cast<uint32_t>(std::stoi(digits)) > kMaxDivisor)
     fail(ErrorCode::kInvalidArgument,
          "has too many digits; at most {} different remainders are possible", kMaxDivisor);
-  return multiples(static_cast<uint32_t>(std::strtoul(digits.c_str(), nullptr, 10)), places);
+  return multiples(static_cast<uint32_t>(std::stoi(digits)), places);
 }
 
 }  // namespace
@@ -168,7 +168,7 @@ Decimal decimal_of(const Value& number) {
   size_t pos = 0;
   if (text[pos] == '-') out.negative = true, ++pos;
   size_t e = text.find_first_of("eE", pos);
-  long exponent = e == std::string::npos ? 0 : std::strtol(text.c_str() + e + 1, nullptr, 10);
+  int exponent = e == std::string::npos ? 0 : std::stoi(text.substr(e + 1));
   if (exponent > kMaxExponent || exponent < -kMaxExponent)
     fail(ErrorCode::kInvalidArgument, "the number {} has too many digits", text);
   std::string mantissa = text.substr(pos, e == std::string::npos ? e : e - pos);

@@ -63,7 +63,7 @@ ExprId JsonRules::characters(uint32_t count) {
                   ir_.repeat(character(), count % kBlock, count % kBlock)});
 }
 
-// Long counts are made of blocks, so that the automaton stays small.
+// Long counts consist of blocks, so that the automaton stays small.
 ExprId JsonRules::string(uint32_t min, uint32_t max) {
   std::vector<ExprId> parts{ir_.bytes("\""), characters(min)};
   if (max == kUnbounded) {

@@ -61,19 +61,7 @@ std::vector<SchemaCompiler::Member> SchemaCompiler::members(const Conjunction& a
   return out;
 }
 
-// Names are told apart by which patterns they match; each such set of names is one alternative.
-ExprId SchemaCompiler::other_member(const Conjunction& all, const std::vector<std::string>& names) {
-  std::vector<std::string> patterns;
-  for (const SchemaRef& s : all.schemas)
-    if (const Value* own = s.find("patternProperties")) {
-      if (!own->is_object()) schema_error(s.path, "patternProperties", "must be an object");
-      for (const auto& [regex, schema] : own->as_object())
-        if (std::find(patterns.begin(), patterns.end(), regex) == patterns.end())
-          patterns.push_back(regex);
-    }
-  const std::string& path = all.schemas[0].path;
-  if (patterns.size() > kMaxPatterns)
-    schema_error(path, "patternProperties", "has too many patterns");
+CharFsm SchemaCompiler::other_names(const Conjunction& all, const std::vector<std::string>& names) {
   CharFsm base = complement(fsm_of_texts(names));
   for (const SchemaRef& s : all.schemas)
     if (const Value* keys = s.find("propertyNames")) {
@@ -90,11 +78,28 @@ ExprId SchemaCompiler::other_member(const Conjunction& all, const std::vector<st
       for (const SchemaRef& k : key.schemas)
         if (!k.any_of_done || !k.one_of_done || k.schema->has("not"))
           schema_error(s.path, "propertyNames", "is only supported with simple string keywords");
-      if ((document_.types(key) & kString) == 0) return kNoExpr;
+      if ((document_.types(key) & kString) == 0) return fsm_of_texts({});
       if (string_fsm(key, fsm)) base = intersect(base, fsm);
       auto [min, max] = limits(key, "minLength", "maxLength");
       if (min > 0 || max != kUnbounded) base = intersect(base, fsm_of_length(min, max));
     }
+  return base;
+}
+
+// Names are told apart by which patterns they match; each such set of names is one alternative.
+ExprId SchemaCompiler::other_member(const Conjunction& all, const std::vector<std::string>& names) {
+  std::vector<std::string> patterns;
+  for (const SchemaRef& s : all.schemas)
+    if (const Value* own = s.find("patternProperties")) {
+      if (!own->is_object()) schema_error(s.path, "patternProperties", "must be an object");
+      for (const auto& [regex, schema] : own->as_object())
+        if (std::find(patterns.begin(), patterns.end(), regex) == patterns.end())
+          patterns.push_back(regex);
+    }
+  const std::string& path = all.schemas[0].path;
+  if (patterns.size() > kMaxPatterns)
+    schema_error(path, "patternProperties", "has too many patterns");
+  CharFsm base = other_names(all, names);
   std::vector<ExprId> parts;
   for (uint32_t subset = 0; subset < 1u << patterns.size(); ++subset) {
     if (subset == 0 && document_.closed(all)) continue;
