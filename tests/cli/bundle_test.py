@@ -165,7 +165,7 @@ class Bundles(Folder):
                 self.assertRegex(done.stderr, r"\Aerror: [^\n]+\n\Z")
         self.assertGreater(found, 40)
         data = bytearray(whole)
-        data[8] = 2
+        data[8] = 9
         damaged.write_bytes(data)
         self.assertIn("compile the model again", self.refused("run", damaged, "hello"))
 

@@ -24,7 +24,7 @@ class Structured(unittest.TestCase):
         cls.server.__exit__()
 
     def choices(self, **fields):
-        status, _, data = self.server.post("/v1/completions", **{"prompt": "Hello", "max_tokens": 150, "temperature": 1.5, "n": 4, **fields})
+        status, _, data = self.server.post("/v1/completions", **{"prompt": "Hello", "max_tokens": 56, "temperature": 1.5, "n": 4, **fields})
         self.assertEqual(status, 200, data)
         return data["choices"]
 
@@ -53,7 +53,7 @@ class Structured(unittest.TestCase):
 
     def test_other_fields(self):
         # min_tokens and ignore_eos cannot keep a finished grammar from ending.
-        for fields in {"min_tokens": 100}, {"ignore_eos": True}:
+        for fields in {"min_tokens": 50}, {"ignore_eos": True}:
             for choice in self.choices(guided_choice=["one", "two"], **fields):
                 self.assertEqual((choice["finish_reason"], choice["text"] in ("one", "two")), ("stop", True))
         for choice in self.choices(guided_regex="a{30}", max_tokens=5):

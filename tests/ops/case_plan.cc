@@ -15,6 +15,7 @@ namespace {
 
 using Kind = Arg::Kind;
 constexpr int64_t kBlockSize = 16;
+constexpr uint64_t kScratch = 8 << 20;  // enough for every case
 
 int64_t product(const std::vector<int64_t>& dims) {
   return std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<>());
@@ -137,10 +138,12 @@ class Builder {
     if (index == kernels.size())
       kernels.push_back({kernel->name, kernel->abi, kernel->numeric_class});
     if (region && out_.plans.regions.empty()) out_.plans.regions.push_back(*region);
+    out_.plans.scratch_bytes = kScratch;
     out_.plans.plans[0].calls.push_back({.kernel = static_cast<uint32_t>(index),
                                          .op = op,
                                          .attrs = attrs,
                                          .region = region ? 0 : -1,
+                                         .scratch = kernel->scratch ? kScratch : 0,
                                          .in = std::move(in),
                                          .out = std::move(results),
                                          .label = op});

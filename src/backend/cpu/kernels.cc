@@ -189,14 +189,19 @@ class KernelList {
     std::string element_wise;
     for (const char* op : kUnaryOps) element_wise += std::string(op) + " ";
     for (const char* op : kBinaryOps) element_wise += std::string(op) + " ";
-    add({.name = "cpu.region.linears",
-         .pattern = "[rms_norm layer_norm quantize] -> linear(q8a|f32, weight *, weight *)+ -> [" +
-                    element_wise + "quantize]",
-         .weight_layout = kPanelLayout,
-         .numeric_class = "",
-         .cost = linears_cost,
-         .scratch = linears_scratch},
-        make_linears_region, true);
+    // All matrices of a region read the same packed activations.
+    auto add_linears = [&](const char* name, const std::string& operands) {
+      add({.name = name,
+           .pattern = "[rms_norm layer_norm quantize] -> linear(" + operands + ", weight *)+ -> [" +
+                      element_wise + "quantize]",
+           .weight_layout = kPanelLayout,
+           .numeric_class = "",
+           .cost = linears_cost,
+           .scratch = linears_scratch},
+          make_linears_region, true);
+    };
+    add_linears("cpu.region.linears", "q8a|f32, weight " + weight_types(true));
+    add_linears("cpu.region.linears.float", "f32, weight " + weight_types(false));
     add({.name = "cpu.region.rope_append",
          .pattern =
              "[rms_norm layer_norm rope] -> append(*, *, i32, i32, f32, ...) with rope(1, 2)",

@@ -10,6 +10,7 @@ namespace tokamak::cpu {
 namespace {
 
 constexpr int64_t kPanelPart = 256;  // k values of a panel decoded at a time
+constexpr int kDigits = 3;           // int8 numbers that a float of a row becomes
 constexpr int64_t kWideBlocks = 64;  // blocks of a panel widened at a time
 constexpr int64_t kWideRows = 5;     // rows for which widening pays
 
@@ -144,7 +145,6 @@ class DigitsLinear final : public LinearKernel {
   }
 
  private:
-  static constexpr int kDigits = 3;
   static constexpr int64_t kRowsAtOnce = 32, kPanelsAtOnce = 4;
 
   // Rows 3 r .. 3 r + 2 of the tiles are the digits of row r.

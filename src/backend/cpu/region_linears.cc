@@ -207,6 +207,8 @@ class LinearsRegion final : public Op {
       for (size_t m : g.matrices) {
         if (matrices_[m].kernel->weight().k != matrices_[0].kernel->weight().k)
           fail(ErrorCode::kUnsupported, "matrices of one input differ in length");
+        if (matrices_[m].kernel->tile_bytes() != matrices_[0].kernel->tile_bytes())
+          fail(ErrorCode::kUnsupported, "matrices of one input read it in different packings");
         g.weight += matrices_[m].kernel->weight().panel_bytes * g.panels;
         total_panels_ += panels_of(g.n);
       }
