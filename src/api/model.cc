@@ -163,6 +163,7 @@ RequestSpec Model::Impl::request(std::vector<int32_t> ids, const GenerateOptions
     std::vector<int32_t> ends = grammar_end_ids(*loaded.tokenizer, o.stop_ids);
     spec.mask = mask_of(loaded, o, ends);
     spec.stop_ids.insert(spec.stop_ids.end(), ends.begin(), ends.end());
+    sample.min_tokens = 0;  // up to the mask
   } else if (sample.min_tokens > 0) {
     sample.banned_until_min = spec.stop_ids;
   }

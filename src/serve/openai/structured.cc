@@ -201,6 +201,7 @@ void prepare_structured(GenerationParams& params, const ServedModel& model,
                         params.stop_ids.end());
   params.grammar_min_tokens = params.ignore_eos ? INT32_MAX : params.sample.min_tokens;
   params.sample.banned_until_min.clear();
+  params.sample.min_tokens = 0;
 }
 
 std::shared_ptr<TokenMask> mask_of(const GenerationParams& params, const ServedModel& model,
