@@ -1,7 +1,5 @@
 // Linked into programs that test the cuda backend: without TOKAMAK_TEST_GPU the driver is the fake
 // one, which runs the kernels in the emulator.
-#include <gtest/gtest.h>
-
 #include <cstdlib>
 
 #include "backend/cuda/emulator/fake_driver.h"
@@ -11,8 +9,6 @@ namespace {
 const bool kInstalled = [] {
   if (std::getenv("TOKAMAK_TEST_GPU")) return false;
   tokamak::cuda::install_fake_driver();
-  // Whole engine runs take minutes in the emulator; --gtest_filter still selects them.
-  testing::GTEST_FLAG(filter) = "-*Backends*:*Drafts*:*BeamSearch*";
   return true;
 }();
 

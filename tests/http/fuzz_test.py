@@ -64,7 +64,7 @@ NAMED = [
     ("grammar", chat("x", grammar="root ::= root"), "invalid_value"),
     ("guided_choice[1]", chat("x", guided_choice=["a", 1]), "invalid_type"),
     ("regex", chat("x", guided_json={"type": "object"}, regex="a"), "invalid_value"),
-    ("tool_choice", chat("x", tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="required"), "unsupported_parameter"),
+    ("tool_choice", chat("x", tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="required", regex="a"), "invalid_value"),
     ("tools[0].function", chat("x", tools=[{"type": "function"}]), "missing_required_parameter"),
     ("min_tokens", chat("x", min_tokens=50, max_tokens=10), "invalid_value"),
 ]
