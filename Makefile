@@ -48,7 +48,7 @@ test: test-deps ## install missing packages, build and run the tests; STAGES="de
 	printf 'make test, %d s:\n%s' $$SECONDS "$$summary"; \
 	[ -z "$$failed" ] || { echo "make test: FAILED:$$failed"; exit 1; }; echo "make test: all passed"
 
-test-more: ## the stages that make test leaves out: tsan, cross and includes
+test-more: ## the stages that CI runs besides make test: tsan, cross and includes
 	@$(MAKE) --no-print-directory test STAGES="tsan cross includes"
 
 test-deps:

@@ -3,6 +3,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 
 #include "api/resident.h"
@@ -56,7 +59,18 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.created = unix_seconds();
   OpenOptions options = flags.model;
   options.model = path;
-  model.plan = [options](const std::string& function) { return explain_report(options, function); };
+  struct Reports {
+    std::mutex mutex;
+    std::map<std::string, Value> by_function;
+  };
+  // A report compiles the model again: once per function.
+  model.plan = [options, reports = std::make_shared<Reports>()](const std::string& function) {
+    std::lock_guard lock(reports->mutex);
+    auto it = reports->by_function.find(function);
+    if (it == reports->by_function.end())
+      it = reports->by_function.emplace(function, explain_report(options, function)).first;
+    return it->second;
+  };
   model.defaults = sample_spec(loaded.defaults, flags.sampling);
   return model;
 }

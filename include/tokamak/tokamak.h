@@ -83,7 +83,7 @@ struct GenerateOptions {
   std::vector<std::string> stop{};                      // the answer ends before any of these texts
   std::vector<int32_t> stop_ids{};  // the answer ends before any of these tokens
   bool ignore_eos = false;          // do not stop at the model's end-of-text tokens
-  int32_t min_tokens = 0;           // no end-of-text token before so many tokens
+  int32_t min_tokens = 0;           // end-of-text tokens are not chosen before this many tokens
   bool logprobs = false;            // fill Result::logprobs
 
   // At most one of these may constrain the answer (docs/structured.md). It then ends where the

@@ -34,20 +34,31 @@ GrammarMask::GrammarMask(GrammarMaskOptions options)
       open_id_(options_.thinking == Thinking::kMaybe
                    ? options_.tokenizer->find_piece(options_.open_tag)
                    : -1),
-      choices_(static_cast<size_t>(options_.choices), start()) {}
+      choices_(static_cast<size_t>(options_.choices), start()) {
+  if (options_.thinking == Thinking::kNone) return;
+  const Tokenizer& tokenizer = *options_.tokenizer;
+  for (std::string_view space : {"\n", "\n\n"})
+    for (int32_t id : tokenizer.encode(space, {.add_special = false})) gap_ids_.push_back(id);
+  auto count = static_cast<int32_t>(tokenizer.vocab_size());
+  thinking_mask_.resize(static_cast<size_t>(count + 31) / 32);
+  for (int32_t id = 0; id < count; ++id)
+    if (!tokenizer.is_eog(id)) grammar::set_bit(thinking_mask_, id);
+  for (int32_t id : options_.end_ids)
+    if (id < count) thinking_mask_[static_cast<size_t>(id) / 32] &= ~(1u << (id % 32));
+}
 
 GrammarMask::Progress GrammarMask::start() const {
   Phase phase = options_.thinking == Thinking::kOpen ? Phase::kThinking
                 : open_id_ >= 0                      ? Phase::kBegin
                                                      : Phase::kText;
-  return {phase, "", {}, 0, grammar::Matcher(options_.grammar)};
+  return {.phase = phase, .matcher = grammar::Matcher(options_.grammar)};
 }
 
 void GrammarMask::think(Progress& p, int32_t id) const {
   p.tail += options_.tokenizer->piece_bytes(id);
   if (size_t at = p.tail.find(options_.close_tag); at != std::string::npos) {
     if (!only_space(std::string_view(p.tail).substr(at + options_.close_tag.size())))
-      fail(ErrorCode::kUnsupported, "a token goes on after {}", options_.close_tag);
+      fail(ErrorCode::kUnsupported, "a token contains text after {}", options_.close_tag);
     p.phase = Phase::kGap;
     p.tail.clear();
   } else if (p.tail.size() >= options_.close_tag.size()) {
@@ -60,9 +71,9 @@ bool GrammarMask::read(Progress& p, int32_t id) const {
   if (p.phase == Phase::kBegin) p.phase = id == open_id_ ? Phase::kThinking : Phase::kText;
   if (p.phase == Phase::kThinking) {
     think(p, id);
-  } else if (p.phase == Phase::kGap && only_space(options_.tokenizer->piece_bytes(id))) {
-    if (p.tail.size() == kMaxGap) p.phase = Phase::kText;
-    p.tail += ' ';
+  } else if (p.phase == Phase::kGap && p.gap < kMaxGap &&
+             only_space(options_.tokenizer->piece_bytes(id))) {
+    ++p.gap;
   } else {
     p.phase = Phase::kText;
     ok = p.matcher.accept(id);
@@ -95,14 +106,10 @@ void GrammarMask::follow(Progress& p, std::span<const int32_t> answer) const {
 }
 
 void GrammarMask::fill(Progress& p, std::span<uint32_t> allowed) {
-  const Tokenizer& tokenizer = *options_.tokenizer;
   auto bits = static_cast<int32_t>(allowed.size() * 32);
   if (p.phase == Phase::kThinking) {
-    int32_t count = std::min(bits, static_cast<int32_t>(tokenizer.vocab_size()));
-    for (int32_t id = 0; id < count; ++id)
-      if (!tokenizer.is_eog(id)) grammar::set_bit(allowed, id);
-    for (int32_t id : options_.end_ids)
-      if (id < bits) allowed[static_cast<size_t>(id) / 32] &= ~(1u << (id % 32));
+    std::copy_n(thinking_mask_.begin(), std::min(thinking_mask_.size(), allowed.size()),
+                allowed.begin());
     return;
   }
   size_t words = options_.grammar->vocabulary().words();
@@ -114,14 +121,13 @@ void GrammarMask::fill(Progress& p, std::span<uint32_t> allowed) {
     p.matcher.fill_mask(allowed);
   }
   if (p.phase == Phase::kBegin && open_id_ < bits) grammar::set_bit(allowed, open_id_);
-  if (p.phase == Phase::kGap && p.tail.size() < kMaxGap)
-    for (std::string_view space : {"\n", "\n\n"})
-      for (int32_t id : tokenizer.encode(space, {.add_special = false}))
-        if (id < bits) grammar::set_bit(allowed, id);
+  if (p.phase == Phase::kGap && p.gap < kMaxGap)
+    for (int32_t id : gap_ids_)
+      if (id < bits) grammar::set_bit(allowed, id);
   if (!p.matcher.accepting()) return;
   bool early = static_cast<int32_t>(p.ids.size()) < options_.min_tokens;
-  bool others = std::any_of(allowed.begin(), allowed.end(), [](uint32_t w) { return w != 0; });
-  if (early && others) return;
+  if (early && std::any_of(allowed.begin(), allowed.end(), [](uint32_t w) { return w != 0; }))
+    return;
   for (int32_t id : options_.end_ids)
     if (id < bits) grammar::set_bit(allowed, id);
 }

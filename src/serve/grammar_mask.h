@@ -22,7 +22,7 @@ struct GrammarMaskOptions {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::vector<int32_t> end_ids;  // end the answer; allowed where the grammar may end
   int32_t choices = 1;
-  // No end before so many tokens, unless the grammar leaves nothing else.
+  // The answer does not end before it has this many tokens, unless the grammar allows nothing else.
   int32_t min_tokens = 0;
   // The grammar applies after the closing tag and the white space that follows it. Until then only
   // the end is forbidden.
@@ -41,9 +41,10 @@ class GrammarMask final : public TokenMask {
   enum class Phase : uint8_t { kBegin, kThinking, kGap, kText };
   struct Progress {
     Phase phase;
-    std::string tail;          // the end of the thinking, as far as the closing tag may begin in it
-    std::vector<int32_t> ids;  // that were read
-    size_t before = 0;         // of these: before the text of the grammar
+    std::string tail = {};  // the last bytes of the thinking, where the closing tag may have begun
+    size_t gap = 0;         // tokens of white space after the thinking
+    std::vector<int32_t> ids = {};  // tokens read so far
+    size_t before = 0;              // number of them before the grammar's text
     grammar::Matcher matcher;
   };
   Progress start() const;
@@ -53,7 +54,9 @@ class GrammarMask final : public TokenMask {
   void fill(Progress& p, std::span<uint32_t> allowed);
 
   const GrammarMaskOptions options_;
-  const int32_t open_id_;  // the opening tag, or -1
+  const int32_t open_id_;                // the opening tag, or -1
+  std::vector<int32_t> gap_ids_;         // line breaks
+  std::vector<uint32_t> thinking_mask_;  // all tokens but the ends; empty: there is no thinking
   std::vector<Progress> choices_;
   std::vector<uint32_t> scratch_;
 };

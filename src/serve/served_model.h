@@ -29,7 +29,8 @@ struct ServedModel {
   int64_t created = 0;                      // unix seconds
   SampleSpec defaults;                      // defaults for fields missing in a request
   const ToolFormat* tool_format = nullptr;  // nullptr: detected from the template
-  // The report of `tokamak explain` for a function of the loaded plans; empty: not available.
+  // The report of `tokamak explain` for decode or step, with the server's options; empty: not
+  // available.
   std::function<Value(const std::string& function)> plan;
   std::string fingerprint;  // of weights and numerics; "" = none known
 };

@@ -311,6 +311,8 @@ class Llama(Compat):
         self.assertRegex(self.server.engine()["cache_salt"], "^[0-9a-f]{32}$")
         self.post("/v1/completions", {"prompt": "x", "cache_prompt": True})
         self.assertEqual(self.server.engine()["cache_salt"], "")
+        data = self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "[say Hi]"}], "n_probs": 2})
+        self.assertEqual(len(data["choices"][0]["logprobs"]["content"][0]["top_logprobs"]), 2)
 
     def test_state(self):
         props = self.server.json("GET", "/props")[1]

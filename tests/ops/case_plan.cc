@@ -15,7 +15,8 @@ namespace {
 
 using Kind = Arg::Kind;
 constexpr int64_t kBlockSize = 16;
-constexpr uint64_t kScratch = 8 << 20;  // enough for every case
+constexpr uint64_t kScratch =
+    8 << 20;  // enough for every case; KernelDesc::scratch is not tested here
 
 int64_t product(const std::vector<int64_t>& dims) {
   return std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<>());

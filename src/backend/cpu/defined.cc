@@ -10,7 +10,7 @@
 namespace tokamak::cpu {
 namespace {
 
-// It allocates.
+// Allocates in every step.
 class Defined final : public Op {
  public:
   explicit Defined(const OpSite& site)

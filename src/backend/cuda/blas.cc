@@ -12,7 +12,7 @@
 
 namespace tokamak::cuda {
 
-// As the library has it.
+// Layout of cublasLtMatmulHeuristicResult_t.
 struct BlasHeuristic {
   uint64_t algorithm[8];
   size_t workspace;
@@ -29,7 +29,7 @@ constexpr int kTransposeA = 3, kTranspose = 1;
 constexpr int kMaxWorkspace = 1;
 constexpr size_t kWorkspaceBytes = size_t{128} << 20;
 constexpr int kGuesses = 16, kRepeats = 3;
-constexpr int64_t kMeasuredRows = 256;  // more rows come in too many numbers to measure each
+constexpr int64_t kMeasuredRows = 256;  // larger row counts are too varied to measure each
 constexpr size_t kMostPlans = 1024;
 
 int library_type(DType type) {
@@ -118,7 +118,7 @@ std::unique_ptr<Blas> Blas::load() {
     auto made = std::unique_ptr<Blas>(new Blas(std::move(calls)));
     if (made->handle_) return made;
   }
-  log::info("cuBLASLt is not there: products run in the backend's own kernels");
+  log::info("cuBLASLt was not found: products run in the backend's own kernels");
   return nullptr;
 }
 

@@ -12,7 +12,7 @@
 
 namespace tokamak::cuda {
 
-// y[rows, n] = x[rows, k] * w[n, k]^T (+ bias), row-major; x and w of one 16-bit type, sums in f32.
+// y[rows, n] = x[rows, k] * w[n, k]^T, row-major; x and w of one 16-bit type, sums in f32.
 struct BlasProduct {
   DeviceAddress x = 0, w = 0, y = 0;
   int64_t rows = 0, n = 0, k = 0;

@@ -201,6 +201,8 @@ class DecoderFinder {
     for (const PlaneEntry& plane : state.planes)
       if (plane.dtype != DType::kF16 && plane.dtype != DType::kBF16)
         refuse("a KV cache of {}", dtype_name(plane.dtype));
+      else if (plane.dtype != state.planes[0].dtype)
+        refuse("keys and values of different types");
       else if (plane.dims.size() != 2 || plane.dims[1] != shape.head_dim)
         refuse("keys and values of several widths");
   }

@@ -126,7 +126,7 @@ class CudaExecutable final : public Executable {
   StepBinder binder_;
   std::optional<TokenChooser> host_chooser_;
   std::optional<Sampler> sampler_;          // absent when the model has no vocabulary
-  std::unique_ptr<LayerLaunches> layers_;   // absent where the model is no plain decoder
+  std::unique_ptr<LayerLaunches> layers_;   // null unless the model is a plain decoder
   std::unique_ptr<StreamDecoder> decoder_;  // absent where the persistent kernel does not fit
   std::vector<std::string> symbols_;
   Buffer arena_, scratch_, inputs_;

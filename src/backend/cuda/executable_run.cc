@@ -157,15 +157,15 @@ CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p, uint32_t plan) {
   for (uint32_t g : p.groups) key_.push_back(view_.views[g].stride);
   key_.push_back(view_.segments);
   key_.push_back(view_.causal);
-  key_.push_back(takes_layers(p));
+  const bool layered = takes_layers(p);
+  key_.push_back(layered);
   if (auto it = p.shapes.find(key_); it != p.shapes.end()) return *it->second;
   if (p.shapes.size() >= kMaxShapes)
     p.shapes.erase(std::min_element(
         p.shapes.begin(), p.shapes.end(),
         [](const auto& a, const auto& b) { return a.second->last_run < b.second->last_run; }));
   auto made = std::make_unique<Shaped>(kernels_);
-  if (key_.back() && emit_layers(p, plan, made->launches))
-    return *(p.shapes[key_] = std::move(made));
+  if (layered && emit_layers(p, plan, made->launches)) return *(p.shapes[key_] = std::move(made));
   for (const Call& c : p.calls) {
     CallSite site{*c.call,
                   {},

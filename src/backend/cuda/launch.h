@@ -64,7 +64,7 @@ class LaunchList {
     Handle function;
     unsigned grid[3];
     unsigned threads, shared_bytes;
-    size_t args;  // offset; of a library's work its number
+    size_t args;  // offset in args_; for a library call, its index
     bool overlapped = false;
   };
   void append(Handle function, const Grid& grid, int threads, int shared_bytes, const void* args,

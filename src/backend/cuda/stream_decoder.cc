@@ -30,7 +30,7 @@ std::unique_ptr<StreamDecoder> StreamDecoder::make(const Device& device, const P
                                                    const DeviceStream& stream, int64_t max_rows) {
   if (!stream_enabled()) return nullptr;
   auto refuse = [](std::string_view why) -> std::unique_ptr<StreamDecoder> {
-    log::info("decode runs op by op, not in the persistent kernel: {}", why);
+    log::info("decode does not use the persistent kernel: {}", why);
     return nullptr;
   };
   auto plan = std::find_if(plans.plans.begin(), plans.plans.end(),

@@ -22,7 +22,6 @@ class StreamDecoder {
                                              const KernelLibrary& kernels,
                                              const DeviceStream& stream, int64_t max_rows);
 
-  int max_batch() const { return max_batch_; }
   uint32_t group() const { return decoder_.group; }
   // Whether the kernel can run a step of the decode function: few sequences, each with one more
   // token at its end.

@@ -350,7 +350,7 @@ void KernelChooser::note(const Bucket& bucket, const Node& node, const Options& 
 
 const KernelChooser::Choice& KernelChooser::choice(size_t request, const Node& node) const {
   const Bucket& b = *buckets_[request];
-  TK_CHECK(is_call_node(*b.fn, node), "{} is no call", node.op->name);
+  TK_CHECK(is_call_node(*b.fn, node), "{} is not a call", node.op->name);
   auto it = b.chosen.find(&node);
   if (it != b.chosen.end()) return it->second;
   std::string types;

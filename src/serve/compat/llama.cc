@@ -75,7 +75,7 @@ class LlamaShape final : public Shape {
     value.set("tokens_predicted", usage.completion_tokens);
     value.set("tokens_evaluated", usage.prompt_tokens);
     if (options_.logprobs && !piece.scored.empty() && !silent_)
-      value.set("completion_probabilities", probabilities(piece));
+      value.set("completion_probabilities", logprobs_value(piece, options_, tokenizer_, true));
     return value;
   }
 
@@ -90,28 +90,6 @@ class LlamaShape final : public Shape {
     value.set("has_new_line", piece.text.find('\n') != std::string::npos);
     value.set("tokens_cached", usage.cached_tokens);
     value.set("timings", timings_value(usage));
-  }
-
-  Value token(int32_t id, float logprob) const {
-    std::string text = tokenizer_.piece_bytes(id);
-    Value bytes = Value::array();
-    for (unsigned char byte : text) bytes.push(int{byte});
-    return Value::Object{{"id", id},
-                         {"token", std::move(text)},
-                         {"bytes", std::move(bytes)},
-                         {"logprob", static_cast<double>(std::max(logprob, -9999.0f))}};
-  }
-
-  Value probabilities(const Piece& piece) const {
-    Value list = Value::array();
-    for (const ScoredToken& scored : piece.scored) {
-      Value entry = token(scored.id, scored.logprob.value_or(0)), top = Value::array();
-      for (size_t i = 0; i < scored.top.size() && static_cast<int>(i) < options_.top_logprobs; ++i)
-        top.push(token(scored.top[i].id, scored.top[i].logprob));
-      entry.set("top_logprobs", std::move(top));
-      list.push(std::move(entry));
-    }
-    return list;
   }
 
   const Tokenizer& tokenizer_;
@@ -246,7 +224,9 @@ Value with_llama_names(Value body) {
       out.set(key, std::move(value));
     } else if (const char* own = own_name(key); own != nullptr && !body.has(own)) {
       const bool off = key == "n_probs" && value.is_int() && value.as_int() == 0;
-      if (!off) out.set(own, value);
+      const bool chat = key == "n_probs" && body.has("messages");  // has other fields for this
+      if (chat && !off) out.set("top_logprobs", value);
+      if (!off) out.set(own, chat ? Value(true) : value);
     }
   }
   // Without the cache: no other request has this salt.

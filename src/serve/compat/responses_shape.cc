@@ -38,7 +38,7 @@ class ResponsesShape final : public Shape {
     if (!piece.text.empty()) {
       open(out, Item::Kind::kMessage);
       items_.back().text += piece.text;
-      Value scores = logprobs(piece);
+      Value scores = logprobs_value(piece, options_, tokenizer_);
       for (const Value& score : scores.as_array()) items_.back().logprobs.push(score);
       send_part(out, "response.output_text.delta",
                 {{"delta", piece.text}, {"logprobs", std::move(scores)}});
@@ -166,27 +166,6 @@ class ResponsesShape final : public Shape {
     if (!thoughts.empty()) message.set("reasoning_content", std::move(thoughts));
     if (calls.size() > 0) message.set("tool_calls", std::move(calls));
     return {std::move(message)};
-  }
-
-  Value token(int32_t id, float logprob) const {
-    std::string text = tokenizer_.piece_bytes(id);
-    Value bytes = Value::array();
-    for (unsigned char byte : text) bytes.push(int{byte});
-    return Value::Object{{"token", std::move(text)},
-                         {"logprob", static_cast<double>(std::max(logprob, -9999.0f))},
-                         {"bytes", std::move(bytes)}};
-  }
-
-  Value logprobs(const Piece& piece) const {
-    Value list = Value::array();
-    for (const ScoredToken& scored : piece.scored) {
-      Value entry = token(scored.id, scored.logprob.value_or(0)), top = Value::array();
-      for (size_t i = 0; i < scored.top.size() && static_cast<int>(i) < options_.top_logprobs; ++i)
-        top.push(token(scored.top[i].id, scored.top[i].logprob));
-      entry.set("top_logprobs", std::move(top));
-      list.push(std::move(entry));
-    }
-    return list;
   }
 
   void send(std::string& out, const char* type, Value::Object members) {

@@ -390,8 +390,11 @@ http::Response Api::openapi() const {
 http::Response Api::plan(const std::string& which) const {
   size_t slash = which.find('/');
   auto served = model(slash == std::string::npos ? "" : which.substr(slash + 1));
+  std::string function = which.substr(0, slash);
+  if (function != "decode" && function != "step")
+    throw ApiError(404, "There are plans of 'decode' and 'step'.", "function", "no_plan");
   if (!served->plan) throw ApiError(404, "The plan of this model is not available.", "", "no_plan");
-  return json_response(served->plan(which.substr(0, slash)));
+  return json_response(served->plan(function));
 }
 
 // For supervisors and load balancers: no key, also while the server drains.

@@ -49,7 +49,7 @@ std::vector<ApiKey> read_key_file(const std::string& path) {
     for (std::string word; words >> word;) read_limit(path, number, word, key);
     keys.push_back(std::move(key));
   }
-  if (keys.empty()) fail(ErrorCode::kInvalidArgument, "{}: it has no keys", path);
+  if (keys.empty()) fail(ErrorCode::kInvalidArgument, "{} contains no keys", path);
   return keys;
 }
 
@@ -68,7 +68,7 @@ std::shared_ptr<void> ApiKeys::admit(std::string_view given, Nanos now) {
   if (use == nullptr) use = std::make_shared<Use>();
   if (key->max_running > 0 && use->running >= key->max_running)
     throw ApiError(429,
-                   fmt::format("This key may have {} requests running at once.", key->max_running),
+                   fmt::format("This key may run at most {} requests at once.", key->max_running),
                    "", "rate_limit_exceeded")
         .with_retry_after(1);
   while (!use->started.empty() && use->started.front() <= now - kMinute) use->started.pop_front();

@@ -147,7 +147,7 @@ void refuse_rest_of_chat(Fields& fields) {
   fields.ignore({"parallel_tool_calls"});
 }
 
-// Some models end an answer with calls with a token of its own.
+// Some models end an answer that has calls with a special token.
 void add_format_stops(Prepared& request) {
   if (request.output.tools == nullptr) return;
   const Tokenizer& tokenizer = *request.model->tokenizer;
@@ -228,7 +228,7 @@ Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel
   if (params.max_tokens == 0 && !params.echo)
     bad_request("max_tokens", "integer_below_min_value",
                 "Invalid 'max_tokens': 0 is only allowed together with 'echo'.");
-  fields.refuse("suffix", "Insertion is not available.");
+  fields.refuse("suffix", "Use /infill, or 'suffix' in /v1/completions.");
   prepare_structured(params, *model, request.output);
   request.prompts = read_prompts(fields, *model, params.echo);
   truncate_prompts(fields, request);

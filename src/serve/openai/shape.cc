@@ -57,6 +57,31 @@ Value timings_value(const Usage& usage) {
   return value;
 }
 
+Value logprobs_value(const Piece& piece, const ShapeOptions& options, const Tokenizer& tokenizer,
+                     bool with_ids) {
+  auto token = [&](int32_t id, float logprob) {
+    std::string text = tokenizer.piece_bytes(id);
+    Value bytes = Value::array();
+    for (unsigned char byte : text) bytes.push(int{byte});
+    if (options.spell_ids) text = fmt::format("token_id:{}", id);
+    Value value = Value::object();
+    if (with_ids) value.set("id", id);
+    value.set("token", std::move(text));  // dump_json replaces invalid UTF-8
+    value.set("logprob", static_cast<double>(std::max(logprob, -9999.0f)));
+    value.set("bytes", std::move(bytes));
+    return value;
+  };
+  Value list = Value::array();
+  for (const ScoredToken& scored : piece.scored) {
+    Value entry = token(scored.id, scored.logprob.value_or(0)), top = Value::array();
+    for (size_t i = 0; i < scored.top.size() && static_cast<int>(i) < options.top_logprobs; ++i)
+      top.push(token(scored.top[i].id, scored.top[i].logprob));
+    entry.set("top_logprobs", std::move(top));
+    list.push(std::move(entry));
+  }
+  return list;
+}
+
 void add_event(std::string& out, std::string_view json, std::string_view name) {
   if (!name.empty()) out.append("event: ").append(name).append("\n");
   out.append("data: ").append(json).append("\n\n");

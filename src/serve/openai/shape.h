@@ -129,6 +129,9 @@ void add_event(std::string& out, std::string_view json, std::string_view name = 
 std::string new_id(std::string_view prefix);  // prefix and 32 hexadecimal digits
 Value ids_value(const std::vector<int32_t>& ids);
 Value usage_value(const Usage& usage);
+// [{"token", "logprob", "bytes", "top_logprobs"}, ...] of a piece's tokens; with_ids: also "id".
+Value logprobs_value(const Piece& piece, const ShapeOptions& options, const Tokenizer& tokenizer,
+                     bool with_ids = false);
 Value timings_value(const Usage& usage);  // as in llama.cpp
 size_t count_characters(std::string_view utf8);
 

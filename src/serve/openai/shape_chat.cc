@@ -94,31 +94,10 @@ class ChatShape final : public OpenaiShape {
     return list;
   }
 
-  Value token(int32_t id, float logprob) const {
-    std::string bytes = tokenizer_.piece_bytes(id);
-    Value list = Value::array();
-    for (unsigned char byte : bytes) list.push(int{byte});
-    Value value = Value::object();
-    if (options_.spell_ids) bytes = fmt::format("token_id:{}", id);
-    value.set("token", std::move(bytes));  // dump_json replaces invalid UTF-8
-    value.set("logprob", static_cast<double>(std::max(logprob, -9999.0f)));
-    value.set("bytes", std::move(list));
-    return value;
-  }
-
   Value logprobs(const Piece& piece, bool always = false) const {
     if (piece.scored.empty() && !always) return {};
-    Value content = Value::array();
-    for (const ScoredToken& scored : piece.scored) {
-      Value entry = token(scored.id, scored.logprob.value_or(0));
-      Value top = Value::array();
-      for (size_t i = 0; i < scored.top.size() && static_cast<int>(i) < options_.top_logprobs; ++i)
-        top.push(token(scored.top[i].id, scored.top[i].logprob));
-      entry.set("top_logprobs", std::move(top));
-      content.push(std::move(entry));
-    }
     Value value = Value::object();
-    value.set("content", std::move(content));
+    value.set("content", logprobs_value(piece, options_, tokenizer_));
     value.set("refusal", Value());
     return value;
   }

@@ -9,7 +9,7 @@ export function headers() {
 }
 
 export class ServerGone extends Error {
-  constructor() { super("The server cannot be reached. Your text is kept; it is sent again when you ask for it."); }
+  constructor() { super("The server cannot be reached. Your text is kept; send it again when the server is back."); }
 }
 
 async function reach(path, options = {}) {

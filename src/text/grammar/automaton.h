@@ -43,8 +43,8 @@ class Automaton {
   ConfigId local_config(StateId state);
   // Of one item of a config, without what it calls.
   ConfigId item_config(Item item);
-  // How many plain characters (vocabulary.h) may follow in this state, whatever they are: at least
-  // so many. SIZE_MAX: any number.
+  // A lower bound on the number of arbitrary plain characters (vocabulary.h) that may follow in
+  // this state. SIZE_MAX: no limit.
   size_t plain_length(StateId state);
   // After the rule that was called in this context has ended.
   ConfigId return_config(ContextId context);

@@ -62,7 +62,7 @@ class Matcher {
   void fill_mask(std::span<uint32_t> mask);
   bool accepting();                 // the text may end here
   bool finished();                  // the text must end here
-  std::string forced(size_t most);  // bytes that must follow, at most so many
+  std::string forced(size_t most);  // the bytes that must follow, at most `most` of them
 
  private:
   void sync();  // under the grammar's lock

@@ -64,7 +64,7 @@ class RegexParser {
     return after;
   }
 
-  // Keeps what lies between the marks.
+  // Keeps the text between the marks.
   CharFsm between_marks() const {
     CharFsm all = without_empty(fsm_), out;
     out.add_state();

@@ -37,7 +37,8 @@ size_t longest_of_group(size_t group);  // characters; SIZE_MAX for the last gro
 // Immutable and thread-safe. About 30 bytes per byte of the vocabulary.
 class Vocabulary {
  public:
-  // Tokens by id; an empty text is a token that no grammar allows. Longer than kMaxTokenBytes: too.
+  // Tokens by id; an empty text is a token that no grammar allows. So is one longer than
+  // kMaxTokenBytes.
   explicit Vocabulary(const std::vector<std::string>& tokens);
   // Without control tokens.
   explicit Vocabulary(const Tokenizer& tokenizer);

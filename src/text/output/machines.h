@@ -25,8 +25,8 @@ struct TaggedSyntax {
   std::string_view key, key_end;      // around a parameter's name
   std::string_view value, value_end;  // around its value; `value` may be empty
   std::string_view end;               // after the last parameter
-  bool lines = false;                 // a value stands between line breaks that are not part of it
-  bool closes = false;                // `end` is also the closing mark
+  bool lines = false;   // a value is surrounded by line breaks that are not part of it
+  bool closes = false;  // `end` is also the closing mark
 };
 std::unique_ptr<CallMachine> make_tagged_call(const TaggedSyntax& syntax, const ToolTypes& types);
 

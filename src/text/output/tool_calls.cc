@@ -76,7 +76,7 @@ void ToolCalls::begin_call(size_t before, size_t size) {
   held_.erase(0, before);
   raw_.clear();
   if (format_->keeps_open) {
-    // It stands before the machine's text, and is not looked for again if the call is not valid.
+    // It precedes the machine's text, and is not looked for again if the call is not valid.
     raw_ = before_.substr(before - size);
     before_.resize(before - size);
   }

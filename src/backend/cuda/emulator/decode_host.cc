@@ -93,7 +93,7 @@ class DecodeHost {
   Row read(const DecodeInstruction& in, int b, int width) const {
     auto it = written_.find(in.input);
     TK_CHECK(it != written_.end() && it->second == in.tag_in,
-             "an instruction reads a value that is not there");
+             "an instruction reads a value that was not written");
     Row out(static_cast<size_t>(width));
     const uint16_t* from = in.input + static_cast<int64_t>(b) * width;
     for (size_t i = 0; i < out.size(); ++i) out[i] = bf16_to_f32(from[i]);

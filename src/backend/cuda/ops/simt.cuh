@@ -21,7 +21,7 @@ namespace tokamak::cuda {
 
 constexpr unsigned kWholeWarp = 0xffffffffu;
 
-// A kernel that is launched with overlap starts before the launches before it are done; it has to
+// A kernel that is launched with overlap may start before earlier launches have finished; it has to
 // call this, in every thread, before it reads what they write or writes what they read. Inputs of
 // the step are not written by launches.
 TK_DEVICE void wait_for_earlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
