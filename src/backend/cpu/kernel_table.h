@@ -86,9 +86,6 @@ struct KernelTable {
   void (*qwiden[kQFormats])(const uint8_t* panel, int64_t blocks, uint8_t* wide);
   void (*qwide[kQFormats])(const uint8_t* wide, int64_t panels, const XBlock4* x, int64_t stride,
                            int64_t rows, int64_t blocks, float* sums);
-  // The f32 values of whole super-blocks, out[k][kPanel], as decode_qpanel gives them. nullptr: the
-  // level has none.
-  void (*qfloats[kQFormats])(const uint8_t* panel, int64_t blocks, float* out);
   // Rearranges n <= kTile rows of q8a blocks (40 bytes each); absent rows become zero.
   void (*pack_x1)(const void* x, int64_t blocks, XBlock1* out);
   void (*pack_x4)(const void* const* rows, int n, int64_t blocks, XBlock4* out);

@@ -8,8 +8,6 @@
 
 #include "backend/cpu/qwide_neon.inc"
 
-#include "backend/cpu/qfloats_neon.inc"
-
 namespace {
 
 // d and m of a super-block as f32; of q4_k and q5_k also what row_scales starts from.
@@ -164,7 +162,6 @@ void fill_q(tokamak::cpu::KernelTable& t) {
     t.qdot4[F] = qdot4<F>;
     t.qwiden[F] = qwiden<F>;
     t.qwide[F] = qwide<F>;
-    t.qfloats[F] = qfloats<F>;
     fill_q<F + 1>(t);
   }
 }

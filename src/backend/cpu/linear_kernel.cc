@@ -187,7 +187,7 @@ class FloatLinear final : public LinearKernel {
  public:
   explicit FloatLinear(const Weight* w) : LinearKernel(w) {
     direct_ = w_->matrix == Weight::Matrix::kFPanel;
-    int64_t step = w_->decode_step();
+    int64_t step = dtype_info(w_->dtype).block_elements;
     part_ = std::max(step, kPanelPart / step * step);
   }
   int64_t single_bytes() const override { return 0; }

@@ -16,6 +16,11 @@ namespace tokamak::cpu {
 // The layout of matrices that linear and embed read; everything else reads row-major values.
 inline constexpr const char* kPanelLayout = "panel16";
 
+// Whole numbers, which no matrix has.
+inline bool is_integer(DType dtype) {
+  return !dtype_info(dtype).is_float && !is_block_type(dtype);
+}
+
 // A matrix [n, k] in panels, or the values row-major.
 struct Weight {
   std::string name;
@@ -35,10 +40,9 @@ struct Weight {
   // f32 values of row n; bit-equal to decoding the file's row.
   void decode_row(const KernelTable& kernels, int64_t row, float* out) const;
   // f32 panel [count][16] of k0 <= k < k0 + count (multiples of the format's block), rows beyond n
-  // zero.
+  // zero. Not of kQPanel.
   void decode_panel(const KernelTable& kernels, int64_t panel, int64_t k0, int64_t count,
                     float* out) const;
-  int64_t decode_step() const;  // the smallest count
 };
 
 // The byte layout of packed weights under a style; bundles carry it. parse_packing: nullopt when it
