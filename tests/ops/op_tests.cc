@@ -12,6 +12,7 @@
 #include "backend/cpu/calibrate.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/isa.h"
+#include "backend/cpu/peak.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/emulator/fake_driver.h"
 #include "backend/ref/ref_backend.h"
@@ -19,7 +20,6 @@
 #include "loop/evaluate.h"
 #include "ops/case_plan.h"
 #include "ops/evaluate.h"
-#include "ops/machine_peak.h"
 #include "tensor/block_formats.h"
 
 namespace tokamak::testing {
@@ -61,7 +61,8 @@ Options parse(int argc, char** argv) {
       o.levels = true;
     else
       fail(ErrorCode::kInvalidArgument,
-           "unknown argument {}: use --backend, --filter, --levels, --list, --part, --perf or --threads",
+           "unknown argument {}: use --backend, --filter, --levels, --list, --part, --perf or "
+           "--threads",
            arg);
   }
   if (o.backend != "cpu" && o.backend != "ref" && o.backend != "cuda" &&
@@ -238,7 +239,7 @@ std::string with_share(double figure, double peak) {
 
 int perf(const Options& options, const std::vector<OpCase>& cases) {
   auto backend = make(options.backend, options.threads);
-  ArithmeticPeak peak = arithmetic_peak(options.threads);
+  cpu::ArithmeticPeak peak = cpu::arithmetic_peak(cpu::choose_table()->name, options.threads);
   fmt::print(
       "{} ({}), {} threads; measured peaks: memory {:.1f} GB/s, f32 {:.0f} and int8 {:.0f} "
       "G operations/s; the share of GB/s is of reading as many bytes as the case moves\n",
