@@ -1,6 +1,8 @@
 // tokamak bench kernels: the CPU kernels one by one, against what the machine can do.
 #include "apps/bench_kernels.h"
 
+#include <fmt/format.h>
+
 #include "apps/terminal.h"
 #include "backend/cpu/kernel_bench.h"
 #include "base/json.h"
@@ -75,6 +77,10 @@ void add_bench_kernels(CLI::App& bench) {
   verb->add_option("--filter", flags->bench.filter, "only kernels whose line contains this text");
   verb->add_option("--seconds", flags->bench.seconds, "time to spend on each line, at least")
       ->check(CLI::Range(0.0, 60.0))
+      ->capture_default_str();
+  verb->add_option("--rows", flags->bench.rows, "rows that matrices are multiplied with")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 65536))
       ->capture_default_str();
   verb->add_option("--columns", flags->bench.n, "output columns of the matrices, width of rows")
       ->check(CLI::Range(32, 1 << 20))

@@ -282,9 +282,9 @@ std::vector<OpCase> correctness_cases() {
 
 std::vector<OpCase> odd_cases() {
   std::vector<OpCase> cases;
-  for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ4_0, DType::kQ4_1,
-                      DType::kQ8_0, DType::kQ4_K, DType::kQ6_K, DType::kQ5_0, DType::kQ5_1,
-                      DType::kQ5_K})
+  for (DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kQ4_0, DType::kQ4_1, DType::kQ8_0,
+        DType::kQ4_K, DType::kQ6_K, DType::kQ5_0, DType::kQ5_1, DType::kQ5_K})
     for (int64_t m = 1; m <= 67; ++m) {
       bool blocks = is_block_type(dtype);
       int64_t n = 1 + m * 29 % 67;  // every size once

@@ -37,7 +37,7 @@ std::vector<BenchCase> all_cases(const KernelBenchOptions& o) {
   for (int i = 0; i < static_cast<int>(DType::kQ8A); ++i) {
     auto dtype = static_cast<DType>(i);
     if (!qformat_of(dtype) && !ftype_of(dtype)) continue;
-    for (int64_t m : {1, 4, 8, 64, 512})
+    for (int64_t m : o.rows)
       out.push_back({fmt::format("linear {}", dtype_name(dtype)),
                      fmt::format("m={} n={} k={}", m, o.n, o.k), Kind::kLinear, dtype, m, o.n,
                      o.k});

@@ -10,10 +10,11 @@
 namespace tokamak::cpu {
 
 struct KernelBenchOptions {
-  int threads = 0;             // 0: all cores
-  double seconds = 0.1;        // spent on each case, at least
-  std::string filter;          // cases whose "kernel shape" contains it
-  int64_t n = 8192, k = 2048;  // of the matrices
+  int threads = 0;                                 // 0: all cores
+  double seconds = 0.1;                            // spent on each case, at least
+  std::string filter;                              // cases whose "kernel shape" contains it
+  std::vector<int64_t> rows = {1, 4, 8, 64, 512};  // of activations, for matrices
+  int64_t n = 8192, k = 2048;                      // of the matrices
 };
 
 struct KernelFigure {

@@ -95,10 +95,17 @@ struct KernelTable {
   // come in parts.
   void (*fdot1[kFTypes])(const void* panel, const float* x, int64_t k, float* acc);
   void (*fdot4[kFTypes])(const void* panel, const float* x, int64_t k, float* acc);
+  // The same for any number of rows: sums[row][kPanel] += . Rows are in tiles [k][kTile] that are
+  // `stride` floats apart.
+  void (*fdot_rows[kFTypes])(const void* panel, const float* x, int64_t stride, int64_t rows,
+                             int64_t k, float* sums);
   // Four neighbouring panels (stride in bytes) for one row: enough independent sums to hide the
   // latency.
   void (*fdot1x4[kFTypes])(const void* panel, int64_t stride, const float* x, int64_t k,
                            float* acc);
+  // The same sums for f16 without infinities and NaN, faster than converting; false when a number
+  // in x is too large for it: acc is as it was. nullptr: the level has none.
+  bool (*hdot1x4)(const void* panel, int64_t stride, const float* x, int64_t k, float* acc);
   void (*widen[kFTypes])(const void* in, float* out, int64_t n);  // to f32
   void (*narrow[kFTypes])(const float* in, void* out,
                           int64_t n);  // from f32, nearest even; not for i8

@@ -7,13 +7,10 @@
 
 #include "backend/cpu/qpanel_avx512.inc"
 
+#include "backend/cpu/qwide_avx512.inc"
+
 namespace {
 
-TK_INLINE __m512i broadcast4(const int8_t* q) {
-  int32_t v;
-  memcpy(&v, q, 4);
-  return _mm512_set1_epi32(v);
-}
 TK_INLINE __m512i dot_half(__m512i start, const __m512i* w, const int8_t* q) {
   for (int g = 0; g < 4; ++g) start = _mm512_dpbusd_epi32(start, w[g], broadcast4(q + 4 * g));
   return start;
@@ -68,6 +65,8 @@ void fill_q(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
     t.qdot1[F] = qdot1<F>;
     t.qdot4[F] = qdot4<F>;
+    t.qwiden[F] = qwiden<F, 0>;
+    t.qwide[F] = qwide<F>;
     fill_q<F + 1>(t);
   }
 }
@@ -81,6 +80,7 @@ const KernelTable* avx512_table() {
     KernelTable t{};
     t.name = "avx512";
     t.style = {4, 64, 0x80, 0, false};
+    t.wide_panels = 2;
     fill_vector_kernels<false>(t);
     fill_q<0>(t);
     return t;

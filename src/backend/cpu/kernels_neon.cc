@@ -8,6 +8,8 @@
 
 #include "backend/cpu/qwide_neon.inc"
 
+#include "backend/cpu/hdot_neon.inc"
+
 namespace {
 
 // d and m of a super-block as f32; of q4_k and q5_k also what row_scales starts from.
@@ -177,6 +179,7 @@ const KernelTable* neon_table() {
     t.style = {4, 16, 0, 8, false};
     t.wide_panels = 1;
     fill_vector_kernels<false>(t);
+    t.hdot1x4 = hdot1x4;
     fill_q<0>(t);
     return t;
   }();

@@ -209,9 +209,11 @@ class FloatLinear final : public LinearKernel {
     const auto* x = static_cast<const float*>(packed);
     int type = direct_ ? static_cast<int>(w_->ftype) : 0;
     int64_t p = begin;
+    bool halves = kernels.hdot1x4 && w_->finite_f16;
     for (; direct_ && p + 4 <= end; p += 4) {
       float sums[4 * kPanel] = {};
-      kernels.fdot1x4[type](w_->panel(p), w_->panel_bytes, x, w_->k, sums);
+      halves = halves && kernels.hdot1x4(w_->panel(p), w_->panel_bytes, x, w_->k, sums);
+      if (!halves) kernels.fdot1x4[type](w_->panel(p), w_->panel_bytes, x, w_->k, sums);
       for (int i = 0; i < 4; ++i) store(sink, begin, p + i, 0, 1, sums + i * kPanel);
     }
     auto* decoded = reinterpret_cast<float*>(scratch);
@@ -237,20 +239,18 @@ class FloatLinear final : public LinearKernel {
     auto* decoded = reinterpret_cast<float*>(scratch);
     float* sums = decoded + part_ * kPanel;
     bool as_stored = direct_ && (w_->ftype == FType::kF32 || rows <= 2 * kTile);
+    auto dot = kernels.fdot_rows[as_stored ? static_cast<int>(w_->ftype) : 0];
+    int64_t element = w_->panel_bytes / (w_->k * kPanel);  // bytes, of float weights
     for (int64_t p = begin; p < end; ++p) {
-      std::memset(sums, 0,
-                  static_cast<size_t>(rows + kTile - 1) / kTile * kTile * kPanel * sizeof(float));
-      if (as_stored) {
-        for (int64_t r = 0; r < rows; r += kTile)
-          kernels.fdot4[static_cast<int>(w_->ftype)](w_->panel(p), x + r * w_->k, w_->k,
-                                                     sums + r * kPanel);
-      } else {
-        for (int64_t k = 0; k < w_->k; k += part_) {
-          int64_t n = std::min(part_, w_->k - k);
+      std::memset(sums, 0, static_cast<size_t>(rows * kPanel) * sizeof(float));
+      for (int64_t k = 0; k < w_->k; k += part_) {
+        int64_t n = std::min(part_, w_->k - k);
+        const void* part = w_->panel(p) + k * kPanel * element;
+        if (!as_stored) {
           w_->decode_panel(kernels, p, k, n, decoded);
-          for (int64_t r = 0; r < rows; r += kTile)
-            kernels.fdot4[0](decoded, x + r * w_->k + k * kTile, n, sums + r * kPanel);
+          part = decoded;
         }
+        dot(part, x + k * kTile, kTile * w_->k, rows, n, sums);
       }
       store(sink, begin, p, 0, rows, sums);
     }

@@ -142,6 +142,7 @@ TK_INLINE float max_lanes(V a) {
 }
 
 // Four multipliers of one k, and acc += w * x[c].
+constexpr int kRegisterTiles = 1;  // tiles of activations whose sums fit the registers
 struct X4 {
   float v[4];
 };

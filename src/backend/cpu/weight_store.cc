@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 
@@ -93,6 +94,26 @@ void make_matrix(const WeightEntry& entry, const std::byte* source, const Kernel
         pack_fpanel(w.ftype, rows, row_bytes, rest, w.k, out);
     }
   });
+}
+
+// Whether none of n halves has the largest exponent.
+bool all_finite(const uint8_t* halves, int64_t n) {
+  unsigned largest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    uint16_t h;
+    std::memcpy(&h, halves + 2 * i, 2);
+    largest = std::max<unsigned>(largest, h & 0x7fffu);
+  }
+  return largest < 0x7c00;
+}
+
+void look_for_infinities(ThreadPool& pool, Weight& w) {
+  if (w.matrix != Weight::Matrix::kFPanel || w.ftype != FType::kF16) return;
+  std::atomic<bool> finite{true};
+  pool.split(panels_of(w.n), 1, [&](int64_t begin, int64_t end, int) {
+    if (!all_finite(w.panel(begin), (end - begin) * w.k * kPanel)) finite = false;
+  });
+  w.finite_f16 = finite;
 }
 
 uint64_t matrix_bytes(const Weight& w) {
@@ -231,6 +252,7 @@ Weight load_cpu_weight(const WeightEntry& entry, const WeightSource& source,
       take_matrix(entry, *packed, source.packing(), kernels, pool, w);
     else
       take_plain(entry, *packed, w);
+    if (kernels.hdot1x4) look_for_infinities(pool, w);
     return w;
   }
   LoadedTensor loaded = load_weight(entry, source);
@@ -238,6 +260,7 @@ Weight load_cpu_weight(const WeightEntry& entry, const WeightSource& source,
     make_matrix(entry, loaded.view.bytes.data(), kernels, pool, w);
   else
     make_plain(entry, loaded.view.bytes.data(), pool, w);
+  if (kernels.hdot1x4) look_for_infinities(pool, w);
   if (loaded.owned.empty()) drop_pages(loaded.view.bytes);
   return w;
 }

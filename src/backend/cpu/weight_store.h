@@ -17,9 +17,7 @@ namespace tokamak::cpu {
 inline constexpr const char* kPanelLayout = "panel16";
 
 // Whole numbers, which no matrix has.
-inline bool is_integer(DType dtype) {
-  return !dtype_info(dtype).is_float && !is_block_type(dtype);
-}
+inline bool is_integer(DType dtype) { return !dtype_info(dtype).is_float && !is_block_type(dtype); }
 
 // A matrix [n, k] in panels, or the values row-major.
 struct Weight {
@@ -29,6 +27,7 @@ struct Weight {
   DType dtype = DType::kF32;
   QFormat qformat = QFormat::kQ4_0;
   FType ftype = FType::kF32;
+  bool finite_f16 = false;  // float panels of f16 without infinities and NaN
   int64_t n = 0, k = 0;
   int64_t panel_bytes = 0;          // kRows: bytes of 16 rows as in the file
   const uint8_t* panels = nullptr;  // kRows: row-major rows
