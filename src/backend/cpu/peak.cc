@@ -54,16 +54,16 @@ float f32_neon(int rounds, float start) {
 #undef TK_SUM
 }
 
-#define TK_I8_PROBE(name, feature, type_of_step)                                     \
+#define TK_I8_PROBE(name, feature, type_of_step)                                           \
   __attribute__((target("arch=armv8.2-a+" feature))) float name(int rounds, float start) { \
-    int8x16_t a = vdupq_n_s8(static_cast<int8_t>(start + 3)), b = vdupq_n_s8(5);      \
-    TK_CHAINS(TK_START)                                                               \
-    for (int r = 0; r < rounds; ++r) {                                                \
-      TK_CHAINS(type_of_step)                                                         \
-    }                                                                                 \
-    int32x4_t sum = vdupq_n_s32(0);                                                   \
-    TK_CHAINS(TK_SUM)                                                                 \
-    return static_cast<float>(vaddvq_s32(sum));                                       \
+    int8x16_t a = vdupq_n_s8(static_cast<int8_t>(start + 3)), b = vdupq_n_s8(5);           \
+    TK_CHAINS(TK_START)                                                                    \
+    for (int r = 0; r < rounds; ++r) {                                                     \
+      TK_CHAINS(type_of_step)                                                              \
+    }                                                                                      \
+    int32x4_t sum = vdupq_n_s32(0);                                                        \
+    TK_CHAINS(TK_SUM)                                                                      \
+    return static_cast<float>(vaddvq_s32(sum));                                            \
   }
 #define TK_START(n) int32x4_t x##n = vdupq_n_s32(n);
 #define TK_SUM(n) sum = vaddq_s32(sum, x##n);
@@ -141,8 +141,8 @@ __attribute__((target("avx2"))) float i8_avx2(int rounds, float start) {
   __m256i a = _mm256_set1_epi8(static_cast<char>(start + 3)), b = _mm256_set1_epi8(5),
           ones = _mm256_set1_epi16(1);
 #define TK_START(n) __m256i x##n = _mm256_set1_epi32(n);
-#define TK_STEP(n)                                                                        \
-  x##n = _mm256_add_epi32(                                                                \
+#define TK_STEP(n)         \
+  x##n = _mm256_add_epi32( \
       x##n, _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_xor_si256(a, x##n), b), ones));
 #define TK_SUM(n) sum = _mm256_add_epi32(sum, x##n);
   TK_CHAINS(TK_START)
@@ -179,7 +179,8 @@ Probe f32_probe(std::string_view level) {
   return level == "avx2" ? Probe{f32_avx2, kChains * 8 * 2} : Probe{};
 }
 Probe i8_probe(std::string_view level) {
-  if (level == "amx") return {i8_amx, 16.0 * 16 * 64 * 2};  // four products in a fourth of the rounds
+  if (level == "amx")
+    return {i8_amx, 16.0 * 16 * 64 * 2};  // four products in a fourth of the rounds
   if (level == "avx512") return {i8_vnni, kChains * 64 * 2};
   return level == "avx2" ? Probe{i8_avx2, kChains * 32 * 2} : Probe{};
 }
