@@ -308,7 +308,7 @@ class Bench {
     KvStore kv;
     prepare(calls[0], "cpu." + c.op, c.op, attrs, kv, nullptr);
     std::vector<Type> in(second || c.op == "rms_norm" ? 2 : 1, type_of(DType::kF32, {c.rows, c.n}));
-    const Type out[] = {type_of(stored, {c.rows, c.n})};
+    const std::vector<Type> out = {type_of(stored, {c.rows, c.n})};
     SymExpr flops = op->flops ? op->flops(in, out) : SymExpr(elements);
     double bytes = static_cast<double>(elements) * (second ? 8 : 4) +
                    static_cast<double>(dtype_bytes(stored, elements));

@@ -81,8 +81,9 @@ struct KernelTable {
   // a form of the level's own, at most kWideBlock bytes each. qwide multiplies `panels` of these,
   // blocks * kWideBlock bytes apart, with `rows` rows in tiles that are `stride` blocks apart:
   // sums[panel][row][kPanel] +=, so that k can come in parts. wide_panels: how many it is given at
-  // once, at most kMaxWidePanels. nullptr: the level has none, and qdot4 does the same.
-  int wide_panels;
+  // once, at most kMaxWidePanels; wide_rows: from how many rows on it beats qdot4. nullptr: the
+  // level has none, and qdot4 does the same.
+  int wide_panels, wide_rows[kQFormats];
   void (*qwiden[kQFormats])(const uint8_t* panel, int64_t blocks, uint8_t* wide);
   void (*qwide[kQFormats])(const uint8_t* wide, int64_t panels, const XBlock4* x, int64_t stride,
                            int64_t rows, int64_t blocks, float* sums);

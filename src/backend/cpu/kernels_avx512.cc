@@ -16,6 +16,16 @@ TK_INLINE __m512i dot_half(__m512i start, const __m512i* w, const int8_t* q) {
   return start;
 }
 
+// A row alone waits for memory: asks for what comes kAhead bytes after its block, in this panel or
+// the next.
+template <int bytes>
+TK_INLINE void prefetch(const uint8_t* block) {
+  if constexpr (kAhead > 0)
+#pragma GCC unroll 16
+    for (int i = 0; i < bytes; i += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(block) + kAhead + i, _MM_HINT_T0);
+}
+
 // columns: activation rows that are taken; tile: that X holds.
 template <int F, int columns, int tile, class X>
 TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
@@ -25,6 +35,7 @@ TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out
   for (int64_t b = 0; b < blocks; b += P::blocks, panel += P::bytes) {
     for (int sub = 0; sub < P::blocks; ++sub, ++x) {
       const uint8_t* block = panel + P::head + sub * P::block_bytes;
+      if (columns == 1) prefetch<P::block_bytes>(block);
       Scales s = load_scales<F>(panel, block);
       const float *scale = reinterpret_cast<const float*>(x), *sum = scale + tile;
       const auto* isum = reinterpret_cast<const int32_t*>(sum + tile);
@@ -67,6 +78,7 @@ void fill_q(tokamak::cpu::KernelTable& t) {
     t.qdot4[F] = qdot4<F>;
     t.qwiden[F] = qwiden<F, 0>;
     t.qwide[F] = qwide<F>;
+    t.wide_rows[F] = 5;
     fill_q<F + 1>(t);
   }
 }

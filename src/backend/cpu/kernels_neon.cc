@@ -164,6 +164,7 @@ void fill_q(tokamak::cpu::KernelTable& t) {
     t.qdot4[F] = qdot4<F>;
     t.qwiden[F] = qwiden<F>;
     t.qwide[F] = qwide<F>;
+    t.wide_rows[F] = F == kFQ8_0 ? 5 : 4;
     fill_q<F + 1>(t);
   }
 }

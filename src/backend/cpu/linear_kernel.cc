@@ -12,7 +12,6 @@ namespace {
 constexpr int64_t kPanelPart = 256;  // k values of a panel decoded at a time
 constexpr int kDigits = 3;           // int8 numbers that a float of a row becomes
 constexpr int64_t kWideBlocks = 64;  // blocks of a panel widened at a time
-constexpr int64_t kWideRows = 5;     // rows for which widening pays
 
 // Activations q8a, weights of a format with integer dot products.
 class QuantLinear final : public LinearKernel {
@@ -25,6 +24,7 @@ class QuantLinear final : public LinearKernel {
     widen_ = kernels.qwiden[f];
     wide_ = kernels.qwide[f];
     panels_ = kernels.wide_panels;
+    wide_rows_ = kernels.wide_rows[f];
   }
   int64_t row_bytes() const override { return blocks_ * kActivationBlock; }
   int64_t single_bytes() const override { return blocks_ * static_cast<int64_t>(sizeof(XBlock1)); }
@@ -54,7 +54,7 @@ class QuantLinear final : public LinearKernel {
   void tiles(const KernelTable&, const uint8_t* packed, int64_t rows, int64_t begin, int64_t end,
              const LinearSink& sink, uint8_t* scratch) const override {
     const auto* x = reinterpret_cast<const XBlock4*>(packed);
-    if (wide_ && rows >= kWideRows) return wide_tiles(x, rows, begin, end, sink, scratch);
+    if (wide_ && rows >= wide_rows_) return wide_tiles(x, rows, begin, end, sink, scratch);
     for (int64_t p = begin; p < end; ++p)
       for (int64_t r = 0; r < rows; r += kTile) {
         float sums[kTile * kPanel];
@@ -87,7 +87,7 @@ class QuantLinear final : public LinearKernel {
     }
   }
 
-  int64_t blocks_, panels_ = 1;
+  int64_t blocks_, panels_ = 1, wide_rows_ = 1;
   void (*dot1_)(const uint8_t*, const XBlock1*, int64_t, float*);
   void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
   void (*widen_)(const uint8_t*, int64_t, uint8_t*);

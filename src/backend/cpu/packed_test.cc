@@ -123,7 +123,7 @@ TEST(PackedWeights, HalvesKnowWhetherTheyAreFinite) {
   ThreadPool pool(2);
   const KernelTable& table = *available_tables().back();
   constexpr int64_t n = 19, k = 33;
-  for (int bad : {-1, 0, 32, n * k - 1})
+  for (int64_t bad : {int64_t{-1}, int64_t{0}, int64_t{32}, n * k - 1})
     for (uint16_t half : {0x7c00, 0xfc01}) {
       std::vector<uint16_t> halves(n * k, 0xbbff);
       if (bad >= 0) halves[static_cast<size_t>(bad)] = half;
