@@ -116,7 +116,7 @@ TK_INLINE float max_lanes(V a) {
 }
 
 TK_INLINE void vprefetch(const void*) {}  // the core does it itself
-constexpr int kRegisterTiles = 1;  // tiles of activations whose sums fit the registers
+constexpr int kRegisterTiles = 1;         // tiles of activations whose sums fit the registers
 using X4 = float32x4_t;
 TK_INLINE X4 vload_x4(const float* p) { return vld1q_f32(p); }
 template <int c>
