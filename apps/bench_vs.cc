@@ -193,8 +193,9 @@ std::string markdown(const VsFlags& f, const Value& r) {
       f.prompt, f.gen);
   if (f.depth > 0) out += fmt::format(", {} tokens in the cache before them", f.depth);
   out += fmt::format("; tokens/s, medians of {} runs of both programs in turn.\n\n", f.repeat);
-  out += command_line("tokamak", our_command(f, "MODEL", f.threads[0]));
-  out += command_line("llama-bench", their_command(f, "MODEL", f.threads[0]));
+  int threads = static_cast<int>(r.at("rows").as_array().at(0).at("threads").as_int());
+  out += command_line("tokamak", our_command(f, "MODEL", threads));
+  out += command_line("llama-bench", their_command(f, "MODEL", threads));
   out +=
       "\n| model | threads | prefill, Tokamak | llama.cpp | ratio | decode, Tokamak | llama.cpp | "
       "ratio |\n|---|---|---|---|---|---|---|---|\n";
