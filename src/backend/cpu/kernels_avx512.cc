@@ -16,14 +16,10 @@ TK_INLINE __m512i dot_half(__m512i start, const __m512i* w, const int8_t* q) {
   return start;
 }
 
-// A row alone waits for memory: asks for what comes kAhead bytes after its block, in this panel or
-// the next.
 template <int bytes>
-TK_INLINE void prefetch(const uint8_t* block) {
-  if constexpr (kAhead > 0)
+TK_INLINE void prefetch_block(const uint8_t* block) {
 #pragma GCC unroll 16
-    for (int i = 0; i < bytes; i += 64)
-      _mm_prefetch(reinterpret_cast<const char*>(block) + kAhead + i, _MM_HINT_T0);
+  for (int i = 0; i < bytes; i += 64) vprefetch(block + i);
 }
 
 // columns: activation rows that are taken; tile: that X holds.
@@ -35,7 +31,7 @@ TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out
   for (int64_t b = 0; b < blocks; b += P::blocks, panel += P::bytes) {
     for (int sub = 0; sub < P::blocks; ++sub, ++x) {
       const uint8_t* block = panel + P::head + sub * P::block_bytes;
-      if (columns == 1) prefetch<P::block_bytes>(block);
+      if (columns == 1) prefetch_block<P::block_bytes>(block);
       Scales s = load_scales<F>(panel, block);
       const float *scale = reinterpret_cast<const float*>(x), *sum = scale + tile;
       const auto* isum = reinterpret_cast<const int32_t*>(sum + tile);
