@@ -70,7 +70,11 @@ endfunction()
 # tk_embed(generated/serve/web/page_data.h tokamak::web index.html ...): a header with these files, as cmake/embed.cmake
 # writes it; the caller adds it to the sources of a target and generated/ to its include folders.
 function(tk_embed header space)
-  list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ OUTPUT_VARIABLE files)
+  set(files "")
+  foreach(file IN LISTS ARGN)
+    get_filename_component(file ${file} ABSOLUTE)
+    list(APPEND files ${file})
+  endforeach()
   set(out ${CMAKE_CURRENT_BINARY_DIR}/${header})
   add_custom_command(OUTPUT ${out} DEPENDS ${files} ${PROJECT_SOURCE_DIR}/cmake/embed.cmake VERBATIM
                      COMMAND ${CMAKE_COMMAND} -DOUT=${out} -DSPACE=${space} "-DFILES=${files}"
