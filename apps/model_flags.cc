@@ -99,7 +99,7 @@ void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
   verb.add_option("--presence-penalty", options.presence_penalty,
                   "subtract this from the logit of every token in the answer so far");
   verb.add_option("--frequency-penalty", options.frequency_penalty,
-                  "the same, once per occurrence");
+                  "lowers tokens already used, for each time they were used");
 }
 
 void add_grammar_flags(CLI::App& verb, GenerateOptions& options) {

@@ -117,7 +117,7 @@ void print_ledger(const std::vector<LoadedModel>& models) {
   all += process.program + process.heap + process.stacks;
   print_memory("total", all, "with all models");
   if (uint64_t resident = resident_bytes(); resident > 0)
-    fmt::print("resident now: {}; {} of KV come as they are used\n", mebibytes(resident),
+    fmt::print("resident now: {}; {} of KV are allocated when they are used\n", mebibytes(resident),
                mebibytes(kv));
 }
 

@@ -23,7 +23,7 @@ void check_range(const char* option, int64_t value, int64_t high) {
 
 int64_t value_or(int64_t value, int64_t fallback) { return value > 0 ? value : fallback; }
 
-// Of a file, or of the files in a folder; 0 if they cannot be read.
+// The size of a file, or of the files in a folder; 0 if they cannot be read.
 uint64_t bytes_on_disk(const std::string& path) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) {

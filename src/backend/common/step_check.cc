@@ -182,7 +182,7 @@ void StepChecker::check_sequences(const StepInputs& step) {
   }
   if (strict() && step.function == "decode" &&
       (step.tokens() != sequences || static_cast<int64_t>(step.out_rows.size()) != sequences))
-    bad_step("{} tokens and {} outputs of {} sequences are not a decode", step.tokens(),
+    bad_step("{} tokens and {} outputs of {} sequences: a decode step has one of each per sequence", step.tokens(),
              step.out_rows.size(), sequences);
 }
 

@@ -19,7 +19,7 @@ TK_INLINE __m512i dot_half(__m512i start, const __m512i* w, const int8_t* q) {
   return start;
 }
 
-// columns: activation rows that are taken; tile: that X holds.
+// columns: activation rows that are multiplied; tile: activation rows that X holds.
 template <int F, int columns, int tile, class X>
 TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
   using P = Panel<F>;

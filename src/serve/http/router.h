@@ -11,7 +11,7 @@ namespace tokamak::http {
 class Router {
  public:
   // pattern: an exact path, or "/v1/files/{id...}/content", whose parameter matches at least one
-  // character, slashes included. Of several matches the first added is taken. always: also answered
+  // character, slashes included. If several match, the first added is taken. always: also answered
   // while the server drains (health, metrics).
   void add(std::string method, std::string pattern, Handler handler, bool always = false);
 
