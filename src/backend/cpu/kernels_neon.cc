@@ -8,7 +8,7 @@
 
 #include "backend/cpu/qwide_neon.inc"
 
-#include "backend/cpu/qfloats_neon.inc"
+#include "backend/cpu/hdot_neon.inc"
 
 namespace {
 
@@ -164,7 +164,7 @@ void fill_q(tokamak::cpu::KernelTable& t) {
     t.qdot4[F] = qdot4<F>;
     t.qwiden[F] = qwiden<F>;
     t.qwide[F] = qwide<F>;
-    t.qfloats[F] = qfloats<F>;
+    t.wide_rows[F] = F == kFQ8_0 ? 5 : 4;
     fill_q<F + 1>(t);
   }
 }
@@ -180,6 +180,7 @@ const KernelTable* neon_table() {
     t.style = {4, 16, 0, 8, false};
     t.wide_panels = 1;
     fill_vector_kernels<false>(t);
+    t.hdot1x4 = hdot1x4;
     fill_q<0>(t);
     return t;
   }();
