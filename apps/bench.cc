@@ -5,6 +5,7 @@
 #include "apps/bench_grammar.h"
 #include "apps/bench_replay.h"
 #include "apps/bench_serve.h"
+#include "apps/bench_speculate.h"
 #include "apps/bench_startup.h"
 #include "apps/bench_throughput.h"
 #include "apps/model_flags.h"
@@ -199,6 +200,7 @@ void add_bench_verb(CLI::App& app) {
   add_bench_grammar(*bench);
   add_bench_replay(*bench);
   add_bench_serve(*bench);
+  add_bench_speculate(*bench);
   add_bench_startup(*bench);
   add_bench_throughput(*bench);
 }
