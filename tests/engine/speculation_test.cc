@@ -143,47 +143,44 @@ TEST(Speculation, MixedRequestsGetTheSameAnswers) {
   };
   int64_t preemptions = 0, hits = 0;
   for (const char* name : {"garbage", "right", "tree", "ngram", "suffix", "model"})
-    for (bool adaptive : {false, true})
-      for (bool small : {false, true}) {
-        SCOPED_TRACE(fmt::format("{} adaptive {} small {}", name, adaptive, small));
-        std::string_view kind = name;
-        std::unique_ptr<Drafter> drafter = std::make_unique<Garbage>();
-        if (kind == "right") drafter = std::make_unique<OracleDrafter>(next, kSmallVocab, 1 << 20);
-        if (kind == "tree")
-          drafter = std::make_unique<RandomDrafter>(
-              [model](std::span<const int32_t> ids, int32_t n) {
-                return model.continuation(ids, n);
-              },
-              kSmallVocab, true, 3);
-        if (kind == "ngram") drafter = std::make_unique<NgramDrafter>(NgramOptions());
-        if (kind == "suffix") drafter = std::make_unique<SuffixDrafter>(SuffixOptions());
-        if (kind == "model") drafter = draft_model(plans, 0, small ? 160 : 4000);
-        EngineConfig c = config;
-        c.draft_tokens = 5;
-        c.adaptive_drafts = adaptive;
-        c.tree_mask = kind == "tree";
-        if (small) c.blocks = kv_blocks_for(plans, 240);
-        Outcome have = run_mixed(plans, c, small ? 2 : 1, drafter.get(), requests);
-        expect_same(have, want);
-        if (auto* draft = dynamic_cast<ModelDrafter*>(drafter.get())) {
-          EXPECT_TRUE(draft->all_free());
-        }
-        EXPECT_GT(have.stats.draft_accepted, adaptive ? 0 : 100);
-        EXPECT_LE(have.stats.draft_accepted, have.stats.draft_tokens);
-        int64_t drafted = 0, accepted = 0, at = 0;
-        for (const auto& [key, a] : have.answers) {
-          drafted += a.drafted;
-          accepted += a.accepted;
-          int32_t most = requests.at(key.first).spec.draft_tokens;
-          if (most == 0) EXPECT_EQ(a.drafted, 0);
-        }
-        for (int64_t n : have.stats.draft_accepted_at) at += n;
-        EXPECT_EQ(at, have.stats.draft_accepted);
-        EXPECT_LE(drafted, have.stats.draft_tokens);
-        EXPECT_LE(accepted, have.stats.draft_accepted);
-        preemptions += have.stats.preemptions;
-        hits += have.stats.prefix_hits;
+    for (bool small : {false, true}) {
+      bool adaptive = small;
+      SCOPED_TRACE(fmt::format("{} adaptive and small {}", name, small));
+      std::string_view kind = name;
+      std::unique_ptr<Drafter> drafter = std::make_unique<Garbage>();
+      if (kind == "right") drafter = std::make_unique<OracleDrafter>(next, kSmallVocab, 1 << 20);
+      if (kind == "tree")
+        drafter = std::make_unique<RandomDrafter>(
+            [model](std::span<const int32_t> ids, int32_t n) { return model.continuation(ids, n); },
+            kSmallVocab, true, 3);
+      if (kind == "ngram") drafter = std::make_unique<NgramDrafter>(NgramOptions());
+      if (kind == "suffix") drafter = std::make_unique<SuffixDrafter>(SuffixOptions());
+      if (kind == "model") drafter = draft_model(plans, 0, small ? 160 : 4000);
+      EngineConfig c = config;
+      c.draft_tokens = 5;
+      c.adaptive_drafts = adaptive;
+      c.tree_mask = kind == "tree";
+      if (small) c.blocks = kv_blocks_for(plans, 240);
+      Outcome have = run_mixed(plans, c, small ? 2 : 1, drafter.get(), requests);
+      expect_same(have, want);
+      if (auto* draft = dynamic_cast<ModelDrafter*>(drafter.get())) {
+        EXPECT_TRUE(draft->all_free());
       }
+      EXPECT_GT(have.stats.draft_accepted, adaptive ? 0 : 100);
+      EXPECT_LE(have.stats.draft_accepted, have.stats.draft_tokens);
+      int64_t drafted = 0, accepted = 0, at = 0;
+      for (const auto& [key, a] : have.answers) {
+        drafted += a.drafted;
+        accepted += a.accepted;
+        EXPECT_TRUE(requests.at(key.first).spec.draft_tokens != 0 || a.drafted == 0);
+      }
+      for (int64_t n : have.stats.draft_accepted_at) at += n;
+      EXPECT_EQ(at, have.stats.draft_accepted);
+      EXPECT_LE(drafted, have.stats.draft_tokens);
+      EXPECT_LE(accepted, have.stats.draft_accepted);
+      preemptions += have.stats.preemptions;
+      hits += have.stats.prefix_hits;
+    }
   EXPECT_GT(preemptions, 0);
   EXPECT_GT(hits, 0);
 }
@@ -337,6 +334,12 @@ struct Paced {
   EngineStats stats;
 };
 
+NullOptions paced_options() {
+  NullOptions options = checked();
+  options.shadow = false;  // is slow, and other tests check the KV
+  return options;
+}
+
 // `sequences` answers of 200 tokens; a step of n rows takes 1 + row_cost * (n - 1) milliseconds.
 Paced run_paced(Drafter* drafter, bool adaptive, int sequences, double row_cost) {
   PlanSet plans = fake_plan_set();
@@ -344,7 +347,7 @@ Paced run_paced(Drafter* drafter, bool adaptive, int sequences, double row_cost)
   config.draft_tokens = 6;
   config.max_out_rows = 64;
   config.adaptive_drafts = adaptive;
-  TestRun run(plans, config, checked(), drafter);
+  TestRun run(plans, config, paced_options(), drafter);
   run.cost = [row_cost](const StepInputs& in) {
     return 1e-3 * (1 + row_cost * static_cast<double>(in.tokens() - 1));
   };
@@ -355,16 +358,16 @@ Paced run_paced(Drafter* drafter, bool adaptive, int sequences, double row_cost)
 }
 
 std::unique_ptr<Drafter> oracle(int64_t wrong_every) {
-  NullModel model = null_model(fake_plan_set(), checked());
+  NullModel model = null_model(fake_plan_set(), paced_options());
   return std::make_unique<OracleDrafter>(
       [model](const DraftRequest& r, int32_t n) { return model.continuation(r.ids, n); }, 1000,
       wrong_every);
 }
 
 TEST(AdaptiveDrafts, NeverMuchSlowerThanWithout) {
-  for (double row_cost : {0.02, 0.1, 0.3, 0.6, 1.0})
+  for (double row_cost : {0.02, 0.3, 1.0})
     for (int sequences : {1, 4, 12})
-      for (int64_t wrong_every : {1, 2, 3, 5, 1 << 20}) {
+      for (int64_t wrong_every : {1, 2, 5, 1 << 20}) {
         SCOPED_TRACE(fmt::format("row {} sequences {} wrong {}", row_cost, sequences, wrong_every));
         double plain = run_paced(nullptr, false, sequences, row_cost).seconds;
         auto drafter = oracle(wrong_every);
@@ -397,7 +400,7 @@ TEST(AdaptiveDrafts, NotInLargeBatches) {
   config.draft_max_sequences = 3;
   for (int sequences : {3, 4}) {
     auto drafter = oracle(1 << 20);
-    TestRun run(plans, config, checked(), drafter.get());
+    TestRun run(plans, config, paced_options(), drafter.get());
     for (RequestId id = 1; id <= static_cast<RequestId>(sequences); ++id)
       run.arrive(0, id, request({static_cast<int32_t>(id)}, 30));
     run.run();

@@ -82,7 +82,8 @@ bool ModelDrafter::make_room(Text& text, int64_t slots) {
   for (size_t g = 0; g < free_.size(); ++g) {
     auto want = static_cast<size_t>(blocks_of(slots, plans_.groups[g].block_size));
     while (text.blocks[g].size() < want) {
-      if (free_[g].empty() && !evict()) return false;
+      while (free_[g].empty())
+        if (!evict()) return false;
       text.blocks[g].push_back(free_[g].back());
       free_[g].pop_back();
     }
