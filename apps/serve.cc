@@ -58,6 +58,7 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.grammars = loaded.grammars;
   model.max_model_len = loaded.engine->info().max_model_len;
   model.max_sequences = loaded.engine->config().max_num_seqs;
+  model.draft_tokens = loaded.drafter ? loaded.engine->config().draft_tokens : 0;
   model.created = unix_seconds();
   OpenOptions options = flags.model;
   options.model = path;
@@ -104,8 +105,10 @@ void print_ledger(const std::vector<LoadedModel>& models) {
     print_memory("arena", m.arena);
     print_memory("scratch", m.scratch);
     print_memory("other", m.other);
-    print_memory("total", m.total());
-    all += m.total();
+    uint64_t draft = model.drafter ? model.drafter->memory_bytes() : 0;
+    if (draft > 0) print_memory("draft", draft, "the draft model, with its KV");
+    print_memory("total", m.total() + draft);
+    all += m.total() + draft;
     kv += m.kv;
     on_heap += m.other;
   }
@@ -309,6 +312,7 @@ void add_serve_verb(CLI::App& app) {
   add_model_flags(*verb, flags->model);
   add_sampling_flags(*verb, flags->sampling);
   add_template_flag(*verb, flags->model);
+  add_speculative_flags(*verb, flags->model);
   verb->footer(
       "Examples:\n  tokamak serve SmolLM2-135M-Instruct.Q4_1.gguf\n"
       "  tokamak serve model.gguf --host 0.0.0.0 --port 9000 --api-key secret\n"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "api/speculative.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -49,6 +50,7 @@ void check_options(const OpenOptions& o) {
   check_range("max_sequences", o.max_sequences, 65536);
   check_range("max_step_tokens", o.max_step_tokens, int64_t{1} << 20);
   check_range("max_logit_rows", o.max_logit_rows, int64_t{1} << 20);
+  parse_speculative(o.speculative, o.draft_model);
   for (int64_t size : o.buckets) check_range("buckets", size - 1, (int64_t{1} << 20) - 1);
 }
 

@@ -1,5 +1,7 @@
 // Drafts and token masks through the whole engine on backends that compute: the same tokens with
 // and without.
+#include "engine/draft/ngram_drafter.h"
+#include "engine/draft/suffix_drafter.h"
 #include "tests/engine/backend_run.h"
 #include "tests/engine/draft_tree.h"
 
@@ -51,6 +53,27 @@ TEST_P(Drafts, ChainsDoNotChangeABit) {
     EXPECT_TRUE(run(*backend, model, setup, all, drafted) == want) << kv_tokens;
     if (kv_tokens == 4096) {
       EXPECT_LT(drafted.steps, stats.steps * 3 / 4) << "drafts were accepted";
+    }
+  }
+}
+
+TEST_P(Drafts, LookupsDoNotChangeABit) {
+  cpu::TestModel model(small_model());
+  auto backend = make_backend(GetParam(), two_threads());
+  auto all = requests();
+  EngineStats stats, drafted;
+  Answers want = run(*backend, model, {}, all, stats);
+  for (int64_t kv_tokens : {4096, 300}) {
+    NgramDrafter ngram({3, 1, false});
+    SuffixDrafter suffix({});
+    for (Drafter* drafter : {static_cast<Drafter*>(&ngram), static_cast<Drafter*>(&suffix)}) {
+      RunSetup setup;
+      setup.drafter = drafter;
+      setup.kv_tokens = kv_tokens;
+      setup.config.draft_tokens = 5;
+      EXPECT_TRUE(run(*backend, model, setup, all, drafted) == want) << kv_tokens;
+      EXPECT_GT(drafted.draft_accepted, 20);
+      EXPECT_LT(drafted.draft_accepted, drafted.draft_tokens);
     }
   }
 }
