@@ -104,7 +104,7 @@ class Vectors(unittest.TestCase):
         long = "the cat " * 30
         status, answer = self.post("/v1/embeddings", {"model": "bert", "input": ["a", long]})
         self.assertEqual((status, answer["error"]["param"], answer["error"]["code"]), (400, "input[1]", "context_length_exceeded"))
-        ids = json.loads(run("tokenize", TINY / "bert", long, "--json").stdout)["ids"]
+        ids = self.post("/tokenize", {"model": "bert", "prompt": long})[1]["tokens"]
         cut = self.embed(long, truncate_prompt_tokens=-1)
         self.assertEqual(cut, self.embed(ids[:31] + ids[-1:]))  # the separator stays
 
@@ -164,6 +164,13 @@ class Vectors(unittest.TestCase):
         status, ranked = self.post("/v1/rerank", {"model": "bert_cross", "query": TEXTS[0], "documents": documents})
         for r in ranked["results"]:
             self.assertAlmostEqual(r["relevance_score"], scores[r["index"]], places=6)
+        try:
+            import tokenizers
+        except ImportError:
+            self.skipTest("tokenizers is not installed")
+        reference = tokenizers.Tokenizer.from_file(str(TINY / "bert_cross" / "tokenizer.json"))
+        tokens = sum(len(reference.encode(TEXTS[0], d).ids) for d in documents)
+        self.assertEqual(answer["usage"]["prompt_tokens"], tokens)
 
     def test_classify(self):
         status, answer = self.post("/v1/classify", {"model": "bert_cls", "input": TEXTS})

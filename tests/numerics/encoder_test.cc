@@ -164,7 +164,9 @@ TEST_P(EncoderTest, BitsDoNotDependOnBatching) {
     EXPECT_EQ(EncoderRunner(paths_[0], {.threads = threads}).run(golden_.texts), all) << threads;
   EXPECT_EQ(EncoderRunner(paths_[0], {.disabled_passes = {"fuse"}}).run(golden_.texts), all);
   EXPECT_EQ(EncoderRunner(paths_[0], {.shapes = Shapes::kBuckets}).run(golden_.texts), all);
-  if (golden_.gguf) EXPECT_EQ(EncoderRunner(paths_[1], {}).run(golden_.texts), all) << "GGUF";
+  if (golden_.gguf) {
+    EXPECT_EQ(EncoderRunner(paths_[1], {}).run(golden_.texts), all) << "GGUF";
+  }
 }
 
 // An encoder has no KV cache and one function; its segments change the result.

@@ -77,7 +77,7 @@ TEST_F(IndexTest, FindsWhatAComparisonOfAllVectorsFinds) {
       for (size_t i = 0; i < hits.size(); ++i) {
         found += static_cast<int>(wanted.count(hits[i].index));
         EXPECT_EQ(index->text(hits[i].index), fmt::format("entry {}", hits[i].index));
-        if (i > 0) EXPECT_LE(hits[i].score, hits[i - 1].score);
+        EXPECT_LE(hits[i].score, hits[i > 0 ? i - 1 : 0].score);
         EXPECT_NEAR(hits[i].score,
                     cosine(entries[static_cast<size_t>(hits[i].index)].vector, q.vector), 1e-5);
       }
