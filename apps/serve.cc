@@ -56,6 +56,9 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.chat_template = loaded.chat_template;
   model.tool_format = find_tool_format(flags.tool_format);
   model.grammars = loaded.grammars;
+  model.embedding = loaded.embedding;
+  model.embedder = loaded.embedder;
+  model.vector_width = loaded.engine->config().vector_width;
   model.max_model_len = loaded.engine->info().max_model_len;
   model.max_sequences = loaded.engine->config().max_num_seqs;
   model.draft_tokens = loaded.drafter ? loaded.engine->config().draft_tokens : 0;
@@ -154,7 +157,12 @@ std::vector<LoadedModel> load_all(const ServeFlags& flags) {
     OpenOptions one = flags.model;
     one.model = path;
     models.push_back(load_with_progress(one));
-    if (models.back().chat_template == nullptr)
+    const EmbeddingSpec& embedding = models.back().embedding;
+    if (embedding.encoder)
+      log::info("{} is an encoder: /v1/{}", models.back().name,
+                embedding.classifies() ? "classify, /v1/rerank and /v1/score"
+                                       : "embeddings, /v1/rerank and /v1/score");
+    else if (models.back().chat_template == nullptr)
       log::warn("{} has no chat template: /v1/chat/completions will refuse, /v1/completions works",
                 models.back().name);
   }

@@ -123,6 +123,8 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
   TK_CHECK(!models.empty());
   for (ServedModel& model : models) {
     if (model.fingerprint.empty()) model.fingerprint = "fp_tokamak_" + options_.version;
+    if (model.embedder == nullptr)
+      model.embedder = std::make_shared<const EmbeddingEncoder>(model.tokenizer);
     if (model.grammars == nullptr)
       model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
     if (model.tool_format == nullptr)
@@ -232,14 +234,38 @@ http::Handler Api::generator(Dialect dialect) {
       true, form);
 }
 
-void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialect,
-                   uint64_t number) {
+http::Handler Api::vectors(VectorRoute route) {
+  return with_json([this, route](http::ExchangePtr exchange, const Value& body, uint64_t) {
+    RequestContext context = context_of(exchange->request());
+    try {
+      context.slot = keys_.admit(key_of(exchange->request()), context.start);
+      VectorRequest request = route(body, model_of(body));
+      request.tenant = request.cache_salt = tenant_of(exchange->request());
+      request.timeout_seconds = options_.request_timeout_seconds;
+      std::make_shared<VectorCall>(exchange, std::move(request), *stream_, stats_, context)
+          ->start();
+    } catch (const std::exception& e) {
+      http::Response response = error_answer(e);
+      response.headers.emplace_back("traceparent", context.trace.header());
+      if (log_ != nullptr) log_->write(context.line(response.status, e.what()));
+      exchange->respond(std::move(response));
+    }
+  });
+}
+
+RequestContext Api::context_of(const http::Request& request) const {
   RequestContext context;
-  context.trace = trace_of(exchange->request());
-  context.route = exchange->request().path;
-  context.remote = exchange->request().remote;
+  context.trace = trace_of(request);
+  context.route = request.path;
+  context.remote = request.remote;
   context.start = SteadyClock().now();
   context.log = log_.get();
+  return context;
+}
+
+void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialect,
+                   uint64_t number) {
+  RequestContext context = context_of(exchange->request());
   uint64_t seed = fresh_number();
   if (options_.seed) {
     auto bits = philox(*options_.seed, number, 0);
@@ -261,6 +287,10 @@ void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialec
   Translated asked = dialect.translate(std::move(body), exchange->request());
   if (asked.answer) return exchange->respond(std::move(*asked.answer));
   auto model = model_of(asked.body);
+  if (!model->embedding.generates())
+    bad_request("model", "model_not_supported",
+                "The model '{}' is an encoder and generates no text; use {}.", model->name,
+                model->embedding.classifies() ? "/v1/classify or /v1/rerank" : "/v1/embeddings");
   Prepared request = asked.chat ? prepare_chat(asked.body, model, seed, asked.clamp)
                                 : prepare_completion(asked.body, model, seed, asked.clamp);
   GenerationParams& params = request.params;
@@ -434,6 +464,12 @@ void Api::add_routes(http::Router& router) {
     for (bool chat : {true, false})
       router.add("POST", base + (chat ? "/chat/completions" : "/completions"),
                  generator(openai_dialect(chat, *this)));
+    for (auto [path, route] :
+         {std::pair<const char*, VectorRoute>{"/embeddings", prepare_embeddings},
+          {"/rerank", prepare_rerank},
+          {"/score", prepare_score},
+          {"/classify", prepare_classify}})
+      router.add("POST", base + path, vectors(route));
   }
   auto add_plain = [&](const char* path, http::Response (Api::*method)(const Value&) const) {
     router.add("POST", path,
