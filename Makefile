@@ -64,7 +64,7 @@ test-deps:
 test-dev: ## unit, golden and lint tests under ASan + UBSan
 	$(call configure,dev,$(test_options))
 	@cmake --build --preset dev -j $(JOBS)
-	@$(CTEST) --test-dir build/dev -LE blackbox
+	@$(CTEST) --test-dir build/dev -LE 'blackbox|optimised'
 
 test-release: ## kernels and numerics in the release build; black-box tests of the binary
 	$(call configure,release,$(test_options))

@@ -6,6 +6,7 @@
 #include "apps/bench_kernels.h"
 #include "apps/bench_replay.h"
 #include "apps/bench_serve.h"
+#include "apps/bench_speculate.h"
 #include "apps/bench_startup.h"
 #include "apps/bench_throughput.h"
 #include "apps/bench_vs.h"
@@ -202,6 +203,7 @@ void add_bench_verb(CLI::App& app) {
   add_bench_kernels(*bench);
   add_bench_replay(*bench);
   add_bench_serve(*bench);
+  add_bench_speculate(*bench);
   add_bench_startup(*bench);
   add_bench_throughput(*bench);
   add_bench_vs(*bench);

@@ -38,6 +38,7 @@ enum class Unary : uint8_t {
   kRelu,
   kSilu,
   kGeluTanh,
+  kGeluErf,
   kScale,
   kSoftcap,
   kCount

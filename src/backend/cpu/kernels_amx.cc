@@ -77,7 +77,7 @@ TK_INLINE void multiply_two(const int8_t* x0, const uint8_t* w0, const int8_t* x
       : "memory");
 }
 
-// Of q6_k: the sums of k < 16 and of k >= 16 of one block. Of the other formats: of two blocks.
+// For q6_k: the sums over k < 16 and k >= 16 of one block. For other formats: those of two blocks.
 template <int F>
 TK_INLINE void multiply_blocks(const XBlock16* x, const uint8_t* w, bool two, Sums* to) {
   if (Panel<F>::halves)

@@ -22,7 +22,7 @@ TK_INLINE void prefetch_block(const uint8_t* block) {
   for (int i = 0; i < bytes; i += 64) vprefetch(block + i);
 }
 
-// columns: activation rows that are taken; tile: that X holds.
+// columns: activation rows that are multiplied; tile: activation rows that X holds.
 template <int F, int columns, int tile, class X>
 TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
   using P = Panel<F>;

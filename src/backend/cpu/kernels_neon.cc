@@ -83,8 +83,8 @@ TK_INLINE int32x4_t start_sum(int32_t sum) {
   return Panel<F>::offset ? vdupq_n_s32(kMagic[0] - Panel<F>::offset * sum) : magic_start();
 }
 
-// Columns: activation rows that are taken at once; tile: that X holds. Rows 4 first .. 4 last - 1
-// of the panel, 4 * group of them scaled together.
+// columns: activation rows that are multiplied at once; tile: activation rows that X holds. Rows 4
+// first .. 4 last - 1 of the panel, 4 * group of them scaled together.
 template <int F, int columns, int tile, int first, int last, class X>
 TK_INLINE void qdot_rows(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
   using P = Panel<F>;

@@ -364,7 +364,7 @@ TEST(VectorKernels, NotANumberIsNotLost) {
       EXPECT_TRUE(std::isnan(blocks[0].scale)) << t->name;
       EXPECT_EQ(blocks[1].scale, 1.0f / 127.0f) << t->name;
       std::vector<float> out(64);
-      for (Unary u : {Unary::kExp, Unary::kTanh, Unary::kSilu, Unary::kGeluTanh}) {
+      for (Unary u : {Unary::kExp, Unary::kTanh, Unary::kSilu, Unary::kGeluTanh, Unary::kGeluErf}) {
         t->unary[static_cast<int>(u)](bad.data(), out.data(), 64, 0);
         EXPECT_TRUE(std::isnan(out[at])) << t->name << " " << static_cast<int>(u);
       }
