@@ -62,6 +62,7 @@ int main(int argc, char** argv) {
   add_template_verb(app);
   add_eval_verb(app);
   add_bench_verb(app);
+  add_draft_verb(app);
   add_calibrate_verb(app);
   add_debug_verb(app);
   app.failure_message([](const CLI::App*, const CLI::Error& e) {

@@ -90,6 +90,21 @@ void add_batch_flags(CLI::App& verb, OpenOptions& options) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
 }
 
+void add_speculative_flags(CLI::App& verb, OpenOptions& options) {
+  CLI::Option* name =
+      verb.add_option("--speculate", options.speculative,
+                      "guess tokens and verify several in one step; the answer stays the same. "
+                      "ngram: continue earlier occurrences of the last tokens; suffix: also those "
+                      "in earlier answers, weighted by frequency; off (default)")
+          ->check(CLI::IsMember({"ngram", "suffix", "off"}));
+  verb.add_option("--speculative-config", options.speculative,
+                  "the same with settings, as JSON with vLLM's names: '{\"method\": \"ngram\", "
+                  "\"num_speculative_tokens\": 5, \"prompt_lookup_max\": 4}'")
+      ->excludes(name);
+  verb.add_option("--draft-model", options.draft_model,
+                  "a smaller model with the same tokenizer that guesses the tokens");
+}
+
 void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
   verb.add_option("--temperature", options.temperature,
                   "0 = always the likeliest token (default: the model's own, else 1)");
@@ -103,7 +118,7 @@ void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
   verb.add_option("--presence-penalty", options.presence_penalty,
                   "subtract this from the logit of every token in the answer so far");
   verb.add_option("--frequency-penalty", options.frequency_penalty,
-                  "the same, once per occurrence");
+                  "lowers tokens already used, for each time they were used");
 }
 
 void add_grammar_flags(CLI::App& verb, GenerateOptions& options) {

@@ -20,5 +20,6 @@ void add_debug_verb(CLI::App& app);
 void add_calibrate_verb(CLI::App& app);
 void add_compile_verb(CLI::App& app);
 void add_cache_verb(CLI::App& app);
+void add_draft_verb(CLI::App& app);
 
 }  // namespace tokamak

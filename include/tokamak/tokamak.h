@@ -57,6 +57,11 @@ struct ModelOptions {
 
   std::string chat_template{};  // which of the model's named chat templates; empty: its default
 
+  // Speculative decoding: "ngram", "suffix", "off" (default), or JSON with the names of vLLM's
+  // --speculative-config (docs/speculation.md). It changes the speed, never an answer.
+  std::string speculative{};
+  std::string draft_model{};  // a smaller model with the same tokenizer that guesses tokens
+
   // How it is compiled.
   std::string mode{};              // "compiled" (default) or "eager": op by op, for comparison
   std::string shapes{};            // "auto" (default), "dynamic", "buckets" or "fixed"
@@ -96,6 +101,9 @@ struct GenerateOptions {
   std::string regex{};                 // the whole answer matches it
   std::string grammar{};               // GBNF, as in llama.cpp
   std::vector<std::string> choices{};  // one of these
+
+  // With ModelOptions::speculative: most drafted tokens per step; 0: none, unset: the model's.
+  std::optional<int32_t> draft_tokens{};
 };
 
 // One message of a conversation; role is "system", "user" or "assistant".
@@ -121,9 +129,10 @@ struct Result {
   std::vector<float> logprobs;  // parallel to ids, if asked for
   FinishReason finish = FinishReason::kStop;
   std::vector<int32_t> prompt_ids;
-  int64_t cached_tokens = 0;    // of the prompt: found in the prefix cache
-  double prompt_seconds = 0;    // from the call to the first token
-  double generate_seconds = 0;  // from the first token to the last
+  int64_t cached_tokens = 0;                        // of the prompt: found in the prefix cache
+  int64_t drafted_tokens = 0, accepted_tokens = 0;  // speculation: tried, and those that held
+  double prompt_seconds = 0;                        // from the call to the first token
+  double generate_seconds = 0;                      // from the first token to the last
 };
 
 // An answer while it is generated, to be read piece by piece:

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "api/open.h"
+#include "api/speculative.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -86,6 +87,7 @@ EngineConfig engine_config(const OpenOptions& o, const PlanSet& plans,
     config.max_batched_tokens = std::min(config.max_batched_tokens, o.max_step_tokens);
   config.prefix_cache = o.prefix_cache && !config.encoder;
   config.blocks = kv_blocks_of(o, plans, config);
+  set_draft_limits(parse_speculative(o.speculative, o.draft_model), config);
   if (o.tune) o.tune(config);
   check_engine_config(config);
   return config;
@@ -125,7 +127,9 @@ LoadedModel load_model(const OpenOptions& o) {
                                         : "the option context (--context) sets it";
   model.backend = std::move(setup.backend);
   model.source = std::move(setup.source);
-  model.engine = std::make_shared<LocalEngine>(plans, std::move(executable), config, clock);
+  open_drafter(o, config, model);
+  model.engine = std::make_shared<LocalEngine>(plans, std::move(executable), config, clock,
+                                               model.drafter.get());
   model.load_seconds = seconds(clock.now() - start);
   return model;
 }

@@ -162,6 +162,15 @@ RequestSpec Model::Impl::request(std::vector<int32_t> ids, const GenerateOptions
   spec.max_tokens =
       static_cast<int32_t>(o.max_tokens < 0 ? room : std::min<int64_t>(o.max_tokens, room));
   spec.stop_ids = stop_ids(*loaded.tokenizer, o);
+  if (o.draft_tokens) {
+    if (*o.draft_tokens < 0)
+      fail(ErrorCode::kInvalidArgument, "draft_tokens is {}, but must be 0 or more",
+           *o.draft_tokens);
+    if (*o.draft_tokens > 0 && !loaded.drafter)
+      fail(ErrorCode::kInvalidArgument,
+           "draft_tokens: the model was opened without speculation; set ModelOptions::speculative");
+    spec.draft_tokens = *o.draft_tokens;
+  }
   SampleSpec sample = sample_spec(loaded.defaults, o);
   check_logit_bias(sample, info.vocab);
   if (is_constrained(o)) {

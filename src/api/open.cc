@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "api/speculative.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -23,7 +24,7 @@ void check_range(const char* option, int64_t value, int64_t high) {
 
 int64_t value_or(int64_t value, int64_t fallback) { return value > 0 ? value : fallback; }
 
-// Of a file, or of the files in a folder; 0 if they cannot be read.
+// The size of a file, or of the files in a folder; 0 if they cannot be read.
 uint64_t bytes_on_disk(const std::string& path) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) {
@@ -50,6 +51,7 @@ void check_options(const OpenOptions& o) {
   check_range("max_sequences", o.max_sequences, 65536);
   check_range("max_step_tokens", o.max_step_tokens, int64_t{1} << 20);
   check_range("max_logit_rows", o.max_logit_rows, int64_t{1} << 20);
+  parse_speculative(o.speculative, o.draft_model);
   for (int64_t size : o.buckets) check_range("buckets", size - 1, (int64_t{1} << 20) - 1);
 }
 

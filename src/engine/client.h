@@ -58,6 +58,12 @@ struct RequestSpec {
   // after their last use.
   int32_t cache_priority = 0;
   Nanos cache_ttl = kNever;
+  // Most drafted tokens per step (engine/draft/): -1: the engine's limit, 0: none. They change the
+  // speed and never the answer.
+  int32_t draft_tokens = -1;
+  // What the answer will largely be (OpenAI's predicted outputs): drafters that look up texts use
+  // it.
+  std::vector<int32_t> prediction;
 };
 
 enum class Finish : uint8_t { kNone, kStop, kLength, kCancelled, kTimeout, kError };
@@ -79,7 +85,8 @@ struct Delta {
   std::string error;              // with Finish::kError
   // With Finish::kError: kResourceExhausted means "the queue is full, try again later".
   ErrorCode error_code = ErrorCode::kInternal;
-  int32_t cached_tokens = 0;  // prompt tokens found in the cache; on the first delta
+  int32_t cached_tokens = 0;          // prompt tokens found in the cache; on the first delta
+  int32_t drafted = 0, accepted = 0;  // tokens drafted since the last delta, and those that held
 };
 
 struct EngineInfo {

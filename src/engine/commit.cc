@@ -1,5 +1,6 @@
 // What happens when a step has completed: its result decides which tokens are kept.
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "engine/core.h"
@@ -88,6 +89,7 @@ void EngineCore::commit_entry(const StepEntry& e, size_t index, const StepResult
 // them. No other step of the sequence is in flight.
 void EngineCore::keep_path(Sequence& seq, const StepEntry& e, std::span<const int32_t> path) {
   auto row = [&](size_t i) { return path[i] - e.first_choice(); };  // of the entry
+  scheduler_.note_accepted(seq, row(path.size() - 1) - 1, static_cast<int32_t>(path.size()) - 1);
   seq.drafts.clear();
   seq.scheduled = e.start + static_cast<int32_t>(path.size());
   seq.computed = seq.scheduled;
@@ -155,6 +157,8 @@ void EngineCore::emit(Sequence& seq, std::span<const int32_t> path, const StepRe
     d.cached_tokens = seq.cached_tokens;
   }
   seq.first_delta_sent = true;
+  d.drafted = std::exchange(seq.draft.drafted, 0);
+  d.accepted = std::exchange(seq.draft.accepted, 0);
   Finish how = prompt_only ? Finish::kLength : Finish::kNone;
   int32_t wanted = seq.sample().top_logprobs;
   auto top = path.empty()

@@ -128,8 +128,8 @@ void check_engine_config(const EngineConfig& c) {
       !c.encoder || (c.max_batched_tokens >= c.max_model_len && !c.chunked_prefill),
       "an encoder computes a text in one step: max_batched_tokens must be at least the context");
   require(c.max_queue >= 1 && c.max_in_flight >= 1, "max_queue and max_in_flight start at 1");
-  require(c.max_step_failures >= 0 && c.draft_tokens >= 0 && c.tpot_target >= 0 &&
-              c.starvation_bound >= 0,
+  require(c.max_step_failures >= 0 && c.draft_tokens >= 0 && c.draft_max_sequences >= 0 &&
+              c.tpot_target >= 0 && c.starvation_bound >= 0,
           "negative limits");
 }
 
@@ -171,6 +171,10 @@ void check_request(const EngineConfig& c, const RequestSpec& spec) {
   if (spec.n < 1 || spec.n > c.max_queue)
     fail(ErrorCode::kInvalidArgument, "n is {}: use 1 to {}", spec.n, c.max_queue);
   if (spec.beams != 0) check_beams(c, spec);
+  if (spec.draft_tokens < -1)
+    fail(ErrorCode::kInvalidArgument, "draft_tokens is {}: use -1 or more", spec.draft_tokens);
+  if (spec.draft_tokens > 0 && spec.beams > 0)
+    fail(ErrorCode::kInvalidArgument, "beam search cannot be combined with drafts");
   check_pooling(c, spec);
   if (spec.score_prompt && spec.score_from < 1)
     fail(ErrorCode::kInvalidArgument, "score_from is {}: the first token has no score",

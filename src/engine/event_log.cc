@@ -131,6 +131,8 @@ void request_fields(Io& io, Spec& s) {
   io.field("queue_deadline", s.queue_deadline, d.queue_deadline);
   io.field("cache_priority", s.cache_priority, d.cache_priority);
   io.field("cache_ttl", s.cache_ttl, d.cache_ttl);
+  io.field("draft_tokens", s.draft_tokens, d.draft_tokens);
+  io.field("prediction", s.prediction);
 }
 
 template <class Io, class Result>
@@ -272,6 +274,7 @@ std::string actions_text(const Actions& actions) {
     put_list(out, "prompt_logprobs", d.prompt_logprobs);
     put_list(out, "vector", d.vector);
     if (d.cached_tokens > 0) fmt::format_to(at, " cached={}", d.cached_tokens);
+    if (d.drafted > 0) fmt::format_to(at, " drafted={} accepted={}", d.drafted, d.accepted);
     if (!d.error.empty()) fmt::format_to(at, " error={}", d.error);
     out += '\n';
   }

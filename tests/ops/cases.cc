@@ -315,6 +315,36 @@ std::vector<OpCase> correctness_cases() {
   return cases;
 }
 
+std::vector<OpCase> odd_cases() {
+  std::vector<OpCase> cases;
+  for (DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kQ4_0, DType::kQ4_1, DType::kQ8_0,
+        DType::kQ4_K, DType::kQ6_K, DType::kQ5_0, DType::kQ5_1, DType::kQ5_K})
+    for (int64_t m = 1; m <= 67; ++m) {
+      bool blocks = is_block_type(dtype);
+      int64_t n = 1 + m * 29 % 67;  // every size once
+      int64_t k = blocks ? 256 * (1 + m % 2) : 68 - m;
+      cases.push_back(linear_case(dtype, blocks, m, n, k, m % 3 == 0));
+    }
+  for (int64_t d = 1; d <= 67; ++d) {
+    std::string shape = fmt::format("{}x{}", 1 + d % 3, d);
+    auto add = [&](const char* op, std::vector<Arg> in, Value attrs = Value::object()) {
+      cases.push_back({.name = fmt::format("{}/{}", op, shape),
+                       .op = op,
+                       .attrs = std::move(attrs),
+                       .in = std::move(in),
+                       .out = {d},
+                       .bound = 1e-10,
+                       .batch = tokens(1 + d % 3)});
+    };
+    add("silu", {activation({d})});
+    add("mul", {activation({d}), activation({d})});
+    add("softmax", {activation({d})});
+    add("rms_norm", {activation({d}), weight(DType::kF32, {d})}, object({{"eps", 1e-5}}));
+  }
+  return cases;
+}
+
 std::vector<OpCase> perf_cases() {
   std::vector<OpCase> cases;
   for (DType dtype : {DType::kF32, DType::kF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_1,

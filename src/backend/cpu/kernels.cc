@@ -55,12 +55,12 @@ constexpr const char* kUnaryOps[] = {"neg",    "abs",  "exp",  "log",   "sqrt", 
                                      "relu",   "silu", "gelu", "scale", "softcap"};
 constexpr const char* kBinaryOps[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
 
-// Types with or without integer dot products.
+// Types of matrices with or without integer dot products.
 std::string weight_types(bool integer) {
   std::string out;
   for (int i = 0; i < static_cast<int>(DType::kQ8A); ++i) {
     auto type = static_cast<DType>(i);
-    if (qformat_of(type).has_value() != integer) continue;
+    if (is_integer(type) || qformat_of(type).has_value() != integer) continue;
     out += out.empty() ? "" : "|";
     out += dtype_name(type);
   }

@@ -101,12 +101,6 @@ Value card(const ServedModel& model) {
   return value;
 }
 
-http::Response json_response(const Value& value) {
-  http::Response response;
-  response.body = dump_json(value);
-  return response;
-}
-
 // A token's text, or its bytes as numbers if they are not valid text, as in llama.cpp.
 Value piece_value(const ServedModel& model, int32_t id) {
   std::string bytes = model.tokenizer->piece_bytes(id);
@@ -221,6 +215,11 @@ http::Handler Api::with_json(JsonAnswer answer, bool numbered, ErrorForm form) {
 
 http::Handler Api::on_worker(Answer answer) {
   return [this, answer = std::move(answer)](http::ExchangePtr exchange) {
+    try {
+      authorise(exchange->request());
+    } catch (const std::exception& e) {
+      return exchange->respond(error_answer(e));
+    }
     prepare_->post([this, answer, exchange = std::move(exchange)] { quick(answer)(exchange); });
   };
 }
@@ -322,11 +321,11 @@ http::Response Api::list_models() const {
   Value value = Value::object();
   value.set("object", "list");
   value.set("data", std::move(list));
-  return json_response(value);
+  return http::json_response(value);
 }
 
 http::Response Api::one_model(const std::string& name) const {
-  return json_response(card(*model(name)));
+  return http::json_response(card(*model(name)));
 }
 
 // {"prompt": text} or {"messages": [...]} as in vLLM; "content" as in llama.cpp, which adds no
@@ -367,7 +366,7 @@ http::Response Api::tokenize(const Value& body) const {
   value.set("count", static_cast<int64_t>(ids.size()));
   value.set("max_model_len", model->max_model_len);
   value.set("token_strs", strings ? std::move(names) : Value());
-  return json_response(value);
+  return http::json_response(value);
 }
 
 http::Response Api::detokenize(const Value& body) const {
@@ -384,7 +383,7 @@ http::Response Api::detokenize(const Value& body) const {
   Value value = Value::object();
   value.set("prompt", text);
   value.set("content", std::move(text));
-  return json_response(value);
+  return http::json_response(value);
 }
 
 http::Response Api::apply_template(const Value& body) const {
@@ -395,7 +394,7 @@ http::Response Api::apply_template(const Value& body) const {
   Fields fields(body);
   Value value = Value::object();
   value.set("prompt", render_chat(fields, *model).plain());
-  return json_response(value);
+  return http::json_response(value);
 }
 
 http::Response Api::metrics() const {
@@ -413,7 +412,7 @@ http::Response Api::metrics() const {
 http::Response Api::openapi() const {
   Value document = parse_json(kOpenapiJson, "openapi.json");
   document.find("info")->set("version", options_.version);
-  return json_response(document);
+  return http::json_response(document);
 }
 
 // "decode", or "decode/NAME" for one of several models.
@@ -424,18 +423,20 @@ http::Response Api::plan(const std::string& which) const {
   if (function != "decode" && function != "step")
     throw ApiError(404, "There are plans of 'decode' and 'step'.", "function", "no_plan");
   if (!served->plan) throw ApiError(404, "The plan of this model is not available.", "", "no_plan");
-  return json_response(served->plan(function));
+  return http::json_response(served->plan(function));
 }
 
 // For supervisors and load balancers: no key, also while the server drains.
 void Api::add_probes(http::Router& router) {
-  auto alive = [](const http::Request&) { return json_response(Value::Object{{"status", "ok"}}); };
+  auto alive = [](const http::Request&) {
+    return http::json_response(Value::Object{{"status", "ok"}});
+  };
   router.add("GET", "/health", quick(alive, true), true);
   router.add("GET", "/ping", quick(alive, true), true);
   router.add("GET", "/ready",
              quick(
                  [](const http::Request& request) {
-                   http::Response response = json_response(
+                   http::Response response = http::json_response(
                        Value::Object{{"status", request.draining ? "draining" : "ready"}});
                    if (request.draining) response.status = 503;
                    return response;
@@ -453,7 +454,7 @@ void Api::add_routes(http::Router& router) {
   router.add("GET", "/version", quick([this](const Request&) {
                Value value = Value::object();
                value.set("version", options_.version);
-               return json_response(value);
+               return http::json_response(value);
              }));
   for (std::string base :
        {"/v1", ""}) {  // also without /v1, for clients whose base address lacks it
