@@ -23,7 +23,8 @@ struct EmbedFlags {
   bool json = false, similarity = false, no_normalize = false;
 };
 
-void read_lines(std::istream& in, std::vector<std::string>& texts) {
+template <class In>
+void read_lines(In& in, std::vector<std::string>& texts) {
   for (std::string line; std::getline(in, line);) {
     if (!line.empty() && line.back() == '\r') line.pop_back();
     texts.push_back(std::move(line));

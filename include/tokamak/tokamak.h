@@ -52,7 +52,7 @@ struct ModelOptions {
   uint64_t kv_cache_bytes = 0;  // 0: two sequences of full length, at least 16384 tokens
   bool prefix_cache = true;     // requests with a common prefix share its KV cache
 
-  // Of embeddings: "mean", "cls" or "last"; empty: what the model's files say
+  // Which tokens give embeddings: "mean", "cls" or "last"; empty: what the model's files say
   std::string pooling{};
 
   std::string chat_template{};  // which of the model's named chat templates; empty: its default

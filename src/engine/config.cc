@@ -22,7 +22,7 @@ int64_t guard_limit(const Plan& plan, std::string_view symbol) {
   return 0;
 }
 
-// Of the result "hidden" of step().
+// The width of the result "hidden" of step(); 0: there is none.
 int64_t vector_width(const PlanSet& plans) {
   for (const Plan& p : plans.plans)
     for (const PlanOutput& o : p.outputs)
