@@ -52,6 +52,8 @@ int main(int argc, char** argv) {
   add_run_verb(app);
   add_chat_verb(app);
   add_serve_verb(app);
+  add_embed_verb(app);
+  add_rag_verb(app);
   add_compile_verb(app);
   add_cache_verb(app);
   add_inspect_verb(app);

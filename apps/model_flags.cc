@@ -52,6 +52,10 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
   verb.add_option("--activations", options.activations,
                   "auto (default): int8 activations for quantised weights; or f32")
       ->check(CLI::IsMember({"f32", "auto"}));
+  verb.add_option("--pooling", options.pooling,
+                  "which tokens give the embedding of a text: mean (all), cls (the first) or last "
+                  "(default: as the model's files say)")
+      ->check(CLI::IsMember({"mean", "cls", "last"}));
   verb.add_option("--storage", options.storage,
                   "type of values between ops: f32, f16 or bf16, then residual=TYPE, logits=TYPE");
   verb.add_option("--kv-dtype", options.kv_dtype,
@@ -114,7 +118,7 @@ void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
   verb.add_option("--presence-penalty", options.presence_penalty,
                   "subtract this from the logit of every token in the answer so far");
   verb.add_option("--frequency-penalty", options.frequency_penalty,
-                  "the same, once per occurrence");
+                  "lowers tokens already used, for each time they were used");
 }
 
 void add_grammar_flags(CLI::App& verb, GenerateOptions& options) {

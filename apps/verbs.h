@@ -8,6 +8,8 @@ namespace tokamak {
 void add_run_verb(CLI::App& app);
 void add_chat_verb(CLI::App& app);
 void add_serve_verb(CLI::App& app);
+void add_embed_verb(CLI::App& app);
+void add_rag_verb(CLI::App& app);
 void add_inspect_verb(CLI::App& app);
 void add_explain_verb(CLI::App& app);
 void add_tokenize_verb(CLI::App& app);

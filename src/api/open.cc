@@ -24,7 +24,7 @@ void check_range(const char* option, int64_t value, int64_t high) {
 
 int64_t value_or(int64_t value, int64_t fallback) { return value > 0 ? value : fallback; }
 
-// Of a file, or of the files in a folder; 0 if they cannot be read.
+// The size of a file, or of the files in a folder; 0 if they cannot be read.
 uint64_t bytes_on_disk(const std::string& path) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) {
@@ -43,6 +43,7 @@ void check_options(const OpenOptions& o) {
   check_choice("backend", o.backend, {"cpu", "cuda", "auto", "ref", "null"});
   check_choice("kv_dtype", o.kv_dtype, {"f16", "f32", "int8"});
   check_choice("activations", o.activations, {"auto", "f32"});
+  check_choice("pooling", o.pooling, {"mean", "cls", "last"});
   check_choice("mode", o.mode, {"compiled", "eager"});
   check_choice("shapes", o.shapes, {"auto", "dynamic", "buckets", "fixed"});
   check_range("threads", o.threads, 1024);
@@ -69,6 +70,7 @@ CompileOptions compile_options(const OpenOptions& o) {
   options.context = o.context;
   options.max_context = kDefaultContext;
   options.longest = o.longest;
+  options.pooling = o.pooling;
   options.eager = o.mode == "eager";
   if (!o.shapes.empty()) options.shapes = shapes_from_name(o.shapes);
   options.buckets = o.buckets;

@@ -14,6 +14,7 @@
 #include "engine/draft/drafter.h"
 #include "engine/local_engine.h"
 #include "text/chat_template.h"
+#include "text/embedding.h"
 #include "text/grammar/grammar_cache.h"
 #include "text/tokenizer.h"
 
@@ -73,6 +74,8 @@ struct LoadedModel {
   std::shared_ptr<grammar::GrammarCache> grammars;
   CompiledSetup draft;               // of a draft model; its backend is null if it has the model's
   std::unique_ptr<Drafter> drafter;  // null: no speculation
+  EmbeddingSpec embedding;
+  std::shared_ptr<const EmbeddingEncoder> embedder;
   std::shared_ptr<LocalEngine> engine;
   SampleSpec defaults;  // the model's own, for what a request does not set
   double load_seconds = 0;

@@ -41,10 +41,14 @@ struct RequestSpec {
   // Beam search: the number of partial answers that are kept. The n best answers are sent at the
   // end, one delta each, best first. 0: every choice is sampled.
   int32_t beams = 0;
-  float length_penalty = 1.0f;    // the score is the sum of log-probabilities / length ^ this
-  bool early_stopping = false;    // end as soon as `beams` answers are complete
-  bool score_prompt = false;      // report log-probabilities of prompt tokens 1..
-  int32_t score_from = 1;         // first prompt position to score
+  float length_penalty = 1.0f;  // the score is the sum of log-probabilities / length ^ this
+  bool early_stopping = false;  // end as soon as `beams` answers are complete
+  bool score_prompt = false;    // report log-probabilities of prompt tokens 1..
+  int32_t score_from = 1;       // first prompt position to score
+  // Return the vector of the prompt instead of an answer; max_tokens is 0. second_text: the first
+  // token of the second text of a pair, for encoders with segments; 0: there is one text.
+  bool pool = false;
+  int32_t second_text = 0;
   int32_t priority = 0;           // lower runs first
   std::string cache_salt;         // only requests with the same salt share cached blocks
   std::string tenant;             // counted by fair scheduling; empty: the salt
@@ -75,6 +79,7 @@ struct Delta {
   // Once, on the first delta of choice 0: positions score_from .. prompt end.
   std::vector<float> prompt_logprobs;
   std::vector<std::vector<TokenLogprob>> prompt_top;  // parallel to it when asked for
+  std::vector<float> vector;                          // of the prompt, with RequestSpec::pool
   int32_t stop_id = -1;           // the id that ended the answer, with Finish::kStop
   Finish finish = Finish::kNone;  // the last delta of a choice says how it ended
   std::string error;              // with Finish::kError

@@ -30,6 +30,7 @@ const char* what_is_wrong(const PendingStep& step, const StepResult& result) {
       result.path_start[0] != 0 || result.path_start.back() != std::ssize(result.path) ||
       !std::is_sorted(result.path_start.begin(), result.path_start.end()))
     return "the backend returned a wrong number of sequences";
+  if (!vectors_complete(step, result)) return "the backend returned no vectors";
   for (size_t b = 0; b < sequences; ++b)
     if (result.failed[b] == StepFailure::kNone &&
         !is_right_path(step.entries[b], result.path_of(b), step.inputs.samples))
@@ -73,6 +74,7 @@ void EngineCore::commit_entry(const StepEntry& e, size_t index, const StepResult
   note_scores(seq, e, result);
   if (e.chooses) --seq.pending;
   seq.computed = e.start + e.count;
+  if (e.pools) return commit_vector(seq, e, result, actions);
   if (e.drafts > 0) keep_path(seq, e, path);
   if (seq.request->beam) {
     kv_.commit(seq.blocks, seq.computed, seq.ids());

@@ -54,6 +54,10 @@ struct EngineConfig {
   Batching batching = Batching::kContinuous;
   bool prefix_cache = true;     // keep and share the blocks of finished and running sequences
   bool chunked_prefill = true;  // off: a prompt that fits into a step is not split
+  int64_t vector_width = 0;     // of what pooling requests get; 0: the plans have no vectors
+  bool encoder = false;         // prompts are computed whole, and there is no next token
+  bool pool_first = false;      // a vector is that of the first row; else of the last
+  bool segments = false;        // the plans read the segment of every token
   int starvation_bound = 64;    // of SchedPolicy::kCache
   Nanos tpot_target = 0;  // steps with decodes are kept this short, others to 1 s; 0: no target
 

@@ -13,6 +13,7 @@ Delta& Actions::add_delta(RequestId request, int32_t choice, int32_t position) {
   d.top.clear();
   d.prompt_logprobs.clear();
   d.prompt_top.clear();
+  d.vector.clear();
   d.stop_id = -1;
   d.finish = Finish::kNone;
   d.error.clear();

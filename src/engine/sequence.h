@@ -84,6 +84,9 @@ class Sequence {
   int32_t last_score_row() const { return scores() ? prompt_length_ - 1 : 0; }
   int32_t score_rows(int32_t start, int32_t end) const;
 
+  // The step that feeds the slot before `end` completes a prompt whose vector is wanted.
+  bool pools_at(int32_t end) const { return request->spec.pool && end == prompt_length_; }
+
   const SampleSpec& sample() const { return *request->spec.sample; }
 
   Request* request = nullptr;

@@ -9,6 +9,7 @@
 
 #include "engine/client.h"
 #include "text/chat_template.h"
+#include "text/embedding.h"
 #include "text/grammar/grammar_cache.h"
 #include "text/output/formats.h"
 #include "text/tokenizer.h"
@@ -33,7 +34,10 @@ struct ServedModel {
   // The report of `tokamak explain` for decode or step, with the server's options; empty: not
   // available.
   std::function<Value(const std::string& function)> plan;
-  std::string fingerprint;  // of weights and numerics; "" = none known
+  EmbeddingSpec embedding;
+  std::shared_ptr<const EmbeddingEncoder> embedder;  // null: the API creates it
+  int64_t vector_width = 0;                          // numbers of an embedding
+  std::string fingerprint;                           // of weights and numerics; "" = none known
 };
 
 }  // namespace tokamak

@@ -111,7 +111,7 @@ TEST_P(Drafts, TreesGiveTheSameTokens) {
   EXPECT_GT(trees.branches, 100);
 }
 
-// Of a fixed set of tokens: what a bias that forbids all others does.
+// Allows a fixed set of tokens, as a bias that forbids all others would.
 class SetMask final : public TokenMask {
  public:
   static bool allowed(int32_t id) { return id % 7 < 3; }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/embedding_spec.h"
 #include "tensor/dtype.h"
 #include "tensor/recipe.h"
 
@@ -29,7 +30,7 @@ struct RopeConfig {
 };
 
 enum class NormKind { kRms, kLayer };
-enum class Activation { kSilu, kGeluTanh, kGeluErf, kRelu };
+enum class Activation { kSilu, kGeluTanh, kGeluErf, kRelu, kTanh };
 
 struct ModelConfig {
   std::string architecture;  // llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3, gpt2, ...
@@ -47,7 +48,7 @@ struct ModelConfig {
   bool qk_norm = false;     // RMS norm over each head of q and k, before the rotation
   bool post_norms = false;  // Gemma 2/3: norms after attention and after the MLP too
   bool tied_embeddings = false;
-  bool learned_positions = false;  // GPT-2
+  bool learned_positions = false;  // GPT-2, BERT
   double embedding_scale = 1.0;
   double attention_scale = 0.0;    // 0 = head_dim^-0.5
   bool scale_by_layer = false;     // GPT-2: layer i divides its scores by i + 1 as well
@@ -59,6 +60,13 @@ struct ModelConfig {
   std::vector<bool> layer_slides;  // per layer; empty = none slides
   RopeConfig rope;                 // layers with full attention
   RopeConfig rope_local;  // sliding layers, if different (Gemma 3); dims == 0 = same as rope
+
+  // Encoders: every row sees all rows of its sequence (sliding layers: those within
+  // sliding_window), and the result is one vector per sequence.
+  bool norm_first = false;  // norms before the parts of a layer (ModernBERT), else after the sums
+  int64_t token_types = 0;  // rows of the table of segments
+  Activation head_activation = Activation::kTanh;  // of a classifier's dense layer
+  EmbeddingSpec embedding;
 
   // Canonical weight name (as in GGUF: "token_embd.weight", "blk.3.attn_q.weight") -> its source.
   // The recipes hide the

@@ -12,9 +12,11 @@ struct Entry {
 };
 
 constexpr Entry kModels[] = {
-    {"llama", build_decoder}, {"mistral", build_decoder}, {"qwen2", build_decoder},
-    {"qwen3", build_decoder}, {"gemma2", build_decoder},  {"gemma3", build_decoder},
-    {"gemma", build_decoder}, {"phi3", build_decoder},    {"gpt2", build_gpt2},
+    {"llama", build_decoder},      {"mistral", build_decoder},     {"qwen2", build_decoder},
+    {"qwen3", build_decoder},      {"gemma2", build_decoder},      {"gemma3", build_decoder},
+    {"gemma", build_decoder},      {"phi3", build_decoder},        {"gpt2", build_gpt2},
+    {"bert", build_encoder},       {"roberta", build_encoder},     {"distilbert", build_encoder},
+    {"nomic-bert", build_encoder}, {"modern-bert", build_encoder},
 };
 
 }  // namespace

@@ -126,7 +126,8 @@ int32_t Scheduler::chunk_size(const Sequence& seq, const Budget& budget) const {
   auto n = static_cast<int32_t>(std::min<int64_t>(all, most));
   if (!config_.chunked_prefill && n < all && all <= config_.max_batched_tokens) return 0;
   while (n > 0) {
-    int64_t rows = seq.score_rows(start, start + n) + (seq.chooses_at(start + n) ? 1 : 0);
+    bool last = seq.chooses_at(start + n) || seq.pools_at(start + n);
+    int64_t rows = seq.score_rows(start, start + n) + (last ? 1 : 0);
     if (rows <= budget.rows) break;
     n -= static_cast<int32_t>(std::min<int64_t>(n, rows - budget.rows));
   }
@@ -151,6 +152,7 @@ bool Scheduler::take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entr
   e.drafts = drafts;
   e.chooses = drafts > 0 || seq.chooses_at(e.start + n);
   e.scores = seq.score_rows(e.start, e.start + n);
+  e.pools = seq.pools_at(e.start + n);
   entries.push_back(e);
   int32_t prompt = std::clamp(seq.prompt_length() - e.start, 0, n);
   stats_.prefill_tokens += prompt;
@@ -166,7 +168,7 @@ bool Scheduler::take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entr
     budget.prompts = true;
     if (budget_.fit(budget.time, 0) == 0) budget.tokens = 0;
   }
-  budget.rows -= e.scores + (drafts > 0 ? n : e.chooses ? 1 : 0);
+  budget.rows -= e.scores + (drafts > 0 ? n : e.chooses || e.pools ? 1 : 0);
   return true;
 }
 
