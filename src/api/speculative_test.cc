@@ -6,6 +6,7 @@
 #include <tokamak/tokamak.h>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 
 #include "base/error.h"
 #include "base/file.h"
