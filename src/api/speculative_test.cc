@@ -6,8 +6,11 @@
 #include <tokamak/tokamak.h>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 
 #include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
 
 namespace tokamak {
 namespace {
@@ -127,8 +130,22 @@ TEST(Speculative, ErrorsSayWhatIsWrong) {
             std::string::npos);
   EXPECT_NE(message_of([&] { Model(path, {.speculative = "magic"}); }).find("magic"),
             std::string::npos);
-  std::string other = message_of([&] { Model(path, {.draft_model = tiny_model("gpt2")}); });
-  EXPECT_NE(other.find("the same tokenizer"), std::string::npos) << other;
+  // The same model with one more token.
+  namespace fs = std::filesystem;
+  std::string pattern = (fs::temp_directory_path() / "tokamak-draft-XXXXXX").string();
+  fs::path folder = ::mkdtemp(pattern.data());
+  for (const auto& file : fs::directory_iterator(tiny_model("llama")))
+    if (file.path().filename() != "tokenizer.json")
+      fs::create_symlink(fs::absolute(file.path()), folder / file.path().filename());
+  Value tokenizer = parse_json(read_text_file(tiny_model("llama") + "/tokenizer.json"));
+  Value token = Value::Object{{"content", "<extra>"},  {"single_word", false}, {"lstrip", false},
+                              {"rstrip", false},       {"normalized", false},  {"special", true},
+                              {"id", int64_t{1} << 10}};
+  tokenizer.find("added_tokens")->push(std::move(token));
+  write_text_file(folder / "tokenizer.json", dump_json(tokenizer));
+  std::string other = message_of([&] { Model(path, {.draft_model = folder.string()}); });
+  EXPECT_NE(other.find("needs the same tokenizer"), std::string::npos) << other;
+  fs::remove_all(folder);
 }
 
 }  // namespace

@@ -1,9 +1,12 @@
 """Speculation on and off: the same answers to hundreds of mixed requests, bit for bit; the request field, usage, timings, metrics, flags."""
 import concurrent.futures
 import json
+import pathlib
 import random
 import subprocess
+import tempfile
 import unittest
+import urllib.request
 
 from serve_test import BINARY, LLAMA, TINY, Serve
 
@@ -141,7 +144,6 @@ class Interface(unittest.TestCase):
         whole = self.ask(n=2)["choices"]
         request = {"prompt": "a b a b a b a", "max_tokens": 40, "temperature": 0, "ignore_eos": True, "n": 2, "stream": True}
         texts = ["", ""]
-        import urllib.request
         with urllib.request.urlopen(urllib.request.Request(self.server.url + "/v1/completions", json.dumps(request).encode(),
                                                            {"content-type": "application/json"}), timeout=60) as r:
             for line in r.read().decode().splitlines():
@@ -163,6 +165,26 @@ class Flags(unittest.TestCase):
             done = json.loads(self.run_model("--speculate", method).stdout)
             self.assertEqual(done["ids"], plain["ids"])
             self.assertEqual("draft_n" in done["timings"], method != "off")
+
+    def test_pattern_library(self):
+        plain = json.loads(self.run_model().stdout)
+        with tempfile.TemporaryDirectory() as folder:
+            corpus, library = pathlib.Path(folder, "corpus"), pathlib.Path(folder, "library")
+            corpus.mkdir()
+            (corpus / "a.txt").write_text("a b c d " * 20 + plain["text"])
+            (corpus / "b.bin").write_bytes(b"\0\1")
+            build = [BINARY, "draft", "build", corpus, "--model", LLAMA, "-o", library]
+            done = subprocess.run(build, capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stdout, r"\d+ tokens of 1 files")
+            settings = {"method": "patterns", "patterns": str(library)}
+            done = self.run_model("--speculative-config", json.dumps(settings))
+            self.assertEqual(json.loads(done.stdout)["ids"], plain["ids"])
+            self.assertGreater(json.loads(done.stdout)["timings"]["draft_n"], 0)
+            library.write_bytes(library.read_bytes()[:-4])
+            done = self.run_model("--speculative-config", json.dumps(settings))
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("library", done.stderr)
 
     def test_errors_say_what_is_wrong(self):
         for flags, words in ((["--speculate", "magic"], "ngram"), (["--speculate", "ngram", "--speculative-config", "{}"], "--speculat"),
