@@ -2,6 +2,7 @@
 // are compile/pipeline.cc, plans are compile/planner.
 #include "compile/compiler.h"
 
+#include "base/error.h"
 #include "compile/cache.h"
 #include "compile/function_plans.h"
 #include "compile/open_model.h"
@@ -30,6 +31,9 @@ PlanSet compile_module(Module& module, const ModelConfig& config, const Backend&
   add_sampling(module, config.vocab, backend);
   std::vector<Function*> functions = {module.find_function("step")},
                          others = other_functions(module);
+  if (!functions[0])
+    fail(ErrorCode::kInvalidArgument, "module {} has no function step, so it cannot be compiled",
+         module.name);
   run_general_passes(module, *functions[0], context);  // passes
   for (Function* fn : others) run_general_passes(module, *fn, context);
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "compile/import/model_config.h"
 
 namespace tokamak {
@@ -116,6 +117,21 @@ TEST(Shapes, OtherFunctionsOfAModuleArePlanned) {
   ASSERT_EQ(out.outputs.size(), 1u);
   EXPECT_EQ(out.outputs[0].dims, (std::vector<int64_t>{2, 4}));
   EXPECT_EQ(reinterpret_cast<const float*>(out.outputs[0].bytes.data())[7], 64.0f);
+}
+
+TEST(Shapes, AModuleWithoutStepIsRefused) {
+  Module m("encoder");
+  Function& encode = m.add_function("encode");
+  Ref x = encode.add_input("x", Type::of({DType::kF32, {{"d", 4, false}}}));
+  encode.set_result("y", encode.add("square", {x}));
+  try {
+    compile_module(m, ModelConfig{}, *make_backend("ref"), small_options());
+    ADD_FAILURE() << "compiled";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
+    EXPECT_NE(std::string(e.what()).find("encoder has no function step"), std::string::npos)
+        << e.what();
+  }
 }
 
 }  // namespace

@@ -86,7 +86,7 @@ enum class Values : uint8_t {
   kNormal,  // around 1
   kLarge,   // around 1e4
   kTiny,    // around 1e-4
-  kMixed,   // magnitudes from 1e-4 to 1e4 and zeros, in one tensor
+  kMixed,   // magnitudes from 1e-4 to 1e4, zeros, numbers that constants have, in one tensor
   kNasty,   // also +-0, infinities, NaN, denormals and the largest finite numbers
   // The next two enumerate: the elements of the inputs take all combinations of a short list of
   // values, as far as there are enough elements. Integers include the limits of their type.
@@ -95,12 +95,24 @@ enum class Values : uint8_t {
 };
 double random_value(Rng& rng, Values kind);
 
+struct InputHints {
+  // Indices and sources suit the first `nodes` nodes and `weights` weights.
+  size_t nodes = SIZE_MAX, weights = SIZE_MAX;
+  // Numbers to try besides the module's constants.
+  std::span<const double> numbers = {};
+  // Values::kEach: this input, counting those of integers, takes all values -128..127.
+  int bytes = -1;
+  // Sequences end around the windows of attend.
+  bool windows = false;
+};
+
 // Inputs that the function can run on: a step whose positions, slots, lengths and tables belong
 // together, indices within what they index, states with older content, sources for every weight.
 // All floating values are exact in f32.
 EvalInputs<double> random_inputs(const Function& function, SymbolValues symbols, Rng& rng,
-                                 Values kind);
-// Small values within the declared ranges; with `decode`, T = R = B.
+                                 Values kind, const InputHints& hints = {});
+// Values within the declared ranges: mostly the lowest ones, sometimes up to kLargeSymbol.
+constexpr int64_t kLargeSymbol = 40;
 SymbolValues random_symbols(const Function& function, Rng& rng);
 
 template <class S>

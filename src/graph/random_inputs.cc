@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <set>
 
 #include "base/error.h"
 #include "graph/evaluate.h"
@@ -22,11 +23,15 @@ int64_t count(const std::vector<int64_t>& dims) {
   return std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<>());
 }
 
+constexpr int64_t kMostOlder = 1 << 18;  // elements of a plane, for long sequences
+
 class InputMaker {
  public:
-  InputMaker(const Function& fn, SymbolValues symbols, Rng& rng, Values kind)
-      : fn_(fn), rng_(rng), kind_(kind) {
+  InputMaker(const Function& fn, SymbolValues symbols, Rng& rng, Values kind,
+             const InputHints& hints)
+      : fn_(fn), rng_(rng), kind_(kind), hints_(hints) {
     out_.symbols = std::move(symbols);
+    if (kind != Values::kNormal && kind != Values::kLarge && kind != Values::kTiny) find_special();
   }
 
   EvalInputs<double> make() {
@@ -43,7 +48,8 @@ class InputMaker {
       else
         out_.tensors[name] = floats(dims, type.tensor.dtype);
     }
-    for (const WeightDecl& w : fn_.module().weights) make_sources(w);
+    const auto& weights = fn_.module().weights;
+    for (size_t i = 0; i < std::min(weights.size(), hints_.weights); ++i) make_sources(weights[i]);
     for (auto& [name, dims] : source_dims_) {
       EvalTensor<double>& t = out_.sources[name] = floats(dims, source_types_[name]);
       encode_blocks(source_types_[name], t);
@@ -71,21 +77,42 @@ class InputMaker {
     else if (kind_ == Values::kEachNasty)
       enumerate<double>(t.f, kNasty);
     else
-      for (double& v : t.f) v = like_constant(DType::kF32).value_or(random_value(rng_, kind_));
-    for (double& v : t.f) v = rounded(dtype, v);
+      for (double& v : t.f)
+        v = special_.empty() || rng_.below(4) > 0 ? random_value(rng_, kind_)
+                                                  : special_[rng_.below(special_.size())];
+    bool nasty = kind_ == Values::kNasty || kind_ == Values::kEachNasty;
+    const double most = nasty                   ? kInf
+                        : dtype == DType::kF16  ? 65504
+                        : dtype == DType::kBF16 ? 3.38e38
+                                                : std::numeric_limits<float>::max();
+    for (double& v : t.f) v = rounded(dtype, std::clamp(v, -most, most));
     return t;
   }
 
-  // Sometimes the value of a constant, or an integer next to it: comparisons change there.
-  std::optional<double> like_constant(DType dtype) {
-    if (kind_ != Values::kMixed && kind_ != Values::kNasty) return std::nullopt;
-    const auto& all = fn_.module().constants;
-    if (all.empty() || rng_.below(4) > 0) return std::nullopt;
-    const ConstantDecl& c = all[rng_.below(all.size())];
-    if (c.type.dtype != dtype || c.values.empty()) return std::nullopt;
-    double v = c.values[rng_.below(c.values.size())];
-    if (kind_ == Values::kMixed && !(std::abs(v) < 1e30)) return std::nullopt;
-    return dtype == DType::kI32 ? v + static_cast<double>(rng_.below(3)) - 1 : v;
+  // Numbers where a comparison with a constant may change: the constants, what lies on both sides
+  // of them, and what gives one of them when it is squared, multiplied or added.
+  void find_special() {
+    std::set<double> found;
+    for (const ConstantDecl& c : fn_.module().constants)
+      for (size_t i = 0; i < std::min<size_t>(c.values.size(), 4); ++i) found.insert(c.values[i]);
+    for (size_t i = 0; i < std::min<size_t>(hints_.numbers.size(), 8); ++i)
+      found.insert(hints_.numbers[i]);
+    auto add = [&](double v) {
+      if (std::isfinite(v) || kind_ == Values::kNasty) special_.push_back(v);
+      double whole = std::floor(v);
+      for (int by = -1; by <= 1; ++by)
+        if (std::abs(whole + by) < 0x1p31)
+          special_integers_.push_back(static_cast<int32_t>(whole + by));
+    };
+    for (double a : found) {
+      for (double v : {a, -a, 2 * a, a / 2, std::sqrt(std::abs(a)), -std::sqrt(std::abs(a)),
+                       a * (1 + 1e-6), a * (1 - 1e-6)})
+        add(v);
+      for (double b : found)
+        if (a != b)
+          for (double v : {a / b, a - b})
+            if (std::isfinite(v)) add(v);
+    }
   }
 
   // The first input advances with every element, the next one when the first starts again.
@@ -110,13 +137,15 @@ class InputMaker {
   // Indices are within the extent they index; other integers are as large as the floating values.
   EvalTensor<double> integers(const std::vector<int64_t>& dims, Ref input) {
     int64_t lo = -3, hi = INT32_MAX;
-    for (const Node& node : fn_.nodes())
+    for (size_t n = 0; n < std::min(fn_.nodes().size(), hints_.nodes); ++n) {
+      const Node& node = fn_.nodes()[n];
       for (size_t i = 0; i < node.inputs.size(); ++i)
         if (node.inputs[i] == input)
           if (auto bound = index_bound(node, i)) {
             hi = std::min(hi, *bound);
             lo = std::max<int64_t>(lo, node.op->name == "embed" ? 0 : -1);
           }
+    }
     bool index = hi != INT32_MAX, natural = is_natural(fn_, input);
     if (natural) lo = std::max<int64_t>(lo, 0);
     EvalTensor<double> t;
@@ -127,6 +156,7 @@ class InputMaker {
       return static_cast<int32_t>(
           from + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(to - from))));
     };
+    bool bytes = integers_++ == hints_.bytes;
     if (kind_ == Values::kEach || kind_ == Values::kEachNasty) {
       std::vector<int32_t> list = {INT32_MIN, INT32_MIN + 1, -3,       -2, -1, 0, 1, 2, 3,
                                    7,         INT32_MAX - 1, INT32_MAX};
@@ -135,8 +165,15 @@ class InputMaker {
         for (int64_t v = lo; v < std::min<int64_t>(hi, 64); ++v)
           list.push_back(static_cast<int32_t>(v));
       }
+      if (bytes && !index) {
+        for (int32_t v = -128; v < 128; ++v) list.push_back(v);
+        list.insert(list.end(), special_integers_.begin(), special_integers_.end());
+      }
       if (natural) std::erase_if(list, [](int32_t v) { return v < 0; });
-      enumerate<int32_t>(t.i, list);
+      if (bytes)
+        for (size_t j = 0; j < t.i.size(); ++j) t.i[j] = list[j % list.size()];
+      else
+        enumerate<int32_t>(t.i, list);
       return t;
     }
     static constexpr int32_t kSpecial[] = {INT32_MIN, INT32_MAX, 16777217, -33554433, 65519};
@@ -144,8 +181,8 @@ class InputMaker {
     for (int32_t& v : t.i)
       if (index)
         v = between(lo, hi);
-      else if (auto near = like_constant(DType::kI32); near && std::abs(*near) < 0x1p31)
-        v = static_cast<int32_t>(*near);
+      else if (!special_integers_.empty() && rng_.below(4) == 0)
+        v = special_integers_[rng_.below(special_integers_.size())];
       else if (special && rng_.below(2))
         v = kSpecial[rng_.below(5)];
       else
@@ -202,8 +239,11 @@ class InputMaker {
       for (int64_t i = 0; i < t; ++i)  // every sequence has a row, where there are enough
         ++own[i < b ? static_cast<size_t>(i) : rng_.below(own.size())];
     std::vector<int32_t> seq, slot, q_start = {0}, kv_len;
+    std::vector<int64_t> lengths = window_lengths();
     for (size_t s = 0; s < own.size(); ++s) {
       auto older = static_cast<int32_t>(rng_.below(rng_.below(6) == 0 ? 70 : 7));
+      if (!lengths.empty() && rng_.below(2))
+        older = static_cast<int32_t>(lengths[rng_.below(lengths.size())]);
       for (int32_t m = 0; m < own[s]; ++m) {
         seq.push_back(static_cast<int32_t>(s));
         slot.push_back(older + m);
@@ -226,6 +266,20 @@ class InputMaker {
       set("out_rows", rows);
     }
     for (const GroupDecl& g : fn_.module().groups) make_view(g);
+  }
+
+  // Lengths at which the windows of attend begin to hide keys, as far as the states stay small.
+  std::vector<int64_t> window_lengths() const {
+    std::vector<int64_t> out;
+    int64_t width = 1;
+    for (const StateDecl& s : fn_.module().states)
+      for (const PlaneDecl& p : s.planes) width = std::max(width, count(extents(p.type)));
+    for (const Node& node : fn_.nodes())
+      if (int64_t w = node.op->name == "attend" ? node.attrs.get_int("window", 0) : 0;
+          hints_.windows && w > 0)
+        for (int64_t length : {w - 2, w - 1, w, w + 1, 2 * w})
+          if (length >= 0 && length * width < kMostOlder) out.push_back(length);
+    return out;
   }
 
   void make_view(const GroupDecl& g) {
@@ -286,11 +340,15 @@ class InputMaker {
   const Function& fn_;
   Rng& rng_;
   Values kind_;
+  const InputHints& hints_;
   EvalInputs<double> out_;
+  std::vector<double> special_;
+  std::vector<int32_t> special_integers_;
   std::map<std::string, std::vector<int64_t>> source_dims_;
   std::map<std::string, DType> source_types_;
   int64_t longest_ = 1, sequences_ = 1;
   size_t stride_ = 1;  // of the next input that is enumerated
+  int integers_ = 0;   // inputs of integers so far
 };
 
 }  // namespace
@@ -330,15 +388,16 @@ double random_value(Rng& rng, Values kind) {
 }
 
 EvalInputs<double> random_inputs(const Function& function, SymbolValues symbols, Rng& rng,
-                                 Values kind) {
-  return InputMaker(function, std::move(symbols), rng, kind).make();
+                                 Values kind, const InputHints& hints) {
+  return InputMaker(function, std::move(symbols), rng, kind, hints).make();
 }
 
 SymbolValues random_symbols(const Function& function, Rng& rng) {
   SymbolValues values;
   for (const SymbolDecl& s : function.module().symbols) {
     int64_t lowest = (s.lo + s.multiple - 1) / s.multiple,
-            highest = std::min(s.hi / s.multiple, lowest + 5);
+            span = rng.below(4) == 0 ? std::max<int64_t>(kLargeSymbol / s.multiple, 5) : 5,
+            highest = std::min(s.hi / s.multiple, lowest + span);
     values[s.name] = (lowest + static_cast<int64_t>(rng.below(static_cast<uint64_t>(
                                    std::max<int64_t>(highest - lowest + 1, 1))))) *
                      s.multiple;

@@ -39,8 +39,10 @@ struct RuleVar {
   std::string dtype = "any";  // any, float (f32, f16, bf16), or an element type's name
   bool shaped = false;
   std::vector<ShapeItem> shape;
-  // Values for which the pattern does not overflow; not checked when matching.
+  // Not checked when matching. "in": values for which the pattern does not overflow; "within"
+  // (assumed): values that the rule is for.
   std::optional<std::pair<RuleExpr, RuleExpr>> range;
+  bool assumed = false;
 };
 
 struct RuleTerm {

@@ -14,6 +14,8 @@ namespace {
 
 constexpr int64_t kFlatExtent = 1728;  // all triples of twelve integers
 
+constexpr double kMaxNamed = 70000;  // literals that may be extents
+
 struct Misfit {};  // the random choices do not fit together
 
 bool asks_natural(const RewriteRule& rule) {
@@ -24,14 +26,14 @@ bool asks_natural(const RewriteRule& rule) {
 
 class InstanceMaker {
  public:
-  InstanceMaker(const RewriteRule& rule, const std::vector<double>& literals,
-                const InstanceStyle& style, Rng& rng)
-      : rule_(rule), literals_(literals), style_(style), rng_(rng) {}
+  InstanceMaker(const RewriteRule& rule, const RuleLiterals& literals, const InstanceStyle& style,
+                Rng& rng)
+      : rule_(rule), literals_(literals.near), all_(literals), style_(style), rng_(rng) {}
 
   std::optional<RuleInstance> make() {
     out_.fn = &out_.module.add_function("f");
     if (style_.extents == Extents::kLarge) large_ = 1 + rng_.below(2);
-    if (style_.extents == Extents::kHuge) large_ = 1;
+    if (style_.extents == Extents::kHuge || style_.extents == Extents::kVast) large_ = 1;
     match_.vars.resize(rule_.vars.size() + 1);
     built_.resize(rule_.terms.size());
     try {
@@ -40,6 +42,7 @@ class InstanceMaker {
       for (size_t v = 0; v < rule_.vars.size(); ++v) match_.vars[v] = variable(rule_.vars[v]);
       choose_numbers();
       out_.root = term(rule_.pattern);
+      if (style_.extents == Extents::kVast && large_ > 0) throw Misfit();
     } catch (const Misfit&) {
       return std::nullopt;
     } catch (const Error& e) {
@@ -57,11 +60,15 @@ class InstanceMaker {
   int64_t extent() {
     static constexpr int64_t kExtents[] = {1, 1, 2, 2, 3, 4, 4, 5, 6, 8};
     static constexpr int64_t kLarge[] = {16, 17, 40, 100}, kHuge[] = {257, 300, 513, 300};
-    if (large_ > 0 && rng_.below(4) > 0) {
+    const bool vast = style_.extents == Extents::kVast;
+    if (large_ > 0 && rng_.below(vast ? 2 : 4) > 0) {
       --large_;
+      if (vast) return style_.vast;
+      if (!all_.extents.empty() && rng_.below(4) == 0)
+        if (int64_t n = all_.extents[rng_.below(all_.extents.size())]; n < kVastExtent) return n;
       return (style_.extents == Extents::kHuge ? kHuge : kLarge)[rng_.below(4)];
     }
-    bool few = style_.extents == Extents::kDeep || style_.extents == Extents::kFlat;
+    bool few = style_.extents == Extents::kDeep || style_.extents == Extents::kFlat || vast;
     return kExtents[rng_.below(few ? 5 : std::size(kExtents))];
   }
 
@@ -143,7 +150,7 @@ class InstanceMaker {
   DType dtype(const RuleVar& v) {
     static constexpr DType kAny[] = {DType::kF32, DType::kF32,  DType::kF32,
                                      DType::kF16, DType::kBF16, DType::kI32};
-    if (v.dtype == "any") return kAny[rng_.below(6)];
+    if (v.dtype == "any") return style_.integers ? DType::kI32 : kAny[rng_.below(6)];
     if (v.dtype == "float") return kAny[rng_.below(5)];
     return *dtype_from_name(v.dtype);
   }
@@ -190,9 +197,10 @@ class InstanceMaker {
       static constexpr double kIntegers[] = {0, 1,   0,        1,          -1,           2,
                                              7, 300, 16777217, 2147483647, -2147483648.0};
       auto pick = [&] {
-        double v = literals_.empty() ? 0.5 : literals_[rng_.below(literals_.size())];
+        const auto& from = rng_.below(2) ? all_.found : literals_;
+        double v = from.empty() ? 0.5 : from[rng_.below(from.size())];
         bool whole = v == std::floor(v) && std::abs(v) < 0x1p31;
-        return whole && rng_.below(2) ? v : kIntegers[rng_.below(std::size(kIntegers))];
+        return whole && rng_.below(4) ? v : kIntegers[rng_.below(std::size(kIntegers))];
       };
       double all = pick();
       for (double& v : c.values) v = splat ? all : pick();
@@ -212,7 +220,7 @@ class InstanceMaker {
     std::vector<int64_t> dims = shape(v);
     double elements = 1;
     for (int64_t d : dims) elements *= static_cast<double>(d);
-    if (elements > 1 << 15) throw Misfit();
+    if (elements > (style_.extents == Extents::kVast ? 1 << 17 : 1 << 15)) throw Misfit();
     if (v.kind == RuleVar::Kind::kConst)
       return constant(v.name, dims, rng_.below(2), number(), v.dtype == "i32");
     TensorType type{dtype(v), {}};
@@ -228,15 +236,28 @@ class InstanceMaker {
     return out_.fn->add_input(v.name, Type::of(std::move(type)));
   }
 
-  // A state with planes k and v as wide as the first tensor of three axes that is declared.
+  // A state with planes k and v as wide as the first tensor of three axes that is declared, and
+  // with a number of heads that divides its heads.
   Ref state(const RuleVar& v) {
     if (out_.module.groups.empty()) out_.module.groups.push_back({"g", 0, 4});
     if (v.kind == RuleVar::Kind::kView) return out_.fn->add_input(v.name, Type::view("g"));
-    int64_t width = 4;
-    for (const RuleVar& other : rule_.vars)
-      if (other.shaped && other.shape.size() == 3 && width == 4) width = shape(other)[2];
-    TensorType plane{DType::kF32, {{"h", 1, false}, {"d", width, false}}};
-    out_.module.states.push_back({v.name, "g", {}, {{"k", plane}, {"v", plane}}});
+    int64_t heads = 1, width = 4;
+    auto query = std::find_if(rule_.vars.begin(), rule_.vars.end(), [](const RuleVar& other) {
+      return other.shaped && other.shape.size() == 3;
+    });
+    if (query != rule_.vars.end()) {
+      std::vector<int64_t> dims = shape(*query);
+      width = dims[2];
+      for (int64_t n : {2, 3, 1})
+        if (dims[1] % n == 0 && rng_.below(3) > 0) heads = n;
+    }
+    int64_t value_width = rng_.below(4) == 0 ? extent() : width;
+    auto plane = [&](int64_t d) {
+      return TensorType{DType::kF32, {{"h", heads, false}, {"d", d, false}}};
+    };
+    out_.module.states.push_back(
+        {v.name, "g", {}, {{"k", plane(width)}, {"v", plane(value_width)}}});
+    note(fmt::format("{}: {} heads", v.name, heads));
     return out_.fn->add_input(v.name, Type::state(v.name));
   }
 
@@ -313,7 +334,11 @@ class InstanceMaker {
     if (key == "eps") return one_of({0.0, 1e-6, 1e-5, 1e-3, 0.1, 1.0, 100.0});
     if (key == "cap") return one_of({0.5, 2.0, 30.0, 1e-3, 1e4});
     if (key == "softcap") return one_of({0.0, 0.5, 30.0});
-    if (key == "window") return std::array<int64_t, 6>{0, 1, 3, 16, 17, 40}[rng_.below(6)];
+    if (key == "window") {
+      if (!all_.extents.empty() && rng_.below(3) == 0)
+        return all_.extents[rng_.below(all_.extents.size())];
+      return std::array<int64_t, 6>{0, 1, 3, 16, 17, 40}[rng_.below(6)];
+    }
     if (key == "value" || key == "scale" || key == "p") return number();
     if (key == "keep" || key == "causal") return static_cast<int64_t>(rng_.below(2));
     if (key == "n") return extent();
@@ -379,6 +404,7 @@ class InstanceMaker {
 
   const RewriteRule& rule_;
   const std::vector<double>& literals_;
+  const RuleLiterals& all_;
   const InstanceStyle& style_;
   Rng& rng_;
   uint64_t large_ = 0;  // extents that may still be large
@@ -391,19 +417,25 @@ class InstanceMaker {
 
 }  // namespace
 
-std::vector<double> rule_literals(const RewriteRule& rule) {
-  std::set<double> found;
-  auto walk = [&](auto&& self, const RuleExpr& e) -> void {
-    if (e.kind == RuleExpr::Kind::kLiteral && e.value.is_number())
-      found.insert(e.value.as_double());
-    for (const RuleExpr& arg : e.args) self(self, arg);
+RuleLiterals rule_literals(const RewriteRule& rule) {
+  std::set<double> found, all;
+  auto walk = [](auto&& self, const RuleExpr& e, std::set<double>& to) -> void {
+    if (e.kind == RuleExpr::Kind::kLiteral && e.value.is_number()) to.insert(e.value.as_double());
+    for (const RuleExpr& arg : e.args) self(self, arg, to);
   };
-  for (const RuleExpr& c : rule.conditions) walk(walk, c);
+  for (const RuleExpr& c : rule.conditions) walk(walk, c, found);
   for (const RuleTerm& t : rule.terms) {
     if (t.kind == RuleTerm::Kind::kNumber && std::isfinite(t.number)) found.insert(t.number);
     for (const auto& [key, expr] : t.attrs)
-      if (key == "value" || key == "scale" || key == "eps" || key == "cap") walk(walk, expr);
+      walk(walk, expr,
+           key == "value" || key == "scale" || key == "eps" || key == "cap" ? found : all);
   }
+  all.insert(found.begin(), found.end());
+  std::set<int64_t> extents;
+  for (double a : all)
+    if (a == std::floor(a) && a >= 1 && a <= kMaxNamed)
+      for (int by = -1; by <= 1; ++by) extents.insert(static_cast<int64_t>(a) + by);
+  extents.erase(0);
   std::set<double> out;
   for (double a : found) {
     for (double by : {1.0, 1 + 1e-9, 1 - 1e-9, 1.03, 0.97, -1.0}) out.insert(a * by);
@@ -412,11 +444,10 @@ std::vector<double> rule_literals(const RewriteRule& rule) {
       if (a != b)
         for (double part : {0.5, -0.5, 0.9, -0.9}) out.insert(a + part * b);
   }
-  return {out.begin(), out.end()};
+  return {{all.begin(), all.end()}, {out.begin(), out.end()}, {extents.begin(), extents.end()}};
 }
 
-std::optional<RuleInstance> make_instance(const RewriteRule& rule,
-                                          const std::vector<double>& literals,
+std::optional<RuleInstance> make_instance(const RewriteRule& rule, const RuleLiterals& literals,
                                           const InstanceStyle& style, Rng& rng) {
   return InstanceMaker(rule, literals, style, rng).make();
 }

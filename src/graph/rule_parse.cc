@@ -192,7 +192,9 @@ class RuleParser {
         bad(fmt::format("there is no element type {}", v.dtype));
       if (take("[")) shape(v);
     }
-    if (take_word("in")) {
+    if (is_word("in") || is_word("within")) {
+      v.assumed = is_word("within");
+      ++pos_;
       if (r_.cls == RuleClass::kExact || v.dtype == "i32")
         bad("a range is for floating variables of real rules");
       RuleExpr lo = sum();

@@ -17,6 +17,9 @@ constexpr double kNearDelta = 4e-6;  // where "~" numbers are off by 1e-6
 constexpr double kUnstable = 1e4, kUnstableMixed = 1e7;
 constexpr int kKinds = 8;   // ways to choose shapes and values, in turn
 constexpr int kEnough = 6;  // instances without which a rule counts as never applying
+constexpr int kEnds = 12;   // instances that are checked for coming to an end
+constexpr int kFixedTries = 24;
+constexpr size_t kMostNamed = 9;  // extents of the rule's text that are tried
 constexpr int64_t kMaxElements = 1 << 19;
 
 bool all_in_field(const RewriteRule& rule) {
@@ -70,6 +73,7 @@ struct Trial {  // how one instance is made and compared
   bool in_field = false, wide = false;  // exact rules; wide: at float64
   bool beyond = false;                  // real rules: values outside the stated ranges
   bool extreme = false;                 // real rules: one input is very large or very small
+  int bytes = -1;                       // the input of integers that takes all values -128..127
   std::string name = "normal";
 };
 
@@ -97,13 +101,16 @@ class Verifier {
                          }) ||
              t.open;
     });
-    if (open && moves) effort_.instances *= 3;
+    if (open && moves) effort_.instances *= 2;
     ranged_ = std::any_of(rule.vars.begin(), rule.vars.end(),
-                          [](const RuleVar& v) { return v.range.has_value(); });
+                          [](const RuleVar& v) { return v.range && !v.assumed; });
   }
 
   RuleVerdict run() {
+    for (const Trial& t : fixed_trials())
+      if (!run_fixed(t)) return std::move(verdict_);
     while (verdict_.instances < effort_.instances && verdict_.tries < effort_.tries) {
+      if (verdict_.instances == 0 && verdict_.tries > effort_.tries / 4) break;
       Trial t = trial(verdict_.tries++ % kKinds);
       Rng start = rng_;
       auto made = make_instance(rule_, literals_, t.style, rng_);
@@ -133,13 +140,59 @@ class Verifier {
     return Tried::kRefuted;
   }
 
+  // What every rule has to pass once: a very long axis, and all small integers in each variable.
+  std::vector<Trial> fixed_trials() const {
+    std::vector<Trial> out;
+    if (stateful_) return out;  // random_inputs() makes long sequences
+    Trial vast;
+    vast.style.extents = Extents::kVast;
+    vast.values = exact_ ? Values::kMixed : Values::kNormal;
+    vast.name = "long";
+    out.push_back(vast);
+    // Lengths that the rule names; counting has more to show on a still longer axis.
+    std::vector<int64_t> lengths;
+    for (int64_t n : literals_.extents)
+      if (n >= kVastExtent && lengths.size() < kMostNamed) lengths.push_back(n);
+    if (std::any_of(rule_.terms.begin(), rule_.terms.end(),
+                    [](const RuleTerm& t) { return t.op && t.op->name == "iota"; }))
+      lengths.push_back(65537);
+    for (int64_t n : lengths) {
+      vast.style.vast = n;
+      out.push_back(vast);
+    }
+    int integers = 0;
+    for (const RuleVar& v : rule_.vars) {
+      if (v.kind != RuleVar::Kind::kTensor || (v.dtype != "i32" && v.dtype != "any")) continue;
+      Trial bytes;
+      bytes.style.extents = Extents::kFlat;
+      bytes.style.integers = true;
+      bytes.values = Values::kEach;
+      bytes.bytes = integers++;
+      bytes.name = "small integer";
+      out.push_back(bytes);
+    }
+    return out;
+  }
+  bool run_fixed(const Trial& t) {
+    for (int i = 0; i < kFixedTries; ++i) {
+      ++verdict_.tries;
+      auto made = make_instance(rule_, literals_, t.style, rng_);
+      Tried tried = made ? compare(*made, t, true) : Tried::kNoMatch;
+      if (tried == Tried::kRefuted) return false;
+      if (tried == Tried::kSame) break;
+    }
+    return true;
+  }
+
   Trial trial(int kind) {
     static constexpr Extents kExtents[] = {Extents::kLarge, Extents::kLarge, Extents::kHuge,
-                                           Extents::kHuge,  Extents::kDeep,  Extents::kDeep,
-                                           Extents::kFlat};
+                                           Extents::kDeep,  Extents::kDeep,  Extents::kFlat};
     Trial t;
     if (uint64_t i = rng_.below(16); i < std::size(kExtents)) t.style.extents = kExtents[i];
+    // The rule may be for long axes only.
+    if (verdict_.instances == 0 && kind == 5) t.style.extents = Extents::kVast;
     bool costly = t.style.extents == Extents::kFlat || t.style.extents == Extents::kHuge;
+    costly |= t.style.extents == Extents::kVast;
     if (stateful_ && costly) t.style.extents = Extents::kLarge;
     if (field_ && kind == 7) {
       t.in_field = t.style.powers = true;
@@ -169,20 +222,21 @@ class Verifier {
   Tried compare(RuleInstance& x, const Trial& t, bool counts) {
     auto match = match_rule(rule_, *x.fn, x.root, nullptr);
     if (!match) return Tried::kNoMatch;
-    // Before the replacement is there: indices must suit the pattern only.
+    // Indices must suit the pattern only.
+    InputHints hints{x.fn->nodes().size(), x.module.weights.size(), literals_.found, t.bytes, true};
+    auto right = build_replacement(rule_, *match, x.module, *x.fn, "", nullptr);
+    if (!right) return Tried::kNoMatch;
+    if (!is_small(*x.fn)) return Tried::kNothing;
+    if (t.in_field && !has_short_numbers(x.module, *x.fn)) return Tried::kNothing;
     EvalInputs<double> inputs;
     try {
-      inputs = random_inputs(*x.fn, {}, rng_, t.values);
+      inputs = random_inputs(*x.fn, {}, rng_, t.values, hints);
     } catch (const Error&) {
       return Tried::kNothing;
     }
     std::string note;
     if (t.extreme) note = make_extreme(x, inputs);
-    if (!t.beyond && !limit(x, *match, inputs)) return Tried::kNothing;
-    auto right = build_replacement(rule_, *match, x.module, *x.fn, "", nullptr);
-    if (!right) return Tried::kNoMatch;
-    if (!is_small(*x.fn)) return Tried::kNothing;
-    if (t.in_field && !has_short_numbers(x.module, *x.fn)) return Tried::kNothing;
+    if (!limit(x, *match, t, inputs)) return Tried::kNothing;
     if (t.wide) add_digits(x, inputs);
     RuleComparison c = compare_as(x, *right, inputs, t);
     if (c.outcome == RuleComparison::Outcome::kNone) return Tried::kNothing;
@@ -190,7 +244,8 @@ class Verifier {
     verdict_.in_field += t.in_field;
     if (c.outcome == RuleComparison::Outcome::kDifferent)
       return refuse(fmt::format("{} [{}; {} values{}]", c.message, x.text, t.name, note));
-    if (counts && verdict_.instances <= 40 && !rule_ends(rule_, x, rng_))
+    bool vast = t.style.extents == Extents::kVast;
+    if (counts && !vast && ends_++ < kEnds && !rule_ends(rule_, x, rng_))
       return refuse(fmt::format("never ends: it applies to what it makes ({})", x.text));
     return Tried::kSame;
   }
@@ -278,23 +333,27 @@ class Verifier {
     auto& [name, t] = all[rng_.below(all.size())];
     Ref r = x.fn->find_input(name);
     DType dtype = r.valid() ? x.fn->tensor(r).dtype : DType::kF32;
-    static constexpr int kPowers[] = {12, 20, 25, 29, -12, -20, -25, -30};
+    static constexpr int kPowers[] = {12, 20, 29, 34, 38, -12, -20, -30};
+    static constexpr double kMost = 3.38e38;  // bf16 holds it too
     int power = dtype == DType::kF16 ? 3 : kPowers[rng_.below(std::size(kPowers))];
-    for (double& v : t->f) v = round_to(dtype, v * std::pow(10.0, power));
+    for (double& v : t->f)
+      v = round_to(dtype, std::clamp(v * std::pow(10.0, power), -kMost, kMost));
     return fmt::format(", {} by 1e{}", name, power);
   }
 
-  // Variables with a range get values from it.
-  bool limit(const RuleInstance& x, const RuleMatch& match, EvalInputs<double>& inputs) {
+  // Variables with a range get values from it; assumed ranges only cut off what is beyond them.
+  bool limit(const RuleInstance& x, const RuleMatch& match, const Trial& t,
+             EvalInputs<double>& inputs) {
     for (const RuleVar& v : rule_.vars) {
-      if (!v.range) continue;
+      if (!v.range || (t.beyond && !v.assumed)) continue;
       auto lo = evaluate_expr(v.range->first, rule_, match, *x.fn, nullptr),
            hi = evaluate_expr(v.range->second, rule_, match, *x.fn, nullptr);
       if (!lo || !hi || !lo->is_number() || !hi->is_number()) return false;
       for (auto* tensors : {&inputs.tensors, &inputs.sources})
         if (auto it = tensors->find(v.name); it != tensors->end())
           for (double& f : it->second.f)
-            f = static_cast<float>(rng_.uniform(lo->as_double(), hi->as_double()));
+            f = static_cast<float>(v.assumed ? std::clamp(f, lo->as_double(), hi->as_double())
+                                             : rng_.uniform(lo->as_double(), hi->as_double()));
     }
     return true;
   }
@@ -304,8 +363,8 @@ class Verifier {
   Rng rng_;
   bool field_, exact_ = false, ranged_ = false, stateful_ = false;
   double delta_ = kDelta;
-  int borders_ = 0;
-  std::vector<double> literals_;
+  int borders_ = 0, ends_ = 0;
+  RuleLiterals literals_;
   RuleVerdict verdict_;
 };
 

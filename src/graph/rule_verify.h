@@ -27,10 +27,12 @@ struct RuleVerdict {
 RuleVerdict verify_rule(const RewriteRule& rule, const VerifyEffort& effort = {});
 
 // --- rule_instance.cc: one random use of a rule.
+constexpr int64_t kVastExtent = 600;  // from here on only fixed trials use an extent
 enum class Extents : uint8_t {
   kSmall,  // 1 to 8, up to four axes
   kLarge,  // one or two of 16 to 100
   kHuge,   // one of 257 to 513
+  kVast,   // one of `vast`, the others at most 3
   kDeep,   // up to six axes
   kFlat,   // one long axis, along which values are enumerated
 };
@@ -39,9 +41,19 @@ struct InstanceStyle {
   bool nasty = false;   // numbers may be infinite, NaN or zero of either sign
   bool powers = false;  // numbers are powers of two, whose products and inverses are exact
   bool jitter = false;  // "~" numbers are off by almost as much as the matcher allows
+  int64_t vast = 4097;
+  bool integers = false;  // variables of any type hold integers
   // The number chosen as number `first` is `second`.
   std::optional<std::pair<size_t, double>> set = std::nullopt;
 };
+struct RuleLiterals {
+  std::vector<double> found;  // all numbers in the rule's text
+  // Near the numbers of values and conditions, and near their sums and differences: where the
+  // conditions change.
+  std::vector<double> near;
+  std::vector<int64_t> extents;  // positive integers in the text and those next to them
+};
+RuleLiterals rule_literals(const RewriteRule& rule);
 struct RuleInstance {
   Module module{"rule"};
   Function* fn = nullptr;
@@ -51,12 +63,8 @@ struct RuleInstance {
   std::string text;             // "x: f32[2, 3], a = 0.5"
 };
 // nullopt: the random choices did not fit together. Equal generators make equal choices.
-std::optional<RuleInstance> make_instance(const RewriteRule& rule,
-                                          const std::vector<double>& literals,
+std::optional<RuleInstance> make_instance(const RewriteRule& rule, const RuleLiterals& literals,
                                           const InstanceStyle& style, Rng& rng);
-// Numbers near the literals of a rule and near their sums and differences: where its conditions
-// change.
-std::vector<double> rule_literals(const RewriteRule& rule);
 
 // --- rule_compare.cc: both sides of an instance on given inputs.
 struct RuleComparison {

@@ -3,6 +3,9 @@
 import json
 import os
 import pathlib
+import re
+import subprocess
+import sys
 import tempfile
 import unittest
 import unittest.mock
@@ -11,6 +14,29 @@ from tokamak import SOURCE, TINY, run, run_json
 
 OPT = SOURCE / "tests" / "golden" / "graph" / "opt"
 GRAPHS = SOURCE / "tests" / "golden" / "graph"
+
+# What is stored in the state is read by no result.
+STATE_GRAPH = """module m format 1
+symbol T in 1..8
+symbol B in 1..3
+group full window 0 block 16
+state kv.0 in full per_token {k: f32[kvh=2, hd=16], v: f32[kvh=2, hd=16]}
+func step {
+  %0 = input x : f32[t=T, h=2, hd=16]
+  %1 = input pos : i32[t=T]
+  %2 = input seq : i32[t=T]
+  %3 = input slot : i32[t=T]
+  %4 = input q_start : i32[b=B + 1]
+  %5 = input kv_len : i32[b=B]
+  %6 = input view.full : view<full>
+  %7 = input kv.0 : state<kv.0>
+  %8 = tanh(%0)
+  %9 = append(%7, %6, %2, %3, %0, %8)
+  %10 = silu(%0)
+  return y = %10
+  return kv.0 = %9
+}
+"""
 
 
 class Debug(unittest.TestCase):
@@ -120,6 +146,19 @@ func turn {
         self.assertIn("pass user-rules, rule planted at %1 (silu)", found.stdout)
         self.assertEqual(run("debug", "bisect", graph).returncode, 0)
 
+    def test_a_wrong_state_is_found_on_every_backend(self):
+        wrong = self.file("state.rule", "rule planted real: x: f32 tanh(x) => sigmoid(x)")
+        graph = self.file("state.tkg", STATE_GRAPH)
+        for backend in ("ref", "cpu"):
+            chosen = ("--backend", backend, "--passes", "user-rules")
+            right = run("debug", "check", graph, *chosen)
+            self.assertEqual(right.returncode, 0, right.stdout + right.stderr)
+            checked = run("debug", "check", graph, *chosen, "--rules", wrong, "--unverified", "--json")
+            self.assertEqual(checked.returncode, 1, checked.stdout + checked.stderr)
+            report = json.loads(checked.stdout)[0]
+            self.assertFalse(report["same"])
+            self.assertIn("kv.0", report["message"], backend)
+
     def test_a_right_rule_is_accepted(self):
         done = run("debug", "rule", self.file("right.rule", "rule r exact: x: f32 abs(neg(neg(x))) => abs(x)"))
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -165,6 +204,24 @@ func turn {
         self.assertEqual(machine["levels"][-1]["name"], "memory")
         done = run("debug", "opt", OPT / "fuse_llama.tkg", "--machine", path)
         self.assertEqual(done.returncode, 0, done.stderr)
+
+    @unittest.skipUnless(hasattr(os, "sched_setaffinity"), "needs sched_setaffinity")
+    def test_calibrate_warns_of_load(self):
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(cores)})  # what is started from here shares one core
+        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+        try:
+            done = run("calibrate", "--seconds", "0.3", "--threads", "1")
+        finally:
+            os.sched_setaffinity(0, cores)
+            for other in others:
+                other.kill()
+                other.wait()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        used = re.search(r"other programs used (\d+) %", done.stderr)
+        self.assertTrue(used, done.stderr)
+        self.assertGreater(int(used[1]), 40)
+        json.loads(done.stdout)
 
     def test_norms_are_folded_or_there_is_a_reason(self):
         graph = OPT / "fold_norms.tkg"

@@ -131,6 +131,9 @@ class Explain(unittest.TestCase):
         machine.write_text('{"name": "fast", "bandwidth": 1e15, "levels": [{"name": "m", "bandwidth": 1e15}]}')
         r = run_json("explain", TINY / "llama.gguf", "--machine", machine, "--json")
         self.assertEqual(r["machine"]["name"], "fast")
+        self.assertEqual(r["warnings"], [])
+        self.assertIn("not measured", self.report["warnings"][0])
+        self.assertIn(self.report["warnings"][0], self.page.read_text())
         self.assertTrue(all(k["bound"] == "compute" for k in r["kernels"] if k["flops"] > 0))
 
     def test_errors_are_one_line(self):

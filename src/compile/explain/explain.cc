@@ -128,6 +128,15 @@ Value fusion_total(const FusionReport& report, const std::string& function) {
                        {"exact", t.exact}};
 }
 
+Value warnings(const ExplainRequest& r) {
+  Value out = Value::array();
+  if (r.machine.name == Machine{}.name)
+    out.push(
+        "the machine is not measured: `tokamak calibrate -o this.json`, then --machine "
+        "this.json");
+  return out;
+}
+
 }  // namespace
 
 void PassRecord::captured(const Function& step) {
@@ -184,6 +193,7 @@ Value explain(const ExplainRequest& r) {
       {"isa", r.isa},
       {"numerics_id", set.numerics_id},
       {"machine", machine_value(r.machine)},
+      {"warnings", warnings(r)},
       {"plan",
        Value::Object{{"index", index}, {"guard", guard_value(plan)}, {"plans", set.plans.size()}}},
       {"totals", std::move(table.totals)},

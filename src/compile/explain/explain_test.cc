@@ -282,6 +282,20 @@ TEST(Explain, ReportAddsUp) {
   EXPECT_GT(trace.at("traceEvents").size(), report.at("passes").size() + 4);
 }
 
+TEST(Explain, WarnsOfAMachineThatIsNotMeasured) {
+  auto m = build("llama.gguf", "decode");
+  if (!m) GTEST_SKIP() << "no tiny models";
+  Value report = report_of(*m, "decode", parse_shape("decode", {"B=2", "S=64"}));
+  ASSERT_EQ(report.at("warnings").size(), 1u);
+  const std::string warning = report.at("warnings").as_array()[0].as_string();
+  EXPECT_NE(warning.find("not measured"), std::string::npos);
+  EXPECT_NE(explain_text(report).find("warning: " + warning), std::string::npos);
+  EXPECT_NE(explain_html(report).find(warning), std::string::npos);
+  report.set("warnings", Value::array());
+  EXPECT_EQ(explain_text(report).find("not measured"), std::string::npos);
+  EXPECT_EQ(explain_html(report).find(warning), std::string::npos);
+}
+
 TEST(Explain, ProfileOfARun) {
   const char* folder = std::getenv("TOKAMAK_TINY_MODELS");
   auto m = build("llama.gguf", "decode");

@@ -64,14 +64,14 @@ std::string header(const Value& r) {
     guard += fmt::format(
         ", {} {}-{}{}", g.at("symbol").as_string(), g.at("lo").as_int(), g.at("hi").as_int(),
         g.at("multiple").as_int() > 1 ? fmt::format(" by {}", g.at("multiple").as_int()) : "");
-  bool guess = r.at("machine").at("name").as_string() == Machine{}.name;
+  std::string warnings;
+  for (const Value& w : r.at("warnings").as_array()) warnings += "warning: " + w.as_string() + "\n";
   return fmt::format(
-      "{}  {}  B={} T={} S={} R={}\nbackend {} ({}), {}, plan {} of {}{}; machine {}{}\n",
+      "{}  {}  B={} T={} S={} R={}\nbackend {} ({}), {}, plan {} of {}{}; machine {}\n{}",
       r.at("model").as_string(), r.at("function").as_string(), s.at("B").as_int(),
       s.at("T").as_int(), s.at("S").as_int(), s.at("R").as_int(), r.at("backend").as_string(),
       r.at("isa").as_string(), r.at("mode").as_string(), r.at("plan").at("index").as_int() + 1,
-      r.at("plan").at("plans").as_int(), guard, r.at("machine").at("name").as_string(),
-      guess ? " (not measured: `tokamak calibrate -o this.json`, then --machine this.json)" : "");
+      r.at("plan").at("plans").as_int(), guard, r.at("machine").at("name").as_string(), warnings);
 }
 
 std::string pass_lines(const Value& r) {

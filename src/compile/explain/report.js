@@ -54,7 +54,8 @@ function tip(node, text) {
 function header() {
   const s = report.shape;
   $('what').textContent = `${report.model} · ${report.function} · B=${s.B} T=${s.T} S=${s.S} R=${s.R} · ` +
-    `${report.backend} (${report.isa}) · ${report.mode} · machine ${report.machine.name}`;
+    `${report.backend} (${report.isa}) · ${report.mode} · machine ${report.machine.name}` +
+    report.warnings.map((w) => ` · warning: ${w}`).join('');
   document.title = `${report.model} ${report.function} – Tokamak explain`;
   const t = report.totals, m = report.memory;
   const cards = [
