@@ -1,4 +1,5 @@
 // Split-KV paged attention for decode batches (decode_attention.h).
+// Hopper only: bulk copies and their barriers.
 #include "backend/cuda/decode_attention.h"
 
 #include "backend/cuda/attend_group.cuh"
@@ -82,9 +83,12 @@ __device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, in
   RingProducer<C> ring(shared.ring, threadIdx.x / 32 - C::kWarps, l.in_flight);
   const int consumer = ring.consumer();
   Segment segment;
+  bool waited = false;
 #pragma unroll 1
   for (; at < end; at += segment.places) {
     segment.find(l, shared.numbering, at, end);
+    // Only a sequence's newest position is written by the launch before.
+    const int newest = (l.lengths[segment.sequence] - 1) / kGroupPositions - segment.group;
     const int32_t* pages = l.pages + static_cast<int64_t>(segment.sequence) * l.page_stride;
     auto position = [&](int done) { return (segment.group + done + consumer) * kGroupPositions; };
     auto has_work = [&](int done) {
@@ -101,6 +105,10 @@ __device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, in
                       position(done) % l.page_size) *
                      C::kHead;
       page = page_at(done + C::kWarps);  // of the next tile: not waited for here
+      if (!waited && done + C::kWarps > newest) {
+        wait_for_earlier();
+        waited = true;
+      }
       const uint16_t *keys = static_cast<const uint16_t*>(l.keys) + from,
                      *values = static_cast<const uint16_t*>(l.values) + from;
       ring.tile(has, 2 * kBytes, [&](uint32_t to, uint32_t barrier) {
@@ -124,6 +132,7 @@ class AttentionConsumer {
         ring_(shared.ring, warp_, now_ns() + kTimeoutNs) {}
 
   __device__ void run(int64_t at, int64_t end) {
+    wait_for_earlier();
     Segment segment;
 #pragma unroll 1
     for (; at < end; at += segment.places) {
@@ -139,6 +148,7 @@ class AttentionConsumer {
 #pragma unroll 1
       for (int i = threadIdx.x; i < group_ * C::kHead; i += C::kConsumers) write(segment, i);
     }
+    allow_next();
   }
 
  private:
@@ -220,7 +230,7 @@ __device__ void attention_parts(const AttentionLaunch& l) {
   auto& shared = *reinterpret_cast<AttentionShared<C>*>(memory);
   if (threadIdx.x == 0) shared.ring.init();
   if (threadIdx.x / 32 == C::kWarps) shared.numbering.make(l);
-  wait_for_earlier();
+  if (!l.early) wait_for_earlier();
   __syncthreads();
   int64_t at = shared.numbering.begin_of(l, blockIdx.x);
   int64_t end = shared.numbering.begin_of(l, blockIdx.x + 1);

@@ -123,6 +123,18 @@ struct MmaArgs {
   int64_t rows, n, k;
   DType tx, tb, ty;
 };
+// Few rows, bf16 weights (op_thin.cu).
+constexpr int kThinWarps = 8, kThinThreads = 32 * kThinWarps, kThinStages = 4, kThinRows = 64;
+constexpr int thin_warp_tiles(int batch) { return batch > 16 ? 2 : 4; }
+struct ThinArgs {
+  const uint16_t* x;   // [rows, k]
+  const uint16_t* w;   // [n, k]
+  void* y;             // bf16 [rows, n], gated bf16 [rows, n / 2], or wide: f32 [parts, rows, n]
+  int64_t n, k, part;  // part: values of k of a block
+  int32_t rows, tile;  // tile: rows of w of a block, a multiple of 16 (gated: of 32)
+  bool gated;          // silu(first half of the rows) * second half
+  bool wide;
+};
 struct SplitArgs {
   const void* x;
   uint16_t* y;  // bf16 [3, n]
@@ -137,6 +149,7 @@ struct PackArgs {
   int64_t rows[kPackSources];
   int64_t row_bytes, width, parts, tiles;  // tiles of 16 rows, the last filled with zeros
   uint8_t* to;
+  float* scales;  // op_pack_fp8: one per row
   DType type;
   bool alternate;
 };
@@ -161,7 +174,8 @@ struct AppendArgs {
   const void* x[kMaxPlanes];
   DType tx[kMaxPlanes];
 };
-constexpr int kFlashRows = 128, kFlashKeys = 64, kFlashThreads = 256;  // of a block of op_flash
+constexpr int kFlashRows = 128, kFlashKeys = 64, kFlashWarpRows = 32;  // of op_flash
+constexpr int kFlashThreads = kFlashRows / kFlashWarpRows * 32;
 struct AttendArgs {
   const void* q;  // [rows, heads, d]
   void* y;        // [rows, heads, dv]
@@ -180,9 +194,12 @@ constexpr int kLayerThreads = 256;
 struct AddNormArgs {
   float* residual;        // [.., n]
   const uint16_t* delta;  // [.., n], or null
-  const void* w;          // [n]
-  uint16_t* y;            // [rows, n]
-  const int32_t* rows;    // which rows; null: all, and their sums are stored
+  const float* parts;     // or its parts, f32 [count, stride / n, n], which are added in order
+  int64_t part_stride;
+  int32_t part_count;
+  const void* w;        // [n]
+  uint16_t* y;          // [rows, n]
+  const int32_t* rows;  // which rows; null: all, and their sums are stored
   int64_t n;
   float eps;
   DType tw;
@@ -193,16 +210,26 @@ struct GateArgs {
   int64_t rows, n;
 };
 struct RotateArgs {
-  const uint16_t* x;  // [rows, heads + 2 * kv_heads, d]
-  uint16_t* q;        // [rows, heads, d]
-  const int32_t *pos, *seq, *slot;
-  const float* frequencies;             // [d / 2]
+  const uint16_t* x;   // [rows, heads + 2 * kv_heads, d], or null:
+  const float* parts;  // its parts, as in AddNormArgs
+  int64_t part_stride;
+  int32_t part_count;
+  uint16_t* q;  // [rows, heads, d]
+  const int32_t *seq, *slot;
+  const float* turns;                   // [rows, d / 2, 2]: op_rope_turns
   const void *query_gains, *key_gains;  // [d], or null
   ViewArgs view;
   PlaneArgs key, value;
   int32_t heads, kv_heads, d;
-  float eps, rope_scale;
+  float eps;
   DType tg;  // of the gains
+};
+struct TurnArgs {
+  const int32_t* pos;
+  const float* frequencies;  // [half]
+  float* turns;              // [rows, half, 2]: cosine, sine
+  int64_t rows, half;
+  float scale;
 };
 
 struct MoveArgs {  // one token's KV, all planes of a group

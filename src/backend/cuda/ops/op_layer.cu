@@ -27,6 +27,26 @@ TK_DEVICE void store8(uint16_t* to, const float (&v)[8]) {
   *reinterpret_cast<Words4*>(to) = w;
 }
 
+// Eight values of what products have left in parts, rounded as if it had been stored.
+TK_DEVICE void load_parts8(const float* parts, int64_t stride, int count, int64_t at,
+                           float (&out)[8]) {
+  load8(parts, DType::kF32, at, out);
+  for (int p = 1; p < count; ++p) {
+    float more[8];
+    load8(parts, DType::kF32, p * stride + at, more);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) out[j] += more[j];
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) out[j] = brain_value(brain_bits(out[j]));
+}
+TK_DEVICE void load_delta8(const AddNormArgs& a, int64_t at, float (&out)[8]) {
+  if (a.delta)
+    load8(a.delta, DType::kBF16, at, out);
+  else
+    load_parts8(a.parts, a.part_stride, a.part_count, at, out);
+}
+
 // residual += delta, then y = rms_norm(residual). A block per row.
 TK_KERNEL(op_add_norm, AddNormArgs, kLayerThreads) {
   wait_for_earlier();
@@ -36,9 +56,9 @@ TK_KERNEL(op_add_norm, AddNormArgs, kLayerThreads) {
   for (int64_t i = threadIdx.x * 8; i < a.n; i += kLayerThreads * 8) {
     float v[8];
     load8(residual, DType::kF32, i, v);
-    if (a.delta) {
+    if (a.delta || a.parts) {
       float add[8];
-      load8(a.delta, DType::kBF16, from * a.n + i, add);
+      load_delta8(a, from * a.n + i, add);
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] += add[j];
       if (!a.rows) {
@@ -54,9 +74,9 @@ TK_KERNEL(op_add_norm, AddNormArgs, kLayerThreads) {
     float v[8], w[8];
     load8(residual, DType::kF32, i, v);
     load8(a.w, a.tw, i, w);
-    if (a.delta && a.rows) {  // of chosen rows, which may repeat: the sum was not stored
+    if ((a.delta || a.parts) && a.rows) {  // of chosen rows, which may repeat: not stored
       float add[8];
-      load8(a.delta, DType::kBF16, from * a.n + i, add);
+      load_delta8(a, from * a.n + i, add);
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] += add[j];
     }
@@ -82,20 +102,30 @@ TK_KERNEL(op_gate, GateArgs, kElementThreads) {
   }
 }
 
+// What the positions of a step's rows are turned by, for all layers.
+TK_KERNEL(op_rope_turns, TurnArgs, kElementThreads) {
+  int64_t i = int64_t{blockIdx.x} * kElementThreads + threadIdx.x;
+  if (i < a.rows * a.half) {
+    double angle = double(a.pos[i / a.half]) * double(a.frequencies[i % a.half]);
+    a.turns[2 * i] = static_cast<float>(cos(angle) * double(a.scale));
+    a.turns[2 * i + 1] = static_cast<float>(sin(angle) * double(a.scale));
+  }
+}
+
+TK_DEVICE float head_value(const RotateArgs& a, int64_t at) {
+  if (a.x) return brain_value(a.x[at]);
+  float sum = a.parts[at];
+  for (int p = 1; p < a.part_count; ++p) sum += a.parts[p * a.part_stride + at];
+  return brain_value(brain_bits(sum));
+}
+
 // Norm of a head, rotation; queries to q, keys and values to the cache. A warp per token and head;
 // a lane has pairs (i, i + d / 2).
 TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
   constexpr int kMostPairs = 2;  // of a lane: heads up to 128
   int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x % kWarp);
   int half = a.d / 2, heads = a.heads + 2 * a.kv_heads, slot = a.slot[row];
-  float cosine[kMostPairs], sine[kMostPairs];
-#pragma unroll
-  for (int p = 0; p < kMostPairs; ++p) {
-    int i = lane + p * kWarp;
-    double angle = i < half ? double(a.pos[row]) * double(a.frequencies[i]) : 0;
-    cosine[p] = static_cast<float>(cos(angle) * double(a.rope_scale));
-    sine[p] = static_cast<float>(sin(angle) * double(a.rope_scale));
-  }
+  allow_next();
   wait_for_earlier();
   int64_t block =
       slot < 0 ? 0 : a.view.table[int64_t{a.seq[row]} * a.view.stride + slot / a.view.block_size];
@@ -109,7 +139,7 @@ TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         int i = lane + p * kWarp;
-        x[p][j] = i < half ? brain_value(a.x[from + i + j * half]) : 0;
+        x[p][j] = i < half ? head_value(a, from + i + j * half) : 0;
         squares += x[p][j] * x[p][j];
       }
     squares = warp_sum(squares);
@@ -129,8 +159,10 @@ TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
         v = brain_value(brain_bits(v * factor * load(gains, a.tg, i + half)));
       }
       if (!value) {
-        float turned = u * cosine[p] - v * sine[p];
-        v = v * cosine[p] + u * sine[p];
+        const float* turn = a.turns + (int64_t{row} * half + i) * 2;
+        float cosine = turn[0], sine = turn[1];
+        float turned = u * cosine - v * sine;
+        v = v * cosine + u * sine;
         u = turned;
       }
       if (query) {

@@ -11,6 +11,9 @@
 
 #define TK_KERNEL(name, Args, threads) \
   extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ Args a)
+// A kernel of which a multiprocessor has to hold two blocks.
+#define TK_KERNEL_PAIR(name, Args, threads) \
+  extern "C" __global__ void __launch_bounds__(threads, 2) name(const __grid_constant__ Args a)
 #define TK_DEVICE __device__ __forceinline__
 #define TK_DEVICE_CALL __device__ __noinline__  // not copied into its callers
 #define TK_DYNAMIC_SHARED(T, name)                         \
@@ -24,7 +27,17 @@ constexpr unsigned kWholeWarp = 0xffffffffu;
 // A kernel that is launched with overlap may start before earlier launches have finished; it has to
 // call this, in every thread, before it reads what they write or writes what they read. Inputs of
 // the step are not written by launches.
-TK_DEVICE void wait_for_earlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+TK_DEVICE void wait_for_earlier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The launch after this one may start, if it is one that waits, once every block has called this.
+TK_DEVICE void allow_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 TK_DEVICE void sync_block() { __syncthreads(); }
 TK_DEVICE void sync_warp() { __syncwarp(); }
 TK_DEVICE unsigned warp_ballot(bool x) { return __ballot_sync(kWholeWarp, x); }
@@ -58,6 +71,10 @@ TK_DEVICE T lane_xor(T x, int d) {
 template <class T>
 TK_DEVICE T lane_up(T x, int d) {
   return __shfl_up_sync(kWholeWarp, x, static_cast<unsigned>(d));
+}
+template <class T>
+TK_DEVICE T lane_from(T x, int lane) {  // the value of a lane
+  return __shfl_sync(kWholeWarp, x, lane);
 }
 TK_DEVICE int shared_add(int* to, int x) { return atomicAdd(to, x); }  // returns what was there
 TK_DEVICE uint32_t mul_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
