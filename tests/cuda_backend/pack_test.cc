@@ -1,10 +1,13 @@
 // Weights of the persistent kernel: what op_pack writes on the device is what pack_tiles() defines.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <random>
 
 #include "backend/cuda/decode_pack.h"
 #include "backend/cuda/kernels.h"
+#include "tensor/block_formats.h"
 
 namespace tokamak::cuda {
 namespace {
@@ -98,6 +101,71 @@ TEST(CudaPack, TheDevicePacksAsTheHost) {
     EXPECT_EQ(packed_on_device(c, sources, rows), want)
         << dtype_name(c.dtype) << ", width " << c.width << ", " << rows << " rows";
   }
+}
+
+// The byte whose value is nearest, even where two are.
+uint8_t nearest_e4m3(float x) {
+  int best = 0;
+  float error = 1e30f;
+  for (int b = 0; b < 0x7f; ++b) {
+    const auto byte = static_cast<std::byte>(b);
+    float value;
+    decode_row(DType::kF8E4M3, &byte, &value, 1);
+    const float e = std::abs(value - std::abs(x));
+    if (e < error || (e == error && b % 2 == 0)) {
+      error = e;
+      best = b;
+    }
+  }
+  return static_cast<uint8_t>(best | (std::signbit(x) ? 0x80 : 0));
+}
+
+TEST(CudaPack, Bf16RowsBecomeFp8WithAScale) {
+  constexpr int kRows = 40, kWidth = 512;
+  std::mt19937 random(3);
+  auto number = [&random] {
+    return static_cast<float>(static_cast<int>(random() % 4001) - 2000) * 1e-5f;
+  };
+  std::vector<uint16_t> rows(kRows * kWidth);
+  for (size_t i = 0; i < rows.size(); ++i)
+    rows[i] = f32_to_bf16(i / kWidth == 5 ? 0 : number());  // a row of zeros, too
+  const Device device(0);
+  const KernelLibrary kernels(device);
+  const DeviceStream stream;
+  Buffer source(rows.size() * 2);
+  source.write(rows.data(), rows.size() * 2);
+  const size_t bytes = packed_bytes(DecodeWeight::kFp8, kRows, kWidth);
+  const Buffer out(bytes), scales(kRows * sizeof(float));
+  PackArgs args{};
+  args.source[0] = source.as<uint8_t>();
+  args.rows[0] = kRows;
+  args.row_bytes = kWidth * 2;
+  args.width = kWidth;
+  args.parts = decode_parts(DecodeWeight::kFp8, kWidth);
+  args.tiles = packed_tiles(kRows);
+  args.to = out.as<uint8_t>();
+  args.scales = scales.as<float>();
+  args.type = DType::kBF16;
+  LaunchList list(kernels);
+  list.add("op_pack", "op_pack_fp8", {args.tiles * 16 * 32 / kElementThreads}, kElementThreads,
+           args);
+  check(driver().stream_wait(nullptr), "clearing memory");
+  list.run(stream);
+  stream.wait();
+  std::vector<uint8_t> got(bytes), fp8(rows.size()), want(bytes);
+  std::vector<float> scale(kRows);
+  out.read(got.data(), bytes);
+  scales.read(scale.data(), kRows * sizeof(float));
+  for (size_t r = 0; r < kRows; ++r) {
+    float most = 0;
+    for (size_t i = 0; i < kWidth; ++i)
+      most = std::max(most, std::abs(bf16_to_f32(rows[r * kWidth + i])));
+    EXPECT_FLOAT_EQ(scale[r], most > 0 ? most / 448 : 1);
+    for (size_t i = 0; i < kWidth; ++i)
+      fp8[r * kWidth + i] = nearest_e4m3(bf16_to_f32(rows[r * kWidth + i]) / scale[r]);
+  }
+  pack_tiles(DecodeWeight::kFp8, fp8.data(), kRows, kWidth, 0, packed_tiles(kRows), want.data());
+  EXPECT_EQ(got, want);
 }
 
 }  // namespace

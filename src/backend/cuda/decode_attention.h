@@ -21,7 +21,6 @@ struct AttentionLaunch {
   int32_t in_flight;  // quarters of tiles that may be loading at a time
   float scale;
   uint32_t cache_f16;  // keys and values are f16 instead of bf16
-  uint32_t early;
 };
 
 // Rows of AttentionLaunch::partials. Block c and the p-th (sequence, kv head) pair share row c + p.

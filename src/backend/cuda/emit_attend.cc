@@ -112,7 +112,6 @@ void emit_decode(const AttendArgs& a, const CallSite& site, LaunchList& list) {
   l.in_flight = shape.in_flight;
   l.scale = a.scale;
   l.cache_f16 = a.value.type == DType::kF16;
-  l.early = std::getenv("TK_EARLY") ? 1 : 0;
   const auto width = std::bit_ceil(static_cast<unsigned>(group));
   list.add_overlapped("decode_attention", fmt::format("decode_attention_{}_{}", a.d, width),
                       {l.blocks}, attention_threads(), l, attention_shared_bytes(shape));

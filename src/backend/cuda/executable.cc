@@ -38,11 +38,9 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
       scratch_(scratch_bytes(plans_)),
       sample_launch_(kernels_),
       graphs_(graphs_enabled()),
-      libraries_{blas_.get(),
-                 kernels_.has("decode_attention", "decode_attention_128_4")
-                     ? device_.multiprocessors()
-                     : 0,
-                 device_.multiprocessors()} {
+      libraries_{blas_.get(), kernels_.has("decode_attention", "decode_attention_128_4")
+                                  ? device_.multiprocessors()
+                                  : 0} {
   if (plans_.vocab > 0) {
     host_chooser_.emplace(plans_.vocab);
     sampler_.emplace(plans_.vocab, options.max_rows,

@@ -44,7 +44,6 @@ struct Scratch {
 struct Libraries {
   Blas* blas = nullptr;   // null: absent
   int hopper_blocks = 0;  // multiprocessors of a GPU that runs kernels of sm_90a; 0: it does not
-  int multiprocessors = 0;
 };
 
 struct CallSite {

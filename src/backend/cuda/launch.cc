@@ -8,9 +8,9 @@
 namespace tokamak::cuda {
 namespace {
 
-constexpr const char* kOpImages[] = {"op_element", "op_rows",  "op_linear", "op_linear_mma",
-                                     "op_attend",  "op_flash", "op_layer",  "op_pack",
-                                     "op_thin",    "sample"};
+constexpr const char* kOpImages[] = {"op_element",    "op_rows",   "op_linear",
+                                     "op_linear_mma", "op_attend", "op_flash",
+                                     "op_layer",      "op_pack",   "sample"};
 constexpr const char* kHopperImages[] = {"decode_attention"};
 constexpr int kOverlapCapability = 90;
 

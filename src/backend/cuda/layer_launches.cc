@@ -15,12 +15,6 @@ bool layers_enabled() {
   return !off || std::string_view(off) != "0";
 }
 
-// For comparisons: products of few rows as those of many.
-bool thin_enabled() {
-  const char* off = std::getenv("TOKAMAK_CUDA_THIN");
-  return !off || std::string_view(off) != "0";
-}
-
 template <class T>
 T* at(DeviceAddress address) {
   return reinterpret_cast<T*>(address);
@@ -62,7 +56,7 @@ std::optional<PlannedDecoder> find_layers(const PlanSet& plans) {
 
 // Offsets into the working memory.
 struct LayerLaunches::Layout {
-  size_t residual, normed, wide, queries, attended, gated, delta, turns, parts, bytes = 0;
+  size_t residual, normed, wide, queries, attended, gated, delta, turns, bytes = 0;
   Layout(const DecoderShape& s, int64_t rows) {
     auto take = [&](int64_t width, size_t element) {
       const size_t at = bytes;
@@ -78,8 +72,6 @@ struct LayerLaunches::Layout {
     gated = take(s.mlp, 2);
     delta = take(s.hidden, 2);
     turns = take(s.head_dim, 4);
-    rows = std::min<int64_t>(rows, kThinRows);
-    parts = take(int64_t{kMostParts} * std::max(s.hidden, s.qkv_rows()), 4);
   }
 };
 
@@ -119,7 +111,6 @@ LayerLaunches::LayerLaunches(const PlanSet& plans, PlannedDecoder decoder,
   gated_ = base + layout.gated;
   delta_ = base + layout.delta;
   turns_ = base + layout.turns;
-  parts_ = base + layout.parts;
 }
 
 LayerLaunches::Matrix LayerLaunches::qkv(const PlannedLayer& l) const {
@@ -154,25 +145,9 @@ std::vector<BlasProduct> LayerLaunches::products() const {
   return list;
 }
 
-ThinPlan LayerLaunches::thin_plan(const Matrix& w, int64_t rows, ThinResult result) const {
-  if (!thin_enabled()) return {};
-  return plan_thin(rows, w.n, w.k, libraries_.multiprocessors, result);
-}
-
-void LayerLaunches::thin(LaunchList& list, const ThinPlan& plan, DeviceAddress x, const Matrix& w,
-                         int64_t rows, DeviceAddress y, ThinResult result) const {
-  ThinArgs args{};
-  args.x = at<uint16_t>(x);
-  args.w = at<uint16_t>(weights_.address(w.weight));
-  args.y = at<void>(y);
-  args.n = w.n;
-  args.k = w.k;
-  args.rows = static_cast<int32_t>(rows);
-  emit_thin(plan, args, result, list);
-}
-
-void LayerLaunches::linear(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows,
-                           DeviceAddress y, DType out) const {
+// y[rows, n] = x[rows, k] * w^T.
+void LayerLaunches::product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows,
+                            DeviceAddress y, DType out) const {
   KernelCall call;
   call.op = "linear";
   const StepView view;
@@ -181,34 +156,6 @@ void LayerLaunches::linear(LaunchList& list, DeviceAddress x, const Matrix& w, i
              {DType::kBF16, {w.n, w.k}, weights_.address(w.weight), 0}};
   site.out = {{out, {rows, w.n}, y, 0}};
   emit_linear(site, list);
-}
-
-// x[rows, k] * w^T, to y or in parts.
-LayerLaunches::Product LayerLaunches::product(LaunchList& list, DeviceAddress x, const Matrix& w,
-                                              int64_t rows, DeviceAddress y) const {
-  if (ThinPlan plan = thin_plan(w, rows, ThinResult::kParts); plan.batch > 0) {
-    thin(list, plan, x, w, rows, parts_, ThinResult::kParts);
-    return {0, parts_, rows * w.n, plan.parts};
-  }
-  linear(list, x, w, rows, y, DType::kBF16);
-  return {y};
-}
-
-// normed_ to gated_.
-void LayerLaunches::gated_product(LaunchList& list, const Matrix& w, int64_t rows) const {
-  if (ThinPlan plan = thin_plan(w, rows, ThinResult::kGated); plan.batch > 0)
-    return thin(list, plan, normed_, w, rows, gated_, ThinResult::kGated);
-  linear(list, normed_, w, rows, wide_, DType::kBF16);
-  const int64_t mlp = w.n / 2, blocks = (rows * mlp / 8 + kElementThreads - 1) / kElementThreads;
-  GateArgs gate{at<uint16_t>(wide_), at<uint16_t>(gated_), rows, mlp};
-  list.add_overlapped("op_layer", "op_gate", {std::min<int64_t>(132 * 16, blocks)}, kElementThreads,
-                      gate);
-}
-
-void LayerLaunches::logits(LaunchList& list, const Step& step) const {
-  if (ThinPlan plan = thin_plan(head(), step.outputs, ThinResult::kF32); plan.batch > 0)
-    return thin(list, plan, normed_, head(), step.outputs, step.logits, ThinResult::kF32);
-  linear(list, normed_, head(), step.outputs, step.logits, DType::kF32);
 }
 
 void LayerLaunches::turns(LaunchList& list, const Step& step) const {
@@ -225,31 +172,25 @@ void LayerLaunches::turns(LaunchList& list, const Step& step) const {
 }
 
 // To normed_.
-void LayerLaunches::add_norm(LaunchList& list, const Product& delta, uint32_t norm, int64_t rows,
+void LayerLaunches::add_norm(LaunchList& list, const void* delta, uint32_t norm, int64_t rows,
                              DeviceAddress chosen) const {
   AddNormArgs args{};
   args.residual = at<float>(residual_);
-  args.delta = at<uint16_t>(delta.values);
-  args.parts = at<float>(delta.parts);
-  args.part_stride = delta.stride;
-  args.part_count = delta.count;
+  args.delta = static_cast<const uint16_t*>(delta);
   args.w = at<void>(weights_.address(norm));
   args.tw = plans_.weights.at(norm).dtype;
   args.y = at<uint16_t>(normed_);
   args.rows = at<int32_t>(chosen);
   args.n = decoder_.shape.hidden;
   args.eps = decoder_.shape.eps;
-  list.add_overlapped("op_layer", "op_add_norm", {rows}, kLayerThreads, args);
+  list.add_overlapped("op_layer", "op_add_norm", {rows}, kNormThreads, args);
 }
 
-void LayerLaunches::rotate(LaunchList& list, const PlannedLayer& layer, const Product& heads_of,
-                           const Step& step, const StepView& view) const {
+void LayerLaunches::rotate(LaunchList& list, const PlannedLayer& layer, const Step& step,
+                           const StepView& view) const {
   const DecoderShape& s = decoder_.shape;
   RotateArgs args{};
-  args.x = at<uint16_t>(heads_of.values);
-  args.parts = at<float>(heads_of.parts);
-  args.part_stride = heads_of.stride;
-  args.part_count = heads_of.count;
+  args.x = at<uint16_t>(wide_);
   args.q = at<uint16_t>(queries_);
   args.seq = at<int32_t>(step.seq);
   args.slot = at<int32_t>(step.slot);
@@ -304,18 +245,24 @@ void LayerLaunches::emit(const Step& step, const StepView& view, Scratch scratch
                  weights_.address(decoder_.embedding), step.ids,
                  {DType::kF32, {rows, s.hidden}, residual_, 0});
   turns(list, step);
-  Product delta;
+  const void* delta = nullptr;
   for (const PlannedLayer& l : decoder_.layers) {
     add_norm(list, delta, l.attention_norm, rows);
-    rotate(list, l, product(list, normed_, qkv(l), rows, wide_), step, view);
+    product(list, normed_, qkv(l), rows, wide_);
+    rotate(list, l, step, view);
     attend(list, l, step, view, scratch);
-    delta = product(list, attended_, out(l), rows, delta_);
+    product(list, attended_, out(l), rows, delta_);
+    delta = at<void>(delta_);
     add_norm(list, delta, l.mlp_norm, rows);
-    gated_product(list, gate_up(l), rows);
-    delta = product(list, gated_, down(l), rows, delta_);
+    product(list, normed_, gate_up(l), rows, wide_);
+    GateArgs gate{at<uint16_t>(wide_), at<uint16_t>(gated_), rows, s.mlp};
+    const int64_t blocks = (rows * s.mlp / 8 + kElementThreads - 1) / kElementThreads;
+    list.add_overlapped("op_layer", "op_gate", {std::min<int64_t>(132 * 16, blocks)},
+                        kElementThreads, gate);
+    product(list, gated_, down(l), rows, delta_);
   }
   add_norm(list, delta, decoder_.final_norm, step.outputs, step.out_rows);
-  logits(list, step);
+  product(list, normed_, head(), step.outputs, step.logits, DType::kF32);
 }
 
 }  // namespace tokamak::cuda

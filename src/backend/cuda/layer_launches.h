@@ -7,7 +7,6 @@
 #include "backend/cuda/decode_plan.h"
 #include "backend/cuda/device_weights.h"
 #include "backend/cuda/kernels.h"
-#include "backend/cuda/thin_product.h"
 
 namespace tokamak::cuda {
 
@@ -45,25 +44,12 @@ class LayerLaunches {
   Matrix gate_up(const PlannedLayer& layer) const;
   Matrix down(const PlannedLayer& layer) const;
   Matrix head() const;
-  // What a product has left: bf16, or f32 in parts that are to be added.
-  struct Product {
-    DeviceAddress values = 0, parts = 0;
-    int64_t stride = 0;
-    int count = 0;
-  };
-  Product product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows,
-                  DeviceAddress y) const;
-  void gated_product(LaunchList& list, const Matrix& w, int64_t rows) const;
-  void logits(LaunchList& list, const Step& step) const;
-  ThinPlan thin_plan(const Matrix& w, int64_t rows, ThinResult result) const;
-  void thin(LaunchList& list, const ThinPlan& plan, DeviceAddress x, const Matrix& w, int64_t rows,
-            DeviceAddress y, ThinResult result) const;
-  void linear(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows, DeviceAddress y,
-              DType out) const;
+  void product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows, DeviceAddress y,
+               DType out = DType::kBF16) const;
   void turns(LaunchList& list, const Step& step) const;
-  void add_norm(LaunchList& list, const Product& delta, uint32_t norm, int64_t rows,
+  void add_norm(LaunchList& list, const void* delta, uint32_t norm, int64_t rows,
                 DeviceAddress chosen = 0) const;
-  void rotate(LaunchList& list, const PlannedLayer& layer, const Product& heads, const Step& step,
+  void rotate(LaunchList& list, const PlannedLayer& layer, const Step& step,
               const StepView& view) const;
   void attend(LaunchList& list, const PlannedLayer& layer, const Step& step, const StepView& view,
               Scratch scratch) const;
@@ -76,7 +62,7 @@ class LayerLaunches {
   int64_t rows_;
   Buffer memory_;
   // Parts of it.
-  DeviceAddress residual_, normed_, wide_, queries_, attended_, gated_, delta_, turns_, parts_;
+  DeviceAddress residual_, normed_, wide_, queries_, attended_, gated_, delta_, turns_;
 };
 
 }  // namespace tokamak::cuda

@@ -9,7 +9,6 @@
 #include "backend/cuda/ops/op_flash.cu"
 #include "backend/cuda/ops/op_layer.cu"
 #include "backend/cuda/ops/op_pack.cu"
-#include "backend/cuda/ops/op_thin.cu"
 #include "backend/cuda/sample.cu"
 // clang-format on
 

@@ -139,7 +139,6 @@ inline int __dp4a(int a, int b, int c) {
       {#name, [](const void* args) { name(*static_cast<const Args*>(args)); }, sizeof(Args), \
        threads});                                                                            \
   static void name(const Args& a)
-#define TK_KERNEL_PAIR TK_KERNEL
 #define TK_DEVICE inline
 #define TK_DEVICE_CALL inline
 #define TK_DYNAMIC_SHARED(T, name) \

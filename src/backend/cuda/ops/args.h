@@ -123,18 +123,6 @@ struct MmaArgs {
   int64_t rows, n, k;
   DType tx, tb, ty;
 };
-// Few rows, bf16 weights (op_thin.cu).
-constexpr int kThinWarps = 8, kThinThreads = 32 * kThinWarps, kThinStages = 4, kThinRows = 64;
-constexpr int thin_warp_tiles(int batch) { return batch > 16 ? 2 : 4; }
-struct ThinArgs {
-  const uint16_t* x;   // [rows, k]
-  const uint16_t* w;   // [n, k]
-  void* y;             // bf16 [rows, n], gated bf16 [rows, n / 2], or wide: f32 [parts, rows, n]
-  int64_t n, k, part;  // part: values of k of a block
-  int32_t rows, tile;  // tile: rows of w of a block, a multiple of 16 (gated: of 32)
-  bool gated;          // silu(first half of the rows) * second half
-  bool wide;
-};
 struct SplitArgs {
   const void* x;
   uint16_t* y;  // bf16 [3, n]
@@ -190,16 +178,13 @@ struct AttendArgs {
 };
 // Between the products of a decoder layer (layer_launches.h). Values are bf16 where nothing else is
 // said.
-constexpr int kLayerThreads = 256;
+constexpr int kLayerThreads = 256, kNormThreads = 512;
 struct AddNormArgs {
   float* residual;        // [.., n]
   const uint16_t* delta;  // [.., n], or null
-  const float* parts;     // or its parts, f32 [count, stride / n, n], which are added in order
-  int64_t part_stride;
-  int32_t part_count;
-  const void* w;        // [n]
-  uint16_t* y;          // [rows, n]
-  const int32_t* rows;  // which rows; null: all, and their sums are stored
+  const void* w;          // [n]
+  uint16_t* y;            // [rows, n]
+  const int32_t* rows;    // which rows; null: all, and their sums are stored
   int64_t n;
   float eps;
   DType tw;
@@ -210,11 +195,8 @@ struct GateArgs {
   int64_t rows, n;
 };
 struct RotateArgs {
-  const uint16_t* x;   // [rows, heads + 2 * kv_heads, d], or null:
-  const float* parts;  // its parts, as in AddNormArgs
-  int64_t part_stride;
-  int32_t part_count;
-  uint16_t* q;  // [rows, heads, d]
+  const uint16_t* x;  // [rows, heads + 2 * kv_heads, d]
+  uint16_t* q;        // [rows, heads, d]
   const int32_t *seq, *slot;
   const float* turns;                   // [rows, d / 2, 2]: op_rope_turns
   const void *query_gains, *key_gains;  // [d], or null

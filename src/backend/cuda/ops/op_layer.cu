@@ -5,12 +5,11 @@
 
 namespace tokamak::cuda {
 
-// The sum over a block of kLayerThreads, in every thread.
-TK_DEVICE float layer_sum(float x) {
-  constexpr int kWarps = kLayerThreads / kWarp;
+// The sum over a block of kNormThreads, in every thread.
+TK_DEVICE float norm_sum(float x) {
+  constexpr int kWarps = kNormThreads / kWarp;
   __shared__ float parts[kWarps];
   x = warp_sum(x);
-  sync_block();
   if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = x;
   sync_block();
   float sum = 0;
@@ -27,62 +26,56 @@ TK_DEVICE void store8(uint16_t* to, const float (&v)[8]) {
   *reinterpret_cast<Words4*>(to) = w;
 }
 
-// Eight values of what products have left in parts, rounded as if it had been stored.
-TK_DEVICE void load_parts8(const float* parts, int64_t stride, int count, int64_t at,
-                           float (&out)[8]) {
-  load8(parts, DType::kF32, at, out);
-  for (int p = 1; p < count; ++p) {
-    float more[8];
-    load8(parts, DType::kF32, p * stride + at, more);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) out[j] += more[j];
-  }
-#pragma unroll
-  for (int j = 0; j < 8; ++j) out[j] = brain_value(brain_bits(out[j]));
-}
-TK_DEVICE void load_delta8(const AddNormArgs& a, int64_t at, float (&out)[8]) {
-  if (a.delta)
-    load8(a.delta, DType::kBF16, at, out);
-  else
-    load_parts8(a.parts, a.part_stride, a.part_count, at, out);
-}
-
 // residual += delta, then y = rms_norm(residual). A block per row.
-TK_KERNEL(op_add_norm, AddNormArgs, kLayerThreads) {
-  wait_for_earlier();
-  int64_t row = blockIdx.x, from = a.rows ? a.rows[row] : row;
+TK_KERNEL(op_add_norm, AddNormArgs, kNormThreads) {
+  constexpr int kKept = 2;  // times eight values that a thread keeps; the others it reads again
+  constexpr int64_t kStep = kNormThreads * 8;
+  const int64_t row = blockIdx.x, from = a.rows ? a.rows[row] : row, start = threadIdx.x * 8;
   float* residual = a.residual + from * a.n;
-  float squares = 0;
-  for (int64_t i = threadIdx.x * 8; i < a.n; i += kLayerThreads * 8) {
-    float v[8];
+  wait_for_earlier();
+  auto sum_at = [&](int64_t i, float(&v)[8]) {
     load8(residual, DType::kF32, i, v);
-    if (a.delta || a.parts) {
-      float add[8];
-      load_delta8(a, from * a.n + i, add);
+    if (!a.delta) return;
+    float add[8];
+    load8(a.delta, DType::kBF16, from * a.n + i, add);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) v[j] += add[j];
-      if (!a.rows) {
-        *reinterpret_cast<Vec4*>(residual + i) = {v[0], v[1], v[2], v[3]};
-        *reinterpret_cast<Vec4*>(residual + i + 4) = {v[4], v[5], v[6], v[7]};
-      }
-    }
+    for (int j = 0; j < 8; ++j) v[j] += add[j];
+  };
+  float kept[kKept][8], squares = 0;
+#pragma unroll
+  for (int k = 0; k < kKept; ++k) {
+    if (start + k * kStep >= a.n) break;
+    sum_at(start + k * kStep, kept[k]);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) squares += kept[k][j] * kept[k][j];
+  }
+  for (int64_t i = start + kKept * kStep; i < a.n; i += kStep) {
+    float v[8];
+    sum_at(i, v);
 #pragma unroll
     for (int j = 0; j < 8; ++j) squares += v[j] * v[j];
   }
-  float factor = 1.0f / sqrtf(layer_sum(squares) / static_cast<float>(a.n) + a.eps);
-  for (int64_t i = threadIdx.x * 8; i < a.n; i += kLayerThreads * 8) {
-    float v[8], w[8];
-    load8(residual, DType::kF32, i, v);
-    load8(a.w, a.tw, i, w);
-    if ((a.delta || a.parts) && a.rows) {  // of chosen rows, which may repeat: not stored
-      float add[8];
-      load_delta8(a, from * a.n + i, add);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) v[j] += add[j];
+  const float factor = 1.0f / sqrtf(norm_sum(squares) / static_cast<float>(a.n) + a.eps);
+  auto put = [&](int64_t i, float(&v)[8]) {
+    if (a.delta && !a.rows) {  // chosen rows may repeat: their sums are not stored
+      *reinterpret_cast<Vec4*>(residual + i) = {v[0], v[1], v[2], v[3]};
+      *reinterpret_cast<Vec4*>(residual + i + 4) = {v[4], v[5], v[6], v[7]};
     }
+    float w[8];
+    load8(a.w, a.tw, i, w);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = v[j] * factor * w[j];
-    store8(a.y + row * a.n + i, v);
+    for (int j = 0; j < 8; ++j) w[j] = v[j] * factor * w[j];
+    store8(a.y + row * a.n + i, w);
+  };
+#pragma unroll
+  for (int k = 0; k < kKept; ++k) {
+    if (start + k * kStep >= a.n) break;
+    put(start + k * kStep, kept[k]);
+  }
+  for (int64_t i = start + kKept * kStep; i < a.n; i += kStep) {
+    float v[8];
+    sum_at(i, v);
+    put(i, v);
   }
 }
 
@@ -112,11 +105,17 @@ TK_KERNEL(op_rope_turns, TurnArgs, kElementThreads) {
   }
 }
 
-TK_DEVICE float head_value(const RotateArgs& a, int64_t at) {
-  if (a.x) return brain_value(a.x[at]);
-  float sum = a.parts[at];
-  for (int p = 1; p < a.part_count; ++p) sum += a.parts[p * a.part_stride + at];
-  return brain_value(brain_bits(sum));
+// Of a lane's pairs; what is read for pairs after the last is not used.
+template <int pairs>
+TK_DEVICE void load_turns(const RotateArgs& a, int row, float (&cosine)[pairs],
+                          float (&sine)[pairs]) {
+#pragma unroll
+  for (int p = 0; p < pairs; ++p) {
+    int i = static_cast<int>(threadIdx.x % kWarp) + p * kWarp, half = a.d / 2;
+    const float* turn = a.turns + (int64_t{row} * half + (i < half ? i : 0)) * 2;
+    cosine[p] = turn[0];
+    sine[p] = turn[1];
+  }
 }
 
 // Norm of a head, rotation; queries to q, keys and values to the cache. A warp per token and head;
@@ -126,9 +125,11 @@ TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
   int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x % kWarp);
   int half = a.d / 2, heads = a.heads + 2 * a.kv_heads, slot = a.slot[row];
   allow_next();
-  wait_for_earlier();
   int64_t block =
       slot < 0 ? 0 : a.view.table[int64_t{a.seq[row]} * a.view.stride + slot / a.view.block_size];
+  float cosine[kMostPairs], sine[kMostPairs];
+  load_turns(a, row, cosine, sine);
+  wait_for_earlier();
   const int head = static_cast<int>(blockIdx.y * (kLayerThreads / kWarp) + threadIdx.x / kWarp);
   if (head < heads) {
     const bool query = head < a.heads, value = head >= a.heads + a.kv_heads;
@@ -139,7 +140,7 @@ TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         int i = lane + p * kWarp;
-        x[p][j] = i < half ? head_value(a, from + i + j * half) : 0;
+        x[p][j] = i < half ? brain_value(a.x[from + i + j * half]) : 0;
         squares += x[p][j] * x[p][j];
       }
     squares = warp_sum(squares);
@@ -159,10 +160,8 @@ TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
         v = brain_value(brain_bits(v * factor * load(gains, a.tg, i + half)));
       }
       if (!value) {
-        const float* turn = a.turns + (int64_t{row} * half + i) * 2;
-        float cosine = turn[0], sine = turn[1];
-        float turned = u * cosine - v * sine;
-        v = v * cosine + u * sine;
+        float turned = u * cosine[p] - v * sine[p];
+        v = v * cosine[p] + u * sine[p];
         u = turned;
       }
       if (query) {

@@ -11,9 +11,6 @@
 
 #define TK_KERNEL(name, Args, threads) \
   extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ Args a)
-// A kernel of which a multiprocessor has to hold two blocks.
-#define TK_KERNEL_PAIR(name, Args, threads) \
-  extern "C" __global__ void __launch_bounds__(threads, 2) name(const __grid_constant__ Args a)
 #define TK_DEVICE __device__ __forceinline__
 #define TK_DEVICE_CALL __device__ __noinline__  // not copied into its callers
 #define TK_DYNAMIC_SHARED(T, name)                         \
