@@ -26,14 +26,15 @@ export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
-.PHONY: help build serve bench test test-more test-deps test-dev test-release test-tsan test-cross test-includes test-fuzz lint format clean
+.PHONY: help build serve bench test test-more test-deps test-dev test-release test-tsan test-cross test-includes test-cuda test-fuzz lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
-build: ## install missing packages, build build/release/tokamak; CUDA=1 compiles and embeds the CUDA kernels (needs nvcc)
+build: ## install missing packages, build build/release/tokamak; CUDA=1 compiles and embeds the CUDA kernels
 	@tools/install_deps.sh build
-	$(call configure,release,-DTK_TESTS=OFF -DTK_CUDA=$(if $(filter 1,$(CUDA)),ON,OFF))
+	@$(if $(filter 1,$(CUDA)),tools/install_deps.sh cuda)
+	$(call configure,release,-DTK_TESTS=OFF $(if $(filter 1,$(CUDA)),-DTK_CUDA=ON -DTK_NVCC="$$(tools/build_kernels.sh --nvcc)",-DTK_CUDA=OFF))
 	@cmake --build --preset release -j $(JOBS) --target tokamak
 
 serve: build ## build, download the model once, serve it: MODEL=name|path PORT=8000 HOST=127.0.0.1
@@ -55,8 +56,8 @@ test: test-deps ## install missing packages, build and run the tests; STAGES="de
 	printf 'make test, %d s:\n%s' $$SECONDS "$$summary"; \
 	[ -z "$$failed" ] || { echo "make test: FAILED:$$failed"; exit 1; }; echo "make test: all passed"
 
-test-more: ## the stages that CI runs besides make test: tsan, cross and includes
-	@$(MAKE) --no-print-directory test STAGES="tsan cross includes"
+test-more: ## the stages that CI runs besides make test: tsan, cross, includes and cuda
+	@$(MAKE) --no-print-directory test STAGES="tsan cross includes cuda"
 
 test-deps:
 	@tools/install_deps.sh test
@@ -84,6 +85,10 @@ test-cross: ## the other architecture's kernels, under qemu-user
 test-includes: ## every source file includes what it uses and compiles alone
 	$(call configure,plain,-DTK_TESTS=ON)
 	@JOBS=$(JOBS) python3 tools/check_includes.py --compile
+
+test-cuda: ## every CUDA kernel compiles, and none spills registers; needs no GPU
+	@tools/install_deps.sh cuda
+	@ARCHS="$(or $(ARCHS),90a ptx)" tools/build_kernels.sh build/kernels
 
 test-fuzz: ## a few seconds of libFuzzer for each parser
 	$(call configure,fuzz)

@@ -1,6 +1,7 @@
 // tokamak calibrate: measures this machine for the fusion planner's cost model.
 #include "backend/cpu/calibrate.h"
 #include "apps/verbs.h"
+#include "backend/cuda/calibrate.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -9,14 +10,14 @@ namespace tokamak {
 namespace {
 
 struct CalibrateFlags {
-  std::string out, name;
+  std::string out, name, backend = "cpu";
   int threads = 0;
   double seconds = 4;
 };
 
 constexpr double kQuiet = 0.9;  // share of the processors that a valid measurement gets
 
-void run_calibrate(const CalibrateFlags& f) {
+Machine measure_processors(const CalibrateFlags& f) {
   CpuMeasurement m = measure_cpu(f.threads, f.seconds);
   if (m.share < kQuiet)
     fmt::print(stderr,
@@ -24,7 +25,13 @@ void run_calibrate(const CalibrateFlags& f) {
                "measurement; the figures are too low. Run it again on a quiet machine.\n",
                100 * (1 - m.share));
   if (!f.name.empty()) m.machine.name = f.name;
-  std::string text = dump_json(machine_value(m.machine), 2) + "\n";
+  return m.machine;
+}
+
+void run_calibrate(const CalibrateFlags& f) {
+  Machine machine =
+      f.backend == "cuda" ? cuda::measure_gpu(f.seconds, f.name) : measure_processors(f);
+  std::string text = dump_json(machine_value(machine), 2) + "\n";
   if (f.out.empty())
     fmt::print("{}", text);
   else
@@ -38,6 +45,9 @@ void add_calibrate_verb(CLI::App& app) {
   CLI::App* verb = app.add_subcommand(
       "calibrate", "measure this machine: bandwidths, dot products, calls, as a machine file");
   verb->add_option("-o,--out", flags->out, "file to write (default: standard output)");
+  verb->add_option("--backend", flags->backend, "what to measure: cpu, or cuda (the GPU)")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
   verb->add_option("--name", flags->name, "name of the machine in the file");
   verb->add_option("--threads", flags->threads, "threads to use; 0 = all cores")
       ->check(CLI::Range(0, 1024));

@@ -43,6 +43,14 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
                   "otherwise cpu), ref (slow reference) or null (computes nothing); default: cpu, "
                   "or what a bundle was compiled for")
       ->check(CLI::IsMember({"cpu", "cuda", "auto", "ref", "null"}));
+  verb.add_option("--gpu-memory-utilization", options.gpu_memory_utilization,
+                  "--backend cuda: share of the GPU's memory to use, e.g. 0.9; the KV cache gets "
+                  "what the model leaves of it (default: the cache has its usual size)")
+      ->check(CLI::Range(0.01, 1.0));
+  verb.add_option("--quantization", options.quantization,
+                  "--backend cuda: fp8 = decode steps of up to 8 sequences read bf16 weights as "
+                  "FP8 (E4M3, a scale per row), which are kept beside them")
+      ->check(CLI::IsMember({"fp8"}));
   verb.add_option("--threads", options.threads, "threads of the cpu backend (default: all cores)")
       ->check(CLI::Range(0, 1024));
   verb.add_option("--context", options.context,

@@ -134,6 +134,11 @@ void check(ServeFlags& flags) {
          flags.names.size(), flags.models.size());
   if (flags.model.kv_cache_bytes > 0 && flags.model.kv_blocks > 0)
     fail(ErrorCode::kInvalidArgument, "give either --kv-cache-memory or --kv-blocks, not both");
+  if (flags.model.gpu_memory_utilization > 0 &&
+      (flags.model.kv_cache_bytes > 0 || flags.model.kv_blocks > 0))
+    fail(ErrorCode::kInvalidArgument,
+         "--gpu-memory-utilization sets the size of the KV cache, as --kv-cache-memory and "
+         "--kv-blocks do: give one of them");
   check_generate_options(flags.sampling);
   SchedPolicy policy = parse_sched_policy(flags.scheduler);
   KvPolicy kv_policy = parse_kv_policy(flags.kv_policy);

@@ -1,9 +1,22 @@
 #!/usr/bin/env bash
-# Compiles CUDA kernels to cubins and fails when one spills registers. Needs nvcc, no GPU.
-#   tools/build_kernels.sh [folder [source ...]]   default: build/cubin, all kernels
+# Compiles CUDA kernels to fat binaries and fails when one spills registers. Needs nvcc, no GPU.
+#   tools/build_kernels.sh [folder [source ...]]   default: build/kernels, all kernels
 #   tools/build_kernels.sh --check folder          only looks through the compiler's logs of an earlier call
+#   tools/build_kernels.sh --nvcc                  prints the compiler that would be used
+# nvcc is $NVCC, the one of the PATH, that of /usr/local/cuda, or what `tools/install_deps.sh cuda` has installed.
+# ARCHS="90a" compiles for fewer GPUs than the default "80 90a ptx" (ptx: for GPUs that are newer than both).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+all=(src/backend/cuda/*.cu src/backend/cuda/ops/*.cu tests/cuda/*.cu)
+
+find_nvcc() {
+  local cache="${TOKAMAK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tokamak}" candidate
+  for candidate in "${NVCC:-}" "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc "$cache/cuda/nvidia/cu13/bin/nvcc"; do
+    [ -n "$candidate" ] && [ -x "$candidate" ] && { echo "$candidate"; return; }
+  done
+  echo "build_kernels: no nvcc; set NVCC or run tools/install_deps.sh cuda" >&2
+  return 1
+}
 
 # "Function properties for f" is followed by its stack frame and spills, then its registers.
 check() {  # name, log
@@ -16,32 +29,46 @@ check() {  # name, log
     grep -o '[0-9]*' | sort -n | tail -n 1) registers"
 }
 
-if [ "${1:-}" = --check ]; then
-  status=0 found=0
-  for source in src/backend/cuda/*.cu src/backend/cuda/ops/*.cu tests/cuda/*.cu; do
-    name="$(basename "$source" .cu)"
-    [ -f "$2/$name.log" ] || { echo "$name: was not compiled to $2"; status=1; continue; }
-    found=$((found + 1))
-    check "$name" "$2/$name.log" || status=1
+compile() {  # source
+  local name archs arch options=()
+  name="$(basename "$1" .cu)"
+  archs="${ARCHS:-80 90a ptx}"
+  grep -q '^// Hopper only' "$1" && archs="90a"
+  for arch in $archs; do
+    case "$arch" in
+      ptx) options+=(-gencode=arch=compute_80,code=compute_80) ;;
+      *) options+=("-gencode=arch=compute_$arch,code=sm_$arch") ;;
+    esac
   done
-  [ $found -gt 0 ] || status=1
-  exit $status
-fi
-
-out="${1:-build/cubin}"
-[ $# -gt 1 ] && shift || set -- src/backend/cuda/*.cu src/backend/cuda/ops/*.cu tests/cuda/*.cu
-nvcc="${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}"
-[ -x "$nvcc" ] || { echo "build_kernels: no nvcc; set NVCC" >&2; exit 1; }
-mkdir -p "$out"
-status=0
-for source in "$@"; do
-  name="$(basename "$source" .cu)"
-  if ! "$nvcc" -O3 -std=c++20 -gencode=arch=compute_90a,code=sm_90a -Isrc -Itests/cuda -cubin -Xptxas -v \
-      "$source" -o "$out/$name.cubin" >"$out/$name.log" 2>&1; then
+  if ! "$nvcc" -O3 -std=c++20 "${options[@]}" -Isrc -Itests/cuda -fatbin -Xptxas -v "$1" -o "$out/$name.fatbin" \
+      >"$out/$name.log" 2>&1; then
     cat "$out/$name.log"
-    status=1
-    continue
+    return 1
   fi
-  check "$name" "$out/$name.log" || status=1
-done
-exit $status
+  check "$name" "$out/$name.log"
+}
+
+case "${1:-}" in
+  --nvcc)
+    find_nvcc
+    exit
+    ;;
+  --check)
+    status=0
+    for source in "${all[@]}"; do
+      name="$(basename "$source" .cu)"
+      [ -f "$2/$name.log" ] || { echo "$name: was not compiled to $2"; status=1; continue; }
+      check "$name" "$2/$name.log" || status=1
+    done
+    exit $status
+    ;;
+esac
+
+out="${1:-build/kernels}"
+[ $# -gt 1 ] && shift || set -- "${all[@]}"
+nvcc="$(find_nvcc)"
+mkdir -p "$out"
+export nvcc out ARCHS="${ARCHS:-}"
+export -f compile check
+# The largest first: they take longest.
+ls -S "$@" | xargs -P "${JOBS:-$(nproc)}" -I{} bash -c 'set -euo pipefail; compile "$1"' _ {}

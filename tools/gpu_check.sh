@@ -4,7 +4,7 @@
 #   tools/gpu_check.sh backend           tests of the cuda backend on the device, and the speed of its ops
 #   tools/gpu_check.sh cuda [part ...]   tests and measures the CUDA kernels (tests/cuda/decode_bench.cc)
 # The first two forms need g++ (C++20), cmake, ninja there, and .deps/amd64 from tools/fetch_amd64_deps.sh beside the sources; the second
-# also build/cubin from tools/build_kernels.sh and the folder of tools/tiny_models.py in build/tiny_models and the models of the test cuda_stream in build/stream_models. The third needs g++ alone, fmt's headers (CPATH), and the kernels in build/cubin from tools/build_kernels.sh.
+# also build/kernels from tools/build_kernels.sh and the folder of tools/tiny_models.py in build/tiny_models and the models of the test cuda_stream in build/stream_models. The third needs g++ alone, fmt's headers (CPATH), and the kernels in build/kernels from tools/build_kernels.sh.
 # Everything is done in build/gpu-check; what earlier calls built there is used again.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -38,7 +38,7 @@ if [ "$what" = cuda ]; then
   status=0
   for part in "$@"; do
     step "$part"
-    timeout 100 "$build/decode_bench" build/cubin "$part" || { echo "$part: status $?"; status=1; }
+    timeout 100 "$build/decode_bench" build/kernels "$part" || { echo "$part: status $?"; status=1; }
   done
   step "done, status $status"
   exit $status
@@ -77,7 +77,7 @@ tail -n 1 "$build/build.log"
 
 status=0
 if [ "$what" = backend ]; then
-  export TOKAMAK_TEST_GPU=1 TOKAMAK_CUDA_KERNELS="$top/build/cubin" TOKAMAK_TINY_MODELS="$top/build/tiny_models" TOKAMAK_STREAM_MODELS="$top/build/stream_models"
+  export TOKAMAK_TEST_GPU=1 TOKAMAK_CUDA_KERNELS="$top/build/kernels" TOKAMAK_TINY_MODELS="$top/build/tiny_models" TOKAMAK_STREAM_MODELS="$top/build/stream_models"
   [ -f "$TOKAMAK_STREAM_MODELS/llama_bf16.gguf" ] || fail "build/stream_models is missing: ctest -R cuda_model_ writes it to the build folder"
   step devices
   "$build/tokamak" inspect --devices || status=1

@@ -2,17 +2,19 @@
 # Installs all external dependencies of Tokamak.
 #   tools/install_deps.sh build   for a release build and `make serve`
 #   tools/install_deps.sh test    the same, plus what `make test` needs
+#   tools/install_deps.sh cuda    nvcc from Python packages, unless there is one (tools/build_kernels.sh says where it looks)
 # Does nothing, and needs no network, if everything is installed. Uses sudo if not root.
 set -euo pipefail
 
 what="${1:-build}"
 case "$what" in
-  build|test) ;;
-  *) echo "usage: tools/install_deps.sh build|test" >&2; exit 2 ;;
+  build|test|cuda) ;;
+  *) echo "usage: tools/install_deps.sh build|test|cuda" >&2; exit 2 ;;
 esac
 
 here="$(cd "$(dirname "$0")" && pwd)"
 cache="${TOKAMAK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tokamak}"
+[ "$what" = cuda ] && "$here/build_kernels.sh" --nvcc >/dev/null 2>&1 && exit 0
 
 packages=(
   g++ cmake make ninja-build ccache mold pkg-config git
@@ -52,6 +54,16 @@ if [ ${#missing[@]} -gt 0 ]; then
   "${as_root[@]}" apt-get update -q >&2
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get install -q -y --no-install-recommends "${missing[@]}" >&2 </dev/null
+fi
+
+# The CUDA compiler: about 260 MB in the cache folder.
+if [ "$what" = cuda ]; then
+  echo "install_deps: installing nvcc into $cache/cuda" >&2
+  mkdir -p "$cache"
+  /usr/bin/python3 -m venv "$cache/cuda-venv"
+  "$cache/cuda-venv/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: --target "$cache/cuda" \
+    -r "$here/requirements-cuda.txt" >&2 </dev/null
+  rm -rf "$cache/cuda-venv"
 fi
 
 # Python test packages live in a virtual environment in the cache folder: Debian's own Python is not modified.

@@ -33,22 +33,25 @@ uint64_t kv_bytes_of(const PlanSet& plans, const std::vector<int64_t>& blocks) {
 }
 
 std::vector<int64_t> kv_blocks_of(const OpenOptions& o, const PlanSet& plans,
-                                  const EngineConfig& config) {
+                                  const EngineConfig& config, Backend& backend) {
   auto blocks_for = [&](int64_t tokens) {
     return kv_blocks_for(plans, tokens, config.max_num_seqs, config.max_batched_tokens);
   };
   if (plans.groups.empty()) return {};
   if (o.kv_blocks > 0) return blocks_for(o.kv_blocks * plans.groups[0].block_size);
-  if (o.kv_cache_bytes == 0)
+  const uint64_t most = o.gpu_memory_utilization > 0
+                            ? backend.kv_bytes_within(plans, o.gpu_memory_utilization)
+                            : o.kv_cache_bytes;
+  if (most == 0)
     return blocks_for(o.kv_tokens > 0 ? o.kv_tokens : std::max<int64_t>(plans.context * 2, 16384));
   int64_t low = 0, high = int64_t{1} << 40;  // low fits, high does not
   while (high - low > 1) {
     int64_t middle = low + (high - low) / 2;
-    (kv_bytes_of(plans, blocks_for(middle)) <= o.kv_cache_bytes ? low : high) = middle;
+    (kv_bytes_of(plans, blocks_for(middle)) <= most ? low : high) = middle;
   }
   if (low == 0)
     fail(ErrorCode::kInvalidArgument, "a KV cache of {} bytes does not hold one block, which is {}",
-         o.kv_cache_bytes, kv_bytes_of(plans, blocks_for(1)));
+         most, kv_bytes_of(plans, blocks_for(1)));
   return blocks_for(low);
 }
 
@@ -78,7 +81,7 @@ TokenizerSpec with_template(TokenizerSpec spec, const OpenOptions& o) {
   return spec;
 }
 
-EngineConfig engine_config(const OpenOptions& o, const PlanSet& plans,
+EngineConfig engine_config(const OpenOptions& o, const PlanSet& plans, Backend& backend,
                            const EmbeddingSpec& embedding) {
   EngineConfig config = default_engine_config(plans);
   config.pool_first = embedding.pooling == Pooling::kFirst;
@@ -86,7 +89,7 @@ EngineConfig engine_config(const OpenOptions& o, const PlanSet& plans,
   if (o.max_step_tokens > 0 && !config.encoder)
     config.max_batched_tokens = std::min(config.max_batched_tokens, o.max_step_tokens);
   config.prefix_cache = o.prefix_cache && !config.encoder;
-  config.blocks = kv_blocks_of(o, plans, config);
+  config.blocks = kv_blocks_of(o, plans, config, backend);
   set_draft_limits(parse_speculative(o.speculative, o.draft_model), config);
   if (o.tune) o.tune(config);
   check_engine_config(config);
@@ -120,7 +123,7 @@ LoadedModel load_model(const OpenOptions& o) {
   model.defaults = model_defaults(o.model, *setup.source);
   model.embedding = setup.source->embedding();
   model.embedder = std::make_shared<EmbeddingEncoder>(model.tokenizer);
-  EngineConfig config = engine_config(o, plans, model.embedding);
+  EngineConfig config = engine_config(o, plans, *setup.backend, model.embedding);
   std::unique_ptr<Executable> executable = load_weights(o, setup, config);
   model.context_hint = bundle_of(setup) ? fmt::format("the bundle was compiled with --max-len {}",
                                                       bundle_of(setup)->compiled_context())

@@ -83,6 +83,7 @@ std::unique_ptr<Backend> backend_for(const OpenOptions& o, const std::string& na
   options.threads = o.threads;
   options.machine_file = o.machine_file;
   options.null_seed = o.seed;
+  options.fp8 = o.quantization == "fp8";
   if (name != "auto") return make_backend(name.empty() ? "cpu" : name, options);
   AutoBackend choice = auto_backend(bytes_on_disk(o.model));
   log::info("{}", choice.reason);

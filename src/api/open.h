@@ -29,9 +29,11 @@ struct OpenOptions : ModelOptions {
   std::string dump_dir;                 // folder for what each stage of the compiler produces
   int64_t longest = 0;                  // no sequence will be longer than this; 0: not known
   int64_t max_logit_rows = 0;           // rows of a step that may ask for logits; 0: 64
-  int64_t kv_tokens = 0;  // instead of kv_cache_bytes: capacity of the KV cache in tokens
-  int64_t kv_blocks = 0;  // instead of both: blocks of each group without a window
-  uint64_t seed = 0;      // of the tokens that the null backend makes up
+  int64_t kv_tokens = 0;     // instead of kv_cache_bytes: capacity of the KV cache in tokens
+  int64_t kv_blocks = 0;     // instead of both: blocks of each group without a window
+  std::string quantization;  // "fp8": see BackendOptions::fp8
+  double gpu_memory_utilization = 0;        // instead of all: share of the GPU's memory to use
+  uint64_t seed = 0;                        // of the tokens that the null backend makes up
   std::function<void(EngineConfig&)> tune;  // changes policies and limits; may be empty
 };
 constexpr int64_t kDefaultContext = 8192, kDefaultSequences = 64, kDefaultStepTokens = 512,

@@ -113,6 +113,11 @@ class Backend {
   virtual std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                            const LoadOptions& options) = 0;
 
+  // Bytes for the KV cache where the program may use this share of the device's memory.
+  virtual uint64_t kv_bytes_within(const PlanSet&, double /*share*/) {
+    fail(ErrorCode::kInvalidArgument, "backend {} has no device memory to share", name());
+  }
+
   // For bundles. packing() names the byte layout of packed weights; empty: plain rows, which every
   // backend can read. pack_weights() passes the packed form of each weight to the sink; it is valid
   // during the call.
@@ -127,6 +132,7 @@ struct BackendOptions {
   int threads = 0;           // 0: all cores
   std::string machine_file;  // null: roofline description
   uint64_t null_seed = 0;    // null: seed of its hash tokens
+  bool fp8 = false;          // cuda: small decode steps read bf16 weights as FP8
 };
 // "cpu", "cuda", "ref" or "null"; throws Error(kInvalidArgument) listing the names.
 std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& options = {});

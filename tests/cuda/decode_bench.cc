@@ -1,4 +1,4 @@
-// Tests and measures the CUDA kernels on a GPU: decode_bench <folder with *.cubin> [part ...]
+// Tests and measures the CUDA kernels on a GPU: decode_bench <folder with *.fatbin> [part ...]
 // Parts: decode, decode-tiny (for compute-sanitizer), decode-large, decode-time, attention,
 // attention-time, sample, sample-time.
 #include "decode_bench.h"
@@ -14,12 +14,12 @@ int run(const std::string& folder, const std::vector<std::string>& parts) {
              device.multiprocessors(), device.shared_memory_limit(), device.capability());
   Report report;
   Stream stream;
-  Filler filler(read_kernels(folder + "/fill.cubin").data());
-  DecodeContext decode{device, filler, stream, read_kernels(folder + "/decode_stream.cubin"),
+  Filler filler(read_kernels(folder + "/fill.fatbin").data());
+  DecodeContext decode{device, filler, stream, read_kernels(folder + "/decode_stream.fatbin"),
                        report};
   AttentionContext attention{device, filler, stream,
-                             read_kernels(folder + "/decode_attention.cubin"), report};
-  SampleContext sample{device, filler, stream, read_kernels(folder + "/sample.cubin"), report};
+                             read_kernels(folder + "/decode_attention.fatbin"), report};
+  SampleContext sample{device, filler, stream, read_kernels(folder + "/sample.fatbin"), report};
   for (const std::string& part : parts) {
     fmt::print("== {}\n", part);
     try {

@@ -14,8 +14,8 @@ struct DecodeContext {
   std::vector<char> kernels;  // the kernel file of the part
   Report& report;
 };
-using AttentionContext = DecodeContext;  // with decode_attention.cubin
-using SampleContext = DecodeContext;     // with sample.cubin
+using AttentionContext = DecodeContext;  // with decode_attention.fatbin
+using SampleContext = DecodeContext;     // with sample.fatbin
 void check_decode(DecodeContext& context);
 void check_decode_tiny(DecodeContext& context);
 void check_decode_large(DecodeContext& context);

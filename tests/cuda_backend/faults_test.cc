@@ -2,10 +2,13 @@
 #include <gtest/gtest.h>
 
 #include "backend/cpu/test_model.h"
+#include "backend/cuda/calibrate.h"
+#include "backend/cuda/cost.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/driver.h"
 #include "backend/cuda/emulator/fake_driver.h"
 #include "backend/cuda/executable.h"
+#include "backend/cuda/memory_needs.h"
 
 namespace tokamak::cuda {
 namespace {
@@ -105,6 +108,53 @@ TEST_F(CudaFaults, AFullGpuIsAnErrorWithNumbers) {
   fake_driver().memory = size_t{1} << 16;
   std::string text = message_of([&] { load(); }, ErrorCode::kResourceExhausted);
   EXPECT_NE(text.find("MB are free"), std::string::npos) << text;
+}
+
+TEST_F(CudaFaults, AModelThatIsTooLargeIsRefusedBeforeItsWeightsAreRead) {
+  auto plans = cpu::plans_for(*make_cuda_backend({}), model_->plans);
+  fake_driver().memory = size_t{64} << 20;
+  const Device device(0);
+  check_memory(device, plans, {8});
+  std::string text = message_of([&] { check_memory(device, plans, {int64_t{1} << 30}); },
+                                ErrorCode::kResourceExhausted);
+  EXPECT_NE(text.find("of 64 MB are free"), std::string::npos) << text;
+  EXPECT_NE(text.find("--kv-cache-memory"), std::string::npos) << text;
+}
+
+TEST_F(CudaFaults, TheCacheGetsWhatTheModelLeavesOfItsShare) {
+  auto backend = make_cuda_backend({});
+  auto plans = cpu::plans_for(*backend, model_->plans);
+  fake_driver().memory = size_t{4} << 30;
+  const uint64_t all = backend->kv_bytes_within(plans, 1),
+                 half = backend->kv_bytes_within(plans, 0.5);
+  EXPECT_EQ(all - half, uint64_t{2} << 30);
+  const uint64_t without = (uint64_t{4} << 30) - all;
+  EXPECT_EQ(without, MemoryNeeds::of(plans).total() + (uint64_t{512} << 20));
+  const Buffer other(size_t{1} << 30);
+  EXPECT_EQ(backend->kv_bytes_within(plans, 1), all - other.bytes());
+  std::string text =
+      message_of([&] { backend->kv_bytes_within(plans, 0.3); }, ErrorCode::kResourceExhausted);
+  EXPECT_NE(text.find("0.3 of 4096 MB are 1228 MB, other programs use 1024 MB"), std::string::npos)
+      << text;
+}
+
+TEST_F(CudaFaults, AMeasuredGpuIsWhatTheCostModelUses) {
+  fake_driver().run_kernels = false;
+  Machine m = measure_gpu(0.001, "");
+  EXPECT_EQ(m.name, "cuda Fake GPU");
+  EXPECT_EQ(m.cores, 8);
+  ASSERT_EQ(m.levels.size(), 2u);
+  EXPECT_GT(m.memory().bandwidth, 0);
+  const KernelDesc kernel;
+  KernelWork work;
+  work.in.push_back({});
+  work.in[0].bytes = 1e6;
+  work.in[0].weight = true;
+  m.call_seconds = 1;
+  m.levels.back().bandwidth = 1e6;
+  EXPECT_EQ(rows_cost(kernel, work, m), 2);
+  m.name = "something else";
+  EXPECT_LT(rows_cost(kernel, work, m), 1e-3);
 }
 
 // Whichever call fails, once or from then on: an error, no leak, and the next load works.

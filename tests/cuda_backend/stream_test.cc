@@ -167,6 +167,39 @@ INSTANTIATE_TEST_SUITE_P(Types, CudaStream,
                          testing::Values("llama_bf16", "qwen3_bf16", "llama_q8_0", "llama_q4_0"),
                          [](const auto& info) { return std::string(info.param); });
 
+// Layers whose weights are read as FP8: as far from the reference as FP8 is, and not farther.
+TEST(CudaStreamPlan, Fp8WeightsAreCloseToTheReference) {
+  const std::string path = model_path("llama_bf16");
+  if (path.empty()) GTEST_SKIP() << "no models in TOKAMAK_STREAM_MODELS";
+  const RunnerOptions options{.backend = "cuda", .storage = kStorage, .kv_dtype = DType::kF16};
+  RunnerOptions of_ref = options;
+  of_ref.backend = "ref";
+  BackendOptions fp8;
+  fp8.fp8 = true;
+  auto backend = make_backend("cuda", fp8);
+  CompileOptions compile;
+  compile.storage = kStorage;
+  compile.kv_dtype = DType::kF16;
+  compile.max_sequences = options.sequences;
+  compile.max_tokens = options.max_tokens;
+  auto source = compile_model(path, *backend, compile);
+  ModelRunner cuda(std::move(source), std::move(backend), options), ref(path, of_ref);
+  SampleSpec greedy;
+  greedy.temperature = 0;
+  cuda.edit = ref.edit = [&](StepInputs& step) { sample_all(step, greedy); };
+  std::vector<float> got;
+  std::vector<double> want;
+  for (int32_t i = 0; i < 6; ++i)
+    for (auto [runner, to] : {std::pair{&cuda, 0}, std::pair{&ref, 1}})
+      for (const auto& row : runner->decode({{0, {17 * i + 3}}, {1, {5 * i + 1}}})) {
+        if (to == 0) got.insert(got.end(), row.begin(), row.end());
+        if (to == 1) want.insert(want.end(), row.begin(), row.end());
+      }
+  std::printf("nmse fp8: %.2e\n", nmse(got, want));
+  EXPECT_LE(nmse(got, want), 1e-2);
+  EXPECT_GE(nmse(got, want), 3e-4);  // bf16 weights are nearer
+}
+
 std::string refusal(const std::string& path, const CompileOptions& options) {
   auto backend = make_backend("cuda");
   auto source = compile_model(path, *backend, options);

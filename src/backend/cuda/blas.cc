@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <limits>
 #include <string>
@@ -27,9 +28,9 @@ namespace {
 constexpr int kComputeF32 = 68, kRealF32 = 0, kRealF16 = 2, kRealBF16 = 14;
 constexpr int kTransposeA = 3, kTranspose = 1;
 constexpr int kMaxWorkspace = 1;
-constexpr size_t kWorkspaceBytes = size_t{128} << 20;
 constexpr int kGuesses = 16, kRepeats = 3;
-constexpr int64_t kMeasuredRows = 256;  // larger row counts are too varied to measure each
+// The most rows that a measured algorithm is used for; of more, the first proposal is good.
+constexpr std::array<int64_t, 9> kMeasuredRows = {8, 16, 32, 48, 64, 96, 128, 192, 256};
 constexpr size_t kMostPlans = 1024;
 
 int library_type(DType type) {
@@ -54,6 +55,8 @@ struct Blas::Calls {
   int (*preference_set)(Handle, int, const void*, size_t) = nullptr;
   int (*heuristic)(Handle, Handle, Handle, Handle, Handle, Handle, Handle, int, BlasHeuristic*,
                    int*) = nullptr;
+  int (*check)(Handle, Handle, Handle, Handle, Handle, Handle, const void*,
+               BlasHeuristic*) = nullptr;
   int (*matmul)(Handle, Handle, const void*, const void*, Handle, const void*, Handle, const void*,
                 const void*, Handle, void*, Handle, const void*, void*, size_t, Handle) = nullptr;
 
@@ -76,7 +79,8 @@ struct Blas::Calls {
            find(preference_create, "cublasLtMatmulPreferenceCreate") &&
            find(preference_destroy, "cublasLtMatmulPreferenceDestroy") &&
            find(preference_set, "cublasLtMatmulPreferenceSetAttribute") &&
-           find(heuristic, "cublasLtMatmulAlgoGetHeuristic") && find(matmul, "cublasLtMatmul");
+           find(heuristic, "cublasLtMatmulAlgoGetHeuristic") &&
+           find(check, "cublasLtMatmulAlgoCheck") && find(matmul, "cublasLtMatmul");
   }
 };
 
@@ -85,7 +89,7 @@ struct Blas::Plan {
   const Calls& calls;
   Handle desc = nullptr, w = nullptr, x = nullptr, y = nullptr;
   bool usable = false;
-  BlasHeuristic chosen{};
+  Algorithm chosen{};
 
   Plan(const Calls& c, const BlasProduct& p) : calls(c) {
     auto rows = static_cast<uint64_t>(p.rows), n = static_cast<uint64_t>(p.n),
@@ -107,7 +111,6 @@ struct Blas::Plan {
 };
 
 std::unique_ptr<Blas> Blas::load() {
-  if (driver_is_replaced()) return nullptr;
   const char* named = std::getenv("TOKAMAK_CUBLASLT");
   std::vector<std::string> names = {"libcublasLt.so.13", "libcublasLt.so.12"};
   if (named) names = {named};
@@ -146,54 +149,93 @@ int Blas::multiply(const Plan& plan, const void* algorithm, const BlasProduct& p
                         stream);
 }
 
-std::shared_ptr<const Blas::Plan> Blas::prepare(const BlasProduct& p, const DeviceStream& stream) {
+std::vector<Blas::Algorithm> Blas::proposals(const Plan& plan, int most) const {
+  std::vector<BlasHeuristic> guesses(static_cast<size_t>(most));
+  int found = 0;
+  Handle preference = nullptr;
+  const size_t workspace = workspace_.bytes();
+  const bool asked =
+      calls_->preference_create(&preference) == 0 &&
+      calls_->preference_set(preference, kMaxWorkspace, &workspace, sizeof workspace) == 0 &&
+      calls_->heuristic(handle_, plan.desc, plan.w, plan.x, plan.y, plan.y, preference, most,
+                        guesses.data(), &found) == 0;
+  if (preference) calls_->preference_destroy(preference);
+  std::vector<Algorithm> list;
+  for (int i = 0; asked && i < found; ++i)
+    std::copy_n(guesses[static_cast<size_t>(i)].algorithm, 8, list.emplace_back().words);
+  return list;
+}
+
+// Whether what was measured for another number of rows computes this one.
+bool Blas::works(const Plan& plan, const Algorithm& algorithm) const {
+  BlasHeuristic result{};
+  return calls_->check(handle_, plan.desc, plan.w, plan.x, plan.y, plan.y, algorithm.words,
+                       &result) == 0 &&
+         result.status == 0 && result.workspace <= workspace_.bytes();
+}
+
+std::shared_ptr<const Blas::Plan> Blas::prepare(const BlasProduct& p) {
   if (plans_.size() >= kMostPlans) plans_.clear();
   std::shared_ptr<const Plan>& known = plans_[key(p)];
   if (!known) {
     auto plan = std::make_shared<Plan>(*calls_, p);
-    if (plan->usable) measure(*plan, p, stream);
+    auto of_matrix = measured_.find(matrix(p));
+    const Algorithm* chosen = nullptr;
+    if (plan->usable && of_matrix != measured_.end())
+      if (auto it = of_matrix->second.lower_bound(p.rows); it != of_matrix->second.end())
+        if (works(*plan, it->second)) chosen = &it->second;
+    std::vector<Algorithm> first;
+    if (plan->usable && !chosen && !(first = proposals(*plan, 1)).empty()) chosen = &first[0];
+    plan->usable = chosen != nullptr;
+    if (chosen) plan->chosen = *chosen;
     known = std::move(plan);
   }
   return known->usable ? known : nullptr;
 }
 
-// y may be overwritten: nothing has computed it yet.
-void Blas::measure(Plan& plan, const BlasProduct& p, const DeviceStream& stream) {
-  BlasHeuristic guesses[kGuesses] = {};
-  int found = 0;
-  Handle preference = nullptr;
-  const size_t workspace = workspace_.bytes();
-  plan.usable =
-      calls_->preference_create(&preference) == 0 &&
-      calls_->preference_set(preference, kMaxWorkspace, &workspace, sizeof workspace) == 0 &&
-      calls_->heuristic(handle_, plan.desc, plan.w, plan.x, plan.y, plan.y, preference, kGuesses,
-                        guesses, &found) == 0 &&
-      found > 0;
-  if (preference) calls_->preference_destroy(preference);
-  plan.chosen = guesses[0];
-  if (!plan.usable || p.rows > kMeasuredRows) return;
-  DeviceEvent begin, end;
+double Blas::seconds_of(const Plan& plan, const Algorithm& algorithm, const BlasProduct& p,
+                        const DeviceStream& stream) const {
+  const DeviceEvent begin, end;
+  const size_t half = workspace_.bytes() / 2;
   double best = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < found; ++i) {
-    double seconds = std::numeric_limits<double>::infinity();
-    for (int r = 0; r < kRepeats; ++r) {
-      // Other bytes take the place of the weights in the cache, as in a step.
-      stream.copy(workspace_.address(), workspace_.address() + workspace / 2, workspace / 2);
-      begin.record(stream);
-      if (multiply(plan, guesses[i].algorithm, p, stream.get()) != 0) break;
-      end.record(stream);
-      end.wait();
-      seconds = std::min(seconds, end.seconds_since(begin));
-    }
-    if (seconds >= best) continue;
-    best = seconds;
-    plan.chosen = guesses[i];
+  for (int r = 0; r < kRepeats; ++r) {
+    // Other bytes take the place of the weights in the cache, as in a step.
+    stream.copy(workspace_.address(), workspace_.address() + half, half);
+    begin.record(stream);
+    if (multiply(plan, algorithm.words, p, stream.get()) != 0) break;
+    end.record(stream);
+    end.wait();
+    best = std::min(best, end.seconds_since(begin));
   }
-  plan.usable = best < std::numeric_limits<double>::infinity();
+  return best;
+}
+
+void Blas::measure(BlasProduct p, const DeviceStream& stream) {
+  if (measured_.contains(matrix(p))) return;
+  const int64_t most = std::min(p.rows, kMeasuredRows.back());
+  auto bytes = [](int64_t elements, DType type) { return dtype_bytes(type, elements); };
+  const Buffer x(bytes(most * p.k, p.type)), y(bytes(most * p.n, p.out));
+  check(driver().stream_wait(nullptr), "clearing memory");
+  p.x = x.address();
+  p.y = y.address();
+  std::map<int64_t, Algorithm>& of_matrix = measured_[matrix(p)];
+  for (int64_t rows : kMeasuredRows) {
+    if (rows > most) break;
+    p.rows = rows;
+    const Plan plan(*calls_, p);
+    if (!plan.usable || !takes(p)) continue;
+    double best = std::numeric_limits<double>::infinity();
+    for (const Algorithm& algorithm : proposals(plan, kGuesses)) {
+      const double seconds = seconds_of(plan, algorithm, p, stream);
+      if (seconds >= best) continue;
+      best = seconds;
+      of_matrix[rows] = algorithm;
+    }
+  }
 }
 
 void Blas::run(const Plan& plan, const BlasProduct& p, Handle stream) const {
-  if (int status = multiply(plan, plan.chosen.algorithm, p, stream); status != 0)
+  if (int status = multiply(plan, plan.chosen.words, p, stream); status != 0)
     fail(ErrorCode::kInternal, "cuBLASLt failed with status {} on a product of {} x {} x {}",
          status, p.rows, p.n, p.k);
 }

@@ -5,46 +5,59 @@
 namespace tokamak::cuda {
 namespace {
 
-constexpr double kLaunchSeconds = 2.5e-6;
-constexpr double kMemory = 4.5e12;  // bytes per second that reads reach
-constexpr double kCache = 8e12;     // of values that stay in the 50 MB cache
-constexpr double kCacheBytes = 30e6;
-constexpr double kVectorOps = 1.5e13;  // element-wise operations per second
-constexpr double kF32Flops = 2e13;     // of the dot products in f32
-constexpr double kI8Ops = 6e13;
-constexpr double kAttendFlops = 4e12;
+// Per second; of an H200 unless a machine file says otherwise.
+struct Rates {
+  double launch_seconds = 2.5e-6;
+  double memory = 4.5e12;  // bytes that reads reach
+  double cache = 8e12;     // of values that stay in the 50 MB cache
+  double cache_bytes = 30e6;
+  double vector_ops = 1.5e13;
+  double f32_flops = 2e13;  // of the dot products in f32
+  double i8_ops = 6e13;
+  double attend_flops = 4e12;
 
-double traffic(const KernelWork& work) {
-  double seconds = 0;
-  for (const auto* list : {&work.in, &work.out})
-    for (const ValueWork& v : *list)
-      seconds += v.bytes / (v.weight || v.bytes > kCacheBytes ? kMemory : kCache);
-  return seconds;
-}
-
-double cost_of(const KernelWork& work, double arithmetic) {
-  return kLaunchSeconds + std::max(arithmetic, traffic(work));
-}
+  explicit Rates(const Machine& m) {
+    if (!m.name.starts_with(kGpuMachine)) return;
+    launch_seconds = m.call_seconds;
+    memory = m.memory().bandwidth;
+    cache = m.levels.front().bandwidth;
+    if (m.levels.size() > 1) cache_bytes = 0.6 * m.levels.front().capacity;
+    vector_ops = m.vector_ops;
+    f32_flops = m.f32_flops;
+    i8_ops = m.i8_ops;
+    attend_flops = 0.2 * m.f32_flops;
+  }
+  double cost(const KernelWork& work, double arithmetic) const {
+    double traffic = 0;
+    for (const auto* list : {&work.in, &work.out})
+      for (const ValueWork& v : *list)
+        traffic += v.bytes / (v.weight || v.bytes > cache_bytes ? memory : cache);
+    return launch_seconds + std::max(arithmetic, traffic);
+  }
+};
 
 }  // namespace
 
-double rows_cost(const KernelDesc&, const KernelWork& work, const Machine&) {
+double rows_cost(const KernelDesc&, const KernelWork& work, const Machine& machine) {
+  const Rates rates(machine);
   double ops = 0;
   for (const OpWork& op : work.ops) ops += op.vector_ops;
-  return cost_of(work, ops / kVectorOps);
+  return rates.cost(work, ops / rates.vector_ops);
 }
 
-double linear_cost(const KernelDesc&, const KernelWork& work, const Machine&) {
+double linear_cost(const KernelDesc&, const KernelWork& work, const Machine& machine) {
+  const Rates rates(machine);
   double seconds = 0;
   for (const OpWork& op : work.ops)
-    seconds += op.flops / (op.activations == DType::kQ8A ? kI8Ops : kF32Flops);
-  return cost_of(work, seconds);
+    seconds += op.flops / (op.activations == DType::kQ8A ? rates.i8_ops : rates.f32_flops);
+  return rates.cost(work, seconds);
 }
 
-double attend_cost(const KernelDesc&, const KernelWork& work, const Machine&) {
+double attend_cost(const KernelDesc&, const KernelWork& work, const Machine& machine) {
+  const Rates rates(machine);
   double flops = 0;
   for (const OpWork& op : work.ops) flops += op.flops;
-  return cost_of(work, flops / kAttendFlops);
+  return rates.cost(work, flops / rates.attend_flops);
 }
 
 }  // namespace tokamak::cuda

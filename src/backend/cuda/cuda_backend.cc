@@ -2,13 +2,14 @@
 
 #include "backend/common/weights.h"
 #include "backend/cuda/executable.h"
+#include "backend/cuda/memory_needs.h"
 
 namespace tokamak {
 namespace {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend() {
+  explicit CudaBackend(bool fp8) : fp8_(fp8) {
     for (const cuda::CudaKernel& k : cuda::cuda_kernels()) kernels_.push_back(k.desc);
   }
   std::string_view name() const override { return "cuda"; }
@@ -18,7 +19,10 @@ class CudaBackend final : public Backend {
   StorageWish storage() const override { return {.activations = DType::kBF16}; }
   std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                    const LoadOptions& options) override {
-    return std::make_unique<cuda::CudaExecutable>(plans, weights, options);
+    return std::make_unique<cuda::CudaExecutable>(plans, weights, options, fp8_);
+  }
+  uint64_t kv_bytes_within(const PlanSet& plans, double share) override {
+    return cuda::kv_bytes_within(cuda::Device(0), plans, share, fp8_);
   }
   void pack_weights(const PlanSet& plans, const WeightSource& weights,
                     const PackSink& sink) override {
@@ -27,12 +31,13 @@ class CudaBackend final : public Backend {
 
  private:
   std::vector<KernelDesc> kernels_;
+  bool fp8_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cuda_backend(const BackendOptions&) {
-  return std::make_unique<CudaBackend>();
+std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {
+  return std::make_unique<CudaBackend>(options.fp8);
 }
 
 }  // namespace tokamak

@@ -1,4 +1,5 @@
 // Split-KV paged attention for decode batches (decode_attention.h).
+// Hopper only: bulk copies and their barriers.
 #include "backend/cuda/decode_attention.h"
 
 #include "backend/cuda/attend_group.cuh"
@@ -47,6 +48,18 @@ struct Numbering {
 struct Segment {
   int sequence = 0, head = 0, places = 0;
   int group = 0, count = 0;  // groups; count may be 0
+  // Before the first find().
+  __device__ void seek(const AttentionLaunch& l, const Numbering& n, int64_t at) {
+    int high = l.batch - 1;
+#pragma unroll 1
+    while (sequence < high) {
+      int middle = (sequence + high + 1) / 2;
+      if (n.first[middle] <= at)
+        sequence = middle;
+      else
+        high = middle - 1;
+    }
+  }
   // The segment at `at`, not beyond `end`. Sequences only go up.
   __device__ void find(const AttentionLaunch& l, const Numbering& n, int64_t at, int64_t end) {
 #pragma unroll 1
@@ -82,9 +95,13 @@ __device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, in
   RingProducer<C> ring(shared.ring, threadIdx.x / 32 - C::kWarps, l.in_flight);
   const int consumer = ring.consumer();
   Segment segment;
+  segment.seek(l, shared.numbering, at);
+  bool waited = false;
 #pragma unroll 1
   for (; at < end; at += segment.places) {
     segment.find(l, shared.numbering, at, end);
+    // Only a sequence's newest position is written by the launch before.
+    const int newest = (l.lengths[segment.sequence] - 1) / kGroupPositions - segment.group;
     const int32_t* pages = l.pages + static_cast<int64_t>(segment.sequence) * l.page_stride;
     auto position = [&](int done) { return (segment.group + done + consumer) * kGroupPositions; };
     auto has_work = [&](int done) {
@@ -101,6 +118,10 @@ __device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, in
                       position(done) % l.page_size) *
                      C::kHead;
       page = page_at(done + C::kWarps);  // of the next tile: not waited for here
+      if (!waited && done + C::kWarps > newest) {
+        wait_for_earlier();
+        waited = true;
+      }
       const uint16_t *keys = static_cast<const uint16_t*>(l.keys) + from,
                      *values = static_cast<const uint16_t*>(l.values) + from;
       ring.tile(has, 2 * kBytes, [&](uint32_t to, uint32_t barrier) {
@@ -125,20 +146,27 @@ class AttentionConsumer {
 
   __device__ void run(int64_t at, int64_t end) {
     Segment segment;
+    segment.seek(l_, shared_.numbering, at);
+    wait_for_earlier();
+    if (at < end) ask(segment, at, end);
 #pragma unroll 1
-    for (; at < end; at += segment.places) {
-      segment.find(l_, shared_.numbering, at, end);
-      if (segment.count == 0) {
-        if (threadIdx.x < group_) partial(segment, threadIdx.x)[C::kHead] = -INFINITY;
+    while (at < end) {
+      const Segment now = segment;
+      at += now.places;
+      if (now.count == 0) {
+        if (threadIdx.x < group_) partial(now, threadIdx.x)[C::kHead] = -INFINITY;
+        if (at < end) ask(segment, at, end);
         continue;
       }
-      load_queries(segment);
+      put_queries();
+      if (at < end) ask(segment, at, end);
       sync_consumers<C>();
-      attend(segment);
+      attend(now);
       sync_consumers<C>();
 #pragma unroll 1
-      for (int i = threadIdx.x; i < group_ * C::kHead; i += C::kConsumers) write(segment, i);
+      for (int i = threadIdx.x; i < group_ * C::kHead; i += C::kConsumers) write(now, i);
     }
+    allow_next();
   }
 
  private:
@@ -149,17 +177,20 @@ class AttentionConsumer {
     int64_t row = static_cast<int64_t>(s.sequence) * l_.kv_heads + s.head + blockIdx.x;
     return l_.partials + (row * group_ + h) * (C::kHead + 1);
   }
-  __device__ void load_queries(const Segment& s) {
-    const uint4* from = reinterpret_cast<const uint4*>(
+  // The next segment, and its queries: they arrive while the one before is worked on.
+  __device__ void ask(Segment& s, int64_t at, int64_t end) {
+    static_assert(kMaxGroup * C::kHead / 8 <= C::kConsumers);
+    s.find(l_, shared_.numbering, at, end);
+    const auto* from = reinterpret_cast<const uint4*>(
         static_cast<const Bf16*>(l_.queries) +
         (static_cast<int64_t>(s.sequence) * l_.heads + s.head * group_) * C::kHead);
-    uint4* to = reinterpret_cast<uint4*>(shared_.queries);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < group_ * C::kHead / 8; i += C::kConsumers) {
-      uint4 v = __ldg(from + i);
-      if (l_.cache_f16) v = make_uint4(to_half(v.x), to_half(v.y), to_half(v.z), to_half(v.w));
-      to[i] = v;
-    }
+    if (threadIdx.x < group_ * C::kHead / 8) asked_ = from[threadIdx.x];
+  }
+  __device__ void put_queries() {
+    if (threadIdx.x >= group_ * C::kHead / 8) return;
+    uint4 v = asked_;
+    if (l_.cache_f16) v = make_uint4(to_half(v.x), to_half(v.y), to_half(v.z), to_half(v.w));
+    reinterpret_cast<uint4*>(shared_.queries)[threadIdx.x] = v;
   }
   __device__ static uint32_t to_half(uint32_t two) {
     const float2 v = unpack2(two);
@@ -211,6 +242,7 @@ class AttentionConsumer {
   const AttentionLaunch& l_;
   AttentionShared<C>& shared_;
   int warp_, lane_, group_;
+  uint4 asked_;
   RingConsumer<C> ring_;
 };
 
@@ -220,7 +252,6 @@ __device__ void attention_parts(const AttentionLaunch& l) {
   auto& shared = *reinterpret_cast<AttentionShared<C>*>(memory);
   if (threadIdx.x == 0) shared.ring.init();
   if (threadIdx.x / 32 == C::kWarps) shared.numbering.make(l);
-  wait_for_earlier();
   __syncthreads();
   int64_t at = shared.numbering.begin_of(l, blockIdx.x);
   int64_t end = shared.numbering.begin_of(l, blockIdx.x + 1);
@@ -234,24 +265,35 @@ __device__ void attention_parts(const AttentionLaunch& l) {
 template <int kHead>
 __device__ void attention_join(const AttentionLaunch& l) {
   __shared__ Numbering n;
+  __shared__ int first, last;  // blocks with a part
+  __shared__ bool sparse;      // some blocks have no places
+  const int pair = blockIdx.x, sequence = pair / l.kv_heads, group = l.heads / l.kv_heads;
   if (threadIdx.x / 32 == 0) n.make(l);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const int64_t count = (n.first[sequence + 1] - n.first[sequence]) / l.kv_heads;
+    const int64_t begin = n.first[sequence] + pair % l.kv_heads * count, end = begin + count;
+    const int64_t total = max(n.first[l.batch], static_cast<int64_t>(1));
+    int c = static_cast<int>(begin * l.blocks / total);
+    while (c > 0 && n.begin_of(l, c) > begin) --c;
+    while (n.begin_of(l, c + 1) <= begin && c + 1 < l.blocks) ++c;
+    first = c;
+    c = min(static_cast<int>(end * l.blocks / total), l.blocks - 1);
+    while (c > first && n.begin_of(l, c) >= end) --c;
+    while (c + 1 < l.blocks && n.begin_of(l, c + 1) < end) ++c;
+    last = count > 0 ? c : first - 1;
+    sparse = total < l.blocks;
+  }
   wait_for_earlier();
   __syncthreads();
-  int pair = blockIdx.x, sequence = pair / l.kv_heads, group = l.heads / l.kv_heads;
-  int64_t count = (n.first[sequence + 1] - n.first[sequence]) / l.kv_heads;
-  int64_t begin = n.first[sequence] + pair % l.kv_heads * count, end = begin + count;
-  int64_t first = begin * l.blocks / max(n.first[l.batch], static_cast<int64_t>(1));
-#pragma unroll 1
-  while (first > 0 && n.begin_of(l, first) > begin) --first;
-#pragma unroll 1
-  while (n.begin_of(l, first + 1) <= begin && first + 1 < l.blocks) ++first;
 #pragma unroll 1
   for (int i = threadIdx.x; i < group * kHead; i += blockDim.x) {
     int h = i / kHead, d = i % kHead;
     float peak = -INFINITY, mass = 0, sum = 0;
 #pragma unroll 1
-    for (int64_t c = first; c < l.blocks && n.begin_of(l, c) < end; ++c) {
-      if (n.begin_of(l, c + 1) <= begin || n.begin_of(l, c + 1) == n.begin_of(l, c)) continue;
+    for (int64_t c = first; c <= last; ++c) {
+      if (sparse && n.begin_of(l, static_cast<int>(c) + 1) == n.begin_of(l, static_cast<int>(c)))
+        continue;
       const float* part = l.partials + ((pair + c) * group + h) * (kHead + 1);
       float log_mass = part[kHead], top = fmaxf(peak, log_mass);
       if (log_mass == -INFINITY) continue;  // only empty places

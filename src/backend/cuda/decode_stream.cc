@@ -188,14 +188,14 @@ DecodeStream::DecodeStream(const Device& device, const void* cubin, const Decode
       // Measured: the fewer bytes a step reads, the more it waits for values instead of weights.
       in_flight_(weights.head.type == DecodeWeight::kQ4 ? 4 : 6),
       layout_(shape, max_batch, blocks_),
-      module_(cubin),
-      workspace_(layout_.bytes),
-      state_(sizeof(DecodeState) * kMaxBatch) {
-  check_decode_model(shape, weights, max_batch, blocks_);
+      module_(cubin) {
+  check_fits(device, shape, weights, max_batch);
+  workspace_ = Buffer(layout_.bytes);
+  state_ = Buffer(sizeof(DecodeState) * kMaxBatch);
   const DecodeWeight type = weights.layers[0].out.type;
   for (int several = 0; several < (max_batch > 1 ? 2 : 1); ++several) {
-    layers_[several] = load_kernel(device, several ? max_batch : 1, type);
-    head_[several] = load_kernel(device, several ? max_batch : 1, weights.head.type);
+    layers_[several] = load_kernel(several ? max_batch : 1, type);
+    head_[several] = load_kernel(several ? max_batch : 1, weights.head.type);
   }
   program_ = make_decode_program(shape, weights, layout_, workspace_.address());
   instructions_ = static_cast<int>(program_.size());
@@ -203,15 +203,23 @@ DecodeStream::DecodeStream(const Device& device, const void* cubin, const Decode
                        program_.size() * sizeof(DecodeInstruction));
 }
 
-DecodeStream::Kernel DecodeStream::load_kernel(const Device& device, int batch,
-                                               DecodeWeight type) const {
+void DecodeStream::check_fits(const Device& device, const DecoderShape& shape,
+                              const DecoderWeights& weights, int max_batch) {
+  check_decode_model(shape, weights, max_batch, device.multiprocessors());
+  for (int batch : {1, max_batch})
+    for (DecodeWeight type : {weights.layers[0].out.type, weights.head.type}) {
+      const DecodeVariant variant = DecodeVariant::of(shape, batch, type);
+      if (int bytes = variant.shared_bytes(shape); bytes > device.shared_memory_limit())
+        fail(ErrorCode::kUnsupported, "{} needs {} bytes of shared memory, the GPU has {}",
+             variant.name(), bytes, device.shared_memory_limit());
+    }
+}
+
+DecodeStream::Kernel DecodeStream::load_kernel(int batch, DecodeWeight type) const {
   Kernel kernel;
   kernel.variant = DecodeVariant::of(shape_, batch, type);
   kernel.shared_bytes = kernel.variant.shared_bytes(shape_);
   const std::string name = kernel.variant.name();
-  if (kernel.shared_bytes > device.shared_memory_limit())
-    fail(ErrorCode::kUnsupported, "{} needs {} bytes of shared memory, the GPU has {}", name,
-         kernel.shared_bytes, device.shared_memory_limit());
   kernel.function = module_.function(name.c_str(), kernel.shared_bytes);
   int resident = 0;
   check(driver().blocks_per_multiprocessor(&resident, kernel.function, kernel.variant.threads(),

@@ -1,4 +1,5 @@
 // The persistent decode kernel: interprets a list of instructions (decode_program.h).
+// Hopper only: bulk copies and their barriers.
 #include <cuda_fp16.h>
 
 #include "backend/cuda/decode_attend.cuh"

@@ -83,6 +83,9 @@ class DecodeStream {
  public:
   DecodeStream(const Device& device, const void* cubin, const DecoderShape& shape,
                const DecoderWeights& weights, int max_batch);
+  // Throws kUnsupported where it cannot be made; of the weights, their types count.
+  static void check_fits(const Device& device, const DecoderShape& shape,
+                         const DecoderWeights& weights, int max_batch);
   int blocks() const { return blocks_; }
   int instructions() const { return instructions_; }
   // Quarters of tiles that may be loading at a time: a trade of bandwidth against waiting.
@@ -112,7 +115,7 @@ class DecodeStream {
     int shared_bytes = 0;
     Handle function = nullptr;
   };
-  Kernel load_kernel(const Device& device, int batch, DecodeWeight type) const;
+  Kernel load_kernel(int batch, DecodeWeight type) const;
   void launch_part(Handle stream, const Kernel& kernel, DecodeLaunch& launch, int first, int end);
   void restart();  // no value of an earlier step survives
 

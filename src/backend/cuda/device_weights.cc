@@ -49,6 +49,7 @@ DeviceWeights::DeviceWeights(const PlanSet& plans, const WeightSource& source,
   for (const WeightEntry& entry : plans.weights) {
     auto bytes = static_cast<size_t>(weight_bytes(entry));
     offsets_.push_back(total);
+    sizes_.push_back(bytes);
     total += (bytes + kAlignment - 1) / kAlignment * kAlignment;
     largest = std::max(largest, bytes);
   }
@@ -68,6 +69,15 @@ DeviceWeights::DeviceWeights(const PlanSet& plans, const WeightSource& source,
     if (progress) progress(done, total);
   }
   stream.wait();
+}
+
+bool DeviceWeights::together(const std::vector<uint32_t>& weights) const {
+  size_t next = offsets_.at(weights.at(0));
+  for (uint32_t w : weights) {
+    if (offsets_.at(w) != next) return false;
+    next += sizes_[w];
+  }
+  return true;
 }
 
 }  // namespace tokamak::cuda

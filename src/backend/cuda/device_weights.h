@@ -15,11 +15,13 @@ class DeviceWeights {
   DeviceWeights(const PlanSet& plans, const WeightSource& source, const DeviceStream& stream,
                 const std::function<void(uint64_t done, uint64_t total)>& progress);
   DeviceAddress address(uint32_t weight) const { return memory_.address() + offsets_.at(weight); }
+  // Whether the rows of these weights follow each other in memory.
+  bool together(const std::vector<uint32_t>& weights) const;
   uint64_t bytes() const { return memory_.bytes(); }
 
  private:
   Buffer memory_;
-  std::vector<size_t> offsets_;
+  std::vector<size_t> offsets_, sizes_;
 };
 
 }  // namespace tokamak::cuda

@@ -12,9 +12,9 @@ namespace tokamak::cuda {
 namespace {
 
 // Values of the driver's enumerations.
-constexpr int kOutOfMemory = 2;
+constexpr int kOutOfMemory = 2, kNotFound = 500;
 constexpr int kAttributeMultiprocessors = 16, kAttributeMajor = 75, kAttributeMinor = 76,
-              kAttributeSharedOptIn = 97;
+              kAttributeCacheBytes = 38, kAttributeSharedOptIn = 97;
 constexpr int kFunctionMaxDynamicShared = 8;
 constexpr int kOldestDriver = 12000;
 
@@ -109,8 +109,6 @@ void use_driver(const DriverCalls* calls) {
   if (calls) replaced = &started(*calls);
 }
 
-bool driver_is_replaced() { return replaced != nullptr; }
-
 std::string driver_text() {
   int version = 0;
   check(driver().driver_version(&version), "asking for the driver's version");
@@ -180,6 +178,13 @@ size_t Device::free_memory() const {
   check(driver().memory_info(&free, &total), "reading free memory");
   return free;
 }
+
+size_t Device::total_memory() const {
+  size_t bytes = 0;
+  check(driver().device_memory(&bytes, device_), "reading its memory size");
+  return bytes;
+}
+size_t Device::cache_bytes() const { return static_cast<size_t>(attribute(kAttributeCacheBytes)); }
 
 std::string Device::name() const { return device_name(device_); }
 int Device::attribute(int which) const { return device_attribute(device_, which); }
@@ -263,8 +268,8 @@ double DeviceEvent::seconds_since(const DeviceEvent& earlier) const {
   return static_cast<double>(ms) * 1e-3;
 }
 
-Module::Module(const void* cubin) {
-  check(driver().module_load(&module_, cubin), "loading a kernel file");
+Module::Module(const void* image) {
+  check(driver().module_load(&module_, image), "loading a kernel file");
 }
 Module::~Module() { driver().module_unload(module_); }
 
@@ -274,6 +279,12 @@ Handle Module::function(const char* name, int shared_bytes) const {
   if (shared_bytes > 0)
     check(driver().function_set(found, kFunctionMaxDynamicShared, shared_bytes), name);
   return found;
+}
+bool Module::has(const char* name) const {
+  Handle found = nullptr;
+  int result = driver().module_function(&found, module_, name);
+  if (result != kNotFound) check(result, name);
+  return result == 0;
 }
 void Module::write_global(const char* name, const void* from, size_t bytes) const {
   DeviceAddress to = 0;

@@ -85,7 +85,6 @@ struct DriverCalls {
 const DriverCalls& driver();
 // Tests: replaces the driver of this machine, which then is not loaded; nullptr: back to it.
 void use_driver(const DriverCalls* calls);
-bool driver_is_replaced();
 // Throws when a call of the driver failed. `what` says what was tried.
 void check(int result, std::string_view what);
 
@@ -99,6 +98,9 @@ struct DeviceInfo {
 std::vector<DeviceInfo> list_devices();  // throws as driver() does
 std::string driver_text();               // "CUDA driver 13.0"
 
+// The compute capability whose own instructions some kernels use (sm_90a): no other GPU runs them.
+constexpr int kHopper = 90;
+
 // One GPU and its primary context, current in the thread that made it.
 class Device {
  public:
@@ -109,6 +111,8 @@ class Device {
   void use() const;  // makes the context current in the calling thread
   std::string name() const;
   size_t free_memory() const;
+  size_t total_memory() const;
+  size_t cache_bytes() const;  // of the cache that all multiprocessors share
   int multiprocessors() const;
   int shared_memory_limit() const;  // bytes of one block, after opting in
   int capability() const;           // 90 for 9.0
@@ -190,12 +194,13 @@ class DeviceEvent {
 
 class Module {
  public:
-  explicit Module(const void* cubin);
+  explicit Module(const void* image);  // a cubin, a fat binary or PTX
   ~Module();
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
   // A kernel that may use `shared_bytes` of dynamic shared memory.
   Handle function(const char* name, int shared_bytes = 0) const;
+  bool has(const char* name) const;
   void write_global(const char* name, const void* from, size_t bytes) const;
 
  private:

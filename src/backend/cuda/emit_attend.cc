@@ -76,7 +76,7 @@ bool takes_flash(const AttendArgs& a, const CallSite& site) {
   return site.step.causal && a.rows > a.sequences && a.keys == 1 && !a.mask && a.window == 0 &&
          a.cap == 0 && narrow(a.tq) && narrow(key.type) && key.type == a.value.type &&
          (a.d == 64 || a.d == 128) && a.dv == a.d && key.width == a.d && a.value.width == a.d &&
-         key.heads == a.value.heads && kFlashKeys % a.view.block_size == 0;
+         key.heads == a.value.heads && kFlashKeys % a.view.block_size == 0 && a.view.block_size > 1;
 }
 // decode_attention.cu: one row of each sequence.
 bool takes_decode(const AttendArgs& a, const CallSite& site) {
@@ -124,7 +124,7 @@ void emit_flash(const AttendArgs& args, LaunchList& list) {
   const char* type = args.value.type == DType::kF16 ? "f16" : "bf16";
   list.add_overlapped("op_flash", fmt::format("op_flash_{}_{}", args.d, type),
                       {args.rows / kFlashRows + args.sequences, args.heads}, kFlashThreads, args,
-                      kBuffers * 2 * kFlashKeys * args.d * 2);
+                      (kFlashRows + kBuffers * 2 * kFlashKeys) * args.d * 2);
 }
 
 }  // namespace

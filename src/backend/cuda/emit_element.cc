@@ -200,6 +200,17 @@ void emit_gather(const CallSite& site, LaunchList& list) {
   list.add("op_element", "op_gather_blocks", element_grid(y.elements() / 8), kElementThreads, args);
 }
 
+void emit_embedding(LaunchList& list, const KvPool& kv, const WeightEntry& table,
+                    DeviceAddress table_at, DeviceAddress ids, const Tensor& rows) {
+  KernelCall call;
+  call.op = "embed";
+  const StepView view;
+  CallSite site{call, {}, {}, kv, view, {}};
+  site.in = {{DType::kI32, {rows.dims[0]}, ids, 0}, {table.dtype, table.dims, table_at, 0}};
+  site.out = {rows};
+  emit_gather(site, list);
+}
+
 void emit_iota(const CallSite& site, LaunchList& list) {
   IotaArgs args{site.out[0].as<int32_t>(), site.out[0].elements()};
   list.add("op_element", "op_iota", element_grid(args.n), kElementThreads, args);

@@ -90,7 +90,7 @@ bool emit_blas(const CallSite& site, LaunchList& list, const LinearArgs& args) {
   p.type = args.tw;
   p.out = args.ty;
   if (!Blas::takes(p)) return false;
-  std::shared_ptr<const Blas::Plan> plan = blas->prepare(p, *site.libraries.stream);
+  std::shared_ptr<const Blas::Plan> plan = blas->prepare(p);
   if (!plan) return false;
   list.add_library_call([blas, plan, p](Handle stream) { blas->run(*plan, p, stream); });
   return true;

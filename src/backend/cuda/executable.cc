@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <set>
 
+#include "backend/cuda/memory_needs.h"
 #include "base/error.h"
 
 namespace tokamak::cuda {
@@ -15,13 +16,20 @@ bool graphs_enabled() {
   return !off || std::string_view(off) != "0";
 }
 
+// The device, if the model fits: known before the weights are read.
+const Device& with_room(const Device& device, const PlanSet& plans, const LoadOptions& options) {
+  check_memory(device, plans, options.blocks);
+  return device;
+}
+
 }  // namespace
 
 CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights,
-                               const LoadOptions& options)
+                               const LoadOptions& options, bool fp8)
     : plans_(plans),
       profile_(options.profile),
       device_(0),
+      kernels_(with_room(device_, plans_, options)),
       blas_(Blas::load()),
       weights_(plans_, weights, stream_, options.progress),
       kv_(plans_, options.blocks),
@@ -30,8 +38,9 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
       scratch_(scratch_bytes(plans_)),
       sample_launch_(kernels_),
       graphs_(graphs_enabled()),
-      hopper_blocks_(device_.capability() >= 90 && !driver_is_replaced() ? device_.multiprocessors()
-                                                                         : 0) {
+      libraries_{blas_.get(), kernels_.has("decode_attention", "decode_attention_128_4")
+                                  ? device_.multiprocessors()
+                                  : 0} {
   if (plans_.vocab > 0) {
     host_chooser_.emplace(plans_.vocab);
     sampler_.emplace(plans_.vocab, options.max_rows,
@@ -40,8 +49,9 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
   for (const SymbolDecl& s : plans_.symbols) symbols_.push_back(s.name);
   for (const Plan& plan : plans_.plans) prepared_.push_back(prepare(plan));
   make_layers();
-  decoder_ =
-      StreamDecoder::make(device_, plans_, weights_, kv_, kernels_, stream_, options.max_rows);
+  measure_products();
+  decoder_ = StreamDecoder::make({device_, plans_, weights_, kv_, kernels_, stream_},
+                                 options.max_rows, fp8);
   input_at_.resize(plans_.inputs.size());
   view_.views.resize(plans_.groups.size());
   ledger_.weights = weights_.bytes();
@@ -85,9 +95,25 @@ CudaExecutable::Prepared CudaExecutable::prepare(const Plan& plan) const {
     }
     for (const CallArg& arg : call.out) c.out.push_back(resolve(arg));
   }
-  for (const PlanOutput& output : plan.outputs) out.outputs.push_back(resolve(output.arg));
+  for (const PlanOutput& output : plan.outputs) {
+    if (output.name == "logits" && output.arg.dtype == DType::kF32)
+      out.logits = static_cast<int>(out.outputs.size());
+    out.outputs.push_back(resolve(output.arg));
+    out.kinds.push_back(output.name == "logits"   ? OutputKind::kLogits
+                        : output.name == "hidden" ? OutputKind::kHidden
+                                                  : OutputKind::kOther);
+  }
   out.inputs.assign(inputs.begin(), inputs.end());
   out.groups.assign(groups.begin(), groups.end());
+  using Step = LayerLaunches::Step;
+  for (auto [name, to] :
+       {std::pair{"ids", &Step::ids}, std::pair{"pos", &Step::pos}, std::pair{"seq", &Step::seq},
+        std::pair{"slot", &Step::slot}, std::pair{"q_start", &Step::q_start},
+        std::pair{"kv_len", &Step::kv_len}, std::pair{"out_rows", &Step::out_rows}})
+    for (uint32_t i : out.inputs)
+      if (plans_.inputs[i].name == name) out.step_inputs.push_back({to, i});
+  out.decode = plan.function == "decode";
+  out.layered = out.decode || plan.function == "step";
   return out;
 }
 

@@ -27,7 +27,9 @@ namespace tokamak::cuda {
 // is in flight at most.
 class CudaExecutable final : public Executable {
  public:
-  CudaExecutable(const PlanSet& plans, const WeightSource& weights, const LoadOptions& options);
+  // fp8: as BackendOptions.
+  CudaExecutable(const PlanSet& plans, const WeightSource& weights, const LoadOptions& options,
+                 bool fp8);
   ~CudaExecutable() override;
   Ticket submit(const StepInputs& step) override;
   void collect(Ticket ticket, StepResult& out) override;
@@ -61,11 +63,22 @@ class CudaExecutable final : public Executable {
     std::unique_ptr<StepGraph> graph;
     int64_t runs = 0, last_run = 0;
   };
+  enum class OutputKind : uint8_t { kLogits, kHidden, kOther };
+  // Inputs of a plan that the persistent kernel and the fused layers read, as members of
+  // LayerLaunches::Step.
+  struct StepInput {
+    DeviceAddress LayerLaunches::Step::*to;
+    uint32_t input;
+  };
   struct Prepared {
     std::vector<Call> calls;
     std::vector<Argument> outputs;
+    std::vector<OutputKind> kinds;         // of the outputs
     std::vector<uint32_t> inputs, groups;  // that its calls read
-    bool layered = false;                  // layers_ may run it
+    std::vector<StepInput> step_inputs;
+    int logits = -1;       // the output, if it is f32
+    bool decode = false;   // of the function "decode"
+    bool layered = false;  // layers_ may run it
     std::map<std::vector<int64_t>, std::unique_ptr<Shaped>> shapes;
   };
   // Values that leave the device, in pinned memory.
@@ -99,18 +112,20 @@ class CudaExecutable final : public Executable {
   size_t extra_bytes() const;
   void stage_inputs(const Prepared& p);
   void stage_extras(size_t at);
-  void launch_stream(const Prepared& p, uint32_t plan);
-  void launch_sampling(const Prepared& p, uint32_t plan);
-  DeviceAddress logits_of(const Prepared& p, uint32_t plan) const;  // 0: the plan has none in f32
+  void launch_stream(const Prepared& p);
+  void launch_sampling(const Prepared& p);
+  LayerLaunches::Step step_of(const Prepared& p) const;
+  DeviceAddress logits_of(const Prepared& p) const;  // 0: the plan has none in f32
   void take_tokens();
   void fetch_logits();
   void choose(const SampleTable& table, SampleTokens& out);
-  Shaped& shape(Prepared& p, uint32_t plan);
+  Shaped& shape(Prepared& p);
   bool takes_layers(const Prepared& p) const;
-  bool emit_layers(const Prepared& p, uint32_t plan, LaunchList& list) const;
+  bool emit_layers(const Prepared& p, LaunchList& list) const;
   void make_layers();
+  void measure_products();
   void launch(Prepared& p, uint32_t plan);
-  void fetch(const Prepared& p, uint32_t plan);
+  void fetch(const Prepared& p);
   void keep_phase(uint32_t plan);
   void finish_phase();
   std::span<const float> floats(const Fetched& f, DType dtype);
@@ -151,7 +166,7 @@ class CudaExecutable final : public Executable {
   Ticket next_ = 1, pending_ = 0;  // the step that is not collected; 0: none
   int64_t runs_ = 0, graph_launches_ = 0, streamed_steps_ = 0;
   const bool graphs_;
-  const int hopper_blocks_;
+  const Libraries libraries_;
   MemoryLedger ledger_;
 };
 

@@ -23,37 +23,53 @@ void CudaExecutable::choose_path(uint32_t plan) {
   const StepInputs& phase = binder_.phase();
   const bool whole = &binder_.inputs() == &phase;  // without padding
   const bool profiled = profile_ && profile_->on;
-  launched_.streamed = decoder_ && whole && !profiled && plans_.plans[plan].function == "decode" &&
+  launched_.streamed = decoder_ && whole && !profiled && prepared_[plan].decode &&
                        phase.samples.size() == phase.ids.size() && decoder_->takes(phase) &&
                        std::none_of(phase.samples.begin(), phase.samples.end(), is_hidden);
   launched_.chooser = Chooser::kHost;
   if (!sampler_ || !whole) return;
   if (launched_.streamed && stream_can_sample(phase.samples, phase.pos))
     launched_.chooser = Chooser::kStream;
-  else if (device_can_sample(phase.samples) && logits_of(prepared_[plan], plan) != 0)
+  else if (device_can_sample(phase.samples) && prepared_[plan].logits >= 0)
     launched_.chooser = Chooser::kSampleRows;
 }
 
 // The functions "step" and "decode" of one decoder. Calls that are profiled run one by one.
 void CudaExecutable::make_layers() {
   if (profile_) return;
-  int64_t rows = 0;
-  for (size_t i = 0; i < plans_.plans.size(); ++i) {
-    const Plan& plan = plans_.plans[i];
-    if (plan.function != "step" && plan.function != "decode") continue;
-    prepared_[i].layered = true;
-    for (const GuardRange& g : plan.guard)
-      if (g.symbol == "T" || g.symbol == "B") rows = std::max(rows, g.hi);
-  }
-  auto step = std::find_if(plans_.plans.begin(), plans_.plans.end(),
-                           [](const Plan& p) { return p.function == "step"; });
-  if (step == plans_.plans.end()) return;
   try {
-    layers_ = LayerLaunches::make(plans_, *step, weights_, kv_,
-                                  {blas_.get(), &stream_, hopper_blocks_}, rows);
+    layers_ = LayerLaunches::make(plans_, weights_, kv_, libraries_);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::kResourceExhausted) throw;
     log::info("layers run op by op: {}", e.what());
+  }
+}
+
+// Products of the fused layers or, without them, of the calls, by the library's fastest algorithms.
+void CudaExecutable::measure_products() {
+  if (!blas_) return;
+  std::vector<BlasProduct> products;
+  if (layers_) products = layers_->products();
+  for (const Prepared& p : prepared_)
+    for (const Call& c : p.calls) {
+      if (layers_ || c.call->op != "linear" || c.in.size() != 2) continue;
+      const CallArg &x = *c.in[0].arg, &w = *c.in[1].arg;
+      if (w.kind != CallArg::Kind::kWeight || x.dtype != w.dtype) continue;
+      const WeightEntry& entry = plans_.weights.at(w.index);
+      BlasProduct product;
+      product.w = weights_.address(w.index);
+      product.rows = c.in[0].arg->dims[0].upper(plans_.symbols);
+      product.n = entry.dims.at(0);
+      product.k = entry.dims.at(1);
+      product.type = w.dtype;
+      product.out = c.call->out[0].dtype;
+      products.push_back(product);
+    }
+  try {
+    for (const BlasProduct& p : products) blas_->measure(p, stream_);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::kResourceExhausted) throw;
+    log::info("products are not measured: {}", e.what());
   }
 }
 
@@ -65,19 +81,19 @@ bool CudaExecutable::takes_layers(const Prepared& p) const {
          std::none_of(samples.begin(), samples.end(), is_hidden);
 }
 
-bool CudaExecutable::emit_layers(const Prepared& p, uint32_t plan, LaunchList& list) const {
+LayerLaunches::Step CudaExecutable::step_of(const Prepared& p) const {
   const StepInputs& in = binder_.inputs();
   LayerLaunches::Step step;
   step.tokens = in.tokens();
   step.sequences = in.sequences();
   step.outputs = std::ssize(in.out_rows);
-  step.logits = logits_of(p, plan);
-  for (uint32_t i : p.inputs)
-    for (auto [name, to] :
-         {std::pair{"ids", &step.ids}, std::pair{"pos", &step.pos}, std::pair{"seq", &step.seq},
-          std::pair{"slot", &step.slot}, std::pair{"q_start", &step.q_start},
-          std::pair{"kv_len", &step.kv_len}, std::pair{"out_rows", &step.out_rows}})
-      if (plans_.inputs[i].name == name) *to = input_at_[i];
+  step.logits = logits_of(p);
+  for (const StepInput& i : p.step_inputs) step.*i.to = input_at_[i.input];
+  return step;
+}
+
+bool CudaExecutable::emit_layers(const Prepared& p, LaunchList& list) const {
+  const LayerLaunches::Step step = step_of(p);
   if (!step.ids || !step.pos || !step.seq || !step.slot || !step.q_start || !step.kv_len ||
       !step.logits || (!step.out_rows && step.outputs != step.tokens))
     return false;
@@ -121,15 +137,12 @@ void CudaExecutable::stage_extras(size_t at) {
   tokens_ = inputs_.address() + here;
 }
 
-DeviceAddress CudaExecutable::logits_of(const Prepared& p, uint32_t plan) const {
-  const std::vector<PlanOutput>& outputs = plans_.plans[plan].outputs;
-  for (size_t i = 0; i < outputs.size(); ++i)
-    if (outputs[i].name == "logits" && outputs[i].arg.dtype == DType::kF32)
-      return tensor_of(p.outputs[i], binder_.own_symbols()).address;
-  return 0;
+DeviceAddress CudaExecutable::logits_of(const Prepared& p) const {
+  if (p.logits < 0) return 0;
+  return tensor_of(p.outputs[static_cast<size_t>(p.logits)], binder_.own_symbols()).address;
 }
 
-void CudaExecutable::launch_stream(const Prepared& p, uint32_t plan) {
+void CudaExecutable::launch_stream(const Prepared& p) {
   const StepInputs& phase = binder_.phase();
   stream_sampling_.clear();
   for (const SampleRow& sample : phase.samples)
@@ -138,17 +151,17 @@ void CudaExecutable::launch_stream(const Prepared& p, uint32_t plan) {
   StreamDecoder::Batch batch;
   batch.sampling = stream_sampling_;
   batch.state = states_;
-  for (uint32_t i : p.inputs)
-    if (plans_.inputs[i].name == "ids") batch.ids = input_at_[i];
-  batch.logits = logits_of(p, plan);
+  const LayerLaunches::Step step = step_of(p);
+  batch.ids = step.ids;
+  batch.logits = step.logits;
   batch.view = view_.views.at(decoder_->group());
   decoder_->launch(stream_, batch);
   ++streamed_steps_;
 }
 
-void CudaExecutable::launch_sampling(const Prepared& p, uint32_t plan) {
+void CudaExecutable::launch_sampling(const Prepared& p) {
   SampleLaunch args{};
-  args.logits = reinterpret_cast<const float*>(logits_of(p, plan));
+  args.logits = reinterpret_cast<const float*>(logits_of(p));
   args.rows = reinterpret_cast<const SampleRowParams*>(sampling_);
   args.tokens = reinterpret_cast<int32_t*>(tokens_);
   args.vocab = static_cast<int32_t>(plans_.vocab);

@@ -60,11 +60,11 @@ void CudaExecutable::run_phase(const StepInputs& step, size_t phase) {
   begin_.record(stream_);
   stage_inputs(p);
   if (launched_.streamed)
-    launch_stream(p, plan);
+    launch_stream(p);
   else
     launch(p, plan);
-  if (launched_.chooser == Chooser::kSampleRows) launch_sampling(p, plan);
-  fetch(p, plan);
+  if (launched_.chooser == Chooser::kSampleRows) launch_sampling(p);
+  fetch(p);
   end_.record(stream_);
   keep_phase(plan);
 }
@@ -151,7 +151,7 @@ Tensor CudaExecutable::tensor_of(const Argument& argument, std::span<const int64
   return t;
 }
 
-CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p, uint32_t plan) {
+CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p) {
   std::span<const int64_t> symbols = binder_.symbols();
   key_.assign(symbols.begin(), symbols.end());
   for (uint32_t g : p.groups) key_.push_back(view_.views[g].stride);
@@ -165,15 +165,9 @@ CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p, uint32_t plan) {
         p.shapes.begin(), p.shapes.end(),
         [](const auto& a, const auto& b) { return a.second->last_run < b.second->last_run; }));
   auto made = std::make_unique<Shaped>(kernels_);
-  if (layered && emit_layers(p, plan, made->launches)) return *(p.shapes[key_] = std::move(made));
+  if (layered && emit_layers(p, made->launches)) return *(p.shapes[key_] = std::move(made));
   for (const Call& c : p.calls) {
-    CallSite site{*c.call,
-                  {},
-                  {},
-                  kv_,
-                  view_,
-                  {scratch_.address(), scratch_.bytes()},
-                  {blas_.get(), &stream_, hopper_blocks_}};
+    CallSite site{*c.call, {}, {}, kv_, view_, {scratch_.address(), scratch_.bytes()}, libraries_};
     for (const Argument& a : c.in) site.in.push_back(tensor_of(a, symbols));
     for (const Argument& a : c.out) site.out.push_back(tensor_of(a, symbols));
     c.kernel->emit(site, made->launches);
@@ -183,7 +177,7 @@ CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p, uint32_t plan) {
 }
 
 void CudaExecutable::launch(Prepared& p, uint32_t plan) {
-  Shaped& s = shape(p, plan);
+  Shaped& s = shape(p);
   s.last_run = ++runs_;
   ++s.runs;
   if (profile_ && profile_->on) {
@@ -204,19 +198,18 @@ void CudaExecutable::launch(Prepared& p, uint32_t plan) {
 }
 
 // Copies the results that the host reads, without the rows of padding.
-void CudaExecutable::fetch(const Prepared& p, uint32_t plan) {
+void CudaExecutable::fetch(const Prepared& p) {
   const StepInputs& phase = binder_.phase();
-  const std::vector<PlanOutput>& outputs = plans_.plans[plan].outputs;
   bool wants_hidden =
       std::any_of(phase.samples.begin(), phase.samples.end(),
                   [](const SampleRow& s) { return s.mode == SampleRow::Mode::kHidden; });
   launched_.fetched.clear();
   size_t at = 0;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].name == "hidden" && !wants_hidden) continue;
+  for (size_t i = 0; i < p.outputs.size(); ++i) {
+    if (p.kinds[i] == OutputKind::kHidden && !wants_hidden) continue;
     Tensor t = tensor_of(p.outputs[i], binder_.own_symbols());
-    const bool late =
-        outputs[i].name == "logits" && launched_.chooser != Chooser::kHost && !phase.return_logits;
+    const bool late = p.kinds[i] == OutputKind::kLogits && launched_.chooser != Chooser::kHost &&
+                      !phase.return_logits;
     if (late)
       launched_.late = {i, at, t.elements()};
     else
@@ -276,14 +269,15 @@ void CudaExecutable::finish_phase() {
   bool has_logits = false;
   for (const Fetched& f : launched_.fetched) {
     const PlanOutput& output = plan.outputs[f.output];
-    if (output.name == "logits") {
+    const OutputKind kind = prepared_[launched_.plan].kinds[f.output];
+    if (kind == OutputKind::kLogits) {
       std::span<const float> logits = floats(f, output.arg.dtype);
       if (launched_.phase.return_logits)
         result_.logits.insert(result_.logits.end(), logits.begin(), logits.end());
       if (!sampler_ || !device_tokens_.empty()) continue;
       has_logits = true;
       sampler_->finish(place, logits.data(), result_);
-    } else if (output.name == "hidden") {
+    } else if (kind == OutputKind::kHidden) {
       std::span<const float> hidden = floats(f, output.arg.dtype);
       result_.hidden.insert(result_.hidden.end(), hidden.begin(), hidden.end());
     } else {

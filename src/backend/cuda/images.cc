@@ -19,7 +19,7 @@ std::vector<std::byte> kernel_image(std::string_view name) {
   constexpr size_t kLargest = size_t{256} << 20;
   const char* folder = std::getenv("TOKAMAK_CUDA_KERNELS");
   if (folder && replaced_images.empty()) {
-    std::filesystem::path path = std::filesystem::path(folder) / (std::string(name) + ".cubin");
+    std::filesystem::path path = std::filesystem::path(folder) / (std::string(name) + ".fatbin");
     std::string text = read_text_file(path, kLargest);
     const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
     return {bytes, bytes + text.size()};

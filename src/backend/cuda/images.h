@@ -1,6 +1,6 @@
 #pragma once
 // Compiled kernels ("op_linear"), embedded in the program where it was built with TK_CUDA, else in
-// the folder that the environment variable TOKAMAK_CUDA_KERNELS names, as NAME.cubin.
+// the folder that the environment variable TOKAMAK_CUDA_KERNELS names, as NAME.fatbin.
 #include <cstddef>
 #include <span>
 #include <string>

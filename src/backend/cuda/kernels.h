@@ -42,8 +42,7 @@ struct Scratch {
 
 // What else calls may use.
 struct Libraries {
-  Blas* blas = nullptr;  // null: absent
-  const DeviceStream* stream = nullptr;
+  Blas* blas = nullptr;   // null: absent
   int hopper_blocks = 0;  // multiprocessors of a GPU that runs kernels of sm_90a; 0: it does not
 };
 
@@ -77,6 +76,9 @@ void emit_unary(const CallSite& site, LaunchList& list);
 void emit_binary(const CallSite& site, LaunchList& list);
 void emit_copy(const CallSite& site, LaunchList& list);
 void emit_gather(const CallSite& site, LaunchList& list);
+// Rows of an embedding table, where no call of a plan asks for them.
+void emit_embedding(LaunchList& list, const KvPool& kv, const WeightEntry& table,
+                    DeviceAddress table_at, DeviceAddress ids, const Tensor& rows);
 void emit_iota(const CallSite& site, LaunchList& list);
 void emit_norm(const CallSite& site, LaunchList& list);
 void emit_rope(const CallSite& site, LaunchList& list);

@@ -8,23 +8,37 @@
 namespace tokamak::cuda {
 namespace {
 
-constexpr const char* kOpImages[] = {"op_element", "op_rows",         "op_linear", "op_linear_mma",
-                                     "op_attend",  "op_flash",        "op_layer",  "op_pack",
-                                     "sample",     "decode_attention"};
+constexpr const char* kOpImages[] = {"op_element",    "op_rows",   "op_linear",
+                                     "op_linear_mma", "op_attend", "op_flash",
+                                     "op_layer",      "op_pack",   "sample"};
+constexpr const char* kHopperImages[] = {"decode_attention"};
+constexpr int kOverlapCapability = 90;
 
 }  // namespace
 
-KernelLibrary::KernelLibrary() {
+KernelLibrary::KernelLibrary(const Device& device)
+    : overlaps_(device.capability() >= kOverlapCapability) {
   for (const char* name : kOpImages)
     modules_.emplace(name, std::make_unique<Module>(kernel_image(name).data()));
+  if (device.capability() != kHopper) return;
+  for (const char* name : kHopperImages)
+    modules_.emplace(name, std::make_unique<Module>(kernel_image(name).data()));
+}
+
+bool KernelLibrary::has(std::string_view image, const std::string& name) const {
+  auto module = modules_.find(image);
+  return module != modules_.end() && module->second->has(name.c_str());
 }
 
 Handle KernelLibrary::find(std::string_view image, const std::string& name,
                            int shared_bytes) const {
-  if (auto it = found_.find(name); it != found_.end()) return it->second;
+  if (auto it = found_.find(name); it != found_.end() && it->second.shared_bytes >= shared_bytes)
+    return it->second.function;
   auto module = modules_.find(image);
   TK_CHECK(module != modules_.end(), "kernel file {}", image);
-  return found_[name] = module->second->function(name.c_str(), shared_bytes);
+  const Handle function = module->second->function(name.c_str(), shared_bytes);
+  found_[name] = {function, shared_bytes};
+  return function;
 }
 
 void LaunchList::clear() {
@@ -65,7 +79,7 @@ void LaunchList::run(const DeviceStream& stream, size_t from, size_t to) const {
       continue;
     }
     void* params[] = {const_cast<std::byte*>(args_.data() + l.args)};
-    if (l.overlapped) {
+    if (l.overlapped && kernels_.overlaps()) {
       LaunchAttribute overlap;
       LaunchConfig config{{l.grid[0], l.grid[1], l.grid[2]},
                           {l.threads, 1, 1},

@@ -17,14 +17,23 @@ namespace tokamak::cuda {
 // The op kernels, loaded. Owned by an executable.
 class KernelLibrary {
  public:
-  KernelLibrary();  // loads all images; throws when the program or the driver lacks one
+  // Loads all images; throws when the program or the driver lacks one. Those for one kind of GPU
+  // are left out on others.
+  explicit KernelLibrary(const Device& device);
+  bool has(std::string_view image, const std::string& name) const;
+  bool overlaps() const { return overlaps_; }  // launches may start before earlier ones are done
   // Throws Error(kUnsupported) naming the kernel.
-  // shared_bytes: dynamic shared memory, the same for every launch of a kernel that needs much.
+  // shared_bytes: the dynamic shared memory of the launch.
   Handle find(std::string_view image, const std::string& name, int shared_bytes = 0) const;
 
  private:
   std::map<std::string, std::unique_ptr<Module>, std::less<>> modules_;
-  mutable std::map<std::string, Handle, std::less<>> found_;
+  struct Found {
+    Handle function;
+    int shared_bytes;  // that it may use
+  };
+  mutable std::map<std::string, Found, std::less<>> found_;
+  bool overlaps_;
 };
 
 struct Grid {

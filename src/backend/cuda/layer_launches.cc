@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 
 #include "base/error.h"
 
@@ -19,26 +20,75 @@ T* at(DeviceAddress address) {
   return reinterpret_cast<T*>(address);
 }
 
-}  // namespace
+const Plan* step_plan(const PlanSet& plans) {
+  auto step = std::find_if(plans.plans.begin(), plans.plans.end(),
+                           [](const Plan& p) { return p.function == "step"; });
+  return step == plans.plans.end() ? nullptr : &*step;
+}
 
-std::unique_ptr<LayerLaunches> LayerLaunches::make(const PlanSet& plans, const Plan& plan,
-                                                   const DeviceWeights& weights, const KvPool& kv,
-                                                   const Libraries& libraries, int64_t rows) {
+int64_t most_rows(const PlanSet& plans) {
+  int64_t rows = 0;
+  for (const Plan& plan : plans.plans) {
+    if (plan.function != "step" && plan.function != "decode") continue;
+    for (const GuardRange& g : plan.guard)
+      if (g.symbol == "T" || g.symbol == "B") rows = std::max(rows, g.hi);
+  }
+  return rows;
+}
+
+std::optional<PlannedDecoder> find_layers(const PlanSet& plans) {
+  const Plan* plan = step_plan(plans);
+  if (!plan || !layers_enabled()) return std::nullopt;
   std::string why;
-  if (!layers_enabled()) return nullptr;
-  std::optional<PlannedDecoder> decoder = find_decoder(plans, plan, why);
+  std::optional<PlannedDecoder> decoder = find_decoder(plans, *plan, why);
   if (!decoder || decoder->type != DecodeWeight::kBf16 || decoder->head_type != DecodeWeight::kBf16)
-    return nullptr;
+    return std::nullopt;
   const DecoderShape& s = decoder->shape;
   if ((s.head_dim != 64 && s.head_dim != 128) || s.hidden % 32 != 0 || s.mlp % 32 != 0)
-    return nullptr;
-  std::unique_ptr<LayerLaunches> made(
-      new LayerLaunches(plans, std::move(*decoder), weights, kv, libraries, rows));
-  for (const PlannedLayer& l : made->decoder_.layers)
-    if (l.q_bias != kNoWeight || l.k_bias != kNoWeight || l.v_bias != kNoWeight ||
-        !made->together({l.q, l.k, l.v}) || !made->together({l.gate, l.up}))
-      return nullptr;
-  return made;
+    return std::nullopt;
+  for (const PlannedLayer& l : decoder->layers)
+    if (l.q_bias != kNoWeight || l.k_bias != kNoWeight || l.v_bias != kNoWeight)
+      return std::nullopt;
+  return decoder;
+}
+
+}  // namespace
+
+// Offsets into the working memory.
+struct LayerLaunches::Layout {
+  size_t residual, normed, wide, queries, attended, gated, delta, turns, bytes = 0;
+  Layout(const DecoderShape& s, int64_t rows) {
+    auto take = [&](int64_t width, size_t element) {
+      const size_t at = bytes;
+      bytes += (static_cast<size_t>(rows * width) * element + 255) / 256 * 256;
+      return at;
+    };
+    const int64_t heads = int64_t{s.heads} * s.head_dim;
+    residual = take(s.hidden, 4);
+    normed = take(s.hidden, 2);
+    wide = take(std::max<int64_t>(s.qkv_rows(), 2 * int64_t{s.mlp}), 2);
+    queries = take(heads, 2);
+    attended = take(heads, 2);
+    gated = take(s.mlp, 2);
+    delta = take(s.hidden, 2);
+    turns = take(s.head_dim, 4);
+  }
+};
+
+uint64_t LayerLaunches::bytes_for(const PlanSet& plans) {
+  std::optional<PlannedDecoder> decoder = find_layers(plans);
+  return decoder ? Layout(decoder->shape, most_rows(plans)).bytes : 0;
+}
+
+std::unique_ptr<LayerLaunches> LayerLaunches::make(const PlanSet& plans,
+                                                   const DeviceWeights& weights, const KvPool& kv,
+                                                   const Libraries& libraries) {
+  std::optional<PlannedDecoder> decoder = find_layers(plans);
+  if (!decoder) return nullptr;
+  for (const PlannedLayer& l : decoder->layers)
+    if (!weights.together({l.q, l.k, l.v}) || !weights.together({l.gate, l.up})) return nullptr;
+  return std::unique_ptr<LayerLaunches>(
+      new LayerLaunches(plans, std::move(*decoder), weights, kv, libraries, most_rows(plans)));
 }
 
 LayerLaunches::LayerLaunches(const PlanSet& plans, PlannedDecoder decoder,
@@ -50,59 +100,90 @@ LayerLaunches::LayerLaunches(const PlanSet& plans, PlannedDecoder decoder,
       kv_(kv),
       libraries_(libraries),
       rows_(rows) {
+  const Layout layout(decoder_.shape, rows);
+  memory_ = Buffer(layout.bytes);
+  const DeviceAddress base = memory_.address();
+  residual_ = base + layout.residual;
+  normed_ = base + layout.normed;
+  wide_ = base + layout.wide;
+  queries_ = base + layout.queries;
+  attended_ = base + layout.attended;
+  gated_ = base + layout.gated;
+  delta_ = base + layout.delta;
+  turns_ = base + layout.turns;
+}
+
+LayerLaunches::Matrix LayerLaunches::qkv(const PlannedLayer& l) const {
+  return {l.q, decoder_.shape.qkv_rows(), decoder_.shape.hidden};
+}
+LayerLaunches::Matrix LayerLaunches::out(const PlannedLayer& l) const {
   const DecoderShape& s = decoder_.shape;
-  const int64_t heads = int64_t{s.heads} * s.head_dim;
-  size_t total = 0;
-  std::vector<std::pair<DeviceAddress*, size_t>> parts;
-  auto part = [&](DeviceAddress& address, int64_t width, size_t element) {
-    parts.emplace_back(&address, total);
-    total += (static_cast<size_t>(rows * width) * element + 255) / 256 * 256;
-  };
-  part(residual_, s.hidden, 4);
-  part(normed_, s.hidden, 2);
-  part(wide_, std::max<int64_t>(s.qkv_rows(), 2 * int64_t{s.mlp}), 2);
-  part(queries_, heads, 2);
-  part(attended_, heads, 2);
-  part(gated_, s.mlp, 2);
-  part(delta_, s.hidden, 2);
-  memory_ = Buffer(total);
-  for (auto& [address, offset] : parts) *address = memory_.address() + offset;
+  return {l.out, s.hidden, int64_t{s.heads} * s.head_dim};
+}
+LayerLaunches::Matrix LayerLaunches::gate_up(const PlannedLayer& l) const {
+  return {l.gate, 2 * int64_t{decoder_.shape.mlp}, decoder_.shape.hidden};
+}
+LayerLaunches::Matrix LayerLaunches::down(const PlannedLayer& l) const {
+  return {l.down, decoder_.shape.hidden, decoder_.shape.mlp};
+}
+LayerLaunches::Matrix LayerLaunches::head() const {
+  return {decoder_.head, decoder_.shape.vocab, decoder_.shape.hidden};
 }
 
-// Rows of these weights follow each other in memory.
-bool LayerLaunches::together(std::initializer_list<uint32_t> weights) const {
-  DeviceAddress next = 0;
-  for (uint32_t w : weights) {
-    if (next != 0 && weights_.address(w) != next) return false;
-    next = weights_.address(w) + static_cast<DeviceAddress>(weight_bytes(plans_.weights.at(w)));
+std::vector<BlasProduct> LayerLaunches::products() const {
+  const PlannedLayer& l = decoder_.layers.front();
+  std::vector<BlasProduct> list;
+  for (const Matrix& m : {qkv(l), out(l), gate_up(l), down(l), head()}) {
+    BlasProduct p;
+    p.w = weights_.address(m.weight);
+    p.n = m.n;
+    p.k = m.k;
+    p.rows = rows_;
+    list.push_back(p);
   }
-  return true;
+  list.back().out = DType::kF32;
+  return list;
 }
 
-// y[rows, n] = x[rows, k] * w^T; the rows of w may be those of several weights.
-void LayerLaunches::product(LaunchList& list, DeviceAddress x, uint32_t weight, int64_t rows,
-                            int64_t n, int64_t k, DeviceAddress y, DType out) const {
+// y[rows, n] = x[rows, k] * w^T.
+void LayerLaunches::product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows,
+                            DeviceAddress y, DType out) const {
   KernelCall call;
   call.op = "linear";
   const StepView view;
   CallSite site{call, {}, {}, kv_, view, {}, libraries_};
-  site.in = {{DType::kBF16, {rows, k}, x, 0}, {DType::kBF16, {n, k}, weights_.address(weight), 0}};
-  site.out = {{out, {rows, n}, y, 0}};
+  site.in = {{DType::kBF16, {rows, w.k}, x, 0},
+             {DType::kBF16, {w.n, w.k}, weights_.address(w.weight), 0}};
+  site.out = {{out, {rows, w.n}, y, 0}};
   emit_linear(site, list);
 }
 
-void LayerLaunches::add_norm(LaunchList& list, const void* delta, uint32_t norm, DeviceAddress y,
-                             int64_t rows, DeviceAddress chosen) const {
+void LayerLaunches::turns(LaunchList& list, const Step& step) const {
+  TurnArgs args{};
+  args.pos = at<int32_t>(step.pos);
+  args.frequencies = at<float>(weights_.address(decoder_.frequencies));
+  args.turns = at<float>(turns_);
+  args.rows = step.tokens;
+  args.half = decoder_.shape.head_dim / 2;
+  args.scale = decoder_.shape.rope_scale;
+  list.add("op_layer", "op_rope_turns",
+           {(args.rows * args.half + kElementThreads - 1) / kElementThreads}, kElementThreads,
+           args);
+}
+
+// To normed_.
+void LayerLaunches::add_norm(LaunchList& list, const void* delta, uint32_t norm, int64_t rows,
+                             DeviceAddress chosen) const {
   AddNormArgs args{};
   args.residual = at<float>(residual_);
   args.delta = static_cast<const uint16_t*>(delta);
   args.w = at<void>(weights_.address(norm));
   args.tw = plans_.weights.at(norm).dtype;
-  args.y = at<uint16_t>(y);
+  args.y = at<uint16_t>(normed_);
   args.rows = at<int32_t>(chosen);
   args.n = decoder_.shape.hidden;
   args.eps = decoder_.shape.eps;
-  list.add_overlapped("op_layer", "op_add_norm", {rows}, kLayerThreads, args);
+  list.add_overlapped("op_layer", "op_add_norm", {rows}, kNormThreads, args);
 }
 
 void LayerLaunches::rotate(LaunchList& list, const PlannedLayer& layer, const Step& step,
@@ -111,10 +192,9 @@ void LayerLaunches::rotate(LaunchList& list, const PlannedLayer& layer, const St
   RotateArgs args{};
   args.x = at<uint16_t>(wide_);
   args.q = at<uint16_t>(queries_);
-  args.pos = at<int32_t>(step.pos);
   args.seq = at<int32_t>(step.seq);
   args.slot = at<int32_t>(step.slot);
-  args.frequencies = at<float>(weights_.address(decoder_.frequencies));
+  args.turns = at<float>(turns_);
   for (auto [weight, gains] : {std::pair{layer.query_norm, &args.query_gains},
                                std::pair{layer.key_norm, &args.key_gains}}) {
     if (weight == kNoWeight) continue;
@@ -128,7 +208,6 @@ void LayerLaunches::rotate(LaunchList& list, const PlannedLayer& layer, const St
   args.kv_heads = s.kv_heads;
   args.d = s.head_dim;
   args.eps = s.eps;
-  args.rope_scale = s.rope_scale;
   constexpr int kHeads = kLayerThreads / 32;  // of a block
   const int heads = s.heads + 2 * s.kv_heads;
   list.add_overlapped("op_layer", "op_rotate_append", {step.tokens, (heads + kHeads - 1) / kHeads},
@@ -157,42 +236,33 @@ void LayerLaunches::attend(LaunchList& list, const PlannedLayer& layer, const St
   emit_attend(site, list);
 }
 
-void LayerLaunches::embed(LaunchList& list, const Step& step, const StepView& view) const {
-  const WeightEntry& table = plans_.weights.at(decoder_.embedding);
-  KernelCall call;
-  call.op = "embed";
-  CallSite site{call, {}, {}, kv_, view, {}, {}};
-  site.in = {{DType::kI32, {step.tokens}, step.ids, 0},
-             {table.dtype, table.dims, weights_.address(decoder_.embedding), 0}};
-  site.out = {{DType::kF32, {step.tokens, table.dims[1]}, residual_, 0}};
-  emit_gather(site, list);
-}
-
 void LayerLaunches::emit(const Step& step, const StepView& view, Scratch scratch,
                          LaunchList& list) const {
   const DecoderShape& s = decoder_.shape;
-  const int64_t heads = int64_t{s.heads} * s.head_dim, rows = step.tokens;
+  const int64_t rows = step.tokens;
   TK_CHECK(rows <= rows_ && view.causal, "{} rows of at most {}", rows, rows_);
-  embed(list, step, view);
+  emit_embedding(list, kv_, plans_.weights.at(decoder_.embedding),
+                 weights_.address(decoder_.embedding), step.ids,
+                 {DType::kF32, {rows, s.hidden}, residual_, 0});
+  turns(list, step);
   const void* delta = nullptr;
   for (const PlannedLayer& l : decoder_.layers) {
-    add_norm(list, delta, l.attention_norm, normed_, rows);
-    product(list, normed_, l.q, rows, s.qkv_rows(), s.hidden, wide_);
+    add_norm(list, delta, l.attention_norm, rows);
+    product(list, normed_, qkv(l), rows, wide_);
     rotate(list, l, step, view);
     attend(list, l, step, view, scratch);
-    product(list, attended_, l.out, rows, s.hidden, heads, delta_);
+    product(list, attended_, out(l), rows, delta_);
     delta = at<void>(delta_);
-    add_norm(list, delta, l.mlp_norm, normed_, rows);
-    product(list, normed_, l.gate, rows, 2 * int64_t{s.mlp}, s.hidden, wide_);
+    add_norm(list, delta, l.mlp_norm, rows);
+    product(list, normed_, gate_up(l), rows, wide_);
     GateArgs gate{at<uint16_t>(wide_), at<uint16_t>(gated_), rows, s.mlp};
-    list.add(
-        "op_layer", "op_gate",
-        {std::min<int64_t>(132 * 16, (rows * s.mlp / 8 + kElementThreads - 1) / kElementThreads)},
-        kElementThreads, gate);
-    product(list, gated_, l.down, rows, s.hidden, s.mlp, delta_);
+    const int64_t blocks = (rows * s.mlp / 8 + kElementThreads - 1) / kElementThreads;
+    list.add_overlapped("op_layer", "op_gate", {std::min<int64_t>(132 * 16, blocks)},
+                        kElementThreads, gate);
+    product(list, gated_, down(l), rows, delta_);
   }
-  add_norm(list, delta, decoder_.final_norm, normed_, step.outputs, step.out_rows);
-  product(list, normed_, decoder_.head, step.outputs, s.vocab, s.hidden, step.logits, DType::kF32);
+  add_norm(list, delta, decoder_.final_norm, step.outputs, step.out_rows);
+  product(list, normed_, head(), step.outputs, step.logits, DType::kF32);
 }
 
 }  // namespace tokamak::cuda

@@ -13,10 +13,10 @@ namespace tokamak::cuda {
 // Owned by an executable.
 class LayerLaunches {
  public:
-  // Null where a plan is not such a decoder with bf16 weights. `rows`: the most tokens of a step.
-  static std::unique_ptr<LayerLaunches> make(const PlanSet& plans, const Plan& plan,
-                                             const DeviceWeights& weights, const KvPool& kv,
-                                             const Libraries& libraries, int64_t rows);
+  // Null where the function "step" is not such a decoder with bf16 weights.
+  static std::unique_ptr<LayerLaunches> make(const PlanSet& plans, const DeviceWeights& weights,
+                                             const KvPool& kv, const Libraries& libraries);
+  static uint64_t bytes_for(const PlanSet& plans);  // bytes() of what make() returns
 
   struct Step {
     int64_t tokens = 0, sequences = 0, outputs = 0;
@@ -24,6 +24,8 @@ class LayerLaunches {
     DeviceAddress out_rows = 0;  // 0: every token has an output
     DeviceAddress logits = 0;
   };
+  // The products of a layer and of the head, for Blas::measure().
+  std::vector<BlasProduct> products() const;
   // Emits a step whose rows are the last tokens of their sequences (StepView::causal).
   void emit(const Step& step, const StepView& view, Scratch scratch, LaunchList& list) const;
   uint64_t bytes() const { return memory_.bytes(); }
@@ -31,16 +33,26 @@ class LayerLaunches {
  private:
   LayerLaunches(const PlanSet& plans, PlannedDecoder decoder, const DeviceWeights& weights,
                 const KvPool& kv, const Libraries& libraries, int64_t rows);
-  bool together(std::initializer_list<uint32_t> weights) const;
-  void product(LaunchList& list, DeviceAddress x, uint32_t weight, int64_t rows, int64_t n,
-               int64_t k, DeviceAddress y, DType out = DType::kBF16) const;
-  void add_norm(LaunchList& list, const void* delta, uint32_t norm, DeviceAddress y, int64_t rows,
+  struct Layout;
+  // A product: the rows of `weight`, which may go on in the weights after it.
+  struct Matrix {
+    uint32_t weight;
+    int64_t n, k;
+  };
+  Matrix qkv(const PlannedLayer& layer) const;
+  Matrix out(const PlannedLayer& layer) const;
+  Matrix gate_up(const PlannedLayer& layer) const;
+  Matrix down(const PlannedLayer& layer) const;
+  Matrix head() const;
+  void product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows, DeviceAddress y,
+               DType out = DType::kBF16) const;
+  void turns(LaunchList& list, const Step& step) const;
+  void add_norm(LaunchList& list, const void* delta, uint32_t norm, int64_t rows,
                 DeviceAddress chosen = 0) const;
   void rotate(LaunchList& list, const PlannedLayer& layer, const Step& step,
               const StepView& view) const;
   void attend(LaunchList& list, const PlannedLayer& layer, const Step& step, const StepView& view,
               Scratch scratch) const;
-  void embed(LaunchList& list, const Step& step, const StepView& view) const;
 
   const PlanSet& plans_;
   PlannedDecoder decoder_;
@@ -50,8 +62,7 @@ class LayerLaunches {
   int64_t rows_;
   Buffer memory_;
   // Parts of it.
-  DeviceAddress residual_ = 0, normed_ = 0, wide_ = 0, queries_ = 0, attended_ = 0, gated_ = 0,
-                delta_ = 0;
+  DeviceAddress residual_, normed_, wide_, queries_, attended_, gated_, delta_, turns_;
 };
 
 }  // namespace tokamak::cuda

@@ -12,57 +12,67 @@
 namespace tokamak::cuda {
 namespace {
 
-constexpr int kCapability = 90;  // bulk copies and their barriers
-
 // For comparisons: every step by the kernels of single ops.
 bool stream_enabled() {
   const char* off = std::getenv("TOKAMAK_CUDA_STREAM");
   return !off || std::string_view(off) != "0";
 }
 
+const Plan* decode_plan(const PlanSet& plans) {
+  auto plan = std::find_if(plans.plans.begin(), plans.plans.end(),
+                           [](const Plan& p) { return p.function == "decode"; });
+  return plan == plans.plans.end() ? nullptr : &*plan;
+}
+
 size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
 
-std::unique_ptr<StreamDecoder> StreamDecoder::make(const Device& device, const PlanSet& plans,
-                                                   const DeviceWeights& weights, const KvPool& kv,
-                                                   const KernelLibrary& kernels,
-                                                   const DeviceStream& stream, int64_t max_rows) {
-  if (!stream_enabled()) return nullptr;
-  auto refuse = [](std::string_view why) -> std::unique_ptr<StreamDecoder> {
-    log::info("decode does not use the persistent kernel: {}", why);
-    return nullptr;
-  };
-  auto plan = std::find_if(plans.plans.begin(), plans.plans.end(),
-                           [](const Plan& p) { return p.function == "decode"; });
-  if (plan == plans.plans.end()) return nullptr;
-  if (device.capability() < kCapability) return refuse("the GPU is older than Hopper");
+std::unique_ptr<StreamDecoder> StreamDecoder::make(const Model& model, int64_t max_rows, bool fp8) {
+  const Plan* plan = decode_plan(model.plans);
+  if (!plan || !stream_enabled()) return nullptr;
   std::string why;
-  std::optional<PlannedDecoder> decoder = find_decoder(plans, *plan, why);
-  if (!decoder) return refuse(why);
+  std::optional<PlannedDecoder> decoder;
+  if (model.device.capability() != kHopper)
+    why = "it needs a GPU of compute capability 9.0";
+  else
+    decoder = find_decoder(model.plans, *plan, why);
   for (int most : {static_cast<int>(std::min<int64_t>(max_rows, kMaxBatch)), 1}) {
-    std::unique_ptr<StreamDecoder> made(new StreamDecoder(plans, *decoder, kv, kernels, most));
+    if (!decoder) break;
+    std::unique_ptr<StreamDecoder> made(new StreamDecoder(model, *decoder, fp8, most));
     try {
-      made->load(device, weights, stream);
+      made->check_fits();
+      made->load();
+      log::info("decode of 1 to {} sequences runs in the persistent kernel", most);
+      return made;
     } catch (const Error& e) {
-      if (e.code() != ErrorCode::kUnsupported && e.code() != ErrorCode::kResourceExhausted) throw;
       why = e.what();
-      continue;
+      if (e.code() == ErrorCode::kResourceExhausted) break;
+      if (e.code() != ErrorCode::kUnsupported) throw;
     }
-    log::info("decode of 1 to {} sequences runs in the persistent kernel", most);
-    return made;
   }
-  return refuse(why);
+  log::info("decode does not use the persistent kernel: {}", why);
+  return nullptr;
 }
 
-StreamDecoder::StreamDecoder(const PlanSet& plans, PlannedDecoder decoder, const KvPool& kv,
-                             const KernelLibrary& kernels, int max_batch)
-    : plans_(plans),
-      decoder_(std::move(decoder)),
-      kv_(kv),
-      kernels_(kernels),
-      max_batch_(max_batch),
-      embed_(kernels) {}
+uint64_t StreamDecoder::bytes_for(const PlanSet& plans, bool fp8) {
+  const Plan* plan = decode_plan(plans);
+  std::string why;
+  std::optional<PlannedDecoder> decoder;
+  if (plan && stream_enabled()) decoder = find_decoder(plans, *plan, why);
+  uint64_t bytes = 0;
+  for (const WeightEntry& w : plans.weights) {
+    if (!decoder || w.dims.size() != 2) continue;
+    const auto size = static_cast<uint64_t>(weight_bytes(w));
+    bytes += w.dtype != DType::kBF16 ? size : fp8 ? size / 2 : 0;
+  }
+  return bytes;
+}
+
+StreamDecoder::StreamDecoder(const Model& model, PlannedDecoder decoder, bool fp8, int max_batch)
+    : model_(model), decoder_(std::move(decoder)), max_batch_(max_batch), embed_(model.kernels) {
+  if (fp8 && decoder_.type == DecodeWeight::kBf16) decoder_.type = DecodeWeight::kFp8;
+}
 
 uint64_t StreamDecoder::bytes() const {
   uint64_t total = vectors_.bytes() + embedded_.bytes() + stream_->bytes();
@@ -70,70 +80,79 @@ uint64_t StreamDecoder::bytes() const {
   return total;
 }
 
-void StreamDecoder::load(const Device& device, const DeviceWeights& weights,
-                         const DeviceStream& stream) {
+void StreamDecoder::check_fits() const {
   const DecoderShape& shape = decoder_.shape;
-  for (const PlannedLayer& layer : decoder_.layers)  // before anything is copied
+  for (const PlannedLayer& layer : decoder_.layers)
     for (const char* plane : {"k", "v"})
-      if (kv_.state(layer.state).plane(plane).block_bytes !=
+      if (model_.kv.state(layer.state).plane(plane).block_bytes !=
           int64_t{shape.kv_heads} * shape.page_size * shape.head_dim * 2)
         fail(ErrorCode::kUnsupported, "blocks of the KV cache are padded");
+  DecoderWeights types;
+  types.layers.resize(decoder_.layers.size());
+  for (LayerWeights& l : types.layers)
+    for (DecodeMatrix* m : {&l.qkv, &l.out, &l.gate_up, &l.down}) m->type = decoder_.type;
+  types.head.type = decoder_.head_type;
+  DecodeStream::check_fits(model_.device, shape, types, max_batch_);
+}
+
+void StreamDecoder::load() {
+  const DeviceWeights& weights = model_.weights;
+  const DecoderShape& shape = decoder_.shape;
   DecoderWeights to;
   size_t elements = 0;
-  for (const WeightEntry& w : plans_.weights)
+  for (const WeightEntry& w : model_.plans.weights)
     if (w.dims.size() == 1) elements += aligned(static_cast<size_t>(w.dims[0]));
   elements += decoder_.layers.size() * aligned(static_cast<size_t>(shape.qkv_rows()));
   vectors_ = Buffer(elements * sizeof(uint16_t));
   for (const PlannedLayer& l : decoder_.layers) {
     LayerWeights& layer = to.layers.emplace_back();
     layer = {};
-    layer.attention_gains = vectors({l.attention_norm}, {shape.hidden}, weights);
-    layer.mlp_gains = vectors({l.mlp_norm}, {shape.hidden}, weights);
-    layer.query_gains = vectors({l.query_norm}, {shape.head_dim}, weights);
-    layer.key_gains = vectors({l.key_norm}, {shape.head_dim}, weights);
+    layer.attention_gains = vectors({l.attention_norm}, {shape.hidden});
+    layer.mlp_gains = vectors({l.mlp_norm}, {shape.hidden});
+    layer.query_gains = vectors({l.query_norm}, {shape.head_dim});
+    layer.key_gains = vectors({l.key_norm}, {shape.head_dim});
     const int q = shape.heads * shape.head_dim, kv = shape.kv_heads * shape.head_dim;
-    layer.qkv_bias = vectors({l.q_bias, l.k_bias, l.v_bias}, {q, kv, kv}, weights);
-    layer.qkv = matrix(decoder_.type, {l.q, l.k, l.v}, false, weights, stream);
-    layer.out = matrix(decoder_.type, {l.out}, false, weights, stream);
+    layer.qkv_bias = vectors({l.q_bias, l.k_bias, l.v_bias}, {q, kv, kv});
+    layer.qkv = matrix(decoder_.type, {l.q, l.k, l.v}, false);
+    layer.out = matrix(decoder_.type, {l.out}, false);
     if (decoder_.type == DecodeWeight::kBf16) {
-      layer.gate_up = matrix(decoder_.type, {l.gate}, false, weights, stream);
+      layer.gate_up = matrix(decoder_.type, {l.gate}, false);
       layer.up = weights.address(l.up);
     } else {
-      layer.gate_up = matrix(decoder_.type, {l.gate, l.up}, true, weights, stream);
+      layer.gate_up = matrix(decoder_.type, {l.gate, l.up}, true);
     }
-    layer.down = matrix(decoder_.type, {l.down}, false, weights, stream);
-    layer.keys = reinterpret_cast<DeviceAddress>(kv_.state(l.state).plane("k").base);
-    layer.values = reinterpret_cast<DeviceAddress>(kv_.state(l.state).plane("v").base);
+    layer.down = matrix(decoder_.type, {l.down}, false);
+    layer.keys = reinterpret_cast<DeviceAddress>(model_.kv.state(l.state).plane("k").base);
+    layer.values = reinterpret_cast<DeviceAddress>(model_.kv.state(l.state).plane("v").base);
   }
-  to.head = matrix(decoder_.head_type, {decoder_.head}, false, weights, stream);
-  to.final_gains = vectors({decoder_.final_norm}, {shape.hidden}, weights);
+  to.head = matrix(decoder_.head_type, {decoder_.head}, false);
+  to.final_gains = vectors({decoder_.final_norm}, {shape.hidden});
   to.frequencies = weights.address(decoder_.frequencies);
   embedding_ = weights.address(decoder_.embedding);
-  if (plans_.weights.at(decoder_.embedding).dtype == DType::kBF16)
+  if (model_.plans.weights.at(decoder_.embedding).dtype == DType::kBF16)
     to.embedding = embedding_;
   else
     embedded_ = Buffer(static_cast<size_t>(max_batch_) * static_cast<size_t>(shape.hidden) * 2);
-  stream.wait();
+  model_.stream.wait();
   const std::vector<std::byte> image = kernel_image("decode_stream");
-  stream_ = std::make_unique<DecodeStream>(device, image.data(), shape, to, max_batch_);
+  stream_ = std::make_unique<DecodeStream>(model_.device, image.data(), shape, to, max_batch_);
 }
 
 // Vectors one after the other as bf16; zeros for those that the model does not have. 0: it has
 // none of them.
 DeviceAddress StreamDecoder::vectors(const std::vector<uint32_t>& parts,
-                                     const std::vector<int>& lengths,
-                                     const DeviceWeights& weights) {
+                                     const std::vector<int>& lengths) {
   if (std::all_of(parts.begin(), parts.end(), [](uint32_t w) { return w == kNoWeight; })) return 0;
   std::vector<uint16_t> values;
   for (size_t i = 0; i < parts.size(); ++i) {
     auto length = static_cast<size_t>(lengths[i]), first = values.size();
     values.resize(first + length);
     if (parts[i] == kNoWeight) continue;
-    const WeightEntry& entry = plans_.weights.at(parts[i]);
+    const WeightEntry& entry = model_.plans.weights.at(parts[i]);
     if (entry.dims != std::vector<int64_t>{lengths[i]})
       fail(ErrorCode::kUnsupported, "{} has another length than {}", entry.name, length);
     std::vector<std::byte> bytes(dtype_bytes(entry.dtype, lengths[i]));
-    check(driver().copy_out(bytes.data(), weights.address(parts[i]), bytes.size()),
+    check(driver().copy_out(bytes.data(), model_.weights.address(parts[i]), bytes.size()),
           "reading a weight");
     std::vector<float> floats(length);
     decode_row(entry.dtype, bytes.data(), floats.data(), lengths[i]);
@@ -146,53 +165,62 @@ DeviceAddress StreamDecoder::vectors(const std::vector<uint32_t>& parts,
   return vectors_.address() + at;
 }
 
-// Rows of several weights as one matrix, in turn where they alternate. bf16 rows stay where they
-// are if they follow each other in memory.
-DecodeMatrix StreamDecoder::matrix(DecodeWeight type, const std::vector<uint32_t>& parts,
-                                   bool alternate, const DeviceWeights& weights,
-                                   const DeviceStream& stream) {
+// bf16 rows of several weights, one after the other; they stay where they are if that is so
+// already.
+DecodeMatrix StreamDecoder::joined(const std::vector<uint32_t>& parts, size_t bytes) {
   DecodeMatrix out;
-  out.type = type;
+  out.type = DecodeWeight::kBf16;
+  out.data = model_.weights.address(parts[0]);
+  if (model_.weights.together(parts)) return out;
+  out.data = packed_.emplace_back(bytes).address();
+  check(driver().stream_wait(nullptr), "clearing memory");
+  DeviceAddress to = out.data;
+  for (uint32_t part : parts) {
+    auto size = static_cast<size_t>(weight_bytes(model_.plans.weights[part]));
+    model_.stream.copy(to, model_.weights.address(part), size);
+    to += size;
+  }
+  return out;
+}
+
+// Rows of several weights as one matrix, in turn where they alternate.
+DecodeMatrix StreamDecoder::matrix(DecodeWeight type, const std::vector<uint32_t>& parts,
+                                   bool alternate) {
   PackArgs args{};
-  bool together = true;
   size_t bytes = 0;
   int64_t rows = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
-    const WeightEntry& entry = plans_.weights.at(parts[i]);
-    args.source[i] = reinterpret_cast<const uint8_t*>(weights.address(parts[i]));
+    const WeightEntry& entry = model_.plans.weights.at(parts[i]);
+    args.source[i] = reinterpret_cast<const uint8_t*>(model_.weights.address(parts[i]));
     args.rows[i] = entry.dims.at(0);
     args.width = entry.dims.at(1);
     args.type = entry.dtype;
-    together = together && weights.address(parts[i]) == weights.address(parts[0]) + bytes;
     bytes += static_cast<size_t>(weight_bytes(entry));
     rows += entry.dims[0];
   }
-  if (type == DecodeWeight::kBf16) {
-    out.data = weights.address(parts[0]);
-    if (together) return out;
-    out.data = packed_.emplace_back(bytes).address();
-    check(driver().stream_wait(nullptr), "clearing memory");
-    DeviceAddress to = out.data;
-    for (uint32_t part : parts) {
-      auto size = static_cast<size_t>(weight_bytes(plans_.weights[part]));
-      stream.copy(to, weights.address(part), size);
-      to += size;
-    }
-    return out;
-  }
+  if (type == DecodeWeight::kBf16) return joined(parts, bytes);
+  DecodeMatrix out;
+  out.type = type;
   const int width = static_cast<int>(args.width);
   out.data = packed_.emplace_back(packed_bytes(type, static_cast<int>(rows), width)).address();
-  check(driver().stream_wait(nullptr), "clearing memory");
   args.row_bytes = static_cast<int64_t>(dtype_bytes(args.type, args.width));
   args.parts = decode_parts(type, width);
   args.tiles = packed_tiles(static_cast<int>(rows));
   args.to = reinterpret_cast<uint8_t*>(out.data);
   args.alternate = alternate;
-  LaunchList list(kernels_);
-  const int64_t threads = args.tiles * 16 * (args.width / 32);
-  list.add("op_pack", "op_pack", {(threads + kElementThreads - 1) / kElementThreads},
-           kElementThreads, args);
-  list.run(stream);
+  int64_t threads = args.tiles * 16 * (args.width / 32);
+  const char* kernel = "op_pack";
+  if (type == DecodeWeight::kFp8) {
+    out.scales = packed_.emplace_back(static_cast<size_t>(rows) * sizeof(float)).address();
+    args.scales = reinterpret_cast<float*>(out.scales);
+    threads = args.tiles * 16 * 32;
+    kernel = "op_pack_fp8";
+  }
+  check(driver().stream_wait(nullptr), "clearing memory");
+  LaunchList list(model_.kernels);
+  list.add("op_pack", kernel, {(threads + kElementThreads - 1) / kElementThreads}, kElementThreads,
+           args);
+  list.run(model_.stream);
   return out;
 }
 
@@ -231,17 +259,11 @@ void StreamDecoder::launch(const DeviceStream& stream, const Batch& batch) {
 void StreamDecoder::embed(const DeviceStream& stream, const Batch& batch) {
   const auto rows = batch.sampling.size();
   if (batch.ids != embed_ids_ || rows != embed_rows_) {
-    const WeightEntry& table = plans_.weights.at(decoder_.embedding);
+    const WeightEntry& table = model_.plans.weights.at(decoder_.embedding);
     embed_.clear();
-    KernelCall call;
-    call.op = "embed";
-    StepView view;
-    CallSite site{call, {}, {}, kv_, view, {}};
-    site.in.push_back({DType::kI32, {static_cast<int64_t>(rows)}, batch.ids, 0});
-    site.in.push_back({table.dtype, table.dims, embedding_, 0});
-    site.out.push_back(
+    emit_embedding(
+        embed_, model_.kv, table, embedding_, batch.ids,
         {DType::kBF16, {static_cast<int64_t>(rows), table.dims[1]}, embedded_.address(), 0});
-    emit_gather(site, embed_);
     embed_ids_ = batch.ids;
     embed_rows_ = rows;
   }

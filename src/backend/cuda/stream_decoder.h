@@ -15,12 +15,20 @@ namespace tokamak::cuda {
 // kernel reads in another order, are kept a second time.
 class StreamDecoder {
  public:
+  // What it stands on, all of which outlives it.
+  struct Model {
+    const Device& device;
+    const PlanSet& plans;
+    const DeviceWeights& weights;
+    const KvPool& kv;
+    const KernelLibrary& kernels;
+    const DeviceStream& stream;
+  };
   // Null where the kernel cannot run the decode plans of this set on this device. The log says why
-  // (level info).
-  static std::unique_ptr<StreamDecoder> make(const Device& device, const PlanSet& plans,
-                                             const DeviceWeights& weights, const KvPool& kv,
-                                             const KernelLibrary& kernels,
-                                             const DeviceStream& stream, int64_t max_rows);
+  // (level info). fp8: layers of bf16 weights are read as FP8.
+  static std::unique_ptr<StreamDecoder> make(const Model& model, int64_t max_rows, bool fp8);
+  // bytes() of what make() returns, about.
+  static uint64_t bytes_for(const PlanSet& plans, bool fp8);
 
   uint32_t group() const { return decoder_.group; }
   // Whether the kernel can run a step of the decode function: few sequences, each with one more
@@ -42,19 +50,17 @@ class StreamDecoder {
   uint64_t bytes() const;
 
  private:
-  StreamDecoder(const PlanSet& plans, PlannedDecoder decoder, const KvPool& kv,
-                const KernelLibrary& kernels, int max_batch);
-  void load(const Device& device, const DeviceWeights& weights, const DeviceStream& stream);
-  DecodeMatrix matrix(DecodeWeight type, const std::vector<uint32_t>& parts, bool alternate,
-                      const DeviceWeights& weights, const DeviceStream& stream);
-  DeviceAddress vectors(const std::vector<uint32_t>& parts, const std::vector<int>& lengths,
-                        const DeviceWeights& weights);
+  StreamDecoder(const Model& model, PlannedDecoder decoder, bool fp8, int max_batch);
+  // Throws kUnsupported where the kernel cannot run the model, before anything is allocated.
+  void check_fits() const;
+  void load();
+  DecodeMatrix matrix(DecodeWeight type, const std::vector<uint32_t>& parts, bool alternate);
+  DecodeMatrix joined(const std::vector<uint32_t>& parts, size_t bytes);
+  DeviceAddress vectors(const std::vector<uint32_t>& parts, const std::vector<int>& lengths);
   void embed(const DeviceStream& stream, const Batch& batch);
 
-  const PlanSet& plans_;
+  const Model model_;
   PlannedDecoder decoder_;
-  const KvPool& kv_;
-  const KernelLibrary& kernels_;
   int max_batch_;
   Buffer vectors_;  // norms and biases as bf16
   size_t vectors_used_ = 0;

@@ -29,13 +29,21 @@ struct HostWeights {
       }
       return bf16_to_f32(matrix[static_cast<int64_t>(row) * in.width + e]);
     }
-    TK_CHECK(in.type == DecodeWeight::kQ8 || in.type == DecodeWeight::kQ4);
-    const bool four = in.type == DecodeWeight::kQ4;
-    const int segments = in.width / in.parts / 256, chunk_bytes = segments * (four ? 288 : 544);
+    const bool four = in.type == DecodeWeight::kQ4, fp8 = in.type == DecodeWeight::kFp8;
+    const int segments = in.width / in.parts / 256;
+    const int chunk_bytes = segments * (fp8 ? 512 : four ? 288 : 544);
     const int chunks = in.parts * kDecodeWarps, s = e / 32 % segments, i = e % 32;
     const uint8_t* chunk = bytes + static_cast<int64_t>(row / 16) * chunks * chunk_bytes +
                            static_cast<int64_t>(e / 32 / segments) * chunk_bytes;
     const int r = row % 16, lane = r % 8 * 4 + i / 8, low = r / 8, j = i % 8;
+    if (fp8) {
+      constexpr int kByteOf[4] = {0, 2, 1, 3};
+      const auto* byte = reinterpret_cast<const std::byte*>(chunk) + s * 512 + lane * 16 + low * 8 +
+                         j / 4 * 4 + kByteOf[j % 4];
+      float value;
+      decode_row(DType::kF8E4M3, byte, &value, 1);
+      return value * static_cast<const float*>(in.values)[row];
+    }
     int number;
     if (four) {
       const uint8_t byte = chunk[s / 2 * 512 + lane * 16 + s % 2 * 8 + low * 4 + j % 4];

@@ -54,6 +54,7 @@ const float* published_sums(int n);
 }  // namespace simt
 
 inline void wait_for_earlier() {}
+inline void allow_next() {}
 inline void sync_block() { simt::wait_block(); }
 inline void sync_warp() { simt::wait_warp(); }
 inline unsigned warp_ballot(bool x) {
@@ -93,6 +94,10 @@ template <class T>
 T lane_up(T x, int d) {
   unsigned lane = threadIdx.x % 32, by = static_cast<unsigned>(d);
   return lane_value(x, lane < by ? lane : lane - by);
+}
+template <class T>
+T lane_from(T x, int lane) {
+  return lane_value(x, static_cast<unsigned>(lane));
 }
 inline int shared_add(int* to, int x) { return std::exchange(*to, *to + x); }
 inline uint32_t mul_high(uint32_t a, uint32_t b) {

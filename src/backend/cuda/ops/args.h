@@ -137,6 +137,7 @@ struct PackArgs {
   int64_t rows[kPackSources];
   int64_t row_bytes, width, parts, tiles;  // tiles of 16 rows, the last filled with zeros
   uint8_t* to;
+  float* scales;  // op_pack_fp8: one per row
   DType type;
   bool alternate;
 };
@@ -161,7 +162,8 @@ struct AppendArgs {
   const void* x[kMaxPlanes];
   DType tx[kMaxPlanes];
 };
-constexpr int kFlashRows = 128, kFlashKeys = 64, kFlashThreads = 256;  // of a block of op_flash
+constexpr int kFlashRows = 128, kFlashKeys = 64, kFlashWarpRows = 32;  // of op_flash
+constexpr int kFlashThreads = kFlashRows / kFlashWarpRows * 32;
 struct AttendArgs {
   const void* q;  // [rows, heads, d]
   void* y;        // [rows, heads, dv]
@@ -176,7 +178,7 @@ struct AttendArgs {
 };
 // Between the products of a decoder layer (layer_launches.h). Values are bf16 where nothing else is
 // said.
-constexpr int kLayerThreads = 256;
+constexpr int kLayerThreads = 256, kNormThreads = 512;
 struct AddNormArgs {
   float* residual;        // [.., n]
   const uint16_t* delta;  // [.., n], or null
@@ -195,14 +197,21 @@ struct GateArgs {
 struct RotateArgs {
   const uint16_t* x;  // [rows, heads + 2 * kv_heads, d]
   uint16_t* q;        // [rows, heads, d]
-  const int32_t *pos, *seq, *slot;
-  const float* frequencies;             // [d / 2]
+  const int32_t *seq, *slot;
+  const float* turns;                   // [rows, d / 2, 2]: op_rope_turns
   const void *query_gains, *key_gains;  // [d], or null
   ViewArgs view;
   PlaneArgs key, value;
   int32_t heads, kv_heads, d;
-  float eps, rope_scale;
+  float eps;
   DType tg;  // of the gains
+};
+struct TurnArgs {
+  const int32_t* pos;
+  const float* frequencies;  // [half]
+  float* turns;              // [rows, half, 2]: cosine, sine
+  int64_t rows, half;
+  float scale;
 };
 
 struct MoveArgs {  // one token's KV, all planes of a group

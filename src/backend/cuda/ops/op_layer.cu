@@ -5,12 +5,11 @@
 
 namespace tokamak::cuda {
 
-// The sum over a block of kLayerThreads, in every thread.
-TK_DEVICE float layer_sum(float x) {
-  constexpr int kWarps = kLayerThreads / kWarp;
+// The sum over a block of kNormThreads, in every thread.
+TK_DEVICE float norm_sum(float x) {
+  constexpr int kWarps = kNormThreads / kWarp;
   __shared__ float parts[kWarps];
   x = warp_sum(x);
-  sync_block();
   if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = x;
   sync_block();
   float sum = 0;
@@ -28,41 +27,55 @@ TK_DEVICE void store8(uint16_t* to, const float (&v)[8]) {
 }
 
 // residual += delta, then y = rms_norm(residual). A block per row.
-TK_KERNEL(op_add_norm, AddNormArgs, kLayerThreads) {
-  wait_for_earlier();
-  int64_t row = blockIdx.x, from = a.rows ? a.rows[row] : row;
+TK_KERNEL(op_add_norm, AddNormArgs, kNormThreads) {
+  constexpr int kKept = 2;  // times eight values that a thread keeps; the others it reads again
+  constexpr int64_t kStep = kNormThreads * 8;
+  const int64_t row = blockIdx.x, from = a.rows ? a.rows[row] : row, start = threadIdx.x * 8;
   float* residual = a.residual + from * a.n;
-  float squares = 0;
-  for (int64_t i = threadIdx.x * 8; i < a.n; i += kLayerThreads * 8) {
-    float v[8];
+  wait_for_earlier();
+  auto sum_at = [&](int64_t i, float(&v)[8]) {
     load8(residual, DType::kF32, i, v);
-    if (a.delta) {
-      float add[8];
-      load8(a.delta, DType::kBF16, from * a.n + i, add);
+    if (!a.delta) return;
+    float add[8];
+    load8(a.delta, DType::kBF16, from * a.n + i, add);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) v[j] += add[j];
-      if (!a.rows) {
-        *reinterpret_cast<Vec4*>(residual + i) = {v[0], v[1], v[2], v[3]};
-        *reinterpret_cast<Vec4*>(residual + i + 4) = {v[4], v[5], v[6], v[7]};
-      }
-    }
+    for (int j = 0; j < 8; ++j) v[j] += add[j];
+  };
+  float kept[kKept][8], squares = 0;
+#pragma unroll
+  for (int k = 0; k < kKept; ++k) {
+    if (start + k * kStep >= a.n) break;
+    sum_at(start + k * kStep, kept[k]);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) squares += kept[k][j] * kept[k][j];
+  }
+  for (int64_t i = start + kKept * kStep; i < a.n; i += kStep) {
+    float v[8];
+    sum_at(i, v);
 #pragma unroll
     for (int j = 0; j < 8; ++j) squares += v[j] * v[j];
   }
-  float factor = 1.0f / sqrtf(layer_sum(squares) / static_cast<float>(a.n) + a.eps);
-  for (int64_t i = threadIdx.x * 8; i < a.n; i += kLayerThreads * 8) {
-    float v[8], w[8];
-    load8(residual, DType::kF32, i, v);
-    load8(a.w, a.tw, i, w);
-    if (a.delta && a.rows) {  // of chosen rows, which may repeat: the sum was not stored
-      float add[8];
-      load8(a.delta, DType::kBF16, from * a.n + i, add);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) v[j] += add[j];
+  const float factor = 1.0f / sqrtf(norm_sum(squares) / static_cast<float>(a.n) + a.eps);
+  auto put = [&](int64_t i, float(&v)[8]) {
+    if (a.delta && !a.rows) {  // chosen rows may repeat: their sums are not stored
+      *reinterpret_cast<Vec4*>(residual + i) = {v[0], v[1], v[2], v[3]};
+      *reinterpret_cast<Vec4*>(residual + i + 4) = {v[4], v[5], v[6], v[7]};
     }
+    float w[8];
+    load8(a.w, a.tw, i, w);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = v[j] * factor * w[j];
-    store8(a.y + row * a.n + i, v);
+    for (int j = 0; j < 8; ++j) w[j] = v[j] * factor * w[j];
+    store8(a.y + row * a.n + i, w);
+  };
+#pragma unroll
+  for (int k = 0; k < kKept; ++k) {
+    if (start + k * kStep >= a.n) break;
+    put(start + k * kStep, kept[k]);
+  }
+  for (int64_t i = start + kKept * kStep; i < a.n; i += kStep) {
+    float v[8];
+    sum_at(i, v);
+    put(i, v);
   }
 }
 
@@ -82,23 +95,41 @@ TK_KERNEL(op_gate, GateArgs, kElementThreads) {
   }
 }
 
+// What the positions of a step's rows are turned by, for all layers.
+TK_KERNEL(op_rope_turns, TurnArgs, kElementThreads) {
+  int64_t i = int64_t{blockIdx.x} * kElementThreads + threadIdx.x;
+  if (i < a.rows * a.half) {
+    double angle = double(a.pos[i / a.half]) * double(a.frequencies[i % a.half]);
+    a.turns[2 * i] = static_cast<float>(cos(angle) * double(a.scale));
+    a.turns[2 * i + 1] = static_cast<float>(sin(angle) * double(a.scale));
+  }
+}
+
+// Of a lane's pairs; what is read for pairs after the last is not used.
+template <int pairs>
+TK_DEVICE void load_turns(const RotateArgs& a, int row, float (&cosine)[pairs],
+                          float (&sine)[pairs]) {
+#pragma unroll
+  for (int p = 0; p < pairs; ++p) {
+    int i = static_cast<int>(threadIdx.x % kWarp) + p * kWarp, half = a.d / 2;
+    const float* turn = a.turns + (int64_t{row} * half + (i < half ? i : 0)) * 2;
+    cosine[p] = turn[0];
+    sine[p] = turn[1];
+  }
+}
+
 // Norm of a head, rotation; queries to q, keys and values to the cache. A warp per token and head;
 // a lane has pairs (i, i + d / 2).
 TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
   constexpr int kMostPairs = 2;  // of a lane: heads up to 128
   int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x % kWarp);
   int half = a.d / 2, heads = a.heads + 2 * a.kv_heads, slot = a.slot[row];
-  float cosine[kMostPairs], sine[kMostPairs];
-#pragma unroll
-  for (int p = 0; p < kMostPairs; ++p) {
-    int i = lane + p * kWarp;
-    double angle = i < half ? double(a.pos[row]) * double(a.frequencies[i]) : 0;
-    cosine[p] = static_cast<float>(cos(angle) * double(a.rope_scale));
-    sine[p] = static_cast<float>(sin(angle) * double(a.rope_scale));
-  }
-  wait_for_earlier();
+  allow_next();
   int64_t block =
       slot < 0 ? 0 : a.view.table[int64_t{a.seq[row]} * a.view.stride + slot / a.view.block_size];
+  float cosine[kMostPairs], sine[kMostPairs];
+  load_turns(a, row, cosine, sine);
+  wait_for_earlier();
   const int head = static_cast<int>(blockIdx.y * (kLayerThreads / kWarp) + threadIdx.x / kWarp);
   if (head < heads) {
     const bool query = head < a.heads, value = head >= a.heads + a.kv_heads;

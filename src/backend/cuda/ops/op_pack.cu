@@ -53,4 +53,44 @@ TK_KERNEL(op_pack, PackArgs, kElementThreads) {
   *reinterpret_cast<uint16_t*>(chunk + bytes + (s * 8 + r % 8) * 4 + low * 2) = scale;
 }
 
+// The nearest E4M3, even where two are as near; too large: the largest.
+TK_DEVICE uint32_t e4m3_bits(float x) {
+  const uint32_t bits = float_bits(x), sign = bits >> 24 & 0x80;
+  const float size = fabsf(x);
+  if (size < 0x1p-6f) return sign | static_cast<uint32_t>(rintf(size * 0x1p9f));
+  uint32_t rest = bits & 0x7fffffff;
+  rest = (rest + 0x7ffff + (rest >> 20 & 1)) >> 20;  // exponent and three bits
+  rest -= (127 - 7) << 3;
+  return sign | (rest > 0x7e ? 0x7e : rest);
+}
+
+// Rows of bf16 as E4M3 with a scale each. A warp per row.
+TK_KERNEL(op_pack_fp8, PackArgs, kElementThreads) {
+  constexpr int kTileRows = 16, kConsumers = 8;
+  constexpr float kLargest = 448;
+  const int64_t row = (int64_t{blockIdx.x} * kElementThreads + threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  if (row >= a.tiles * kTileRows) return;
+  const auto* source = reinterpret_cast<const uint16_t*>(pack_source_row(a, row));
+  float most = 0;
+  for (int64_t i = lane; i < a.width && source; i += kWarp)
+    most = fmaxf(most, fabsf(brain_value(source[i])));
+  most = warp_max(most);
+  const float scale = most > 0 ? most / kLargest : 1.0f;
+  if (lane == 0 && source) a.scales[row] = scale;
+  const int64_t segments = a.width / 32 / (a.parts * kConsumers), bytes = segments * 512;
+  uint8_t* tile = a.to + row / kTileRows * (a.parts * kConsumers * bytes);
+  const int r = static_cast<int>(row % kTileRows);
+  for (int64_t word = lane; word < a.width / 4; word += kWarp) {
+    const int64_t segment = word / 8;
+    const int e = static_cast<int>(word % 8) * 4;
+    uint32_t v[4] = {};
+    for (int j = 0; j < 4 && source; ++j)
+      v[j] = e4m3_bits(brain_value(source[word * 4 + j]) / scale);
+    uint8_t* to = tile + segment / segments * bytes + segment % segments * 512 +
+                  (r % 8 * 4 + e / 8) * 16 + r / 8 * 8 + e % 8;
+    *reinterpret_cast<uint32_t*>(to) = v[0] | v[2] << 8 | v[1] << 16 | v[3] << 24;
+  }
+}
+
 }  // namespace tokamak::cuda

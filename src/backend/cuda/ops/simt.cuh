@@ -24,7 +24,17 @@ constexpr unsigned kWholeWarp = 0xffffffffu;
 // A kernel that is launched with overlap may start before earlier launches have finished; it has to
 // call this, in every thread, before it reads what they write or writes what they read. Inputs of
 // the step are not written by launches.
-TK_DEVICE void wait_for_earlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+TK_DEVICE void wait_for_earlier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The launch after this one may start, if it is one that waits, once every block has called this.
+TK_DEVICE void allow_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 TK_DEVICE void sync_block() { __syncthreads(); }
 TK_DEVICE void sync_warp() { __syncwarp(); }
 TK_DEVICE unsigned warp_ballot(bool x) { return __ballot_sync(kWholeWarp, x); }
@@ -58,6 +68,10 @@ TK_DEVICE T lane_xor(T x, int d) {
 template <class T>
 TK_DEVICE T lane_up(T x, int d) {
   return __shfl_up_sync(kWholeWarp, x, static_cast<unsigned>(d));
+}
+template <class T>
+TK_DEVICE T lane_from(T x, int lane) {  // the value of a lane
+  return __shfl_sync(kWholeWarp, x, lane);
 }
 TK_DEVICE int shared_add(int* to, int x) { return atomicAdd(to, x); }  // returns what was there
 TK_DEVICE uint32_t mul_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
