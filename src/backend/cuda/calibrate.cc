@@ -38,7 +38,7 @@ class Meter {
   }
 
  private:
-  // Of one run, the shortest of as many as the budget holds.
+  // The time of one run: the shortest of as many as the budget holds.
   double shortest(const LaunchList& list, int repeat = 1) {
     const StepGraph graph(list, stream_);
     double best = std::numeric_limits<double>::infinity(), spent = 0;

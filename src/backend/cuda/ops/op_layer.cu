@@ -105,7 +105,7 @@ TK_KERNEL(op_rope_turns, TurnArgs, kElementThreads) {
   }
 }
 
-// Of a lane's pairs; what is read for pairs after the last is not used.
+// The pairs of a lane; what is read for pairs after the last is not used.
 template <int pairs>
 TK_DEVICE void load_turns(const RotateArgs& a, int row, float (&cosine)[pairs],
                           float (&sine)[pairs]) {
