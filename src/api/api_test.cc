@@ -287,6 +287,36 @@ TEST(Api, Bundles) {
   EXPECT_EQ(code_of([&] { compile_bundle(bundle, bundle); }), ErrorCode::kInvalidArgument);
 }
 
+TEST(Api, EmbeddingsRerankingAndLabels) {
+  Model bert(tiny("bert")), cross(tiny("bert_cross")), labels(tiny("bert_cls"));
+  EXPECT_EQ(bert.info().embedding_size, 48);
+  EXPECT_FALSE(bert.info().generates);
+  EXPECT_EQ(labels.info().labels, (std::vector<std::string>{"sad", "neutral", "happy"}));
+  std::vector<std::string> texts = {"the cat is in the sun", "a dog", "the moon"};
+  auto vectors = bert.embed(texts);
+  ASSERT_EQ(vectors.size(), 3u);
+  for (size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(bert.embed_one(texts[i]), vectors[i]);
+  EXPECT_EQ(bert.embed_one("a", {.dimensions = 7}).size(), 7u);
+  EXPECT_TRUE(bert.embed({}).empty());
+  for (const Model* model : {&bert, &cross}) {
+    std::vector<double> scores = model->rerank(texts[0], {texts[1], texts[2], texts[0]});
+    ASSERT_EQ(scores.size(), 3u);
+    EXPECT_NE(scores[0], scores[1]);
+    EXPECT_EQ(scores[1], model->rerank(texts[0], {texts[2]})[0]);
+    EXPECT_LE(*std::max_element(scores.begin(), scores.end()), 1 + 1e-6);
+  }
+  for (const std::vector<double>& p : labels.classify(texts))
+    EXPECT_NEAR(p[0] + p[1] + p[2], 1, 1e-9);
+  std::string longer;
+  for (int i = 0; i < 40; ++i) longer += "the cat ";
+  EXPECT_EQ(code_of([&] { bert.embed({longer}); }), ErrorCode::kOutOfRange);
+  bert.embed({longer}, {.truncate = true});
+  EXPECT_EQ(code_of([&] { bert.generate("a"); }), ErrorCode::kUnsupported);
+  EXPECT_EQ(code_of([&] { llama().embed(texts); }), ErrorCode::kUnsupported);
+  EXPECT_EQ(code_of([&] { labels.rerank("a", {"b"}); }), ErrorCode::kUnsupported);
+  EXPECT_EQ(code_of([&] { bert.classify(texts); }), ErrorCode::kUnsupported);
+}
+
 TEST(Api, RealModel) {
   const char* path = std::getenv("TOKAMAK_TEST_MODEL");
   if (!path || !*path) GTEST_SKIP() << "TOKAMAK_TEST_MODEL is not set";

@@ -1,5 +1,6 @@
 """Embeddings, rerank, score and classify over HTTP, with tiny encoders next to a chat model; `tokamak embed` and bundles."""
 import base64
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -32,11 +33,15 @@ def cosine(a, b):
     return sum(x * y for x, y in zip(unit(a), unit(b)))
 
 
-class Vectors(unittest.TestCase):
+class Served(unittest.TestCase):
+    """A server with some models."""
+    models, flags = [], []
+
     @classmethod
     def setUpClass(cls):
-        paths = [str(TINY / name) for name in MODELS]
-        cls.process = subprocess.Popen([BINARY, "serve", *paths, "--port", "0", "--threads", "2"], stdout=subprocess.PIPE, text=True)
+        paths = [str(TINY / name) for name in cls.models]
+        cls.process = subprocess.Popen([BINARY, "serve", *paths, "--port", "0", "--threads", "2", *cls.flags],
+                                       stdout=subprocess.PIPE, text=True)
         output = ""
         while "ready at" not in output:
             line = cls.process.stdout.readline()
@@ -48,6 +53,7 @@ class Vectors(unittest.TestCase):
     def tearDownClass(cls):
         cls.process.terminate()
         assert cls.process.wait(timeout=60) == 0
+        cls.process.stdout.close()
 
     def post(self, path, body):
         request = urllib.request.Request(self.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
@@ -56,6 +62,10 @@ class Vectors(unittest.TestCase):
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as e:
             return e.code, json.load(e)
+
+
+class Vectors(Served):
+    models = MODELS
 
     def embed(self, text, model="bert", **more):
         status, answer = self.post("/v1/embeddings", {"model": model, "input": text, **more})
@@ -193,6 +203,28 @@ class Vectors(unittest.TestCase):
             with self.assertRaises(openai.BadRequestError) as caught:
                 client.embeddings.create(model="qwen3", input="a")
             self.assertEqual(caught.exception.param, "model")
+
+
+class Beside(Served):
+    """A decoder embeds and generates in the same steps."""
+    models, flags = ["qwen3"], ["--pooling", "last", "--max-num-batched-tokens", "64"]
+
+    def test_neither_changes_the_other(self):
+        ask = {"prompt": "the sun", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+        texts = TEXTS + ["hello " * 8, TEXTS[0] + " again"]
+
+        def generate(_):
+            return self.post("/v1/completions", ask)[1]["choices"][0]["text"]
+
+        def embed(_):
+            return [d["embedding"] for d in self.post("/v1/embeddings", {"input": texts})[1]["data"]]
+        answer, vectors = generate(0), embed(0)
+        self.assertEqual(len({tuple(v) for v in vectors}), len(texts))
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            answers, batches = pool.map(generate, range(12)), pool.map(embed, range(12))
+            self.assertEqual(set(answers), {answer})
+            for batch in batches:
+                self.assertEqual(batch, vectors)
 
 
 class Command(unittest.TestCase):
