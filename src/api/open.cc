@@ -84,10 +84,15 @@ std::unique_ptr<Backend> backend_for(const OpenOptions& o, const std::string& na
   options.machine_file = o.machine_file;
   options.null_seed = o.seed;
   options.fp8 = o.quantization == "fp8";
-  if (name != "auto") return make_backend(name.empty() ? "cpu" : name, options);
-  AutoBackend choice = auto_backend(bytes_on_disk(o.model));
-  log::info("{}", choice.reason);
-  return make_backend(choice.name, options);
+  std::string chosen = name.empty() ? "cpu" : name;
+  if (chosen == "auto") {
+    AutoBackend choice = auto_backend(bytes_on_disk(o.model));
+    log::info("{}", choice.reason);
+    chosen = choice.name;
+  }
+  if (options.fp8 && chosen != "cuda")
+    fail(ErrorCode::kInvalidArgument, "--quantization fp8 needs --backend cuda, not {}", chosen);
+  return make_backend(chosen, options);
 }
 
 int64_t symbol_limit(const PlanSet& plans, std::string_view symbol) {

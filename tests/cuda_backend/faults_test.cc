@@ -157,6 +157,21 @@ TEST_F(CudaFaults, AMeasuredGpuIsWhatTheCostModelUses) {
   EXPECT_LT(rows_cost(kernel, work, m), 1e-3);
 }
 
+// Kernels for one kind of GPU are left out on others, older and newer, and steps run without them.
+TEST_F(CudaFaults, OtherGpusRunThePlainKernels) {
+  std::vector<float> want = run(*load(), 3).logits;
+  for (int capability : {80, 100}) {
+    sequence_.done = 0;
+    fake_driver().capability = capability;
+    auto executable = load();
+    EXPECT_EQ(run(*executable, 3).logits, want);
+    EXPECT_EQ(dynamic_cast<CudaExecutable*>(executable.get())->streamed_steps(), 0);
+    const Device device(0);
+    EXPECT_EQ(device.capability(), capability);
+    EXPECT_FALSE(KernelLibrary(device).overlaps());
+  }
+}
+
 // Whichever call fails, once or from then on: an error, no leak, and the next load works.
 TEST_F(CudaFaults, EveryCallMayFail) {
   fake_driver().run_kernels = false;

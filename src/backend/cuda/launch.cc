@@ -12,15 +12,14 @@ constexpr const char* kOpImages[] = {"op_element",    "op_rows",   "op_linear",
                                      "op_linear_mma", "op_attend", "op_flash",
                                      "op_layer",      "op_pack",   "sample"};
 constexpr const char* kHopperImages[] = {"decode_attention"};
-constexpr int kOverlapCapability = 90;
 
 }  // namespace
 
-KernelLibrary::KernelLibrary(const Device& device)
-    : overlaps_(device.capability() >= kOverlapCapability) {
+// Only the code for Hopper waits for earlier launches: other GPUs run that for sm_80.
+KernelLibrary::KernelLibrary(const Device& device) : overlaps_(device.capability() == kHopper) {
   for (const char* name : kOpImages)
     modules_.emplace(name, std::make_unique<Module>(kernel_image(name).data()));
-  if (device.capability() != kHopper) return;
+  if (!overlaps_) return;
   for (const char* name : kHopperImages)
     modules_.emplace(name, std::make_unique<Module>(kernel_image(name).data()));
 }

@@ -71,7 +71,12 @@ int device_name(char* out, int bytes, int) {
   return answer();
 }
 int device_attribute(int* out, int which, int) {
-  *out = which == 16 ? 8 : which == 75 ? 9 : which == 97 ? 227 << 10 : 0;
+  const int capability = fake_driver().capability;
+  *out = which == 16   ? 8
+         : which == 75 ? capability / 10
+         : which == 76 ? capability % 10
+         : which == 97 ? 227 << 10
+                       : 0;
   return answer();
 }
 int device_memory(size_t* out, int) {
@@ -389,12 +394,12 @@ void reinstall_fake_driver() {
   simt::link_host_kernels();
   static const unsigned char kNothing[1] = {};
   static const EmbeddedImage kImages[] = {
-      {"op_element", kNothing, kNothing + 1},       {"op_rows", kNothing, kNothing + 1},
-      {"op_linear", kNothing, kNothing + 1},        {"op_linear_mma", kNothing, kNothing + 1},
-      {"op_attend", kNothing, kNothing + 1},        {"op_flash", kNothing, kNothing + 1},
-      {"op_layer", kNothing, kNothing + 1},         {"op_pack", kNothing, kNothing + 1},
-      {"sample", kNothing, kNothing + 1},
-      {"decode_attention", kNothing, kNothing + 1}, {"decode_stream", kNothing, kNothing + 1}};
+      {"op_element", kNothing, kNothing + 1},   {"op_rows", kNothing, kNothing + 1},
+      {"op_linear", kNothing, kNothing + 1},    {"op_linear_mma", kNothing, kNothing + 1},
+      {"op_attend", kNothing, kNothing + 1},    {"op_flash", kNothing, kNothing + 1},
+      {"op_layer", kNothing, kNothing + 1},     {"op_pack", kNothing, kNothing + 1},
+      {"sample", kNothing, kNothing + 1},       {"decode_attention", kNothing, kNothing + 1},
+      {"decode_stream", kNothing, kNothing + 1}};
   setenv("TOKAMAK_CUBLASLT", "0", 1);  // the library would use the real driver
   use_images(kImages);
   use_driver(&kCalls);

@@ -19,7 +19,7 @@ struct FakeLaunch {
 // One per process. Not thread-safe.
 struct FakeDriver {
   size_t memory = size_t{1} << 30;  // bytes of the device
-  int version = 13000, devices = 1;
+  int version = 13000, devices = 1, capability = 90;
   bool init_fails = false;
   bool run_kernels = true;
   // The call with this number (from 0) and, if `lost`, all later ones that do work fail with
