@@ -2,10 +2,12 @@
 // the same text.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "graph/evaluate.h"
 #include "graph/graph.h"
 #include "graph/test_models.h"
 
@@ -182,6 +184,21 @@ TEST(RandomGraphs, SpecialisedOnesAreSoundToo) {
     ASSERT_EQ(text.find("=T", text.find("func decode")), std::string::npos);
   }
   EXPECT_GT(done, 20);
+}
+
+TEST(RandomGraphs, SymbolsTakeLargeValuesToo) {
+  Module m("symbols");
+  m.symbols = {{"T", 1, 512, 1}, {"N", 8, 4096, 8}, {"S", 2, 3, 1}};
+  Function& fn = m.add_function("f");
+  Rng rng(3);
+  std::map<std::string, std::set<int64_t>> seen;
+  for (int i = 0; i < 400; ++i)
+    for (const auto& [name, value] : random_symbols(fn, rng)) seen[name].insert(value);
+  EXPECT_EQ(*seen["T"].begin(), 1);
+  EXPECT_GT(*seen["T"].rbegin(), 20);
+  EXPECT_LE(*seen["T"].rbegin(), 512);
+  for (int64_t n : seen["N"]) EXPECT_TRUE(n >= 8 && n <= 4096 && n % 8 == 0) << n;
+  EXPECT_EQ(seen["S"], (std::set<int64_t>{2, 3}));
 }
 
 }  // namespace

@@ -33,6 +33,8 @@ class InstanceMaker {
   std::optional<RuleInstance> make() {
     out_.fn = &out_.module.add_function("f");
     if (style_.extents == Extents::kLarge) large_ = 1 + rng_.below(2);
+    if (style_.extents == Extents::kSmall && rng_.below(4) == 0)
+      equal_ = 2 + static_cast<int64_t>(rng_.below(2));
     if (style_.extents == Extents::kHuge || style_.extents == Extents::kVast) large_ = 1;
     match_.vars.resize(rule_.vars.size() + 1);
     built_.resize(rule_.terms.size());
@@ -60,6 +62,7 @@ class InstanceMaker {
   int64_t extent() {
     static constexpr int64_t kExtents[] = {1, 1, 2, 2, 3, 4, 4, 5, 6, 8};
     static constexpr int64_t kLarge[] = {16, 17, 40, 100}, kHuge[] = {257, 300, 513, 300};
+    if (equal_ > 0) return equal_;
     const bool vast = style_.extents == Extents::kVast;
     if (large_ > 0 && rng_.below(vast ? 2 : 4) > 0) {
       --large_;
@@ -83,7 +86,9 @@ class InstanceMaker {
       return;
     }
     static constexpr size_t kRanks[] = {0, 1, 1, 2, 2, 3, 3, 4};
-    size_t rank = style_.extents == Extents::kDeep ? 3 + rng_.below(4) : kRanks[rng_.below(8)];
+    size_t rank = style_.extents == Extents::kDeep ? 3 + rng_.below(4)
+                  : equal_ > 0                     ? 2 + rng_.below(2)
+                                                   : kRanks[rng_.below(8)];
     std::vector<int64_t> named;  // so that variables with and without a shape fit together
     for (const auto& [name, value] : match_.names) {
       if (value.is_int()) named.push_back(value.as_int());
@@ -93,8 +98,7 @@ class InstanceMaker {
     for (; rank > 0; --rank)
       universe_.push_back(!named.empty() && rng_.below(4) > 0 ? named[rng_.below(named.size())]
                                                               : extent());
-    // Equal extents, so that a wrong axis still has a fitting shape.
-    if (!universe_.empty() && large_ == 0 && rng_.below(5) < 2)
+    if (!universe_.empty() && large_ == 0 && rng_.below(5) < 1)
       universe_.assign(universe_.size(), 2 + static_cast<int64_t>(rng_.below(2)));
   }
 
@@ -131,7 +135,10 @@ class InstanceMaker {
     std::vector<int64_t> dims;
     if (!v.shaped) {  // part of a common shape, so that it broadcasts with the others
       size_t skip = rng_.below(universe_.size() + 1);
-      if (rng_.below(3) > 0 || style_.extents == Extents::kFlat) skip = 0;
+      if (equal_ > 0)
+        skip = rng_.below(2);
+      else if (rng_.below(3) > 0 || style_.extents == Extents::kFlat)
+        skip = 0;
       dims.assign(universe_.begin() + static_cast<std::ptrdiff_t>(skip), universe_.end());
       for (int64_t& d : dims)
         if (rng_.below(5) == 0 && style_.extents != Extents::kFlat) d = 1;
@@ -374,9 +381,16 @@ class InstanceMaker {
     int64_t n = 1;
     for (int64_t d : dims) n *= d;
     Value out = Value::array();
-    if (uint64_t way = rng_.below(8); way < 4) {  // the same extents, or in another order
+    if (uint64_t way = equal_ > 0 ? 2 + rng_.below(4) : rng_.below(8);
+        way < 3) {  // the same extents, or in another order
       for (size_t i = 0; i < dims.size(); ++i)
         out.push(way == 0 ? dims[i] : dims[dims.size() - 1 - i]);
+    } else if (way < 5) {  // one axis more
+      size_t at = rng_.below(dims.size() + 1);
+      for (size_t i = 0; i <= dims.size(); ++i) {
+        if (i == at) out.push(int64_t{1});
+        if (i < dims.size()) out.push(dims[i]);
+      }
     } else {
       for (size_t left = rng_.below(3); left > 0; --left) {
         int64_t d = extent();
@@ -408,6 +422,7 @@ class InstanceMaker {
   const InstanceStyle& style_;
   Rng& rng_;
   uint64_t large_ = 0;  // extents that may still be large
+  int64_t equal_ = 0;   // of all axes, so that a wrong axis still has a fitting shape
   RuleInstance out_;
   RuleMatch match_;
   std::vector<Ref> built_;
