@@ -8,6 +8,8 @@ SHELL := /bin/bash
 MODEL ?= smollm2-135m
 HOST ?= 127.0.0.1
 PORT ?= 8000
+LLAMA_BENCH ?= llama-bench
+THREADS ?= 0
 JOBS ?= $(shell nproc)
 CACHE := $(or $(TOKAMAK_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tokamak)
 OTHER_CPU := $(if $(filter aarch64,$(shell uname -m)),x86_64,aarch64)
@@ -24,7 +26,7 @@ export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
-.PHONY: help build serve test test-more test-deps test-dev test-release test-tsan test-cross test-includes test-fuzz lint format clean
+.PHONY: help build serve bench test test-more test-deps test-dev test-release test-tsan test-cross test-includes test-fuzz lint format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +39,11 @@ build: ## install missing packages, build build/release/tokamak; CUDA=1 compiles
 serve: build ## build, download the model once, serve it: MODEL=name|path PORT=8000 HOST=127.0.0.1
 	@model="$$(tools/get_model.py --model '$(MODEL)' | tail -n 1)"; \
 	exec build/release/tokamak serve "$$model" --host '$(HOST)' --port '$(PORT)'
+
+bench: build ## compare with llama.cpp: MODEL=name|path LLAMA_BENCH=llama-bench THREADS=1,2; the report goes to build/bench_vs.md
+	@model="$$(tools/get_model.py --model '$(MODEL)' | tail -n 1)"; \
+	build/release/tokamak bench vs "$$model" --llama-bench '$(LLAMA_BENCH)' --threads '$(THREADS)' \
+	  --commit "$$(git describe --always --dirty 2>/dev/null || true)" -o build/bench_vs.md
 
 test: test-deps ## install missing packages, build and run the tests; STAGES="dev tsan" chooses stages
 	@failed=""; summary=""; \
@@ -57,7 +64,7 @@ test-deps:
 test-dev: ## unit, golden and lint tests under ASan + UBSan
 	$(call configure,dev,$(test_options))
 	@cmake --build --preset dev -j $(JOBS)
-	@$(CTEST) --test-dir build/dev -LE blackbox
+	@$(CTEST) --test-dir build/dev -LE 'blackbox|optimised'
 
 test-release: ## kernels and numerics in the release build; black-box tests of the binary
 	$(call configure,release,$(test_options))
@@ -72,7 +79,7 @@ test-tsan: ## threaded code under ThreadSanitizer
 test-cross: ## the other architecture's kernels, under qemu-user
 	$(call configure,cross,-DTK_CROSS_CPU=$(OTHER_CPU))
 	@cmake --build --preset cross -j $(JOBS) --target op_tests tensor_test
-	@$(CTEST) --test-dir build/cross -R '^(tensor|op_tests_cpu_[1-5])$$'
+	@$(CTEST) --test-dir build/cross -R '^(tensor|op_tests_cpu_([1-5]|levels))$$'
 
 test-includes: ## every source file includes what it uses and compiles alone
 	$(call configure,plain,-DTK_TESTS=ON)

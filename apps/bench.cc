@@ -3,10 +3,13 @@
 #include <cmath>
 
 #include "apps/bench_grammar.h"
+#include "apps/bench_kernels.h"
 #include "apps/bench_replay.h"
 #include "apps/bench_serve.h"
+#include "apps/bench_speculate.h"
 #include "apps/bench_startup.h"
 #include "apps/bench_throughput.h"
+#include "apps/bench_vs.h"
 #include "apps/model_flags.h"
 #include "apps/step_driver.h"
 #include "apps/terminal.h"
@@ -197,10 +200,13 @@ void add_bench_verb(CLI::App& app) {
       "--json");
   verb->callback([flags] { latency(*flags); });
   add_bench_grammar(*bench);
+  add_bench_kernels(*bench);
   add_bench_replay(*bench);
   add_bench_serve(*bench);
+  add_bench_speculate(*bench);
   add_bench_startup(*bench);
   add_bench_throughput(*bench);
+  add_bench_vs(*bench);
 }
 
 }  // namespace tokamak

@@ -2,25 +2,20 @@
 #include "apps/bench_startup.h"
 
 #include <fcntl.h>
-#include <spawn.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 
+#include "apps/child_process.h"
 #include "apps/terminal.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "plan/bundle_file.h"
-
-extern char** environ;
 
 namespace tokamak {
 namespace {
@@ -99,55 +94,22 @@ struct StartupTimes {
   double cpu = 0;                     // processor time, which a busy machine changes little
 };
 
-// Runs a child process; returns its output and adds its processor time to `cpu`.
-std::string run_child(std::vector<std::string> args, const fs::path& cache, double& cpu) {
-  int out[2];
-  if (::pipe2(out, O_CLOEXEC) != 0) fail(ErrorCode::kUnavailable, "cannot make a pipe");
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
-  std::vector<std::string> environment = {"TOKAMAK_CACHE=" + cache.string()};
-  for (char** e = environ; *e; ++e)
-    if (!std::string_view(*e).starts_with("TOKAMAK_CACHE=")) environment.emplace_back(*e);
-  std::vector<char*> argv, envp;
-  for (std::string& a : args) argv.push_back(a.data());
-  for (std::string& e : environment) envp.push_back(e.data());
-  argv.push_back(nullptr), envp.push_back(nullptr);
-  pid_t pid = 0;
-  int error = ::posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, argv.data(), envp.data());
-  posix_spawn_file_actions_destroy(&actions);
-  ::close(out[1]);
-  std::string text;
-  char buffer[4096];
-  for (ssize_t n; error == 0 && (n = ::read(out[0], buffer, sizeof buffer)) > 0;)
-    text.append(buffer, static_cast<size_t>(n));
-  ::close(out[0]);
-  int status = 0;
-  rusage usage{};
-  if (error == 0) ::wait4(pid, &status, 0, &usage);
-  for (const timeval& t : {usage.ru_utime, usage.ru_stime})
-    cpu += static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
-  if (error != 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
-    fail(ErrorCode::kUnavailable, "the measured run failed");
-  return text;
-}
-
 // The answer has one token and is printed at once, so the run time is the time to the first token.
 // The child reports how much of it was the prompt.
 StartupTimes measure_start(const StartupFlags& f, const std::string& model, bool use_cache,
                            const fs::path& cache) {
-  std::vector<std::string> args = {"tokamak",      "run",   model,           f.prompt,
-                                   "--max-tokens", "1",     "--temperature", "0",
-                                   "--ignore-eos", "--json"};
+  std::vector<std::string> args = {"run",           model, f.prompt,       "--max-tokens", "1",
+                                   "--temperature", "0",   "--ignore-eos", "--json"};
   if (!use_cache) args.push_back("--no-compile-cache");
   if (f.threads > 0) args.insert(args.end(), {"--threads", std::to_string(f.threads)});
   if (!f.backend.empty()) args.insert(args.end(), {"--backend", f.backend});
   SteadyClock clock;
   Nanos start = clock.now();
   StartupTimes times;
-  std::string text = run_child(std::move(args), cache, times.cpu);
+  ChildResult child = run_child(kThisProgram, std::move(args), {"TOKAMAK_CACHE=" + cache.string()});
   double total = seconds(clock.now() - start);
-  Value timings = parse_json(text, "the answer").at("timings");
+  times.cpu = child.cpu_seconds;
+  Value timings = parse_json(child.output, "the answer").at("timings");
   times.ready = total - timings.at("prefill_seconds").as_double();
   times.first_token = total;
   return times;

@@ -7,6 +7,8 @@
 #include "backend/cuda/driver.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "compile/import/encoder_config.h"
+#include "compile/import/encoder_families.h"
 #include "compile/import/families.h"
 #include "plan/bundle.h"
 #include "tensor/plane.h"
@@ -232,6 +234,14 @@ void print_families(bool json) {
                             {"model_types", std::string(f.hf_names)},
                             {"gguf", f.in_gguf},
                             {"models", std::string(f.models)}});
+  std::string encoders = supported_encoders() + ", ";
+  for (size_t at = 0, end; (end = encoders.find(", ", at)) != std::string::npos; at = end + 2) {
+    const EncoderFamily& f = *find_encoder(encoders.substr(at, end - at));
+    list.push(Value::Object{{"architecture", std::string(f.architecture)},
+                            {"model_types", std::string(f.hf_names)},
+                            {"gguf", f.in_gguf},
+                            {"models", "encoder"}});
+  }
   if (json) {
     fmt::print("{}\n", dump_json(list, 2));
     return;

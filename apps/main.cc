@@ -52,6 +52,8 @@ int main(int argc, char** argv) {
   add_run_verb(app);
   add_chat_verb(app);
   add_serve_verb(app);
+  add_embed_verb(app);
+  add_rag_verb(app);
   add_compile_verb(app);
   add_cache_verb(app);
   add_inspect_verb(app);
@@ -60,6 +62,7 @@ int main(int argc, char** argv) {
   add_template_verb(app);
   add_eval_verb(app);
   add_bench_verb(app);
+  add_draft_verb(app);
   add_calibrate_verb(app);
   add_debug_verb(app);
   app.failure_message([](const CLI::App*, const CLI::Error& e) {

@@ -52,6 +52,10 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
   verb.add_option("--activations", options.activations,
                   "auto (default): int8 activations for quantised weights; or f32")
       ->check(CLI::IsMember({"f32", "auto"}));
+  verb.add_option("--pooling", options.pooling,
+                  "which tokens give the embedding of a text: mean (all), cls (the first) or last "
+                  "(default: as the model's files say)")
+      ->check(CLI::IsMember({"mean", "cls", "last"}));
   verb.add_option("--storage", options.storage,
                   "type of values between ops: f32, f16 or bf16, then residual=TYPE, logits=TYPE");
   verb.add_option("--kv-dtype", options.kv_dtype,
@@ -86,6 +90,21 @@ void add_batch_flags(CLI::App& verb, OpenOptions& options) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
 }
 
+void add_speculative_flags(CLI::App& verb, OpenOptions& options) {
+  CLI::Option* name =
+      verb.add_option("--speculate", options.speculative,
+                      "guess tokens and verify several in one step; the answer stays the same. "
+                      "ngram: continue earlier occurrences of the last tokens; suffix: also those "
+                      "in earlier answers, weighted by frequency; off (default)")
+          ->check(CLI::IsMember({"ngram", "suffix", "off"}));
+  verb.add_option("--speculative-config", options.speculative,
+                  "the same with settings, as JSON with vLLM's names: '{\"method\": \"ngram\", "
+                  "\"num_speculative_tokens\": 5, \"prompt_lookup_max\": 4}'")
+      ->excludes(name);
+  verb.add_option("--draft-model", options.draft_model,
+                  "a smaller model with the same tokenizer that guesses the tokens");
+}
+
 void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
   verb.add_option("--temperature", options.temperature,
                   "0 = always the likeliest token (default: the model's own, else 1)");
@@ -99,7 +118,7 @@ void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
   verb.add_option("--presence-penalty", options.presence_penalty,
                   "subtract this from the logit of every token in the answer so far");
   verb.add_option("--frequency-penalty", options.frequency_penalty,
-                  "the same, once per occurrence");
+                  "lowers tokens already used, for each time they were used");
 }
 
 void add_grammar_flags(CLI::App& verb, GenerateOptions& options) {

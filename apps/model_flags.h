@@ -13,6 +13,7 @@ void add_model_flags(CLI::App& verb, OpenOptions& options);
 void add_template_flag(CLI::App& verb, OpenOptions& options);  // --template-name
 // --max-num-seqs --max-num-batched-tokens
 void add_batch_flags(CLI::App& verb, OpenOptions& options);
+void add_speculative_flags(CLI::App& verb, OpenOptions& options);  // --speculate ...
 // --temperature --top-k ... --seed is among the model flags.
 void add_sampling_flags(CLI::App& verb, GenerateOptions& options);
 // --grammar --json-schema --regex --choice

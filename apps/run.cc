@@ -38,20 +38,29 @@ Value timings(const Model& model, const Result& r) {
   auto rate = [](size_t tokens, double time) {
     return time > 0 ? static_cast<double>(tokens) / time : 0.0;
   };
-  return Value::Object{
+  Value out = Value::Object{
       {"load_seconds", model.info().load_seconds},
       {"prefill_seconds", r.prompt_seconds},
       {"prefill_tokens_per_second", rate(r.prompt_ids.size(), r.prompt_seconds)},
       {"decode_seconds", r.generate_seconds},
       {"decode_tokens_per_second", rate(r.ids.empty() ? 0 : r.ids.size() - 1, r.generate_seconds)}};
+  if (r.drafted_tokens > 0) {
+    out.set("draft_n", r.drafted_tokens);
+    out.set("draft_n_accepted", r.accepted_tokens);
+  }
+  return out;
 }
 
 void print_summary(const Result& r, const Value& t) {
   fmt::print("\n");
   if (!isatty(STDERR_FILENO)) return;
-  fmt::print(stderr, "[{} prompt tokens, {:.0f}/s; {} tokens, {:.1f}/s; loaded in {:.2f} s]\n",
+  std::string drafts;
+  if (r.drafted_tokens > 0)
+    drafts = fmt::format("; {} of {} drafted tokens accepted", r.accepted_tokens, r.drafted_tokens);
+  fmt::print(stderr, "[{} prompt tokens, {:.0f}/s; {} tokens, {:.1f}/s{}; loaded in {:.2f} s]\n",
              r.prompt_ids.size(), t.at("prefill_tokens_per_second").as_double(), r.ids.size(),
-             t.at("decode_tokens_per_second").as_double(), t.at("load_seconds").as_double());
+             t.at("decode_tokens_per_second").as_double(), drafts,
+             t.at("load_seconds").as_double());
 }
 
 void print_json(const Result& r, const Value& t) {
@@ -106,7 +115,7 @@ void add_run_verb(CLI::App& app) {
   verb->add_flag("--chat", flags->chat, "wrap the prompt in the model's chat template");
   verb->add_option("--system", flags->system, "system message, with --chat");
   verb->add_option("--max-tokens,-n", flags->generate.max_tokens,
-                   "most tokens of the answer, which also ends with the context")
+                   "most tokens of the answer; it also ends when the context is full")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   verb->add_option("--stop", flags->generate.stop,
@@ -119,6 +128,7 @@ void add_run_verb(CLI::App& app) {
   add_grammar_flags(*verb, flags->generate);
   add_model_flags(*verb, flags->model);
   add_template_flag(*verb, flags->model);
+  add_speculative_flags(*verb, flags->model);
   verb->footer(
       "Examples:\n  tokamak run model.gguf \"The capital of France is\" --max-tokens 8 "
       "--temperature 0\n"

@@ -15,6 +15,7 @@
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "serve/batch/batch_api.h"
 #include "serve/http/server.h"
 #include "serve/openai/api.h"
 #include "serve/process_memory.h"
@@ -27,6 +28,7 @@ struct ServeFlags {
   OpenOptions model;
   std::vector<std::string> models;
   http::ServerOptions http;
+  openai::BatchOptions batches;
   std::vector<std::string> api_keys, names;
   std::optional<uint64_t> seed;
   double request_timeout = 0, shutdown_timeout = 30, tpot_target_ms = 250;
@@ -54,8 +56,12 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.chat_template = loaded.chat_template;
   model.tool_format = find_tool_format(flags.tool_format);
   model.grammars = loaded.grammars;
+  model.embedding = loaded.embedding;
+  model.embedder = loaded.embedder;
+  model.vector_width = loaded.engine->config().vector_width;
   model.max_model_len = loaded.engine->info().max_model_len;
   model.max_sequences = loaded.engine->config().max_num_seqs;
+  model.draft_tokens = loaded.drafter ? loaded.engine->config().draft_tokens : 0;
   model.created = unix_seconds();
   OpenOptions options = flags.model;
   options.model = path;
@@ -102,8 +108,10 @@ void print_ledger(const std::vector<LoadedModel>& models) {
     print_memory("arena", m.arena);
     print_memory("scratch", m.scratch);
     print_memory("other", m.other);
-    print_memory("total", m.total());
-    all += m.total();
+    uint64_t draft = model.drafter ? model.drafter->memory_bytes() : 0;
+    if (draft > 0) print_memory("draft", draft, "the draft model, with its KV");
+    print_memory("total", m.total() + draft);
+    all += m.total() + draft;
     kv += m.kv;
     on_heap += m.other;
   }
@@ -115,7 +123,7 @@ void print_ledger(const std::vector<LoadedModel>& models) {
   all += process.program + process.heap + process.stacks;
   print_memory("total", all, "with all models");
   if (uint64_t resident = resident_bytes(); resident > 0)
-    fmt::print("resident now: {}; {} of KV come as they are used\n", mebibytes(resident),
+    fmt::print("resident now: {}; {} of KV are allocated when they are used\n", mebibytes(resident),
                mebibytes(kv));
 }
 
@@ -149,7 +157,12 @@ std::vector<LoadedModel> load_all(const ServeFlags& flags) {
     OpenOptions one = flags.model;
     one.model = path;
     models.push_back(load_with_progress(one));
-    if (models.back().chat_template == nullptr)
+    const EmbeddingSpec& embedding = models.back().embedding;
+    if (embedding.encoder)
+      log::info("{} is an encoder: /v1/{}", models.back().name,
+                embedding.classifies() ? "classify, /v1/rerank and /v1/score"
+                                       : "embeddings, /v1/rerank and /v1/score");
+    else if (models.back().chat_template == nullptr)
       log::warn("{} has no chat template: /v1/chat/completions will refuse, /v1/completions works",
                 models.back().name);
   }
@@ -182,6 +195,13 @@ void serve(ServeFlags& flags) {
   openai::Api api(options, std::move(models));
   http::Router router;
   api.add_routes(router);
+  std::optional<openai::BatchApi> batches;
+  if (!flags.batches.folder.empty()) {
+    batches.emplace(flags.batches, api, router);
+    batches->add_routes(router);
+  } else {
+    openai::explain_missing_batches(api, router);
+  }
   if (!flags.no_ui) web::add_page(router);
   server.catch_signals();
   server.start(std::move(router));
@@ -203,6 +223,9 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_option("--port", flags.http.port, "port to listen on; 0 takes a free one")
       ->check(CLI::Range(0, 65535))
       ->capture_default_str();
+  verb.add_option("--ssl-certfile,--ssl-cert-file", flags.http.tls_certificate,
+                  "PEM certificate chain: serve HTTPS (TLS 1.2 and 1.3)");
+  verb.add_option("--ssl-keyfile,--ssl-key-file", flags.http.tls_key, "PEM key of the certificate");
   verb.add_option("--api-key", flags.api_keys,
                   "require this key from clients (may be repeated; also $TOKAMAK_API_KEY)");
   verb.add_option("--api-key-file", flags.key_file,
@@ -233,6 +256,12 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
                   "the format in which the model calls tools (default: from its chat template)")
       ->check(CLI::IsMember(formats));
   verb.add_flag("--no-ui", flags.no_ui, "do not serve the chat page");
+  verb.add_option("--batch-dir", flags.batches.folder,
+                  "folder for uploaded files and batches; enables /v1/files and /v1/batches");
+  verb.add_option("--batch-concurrency", flags.batches.concurrency,
+                  "requests of batches that run at once")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
   verb.add_option("--request-log", flags.request_log,
                   "append one JSON line per request to this file");
   verb.add_option("--metrics-compat", flags.metrics_compat,
@@ -291,6 +320,7 @@ void add_serve_verb(CLI::App& app) {
   add_model_flags(*verb, flags->model);
   add_sampling_flags(*verb, flags->sampling);
   add_template_flag(*verb, flags->model);
+  add_speculative_flags(*verb, flags->model);
   verb->footer(
       "Examples:\n  tokamak serve SmolLM2-135M-Instruct.Q4_1.gguf\n"
       "  tokamak serve model.gguf --host 0.0.0.0 --port 9000 --api-key secret\n"

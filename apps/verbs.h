@@ -8,6 +8,8 @@ namespace tokamak {
 void add_run_verb(CLI::App& app);
 void add_chat_verb(CLI::App& app);
 void add_serve_verb(CLI::App& app);
+void add_embed_verb(CLI::App& app);
+void add_rag_verb(CLI::App& app);
 void add_inspect_verb(CLI::App& app);
 void add_explain_verb(CLI::App& app);
 void add_tokenize_verb(CLI::App& app);
@@ -18,5 +20,6 @@ void add_debug_verb(CLI::App& app);
 void add_calibrate_verb(CLI::App& app);
 void add_compile_verb(CLI::App& app);
 void add_cache_verb(CLI::App& app);
+void add_draft_verb(CLI::App& app);
 
 }  // namespace tokamak

@@ -1,6 +1,8 @@
 # cmake -DOUT=page_data.h -DSPACE=tokamak::web "-DFILES=a;b" -P embed.cmake: each file as a std::string_view named after
-# it (index.html -> kIndexHtml).
-set(text "#pragma once\n// Written by embed.cmake.\n#include <string_view>\n\nnamespace ${SPACE} {\n")
+# it (index.html -> kIndexHtml), and kFiles, all names with their contents.
+set(text "#pragma once\n// Written by embed.cmake.\n#include <array>\n#include <string_view>\n#include <utility>\n\nnamespace ${SPACE} {\n")
+set(table "")
+list(LENGTH FILES count)
 foreach(file IN LISTS FILES)
   get_filename_component(name ${file} NAME)
   string(REGEX REPLACE "[^A-Za-z0-9]" ";" parts ${name})
@@ -16,5 +18,7 @@ foreach(file IN LISTS FILES)
   string(REGEX REPLACE "([0-9a-f][0-9a-f])" "'\\\\x\\1'," hex "${hex}")
   string(APPEND text "inline constexpr char ${id}Bytes[] = {\n${hex}0};\n"
          "inline constexpr std::string_view ${id}{${id}Bytes, sizeof ${id}Bytes - 1};\n")
+  string(APPEND table "    {\"${name}\", ${id}},\n")
 endforeach()
+string(APPEND text "inline constexpr std::array<std::pair<std::string_view, std::string_view>, ${count}> kFiles = {{\n${table}}};\n")
 file(WRITE ${OUT} "${text}}  // namespace ${SPACE}\n")

@@ -70,7 +70,11 @@ endfunction()
 # tk_embed(generated/serve/web/page_data.h tokamak::web index.html ...): a header with these files, as cmake/embed.cmake
 # writes it; the caller adds it to the sources of a target and generated/ to its include folders.
 function(tk_embed header space)
-  list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ OUTPUT_VARIABLE files)
+  set(files "")
+  foreach(file IN LISTS ARGN)
+    get_filename_component(file ${file} ABSOLUTE)
+    list(APPEND files ${file})
+  endforeach()
   set(out ${CMAKE_CURRENT_BINARY_DIR}/${header})
   add_custom_command(OUTPUT ${out} DEPENDS ${files} ${PROJECT_SOURCE_DIR}/cmake/embed.cmake VERBATIM
                      COMMAND ${CMAKE_COMMAND} -DOUT=${out} -DSPACE=${space} "-DFILES=${files}"
@@ -79,8 +83,10 @@ endfunction()
 
 # Not everything is compiled four times: the release build runs the tests whose result the optimiser can change (and
 # the black-box tests of the binary), the tsan build those of threaded code, the cross build those of kernels.
-# `make test` builds these groups.
-set(TK_RELEASE_TESTS "^(tensor|ops|cpu|backend.*|cuda_engine|numerics|mutation)$")
+# `make test` builds these groups. Long computations run optimised only: with a sanitizer they would take minutes, and shorter
+# tests run the same code.
+set(TK_OPTIMISED_TESTS "^(cuda_engine|cuda_models|cuda_stream|numerics|rules|mutation)$")
+set(TK_RELEASE_TESTS "^(tensor|ops|cpu|backend.*)$|${TK_OPTIMISED_TESTS}")
 set(TK_TSAN_TESTS "^(base|cpu|backend.*|engine.*|serve.*)$")
 set(TK_CROSS_TESTS "^(tensor|ops|cpu|backend.*)$")
 add_custom_target(release_tests)
@@ -102,10 +108,19 @@ function(tk_test name)
     add_library(tk_test_pch STATIC ${PROJECT_SOURCE_DIR}/cmake/empty.cc)
     target_link_libraries(tk_test_pch PUBLIC fmt::fmt Threads::Threads GTest::gtest)
     target_precompile_headers(tk_test_pch PRIVATE ${TK_COMMON_HEADERS} <gtest/gtest.h>)
+    if(TK_SANITIZE)
+      target_compile_options(tk_test_pch PRIVATE -O0)
+    endif()
+  endif()
+  if(TK_SANITIZE)  # halves the time to compile a test; the libraries stay optimised
+    target_compile_options(${name}_test PRIVATE -O0)
   endif()
   target_precompile_headers(${name}_test REUSE_FROM tk_test_pch)
   add_test(NAME ${name} COMMAND ${name}_test)
-  if(NOT A_LABEL)
+  if(name MATCHES "${TK_OPTIMISED_TESTS}")
+    set(A_LABEL optimised)
+    set_target_properties(${name}_test PROPERTIES EXCLUDE_FROM_ALL ON)
+  elseif(NOT A_LABEL)
     set(A_LABEL unit)
   endif()
   foreach(group release tsan cross)

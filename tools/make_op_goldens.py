@@ -473,7 +473,26 @@ def plain_attention():
     case("dropout", [q], [q], {"p": 0.1})
 
 
-for family in (elementwise, shapes, products, norms, rope, states, experts, plain_attention, sampling, routing):
+def encoders():
+    """Attention inside sequences, and the mean of their rows."""
+    starts, heads, groups = i32(0, 3, 4, 9), 4, 2
+    q, k, v = rand(9, heads, 6), rand(9, groups, 6), rand(9, groups, 5)
+    seq = np.repeat(np.arange(3), np.diff(starts)).astype(np.int32)
+    same = seq[:, None] == seq[None, :]
+    distance = np.abs(np.arange(9)[:, None] - np.arange(9)[None, :])
+    for name, window in [("full", 0), ("window", 2)]:
+        seen = same & (distance <= window) if window else same
+        score = 0.4 * np.einsum("ihd,jhd->hij", q, np.repeat(k, heads // groups, axis=1))
+        power = np.exp(np.where(seen, score, -np.inf))
+        power /= power.sum(-1, keepdims=True)
+        out = np.einsum("hij,jhd->ihd", power, np.repeat(v, heads // groups, axis=1))
+        case("attend_rows", [q, k, v, starts], [out], {"scale": 0.4, "window": window}, name)
+    x, rows = rand(9, 4), i32(8, 0, 3)
+    means = np.stack([x[seq == b].mean(0) for b in range(3)])
+    case("mean_rows", [x, seq, starts, rows], [means[seq[rows]]])
+
+
+for family in (elementwise, shapes, products, norms, rope, states, experts, plain_attention, sampling, encoders, routing):
     family()
 OUT.parent.mkdir(parents=True, exist_ok=True)
 OUT.write_text("[\n" + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases) + "\n]\n")

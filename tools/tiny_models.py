@@ -21,6 +21,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import tiny_encoders  # noqa: E402
 import tiny_gguf  # noqa: E402
 
 CONTEXT = 64
@@ -308,7 +309,13 @@ def main():
             tensors = weights_of(name)
         if not args.no_check:
             check_golden(name, tensors, "families" if args.families else "numerics")
-    print(f"tiny_models: {len(names)} models in {args.out}")
+    encoders = [] if args.only or args.families else tiny_encoders.ENCODERS
+    for name in encoders:
+        tensors = tiny_encoders.weights_of(name, Weights)
+        tiny_encoders.write_model(name, args.out, tensors)
+        if not args.no_check:
+            tiny_encoders.check_golden(name, fingerprint(tensors))
+    print(f"tiny_models: {len(names) + len(encoders)} models in {args.out}")
 
 
 if __name__ == "__main__":

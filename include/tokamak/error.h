@@ -6,7 +6,7 @@
 namespace tokamak {
 
 enum class ErrorCode {
-  kInvalidArgument,    // the caller asked for something that makes no sense  (HTTP 400, exit 2)
+  kInvalidArgument,    // the caller asked for something that is not valid  (HTTP 400, exit 2)
   kNotFound,           // a file, model or route does not exist               (HTTP 404, exit 1)
   kCorrupt,            // a file or message contradicts itself
   kUnsupported,        // well-formed, but this build cannot do it

@@ -1,5 +1,6 @@
 #pragma once
-// Tokamak's C++ API: open a model, generate text, chat, tokenize, score. docs/api.md has a tour.
+// Tokamak's C++ API: open a model, generate text, chat, embed, tokenize, score. docs/api.md has a
+// tour.
 //
 //   tokamak::Model model("SmolLM2-135M-Instruct.Q4_1.gguf");
 //   std::cout << model.generate("The capital of France is", {.max_tokens = 8}).text;
@@ -51,7 +52,15 @@ struct ModelOptions {
   uint64_t kv_cache_bytes = 0;  // 0: two sequences of full length, at least 16384 tokens
   bool prefix_cache = true;     // requests with a common prefix share its KV cache
 
+  // Of embeddings: "mean", "cls" or "last"; empty: what the model's files say
+  std::string pooling{};
+
   std::string chat_template{};  // which of the model's named chat templates; empty: its default
+
+  // Speculative decoding: "ngram", "suffix", "off" (default), or JSON with the names of vLLM's
+  // --speculative-config (docs/speculation.md). It changes the speed, never an answer.
+  std::string speculative{};
+  std::string draft_model{};  // a smaller model with the same tokenizer that guesses tokens
 
   // How it is compiled.
   std::string mode{};              // "compiled" (default) or "eager": op by op, for comparison
@@ -92,6 +101,9 @@ struct GenerateOptions {
   std::string regex{};                 // the whole answer matches it
   std::string grammar{};               // GBNF, as in llama.cpp
   std::vector<std::string> choices{};  // one of these
+
+  // With ModelOptions::speculative: most drafted tokens per step; 0: none, unset: the model's.
+  std::optional<int32_t> draft_tokens{};
 };
 
 // One message of a conversation; role is "system", "user" or "assistant".
@@ -117,9 +129,10 @@ struct Result {
   std::vector<float> logprobs;  // parallel to ids, if asked for
   FinishReason finish = FinishReason::kStop;
   std::vector<int32_t> prompt_ids;
-  int64_t cached_tokens = 0;    // of the prompt: found in the prefix cache
-  double prompt_seconds = 0;    // from the call to the first token
-  double generate_seconds = 0;  // from the first token to the last
+  int64_t cached_tokens = 0;                        // of the prompt: found in the prefix cache
+  int64_t drafted_tokens = 0, accepted_tokens = 0;  // speculation: tried, and those that held
+  double prompt_seconds = 0;                        // from the call to the first token
+  double generate_seconds = 0;                      // from the first token to the last
 };
 
 // An answer while it is generated, to be read piece by piece:
@@ -183,6 +196,17 @@ struct ModelInfo {
   int64_t vocab = 0;
   bool has_chat_template = false;
   double load_seconds = 0;
+  bool generates = true;              // false: an encoder, which embeds or classifies texts
+  int64_t embedding_size = 0;         // numbers of an embedding; 0: the model gives none
+  std::vector<std::string> labels{};  // of a classifier; one label: it scores pairs of texts
+};
+
+// How texts become vectors.
+struct EmbedOptions {
+  std::string prompt{};             // name of one of the model's prompts; empty: its default
+  int64_t dimensions = 0;           // keep the first values only; 0: all
+  std::optional<bool> normalize{};  // to length 1; unset: as the model's files say
+  bool truncate = false;            // cut texts that are too long, instead of throwing
 };
 
 struct OpenOptions;  // internal
@@ -213,6 +237,20 @@ class Model {
   // Log-probabilities of the prompt's tokens, each given the tokens before it, from token `first`
   // on (at least 1: nothing comes before token 0). Empty for a prompt that is not longer.
   std::vector<float> score(const Prompt& prompt, int32_t first = 1) const;
+
+  // One vector per text, computed together. A text's vector does not depend on the others. Throws
+  // Error(kUnsupported) when the model gives no embeddings and Error(kOutOfRange) for a text that
+  // is too long.
+  std::vector<std::vector<float>> embed(const std::vector<std::string>& texts,
+                                        const EmbedOptions& options = {}) const;
+  std::vector<float> embed_one(const std::string& text, const EmbedOptions& options = {}) const;
+  // How well each document answers the query, higher is better: from 0 to 1 of a model that scores
+  // pairs, the cosine of the embeddings otherwise.
+  std::vector<double> rerank(const std::string& query, const std::vector<std::string>& documents,
+                             const EmbedOptions& options = {}) const;
+  // The probability of each of info().labels, per text.
+  std::vector<std::vector<double>> classify(const std::vector<std::string>& texts,
+                                            const EmbedOptions& options = {}) const;
 
   // Text to ids. add_special: with BOS and the like; parse_special: "<|im_end|>" in the text
   // becomes the control token.

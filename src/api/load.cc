@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "api/open.h"
+#include "api/speculative.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -77,13 +78,16 @@ TokenizerSpec with_template(TokenizerSpec spec, const OpenOptions& o) {
   return spec;
 }
 
-EngineConfig engine_config(const OpenOptions& o, const PlanSet& plans) {
+EngineConfig engine_config(const OpenOptions& o, const PlanSet& plans,
+                           const EmbeddingSpec& embedding) {
   EngineConfig config = default_engine_config(plans);
+  config.pool_first = embedding.pooling == Pooling::kFirst;
   if (o.max_sequences > 0) config.max_num_seqs = std::min(config.max_num_seqs, o.max_sequences);
-  if (o.max_step_tokens > 0)
+  if (o.max_step_tokens > 0 && !config.encoder)
     config.max_batched_tokens = std::min(config.max_batched_tokens, o.max_step_tokens);
-  config.prefix_cache = o.prefix_cache;
+  config.prefix_cache = o.prefix_cache && !config.encoder;
   config.blocks = kv_blocks_of(o, plans, config);
+  set_draft_limits(parse_speculative(o.speculative, o.draft_model), config);
   if (o.tune) o.tune(config);
   check_engine_config(config);
   return config;
@@ -114,14 +118,18 @@ LoadedModel load_model(const OpenOptions& o) {
   if (const std::string& text = model.tokenizer->spec().chat_template; !text.empty())
     model.chat_template = std::make_shared<ChatTemplate>(ChatTemplate::parse(text));
   model.defaults = model_defaults(o.model, *setup.source);
-  EngineConfig config = engine_config(o, plans);
+  model.embedding = setup.source->embedding();
+  model.embedder = std::make_shared<EmbeddingEncoder>(model.tokenizer);
+  EngineConfig config = engine_config(o, plans, model.embedding);
   std::unique_ptr<Executable> executable = load_weights(o, setup, config);
   model.context_hint = bundle_of(setup) ? fmt::format("the bundle was compiled with --max-len {}",
                                                       bundle_of(setup)->compiled_context())
                                         : "the option context (--context) sets it";
   model.backend = std::move(setup.backend);
   model.source = std::move(setup.source);
-  model.engine = std::make_shared<LocalEngine>(plans, std::move(executable), config, clock);
+  open_drafter(o, config, model);
+  model.engine = std::make_shared<LocalEngine>(plans, std::move(executable), config, clock,
+                                               model.drafter.get());
   model.load_seconds = seconds(clock.now() - start);
   return model;
 }

@@ -104,6 +104,9 @@ Model::Impl::Impl(const OpenOptions& options)
   info.context = loaded.engine->info().max_model_len;
   info.vocab = loaded.source->plans().vocab;
   info.has_chat_template = loaded.chat_template != nullptr;
+  info.generates = loaded.embedding.generates();
+  if (loaded.embedding.embeds()) info.embedding_size = loaded.engine->config().vector_width;
+  info.labels = loaded.embedding.labels;
   info.load_seconds = loaded.load_seconds;
 }
 
@@ -144,6 +147,8 @@ std::vector<int32_t> Model::Impl::encode(const Prompt& prompt) const {
 }
 
 RequestSpec Model::Impl::request(std::vector<int32_t> ids, const GenerateOptions& o) const {
+  if (!info.generates)
+    fail(ErrorCode::kUnsupported, "{} is an encoder: it embeds or classifies texts", loaded.name);
   if (ids.empty()) fail(ErrorCode::kInvalidArgument, "the prompt is empty");
   if (o.max_tokens < -1)
     fail(ErrorCode::kInvalidArgument, "max_tokens is {}, but must be -1 or more", o.max_tokens);
@@ -157,6 +162,15 @@ RequestSpec Model::Impl::request(std::vector<int32_t> ids, const GenerateOptions
   spec.max_tokens =
       static_cast<int32_t>(o.max_tokens < 0 ? room : std::min<int64_t>(o.max_tokens, room));
   spec.stop_ids = stop_ids(*loaded.tokenizer, o);
+  if (o.draft_tokens) {
+    if (*o.draft_tokens < 0)
+      fail(ErrorCode::kInvalidArgument, "draft_tokens is {}, but must be 0 or more",
+           *o.draft_tokens);
+    if (*o.draft_tokens > 0 && !loaded.drafter)
+      fail(ErrorCode::kInvalidArgument,
+           "draft_tokens: the model was opened without speculation; set ModelOptions::speculative");
+    spec.draft_tokens = *o.draft_tokens;
+  }
   SampleSpec sample = sample_spec(loaded.defaults, o);
   check_logit_bias(sample, info.vocab);
   if (is_constrained(o)) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "api/speculative.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -23,7 +24,7 @@ void check_range(const char* option, int64_t value, int64_t high) {
 
 int64_t value_or(int64_t value, int64_t fallback) { return value > 0 ? value : fallback; }
 
-// Of a file, or of the files in a folder; 0 if they cannot be read.
+// The size of a file, or of the files in a folder; 0 if they cannot be read.
 uint64_t bytes_on_disk(const std::string& path) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored)) {
@@ -42,6 +43,7 @@ void check_options(const OpenOptions& o) {
   check_choice("backend", o.backend, {"cpu", "cuda", "auto", "ref", "null"});
   check_choice("kv_dtype", o.kv_dtype, {"f16", "f32", "int8"});
   check_choice("activations", o.activations, {"auto", "f32"});
+  check_choice("pooling", o.pooling, {"mean", "cls", "last"});
   check_choice("mode", o.mode, {"compiled", "eager"});
   check_choice("shapes", o.shapes, {"auto", "dynamic", "buckets", "fixed"});
   check_range("threads", o.threads, 1024);
@@ -49,6 +51,7 @@ void check_options(const OpenOptions& o) {
   check_range("max_sequences", o.max_sequences, 65536);
   check_range("max_step_tokens", o.max_step_tokens, int64_t{1} << 20);
   check_range("max_logit_rows", o.max_logit_rows, int64_t{1} << 20);
+  parse_speculative(o.speculative, o.draft_model);
   for (int64_t size : o.buckets) check_range("buckets", size - 1, (int64_t{1} << 20) - 1);
 }
 
@@ -67,6 +70,7 @@ CompileOptions compile_options(const OpenOptions& o) {
   options.context = o.context;
   options.max_context = kDefaultContext;
   options.longest = o.longest;
+  options.pooling = o.pooling;
   options.eager = o.mode == "eager";
   if (!o.shapes.empty()) options.shapes = shapes_from_name(o.shapes);
   options.buckets = o.buckets;

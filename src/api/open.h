@@ -11,8 +11,10 @@
 #include "backend/backend.h"
 #include "compile/bundle_compile.h"
 #include "compile/open_model.h"
+#include "engine/draft/drafter.h"
 #include "engine/local_engine.h"
 #include "text/chat_template.h"
+#include "text/embedding.h"
 #include "text/grammar/grammar_cache.h"
 #include "text/tokenizer.h"
 
@@ -70,6 +72,10 @@ struct LoadedModel {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<const ChatTemplate> chat_template;  // null: the model has none
   std::shared_ptr<grammar::GrammarCache> grammars;
+  CompiledSetup draft;               // of a draft model; its backend is null if it has the model's
+  std::unique_ptr<Drafter> drafter;  // null: no speculation
+  EmbeddingSpec embedding;
+  std::shared_ptr<const EmbeddingEncoder> embedder;
   std::shared_ptr<LocalEngine> engine;
   SampleSpec defaults;  // the model's own, for what a request does not set
   double load_seconds = 0;

@@ -24,6 +24,7 @@ void check_fixed_options(const OpenOptions& o, const CompileOptions& made) {
   need("mode", o.mode.empty() || asked.eager == made.eager);
   need("shapes", o.shapes.empty() || asked.shapes == made.shapes);
   need("buckets", o.buckets.empty() || asked.buckets == made.buckets);
+  need("pooling", o.pooling.empty());
 }
 
 void check_limit(const OpenOptions& options, const char* what, int64_t asked, int64_t limit,
@@ -98,7 +99,7 @@ BundleReport make_bundle(const OpenOptions& o, const std::string& out) {
     return rewrite_bundle(o.model, *backend, options_from_bundle(o), out, producer);
   OpenedModel opened = open_model(o.model);
   CompileOptions options = compile_options(o);
-  options.context = choose_context(options, opened.model.config);
+  fit_options(options, opened.model.config);
   return write_bundle(opened, *backend, options, out, producer);
 }
 

@@ -98,6 +98,8 @@ class Stream::Impl {
   std::string take(const DeltaQueue::Item& item) {
     const Delta& delta = item.delta;
     result_.cached_tokens += delta.cached_tokens;
+    result_.drafted_tokens += delta.drafted;
+    result_.accepted_tokens += delta.accepted;
     std::string text;
     for (size_t i = 0; i < delta.ids.size() && !stops_.stopped(); ++i) {
       if (result_.ids.empty()) {

@@ -69,6 +69,7 @@ Value meta_value(const BundleSource& source, const PlanSet& plans, const Backend
            {"vocab", c.vocab}, {"hidden", c.hidden}, {"layers", c.layers}, {"context", c.context}}},
       {"options", options_value(options)},
       {"generation_config", source.generation},
+      {"embedding", embedding_value(c.embedding)},
       {"metadata", source.metadata}};
 }
 
@@ -110,6 +111,7 @@ ModelConfig sizes_of(const BundleModel& bundle) {
   config.hidden = sizes.at("hidden").as_int();
   config.layers = sizes.at("layers").as_int();
   config.context = sizes.at("context").as_int();
+  config.embedding = bundle.embedding();
   return config;
 }
 

@@ -63,7 +63,7 @@ std::vector<FileState> files_with(const fs::path& folder, std::string_view suffi
   return out;
 }
 
-// Of an entry; throws what BundleFile throws.
+// The plans of an entry; throws what BundleFile throws.
 PlanSet read_entry(const fs::path& path, const std::string& key) {
   auto file = BundleFile::open(path);
   if (file->text("key") != key) file->damaged("it belongs to another key");

@@ -23,7 +23,7 @@ void add_program(Hash128& hash) {
 // depend on it.
 void add_options(Hash128& hash, const CompileOptions& o) {
   const auto& [activations, storage, kv_dtype, block_size, max_sequences, max_tokens,
-               max_logit_rows, context, max_context, longest, tree_mask, verify, passes,
+               max_logit_rows, context, max_context, longest, pooling, tree_mask, verify, passes,
                disabled_passes, dump_after, rules, machine, fusion, eager, shapes, buckets, dump,
                after_pass] = o;
   hash.add(fmt::format("{} {} {} {} {} {} {} {} {} {} {}", activations, storage,
@@ -36,7 +36,9 @@ void add_options(Hash128& hash, const CompileOptions& o) {
   for (const RewriteRule& rule : rules) hash.add(rule.text);
   if (!machine.empty()) hash.add(read_text_file(machine, size_t{1} << 20));
   // These only observe, or have led to the context.
-  (void)dump_after, (void)fusion, (void)dump, (void)after_pass, (void)max_context, (void)longest;
+  // The pooling is part of the graph.
+  (void)dump_after, (void)fusion, (void)pooling, (void)dump, (void)after_pass, (void)max_context,
+      (void)longest;
 }
 
 }  // namespace

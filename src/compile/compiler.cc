@@ -15,7 +15,7 @@ std::unique_ptr<ModelSource> compile_model(const std::filesystem::path& path,
                                            const Backend& backend, CompileOptions options,
                                            const CompileCache* cache) {
   OpenedModel opened = open_model(path);  // import
-  options.context = choose_context(options, opened.model.config);
+  fit_options(options, opened.model.config);
   Module module = build_module(opened.model.config, options);  // build
   PlanSet plans = compile_cached(module, opened.model.config, backend, options, cache);
   return make_source(std::move(opened), std::move(plans));
@@ -33,8 +33,10 @@ PlanSet compile_module(Module& module, const ModelConfig& config, const Backend&
   run_general_passes(module, *functions[0], context);  // passes
   for (Function* fn : others) run_general_passes(module, *fn, context);
 
-  functions.push_back(&specialize_decode(module));  // specialise
-  for (int k : options.verify) functions.push_back(&specialize_verify(module, k));
+  if (!module.states.empty()) {  // specialise; an encoder has no next token
+    functions.push_back(&specialize_decode(module));
+    for (int k : options.verify) functions.push_back(&specialize_verify(module, k));
+  }
   for (size_t i = 1; i < functions.size(); ++i) run_derived_passes(module, *functions[i], context);
 
   // Fuse, after functions were specialised: each is fused for its own shapes.

@@ -46,6 +46,7 @@ struct CompileOptions {
   int64_t context = 0;              // longest sequence; 0: the model's own, at most max_context
   int64_t max_context = 0;          // 0: no such bound
   int64_t longest = 0;              // no sequence will be longer than this; 0: not known
+  std::string pooling;              // "mean", "cls" or "last"; empty: as the model's files say
   bool tree_mask = false;           // step takes `mask`: rows may be nodes of a draft tree
   std::vector<int> verify;          // numbers of drafts k that get verify<k> plans
   std::vector<std::string> passes;  // run exactly these, in order; empty: the pipeline
@@ -72,6 +73,9 @@ std::unique_ptr<ModelSource> compile_model(const std::filesystem::path& path,
 // Its parts. The context that the options choose for a model; throws Error(kInvalidArgument) for
 // one that it cannot have.
 int64_t choose_context(const CompileOptions& options, const ModelConfig& config);
+// What options and model decide for each other: the context, the pooling, and steps that hold a
+// whole text of an encoder. Throws Error(kInvalidArgument / kUnsupported).
+void fit_options(CompileOptions& options, ModelConfig& config);
 // The plain graph of a model: the function step (compile/models).
 Module build_module(const ModelConfig& config, const CompileOptions& options);
 // From the plain graph to plans. Of the config only the sizes count.

@@ -30,7 +30,8 @@ PlanSet new_plan_set(const Module& module, const ModelConfig& config, const Back
   set.model = module.name;
   set.backend = backend.name();
   set.vocab = config.vocab;
-  set.hidden = config.hidden;
+  bool scores = config.embedding.classifies();
+  set.hidden = scores ? std::ssize(config.embedding.labels) : config.hidden;
   set.layers = config.layers;
   set.context = options.context > 0 ? options.context : config.context;
   declare_tables(set, module);
@@ -41,10 +42,12 @@ std::vector<PlanRequest> plan_requests(const std::vector<Function*>& functions,
                                        const CompileOptions& options) {
   std::vector<PlanRequest> out;
   add_requests(out, *functions[0], step_guards(options));
-  add_requests(out, *functions[1], decode_guards(options), "B");
-  size_t next = 2;
-  for (int k : options.verify)
-    add_requests(out, *functions[next++], verify_guards(options, k), fmt::format("{}*B", k + 1));
+  size_t next = 1;
+  if (next < functions.size() && functions[next]->name() == "decode") {
+    add_requests(out, *functions[next++], decode_guards(options), "B");
+    for (int k : options.verify)
+      add_requests(out, *functions[next++], verify_guards(options, k), fmt::format("{}*B", k + 1));
+  }
   for (; next < functions.size(); ++next)
     add_requests(out, *functions[next], {function_guard(*functions[next])});
   return out;

@@ -15,8 +15,8 @@ CompileOptions options_for(CompileOptions options, const Backend& backend);
 PlanSet new_plan_set(const Module& module, const ModelConfig& config, const Backend& backend,
                      const CompileOptions& options);
 
-// The plans of step, decode, verify<k> for each k of the options, and other functions, in this
-// order.
+// The plans of step, decode and verify<k> for each k of the options (not of encoders), and other
+// functions, in this order.
 std::vector<PlanRequest> plan_requests(const std::vector<Function*>& functions,
                                        const CompileOptions& options);
 

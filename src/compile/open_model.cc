@@ -23,6 +23,7 @@ class CompiledModel final : public ModelSource {
   const WeightSource& weights() const override { return *opened_.model.weights; }
   const TokenizerSpec& tokenizer() const override { return opened_.tokenizer; }
   const Value& metadata() const override { return opened_.model.metadata; }
+  const EmbeddingSpec& embedding() const override { return opened_.model.config.embedding; }
 
  private:
   OpenedModel opened_;
@@ -95,6 +96,22 @@ int64_t choose_context(const CompileOptions& options, const ModelConfig& config)
       options.longest <= rope.original_context)
     context = std::min(context, rope.original_context);
   return context;
+}
+
+void fit_options(CompileOptions& options, ModelConfig& config) {
+  options.context = choose_context(options, config);
+  EmbeddingSpec& embedding = config.embedding;
+  if (!options.pooling.empty()) {
+    if (embedding.classifies())
+      fail(ErrorCode::kInvalidArgument, "pooling {}: the model is a classifier", options.pooling);
+    embedding.pooling = parse_pooling(options.pooling);
+  }
+  if (embedding.encoder)
+    options.max_tokens = std::max(options.max_tokens, options.context);
+  else if (embedding.pooling == Pooling::kMean || embedding.pooling == Pooling::kFirst)
+    fail(ErrorCode::kUnsupported,
+         "pooling {} of a model whose tokens see only those before them is not supported; use last",
+         pooling_name(embedding.pooling));
 }
 
 }  // namespace tokamak

@@ -41,10 +41,14 @@ struct RequestSpec {
   // Beam search: the number of partial answers that are kept. The n best answers are sent at the
   // end, one delta each, best first. 0: every choice is sampled.
   int32_t beams = 0;
-  float length_penalty = 1.0f;    // the score is the sum of log-probabilities / length ^ this
-  bool early_stopping = false;    // end as soon as `beams` answers are complete
-  bool score_prompt = false;      // report log-probabilities of prompt tokens 1..
-  int32_t score_from = 1;         // first prompt position to score
+  float length_penalty = 1.0f;  // the score is the sum of log-probabilities / length ^ this
+  bool early_stopping = false;  // end as soon as `beams` answers are complete
+  bool score_prompt = false;    // report log-probabilities of prompt tokens 1..
+  int32_t score_from = 1;       // first prompt position to score
+  // Return the vector of the prompt instead of an answer; max_tokens is 0. second_text: the first
+  // token of the second text of a pair, for encoders with segments; 0: there is one text.
+  bool pool = false;
+  int32_t second_text = 0;
   int32_t priority = 0;           // lower runs first
   std::string cache_salt;         // only requests with the same salt share cached blocks
   std::string tenant;             // counted by fair scheduling; empty: the salt
@@ -54,6 +58,12 @@ struct RequestSpec {
   // after their last use.
   int32_t cache_priority = 0;
   Nanos cache_ttl = kNever;
+  // Most drafted tokens per step (engine/draft/): -1: the engine's limit, 0: none. They change the
+  // speed and never the answer.
+  int32_t draft_tokens = -1;
+  // What the answer will largely be (OpenAI's predicted outputs): drafters that look up texts use
+  // it.
+  std::vector<int32_t> prediction;
 };
 
 enum class Finish : uint8_t { kNone, kStop, kLength, kCancelled, kTimeout, kError };
@@ -69,12 +79,14 @@ struct Delta {
   // Once, on the first delta of choice 0: positions score_from .. prompt end.
   std::vector<float> prompt_logprobs;
   std::vector<std::vector<TokenLogprob>> prompt_top;  // parallel to it when asked for
+  std::vector<float> vector;                          // of the prompt, with RequestSpec::pool
   int32_t stop_id = -1;           // the id that ended the answer, with Finish::kStop
   Finish finish = Finish::kNone;  // the last delta of a choice says how it ended
   std::string error;              // with Finish::kError
   // With Finish::kError: kResourceExhausted means "the queue is full, try again later".
   ErrorCode error_code = ErrorCode::kInternal;
-  int32_t cached_tokens = 0;  // prompt tokens found in the cache; on the first delta
+  int32_t cached_tokens = 0;          // prompt tokens found in the cache; on the first delta
+  int32_t drafted = 0, accepted = 0;  // tokens drafted since the last delta, and those that held
 };
 
 struct EngineInfo {

@@ -1,5 +1,6 @@
 // What happens when a step has completed: its result decides which tokens are kept.
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "engine/core.h"
@@ -29,6 +30,7 @@ const char* what_is_wrong(const PendingStep& step, const StepResult& result) {
       result.path_start[0] != 0 || result.path_start.back() != std::ssize(result.path) ||
       !std::is_sorted(result.path_start.begin(), result.path_start.end()))
     return "the backend returned a wrong number of sequences";
+  if (!vectors_complete(step, result)) return "the backend returned no vectors";
   for (size_t b = 0; b < sequences; ++b)
     if (result.failed[b] == StepFailure::kNone &&
         !is_right_path(step.entries[b], result.path_of(b), step.inputs.samples))
@@ -72,6 +74,7 @@ void EngineCore::commit_entry(const StepEntry& e, size_t index, const StepResult
   note_scores(seq, e, result);
   if (e.chooses) --seq.pending;
   seq.computed = e.start + e.count;
+  if (e.pools) return commit_vector(seq, e, result, actions);
   if (e.drafts > 0) keep_path(seq, e, path);
   if (seq.request->beam) {
     kv_.commit(seq.blocks, seq.computed, seq.ids());
@@ -86,6 +89,7 @@ void EngineCore::commit_entry(const StepEntry& e, size_t index, const StepResult
 // them. No other step of the sequence is in flight.
 void EngineCore::keep_path(Sequence& seq, const StepEntry& e, std::span<const int32_t> path) {
   auto row = [&](size_t i) { return path[i] - e.first_choice(); };  // of the entry
+  scheduler_.note_accepted(seq, row(path.size() - 1) - 1, static_cast<int32_t>(path.size()) - 1);
   seq.drafts.clear();
   seq.scheduled = e.start + static_cast<int32_t>(path.size());
   seq.computed = seq.scheduled;
@@ -153,6 +157,8 @@ void EngineCore::emit(Sequence& seq, std::span<const int32_t> path, const StepRe
     d.cached_tokens = seq.cached_tokens;
   }
   seq.first_delta_sent = true;
+  d.drafted = std::exchange(seq.draft.drafted, 0);
+  d.accepted = std::exchange(seq.draft.accepted, 0);
   Finish how = prompt_only ? Finish::kLength : Finish::kNone;
   int32_t wanted = seq.sample().top_logprobs;
   auto top = path.empty()

@@ -22,6 +22,15 @@ int64_t guard_limit(const Plan& plan, std::string_view symbol) {
   return 0;
 }
 
+// Of the result "hidden" of step().
+int64_t vector_width(const PlanSet& plans) {
+  for (const Plan& p : plans.plans)
+    for (const PlanOutput& o : p.outputs)
+      if (p.function == "step" && o.name == "hidden" && o.arg.dims.size() == 2)
+        return o.arg.dims[1].constant().value_or(0);
+  return 0;
+}
+
 int32_t verify_size(std::string_view function) {
   constexpr std::string_view kPrefix = "verify";
   if (!function.starts_with(kPrefix)) return 0;
@@ -90,7 +99,13 @@ EngineConfig default_engine_config(const PlanSet& plans, int64_t max_model_len, 
     if (p.function == "decode") c.decode_batch = std::max(c.decode_batch, guard_limit(p, "B"));
     if (int32_t k = verify_size(p.function); k > 0) c.verify_sizes.push_back(k);
   }
-  for (const InputEntry& in : plans.inputs) c.tree_mask = c.tree_mask || in.name == "mask";
+  for (const InputEntry& in : plans.inputs) {
+    c.tree_mask = c.tree_mask || in.name == "mask";
+    c.segments = c.segments || in.name == kSegmentInput;
+  }
+  c.vector_width = vector_width(plans);
+  c.encoder = plans.states.empty() && c.vector_width > 0;
+  if (c.encoder) c.chunked_prefill = c.prefix_cache = false;
   std::sort(c.verify_sizes.begin(), c.verify_sizes.end());
   c.verify_sizes.erase(std::unique(c.verify_sizes.begin(), c.verify_sizes.end()),
                        c.verify_sizes.end());
@@ -109,9 +124,12 @@ void check_engine_config(const EngineConfig& c) {
   require(c.max_batched_tokens >= c.max_num_seqs,
           "max_batched_tokens must be at least max_num_seqs: every sequence decodes in every step");
   require(c.max_out_rows >= c.max_num_seqs, "max_out_rows must be at least max_num_seqs");
+  require(
+      !c.encoder || (c.max_batched_tokens >= c.max_model_len && !c.chunked_prefill),
+      "an encoder computes a text in one step: max_batched_tokens must be at least the context");
   require(c.max_queue >= 1 && c.max_in_flight >= 1, "max_queue and max_in_flight start at 1");
-  require(c.max_step_failures >= 0 && c.draft_tokens >= 0 && c.tpot_target >= 0 &&
-              c.starvation_bound >= 0,
+  require(c.max_step_failures >= 0 && c.draft_tokens >= 0 && c.draft_max_sequences >= 0 &&
+              c.tpot_target >= 0 && c.starvation_bound >= 0,
           "negative limits");
 }
 
@@ -132,6 +150,19 @@ void check_beams(const EngineConfig& c, const RequestSpec& spec) {
     fail(ErrorCode::kInvalidArgument, "length_penalty is not a finite number");
 }
 
+void check_pooling(const EngineConfig& c, const RequestSpec& spec) {
+  if (c.encoder && !spec.pool)
+    fail(ErrorCode::kInvalidArgument, "{} is an encoder: it gives vectors and generates no text",
+         c.model);
+  if (!spec.pool) return;
+  if (c.vector_width == 0) fail(ErrorCode::kInvalidArgument, "{} gives no vectors", c.model);
+  if (spec.max_tokens != 0 || spec.n != 1 || spec.beams != 0 || spec.mask || spec.score_prompt)
+    fail(ErrorCode::kInvalidArgument, "a pooling request has a prompt and nothing else");
+  if (spec.second_text < 0 || spec.second_text > std::ssize(spec.prompt))
+    fail(ErrorCode::kInvalidArgument, "second_text is {} of {} tokens", spec.second_text,
+         spec.prompt.size());
+}
+
 }  // namespace
 
 void check_request(const EngineConfig& c, const RequestSpec& spec) {
@@ -140,6 +171,11 @@ void check_request(const EngineConfig& c, const RequestSpec& spec) {
   if (spec.n < 1 || spec.n > c.max_queue)
     fail(ErrorCode::kInvalidArgument, "n is {}: use 1 to {}", spec.n, c.max_queue);
   if (spec.beams != 0) check_beams(c, spec);
+  if (spec.draft_tokens < -1)
+    fail(ErrorCode::kInvalidArgument, "draft_tokens is {}: use -1 or more", spec.draft_tokens);
+  if (spec.draft_tokens > 0 && spec.beams > 0)
+    fail(ErrorCode::kInvalidArgument, "beam search cannot be combined with drafts");
+  check_pooling(c, spec);
   if (spec.score_prompt && spec.score_from < 1)
     fail(ErrorCode::kInvalidArgument, "score_from is {}: the first token has no score",
          spec.score_from);

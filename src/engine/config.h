@@ -54,12 +54,18 @@ struct EngineConfig {
   Batching batching = Batching::kContinuous;
   bool prefix_cache = true;     // keep and share the blocks of finished and running sequences
   bool chunked_prefill = true;  // off: a prompt that fits into a step is not split
+  int64_t vector_width = 0;     // of what pooling requests get; 0: the plans have no vectors
+  bool encoder = false;         // prompts are computed whole, and there is no next token
+  bool pool_first = false;      // a vector is that of the first row; else of the last
+  bool segments = false;        // the plans read the segment of every token
   int starvation_bound = 64;    // of SchedPolicy::kCache
   Nanos tpot_target = 0;  // steps with decodes are kept this short, others to 1 s; 0: no target
 
   int64_t decode_batch = 0;           // largest batch of the function "decode"; 0: there is none
   std::vector<int32_t> verify_sizes;  // k of the functions "verify<k>", ascending
   int32_t draft_tokens = 0;           // most drafts per sequence and step
+  bool adaptive_drafts = false;       // draft only as many as pay (draft/draft_planner.h)
+  int64_t draft_max_sequences = 0;    // no drafts in steps that decode more; 0: no such bound
   bool tree_mask = false;             // the plans read a mask, so drafts may be trees
 };
 

@@ -10,8 +10,9 @@ namespace tokamak {
 EngineCore::EngineCore(EngineConfig config, Drafter* drafter)
     : config_((check_engine_config(config), std::move(config))),
       kv_(config_.groups, config_.blocks, config_.prefix_cache),
-      scheduler_(config_, kv_, config_.draft_tokens > 0 ? drafter : nullptr, stats_),
+      scheduler_(config_, kv_, drafter, stats_),
       steps_(static_cast<size_t>(config_.max_in_flight)) {
+  stats_.draft_limit = drafter != nullptr ? config_.draft_tokens : 0;
   for (PendingStep& step : steps_) prepare_inputs(config_, step.inputs);
   SampleSpec greedy;
   greedy.temperature = 0;

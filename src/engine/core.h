@@ -79,6 +79,10 @@ class EngineCore {
   void close(Sequence& seq, Finish finish, Delta& last, Actions& actions);
   void drop(Sequence& seq);  // after its last delta
 
+  // pool.cc: the vector of a prompt ends its request
+  void commit_vector(Sequence& seq, const StepEntry& entry, const StepResult& result,
+                     Actions& actions);
+
   // beam.cc: beam search
   void prepare_beams(Request& request) const;
   void commit_beam(Sequence& seq, int32_t row, const StepResult& result, Actions& actions);

@@ -13,11 +13,12 @@ Delta& Actions::add_delta(RequestId request, int32_t choice, int32_t position) {
   d.top.clear();
   d.prompt_logprobs.clear();
   d.prompt_top.clear();
+  d.vector.clear();
   d.stop_id = -1;
   d.finish = Finish::kNone;
   d.error.clear();
   d.error_code = ErrorCode::kInternal;
-  d.cached_tokens = 0;
+  d.cached_tokens = d.drafted = d.accepted = 0;
   return d;
 }
 

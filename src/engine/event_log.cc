@@ -122,6 +122,8 @@ void request_fields(Io& io, Spec& s) {
   io.field("early_stopping", s.early_stopping, d.early_stopping);
   io.field("score_prompt", s.score_prompt, d.score_prompt);
   io.field("score_from", s.score_from, d.score_from);
+  io.field("pool", s.pool, d.pool);
+  io.field("second_text", s.second_text, d.second_text);
   io.field("priority", s.priority, d.priority);
   io.field("cache_salt", s.cache_salt);
   io.field("tenant", s.tenant);
@@ -129,6 +131,8 @@ void request_fields(Io& io, Spec& s) {
   io.field("queue_deadline", s.queue_deadline, d.queue_deadline);
   io.field("cache_priority", s.cache_priority, d.cache_priority);
   io.field("cache_ttl", s.cache_ttl, d.cache_ttl);
+  io.field("draft_tokens", s.draft_tokens, d.draft_tokens);
+  io.field("prediction", s.prediction);
 }
 
 template <class Io, class Result>
@@ -140,6 +144,7 @@ void result_fields(Io& io, Result& r) {
   io.field("path_start", r.path_start);
   io.field("failed", r.failed);
   io.field("top", r.top);
+  io.field("hidden", r.hidden);
 }
 
 Value event_value(const Event& e) {
@@ -267,7 +272,9 @@ std::string actions_text(const Actions& actions) {
     put_list(out, "ids", d.ids);
     put_list(out, "logprobs", d.logprobs);
     put_list(out, "prompt_logprobs", d.prompt_logprobs);
+    put_list(out, "vector", d.vector);
     if (d.cached_tokens > 0) fmt::format_to(at, " cached={}", d.cached_tokens);
+    if (d.drafted > 0) fmt::format_to(at, " drafted={} accepted={}", d.drafted, d.accepted);
     if (!d.error.empty()) fmt::format_to(at, " error={}", d.error);
     out += '\n';
   }

@@ -20,6 +20,7 @@ void Sequence::open(Request* r, int32_t c, uint64_t o, Nanos now) {
   beam_logprobs.clear();
   reset_row = true;
   drafts.clear();
+  draft = {};
   moves.clear();
   prompt_logprobs.clear();
   prompt_top.clear();

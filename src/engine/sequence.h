@@ -1,5 +1,6 @@
 #pragma once
 // The state of one choice of a request.
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -26,6 +27,19 @@ struct Request {
   uint64_t first_order = 0;
   int32_t cached_tokens = 0;
   Nanos arrived = 0;
+};
+
+// What is known about the drafts of a sequence; written by DraftPlanner.
+struct DraftRecord {
+  struct Rate {
+    double accepted = 0, rejected = 0;  // decayed counts; a proposal is rejected at most once
+    int32_t skipped = 0, pause = 16;    // proposals not used since `off`, and until the next try
+    bool off = false;                   // drafting does not pay
+  };
+  std::array<Rate, kMostDraftStrengths> rates;
+  int32_t strength = 0;               // of the drafts in flight
+  int32_t asked = -1;                 // index of its request in the step being reserved
+  int32_t drafted = 0, accepted = 0;  // since the last delta
 };
 
 // Three lengths describe a sequence:
@@ -70,6 +84,9 @@ class Sequence {
   int32_t last_score_row() const { return scores() ? prompt_length_ - 1 : 0; }
   int32_t score_rows(int32_t start, int32_t end) const;
 
+  // The step that feeds the slot before `end` completes a prompt whose vector is wanted.
+  bool pools_at(int32_t end) const { return request->spec.pool && end == prompt_length_; }
+
   const SampleSpec& sample() const { return *request->spec.sample; }
 
   Request* request = nullptr;
@@ -86,6 +103,7 @@ class Sequence {
   bool settling = false;           // was rewound; waits until nothing in flight refers to it
   bool reset_row = false;          // the backend must be told the row's history
   std::vector<DraftToken> drafts;  // being verified by the step in flight
+  DraftRecord draft;
   // Slots {from, to} that the next step moves before it runs: the kept branch of a tree of drafts.
   // Until that step commits, slots from the first `to` on are not counted as computed.
   std::vector<std::pair<int32_t, int32_t>> moves;

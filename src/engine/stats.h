@@ -46,13 +46,19 @@ struct EngineStats {
   int64_t tokens_emitted = 0;
   int64_t tokens_discarded = 0;  // chosen and not used: after the end of an answer, or rewound
   int64_t preemptions = 0;
-  int64_t prompt_tokens = 0;          // of sequences that started
-  int64_t prefix_queries = 0;         // tokens looked up in the prefix index (prompts that started)
-  int64_t prefix_hits = 0;            // of them: found, not computed
-  int64_t blocks_evicted = 0;         // cached blocks that were reused
-  int64_t blocks_copied = 0;          // partly shared blocks
-  int64_t requests_rejected = 0;      // the queue was full, or the request can never fit
-  std::array<int64_t, 8> finished{};  // requests' choices by Finish
+  int64_t prompt_tokens = 0;      // of sequences that started
+  int64_t prefix_queries = 0;     // tokens looked up in the prefix index (prompts that started)
+  int64_t prefix_hits = 0;        // of them: found, not computed
+  int64_t blocks_evicted = 0;     // cached blocks that were reused
+  int64_t blocks_copied = 0;      // partly shared blocks
+  int64_t requests_rejected = 0;  // the queue was full, or the request can never fit
+  // Drafts: proposals that were verified, their tokens, and those that were accepted.
+  int64_t drafts = 0, draft_tokens = 0, draft_accepted = 0;
+  int64_t draft_fallbacks = 0;  // times that drafting was paused because it did not pay
+  static constexpr int32_t kDraftPositions = 32;
+  std::array<int64_t, kDraftPositions> draft_accepted_at{};  // by position in the proposal
+  int32_t draft_limit = 0;                                   // most tokens of a proposal; 0: off
+  std::array<int64_t, 8> finished{};                         // requests' choices by Finish
 
   // Gauges.
   int64_t running = 0, waiting = 0;

@@ -35,6 +35,7 @@ std::optional<Value> default_attr(const OpDef& op, std::string_view key) {
   if (n == "attend" && key == "value") return Value("v");
   if (n == "attend" && key == "key") return Value(Value::Array{"k"});
   if (n == "sdpa" && key == "causal") return Value(0);
+  if (n == "attend_rows" && key == "window") return Value(0);
   return std::nullopt;
 }
 

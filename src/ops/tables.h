@@ -21,6 +21,7 @@ std::vector<OpDef> activation_ops();
 std::vector<OpDef> rope_ops();
 std::vector<OpDef> training_ops();
 std::vector<OpDef> sdpa_ops();
+std::vector<OpDef> encoder_ops();
 std::vector<OpDef> append_ops();
 std::vector<OpDef> attend_ops();
 std::vector<OpDef> moe_ops();

@@ -47,6 +47,7 @@ BundleModel::BundleModel(std::shared_ptr<const BundleFile> file) : file_(std::mo
     target_ = {meta_.at("backend").as_string(), meta_.at("isa").as_string(),
                meta_.at("packing").as_string()};
     meta_.at("metadata");
+    if (const Value* embedding = meta_.find("embedding")) embedding_ = parse_embedding(*embedding);
     tokenizer_ = parse_tokenizer(file_->text(kBundleTokenizer));
     read_index();
   } catch (const Error& e) {

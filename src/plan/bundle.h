@@ -38,6 +38,7 @@ class BundleModel final : public ModelSource, public WeightSource {
   const WeightSource& weights() const override { return *this; }
   const TokenizerSpec& tokenizer() const override { return tokenizer_; }
   const Value& metadata() const override { return meta_.at("metadata"); }
+  const EmbeddingSpec& embedding() const override { return embedding_; }
   const Value& meta() const { return meta_; }
   const BundleTarget& target() const { return target_; }
   std::string_view graph() const { return file_->text(kBundleGraph); }
@@ -76,6 +77,7 @@ class BundleModel final : public ModelSource, public WeightSource {
   Value meta_;
   BundleTarget target_;
   TokenizerSpec tokenizer_;
+  EmbeddingSpec embedding_;
   PlanSet plans_;
   int64_t compiled_context_ = 0;
   std::string why_unreadable_;

@@ -205,7 +205,7 @@ class PlanChecker {
       if (!seen.insert(g.symbol).second) bad(where, "given twice");
       check_symbol_range(g.lo, g.hi, g.multiple, where);
       if (g.pad != 0 && (g.pad != g.hi || g.pad % g.multiple != 0))
-        bad(where, "padded to another value than its largest");
+        bad(where, "the padded value is not the largest one");
       bounds_.push_back({g.symbol, g.lo, g.hi, g.multiple});
     }
     for (const auto& [symbol, expr] : plan_.bound_symbols) {
@@ -304,7 +304,7 @@ class PlanChecker {
       if (!is_state(out)) continue;
       if (std::none_of(call.in.begin(), call.in.end(),
                        [&](const CallArg& in) { return is_state(in) && in.index == out.index; })) {
-        bad(call_where_, "it gives a state that it does not take");
+        bad(call_where_, "it returns a state that is not among its arguments");
       }
     }
     for (const CallArg& s : call.in) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "plan/embedding_spec.h"
 #include "plan/plan.h"
 #include "plan/tokenizer_spec.h"
 #include "plan/weight_source.h"
@@ -17,6 +18,7 @@ class ModelSource {
   virtual const WeightSource& weights() const = 0;
   virtual const TokenizerSpec& tokenizer() const = 0;
   virtual const Value& metadata() const = 0;  // whatever the file says about itself
+  virtual const EmbeddingSpec& embedding() const = 0;
 };
 
 }  // namespace tokamak

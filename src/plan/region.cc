@@ -25,8 +25,8 @@ void check_parameters(const Region& region, const std::vector<uint32_t>& values,
     bool same = value.kind == Type::Kind::kTensor && value.tensor.dtype == types[i].dtype &&
                 value.tensor.elements() == types[i].elements();
     if (!same)
-      bad("{} {} of a program is {}, value {} is {}", kind, i, types[i].text(), values[i],
-          value.text());
+      bad("{} {} of the loop program has type {}, but value {} has type {}", kind, i,
+          types[i].text(), values[i], value.text());
   }
 }
 

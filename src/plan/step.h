@@ -158,6 +158,9 @@ struct StepInputs {
   void clear();  // keeps capacity
 };
 
+// The input of encoders that says which text of a pair a token belongs to: i32[T], 0 or 1.
+inline constexpr std::string_view kSegmentInput = "types";
+
 // The fields of StepInputs that functions can read, with their dimensions ("T", "B + 1").
 struct StepField {
   std::string_view name;

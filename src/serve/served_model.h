@@ -9,6 +9,7 @@
 
 #include "engine/client.h"
 #include "text/chat_template.h"
+#include "text/embedding.h"
 #include "text/grammar/grammar_cache.h"
 #include "text/output/formats.h"
 #include "text/tokenizer.h"
@@ -26,13 +27,17 @@ struct ServedModel {
   std::shared_ptr<grammar::GrammarCache> grammars;  // null: the API creates it
   int64_t max_model_len = 0;
   int64_t max_sequences = 1;                // that run at once
+  int32_t draft_tokens = 0;                 // most drafted tokens per step; 0: no speculation
   int64_t created = 0;                      // unix seconds
   SampleSpec defaults;                      // defaults for fields missing in a request
   const ToolFormat* tool_format = nullptr;  // nullptr: detected from the template
   // The report of `tokamak explain` for decode or step, with the server's options; empty: not
   // available.
   std::function<Value(const std::string& function)> plan;
-  std::string fingerprint;  // of weights and numerics; "" = none known
+  EmbeddingSpec embedding;
+  std::shared_ptr<const EmbeddingEncoder> embedder;  // null: the API creates it
+  int64_t vector_width = 0;                          // numbers of an embedding
+  std::string fingerprint;                           // of weights and numerics; "" = none known
 };
 
 }  // namespace tokamak

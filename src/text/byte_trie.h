@@ -9,7 +9,7 @@ namespace tokamak {
 
 class ByteTrie {
  public:
-  // Of equal keys the last one wins. Empty keys are ignored.
+  // If keys are equal, the last one wins. Empty keys are ignored.
   void build(std::vector<std::pair<std::string_view, int32_t>> keys);
   bool empty() const { return size_ == 0; }
   bool starts_with(unsigned char byte) const { return !empty() && step(0, byte) >= 0; }

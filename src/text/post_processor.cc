@@ -70,7 +70,57 @@ std::vector<Frame> process(const Value& config, std::vector<Frame> parts) {
   return parts;
 }
 
+// The processor that places the texts; null: none does.
+const Value* placing(const Value& config) {
+  if (config.is_null()) return nullptr;
+  const std::string type = config.get_string("type", "");
+  if (type != "Sequence") return type == "ByteLevel" ? nullptr : &config;
+  const Value* found = nullptr;
+  for (const Value& part : config.at("processors").as_array())
+    if (const Value* p = placing(part)) found = p;
+  return found;
+}
+
+// Entries before the first one of the second segment; 0: there is none.
+size_t second_segment(const Value& config) {
+  const std::string type = config.get_string("type", "");
+  if (type == "BertProcessing") return 3;  // [CLS] A [SEP]
+  if (type != "TemplateProcessing") return 0;
+  const Value* specials = config.find("special_tokens");
+  size_t entries = 0;
+  for (const Value& item : config.at("pair").as_array()) {
+    const Value* special = item.find("SpecialToken");
+    const Value& part = special ? *special : item.at("Sequence");
+    if (part.get_int("type_id", 0) == 1) return entries;
+    const Value* ids = special && specials ? specials->find(part.get_string("id", "")) : nullptr;
+    entries += ids ? ids->at("ids").as_array().size() : 1;
+  }
+  return 0;
+}
+
 }  // namespace
+
+PairFrame make_pair_frame(const Value& config, bool doubled) {
+  PairFrame pair;
+  const Value* places = placing(config);
+  const bool knows = places && (places->get_string("type", "") != "TemplateProcessing" ||
+                                places->find("pair") != nullptr);
+  if (knows) {
+    for (const Frame& part : process(config, {{kTextPlace}, {kSecondPlace}}))
+      pair.ids.insert(pair.ids.end(), part.begin(), part.end());
+    pair.second = second_segment(*places);
+    return pair;
+  }
+  pair.ids = make_frame(config);
+  const Frame single = pair.ids;
+  size_t place = 0;
+  while (place < single.size() && single[place] != kTextPlace) ++place;
+  if (doubled && place + 1 < single.size()) pair.ids.push_back(single.back());
+  if (!doubled) pair.second = pair.ids.size();
+  pair.ids.push_back(kSecondPlace);
+  for (size_t i = place + 1; i < single.size(); ++i) pair.ids.push_back(single[i]);
+  return pair;
+}
 
 std::vector<int32_t> make_frame(const Value& config) {
   Frame frame;

@@ -19,7 +19,8 @@ class Precompiled final : public Normalizer {
       fail(ErrorCode::kCorrupt, "precompiled character map: {} bytes", charsmap.size());
     std::memcpy(&bytes, charsmap.data(), 4);
     if (bytes % 4 != 0 || bytes > charsmap.size() - 4)
-      fail(ErrorCode::kCorrupt, "precompiled character map: trie of {} bytes in {}", bytes,
+      fail(ErrorCode::kCorrupt,
+           "precompiled character map: its trie has {} bytes, but the map has {}", bytes,
            charsmap.size());
     units_.resize(bytes / 4);
     if (bytes > 0) std::memcpy(units_.data(), charsmap.data() + 4, bytes);

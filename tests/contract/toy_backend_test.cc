@@ -205,7 +205,7 @@ class ToyBackend final : public Backend {
                                        .numeric_class = "",
                                        .cost = fused_cost,
                                        .scratch = inside_bytes},
-                                      // Of a newer model: this device cannot run it.
+                                      // For a newer model, which this device is not.
                                       {.name = "toy.norm_linears_2",
                                        .pattern = "[rms_norm] -> linear(f32, weight *, weight *)+",
                                        .weight_layout = "",

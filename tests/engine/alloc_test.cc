@@ -32,9 +32,10 @@ constexpr int kWarm = 50;
 // A tree of six drafts, most of them wrong.
 class FixedDrafter final : public Drafter {
  public:
-  void propose(std::span<const int32_t> ids, int32_t k, std::vector<DraftToken>& out) override {
-    for (int32_t i = 0; i < std::min(k, 6); ++i)
-      out.push_back({(ids.back() + 37 * i) % 40, i == 0 ? -1 : (i - 1) / 2});
+  void propose(std::span<DraftRequest> requests) override {
+    for (DraftRequest& r : requests)
+      for (int32_t i = 0; i < std::min(r.most, 6); ++i)
+        r.tokens.push_back({(r.ids.back() + 37 * i) % 40, i == 0 ? -1 : (i - 1) / 2});
   }
 };
 

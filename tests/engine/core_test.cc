@@ -100,9 +100,10 @@ TEST(Core, DeadlinesEndWhatWaitsAndWhatRuns) {
 TEST(Core, FunctionsAreNamedAfterTheBatch) {
   struct Right final : Drafter {
     explicit Right(NullModel m) : model(m) {}
-    void propose(std::span<const int32_t> ids, int32_t k, std::vector<DraftToken>& out) override {
-      for (int32_t id : model.continuation(ids, k))
-        out.push_back({id, static_cast<int32_t>(out.size()) - 1});
+    void propose(std::span<DraftRequest> requests) override {
+      for (DraftRequest& r : requests)
+        for (int32_t id : model.continuation(r.ids, r.most))
+          r.tokens.push_back({id, static_cast<int32_t>(r.tokens.size()) - 1});
     }
     NullModel model;
   };

@@ -1,5 +1,7 @@
 // Drafts and token masks through the whole engine on backends that compute: the same tokens with
 // and without.
+#include "engine/draft/ngram_drafter.h"
+#include "engine/draft/suffix_drafter.h"
 #include "tests/engine/backend_run.h"
 #include "tests/engine/draft_tree.h"
 
@@ -55,6 +57,27 @@ TEST_P(Drafts, ChainsDoNotChangeABit) {
   }
 }
 
+TEST_P(Drafts, LookupsDoNotChangeABit) {
+  cpu::TestModel model(small_model());
+  auto backend = make_backend(GetParam(), two_threads());
+  auto all = requests();
+  EngineStats stats, drafted;
+  Answers want = run(*backend, model, {}, all, stats);
+  for (int64_t kv_tokens : {4096, 300}) {
+    NgramDrafter ngram({3, 1, false});
+    SuffixDrafter suffix({});
+    for (Drafter* drafter : {static_cast<Drafter*>(&ngram), static_cast<Drafter*>(&suffix)}) {
+      RunSetup setup;
+      setup.drafter = drafter;
+      setup.kv_tokens = kv_tokens;
+      setup.config.draft_tokens = 5;
+      EXPECT_TRUE(run(*backend, model, setup, all, drafted) == want) << kv_tokens;
+      EXPECT_GT(drafted.draft_accepted, 20);
+      EXPECT_LT(drafted.draft_accepted, drafted.draft_tokens);
+    }
+  }
+}
+
 // A row of a tree is at another slot than the same token would be without drafts. Where the order
 // of sums in attention depends on slots (cpu), the last bits differ.
 TEST_P(Drafts, TreesGiveTheSameTokens) {
@@ -88,7 +111,7 @@ TEST_P(Drafts, TreesGiveTheSameTokens) {
   EXPECT_GT(trees.branches, 100);
 }
 
-// Of a fixed set of tokens: what a bias that forbids all others does.
+// Allows a fixed set of tokens, as a bias that forbids all others would.
 class SetMask final : public TokenMask {
  public:
   static bool allowed(int32_t id) { return id % 7 < 3; }

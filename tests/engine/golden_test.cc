@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "base/file.h"
+#include "tests/engine/draft_tree.h"
 #include "tests/engine/test_run.h"
 
 namespace tokamak {
@@ -97,6 +98,7 @@ RequestSpec request_of(RequestId id, const Fields& f) {
   spec.tenant = text_of(f, "tenant", "");
   spec.cache_salt = text_of(f, "salt", "");
   spec.cache_priority = static_cast<int32_t>(get(f, "keep", 0));
+  spec.draft_tokens = static_cast<int32_t>(get(f, "drafts", -1));
   if (get(f, "deadline", 0) > 0) spec.deadline = get(f, "deadline", 0) * kMillisecond;
   if (get(f, "queue_deadline", 0) > 0)
     spec.queue_deadline = get(f, "queue_deadline", 0) * kMillisecond;
@@ -123,7 +125,15 @@ class Golden {
     o.shadow = true;
     o.max_in_flight = c.max_in_flight;
     o.fail_every = get(t.config, "fail_every", 0);
-    run_ = std::make_unique<TestRun>(plans_, c, o);
+    if (int64_t wrong = get(t.config, "wrong_draft_every", 0); wrong > 0) {
+      c.draft_tokens = static_cast<int32_t>(get(t.config, "drafts", 3));
+      drafter_ = std::make_unique<OracleDrafter>(
+          [model = null_model(plans_, o)](const DraftRequest& r, int32_t n) {
+            return model.continuation(r.ids, n);
+          },
+          plans_.vocab, wrong);
+    }
+    run_ = std::make_unique<TestRun>(plans_, c, o, drafter_.get());
     run_->fixed_step_seconds = 1e-3;
   }
 
@@ -157,6 +167,7 @@ class Golden {
 
  private:
   PlanSet plans_;
+  std::unique_ptr<Drafter> drafter_;
   std::unique_ptr<TestRun> run_;
 };
 

@@ -33,6 +33,7 @@ struct Answer {
   std::vector<int32_t> ids;
   std::vector<float> logprobs, prompt_logprobs;
   std::vector<std::vector<TokenLogprob>> top;
+  int64_t drafted = 0, accepted = 0;
   int32_t stop_id = -1;
   int32_t end = -1;  // position of the last delta's end
   Finish finish = Finish::kNone;
@@ -79,12 +80,14 @@ class TestRun {
   EventLog log;
   std::string actions;  // as text, all of them
   bool keep_actions = false;
-  double fixed_step_seconds = 0;  // 0: the roofline's
+  double fixed_step_seconds = 0;                  // 0: the roofline's
+  std::function<double(const StepInputs&)> cost;  // of a step, instead of both; may be empty
   std::map<std::pair<RequestId, int32_t>, Answer> answers;
   std::function<void(Nanos, std::span<const Event>, Actions&)> on_advance;
 
  private:
   double step_seconds(const StepInputs& in) const {
+    if (cost) return cost(in);
     return fixed_step_seconds > 0 ? fixed_step_seconds : machine_.seconds(in);
   }
 
@@ -102,6 +105,8 @@ class TestRun {
       answer.prompt_logprobs.insert(answer.prompt_logprobs.end(), d.prompt_logprobs.begin(),
                                     d.prompt_logprobs.end());
       answer.end = d.position + static_cast<int32_t>(d.ids.size());
+      answer.drafted += d.drafted;
+      answer.accepted += d.accepted;
       answer.finish = d.finish;
       answer.stop_id = d.stop_id;
       answer.error = d.error;

@@ -1,9 +1,10 @@
 // config.json text -> model configuration over a small table of weights that fits a one-layer
-// Llama.
+// Llama and a one-layer BERT.
 #include <cstdint>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "compile/import/encoder_config.h"
 #include "compile/import/hf_config.h"
 #include "plan/weight_source.h"
 
@@ -29,6 +30,23 @@ WeightTable make_table() {
   add("model.layers.0.mlp.gate_proj.weight", {24, 16});
   add("model.layers.0.mlp.up_proj.weight", {24, 16});
   add("model.layers.0.mlp.down_proj.weight", {16, 24});
+  add("embeddings.word_embeddings.weight", {8, 16});
+  add("embeddings.position_embeddings.weight", {12, 16});
+  add("embeddings.token_type_embeddings.weight", {2, 16});
+  for (const char* name :
+       {"embeddings.LayerNorm", "encoder.layer.0.attention.self.query",
+        "encoder.layer.0.attention.self.key", "encoder.layer.0.attention.self.value",
+        "encoder.layer.0.attention.output.dense", "encoder.layer.0.attention.output.LayerNorm",
+        "encoder.layer.0.output.LayerNorm"}) {
+    std::string stem = name;
+    bool norm = stem.ends_with("Norm");
+    add((stem + ".weight").c_str(), norm ? std::vector<int64_t>{16} : std::vector<int64_t>{16, 16});
+    add((stem + ".bias").c_str(), {16});
+  }
+  add("encoder.layer.0.intermediate.dense.weight", {24, 16});
+  add("encoder.layer.0.intermediate.dense.bias", {24});
+  add("encoder.layer.0.output.dense.weight", {16, 24});
+  add("encoder.layer.0.output.dense.bias", {16});
   return table;
 }
 
@@ -38,7 +56,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const WeightTable table = make_table();
   try {
     Value json = parse_json({reinterpret_cast<const char*>(data), size}, "fuzz", {.max_depth = 32});
-    config_from_hf(json, table, "fuzz");
+    is_encoder_hf(json) ? encoder_from_hf(json, table, "fuzz")
+                        : config_from_hf(json, table, "fuzz");
   } catch (const Error& e) {
     if (e.code() == ErrorCode::kInternal) throw;
   }

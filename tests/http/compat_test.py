@@ -295,6 +295,11 @@ class Llama(Compat):
         self.assertEqual(self.post("/completion", {"prompt": "[say Hello]", "n_predict": 0})["content"], "")
         data = self.post("/completion", {"prompt": "[say Hi]", "n_probs": 2})
         self.assertEqual([len(p["top_logprobs"]) for p in data["completion_probabilities"]], [2, 2])
+        data = self.post("/completion", {"prompt": "[say Hi]", "response_fields": ["content", "timings/predicted_n", "none", "stop/x"]})
+        self.assertEqual(data, {"content": "Hi", "predicted_n": 2})
+        for field, value in (("n_indent", 2), ("t_max_predict_ms", 100), ("post_sampling_probs", True), ("response_fields", [1])):
+            status, error = self.server.json("POST", "/completion", {"prompt": "x", field: value})
+            self.assertEqual((status, error["error"]["param"][:len(field)]), (400, field))
         data = self.post("/completion", {"prompt": ["[say a]", "[say b]"]})
         self.assertEqual([d["content"] for d in data], ["a", "b"])
 

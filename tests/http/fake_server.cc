@@ -3,9 +3,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <sstream>
 
 #include "base/json.h"
+#include "serve/batch/batch_api.h"
 #include "serve/fake_client.h"
 #include "serve/http/server.h"
 #include "serve/openai/api.h"
@@ -45,6 +47,8 @@ http::ServerOptions server_options(int argc, char** argv) {
   time("idle-ms", options.idle_timeout);
   time("write-ms", options.write_timeout);
   time("ping-ms", options.ping_interval);
+  if (const char* file = std::getenv("FAKE_CERTIFICATE")) options.tls_certificate = file;
+  if (const char* file = std::getenv("FAKE_KEY")) options.tls_key = file;
   if (const char* origins = std::getenv("FAKE_ORIGINS")) {
     options.allowed_origins.clear();
     std::istringstream list(origins);
@@ -109,6 +113,13 @@ int main(int argc, char** argv) {
     openai::Api api(options, {std::move(model)});
     http::Router router;
     api.add_routes(router);
+    std::optional<openai::BatchApi> batches;
+    if (const char* folder = std::getenv("FAKE_BATCH_DIR")) {
+      batches.emplace(openai::BatchOptions{folder, 4}, api, router);
+      batches->add_routes(router);
+    } else {
+      openai::explain_missing_batches(api, router);
+    }
     web::add_page(router);
     router.add("GET", "/fake", [&](http::ExchangePtr exchange) {
       exchange->respond(engine_state(*client, api, server));

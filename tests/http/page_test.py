@@ -352,6 +352,24 @@ class Page(unittest.TestCase):
         page.wait_for_selector("#send:visible")
         self.assertEqual(page.evaluate("document.getElementById('log').scrollTop"), 10)
 
+    def test_formulas_and_colours(self):
+        """Needs the Debian packages at build time; what is not a formula or code stays text."""
+        page = self.open()
+        text = "Euler: $e^{i\\pi} + 1 = 0$ and \\(x_1\\), costs $5 or $10, `$a$`, \\$x\\$.\n\n$$\n\\int_0^1 x^2\\,dx = \\frac{1}{3}\n$$\n\n" \
+               "$\\badcommand{$ $\\href{javascript:alert(1)}{x}$ $\\sqrt{\\frac{a}{b}}$\n\n```python\ndef f(x): return \"<b>\"  # note\n```\n\n```nonsense\nplain <i>\n```\n"
+        saved = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}], "settings": {}}
+        page.evaluate("text => localStorage.setItem('tokamak-chat', text)", json.dumps(saved))
+        page.reload()
+        answer = page.locator(".message.assistant .body").last
+        self.until(page, "document.querySelectorAll('.message.assistant .katex').length >= 3")
+        self.until(page, "document.querySelector('.message.assistant .hljs-keyword')?.textContent === 'def'")
+        self.assertEqual(answer.locator(".formula.display .katex-display").count(), 1)
+        self.assertEqual(answer.locator("a[href]").count(), 0)
+        self.assertIn("costs $5 or $10, $a$, $x$.", answer.inner_text().replace("\u00a0", " "))
+        self.assertEqual(answer.locator("pre code").all_text_contents(), ['def f(x): return "<b>"  # note', "plain <i>"])
+        self.assertIn("KaTeX_Main", page.evaluate("[...document.fonts].filter((f) => f.status === 'loaded').map((f) => f.family).join()"))
+        self.assertEqual(self.errors, [])
+
     def test_markdown_on_all_screens(self):
         saved = {"messages": [{"role": "user", "content": "x\ny"}, {"role": "assistant", "content": SHOW}], "settings": {}}
         for width, height, scheme in ((1100, 760, "light"), (390, 800, "dark")):

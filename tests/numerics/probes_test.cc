@@ -22,12 +22,14 @@ class ProbeSource final : public ModelSource {
   const WeightSource& weights() const override { return weights_; }
   const TokenizerSpec& tokenizer() const override { return tokenizer_; }
   const Value& metadata() const override { return metadata_; }
+  const EmbeddingSpec& embedding() const override { return embedding_; }
   PlanSet plans_;
   WeightTable weights_;
 
  private:
   TokenizerSpec tokenizer_;
   Value metadata_;
+  EmbeddingSpec embedding_;
 };
 
 // A module with the inputs of step(), random weights on demand and everything else that a runner

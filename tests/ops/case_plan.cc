@@ -15,8 +15,6 @@ namespace {
 
 using Kind = Arg::Kind;
 constexpr int64_t kBlockSize = 16;
-constexpr uint64_t kScratch =
-    8 << 20;  // enough for every case; KernelDesc::scratch is not tested here
 
 int64_t product(const std::vector<int64_t>& dims) {
   return std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<>());
@@ -113,6 +111,34 @@ class Builder {
                        [&](const RegionPiece& piece) { return piece.op == pattern.op; });
   }
 
+  // What the planner would tell the kernel about its anchors at the plan's largest shape.
+  KernelWork work_of(const std::string& op, const std::vector<CallArg>& in,
+                     const Region* region) const {
+    auto anchor = [&](const std::string& name, DType dtype, std::vector<SymExpr> dims) {
+      OpWork w;
+      w.op = name;
+      w.activations = dtype;
+      int64_t elements = 1, last = 1;
+      for (const SymExpr& d : dims) elements *= last = d.upper(out_.plans.symbols);
+      w.in_elements = static_cast<double>(elements);
+      w.rows = static_cast<double>(elements / last);
+      return w;
+    };
+    KernelWork work;
+    if (!region) {
+      work.ops = {in.empty() ? OpWork{op} : anchor(op, in[0].dtype, in[0].dims)};
+      return work;
+    }
+    for (const RegionPiece& piece : region->pieces) {
+      if (!piece.is_anchor()) continue;
+      const TensorType& x = region->values[piece.in[0]].tensor;
+      std::vector<SymExpr> dims;
+      for (const Dim& d : x.dims) dims.push_back(d.extent);
+      work.ops.push_back(anchor(piece.op, x.dtype, dims));
+    }
+    return work;
+  }
+
   void call(const std::string& op, const Value& attrs, std::vector<CallArg> in,
             std::vector<CallArg> results) {
     std::vector<DType> dtypes;
@@ -139,12 +165,13 @@ class Builder {
     if (index == kernels.size())
       kernels.push_back({kernel->name, kernel->abi, kernel->numeric_class});
     if (region && out_.plans.regions.empty()) out_.plans.regions.push_back(*region);
-    out_.plans.scratch_bytes = kScratch;
+    uint64_t scratch = kernel->scratch ? kernel->scratch(work_of(op, in, region)) : 0;
+    out_.plans.scratch_bytes = std::max(out_.plans.scratch_bytes, scratch);
     out_.plans.plans[0].calls.push_back({.kernel = static_cast<uint32_t>(index),
                                          .op = op,
                                          .attrs = attrs,
                                          .region = region ? 0 : -1,
-                                         .scratch = kernel->scratch ? kScratch : 0,
+                                         .scratch = scratch,
                                          .in = std::move(in),
                                          .out = std::move(results),
                                          .label = op});

@@ -256,6 +256,40 @@ void add_attention(std::vector<OpCase>& cases) {
   cases.push_back(parts);
 }
 
+OpCase rows_case(std::string name, int64_t heads, int64_t kv_heads, int64_t d, BatchSpec batch,
+                 std::initializer_list<Value::Member> extra = {}) {
+  OpCase c;
+  c.name = "attend_rows/" + std::move(name);
+  c.op = "attend_rows";
+  c.attrs = object(extra);
+  c.attrs.set("scale", 1.0 / std::sqrt(static_cast<double>(d)));
+  c.in = {activation({heads, d}), activation({kv_heads, d}), activation({kv_heads, d}),
+          input("q_start")};
+  c.out = {heads, d};
+  c.batch = std::move(batch);
+  c.bound = 1e-10;
+  return c;
+}
+
+// Every sequence is whole: there are no older tokens.
+void add_encoders(std::vector<OpCase>& cases) {
+  auto lengths = [](std::vector<int32_t> own) {
+    std::vector<int32_t> older(own.size(), 0);
+    return BatchSpec{.own = std::move(own), .older = std::move(older)};
+  };
+  cases.push_back(rows_case("one row", 2, 2, 32, lengths({1})));
+  cases.push_back(rows_case("ragged", 12, 12, 32, lengths({7, 16, 1, 33, 70})));
+  cases.push_back(rows_case("odd heads", 3, 3, 20, lengths({17, 5})));
+  cases.push_back(rows_case("shared kv heads", 6, 2, 64, lengths({19, 4})));
+  cases.push_back(rows_case("long", 2, 1, 64, lengths({300, 2})));
+  cases.push_back(rows_case("window", 4, 4, 32, lengths({90, 3, 40}), {{"window", 8}}));
+  cases.push_back({.name = "mean_rows/ragged",
+                   .op = "mean_rows",
+                   .in = {activation({77}), input("seq"), input("q_start"), input("out_rows")},
+                   .out = {77},
+                   .batch = lengths({5, 1, 40})});
+}
+
 // The first case of every op with a storage type, with f16 and bf16 inputs and outputs.
 void add_storage(std::vector<OpCase>& cases) {
   std::set<std::string> seen;
@@ -293,8 +327,39 @@ std::vector<OpCase> correctness_cases() {
   add_elementwise(cases);
   add_rows(cases);
   add_attention(cases);
+  add_encoders(cases);
   add_storage(cases);
   add_regions(cases, false);
+  return cases;
+}
+
+std::vector<OpCase> odd_cases() {
+  std::vector<OpCase> cases;
+  for (DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kQ4_0, DType::kQ4_1, DType::kQ8_0,
+        DType::kQ4_K, DType::kQ6_K, DType::kQ5_0, DType::kQ5_1, DType::kQ5_K})
+    for (int64_t m = 1; m <= 67; ++m) {
+      bool blocks = is_block_type(dtype);
+      int64_t n = 1 + m * 29 % 67;  // every size once
+      int64_t k = blocks ? 256 * (1 + m % 2) : 68 - m;
+      cases.push_back(linear_case(dtype, blocks, m, n, k, m % 3 == 0));
+    }
+  for (int64_t d = 1; d <= 67; ++d) {
+    std::string shape = fmt::format("{}x{}", 1 + d % 3, d);
+    auto add = [&](const char* op, std::vector<Arg> in, Value attrs = Value::object()) {
+      cases.push_back({.name = fmt::format("{}/{}", op, shape),
+                       .op = op,
+                       .attrs = std::move(attrs),
+                       .in = std::move(in),
+                       .out = {d},
+                       .bound = 1e-10,
+                       .batch = tokens(1 + d % 3)});
+    };
+    add("silu", {activation({d})});
+    add("mul", {activation({d}), activation({d})});
+    add("softmax", {activation({d})});
+    add("rms_norm", {activation({d}), weight(DType::kF32, {d})}, object({{"eps", 1e-5}}));
+  }
   return cases;
 }
 
@@ -338,6 +403,8 @@ std::vector<OpCase> perf_cases() {
     cases.push_back(attend_case("decode 1x4096", 32, 8, 64, kv, {.own = {1}, .older = {4095}}));
     cases.push_back(attend_case("prefill 512", 32, 8, 64, kv, {.own = {512}, .older = {0}}));
   }
+  cases.push_back(
+      rows_case("4x128", 12, 12, 32, {.own = {128, 128, 128, 128}, .older = {0, 0, 0, 0}}));
   add_regions(cases, true);
   for (OpCase& c : cases) c.perf = true;
   return cases;

@@ -1,6 +1,6 @@
 // Runs the table of op cases: every backend against ref, ref against double precision.
 //   op_tests [--backend cpu|cuda|cuda-emulated|ref] [--filter TEXT] [--list] [--part 1/2] [--perf]
-//   [--threads N]
+//   [--levels] [--threads N]
 // Needs no test framework and no file, so that it also runs cross-compiled under an emulator.
 #include <chrono>
 #include <cmath>
@@ -11,6 +11,8 @@
 
 #include "backend/cpu/calibrate.h"
 #include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/isa.h"
+#include "backend/cpu/peak.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/emulator/fake_driver.h"
 #include "backend/ref/ref_backend.h"
@@ -18,7 +20,6 @@
 #include "loop/evaluate.h"
 #include "ops/case_plan.h"
 #include "ops/evaluate.h"
-#include "ops/machine_peak.h"
 #include "tensor/block_formats.h"
 
 namespace tokamak::testing {
@@ -27,6 +28,7 @@ namespace {
 struct Options {
   std::string backend = "cpu", filter;
   bool list = false, perf = false;
+  bool levels = false;  // odd sizes, at each instruction-set level of cpu that this machine has
   int threads = 2;
   size_t part = 0, parts = 1;  // every parts-th case, from the part-th on
 };
@@ -55,9 +57,12 @@ Options parse(int argc, char** argv) {
       o.list = true;
     else if (arg == "--perf")
       o.perf = true;
+    else if (arg == "--levels")
+      o.levels = true;
     else
       fail(ErrorCode::kInvalidArgument,
-           "unknown argument {}: use --backend, --filter, --list, --part, --perf or --threads",
+           "unknown argument {}: use --backend, --filter, --levels, --list, --part, --perf or "
+           "--threads",
            arg);
   }
   if (o.backend != "cpu" && o.backend != "ref" && o.backend != "cuda" &&
@@ -234,7 +239,7 @@ std::string with_share(double figure, double peak) {
 
 int perf(const Options& options, const std::vector<OpCase>& cases) {
   auto backend = make(options.backend, options.threads);
-  ArithmeticPeak peak = arithmetic_peak(options.threads);
+  cpu::ArithmeticPeak peak = cpu::arithmetic_peak(cpu::choose_table()->name, options.threads);
   fmt::print(
       "{} ({}), {} threads; measured peaks: memory {:.1f} GB/s, f32 {:.0f} and int8 {:.0f} "
       "G operations/s; the share of GB/s is of reading as many bytes as the case moves\n",
@@ -258,9 +263,21 @@ int perf(const Options& options, const std::vector<OpCase>& cases) {
   return 0;
 }
 
+// With TOKAMAK_ISA set to each level in turn.
+int check_levels(const Options& options, const std::vector<OpCase>& cases) {
+  int status = 0;
+  for (const cpu::KernelTable* table : cpu::available_tables()) {
+    setenv("TOKAMAK_ISA", table->name, 1);
+    status = std::max(status, check(options, cases));
+  }
+  return status;
+}
+
 int run(int argc, char** argv) {
   Options options = parse(argc, argv);
-  std::vector<OpCase> cases = options.perf ? perf_cases() : correctness_cases();
+  std::vector<OpCase> cases = options.perf     ? perf_cases()
+                              : options.levels ? odd_cases()
+                                               : correctness_cases();
   std::erase_if(cases,
                 [&](const OpCase& c) { return c.name.find(options.filter) == std::string::npos; });
   size_t at = 0;
@@ -269,7 +286,8 @@ int run(int argc, char** argv) {
     for (const OpCase& c : cases) fmt::print("{}\n", c.name);
     return 0;
   }
-  return options.perf ? perf(options, cases) : check(options, cases);
+  if (options.perf) return perf(options, cases);
+  return options.levels ? check_levels(options, cases) : check(options, cases);
 }
 
 }  // namespace

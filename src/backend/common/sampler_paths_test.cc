@@ -81,7 +81,7 @@ TEST(SamplerPaths, ThePathFollowsTheRightBranchesOfATree) {
   StepResult out = verify({0, 9, 11, 10, 9, 11, 12}, parents);
   EXPECT_EQ(out.path, (Rows{0, 3, 5, 6}));
   EXPECT_EQ(out.ids, (Rows{10, -1, -1, 11, -1, 12, 13}));
-  // Of two rows with the right token the first one is taken.
+  // If two rows have the right token, the first one is taken.
   EXPECT_EQ(verify({0, 10, 10, 11, 11}, {-1, 0, 0, 2, 1}).path, (Rows{0, 1, 4}));
 }
 

@@ -53,7 +53,7 @@ StepBinder::StepBinder(const PlanSet& plans, std::vector<int64_t> blocks, int64_
   for (const InputEntry& in : plans.inputs) {
     Source source{find_step_field(in.name), in.name, in.dtype, {}};
     if (source.field && in.dtype != DType::kI32)
-      fail(ErrorCode::kUnsupported, "input {} is {}; steps have it as i32", in.name,
+      fail(ErrorCode::kUnsupported, "input {} has type {}; steps provide it as i32", in.name,
            dtype_name(in.dtype));
     for (const SymExpr& d : in.dims) source.dims.emplace_back(d, order);
     sources_.push_back(std::move(source));
@@ -114,7 +114,7 @@ const StepTensor* StepBinder::find_tensor(const StepInputs& step, std::string_vi
   return nullptr;
 }
 
-// Of an axis of an input; 0 when the step does not have the input.
+// The extent of an axis of an input; 0 if the step does not have the input.
 int64_t StepBinder::extent(const StepInputs& step, const Source& source, size_t axis) const {
   if (source.field) {
     if (axis == 1) return step.mask_width;

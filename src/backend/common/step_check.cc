@@ -182,8 +182,8 @@ void StepChecker::check_sequences(const StepInputs& step) {
   }
   if (strict() && step.function == "decode" &&
       (step.tokens() != sequences || static_cast<int64_t>(step.out_rows.size()) != sequences))
-    bad_step("{} tokens and {} outputs of {} sequences are not a decode", step.tokens(),
-             step.out_rows.size(), sequences);
+    bad_step("{} tokens and {} outputs of {} sequences: a decode step has one of each per sequence",
+             step.tokens(), step.out_rows.size(), sequences);
 }
 
 // Slots are consecutive up to kv_len. Positions increase, except between the branches of a tree.

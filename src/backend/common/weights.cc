@@ -35,7 +35,7 @@ int64_t count_elements(Work& w, std::span<const int64_t> dims) {
   int64_t n = 1;
   for (int64_t d : dims)
     if (d < 0 || __builtin_mul_overflow(n, d, &n))
-      w.fail_with(ErrorCode::kCorrupt, "an extent of {} makes no sense", d);
+      w.fail_with(ErrorCode::kCorrupt, "an extent of {} is not valid", d);
   return n;
 }
 

@@ -73,7 +73,7 @@ class Attend final : public Op {
     });
   }
 
-  // Which rows an item has follows from q_start, so all but heads is coarse.
+  // The rows of an item depend on q_start, so only the heads are split exactly.
   void touch(const Tensor* in, const Tensor* out, const StepContext& c,
              AccessList& list) const override {
     Split split = split_of(in, c);
@@ -125,7 +125,7 @@ class Attend final : public Op {
     return least < 4 * c.threads ? Split::kSegments : Split::kItems;
   }
 
-  // Of what a segment of the longest item gives.
+  // The size of the partial result of a segment of the longest item.
   int64_t part_floats(const Tensor* in) const {
     int64_t rows = 1;
     for (int64_t b = 0; b < in[kKvLen].elements(); ++b)

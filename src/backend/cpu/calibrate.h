@@ -11,6 +11,10 @@ struct CpuMeasurement {
   double share = 1;
 };
 
+// Data caches of core 0 as the system lists them, the usual sizes where it does not; then memory,
+// with capacity 0. Bandwidths are not set.
+std::vector<MachineLevel> cache_levels();
+
 // Bytes per second of reading `footprint` bytes, split over the threads, again and again for about
 // `seconds`: memory when it is far larger than the caches, else the cache it fits in.
 double read_speed(int threads, double footprint, double seconds);

@@ -42,7 +42,6 @@ template <float (*function)(float)>
 void by_libm(const float* x, float* out, int64_t n, float) {
   for (int64_t i = 0; i < n; ++i) out[i] = function(x[i]);
 }
-float exact_gelu(float x) { return 0.5f * x * (1.0f + std::erf(x * 0.70710678f)); }
 float log_of(float x) { return std::log(x); }
 float sin_of(float x) { return std::sin(x); }
 float cos_of(float x) { return std::cos(x); }
@@ -142,8 +141,8 @@ UnaryKernel find_unary(const KernelTable& kernels, std::string_view op, const Va
   if (op == "scale") return of(Unary::kScale, attrs.at("value").as_double());
   if (op == "softcap") return of(Unary::kSoftcap, attrs.at("cap").as_double());
   if (op == "gelu") {
-    if (attrs.get_string("approximate", "tanh") == "tanh") return of(Unary::kGeluTanh);
-    return {by_libm<exact_gelu>, 0.0f};
+    bool tanh = attrs.get_string("approximate", "tanh") == "tanh";
+    return of(tanh ? Unary::kGeluTanh : Unary::kGeluErf);
   }
   if (op == "log") return {by_libm<log_of>, 0.0f};
   if (op == "sin") return {by_libm<sin_of>, 0.0f};

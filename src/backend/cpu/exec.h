@@ -96,8 +96,8 @@ struct UnaryKernel {
 };
 UnaryKernel find_unary(const KernelTable& kernels, std::string_view op, const Value& attrs);
 
-// Rows of the step and heads of a state. Where the heads divide among the threads each thread has
-// its heads in all rows, as matrices and attention are cut then; else it has its rows.
+// Rows of the step and heads of a state. If the heads divide evenly among the threads, each thread
+// takes its heads in all rows, as matrices and attention do; otherwise each takes some rows.
 struct Cells {
   Part rows, heads;
   bool empty() const { return rows.empty() || heads.empty(); }

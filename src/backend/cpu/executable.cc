@@ -18,7 +18,7 @@ namespace {
 // Ops look at optional inputs without asking how many there are.
 constexpr size_t kMinInputs = 10;
 
-// Where values of an eager step are until they are made: somewhere, unlike absent arguments.
+// The address of values that an eager step has not computed yet; absent arguments have none.
 alignas(64) uint8_t kNotYet;
 
 uint64_t arena_bytes_of(const PlanSet& plans, std::string_view function) {
@@ -28,7 +28,7 @@ uint64_t arena_bytes_of(const PlanSet& plans, std::string_view function) {
   return most;
 }
 
-// What the next call reads about itself: the matrices of this one push it out of the nearer caches.
+// Fetches the fields of the next call: the matrices of this one evict them from the caches.
 void prefetch(const ScheduledCall& call) {
   const auto* op = reinterpret_cast<const char*>(call.op);
   for (int line = 0; line < 6; ++line) __builtin_prefetch(op + 64 * line);

@@ -32,7 +32,7 @@ class CpuExecutable final : public Executable {
   void wait(Ticket ticket) override;
   const MemoryLedger& memory() const override { return ledger_; }
   const DispatchStats& dispatch() const override { return binder_.stats(); }
-  // Of the plan that ran last, and what it was made from: for tools and tests.
+  // The schedule of the plan that ran last, and its context: for tools and tests.
   const ScheduleMaker& scheduler() const { return *prepared_[last_plan_].scheduler; }
   const StepContext& context() const { return context_; }
 

@@ -38,6 +38,7 @@ enum class Unary : uint8_t {
   kRelu,
   kSilu,
   kGeluTanh,
+  kGeluErf,
   kScale,
   kSoftcap,
   kCount
@@ -81,14 +82,12 @@ struct KernelTable {
   // a form of the level's own, at most kWideBlock bytes each. qwide multiplies `panels` of these,
   // blocks * kWideBlock bytes apart, with `rows` rows in tiles that are `stride` blocks apart:
   // sums[panel][row][kPanel] +=, so that k can come in parts. wide_panels: how many it is given at
-  // once, at most kMaxWidePanels. nullptr: the level has none, and qdot4 does the same.
-  int wide_panels;
+  // once, at most kMaxWidePanels; wide_rows: from how many rows on it beats qdot4. nullptr: the
+  // level has none, and qdot4 does the same.
+  int wide_panels, wide_rows[kQFormats];
   void (*qwiden[kQFormats])(const uint8_t* panel, int64_t blocks, uint8_t* wide);
   void (*qwide[kQFormats])(const uint8_t* wide, int64_t panels, const XBlock4* x, int64_t stride,
                            int64_t rows, int64_t blocks, float* sums);
-  // The f32 values of whole super-blocks, out[k][kPanel], as decode_qpanel gives them. nullptr: the
-  // level has none.
-  void (*qfloats[kQFormats])(const uint8_t* panel, int64_t blocks, float* out);
   // Rearranges n <= kTile rows of q8a blocks (40 bytes each); absent rows become zero.
   void (*pack_x1)(const void* x, int64_t blocks, XBlock1* out);
   void (*pack_x4)(const void* const* rows, int n, int64_t blocks, XBlock4* out);
@@ -98,10 +97,17 @@ struct KernelTable {
   // come in parts.
   void (*fdot1[kFTypes])(const void* panel, const float* x, int64_t k, float* acc);
   void (*fdot4[kFTypes])(const void* panel, const float* x, int64_t k, float* acc);
+  // The same for any number of rows: sums[row][kPanel] += . Rows are in tiles [k][kTile] that are
+  // `stride` floats apart.
+  void (*fdot_rows[kFTypes])(const void* panel, const float* x, int64_t stride, int64_t rows,
+                             int64_t k, float* sums);
   // Four neighbouring panels (stride in bytes) for one row: enough independent sums to hide the
   // latency.
   void (*fdot1x4[kFTypes])(const void* panel, int64_t stride, const float* x, int64_t k,
                            float* acc);
+  // The same sums for f16 without infinities and NaN, faster than converting; false when a number
+  // in x is too large for it: acc is as it was. nullptr: the level has none.
+  bool (*hdot1x4)(const void* panel, int64_t stride, const float* x, int64_t k, float* acc);
   void (*widen[kFTypes])(const void* in, float* out, int64_t n);  // to f32
   void (*narrow[kFTypes])(const float* in, void* out,
                           int64_t n);  // from f32, nearest even; not for i8

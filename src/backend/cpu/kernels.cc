@@ -26,6 +26,8 @@ std::unique_ptr<Op> make_strided(const OpSite& site);
 std::unique_ptr<Op> make_iota(const OpSite& site);
 std::unique_ptr<Op> make_append(const OpSite& site);
 std::unique_ptr<Op> make_attend(const OpSite& site);
+std::unique_ptr<Op> make_attend_rows(const OpSite& site);
+std::unique_ptr<Op> make_mean_rows(const OpSite& site);
 std::unique_ptr<Op> make_loop(const OpSite& site);
 std::unique_ptr<Op> make_linears_region(const OpSite& site);
 std::unique_ptr<Op> make_rope_region(const OpSite& site);
@@ -58,12 +60,12 @@ constexpr const char* kUnaryOps[] = {"neg",    "abs",  "exp",  "log",   "sqrt", 
                                      "relu",   "silu", "gelu", "scale", "softcap"};
 constexpr const char* kBinaryOps[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
 
-// Types with or without integer dot products.
+// Types of matrices with or without integer dot products.
 std::string weight_types(bool integer) {
   std::string out;
   for (int i = 0; i < static_cast<int>(DType::kQ8A); ++i) {
     auto type = static_cast<DType>(i);
-    if (qformat_of(type).has_value() != integer) continue;
+    if (is_integer(type) || qformat_of(type).has_value() != integer) continue;
     out += out.empty() ? "" : "|";
     out += dtype_name(type);
   }
@@ -186,6 +188,13 @@ class KernelList {
          .cost = attend_cost,
          .scratch = attend_scratch},
         make_attend);
+    add({.name = "cpu.attend_rows",
+         .pattern = "attend_rows(f32, f32, f32, i32)",
+         .weight_layout = "",
+         .numeric_class = "scores f32 fma over d, softmax in 16 lanes, values f32 fma in key order",
+         .cost = attend_cost},
+        make_attend_rows);
+    add("mean_rows", "mean_rows(f32, i32, i32, i32)", "f32 sums in row order", make_mean_rows);
   }
   // One kernel from logits to tokens.
   void add_sampling() {

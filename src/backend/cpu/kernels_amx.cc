@@ -16,38 +16,6 @@ namespace {
 constexpr int kRows = 16;    // of activations in a tile
 constexpr int kBlocks = 64;  // brought into tiles at a time
 
-// A widened block: values [k / 4][panel row][k % 4] as int8 without offset, then f32 scales: d, and
-// m of formats with a minimum or s0, s1 of q6_k.
-constexpr int kValues = 512;
-template <int F>
-constexpr int kStep = kValues + 64 * (Panel<F>::halves    ? 3
-                                      : Panel<F>::minimum ? 2
-                                                          : 1);
-
-template <int F>
-void qwiden(const uint8_t* panel, int64_t blocks, uint8_t* wide) {
-  using P = Panel<F>;
-  __m512i offset = _mm512_set1_epi8(static_cast<char>(kOffset<F>));
-  for (int64_t b = 0; b < blocks; b += P::blocks, panel += P::bytes)
-    for (int sub = 0; sub < P::blocks; ++sub, wide += kStep<F>) {
-      const uint8_t* block = panel + P::head + sub * P::block_bytes;
-      Scales s = load_scales<F>(panel, block);
-#pragma GCC unroll 4
-      for (int g = 0; g < 4; ++g) {
-        __m512i lo, hi;
-        load_values<F>(block + P::scales, g, lo, hi);
-        _mm512_storeu_si512(wide + 64 * g, _mm512_sub_epi8(lo, offset));
-        _mm512_storeu_si512(wide + 64 * (g + 4), _mm512_sub_epi8(hi, offset));
-      }
-      _mm512_storeu_ps(wide + kValues, s.d);
-      if (P::minimum) _mm512_storeu_ps(wide + kValues + 64, s.m);
-      if (P::halves) {
-        _mm512_storeu_ps(wide + kValues + 64, _mm512_cvtepi32_ps(s.s0));
-        _mm512_storeu_ps(wide + kValues + 128, _mm512_cvtepi32_ps(s.s1));
-      }
-    }
-}
-
 // One block of 16 activation rows.
 struct alignas(64) XBlock16 {
   int8_t q[kRows][32];
@@ -109,18 +77,18 @@ TK_INLINE void multiply_two(const int8_t* x0, const uint8_t* w0, const int8_t* x
       : "memory");
 }
 
-// Of q6_k: the sums of k < 16 and of k >= 16 of one block. Of the other formats: of two blocks.
+// For q6_k: the sums over k < 16 and k >= 16 of one block. For other formats: those of two blocks.
 template <int F>
 TK_INLINE void multiply_blocks(const XBlock16* x, const uint8_t* w, bool two, Sums* to) {
   if (Panel<F>::halves)
     multiply_two(x->q[0], w, x->q[0] + 16, w + 256, to);
   else
-    multiply_two(x->q[0], w, x[two].q[0], w + two * kStep<F>, to);
+    multiply_two(x->q[0], w, x[two].q[0], w + two * kWideStep<F>, to);
 }
 
 template <int F>
 TK_INLINE void scale_block(const XBlock16& x, const uint8_t* w, const Sums* sums, __m512* acc) {
-  const auto* scales = reinterpret_cast<const float*>(w + kValues);
+  const auto* scales = reinterpret_cast<const float*>(w + kWideValues);
   __m512 d = _mm512_loadu_ps(scales), m = d, s1 = d;
   if (Panel<F>::minimum || Panel<F>::halves) m = _mm512_loadu_ps(scales + 16);
   if (Panel<F>::halves) s1 = _mm512_loadu_ps(scales + 32);
@@ -146,13 +114,13 @@ void multiply_rows(const XBlock16* x, const uint8_t* wide, int64_t blocks, int64
   for (int i = 0; i < kRows; ++i)
     acc[i] = i < rows ? _mm512_loadu_ps(to + i * kPanel) : _mm512_setzero_ps();
   multiply_blocks<F>(x, wide, blocks > 1, sums[0]);
-  for (int64_t b = 0; b < blocks; b += step, wide += step * kStep<F>) {
+  for (int64_t b = 0; b < blocks; b += step, wide += step * kWideStep<F>) {
     const Sums* done = sums[b / step % 2];
     if (b + step < blocks)
-      multiply_blocks<F>(x + b + step, wide + step * kStep<F>, b + step + 1 < blocks,
+      multiply_blocks<F>(x + b + step, wide + step * kWideStep<F>, b + step + 1 < blocks,
                          sums[(b / step + 1) % 2]);
     scale_block<F>(x[b], wide, done, acc);
-    if (step == 2 && b + 1 < blocks) scale_block<F>(x[b + 1], wide + kStep<F>, done + 1, acc);
+    if (step == 2 && b + 1 < blocks) scale_block<F>(x[b + 1], wide + kWideStep<F>, done + 1, acc);
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i)
@@ -171,8 +139,8 @@ void qwide(const uint8_t* wide, int64_t panels, const XBlock4* x, int64_t stride
       int64_t part = blocks - b < kBlocks ? blocks - b : kBlocks;
       gather_rows(x + b, stride, n, part, tiles);
       for (int64_t p = 0; p < panels; ++p)
-        multiply_rows<F>(tiles, wide + p * blocks * tokamak::cpu::kWideBlock + b * kStep<F>, part,
-                         n, sums + (p * rows + r) * kPanel);
+        multiply_rows<F>(tiles, wide + p * blocks * tokamak::cpu::kWideBlock + b * kWideStep<F>,
+                         part, n, sums + (p * rows + r) * kPanel);
     }
   }
   asm volatile("tilerelease");
@@ -181,7 +149,7 @@ void qwide(const uint8_t* wide, int64_t panels, const XBlock4* x, int64_t stride
 template <int F>
 void fill_wide(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
-    t.qwiden[F] = qwiden<F>;
+    t.qwiden[F] = qwiden<F, kOffset<F>>;  // signed values
     t.qwide[F] = qwide<F>;
     fill_wide<F + 1>(t);
   }

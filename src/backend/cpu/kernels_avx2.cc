@@ -94,7 +94,7 @@ TK_INLINE Scales load_scales(const uint8_t* super, const uint8_t* block) {
   return s;
 }
 
-// columns: activation rows that are taken; tile: that X holds.
+// columns: activation rows that are multiplied; tile: activation rows that X holds.
 template <int F, int columns, int tile, class X>
 TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
   using P = Panel<F>;

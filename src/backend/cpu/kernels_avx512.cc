@@ -7,19 +7,26 @@
 
 #include "backend/cpu/qpanel_avx512.inc"
 
+#include "backend/cpu/qwide_avx512.inc"
+
 namespace {
 
-TK_INLINE __m512i broadcast4(const int8_t* q) {
-  int32_t v;
-  memcpy(&v, q, 4);
-  return _mm512_set1_epi32(v);
-}
 TK_INLINE __m512i dot_half(__m512i start, const __m512i* w, const int8_t* q) {
   for (int g = 0; g < 4; ++g) start = _mm512_dpbusd_epi32(start, w[g], broadcast4(q + 4 * g));
   return start;
 }
 
-// columns: activation rows that are taken; tile: that X holds.
+// A row alone waits for memory: asks for what comes kAhead bytes after its block, in this panel or
+// the next.
+template <int bytes>
+TK_INLINE void prefetch(const uint8_t* block) {
+  if constexpr (kAhead > 0)
+#pragma GCC unroll 16
+    for (int i = 0; i < bytes; i += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(block) + kAhead + i, _MM_HINT_T0);
+}
+
+// columns: activation rows that are multiplied; tile: activation rows that X holds.
 template <int F, int columns, int tile, class X>
 TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
   using P = Panel<F>;
@@ -28,6 +35,7 @@ TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out
   for (int64_t b = 0; b < blocks; b += P::blocks, panel += P::bytes) {
     for (int sub = 0; sub < P::blocks; ++sub, ++x) {
       const uint8_t* block = panel + P::head + sub * P::block_bytes;
+      if (columns == 1) prefetch<P::block_bytes>(block);
       Scales s = load_scales<F>(panel, block);
       const float *scale = reinterpret_cast<const float*>(x), *sum = scale + tile;
       const auto* isum = reinterpret_cast<const int32_t*>(sum + tile);
@@ -68,6 +76,9 @@ void fill_q(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
     t.qdot1[F] = qdot1<F>;
     t.qdot4[F] = qdot4<F>;
+    t.qwiden[F] = qwiden<F, 0>;
+    t.qwide[F] = qwide<F>;
+    t.wide_rows[F] = 5;
     fill_q<F + 1>(t);
   }
 }
@@ -81,6 +92,7 @@ const KernelTable* avx512_table() {
     KernelTable t{};
     t.name = "avx512";
     t.style = {4, 64, 0x80, 0, false};
+    t.wide_panels = 2;
     fill_vector_kernels<false>(t);
     fill_q<0>(t);
     return t;

@@ -8,7 +8,7 @@
 
 #include "backend/cpu/qwide_neon.inc"
 
-#include "backend/cpu/qfloats_neon.inc"
+#include "backend/cpu/hdot_neon.inc"
 
 namespace {
 
@@ -83,8 +83,8 @@ TK_INLINE int32x4_t start_sum(int32_t sum) {
   return Panel<F>::offset ? vdupq_n_s32(kMagic[0] - Panel<F>::offset * sum) : magic_start();
 }
 
-// Columns: activation rows that are taken at once; tile: that X holds. Rows 4 first .. 4 last - 1
-// of the panel, 4 * group of them scaled together.
+// columns: activation rows that are multiplied at once; tile: activation rows that X holds. Rows 4
+// first .. 4 last - 1 of the panel, 4 * group of them scaled together.
 template <int F, int columns, int tile, int first, int last, class X>
 TK_INLINE void qdot_rows(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
   using P = Panel<F>;
@@ -164,7 +164,7 @@ void fill_q(tokamak::cpu::KernelTable& t) {
     t.qdot4[F] = qdot4<F>;
     t.qwiden[F] = qwiden<F>;
     t.qwide[F] = qwide<F>;
-    t.qfloats[F] = qfloats<F>;
+    t.wide_rows[F] = F == kFQ8_0 ? 5 : 4;
     fill_q<F + 1>(t);
   }
 }
@@ -180,6 +180,7 @@ const KernelTable* neon_table() {
     t.style = {4, 16, 0, 8, false};
     t.wide_panels = 1;
     fill_vector_kernels<false>(t);
+    t.hdot1x4 = hdot1x4;
     fill_q<0>(t);
     return t;
   }();

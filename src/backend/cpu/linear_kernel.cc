@@ -12,7 +12,6 @@ namespace {
 constexpr int64_t kPanelPart = 256;  // k values of a panel decoded at a time
 constexpr int kDigits = 3;           // int8 numbers that a float of a row becomes
 constexpr int64_t kWideBlocks = 64;  // blocks of a panel widened at a time
-constexpr int64_t kWideRows = 5;     // rows for which widening pays
 
 // Activations q8a, weights of a format with integer dot products.
 class QuantLinear final : public LinearKernel {
@@ -25,6 +24,7 @@ class QuantLinear final : public LinearKernel {
     widen_ = kernels.qwiden[f];
     wide_ = kernels.qwide[f];
     panels_ = kernels.wide_panels;
+    wide_rows_ = kernels.wide_rows[f];
   }
   int64_t row_bytes() const override { return blocks_ * kActivationBlock; }
   int64_t single_bytes() const override { return blocks_ * static_cast<int64_t>(sizeof(XBlock1)); }
@@ -54,7 +54,7 @@ class QuantLinear final : public LinearKernel {
   void tiles(const KernelTable&, const uint8_t* packed, int64_t rows, int64_t begin, int64_t end,
              const LinearSink& sink, uint8_t* scratch) const override {
     const auto* x = reinterpret_cast<const XBlock4*>(packed);
-    if (wide_ && rows >= kWideRows) return wide_tiles(x, rows, begin, end, sink, scratch);
+    if (wide_ && rows >= wide_rows_) return wide_tiles(x, rows, begin, end, sink, scratch);
     for (int64_t p = begin; p < end; ++p)
       for (int64_t r = 0; r < rows; r += kTile) {
         float sums[kTile * kPanel];
@@ -87,7 +87,7 @@ class QuantLinear final : public LinearKernel {
     }
   }
 
-  int64_t blocks_, panels_ = 1;
+  int64_t blocks_, panels_ = 1, wide_rows_ = 1;
   void (*dot1_)(const uint8_t*, const XBlock1*, int64_t, float*);
   void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
   void (*widen_)(const uint8_t*, int64_t, uint8_t*);
@@ -187,7 +187,7 @@ class FloatLinear final : public LinearKernel {
  public:
   explicit FloatLinear(const Weight* w) : LinearKernel(w) {
     direct_ = w_->matrix == Weight::Matrix::kFPanel;
-    int64_t step = w_->decode_step();
+    int64_t step = dtype_info(w_->dtype).block_elements;
     part_ = std::max(step, kPanelPart / step * step);
   }
   int64_t single_bytes() const override { return 0; }
@@ -209,9 +209,11 @@ class FloatLinear final : public LinearKernel {
     const auto* x = static_cast<const float*>(packed);
     int type = direct_ ? static_cast<int>(w_->ftype) : 0;
     int64_t p = begin;
+    bool halves = kernels.hdot1x4 && w_->finite_f16;
     for (; direct_ && p + 4 <= end; p += 4) {
       float sums[4 * kPanel] = {};
-      kernels.fdot1x4[type](w_->panel(p), w_->panel_bytes, x, w_->k, sums);
+      halves = halves && kernels.hdot1x4(w_->panel(p), w_->panel_bytes, x, w_->k, sums);
+      if (!halves) kernels.fdot1x4[type](w_->panel(p), w_->panel_bytes, x, w_->k, sums);
       for (int i = 0; i < 4; ++i) store(sink, begin, p + i, 0, 1, sums + i * kPanel);
     }
     auto* decoded = reinterpret_cast<float*>(scratch);
@@ -237,20 +239,18 @@ class FloatLinear final : public LinearKernel {
     auto* decoded = reinterpret_cast<float*>(scratch);
     float* sums = decoded + part_ * kPanel;
     bool as_stored = direct_ && (w_->ftype == FType::kF32 || rows <= 2 * kTile);
+    auto dot = kernels.fdot_rows[as_stored ? static_cast<int>(w_->ftype) : 0];
+    int64_t element = w_->panel_bytes / (w_->k * kPanel);  // bytes, of float weights
     for (int64_t p = begin; p < end; ++p) {
-      std::memset(sums, 0,
-                  static_cast<size_t>(rows + kTile - 1) / kTile * kTile * kPanel * sizeof(float));
-      if (as_stored) {
-        for (int64_t r = 0; r < rows; r += kTile)
-          kernels.fdot4[static_cast<int>(w_->ftype)](w_->panel(p), x + r * w_->k, w_->k,
-                                                     sums + r * kPanel);
-      } else {
-        for (int64_t k = 0; k < w_->k; k += part_) {
-          int64_t n = std::min(part_, w_->k - k);
+      std::memset(sums, 0, static_cast<size_t>(rows * kPanel) * sizeof(float));
+      for (int64_t k = 0; k < w_->k; k += part_) {
+        int64_t n = std::min(part_, w_->k - k);
+        const void* part = w_->panel(p) + k * kPanel * element;
+        if (!as_stored) {
           w_->decode_panel(kernels, p, k, n, decoded);
-          for (int64_t r = 0; r < rows; r += kTile)
-            kernels.fdot4[0](decoded, x + r * w_->k + k * kTile, n, sums + r * kPanel);
+          part = decoded;
         }
+        dot(part, x + k * kTile, kTile * w_->k, rows, n, sums);
       }
       store(sink, begin, p, 0, rows, sums);
     }

@@ -13,7 +13,7 @@ constexpr int64_t kGrainWork = 96 * 1024;    // multiply-adds that are worth a t
 constexpr int64_t kChunkBytes = 384 * 1024;  // activation tiles kept in a core's cache
 constexpr int64_t kMaxTiles = 32;
 
-// Of kTile activation rows of length k, packed for any weight.
+// The size of kTile activation rows of length k, packed for any weight.
 int64_t most_tile_bytes(DType activations, int64_t k);
 
 // Where results go: row r, column c of panel p at to[r * stride + (p - first panel) * kPanel + c].

@@ -52,8 +52,5 @@ void repack_qpanel(QFormat format, const PackStyle& from, const PackStyle& to, i
 // The f32 values of k0 <= k < k0 + n (multiples of 32), bit-equal to decode_row of the file's row.
 void decode_qpanel_row(QFormat format, const PackStyle& style, const uint8_t* panel, int row,
                        int64_t k0, int64_t n, float* out);
-void decode_qpanel(QFormat format, const PackStyle& style, const uint8_t* panel, int64_t k0,
-                   int64_t n,
-                   float* out);  // [n][16]
 
 }  // namespace tokamak::cpu

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <map>
 
 #include "backend/cpu/cpu_backend.h"
@@ -116,6 +117,25 @@ PackedRun run_steps(Backend& backend, const PlanSet& plans, const WeightSource& 
 
 bool same_bits_of(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
+}
+
+TEST(PackedWeights, HalvesKnowWhetherTheyAreFinite) {
+  ThreadPool pool(2);
+  const KernelTable& table = *available_tables().back();
+  constexpr int64_t n = 19, k = 33;
+  for (int64_t bad : {int64_t{-1}, int64_t{0}, int64_t{32}, n * k - 1})
+    for (uint16_t half : {0x7c00, 0xfc01}) {
+      std::vector<uint16_t> halves(n * k, 0xbbff);
+      if (bad >= 0) halves[static_cast<size_t>(bad)] = half;
+      std::vector<std::byte> bytes(halves.size() * 2);
+      std::memcpy(bytes.data(), halves.data(), bytes.size());
+      WeightTable source;
+      source.add("w", DType::kF16, {n, k}, bytes);
+      WeightEntry entry{"w", DType::kF16, {n, k}, {}, {}, kPanelLayout};
+      entry.recipe.sources = {"w"};
+      Weight w = load_cpu_weight(entry, source, table, pool);
+      EXPECT_EQ(w.finite_f16, table.hdot1x4 && bad < 0) << bad;
+    }
 }
 
 TEST(Packed, EveryLevelReadsWhatEveryLevelPacked) {

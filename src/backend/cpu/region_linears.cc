@@ -137,9 +137,12 @@ class LinearsRegion final : public Op {
       return;
     }
     const RegionPiece& piece = region_.pieces[static_cast<size_t>(prologue_piece_)];
-    if (piece.is_anchor() || piece.out.size() > kMostOutputs)
+    if (piece.is_anchor())
       fail(ErrorCode::kUnsupported, "{}: {} has no form for {} before a matrix", site.label,
-           site.kernel->name, piece.is_anchor() ? piece.op : "more than four results");
+           site.kernel->name, piece.op);
+    if (piece.out.size() > kMostOutputs)
+      fail(ErrorCode::kUnsupported, "{}: {} keeps at most {} results from before a matrix, not {}",
+           site.label, site.kernel->name, kMostOutputs, piece.out.size());
     prologue_.emplace(region_, piece, site);
     for (uint32_t v : piece.out)
       if (v != x_ && places_[v].out < 0)

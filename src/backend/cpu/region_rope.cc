@@ -181,7 +181,7 @@ class RopeRegion final : public Op {
     for (const Turn& t : turns_) row_work += 2 * t.heads * t.width;
     return cells_of(c, in[slot_].elements(), heads_, std::max<int64_t>(1, kLightGrain / row_work));
   }
-  // Of a tensor's heads those that belong to some of the state's.
+  // The heads of a tensor that correspond to some heads of the state.
   Part share(Part heads, int64_t count) const {
     return {heads.begin * count / heads_, heads.end * count / heads_};
   }

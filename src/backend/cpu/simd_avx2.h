@@ -120,6 +120,8 @@ TK_INLINE float max_lanes(V a) {
   return _mm_cvtss_f32(_mm_max_ss(u, _mm_movehdup_ps(u)));
 }
 
+TK_INLINE void vprefetch(const void*) {}  // the core does it itself
+constexpr int kRegisterTiles = 1;         // tiles of activations whose sums fit the registers
 struct X4 {
   const float* p;
 };

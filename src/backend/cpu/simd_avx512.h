@@ -73,6 +73,14 @@ TK_INLINE float max_lanes(V a) {
   return _mm_cvtss_f32(_mm_max_ss(u, _mm_movehdup_ps(u)));
 }
 
+#ifndef TK_AHEAD
+#define TK_AHEAD 2048
+#endif
+constexpr int kAhead = TK_AHEAD;  // bytes that a row alone prefetches
+TK_INLINE void vprefetch(const void* p) {
+  if (kAhead > 0) _mm_prefetch(static_cast<const char*>(p) + kAhead, _MM_HINT_T0);
+}
+constexpr int kRegisterTiles = 4;  // tiles of activations whose sums fit the registers
 struct X4 {
   const float* p;
 };

@@ -115,6 +115,8 @@ TK_INLINE float max_lanes(V a) {
   return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.r[0], a.r[2]), vmaxq_f32(a.r[1], a.r[3])));
 }
 
+TK_INLINE void vprefetch(const void*) {}  // the core does it itself
+constexpr int kRegisterTiles = 1;         // tiles of activations whose sums fit the registers
 using X4 = float32x4_t;
 TK_INLINE X4 vload_x4(const float* p) { return vld1q_f32(p); }
 template <int c>

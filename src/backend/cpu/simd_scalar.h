@@ -142,6 +142,8 @@ TK_INLINE float max_lanes(V a) {
 }
 
 // Four multipliers of one k, and acc += w * x[c].
+TK_INLINE void vprefetch(const void*) {}  // the core does it itself
+constexpr int kRegisterTiles = 1;         // tiles of activations whose sums fit the registers
 struct X4 {
   float v[4];
 };

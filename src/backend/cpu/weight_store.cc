@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 
@@ -12,20 +13,6 @@
 
 namespace tokamak::cpu {
 namespace {
-
-bool is_integer(DType dtype) {
-  switch (dtype) {
-    case DType::kI8:
-    case DType::kU8:
-    case DType::kI16:
-    case DType::kI32:
-    case DType::kI64:
-    case DType::kBool:
-      return true;
-    default:
-      return false;
-  }
-}
 
 int64_t count(const std::vector<int64_t>& dims) {
   int64_t n = 1;
@@ -121,6 +108,28 @@ void make_matrix(const WeightEntry& entry, const std::byte* source, const Kernel
   });
 }
 
+// Whether none of n halves, four at a time, has the largest exponent: adding one to it then gives
+// the bit that was the sign's.
+bool all_finite(const uint8_t* halves, int64_t n) {
+  constexpr uint64_t kNumber = 0x7fff7fff7fff7fff, kOne = 0x0400040004000400;
+  uint64_t seen = 0;
+  for (int64_t i = 0; i < n; i += 4) {
+    uint64_t four;
+    std::memcpy(&four, halves + 2 * i, 8);
+    seen |= (four & kNumber) + kOne;
+  }
+  return (seen & ~kNumber) == 0;
+}
+
+void look_for_infinities(ThreadPool& pool, Weight& w) {
+  if (w.matrix != Weight::Matrix::kFPanel || w.ftype != FType::kF16) return;
+  std::atomic<bool> finite{true};
+  pool.split(all_panels(w), 1, [&](int64_t begin, int64_t end, int) {
+    if (!all_finite(w.panel(begin), (end - begin) * w.k * kPanel)) finite = false;
+  });
+  w.finite_f16 = finite;
+}
+
 uint64_t plain_bytes(const WeightEntry& entry) {
   return static_cast<uint64_t>(std::max<int64_t>(1, count(entry.dims))) * 4;
 }
@@ -179,23 +188,13 @@ Weight Weight::group(int64_t g) const {
   w.dtype = dtype;
   w.qformat = qformat;
   w.ftype = ftype;
+  w.finite_f16 = finite_f16;
   w.n = n;
   w.k = k;
   w.panel_bytes = panel_bytes;
   w.panels = panels + (matrix == Matrix::kRows ? g * n * (panel_bytes / kPanel)
                                                : g * panels_of(n) * panel_bytes);
   return w;
-}
-
-int64_t Weight::decode_step() const {
-  switch (matrix) {
-    case Matrix::kFPanel:
-      return 1;
-    case Matrix::kQPanel:
-      return kQuantBlock;
-    default:
-      return dtype_info(dtype).block_elements;
-  }
 }
 
 void Weight::decode_row(const KernelTable& kernels, int64_t row, float* out) const {
@@ -217,39 +216,25 @@ void Weight::decode_row(const KernelTable& kernels, int64_t row, float* out) con
 
 void Weight::decode_panel(const KernelTable& kernels, int64_t p, int64_t k0, int64_t count,
                           float* out) const {
-  switch (matrix) {
-    case Matrix::kQPanel: {
-      const QLayout& l = qlayout(qformat);
-      int64_t whole = l.blocks * kQuantBlock;
-      auto decode = kernels.qfloats[static_cast<int>(qformat)];
-      if (decode && k0 % whole == 0 && count % whole == 0) {
-        decode(panel(p) + k0 / whole * l.bytes(), count / kQuantBlock, out);
-      } else {
-        decode_qpanel(qformat, kernels.style, panel(p), k0, count, out);
-      }
-      return;
-    }
-    case Matrix::kFPanel: {
-      int64_t size = ftype == FType::kF32 ? 4 : 2;
-      kernels.widen[static_cast<int>(ftype)](panel(p) + k0 * kPanel * size, out, count * kPanel);
-      return;
-    }
-    default: {
-      auto offset = static_cast<int64_t>(dtype_bytes(dtype, k0));
-      constexpr int64_t kPart = 256;
-      float values[kPart];
-      for (int64_t lane = 0; lane < kPanel; ++lane) {
-        int64_t row = p * kPanel + lane;
-        const uint8_t* source = panels + row * (panel_bytes / kPanel) + offset;
-        for (int64_t i = 0; i < count; i += kPart) {
-          int64_t part = std::min(kPart, count - i);
-          if (row < n)
-            tokamak::decode_row(dtype, source + dtype_bytes(dtype, i), values, part);
-          else
-            std::fill_n(values, part, 0.0f);
-          for (int64_t j = 0; j < part; ++j) out[(i + j) * kPanel + lane] = values[j];
-        }
-      }
+  TK_CHECK(matrix == Matrix::kFPanel || matrix == Matrix::kRows);
+  if (matrix == Matrix::kFPanel) {
+    int64_t size = ftype == FType::kF32 ? 4 : 2;
+    kernels.widen[static_cast<int>(ftype)](panel(p) + k0 * kPanel * size, out, count * kPanel);
+    return;
+  }
+  auto offset = static_cast<int64_t>(dtype_bytes(dtype, k0));
+  constexpr int64_t kPart = 256;
+  float values[kPart];
+  for (int64_t lane = 0; lane < kPanel; ++lane) {
+    int64_t row = p * kPanel + lane;
+    const uint8_t* source = panels + row * (panel_bytes / kPanel) + offset;
+    for (int64_t i = 0; i < count; i += kPart) {
+      int64_t part = std::min(kPart, count - i);
+      if (row < n)
+        tokamak::decode_row(dtype, source + dtype_bytes(dtype, i), values, part);
+      else
+        std::fill_n(values, part, 0.0f);
+      for (int64_t j = 0; j < part; ++j) out[(i + j) * kPanel + lane] = values[j];
     }
   }
 }
@@ -294,6 +279,7 @@ Weight load_cpu_weight(const WeightEntry& entry, const WeightSource& source,
       take_matrix(entry, *packed, source.packing(), kernels, pool, w);
     else
       take_plain(entry, *packed, w);
+    if (kernels.hdot1x4) look_for_infinities(pool, w);
     return w;
   }
   LoadedTensor loaded = load_weight(entry, source);
@@ -301,6 +287,7 @@ Weight load_cpu_weight(const WeightEntry& entry, const WeightSource& source,
     make_matrix(entry, loaded.view.bytes.data(), kernels, pool, w);
   else
     make_plain(entry, loaded.view.bytes.data(), pool, w);
+  if (kernels.hdot1x4) look_for_infinities(pool, w);
   if (loaded.owned.empty()) drop_pages(loaded.view.bytes);
   return w;
 }

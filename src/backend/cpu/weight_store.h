@@ -16,6 +16,9 @@ namespace tokamak::cpu {
 // The layout of matrices that linear and embed read; everything else reads row-major values.
 inline constexpr const char* kPanelLayout = "panel16";
 
+// Whole numbers, which no matrix has.
+inline bool is_integer(DType dtype) { return !dtype_info(dtype).is_float && !is_block_type(dtype); }
+
 // A matrix [n, k] in panels, a stack of such matrices, or the values row-major.
 struct Weight {
   std::string name;
@@ -24,6 +27,7 @@ struct Weight {
   DType dtype = DType::kF32;
   QFormat qformat = QFormat::kQ4_0;
   FType ftype = FType::kF32;
+  bool finite_f16 = false;  // float panels of f16 without infinities and NaN
   int64_t n = 0, k = 0;
   int64_t groups = 1;               // matrices [n, k] in a stack
   int64_t panel_bytes = 0;          // kRows: bytes of 16 rows as in the file
@@ -37,10 +41,9 @@ struct Weight {
   // f32 values of row n; bit-equal to decoding the file's row.
   void decode_row(const KernelTable& kernels, int64_t row, float* out) const;
   // f32 panel [count][16] of k0 <= k < k0 + count (multiples of the format's block), rows beyond n
-  // zero.
+  // zero. Not of kQPanel.
   void decode_panel(const KernelTable& kernels, int64_t panel, int64_t k0, int64_t count,
                     float* out) const;
-  int64_t decode_step() const;  // the smallest count
 };
 
 // The byte layout of packed weights under a style; bundles carry it. parse_packing: nullopt when it

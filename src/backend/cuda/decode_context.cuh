@@ -149,7 +149,7 @@ struct DecodeThread {
     }
   }
 
-  // The same answer in all consumers of the block: whether any of them saw the step die.
+  // Whether any consumer of the block saw the step fail; all get the same answer.
   __device__ bool sync_or_dead() const {
     uint32_t dead = shared.ring.is_dead();
     asm volatile(

@@ -101,8 +101,8 @@ class InputReader {
 template <int kAtOnce, bool kNorm, class C, DecodeWeight kType>
 __device__ float stage_vectors(DecodeThread<C>& t, const InputReader<kType>& reader,
                                const MatvecWork& work, uint4* to, float* scales) {
-  // Of a part a lane has one vector or, of more than eight segments, two. Where there are fewer,
-  // it has the last once more.
+  // A lane loads one vector of a part, or two if there are more than eight segments. If there are
+  // too few, it loads the last one again.
   const int more = work.segments > 8 ? 1 : 0, last = work.segments * 4 - 1;
   const int count = work.parts << more;
   float squares = 0;
@@ -203,7 +203,7 @@ class BatchInput {
     if (t_.lane % 4 == 0 && mine_) t_.shared.squares[turn][t_.lane / 4][t_.warp] = squares;
   }
 
-  // Of this lane's columns of the tensor cores.
+  // The scales of this lane's columns of the tensor cores.
   __device__ __forceinline__ float2 scale(int place) const {
     if constexpr (!kIntegers<kType>) return make_float2(1, 1);
     return reinterpret_cast<const float2*>(scales_[place])[t_.lane % 4];

@@ -36,7 +36,7 @@ class DecodeProducer {
     const bool rows = in.type == DecodeWeight::kBf16, parts_outside = work.part_major<C>(in);
     // Gate and up in matrices of their own: every second consumer reads the other one.
     const bool split = rows && in.values;
-    // Of one tile and part, in bytes from chunk to chunk, part to part and tile to tile.
+    // Distances in bytes from chunk to chunk, part to part and tile to tile.
     const int64_t chunk = rows ? static_cast<int64_t>(in.width) * 2 : bytes;
     const int64_t part =
         rows ? static_cast<int64_t>(bytes) : static_cast<int64_t>(bytes) * C::kWarps;

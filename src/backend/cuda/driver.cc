@@ -81,7 +81,7 @@ DriverCalls load_driver() {
 
 namespace {
 
-// What a driver answers before anything else is asked of it.
+// The first call to a driver, which tells whether it works.
 const DriverCalls& started(const DriverCalls& calls) {
   if (calls.init(0) != 0)
     fail(ErrorCode::kUnavailable, "the CUDA driver does not start: is there a GPU?");

@@ -134,7 +134,7 @@ class CudaExecutable final : public Executable {
   DeviceEvent begin_, end_;
   std::vector<Prepared> prepared_;
 
-  // Of the step being bound.
+  // The step that is being bound.
   std::vector<DeviceAddress> input_at_;  // by input of the PlanSet
   StepView view_;
   std::vector<int64_t> key_;

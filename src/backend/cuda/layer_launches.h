@@ -24,7 +24,7 @@ class LayerLaunches {
     DeviceAddress out_rows = 0;  // 0: every token has an output
     DeviceAddress logits = 0;
   };
-  // Of a step whose rows are their sequences' last tokens (StepView::causal).
+  // Emits a step whose rows are the last tokens of their sequences (StepView::causal).
   void emit(const Step& step, const StepView& view, Scratch scratch, LaunchList& list) const;
   uint64_t bytes() const { return memory_.bytes(); }
 

@@ -1,4 +1,4 @@
-// Of programs that are built without kernels (TK_CUDA=OFF).
+// For programs that are built without kernels (TK_CUDA=OFF).
 #include "backend/cuda/images.h"
 
 namespace tokamak::cuda {

@@ -59,7 +59,7 @@ class StreamDecoder {
   Buffer vectors_;  // norms and biases as bf16
   size_t vectors_used_ = 0;
   std::vector<Buffer> packed_;
-  // Of a table that is not bf16: where it is, and the step's rows of it.
+  // An embedding table that is not bf16: its address, and the rows that the step reads.
   DeviceAddress embedding_ = 0;
   Buffer embedded_;
   std::unique_ptr<DecodeStream> stream_;

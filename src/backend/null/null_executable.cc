@@ -23,7 +23,8 @@ class NullExecutable final : public Executable {
         roofline_(plans, options.machine),
         checker_(plans, load.blocks, load.max_rows, StepChecker::Level::kStrict, model_.vocab()),
         groups_(plans.groups),
-        context_(plans.context) {
+        context_(plans.context),
+        hidden_(plans.hidden) {
     if (model_.vocab() <= 0) fail(ErrorCode::kInvalidArgument, "null backend: empty vocabulary");
     if (options.max_in_flight < 1)
       fail(ErrorCode::kInvalidArgument, "null backend: max_in_flight must be at least 1");
@@ -201,6 +202,7 @@ class NullExecutable final : public Executable {
         r = sample(own, b, r, p);
         out.path_start.push_back(static_cast<int32_t>(out.path.size()));
       }
+      add_vectors(own, out);
     }
     out.seconds = roofline_.seconds(step);
   }
@@ -241,6 +243,16 @@ class NullExecutable final : public Executable {
       for (size_t g = 0; g < cache_.groups(); ++g)
         cache_.cell(step, g, b, step.slot[t]) = {chain, id, step.pos[t]};
     }
+  }
+
+  // A vector for every output, where any of them asks for one.
+  void add_vectors(const StepInputs& step, StepResult& out) const {
+    if (std::none_of(step.samples.begin(), step.samples.end(),
+                     [](const SampleRow& s) { return s.mode == SampleRow::Mode::kHidden; }))
+      return;
+    for (int32_t row : step.out_rows)
+      for (int64_t i = 0; i < hidden_; ++i)
+        out.hidden.push_back(NullModel::element(chains_[static_cast<size_t>(row)], i));
   }
 
   // The first allowed token from `id` on; -1: there is none.
@@ -301,7 +313,7 @@ class NullExecutable final : public Executable {
   Roofline roofline_;
   StepChecker checker_;
   std::vector<GroupEntry> groups_;
-  int64_t context_;
+  int64_t context_, hidden_;
   PhaseCutter cutter_;
   std::vector<Row> rows_;
   ShadowCache cache_;

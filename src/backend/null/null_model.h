@@ -31,6 +31,17 @@ class NullModel {
   // seed and the choice. A draft is wrong once in four times.
   int32_t choose(uint64_t chain, const SampleRow& row) const;
   float logprob(uint64_t chain, int32_t token) const;  // a made-up one, in (-9, -1)
+  // Element `i` of the vector of a chain value, in [-1, 1).
+  static float element(uint64_t chain, int64_t i) {
+    uint64_t bits = null_mix(chain, static_cast<uint64_t>(i)) >> 40;  // 24 of them
+    return static_cast<float>(bits) / 0x1p23f - 1.0f;
+  }
+  // The chain value of a whole prompt.
+  uint64_t chain_of(std::span<const int32_t> ids) const {
+    uint64_t chain = 0;
+    for (size_t i = 0; i < ids.size(); ++i) chain = extend(chain, ids[i], static_cast<int32_t>(i));
+    return chain;
+  }
 
   // The whole answer to a prompt: max_tokens ids, stop ids not considered.
   std::vector<int32_t> continuation(std::span<const int32_t> prompt, int32_t max_tokens,

@@ -111,8 +111,9 @@ class Predictor {
 
  private:
   double& unit_of(const CallStep& s, CallWork& w) const {
-    static const std::set<std::string_view> kDots = {
-        "linear", "matmul", "attend", "sdpa", "lora", "grouped_linear", "head_linear"};
+    static const std::set<std::string_view> kDots = {"linear",         "matmul",     "attend",
+                                                     "sdpa",           "lora",       "attend_rows",
+                                                     "grouped_linear", "head_linear"};
     if (!kDots.contains(s.op->name)) return w.vector;
     const Type& x = in(s, 0);
     return x.kind == Type::Kind::kTensor && x.tensor.dtype == DType::kQ8A ? w.i8 : w.f32;

@@ -180,8 +180,9 @@ class WhyNot {
       out.saving = cost_.edge_cost(value);
     } else if (fn_.node(value.node).op->flops && needs_whole_rows(consumer)) {
       out.reason = "barrier";
-      out.detail =
-          fmt::format("{} needs whole rows, and all cores make columns of a row of {}", to, from);
+      out.detail = fmt::format(
+          "{} needs whole rows, and the columns of a row of {} are computed on different cores", to,
+          from);
       out.saving = cost_.edge_cost(value);
     } else if (!known_together(value.node, consumer)) {
       out.reason = "no_kernel";
@@ -189,7 +190,8 @@ class WhyNot {
       out.saving = cost_.edge_cost(value);
     } else if (std::string other = between(value.node, consumer); !other.empty()) {
       out.reason = "between";
-      out.detail = fmt::format("{} takes the one and makes what the other needs", other);
+      out.detail = fmt::format(
+          "{} lies between them: it reads the first and the second reads its result", other);
     } else if (!same_shape(fn_.tensor(value), fn_.tensor(seen)) ||
                !same_shape(fn_.tensor(value), fn_.node(consumer).outputs[0].tensor)) {
       out.reason = "shape";

@@ -192,7 +192,7 @@ void read_window(const Fields& f, ModelConfig& c) {
   int64_t window = f.integer({"sliding_window"}, usual.window);
   if (window <= 0) return;
   std::vector<bool> slides;
-  // Of Mistral's family only Ministral uses the list.
+  // In Mistral's family only Ministral uses the list.
   bool listed = usual.window > 0 && f.text({"model_type"}, "") != "mistral";
   if (const Value* types = f.find({"layer_types"}); types && listed) {
     slides = listed_windows(f, *types, c.layers);

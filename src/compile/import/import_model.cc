@@ -2,9 +2,11 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "compile/import/encoder_config.h"
 #include "compile/import/gguf_config.h"
 #include "compile/import/hf_config.h"
 #include "compile/import/safetensors_file.h"
+#include "compile/import/sentence_transformers.h"
 
 namespace tokamak {
 namespace {
@@ -16,7 +18,12 @@ constexpr size_t kMaxConfigBytes = 16 << 20;
 ImportedModel import_gguf(const fs::path& path) {
   ImportedModel model;
   model.gguf = GgufFile::open(path);
-  model.config = config_from_gguf(*model.gguf);
+  bool encoder = is_encoder_gguf(model.gguf->get_string("general.architecture", ""));
+  model.config = encoder ? encoder_from_gguf(*model.gguf) : config_from_gguf(*model.gguf);
+  constexpr int64_t kLastToken = 3;  // as llama.cpp counts the ways of pooling
+  std::string pooling = model.gguf->get_string("general.architecture", "") + ".pooling_type";
+  if (!encoder && model.gguf->get_int(pooling, 0) == kLastToken)
+    model.config.embedding.pooling = Pooling::kLast;
   model.metadata = model.gguf->metadata();
   model.weights = model.gguf;
   model.format = "gguf";
@@ -47,7 +54,11 @@ ImportedModel import_folder(const fs::path& folder) {
     fail(ErrorCode::kCorrupt, "{}", e.what());
   }
   model.weights = SafetensorsFolder::open(folder);
-  model.config = config_from_hf(model.metadata, *model.weights, folder.string());
+  std::string where = folder.string();
+  model.config = is_encoder_hf(model.metadata)
+                     ? encoder_from_hf(model.metadata, *model.weights, where)
+                     : config_from_hf(model.metadata, *model.weights, where);
+  read_sentence_transformers(folder, model.config.embedding);
   model.format = "safetensors";
   model.path = folder;
   return model;

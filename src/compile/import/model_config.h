@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/embedding_spec.h"
 #include "tensor/dtype.h"
 #include "tensor/recipe.h"
 
@@ -29,7 +30,7 @@ struct RopeConfig {
 };
 
 enum class NormKind { kRms, kLayer };
-enum class Activation { kSilu, kGeluTanh, kGeluErf, kRelu };
+enum class Activation { kSilu, kGeluTanh, kGeluErf, kRelu, kTanh };
 
 // Experts of a layer's MLP. A router scores them per token; the best `used` are computed.
 struct ExpertConfig {
@@ -79,7 +80,7 @@ struct ModelConfig {
   bool post_norms = false;    // norms after attention and MLP (OLMo 2; Gemma 2/3, GLM-4: both)
   bool tied_embeddings = false;
   bool output_bias = false;
-  bool learned_positions = false;  // GPT-2
+  bool learned_positions = false;  // GPT-2, BERT
   double embedding_scale = 1.0;
   double residual_scale = 1.0;  // of what attention and MLP add
   double logit_scale = 1.0;
@@ -97,6 +98,13 @@ struct ModelConfig {
   LatentConfig latent;
   RopeConfig rope;        // layers with full attention
   RopeConfig rope_local;  // sliding layers, if different (Gemma 3); dims == 0 = same as rope
+
+  // Encoders: every row sees all rows of its sequence (sliding layers: those within
+  // sliding_window), and the result is one vector per sequence.
+  bool norm_first = false;  // norms before the parts of a layer (ModernBERT), else after the sums
+  int64_t token_types = 0;  // rows of the table of segments
+  Activation head_activation = Activation::kTanh;  // of a classifier's dense layer
+  EmbeddingSpec embedding;
 
   // Canonical weight name (as in GGUF: "token_embd.weight", "blk.3.attn_q.weight") -> its source.
   // The recipes hide the

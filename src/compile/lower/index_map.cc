@@ -82,7 +82,7 @@ std::vector<LinearIndex> IndexSpace::split(const IndexMap& map,
   auto refuse = [&] {
     std::string text;
     for (const Dim& d : dims) text += (text.empty() ? "" : ", ") + d.extent.text();
-    fail(ErrorCode::kUnsupported, "the element {} of [{}] has no place on each axis",
+    fail(ErrorCode::kUnsupported, "the element {} of [{}] cannot be written as one index per axis",
          expression(map).text(), text);
   };
   for (size_t v = 0; v < map.index.terms.size(); ++v) {

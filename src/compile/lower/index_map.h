@@ -44,7 +44,7 @@ class IndexSpace {
   // The inverse; keeps the row by index of `map`.
   IndexMap join(const IndexMap& map, const std::vector<LinearIndex>& axes,
                 const std::vector<Dim>& dims) const;
-  // Of an operand that is broadcast (trailing-aligned) to the value.
+  // The map of an operand that is broadcast (trailing-aligned) to the value.
   IndexMap broadcast(const IndexMap& map, const std::vector<Dim>& from,
                      const std::vector<Dim>& operand) const;
 

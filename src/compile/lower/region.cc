@@ -106,7 +106,7 @@ class RegionBuilder {
     for (const std::vector<Ref>& group : groups) add_programs(ancestors(nodes, group), group);
   }
 
-  // What of `nodes` these values need, up to values that the region has already.
+  // The nodes among `nodes` that these values depend on, up to values that the region already has.
   std::vector<NodeId> ancestors(const std::vector<NodeId>& nodes,
                                 const std::vector<Ref>& of) const {
     std::set<NodeId> needed;

@@ -26,9 +26,13 @@ ModelBuilder::ModelBuilder(const ModelConfig& config, const CompileOptions& opti
   module_.symbols = {{"T", 1, options.max_tokens, 1},
                      {"B", 1, options.max_sequences, 1},
                      {"R", 1, options.max_logit_rows, 1}};
-  declare_states();
+  if (!config.embedding.encoder) declare_states();
   fn_ = &module_.add_function("step");
   fn_->set_provenance("models/" + config.architecture);
+  if (config.embedding.encoder) {
+    declare_encoder_inputs();
+    return;
+  }
   SymExpr t = SymExpr::symbol("T"), b = SymExpr::symbol("B"), r = SymExpr::symbol("R");
   ids = fn_->add_input("ids", Type::of(i32("t", t)));
   pos = fn_->add_input("pos", Type::of(i32("t", t)));
@@ -47,6 +51,18 @@ ModelBuilder::ModelBuilder(const ModelConfig& config, const CompileOptions& opti
     views_.emplace_back(g.name, fn_->add_input("view." + g.name, Type::view(g.name)));
   for (const StateDecl& s : module_.states)
     states_.push_back(fn_->add_input(s.name, Type::state(s.name)));
+}
+
+// No state: a sequence is computed whole.
+void ModelBuilder::declare_encoder_inputs() {
+  SymExpr t = SymExpr::symbol("T");
+  ids = fn_->add_input("ids", Type::of(i32("t", t)));
+  pos = fn_->add_input("pos", Type::of(i32("t", t)));
+  seq = fn_->add_input("seq", Type::of(i32("t", t)));
+  q_start = fn_->add_input("q_start", Type::of(i32("b1", SymExpr::symbol("B") + 1)));
+  out_rows = fn_->add_input("out_rows", Type::of(i32("r", SymExpr::symbol("R"))));
+  if (config.token_types > 1)
+    types = fn_->add_input(std::string(kSegmentInput), Type::of(i32("t", t)));
 }
 
 void ModelBuilder::declare_states() {
@@ -151,8 +167,8 @@ Ref ModelBuilder::rope(Ref x, int64_t layer) {
   return op("rope", {x, pos, freqs}, Value::Object{{"scale", table.scale}});
 }
 
-Ref ModelBuilder::activation(Ref x) {
-  switch (config.activation) {
+Ref ModelBuilder::activation(Ref x, Activation kind) {
+  switch (kind) {
     case Activation::kSilu:
       return op("silu", {x});
     case Activation::kGeluTanh:
@@ -161,9 +177,24 @@ Ref ModelBuilder::activation(Ref x) {
       return op("gelu", {x}, Value::Object{{"approximate", "none"}});
     case Activation::kRelu:
       return op("relu", {x});
+    case Activation::kTanh:
+      return op("tanh", {x});
   }
   TK_CHECK(false);
   return {};
+}
+
+double ModelBuilder::score_scale(int64_t layer) const {
+  double scale = config.attention_scale > 0 ? config.attention_scale
+                                            : 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  return config.scale_by_layer ? scale / static_cast<double>(layer + 1) : scale;
+}
+
+Ref ModelBuilder::attend_rows(int64_t layer, Ref q, Ref k, Ref v) {
+  Value::Object attrs = {{"scale", score_scale(layer)}};
+  if (slides(layer)) attrs.emplace_back("window", config.sliding_window);
+  return op("attend_rows", {q, k, v, q_start}, std::move(attrs),
+            fmt::format("blk.{}.attend", layer));
 }
 
 Ref ModelBuilder::append_and_attend(int64_t layer, Ref q, Ref k, Ref v, Value::Object attrs) {
@@ -173,10 +204,7 @@ Ref ModelBuilder::append_and_attend(int64_t layer, Ref q, Ref k, Ref v, Value::O
   Ref& state = states_[static_cast<size_t>(layer)];
   state =
       op("append", {state, view->second, seq, slot, k, v}, {}, fmt::format("blk.{}.append", layer));
-  double scale = config.attention_scale > 0 ? config.attention_scale
-                                            : 1.0 / std::sqrt(static_cast<double>(config.head_dim));
-  if (config.scale_by_layer) scale /= static_cast<double>(layer + 1);
-  attrs.emplace_back("scale", scale);
+  attrs.emplace_back("scale", score_scale(layer));
   if (slides(layer)) attrs.emplace_back("window", config.sliding_window);
   if (config.attention_softcap > 0) attrs.emplace_back("softcap", config.attention_softcap);
   std::vector<Ref> in = {q, state, view->second, pos, seq, slot, q_start, kv_len};
@@ -186,6 +214,19 @@ Ref ModelBuilder::append_and_attend(int64_t layer, Ref q, Ref k, Ref v, Value::O
     in.push_back(weight(fmt::format("blk.{}.attn_sinks.weight", layer)));
   }
   return op("attend", std::move(in), std::move(attrs), fmt::format("blk.{}.attend", layer));
+}
+
+Module ModelBuilder::finish_encoder(Ref x) {
+  Ref out = config.embedding.pooling == Pooling::kMean
+                ? op("mean_rows", {x, seq, q_start, out_rows}, {}, "pool")
+                : op("gather", {x, out_rows}, Value::Object{{"axis", 0}}, "pool");
+  if (config.embedding.classifies()) {
+    if (has("cls.weight")) out = activation(linear(out, "cls"), config.head_activation);
+    if (has("cls_norm.weight")) out = norm(out, "cls_norm");
+    out = linear(out, "cls.output");
+  }
+  fn_->set_result("hidden", out);
+  return std::move(module_);
 }
 
 Module ModelBuilder::finish(Ref x, const std::string& final_norm) {

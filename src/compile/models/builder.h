@@ -19,7 +19,8 @@ class ModelBuilder {
 
   // Inputs of step(), see docs/graph_text.md.
   Ref ids, pos, seq, slot, q_start, kv_len, out_rows;
-  Ref mask;  // only with CompileOptions::tree_mask
+  Ref mask;   // only with CompileOptions::tree_mask
+  Ref types;  // of encoders with segments
 
   Function& fn() { return *fn_; }
   bool slides(int64_t layer) const;
@@ -35,7 +36,8 @@ class ModelBuilder {
   Ref heads(Ref x, int64_t heads, int64_t dim);  // [t, n] -> [t, heads, dim]
   Ref merge_heads(Ref x);                        // [t, heads, dim] -> [t, n]
   Ref rope(Ref x, int64_t layer);
-  Ref activation(Ref x);
+  Ref activation(Ref x, Activation kind);
+  Ref activation(Ref x) { return activation(x, config.activation); }
   Ref op(std::string_view name, std::vector<Ref> in, Attrs attrs = {}, std::string label = {});
   std::vector<Ref> op_multi(std::string_view name, std::vector<Ref> in, Attrs attrs = {},
                             std::string label = {});
@@ -44,6 +46,12 @@ class ModelBuilder {
   // of a layer. `attrs` names planes other than k and v.
   Ref append_and_attend(int64_t layer, Ref q, Ref k, Ref v, Value::Object attrs = {});
 
+  // Attends over all rows of the sequence: the core of an encoder's layer.
+  Ref attend_rows(int64_t layer, Ref q, Ref k, Ref v);
+  // The vector of each sequence: its pooled rows, or the scores of the classifier; sets the results
+  // of step().
+  Module finish_encoder(Ref x);
+
   // Selects the output rows, normalises, multiplies by the output matrix; sets the results of
   // step().
   Module finish(Ref x, const std::string& final_norm);
@@ -51,6 +59,8 @@ class ModelBuilder {
  private:
   std::string group_of(int64_t layer) const { return slides(layer) ? "window" : "full"; }
   void declare_states();
+  void declare_encoder_inputs();
+  double score_scale(int64_t layer) const;
 
   Module module_;
   Function* fn_;
@@ -62,6 +72,7 @@ class ModelBuilder {
 Module build_decoder(const ModelConfig& config,
                      const CompileOptions& options);  // Llama and related models
 Module build_gpt2(const ModelConfig& config, const CompileOptions& options);
+Module build_encoder(const ModelConfig& config, const CompileOptions& options);  // BERT and related
 
 // Latent attention: the cache holds one vector per token for all heads.
 Ref latent_attention(ModelBuilder& builder, Ref x, int64_t layer);

@@ -15,7 +15,7 @@ struct KernelChooser::Bucket {
   std::unique_ptr<Module> inlined;  // holds `fn` when some regions run op by op
   const Function* fn;
   std::unique_ptr<WorkMeter> meter;
-  // Of bodies, by name and by which inputs are weights.
+  // Bodies, by name and by which inputs are weights.
   struct Body {
     std::unique_ptr<WorkMeter> meter;
     std::optional<std::vector<RegionMatch>> kernels;

@@ -118,7 +118,7 @@ GreedyResult pack_greedily(std::span<const PackBuffer> buffers, uint64_t goal,
   return best;
 }
 
-// What ends highest is moved to an earlier, random place in the order; now and then anything is.
+// Moves the buffer that ends highest, and sometimes a random one, to an earlier place in the order.
 GreedyResult improve_order(std::span<const PackBuffer> buffers, uint64_t goal, uint64_t work,
                            uint64_t seed, const StopSign& stop) {
   Rng rng(seed);

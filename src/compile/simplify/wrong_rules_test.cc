@@ -73,7 +73,7 @@ TEST(WrongRules, TextErrors) {
   }
 }
 
-// Whatever stands in a file of rules: it is rules, or an error that says so.
+// Any text is either parsed as rules or refused with an error.
 TEST(WrongRules, DamagedTextEndsInAnError) {
   const std::string all = wrong_rules();
   Rng rng(5);

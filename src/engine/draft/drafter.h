@@ -1,8 +1,12 @@
 #pragma once
 // Proposes tokens that a step verifies.
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
+
+#include "plan/step.h"
 
 namespace tokamak {
 
@@ -13,15 +17,51 @@ struct DraftToken {
   int32_t parent = -1;
 };
 
-// Called on the engine's thread while a step is reserved: must be quick and must not throw.
+// A sequence whose next tokens are to be guessed.
+struct DraftRequest {
+  uint64_t sequence = 0;                // differs for all sequences of an engine
+  std::span<const int32_t> ids;         // all committed tokens
+  int32_t prompt_length = 0;            // of ids
+  std::span<const int32_t> prediction;  // RequestSpec::prediction
+  int32_t choice = 0;
+  const std::shared_ptr<const SampleSpec>* sample = nullptr;
+  std::string_view salt;  // tokens may only be used for sequences with the same one
+  int32_t most = 0;       // tokens to propose
+
+  // Filled by the drafter, empty before. What is left after the first token that is not valid (an
+  // id outside the vocabulary, a parent that does not come before it, a branch where the plans have
+  // no tree mask) is ignored.
+  std::vector<DraftToken> tokens;
+  // How well founded the proposal is, below Drafter::strengths(): acceptance is measured for each
+  // value separately.
+  int32_t strength = 0;
+};
+
+// Proposes the rest of the prediction if the answer follows it so far. False: it does not.
+bool follow_prediction(DraftRequest& request);
+
+constexpr int32_t kMostDraftStrengths = 8;
+// The strength of a proposal that continues an earlier occurrence of the last `length` tokens.
+constexpr int32_t match_strength(int32_t length) {
+  constexpr int32_t kLongest[] = {1, 2, 3, 5, 8, 16, 32};
+  int32_t s = 0;
+  while (s < kMostDraftStrengths - 1 && length > kLongest[s]) ++s;
+  return s;
+}
+
+// One thread: the engine's, while a step is reserved. Must be quick and must not throw.
 class Drafter {
  public:
   virtual ~Drafter() = default;
-  // `ids` are all committed tokens of a sequence. Appends at most k tokens that may follow, each
-  // after its parent; none is fine. What is left after the first token that is not valid (an id
-  // outside the vocabulary, a parent that does not come before it, a branch where the plans have no
-  // tree mask) is ignored.
-  virtual void propose(std::span<const int32_t> ids, int32_t k, std::vector<DraftToken>& out) = 0;
+  // For the sequences that decode in the next step.
+  virtual void propose(std::span<DraftRequest> requests) = 0;
+  // The sequence has ended and its id will not be used again.
+  virtual void finish(uint64_t /*sequence*/, std::string_view /*salt*/,
+                      std::span<const int32_t> /*ids*/, int32_t /*prompt_length*/) {}
+  virtual int32_t strengths() const { return 1; }  // 1 to kMostDraftStrengths
+  // A proposal costs as much as a step of a small model: it is only asked for what will be used.
+  virtual bool expensive() const { return false; }
+  virtual uint64_t memory_bytes() const { return 0; }  // of a model; any thread
 };
 
 }  // namespace tokamak

@@ -51,13 +51,14 @@ SampleRow& add_out_row(const StepEntry& e, int32_t row, SampleRow::Mode mode, St
 }
 
 // After add_tokens of the same entry.
-void add_samples(StepEntry& e, StepInputs& in) {
+void add_samples(StepEntry& e, bool pool_first, StepInputs& in) {
   const Sequence& seq = *e.sequence;
   e.first_out = static_cast<int32_t>(in.out_rows.size());
   int32_t first = seq.first_score_row(e.start);
   for (int32_t s = first; s < first + e.scores; ++s)
     add_out_row(e, s - e.start, SampleRow::Mode::kScore, in).target =
         seq.ids()[static_cast<size_t>(s + 1)];
+  if (e.pools) add_out_row(e, pool_first ? 0 : e.count - 1, SampleRow::Mode::kHidden, in);
   if (!e.chooses) return;
   int32_t root = e.count - 1 - e.drafts;
   for (int32_t row = root; row < e.count; ++row) {
@@ -82,6 +83,18 @@ void fill_mask(const PendingStep& step, StepInputs& in) {
     }
     first += e.count * in.mask_width;
   }
+}
+
+// Which text of a pair each token belongs to.
+void fill_segments(const PendingStep& step, StepInputs& in) {
+  std::vector<int32_t> segments;
+  segments.reserve(in.ids.size());
+  for (const StepEntry& e : step.entries) {
+    int32_t second = e.sequence->request->spec.second_text;
+    for (int32_t i = e.start; i < e.start + e.count; ++i)
+      segments.push_back(second > 0 && i >= second ? 1 : 0);
+  }
+  in.set_input(kSegmentInput, segments);
 }
 
 void add_reset(Sequence& seq, StepInputs& in) {
@@ -169,12 +182,13 @@ void build_inputs(const EngineConfig& config, const KvCache& kv, PendingStep& st
   int32_t index = 0;
   for (StepEntry& e : step.entries) {
     add_tokens(e, index++, in);
-    add_samples(e, in);
+    add_samples(e, config.pool_first, in);
     add_reset(*e.sequence, in);
     add_copies(e.sequence->blocks, in);
     add_moves(*e.sequence, kv, in);
   }
   if (config.tree_mask) fill_mask(step, in);
+  if (config.segments) fill_segments(step, in);
   if (in.samples.empty()) {
     // Plans need at least one row of logits.
     SampleRow& row = in.samples.emplace_back();

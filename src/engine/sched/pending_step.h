@@ -17,6 +17,7 @@ struct StepEntry {
   bool chooses = false;   // the last row (with drafts: every row) chooses a token
   int32_t first_out = 0;  // index into StepInputs::out_rows: scores first, then choices
   int32_t scores = 0;
+  bool pools = false;  // after the scores: the vector of the prompt
 
   // The outputs that choose, one for each of the last 1 + drafts rows.
   int32_t first_choice() const { return first_out + scores; }
@@ -30,5 +31,8 @@ struct PendingStep {
   std::vector<StepEntry> entries;
   StepInputs inputs;
 };
+
+// The result has a row of the same width for every output, if any entry wants one (pool.cc).
+bool vectors_complete(const PendingStep& step, const StepResult& result);
 
 }  // namespace tokamak

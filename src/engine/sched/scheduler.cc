@@ -15,8 +15,8 @@ constexpr int kSuspectFailures = 2;
 Scheduler::Scheduler(const EngineConfig& config, KvCache& kv, Drafter* drafter, EngineStats& stats)
     : config_(config),
       kv_(kv),
-      drafter_(drafter),
       stats_(stats),
+      drafts_(config, drafter, stats),
       budget_(config.max_batched_tokens, config.tpot_target),
       queue_(config.policy) {
   for (int64_t r = config.max_num_seqs; r-- > 0;) free_rows_.push_back(static_cast<int32_t>(r));
@@ -72,14 +72,16 @@ int64_t Scheduler::decodes() const {
 
 void Scheduler::observe(const std::vector<StepEntry>& entries, Nanos duration) {
   TokenBudget::Prompts prompts;
-  int64_t decodes = 0;
+  int64_t decodes = 0, rows = 0;
   for (const StepEntry& e : entries) {
+    rows += e.count;
     if (e.count == 1 || e.drafts > 0)
       ++decodes;
     else
       prompts.add(e.count, e.start);
   }
   budget_.observe(prompts, decodes, duration);
+  if (prompts.tokens == 0) drafts_.observe(rows, duration);
 }
 
 int64_t Scheduler::token_budget() const {
@@ -88,13 +90,22 @@ int64_t Scheduler::token_budget() const {
 }
 
 void Scheduler::take_decodes(Budget& budget, std::vector<StepEntry>& entries) {
+  // Every decode gets a row; drafts get the rest.
+  int64_t left = decodes();
+  drafts_.propose(running_, std::min(budget.tokens, budget.rows) - left);
   for (Sequence* s : running_) {
     if (s->schedulable() != 1) continue;
-    if (drafter_ != nullptr && s->in_flight > 0) continue;  // drafts continue committed tokens
+    int64_t spare = std::min(budget.tokens, budget.rows) - left--;
+    if (s->in_flight > 0 && drafts_.drafts(*s)) continue;  // drafts continue committed tokens
     if (budget.tokens == 0 || budget.rows == 0) return;
-    draft(*s, budget);
+    drafts_.assign(*s, spare);
     take(*s, budget, entries);
   }
+}
+
+void Scheduler::forget(const Sequence& seq) {
+  drafts_.finish(seq);
+  queue_.leave(seq);
 }
 
 void Scheduler::take_prefills(Budget& budget, std::vector<StepEntry>& entries) {
@@ -102,25 +113,6 @@ void Scheduler::take_prefills(Budget& budget, std::vector<StepEntry>& entries) {
     if (budget.tokens == 0 || budget.rows == 0) return;
     if (s->schedulable() > 1) take(*s, budget, entries);
   }
-}
-
-void Scheduler::draft(Sequence& seq, const Budget& budget) {
-  if (drafter_ == nullptr || seq.pending > 0 || seq.request->beam) return;
-  int64_t k = config_.draft_tokens;
-  k = std::min<int64_t>(k, seq.limit - seq.generated() - 1);
-  k = std::min({k, budget.tokens - 1, budget.rows - 1});
-  if (k <= 0) return;
-  drafter_->propose(seq.ids(), static_cast<int32_t>(k), seq.drafts);
-  size_t kept = 0, most = std::min(seq.drafts.size(), static_cast<size_t>(k));
-  while (kept < most && is_valid_draft(seq.drafts, kept)) ++kept;
-  seq.drafts.resize(kept);
-}
-
-bool Scheduler::is_valid_draft(const std::vector<DraftToken>& drafts, size_t at) const {
-  const DraftToken& d = drafts[at];
-  auto last = static_cast<int32_t>(at) - 1;
-  bool chain = d.parent == last, tree = d.parent >= -1 && d.parent <= last;
-  return d.id >= 0 && d.id < config_.vocab && (config_.tree_mask ? tree : chain);
 }
 
 // The number of tokens that fit into the budget of tokens and of rows with logits.
@@ -134,7 +126,8 @@ int32_t Scheduler::chunk_size(const Sequence& seq, const Budget& budget) const {
   auto n = static_cast<int32_t>(std::min<int64_t>(all, most));
   if (!config_.chunked_prefill && n < all && all <= config_.max_batched_tokens) return 0;
   while (n > 0) {
-    int64_t rows = seq.score_rows(start, start + n) + (seq.chooses_at(start + n) ? 1 : 0);
+    bool last = seq.chooses_at(start + n) || seq.pools_at(start + n);
+    int64_t rows = seq.score_rows(start, start + n) + (last ? 1 : 0);
     if (rows <= budget.rows) break;
     n -= static_cast<int32_t>(std::min<int64_t>(n, rows - budget.rows));
   }
@@ -142,6 +135,9 @@ int32_t Scheduler::chunk_size(const Sequence& seq, const Budget& budget) const {
 }
 
 bool Scheduler::take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entries) {
+  // No sequence is preempted to make room for drafts.
+  if (!seq.drafts.empty() && !kv_.reserve(seq.blocks, seq.scheduled + 1 + std::ssize(seq.drafts)))
+    seq.drafts.clear();
   auto drafts = static_cast<int32_t>(seq.drafts.size());
   int32_t n = drafts > 0 ? 1 + drafts : chunk_size(seq, budget);
   if (n == 0 || !reserve(seq, seq.scheduled + n)) {
@@ -156,6 +152,7 @@ bool Scheduler::take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entr
   e.drafts = drafts;
   e.chooses = drafts > 0 || seq.chooses_at(e.start + n);
   e.scores = seq.score_rows(e.start, e.start + n);
+  e.pools = seq.pools_at(e.start + n);
   entries.push_back(e);
   int32_t prompt = std::clamp(seq.prompt_length() - e.start, 0, n);
   stats_.prefill_tokens += prompt;
@@ -171,7 +168,7 @@ bool Scheduler::take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entr
     budget.prompts = true;
     if (budget_.fit(budget.time, 0) == 0) budget.tokens = 0;
   }
-  budget.rows -= e.scores + (drafts > 0 ? n : e.chooses ? 1 : 0);
+  budget.rows -= e.scores + (drafts > 0 ? n : e.chooses || e.pools ? 1 : 0);
   return true;
 }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/config.h"
-#include "engine/draft/drafter.h"
+#include "engine/draft/draft_planner.h"
 #include "engine/kv/kv_cache.h"
 #include "engine/sched/pending_step.h"
 #include "engine/sched/token_budget.h"
@@ -29,7 +29,11 @@ class Scheduler {
   // Releases row and blocks of a sequence that will compute something else. It is not queued.
   void give_up(Sequence& sequence);
   void remove_waiting(Sequence* sequence);
-  void forget(const Sequence& sequence) { queue_.leave(sequence); }  // before it is retired
+  void forget(const Sequence& sequence);  // before it is retired
+  // DraftPlanner::note_accepted
+  void note_accepted(Sequence& sequence, int32_t last, int32_t accepted) {
+    drafts_.note_accepted(sequence, last, accepted);
+  }
   // Chooses the tokens of a step, reserves rows and blocks, and marks the sequences as in flight.
   // False: there is nothing to do before a step commits or a request arrives.
   bool schedule(Nanos now, std::vector<StepEntry>& entries);
@@ -60,8 +64,6 @@ class Scheduler {
   void take_prefills(Budget& budget, std::vector<StepEntry>& entries);
   bool take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entries);
   int32_t chunk_size(const Sequence& seq, const Budget& budget) const;
-  void draft(Sequence& seq, const Budget& budget);
-  bool is_valid_draft(const std::vector<DraftToken>& drafts, size_t at) const;
   bool reserve(Sequence& seq, int64_t slots);
   Sequence* last_running() const;
   void preempt(Sequence& seq);
@@ -81,8 +83,8 @@ class Scheduler {
 
   const EngineConfig& config_;
   KvCache& kv_;
-  Drafter* drafter_;
   EngineStats& stats_;
+  DraftPlanner drafts_;
   TokenBudget budget_;
   WaitingQueue queue_;
   std::vector<Sequence*> running_;  // by queue_.before(); also preempting and finished ones

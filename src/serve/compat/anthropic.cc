@@ -221,7 +221,7 @@ http::Response count_tokens(const Api& api, const Value& body) {
   Fields rest(chat);
   RenderedChat rendered = render_chat(rest, *model);
   auto ids = encode_chat(*model->tokenizer, rendered.text, rendered.guard);
-  return json_answer(Value::Object{{"input_tokens", static_cast<int64_t>(ids.size())}});
+  return http::json_response(Value::Object{{"input_tokens", static_cast<int64_t>(ids.size())}});
 }
 
 }  // namespace

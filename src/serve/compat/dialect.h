@@ -44,7 +44,6 @@ void add_llama_routes(Api& api, http::Router& router);
 // llama.cpp's names of OpenAI fields and extensions: n_predict, repeat_penalty, cache_prompt ...
 Value with_llama_names(Value body);
 
-http::Response json_answer(const Value& value);
 std::string utc_time(int64_t unix_seconds);  // 2026-11-16T05:24:03Z
 
 }  // namespace tokamak::openai

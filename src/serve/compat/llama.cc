@@ -27,10 +27,12 @@ constexpr std::string_view kIgnored[] = {
 // The answer of one prompt, whole or in a stream.
 class LlamaShape final : public Shape {
  public:
-  LlamaShape(ShapeOptions options, const Tokenizer& tokenizer, Value prompt, bool silent)
+  LlamaShape(ShapeOptions options, const Tokenizer& tokenizer, Value prompt, Value wanted,
+             bool silent)
       : Shape(std::move(options)),
         tokenizer_(tokenizer),
         prompt_(std::move(prompt)),
+        wanted_(std::move(wanted)),
         silent_(silent) {
     id_ = new_id("cmpl-");
   }
@@ -59,12 +61,28 @@ class LlamaShape final : public Shape {
     for (const Piece& piece : choices) {
       Value value = common(piece, usage);
       add_end(value, piece, usage);
-      list.push(std::move(value));
+      list.push(selected(value));
     }
     return dump_json(choices.size() == 1 ? list.as_array()[0] : list);
   }
 
  private:
+  // The members that `response_fields` names; "timings/predicted_n" is a member of a member.
+  Value selected(const Value& value) const {
+    if (wanted_.is_null()) return value;
+    Value out = Value::object();
+    for (const Value& path : wanted_.as_array()) {
+      const std::string& name = path.as_string();
+      const size_t slash = name.find('/');
+      const Value* found = value.find(name.substr(0, slash));
+      if (found != nullptr && slash != std::string::npos)
+        found = found->find(name.substr(slash + 1));
+      if (found != nullptr)
+        out.set(name.substr(slash == std::string::npos ? 0 : slash + 1), *found);
+    }
+    return out;
+  }
+
   Value common(const Piece& piece, const Usage& usage) const {
     Value value = Value::object();
     value.set("index", piece.index);
@@ -93,7 +111,7 @@ class LlamaShape final : public Shape {
   }
 
   const Tokenizer& tokenizer_;
-  const Value prompt_;
+  const Value prompt_, wanted_;
   const bool silent_;  // only the prompt was wanted, which is not part of the answer
 };
 
@@ -147,9 +165,19 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
   const Value* length = out.body.find("max_tokens");
   const bool silent = length != nullptr && length->is_int() && length->as_int() == 0;
   if (silent) out.body.set("echo", true);
-  out.shape = [prompt = std::move(prompt), silent](ShapeOptions options,
-                                                   const Tokenizer& tokenizer) {
-    return std::make_unique<LlamaShape>(std::move(options), tokenizer, prompt, silent);
+  Value wanted;
+  if (const auto* names = fields.array("response_fields"); names != nullptr && !names->empty()) {
+    for (size_t i = 0; i < names->size(); ++i)
+      if (!(*names)[i].is_string())
+        wrong_type(fmt::format("response_fields[{}]", i), "a string", (*names)[i]);
+    wanted = *names;
+  }
+  fields.refuse("n_indent", "indentation is not enforced");
+  fields.refuse("t_max_predict_ms", "use --request-timeout of the server");
+  fields.refuse("post_sampling_probs", "log-probabilities are those before sampling");
+  out.shape = [prompt = std::move(prompt), wanted = std::move(wanted), silent](
+                  ShapeOptions options, const Tokenizer& tokenizer) {
+    return std::make_unique<LlamaShape>(std::move(options), tokenizer, prompt, wanted, silent);
   };
   return out;
 }
@@ -182,7 +210,7 @@ http::Response props(const Api& api) {
   value.set("bos_token", piece(tokenizer.bos_id()));
   value.set("eos_token", piece(tokenizer.eos_id()));
   value.set("build_info", "tokamak " + api.options().version);
-  return json_answer(value);
+  return http::json_response(value);
 }
 
 // One entry for each sequence that may run at once.
@@ -197,7 +225,7 @@ http::Response slots(const Api& api) {
                               {"n_ctx", model->max_model_len},
                               {"is_processing", i < running}});
   }
-  return json_answer(list);
+  return http::json_response(list);
 }
 
 }  // namespace

@@ -198,7 +198,7 @@ http::Response list(const Api& api, bool loaded) {
     }
     models.push(std::move(entry));
   }
-  return json_answer(Value::Object{{"models", std::move(models)}});
+  return http::json_response(Value::Object{{"models", std::move(models)}});
 }
 
 http::Response show(const Api& api, const Value& body) {
@@ -225,7 +225,7 @@ http::Response show(const Api& api, const Value& body) {
   value.set("model_info", std::move(info));
   value.set("capabilities", std::move(capabilities));
   value.set("modified_at", utc_time(model->created));
-  return json_answer(value);
+  return http::json_response(value);
 }
 
 }  // namespace
@@ -261,7 +261,7 @@ void add_ollama_routes(Api& api, http::Router& router) {
   get("/api/tags", [&api](const Request&) { return list(api, false); });
   get("/api/ps", [&api](const Request&) { return list(api, true); });
   get("/api/version", [&api](const Request&) {
-    return json_answer(Value::Object{{"version", api.options().version}});
+    return http::json_response(Value::Object{{"version", api.options().version}});
   });
 }
 

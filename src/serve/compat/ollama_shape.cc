@@ -147,7 +147,7 @@ http::Response ollama_loaded(const OllamaOptions& options, int64_t created) {
     value.set("response", "");
   value.set("done_reason", "load");
   value.set("done", true);
-  return json_answer(value);
+  return http::json_response(value);
 }
 
 std::unique_ptr<Shape> make_ollama_shape(ShapeOptions options, OllamaOptions ollama,

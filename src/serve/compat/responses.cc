@@ -259,13 +259,13 @@ void add_responses_routes(Api& api, http::Router& router) {
     router.add("GET", base + "/responses/{id...}", api.quick([&api, store](const Request& request) {
       auto entry = store->get(api.tenant_of(request), request.parameter);
       if (!entry) not_found(request.parameter);
-      return json_answer(entry->response);
+      return http::json_response(entry->response);
     }));
     router.add("DELETE", base + "/responses/{id...}",
                api.quick([&api, store](const Request& request) {
                  if (!store->remove(api.tenant_of(request), request.parameter))
                    not_found(request.parameter);
-                 return json_answer(Value::Object{
+                 return http::json_response(Value::Object{
                      {"id", request.parameter}, {"object", "response.deleted"}, {"deleted", true}});
                }));
   }

@@ -7,12 +7,6 @@
 
 namespace tokamak::openai {
 
-http::Response json_answer(const Value& value) {
-  http::Response response;
-  response.body = dump_json(value);
-  return response;
-}
-
 std::string utc_time(int64_t unix_seconds) {
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(static_cast<std::time_t>(unix_seconds)));
 }

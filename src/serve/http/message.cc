@@ -82,6 +82,12 @@ const char* error_type(int status) {
   }
 }
 
+Response json_response(const Value& value) {
+  Response response;
+  response.body = dump_json(value);
+  return response;
+}
+
 Response error_response(int status, std::string_view message, std::string_view type,
                         std::string_view param, std::string_view code) {
   Value error = Value::object();
@@ -91,9 +97,8 @@ Response error_response(int status, std::string_view message, std::string_view t
   error.set("code", code.empty() ? Value() : Value(code));
   Value body = Value::object();
   body.set("error", std::move(error));
-  Response response;
+  Response response = json_response(body);
   response.status = status;
-  response.body = dump_json(body);
   return response;
 }
 

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/value.h"
+
 namespace tokamak::http {
 
 using Headers = std::vector<std::pair<std::string, std::string>>;
@@ -38,6 +40,7 @@ struct Response {
 bool is_request_id(std::string_view text);  // 1 to 128 visible ASCII characters
 const char* status_text(int status);
 
+Response json_response(const Value& value);
 // The form OpenAI's clients expect for every error. An empty param or code becomes null.
 Response error_response(int status, std::string_view message, std::string_view type = "",
                         std::string_view param = "", std::string_view code = "");

@@ -7,10 +7,15 @@ namespace tokamak::http {
 void Router::add(std::string method, std::string pattern, Handler handler, bool always) {
   size_t brace = pattern.find('{');
   bool rest = brace != std::string::npos;
-  TK_CHECK(!rest || pattern.ends_with("...}"), "route {}: {{name...}} is only supported at the end",
-           pattern);
-  if (rest) pattern.resize(brace);
-  routes_.push_back({std::move(method), std::move(pattern), rest, std::move(handler), always});
+  std::string suffix;
+  if (rest) {
+    size_t end = pattern.find("...}", brace);
+    TK_CHECK(end != std::string::npos, "route {}: parameters are written {{name...}}", pattern);
+    suffix = pattern.substr(end + 4);
+    pattern.resize(brace);
+  }
+  routes_.push_back(
+      {std::move(method), std::move(pattern), std::move(suffix), rest, std::move(handler), always});
 }
 
 Router::Match Router::find(std::string_view method, std::string_view path) const {
@@ -22,7 +27,9 @@ Router::Match Router::find(std::string_view method, std::string_view path) const
     match.allow += name;
   };
   for (const Route& route : routes_) {
-    bool hit = route.rest ? path.size() > route.prefix.size() && path.starts_with(route.prefix)
+    size_t fixed = route.prefix.size() + route.suffix.size();
+    bool hit = route.rest ? path.size() > fixed && path.starts_with(route.prefix) &&
+                                path.ends_with(route.suffix)
                           : path == route.prefix;
     if (!hit) continue;
     allow(route.method);
@@ -30,7 +37,7 @@ Router::Match Router::find(std::string_view method, std::string_view path) const
     if (match.handler == nullptr && route.method == wanted) {
       match.handler = &route.handler;
       match.always = route.always;
-      if (route.rest) match.parameter = path.substr(route.prefix.size());
+      if (route.rest) match.parameter = path.substr(route.prefix.size(), path.size() - fixed);
     }
   }
   if (!match.allow.empty()) allow("OPTIONS");
@@ -40,7 +47,7 @@ Router::Match Router::find(std::string_view method, std::string_view path) const
 std::vector<std::string> Router::listing() const {
   std::vector<std::string> lines;
   for (const Route& route : routes_)
-    lines.push_back(route.method + " " + route.prefix + (route.rest ? "{...}" : ""));
+    lines.push_back(route.method + " " + route.prefix + (route.rest ? "{...}" : "") + route.suffix);
   return lines;
 }
 

@@ -10,9 +10,9 @@ namespace tokamak::http {
 
 class Router {
  public:
-  // pattern: an exact path, or "/v1/models/{id...}", which matches the rest of the path, at least
-  // one
-  // character. always: also answered while the server drains (health, metrics).
+  // pattern: an exact path, or "/v1/files/{id...}/content", whose parameter matches at least one
+  // character, slashes included. If several match, the first added is taken. always: also answered
+  // while the server drains (health, metrics).
   void add(std::string method, std::string pattern, Handler handler, bool always = false);
 
   struct Match {
@@ -27,7 +27,7 @@ class Router {
 
  private:
   struct Route {
-    std::string method, prefix;
+    std::string method, prefix, suffix;
     bool rest = false;
     Handler handler;
     bool always = false;

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "serve/http/session.h"
+#include "serve/http/tls.h"
 
 namespace tokamak::http {
 namespace {
@@ -135,7 +136,12 @@ void Server::Impl::await_signal() {
 }
 
 Server::Server(ServerOptions options) : impl_(std::make_unique<Impl>()) {
-  impl_->shared->options = std::move(options);
+  const ServerOptions& kept = impl_->shared->options = std::move(options);
+  if (kept.tls_certificate.empty() != kept.tls_key.empty())
+    fail(ErrorCode::kInvalidArgument,
+         "--ssl-certfile and --ssl-keyfile belong together: {} is missing",
+         kept.tls_key.empty() ? "--ssl-keyfile" : "--ssl-certfile");
+  if (!kept.tls_key.empty()) impl_->shared->tls = load_tls(kept.tls_certificate, kept.tls_key);
   impl_->bind();
 }
 
@@ -174,7 +180,7 @@ std::string Server::url() const {
   std::string host = impl_->shared->options.host;
   if (host == "0.0.0.0" || host == "::") host = "localhost";
   if (host.find(':') != std::string::npos) host = "[" + host + "]";
-  return fmt::format("http://{}:{}", host, port());
+  return fmt::format("{}://{}:{}", impl_->shared->tls ? "https" : "http", host, port());
 }
 
 const ServerStats& Server::stats() const { return impl_->shared->stats; }

@@ -27,6 +27,7 @@ struct ServerOptions {
   std::chrono::milliseconds write_timeout{30'000};           // without any progress by the client
   std::chrono::milliseconds ping_interval{15'000};           // for idle streams
   std::vector<std::string> allowed_origins = {"localhost"};  // see http/origins.h
+  std::string tls_certificate, tls_key;                      // PEM files; empty: plain HTTP
   int send_buffer_bytes = 0;                                 // per socket; 0: the system default
 };
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "serve/http/tls.h"
 
 namespace tokamak::http {
 namespace {
@@ -18,21 +19,23 @@ using Error = beast::error_code;
 constexpr size_t kPipelined = 64 << 10;  // bytes of later requests buffered while one is answered
 constexpr size_t kMaxDiscard =
     4 << 20;  // bytes of a rejected request read before the connection is closed
+constexpr std::chrono::milliseconds kHandshakeTime{10'000};
 constexpr std::chrono::milliseconds kProbeTime{5000};  // for a request above the connection limit
 
 }  // namespace
 
 Session::Session(net::ip::tcp::socket socket, std::shared_ptr<SharedState> shared)
     : seat_{shared, this},
-      socket_(std::move(socket)),
-      timer_(socket_.get_executor()),
+      stream_(std::move(socket), shared->tls),
+      timer_(stream_.get_executor()),
       shared_(std::move(shared)) {
   Error ec;
-  socket_.set_option(net::ip::tcp::no_delay(true), ec);
-  socket_.set_option(net::socket_base::keep_alive(true), ec);
+  auto& tcp = stream_.socket();
+  tcp.set_option(net::ip::tcp::no_delay(true), ec);
+  tcp.set_option(net::socket_base::keep_alive(true), ec);
   if (int size = shared_->options.send_buffer_bytes; size > 0)
-    socket_.set_option(net::socket_base::send_buffer_size(size), ec);
-  auto peer = socket_.remote_endpoint(ec);
+    tcp.set_option(net::socket_base::send_buffer_size(size), ec);
+  auto peer = tcp.remote_endpoint(ec);
   if (!ec) remote_ = peer.address().to_string(ec);
 }
 
@@ -55,35 +58,57 @@ Response too_many_connections() {
 }
 
 void Session::start(bool probes_only) {
-  net::post(socket_.get_executor(), [self = shared_from_this(), probes_only] {
+  net::post(stream_.get_executor(), [self = shared_from_this(), probes_only] {
     self->probes_only_ = probes_only;
-    self->next_request();
-    self->read_more();
+    self->open();
   });
 }
 
 void Session::refuse(Response response) {
-  net::post(socket_.get_executor(), [self = shared_from_this(), response = std::move(response)] {
+  net::post(stream_.get_executor(), [self = shared_from_this(), response = std::move(response)] {
+    if (self->stream_.encrypted()) return self->die();  // an answer would need the handshake
     self->reject(response);
     self->read_more();
   });
 }
 
+void Session::open() {
+  if (!stream_.encrypted()) {
+    next_request();
+    return read_more();
+  }
+  phase_ = Phase::kHandshake;
+  set_deadline(wait_time(kHandshakeTime));
+  stream_.async_handshake([self = shared_from_this()](Error ec) { self->on_handshake(ec); });
+}
+
+void Session::on_handshake(Error ec) {
+  if (phase_ == Phase::kDead) return;
+  if (ec && !is_plain_http(ec)) return die();
+  if (!ec) {
+    next_request();
+  } else {
+    stream_.give_up_tls();
+    reject(error_response(400, "This port expects HTTPS; the request was plain HTTP."));
+  }
+  read_more();
+}
+
 void Session::drain() {
-  net::post(socket_.get_executor(), [self = shared_from_this()] {
+  net::post(stream_.get_executor(), [self = shared_from_this()] {
     // The request of a new connection may already be on its way.
     if (self->phase_ == Phase::kReading && !self->started_ && self->answered_) self->die();
   });
 }
 
 void Session::hurry() {
-  net::post(socket_.get_executor(), [self = shared_from_this()] {
+  net::post(stream_.get_executor(), [self = shared_from_this()] {
     if (auto turn = self->turn_) turn->set_stopping();
   });
 }
 
 void Session::kill() {
-  net::post(socket_.get_executor(), [self = shared_from_this()] { self->die(); });
+  net::post(stream_.get_executor(), [self = shared_from_this()] { self->die(); });
 }
 
 void Session::next_request() {
@@ -105,7 +130,7 @@ void Session::read_more() {
   if (reading_ || eof_ || phase_ == Phase::kDead) return;
   if (phase_ == Phase::kBusy && input_.size() >= kPipelined) return;
   reading_ = true;
-  socket_.async_read_some(net::buffer(chunk_), [self = shared_from_this()](Error ec, size_t n) {
+  stream_.async_read_some(net::buffer(chunk_), [self = shared_from_this()](Error ec, size_t n) {
     self->on_read(ec, n);
   });
 }
@@ -212,7 +237,7 @@ std::shared_ptr<Turn> Session::begin_turn(Request request, Turn::Traits traits) 
   // lives.
   auto wake = [weak = weak_from_this()] {
     auto self = weak.lock();  // held until the post is done: the server waits for us
-    if (self != nullptr) net::post(self->socket_.get_executor(), [self] { self->pump(); });
+    if (self != nullptr) net::post(self->stream_.get_executor(), [self] { self->pump(); });
   };
   turn_ = std::make_shared<Turn>(std::move(request), std::move(traits), std::move(wake));
   return turn_;
@@ -245,7 +270,7 @@ void Session::pump() {
 void Session::write_some() {
   writing_ = true;
   if (phase_ == Phase::kBusy) set_deadline(shared_->options.write_timeout);
-  socket_.async_write_some(
+  stream_.async_write_some(
       net::buffer(output_.data() + sent_, output_.size() - sent_),
       [self = shared_from_this()](Error ec, size_t n) { self->on_written(ec, n); });
 }
@@ -280,9 +305,7 @@ void Session::end_turn() {
 void Session::linger() {
   phase_ = Phase::kLinger;
   input_.clear();
-  Error ec;
-  socket_.shutdown(net::ip::tcp::socket::shutdown_send, ec);
-  if (ec) return die();
+  if (Error ec = stream_.end_output([self = shared_from_this()] {}); ec) return die();
   set_deadline(std::chrono::seconds(2));
   read_more();
 }
@@ -292,7 +315,7 @@ void Session::die() {
   phase_ = Phase::kDead;
   set_busy(false);
   Error ec;
-  socket_.close(ec);
+  stream_.socket().close(ec);
   timer_.cancel();
   if (auto turn = std::exchange(turn_, nullptr)) {
     ++shared_->stats.gone;

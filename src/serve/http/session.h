@@ -1,7 +1,6 @@
 #pragma once
 // One connection. Private to http/: the only header here that shows sockets.
 #include <array>
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
 #include <boost/beast/http/parser.hpp>
@@ -14,6 +13,7 @@
 
 #include "serve/http/origins.h"
 #include "serve/http/server.h"
+#include "serve/http/stream.h"
 #include "serve/http/turn.h"
 
 namespace tokamak::http {
@@ -28,6 +28,7 @@ struct SharedState {
   Router router;
   ServerStats stats;
   Origins origins;
+  std::shared_ptr<net::ssl::context> tls;  // null: plain HTTP
   std::atomic<bool> stopping{false};
   std::atomic<size_t> body_bytes{0};  // bytes held by requests being read
   std::atomic<int64_t> busy{0};       // connections with a request in progress
@@ -78,8 +79,10 @@ class Session : public std::enable_shared_from_this<Session> {
   using Timer = net::steady_timer;
   using TimePoint = Timer::time_point;
   using Parser = boost::beast::http::request_parser<GrowingBody>;
-  enum class Phase { kReading, kBusy, kLinger, kDead };
+  enum class Phase { kHandshake, kReading, kBusy, kLinger, kDead };
 
+  void open();  // the handshake if there is one, then the first request
+  void on_handshake(boost::beast::error_code ec);
   void read_more();
   void on_read(boost::beast::error_code ec, size_t bytes);
   void parse();
@@ -116,7 +119,7 @@ class Session : public std::enable_shared_from_this<Session> {
     Session* session;
     ~Seat();
   } seat_;
-  net::ip::tcp::socket socket_;
+  Stream stream_;
   Timer timer_;
   std::shared_ptr<SharedState> shared_;
   std::string remote_;

@@ -65,6 +65,14 @@ void Turn::append_head(int status, std::string_view content_type, const Headers&
 void Turn::respond(const Response& response) {
   std::unique_lock lock(mutex_);
   if (state_ != State::kWaiting || gone_) return;
+  if (traits_.answer) {
+    std::function<void()> gone, stop;  // destroyed after the lock is released
+    gone.swap(on_gone_);
+    stop.swap(on_stop_);
+    state_ = State::kDone;
+    lock.unlock();
+    return traits_.answer(response);
+  }
   size_t length = response.body.size();
   append_head(response.status, response.body.empty() ? "" : response.content_type, response.headers,
               &length);

@@ -101,12 +101,6 @@ Value card(const ServedModel& model) {
   return value;
 }
 
-http::Response json_response(const Value& value) {
-  http::Response response;
-  response.body = dump_json(value);
-  return response;
-}
-
 // A token's text, or its bytes as numbers if they are not valid text, as in llama.cpp.
 Value piece_value(const ServedModel& model, int32_t id) {
   std::string bytes = model.tokenizer->piece_bytes(id);
@@ -129,6 +123,8 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
   TK_CHECK(!models.empty());
   for (ServedModel& model : models) {
     if (model.fingerprint.empty()) model.fingerprint = "fp_tokamak_" + options_.version;
+    if (model.embedder == nullptr)
+      model.embedder = std::make_shared<const EmbeddingEncoder>(model.tokenizer);
     if (model.grammars == nullptr)
       model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
     if (model.tool_format == nullptr)
@@ -219,6 +215,11 @@ http::Handler Api::with_json(JsonAnswer answer, bool numbered, ErrorForm form) {
 
 http::Handler Api::on_worker(Answer answer) {
   return [this, answer = std::move(answer)](http::ExchangePtr exchange) {
+    try {
+      authorise(exchange->request());
+    } catch (const std::exception& e) {
+      return exchange->respond(error_answer(e));
+    }
     prepare_->post([this, answer, exchange = std::move(exchange)] { quick(answer)(exchange); });
   };
 }
@@ -233,14 +234,38 @@ http::Handler Api::generator(Dialect dialect) {
       true, form);
 }
 
-void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialect,
-                   uint64_t number) {
+http::Handler Api::vectors(VectorRoute route) {
+  return with_json([this, route](http::ExchangePtr exchange, const Value& body, uint64_t) {
+    RequestContext context = context_of(exchange->request());
+    try {
+      context.slot = keys_.admit(key_of(exchange->request()), context.start);
+      VectorRequest request = route(body, model_of(body));
+      request.tenant = request.cache_salt = tenant_of(exchange->request());
+      request.timeout_seconds = options_.request_timeout_seconds;
+      std::make_shared<VectorCall>(exchange, std::move(request), *stream_, stats_, context)
+          ->start();
+    } catch (const std::exception& e) {
+      http::Response response = error_answer(e);
+      response.headers.emplace_back("traceparent", context.trace.header());
+      if (log_ != nullptr) log_->write(context.line(response.status, e.what()));
+      exchange->respond(std::move(response));
+    }
+  });
+}
+
+RequestContext Api::context_of(const http::Request& request) const {
   RequestContext context;
-  context.trace = trace_of(exchange->request());
-  context.route = exchange->request().path;
-  context.remote = exchange->request().remote;
+  context.trace = trace_of(request);
+  context.route = request.path;
+  context.remote = request.remote;
   context.start = SteadyClock().now();
   context.log = log_.get();
+  return context;
+}
+
+void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialect,
+                   uint64_t number) {
+  RequestContext context = context_of(exchange->request());
   uint64_t seed = fresh_number();
   if (options_.seed) {
     auto bits = philox(*options_.seed, number, 0);
@@ -262,6 +287,10 @@ void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialec
   Translated asked = dialect.translate(std::move(body), exchange->request());
   if (asked.answer) return exchange->respond(std::move(*asked.answer));
   auto model = model_of(asked.body);
+  if (!model->embedding.generates())
+    bad_request("model", "model_not_supported",
+                "The model '{}' is an encoder and generates no text; use {}.", model->name,
+                model->embedding.classifies() ? "/v1/classify or /v1/rerank" : "/v1/embeddings");
   Prepared request = asked.chat ? prepare_chat(asked.body, model, seed, asked.clamp)
                                 : prepare_completion(asked.body, model, seed, asked.clamp);
   GenerationParams& params = request.params;
@@ -292,11 +321,11 @@ http::Response Api::list_models() const {
   Value value = Value::object();
   value.set("object", "list");
   value.set("data", std::move(list));
-  return json_response(value);
+  return http::json_response(value);
 }
 
 http::Response Api::one_model(const std::string& name) const {
-  return json_response(card(*model(name)));
+  return http::json_response(card(*model(name)));
 }
 
 // {"prompt": text} or {"messages": [...]} as in vLLM; "content" as in llama.cpp, which adds no
@@ -337,7 +366,7 @@ http::Response Api::tokenize(const Value& body) const {
   value.set("count", static_cast<int64_t>(ids.size()));
   value.set("max_model_len", model->max_model_len);
   value.set("token_strs", strings ? std::move(names) : Value());
-  return json_response(value);
+  return http::json_response(value);
 }
 
 http::Response Api::detokenize(const Value& body) const {
@@ -354,7 +383,7 @@ http::Response Api::detokenize(const Value& body) const {
   Value value = Value::object();
   value.set("prompt", text);
   value.set("content", std::move(text));
-  return json_response(value);
+  return http::json_response(value);
 }
 
 http::Response Api::apply_template(const Value& body) const {
@@ -365,7 +394,7 @@ http::Response Api::apply_template(const Value& body) const {
   Fields fields(body);
   Value value = Value::object();
   value.set("prompt", render_chat(fields, *model).plain());
-  return json_response(value);
+  return http::json_response(value);
 }
 
 http::Response Api::metrics() const {
@@ -383,7 +412,7 @@ http::Response Api::metrics() const {
 http::Response Api::openapi() const {
   Value document = parse_json(kOpenapiJson, "openapi.json");
   document.find("info")->set("version", options_.version);
-  return json_response(document);
+  return http::json_response(document);
 }
 
 // "decode", or "decode/NAME" for one of several models.
@@ -394,18 +423,20 @@ http::Response Api::plan(const std::string& which) const {
   if (function != "decode" && function != "step")
     throw ApiError(404, "There are plans of 'decode' and 'step'.", "function", "no_plan");
   if (!served->plan) throw ApiError(404, "The plan of this model is not available.", "", "no_plan");
-  return json_response(served->plan(function));
+  return http::json_response(served->plan(function));
 }
 
 // For supervisors and load balancers: no key, also while the server drains.
 void Api::add_probes(http::Router& router) {
-  auto alive = [](const http::Request&) { return json_response(Value::Object{{"status", "ok"}}); };
+  auto alive = [](const http::Request&) {
+    return http::json_response(Value::Object{{"status", "ok"}});
+  };
   router.add("GET", "/health", quick(alive, true), true);
   router.add("GET", "/ping", quick(alive, true), true);
   router.add("GET", "/ready",
              quick(
                  [](const http::Request& request) {
-                   http::Response response = json_response(
+                   http::Response response = http::json_response(
                        Value::Object{{"status", request.draining ? "draining" : "ready"}});
                    if (request.draining) response.status = 503;
                    return response;
@@ -423,7 +454,7 @@ void Api::add_routes(http::Router& router) {
   router.add("GET", "/version", quick([this](const Request&) {
                Value value = Value::object();
                value.set("version", options_.version);
-               return json_response(value);
+               return http::json_response(value);
              }));
   for (std::string base :
        {"/v1", ""}) {  // also without /v1, for clients whose base address lacks it
@@ -433,6 +464,12 @@ void Api::add_routes(http::Router& router) {
     for (bool chat : {true, false})
       router.add("POST", base + (chat ? "/chat/completions" : "/completions"),
                  generator(openai_dialect(chat, *this)));
+    for (auto [path, route] :
+         {std::pair<const char*, VectorRoute>{"/embeddings", prepare_embeddings},
+          {"/rerank", prepare_rerank},
+          {"/score", prepare_score},
+          {"/classify", prepare_classify}})
+      router.add("POST", base + path, vectors(route));
   }
   auto add_plain = [&](const char* path, http::Response (Api::*method)(const Value&) const) {
     router.add("POST", path,

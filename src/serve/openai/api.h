@@ -11,6 +11,7 @@
 #include "serve/http/server.h"
 #include "serve/openai/api_keys.h"
 #include "serve/openai/generation.h"
+#include "serve/openai/vectors.h"
 #include "serve/served_model.h"
 #include "serve/worker_pool.h"
 
@@ -56,6 +57,7 @@ class Api {
   http::Handler with_json(JsonAnswer answer, bool numbered = false, ErrorForm form = nullptr);
   http::Handler on_worker(Answer answer);
   http::Handler generator(Dialect dialect);
+  http::Handler vectors(VectorRoute route);
   // The client's key; "" if none is needed.
   std::string tenant_of(const http::Request& request) const;
 
@@ -63,6 +65,7 @@ class Api {
   void authorise(const http::Request& request) const;  // throws ApiError(401)
   void add_tenant(const http::Request& request, GenerationParams& params) const;
 
+  RequestContext context_of(const http::Request& request) const;
   void generate(http::ExchangePtr exchange, Value body, const Dialect& dialect, uint64_t number);
   void generate(http::ExchangePtr exchange, Value body, const Dialect& dialect, uint64_t seed,
                 const RequestContext& context);

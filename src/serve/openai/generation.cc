@@ -57,6 +57,8 @@ RequestSpec Generation::spec_of(const Prompt& prompt,
   spec.length_penalty = params.length_penalty;
   spec.early_stopping = params.early_stopping;
   spec.mask = mask_of(params, *request_.model, request_.output);
+  spec.draft_tokens = params.draft_tokens;
+  spec.prediction = params.prediction;
   spec.score_prompt = (params.echo && params.logprobs >= 0) || params.prompt_logprobs >= 0;
   spec.priority = params.priority;
   spec.cache_salt = params.cache_salt;
@@ -224,6 +226,8 @@ void Generation::handle(Arrival& arrival) {
   if (first_token_ == 0 && !delta.ids.empty()) first_token_ = SteadyClock().now();
   if (delta.choice == 0)
     cached_tokens_ += delta.cached_tokens;  // the other choices share its prompt
+  drafted_ += delta.drafted;
+  accepted_ += delta.accepted;
   bool known = delta.choice >= 0 && delta.choice < request_.params.n;
   if (!known || (delta.finish != Finish::kNone && delta.finish != Finish::kStop &&
                  delta.finish != Finish::kLength)) {
@@ -257,6 +261,8 @@ Usage Generation::usage() const {
     usage.prompt_tokens += static_cast<int64_t>(prompt.ids.size());
   for (const Choice& choice : choices_) usage.completion_tokens += choice.tokens();
   usage.cached_tokens = cached_tokens_;
+  usage.drafted_tokens = drafted_;
+  usage.accepted_tokens = accepted_;
   for (const Choice& choice : choices_) usage.reasoning_tokens += choice.reasoning_tokens();
   if (first_token_ > 0) {
     usage.prompt_time = first_token_ - context_.start;

@@ -87,7 +87,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<Choice> choices_;
   std::vector<Piece> whole_;  // not streaming: everything so far
   std::string events_;        // streaming: framed, not yet passed to the connection
-  int64_t cached_tokens_ = 0;
+  int64_t cached_tokens_ = 0, drafted_ = 0, accepted_ = 0;
   Nanos first_token_ = 0;
   size_t open_choices_ = 0;
   bool over_ = false;

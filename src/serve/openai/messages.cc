@@ -31,6 +31,8 @@ std::string read_part(const Value& part, const std::string& param) {
               kind);
 }
 
+}  // namespace
+
 std::string read_content(const Value& content, const std::string& param) {
   if (content.is_string()) return content.as_string();
   if (!content.is_array()) wrong_type(param, "a string or an array of content parts", content);
@@ -42,6 +44,8 @@ std::string read_content(const Value& content, const std::string& param) {
   }
   return text;
 }
+
+namespace {
 
 // Templates expect arguments as an object; clients send them as JSON text.
 Value read_tool_calls(const Value& calls, const std::string& param) {

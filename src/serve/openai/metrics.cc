@@ -58,6 +58,15 @@ constexpr IntegerRow kCounters[] = {
     {"kv_blocks_evicted_total", "", "Cached KV blocks evicted.", &EngineStats::blocks_evicted},
     {"kv_blocks_copied_total", "", "KV blocks copied because they were partially shared.",
      &EngineStats::blocks_copied},
+    {"drafts_total", "spec_decode_num_drafts_total", "Proposals of drafted tokens verified.",
+     &EngineStats::drafts},
+    {"draft_tokens_total", "spec_decode_num_draft_tokens_total", "Drafted tokens verified.",
+     &EngineStats::draft_tokens},
+    {"draft_accepted_tokens_total", "spec_decode_num_accepted_tokens_total",
+     "Drafted tokens accepted.", &EngineStats::draft_accepted},
+    {"draft_fallbacks_total", "",
+     "Times that drafting for a sequence was paused because it did not pay.",
+     &EngineStats::draft_fallbacks},
     {"requests_rejected_total", "", "Requests rejected: queue full, or too large to ever fit.",
      &EngineStats::requests_rejected},
 };
@@ -114,6 +123,7 @@ class EngineFamilies {
     begin("kv_usage_ratio", "kv_cache_usage_perc", Type::kGauge, "Fraction of KV blocks in use.");
     each([&](const ModelMetrics& m, const std::string& l) { out_.sample(l, kv_usage(m.stats)); });
     for (const IntegerRow& row : kCounters) integers(row, Type::kCounter);
+    accepted_positions();
     finished();
     for (const HistogramRow& row : kHistograms)
       if (begin(row.name, row.vllm, Type::kHistogram, row.help))
@@ -165,6 +175,19 @@ class EngineFamilies {
     if (begin(row.name, row.vllm, type, row.help))
       each(
           [&](const ModelMetrics& m, const std::string& l) { out_.sample(l, m.stats.*row.value); });
+  }
+
+  void accepted_positions() {
+    begin("draft_accepted_tokens_per_position_total",
+          "spec_decode_num_accepted_tokens_per_pos_total", Type::kCounter,
+          "Drafted tokens accepted, by position in the proposal.");
+    each([&](const ModelMetrics& m, const std::string& l) {
+      for (int32_t i = 0; i < std::min(m.stats.draft_limit, EngineStats::kDraftPositions); ++i) {
+        std::string labels = l;
+        add_label(labels, "position", fmt::format("{}", i));
+        out_.sample(labels, m.stats.draft_accepted_at[static_cast<size_t>(i)]);
+      }
+    });
   }
 
   void finished() {

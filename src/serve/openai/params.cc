@@ -8,6 +8,7 @@
 #include "base/rng.h"
 #include "engine/sample_params.h"
 #include "serve/openai/api_error.h"
+#include "serve/openai/prepare.h"
 #include "serve/openai/shape.h"
 #include "serve/openai/structured.h"
 
@@ -197,6 +198,44 @@ void read_beams(Fields& fields, GenerationParams& params) {
     unsupported("prompt_logprobs", "Beam search does not score prompts.");
 }
 
+// true: the server's limit; false: no drafts; a number or {"num_speculative_tokens": N}: at most N
+// per step. llama.cpp's clients send speculative.n_max.
+void read_speculative(Fields& fields, const ServedModel& model, GenerationParams& params) {
+  constexpr int64_t kMost = 1024;
+  auto tokens = fields.integer("speculative.n_max", 0, kMost);
+  const Value* value = fields.find("speculative");
+  if (value != nullptr && value->is_object()) {
+    Fields inner(*value, "speculative");
+    tokens = inner.integer("num_speculative_tokens", 0, kMost);
+    log_unknown_fields(inner.unknown());
+  } else if (value != nullptr && value->is_bool()) {
+    tokens = value->as_bool() ? kMost : 0;
+  } else if (value != nullptr) {
+    if (!value->is_int()) wrong_type("speculative", "a boolean, an integer or an object", *value);
+    tokens = fields.integer("speculative", 0, kMost);
+  }
+  if (!tokens) return;
+  if (*tokens > 0 && value != nullptr && model.draft_tokens == 0)
+    unsupported("speculative", "The server was started without --speculate.");
+  if (*tokens > 0 && value != nullptr && params.beams > 0)
+    unsupported("speculative", "It cannot be combined with beam search.");
+  params.draft_tokens = params.beams > 0 ? 0 : static_cast<int32_t>(*tokens);
+}
+
+// OpenAI's predicted outputs: a text that the answer will largely repeat. Without speculation it
+// is not used.
+void read_prediction(Fields& fields, const ServedModel& model, GenerationParams& params) {
+  const Value* value = fields.find("prediction");
+  if (value == nullptr) return;
+  if (!value->is_object()) wrong_type("prediction", "an object", *value);
+  Fields inner(*value, "prediction");
+  if (inner.string("type").value_or("content") != "content")
+    bad_request("prediction.type", "invalid_value", "Invalid 'prediction.type': use 'content'.");
+  std::string text = read_content(inner.require("content"), "prediction.content");
+  if (model.draft_tokens > 0 && params.draft_tokens != 0)
+    params.prediction = model.tokenizer->encode(text, {.add_special = false});
+}
+
 void read_stream(Fields& fields, GenerationParams& params) {
   params.stream = fields.boolean("stream").value_or(false);
   const Value* options = fields.find("stream_options");
@@ -255,10 +294,12 @@ GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t 
   }
 
   read_beams(fields, params);
+  read_speculative(fields, model, params);
+  read_prediction(fields, model, params);
   fields.string("user");
   fields.ignore({"metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                  "prompt_cache_retention", "spaces_between_special_tokens", "stream_interval",
-                 "prediction", "verbosity"});
+                 "verbosity"});
   params.grammar = read_structured(fields, model);
   for (const char* field :
        {"allowed_token_ids", "bad_words", "logits_processors", "lora_request", "prompt_embeds"})

@@ -30,6 +30,8 @@ struct GenerationParams {
   int32_t logprobs = -1, prompt_logprobs = -1;  // alternatives to report; -1: no log-probabilities
   bool skip_special = true;
   bool return_token_ids = false, spell_ids = false, timings = false;
+  int32_t draft_tokens = -1;  // RequestSpec::draft_tokens
+  std::vector<int32_t> prediction;
   int priority = 0;
   std::string cache_salt, tenant, request_id;
   double timeout_seconds = 0;  // 0: none

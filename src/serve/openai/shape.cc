@@ -29,9 +29,13 @@ Value usage_value(const Usage& usage) {
   Value details = Value::object();
   details.set("cached_tokens", usage.cached_tokens);
   value.set("prompt_tokens_details", std::move(details));
-  if (usage.reasoning_tokens > 0)
-    value.set("completion_tokens_details",
-              Value::Object{{"reasoning_tokens", usage.reasoning_tokens}});
+  Value answer = Value::object();
+  if (usage.reasoning_tokens > 0) answer.set("reasoning_tokens", usage.reasoning_tokens);
+  if (usage.drafted_tokens > 0) {
+    answer.set("accepted_prediction_tokens", usage.accepted_tokens);
+    answer.set("rejected_prediction_tokens", usage.drafted_tokens - usage.accepted_tokens);
+  }
+  if (answer.size() > 0) value.set("completion_tokens_details", std::move(answer));
   return value;
 }
 
@@ -54,6 +58,10 @@ Value timings_value(const Usage& usage) {
   value.set("predicted_ms", ms(usage.answer_time));
   value.set("predicted_per_token_ms", each(usage.completion_tokens, usage.answer_time));
   value.set("predicted_per_second", per_second(usage.completion_tokens, usage.answer_time));
+  if (usage.drafted_tokens > 0) {
+    value.set("draft_n", usage.drafted_tokens);
+    value.set("draft_n_accepted", usage.accepted_tokens);
+  }
   return value;
 }
 

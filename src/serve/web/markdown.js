@@ -1,4 +1,5 @@
 // A small, safe subset of Markdown as DOM nodes: text is only inserted as text nodes, never as HTML.
+import {colour, formula} from "/web/decorate.js";
 import {button, copy} from "/web/view.js";
 
 const FENCE = /^(\s*)(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
@@ -6,6 +7,7 @@ const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const HEADING = /^(#{1,6})\s+(\S[^]*)$/;
 const RULE = /^\s*([-*_])(\s*\1){2,}\s*$/;
 const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;  // below the head of a table
+const FORMULA = /^\s*(\$\$|\\\[)/;  // alone on its lines
 const MAX_DEPTH = 8, MAX_INLINE = 20000;
 
 export function render(text) {
@@ -40,6 +42,7 @@ function blocks(lines, parent, depth) {
 // Each parses a block that starts at line i and returns the line after it.
 const READERS = [
   {starts: (lines, i) => FENCE.test(lines[i]), read: readCode},
+  {starts: (lines, i) => FORMULA.test(lines[i]) && formulaEnd(lines, i) >= 0, read: readFormula},
   {starts: (lines, i) => HEADING.test(lines[i]), read: readHeading},
   {starts: (lines, i) => RULE.test(lines[i]), read: (lines, i, parent) => (add(parent, "hr"), i + 1)},
   {starts: (lines, i) => /^\s*>/.test(lines[i]), read: readQuote},
@@ -52,11 +55,29 @@ function readCode(lines, i, parent) {
   const code = [];
   for (i++; i < lines.length; i++) {
     const text = lines[i].trim();
-    if (text.length >= marks.length && text === marks[0].repeat(text.length)) return parent.append(codeBlock(code.join("\n"), language)), i + 1;
+    if (text.length >= marks.length && text === marks[0].repeat(text.length)) return parent.append(codeBlock(code.join("\n"), language, true)), i + 1;
     code.push(lines[i].slice(Math.min(indent.length, indentOf(lines[i]))));
   }
   parent.append(codeBlock(code.join("\n"), language));  // still being written
   return i;
+}
+
+const closing = (line) => (line.includes("$$") ? "$$" : "\\]");
+
+// The line that ends a formula which begins at line i; -1 if it does not end there, or other text follows.
+function formulaEnd(lines, i) {
+  const open = FORMULA.exec(lines[i])[0], close = closing(open);
+  for (let end = i; end < lines.length && end < i + 100 && lines[end].trim() !== ""; end++) {
+    const at = lines[end].indexOf(close, end === i ? open.length : 0);
+    if (at >= 0) return lines[end].slice(at + 2).trim() === "" ? end : -1;
+  }
+  return -1;
+}
+
+function readFormula(lines, i, parent) {
+  const end = formulaEnd(lines, i), text = lines.slice(i, end + 1).join("\n").trim();
+  parent.append(formula(text.slice(2, text.lastIndexOf(closing(text.slice(0, 2)))), true));
+  return end + 1;
 }
 
 function readHeading(lines, i, parent) {
@@ -119,23 +140,24 @@ function readList(lines, i, parent, depth) {
   return i;
 }
 
-function codeBlock(text, language) {
+function codeBlock(text, language, complete) {
   const pre = document.createElement("pre");
   const code = add(pre, "code");
   code.textContent = text;
   if (language) code.dataset.language = language;
+  if (language && complete) colour(code, language);
   pre.append(button("Copy", (event) => copy(text, event.target)));
   return pre;
 }
 
-// `code`, ***both***, **bold**, *italic* and _italic_, ~~struck~~, ![images](data:...) from data URLs only, [links](https://...), bare
+// `code`, $formulas$ and \(formulas\), ***both***, **bold**, *italic* and _italic_, ~~struck~~, ![images](data:...) from data URLs only, [links](https://...), bare
 // addresses and \escapes; everything else is text.
 const INLINE = new RegExp([
-  /(`+)(?!`)(.+?)(?<!`)\1(?!`)/, /\*\*\*([^*\n]+)\*\*\*/, /\*\*(?=\S)((?:[^*\n]|\*(?!\*))+?)\*\*/,
+  /(`+)(?!`)(.+?)(?<!`)\1(?!`)/, /\\\((.+?)\\\)/, /\$\$([^$\n]+)\$\$/, /(?<![\\$\w])\$(?=[^\s$])((?:[^$\n\\`]|\\.)*?[^\s$\\`])\$(?![\d$])/, /\*\*\*([^*\n]+)\*\*\*/, /\*\*(?=\S)((?:[^*\n]|\*(?!\*))+?)\*\*/,
   /(?<![\w*])\*(?=[^\s*])([^*\n]+?)\*(?![\w*])/, /~~([^~\n]+)~~/,
   /!\[([^\[\]\n]{0,500})\]\((data:image\/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+)\)/,
   /!?\[([^\[\]\n]{1,500})\]\((https?:\/\/(?:[^\s()]|\([^\s()]*\))+)\)/, /(https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]*_])/,
-  /(?<![\w_])_(?=[^\s_])([^_\n]+?)_(?![\w_])/, /\\([\\`*_{}[\]()#+.!|~>-])/,
+  /(?<![\w_])_(?=[^\s_])([^_\n]+?)_(?![\w_])/, /\\([\\`*_{}[\]()#+.!|~>$-])/,
 ].map((r) => r.source).join("|"), "g");
 
 const LARGE_IMAGE = /^!\[([^\[\]\n]{0,500})\]\((data:image\/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+)\)$/;
@@ -149,10 +171,12 @@ function addInline(parent, text) {
   }
   let last = 0;
   for (const match of text.matchAll(INLINE)) {
-    const [all, , code, both, bold, italic, struck, alt, source, label, href, address, slanted, escaped] = match;
+    const [all, , code, round, display, dollars, both, bold, italic, struck, alt, source, label, href, address, slanted, escaped] = match;
     parent.append(text.slice(last, match.index));
     last = match.index + all.length;
     if (code !== undefined) add(parent, "code").textContent = code;
+    else if ((round ?? dollars) !== undefined) parent.append(formula(round ?? dollars, false));
+    else if (display !== undefined) parent.append(formula(display, true));
     else if (both !== undefined) addInline(add(add(parent, "strong"), "em"), both);
     else if (bold !== undefined) addInline(add(parent, "strong"), bold);
     else if ((italic ?? slanted) !== undefined) addInline(add(parent, "em"), italic ?? slanted);

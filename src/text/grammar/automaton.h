@@ -41,7 +41,7 @@ class Automaton {
   // From this state, in a context that is not known. What the state calls is not part of it: a
   // config has items of its own for that.
   ConfigId local_config(StateId state);
-  // Of one item of a config, without what it calls.
+  // The config of one item, without the rules that it calls.
   ConfigId item_config(Item item);
   // A lower bound on the number of arbitrary plain characters (vocabulary.h) that may follow in
   // this state. SIZE_MAX: no limit.

@@ -16,7 +16,7 @@ namespace tokamak::cuda {
 struct Dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
-// Of the fiber that runs.
+// The indices of the fiber that runs.
 extern Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace simt {

@@ -97,7 +97,7 @@ struct FlashBlock {
                         index % kChunks * 16;
     }
   }
-  // Keys after the last are zero: what memory has there may be anything.
+  // Keys after the last are set to zero: the memory there may hold anything.
   TK_DEVICE void fetch(int t, int buffer) {
     const int32_t* table =
         a.view.table + int64_t{tile.sequence} * a.view.stride + t * blocks_per_tile;

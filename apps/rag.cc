@@ -1,0 +1,225 @@
+// tokamak rag: index a folder of texts, and answer questions from it.
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include "apps/model_flags.h"
+#include "apps/terminal.h"
+#include "apps/verbs.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "text/index/passages.h"
+#include "text/index/vector_index.h"
+#include "text/unicode.h"
+
+namespace tokamak {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kIndexName = ".tokamak-index";
+constexpr size_t kLargestFile = size_t{64} << 20;
+
+struct RagFlags {
+  OpenOptions model;
+  std::string folder, index, question, answer_model, reranker;
+  std::vector<std::string> extensions = {"txt", "md", "rst", "html", "tex", "org", "adoc"};
+  size_t passage = 1000;
+  int64_t top = 4;
+  int32_t max_tokens = 256;
+  bool json = false;
+};
+
+fs::path index_path(const RagFlags& f) {
+  if (!f.index.empty()) return f.index;
+  return fs::is_directory(f.folder) ? fs::path(f.folder) / kIndexName : fs::path(f.folder);
+}
+
+// Files with one of the extensions, in order; hidden ones and links are skipped.
+std::vector<fs::path> documents_of(const RagFlags& f) {
+  std::vector<fs::path> files;
+  if (!fs::is_directory(f.folder)) fail(ErrorCode::kNotFound, "{} is not a folder", f.folder);
+  for (auto it = fs::recursive_directory_iterator(f.folder,
+                                                  fs::directory_options::skip_permission_denied);
+       it != fs::recursive_directory_iterator(); ++it) {
+    std::string name = it->path().filename().string(), extension = it->path().extension().string();
+    bool hidden = name.starts_with('.'), link = it->is_symlink();
+    if (it->is_directory() && (hidden || link)) it.disable_recursion_pending();
+    if (hidden || link || !it->is_regular_file() || extension.empty()) continue;
+    extension.erase(0, 1);
+    if (std::find(f.extensions.begin(), f.extensions.end(), extension) != f.extensions.end())
+      files.push_back(it->path());
+  }
+  std::sort(files.begin(), files.end());
+  if (files.empty())
+    fail(ErrorCode::kNotFound, "{} has no files with the extensions {}", f.folder,
+         fmt::join(f.extensions, ", "));
+  return files;
+}
+
+void make_index(const RagFlags& f) {
+  std::vector<fs::path> files = documents_of(f);
+  std::vector<std::string> texts;
+  std::vector<IndexEntry> entries;
+  for (const fs::path& file : files) {
+    std::string name = fs::relative(file, f.folder).string();
+    for (const Passage& p : split_passages(read_text_file(file, kLargestFile), f.passage)) {
+      std::string text = utf8_lossy(p.text);
+      entries.push_back(
+          {{},
+           dump_json(Value::Object{{"file", utf8_lossy(name)}, {"line", p.line}, {"text", text}})});
+      texts.push_back(std::move(text));
+    }
+  }
+  if (texts.empty()) fail(ErrorCode::kInvalidArgument, "the files of {} are empty", f.folder);
+  Model model = open_with_progress(f.model);
+  EmbedOptions options;
+  options.truncate = true;
+  options.normalize = true;
+  constexpr size_t kAtOnce = 1024;
+  ProgressBar bar("embedding");
+  for (size_t at = 0; at < texts.size(); at += kAtOnce) {
+    size_t end = std::min(texts.size(), at + kAtOnce);
+    auto first = texts.begin() + static_cast<std::ptrdiff_t>(at);
+    auto vectors = model.embed({first, first + static_cast<std::ptrdiff_t>(end - at)}, options);
+    for (size_t i = at; i < end; ++i) entries[i].vector = std::move(vectors[i - at]);
+    bar.update(end, texts.size());
+  }
+  write_vector_index(index_path(f), entries,
+                     Value::Object{{"model", model.info().name},
+                                   {"files", static_cast<int64_t>(files.size())},
+                                   {"passages", static_cast<int64_t>(texts.size())}});
+  fmt::print("{} passages of {} files in {}\n", texts.size(), files.size(), index_path(f).string());
+}
+
+struct Found {
+  std::string file, text;
+  int64_t line;
+  double score;
+};
+
+// The passages that fit the question best; a reranker reads more of them.
+std::vector<Found> find_passages(const RagFlags& f) {
+  auto index = VectorIndex::open(index_path(f));
+  Model model = open_with_progress(f.model);
+  if (std::string made = index->meta().get_string("model", ""); made != model.info().name)
+    fail(ErrorCode::kInvalidArgument, "{} was made with {}, not with {}", index_path(f).string(),
+         made, model.info().name);
+  EmbedOptions options;
+  options.truncate = true;
+  options.normalize = true;
+  std::vector<float> query = model.embed_one(f.question, options);
+  int64_t wanted = f.reranker.empty() ? f.top : std::max<int64_t>(4 * f.top, 20);
+  std::vector<Found> found;
+  for (const VectorIndex::Hit& hit : index->search(query, wanted)) {
+    Value entry = parse_json(index->text(hit.index), "passage");
+    found.push_back({entry.at("file").as_string(), entry.at("text").as_string(),
+                     entry.at("line").as_int(), double{hit.score}});
+  }
+  if (f.reranker.empty()) return found;
+  std::vector<std::string> texts;
+  for (const Found& p : found) texts.push_back(p.text);
+  OpenOptions reranker;
+  reranker.model = f.reranker;
+  reranker.threads = f.model.threads;
+  std::vector<double> scores =
+      open_with_progress(reranker).rerank(f.question, texts, {.truncate = true});
+  for (size_t i = 0; i < found.size(); ++i) found[i].score = scores[i];
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Found& a, const Found& b) { return a.score > b.score; });
+  found.resize(std::min(found.size(), static_cast<size_t>(f.top)));
+  return found;
+}
+
+std::string answer_from(const RagFlags& f, const std::vector<Found>& found) {
+  std::string context;
+  for (size_t i = 0; i < found.size(); ++i)
+    context += fmt::format("[{}] {}\n\n", i + 1, found[i].text);
+  OpenOptions options;
+  options.model = f.answer_model;
+  options.threads = f.model.threads;
+  Model model = open_with_progress(options);
+  std::string ask = fmt::format(
+      "Answer the question from these passages alone, and name those you use, like [1].\n\n"
+      "{}Question: {}",
+      context, f.question);
+  Prompt prompt =
+      model.info().has_chat_template ? Prompt(Chat{{"user", ask}}) : Prompt(ask + "\nAnswer:");
+  return model
+      .generate(prompt, {.max_tokens = f.max_tokens, .temperature = 0.0f},
+                [&](std::string_view piece) {
+                  if (!f.json) std::fwrite(piece.data(), 1, piece.size(), stdout);
+                  return f.json || std::fflush(stdout) == 0;
+                })
+      .text;
+}
+
+void answer_question(const RagFlags& f) {
+  std::vector<Found> found = find_passages(f);
+  std::string answer;
+  if (!f.answer_model.empty()) answer = answer_from(f, found);
+  if (f.json) {
+    Value sources = Value::array();
+    for (const Found& p : found)
+      sources.push(
+          Value::Object{{"file", p.file}, {"line", p.line}, {"score", p.score}, {"text", p.text}});
+    Value out = Value::Object{{"question", f.question}, {"sources", std::move(sources)}};
+    if (!f.answer_model.empty()) out.set("answer", answer);
+    fmt::print("{}\n", dump_json(out));
+    return;
+  }
+  if (!f.answer_model.empty()) fmt::print("\n\n");
+  for (size_t i = 0; i < found.size(); ++i) {
+    fmt::print("[{}] {}:{} ({:.3f})\n", i + 1, found[i].file, found[i].line, found[i].score);
+    if (f.answer_model.empty()) fmt::print("{}\n\n", found[i].text);
+  }
+}
+
+void add_common(CLI::App& verb, RagFlags& f) {
+  verb.add_option("--model,-m", f.model.model, "the embedding model")->required();
+  verb.add_option("--index", f.index,
+                  fmt::format("the index file (default: {} in the folder)", kIndexName));
+  add_model_flags(verb, f.model);
+}
+
+}  // namespace
+
+void add_rag_verb(CLI::App& app) {
+  auto flags = std::make_shared<RagFlags>();
+  CLI::App* verb =
+      app.add_subcommand("rag", "find passages in a folder of texts and answer from them");
+  verb->require_subcommand(1);
+  CLI::App* index = verb->add_subcommand("index", "embed the passages of all texts in a folder");
+  index->add_option("DIR", flags->folder, "folder with texts")->required();
+  index->add_option("--extensions", flags->extensions, "of the files that are read")
+      ->delimiter(',')
+      ->capture_default_str();
+  index->add_option("--passage", flags->passage, "bytes of a passage, at most")
+      ->check(CLI::Range(64, 100000))
+      ->capture_default_str();
+  add_common(*index, *flags);
+  index->callback([flags] { make_index(*flags); });
+  CLI::App* ask = verb->add_subcommand("ask", "find the passages that fit a question");
+  ask->add_option("DIR", flags->folder, "the folder that was indexed")->required();
+  ask->add_option("QUESTION", flags->question, "the question")->required();
+  ask->add_option("--top", flags->top, "passages to use")
+      ->check(CLI::Range(int64_t{1}, int64_t{100}))
+      ->capture_default_str();
+  ask->add_option("--reranker", flags->reranker, "a cross-encoder that puts them in order");
+  ask->add_option("--answer-with", flags->answer_model,
+                  "a chat model that answers from the passages");
+  ask->add_option("--max-tokens", flags->max_tokens, "most tokens of the answer")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  ask->add_flag("--json", flags->json, "print answer and sources as one JSON object");
+  add_common(*ask, *flags);
+  ask->callback([flags] { answer_question(*flags); });
+  verb->footer(
+      "Examples:\n  tokamak rag index docs -m all-MiniLM-L6-v2\n"
+      "  tokamak rag ask docs \"How are kernels chosen?\" -m all-MiniLM-L6-v2\n"
+      "  tokamak rag ask docs \"How are kernels chosen?\" -m all-MiniLM-L6-v2 --answer-with "
+      "SmolLM2-135M-Instruct.Q4_1.gguf");
+}
+
+}  // namespace tokamak

@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Embedding throughput next to sentence-transformers: 1,000 texts of 8 to 256 tokens, float32, on the CPU.
+
+    bench/embed_peers.py [--model FOLDER] [--texts 1000] [--rounds 3] [--threads N]
+
+The engines run in turn, one after the other, as often as --rounds says; the best time of each counts. The server is started once and receives the texts
+over HTTP in batches (tokenising and JSON are part of its time); sentence-transformers runs in this process with its own batches sorted by
+length. Needs torch and sentence-transformers in the Python that runs it, and a release build.
+"""
+import argparse
+import base64
+import concurrent.futures
+import json
+import os
+import pathlib
+import random
+import re
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+WORDS = ("time year people way day man thing woman life child world school state family student group country problem hand part place "
+         "case week company system program question work government number night point home water room mother area money story fact "
+         "month lot right study book eye job word business issue side kind head house service friend father power hour game line").split()
+
+
+def texts_of(count):
+    """Lengths are spread evenly over 8 to 256 tokens; nearly every word is one token."""
+    rng = random.Random(1)
+    return [" ".join(rng.choice(WORDS) for _ in range(rng.randint(6, 254))) for _ in range(count)]
+
+
+class Tokamak:
+    name = "tokamak"
+
+    def __init__(self, binary, model, threads, batch):
+        self.batch = batch
+        self.process = subprocess.Popen([binary, "serve", model, "--port", "0", "--threads", str(threads)], stdout=subprocess.PIPE, text=True)
+        output = ""
+        while "ready at" not in output:
+            line = self.process.stdout.readline()
+            if not line:
+                sys.exit(f"the server did not start: {output}")
+            output += line
+        self.url = re.search(r"http://\S+", output).group() + "/v1/embeddings"
+
+    def post(self, texts):
+        body = json.dumps({"input": texts, "encoding_format": "base64", "truncate_prompt_tokens": -1}).encode()
+        request = urllib.request.Request(self.url, body, {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            data = json.load(answer)["data"]
+        raw = [base64.b64decode(d["embedding"]) for d in data]
+        return [struct.unpack(f"<{len(r) // 4}f", r) for r in raw]
+
+    def encode(self, texts):
+        parts = [texts[i:i + self.batch] for i in range(0, len(texts), self.batch)]
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            return [v for part in pool.map(self.post, parts) for v in part]
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait(timeout=60)
+
+
+class SentenceTransformers:
+    name = "sentence-transformers"
+
+    def __init__(self, model, threads):
+        import sentence_transformers
+        import torch
+        torch.set_num_threads(threads)
+        self.model = sentence_transformers.SentenceTransformer(model, device="cpu")
+
+    def encode(self, texts):
+        return self.model.encode(texts, batch_size=32, show_progress_bar=False).tolist()
+
+    def close(self):
+        pass
+
+
+def cosine(a, b):
+    dot = sum(x * y for x, y in zip(a, b))
+    return dot / (sum(x * x for x in a) * sum(y * y for y in b)) ** 0.5
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="all-minilm-l6-v2", help="a folder, or a name that tools/get_model.py knows")
+    parser.add_argument("--binary", default=str(ROOT / "build" / "release" / "tokamak"))
+    parser.add_argument("--texts", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--batch", type=int, default=64, help="texts per HTTP request")
+    args = parser.parse_args()
+    model = args.model
+    if not pathlib.Path(model).exists():
+        model = subprocess.run([sys.executable, ROOT / "tools" / "get_model.py", "--model", model], check=True, text=True,
+                               stdout=subprocess.PIPE).stdout.strip().splitlines()[-1]
+    texts = texts_of(args.texts)
+    engines = [Tokamak(args.binary, model, args.threads, args.batch), SentenceTransformers(model, args.threads)]
+    times, vectors = {e.name: [] for e in engines}, {}
+    for engine in engines:
+        engine.encode(texts[:64])  # warm up
+    for _ in range(args.rounds):
+        for engine in engines:
+            start = time.perf_counter()
+            vectors[engine.name] = engine.encode(texts)
+            times[engine.name].append(time.perf_counter() - start)
+    for engine in engines:
+        engine.close()
+    ours, theirs = (vectors[e.name] for e in engines)
+    worst = min(cosine(a, b) for a, b in zip(ours, theirs))
+    best = {name: min(t) for name, t in times.items()}
+    for name, seconds in best.items():
+        rounds = ", ".join(f"{t:.2f}" for t in times[name])
+        print(f"{name:24} {args.texts / seconds:8.1f} texts/s   best of {rounds} s")
+    print(f"ratio {best['sentence-transformers'] / best['tokamak']:.2f}, worst cosine {worst:.7f}, {args.threads} threads")
+
+
+if __name__ == "__main__":
+    main()

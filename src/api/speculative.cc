@@ -1,0 +1,254 @@
+#include "api/speculative.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/json.h"
+#include "engine/draft/model_drafter.h"
+
+namespace tokamak {
+namespace {
+
+using Method = SpeculativeOptions::Method;
+
+constexpr std::pair<std::string_view, Method> kMethods[] = {{"off", Method::kOff},
+                                                            {"ngram", Method::kNgram},
+                                                            {"suffix", Method::kSuffix},
+                                                            {"draft_model", Method::kDraftModel},
+                                                            {"patterns", Method::kPatterns}};
+
+Method method_of(std::string_view name) {
+  std::vector<std::string_view> names;
+  for (const auto& [n, method] : kMethods) {
+    if (n == name) return method;
+    names.push_back(n);
+  }
+  fail(ErrorCode::kInvalidArgument, "speculation: the method \"{}\" is unknown; use {}, or JSON",
+       name, fmt::join(names, ", "));
+}
+
+// The members of the JSON object, by name.
+class Settings {
+ public:
+  explicit Settings(const Value& object) : object_(object) {}
+
+  template <class T>
+  void integer(std::string_view name, int64_t low, int64_t high, T& out) {
+    const Value* v = find(name);
+    if (v == nullptr) return;
+    if (!v->is_int() || v->as_int() < low || v->as_int() > high)
+      fail(ErrorCode::kInvalidArgument, "speculation: {} must be an integer from {} to {}", name,
+           low, high);
+    out = static_cast<T>(v->as_int());
+  }
+  void number(std::string_view name, double low, double high, double& out) {
+    const Value* v = find(name);
+    if (v == nullptr) return;
+    if (!v->is_number() || !(v->as_double() >= low && v->as_double() <= high))
+      fail(ErrorCode::kInvalidArgument, "speculation: {} must be a number from {} to {}", name, low,
+           high);
+    out = v->as_double();
+  }
+  void boolean(std::string_view name, bool& out) {
+    const Value* v = find(name);
+    if (v == nullptr) return;
+    if (!v->is_bool())
+      fail(ErrorCode::kInvalidArgument, "speculation: {} must be true or false", name);
+    out = v->as_bool();
+  }
+  std::string text(std::string_view name) {
+    const Value* v = find(name);
+    if (v == nullptr) return {};
+    if (!v->is_string()) fail(ErrorCode::kInvalidArgument, "speculation: {} must be text", name);
+    return v->as_string();
+  }
+  void refuse_others() const {
+    for (const auto& [name, value] : object_.as_object())
+      if (std::find(known_.begin(), known_.end(), name) == known_.end())
+        fail(ErrorCode::kInvalidArgument, "speculation: the setting \"{}\" is unknown; use {}",
+             name, fmt::join(known_, ", "));
+  }
+
+ private:
+  const Value* find(std::string_view name) {
+    known_.push_back(name);
+    const Value* v = object_.find(name);
+    return v != nullptr && v->is_null() ? nullptr : v;
+  }
+  const Value& object_;
+  std::vector<std::string_view> known_;
+};
+
+void read_ngram(Settings& s, NgramOptions& o) {
+  // As in vLLM: if one of them is given, the other one is the same.
+  int32_t longest = 0, shortest = 0;
+  s.integer("prompt_lookup_max", 1, 64, longest);
+  s.integer("prompt_lookup_min", 1, 64, shortest);
+  if (longest > 0 || shortest > 0) {
+    o.longest = longest > 0 ? longest : shortest;
+    o.shortest = shortest > 0 ? shortest : longest;
+  }
+  if (o.shortest > o.longest)
+    fail(ErrorCode::kInvalidArgument,
+         "speculation: prompt_lookup_min {} is larger than prompt_lookup_max {}", o.shortest,
+         o.longest);
+  std::string match = s.text("prompt_lookup_match");
+  if (!match.empty() && match != "latest" && match != "earliest")
+    fail(ErrorCode::kInvalidArgument,
+         "speculation: prompt_lookup_match must be \"latest\" or \"earliest\"");
+  o.earliest = match == "earliest";
+}
+
+void read_suffix(Settings& s, SuffixOptions& o) {
+  s.integer("suffix_decoding_max_tree_depth", 1, 1024, o.depth);
+  s.integer("suffix_decoding_max_cached_requests", 0, int64_t{1} << 30, o.answers);
+  s.number("suffix_decoding_max_spec_factor", 0.01, 1000, o.factor);
+  s.number("suffix_decoding_min_token_prob", 0, 1, o.min_share);
+}
+
+void read_settings(std::string_view text, SpeculativeOptions& out) {
+  Value object = parse_json(text, "speculation", {.max_depth = 8, .unique_keys = true});
+  if (!object.is_object()) fail(ErrorCode::kInvalidArgument, "speculation: not a JSON object");
+  Settings s(object);
+  std::string method = s.text("method");
+  out.model = s.text("model");
+  out.patterns = s.text("patterns");
+  if (method.empty() && !out.model.empty()) method = "draft_model";
+  if (method.empty()) fail(ErrorCode::kInvalidArgument, "speculation: \"method\" is missing");
+  out.method = method_of(method);
+  s.integer("num_speculative_tokens", 1, EngineStats::kDraftPositions, out.tokens);
+  read_ngram(s, out.ngram);
+  read_suffix(s, out.suffix);
+  s.boolean("adaptive", out.adaptive);
+  s.integer("disable_by_batch_size", 1, 1 << 20, out.disable_by_batch_size);
+  s.refuse_others();
+}
+
+}  // namespace
+
+SpeculativeOptions parse_speculative(std::string_view text, const std::string& draft_model) {
+  SpeculativeOptions out;
+  bool json = text.find('{') != std::string_view::npos;
+  if (json) read_settings(text, out);
+  if (!json && !text.empty()) out.method = method_of(text);
+  if (!draft_model.empty()) {
+    if (!out.model.empty() || (!text.empty() && out.method != Method::kDraftModel))
+      fail(ErrorCode::kInvalidArgument,
+           "speculation: a draft model cannot be combined with another method or draft model");
+    out.method = Method::kDraftModel;
+    out.model = draft_model;
+  }
+  if ((out.method == Method::kPatterns) != !out.patterns.empty())
+    fail(
+        ErrorCode::kInvalidArgument,
+        "speculation: the method \"patterns\" and the path \"patterns\" of a file need each other");
+  if ((out.method == Method::kDraftModel) != !out.model.empty())
+    fail(ErrorCode::kInvalidArgument,
+         "speculation: the method \"draft_model\" and the path of a model need each other");
+  return out;
+}
+
+namespace {
+
+void check_same_vocabulary(const Tokenizer& target, const Tokenizer& draft,
+                           const std::string& path) {
+  auto count = static_cast<int32_t>(std::min(target.vocab_size(), draft.vocab_size()));
+  int32_t id = 0;
+  while (id < count && target.piece(id) == draft.piece(id)) ++id;
+  if (id < count)
+    fail(ErrorCode::kInvalidArgument,
+         "{}: token {} is \"{}\", but \"{}\" in the model; a draft model needs the same tokenizer",
+         path, id, draft.piece(id), target.piece(id));
+  if (target.vocab_size() != draft.vocab_size())
+    fail(ErrorCode::kInvalidArgument,
+         "{}: its vocabulary has {} tokens, that of the model {}; a draft model needs the same "
+         "tokenizer",
+         path, draft.vocab_size(), target.vocab_size());
+}
+
+// With the backend of the target model, whose threads it then shares; a bundle has its own.
+CompiledSetup compile_draft(const OpenOptions& o, const EngineConfig& config, Backend& backend) {
+  if (is_bundle(o.model)) return compile_for(o);
+  std::optional<CompileCache> cache;
+  if (o.compile_cache) cache = CompileCache::from_environment();
+  CompileOptions options = compile_options(o);
+  options.max_context = config.max_model_len;
+  CompiledSetup setup;
+  setup.eager = options.eager;
+  setup.source = compile_model(o.model, backend, options, cache ? &*cache : nullptr);
+  return setup;
+}
+
+void open_draft_model(const OpenOptions& target, const std::string& path,
+                      const EngineConfig& config, LoadedModel& model) {
+  OpenOptions o = target;
+  o.model = path;
+  o.context = 0;
+  o.dump_after.clear();
+  o.dump_dir.clear();
+  model.draft = compile_draft(o, config, *model.backend);
+  const PlanSet& plans = model.draft.source->plans();
+  check_same_vocabulary(*model.tokenizer, Tokenizer(model.draft.source->tokenizer()), path);
+  int64_t tokens = 0;
+  for (size_t g = 0; g < config.groups.size(); ++g)
+    tokens = std::max(tokens, config.blocks[g] * config.groups[g].block_size);
+  LoadOptions load;
+  load.blocks = kv_blocks_for(plans, tokens);
+  load.max_rows = config.max_num_seqs;
+  load.eager = model.draft.eager;
+  load.progress = o.on_progress;
+  Backend& backend = model.draft.backend ? *model.draft.backend : *model.backend;
+  auto executable = backend.load(plans, model.draft.source->weights(), load);
+  model.drafter = std::make_unique<ModelDrafter>(plans, std::move(executable), load.blocks,
+                                                 config.max_num_seqs);
+}
+
+void open_patterns(const SpeculativeOptions& s, LoadedModel& model) {
+  auto file = PatternFile::open(s.patterns);
+  if (file->fingerprint() != tokenizer_fingerprint(*model.tokenizer))
+    fail(ErrorCode::kInvalidArgument,
+         "{} was built with another tokenizer; build it with tokamak draft build --model {}",
+         s.patterns, model.name);
+  model.drafter = std::make_unique<PatternDrafter>(std::move(file), s.pattern,
+                                                   std::make_unique<SuffixDrafter>(s.suffix));
+}
+
+}  // namespace
+
+void open_drafter(const OpenOptions& o, const EngineConfig& config, LoadedModel& model) {
+  SpeculativeOptions s = parse_speculative(o.speculative, o.draft_model);
+  switch (s.method) {
+    case Method::kNgram:
+      model.drafter = std::make_unique<NgramDrafter>(s.ngram);
+      break;
+    case Method::kSuffix:
+      model.drafter = std::make_unique<SuffixDrafter>(s.suffix);
+      break;
+    case Method::kDraftModel:
+      open_draft_model(o, s.model, config, model);
+      break;
+    case Method::kPatterns:
+      open_patterns(s, model);
+      break;
+    case Method::kOff:
+      break;
+  }
+}
+
+uint64_t tokenizer_fingerprint(const Tokenizer& tokenizer) {
+  Hash128 hash;
+  auto count = static_cast<int32_t>(tokenizer.vocab_size());
+  for (int32_t id = 0; id < count; ++id) hash.add(tokenizer.piece(id));
+  return hash.low();
+}
+
+void set_draft_limits(const SpeculativeOptions& o, EngineConfig& config) {
+  config.draft_tokens = o.method == Method::kOff ? 0 : o.tokens;
+  config.adaptive_drafts = o.adaptive;
+  config.draft_max_sequences = o.disable_by_batch_size;
+}
+
+}  // namespace tokamak

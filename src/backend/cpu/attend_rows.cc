@@ -1,0 +1,227 @@
+// attend_rows and mean_rows: what encoders do inside a sequence. A work item is one sequence and
+// one kv head: its keys and values are packed into panels once and read by all rows, four columns
+// (a row and a query head that shares the kv head) at a time.
+//
+// The order of a row's arithmetic depends on its place in the sequence alone: the result is the
+// same whatever else is in the step and whichever thread does it.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "backend/cpu/exec.h"
+
+namespace tokamak::cpu {
+namespace {
+
+int64_t to_panels(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
+
+class AttendRows final : public Op {
+ public:
+  explicit AttendRows(const OpSite& site)
+      : scale_(static_cast<float>(site.attrs.at("scale").as_double())),
+        window_(site.attrs.get_int("window", 0)),
+        heads_(site.in[kQuery].dims[1]),
+        kv_heads_(site.in[kKey].dims[1]),
+        group_(heads_ / kv_heads_),
+        d_(site.in[kQuery].dims[2]),
+        dv_(site.in[kValue].dims[2]),
+        most_rows_(site.in[kQuery].dims[0]) {}
+
+  int64_t scratch_bytes() const override {
+    int64_t rows = to_panels(most_rows_), wide = to_panels(dv_);
+    return 4 * (rows * (d_ + wide + 2 * kTile) + kTile * (d_ + wide)) + 6 * 64;
+  }
+
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
+    bool by_heads = kv_heads_ % c.threads == 0;
+    const int32_t* starts = in[kQStart].i32();
+    Work w = workspace(c.thread_scratch());
+    int64_t item = 0;
+    for (int64_t b = 0; b + 1 < in[kQStart].elements(); ++b)
+      for (int64_t head = 0; head < kv_heads_; ++head, ++item) {
+        int64_t owner = by_heads ? head / (kv_heads_ / c.threads) : item % c.threads;
+        if (owner != c.thread || starts[b] == starts[b + 1]) continue;
+        Item it{in, out, &c.kernels, head, starts[b], starts[b + 1] - starts[b]};
+        pack(it, w);
+        for (int64_t column = 0; column < it.rows * group_; column += kTile) tile(it, w, column);
+      }
+  }
+
+  // Which rows an item has follows from q_start: without a split by heads, all is coarse.
+  void touch(const Tensor* in, const Tensor* out, const StepContext& c,
+             AccessList& list) const override {
+    int64_t rows = in[kQuery].dims[0];
+    if (kv_heads_ % c.threads != 0) {
+      for (int i = kQuery; i <= kQStart; ++i) list.read(in[i]);
+      list.memory(out[0].data, out[0].elements() * 4, true, true);
+      return;
+    }
+    int64_t count = kv_heads_ / c.threads, begin = c.thread * count;
+    auto columns = [&](const Tensor& t, int64_t head_bytes, bool write) {
+      list.columns(t, kv_heads_ * head_bytes, 0, rows, begin * head_bytes, count * head_bytes,
+                   write);
+    };
+    columns(in[kQuery], group_ * d_ * 4, false);
+    columns(in[kKey], d_ * 4, false);
+    columns(in[kValue], dv_ * 4, false);
+    columns(out[0], group_ * dv_ * 4, true);
+    list.read(in[kQStart]);
+  }
+
+ private:
+  enum Input : int { kQuery, kKey, kValue, kQStart };
+  struct Item {
+    const Tensor *in, *out;
+    const KernelTable* kernels;
+    int64_t head, first, rows;  // kv head, rows of the step
+  };
+  struct Work {
+    float* keys;    // [rows / 16][d][16]
+    float* values;  // [dv / 16][rows][16]
+    float* query;   // [d][4], scaled
+    float* scores;  // [4][rows]
+    float* powers;  // [rows][4]
+    float* sums;    // [dv / 16][4][16]
+  };
+
+  Work workspace(uint8_t* scratch) const {
+    auto take = [&](int64_t floats) {
+      auto* p = reinterpret_cast<float*>(scratch);
+      scratch += (floats * 4 + 63) / 64 * 64;
+      return p;
+    };
+    int64_t rows = to_panels(most_rows_), wide = to_panels(dv_);
+    return {take(rows * d_),    take(rows * wide),  take(kTile * d_),
+            take(rows * kTile), take(rows * kTile), take(kTile * wide)};
+  }
+
+  // Keys after the last one are zeros; their scores are hidden. Values have no such rows.
+  void pack(const Item& it, const Work& w) const {
+    int64_t padded = to_panels(it.rows), wide = to_panels(dv_);
+    const float* k = it.in[kKey].f32() + (it.first * kv_heads_ + it.head) * d_;
+    const float* v = it.in[kValue].f32() + (it.first * kv_heads_ + it.head) * dv_;
+    for (int64_t j = 0; j < padded; ++j) {
+      float* to = w.keys + j / kPanel * kPanel * d_ + j % kPanel;
+      for (int64_t i = 0; i < d_; ++i)
+        to[i * kPanel] = j < it.rows ? k[j * kv_heads_ * d_ + i] : 0.0f;
+    }
+    for (int64_t p = 0; p < wide; p += kPanel)
+      for (int64_t j = 0; j < it.rows; ++j) {
+        float* to = w.values + p * it.rows + j * kPanel;
+        int64_t n = std::min<int64_t>(kPanel, dv_ - p);
+        std::memcpy(to, v + j * kv_heads_ * dv_ + p, static_cast<size_t>(n) * sizeof(float));
+        std::fill(to + n, to + kPanel, 0.0f);
+      }
+  }
+
+  // Four columns: the rows that any of them sees are [from, to) of the sequence.
+  void tile(const Item& it, const Work& w, int64_t column) const {
+    int64_t columns = std::min<int64_t>(kTile, it.rows * group_ - column);
+    int64_t first = column / group_, last = (column + columns - 1) / group_;
+    int64_t from = 0, to = it.rows;
+    if (window_ > 0) {
+      from = std::max<int64_t>(0, first - window_) / kPanel * kPanel;
+      to = std::min(it.rows, last + window_ + 1);
+    }
+    load_query(it, w, column, columns);
+    score(it, w, from, to);
+    float inverse[kTile];
+    int64_t stride = to_panels(most_rows_), n = to_panels(to) - from;
+    for (int64_t c = 0; c < columns; ++c) {
+      float* s = w.scores + c * stride;
+      hide(s, (column + c) / group_, from, to, n);
+      float max = -std::numeric_limits<float>::infinity(), sum = 0;
+      it.kernels->softmax_tile(s, n, &max, &sum);
+      inverse[c] = 1.0f / sum;
+    }
+    for (int64_t j = 0; j < to - from; ++j)
+      for (int64_t c = 0; c < kTile; ++c)
+        w.powers[j * kTile + c] = c < columns ? w.scores[c * stride + j] : 0.0f;
+    add_values(it, w, from, to);
+    for (int64_t c = 0; c < columns; ++c) store(it, w, column + c, c, inverse[c]);
+  }
+
+  void load_query(const Item& it, const Work& w, int64_t column, int64_t columns) const {
+    for (int64_t c = 0; c < kTile; ++c) {
+      int64_t at = column + std::min(c, columns - 1);
+      const float* q = it.in[kQuery].f32() +
+                       ((it.first + at / group_) * heads_ + it.head * group_ + at % group_) * d_;
+      for (int64_t i = 0; i < d_; ++i) w.query[i * kTile + c] = q[i] * scale_;
+    }
+  }
+
+  void score(const Item& it, const Work& w, int64_t from, int64_t to) const {
+    int64_t stride = to_panels(most_rows_);
+    for (int64_t j = from; j < to; j += kPanel) {
+      float acc[kTile * kPanel] = {};
+      it.kernels->fdot4[0](w.keys + j * d_, w.query, d_, acc);
+      for (int64_t c = 0; c < kTile; ++c)
+        std::memcpy(w.scores + c * stride + j - from, acc + c * kPanel, kPanel * sizeof(float));
+    }
+  }
+
+  // Scores of rows that `row` does not see, and of padding.
+  void hide(float* s, int64_t row, int64_t from, int64_t to, int64_t n) const {
+    constexpr float kHidden = -std::numeric_limits<float>::infinity();
+    int64_t begin = from, end = to;
+    if (window_ > 0) {
+      begin = std::max(from, row - window_);
+      end = std::min(to, row + window_ + 1);
+    }
+    std::fill(s, s + begin - from, kHidden);
+    std::fill(s + end - from, s + n, kHidden);
+  }
+
+  void add_values(const Item& it, const Work& w, int64_t from, int64_t to) const {
+    for (int64_t p = 0; p < to_panels(dv_); p += kPanel) {
+      float* sums = w.sums + p * kTile;
+      std::fill(sums, sums + kTile * kPanel, 0.0f);
+      it.kernels->fdot4[0](w.values + p * it.rows + from * kPanel, w.powers, to - from, sums);
+    }
+  }
+
+  void store(const Item& it, const Work& w, int64_t column, int64_t c, float inverse) const {
+    float* to = it.out[0].f32() +
+                ((it.first + column / group_) * heads_ + it.head * group_ + column % group_) * dv_;
+    for (int64_t i = 0; i < dv_; ++i)
+      to[i] = w.sums[i / kPanel * kPanel * kTile + c * kPanel + i % kPanel] * inverse;
+  }
+
+  float scale_;
+  int64_t window_, heads_, kv_heads_, group_, d_, dv_, most_rows_;
+};
+
+class MeanRows final : public Op {
+ public:
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
+    auto [begin, end] = c.part(out[0].dims[0], 1);
+    int64_t d = in[0].dims[1];
+    for (int64_t r = begin; r < end; ++r) {
+      int64_t b = in[1].i32()[in[3].i32()[r]];
+      int64_t first = in[2].i32()[b], rows = in[2].i32()[b + 1] - first;
+      float* sum = out[0].f32() + r * d;
+      std::memcpy(sum, in[0].f32() + first * d, static_cast<size_t>(d) * sizeof(float));
+      for (int64_t i = 1; i < rows; ++i)
+        c.kernels.binary[static_cast<int>(Binary::kAdd)](sum, in[0].f32() + (first + i) * d, sum,
+                                                         d);
+      c.kernels.unary[static_cast<int>(Unary::kScale)](sum, sum, d,
+                                                       1.0f / static_cast<float>(rows));
+    }
+  }
+  void touch(const Tensor* in, const Tensor* out, const StepContext& c,
+             AccessList& list) const override {
+    auto [begin, end] = c.part(out[0].dims[0], 1);
+    if (begin >= end) return;
+    for (int i = 0; i < 4; ++i) list.read(in[i]);
+    list.write_rows(out[0], in[0].dims[1] * 4, begin, end);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Op> make_attend_rows(const OpSite& site) {
+  return std::make_unique<AttendRows>(site);
+}
+std::unique_ptr<Op> make_mean_rows(const OpSite&) { return std::make_unique<MeanRows>(); }
+
+}  // namespace tokamak::cpu

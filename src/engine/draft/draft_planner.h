@@ -1,0 +1,63 @@
+#pragma once
+// Decides how many tokens are drafted for each sequence of a step, and measures how many were
+// right.
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/config.h"
+#include "engine/draft/drafter.h"
+#include "engine/draft/step_cost.h"
+#include "engine/sequence.h"
+
+namespace tokamak {
+
+// A step with B decodes takes t(B) and gives B tokens. k drafted tokens, each accepted with
+// probability a if those before it were, add a + a^2 + ... + a^k tokens and make the step take
+// t(B + k). The planner drafts as many as give the most tokens per second, and none if that is no
+// clear gain: large batches, where every row costs, and texts that cannot be guessed. What is not
+// drafted for this reason is tried again now and then. Acceptance is measured by sequence and by
+// strength of the proposal (drafter.h); a new sequence starts from the average of all.
+// Owned by the scheduler, engine thread only. The same calls give the same drafts.
+class DraftPlanner {
+ public:
+  DraftPlanner(const EngineConfig& config, Drafter* drafter, EngineStats& stats)
+      : config_(config), drafter_(config.draft_tokens > 0 ? drafter : nullptr), stats_(stats) {}
+
+  // The sequence may be drafted for, so it decodes when all its tokens are known.
+  bool drafts(const Sequence& seq) const;
+  // Asks for drafts for a step with these sequences. `spare` is the number of rows that the step
+  // has beyond one for each decode.
+  void propose(std::span<Sequence* const> running, int64_t spare);
+  // Moves the drafts of a sequence, if there are any, to Sequence::drafts; `most` at most.
+  void assign(Sequence& seq, int64_t most);
+
+  void observe(int64_t rows, Nanos duration);  // a step of decodes
+  // Of the sequence's drafts, the path to draft `last` was accepted; -1: none.
+  void note_accepted(Sequence& seq, int32_t last, int32_t accepted);
+  void finish(const Sequence& seq);
+
+ private:
+  struct Average {
+    double accepted = 1, rejected = 1;
+  };
+  int32_t most_for(const Sequence& seq) const;
+  int32_t worthwhile(Sequence& seq, int32_t strength, int32_t most);
+  int32_t best_length(double a, int32_t most) const;
+  double rate(const Sequence& seq, int32_t strength) const;
+  bool is_valid(const std::vector<DraftToken>& drafts, size_t at) const;
+
+  const EngineConfig& config_;
+  Drafter* drafter_;
+  EngineStats& stats_;
+  StepCost cost_;
+  std::array<Average, kMostDraftStrengths> average_;
+  std::vector<DraftRequest> requests_;  // reused: the vectors inside keep their capacity
+  std::vector<Sequence*> asked_;        // parallel to requests_
+  size_t next_ = 0;                     // of asked_, in the order of the running sequences
+  double rows_ = 0, tokens_ = 0;        // of the step so far, expected
+};
+
+}  // namespace tokamak

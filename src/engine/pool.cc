@@ -1,0 +1,31 @@
+// Pooling requests: the step that completes the prompt gives its vector, and the request ends.
+#include <algorithm>
+#include <cmath>
+
+#include "engine/core.h"
+
+namespace tokamak {
+
+bool vectors_complete(const PendingStep& step, const StepResult& result) {
+  bool wanted = std::any_of(step.entries.begin(), step.entries.end(),
+                            [](const StepEntry& e) { return e.pools; });
+  size_t rows = step.inputs.out_rows.size();
+  return !wanted || (!result.hidden.empty() && result.hidden.size() % rows == 0);
+}
+
+void EngineCore::commit_vector(Sequence& seq, const StepEntry& e, const StepResult& result,
+                               Actions& actions) {
+  size_t rows = result.ids.size(), width = result.hidden.size() / rows;
+  auto first = result.hidden.begin() +
+               static_cast<std::ptrdiff_t>(static_cast<size_t>(e.first_out + e.scores) * width);
+  auto end = first + static_cast<std::ptrdiff_t>(width);
+  kv_.commit(seq.blocks, seq.computed, seq.ids());
+  if (!std::all_of(first, end, [](float x) { return std::isfinite(x); }))
+    return finish(seq, Finish::kError, "the model's output was not a finite number", actions);
+  Delta& d = actions.add_delta(seq.request->id, seq.choice, 0);
+  d.vector.assign(first, end);
+  d.cached_tokens = seq.cached_tokens;
+  close(seq, Finish::kStop, d, actions);
+}
+
+}  // namespace tokamak

@@ -1,0 +1,160 @@
+#include "serve/batch/file_store.h"
+
+#include <fcntl.h>
+#include <openssl/sha.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <tuple>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "serve/openai/shape.h"
+
+namespace tokamak::openai {
+namespace {
+
+namespace fs = std::filesystem;
+
+StoredFile read_card(const Value& value) {
+  StoredFile file;
+  file.id = value.at("id").as_string();
+  file.name = value.at("filename").as_string();
+  file.purpose = value.at("purpose").as_string();
+  file.owner = value.at("owner").as_string();
+  file.bytes = value.at("bytes").as_int();
+  file.created = value.at("created_at").as_int();
+  return file;
+}
+
+}  // namespace
+
+void replace_file(const fs::path& path, std::string_view content) {
+  fs::path partial = path;
+  partial += ".partial";
+  int fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  bool good = fd >= 0;
+  for (size_t done = 0; good && done < content.size();) {
+    ssize_t n = ::write(fd, content.data() + done, content.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    good = n > 0;
+    done += good ? static_cast<size_t>(n) : 0;
+  }
+  good = good && ::fsync(fd) == 0;
+  int error = errno;
+  if (fd >= 0) ::close(fd);
+  if (good && ::rename(partial.c_str(), path.c_str()) == 0) return;
+  if (good) error = errno;
+  ::unlink(partial.c_str());
+  fail(ErrorCode::kUnavailable, "cannot write {}: {}", path.string(), std::strerror(error));
+}
+
+std::string owner_of(std::string_view api_key) {
+  if (api_key.empty()) return "";
+  unsigned char digest[SHA256_DIGEST_LENGTH];
+  SHA256(reinterpret_cast<const unsigned char*>(api_key.data()), api_key.size(), digest);
+  std::string hex;
+  for (unsigned char byte : digest) hex += fmt::format("{:02x}", byte);
+  return hex;
+}
+
+Value StoredFile::card() const {
+  Value value = Value::object();
+  value.set("id", id);
+  value.set("object", "file");
+  value.set("bytes", bytes);
+  value.set("created_at", created);
+  value.set("filename", name);
+  value.set("purpose", purpose);
+  value.set("status", "processed");
+  return value;
+}
+
+FileStore::FileStore(fs::path folder) : folder_(std::move(folder)) {
+  fs::create_directories(folder_);
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    if (entry.path().extension() != ".json") continue;
+    try {
+      StoredFile file = read_card(parse_json(read_text_file(entry.path()), entry.path().string()));
+      if (entry.path().stem() != file.id || !fs::is_regular_file(folder_ / file.id))
+        fail(ErrorCode::kInvalidArgument, "its content is missing");
+      files_[file.id] = std::move(file);
+    } catch (const std::exception& e) {
+      log::warn("{}: not listed: {}", entry.path().string(), e.what());
+    }
+  }
+}
+
+void FileStore::keep(StoredFile file) {
+  Value value = file.card();
+  value.set("owner", file.owner);
+  replace_file(folder_ / (file.id + ".json"), dump_json(value));
+  std::lock_guard lock(mutex_);
+  files_[file.id] = std::move(file);
+}
+
+StoredFile FileStore::add(const std::string& owner, std::string name, std::string purpose,
+                          std::string_view content) {
+  StoredFile file{new_id("file-"),
+                  std::move(name),
+                  std::move(purpose),
+                  owner,
+                  static_cast<int64_t>(content.size()),
+                  unix_seconds()};
+  replace_file(content_path(file.id), content);
+  keep(file);
+  return file;
+}
+
+StoredFile FileStore::adopt(const std::string& id, const std::string& owner, std::string name,
+                            std::string purpose, const fs::path& from) {
+  if (fs::exists(from)) fs::rename(from, content_path(id));
+  StoredFile file{id,
+                  std::move(name),
+                  std::move(purpose),
+                  owner,
+                  static_cast<int64_t>(fs::file_size(content_path(id))),
+                  unix_seconds()};
+  keep(file);
+  return file;
+}
+
+std::optional<StoredFile> FileStore::find(const std::string& owner, const std::string& id) const {
+  std::lock_guard lock(mutex_);
+  auto it = files_.find(id);
+  if (it == files_.end() || it->second.owner != owner) return std::nullopt;
+  return it->second;
+}
+
+std::vector<StoredFile> FileStore::list(const std::string& owner) const {
+  std::vector<StoredFile> out;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, file] : files_)
+      if (file.owner == owner) out.push_back(file);
+  }
+  std::sort(out.begin(), out.end(), [](const StoredFile& a, const StoredFile& b) {
+    return std::tie(b.created, b.id) < std::tie(a.created, a.id);
+  });
+  return out;
+}
+
+bool FileStore::remove(const std::string& owner, const std::string& id) {
+  if (!find(owner, id)) return false;
+  {
+    std::lock_guard lock(mutex_);
+    files_.erase(id);
+  }
+  std::error_code ignored;
+  fs::remove(folder_ / (id + ".json"), ignored);
+  fs::remove(content_path(id), ignored);
+  return true;
+}
+
+}  // namespace tokamak::openai

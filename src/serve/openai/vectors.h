@@ -1,0 +1,19 @@
+#pragma once
+// The routes that answer with vectors or what is computed from them: embeddings, rerank, score,
+// classify.
+#include <memory>
+
+#include "base/value.h"
+#include "serve/openai/vector_call.h"
+#include "serve/served_model.h"
+
+namespace tokamak::openai {
+
+// From the body of a request; throw ApiError. `answer` is set.
+using VectorRoute = VectorRequest (*)(const Value& body, std::shared_ptr<const ServedModel> model);
+VectorRequest prepare_embeddings(const Value& body, std::shared_ptr<const ServedModel> model);
+VectorRequest prepare_rerank(const Value& body, std::shared_ptr<const ServedModel> model);
+VectorRequest prepare_score(const Value& body, std::shared_ptr<const ServedModel> model);
+VectorRequest prepare_classify(const Value& body, std::shared_ptr<const ServedModel> model);
+
+}  // namespace tokamak::openai
