@@ -7,6 +7,9 @@
 #include "backend/cuda/driver.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "compile/import/encoder_config.h"
+#include "compile/import/encoder_families.h"
+#include "compile/import/families.h"
 #include "plan/bundle.h"
 #include "tensor/plane.h"
 
@@ -17,6 +20,7 @@ struct InspectFlags {
   OpenOptions model;
   std::string fn;
   bool graph = false, plan = false, tensors = false, json = false, devices = false;
+  bool families = false;
 };
 
 struct TypeShare {
@@ -116,6 +120,15 @@ Value to_value(const ModelConfig& c, const Summary& s, const Module& module) {
     types.set(name, Value::Object{
                         {"tensors", t.tensors}, {"parameters", t.parameters}, {"bytes", t.bytes}});
   out.set("types", types);
+  if (c.experts.count > 0)
+    out.set(
+        "experts",
+        Value::Object{{"count", c.experts.count},
+                      {"per_token", c.experts.used},
+                      {"ffn", c.experts.ffn},
+                      {"shared_ffn", c.experts.shared_ffn},
+                      {"layers", static_cast<int64_t>(std::count(c.experts.layers.begin(),
+                                                                 c.experts.layers.end(), true))}});
   int64_t per_token = 0;
   for (const StateDecl& state : module.states)
     for (const PlaneDecl& p : state.planes) per_token += plane_bytes(p.type);
@@ -144,6 +157,10 @@ void print_text(const Value& v) {
     const Value& field = v.at(key);
     fmt::print("  {:<18} {}\n", key, field.is_string() ? field.as_string() : dump_json(field));
   }
+  if (const Value* e = v.find("experts"))
+    fmt::print("  {:<18} {} of {} per token in {} layers, ffn {}, shared ffn {}\n", "experts",
+               e->at("per_token").as_int(), e->at("count").as_int(), e->at("layers").as_int(),
+               e->at("ffn").as_int(), e->at("shared_ffn").as_int());
   fmt::print("\n  {:<10} {:>8} {:>15} {:>12}\n", "type", "tensors", "parameters", "bytes");
   for (const auto& [name, t] : v.at("types").as_object())
     fmt::print("  {:<10} {:>8} {:>15} {:>12}\n", name, t.at("tensors").as_int(),
@@ -209,10 +226,39 @@ void print_devices() {
   }
 }
 
+// What import accepts.
+void print_families(bool json) {
+  Value list = Value::array();
+  for (const Family& f : all_families())
+    list.push(Value::Object{{"architecture", std::string(f.architecture)},
+                            {"model_types", std::string(f.hf_names)},
+                            {"gguf", f.in_gguf},
+                            {"models", std::string(f.models)}});
+  std::string encoders = supported_encoders() + ", ";
+  for (size_t at = 0, end; (end = encoders.find(", ", at)) != std::string::npos; at = end + 2) {
+    const EncoderFamily& f = *find_encoder(encoders.substr(at, end - at));
+    list.push(Value::Object{{"architecture", std::string(f.architecture)},
+                            {"model_types", std::string(f.hf_names)},
+                            {"gguf", f.in_gguf},
+                            {"models", "encoder"}});
+  }
+  if (json) {
+    fmt::print("{}\n", dump_json(list, 2));
+    return;
+  }
+  fmt::print("{:<12} {:<22} {:<6} {}\n", "architecture", "model_type", "GGUF", "models");
+  for (const Value& f : list.as_array())
+    fmt::print("{:<12} {:<22} {:<6} {}\n", f.at("architecture").as_string(),
+               f.at("model_types").as_string(), f.at("gguf").as_bool() ? "yes" : "no",
+               f.at("models").as_string());
+}
+
 void inspect(const InspectFlags& f) {
   if (f.devices) return print_devices();
+  if (f.families) return print_families(f.json);
   if (f.model.model.empty())
-    fail(ErrorCode::kInvalidArgument, "MODEL is missing: name a model, or use --devices");
+    fail(ErrorCode::kInvalidArgument,
+         "MODEL is missing: name a model, or use --devices or --families");
   if (f.plan) {
     fmt::print("{}", plan_set_text(compile_for(f.model).source->plans()));
     return;
@@ -252,6 +298,7 @@ void add_inspect_verb(CLI::App& app) {
   add_model_argument(*verb, flags->model);
   verb->get_option("MODEL")->required(false);
   verb->add_flag("--devices", flags->devices, "list the GPUs of this machine instead of a model");
+  verb->add_flag("--families", flags->families, "list the model families that can be loaded");
   verb->add_flag("--tensors", flags->tensors, "list every tensor");
   verb->add_flag("--graph", flags->graph, "print the model's graph as text");
   verb->add_option("--fn", flags->fn, "with --graph: only this function, step or decode");

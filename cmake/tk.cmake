@@ -144,11 +144,12 @@ endfunction()
 set(TK_PYTHON "" CACHE FILEPATH "Python with the packages of tools/requirements-test.txt")
 set(TK_TEST_MODEL "" CACHE FILEPATH "GGUF of SmolLM2-135M-Instruct for the tests that talk to a real model")
 
-# The environment of every test. TOKAMAK_TINY_MODELS is filled by the fixture `tiny_models`.
+# The environment of every test. TOKAMAK_TINY_MODELS and TOKAMAK_TINY_FAMILIES are filled by the fixture `tiny_models`.
 set(TK_TEST_ENVIRONMENT
     "TOKAMAK_SOURCE_DIR=${PROJECT_SOURCE_DIR}"
     "TOKAMAK_BINARY=${CMAKE_BINARY_DIR}/tokamak"
     "TOKAMAK_TINY_MODELS=${CMAKE_BINARY_DIR}/tiny_models"
+    "TOKAMAK_TINY_FAMILIES=${CMAKE_BINARY_DIR}/tiny_families"
     "TOKAMAK_TEST_MODEL=${TK_TEST_MODEL}"
     "TOKAMAK_CACHE=${CMAKE_BINARY_DIR}/compile_cache"
     "TOKAMAK_PYTHON=${TK_PYTHON}"

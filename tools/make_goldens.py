@@ -2,6 +2,7 @@
 """Computes the expected outputs of the tiny models with transformers and writes tests/golden/numerics/NAME.json.
 
     tools/make_goldens.py [--only llama,gemma3] [--out tests/golden/numerics] [--llama-cpp]
+    tools/make_goldens.py --families [--only olmo2]: the models of tiny_families.py, in tests/golden/families
 
 Run by hand, not by `make test`: it needs torch, transformers 5 and accelerate (gigabytes). The goldens are committed.
 The models come from tools/tiny_models.py, weights in float32, maths in float64 where transformers allows it (it always computes
@@ -40,6 +41,7 @@ import transformers
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import tiny_gguf  # noqa: E402
 import tiny_models  # noqa: E402
+import tiny_families  # noqa: E402
 
 GREEDY = 16
 LENGTHS = [40, 33]
@@ -58,6 +60,22 @@ SWITCHED = {
                      {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}],
     "phi3": [{"sliding_window": None}, {"sliding_window": 11}],
     "phi3_longrope": [{"original_max_position_embeddings": 63}],
+}
+
+FAMILIES_SWITCHED = {
+    "exaone4": [{"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 2}, {"sliding_window": 9}],
+    "granite": [{"embedding_multiplier": 1.0}, {"residual_multiplier": 1.0}, {"attention_multiplier": 0.25},
+                {"logits_scaling": 1.0}],
+    "cohere": [{"logit_scale": 0.5}], "cohere2": [{"sliding_window": 9}, {"sliding_window_pattern": 2}],
+    "glm4": [{"partial_rotary_factor": 0.25}], "smollm3": [{"no_rope_layers": [1, 1, 1, 1]}],
+    "starcoder2": [{"sliding_window": None}, {"sliding_window": 9}], "phi2": [{"partial_rotary_factor": 1.0}],
+    "mixtral": [{"num_experts_per_tok": 1}], "qwen2moe": [{"norm_topk_prob": True}, {"num_experts_per_tok": 3}],
+    "qwen3moe": [{"norm_topk_prob": False}], "olmoe": [{"norm_topk_prob": True}],
+    "gpt_oss": [{"sliding_window": 9}, {"swiglu_limit": 3.0}, {"rope_scaling": None}],
+    "deepseek2": [{"routed_scaling_factor": 1.0}, {"num_experts_per_tok": 2}],
+    "deepseek3": [{"rope_scaling": None}, {"topk_group": 1}, {"norm_topk_prob": False}],
+    "glm4moe": [{"norm_topk_prob": False}, {"routed_scaling_factor": 1.0}, {"topk_group": 1}, {"n_group": 1, "topk_group": 1},
+                {"partial_rotary_factor": 1.0}],
 }
 
 # transformers reads these kinds of GGUF correctly; for the others it drops rope scaling, windows or head sizes.
@@ -102,12 +120,13 @@ def nmse(a, b):
     return float(((a - b) ** 2).sum() / (b ** 2).sum())
 
 
-def golden_of(name, model):
-    result = {"format": 1, "model": name, "gguf": name not in tiny_models.NOT_AS_GGUF, "vocab": tiny_models.VOCAB,
-              "weights_sha256": tiny_models.fingerprint(tiny_models.weights_of(name)), "sequences": []}
-    for ids in sequences():
+def golden_of(name, model, gguf, weights, lengths=LENGTHS, kept=ROWS):
+    result = {"format": 1, "model": name, "gguf": gguf, "vocab": tiny_models.VOCAB,
+              "weights_sha256": tiny_models.fingerprint(weights), "sequences": []}
+    for ids, length in zip(sequences(), lengths):
+        ids = ids[:length]
         logits = logits_of(model, ids)
-        rows = ROWS + [len(ids) - 3, len(ids) - 2, len(ids) - 1]
+        rows = kept + [len(ids) - 3, len(ids) - 2, len(ids) - 1]
         greedy, margin = greedy_of(model, ids)
         assert margin > 2e-3, f"{name}: greedy margin {margin:.2g} is too small: float32 might flip it; change a weight"
         result["sequences"].append({
@@ -133,9 +152,9 @@ def check_tensors(name, folder, path):
     assert set(found) <= {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}, found.keys()
 
 
-def check_switch(name, out, golden, change):
+def check_switch(name, config, out, golden, change):
     """Without the feature the logits must differ: otherwise the golden would not detect its absence."""
-    config = copy.deepcopy(tiny_models.MODELS[name])
+    config = copy.deepcopy(config)
     config.update(change)
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
@@ -180,27 +199,48 @@ def write_golden(path, golden):
     assert json.loads(path.read_text()) == golden
 
 
+def family_golden(name, models, out):
+    t = tiny_models.write_family(name, models)
+    config = tiny_families.MODELS[name]
+    if name in tiny_families.REFERENCE:
+        config = {k: v for k, v in {**config, **tiny_families.REFERENCE[name]}.items() if v is not None}
+        tiny_models.write_folder(models / name, config, t.reference)
+    model = load(models / name)
+    golden = golden_of(name, model, name not in tiny_families.NOT_AS_GGUF, t.hf, [24, 17], [0, 5, 9, 12])
+    write_golden(out / f"{name}.json", golden)
+    print(f"{name}: greedy margin {min(s['greedy_margin'] for s in golden['sequences'])}")
+    for change in FAMILIES_SWITCHED.get(name, []):
+        check_switch(name, config, models, golden, change)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     root = pathlib.Path(__file__).resolve().parent.parent
-    parser.add_argument("--out", type=pathlib.Path, default=root / "tests" / "golden" / "numerics")
+    parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--families", action="store_true", help="the models of tiny_families.py")
     parser.add_argument("--only", default="")
     parser.add_argument("--llama-cpp", action="store_true", help="also compare llama.cpp's logits (needs llama-cpp-python)")
     args = parser.parse_args()
+    args.out = args.out or root / "tests" / "golden" / ("families" if args.families else "numerics")
     args.out.mkdir(parents=True, exist_ok=True)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         models = pathlib.Path(scratch)
+        if args.families:
+            for name in args.only.split(",") if args.only else tiny_families.MODELS:
+                family_golden(name, models, args.out)
+            return
         for name in args.only.split(",") if args.only else tiny_models.MODELS:
             tiny_models.write_model(name, models)
-            golden = golden_of(name, load(models / name))
+            golden = golden_of(name, load(models / name), name not in tiny_models.NOT_AS_GGUF,
+                               tiny_models.weights_of(name))
             path = args.out / f"{name}.json"
             write_golden(path, golden)
             margin = min(s["greedy_margin"] for s in golden["sequences"])
             print(f"{name}: {path.stat().st_size / 1024:.0f} KiB, greedy margin {margin}")
             for change in SWITCHED.get(name, []):
-                check_switch(name, models, golden, change)
+                check_switch(name, tiny_models.MODELS[name], models, golden, change)
             if golden["gguf"]:
                 check_tensors(name, models / name, models / f"{name}.gguf")
                 if name in GGUF_BY_TRANSFORMERS:

@@ -324,7 +324,7 @@ class Batch:
                 np.array(self.kv_len, dtype=np.int32)]
 
 
-def attention(batch, q, key=("k",), value="v", scale=0.3, window=0, softcap=0.0, mask=None):
+def attention(batch, q, key=("k",), value="v", scale=0.3, window=0, softcap=0.0, mask=None, sinks=None):
     heads = q.shape[1]
     out = np.zeros((q.shape[0], heads, batch.planes[value][-1]))
     for b, n in enumerate(batch.kv_len):
@@ -354,7 +354,8 @@ def attention(batch, q, key=("k",), value="v", scale=0.3, window=0, softcap=0.0,
         score = np.where(visible[None], score, -np.inf)
         with np.errstate(invalid="ignore"):
             e = np.exp(score - score.max(-1, keepdims=True))
-            p = np.nan_to_num(e / e.sum(-1, keepdims=True))
+            rest = 0 if sinks is None else np.exp(sinks[:, None, None] - score.max(-1, keepdims=True))
+            p = np.nan_to_num(e / (e.sum(-1, keepdims=True) + rest))
         out[rows] = np.einsum("hrk,khd->rhd", p, heads_of(value))
     return out
 
@@ -417,6 +418,43 @@ def experts():
     case("moe_combine", [y, padded, offsets, weights], [total])
 
 
+def routing():
+    x, bias = rand(5, 8), rand(8, scale=0.3)
+    soft = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    sigmoid = 1 / (1 + np.exp(-x))
+
+    def best(choice, k):
+        return np.argsort(-choice, axis=1, kind="stable")[:, :k].astype(np.int32)
+
+    ids = best(soft, 3)
+    chosen = np.take_along_axis(soft, ids, 1)
+    case("moe_route", [x], [chosen, ids], {"k": 3})
+    case("moe_route", [x], [chosen / chosen.sum(1, keepdims=True) * 0.5, ids], {"k": 3, "normalize": 1, "scale": 0.5},
+         "normalized")
+    ids = best(sigmoid + bias, 2)
+    case("moe_route", [x, bias], [np.take_along_axis(sigmoid, ids, 1), ids], {"k": 2, "gate": "sigmoid"}, "biased")
+    for gate, scores, added in (("softmax", soft, None), ("sigmoid", sigmoid, bias)):
+        choice = scores if added is None else scores + added
+        groups = np.sort(choice.reshape(5, 4, 2), 2)
+        score = groups.sum(2) if gate == "sigmoid" else groups[..., -1]
+        kept = np.argsort(-score, 1, kind="stable")[:, :2]
+        mask = np.zeros((5, 4), dtype=bool)
+        np.put_along_axis(mask, kept, True, 1)
+        ids = best(np.where(np.repeat(mask, 2, 1), choice, -np.inf), 3)
+        chosen = np.take_along_axis(scores, ids, 1)
+        case("moe_route", [x] if added is None else [x, bias], [chosen / chosen.sum(1, keepdims=True) * 2.5, ids],
+             {"k": 3, "gate": gate, "normalize": 1, "scale": 2.5, "groups": 4, "used_groups": 2}, f"groups_{gate}")
+    rows, w, b = rand(4, 3), rand(3, 2, 3), rand(3, 2)
+    offsets, y = i32(0, 1, 1, 3), np.zeros((4, 2))
+    y[0], y[1:3] = w[0] @ rows[0] + b[0], rows[1:3] @ w[2].T + b[2]
+    case("grouped_linear", [rows, w, offsets, b], [y], name="bias")
+    batch = Batch([9, 5], [2, 5], {"k": (2, 6), "v": (2, 5)})
+    q, sinks = rand(7, 4, 6), rand(4)
+    case("attend", batch.inputs(q) + [sinks], [attention(batch, q, sinks=sinks)], {"scale": 0.3, "sinks": 1}, "sinks")
+    x, w = rand(4, 2, 3), rand(2, 5, 3)
+    case("head_linear", [x, w], [np.einsum("thk,hnk->thn", x, w)])
+
+
 def plain_attention():
     """Attention over plain tensors, and ops left over from training."""
     q, k, v = rand(2, 3, 4), rand(2, 5, 4), rand(2, 5, 3)
@@ -454,7 +492,7 @@ def encoders():
     case("mean_rows", [x, seq, starts, rows], [means[seq[rows]]])
 
 
-for family in (elementwise, shapes, products, norms, rope, states, experts, plain_attention, sampling, encoders):
+for family in (elementwise, shapes, products, norms, rope, states, experts, plain_attention, sampling, encoders, routing):
     family()
 OUT.parent.mkdir(parents=True, exist_ok=True)
 OUT.write_text("[\n" + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases) + "\n]\n")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes tiny models with random weights, one per architecture and variant, for tests that need a whole model.
 
-    tools/tiny_models.py --out FOLDER [--only llama,gemma3]
+    tools/tiny_models.py --out FOLDER [--only llama,gemma3] [--families]
 
 Each model NAME becomes FOLDER/NAME/ (config.json, model.safetensors in float32, tokenizer.json, tokenizer_config.json: what
 transformers would save) and FOLDER/NAME.gguf (float32, in the layout of llama.cpp's converter; tiny_gguf.py).
@@ -226,12 +226,12 @@ def fingerprint(tensors):
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].shape}".encode())
-        digest.update(tensors[name].astype("<f4").tobytes())
+        digest.update(tensors[name].astype("<f4" if tensors[name].dtype.kind == "f" else "u1").tobytes())
     return digest.hexdigest()
 
 
-def check_golden(name, tensors):
-    golden = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden" / "numerics" / f"{name}.json"
+def check_golden(name, tensors, kind):
+    golden = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden" / kind / f"{name}.json"
     if golden.exists() and json.loads(golden.read_text())["weights_sha256"] != fingerprint(tensors):
         sys.exit(f"tiny_models: the weights of {name} differ from those used for its golden; run tools/make_goldens.py")
 
@@ -259,33 +259,57 @@ def write_json(path, value):
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_model(name, out):
-    config, tensors = MODELS[name], weights_of(name)
-    folder = out / name
+def write_folder(folder, config, tensors):
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     write_json(folder / "tokenizer.json", tokenizer_json())
     write_json(folder / "tokenizer_config.json", tokenizer_config())
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def vocabulary():
+    return tiny_gguf.Vocabulary(TOKENS, len(SPECIAL), MERGES, BOS, EOS, CHAT_TEMPLATE)
+
+
+def write_model(name, out):
+    config, tensors = MODELS[name], weights_of(name)
+    write_folder(out / name, config, tensors)
     if name not in NOT_AS_GGUF:
-        vocabulary = tiny_gguf.Vocabulary(TOKENS, len(SPECIAL), MERGES, BOS, EOS, CHAT_TEMPLATE)
-        tiny_gguf.write(out / f"{name}.gguf", config, tensors, vocabulary)
+        tiny_gguf.write(out / f"{name}.gguf", config, tensors, vocabulary())
+
+
+def write_family(name, out):
+    """A model of tiny_families.py; gives its tensors."""
+    import tiny_families
+    t = tiny_families.tensors_of(name)
+    write_folder(out / name, tiny_families.MODELS[name], t.hf)
+    if name not in tiny_families.NOT_AS_GGUF:
+        tiny_families.write_gguf(out / f"{name}.gguf", tiny_families.MODELS[name], t.gguf, vocabulary())
+    return t
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--only", default="", help="comma-separated names; default: all")
+    parser.add_argument("--families", action="store_true", help="the models of tiny_families.py instead")
     parser.add_argument("--no-check", action="store_true", help="do not compare the weights with the goldens' fingerprints")
     args = parser.parse_args()
-    names = args.only.split(",") if args.only else list(MODELS)
+    sys.modules["tiny_models"] = sys.modules["__main__"]  # which tiny_families imports
+    import tiny_families
+    known = tiny_families.MODELS if args.families else MODELS
+    names = args.only.split(",") if args.only else list(known)
     for name in names:
-        if name not in MODELS:
-            sys.exit(f"tiny_models: no model '{name}'; available: {', '.join(MODELS)}")
-        write_model(name, args.out)
+        if name not in known:
+            sys.exit(f"tiny_models: no model '{name}'; available: {', '.join(known)}")
+        if args.families:
+            tensors = write_family(name, args.out).hf
+        else:
+            write_model(name, args.out)
+            tensors = weights_of(name)
         if not args.no_check:
-            check_golden(name, weights_of(name))
-    encoders = [] if args.only else tiny_encoders.ENCODERS
+            check_golden(name, tensors, "families" if args.families else "numerics")
+    encoders = [] if args.only or args.families else tiny_encoders.ENCODERS
     for name in encoders:
         tensors = tiny_encoders.weights_of(name, Weights)
         tiny_encoders.write_model(name, args.out, tensors)

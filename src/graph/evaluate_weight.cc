@@ -20,35 +20,44 @@ struct Work {
   }
   int64_t width() const { return dims.empty() || dims[0] == 0 ? 1 : size() / dims[0]; }
   int64_t size() const { return static_cast<int64_t>(data.size()); }
+  int64_t rows() const { return dims.empty() ? 0 : dims[0]; }
   void need_rows() const {
     if (dims.empty()) bad("the recipe needs rows");
   }
 
-  void slice_rows(int64_t from, int64_t to) {
+  void slice_rows(int64_t from, int64_t to, int64_t period) {
     need_rows();
-    if (from < 0 || from > to || to > dims[0]) bad("slice_rows is out of range");
+    if (from < 0 || from > to || to > period || period < 1 || dims[0] % period != 0)
+      bad("slice_rows is out of range");
     int64_t w = width();
-    data = {data.begin() + from * w, data.begin() + to * w};
-    dims[0] = to - from;
+    std::vector<S> out;
+    for (int64_t row = 0; row < dims[0]; row += period)
+      out.insert(out.end(), data.begin() + (row + from) * w, data.begin() + (row + to) * w);
+    dims[0] = dims[0] / period * (to - from);
+    data = std::move(out);
   }
-  void permute_rows(int64_t heads) {
+  void permute_rows(int64_t heads, int64_t rotated) {
     need_rows();
-    if (heads < 1 || dims[0] % heads != 0 || dims[0] / heads % 2 != 0) bad("rows are not pairs");
-    int64_t w = width(), d = dims[0] / heads, half = d / 2;
-    std::vector<S> out(data.size());
+    if (heads < 1 || dims[0] % heads != 0) bad("rows are not heads");
+    int64_t w = width(), d = dims[0] / heads, r = rotated == 0 ? d : rotated, half = r / 2;
+    if (r < 0 || r > d || r % 2 != 0) bad("rows are not pairs");
+    std::vector<S> out = data;
     for (int64_t h = 0; h < heads; ++h)
-      for (int64_t j = 0; j < d; ++j)
+      for (int64_t j = 0; j < r; ++j)
         std::copy_n(data.begin() + (h * d + 2 * (j % half) + j / half) * w, w,
                     out.begin() + (h * d + j) * w);
     data = std::move(out);
   }
   void transpose() {
-    if (dims.size() != 2) bad("transpose needs two axes");
+    if (dims.size() != 2 && dims.size() != 3) bad("transpose needs two axes, or a stack of such");
     std::vector<S> out(data.size());
-    for (int64_t r = 0; r < dims[0]; ++r)
-      for (int64_t c = 0; c < dims[1]; ++c)
-        out[static_cast<size_t>(c * dims[0] + r)] = data[static_cast<size_t>(r * dims[1] + c)];
-    std::swap(dims[0], dims[1]);
+    int64_t rows = dims[dims.size() - 2], columns = dims.back();
+    for (int64_t at = 0; at < size(); at += rows * columns)
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = 0; c < columns; ++c)
+          out[static_cast<size_t>(at + c * rows + r)] =
+              data[static_cast<size_t>(at + r * columns + c)];
+    std::swap(dims[dims.size() - 2], dims.back());
     data = std::move(out);
   }
   void reshape(const std::vector<int64_t>& to) {
@@ -83,9 +92,10 @@ void apply(Work<S>& w, const RecipeStep& step, const EvalInputs<S>& inputs) {
   using Kind = RecipeStep::Kind;
   switch (step.kind) {
     case Kind::kSliceRows:
-      return w.slice_rows(step.a, step.b);
+      return w.slice_rows(step.a, step.b,
+                          step.dims.empty() ? std::max<int64_t>(1, w.rows()) : step.dims[0]);
     case Kind::kPermuteRows:
-      return w.permute_rows(step.a);
+      return w.permute_rows(step.a, step.b);
     case Kind::kTranspose:
       return w.transpose();
     case Kind::kAddScalar:
@@ -105,6 +115,8 @@ void apply(Work<S>& w, const RecipeStep& step, const EvalInputs<S>& inputs) {
       return w.reshape(step.dims);
     case Kind::kScaleColumns:
       return scale_columns(w, step, inputs);
+    case Kind::kJoinMxfp4:
+      w.bad("join_mxfp4 works on bytes, which an interpreter does not have");
     case Kind::kConcatRows:
       w.bad("concat_rows must be the first step");
   }

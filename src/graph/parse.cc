@@ -155,8 +155,11 @@ class ModuleParser {
     if (s.kind == Kind::kSliceRows) {
       in_.need(',');
       s.b = in_.integer();
+      if (in_.take(',')) s.dims = {in_.integer()};
     }
+    if (s.kind == Kind::kPermuteRows && in_.take(',')) s.b = in_.integer();
     if (s.kind == Kind::kAddScalar || s.kind == Kind::kScale) s.value = in_.number<double>();
+    if (s.kind == Kind::kJoinMxfp4) s.tensor = in_.name();
     if (s.kind == Kind::kScaleColumns) {
       s.tensor = in_.name();
       if (in_.take(',')) s.value = in_.number<double>();

@@ -313,8 +313,12 @@ class InputMaker {
     std::vector<int64_t> dims = extents(w.type);
     DType dtype = w.type.dtype;
     for (auto step = w.recipe.steps.rbegin(); step != w.recipe.steps.rend(); ++step) {
-      if (step->kind == Kind::kSliceRows && !dims.empty()) dims[0] = step->b;
-      if (step->kind == Kind::kTranspose && dims.size() == 2) std::swap(dims[0], dims[1]);
+      if (step->kind == Kind::kSliceRows && !dims.empty())
+        dims[0] = step->dims.empty()
+                      ? step->b
+                      : dims[0] / std::max<int64_t>(1, step->b - step->a) * step->dims[0];
+      if (step->kind == Kind::kTranspose && dims.size() >= 2)
+        std::swap(dims[dims.size() - 2], dims.back());
       if (step->kind == Kind::kReshape) dims = {count(dims)};
       if (step->kind == Kind::kScaleColumns && !dims.empty())
         if (source_dims_.emplace(step->tensor, std::vector<int64_t>{dims.back()}).second)

@@ -95,10 +95,11 @@ std::string recipe_text(const Recipe& recipe) {
     out += recipe_step_name(s.kind);
     switch (s.kind) {
       case Kind::kSliceRows:
-        out += fmt::format("({}, {})", s.a, s.b);
+        out += s.dims.empty() ? fmt::format("({}, {})", s.a, s.b)
+                              : fmt::format("({}, {}, {})", s.a, s.b, s.dims[0]);
         break;
       case Kind::kPermuteRows:
-        out += fmt::format("({})", s.a);
+        out += s.b == 0 ? fmt::format("({})", s.a) : fmt::format("({}, {})", s.a, s.b);
         break;
       case Kind::kAddScalar:
       case Kind::kScale:
@@ -117,6 +118,9 @@ std::string recipe_text(const Recipe& recipe) {
         out += "(" + name_text(s.tensor);
         if (s.value != 0) out += ", " + double_text(s.value);
         out += ")";
+        break;
+      case Kind::kJoinMxfp4:
+        out += "(" + name_text(s.tensor) + ")";
         break;
       case Kind::kTranspose:
       case Kind::kConcatRows:

@@ -66,7 +66,9 @@ TEST(GraphText, StrangeNamesNumbersAndRecipes) {
   Recipe r{{"a b", "c+d", "plain.name-0/x"}, {}};
   r.steps = {{Kind::kConcatRows, 0, 0, 0, {}, {}},
              {Kind::kSliceRows, -3, INT64_MAX, 0, {}, {}},
+             {Kind::kSliceRows, 1, 2, 0, {}, {6}},
              {Kind::kPermuteRows, 9, 0, 0, {}, {}},
+             {Kind::kPermuteRows, 2, 4, 0, {}, {}},
              {Kind::kTranspose, 0, 0, 0, {}, {}},
              {Kind::kAddScalar, 0, 0, 1.0, {}, {}},
              {Kind::kScale, 0, 0, -1e-300, {}, {}},
@@ -74,7 +76,8 @@ TEST(GraphText, StrangeNamesNumbersAndRecipes) {
              {Kind::kReshape, 0, 0, 0, {}, {2, 3}},
              {Kind::kReshape, 0, 0, 0, {}, {}},
              {Kind::kScaleColumns, 0, 0, 0, {}, {}, "a b"},
-             {Kind::kScaleColumns, 0, 0, 1.5, {}, {}, "norm"}};
+             {Kind::kScaleColumns, 0, 0, 1.5, {}, {}, "norm"},
+             {Kind::kJoinMxfp4, 0, 0, 0, {}, {}, "a scales"}};
   m.add_weight({"weight", tensor_type("iq2_xxs[n=1, k=256]").tensor, r});
   m.add_weight({"no recipe", tensor_type("f32[]").tensor, {}});
   m.add_weight(

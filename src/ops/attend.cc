@@ -29,8 +29,10 @@ struct Attention {
   const MeaningArgs<S>& args;
   std::vector<const Plane*> keys;
   const Plane* value = nullptr;
+  const TensorRef<S>* sinks = nullptr;
   double scale, cap;
   int64_t window;
+  bool masked;
 
   explicit Attention(const MeaningArgs<S>& a) : args(a) {
     const StateRef<S>& state = a.in[kState].state;
@@ -44,6 +46,9 @@ struct Attention {
     scale = a.attrs.at("scale").as_double();
     cap = a.attrs.get_double("softcap", 0);
     window = a.attrs.get_int("window", 0);
+    bool with_sinks = a.attrs.get_int("sinks", 0) != 0;
+    if (with_sinks) sinks = &a.in.back().tensor;
+    masked = a.in.size() > kMask + (with_sinks ? 1 : 0);
   }
 
   int32_t ints(Input input, int64_t i) const { return args.in[input].tensor.i[i]; }
@@ -54,7 +59,7 @@ struct Attention {
     int64_t position = own < 0 ? key : ints(kPos, first + own);
     if (window > 0 && ints(kPos, row) - position >= window) return false;
     if (own < 0) return true;
-    if (args.in.size() > kMask) {
+    if (masked) {
       int64_t width = args.in[kMask].tensor.dims[1];
       return own < width && ints(kMask, row * width + own) != 0;
     }
@@ -103,11 +108,13 @@ void attend(const MeaningArgs<S>& args) {
     attention.find_keys(row, slots);
     power.resize(slots.size());
     for (int64_t h = 0; h < heads; ++h) {
-      double peak = -INFINITY, total = 0;
+      double sink = attention.sinks ? double(attention.sinks->f[h]) : -INFINITY;
+      double peak = sink, total = 0;
       for (size_t i = 0; i < slots.size(); ++i) {
         power[i] = attention.score(q.f + (row * heads + h) * d, slots[i], h, heads);
         peak = std::max(peak, power[i]);
       }
+      if (attention.sinks) total = std::exp(sink - peak);
       std::fill(sum.begin(), sum.end(), 0.0);
       for (size_t i = 0; i < slots.size(); ++i) {
         double p = std::exp(power[i] - peak);
@@ -163,7 +170,12 @@ std::vector<Type> infer(const InferContext& context) {
   const TensorType &q_start = rule.integers(kQStart, "q_start", 1),
                    &kv_len = rule.integers(kKvLen, "kv_len", 1);
   rule.same(q_start.extent(0), "q_start", kv_len.extent(0) + 1, "sequences + 1");
-  if (rule.inputs() > kMask)
+  size_t sinks = rule.attrs().get_int("sinks", 0) != 0 ? 1 : 0, masked = kMask + sinks;
+  if (rule.inputs() < kMask + sinks) rule.fail("sinks are missing");
+  if (sinks > 0)
+    rule.same(rule.values(rule.inputs() - 1, "sinks", 1).extent(0), "the sinks", q.extent(1),
+              "the heads of q");
+  if (rule.inputs() > masked)
     rule.same(q.extent(0), "the rows of q", rule.integers(kMask, "mask", 2).extent(0), "the mask");
   if (rule.attrs().get_int("window", 0) < 0) rule.fail("window must not be negative");
   double softcap = rule.attrs().get_double("softcap", 0);
@@ -183,12 +195,12 @@ std::vector<OpDef> attend_ops() {
   return {{.name = "attend",
            .tier = Tier::kComposite,
            .min_inputs = 8,
-           .max_inputs = 9,
+           .max_inputs = 10,
            .infer = infer,
            .f32 = attend<float>,
            .f64 = attend<double>,
            .traced = attend<Traced>,
-           .attr_names = {"scale", "key", "softcap", "value", "window"},
+           .attr_names = {"scale", "key", "sinks", "softcap", "value", "window"},
            .required_attrs = 1,
            .reads_state = true,
            .storage = true,

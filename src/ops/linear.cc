@@ -1,4 +1,5 @@
-// Products with weights: linear, and lora (a low-rank product selected by each row's adapter).
+// Products with weights: linear, head_linear (a matrix per head), and lora (a low-rank product
+// selected by each row's adapter).
 #include "ops/infer.h"
 #include "ops/meaning.h"
 #include "ops/tables.h"
@@ -32,6 +33,24 @@ std::vector<Type> infer_linear(const InferContext& context) {
 
 SymExpr linear_flops(std::span<const Type> in, std::span<const Type> out) {
   return out[0].tensor.elements() * in[0].tensor.extent(-1) * 2;
+}
+
+template <class S>
+void head_linear(const MeaningArgs<S>& args) {
+  const TensorRef<S>&x = args.in[0].tensor, &w = args.in[1].tensor, &y = args.out[0].tensor;
+  int64_t heads = w.dims[0], n = w.dims[1], k = w.dims[2];
+  for (int64_t t = 0; t < x.dims[0]; ++t)
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t j = 0; j < n; ++j)
+        store(y, (t * heads + h) * n + j, dot(x.f + (t * heads + h) * k, w.f + (h * n + j) * k, k));
+}
+
+std::vector<Type> infer_head_linear(const InferContext& context) {
+  Rule rule("head_linear", context);
+  const TensorType &x = rule.values(0, "x", 3), &w = rule.values(1, "w", 3);
+  rule.same(x.extent(1), "the heads of x", w.extent(0), "those of w");
+  rule.same(x.extent(2), "k of x", w.extent(2), "k of w");
+  return one(DType::kF32, {x.dims[0], x.dims[1], w.dims[1]});
 }
 
 template <class S>
@@ -88,6 +107,18 @@ std::vector<OpDef> linear_ops() {
            .storage = true,
            .flops = linear_flops,
            .doc = "x times the transpose of w, plus bias"},
+          {.name = "head_linear",
+           .tier = Tier::kComposite,
+           .min_inputs = 2,
+           .max_inputs = 2,
+           .infer = infer_head_linear,
+           .f32 = head_linear<float>,
+           .f64 = head_linear<double>,
+           .traced = head_linear<Traced>,
+           .field = head_linear<Field>,
+           .storage = true,
+           .flops = linear_flops,
+           .doc = "each head of x times the transpose of its matrix"},
           {.name = "lora",
            .tier = Tier::kComposite,
            .min_inputs = 4,

@@ -43,11 +43,14 @@ void grouped_linear(const MeaningArgs<S>& args) {
   const TensorRef<S>&x = args.in[0].tensor, &w = args.in[1].tensor, &offsets = args.in[2].tensor,
         &y = args.out[0].tensor;
   int64_t groups = w.dims[0], n = w.dims[1], k = w.dims[2];
+  const S* bias = args.in.size() > 3 ? args.in[3].tensor.f : nullptr;
   std::fill_n(y.f, y.elements(), S(0));
   for (int64_t g = 0; g < groups; ++g)
     for (int64_t r = offsets.i[g]; r < offsets.i[g + 1]; ++r)
-      for (int64_t j = 0; j < n; ++j)
-        store(y, r * n + j, dot(x.f + r * k, w.f + (g * n + j) * k, k));
+      for (int64_t j = 0; j < n; ++j) {
+        Wide<S> sum = dot(x.f + r * k, w.f + (g * n + j) * k, k);
+        store(y, r * n + j, bias ? sum + Wide<S>(bias[g * n + j]) : sum);
+      }
 }
 
 std::vector<Type> infer_grouped(const InferContext& context) {
@@ -56,6 +59,11 @@ std::vector<Type> infer_grouped(const InferContext& context) {
                    &offsets = rule.integers(2, "offsets", 1);
   rule.same(x.extent(1), "k of rows", w.extent(2), "k of w");
   rule.same(offsets.extent(0), "offsets", w.extent(0) + 1, "groups + 1");
+  if (rule.inputs() > 3) {
+    const TensorType& bias = rule.values(3, "bias", 2);
+    rule.same(bias.extent(0), "the groups of the bias", w.extent(0), "those of w");
+    rule.same(bias.extent(1), "the bias", w.extent(1), "n of w");
+  }
   return one(DType::kF32, {x.dims[0], w.dims[1]});
 }
 
@@ -117,7 +125,7 @@ std::vector<OpDef> moe_ops() {
           {.name = "grouped_linear",
            .tier = Tier::kComposite,
            .min_inputs = 3,
-           .max_inputs = 3,
+           .max_inputs = 4,
            .infer = infer_grouped,
            .f32 = grouped_linear<float>,
            .f64 = grouped_linear<double>,
@@ -126,7 +134,7 @@ std::vector<OpDef> moe_ops() {
            .ragged = true,
            .storage = true,
            .flops = grouped_flops,
-           .doc = "rows of group e times the transpose of w[e]"},
+           .doc = "rows of group e times the transpose of w[e], plus bias[e]"},
           {.name = "moe_combine",
            .tier = Tier::kComposite,
            .min_inputs = 4,

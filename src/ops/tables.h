@@ -25,6 +25,7 @@ std::vector<OpDef> encoder_ops();
 std::vector<OpDef> append_ops();
 std::vector<OpDef> attend_ops();
 std::vector<OpDef> moe_ops();
+std::vector<OpDef> route_ops();
 std::vector<OpDef> sampling_ops();
 std::vector<OpDef> structural_ops();
 

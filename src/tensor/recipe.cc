@@ -25,6 +25,8 @@ const char* recipe_step_name(RecipeStep::Kind kind) {
       return "concat_rows";
     case Kind::kScaleColumns:
       return "scale_columns";
+    case Kind::kJoinMxfp4:
+      return "join_mxfp4";
   }
   return "?";
 }
@@ -36,10 +38,11 @@ std::string recipe_to_text(const Recipe& recipe) {
     text += fmt::format(" | {}", recipe_step_name(s.kind));
     switch (s.kind) {
       case Kind::kSliceRows:
-        text += fmt::format("({}, {})", s.a, s.b);
+        text += s.dims.empty() ? fmt::format("({}, {})", s.a, s.b)
+                               : fmt::format("({}, {}, {})", s.a, s.b, s.dims[0]);
         break;
       case Kind::kPermuteRows:
-        text += fmt::format("({})", s.a);
+        text += s.b == 0 ? fmt::format("({})", s.a) : fmt::format("({}, {})", s.a, s.b);
         break;
       case Kind::kAddScalar:
       case Kind::kScale:
@@ -54,6 +57,9 @@ std::string recipe_to_text(const Recipe& recipe) {
       case Kind::kScaleColumns:
         text += s.value == 0 ? fmt::format("({})", s.tensor)
                              : fmt::format("({} + {})", s.tensor, s.value);
+        break;
+      case Kind::kJoinMxfp4:
+        text += fmt::format("({})", s.tensor);
         break;
       case Kind::kTranspose:
       case Kind::kConcatRows:

@@ -10,10 +10,10 @@ namespace tokamak {
 
 struct RecipeStep {
   enum class Kind {
-    kSliceRows,     // rows [a, b) of the current tensor
-    kPermuteRows,   // a = heads: rows of each head go from interleaved rotary pairs (GGUF Llama) to
-                    // split halves
-    kTranspose,     // [r, c] -> [c, r]; plain types only (GPT-2 Conv1D)
+    kSliceRows,     // rows [a, b) of the current tensor, or of every dims[0] rows
+    kPermuteRows,   // a = heads: the first b rows of each head (0: all) go from interleaved rotary
+                    // pairs (GGUF Llama) to split halves
+    kTranspose,     // [r, c] -> [c, r], each matrix of a stack; plain types only (GPT-2 Conv1D)
     kAddScalar,     // x + value in f32 (Gemma's 1 + w in safetensors)
     kScale,         // x * value in f32
     kCast,          // to dtype; from block types only to f32 (never an implicit requantisation)
@@ -21,14 +21,16 @@ struct RecipeStep {
     kConcatRows,    // concatenates all sources; required as the first step if there are several
     kScaleColumns,  // column c * (tensor[c] + value) in f32: the weight of a norm whose result only
                     // such matrices read
+    kJoinMxfp4,     // u8 [..., k / 32, 16], values 2j and 2j + 1 in byte j, with the exponents
+                    // u8 [..., k / 32] of `tensor` -> mxfp4 [..., k] (gpt-oss)
   };
-  static constexpr Kind kLastKind = Kind::kScaleColumns;
+  static constexpr Kind kLastKind = Kind::kJoinMxfp4;
   Kind kind;
   int64_t a = 0, b = 0;
   double value = 0;
   DType dtype = DType::kF32;
   std::vector<int64_t> dims;
-  std::string tensor = {};  // of the model file: factors of kScaleColumns
+  std::string tensor = {};  // of the model file: of kScaleColumns and kJoinMxfp4
   bool operator==(const RecipeStep&) const = default;
 };
 

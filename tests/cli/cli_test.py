@@ -14,7 +14,7 @@ import time
 import unittest
 import urllib.request
 
-from tokamak import BINARY, SOURCE, TINY, run, run_json
+from tokamak import BINARY, FAMILIES, SOURCE, TINY, run, run_json
 
 LLAMA = TINY / "llama.gguf"
 
@@ -96,6 +96,19 @@ class Run(unittest.TestCase):
             paths = [TINY / model["model"]] + ([TINY / (model["model"] + ".gguf")] if model["gguf"] else [])
             ids = [run_json("run", p, "hello world", "--temperature", "0", "--max-tokens", "4", "--json")["ids"] for p in paths]
             self.assertTrue(all(i == ids[0] for i in ids), golden.stem)
+
+    def test_families(self):
+        families = {f["architecture"]: f for f in run_json("inspect", "--families", "--json")}
+        self.assertEqual(families["mixtral"]["model_types"], "mixtral")
+        self.assertEqual((families["opt"]["gguf"], families["deepseek2"]["gguf"]), (False, True))
+        text = run("inspect", "--families").stdout.splitlines()
+        self.assertEqual(len(text), len(families) + 1)
+        experts = run_json("inspect", FAMILIES / "deepseek3.gguf", "--json")
+        self.assertEqual(experts["experts"], {"count": 8, "per_token": 3, "ffn": 32, "shared_ffn": 32, "layers": 1})
+        self.assertEqual(experts["kv_bytes_per_token"], 2 * 2 * (24 + 8))  # layers, bytes, latent and rotated part
+        for name in ("deepseek2", "gpt_oss_mxfp4.gguf", "mixtral.gguf"):
+            out = run_json("run", FAMILIES / name, "hello world", "--max-tokens", "3", "--ignore-eos", "--json")
+            self.assertEqual(len(out["ids"]), 3)
 
     def test_an_answer_ends_with_the_context(self):
         out = run_json("run", LLAMA, "abc", "--max-tokens", "500", "--ignore-eos", "--json")
@@ -216,7 +229,7 @@ class BadInput(unittest.TestCase):
         config = json.loads((TINY / "llama" / "config.json").read_text())
         cases = [({"num_hidden_layers": 10**9}, "layers"), ({"num_hidden_layers": -1}, "layers"),
                  ({"vocab_size": 129}, "shape"), ({"hidden_size": "64"}, "hidden_size"), ({"rms_norm_eps": 1e308}, "epsilon"),
-                 ({"model_type": "mamba"}, "supported: llama"), ({"num_key_value_heads": 3}, "heads"),
+                 ({"model_type": "mamba"}, "needs recurrent layers"), ({"model_type": "xyz"}, "supported: llama"), ({"num_key_value_heads": 3}, "heads"),
                  ({"quantization_config": {"quant_method": "awq"}}, "awq are not supported yet"),
                  ({"layer_types": [[[]]], "model_type": "qwen3", "use_sliding_window": True}, "layer_types")]
         with tempfile.TemporaryDirectory() as folder:

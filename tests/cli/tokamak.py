@@ -6,6 +6,7 @@ import subprocess
 
 BINARY = os.environ["TOKAMAK_BINARY"]
 TINY = pathlib.Path(os.environ["TOKAMAK_TINY_MODELS"])
+FAMILIES = pathlib.Path(os.environ["TOKAMAK_TINY_FAMILIES"])
 SOURCE = pathlib.Path(os.environ["TOKAMAK_SOURCE_DIR"])
 
 

@@ -139,6 +139,17 @@ const GraphCase kCases[] = {
   %1 = input adapter : i32[t=T]
   %2 = lora(%0, @down, @up, %1)
   return y = %2)"},
+    {{"head_linear"}, R"(
+  %0 = input x : f32[t=T, h=6, d=6]
+  %1 = head_linear(%0, @experts)
+  return y = %1)"},
+    {{"moe_route"}, R"(
+  %0 = input x : f32[t=T, d=6]
+  %1 = moe_route(%0, $c) {k=2, gate="sigmoid", normalize=1, scale=2.5, groups=3, used_groups=2}
+  %2 = moe_dispatch(%0, %1.1) {count=6}
+  %3 = grouped_linear(%2, @experts, %2.1, @expert_bias)
+  %4 = moe_combine(%3, %2.2, %2.1, %1)
+  return y = %4)"},
     {{"moe_dispatch", "grouped_linear", "moe_combine", "top_k"}, R"(
   %0 = input x : f32[t=T, d=6]
   %1 = linear(%0, @square)
@@ -158,6 +169,7 @@ weight square : f32[n=6, k=6] from square
 weight down : f16[s=3, r=2, k=6] from down
 weight up : f32[s=3, n=4, r=2] from up
 weight experts : f16[e=6, n=3, k=6] from experts
+weight expert_bias : f32[e=6, n=3] from expert_bias
 constant c : f32[d=6] = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
 constant freq : f32[n=2] = [1.0, 0.01]
 

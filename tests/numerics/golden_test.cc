@@ -7,55 +7,13 @@
 #include <filesystem>
 
 #include "base/error.h"
-#include "base/file.h"
-#include "base/json.h"
+#include "tests/numerics/golden_file.h"
 #include "tests/numerics/model_runner.h"
 
 namespace tokamak {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Sequence {
-  std::vector<int32_t> ids, greedy;
-  std::vector<int> rows;
-  std::vector<std::vector<double>> logits;
-};
-
-struct Golden {
-  std::string model;
-  bool gguf;
-  std::vector<Sequence> sequences;
-};
-
-std::vector<int32_t> ints(const Value& v) {
-  std::vector<int32_t> out;
-  for (const Value& x : v.as_array()) out.push_back(static_cast<int32_t>(x.as_int()));
-  return out;
-}
-
-Golden read_golden(const fs::path& path) {
-  Value v = parse_json(read_text_file(path), path.string());
-  Golden g{v.at("model").as_string(), v.at("gguf").as_bool(), {}};
-  for (const Value& s : v.at("sequences").as_array()) {
-    Sequence q{ints(s.at("ids")), ints(s.at("greedy")), {}, {}};
-    for (int32_t r : ints(s.at("rows"))) q.rows.push_back(r);
-    for (const Value& row : s.at("logits").as_array()) {
-      q.logits.emplace_back();
-      for (const Value& x : row.as_array()) q.logits.back().push_back(x.as_double());
-    }
-    g.sequences.push_back(std::move(q));
-  }
-  return g;
-}
-
-std::vector<std::string> golden_names() {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(TK_GOLDEN_DIR))
-    names.push_back(entry.path().stem().string());
-  std::sort(names.begin(), names.end());
-  return names;
-}
 
 class GoldenTest : public testing::TestWithParam<std::string> {
  protected:
@@ -73,7 +31,7 @@ class GoldenTest : public testing::TestWithParam<std::string> {
   }
   void expect_close(ModelRunner& runner, double bound, const std::string& where) {
     for (size_t s = 0; s < golden_.sequences.size(); ++s) {
-      const Sequence& q = golden_.sequences[s];
+      const GoldenSequence& q = golden_.sequences[s];
       auto logits = runner.all_logits(static_cast<int>(s), q.ids, 64);
       double worst = 0;
       for (size_t r = 0; r < q.rows.size(); ++r)
@@ -281,7 +239,7 @@ TEST_P(GoldenTest, LogitBitsDoNotDependOnLargeBatches) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, GoldenTest, testing::ValuesIn(golden_names()),
+INSTANTIATE_TEST_SUITE_P(Architectures, GoldenTest, testing::ValuesIn(golden_names(TK_GOLDEN_DIR)),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

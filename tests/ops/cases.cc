@@ -68,6 +68,23 @@ void add_linear(std::vector<OpCase>& cases) {
       cases.push_back(linear_case(dtype, false, m, 70, 352, m == 9));
 }
 
+// Experts with one row, none and several; the last rows belong to none.
+void add_experts(std::vector<OpCase>& cases) {
+  Arg offsets{.kind = Kind::kConstant, .dims = {5}, .dtype = DType::kI32};
+  offsets.values = {0, 1, 1, 7, 9};
+  for (DType dtype : weight_types())
+    for (bool q8a : {false, true}) {
+      int64_t k = is_block_type(dtype) ? 512 : q8a ? 96 : 77, n = q8a ? 21 : 37;
+      OpCase c;
+      c.name = fmt::format("grouped_linear/{}/{}", dtype_name(dtype), q8a ? "q8a" : "f32");
+      c.op = "grouped_linear";
+      c.in = {q8a ? quantized(k) : activation({k}), weight(dtype, {4, n, k}), offsets};
+      c.out = {n};
+      c.batch = tokens(11);
+      cases.push_back(std::move(c));
+    }
+}
+
 void add_elementwise(std::vector<OpCase>& cases) {
   for (const char* op :
        {"neg", "abs", "exp", "square", "sin", "cos", "tanh", "erf", "sigmoid", "relu", "silu"})
@@ -306,6 +323,7 @@ void add_storage(std::vector<OpCase>& cases) {
 std::vector<OpCase> correctness_cases() {
   std::vector<OpCase> cases;
   add_linear(cases);
+  add_experts(cases);
   add_elementwise(cases);
   add_rows(cases);
   add_attention(cases);

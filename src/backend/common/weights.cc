@@ -93,22 +93,37 @@ void concat_sources(Work& w, const WeightSource& source, const Recipe& recipe) {
   w.own(std::move(all));
 }
 
-void slice_rows(Work& w, int64_t first, int64_t end) {
-  if (w.dims.empty() || first < 0 || end < first || end > w.dims[0])
+void slice_rows(Work& w, int64_t first, int64_t end, int64_t period) {
+  if (w.dims.empty() || first < 0 || end < first || end > period || period < 1 ||
+      w.dims[0] % period != 0)
     w.fail_with(ErrorCode::kCorrupt, "rows [{}, {}) of {}", first, end, w.rows());
   size_t row = row_bytes(w);
-  w.bytes =
-      w.bytes.subspan(static_cast<size_t>(first) * row, static_cast<size_t>(end - first) * row);
-  w.dims[0] = end - first;
+  auto from = static_cast<size_t>(first) * row, size = static_cast<size_t>(end - first) * row;
+  if (period == w.dims[0]) {
+    w.bytes = w.bytes.subspan(from, size);
+    w.dims[0] = end - first;
+    return;
+  }
+  std::vector<std::byte> out;
+  for (size_t at = 0; at < w.bytes.size(); at += static_cast<size_t>(period) * row) {
+    std::span<const std::byte> part = w.bytes.subspan(at + from, size);
+    out.insert(out.end(), part.begin(), part.end());
+  }
+  w.dims[0] = w.dims[0] / period * (end - first);
+  w.own(std::move(out));
 }
 
-// Within each head of d rows, interleaved pairs (2j, 2j + 1) become (j, j + d/2).
-void permute_rows(Work& w, int64_t heads) {
-  if (w.dims.empty() || heads < 1 || w.dims[0] % heads != 0 || w.dims[0] / heads % 2 != 0)
+// Among the first `rotated` rows of each head (0: all d), interleaved pairs (2j, 2j + 1) become
+// (j, j + rotated / 2).
+void permute_rows(Work& w, int64_t heads, int64_t rotated) {
+  bool whole = !w.dims.empty() && heads >= 1 && w.dims[0] % heads == 0;
+  int64_t size = whole ? w.dims[0] / heads : 0;
+  if (rotated == 0) rotated = size;
+  if (!whole || rotated < 0 || rotated > size || rotated % 2 != 0)
     w.fail_with(ErrorCode::kCorrupt, "{} rows are not {} heads of pairs", w.rows(), heads);
   size_t row = row_bytes(w);
-  auto d = static_cast<size_t>(w.dims[0] / heads), half = d / 2;
-  std::vector<std::byte> out(w.bytes.size());
+  auto d = static_cast<size_t>(size), half = static_cast<size_t>(rotated) / 2;
+  std::vector<std::byte> out(w.bytes.begin(), w.bytes.end());
   for (size_t h = 0; h < static_cast<size_t>(heads); ++h)
     for (size_t j = 0; j < half; ++j)
       for (size_t part : {size_t{0}, size_t{1}})
@@ -118,16 +133,19 @@ void permute_rows(Work& w, int64_t heads) {
 }
 
 void transpose(Work& w) {
-  if (w.dims.size() != 2 || is_block_type(w.dtype))
+  size_t rank = w.dims.size();
+  if ((rank != 2 && rank != 3) || is_block_type(w.dtype))
     w.fail_with(ErrorCode::kUnsupported, "transpose needs two axes and a plain type");
   size_t size = dtype_bytes(w.dtype, 1);
-  auto rows = static_cast<size_t>(w.dims[0]), columns = static_cast<size_t>(w.dims[1]);
+  auto rows = static_cast<size_t>(w.dims[rank - 2]),
+       columns = static_cast<size_t>(w.dims[rank - 1]);
   std::vector<std::byte> out(w.bytes.size());
-  for (size_t r = 0; r < rows; ++r)
-    for (size_t c = 0; c < columns; ++c)
-      std::memcpy(out.data() + (c * rows + r) * size, w.bytes.data() + (r * columns + c) * size,
-                  size);
-  std::swap(w.dims[0], w.dims[1]);
+  for (size_t at = 0; at < w.bytes.size(); at += rows * columns * size)
+    for (size_t r = 0; r < rows; ++r)
+      for (size_t c = 0; c < columns; ++c)
+        std::memcpy(out.data() + at + (c * rows + r) * size,
+                    w.bytes.data() + at + (r * columns + c) * size, size);
+  std::swap(w.dims[rank - 2], w.dims[rank - 1]);
   w.own(std::move(out));
 }
 
@@ -179,13 +197,43 @@ void scale_columns(Work& w, const WeightSource& source, const RecipeStep& step) 
   from_floats(w, DType::kF32, values);
 }
 
+// Moves nibbles: a block of the file format has values j and j + 16 in byte j, after its exponent.
+void join_mxfp4(Work& w, const WeightSource& source, const RecipeStep& step) {
+  Work scales{w.weight};
+  take_source(scales, source, step.tensor);
+  size_t rank = w.dims.size();
+  constexpr size_t kBytes = 16;
+  if (w.dtype != DType::kU8 || scales.dtype != DType::kU8 || rank < 2 ||
+      w.dims.back() != int64_t{kBytes} ||
+      !std::equal(scales.dims.begin(), scales.dims.end(), w.dims.begin(), w.dims.end() - 1))
+    w.fail_with(ErrorCode::kCorrupt, "{}[{}] with {}[{}] of {} are not MXFP4 blocks",
+                dtype_name(w.dtype), fmt::join(w.dims, ", "), dtype_name(scales.dtype),
+                fmt::join(scales.dims, ", "), step.tensor);
+  size_t blocks = scales.bytes.size();
+  std::vector<std::byte> out(blocks * (kBytes + 1));
+  for (size_t b = 0; b < blocks; ++b) {
+    const std::byte* from = w.bytes.data() + b * kBytes;
+    std::byte* to = out.data() + b * (kBytes + 1);
+    auto value = [&](size_t i) {
+      return i % 2 == 0 ? from[i / 2] & std::byte{15} : from[i / 2] >> 4;
+    };
+    *to++ = scales.bytes[b];
+    for (size_t j = 0; j < kBytes; ++j) to[j] = value(j) | value(j + kBytes) << 4;
+  }
+  w.dims.pop_back();
+  w.dims.back() *= 2 * int64_t{kBytes};
+  w.dtype = DType::kMXFP4;
+  w.own(std::move(out));
+}
+
 void apply(Work& w, const RecipeStep& step, const WeightSource& source) {
   using Kind = RecipeStep::Kind;
   switch (step.kind) {
     case Kind::kSliceRows:
-      return slice_rows(w, step.a, step.b);
+      return slice_rows(w, step.a, step.b,
+                        step.dims.empty() ? std::max<int64_t>(1, w.rows()) : step.dims[0]);
     case Kind::kPermuteRows:
-      return permute_rows(w, step.a);
+      return permute_rows(w, step.a, step.b);
     case Kind::kTranspose:
       return transpose(w);
     case Kind::kAddScalar:
@@ -201,6 +249,8 @@ void apply(Work& w, const RecipeStep& step, const WeightSource& source) {
       return reshape(w, step.dims);
     case Kind::kScaleColumns:
       return scale_columns(w, source, step);
+    case Kind::kJoinMxfp4:
+      return join_mxfp4(w, source, step);
     case Kind::kConcatRows:
       w.fail_with(ErrorCode::kCorrupt, "concat_rows must be the first step");
   }

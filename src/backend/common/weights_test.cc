@@ -72,11 +72,46 @@ TEST(Weights, PermuteRowsSplitsInterleavedPairs) {
   std::vector<float> first_column;
   for (size_t r = 0; r < 8; ++r) first_column.push_back(got[r * 3] / 3);
   EXPECT_EQ(first_column, (std::vector<float>{0, 2, 1, 3, 4, 6, 5, 7}));
+  // Only the first half of each head is rotated.
+  got = floats(
+      load_weight(entry(DType::kF32, {8, 3}, {"m"}, {step(Kind::kPermuteRows, 1, 4)}), table));
+  first_column.clear();
+  for (size_t r = 0; r < 8; ++r) first_column.push_back(got[r * 3] / 3);
+  EXPECT_EQ(first_column, (std::vector<float>{0, 2, 1, 3, 4, 5, 6, 7}));
   // Whole rows of a block type move the same way, bit for bit.
   LoadedTensor q = load_weight(entry(DType::kQ8_0, {8, 32}, {"q"}, recipe), table);
   const std::byte* original = table.find("q")->bytes.data();
   EXPECT_EQ(std::memcmp(q.view.bytes.data() + 34, original + 2 * 34, 34), 0);
   EXPECT_EQ(std::memcmp(q.view.bytes.data() + 2 * 34, original + 34, 34), 0);
+}
+
+// Rows of every period: one part of a tensor whose heads are stored in turn.
+TEST(Weights, SliceRowsOfEveryPeriod) {
+  WeightTable table = source();
+  RecipeStep every = step(Kind::kSliceRows, 1, 3);
+  every.dims = {4};
+  auto got = floats(load_weight(entry(DType::kF32, {4, 3}, {"m"}, {every}), table));
+  std::vector<float> first_column;
+  for (size_t r = 0; r < 4; ++r) first_column.push_back(got[r * 3] / 3);
+  EXPECT_EQ(first_column, (std::vector<float>{1, 2, 5, 6}));
+}
+
+TEST(Weights, JoinsMxfp4) {
+  WeightTable table;
+  std::vector<std::byte> blocks(2 * 16), scales = {std::byte{127}, std::byte{128}};
+  for (size_t i = 0; i < 32; ++i) blocks[i] = std::byte(i % 16 | (15 - i % 16) << 4);
+  table.add("blocks", DType::kU8, {1, 2, 16}, blocks);
+  table.add("scales", DType::kU8, {1, 2}, scales);
+  RecipeStep join = step(Kind::kJoinMxfp4);
+  join.tensor = "scales";
+  auto got = floats(load_weight(entry(DType::kMXFP4, {1, 64}, {"blocks"}, {join}), table));
+  const float values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  for (size_t i = 0; i < 64; ++i) {
+    size_t byte = i % 32 / 2, code = i % 2 == 0 ? byte : 15 - byte;
+    float want = (code >= 8 ? -1.0f : 1.0f) * values[code % 8] * (i < 32 ? 1.0f : 2.0f);
+    EXPECT_EQ(got[i], want) << i;
+  }
+  EXPECT_THROW(load_weight(entry(DType::kMXFP4, {2}, {"scales"}, {join}), table), Error);
 }
 
 TEST(Weights, Steps) {

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 
+#include "backend/cpu/attend_workspace.h"
 #include "backend/cpu/cost.h"
 #include "backend/cpu/exec.h"
 #include "base/error.h"
@@ -18,23 +19,11 @@
 namespace tokamak::cpu {
 namespace {
 
-constexpr int64_t kTileSlots = 64, kSegmentSlots = 256;
+constexpr int64_t kSegmentSlots = 256;
 constexpr int64_t kColumns = 32;  // per work item (more when one row alone has more heads)
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 enum Input : int { kQuery, kState, kView, kPos, kSeq, kSlot, kQStart, kKvLen, kMask };
-
-// The scratch of one work item; columns are (row, query head of the group), padded to a multiple
-// of 4.
-struct Workspace {
-  float* query;   // [columns / 4][d][4], scaled
-  float* scores;  // [columns][64]
-  float* powers;  // [64][4]: weights of one group of four columns
-  float* sums;    // [dv / 16][columns][16]: what this segment has accumulated
-  float* total;   // the same for the segments before it
-  float *max, *sum, *total_max, *total_sum;  // [columns]
-  float* panel;                              // one key or value panel as f32
-};
 
 class Attend final : public Op {
  public:
@@ -58,14 +47,12 @@ class Attend final : public Op {
     group_ = heads_ / kv_heads_;
     tile_rows_ = std::max<int64_t>(1, kColumns / group_);
     columns_ = (tile_rows_ * group_ + kTile - 1) / kTile * kTile;
-    has_mask_ = site.in.size() > kMask;
+    if (site.attrs.get_int("sinks", 0) != 0) sinks_ = static_cast<int>(site.in.size()) - 1;
+    has_mask_ = static_cast<int>(site.in.size()) - (sinks_ > 0 ? 1 : 0) > kMask;
   }
 
   int64_t scratch_bytes() const override {
-    int64_t widest = std::max(d_, value_->padded);
-    int64_t floats = columns_ * (d_ + kTileSlots + 2 * value_->padded + 4) + kTileSlots * kTile +
-                     kPanel * widest;
-    return floats * 4 + 10 * 64;
+    return Workspace::bytes(columns_, d_, value_->padded, panel_floats());
   }
 
   int64_t shared_bytes() const override { return kSegmentSumBytes; }
@@ -111,6 +98,7 @@ class Attend final : public Op {
       list.memory(out[0].data, out[0].elements() * 4, true, true);
     }
     for (int i = kPos; i <= (has_mask_ ? kMask : kKvLen); ++i) list.read(in[i]);
+    if (sinks_ > 0) list.read(in[sinks_]);
   }
 
  private:
@@ -230,23 +218,7 @@ class Attend final : public Op {
   }
 
   Workspace workspace(uint8_t* scratch) const {
-    auto take = [&](int64_t floats) {
-      auto* p = reinterpret_cast<float*>(scratch);
-      scratch += (floats * 4 + 63) / 64 * 64;
-      return p;
-    };
-    Workspace w;
-    w.query = take(columns_ * d_);
-    w.scores = take(columns_ * kTileSlots);
-    w.powers = take(kTileSlots * kTile);
-    w.sums = take(columns_ * value_->padded);
-    w.total = take(columns_ * value_->padded);
-    w.max = take(columns_);
-    w.sum = take(columns_);
-    w.total_max = take(columns_);
-    w.total_sum = take(columns_);
-    w.panel = take(kPanel * std::max(d_, value_->padded));
-    return w;
+    return Workspace(scratch, columns_, d_, value_->padded, panel_floats());
   }
 
   int64_t row_of(const Item& item, int64_t column) const { return item.first + column / group_; }
@@ -425,7 +397,13 @@ class Attend final : public Op {
     const float* scales = value_->scale_at > 0 ? value_->scales(stored) : nullptr;
     int type = static_cast<int>(value_->type);
     int64_t stride = kPanel * kPanel * value_->element;
-    if (item.padded > 2 * kTile && type != 0) {
+    if (value_->key) {
+      float* turned = w.panel + panel_floats() / 2;
+      value_->turn_panel(k, data, w.panel, turned);
+      data = reinterpret_cast<const uint8_t*>(turned);
+      stride = kPanel * kPanel * 4;
+      type = 0;
+    } else if (item.padded > 2 * kTile && type != 0) {
       k.widen[type](data, w.panel, value_->padded * kPanel);
       data = reinterpret_cast<const uint8_t*>(w.panel);
       stride = kPanel * kPanel * 4;
@@ -449,6 +427,11 @@ class Attend final : public Op {
         k.fdot4[type](data + v * stride, w.powers, count,
                       w.sums + (v * item.padded + col) * kPanel);
     }
+  }
+
+  // One panel as f32, and a second one where values are stored as keys are.
+  int64_t panel_floats() const {
+    return kPanel * std::max(d_, value_->padded) * (value_->key ? 2 : 1);
   }
 
   // Adds the segment to those before it.
@@ -475,7 +458,11 @@ class Attend final : public Op {
     const Workspace& w = item.work;
     int64_t dv = value_->width;
     for (int64_t col = 0; col < item.columns; ++col) {
-      float inverse = w.total_sum[col] == 0.0f ? 0.0f : 1.0f / w.total_sum[col];
+      float sum = w.total_sum[col];
+      if (sinks_ > 0 && sum > 0)
+        sum +=
+            std::exp(item.in[sinks_].f32()[item.head * group_ + col % group_] - w.total_max[col]);
+      float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
       float* to =
           item.out[0].f32() + (row_of(item, col) * heads_ + item.head * group_ + col % group_) * dv;
       for (int64_t i = 0; i < dv; ++i)
@@ -489,6 +476,7 @@ class Attend final : public Op {
   float scale_, softcap_;
   int64_t window_, heads_, d_, kv_heads_, group_, tile_rows_, columns_;
   bool has_mask_;
+  int sinks_ = 0;  // the operand; 0: none
 };
 
 }  // namespace

@@ -33,6 +33,11 @@ std::unique_ptr<Op> make_linears_region(const OpSite& site);
 std::unique_ptr<Op> make_rope_region(const OpSite& site);
 std::unique_ptr<Op> make_choose_tokens(const OpSite& site);
 std::unique_ptr<Op> make_token_logprobs(const OpSite& site);
+std::unique_ptr<Op> make_route(const OpSite& site);
+std::unique_ptr<Op> make_dispatch(const OpSite& site);
+std::unique_ptr<Op> make_grouped_linear(const OpSite& site);
+std::unique_ptr<Op> make_combine(const OpSite& site);
+std::unique_ptr<Op> make_head_linear(const OpSite& site);
 std::unique_ptr<Op> make_defined(const OpSite& site);
 
 namespace {
@@ -90,6 +95,7 @@ class KernelList {
          .numeric_class = "decoded to f32",
          .cost = rows_cost},
         make_embed);
+    add_experts();
     add_rows();
     add_layout();
     add_states();
@@ -123,6 +129,34 @@ class KernelList {
          .cost = matrix_cost},
         make_linear);
   }
+  // Products with a stack of matrices: each row as the kernels of linear compute it.
+  void add_experts() {
+    auto product = [&](const std::string& name, const std::string& operands,
+                       const char* numeric_class) {
+      add({.name = "cpu.grouped_linear." + name,
+           .pattern = "grouped_linear(" + operands + ", i32, *)",
+           .weight_layout = kPanelLayout,
+           .numeric_class = numeric_class,
+           .cost = matrix_cost},
+          make_grouped_linear);
+      add({.name = "cpu.head_linear." + name,
+           .pattern = "head_linear(" + operands + ")",
+           .weight_layout = kPanelLayout,
+           .numeric_class = numeric_class,
+           .cost = matrix_cost},
+          make_head_linear);
+    };
+    for (const char* format : {"q4_0", "q8_0", "q6_k", "q5_0"})
+      product(format, std::string("q8a, weight ") + format, kIntegerClass);
+    for (const char* format : {"q4_1", "q4_k", "q5_1", "q5_k"})
+      product(format, std::string("q8a, weight ") + format, kMinimumClass);
+    product("f32.quantized", "f32, weight " + weight_types(true), kDigitsClass);
+    product("f32", "f32, weight " + weight_types(false), kFloatClass);
+    add("moe_route", "moe_route(f32, *)", "f64, rounded once", make_route);
+    add("moe_dispatch", "moe_dispatch(f32, i32)", "exact", make_dispatch);
+    add("moe_combine", "moe_combine(f32, i32, i32, f32)", "f64 in the order of experts",
+        make_combine);
+  }
   void add_rows() {
     add("quantize", "quantize(f32)", "q8a: scale = max / 127, nearest even", make_quantize);
     add("rms_norm", "rms_norm(f32, *, *)", kRowClass, make_rms_norm);
@@ -147,7 +181,7 @@ class KernelList {
     add("append", "append(*, *, i32, i32, f32, *, *, *, *, *, *, *)",
         "rounded to the plane's type, nearest even", make_append);
     add({.name = "cpu.attend",
-         .pattern = "attend(f32, *, *, i32, i32, i32, i32, i32, *)",
+         .pattern = "attend(f32, *, *, i32, i32, i32, i32, i32, *, *)",
          .weight_layout = "",
          .numeric_class = "scores f32 fma over d, online softmax over tiles of 64 slots, segments "
                           "of 256 merged in order",

@@ -40,13 +40,10 @@ KvPlane make_plane(const StateEntry& state, const PlaneEntry& entry, int role, i
     fail(ErrorCode::kUnsupported,
          "plane {} of {}: the cpu backend keeps keys and values as f32, f16, bf16 or i8, not {}",
          entry.name, state.name, dtype_name(entry.dtype));
-  if (role == (kKey | kValue))
-    fail(ErrorCode::kUnsupported, "plane {} of {} is key and value at once: not on the cpu backend",
-         entry.name, state.name);
   KvPlane p;
   p.name = entry.name;
   p.type = *type;
-  p.key = role == kKey;
+  p.key = (role & kKey) != 0;
   int64_t elements = 1;
   for (int64_t d : entry.dims) elements *= d;
   p.heads = entry.dims.size() < 2 ? 1 : entry.dims[0];
@@ -84,6 +81,20 @@ KvStore::KvStore(const PlanSet& plans, const std::vector<int64_t>& blocks) {
     for (size_t p = 0; p < entry.planes.size(); ++p)
       state.planes.push_back(make_plane(entry, entry.planes[p], roles[s][p], group.block_size,
                                         blocks.at(entry.group)));
+  }
+}
+
+void KvPlane::turn_panel(const KernelTable& kernels, const void* panel, float* wide,
+                         float* out) const {
+  const auto* from = static_cast<const float*>(panel);
+  if (type != FType::kF32) {
+    kernels.widen[static_cast<int>(type)](panel, wide, width * kPanel);
+    from = wide;
+  }
+  for (int64_t x = 0; x < padded; ++x) {
+    float* to = out + x / kPanel * kPanel * kPanel + x % kPanel;
+    for (int64_t token = 0; token < kPanel; ++token)
+      to[token * kPanel] = x < width ? from[x * kPanel + token] : 0.0f;
   }
 }
 

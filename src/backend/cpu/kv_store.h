@@ -3,6 +3,7 @@
 // panels, so that attention reads keys and values with the same kernels as weights:
 //   key plane    [head][tokens / 16][width][16 tokens]            a vector gives scores of 16 keys
 //   value plane  [head][tokens / 16][width / 16][16 tokens][16]   a vector gives 16 output values
+// A plane that is key and value at once (latent attention) is stored as keys are.
 // A plane of int8 has the float scales of a panel's 16 tokens behind the panel's values.
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +35,8 @@ struct KvPlane {
   uint8_t* panel(int64_t block, int64_t head, int64_t panel) const {
     return memory.data() + block * block_bytes + head * head_bytes + panel * panel_bytes;
   }
+  // The panel of a key plane as a value panel of f32; `wide` holds a panel of keys as f32.
+  void turn_panel(const KernelTable& kernels, const void* panel, float* wide, float* out) const;
   float* scales(uint8_t* panel) const { return reinterpret_cast<float*>(panel + scale_at); }
 };
 
@@ -55,8 +58,7 @@ class KvStore {
  public:
   KvStore() = default;
   // Which planes are keys follows from the attend calls of the plans. Throws Error(kUnsupported)
-  // for what no kernel here can read: blocks that are not a multiple of 16 tokens, planes that are
-  // key and value at once.
+  // for what no kernel here can read: blocks that are not a multiple of 16 tokens.
   KvStore(const PlanSet& plans, const std::vector<int64_t>& blocks);
 
   const KvState& state(uint32_t index) const { return states_[index]; }

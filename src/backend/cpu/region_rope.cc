@@ -1,5 +1,5 @@
-// Regions that rotate keys (and queries), with a norm of each head before it, and write keys and
-// values: one pass over the rows of the step, and no row of rotated keys in memory.
+// Regions that norm or rotate keys (and queries, rotated after a norm of each head) and write keys
+// and values: one pass over the rows of the step, and no row of rotated keys in memory.
 #include <algorithm>
 #include <optional>
 
@@ -38,17 +38,18 @@ class RopeRegion final : public Op {
     for (Turn& t : turns_)
       if (t.norm) t.norm->bind(in, c);
   }
-  RopeUse* rope_use() override { return &use_; }
+  RopeUse* rope_use() override { return use_.angles ? &use_ : nullptr; }
   uint64_t own_bytes() const override {
+    if (!use_.angles) return 0;
     return use_.angles->bytes() / static_cast<uint64_t>(use_.angles.use_count());
   }
   int64_t scratch_bytes() const override { return 3 * widest_ * 4 + norm_bytes_; }
 
   int stages(const Tensor*, const Tensor*, const StepContext&) const override {
-    return use_.made_before ? 1 : 2;
+    return makes_angles() ? 2 : 1;
   }
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
-    if (!use_.made_before && c.stage == 0)
+    if (makes_angles() && c.stage == 0)
       return use_.angles->make(in[use_.positions], in[use_.frequencies].f32(), c);
     Cells mine = cells(in, c);
     if (mine.empty()) return;
@@ -56,12 +57,12 @@ class RopeRegion final : public Op {
   }
   void touch(const Tensor* in, const Tensor* out, const StepContext& c,
              AccessList& list) const override {
-    if (!use_.made_before && c.stage == 0) return use_.angles->touch(in[use_.positions], c, list);
+    if (makes_angles() && c.stage == 0) return use_.angles->touch(in[use_.positions], c, list);
     Cells mine = cells(in, c);
     if (mine.empty()) return;
     list.read(in[seq_]);
     list.read(in[slot_]);
-    use_.angles->touch_rows(mine.rows.begin, mine.rows.end, false, list);
+    if (use_.angles) use_.angles->touch_rows(mine.rows.begin, mine.rows.end, false, list);
     auto touch_heads = [&](const Tensor& t, int64_t heads, int64_t width, bool write) {
       Part h = share(mine.heads, heads);
       list.columns(t, heads * width * 4, mine.rows.begin, mine.rows.end, h.begin * width * 4,
@@ -81,8 +82,12 @@ class RopeRegion final : public Op {
   }
 
  private:
-  // One tensor of heads that is rotated, after an optional program (a norm) on each head.
+  bool makes_angles() const { return use_.angles && !use_.made_before; }
+
+  // One tensor of heads that is normed, rotated, or both: an optional program on each head, then an
+  // optional rotation.
   struct Turn {
+    bool rotated = false;
     uint32_t source = 0;  // input
     int64_t heads = 1, width = 0;
     std::unique_ptr<RowProgram> norm;
@@ -125,17 +130,20 @@ class RopeRegion final : public Op {
 
   Turn read_turn(const OpSite& site, uint32_t value, int out) {
     int at = region_.producer(value);
-    if (at < 0 || region_.pieces[static_cast<size_t>(at)].op != "rope")
-      refuse(site, "heads that are not rotated");
-    const RegionPiece& rope = region_.pieces[static_cast<size_t>(at)];
-    used_[static_cast<size_t>(at)] = true;
+    if (at < 0) refuse(site, "heads that are neither normed nor rotated");
+    const RegionPiece& last = region_.pieces[static_cast<size_t>(at)];
     Turn t;
     t.out = out;
-    t.source = rope.in.at(0);
+    t.rotated = last.op == "rope";
+    t.source = value;
+    if (t.rotated) {
+      used_[static_cast<size_t>(at)] = true;
+      t.source = last.in.at(0);
+    }
     if (int norm = region_.producer(t.source); norm >= 0) {
       const RegionPiece& piece = region_.pieces[static_cast<size_t>(norm)];
       used_[static_cast<size_t>(norm)] = true;
-      if (piece.is_anchor()) refuse(site, fmt::format("{} before rope", piece.op));
+      if (piece.is_anchor()) refuse(site, fmt::format("{} before rope or append", piece.op));
       if (piece.out.size() != 1 || region_.is_result(piece.out[0]))
         refuse(site, "a norm whose result leaves the region");
       t.norm = std::make_unique<RowProgram>(region_, piece, site);
@@ -143,12 +151,19 @@ class RopeRegion final : public Op {
       if (t.norm->row_input() < 0) refuse(site, "a norm of several tensors");
       t.source = static_cast<uint32_t>(t.norm->row_input());
     }
-    if (t.source >= region_.inputs || site.in[t.source].rank != 3 || rope.in.size() < 3)
-      refuse(site, "a rotation of what is not heads");
-    if (t.norm && t.norm->columns() != site.in[t.source].dims[2])
+    if (t.source >= region_.inputs) refuse(site, "computed heads");
+    const Tensor& x = site.in[t.source];
+    if (t.norm && t.norm->columns() != x.last())
       refuse(site, "a norm over something else than a head");
-    t.heads = site.in[t.source].dims[1];
-    t.width = site.in[t.source].dims[2];
+    t.heads = x.rank == 3 ? x.dims[1] : 1;
+    t.width = x.last();
+    if (!t.rotated && x.rank != 2 && x.rank != 3) refuse(site, "a norm of what is not heads");
+    if (t.rotated) read_angles(site, last, x);
+    return t;
+  }
+
+  void read_angles(const OpSite& site, const RegionPiece& rope, const Tensor& x) {
+    if (x.rank != 3 || rope.in.size() < 3) refuse(site, "a rotation of what is not heads");
     uint32_t positions = rope.in[1], frequencies = rope.in[2];
     if (positions >= region_.inputs || frequencies >= region_.inputs)
       refuse(site, "computed positions");
@@ -159,7 +174,6 @@ class RopeRegion final : public Op {
                         !use_.angles->same(*angles)))
       refuse(site, "rotations by different angles");
     if (!use_.angles) use_ = {std::move(angles), positions, frequencies};
-    return t;
   }
 
   Cells cells(const Tensor* in, const StepContext& c) const {
@@ -184,6 +198,10 @@ class RopeRegion final : public Op {
     for (int64_t h = mine.begin; h < mine.end; ++h, x += t.width, to += t.width) {
       if (norm) norm->run_row(row * t.heads + h, &normed);
       const float* from = norm ? buffer : x;
+      if (!t.rotated) {
+        std::copy_n(from, t.width, to);
+        continue;
+      }
       k.rope(from, use_.angles->cosines(row), use_.angles->sines(row), to, use_.angles->half(),
              t.width);
     }

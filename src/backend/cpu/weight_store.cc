@@ -53,11 +53,14 @@ void make_constant(const WeightEntry& entry, Weight& w) {
 }
 
 void choose_matrix(const WeightEntry& entry, Weight& w) {
-  if (entry.dims.size() != 2 || is_integer(entry.dtype))
-    fail(ErrorCode::kUnsupported, "weight {}: only a matrix of numbers can be packed in panels",
+  size_t rank = entry.dims.size();
+  if (rank < 2 || rank > 3 || is_integer(entry.dtype))
+    fail(ErrorCode::kUnsupported,
+         "weight {}: only matrices of numbers and stacks of them can be packed in panels",
          entry.name);
-  w.n = entry.dims[0];
-  w.k = entry.dims[1];
+  w.groups = rank == 3 ? entry.dims[0] : 1;
+  w.n = entry.dims[rank - 2];
+  w.k = entry.dims[rank - 1];
   if (auto q = qformat_of(entry.dtype)) {
     w.matrix = Weight::Matrix::kQPanel;
     w.qformat = *q;
@@ -72,21 +75,30 @@ void choose_matrix(const WeightEntry& entry, Weight& w) {
   }
 }
 
+// Rows without panels follow each other; a matrix in panels begins a new one.
+int64_t all_panels(const Weight& w) {
+  return w.matrix == Weight::Matrix::kRows ? panels_of(w.n * w.groups) : panels_of(w.n) * w.groups;
+}
+uint64_t matrix_bytes(const Weight& w) {
+  return static_cast<uint64_t>(std::max<int64_t>(1, all_panels(w) * w.panel_bytes));
+}
+
 void make_matrix(const WeightEntry& entry, const std::byte* source, const KernelTable& kernels,
                  ThreadPool& pool, Weight& w) {
   choose_matrix(entry, w);
   auto row_bytes = static_cast<int64_t>(dtype_bytes(entry.dtype, w.k));
-  int64_t panels = panels_of(w.n);
-  w.matrix_memory = Buffer(static_cast<uint64_t>(std::max<int64_t>(1, panels * w.panel_bytes)));
+  w.matrix_memory = Buffer(matrix_bytes(w));
   w.panels = w.matrix_memory.data();
   if (w.matrix == Weight::Matrix::kRows) {
-    std::memcpy(w.matrix_memory.data(), source, static_cast<size_t>(row_bytes * w.n));
+    std::memcpy(w.matrix_memory.data(), source, static_cast<size_t>(row_bytes * w.n * w.groups));
     return;
   }
-  pool.split(panels, 1, [&](int64_t begin, int64_t end, int) {
+  int64_t each = panels_of(w.n);
+  pool.split(all_panels(w), 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t p = begin; p < end; ++p) {
-      const std::byte* rows = source + p * kPanel * row_bytes;
-      int rest = static_cast<int>(std::min<int64_t>(kPanel, w.n - p * kPanel));
+      int64_t first = p % each * kPanel;
+      const std::byte* rows = source + (p / each * w.n + first) * row_bytes;
+      int rest = static_cast<int>(std::min<int64_t>(kPanel, w.n - first));
       uint8_t* out = w.matrix_memory.data() + p * w.panel_bytes;
       if (w.matrix == Weight::Matrix::kQPanel)
         pack_qpanel(w.qformat, kernels.style, rows, row_bytes, rest, w.k, out);
@@ -112,15 +124,12 @@ bool all_finite(const uint8_t* halves, int64_t n) {
 void look_for_infinities(ThreadPool& pool, Weight& w) {
   if (w.matrix != Weight::Matrix::kFPanel || w.ftype != FType::kF16) return;
   std::atomic<bool> finite{true};
-  pool.split(panels_of(w.n), 1, [&](int64_t begin, int64_t end, int) {
+  pool.split(all_panels(w), 1, [&](int64_t begin, int64_t end, int) {
     if (!all_finite(w.panel(begin), (end - begin) * w.k * kPanel)) finite = false;
   });
   w.finite_f16 = finite;
 }
 
-uint64_t matrix_bytes(const Weight& w) {
-  return static_cast<uint64_t>(std::max<int64_t>(1, panels_of(w.n) * w.panel_bytes));
-}
 uint64_t plain_bytes(const WeightEntry& entry) {
   return static_cast<uint64_t>(std::max<int64_t>(1, count(entry.dims))) * 4;
 }
@@ -149,7 +158,7 @@ void take_matrix(const WeightEntry& entry, const PackedWeight& packed, std::stri
   }
   w.matrix_memory = Buffer(matrix_bytes(w));
   w.panels = w.matrix_memory.data();
-  pool.split(panels_of(w.n), 1, [&](int64_t begin, int64_t end, int) {
+  pool.split(all_panels(w), 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t p = begin; p < end; ++p)
       repack_qpanel(w.qformat, *style, kernels.style, w.k, from + p * w.panel_bytes,
                     w.matrix_memory.data() + p * w.panel_bytes);
@@ -171,6 +180,22 @@ void drop_pages(std::span<const std::byte> bytes) {
 }
 
 }  // namespace
+
+Weight Weight::group(int64_t g) const {
+  Weight w;
+  w.name = name;
+  w.matrix = matrix;
+  w.dtype = dtype;
+  w.qformat = qformat;
+  w.ftype = ftype;
+  w.finite_f16 = finite_f16;
+  w.n = n;
+  w.k = k;
+  w.panel_bytes = panel_bytes;
+  w.panels = panels + (matrix == Matrix::kRows ? g * n * (panel_bytes / kPanel)
+                                               : g * panels_of(n) * panel_bytes);
+  return w;
+}
 
 void Weight::decode_row(const KernelTable& kernels, int64_t row, float* out) const {
   int lane = static_cast<int>(row % kPanel);

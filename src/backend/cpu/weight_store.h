@@ -19,7 +19,7 @@ inline constexpr const char* kPanelLayout = "panel16";
 // Whole numbers, which no matrix has.
 inline bool is_integer(DType dtype) { return !dtype_info(dtype).is_float && !is_block_type(dtype); }
 
-// A matrix [n, k] in panels, or the values row-major.
+// A matrix [n, k] in panels, a stack of such matrices, or the values row-major.
 struct Weight {
   std::string name;
   enum class Matrix : uint8_t { kNone, kQPanel, kFPanel, kRows };
@@ -29,6 +29,7 @@ struct Weight {
   FType ftype = FType::kF32;
   bool finite_f16 = false;  // float panels of f16 without infinities and NaN
   int64_t n = 0, k = 0;
+  int64_t groups = 1;               // matrices [n, k] in a stack
   int64_t panel_bytes = 0;          // kRows: bytes of 16 rows as in the file
   const uint8_t* panels = nullptr;  // kRows: row-major rows
   void* plain = nullptr;            // row-major f32, or i32 for integer types
@@ -36,6 +37,7 @@ struct Weight {
   uint64_t mapped_bytes = 0;  // read where a bundle's file has them
 
   const uint8_t* panel(int64_t p) const { return panels + p * panel_bytes; }
+  Weight group(int64_t g) const;  // one matrix of a stack; refers to the memory of the whole
   // f32 values of row n; bit-equal to decoding the file's row.
   void decode_row(const KernelTable& kernels, int64_t row, float* out) const;
   // f32 panel [count][16] of k0 <= k < k0 + count (multiples of the format's block), rows beyond n

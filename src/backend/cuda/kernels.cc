@@ -68,7 +68,7 @@ class KernelList {
   void add_states() {
     add("append", fmt::format("append(*, *, i32, i32, {}, ...)", kFloats),
         "rounded to the plane's type, nearest even", emit_append);
-    add("attend", fmt::format("attend({}, *, *, i32, i32, i32, i32, i32, *)", kFloats),
+    add("attend", fmt::format("attend({}, *, *, i32, i32, i32, i32, i32, i32)", kFloats),
         "f32, online softmax over tiles of 32 keys, segments of 128 merged in order", emit_attend,
         attend_cost);
   }

@@ -111,8 +111,9 @@ class Predictor {
 
  private:
   double& unit_of(const CallStep& s, CallWork& w) const {
-    static const std::set<std::string_view> kDots = {
-        "linear", "matmul", "attend", "sdpa", "lora", "attend_rows", "grouped_linear"};
+    static const std::set<std::string_view> kDots = {"linear",         "matmul",     "attend",
+                                                     "sdpa",           "lora",       "attend_rows",
+                                                     "grouped_linear", "head_linear"};
     if (!kDots.contains(s.op->name)) return w.vector;
     const Type& x = in(s, 0);
     return x.kind == Type::Kind::kTensor && x.tensor.dtype == DType::kQ8A ? w.i8 : w.f32;
@@ -225,6 +226,11 @@ class Predictor {
     if (op == "append" || op == "attend") return unpadded(s, i);
     if (op == "embed" && i == 1) return picked(t, s.in[0]);
     if (op == "gather" && i == 0 && s.attrs->get_int("axis", 0) == 0) return picked(t, s.in[1]);
+    // At most as many experts as rows.
+    if (op == "grouped_linear" && (i == 1 || i == 3)) {
+      double all = std::max(1.0, eval(t.tensor.extent(0)));
+      return bytes(t) * std::min(1.0, eval(in(s, 0).tensor.extent(0)) / all);
+    }
     if (op == "slice") return bytes(t) * elements(out(s)) / std::max(1.0, elements(t));
     return bytes(t);
   }

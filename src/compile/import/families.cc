@@ -8,44 +8,30 @@
 namespace tokamak {
 namespace {
 
-const Family kFamilies[] = {
-    {.architecture = "llama", .hf_names = "llama", .gguf_interleaved = true},
-    {.architecture = "mistral", .hf_names = "mistral ministral", .gguf_interleaved = true},
-    {.architecture = "qwen2", .hf_names = "qwen2"},
-    {.architecture = "qwen3", .hf_names = "qwen3", .qk_norm = true},
-    {.architecture = "gemma",
-     .hf_names = "gemma",
-     .activation = Activation::kGeluTanh,
-     .gemma = true,
-     .tied = true},
-    {.architecture = "gemma2",
-     .hf_names = "gemma2",
-     .activation = Activation::kGeluTanh,
-     .gemma = true,
-     .post_norms = true,
-     .tied = true},
-    {.architecture = "gemma3",
-     .hf_names = "gemma3 gemma3_text",
-     .activation = Activation::kGeluTanh,
-     .qk_norm = true,
-     .gemma = true,
-     .post_norms = true,
-     .tied = true},
-    {.architecture = "phi3", .hf_names = "phi3", .fused = true},
-    {.architecture = "gpt2",
-     .hf_names = "gpt2",
-     .norm = NormKind::kLayer,
-     .activation = Activation::kGeluTanh,
-     .gated = false,
-     .rotary = false,
-     .fused = true,
-     .tied = true},
-};
-
 void check_range(std::string_view where, std::string_view what, int64_t value, int64_t low,
                  int64_t high) {
   if (value < low || value > high)
     fail(ErrorCode::kCorrupt, "{}: {} is {}, expected {} to {}", where, what, value, low, high);
+}
+
+void check_experts(const ExpertConfig& e, std::string_view where) {
+  check_range(where, "the number of experts", e.count, 1, 1 << 16);
+  check_range(where, "the number of experts per token", e.used, 1, e.count);
+  check_range(where, "the feed-forward size of an expert", e.ffn, 1, 1 << 24);
+  check_range(where, "the feed-forward size of the shared expert", e.shared_ffn, 0, 1 << 24);
+  check_range(where, "the number of groups of experts", e.groups, 1, e.count);
+  check_range(where, "the number of groups per token", e.used_groups, 1, e.groups);
+  if (e.count % e.groups != 0 || e.count / e.groups * e.used_groups < e.used)
+    fail(ErrorCode::kCorrupt, "{}: {} experts of {} in {} of {} groups", where, e.used, e.count,
+         e.used_groups, e.groups);
+  if (!(e.scale > 0) || !std::isfinite(e.scale))
+    fail(ErrorCode::kCorrupt, "{}: the weights of experts are scaled by {}", where, e.scale);
+}
+
+int64_t product_of(const std::vector<int64_t>& dims) {
+  int64_t n = 1;
+  for (int64_t d : dims) n *= d;
+  return n;
 }
 
 // Rows as counted by recipe steps: the outermost dimension.
@@ -58,18 +44,20 @@ void apply_shape(const RecipeStep& step, std::string_view where, const std::stri
   switch (step.kind) {
     case Kind::kSliceRows:
       if (dims.empty() || step.b > dims[0]) refuse(fmt::format("has no row {}", step.b - 1));
-      dims[0] = step.b - step.a;
+      if (!step.dims.empty() && dims[0] % step.dims[0] != 0)
+        refuse(fmt::format("does not divide into parts of {} rows", step.dims[0]));
+      dims[0] = step.dims.empty() ? step.b - step.a : dims[0] / step.dims[0] * (step.b - step.a);
       break;
     case Kind::kPermuteRows:
-      if (dims.empty() || dims[0] % (2 * step.a) != 0)
+      if (dims.empty() || dims[0] % (2 * step.a) != 0 || step.b > dims[0] / step.a)
         refuse(fmt::format("does not divide into {} heads", step.a));
       break;
     case Kind::kTranspose:
-      if (dims.size() != 2) refuse("is not a matrix");
+      if (dims.size() != 2 && dims.size() != 3) refuse("is not a matrix");
       if (is_block_type(dtype))
         fail(ErrorCode::kUnsupported, "{}: tensor {} is {}, which cannot be transposed", where,
              source, dtype_name(dtype));
-      std::swap(dims[0], dims[1]);
+      std::swap(dims[dims.size() - 2], dims.back());
       break;
     case Kind::kAddScalar:
     case Kind::kScale:
@@ -79,11 +67,19 @@ void apply_shape(const RecipeStep& step, std::string_view where, const std::stri
     case Kind::kCast:
       dtype = step.dtype;
       break;
+    case Kind::kJoinMxfp4:
+      if (dims.size() < 2 || dims.back() != 16) refuse("does not hold MXFP4 blocks");
+      dims.pop_back();
+      dims.back() *= 32;
+      dtype = DType::kMXFP4;
+      break;
     case Kind::kReshape:
+      if (product_of(dims) != product_of(step.dims))
+        refuse(fmt::format("is not [{}]", fmt::join(step.dims, ", ")));
       dims = step.dims;
       break;
-    case Kind::kConcatRows:
-      TK_CHECK(false, "importers use one source per weight");
+    case Kind::kConcatRows:  // the first step, done by source_shape()
+      break;
   }
 }
 
@@ -94,39 +90,6 @@ bool can_be_weight(DType dtype) {
 }
 
 }  // namespace
-
-const Family* find_family(std::string_view architecture) {
-  for (const Family& f : kFamilies)
-    if (f.architecture == architecture) return &f;
-  return nullptr;
-}
-
-const Family* find_family_hf(std::string_view model_type) {
-  if (model_type.empty() || model_type.find(' ') != std::string_view::npos) return nullptr;
-  for (const Family& f : kFamilies)
-    if (fmt::format(" {} ", f.hf_names).find(fmt::format(" {} ", model_type)) != std::string::npos)
-      return &f;
-  return nullptr;
-}
-
-std::string supported_architectures() {
-  std::string text;
-  for (const Family& f : kFamilies)
-    text += (text.empty() ? "" : ", ") + std::string(f.architecture);
-  return text;
-}
-
-void apply_family(const Family& family, ModelConfig& config) {
-  config.architecture = family.architecture;
-  config.norm = family.norm;
-  config.norm_bias = family.norm == NormKind::kLayer;
-  config.activation = family.activation;
-  config.gated_mlp = family.gated;
-  config.learned_positions = !family.rotary;
-  config.qk_norm = family.qk_norm;
-  config.post_norms = family.post_norms;
-  if (family.gemma) config.embedding_scale = std::sqrt(static_cast<double>(config.hidden));
-}
 
 void check_config(const ModelConfig& c, std::string_view where) {
   check_range(where, "the number of layers", c.layers, 1, 10000);
@@ -162,6 +125,16 @@ void check_config(const ModelConfig& c, std::string_view where) {
   for (double v : {c.attention_softcap, c.final_softcap, c.attention_scale})
     if (!(v >= 0) || !std::isfinite(v))
       fail(ErrorCode::kCorrupt, "{}: a soft-cap or scale is {}", where, v);
+  for (double v : {c.embedding_scale, c.residual_scale, c.logit_scale})
+    if (!(v > 0) || !std::isfinite(v)) fail(ErrorCode::kCorrupt, "{}: a scale is {}", where, v);
+  if (c.experts.count > 0) check_experts(c.experts, where);
+  if (const LatentConfig& m = c.latent; m.rank > 0) {
+    check_range(where, "the rank of the latent vector", m.rank, 1, 1 << 16);
+    check_range(where, "the rank of the query vector", m.q_rank, 0, 1 << 16);
+    check_range(where, "the unrotated part of a head", m.nope, 1, 1 << 16);
+    check_range(where, "the rotated part of a head", m.rope, 2, 1 << 16);
+    check_range(where, "the value size of a head", m.value, 1, 1 << 16);
+  }
 }
 
 std::string WeightSlot::name() const {
@@ -169,73 +142,191 @@ std::string WeightSlot::name() const {
                    : fmt::format("blk.{}.{}.{}", layer, stem, suffix);
 }
 
-std::vector<WeightSlot> weight_slots(const ModelConfig& c) {
-  std::vector<WeightSlot> slots;
-  int64_t layer = -1;
-  auto matrix = [&](const char* stem, int64_t out, int64_t in, bool bias = false) {
-    slots.push_back({layer, stem, "weight", {out, in}});
-    if (bias) slots.push_back({layer, stem, "bias", {out}});
-  };
-  auto norm = [&](const char* stem, int64_t size) {
-    slots.push_back({layer, stem, "weight", {size}});
-    if (c.norm_bias) slots.push_back({layer, stem, "bias", {size}});
-  };
-  matrix("token_embd", c.vocab, c.hidden);
-  if (c.learned_positions) matrix("position_embd", c.context, c.hidden);
-  for (layer = 0; layer < c.layers; ++layer) {
-    norm("attn_norm", c.hidden);
-    matrix("attn_q", c.heads * c.head_dim, c.hidden, c.qkv_bias);
-    matrix("attn_k", c.kv_heads * c.head_dim, c.hidden, c.qkv_bias);
-    matrix("attn_v", c.kv_heads * c.head_dim, c.hidden, c.qkv_bias);
-    if (c.qk_norm) {
-      norm("attn_q_norm", c.head_dim);
-      norm("attn_k_norm", c.head_dim);
+namespace {
+
+// Collects the slots of one configuration, layer by layer.
+class SlotList {
+ public:
+  explicit SlotList(const ModelConfig& config) : c_(config) {}
+  std::vector<WeightSlot> make() {
+    matrix("token_embd", c_.vocab, c_.hidden);
+    if (c_.learned_positions) matrix("position_embd", c_.context, c_.hidden);
+    for (layer_ = 0; layer_ < c_.layers; ++layer_) {
+      attention();
+      if (c_.experts.count > 0 && c_.experts.layers[static_cast<size_t>(layer_)])
+        experts();
+      else
+        mlp();
+      if (c_.post_norms) norm("post_ffw_norm", c_.hidden);
     }
-    matrix("attn_output", c.hidden, c.heads * c.head_dim, c.o_bias);
-    if (c.post_norms) norm("post_attention_norm", c.hidden);
-    norm("ffn_norm", c.hidden);
-    if (c.gated_mlp) matrix("ffn_gate", c.ffn, c.hidden, c.mlp_bias);
-    matrix("ffn_up", c.ffn, c.hidden, c.mlp_bias);
-    matrix("ffn_down", c.hidden, c.ffn, c.mlp_bias);
-    if (c.post_norms) norm("post_ffw_norm", c.hidden);
+    layer_ = -1;
+    norm("output_norm", c_.hidden);
+    if (!c_.tied_embeddings) matrix("output", c_.vocab, c_.hidden, c_.output_bias);
+    return std::move(slots_);
   }
-  layer = -1;
-  norm("output_norm", c.hidden);
-  if (!c.tied_embeddings) matrix("output", c.vocab, c.hidden);
-  return slots;
+
+ private:
+  void matrix(const char* stem, int64_t out, int64_t in, bool bias = false) {
+    slots_.push_back({layer_, stem, "weight", {out, in}});
+    if (bias) slots_.push_back({layer_, stem, "bias", {out}});
+  }
+  void norm(const char* stem, int64_t size) {
+    slots_.push_back({layer_, stem, "weight", {size}});
+    if (c_.norm_bias) slots_.push_back({layer_, stem, "bias", {size}});
+  }
+  void latent_attention() {
+    const LatentConfig& m = c_.latent;
+    norm("attn_norm", c_.hidden);
+    int64_t in = m.q_rank > 0 ? m.q_rank : c_.hidden;
+    if (m.q_rank > 0) {
+      matrix("attn_q_a", m.q_rank, c_.hidden);
+      norm("attn_q_a_norm", m.q_rank);
+    }
+    matrix("attn_q_nope", c_.heads * m.nope, in);
+    matrix("attn_q_pe", c_.heads * m.rope, in);
+    matrix("attn_kv_c", m.rank, c_.hidden);
+    norm("attn_kv_a_norm", m.rank);
+    matrix("attn_k_pe", m.rope, c_.hidden);
+    slots_.push_back({layer_, "attn_k_b", "weight", {c_.heads, m.rank, m.nope}});
+    slots_.push_back({layer_, "attn_v_b", "weight", {c_.heads, m.value, m.rank}});
+    matrix("attn_output", c_.hidden, c_.heads * m.value);
+    norm("ffn_norm", c_.hidden);
+  }
+  void attention() {
+    if (c_.latent.rank > 0) return latent_attention();
+    int64_t q = c_.heads * c_.head_dim, kv = c_.kv_heads * c_.head_dim;
+    if (c_.pre_norms) norm("attn_norm", c_.hidden);
+    matrix("attn_q", q, c_.hidden, c_.qkv_bias);
+    matrix("attn_k", kv, c_.hidden, c_.qkv_bias);
+    matrix("attn_v", kv, c_.hidden, c_.qkv_bias);
+    if (c_.qk_norm || c_.wide_qk_norm) {
+      norm("attn_q_norm", c_.wide_qk_norm ? q : c_.head_dim);
+      norm("attn_k_norm", c_.wide_qk_norm ? kv : c_.head_dim);
+    }
+    matrix("attn_output", c_.hidden, q, c_.o_bias);
+    if (c_.attention_sinks) slots_.push_back({layer_, "attn_sinks", "weight", {c_.heads}});
+    if (c_.post_norms) norm("post_attention_norm", c_.hidden);
+    if (c_.pre_norms && !c_.parallel) norm("ffn_norm", c_.hidden);
+  }
+  void mlp() {
+    if (c_.gated_mlp) matrix("ffn_gate", c_.ffn, c_.hidden, c_.mlp_bias);
+    matrix("ffn_up", c_.ffn, c_.hidden, c_.mlp_bias);
+    matrix("ffn_down", c_.hidden, c_.ffn, c_.mlp_bias);
+  }
+  void experts() {
+    const ExpertConfig& e = c_.experts;
+    matrix("ffn_gate_inp", e.count, c_.hidden, e.bias);
+    if (e.score_bias) slots_.push_back({layer_, "exp_probs_b", "bias", {e.count}});
+    for (const char* stem : {"ffn_gate_exps", "ffn_up_exps"})
+      slots_.push_back({layer_, stem, "weight", {e.count, e.ffn, c_.hidden}});
+    slots_.push_back({layer_, "ffn_down_exps", "weight", {e.count, c_.hidden, e.ffn}});
+    if (e.bias) {
+      for (const char* stem : {"ffn_gate_exps", "ffn_up_exps"})
+        slots_.push_back({layer_, stem, "bias", {e.count, e.ffn}});
+      slots_.push_back({layer_, "ffn_down_exps", "bias", {e.count, c_.hidden}});
+    }
+    if (e.shared_ffn == 0) return;
+    if (e.shared_gate) matrix("ffn_gate_inp_shexp", 1, c_.hidden);
+    matrix("ffn_gate_shexp", e.shared_ffn, c_.hidden);
+    matrix("ffn_up_shexp", e.shared_ffn, c_.hidden);
+    matrix("ffn_down_shexp", c_.hidden, e.shared_ffn);
+  }
+
+  const ModelConfig& c_;
+  int64_t layer_ = -1;
+  std::vector<WeightSlot> slots_;
+};
+
+// The common type and shape of the sources, with their rows one after the other.
+TensorView source_shape(const WeightSource& file, std::string_view where,
+                        const std::vector<std::string>& sources, bool joined) {
+  TensorView out;
+  for (const std::string& source : sources) {
+    const TensorView* tensor = file.find(source);
+    if (!tensor) fail(ErrorCode::kCorrupt, "{}: tensor {} is missing", where, source);
+    if (!can_be_weight(tensor->dtype) && !joined)
+      fail(ErrorCode::kUnsupported, "{}: tensor {} has type {}, which cannot be a weight", where,
+           source, dtype_name(tensor->dtype));
+    if (&source == &sources[0]) {
+      out.dtype = tensor->dtype;
+      out.dims = tensor->dims;
+      if (sources.size() == 1) return out;
+      if (out.dims.empty()) fail(ErrorCode::kCorrupt, "{}: tensor {} has no rows", where, source);
+      out.dims[0] *= static_cast<int64_t>(sources.size());
+    } else if (const TensorView* first = file.find(sources[0]);
+               tensor->dtype != first->dtype || tensor->dims != first->dims) {
+      fail(ErrorCode::kUnsupported, "{}: tensors {} and {} differ in type or shape", where,
+           sources[0], source);
+    }
+  }
+  return out;
 }
 
+}  // namespace
+
+std::vector<WeightSlot> weight_slots(const ModelConfig& config) { return SlotList(config).make(); }
+
 void add_weight(ModelConfig& config, const WeightSource& file, std::string_view where,
-                const WeightSlot& slot, const std::string& source, std::vector<RecipeStep> steps) {
-  const TensorView* tensor = file.find(source);
-  if (!tensor) fail(ErrorCode::kCorrupt, "{}: tensor {} is missing", where, source);
-  if (!can_be_weight(tensor->dtype))
-    fail(ErrorCode::kUnsupported, "{}: tensor {} has type {}, which cannot be a weight", where,
-         source, dtype_name(tensor->dtype));
-  DType dtype = tensor->dtype;
-  std::vector<int64_t> dims = tensor->dims;
-  for (const RecipeStep& step : steps) apply_shape(step, where, source, dtype, dims);
+                const WeightSlot& slot, const std::vector<std::string>& sources,
+                std::vector<RecipeStep> steps) {
+  bool joined = !steps.empty() && steps[0].kind == RecipeStep::Kind::kJoinMxfp4;
+  auto [dtype, dims, bytes] = source_shape(file, where, sources, joined);
+  std::vector<int64_t> found = dims;
+  for (const RecipeStep& step : steps) apply_shape(step, where, sources[0], dtype, dims);
   if (dims != slot.dims)
     fail(ErrorCode::kCorrupt,
-         "{}: tensor {} has shape [{}], which gives [{}] for {}; expected [{}]", where, source,
-         fmt::join(tensor->dims, ", "), fmt::join(dims, ", "), slot.name(),
-         fmt::join(slot.dims, ", "));
+         "{}: tensor {} has shape [{}], which gives [{}] for {}; expected [{}]", where, sources[0],
+         fmt::join(found, ", "), fmt::join(dims, ", "), slot.name(), fmt::join(slot.dims, ", "));
+  if (sources.size() > 1)
+    steps.insert(steps.begin(), {.kind = RecipeStep::Kind::kConcatRows, .dims = {}});
   if (dims.size() == 1 && dtype != DType::kF32) {
     steps.push_back({.kind = RecipeStep::Kind::kCast, .dtype = DType::kF32, .dims = {}});
     dtype = DType::kF32;
   }
-  config.weights[slot.name()] = {{{source}, std::move(steps)}, dtype, std::move(dims)};
+  config.weights[slot.name()] = {{sources, std::move(steps)}, dtype, std::move(dims)};
 }
 
 RecipeStep slice_rows(int64_t begin, int64_t end) {
   return {.kind = RecipeStep::Kind::kSliceRows, .a = begin, .b = end, .dims = {}};
 }
-RecipeStep permute_rows(int64_t heads) {
-  return {.kind = RecipeStep::Kind::kPermuteRows, .a = heads, .dims = {}};
+RecipeStep permute_rows(int64_t heads, int64_t rotated) {
+  return {.kind = RecipeStep::Kind::kPermuteRows, .a = heads, .b = rotated, .dims = {}};
+}
+RecipeStep reshape(std::vector<int64_t> dims) {
+  return {.kind = RecipeStep::Kind::kReshape, .dims = std::move(dims)};
 }
 RecipeStep transpose() { return {.kind = RecipeStep::Kind::kTranspose, .dims = {}}; }
 RecipeStep add_scalar(double value) {
   return {.kind = RecipeStep::Kind::kAddScalar, .value = value, .dims = {}};
+}
+
+void scale_latent(ModelConfig& c) {
+  const RopeConfig& r = c.rope;
+  if (r.scaling != RopeConfig::Scaling::kYarn || r.mscale_all_dim <= 0 || r.factor <= 1) return;
+  double m = 0.1 * r.mscale_all_dim * std::log(r.factor) + 1;
+  c.attention_scale = m * m / std::sqrt(static_cast<double>(c.head_dim));
+}
+
+LatentPart latent_part(const ModelConfig& c, std::string_view stem) {
+  const LatentConfig& m = c.latent;
+  if (m.rank == 0) return {};
+  auto every = [](int64_t begin, int64_t end, int64_t period) {
+    RecipeStep step = slice_rows(begin, end);
+    step.dims = {period};
+    return step;
+  };
+  int64_t head = m.nope + m.rope, pair = m.nope + m.value;
+  std::string_view query = m.q_rank > 0 ? "attn_q_b" : "attn_q";
+  if (stem == "attn_q_nope") return {query, {every(0, m.nope, head)}};
+  if (stem == "attn_q_pe") return {query, {every(m.nope, head, head), permute_rows(c.heads)}};
+  if (stem == "attn_kv_c") return {"attn_kv_a_mqa", {slice_rows(0, m.rank)}};
+  if (stem == "attn_k_pe")
+    return {"attn_kv_a_mqa", {slice_rows(m.rank, m.rank + m.rope), permute_rows(1)}};
+  if (stem == "attn_k_b")  // [head][nope][rank]: the key matrix is applied to queries, transposed
+    return {"attn_kv_b", {every(0, m.nope, pair), reshape({c.heads, m.nope, m.rank}), transpose()}};
+  if (stem == "attn_v_b")
+    return {"attn_kv_b", {every(m.nope, pair, pair), reshape({c.heads, m.value, m.rank})}};
+  return {};
 }
 
 FusedRows fused_rows(const ModelConfig& c, std::string_view stem) {

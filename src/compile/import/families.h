@@ -1,6 +1,7 @@
 #pragma once
 // Facts about each model family: one row per architecture, shared by GGUF and HF folders, and the
 // list of weights that a configuration needs. A new model of a known kind is a new row here.
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,21 +15,36 @@ namespace tokamak {
 struct Family {
   std::string_view architecture;  // GGUF's name; also ModelConfig::architecture
   std::string_view hf_names;      // model_type values of config.json, separated by spaces
+  std::string_view models;        // published models, for people
   NormKind norm = NormKind::kRms;
+  bool norm_bias = true;  // of layer norms
   Activation activation = Activation::kSilu;
   bool gated = true;
   bool rotary = true;
   bool gguf_interleaved = false;  // GGUF stores q and k for interleaved rotary pairs
-  bool fused = false;             // q, k, v in one tensor, gate and up in another (when gated)
+  bool interleaved = false;       // so do all formats
+  bool fused_qkv = false;         // q, k and v are one tensor
+  bool fused_mlp = false;         // gate and up are one tensor
+  bool conv1d = false;            // config.json folders store matrices as [in, out] (GPT-2)
   bool qk_norm = false;
+  bool wide_qk_norm = false;
   bool gemma = false;  // embedding scaled by sqrt(hidden); HF stores norm weights minus one
+  bool parallel = false;
+  bool pre_norms = true;
   bool post_norms = false;
-  bool tied = false;  // default if config.json does not say
+  bool tied = false;    // default if config.json does not say
+  bool in_gguf = true;  // llama.cpp knows the architecture
+  bool experts = false;
+  bool normalize_experts = false;  // default if the file does not say
+  bool sigmoid_experts = false;
 };
 
 const Family* find_family(std::string_view architecture);
 const Family* find_family_hf(std::string_view model_type);
 std::string supported_architectures();  // "llama, qwen2, ..."
+std::span<const Family> all_families();
+// What a known architecture that is not supported would need: ", which needs ..."; otherwise "".
+std::string missing_feature(std::string_view name);
 
 // The fields determined by the family alone.
 void apply_family(const Family& family, ModelConfig& config);
@@ -46,14 +62,27 @@ struct WeightSlot {
 };
 std::vector<WeightSlot> weight_slots(const ModelConfig& config);
 
-// Adds config.weights[slot.name()]: the tensor `source` of the file after `steps`, which must have
-// the slot's shape. One-dimensional weights are cast to f32. Fails, naming the tensor, if it is
-// missing, has another shape or a type that cannot be a weight.
+// Adds config.weights[slot.name()]: the tensors `sources` of the file (several: their rows one
+// after the other) after `steps`, which must have the slot's shape. One-dimensional weights are
+// cast to f32. Fails, naming the tensor, if it is missing, has another shape or a type that cannot
+// be a weight.
 void add_weight(ModelConfig& config, const WeightSource& file, std::string_view where,
-                const WeightSlot& slot, const std::string& source, std::vector<RecipeStep> steps);
+                const WeightSlot& slot, const std::vector<std::string>& sources,
+                std::vector<RecipeStep> steps);
 
 RecipeStep slice_rows(int64_t begin, int64_t end);
-RecipeStep permute_rows(int64_t heads);
+RecipeStep permute_rows(int64_t heads, int64_t rotated = 0);
+RecipeStep reshape(std::vector<int64_t> dims);
+
+// A weight of latent attention in its tensor: the stem of that tensor in GGUF and the steps that
+// lead to the slot. An empty stem: not one of them.
+struct LatentPart {
+  std::string_view stem;
+  std::vector<RecipeStep> steps;
+};
+// YaRN's factor for scores, which latent attention applies here, not in the rotation.
+void scale_latent(ModelConfig& config);
+LatentPart latent_part(const ModelConfig& config, std::string_view stem);
 RecipeStep transpose();
 RecipeStep add_scalar(double value);
 

@@ -50,17 +50,17 @@ const Family& family_of(const GgufFile& file, std::string& architecture) {
   if (architecture.empty())
     fail(ErrorCode::kCorrupt, "{}: metadata general.architecture is missing", file.name());
   Keys keys(file, architecture);
-  if (keys.integer("expert_count", 0) > 0)
-    fail(ErrorCode::kUnsupported,
-         "{}: {} with {} experts: mixture-of-experts models are not supported yet", file.name(),
-         architecture, keys.integer("expert_count", 0));
-  if (keys.has("attention.kv_lora_rank"))
-    fail(ErrorCode::kUnsupported, "{}: {} uses latent attention (MLA), which is not supported yet",
-         file.name(), architecture);
-  const Family* family = find_family(architecture == "mistral3" ? "mistral" : architecture);
-  if (!family)
-    fail(ErrorCode::kUnsupported, "{}: architecture {} is not supported; supported: {}",
-         file.name(), architecture, supported_architectures());
+  int64_t experts = keys.integer("expert_count", 0);
+  std::string_view name = architecture;
+  if (name == "mistral3") name = "mistral";
+  if (name == "llama" && experts > 0) name = "mixtral";
+  const Family* family = find_family(name);
+  if (!family || !family->in_gguf)
+    fail(ErrorCode::kUnsupported, "{}: architecture {} is not supported{}; supported: {}",
+         file.name(), architecture, missing_feature(architecture), supported_architectures());
+  if (experts > 0 && !family->experts)
+    fail(ErrorCode::kUnsupported, "{}: {} with {} experts is not supported", file.name(),
+         architecture, experts);
   if (keys.number("attention.temperature_scale", 0) != 0)
     fail(ErrorCode::kUnsupported, "{}: {} scales attention by position, which is not supported yet",
          file.name(), architecture);
@@ -100,11 +100,16 @@ void read_rope(const GgufFile& file, const Keys& keys, ModelConfig& c) {
     r.attention_factor = attention;
   } else if (type == "yarn") {
     r.scaling = Scaling::kYarn;
+    r.yarn_truncate = c.architecture != "gpt-oss";  // no key tells
     if (r.original_context <= 0) r.original_context = c.context;
     r.beta_fast = keys.number("rope.scaling.yarn_beta_fast", r.beta_fast);
     r.beta_slow = keys.number("rope.scaling.yarn_beta_slow", r.beta_slow);
     r.mscale_all_dim = keys.number("rope.scaling.yarn_log_multiplier", 0);
     if (r.mscale_all_dim != 0) r.mscale = 1;
+    if (c.latent.rank > 0 && r.mscale_all_dim != 0) {  // the converter multiplies by 0.1
+      r.mscale_all_dim = static_cast<float>(r.mscale_all_dim / 0.1);
+      r.mscale = r.mscale_all_dim;
+    }
     r.attention_factor = keys.number("rope.scaling.yarn_attn_factor", 0);
     // Multiplies the value derived from the scaling.
     if (attention > 0 && attention != 1.0 && r.attention_factor == 0 && r.factor > 1)
@@ -121,7 +126,9 @@ void read_window(const Keys& keys, ModelConfig& c) {
       keys.integer("attention.sliding_window", c.architecture == "gemma2" ? 4096 : 0);
   if (c.sliding_window == 0) return;
   // Every n-th layer has full attention; 0: none.
-  int64_t period = c.architecture == "gemma2" ? 2 : c.architecture == "gemma3" ? 6 : 0;
+  bool fourth = c.architecture == "cohere2" || c.architecture == "exaone4";
+  int64_t period = c.architecture == "gemma3" ? 6 : fourth ? 4 : 0;
+  if (c.architecture == "gemma2" || c.architecture == "gpt-oss") period = 2;
   std::vector<int64_t> pattern = keys.list("attention.sliding_window_pattern");
   if (pattern.empty()) period = keys.integer("attention.sliding_window_pattern", period);
   if (period < 0 || (!pattern.empty() && static_cast<int64_t>(pattern.size()) != c.layers))
@@ -149,6 +156,50 @@ void read_gemma(const Keys& keys, ModelConfig& c) {
     c.attention_scale = 1 / std::sqrt(static_cast<double>(c.hidden) / static_cast<double>(c.heads));
 }
 
+// Scales of Granite and Cohere; layers that use no positions.
+void read_variants(const Keys& keys, ModelConfig& c) {
+  if (c.architecture == "granite") {
+    c.embedding_scale = keys.number("embedding_scale", 1);
+    c.residual_scale = keys.number("residual_scale", 1);
+    c.attention_scale = keys.number("attention.scale", 0);
+    c.logit_scale = 1 / keys.number("logit_scale", 1);
+  } else if (c.architecture == "command-r" || c.architecture == "cohere2") {
+    c.logit_scale = keys.number("logit_scale", 0.0625);
+  }
+  if (c.architecture == "smollm3") {
+    for (int64_t i = 0; i < c.layers; ++i) c.layer_rotates.push_back((i + 1) % 4 != 0);
+  } else if (c.architecture == "cohere2" || (c.architecture == "exaone4" && c.sliding_window > 0)) {
+    c.layer_rotates = c.layer_slides;
+    c.layer_rotates.resize(static_cast<size_t>(c.layers));
+  }
+}
+
+void read_experts(const GgufFile& file, const Keys& keys, const Family& family, ModelConfig& c) {
+  if (!family.experts) return;
+  ExpertConfig& e = c.experts;
+  e.count = keys.required("expert_count");
+  e.used = keys.required("expert_used_count");
+  e.ffn = keys.integer("expert_feed_forward_length", c.ffn);
+  bool shared_gate = c.architecture == "qwen2moe";
+  e.shared_ffn = keys.integer("expert_shared_feed_forward_length",
+                              keys.integer("expert_shared_count", 0) * e.ffn);
+  e.shared_gate = shared_gate && e.shared_ffn > 0;
+  constexpr int64_t kSigmoid = 2;
+  e.sigmoid = keys.integer("expert_gating_func", family.sigmoid_experts ? kSigmoid : 1) == kSigmoid;
+  e.normalize = file.get_bool(keys.full("expert_weights_norm"), family.normalize_experts);
+  double scale = keys.number("expert_weights_scale", 0);
+  e.scale = scale == 0 ? 1 : scale;
+  e.groups = std::max<int64_t>(1, keys.integer("expert_group_count", 1));
+  e.used_groups = std::max<int64_t>(1, keys.integer("expert_group_used_count", 1));
+  int64_t dense = keys.integer("leading_dense_block_count", 0);
+  for (int64_t i = 0; i < c.layers; ++i) {
+    // Some Qwen2 layers have no experts; no key tells which.
+    bool has = i >= dense && file.find(fmt::format("blk.{}.ffn_gate_inp.weight", i));
+    e.layers.push_back(has);
+    if (has && file.find(fmt::format("blk.{}.exp_probs_b.bias", i))) e.score_bias = true;
+  }
+}
+
 // Tensors that are not weights of the graph: rotary factors are read above, the rest is left over
 // from old converters.
 bool may_stay_unused(const std::string& name) {
@@ -156,29 +207,75 @@ bool may_stay_unused(const std::string& name) {
          name.ends_with(".rope_freqs.weight");
 }
 
+// Early files of DeepSeek-V2 give the sizes of heads, later ones those of the cache and, under
+// other names, those of heads.
+void read_latent(const GgufFile& file, const Keys& keys, ModelConfig& c) {
+  LatentConfig& m = c.latent;
+  m.rank = keys.required("attention.kv_lora_rank");
+  m.q_rank = keys.integer("attention.q_lora_rank", 0);
+  int64_t key = keys.integer("attention.key_length_mla", keys.integer("attention.key_length", 0));
+  m.value = keys.integer("attention.value_length_mla", keys.integer("attention.value_length", 0));
+  m.rope = keys.required("rope.dimension_count");
+  m.nope = key - m.rope;
+  c.kv_heads = c.heads;
+  c.head_dim = key;
+  if (!file.find("blk.0.attn_q_a.weight")) m.q_rank = 0;
+}
+
+// Where a slot's values are in the file: one tensor, a part of a fused one, or one per expert.
+std::vector<std::string> sources_of(const GgufFile& file, const Family& family,
+                                    const ModelConfig& c, const WeightSlot& slot,
+                                    std::vector<RecipeStep>& steps) {
+  std::string name = slot.name();
+  if (LatentPart part = latent_part(c, slot.stem); !part.stem.empty()) {
+    if (slot.dims.size() == 3 && file.find(name)) return {name};
+    steps = std::move(part.steps);
+    return {fmt::format("blk.{}.{}.weight", slot.layer, part.stem)};
+  }
+  bool attention_part = slot.stem == "attn_q" || slot.stem == "attn_k" || slot.stem == "attn_v";
+  bool mlp_part = family.fused_mlp && (slot.stem == "ffn_gate" || slot.stem == "ffn_up");
+  if (attention_part || mlp_part) {
+    WeightSlot whole{slot.layer, attention_part ? "attn_qkv" : "ffn_up", slot.suffix, {}};
+    const TensorView* fused = file.find(whole.name());
+    FusedRows rows = fused_rows(c, slot.stem);
+    if (fused && !fused->dims.empty() && fused->dims[0] == rows.total) {
+      steps.push_back(slice_rows(rows.begin, rows.end));
+      return {whole.name()};
+    }
+  }
+  // The converters of GLM-4.5 and gpt-oss name the norm before the MLP by its place after
+  // attention.
+  bool other_norm = family.architecture == "glm4moe" || family.architecture == "gpt-oss";
+  if (slot.stem == "ffn_norm" && other_norm && !file.find(name))
+    return {fmt::format("blk.{}.post_attention_norm.{}", slot.layer, slot.suffix)};
+  if (slot.stem == "ffn_gate_inp_shexp") steps.push_back(reshape(slot.dims));
+  if (slot.dims.size() != 3 || file.find(name)) return {name};
+  // Early files have a tensor per expert: blk.0.ffn_gate.3.weight.
+  std::string stem = slot.stem.substr(0, slot.stem.size() - std::string_view("_exps").size());
+  if (!file.find(fmt::format("blk.{}.{}.0.weight", slot.layer, stem))) return {name};
+  std::vector<std::string> parts;
+  for (int64_t e = 0; e < slot.dims[0]; ++e)
+    parts.push_back(fmt::format("blk.{}.{}.{}.weight", slot.layer, stem, e));
+  steps.push_back(reshape(slot.dims));
+  return parts;
+}
+
 void map_weights(const GgufFile& file, const Family& family, ModelConfig& c) {
   std::set<std::string> used;
   for (const WeightSlot& slot : weight_slots(c)) {
-    std::string source = slot.name();
     std::vector<RecipeStep> steps;
-    bool attention_part = slot.stem == "attn_q" || slot.stem == "attn_k" || slot.stem == "attn_v";
-    bool mlp_part = family.gated && (slot.stem == "ffn_gate" || slot.stem == "ffn_up");
-    if (family.fused && (attention_part || mlp_part)) {
-      WeightSlot whole{slot.layer, attention_part ? "attn_qkv" : "ffn_up", slot.suffix, {}};
-      const TensorView* fused = file.find(whole.name());
-      FusedRows rows = fused_rows(c, slot.stem);
-      if (fused && !fused->dims.empty() && fused->dims[0] == rows.total) {
-        source = whole.name();
-        steps.push_back(slice_rows(rows.begin, rows.end));
-      }
-    }
-    if (family.gguf_interleaved && slot.stem == "attn_q") steps.push_back(permute_rows(c.heads));
-    if (family.gguf_interleaved && slot.stem == "attn_k") steps.push_back(permute_rows(c.kv_heads));
-    used.insert(source);
-    add_weight(c, file, file.name(), slot, source, std::move(steps));
+    std::vector<std::string> sources = sources_of(file, family, c, slot, steps);
+    if ((family.gguf_interleaved || family.interleaved) &&
+        (slot.stem == "attn_q" || slot.stem == "attn_k"))
+      steps.push_back(permute_rows(slot.stem == "attn_q" ? c.heads : c.kv_heads,
+                                   c.rope.dims == c.head_dim ? 0 : c.rope.dims));
+    used.insert(sources.begin(), sources.end());
+    add_weight(c, file, file.name(), slot, sources, std::move(steps));
   }
+  std::string beyond = fmt::format("blk.{}.", c.layers);  // a layer that predicts further tokens
   for (const GgufTensor& tensor : file.tensors())
-    if (!used.contains(tensor.name) && !may_stay_unused(tensor.name))
+    if (!used.contains(tensor.name) && !may_stay_unused(tensor.name) &&
+        !(family.experts && tensor.name.starts_with(beyond)))
       fail(ErrorCode::kUnsupported, "{}: tensor {} is not a known part of a {} model", file.name(),
            tensor.name, c.architecture);
 }
@@ -199,7 +296,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
                                 : "tensor token_embd.weight is missing");
   c.vocab = embedding->dims[0];
   c.hidden = keys.required("embedding_length");
-  c.layers = keys.required("block_count");
+  c.layers = keys.required("block_count") - keys.integer("nextn_predict_layers", 0);
   c.context = keys.required("context_length");
   c.heads = keys.required("attention.head_count");
   c.kv_heads = keys.integer("attention.head_count_kv", c.heads);
@@ -207,11 +304,14 @@ ModelConfig config_from_gguf(const GgufFile& file) {
   if (c.heads <= 0 || c.layers <= 0 || c.layers > static_cast<int64_t>(file.tensors().size()))
     fail(ErrorCode::kCorrupt, "{}: {} heads and {} layers in a file of {} tensors", file.name(),
          c.heads, c.layers, file.tensors().size());
-  if (!keys.has("attention.key_length") && c.hidden % c.heads != 0)
+  bool latent = family.architecture == "deepseek2";
+  if (!latent && !keys.has("attention.key_length") && c.hidden % c.heads != 0)
     fail(ErrorCode::kCorrupt, "{}: the hidden size {} does not divide into {} heads", file.name(),
          c.hidden, c.heads);
   c.head_dim = keys.integer("attention.key_length", c.hidden / c.heads);
-  if (keys.integer("attention.value_length", c.head_dim) != c.head_dim)
+  if (latent)
+    read_latent(file, keys, c);
+  else if (keys.integer("attention.value_length", c.head_dim) != c.head_dim)
     fail(ErrorCode::kUnsupported, "{}: keys and values of different sizes are not supported",
          file.name());
   apply_family(family, c);
@@ -224,9 +324,14 @@ ModelConfig config_from_gguf(const GgufFile& file) {
          file.name(), architecture, c.rope.dims, c.head_dim);
   read_window(keys, c);
   if (family.gemma) read_gemma(keys, c);
+  read_variants(keys, c);
+  if (latent) scale_latent(c);
+  read_experts(file, keys, family, c);
   c.tied_embeddings = file.find("output.weight") == nullptr;
   c.qkv_bias = file.find("blk.0.attn_q.bias") || file.find("blk.0.attn_qkv.bias");
   c.o_bias = file.find("blk.0.attn_output.bias") != nullptr;
+  c.output_bias = !c.tied_embeddings && file.find("output.bias") != nullptr;
+  if (c.architecture == "glm4moe") c.qk_norm = file.find("blk.0.attn_q_norm.weight") != nullptr;
   c.mlp_bias = file.find("blk.0.ffn_up.bias") != nullptr;
   check_config(c, file.name());
   map_weights(file, family, c);

@@ -4,73 +4,11 @@
 
 #include "base/error.h"
 #include "compile/import/families.h"
+#include "compile/import/hf_fields.h"
 #include "compile/import/hf_weights.h"
 
 namespace tokamak {
 namespace {
-
-// config.json fields under any of several names; null counts as absent. Wrong types fail, naming
-// the field.
-class Fields {
- public:
-  Fields(const Value& json, std::string_view where) : json_(json), where_(where) {}
-
-  const Value* find(std::initializer_list<std::string_view> names) const {
-    for (std::string_view name : names)
-      if (const Value* v = json_.find(name); v && !v->is_null()) return v;
-    return nullptr;
-  }
-  int64_t integer(std::initializer_list<std::string_view> names, int64_t fallback) const {
-    const Value* v = find(names);
-    if (v && !v->is_int()) wrong(*names.begin(), "an integer");
-    return v ? v->as_int() : fallback;
-  }
-  int64_t required(std::initializer_list<std::string_view> names) const {
-    if (!find(names))
-      fail(ErrorCode::kCorrupt, "{}: config.json has no {}", where_, *names.begin());
-    return integer(names, 0);
-  }
-  // GGUF stores such numbers as f32; rounding here as well makes both formats describe the same
-  // model.
-  double number(std::initializer_list<std::string_view> names, double fallback) const {
-    const Value* v = find(names);
-    if (v && !v->is_number()) wrong(*names.begin(), "a number");
-    return v ? static_cast<double>(static_cast<float>(v->as_double())) : fallback;
-  }
-  bool boolean(std::string_view name, bool fallback) const {
-    const Value* v = find({name});
-    if (v && !v->is_bool()) wrong(name, "true or false");
-    return v ? v->as_bool() : fallback;
-  }
-  std::string text(std::initializer_list<std::string_view> names, std::string_view fallback) const {
-    const Value* v = find(names);
-    if (v && !v->is_string()) wrong(*names.begin(), "a string");
-    return v ? v->as_string() : std::string(fallback);
-  }
-  std::vector<double> numbers(std::string_view name) const {
-    std::vector<double> out;
-    const Value* v = find({name});
-    if (!v) return out;
-    if (!v->is_array()) wrong(name, "a list of numbers");
-    for (const Value& item : v->as_array()) {
-      if (!item.is_number()) wrong(name, "a list of numbers");
-      out.push_back(static_cast<double>(static_cast<float>(item.as_double())));
-    }
-    return out;
-  }
-  [[noreturn]] void wrong(std::string_view name, std::string_view expected) const {
-    fail(ErrorCode::kCorrupt, "{}: {} in config.json is not {}", where_, name, expected);
-  }
-  bool is_null(std::string_view name) const {  // present and null: disabled
-    const Value* v = json_.find(name);
-    return v && v->is_null();
-  }
-  std::string_view where() const { return where_; }
-
- private:
-  const Value& json_;
-  std::string_view where_;
-};
 
 // Defaults for fields missing in config.json, as in transformers.
 struct Usual {
@@ -79,13 +17,36 @@ struct Usual {
   int64_t head_dim;  // 0: hidden size / heads
   int64_t context;
   int64_t window;  // 0: none
+  double eps = 1e-6;
 };
 constexpr Usual kUsual[] = {
-    {"llama", 0, 0, 2048, 0},         {"mistral", 8, 0, 131072, 4096},
-    {"qwen2", 32, 0, 32768, 4096},    {"qwen3", 32, 128, 32768, 4096},
-    {"gemma", 16, 256, 8192, 0},      {"gemma2", 4, 256, 8192, 4096},
-    {"gemma3", 4, 256, 131072, 4096}, {"phi3", 0, 0, 4096, 0},
-    {"gpt2", 0, 0, 1024, 0},
+    {"llama", 0, 0, 2048, 0},
+    {"mistral", 8, 0, 131072, 4096},
+    {"qwen2", 32, 0, 32768, 4096},
+    {"qwen3", 32, 128, 32768, 4096},
+    {"gemma", 16, 256, 8192, 0},
+    {"gemma2", 4, 256, 8192, 4096},
+    {"gemma3", 4, 256, 131072, 4096},
+    {"phi3", 0, 0, 4096, 0, 1e-5},
+    {"phi2", 0, 0, 2048, 0, 1e-5},
+    {"gpt2", 0, 0, 1024, 0, 1e-5},
+    {"opt", 0, 0, 2048, 0, 1e-5},
+    {"starcoder2", 2, 0, 4096, 0, 1e-5},
+    {"olmo2", 0, 0, 2048, 0, 1e-5},
+    {"exaone4", 32, 0, 2048, 4096, 1e-5},
+    {"granite", 0, 0, 2048, 0},
+    {"smollm3", 4, 0, 32768, 0},
+    {"internlm2", 0, 0, 2048, 0},
+    {"command-r", 0, 0, 8192, 0, 1e-5},
+    {"cohere2", 0, 0, 8192, 4096, 1e-5},
+    {"glm4", 2, 128, 131072, 0, 0.00000015625},
+    {"mixtral", 8, 0, 131072, 0, 1e-5},
+    {"qwen2moe", 16, 0, 32768, 4096},
+    {"qwen3moe", 4, 0, 32768, 4096},
+    {"olmoe", 0, 0, 4096, 0, 1e-5},
+    {"glm4moe", 8, 0, 131072, 0, 1e-5},
+    {"deepseek2", 0, 0, 4096, 0},
+    {"gpt-oss", 8, 64, 131072, 128, 1e-5},
 };
 const Usual& usual_of(const ModelConfig& c) {
   for (const Usual& u : kUsual)
@@ -99,6 +60,7 @@ void refuse_quantized(const Value& json, std::string_view where) {
     const Value* q = json.find(key);
     if (!q || !q->is_object()) continue;
     const Value* method = q->find("quant_method");
+    if (method && method->is_string() && method->as_string() == "mxfp4") continue;  // gpt-oss
     fail(ErrorCode::kUnsupported,
          "{}: weights quantised with {} are not supported yet; use a GGUF file or plain weights",
          where,
@@ -166,7 +128,10 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
 }
 
 void read_rope(const Fields& f, ModelConfig& c) {
-  double theta = f.number({"rope_theta"}, c.architecture == "gemma3" ? 1000000.0 : 10000.0);
+  double theta = f.number({"rope_theta"}, c.architecture == "gemma3"    ? 1000000.0
+                                          : c.architecture == "gpt-oss" ? 150000.0
+                                          : c.architecture == "smollm3" ? 2000000.0
+                                                                        : 10000.0);
   const Value* params = f.find({"rope_scaling", "rope_parameters"});
   const Value none = Value::object();
   if (params && !params->is_object()) f.wrong("rope_scaling", "an object");
@@ -174,12 +139,17 @@ void read_rope(const Fields& f, ModelConfig& c) {
   if (p.number({"llama_4_scaling_beta"}, 0) != 0)
     fail(ErrorCode::kUnsupported,
          "{}: attention scaled by position (llama_4_scaling_beta) is not supported yet", f.where());
-  double partial = p.number({"partial_rotary_factor"}, f.number({"partial_rotary_factor"}, 1.0));
+  bool half = c.architecture == "phi2" || c.architecture.starts_with("glm4");
+  double partial =
+      p.number({"partial_rotary_factor"}, f.number({"partial_rotary_factor"}, half ? 0.5 : 1.0));
   if (!(partial > 0 && partial <= 1)) f.wrong("partial_rotary_factor", "between 0 and 1");
-  if (partial != 1 && c.architecture != "phi3")
+  bool may_be_partial = c.architecture == "phi3" || c.architecture == "phi2" ||
+                        c.architecture.starts_with("glm4") || c.architecture == "starcoder2";
+  if (partial != 1 && !may_be_partial)
     fail(ErrorCode::kUnsupported, "{}: partial_rotary_factor {} in a {} model is not supported",
          f.where(), partial, c.architecture);
   auto dims = static_cast<int64_t>(static_cast<double>(c.head_dim) * partial);
+  if (c.latent.rank > 0) dims = c.latent.rope;
   const Value* full = p.find({"full_attention"});
   const Value* sliding = p.find({"sliding_attention"});
   if (full || sliding) {  // one description per kind of layer
@@ -190,6 +160,7 @@ void read_rope(const Fields& f, ModelConfig& c) {
     return;
   }
   c.rope = rope_from(p, f, theta, dims, c.context);
+  if (c.latent.rank > 0) scale_latent(c);
   if (c.architecture == "gemma3") {
     c.rope_local.dims = dims;
     c.rope_local.theta = f.number({"rope_local_base_freq"}, 10000.0);
@@ -212,7 +183,9 @@ std::vector<bool> listed_windows(const Fields& f, const Value& types, int64_t la
 void read_window(const Fields& f, ModelConfig& c) {
   const Usual& usual = usual_of(c);
   bool qwen = c.architecture.starts_with("qwen"), gemma3 = c.architecture == "gemma3";
-  bool has_windows = usual.window > 0 || c.architecture == "phi3";
+  // Mixtral's and StarCoder2's windows are off unless given.
+  bool has_windows = usual.window > 0 || c.architecture == "phi3" || c.architecture == "mixtral" ||
+                     c.architecture == "starcoder2";
   if (!has_windows || f.is_null("sliding_window") ||
       (qwen && !f.boolean("use_sliding_window", false)))
     return;
@@ -226,11 +199,14 @@ void read_window(const Fields& f, ModelConfig& c) {
   } else {
     // Every n-th layer has full attention; Qwen slides from a given layer on; the others always
     // slide.
-    int64_t period = gemma3 ? f.integer({"sliding_window_pattern", "_sliding_window_pattern"}, 6)
-                     : c.architecture == "gemma2" ? 2
-                                                  : 0;
+    bool fourth = c.architecture == "cohere2" || c.architecture == "exaone4";
+    int64_t period =
+        gemma3 || fourth
+            ? f.integer({"sliding_window_pattern", "_sliding_window_pattern"}, gemma3 ? 6 : 4)
+        : c.architecture == "gemma2" || c.architecture == "gpt-oss" ? 2
+                                                                    : 0;
     int64_t first = qwen ? f.integer({"max_window_layers"}, 28) : 0;
-    if (period < 0 || (period == 0 && gemma3))
+    if (period < 0 || (period == 0 && (gemma3 || fourth)))
       f.wrong("sliding_window_pattern", "a positive number");
     for (int64_t i = 0; i < c.layers; ++i)
       slides.push_back(period > 0 ? (i + 1) % period != 0 : i >= first);
@@ -259,18 +235,13 @@ void read_gemma(const Fields& f, ModelConfig& c) {
 const Family& family_of(const Fields& f) {
   std::string type = f.text({"model_type"}, "");
   if (type.empty()) fail(ErrorCode::kCorrupt, "{}: config.json has no model_type", f.where());
-  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts"})
-    if (const Value* v = f.find({key}); v && v->is_int() && v->as_int() > 0)
-      fail(ErrorCode::kUnsupported,
-           "{}: {} with {} experts: mixture-of-experts models are not supported yet", f.where(),
-           type, v->as_int());
-  if (f.find({"kv_lora_rank"}))
-    fail(ErrorCode::kUnsupported, "{}: {} uses latent attention (MLA), which is not supported yet",
-         f.where(), type);
   const Family* family = find_family_hf(type);
   if (!family)
-    fail(ErrorCode::kUnsupported, "{}: model type {} is not supported; supported: {}", f.where(),
-         type, supported_architectures());
+    fail(ErrorCode::kUnsupported, "{}: model type {} is not supported{}; supported: {}", f.where(),
+         type, missing_feature(type), supported_architectures());
+  if (int64_t n = f.integer({"num_local_experts", "num_experts", "n_routed_experts"}, 0);
+      n > 0 && !family->experts)
+    fail(ErrorCode::kUnsupported, "{}: {} with {} experts is not supported", f.where(), type, n);
   return *family;
 }
 
@@ -286,11 +257,22 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
   c.kv_heads = f.integer({"num_key_value_heads"}, as_heads ? c.heads : usual.kv_heads);
   c.context = f.integer({"max_position_embeddings", "n_positions", "n_ctx"}, usual.context);
   if (c.heads <= 0) f.wrong("num_attention_heads", "positive");
-  if (!f.find({"head_dim"}) && usual.head_dim == 0 && c.hidden % c.heads != 0)
+  bool latent = c.architecture == "deepseek2";
+  if (!latent && !f.find({"head_dim"}) && usual.head_dim == 0 && c.hidden % c.heads != 0)
     fail(ErrorCode::kCorrupt, "{}: the hidden size {} does not divide into {} heads", f.where(),
          c.hidden, c.heads);
   c.head_dim = f.integer({"head_dim"}, usual.head_dim > 0 ? usual.head_dim : c.hidden / c.heads);
-  c.ffn = family.rotary ? f.required({"intermediate_size"}) : f.integer({"n_inner"}, 4 * c.hidden);
+  if (c.architecture == "deepseek2") {
+    c.kv_heads = c.heads;
+    c.latent = {f.required({"kv_lora_rank"}), f.integer({"q_lora_rank"}, 0),
+                f.required({"qk_nope_head_dim"}), f.required({"qk_rope_head_dim"}),
+                f.required({"v_head_dim"})};
+    c.head_dim = c.latent.nope + c.latent.rope;
+    if (f.boolean("attention_bias", false))
+      fail(ErrorCode::kUnsupported, "{}: latent attention with biases is not supported", f.where());
+  }
+  c.ffn = family.conv1d ? f.integer({"n_inner"}, 4 * c.hidden)
+                        : f.required({"intermediate_size", "ffn_dim"});
 }
 
 void read_gpt2(const Fields& f, ModelConfig& c) {
@@ -298,6 +280,15 @@ void read_gpt2(const Fields& f, ModelConfig& c) {
     fail(ErrorCode::kUnsupported, "{}: add_cross_attention is not supported", f.where());
   if (!f.boolean("scale_attn_weights", true)) c.attention_scale = 1;
   c.scale_by_layer = f.boolean("scale_attn_by_inverse_layer_idx", false);
+}
+
+void read_opt(const Fields& f, const ModelConfig& c) {
+  if (!f.boolean("do_layer_norm_before", true) || f.boolean("_remove_final_layer_norm", false) ||
+      f.integer({"word_embed_proj_dim"}, c.hidden) != c.hidden)
+    fail(ErrorCode::kUnsupported,
+         "{}: OPT with norms after the blocks or with projected embeddings (OPT-350M) is not "
+         "supported",
+         f.where());
 }
 
 // GPT-2 and Gemma use their own names; Gemma's first configurations say "gelu" in hidden_act and
@@ -329,17 +320,20 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
     fail(ErrorCode::kCorrupt, "{}: {} layers in a model of {} tensors", where, c.layers,
          weights.names().size());
   apply_family(family, c);
-  c.norm_eps = f.number({family.rotary ? "rms_norm_eps" : "layer_norm_epsilon"},
-                        c.architecture == "phi3" || !family.rotary ? 1e-5 : 1e-6);
+  c.norm_eps = f.number({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"},
+                        usual_of(c).eps);
   read_activation(f, family, c);
   if (f.boolean("use_bidirectional_attention", false))
     fail(ErrorCode::kUnsupported, "{}: bidirectional attention is not supported", where);
   check_config(c, where);
   if (family.rotary)
     read_rope(f, c);
-  else
+  else if (family.conv1d)
     read_gpt2(f, c);
+  else
+    read_opt(f, c);
   read_window(f, c);
+  read_variants(f, family, c);
   if (family.gemma) read_gemma(f, c);
   std::string prefix = hf_prefix(weights, family, where);
   bool has_head =
@@ -350,6 +344,8 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   auto has = [&](const char* stem) {
     return weights.find(hf_tensor_name(family, prefix, {0, stem, "bias", {}})) != nullptr;
   };
+  c.output_bias = !c.tied_embeddings && has("output");
+  if (c.architecture == "glm4moe") c.qk_norm = f.boolean("use_qk_norm", false);
   for (const auto& [key, stem] : {std::pair("attention_bias", "attn_q"), {"mlp_bias", "ffn_up"}})
     if (c.architecture == "llama" && f.boolean(key, false) && !has(stem))
       fail(ErrorCode::kCorrupt, "{}: config.json says {}, but tensor {} is missing", where, key,

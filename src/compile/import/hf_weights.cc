@@ -1,5 +1,6 @@
 #include "compile/import/hf_weights.h"
 
+#include <algorithm>
 #include <set>
 
 namespace tokamak {
@@ -30,15 +31,100 @@ constexpr Renamed kPostNorms[] = {
     {"post_ffw_norm", "post_feedforward_layernorm"},
 };
 constexpr Renamed kFused[] = {
-    {"attn_q", "self_attn.qkv_proj"}, {"attn_k", "self_attn.qkv_proj"},
-    {"attn_v", "self_attn.qkv_proj"}, {"ffn_gate", "mlp.gate_up_proj"},
+    {"attn_q", "self_attn.qkv_proj"},
+    {"attn_k", "self_attn.qkv_proj"},
+    {"attn_v", "self_attn.qkv_proj"},
+};
+constexpr Renamed kFusedMlp[] = {
+    {"ffn_gate", "mlp.gate_up_proj"},
     {"ffn_up", "mlp.gate_up_proj"},
+};
+// {} stands for the number of the expert.
+constexpr Renamed kExperts[] = {
+    {"ffn_gate_inp", "mlp.gate"},
+    {"ffn_gate_exps", "mlp.experts.{}.gate_proj"},
+    {"ffn_up_exps", "mlp.experts.{}.up_proj"},
+    {"ffn_down_exps", "mlp.experts.{}.down_proj"},
+    {"exp_probs_b", "mlp.gate.e_score_correction_bias"},
+    {"ffn_gate_shexp", "mlp.shared_experts.gate_proj"},
+    {"ffn_up_shexp", "mlp.shared_experts.up_proj"},
+    {"ffn_down_shexp", "mlp.shared_experts.down_proj"},
 };
 constexpr Renamed kGpt2Names[] = {
     {"attn_norm", "ln_1"},     {"attn_q", "attn.c_attn"},      {"attn_k", "attn.c_attn"},
     {"attn_v", "attn.c_attn"}, {"attn_output", "attn.c_proj"}, {"ffn_norm", "ln_2"},
     {"ffn_up", "mlp.c_fc"},    {"ffn_down", "mlp.c_proj"},     {"token_embd", "wte"},
     {"position_embd", "wpe"},  {"output_norm", "ln_f"},
+};
+constexpr Renamed kOptNames[] = {
+    {"attn_norm", "self_attn_layer_norm"},
+    {"attn_output", "self_attn.out_proj"},
+    {"ffn_norm", "final_layer_norm"},
+    {"ffn_up", "fc1"},
+    {"ffn_down", "fc2"},
+    {"position_embd", "embed_positions"},
+    {"output_norm", "final_layer_norm"},
+};
+constexpr Renamed kPhi2Names[] = {
+    {"attn_output", "self_attn.dense"},
+    {"ffn_up", "mlp.fc1"},
+    {"ffn_down", "mlp.fc2"},
+    {"output_norm", "final_layernorm"},
+};
+constexpr Renamed kStarCoder2Names[] = {{"ffn_up", "mlp.c_fc"}, {"ffn_down", "mlp.c_proj"}};
+constexpr Renamed kGlm4Names[] = {
+    {"ffn_norm", "post_attention_layernorm"},
+    {"post_attention_norm", "post_self_attn_layernorm"},
+    {"post_ffw_norm", "post_mlp_layernorm"},
+};
+constexpr Renamed kInternLm2Names[] = {
+    {"attn_norm", "attention_norm"}, {"attn_q", "attention.wqkv"},
+    {"attn_k", "attention.wqkv"},    {"attn_v", "attention.wqkv"},
+    {"attn_output", "attention.wo"}, {"ffn_norm", "ffn_norm"},
+    {"ffn_gate", "feed_forward.w1"}, {"ffn_up", "feed_forward.w3"},
+    {"ffn_down", "feed_forward.w2"}, {"token_embd", "tok_embeddings"},
+};
+constexpr Renamed kMixtralNames[] = {
+    {"ffn_gate_inp", "block_sparse_moe.gate"},
+    {"ffn_gate_exps", "block_sparse_moe.experts.{}.w1"},
+    {"ffn_up_exps", "block_sparse_moe.experts.{}.w3"},
+    {"ffn_down_exps", "block_sparse_moe.experts.{}.w2"},
+};
+constexpr Renamed kLatentNames[] = {
+    {"attn_q", "self_attn.q_proj"},
+    {"attn_q_a", "self_attn.q_a_proj"},
+    {"attn_q_a_norm", "self_attn.q_a_layernorm"},
+    {"attn_q_b", "self_attn.q_b_proj"},
+    {"attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"},
+    {"attn_kv_a_norm", "self_attn.kv_a_layernorm"},
+    {"attn_kv_b", "self_attn.kv_b_proj"},
+};
+constexpr Renamed kQwen2MoeNames[] = {
+    {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
+    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
+    {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
+    {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
+};
+
+constexpr Renamed kGptOssNames[] = {
+    {"attn_sinks", "self_attn.sinks"},
+    {"ffn_gate_inp", "mlp.router"},
+    {"ffn_gate_exps", "mlp.experts.gate_up_proj"},
+    {"ffn_up_exps", "mlp.experts.gate_up_proj"},
+    {"ffn_down_exps", "mlp.experts.down_proj"},
+};
+
+// Names that differ from Llama's.
+struct OwnNames {
+  std::string_view architecture;
+  std::span<const Renamed> names;
+};
+constexpr OwnNames kOwnNames[] = {
+    {"gpt2", kGpt2Names},        {"opt", kOptNames},
+    {"phi2", kPhi2Names},        {"starcoder2", kStarCoder2Names},
+    {"glm4", kGlm4Names},        {"internlm2", kInternLm2Names},
+    {"mixtral", kMixtralNames},  {"qwen2moe", kQwen2MoeNames},
+    {"deepseek2", kLatentNames}, {"gpt-oss", kGptOssNames},
 };
 
 std::string_view lookup(std::span<const Renamed> table, std::string_view stem) {
@@ -48,19 +134,36 @@ std::string_view lookup(std::span<const Renamed> table, std::string_view stem) {
 }
 
 std::string_view hf_stem(const Family& family, std::string_view stem) {
-  if (!family.rotary) return lookup(kGpt2Names, stem);
   std::string_view name;
-  if (family.post_norms) name = lookup(kPostNorms, stem);
-  if (name.empty() && family.fused) name = lookup(kFused, stem);
+  for (const OwnNames& own : kOwnNames)
+    if (own.architecture == family.architecture) name = lookup(own.names, stem);
+  if (name.empty() && family.post_norms) name = lookup(kPostNorms, stem);
+  if (name.empty() && family.fused_qkv) name = lookup(kFused, stem);
+  if (name.empty() && family.fused_mlp) name = lookup(kFusedMlp, stem);
+  if (name.empty() && family.experts) name = lookup(kExperts, stem);
   return name.empty() ? lookup(kLlama, stem) : name;
 }
 
-std::string_view layers_name(const Family& family) { return family.rotary ? "layers" : "h"; }
+std::string_view layers_name(const Family& family) { return family.conv1d ? "h" : "layers"; }
+
+bool is_attention_input(std::string_view stem) {
+  return stem == "attn_q" || stem == "attn_k" || stem == "attn_v";
+}
 
 bool is_fused_part(const Family& family, std::string_view stem) {
-  if (!family.fused) return false;
-  if (stem == "attn_q" || stem == "attn_k" || stem == "attn_v") return true;
-  return family.gated && (stem == "ffn_gate" || stem == "ffn_up");
+  if (is_attention_input(stem)) return family.fused_qkv;
+  return family.fused_mlp && (stem == "ffn_gate" || stem == "ffn_up");
+}
+
+// InternLM 2 stores, for each key/value head, its query heads, then the key, then the value.
+RecipeStep grouped_rows(const ModelConfig& c, std::string_view stem) {
+  int64_t queries = c.heads / c.kv_heads, first = stem == "attn_q"   ? 0
+                                                  : stem == "attn_k" ? queries
+                                                                     : queries + 1;
+  int64_t count = stem == "attn_q" ? queries : 1;
+  RecipeStep step = slice_rows(first * c.head_dim, (first + count) * c.head_dim);
+  step.dims = {(queries + 2) * c.head_dim};
+  return step;
 }
 
 // Masks and frequencies that old checkpoints saved as tensors; they are derived from the
@@ -85,9 +188,9 @@ bool is_norm(std::string_view stem) { return stem.ends_with("_norm"); }
 }  // namespace
 
 std::string hf_prefix(const WeightSource& weights, const Family& family, std::string_view where) {
-  WeightSlot first{0, "attn_norm", "weight", {}};
-  for (const char* prefix :
-       {"model.", "", "transformer.", "language_model.model.", "model.language_model."})
+  WeightSlot first{0, family.pre_norms ? "attn_norm" : "post_attention_norm", "weight", {}};
+  for (const char* prefix : {"model.", "", "transformer.", "language_model.model.",
+                             "model.language_model.", "model.decoder.", "decoder."})
     if (weights.find(hf_tensor_name(family, prefix, first))) return prefix;
   fail(ErrorCode::kCorrupt, "{}: tensor {} is missing", where,
        hf_tensor_name(family, "model.", first));
@@ -96,39 +199,125 @@ std::string hf_prefix(const WeightSource& weights, const Family& family, std::st
 std::string hf_tensor_name(const Family& family, const std::string& prefix,
                            const WeightSlot& slot) {
   if (slot.stem == "output") {
+    if (family.architecture == "internlm2") return "output." + slot.suffix;
     // The head is stored next to the model, not inside it.
     bool nested = prefix == "language_model.model.";
-    return nested ? "language_model.lm_head.weight" : "lm_head.weight";
+    return fmt::format("{}lm_head.{}", nested ? "language_model." : "", slot.suffix);
   }
   std::string_view stem = hf_stem(family, slot.stem);
   TK_CHECK(!stem.empty(), "{} has no tensor name in {}", slot.stem, family.architecture);
   if (slot.layer < 0) return fmt::format("{}{}.{}", prefix, stem, slot.suffix);
-  return fmt::format("{}{}.{}.{}.{}", prefix, layers_name(family), slot.layer, stem, slot.suffix);
+  std::string name = fmt::format("{}{}.{}.{}", prefix, layers_name(family), slot.layer, stem);
+  bool whole = name.ends_with("_bias") || name.ends_with(".sinks");
+  return whole ? name : name + "." + slot.suffix;
 }
+
+namespace {
+
+// The tensors of a slot: one, or one per expert.
+std::vector<std::string> sources_of(const Family& family, const std::string& prefix,
+                                    const WeightSlot& slot) {
+  std::string name = hf_tensor_name(family, prefix, slot);
+  size_t at = name.find("{}");
+  if (at == std::string::npos) return {name};
+  std::vector<std::string> out;
+  for (int64_t e = 0; e < slot.dims[0]; ++e)
+    out.push_back(name.substr(0, at) + std::to_string(e) + name.substr(at + 2));
+  return out;
+}
+
+std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& family,
+                                 std::string_view where, const ModelConfig& config,
+                                 const WeightSlot& slot, const std::string& source) {
+  std::vector<RecipeStep> steps;
+  if (family.conv1d && slot.dims.size() == 2 && slot.layer >= 0) steps.push_back(transpose());
+  if (is_fused_part(family, slot.stem)) {
+    FusedRows rows = fused_rows(config, slot.stem);
+    check_fused_size(weights, where, source, rows.total, !steps.empty());
+    steps.push_back(family.architecture == "internlm2" ? grouped_rows(config, slot.stem)
+                                                       : slice_rows(rows.begin, rows.end));
+  }
+  if (family.interleaved && (slot.stem == "attn_q" || slot.stem == "attn_k"))
+    steps.push_back(permute_rows(slot.stem == "attn_q" ? config.heads : config.kv_heads,
+                                 config.rope.dims == config.head_dim ? 0 : config.rope.dims));
+  if (family.gemma && is_norm(slot.stem)) steps.push_back(add_scalar(1.0));
+  // Positions 0 and 1 of OPT's table belong to padding.
+  if (family.architecture == "opt" && slot.stem == "position_embd")
+    steps.push_back(slice_rows(2, 2 + config.context));
+  if (slot.dims.size() == 3) steps.push_back(reshape(slot.dims));
+  return steps;
+}
+
+// gpt-oss stores the matrices of all experts in one tensor, [in, out] or as MXFP4 blocks of
+// [out, in], and gate and up in turn.
+std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelConfig& config,
+                                      const WeightSlot& slot, std::string& source) {
+  bool bias = slot.suffix == "bias", down = slot.stem == "ffn_down_exps";
+  source = source.substr(0, source.size() - slot.suffix.size() - 1);  // without ".weight"
+  std::vector<RecipeStep> steps;
+  if (bias) {
+    source += "_bias";
+  } else if (weights.find(source + "_blocks")) {
+    steps.push_back(
+        {.kind = RecipeStep::Kind::kJoinMxfp4, .dims = {}, .tensor = source + "_scales"});
+    source += "_blocks";
+  } else {
+    steps.push_back(transpose());
+  }
+  if (down) return steps;
+  int64_t rows = 2 * config.experts.count * config.experts.ffn;
+  steps.push_back(reshape(bias ? std::vector{rows} : std::vector{rows, config.hidden}));
+  RecipeStep part = slot.stem == "ffn_gate_exps" ? slice_rows(0, 1) : slice_rows(1, 2);
+  part.dims = {2};
+  steps.push_back(std::move(part));
+  steps.push_back(reshape(slot.dims));
+  return steps;
+}
+
+// The number in "layers.12.mlp"; -1 if there is none.
+int64_t layer_of(std::string_view name) {
+  int64_t n = -1;
+  for (char c : name) {
+    if (c < '0' || c > '9') break;
+    n = std::max<int64_t>(n, 0) * 10 + (c - '0');
+    if (n > 1 << 20) return -1;
+  }
+  return n;
+}
+
+}  // namespace
 
 void map_hf_weights(const WeightSource& weights, const Family& family, std::string_view where,
                     ModelConfig& config) {
   std::string prefix = hf_prefix(weights, family, where);
   std::set<std::string> used;
   for (const WeightSlot& slot : weight_slots(config)) {
-    std::string source = hf_tensor_name(family, prefix, slot);
-    std::vector<RecipeStep> steps;
-    bool matrix_in_layer = slot.dims.size() == 2 && slot.layer >= 0;
-    if (!family.rotary && matrix_in_layer) steps.push_back(transpose());  // GPT-2 stores [in, out]
-    if (is_fused_part(family, slot.stem)) {
-      FusedRows rows = fused_rows(config, slot.stem);
-      check_fused_size(weights, where, source, rows.total, !steps.empty());
-      steps.push_back(slice_rows(rows.begin, rows.end));
+    LatentPart latent = latent_part(config, slot.stem);
+    WeightSlot stored = slot;
+    if (!latent.stem.empty()) stored.stem = latent.stem;
+    std::vector<std::string> sources = latent.stem.empty()
+                                           ? sources_of(family, prefix, slot)
+                                           : std::vector{hf_tensor_name(family, prefix, stored)};
+    std::vector<RecipeStep> steps = latent.stem.empty()
+                                        ? steps_of(weights, family, where, config, slot, sources[0])
+                                        : std::move(latent.steps);
+    if (family.architecture == "gpt-oss" && slot.stem.ends_with("_exps")) {
+      sources[0] = hf_tensor_name(family, prefix, slot);
+      steps = stacked_steps(weights, config, slot, sources[0]);
+      if (!steps.empty()) used.insert(steps[0].tensor);
     }
-    if (family.gemma && is_norm(slot.stem)) steps.push_back(add_scalar(1.0));
-    used.insert(source);
-    add_weight(config, weights, where, slot, source, std::move(steps));
+    used.insert(sources.begin(), sources.end());
+    add_weight(config, weights, where, slot, sources, std::move(steps));
   }
   std::string layers = fmt::format("{}{}.", prefix, layers_name(family));
-  for (const std::string& name : weights.names())
-    if (name.starts_with(layers) && !used.contains(name) && !is_buffer(name))
-      fail(ErrorCode::kUnsupported, "{}: tensor {} is not a known part of a {} model", where, name,
-           family.architecture);
+  for (const std::string& name : weights.names()) {
+    if (!name.starts_with(layers) || used.contains(name) || is_buffer(name)) continue;
+    // Layers beyond the last predict further tokens (GLM-4.5); they are not needed.
+    if (family.experts && layer_of(std::string_view(name).substr(layers.size())) >= config.layers)
+      continue;
+    fail(ErrorCode::kUnsupported, "{}: tensor {} is not a known part of a {} model", where, name,
+         family.architecture);
+  }
 }
 
 }  // namespace tokamak

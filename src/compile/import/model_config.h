@@ -32,6 +32,34 @@ struct RopeConfig {
 enum class NormKind { kRms, kLayer };
 enum class Activation { kSilu, kGeluTanh, kGeluErf, kRelu, kTanh };
 
+// Experts of a layer's MLP. A router scores them per token; the best `used` are computed.
+struct ExpertConfig {
+  int64_t count = 0;  // 0: the model has none
+  int64_t used = 0;
+  int64_t ffn = 0;           // rows of an expert's gate and up matrix
+  int64_t shared_ffn = 0;    // of the expert that every token passes; 0: none
+  bool shared_gate = false;  // its result is multiplied by a sigmoid of the token
+  bool sigmoid = false;      // scores are sigmoids; otherwise a softmax over all experts
+  bool score_bias = false;   // added to the scores where experts are chosen, not in their weights
+  bool normalize = false;    // the weights of the chosen experts sum to one
+  bool bias = false;         // of the router and of the experts' matrices
+  double clamp = 0.0;        // gpt-oss: limit of gate and up, with its own activation; 0: none
+  double scale = 1.0;        // of the weights
+  int64_t groups = 1, used_groups = 1;  // experts come from the best groups only
+  std::vector<bool> layers;             // which layers have experts
+  bool operator==(const ExpertConfig&) const = default;
+};
+
+// Latent attention (MLA): keys and values of all heads are products of one vector per token, which
+// is what the cache holds beside one rotated key part.
+struct LatentConfig {
+  int64_t rank = 0;            // of that vector; 0: no latent attention
+  int64_t q_rank = 0;          // of the queries' vector; 0: queries are computed directly
+  int64_t nope = 0, rope = 0;  // parts of a head's query and key: without and with rotation
+  int64_t value = 0;           // of a head
+  bool operator==(const LatentConfig&) const = default;
+};
+
 struct ModelConfig {
   std::string architecture;  // llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3, gpt2, ...
   std::string name;
@@ -45,20 +73,30 @@ struct ModelConfig {
   Activation activation = Activation::kSilu;
   bool gated_mlp = true;
   bool qkv_bias = false, o_bias = false, mlp_bias = false, norm_bias = false;
-  bool qk_norm = false;     // RMS norm over each head of q and k, before the rotation
-  bool post_norms = false;  // Gemma 2/3: norms after attention and after the MLP too
+  bool parallel = false;      // attention and MLP read the same norm (Cohere, Phi-2)
+  bool qk_norm = false;       // norm over each head of q and k, before the rotation
+  bool wide_qk_norm = false;  // norm over all heads of q and k together
+  bool pre_norms = true;      // norms before attention and MLP
+  bool post_norms = false;    // norms after attention and MLP (OLMo 2; Gemma 2/3, GLM-4: both)
   bool tied_embeddings = false;
+  bool output_bias = false;
   bool learned_positions = false;  // GPT-2, BERT
   double embedding_scale = 1.0;
+  double residual_scale = 1.0;  // of what attention and MLP add
+  double logit_scale = 1.0;
   double attention_scale = 0.0;    // 0 = head_dim^-0.5
   bool scale_by_layer = false;     // GPT-2: layer i divides its scores by i + 1 as well
   double attention_softcap = 0.0;  // 0 = none
+  bool attention_sinks = false;    // a weight per head joins the softmax
   double final_softcap = 0.0;
 
   int64_t sliding_window =
       0;  // tokens visible to a sliding layer, including the current one; 0 = none
-  std::vector<bool> layer_slides;  // per layer; empty = none slides
-  RopeConfig rope;                 // layers with full attention
+  std::vector<bool> layer_slides;   // per layer; empty = none slides
+  std::vector<bool> layer_rotates;  // per layer; empty = all
+  ExpertConfig experts;
+  LatentConfig latent;
+  RopeConfig rope;        // layers with full attention
   RopeConfig rope_local;  // sliding layers, if different (Gemma 3); dims == 0 = same as rope
 
   // Encoders: every row sees all rows of its sequence (sliding layers: those within

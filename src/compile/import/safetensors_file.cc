@@ -11,14 +11,14 @@ namespace tokamak {
 namespace {
 
 constexpr uint64_t kMaxHeader = 100'000'000;  // the format's own limit
-constexpr size_t kMaxDims = 16;
+constexpr size_t kMaxTensorDims = 16;
 
 struct NamedType {
   std::string_view name;
   std::optional<DType> dtype;
   uint32_t bytes;
 };
-constexpr NamedType kTypes[] = {
+constexpr NamedType kNamedTypes[] = {
     {"F64", DType::kF64, 8},      {"F32", DType::kF32, 4},        {"F16", DType::kF16, 2},
     {"BF16", DType::kBF16, 2},    {"F8_E4M3", DType::kF8E4M3, 1}, {"F8_E5M2", DType::kF8E5M2, 1},
     {"I64", DType::kI64, 8},      {"I32", DType::kI32, 4},        {"I16", DType::kI16, 2},
@@ -85,7 +85,7 @@ SafetensorsFile::Range SafetensorsFile::add_entry(const std::string& tensor, con
   const Value *type = entry.find("dtype"), *shape = entry.find("shape"),
               *offsets = entry.find("data_offsets");
   if (!type || !type->is_string() || !shape || !shape->is_array() || !offsets ||
-      !offsets->is_array() || offsets->size() != 2 || shape->size() > kMaxDims)
+      !offsets->is_array() || offsets->size() != 2 || shape->size() > kMaxTensorDims)
     corrupt("needs dtype, shape and data_offsets");
   int64_t range[2];
   for (int i = 0; i < 2; ++i) {
@@ -103,11 +103,11 @@ SafetensorsFile::Range SafetensorsFile::add_entry(const std::string& tensor, con
       corrupt("has an impossible shape");
     out.view.dims.push_back(extent.as_int());
   }
-  const auto* known = std::find_if(std::begin(kTypes), std::end(kTypes),
+  const auto* known = std::find_if(std::begin(kNamedTypes), std::end(kNamedTypes),
                                    [&](const NamedType& t) { return t.name == type->as_string(); });
   auto length = static_cast<uint64_t>(range[1] - range[0]);
-  if (known == std::end(kTypes) || !known->dtype) out.unknown_type = type->as_string();
-  if (known != std::end(kTypes)) {
+  if (known == std::end(kNamedTypes) || !known->dtype) out.unknown_type = type->as_string();
+  if (known != std::end(kNamedTypes)) {
     uint64_t bytes = 0;
     if (__builtin_mul_overflow(elements, uint64_t{known->bytes}, &bytes) || bytes != length)
       corrupt(fmt::format("has {} bytes, its shape and type {} need another number", length,

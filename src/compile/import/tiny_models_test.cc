@@ -1,6 +1,6 @@
 // The tiny models of tools/tiny_models.py, each as a folder and as GGUF: both importers must
 // describe the same model and give the same weights, bit for bit. Without the folder in
-// $TOKAMAK_TINY_MODELS there is nothing to compare.
+// $TOKAMAK_TINY_MODELS or $TOKAMAK_TINY_FAMILIES there is nothing to compare.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,52 +14,108 @@
 namespace tokamak {
 namespace {
 
-struct Matrix {
-  int64_t rows, columns;
+struct Values {
+  std::vector<int64_t> dims;
   std::vector<float> values;
+  int64_t width() const { return static_cast<int64_t>(values.size()) / dims[0]; }
 };
 
+Values decoded(const WeightSource& file, const std::string& name) {
+  const TensorView* t = file.find(name);
+  Values v{t->dims, std::vector<float>(static_cast<size_t>(t->elements()))};
+  if (t->dtype == DType::kU8)
+    std::transform(t->bytes.begin(), t->bytes.end(), v.values.begin(),
+                   [](std::byte b) { return static_cast<float>(b); });
+  else
+    decode_row(t->dtype, t->bytes.data(), v.values.data(), t->elements());
+  return v;
+}
+
+// Rows of every period, or of the whole.
+void slice(Values& v, const RecipeStep& step) {
+  int64_t period = step.dims.empty() ? v.dims[0] : step.dims[0], width = v.width();
+  std::vector<float> out;
+  for (int64_t r = 0; r < v.dims[0]; ++r)
+    if (r % period >= step.a && r % period < step.b)
+      out.insert(out.end(), v.values.begin() + r * width, v.values.begin() + (r + 1) * width);
+  v.dims[0] = static_cast<int64_t>(out.size()) / width;
+  v.values = std::move(out);
+}
+
+void permute(Values& v, const RecipeStep& step) {
+  int64_t size = v.dims[0] / step.a, turned = step.b > 0 ? step.b : size, width = v.width();
+  std::vector<float> out = v.values;
+  for (int64_t r = 0; r < v.dims[0]; ++r) {
+    int64_t at = r % size;
+    if (at >= turned) continue;
+    int64_t from = r - at + 2 * (at % (turned / 2)) + at / (turned / 2);
+    std::copy_n(v.values.begin() + from * width, width, out.begin() + r * width);
+  }
+  v.values = std::move(out);
+}
+
+void transpose_last(Values& v) {
+  size_t rank = v.dims.size();
+  int64_t rows = v.dims[rank - 2], columns = v.dims[rank - 1];
+  std::vector<float> out = v.values;
+  for (size_t i = 0; i < out.size(); ++i) {
+    auto at = static_cast<int64_t>(i) % (rows * columns), first = static_cast<int64_t>(i) - at;
+    out[static_cast<size_t>(first + at % columns * rows + at / columns)] = v.values[i];
+  }
+  std::swap(v.dims[rank - 2], v.dims[rank - 1]);
+  v.values = std::move(out);
+}
+
+void join(Values& v, const Values& scales) {
+  constexpr float kFp4[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  std::vector<float> out;
+  for (size_t i = 0; i < 2 * v.values.size(); ++i) {
+    int code = static_cast<int>(v.values[i / 2]) >> (i % 2 * 4) & 15;
+    float value = std::ldexp(kFp4[code & 7], static_cast<int>(scales.values[i / 32]) - 127);
+    out.push_back(code >= 8 ? -value : value);
+  }
+  v.dims.pop_back();
+  v.dims.back() *= 32;
+  v.values = std::move(out);
+}
+
 // The importers' recipe steps, implemented on floats.
-Matrix run_recipe(const WeightSource& file, const Recipe& recipe) {
-  const TensorView* t = file.find(recipe.sources.at(0));
-  Matrix m{t->dims[0], t->elements() / t->dims[0],
-           std::vector<float>(static_cast<size_t>(t->elements()))};
-  decode_row(t->dtype, t->bytes.data(), m.values.data(), t->elements());
+Values run_recipe(const WeightSource& file, const Recipe& recipe) {
+  Values v = decoded(file, recipe.sources.at(0));
   for (const RecipeStep& step : recipe.steps) {
-    Matrix out = m;
     switch (step.kind) {
-      case RecipeStep::Kind::kSliceRows:
-        out.rows = step.b - step.a;
-        out.values.assign(m.values.begin() + step.a * m.columns,
-                          m.values.begin() + step.b * m.columns);
-        break;
-      case RecipeStep::Kind::kPermuteRows: {
-        int64_t size = m.rows / step.a;
-        for (int64_t r = 0; r < m.rows; ++r) {
-          int64_t head = r / size, half = r % size / (size / 2), pair = r % (size / 2);
-          int64_t from = head * size + 2 * pair + half;
-          std::copy_n(m.values.begin() + from * m.columns, m.columns,
-                      out.values.begin() + r * m.columns);
+      case RecipeStep::Kind::kConcatRows:
+        for (size_t i = 1; i < recipe.sources.size(); ++i) {
+          Values next = decoded(file, recipe.sources[i]);
+          v.dims[0] += next.dims[0];
+          v.values.insert(v.values.end(), next.values.begin(), next.values.end());
         }
         break;
-      }
+      case RecipeStep::Kind::kSliceRows:
+        slice(v, step);
+        break;
+      case RecipeStep::Kind::kPermuteRows:
+        permute(v, step);
+        break;
       case RecipeStep::Kind::kTranspose:
-        std::swap(out.rows, out.columns);
-        for (int64_t r = 0; r < m.rows; ++r)
-          for (int64_t c = 0; c < m.columns; ++c)
-            out.values[c * m.rows + r] = m.values[r * m.columns + c];
+        transpose_last(v);
         break;
       case RecipeStep::Kind::kAddScalar:
-        for (float& v : out.values) v += static_cast<float>(step.value);
+        for (float& x : v.values) x += static_cast<float>(step.value);
+        break;
+      case RecipeStep::Kind::kReshape:
+        v.dims = step.dims;
+        break;
+      case RecipeStep::Kind::kJoinMxfp4:
+        join(v, decoded(file, step.tensor));
         break;
       case RecipeStep::Kind::kCast:
         break;
       default:
         throw std::runtime_error("unexpected step");
     }
-    m = std::move(out);
   }
-  return m;
+  return v;
 }
 
 // The per-frequency angles may be described differently (llama3 scaling is a tensor in GGUF), but
@@ -91,7 +147,16 @@ void expect_same_model(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(a.activation, b.activation);
   EXPECT_EQ(a.gated_mlp, b.gated_mlp);
   EXPECT_EQ(a.qk_norm, b.qk_norm);
+  EXPECT_EQ(a.wide_qk_norm, b.wide_qk_norm);
+  EXPECT_EQ(a.parallel, b.parallel);
+  EXPECT_EQ(a.pre_norms, b.pre_norms);
   EXPECT_EQ(a.post_norms, b.post_norms);
+  EXPECT_EQ(a.residual_scale, b.residual_scale);
+  EXPECT_EQ(a.logit_scale, b.logit_scale);
+  EXPECT_EQ(a.attention_sinks, b.attention_sinks);
+  EXPECT_EQ(a.layer_rotates, b.layer_rotates);
+  EXPECT_EQ(a.latent, b.latent);
+  EXPECT_EQ(a.experts, b.experts);
   EXPECT_EQ(a.embedding_scale, b.embedding_scale);
   EXPECT_EQ(a.attention_scale, b.attention_scale);
   EXPECT_EQ(a.attention_softcap, b.attention_softcap);
@@ -102,10 +167,11 @@ void expect_same_model(const ModelConfig& a, const ModelConfig& b) {
   expect_same_rope(a.rope_local, b.rope_local);
 }
 
-TEST(TinyModels, FolderAndGgufAreTheSameModel) {
-  const char* root = std::getenv("TOKAMAK_TINY_MODELS");
-  if (!root || !std::filesystem::exists(root))
-    GTEST_SKIP() << "TOKAMAK_TINY_MODELS is not a folder";
+class TinyModels : public testing::TestWithParam<const char*> {};
+
+TEST_P(TinyModels, FolderAndGgufAreTheSameModel) {
+  const char* root = std::getenv(GetParam());
+  if (!root || !std::filesystem::exists(root)) GTEST_SKIP() << GetParam() << " is not a folder";
   int pairs = 0;
   for (const auto& entry : std::filesystem::directory_iterator(root)) {
     std::filesystem::path folder = entry.path(), gguf = folder.string() + ".gguf";
@@ -128,6 +194,8 @@ TEST(TinyModels, FolderAndGgufAreTheSameModel) {
   }
   EXPECT_GT(pairs, 0);
 }
+INSTANTIATE_TEST_SUITE_P(Folders, TinyModels,
+                         testing::Values("TOKAMAK_TINY_MODELS", "TOKAMAK_TINY_FAMILIES"));
 
 }  // namespace
 }  // namespace tokamak

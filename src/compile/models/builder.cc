@@ -73,11 +73,12 @@ void ModelBuilder::declare_states() {
   TensorType plane{options.kv_dtype,
                    {{"kvh", config.kv_heads, false}, {"hd", config.head_dim, false}}};
   for (int64_t l = 0; l < config.layers; ++l) {
-    StateDecl state{fmt::format("kv.{}", l),
-                    group_of(l),
-                    StateDecl::Growth::kPerToken,
-                    {{"k", plane}, {"v", plane}}};
-    module_.states.push_back(std::move(state));
+    std::vector<PlaneDecl> planes = {{"k", plane}, {"v", plane}};
+    if (const LatentConfig& m = config.latent; m.rank > 0)
+      planes = {{"c", {options.kv_dtype, {{"c", m.rank, false}}}},
+                {"kr", {options.kv_dtype, {{"kr", m.rope, false}}}}};
+    module_.states.push_back(
+        {fmt::format("kv.{}", l), group_of(l), StateDecl::Growth::kPerToken, std::move(planes)});
   }
 }
 
@@ -97,8 +98,12 @@ Ref ModelBuilder::weight(const std::string& name) {
     const ModelConfig::Weight& w = it->second;
     TensorType type{w.dtype, {}};
     for (size_t i = 0; i < w.dims.size(); ++i) {
-      bool last = i + 1 == w.dims.size();
-      type.dims.push_back({w.dims.size() == 1 ? "n" : last ? "k" : "n", w.dims[i], false});
+      bool last = i + 1 == w.dims.size(), stack = w.dims.size() == 3 && i == 0;
+      type.dims.push_back({w.dims.size() == 1 ? "n"
+                           : last             ? "k"
+                           : stack            ? "e"
+                                              : "n",
+                           w.dims[i], false});
     }
     module_.add_weight({name, std::move(type), w.recipe});
   }
@@ -113,6 +118,11 @@ Ref ModelBuilder::constant(const std::string& name, const std::vector<double>& v
 
 Ref ModelBuilder::op(std::string_view name, std::vector<Ref> in, Attrs attrs, std::string label) {
   return fn_->add(name, std::move(in), std::move(attrs), std::move(label));
+}
+
+std::vector<Ref> ModelBuilder::op_multi(std::string_view name, std::vector<Ref> in, Attrs attrs,
+                                        std::string label) {
+  return fn_->add_multi(name, std::move(in), std::move(attrs), std::move(label));
 }
 
 Ref ModelBuilder::embed(Ref index, const std::string& table) {
@@ -149,6 +159,7 @@ Ref ModelBuilder::merge_heads(Ref x) {
 }
 
 Ref ModelBuilder::rope(Ref x, int64_t layer) {
+  if (!config.layer_rotates.empty() && !config.layer_rotates[static_cast<size_t>(layer)]) return x;
   bool local = slides(layer) && config.rope_local.dims > 0;
   const RopeConfig& rope = local ? config.rope_local : config.rope;
   RopeTable table = rope_table(rope, served_context(config, options));
@@ -186,18 +197,22 @@ Ref ModelBuilder::attend_rows(int64_t layer, Ref q, Ref k, Ref v) {
             fmt::format("blk.{}.attend", layer));
 }
 
-Ref ModelBuilder::append_and_attend(int64_t layer, Ref q, Ref k, Ref v) {
+Ref ModelBuilder::append_and_attend(int64_t layer, Ref q, Ref k, Ref v, Value::Object attrs) {
   std::string group = group_of(layer);
   auto view =
       std::find_if(views_.begin(), views_.end(), [&](const auto& p) { return p.first == group; });
   Ref& state = states_[static_cast<size_t>(layer)];
   state =
       op("append", {state, view->second, seq, slot, k, v}, {}, fmt::format("blk.{}.append", layer));
-  Value::Object attrs = {{"scale", score_scale(layer)}};
+  attrs.emplace_back("scale", score_scale(layer));
   if (slides(layer)) attrs.emplace_back("window", config.sliding_window);
   if (config.attention_softcap > 0) attrs.emplace_back("softcap", config.attention_softcap);
   std::vector<Ref> in = {q, state, view->second, pos, seq, slot, q_start, kv_len};
   if (mask.valid()) in.push_back(mask);
+  if (config.attention_sinks) {
+    attrs.emplace_back("sinks", 1);
+    in.push_back(weight(fmt::format("blk.{}.attn_sinks.weight", layer)));
+  }
   return op("attend", std::move(in), std::move(attrs), fmt::format("blk.{}.attend", layer));
 }
 
@@ -218,6 +233,8 @@ Module ModelBuilder::finish(Ref x, const std::string& final_norm) {
   Ref rows = op("gather", {x, out_rows}, Value::Object{{"axis", 0}}, "out_rows");
   Ref hidden = norm(rows, final_norm);
   Ref logits = linear(hidden, has("output.weight") ? "output" : "token_embd");
+  if (config.logit_scale != 1.0)
+    logits = op("scale", {logits}, Value::Object{{"value", config.logit_scale}});
   if (config.final_softcap > 0)
     logits = op("softcap", {logits}, Value::Object{{"cap", config.final_softcap}});
   fn_->set_result("logits", logits);

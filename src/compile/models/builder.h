@@ -39,9 +39,12 @@ class ModelBuilder {
   Ref activation(Ref x, Activation kind);
   Ref activation(Ref x) { return activation(x, config.activation); }
   Ref op(std::string_view name, std::vector<Ref> in, Attrs attrs = {}, std::string label = {});
+  std::vector<Ref> op_multi(std::string_view name, std::vector<Ref> in, Attrs attrs = {},
+                            std::string label = {});
 
-  // Writes k and v of this layer and attends over everything visible: the causal core of a layer.
-  Ref append_and_attend(int64_t layer, Ref q, Ref k, Ref v);
+  // Writes the planes of this layer, k and v, and attends over everything visible: the causal core
+  // of a layer. `attrs` names planes other than k and v.
+  Ref append_and_attend(int64_t layer, Ref q, Ref k, Ref v, Value::Object attrs = {});
 
   // Attends over all rows of the sequence: the core of an encoder's layer.
   Ref attend_rows(int64_t layer, Ref q, Ref k, Ref v);
@@ -70,5 +73,11 @@ Module build_decoder(const ModelConfig& config,
                      const CompileOptions& options);  // Llama and related models
 Module build_gpt2(const ModelConfig& config, const CompileOptions& options);
 Module build_encoder(const ModelConfig& config, const CompileOptions& options);  // BERT and related
+
+// Latent attention: the cache holds one vector per token for all heads.
+Ref latent_attention(ModelBuilder& builder, Ref x, int64_t layer);
+
+// The MLP of a layer that has experts: the router, the chosen experts and the shared one.
+Ref expert_mlp(ModelBuilder& builder, Ref x, int64_t layer);
 
 }  // namespace tokamak

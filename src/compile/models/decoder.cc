@@ -1,6 +1,6 @@
-// Llama and related models: pre-norm blocks of attention and a gated MLP around a residual stream.
-// The differences between Llama, Mistral, Qwen2, Qwen3, Gemma 2/3 and Phi-3 are in the config:
-// biases, norms of q and k, norms after each part, windows, caps and scales.
+// Llama and related models: blocks of attention and an MLP around a residual stream. The
+// differences between the families are in the config: biases, where the norms are, norms of q and
+// k, parallel blocks, experts, windows, layers without positions, caps and scales.
 #include "compile/models/builder.h"
 
 namespace tokamak {
@@ -9,9 +9,14 @@ namespace {
 Ref attention(ModelBuilder& b, Ref x, int64_t layer) {
   const ModelConfig& c = b.config;
   std::string blk = fmt::format("blk.{}.", layer);
-  Ref q = b.heads(b.linear(x, blk + "attn_q"), c.heads, c.head_dim);
-  Ref k = b.heads(b.linear(x, blk + "attn_k"), c.kv_heads, c.head_dim);
-  Ref v = b.heads(b.linear(x, blk + "attn_v"), c.kv_heads, c.head_dim);
+  auto project = [&](const char* stem, int64_t heads) {
+    Ref y = b.linear(x, blk + stem);
+    if (c.wide_qk_norm && stem != std::string_view("attn_v")) y = b.norm(y, blk + stem + "_norm");
+    return b.heads(y, heads, c.head_dim);
+  };
+  Ref q = project("attn_q", c.heads);
+  Ref k = project("attn_k", c.kv_heads);
+  Ref v = project("attn_v", c.kv_heads);
   if (c.qk_norm) {
     q = b.norm(q, blk + "attn_q_norm");
     k = b.norm(k, blk + "attn_k_norm");
@@ -23,27 +28,43 @@ Ref attention(ModelBuilder& b, Ref x, int64_t layer) {
 }
 
 Ref mlp(ModelBuilder& b, Ref x, int64_t layer) {
+  const ExpertConfig& experts = b.config.experts;
+  if (experts.count > 0 && experts.layers[static_cast<size_t>(layer)])
+    return expert_mlp(b, x, layer);
   std::string blk = fmt::format("blk.{}.", layer);
+  if (!b.config.gated_mlp)
+    return b.linear(b.activation(b.linear(x, blk + "ffn_up")), blk + "ffn_down");
   Ref gate = b.activation(b.linear(x, blk + "ffn_gate"));
   Ref up = b.linear(x, blk + "ffn_up");
   return b.linear(b.op("mul", {gate, up}), blk + "ffn_down");
+}
+
+Ref scaled(ModelBuilder& b, Ref x, double scale) {
+  return scale == 1.0 ? x : b.op("scale", {x}, Value::Object{{"value", scale}});
+}
+
+// x plus what a part of the block gives.
+Ref add_part(ModelBuilder& b, Ref x, Ref part, const std::string& post_norm) {
+  if (b.config.post_norms) part = b.norm(part, post_norm);
+  return b.op("add", {x, scaled(b, part, b.config.residual_scale)});
 }
 
 }  // namespace
 
 Module build_decoder(const ModelConfig& config, const CompileOptions& options) {
   ModelBuilder b(config, options);
-  Ref x = b.embed(b.ids, "token_embd");
-  if (config.embedding_scale != 1.0)
-    x = b.op("scale", {x}, Value::Object{{"value", config.embedding_scale}});
+  Ref x = scaled(b, b.embed(b.ids, "token_embd"), config.embedding_scale);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     std::string blk = fmt::format("blk.{}.", layer);
-    Ref a = attention(b, b.norm(x, blk + "attn_norm"), layer);
-    if (config.post_norms) a = b.norm(a, blk + "post_attention_norm");
-    x = b.op("add", {x, a});
-    Ref m = mlp(b, b.norm(x, blk + "ffn_norm"), layer);
-    if (config.post_norms) m = b.norm(m, blk + "post_ffw_norm");
-    x = b.op("add", {x, m});
+    Ref h = config.pre_norms ? b.norm(x, blk + "attn_norm") : x;
+    Ref a = config.latent.rank > 0 ? latent_attention(b, h, layer) : attention(b, h, layer);
+    if (config.parallel) {
+      x = b.op("add", {b.op("add", {x, a}), mlp(b, h, layer)});
+      continue;
+    }
+    x = add_part(b, x, a, blk + "post_attention_norm");
+    h = config.pre_norms ? b.norm(x, blk + "ffn_norm") : x;
+    x = add_part(b, x, mlp(b, h, layer), blk + "post_ffw_norm");
   }
   return b.finish(x, "output_norm");
 }

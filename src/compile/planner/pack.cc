@@ -11,7 +11,7 @@
 namespace tokamak {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using PackClock = std::chrono::steady_clock;
 
 uint64_t round_up(uint64_t x, uint64_t to) { return (x + to - 1) / to * to; }
 
@@ -19,10 +19,10 @@ uint64_t round_up(uint64_t x, uint64_t to) { return (x + to - 1) / to * to; }
 class Packer {
  public:
   Packer(std::span<const PackBuffer> buffers, const PackOptions& options)
-      : buffers_(buffers), options_(options), start_(Clock::now()) {
+      : buffers_(buffers), options_(options), start_(PackClock::now()) {
     double seconds = std::clamp(options.time_limit, 0.0, 1e7);
-    deadline_ = start_ +
-                std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    deadline_ = start_ + std::chrono::duration_cast<PackClock::duration>(
+                             std::chrono::duration<double>(seconds));
     check();
     make_sections();
     bound_by_live_sum();
@@ -38,7 +38,7 @@ class Packer {
       keep(improve_order(buffers_, goal(), share, options_.seed, stop));
     }
     if (result_.peak > goal()) search();
-    result_.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    result_.seconds = std::chrono::duration<double>(PackClock::now() - start_).count();
     std::string error = packing_error(buffers_, result_.offsets);
     TK_CHECK(error.empty(), "{} gave a wrong packing: {}", result_.method, error);
     return std::move(result_);
@@ -51,7 +51,7 @@ class Packer {
   uint64_t goal() const { return std::max(options_.capacity, result_.lower_bound); }
   uint64_t spent() const { return std::min(work_, options_.work_limit); }
   bool expired() const {
-    return (options_.cancel && *options_.cancel) || Clock::now() >= deadline_;
+    return (options_.cancel && *options_.cancel) || PackClock::now() >= deadline_;
   }
   bool out_of_budget() const { return spent() == options_.work_limit || expired(); }
 
@@ -135,7 +135,7 @@ class Packer {
   SearchResult::Status attempt(uint64_t target, uint64_t share) {
     SearchLimits limits;
     limits.work = (options_.work_limit - spent()) / share;
-    auto now = Clock::now();
+    auto now = PackClock::now();
     limits.deadline = now + (deadline_ - now) / static_cast<int64_t>(share);
     limits.cancel = options_.cancel;
     SearchResult found = search_packing(items_, static_cast<uint32_t>(times_.size() - 1),
@@ -165,7 +165,7 @@ class Packer {
 
   std::span<const PackBuffer> buffers_;
   const PackOptions& options_;
-  Clock::time_point start_, deadline_;
+  PackClock::time_point start_, deadline_;
   std::vector<uint64_t> times_;
   std::vector<SearchBuffer> items_;  // buffers with bytes
   std::vector<uint32_t> item_ids_;

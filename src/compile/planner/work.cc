@@ -106,6 +106,9 @@ OpWork WorkMeter::op_work(NodeId id, OpWork::Part part, size_t shape) const {
   }
   for (Ref r : node.inputs)
     if (weight(r)) w.weight_bytes += bytes(r, shape);
+  if (w.op == "grouped_linear")  // at most as many experts as rows
+    if (auto experts = fn_.tensor(node.inputs[1]).extent(0).constant(); experts && *experts > 0)
+      w.weight_bytes *= std::min(1.0, w.rows / static_cast<double>(*experts));
   return w;
 }
 

@@ -2,6 +2,7 @@
 // block-quantised and the backend computes that product in integers. q, k and v share one quantize
 // node by hash-consing.
 #include <algorithm>
+#include <span>
 
 #include "base/error.h"
 #include "compile/pass.h"
@@ -10,12 +11,14 @@
 namespace tokamak {
 namespace {
 
-bool takes(const KernelSet& kernels, DType weight) {
-  const DType inputs[] = {DType::kQ8A, weight};
-  const bool weights[] = {false, true};
+bool takes(const KernelSet& kernels, std::string_view op, DType weight) {
+  const DType inputs[] = {DType::kQ8A, weight, DType::kI32};
+  const bool weights[] = {false, true, false};
+  const size_t operands = op == "grouped_linear" ? 3 : 2;
   return std::any_of(
       kernels.entries().begin(), kernels.entries().end(), [&](const KernelSet::Entry& e) {
-        return !e.pattern.region && kernel_matches(e.pattern, "linear", inputs, weights);
+        return !e.pattern.region && kernel_matches(e.pattern, op, std::span(inputs).first(operands),
+                                                   std::span(weights).first(operands));
       });
 }
 
@@ -46,9 +49,11 @@ void quantize_activations(Module& module, Function& function, const PassContext&
   KernelSet kernels(context.backend);
   rebuild(module, function, [&](Function& to, const Node& node, const std::vector<Ref>& in) {
     std::vector<Ref> inputs = in;
-    if (node.op->name == "linear" && to.tensor(in[0]).dtype == DType::kF32) {
+    bool product = node.op->name == "linear" || node.op->name == "grouped_linear" ||
+                   node.op->name == "head_linear";
+    if (product && to.tensor(in[0]).dtype == DType::kF32) {
       DType weight = to.tensor(in[1]).dtype;
-      if (has_integer_dot(weight) && takes(kernels, weight))
+      if (has_integer_dot(weight) && takes(kernels, node.op->name, weight))
         inputs[0] = to.add("quantize", {in[0]}, Value::Object{{"format", "q8a"}});
     }
     return copy_node(to, node, inputs);

@@ -1,0 +1,81 @@
+#pragma once
+// The fields of config.json, and the readers that are not part of hf_config.cc.
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "base/value.h"
+#include "compile/import/families.h"
+
+namespace tokamak {
+
+// config.json fields under any of several names; null counts as absent. Wrong types fail, naming
+// the field.
+class Fields {
+ public:
+  Fields(const Value& json, std::string_view where) : json_(json), where_(where) {}
+
+  const Value* find(std::initializer_list<std::string_view> names) const {
+    for (std::string_view name : names)
+      if (const Value* v = json_.find(name); v && !v->is_null()) return v;
+    return nullptr;
+  }
+  int64_t integer(std::initializer_list<std::string_view> names, int64_t fallback) const {
+    const Value* v = find(names);
+    if (v && !v->is_int()) wrong(*names.begin(), "an integer");
+    return v ? v->as_int() : fallback;
+  }
+  int64_t required(std::initializer_list<std::string_view> names) const {
+    if (!find(names))
+      fail(ErrorCode::kCorrupt, "{}: config.json has no {}", where_, *names.begin());
+    return integer(names, 0);
+  }
+  // GGUF stores such numbers as f32; rounding here as well makes both formats describe the same
+  // model.
+  double number(std::initializer_list<std::string_view> names, double fallback) const {
+    const Value* v = find(names);
+    if (v && !v->is_number()) wrong(*names.begin(), "a number");
+    return v ? static_cast<double>(static_cast<float>(v->as_double())) : fallback;
+  }
+  bool boolean(std::string_view name, bool fallback) const {
+    const Value* v = find({name});
+    if (v && !v->is_bool()) wrong(name, "true or false");
+    return v ? v->as_bool() : fallback;
+  }
+  std::string text(std::initializer_list<std::string_view> names, std::string_view fallback) const {
+    const Value* v = find(names);
+    if (v && !v->is_string()) wrong(*names.begin(), "a string");
+    return v ? v->as_string() : std::string(fallback);
+  }
+  std::vector<double> numbers(std::string_view name) const {
+    std::vector<double> out;
+    const Value* v = find({name});
+    if (!v) return out;
+    if (!v->is_array()) wrong(name, "a list of numbers");
+    for (const Value& item : v->as_array()) {
+      if (!item.is_number()) wrong(name, "a list of numbers");
+      out.push_back(static_cast<double>(static_cast<float>(item.as_double())));
+    }
+    return out;
+  }
+  [[noreturn]] void wrong(std::string_view name, std::string_view expected) const {
+    fail(ErrorCode::kCorrupt, "{}: {} in config.json is not {}", where_, name, expected);
+  }
+  bool is_null(std::string_view name) const {  // present and null: disabled
+    const Value* v = json_.find(name);
+    return v && v->is_null();
+  }
+  std::string_view where() const { return where_; }
+
+ private:
+  const Value& json_;
+  std::string_view where_;
+};
+
+// What only some families have: scales, layers without positions, experts. `config` has its sizes
+// and windows.
+void read_variants(const Fields& fields, const Family& family, ModelConfig& config);
+
+}  // namespace tokamak

@@ -1,0 +1,100 @@
+#include "compile/import/hf_fields.h"
+
+namespace tokamak {
+namespace {
+
+// Scales that Granite and Cohere apply to embeddings, scores, residuals and logits.
+void read_scales(const Fields& f, ModelConfig& c) {
+  if (c.architecture == "granite") {
+    c.embedding_scale = f.number({"embedding_multiplier"}, 1);
+    c.residual_scale = f.number({"residual_multiplier"}, 1);
+    c.attention_scale = f.number({"attention_multiplier"}, 1);
+    c.logit_scale = 1 / f.number({"logits_scaling"}, 1);
+  } else if (c.architecture == "command-r" || c.architecture == "cohere2") {
+    c.logit_scale = f.number({"logit_scale"}, 0.0625);
+    if (f.boolean("use_qk_norm", false))
+      fail(ErrorCode::kUnsupported,
+           "{}: norms of q and k with weights per head (use_qk_norm) are not supported", f.where());
+  }
+}
+
+// Layers that use no positions: every n-th of SmolLM3; those without a window of Cohere 2 and
+// EXAONE 4.
+void read_unrotated(const Fields& f, ModelConfig& c) {
+  if (c.architecture == "smollm3") {
+    const Value* list = f.find({"no_rope_layers"});
+    int64_t interval = f.integer({"no_rope_layer_interval"}, 4);
+    if (interval <= 0) f.wrong("no_rope_layer_interval", "positive");
+    if (list && (!list->is_array() || static_cast<int64_t>(list->size()) != c.layers))
+      f.wrong("no_rope_layers", "a list with one entry per layer");
+    for (int64_t i = 0; i < c.layers; ++i) {
+      const Value* v = list ? &list->as_array()[static_cast<size_t>(i)] : nullptr;
+      if (v && !v->is_int()) f.wrong("no_rope_layers", "a list of numbers");
+      c.layer_rotates.push_back(v ? v->as_int() != 0 : (i + 1) % interval != 0);
+    }
+  } else if (c.architecture == "cohere2" || (c.architecture == "exaone4" && c.sliding_window > 0)) {
+    c.layer_rotates = c.layer_slides;
+    c.layer_rotates.resize(static_cast<size_t>(c.layers));
+  }
+}
+
+std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
+  std::vector<bool> layers(static_cast<size_t>(c.layers), true);
+  int64_t dense = f.integer({"first_k_dense_replace"}, c.architecture == "glm4moe" ? 1 : 0);
+  int64_t step = f.integer({"decoder_sparse_step"}, 1);
+  if (step <= 0) f.wrong("decoder_sparse_step", "positive");
+  for (int64_t i = 0; i < c.layers; ++i)
+    layers[static_cast<size_t>(i)] = i >= dense && (i + 1) % step == 0;
+  if (const Value* only = f.find({"mlp_only_layers"})) {
+    if (!only->is_array()) f.wrong("mlp_only_layers", "a list");
+    for (const Value& v : only->as_array()) {
+      if (!v.is_int()) f.wrong("mlp_only_layers", "a list of layer numbers");
+      if (v.as_int() >= 0 && v.as_int() < c.layers) layers[static_cast<size_t>(v.as_int())] = false;
+    }
+  }
+  return layers;
+}
+
+void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
+  if (!family.experts) return;
+  ExpertConfig& e = c.experts;
+  e.count = f.required({"num_local_experts", "num_experts", "n_routed_experts"});
+  e.used = f.required({"num_experts_per_tok", "experts_per_token"});
+  e.ffn = f.integer({"moe_intermediate_size"}, c.ffn);
+  e.sigmoid = e.score_bias = family.sigmoid_experts;
+  // Qwen3's default is not the value of its models.
+  if (c.architecture == "gpt-oss") e.clamp = f.number({"swiglu_limit"}, 7);
+  e.normalize =
+      c.architecture == "mixtral" || c.architecture == "gpt-oss" ||
+      f.boolean("norm_topk_prob", family.normalize_experts && c.architecture != "qwen3moe");
+  e.scale = f.number({"routed_scaling_factor"}, 1);
+  if (c.architecture == "qwen2moe") {
+    e.shared_ffn = f.integer({"shared_expert_intermediate_size"}, 5632);
+    e.shared_gate = true;
+  } else {
+    e.shared_ffn = f.integer({"n_shared_experts"}, 0) * e.ffn;
+  }
+  e.groups = f.integer({"n_group"}, 1);
+  e.used_groups = f.integer({"topk_group"}, 1);
+  if (c.architecture == "deepseek2") {
+    bool v3 = f.text({"model_type"}, "") != "deepseek_v2";
+    e.sigmoid = e.score_bias = f.text({"scoring_func"}, v3 ? "sigmoid" : "softmax") == "sigmoid";
+    e.normalize = v3 && f.boolean("norm_topk_prob", true);
+    if (f.text({"topk_method"}, v3 ? "noaux_tc" : "greedy") == "greedy") e.groups = 1;
+    if (e.groups == 1) e.used_groups = 1;
+  }
+  if (e.count <= 0) f.wrong("num_experts", "positive");
+  if (f.find({"clip_qkv"}))
+    fail(ErrorCode::kUnsupported, "{}: clip_qkv is not supported", f.where());
+  e.layers = expert_layers(f, c);
+}
+
+}  // namespace
+
+void read_variants(const Fields& fields, const Family& family, ModelConfig& config) {
+  read_scales(fields, config);
+  read_unrotated(fields, config);
+  read_experts(fields, family, config);
+}
+
+}  // namespace tokamak

@@ -1,0 +1,58 @@
+// The MLP of a layer with experts: a router scores them, each token passes the best ones, and their
+// results are added with the router's weights. A shared expert is an MLP that every token passes.
+#include "compile/models/builder.h"
+
+namespace tokamak {
+namespace {
+
+Ref shared_expert(ModelBuilder& b, Ref x, const std::string& blk) {
+  Ref gate = b.activation(b.linear(x, blk + "ffn_gate_shexp"));
+  Ref up = b.linear(x, blk + "ffn_up_shexp");
+  Ref y = b.linear(b.op("mul", {gate, up}), blk + "ffn_down_shexp");
+  if (!b.config.experts.shared_gate) return y;
+  return b.op("mul", {y, b.op("sigmoid", {b.linear(x, blk + "ffn_gate_inp_shexp")})});
+}
+
+// gpt-oss: gate and up are limited, and the activation is g * sigmoid(1.702 g) * (up + 1).
+Ref clamped(ModelBuilder& b, Ref gate, Ref up) {
+  double limit = b.config.experts.clamp;
+  Ref top = b.constant("experts.limit", {limit}), bottom = b.constant("experts.floor", {-limit});
+  gate = b.op("minimum", {gate, top});
+  up = b.op("maximum", {b.op("minimum", {up, top}), bottom});
+  Ref slope = b.op("scale", {gate}, Value::Object{{"value", 1.702}});
+  gate = b.op("mul", {gate, b.op("sigmoid", {slope})});
+  return b.op("mul", {b.op("add", {up, b.constant("experts.one", {1.0})}), gate});
+}
+
+}  // namespace
+
+Ref expert_mlp(ModelBuilder& b, Ref x, int64_t layer) {
+  const ExpertConfig& e = b.config.experts;
+  std::string blk = fmt::format("blk.{}.", layer);
+  Value::Object attrs = {{"k", e.used}};
+  if (e.sigmoid) attrs.emplace_back("gate", "sigmoid");
+  if (e.normalize) attrs.emplace_back("normalize", 1);
+  if (e.scale != 1) attrs.emplace_back("scale", e.scale);
+  if (e.groups > 1) {
+    attrs.emplace_back("groups", e.groups);
+    attrs.emplace_back("used_groups", e.used_groups);
+  }
+  std::vector<Ref> scores = {b.linear(x, blk + "ffn_gate_inp")};
+  if (e.score_bias) scores.push_back(b.weight(blk + "exp_probs_b.bias"));
+  std::vector<Ref> route = b.op_multi("moe_route", scores, std::move(attrs), blk + "route");
+  std::vector<Ref> rows = b.op_multi("moe_dispatch", {x, route[1]},
+                                     Value::Object{{"count", e.count}}, blk + "dispatch");
+  auto product = [&](Ref in, const std::string& stem) {
+    std::vector<Ref> inputs = {in, b.weight(blk + stem + ".weight"), rows[1]};
+    if (e.bias) inputs.push_back(b.weight(blk + stem + ".bias"));
+    return b.op("grouped_linear", std::move(inputs), {}, blk + stem);
+  };
+  Ref gate = product(rows[0], "ffn_gate_exps");
+  Ref up = product(rows[0], "ffn_up_exps");
+  Ref mixed = e.clamp > 0 ? clamped(b, gate, up) : b.op("mul", {b.activation(gate), up});
+  Ref down = product(mixed, "ffn_down_exps");
+  Ref y = b.op("moe_combine", {down, rows[2], rows[1], route[0]}, {}, blk + "combine");
+  return e.shared_ffn > 0 ? b.op("add", {y, shared_expert(b, x, blk)}) : y;
+}
+
+}  // namespace tokamak

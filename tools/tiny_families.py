@@ -1,0 +1,397 @@
+"""Tiny models of further families: as tiny_models.py writes them, one model per family.
+
+A family is a config.json (MODELS) and a function that lists its tensors, each under its name in model.safetensors and in
+a GGUF file, with the change that llama.cpp's converter makes. tiny_models.py writes the models; tools/make_goldens.py
+--families computes the expected logits (tests/golden/families).
+"""
+import gguf
+import numpy as np
+
+import tiny_gguf
+from tiny_models import BOS, CONTEXT, DROP, EOS, VOCAB, llama_config, random_tensor
+
+NO_BIAS_KEYS = {"attention_bias": DROP, "mlp_bias": DROP}
+
+
+def config(name, **changes):
+    return llama_config(**{**NO_BIAS_KEYS, "architectures": [name], **changes})
+
+
+EXPERTS = {"hidden_size": 64, "intermediate_size": 96, "num_experts_per_tok": 2, "num_experts": 6,
+           "moe_intermediate_size": 32}
+
+MODELS = {
+    "olmo2": config("Olmo2ForCausalLM", model_type="olmo2", rope_theta=500000.0, rms_norm_eps=1e-6),
+    "exaone4": config("Exaone4ForCausalLM", model_type="exaone4", num_hidden_layers=4, sliding_window=8,
+                      layer_types=["sliding_attention"] * 3 + ["full_attention"], sliding_window_pattern=4),
+    "granite": config("GraniteForCausalLM", model_type="granite", embedding_multiplier=3.0, residual_multiplier=0.5,
+                      attention_multiplier=0.1, logits_scaling=2.0),
+    "cohere": config("CohereForCausalLM", model_type="cohere", layer_norm_eps=1e-5, logit_scale=0.25, use_qk_norm=False,
+                     tie_word_embeddings=True, rms_norm_eps=DROP),
+    "cohere2": config("Cohere2ForCausalLM", model_type="cohere2", layer_norm_eps=1e-5, logit_scale=0.25,
+                      tie_word_embeddings=True, rms_norm_eps=DROP, num_hidden_layers=4, sliding_window=8,
+                      sliding_window_pattern=4),
+    "glm4": config("Glm4ForCausalLM", model_type="glm4", head_dim=16, partial_rotary_factor=0.5, attention_bias=True,
+                   pad_token_id=EOS),
+    "smollm3": config("SmolLM3ForCausalLM", model_type="smollm3", num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0],
+                      use_sliding_window=False, tie_word_embeddings=True, pad_token_id=EOS),
+    "starcoder2": config("Starcoder2ForCausalLM", model_type="starcoder2", norm_epsilon=1e-5, use_bias=True,
+                         hidden_act="gelu_pytorch_tanh", sliding_window=8, tie_word_embeddings=True, rms_norm_eps=DROP),
+    "phi2": config("PhiForCausalLM", model_type="phi", layer_norm_eps=1e-5, partial_rotary_factor=0.5,
+                   hidden_act="gelu_new", num_key_value_heads=4, rms_norm_eps=DROP),
+    "opt": {
+        "architectures": ["OPTForCausalLM"], "model_type": "opt", "vocab_size": VOCAB, "hidden_size": 64, "ffn_dim": 96,
+        "word_embed_proj_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": CONTEXT,
+        "activation_function": "relu", "do_layer_norm_before": True, "tie_word_embeddings": True, "pad_token_id": 1,
+        "bos_token_id": BOS, "eos_token_id": EOS, "torch_dtype": "float32",
+    },
+    "internlm2": config("InternLM2ForCausalLM", model_type="internlm2", bias=False),
+    "mixtral": config("MixtralForCausalLM", model_type="mixtral", num_local_experts=4, num_experts_per_tok=2,
+                      sliding_window=None),
+    "qwen2moe": config("Qwen2MoeForCausalLM", model_type="qwen2_moe", shared_expert_intermediate_size=48,
+                       norm_topk_prob=False, decoder_sparse_step=1, mlp_only_layers=[], rms_norm_eps=1e-6, **EXPERTS),
+    "qwen3moe": config("Qwen3MoeForCausalLM", model_type="qwen3_moe", norm_topk_prob=True, decoder_sparse_step=1,
+                       head_dim=24, mlp_only_layers=[], rms_norm_eps=1e-6, **{**EXPERTS, "num_experts_per_tok": 3}),
+    # Dense layers between those with experts: no converter writes such a GGUF.
+    "qwen3moe_sparse": config("Qwen3MoeForCausalLM", model_type="qwen3_moe", norm_topk_prob=False, decoder_sparse_step=2,
+                              head_dim=16, mlp_only_layers=[3], num_hidden_layers=4, **EXPERTS),
+    "olmoe": config("OlmoeForCausalLM", model_type="olmoe", num_experts=8, num_experts_per_tok=3, norm_topk_prob=False,
+                    clip_qkv=None, intermediate_size=48),
+    "glm4moe": config("Glm4MoeForCausalLM", model_type="glm4_moe", n_routed_experts=8, n_group=4, topk_group=2,
+                      n_shared_experts=1, first_k_dense_replace=1, routed_scaling_factor=1.5, norm_topk_prob=True,
+                      partial_rotary_factor=0.5, head_dim=16, use_qk_norm=True, attention_bias=True, num_hidden_layers=3,
+                      moe_intermediate_size=32, num_experts_per_tok=2, pad_token_id=EOS),
+}
+LATENT = {"q_lora_rank": None, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+          "num_key_value_heads": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 32,
+          "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_layer_freq": 1, "rms_norm_eps": 1e-6}
+MODELS["deepseek2"] = config("DeepseekV2ForCausalLM", model_type="deepseek_v2", topk_method="greedy", n_group=1, topk_group=1,
+                             norm_topk_prob=False, routed_scaling_factor=1.5, aux_loss_alpha=0.0, **LATENT)
+MODELS["deepseek3"] = config("DeepseekV3ForCausalLM", model_type="deepseek_v3", topk_method="noaux_tc", n_group=4,
+                             topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5, scoring_func="sigmoid",
+                             rope_interleave=True, rope_scaling={
+                                 "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32,
+                                 "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+                             **{**LATENT, "q_lora_rank": 40})
+GPT_OSS = config("GptOssForCausalLM", model_type="gpt_oss", num_local_experts=4, num_experts_per_tok=2, head_dim=16,
+                 intermediate_size=32, attention_bias=True, sliding_window=8, swiglu_limit=7.0, rope_scaling={
+                     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0,
+                     "beta_slow": 1.0, "truncate": False},
+                 layer_types=["sliding_attention", "full_attention"])
+MODELS["gpt_oss"] = GPT_OSS
+MODELS["gpt_oss_mxfp4"] = {**GPT_OSS, "quantization_config": {"quant_method": "mxfp4"}}
+# Families that transformers does not have: equal to another one with other names.
+REFERENCE = {"gpt_oss_mxfp4": {"quantization_config": None},  # with the decoded values
+             "internlm2": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}}
+NOT_AS_GGUF = {"opt", "qwen3moe_sparse"}
+MXFP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32)
+
+ARCHITECTURE = {"cohere": "command-r", "phi": "phi2", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
+                "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss",
+                "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2"}
+INTERLEAVED_BY_CONVERTER = {"granite", "smollm3", "mixtral", "internlm2"}
+
+
+class Tensors:
+    """A model's tensors under their names in model.safetensors and in GGUF."""
+
+    def __init__(self, model, c):
+        self.model, self.c = model, c
+        self.hf, self.gguf = {}, {}
+        self.reference = {}  # for transformers, where its names differ
+
+    def random(self, key, shape, deviation, mean=0.0):
+        return random_tensor(self.model, key, shape, deviation, mean)
+
+    def add(self, hf, name, x, heads=0):
+        self.hf[hf] = x
+        self.gguf[name] = tiny_gguf.permute(x, heads) if heads and self.converter_permutes() else x
+
+    def converter_permutes(self):
+        return self.c["model_type"] in INTERLEAVED_BY_CONVERTER
+
+    def matrix(self, hf, name, rows, columns, gain=1.0, bias=0.0, heads=0):
+        self.add(hf + ".weight", name + ".weight", self.random(hf, (rows, columns), gain / columns ** 0.5), heads)
+        if bias:
+            self.add(hf + ".bias", name + ".bias", self.random(hf + ".bias", (rows,), bias), heads)
+
+    def norm(self, hf, name, size, bias=False):
+        self.add(hf + ".weight", name + ".weight", self.random(hf, (size,), 0.2, 1.0))
+        if bias:
+            self.add(hf + ".bias", name + ".bias", self.random(hf + ".bias", (size,), 0.1))
+
+    def stack(self, hf, name, count, rows, columns, gain=1.0):
+        """Experts: a tensor each in the folder, one in GGUF."""
+        parts = [self.random(hf.format(e), (rows, columns), gain / columns ** 0.5) for e in range(count)]
+        for e, x in enumerate(parts):
+            self.hf[hf.format(e) + ".weight"] = x
+        self.gguf[name + ".weight"] = np.stack(parts)
+
+
+def sizes(c):
+    head = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    return c["hidden_size"], head, c["num_attention_heads"], c.get("num_key_value_heads", c["num_attention_heads"])
+
+
+def attention(t, c, at, blk):
+    hidden, head, heads, kv = sizes(c)
+    kind = c["model_type"]
+    all_biases = kind in ("starcoder2", "phi", "opt")
+    bias = 0.4 if all_biases or kind == "qwen2_moe" or c.get("attention_bias") else 0.0
+    for part, count in (("q", heads), ("k", kv), ("v", kv)):
+        t.matrix(f"{at}self_attn.{part}_proj", f"{blk}attn_{part}", count * head, hidden, 1.3, bias,
+                 0 if part == "v" else count)
+    out = {"phi": "dense", "opt": "out_proj"}.get(kind, "o_proj")
+    t.matrix(f"{at}self_attn.{out}", f"{blk}attn_output", hidden, heads * head, 1.0, 0.2 if all_biases or kind == "gpt_oss" else 0.0)
+    if kind == "gpt_oss":
+        t.add(at + "self_attn.sinks", blk + "attn_sinks.weight", t.random(at + "sinks", (heads,), 1.0))
+    if kind in ("olmo2", "olmoe", "exaone4", "qwen3_moe") or c.get("use_qk_norm"):
+        wide = kind in ("olmo2", "olmoe")
+        t.norm(at + "self_attn.q_norm", blk + "attn_q_norm", heads * head if wide else head)
+        t.norm(at + "self_attn.k_norm", blk + "attn_k_norm", kv * head if wide else head)
+
+
+def latent_attention(t, c, at, blk):
+    hidden, heads, rank = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
+    nope, rope, value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+    at += "self_attn."
+    if c["q_lora_rank"]:
+        t.matrix(at + "q_a_proj", blk + "attn_q_a", c["q_lora_rank"], hidden, 1.3)
+        t.norm(at + "q_a_layernorm", blk + "attn_q_a_norm", c["q_lora_rank"])
+        t.matrix(at + "q_b_proj", blk + "attn_q_b", heads * (nope + rope), c["q_lora_rank"], 1.3)
+    else:
+        t.matrix(at + "q_proj", blk + "attn_q", heads * (nope + rope), hidden, 1.3)
+    t.matrix(at + "kv_a_proj_with_mqa", blk + "attn_kv_a_mqa", rank + rope, hidden, 1.3)
+    t.norm(at + "kv_a_layernorm", blk + "attn_kv_a_norm", rank)
+    t.matrix(at + "kv_b_proj", blk + "attn_kv_b", heads * (nope + value), rank, 1.3)
+    if c["model_type"] == "deepseek_v3":  # in two parts; early files have it whole
+        k, v = np.split(t.gguf.pop(blk + "attn_kv_b.weight").reshape(heads, nope + value, rank), [nope], axis=1)
+        t.gguf[blk + "attn_k_b.weight"], t.gguf[blk + "attn_v_b.weight"] = k.swapaxes(1, 2), v
+    t.matrix(at + "o_proj", blk + "attn_output", hidden, heads * value)
+
+
+def mlp(t, c, at, blk, ffn):
+    hidden = c["hidden_size"]
+    names = {"starcoder2": ("mlp.c_fc", "mlp.c_proj"), "phi": ("mlp.fc1", "mlp.fc2"), "opt": ("fc1", "fc2")}
+    if c["model_type"] in names:
+        up, down = names[c["model_type"]]
+        t.matrix(at + up, blk + "ffn_up", ffn, hidden, 1.3, 0.2)
+        t.matrix(at + down, blk + "ffn_down", hidden, ffn, 2.0, 0.1)
+        return
+    if c["model_type"] == "glm4":
+        t.matrix(at + "mlp.gate_up_proj", blk + "ffn_up", 2 * ffn, hidden)
+    else:
+        t.matrix(at + "mlp.gate_proj", blk + "ffn_gate", ffn, hidden)
+        t.matrix(at + "mlp.up_proj", blk + "ffn_up", ffn, hidden)
+    t.matrix(at + "mlp.down_proj", blk + "ffn_down", hidden, ffn, 2.0)
+
+
+def mxfp4(t, key, shape):
+    """Random MXFP4 blocks: codes and exponents, and the values they stand for."""
+    codes = (t.random(key, shape, 1.0) * 100).astype(np.int64) % 16
+    exponents = 123 + (t.random(key + ".scales", (*shape[:-1], shape[-1] // 32), 1.0) * 100).astype(np.int64) % 3
+    values = MXFP4_VALUES[codes] * np.exp2(np.repeat(exponents, 32, -1) - 127).astype(np.float32)
+    return codes.astype(np.uint8), exponents.astype(np.uint8), values
+
+
+def oss_experts(t, c, at, blk):
+    """All experts in one tensor, gate and up rows in turn; GGUF has them apart."""
+    hidden, count, ffn, quantized = c["hidden_size"], c["num_local_experts"], c["intermediate_size"], t.model.endswith("mxfp4")
+    t.matrix(at + "mlp.router", blk + "ffn_gate_inp", count, hidden, 2.0, 0.3)
+    at += "mlp.experts."
+    for name, rows, columns, parts in (("gate_up_proj", 2 * ffn, hidden, ("gate", "up")), ("down_proj", hidden, ffn, ("down",))):
+        codes, exponents, x = mxfp4(t, at + name, (count, rows, columns)) if quantized else (
+            None, None, t.random(at + name, (count, rows, columns), (5.0 if len(parts) == 2 else 1.5) / columns ** 0.5))
+        bias = t.random(at + name + "_bias", (count, rows), 0.2)
+        if quantized:
+            blocks = codes.reshape(count, rows, columns // 32, 16, 2)
+            t.hf[at + name + "_blocks"] = blocks[..., 0] | blocks[..., 1] << 4
+            t.hf[at + name + "_scales"] = exponents
+        else:
+            t.hf[at + name] = np.ascontiguousarray(x.swapaxes(1, 2))
+        t.reference[at + name] = np.ascontiguousarray(x.swapaxes(1, 2))
+        t.hf[at + name + "_bias"] = bias
+        for i, part in enumerate(parts):
+            step = len(parts)
+            t.gguf[f"{blk}ffn_{part}_exps.bias"] = bias[:, i::step]
+            if quantized:
+                q = codes[:, i::step].reshape(count, rows // step, columns // 32, 2, 16)
+                q = np.concatenate([exponents[:, i::step, :, None], q[..., 0, :] | q[..., 1, :] << 4], -1)
+                t.gguf[f"{blk}ffn_{part}_exps.weight"] = q.reshape(count, rows // step, -1)
+            else:
+                t.gguf[f"{blk}ffn_{part}_exps.weight"] = x[:, i::step]
+
+
+def expert_count(c):
+    return c.get("num_local_experts") or c.get("num_experts") or c.get("n_routed_experts") or 0
+
+
+def expert_ffn(c):
+    return c.get("moe_intermediate_size") or c["intermediate_size"]
+
+
+def has_experts(c, layer):
+    if layer in c.get("mlp_only_layers", []) or layer < c.get("first_k_dense_replace", 0):
+        return False
+    return expert_count(c) > 0 and (layer + 1) % c.get("decoder_sparse_step", 1) == 0
+
+
+def experts(t, c, at, blk):
+    hidden, count, ffn = c["hidden_size"], expert_count(c), expert_ffn(c)
+    if c["model_type"] == "mixtral":
+        at, (gate, up, down) = at + "block_sparse_moe.", ("w1", "w3", "w2")
+    else:
+        at, (gate, up, down) = at + "mlp.", ("gate_proj", "up_proj", "down_proj")
+    t.matrix(at + "gate", blk + "ffn_gate_inp", count, hidden, 2.0)
+    t.stack(at + "experts.{}." + gate, blk + "ffn_gate_exps", count, ffn, hidden)
+    t.stack(at + "experts.{}." + up, blk + "ffn_up_exps", count, ffn, hidden)
+    t.stack(at + "experts.{}." + down, blk + "ffn_down_exps", count, hidden, ffn, 2.0)
+    if c["model_type"] in ("glm4_moe", "deepseek_v3"):
+        t.add(at + "gate.e_score_correction_bias", blk + "exp_probs_b.bias", t.random(at + "bias", (count,), 0.2))
+    shared = c.get("shared_expert_intermediate_size") or c.get("n_shared_experts", 0) * ffn
+    if not shared:
+        return
+    name = "shared_expert" if c["model_type"] == "qwen2_moe" else "shared_experts"
+    for part, rows, columns in (("gate", shared, hidden), ("up", shared, hidden), ("down", hidden, shared)):
+        t.matrix(f"{at}{name}.{part}_proj", f"{blk}ffn_{part}_shexp", rows, columns)
+    if c["model_type"] == "qwen2_moe":
+        t.matrix(at + "shared_expert_gate", blk + "ffn_gate_inp_shexp", 1, hidden)
+
+
+def norms_of(c):
+    """Norms of a layer: name in the folder, name in GGUF."""
+    before = [("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm")]
+    return {
+        "olmo2": [("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm")],
+        "exaone4": [("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm")],
+        "cohere": before[:1], "cohere2": before[:1], "phi": before[:1],
+        "opt": [("self_attn_layer_norm", "attn_norm"), ("final_layer_norm", "ffn_norm")],
+        "glm4": before + [("post_self_attn_layernorm", "post_attention_norm"), ("post_mlp_layernorm", "post_ffw_norm")],
+        "gpt_oss": [before[0], ("post_attention_layernorm", "post_attention_norm")],
+        "glm4_moe": [before[0], ("post_attention_layernorm", "post_attention_norm")],
+    }.get(c["model_type"], before)
+
+
+def decoder(t, c):
+    kind, hidden = c["model_type"], c["hidden_size"]
+    root = "model.decoder." if kind == "opt" else "model."
+    norm_bias = kind in ("starcoder2", "phi", "opt")
+    embedding = t.random("token_embd", (VOCAB, hidden), 0.1 if kind == "granite" else 0.35)
+    t.add(root + "embed_tokens.weight", "token_embd.weight", embedding)
+    if kind == "opt":
+        t.add(root + "embed_positions.weight", "position_embd.weight",
+              t.random("position_embd", (c["max_position_embeddings"] + 2, hidden), 0.35))
+    for i in range(c["num_hidden_layers"]):
+        at, blk = f"{root}layers.{i}.", f"blk.{i}."
+        (latent_attention if "kv_lora_rank" in c else attention)(t, c, at, blk)
+        if has_experts(c, i):
+            (oss_experts if kind == "gpt_oss" else experts)(t, c, at, blk)
+        else:
+            mlp(t, c, at, blk, c["ffn_dim"] if kind == "opt" else c["intermediate_size"])
+        for hf, name in norms_of(c):
+            t.norm(at + hf, blk + name, hidden, norm_bias)
+    final = {"phi": "final_layernorm", "opt": "final_layer_norm"}.get(kind, "norm")
+    t.norm(root + final, "output_norm", hidden, norm_bias)
+    if not c["tie_word_embeddings"]:
+        t.matrix("lm_head", "output", VOCAB, hidden, 2.0, 0.2 if kind == "phi" else 0.0)
+
+
+def internlm2(t, c):
+    """A Llama whose q, k and v are one tensor: for each key/value head its queries, its key and its value."""
+    decoder(t, c)
+    _, head, heads, kv = sizes(c)
+    t.reference, t.hf = t.hf, {}
+    names = {"self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
+             "mlp.down_proj": "feed_forward.w2", "input_layernorm": "attention_norm",
+             "post_attention_layernorm": "ffn_norm", "embed_tokens": "tok_embeddings", "lm_head": "output"}
+    for name, x in t.reference.items():
+        if "_proj" in name and "self_attn.o_proj" not in name and "self_attn" in name:
+            continue
+        for old, new in names.items():
+            name = name.replace(old, new)
+        t.hf[name] = x
+    for i in range(c["num_hidden_layers"]):
+        q, k, v = (t.reference[f"model.layers.{i}.self_attn.{p}_proj.weight"] for p in "qkv")
+        q, k, v = (x.reshape(kv, -1, head, x.shape[-1]) for x in (q, k, v))
+        t.hf[f"model.layers.{i}.attention.wqkv.weight"] = np.concatenate([q, k, v], 1).reshape(-1, c["hidden_size"])
+
+
+def tensors_of(name):
+    t = Tensors(name, MODELS[name])
+    (internlm2 if name == "internlm2" else decoder)(t, MODELS[name])
+    if name == "gpt_oss_mxfp4":
+        t.reference.update({k: x for k, x in t.hf.items() if not k.endswith(("_blocks", "_scales"))})
+    return t
+
+
+def gguf_fields(c):
+    """Metadata keys after the architecture's name."""
+    kind = c["model_type"]
+    _, head, heads, kv = sizes(c)
+    fields = {
+        "block_count": c["num_hidden_layers"], "context_length": c["max_position_embeddings"],
+        "embedding_length": c["hidden_size"], "feed_forward_length": c["intermediate_size"],
+        "attention.head_count": heads, "attention.head_count_kv": kv, "rope.freq_base": c["rope_theta"],
+        "rope.dimension_count": int(head * c.get("partial_rotary_factor", 1.0)),
+    }
+    if "rms_norm_eps" in c:
+        fields["attention.layer_norm_rms_epsilon"] = c["rms_norm_eps"]
+    else:
+        fields["attention.layer_norm_epsilon"] = c.get("layer_norm_eps") or c["norm_epsilon"]
+    if "head_dim" in c:
+        fields.update({"attention.key_length": head, "attention.value_length": head})
+    if c.get("sliding_window"):
+        fields["attention.sliding_window"] = c["sliding_window"]
+    if "rope_scaling" in c:
+        scaling = c["rope_scaling"]
+        fields.update({"rope.scaling.type": "yarn", "rope.scaling.factor": scaling["factor"],
+                       "rope.scaling.original_context_length": scaling["original_max_position_embeddings"]})
+    if kind == "granite":
+        fields.update({"attention.scale": c["attention_multiplier"], "embedding_scale": c["embedding_multiplier"],
+                       "residual_scale": c["residual_multiplier"], "logit_scale": c["logits_scaling"]})
+    if kind.startswith("cohere"):
+        fields["logit_scale"] = c["logit_scale"]
+    if expert_count(c):
+        fields.update({"expert_count": expert_count(c), "expert_used_count": c["num_experts_per_tok"]})
+        if "moe_intermediate_size" in c or kind == "gpt_oss":
+            fields["expert_feed_forward_length"] = expert_ffn(c)
+        if "shared_expert_intermediate_size" in c:
+            fields["expert_shared_feed_forward_length"] = c["shared_expert_intermediate_size"]
+    if "kv_lora_rank" in c:
+        key, value, rope = c["qk_nope_head_dim"] + c["qk_rope_head_dim"], c["v_head_dim"], c["qk_rope_head_dim"]
+        fields.update({"attention.kv_lora_rank": c["kv_lora_rank"], "rope.dimension_count": rope,
+                       "attention.key_length": key, "attention.value_length": value})
+        if c["q_lora_rank"]:
+            fields["attention.q_lora_rank"] = c["q_lora_rank"]
+        if kind == "deepseek_v3":
+            fields.update({"rope.scaling.yarn_log_multiplier": 0.1 * c["rope_scaling"]["mscale_all_dim"]})
+            fields.update({"attention.head_count_kv": 1, "attention.key_length": c["kv_lora_rank"] + rope,
+                           "attention.value_length": c["kv_lora_rank"], "attention.key_length_mla": key,
+                           "attention.value_length_mla": value})
+    if "n_routed_experts" in c:
+        softmax = kind == "deepseek_v2"
+        fields.update({"expert_gating_func": 1 if softmax else 2, "expert_weights_norm": c["norm_topk_prob"],
+                       "expert_shared_count": c["n_shared_experts"], "expert_weights_scale": c["routed_scaling_factor"],
+                       "expert_group_count": c["n_group"], "expert_group_used_count": c["topk_group"],
+                       "leading_dense_block_count": c["first_k_dense_replace"]})
+    return fields
+
+
+def write_gguf(path, c, tensors, vocabulary):
+    architecture = ARCHITECTURE.get(c["model_type"], c["model_type"])
+    w = gguf.GGUFWriter(path, architecture)
+    w.add_type(gguf.GGUFType.MODEL)
+    w.add_name("tiny model")
+    for key, value in gguf_fields(c).items():
+        add = {bool: w.add_bool, float: w.add_float32, str: w.add_string}.get(type(value), w.add_uint32)
+        add(f"{architecture}.{key}", value)
+    w.add_file_type(gguf.LlamaFileType.ALL_F32)
+    w.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    tiny_gguf.add_vocabulary(w, vocabulary)
+    for name, x in tensors.items():
+        quantized = gguf.GGMLQuantizationType.MXFP4 if x.dtype == np.uint8 else None
+        w.add_tensor(name, np.ascontiguousarray(x), raw_dtype=quantized)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
