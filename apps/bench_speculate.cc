@@ -32,7 +32,7 @@ struct Case {
   std::vector<int32_t> prompt;
 };
 
-// Of all answers of one kind with one method.
+// Sums over all answers of one kind with one method.
 struct Tally {
   int64_t tokens = 0, steps = 0, drafted = 0, accepted = 0;  // after the first token
   std::vector<double> seconds;                               // by round
