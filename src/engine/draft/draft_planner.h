@@ -35,7 +35,7 @@ class DraftPlanner {
   void assign(Sequence& seq, int64_t most);
 
   void observe(int64_t rows, Nanos duration);  // a step of decodes
-  // Among the sequence's drafts, the path to draft `last` was accepted; -1: none.
+  // The path to draft `last` of the sequence was accepted, which has `accepted` tokens; -1: none.
   void note_accepted(Sequence& seq, int32_t last, int32_t accepted);
   void finish(const Sequence& seq);
 
