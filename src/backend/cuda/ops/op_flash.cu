@@ -89,8 +89,8 @@ struct FlashBlock {
   TK_DEVICE static uint8_t* chunk_of(uint8_t* rows, int row, int chunk) {
     return rows + row * (d * 2) + (chunk ^ (row & 7)) * 16;
   }
-  // A tile of keys begins with a block of the cache. Keys after the last are set to zero: the memory
-  // there may hold anything.
+  // A tile of keys begins with a block of the cache. Keys after the last are set to zero: the
+  // memory there may hold anything.
   TK_DEVICE void fetch(int t, int buffer) {
 #pragma unroll 2
     for (int i = 0; i < kCopies; ++i) {
