@@ -83,6 +83,7 @@ class GuardedModel final : public ModelSource, public WeightSource {
   const WeightSource& weights() const override { return *this; }
   const TokenizerSpec& tokenizer() const override { return model_->tokenizer(); }
   const Value& metadata() const override { return model_->metadata(); }
+  const EmbeddingSpec& embedding() const override { return model_->embedding(); }
   const TensorView* find(std::string_view name) const override {
     return model_->weights().find(name);
   }
