@@ -121,6 +121,8 @@ std::vector<float> in_double(const OpCase& c, const CasePlan& plan) {
   const StepInputs& step = plan.steps.back();
   auto decoded = [&](const CallArg& arg) {
     const WeightEntry& entry = plan.plans.weights[arg.index];
+    if (arg.dtype == DType::kI32 && !entry.constant.empty())
+      return integers<double>(entry.dims, {entry.constant.begin(), entry.constant.end()});
     if (!entry.constant.empty()) {
       std::vector<float> rounded(entry.constant.begin(), entry.constant.end());
       return values<double>(entry.dims, {rounded.begin(), rounded.end()});
@@ -143,7 +145,11 @@ std::vector<float> in_double(const OpCase& c, const CasePlan& plan) {
         in.push_back(decoded(arg));
       } else if (arg.kind == CallArg::Kind::kInput) {
         const std::string& name = plan.plans.inputs[arg.index].name;
-        in.push_back(ints(name == "ids" ? step.ids : name == "pos" ? step.pos : step.out_rows));
+        in.push_back(ints(name == "ids"       ? step.ids
+                          : name == "pos"     ? step.pos
+                          : name == "seq"     ? step.seq
+                          : name == "q_start" ? step.q_start
+                                              : step.out_rows));
       } else {
         T x = made.at(arg.index);
         x.dims.assign(1, step.tokens());

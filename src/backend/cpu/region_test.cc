@@ -237,7 +237,7 @@ TEST_P(RegionKernels, WhatAKernelCannotDoIsRefused) {
   refuses("cpu.region.linears", r, "takes regions with a matrix");
   Region other = r;
   other.pieces[1].op = "transpose";
-  refuses("cpu.region.rope_append", other, "heads that are not rotated");
+  refuses("cpu.region.rope_append", other, "transpose before rope or append");
   other = r;
   other.pieces[2].attrs = Value::Object{{"scale", 2.5}};
   refuses("cpu.region.rope_append", other, "rotations by different angles");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 
 #include "backend/common/step_binding.h"
 #include "base/error.h"
@@ -153,8 +154,12 @@ size_t plan_for(const PlanSet& set, std::string_view function, const StepShape& 
     if (p.function == function)
       for (const GuardRange& g : p.guard)
         limits += fmt::format("{}{} in {}..{}", limits.empty() ? "" : ", ", g.symbol, g.lo, g.hi);
-  if (limits.empty())
-    fail(ErrorCode::kInvalidArgument, "--fn {}: the model has no plan for this function", function);
+  if (limits.empty()) {
+    std::set<std::string> functions;
+    for (const Plan& p : set.plans) functions.insert(p.function);
+    fail(ErrorCode::kInvalidArgument, "--fn {}: the model has plans for {} only", function,
+         fmt::join(functions, ", "));
+  }
   fail(ErrorCode::kOutOfRange, "--shape: no plan of {} supports it; there are plans for {}",
        function, limits);
 }

@@ -160,7 +160,7 @@ TEST(Lower, SaysWhyNot) {
        "%3 = rms_norm(%0, %1) {eps=1e-05}\n"
        "%4 = reshape(%3) {dims=[\"T\", 2, 4], axes=[\"t\", \"h\", \"k\"]}\n"
        "%5 = rms_norm(%4, %2) {eps=1e-05}\nreturn out = %5\n",
-       "no place on each axis"},
+       "as one index per axis"},
       {"%0 = input x : f32[t=T, d=8]\n%1 = input y : f32[d=8]\n%2 = exp(%0)\n%3 = exp(%1)\n"
        "return out = %2\nreturn other = %3\n",
        "result other of 8 elements"},
