@@ -104,7 +104,7 @@ const Broken kBrokenSets[] = {
     {"symbol 1: the name \"T\" is used twice", [](PlanSet& s) { s.symbols[1].name = "T"; }},
     {"symbol T: an empty or negative range", [](PlanSet& s) { s.symbols[0].hi = 0; }},
     {"multiple", [](PlanSet& s) { s.symbols[0].multiple = 0; }},
-    {"padded to another value",
+    {"the padded value is not the largest one",
      [](PlanSet& s) {
        s.plans[0].guard[0] = {"T", 1, 16, 3, 16};
      }},
@@ -157,7 +157,7 @@ const Broken kBrokenSets[] = {
     {"there is no group 2", [](PlanSet& s) { s.plans[0].calls[1].in[1].index = 2; }},
     {"state kv.0 with the view of group window",
      [](PlanSet& s) { s.plans[0].calls[1].in[1].index = 1; }},
-    {"a state that it does not take",
+    {"a state that is not among its arguments",
      [](PlanSet& s) { s.plans[0].calls[1].in.erase(s.plans[0].calls[1].in.begin()); }},
     {"neither in the arena nor a state",
      [](PlanSet& s) { s.plans[0].calls[0].out = s.plans[0].calls[0].in; }},
@@ -216,7 +216,7 @@ const Broken kBrokenSets[] = {
      [](PlanSet& s) {
        s.regions[0].pieces[0].in = {0, 0};
      }},
-    {"output 0 of a program is f32",
+    {"output 0 of the loop program has type f32",
      [](PlanSet& s) { s.regions[0].values[2].tensor.dtype = DType::kI32; }},
     {"uses the symbol T, which is not declared",
      [](PlanSet& s) {
