@@ -20,7 +20,7 @@ class Turn {
     std::string extra_headers;  // header lines of CORS and of the request id
     size_t max_unsent = 0;
     // For requests without a connection: called once with the whole answer, on any thread.
-    std::function<void(const Response&)> answer;
+    std::function<void(const Response&)> answer = {};
   };
   // wake: called (outside the lock) when the connection has work; must be thread-safe and must not
   // keep anything alive.
