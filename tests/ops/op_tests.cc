@@ -114,6 +114,14 @@ Tensor<double> region_in_double(const Region& region, std::vector<Tensor<double>
   return out.back();
 }
 
+const std::vector<int32_t>& step_input(const StepInputs& step, std::string_view name) {
+  return name == "ids"       ? step.ids
+         : name == "pos"     ? step.pos
+         : name == "seq"     ? step.seq
+         : name == "q_start" ? step.q_start
+                             : step.out_rows;
+}
+
 // The op in double on the same inputs; empty for ops on states (tests/golden/ops has those).
 std::vector<float> in_double(const OpCase& c, const CasePlan& plan) {
   if (!c.planes.empty() || (c.region && !c.region->whole_program())) return {};
@@ -145,11 +153,7 @@ std::vector<float> in_double(const OpCase& c, const CasePlan& plan) {
         in.push_back(decoded(arg));
       } else if (arg.kind == CallArg::Kind::kInput) {
         const std::string& name = plan.plans.inputs[arg.index].name;
-        in.push_back(ints(name == "ids"       ? step.ids
-                          : name == "pos"     ? step.pos
-                          : name == "seq"     ? step.seq
-                          : name == "q_start" ? step.q_start
-                                              : step.out_rows));
+        in.push_back(ints(step_input(step, name)));
       } else {
         T x = made.at(arg.index);
         x.dims.assign(1, step.tokens());
