@@ -186,7 +186,7 @@ def generate_headers(folder):
     listed = subprocess.run(["ninja", "-C", folder, "-t", "targets", "all"], check=True, capture_output=True, text=True)
     headers = sorted({line.split(":")[0] for line in listed.stdout.splitlines() if re.search(r"generated/.*\.h:", line)})
     commands = subprocess.run(["ninja", "-C", folder, "-t", "commands", *headers], check=True, capture_output=True, text=True)
-    for command in {line for line in commands.stdout.splitlines() if "embed.cmake" in line}:
+    for command in dict.fromkeys(line for line in commands.stdout.splitlines() if "embed.cmake" in line or "gzip" in line):
         subprocess.run(command, shell=True, cwd=folder, check=True)
 
 
