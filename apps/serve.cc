@@ -37,7 +37,7 @@ struct ServeFlags {
   bool no_prefix_cache = false, no_ui = false;
   GenerateOptions sampling;
   std::string scheduler = "fcfs", kv_policy = "max-utilization", metrics_compat, request_log,
-              tool_format, key_file;
+              tool_format, key_file, trace_collector;
 };
 
 ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t index) {
@@ -188,6 +188,8 @@ void serve(ServeFlags& flags) {
   options.request_timeout_seconds = flags.request_timeout;
   options.version = version();
   options.request_log = flags.request_log;
+  options.trace_collector = flags.trace_collector;
+  if (const char* name = std::getenv("OTEL_SERVICE_NAME")) options.service_name = name;
   options.seed = flags.seed;
   options.vllm_metrics = flags.metrics_compat == "vllm";
   options.http_stats = &server.stats();
@@ -269,6 +271,10 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
       ->capture_default_str();
   verb.add_option("--request-log", flags.request_log,
                   "append one JSON line per request to this file");
+  verb.add_option("--otlp-traces-endpoint", flags.trace_collector,
+                  "send a span per request to this OpenTelemetry collector (OTLP over HTTP), e.g. "
+                  "http://localhost:4318")
+      ->envname("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
   verb.add_option("--metrics-compat", flags.metrics_compat,
                   "also export /metrics under the names of: vllm")
       ->check(CLI::IsMember({"vllm"}));

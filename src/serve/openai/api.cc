@@ -116,8 +116,10 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
     : options_(std::move(options)),
       start_time_(unix_seconds()),
       keys_(options_.api_keys),
-      log_(options_.request_log.empty() ? nullptr
-                                        : std::make_unique<RequestLog>(options_.request_log)),
+      log_(options_.request_log.empty() && options_.trace_collector.empty()
+               ? nullptr
+               : std::make_unique<RequestLog>(options_.request_log, options_.trace_collector,
+                                              options_.service_name)),
       prepare_(std::make_unique<WorkerPool>(options_.prepare_threads)),
       stream_(std::make_unique<WorkerPool>(options_.stream_threads)) {
   TK_CHECK(!models.empty());
@@ -247,7 +249,7 @@ http::Handler Api::vectors(VectorRoute route) {
     } catch (const std::exception& e) {
       http::Response response = error_answer(e);
       response.headers.emplace_back("traceparent", context.trace.header());
-      if (log_ != nullptr) log_->write(context.line(response.status, e.what()));
+      if (log_ != nullptr) log_->write(context.trace, context.line(response.status, e.what()));
       exchange->respond(std::move(response));
     }
   });
@@ -277,7 +279,7 @@ void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialec
   } catch (const std::exception& e) {
     http::Response response = in_form(dialect.error, error_answer(e));
     response.headers.emplace_back("traceparent", context.trace.header());
-    if (log_ != nullptr) log_->write(context.line(response.status, e.what()));
+    if (log_ != nullptr) log_->write(context.trace, context.line(response.status, e.what()));
     exchange->respond(std::move(response));
   }
 }
@@ -404,8 +406,9 @@ http::Response Api::metrics() const {
         {model->name, model->max_model_len, model->client->stats(), model->client->memory()});
   http::Response response;
   response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-  response.body = metrics_text({options_.version, options_.vllm_metrics, start_time_}, models,
-                               *stats_, options_.http_stats);
+  response.body = metrics_text(
+      {options_.version, options_.vllm_metrics, start_time_, log_ ? log_->exporter() : nullptr},
+      models, *stats_, options_.http_stats);
   return response;
 }
 

@@ -28,8 +28,10 @@ struct ApiOptions {
   int stream_threads =
       1;  // detokenising and JSON of answers, so that a long prompt does not delay them
   std::string version = "0.1.0";
-  std::string request_log;    // file for one JSON line per generation request; empty: none
-  bool vllm_metrics = false;  // also export /metrics under vLLM's names
+  std::string request_log;      // file for one JSON line per generation request; empty: none
+  std::string trace_collector;  // address for spans (OTLP over HTTP); empty: none
+  std::string service_name = "tokamak";           // in the spans
+  bool vllm_metrics = false;                      // also export /metrics under vLLM's names
   const http::ServerStats* http_stats = nullptr;  // of the server that the routes are added to
 };
 

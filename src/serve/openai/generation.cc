@@ -344,7 +344,7 @@ void Generation::log_end(int status, const std::string& error, const Usage* tota
     line.set("completion_tokens", total->completion_tokens);
     if (first_token_ > 0) line.set("ttft_ms", seconds(first_token_ - context_.start) * 1e3);
   }
-  context_.log->write(line);
+  context_.log->write(context_.trace, line);
 }
 
 void Generation::cancel_all() {
