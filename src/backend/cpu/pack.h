@@ -1,5 +1,5 @@
 #pragma once
-// Weights in panels of 16 output rows ("panel16"), made once while loading; nothing is requantised
+// Weights in panels of 16 output rows ("qpanel16", "fpanel16"), made once while loading; nothing is requantised
 // and the size stays that of the file format (q4_k and q5_k keep their 6-bit scales as bytes: 2.8
 // and 2.3 % more).
 //

@@ -13,15 +13,24 @@
 
 namespace tokamak::cpu {
 
-// The layout of matrices that linear and embed read; everything else reads row-major values.
-inline constexpr const char* kPanelLayout = "panel16";
+// The layouts of matrices, as plans name them (pack.h): panels of a quantised format, panels of
+// f32, f16 or bf16, rows in the type of the file. Everything that is not a matrix is row-major.
+inline constexpr const char* kQuantPanels = "qpanel16";
+inline constexpr const char* kFloatPanels = "fpanel16";
+inline constexpr const char* kFileRows = "file_rows";
 
 // Whole numbers, which no matrix has.
 inline bool is_integer(DType dtype) { return !dtype_info(dtype).is_float && !is_block_type(dtype); }
 
+// Which of them the kernels for matrices of this type read.
+inline const char* matrix_layout(DType dtype) {
+  return qformat_of(dtype) ? kQuantPanels : ftype_of(dtype) ? kFloatPanels : kFileRows;
+}
+
 // A matrix [n, k] in panels, a stack of such matrices, or the values row-major.
 struct Weight {
   std::string name;
+  std::string layout;  // of the plan
   enum class Matrix : uint8_t { kNone, kQPanel, kFPanel, kRows };
   Matrix matrix = Matrix::kNone;
   DType dtype = DType::kF32;
