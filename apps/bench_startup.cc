@@ -41,7 +41,7 @@ class TemporaryFolder {
   TemporaryFolder() {
     std::string pattern = (fs::temp_directory_path() / "tokamak-startup-XXXXXX").string();
     if (!::mkdtemp(pattern.data()))
-      fail(ErrorCode::kUnavailable, "cannot make a folder in {}",
+      fail(ErrorCode::kUnavailable, "cannot create a folder in {}",
            fs::temp_directory_path().string());
     path_ = pattern;
   }

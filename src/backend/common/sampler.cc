@@ -117,7 +117,8 @@ void Sampler::complete(StepResult& out) {
 
 void Sampler::skip(const SamplePhase& phase, StepResult& out) {
   for (const SampleRow& sample : phase.inputs.samples)
-    TK_CHECK(sample.mode == SampleRow::Mode::kHidden, "{} has no logits", phase.inputs.function);
+    TK_CHECK(sample.mode == SampleRow::Mode::kHidden, "function {} returns no logits",
+             phase.inputs.function);
   add_results(phase, out);
   out.path_start.resize(out.failed.size() + 1, out.path_start.back());
 }
