@@ -94,7 +94,7 @@ void StageAudit::check_outside(const std::vector<std::vector<uint8_t>>& before, 
              when);
 }
 
-void StageAudit::part(const Op& op, const Tensor* in, const Tensor* out, const StepContext& c,
+void StageAudit::part(const CpuOp& op, const Tensor* in, const Tensor* out, const StepContext& c,
                       std::string_view label) {
   list_.clear();
   op.touch(in, out, c, list_);
@@ -129,8 +129,8 @@ void StageAudit::part(const Op& op, const Tensor* in, const Tensor* out, const S
     }
 }
 
-void StageAudit::run(const Op& op, const Tensor* in, const Tensor* out, const StepContext& context,
-                     std::string_view label) {
+void StageAudit::run(const CpuOp& op, const Tensor* in, const Tensor* out,
+                     const StepContext& context, std::string_view label) {
   for (size_t i = 0; i < memory_.size(); ++i) {
     std::memcpy(before_[i].data(), memory_[i].data(), memory_[i].size());
     std::memcpy(after_[i].data(), memory_[i].data(), memory_[i].size());

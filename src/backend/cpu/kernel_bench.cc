@@ -121,7 +121,7 @@ class Bench {
 
  private:
   struct Call {
-    std::unique_ptr<Op> op;
+    std::unique_ptr<CpuOp> op;
     std::vector<Tensor> in, out;
   };
 

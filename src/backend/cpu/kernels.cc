@@ -9,36 +9,36 @@
 
 namespace tokamak::cpu {
 
-std::unique_ptr<Op> make_linear(const OpSite& site);
-std::unique_ptr<Op> make_embed(const OpSite& site);
-std::unique_ptr<Op> make_unary(const OpSite& site);
-std::unique_ptr<Op> make_binary(const OpSite& site);
-std::unique_ptr<Op> make_rms_norm(const OpSite& site);
-std::unique_ptr<Op> make_layer_norm(const OpSite& site);
-std::unique_ptr<Op> make_softmax(const OpSite& site);
-std::unique_ptr<Op> make_quantize(const OpSite& site);
-std::unique_ptr<Op> make_rope(const OpSite& site);
-std::unique_ptr<Op> make_reshape(const OpSite& site);
-std::unique_ptr<Op> make_slice(const OpSite& site);
-std::unique_ptr<Op> make_concat(const OpSite& site);
-std::unique_ptr<Op> make_gather(const OpSite& site);
-std::unique_ptr<Op> make_strided(const OpSite& site);
-std::unique_ptr<Op> make_iota(const OpSite& site);
-std::unique_ptr<Op> make_append(const OpSite& site);
-std::unique_ptr<Op> make_attend(const OpSite& site);
-std::unique_ptr<Op> make_attend_rows(const OpSite& site);
-std::unique_ptr<Op> make_mean_rows(const OpSite& site);
-std::unique_ptr<Op> make_loop(const OpSite& site);
-std::unique_ptr<Op> make_linears_region(const OpSite& site);
-std::unique_ptr<Op> make_rope_region(const OpSite& site);
-std::unique_ptr<Op> make_choose_tokens(const OpSite& site);
-std::unique_ptr<Op> make_token_logprobs(const OpSite& site);
-std::unique_ptr<Op> make_route(const OpSite& site);
-std::unique_ptr<Op> make_dispatch(const OpSite& site);
-std::unique_ptr<Op> make_grouped_linear(const OpSite& site);
-std::unique_ptr<Op> make_combine(const OpSite& site);
-std::unique_ptr<Op> make_head_linear(const OpSite& site);
-std::unique_ptr<Op> make_defined(const OpSite& site);
+std::unique_ptr<CpuOp> make_linear(const OpSite& site);
+std::unique_ptr<CpuOp> make_embed(const OpSite& site);
+std::unique_ptr<CpuOp> make_unary(const OpSite& site);
+std::unique_ptr<CpuOp> make_binary(const OpSite& site);
+std::unique_ptr<CpuOp> make_rms_norm(const OpSite& site);
+std::unique_ptr<CpuOp> make_layer_norm(const OpSite& site);
+std::unique_ptr<CpuOp> make_softmax(const OpSite& site);
+std::unique_ptr<CpuOp> make_quantize(const OpSite& site);
+std::unique_ptr<CpuOp> make_rope(const OpSite& site);
+std::unique_ptr<CpuOp> make_reshape(const OpSite& site);
+std::unique_ptr<CpuOp> make_slice(const OpSite& site);
+std::unique_ptr<CpuOp> make_concat(const OpSite& site);
+std::unique_ptr<CpuOp> make_gather(const OpSite& site);
+std::unique_ptr<CpuOp> make_strided(const OpSite& site);
+std::unique_ptr<CpuOp> make_iota(const OpSite& site);
+std::unique_ptr<CpuOp> make_append(const OpSite& site);
+std::unique_ptr<CpuOp> make_attend(const OpSite& site);
+std::unique_ptr<CpuOp> make_attend_rows(const OpSite& site);
+std::unique_ptr<CpuOp> make_mean_rows(const OpSite& site);
+std::unique_ptr<CpuOp> make_loop(const OpSite& site);
+std::unique_ptr<CpuOp> make_linears_region(const OpSite& site);
+std::unique_ptr<CpuOp> make_rope_region(const OpSite& site);
+std::unique_ptr<CpuOp> make_choose_tokens(const OpSite& site);
+std::unique_ptr<CpuOp> make_token_logprobs(const OpSite& site);
+std::unique_ptr<CpuOp> make_route(const OpSite& site);
+std::unique_ptr<CpuOp> make_dispatch(const OpSite& site);
+std::unique_ptr<CpuOp> make_grouped_linear(const OpSite& site);
+std::unique_ptr<CpuOp> make_combine(const OpSite& site);
+std::unique_ptr<CpuOp> make_head_linear(const OpSite& site);
+std::unique_ptr<CpuOp> make_defined(const OpSite& site);
 
 namespace {
 
@@ -112,7 +112,7 @@ class KernelList {
   }
 
  private:
-  using Make = std::unique_ptr<Op> (*)(const OpSite&);
+  using Make = std::unique_ptr<CpuOp> (*)(const OpSite&);
 
   void add(KernelDesc desc, Make make, bool region = false) {
     list_.push_back({std::move(desc), make, region});
@@ -296,7 +296,7 @@ const CpuKernel& planned_kernel(const KernelEntry& entry) {
   return *found;
 }
 
-std::unique_ptr<Op> make_op(const CpuKernel& kernel, OpSite site) {
+std::unique_ptr<CpuOp> make_op(const CpuKernel& kernel, OpSite site) {
   site.kernel = &kernel.desc;
   if (kernel.region != (site.region != nullptr))
     fail(ErrorCode::kUnsupported, "{}: {} takes {}, the plan gives it {}", site.label,
