@@ -178,6 +178,9 @@ void check_request(const EngineConfig& c, const RequestSpec& spec) {
          spec.draft_tokens);
   if (spec.draft_tokens > 0 && spec.beams > 0)
     fail(ErrorCode::kInvalidArgument, "beam search cannot be combined with drafts");
+  if (std::ssize(spec.prediction) > c.max_model_len)
+    fail(ErrorCode::kOutOfRange, "the prediction has {} tokens; the model's limit is {}",
+         spec.prediction.size(), c.max_model_len);
   check_pooling(c, spec);
   if (spec.score_prompt && spec.score_from < 1)
     fail(ErrorCode::kInvalidArgument,
