@@ -94,6 +94,12 @@ NAMES = {
 OTHERS = {
     r"(?<![\w:])u?int(?:8|16|32|64)_t\b|\bU?INT(?:8|16|32|64)_M(?:AX|IN)\b": "cstdint",
     r"\b(?:INFINITY|NAN)\b": "cmath",
+    r"(?<![\w:.>])errno\b": "cerrno",
+    r"(?<![\w:.>])std(?:err|out|in)\b|(?<![\w:.>])(?:snprintf|printf|fprintf)\(": "cstdio",
+    r"(?<![\w:.>])(?:memcpy|memset|memcmp|memmove|strlen|strcmp|strerror)\(": "cstring",
+    r"\bassert\(": "cassert",
+    r"\btypeid\(": "typeinfo",
+    r"\b(?:INT_MAX|INT_MIN|CHAR_BIT)\b": "climits",
     r"\bfmt::": "fmt/format.h fmt/ranges.h",
     r"^TEST(?:_F|_P)?\(|\bEXPECT_[A-Z]+\(": "gtest/gtest.h",
 }
