@@ -133,7 +133,7 @@ std::string_view BundleFile::text(std::string_view name) const {
 BundleFileWriter::BundleFileWriter(const std::filesystem::path& path) : file_(path) {
   remove_orphaned_temporaries(path.parent_path(), path.filename().string() + ".");
   std::vector<std::byte> room(sizeof(FileHeader) + kMaxSections * sizeof(TableEntry));
-  file_.write(room);  // filled in by finish(): a file without its header is no bundle
+  file_.write(room);  // filled in by finish(): a file without its header is not a bundle
 }
 
 void BundleFileWriter::pad_to(uint64_t alignment) {

@@ -60,7 +60,7 @@ class BundleFile {
 // One thread. Without finish() nothing is left of it.
 class BundleFileWriter {
  public:
-  // Throws Error(kUnavailable) naming the file and the reason when the disk does not do its part.
+  // Throws Error(kUnavailable) naming the file and the reason when a write fails.
   explicit BundleFileWriter(const std::filesystem::path& path);
 
   void begin_section(std::string name, uint64_t alignment = kBundleAlignment, uint64_t flags = 0);

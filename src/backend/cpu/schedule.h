@@ -100,7 +100,7 @@ class ScheduleMaker {
 bool find_race(std::span<const ScheduledCall> calls, const ThreadSchedule& schedule,
                StepContext context, Conflict& out);
 
-// Runs one call on all threads of the pool, with everybody waiting for everybody after each stage.
+// Runs one call on all threads of the pool, which wait for each other after each stage.
 void run_call(const CpuOp& op, const Tensor* in, const Tensor* out, const StepContext& context,
               ThreadPool& pool);
 

@@ -137,7 +137,7 @@ void ModelDrafter::add(Active& a, std::span<const int32_t> ids, bool chooses) {
   sample.spec = *a.request->sample;
 }
 
-// What was added since the last phase is the next one. False: nothing was.
+// Ends a phase with the rows added since the last one. False: there are none.
 bool ModelDrafter::end_phase() {
   StepPhase phase{"step", static_cast<int32_t>(step_.tokens()),
                   static_cast<int32_t>(step_.sequences()),
