@@ -50,6 +50,8 @@ void check_options(const OpenOptions& o) {
   check_range("context", o.context, int64_t{1} << 24);
   check_range("max_sequences", o.max_sequences, 65536);
   check_range("max_step_tokens", o.max_step_tokens, int64_t{1} << 20);
+  check_range("kv_blocks", o.kv_blocks, int64_t{1} << 32);
+  check_range("kv_tokens", o.kv_tokens, int64_t{1} << 40);
   check_range("max_logit_rows", o.max_logit_rows, int64_t{1} << 20);
   if (!(o.gpu_memory_utilization >= 0 && o.gpu_memory_utilization <= 1))
     fail(ErrorCode::kInvalidArgument, "gpu_memory_utilization is {}, but must be from 0 to 1",
