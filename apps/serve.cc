@@ -281,8 +281,7 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
 }
 
 void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
-  verb.add_option("--max-model-len", flags.model.context, "the same as --context")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
+  verb.add_option("--max-model-len", flags.model.context, "the same as --context");
   add_batch_flags(verb, flags.model);
   verb.add_option(
           "--tpot-target", flags.tpot_target_ms,
@@ -299,17 +298,15 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
           "bytes of KV cache, e.g. 512M or 2G (default: two sequences of full length, but at "
           "least 16384 tokens)")
       ->transform(CLI::AsSizeValue(false));
-  verb.add_option("--kv-blocks", flags.model.kv_blocks, "blocks of KV cache, instead of bytes")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 32));
+  verb.add_option("--kv-blocks", flags.model.kv_blocks, "blocks of KV cache, instead of bytes");
   verb.add_flag("--no-prefix-cache", flags.no_prefix_cache,
                 "do not reuse the KV cache of common prefixes");
-  verb.add_option("--scheduler", flags.scheduler, "which waiting request starts first")
-      ->check(CLI::IsMember({"fcfs", "priority", "cache", "fair"}))
+  verb.add_option("--scheduler", flags.scheduler,
+                  "which waiting request starts first: fcfs, priority, cache or fair")
       ->capture_default_str();
   verb.add_option("--kv-policy", flags.kv_policy,
                   "max-utilization: start what fits now and preempt when memory runs out; "
                   "guaranteed-no-evict: start only what fits to its last token")
-      ->check(CLI::IsMember({"guaranteed-no-evict", "max-utilization"}))
       ->capture_default_str();
 }
 

@@ -83,6 +83,26 @@ TEST(Api, OpenSaysWhatIsWrong) {
   EXPECT_EQ(open_with({.chat_template = "nonesuch"}), ErrorCode::kNotFound);
 }
 
+// The words of the command line (tests/cli/cli_test.py): there is one check.
+TEST(Api, OptionsAreNamedWithTheirRange) {
+  auto message = [](ModelOptions options) -> std::string {
+    try {
+      Model model(tiny("llama.gguf"), options);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "opened";
+  };
+  EXPECT_EQ(message({.threads = -1}), "threads is -1, but must be from 0 to 1024");
+  EXPECT_EQ(message({.context = -5}), "context is -5, but must be from 0 to 16777216");
+  EXPECT_EQ(message({.kv_dtype = "f12"}), "kv_dtype \"f12\" is unknown; use f16, f32, int8");
+  EXPECT_EQ(message({.shapes = "round"}),
+            "shapes \"round\" is unknown; use auto, dynamic, buckets, fixed");
+  EXPECT_EQ(message({.buckets = {0, 8}}), "a bucket is 0, but must be from 1 to 1048576");
+  EXPECT_NE(message({.speculative = "magic"}).find("the method \"magic\" is unknown"),
+            std::string::npos);
+}
+
 TEST(Api, EveryWayToGenerateGivesTheSameAnswer) {
   const Model& model = llama();
   Result whole = model.generate("hello world", greedy(12));

@@ -60,7 +60,8 @@ struct SampleSpec {
 };
 
 // Ids below zero stand for tokens that the device has chosen and the host may not know yet: the
-// last token of a row, or the token chosen by an output of an earlier phase of the same step.
+// last token of a row, or the token chosen by an output of an earlier phase of the same step (0 if
+// it chose none; the outputs that follow from it mean nothing then).
 constexpr int32_t last_id_of_row(int32_t row) { return -1 - row; }
 constexpr int32_t id_of_output(int32_t output) { return INT32_MIN + output; }
 constexpr bool is_output_id(int32_t id) { return id < INT32_MIN / 2; }
