@@ -360,5 +360,40 @@ TEST(Api, RealModel) {
   EXPECT_EQ(model.detokenize(model.tokenize("Grüße, 世界 🙂")), "Grüße, 世界 🙂");
 }
 
+TEST(Api, Programs) {
+  const Model& model = llama();
+  // A select prefers what score() finds likelier per token.
+  auto mean = [&](const std::string& choice) {
+    std::vector<int32_t> ids = model.tokenize("Hello"), more = model.tokenize(choice, false);
+    auto first = static_cast<int32_t>(ids.size());
+    ids.insert(ids.end(), more.begin(), more.end());
+    std::vector<float> scores = model.score(ids, first);
+    double sum = 0;
+    for (float s : scores) sum += static_cast<double>(s);
+    return sum / static_cast<double>(scores.size());
+  };
+  std::string better = mean(" a") > mean(" the") ? " a" : " the";
+  std::string out = model.run_program(
+      R"({"program": [{"text": "Hello"}, {"select": "s", "choices": [" a", " the"]}, {"return": "s"}]})");
+  EXPECT_EQ(out.find("{\"output\":\"" + better + "\""), 0u) << out;
+  // A gen continues as generate does.
+  Result plain = model.generate("Hello", greedy(6));
+  int events = 0;
+  out = model.run_program(R"({"program": [{"text": "Hello"},
+      {"gen": "g", "max_tokens": 6, "temperature": 0, "ignore_eos": true}]})",
+                          [&](const std::string&) { return ++events > 0; });
+  EXPECT_GE(events, 2);
+  EXPECT_NE(out.find("\"completion_tokens\":" + std::to_string(plain.ids.size())),
+            std::string::npos)
+      << out;
+  EXPECT_EQ(code_of([&] { model.run_program("[]"); }), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of([&] { model.run_program("{"); }), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of([&] {
+              model.run_program(R"({"program": [{"text": "Hello"}, {"gen": "g"}]})",
+                                [](const std::string&) { return false; });
+            }),
+            ErrorCode::kCancelled);
+}
+
 }  // namespace
 }  // namespace tokamak

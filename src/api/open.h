@@ -13,6 +13,7 @@
 #include "compile/open_model.h"
 #include "engine/draft/drafter.h"
 #include "engine/local_engine.h"
+#include "serve/program/run.h"
 #include "text/chat_template.h"
 #include "text/embedding.h"
 #include "text/grammar/grammar_cache.h"
@@ -86,6 +87,8 @@ struct LoadedModel {
   std::string context_hint;  // what a user can do when a text is too long
 };
 LoadedModel load_model(const OpenOptions& options);
+// What programs run on (serve/program/run.h).
+program::Host program_host(const LoadedModel& model);
 
 // load_model as a handle of the public API.
 Model open_model_handle(const OpenOptions& options);

@@ -206,9 +206,9 @@ class KernelList {
   // One kernel from logits to tokens.
   void add_sampling() {
     std::string stages;
-    for (const char* op :
-         {"penalize_tokens", "penalize_repeats", "bias_tokens", "allow_tokens", "run_stages",
-          "temper", "keep_min_p", "keep_top_k", "keep_typical", "keep_top_p", "exclude_top"}) {
+    for (const char* op : {"penalize_tokens", "penalize_repeats", "bias_tokens", "allow_tokens",
+                           "run_stages", "keep_top_n_sigma", "temper", "keep_min_p", "keep_top_k",
+                           "keep_typical", "keep_top_p", "exclude_top"}) {
       stages += std::string(stages.empty() ? "" : " ") + op;
     }
     add({.name = "cpu.choose_tokens",

@@ -121,7 +121,8 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
                : std::make_unique<RequestLog>(options_.request_log, options_.trace_collector,
                                               options_.service_name)),
       prepare_(std::make_unique<WorkerPool>(options_.prepare_threads)),
-      stream_(std::make_unique<WorkerPool>(options_.stream_threads)) {
+      stream_(std::make_unique<WorkerPool>(options_.stream_threads)),
+      programs_(std::make_unique<WorkerPool>(options_.prepare_threads)) {
   TK_CHECK(!models.empty());
   for (ServedModel& model : models) {
     if (model.fingerprint.empty()) model.fingerprint = "fp_tokamak_" + options_.version;
@@ -145,6 +146,7 @@ Api::~Api() {
   // moment; that one must not destroy the engine on the engine's own thread.
   while (stats_->running > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   stream_.reset();
+  programs_.reset();
 }
 
 std::shared_ptr<const ServedModel> Api::model(const std::string& name) const {
@@ -255,6 +257,12 @@ http::Handler Api::vectors(VectorRoute route) {
   });
 }
 
+uint64_t Api::seed_of(uint64_t number) const {
+  if (!options_.seed) return fresh_number();
+  auto bits = philox(*options_.seed, number, 0);
+  return uint64_t{bits[0]} << 32 | bits[1];
+}
+
 RequestContext Api::context_of(const http::Request& request) const {
   RequestContext context;
   context.trace = trace_of(request);
@@ -268,14 +276,9 @@ RequestContext Api::context_of(const http::Request& request) const {
 void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialect,
                    uint64_t number) {
   RequestContext context = context_of(exchange->request());
-  uint64_t seed = fresh_number();
-  if (options_.seed) {
-    auto bits = philox(*options_.seed, number, 0);
-    seed = uint64_t{bits[0]} << 32 | bits[1];
-  }
   try {
     context.slot = keys_.admit(key_of(exchange->request()), context.start);
-    generate(exchange, std::move(body), dialect, seed, context);
+    generate(exchange, std::move(body), dialect, seed_of(number), context);
   } catch (const std::exception& e) {
     http::Response response = in_form(dialect.error, error_answer(e));
     response.headers.emplace_back("traceparent", context.trace.header());
@@ -473,6 +476,7 @@ void Api::add_routes(http::Router& router) {
           {"/score", prepare_score},
           {"/classify", prepare_classify}})
       router.add("POST", base + path, vectors(route));
+    router.add("POST", base + "/programs", programs());
   }
   auto add_plain = [&](const char* path, http::Response (Api::*method)(const Value&) const) {
     router.add("POST", path,

@@ -60,6 +60,7 @@ class Api {
   http::Handler on_worker(Answer answer);
   http::Handler generator(Dialect dialect);
   http::Handler vectors(VectorRoute route);
+  http::Handler programs();  // program_call.cc
   // The client's key; "" if none is needed.
   std::string tenant_of(const http::Request& request) const;
 
@@ -68,6 +69,9 @@ class Api {
   void add_tenant(const http::Request& request, GenerationParams& params) const;
 
   RequestContext context_of(const http::Request& request) const;
+  uint64_t seed_of(uint64_t number) const;  // of a request without a seed
+  void run_program(const http::ExchangePtr& exchange, const Value& body, uint64_t number,
+                   const RequestContext& context);
   void generate(http::ExchangePtr exchange, Value body, const Dialect& dialect, uint64_t number);
   void generate(http::ExchangePtr exchange, Value body, const Dialect& dialect, uint64_t seed,
                 const RequestContext& context);
@@ -88,7 +92,7 @@ class Api {
   std::atomic<uint64_t> arrivals_{0};
   ApiKeys keys_;
   std::unique_ptr<RequestLog> log_;
-  std::unique_ptr<WorkerPool> prepare_, stream_;
+  std::unique_ptr<WorkerPool> prepare_, stream_, programs_;
 };
 
 }  // namespace tokamak::openai
