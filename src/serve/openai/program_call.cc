@@ -29,7 +29,7 @@ http::Handler Api::programs() {
         } catch (const std::exception& e) {
           http::Response response = program_error(e);
           response.headers.emplace_back("traceparent", context.trace.header());
-          if (log_ != nullptr) log_->write(context.line(response.status, e.what()));
+          if (log_ != nullptr) log_->write(context.trace, context.line(response.status, e.what()));
           exchange->respond(std::move(response));
         }
       },
@@ -197,7 +197,7 @@ void ProgramCall::log_end(int status, const std::string& error) const {
   line.set("model", request_.model);
   line.set("prompt_tokens", run_->usage().prompt_tokens);
   line.set("completion_tokens", run_->usage().completion_tokens);
-  context_.log->write(line);
+  context_.log->write(context_.trace, line);
 }
 
 }  // namespace tokamak::openai
