@@ -135,4 +135,15 @@ std::string get_text(const Url& url, const std::string& path, const std::string&
   return text;
 }
 
+std::pair<int, std::string> post_text(const Url& url, const std::string& path,
+                                      const std::string& api_key, const std::string& body) {
+  std::string text;
+  beast_http::request<beast_http::string_body> request(beast_http::verb::post, url.path + path, 11,
+                                                       body);
+  request.set(beast_http::field::content_type, "application/json");
+  int status = BenchConnection(url).exchange(std::move(request), api_key,
+                                             [&](int, std::string_view bytes) { text += bytes; });
+  return {status, std::move(text)};
+}
+
 }  // namespace tokamak

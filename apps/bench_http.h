@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "serve/http/post.h"
 
@@ -21,5 +22,8 @@ int post_events(const Url& url, const std::string& path, const std::string& api_
                 std::string& error);
 
 std::string get_text(const Url& url, const std::string& path, const std::string& api_key);
+// POSTs `body`; returns the HTTP status and the body of the answer.
+std::pair<int, std::string> post_text(const Url& url, const std::string& path,
+                                      const std::string& api_key, const std::string& body);
 
 }  // namespace tokamak
