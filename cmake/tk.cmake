@@ -34,6 +34,8 @@ add_compile_options(-Wall -Wextra $<${TK_GCC12}:-Werror> $<$<CXX_COMPILER_ID:GNU
                     $<$<AND:$<CXX_COMPILER_ID:GNU>,$<CONFIG:Release>>:-Wno-stringop-overflow>
                     $<$<AND:$<CXX_COMPILER_ID:GNU>,$<CONFIG:Release>>:-Wno-array-bounds>
                     $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+# As gcc does in standard C++: a * b + c is rounded twice unless the source asks for one rounding.
+add_compile_options($<$<CXX_COMPILER_ID:Clang>:-ffp-contract=off>)
 if(TK_SANITIZE)
   # UBSan checks that ASan or a crash would also find are disabled: they make builds 50 % slower.
   string(REGEX MATCH undefined TK_UBSAN "${TK_SANITIZE}")
