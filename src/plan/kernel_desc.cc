@@ -4,6 +4,7 @@
 #include <cctype>
 
 #include "base/error.h"
+#include "plan/plan.h"
 
 namespace tokamak {
 namespace {
@@ -195,6 +196,21 @@ double roofline_cost(const KernelDesc&, const KernelWork& work, const Machine& m
 
 double kernel_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine) {
   return (kernel.cost ? kernel.cost : roofline_cost)(kernel, work, machine);
+}
+
+void need_kernels(const PlanSet& set, std::span<const KernelDesc> kernels,
+                  std::string_view backend) {
+  for (const KernelEntry& entry : set.kernels) {
+    auto it = std::find_if(kernels.begin(), kernels.end(),
+                           [&](const KernelDesc& k) { return k.name == entry.name; });
+    if (it != kernels.end() && it->abi == entry.abi) continue;
+    std::string have = it == kernels.end() ? "no kernel of that name"
+                                           : fmt::format("{} (version {})", it->name, it->abi);
+    fail(ErrorCode::kUnsupported,
+         "the plan, made for backend {}, asks for {} (version {}); backend {} of this program has "
+         "{}: compile the model again",
+         set.backend, entry.name, entry.abi, backend, have);
+  }
 }
 
 }  // namespace tokamak

@@ -14,6 +14,8 @@
 
 namespace tokamak {
 
+struct PlanSet;  // plan/plan.h
+
 // Text form of a pattern:
 //   pattern  = ["[" ops "]" "->"] anchor ["->" "[" ops "]"] ["with" op "(" n {"," n} ")"]
 //   anchor   = "*" | "loop" | op "(" [operand {"," operand}] ")" ["+"]
@@ -118,5 +120,10 @@ double kernel_cost(const KernelDesc& kernel, const KernelWork& work, const Machi
 // them are weights (empty: any).
 bool kernel_matches(const KernelPattern& pattern, std::string_view op,
                     std::span<const DType> operands, std::span<const bool> weight = {});
+
+// For Backend::load: throws Error(kUnsupported) naming kernel and backend when the plans use a
+// kernel that is not among `kernels`, or another version of it.
+void need_kernels(const PlanSet& set, std::span<const KernelDesc> kernels,
+                  std::string_view backend);
 
 }  // namespace tokamak

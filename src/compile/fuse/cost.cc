@@ -30,11 +30,15 @@ CostModel::CostModel(const FusionGraph& graph, const KernelSet& kernels, const M
   for (NodeId id = 0; id < nodes; ++id) singles_.push_back(weighted(alone_[id]));
 }
 
+KernelWork CostModel::work(const std::vector<NodeId>& nodes, const std::vector<OpWork::Part>& parts,
+                           size_t shape) const {
+  return meter_.work(nodes, parts, graph_.inputs_of(nodes), graph_.outputs_of(nodes), shape);
+}
+
 RegionCost CostModel::measure(const std::vector<NodeId>& nodes,
                               const std::vector<OpWork::Part>& parts,
                               std::span<const KernelDesc* const> kernels, size_t shape) const {
-  KernelWork work =
-      meter_.work(nodes, parts, graph_.inputs_of(nodes), graph_.outputs_of(nodes), shape);
+  KernelWork work = this->work(nodes, parts, shape);
   RegionCost cost;
   for (const OpWork& op : work.ops) cost.flops += op.flops > 0 ? op.flops : op.vector_ops;
   for (const auto* list : {&work.in, &work.out})
@@ -53,6 +57,14 @@ RegionCost CostModel::region(const Candidate& c, size_t shape) const {
   cost.seconds = 0;
   for (NodeId id : c.nodes) cost.seconds += single(id, shape).seconds;
   return cost;
+}
+
+bool CostModel::admitted(const Candidate& c) const {
+  for (size_t s = 0; s < shapes().size(); ++s) {
+    KernelWork w = work(c.nodes, c.parts, s);
+    if (guard_holds(*c.kernel, w, w)) return true;
+  }
+  return false;
 }
 
 double CostModel::weighted(const std::vector<RegionCost>& per_shape) const {

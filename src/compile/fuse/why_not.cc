@@ -159,6 +159,12 @@ class WhyNot {
   }
 
   void explain_choice(const Candidate& c, NotFused& out) const {
+    if (!cost_.admitted(c)) {
+      out.reason = "guard";
+      out.detail = fmt::format("{} ({}) would take it where {}", c.kernel->name, c.rule,
+                               guard_text(*c.kernel));
+      return;
+    }
     double gain = swap_gain(c);
     bool free =
         std::all_of(c.nodes.begin(), c.nodes.end(), [&](NodeId id) { return part_[id] < 0; });
