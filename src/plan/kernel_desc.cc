@@ -190,7 +190,9 @@ double roofline_cost(const KernelDesc&, const KernelWork& work, const Machine& m
   for (const auto* list : {&work.in, &work.out})
     for (const ValueWork& v : *list)
       memory += v.bytes / (v.weight ? far : machine.level_of(v.bytes).bandwidth);
-  memory += 2 * work.inside_bytes / machine.level_of(work.inside_row_bytes).bandwidth;
+  // What stays inside is free while a row of all of it fits the nearest level.
+  const MachineLevel& rows = machine.level_of(work.inside_row_bytes / 2);
+  if (&rows != &machine.levels.front()) memory += 2 * work.inside_bytes / rows.bandwidth;
   return machine.call_seconds + machine.barrier_seconds + std::max(compute, memory);
 }
 
