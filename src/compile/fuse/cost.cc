@@ -85,12 +85,16 @@ double CostModel::region_cost(const Candidate& candidate) const {
   return weighted(costs);
 }
 
-double CostModel::edge_cost(Ref value) const {
+double CostModel::edge_cost(Ref value, NodeId consumer) const {
   std::vector<RegionCost> costs(shapes().size());
-  for (size_t s = 0; s < shapes().size(); ++s) {
-    double bytes = value_bytes(value, s);
-    costs[s].seconds = machine_.call_seconds + machine_.barrier_seconds +
-                       2 * bytes / machine_.level_of(bytes).bandwidth;
+  const auto& kernels = kernels_.of_node(graph_.fn(), graph_.fn().node(consumer));
+  for (size_t s = 0; s < shapes().size() && !kernels.empty(); ++s) {
+    KernelWork copy;
+    copy.in = copy.out = {ValueWork{value_bytes(value, s)}};
+    copy.all_weight_bytes = meter_.all_weight_bytes();
+    costs[s].seconds = INFINITY;
+    for (const KernelDesc* k : kernels)
+      costs[s].seconds = std::min(costs[s].seconds, kernel_cost(*k, copy, machine_));
   }
   return weighted(costs);
 }

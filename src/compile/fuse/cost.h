@@ -30,8 +30,9 @@ class CostModel {
   double single_cost(NodeId id) const { return singles_[id]; }
   // A plan runs a region op by op where that is faster, so a region is never slower than its nodes.
   double region_cost(const Candidate& candidate) const;
-  // What an edge costs when it goes through memory: a write, a read, a call and a barrier.
-  double edge_cost(Ref value) const;
+  // What an edge costs when it goes through memory, by the consumer's own kernel: a call of it that
+  // only reads and writes the value.
+  double edge_cost(Ref value, NodeId consumer) const;
 
   const std::vector<ShapeValues>& shapes() const { return meter_.shapes(); }
   double value_bytes(Ref r, size_t shape) const { return meter_.bytes(r, shape); }
