@@ -192,7 +192,7 @@ class Emitter {
       WeightEntry entry{name, type.dtype, {}, {}, {}, layout};
       for (const Dim& d : type.dims) entry.dims.push_back(d.extent.constant().value());
       const WeightDecl* decl = fn_.module().find_weight(name);
-      if (decl && node.op == find_op("weight"))
+      if (decl && node.op->role == OpDef::Role::kWeight)
         entry.recipe = decl->recipe;
       else
         entry.constant = fn_.module().find_constant(name)->values;
