@@ -3,6 +3,7 @@
 // comes from memory once and the rows stay in its cache.
 #include <algorithm>
 
+#include "backend/cpu/kernels.h"
 #include "backend/cpu/linear_kernel.h"
 #include "base/error.h"
 
@@ -100,5 +101,29 @@ class Embed final : public Op {
 
 std::unique_ptr<Op> make_linear(const OpSite& site) { return std::make_unique<Linear>(site); }
 std::unique_ptr<Op> make_embed(const OpSite& site) { return std::make_unique<Embed>(site); }
+
+void add_linear_kernels(KernelList& list) {
+  auto product = [&](const std::string& name, const std::string& operands,
+                     const char* numeric_class) {
+    list.add({.name = "cpu.linear." + name,
+              .pattern = fmt::format("linear({}, weight *)", operands),
+              .weight_layout = kPanelLayout,
+              .numeric_class = numeric_class,
+              .cost = matrix_cost},
+             make_linear);
+  };
+  for (const char* format : {"q4_0", "q8_0", "q6_k", "q5_0"})
+    product(format, std::string("q8a, weight ") + format, kIntegerClass);
+  for (const char* format : {"q4_1", "q4_k", "q5_1", "q5_k"})
+    product(format, std::string("q8a, weight ") + format, kMinimumClass);
+  product("f32.quantized", "f32, weight " + weight_types(true), kDigitsClass);
+  product("f32", "f32, weight " + weight_types(false), kFloatClass);
+  list.add({.name = "cpu.embed",
+            .pattern = "embed(i32, weight *)",
+            .weight_layout = kPanelLayout,
+            .numeric_class = "decoded to f32",
+            .cost = rows_cost},
+           make_embed);
+}
 
 }  // namespace tokamak::cpu
