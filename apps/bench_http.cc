@@ -92,25 +92,10 @@ class BenchConnection {
 
 }  // namespace
 
-Url parse_url(const std::string& text) {
-  constexpr std::string_view kScheme = "http://";
-  if (!text.starts_with(kScheme))
-    fail(ErrorCode::kInvalidArgument, "{}: write it as http://host:port (no https)", text);
-  std::string rest = text.substr(kScheme.size());
-  Url url;
-  size_t slash = std::min(rest.find('/'), rest.size());
-  url.path = rest.substr(slash);
+Url parse_server_url(const std::string& text) {
+  Url url = http::parse_url(text);
   while (url.path.ends_with('/')) url.path.pop_back();
   if (url.path.ends_with("/v1")) url.path.resize(url.path.size() - 3);
-  rest.resize(slash);
-  size_t colon = rest.rfind(':');
-  bool port = colon != std::string::npos && rest.find(']', colon) == std::string::npos;
-  url.host = rest.substr(0, port ? colon : rest.size());
-  url.port = port ? rest.substr(colon + 1) : "80";
-  if (url.host.starts_with('[') && url.host.ends_with(']'))
-    url.host = url.host.substr(1, url.host.size() - 2);
-  if (url.host.empty() || url.port.empty())
-    fail(ErrorCode::kInvalidArgument, "{}: write it as http://host:port", text);
   return url;
 }
 
@@ -148,6 +133,17 @@ std::string get_text(const Url& url, const std::string& path, const std::string&
   if (status != 200)
     fail(ErrorCode::kUnavailable, "{} answers {}: {}", path, status, text.substr(0, 200));
   return text;
+}
+
+std::pair<int, std::string> post_text(const Url& url, const std::string& path,
+                                      const std::string& api_key, const std::string& body) {
+  std::string text;
+  beast_http::request<beast_http::string_body> request(beast_http::verb::post, url.path + path, 11,
+                                                       body);
+  request.set(beast_http::field::content_type, "application/json");
+  int status = BenchConnection(url).exchange(std::move(request), api_key,
+                                             [&](int, std::string_view bytes) { text += bytes; });
+  return {status, std::move(text)};
 }
 
 }  // namespace tokamak

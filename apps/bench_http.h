@@ -4,14 +4,15 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include "serve/http/post.h"
 
 namespace tokamak {
 
-struct Url {
-  std::string host, port, path;  // path without a trailing slash
-};
-// http://host[:port][/path]. Throws Error(kInvalidArgument).
-Url parse_url(const std::string& text);
+using http::Url;
+// The address of a server, with or without /v1 at its end. Throws Error(kInvalidArgument).
+Url parse_server_url(const std::string& text);
 
 // POSTs `body` and calls on_event for the data of each event, on this thread. Returns the HTTP
 // status; if that is not 200, `error` gets the body. Throws Error(kUnavailable) when the
@@ -21,5 +22,8 @@ int post_events(const Url& url, const std::string& path, const std::string& api_
                 std::string& error);
 
 std::string get_text(const Url& url, const std::string& path, const std::string& api_key);
+// POSTs `body`; returns the HTTP status and the body of the answer.
+std::pair<int, std::string> post_text(const Url& url, const std::string& path,
+                                      const std::string& api_key, const std::string& body);
 
 }  // namespace tokamak

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "apps/bench_http.h"
+#include "apps/dataset_file.h"
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
 #include "apps/trace_file.h"
@@ -24,8 +25,8 @@ namespace {
 
 struct BenchFlags {
   OpenOptions model;
-  std::string url, api_key, name, trace;
-  int64_t requests = 100, prompt = 128, output = 64, prefix = 0, warmup = 2, concurrency = 0;
+  std::string url, api_key, name, trace, dataset;
+  int64_t requests = 100, prompt = 128, output = 0, prefix = 0, warmup = 2, concurrency = 0;
   double rate = 0, speed = 1;  // requests per second; a trace is played so much faster
   double slo_ttft = 0, slo_tpot = 0, slo_e2e = 0;  // milliseconds; 0: no bound
   uint64_t seed = 1;
@@ -36,6 +37,7 @@ struct Job {
   Nanos arrival = 0;
   int64_t prompt = 0, output = 0;
   uint64_t key = 0;
+  std::string text = {};  // the prompt; empty: `prompt` words
 };
 
 struct Outcome {
@@ -68,7 +70,7 @@ Outcome ask(const BenchFlags& f, const Url& url, const Job& job) {
   SteadyClock clock;
   Value body = Value::object();
   body.set("model", f.name);
-  body.set("prompt", make_prompt(job, f.prefix));
+  body.set("prompt", job.text.empty() ? make_prompt(job, f.prefix) : job.text);
   body.set("max_tokens", job.output);
   body.set("temperature", 0);
   body.set("ignore_eos", true);
@@ -115,16 +117,55 @@ Outcome ask(const BenchFlags& f, const Url& url, const Job& job) {
   return out;
 }
 
-std::vector<Job> make_jobs(const BenchFlags& f) {
+// Counted by the server if it has /tokenize, as vLLM's, llama.cpp's and ours; otherwise estimated.
+int64_t count_tokens(const BenchFlags& f, const Url& url, const std::string& text) {
+  Value body =
+      Value::Object{{"model", f.name}, {"prompt", text}, {"content", text}};  // llama.cpp's name
+  auto [status, answer] = post_text(url, "/tokenize", f.api_key, dump_json(body));
+  if (status == 200) {
+    Value value = parse_json(answer, "/tokenize");
+    if (const Value* tokens = value.find("tokens"); tokens != nullptr && tokens->is_array())
+      return static_cast<int64_t>(tokens->size());
+  }
+  return static_cast<int64_t>(text.size() + 3) / 4;
+}
+
+// Entries in a random order. Those that are very short or long are left out, as in vLLM's
+// benchmark of ShareGPT.
+std::vector<Job> dataset_jobs(const BenchFlags& f, const Url& url) {
+  constexpr int64_t kShortest = 4, kLongestPrompt = 1024, kLongest = 2048;
+  std::vector<DatasetEntry> entries = load_dataset(f.dataset);
+  for (size_t i = entries.size(); i > 1; --i)
+    std::swap(entries[i - 1], entries[philox(f.seed, 13, i)[0] % i]);
+  std::vector<Job> jobs;
+  ProgressBar bar("counting tokens");
+  for (DatasetEntry& e : entries) {
+    if (std::ssize(jobs) == f.requests) break;
+    int64_t prompt = count_tokens(f, url, e.prompt), output = f.output;
+    if (f.output == 0) output = e.output > 0 ? e.output : count_tokens(f, url, e.answer);
+    bool usable = prompt >= kShortest && prompt <= kLongestPrompt && output >= kShortest &&
+                  prompt + output <= kLongest;
+    if (e.output == 0 && f.output == 0 && !usable) continue;
+    jobs.push_back({0, prompt, std::max<int64_t>(1, output), 0, std::move(e.prompt)});
+    bar.update(jobs.size(), static_cast<uint64_t>(f.requests));
+  }
+  return jobs;
+}
+
+std::vector<Job> make_jobs(const BenchFlags& f, const Url& url) {
   std::vector<Job> jobs;
   if (!f.trace.empty()) {
     for (const TraceRequest& r : load_trace(f.trace, f.requests))
       jobs.push_back({static_cast<Nanos>(static_cast<double>(r.arrival) / f.speed), r.input,
                       std::max<int64_t>(1, r.output), 0});
   } else {
+    if (!f.dataset.empty())
+      jobs = dataset_jobs(f, url);
+    else
+      jobs.assign(static_cast<size_t>(f.requests), {0, f.prompt, f.output, 0});
     double at = 0;
-    for (int64_t i = 0; i < f.requests; ++i) {
-      jobs.push_back({static_cast<Nanos>(at * 1e9), f.prompt, f.output, 0});
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      jobs[i].arrival = static_cast<Nanos>(at * 1e9);
       double u = (philox(f.seed, 11, static_cast<uint64_t>(i))[0] + 0.5) * 0x1p-32;
       if (f.rate > 0) at += -std::log(u) / f.rate;
     }
@@ -245,7 +286,7 @@ void print_report(const Value& r) {
 }
 
 void measure(BenchFlags& f, const std::string& address) {
-  Url url = parse_url(address);
+  Url url = parse_server_url(address);
   if (f.name.empty()) {
     Value models = parse_json(get_text(url, "/v1/models", f.api_key), "/v1/models");
     const Value* list = models.find("data");
@@ -254,10 +295,12 @@ void measure(BenchFlags& f, const std::string& address) {
     f.name = list->as_array()[0].get_string("id", "");
   }
   if (f.concurrency == 0 && f.rate <= 0 && f.trace.empty()) f.concurrency = 4;
-  std::vector<Job> jobs = make_jobs(f);
+  if (f.output == 0 && f.dataset.empty()) f.output = 64;
+  std::vector<Job> jobs = make_jobs(f, url);
   if (jobs.empty()) fail(ErrorCode::kInvalidArgument, "there are no requests to send");
   for (int64_t i = 0; i < f.warmup; ++i) {
-    Outcome o = ask(f, url, {0, f.prompt, std::min<int64_t>(f.output, 8), f.seed * 77 + 1});
+    Outcome o = ask(
+        f, url, {0, f.prompt, f.output > 0 ? std::min<int64_t>(f.output, 8) : 8, f.seed * 77 + 1});
     if (!o.ok) fail(ErrorCode::kUnavailable, "{}: {}", address, o.error);
   }
   SteadyClock clock;
@@ -313,14 +356,18 @@ void add_bench_serve(CLI::App& bench) {
   verb->add_option("--rate", f->rate, "open loop: requests per second, Poisson arrivals")
       ->check(CLI::Range(0.001, 1e6));
   verb->add_option("--trace", f->trace, "open loop: arrivals and lengths from a .csv or .jsonl");
+  verb->add_option("--dataset", f->dataset,
+                   "prompts and lengths of answers from ShareGPT (.json) or a .jsonl with prompt "
+                   "and output_tokens")
+      ->excludes("--trace");
   verb->add_option("--speed", f->speed, "speed-up factor of the trace")
       ->check(CLI::Range(0.001, 1e6));
   verb->add_option("--prompt", f->prompt, "prompt tokens, roughly")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  verb->add_option("--output", f->output, "answer tokens")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+  verb->add_option("--output", f->output,
+                   "answer tokens (default 64; with --dataset those of its answers)")
+      ->check(CLI::Range(1, 1 << 20));
   verb->add_option("--prefix", f->prefix, "prompt tokens that all requests share")
       ->check(CLI::Range(0, 1 << 20));
   verb->add_option("--warmup", f->warmup, "requests before the measurement")

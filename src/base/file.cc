@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "base/new_file.h"
 
 namespace tokamak {
 
@@ -64,6 +65,12 @@ void write_text_file(const std::filesystem::path& path, std::string_view text) {
   out.flush();
   if (!out)
     fail(ErrorCode::kInvalidArgument, "cannot write {}: {}", path.string(), std::strerror(errno));
+}
+
+void replace_file(const std::filesystem::path& path, std::string_view content) {
+  NewFile file(path);
+  file.write(std::as_bytes(std::span(content)));
+  file.commit();
 }
 
 }  // namespace tokamak

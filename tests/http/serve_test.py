@@ -301,6 +301,28 @@ class Bench(unittest.TestCase):
             self.assertIn("tokens/s", self.bench("--url", s.url, "--requests", 2, "--prompt", 4, "--output", 8))
             self.assertIn("404", self.bench("--url", s.url, "--model-name", "none", "--requests", 2, code=1))
 
+    def test_datasets(self):
+        def turns(*texts):
+            return {"id": "x", "conversations": [{"from": ("human", "gpt")[i % 2], "value": t} for i, t in enumerate(texts)]}
+        with Serve(LLAMA) as s, tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            count = lambda text: len(s.post("/tokenize", prompt=text)[2]["tokens"])
+            good = [("one two three", "a b c d e f"), ("the house", "one two one two")]
+            entries = [turns(*g, "more", "text") for g in good] + [turns("no answer"), turns("one two three", "a"), turns("x", "one two one two"),
+                       {"conversations": [{"from": "gpt", "value": "hi"}, {"from": "human", "value": "one two three"}]}]
+            (folder / "share.json").write_text(json.dumps(entries))
+            r = self.bench("--url", s.url, "--dataset", folder / "share.json", "--prompt", 4, "--json")
+            self.assertEqual((r["requests"], r["completed"], r["completion_tokens"]), (2, 2, sum(count(a) for _, a in good)), r)
+            self.assertEqual(r["prompt_tokens"], sum(count(p) for p, _ in good))
+            r = self.bench("--url", s.url, "--dataset", folder / "share.json", "--requests", 1, "--prompt", 4, "--output", 5, "--json")
+            self.assertEqual((r["completed"], r["completion_tokens"]), (1, 5))
+            (folder / "own.jsonl").write_text('{"prompt": "one two", "output_tokens": 3}\n\n{"prompt": "a b", "output_tokens": 2}\n')
+            r = self.bench("--url", s.url, "--dataset", folder / "own.jsonl", "--prompt", 4, "--rate", 100, "--json")
+            self.assertEqual((r["completed"], r["completion_tokens"]), (2, 5))
+            (folder / "bad.jsonl").write_text('{"prompt": "a"}\n{"text": "a"}\n')
+            self.assertIn("bad.jsonl, line 2 has no prompt", self.bench("--url", s.url, "--dataset", folder / "bad.jsonl", "--prompt", 4, code=1))
+            self.assertIn("a dataset is a .json", self.bench("--url", s.url, "--dataset", folder, "--prompt", 4, code=2))
+
     def test_with_its_own_server(self):
         self.check(self.bench(LLAMA, "--requests", 6, "--concurrency", 2, "--prompt", 4, "--output", 8, "--json"), 6)
 

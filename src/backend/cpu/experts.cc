@@ -12,7 +12,7 @@
 namespace tokamak::cpu {
 namespace {
 
-class Route final : public Op {
+class Route final : public CpuOp {
  public:
   explicit Route(const OpSite& site)
       : rule_(route_rule(site.attrs)), count_(site.in[0].last()), biased_(site.in.size() > 1) {}
@@ -53,7 +53,7 @@ class Route final : public Op {
 };
 
 // Every thread sorts the ids for itself and copies its columns of the rows.
-class Dispatch final : public Op {
+class Dispatch final : public CpuOp {
  public:
   explicit Dispatch(const OpSite& site) : count_(site.attrs.at("count").as_int()) {}
   int64_t scratch_bytes() const override { return (count_ + 1) * 4; }
@@ -109,7 +109,7 @@ class Dispatch final : public Op {
 };
 
 // Threads share the panels of every expert: which experts have rows is known only in the step.
-class GroupedLinear final : public Op {
+class GroupedLinear final : public CpuOp {
  public:
   explicit GroupedLinear(const OpSite& site) : biased_(site.in.size() > 3) {
     const Weight* w = site.in[1].weight;
@@ -189,7 +189,7 @@ class GroupedLinear final : public Op {
 };
 
 // A matrix per head. The rows of a head lie apart; they are brought together a chunk at a time.
-class HeadLinear final : public Op {
+class HeadLinear final : public CpuOp {
  public:
   explicit HeadLinear(const OpSite& site) {
     const Weight* w = site.in[1].weight;
@@ -259,7 +259,7 @@ class HeadLinear final : public Op {
 };
 
 // Every thread finds the rows of its tokens.
-class Combine final : public Op {
+class Combine final : public CpuOp {
  public:
   explicit Combine(const OpSite& site) : entries_(site.in[3].elements()) {}
   int64_t scratch_bytes() const override { return entries_ * 4; }
@@ -314,39 +314,42 @@ class Combine final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_route(const OpSite& site) { return std::make_unique<Route>(site); }
-std::unique_ptr<Op> make_dispatch(const OpSite& site) { return std::make_unique<Dispatch>(site); }
-std::unique_ptr<Op> make_grouped_linear(const OpSite& site) {
+std::unique_ptr<CpuOp> make_route(const OpSite& site) { return std::make_unique<Route>(site); }
+std::unique_ptr<CpuOp> make_dispatch(const OpSite& site) {
+  return std::make_unique<Dispatch>(site);
+}
+std::unique_ptr<CpuOp> make_grouped_linear(const OpSite& site) {
   return std::make_unique<GroupedLinear>(site);
 }
-std::unique_ptr<Op> make_head_linear(const OpSite& site) {
+std::unique_ptr<CpuOp> make_head_linear(const OpSite& site) {
   return std::make_unique<HeadLinear>(site);
 }
-std::unique_ptr<Op> make_combine(const OpSite& site) { return std::make_unique<Combine>(site); }
+std::unique_ptr<CpuOp> make_combine(const OpSite& site) { return std::make_unique<Combine>(site); }
 
 // Products with a stack of matrices: each row as the kernels of linear compute it.
 void add_expert_kernels(KernelList& list) {
-  auto product = [&](const std::string& name, const std::string& operands,
+  auto product = [&](const std::string& name, const std::string& operands, const char* layout,
                      const char* numeric_class) {
     list.add({.name = "cpu.grouped_linear." + name,
               .pattern = "grouped_linear(" + operands + ", i32, *)",
-              .weight_layout = kPanelLayout,
+              .weight_layout = layout,
               .numeric_class = numeric_class,
               .cost = matrix_cost},
              make_grouped_linear);
     list.add({.name = "cpu.head_linear." + name,
               .pattern = "head_linear(" + operands + ")",
-              .weight_layout = kPanelLayout,
+              .weight_layout = layout,
               .numeric_class = numeric_class,
               .cost = matrix_cost},
              make_head_linear);
   };
   for (const char* format : {"q4_0", "q8_0", "q6_k", "q5_0"})
-    product(format, std::string("q8a, weight ") + format, kIntegerClass);
+    product(format, std::string("q8a, weight ") + format, kQuantPanels, kIntegerClass);
   for (const char* format : {"q4_1", "q4_k", "q5_1", "q5_k"})
-    product(format, std::string("q8a, weight ") + format, kMinimumClass);
-  product("f32.quantized", "f32, weight " + weight_types(true), kDigitsClass);
-  product("f32", "f32, weight " + weight_types(false), kFloatClass);
+    product(format, std::string("q8a, weight ") + format, kQuantPanels, kMinimumClass);
+  for (const MatrixForm& form : kMatrixForms)
+    product(std::string("f32") + form.suffix, "f32, weight " + weight_types(form.layout),
+            form.layout, form.numeric_class);
   list.add("moe_route", "moe_route(f32, *)", "f64, rounded once", make_route);
   list.add("moe_dispatch", "moe_dispatch(f32, i32)", "exact", make_dispatch);
   list.add("moe_combine", "moe_combine(f32, i32, i32, f32)", "f64 in the order of experts",

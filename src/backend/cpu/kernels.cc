@@ -8,27 +8,16 @@
 
 namespace tokamak::cpu {
 
-std::unique_ptr<Op> make_loop(const OpSite& site);
-std::unique_ptr<Op> make_linears_region(const OpSite& site);
-std::unique_ptr<Op> make_rope_region(const OpSite& site);
-std::unique_ptr<Op> make_defined(const OpSite& site);
+std::unique_ptr<CpuOp> make_loop(const OpSite& site);
+std::unique_ptr<CpuOp> make_linears_region(const OpSite& site);
+std::unique_ptr<CpuOp> make_rope_region(const OpSite& site);
+std::unique_ptr<CpuOp> make_defined(const OpSite& site);
 
-const char* const kIntegerClass =
-    "i32 dot per block of 32 (q6_k: times i8 scales), f32 fma by scale product in k order, one "
-    "accumulator";
-const char* const kMinimumClass =
-    "i32 dot per block of 32, f32 fma by scale product then fma of minimum by activation sum, in k "
-    "order, one accumulator";
-const char* const kDigitsClass =
-    "f32 as three q8a digits, each with i32 dot per block of 32 and f32 fma by scale product in k "
-    "order, added in order";
-const char* const kFloatClass = "f32 fma in k order, one accumulator; weights decoded to f32";
-
-std::string weight_types(bool integer) {
+std::string weight_types(std::string_view layout) {
   std::string out;
   for (int i = 0; i < static_cast<int>(DType::kQ8A); ++i) {
     auto type = static_cast<DType>(i);
-    if (is_integer(type) || qformat_of(type).has_value() != integer) continue;
+    if (is_integer(type) || matrix_layout(type) != layout) continue;
     out += out.empty() ? "" : "|";
     out += dtype_name(type);
   }
@@ -60,18 +49,20 @@ void add_defined_kernels(KernelList& list) {
 // Region kernels compute each op as its kernel alone does.
 void add_region_kernels(KernelList& list) {
   // All matrices of a region read the same packed activations.
-  auto add_linears = [&](const char* name, const std::string& operands) {
+  auto add_linears = [&](const char* name, const char* activations, const char* layout) {
+    std::string operands = fmt::format("{}, weight {}", activations, weight_types(layout));
     list.add({.name = name,
               .pattern = "[rms_norm layer_norm quantize] -> linear(" + operands +
                          ", weight *)+ -> [" + element_ops() + " quantize]",
-              .weight_layout = kPanelLayout,
+              .weight_layout = layout,
               .numeric_class = "",
               .cost = linears_cost,
               .scratch = linears_scratch},
              make_linears_region, true);
   };
-  add_linears("cpu.region.linears", "q8a|f32, weight " + weight_types(true));
-  add_linears("cpu.region.linears.float", "f32, weight " + weight_types(false));
+  add_linears("cpu.region.linears", "q8a|f32", kQuantPanels);
+  add_linears("cpu.region.linears.float", "f32", kFloatPanels);
+  add_linears("cpu.region.linears.rows", "f32", kFileRows);
   list.add(
       {.name = "cpu.region.rope_append",
        .pattern = "[rms_norm layer_norm rope] -> append(*, *, i32, i32, f32, ...) with rope(1, 2)",
@@ -128,17 +119,19 @@ const CpuKernel& planned_kernel(const KernelEntry& entry) {
   return *found;
 }
 
-std::unique_ptr<Op> make_op(const CpuKernel& kernel, OpSite site) {
+std::unique_ptr<CpuOp> make_op(const CpuKernel& kernel, OpSite site) {
   site.kernel = &kernel.desc;
   if (kernel.region != (site.region != nullptr))
     fail(ErrorCode::kUnsupported, "{}: {} takes {}, the plan gives it {}", site.label,
          kernel.desc.name, kernel.region ? "regions" : "single ops", site.op);
-  if (kernel.desc.weight_layout.empty())
-    for (const Tensor& t : site.in)
-      if (t.weight && !t.data)
-        fail(ErrorCode::kUnsupported,
-             "{}: {} reads weight {} row-major, the plan has it in layout {}", site.label,
-             kernel.desc.name, t.weight->name, kPanelLayout);
+  // A matrix is read in the layout of the kernel; row-major weights, such as a bias, have data.
+  for (const Tensor& t : site.in)
+    if (t.weight && !t.data && t.weight->layout != kernel.desc.weight_layout)
+      fail(ErrorCode::kUnsupported, "{}: {} reads weight {} {}, the plan has it in {}", site.label,
+           kernel.desc.name, t.weight->name,
+           kernel.desc.weight_layout.empty() ? "row-major"
+                                             : "in layout " + kernel.desc.weight_layout,
+           t.weight->layout);
   return kernel.make(site);
 }
 

@@ -13,7 +13,7 @@ namespace tokamak::cpu {
 
 struct CpuKernel {
   KernelDesc desc;
-  std::unique_ptr<Op> (*make)(const OpSite& site);
+  std::unique_ptr<CpuOp> (*make)(const OpSite& site);
   bool region = false;  // takes regions; else single ops
 };
 std::span<const CpuKernel> cpu_kernels();
@@ -21,7 +21,7 @@ std::span<const CpuKernel> cpu_kernels();
 // The list while it is built, preferred kernels first.
 class KernelList {
  public:
-  using Make = std::unique_ptr<Op> (*)(const OpSite&);
+  using Make = std::unique_ptr<CpuOp> (*)(const OpSite&);
   void add(KernelDesc desc, Make make, bool region = false) {
     list_.push_back({std::move(desc), make, region});
   }
@@ -53,10 +53,30 @@ void add_attend_rows_kernels(KernelList& list);
 void add_sample_kernels(KernelList& list);
 std::string element_ops();  // names of the ops of add_element_kernels(), separated by spaces
 
-// Numeric classes of products, and the types of matrices with or without integer dot products.
-extern const char *const kIntegerClass, *const kMinimumClass, *const kDigitsClass,
-                                                                  *const kFloatClass;
-std::string weight_types(bool integer);
+// Numeric classes of products.
+inline constexpr const char* kIntegerClass =
+    "i32 dot per block of 32 (q6_k: times i8 scales), f32 fma by scale product in k order, one "
+    "accumulator";
+inline constexpr const char* kMinimumClass =
+    "i32 dot per block of 32, f32 fma by scale product then fma of minimum by activation sum, in k "
+    "order, one accumulator";
+inline constexpr const char* kDigitsClass =
+    "f32 as three q8a digits, each with i32 dot per block of 32 and f32 fma by scale product in k "
+    "order, added in order";
+inline constexpr const char* kFloatClass =
+    "f32 fma in k order, one accumulator; weights decoded to f32";
+
+// Types of matrices in a layout, separated by '|'.
+std::string weight_types(std::string_view layout);
+// Kernels that read f32 rows exist once per layout of their matrix.
+struct MatrixForm {
+  const char* suffix;
+  const char* layout;
+  const char* numeric_class;
+};
+inline constexpr MatrixForm kMatrixForms[] = {{".quantized", kQuantPanels, kDigitsClass},
+                                              {"", kFloatPanels, kFloatClass},
+                                              {".rows", kFileRows, kFloatClass}};
 
 // The kernel that a plan asks for. Throws Error(kUnsupported) with both names when this program has
 // none of that name and version.
@@ -64,6 +84,6 @@ const CpuKernel& planned_kernel(const KernelEntry& entry);
 
 // Prepares a call; site.kernel is set by this. Throws Error(kUnsupported) when the kernel cannot do
 // it or a weight is in another layout than it reads.
-std::unique_ptr<Op> make_op(const CpuKernel& kernel, OpSite site);
+std::unique_ptr<CpuOp> make_op(const CpuKernel& kernel, OpSite site);
 
 }  // namespace tokamak::cpu

@@ -10,7 +10,7 @@
 namespace tokamak::cpu {
 namespace {
 
-class Linear final : public Op {
+class Linear final : public CpuOp {
  public:
   explicit Linear(const OpSite& site)
       : kernel_(make_linear_kernel(site, site.in[1].weight, site.in[0].dtype)),
@@ -72,7 +72,7 @@ class Linear final : public Op {
 };
 
 // embed: rows of a matrix by id.
-class Embed final : public Op {
+class Embed final : public CpuOp {
  public:
   explicit Embed(const OpSite& site) : w_(site.in[1].weight) { need_matrix(site, w_); }
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
@@ -99,31 +99,34 @@ class Embed final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_linear(const OpSite& site) { return std::make_unique<Linear>(site); }
-std::unique_ptr<Op> make_embed(const OpSite& site) { return std::make_unique<Embed>(site); }
+std::unique_ptr<CpuOp> make_linear(const OpSite& site) { return std::make_unique<Linear>(site); }
+std::unique_ptr<CpuOp> make_embed(const OpSite& site) { return std::make_unique<Embed>(site); }
 
 void add_linear_kernels(KernelList& list) {
-  auto product = [&](const std::string& name, const std::string& operands,
-                     const char* numeric_class) {
-    list.add({.name = "cpu.linear." + name,
-              .pattern = fmt::format("linear({}, weight *)", operands),
-              .weight_layout = kPanelLayout,
+  auto integer = [&](const std::string& format, const char* numeric_class) {
+    list.add({.name = "cpu.linear." + format,
+              .pattern = fmt::format("linear(q8a, weight {}, weight *)", format),
+              .weight_layout = kQuantPanels,
               .numeric_class = numeric_class,
               .cost = matrix_cost},
              make_linear);
   };
-  for (const char* format : {"q4_0", "q8_0", "q6_k", "q5_0"})
-    product(format, std::string("q8a, weight ") + format, kIntegerClass);
-  for (const char* format : {"q4_1", "q4_k", "q5_1", "q5_k"})
-    product(format, std::string("q8a, weight ") + format, kMinimumClass);
-  product("f32.quantized", "f32, weight " + weight_types(true), kDigitsClass);
-  product("f32", "f32, weight " + weight_types(false), kFloatClass);
-  list.add({.name = "cpu.embed",
-            .pattern = "embed(i32, weight *)",
-            .weight_layout = kPanelLayout,
-            .numeric_class = "decoded to f32",
-            .cost = rows_cost},
-           make_embed);
+  for (const char* format : {"q4_0", "q8_0", "q6_k", "q5_0"}) integer(format, kIntegerClass);
+  for (const char* format : {"q4_1", "q4_k", "q5_1", "q5_k"}) integer(format, kMinimumClass);
+  for (const MatrixForm& form : kMatrixForms) {
+    list.add({.name = fmt::format("cpu.linear.f32{}", form.suffix),
+              .pattern = "linear(f32, weight " + weight_types(form.layout) + ", weight *)",
+              .weight_layout = form.layout,
+              .numeric_class = form.numeric_class,
+              .cost = matrix_cost},
+             make_linear);
+    list.add({.name = fmt::format("cpu.embed{}", form.suffix),
+              .pattern = "embed(i32, weight " + weight_types(form.layout) + ")",
+              .weight_layout = form.layout,
+              .numeric_class = "decoded to f32",
+              .cost = rows_cost},
+             make_embed);
+  }
 }
 
 }  // namespace tokamak::cpu
