@@ -96,7 +96,7 @@ test-fuzz: ## a few seconds of libFuzzer for each parser
 	@$(CTEST) --test-dir build/fuzz -L fuzz
 
 lint: ## the checks of tools/check_*
-	@status=0; for c in includes layers size text; do python3 tools/check_$$c.py || status=1; done; \
+	@status=0; for c in includes layers op_names size text; do python3 tools/check_$$c.py || status=1; done; \
 	tools/check_format.sh || status=1; exit $$status
 
 format: ## format all C++ files

@@ -75,8 +75,9 @@ class NormFolder {
  private:
   const WeightDecl* weight_of(Ref r) const {
     const Node& node = fn_.node(r.node);
-    return node.op->name == "weight" ? module_.find_weight(node.attrs.at("name").as_string())
-                                     : nullptr;
+    return node.op->role == OpDef::Role::kWeight
+               ? module_.find_weight(node.attrs.at("name").as_string())
+               : nullptr;
   }
 
   // Empty: the weight can move.

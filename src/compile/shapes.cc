@@ -133,7 +133,7 @@ std::vector<Function*> other_functions(Module& module) {
 std::vector<GuardRange> function_guard(const Function& function) {
   std::set<std::string> used;
   for (const Node& node : function.nodes())
-    if (node.op->name == "input" && node.outputs[0].kind == Type::Kind::kTensor)
+    if (node.op->role == OpDef::Role::kInput && node.outputs[0].kind == Type::Kind::kTensor)
       for (const Dim& d : node.outputs[0].tensor.dims)
         for (const std::string& symbol : d.extent.symbols()) used.insert(symbol);
   std::vector<GuardRange> out;

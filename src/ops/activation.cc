@@ -60,7 +60,7 @@ SymExpr flops(std::span<const Type>, std::span<const Type> out) {
 
 OpDef op(std::string_view name, decltype(OpDef::infer) infer, Meaning<float> f32,
          Meaning<double> f64, Meaning<Traced> traced, std::vector<std::string_view> attrs,
-         std::string_view doc) {
+         double element_ops, std::string_view doc) {
   auto required = static_cast<int>(attrs.size());
   return {.name = name,
           .tier = Tier::kComposite,
@@ -75,17 +75,19 @@ OpDef op(std::string_view name, decltype(OpDef::infer) infer, Meaning<float> f32
           .ragged = true,
           .storage = true,
           .flops = flops,
-          .doc = doc};
+          .doc = doc,
+          .element_ops = element_ops,
+          .loop = {LoopForm::Kind::kElement}};
 }
 
 }  // namespace
 
 std::vector<OpDef> activation_ops() {
-  return {op("silu", infer_silu, silu<float>, silu<double>, silu<Traced>, {}, "x * sigmoid(x)"),
-          op("gelu", infer_gelu, gelu<float>, gelu<double>, gelu<Traced>, {"approximate"},
+  return {op("silu", infer_silu, silu<float>, silu<double>, silu<Traced>, {}, 14, "x * sigmoid(x)"),
+          op("gelu", infer_gelu, gelu<float>, gelu<double>, gelu<Traced>, {"approximate"}, 24,
              "x times the normal distribution function, exact or by tanh"),
           op("softcap", infer_softcap, softcap<float>, softcap<double>, softcap<Traced>, {"cap"},
-             "cap * tanh(x / cap)")};
+             24, "cap * tanh(x / cap)")};
 }
 
 }  // namespace tokamak

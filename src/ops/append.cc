@@ -60,7 +60,14 @@ std::vector<OpDef> append_ops() {
            .field = append<Field>,
            .writes_state = true,
            .flops = no_flops,
-           .doc = "writes the step's rows into the planes of a state"}};
+           .doc = "writes the step's rows into the planes of a state",
+           .element_ops = 4,
+           .first_plane = 4,
+           .reads = [](size_t operand, const Attrs&) {
+             constexpr size_t kSlot = 3;  // -1 marks padding
+             return OperandRead{operand == kSlot ? OperandRead::Kind::kAll
+                                                 : OperandRead::Kind::kTokenRows};
+           }}};
 }
 
 }  // namespace tokamak

@@ -189,6 +189,19 @@ SymExpr flops(std::span<const Type> in, std::span<const Type> out) {
   return (in[kQuery].tensor.elements() + out[0].tensor.elements()) * 2;
 }
 
+// Padding rows and sequences have no tokens in the cache, so nothing is read for them.
+OperandRead reads(size_t operand, const Attrs&) {
+  if (operand == kQuery || operand == kPos || operand == kSlot)
+    return {OperandRead::Kind::kTokenRows};
+  return {operand == kQStart ? OperandRead::Kind::kSequenceEnds : OperandRead::Kind::kAll};
+}
+
+std::vector<std::string> read_planes(const Attrs& attrs) {
+  std::vector<std::string> out = attend_key_planes(attrs);
+  out.push_back(attend_value_plane(attrs));
+  return out;
+}
+
 }  // namespace
 
 std::vector<OpDef> attend_ops() {
@@ -205,7 +218,11 @@ std::vector<OpDef> attend_ops() {
            .reads_state = true,
            .storage = true,
            .flops = flops,
-           .doc = "attention of the step's rows over a state"}};
+           .doc = "attention of the step's rows over a state",
+           .dots = true,
+           .key_flops = true,
+           .reads = reads,
+           .planes = read_planes}};
 }
 
 }  // namespace tokamak

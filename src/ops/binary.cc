@@ -87,7 +87,8 @@ OpDef real(std::string_view doc) {
           .traced = run<F, Traced>,
           .ragged = true,
           .storage = true,
-          .doc = doc};
+          .doc = doc,
+          .loop = {LoopForm::Kind::kElement}};
 }
 template <class F>
 OpDef rational(std::string_view doc) {
@@ -99,8 +100,10 @@ OpDef rational(std::string_view doc) {
 }  // namespace
 
 std::vector<OpDef> binary_ops() {
+  OpDef div = rational<Div>("a / b");
+  div.element_ops = 4;
   return {rational<Add>("a + b"), rational<Sub>("a - b"),         rational<Mul>("a * b"),
-          rational<Div>("a / b"), real<Maximum>("larger of two"), real<Minimum>("smaller of two")};
+          std::move(div),         real<Maximum>("larger of two"), real<Minimum>("smaller of two")};
 }
 
 }  // namespace tokamak

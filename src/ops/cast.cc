@@ -122,7 +122,8 @@ std::vector<OpDef> cast_ops() {
            .attr_names = {"dtype"},
            .required_attrs = 1,
            .ragged = true,
-           .doc = "change of element type: rounds to nearest even, to i32 towards zero"},
+           .doc = "change of element type: rounds to nearest even, to i32 towards zero",
+           .loop = {LoopForm::Kind::kCast}},
           {.name = "compare",
            .tier = Tier::kPrimitive,
            .min_inputs = 2,
@@ -134,7 +135,8 @@ std::vector<OpDef> cast_ops() {
            .attr_names = {"kind"},
            .required_attrs = 1,
            .ragged = true,
-           .doc = "1 where the comparison holds, otherwise 0"},
+           .doc = "1 where the comparison holds, otherwise 0",
+           .loop = {LoopForm::Kind::kElement}},
           {.name = "select",
            .tier = Tier::kPrimitive,
            .min_inputs = 3,
@@ -146,7 +148,8 @@ std::vector<OpDef> cast_ops() {
            .field = select<Field>,
            .ragged = true,
            .storage = true,
-           .doc = "a where the condition is not 0, otherwise b"}};
+           .doc = "a where the condition is not 0, otherwise b",
+           .loop = {LoopForm::Kind::kElement}}};
 }
 
 }  // namespace tokamak

@@ -84,7 +84,13 @@ std::vector<OpDef> gather_ops() {
            .field = gather<Field>,
            .attr_names = {"axis"},
            .flops = no_flops,
-           .doc = "rows of x by index; a negative index gives zeros"},
+           .doc = "rows of x by index; a negative index gives zeros",
+           .loop = {LoopForm::Kind::kGather},
+           .reads =
+               [](size_t operand, const Attrs& attrs) {
+                 bool rows = operand == 0 && attrs.get_int("axis", 0) == 0;
+                 return rows ? OperandRead{OperandRead::Kind::kSelectedRows, 1} : OperandRead{};
+               }},
           {.name = "iota",
            .tier = Tier::kPrimitive,
            .min_inputs = 0,
@@ -97,7 +103,8 @@ std::vector<OpDef> gather_ops() {
            .attr_names = {"n"},
            .required_attrs = 1,
            .flops = no_flops,
-           .doc = "0, 1, ..., n - 1"},
+           .doc = "0, 1, ..., n - 1",
+           .loop = {LoopForm::Kind::kIota}},
           {.name = "embed",
            .tier = Tier::kComposite,
            .min_inputs = 2,
@@ -109,7 +116,11 @@ std::vector<OpDef> gather_ops() {
            .field = embed<Field>,
            .storage = true,
            .flops = no_flops,
-           .doc = "rows of a table by token id"}};
+           .doc = "rows of a table by token id",
+           .element_ops = 2,
+           .reads = [](size_t operand, const Attrs&) {
+             return operand == 1 ? OperandRead{OperandRead::Kind::kSelectedRows, 0} : OperandRead{};
+           }}};
 }
 
 }  // namespace tokamak

@@ -157,7 +157,7 @@ std::vector<Type> infer_broadcast(const InferContext& context) {
 std::vector<OpDef> layout_ops() {
   auto op = [](std::string_view name, int max_inputs, auto infer, Meaning<float> f32,
                Meaning<double> f64, Meaning<Traced> traced, Meaning<Field> field,
-               std::vector<std::string_view> attrs, std::string_view doc) {
+               std::vector<std::string_view> attrs, LoopForm::Kind loop, std::string_view doc) {
     auto required = static_cast<int>(attrs.size());
     return OpDef{.name = name,
                  .tier = Tier::kPrimitive,
@@ -171,19 +171,26 @@ std::vector<OpDef> layout_ops() {
                  .attr_names = std::move(attrs),
                  .required_attrs = required,
                  .flops = [](std::span<const Type>, std::span<const Type>) { return SymExpr(0); },
-                 .doc = doc};
+                 .doc = doc,
+                 .loop = {loop}};
   };
-  return {
+  using Loop = LoopForm::Kind;
+  std::vector<OpDef> ops = {
       op("reshape", 1, infer_reshape, reshape<float>, reshape<double>, reshape<Traced>,
-         reshape<Field>, {"dims", "axes"}, "same elements in the same order under new extents"),
+         reshape<Field>, {"dims", "axes"}, Loop::kSame,
+         "same elements in the same order under new extents"),
       op("transpose", 1, infer_transpose, transpose<float>, transpose<double>, transpose<Traced>,
-         transpose<Field>, {"perm"}, "axis i of the result is axis perm[i] of x"),
+         transpose<Field>, {"perm"}, Loop::kTranspose, "axis i of the result is axis perm[i] of x"),
       op("slice", 1, infer_slice, slice<float>, slice<double>, slice<Traced>, slice<Field>,
-         {"axis", "start", "end"}, "elements start..end-1 of one axis"),
+         {"axis", "start", "end"}, Loop::kSlice, "elements start..end-1 of one axis"),
       op("concat", -1, infer_concat, concat<float>, concat<double>, concat<Traced>, concat<Field>,
-         {"axis"}, "inputs one behind the other along one axis"),
+         {"axis"}, Loop::kNone, "inputs one behind the other along one axis"),
       op("broadcast", 1, infer_broadcast, broadcast<float>, broadcast<double>, broadcast<Traced>,
-         broadcast<Field>, {"dims", "axes"}, "repeats extents of 1 (trailing-aligned)")};
+         broadcast<Field>, {"dims", "axes"}, Loop::kBroadcast,
+         "repeats extents of 1 (trailing-aligned)")};
+  ops[0].alias = true;
+  ops[2].reads = [](size_t, const Attrs&) { return OperandRead{OperandRead::Kind::kAsOutput}; };
+  return ops;
 }
 
 }  // namespace tokamak

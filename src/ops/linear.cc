@@ -106,7 +106,9 @@ std::vector<OpDef> linear_ops() {
            .field = linear<Field>,
            .storage = true,
            .flops = linear_flops,
-           .doc = "x times the transpose of w, plus bias"},
+           .doc = "x times the transpose of w, plus bias",
+           .dots = true,
+           .takes_q8a = true},
           {.name = "head_linear",
            .tier = Tier::kComposite,
            .min_inputs = 2,
@@ -118,7 +120,9 @@ std::vector<OpDef> linear_ops() {
            .field = head_linear<Field>,
            .storage = true,
            .flops = linear_flops,
-           .doc = "each head of x times the transpose of its matrix"},
+           .doc = "each head of x times the transpose of its matrix",
+           .dots = true,
+           .takes_q8a = true},
           {.name = "lora",
            .tier = Tier::kComposite,
            .min_inputs = 4,
@@ -130,7 +134,8 @@ std::vector<OpDef> linear_ops() {
            .field = lora<Field>,
            .storage = true,
            .flops = lora_flops,
-           .doc = "b[s] (a[s] x) with s the row's adapter; 0 for s < 0"}};
+           .doc = "b[s] (a[s] x) with s the row's adapter; 0 for s < 0",
+           .dots = true}};
 }
 
 }  // namespace tokamak

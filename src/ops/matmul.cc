@@ -57,7 +57,8 @@ std::vector<OpDef> matmul_ops() {
            .field = matmul<Field>,
            .storage = true,
            .flops = flops,
-           .doc = "matrix product of the last two axes"}};
+           .doc = "matrix product of the last two axes",
+           .dots = true}};
 }
 
 }  // namespace tokamak

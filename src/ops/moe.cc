@@ -134,7 +134,14 @@ std::vector<OpDef> moe_ops() {
            .ragged = true,
            .storage = true,
            .flops = grouped_flops,
-           .doc = "rows of group e times the transpose of w[e], plus bias[e]"},
+           .doc = "rows of group e times the transpose of w[e], plus bias[e]",
+           .dots = true,
+           .takes_q8a = true,
+           .reads =
+               [](size_t operand, const Attrs&) {
+                 bool stack = operand == 1 || operand == 3;
+                 return stack ? OperandRead{OperandRead::Kind::kRowPerRow, 0} : OperandRead{};
+               }},
           {.name = "moe_combine",
            .tier = Tier::kComposite,
            .min_inputs = 4,

@@ -106,7 +106,10 @@ std::vector<OpDef> norm_ops() {
            .ragged = true,
            .storage = true,
            .flops = flops<4>,
-           .doc = "x / sqrt(mean(x^2) + eps) * w"},
+           .doc = "x / sqrt(mean(x^2) + eps) * w",
+           .element_ops = 4,
+           .loop = {LoopForm::Kind::kRow,
+                    "mul(mul(a, rsqrt(add(div(sum_squares(a), columns), eps))), b)"}},
           {.name = "layer_norm",
            .tier = Tier::kComposite,
            .min_inputs = 2,
@@ -120,7 +123,11 @@ std::vector<OpDef> norm_ops() {
            .ragged = true,
            .storage = true,
            .flops = flops<7>,
-           .doc = "(x - mean) / sqrt(variance + eps) * w + bias"},
+           .doc = "(x - mean) / sqrt(variance + eps) * w + bias",
+           .element_ops = 6,
+           .loop = {LoopForm::Kind::kRow,
+                    "d = sub(a, div(sum(a), columns)); "
+                    "add(mul(mul(d, rsqrt(add(div(sum_squares(d), columns), eps))), b), c)"}},
           {.name = "softmax",
            .tier = Tier::kComposite,
            .min_inputs = 1,
@@ -132,7 +139,9 @@ std::vector<OpDef> norm_ops() {
            .ragged = true,
            .storage = true,
            .flops = flops<5>,
-           .doc = "exp(x) / sum(exp(x)), safe against overflow"}};
+           .doc = "exp(x) / sum(exp(x)), safe against overflow",
+           .element_ops = 16,
+           .loop = {LoopForm::Kind::kRow, "e = exp(sub(a, max(a))); mul(e, div(1, sum(e)))"}}};
 }
 
 }  // namespace tokamak

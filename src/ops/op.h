@@ -135,6 +135,44 @@ struct InferContext {
   std::function<std::optional<Plane>(std::string_view state, int index)> plane = nullptr;
 };
 
+// How Loop IR expresses an op (compile/lower): what an element of output 0 is. With it an op can be
+// fused without a kernel of its own; the compiler knows it by nothing else.
+struct LoopForm {
+  enum class Kind : uint8_t {
+    kNone,       // not at all: it can only be the anchor of a region
+    kElement,    // of the same element of each operand, broadcast
+    kRow,        // of a row of operand 0, its last axis; other operands are vectors along it
+    kReduce,     // of the elements along attribute "axis", which "keep" = 1 keeps
+    kCast,       // of operand 0 in the output's type
+    kEncode,     // operand 0, encoded where a region stores it
+    kSame,       // the element of operand 0 with the same number in row-major order
+    kBroadcast,  // the element of operand 0 that broadcasting repeats
+    kTranspose,  // of operand 0; its axes by attribute "perm"
+    kSlice,      // of operand 0; attributes "axis" and "start"
+    kGather,     // of operand 0; operand 1 is the index along attribute "axis"
+    kIota,       // its own number
+  };
+  Kind kind = Kind::kNone;
+  // kElement, kRow, kReduce: the value in ops of Loop IR, "d = sub(a, max(a)); exp(d)". a, b, c:
+  // the operands (an absent one drops out of its add or mul); columns: elements of a row; other
+  // names are attributes. Empty: Loop IR has an op for it.
+  std::string_view formula = {};
+};
+
+// How much of an operand an op reads, for predictions of traffic.
+struct OperandRead {
+  enum class Kind : uint8_t {
+    kAll,
+    kSelectedRows,  // rows of its first axis that operand `by` names
+    kRowPerRow,     // at most one slice of its first axis for each row of operand `by`
+    kAsOutput,      // as many elements as output 0 has
+    kTokenRows,     // rows of tokens, not of padding
+    kSequenceEnds,  // one number per sequence that has tokens, and one more
+  };
+  Kind kind = Kind::kAll;
+  size_t by = 0;
+};
+
 struct OpDef {
   std::string_view name;
   Tier tier;
@@ -154,6 +192,21 @@ struct OpDef {
   SymExpr (*flops)(std::span<const Type> in,
                    std::span<const Type> out) = nullptr;  // nullptr: one per output element
   std::string_view doc = {};                              // one line, shown by docs and `--help`
+
+  // --- What the compiler knows about it: no pass or planner knows an op by its name. The defaults
+  // suit an op that reads all of its operands.
+  enum class Role : uint8_t { kOp, kInput, kWeight, kConstant };  // structural ops have the others
+  Role role = Role::kOp;
+  bool alias = false;      // output 0 is the bytes of operand 0 under other extents
+  bool dots = false;       // its flops are dot products
+  bool key_flops = false;  // `flops` counts one visible key of the state
+  bool takes_q8a = false;  // operand 0 may be q8a where operand 1 is a quantised matrix
+  double element_ops = 1;  // vector operations per element of the outputs or written planes
+  int first_plane = 0;     // writes_state: the first operand that is written to a plane
+  LoopForm loop = {};
+  OperandRead (*reads)(size_t operand, const Attrs& attrs) = nullptr;  // nullptr: all of each
+  // reads_state: names of the planes that it reads.
+  std::vector<std::string> (*planes)(const Attrs& attrs) = nullptr;
 };
 
 // The attribute that selects the storage type of a node's output 0: "f16" or "bf16". The default is

@@ -56,7 +56,9 @@ std::vector<OpDef> quantize_ops() {
            .attr_names = {"format"},
            .ragged = true,
            .flops = flops,
-           .doc = "blocks of 32 int8 values with a scale each"}};
+           .doc = "blocks of 32 int8 values with a scale each",
+           .element_ops = 8,
+           .loop = {LoopForm::Kind::kEncode}}};
 }
 
 }  // namespace tokamak

@@ -68,7 +68,7 @@ std::vector<Type> infer(const InferContext& context) {
 SymExpr flops(std::span<const Type> in, std::span<const Type>) { return in[0].tensor.elements(); }
 
 template <class F>
-OpDef op(std::string_view doc) {
+OpDef op(std::string_view doc, std::string_view formula) {
   return {.name = F::kName,
           .tier = Tier::kPrimitive,
           .min_inputs = 1,
@@ -82,14 +82,16 @@ OpDef op(std::string_view doc) {
           .ragged = true,
           .storage = true,
           .flops = flops,
-          .doc = doc};
+          .doc = doc,
+          .loop = {LoopForm::Kind::kReduce, formula}};
 }
 
 }  // namespace
 
 std::vector<OpDef> reduce_ops() {
-  std::vector<OpDef> ops = {op<Sum>("sum over one axis"), op<Max>("maximum over one axis"),
-                            op<Mean>("mean over one axis")};
+  std::vector<OpDef> ops = {op<Sum>("sum over one axis", "sum(a)"),
+                            op<Max>("maximum over one axis", "max(a)"),
+                            op<Mean>("mean over one axis", "div(sum(a), columns)")};
   ops[0].field = run<Sum, Field>;
   ops[2].field = run<Mean, Field>;
   return ops;

@@ -62,7 +62,8 @@ std::vector<OpDef> rope_ops() {
            .attr_names = {"scale"},
            .storage = true,
            .flops = flops,
-           .doc = "rotary position embedding of split halves"}};
+           .doc = "rotary position embedding of split halves",
+           .element_ops = 6}};
 }
 
 }  // namespace tokamak

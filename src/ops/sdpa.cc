@@ -93,7 +93,8 @@ std::vector<OpDef> sdpa_ops() {
            .required_attrs = 1,
            .storage = true,
            .flops = flops,
-           .doc = "softmax(scale * q k^T + bias) v over plain tensors"}};
+           .doc = "softmax(scale * q k^T + bias) v over plain tensors",
+           .dots = true}};
 }
 
 }  // namespace tokamak

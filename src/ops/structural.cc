@@ -5,7 +5,7 @@
 namespace tokamak {
 namespace {
 
-OpDef structural(std::string_view name, std::string_view doc) {
+OpDef structural(std::string_view name, OpDef::Role role, std::string_view doc) {
   return {.name = name,
           .tier = Tier::kStructural,
           .min_inputs = 0,
@@ -13,7 +13,8 @@ OpDef structural(std::string_view name, std::string_view doc) {
           .infer = nullptr,
           .attr_names = {"name"},
           .required_attrs = 1,
-          .doc = doc};
+          .doc = doc,
+          .role = role};
 }
 
 OpDef region(std::string_view name, bool writes, std::string_view doc) {
@@ -31,9 +32,9 @@ OpDef region(std::string_view name, bool writes, std::string_view doc) {
 }  // namespace
 
 std::vector<OpDef> structural_ops() {
-  return {structural("input", "an input of the function"),
-          structural("weight", "a weight of the module"),
-          structural("constant", "a small tensor the compiler knows"),
+  return {structural("input", OpDef::Role::kInput, "an input of the function"),
+          structural("weight", OpDef::Role::kWeight, "a weight of the module"),
+          structural("constant", OpDef::Role::kConstant, "a small tensor the compiler knows"),
           region("region", false, "a fused region: what its body, a function, computes"),
           region("region_write", true, "a fused region whose body writes a state")};
 }

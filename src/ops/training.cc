@@ -41,7 +41,8 @@ OpDef op(std::string_view name, decltype(OpDef::infer) infer, std::vector<std::s
           .required_attrs = required,
           .ragged = true,
           .flops = [](std::span<const Type>, std::span<const Type>) { return SymExpr(0); },
-          .doc = doc};
+          .doc = doc,
+          .loop = {LoopForm::Kind::kSame}};
 }
 
 }  // namespace

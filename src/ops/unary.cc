@@ -91,7 +91,7 @@ std::vector<Type> infer_scale(const InferContext& context) {
 }
 
 template <class F>
-OpDef real(std::string_view doc) {
+OpDef real(std::string_view doc, double element_ops = 1) {
   return {.name = F::kName,
           .tier = Tier::kPrimitive,
           .min_inputs = 1,
@@ -102,7 +102,9 @@ OpDef real(std::string_view doc) {
           .traced = run<F, Traced>,
           .ragged = true,
           .storage = true,
-          .doc = doc};
+          .doc = doc,
+          .element_ops = element_ops,
+          .loop = {LoopForm::Kind::kElement}};
 }
 template <class F>
 OpDef rational(std::string_view doc) {
@@ -127,14 +129,22 @@ std::vector<OpDef> unary_ops() {
                     .required_attrs = 1,
                     .ragged = true,
                     .storage = true,
-                    .doc = "x * value"};
-  return {rational<Neg>("-x"),           real<Abs>("|x|"),
-          real<Exp>("e to the power x"), real<Log>("natural logarithm"),
-          real<Sqrt>("square root"),     real<Rsqrt>("1 / sqrt(x)"),
-          rational<Square>("x * x"),     real<Sin>("sine"),
-          real<Cos>("cosine"),           real<Tanh>("hyperbolic tangent"),
-          real<Erf>("error function"),   real<Sigmoid>("1 / (1 + e^-x)"),
-          real<Relu>("max(x, 0)"),       scale_op};
+                    .doc = "x * value",
+                    .loop = {LoopForm::Kind::kElement, "mul(a, value)"}};
+  return {rational<Neg>("-x"),
+          real<Abs>("|x|"),
+          real<Exp>("e to the power x", 10),
+          real<Log>("natural logarithm", 60),
+          real<Sqrt>("square root", 4),
+          real<Rsqrt>("1 / sqrt(x)", 6),
+          rational<Square>("x * x"),
+          real<Sin>("sine", 60),
+          real<Cos>("cosine", 60),
+          real<Tanh>("hyperbolic tangent", 20),
+          real<Erf>("error function", 60),
+          real<Sigmoid>("1 / (1 + e^-x)", 14),
+          real<Relu>("max(x, 0)"),
+          scale_op};
 }
 
 }  // namespace tokamak

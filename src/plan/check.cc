@@ -112,14 +112,8 @@ void check_tables(const PlanSet& set) {
       }
     }
   }
-  std::set<std::pair<std::string_view, std::string_view>> weights;  // one entry per packing
-  for (const WeightEntry& w : set.weights) {
-    if (w.name.empty() || !weights.insert({w.name, w.layout}).second) {
-      bad("weights",
-          fmt::format("\"{}\" in layout \"{}\" has no name or is there twice", w.name, w.layout));
-    }
-    check_weight(w);
-  }
+  need_names(set.weights, "weight");  // each is held once, in one layout
+  for (const WeightEntry& w : set.weights) check_weight(w);
   for (size_t i = 0; i < set.regions.size(); ++i) check_table_region(set, i);
   for (size_t i = 0; i < set.code.size(); ++i) {
     const std::string where = fmt::format("code {}", i);

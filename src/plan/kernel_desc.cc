@@ -4,6 +4,7 @@
 #include <cctype>
 
 #include "base/error.h"
+#include "plan/plan.h"
 
 namespace tokamak {
 namespace {
@@ -189,12 +190,29 @@ double roofline_cost(const KernelDesc&, const KernelWork& work, const Machine& m
   for (const auto* list : {&work.in, &work.out})
     for (const ValueWork& v : *list)
       memory += v.bytes / (v.weight ? far : machine.level_of(v.bytes).bandwidth);
-  memory += 2 * work.inside_bytes / machine.level_of(work.inside_row_bytes).bandwidth;
+  // What stays inside is free while a row of all of it fits the nearest level.
+  const MachineLevel& rows = machine.level_of(work.inside_row_bytes / 2);
+  if (&rows != &machine.levels.front()) memory += 2 * work.inside_bytes / rows.bandwidth;
   return machine.call_seconds + machine.barrier_seconds + std::max(compute, memory);
 }
 
 double kernel_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine) {
   return (kernel.cost ? kernel.cost : roofline_cost)(kernel, work, machine);
+}
+
+void need_kernels(const PlanSet& set, std::span<const KernelDesc> kernels,
+                  std::string_view backend) {
+  for (const KernelEntry& entry : set.kernels) {
+    auto it = std::find_if(kernels.begin(), kernels.end(),
+                           [&](const KernelDesc& k) { return k.name == entry.name; });
+    if (it != kernels.end() && it->abi == entry.abi) continue;
+    std::string have = it == kernels.end() ? "no kernel of that name"
+                                           : fmt::format("{} (version {})", it->name, it->abi);
+    fail(ErrorCode::kUnsupported,
+         "the plan, made for backend {}, asks for {} (version {}); backend {} of this program has "
+         "{}: compile the model again",
+         set.backend, entry.name, entry.abi, backend, have);
+  }
 }
 
 }  // namespace tokamak

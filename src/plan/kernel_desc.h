@@ -14,6 +14,8 @@
 
 namespace tokamak {
 
+struct PlanSet;  // plan/plan.h
+
 // Text form of a pattern:
 //   pattern  = ["[" ops "]" "->"] anchor ["->" "[" ops "]"] ["with" op "(" n {"," n} ")"]
 //   anchor   = "*" | "loop" | op "(" [operand {"," operand}] ")" ["+"]
@@ -104,6 +106,11 @@ struct KernelDesc {
   uint64_t (*scratch)(const KernelWork& work) = nullptr;
   // Types in which it can store results of ops that leave the choice (attribute "out").
   std::vector<DType> out_types = {DType::kF32};
+  // Regions: whether what is computed before an anchor may leave the region, and whether ops after
+  // the anchor may read it.
+  bool before_leaves = true, after_reads_before = false;
+  // Regions are made for it only where the pass `fuse` is named: an executor for tests and tools.
+  bool on_request = false;
 
   bool stores(DType type) const;
 };
@@ -118,5 +125,10 @@ double kernel_cost(const KernelDesc& kernel, const KernelWork& work, const Machi
 // them are weights (empty: any).
 bool kernel_matches(const KernelPattern& pattern, std::string_view op,
                     std::span<const DType> operands, std::span<const bool> weight = {});
+
+// For Backend::load: throws Error(kUnsupported) naming kernel and backend when the plans use a
+// kernel that is not among `kernels`, or another version of it.
+void need_kernels(const PlanSet& set, std::span<const KernelDesc> kernels,
+                  std::string_view backend);
 
 }  // namespace tokamak

@@ -120,7 +120,7 @@ const Broken kBrokenSets[] = {
        s.weights[0].dims = {int64_t{1} << 40, int64_t{1} << 40};
      }},
     {"weight w: q4_0", [](PlanSet& s) { s.weights[0].dtype = DType::kQ4_0; }},
-    {"there twice", [](PlanSet& s) { s.weights.push_back(s.weights[0]); }},
+    {"is used twice", [](PlanSet& s) { s.weights.push_back(s.weights[0]); }},
     {"neither a source nor values", [](PlanSet& s) { s.weights[0].recipe.sources.clear(); }},
     {"both a source and values", [](PlanSet& s) { s.weights[1].recipe.sources = {"x"}; }},
     {"3 values for 8 bytes", [](PlanSet& s) { s.weights[1].constant.push_back(3); }},

@@ -2,7 +2,7 @@
 // spread into its panels.
 #include <cstring>
 
-#include "backend/cpu/exec.h"
+#include "backend/cpu/kernels.h"
 #include "base/error.h"
 #include "tensor/plane.h"
 
@@ -110,5 +110,10 @@ void store_plane_row(const KernelTable& kernels, const KvPlane& plane, int64_t b
 }
 
 std::unique_ptr<CpuOp> make_append(const OpSite& site) { return std::make_unique<Append>(site); }
+
+void add_append_kernels(KernelList& list) {
+  list.add("append", "append(*, *, i32, i32, f32, *, *, *, *, *, *, *)",
+           "rounded to the plane's type, nearest even", make_append);
+}
 
 }  // namespace tokamak::cpu

@@ -11,8 +11,7 @@
 #include <limits>
 
 #include "backend/cpu/attend_workspace.h"
-#include "backend/cpu/cost.h"
-#include "backend/cpu/exec.h"
+#include "backend/cpu/kernels.h"
 #include "base/error.h"
 #include "ops/attend.h"
 
@@ -482,5 +481,16 @@ class Attend final : public CpuOp {
 }  // namespace
 
 std::unique_ptr<CpuOp> make_attend(const OpSite& site) { return std::make_unique<Attend>(site); }
+
+void add_attend_kernels(KernelList& list) {
+  list.add({.name = "cpu.attend",
+            .pattern = "attend(f32, *, *, i32, i32, i32, i32, i32, *, *)",
+            .weight_layout = "",
+            .numeric_class = "scores f32 fma over d, online softmax over tiles of 64 slots, "
+                             "segments of 256 merged in order",
+            .cost = attend_cost,
+            .scratch = attend_scratch},
+           make_attend);
+}
 
 }  // namespace tokamak::cpu

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "backend/cpu/exec.h"
+#include "backend/cpu/kernels.h"
 
 namespace tokamak::cpu {
 namespace {
@@ -223,5 +223,16 @@ std::unique_ptr<CpuOp> make_attend_rows(const OpSite& site) {
   return std::make_unique<AttendRows>(site);
 }
 std::unique_ptr<CpuOp> make_mean_rows(const OpSite&) { return std::make_unique<MeanRows>(); }
+
+void add_attend_rows_kernels(KernelList& list) {
+  list.add(
+      {.name = "cpu.attend_rows",
+       .pattern = "attend_rows(f32, f32, f32, i32)",
+       .weight_layout = "",
+       .numeric_class = "scores f32 fma over d, softmax in 16 lanes, values f32 fma in key order",
+       .cost = attend_cost},
+      make_attend_rows);
+  list.add("mean_rows", "mean_rows(f32, i32, i32, i32)", "f32 sums in row order", make_mean_rows);
+}
 
 }  // namespace tokamak::cpu

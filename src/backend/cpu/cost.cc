@@ -28,13 +28,27 @@ double move_seconds(const ValueWork& v, const KernelWork& work, const Machine& m
 
 // Everything that enters and leaves; `matrices`: weights that the products stream are counted
 // there.
-double traffic(const KernelWork& work, bool matrices, const Machine& m) {
+double outside_traffic(const KernelWork& work, bool matrices, const Machine& m) {
   double seconds = 0;
   for (const ValueWork& v : work.in)
     if (!matrices || !v.matrix) seconds += move_seconds(v, work, m);
   for (const ValueWork& v : work.out) seconds += move_seconds(v, work, m);
-  // What stays inside is written and read once, where a row of all of it fits.
-  return seconds + 2 * work.inside_bytes / m.level_of(work.inside_row_bytes / 2).bandwidth;
+  return seconds;
+}
+
+// The level that holds a row of everything that stays inside a region.
+const MachineLevel& row_level(const KernelWork& work, const Machine& m) {
+  return m.level_of(work.inside_row_bytes / 2);
+}
+
+double traffic(const KernelWork& work, bool matrices, const Machine& m) {
+  return outside_traffic(work, matrices, m) + 2 * work.inside_bytes / row_level(work, m).bandwidth;
+}
+
+// Row by row: what stays inside costs nothing while a row of it fits the nearest cache.
+double row_traffic(const KernelWork& work, const Machine& m) {
+  bool near = &row_level(work, m) == &m.levels.front();
+  return near ? outside_traffic(work, false, m) : traffic(work, false, m);
 }
 
 // The dot products or the stream of weights, whichever takes longer.
@@ -93,7 +107,7 @@ double rows_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
   }
   bool parallel = touched >= kForkElements;
   double seconds = m.call_seconds + spread(ops, parallel, m) + (parallel ? m.barrier_seconds : 0);
-  return seconds + traffic(work, false, m);
+  return seconds + row_traffic(work, m);
 }
 
 double loop_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& m) {

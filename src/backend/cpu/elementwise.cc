@@ -3,7 +3,9 @@
 #include <cmath>
 #include <string_view>
 
-#include "backend/cpu/exec.h"
+#include <fmt/ranges.h>
+
+#include "backend/cpu/kernels.h"
 #include "base/error.h"
 
 namespace tokamak::cpu {
@@ -163,6 +165,27 @@ std::unique_ptr<CpuOp> make_binary(const OpSite& site) {
   for (int i = 0; i < static_cast<int>(Binary::kCount); ++i)
     if (site.op == kBinary[i]) return std::make_unique<BinaryOp>(site, static_cast<Binary>(i));
   fail(ErrorCode::kCorrupt, "{}: {} does not compute {}", site.label, site.kernel->name, site.op);
+}
+
+namespace {
+
+constexpr const char* kUnaryOps[] = {"neg",    "abs",  "exp",  "log",   "sqrt",   "rsqrt",
+                                     "square", "sin",  "cos",  "tanh",  "erf",    "sigmoid",
+                                     "relu",   "silu", "gelu", "scale", "softcap"};
+constexpr const char* kBinaryOps[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
+
+}  // namespace
+
+void add_element_kernels(KernelList& list) {
+  constexpr const char* kElementClass = "f32 element-wise";
+  for (const char* op : kUnaryOps)
+    list.add(op, std::string(op) + "(f32)", kElementClass, make_unary, true);
+  for (const char* op : kBinaryOps)
+    list.add(op, std::string(op) + "(f32, f32|f16|bf16)", kElementClass, make_binary, true);
+}
+
+std::string element_ops() {
+  return fmt::format("{} {}", fmt::join(kUnaryOps, " "), fmt::join(kBinaryOps, " "));
 }
 
 }  // namespace tokamak::cpu

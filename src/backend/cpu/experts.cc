@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backend/cpu/kernels.h"
 #include "backend/cpu/linear_kernel.h"
 #include "base/error.h"
 #include "ops/route.h"
@@ -324,5 +325,35 @@ std::unique_ptr<CpuOp> make_head_linear(const OpSite& site) {
   return std::make_unique<HeadLinear>(site);
 }
 std::unique_ptr<CpuOp> make_combine(const OpSite& site) { return std::make_unique<Combine>(site); }
+
+// Products with a stack of matrices: each row as the kernels of linear compute it.
+void add_expert_kernels(KernelList& list) {
+  auto product = [&](const std::string& name, const std::string& operands, const char* layout,
+                     const char* numeric_class) {
+    list.add({.name = "cpu.grouped_linear." + name,
+              .pattern = "grouped_linear(" + operands + ", i32, *)",
+              .weight_layout = layout,
+              .numeric_class = numeric_class,
+              .cost = matrix_cost},
+             make_grouped_linear);
+    list.add({.name = "cpu.head_linear." + name,
+              .pattern = "head_linear(" + operands + ")",
+              .weight_layout = layout,
+              .numeric_class = numeric_class,
+              .cost = matrix_cost},
+             make_head_linear);
+  };
+  for (const char* format : {"q4_0", "q8_0", "q6_k", "q5_0"})
+    product(format, std::string("q8a, weight ") + format, kQuantPanels, kIntegerClass);
+  for (const char* format : {"q4_1", "q4_k", "q5_1", "q5_k"})
+    product(format, std::string("q8a, weight ") + format, kQuantPanels, kMinimumClass);
+  for (const MatrixForm& form : kMatrixForms)
+    product(std::string("f32") + form.suffix, "f32, weight " + weight_types(form.layout),
+            form.layout, form.numeric_class);
+  list.add("moe_route", "moe_route(f32, *)", "f64, rounded once", make_route);
+  list.add("moe_dispatch", "moe_dispatch(f32, i32)", "exact", make_dispatch);
+  list.add("moe_combine", "moe_combine(f32, i32, i32, f32)", "f64 in the order of experts",
+           make_combine);
+}
 
 }  // namespace tokamak::cpu

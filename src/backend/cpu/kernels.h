@@ -2,7 +2,10 @@
 // The kernels of the backend: what each takes and costs (the plan names them), and what builds it.
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
+#include "backend/cpu/cost.h"
 #include "backend/cpu/exec.h"
 #include "plan/plan.h"
 
@@ -14,6 +17,66 @@ struct CpuKernel {
   bool region = false;  // takes regions; else single ops
 };
 std::span<const CpuKernel> cpu_kernels();
+
+// The list while it is built, preferred kernels first.
+class KernelList {
+ public:
+  using Make = std::unique_ptr<CpuOp> (*)(const OpSite&);
+  void add(KernelDesc desc, Make make, bool region = false) {
+    list_.push_back({std::move(desc), make, region});
+  }
+  // An op of rows or elements, without weights in panels.
+  void add(const std::string& name, std::string pattern, const char* numeric_class, Make make,
+           bool in_place = false) {
+    add({.name = "cpu." + name,
+         .pattern = std::move(pattern),
+         .weight_layout = "",
+         .numeric_class = numeric_class,
+         .in_place = in_place,
+         .cost = rows_cost},
+        make);
+  }
+  const std::vector<CpuKernel>& list() const { return list_; }
+
+ private:
+  std::vector<CpuKernel> list_;
+};
+// Each family of ops lists its kernels in the file that has them.
+void add_linear_kernels(KernelList& list);
+void add_expert_kernels(KernelList& list);
+void add_row_kernels(KernelList& list);
+void add_element_kernels(KernelList& list);
+void add_layout_kernels(KernelList& list);
+void add_append_kernels(KernelList& list);
+void add_attend_kernels(KernelList& list);
+void add_attend_rows_kernels(KernelList& list);
+void add_sample_kernels(KernelList& list);
+std::string element_ops();  // names of the ops of add_element_kernels(), separated by spaces
+
+// Numeric classes of products.
+inline constexpr const char* kIntegerClass =
+    "i32 dot per block of 32 (q6_k: times i8 scales), f32 fma by scale product in k order, one "
+    "accumulator";
+inline constexpr const char* kMinimumClass =
+    "i32 dot per block of 32, f32 fma by scale product then fma of minimum by activation sum, in k "
+    "order, one accumulator";
+inline constexpr const char* kDigitsClass =
+    "f32 as three q8a digits, each with i32 dot per block of 32 and f32 fma by scale product in k "
+    "order, added in order";
+inline constexpr const char* kFloatClass =
+    "f32 fma in k order, one accumulator; weights decoded to f32";
+
+// Types of matrices in a layout, separated by '|'.
+std::string weight_types(std::string_view layout);
+// Kernels that read f32 rows exist once per layout of their matrix.
+struct MatrixForm {
+  const char* suffix;
+  const char* layout;
+  const char* numeric_class;
+};
+inline constexpr MatrixForm kMatrixForms[] = {{".quantized", kQuantPanels, kDigitsClass},
+                                              {"", kFloatPanels, kFloatClass},
+                                              {".rows", kFileRows, kFloatClass}};
 
 // The kernel that a plan asks for. Throws Error(kUnsupported) with both names when this program has
 // none of that name and version.

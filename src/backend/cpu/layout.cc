@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backend/cpu/exec.h"
+#include "backend/cpu/kernels.h"
 #include "base/error.h"
 
 namespace tokamak::cpu {
@@ -210,5 +210,15 @@ std::unique_ptr<CpuOp> make_concat(const OpSite& site) { return std::make_unique
 std::unique_ptr<CpuOp> make_gather(const OpSite& site) { return std::make_unique<Gather>(site); }
 std::unique_ptr<CpuOp> make_strided(const OpSite& site) { return std::make_unique<Strided>(site); }
 std::unique_ptr<CpuOp> make_iota(const OpSite&) { return std::make_unique<Iota>(); }
+
+void add_layout_kernels(KernelList& list) {
+  list.add("reshape", "reshape(f32|i32)", "exact", make_reshape);
+  list.add("slice", "slice(f32|i32)", "exact", make_slice);
+  list.add("gather", "gather(f32|i32, i32)", "exact", make_gather);
+  list.add("transpose", "transpose(f32|i32)", "exact", make_strided);
+  list.add("broadcast", "broadcast(f32|i32)", "exact", make_strided);
+  list.add("concat", "concat(f32|i32, *, *, *, *, *, *, *)", "exact", make_concat);
+  list.add("iota", "iota()", "exact", make_iota);
+}
 
 }  // namespace tokamak::cpu

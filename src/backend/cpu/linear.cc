@@ -3,6 +3,7 @@
 // comes from memory once and the rows stay in its cache.
 #include <algorithm>
 
+#include "backend/cpu/kernels.h"
 #include "backend/cpu/linear_kernel.h"
 #include "base/error.h"
 
@@ -100,5 +101,32 @@ class Embed final : public CpuOp {
 
 std::unique_ptr<CpuOp> make_linear(const OpSite& site) { return std::make_unique<Linear>(site); }
 std::unique_ptr<CpuOp> make_embed(const OpSite& site) { return std::make_unique<Embed>(site); }
+
+void add_linear_kernels(KernelList& list) {
+  auto integer = [&](const std::string& format, const char* numeric_class) {
+    list.add({.name = "cpu.linear." + format,
+              .pattern = fmt::format("linear(q8a, weight {}, weight *)", format),
+              .weight_layout = kQuantPanels,
+              .numeric_class = numeric_class,
+              .cost = matrix_cost},
+             make_linear);
+  };
+  for (const char* format : {"q4_0", "q8_0", "q6_k", "q5_0"}) integer(format, kIntegerClass);
+  for (const char* format : {"q4_1", "q4_k", "q5_1", "q5_k"}) integer(format, kMinimumClass);
+  for (const MatrixForm& form : kMatrixForms) {
+    list.add({.name = fmt::format("cpu.linear.f32{}", form.suffix),
+              .pattern = "linear(f32, weight " + weight_types(form.layout) + ", weight *)",
+              .weight_layout = form.layout,
+              .numeric_class = form.numeric_class,
+              .cost = matrix_cost},
+             make_linear);
+    list.add({.name = fmt::format("cpu.embed{}", form.suffix),
+              .pattern = "embed(i32, weight " + weight_types(form.layout) + ")",
+              .weight_layout = form.layout,
+              .numeric_class = "decoded to f32",
+              .cost = rows_cost},
+             make_embed);
+  }
+}
 
 }  // namespace tokamak::cpu

@@ -1,6 +1,7 @@
 // Ops over the last axis: norms, softmax, quantize, rope.
 #include <algorithm>
 
+#include "backend/cpu/kernels.h"
 #include "backend/cpu/rope_angles.h"
 #include "base/error.h"
 
@@ -137,5 +138,14 @@ std::unique_ptr<CpuOp> make_quantize(const OpSite& site) {
   return std::make_unique<Quantize>(site);
 }
 std::unique_ptr<CpuOp> make_rope(const OpSite& site) { return std::make_unique<Rope>(site); }
+
+void add_row_kernels(KernelList& list) {
+  constexpr const char* kRowClass = "f32, sums in 16 lanes and a fixed tree";
+  list.add("quantize", "quantize(f32)", "q8a: scale = max / 127, nearest even", make_quantize);
+  list.add("rms_norm", "rms_norm(f32, *, *)", kRowClass, make_rms_norm);
+  list.add("layer_norm", "layer_norm(f32, *, *)", kRowClass, make_layer_norm);
+  list.add("softmax", "softmax(f32)", kRowClass, make_softmax);
+  list.add("rope", "rope(f32, i32, *)", "angles f64, rotation f32 fma", make_rope);
+}
 
 }  // namespace tokamak::cpu

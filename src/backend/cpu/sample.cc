@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "backend/common/token_chooser.h"
-#include "backend/cpu/exec.h"
+#include "backend/cpu/kernels.h"
 #include "base/error.h"
 
 namespace tokamak::cpu {
@@ -187,6 +187,23 @@ std::unique_ptr<CpuOp> make_choose_tokens(const OpSite& site) {
 }
 std::unique_ptr<CpuOp> make_token_logprobs(const OpSite& site) {
   return std::make_unique<TokenLogprobs>(site);
+}
+
+// One kernel from logits to tokens.
+void add_sample_kernels(KernelList& list) {
+  std::string stages;
+  for (const char* op : {"penalize_tokens", "penalize_repeats", "bias_tokens", "allow_tokens",
+                         "run_stages", "keep_top_n_sigma", "temper", "keep_min_p", "keep_top_k",
+                         "keep_typical", "keep_top_p", "exclude_top"}) {
+    stages += std::string(stages.empty() ? "" : " ") + op;
+  }
+  list.add({.name = "cpu.choose_tokens",
+            .pattern = "[" + stages + "] -> choose_token(f32, f32, f32, i32)",
+            .weight_layout = "",
+            .numeric_class = "",
+            .cost = sample_cost},
+           make_choose_tokens, true);
+  list.add("token_logprobs", "token_logprobs(f32, i32, i32, i32)", "sums f64", make_token_logprobs);
 }
 
 }  // namespace tokamak::cpu

@@ -139,7 +139,7 @@ class TableBuilder {
   // What the fusion planner said about this call; null when it is no region.
   const FusedRegion* region_of(const KernelCall& call) const {
     auto it = regions_.find(call.label);
-    return call.op == "region" && it != regions_.end() ? it->second : nullptr;
+    return call.region >= 0 && it != regions_.end() ? it->second : nullptr;
   }
 
   Value fused_ops(const KernelCall& call) const {
@@ -161,7 +161,7 @@ class TableBuilder {
 
   std::string why(const KernelCall& call) const {
     if (const FusedRegion* region = region_of(call)) return without_layer(region->why);
-    if (call.op == "region") return "fused";
+    if (call.region >= 0) return "fused";
     return choices_.contains(call.label) ? "one op; the cheapest kernel that takes it"
                                          : "one op; the only kernel that takes it";
   }

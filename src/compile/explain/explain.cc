@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "compile/explain/call_table.h"
 #include "compile/explain/fold.h"
 
@@ -113,6 +114,30 @@ Value not_fused_value(const FusionReport& report, const std::string& function) {
   return out;
 }
 
+// Regions that this plan runs op by op, with the kernels that could not or need not run them. Those
+// that differ only in the layer share one line.
+Value op_by_op_value(const FusionReport& report, size_t plan) {
+  std::vector<std::pair<std::string, Value>> lines;
+  for (const KernelChoice& c : report.choices) {
+    if (c.plan != plan || c.kernel != kOpByOp) continue;
+    Value losers = list_of(c.losers, [](const KernelChoice::Loser& l) {
+      return Value::Object{
+          {"kernel", l.kernel}, {"predicted_us", l.seconds * 1e6}, {"reason", l.reason}};
+    });
+    std::string key = without_layer(c.call) + dump_json(losers);
+    auto it = std::find_if(lines.begin(), lines.end(), [&](auto& l) { return l.first == key; });
+    if (it != lines.end()) {
+      it->second.set("count", it->second.at("count").as_int() + 1);
+      continue;
+    }
+    lines.emplace_back(key, Value::Object{{"name", without_layer(c.call)},
+                                          {"count", 1},
+                                          {"predicted_us", c.seconds * 1e6},
+                                          {"losers", std::move(losers)}});
+  }
+  return list_of(lines, [](const auto& l) { return l.second; });
+}
+
 Value fusion_total(const FusionReport& report, const std::string& function) {
   auto it = report.totals.find(function);
   if (it == report.totals.end()) return nullptr;
@@ -203,6 +228,7 @@ Value explain(const ExplainRequest& r) {
   out.set("passes", r.passes ? r.passes->passes() : Value::array());
   out.set("graphs", r.passes ? r.passes->graphs() : Value::array());
   out.set("fusion", r.fusion ? fusion_total(*r.fusion, r.function) : Value());
+  out.set("op_by_op", r.fusion ? op_by_op_value(*r.fusion, index) : Value::array());
   out.set("not_fused", r.fusion ? not_fused_value(*r.fusion, r.function) : Value::array());
   return out;
 }

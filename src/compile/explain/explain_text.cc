@@ -103,6 +103,17 @@ std::string arena_text(const Value& k) {
          (arena.size() > 1 ? fmt::format(" (+{})", arena.size() - 1) : "");
 }
 
+// The kernels that lost to what runs.
+std::string loser_lines(const Value& line) {
+  std::string out;
+  for (const Value& l : line.at("losers").as_array())
+    out += wrapped(fmt::format("not {}: {}, {} predicted against {}", l.at("kernel").as_string(),
+                               l.at("reason").as_string(), micros(num(l, "predicted_us")),
+                               micros(num(line, "predicted_us"))),
+                   16);
+  return out;
+}
+
 std::string kernel_lines(const Value& r) {
   const Value& t = r.at("totals");
   bool run = t.has("measured_us"), counted = t.has("counted_bytes");
@@ -136,11 +147,7 @@ std::string kernel_lines(const Value& r) {
                        amount(num(k, "weight_bytes"), "B"), amount(num(k, "flops"), "op"),
                        micros(num(k, "bound_us")), k.at("bound").as_string(), more, arena_text(k),
                        k.at("name").as_string());
-    for (const Value& l : k.at("losers").as_array())
-      out += wrapped(fmt::format("not {}: {}, {} predicted against {}", l.at("kernel").as_string(),
-                                 l.at("reason").as_string(), micros(num(l, "predicted_us")),
-                                 micros(num(k, "predicted_us"))),
-                     16);
+    out += loser_lines(k);
     if (k.at("op").as_string() != "region") continue;
     out += wrapped("= " + op_list(k.at("ops")), 16);
     std::string saved =
@@ -152,6 +159,16 @@ std::string kernel_lines(const Value& r) {
                        num(t, "bytes"), t.at("counted_equal").as_bool() ? "equal" : "not equal");
   else if (counted)
     out += "  calls of more than 3 Gop are not counted (-): use a smaller --shape\n";
+  return out;
+}
+
+std::string op_by_op_lines(const Value& r) {
+  const Value::Array& lines = r.at("op_by_op").as_array();
+  if (lines.empty()) return "";
+  std::string out = "\nOP BY OP  regions that this plan does not run as one call\n";
+  for (const Value& l : lines)
+    out += fmt::format("  {:>5} {}\n", l.at("count").as_int(), l.at("name").as_string()) +
+           loser_lines(l);
   return out;
 }
 
@@ -198,8 +215,8 @@ std::string memory_lines(const Value& r) {
 }  // namespace
 
 std::string explain_text(const Value& report) {
-  return header(report) + pass_lines(report) + kernel_lines(report) + not_fused_lines(report) +
-         memory_lines(report);
+  return header(report) + pass_lines(report) + kernel_lines(report) + op_by_op_lines(report) +
+         not_fused_lines(report) + memory_lines(report);
 }
 
 }  // namespace tokamak

@@ -27,9 +27,8 @@ std::pair<size_t, size_t> layer_digits(std::string_view name, size_t from) {
 bool is_structural(const Node& node) { return node.op->tier == Tier::kStructural; }
 
 std::string weight_name(const Node& node) {
-  return node.op->name == "weight" || node.op->name == "constant"
-             ? node.attrs.at("name").as_string()
-             : std::string();
+  bool weight = node.op->role == OpDef::Role::kWeight || node.op->role == OpDef::Role::kConstant;
+  return weight ? node.attrs.at("name").as_string() : std::string();
 }
 
 // A node whose name has no layer belongs to none, regardless of its inputs.
@@ -139,7 +138,7 @@ class GraphFolder {
           from.push(it->second);
         else if (!weight_name(source).empty())
           weights.push(weight_name(source));
-        else if (source.op->name == "input")
+        else if (source.op->role == OpDef::Role::kInput)
           from.push(source.attrs.at("name").as_string());
         else
           from.push(source.name.empty() ? std::string(source.op->name) : source.name);
@@ -201,7 +200,7 @@ std::vector<int> call_layers(const PlanSet& set, const Plan& plan) {
   std::vector<int> layers;
   std::map<uint32_t, int> made;  // arena value -> layer
   for (const KernelCall& call : plan.calls) {
-    int layer = own_layer(call.label, call.label != call.op && call.label != "region");
+    int layer = own_layer(call.label, call.label != call.op);
     if (layer == -1)
       for (const CallArg& arg : call.in) {
         if (arg.kind == CallArg::Kind::kWeight)

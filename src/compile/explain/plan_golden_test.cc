@@ -4,8 +4,10 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "compile/explain/explain.h"
 #include "compile/fuse/report.h"
 
@@ -26,12 +28,13 @@ struct Compiled {
   Machine machine;
 };
 
-Compiled compile_text(const std::string& text, const Backend& backend) {
+Compiled compile_text(const std::string& text, const Backend& backend,
+                      const std::filesystem::path& machine = kFolder / "machine.json") {
   Compiled out;
   Module module = parse_module(text);
   verify_module(module);
   CompileOptions options;
-  options.machine = kFolder / "machine.json";
+  options.machine = machine;
   options.context = 128;
   options.max_sequences = module.find_symbol("B")->hi;
   options.max_tokens = module.find_symbol("T")->hi;
@@ -76,6 +79,41 @@ TEST(PlanGolden, TextInPlansAndReasonsOut) {
                   explain_call(c, name, "decode", {"B=2", "S=64"}) + "\n" +
                       explain_call(c, name, "step", {"B=2", "T=20", "S=64"}));
   }
+}
+
+// The same graph for machines that differ in the capacity of their nearest cache: values inside a
+// region are free while a row of them fits, and go through the next level where it does not.
+TEST(PlanGolden, CacheCapacityDecidesWhatIsFused) {
+  std::string text = read_text_file(kFolder / "cache.tkg"), all;
+  Value file = parse_json(read_text_file(kFolder / "machine.json"));
+  auto backend = make_backend("cpu", {2, "", 0});
+  std::set<std::string> plans;
+  for (double capacity : {1.0, 65536.0, 1e15}) {
+    auto level = [](const char* name, double bytes, double bandwidth) {
+      return Value::Object{{"name", name}, {"capacity", bytes}, {"bandwidth", bandwidth}};
+    };
+    file.set("levels", Value::Array{level("L1", capacity, 2e11), level("L2", 64e6, 1e11),
+                                    level("memory", 0, 5e10)});
+    std::filesystem::path machine =
+        testing::TempDir() + fmt::format("tokamak_l1_{:.0f}.json", capacity);
+    write_text_file(machine, dump_json(file));
+    Compiled c = compile_text(text, *backend, machine);
+    std::filesystem::remove(machine);
+    std::string calls;
+    for (const Plan& plan : c.set.plans) {
+      if (plan.function != "step") continue;
+      calls += plan_name(plan) + ":";
+      for (const KernelCall& call : plan.calls)
+        calls += fmt::format(" {}", c.set.kernels[call.kernel].name);
+      calls += "\n";
+    }
+    plans.insert(calls);
+    std::erase_if(c.fusion->totals, [](const auto& total) { return total.first != "step"; });
+    all +=
+        fmt::format("L1 of {:.0f} bytes\n{}{}\n", capacity, calls, fusion_report_text(*c.fusion));
+  }
+  EXPECT_GT(plans.size(), 1u) << all;
+  expect_golden(kFolder / "cache.cpu.fusion", all);
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <set>
 
 #include "base/error.h"
-#include "ops/attend.h"
 #include "plan/region.h"
 
 namespace tokamak {
@@ -111,10 +110,7 @@ class Predictor {
 
  private:
   double& unit_of(const CallStep& s, CallWork& w) const {
-    static const std::set<std::string_view> kDots = {"linear",         "matmul",     "attend",
-                                                     "sdpa",           "lora",       "attend_rows",
-                                                     "grouped_linear", "head_linear"};
-    if (!kDots.contains(s.op->name)) return w.vector;
+    if (!s.op->dots) return w.vector;
     const Type& x = in(s, 0);
     return x.kind == Type::Kind::kTensor && x.tensor.dtype == DType::kQ8A ? w.i8 : w.f32;
   }
@@ -189,8 +185,7 @@ class Predictor {
 
   double attended_bytes(const CallStep& s) const {
     const StateEntry& state = state_of(site_.set, in(s, 1).name);
-    std::vector<std::string> names = attend_key_planes(*s.attrs);
-    names.push_back(attend_value_plane(*s.attrs));
+    std::vector<std::string> names = s.op->planes(*s.attrs);
     std::sort(names.begin(), names.end());
     names.erase(std::unique(names.begin(), names.end()), names.end());
     double per_token = 0;
@@ -200,38 +195,45 @@ class Predictor {
     return per_token * visible_tokens(site_.step, s.attrs->get_int("window", 0)).tokens;
   }
 
-  // Padding rows and sequences have no tokens in the cache, so nothing is read for them.
-  double unpadded(const CallStep& s, size_t i) const {
+  // What is read of a value with one part per row of the step: nothing for padding.
+  double token_rows(double all) const {
+    const std::vector<int32_t>& slot = site_.step.slot;
+    auto real = std::count_if(slot.begin(), slot.end(), [](int32_t at) { return at >= 0; });
+    return slot.empty() ? all : all / static_cast<double>(slot.size()) * static_cast<double>(real);
+  }
+  double sequence_ends(double all) const {
     const StepInputs& step = site_.step;
-    auto rows = static_cast<double>(step.slot.size());
-    auto real = static_cast<double>(
-        std::count_if(step.slot.begin(), step.slot.end(), [](int32_t slot) { return slot >= 0; }));
-    double all = bytes(in(s, i));
-    if (real == rows || rows == 0) return all;
-    constexpr size_t kQuery = 0, kPos = 3, kSlot = 5, kQStart = 6, kAppendSlot = 3;
-    if (s.op->name == "append") return i == kAppendSlot ? all : all / rows * real;
-    if (i == kQuery || i == kPos || i == kSlot) return all / rows * real;
+    if (std::none_of(step.slot.begin(), step.slot.end(), [](int32_t at) { return at < 0; }))
+      return all;
     auto sequences = std::count_if(step.kv_len.begin(), step.kv_len.end(),
                                    [](int32_t length) { return length > 0; });
-    return i == kQStart ? static_cast<double>(4 * (sequences + 1)) : all;
+    return static_cast<double>(4 * (sequences + 1));
   }
 
   double read_bytes(const CallStep& s, size_t i) const {
     const Type& t = in(s, i);
-    std::string_view op = s.op->name;
     if (t.kind == Type::Kind::kView) return 0;
-    if (t.kind == Type::Kind::kState) return op == "attend" ? attended_bytes(s) : 0;
-    if (s.op->writes_state && i >= 4 + state_of(site_.set, in(s, 0).name).planes.size())
+    if (t.kind == Type::Kind::kState) return s.op->reads_state ? attended_bytes(s) : 0;
+    if (s.op->writes_state && i >= static_cast<size_t>(s.op->first_plane) +
+                                       state_of(site_.set, in(s, 0).name).planes.size())
       return 0;  // orders the write
-    if (op == "append" || op == "attend") return unpadded(s, i);
-    if (op == "embed" && i == 1) return picked(t, s.in[0]);
-    if (op == "gather" && i == 0 && s.attrs->get_int("axis", 0) == 0) return picked(t, s.in[1]);
-    // At most as many experts as rows.
-    if (op == "grouped_linear" && (i == 1 || i == 3)) {
-      double all = std::max(1.0, eval(t.tensor.extent(0)));
-      return bytes(t) * std::min(1.0, eval(in(s, 0).tensor.extent(0)) / all);
+    OperandRead read = s.op->reads ? s.op->reads(i, *s.attrs) : OperandRead{};
+    switch (read.kind) {
+      case OperandRead::Kind::kAll:
+        break;
+      case OperandRead::Kind::kSelectedRows:
+        return picked(t, s.in[read.by]);
+      case OperandRead::Kind::kRowPerRow: {
+        double slices = std::max(1.0, eval(t.tensor.extent(0)));
+        return bytes(t) * std::min(1.0, eval(in(s, read.by).tensor.extent(0)) / slices);
+      }
+      case OperandRead::Kind::kAsOutput:
+        return bytes(t) * elements(out(s)) / std::max(1.0, elements(t));
+      case OperandRead::Kind::kTokenRows:
+        return token_rows(bytes(t));
+      case OperandRead::Kind::kSequenceEnds:
+        return sequence_ends(bytes(t));
     }
-    if (op == "slice") return bytes(t) * elements(out(s)) / std::max(1.0, elements(t));
     return bytes(t);
   }
 
@@ -241,7 +243,7 @@ class Predictor {
     if (!s.op->flops) return elements(out(s));
     std::span<const Type> outs(&out(s), 1);
     double n = eval(s.op->flops(ins, outs));
-    if (s.op->name != "attend") return n;
+    if (!s.op->key_flops) return n;
     double rows = std::max(1.0, eval(ins[0].tensor.extent(0)));
     return n / rows * visible_tokens(site_.step, s.attrs->get_int("window", 0)).keys;
   }

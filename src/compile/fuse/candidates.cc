@@ -238,11 +238,9 @@ class CandidateFinder {
       auto inside = [&](Ref r) {
         return std::find(group.begin(), group.end(), r.node) != group.end();
       };
-      bool fits = std::all_of(node.inputs.begin(), node.inputs.end(), [&](Ref r) {
-        return fn_.type(r).kind == Type::Kind::kTensor &&
-               same_shape(fn_.tensor(r), node.outputs[0].tensor) && !is_weight(fn_.node(r.node));
-      });
-      if (!fits || std::none_of(node.inputs.begin(), node.inputs.end(), inside)) continue;
+      if (!element_by_element(fn_, node) ||
+          std::none_of(node.inputs.begin(), node.inputs.end(), inside))
+        continue;
       group.push_back(id);
       out.push_back(id);
     }

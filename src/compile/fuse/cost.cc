@@ -30,11 +30,15 @@ CostModel::CostModel(const FusionGraph& graph, const KernelSet& kernels, const M
   for (NodeId id = 0; id < nodes; ++id) singles_.push_back(weighted(alone_[id]));
 }
 
+KernelWork CostModel::work(const std::vector<NodeId>& nodes, const std::vector<OpWork::Part>& parts,
+                           size_t shape) const {
+  return meter_.work(nodes, parts, graph_.inputs_of(nodes), graph_.outputs_of(nodes), shape);
+}
+
 RegionCost CostModel::measure(const std::vector<NodeId>& nodes,
                               const std::vector<OpWork::Part>& parts,
                               std::span<const KernelDesc* const> kernels, size_t shape) const {
-  KernelWork work =
-      meter_.work(nodes, parts, graph_.inputs_of(nodes), graph_.outputs_of(nodes), shape);
+  KernelWork work = this->work(nodes, parts, shape);
   RegionCost cost;
   for (const OpWork& op : work.ops) cost.flops += op.flops > 0 ? op.flops : op.vector_ops;
   for (const auto* list : {&work.in, &work.out})
@@ -55,6 +59,14 @@ RegionCost CostModel::region(const Candidate& c, size_t shape) const {
   return cost;
 }
 
+bool CostModel::admitted(const Candidate& c) const {
+  for (size_t s = 0; s < shapes().size(); ++s) {
+    KernelWork w = work(c.nodes, c.parts, s);
+    if (guard_holds(*c.kernel, w, w)) return true;
+  }
+  return false;
+}
+
 double CostModel::weighted(const std::vector<RegionCost>& per_shape) const {
   double sum = 0;
   for (size_t s = 0; s < per_shape.size(); ++s)
@@ -73,12 +85,16 @@ double CostModel::region_cost(const Candidate& candidate) const {
   return weighted(costs);
 }
 
-double CostModel::edge_cost(Ref value) const {
+double CostModel::edge_cost(Ref value, NodeId consumer) const {
   std::vector<RegionCost> costs(shapes().size());
-  for (size_t s = 0; s < shapes().size(); ++s) {
-    double bytes = value_bytes(value, s);
-    costs[s].seconds = machine_.call_seconds + machine_.barrier_seconds +
-                       2 * bytes / machine_.level_of(bytes).bandwidth;
+  const auto& kernels = kernels_.of_node(graph_.fn(), graph_.fn().node(consumer));
+  for (size_t s = 0; s < shapes().size() && !kernels.empty(); ++s) {
+    KernelWork copy;
+    copy.in = copy.out = {ValueWork{value_bytes(value, s)}};
+    copy.all_weight_bytes = meter_.all_weight_bytes();
+    costs[s].seconds = INFINITY;
+    for (const KernelDesc* k : kernels)
+      costs[s].seconds = std::min(costs[s].seconds, kernel_cost(*k, copy, machine_));
   }
   return weighted(costs);
 }

@@ -127,10 +127,8 @@ std::vector<std::string> apply_fusion(Module& module, Function& function, const 
 }
 
 void fuse_regions(Module& module, Function& function, const PassContext& context) {
-  KernelSet kernels(context.backend);
-  // Loop IR alone is no reason to fuse: such a backend (the reference) runs op by op unless asked.
-  if (!kernels.has_region_anchors() && (!kernels.has_regions() || context.options.passes.empty()))
-    return;
+  KernelSet kernels(context.backend, !context.options.passes.empty());
+  if (!kernels.has_regions()) return;
   Machine machine = compile_machine(context.options);
   FusionGraph graph(function);
   CostModel cost(graph, kernels, machine, design_shapes(function));

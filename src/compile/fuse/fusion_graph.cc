@@ -112,7 +112,7 @@ std::string FusionGraph::region_name(const std::vector<NodeId>& nodes) const {
   std::string out, prefix;
   for (NodeId id : nodes) {
     const std::string& name = fn_.node(id).name;
-    if (name.empty() || (!out.empty() && fn_.node(id).op->name == "quantize")) continue;
+    if (name.empty()) continue;
     size_t dot = name.rfind('.');
     std::string front = dot == std::string::npos ? "" : name.substr(0, dot + 1);
     if (out.empty()) {

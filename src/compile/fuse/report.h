@@ -34,11 +34,12 @@ struct NotFused {
 };
 
 // What a plan chose for one call, and what else would have run it.
+inline constexpr const char* kOpByOp = "op by op";
 struct KernelChoice {
   std::string function;
   size_t plan = 0;     // of the plan set
   std::string call;    // label
-  std::string kernel;  // chosen; "op by op" where a region is cheaper as its nodes
+  std::string kernel;  // chosen; kOpByOp where a region is cheaper as its nodes
   double seconds = 0;  // predicted at the largest shape of the plan
   struct Loser {
     std::string kernel;
@@ -56,6 +57,7 @@ struct KernelChoice {
 //   dtype          an element type that the kernel does not take
 //   state          order of reads and writes of a state
 //   frame          the value is a result of the function
+//   guard          the kernel does not take such shapes
 //   size           the region would have more ops than allowed
 //   cost           possible, but predicted to be slower
 //   other_choice   possible, but the best cover uses the ops otherwise

@@ -63,7 +63,7 @@ class WhyNot {
                        [](const loop::Instr& i) {
                          return loop::op_info(i.op).kind == loop::OpKind::kReduce;
                        }) ||
-           program->out[0].dtype == DType::kQ8A;
+           is_block_type(program->out[0].dtype);
   }
 
   bool knows(const KernelSet::Entry& e, NodeId id) const {
@@ -159,6 +159,12 @@ class WhyNot {
   }
 
   void explain_choice(const Candidate& c, NotFused& out) const {
+    if (!cost_.admitted(c)) {
+      out.reason = "guard";
+      out.detail = fmt::format("{} ({}) would take it where {}", c.kernel->name, c.rule,
+                               guard_text(*c.kernel));
+      return;
+    }
     double gain = swap_gain(c);
     bool free =
         std::all_of(c.nodes.begin(), c.nodes.end(), [&](NodeId id) { return part_[id] < 0; });
@@ -177,17 +183,16 @@ class WhyNot {
       out.reason = "no_kernel";
       out.detail =
           fmt::format("no region kernel of this backend takes {}", known(value.node) ? to : from);
-      out.saving = cost_.edge_cost(value);
-    } else if (fn_.node(value.node).op->flops && needs_whole_rows(consumer)) {
+      out.saving = cost_.edge_cost(value, consumer);
+    } else if (fn_.node(value.node).op->dots && needs_whole_rows(consumer)) {
       out.reason = "barrier";
       out.detail = fmt::format(
-          "{} needs whole rows, and the columns of a row of {} are computed on different cores", to,
-          from);
-      out.saving = cost_.edge_cost(value);
+          "{} needs whole rows, and the columns of a row of {} are computed in parallel", to, from);
+      out.saving = cost_.edge_cost(value, consumer);
     } else if (!known_together(value.node, consumer)) {
       out.reason = "no_kernel";
       out.detail = fmt::format("no region kernel of this backend has both {} and {}", from, to);
-      out.saving = cost_.edge_cost(value);
+      out.saving = cost_.edge_cost(value, consumer);
     } else if (std::string other = between(value.node, consumer); !other.empty()) {
       out.reason = "between";
       out.detail = fmt::format(
@@ -197,7 +202,7 @@ class WhyNot {
       out.reason = "shape";
       out.detail = fmt::format("{} gives {}, {} works on rows of another shape", from,
                                fn_.tensor(value).text(), to);
-      out.saving = cost_.edge_cost(value);
+      out.saving = cost_.edge_cost(value, consumer);
     } else if (graph_.is_result(value)) {
       out.reason = "frame";
       out.detail = "the value is a result of the function";
@@ -207,7 +212,7 @@ class WhyNot {
     } else {
       out.reason = "no_kernel";
       out.detail = fmt::format("no region kernel takes {} into {} here", from, to);
-      out.saving = cost_.edge_cost(value);
+      out.saving = cost_.edge_cost(value, consumer);
     }
   }
 

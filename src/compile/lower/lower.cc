@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "compile/lower/formula.h"
 #include "compile/lower/index_map.h"
 #include "graph/text_format.h"
 #include "ops/meaning.h"
@@ -15,6 +16,7 @@ namespace {
 using loop::Elem;
 using loop::Form;
 using LoopOp = loop::Op;
+using LoopKind = LoopForm::Kind;
 
 bool is_integer_type(const TensorType& t) { return t.dtype == DType::kI32; }
 
@@ -61,7 +63,8 @@ class RegionLowering {
   void result(const Function::Result& r) {
     TensorType type = param(fn_.type(r.ref));
     Ref value = r.ref;
-    if (fn_.node(value.node).op->name == "quantize") value = fn_.node(value.node).inputs[0];
+    if (fn_.node(value.node).op->loop.kind == LoopKind::kEncode)
+      value = fn_.node(value.node).inputs[0];
     SymExpr rows = 1;
     for (const SymExpr& e : space_.rows()) rows = rows * e;
     bool whole = type.elements() == rows * space_.columns();
@@ -142,22 +145,42 @@ class RegionLowering {
   const std::vector<Dim>& dims(Ref r) const { return fn_.tensor(r).dims; }
 
   uint32_t emit_node(const Node& node, NodeId id, const IndexMap& map) {
-    std::string_view op = node.op->name;
     for (const Type& t : node.outputs)
       if (t.kind != Type::Kind::kTensor) refuse("it is no tensor");
-    if (op == "input") {
+    if (node.op->role == OpDef::Role::kConstant) return constant(node);
+    if (node.op->role == OpDef::Role::kInput) {
       const TensorType& t = program_.in[params_.at(id)];
       if (is_block_type(t.dtype)) refuse("{} has to be decoded", t.text());
       return access(LoopOp::kLoad, params_.at(id), map,
                     is_integer_type(t) ? Elem::kI32 : Elem::kF32);
     }
-    if (op == "constant") return constant(node);
-    if (op == "reshape" || op == "identity" || op == "dropout") return emit(node.inputs[0], map);
-    if (op == "transpose" || op == "slice" || op == "broadcast" || op == "gather" || op == "iota")
-      return emit_layout(node, map);
-    if (op == "rms_norm" || op == "layer_norm" || op == "softmax") return emit_rows(node, map);
-    if (op.starts_with("reduce_")) return emit_reduce(node, map);
-    return emit_elements(node, map);
+    switch (node.op->loop.kind) {
+      case LoopKind::kSame:
+        return emit(node.inputs[0], map);
+      case LoopKind::kBroadcast:
+        return operand(node, 0, map);
+      case LoopKind::kTranspose:
+        return emit_transpose(node, map);
+      case LoopKind::kSlice:
+        return emit_slice(node, map);
+      case LoopKind::kGather:
+        return emit_gather(node, map);
+      case LoopKind::kIota:
+        if (map.by >= 0) refuse("its elements by index");
+        return access(LoopOp::kIndex, 0, map, Elem::kI32);
+      case LoopKind::kRow:
+        return emit_rows(node, map);
+      case LoopKind::kReduce:
+        return emit_reduce(node, map);
+      case LoopKind::kCast:
+        return emit_cast(node, map);
+      case LoopKind::kElement:
+        return emit_elements(node, map);
+      case LoopKind::kNone:
+      case LoopKind::kEncode:
+        break;
+    }
+    refuse("it does not work row by row");
   }
 
   uint32_t constant(const Node& node) {
@@ -172,14 +195,11 @@ class RegionLowering {
   }
 
   uint32_t emit_elements(const Node& node, const IndexMap& map) {
-    std::string_view op = node.op->name;
-    if (op == "cast") return emit_cast(node, map);
-    if (op == "scale")
-      return finish(node, LoopOp::kMul,
-                    {operand(node, 0, map), number(node.attrs.at("value").as_double())});
+    if (!node.op->loop.formula.empty())
+      return emit_formula(node, [&](size_t i) { return operand(node, i, map); });
     for (size_t k = 0; k < static_cast<size_t>(LoopOp::kCount); ++k) {
       const loop::OpInfo& info = loop::op_info(static_cast<LoopOp>(k));
-      if (!is_element_wise(info) || info.graph_op != op) continue;
+      if (!is_element_wise(info) || info.graph_op != node.op->name) continue;
       if (!info.value.empty() && node.attrs.at(info.key).as_string() != info.value) continue;
       std::vector<uint32_t> in;
       for (size_t i = 0; i < node.inputs.size(); ++i) in.push_back(operand(node, i, map));
@@ -188,6 +208,41 @@ class RegionLowering {
       return finish(node, info.op, std::move(in), number);
     }
     refuse("it does not work row by row");
+  }
+
+  // The op's own formula; what is inside it is not rounded.
+  template <class Operand>
+  uint32_t emit_formula(const Node& node, Operand&& operand) {
+    Formula formula = parse_formula(node.op->loop.formula, node.inputs.size());
+    std::vector<std::optional<uint32_t>> made(formula.terms.size());
+    auto emit_args = [&](auto& self, const Formula::Term& call) -> std::vector<uint32_t> {
+      std::vector<uint32_t> in;
+      for (size_t arg : call.args) {
+        const Formula::Term& t = formula.terms[arg];
+        std::optional<uint32_t>& value = made[arg];
+        if (!value) switch (t.kind) {
+            case Formula::Term::Kind::kCall:
+              value = add(t.op, self(self, t), Elem::kWide);
+              break;
+            case Formula::Term::Kind::kOperand:
+              value = operand(t.operand);
+              break;
+            case Formula::Term::Kind::kColumns:
+              value = add(LoopOp::kColumns, {}, Elem::kWide);
+              break;
+            case Formula::Term::Kind::kNumber:
+              value = number(t.number);
+              break;
+            case Formula::Term::Kind::kAttribute:
+              value = number(node.attrs.at(t.attribute).as_double());
+              break;
+          }
+        in.push_back(*value);
+      }
+      return in;
+    };
+    const Formula::Term& root = formula.terms[formula.root];
+    return finish(node, root.op, emit_args(emit_args, root));
   }
 
   uint32_t emit_cast(const Node& node, const IndexMap& map) {
@@ -213,14 +268,11 @@ class RegionLowering {
     for (const LinearIndex& a : axes)
       if (space_.depends(a, space_.column())) refuse("each column would need its own reduction");
     axes.insert(axes.begin() + static_cast<std::ptrdiff_t>(axis), space_.variable(space_.column()));
-    uint32_t in = emit(node.inputs[0], space_.join(map, axes, x));
-    if (node.op->name == "reduce_max") return finish(node, LoopOp::kMax, {in});
-    if (node.op->name == "reduce_sum") return finish(node, LoopOp::kSum, {in});
-    return finish(node, LoopOp::kDiv, {add(LoopOp::kSum, {in}, Elem::kWide), columns()});
+    IndexMap elements = space_.join(map, axes, x);
+    return emit_formula(node, [&](size_t i) { return emit(node.inputs[i], elements); });
   }
-  uint32_t columns() { return add(LoopOp::kColumns, {}, Elem::kWide); }
 
-  // The norms in the steps of their meaning; what is inside them is not rounded.
+  // Norms and softmax.
   uint32_t emit_rows(const Node& node, const IndexMap& map) {
     const std::vector<Dim>& x = dims(node.inputs[0]);
     std::vector<LinearIndex> axes = space_.split(map, x);
@@ -232,60 +284,38 @@ class RegionLowering {
     axes.pop_back();
     for (const LinearIndex& a : axes)
       if (space_.depends(a, space_.column())) refuse("each column would need its own row");
-    uint32_t in = emit(node.inputs[0], map);
-    const Elem wide = Elem::kWide;
-    if (node.op->name == "softmax") {
-      uint32_t power =
-          add(LoopOp::kExp, {add(LoopOp::kSub, {in, add(LoopOp::kMax, {in}, wide)}, wide)}, wide);
-      uint32_t inverse = add(LoopOp::kDiv, {number(1), add(LoopOp::kSum, {power}, wide)}, wide);
-      return finish(node, LoopOp::kMul, {power, inverse});
-    }
     IndexMap column = space_.constant();
     column.index = space_.variable(space_.column());
-    if (node.op->name == "layer_norm") {
-      uint32_t mean = add(LoopOp::kDiv, {add(LoopOp::kSum, {in}, wide), columns()}, wide);
-      in = add(LoopOp::kSub, {in, mean}, wide);
-    }
-    uint32_t square = add(LoopOp::kDiv, {add(LoopOp::kSumSquares, {in}, wide), columns()}, wide);
-    uint32_t eps = number(node.attrs.at("eps").as_double());
-    uint32_t inverse = add(LoopOp::kRsqrt, {add(LoopOp::kAdd, {square, eps}, wide)}, wide);
-    uint32_t y = add(LoopOp::kMul, {in, inverse}, wide);
-    uint32_t weight = emit(node.inputs[1], column);
-    if (node.inputs.size() < 3) return finish(node, LoopOp::kMul, {y, weight});
-    y = add(LoopOp::kMul, {y, weight}, wide);
-    return finish(node, LoopOp::kAdd, {y, emit(node.inputs[2], column)});
+    return emit_formula(node,
+                        [&](size_t i) { return emit(node.inputs[i], i == 0 ? map : column); });
   }
 
-  uint32_t emit_layout(const Node& node, const IndexMap& map) {
-    std::string_view op = node.op->name;
-    if (op == "broadcast") return operand(node, 0, map);
-    if (op == "iota") {
-      if (map.by >= 0) refuse("its elements by index");
-      return access(LoopOp::kIndex, 0, map, Elem::kI32);
-    }
+  uint32_t emit_slice(const Node& node, const IndexMap& map) {
     std::vector<LinearIndex> axes = space_.split(map, node.outputs[0].tensor.dims);
     const std::vector<Dim>& x = dims(node.inputs[0]);
-    if (op == "gather") return emit_gather(node, map, std::move(axes));
-    if (op == "slice") {
-      LinearIndex& a = axes[axis_of(node.attrs, x.size())];
-      const Value& start = node.attrs.at("start");
-      a.offset = a.offset +
-                 (start.is_string() ? SymExpr::parse(start.as_string()) : SymExpr(start.as_int()));
-      return emit(node.inputs[0], space_.join(map, axes, x));
-    }
+    LinearIndex& a = axes[axis_of(node.attrs, x.size())];
+    const Value& start = node.attrs.at("start");
+    a.offset = a.offset +
+               (start.is_string() ? SymExpr::parse(start.as_string()) : SymExpr(start.as_int()));
+    return emit(node.inputs[0], space_.join(map, axes, x));
+  }
+
+  uint32_t emit_transpose(const Node& node, const IndexMap& map) {
+    std::vector<LinearIndex> axes = space_.split(map, node.outputs[0].tensor.dims);
     std::vector<LinearIndex> from(axes.size(), space_.zero());
     const Value::Array& perm = node.attrs.at("perm").as_array();
     for (size_t i = 0; i < axes.size(); ++i) from[static_cast<size_t>(perm[i].as_int())] = axes[i];
-    return emit(node.inputs[0], space_.join(map, from, x));
+    return emit(node.inputs[0], space_.join(map, from, dims(node.inputs[0])));
   }
 
   // An absent row is zero in the tensor itself only, so nothing may be computed before it.
-  uint32_t emit_gather(const Node& node, const IndexMap& map, std::vector<LinearIndex> axes) {
+  uint32_t emit_gather(const Node& node, const IndexMap& map) {
+    std::vector<LinearIndex> axes = space_.split(map, node.outputs[0].tensor.dims);
     Ref source = node.inputs[0];
     for (;;) {
       const Node& from = fn_.node(source.node);
-      if (from.op->name == "input") break;
-      if (from.op->name != "reshape") refuse("rows by index are read from an input only");
+      if (from.op->role == OpDef::Role::kInput) break;
+      if (!from.op->alias) refuse("rows by index are read from an input only");
       source = from.inputs[0];
     }
     if (map.by >= 0) refuse("rows by index of rows by index");
@@ -332,10 +362,9 @@ std::vector<IndexSpace> candidate_spaces(const Function& fn) {
     add(dims, dims.empty() ? 0 : dims.size() - 1);
   };
   for (const Node& node : fn.nodes()) {
-    std::string_view op = node.op->name;
-    if (op == "rms_norm" || op == "layer_norm" || op == "softmax" || op == "quantize")
-      last(node.inputs[0]);
-    if (op.starts_with("reduce_")) {
+    LoopKind kind = node.op->loop.kind;
+    if (kind == LoopKind::kRow || kind == LoopKind::kEncode) last(node.inputs[0]);
+    if (kind == LoopKind::kReduce) {
       const std::vector<Dim>& dims = fn.tensor(node.inputs[0]).dims;
       add(dims, axis_of(node.attrs, dims.size()));
     }
@@ -347,19 +376,14 @@ std::vector<IndexSpace> candidate_spaces(const Function& fn) {
 
 }  // namespace
 
-bool has_loop_form(std::string_view op) {
-  static const std::set<std::string_view> kForms = [] {
-    std::set<std::string_view> forms = {
-        "reshape", "identity", "dropout",    "transpose",  "slice",      "broadcast",
-        "gather",  "iota",     "rms_norm",   "softmax",    "layer_norm", "quantize",
-        "cast",    "scale",    "reduce_sum", "reduce_max", "reduce_mean"};
-    for (size_t k = 0; k < static_cast<size_t>(LoopOp::kCount); ++k) {
-      const loop::OpInfo& info = loop::op_info(static_cast<LoopOp>(k));
-      if (is_element_wise(info)) forms.insert(info.graph_op);
-    }
-    return forms;
-  }();
-  return kForms.contains(op);
+bool has_loop_form(const OpDef& op) {
+  if (op.loop.kind != LoopKind::kElement || !op.loop.formula.empty())
+    return op.loop.kind != LoopKind::kNone;
+  for (size_t k = 0; k < static_cast<size_t>(LoopOp::kCount); ++k)
+    if (const loop::OpInfo& info = loop::op_info(static_cast<LoopOp>(k));
+        is_element_wise(info) && info.graph_op == op.name)
+      return true;
+  return false;
 }
 
 LoweredRegion lower_region(const Function& body) {

@@ -22,8 +22,8 @@ struct LoweredRegion {
 // over the body.
 LoweredRegion lower_region(const Function& body);
 
-// Whether Loop IR has a form of the op at all; shapes and uses may still keep it from being
-// lowered.
-bool has_loop_form(std::string_view op);
+// Whether Loop IR has a form of the op at all (OpDef::loop); shapes and uses may still keep it from
+// being lowered.
+bool has_loop_form(const OpDef& op);
 
 }  // namespace tokamak

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/rng.h"
+#include "compile/lower/formula.h"
 #include "compile/lower/lower_test_util.h"
 #include "compile/simplify/random_graph.h"
 #include "loop/evaluate.h"
@@ -254,6 +255,34 @@ TEST(Lower, RandomBodiesHaveTheirMeaning) {
     }
   }
   EXPECT_GT(lowered_bodies, 100u) << refused << " refused";
+}
+
+// An op says what it is as a formula; the lowering knows no norm by its name.
+TEST(Formula, NamesAreSharedAndAbsentOperandsDropOut) {
+  Formula f = parse_formula("d = sub(a, max(a)); add(mul(d, b), c)", 3);
+  EXPECT_EQ(f.terms[f.root].op, loop::Op::kAdd);
+  EXPECT_EQ(f.terms.size(), 7u);  // a, max, sub, b, mul, c, add
+  Formula without = parse_formula("d = sub(a, max(a)); add(mul(d, b), c)", 2);
+  EXPECT_EQ(without.terms[without.root].op, loop::Op::kMul);
+}
+
+TEST(Formula, WrongOnesAreErrors) {
+  for (const char* text : {"", "a", "mul(a)", "mul(a, b", "melt(a)", "sub(a, c)",
+                           "x = c; mul(a, x)", "mul(a, b) c", "columns", "load(a)"})
+    EXPECT_THROW(parse_formula(text, 2), Error) << text;
+}
+
+// Every op that claims a loop form has one that can be read.
+TEST(Formula, EveryOpHasAValidOne) {
+  size_t formulas = 0;
+  for (const OpDef* op : all_ops()) {
+    EXPECT_TRUE(op->loop.kind == LoopForm::Kind::kNone || has_loop_form(*op)) << op->name;
+    if (op->loop.formula.empty()) continue;
+    ++formulas;
+    for (int inputs = op->min_inputs; inputs <= op->max_inputs; ++inputs)
+      EXPECT_NO_THROW(parse_formula(op->loop.formula, static_cast<size_t>(inputs))) << op->name;
+  }
+  EXPECT_GE(formulas, 7u);
 }
 
 }  // namespace

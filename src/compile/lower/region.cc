@@ -46,7 +46,7 @@ class RegionBuilder {
     anchor_.assign(count, false);
     for (NodeId id = 0; id < count; ++id) {
       if (structural(id)) continue;
-      anchor_[id] = !has_loop_form(fn_.node(id).op->name);
+      anchor_[id] = !has_loop_form(*fn_.node(id).op);
       level_[id] = 0;
       for (Ref in : fn_.node(id).inputs)
         level_[id] = std::max(level_[id], level_[in.node] + (anchor_[in.node] ? 1 : 0));
@@ -130,7 +130,7 @@ class RegionBuilder {
     auto operand = [&](Ref in) {
       if (auto it = done.find(in); it != done.end()) return it->second;
       const Node& from = fn_.node(in.node);
-      if (from.op->name == "constant")
+      if (from.op->role == OpDef::Role::kConstant)
         return done[in] = part.function.constant(from.attrs.at("name").as_string());
       uint32_t v = value(in);
       part.inputs.push_back(v);
@@ -210,7 +210,7 @@ Region whole_region(const Function& body, loop::Program program) {
 BuiltRegion build_region(const Function& body) {
   BuiltRegion out;
   bool anchors = std::any_of(body.nodes().begin(), body.nodes().end(), [](const Node& node) {
-    return node.op->tier != Tier::kStructural && !has_loop_form(node.op->name);
+    return node.op->tier != Tier::kStructural && !has_loop_form(*node.op);
   });
   if (!anchors)
     if (LoweredRegion lowered = lower_region(body)) {

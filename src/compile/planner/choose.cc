@@ -44,10 +44,6 @@ struct KernelChooser::Site {
   std::vector<Ref> in, out;
   std::vector<RegionMatch> kernels;
   std::string signature;  // of a single op; of a region: its anchor's
-  struct Matrix {         // a weight of rank 2 or more
-    std::string name;
-    size_t operand;
-  };
   std::vector<Matrix> matrices;
   const Function* fn = nullptr;  // that has the node
   const Node* node = nullptr;
@@ -87,6 +83,14 @@ std::vector<Ref> all_outputs(const Function& fn, NodeId id) {
 
 bool is_matrix(const Function& fn, Ref r) {
   return is_weight(fn.node(r.node)) && fn.tensor(r).rank() >= 2;
+}
+
+std::string_view layout_name(std::string_view layout) { return layout.empty() ? "rows" : layout; }
+std::string layout_names(const std::map<std::string, double>& layouts) {
+  std::string out;
+  for (const auto& [layout, seconds] : layouts)
+    out += fmt::format("{}{}", out.empty() ? "" : " or ", layout_name(layout));
+  return out;
 }
 
 std::string weight_name(const Function& fn, Ref r) {
@@ -198,11 +202,11 @@ KernelChooser::Options KernelChooser::options(const Site& s) const {
     auto wanted = class_of_.find(s.signature);
     if (!k.numeric_class.empty() && wanted != class_of_.end() && k.numeric_class != wanted->second)
       o.refused = "numeric class";
-    for (const Site::Matrix& matrix : s.matrices) {
+    for (const Matrix& matrix : s.matrices) {
       auto it = layout_of_.find(matrix.name);
       std::string layout = layout_for(k, s, matrix.operand);
       if (it != layout_of_.end() && it->second != layout)
-        o.refused = fmt::format("layout {}", layout.empty() ? "rows" : layout);
+        o.refused = fmt::format("layout {}", layout_name(layout));
     }
     out.push_back(std::move(o));
   }
@@ -221,70 +225,115 @@ const KernelChooser::Option* KernelChooser::best(const Options& options) {
   return best;
 }
 
-// The class of an op with these types that costs least over all plans.
+// The class of an op with these types: the first one, in the order of the backend's kernels, that
+// has a kernel in every plan. Times do not matter: a fast kernel does not buy other bits.
 void KernelChooser::fix_classes() {
-  std::map<std::string, std::map<std::string, double>> totals;
+  struct Ranked {
+    std::vector<std::string> classes;  // in the backend's order
+    std::map<std::string, size_t> sites;
+  };
+  std::map<std::string, Ranked> ranked;
   each_site([&](const Site& s, bool region) {
     if (region) return;
-    std::map<std::string, double>& total = totals[s.signature];
-    std::set<std::string> classes;
-    for (const RegionMatch& m : s.kernels) classes.insert(m.kernel->numeric_class);
-    if (classes.size() < 2) {  // nothing to decide
-      for (const std::string& c : classes) total.try_emplace(c, 0);
-      return;
-    }
-    Options all = options(s);
-    for (const std::string& c : classes) {
-      double seconds = INFINITY;
-      for (const Option& o : all)
-        if (o.refused.empty() && o.kernel->numeric_class == c)
-          seconds = std::min(seconds, o.seconds);
-      total.try_emplace(c, 0).first->second += seconds;
-    }
+    Ranked& r = ranked[s.signature];
+    std::set<std::string> usable;
+    bool several = std::any_of(s.kernels.begin(), s.kernels.end(), [&](const RegionMatch& m) {
+      return m.kernel->numeric_class != s.kernels[0].kernel->numeric_class;
+    });
+    if (several)
+      for (const Option& o : options(s))
+        if (o.refused.empty()) usable.insert(o.kernel->numeric_class);
+    for (const RegionMatch& m : s.kernels)
+      if (r.sites.try_emplace(m.kernel->numeric_class, 0).second)
+        r.classes.push_back(m.kernel->numeric_class);
+    for (const std::string& c : usable) ++r.sites.at(c);
   });
-  for (const auto& [signature, total] : totals) {
-    const std::pair<const std::string, double>* least = nullptr;
-    for (const auto& entry : total)
-      if (!least || entry.second < least->second) least = &entry;
-    if (least) class_of_[signature] = least->first;
+  for (const auto& [signature, r] : ranked) {
+    const std::string* most = nullptr;
+    for (const std::string& c : r.classes)
+      if (!most || r.sites.at(c) > r.sites.at(*most)) most = &c;
+    if (most) class_of_[signature] = *most;
   }
+}
+
+// What a call costs for each layout of a matrix that it reads.
+KernelChooser::LayoutSeconds KernelChooser::layout_seconds(const Site& s, const Options& options,
+                                                           const Matrix& matrix) const {
+  LayoutSeconds out;
+  for (const Option& o : options) {
+    if (!o.refused.empty()) continue;
+    auto [it, fresh] = out.try_emplace(layout_for(*o.kernel, s, matrix.operand), o.seconds);
+    if (!fresh) it->second = std::min(it->second, o.seconds);
+  }
+  return out;
+}
+
+// A region: by a kernel for it, or op by op.
+std::map<std::string, KernelChooser::LayoutSeconds> KernelChooser::region_layouts(
+    const Bucket& bucket, const Function& fn, NodeId id) const {
+  std::map<std::string, LayoutSeconds> out, apart;
+  Site whole = site(bucket, fn, id);
+  Options all = options(whole);
+  for (const Matrix& m : whole.matrices) out[m.name] = layout_seconds(whole, all, m);
+  const Function& body = region_body(fn.module(), fn.node(id).attrs);
+  double seconds = 0;
+  for (NodeId inner = 0; inner < body.nodes().size(); ++inner) {
+    if (!is_call_node(body, body.node(inner))) continue;
+    Site one = inner_site(bucket, fn, fn.node(id), body, inner);
+    Options kernels = options(one);
+    const Option* cheapest = best(kernels);
+    if (!cheapest) return out;  // only as a region
+    seconds += cheapest->seconds;
+    for (const Matrix& m : one.matrices)
+      for (const auto& [layout, time] : layout_seconds(one, kernels, m))
+        apart[m.name][layout] += time - cheapest->seconds;
+  }
+  for (auto& [matrix, layouts] : apart)
+    for (const auto& [layout, extra] : layouts) {
+      auto [it, fresh] = out[matrix].try_emplace(layout, seconds + extra);
+      if (!fresh) it->second = std::min(it->second, seconds + extra);
+    }
+  return out;
 }
 
 // The layout of a matrix that all its uses can take and that costs least over all plans.
 void KernelChooser::fix_layouts() {
-  struct Total {
-    std::map<std::string, double> seconds;
-    bool first = true;
+  std::map<std::string, LayoutSeconds> totals;
+  auto add = [&](const std::string& matrix, const LayoutSeconds& use, std::string_view op) {
+    if (use.empty()) return;  // no kernel at all, which choice() reports
+    auto [it, fresh] = totals.try_emplace(matrix, use);
+    if (fresh) return;
+    std::string others = layout_names(it->second);
+    std::erase_if(it->second, [&](const auto& e) { return !use.contains(e.first); });
+    if (it->second.empty())
+      fail(ErrorCode::kUnsupported,
+           "weight {}: kernels of backend {} for {} read it as {}, those of its other uses as {}; "
+           "a weight is held once, so one of them needs a kernel for another layout",
+           matrix, kernels_.backend().name(), op, layout_names(use), others);
+    for (auto& [layout, seconds] : it->second) seconds += use.at(layout);
   };
-  std::map<std::string, Total> totals;
-  each_site([&](const Site& s, bool region) {
-    if (s.matrices.empty() || (region && s.kernels.empty())) return;
-    Options all = options(s);
-    for (const Site::Matrix& matrix : s.matrices) {
-      std::map<std::string, double> cheapest;
-      for (const Option& o : all) {
-        if (!o.refused.empty()) continue;
-        auto [it, fresh] =
-            cheapest.try_emplace(layout_for(*o.kernel, s, matrix.operand), o.seconds);
-        if (!fresh) it->second = std::min(it->second, o.seconds);
+  for (const auto& b : buckets_) {
+    const Function& fn = *b->fn;
+    for (NodeId id = 0; id < fn.nodes().size(); ++id) {
+      const Node& node = fn.node(id);
+      if (!is_call_node(fn, node) || std::none_of(node.inputs.begin(), node.inputs.end(),
+                                                  [&](Ref r) { return is_matrix(fn, r); }))
+        continue;
+      if (is_region(node)) {
+        for (const auto& [matrix, use] : region_layouts(*b, fn, id))
+          add(matrix, use, node.op->name);
+        continue;
       }
-      if (cheapest.empty()) continue;
-      Total& t = totals[matrix.name];
-      if (t.first) {
-        t.seconds = cheapest;
-      } else {
-        std::erase_if(t.seconds, [&](const auto& e) { return !cheapest.contains(e.first); });
-        for (auto& [layout, seconds] : t.seconds) seconds += cheapest.at(layout);
-      }
-      t.first = false;
+      Site s = site(*b, fn, id);
+      Options all = options(s);
+      for (const Matrix& m : s.matrices) add(m.name, layout_seconds(s, all, m), node.op->name);
     }
-  });
-  for (const auto& [matrix, t] : totals) {
-    const std::pair<const std::string, double>* least = nullptr;
-    for (const auto& entry : t.seconds)
-      if (!least || entry.second < least->second) least = &entry;
-    if (least) layout_of_[matrix] = least->first;  // else its uses have no layout in common
   }
+  for (const auto& [matrix, layouts] : totals)
+    layout_of_[matrix] =
+        std::min_element(layouts.begin(), layouts.end(), [](const auto& x, const auto& y) {
+          return x.second < y.second;
+        })->first;
 }
 
 void KernelChooser::decide(Bucket& bucket) {
@@ -339,12 +388,12 @@ void KernelChooser::note(const Bucket& bucket, const Node& node, const Options& 
   c.function = bucket.request.function->name();
   c.plan = bucket.index;
   c.call = node.name.empty() ? std::string(node.op->name) : node.name;
-  c.kernel = chosen ? chosen->kernel->name : "op by op";
+  c.kernel = chosen ? chosen->kernel->name : kOpByOp;
   c.seconds = chosen ? chosen->seconds : apart;
   for (const Option& o : options)
     if (&o != chosen)
       c.losers.push_back({o.kernel->name, o.seconds, o.refused.empty() ? "slower" : o.refused});
-  if (chosen && is_region(node)) c.losers.push_back({"op by op", apart, "slower"});
+  if (chosen && is_region(node)) c.losers.push_back({kOpByOp, apart, "slower"});
   report_.push_back(std::move(c));
 }
 

@@ -37,6 +37,10 @@ class KernelChooser {
 
  private:
   struct Bucket;
+  struct Matrix {  // a weight of rank 2 or more
+    std::string name;
+    size_t operand;
+  };
   struct Site;
   struct Option {
     const KernelDesc* kernel = nullptr;
@@ -45,6 +49,8 @@ class KernelChooser {
     std::string refused;  // why it cannot be taken; empty: it can
   };
   using Options = std::vector<Option>;
+
+  using LayoutSeconds = std::map<std::string, double>;
 
   void fix_classes();
   void fix_layouts();
@@ -57,6 +63,10 @@ class KernelChooser {
   void each_site(See&& see) const;
   Options options(const Site& site) const;
   std::string layout_for(const KernelDesc& kernel, const Site& site, size_t operand) const;
+  LayoutSeconds layout_seconds(const Site& site, const Options& options,
+                               const Matrix& matrix) const;
+  std::map<std::string, LayoutSeconds> region_layouts(const Bucket& bucket, const Function& fn,
+                                                      NodeId id) const;
   static const Option* best(const Options& options);
   void note(const Bucket& bucket, const Node& node, const Options& options, const Option* chosen,
             double apart);

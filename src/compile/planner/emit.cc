@@ -179,21 +179,20 @@ class Emitter {
     return p.arg;
   }
 
-  // A matrix that two kernels want in two layouts (tied embeddings) is two entries of one source.
   CallArg weight_argument(const Node& user, size_t operand, const KernelDesc& kernel) {
     const Node& node = fn_.node(user.inputs[operand].node);
     const std::string& name = node.attrs.at("name").as_string();
     const TensorType& type = node.outputs[0].tensor;
     bool packed = type.rank() >= 2 && kernels_.packs(kernel, fn_, user, operand);
     std::string layout = packed ? kernel.weight_layout : "";
-    auto it = std::find_if(set_.weights.begin(), set_.weights.end(), [&](const WeightEntry& w) {
-      return w.name == name && w.layout == layout;
-    });
+    auto it = std::find_if(set_.weights.begin(), set_.weights.end(),
+                           [&](const WeightEntry& w) { return w.name == name; });
+    TK_CHECK(it == set_.weights.end() || it->layout == layout, "weight {} in two layouts", name);
     if (it == set_.weights.end()) {
       WeightEntry entry{name, type.dtype, {}, {}, {}, layout};
       for (const Dim& d : type.dims) entry.dims.push_back(d.extent.constant().value());
       const WeightDecl* decl = fn_.module().find_weight(name);
-      if (decl && node.op == find_op("weight"))
+      if (decl && node.op->role == OpDef::Role::kWeight)
         entry.recipe = decl->recipe;
       else
         entry.constant = fn_.module().find_constant(name)->values;

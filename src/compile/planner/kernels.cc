@@ -116,23 +116,18 @@ class BodyMatcher {
     if (!loop_type(body_.tensor(node.inputs[0]).dtype)) return false;
     for (size_t i = 1; i < node.inputs.size(); ++i)
       if (!is_input(node.inputs[i].node)) return false;
-    if (!body_.node(anchors_[0]).op->writes_state || !feeds_[id]) return true;
+    if (kernel_.before_leaves || !feeds_[id]) return true;
     return std::none_of(body_.results().begin(), body_.results().end(),
                         [&](const Function::Result& r) { return r.ref.node == id; });
   }
 
-  // Element by element: every operand has the shape of the result.
   bool takes_after(const Node& node) const {
-    if (!pattern_.takes_after(node.op->name) || node.outputs.size() != 1) return false;
-    for (Ref r : node.inputs) {
-      const Type& t = body_.type(r);
-      // What precedes the anchor has left the cache by then.
-      if (t.kind != Type::Kind::kTensor || !loop_type(t.tensor.dtype) ||
-          !same_shape(t.tensor, node.outputs[0].tensor) || is_weight_input(r) ||
-          (feeds_[r.node] && !is_input(r.node) && !anchor_[r.node]))
-        return false;
-    }
-    return true;
+    if (!pattern_.takes_after(node.op->name) || !element_by_element(body_, node, weights_))
+      return false;
+    return std::all_of(node.inputs.begin(), node.inputs.end(), [&](Ref r) {
+      bool before = feeds_[r.node] && !is_input(r.node) && !anchor_[r.node];
+      return loop_type(body_.tensor(r).dtype) && (!before || kernel_.after_reads_before);
+    });
   }
 
   const KernelDesc& kernel_;
@@ -153,6 +148,15 @@ bool same_shape(const TensorType& a, const TensorType& b) {
 
 bool has_bound(const TensorType& type) {
   return std::any_of(type.dims.begin(), type.dims.end(), [](const Dim& d) { return d.bound; });
+}
+
+bool element_by_element(const Function& fn, const Node& node, const std::vector<bool>& weights) {
+  return node.outputs.size() == 1 &&
+         std::all_of(node.inputs.begin(), node.inputs.end(), [&](Ref r) {
+           return fn.type(r).kind == Type::Kind::kTensor &&
+                  same_shape(fn.tensor(r), node.outputs[0].tensor) &&
+                  !is_weight_value(fn, r, weights);
+         });
 }
 
 bool is_weight_value(const Function& fn, Ref r, const std::vector<bool>& weights) {
@@ -181,21 +185,16 @@ std::vector<bool> weight_inputs(const Function& fn, const Node& region) {
   return out;
 }
 
-KernelSet::KernelSet(const Backend& backend) : backend_(backend) {
+KernelSet::KernelSet(const Backend& backend, bool requested) : backend_(backend) {
   const std::string isa = backend.isa();
   for (const KernelDesc& k : backend.kernels())
-    if (isa_has(isa, k.needs)) entries_.push_back({&k, parse_pattern(k.pattern)});
+    if (isa_has(isa, k.needs) && (requested || !k.on_request))
+      entries_.push_back({&k, parse_pattern(k.pattern)});
 }
 
 bool KernelSet::has_regions() const {
   return std::any_of(entries_.begin(), entries_.end(),
                      [](const Entry& e) { return e.pattern.region; });
-}
-
-bool KernelSet::has_region_anchors() const {
-  return std::any_of(entries_.begin(), entries_.end(), [](const Entry& e) {
-    return e.pattern.region && e.pattern.kind == KernelPattern::Anchor::kOp;
-  });
 }
 
 const std::vector<const KernelDesc*>& KernelSet::of_node(const Function& fn, const Node& node,

@@ -13,11 +13,11 @@ namespace tokamak {
 
 // Weights and constants: known before a step runs.
 inline bool is_weight(const Node& node) {
-  return node.op->tier == Tier::kStructural && node.op->name != "input";
+  return node.op->role == OpDef::Role::kWeight || node.op->role == OpDef::Role::kConstant;
 }
 // A tensor that is the same bytes as its operand. Weights are not in the arena: they are copied.
 inline bool is_alias(const Function& fn, const Node& node) {
-  return node.op->name == "reshape" && !is_weight(fn.node(node.inputs[0].node));
+  return node.op->alias && !is_weight(fn.node(node.inputs[0].node));
 }
 // Its result is stored in another type than f32.
 inline bool stored_narrow(const Node& node) {
@@ -38,7 +38,8 @@ struct RegionMatch {
 // what it was asked.
 class KernelSet {
  public:
-  explicit KernelSet(const Backend& backend);
+  // `requested`: with kernels that the backend lists for those who ask (KernelDesc::on_request).
+  explicit KernelSet(const Backend& backend, bool requested = true);
 
   struct Entry {
     const KernelDesc* kernel;
@@ -46,8 +47,7 @@ class KernelSet {
   };
   const Backend& backend() const { return backend_; }
   const std::vector<Entry>& entries() const { return entries_; }
-  bool has_regions() const;         // any kernel for regions
-  bool has_region_anchors() const;  // one that is more than an executor of Loop IR
+  bool has_regions() const;  // any kernel for regions
 
   // Kernels for the node alone, in the backend's order. `weights`: as for match().
   const std::vector<const KernelDesc*>& of_node(const Function& fn, const Node& node,
@@ -74,6 +74,9 @@ std::string node_signature(const Function& fn, const Node& node,
                            const std::vector<bool>& weights = {});
 // Whether a value is a weight, or an input that `weights` says is one.
 bool is_weight_value(const Function& fn, Ref r, const std::vector<bool>& weights);
+// What a pattern's ops after the anchor are: every operand is computed and has the result's shape.
+bool element_by_element(const Function& fn, const Node& node,
+                        const std::vector<bool>& weights = {});
 std::vector<bool> weight_inputs(const Function& fn, const Node& region);
 bool same_shape(const TensorType& a, const TensorType& b);  // extents; names of axes do not matter
 bool has_bound(const TensorType& type);                     // an extent known on the device only

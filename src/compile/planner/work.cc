@@ -6,27 +6,6 @@
 #include "base/error.h"
 
 namespace tokamak {
-namespace {
-
-struct OpWeight {
-  std::string_view op;
-  double ops;  // per element
-};
-constexpr OpWeight kOpWeights[] = {
-    {"div", 4},      {"sqrt", 4},     {"rsqrt", 6}, {"exp", 10},     {"sigmoid", 14},
-    {"silu", 14},    {"tanh", 20},    {"gelu", 24}, {"softcap", 24}, {"log", 60},
-    {"sin", 60},     {"cos", 60},     {"erf", 60},  {"rms_norm", 4}, {"layer_norm", 6},
-    {"softmax", 16}, {"quantize", 8}, {"rope", 6},  {"gather", 1},   {"embed", 2},
-};
-constexpr double kWriteOps = 4;  // per element that is written to a state
-
-double ops_per_element(std::string_view op) {
-  for (const OpWeight& w : kOpWeights)
-    if (w.op == op) return w.ops;
-  return 1;
-}
-
-}  // namespace
 
 std::vector<ShapeValues> design_shapes(const Function& fn) {
   const bool decode = std::any_of(fn.facts().begin(), fn.facts().end(),
@@ -84,9 +63,19 @@ double WorkMeter::vector_ops(NodeId id, size_t shape) const {
   double n = 0;
   for (uint32_t o = 0; o < node.outputs.size(); ++o) n += elements({id, o}, shape);
   if (node.op->writes_state)
-    for (size_t i = 4; i < first_ordering_input(fn_, node); ++i)
-      n += kWriteOps * elements(node.inputs[i], shape);
-  return n * ops_per_element(node.op->name);
+    for (auto i = static_cast<size_t>(node.op->first_plane); i < first_ordering_input(fn_, node);
+         ++i)
+      n += elements(node.inputs[i], shape);
+  return n * node.op->element_ops;
+}
+
+// A kernel reads at most as many matrices of a stack as it has rows.
+double WorkMeter::read_bytes(const Node& node, size_t operand, double rows, size_t shape) const {
+  double all = bytes(node.inputs[operand], shape);
+  OperandRead read = node.op->reads ? node.op->reads(operand, node.attrs) : OperandRead{};
+  if (read.kind != OperandRead::Kind::kRowPerRow) return all;
+  auto slices = fn_.tensor(node.inputs[operand]).extent(0).constant();
+  return slices && *slices > 0 ? all * std::min(1.0, rows / static_cast<double>(*slices)) : all;
 }
 
 OpWork WorkMeter::op_work(NodeId id, OpWork::Part part, size_t shape) const {
@@ -104,11 +93,8 @@ OpWork WorkMeter::op_work(NodeId id, OpWork::Part part, size_t shape) const {
     const Type& t = fn_.type(node.inputs[0]);
     if (t.kind == Type::Kind::kTensor) w.activations = t.tensor.dtype;
   }
-  for (Ref r : node.inputs)
-    if (weight(r)) w.weight_bytes += bytes(r, shape);
-  if (w.op == "grouped_linear")  // at most as many experts as rows
-    if (auto experts = fn_.tensor(node.inputs[1]).extent(0).constant(); experts && *experts > 0)
-      w.weight_bytes *= std::min(1.0, w.rows / static_cast<double>(*experts));
+  for (size_t i = 0; i < node.inputs.size(); ++i)
+    if (weight(node.inputs[i])) w.weight_bytes += read_bytes(node, i, w.rows, shape);
   return w;
 }
 

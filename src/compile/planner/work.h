@@ -38,6 +38,7 @@ class WorkMeter {
   bool weight(Ref r) const { return weight_[r.node]; }
   OpWork op_work(NodeId id, OpWork::Part part, size_t shape) const;
   double vector_ops(NodeId id, size_t shape) const;
+  double read_bytes(const Node& node, size_t operand, double rows, size_t shape) const;
 
   const Function& fn_;
   std::vector<ShapeValues> shapes_;

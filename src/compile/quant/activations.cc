@@ -11,14 +11,19 @@
 namespace tokamak {
 namespace {
 
-bool takes(const KernelSet& kernels, std::string_view op, DType weight) {
-  const DType inputs[] = {DType::kQ8A, weight, DType::kI32};
-  const bool weights[] = {false, true, false};
-  const size_t operands = op == "grouped_linear" ? 3 : 2;
+// Whether a kernel runs the node with int8 activations.
+bool takes(const KernelSet& kernels, const Function& fn, const Node& node,
+           const std::vector<Ref>& in) {
+  std::vector<DType> types;
+  bool weights[8] = {};
+  for (size_t i = 0; i < in.size() && i < std::size(weights); ++i) {
+    types.push_back(i == 0 ? DType::kQ8A : fn.tensor(in[i]).dtype);
+    weights[i] = i == 1 || is_weight(fn.node(in[i].node));
+  }
   return std::any_of(
       kernels.entries().begin(), kernels.entries().end(), [&](const KernelSet::Entry& e) {
-        return !e.pattern.region && kernel_matches(e.pattern, op, std::span(inputs).first(operands),
-                                                   std::span(weights).first(operands));
+        return !e.pattern.region && kernel_matches(e.pattern, node.op->name, types,
+                                                   std::span(weights).first(types.size()));
       });
 }
 
@@ -49,13 +54,9 @@ void quantize_activations(Module& module, Function& function, const PassContext&
   KernelSet kernels(context.backend);
   rebuild(module, function, [&](Function& to, const Node& node, const std::vector<Ref>& in) {
     std::vector<Ref> inputs = in;
-    bool product = node.op->name == "linear" || node.op->name == "grouped_linear" ||
-                   node.op->name == "head_linear";
-    if (product && to.tensor(in[0]).dtype == DType::kF32) {
-      DType weight = to.tensor(in[1]).dtype;
-      if (has_integer_dot(weight) && takes(kernels, node.op->name, weight))
-        inputs[0] = to.add("quantize", {in[0]}, Value::Object{{"format", "q8a"}});
-    }
+    if (node.op->takes_q8a && to.tensor(in[0]).dtype == DType::kF32 &&
+        has_integer_dot(to.tensor(in[1]).dtype) && takes(kernels, to, node, in))
+      inputs[0] = to.add("quantize", {in[0]}, Value::Object{{"format", "q8a"}});
     return copy_node(to, node, inputs);
   });
 }

@@ -42,13 +42,13 @@ class Roles {
     const Node& node = fn_.node(id);
     if (node.op->tier == Tier::kStructural) {
       const Type& type = node.outputs[0];
-      return node.op->name == "input" && type.kind == Type::Kind::kTensor &&
+      return node.op->role == OpDef::Role::kInput && type.kind == Type::Kind::kTensor &&
              dtype_info(type.tensor.dtype).is_float;
     }
     bool indexed = false, weight = false, any = node.op->reads_state;
     for (Ref in : node.inputs) {
       any = any || activation_[in.node];
-      weight = weight || fn_.node(in.node).op->name == "weight";
+      weight = weight || fn_.node(in.node).op->role == OpDef::Role::kWeight;
       indexed = indexed || fn_.type(in).tensor.dtype == DType::kI32;
     }
     return any || (weight && indexed);
@@ -94,7 +94,7 @@ class Roles {
 
   // The node that computed a value, through reshapes.
   Ref source(Ref r) const {
-    while (fn_.node(r.node).op->name == "reshape") r = fn_.node(r.node).inputs[0];
+    while (fn_.node(r.node).op->alias) r = fn_.node(r.node).inputs[0];
     return r;
   }
 

@@ -120,11 +120,11 @@ class ConcreteRun {
     std::vector<bool> needed = needed_nodes(*source_);
     for (NodeId id = 0; id < now.size(); ++id) {
       const Node& node = source_->node(id);
-      if (node.op->name == "input") {
+      if (node.op->role == OpDef::Role::kInput) {
         now[id] = {input(m, fn, node)};
       } else if (node.op->tier == Tier::kStructural) {
         const std::string& name = node.attrs.at("name").as_string();
-        now[id] = {node.op->name == "weight" ? fn.weight(name) : fn.constant(name)};
+        now[id] = {node.op->role == OpDef::Role::kWeight ? fn.weight(name) : fn.constant(name)};
       } else if (needed[id]) {
         std::vector<Ref> in;
         size_t count =
@@ -289,6 +289,15 @@ CheckReport check_on_backend(const Function& before, const Function& after, Back
     compare_runs(want, have, bounds, how, report);
   }
   return report;
+}
+
+std::vector<float> run_on_backend(const Function& function, const EvalInputs<float>& inputs,
+                                  const std::string& result, Backend& backend) {
+  for (const Function::Result& r : function.results())
+    if (r.name == result)
+      return ConcreteRun(function, inputs, backend)
+          .run(result, function.tensor(r.ref).elements().eval(inputs.symbols));
+  fail(ErrorCode::kInvalidArgument, "function {} has no result {}", function.name(), result);
 }
 
 CheckReport compare_on_backend(const Function& before, const Function& after, Backend& backend,

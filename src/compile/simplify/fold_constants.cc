@@ -17,7 +17,7 @@ constexpr int64_t kMaxElements = 1 << 16;
 bool foldable(const Function& fn, const Node& node, const std::vector<Ref>& inputs) {
   if (node.op->writes_state || node.op->reads_state || node.op->tier == Tier::kRegion) return false;
   for (Ref r : inputs)
-    if (fn.node(r.node).op->name != "constant") return false;
+    if (fn.node(r.node).op->role != OpDef::Role::kConstant) return false;
   for (const Type& t : node.outputs) {
     if (t.kind != Type::Kind::kTensor) return false;
     if (t.tensor.dtype != DType::kF32 && t.tensor.dtype != DType::kI32) return false;

@@ -7,8 +7,8 @@ namespace {
 
 bool counts_rows(const Function& fn, Ref index) {
   const Node& node = fn.node(index.node);
-  if (node.op->name == "iota") return true;
-  if (node.op->name != "input") return false;
+  if (node.op->loop.kind == LoopForm::Kind::kIota) return true;
+  if (node.op->role != OpDef::Role::kInput) return false;
   for (const Fact& f : fn.facts())
     if (f.input == node.attrs.at("name").as_string() && f.kind == Fact::Kind::kIotaTimes)
       return f.value == 1;
@@ -16,7 +16,8 @@ bool counts_rows(const Function& fn, Ref index) {
 }
 
 bool picks_all_rows(const Function& fn, const std::vector<Ref>& inputs, const Node& node) {
-  if (node.op->name != "gather" || node.attrs.get_int("axis", 0) != 0) return false;
+  if (node.op->loop.kind != LoopForm::Kind::kGather || node.attrs.get_int("axis", 0) != 0)
+    return false;
   const TensorType &x = fn.tensor(inputs[0]), &index = fn.tensor(inputs[1]);
   return x.rank() > 0 && index.rank() == 1 && x.extent(0) == index.extent(0) &&
          x.dtype == node.outputs[0].tensor.dtype && counts_rows(fn, inputs[1]);
