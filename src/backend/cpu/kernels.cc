@@ -205,6 +205,7 @@ class KernelList {
       stages += std::string(stages.empty() ? "" : " ") + op;
     }
     add({.name = "cpu.choose_tokens",
+         .abi = 2,  // the number of stages and parameters
          .pattern = "[" + stages + "] -> choose_token(f32, f32, f32, i32)",
          .weight_layout = "",
          .numeric_class = "",
