@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
 #include <filesystem>
 #include <mutex>
 
@@ -137,6 +138,7 @@ void run(const ProgramsFlags& f) {
   for (const std::string& file : f.files) {
     Value entry = compare_ways(f, model, file);
     if (!f.json) print_program(entry);
+    std::fflush(stdout);
     all.push(std::move(entry));
   }
   if (f.json) fmt::print("{}\n", dump_json(all));

@@ -110,6 +110,25 @@ struct Plain {
         p.begin(), p.end(), [&](double q) { return q >= double{spec.xtc_threshold}; }));
     if (n >= 2) left.erase(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(n) - 1);
   }
+  void temper() {
+    double t = double{spec.temperature}, entropy = 0;
+    if (spec.dynatemp_range > 0 && left.size() > 1) {
+      for (double q : probabilities()) entropy -= q > 0 ? q * std::log(q) : 0;
+      double range = double{spec.dynatemp_range}, low = std::max(0.0, t - range);
+      double share = entropy / std::log(static_cast<double>(left.size()));
+      t = low + (t + range - low) * std::pow(share, double{spec.dynatemp_exponent});
+    }
+    for (double& v : x) v /= std::max(t, 1e-3);
+  }
+  void top_n_sigma() {
+    if (spec.top_n_sigma <= 0) return;
+    double mean = 0, variance = 0, peak = -INFINITY;
+    auto n = static_cast<double>(left.size());
+    for (int32_t id : left) mean += at(id) / n, peak = std::max(peak, at(id));
+    for (int32_t id : left) variance += (at(id) - mean) * (at(id) - mean) / n;
+    double least = peak - double{spec.top_n_sigma} * std::sqrt(variance);
+    std::erase_if(left, [&](int32_t id) { return at(id) < least; });
+  }
   void run(SampleStage stage) {
     switch (stage) {
       case SampleStage::kPenalties:
@@ -117,8 +136,7 @@ struct Plain {
       case SampleStage::kDry:
         return dry();
       case SampleStage::kTemperature:
-        for (double& v : x) v /= double{spec.temperature};
-        return;
+        return temper();
       case SampleStage::kTopK:
         sort();
         if (spec.top_k > 0 && left.size() > static_cast<size_t>(spec.top_k))
@@ -136,6 +154,8 @@ struct Plain {
       }
       case SampleStage::kXtc:
         return xtc();
+      case SampleStage::kTopNSigma:
+        return top_n_sigma();
     }
   }
   int32_t choose(const std::vector<SampleStage>& order) {
@@ -153,8 +173,9 @@ struct Plain {
 };
 
 const std::vector<SampleStage> kUsual = {
-    SampleStage::kPenalties, SampleStage::kDry,     SampleStage::kTemperature, SampleStage::kMinP,
-    SampleStage::kTopK,      SampleStage::kTypical, SampleStage::kTopP,        SampleStage::kXtc};
+    SampleStage::kPenalties,   SampleStage::kDry,  SampleStage::kTopNSigma,
+    SampleStage::kTemperature, SampleStage::kMinP, SampleStage::kTopK,
+    SampleStage::kTypical,     SampleStage::kTopP, SampleStage::kXtc};
 
 SampleSpec random_spec(Rng& rng) {
   SampleSpec s;
@@ -166,6 +187,11 @@ SampleSpec random_spec(Rng& rng) {
   if (rng.below(2)) s.typical_p = static_cast<float>(rng.uniform(0.2, 0.99));
   if (rng.below(2))
     s.xtc_probability = 0.7f, s.xtc_threshold = static_cast<float>(rng.uniform(0.02, 0.4));
+  if (rng.below(2)) s.top_n_sigma = static_cast<float>(rng.uniform(0.5, 3));
+  if (rng.below(2)) {
+    s.dynatemp_range = static_cast<float>(rng.uniform(0.1, 1));
+    s.dynatemp_exponent = static_cast<float>(rng.uniform(0.5, 2));
+  }
   if (rng.below(2)) s.repetition_penalty = 1.3f, s.frequency_penalty = 0.2f;
   if (rng.below(2)) {
     s.dry_multiplier = 0.8f;

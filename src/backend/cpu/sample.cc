@@ -198,6 +198,7 @@ void add_sample_kernels(KernelList& list) {
     stages += std::string(stages.empty() ? "" : " ") + op;
   }
   list.add({.name = "cpu.choose_tokens",
+            .abi = 2,  // the number of stages and parameters
             .pattern = "[" + stages + "] -> choose_token(f32, f32, f32, i32)",
             .weight_layout = "",
             .numeric_class = "",
