@@ -122,9 +122,12 @@ std::string misfit(const BundleModel& bundle, const Backend& backend) {
     return fmt::format("it was compiled for {}, this is {}", bundle.target().isa, backend.isa());
   for (const KernelEntry& k : bundle.plans().kernels) {
     auto kernels = backend.kernels();
-    if (std::none_of(kernels.begin(), kernels.end(), [&](const KernelDesc& d) {
-          return d.name == k.name && d.abi == k.abi && d.numeric_class == k.numeric_class;
-        }))
+    auto launches = backend.launches();
+    auto same = [&](const auto& d) {
+      return d.name == k.name && d.abi == k.abi && d.numeric_class == k.numeric_class;
+    };
+    if (std::none_of(kernels.begin(), kernels.end(), same) &&
+        std::none_of(launches.begin(), launches.end(), same))
       return fmt::format("it calls the kernel {} (ABI {}), which this program does not have",
                          k.name, k.abi);
   }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/sampling.h"
+
 namespace tokamak::cuda {
 namespace {
 
@@ -34,14 +36,24 @@ bool stream_can_sample(std::span<const SampleRow> samples, std::span<const int32
   return true;
 }
 
+float log_min_p(float min_p) {
+  return min_p > 0 ? std::log(std::min(min_p, 1.0f)) : -std::numeric_limits<float>::infinity();
+}
+
+int32_t token_or_failure(int32_t token) {
+  return token >= 0                ? token
+         : token == kSampleNothing ? kTokenNotAllowed
+         : token == kSampleNone    ? kTokenNone
+                                   : kTokenNotFinite;
+}
+
 SampleRowParams sample_params(const SampleRow& sample) {
   const SampleSpec& spec = *sample.spec;
   SampleRowParams p{};
   p.seed = spec.seed;
   p.temperature = spec.temperature;
   p.top_p = spec.top_p;
-  p.log_min_p = spec.min_p > 0 ? std::log(std::min(spec.min_p, 1.0f))
-                               : -std::numeric_limits<float>::infinity();
+  p.log_min_p = log_min_p(spec.min_p);
   p.top_k = spec.top_k;
   p.choice = sample.choice;
   p.position = sample.position;
