@@ -14,7 +14,7 @@ static_assert(kSampleTargetNone == kTargetNone && kTargetChoose == -1);
 
 constexpr size_t kTableAlignment = 16, kFirstTableBytes = size_t{1} << 16;
 
-// Whether the buffer was made anew.
+// True if the buffer was replaced by a larger one.
 template <class B>
 bool reserve(B& buffer, size_t bytes) {
   if (buffer.bytes() >= bytes) return false;
