@@ -50,8 +50,10 @@ void build(const DraftBuildFlags& f) {
       ++binary;
       continue;
     }
-    for (int32_t id : tokenizer.encode(text, {.add_special = false, .parse_special = false}))
-      if (ids.size() < most) ids.push_back(id);
+    auto tokens = tokenizer.encode(text, {.add_special = false, .parse_special = false});
+    if (tokens.empty()) continue;
+    tokens.resize(std::min(tokens.size(), most - ids.size()));
+    ids.insert(ids.end(), tokens.begin(), tokens.end());
     ids.push_back(-1);
   }
   if (ids.empty()) fail(ErrorCode::kInvalidArgument, "the corpus has no text");

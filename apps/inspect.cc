@@ -234,14 +234,11 @@ void print_families(bool json) {
                             {"model_types", std::string(f.hf_names)},
                             {"gguf", f.in_gguf},
                             {"models", std::string(f.models)}});
-  std::string encoders = supported_encoders() + ", ";
-  for (size_t at = 0, end; (end = encoders.find(", ", at)) != std::string::npos; at = end + 2) {
-    const EncoderFamily& f = *find_encoder(encoders.substr(at, end - at));
+  for (const EncoderFamily& f : all_encoders())
     list.push(Value::Object{{"architecture", std::string(f.architecture)},
                             {"model_types", std::string(f.hf_names)},
                             {"gguf", f.in_gguf},
                             {"models", "encoder"}});
-  }
   if (json) {
     fmt::print("{}\n", dump_json(list, 2));
     return;

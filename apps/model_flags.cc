@@ -126,7 +126,7 @@ void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
   verb.add_option("--presence-penalty", options.presence_penalty,
                   "subtract this from the logit of every token in the answer so far");
   verb.add_option("--frequency-penalty", options.frequency_penalty,
-                  "lowers tokens already used, for each time they were used");
+                  "the same, for each time that it occurs");
 }
 
 void add_grammar_flags(CLI::App& verb, GenerateOptions& options) {

@@ -75,6 +75,7 @@ void make_index(const RagFlags& f) {
   if (texts.empty()) fail(ErrorCode::kInvalidArgument, "the files of {} are empty", f.folder);
   Model model = open_with_progress(f.model);
   EmbedOptions options;
+  options.prompt = "document";
   options.truncate = true;
   options.normalize = true;
   constexpr size_t kAtOnce = 1024;
@@ -107,6 +108,7 @@ std::vector<Found> find_passages(const RagFlags& f) {
     fail(ErrorCode::kInvalidArgument, "{} was made with {}, not with {}", index_path(f).string(),
          made, model.info().name);
   EmbedOptions options;
+  options.prompt = "query";
   options.truncate = true;
   options.normalize = true;
   std::vector<float> query = model.embed_one(f.question, options);

@@ -130,7 +130,7 @@ struct Result {
   FinishReason finish = FinishReason::kStop;
   std::vector<int32_t> prompt_ids;
   int64_t cached_tokens = 0;                        // of the prompt: found in the prefix cache
-  int64_t drafted_tokens = 0, accepted_tokens = 0;  // speculation: tried, and those that held
+  int64_t drafted_tokens = 0, accepted_tokens = 0;  // of speculation
   double prompt_seconds = 0;                        // from the call to the first token
   double generate_seconds = 0;                      // from the first token to the last
 };
@@ -203,7 +203,9 @@ struct ModelInfo {
 
 // How texts become vectors.
 struct EmbedOptions {
-  std::string prompt{};             // name of one of the model's prompts; empty: its default
+  // Name of one of the model's prompts; empty: its default. "query" and "document" are valid for
+  // every model.
+  std::string prompt{};
   int64_t dimensions = 0;           // keep the first values only; 0: all
   std::optional<bool> normalize{};  // to length 1; unset: as the model's files say
   bool truncate = false;            // cut texts that are too long, instead of throwing

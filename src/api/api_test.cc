@@ -305,6 +305,9 @@ TEST(Api, EmbeddingsRerankingAndLabels) {
     EXPECT_EQ(scores[1], model->rerank(texts[0], {texts[2]})[0]);
     EXPECT_LE(*std::max_element(scores.begin(), scores.end()), 1 + 1e-6);
   }
+  Model prompted(tiny("distilbert"));  // its files have a prompt for queries
+  EXPECT_EQ(prompted.embed_one("a dog", {.prompt = "query"}), prompted.embed_one("query: a dog"));
+  EXPECT_NEAR(prompted.rerank("a dog", {"query: a dog"})[0], 1, 1e-6);
   for (const std::vector<double>& p : labels.classify(texts))
     EXPECT_NEAR(p[0] + p[1] + p[2], 1, 1e-9);
   std::string longer;

@@ -78,10 +78,9 @@ void check_length(const LoadedModel& model, const EmbeddingInput& input, size_t 
 }
 
 const std::string& prompt_text(const LoadedModel& model, const EmbedOptions& options) {
-  static const std::string kNone;
   const EmbeddingSpec& spec = model.embedding;
   const std::string& name = options.prompt.empty() ? spec.default_prompt : options.prompt;
-  if (name.empty()) return kNone;
+  if (name.empty() || name == "query" || name == "document") return spec.prompt_for(name);
   if (const std::string* text = spec.prompt(name)) return *text;
   fail(ErrorCode::kInvalidArgument, "{} has no prompt named {}", model.name, name);
 }
@@ -127,10 +126,11 @@ std::vector<double> Model::rerank(const std::string& query,
   const LoadedModel& model = impl_->loaded;
   std::vector<double> scores;
   if (!model.embedding.classifies()) {
-    std::vector<std::string> texts = {query};
-    texts.insert(texts.end(), documents.begin(), documents.end());
-    auto vectors = embed(texts, options);
-    for (size_t i = 1; i < vectors.size(); ++i) scores.push_back(cosine(vectors[0], vectors[i]));
+    EmbedOptions kind = options;
+    kind.prompt = "query";
+    std::vector<float> wanted = embed_one(query, kind);
+    kind.prompt = "document";
+    for (const std::vector<float>& v : embed(documents, kind)) scores.push_back(cosine(wanted, v));
     return scores;
   }
   if (model.embedding.labels.size() != 1)

@@ -86,7 +86,7 @@ struct Delta {
   // With Finish::kError: kResourceExhausted means "the queue is full, try again later".
   ErrorCode error_code = ErrorCode::kInternal;
   int32_t cached_tokens = 0;          // prompt tokens found in the cache; on the first delta
-  int32_t drafted = 0, accepted = 0;  // tokens drafted since the last delta, and those that held
+  int32_t drafted = 0, accepted = 0;  // drafts since the last delta, and how many were accepted
 };
 
 struct EngineInfo {

@@ -175,6 +175,9 @@ void check_request(const EngineConfig& c, const RequestSpec& spec) {
     fail(ErrorCode::kInvalidArgument, "draft_tokens is {}: use -1 or more", spec.draft_tokens);
   if (spec.draft_tokens > 0 && spec.beams > 0)
     fail(ErrorCode::kInvalidArgument, "beam search cannot be combined with drafts");
+  if (std::ssize(spec.prediction) > c.max_model_len)
+    fail(ErrorCode::kOutOfRange, "the prediction has {} tokens; the model's limit is {}",
+         spec.prediction.size(), c.max_model_len);
   check_pooling(c, spec);
   if (spec.score_prompt && spec.score_from < 1)
     fail(ErrorCode::kInvalidArgument, "score_from is {}: the first token has no score",

@@ -30,6 +30,16 @@ const std::string* EmbeddingSpec::prompt(std::string_view name) const {
   return nullptr;
 }
 
+const std::string& EmbeddingSpec::prompt_for(std::string_view kind) const {
+  static const std::string kNone;
+  bool found = kind == "document" || kind == "passage";
+  for (std::string_view name :
+       {kind, std::string_view(found ? "document" : kind),
+        std::string_view(found ? "passage" : kind), std::string_view(default_prompt)})
+    if (const std::string* text = prompt(name)) return *text;
+  return kNone;
+}
+
 Value embedding_value(const EmbeddingSpec& spec) {
   Value prompts = Value::object(), labels = Value::array();
   for (const auto& [name, text] : spec.prompts) prompts.set(name, text);

@@ -34,6 +34,9 @@ struct EmbeddingSpec {
   bool classifies() const { return !labels.empty(); }
   bool generates() const { return !encoder; }
   const std::string* prompt(std::string_view name) const;  // nullptr: there is no such prompt
+  // The prompt for texts that are searched for ("query") or found ("document", which some models
+  // call "passage"); the default one if the model has none.
+  const std::string& prompt_for(std::string_view kind) const;
 
   bool operator==(const EmbeddingSpec&) const = default;
 };

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "plan/dispatch.h"
+#include "plan/embedding_spec.h"
 
 namespace tokamak {
 namespace {
@@ -337,6 +338,19 @@ TEST(PlanText, ShowsTheCalls) {
                            "return logits = v2@0:f32[T, 8]"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
+}
+
+TEST(EmbeddingSpec, PromptForAKindOfText) {
+  EmbeddingSpec spec;
+  spec.prompts = {{"query", "Q: "}, {"passage", "P: "}, {"task", "T: "}};
+  EXPECT_EQ(spec.prompt_for("query"), "Q: ");
+  EXPECT_EQ(spec.prompt_for("document"), "P: ");
+  EXPECT_EQ(spec.prompt_for("passage"), "P: ");
+  EXPECT_EQ(spec.prompt_for("clustering"), "");
+  spec.default_prompt = "task";
+  EXPECT_EQ(spec.prompt_for("clustering"), "T: ");
+  spec.prompts.erase(spec.prompts.begin());
+  EXPECT_EQ(spec.prompt_for("query"), "T: ") << "never that of passages";
 }
 
 }  // namespace

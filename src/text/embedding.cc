@@ -77,10 +77,8 @@ double cosine(std::span<const float> a, std::span<const float> b) {
   return dot / std::max(std::sqrt(aa * bb), 1e-12);
 }
 
-double logistic(double x) { return 1.0 / (1.0 + std::exp(-x)); }
-
 std::vector<double> label_probabilities(std::span<const float> scores) {
-  if (scores.size() == 1) return {logistic(double{scores[0]})};
+  if (scores.size() == 1) return {1.0 / (1.0 + std::exp(-double{scores[0]}))};
   std::vector<double> out;
   float top = scores.empty() ? 0.0f : *std::max_element(scores.begin(), scores.end());
   double total = 0;

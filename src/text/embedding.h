@@ -38,7 +38,6 @@ class EmbeddingEncoder {
 // The first `dimensions` values (0: all), divided by their length if `normalize`.
 void finish_vector(std::vector<float>& vector, int64_t dimensions, bool normalize);
 double cosine(std::span<const float> a, std::span<const float> b);
-double logistic(double x);
 // Probabilities of a classifier's scores: of one label its sigmoid, of several their softmax.
 std::vector<double> label_probabilities(std::span<const float> scores);
 

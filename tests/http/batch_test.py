@@ -208,6 +208,23 @@ class Restart(unittest.TestCase):
             self.assertEqual([b["id"] for b in Client(server).json("GET", "/v1/batches")[1]["data"]], [batch])
             server.stop()
 
+    def test_results_survive_a_batch_that_cannot_go_on(self):
+        with tempfile.TemporaryDirectory() as folder:
+            server = Server(env={"FAKE_BATCH_DIR": folder})
+            client = Client(server)
+            file = client.upload([line("a", "[say a]"), line("b", "[hold]")])
+            batch = client.create(file["id"])[1]["id"]
+            while client.json("GET", f"/v1/batches/{batch}")[1]["request_counts"]["completed"] < 1:
+                time.sleep(0.005)
+            server.stop()
+            os.remove(os.path.join(folder, "files", file["id"]))
+            server = Server(env={"FAKE_BATCH_DIR": folder})
+            client = Client(server)
+            done = client.wait(batch)
+            self.assertEqual((done["status"], [r["custom_id"] for r in client.results(done["output_file_id"])]), ("failed", ["a"]))
+            self.assertIn("cannot open", done["errors"]["data"][0]["message"])
+            server.stop()
+
     def test_full_queue_is_tried_again(self):
         """A refused request waits; the batch expires at last."""
         with tempfile.TemporaryDirectory() as folder:

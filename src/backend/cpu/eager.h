@@ -16,7 +16,7 @@ class EagerValues {
   explicit EagerValues(const Plan& plan);
   // Before call i runs: makes room for its outputs and points its arguments at their values.
   void before(size_t call, std::vector<Tensor>& in, std::vector<Tensor>& out);
-  void after(size_t call);                     // gives back what nothing reads any more
+  void after(size_t call);                     // frees values that have no reader left
   void outputs(std::vector<Tensor>& tensors);  // of the plan
   void clear();
 

@@ -53,7 +53,7 @@ class Meter {
     } while (spent < budget_);
     return best;
   }
-  // Bytes read and written per second by copies of so many.
+  // Bytes read and written per second by copies of this size.
   double copy_speed(size_t bytes) {
     bytes = bytes / 256 * 256;
     LaunchList list(kernels_);

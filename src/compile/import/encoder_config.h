@@ -12,7 +12,6 @@ namespace tokamak {
 
 bool is_encoder_hf(const Value& config_json);         // by its model_type
 bool is_encoder_gguf(std::string_view architecture);  // by general.architecture
-std::string supported_encoders();                     // "bert, roberta, ..."
 
 // Fail as config_from_hf and config_from_gguf do.
 ModelConfig encoder_from_hf(const Value& config_json, const WeightSource& weights,

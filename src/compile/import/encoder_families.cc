@@ -156,12 +156,7 @@ const EncoderFamily* find_encoder_hf(std::string_view type) {
   return nullptr;
 }
 
-std::string supported_encoders() {
-  std::string text;
-  for (const EncoderFamily& f : kEncoders)
-    text += (text.empty() ? "" : ", ") + std::string(f.architecture);
-  return text;
-}
+std::span<const EncoderFamily> all_encoders() { return kEncoders; }
 
 EncoderNames::EncoderNames(const EncoderFamily& family, const WeightSource& weights,
                            std::string_view where)

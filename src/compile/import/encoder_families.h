@@ -31,6 +31,7 @@ struct EncoderFamily {
   bool in_gguf = false;
 };
 
+std::span<const EncoderFamily> all_encoders();
 const EncoderFamily* find_encoder(std::string_view architecture);
 const EncoderFamily* find_encoder_hf(std::string_view model_type);
 

@@ -35,13 +35,12 @@ double DraftPlanner::rate(const Sequence& seq, int32_t strength) const {
 // The number of drafts, each accepted with probability `a`, that gives the most tokens per second;
 // 0: no clear gain.
 int32_t DraftPlanner::best_length(double a, int32_t most) const {
-  auto rows = static_cast<int64_t>(rows_);
-  double chance = 1, tokens = tokens_, best = kClearGain * tokens_ / cost_.seconds(rows);
+  double chance = 1, tokens = tokens_, best = kClearGain * tokens_ / cost_.seconds(rows_);
   int32_t length = 0;
   for (int32_t k = 1; k <= most; ++k) {
     chance *= a;
     tokens += chance;
-    double pace = tokens / cost_.seconds(rows + k);
+    double pace = tokens / cost_.seconds(rows_ + k);
     if (pace <= best) continue;
     best = pace;
     length = k;
@@ -77,7 +76,8 @@ void DraftPlanner::propose(std::span<Sequence* const> running, int64_t spare) {
   }
   if (drafter_ == nullptr || spare <= 0) return;
   if (config_.draft_max_sequences > 0 && decodes > config_.draft_max_sequences) return;
-  rows_ = tokens_ = static_cast<double>(decodes);
+  rows_ = decodes;
+  tokens_ = static_cast<double>(decodes);
   for (Sequence* s : running) {
     if (s->schedulable() != 1 || s->pending > 0 || s->in_flight > 0 || !drafts(*s)) continue;
     auto most = static_cast<int32_t>(std::min<int64_t>(most_for(*s), spare));

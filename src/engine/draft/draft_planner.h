@@ -56,8 +56,8 @@ class DraftPlanner {
   std::array<Average, kMostDraftStrengths> average_;
   std::vector<DraftRequest> requests_;  // reused: the vectors inside keep their capacity
   std::vector<Sequence*> asked_;        // parallel to requests_
-  size_t next_ = 0;                     // of asked_, in the order of the running sequences
-  double rows_ = 0, tokens_ = 0;        // of the step so far, expected
+  int64_t rows_ = 0;                    // of the step so far
+  double tokens_ = 0;                   // that it is expected to give
 };
 
 }  // namespace tokamak

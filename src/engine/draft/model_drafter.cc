@@ -11,7 +11,7 @@
 namespace tokamak {
 namespace {
 
-constexpr int kMostFailures = 3;  // then the draft model is not used any more
+constexpr int kMostFailures = 3;  // then the draft model is disabled
 
 int64_t blocks_of(int64_t slots, int64_t size) { return (slots + size - 1) / size; }
 
@@ -230,8 +230,8 @@ void ModelDrafter::propose(std::span<DraftRequest> requests) {
 // The state of its KV is not known after a failure.
 void ModelDrafter::give_up(const char* why) {
   ++failures_;
-  log::error("the draft model failed{}: {}",
-             failures_ >= kMostFailures ? " and is not used any more" : "", why);
+  log::error("the draft model failed{}: {}", failures_ >= kMostFailures ? " and is disabled" : "",
+             why);
   step_.clear();
   for (auto& [sequence, text] : texts_) release(text);
   texts_.clear();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <numeric>
 
 #include "base/error.h"
@@ -14,8 +13,8 @@ constexpr char kMagic[] = "TKDRAFT1";
 constexpr size_t kHeader = 8 + 3 * sizeof(uint64_t);
 constexpr int kMostFollowers = 64;  // different tokens that are counted
 
-void put(std::ofstream& out, const void* data, size_t bytes) {
-  out.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
+void put(std::string& out, const void* data, size_t bytes) {
+  out.append(static_cast<const char*>(data), bytes);
 }
 
 }  // namespace
@@ -32,14 +31,14 @@ void PatternFile::write(const std::filesystem::path& path, std::span<const int32
     }
     return a < b;
   });
-  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  std::string out;
+  out.reserve(kHeader + ids.size() * 8);
   uint64_t numbers[] = {ids.size(), vocab, fingerprint};
   put(out, kMagic, 8);
   put(out, numbers, sizeof(numbers));
   put(out, ids.data(), ids.size_bytes());
   put(out, starts.data(), starts.size() * sizeof(uint32_t));
-  out.close();
-  if (!out) fail(ErrorCode::kUnavailable, "cannot write {}", path.string());
+  replace_file(path, out);  // a server may have the old one mapped
 }
 
 std::shared_ptr<const PatternFile> PatternFile::open(const std::filesystem::path& path) {
@@ -55,7 +54,6 @@ std::shared_ptr<const PatternFile> PatternFile::open(const std::filesystem::path
   if (tokens > (bytes.size() - kHeader) / 8 || bytes.size() != kHeader + tokens * 8)
     fail(ErrorCode::kCorrupt, "{}: {} bytes do not hold {} tokens", path.string(), bytes.size(),
          tokens);
-  out->vocab_ = vocab;
   out->fingerprint_ = fingerprint;
   const std::byte* data = bytes.data() + kHeader;
   out->ids_ = {reinterpret_cast<const int32_t*>(data), tokens};

@@ -26,8 +26,6 @@ class PatternFile {
   static void write(const std::filesystem::path& path, std::span<const int32_t> ids, uint64_t vocab,
                     uint64_t fingerprint);
 
-  int64_t tokens() const { return std::ssize(ids_); }
-  uint64_t vocab() const { return vocab_; }
   uint64_t fingerprint() const { return fingerprint_; }
 
   // Starts [first, end) of the sorted list whose next tokens are `prefix`.
@@ -45,7 +43,7 @@ class PatternFile {
   std::shared_ptr<const MappedFile> file_;
   std::span<const int32_t> ids_;
   std::span<const uint32_t> starts_;
-  uint64_t vocab_ = 0, fingerprint_ = 0;
+  uint64_t fingerprint_ = 0;
 };
 
 struct PatternOptions {

@@ -24,10 +24,11 @@ namespace fs = std::filesystem;
 constexpr std::string_view kEndpoints[] = {"/v1/chat/completions", "/v1/completions",
                                            "/v1/embeddings", "/v1/responses"};
 
-// Creates the folder; the lock is held while the descriptor is open.
+// Creates the folder, which other users of the machine cannot read; the lock is held while the
+// descriptor is open.
 int lock_folder(const fs::path& folder) {
   std::error_code ec;
-  fs::create_directories(folder, ec);
+  if (fs::create_directories(folder, ec)) fs::permissions(folder, fs::perms::owner_all, ec);
   int fd = ::open((folder / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0)
     fail(ErrorCode::kInvalidArgument, "--batch-dir {}: {}", folder.string(), std::strerror(errno));

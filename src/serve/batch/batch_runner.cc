@@ -174,17 +174,26 @@ void BatchRunner::loop() {
       run(work);
     } catch (const std::exception& e) {
       log::error("{}: {}", work->id, e.what());
-      std::lock_guard lock(mutex_);
-      Batch& failed = batch(work->id);
-      failed.errors = Value::Array{Value::Object{
-          {"code", "server_error"}, {"line", Value()}, {"message", e.what()}, {"param", Value()}}};
-      failed.enter(BatchStatus::kFailed, unix_seconds());
-      try {
-        store(work->id);
-      } catch (const std::exception& again) {
-        log::error("{}: {}", work->id, again.what());
-      }
+      give_up(*work, e.what());
     }
+  }
+}
+
+// The batch fails; the results that it has are kept, unless they are what cannot be written.
+void BatchRunner::give_up(Work& work, std::string_view why) {
+  {
+    std::lock_guard lock(mutex_);
+    Batch& failed = batch(work.id);
+    failed.errors = Value::Array{Value::Object{
+        {"code", "server_error"}, {"line", Value()}, {"message", why}, {"param", Value()}}};
+    failed.ending = BatchStatus::kFailed;
+  }
+  try {
+    finish(work);
+  } catch (const std::exception& e) {
+    log::error("{}: {}", work.id, e.what());
+    std::lock_guard lock(mutex_);
+    batch(work.id).enter(BatchStatus::kFailed, unix_seconds());
   }
 }
 

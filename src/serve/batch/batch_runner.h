@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -20,7 +21,7 @@ namespace tokamak::openai {
 struct RunnerOptions {
   std::filesystem::path folder;  // of the batches' records and unfinished results
   int concurrency = 16;          // requests at once
-  // The key that requests of an owner are sent with; nullopt: there is none any more.
+  // The key that requests of an owner are sent with; nullopt: the key is no longer valid.
   std::function<std::optional<std::string>(const std::string& owner)> key_of_owner;
 };
 
@@ -52,6 +53,7 @@ class BatchRunner {
   void received(Work& work, size_t index, const http::Response& response);
   void recall(Work& work, std::unique_lock<std::mutex>& lock);
   void finish(Work& work);
+  void give_up(Work& work, std::string_view why);
   void store(const std::string& id);
   std::filesystem::path part(const std::string& id, const char* suffix) const;
   Batch& batch(const std::string& id) { return batches_.at(id); }

@@ -1,13 +1,9 @@
 #include "serve/batch/file_store.h"
 
-#include <fcntl.h>
 #include <openssl/sha.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <tuple>
 
 #include "base/clock.h"
@@ -34,26 +30,6 @@ StoredFile read_card(const Value& value) {
 }
 
 }  // namespace
-
-void replace_file(const fs::path& path, std::string_view content) {
-  fs::path partial = path;
-  partial += ".partial";
-  int fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  bool good = fd >= 0;
-  for (size_t done = 0; good && done < content.size();) {
-    ssize_t n = ::write(fd, content.data() + done, content.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    good = n > 0;
-    done += good ? static_cast<size_t>(n) : 0;
-  }
-  good = good && ::fsync(fd) == 0;
-  int error = errno;
-  if (fd >= 0) ::close(fd);
-  if (good && ::rename(partial.c_str(), path.c_str()) == 0) return;
-  if (good) error = errno;
-  ::unlink(partial.c_str());
-  fail(ErrorCode::kUnavailable, "cannot write {}: {}", path.string(), std::strerror(error));
-}
 
 std::string owner_of(std::string_view api_key) {
   if (api_key.empty()) return "";

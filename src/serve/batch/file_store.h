@@ -12,9 +12,6 @@
 
 namespace tokamak::openai {
 
-// Replaces the file at once and for good: a crash leaves the old content or the new one.
-void replace_file(const std::filesystem::path& path, std::string_view content);
-
 struct StoredFile {
   std::string id, name, purpose;
   std::string owner;  // see owner_of; only the client with the same key finds it

@@ -234,6 +234,9 @@ void read_prediction(Fields& fields, const ServedModel& model, GenerationParams&
   std::string text = read_content(inner.require("content"), "prediction.content");
   if (model.draft_tokens > 0 && params.draft_tokens != 0)
     params.prediction = model.tokenizer->encode(text, {.add_special = false});
+  // No answer is longer than the context.
+  if (auto most = static_cast<size_t>(model.max_model_len); params.prediction.size() > most)
+    params.prediction.resize(most);
 }
 
 void read_stream(Fields& fields, GenerationParams& params) {

@@ -58,21 +58,12 @@ void check_input(const EmbeddingInput& input, const std::string& param, const Se
 // The text that the model's makers put before inputs of a kind.
 std::string read_prompt(Fields& fields, const ServedModel& model) {
   const EmbeddingSpec& spec = model.embedding;
-  std::string name = spec.default_prompt;
-  if (auto type = fields.string("input_type"))
-    for (const std::string& known :
-         {*type, std::string(*type == "passage" ? "document" : "passage")})
-      if (spec.prompt(known) != nullptr) {
-        name = known;
-        break;
-      }
-  if (auto asked = fields.string("prompt_name")) {
-    if (spec.prompt(*asked) == nullptr)
-      bad_request("prompt_name", "invalid_value",
-                  "Invalid 'prompt_name': the model '{}' has no prompt of this name.", model.name);
-    name = *asked;
-  }
-  return name.empty() ? "" : *spec.prompt(name);
+  std::string kind = fields.string("input_type").value_or(spec.default_prompt);
+  auto asked = fields.string("prompt_name");
+  if (!asked) return spec.prompt_for(kind);
+  if (const std::string* text = spec.prompt(*asked)) return *text;
+  bad_request("prompt_name", "invalid_value",
+              "Invalid 'prompt_name': the model '{}' has no prompt of this name.", model.name);
 }
 
 // A string, strings, token ids, or lists of them.
@@ -187,15 +178,11 @@ void add_pairs(const Pairs& pairs, int64_t most, VectorRequest& out) {
                                     most),
         param(pairs.second_param, i, pairs.second.size()));
   if (cross) return;
-  auto prompted = [&](const char* name, const std::string& text) {
-    const std::string* prompt = spec.prompt(name);
-    return prompt ? *prompt + text : text;
-  };
   for (size_t i = 0; i < pairs.first.size(); ++i)
-    add(model.embedder->encode(prompted("query", pairs.first[i]), most),
+    add(model.embedder->encode(spec.prompt_for("query") + pairs.first[i], most),
         param(pairs.first_param, i, pairs.first.size()));
   for (size_t i = 0; i < pairs.second.size(); ++i)
-    add(model.embedder->encode(prompted("document", pairs.second[i]), most),
+    add(model.embedder->encode(spec.prompt_for("document") + pairs.second[i], most),
         param(pairs.second_param, i, pairs.second.size()));
 }
 

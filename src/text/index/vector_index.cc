@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <limits>
 
 #include "base/checksum.h"
@@ -175,14 +174,7 @@ void write_vector_index(const fs::path& path, const std::vector<IndexEntry>& ent
                         const Value& meta) {
   check_entries(entries);
   std::vector<std::byte> file = index_bytes(entries, meta);
-  fs::path partial = path;
-  partial += ".partial";
-  std::ofstream out(partial, std::ios::binary);
-  out.write(reinterpret_cast<const char*>(file.data()), std::ssize(file));
-  out.close();
-  std::error_code ec;
-  if (out) fs::rename(partial, path, ec);
-  if (!out || ec) fail(ErrorCode::kUnavailable, "cannot write the index {}", path.string());
+  replace_file(path, {reinterpret_cast<const char*>(file.data()), file.size()});
 }
 
 std::shared_ptr<const VectorIndex> VectorIndex::open(const fs::path& path) {
