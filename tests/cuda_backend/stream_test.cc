@@ -134,7 +134,12 @@ std::vector<Asked> all_asked() {
   add([](SampleSpec& s) { s.top_p = 0.5f, s.top_logprobs = 2; }).masked = true;
   add([](SampleSpec& s) { s.presence_penalty = 0.5f; }).masked = true;
   add([](SampleSpec& s) { s.typical_p = 0.6f; }).on_device = false;
-  add([](SampleSpec& s) { s.dry_multiplier = 0.8f; }).on_device = false;
+  add([](SampleSpec& s) { s.dry_multiplier = 0.8f, s.temperature = 0; });
+  add([](SampleSpec& s) {
+    s.dry_multiplier = 3, s.dry_breakers = {44}, s.repetition_penalty = 1.2f;
+    s.logit_bias = {{55, 2.f}, {77, 2.f}};
+  });
+  add([](SampleSpec& s) { s.order = {SampleStage::kTopK}, s.top_k = 3; }).on_device = false;
   add([](SampleSpec& s) { s.xtc_probability = 0.9f; }).on_device = false;
   return out;
 }
@@ -253,14 +258,12 @@ TEST(CudaPadding, PaddedStepsChooseTheSameTokensFromTheSameLogits) {
   const std::string path = model_path("llama_bf16");
   if (path.empty()) GTEST_SKIP() << "no models in TOKAMAK_STREAM_MODELS";
   DeviceChoice plain(path, "f32"), padded(path, "f32", Shapes::kFixed);
-  int position = 0;
-  for (const Asked& asked : all_asked()) {
-    if (!asked.on_device || position >= 9) continue;
-    const StepInputs step = DeviceChoice::step_of(asked, position);
+  const std::vector<Asked> specs = all_asked();
+  for (int i = 0; i < 3; ++i) {  // top-k, penalties, a mask
+    const StepInputs step = DeviceChoice::step_of(specs[2 + 6 * static_cast<size_t>(i)], i);
     const StepResult one = plain.device(step), other = padded.device(step);
-    EXPECT_EQ(one.ids, other.ids) << "spec " << position;
-    EXPECT_EQ(one.logits, other.logits) << "spec " << position;
-    ++position;
+    EXPECT_EQ(one.ids, other.ids) << i;
+    EXPECT_EQ(one.logits, other.logits) << i;
   }
   EXPECT_EQ(padded.loaded().rows_chosen_on_host(), 0);
   EXPECT_GT(padded.loaded().dispatch().padded_rows, 0);
@@ -290,7 +293,8 @@ TEST(CudaTableSampler, RowsWithTooManyTiesAreLeftToTheHost) {
   at.write(logits.data(), logits.size() * sizeof(float));
   SampleTokens tokens;
   std::vector<int64_t> left;
-  sampler.run(stream, at.address(), table, tokens, left);
+  TokenChooser host(kVocab);
+  sampler.run(stream, at.address(), table, host, tokens, left);
   EXPECT_EQ(left, std::vector<int64_t>{1});
   EXPECT_GE(tokens.ids[0], kVocab - 10);
 }

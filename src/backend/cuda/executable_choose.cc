@@ -255,7 +255,8 @@ void CudaExecutable::choose(const SampleTable& table, SampleTokens& out) {
   const auto most = static_cast<size_t>(table.most_tops());
   if (launched_.chooser == Chooser::kTable) {
     const uint64_t before = table_sampler_->bytes();
-    table_sampler_->run(stream_, logits_of(prepared_[launched_.plan]), table, out, left_rows_);
+    table_sampler_->run(stream_, logits_of(prepared_[launched_.plan]), table, *host_chooser_, out,
+                        left_rows_);
     ledger_.other += table_sampler_->bytes() - before;
     if (left_rows_.empty()) return;
     args.logits = host_logits();

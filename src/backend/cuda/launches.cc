@@ -95,7 +95,7 @@ double layers_cost(const LaunchDesc&, const PlanSet& set, const Plan& plan,
 
 std::vector<CudaLaunch> make_launches() {
   const char* stream_steps =
-      "each sequence has one more token at its end, and every output chooses a token or is scored";
+      "each sequence has one more token at its end, no hidden states, no padding";
   const std::vector<GuardRange> few = {{"B", 1, kMaxBatch}};
   return {
       {{.name = "cuda.decode_stream",
@@ -117,7 +117,8 @@ std::vector<CudaLaunch> make_launches() {
        LaunchKind::kStreamFp8},
       {{.name = "cuda.decoder_layers",
         .numeric_class = "values of a decoder stored as bf16, f32 sums in the library's order",
-        .steps = "rows are the last tokens of their sequences, no mask, no hidden states",
+        .steps =
+            "rows are the last tokens of their sequences, no mask, no hidden states, no padding",
         .guard = {},
         .match = match_layers,
         .cost = layers_cost},

@@ -36,7 +36,7 @@ struct SampleCount {  // a token of the history
   int32_t token;
   float generated;  // how often it was
 };
-struct SampleBias {
+struct SampleBias {  // also what DRY takes away
   int32_t token;
   float value;
 };

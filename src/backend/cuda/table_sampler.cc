@@ -29,8 +29,8 @@ bool takes_row(const SampleRow& s) {
   if (!s.spec) return true;
   const SampleSpec& spec = *s.spec;
   auto finite = [](const auto& bias) { return std::isfinite(bias.second); };
-  return spec.dry_multiplier <= 0 && spec.typical_p >= 1 && spec.xtc_probability <= 0 &&
-         spec.order.empty() && std::all_of(spec.logit_bias.begin(), spec.logit_bias.end(), finite);
+  return spec.typical_p >= 1 && spec.xtc_probability <= 0 && spec.order.empty() &&
+         std::all_of(spec.logit_bias.begin(), spec.logit_bias.end(), finite);
 }
 
 // Parts of one buffer, each aligned.
@@ -75,7 +75,7 @@ void TableSampler::count_history(const SampleArgs& args, int64_t row, SampleTabl
   to.counts = static_cast<int32_t>(counts_.size()) - to.first_count;
 }
 
-void TableSampler::add_row(const SampleArgs& args, int64_t row) {
+void TableSampler::add_row(const SampleArgs& args, int64_t row, TokenChooser& host) {
   const float* p = args.params + row * kSampleParams;
   const int32_t* k = args.keys + row * kSampleKeys;
   SampleTableRow& to = rows_.emplace_back();
@@ -95,6 +95,8 @@ void TableSampler::add_row(const SampleArgs& args, int64_t row) {
   to.tops = k[kKeyTops];
   count_history(args, row, to);
   to.first_bias = static_cast<int32_t>(biases_.size());
+  for (const TokenChooser::Repeat& r : host.repeats(args, row))
+    biases_.push_back({r.id, -r.penalty});
   for (int32_t i = args.bias_start[row]; i < args.bias_start[row + 1]; ++i)
     biases_.push_back({args.bias_ids[i], args.bias_values[i]});
   std::stable_sort(biases_.begin() + to.first_bias, biases_.end(),
@@ -103,11 +105,11 @@ void TableSampler::add_row(const SampleArgs& args, int64_t row) {
 }
 
 // Packs the rows of the table and what they refer to into staged_.
-TableSampler::Operands TableSampler::stage(const SampleArgs& args) {
+TableSampler::Operands TableSampler::stage(const SampleArgs& args, TokenChooser& host) {
   rows_.clear();
   counts_.clear();
   biases_.clear();
-  for (int64_t r = 0; r < args.rows; ++r) add_row(args, r);
+  for (int64_t r = 0; r < args.rows; ++r) add_row(args, r, host);
   size_t masks = 0;
   for (const SampleTableRow& r : rows_) masks = std::max(masks, static_cast<size_t>(r.mask + 1));
   Parts parts;
@@ -129,10 +131,10 @@ TableSampler::Operands TableSampler::stage(const SampleArgs& args) {
 }
 
 void TableSampler::run(const DeviceStream& stream, DeviceAddress logits, const SampleTable& table,
-                       SampleTokens& out, std::vector<int64_t>& left) {
+                       TokenChooser& host, SampleTokens& out, std::vector<int64_t>& left) {
   const SampleArgs& args = table.args();
   const auto rows = static_cast<size_t>(args.rows), most = static_cast<size_t>(table.most_tops());
-  const Operands in = stage(args);
+  const Operands in = stage(args, host);
   Parts results;
   const size_t ids_at = results.take(rows, 4), logprobs_at = results.take(rows, 4),
                tops_at = results.take(rows * most, 4), values_at = results.take(rows * most, 4);

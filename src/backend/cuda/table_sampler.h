@@ -1,5 +1,5 @@
 #pragma once
-// The function "sample" on the device after a step: penalties, bias, mask, temperature, min-p,
+// The function "sample" on the device after a step: penalties, DRY, bias, mask, temperature, min-p,
 // top-k, top-p and log-probabilities, from logits that stay where the step left them. Tokens are
 // those of the host (backend/common/token_chooser.h).
 #include <span>
@@ -15,12 +15,13 @@ namespace tokamak::cuda {
 class TableSampler {
  public:
   TableSampler(const KernelLibrary& kernels, int64_t vocab, int64_t max_rows);
-  // Whether it knows all that the outputs ask for: not DRY, typical, XTC, or an order of stages.
+  // Whether it knows all that the outputs ask for: not typical, XTC, or an order of stages.
   static bool takes(std::span<const SampleRow> samples);
-  // Runs on the stream and waits. logits: f32 [rows, vocab] on the device. `left`: rows that the
-  // host has to choose or report, because too many logits are equal.
+  // Runs on the stream and waits. host: finds repeats of the history. logits: f32 [rows, vocab] on
+  // the device. `left`: rows that the host has to choose or report, because too many logits are
+  // equal.
   void run(const DeviceStream& stream, DeviceAddress logits, const SampleTable& table,
-           SampleTokens& out, std::vector<int64_t>& left);
+           TokenChooser& host, SampleTokens& out, std::vector<int64_t>& left);
   uint64_t bytes() const;
   static int64_t max_rows(const PlanSet& plans);    // outputs of a step; 0: it has none
   static uint64_t bytes_for(const PlanSet& plans);  // about bytes()
@@ -29,8 +30,8 @@ class TableSampler {
   struct Operands {
     size_t rows, counts, biases, masks, bytes;  // offsets, and the end
   };
-  Operands stage(const SampleArgs& args);
-  void add_row(const SampleArgs& args, int64_t row);
+  Operands stage(const SampleArgs& args, TokenChooser& host);
+  void add_row(const SampleArgs& args, int64_t row, TokenChooser& host);
   void count_history(const SampleArgs& args, int64_t row, SampleTableRow& to);
 
   LaunchList launch_;
