@@ -4,6 +4,7 @@
 
 #include "apps/bench_grammar.h"
 #include "apps/bench_kernels.h"
+#include "apps/bench_programs.h"
 #include "apps/bench_replay.h"
 #include "apps/bench_serve.h"
 #include "apps/bench_speculate.h"
@@ -201,6 +202,7 @@ void add_bench_verb(CLI::App& app) {
   verb->callback([flags] { latency(*flags); });
   add_bench_grammar(*bench);
   add_bench_kernels(*bench);
+  add_bench_programs(*bench);
   add_bench_replay(*bench);
   add_bench_serve(*bench);
   add_bench_speculate(*bench);

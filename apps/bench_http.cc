@@ -92,25 +92,10 @@ class BenchConnection {
 
 }  // namespace
 
-Url parse_url(const std::string& text) {
-  constexpr std::string_view kScheme = "http://";
-  if (!text.starts_with(kScheme))
-    fail(ErrorCode::kInvalidArgument, "{}: write it as http://host:port (no https)", text);
-  std::string rest = text.substr(kScheme.size());
-  Url url;
-  size_t slash = std::min(rest.find('/'), rest.size());
-  url.path = rest.substr(slash);
+Url parse_server_url(const std::string& text) {
+  Url url = http::parse_url(text);
   while (url.path.ends_with('/')) url.path.pop_back();
   if (url.path.ends_with("/v1")) url.path.resize(url.path.size() - 3);
-  rest.resize(slash);
-  size_t colon = rest.rfind(':');
-  bool port = colon != std::string::npos && rest.find(']', colon) == std::string::npos;
-  url.host = rest.substr(0, port ? colon : rest.size());
-  url.port = port ? rest.substr(colon + 1) : "80";
-  if (url.host.starts_with('[') && url.host.ends_with(']'))
-    url.host = url.host.substr(1, url.host.size() - 2);
-  if (url.host.empty() || url.port.empty())
-    fail(ErrorCode::kInvalidArgument, "{}: write it as http://host:port", text);
   return url;
 }
 

@@ -5,13 +5,13 @@
 #include <string>
 #include <string_view>
 
+#include "serve/http/post.h"
+
 namespace tokamak {
 
-struct Url {
-  std::string host, port, path;  // path without a trailing slash
-};
-// http://host[:port][/path]. Throws Error(kInvalidArgument).
-Url parse_url(const std::string& text);
+using http::Url;
+// The address of a server, with or without /v1 at its end. Throws Error(kInvalidArgument).
+Url parse_server_url(const std::string& text);
 
 // POSTs `body` and calls on_event for the data of each event, on this thread. Returns the HTTP
 // status; if that is not 200, `error` gets the body. Throws Error(kUnavailable) when the

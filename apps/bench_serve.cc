@@ -245,7 +245,7 @@ void print_report(const Value& r) {
 }
 
 void measure(BenchFlags& f, const std::string& address) {
-  Url url = parse_url(address);
+  Url url = parse_server_url(address);
   if (f.name.empty()) {
     Value models = parse_json(get_text(url, "/v1/models", f.api_key), "/v1/models");
     const Value* list = models.find("data");

@@ -70,8 +70,9 @@ void verify_entries(bool json, bool remove) {
                remove && damaged > 0 ? " and removed" : "");
   }
   if (damaged > 0 && !remove)
-    fail(ErrorCode::kCorrupt, "{} of {} entries are damaged; tokamak cache verify --remove",
-         damaged, entries.size());
+    fail(ErrorCode::kCorrupt,
+         "{} of {} entries are damaged; tokamak cache verify --remove deletes them", damaged,
+         entries.size());
 }
 
 void clear_entries(bool json) {

@@ -1,5 +1,8 @@
 // tokamak calibrate: measures this machine for the fusion planner's cost model.
 #include "backend/cpu/calibrate.h"
+
+#include <cstdio>
+
 #include "apps/verbs.h"
 #include "backend/cuda/calibrate.h"
 #include "base/error.h"

@@ -20,7 +20,7 @@ namespace tokamak {
 ChildResult run_child(const std::string& program, std::vector<std::string> args,
                       const std::vector<std::string>& environment) {
   int out[2];
-  if (::pipe2(out, O_CLOEXEC) != 0) fail(ErrorCode::kUnavailable, "cannot make a pipe");
+  if (::pipe2(out, O_CLOEXEC) != 0) fail(ErrorCode::kUnavailable, "cannot create a pipe");
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);

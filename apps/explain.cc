@@ -1,6 +1,8 @@
 // tokamak explain: what a model's plan does at one shape and why; docs/explain.md.
 #include "compile/explain/explain.h"
 
+#include <cstdio>
+
 #include "apps/explain.h"
 #include "apps/model_flags.h"
 #include "apps/verbs.h"

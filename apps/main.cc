@@ -51,6 +51,7 @@ int main(int argc, char** argv) {
       "examples.");
   add_run_verb(app);
   add_chat_verb(app);
+  add_program_verb(app);
   add_serve_verb(app);
   add_embed_verb(app);
   add_rag_verb(app);

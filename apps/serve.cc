@@ -37,7 +37,7 @@ struct ServeFlags {
   bool no_prefix_cache = false, no_ui = false;
   GenerateOptions sampling;
   std::string scheduler = "fcfs", kv_policy = "max-utilization", metrics_compat, request_log,
-              tool_format, key_file;
+              tool_format, key_file, trace_collector;
 };
 
 ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t index) {
@@ -188,6 +188,8 @@ void serve(ServeFlags& flags) {
   options.request_timeout_seconds = flags.request_timeout;
   options.version = version();
   options.request_log = flags.request_log;
+  options.trace_collector = flags.trace_collector;
+  if (const char* name = std::getenv("OTEL_SERVICE_NAME")) options.service_name = name;
   options.seed = flags.seed;
   options.vllm_metrics = flags.metrics_compat == "vllm";
   options.http_stats = &server.stats();
@@ -269,14 +271,17 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
       ->capture_default_str();
   verb.add_option("--request-log", flags.request_log,
                   "append one JSON line per request to this file");
+  verb.add_option("--otlp-traces-endpoint", flags.trace_collector,
+                  "send a span per request to this OpenTelemetry collector (OTLP over HTTP), e.g. "
+                  "http://localhost:4318")
+      ->envname("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
   verb.add_option("--metrics-compat", flags.metrics_compat,
                   "also export /metrics under the names of: vllm")
       ->check(CLI::IsMember({"vllm"}));
 }
 
 void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
-  verb.add_option("--max-model-len", flags.model.context, "the same as --context")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
+  verb.add_option("--max-model-len", flags.model.context, "the same as --context");
   add_batch_flags(verb, flags.model);
   verb.add_option(
           "--tpot-target", flags.tpot_target_ms,
@@ -293,17 +298,15 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
           "bytes of KV cache, e.g. 512M or 2G (default: two sequences of full length, but at "
           "least 16384 tokens)")
       ->transform(CLI::AsSizeValue(false));
-  verb.add_option("--kv-blocks", flags.model.kv_blocks, "blocks of KV cache, instead of bytes")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 32));
+  verb.add_option("--kv-blocks", flags.model.kv_blocks, "blocks of KV cache, instead of bytes");
   verb.add_flag("--no-prefix-cache", flags.no_prefix_cache,
                 "do not reuse the KV cache of common prefixes");
-  verb.add_option("--scheduler", flags.scheduler, "which waiting request starts first")
-      ->check(CLI::IsMember({"fcfs", "priority", "cache", "fair"}))
+  verb.add_option("--scheduler", flags.scheduler,
+                  "which waiting request starts first: fcfs, priority, cache or fair")
       ->capture_default_str();
   verb.add_option("--kv-policy", flags.kv_policy,
                   "max-utilization: start what fits now and preempt when memory runs out; "
                   "guaranteed-no-evict: start only what fits to its last token")
-      ->check(CLI::IsMember({"guaranteed-no-evict", "max-utilization"}))
       ->capture_default_str();
 }
 

@@ -7,6 +7,7 @@ namespace tokamak {
 
 void add_run_verb(CLI::App& app);
 void add_chat_verb(CLI::App& app);
+void add_program_verb(CLI::App& app);
 void add_serve_verb(CLI::App& app);
 void add_embed_verb(CLI::App& app);
 void add_rag_verb(CLI::App& app);

@@ -4,11 +4,14 @@
 The usual builds compile several files as one and precompile common headers, so a missing include can go unnoticed.
   check_includes.py             names of the standard library and of fmt and GoogleTest: their headers must be included by the file,
                                 or by a header of this project that it includes. Reads text only.
-  check_includes.py --compile   everything else: compiles every file alone, syntax only. The standard headers are precompiled (the check
-                                of names covers them), which halves the time. Reads build/plain/compile_commands.json.
+  check_includes.py --compile   everything else: compiles every file alone, syntax only, without precompiled headers (tests: with GoogleTest
+                                and the standard headers precompiled, which the check of names covers). Reads
+                                build/plain/compile_commands.json. A file that passed is not compiled again until it, a header that it
+                                includes or its command changes (~/.cache/tokamak/includes.json).
 """
 import concurrent.futures
 import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -47,7 +50,7 @@ NAMES = {
     "exception": "current_exception exception_ptr rethrow_exception",
     "exception stdexcept": "exception",
     "filesystem": "filesystem",
-    "fstream": "ifstream ofstream",
+    "fstream": "fstream ifstream ofstream",
     "functional": "function multiplies ref",
     "functional map set algorithm": "greater less",
     "functional string string_view memory optional variant": "hash",
@@ -55,7 +58,7 @@ NAMES = {
     "initializer_list " + BASIC: "initializer_list",
     "iostream": "cerr cin cout",
     "iostream sstream fstream ostream gtest/gtest.h": "endl flush ios ostream streamsize",
-    "iterator " + BASIC: "advance back_inserter begin end input_iterator_tag next prev size ssize",
+    "iterator " + BASIC: "advance back_inserter begin distance end input_iterator_tag next prev size ssize",
     "iterator iostream fstream sstream": "istreambuf_iterator",
     "limits": "numeric_limits",
     "map": "map multimap",
@@ -91,6 +94,12 @@ NAMES = {
 OTHERS = {
     r"(?<![\w:])u?int(?:8|16|32|64)_t\b|\bU?INT(?:8|16|32|64)_M(?:AX|IN)\b": "cstdint",
     r"\b(?:INFINITY|NAN)\b": "cmath",
+    r"(?<![\w:.>])errno\b": "cerrno",
+    r"(?<![\w:.>])std(?:err|out|in)\b|(?<![\w:.>])(?:snprintf|printf|fprintf)\(": "cstdio",
+    r"(?<![\w:.>])(?:memcpy|memset|memcmp|memmove|strlen|strcmp|strerror)\(": "cstring",
+    r"\bassert\(": "cassert",
+    r"\btypeid\(": "typeinfo",
+    r"\b(?:INT_MAX|INT_MIN|CHAR_BIT)\b": "climits",
     r"\bfmt::": "fmt/format.h fmt/ranges.h",
     r"^TEST(?:_F|_P)?\(|\bEXPECT_[A-Z]+\(": "gtest/gtest.h",
 }
@@ -210,13 +219,55 @@ def is_test(entry):
 
 
 def precompile(folder, entry):
-    """The standard headers that NAMES knows, and fmt; for tests GoogleTest too. Returns the options that use them."""
-    headers = {h for key in NAMES for h in key.split() if "/" not in h} | {"cstdint", "fmt/format.h", "fmt/ranges.h"}
-    path = folder / ("standard_test.h" if is_test(entry) else "standard.h")
-    path.write_text("#pragma once\n" + "".join(f"#include <{h}>\n" for h in sorted(headers) + ["gtest/gtest.h"] * is_test(entry)))
+    """GoogleTest and the standard headers that NAMES knows. Returns the options that use them."""
+    headers = {h for key in NAMES for h in key.split() if "/" not in h} | {"cstdint", "fmt/format.h", "fmt/ranges.h", "gtest/gtest.h"}
+    path = folder / "standard_test.h"
+    path.write_text("#pragma once\n" + "".join(f"#include <{h}>\n" for h in sorted(headers)))
     words = [w for w in syntax_command(entry) if w not in ("-fsyntax-only", entry["file"])]
     subprocess.run([*words, "-x", "c++-header", str(path), "-o", str(path) + ".gch"], cwd=entry["directory"], check=True)
     return ["-include", str(path)]
+
+
+def closure(path):
+    """A file and all headers of this project that it includes."""
+    seen, todo = set(), [path]
+    while todo:
+        at = todo.pop()
+        if at not in seen:
+            seen.add(at)
+            todo += read(at)[2]
+    return sorted(seen)
+
+
+class Passed:
+    """The files that passed, each as a hash of everything its compilation depends on."""
+
+    def __init__(self, folder):
+        self.path = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "tokamak" / "includes.json"
+        self.known = set(json.loads(self.path.read_text())) if self.path.is_file() else set()
+        self.now = set()
+        generated = sorted(folder.rglob("generated/**/*.h"))
+        compiler = subprocess.run(["c++", "--version"], check=True, capture_output=True).stdout
+        self.common = hashlib.sha256(compiler + b"".join(h.read_bytes() for h in generated)).hexdigest()
+
+    def key(self, entry):
+        digest = hashlib.sha256((self.common + entry["command"]).encode())
+        for path in closure(pathlib.Path(entry["file"]).resolve()):
+            digest.update(path.read_bytes() + b"\0")
+        return digest.hexdigest()
+
+    def save(self):
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(sorted(self.now)))
+
+
+def must_fail(folder, entry):
+    """Nothing is included behind a file's back."""
+    path = folder / "needs_vector.cc"
+    path.write_text("std::vector<int> v;\n")
+    words = [str(path) if w == entry["file"] else w for w in syntax_command(entry)]
+    if subprocess.run(words, cwd=entry["directory"], capture_output=True).returncode == 0:
+        sys.exit("check_includes: a file without includes compiles")
 
 
 def check_alone():
@@ -225,20 +276,29 @@ def check_alone():
     entries = [e for e in json.loads((folder / "compile_commands.json").read_text())
                if e["file"].startswith(tuple(str(ROOT / f) for f in ("src", "apps", "tests")))]
     entries = list({e["file"]: e for e in entries}.values())  # tests compile some files again
-    precompiled = {kind: precompile(folder, next(e for e in entries if is_test(e) == kind)) for kind in (False, True)}
+    must_fail(folder, next(e for e in entries if not is_test(e)))
+    passed = Passed(folder)
+    keys = {e["file"]: passed.key(e) for e in entries}
+    passed.now = {k for k in keys.values() if k in passed.known}
+    todo = [e for e in entries if keys[e["file"]] not in passed.known]
+    test = next((e for e in todo if is_test(e)), None)
+    precompiled = precompile(folder, test) if test else []
 
     def check(entry):
-        run = subprocess.run(syntax_command(entry) + precompiled[is_test(entry)], cwd=entry["directory"], capture_output=True, text=True)
+        run = subprocess.run(syntax_command(entry) + (precompiled if is_test(entry) else []), cwd=entry["directory"], capture_output=True, text=True)
         return entry["file"], run.returncode, run.stderr
 
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("JOBS") or os.cpu_count())) as pool:
-        for file, code, errors in pool.map(check, entries):
-            if code != 0:
-                failed += 1
-                lines = [line for line in errors.splitlines() if "error" in line][:3]
-                print("\n".join([os.path.relpath(file, ROOT) + ":", *("  " + line for line in lines)]))
-    print(f"check_includes: {len(entries)} files, {failed} that do not compile alone")
+        for file, code, errors in pool.map(check, todo):
+            if code == 0:
+                passed.now.add(keys[file])
+                continue
+            failed += 1
+            lines = [line for line in errors.splitlines() if "error" in line][:3]
+            print("\n".join([os.path.relpath(file, ROOT) + ":", *("  " + line for line in lines)]))
+    passed.save()
+    print(f"check_includes: {len(entries)} files, {len(todo)} compiled, {failed} that do not compile alone")
     return failed == 0 and len(entries) > 0
 
 

@@ -10,6 +10,8 @@ import pathlib
 
 import numpy as np
 
+from keyed_noise import gumbel
+
 OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden" / "ops" / "cases.json"
 rng = np.random.default_rng(20261115)
 cases = []
@@ -130,9 +132,9 @@ def norms():
 
 def sampling():
     """Stages of sampling on rows of logits, with whole-row numpy."""
-    params_n, keys_n, stages_n, v = 12, 10, 8, 37
-    neutral = np.array([1, 0, 1, 0, 1, 0, 0.1, 1, 0, 0, 0, 1.75])
-    (temperature, top_k, top_p, min_p, typical_p, xtc_p, xtc_t, repetition, presence, frequency, dry_m, dry_b) = range(params_n)
+    params_n, keys_n, stages_n, v = 15, 10, 9, 37
+    neutral = np.array([1, 0, 1, 0, 1, 0, 0.1, 1, 0, 0, 0, 1.75, 0, 0, 1])
+    (temperature, top_k, top_p, min_p, typical_p, xtc_p, xtc_t, repetition, presence, frequency, dry_m, dry_b, sigma, dyn_range, dyn_exp) = range(params_n)
     (_, _, choice, position, prompt, dry_allowed, dry_last, mask_row, target, tops) = range(keys_n)
 
     def settings(rows, **columns):
@@ -140,7 +142,8 @@ def sampling():
         k[:, dry_last], k[:, mask_row], k[:, target], k[:, tops] = -1, -1, -1, -1
         for name, values in columns.items():
             index = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p, "xtc_p": xtc_p,
-                     "xtc_t": xtc_t, "repetition": repetition, "presence": presence, "frequency": frequency, "dry_m": dry_m, "dry_b": dry_b}.get(name)
+                     "xtc_t": xtc_t, "repetition": repetition, "presence": presence, "frequency": frequency, "dry_m": dry_m, "dry_b": dry_b,
+                     "sigma": sigma, "dyn_range": dyn_range, "dyn_exp": dyn_exp}.get(name)
             if index is not None:
                 p[:, index] = values
             else:
@@ -203,6 +206,21 @@ def sampling():
     t = np.array([0.5, 0.0, 2.0])
     p, k = settings(3, temperature=t)
     case("temper", [x, p, k], [np.stack([x[0] / 0.5, x[1], x[2] / 2])])
+    masked = x.copy()
+    masked[2, 5:20] = -np.inf
+    p, k = settings(3, temperature=[0.5, 1, 1.5], dyn_range=[0.4, 2, 0.7], dyn_exp=[1, 2, 0.5])
+    y = masked.copy()
+    for r in range(3):  # the temperature as in llama.cpp's temp_ext, rounded to f32
+        q = softmax(masked[r])
+        q = q[q > 0]
+        low, high = max(0, p[r, temperature] - p[r, dyn_range]), p[r, temperature] + p[r, dyn_range]
+        share = (-(q * np.log(q)).sum() / np.log(np.isfinite(masked[r]).sum())) ** p[r, dyn_exp]
+        y[r] = masked[r] / np.float64(np.float32(low + (high - low) * share))
+    case("temper", [masked, p, k], [y], {}, "dynamic")
+    p, k = settings(3, sigma=[1, 0, 0.5])
+    case("keep_top_n_sigma", [masked, p, k],
+         [np.stack([keep(masked[0], masked[0] >= masked[0].max() - masked[0].std()), masked[1],
+                    keep(masked[2], masked[2] >= masked[2].max() - 0.5 * masked[2][np.isfinite(masked[2])].std())])])
     p, k = settings(3, min_p=[0.2, 0, 0.9])
     case("keep_min_p", [x, p, k], [np.stack([keep(x[r], softmax(x[r]) >= p[r, min_p] * softmax(x[r]).max() * (1 - 1e-12)) for r in range(3)])])
     tied = np.round(x)
@@ -259,24 +277,6 @@ def sampling():
     case("token_logprobs", [x, ids, k, i32(0, 2, 1)],
          [np.array([log_p[0, 4], 0, log_p[2, 6]]), i32([order[0, 0], -1, order[0, 1]], [-1] * 3, [-1] * 3),
           np.array([[log_p[0, order[0, 0]], 0, log_p[0, order[0, 1]]], [0] * 3, [0] * 3])])
-
-
-def philox(key, counter_hi, counter_lo):
-    """Philox 4x32-10."""
-    m = 0xFFFFFFFF
-    k0, k1 = key & m, key >> 32
-    c = [counter_lo & m, counter_lo >> 32, counter_hi & m, counter_hi >> 32]
-    for _ in range(10):
-        p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [(p1 >> 32) ^ c[1] ^ k0, p1 & m, (p0 >> 32) ^ c[3] ^ k1, p0 & m]
-        k0, k1 = (k0 + 0x9E3779B9) & m, (k1 + 0xBB67AE85) & m
-    return c
-
-
-def gumbel(seed, choice, position, token):
-    words = philox(seed, choice << 32 | position, token // 2)[2 * (token % 2):][:2]
-    u = (((words[0] << 32 | words[1]) >> 12) + 0.5) * 2.0 ** -52
-    return float(np.float32(-math.log(-math.log(u))))
 
 
 def rope():

@@ -236,6 +236,14 @@ class Model {
                                      const GenerateOptions& options = {}) const;
   Stream stream(const Prompt& prompt, const GenerateOptions& options = {}) const;
 
+  // Runs a generation program (docs/programs.md), given as JSON, and returns its result as JSON:
+  // {"output", "variables", "text" or "messages", "usage"}. Its branches run as one batch and share
+  // the KV cache of what they have in common. Throws Error(kInvalidArgument) whose message begins
+  // with the path of the statement that is wrong or exceeds a limit. on_event is called with each
+  // piece of text and each result, as JSON; returning false throws Error(kCancelled).
+  using OnEvent = std::function<bool(const std::string& event)>;
+  std::string run_program(std::string_view program, const OnEvent& on_event = {}) const;
+
   // Log-probabilities of the prompt's tokens, each given the tokens before it, from token `first`
   // on (at least 1: nothing comes before token 0). Empty for a prompt that is not longer.
   std::vector<float> score(const Prompt& prompt, int32_t first = 1) const;

@@ -83,6 +83,26 @@ TEST(Api, OpenSaysWhatIsWrong) {
   EXPECT_EQ(open_with({.chat_template = "nonesuch"}), ErrorCode::kNotFound);
 }
 
+// The words of the command line (tests/cli/cli_test.py): there is one check.
+TEST(Api, OptionsAreNamedWithTheirRange) {
+  auto message = [](ModelOptions options) -> std::string {
+    try {
+      Model model(tiny("llama.gguf"), options);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "opened";
+  };
+  EXPECT_EQ(message({.threads = -1}), "threads is -1, but must be from 0 to 1024");
+  EXPECT_EQ(message({.context = -5}), "context is -5, but must be from 0 to 16777216");
+  EXPECT_EQ(message({.kv_dtype = "f12"}), "kv_dtype \"f12\" is unknown; use f16, f32, int8");
+  EXPECT_EQ(message({.shapes = "round"}),
+            "shapes \"round\" is unknown; use auto, dynamic, buckets, fixed");
+  EXPECT_EQ(message({.buckets = {0, 8}}), "a bucket is 0, but must be from 1 to 1048576");
+  EXPECT_NE(message({.speculative = "magic"}).find("the method \"magic\" is unknown"),
+            std::string::npos);
+}
+
 TEST(Api, EveryWayToGenerateGivesTheSameAnswer) {
   const Model& model = llama();
   Result whole = model.generate("hello world", greedy(12));
@@ -338,6 +358,41 @@ TEST(Api, RealModel) {
   };
   EXPECT_GT(sum("The capital of France is Paris"), sum("The capital of France is Tuesday"));
   EXPECT_EQ(model.detokenize(model.tokenize("Grüße, 世界 🙂")), "Grüße, 世界 🙂");
+}
+
+TEST(Api, Programs) {
+  const Model& model = llama();
+  // A select prefers what score() finds likelier per token.
+  auto mean = [&](const std::string& choice) {
+    std::vector<int32_t> ids = model.tokenize("Hello"), more = model.tokenize(choice, false);
+    auto first = static_cast<int32_t>(ids.size());
+    ids.insert(ids.end(), more.begin(), more.end());
+    std::vector<float> scores = model.score(ids, first);
+    double sum = 0;
+    for (float s : scores) sum += static_cast<double>(s);
+    return sum / static_cast<double>(scores.size());
+  };
+  std::string better = mean(" a") > mean(" the") ? " a" : " the";
+  std::string out = model.run_program(
+      R"({"program": [{"text": "Hello"}, {"select": "s", "choices": [" a", " the"]}, {"return": "s"}]})");
+  EXPECT_EQ(out.find("{\"output\":\"" + better + "\""), 0u) << out;
+  // A gen continues as generate does.
+  Result plain = model.generate("Hello", greedy(6));
+  int events = 0;
+  out = model.run_program(R"({"program": [{"text": "Hello"},
+      {"gen": "g", "max_tokens": 6, "temperature": 0, "ignore_eos": true}]})",
+                          [&](const std::string&) { return ++events > 0; });
+  EXPECT_GE(events, 2);
+  EXPECT_NE(out.find("\"completion_tokens\":" + std::to_string(plain.ids.size())),
+            std::string::npos)
+      << out;
+  EXPECT_EQ(code_of([&] { model.run_program("[]"); }), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of([&] { model.run_program("{"); }), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of([&] {
+              model.run_program(R"({"program": [{"text": "Hello"}, {"gen": "g"}]})",
+                                [](const std::string&) { return false; });
+            }),
+            ErrorCode::kCancelled);
 }
 
 }  // namespace

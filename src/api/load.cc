@@ -50,8 +50,9 @@ std::vector<int64_t> kv_blocks_of(const OpenOptions& o, const PlanSet& plans,
     (kv_bytes_of(plans, blocks_for(middle)) <= most ? low : high) = middle;
   }
   if (low == 0)
-    fail(ErrorCode::kInvalidArgument, "a KV cache of {} bytes does not hold one block, which is {}",
-         most, kv_bytes_of(plans, blocks_for(1)));
+    fail(ErrorCode::kInvalidArgument,
+         "a KV cache of {} bytes is smaller than one block, which has {}", most,
+         kv_bytes_of(plans, blocks_for(1)));
   return blocks_for(low);
 }
 
@@ -81,8 +82,8 @@ TokenizerSpec with_template(TokenizerSpec spec, const OpenOptions& o) {
   return spec;
 }
 
-EngineConfig engine_config(const OpenOptions& o, const PlanSet& plans, Backend& backend,
-                           const EmbeddingSpec& embedding) {
+EngineConfig engine_config(const OpenOptions& o, const SpeculativeOptions& speculative,
+                           const PlanSet& plans, Backend& backend, const EmbeddingSpec& embedding) {
   EngineConfig config = default_engine_config(plans);
   config.pool_first = embedding.pooling == Pooling::kFirst;
   if (o.max_sequences > 0) config.max_num_seqs = std::min(config.max_num_seqs, o.max_sequences);
@@ -90,7 +91,7 @@ EngineConfig engine_config(const OpenOptions& o, const PlanSet& plans, Backend& 
     config.max_batched_tokens = std::min(config.max_batched_tokens, o.max_step_tokens);
   config.prefix_cache = o.prefix_cache && !config.encoder;
   config.blocks = kv_blocks_of(o, plans, config, backend);
-  set_draft_limits(parse_speculative(o.speculative, o.draft_model), config);
+  set_draft_limits(speculative, config);
   if (o.tune) o.tune(config);
   check_engine_config(config);
   return config;
@@ -113,6 +114,7 @@ LoadedModel load_model(const OpenOptions& o) {
   static SteadyClock clock;
   Nanos start = clock.now();
   LoadedModel model;
+  SpeculativeOptions speculative = parse_speculative(o.speculative, o.draft_model);
   CompiledSetup setup = compile_for(o);
   const PlanSet& plans = setup.source->plans();
   model.name = served_name(o.model);
@@ -123,14 +125,14 @@ LoadedModel load_model(const OpenOptions& o) {
   model.defaults = model_defaults(o.model, *setup.source);
   model.embedding = setup.source->embedding();
   model.embedder = std::make_shared<EmbeddingEncoder>(model.tokenizer);
-  EngineConfig config = engine_config(o, plans, *setup.backend, model.embedding);
+  EngineConfig config = engine_config(o, speculative, plans, *setup.backend, model.embedding);
   std::unique_ptr<Executable> executable = load_weights(o, setup, config);
   model.context_hint = bundle_of(setup) ? fmt::format("the bundle was compiled with --max-len {}",
                                                       bundle_of(setup)->compiled_context())
                                         : "the option context (--context) sets it";
   model.backend = std::move(setup.backend);
   model.source = std::move(setup.source);
-  open_drafter(o, config, model);
+  open_drafter(speculative, o, config, model);
   model.engine = std::make_shared<LocalEngine>(plans, std::move(executable), config, clock,
                                                model.drafter.get());
   model.load_seconds = seconds(clock.now() - start);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "api/speculative.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -45,14 +44,22 @@ void check_options(const OpenOptions& o) {
   check_choice("activations", o.activations, {"auto", "f32"});
   check_choice("pooling", o.pooling, {"mean", "cls", "last"});
   check_choice("mode", o.mode, {"compiled", "eager"});
-  check_choice("shapes", o.shapes, {"auto", "dynamic", "buckets", "fixed"});
+  check_choice("quantization", o.quantization, {"fp8"});
+  if (!o.shapes.empty()) shapes_from_name(o.shapes);
   check_range("threads", o.threads, 1024);
   check_range("context", o.context, int64_t{1} << 24);
   check_range("max_sequences", o.max_sequences, 65536);
   check_range("max_step_tokens", o.max_step_tokens, int64_t{1} << 20);
+  check_range("kv_blocks", o.kv_blocks, int64_t{1} << 32);
+  check_range("kv_tokens", o.kv_tokens, int64_t{1} << 40);
   check_range("max_logit_rows", o.max_logit_rows, int64_t{1} << 20);
-  parse_speculative(o.speculative, o.draft_model);
-  for (int64_t size : o.buckets) check_range("buckets", size - 1, (int64_t{1} << 20) - 1);
+  if (!(o.gpu_memory_utilization >= 0 && o.gpu_memory_utilization <= 1))
+    fail(ErrorCode::kInvalidArgument, "gpu_memory_utilization is {}, but must be from 0 to 1",
+         o.gpu_memory_utilization);
+  for (int64_t size : o.buckets)
+    if (size < 1 || size > int64_t{1} << 20)
+      fail(ErrorCode::kInvalidArgument, "a bucket is {}, but must be from 1 to {}", size,
+           int64_t{1} << 20);
 }
 
 CompileOptions compile_options(const OpenOptions& o) {
@@ -68,7 +75,7 @@ CompileOptions compile_options(const OpenOptions& o) {
   options.max_tokens = value_or(o.max_step_tokens, kDefaultStepTokens);
   options.max_logit_rows = value_or(o.max_logit_rows, kDefaultLogitRows);
   options.context = o.context;
-  options.max_context = kDefaultContext;
+  options.max_context = value_or(o.max_context, kDefaultContext);
   options.longest = o.longest;
   options.pooling = o.pooling;
   options.eager = o.mode == "eager";
@@ -101,16 +108,17 @@ int64_t symbol_limit(const PlanSet& plans, std::string_view symbol) {
   return 0;
 }
 
-CompiledSetup compile_for(const OpenOptions& o) {
+CompiledSetup compile_for(const OpenOptions& o, Backend* shared) {
   check_options(o);
   std::optional<CompileCache> cache;
   if (o.compile_cache) cache = CompileCache::from_environment();
   if (is_bundle(o.model)) return open_bundle(o, cache ? &*cache : nullptr);
   CompiledSetup setup;
-  setup.backend = backend_for(o, o.backend);
+  if (!shared) setup.backend = backend_for(o, o.backend);
   CompileOptions options = compile_options(o);
   setup.eager = options.eager;
-  setup.source = compile_model(o.model, *setup.backend, options, cache ? &*cache : nullptr);
+  setup.source =
+      compile_model(o.model, shared ? *shared : *setup.backend, options, cache ? &*cache : nullptr);
   return setup;
 }
 

@@ -13,6 +13,7 @@
 #include "compile/open_model.h"
 #include "engine/draft/drafter.h"
 #include "engine/local_engine.h"
+#include "serve/program/run.h"
 #include "text/chat_template.h"
 #include "text/embedding.h"
 #include "text/grammar/grammar_cache.h"
@@ -28,6 +29,7 @@ struct OpenOptions : ModelOptions {
   std::vector<std::string> dump_after;  // passes after which the graph is printed to stderr
   std::string dump_dir;                 // folder for what each stage of the compiler produces
   int64_t longest = 0;                  // no sequence will be longer than this; 0: not known
+  int64_t max_context = 0;              // unless `context` is set: at most this; 0: 8192
   int64_t max_logit_rows = 0;           // rows of a step that may ask for logits; 0: 64
   int64_t kv_tokens = 0;     // instead of kv_cache_bytes: capacity of the KV cache in tokens
   int64_t kv_blocks = 0;     // instead of both: blocks of each group without a window
@@ -53,11 +55,12 @@ int64_t symbol_limit(const PlanSet& plans, std::string_view symbol);  // 0: no s
 
 // Compiled, its weights not loaded. `explain`, `inspect --plan` and `bench latency` stop here.
 struct CompiledSetup {
-  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Backend> backend;  // null: a shared one
   std::unique_ptr<ModelSource> source;
   bool eager = false;  // to be loaded with LoadOptions::eager
 };
-CompiledSetup compile_for(const OpenOptions& options);
+// `shared`: a backend to compile for instead of a new one; bundles always get their own.
+CompiledSetup compile_for(const OpenOptions& options, Backend* shared = nullptr);
 const BundleModel* bundle_of(const CompiledSetup& setup);  // nullptr: not a bundle
 // api/open_bundle.cc: throws Error(kInvalidArgument or kOutOfRange) for options that differ from,
 // or exceed, what the bundle was compiled for. `cache` may be null.
@@ -84,6 +87,8 @@ struct LoadedModel {
   std::string context_hint;  // what a user can do when a text is too long
 };
 LoadedModel load_model(const OpenOptions& options);
+// What programs run on (serve/program/run.h).
+program::Host program_host(const LoadedModel& model);
 
 // load_model as a handle of the public API.
 Model open_model_handle(const OpenOptions& options);

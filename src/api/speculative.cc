@@ -142,12 +142,13 @@ SpeculativeOptions parse_speculative(std::string_view text, const std::string& d
     out.model = draft_model;
   }
   if ((out.method == Method::kPatterns) != !out.patterns.empty())
-    fail(
-        ErrorCode::kInvalidArgument,
-        "speculation: the method \"patterns\" and the path \"patterns\" of a file need each other");
+    fail(ErrorCode::kInvalidArgument,
+         "speculation: the method \"patterns\" needs \"patterns\", the path of a file; no other "
+         "method uses it");
   if ((out.method == Method::kDraftModel) != !out.model.empty())
     fail(ErrorCode::kInvalidArgument,
-         "speculation: the method \"draft_model\" and the path of a model need each other");
+         "speculation: the method \"draft_model\" needs \"model\", the path of a model; no other "
+         "method uses it");
   return out;
 }
 
@@ -169,19 +170,6 @@ void check_same_vocabulary(const Tokenizer& target, const Tokenizer& draft,
          path, draft.vocab_size(), target.vocab_size());
 }
 
-// With the backend of the target model, whose threads it then shares; a bundle has its own.
-CompiledSetup compile_draft(const OpenOptions& o, const EngineConfig& config, Backend& backend) {
-  if (is_bundle(o.model)) return compile_for(o);
-  std::optional<CompileCache> cache;
-  if (o.compile_cache) cache = CompileCache::from_environment();
-  CompileOptions options = compile_options(o);
-  options.max_context = config.max_model_len;
-  CompiledSetup setup;
-  setup.eager = options.eager;
-  setup.source = compile_model(o.model, backend, options, cache ? &*cache : nullptr);
-  return setup;
-}
-
 void open_draft_model(const OpenOptions& target, const std::string& path,
                       const EngineConfig& config, LoadedModel& model) {
   OpenOptions o = target;
@@ -189,7 +177,8 @@ void open_draft_model(const OpenOptions& target, const std::string& path,
   o.context = 0;
   o.dump_after.clear();
   o.dump_dir.clear();
-  model.draft = compile_draft(o, config, *model.backend);
+  o.max_context = config.max_model_len;
+  model.draft = compile_for(o, model.backend.get());  // it shares the threads of the target
   const PlanSet& plans = model.draft.source->plans();
   check_same_vocabulary(*model.tokenizer, Tokenizer(model.draft.source->tokenizer()), path);
   int64_t tokens = 0;
@@ -218,8 +207,8 @@ void open_patterns(const SpeculativeOptions& s, LoadedModel& model) {
 
 }  // namespace
 
-void open_drafter(const OpenOptions& o, const EngineConfig& config, LoadedModel& model) {
-  SpeculativeOptions s = parse_speculative(o.speculative, o.draft_model);
+void open_drafter(const SpeculativeOptions& s, const OpenOptions& o, const EngineConfig& config,
+                  LoadedModel& model) {
   switch (s.method) {
     case Method::kNgram:
       model.drafter = std::make_unique<NgramDrafter>(s.ngram);

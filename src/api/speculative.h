@@ -33,7 +33,8 @@ SpeculativeOptions parse_speculative(std::string_view text, const std::string& d
 
 // Opens the drafter that the options name, for a model whose tokenizer and backend are loaded.
 // Sets model.draft and model.drafter.
-void open_drafter(const OpenOptions& options, const EngineConfig& config, LoadedModel& model);
+void open_drafter(const SpeculativeOptions& speculative, const OpenOptions& options,
+                  const EngineConfig& config, LoadedModel& model);
 uint64_t tokenizer_fingerprint(const Tokenizer& tokenizer);  // of the pieces
 void set_draft_limits(const SpeculativeOptions& options, EngineConfig& config);
 

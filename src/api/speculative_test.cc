@@ -66,9 +66,9 @@ TEST(Speculative, Settings) {
       {R"({"method": "suffix", "suffix_decoding_min_token_prob": 2})", "from 0 to 1"},
       {R"({"method": "ngram", "adaptive": 1})", "true or false"},
       {R"({"method": "ngram", "ngram": 1})", "\"ngram\" is unknown"},
-      {R"({"method": "draft_model"})", "need each other"},
-      {R"({"method": "ngram", "model": "x"})", "need each other"},
-      {R"({"method": "patterns"})", "need each other"},
+      {R"({"method": "draft_model"})", "needs \"model\", the path"},
+      {R"({"method": "ngram", "model": "x"})", "no other method uses it"},
+      {R"({"method": "patterns"})", "needs \"patterns\", the path"},
   };
   for (const auto& [text, words] : wrong)
     EXPECT_NE(message_of([&] { parse_speculative(text); }).find(words), std::string::npos)

@@ -1,7 +1,16 @@
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <iterator>
+#include <span>
+#include <string>
+#include <string_view>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
+#include "base/new_file.h"
 #include "base/rng.h"
 #include "base/value.h"
 
@@ -47,6 +56,39 @@ TEST(Check, ThrowsInternalWithPlace) {
     EXPECT_EQ(e.code(), ErrorCode::kInternal);
     EXPECT_NE(std::string(e.what()).find("base_test.cc"), std::string::npos);
   }
+}
+
+// Named and unnamed: the old content until commit(), then the new one, and nothing besides.
+TEST(NewFile, TakesItsNameWhenItIsComplete) {
+  namespace fs = std::filesystem;
+  fs::path folder = fs::temp_directory_path() / fmt::format("tk_new_file_{}", ::getpid());
+  fs::create_directories(folder);
+  auto bytes = [](std::string_view text) { return std::as_bytes(std::span(text)); };
+  auto files = [&] { return std::distance(fs::directory_iterator(folder), {}); };
+  for (bool unnamed : {true, false})
+    for (const char* text : {"first", "second"}) {
+      fs::path path = folder / (unnamed ? "a" : "b");
+      const bool replaces = std::string_view(text) == "second";
+      const auto before = files();
+      {
+        NewFile dropped(path, unnamed);
+        dropped.write(bytes("lost"));
+      }
+      EXPECT_EQ(files(), before);
+      NewFile file(path, unnamed);
+      file.write(bytes("....."));
+      file.write(bytes(text));
+      file.rewrite(0, bytes("begin"));
+      if (replaces) {
+        EXPECT_EQ(read_text_file(path), "beginfirst");
+      }
+      EXPECT_EQ(files(), before + (unnamed ? 0 : 1));
+      file.commit();
+      EXPECT_EQ(read_text_file(path), std::string("begin") + text);
+      EXPECT_EQ(files(), before + (replaces ? 0 : 1));
+    }
+  fs::remove_all(folder);
+  EXPECT_THROW(NewFile("/nowhere/at/all"), Error);
 }
 
 }  // namespace

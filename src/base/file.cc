@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "base/new_file.h"
 
 namespace tokamak {
 
@@ -67,23 +68,9 @@ void write_text_file(const std::filesystem::path& path, std::string_view text) {
 }
 
 void replace_file(const std::filesystem::path& path, std::string_view content) {
-  std::filesystem::path partial = path;
-  partial += ".partial";
-  int fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  bool good = fd >= 0;
-  for (size_t done = 0; good && done < content.size();) {
-    ssize_t n = ::write(fd, content.data() + done, content.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    good = n > 0;
-    done += good ? static_cast<size_t>(n) : 0;
-  }
-  good = good && ::fsync(fd) == 0;
-  int error = errno;
-  if (fd >= 0) ::close(fd);
-  if (good && ::rename(partial.c_str(), path.c_str()) == 0) return;
-  if (good) error = errno;
-  ::unlink(partial.c_str());
-  fail(ErrorCode::kUnavailable, "cannot write {}: {}", path.string(), std::strerror(error));
+  NewFile file(path);
+  file.write(std::as_bytes(std::span(content)));
+  file.commit();
 }
 
 }  // namespace tokamak

@@ -28,7 +28,7 @@ class MappedFile {
 
 std::string read_text_file(const std::filesystem::path& path, size_t max_bytes = size_t{1} << 30);
 void write_text_file(const std::filesystem::path& path, std::string_view text);
-// Writes a new file and renames it: a crash leaves the old content or the new one.
+// Through a NewFile: a crash leaves the old content or the new one, and nothing besides.
 void replace_file(const std::filesystem::path& path, std::string_view content);
 
 }  // namespace tokamak

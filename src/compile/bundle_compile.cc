@@ -11,11 +11,6 @@
 namespace tokamak {
 namespace {
 
-constexpr std::pair<Shapes, const char*> kShapeNames[] = {{Shapes::kAuto, "auto"},
-                                                          {Shapes::kDynamic, "dynamic"},
-                                                          {Shapes::kBuckets, "buckets"},
-                                                          {Shapes::kFixed, "fixed"}};
-
 template <class List>
 Value list_value(const List& list) {
   Value out = Value::array();
@@ -33,8 +28,7 @@ Value options_value(const CompileOptions& o) {
                             {"context", o.context},
                             {"tree_mask", o.tree_mask},
                             {"eager", o.eager}};
-  for (const auto& [shapes, name] : kShapeNames)
-    if (shapes == o.shapes) out.set("shapes", name);
+  out.set("shapes", shapes_name(o.shapes));
   out.set("storage", o.storage);
   out.set("verify", list_value(o.verify));
   out.set("buckets", list_value(o.buckets));
@@ -121,15 +115,19 @@ std::string misfit(const BundleModel& bundle, const Backend& backend) {
   if (bundle.target().isa != backend.isa())
     return fmt::format("it was compiled for {}, this is {}", bundle.target().isa, backend.isa());
   for (const KernelEntry& k : bundle.plans().kernels) {
-    auto kernels = backend.kernels();
-    auto launches = backend.launches();
-    auto same = [&](const auto& d) {
-      return d.name == k.name && d.abi == k.abi && d.numeric_class == k.numeric_class;
+    const std::string* rounding = nullptr;  // of this program's kernel
+    auto find = [&](const auto& list) {
+      for (const auto& d : list)
+        if (d.name == k.name && d.abi == k.abi) rounding = &d.numeric_class;
     };
-    if (std::none_of(kernels.begin(), kernels.end(), same) &&
-        std::none_of(launches.begin(), launches.end(), same))
+    find(backend.kernels());
+    find(backend.launches());
+    if (!rounding)
       return fmt::format("it calls the kernel {} (ABI {}), which this program does not have",
                          k.name, k.abi);
+    if (*rounding != k.numeric_class)
+      return fmt::format("its kernel {} rounds as \"{}\", that of this program as \"{}\"", k.name,
+                         k.numeric_class, *rounding);
   }
   return "";
 }

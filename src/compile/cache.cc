@@ -121,7 +121,13 @@ std::optional<PlanSet> CompileCache::load(const std::string& key) const {
     ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // used now; a disk that refuses is fine
     return plans;
   } catch (const std::exception& e) {
-    log::warn("compile cache: {} (the model is compiled again)", e.what());
+    const auto* error = dynamic_cast<const Error*>(&e);
+    if (error && error->code() == ErrorCode::kUnsupported)
+      log::warn(
+          "compile cache: {} is of another version of this program; compiling the model again",
+          path.string());
+    else
+      log::warn("compile cache: {}; compiling the model again", e.what());
     ::unlink(path.c_str());
     return std::nullopt;
   }
@@ -132,7 +138,7 @@ void CompileCache::store(const std::string& key, const PlanSet& plans) const {
   try {
     std::error_code ec;
     fs::create_directories(folder_, ec);
-    if (ec) fail(ErrorCode::kUnavailable, "cannot make {}: {}", folder_.string(), ec.message());
+    if (ec) fail(ErrorCode::kUnavailable, "cannot create {}: {}", folder_.string(), ec.message());
     FolderLock lock(folder_);
     BundleFileWriter writer(path_of(key));
     writer.add_section("key", key);

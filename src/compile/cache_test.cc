@@ -72,6 +72,33 @@ int status_of(pid_t pid) {
   return status;
 }
 
+// An entry of an older program is recompiled, and one line says so.
+TEST_F(CacheTest, AnOldEntryIsCompiledAgain) {
+  CompileCache cache(folder_);
+  int made = 0;
+  auto make = [&] {
+    ++made;
+    return cached_plans("m");
+  };
+  cache.get("k", make);
+  std::fstream file(entry("k"), std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(8).put(1);  // the version of the container
+  file.close();
+  log::set_level(log::Level::kWarn);
+  testing::internal::CaptureStderr();
+  cache.get("k", make);
+  std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(said.substr(said.find("compile cache")),
+            fmt::format("compile cache: {} is of another version of this program; compiling the "
+                        "model again\n",
+                        entry("k").string()));
+  EXPECT_EQ(made, 2);
+  testing::internal::CaptureStderr();
+  cache.get("k", make);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(made, 2);
+}
+
 TEST_F(CacheTest, MakesOnceAndFindsAgain) {
   CompileCache cache(folder_);
   int made = 0;
@@ -176,6 +203,21 @@ TEST_F(CacheTest, KilledWhileWriting) {
   EXPECT_EQ(left, 0u) << "clear() leaves temporary files";
 }
 
+// A file that is not complete has no name.
+TEST_F(CacheTest, AKilledWriterLeavesNothing) {
+  fs::create_directories(folder_);
+  for (const char* name : {"model.tkm", "model.tkm", "other.tkm"}) {
+    pid_t pid = in_child([&] {
+      BundleFileWriter writer(folder_ / name);
+      writer.add_section("key", std::string(1 << 20, 'x'));
+      ::raise(SIGKILL);
+    });
+    EXPECT_TRUE(WIFSIGNALED(status_of(pid)));
+    EXPECT_TRUE(fs::is_empty(folder_)) << fs::directory_iterator(folder_)->path();
+  }
+}
+
+// Where the file system has no unnamed files.
 TEST_F(CacheTest, OpeningRemovesTheFilesOfKilledWriters) {
   fs::create_directories(folder_);
   auto temporaries = [&] {
@@ -186,18 +228,17 @@ TEST_F(CacheTest, OpeningRemovesTheFilesOfKilledWriters) {
   };
   for (int i = 0; i < 3; ++i) {
     pid_t pid = in_child([&] {
-      BundleFileWriter writer(entry(fmt::format("dead{}", i)));
+      NewFile file(entry(fmt::format("dead{}", i)), false);
       ::raise(SIGKILL);
     });
     EXPECT_TRUE(WIFSIGNALED(status_of(pid)));
   }
   write_text_file(folder_ / "notes.tmp", "not a name that a writer gives");
-  BundleFileWriter alive(entry("alive"));
-  alive.add_section("key", "alive");
+  NewFile alive(entry("alive"), false);
   EXPECT_EQ(temporaries(), 5u);
   CompileCache cache(folder_);
   EXPECT_EQ(temporaries(), 2u);
-  alive.finish();
+  alive.commit();
   EXPECT_TRUE(fs::exists(entry("alive")));
   EXPECT_TRUE(fs::exists(folder_ / "notes.tmp"));
 }
@@ -207,7 +248,7 @@ TEST_F(CacheTest, AWriterRemovesWhatAKilledOneLeft) {
   fs::create_directories(folder_);
   for (const char* name : {"model.tkm", "other.tkm"})
     status_of(in_child([&] {
-      BundleFileWriter writer(folder_ / name);
+      NewFile file(folder_ / name, false);
       ::raise(SIGKILL);
     }));
   BundleFileWriter writer(folder_ / "model.tkm");

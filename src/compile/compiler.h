@@ -31,6 +31,7 @@ enum class Shapes : uint8_t {
   kFixed,    // as kBuckets, and every symbol is padded: steps of a plan have one shape
 };
 Shapes shapes_from_name(std::string_view name);  // auto, dynamic, buckets, fixed
+std::string_view shapes_name(Shapes shapes);
 
 struct CompileOptions {
   std::string activations =

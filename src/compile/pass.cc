@@ -1,6 +1,7 @@
 #include "compile/pass.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "base/clock.h"
 #include "base/error.h"

@@ -43,8 +43,8 @@ class SampleBuilder {
     // Rows with an order of their own: they pass through the stages that follow unchanged.
     x = fn_.add("run_stages", {x, ordered_params_, keys_, history_, history_start_, breakers_,
                                breaker_start_, order_});
-    for (const char* stage :
-         {"temper", "keep_min_p", "keep_top_k", "keep_typical", "keep_top_p", "exclude_top"})
+    for (const char* stage : {"keep_top_n_sigma", "temper", "keep_min_p", "keep_top_k",
+                              "keep_typical", "keep_top_p", "exclude_top"})
       x = fn_.add(stage, {x, params_, keys_});
     Ref ids = fn_.add("choose_token", {x, logits_, params_, keys_});
     std::vector<Ref> scores = fn_.add_multi("token_logprobs", {logits_, ids, keys_, ranks_});

@@ -2,8 +2,10 @@
 #include "compile/shapes.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
+#include <string_view>
 
 #include "base/error.h"
 #include "compile/planner/planner.h"
@@ -11,6 +13,8 @@
 
 namespace tokamak {
 namespace {
+
+constexpr std::string_view kShapeNames[] = {"auto", "dynamic", "buckets", "fixed"};  // by Shapes
 
 // Small steps get their own plans: their arena is small enough to stay in cache.
 std::vector<int64_t> up_to(std::vector<int64_t> bounds, int64_t max) {
@@ -45,12 +49,13 @@ GuardRange padded_with(const ShapeRange& t, const CompileOptions& o, std::string
 
 }  // namespace
 
+std::string_view shapes_name(Shapes shapes) { return kShapeNames[static_cast<size_t>(shapes)]; }
+
 Shapes shapes_from_name(std::string_view name) {
-  if (name == "auto") return Shapes::kAuto;
-  if (name == "dynamic") return Shapes::kDynamic;
-  if (name == "buckets") return Shapes::kBuckets;
-  if (name == "fixed") return Shapes::kFixed;
-  fail(ErrorCode::kInvalidArgument, "shapes \"{}\": use auto, dynamic, buckets or fixed", name);
+  for (size_t i = 0; i < std::size(kShapeNames); ++i)
+    if (name == kShapeNames[i]) return static_cast<Shapes>(i);
+  fail(ErrorCode::kInvalidArgument, "shapes \"{}\" is unknown; use {}", name,
+       fmt::join(kShapeNames, ", "));
 }
 
 Shapes chosen_shapes(const CompileOptions& options, const Backend& backend) {

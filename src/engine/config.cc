@@ -127,10 +127,11 @@ void check_engine_config(const EngineConfig& c) {
   require(
       !c.encoder || (c.max_batched_tokens >= c.max_model_len && !c.chunked_prefill),
       "an encoder computes a text in one step: max_batched_tokens must be at least the context");
-  require(c.max_queue >= 1 && c.max_in_flight >= 1, "max_queue and max_in_flight start at 1");
+  require(c.max_queue >= 1 && c.max_in_flight >= 1,
+          "max_queue and max_in_flight must be at least 1");
   require(c.max_step_failures >= 0 && c.draft_tokens >= 0 && c.draft_max_sequences >= 0 &&
               c.tpot_target >= 0 && c.starvation_bound >= 0,
-          "negative limits");
+          "limits must not be negative");
 }
 
 namespace {
@@ -138,10 +139,10 @@ namespace {
 void check_beams(const EngineConfig& c, const RequestSpec& spec) {
   int64_t most = std::min(c.max_num_seqs, c.vocab / 2);
   if (spec.beams < 1 || spec.beams > most)
-    fail(ErrorCode::kInvalidArgument, "{} beams: use 1 to {}", spec.beams, most);
+    fail(ErrorCode::kInvalidArgument, "beams is {}, but must be from 1 to {}", spec.beams, most);
   if (spec.n > spec.beams)
-    fail(ErrorCode::kInvalidArgument, "n is {}: {} beams give at most as many answers", spec.n,
-         spec.beams);
+    fail(ErrorCode::kInvalidArgument, "n is {}, but {} beams give at most {} answers", spec.n,
+         spec.beams, spec.beams);
   if (spec.max_tokens < 1 || spec.score_prompt)
     fail(ErrorCode::kInvalidArgument, "beam search needs max_tokens, and does not score prompts");
   if (spec.mask)
@@ -157,22 +158,24 @@ void check_pooling(const EngineConfig& c, const RequestSpec& spec) {
   if (!spec.pool) return;
   if (c.vector_width == 0) fail(ErrorCode::kInvalidArgument, "{} gives no vectors", c.model);
   if (spec.max_tokens != 0 || spec.n != 1 || spec.beams != 0 || spec.mask || spec.score_prompt)
-    fail(ErrorCode::kInvalidArgument, "a pooling request has a prompt and nothing else");
+    fail(ErrorCode::kInvalidArgument, "a pooling request can have a prompt only");
   if (spec.second_text < 0 || spec.second_text > std::ssize(spec.prompt))
-    fail(ErrorCode::kInvalidArgument, "second_text is {} of {} tokens", spec.second_text,
-         spec.prompt.size());
+    fail(ErrorCode::kInvalidArgument, "second_text is {}, but must be from 0 to {}",
+         spec.second_text, spec.prompt.size());
 }
 
 }  // namespace
 
 void check_request(const EngineConfig& c, const RequestSpec& spec) {
   if (spec.prompt.empty()) fail(ErrorCode::kInvalidArgument, "the prompt is empty");
-  if (spec.max_tokens < 0) fail(ErrorCode::kInvalidArgument, "max_tokens is {}", spec.max_tokens);
+  if (spec.max_tokens < 0)
+    fail(ErrorCode::kInvalidArgument, "max_tokens is {}, but must be 0 or more", spec.max_tokens);
   if (spec.n < 1 || spec.n > c.max_queue)
-    fail(ErrorCode::kInvalidArgument, "n is {}: use 1 to {}", spec.n, c.max_queue);
+    fail(ErrorCode::kInvalidArgument, "n is {}, but must be from 1 to {}", spec.n, c.max_queue);
   if (spec.beams != 0) check_beams(c, spec);
   if (spec.draft_tokens < -1)
-    fail(ErrorCode::kInvalidArgument, "draft_tokens is {}: use -1 or more", spec.draft_tokens);
+    fail(ErrorCode::kInvalidArgument, "draft_tokens is {}, but must be -1 or more",
+         spec.draft_tokens);
   if (spec.draft_tokens > 0 && spec.beams > 0)
     fail(ErrorCode::kInvalidArgument, "beam search cannot be combined with drafts");
   if (std::ssize(spec.prediction) > c.max_model_len)
@@ -180,8 +183,8 @@ void check_request(const EngineConfig& c, const RequestSpec& spec) {
          spec.prediction.size(), c.max_model_len);
   check_pooling(c, spec);
   if (spec.score_prompt && spec.score_from < 1)
-    fail(ErrorCode::kInvalidArgument, "score_from is {}: the first token has no score",
-         spec.score_from);
+    fail(ErrorCode::kInvalidArgument,
+         "score_from is {}, but must be 1 or more: the first token has no score", spec.score_from);
   for (int32_t id : spec.prompt)
     if (id < 0 || id >= c.vocab)
       fail(ErrorCode::kInvalidArgument, "prompt id {} is not in the vocabulary of {}", id, c.vocab);

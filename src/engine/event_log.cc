@@ -92,6 +92,9 @@ void sample_fields(Io& io, Spec& s) {
   io.field("top_p", s.top_p, d.top_p);
   io.field("min_p", s.min_p, d.min_p);
   io.field("typical_p", s.typical_p, d.typical_p);
+  io.field("top_n_sigma", s.top_n_sigma, d.top_n_sigma);
+  io.field("dynatemp_range", s.dynatemp_range, d.dynatemp_range);
+  io.field("dynatemp_exponent", s.dynatemp_exponent, d.dynatemp_exponent);
   io.field("dry_multiplier", s.dry_multiplier, d.dry_multiplier);
   io.field("dry_base", s.dry_base, d.dry_base);
   io.field("dry_allowed_length", s.dry_allowed_length, d.dry_allowed_length);

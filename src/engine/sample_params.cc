@@ -23,6 +23,9 @@ constexpr SampleSetting kSampleSettings[] = {
     {"dry_penalty_last_n", -1, INT32_MAX, nullptr, &SampleSpec::dry_last_n},
     {"xtc_probability", 0, 1, &SampleSpec::xtc_probability},
     {"xtc_threshold", 0, 1, &SampleSpec::xtc_threshold},
+    {"top_n_sigma", -1, 100, &SampleSpec::top_n_sigma},
+    {"dynatemp_range", 0, 5, &SampleSpec::dynatemp_range},
+    {"dynatemp_exponent", 0, 100, &SampleSpec::dynatemp_exponent},
     {"min_tokens", 0, INT32_MAX, nullptr, &SampleSpec::min_tokens},
 };
 

@@ -49,11 +49,12 @@ enum StageName : uint8_t {
   kTopK,
   kTypical,
   kTopP,
-  kExclude
+  kExclude,
+  kSigma
 };
-constexpr std::string_view kStageNames[] = {"penalize_tokens", "penalize_repeats", "run_stages",
-                                            "temper",          "keep_min_p",       "keep_top_k",
-                                            "keep_typical",    "keep_top_p",       "exclude_top"};
+constexpr std::string_view kStageNames[] = {
+    "penalize_tokens", "penalize_repeats", "run_stages", "temper",      "keep_min_p",
+    "keep_top_k",      "keep_typical",     "keep_top_p", "exclude_top", "keep_top_n_sigma"};
 
 // x, params, keys
 template <StageName name>
@@ -298,6 +299,8 @@ std::vector<OpDef> sampling_ops() {
                   "removes tokens that a bit set does not hold"),
       sampling_op("run_stages", 8, infer_history<kStages>, run_stages<float>, run_stages<double>,
                   "the stages that a row names, in its order"),
+      stage_op<kSigma, keep_top_n_sigma_row>(
+          3, "removes tokens n standard deviations below the largest logit"),
       stage_op<kTemper, temper_row>(3, "divides by the temperature; greedy rows stay"),
       stage_op<kMinP, keep_min_p_row>(3,
                                       "removes tokens less likely than min_p times the likeliest"),

@@ -19,6 +19,9 @@ enum SampleParam : uint8_t {
   kParamFrequency,
   kParamDryMultiplier,
   kParamDryBase,
+  kParamTopNSigma,         // 0
+  kParamDynatempRange,     // 0
+  kParamDynatempExponent,  // 1
   kSampleParams,
 };
 
@@ -47,7 +50,10 @@ constexpr int32_t kTokenNotFinite = -3;   // a logit is not a finite number
 constexpr int32_t kMostTops = 256;
 
 // Columns of `order`: stages (plan/step.h, SampleStage) in the order in which they run, then -1.
-constexpr int64_t kSampleStages = 8;
+constexpr int64_t kSampleStages = 9;
+
+// The least dynamic temperature: there the likeliest token is certain.
+constexpr float kLeastTemperature = 1e-3f;
 
 // The counter of Philox that an answer's choice at a position uses.
 constexpr uint64_t noise_counter(int32_t choice, int32_t position) {

@@ -97,9 +97,42 @@ void penalize_repeats_row(Logits& x, const SamplingRow& row) {
           multiplier * std::pow(base, static_cast<double>(std::min(length - allowed, most)));
 }
 
+// Tokens that are more than n standard deviations of the logits below the largest.
+void keep_top_n_sigma_row(Logits& x, const SamplingRow& row) {
+  double n = row.params[kParamTopNSigma], sum = 0, squares = 0, count = 0;
+  double peak = *std::max_element(x.begin(), x.end());
+  if (n <= 0 || row.params[kParamTemperature] <= 0 || peak == kRemoved) return;
+  for (double v : x)
+    if (v != kRemoved) sum += v, ++count;
+  for (double v : x)
+    if (v != kRemoved) squares += (v - sum / count) * (v - sum / count);
+  double bound = peak - n * std::sqrt(squares / count);
+  for (double& v : x)
+    if (v < bound) v = kRemoved;
+}
+
+// Between temperature - range and temperature + range, the higher the flatter the distribution is:
+// its entropy over that of the uniform one, to the power of the exponent.
+double row_temperature(const Logits& x, const SamplingRow& row) {
+  double temperature = row.params[kParamTemperature], range = row.params[kParamDynatempRange];
+  if (range <= 0) return temperature;
+  std::vector<double> p = softmax_of(x);
+  double entropy = 0, count = 0;
+  for (size_t i = 0; i < p.size(); ++i) {
+    count += x[i] != kRemoved;
+    if (p[i] > 0) entropy -= p[i] * std::log(p[i]);
+  }
+  if (count < 2) return temperature;
+  double low = std::max(0.0, temperature - range), high = temperature + range;
+  double share =
+      std::pow(std::max(0.0, entropy / std::log(count)), row.params[kParamDynatempExponent]);
+  return static_cast<double>(
+      std::max(static_cast<float>(low + (high - low) * share), kLeastTemperature));
+}
+
 void temper_row(Logits& x, const SamplingRow& row) {
-  double temperature = row.params[kParamTemperature];
-  if (temperature <= 0) return;
+  if (row.params[kParamTemperature] <= 0) return;
+  double temperature = row_temperature(x, row);
   for (double& v : x) v /= temperature;
 }
 
@@ -165,9 +198,9 @@ void exclude_top_row(Logits& x, const SamplingRow& row) {
 
 void stages_row(Logits& x, const SamplingRow& row, std::span<const int32_t> order) {
   using Stage = void (*)(Logits&, const SamplingRow&);
-  constexpr Stage kStages[kSampleStages] = {penalize_row,   penalize_repeats_row, temper_row,
-                                            keep_top_k_row, keep_typical_row,     keep_top_p_row,
-                                            keep_min_p_row, exclude_top_row};
+  constexpr Stage kStages[kSampleStages] = {
+      penalize_row,   penalize_repeats_row, temper_row,      keep_top_k_row,      keep_typical_row,
+      keep_top_p_row, keep_min_p_row,       exclude_top_row, keep_top_n_sigma_row};
   bool greedy = row.params[kParamTemperature] <= 0;
   for (int32_t stage : order) {
     if (stage < 0 || stage >= kSampleStages) return;

@@ -28,6 +28,7 @@ void keep_top_k_row(Logits& x, const SamplingRow& row);
 void keep_top_p_row(Logits& x, const SamplingRow& row);
 void keep_min_p_row(Logits& x, const SamplingRow& row);
 void keep_typical_row(Logits& x, const SamplingRow& row);
+void keep_top_n_sigma_row(Logits& x, const SamplingRow& row);
 void exclude_top_row(Logits& x, const SamplingRow& row);
 void stages_row(Logits& x, const SamplingRow& row, std::span<const int32_t> order);
 int32_t choose_row(const Logits& x, const SamplingRow& row);  // kTokenNotAllowed: none is left

@@ -27,7 +27,7 @@ Checksum parse_sum(const std::string& hex, const BundleFile& file) {
   bool ok = hex.size() == 32;
   if (ok) ok = std::from_chars(p, p + 16, sum.high, 16).ptr == p + 16;
   if (ok) ok = std::from_chars(p + 16, p + 32, sum.low, 16).ptr == p + 32;
-  if (!ok) file.damaged("a checksum of its index is none");
+  if (!ok) file.damaged("its index has an invalid checksum");
   return sum;
 }
 
@@ -82,7 +82,7 @@ void BundleModel::read_index() {
       if (offset < 0 || size < 0 || offset > limit || size > limit - offset ||
           offset % static_cast<int64_t>(kBundleAlignment) != 0)
         file_->damaged(
-            fmt::format("weight {} does not lie in the file", row.at("name").as_string()));
+            fmt::format("weight {} extends beyond the file", row.at("name").as_string()));
       Part p{weights.subspan(static_cast<size_t>(offset), static_cast<size_t>(size)),
              parse_sum(v->at("sum").as_string(), *file_)};
       entry.packed.*part.field = p.bytes;
@@ -92,7 +92,7 @@ void BundleModel::read_index() {
              .try_emplace({row.at("name").as_string(), row.at("layout").as_string()},
                           std::move(entry))
              .second)
-      file_->damaged(fmt::format("weight {} is there twice", row.at("name").as_string()));
+      file_->damaged(fmt::format("weight {} appears twice", row.at("name").as_string()));
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/checksum.h"
 #include "base/file.h"
+#include "base/new_file.h"
 
 namespace tokamak {
 
@@ -22,7 +23,7 @@ struct BundleSection {
   Checksum sum;
 };
 
-constexpr uint32_t kBundleVersion = 2;
+constexpr uint32_t kBundleVersion = 3;
 constexpr uint64_t kBundlePage = 4096, kBundleAlignment = 64;
 
 bool is_bundle(const std::filesystem::path& path);  // begins like one; false when it cannot be read
@@ -55,20 +56,12 @@ class BundleFile {
   std::vector<BundleSection> sections_;
 };
 
-// Removes temporary files that writers left in the folder when their process was killed: those of
-// names that begin with `prefix` and whose writer no longer runs. Does not throw.
-void remove_orphaned_temporaries(const std::filesystem::path& folder, std::string_view prefix = "");
-
-// Writes a container through a temporary file beside it: bytes, fsync, rename, so that a reader
-// sees the whole of it or the file that was there before. One thread. A writer that is
-// destroyed before finish() removes its file; one whose process is killed leaves it to the next
-// writer of the same file.
+// Writes a container as a NewFile: a reader sees the whole of it or the file that was there before.
+// One thread. Without finish() nothing is left of it.
 class BundleFileWriter {
  public:
-  // Throws Error(kUnavailable) naming the file and the reason when the disk does not do its part.
-  explicit BundleFileWriter(std::filesystem::path path);
-  ~BundleFileWriter();
-  BundleFileWriter(const BundleFileWriter&) = delete;
+  // Throws Error(kUnavailable) naming the file and the reason when a write fails.
+  explicit BundleFileWriter(const std::filesystem::path& path);
 
   void begin_section(std::string name, uint64_t alignment = kBundleAlignment, uint64_t flags = 0);
   // Appends to the section; gives the offset of the bytes within it.
@@ -77,16 +70,11 @@ class BundleFileWriter {
   void finish();
 
  private:
-  void create_temporary();
-  void write(std::span<const std::byte> bytes);
   void pad_to(uint64_t alignment);
   void end_section();
-  [[noreturn]] void fail_io(const char* what) const;
 
   static constexpr size_t kMaxSections = 16;
-  std::filesystem::path path_, temporary_;
-  int fd_ = -1;
-  uint64_t at_ = 0;
+  NewFile file_;
   bool open_ = false;
   std::vector<BundleSection> sections_;
 };

@@ -232,7 +232,8 @@ class PlanReader {
   explicit PlanReader(std::span<const std::byte> bytes)
       : at_(reinterpret_cast<const char*>(bytes.data())), end_(at_ + bytes.size()) {
     if (uint64_t layout = number(); layout != kLayout)
-      fail(ErrorCode::kUnsupported, "plans in layout {}, this program reads {}", layout, kLayout);
+      fail(ErrorCode::kUnsupported, "its plans have layout {}, this program reads layout {}",
+           layout, kLayout);
     uint64_t count = number();
     if (count > left()) bad("more texts than bytes");
     for (uint64_t i = 0; i < count; ++i) texts_.push_back(take(number()));
@@ -272,7 +273,9 @@ class PlanReader {
     if (v >= limit) bad(what);
     return v;
   }
-  void get(std::string& s) { s = texts_[below(texts_.size(), "a text that is not there")]; }
+  void get(std::string& s) {
+    s = texts_[below(texts_.size(), "the index of a text is out of range")];
+  }
   void get(bool& v) { v = below(2, "neither true nor false") != 0; }
   template <std::integral I>
   void get(I& v) {
@@ -290,18 +293,19 @@ class PlanReader {
   requires std::is_enum_v<E>
   void get(E& v) { v = static_cast<E>(below(enum_count<E>(), "an unknown kind")); }
   void get(DType& v) {
-    auto dtype = dtype_from_name(texts_[below(texts_.size(), "a text that is not there")]);
+    auto dtype =
+        dtype_from_name(texts_[below(texts_.size(), "the index of a text is out of range")]);
     if (!dtype) bad("an unknown element type");
     v = *dtype;
   }
   void get(double& v) { std::memcpy(&v, take(8).data(), 8); }
   void get(SymExpr& e) {
-    uint64_t id = below(texts_.size(), "a text that is not there");
+    uint64_t id = below(texts_.size(), "the index of a text is out of range");
     if (!exprs_[id]) exprs_[id] = SymExpr::parse(texts_[id]);
     e = *exprs_[id];
   }
   void get(std::shared_ptr<const loop::Program>& program) {
-    uint64_t id = below(texts_.size(), "a text that is not there");
+    uint64_t id = below(texts_.size(), "the index of a text is out of range");
     if (texts_[id].empty()) return;
     std::shared_ptr<const loop::Program>& parsed = programs_[id];
     if (!parsed) parsed = std::make_shared<loop::Program>(loop::parse_program(texts_[id]));
@@ -321,7 +325,7 @@ class PlanReader {
     get(pair.second);
   }
   void get(Value& v) {
-    if (++depth_ > kMaxDepth) bad("values inside values without end");
+    if (++depth_ > kMaxDepth) bad("values are nested too deeply");
     switch (static_cast<Tag>(below(static_cast<uint64_t>(Tag::kObject) + 1, "an unknown value"))) {
       case Tag::kNull:
         v = {};

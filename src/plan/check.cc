@@ -409,9 +409,8 @@ class PlanChecker {
 
 void check_plan_set(const PlanSet& set) {
   if (set.version != PlanSet::kVersion) {
-    fail(ErrorCode::kUnsupported,
-         "plan set of version {}, this program knows {}; compile the model again", set.version,
-         PlanSet::kVersion);
+    fail(ErrorCode::kUnsupported, "its plans have version {}, this program runs version {}",
+         set.version, PlanSet::kVersion);
   }
   if (set.plans.size() > kMaxPlans)
     bad("plan set", fmt::format("{} plans, {} are the most", set.plans.size(), kMaxPlans));

@@ -27,6 +27,7 @@ enum class SampleStage : uint8_t {
   kTopP,
   kMinP,
   kXtc,
+  kTopNSigma,
 };
 
 // How a row's next token is chosen. Immutable once a request runs; shared by all its steps.
@@ -34,7 +35,11 @@ struct SampleSpec {
   float temperature = 1.0f;  // <= 0: greedy
   int32_t top_k = 0;         // 0: off
   float top_p = 1.0f, min_p = 0.0f;
-  float typical_p = 1.0f;  // 1: off
+  float typical_p = 1.0f;    // 1: off
+  float top_n_sigma = 0.0f;  // keep logits within n standard deviations of the largest; 0: off
+  // The temperature follows the entropy, between temperature - range and temperature + range; 0:
+  // it is fixed.
+  float dynatemp_range = 0.0f, dynatemp_exponent = 1.0f;
   // DRY: a token that would repeat a sequence of more than dry_allowed_length tokens loses
   // dry_multiplier * dry_base ^ (length - dry_allowed_length). 0: off.
   float dry_multiplier = 0.0f, dry_base = 1.75f;
@@ -60,7 +65,8 @@ struct SampleSpec {
 };
 
 // Ids below zero stand for tokens that the device has chosen and the host may not know yet: the
-// last token of a row, or the token chosen by an output of an earlier phase of the same step.
+// last token of a row, or the token chosen by an output of an earlier phase of the same step (0 if
+// it chose none; the outputs that follow from it mean nothing then).
 constexpr int32_t last_id_of_row(int32_t row) { return -1 - row; }
 constexpr int32_t id_of_output(int32_t output) { return INT32_MIN + output; }
 constexpr bool is_output_id(int32_t id) { return id < INT32_MIN / 2; }

@@ -136,7 +136,7 @@ void read_head(const Value& head, TokenizerSpec& s) {
   s.chat_template = head.at("chat_template").as_string();
   for (const Value& pair : head.at("named_templates").as_array()) {
     if (pair.as_array().size() != 2)
-      fail(ErrorCode::kCorrupt, "tokenizer: a named template is no pair");
+      fail(ErrorCode::kCorrupt, "tokenizer: a named template is not a pair");
     s.named_templates.emplace_back(pair.as_array()[0].as_string(), pair.as_array()[1].as_string());
   }
 }
@@ -216,7 +216,7 @@ TokenizerSpec parse_tokenizer(std::string_view bytes) {
     t.normalized = flags & 16;
     t.content = r.text();
   }
-  if (!r.done()) fail(ErrorCode::kCorrupt, "tokenizer: bytes behind the end");
+  if (!r.done()) fail(ErrorCode::kCorrupt, "tokenizer: bytes after the end");
   return s;
 }
 

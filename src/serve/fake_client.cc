@@ -228,9 +228,11 @@ Delta FakeClient::advance(RequestId id, Job& job, int32_t index) {
   if (std::exchange(job.first, false)) {
     delta.cached_tokens = job.cached;
     if (job.spec.score_prompt) {
-      delta.prompt_logprobs.assign(job.spec.prompt.size() - 1, -1.5f);
+      const std::vector<int32_t>& prompt = job.spec.prompt;
+      for (size_t i = static_cast<size_t>(job.spec.score_from); i < prompt.size(); ++i)
+        delta.prompt_logprobs.push_back(prompt[i] == '+' ? -0.5f : -1.5f);
       if (job.spec.sample && job.spec.sample->top_logprobs > 0)
-        delta.prompt_top.assign(job.spec.prompt.size() - 1, {{'a', -1.0f}});
+        delta.prompt_top.assign(delta.prompt_logprobs.size(), {{'a', -1.0f}});
     }
   }
   for (int32_t i = 0; i < job.burst && delta.finish == Finish::kNone; ++i) {

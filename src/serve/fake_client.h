@@ -24,6 +24,7 @@ std::shared_ptr<const Tokenizer> byte_tokenizer();
 //   [error]     fail after two tokens        [full]     submit throws "queue full"
 //   [nan]       log-probability -infinity    [cached N] claim N prompt tokens were cached
 //   [never]     submit throws "never fits"   [busy]     the queue turns out full after submit
+// In a scored prompt, "+" has the log-probability -0.5 and other tokens have -1.5.
 // An expired deadline ends a request, as in a real engine.
 // Owner: the test; one engine thread, like a real engine.
 class FakeClient final : public Client {

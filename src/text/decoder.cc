@@ -364,7 +364,7 @@ void add_steps(const Value& config, bool valid, std::vector<std::unique_ptr<Deco
 }  // namespace
 
 // The last step: its output never ends inside a character.
-class DecodeStream::Sink final : public DecodeStep {
+class PieceDecoder::Sink final : public DecodeStep {
  public:
   explicit Sink(bool valid_utf8) : valid_(valid_utf8) {}
   void feed(std::string_view fragment, bool) override { held_ += fragment; }
@@ -387,25 +387,25 @@ class DecodeStream::Sink final : public DecodeStep {
   std::string held_;
 };
 
-DecodeStream::DecodeStream(const Value& config, bool valid_utf8)
+PieceDecoder::PieceDecoder(const Value& config, bool valid_utf8)
     : sink_(std::make_unique<Sink>(valid_utf8)) {
   add_steps(config, valid_utf8, steps_);
   for (size_t i = 0; i < steps_.size(); ++i)
     steps_[i]->next =
         i + 1 < steps_.size() ? steps_[i + 1].get() : static_cast<DecodeStep*>(sink_.get());
 }
-DecodeStream::~DecodeStream() = default;
+PieceDecoder::~PieceDecoder() = default;
 
-void DecodeStream::push(std::string_view piece) {
+void PieceDecoder::push(std::string_view piece) {
   DecodeStep* head = steps_.empty() ? static_cast<DecodeStep*>(sink_.get()) : steps_[0].get();
   head->feed(piece, true);
 }
-void DecodeStream::finish() {
+void PieceDecoder::finish() {
   DecodeStep* head = steps_.empty() ? static_cast<DecodeStep*>(sink_.get()) : steps_[0].get();
   head->finish();
 }
-std::string DecodeStream::take() { return sink_->take(); }
+std::string PieceDecoder::take() { return sink_->take(); }
 
-void check_decoder(const Value& config) { DecodeStream stream(config, true); }
+void check_decoder(const Value& config) { PieceDecoder stream(config, true); }
 
 }  // namespace tokamak

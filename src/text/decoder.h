@@ -23,11 +23,11 @@ class DecodeStep {
 };
 
 // One sequence being decoded; one thread.
-class DecodeStream {
+class PieceDecoder {
  public:
   // config: the decoder as in tokenizer.json; null: tokens joined by spaces.
-  DecodeStream(const Value& config, bool valid_utf8);
-  ~DecodeStream();
+  PieceDecoder(const Value& config, bool valid_utf8);
+  ~PieceDecoder();
   void push(std::string_view piece);
   void finish();
   std::string take();  // text that is final

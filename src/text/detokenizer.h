@@ -9,7 +9,7 @@
 
 namespace tokamak {
 
-class DecodeStream;
+class PieceDecoder;
 
 // Owner: one generated sequence; one thread at a time; the tokenizer outlives it. Text is held back
 // while a character is incomplete, and during a run of byte pieces (its validity is known only at
@@ -27,7 +27,7 @@ class Detokenizer {
  private:
   const Tokenizer* tokenizer_;
   DecodeOptions options_;
-  std::unique_ptr<DecodeStream> stream_;
+  std::unique_ptr<PieceDecoder> stream_;
 };
 
 }  // namespace tokamak

@@ -321,7 +321,7 @@ std::string Tokenizer::guard(std::string_view text, std::string_view mark) const
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, DecodeOptions options) const {
-  DecodeStream stream(impl_->spec.decoder, options.valid_utf8);
+  PieceDecoder stream(impl_->spec.decoder, options.valid_utf8);
   for (int32_t id : ids) {
     if (impl_->skipped(id, options)) continue;
     const std::string_view text = impl_->decoded_piece(id);
@@ -354,7 +354,7 @@ std::string Tokenizer::piece_bytes(int32_t id) const {
   const std::string_view text = piece(id);
   if (text.empty()) return {};
   if (impl_->added(id)) return std::string(text);
-  DecodeStream stream(impl_->spec.decoder, false);
+  PieceDecoder stream(impl_->spec.decoder, false);
   stream.push("a");  // absorbs the rules for first tokens
   stream.push(text);
   stream.finish();
@@ -367,7 +367,7 @@ const TokenizerSpec& Tokenizer::spec() const { return impl_->spec; }
 Detokenizer::Detokenizer(const Tokenizer& tokenizer, DecodeOptions options)
     : tokenizer_(&tokenizer),
       options_(options),
-      stream_(std::make_unique<DecodeStream>(tokenizer.spec().decoder, options.valid_utf8)) {}
+      stream_(std::make_unique<PieceDecoder>(tokenizer.spec().decoder, options.valid_utf8)) {}
 Detokenizer::~Detokenizer() = default;
 Detokenizer::Detokenizer(Detokenizer&&) noexcept = default;
 Detokenizer& Detokenizer::operator=(Detokenizer&&) noexcept = default;

@@ -44,6 +44,17 @@ class Help(unittest.TestCase):
 
     def test_ranges_are_named(self):
         self.assertIn("temperature is 2.5, but must be from 0 to 2", run("run", LLAMA, "x", "--temperature", "2.5").stderr)
+        # One check for CLI and API, so that both say the same (src/api/api_test.cc).
+        for flag, value, line in (("--threads", "-1", "threads is -1, but must be from 0 to 1024"),
+                                  ("--context", "-5", "context is -5, but must be from 0 to 16777216"),
+                                  ("--shapes", "round", 'shapes "round" is unknown; use auto, dynamic, buckets, fixed'),
+                                  ("--kv-dtype", "f12", 'kv_dtype "f12" is unknown; use f16, f32, int8'),
+                                  ("--buckets", "0,8", "a bucket is 0, but must be from 1 to 1048576"),
+                                  ("--gpu-memory-utilization", "2", "gpu_memory_utilization is 2, but must be from 0 to 1"),
+                                  ("--speculate", "magic", 'the method "magic" is unknown')):
+            done = run("run", LLAMA, "x", flag, value)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(line, done.stderr)
 
     def expect_usage_error(self, *args):
         done = run(*args)

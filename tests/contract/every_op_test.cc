@@ -19,10 +19,10 @@ struct GraphCase {
 
 // What other tests run on the cpu: sampling (sampling_test.cc) and the models' own ops.
 const std::set<std::string_view> kElsewhere = {
-    "penalize_tokens", "penalize_repeats", "bias_tokens",    "allow_tokens", "run_stages",
-    "temper",          "keep_min_p",       "keep_top_k",     "keep_typical", "keep_top_p",
-    "exclude_top",     "choose_token",     "token_logprobs", "append",       "attend",
-    "attend_rows",     "mean_rows",        "quantize"};
+    "penalize_tokens",  "penalize_repeats", "bias_tokens",  "allow_tokens",   "run_stages",
+    "keep_top_n_sigma", "temper",           "keep_min_p",   "keep_top_k",     "keep_typical",
+    "keep_top_p",       "exclude_top",      "choose_token", "token_logprobs", "append",
+    "attend",           "attend_rows",      "mean_rows",    "quantize"};
 
 const GraphCase kCases[] = {
     {{"add", "sub", "mul", "div", "maximum", "minimum"}, R"(

@@ -24,8 +24,8 @@ namespace tokamak {
 namespace {
 
 constexpr int32_t kDraws = 4096, kShown = 8;
-constexpr std::array kStageNames = {"penalties", "dry",   "temperature", "top_k",
-                                    "typical",   "top_p", "min_p",       "xtc"};
+constexpr std::array kStageNames = {"penalties", "dry",   "temperature", "top_k",      "typical",
+                                    "top_p",     "min_p", "xtc",         "top_n_sigma"};
 
 struct Setting {
   std::vector<float> logits;

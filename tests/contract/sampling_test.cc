@@ -44,6 +44,8 @@ SampleSpec random_spec(Rng& rng, int64_t vocab) {
   if (rng.below(2)) s.min_p = number(0.001, 0.3);
   if (rng.below(3) == 0) s.typical_p = number(0.1, 0.99);
   if (rng.below(3) == 0) s.xtc_probability = number(0.3, 1), s.xtc_threshold = number(0.01, 0.6);
+  if (rng.below(3) == 0) s.top_n_sigma = number(0.3, 3);
+  if (rng.below(3) == 0) s.dynatemp_range = number(0.1, 1.5), s.dynatemp_exponent = number(0.3, 3);
   if (rng.below(2)) s.repetition_penalty = number(0.8, 1.5);
   if (rng.below(2)) s.presence_penalty = number(-1, 1);
   if (rng.below(2)) s.frequency_penalty = number(-1, 1);
@@ -163,8 +165,8 @@ TEST(Sampling, EveryWayToRunItChoosesTheSameTokens) {
     Runner ref("ref", false, vocab, weights), cpu("cpu", false, vocab, weights),
         eager("cpu", true, vocab, weights);
     EXPECT_EQ(cpu.kernels(), (std::vector<std::string>{"cpu.choose_tokens", "cpu.token_logprobs"}));
-    EXPECT_EQ(eager.kernels().size(), 13u);
-    EXPECT_EQ(ref.kernels().size(), 13u);
+    EXPECT_EQ(eager.kernels().size(), 14u);
+    EXPECT_EQ(ref.kernels().size(), 14u);
     Sampler host(vocab, kRows);
     for (int trial = 0; trial < 60; ++trial) {
       SCOPED_TRACE(fmt::format("vocab {}, trial {}", vocab, trial));

@@ -141,6 +141,8 @@ std::vector<Asked> all_asked() {
   });
   add([](SampleSpec& s) { s.order = {SampleStage::kTopK}, s.top_k = 3; }).on_device = false;
   add([](SampleSpec& s) { s.xtc_probability = 0.9f; }).on_device = false;
+  add([](SampleSpec& s) { s.top_n_sigma = 1; }).on_device = false;
+  add([](SampleSpec& s) { s.dynatemp_range = 0.5f; }).on_device = false;
   return out;
 }
 

@@ -255,6 +255,61 @@ TEST(Speculation, ADraftModelSharesTheNoise) {
   }
 }
 
+// Counts the phases of steps.
+class PhaseCounter final : public Executable {
+ public:
+  PhaseCounter(std::unique_ptr<Executable> of, std::vector<size_t>& counts)
+      : of_(std::move(of)), counts_(counts) {}
+  Ticket submit(const StepInputs& step) override {
+    counts_.push_back(step.phases.size());
+    return of_->submit(step);
+  }
+  void collect(Ticket ticket, StepResult& out) override { of_->collect(ticket, out); }
+  const MemoryLedger& memory() const override { return of_->memory(); }
+
+ private:
+  std::unique_ptr<Executable> of_;
+  std::vector<size_t>& counts_;
+};
+
+// All tokens of a proposal are drafted in one step: each phase reads what the phase before it
+// chose.
+TEST(Speculation, AProposalIsOneStepOfSeveralPhases) {
+  PlanSet plans = fake_plan_set();
+  EngineConfig config = default_engine_config(plans);
+  config.draft_tokens = 4;
+  config.blocks = kv_blocks_for(plans, 1000);
+  std::vector<size_t> phases;
+  ModelDrafter drafter(plans,
+                       std::make_unique<PhaseCounter>(null_for(plans, config, checked()), phases),
+                       config.blocks, config.max_num_seqs);
+  TestRun run(plans, config, checked(), &drafter);
+  run.arrive(0, 1, request({1, 2, 3}, 1 + 2 * 5));
+  run.run();
+  EXPECT_EQ((run.answers[{1, 0}].ids), run.model.continuation(std::vector<int32_t>{1, 2, 3}, 11));
+  EXPECT_EQ(run.core.stats().draft_accepted, 8);
+  EXPECT_EQ(phases, (std::vector<size_t>{4, 4}));
+}
+
+// A sequence whose drafts have no finite logits is not drafted for; the others are.
+TEST(Speculation, ADraftThatIsNotFiniteEndsItsProposalOnly) {
+  PlanSet plans = fake_plan_set();
+  EngineConfig config = default_engine_config(plans);
+  config.draft_tokens = 4;
+  config.blocks = kv_blocks_for(plans, 1000);
+  NullOptions options = checked();
+  options.nan_token = 7;
+  ModelDrafter drafter(plans, null_for(plans, config, options), config.blocks, config.max_num_seqs);
+  TestRun run(plans, config, checked(), &drafter);
+  std::vector<int32_t> good = {1, 2, 3}, bad = {1, 2, 7};
+  run.arrive(0, 1, request(good, 21));
+  run.arrive(0, 2, request(bad, 21));
+  run.run();
+  EXPECT_EQ((run.answers[{1, 0}].ids), run.model.continuation(good, 21));
+  EXPECT_EQ((run.answers[{2, 0}].ids), run.model.continuation(bad, 21));
+  EXPECT_GE((run.answers[{1, 0}].accepted), 12);
+}
+
 TEST(Speculation, AFailingDraftModelIsNotUsed) {
   PlanSet plans = fake_plan_set();
   EngineConfig config = default_engine_config(plans);

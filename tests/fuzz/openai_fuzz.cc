@@ -1,5 +1,5 @@
-// The body of a chat or completion request (the first byte selects) -> a prepared request. Anything
-// but Error is a finding.
+// The body of a request -> a prepared request: of a program if the first byte is 'p', otherwise of
+// a chat or a completion. Anything but Error is a finding.
 #include <cstdint>
 #include <string>
 
@@ -8,16 +8,25 @@
 #include "base/log.h"
 #include "serve/fake_client.h"
 #include "serve/openai/prepare.h"
+#include "serve/program/program.h"
 
 using namespace tokamak;
 
 namespace {
 
-void read_body(std::string_view text, bool chat) {
+std::shared_ptr<const ServedModel> fuzz_model() {
+  ServedModel model = testing::fake_model(nullptr);
+  model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
+  return std::make_shared<const ServedModel>(std::move(model));
+}
+
+void read_body(std::string_view text, char kind) {
   log::set_level(log::Level::kError);  // unknown fields are logged
-  static const auto model = std::make_shared<const ServedModel>(testing::fake_model(nullptr));
+  static const auto model = fuzz_model();
   Value body = parse_json(text);
-  if (chat)
+  if (kind == 'p')
+    program::parse_program(body);
+  else if (kind % 2 == 0)
     openai::prepare_chat(body, model);
   else
     openai::prepare_completion(body, model);
@@ -29,7 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
   try {
-    read_body(text, data[0] % 2 == 0);
+    read_body(text, static_cast<char>(data[0]));
   } catch (const Error& e) {
     if (e.code() == ErrorCode::kInternal) throw;
   }

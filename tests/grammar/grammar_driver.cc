@@ -1,6 +1,8 @@
 // Answers questions about grammars, one JSON object per line, for oracles in Python:
 //   {"schema": ... | "gbnf": "..." | "regex": "...", "texts": [...], "walks": 5, "seed": 1}
 //   -> {"matches": [true, ...], "walks": ["{...}", ...]} or {"error": "..."}
+// With "masks": N also N random walks of tokens, each [[token, [allowed tokens], may end], ...]:
+// the token is what was taken next, -1 at the end. {"vocabulary": true} gives the tokens' bytes.
 #include <iostream>
 #include <random>
 #include <string>
@@ -87,9 +89,50 @@ bool walk(const std::shared_ptr<const Grammar>& grammar, std::mt19937& rng, std:
   return false;
 }
 
+// The mask of every state on a random way through the grammar.
+Value mask_walk(const std::shared_ptr<const Grammar>& grammar, std::mt19937& rng) {
+  const Vocabulary& vocabulary = grammar->vocabulary();
+  Matcher matcher(grammar);
+  Value out = Value::array();
+  for (size_t step = 0; step < 60; ++step) {
+    std::vector<uint32_t> mask(vocabulary.words(), 0);
+    matcher.fill_mask(mask);
+    Value::Array allowed;
+    std::vector<int32_t> likely;  // one token in four is any of the allowed ones
+    for (int32_t id = 0; id < static_cast<int32_t>(vocabulary.size()); ++id) {
+      if ((mask[static_cast<size_t>(id) / 32] >> (id % 32) & 1) == 0) continue;
+      allowed.emplace_back(id);
+      if (id >= 256 || id == '"' || id == '}' || id == ']' || id == ',') likely.push_back(id);
+    }
+    int32_t taken = -1;
+    if (!allowed.empty())
+      taken = likely.empty() || rng() % 4 == 0
+                  ? static_cast<int32_t>(allowed[rng() % allowed.size()].as_int())
+                  : likely[rng() % likely.size()];
+    out.push(Value::Array{taken, Value(std::move(allowed)), matcher.accepting()});
+    if (taken < 0) break;
+    if (!matcher.accept(taken)) fail(ErrorCode::kInternal, "a token of the mask is not accepted");
+  }
+  return out;
+}
+
+Value vocabulary_value(const Vocabulary& vocabulary) {
+  Value tokens = Value::array();
+  for (int32_t id = 0; id < static_cast<int32_t>(vocabulary.size()); ++id) {
+    Value bytes = Value::array();
+    for (unsigned char byte : vocabulary.bytes(id)) bytes.push(static_cast<int64_t>(byte));
+    tokens.push(std::move(bytes));
+  }
+  return tokens;
+}
+
 Value answer(const Value& question) {
   static const auto vocabulary = walk_vocabulary();
   Value out = Value::object();
+  if (question.has("vocabulary")) {
+    out.set("vocabulary", vocabulary_value(*vocabulary));
+    return out;
+  }
   try {
     auto grammar = std::make_shared<Grammar>(grammar_of(question), vocabulary);
     Value matches = Value::array(), walks = Value::array();
@@ -99,6 +142,9 @@ Value answer(const Value& question) {
     std::string text;
     for (int64_t i = 0; i < question.get_int("walks", 0); ++i)
       if (walk(grammar, rng, text)) walks.push(text);
+    Value masks = Value::array();
+    for (int64_t i = 0; i < question.get_int("masks", 0); ++i) masks.push(mask_walk(grammar, rng));
+    out.set("masks", std::move(masks));
     out.set("matches", std::move(matches));
     out.set("walks", std::move(walks));
   } catch (const Error& e) {

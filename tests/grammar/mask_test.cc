@@ -7,7 +7,9 @@
 #include <algorithm>
 
 #include "base/json.h"
+#include "serve/call_mask.h"
 #include "serve/fake_client.h"
+#include "serve/token_filter.h"
 #include "tests/engine/test_run.h"
 #include "text/grammar/grammar_cache.h"
 
@@ -46,7 +48,7 @@ GrammarMaskOptions mask_options(Kind kind, const std::string& text) {
   return options;
 }
 
-std::vector<int32_t> allowed_after(GrammarMask& mask, std::vector<int32_t> answer,
+std::vector<int32_t> allowed_after(TokenMask& mask, std::vector<int32_t> answer,
                                    std::vector<int32_t> drafts = {}) {
   std::vector<uint32_t> bits(mask_words(300), 0);
   mask.allow(0, answer, drafts, bits);
@@ -145,6 +147,95 @@ TEST(GrammarMask, AnswersOfTheEngineFollowTheGrammar) {
         }
     }
   EXPECT_GT(ended, 30u);
+}
+
+std::vector<int32_t> ids_of(std::string_view text) {
+  std::vector<int32_t> ids;
+  for (unsigned char byte : text) ids.push_back(byte);
+  return ids;
+}
+bool allows(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+// A tokenizer with tokens that cross the end of the mark.
+std::shared_ptr<const Tokenizer> crossing_tokenizer() {
+  TokenizerSpec spec = tagged_tokenizer()->spec();
+  for (const char* text : {"l>\n", "<call>", "<call>x", ">", " {", "{}"}) {
+    AddedToken token;
+    token.id = static_cast<int32_t>(spec.vocab_size());
+    token.content = text;
+    spec.added_tokens.push_back(token);
+  }
+  return std::make_shared<Tokenizer>(std::move(spec));
+}
+constexpr int32_t kCrossing = 261, kMark = 262, kMarkAndMore = 263, kBlankBrace = 265,
+                  kBraces = 266;
+
+CallMaskOptions call_options(const std::string& mark, const std::string& gbnf) {
+  static const auto tokenizer = crossing_tokenizer();
+  static GrammarCache cache(tokenizer);
+  CallMaskOptions options;
+  options.grammar = cache.get({Kind::kGbnf, gbnf});
+  options.mark = mark;
+  options.tokenizer = tokenizer;
+  options.end_ids = grammar_end_ids(*tokenizer, {});
+  return options;
+}
+
+TEST(CallMask, IsFreeUntilACallBeginsAndAfterIt) {
+  CallMask mask(call_options("<call>", "root ::= \"a\" [0-9] \";\""));
+  std::vector<int32_t> free = allowed_after(mask, {});
+  EXPECT_TRUE(allows(free, kEnd) && allows(free, 'z') && allows(free, kMark));
+  EXPECT_FALSE(allows(free, kMarkAndMore));  // the grammar could not check its end
+  EXPECT_TRUE(allows(free, kCrossing));
+  EXPECT_FALSE(allows(allowed_after(mask, ids_of("hm <cal")), kCrossing));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("hm <cax")), kCrossing));
+  EXPECT_EQ(allowed_after(mask, ids_of("hm <call>")), ids_of("a"));
+  EXPECT_EQ(allowed_after(mask, {kMark}), ids_of("a"));
+  EXPECT_EQ(allowed_after(mask, ids_of("hm <call>a")), ids_of("0123456789"));
+  EXPECT_EQ(allowed_after(mask, ids_of("hm <call>a7")), ids_of(";"));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("hm <call>a7;")), kEnd));
+  EXPECT_EQ(allowed_after(mask, ids_of("<call>a7; and <call>")), ids_of("a"));
+  // Drafts, and an answer that is taken back.
+  EXPECT_EQ(allowed_after(mask, ids_of("<ca"), ids_of("ll>a")), ids_of("0123456789"));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("<c")), 'z'));
+}
+
+TEST(CallMask, MarksInThoughtsBeginNothing) {
+  CallMaskOptions options = call_options("<call>", "root ::= \"a\"");
+  options.thinking = Thinking::kOpen;
+  CallMask mask(options);
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("<call>")), 'z'));
+  EXPECT_EQ(allowed_after(mask, ids_of("<call></think>x<call>")), ids_of("a"));
+}
+
+TEST(CallMask, ABraceAtTheBeginning) {
+  CallMask mask(call_options("", "root ::= \"{\" [0-9] \"}\""));
+  std::vector<int32_t> first = allowed_after(mask, {});
+  EXPECT_TRUE(allows(first, '{') && allows(first, 'x') && allows(first, kEnd));
+  EXPECT_FALSE(allows(first, kBlankBrace) || allows(first, kBraces));
+  EXPECT_EQ(allowed_after(mask, ids_of("{")), ids_of("0123456789"));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("{4}")), kEnd));
+  EXPECT_TRUE(allows(allowed_after(mask, ids_of("Well {")), 'z'));
+}
+
+TEST(TokenFilter, AllowedTokensAndBadWords) {
+  TokenFilterOptions options;
+  options.allowed = {'a', 'b', 'c', kEnd};
+  options.banned = {{'c'}, {'a', 'b', 'a'}};
+  options.vocab = 300;
+  TokenFilter mask(options);
+  EXPECT_EQ(allowed_after(mask, {}), (std::vector<int32_t>{'a', 'b', kEnd}));
+  EXPECT_EQ(allowed_after(mask, ids_of("bab")), (std::vector<int32_t>{'b', kEnd}));
+  EXPECT_EQ(allowed_after(mask, ids_of("ba"), ids_of("b")), (std::vector<int32_t>{'b', kEnd}));
+  EXPECT_EQ(allowed_after(mask, ids_of("babb")), (std::vector<int32_t>{'a', 'b', kEnd}));
+  options.allowed.clear();
+  options.grammar = std::make_shared<GrammarMask>(mask_options(Kind::kRegex, "[a-d]b"));
+  TokenFilter both(options);
+  EXPECT_EQ(allowed_after(both, {}), ids_of("abd"));
+  EXPECT_EQ(banned_sequences(*tagged_tokenizer(), " hi"),
+            (std::vector<std::vector<int32_t>>{ids_of("hi"), ids_of(" hi")}));
 }
 
 TEST(GrammarCache, IsBoundedAndShared) {

@@ -1,6 +1,5 @@
 """Third-party clients against the server: the official clients of Anthropic and Ollama, LangChain's ChatOpenAI, and Schemathesis,
-which generates requests from /openapi.json. Each runs only if its package is installed:
-pip install anthropic ollama langchain-openai schemathesis"""
+which generates requests from /openapi.json (minutes; only if the package schemathesis is installed)."""
 import importlib.util
 import subprocess
 import sys
@@ -10,14 +9,9 @@ import unittest
 from harness import Server
 
 
-def missing(*packages):
-    return next((p for p in packages if importlib.util.find_spec(p) is None), None)
-
-
 TOOL_TEXT = 'Sure. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
-@unittest.skipIf(missing("anthropic"), "anthropic is not installed")
 class Anthropic(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -70,7 +64,6 @@ class Anthropic(unittest.TestCase):
             stream.get_final_message()
 
 
-@unittest.skipIf(missing("ollama"), "ollama is not installed")
 class Ollama(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -123,7 +116,6 @@ class Ollama(unittest.TestCase):
             list(self.client.chat("fake", messages=[{"role": "user", "content": "[error]"}], stream=True))
 
 
-@unittest.skipIf(missing("langchain_openai"), "langchain-openai is not installed")
 class LangChain(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -171,7 +163,7 @@ class LangChain(unittest.TestCase):
         self.assertEqual([c["token"] for c in answer.response_metadata["logprobs"]["content"]], ["h", "i"])
 
 
-@unittest.skipIf(missing("schemathesis"), "schemathesis is not installed")
+@unittest.skipIf(importlib.util.find_spec("schemathesis") is None, "schemathesis is not installed")
 class Schemathesis(unittest.TestCase):
     def test_no_server_error(self):
         server = Server()
@@ -179,7 +171,7 @@ class Schemathesis(unittest.TestCase):
             folder = self.enterContext(tempfile.TemporaryDirectory())  # it writes to its working directory
             done = subprocess.run([sys.executable, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{server.port}/openapi.json",
                                    "--checks", "not_a_server_error", "--max-examples", "60", "--seed", "1", "--request-timeout", "20",
-                                   "--phases", "examples,coverage,fuzzing"], cwd=folder, capture_output=True, text=True, timeout=280)
+                                   "--phases", "examples,coverage,fuzzing"], cwd=folder, capture_output=True, text=True, timeout=1200)
             self.assertEqual(done.returncode, 0, done.stdout[-6000:] + done.stderr[-2000:])
             self.assertRegex(done.stdout, r"(?i)test cases?|generated")
         finally:

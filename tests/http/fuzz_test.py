@@ -78,7 +78,7 @@ NAMED_COMPLETION = [
     ("prompt[1]", {"prompt": ["a", 1]}, "invalid_type"),
     ("max_tokens", {"prompt": "x", "max_tokens": 0}, "integer_below_min_value"),
     ("prompt", {"prompt": "x", "max_tokens": 4096}, "context_length_exceeded"),
-    ("best_of", {"prompt": "x", "best_of": 3}, "unsupported_parameter"),
+    ("best_of", {"prompt": "x", "best_of": 3, "stream": True}, "invalid_value"),
     ("suffix", {"prompt": "x", "suffix": "y"}, "unsupported_parameter"),
     ("n", {"prompt": ["x"] * 100, "n": 100}, "invalid_value"),
 ]

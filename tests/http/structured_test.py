@@ -66,11 +66,44 @@ class Structured(unittest.TestCase):
         for choice in self.choices(guided_choice=["xyz"], logprobs=2):
             self.assertEqual("".join(choice["logprobs"]["tokens"]), "xyz")
 
+    def test_allowed_tokens_and_bad_words(self):
+        allowed = [65, 66, 67, 70]
+        for choice in self.choices(allowed_token_ids=allowed, return_token_ids=True, max_tokens=20):
+            self.assertEqual(len(choice["token_ids"]), 20)
+            self.assertLessEqual(set(choice["token_ids"]), set(allowed))
+        free = self.choices(seed=3, temperature=0, max_tokens=30, n=1)[0]["text"]
+        word = free.split()[0] if free.split() else free[:2]
+        for choice in self.choices(seed=3, temperature=0, max_tokens=30, n=1, bad_words=[word]):
+            self.assertNotEqual(choice["text"], free)
+        constrained = self.choices(guided_choice=["left", "right"], bad_words=["left"])
+        self.assertEqual({c["text"] for c in constrained}, {"right"})
+
+    def test_best_of_returns_the_likeliest(self):
+        fields = {"seed": 11, "max_tokens": 12, "logprobs": 0, "ignore_eos": True}
+        mean = lambda c: sum(c["logprobs"]["token_logprobs"]) / len(c["logprobs"]["token_logprobs"])
+        everything = sorted(self.choices(n=6, **fields), key=mean, reverse=True)
+        best = self.choices(n=2, best_of=6, **fields)
+        self.assertEqual([c["text"] for c in best], [c["text"] for c in everything[:2]])
+        self.assertEqual([c["index"] for c in best], [0, 1])
+        self.assertEqual([c["text"] for c in self.choices(n=2, best_of=6, **{**fields, "logprobs": None})], [c["text"] for c in best])
+
+    def test_samplers(self):
+        greedy = self.choices(temperature=0, n=1)[0]["text"]
+        self.assertEqual(self.choices(top_n_sigma=1e-6, n=1)[0]["text"], greedy)
+        self.assertNotEqual(self.choices(top_n_sigma=50, n=1, seed=1)[0]["text"], greedy)
+        self.assertNotEqual(self.choices(dynatemp_range=0.5, n=1, seed=1)[0]["text"], self.choices(n=1, seed=1)[0]["text"])
+        for field, value in (("mirostat", 2), ("penalty_alpha", 0.6), ("dola_layers", "high"), ("guidance_scale", 1.5), ("negative_prompt", "x")):
+            status, _, data = self.server.post("/v1/completions", prompt="x", **{field: value})
+            self.assertEqual((status, data["error"]["param"], data["error"]["code"]), (400, field, "unsupported_parameter"))
+
     def test_errors_name_the_field(self):
         for fields, param, words in (({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "#/uniqueItems"),
                                      ({"regex": "("}, "regex", "is expected"), ({"grammar": "root ::= x"}, "grammar", "does not define"),
                                      ({"guided_choice": []}, "guided_choice", "empty"), ({"regex": "a", "grammar": "b"}, "grammar", "cannot be combined"),
-                                     ({"regex": "a", "use_beam_search": True, "n": 2}, "use_beam_search", "Beam search")):
+                                     ({"regex": "a", "use_beam_search": True, "n": 2}, "use_beam_search", "Beam search"),
+                                     ({"allowed_token_ids": []}, "allowed_token_ids", "empty"), ({"bad_words": ["x", " "]}, "bad_words[1]", "empty"),
+                                     ({"allowed_token_ids": [10 ** 6]}, "allowed_token_ids[0]", ""),
+                                     ({"bad_words": ["x"], "use_beam_search": True, "n": 2}, "bad_words", "beam search")):
             status, _, data = self.server.post("/v1/completions", prompt="x", **fields)
             self.assertEqual((status, data["error"]["param"]), (400, param), data)
             self.assertTrue(re.search(re.escape(words), data["error"]["message"]), data)

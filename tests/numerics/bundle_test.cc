@@ -126,6 +126,66 @@ TEST_F(BundleNumerics, AnotherIsaCompilesTheGraphInside) {
   ::unsetenv("TOKAMAK_ISA");
 }
 
+// Plans of an older program, whose kernels round in other places, are not run: the graph inside is
+// compiled again, and one line says why.
+TEST_F(BundleNumerics, AnotherNumericsIdCompilesTheGraphInside) {
+  RunnerOptions options = cpu_options();
+  ScratchBundle file;
+  OpenedModel opened{import_model(tiny_model("smollm2.gguf")), {}};
+  auto backend = make_backend("cpu", {});
+  write_bundle(opened, *backend, compile_like(options), file.path(), "test");
+  BundleModel bundle(BundleFile::open(file.path()));
+  const std::string want = bundle.plans().numerics_id;
+  PlanSet old = bundle.plans();
+  const std::string kernel = old.kernels[0].name, rounds = old.kernels[0].numeric_class;
+  old.kernels[0].numeric_class = "as it did before";
+  old.numerics_id = "0123";
+  bundle.replace_plans(old);
+  log::set_level(log::Level::kWarn);
+  testing::internal::CaptureStderr();
+  fit_bundle(bundle, *backend, nullptr);
+  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string name = file.path().string();
+  EXPECT_EQ(said.substr(said.find(name)),
+            fmt::format("{}: its kernel {} rounds as \"as it did before\", that of this program as "
+                        "\"{}\"; compiling it again from the graph inside (tokamak compile {} -o "
+                        "NEW.tkm keeps the result)\n",
+                        name, kernel, rounds, name));
+  EXPECT_EQ(bundle.plans().numerics_id, want);
+}
+
+// Likewise plans of an older version.
+TEST_F(BundleNumerics, OldPlansCompileTheGraphInside) {
+  RunnerOptions options = cpu_options();
+  ScratchBundle file;
+  OpenedModel opened{import_model(tiny_model("smollm2.gguf")), {}};
+  auto backend = make_backend("cpu", {});
+  write_bundle(opened, *backend, compile_like(options), file.path(), "test");
+  {
+    BundleModel whole(BundleFile::open(file.path()));
+    PlanSet old = whole.plans();
+    old.version = PlanSet::kVersion - 1;
+    BundleWriter writer(file.path());
+    backend->pack_weights(
+        whole.plans(), *opened.model.weights,
+        [&](const WeightEntry& e, const PackedWeight& p) { writer.add_weight(e, p); });
+    writer.finish(whole.meta(), whole.graph(), old, whole.tokenizer());
+  }
+  BundleModel bundle(BundleFile::open(file.path()));
+  EXPECT_FALSE(bundle.plans_readable());
+  log::set_level(log::Level::kWarn);
+  testing::internal::CaptureStderr();
+  fit_bundle(bundle, *backend, nullptr);
+  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string name = file.path().string();
+  EXPECT_EQ(said.substr(said.find(name)),
+            fmt::format("{}: its plans have version {}, this program runs version {}; compiling it "
+                        "again from the graph inside (tokamak compile {} -o NEW.tkm keeps the "
+                        "result)\n",
+                        name, PlanSet::kVersion - 1, PlanSet::kVersion, name));
+  EXPECT_EQ(bundle.plans().version, PlanSet::kVersion);
+}
+
 TEST_F(BundleNumerics, ABundleOfABundle) {
   RunnerOptions options = cpu_options();
   ScratchBundle first;

@@ -170,6 +170,7 @@ TEST_P(GoldenTest, FusionKeepsEveryBit) {
     auto whole = plain.all_logits(0, ids, 64);
     EXPECT_EQ(fused.all_logits(0, ids, 64), whole);
     EXPECT_EQ(fused.all_logits(1, ids, 5), whole);
+    EXPECT_EQ(fused.kv(1), plain.kv(0));
     for (size_t i = 0; i < 8; ++i)  // decode reads what decode wrote
       EXPECT_EQ(fused.decode({{2, {ids[i]}}, {3, {ids[i]}}}),
                 plain.decode({{2, {ids[i]}}, {3, {ids[i]}}}));
@@ -207,6 +208,11 @@ TEST_P(GoldenTest, LogitBitsDoNotDependOnBatching) {
     }
     ModelRunner threads(paths().back(), {.backend = "cpu", .kv_dtype = kv, .threads = 3});
     EXPECT_EQ(threads.all_logits(0, ids, 64), whole) << "three threads";
+    // So are those of the cache.
+    auto cached = runner.kv(0);
+    EXPECT_NE(cached, runner.kv(7)) << "nothing was cached";
+    for (int s : {1, 2, 4}) EXPECT_TRUE(runner.kv(s) == cached) << "KV of sequence " << s;
+    EXPECT_TRUE(threads.kv(0) == cached) << "KV, three threads";
     runner.restart(0);
     EXPECT_EQ(runner.all_logits(0, ids, 11), whole) << "recomputed after preemption";
   }

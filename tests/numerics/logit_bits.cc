@@ -1,6 +1,6 @@
 // Prints a hash of all logit bits of model files (prefill in chunks, mixed steps, decode alone and
-// batched) and a greedy answer, for each backend, activation type and KV type. Two builds compute
-// the same if they print the same.
+// batched), a hash of all KV bits and a greedy answer, for each backend, activation type and KV
+// type. Two builds compute the same if they print the same.
 #include <fmt/format.h>
 #include <filesystem>
 #include "base/error.h"
@@ -37,8 +37,15 @@ int main(int argc, char** argv) {
             add(r.decode({{1, {b[4]}}}));
             std::string text;
             for (int32_t id : r.greedy(2, b, 12)) text += fmt::format("{} ", id);
-            fmt::print("{} {} {} {} {} | {}\n", std::filesystem::path(path).filename().string(),
-                       backend, act, dtype_name(kv), h.hex(), text);
+            Hash128 cached;
+            for (int s : {0, 1, 2}) {
+              std::vector<std::byte> bytes = r.kv(s);
+              cached.add(
+                  std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+            }
+            fmt::print("{} {} {} {} logits {} kv {} | {}\n",
+                       std::filesystem::path(path).filename().string(), backend, act,
+                       dtype_name(kv), h.hex(), cached.hex(), text);
           } catch (const Error& e) {
             fmt::print("{} {} {} {}: {}\n", path, backend, act, dtype_name(kv), e.what());
           }

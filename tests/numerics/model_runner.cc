@@ -124,6 +124,17 @@ std::vector<int32_t> ModelRunner::greedy(int sequence, const std::vector<int32_t
   return out;
 }
 
+std::vector<std::byte> ModelRunner::kv(int sequence) {
+  std::vector<std::byte> out;
+  for (uint32_t g = 0; g < tables_.size(); ++g) {
+    const std::vector<int32_t>& blocks = tables_[g][static_cast<size_t>(sequence)];
+    std::vector<std::byte> bytes(blocks.size() * executable_->block_bytes(g));
+    executable_->wait(executable_->read_blocks(g, blocks, bytes));
+    out.insert(out.end(), bytes.begin(), bytes.end());
+  }
+  return out;
+}
+
 double nmse(const std::vector<float>& got, const std::vector<double>& want) {
   double error = 0, power = 0;
   for (size_t i = 0; i < want.size(); ++i) {

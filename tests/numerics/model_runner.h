@@ -1,6 +1,7 @@
 #pragma once
 // Runs a model file through import, compiler and backend, step by step, and returns logits, for the
 // numerics tests. Sequences get their KV blocks in shuffled order, to expose paging bugs.
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <set>
@@ -45,6 +46,10 @@ class ModelRunner {
   std::vector<std::vector<float>> all_logits(int sequence, const std::vector<int32_t>& ids,
                                              size_t chunk);
   std::vector<int32_t> greedy(int sequence, const std::vector<int32_t>& prompt, int count);
+
+  // The KV blocks of a sequence as the executable stores them, in order, of all groups. Slots that
+  // were never written are zero.
+  std::vector<std::byte> kv(int sequence);
 
   void restart(int sequence) { lengths_[static_cast<size_t>(sequence)] = 0; }
   const PlanSet& plans() const { return source_->plans(); }

@@ -12,7 +12,7 @@ namespace {
 
 // stages_row in ops/sampling_rows.cc knows stages by their numbers.
 static_assert(static_cast<int>(SampleStage::kPenalties) == 0 &&
-              static_cast<int>(SampleStage::kXtc) == kSampleStages - 1);
+              static_cast<int>(SampleStage::kTopNSigma) == kSampleStages - 1);
 
 constexpr float kBanned = -std::numeric_limits<float>::infinity();
 
@@ -29,13 +29,17 @@ void set_params(const SampleSpec& s, float* p) {
   p[kParamFrequency] = s.frequency_penalty;
   p[kParamDryMultiplier] = s.dry_multiplier;
   p[kParamDryBase] = s.dry_base;
+  p[kParamTopNSigma] = s.top_n_sigma;
+  p[kParamDynatempRange] = s.dynatemp_range;
+  p[kParamDynatempExponent] = s.dynatemp_exponent;
 }
 
 // Nothing but the penalties and the largest logit.
 void set_greedy(float* p) {
   p[kParamTemperature] = 0;
   p[kParamTopK] = p[kParamMinP] = p[kParamXtcProbability] = 0;
-  p[kParamTopP] = p[kParamTypicalP] = 1;
+  p[kParamTopP] = p[kParamTypicalP] = p[kParamDynatempExponent] = 1;
+  p[kParamTopNSigma] = p[kParamDynatempRange] = 0;
 }
 
 template <class T>

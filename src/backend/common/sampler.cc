@@ -66,9 +66,8 @@ void Sampler::resolve(std::vector<int32_t>& ids, const StepResult& earlier) cons
     if (id >= 0) continue;
     if (is_output_id(id)) {
       auto output = static_cast<size_t>(output_of_id(id));
-      TK_CHECK(output < earlier.ids.size() && earlier.ids[output] >= 0,
-               "output {} has not chosen a token", output);
-      id = earlier.ids[output];
+      TK_CHECK(output < earlier.ids.size(), "output {} belongs to no earlier phase", output);
+      id = std::max(0, earlier.ids[output]);
       continue;
     }
     auto row = static_cast<size_t>(row_of_id(id));
@@ -119,7 +118,8 @@ void Sampler::complete(StepResult& out) {
 
 void Sampler::skip(const SamplePhase& phase, StepResult& out) {
   for (const SampleRow& sample : phase.inputs.samples)
-    TK_CHECK(sample.mode == SampleRow::Mode::kHidden, "{} has no logits", phase.inputs.function);
+    TK_CHECK(sample.mode == SampleRow::Mode::kHidden, "function {} returns no logits",
+             phase.inputs.function);
   add_results(phase, out);
   out.path_start.resize(out.failed.size() + 1, out.path_start.back());
 }

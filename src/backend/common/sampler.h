@@ -43,7 +43,8 @@ class Sampler {
   Sampler(int64_t vocab, int64_t max_rows, SampleFunction function = {});
   // Before a step runs: takes its resets.
   void begin(const StepInputs& step);
-  // Before a phase runs: replaces ids below zero. `earlier` has the results of earlier phases.
+  // Before a phase runs: replaces ids below zero. `earlier` has the results of earlier phases; an
+  // output that chose no token stands for token 0.
   // Throws Error(kInternal) when a row has not chosen a token yet.
   void resolve(std::vector<int32_t>& ids, const StepResult& earlier) const;
   // After it: logits is [R, vocab], row-major, or null where the function has them elsewhere. Fills

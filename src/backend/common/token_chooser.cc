@@ -24,7 +24,7 @@ uint64_t TokenChooser::bytes(int64_t vocab) {
 }
 
 // In the order of SampleParam.
-constexpr float kNeutralParams[kSampleParams] = {1, 0, 1, 0, 1, 0, 0, 1, 0, 0, 0, 1};
+constexpr float kNeutralParams[kSampleParams] = {1, 0, 1, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1};
 
 TokenChooser::Settings TokenChooser::settings(const SampleArgs& args, int64_t row) const {
   const int32_t* k = args.keys + row * kSampleKeys;
@@ -52,6 +52,9 @@ TokenChooser::Settings TokenChooser::settings(const SampleArgs& args, int64_t ro
   s.frequency = p[kParamFrequency];
   s.dry_multiplier = p[kParamDryMultiplier];
   s.dry_base = p[kParamDryBase];
+  s.top_n_sigma = p[kParamTopNSigma];
+  s.dynatemp_range = p[kParamDynatempRange];
+  s.dynatemp_exponent = p[kParamDynatempExponent];
   s.seed = uint64_t{static_cast<uint32_t>(k[kKeySeedHigh])} << 32 |
            static_cast<uint32_t>(k[kKeySeedLow]);
   s.choice = k[kKeyChoice];
@@ -82,7 +85,8 @@ int32_t TokenChooser::choose(const SampleArgs& args, int64_t row) {
   Settings s = settings(args, row);
   if (args.x) logits = {args.x + row * vocab_, static_cast<size_t>(vocab_)};
   // Only filters that choose_plain() knows, in its order.
-  bool plain = s.order.empty() && s.typical_p >= 1.0f && s.xtc_probability <= 0;
+  bool plain = s.order.empty() && s.typical_p >= 1.0f && s.xtc_probability <= 0 &&
+               s.top_n_sigma <= 0 && s.dynatemp_range <= 0;
   return plain ? choose_plain(s, adjust(s, logits)) : choose_staged(s, logits);
 }
 

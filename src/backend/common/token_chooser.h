@@ -3,11 +3,11 @@
 // token of one row. It gives what the ops give one after the other, without sorting the vocabulary
 // and without noise for tokens that cannot win.
 //
-// The order of OpenAI's API and vLLM: penalties, DRY, bias, mask, temperature, min-p, top-k,
-// typical, top-p, XTC; then the remaining token with the largest log-probability + noise is chosen,
-// which draws from their softmax. Among equal logits the lower id comes first, everywhere. A row
-// may name another order: then bias and mask come first, and stages that are not named do not run
-// (without kTemperature, the temperature is 1).
+// The order of OpenAI's API and vLLM: penalties, DRY, bias, mask, top-n-sigma, temperature, min-p,
+// top-k, typical, top-p, XTC; then the remaining token with the largest log-probability + noise is
+// chosen, which draws from their softmax. Among equal logits the lower id comes first, everywhere.
+// A row may name another order: then bias and mask come first, and stages that are not named do not
+// run (without kTemperature, the temperature is 1).
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -58,6 +58,7 @@ class TokenChooser {
  private:
   struct Settings {
     float temperature, top_p, min_p, typical_p, xtc_probability, xtc_threshold;
+    float top_n_sigma, dynatemp_range, dynatemp_exponent;
     float repetition, presence, frequency, dry_multiplier, dry_base;
     int64_t top_k;
     uint64_t seed;
@@ -97,6 +98,8 @@ class TokenChooser {
   double candidate_mass(float peak);
   void keep_typical(float typical_p);
   void exclude_top(const Settings& s);
+  void keep_top_n_sigma(float n);
+  float temperature_of(const Settings& s);
 
   int64_t vocab_;
   std::vector<float> scratch_;   // adjusted logits of one row

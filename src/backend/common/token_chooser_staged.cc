@@ -12,8 +12,9 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 constexpr SampleStage kDefaultOrder[] = {
-    SampleStage::kPenalties, SampleStage::kDry,     SampleStage::kTemperature, SampleStage::kMinP,
-    SampleStage::kTopK,      SampleStage::kTypical, SampleStage::kTopP,        SampleStage::kXtc,
+    SampleStage::kPenalties,   SampleStage::kDry,  SampleStage::kTopNSigma,
+    SampleStage::kTemperature, SampleStage::kMinP, SampleStage::kTopK,
+    SampleStage::kTypical,     SampleStage::kTopP, SampleStage::kXtc,
 };
 
 bool contains(std::span<const int32_t> ids, int32_t id) {
@@ -126,6 +127,38 @@ void TokenChooser::exclude_top(const Settings& s) {
   std::erase_if(candidates_, [&](const Candidate& c) { return reaches(c) && c.id != keep.id; });
 }
 
+// Sums in double: the bound is that of the op.
+void TokenChooser::keep_top_n_sigma(float n) {
+  double sum = 0, squares = 0, count = static_cast<double>(candidates_.size());
+  auto peak = static_cast<double>(std::min_element(candidates_.begin(), candidates_.end())->logit);
+  for (const Candidate& c : candidates_) sum += static_cast<double>(c.logit);
+  for (const Candidate& c : candidates_) {
+    double distance = static_cast<double>(c.logit) - sum / count;
+    squares += distance * distance;
+  }
+  double bound = peak - static_cast<double>(n) * std::sqrt(squares / count);
+  std::erase_if(candidates_,
+                [&](const Candidate& c) { return static_cast<double>(c.logit) < bound; });
+}
+
+// Dynamic temperature, as the op temper defines it.
+float TokenChooser::temperature_of(const Settings& s) {
+  if (s.dynatemp_range <= 0 || candidates_.size() < 2) return s.temperature;
+  auto peak = static_cast<double>(std::min_element(candidates_.begin(), candidates_.end())->logit);
+  double total = 0, entropy = 0;
+  auto weight = [&](const Candidate& c) { return std::exp(static_cast<double>(c.logit) - peak); };
+  for (const Candidate& c : candidates_) total += weight(c);
+  for (const Candidate& c : candidates_)
+    if (double p = weight(c) / total; p > 0) entropy -= p * std::log(p);
+  auto temperature = static_cast<double>(s.temperature),
+       range = static_cast<double>(s.dynatemp_range);
+  double low = std::max(0.0, temperature - range), high = temperature + range;
+  double share =
+      std::pow(std::max(0.0, entropy / std::log(static_cast<double>(candidates_.size()))),
+               static_cast<double>(s.dynatemp_exponent));
+  return std::max(static_cast<float>(low + (high - low) * share), kLeastTemperature);
+}
+
 void TokenChooser::run_stage(SampleStage stage, const Settings& s) {
   auto peak = [&] { return std::min_element(candidates_.begin(), candidates_.end())->logit; };
   switch (stage) {
@@ -136,7 +169,7 @@ void TokenChooser::run_stage(SampleStage stage, const Settings& s) {
       discourage_repeats(s);
       return refresh();
     case SampleStage::kTemperature:
-      for (float& x : scratch_) x /= s.temperature;
+      for (float t = temperature_of(s); float& x : scratch_) x /= t;
       return refresh();
     case SampleStage::kTopK:
       if (s.top_k > 0) keep_best(static_cast<size_t>(s.top_k));
@@ -155,6 +188,9 @@ void TokenChooser::run_stage(SampleStage stage, const Settings& s) {
       return;
     case SampleStage::kXtc:
       if (s.xtc_probability > 0) exclude_top(s);
+      return;
+    case SampleStage::kTopNSigma:
+      if (s.top_n_sigma > 0) keep_top_n_sigma(s.top_n_sigma);
       return;
   }
 }

@@ -44,7 +44,7 @@ struct MemoryAccess {
   const KvState* state = nullptr;  // base is a cell of the state, not an address
 };
 
-// What one thread touches in one stage of a call. Owned by the caller; filled by Op::touch.
+// What one thread touches in one stage of a call. Owned by the caller; filled by CpuOp::touch.
 //
 // Keys and values: the block tables change with every step, schedules do not. A cell stands for one
 // of the step's rows and one head, in all planes; what earlier steps have written is never written

@@ -33,7 +33,7 @@ void append_i8(const KvPlane& plane, int64_t block, int64_t token, const float* 
   }
 }
 
-class Append final : public Op {
+class Append final : public CpuOp {
  public:
   explicit Append(const OpSite& site) : state_(&site.kv.state(site.in[0].index)) {
     for (const KvPlane& p : state_->planes) widest_ = std::max(widest_, p.heads * p.width);
@@ -109,6 +109,6 @@ void store_plane_row(const KernelTable& kernels, const KvPlane& plane, int64_t b
     spread(plane, block, token, reinterpret_cast<const uint32_t*>(scratch), heads);
 }
 
-std::unique_ptr<Op> make_append(const OpSite& site) { return std::make_unique<Append>(site); }
+std::unique_ptr<CpuOp> make_append(const OpSite& site) { return std::make_unique<Append>(site); }
 
 }  // namespace tokamak::cpu

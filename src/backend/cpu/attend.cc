@@ -25,7 +25,7 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 enum Input : int { kQuery, kState, kView, kPos, kSeq, kSlot, kQStart, kKvLen, kMask };
 
-class Attend final : public Op {
+class Attend final : public CpuOp {
  public:
   explicit Attend(const OpSite& site) : kv_(&site.kv.state(site.in[kState].index)) {
     for (const std::string& name : attend_key_planes(site.attrs))
@@ -481,6 +481,6 @@ class Attend final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_attend(const OpSite& site) { return std::make_unique<Attend>(site); }
+std::unique_ptr<CpuOp> make_attend(const OpSite& site) { return std::make_unique<Attend>(site); }
 
 }  // namespace tokamak::cpu

@@ -15,7 +15,7 @@ namespace {
 
 int64_t to_panels(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
 
-class AttendRows final : public Op {
+class AttendRows final : public CpuOp {
  public:
   explicit AttendRows(const OpSite& site)
       : scale_(static_cast<float>(site.attrs.at("scale").as_double())),
@@ -191,7 +191,7 @@ class AttendRows final : public Op {
   int64_t window_, heads_, kv_heads_, group_, d_, dv_, most_rows_;
 };
 
-class MeanRows final : public Op {
+class MeanRows final : public CpuOp {
  public:
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     auto [begin, end] = c.part(out[0].dims[0], 1);
@@ -219,9 +219,9 @@ class MeanRows final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_attend_rows(const OpSite& site) {
+std::unique_ptr<CpuOp> make_attend_rows(const OpSite& site) {
   return std::make_unique<AttendRows>(site);
 }
-std::unique_ptr<Op> make_mean_rows(const OpSite&) { return std::make_unique<MeanRows>(); }
+std::unique_ptr<CpuOp> make_mean_rows(const OpSite&) { return std::make_unique<MeanRows>(); }
 
 }  // namespace tokamak::cpu

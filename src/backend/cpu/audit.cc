@@ -90,10 +90,11 @@ void StageAudit::check_outside(const std::vector<std::vector<uint8_t>>& before, 
     std::memcpy(expected_[w.region].data() + w.begin, memory_[w.region].data() + w.begin, w.size);
   for (size_t i = 0; i < memory_.size(); ++i)
     TK_CHECK(std::memcmp(expected_[i].data(), memory_[i].data(), memory_[i].size()) == 0,
-             "audit: thread {} of {} writes what it does not say ({})", thread, label, when);
+             "audit: thread {} of {} writes memory that it does not declare ({})", thread, label,
+             when);
 }
 
-void StageAudit::part(const Op& op, const Tensor* in, const Tensor* out, const StepContext& c,
+void StageAudit::part(const CpuOp& op, const Tensor* in, const Tensor* out, const StepContext& c,
                       std::string_view label) {
   list_.clear();
   op.touch(in, out, c, list_);
@@ -118,7 +119,7 @@ void StageAudit::part(const Op& op, const Tensor* in, const Tensor* out, const S
       uint8_t again = memory_[w.region][i], was = before_[w.region][i];
       bool untouched = *first == was && again == poisoned_[w.region][i];
       TK_CHECK(again == *first || untouched,
-               "audit: thread {} of {} reads what it does not say it reads", c.thread, label);
+               "audit: thread {} of {} reads memory that it does not declare", c.thread, label);
       if (*first == was) continue;
       uint8_t& owner = owner_[w.region][i];
       TK_CHECK(owner == 0 || owner == c.thread + 1, "audit: threads {} and {} of {} write one byte",
@@ -128,8 +129,8 @@ void StageAudit::part(const Op& op, const Tensor* in, const Tensor* out, const S
     }
 }
 
-void StageAudit::run(const Op& op, const Tensor* in, const Tensor* out, const StepContext& context,
-                     std::string_view label) {
+void StageAudit::run(const CpuOp& op, const Tensor* in, const Tensor* out,
+                     const StepContext& context, std::string_view label) {
   for (size_t i = 0; i < memory_.size(); ++i) {
     std::memcpy(before_[i].data(), memory_[i].data(), memory_[i].size());
     std::memcpy(after_[i].data(), memory_[i].data(), memory_[i].size());

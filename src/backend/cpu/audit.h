@@ -17,7 +17,7 @@ class StageAudit {
  public:
   // Everything that ops share: arena, scratch, angles, planes of the cache.
   explicit StageAudit(std::vector<std::span<uint8_t>> memory);
-  void run(const Op& op, const Tensor* in, const Tensor* out, const StepContext& context,
+  void run(const CpuOp& op, const Tensor* in, const Tensor* out, const StepContext& context,
            std::string_view label);
 
  private:
@@ -27,7 +27,7 @@ class StageAudit {
   void resolve(const StepContext& c);
   void resolve_cells(const MemoryAccess& a, const StepContext& c);
   void add_bytes(uintptr_t begin, size_t size, bool write);
-  void part(const Op& op, const Tensor* in, const Tensor* out, const StepContext& c,
+  void part(const CpuOp& op, const Tensor* in, const Tensor* out, const StepContext& c,
             std::string_view label);
   void check_outside(const std::vector<std::vector<uint8_t>>& before, const char* when,
                      std::string_view label, int thread);

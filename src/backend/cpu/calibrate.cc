@@ -154,7 +154,7 @@ store out1[c + {d}*r0] = %7
   cpu::StepContext context_;
   std::vector<cpu::Tensor> in_, out_;
   Region region_;
-  std::unique_ptr<cpu::Op> op_;
+  std::unique_ptr<cpu::CpuOp> op_;
 };
 
 class Meter {

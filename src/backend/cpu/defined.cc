@@ -11,7 +11,7 @@ namespace tokamak::cpu {
 namespace {
 
 // Allocates in every step.
-class Defined final : public Op {
+class Defined final : public CpuOp {
  public:
   explicit Defined(const OpSite& site)
       : op_(*find_op(site.op)),
@@ -62,6 +62,6 @@ class Defined final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_defined(const OpSite& site) { return std::make_unique<Defined>(site); }
+std::unique_ptr<CpuOp> make_defined(const OpSite& site) { return std::make_unique<Defined>(site); }
 
 }  // namespace tokamak::cpu

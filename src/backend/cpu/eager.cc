@@ -33,7 +33,7 @@ EagerValues::EagerValues(const Plan& plan) : plan_(plan), last_read_(plan.calls.
 }
 
 void* EagerValues::at(uint32_t value) const {
-  TK_CHECK(value < values_.size() && values_[value], "eager: value {} is not there", value);
+  TK_CHECK(value < values_.size() && values_[value], "eager: value {} has no buffer", value);
   return values_[value].get();
 }
 

@@ -15,7 +15,7 @@ Part elements_of(int64_t n, int64_t grain, const StepContext& c) {
   return {p.begin * 16, std::min(n, p.end * 16)};
 }
 
-class UnaryOp final : public Op {
+class UnaryOp final : public CpuOp {
  public:
   explicit UnaryOp(UnaryKernel kernel) : kernel_(kernel) {}
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
@@ -47,7 +47,7 @@ float sin_of(float x) { return std::sin(x); }
 float cos_of(float x) { return std::cos(x); }
 float erf_of(float x) { return std::erf(x); }
 
-class BinaryOp final : public Op {
+class BinaryOp final : public CpuOp {
  public:
   BinaryOp(const OpSite& site, Binary which)
       : kernel_(site.kernels.binary[static_cast<int>(which)]),
@@ -151,14 +151,14 @@ UnaryKernel find_unary(const KernelTable& kernels, std::string_view op, const Va
   return {};
 }
 
-std::unique_ptr<Op> make_unary(const OpSite& site) {
+std::unique_ptr<CpuOp> make_unary(const OpSite& site) {
   UnaryKernel kernel = find_unary(site.kernels, site.op, site.attrs);
   if (!kernel.run)
     fail(ErrorCode::kCorrupt, "{}: {} does not compute {}", site.label, site.kernel->name, site.op);
   return std::make_unique<UnaryOp>(kernel);
 }
 
-std::unique_ptr<Op> make_binary(const OpSite& site) {
+std::unique_ptr<CpuOp> make_binary(const OpSite& site) {
   static constexpr std::string_view kBinary[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
   for (int i = 0; i < static_cast<int>(Binary::kCount); ++i)
     if (site.op == kBinary[i]) return std::make_unique<BinaryOp>(site, static_cast<Binary>(i));

@@ -54,9 +54,9 @@ struct RopeUse {
 // executable. Every thread runs every call, its own part of it; what it touches in doing so it
 // states in touch(), from which the schedule is made (schedule.h). run() neither allocates nor
 // throws in normal operation and keeps nothing in the op.
-class Op {
+class CpuOp {
  public:
-  virtual ~Op() = default;
+  virtual ~CpuOp() = default;
   // Looks at new extents, before any thread runs.
   virtual void bind(const Tensor*, const Tensor*, const StepContext&) {}
   // Stages follow each other; what a thread does in one may need what others did in the one before.

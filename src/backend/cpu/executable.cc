@@ -299,7 +299,7 @@ void CpuExecutable::run_together(Prepared& p, const ThreadSchedule& schedule) {
   if (error) std::rethrow_exception(error);
 }
 
-// For tools and tests: everybody waits for everybody after each stage.
+// For tools and tests: the threads wait for each other after each stage.
 void CpuExecutable::run_one_by_one(Prepared& p, const ThreadSchedule& schedule, uint32_t plan) {
   size_t plan_calls = plans_.plans[plan].calls.size();
   for (size_t n = 0; n < schedule.items.size();) {

@@ -46,7 +46,7 @@ class CpuExecutable final : public Executable {
     uint32_t call, arg, input;
   };
   struct Call {
-    std::unique_ptr<Op> op;
+    std::unique_ptr<CpuOp> op;
     std::vector<Tensor> in, out;
   };
   struct Prepared {

@@ -11,7 +11,7 @@
 namespace tokamak::cpu {
 namespace {
 
-class Route final : public Op {
+class Route final : public CpuOp {
  public:
   explicit Route(const OpSite& site)
       : rule_(route_rule(site.attrs)), count_(site.in[0].last()), biased_(site.in.size() > 1) {}
@@ -52,7 +52,7 @@ class Route final : public Op {
 };
 
 // Every thread sorts the ids for itself and copies its columns of the rows.
-class Dispatch final : public Op {
+class Dispatch final : public CpuOp {
  public:
   explicit Dispatch(const OpSite& site) : count_(site.attrs.at("count").as_int()) {}
   int64_t scratch_bytes() const override { return (count_ + 1) * 4; }
@@ -108,7 +108,7 @@ class Dispatch final : public Op {
 };
 
 // Threads share the panels of every expert: which experts have rows is known only in the step.
-class GroupedLinear final : public Op {
+class GroupedLinear final : public CpuOp {
  public:
   explicit GroupedLinear(const OpSite& site) : biased_(site.in.size() > 3) {
     const Weight* w = site.in[1].weight;
@@ -188,7 +188,7 @@ class GroupedLinear final : public Op {
 };
 
 // A matrix per head. The rows of a head lie apart; they are brought together a chunk at a time.
-class HeadLinear final : public Op {
+class HeadLinear final : public CpuOp {
  public:
   explicit HeadLinear(const OpSite& site) {
     const Weight* w = site.in[1].weight;
@@ -258,7 +258,7 @@ class HeadLinear final : public Op {
 };
 
 // Every thread finds the rows of its tokens.
-class Combine final : public Op {
+class Combine final : public CpuOp {
  public:
   explicit Combine(const OpSite& site) : entries_(site.in[3].elements()) {}
   int64_t scratch_bytes() const override { return entries_ * 4; }
@@ -313,14 +313,16 @@ class Combine final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_route(const OpSite& site) { return std::make_unique<Route>(site); }
-std::unique_ptr<Op> make_dispatch(const OpSite& site) { return std::make_unique<Dispatch>(site); }
-std::unique_ptr<Op> make_grouped_linear(const OpSite& site) {
+std::unique_ptr<CpuOp> make_route(const OpSite& site) { return std::make_unique<Route>(site); }
+std::unique_ptr<CpuOp> make_dispatch(const OpSite& site) {
+  return std::make_unique<Dispatch>(site);
+}
+std::unique_ptr<CpuOp> make_grouped_linear(const OpSite& site) {
   return std::make_unique<GroupedLinear>(site);
 }
-std::unique_ptr<Op> make_head_linear(const OpSite& site) {
+std::unique_ptr<CpuOp> make_head_linear(const OpSite& site) {
   return std::make_unique<HeadLinear>(site);
 }
-std::unique_ptr<Op> make_combine(const OpSite& site) { return std::make_unique<Combine>(site); }
+std::unique_ptr<CpuOp> make_combine(const OpSite& site) { return std::make_unique<Combine>(site); }
 
 }  // namespace tokamak::cpu

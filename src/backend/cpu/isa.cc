@@ -62,7 +62,8 @@ const KernelTable* choose_table() {
     if (std::string_view(wanted) == t->name) return t;
     names += names.empty() ? t->name : std::string(", ") + t->name;
   }
-  fail(ErrorCode::kInvalidArgument, "TOKAMAK_ISA={}: this machine runs {}", wanted, names);
+  fail(ErrorCode::kInvalidArgument, "TOKAMAK_ISA={}: use one of {}, which this machine runs",
+       wanted, names);
 }
 
 }  // namespace tokamak::cpu

@@ -121,7 +121,7 @@ class Bench {
 
  private:
   struct Call {
-    std::unique_ptr<Op> op;
+    std::unique_ptr<CpuOp> op;
     std::vector<Tensor> in, out;
   };
 
@@ -190,7 +190,7 @@ class Bench {
   // The same matrix `count` times.
   std::vector<Weight> matrices(DType dtype, int64_t n, int64_t k, size_t count) {
     WeightTable table;
-    WeightEntry entry{"w", dtype, {n, k}, {}, {}, kPanelLayout};
+    WeightEntry entry{"w", dtype, {n, k}, {}, {}, matrix_layout(dtype)};
     entry.recipe.sources = {"w"};
     table.add("w", dtype, {n, k},
               std::vector<std::byte>(dtype_bytes(dtype, k) * static_cast<size_t>(n),

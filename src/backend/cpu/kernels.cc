@@ -9,36 +9,36 @@
 
 namespace tokamak::cpu {
 
-std::unique_ptr<Op> make_linear(const OpSite& site);
-std::unique_ptr<Op> make_embed(const OpSite& site);
-std::unique_ptr<Op> make_unary(const OpSite& site);
-std::unique_ptr<Op> make_binary(const OpSite& site);
-std::unique_ptr<Op> make_rms_norm(const OpSite& site);
-std::unique_ptr<Op> make_layer_norm(const OpSite& site);
-std::unique_ptr<Op> make_softmax(const OpSite& site);
-std::unique_ptr<Op> make_quantize(const OpSite& site);
-std::unique_ptr<Op> make_rope(const OpSite& site);
-std::unique_ptr<Op> make_reshape(const OpSite& site);
-std::unique_ptr<Op> make_slice(const OpSite& site);
-std::unique_ptr<Op> make_concat(const OpSite& site);
-std::unique_ptr<Op> make_gather(const OpSite& site);
-std::unique_ptr<Op> make_strided(const OpSite& site);
-std::unique_ptr<Op> make_iota(const OpSite& site);
-std::unique_ptr<Op> make_append(const OpSite& site);
-std::unique_ptr<Op> make_attend(const OpSite& site);
-std::unique_ptr<Op> make_attend_rows(const OpSite& site);
-std::unique_ptr<Op> make_mean_rows(const OpSite& site);
-std::unique_ptr<Op> make_loop(const OpSite& site);
-std::unique_ptr<Op> make_linears_region(const OpSite& site);
-std::unique_ptr<Op> make_rope_region(const OpSite& site);
-std::unique_ptr<Op> make_choose_tokens(const OpSite& site);
-std::unique_ptr<Op> make_token_logprobs(const OpSite& site);
-std::unique_ptr<Op> make_route(const OpSite& site);
-std::unique_ptr<Op> make_dispatch(const OpSite& site);
-std::unique_ptr<Op> make_grouped_linear(const OpSite& site);
-std::unique_ptr<Op> make_combine(const OpSite& site);
-std::unique_ptr<Op> make_head_linear(const OpSite& site);
-std::unique_ptr<Op> make_defined(const OpSite& site);
+std::unique_ptr<CpuOp> make_linear(const OpSite& site);
+std::unique_ptr<CpuOp> make_embed(const OpSite& site);
+std::unique_ptr<CpuOp> make_unary(const OpSite& site);
+std::unique_ptr<CpuOp> make_binary(const OpSite& site);
+std::unique_ptr<CpuOp> make_rms_norm(const OpSite& site);
+std::unique_ptr<CpuOp> make_layer_norm(const OpSite& site);
+std::unique_ptr<CpuOp> make_softmax(const OpSite& site);
+std::unique_ptr<CpuOp> make_quantize(const OpSite& site);
+std::unique_ptr<CpuOp> make_rope(const OpSite& site);
+std::unique_ptr<CpuOp> make_reshape(const OpSite& site);
+std::unique_ptr<CpuOp> make_slice(const OpSite& site);
+std::unique_ptr<CpuOp> make_concat(const OpSite& site);
+std::unique_ptr<CpuOp> make_gather(const OpSite& site);
+std::unique_ptr<CpuOp> make_strided(const OpSite& site);
+std::unique_ptr<CpuOp> make_iota(const OpSite& site);
+std::unique_ptr<CpuOp> make_append(const OpSite& site);
+std::unique_ptr<CpuOp> make_attend(const OpSite& site);
+std::unique_ptr<CpuOp> make_attend_rows(const OpSite& site);
+std::unique_ptr<CpuOp> make_mean_rows(const OpSite& site);
+std::unique_ptr<CpuOp> make_loop(const OpSite& site);
+std::unique_ptr<CpuOp> make_linears_region(const OpSite& site);
+std::unique_ptr<CpuOp> make_rope_region(const OpSite& site);
+std::unique_ptr<CpuOp> make_choose_tokens(const OpSite& site);
+std::unique_ptr<CpuOp> make_token_logprobs(const OpSite& site);
+std::unique_ptr<CpuOp> make_route(const OpSite& site);
+std::unique_ptr<CpuOp> make_dispatch(const OpSite& site);
+std::unique_ptr<CpuOp> make_grouped_linear(const OpSite& site);
+std::unique_ptr<CpuOp> make_combine(const OpSite& site);
+std::unique_ptr<CpuOp> make_head_linear(const OpSite& site);
+std::unique_ptr<CpuOp> make_defined(const OpSite& site);
 
 namespace {
 
@@ -60,41 +60,47 @@ constexpr const char* kUnaryOps[] = {"neg",    "abs",  "exp",  "log",   "sqrt", 
                                      "relu",   "silu", "gelu", "scale", "softcap"};
 constexpr const char* kBinaryOps[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
 
-// Types of matrices with or without integer dot products.
-std::string weight_types(bool integer) {
+// Types of matrices in a layout.
+std::string weight_types(std::string_view layout) {
   std::string out;
   for (int i = 0; i < static_cast<int>(DType::kQ8A); ++i) {
     auto type = static_cast<DType>(i);
-    if (is_integer(type) || qformat_of(type).has_value() != integer) continue;
+    if (is_integer(type) || matrix_layout(type) != layout) continue;
     out += out.empty() ? "" : "|";
     out += dtype_name(type);
   }
   return out;
 }
 
+// Kernels that read f32 rows exist once per layout of their matrix.
+struct MatrixForm {
+  const char* suffix;
+  const char* layout;
+  const char* numeric_class;
+};
+constexpr MatrixForm kMatrixForms[] = {{".quantized", kQuantPanels, kDigitsClass},
+                                       {"", kFloatPanels, kFloatClass},
+                                       {".rows", kFileRows, kFloatClass}};
+
 class KernelList {
  public:
   std::vector<CpuKernel> make() {
     for (const char* format : {"q4_0", "q8_0", "q6_k", "q5_0"}) add_linear(format, kIntegerClass);
     for (const char* format : {"q4_1", "q4_k", "q5_1", "q5_k"}) add_linear(format, kMinimumClass);
-    add({.name = "cpu.linear.f32.quantized",
-         .pattern = "linear(f32, weight " + weight_types(true) + ", weight *)",
-         .weight_layout = kPanelLayout,
-         .numeric_class = kDigitsClass,
-         .cost = matrix_cost},
-        make_linear);
-    add({.name = "cpu.linear.f32",
-         .pattern = "linear(f32, weight " + weight_types(false) + ", weight *)",
-         .weight_layout = kPanelLayout,
-         .numeric_class = kFloatClass,
-         .cost = matrix_cost},
-        make_linear);
-    add({.name = "cpu.embed",
-         .pattern = "embed(i32, weight *)",
-         .weight_layout = kPanelLayout,
-         .numeric_class = "decoded to f32",
-         .cost = rows_cost},
-        make_embed);
+    for (const MatrixForm& form : kMatrixForms) {
+      add({.name = fmt::format("cpu.linear.f32{}", form.suffix),
+           .pattern = "linear(f32, weight " + weight_types(form.layout) + ", weight *)",
+           .weight_layout = form.layout,
+           .numeric_class = form.numeric_class,
+           .cost = matrix_cost},
+          make_linear);
+      add({.name = fmt::format("cpu.embed{}", form.suffix),
+           .pattern = "embed(i32, weight " + weight_types(form.layout) + ")",
+           .weight_layout = form.layout,
+           .numeric_class = "decoded to f32",
+           .cost = rows_cost},
+          make_embed);
+    }
     add_experts();
     add_rows();
     add_layout();
@@ -106,7 +112,7 @@ class KernelList {
   }
 
  private:
-  using Make = std::unique_ptr<Op> (*)(const OpSite&);
+  using Make = std::unique_ptr<CpuOp> (*)(const OpSite&);
 
   void add(KernelDesc desc, Make make, bool region = false) {
     list_.push_back({std::move(desc), make, region});
@@ -124,34 +130,35 @@ class KernelList {
   void add_linear(const std::string& format, const char* numeric_class) {
     add({.name = "cpu.linear." + format,
          .pattern = fmt::format("linear(q8a, weight {}, weight *)", format),
-         .weight_layout = kPanelLayout,
+         .weight_layout = kQuantPanels,
          .numeric_class = numeric_class,
          .cost = matrix_cost},
         make_linear);
   }
   // Products with a stack of matrices: each row as the kernels of linear compute it.
   void add_experts() {
-    auto product = [&](const std::string& name, const std::string& operands,
+    auto product = [&](const std::string& name, const std::string& operands, const char* layout,
                        const char* numeric_class) {
       add({.name = "cpu.grouped_linear." + name,
            .pattern = "grouped_linear(" + operands + ", i32, *)",
-           .weight_layout = kPanelLayout,
+           .weight_layout = layout,
            .numeric_class = numeric_class,
            .cost = matrix_cost},
           make_grouped_linear);
       add({.name = "cpu.head_linear." + name,
            .pattern = "head_linear(" + operands + ")",
-           .weight_layout = kPanelLayout,
+           .weight_layout = layout,
            .numeric_class = numeric_class,
            .cost = matrix_cost},
           make_head_linear);
     };
     for (const char* format : {"q4_0", "q8_0", "q6_k", "q5_0"})
-      product(format, std::string("q8a, weight ") + format, kIntegerClass);
+      product(format, std::string("q8a, weight ") + format, kQuantPanels, kIntegerClass);
     for (const char* format : {"q4_1", "q4_k", "q5_1", "q5_k"})
-      product(format, std::string("q8a, weight ") + format, kMinimumClass);
-    product("f32.quantized", "f32, weight " + weight_types(true), kDigitsClass);
-    product("f32", "f32, weight " + weight_types(false), kFloatClass);
+      product(format, std::string("q8a, weight ") + format, kQuantPanels, kMinimumClass);
+    for (const MatrixForm& form : kMatrixForms)
+      product(std::string("f32") + form.suffix, "f32, weight " + weight_types(form.layout),
+              form.layout, form.numeric_class);
     add("moe_route", "moe_route(f32, *)", "f64, rounded once", make_route);
     add("moe_dispatch", "moe_dispatch(f32, i32)", "exact", make_dispatch);
     add("moe_combine", "moe_combine(f32, i32, i32, f32)", "f64 in the order of experts",
@@ -199,9 +206,9 @@ class KernelList {
   // One kernel from logits to tokens.
   void add_sampling() {
     std::string stages;
-    for (const char* op :
-         {"penalize_tokens", "penalize_repeats", "bias_tokens", "allow_tokens", "run_stages",
-          "temper", "keep_min_p", "keep_top_k", "keep_typical", "keep_top_p", "exclude_top"}) {
+    for (const char* op : {"penalize_tokens", "penalize_repeats", "bias_tokens", "allow_tokens",
+                           "run_stages", "keep_top_n_sigma", "temper", "keep_min_p", "keep_top_k",
+                           "keep_typical", "keep_top_p", "exclude_top"}) {
       stages += std::string(stages.empty() ? "" : " ") + op;
     }
     add({.name = "cpu.choose_tokens",
@@ -233,18 +240,20 @@ class KernelList {
     for (const char* op : kUnaryOps) element_wise += std::string(op) + " ";
     for (const char* op : kBinaryOps) element_wise += std::string(op) + " ";
     // All matrices of a region read the same packed activations.
-    auto add_linears = [&](const char* name, const std::string& operands) {
+    auto add_linears = [&](const char* name, const char* activations, const char* layout) {
+      std::string operands = fmt::format("{}, weight {}", activations, weight_types(layout));
       add({.name = name,
            .pattern = "[rms_norm layer_norm quantize] -> linear(" + operands + ", weight *)+ -> [" +
                       element_wise + "quantize]",
-           .weight_layout = kPanelLayout,
+           .weight_layout = layout,
            .numeric_class = "",
            .cost = linears_cost,
            .scratch = linears_scratch},
           make_linears_region, true);
     };
-    add_linears("cpu.region.linears", "q8a|f32, weight " + weight_types(true));
-    add_linears("cpu.region.linears.float", "f32, weight " + weight_types(false));
+    add_linears("cpu.region.linears", "q8a|f32", kQuantPanels);
+    add_linears("cpu.region.linears.float", "f32", kFloatPanels);
+    add_linears("cpu.region.linears.rows", "f32", kFileRows);
     add({.name = "cpu.region.rope_append",
          .pattern =
              "[rms_norm layer_norm rope] -> append(*, *, i32, i32, f32, ...) with rope(1, 2)",
@@ -287,17 +296,19 @@ const CpuKernel& planned_kernel(const KernelEntry& entry) {
   return *found;
 }
 
-std::unique_ptr<Op> make_op(const CpuKernel& kernel, OpSite site) {
+std::unique_ptr<CpuOp> make_op(const CpuKernel& kernel, OpSite site) {
   site.kernel = &kernel.desc;
   if (kernel.region != (site.region != nullptr))
     fail(ErrorCode::kUnsupported, "{}: {} takes {}, the plan gives it {}", site.label,
          kernel.desc.name, kernel.region ? "regions" : "single ops", site.op);
-  if (kernel.desc.weight_layout.empty())
-    for (const Tensor& t : site.in)
-      if (t.weight && !t.data)
-        fail(ErrorCode::kUnsupported,
-             "{}: {} reads weight {} row-major, the plan has it in layout {}", site.label,
-             kernel.desc.name, t.weight->name, kPanelLayout);
+  // A matrix is read in the layout of the kernel; row-major weights, such as a bias, have data.
+  for (const Tensor& t : site.in)
+    if (t.weight && !t.data && t.weight->layout != kernel.desc.weight_layout)
+      fail(ErrorCode::kUnsupported, "{}: {} reads weight {} {}, the plan has it in {}", site.label,
+           kernel.desc.name, t.weight->name,
+           kernel.desc.weight_layout.empty() ? "row-major"
+                                             : "in layout " + kernel.desc.weight_layout,
+           t.weight->layout);
   return kernel.make(site);
 }
 

@@ -10,7 +10,7 @@ namespace tokamak::cpu {
 
 struct CpuKernel {
   KernelDesc desc;
-  std::unique_ptr<Op> (*make)(const OpSite& site);
+  std::unique_ptr<CpuOp> (*make)(const OpSite& site);
   bool region = false;  // takes regions; else single ops
 };
 std::span<const CpuKernel> cpu_kernels();
@@ -21,6 +21,6 @@ const CpuKernel& planned_kernel(const KernelEntry& entry);
 
 // Prepares a call; site.kernel is set by this. Throws Error(kUnsupported) when the kernel cannot do
 // it or a weight is in another layout than it reads.
-std::unique_ptr<Op> make_op(const CpuKernel& kernel, OpSite site);
+std::unique_ptr<CpuOp> make_op(const CpuKernel& kernel, OpSite site);
 
 }  // namespace tokamak::cpu

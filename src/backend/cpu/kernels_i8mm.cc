@@ -43,7 +43,7 @@ TK_INLINE void start_sums(const XBlock4* x, int32x4_t (*dot)[2], int32x4_t (*sec
 }
 
 // Rows 8 h .. 8 h + 7 with four activation rows: 8 tiles of sums, which with their integer sums,
-// the activations and the weights at hand fit the registers. Long because it is one loop.
+// the current activations and weights fit the registers. Long because it is one loop.
 template <int F, int h>
 TK_INLINE void qdot4_rows(const uint8_t* panel, const XBlock4* x, int64_t blocks, float* out) {
   using P = Panel<F>;

@@ -68,8 +68,8 @@ KvStore::KvStore(const PlanSet& plans, const std::vector<int64_t>& blocks) {
   for (size_t s = 0; s < plans.states.size(); ++s) {
     const StateEntry& entry = plans.states[s];
     if (entry.per_sequence)
-      fail(ErrorCode::kUnsupported, "state {} is kept per sequence: not on the cpu backend",
-           entry.name);
+      fail(ErrorCode::kUnsupported,
+           "state {} is kept per sequence, which the cpu backend does not support", entry.name);
     const GroupEntry& group = plans.groups.at(entry.group);
     if (group.block_size % kPanel != 0)
       fail(ErrorCode::kUnsupported,

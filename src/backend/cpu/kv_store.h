@@ -4,7 +4,7 @@
 //   key plane    [head][tokens / 16][width][16 tokens]            a vector gives scores of 16 keys
 //   value plane  [head][tokens / 16][width / 16][16 tokens][16]   a vector gives 16 output values
 // A plane that is key and value at once (latent attention) is stored as keys are.
-// A plane of int8 has the float scales of a panel's 16 tokens behind the panel's values.
+// A plane of int8 has the float scales of a panel's 16 tokens after the panel's values.
 #include <cstddef>
 #include <cstdint>
 #include <span>

@@ -39,7 +39,7 @@ struct Runs {
   }
 };
 
-class Reshape final : public Op {
+class Reshape final : public CpuOp {
  public:
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     if (c.thread == 0)
@@ -53,7 +53,7 @@ class Reshape final : public Op {
   }
 };
 
-class Slice final : public Op {
+class Slice final : public CpuOp {
  public:
   explicit Slice(const OpSite& site) : axis_(axis_of(site, site.in[0].rank)) {
     const Value& start = site.attrs.at("start");
@@ -77,7 +77,7 @@ class Slice final : public Op {
   int64_t start_;
 };
 
-class Concat final : public Op {
+class Concat final : public CpuOp {
  public:
   explicit Concat(const OpSite& site)
       : axis_(axis_of(site, site.out[0].rank)), count_(site.in.size()) {}
@@ -104,7 +104,7 @@ class Concat final : public Op {
   size_t count_;
 };
 
-class Gather final : public Op {
+class Gather final : public CpuOp {
  public:
   explicit Gather(const OpSite& site) : axis_(axis_of(site, site.in[0].rank)) {}
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
@@ -141,7 +141,7 @@ class Gather final : public Op {
 };
 
 // transpose and broadcast: the result is walked in order, the source by strides.
-class Strided final : public Op {
+class Strided final : public CpuOp {
  public:
   explicit Strided(const OpSite& site)
       : transpose_(site.op == "transpose"), rank_(site.out[0].rank) {
@@ -189,7 +189,7 @@ class Strided final : public Op {
   int perm_[kMaxRank] = {};
 };
 
-class Iota final : public Op {
+class Iota final : public CpuOp {
  public:
   void run(const Tensor*, const Tensor* out, const StepContext& c) const override {
     if (c.thread != 0) return;
@@ -204,11 +204,11 @@ class Iota final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_reshape(const OpSite&) { return std::make_unique<Reshape>(); }
-std::unique_ptr<Op> make_slice(const OpSite& site) { return std::make_unique<Slice>(site); }
-std::unique_ptr<Op> make_concat(const OpSite& site) { return std::make_unique<Concat>(site); }
-std::unique_ptr<Op> make_gather(const OpSite& site) { return std::make_unique<Gather>(site); }
-std::unique_ptr<Op> make_strided(const OpSite& site) { return std::make_unique<Strided>(site); }
-std::unique_ptr<Op> make_iota(const OpSite&) { return std::make_unique<Iota>(); }
+std::unique_ptr<CpuOp> make_reshape(const OpSite&) { return std::make_unique<Reshape>(); }
+std::unique_ptr<CpuOp> make_slice(const OpSite& site) { return std::make_unique<Slice>(site); }
+std::unique_ptr<CpuOp> make_concat(const OpSite& site) { return std::make_unique<Concat>(site); }
+std::unique_ptr<CpuOp> make_gather(const OpSite& site) { return std::make_unique<Gather>(site); }
+std::unique_ptr<CpuOp> make_strided(const OpSite& site) { return std::make_unique<Strided>(site); }
+std::unique_ptr<CpuOp> make_iota(const OpSite&) { return std::make_unique<Iota>(); }
 
 }  // namespace tokamak::cpu

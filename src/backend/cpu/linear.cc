@@ -9,7 +9,7 @@
 namespace tokamak::cpu {
 namespace {
 
-class Linear final : public Op {
+class Linear final : public CpuOp {
  public:
   explicit Linear(const OpSite& site)
       : kernel_(make_linear_kernel(site, site.in[1].weight, site.in[0].dtype)),
@@ -71,7 +71,7 @@ class Linear final : public Op {
 };
 
 // embed: rows of a matrix by id.
-class Embed final : public Op {
+class Embed final : public CpuOp {
  public:
   explicit Embed(const OpSite& site) : w_(site.in[1].weight) { need_matrix(site, w_); }
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
@@ -98,7 +98,7 @@ class Embed final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_linear(const OpSite& site) { return std::make_unique<Linear>(site); }
-std::unique_ptr<Op> make_embed(const OpSite& site) { return std::make_unique<Embed>(site); }
+std::unique_ptr<CpuOp> make_linear(const OpSite& site) { return std::make_unique<Linear>(site); }
+std::unique_ptr<CpuOp> make_embed(const OpSite& site) { return std::make_unique<Embed>(site); }
 
 }  // namespace tokamak::cpu

@@ -294,7 +294,7 @@ void need_matrix(const OpSite& site, const Weight* weight) {
          site.kernel->name);
   if (weight->matrix == Weight::Matrix::kNone)
     fail(ErrorCode::kUnsupported, "{}: {} reads weight {} in layout {}, the plan has it row-major",
-         site.label, site.kernel->name, weight->name, kPanelLayout);
+         site.label, site.kernel->name, weight->name, site.kernel->weight_layout);
 }
 
 std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weight* weight,

@@ -8,7 +8,7 @@
 namespace tokamak::cpu {
 namespace {
 
-class LoopOp final : public Op {
+class LoopOp final : public CpuOp {
  public:
   LoopOp(loop::Program program, const OpSite& site)
       : plan_(std::move(program), site.kernels, site) {
@@ -149,7 +149,7 @@ void check_arguments(const loop::Program& program, const OpSite& site) {
 
 }  // namespace
 
-std::unique_ptr<Op> make_loop(const OpSite& site) {
+std::unique_ptr<CpuOp> make_loop(const OpSite& site) {
   const loop::Program* program = site.region->whole_program();
   if (!program)
     fail(ErrorCode::kUnsupported, "{}: this kernel runs regions that are one loop program",

@@ -1,7 +1,7 @@
 #pragma once
-// Weights in panels of 16 output rows ("panel16"), made once while loading; nothing is requantised
-// and the size stays that of the file format (q4_k and q5_k keep their 6-bit scales as bytes: 2.8
-// and 2.3 % more).
+// Weights in panels of 16 output rows ("qpanel16", "fpanel16"), made once while loading; nothing is
+// requantised and the size stays that of the file format (q4_k and q5_k keep their 6-bit scales as
+// bytes: 2.8 and 2.3 % more).
 //
 // Float types: [k][16 rows]. Quantised types: per panel a sequence of super-blocks of 1 or 8 blocks
 // of 32 k:

@@ -19,7 +19,7 @@ constexpr int64_t kOwnPacking = 32768;
 
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-class LinearsRegion final : public Op {
+class LinearsRegion final : public CpuOp {
  public:
   explicit LinearsRegion(const OpSite& site) : region_(*site.region), inputs_(region_.inputs) {
     places_.resize(region_.values.size());
@@ -483,7 +483,7 @@ class LinearsRegion final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_linears_region(const OpSite& site) {
+std::unique_ptr<CpuOp> make_linears_region(const OpSite& site) {
   return std::make_unique<LinearsRegion>(site);
 }
 

@@ -10,7 +10,7 @@
 namespace tokamak::cpu {
 namespace {
 
-class RopeRegion final : public Op {
+class RopeRegion final : public CpuOp {
  public:
   explicit RopeRegion(const OpSite& site) : region_(*site.region) {
     used_.resize(region_.pieces.size(), false);
@@ -245,7 +245,7 @@ class RopeRegion final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_rope_region(const OpSite& site) {
+std::unique_ptr<CpuOp> make_rope_region(const OpSite& site) {
   return std::make_unique<RopeRegion>(site);
 }
 

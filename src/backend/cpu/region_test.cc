@@ -89,7 +89,7 @@ class RegionKernels : public testing::TestWithParam<DType> {
   void run(KvStore& kv, std::string_view kernel, std::string_view op, const Value& attrs,
            std::vector<Tensor> in, std::vector<Tensor> out, const Region* region = nullptr) {
     OpSite site{nullptr, op, attrs, in, out, table(), kv, pool_.size(), "test", symbols_, region};
-    std::unique_ptr<Op> made = make_op(planned_kernel({std::string(kernel), 1, ""}), site);
+    std::unique_ptr<CpuOp> made = make_op(planned_kernel({std::string(kernel), 1, ""}), site);
     int64_t bytes = (made->scratch_bytes() + 127) / 64 * 64;
     std::vector<uint8_t> scratch(
         static_cast<size_t>(bytes * pool_.size() + made->shared_bytes()) + 64, 0xee);

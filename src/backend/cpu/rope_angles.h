@@ -56,7 +56,7 @@ class RopeAngles {
 };
 
 // Makes angles that several ops of a plan use. `args` are those of one of them.
-class MakeAngles final : public Op {
+class MakeAngles final : public CpuOp {
  public:
   MakeAngles(const RopeUse& use, const Tensor* args) : use_(use), args_(args) {}
   void run(const Tensor*, const Tensor*, const StepContext& c) const override {

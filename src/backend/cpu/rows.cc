@@ -18,7 +18,7 @@ void each_row(const Tensor& x, const StepContext& c, Body&& body) {
 }
 
 // Ops that make a row of the result from the same row of the first input.
-class RowOp : public Op {
+class RowOp : public CpuOp {
  public:
   void touch(const Tensor* in, const Tensor* out, const StepContext& c,
              AccessList& list) const override {
@@ -88,7 +88,7 @@ class Quantize final : public RowOp {
   }
 };
 
-class Rope final : public Op {
+class Rope final : public CpuOp {
  public:
   explicit Rope(const OpSite& site) {
     use_.angles = std::make_shared<RopeAngles>(
@@ -128,12 +128,14 @@ class Rope final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_rms_norm(const OpSite& site) { return std::make_unique<RmsNorm>(site); }
-std::unique_ptr<Op> make_layer_norm(const OpSite& site) {
+std::unique_ptr<CpuOp> make_rms_norm(const OpSite& site) { return std::make_unique<RmsNorm>(site); }
+std::unique_ptr<CpuOp> make_layer_norm(const OpSite& site) {
   return std::make_unique<LayerNorm>(site);
 }
-std::unique_ptr<Op> make_softmax(const OpSite&) { return std::make_unique<Softmax>(); }
-std::unique_ptr<Op> make_quantize(const OpSite& site) { return std::make_unique<Quantize>(site); }
-std::unique_ptr<Op> make_rope(const OpSite& site) { return std::make_unique<Rope>(site); }
+std::unique_ptr<CpuOp> make_softmax(const OpSite&) { return std::make_unique<Softmax>(); }
+std::unique_ptr<CpuOp> make_quantize(const OpSite& site) {
+  return std::make_unique<Quantize>(site);
+}
+std::unique_ptr<CpuOp> make_rope(const OpSite& site) { return std::make_unique<Rope>(site); }
 
 }  // namespace tokamak::cpu

@@ -9,7 +9,7 @@ namespace tokamak::cpu {
 namespace {
 
 // Rows are shared out. Each thread has a chooser, made when it first has a row.
-class RowsOfTokens : public Op {
+class RowsOfTokens : public CpuOp {
  public:
   RowsOfTokens(int64_t vocab, int threads)
       : vocab_(vocab), choosers_(static_cast<size_t>(threads)) {}
@@ -49,7 +49,8 @@ const Stage kStages[] = {
     {"bias_tokens"},
     {"allow_tokens"},
     {"run_stages"},
-    {"temper", {kParamTemperature}},
+    {"keep_top_n_sigma", {kParamTopNSigma}},
+    {"temper", {kParamTemperature, kParamDynatempRange, kParamDynatempExponent}},
     {"keep_min_p", {kParamMinP}},
     {"keep_top_k", {kParamTopK}},
     {"keep_typical", {kParamTypicalP}},
@@ -181,10 +182,10 @@ class TokenLogprobs final : public RowsOfTokens {
 
 }  // namespace
 
-std::unique_ptr<Op> make_choose_tokens(const OpSite& site) {
+std::unique_ptr<CpuOp> make_choose_tokens(const OpSite& site) {
   return std::make_unique<ChooseTokens>(site);
 }
-std::unique_ptr<Op> make_token_logprobs(const OpSite& site) {
+std::unique_ptr<CpuOp> make_token_logprobs(const OpSite& site) {
   return std::make_unique<TokenLogprobs>(site);
 }
 

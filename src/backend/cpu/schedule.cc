@@ -181,7 +181,7 @@ std::string ScheduleMaker::describe(const ThreadSchedule& s, const Conflict& c) 
                      c.met.write ? "wrote" : "read", c.met.width, c.met.rows);
 }
 
-void run_call(const Op& op, const Tensor* in, const Tensor* out, const StepContext& context,
+void run_call(const CpuOp& op, const Tensor* in, const Tensor* out, const StepContext& context,
               ThreadPool& pool) {
   for (int stage = 0, stages = op.stages(in, out, context); stage < stages; ++stage)
     pool.run([&](int thread) {

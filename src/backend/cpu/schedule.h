@@ -13,7 +13,7 @@ namespace tokamak::cpu {
 
 // A call with the extents of the step.
 struct ScheduledCall {
-  const Op* op = nullptr;
+  const CpuOp* op = nullptr;
   const Tensor *in = nullptr, *out = nullptr;
   std::string_view label;
 };
@@ -100,8 +100,8 @@ class ScheduleMaker {
 bool find_race(std::span<const ScheduledCall> calls, const ThreadSchedule& schedule,
                StepContext context, Conflict& out);
 
-// Runs one call on all threads of the pool, with everybody waiting for everybody after each stage.
-void run_call(const Op& op, const Tensor* in, const Tensor* out, const StepContext& context,
+// Runs one call on all threads of the pool, which wait for each other after each stage.
+void run_call(const CpuOp& op, const Tensor* in, const Tensor* out, const StepContext& context,
               ThreadPool& pool);
 
 }  // namespace tokamak::cpu

@@ -16,7 +16,7 @@ namespace tokamak::cpu {
 namespace {
 
 // Does and says what the test wants: per thread, bytes it reads and bytes it writes of one array.
-struct FakeOp final : Op {
+struct FakeOp final : CpuOp {
   struct Range {
     int64_t begin, end;
     bool write;

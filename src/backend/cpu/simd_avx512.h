@@ -73,8 +73,8 @@ TK_INLINE float max_lanes(V a) {
   return _mm_cvtss_f32(_mm_max_ss(u, _mm_movehdup_ps(u)));
 }
 
-// A row alone waits for memory: it asks for what lies this many bytes further on, in its panel or
-// the next.
+// A single row waits for memory: it prefetches this many bytes ahead, in its panel or the next
+// one.
 constexpr int kAhead = 2048;
 TK_INLINE void vprefetch(const void* p) {
   _mm_prefetch(static_cast<const char*>(p) + kAhead, _MM_HINT_T0);

@@ -134,14 +134,27 @@ TEST(Step, RunsThePlannedKernelsOrFails) {
   expect(rename, "the plan asks for cpu.foo (version 1)");
   auto version = [](PlanSet& s) { s.kernels[0].abi = 2; };
   expect(version,
-         "the plan asks for cpu.embed (version 2); this program has cpu.embed (version 1)");
+         "the plan asks for cpu.embed.quantized (version 2); this program has cpu.embed.quantized "
+         "(version 1)");
   auto plain = [](PlanSet& s) {
     for (WeightEntry& w : s.weights)
       if (w.name == "l0.q") w.layout = "";
   };
-  expect(plain, "reads weight l0.q in layout panel16, the plan has it row-major");
+  expect(plain, "reads weight l0.q in layout qpanel16, the plan has it row-major");
   auto strange = [](PlanSet& s) { s.weights[0].layout = "swizzle"; };
-  expect(strange, "the plan asks for layout swizzle");
+  expect(strange, "the plan asks for layout swizzle, which the cpu backend does not have for q4_0");
+  // The loader does not choose: a layout that cannot hold the type is an error, and so is one that
+  // the kernel does not read.
+  auto floats = [](PlanSet& s) {
+    for (WeightEntry& w : s.weights)
+      if (w.name == "l0.q") w.layout = "fpanel16";
+  };
+  expect(floats, "l0.q: the plan asks for layout fpanel16, which the cpu backend does not have");
+  auto rows = [](PlanSet& s) {
+    for (WeightEntry& w : s.weights)
+      if (w.name == "l0.q") w.layout = "file_rows";
+  };
+  expect(rows, "reads weight l0.q in layout qpanel16, the plan has it in file_rows");
   auto region = [](PlanSet& s) {
     for (KernelEntry& k : s.kernels)
       if (k.name == "cpu.silu") k.name = "cpu.region.linears";

@@ -8,6 +8,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/weight_store.h"
 #include "base/error.h"
 #include "base/rng.h"
 #include "tensor/block_formats.h"
@@ -104,7 +105,8 @@ class TestModel {
       encode_row(dtype, values.data(), bytes.data() + static_cast<size_t>(r) * row_bytes, row);
     }
     weights.add(name, dtype, dims, std::move(bytes));
-    WeightEntry entry{name, dtype, dims, {{name}, {}}, {}, dims.size() == 2 ? "panel16" : ""};
+    WeightEntry entry{name,         dtype, dims,
+                      {{name}, {}}, {},    dims.size() == 2 ? matrix_layout(dtype) : ""};
     plans.weights.push_back(entry);
     std::vector<SymExpr> extents(dims.begin(), dims.end());
     return {CallArg::Kind::kWeight, static_cast<uint32_t>(plans.weights.size() - 1), 0, dtype,

@@ -52,26 +52,31 @@ void make_constant(const WeightEntry& entry, Weight& w) {
   }
 }
 
-void choose_matrix(const WeightEntry& entry, Weight& w) {
+// The form that the plan's layout names.
+void set_form(const WeightEntry& entry, Weight& w) {
   size_t rank = entry.dims.size();
   if (rank < 2 || rank > 3 || is_integer(entry.dtype))
     fail(ErrorCode::kUnsupported,
-         "weight {}: only matrices of numbers and stacks of them can be packed in panels",
-         entry.name);
+         "weight {}: layout {} is for matrices of numbers and stacks of them", entry.name,
+         entry.layout);
   w.groups = rank == 3 ? entry.dims[0] : 1;
   w.n = entry.dims[rank - 2];
   w.k = entry.dims[rank - 1];
-  if (auto q = qformat_of(entry.dtype)) {
+  if (auto q = qformat_of(entry.dtype); q && entry.layout == kQuantPanels) {
     w.matrix = Weight::Matrix::kQPanel;
     w.qformat = *q;
     w.panel_bytes = qpanel_bytes(*q, w.k);
-  } else if (auto f = ftype_of(entry.dtype)) {
+  } else if (auto f = ftype_of(entry.dtype); f && entry.layout == kFloatPanels) {
     w.matrix = Weight::Matrix::kFPanel;
     w.ftype = *f;
     w.panel_bytes = fpanel_bytes(*f, w.k);
-  } else {
+  } else if (entry.layout == kFileRows) {
     w.matrix = Weight::Matrix::kRows;
     w.panel_bytes = static_cast<int64_t>(dtype_bytes(entry.dtype, w.k)) * kPanel;
+  } else {
+    fail(ErrorCode::kUnsupported,
+         "weight {}: the plan asks for layout {}, which the cpu backend does not have for {}",
+         entry.name, entry.layout, dtype_name(entry.dtype));
   }
 }
 
@@ -85,7 +90,7 @@ uint64_t matrix_bytes(const Weight& w) {
 
 void make_matrix(const WeightEntry& entry, const std::byte* source, const KernelTable& kernels,
                  ThreadPool& pool, Weight& w) {
-  choose_matrix(entry, w);
+  set_form(entry, w);
   auto row_bytes = static_cast<int64_t>(dtype_bytes(entry.dtype, w.k));
   w.matrix_memory = Buffer(matrix_bytes(w));
   w.panels = w.matrix_memory.data();
@@ -143,7 +148,7 @@ void need_bytes(const WeightEntry& entry, std::span<const std::byte> part, uint6
 // Only the panels of quantised formats depend on the style.
 void take_matrix(const WeightEntry& entry, const PackedWeight& packed, std::string_view packing,
                  const KernelTable& kernels, ThreadPool& pool, Weight& w) {
-  choose_matrix(entry, w);
+  set_form(entry, w);
   need_bytes(entry, packed.matrix, matrix_bytes(w));
   const auto* from = reinterpret_cast<const uint8_t*>(packed.matrix.data());
   std::optional<PackStyle> style = parse_packing(packing);
@@ -184,6 +189,7 @@ void drop_pages(std::span<const std::byte> bytes) {
 Weight Weight::group(int64_t g) const {
   Weight w;
   w.name = name;
+  w.layout = layout;
   w.matrix = matrix;
   w.dtype = dtype;
   w.qformat = qformat;
@@ -261,11 +267,8 @@ Weight load_cpu_weight(const WeightEntry& entry, const WeightSource& source,
                        const KernelTable& kernels, ThreadPool& pool) {
   Weight w;
   w.name = entry.name;
-  bool matrix = entry.layout == kPanelLayout;
-  if (!matrix && !entry.layout.empty())
-    fail(ErrorCode::kUnsupported,
-         "weight {}: the plan asks for layout {}; the cpu backend has {} and row-major", entry.name,
-         entry.layout, kPanelLayout);
+  w.layout = entry.layout;
+  bool matrix = !entry.layout.empty();
   w.dtype = entry.dtype;
   if (!entry.constant.empty()) {
     if (matrix)

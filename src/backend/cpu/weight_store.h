@@ -13,15 +13,24 @@
 
 namespace tokamak::cpu {
 
-// The layout of matrices that linear and embed read; everything else reads row-major values.
-inline constexpr const char* kPanelLayout = "panel16";
+// The layouts of matrices, as plans name them (pack.h): panels of a quantised format, panels of
+// f32, f16 or bf16, rows in the type of the file. Everything that is not a matrix is row-major.
+inline constexpr const char* kQuantPanels = "qpanel16";
+inline constexpr const char* kFloatPanels = "fpanel16";
+inline constexpr const char* kFileRows = "file_rows";
 
 // Whole numbers, which no matrix has.
 inline bool is_integer(DType dtype) { return !dtype_info(dtype).is_float && !is_block_type(dtype); }
 
+// Which of them the kernels for matrices of this type read.
+inline const char* matrix_layout(DType dtype) {
+  return qformat_of(dtype) ? kQuantPanels : ftype_of(dtype) ? kFloatPanels : kFileRows;
+}
+
 // A matrix [n, k] in panels, a stack of such matrices, or the values row-major.
 struct Weight {
   std::string name;
+  std::string layout;  // of the plan
   enum class Matrix : uint8_t { kNone, kQPanel, kFPanel, kRows };
   Matrix matrix = Matrix::kNone;
   DType dtype = DType::kF32;
@@ -46,20 +55,20 @@ struct Weight {
                     float* out) const;
 };
 
-// The byte layout of packed weights under a style; bundles carry it. parse_packing: nullopt when it
-// is none of this program's.
+// The byte layout of packed weights under a style; bundles carry it. parse_packing: nullopt for a
+// layout that this program does not have.
 std::string packing_name(const PackStyle& style);
 std::optional<PackStyle> parse_packing(std::string_view name);
 
-// One weight in the layout of its entry. Packed ahead of time in this style it stays where it is;
-// in another style it is packed again; otherwise its recipe runs.
+// One weight in the layout of its entry. Packed ahead of time in this style, it is read in place;
+// in another style, it is packed again; otherwise its recipe runs.
 Weight load_cpu_weight(const WeightEntry& entry, const WeightSource& source,
                        const KernelTable& kernels, ThreadPool& pool);
 // What a bundle has to hold so that nothing is left to do when it is loaded.
 PackedWeight packed_view(const WeightEntry& entry, const Weight& weight);
 
 // Runs the recipes and packs, with all threads, one weight after the other: besides the result only
-// the weight at hand is held, and its pages of the file are given back to the system.
+// the current weight is held, and its pages of the file are returned to the system.
 std::vector<Weight> load_weights(const PlanSet& plans, const WeightSource& source,
                                  const KernelTable& kernels, ThreadPool& pool,
                                  const std::function<void(uint64_t, uint64_t)>& progress);

@@ -10,6 +10,8 @@
 
 namespace tokamak::cuda {
 
+// Whether the kernels of sample.cu know all filters of a row, and their order.
+bool device_has_filters(const SampleSpec& spec);
 // Whether sample_rows chooses the tokens of all outputs as the host would: temperature, min-p,
 // top-k and top-p in the default order, without a mask and without log-probabilities.
 bool device_can_sample(std::span<const SampleRow> samples);

@@ -28,9 +28,9 @@ bool reserve(B& buffer, size_t bytes) {
 bool takes_row(const SampleRow& s) {
   if (!s.spec) return true;
   const SampleSpec& spec = *s.spec;
-  auto finite = [](const auto& bias) { return std::isfinite(bias.second); };
-  return spec.typical_p >= 1 && spec.xtc_probability <= 0 && spec.order.empty() &&
-         std::all_of(spec.logit_bias.begin(), spec.logit_bias.end(), finite);
+  auto usable = [](const auto& bias) { return bias.second < INFINITY; };  // nor NaN
+  return device_has_filters(spec) &&
+         std::all_of(spec.logit_bias.begin(), spec.logit_bias.end(), usable);
 }
 
 // Parts of one buffer, each aligned.

@@ -15,7 +15,8 @@ namespace tokamak::cuda {
 class TableSampler {
  public:
   TableSampler(const KernelLibrary& kernels, int64_t vocab, int64_t max_rows);
-  // Whether it knows all that the outputs ask for: not typical, XTC, or an order of stages.
+  // Whether it knows all that the outputs ask for: not typical, XTC, top-n-sigma,
+  // dynamic temperature, or an order of stages.
   static bool takes(std::span<const SampleRow> samples);
   // Runs on the stream and waits. host: finds repeats of the history. logits: f32 [rows, vocab] on
   // the device. `left`: rows that the host has to choose or report, because too many logits are

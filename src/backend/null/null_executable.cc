@@ -220,7 +220,8 @@ class NullExecutable final : public Executable {
   int32_t id_of(const StepInputs& step, size_t t, const Row& row, const StepResult& out) const {
     int32_t id = step.ids[t];
     if (id >= 0) return id;
-    return is_output_id(id) ? out.ids[static_cast<size_t>(output_of_id(id))] : row.last;
+    return is_output_id(id) ? std::max(0, out.ids[static_cast<size_t>(output_of_id(id))])
+                            : row.last;
   }
 
   // Writes the KV of a sequence's tokens and computes the chain value of each.

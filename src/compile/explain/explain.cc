@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "compile/explain/call_table.h"
 #include "compile/explain/fold.h"
-#include "compile/explain/kernel_table.h"
 
 namespace tokamak {
 namespace {
@@ -208,7 +208,7 @@ Value explain(const ExplainRequest& r) {
   const PlanSet& set = *r.set;
   size_t index = bind_step(set, r.function, r.shape).plan;
   const Plan& plan = set.plans[index];
-  KernelTableReport table = kernel_table(r, index);
+  CallTable table = call_table(r, index);
   Value out = Value::Object{
       {"format", "tokamak-explain"},
       {"version", 1},

@@ -125,9 +125,10 @@ void ModelDrafter::add(Active& a, std::span<const int32_t> ids, bool chooses) {
   step_.q_start.push_back(static_cast<int32_t>(step_.ids.size()));
   step_.kv_len.push_back(static_cast<int32_t>(text.ids.size()));
   step_.row.push_back(text.row);
-  a.output = -1;
   if (!chooses) return;
   a.output = static_cast<int32_t>(step_.out_rows.size());
+  ++a.drafted;
+  owners_.push_back(static_cast<int32_t>(&a - active_.data()));
   step_.out_rows.push_back(static_cast<int32_t>(step_.ids.size()) - 1);
   SampleRow& sample = step_.samples.emplace_back();
   sample.choice = a.request->choice;
@@ -136,16 +137,32 @@ void ModelDrafter::add(Active& a, std::span<const int32_t> ids, bool chooses) {
   sample.spec = *a.request->sample;
 }
 
-// Runs the step and appends the chosen tokens to the proposals.
-void ModelDrafter::run() {
-  if (step_.out_rows.empty()) {  // plans need at least one row of logits
+// Ends a phase with the rows added since the last one. False: there are none.
+bool ModelDrafter::end_phase() {
+  StepPhase phase{"step", static_cast<int32_t>(step_.tokens()),
+                  static_cast<int32_t>(step_.sequences()),
+                  static_cast<int32_t>(step_.out_rows.size())};
+  for (const StepPhase& earlier : step_.phases) {
+    phase.tokens -= earlier.tokens;
+    phase.sequences -= earlier.sequences;
+    phase.outputs -= earlier.outputs;
+  }
+  if (phase.tokens == 0) return false;
+  if (phase.outputs == 0) {  // plans need at least one row of logits
     SampleRow& row = step_.samples.emplace_back();
     row.mode = SampleRow::Mode::kHidden;
     row.position = step_.pos.back() + 1;
     step_.out_rows.push_back(static_cast<int32_t>(step_.ids.size()) - 1);
+    owners_.push_back(-1);
+    phase.outputs = 1;
   }
-  bool decode = step_.tokens() == step_.sequences() && std::ssize(step_.out_rows) == step_.tokens();
-  step_.function = decode && step_.sequences() <= decode_batch_ ? "decode" : "step";
+  bool decode = phase.tokens == phase.sequences && phase.outputs == phase.tokens;
+  if (decode && phase.sequences <= decode_batch_) phase.function = "decode";
+  step_.phases.push_back(phase);
+  return true;
+}
+
+void ModelDrafter::set_tables() {
   for (size_t g = 0; g < plans_.groups.size(); ++g) {
     StepInputs::Table& table = step_.tables[g];
     int64_t size = plans_.groups[g].block_size, stride = 0;
@@ -161,22 +178,29 @@ void ModelDrafter::run() {
       out += stride;
     }
   }
+}
+
+// Runs the step and appends the chosen tokens to the proposals.
+void ModelDrafter::run() {
+  set_tables();
   ++steps_;
   executable_->collect(executable_->submit(step_), result_);
   step_.clear();
+  for (size_t r = 0; r < owners_.size(); ++r) {
+    if (owners_[r] < 0) continue;
+    DraftRequest& request = *active_[static_cast<size_t>(owners_[r])].request;
+    if (result_.ids[r] < 0) request.most = 0;  // its logits are not finite
+    auto parent = static_cast<int32_t>(request.tokens.size()) - 1;
+    if (request.most > 0) request.tokens.push_back({result_.ids[r], parent});
+  }
   for (Active& a : active_) {
-    int32_t output = std::exchange(a.output, -1);
-    if (output < 0) continue;
-    int32_t id = result_.ids[static_cast<size_t>(output)];
-    auto parent = static_cast<int32_t>(a.request->tokens.size()) - 1;
-    if (id < 0)
-      a.request->most = 0;  // its logits are not finite
-    else
-      a.request->tokens.push_back({id, parent});
+    std::vector<int32_t>& ids = a.text->ids;
+    for (auto id = ids.end() - std::max(0, a.drafted - 1); id != ids.end(); ++id)
+      *id = result_.ids[static_cast<size_t>(output_of_id(*id))];
   }
 }
 
-void ModelDrafter::catch_up() {
+bool ModelDrafter::catch_up() {
   int64_t room = most_tokens_;
   for (Active& a : active_) {
     auto rest = a.request->ids.subspan(a.text->ids.size());
@@ -188,31 +212,29 @@ void ModelDrafter::catch_up() {
           {a.text->row, a.request->prompt_length, {a.request->ids.begin(), a.request->ids.end()}});
     add(a, rest.first(static_cast<size_t>(count)), count == std::ssize(rest));
   }
-  if (!step_.ids.empty()) run();
+  return end_phase();
 }
 
-void ModelDrafter::draft_next() {
+bool ModelDrafter::draft_next() {
   for (Active& a : active_) {
-    const std::vector<DraftToken>& tokens = a.request->tokens;
-    if (tokens.empty() || std::ssize(tokens) >= a.request->most) continue;
-    int32_t id = tokens.back().id;
+    if (a.output < 0 || a.drafted >= a.request->most) continue;
+    int32_t id = id_of_output(a.output);
     add(a, std::span(&id, 1), true);
   }
-  if (!step_.ids.empty()) run();
+  return end_phase();
 }
 
 void ModelDrafter::propose_group(std::span<DraftRequest> requests) {
   ++round_;
   active_.clear();
-  int32_t longest = 0;
+  owners_.clear();
   for (DraftRequest& r : requests)
-    if (Text* text = prepare(r)) {
-      active_.push_back({&r, text});
-      longest = std::max(longest, r.most);
-    }
+    if (Text* text = prepare(r)) active_.push_back({&r, text});
   // A text that was prepared later may not have evicted an earlier one: all have this round.
-  catch_up();
-  for (int32_t k = 1; k < longest; ++k) draft_next();
+  if (!catch_up()) return;
+  while (draft_next()) {
+  }
+  run();
 }
 
 void ModelDrafter::propose(std::span<DraftRequest> requests) {

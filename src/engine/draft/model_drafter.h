@@ -12,9 +12,10 @@ namespace tokamak {
 // The draft model chooses with the noise of the request (seed, choice, position), so that it draws
 // the token that the target model draws wherever their distributions agree. It has its own KV
 // cache: every sequence keeps the KV of its committed tokens, those that were used longest ago lose
-// it when blocks run out. Steps are synchronous: one per drafted token for all sequences together,
-// and at most one step's worth of tokens to catch up with prompts per call; a sequence is drafted
-// for when it has caught up. If steps fail, nothing is proposed.
+// it when blocks run out. A proposal is one synchronous step with a phase per drafted token, for
+// all sequences together: the first phase also catches up with prompts, each later one reads the
+// tokens that the phase before it chose. At most one phase's worth of tokens is caught up with per
+// call; a sequence is drafted for when it has caught up. If steps fail, nothing is proposed.
 class ModelDrafter final : public Drafter {
  public:
   // `executable` was loaded from `plans` with `blocks` per KV group and `rows` rows. The plans must
@@ -41,16 +42,20 @@ class ModelDrafter final : public Drafter {
   struct Active {
     DraftRequest* request;
     Text* text;
-    int32_t output = -1;  // of the step being run
+    int32_t output = -1;  // the last one of the step being built
+    int32_t drafted = 0;  // outputs of the step being built
   };
   void propose_group(std::span<DraftRequest> requests);
   Text* prepare(DraftRequest& request);
   bool make_room(Text& text, int64_t slots);
   bool evict();  // the text used longest ago, if it is not in use in this round
   void release(Text& text);
-  void catch_up();
-  void draft_next();
+  // Phases of a proposal's step. False: there is nothing to compute.
+  bool catch_up();
+  bool draft_next();
   void add(Active& active, std::span<const int32_t> ids, bool chooses);
+  bool end_phase();
+  void set_tables();
   void run();
   void give_up(const char* why);
 
@@ -62,6 +67,7 @@ class ModelDrafter final : public Drafter {
   std::vector<std::vector<int32_t>> free_;  // blocks per group
   std::vector<int32_t> free_rows_;
   std::vector<Active> active_;
+  std::vector<int32_t> owners_;  // per output of the step: index into active_, or -1
   StepInputs step_;
   StepResult result_;
   uint64_t round_ = 0;

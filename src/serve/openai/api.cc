@@ -116,10 +116,13 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
     : options_(std::move(options)),
       start_time_(unix_seconds()),
       keys_(options_.api_keys),
-      log_(options_.request_log.empty() ? nullptr
-                                        : std::make_unique<RequestLog>(options_.request_log)),
+      log_(options_.request_log.empty() && options_.trace_collector.empty()
+               ? nullptr
+               : std::make_unique<RequestLog>(options_.request_log, options_.trace_collector,
+                                              options_.service_name)),
       prepare_(std::make_unique<WorkerPool>(options_.prepare_threads)),
-      stream_(std::make_unique<WorkerPool>(options_.stream_threads)) {
+      stream_(std::make_unique<WorkerPool>(options_.stream_threads)),
+      programs_(std::make_unique<WorkerPool>(options_.prepare_threads)) {
   TK_CHECK(!models.empty());
   for (ServedModel& model : models) {
     if (model.fingerprint.empty()) model.fingerprint = "fp_tokamak_" + options_.version;
@@ -143,6 +146,7 @@ Api::~Api() {
   // moment; that one must not destroy the engine on the engine's own thread.
   while (stats_->running > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   stream_.reset();
+  programs_.reset();
 }
 
 std::shared_ptr<const ServedModel> Api::model(const std::string& name) const {
@@ -247,10 +251,16 @@ http::Handler Api::vectors(VectorRoute route) {
     } catch (const std::exception& e) {
       http::Response response = error_answer(e);
       response.headers.emplace_back("traceparent", context.trace.header());
-      if (log_ != nullptr) log_->write(context.line(response.status, e.what()));
+      if (log_ != nullptr) log_->write(context.trace, context.line(response.status, e.what()));
       exchange->respond(std::move(response));
     }
   });
+}
+
+uint64_t Api::seed_of(uint64_t number) const {
+  if (!options_.seed) return fresh_number();
+  auto bits = philox(*options_.seed, number, 0);
+  return uint64_t{bits[0]} << 32 | bits[1];
 }
 
 RequestContext Api::context_of(const http::Request& request) const {
@@ -266,18 +276,13 @@ RequestContext Api::context_of(const http::Request& request) const {
 void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialect,
                    uint64_t number) {
   RequestContext context = context_of(exchange->request());
-  uint64_t seed = fresh_number();
-  if (options_.seed) {
-    auto bits = philox(*options_.seed, number, 0);
-    seed = uint64_t{bits[0]} << 32 | bits[1];
-  }
   try {
     context.slot = keys_.admit(key_of(exchange->request()), context.start);
-    generate(exchange, std::move(body), dialect, seed, context);
+    generate(exchange, std::move(body), dialect, seed_of(number), context);
   } catch (const std::exception& e) {
     http::Response response = in_form(dialect.error, error_answer(e));
     response.headers.emplace_back("traceparent", context.trace.header());
-    if (log_ != nullptr) log_->write(context.line(response.status, e.what()));
+    if (log_ != nullptr) log_->write(context.trace, context.line(response.status, e.what()));
     exchange->respond(std::move(response));
   }
 }
@@ -404,8 +409,9 @@ http::Response Api::metrics() const {
         {model->name, model->max_model_len, model->client->stats(), model->client->memory()});
   http::Response response;
   response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-  response.body = metrics_text({options_.version, options_.vllm_metrics, start_time_}, models,
-                               *stats_, options_.http_stats);
+  response.body = metrics_text(
+      {options_.version, options_.vllm_metrics, start_time_, log_ ? log_->exporter() : nullptr},
+      models, *stats_, options_.http_stats);
   return response;
 }
 
@@ -470,6 +476,7 @@ void Api::add_routes(http::Router& router) {
           {"/score", prepare_score},
           {"/classify", prepare_classify}})
       router.add("POST", base + path, vectors(route));
+    router.add("POST", base + "/programs", programs());
   }
   auto add_plain = [&](const char* path, http::Response (Api::*method)(const Value&) const) {
     router.add("POST", path,

@@ -28,8 +28,10 @@ struct ApiOptions {
   int stream_threads =
       1;  // detokenising and JSON of answers, so that a long prompt does not delay them
   std::string version = "0.1.0";
-  std::string request_log;    // file for one JSON line per generation request; empty: none
-  bool vllm_metrics = false;  // also export /metrics under vLLM's names
+  std::string request_log;      // file for one JSON line per generation request; empty: none
+  std::string trace_collector;  // address for spans (OTLP over HTTP); empty: none
+  std::string service_name = "tokamak";           // in the spans
+  bool vllm_metrics = false;                      // also export /metrics under vLLM's names
   const http::ServerStats* http_stats = nullptr;  // of the server that the routes are added to
 };
 
@@ -58,6 +60,7 @@ class Api {
   http::Handler on_worker(Answer answer);
   http::Handler generator(Dialect dialect);
   http::Handler vectors(VectorRoute route);
+  http::Handler programs();  // program_call.cc
   // The client's key; "" if none is needed.
   std::string tenant_of(const http::Request& request) const;
 
@@ -66,6 +69,9 @@ class Api {
   void add_tenant(const http::Request& request, GenerationParams& params) const;
 
   RequestContext context_of(const http::Request& request) const;
+  uint64_t seed_of(uint64_t number) const;  // of a request without a seed
+  void run_program(const http::ExchangePtr& exchange, const Value& body, uint64_t number,
+                   const RequestContext& context);
   void generate(http::ExchangePtr exchange, Value body, const Dialect& dialect, uint64_t number);
   void generate(http::ExchangePtr exchange, Value body, const Dialect& dialect, uint64_t seed,
                 const RequestContext& context);
@@ -86,7 +92,7 @@ class Api {
   std::atomic<uint64_t> arrivals_{0};
   ApiKeys keys_;
   std::unique_ptr<RequestLog> log_;
-  std::unique_ptr<WorkerPool> prepare_, stream_;
+  std::unique_ptr<WorkerPool> prepare_, stream_, programs_;
 };
 
 }  // namespace tokamak::openai

@@ -59,6 +59,7 @@ void Choice::release(Piece& piece, bool all) {
 void Choice::push_token(const Delta& delta, size_t i, Piece& piece) {
   std::string text = detokenizer_.push(delta.ids[i]);
   ++tokens_;
+  if (i < delta.logprobs.size()) logprob_ += static_cast<double>(delta.logprobs[i]);
   piece.ids.push_back(delta.ids[i]);
   if (params_.logprobs >= 0) {
     ScoredToken token;

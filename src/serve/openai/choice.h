@@ -29,6 +29,8 @@ class Choice {
   int32_t stopped_at() const { return stopped_at_; }  // -1: not stopped by a stop string
   int64_t tokens() const { return tokens_; }          // sent tokens, as counted in usage
   int64_t reasoning_tokens() const { return reasoning_tokens_; }
+  // Log-probability per token, if the engine reports it.
+  double score() const { return tokens_ > 0 ? logprob_ / static_cast<double>(tokens_) : 0; }
 
  private:
   void echo_prompt(const PromptScores& scores, Piece& piece);
@@ -54,6 +56,7 @@ class Choice {
   std::deque<Waiting> waiting_;
   size_t raw_bytes_ = 0, sent_bytes_ = 0, characters_ = 0;
   int64_t tokens_ = 0, reasoning_tokens_ = 0;
+  double logprob_ = 0;
   int32_t stopped_at_ = -1;
   bool first_ = true, done_ = false;
 };

@@ -1,6 +1,7 @@
 #include "serve/openai/generation.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/log.h"
 #include "serve/openai/api_error.h"
@@ -289,8 +290,25 @@ void Generation::complete() {
       parts_[part].scores.ids = request_.prompts[part].ids;
       whole_[i].prompt_scores = &parts_[part].scores;
     }
+  if (request_.params.best > 0) keep_best();
   response.body = shape_->whole(whole_, total);
   exchange_->respond(std::move(response));
+}
+
+void Generation::keep_best() {
+  auto n = static_cast<size_t>(request_.params.n);
+  std::vector<Piece> kept;
+  for (size_t first = 0; first < whole_.size(); first += n) {
+    std::vector<size_t> order(n);
+    std::iota(order.begin(), order.end(), first);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return choices_[a].score() > choices_[b].score(); });
+    for (size_t i = 0; i < static_cast<size_t>(request_.params.best); ++i) {
+      kept.push_back(std::move(whole_[order[i]]));
+      kept.back().index = static_cast<int>(kept.size()) - 1;
+    }
+  }
+  whole_ = std::move(kept);
 }
 
 void Generation::break_off(const Delta& delta) {
@@ -344,7 +362,7 @@ void Generation::log_end(int status, const std::string& error, const Usage* tota
     line.set("completion_tokens", total->completion_tokens);
     if (first_token_ > 0) line.set("ttft_ms", seconds(first_token_ - context_.start) * 1e3);
   }
-  context_.log->write(line);
+  context_.log->write(context_.trace, line);
 }
 
 void Generation::cancel_all() {

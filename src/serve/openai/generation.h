@@ -58,6 +58,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void handle(Arrival& arrival);
   void handle_choice(Choice& choice, Arrival& arrival);
   void complete();
+  void keep_best();                    // of the choices of each prompt
   void break_off(const Delta& delta);  // the engine could not finish
   [[noreturn]] void refuse() const;    // rethrows submit's error as an ApiError
   void cancel_all();

@@ -329,6 +329,11 @@ void write_process(PrometheusText& out, const MetricsOptions& options,
   out.sample("kind=\"program\"", static_cast<int64_t>(memory.program));
   out.sample("kind=\"heap\"", static_cast<int64_t>(memory.heap));
   out.sample("kind=\"stacks\"", static_cast<int64_t>(memory.stacks));
+  if (options.traces != nullptr) {
+    out.family("tokamak_trace_spans_total", Type::kCounter, "Spans of requests, by what happened.");
+    out.sample("result=\"sent\"", options.traces->sent());
+    out.sample("result=\"discarded\"", options.traces->discarded());
+  }
   out.family("process_start_time_seconds", Type::kGauge, "Start of the process, unix time.");
   out.sample("", options.start_time);
 }

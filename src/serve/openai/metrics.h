@@ -14,6 +14,7 @@ struct MetricsOptions {
   std::string version;
   bool vllm_names = false;  // also export the same numbers under vLLM's names
   int64_t start_time = 0;   // unix seconds
+  const TraceExporter* traces = nullptr;
 };
 
 struct ModelMetrics {

@@ -139,6 +139,25 @@ TEST(Prepare, ToolsTakeTheTemplateMadeForThem) {
   EXPECT_THROW(prompt(tools), ApiError);
 }
 
+TEST(Prepare, StrictToolsConstrainCallsOnly) {
+  ServedModel model = fake_model(nullptr);
+  model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
+  auto shared = std::make_shared<const ServedModel>(std::move(model));
+  auto prepared = [&](const std::string& strict, const std::string& more) {
+    return prepare_chat(
+        parse_json(R"({"messages": [{"role": "user", "content": "x"}], "tools": [
+        {"type": "function", "function": {"name": "f", "strict": )" +
+                   strict + R"(, "parameters": {"type": "object"}}}])" + more + "}"),
+        shared);
+  };
+  EXPECT_NE(prepared("true", "").params.call_grammar, nullptr);
+  EXPECT_EQ(prepared("true", "").params.grammar, nullptr);
+  EXPECT_EQ(prepared("false", "").params.call_grammar, nullptr);
+  EXPECT_EQ(prepared("true", R"(, "tool_choice": "none")").params.call_grammar, nullptr);
+  EXPECT_NE(prepared("true", R"(, "tool_choice": "required")").params.grammar, nullptr);
+  EXPECT_THROW(prepared("true", R"(, "guided_regex": "a")"), ApiError);
+}
+
 TEST(Choice, SplitsTokensAnyWayWithTheSameResult) {
   Prepared p =
       completion(R"({"prompt": "x", "stop": ["ow", "zzz"], "logprobs": 0, "max_tokens": 40})");

@@ -11,6 +11,7 @@
 #include "serve/openai/prepare.h"
 #include "serve/openai/shape.h"
 #include "serve/openai/structured.h"
+#include "serve/token_filter.h"
 
 namespace tokamak::openai {
 namespace {
@@ -116,7 +117,8 @@ void read_order(Fields& fields, SampleSpec& sample) {
       {"typ_p", SampleStage::kTypical},
       {"top_p", SampleStage::kTopP},
       {"min_p", SampleStage::kMinP},
-      {"xtc", SampleStage::kXtc}};
+      {"xtc", SampleStage::kXtc},
+      {"top_n_sigma", SampleStage::kTopNSigma}};
   const auto* list = fields.array("samplers");
   if (list == nullptr || list->empty()) return;
   sample.order.clear();
@@ -128,7 +130,8 @@ void read_order(Fields& fields, SampleSpec& sample) {
     if (stage == std::end(kStages))
       bad_request(
           param, "invalid_value",
-          "Invalid '{}': use penalties, dry, temperature, top_k, typ_p, top_p, min_p or xtc.",
+          "Invalid '{}': use penalties, dry, temperature, top_k, typ_p, top_p, min_p, xtc or "
+          "top_n_sigma.",
           param);
     if (std::find(sample.order.begin(), sample.order.end(), stage->second) != sample.order.end())
       bad_request(param, "invalid_value", "Invalid '{}': the stage is named twice.", param);
@@ -175,7 +178,8 @@ void read_sampling(Fields& fields, const ServedModel& model, uint64_t fallback_s
   read_logit_bias(fields, model, sample);
 }
 
-// As in vLLM: best_of (default: n) beams, of which the n best are returned.
+// best_of (default: n) answers, of which the n with the highest log-probability per token are
+// returned; with beam search, as in vLLM, the number of beams.
 void read_beams(Fields& fields, GenerationParams& params) {
   bool beams = fields.boolean("use_beam_search").value_or(false);
   auto best_of = fields.integer("best_of", 0, kMaxChoices);
@@ -186,7 +190,11 @@ void read_beams(Fields& fields, GenerationParams& params) {
     bad_request("best_of", "invalid_value", "Invalid 'best_of': {} is less than 'n', {}.", width,
                 params.n);
   if (!beams) {
-    if (width != params.n) unsupported("best_of", "Without 'use_beam_search', it must equal 'n'.");
+    if (width == params.n) return;
+    if (params.stream)
+      bad_request("best_of", "invalid_value", "'best_of' is not available with 'stream'.");
+    params.best = params.n;
+    params.n = static_cast<int>(width);
     return;
   }
   params.beams = static_cast<int>(width);
@@ -237,6 +245,48 @@ void read_prediction(Fields& fields, const ServedModel& model, GenerationParams&
   // No answer is longer than the context.
   if (auto most = static_cast<size_t>(model.max_model_len); params.prediction.size() > most)
     params.prediction.resize(most);
+}
+
+// Tokens that an answer consists of, and texts that it must not contain.
+void read_token_lists(Fields& fields, const ServedModel& model, GenerationParams& params) {
+  constexpr size_t kMaxWords = 256;
+  if (const auto* list = fields.array("allowed_token_ids")) {
+    if (list->empty())
+      bad_request("allowed_token_ids", "empty_array", "Invalid 'allowed_token_ids': it is empty.");
+    for (size_t i = 0; i < list->size(); ++i)
+      params.allowed_ids.push_back(
+          static_cast<int32_t>(checked_integer(fmt::format("allowed_token_ids[{}]", i), (*list)[i],
+                                               0, model.tokenizer->vocab_size() - 1)));
+  }
+  if (const auto* list = fields.array("bad_words")) {
+    if (list->size() > kMaxWords)
+      bad_request("bad_words", "array_above_max_length",
+                  "Invalid 'bad_words': at most {} texts are allowed.", kMaxWords);
+    for (size_t i = 0; i < list->size(); ++i) {
+      std::string param = fmt::format("bad_words[{}]", i);
+      if (!(*list)[i].is_string()) wrong_type(param, "a string", (*list)[i]);
+      if ((*list)[i].as_string().find_first_not_of(" \t\r\n") == std::string::npos)
+        bad_request(param, "invalid_value", "Invalid '{}': the text is empty.", param);
+      for (auto& ids : banned_sequences(*model.tokenizer, (*list)[i].as_string()))
+        params.bad_words.push_back(std::move(ids));
+    }
+  }
+  if (params.beams > 0 && !params.allowed_ids.empty())
+    unsupported("allowed_token_ids", "It cannot be combined with beam search.");
+  if (params.beams > 0 && !params.bad_words.empty())
+    unsupported("bad_words", "It cannot be combined with beam search.");
+}
+
+// Samplers of other servers that would change the answer if they were ignored.
+void refuse_other_samplers(Fields& fields) {
+  fields.refuse("mirostat",
+                "Mirostat is not available; use 'dynatemp_range', 'typical_p' or "
+                "'top_n_sigma'.");
+  fields.refuse("penalty_alpha", "Contrastive search is not available.");
+  fields.refuse("dola_layers", "DoLa is not available.");
+  fields.refuse("guidance_scale", "Classifier-free guidance is not available.");
+  fields.refuse("cfg_scale", "Classifier-free guidance is not available.");
+  fields.refuse("negative_prompt", "Classifier-free guidance is not available.");
 }
 
 void read_stream(Fields& fields, GenerationParams& params) {
@@ -304,8 +354,9 @@ GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t 
                  "prompt_cache_retention", "spaces_between_special_tokens", "stream_interval",
                  "verbosity"});
   params.grammar = read_structured(fields, model);
-  for (const char* field :
-       {"allowed_token_ids", "bad_words", "logits_processors", "lora_request", "prompt_embeds"})
+  read_token_lists(fields, model, params);
+  refuse_other_samplers(fields);
+  for (const char* field : {"logits_processors", "lora_request", "prompt_embeds"})
     fields.refuse(field, "It is not available yet.");
   // Sent by routers of other servers. Ignoring them would compute the prompt again, or lose it.
   for (const char* field : {"kv_transfer_params", "ec_transfer_params", "disaggregated_params",

@@ -14,6 +14,7 @@ struct GenerationParams {
   SampleSpec sample;
   std::optional<int64_t> max_tokens;
   int n = 1;
+  int best = 0;   // of the n answers, how many are returned; 0: all
   int beams = 0;  // number of beams; 0: sampling
   float length_penalty = 1.0f;
   bool early_stopping = false;
@@ -25,6 +26,9 @@ struct GenerationParams {
   bool ignore_eos = false;
   std::shared_ptr<const grammar::Grammar> grammar;  // of the answer; null: any text
   int32_t grammar_min_tokens = 0;
+  std::shared_ptr<const grammar::Grammar> call_grammar;  // where the answer begins a call
+  std::vector<int32_t> allowed_ids;                      // empty: all tokens
+  std::vector<std::vector<int32_t>> bad_words;           // sequences of tokens that must not occur
   bool stream = false, include_usage = false, continuous_usage = false;
   bool echo = false;                            // completions only
   int32_t logprobs = -1, prompt_logprobs = -1;  // alternatives to report; -1: no log-probabilities

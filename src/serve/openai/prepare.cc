@@ -89,7 +89,7 @@ void want_logprobs(GenerationParams& params, int32_t answer) {
     unsupported("logprobs",
                 "With beam search only those of the answer's own tokens are available.");
   params.logprobs = answer;
-  params.sample.top_logprobs = std::max(answer, params.prompt_logprobs);
+  params.sample.top_logprobs = std::max({answer, params.prompt_logprobs, params.best > 0 ? 0 : -1});
 }
 
 std::vector<Prompt> read_prompts(Fields& fields, const ServedModel& model, bool echo) {
@@ -196,11 +196,12 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   request.output =
       output_spec(source, chat.plain(), with_tools ? model->tool_format : nullptr, tools);
   add_format_stops(request);
-  if (auto call = with_tools ? forced_call(body, *model) : nullptr) {
+  if (CallGrammar call = with_tools ? call_grammar(body, *model) : CallGrammar{}; call.grammar) {
     if (request.params.grammar != nullptr)
-      bad_request("tool_choice", "invalid_value",
-                  "'tool_choice' cannot be combined with another constraint of the answer.");
-    request.params.grammar = std::move(call);
+      bad_request(call.forced ? "tool_choice" : "tools", "invalid_value",
+                  "{} cannot be combined with another constraint of the answer.",
+                  call.forced ? "'tool_choice'" : "Strict tools");
+    (call.forced ? request.params.grammar : request.params.call_grammar) = std::move(call.grammar);
   }
   prepare_structured(request.params, *model, request.output);
   request.prompts.push_back({encode_chat(*model->tokenizer, chat.text, chat.guard), ""});

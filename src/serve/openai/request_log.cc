@@ -1,6 +1,7 @@
 #include "serve/openai/request_log.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -46,14 +47,24 @@ Trace trace_of(const http::Request& request) {
   return trace;
 }
 
-RequestLog::RequestLog(const std::string& path)
-    : file_(std::fopen(path.c_str(), "ae"), std::fclose) {
-  if (file_ == nullptr)
+bool Trace::sampled() const { return parent.empty() || (std::stoi(flags, nullptr, 16) & 1) != 0; }
+
+RequestLog::RequestLog(const std::string& path, const std::string& collector,
+                       const std::string& service)
+    : exporter_(collector.empty() ? nullptr : std::make_unique<TraceExporter>(collector, service)),
+      file_(path.empty() ? nullptr : std::fopen(path.c_str(), "ae"), std::fclose) {
+  if (!path.empty() && file_ == nullptr)
     fail(ErrorCode::kUnavailable,
          "cannot write the request log {}: check the folder and its permissions", path);
 }
 
-void RequestLog::write(const Value& line) {
+void RequestLog::write(const Trace& trace, const Value& line) {
+  if (exporter_ && trace.sampled()) {
+    auto now = std::chrono::system_clock::now().time_since_epoch();
+    exporter_->add(
+        span_of(line, std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()));
+  }
+  if (file_ == nullptr) return;
   std::string text = dump_json(line) + "\n";
   std::lock_guard lock(mutex_);
   bool ok = std::fwrite(text.data(), 1, text.size(), file_.get()) == text.size() &&

@@ -1,5 +1,5 @@
 #pragma once
-// One line of JSON per generation request, and the trace it belongs to.
+// One line of JSON and one span per generation request, and the trace it belongs to.
 #include <cstdio>
 #include <memory>
 #include <mutex>
@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/value.h"
 #include "serve/http/message.h"
+#include "serve/openai/trace_exporter.h"
 
 namespace tokamak::openai {
 
@@ -16,16 +17,20 @@ namespace tokamak::openai {
 struct Trace {
   std::string id, parent, span, flags;  // hexadecimal; parent may be empty
   std::string header() const;           // for the answer's traceparent
+  bool sampled() const;                 // the client has not decided against recording it
 };
 Trace trace_of(const http::Request& request);
 
 // Owner: the program; outlives the requests. Thread-safe; lines are written atomically.
 class RequestLog {
  public:
-  explicit RequestLog(const std::string& path);  // appends; throws Error(kUnavailable)
-  void write(const Value& line);
+  // Appends to the file and sends spans to the collector, unless they are empty. Throws Error.
+  RequestLog(const std::string& path, const std::string& collector, const std::string& service);
+  void write(const Trace& trace, const Value& line);
+  const TraceExporter* exporter() const { return exporter_.get(); }
 
  private:
+  std::unique_ptr<TraceExporter> exporter_;
   std::mutex mutex_;
   std::unique_ptr<FILE, int (*)(FILE*)> file_;
   bool failed_ = false;

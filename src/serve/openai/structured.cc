@@ -4,9 +4,11 @@
 #include <optional>
 
 #include "base/json.h"
+#include "serve/call_mask.h"
 #include "serve/grammar_mask.h"
 #include "serve/openai/api_error.h"
 #include "serve/openai/params.h"
+#include "serve/token_filter.h"
 
 namespace tokamak::openai {
 namespace {
@@ -124,6 +126,70 @@ Value embedded(const Value& schema, const std::string& path) {
   return out;
 }
 
+constexpr std::string_view kHermesMark = "<tool_call>";
+
+bool is_strict(const Value& tool) {
+  const Value* function = tool.find("function");
+  const Value* strict = function == nullptr ? nullptr : function->find("strict");
+  return strict != nullptr && strict->is_bool() && strict->as_bool();
+}
+
+// A call of the function. Arguments that are not strict are any object.
+Value call_schema(const Value& function, const char* key, const std::string& path, bool strict) {
+  const Value* parameters = function.find("parameters");
+  bool any = !strict || parameters == nullptr || parameters->is_null();
+  Value schema = any ? Value::object() : embedded(*parameters, path);
+  if (schema.is_object() && !schema.has("type")) schema.set("type", "object");
+  return Value::Object{
+      {"type", "object"},
+      {"properties", Value::Object{{"name", Value::Object{{"const", function.at("name")}}},
+                                   {key, std::move(schema)}}},
+      {"required", Value::Array{"name", key}},
+      {"additionalProperties", false}};
+}
+
+Thinking thinking_of(const OutputSpec& output) {
+  if (output.thoughts == nullptr) return Thinking::kNone;
+  return output.start == ThoughtStart::kInside  ? Thinking::kOpen
+         : output.start == ThoughtStart::kMaybe ? Thinking::kMaybe
+                                                : Thinking::kNone;
+}
+
+std::shared_ptr<TokenMask> call_mask_of(const GenerationParams& params, const ServedModel& model,
+                                        const OutputSpec& output) {
+  CallMaskOptions options;
+  options.grammar = params.call_grammar;
+  if (model.tool_format->name == "hermes") options.mark = kHermesMark;
+  options.tokenizer = model.tokenizer;
+  options.end_ids = grammar_end_ids(*model.tokenizer, params.own_stop_ids);
+  options.choices = params.n;
+  options.thinking = thinking_of(output);
+  if (output.thoughts != nullptr) {
+    options.open_tag = output.thoughts->open;
+    options.close_tag = output.thoughts->close;
+  }
+  return std::make_shared<CallMask>(std::move(options));
+}
+
+std::shared_ptr<TokenMask> grammar_mask_of(const GenerationParams& params, const ServedModel& model,
+                                           const OutputSpec& output) {
+  if (params.grammar == nullptr && params.call_grammar != nullptr)
+    return call_mask_of(params, model, output);
+  if (params.grammar == nullptr) return nullptr;
+  GrammarMaskOptions options;
+  options.grammar = params.grammar;
+  options.tokenizer = model.tokenizer;
+  options.end_ids = grammar_end_ids(*model.tokenizer, params.own_stop_ids);
+  options.choices = params.n;
+  options.min_tokens = params.grammar_min_tokens;
+  if (output.thoughts != nullptr) {
+    options.open_tag = output.thoughts->open;
+    options.close_tag = output.thoughts->close;
+    options.thinking = thinking_of(output);
+  }
+  return std::make_shared<GrammarMask>(std::move(options));
+}
+
 }  // namespace
 
 std::shared_ptr<const grammar::Grammar> read_structured(Fields& fields, const ServedModel& model) {
@@ -143,51 +209,50 @@ std::shared_ptr<const grammar::Grammar> read_structured(Fields& fields, const Se
   return constraint.compile(model);
 }
 
-std::shared_ptr<const grammar::Grammar> forced_call(const Value& body, const ServedModel& model) {
+CallGrammar call_grammar(const Value& body, const ServedModel& model) {
   const Value* choice = body.find("tool_choice");
   const Value* tools = body.find("tools");
-  if (choice == nullptr || choice->is_null() || tools == nullptr) return nullptr;
+  if (tools == nullptr) return {};
+  bool chosen = choice != nullptr && !choice->is_null();
   std::string name;
-  if (choice->is_object())
-    name = choice->at("function").at("name").as_string();
-  else if (choice->as_string() != "required")
-    return nullptr;
-  if (model.tool_format == nullptr)
-    unsupported("tool_choice", "The model's format of tool calls is not known.");
-  bool hermes = model.tool_format->name == "hermes";
-  if (!hermes && model.tool_format->name != "llama3")
-    unsupported("tool_choice", fmt::format("A call cannot be forced in the model's format, {}.",
-                                           model.tool_format->name));
+  if (chosen && choice->is_object()) name = choice->at("function").at("name").as_string();
+  CallGrammar out;
+  out.forced = chosen && (choice->is_object() || choice->as_string() == "required");
+  bool strict = std::any_of(tools->as_array().begin(), tools->as_array().end(), is_strict);
+  if (!out.forced && !strict) return {};
+  const ToolFormat* format = model.tool_format;
+  bool hermes = format != nullptr && format->name == "hermes";
+  if (!hermes && (format == nullptr || format->name != "llama3")) {
+    if (!out.forced) return {};  // strict has no effect
+    unsupported(
+        "tool_choice",
+        format == nullptr
+            ? "The model's format of tool calls is not known."
+            : fmt::format("A call cannot be forced in the model's format, {}.", format->name));
+  }
   const char* key = hermes ? "arguments" : "parameters";
   Value calls = Value::array();
   for (const Value& tool : tools->as_array()) {
-    const Value& function = tool.at("function");
-    if (!name.empty() && function.at("name").as_string() != name) continue;
+    if (!name.empty() && tool.at("function").at("name").as_string() != name) continue;
     std::string path = fmt::format("#/anyOf/{}/properties/{}", calls.size(), key);
-    const Value* parameters = function.find("parameters");
-    Value schema = parameters == nullptr || parameters->is_null() ? Value::object()
-                                                                  : embedded(*parameters, path);
-    if (schema.is_object() && !schema.has("type")) schema.set("type", "object");
-    calls.push(Value::Object{
-        {"type", "object"},
-        {"properties", Value::Object{{"name", Value::Object{{"const", function.at("name")}}},
-                                     {key, std::move(schema)}}},
-        {"required", Value::Array{"name", key}},
-        {"additionalProperties", false}});
+    calls.push(call_schema(tool.at("function"), key, path, out.forced || is_strict(tool)));
   }
-  Constraint constraint;
   GrammarSource source{
       Kind::kJsonSchema, dump_json(Value::Object{{"anyOf", std::move(calls)}}), {}};
   if (hermes) {
-    source.before = "<tool_call>\n";
+    source.before = out.forced ? std::string(kHermesMark) + "\n" : "\n";
     source.after = "\n</tool_call>";
   }
+  Constraint constraint;
   constraint.set("tools", std::move(source));
-  return constraint.compile(model);
+  out.grammar = constraint.compile(model);
+  return out;
 }
 
 void prepare_structured(GenerationParams& params, const ServedModel& model,
                         const OutputSpec& output) {
+  if (params.call_grammar != nullptr && params.beams > 0)
+    unsupported("use_beam_search", "Beam search cannot be combined with strict tools.");
   if (params.grammar == nullptr) return;
   if (output.harmony)
     unsupported("response_format",
@@ -206,21 +271,16 @@ void prepare_structured(GenerationParams& params, const ServedModel& model,
 
 std::shared_ptr<TokenMask> mask_of(const GenerationParams& params, const ServedModel& model,
                                    const OutputSpec& output) {
-  if (params.grammar == nullptr) return nullptr;
-  GrammarMaskOptions options;
-  options.grammar = params.grammar;
-  options.tokenizer = model.tokenizer;
-  options.end_ids = grammar_end_ids(*model.tokenizer, params.own_stop_ids);
-  options.choices = params.n;
-  options.min_tokens = params.grammar_min_tokens;
-  if (output.thoughts != nullptr) {
-    options.open_tag = output.thoughts->open;
-    options.close_tag = output.thoughts->close;
-    options.thinking = output.start == ThoughtStart::kInside  ? Thinking::kOpen
-                       : output.start == ThoughtStart::kMaybe ? Thinking::kMaybe
-                                                              : Thinking::kNone;
+  bool filtered = !params.allowed_ids.empty() || !params.bad_words.empty();
+  if (filtered) {
+    TokenFilterOptions options;
+    options.allowed = params.allowed_ids;
+    options.banned = params.bad_words;
+    options.grammar = grammar_mask_of(params, model, output);
+    options.vocab = model.tokenizer->vocab_size();
+    return std::make_shared<TokenFilter>(std::move(options));
   }
-  return std::make_shared<GrammarMask>(std::move(options));
+  return grammar_mask_of(params, model, output);
 }
 
 }  // namespace tokamak::openai

@@ -16,8 +16,14 @@ struct GenerationParams;
 
 // Throw ApiError(400). nullptr: the answer is free.
 std::shared_ptr<const grammar::Grammar> read_structured(Fields& fields, const ServedModel& model);
-// For tool_choice "required" or a named function.
-std::shared_ptr<const grammar::Grammar> forced_call(const Value& body, const ServedModel& model);
+// The calls that tools allow.
+struct CallGrammar {
+  std::shared_ptr<const grammar::Grammar> grammar;  // nullptr: the answer is free
+  // The answer is a call. Otherwise the grammar applies from where a call begins (strict tools with
+  // tool_choice "auto").
+  bool forced = false;
+};
+CallGrammar call_grammar(const Value& body, const ServedModel& model);
 
 // The ids that end a constrained answer are stop ids, and min_tokens is up to the grammar.
 void prepare_structured(GenerationParams& params, const ServedModel& model,

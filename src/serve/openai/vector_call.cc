@@ -34,7 +34,8 @@ void VectorCall::watch_client() {
     ++self->stats_->cancelled;
     self->cancel_all();
     if (self->context_.log != nullptr)
-      self->context_.log->write(self->context_.line(499, "the client disconnected"));
+      self->context_.log->write(self->context_.trace,
+                                self->context_.line(499, "the client disconnected"));
   });
   exchange_->on_stop([weak = weak_from_this()] {
     auto self = weak.lock();
@@ -157,7 +158,7 @@ void VectorCall::respond(http::Response response, const std::string& error) {
     line.set("model", request_.model->name);
     line.set("n", static_cast<int64_t>(request_.inputs.size()));
     line.set("prompt_tokens", request_.tokens());
-    context_.log->write(line);
+    context_.log->write(context_.trace, line);
   }
   exchange_->respond(std::move(response));
 }

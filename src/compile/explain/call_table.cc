@@ -1,4 +1,4 @@
-#include "compile/explain/kernel_table.h"
+#include "compile/explain/call_table.h"
 
 #include <algorithm>
 
@@ -89,10 +89,10 @@ class TableBuilder {
         if (c.plan == plan) choices_[c.call] = &c;
   }
 
-  KernelTableReport run() {
+  CallTable run() {
     measure();
     group();
-    KernelTableReport out{Value::array(), Value::array(), Value::object()};
+    CallTable out{Value::array(), Value::array(), Value::object()};
     for (size_t g = 0; g < groups_.size(); ++g) out.kernels.push(kernel(groups_[g]));
     std::vector<size_t> group_of(plan_.calls.size());
     for (size_t g = 0; g < groups_.size(); ++g)
@@ -308,7 +308,7 @@ uint64_t planned_bytes(const PlanSet& set, const Plan& plan, const CallArg& arg)
   return static_cast<uint64_t>(t.bytes().upper(bounds));
 }
 
-KernelTableReport kernel_table(const ExplainRequest& request, size_t plan) {
+CallTable call_table(const ExplainRequest& request, size_t plan) {
   return TableBuilder(request, plan).run();
 }
 

@@ -4,10 +4,10 @@
 
 namespace tokamak {
 
-struct KernelTableReport {
+struct CallTable {
   Value kernels, calls, totals;
 };
-KernelTableReport kernel_table(const ExplainRequest& request, size_t plan);
+CallTable call_table(const ExplainRequest& request, size_t plan);
 
 // Bytes reserved for an argument in the arena: its size at the guard's upper bounds.
 uint64_t planned_bytes(const PlanSet& set, const Plan& plan, const CallArg& arg);

@@ -1,0 +1,146 @@
+#include "serve/call_mask.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace tokamak {
+namespace {
+
+constexpr std::string_view kBlanks = " \t\r\n";
+
+// Bytes of the mark that the text ends with.
+size_t begun(std::string_view text, std::string_view mark) {
+  for (size_t k = std::min(text.size(), mark.size() - 1); k > 0; --k)
+    if (text.ends_with(mark.substr(0, k))) return k;
+  return 0;
+}
+
+// Keeps what may be the beginning of the mark. True: the text ended with all of it.
+bool reads_mark(std::string& tail, const std::string& bytes, std::string_view mark) {
+  tail += bytes;
+  if (tail.find(mark) != std::string::npos) {
+    tail.clear();
+    return true;
+  }
+  tail = tail.substr(tail.size() - begun(tail, mark));
+  return false;
+}
+
+}  // namespace
+
+CallMask::CallMask(CallMaskOptions options)
+    : options_(std::move(options)),
+      open_id_(options_.thinking == Thinking::kMaybe
+                   ? options_.tokenizer->find_piece(options_.open_tag)
+                   : -1),
+      crossing_(std::max<size_t>(options_.mark.size(), 1)) {
+  const Tokenizer& tokenizer = *options_.tokenizer;
+  const std::string& mark = options_.mark;
+  for (int32_t id = 0; id < static_cast<int32_t>(tokenizer.vocab_size()); ++id) {
+    std::string bytes = tokenizer.piece_bytes(id);
+    if (mark.empty()) {
+      size_t first = bytes.find_first_not_of(kBlanks);
+      if (first != std::string::npos && bytes[first] == '{') braces_.push_back(id);
+      continue;
+    }
+    size_t last = bytes.find(mark.back());
+    if (last == std::string::npos || last + 1 == bytes.size()) continue;
+    for (size_t k = 0; k < mark.size(); ++k) {
+      std::string text = mark.substr(0, k) + bytes;
+      size_t at = text.find(mark);
+      if (at != std::string::npos && at + mark.size() < text.size()) crossing_[k].push_back(id);
+    }
+  }
+  choices_.assign(static_cast<size_t>(options_.choices), start());
+}
+
+CallMask::Progress CallMask::start() const {
+  bool first = open_id_ >= 0 || options_.mark.empty();
+  Phase phase = options_.thinking == Thinking::kOpen ? Phase::kThinking
+                : first                              ? Phase::kBegin
+                                                     : Phase::kFree;
+  return {.phase = phase, .matcher = grammar::Matcher(options_.grammar)};
+}
+
+// Text outside of calls.
+void CallMask::read_free(Progress& p, int32_t id) const {
+  std::string bytes = options_.tokenizer->piece_bytes(id);
+  if (p.phase == Phase::kThinking) {
+    if (reads_mark(p.tail, bytes, options_.close_tag))
+      p.phase = options_.mark.empty() ? Phase::kBegin : Phase::kFree;
+  } else if (p.phase == Phase::kBegin && id == open_id_) {
+    p.phase = Phase::kThinking;
+  } else if (!options_.mark.empty()) {
+    p.phase = reads_mark(p.tail, bytes, options_.mark) ? Phase::kCall : Phase::kFree;
+    if (p.phase == Phase::kCall) p.matcher = grammar::Matcher(options_.grammar);
+  } else if (bytes.find_first_not_of(kBlanks) != std::string::npos) {
+    p.phase = Phase::kText;  // not a call, to the end
+  }
+}
+
+bool CallMask::read(Progress& p, int32_t id) const {
+  bool brace = p.phase == Phase::kBegin && options_.mark.empty() &&
+               std::binary_search(braces_.begin(), braces_.end(), id);
+  if (brace) p.phase = Phase::kCall;
+  if (p.phase == Phase::kCall) {
+    if (!p.matcher.accept(id)) return false;
+    if (p.matcher.finished()) p.phase = options_.mark.empty() ? Phase::kText : Phase::kFree;
+  } else if (p.phase != Phase::kText) {
+    read_free(p, id);
+  }
+  p.ids.push_back(id);
+  return true;
+}
+
+void CallMask::remove(const std::vector<int32_t>& ids, std::span<uint32_t> allowed) const {
+  for (int32_t id : ids)
+    if (static_cast<size_t>(id) / 32 < allowed.size())
+      allowed[static_cast<size_t>(id) / 32] &= ~(1u << (id % 32));
+}
+
+void CallMask::fill(Progress& p, std::span<uint32_t> allowed) const {
+  size_t words = options_.grammar->vocabulary().words();
+  auto fill_grammar = [&](std::span<uint32_t> out) {
+    if (words <= out.size()) return p.matcher.fill_mask(out);
+    std::vector<uint32_t> all(words, 0);  // a tokenizer with more tokens than the model
+    p.matcher.fill_mask(all);
+    std::copy_n(all.begin(), out.size(), out.begin());
+  };
+  if (p.phase == Phase::kCall) {
+    fill_grammar(allowed);
+    if (p.matcher.accepting())
+      for (int32_t id : options_.end_ids)
+        if (static_cast<size_t>(id) / 32 < allowed.size()) grammar::set_bit(allowed, id);
+    return;
+  }
+  std::fill(allowed.begin(), allowed.end(), ~0u);
+  if (p.phase == Phase::kFree || (p.phase == Phase::kBegin && !options_.mark.empty()))
+    remove(crossing_[begun(p.tail, options_.mark)], allowed);
+  if (p.phase != Phase::kBegin || !options_.mark.empty()) return;
+  remove(braces_, allowed);
+  std::vector<uint32_t> call(allowed.size(), 0);
+  fill_grammar(call);
+  for (int32_t id : braces_)
+    if (auto word = static_cast<size_t>(id) / 32; word < call.size())
+      allowed[word] |= call[word] & (1u << (id % 32));
+}
+
+void CallMask::allow(int32_t choice, std::span<const int32_t> answer,
+                     std::span<const int32_t> drafts, std::span<uint32_t> allowed) {
+  Progress& p = choices_[static_cast<size_t>(choice)];
+  // The answer only grows, except that a failed step may take its last tokens back.
+  bool grown =
+      p.ids.size() <= answer.size() && std::equal(p.ids.begin(), p.ids.end(), answer.begin());
+  if (!grown) p = start();
+  for (size_t i = p.ids.size(); i < answer.size(); ++i)
+    if (!read(p, answer[i]))
+      fail(ErrorCode::kInternal, "token {} of the answer does not follow the grammar", answer[i]);
+  if (drafts.empty()) return fill(p, allowed);
+  Progress ahead = p;
+  for (int32_t id : drafts)
+    if (!read(ahead, id)) return;
+  fill(ahead, allowed);
+}
+
+}  // namespace tokamak

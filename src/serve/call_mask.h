@@ -1,0 +1,56 @@
+#pragma once
+// The token mask of a request with strict tools: the model writes freely, and calls a function or
+// not, but once a call has begun, its arguments follow the schema.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "serve/grammar_mask.h"
+
+namespace tokamak {
+
+struct CallMaskOptions {
+  // What follows `mark`, up to the end of the call; then the model writes freely again.
+  std::shared_ptr<const grammar::Grammar> grammar;
+  // The text that begins a call, such as "<tool_call>". Empty: an answer that begins with a brace
+  // is a call.
+  std::string mark;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::vector<int32_t> end_ids;  // end the answer; not allowed inside of a call
+  int32_t choices = 1;
+  Thinking thinking = Thinking::kNone;  // marks in thoughts begin nothing
+  std::string open_tag = "<think>", close_tag = "</think>";
+};
+
+// Owner: one request; one thread at a time. Made on a front-end thread: it reads the vocabulary.
+class CallMask final : public TokenMask {
+ public:
+  explicit CallMask(CallMaskOptions options);
+  void allow(int32_t choice, std::span<const int32_t> answer, std::span<const int32_t> drafts,
+             std::span<uint32_t> allowed) override;
+
+ private:
+  enum class Phase : uint8_t { kBegin, kThinking, kFree, kCall, kText };
+  struct Progress {
+    Phase phase;
+    std::string tail = {};  // bytes that may be the beginning of a mark or tag
+    std::vector<int32_t> ids = {};
+    grammar::Matcher matcher;
+  };
+  Progress start() const;
+  bool read(Progress& p, int32_t id) const;  // false: the token was not allowed
+  void read_free(Progress& p, int32_t id) const;
+  void fill(Progress& p, std::span<uint32_t> allowed) const;
+  void remove(const std::vector<int32_t>& ids, std::span<uint32_t> allowed) const;
+
+  const CallMaskOptions options_;
+  const int32_t open_id_;  // of the thoughts, or -1
+  // By the number of bytes of the mark that the text ends with: tokens that contain its rest and
+  // more, which the grammar could not check.
+  std::vector<std::vector<int32_t>> crossing_;
+  std::vector<int32_t> braces_;  // tokens that begin a call, without a mark
+  std::vector<Progress> choices_;
+};
+
+}  // namespace tokamak

@@ -1,0 +1,63 @@
+#pragma once
+// POST /v1/programs: one program from its start to the answer (docs/programs.md).
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "serve/http/message.h"
+#include "serve/openai/generation.h"
+#include "serve/openai/request_log.h"
+#include "serve/program/run.h"
+#include "serve/served_model.h"
+#include "serve/worker_pool.h"
+
+namespace tokamak::openai {
+
+struct ProgramRequest {
+  std::shared_ptr<const program::Program> program;
+  program::Host host;
+  std::string model;
+  bool stream = false;
+};
+
+// Owner: itself, from start() until the answer is sent or the client has disconnected; the engine
+// holds only a weak reference. Runs in turns on a pool, a few dozen statements each.
+class ProgramCall : public std::enable_shared_from_this<ProgramCall> {
+ public:
+  ProgramCall(http::ExchangePtr exchange, ProgramRequest request, WorkerPool& pool,
+              std::shared_ptr<GenerationStats> stats, RequestContext context);
+  void start();
+
+ private:
+  struct Running {  // counted while the call and everything it holds exist
+    explicit Running(std::shared_ptr<GenerationStats> s) : stats(std::move(s)) { ++stats->running; }
+    ~Running() { --stats->running; }
+    std::shared_ptr<GenerationStats> stats;
+  };
+  void wake();  // any thread
+  void turn();  // pool
+  void send_events();
+  void complete();
+  void fail_with(const std::exception& error);
+  void close();
+  void log_end(int status, const std::string& error) const;
+
+  Running running_;  // first, so that it is destroyed last
+  http::ExchangePtr exchange_;
+  const ProgramRequest request_;
+  WorkerPool& pool_;
+  std::shared_ptr<GenerationStats> stats_;
+  const RequestContext context_;
+  const std::string id_;
+
+  std::mutex mutex_;  // guards the next four
+  std::shared_ptr<ProgramCall> self_;
+  bool scheduled_ = false, woken_ = false;
+  const char* ended_ = nullptr;  // why it must not go on
+
+  // Used only by the job.
+  std::unique_ptr<program::Run> run_;
+  bool streaming_ = false;
+};
+
+}  // namespace tokamak::openai

@@ -1,0 +1,117 @@
+"""POST /v1/programs and `tokamak program` on a tiny random-weight model: the KV cache is shared, answers repeat, errors have a path."""
+import json
+import pathlib
+import subprocess
+import tempfile
+import unittest
+import urllib.request
+
+from serve_test import BINARY, LLAMA, Serve
+
+PREFIX = "The quick brown fox jumps"
+FORKS = {"seed": 5, "program": [
+    {"text": PREFIX},
+    {"fork": 6, "as": "i", "into": "all", "do": [{"text": " b{{ i }}:"}, {"gen": "g", "max_tokens": 6, "temperature": 1, "score": "s"},
+                                                  {"select": "c", "choices": [" yes", " no", " perhaps"], "score": "scores"}]},
+    {"return": "all | map(attribute='c') | list"}]}
+
+
+class Programs(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Serve(LLAMA, "--api-key", "k")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.__exit__()
+
+    def post(self, body, key="k"):
+        request = urllib.request.Request(self.server.url + "/v1/programs", json.dumps(body).encode(),
+                                         {"content-type": "application/json", "authorization": "Bearer " + key})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as r:
+                return r.status, r.read().decode()
+        except urllib.error.HTTPError as e:
+            with e:
+                return e.code, e.read().decode()
+
+    def test_branches_share_the_cache_and_repeat(self):
+        status, text = self.post({**FORKS, "cache_salt": "one"})
+        self.assertEqual(status, 200, text)
+        first, again = json.loads(text), json.loads(self.post({**FORKS, "cache_salt": "two"})[1])
+        self.assertEqual(first["variables"], again["variables"])
+        self.assertEqual(len(first["output"]), 6)
+        usage = first["usage"]
+        self.assertEqual((usage["requests"], usage["branches"]), (6 + 18, 7))
+        # All requests but the first find at least the whole blocks of the common text.
+        tokens = json.loads(self.post_any("/tokenize", {"prompt": PREFIX}))["count"]
+        self.assertGreaterEqual(usage["prompt_tokens_details"]["cached_tokens"], 23 * (tokens // 16 * 16))
+        self.assertLess(usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"])
+
+    def post_any(self, path, body):
+        request = urllib.request.Request(self.server.url + path, json.dumps(body).encode(),
+                                         {"content-type": "application/json", "authorization": "Bearer k"})
+        with urllib.request.urlopen(request, timeout=60) as r:
+            return r.read().decode()
+
+    def test_a_select_is_the_best_mean_log_probability(self):
+        choices = [" yes", " no", " perhaps not at all"]
+        data = json.loads(self.post({"program": [{"text": PREFIX}, {"select": "c", "choices": choices, "score": "s"}]})[1])
+        means = []
+        for choice in choices:
+            n = json.loads(self.post_any("/tokenize", {"prompt": choice, "add_special_tokens": False}))["count"]
+            ids = json.loads(self.post_any("/tokenize", {"prompt": PREFIX}))["tokens"]
+            ids += json.loads(self.post_any("/tokenize", {"prompt": choice, "add_special_tokens": False}))["tokens"]
+            scored = json.loads(self.post_any("/v1/completions", {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 0}))
+            means.append(sum(scored["choices"][0]["logprobs"]["token_logprobs"][-n:]) / n)
+        for mean, got in zip(means, data["variables"]["s"]):
+            self.assertAlmostEqual(mean, got, places=4)
+        self.assertEqual(data["variables"]["c"], choices[means.index(max(means))])
+
+    def test_stream(self):
+        status, text = self.post({**FORKS, "stream": True})
+        self.assertEqual(status, 200)
+        events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+        self.assertTrue(text.endswith("data: [DONE]\n\n"))
+        pieces = {}
+        for event in events[:-1]:
+            if event["type"] == "text":
+                pieces[event["branch"]] = pieces.get(event["branch"], "") + event["text"]
+        result = events[-1]
+        self.assertEqual([pieces.get(f"0.{i}", "") for i in range(6)], [b["g"] for b in result["variables"]["all"]])
+
+    def test_constrained_and_messages(self):
+        data = json.loads(self.post({"program": [{"text": "x"}, {"gen": "n", "regex": "[0-9]{2}", "parse_json": True, "max_tokens": 9}]})[1])
+        self.assertRegex(data["text"], "^x[0-9]{2}$")
+
+    def test_errors(self):
+        for body, param, code in (({"program": [{"text": "{{ x }}"}]}, "program[0].text", "invalid_program"),
+                                  ({"program": [{"text": "a"}, {"fork": 10 ** 9, "do": []}]}, "program[1].fork", "program_limit_exceeded"),
+                                  ({"program": [{"while": "true", "do": []}]}, "program[0].while", "program_limit_exceeded"),
+                                  ({"program": [{"text": "a"}, {"gen": "x", "max_tokens": 5}], "limits": {"tokens": 4}}, "program[1].gen",
+                                   "program_limit_exceeded"),
+                                  ({"program": "x"}, "program", "invalid_program"), ({}, None, "invalid_program")):
+            status, text = self.post(body)
+            error = json.loads(text)["error"]
+            self.assertEqual((status, error["param"], error["code"]), (400, param, code), text)
+        self.assertEqual(self.post(FORKS, key="other")[0], 401)
+        self.assertEqual(json.loads(self.post({"program": [], "model": "none"})[1])["error"]["code"], "model_not_found")
+
+    def test_command_line(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "p.json")
+            file.write_text(json.dumps(FORKS))
+            done = subprocess.run([BINARY, "program", LLAMA, file, "--json"], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            status, text = self.post(FORKS)
+            self.assertEqual(json.loads(done.stdout)["variables"], json.loads(text)["variables"])
+            file.write_text(json.dumps({"program": [{"text": "{{ missing }}"}]}))
+            done = subprocess.run([BINARY, "program", LLAMA, file], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn("program[0].text: unknown variable 'missing'", done.stderr)
+            done = subprocess.run([BINARY, "program", LLAMA, file, "--var", "missing=Ada"], capture_output=True, text=True, timeout=60)
+            self.assertEqual((done.returncode, done.stdout), (0, "Ada\n"))
+
+
+if __name__ == "__main__":
+    unittest.main()
