@@ -56,8 +56,8 @@ test: test-deps ## install missing packages, build and run the tests; STAGES="de
 	printf 'make test, %d s:\n%s' $$SECONDS "$$summary"; \
 	[ -z "$$failed" ] || { echo "make test: FAILED:$$failed"; exit 1; }; echo "make test: all passed"
 
-test-more: ## the stages that CI runs besides make test: tsan, cross and includes
-	@$(MAKE) --no-print-directory test STAGES="tsan cross includes"
+test-more: ## the stages that CI runs besides make test: tsan, cross, includes and cuda
+	@$(MAKE) --no-print-directory test STAGES="tsan cross includes cuda"
 
 test-deps:
 	@tools/install_deps.sh test

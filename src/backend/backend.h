@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "plan/dispatch.h"
 #include "plan/kernel_desc.h"
+#include "plan/launch_desc.h"
 #include "plan/plan.h"
 #include "plan/step.h"
 #include "plan/weight_source.h"
@@ -105,8 +106,9 @@ class Backend {
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;  // "cpu", "cuda", "ref", "null"
   virtual std::string isa() const = 0;        // "aarch64+dotprod+i8mm"; part of numerics_id
-  virtual std::span<const KernelDesc> kernels() const = 0;  // preferred first
-  virtual StorageWish storage() const { return {}; }        // read by the pass choose-storage
+  virtual std::span<const KernelDesc> kernels() const = 0;             // preferred first
+  virtual std::span<const LaunchDesc> launches() const { return {}; }  // of many calls at once
+  virtual StorageWish storage() const { return {}; }  // read by the pass choose-storage
   // True: the backend captures plans with their shapes, so the compiler plans buckets in which
   // every symbol is padded to a fixed value (Shapes::kFixed).
   virtual bool wants_fixed_shapes() const { return false; }

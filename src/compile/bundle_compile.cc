@@ -115,16 +115,19 @@ std::string misfit(const BundleModel& bundle, const Backend& backend) {
   if (bundle.target().isa != backend.isa())
     return fmt::format("it was compiled for {}, this is {}", bundle.target().isa, backend.isa());
   for (const KernelEntry& k : bundle.plans().kernels) {
-    auto kernels = backend.kernels();
-    auto same = std::find_if(kernels.begin(), kernels.end(), [&](const KernelDesc& d) {
-      return d.name == k.name && d.abi == k.abi;
-    });
-    if (same == kernels.end())
+    const std::string* rounding = nullptr;  // of this program's kernel
+    auto find = [&](const auto& list) {
+      for (const auto& d : list)
+        if (d.name == k.name && d.abi == k.abi) rounding = &d.numeric_class;
+    };
+    find(backend.kernels());
+    find(backend.launches());
+    if (!rounding)
       return fmt::format("it calls the kernel {} (ABI {}), which this program does not have",
                          k.name, k.abi);
-    if (same->numeric_class != k.numeric_class)
+    if (*rounding != k.numeric_class)
       return fmt::format("its kernel {} rounds as \"{}\", that of this program as \"{}\"", k.name,
-                         k.numeric_class, same->numeric_class);
+                         k.numeric_class, *rounding);
   }
   return "";
 }

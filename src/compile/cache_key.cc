@@ -57,6 +57,8 @@ std::string compile_key(const Module& module, const ModelConfig& config, const B
     hash.add(k.numeric_class);
     hash.add(static_cast<uint64_t>(k.abi) * 2 + k.in_place);
   }
+  for (const LaunchDesc& l : backend.launches())
+    hash.add(fmt::format("{} {} {}", l.name, l.abi, l.numeric_class));
   hash.add(fmt::format("{} {} {} {}", config.vocab, config.hidden, config.layers, config.context));
   add_options(hash, options);
   hash.add(print_module(module));

@@ -7,6 +7,7 @@
 #include "compile/function_plans.h"
 #include "compile/open_model.h"
 #include "compile/pass.h"
+#include "compile/planner/launches.h"
 #include "compile/sampling.h"
 #include "compile/shapes.h"
 
@@ -49,9 +50,12 @@ PlanSet compile_module(Module& module, const ModelConfig& config, const Backend&
   record.fused(module);
 
   PlanSet set = new_plan_set(module, config, backend, options);  // plan
-  plan_functions(set, plan_requests(functions, options), backend, compile_machine(options),
-                 options.fusion.get());
-  if (options.eager) spread_values(set);
+  const Machine machine = compile_machine(options);
+  plan_functions(set, plan_requests(functions, options), backend, machine, options.fusion.get());
+  if (options.eager)
+    spread_values(set);
+  else
+    plan_launches(set, backend, machine, options.fusion.get());
   check_plan_set(set);
   record.planned(set);
   return set;

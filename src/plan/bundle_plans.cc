@@ -15,7 +15,7 @@
 namespace tokamak {
 namespace {
 
-constexpr uint64_t kLayout = 3;
+constexpr uint64_t kLayout = 4;
 constexpr size_t kMaxDepth = 64;  // of attribute values
 
 template <class T, class U>
@@ -117,9 +117,15 @@ void visit(A& a, Is<PlanOutput> auto& x) {
   a(name, arg);
 }
 template <class A>
+void visit(A& a, Is<PlanLaunch> auto& x) {
+  auto& [kernel, first, calls, seconds] = x;
+  a(kernel, first, calls, seconds);
+}
+template <class A>
 void visit(A& a, Is<Plan> auto& x) {
-  auto& [function, guard, bound, arena_bytes, lower_bound, method, calls, outputs] = x;
-  a(function, guard, bound, arena_bytes, lower_bound, method, calls, outputs);
+  auto& [function, guard, bound, arena_bytes, lower_bound, method, calls, outputs, launches,
+         seconds] = x;
+  a(function, guard, bound, arena_bytes, lower_bound, method, calls, outputs, launches, seconds);
 }
 template <class A>
 void visit(A& a, Is<PlanSet> auto& x) {

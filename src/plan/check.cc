@@ -188,6 +188,7 @@ class PlanChecker {
       check_arg(o.arg);
       check_read(o.arg);
     }
+    for (const PlanLaunch& launch : plan_.launches) check_launch(launch);
   }
 
  private:
@@ -212,6 +213,18 @@ class PlanChecker {
         bad(where, e.what());
       }
     }
+  }
+
+  void check_launch(const PlanLaunch& launch) const {
+    if (launch.kernel >= set_.kernels.size())
+      bad(where_, fmt::format("a launch of kernel {}, which is not there", launch.kernel));
+    const std::string where =
+        fmt::format("{}, launch of {}", where_, set_.kernels[launch.kernel].name);
+    if (launch.calls == 0 || launch.first > plan_.calls.size() ||
+        launch.calls > plan_.calls.size() - launch.first)
+      bad(where, fmt::format("it runs {} calls from {} on, the plan has {}", launch.calls,
+                             launch.first, plan_.calls.size()));
+    if (!(launch.seconds >= 0)) bad(where, "a predicted time that is none");
   }
 
   bool declared(std::string_view symbol) const {

@@ -87,6 +87,13 @@ struct KernelCall {
   std::string label = {};  // the node's name, for dumps and profiles
 };
 
+// Many calls of a plan as one launch of a kernel that the backend lists in Backend::launches().
+struct PlanLaunch {
+  uint32_t kernel = 0;            // of PlanSet::kernels
+  uint32_t first = 0, calls = 0;  // of Plan::calls: what it runs instead of
+  double seconds = 0;             // predicted at the largest shape of the plan
+};
+
 struct GuardRange {
   std::string symbol;
   int64_t lo = 1, hi = 1, multiple = 1;
@@ -114,6 +121,9 @@ struct Plan {
   std::string arena_method;        // what placed the values, for dumps
   std::vector<KernelCall> calls;
   std::vector<PlanOutput> outputs;
+  // In order: a step runs the first whose kernel takes it (LaunchDesc::steps), else the calls.
+  std::vector<PlanLaunch> launches;
+  double seconds = 0;  // of the calls one by one, predicted at the largest shape; 0: not known
 };
 
 struct PlanSet {

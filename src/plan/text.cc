@@ -111,6 +111,10 @@ void print_plan(const PlanSet& set, const Plan& plan, std::string& out) {
                            static_cast<double>(plan.arena_lower_bound),
                        plan.arena_method);
   out += '\n';
+  for (const PlanLaunch& l : plan.launches)
+    out += fmt::format("  launch {} instead of calls {}..{}, {:.1f} us predicted\n",
+                       entry_name(set.kernels, l.kernel), l.first, int64_t{l.first} + l.calls - 1,
+                       l.seconds * 1e6);
   for (size_t i = 0; i < plan.calls.size(); ++i) {
     const KernelCall& c = plan.calls[i];
     out += fmt::format("  {:>4}  {} = {}({})", i, args_text(set, c.out),

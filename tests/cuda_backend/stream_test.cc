@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "backend/common/sampler.h"
 #include "backend/cuda/decode_plan.h"
 #include "backend/cuda/emulator/fake_driver.h"
 #include "backend/cuda/executable.h"
@@ -102,22 +103,74 @@ TEST_P(CudaStream, LogitsAreThoseOfTheReferenceInEveryBatch) {
   EXPECT_LE(error, 5e-4);
 }
 
-// The tokens that the device chooses are those that the host chooses from the same logits.
-TEST_P(CudaStream, TokensAreTheHostsOfTheSameLogits) {
-  auto backend = make_backend("cuda");
-  CompileOptions compile;
-  compile.storage = kStorage;
-  compile.max_sequences = 4;
-  auto source = compile_model(path_, *backend, compile);
-  LoadOptions load;
-  load.max_rows = 4;
-  load.blocks = {16};
-  auto executable = backend->load(source->plans(), source->weights(), load);
-  auto step_of = [&](const SampleSpec& spec, bool logits, int position) {
+// What rows may ask for, and whether the device does it.
+struct Asked {
+  SampleSpec spec;
+  bool on_device = true, masked = false;
+};
+std::vector<Asked> all_asked() {
+  std::vector<Asked> out;
+  auto add = [&](auto&& change) -> Asked& {
+    Asked& a = out.emplace_back();
+    a.spec.seed = 11 + out.size();
+    change(a.spec);
+    return a;
+  };
+  add([](SampleSpec& s) { s.temperature = 0; });
+  add([](SampleSpec& s) { s.temperature = 0.8f; });
+  add([](SampleSpec& s) { s.top_k = 5; });
+  add([](SampleSpec& s) { s.top_p = 0.7f; });
+  add([](SampleSpec& s) { s.min_p = 0.05f; });
+  add([](SampleSpec& s) { s.top_logprobs = 0; });
+  add([](SampleSpec& s) { s.top_logprobs = 7, s.temperature = 0; });
+  add([](SampleSpec& s) { s.repetition_penalty = 1.3f, s.temperature = 0; });
+  add([](SampleSpec& s) { s.presence_penalty = 0.7f, s.frequency_penalty = 0.3f; });
+  add([](SampleSpec& s) { s.frequency_penalty = -0.4f, s.top_k = 40, s.top_p = 0.9f; });
+  add([](SampleSpec& s) { s.logit_bias = {{3, 5.f}, {300, 40.f}, {3, -2.5f}, {9, -100.f}}; });
+  add([](SampleSpec& s) { s.min_tokens = 9, s.banned_until_min = {1, 2, 3, 300}; });
+  add([](SampleSpec& s) { s.repetition_penalty = 1.1f, s.min_p = 0.02f, s.top_logprobs = 3; });
+  add([](SampleSpec& s) { s.temperature = 0; }).masked = true;
+  add([](SampleSpec& s) { s.top_k = 50; }).masked = true;
+  add([](SampleSpec& s) { s.top_p = 0.5f, s.top_logprobs = 2; }).masked = true;
+  add([](SampleSpec& s) { s.presence_penalty = 0.5f; }).masked = true;
+  add([](SampleSpec& s) { s.typical_p = 0.6f; }).on_device = false;
+  add([](SampleSpec& s) { s.dry_multiplier = 0.8f, s.temperature = 0; });
+  add([](SampleSpec& s) {
+    s.dry_multiplier = 3, s.dry_breakers = {44}, s.repetition_penalty = 1.2f;
+    s.logit_bias = {{55, 2.f}, {77, 2.f}};
+  });
+  add([](SampleSpec& s) { s.order = {SampleStage::kTopK}, s.top_k = 3; }).on_device = false;
+  add([](SampleSpec& s) { s.xtc_probability = 0.9f; }).on_device = false;
+  add([](SampleSpec& s) { s.top_n_sigma = 1; }).on_device = false;
+  add([](SampleSpec& s) { s.dynatemp_range = 0.5f; }).on_device = false;
+  return out;
+}
+
+class DeviceChoice {
+ public:
+  static constexpr int kSequences = 3;
+  explicit DeviceChoice(const std::string& path, const char* storage = kStorage,
+                        Shapes shapes = Shapes::kAuto)
+      : backend_(make_backend("cuda")) {
+    CompileOptions compile;
+    compile.storage = storage;
+    compile.shapes = shapes;
+    compile.max_sequences = 4;
+    source_ = compile_model(path, *backend_, compile);
+    LoadOptions load;
+    load.max_rows = 4;
+    load.blocks = {16};
+    executable_ = backend_->load(source_->plans(), source_->weights(), load);
+  }
+  int64_t vocab() const { return source_->plans().vocab; }
+  const cuda::CudaExecutable& loaded() const {
+    return dynamic_cast<const cuda::CudaExecutable&>(*executable_);
+  }
+  static StepInputs step_of(const Asked& asked, int position) {
     StepInputs step;
     step.function = "decode";
-    step.return_logits = logits;
-    for (int b = 0; b < 3; ++b) {
+    step.return_logits = true;
+    for (int b = 0; b < kSequences; ++b) {
       step.ids.push_back(17 * b + position);
       step.pos.push_back(position);
       step.slot.push_back(position);
@@ -126,41 +179,126 @@ TEST_P(CudaStream, TokensAreTheHostsOfTheSameLogits) {
       step.row.push_back(b);
       step.out_rows.push_back(b);
       step.q_start.push_back(b);
+      std::vector<int32_t> history;
+      for (int i = 0; i < 40; ++i) history.push_back((i * (7 + b)) % 23 * 11);
+      step.resets.push_back({b, 25, history});
     }
-    step.q_start.push_back(3);
+    step.q_start.push_back(kSequences);
     step.tables.resize(1);
     step.tables[0] = {{3, 5, 7}, 1};
-    step.samples.resize(3);
-    sample_all(step, spec);
-    StepResult result;
-    executable->collect(executable->submit(step), result);
-    return result;
-  };
-  std::vector<SampleSpec> specs(5);
-  specs[0].temperature = 0;
-  specs[1].temperature = 0.8f;
-  specs[2].top_k = 5;
-  specs[3].top_p = 0.7f;
-  specs[4].min_p = 0.05f;
-  for (size_t i = 0; i < specs.size(); ++i) {
-    specs[i].seed = 11 + i;
-    const int position = static_cast<int>(i);
-    StepResult device = step_of(specs[i], false, position);
-    // Log-probabilities are the host's work. The cache gets the same values once more.
-    SampleSpec on_host = specs[i];
-    on_host.top_logprobs = 0;
-    StepResult host = step_of(on_host, true, position);
-    EXPECT_EQ(device.ids, host.ids) << "spec " << i;
-    EXPECT_EQ(device.path, host.path);
-    if (i == 0)
-      for (size_t b = 0; b < 3; ++b) {
-        auto row = host.logits.begin() + static_cast<ptrdiff_t>(b) * source->plans().vocab;
-        EXPECT_EQ(host.ids[b], std::max_element(row, row + source->plans().vocab) - row);
-      }
+    step.samples.resize(kSequences);
+    sample_all(step, asked.spec);
+    for (SampleRow& s : step.samples) s.masked = asked.masked;
+    return step;
   }
-  auto* loaded = dynamic_cast<cuda::CudaExecutable*>(executable.get());
-  ASSERT_NE(loaded, nullptr);
-  EXPECT_EQ(loaded->streamed_steps(), 2 * std::ssize(specs));  // all in the persistent kernel
+  // The last sequence is allowed nothing.
+  std::vector<uint32_t> mask(int sequence) const {
+    std::vector<uint32_t> words(mask_words(vocab()), 0);
+    for (int i = 0; sequence < kSequences - 1 && i < vocab(); i += 3 + sequence)
+      words[static_cast<size_t>(i / 32)] |= 1u << (i % 32);
+    return words;
+  }
+  StepResult device(const StepInputs& step) {
+    Ticket ticket = executable_->submit(step);
+    for (int b = 0; step.samples[0].masked && b < kSequences; ++b)
+      executable_->set_mask(ticket, b, mask(b));
+    StepResult result;
+    executable_->collect(ticket, result);
+    return result;
+  }
+  StepResult host(const StepInputs& step, const std::vector<float>& logits) const {
+    Sampler sampler(vocab(), 4);
+    StepResult result;
+    sampler.begin(step);
+    sampler.finish(step, logits.data(), result);
+    for (int b = 0; step.samples[0].masked && b < kSequences; ++b) sampler.set_mask(b, mask(b));
+    sampler.complete(result);
+    return result;
+  }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<ModelSource> source_;
+  std::unique_ptr<Executable> executable_;
+};
+
+// The tokens that the device chooses are those that the host chooses from the same logits, and so
+// are log-probabilities and the best tokens.
+TEST_P(CudaStream, TokensAreTheHostsOfTheSameLogits) {
+  DeviceChoice choice(path_);
+  int position = 0;
+  int64_t on_host = 0;
+  for (const Asked& asked : all_asked()) {
+    const StepInputs step = DeviceChoice::step_of(asked, position % 12);
+    const StepResult device = choice.device(step), host = choice.host(step, device.logits);
+    EXPECT_EQ(device.ids, host.ids) << "spec " << position;
+    EXPECT_EQ(device.path, host.path) << "spec " << position;
+    EXPECT_EQ(device.failed, host.failed) << "spec " << position;
+    ASSERT_EQ(device.top.size(), host.top.size()) << "spec " << position;
+    for (size_t i = 0; i < host.top.size(); ++i) {
+      EXPECT_EQ(device.top[i].first, host.top[i].first);
+      EXPECT_EQ(device.top[i].second.id, host.top[i].second.id);
+      EXPECT_NEAR(device.top[i].second.logprob, host.top[i].second.logprob, 1e-5);
+    }
+    for (size_t b = 0; b < host.logprobs.size(); ++b)
+      EXPECT_NEAR(device.logprobs[b], host.logprobs[b], 1e-5);
+    if (asked.spec.top_logprobs >= 0) {
+      EXPECT_LT(host.logprobs[0], 0);
+    }
+    if (asked.masked) {
+      EXPECT_EQ(host.failed.back(), StepFailure::kNothingAllowed);
+    }
+    on_host += asked.on_device ? 0 : DeviceChoice::kSequences;
+    EXPECT_EQ(choice.loaded().rows_chosen_on_host(), on_host) << "spec " << position;
+    ++position;
+  }
+  EXPECT_EQ(choice.loaded().streamed_steps(), position);  // all in the persistent kernel
+}
+
+// Steps that are padded to fixed shapes: B and R of the plan are larger than the step's.
+TEST(CudaPadding, PaddedStepsChooseTheSameTokensFromTheSameLogits) {
+  const std::string path = model_path("llama_bf16");
+  if (path.empty()) GTEST_SKIP() << "no models in TOKAMAK_STREAM_MODELS";
+  DeviceChoice plain(path, "f32"), padded(path, "f32", Shapes::kFixed);
+  const std::vector<Asked> specs = all_asked();
+  for (int i = 0; i < 3; ++i) {  // top-k, penalties, a mask
+    const StepInputs step = DeviceChoice::step_of(specs[2 + 6 * static_cast<size_t>(i)], i);
+    const StepResult one = plain.device(step), other = padded.device(step);
+    EXPECT_EQ(one.ids, other.ids) << i;
+    EXPECT_EQ(one.logits, other.logits) << i;
+  }
+  EXPECT_EQ(padded.loaded().rows_chosen_on_host(), 0);
+  EXPECT_GT(padded.loaded().dispatch().padded_rows, 0);
+}
+
+// Too many equal logits to sort: the host chooses these rows, and no others.
+TEST(CudaTableSampler, RowsWithTooManyTiesAreLeftToTheHost) {
+  constexpr int64_t kVocab = 6000;
+  cuda::Device device(0);
+  cuda::KernelLibrary kernels(device);
+  cuda::DeviceStream stream;
+  cuda::TableSampler sampler(kernels, kVocab, 2);
+  SampleTable table(kVocab);
+  auto spec = std::make_shared<SampleSpec>();
+  spec->top_k = 10;
+  spec->logit_bias = {{5, 1.f}};
+  SampleRow row;
+  row.spec = spec;
+  table.clear();
+  table.add(row, {}, 0, {});
+  table.add(row, {}, 0, {});
+  table.finish(nullptr);
+  std::vector<float> logits(2 * kVocab, 0.5f);
+  for (int64_t i = 0; i < kVocab; ++i)
+    logits[static_cast<size_t>(i)] = 1e-3f * static_cast<float>(i);
+  cuda::Buffer at(logits.size() * sizeof(float));
+  at.write(logits.data(), logits.size() * sizeof(float));
+  SampleTokens tokens;
+  std::vector<int64_t> left;
+  TokenChooser host(kVocab);
+  sampler.run(stream, at.address(), table, host, tokens, left);
+  EXPECT_EQ(left, std::vector<int64_t>{1});
+  EXPECT_GE(tokens.ids[0], kVocab - 10);
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, CudaStream,

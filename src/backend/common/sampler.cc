@@ -94,7 +94,8 @@ void Sampler::keep(const SamplePhase& phase, const float* logits) {
   w.ids.assign(phase.ids.begin(), phase.ids.end());
   w.first_output = phase.first_output;
   w.first_sequence = phase.first_sequence;
-  w.logits.assign(logits, logits + std::ssize(in.samples) * vocab_);
+  w.logits.clear();
+  if (logits) w.logits.assign(logits, logits + std::ssize(in.samples) * vocab_);
   w.masks.assign(in.samples.size() * mask_words(vocab_), 0);
 }
 

@@ -47,8 +47,9 @@ class Sampler {
   // output that chose no token stands for token 0.
   // Throws Error(kInternal) when a row has not chosen a token yet.
   void resolve(std::vector<int32_t>& ids, const StepResult& earlier) const;
-  // After it: logits is [R, vocab], row-major. Fills ids, logprobs, top, path and failed. When an
-  // output is masked, the logits are kept and complete() does this.
+  // After it: logits is [R, vocab], row-major, or null where the function has them elsewhere. Fills
+  // ids, logprobs, top, path and failed. When an output is masked, the logits are kept and
+  // complete() does this.
   void finish(const SamplePhase& phase, const float* logits, StepResult& out);
   // The tokens that output `output` of the step may choose.
   void set_mask(int32_t output, std::span<const uint32_t> allowed);

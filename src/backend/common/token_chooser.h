@@ -47,6 +47,12 @@ class TokenChooser {
   // `ranks`.
   void report(const SampleArgs& args, int64_t row, int32_t id, std::span<const int32_t> ranks,
               float& logprob, int32_t* tops, float* values);
+  struct Repeat {
+    int32_t id;
+    float penalty;
+  };
+  // What DRY takes from the logits of tokens, each named once. Valid until the next call.
+  std::span<const Repeat> repeats(const SampleArgs& args, int64_t row);
   static uint64_t bytes(int64_t vocab);  // that one holds
 
  private:
@@ -74,6 +80,7 @@ class TokenChooser {
   Settings settings(const SampleArgs& args, int64_t row) const;
   std::span<const float> adjust(const Settings& s, std::span<const float> logits);
   void penalize(const Settings& s);
+  void find_repeats(const Settings& s);
   void discourage_repeats(const Settings& s);
   void bias(const Settings& s);  // also the mask
   // token_chooser_plain.cc: the default order without typical and XTC
@@ -99,7 +106,8 @@ class TokenChooser {
   std::vector<float> maxima_;    // of runs of logits
   std::vector<float> selected_;  // for finding the k-th largest of them
   std::vector<Candidate> candidates_;
-  std::vector<int32_t> matches_;                     // of the history with its own end (DRY)
+  std::vector<int32_t> matches_;  // of the history with its own end (DRY)
+  std::vector<Repeat> repeats_;
   std::vector<std::pair<float, int32_t>> surprise_;  // of candidates (typical)
   std::vector<Count> counts_;                        // per token, while penalties are computed
   uint32_t stamp_ = 0;

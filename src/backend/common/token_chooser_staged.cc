@@ -25,7 +25,8 @@ bool contains(std::span<const int32_t> ids, int32_t id) {
 
 // DRY. matches_[k] is how many tokens before position n - k agree with the end of the history (the
 // Z function of the reversed history): the token at n - k continued a repetition of that length.
-void TokenChooser::discourage_repeats(const Settings& s) {
+void TokenChooser::find_repeats(const Settings& s) {
+  repeats_.clear();
   if (s.dry_multiplier <= 0) return;
   std::span<const int32_t> ids = s.history;
   if (s.dry_last_n >= 0 && ids.size() > static_cast<size_t>(s.dry_last_n))
@@ -59,9 +60,19 @@ void TokenChooser::discourage_repeats(const Settings& s) {
     longest.stamp = stamp_ - 1;
     int32_t over = longest.in_output - s.dry_allowed_length;
     if (over < 0 || longest.in_output == 0 || contains(s.dry_breakers, id)) continue;
-    scratch_[static_cast<size_t>(id)] -=
-        s.dry_multiplier * std::pow(s.dry_base, static_cast<float>(std::min(over, most)));
+    repeats_.push_back(
+        {id, s.dry_multiplier * std::pow(s.dry_base, static_cast<float>(std::min(over, most)))});
   }
+}
+
+void TokenChooser::discourage_repeats(const Settings& s) {
+  find_repeats(s);
+  for (const Repeat& r : repeats_) scratch_[static_cast<size_t>(r.id)] -= r.penalty;
+}
+
+std::span<const TokenChooser::Repeat> TokenChooser::repeats(const SampleArgs& args, int64_t row) {
+  find_repeats(settings(args, row));
+  return repeats_;
 }
 
 void TokenChooser::refresh() {

@@ -13,5 +13,16 @@ constexpr std::string_view kGpuMachine = "cuda ";  // what the name of such a ma
 double rows_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
 double linear_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
 double attend_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
+double gather_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
+
+// A step of a decoder as a whole, without what it reads of the KV cache.
+struct DecoderWork {
+  double weight_bytes = 0;  // of all products, each read once
+  double flops = 0;         // of all products
+  double layers = 0, rows = 0;
+  double row_bytes = 0;  // that fused kernels read and write for one row of one layer
+};
+double stream_seconds(const DecoderWork& work, const Machine& machine);  // persistent kernel
+double layers_seconds(const DecoderWork& work, const Machine& machine);  // fused layers
 
 }  // namespace tokamak::cuda

@@ -257,6 +257,15 @@ class DecoderFinder {
 
 }  // namespace
 
+DecoderWeights product_types(const PlannedDecoder& decoder) {
+  DecoderWeights types;
+  types.layers.resize(decoder.layers.size());
+  for (LayerWeights& l : types.layers)
+    for (DecodeMatrix* m : {&l.qkv, &l.out, &l.gate_up, &l.down}) m->type = decoder.type;
+  types.head.type = decoder.head_type;
+  return types;
+}
+
 std::optional<PlannedDecoder> find_decoder(const PlanSet& plans, const Plan& plan,
                                            std::string& why) {
   try {

@@ -30,6 +30,9 @@ struct PlannedDecoder {
   std::vector<PlannedLayer> layers;
 };
 
+// Types of the decoder's products without their weights, for DecodeStream::check_fits().
+DecoderWeights product_types(const PlannedDecoder& decoder);
+
 // Nothing where the kernel cannot run the plan; `why` then says what it found instead.
 std::optional<PlannedDecoder> find_decoder(const PlanSet& plans, const Plan& plan,
                                            std::string& why);

@@ -189,7 +189,7 @@ DecodeStream::DecodeStream(const Device& device, const void* cubin, const Decode
       in_flight_(weights.head.type == DecodeWeight::kQ4 ? 4 : 6),
       layout_(shape, max_batch, blocks_),
       module_(cubin) {
-  check_fits(device, shape, weights, max_batch);
+  check_fits(blocks_, device.shared_memory_limit(), shape, weights, max_batch);
   workspace_ = Buffer(layout_.bytes);
   state_ = Buffer(sizeof(DecodeState) * kMaxBatch);
   const DecodeWeight type = weights.layers[0].out.type;
@@ -203,15 +203,15 @@ DecodeStream::DecodeStream(const Device& device, const void* cubin, const Decode
                        program_.size() * sizeof(DecodeInstruction));
 }
 
-void DecodeStream::check_fits(const Device& device, const DecoderShape& shape,
+void DecodeStream::check_fits(int multiprocessors, int shared_memory, const DecoderShape& shape,
                               const DecoderWeights& weights, int max_batch) {
-  check_decode_model(shape, weights, max_batch, device.multiprocessors());
+  check_decode_model(shape, weights, max_batch, multiprocessors);
   for (int batch : {1, max_batch})
     for (DecodeWeight type : {weights.layers[0].out.type, weights.head.type}) {
       const DecodeVariant variant = DecodeVariant::of(shape, batch, type);
-      if (int bytes = variant.shared_bytes(shape); bytes > device.shared_memory_limit())
+      if (int bytes = variant.shared_bytes(shape); bytes > shared_memory)
         fail(ErrorCode::kUnsupported, "{} needs {} bytes of shared memory, the GPU has {}",
-             variant.name(), bytes, device.shared_memory_limit());
+             variant.name(), bytes, shared_memory);
     }
 }
 

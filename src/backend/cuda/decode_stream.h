@@ -84,7 +84,8 @@ class DecodeStream {
   DecodeStream(const Device& device, const void* cubin, const DecoderShape& shape,
                const DecoderWeights& weights, int max_batch);
   // Throws kUnsupported where it cannot be made; of the weights, their types count.
-  static void check_fits(const Device& device, const DecoderShape& shape,
+  // multiprocessors, shared_memory: of the device.
+  static void check_fits(int multiprocessors, int shared_memory, const DecoderShape& shape,
                          const DecoderWeights& weights, int max_batch);
   int blocks() const { return blocks_; }
   int instructions() const { return instructions_; }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/sampling.h"
+
 namespace tokamak::cuda {
 namespace {
 
@@ -11,9 +13,8 @@ bool takes(const SampleRow& s) {
   if (s.mode != SampleRow::Mode::kSample && s.mode != SampleRow::Mode::kDraft) return false;
   if (s.masked || !s.spec) return false;
   const SampleSpec& spec = *s.spec;
-  return !spec.needs_history() && spec.logit_bias.empty() && spec.order.empty() &&
-         spec.typical_p >= 1 && spec.xtc_probability <= 0 && spec.top_logprobs < 0 &&
-         (s.generated >= spec.min_tokens || spec.banned_until_min.empty());
+  return device_has_filters(spec) && !spec.needs_history() && spec.logit_bias.empty() &&
+         spec.top_logprobs < 0 && (s.generated >= spec.min_tokens || spec.banned_until_min.empty());
 }
 
 bool filters(const SampleSpec& spec) {
@@ -21,6 +22,25 @@ bool filters(const SampleSpec& spec) {
 }
 
 }  // namespace
+
+// Every field is named, so that a new one does not compile until it is decided who runs it.
+bool device_has_filters(const SampleSpec& spec) {
+  const auto& [temperature, top_k, top_p, min_p, typical_p, top_n_sigma, dynatemp_range,
+               dynatemp_exponent, dry_multiplier, dry_base, dry_allowed_length, dry_last_n,
+               dry_breakers, xtc_probability, xtc_threshold, order, repetition_penalty,
+               presence_penalty, frequency_penalty, logit_bias, banned_until_min, min_tokens,
+               top_logprobs, seed] = spec;
+  // In the kernels of sample.cu.
+  (void)temperature, (void)top_k, (void)top_p, (void)min_p, (void)seed;
+  // Changes of single logits and reports: table_sampler.h.
+  (void)dry_multiplier, (void)dry_base, (void)dry_allowed_length, (void)dry_last_n;
+  (void)dry_breakers, (void)repetition_penalty, (void)presence_penalty, (void)frequency_penalty;
+  (void)logit_bias, (void)banned_until_min, (void)min_tokens, (void)top_logprobs;
+  // On the host.
+  (void)dynatemp_exponent, (void)xtc_threshold;
+  return order.empty() && typical_p >= 1 && xtc_probability <= 0 && top_n_sigma <= 0 &&
+         dynatemp_range <= 0;
+}
 
 bool device_can_sample(std::span<const SampleRow> samples) {
   return !samples.empty() && std::all_of(samples.begin(), samples.end(), takes);
@@ -34,14 +54,24 @@ bool stream_can_sample(std::span<const SampleRow> samples, std::span<const int32
   return true;
 }
 
+float log_min_p(float min_p) {
+  return min_p > 0 ? std::log(std::min(min_p, 1.0f)) : -std::numeric_limits<float>::infinity();
+}
+
+int32_t token_or_failure(int32_t token) {
+  return token >= 0                ? token
+         : token == kSampleNothing ? kTokenNotAllowed
+         : token == kSampleNone    ? kTokenNone
+                                   : kTokenNotFinite;
+}
+
 SampleRowParams sample_params(const SampleRow& sample) {
   const SampleSpec& spec = *sample.spec;
   SampleRowParams p{};
   p.seed = spec.seed;
   p.temperature = spec.temperature;
   p.top_p = spec.top_p;
-  p.log_min_p = spec.min_p > 0 ? std::log(std::min(spec.min_p, 1.0f))
-                               : -std::numeric_limits<float>::infinity();
+  p.log_min_p = log_min_p(spec.min_p);
   p.top_k = spec.top_k;
   p.choice = sample.choice;
   p.position = sample.position;

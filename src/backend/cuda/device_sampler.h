@@ -10,12 +10,17 @@
 
 namespace tokamak::cuda {
 
+// Whether the kernels of sample.cu know all filters of a row, and their order.
+bool device_has_filters(const SampleSpec& spec);
 // Whether sample_rows chooses the tokens of all outputs as the host would: temperature, min-p,
 // top-k and top-p in the default order, without a mask and without log-probabilities.
 bool device_can_sample(std::span<const SampleRow> samples);
 // Whether the persistent kernel does: temperature alone, at the position after the row's input.
 bool stream_can_sample(std::span<const SampleRow> samples, std::span<const int32_t> pos);
 
+float log_min_p(float min_p);  // SampleRowParams::log_min_p
+// What a kernel gave for a row, as the op choose_token gives it (ops/sampling.h).
+int32_t token_or_failure(int32_t token);
 SampleRowParams sample_params(const SampleRow& sample);
 DecodeSampling stream_params(const SampleRow& sample);
 

@@ -9,7 +9,7 @@
 namespace tokamak::cuda {
 namespace {
 
-constexpr size_t kAlignment = 256, kStageBytes = size_t{16} << 20;
+constexpr size_t kStageBytes = size_t{16} << 20;
 
 // Two pinned buffers in turn: one is filled while the other is copied.
 class Uploader {
@@ -50,7 +50,8 @@ DeviceWeights::DeviceWeights(const PlanSet& plans, const WeightSource& source,
     auto bytes = static_cast<size_t>(weight_bytes(entry));
     offsets_.push_back(total);
     sizes_.push_back(bytes);
-    total += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    constexpr size_t kAlign = kAlignment;
+    total += (bytes + kAlign - 1) / kAlign * kAlign;
     largest = std::max(largest, bytes);
   }
   memory_ = Buffer(total);

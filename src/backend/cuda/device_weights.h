@@ -11,6 +11,7 @@ namespace tokamak::cuda {
 
 class DeviceWeights {
  public:
+  static constexpr int64_t kAlignment = 256;  // bytes, of each weight
   // Copies through pinned memory, so that reading the file and copying overlap.
   DeviceWeights(const PlanSet& plans, const WeightSource& source, const DeviceStream& stream,
                 const std::function<void(uint64_t done, uint64_t total)>& progress);

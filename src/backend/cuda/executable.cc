@@ -25,7 +25,7 @@ const Device& with_room(const Device& device, const PlanSet& plans, const LoadOp
 }  // namespace
 
 CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights,
-                               const LoadOptions& options, bool fp8)
+                               const LoadOptions& options)
     : plans_(plans),
       profile_(options.profile),
       device_(0),
@@ -43,15 +43,15 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
                                   : 0} {
   if (plans_.vocab > 0) {
     host_chooser_.emplace(plans_.vocab);
+    if (int64_t rows = TableSampler::max_rows(plans_); rows > 0)
+      table_sampler_.emplace(kernels_, plans_.vocab, rows);
     sampler_.emplace(plans_.vocab, options.max_rows,
                      [this](const SampleTable& table, SampleTokens& out) { choose(table, out); });
   }
   for (const SymbolDecl& s : plans_.symbols) symbols_.push_back(s.name);
   for (const Plan& plan : plans_.plans) prepared_.push_back(prepare(plan));
-  make_layers();
+  make_launches();
   measure_products();
-  decoder_ = StreamDecoder::make({device_, plans_, weights_, kv_, kernels_, stream_},
-                                 options.max_rows, fp8);
   input_at_.resize(plans_.inputs.size());
   view_.views.resize(plans_.groups.size());
   ledger_.weights = weights_.bytes();
@@ -59,9 +59,11 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
   ledger_.arena = arena_.bytes();
   ledger_.scratch = scratch_.bytes();
   if (sampler_) ledger_.other = sampler_->bytes() + TokenChooser::bytes(plans_.vocab);
+  if (table_sampler_) ledger_.other += table_sampler_->bytes();
   if (blas_) ledger_.other += blas_->bytes();
   if (layers_) ledger_.scratch += layers_->bytes();
-  if (decoder_) ledger_.other += decoder_->bytes();
+  for (const auto& stream : streams_)
+    if (stream) ledger_.other += stream->bytes();
   check(driver().stream_wait(nullptr), "clearing memory");
 }
 
@@ -112,8 +114,8 @@ CudaExecutable::Prepared CudaExecutable::prepare(const Plan& plan) const {
         std::pair{"kv_len", &Step::kv_len}, std::pair{"out_rows", &Step::out_rows}})
     for (uint32_t i : out.inputs)
       if (plans_.inputs[i].name == name) out.step_inputs.push_back({to, i});
-  out.decode = plan.function == "decode";
-  out.layered = out.decode || plan.function == "step";
+  for (const PlanLaunch& launch : plan.launches)
+    out.launches.push_back(planned_launch(plans_, plan, launch));
   return out;
 }
 

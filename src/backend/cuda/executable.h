@@ -16,20 +16,19 @@
 #include "backend/cuda/launch.h"
 #include "backend/cuda/layer_launches.h"
 #include "backend/cuda/stream_decoder.h"
+#include "backend/cuda/table_sampler.h"
 
 namespace tokamak::cuda {
 
 // Owns weights, cache, arena and scratch on the device. submit() copies the step's inputs in one
 // piece, launches the plan's calls on one stream and returns; collect() waits for the tokens, or
 // for the logits where the host has to choose. The launches of a plan are prepared when its shape
-// changes; a shape that repeats is captured as a graph. Decode steps of a few sequences are one
-// launch of the persistent kernel where it fits the model. Used by one thread at a time; one step
-// is in flight at most.
+// changes; a shape that repeats is captured as a graph. A step runs in the first of its plan's
+// launches (Plan::launches) that takes it, else call by call. Used by one thread at a time; one
+// step is in flight at most.
 class CudaExecutable final : public Executable {
  public:
-  // fp8: as BackendOptions.
-  CudaExecutable(const PlanSet& plans, const WeightSource& weights, const LoadOptions& options,
-                 bool fp8);
+  CudaExecutable(const PlanSet& plans, const WeightSource& weights, const LoadOptions& options);
   ~CudaExecutable() override;
   Ticket submit(const StepInputs& step) override;
   void collect(Ticket ticket, StepResult& out) override;
@@ -45,6 +44,8 @@ class CudaExecutable final : public Executable {
   // For tools and tests.
   int64_t graph_launches() const { return graph_launches_; }
   int64_t streamed_steps() const { return streamed_steps_; }
+  int64_t layered_steps() const { return layered_steps_; }
+  int64_t rows_chosen_on_host() const { return host_rows_; }
 
  private:
   struct Argument {
@@ -76,9 +77,8 @@ class CudaExecutable final : public Executable {
     std::vector<OutputKind> kinds;         // of the outputs
     std::vector<uint32_t> inputs, groups;  // that its calls read
     std::vector<StepInput> step_inputs;
-    int logits = -1;       // the output, if it is f32
-    bool decode = false;   // of the function "decode"
-    bool layered = false;  // layers_ may run it
+    int logits = -1;  // the output, if it is f32
+    std::vector<LaunchKind> launches;
     std::map<std::vector<int64_t>, std::unique_ptr<Shaped>> shapes;
   };
   // Values that leave the device, in pinned memory.
@@ -88,11 +88,12 @@ class CudaExecutable final : public Executable {
     int64_t elements;
   };
   // Who chooses the tokens of a phase.
-  enum class Chooser : uint8_t { kHost, kSampleRows, kStream };
+  enum class Chooser : uint8_t { kHost, kSampleRows, kStream, kTable };
   // A phase that was launched: what choosing its tokens needs.
   struct Launched {
     bool active = false;
-    bool streamed = false;  // by the persistent kernel
+    StreamDecoder* stream = nullptr;  // the persistent kernel, if it runs the phase
+    bool layered = false;             // fused layers run it
     Chooser chooser = Chooser::kHost;
     size_t states_at = 0, tokens_at = 0;  // in fetched_
     uint32_t plan = 0;
@@ -119,10 +120,12 @@ class CudaExecutable final : public Executable {
   void take_tokens();
   void fetch_logits();
   void choose(const SampleTable& table, SampleTokens& out);
+  void choose_on_host(SampleArgs args, const SampleTable& table, int64_t row, SampleTokens& out);
+  const float* host_logits();
   Shaped& shape(Prepared& p);
+  bool takes_stream(const StreamDecoder& decoder) const;
   bool takes_layers(const Prepared& p) const;
-  bool emit_layers(const Prepared& p, LaunchList& list) const;
-  void make_layers();
+  void make_launches();
   void measure_products();
   void launch(Prepared& p, uint32_t plan);
   void fetch(const Prepared& p);
@@ -140,9 +143,11 @@ class CudaExecutable final : public Executable {
   KvPool kv_;
   StepBinder binder_;
   std::optional<TokenChooser> host_chooser_;
-  std::optional<Sampler> sampler_;          // absent when the model has no vocabulary
-  std::unique_ptr<LayerLaunches> layers_;   // null unless the model is a plain decoder
-  std::unique_ptr<StreamDecoder> decoder_;  // absent where the persistent kernel does not fit
+  std::optional<TableSampler> table_sampler_;
+  std::optional<Sampler> sampler_;  // absent when the model has no vocabulary
+  // What plans name; null: no plan does, or this device has no room for it.
+  std::unique_ptr<LayerLaunches> layers_;
+  std::unique_ptr<StreamDecoder> streams_[2];  // by LaunchKind
   std::vector<std::string> symbols_;
   Buffer arena_, scratch_, inputs_;
   PinnedBuffer staged_, fetched_;
@@ -156,7 +161,8 @@ class CudaExecutable final : public Executable {
   DeviceAddress states_ = 0, sampling_ = 0, tokens_ = 0;  // of the persistent kernel, sample_rows
   std::vector<DecodeSampling> stream_sampling_;
   LaunchList sample_launch_;
-  std::vector<int32_t> device_tokens_;  // empty: the host chooses
+  std::vector<int32_t> device_tokens_;  // empty: the host or table_sampler_ chooses
+  std::vector<int64_t> left_rows_;      // that table_sampler_ leaves to the host
 
   Launched launched_;
   std::vector<std::pair<int32_t, std::vector<uint32_t>>> masks_;
@@ -164,7 +170,7 @@ class CudaExecutable final : public Executable {
   StepResult result_;
   std::exception_ptr error_;
   Ticket next_ = 1, pending_ = 0;  // the step that is not collected; 0: none
-  int64_t runs_ = 0, graph_launches_ = 0, streamed_steps_ = 0;
+  int64_t runs_ = 0, graph_launches_ = 0, streamed_steps_ = 0, layered_steps_ = 0, host_rows_ = 0;
   const bool graphs_;
   const Libraries libraries_;
   MemoryLedger ledger_;

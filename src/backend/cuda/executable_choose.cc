@@ -15,34 +15,60 @@ size_t padded(size_t bytes) {
   return (bytes + kExtraAlignment - 1) / kExtraAlignment * kExtraAlignment;
 }
 
+bool is_causal(const StepInputs& in) {
+  for (size_t b = 0; b + 1 < in.q_start.size(); ++b)
+    for (int32_t row = in.q_start[b]; row < in.q_start[b + 1]; ++row)
+      if (in.slot[static_cast<size_t>(row)] != in.kv_len[b] - (in.q_start[b + 1] - row))
+        return false;
+  return !in.q_start.empty();
+}
+
 bool is_hidden(const SampleRow& s) { return s.mode == SampleRow::Mode::kHidden; }
 
 }  // namespace
 
+// The first of the plan's launches that takes the step. Profiled calls run one by one.
 void CudaExecutable::choose_path(uint32_t plan) {
   const StepInputs& phase = binder_.phase();
   const bool whole = &binder_.inputs() == &phase;  // without padding
-  const bool profiled = profile_ && profile_->on;
-  launched_.streamed = decoder_ && whole && !profiled && prepared_[plan].decode &&
-                       phase.samples.size() == phase.ids.size() && decoder_->takes(phase) &&
-                       std::none_of(phase.samples.begin(), phase.samples.end(), is_hidden);
+  view_.causal = is_causal(binder_.inputs());
+  launched_.stream = nullptr;
+  launched_.layered = false;
+  for (LaunchKind kind : prepared_[plan].launches) {
+    if (!whole || (profile_ && profile_->on) || launched_.stream || launched_.layered) break;
+    if (kind == LaunchKind::kLayers)
+      launched_.layered = layers_ && takes_layers(prepared_[plan]);
+    else if (StreamDecoder* stream = streams_[static_cast<size_t>(kind)].get();
+             stream && takes_stream(*stream))
+      launched_.stream = stream;
+  }
   launched_.chooser = Chooser::kHost;
-  if (!sampler_ || !whole) return;
-  if (launched_.streamed && stream_can_sample(phase.samples, phase.pos))
+  if (!sampler_ || prepared_[plan].logits < 0) return;
+  if (launched_.stream && stream_can_sample(phase.samples, phase.pos))
     launched_.chooser = Chooser::kStream;
-  else if (device_can_sample(phase.samples) && prepared_[plan].logits >= 0)
+  else if (device_can_sample(phase.samples))
     launched_.chooser = Chooser::kSampleRows;
+  else if (table_sampler_ && TableSampler::takes(phase.samples))
+    launched_.chooser = Chooser::kTable;
 }
 
-// The functions "step" and "decode" of one decoder. Calls that are profiled run one by one.
-void CudaExecutable::make_layers() {
-  if (profile_) return;
-  try {
-    layers_ = LayerLaunches::make(plans_, weights_, kv_, libraries_);
-  } catch (const Error& e) {
-    if (e.code() != ErrorCode::kResourceExhausted) throw;
-    log::info("layers run op by op: {}", e.what());
-  }
+// What the plans name, made once for all of them. What this device cannot hold is left out with a
+// warning: steps then run in what the plan names next.
+void CudaExecutable::make_launches() {
+  auto attempt = [](const char* name, auto&& make) {
+    try {
+      make();
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::kResourceExhausted && e.code() != ErrorCode::kUnsupported) throw;
+      log::warn("the plans name {}, which cannot be used: {}", name, e.what());
+    }
+  };
+  attempt("fused layers",
+          [&] { layers_ = LayerLaunches::make(plans_, weights_, kv_, libraries_); });
+  const StreamDecoder::Model model{device_, plans_, weights_, kv_, kernels_, stream_};
+  for (LaunchKind kind : {LaunchKind::kStream, LaunchKind::kStreamFp8})
+    attempt("the persistent decode kernel",
+            [&] { streams_[static_cast<size_t>(kind)] = StreamDecoder::make(model, kind); });
 }
 
 // Products of the fused layers or, without them, of the calls, by the library's fastest algorithms.
@@ -73,11 +99,25 @@ void CudaExecutable::measure_products() {
   }
 }
 
+bool CudaExecutable::takes_stream(const StreamDecoder& decoder) const {
+  const StepInputs& phase = binder_.phase();
+  return phase.samples.size() == phase.ids.size() && decoder.takes(phase) &&
+         std::none_of(phase.samples.begin(), phase.samples.end(), is_hidden);
+}
+
 bool CudaExecutable::takes_layers(const Prepared& p) const {
   const StepInputs& in = binder_.inputs();
   const std::vector<SampleRow>& samples = binder_.phase().samples;
-  return layers_ && p.layered && view_.causal && !in.ids.empty() && !in.out_rows.empty() &&
-         in.mask.empty() && &in == &binder_.phase() &&
+  auto reads = [&](DeviceAddress LayerLaunches::Step::*input) {
+    return std::any_of(p.step_inputs.begin(), p.step_inputs.end(),
+                       [&](const StepInput& i) { return i.to == input; });
+  };
+  using Step = LayerLaunches::Step;
+  for (auto input :
+       {&Step::ids, &Step::pos, &Step::seq, &Step::slot, &Step::q_start, &Step::kv_len})
+    if (!reads(input)) return false;
+  return p.logits >= 0 && view_.causal && !in.ids.empty() && !in.out_rows.empty() &&
+         in.mask.empty() && (reads(&Step::out_rows) || in.out_rows.size() == in.ids.size()) &&
          std::none_of(samples.begin(), samples.end(), is_hidden);
 }
 
@@ -92,20 +132,11 @@ LayerLaunches::Step CudaExecutable::step_of(const Prepared& p) const {
   return step;
 }
 
-bool CudaExecutable::emit_layers(const Prepared& p, LaunchList& list) const {
-  const LayerLaunches::Step step = step_of(p);
-  if (!step.ids || !step.pos || !step.seq || !step.slot || !step.q_start || !step.kv_len ||
-      !step.logits || (!step.out_rows && step.outputs != step.tokens))
-    return false;
-  layers_->emit(step, view_, {scratch_.address(), scratch_.bytes()}, list);
-  return true;
-}
-
 // States of the persistent kernel, parameters and tokens of sample_rows.
 size_t CudaExecutable::extra_bytes() const {
   const size_t rows = binder_.phase().samples.size();
   size_t total = 0;
-  if (launched_.streamed) total += padded(rows * sizeof(DecodeState));
+  if (launched_.stream) total += padded(rows * sizeof(DecodeState));
   if (launched_.chooser == Chooser::kSampleRows)
     total += padded(rows * sizeof(SampleRowParams)) + padded(rows * sizeof(int32_t));
   return total;
@@ -119,10 +150,10 @@ void CudaExecutable::stage_extras(size_t at) {
     at += padded(bytes);
     return here;
   };
-  if (launched_.streamed) {
+  if (launched_.stream) {
     size_t here = place(rows * sizeof(DecodeState));
-    decoder_->make_states(binder_.ids(), phase.pos,
-                          reinterpret_cast<DecodeState*>(staged_.data() + here));
+    launched_.stream->make_states(binder_.ids(), phase.pos,
+                                  reinterpret_cast<DecodeState*>(staged_.data() + here));
     states_ = inputs_.address() + here;
   }
   if (launched_.chooser != Chooser::kSampleRows) return;
@@ -154,8 +185,8 @@ void CudaExecutable::launch_stream(const Prepared& p) {
   const LayerLaunches::Step step = step_of(p);
   batch.ids = step.ids;
   batch.logits = step.logits;
-  batch.view = view_.views.at(decoder_->group());
-  decoder_->launch(stream_, batch);
+  batch.view = view_.views.at(launched_.stream->group());
+  launched_.stream->launch(stream_, batch);
   ++streamed_steps_;
 }
 
@@ -176,7 +207,7 @@ void CudaExecutable::take_tokens() {
   device_tokens_.clear();
   const size_t rows = launched_.phase.samples.size();
   const auto* states = reinterpret_cast<const DecodeState*>(fetched_.data() + launched_.states_at);
-  if (launched_.streamed) decoder_->check_step(states[0]);
+  if (launched_.stream) launched_.stream->check_step(states[0]);
   if (launched_.chooser == Chooser::kStream) {
     for (size_t r = 0; r < rows; ++r)
       device_tokens_.push_back(states[r].chosen < 0 ? kTokenNotFinite : states[r].chosen);
@@ -185,8 +216,7 @@ void CudaExecutable::take_tokens() {
   if (launched_.chooser != Chooser::kSampleRows) return;
   const auto* tokens = reinterpret_cast<const int32_t*>(fetched_.data() + launched_.tokens_at);
   if (std::find(tokens, tokens + rows, kSampleOnHost) != tokens + rows) return fetch_logits();
-  for (size_t r = 0; r < rows; ++r)
-    device_tokens_.push_back(tokens[r] == kSampleFailed ? kTokenNotFinite : tokens[r]);
+  for (size_t r = 0; r < rows; ++r) device_tokens_.push_back(token_or_failure(tokens[r]));
 }
 
 // After the step, where the device could not choose after all.
@@ -200,24 +230,48 @@ void CudaExecutable::fetch_logits() {
   launched_.fetched.push_back(late);
 }
 
+const float* CudaExecutable::host_logits() {
+  if (!launched_.phase.return_logits) fetch_logits();
+  for (const Fetched& f : launched_.fetched)
+    if (prepared_[launched_.plan].kinds[f.output] == OutputKind::kLogits)
+      return reinterpret_cast<const float*>(fetched_.data() + f.at);
+  TK_CHECK(false, "no logits were fetched");
+  return nullptr;
+}
+
+void CudaExecutable::choose_on_host(SampleArgs args, const SampleTable& table, int64_t row,
+                                    SampleTokens& out) {
+  const auto r = static_cast<size_t>(row), most = static_cast<size_t>(table.most_tops());
+  out.ids[r] = host_chooser_->choose(args, row);
+  host_chooser_->report(args, row, out.ids[r], table.ranks(), out.logprobs[r], &out.tops[r * most],
+                        &out.values[r * most]);
+  ++host_rows_;
+}
+
 // The function "sample" for the Sampler.
 void CudaExecutable::choose(const SampleTable& table, SampleTokens& out) {
-  const auto rows = static_cast<size_t>(table.args().rows);
+  SampleArgs args = table.args();
+  const auto rows = static_cast<size_t>(args.rows);
   const auto most = static_cast<size_t>(table.most_tops());
+  if (launched_.chooser == Chooser::kTable) {
+    const uint64_t before = table_sampler_->bytes();
+    table_sampler_->run(stream_, logits_of(prepared_[launched_.plan]), table, *host_chooser_, out,
+                        left_rows_);
+    ledger_.other += table_sampler_->bytes() - before;
+    if (left_rows_.empty()) return;
+    args.logits = host_logits();
+    for (int64_t row : left_rows_) choose_on_host(args, table, row, out);
+    return;
+  }
   out.ids.resize(rows);
   out.logprobs.assign(rows, 0);
   out.tops.assign(rows * most, -1);
   out.values.assign(rows * most, 0);
-  for (size_t r = 0; r < rows; ++r) {
-    if (!device_tokens_.empty()) {
+  for (size_t r = 0; r < rows; ++r)
+    if (!device_tokens_.empty())
       out.ids[r] = device_tokens_[r];
-      continue;
-    }
-    const auto row = static_cast<int64_t>(r);
-    out.ids[r] = host_chooser_->choose(table.args(), row);
-    host_chooser_->report(table.args(), row, out.ids[r], table.ranks(), out.logprobs[r],
-                          &out.tops[r * most], &out.values[r * most]);
-  }
+    else
+      choose_on_host(args, table, static_cast<int64_t>(r), out);
 }
 
 }  // namespace tokamak::cuda

@@ -36,14 +36,6 @@ size_t staged_bytes(size_t bytes) {
   return (bytes + kInputAlignment - 1) / kInputAlignment * kInputAlignment;
 }
 
-bool is_causal(const StepInputs& in) {
-  for (size_t b = 0; b + 1 < in.q_start.size(); ++b)
-    for (int32_t row = in.q_start[b]; row < in.q_start[b + 1]; ++row)
-      if (in.slot[static_cast<size_t>(row)] != in.kv_len[b] - (in.q_start[b + 1] - row))
-        return false;
-  return !in.q_start.empty();
-}
-
 }  // namespace
 
 void CudaExecutable::run_phase(const StepInputs& step, size_t phase) {
@@ -59,7 +51,7 @@ void CudaExecutable::run_phase(const StepInputs& step, size_t phase) {
   choose_path(plan);
   begin_.record(stream_);
   stage_inputs(p);
-  if (launched_.streamed)
+  if (launched_.stream)
     launch_stream(p);
   else
     launch(p, plan);
@@ -121,7 +113,6 @@ void CudaExecutable::stage_inputs(const Prepared& p) {
   for (int32_t n : in.kv_len) longest = std::max(longest, n);
   auto segments = static_cast<uint64_t>((longest + kSegment - 1) / kSegment);
   view_.segments = static_cast<int64_t>(std::bit_ceil(std::max<uint64_t>(1, segments)));
-  view_.causal = is_causal(in);
 }
 
 Tensor CudaExecutable::tensor_of(const Argument& argument, std::span<const int64_t> symbols) const {
@@ -157,15 +148,17 @@ CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p) {
   for (uint32_t g : p.groups) key_.push_back(view_.views[g].stride);
   key_.push_back(view_.segments);
   key_.push_back(view_.causal);
-  const bool layered = takes_layers(p);
-  key_.push_back(layered);
+  key_.push_back(launched_.layered);
   if (auto it = p.shapes.find(key_); it != p.shapes.end()) return *it->second;
   if (p.shapes.size() >= kMaxShapes)
     p.shapes.erase(std::min_element(
         p.shapes.begin(), p.shapes.end(),
         [](const auto& a, const auto& b) { return a.second->last_run < b.second->last_run; }));
   auto made = std::make_unique<Shaped>(kernels_);
-  if (layered && emit_layers(p, made->launches)) return *(p.shapes[key_] = std::move(made));
+  if (launched_.layered) {
+    layers_->emit(step_of(p), view_, {scratch_.address(), scratch_.bytes()}, made->launches);
+    return *(p.shapes[key_] = std::move(made));
+  }
   for (const Call& c : p.calls) {
     CallSite site{*c.call, {}, {}, kv_, view_, {scratch_.address(), scratch_.bytes()}, libraries_};
     for (const Argument& a : c.in) site.in.push_back(tensor_of(a, symbols));
@@ -180,6 +173,7 @@ void CudaExecutable::launch(Prepared& p, uint32_t plan) {
   Shaped& s = shape(p);
   s.last_run = ++runs_;
   ++s.runs;
+  layered_steps_ += launched_.layered;
   if (profile_ && profile_->on) {
     stream_.wait();
     for (uint32_t i = 0; i < p.calls.size(); ++i) {
@@ -218,11 +212,11 @@ void CudaExecutable::fetch(const Prepared& p) {
   }
   const size_t rows = phase.samples.size();
   launched_.states_at = at;
-  if (launched_.streamed) at += staged_bytes(rows * sizeof(DecodeState));
+  if (launched_.stream) at += staged_bytes(rows * sizeof(DecodeState));
   launched_.tokens_at = at;
   if (launched_.chooser == Chooser::kSampleRows) at += staged_bytes(rows * sizeof(int32_t));
   grow(fetched_, at);
-  if (launched_.streamed)
+  if (launched_.stream)
     stream_.copy_out(fetched_.data() + launched_.states_at, states_, rows * sizeof(DecodeState));
   if (launched_.chooser == Chooser::kSampleRows)
     stream_.copy_out(fetched_.data() + launched_.tokens_at, tokens_, rows * sizeof(int32_t));
@@ -266,6 +260,7 @@ void CudaExecutable::finish_phase() {
   const Plan& plan = plans_.plans[launched_.plan];
   SamplePhase place{launched_.phase, launched_.ids, launched_.first_output,
                     launched_.first_sequence};
+  const bool on_device = !device_tokens_.empty() || launched_.chooser == Chooser::kTable;
   bool has_logits = false;
   for (const Fetched& f : launched_.fetched) {
     const PlanOutput& output = plan.outputs[f.output];
@@ -274,7 +269,7 @@ void CudaExecutable::finish_phase() {
       std::span<const float> logits = floats(f, output.arg.dtype);
       if (launched_.phase.return_logits)
         result_.logits.insert(result_.logits.end(), logits.begin(), logits.end());
-      if (!sampler_ || !device_tokens_.empty()) continue;
+      if (!sampler_ || on_device) continue;
       has_logits = true;
       sampler_->finish(place, logits.data(), result_);
     } else if (kind == OutputKind::kHidden) {
@@ -290,7 +285,7 @@ void CudaExecutable::finish_phase() {
       out.bytes.assign(data, data + dtype_bytes(out.dtype, f.elements));
     }
   }
-  if (!device_tokens_.empty())
+  if (on_device)
     sampler_->finish(place, nullptr, result_);
   else if (!has_logits)
     Sampler::skip(place, result_);

@@ -44,7 +44,7 @@ class KernelList {
         emit_linear, linear_cost);
     add("embed",
         fmt::format("embed(i32, weight {}|q8_0|q4_0|q4_1|q5_0|q5_1|q4_k|q5_k|q6_k)", kFloats),
-        "decoded to f32", emit_gather);
+        "decoded to f32", emit_gather, gather_cost);
   }
   void add_rows() {
     add("quantize", fmt::format("quantize({})", kFloats), "q8a: scale = max / 127, nearest even",

@@ -1,58 +1,68 @@
 #include "backend/cuda/layer_launches.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <optional>
 
+#include "backend/cuda/launches.h"
 #include "base/error.h"
+#include "plan/dispatch.h"
 
 namespace tokamak::cuda {
 namespace {
-
-// For comparisons: one kernel per op.
-bool layers_enabled() {
-  const char* off = std::getenv("TOKAMAK_CUDA_LAYERS");
-  return !off || std::string_view(off) != "0";
-}
 
 template <class T>
 T* at(DeviceAddress address) {
   return reinterpret_cast<T*>(address);
 }
 
-const Plan* step_plan(const PlanSet& plans) {
-  auto step = std::find_if(plans.plans.begin(), plans.plans.end(),
-                           [](const Plan& p) { return p.function == "step"; });
-  return step == plans.plans.end() ? nullptr : &*step;
-}
-
-int64_t most_rows(const PlanSet& plans) {
+int64_t most_rows(const PlanSet& set, const std::vector<const Plan*>& plans) {
   int64_t rows = 0;
-  for (const Plan& plan : plans.plans) {
-    if (plan.function != "step" && plan.function != "decode") continue;
-    for (const GuardRange& g : plan.guard)
-      if (g.symbol == "T" || g.symbol == "B") rows = std::max(rows, g.hi);
-  }
+  for (const Plan* plan : plans)
+    rows = std::max(rows, most_of(set, *plan, plan->function == "decode" ? "B" : "T"));
   return rows;
 }
 
-std::optional<PlannedDecoder> find_layers(const PlanSet& plans) {
-  const Plan* plan = step_plan(plans);
-  if (!plan || !layers_enabled()) return std::nullopt;
-  std::string why;
-  std::optional<PlannedDecoder> decoder = find_decoder(plans, *plan, why);
-  if (!decoder || decoder->type != DecodeWeight::kBf16 || decoder->head_type != DecodeWeight::kBf16)
-    return std::nullopt;
-  const DecoderShape& s = decoder->shape;
-  if ((s.head_dim != 64 && s.head_dim != 128) || s.hidden % 32 != 0 || s.mlp % 32 != 0)
-    return std::nullopt;
-  for (const PlannedLayer& l : decoder->layers)
-    if (l.q_bias != kNoWeight || l.k_bias != kNoWeight || l.v_bias != kNoWeight)
-      return std::nullopt;
-  return decoder;
+// Weights of one product follow each other on the device when they do so in the plan and no
+// padding comes between them (device_weights.cc).
+bool follow(const PlanSet& set, const std::vector<uint32_t>& parts) {
+  for (size_t i = 1; i < parts.size(); ++i)
+    if (parts[i] != parts[i - 1] + 1 ||
+        weight_bytes(set.weights.at(parts[i - 1])) % DeviceWeights::kAlignment != 0)
+      return false;
+  return true;
 }
 
 }  // namespace
+
+std::optional<PlannedDecoder> LayerLaunches::find(const PlanSet& plans, const Plan& plan,
+                                                  std::string& why) {
+  if (plan.function != "step" && plan.function != "decode") {
+    why = "it runs the functions step and decode";
+    return std::nullopt;
+  }
+  std::optional<PlannedDecoder> decoder = find_decoder(plans, plan, why);
+  if (!decoder) return std::nullopt;
+  const DecoderShape& s = decoder->shape;
+  auto has_bias = [](const PlannedLayer& l) {
+    return l.q_bias != kNoWeight || l.k_bias != kNoWeight || l.v_bias != kNoWeight;
+  };
+  auto apart = [&](const PlannedLayer& l) {
+    return !follow(plans, {l.q, l.k, l.v}) || !follow(plans, {l.gate, l.up});
+  };
+  const std::vector<PlannedLayer>& layers = decoder->layers;
+  if (decoder->type != DecodeWeight::kBf16 || decoder->head_type != DecodeWeight::kBf16)
+    why = "the weights are not bf16";
+  else if (s.head_dim != 64 && s.head_dim != 128)
+    why = fmt::format("heads of {}", s.head_dim);
+  else if (s.hidden % 32 != 0 || s.mlp % 32 != 0)
+    why = "widths that are no multiples of 32";
+  else if (std::any_of(layers.begin(), layers.end(), has_bias))
+    why = "a bias";
+  else if (std::any_of(layers.begin(), layers.end(), apart))
+    why = "weights of one product that do not follow each other";
+  else
+    return decoder;
+  return std::nullopt;
+}
 
 // Offsets into the working memory.
 struct LayerLaunches::Layout {
@@ -76,19 +86,28 @@ struct LayerLaunches::Layout {
 };
 
 uint64_t LayerLaunches::bytes_for(const PlanSet& plans) {
-  std::optional<PlannedDecoder> decoder = find_layers(plans);
-  return decoder ? Layout(decoder->shape, most_rows(plans)).bytes : 0;
+  const std::vector<const Plan*> named = plans_with(plans, LaunchKind::kLayers);
+  std::string why;
+  if (named.empty()) return 0;
+  std::optional<PlannedDecoder> decoder = find(plans, *named[0], why);
+  return decoder ? Layout(decoder->shape, most_rows(plans, named)).bytes : 0;
 }
 
 std::unique_ptr<LayerLaunches> LayerLaunches::make(const PlanSet& plans,
                                                    const DeviceWeights& weights, const KvPool& kv,
                                                    const Libraries& libraries) {
-  std::optional<PlannedDecoder> decoder = find_layers(plans);
-  if (!decoder) return nullptr;
+  const std::vector<const Plan*> named = plans_with(plans, LaunchKind::kLayers);
+  if (named.empty()) return nullptr;
+  std::string why;
+  std::optional<PlannedDecoder> decoder = find(plans, *named[0], why);
+  if (!decoder)
+    fail(ErrorCode::kUnsupported, "plan {} cannot run as fused layers: {}", plan_name(*named[0]),
+         why);
   for (const PlannedLayer& l : decoder->layers)
-    if (!weights.together({l.q, l.k, l.v}) || !weights.together({l.gate, l.up})) return nullptr;
-  return std::unique_ptr<LayerLaunches>(
-      new LayerLaunches(plans, std::move(*decoder), weights, kv, libraries, most_rows(plans)));
+    TK_CHECK(weights.together({l.q, l.k, l.v}) && weights.together({l.gate, l.up}),
+             "weights of one product are apart");
+  return std::unique_ptr<LayerLaunches>(new LayerLaunches(plans, std::move(*decoder), weights, kv,
+                                                          libraries, most_rows(plans, named)));
 }
 
 LayerLaunches::LayerLaunches(const PlanSet& plans, PlannedDecoder decoder,

@@ -3,6 +3,8 @@
 // a few kernels between the matrix products instead of one per op. q, k and v are one product, and
 // so are gate and up.
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "backend/cuda/decode_plan.h"
 #include "backend/cuda/device_weights.h"
@@ -13,7 +15,10 @@ namespace tokamak::cuda {
 // Owned by an executable.
 class LayerLaunches {
  public:
-  // Null where the function "step" is not such a decoder with bf16 weights.
+  // Nothing where a plan is not such a decoder with bf16 weights; `why` then says what it found.
+  static std::optional<PlannedDecoder> find(const PlanSet& plans, const Plan& plan,
+                                            std::string& why);
+  // For the plans that name these launches; null where none does.
   static std::unique_ptr<LayerLaunches> make(const PlanSet& plans, const DeviceWeights& weights,
                                              const KvPool& kv, const Libraries& libraries);
   static uint64_t bytes_for(const PlanSet& plans);  // bytes() of what make() returns

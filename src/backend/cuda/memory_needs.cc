@@ -6,6 +6,7 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/layer_launches.h"
 #include "backend/cuda/stream_decoder.h"
+#include "backend/cuda/table_sampler.h"
 #include "base/error.h"
 
 namespace tokamak::cuda {
@@ -17,12 +18,12 @@ uint64_t megabytes(uint64_t bytes) { return bytes >> 20; }
 
 }  // namespace
 
-MemoryNeeds MemoryNeeds::of(const PlanSet& plans, bool fp8) {
+MemoryNeeds MemoryNeeds::of(const PlanSet& plans) {
   MemoryNeeds out;
   for (const WeightEntry& w : plans.weights) out.weights += static_cast<uint64_t>(weight_bytes(w));
-  out.values = plans.arena_bytes + scratch_bytes(plans);
-  out.fast_paths = Blas::kWorkspaceBytes + LayerLaunches::bytes_for(plans) +
-                   StreamDecoder::bytes_for(plans, fp8);
+  out.values = plans.arena_bytes + scratch_bytes(plans) + TableSampler::bytes_for(plans);
+  out.fast_paths =
+      Blas::kWorkspaceBytes + LayerLaunches::bytes_for(plans) + StreamDecoder::bytes_for(plans);
   return out;
 }
 
@@ -43,8 +44,8 @@ void check_memory(const Device& device, const PlanSet& plans, const std::vector<
       megabytes(free), megabytes(device.total_memory()));
 }
 
-uint64_t kv_bytes_within(const Device& device, const PlanSet& plans, double share, bool fp8) {
-  const MemoryNeeds needs = MemoryNeeds::of(plans, fp8);
+uint64_t kv_bytes_within(const Device& device, const PlanSet& plans, double share) {
+  const MemoryNeeds needs = MemoryNeeds::of(plans);
   const uint64_t total = device.total_memory(),
                  free = std::min<uint64_t>(device.free_memory(), total);
   const auto allowed = static_cast<uint64_t>(static_cast<double>(total) * share);

@@ -11,7 +11,7 @@ namespace tokamak::cuda {
 struct MemoryNeeds {
   uint64_t weights = 0, values = 0;  // values: between ops, and scratch
   uint64_t fast_paths = 0;           // at most: what steps can do without, more slowly
-  static MemoryNeeds of(const PlanSet& plans, bool fp8 = false);  // fp8: as BackendOptions
+  static MemoryNeeds of(const PlanSet& plans);
   uint64_t total() const { return weights + values + fast_paths; }
 };
 
@@ -20,6 +20,6 @@ void check_memory(const Device& device, const PlanSet& plans, const std::vector<
 
 // Bytes for the KV cache where this program may use `share` of the device's memory, all else that
 // the model takes subtracted. Throws Error(kResourceExhausted) where nothing is left.
-uint64_t kv_bytes_within(const Device& device, const PlanSet& plans, double share, bool fp8);
+uint64_t kv_bytes_within(const Device& device, const PlanSet& plans, double share);
 
 }  // namespace tokamak::cuda

@@ -109,28 +109,61 @@ TK_DEVICE void sort_keys(unsigned long long* keys, int n) {
   sync_block();
 }
 
+// At least k logits reach the result: the k-th largest of the threads' own maxima.
+TK_DEVICE float best_bound(float own_peak, int k, SampleShared& shared) {
+  if (k > kSampleThreads) return -INFINITY;
+  sync_block();
+  shared.keys[threadIdx.x] = order_key(own_peak, static_cast<int>(threadIdx.x));
+  sort_keys(shared.keys, kSampleThreads);
+  float bound = key_logit(shared.keys[k - 1]);
+  sync_block();
+  return bound;
+}
+
+// Sorts the tokens that reach `least`, best first, into shared.keys. Their number, which may be
+// more than there is room for.
+TK_DEVICE int collect_best(const float* logits, int vocab, float least, SampleShared& shared) {
+  if (threadIdx.x == 0) shared.count = 0;
+  sync_block();
+  for (int i = static_cast<int>(threadIdx.x); i < vocab; i += kSampleThreads) {
+    float x = logits[i];
+    if (x < least || x == -INFINITY) continue;
+    int at = shared_add(&shared.count, 1);
+    if (at < kSampleCandidates) shared.keys[at] = order_key(x, i);
+  }
+  sync_block();
+  const int found = shared.count;
+  if (found > kSampleCandidates) return found;
+  int size = 2;
+  while (size < found) size *= 2;
+  for (int i = static_cast<int>(threadIdx.x); i < size; i += kSampleThreads)
+    if (i >= found) shared.keys[i] = 0;
+  sort_keys(shared.keys, size);
+  return found;
+}
+
 class RowSampler {
  public:
-  TK_DEVICE RowSampler(const SampleLaunch& l, SampleShared& shared)
-      : p_(l.rows[blockIdx.x]),
-        logits_(l.logits + static_cast<int64_t>(blockIdx.x) * l.vocab),
-        vocab_(l.vocab),
-        shared_(shared) {}
+  // edited: tokens may have been removed, which then are -infinity.
+  TK_DEVICE RowSampler(const SampleRowParams& params, const float* logits, int vocab, bool edited,
+                       SampleShared& shared)
+      : p_(params), logits_(logits), vocab_(vocab), edited_(edited), shared_(shared) {}
 
   TK_DEVICE int choose() {
-    if (threadIdx.x == 0) shared_.bad = shared_.count = 0;
+    if (threadIdx.x == 0) shared_.bad = 0;
     sync_block();
     Best top;
     bool bad = false;
     for (int i = static_cast<int>(threadIdx.x); i < vocab_; i += kSampleThreads) {
       float x = logits_[i];
-      bad = bad || !(fabsf(x) < INFINITY);
+      bad = bad || !(edited_ ? x < INFINITY : fabsf(x) < INFINITY);
       top.take(x, i);
     }
     if (bad) shared_.bad = 1;
     own_peak_ = static_cast<float>(top.score);
     top = block_best(top, shared_);
     if (shared_.bad) return kSampleFailed;
+    if (top.score == -INFINITY) return kSampleNothing;
     if (p_.temperature <= 0 || p_.top_k == 1) return top.token;
     top_ = top.token;
     peak_ = static_cast<float>(top.score);
@@ -165,7 +198,7 @@ class RowSampler {
         int token = first + j;
         if (token >= vocab_) continue;
         float x = logits_[token];
-        if (x < bound_ || order_key(x, token) <= pivot) continue;
+        if (x < bound_ || x == -INFINITY || order_key(x, token) <= pivot) continue;
         // noise <= -log(1 - u): most tokens are ruled out without a logarithm. The margin covers
         // the rounding of float.
         float lead = static_cast<float>(relative(x) - best.score);
@@ -198,31 +231,10 @@ class RowSampler {
     }
   }
 
-  // At least top_k logits reach the result: the k-th largest of the threads' own maxima.
-  TK_DEVICE float top_k_bound() {
-    if (p_.top_k > kSampleThreads) return -INFINITY;
-    shared_.keys[threadIdx.x] = order_key(own_peak_, static_cast<int>(threadIdx.x));
-    sort_keys(shared_.keys, kSampleThreads);
-    float bound = key_logit(shared_.keys[p_.top_k - 1]);
-    sync_block();
-    return bound;
-  }
   TK_DEVICE int choose_sorted() {
-    float least = fmaxf(bound_, top_k_bound());
-    for (int i = static_cast<int>(threadIdx.x); i < vocab_; i += kSampleThreads) {
-      float x = logits_[i];
-      if (x < least) continue;
-      int at = shared_add(&shared_.count, 1);
-      if (at < kSampleCandidates) shared_.keys[at] = order_key(x, i);
-    }
-    sync_block();
-    const int found = shared_.count;
+    float least = fmaxf(bound_, best_bound(own_peak_, p_.top_k, shared_));
+    const int found = collect_best(logits_, vocab_, least, shared_);
     if (found > kSampleCandidates) return kSampleOnHost;
-    int size = 2;
-    while (size < found) size *= 2;
-    for (int i = static_cast<int>(threadIdx.x); i < size; i += kSampleThreads)
-      if (i >= found) shared_.keys[i] = 0;
-    sort_keys(shared_.keys, size);
     int kept = found < p_.top_k ? found : p_.top_k;
     if (p_.top_p < 1) kept = keep_top_p(kept);
     Best best;
@@ -256,20 +268,113 @@ class RowSampler {
     return static_cast<int>(block_total(kept, shared_));
   }
 
-  const SampleRowParams p_;
+  const SampleRowParams& p_;
   const float* logits_;
   int vocab_, top_ = 0;
+  bool edited_;
   float own_peak_ = 0, peak_ = 0, inverse_ = 1, bound_ = 0;
   SampleShared& shared_;
 };
+
+// Penalties, bias, mask: the host's arithmetic, without fused operations.
+TK_DEVICE void edit_row(const SampleTableLaunch& l, const SampleTableRow& row, float* x) {
+  for (int i = static_cast<int>(threadIdx.x); i < row.counts; i += kSampleThreads) {
+    const SampleCount c = l.counts[row.first_count + i];
+    float v = x[c.token];
+    v = v > 0 ? v / row.repetition : mul_rn(v, row.repetition);
+    if (c.generated > 0) v = add_rn(v, -add_rn(mul_rn(row.frequency, c.generated), row.presence));
+    x[c.token] = v;
+  }
+  sync_block();
+  const SampleBias* biases = l.biases + row.first_bias;
+  for (int i = static_cast<int>(threadIdx.x); i < row.biases; i += kSampleThreads) {
+    const int token = biases[i].token;
+    if (i > 0 && biases[i - 1].token == token) continue;  // added with the first of them
+    float v = x[token];
+    for (int j = i; j < row.biases && biases[j].token == token; ++j) v = add_rn(v, biases[j].value);
+    x[token] = v;
+  }
+  sync_block();
+  if (row.mask < 0) return;
+  const uint32_t* mask = l.masks + static_cast<int64_t>(row.mask) * l.mask_words;
+  for (int i = static_cast<int>(threadIdx.x); i < l.vocab; i += kSampleThreads)
+    if ((mask[i / 32] >> (i % 32) & 1) == 0) x[i] = -INFINITY;
+  sync_block();
+}
+
+TK_DEVICE int choose_in_table(const SampleTableLaunch& l, SampleShared& shared) {
+  const SampleTableRow& row = l.rows[blockIdx.x];
+  if (row.target == kSampleTargetNone) return kSampleNone;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * l.vocab;
+  if (threadIdx.x == 0) shared.bad = 0;
+  sync_block();
+  bool bad = false;
+  for (int i = static_cast<int>(threadIdx.x); i < l.vocab; i += kSampleThreads) {
+    float x = l.logits[first + i];
+    bad = bad || !(fabsf(x) < INFINITY);
+    l.edited[first + i] = x;
+  }
+  if (bad) shared.bad = 1;
+  sync_block();
+  if (shared.bad) return kSampleFailed;
+  if (row.target >= 0) return row.target;
+  edit_row(l, row, l.edited + first);
+  return RowSampler(row.choice, l.edited + first, l.vocab, true, shared).choose();
+}
+
+// Log-probabilities of a token and of the best ones.
+TK_DEVICE void report_row(const SampleTableLaunch& l, int token, SampleShared& shared) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * l.most_tops;
+  for (int i = static_cast<int>(threadIdx.x); i < l.most_tops; i += kSampleThreads) {
+    l.tops[first + i] = -1;
+    l.values[first + i] = 0;
+  }
+  if (threadIdx.x == 0) l.logprobs[blockIdx.x] = 0;
+  const int wanted = l.rows[blockIdx.x].tops;
+  if (wanted < 0 || token < 0) return;
+  const float* logits = l.logits + static_cast<int64_t>(blockIdx.x) * l.vocab;
+  Best top;
+  for (int i = static_cast<int>(threadIdx.x); i < l.vocab; i += kSampleThreads)
+    top.take(logits[i], i);
+  const float own_peak = static_cast<float>(top.score),
+              peak = static_cast<float>(block_best(top, shared).score);
+  double mass = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < l.vocab; i += kSampleThreads)
+    mass += host_exp(add_rn(logits[i], -peak));
+  const double total = static_cast<double>(peak) + log(block_total(mass, shared));
+  auto logprob = [&](int of) {
+    return static_cast<float>(static_cast<double>(logits[of]) - total);
+  };
+  if (threadIdx.x == 0) l.logprobs[blockIdx.x] = logprob(token);
+  if (wanted == 0) return;
+  const int found = collect_best(logits, l.vocab, best_bound(own_peak, wanted, shared), shared);
+  if (found > kSampleCandidates) {
+    if (threadIdx.x == 0) l.tops[first] = kSampleOnHost;
+    return;
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < wanted && i < found; i += kSampleThreads) {
+    const int best = key_token(shared.keys[i]);
+    l.tops[first + i] = best;
+    l.values[first + i] = logprob(best);
+  }
+}
 
 }  // namespace sampling
 
 // A block per row.
 TK_KERNEL(sample_rows, SampleLaunch, kSampleThreads) {
   __shared__ sampling::SampleShared shared;
-  int token = sampling::RowSampler(a, shared).choose();
+  const float* logits = a.logits + static_cast<int64_t>(blockIdx.x) * a.vocab;
+  int token = sampling::RowSampler(a.rows[blockIdx.x], logits, a.vocab, false, shared).choose();
   if (threadIdx.x == 0) a.tokens[blockIdx.x] = token;
+}
+
+// Likewise.
+TK_KERNEL(sample_table, SampleTableLaunch, kSampleThreads) {
+  __shared__ sampling::SampleShared shared;
+  const int token = sampling::choose_in_table(a, shared);
+  if (threadIdx.x == 0) a.tokens[blockIdx.x] = token;
+  sampling::report_row(a, token, shared);
 }
 
 }  // namespace tokamak::cuda

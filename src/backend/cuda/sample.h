@@ -7,6 +7,9 @@ namespace tokamak::cuda {
 
 constexpr int32_t kSampleFailed = -1;  // a logit is not finite
 constexpr int32_t kSampleOnHost = -2;  // too many candidates for the device: the host has to choose
+constexpr int32_t kSampleNothing = -3;     // every token was removed
+constexpr int32_t kSampleNone = -4;        // nothing was asked for
+constexpr int32_t kSampleTargetNone = -2;  // SampleTableRow::target: no token is asked for
 constexpr int kSampleThreads = 1024;
 constexpr int kSampleCandidates = 4096;
 
@@ -25,6 +28,41 @@ struct SampleLaunch {
   const SampleRowParams* rows;  // [rows]
   int32_t* tokens;              // [rows]
   int32_t vocab;
+};
+
+// A row of the function "sample" (ops/sampling.h): changes of single logits, then a choice or a
+// given token, then log-probabilities under the model's own distribution.
+struct SampleCount {  // a token of the history
+  int32_t token;
+  float generated;  // how often it was
+};
+struct SampleBias {  // also what DRY takes away
+  int32_t token;
+  float value;
+};
+struct SampleTableRow {
+  SampleRowParams choice;
+  float repetition, presence, frequency;
+  int32_t first_count, counts;  // of SampleTableLaunch::counts; a token is there once
+  int32_t first_bias, biases;   // of SampleTableLaunch::biases; sorted by token
+  int32_t mask;                 // of SampleTableLaunch::masks; -1: every token is allowed
+  int32_t target;               // a token that is given; -1: choose; kSampleTargetNone
+  int32_t tops;                 // best tokens that are reported; -1: no log-probabilities
+};
+
+// One block per row.
+struct SampleTableLaunch {
+  const float* logits;  // [rows, vocab]
+  float* edited;        // [rows, vocab]
+  const SampleTableRow* rows;
+  const SampleCount* counts;
+  const SampleBias* biases;
+  const uint32_t* masks;  // [masks, mask_words]
+  int32_t* tokens;        // [rows]
+  float* logprobs;        // [rows]
+  int32_t* tops;          // [rows, most_tops]; -1: none. kSampleOnHost in the first: too many ties
+  float* values;          // [rows, most_tops]
+  int32_t vocab, mask_words, most_tops;
 };
 
 }  // namespace tokamak::cuda

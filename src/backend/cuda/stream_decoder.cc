@@ -1,98 +1,60 @@
 #include "backend/cuda/stream_decoder.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "backend/cuda/decode_pack.h"
 #include "backend/cuda/images.h"
 #include "base/error.h"
-#include "base/log.h"
+#include "plan/dispatch.h"
 #include "tensor/block_formats.h"
 
 namespace tokamak::cuda {
 namespace {
 
-// For comparisons: every step by the kernels of single ops.
-bool stream_enabled() {
-  const char* off = std::getenv("TOKAMAK_CUDA_STREAM");
-  return !off || std::string_view(off) != "0";
-}
-
-const Plan* decode_plan(const PlanSet& plans) {
-  auto plan = std::find_if(plans.plans.begin(), plans.plans.end(),
-                           [](const Plan& p) { return p.function == "decode"; });
-  return plan == plans.plans.end() ? nullptr : &*plan;
-}
-
 size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
 
-std::unique_ptr<StreamDecoder> StreamDecoder::make(const Model& model, int64_t max_rows, bool fp8) {
-  const Plan* plan = decode_plan(model.plans);
-  if (!plan || !stream_enabled()) return nullptr;
-  std::string why;
-  std::optional<PlannedDecoder> decoder;
+std::unique_ptr<StreamDecoder> StreamDecoder::make(const Model& model, LaunchKind kind) {
+  const std::vector<const Plan*> named = plans_with(model.plans, kind);
+  if (named.empty()) return nullptr;
   if (model.device.capability() != kHopper)
-    why = "it needs a GPU of compute capability 9.0";
-  else
-    decoder = find_decoder(model.plans, *plan, why);
-  for (int most : {static_cast<int>(std::min<int64_t>(max_rows, kMaxBatch)), 1}) {
-    if (!decoder) break;
-    std::unique_ptr<StreamDecoder> made(new StreamDecoder(model, *decoder, fp8, most));
-    try {
-      made->check_fits();
-      made->load();
-      log::info("decode of 1 to {} sequences runs in the persistent kernel", most);
-      return made;
-    } catch (const Error& e) {
-      why = e.what();
-      if (e.code() == ErrorCode::kResourceExhausted) break;
-      if (e.code() != ErrorCode::kUnsupported) throw;
-    }
-  }
-  log::info("decode does not use the persistent kernel: {}", why);
-  return nullptr;
+    fail(ErrorCode::kUnsupported, "it needs a GPU of compute capability 9.0");
+  std::string why;
+  std::optional<PlannedDecoder> decoder = find_decoder(model.plans, *named[0], why);
+  if (!decoder) fail(ErrorCode::kUnsupported, "plan {}: {}", plan_name(*named[0]), why);
+  if (kind == LaunchKind::kStreamFp8) decoder->type = DecodeWeight::kFp8;
+  int64_t batch = 1;
+  for (const Plan* plan : named) batch = std::max(batch, most_of(model.plans, *plan, "B"));
+  const int most = static_cast<int>(std::min<int64_t>(batch, kMaxBatch));
+  // Before anything is allocated.
+  DecodeStream::check_fits(model.device.multiprocessors(), model.device.shared_memory_limit(),
+                           decoder->shape, product_types(*decoder), most);
+  std::unique_ptr<StreamDecoder> made(new StreamDecoder(model, std::move(*decoder), most));
+  made->load();
+  return made;
 }
 
-uint64_t StreamDecoder::bytes_for(const PlanSet& plans, bool fp8) {
-  const Plan* plan = decode_plan(plans);
-  std::string why;
-  std::optional<PlannedDecoder> decoder;
-  if (plan && stream_enabled()) decoder = find_decoder(plans, *plan, why);
+uint64_t StreamDecoder::bytes_for(const PlanSet& plans) {
   uint64_t bytes = 0;
-  for (const WeightEntry& w : plans.weights) {
-    if (!decoder || w.dims.size() != 2) continue;
-    const auto size = static_cast<uint64_t>(weight_bytes(w));
-    bytes += w.dtype != DType::kBF16 ? size : fp8 ? size / 2 : 0;
+  for (LaunchKind kind : {LaunchKind::kStream, LaunchKind::kStreamFp8}) {
+    if (plans_with(plans, kind).empty()) continue;
+    for (const WeightEntry& w : plans.weights) {
+      if (w.dims.size() != 2) continue;
+      const auto size = static_cast<uint64_t>(weight_bytes(w));
+      bytes += w.dtype != DType::kBF16 ? size : kind == LaunchKind::kStreamFp8 ? size / 2 : 0;
+    }
   }
   return bytes;
 }
 
-StreamDecoder::StreamDecoder(const Model& model, PlannedDecoder decoder, bool fp8, int max_batch)
-    : model_(model), decoder_(std::move(decoder)), max_batch_(max_batch), embed_(model.kernels) {
-  if (fp8 && decoder_.type == DecodeWeight::kBf16) decoder_.type = DecodeWeight::kFp8;
-}
+StreamDecoder::StreamDecoder(const Model& model, PlannedDecoder decoder, int max_batch)
+    : model_(model), decoder_(std::move(decoder)), max_batch_(max_batch), embed_(model.kernels) {}
 
 uint64_t StreamDecoder::bytes() const {
   uint64_t total = vectors_.bytes() + embedded_.bytes() + stream_->bytes();
   for (const Buffer& b : packed_) total += b.bytes();
   return total;
-}
-
-void StreamDecoder::check_fits() const {
-  const DecoderShape& shape = decoder_.shape;
-  for (const PlannedLayer& layer : decoder_.layers)
-    for (const char* plane : {"k", "v"})
-      if (model_.kv.state(layer.state).plane(plane).block_bytes !=
-          int64_t{shape.kv_heads} * shape.page_size * shape.head_dim * 2)
-        fail(ErrorCode::kUnsupported, "blocks of the KV cache are padded");
-  DecoderWeights types;
-  types.layers.resize(decoder_.layers.size());
-  for (LayerWeights& l : types.layers)
-    for (DecodeMatrix* m : {&l.qkv, &l.out, &l.gate_up, &l.down}) m->type = decoder_.type;
-  types.head.type = decoder_.head_type;
-  DecodeStream::check_fits(model_.device, shape, types, max_batch_);
 }
 
 void StreamDecoder::load() {

@@ -7,6 +7,7 @@
 #include "backend/cuda/decode_plan.h"
 #include "backend/cuda/device_weights.h"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/launches.h"
 #include "plan/step.h"
 
 namespace tokamak::cuda {
@@ -24,11 +25,11 @@ class StreamDecoder {
     const KernelLibrary& kernels;
     const DeviceStream& stream;
   };
-  // Null where the kernel cannot run the decode plans of this set on this device. The log says why
-  // (level info). fp8: layers of bf16 weights are read as FP8.
-  static std::unique_ptr<StreamDecoder> make(const Model& model, int64_t max_rows, bool fp8);
-  // bytes() of what make() returns, about.
-  static uint64_t bytes_for(const PlanSet& plans, bool fp8);
+  // For the plans that name the launch (kStream or kStreamFp8); null where none does. Throws
+  // kUnsupported where this device cannot run it, kResourceExhausted where its memory is too small.
+  static std::unique_ptr<StreamDecoder> make(const Model& model, LaunchKind kind);
+  // bytes() of what make() returns for both kinds, about.
+  static uint64_t bytes_for(const PlanSet& plans);
 
   uint32_t group() const { return decoder_.group; }
   // Whether the kernel can run a step of the decode function: few sequences, each with one more
@@ -50,9 +51,7 @@ class StreamDecoder {
   uint64_t bytes() const;
 
  private:
-  StreamDecoder(const Model& model, PlannedDecoder decoder, bool fp8, int max_batch);
-  // Throws kUnsupported where the kernel cannot run the model, before anything is allocated.
-  void check_fits() const;
+  StreamDecoder(const Model& model, PlannedDecoder decoder, int max_batch);
   void load();
   DecodeMatrix matrix(DecodeWeight type, const std::vector<uint32_t>& parts, bool alternate);
   DecodeMatrix joined(const std::vector<uint32_t>& parts, size_t bytes);

@@ -153,6 +153,33 @@ Value fusion_total(const FusionReport& report, const std::string& function) {
                        {"exact", t.exact}};
 }
 
+// Launches of many calls: those that the plan names, then those it does not, with the reason.
+Value launches_value(const ExplainRequest& r, size_t index) {
+  const Plan& plan = r.set->plans[index];
+  const LaunchChoice* considered = nullptr;
+  if (r.fusion)
+    for (const LaunchChoice& c : r.fusion->launches)
+      if (c.plan == index) considered = &c;
+  Value out = Value::array();
+  for (size_t i = 0; i < plan.launches.size(); ++i) {
+    const PlanLaunch& l = plan.launches[i];
+    out.push(Value::Object{{"kernel", r.set->kernels[l.kernel].name},
+                           {"first_call", l.first},
+                           {"calls", l.calls},
+                           {"predicted_us", l.seconds * 1e6},
+                           {"steps", considered ? considered->options[i].steps : std::string()},
+                           {"reason", ""}});
+  }
+  for (size_t i = plan.launches.size(); considered && i < considered->options.size(); ++i) {
+    const LaunchChoice::Option& o = considered->options[i];
+    out.push(Value::Object{{"kernel", o.kernel},
+                           {"predicted_us", o.seconds * 1e6},
+                           {"steps", o.steps},
+                           {"reason", o.reason}});
+  }
+  return out;
+}
+
 Value warnings(const ExplainRequest& r) {
   Value out = Value::array();
   if (r.machine.name == Machine{}.name)
@@ -225,6 +252,8 @@ Value explain(const ExplainRequest& r) {
       {"kernels", std::move(table.kernels)},
       {"calls", std::move(table.calls)},
       {"memory", memory_value(set, plan)}};
+  out.set("launches", launches_value(r, index));
+  out.set("calls_us", plan.seconds * 1e6);
   out.set("passes", r.passes ? r.passes->passes() : Value::array());
   out.set("graphs", r.passes ? r.passes->graphs() : Value::array());
   out.set("fusion", r.fusion ? fusion_total(*r.fusion, r.function) : Value());

@@ -172,6 +172,30 @@ std::string op_by_op_lines(const Value& r) {
   return out;
 }
 
+std::string launch_lines(const Value& r) {
+  const Value::Array& launches = r.at("launches").as_array();
+  if (launches.empty()) return "";
+  const std::string calls = micros(num(r, "calls_us"));
+  std::string out = fmt::format(
+      "\nLAUNCHES  a step runs in the first that takes it, else call by call ({} predicted)\n",
+      calls);
+  for (const Value& l : launches) {
+    const std::string kernel = l.at("kernel").as_string(), reason = l.at("reason").as_string();
+    const std::string time = num(l, "predicted_us") > 0 ? micros(num(l, "predicted_us")) : "";
+    if (reason.empty())
+      out += wrapped(fmt::format("{:<24} {:>9} predicted, calls {}-{}: {}", kernel, time,
+                                 l.at("first_call").as_int(),
+                                 l.at("first_call").as_int() + l.at("calls").as_int() - 1,
+                                 l.at("steps").as_string()),
+                     2);
+    else
+      out += wrapped(fmt::format("not {}: {}{}", kernel, reason,
+                                 time.empty() ? "" : ", " + time + " predicted"),
+                     2);
+  }
+  return out;
+}
+
 std::string not_fused_lines(const Value& r) {
   std::string out;
   const Value& f = r.at("fusion");
@@ -216,7 +240,7 @@ std::string memory_lines(const Value& r) {
 
 std::string explain_text(const Value& report) {
   return header(report) + pass_lines(report) + kernel_lines(report) + op_by_op_lines(report) +
-         not_fused_lines(report) + memory_lines(report);
+         launch_lines(report) + not_fused_lines(report) + memory_lines(report);
 }
 
 }  // namespace tokamak

@@ -49,6 +49,18 @@ struct KernelChoice {
   std::vector<Loser> losers;
 };
 
+// Launches of many calls that could run a plan: what the plan names, in its order, then the others.
+struct LaunchChoice {
+  size_t plan = 0;           // of the plan set
+  double calls_seconds = 0;  // predicted for the calls one by one
+  struct Option {
+    std::string kernel, steps;
+    double seconds = 0;  // 0: not predicted
+    std::string reason;  // why the plan does not name it; empty: it does
+  };
+  std::vector<Option> options;
+};
+
 // Reasons a NotFused gives.
 //   no_kernel      the backend has no kernel for the pair
 //   barrier        the consumer needs rows that other threads produce
@@ -66,7 +78,8 @@ struct FusionReport {
   std::map<std::string, std::vector<std::map<std::string, int64_t>>> shapes;  // per function
   std::vector<FusedRegion> regions;
   std::vector<NotFused> not_fused;
-  std::vector<KernelChoice> choices;  // where there was more than one kernel
+  std::vector<KernelChoice> choices;   // where there was more than one kernel
+  std::vector<LaunchChoice> launches;  // where the backend lists any
   // Per function: predicted time of everything, before and after; calls, before and after.
   struct Total {
     double seconds_before = 0, seconds_after = 0;

@@ -375,7 +375,7 @@ void KernelChooser::decide(Bucket& bucket) {
     if (!is_call_node(final, node)) continue;
     Options all = options(site(bucket, final, id));
     const Option* chosen = best(all);
-    if (chosen) bucket.chosen[&node] = {chosen->kernel, chosen->scratch};
+    if (chosen) bucket.chosen[&node] = {chosen->kernel, chosen->scratch, chosen->seconds};
     if (!is_region(node)) note(bucket, node, all, chosen, 0);
   }
 }

@@ -27,6 +27,7 @@ class KernelChooser {
   struct Choice {
     const KernelDesc* kernel = nullptr;
     uint64_t scratch = 0;  // KernelDesc::scratch at the plan's largest shape
+    double seconds = 0;    // predicted there
   };
   // What runs a call of that function. Throws Error(kUnsupported) naming op and types when
   // there is none.

@@ -101,6 +101,7 @@ class Emitter {
     const KernelDesc& kernel = *choice.kernel;
     KernelCall call;
     call.scratch = choice.scratch;
+    plan_.seconds += choice.seconds;
     set_.scratch_bytes = std::max(set_.scratch_bytes, call.scratch);
     call.kernel = intern(set_.kernels, kernel.name, [&] {
       return KernelEntry{kernel.name, kernel.abi, kernel.numeric_class};
