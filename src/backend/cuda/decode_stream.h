@@ -124,7 +124,7 @@ class DecodeStream {
   DecoderWeights weights_;
   int max_batch_, blocks_, instructions_ = 0, in_flight_, timeout_ms_ = 1000;
   DecodeWorkspace layout_;
-  Module module_;
+  KernelModule module_;
   Kernel layers_[2], head_[2];  // of one sequence, of several
   Buffer workspace_, state_;
   std::vector<DecodeInstruction> program_;

@@ -268,25 +268,25 @@ double DeviceEvent::seconds_since(const DeviceEvent& earlier) const {
   return static_cast<double>(ms) * 1e-3;
 }
 
-Module::Module(const void* image) {
+KernelModule::KernelModule(const void* image) {
   check(driver().module_load(&module_, image), "loading a kernel file");
 }
-Module::~Module() { driver().module_unload(module_); }
+KernelModule::~KernelModule() { driver().module_unload(module_); }
 
-Handle Module::function(const char* name, int shared_bytes) const {
+Handle KernelModule::function(const char* name, int shared_bytes) const {
   Handle found = nullptr;
   check(driver().module_function(&found, module_, name), name);
   if (shared_bytes > 0)
     check(driver().function_set(found, kFunctionMaxDynamicShared, shared_bytes), name);
   return found;
 }
-bool Module::has(const char* name) const {
+bool KernelModule::has(const char* name) const {
   Handle found = nullptr;
   int result = driver().module_function(&found, module_, name);
   if (result != kNotFound) check(result, name);
   return result == 0;
 }
-void Module::write_global(const char* name, const void* from, size_t bytes) const {
+void KernelModule::write_global(const char* name, const void* from, size_t bytes) const {
   DeviceAddress to = 0;
   size_t size = 0;
   check(driver().module_global(&to, &size, module_, name), name);

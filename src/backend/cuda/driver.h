@@ -192,12 +192,12 @@ class DeviceEvent {
   Handle event_ = nullptr;
 };
 
-class Module {
+class KernelModule {
  public:
-  explicit Module(const void* image);  // a cubin, a fat binary or PTX
-  ~Module();
-  Module(const Module&) = delete;
-  Module& operator=(const Module&) = delete;
+  explicit KernelModule(const void* image);  // a cubin, a fat binary or PTX
+  ~KernelModule();
+  KernelModule(const KernelModule&) = delete;
+  KernelModule& operator=(const KernelModule&) = delete;
   // A kernel that may use `shared_bytes` of dynamic shared memory.
   Handle function(const char* name, int shared_bytes = 0) const;
   bool has(const char* name) const;

@@ -18,10 +18,10 @@ constexpr const char* kHopperImages[] = {"decode_attention"};
 // Only the code for Hopper waits for earlier launches: other GPUs run that for sm_80.
 KernelLibrary::KernelLibrary(const Device& device) : overlaps_(device.capability() == kHopper) {
   for (const char* name : kOpImages)
-    modules_.emplace(name, std::make_unique<Module>(kernel_image(name).data()));
+    modules_.emplace(name, std::make_unique<KernelModule>(kernel_image(name).data()));
   if (!overlaps_) return;
   for (const char* name : kHopperImages)
-    modules_.emplace(name, std::make_unique<Module>(kernel_image(name).data()));
+    modules_.emplace(name, std::make_unique<KernelModule>(kernel_image(name).data()));
 }
 
 bool KernelLibrary::has(std::string_view image, const std::string& name) const {

@@ -27,7 +27,7 @@ class KernelLibrary {
   Handle find(std::string_view image, const std::string& name, int shared_bytes = 0) const;
 
  private:
-  std::map<std::string, std::unique_ptr<Module>, std::less<>> modules_;
+  std::map<std::string, std::unique_ptr<KernelModule>, std::less<>> modules_;
   struct Found {
     Handle function;
     int shared_bytes;  // that it may use

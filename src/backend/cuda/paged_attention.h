@@ -29,7 +29,7 @@ class PagedAttention {
  private:
   AttentionShape shape_;
   int blocks_, max_batch_, shared_bytes_;
-  Module module_;
+  KernelModule module_;
   Handle parts_, join_;
   Buffer partials_;
 };

@@ -11,9 +11,9 @@ namespace tokamak {
 namespace {
 
 // Rebuilds the function part by part.
-class RegionBuilder {
+class RegionOutliner {
  public:
-  RegionBuilder(Module& module, const FusionGraph& graph, const FusionPlan& plan)
+  RegionOutliner(Module& module, const FusionGraph& graph, const FusionPlan& plan)
       : module_(module),
         graph_(graph),
         plan_(plan),
@@ -119,9 +119,9 @@ std::vector<std::string> apply_fusion(Module& module, Function& function, const 
                                       const FusionPlan& plan) {
   std::vector<std::string> bodies;
   if (plan.cover.chosen.empty()) return bodies;
-  RegionBuilder builder(module, graph, plan);
-  Function fresh = builder.build();
-  for (size_t i : plan.cover.chosen) bodies.push_back(builder.bodies.at(i));
+  RegionOutliner outliner(module, graph, plan);
+  Function fresh = outliner.build();
+  for (size_t i : plan.cover.chosen) bodies.push_back(outliner.bodies.at(i));
   function = std::move(fresh);
   return bodies;
 }
