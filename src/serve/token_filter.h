@@ -16,6 +16,7 @@ struct TokenFilterOptions {
   int64_t vocab = 0;
 };
 
+// The grammar takes precedence: where the lists leave none of its tokens, they are ignored.
 // Owner: one request; one thread at a time.
 class TokenFilter final : public TokenMask {
  public:

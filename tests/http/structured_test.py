@@ -75,8 +75,10 @@ class Structured(unittest.TestCase):
         word = free.split()[0] if free.split() else free[:2]
         for choice in self.choices(seed=3, temperature=0, max_tokens=30, n=1, bad_words=[word]):
             self.assertNotEqual(choice["text"], free)
-        constrained = self.choices(guided_choice=["left", "right"], bad_words=["left"])
+        constrained = self.choices(guided_choice=["left", "right"], bad_words=["l", "le", "lef", "left"])
         self.assertEqual({c["text"] for c in constrained}, {"right"})
+        for lists in ({"bad_words": ["l", "le", "lef", "left"]}, {"allowed_token_ids": [3]}):  # the format takes precedence
+            self.assertEqual({c["text"] for c in self.choices(guided_choice=["left"], **lists)}, {"left"})
 
     def test_best_of_returns_the_likeliest(self):
         fields = {"seed": 11, "max_tokens": 12, "logprobs": 0, "ignore_eos": True}

@@ -106,9 +106,12 @@ class Builder {
   bool takes_region(const KernelPattern& pattern, const Region& region) const {
     if (pattern.kind == KernelPattern::Anchor::kLoop)
       return region.whole_program() || backend_.name() == "ref";
-    return pattern.region &&
-           std::any_of(region.pieces.begin(), region.pieces.end(),
-                       [&](const RegionPiece& piece) { return piece.op == pattern.op; });
+    auto matches = [&](const RegionPiece& piece) {
+      std::vector<DType> dtypes;
+      for (uint32_t value : piece.in) dtypes.push_back(region.values[value].dtype);
+      return piece.op == pattern.op && kernel_matches(pattern, piece.op, dtypes);
+    };
+    return pattern.region && std::any_of(region.pieces.begin(), region.pieces.end(), matches);
   }
 
   // What the planner would tell the kernel about its anchors at the plan's largest shape.
