@@ -209,11 +209,12 @@ class HeadLinear final : public CpuOp {
   }
   void touch(const Tensor* in, const Tensor* out, const StepContext& c,
              AccessList& list) const override {
-    auto [begin, end] = heads(c);
-    if (begin >= end) return;
+    const Part part = heads(c);
+    if (part.begin >= part.end) return;
     auto count = static_cast<int64_t>(heads_.size());
     auto columns = [&](const Tensor& t, int64_t head, bool write) {
-      list.columns(t, count * head, 0, t.dims[0], begin * head, (end - begin) * head, write);
+      list.columns(t, count * head, 0, t.dims[0], part.begin * head, (part.end - part.begin) * head,
+                   write);
     };
     columns(in[0], kernels_[0]->row_bytes(), false);
     columns(out[0], heads_[0].n * 4, true);

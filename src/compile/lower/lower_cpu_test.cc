@@ -45,7 +45,7 @@ class OpRunner {
       if (takes && !kernel) kernel = &k;
     }
     if (!kernel) return false;
-    std::unique_ptr<Op> made = make_op(
+    std::unique_ptr<CpuOp> made = make_op(
         *kernel, {nullptr, op, attrs, in, out, table_, kv_, pool_.size(), op, decls_, region});
     int64_t bytes = made->scratch_bytes() + 64;
     scratch_.assign(static_cast<size_t>(bytes * pool_.size()), 0xee);
