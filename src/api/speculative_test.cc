@@ -70,9 +70,10 @@ TEST(Speculative, Settings) {
       {R"({"method": "ngram", "model": "x"})", "no other method uses it"},
       {R"({"method": "patterns"})", "needs \"patterns\", the path"},
   };
-  for (const auto& [text, words] : wrong)
-    EXPECT_NE(message_of([&] { parse_speculative(text); }).find(words), std::string::npos)
-        << text << ": " << message_of([&] { parse_speculative(text); });
+  for (const auto& entry : wrong) {
+    std::string message = message_of([&] { parse_speculative(entry.first); });
+    EXPECT_NE(message.find(entry.second), std::string::npos) << entry.first << ": " << message;
+  }
   EXPECT_NE(message_of([] { parse_speculative("ngram", "x.gguf"); }).find("combined"),
             std::string::npos);
 }

@@ -100,7 +100,8 @@ void beam_run(uint64_t seed, int in_flight) {
     wanted[id] = spec;
   }
   run.run();
-  for (const auto& [id, spec] : wanted) {
+  for (const auto& [id, wanted_spec] : wanted) {
+    const RequestSpec& spec = wanted_spec;
     SCOPED_TRACE(fmt::format("request {} beams {} n {}", id, spec.beams, spec.n));
     if (disturbed[id] && run.answers[{id, 0}].finish == Finish::kCancelled) continue;
     if (spec.beams == 0) {

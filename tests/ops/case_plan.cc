@@ -108,7 +108,7 @@ class Builder {
       return region.whole_program() || backend_.name() == "ref";
     auto matches = [&](const RegionPiece& piece) {
       std::vector<DType> dtypes;
-      for (uint32_t value : piece.in) dtypes.push_back(region.values[value].dtype);
+      for (uint32_t value : piece.in) dtypes.push_back(region.values[value].tensor.dtype);
       return piece.op == pattern.op && kernel_matches(pattern, piece.op, dtypes);
     };
     return pattern.region && std::any_of(region.pieces.begin(), region.pieces.end(), matches);

@@ -55,33 +55,27 @@ float f32_neon(int rounds, float start) {
 #undef TK_SUM
 }
 
-#define TK_I8_PROBE(name, type_of_step)                                          \
-  float name(int rounds, float start) {                                          \
-    int8x16_t a = vdupq_n_s8(static_cast<int8_t>(start + 3)), b = vdupq_n_s8(5); \
-    TK_CHAINS(TK_START)                                                          \
-    for (int r = 0; r < rounds; ++r) {                                           \
-      TK_CHAINS(type_of_step)                                                    \
-    }                                                                            \
-    int32x4_t sum = vdupq_n_s32(0);                                              \
-    TK_CHAINS(TK_SUM)                                                            \
-    return static_cast<float>(vaddvq_s32(sum));                                  \
+#define TK_I8_PROBE(name, feature, type_of_step)                                           \
+  __attribute__((target("arch=armv8.2-a+" feature))) float name(int rounds, float start) { \
+    int8x16_t a = vdupq_n_s8(static_cast<int8_t>(start + 3)), b = vdupq_n_s8(5);           \
+    TK_CHAINS(TK_START)                                                                    \
+    for (int r = 0; r < rounds; ++r) {                                                     \
+      TK_CHAINS(type_of_step)                                                              \
+    }                                                                                      \
+    int32x4_t sum = vdupq_n_s32(0);                                                        \
+    TK_CHAINS(TK_SUM)                                                                      \
+    return static_cast<float>(vaddvq_s32(sum));                                            \
   }
 #define TK_START(n) int32x4_t x##n = vdupq_n_s32(n);
 #define TK_SUM(n) sum = vaddq_s32(sum, x##n);
-// As text: clang 14 has intrinsics of an extension only in files that are compiled for it.
-#define TK_ASM(n, extension, name)                                      \
-  asm(".arch_extension " extension "\n\t" name " %0.4s, %1.16b, %2.16b" \
-      : "+w"(x##n)                                                      \
-      : "w"(a), "w"(b));
-#define TK_DOT(n) TK_ASM(n, "dotprod", "sdot")
-#define TK_MMLA(n) TK_ASM(n, "i8mm", "smmla")
-TK_I8_PROBE(i8_dot, TK_DOT)
-TK_I8_PROBE(i8_mmla, TK_MMLA)
+#define TK_DOT(n) x##n = vdotq_s32(x##n, a, b);
+#define TK_MMLA(n) x##n = vmmlaq_s32(x##n, a, b);
+TK_I8_PROBE(i8_dot, "dotprod", TK_DOT)
+TK_I8_PROBE(i8_mmla, "i8mm", TK_MMLA)
 #undef TK_START
 #undef TK_SUM
 #undef TK_DOT
 #undef TK_MMLA
-#undef TK_ASM
 #undef TK_I8_PROBE
 
 Probe f32_probe(std::string_view) { return {f32_neon, kChains * 4 * 2}; }

@@ -50,7 +50,7 @@ std::shared_ptr<const PatternFile> PatternFile::open(const std::filesystem::path
          path.string());
   uint64_t numbers[3];
   std::memcpy(numbers, bytes.data() + 8, sizeof(numbers));
-  auto [tokens, vocab, fingerprint] = numbers;
+  const uint64_t tokens = numbers[0], vocab = numbers[1], fingerprint = numbers[2];
   if (tokens > (bytes.size() - kHeader) / 8 || bytes.size() != kHeader + tokens * 8)
     fail(ErrorCode::kCorrupt, "{}: {} bytes do not hold {} tokens", path.string(), bytes.size(),
          tokens);

@@ -269,11 +269,11 @@ bool SchemaDocument::disjoint(const Conjunction& a, const Conjunction& b, int de
   uint32_t common = types(a) & types(b);
   if (common == 0) return true;
   std::vector<const Value*> listed;
-  for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
+  for (const auto& pair : {std::pair(&a, &b), std::pair(&b, &a)}) {
     listed.clear();
-    if (values(*one, listed))
+    if (values(*pair.first, listed))
       return std::none_of(listed.begin(), listed.end(),
-                          [&](const Value* v) { return valid(*v, *other); });
+                          [&](const Value* v) { return valid(*v, *pair.second); });
   }
   if (common != kObject || depth > 4) return false;
   for (const Conjunction* side : {&a, &b})
