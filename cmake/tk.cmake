@@ -95,7 +95,7 @@ endfunction()
 # the black-box tests of the binary), the tsan build those of threaded code, the cross build those of kernels.
 # `make test` builds these groups. Long computations run optimised only: with a sanitizer they would take minutes, and shorter
 # tests run the same code.
-set(TK_OPTIMISED_TESTS "^(cuda_engine|cuda_models|cuda_stream|numerics|rules|mutation)$")
+set(TK_OPTIMISED_TESTS "^(cuda_engine|cuda_models|cuda_stream|families|numerics|rules|mutation)$")
 set(TK_RELEASE_TESTS "^(tensor|ops|cpu|backend.*)$|${TK_OPTIMISED_TESTS}")
 set(TK_TSAN_TESTS "^(base|cpu|backend.*|engine.*|serve.*)$")
 set(TK_CROSS_TESTS "^(tensor|ops|cpu|backend.*)$")
