@@ -56,8 +56,8 @@ test: test-deps ## install missing packages, build and run the tests; STAGES="de
 	printf 'make test, %d s:\n%s' $$SECONDS "$$summary"; \
 	[ -z "$$failed" ] || { echo "make test: FAILED:$$failed"; exit 1; }; echo "make test: all passed"
 
-test-more: ## the stages that CI runs besides make test: tsan, cross, includes and cuda
-	@$(MAKE) --no-print-directory test STAGES="tsan cross includes cuda"
+test-more: ## the stages that CI runs besides make test: tsan, cross and includes
+	@$(MAKE) --no-print-directory test STAGES="tsan cross includes"
 
 test-deps:
 	@tools/install_deps.sh test
@@ -82,7 +82,7 @@ test-cross: ## the other architecture's kernels, under qemu-user
 	@cmake --build --preset cross -j $(JOBS) --target op_tests tensor_test
 	@$(CTEST) --test-dir build/cross -R '^(tensor|op_tests_cpu_([1-5]|levels))$$'
 
-test-includes: ## every source file includes what it uses and compiles alone
+test-includes: ## every source file includes what it uses; those of the product compile alone
 	$(call configure,plain,-DTK_TESTS=ON)
 	@JOBS=$(JOBS) python3 tools/check_includes.py --compile
 
