@@ -232,8 +232,12 @@ class Passed:
     """The files that passed, each as a hash of everything its compilation depends on."""
 
     def __init__(self, folder):
-        self.path = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "tokamak" / "includes.json"
-        self.known = set(json.loads(self.path.read_text())) if self.path.is_file() else set()
+        cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+        self.path = pathlib.Path(os.environ.get("TOKAMAK_CACHE") or pathlib.Path(cache) / "tokamak") / "includes.json"
+        try:
+            self.known = set(json.loads(self.path.read_text()))
+        except (OSError, ValueError):
+            self.known = set()
         self.now = set()
         generated = sorted(folder.rglob("generated/**/*.h"))
         compiler = subprocess.run(["c++", "--version"], check=True, capture_output=True).stdout
@@ -251,7 +255,7 @@ class Passed:
 
 
 def must_fail(folder, entry):
-    """Nothing is included behind a file's back."""
+    """A file gets no header that it does not include."""
     path = folder / "needs_vector.cc"
     path.write_text("std::vector<int> v;\n")
     words = [str(path) if w == entry["file"] else w for w in syntax_command(entry)]

@@ -184,7 +184,7 @@ std::vector<OpDef> layout_ops() {
       op("slice", 1, infer_slice, slice<float>, slice<double>, slice<Traced>, slice<Field>,
          {"axis", "start", "end"}, Loop::kSlice, "elements start..end-1 of one axis"),
       op("concat", -1, infer_concat, concat<float>, concat<double>, concat<Traced>, concat<Field>,
-         {"axis"}, Loop::kNone, "inputs one behind the other along one axis"),
+         {"axis"}, Loop::kNone, "concatenates the inputs along one axis"),
       op("broadcast", 1, infer_broadcast, broadcast<float>, broadcast<double>, broadcast<Traced>,
          broadcast<Field>, {"dims", "axes"}, Loop::kBroadcast,
          "repeats extents of 1 (trailing-aligned)")};

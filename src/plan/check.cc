@@ -217,7 +217,8 @@ class PlanChecker {
 
   void check_launch(const PlanLaunch& launch) const {
     if (launch.kernel >= set_.kernels.size())
-      bad(where_, fmt::format("a launch of kernel {}, which is not there", launch.kernel));
+      bad(where_, fmt::format("a launch uses kernel {}, but the set has no kernel of that number",
+                              launch.kernel));
     const std::string where =
         fmt::format("{}, launch of {}", where_, set_.kernels[launch.kernel].name);
     if (launch.calls == 0 || launch.first > plan_.calls.size() ||

@@ -51,7 +51,7 @@ class PatternParser {
     return true;
   }
   void need(char c) {
-    if (!take(c)) bad("expected a character that is not there");
+    if (!take(c)) bad(fmt::format("'{}' is missing", c));
   }
   void arrow() {
     need('-');

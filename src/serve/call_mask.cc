@@ -100,15 +100,8 @@ void CallMask::remove(const std::vector<int32_t>& ids, std::span<uint32_t> allow
 }
 
 void CallMask::fill(Progress& p, std::span<uint32_t> allowed) const {
-  size_t words = options_.grammar->vocabulary().words();
-  auto fill_grammar = [&](std::span<uint32_t> out) {
-    if (words <= out.size()) return p.matcher.fill_mask(out);
-    std::vector<uint32_t> all(words, 0);  // a tokenizer with more tokens than the model
-    p.matcher.fill_mask(all);
-    std::copy_n(all.begin(), out.size(), out.begin());
-  };
   if (p.phase == Phase::kCall) {
-    fill_grammar(allowed);
+    p.matcher.fill_mask(allowed);
     if (p.matcher.accepting())
       for (int32_t id : options_.end_ids)
         if (static_cast<size_t>(id) / 32 < allowed.size()) grammar::set_bit(allowed, id);
@@ -120,7 +113,7 @@ void CallMask::fill(Progress& p, std::span<uint32_t> allowed) const {
   if (p.phase != Phase::kBegin || !options_.mark.empty()) return;
   remove(braces_, allowed);
   std::vector<uint32_t> call(allowed.size(), 0);
-  fill_grammar(call);
+  p.matcher.fill_mask(call);
   for (int32_t id : braces_)
     if (auto word = static_cast<size_t>(id) / 32; word < call.size())
       allowed[word] |= call[word] & (1u << (id % 32));

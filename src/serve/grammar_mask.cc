@@ -112,14 +112,7 @@ void GrammarMask::fill(Progress& p, std::span<uint32_t> allowed) {
                 allowed.begin());
     return;
   }
-  size_t words = options_.grammar->vocabulary().words();
-  if (words > allowed.size()) {  // a tokenizer with more tokens than the model
-    scratch_.assign(words, 0);
-    p.matcher.fill_mask(scratch_);
-    std::copy_n(scratch_.begin(), allowed.size(), allowed.begin());
-  } else {
-    p.matcher.fill_mask(allowed);
-  }
+  p.matcher.fill_mask(allowed);
   if (p.phase == Phase::kBegin && open_id_ < bits) grammar::set_bit(allowed, open_id_);
   if (p.phase == Phase::kGap && p.gap < kMaxGap)
     for (int32_t id : gap_ids_)

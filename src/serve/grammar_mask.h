@@ -58,7 +58,6 @@ class GrammarMask final : public TokenMask {
   std::vector<int32_t> gap_ids_;         // line breaks
   std::vector<uint32_t> thinking_mask_;  // all tokens but the ends; empty: there is no thinking
   std::vector<Progress> choices_;
-  std::vector<uint32_t> scratch_;
 };
 
 // The ids that end a constrained answer: the model's own, and those of `stop_ids` that have no

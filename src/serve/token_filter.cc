@@ -22,7 +22,7 @@ void TokenFilter::allow(int32_t choice, std::span<const int32_t> answer,
     options_.grammar->allow(choice, answer, drafts, allowed);
   else
     std::fill(allowed.begin(), allowed.end(), ~0u);
-  const std::vector<uint32_t> format(allowed.begin(), allowed.end());
+  if (options_.grammar != nullptr) format_.assign(allowed.begin(), allowed.end());
   for (size_t i = 0; i < allowed.size(); ++i) allowed[i] &= i < base_.size() ? base_[i] : 0;
   size_t length = answer.size() + drafts.size();
   auto at = [&](size_t i) { return i < answer.size() ? answer[i] : drafts[i - answer.size()]; };
@@ -34,9 +34,9 @@ void TokenFilter::allow(int32_t choice, std::span<const int32_t> answer,
     auto last = static_cast<size_t>(banned.back());
     if (matches && last / 32 < allowed.size()) allowed[last / 32] &= ~(1u << (last % 32));
   }
-  if (options_.grammar != nullptr &&
-      std::count(allowed.begin(), allowed.end(), 0u) == std::ssize(allowed))
-    std::copy(format.begin(), format.end(), allowed.begin());
+  bool none = std::all_of(allowed.begin(), allowed.end(), [](uint32_t word) { return word == 0; });
+  if (none && options_.grammar != nullptr)
+    std::copy(format_.begin(), format_.end(), allowed.begin());
 }
 
 std::vector<std::vector<int32_t>> banned_sequences(const Tokenizer& tokenizer,

@@ -26,7 +26,8 @@ class TokenFilter final : public TokenMask {
 
  private:
   const TokenFilterOptions options_;
-  std::vector<uint32_t> base_;  // allowed tokens without those that are banned by themselves
+  std::vector<uint32_t> base_;    // allowed tokens without those that are banned by themselves
+  std::vector<uint32_t> format_;  // what the grammar allows, in one call
 };
 
 // The token sequences of a text that must not occur: as the first word of an answer, and after a

@@ -261,7 +261,7 @@ void StepChecker::check_table(const StepInputs& step, size_t group) {
     oldest = std::clamp<int64_t>(oldest, 0, smallest(step.slot));
     for (int64_t block = oldest / size; block <= last; ++block)
       if (table.blocks[b * at(stride) + at(block)] < 0)
-        bad_step("sequence {} needs block {} of group {}, which is not there", b, block,
+        bad_step("sequence {} needs block {} of group {}, which its table does not have", b, block,
                  entry.name);
   }
 }

@@ -22,6 +22,15 @@ struct GenerationStats {
   std::atomic<int64_t> prompt_tokens{0}, completion_tokens{0}, cached_tokens{0};
 };
 
+// A request that runs. Counted while the call that has it, and everything the call holds, exist.
+struct RunningCount {
+  explicit RunningCount(std::shared_ptr<GenerationStats> s) : stats(std::move(s)) {
+    ++stats->running;
+  }
+  ~RunningCount() { --stats->running; }
+  std::shared_ptr<GenerationStats> stats;
+};
+
 // Owner: itself, from start() until the answer is complete or the client has disconnected; the
 // engine's sink holds only a weak reference, so that the engine never destroys it. Deltas arrive on
 // the engine's thread, are queued, and are processed by one pool job at a time.
@@ -36,11 +45,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void start();
 
  private:
-  struct Running {  // counted in stats while the generation and everything it holds exist
-    explicit Running(std::shared_ptr<GenerationStats> s) : stats(std::move(s)) { ++stats->running; }
-    ~Running() { --stats->running; }
-    std::shared_ptr<GenerationStats> stats;
-  };
   struct Part {  // one prompt
     RequestId id = 0;
     PromptScores scores;
@@ -66,7 +70,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Usage usage() const;
   void log_end(int status, const std::string& error, const Usage* total);
 
-  Running running_;             // first, so that it is destroyed last
+  RunningCount running_;        // first, so that it is destroyed last
   http::ExchangePtr exchange_;  // released when the answer is complete
   const Prepared request_;
   std::unique_ptr<Shape> shape_;

@@ -29,11 +29,6 @@ class ProgramCall : public std::enable_shared_from_this<ProgramCall> {
   void start();
 
  private:
-  struct Running {  // counted while the call and everything it holds exist
-    explicit Running(std::shared_ptr<GenerationStats> s) : stats(std::move(s)) { ++stats->running; }
-    ~Running() { --stats->running; }
-    std::shared_ptr<GenerationStats> stats;
-  };
   void wake();  // any thread
   void turn();  // pool
   void send_events();
@@ -42,7 +37,7 @@ class ProgramCall : public std::enable_shared_from_this<ProgramCall> {
   void close();
   void log_end(int status, const std::string& error) const;
 
-  Running running_;  // first, so that it is destroyed last
+  RunningCount running_;  // first, so that it is destroyed last
   http::ExchangePtr exchange_;
   const ProgramRequest request_;
   WorkerPool& pool_;

@@ -39,11 +39,6 @@ class VectorCall : public std::enable_shared_from_this<VectorCall> {
   void start();
 
  private:
-  struct Running {  // counted while the call and everything it holds exist
-    explicit Running(std::shared_ptr<GenerationStats> s) : stats(std::move(s)) { ++stats->running; }
-    ~Running() { --stats->running; }
-    std::shared_ptr<GenerationStats> stats;
-  };
   void watch_client();
   void submit(size_t index);
   void take(size_t index, Delta&& delta);  // engine thread
@@ -52,7 +47,7 @@ class VectorCall : public std::enable_shared_from_this<VectorCall> {
   void cancel_all();
   void respond(http::Response response, const std::string& error);
 
-  Running running_;  // first, so that it is destroyed last
+  RunningCount running_;  // first, so that it is destroyed last
   http::ExchangePtr exchange_;
   VectorRequest request_;
   WorkerPool& pool_;

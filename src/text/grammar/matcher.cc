@@ -101,8 +101,12 @@ void Matcher::rollback(size_t tokens) {
 
 void Matcher::fill_mask(std::span<uint32_t> mask) {
   const Vocabulary& vocabulary = grammar_->vocabulary();
-  TK_CHECK(mask.size() >= vocabulary.words(), "the mask has {} words, the vocabulary {}",
-           mask.size(), vocabulary.words());
+  if (mask.size() < vocabulary.words()) {
+    std::vector<uint32_t> all(vocabulary.words(), 0);
+    fill_mask(all);
+    for (size_t i = 0; i < mask.size(); ++i) mask[i] |= all[i];
+    return;
+  }
   std::lock_guard lock(grammar_->mutex_);
   grammar_->begin(kMaskBudget);
   sync();

@@ -58,7 +58,8 @@ class Matcher {
   size_t size() const { return tokens_.size(); }
   std::span<const int32_t> tokens() const { return tokens_; }
 
-  // Sets the bits of the tokens that may follow; the others keep their value.
+  // Sets the bits of the tokens that may follow; the others keep their value. A mask for fewer
+  // tokens than the tokenizer has is filled as far as it goes.
   void fill_mask(std::span<uint32_t> mask);
   bool accepting();                 // the text may end here
   bool finished();                  // the text must end here
