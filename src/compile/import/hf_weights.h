@@ -1,6 +1,7 @@
 #pragma once
 // Hugging Face tensor names -> canonical weights with recipes.
 #include "compile/import/families.h"
+#include "compile/import/quantized.h"
 
 namespace tokamak {
 
@@ -13,7 +14,7 @@ std::string hf_prefix(const WeightSource& weights, const Family& family, std::st
 std::string hf_tensor_name(const Family& family, const std::string& prefix, const WeightSlot& slot);
 
 // Fills config.weights; everything else in `config` is already set.
-void map_hf_weights(const WeightSource& weights, const Family& family, std::string_view where,
-                    ModelConfig& config);
+void map_hf_weights(const WeightSource& weights, const QuantizedWeights& quantized,
+                    const Family& family, std::string_view where, ModelConfig& config);
 
 }  // namespace tokamak

@@ -130,6 +130,9 @@ Ref ModelBuilder::embed(Ref index, const std::string& table) {
 }
 
 Ref ModelBuilder::linear(Ref x, const std::string& prefix) {
+  if (has(prefix + ".order"))  // columns of the matrix are sorted by group (GPTQ with desc_act)
+    x = op("gather", {x, weight(prefix + ".order")}, Value::Object{{"axis", int64_t{-1}}},
+           prefix + ".order");
   std::vector<Ref> in = {x, weight(prefix + ".weight")};
   if (has(prefix + ".bias")) in.push_back(weight(prefix + ".bias"));
   return op("linear", std::move(in), {}, prefix);
