@@ -1,5 +1,10 @@
 // A connection after the handshake of a WebSocket: one message after the other is a request.
-#include <algorithm>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <iterator>
+#include <string>
+#include <utility>
 
 #include "serve/http/session.h"
 
