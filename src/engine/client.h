@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/stats.h"
+#include "plan/adapter.h"
 #include "plan/step.h"
 
 namespace tokamak {
@@ -36,6 +37,7 @@ struct RequestSpec {
   std::shared_ptr<const SampleSpec> sample;  // nullptr: greedy
   int32_t max_tokens = 16;                   // 0: only process the prompt (with score_prompt)
   std::shared_ptr<TokenMask> mask;           // nullptr: every token is allowed
+  std::shared_ptr<const Adapter> adapter;    // changes the model's weights; nullptr: none
   std::vector<int32_t> stop_ids;             // end the answer; the id itself is not part of it
   int32_t n = 1;                             // choices; choice c uses noise key (seed, c)
   // Beam search: the number of partial answers that are kept. The n best answers are sent at the
@@ -49,10 +51,10 @@ struct RequestSpec {
   // token of the second text of a pair, for encoders with segments; 0: there is one text.
   bool pool = false;
   int32_t second_text = 0;
-  int32_t priority = 0;           // lower runs first
-  std::string cache_salt;         // only requests with the same salt share cached blocks
-  std::string tenant;             // counted by fair scheduling; empty: the salt
-  Nanos deadline = kNever;        // absolute, by the engine's clock
+  int32_t priority = 0;     // lower runs first
+  std::string cache_salt;   // only requests with the same salt and adapter share cached blocks
+  std::string tenant;       // counted by fair scheduling; empty: the salt
+  Nanos deadline = kNever;  // absolute, by the engine's clock
   Nanos queue_deadline = kNever;  // cancelled if it has not started by then
   // Its blocks are evicted after those with a lower cache_priority. The priority ends cache_ttl
   // after their last use.
