@@ -26,11 +26,12 @@ Step read_step(const std::string& where, const RecipeStep& s) {
   auto format = group_format(s.dtype);
   size_t extents = s.b & kGroupNested ? 5 : 4;
   if (!format || s.a < 0 || s.a >= kGroupPackings || s.dims.size() != extents ||
-      *std::min_element(s.dims.begin(), s.dims.end()) < 1)
+      *std::min_element(s.dims.begin(), s.dims.end()) < 1 ||
+      *std::max_element(s.dims.begin(), s.dims.end()) > INT32_MAX)
     fail(ErrorCode::kCorrupt, "{}: join_groups is not valid", where);
   Step out{static_cast<GroupPacking>(s.a), *format, s.dims[0], s.dims[1], s.dims[2], s.dims[3]};
   bool nf4 = out.packing == GroupPacking::kNf4;
-  if (out.n > INT32_MAX || out.k > INT32_MAX || out.k % format->group != 0 ||
+  if (out.k % format->group != 0 ||
       (out.scale_columns % format->group != 0 && (nf4 || out.scale_columns < out.k)))
     fail(ErrorCode::kUnsupported,
          "{}: rows of {} values with a scale per {} do not fill groups of {}; groups must be "
