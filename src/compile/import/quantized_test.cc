@@ -150,7 +150,7 @@ TEST(Quantized, SaysWhatIsNotSupported) {
       {R"({"quant_method":"gptq","bits":5})", "gptq with 5 bits is not supported"},
       {R"({"quant_method":"gptq","bits":"4"})", "bits in config.json is not an integer"},
       {R"({"quant_method":"gptq","checkpoint_format":"marlin"})", "save them as gptq"},
-      {R"({"quant_method":"awq","version":"gemv"})", "layout gemv is not supported"},
+      {R"({"quant_method":"awq","version":"gemv"})", "layout gemv are not supported"},
       {R"({"quant_method":"awq","bits":8})", "awq with 8 bits"},
       {R"({"quant_method":"compressed-tensors","format":"marlin-24"})", "format marlin-24"},
       {R"({"quant_method":"compressed-tensors","sparsity_config":{"format":"sparse-bitmask"}})",
