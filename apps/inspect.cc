@@ -68,7 +68,8 @@ Summary summarize(const ImportedModel& model) {
     for (const auto& [name, w] : model.config.weights) {
       int64_t n = 1;
       for (int64_t d : w.dims) n *= d;
-      add_tensor(s, w.dtype, n, static_cast<int64_t>(dtype_bytes(w.dtype, n)));
+      bool order = w.dtype == DType::kI32;  // of columns, not a parameter
+      add_tensor(s, w.dtype, order ? 0 : n, static_cast<int64_t>(dtype_bytes(w.dtype, n)));
     }
     return s;
   }

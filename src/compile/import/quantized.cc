@@ -59,7 +59,7 @@ QuantizedWeights::QuantizedWeights(std::initializer_list<const Value*> configs,
     fail(ErrorCode::kUnsupported,
          "{}: weights quantised with {} are not supported; supported: {}, or a GGUF file", where_,
          method_.empty() ? "an unnamed method" : method_, fmt::join(kMethods, ", "));
-  symmetric_ = f.boolean("sym", true);
+  symmetric_ = f.boolean("sym", false);
   if (method_ == "gptq" || method_ == "awq") {
     bits_ = f.integer({"bits", "w_bit"}, 4);
     config_group_ = config_->find("dynamic") ? 0 : f.integer({"group_size", "q_group_size"}, 0);

@@ -69,7 +69,7 @@ class QuantizedWeights {
   const Value* config_ = nullptr;
   int64_t bits_ = 0, config_group_ = 0;  // 0: not given, or different ones
   int64_t block_rows_ = 0, block_columns_ = 0;
-  bool symmetric_ = true, minus_one_ = false;
+  bool symmetric_ = false, minus_one_ = false;
 };
 
 }  // namespace tokamak
