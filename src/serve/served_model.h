@@ -17,9 +17,10 @@
 namespace tokamak {
 
 struct ServedModel {
+  std::shared_ptr<const void> owner;  // of what the engine stands on; null: outlives the server
   std::string name;
-  std::vector<std::string> aliases;  // aliases
-  std::string parent;                // of an adapter: the model that it changes
+  std::vector<std::string> aliases;
+  std::string parent;  // of an adapter: the model that it changes
   std::shared_ptr<Client> client;
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<const ChatTemplate> chat_template;  // null: no chat route for it
