@@ -1,6 +1,6 @@
 #pragma once
 // The models of a server by name. Some may be loaded when a request needs them, and unloaded when
-// others need their memory or nobody has used them for a while.
+// others need their memory or they were not used for a while.
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -86,7 +86,7 @@ class ModelRegistry {
  private:
   using Clock = std::chrono::steady_clock;
   struct Slot : ModelEntry {
-    bool loading = false, leaving = false;  // leaving: unloaded as soon as nobody uses it
+    bool loading = false, leaving = false;  // leaving: unloaded as soon as it is not in use
     Clock::time_point last_use{}, waiting_since{};
     std::vector<Then> waiting;
   };
