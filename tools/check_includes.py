@@ -83,7 +83,7 @@ NAMES = {
     "type_traits concepts": "conditional_t is_class_v is_enum_v is_floating_point_v is_same_v is_signed_v is_trivially_copyable_v remove_const_t remove_reference_t",
     "unordered_map": "unordered_map unordered_multimap",
     "unordered_set": "unordered_set",
-    "utility " + BASIC: "as_const exchange forward move pair swap",
+    "utility " + BASIC: "as_const exchange forward integer_sequence make_integer_sequence move pair swap",
     "variant": "get_if monostate variant visit",
     "vector": "vector",
     "variant tuple utility array map": "get",

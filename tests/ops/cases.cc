@@ -33,8 +33,12 @@ Value object(std::initializer_list<Value::Member> members) { return Value(Value:
 // Types a model file may store weights in; only `quantize` creates q8a.
 std::vector<DType> weight_types() {
   std::vector<DType> types = {DType::kF32, DType::kF16, DType::kBF16};
-  for (int i = static_cast<int>(DType::kQ4_0); i < static_cast<int>(DType::kQ8A); ++i)
+  for (int i = static_cast<int>(DType::kQ4_0); i < static_cast<int>(DType::kInt2G32); ++i)
     types.push_back(static_cast<DType>(i));
+  // Groups: those with kernels of their own, and one of each other kind.
+  for (DType type : {DType::kInt4G32, DType::kInt4G64, DType::kInt4G128, DType::kInt8G128,
+                     DType::kInt2G64, DType::kInt3G32F, DType::kF8G128, DType::kNF4G64})
+    types.push_back(type);
   return types;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // Hugging Face tensor names -> canonical weights with recipes.
 #include "compile/import/families.h"
+#include "compile/import/quantized.h"
 
 namespace tokamak {
 
@@ -21,7 +22,7 @@ struct HfPlace {
 HfPlace hf_place(const Family& family, const ModelConfig& config, const WeightSlot& slot);
 
 // Fills config.weights; everything else in `config` is already set.
-void map_hf_weights(const WeightSource& weights, const Family& family, std::string_view where,
-                    ModelConfig& config);
+void map_hf_weights(const WeightSource& weights, const QuantizedWeights& quantized,
+                    const Family& family, std::string_view where, ModelConfig& config);
 
 }  // namespace tokamak

@@ -133,7 +133,11 @@ Ref ModelBuilder::embed(Ref index, const std::string& table) {
 }
 
 Ref ModelBuilder::linear(Ref x, const std::string& prefix) {
-  std::vector<Ref> in = {x, weight(prefix + ".weight")};
+  Ref sorted = x;
+  if (has(prefix + ".order"))  // columns of the matrix are sorted by group (GPTQ with desc_act)
+    sorted = op("gather", {x, weight(prefix + ".order")}, Value::Object{{"axis", int64_t{-1}}},
+                prefix + ".order");
+  std::vector<Ref> in = {sorted, weight(prefix + ".weight")};
   if (has(prefix + ".bias")) in.push_back(weight(prefix + ".bias"));
   Ref y = op("linear", std::move(in), {}, prefix);
   return adapter.valid() && has_adapter_slots(config, prefix) ? adapt(y, x, prefix) : y;
