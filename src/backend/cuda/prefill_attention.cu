@@ -16,7 +16,7 @@ namespace {
 constexpr float kLog2E = 1.44269504f;
 constexpr int kGroupThreads = 128;  // of a warpgroup
 constexpr int kLoaders = 96;        // threads that bring queries
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 // Named barriers of the block: 0 is that of all threads.
 constexpr int kLoaderBarrier = 1, kTurnBarrier = 2, kGroupBarrier = 4;
 
@@ -34,28 +34,23 @@ struct Item {
 
 template <int d>
 struct Shared {
-  static constexpr int kTileBytes = kPrefillKeys * d * 2;
-  uint8_t keys[kPrefillStages][kTileBytes];
-  uint8_t values[kPrefillStages][kTileBytes];
+  uint8_t tiles[kPrefillPlaces][kPrefillKeys * d * 2];  // a ring, in the order of use
   uint8_t queries[2][kPrefillRows * d * 2];
-  uint64_t key_full[kPrefillStages], key_empty[kPrefillStages];
-  uint64_t value_full[kPrefillStages], value_empty[kPrefillStages];
+  uint64_t full[kPrefillPlaces], empty[kPrefillPlaces];
   uint64_t item_full[2], query_full[2], query_empty[2];
   Item items[2];
 };
 
-// Counts the uses of a ring of n places.
+// A use of a ring of n places.
 template <int n>
 struct Turn {
   int place = 0;
   uint32_t phase = 0;
-  TK_DEVICE void next() {
-    if (++place == n) {
-      place = 0;
-      phase ^= 1;
-    }
+  TK_DEVICE Turn next() const {
+    return place + 1 == n ? Turn{0, phase ^ 1} : Turn{place + 1, phase};
   }
 };
+using TileTurn = Turn<kPrefillPlaces>;
 
 TK_DEVICE void wait(const uint64_t& barrier, uint32_t phase) {
   const uint32_t address = shared_address(&barrier);
@@ -136,9 +131,9 @@ struct Tiles {
 
 // --- the warps that load
 
-template <int d, bool half>
-TK_DEVICE Words4 converted(const Words4& v, DType type) {
-  if ((type == DType::kF16) == half) return v;
+// From bf16 to f16 or, half = false, back.
+template <bool half>
+TK_DEVICE Words4 converted(const Words4& v) {
   float x[8];
   half ? unpack_brain(v, x) : unpack_half(v, x);
   auto pack = [](float p, float q) { return half ? half_pair(p, q) : brain_pair(p, q); };
@@ -149,15 +144,21 @@ template <int d, bool half>
 TK_DEVICE void load_queries(const PrefillLaunch& a, const Item& item, uint8_t* to, int thread) {
   constexpr int kChunks = d / 8;  // of 16 bytes in a row
   const auto* q = static_cast<const uint16_t*>(a.q) + int64_t{item.head} * d;
-#pragma unroll 2
-  for (int i = thread; i < kPrefillRows * kChunks; i += kLoaders) {
+  auto chunk_at = [&](int i) {
     const int row = i / kChunks, chunk = i % kChunks;
+    return to + (row / 8 * (d / 64) + chunk / 8) * 1024 + row % 8 * 128 + ((chunk ^ row) & 7) * 16;
+  };
+  for (int i = thread; i < kPrefillRows * kChunks; i += kLoaders) {
     // Rows after the last are the last once more, and are not stored.
-    const int64_t from = (int64_t{item.first} + min(row, item.rows - 1)) * a.heads * d + chunk * 8;
-    const Words4 v = *reinterpret_cast<const Words4*>(q + from);
-    uint8_t* atom = to + (row / 8 * (d / 64) + chunk / 8) * 1024;
-    *reinterpret_cast<Words4*>(atom + row % 8 * 128 + ((chunk ^ row) & 7) * 16) =
-        converted<d, half>(v, a.tq);
+    const int64_t row = item.first + min(i / kChunks, item.rows - 1);
+    copy16(chunk_at(i), q + row * a.heads * d + i % kChunks * 8, true);
+  }
+  copies_begin();
+  copies_wait<0>();
+  if ((a.tq == DType::kF16) == half) return;
+  for (int i = thread; i < kPrefillRows * kChunks; i += kLoaders) {
+    auto* chunk = reinterpret_cast<Words4*>(chunk_at(i));
+    *chunk = converted<half>(*chunk);
   }
 }
 
@@ -167,23 +168,24 @@ TK_DEVICE void bring_queries(const PrefillLaunch& a, Shared<d>& s, int thread) {
   const Tiles tiles(a);
   int number = static_cast<int>(blockIdx.x);
 #pragma unroll 1
-  for (Turn<2> turn;; turn.next()) {
+  for (Turn<2> turn;; turn = turn.next()) {
     wait(s.query_empty[turn.place], turn.phase ^ 1);
     if (leads) {
       const Item item = tiles.item(number);
       if (thread == 0) {
         s.items[turn.place] = item;
         arrive(s.item_full[turn.place]);
-        if (item.tiles > 0) number = static_cast<int>(gridDim.x + atomicAdd(&tiles_taken, 1));
       }
-      number = lane_from(number, 0);
     }
     sync_threads(kLoaderBarrier, kLoaders);
     const Item item = s.items[turn.place];
+    wait_for_earlier();
     if (item.tiles > 0) load_queries<d, half>(a, item, s.queries[turn.place], thread);
     show_to_engines();
     arrive(s.query_full[turn.place]);
     if (item.tiles == 0) break;
+    if (thread == 0) number = static_cast<int>(gridDim.x + atomicAdd(&tiles_taken, 1));
+    if (leads) number = lane_from(number, 0);
   }
   if (thread == 0 && atomicAdd(&blocks_done, 1) == gridDim.x - 1) {
     tiles_taken = 0;
@@ -191,43 +193,65 @@ TK_DEVICE void bring_queries(const PrefillLaunch& a, Shared<d>& s, int thread) {
   }
 }
 
-// Keys and values, the last tile of an item first. A lane copies one block of the cache.
+// One tile of keys and values: each lane has one block of the cache.
+struct CachedTile {
+  int row_group = 0;    // of the lane's block in the plane
+  bool exists = false;  // the lane has a block
+  uint32_t bytes = 0;   // of all lanes
+};
+
 template <int d>
-TK_DEVICE void bring_keys(const PrefillLaunch& a, Shared<d>& s) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, blocks = kPrefillKeys >> a.block_shift;
+struct TileLoader {
+  const PrefillLaunch& a;
+  Shared<d>& s;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const uint32_t block_bytes = (d * 2) << a.block_shift;
-  Turn<kPrefillStages> stage;
-#pragma unroll 1
-  for (Turn<2> turn;; turn.next()) {
-    wait(s.item_full[turn.place], turn.phase);
-    const Item item = s.items[turn.place];
-    if (item.tiles == 0) break;
-    const int32_t* table = a.table + int64_t{item.sequence} * a.stride;
-    const int kv_head = item.head / (a.heads / a.kv_heads);
-    const int filled = (item.length + (1 << a.block_shift) - 1) >> a.block_shift;
-    auto find = [&](int t) {
-      const int block = t * blocks + lane;
-      return lane < blocks && t >= 0 && block < filled ? table[block] : -1;
-    };
-    int block = find(item.tiles - 1);
-#pragma unroll 1
-    for (int t = item.tiles - 1; t >= 0; --t, stage.next()) {
-      const uint32_t bytes = min(blocks, filled - t * blocks) * block_bytes;
-      const int group = (block * a.kv_heads + kv_head) << a.block_shift >> 3;
-      const bool exists = block >= 0;
-      block = find(t - 1);
-      auto fill = [&](uint64_t& full, uint64_t& empty, uint8_t* to, const TensorMap& map) {
-        wait(empty, stage.phase ^ 1);
-        if (lane == 0) barrier_expect(shared_address(&full), bytes);
-        sync_warp();
-        if (exists)
-          copy_block(shared_address(to) + lane * block_bytes, map, group, shared_address(&full));
-      };
-      fill(s.key_full[stage.place], s.key_empty[stage.place], s.keys[stage.place], a.keys);
-      fill(s.value_full[stage.place], s.value_empty[stage.place], s.values[stage.place], a.values);
-    }
+  TileTurn turn;
+
+  TK_DEVICE void fill(const CachedTile& tile, const TensorMap& map) {
+    const uint32_t full = shared_address(&s.full[turn.place]);
+    wait(s.empty[turn.place], turn.phase ^ 1);
+    if (lane == 0) barrier_expect(full, tile.bytes);
+    sync_warp();
+    if (tile.exists)
+      copy_block(shared_address(s.tiles[turn.place]) + lane * block_bytes, map, tile.row_group, full);
+    turn = turn.next();
   }
-}
+  // The last tile of an item comes first. Values follow the keys of the next tile, as they are used
+  // later.
+  TK_DEVICE void run() {
+    const int blocks = kPrefillKeys >> a.block_shift;
+    CachedTile before;
+#pragma unroll 1
+    for (Turn<2> at;; at = at.next()) {
+      wait(s.item_full[at.place], at.phase);
+      const Item item = s.items[at.place];
+      if (item.tiles == 0) break;
+      const int32_t* table = a.table + int64_t{item.sequence} * a.stride;
+      const int kv_head = item.head / (a.heads / a.kv_heads);
+      const int filled = (item.length + (1 << a.block_shift) - 1) >> a.block_shift;
+      auto find = [&](int t) {
+        const int block = t * blocks + lane;
+        return lane < blocks && t >= 0 && block < filled ? table[block] : -1;
+      };
+      int block = find(item.tiles - 1);
+      wait_for_earlier();
+#pragma unroll 1
+      for (int t = item.tiles - 1; t >= 0; --t) {
+        CachedTile tile;
+        tile.exists = block >= 0;
+        tile.row_group = (block * a.kv_heads + kv_head) << a.block_shift >> 3;
+        tile.bytes = min(blocks, filled - t * blocks) * block_bytes;
+        block = find(t - 1);
+        fill(tile, a.keys);
+        if (before.bytes > 0) fill(before, a.values);
+        before = tile;
+      }
+    }
+    turn = turn.next();  // the place of keys that do not come
+    if (before.bytes > 0) fill(before, a.values);
+  }
+};
 
 // --- the warpgroups that compute
 
@@ -238,11 +262,12 @@ struct Rows {
   Shared<d>& s;
   const int group, lane, row;  // row: the first of this lane in a tile
   const float scale;
-  Turn<kPrefillStages> key_stage, value_stage;
+  TileTurn next_keys;
   float out[d / 2];
   float score[64];
   uint32_t weights[32];
   float peak[2], mass[2], rescale[2];
+  float done[2];  // masses of the item before
 
   TK_DEVICE Rows(const PrefillLaunch& launch, Shared<d>& shared, int warpgroup)
       : a(launch),
@@ -257,29 +282,31 @@ struct Rows {
     if (lane == 0) arrive(barrier);
   }
 
-  TK_DEVICE void multiply_keys(uint64_t queries) {
-    const uint64_t keys =
-        tile_descriptor(shared_address(s.keys[key_stage.place]), kRowStep, 0);
+  TK_DEVICE void wait_tile(const TileTurn& t) const { wait(s.full[t.place], t.phase); }
+  TK_DEVICE uint32_t tile_at(const TileTurn& t) const { return shared_address(s.tiles[t.place]); }
+
+  TK_DEVICE void multiply_keys(const TileTurn& at, uint32_t queries) {
+    const uint32_t keys = tile_start(tile_at(at));
     pin(score);
     products_begin();
 #pragma unroll
     for (int k = 0; k < d / 16; ++k) {
-      constexpr int kAtom = 1024 >> 4, kStep = 32 >> 4;  // of descriptors
-      const int at = k / 4 * kAtom + k % 4 * kStep;
-      product_128<half>(score, queries + at, keys + at, k != 0);
+      const int step = (k / 4 * 1024 + k % 4 * 32) >> 4;
+      product_128<half>(score, tile_descriptor(queries + step, kRowStep),
+                        tile_descriptor(keys + step, kRowStep), k != 0);
     }
     products_commit();
     pin(score);
   }
-  TK_DEVICE void multiply_values() {
-    const uint64_t values =
-        tile_descriptor(shared_address(s.values[value_stage.place]), kRowStep, 1024);
+  TK_DEVICE void multiply_values(const TileTurn& at) {
+    const uint32_t values = tile_start(tile_at(at), 1024);
     pin(out);
     pin(weights);
     products_begin();
 #pragma unroll
     for (int k = 0; k < kPrefillKeys / 16; ++k)
-      product_of_registers<half>(out, weights + 4 * k, values + k * (2 * kRowStep >> 4));
+      product_of_registers<half>(out, weights + 4 * k,
+                                 tile_descriptor(values + (k * 2 * kRowStep >> 4), kRowStep));
     products_commit();
     pin(out);
   }
@@ -340,8 +367,9 @@ struct Rows {
   // The memory after the last key may hold anything. Scores there are hidden, values are set to
   // zero: zero times infinity would be NaN. Both warpgroups do it, and neither waits for the other.
   TK_DEVICE void clear_tail(int keys) {
-    wait(s.value_full[value_stage.place], value_stage.phase);
-    uint8_t* tile = s.values[value_stage.place];
+    const TileTurn at = next_keys.next();
+    wait_tile(at);
+    uint8_t* tile = s.tiles[at.place];
     const int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
     for (int i = thread; i < (kPrefillKeys - keys) * (d / 8); i += kGroupThreads) {
       const int key = keys + i / (d / 8), chunk = i % (d / 8);
@@ -352,62 +380,99 @@ struct Rows {
     sync_threads(kGroupBarrier + group, kGroupThreads);
   }
 
-  // Scores of one more tile while the values of the tile before are added.
-  template <bool hidden>
-  TK_DEVICE void step(uint64_t queries, int tile, const Item& item) {
+  // Scores of a tile, while the values of the tile before are added. begins: the tile is the first of
+  // `item`, and those values are the last of the item before. hidden: rows do not see all its keys.
+  template <bool begins, bool hidden>
+  TK_DEVICE void step(uint32_t queries, int tile, const Item& item) {
+    // lane_from: so that the compiler knows that the lanes agree.
+    const TileTurn keys{lane_from(next_keys.place, 0), lane_from(next_keys.phase, 0)};
+    const TileTurn values = keys.next();
+    next_keys = values.next();
     sync_threads(kTurnBarrier + group, 2 * kGroupThreads);
-    multiply_keys(queries);
-    wait(s.value_full[value_stage.place], value_stage.phase);
-    multiply_values();
+    multiply_keys(keys, queries);
+    wait_tile(values);
+    multiply_values(values);
     arrive_threads(kTurnBarrier + 1 - group, 2 * kGroupThreads);
     products_wait<1>();
     pin(score);
-    release(s.key_empty[key_stage.place]);
-    key_stage.next();
+    release(s.empty[keys.place]);
+    if constexpr (begins) begin();
     if constexpr (hidden) hide(tile * kPrefillKeys, item);
     weigh();
     pin(score);
     // Also keeps the compiler from waiting for the products before the weights are computed.
-    if (tile > 0) wait(s.key_full[key_stage.place], key_stage.phase);
+    if (tile > 0) wait_tile(next_keys);
     products_wait<0>();
     pin(out);
-    release(s.value_empty[value_stage.place]);
-    value_stage.next();
+    release(s.empty[values.place]);
     keep_weights();
-    rescale_out();
+    if constexpr (!begins) rescale_out();
   }
-
-  TK_DEVICE void run(const Item& item, const uint8_t* query_tile, const uint64_t& query_empty) {
-    const uint64_t queries = tile_descriptor(shared_address(query_tile) + group * 8 * kRowStep, kRowStep, 0);
-#pragma unroll
-    for (float& x : out) x = 0;
+  TK_DEVICE void begin() {
+    done[0] = mass[0];
+    done[1] = mass[1];
     peak[0] = peak[1] = -INFINITY;
     mass[0] = mass[1] = 0;
+  }
+
+  TK_DEVICE uint32_t queries_at(int place) const {
+    return tile_start(shared_address(s.queries[place]) + group * 8 * kRowStep);
+  }
+  TK_DEVICE Item next_item(const Turn<2>& turn) const {
+    wait(s.query_full[turn.place], turn.phase);
+    return s.items[turn.place];
+  }
+  // The tiles of an item after its first one.
+  TK_DEVICE void finish_tiles(uint32_t queries, const Item& item) {
     int tile = item.tiles - 1;
-    wait(s.key_full[key_stage.place], key_stage.phase);
-    multiply_keys(queries);
-    products_wait<0>();
-    pin(score);
-    release(s.key_empty[key_stage.place]);
-    key_stage.next();
-    hide(tile * kPrefillKeys, item);
-    weigh();
-    keep_weights();
-    if (tile > 0) wait(s.key_full[key_stage.place], key_stage.phase);
-    if (item.length < item.tiles * kPrefillKeys) clear_tail(item.length - tile * kPrefillKeys);
+    if (item.length < item.tiles * kPrefillKeys)
+      clear_tail(item.length - tile * kPrefillKeys);
     // The first row of the warpgroup sees all keys of the tiles before this one.
     const int whole = (item.slot + min(group * 64, item.rows - 1) + 1) / kPrefillKeys;
 #pragma unroll 1
-    for (--tile; tile >= whole; --tile) step<true>(queries, tile, item);
+    for (--tile; tile >= whole; --tile) step<false, true>(queries, tile, item);
 #pragma unroll 1
-    for (; tile >= 0; --tile) step<false>(queries, tile, item);
-    release(query_empty);
-    wait(s.value_full[value_stage.place], value_stage.phase);
-    multiply_values();
+    for (; tile >= 0; --tile) step<false, false>(queries, tile, item);
+  }
+  TK_DEVICE void run() {
+    wait_for_earlier();
+    Turn<2> turn;
+    Item item = next_item(turn);
+    if (item.tiles == 0) return;
+    begin();
+    wait_tile({});
+    multiply_keys({}, queries_at(0));
+    products_wait<0>();
+    pin(score);
+    release(s.empty[0]);
+    next_keys = TileTurn{}.next();
+    hide((item.tiles - 1) * kPrefillKeys, item);
+    weigh();
+    keep_weights();
+    if (item.tiles > 1) wait_tile(next_keys);
+#pragma unroll
+    for (float& x : out) x = 0;
+#pragma unroll 1
+    for (;;) {
+      finish_tiles(lane_from(queries_at(turn.place), 0), item);
+      release(s.query_empty[turn.place]);
+      turn = turn.next();
+      const Item following = next_item(turn);
+      if (following.tiles == 0) break;
+      wait_tile(next_keys);
+      step<true, true>(lane_from(queries_at(turn.place), 0), following.tiles - 1, following);
+      store_rows(item);
+      item = following;
+#pragma unroll
+      for (float& x : out) x = 0;
+    }
+    const TileTurn values = next_keys.next();
+    wait_tile(values);
+    multiply_values(values);
     products_wait<0>();
     pin(out);
-    release(s.value_empty[value_stage.place]);
-    value_stage.next();
+    done[0] = mass[0];
+    done[1] = mass[1];
     store_rows(item);
   }
 
@@ -427,7 +492,7 @@ struct Rows {
   TK_DEVICE void store_rows(const Item& item) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float total = mass[i];
+      float total = done[i];
       total += lane_xor(total, 1);
       total += lane_xor(total, 2);
       const float share = 1.0f / total;
@@ -456,11 +521,9 @@ TK_DEVICE void attend(const PrefillLaunch& a) {
   auto& s = *reinterpret_cast<Shared<d>*>(memory);
   constexpr int kConsumerWarps = 8;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kPrefillStages; ++i) {
-      barrier_init(shared_address(&s.key_full[i]), 1);
-      barrier_init(shared_address(&s.value_full[i]), 1);
-      barrier_init(shared_address(&s.key_empty[i]), kConsumerWarps);
-      barrier_init(shared_address(&s.value_empty[i]), kConsumerWarps);
+    for (int i = 0; i < kPrefillPlaces; ++i) {
+      barrier_init(shared_address(&s.full[i]), 1);
+      barrier_init(shared_address(&s.empty[i]), kConsumerWarps);
     }
     for (int i = 0; i < 2; ++i) {
       barrier_init(shared_address(&s.item_full[i]), 1);
@@ -470,25 +533,17 @@ TK_DEVICE void attend(const PrefillLaunch& a) {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   sync_block();
-  wait_for_earlier();
   const int part = lane_from(static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (part == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
     if (threadIdx.x < kWarp)
-      bring_keys<d>(a, s);
+      TileLoader<d>{a, s}.run();
     else
       bring_queries<d, half>(a, s, static_cast<int>(threadIdx.x) - kWarp);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
-    Rows<d, half> rows(a, s, part - 1);
     if (part == 2) arrive_threads(kTurnBarrier, 2 * kGroupThreads);  // the first turn is the other's
-#pragma unroll 1
-    for (Turn<2> turn;; turn.next()) {
-      wait(s.query_full[turn.place], turn.phase);
-      const Item item = s.items[turn.place];
-      if (item.tiles == 0) break;
-      rows.run(item, s.queries[turn.place], s.query_empty[turn.place]);
-    }
+    Rows<d, half>(a, s, part - 1).run();
   }
 }
 

@@ -7,7 +7,7 @@
 namespace tokamak::cuda {
 
 constexpr int kPrefillRows = 128, kPrefillKeys = 128;  // of a tile
-constexpr int kPrefillStages = 2;                      // tiles of keys, and of values
+constexpr int kPrefillPlaces = 5;                      // for tiles of keys and of values
 constexpr int kPrefillThreads = 384;                   // a warpgroup that loads, two that compute
 
 // CUtensorMap: where the copy engine finds a plane of the cache.
@@ -31,7 +31,7 @@ struct PrefillLaunch {
 
 constexpr int prefill_shared_bytes(int d) {
   constexpr int kBarriers = 1024;
-  return 2 * (kPrefillStages * 2 * kPrefillKeys + 2 * kPrefillRows) * d + kBarriers;
+  return 2 * (kPrefillPlaces * kPrefillKeys + 2 * kPrefillRows) * d + kBarriers;
 }
 
 }  // namespace tokamak::cuda

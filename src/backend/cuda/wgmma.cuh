@@ -9,12 +9,15 @@
 
 namespace tokamak::cuda {
 
-// A descriptor of a tile whose atoms are `rows` bytes apart from 8 rows to the next 8, and `columns`
-// bytes apart from 64 columns to the next 64 (used only where a row is not the inner dimension).
-TK_DEVICE uint64_t tile_descriptor(uint32_t address, uint32_t rows, uint32_t columns) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  return kSwizzle128 | uint64_t{rows >> 4} << 32 | uint64_t{columns >> 4} << 16 |
-         (address & 0x3ffff) >> 4;
+// Where an operand begins, in units of 16 bytes; `columns`: bytes from 64 columns to the next 64, used
+// only where a row is not the inner dimension of the product.
+TK_DEVICE uint32_t tile_start(uint32_t address, uint32_t columns = 0) {
+  return columns >> 4 << 16 | address >> 4;
+}
+// `rows`: bytes from 8 rows to the next 8.
+TK_DEVICE uint64_t tile_descriptor(uint32_t start, uint32_t rows) {
+  constexpr uint32_t kSwizzle128 = 1u << 30;
+  return uint64_t{kSwizzle128 | rows >> 4} << 32 | start;
 }
 
 TK_DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
