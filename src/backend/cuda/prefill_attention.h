@@ -18,13 +18,13 @@ struct alignas(64) TensorMap {
 struct PrefillLaunch {
   // A plane as [rows / 8][d / 64][8][64], of which one block and head is copied at a time.
   TensorMap keys, values;
-  const void* q;             // [rows, heads, d]
-  void* y;                   // [rows, heads, d]
-  const int32_t* table;      // [sequences, stride]: blocks of the cache
-  const int32_t* q_start;    // [sequences + 1]
-  const int32_t* kv_len;     // [sequences]
+  const void* q;           // [rows, heads, d]
+  void* y;                 // [rows, heads, d]
+  const int32_t* table;    // [sequences, stride]: blocks of the cache
+  const int32_t* q_start;  // [sequences + 1]
+  const int32_t* kv_len;   // [sequences]
   int32_t stride, sequences, heads, kv_heads;
-  int32_t block_shift;       // a block has 1 << block_shift keys
+  int32_t block_shift;  // a block has 1 << block_shift keys
   float scale;
   DType tq, ty;
 };

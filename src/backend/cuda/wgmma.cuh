@@ -1,16 +1,17 @@
 #pragma once
-// Products of a warpgroup (four warps) on Hopper's tensor cores. They run in the background: between
-// products_begin() and products_wait() the registers of operands and sums must not be touched.
+// Products of a warpgroup (four warps) on Hopper's tensor cores. They run in the background:
+// between products_begin() and products_wait() the registers of operands and sums must not be
+// touched.
 //
 // Operands in shared memory are 16-bit tiles in the layout that copies with a swizzle of 128 bytes
-// leave: atoms of 8 rows of 64 values (1,024 bytes, aligned to that), where 16-byte chunk c of row r
-// is at chunk c ^ r.
+// leave: atoms of 8 rows of 64 values (1,024 bytes, aligned to that), where 16-byte chunk c of row
+// r is at chunk c ^ r.
 #include "backend/cuda/device.cuh"
 
 namespace tokamak::cuda {
 
-// Where an operand begins, in units of 16 bytes; `columns`: bytes from 64 columns to the next 64, used
-// only where a row is not the inner dimension of the product.
+// Where an operand begins, in units of 16 bytes; `columns`: bytes from 64 columns to the next 64,
+// used only where a row is not the inner dimension of the product.
 TK_DEVICE uint32_t tile_start(uint32_t address, uint32_t columns = 0) {
   return columns >> 4 << 16 | address >> 4;
 }
@@ -64,16 +65,16 @@ TK_DEVICE void pin(uint32_t (&d)[n]) {
   "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
 // clang-format on
 
-// d[64 x 128] (+)= a[64 x 16] * b[128 x 16]^T; rows are the outer dimension of both. A lane has of d
-// what it has of mma.m16n8k16, warp w rows 16 w to 16 w + 15. add = 0: what was in d is dropped.
+// d[64 x 128] (+)= a[64 x 16] * b[128 x 16]^T; rows are the outer dimension of both. A lane has of
+// d what it has of mma.m16n8k16, warp w rows 16 w to 16 w + 15. add = 0: what was in d is dropped.
 template <bool half>
 TK_DEVICE void product_128(float (&d)[64], uint64_t a, uint64_t b, int add) {
-#define TK_PRODUCT(type)                                                             \
-  asm volatile(                                                                      \
-      "{\n.reg .pred p;\nsetp.ne.b32 p,%66,0;\n"                                     \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " TK_SUMS_64    \
-      ",%64,%65,p,1,1,0,0;\n}"                                                       \
-      : TK_OUT_64(d)                                                                 \
+#define TK_PRODUCT(type)                                                          \
+  asm volatile(                                                                   \
+      "{\n.reg .pred p;\nsetp.ne.b32 p,%66,0;\n"                                  \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " TK_SUMS_64 \
+      ",%64,%65,p,1,1,0,0;\n}"                                                    \
+      : TK_OUT_64(d)                                                              \
       : "l"(a), "l"(b), "r"(add))
   if constexpr (half)
     TK_PRODUCT("f16");
@@ -85,10 +86,10 @@ TK_DEVICE void product_128(float (&d)[64], uint64_t a, uint64_t b, int add) {
 // d[64 x 2 n] += a[64 x 16] * b[16 x 2 n]; a in registers, as for mma.m16n8k16.
 template <bool half>
 TK_DEVICE void product_of_registers(float (&d)[64], const uint32_t* a, uint64_t b) {
-#define TK_PRODUCT(type)                                                             \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "      \
-               TK_SUMS_64 ",{%64,%65,%66,%67},%68,1,1,1,1;"                          \
-               : TK_OUT_64(d)                                                        \
+#define TK_PRODUCT(type)                                                                   \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " TK_SUMS_64 \
+               ",{%64,%65,%66,%67},%68,1,1,1,1;"                                           \
+               : TK_OUT_64(d)                                                              \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
   if constexpr (half)
     TK_PRODUCT("f16");
@@ -98,10 +99,10 @@ TK_DEVICE void product_of_registers(float (&d)[64], const uint32_t* a, uint64_t 
 }
 template <bool half>
 TK_DEVICE void product_of_registers(float (&d)[32], const uint32_t* a, uint64_t b) {
-#define TK_PRODUCT(type)                                                             \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "       \
-               TK_SUMS_32 ",{%32,%33,%34,%35},%36,1,1,1,1;"                          \
-               : TK_OUT_32(d)                                                        \
+#define TK_PRODUCT(type)                                                                  \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " TK_SUMS_32 \
+               ",{%32,%33,%34,%35},%36,1,1,1,1;"                                          \
+               : TK_OUT_32(d)                                                             \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
   if constexpr (half)
     TK_PRODUCT("f16");
