@@ -52,6 +52,9 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
   verb.add_option("--seed", options.seed, "seed of the sampling noise")->capture_default_str();
   verb.add_option("--activations", options.activations,
                   "auto (default): int8 activations for quantised weights; or f32");
+  verb.add_option("--merge-adapter", options.merge_adapters,
+                  "add this LoRA or DoRA adapter to the weights of the model, which must be f32, "
+                  "f16 or bf16: a PEFT folder or a GGUF file (may be repeated)");
   verb.add_option("--pooling", options.pooling,
                   "which tokens give the embedding of a text: mean (all), cls (the first) or last "
                   "(default: as the model's files say)");
@@ -84,6 +87,17 @@ void add_batch_flags(CLI::App& verb, OpenOptions& options) {
                   "sequences that run at the same time (default: 64)");
   verb.add_option("--max-num-batched-tokens", options.max_step_tokens,
                   "most tokens in one step (default: 512)");
+}
+
+void add_lora_flag(CLI::App& verb, OpenOptions& options, GenerateOptions& generate) {
+  verb.add_option_function<std::string>(
+      "--lora",
+      [&](const std::string& path) {
+        options.adapters = {{"lora", path}};
+        options.max_adapters = 1;
+        generate.adapter = "lora";
+      },
+      "answer with this adapter: a PEFT folder or a GGUF file; also of quantised models");
 }
 
 void add_speculative_flags(CLI::App& verb, OpenOptions& options) {

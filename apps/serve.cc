@@ -14,6 +14,7 @@
 #include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "serve/batch/batch_api.h"
 #include "serve/http/server.h"
@@ -35,6 +36,8 @@ struct ServeFlags {
   int max_body_mb = 16;
   int64_t max_queue = 4096;
   bool no_prefix_cache = false, no_ui = false;
+  std::vector<std::string> lora_modules;
+  std::string lora_dir, admin_key;
   GenerateOptions sampling;
   std::string scheduler = "fcfs", kv_policy = "max-utilization", metrics_compat, request_log,
               tool_format, key_file, trace_collector;
@@ -79,6 +82,16 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
     return it->second;
   };
   model.defaults = sample_spec(loaded.defaults, flags.sampling);
+  if (loaded.adapters) {
+    model.adapters = loaded.adapters->list();
+    model.open_adapter = [host = loaded.adapters, folder = flags.lora_dir](
+                             const std::string& name, const std::string& path) {
+      if (folder.empty())
+        fail(ErrorCode::kInvalidArgument,
+             "adapters are loaded from one folder only: start the server with --lora-dir");
+      return host->open(name, adapter_inside(folder, path));
+    };
+  }
   return model;
 }
 
@@ -128,8 +141,35 @@ void print_ledger(const std::vector<LoadedModel>& models) {
                mebibytes(kv));
 }
 
+// NAME=PATH, or JSON with "name" and "path" as in vLLM.
+std::pair<std::string, std::string> lora_module(const std::string& text) {
+  if (text.starts_with('{')) {
+    Value module = parse_json(text, "--lora-modules");
+    return {module.at("name").as_string(), module.at("path").as_string()};
+  }
+  size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
+    fail(ErrorCode::kInvalidArgument, "--lora-modules: \"{}\" is not NAME=PATH", text);
+  return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
+void check_adapters(ServeFlags& flags) {
+  for (const std::string& module : flags.lora_modules)
+    flags.model.adapters.push_back(lora_module(module));
+  if (flags.admin_key.empty())
+    if (const char* key = std::getenv("TOKAMAK_ADMIN_KEY"); key != nullptr) flags.admin_key = key;
+  if (!flags.lora_dir.empty()) flags.model.enable_adapters = true;
+  if (wants_adapters(flags.model) && flags.models.size() > 1)
+    fail(ErrorCode::kInvalidArgument, "adapters need a server with one model, not {}",
+         flags.models.size());
+  if (!flags.lora_dir.empty() && flags.admin_key.empty())
+    fail(ErrorCode::kInvalidArgument,
+         "--lora-dir lets clients load files: give the key that they need with --admin-key");
+}
+
 // Refuses contradicting flags before anything is loaded.
 void check(ServeFlags& flags) {
+  check_adapters(flags);
   if (flags.models.size() > 1 && !flags.names.empty() && flags.names.size() != flags.models.size())
     fail(ErrorCode::kInvalidArgument, "--served-model-name: {} names for {} models; give one each",
          flags.names.size(), flags.models.size());
@@ -186,6 +226,7 @@ void serve(ServeFlags& flags) {
   if (!flags.key_file.empty())
     for (openai::ApiKey& key : openai::read_key_file(flags.key_file))
       options.api_keys.push_back(std::move(key));
+  options.admin_key = flags.admin_key;
   options.request_timeout_seconds = flags.request_timeout;
   options.version = version();
   options.request_log = flags.request_log;
@@ -281,6 +322,24 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
       ->check(CLI::IsMember({"vllm"}));
 }
 
+void add_adapter_flags(CLI::App& verb, ServeFlags& flags) {
+  verb.add_option("--lora-modules", flags.lora_modules,
+                  "adapters that clients choose by name: NAME=PATH, a PEFT folder or a GGUF file");
+  verb.add_flag("--enable-lora", flags.model.enable_adapters,
+                "reserve slots for adapters, also without --lora-modules");
+  verb.add_option("--max-loras", flags.model.max_adapters,
+                  "adapters that run at the same time (default: 4, or as many as --lora-modules); "
+                  "further ones wait for a slot");
+  verb.add_option("--max-lora-rank", flags.model.max_adapter_rank,
+                  "largest rank of an adapter (default: that of --lora-modules, at least 16)");
+  verb.add_option("--lora-dir", flags.lora_dir,
+                  "folder from which /v1/load_lora_adapter may load adapters")
+      ->check(CLI::ExistingDirectory);
+  verb.add_option("--admin-key", flags.admin_key,
+                  "key for /v1/load_lora_adapter and /v1/unload_lora_adapter (also "
+                  "$TOKAMAK_ADMIN_KEY); it is accepted everywhere");
+}
+
 void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_option("--max-model-len", flags.model.context, "the same as --context");
   add_batch_flags(verb, flags.model);
@@ -326,6 +385,7 @@ void add_serve_verb(CLI::App& app) {
       "there are several");
   add_network_flags(*verb, *flags);
   add_engine_flags(*verb, *flags);
+  add_adapter_flags(*verb, *flags);
   add_model_flags(*verb, flags->model);
   add_sampling_flags(*verb, flags->sampling);
   add_jump_flag(*verb, flags->sampling);

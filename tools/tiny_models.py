@@ -21,6 +21,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import tiny_adapters  # noqa: E402
 import tiny_encoders  # noqa: E402
 import tiny_gguf  # noqa: E402
 
@@ -309,6 +310,8 @@ def main():
             tensors = weights_of(name)
         if not args.no_check:
             check_golden(name, tensors, "families" if args.families else "numerics")
+    if not args.only and not args.families:
+        tiny_adapters.write_all(args.out, random_tensor, weights_of, MODELS)
     encoders = [] if args.only or args.families else tiny_encoders.ENCODERS
     for name in encoders:
         tensors = tiny_encoders.weights_of(name, Weights)

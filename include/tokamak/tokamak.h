@@ -62,6 +62,14 @@ struct ModelOptions {
   std::string speculative{};
   std::string draft_model{};  // a smaller model with the same tokenizer that guesses tokens
 
+  // Low-rank adapters (docs/adapters.md): PEFT folders or GGUF files. Merged ones become part of
+  // the weights. The others, {name, path}, stay beside them: GenerateOptions::adapter chooses one.
+  std::vector<std::string> merge_adapters{};
+  std::vector<std::pair<std::string, std::string>> adapters{};
+  bool enable_adapters = false;  // also without `adapters`: Model::load_adapter adds some later
+  int64_t max_adapters = 0;      // that run at the same time; 0: 4, or as many as `adapters`
+  int64_t max_adapter_rank = 0;  // 0: the largest of `adapters`, at least 16
+
   // How it is compiled.
   std::string mode{};              // "compiled" (default) or "eager": op by op, for comparison
   std::string shapes{};            // "auto" (default), "dynamic", "buckets" or "fixed"
@@ -111,6 +119,8 @@ struct GenerateOptions {
   // Text that the grammar forces is appended without running the model, as the tokenizer splits it.
   // Saves time; the answer may be split into other tokens. Has no effect with `logprobs`.
   bool jump_forward = false;
+
+  std::string adapter{};  // name of a loaded adapter; empty: none
 
   // With ModelOptions::speculative: most drafted tokens per step; 0: none, unset: the model's.
   std::optional<int32_t> draft_tokens{};
@@ -245,6 +255,13 @@ class Model {
   std::vector<Result> generate_batch(const std::vector<Prompt>& prompts,
                                      const GenerateOptions& options = {}) const;
   Stream stream(const Prompt& prompt, const GenerateOptions& options = {}) const;
+
+  // Adapters, with ModelOptions::enable_adapters. Requests that run keep theirs when it is
+  // unloaded. Throw Error for an adapter that does not fit the model, a name that is taken or
+  // unknown.
+  void load_adapter(const std::string& name, const std::string& path) const;
+  void unload_adapter(const std::string& name) const;
+  std::vector<std::string> adapters() const;  // names
 
   // Runs a generation program (docs/programs.md), given as JSON, and returns its result as JSON:
   // {"output", "variables", "text" or "messages", "usage"}. Its branches run as one batch and share

@@ -133,6 +133,13 @@ Model::Impl::Rendered Model::Impl::render(const Chat& chat, bool add_generation_
   return out;
 }
 
+AdapterHost& Model::Impl::adapters() const {
+  if (!loaded.adapters)
+    fail(ErrorCode::kInvalidArgument,
+         "{} was opened without adapters; set ModelOptions::enable_adapters", loaded.name);
+  return *loaded.adapters;
+}
+
 std::vector<int32_t> Model::Impl::encode(const Prompt& prompt) const {
   if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) return *ids;
   std::vector<int32_t> ids;
@@ -162,6 +169,7 @@ RequestSpec Model::Impl::request(std::vector<int32_t> ids, const GenerateOptions
          info.context, loaded.context_hint);
   RequestSpec spec;
   spec.prompt = std::move(ids);
+  if (!o.adapter.empty()) spec.adapter = adapters().find(o.adapter);
   int64_t room = info.context - length;
   spec.max_tokens =
       static_cast<int32_t>(o.max_tokens < 0 ? room : std::min<int64_t>(o.max_tokens, room));
@@ -195,6 +203,20 @@ Model::Model(const std::string& path, const ModelOptions& options) {
   static_cast<ModelOptions&>(open) = options;
   open.model = path;
   impl_ = std::make_shared<const Impl>(open);
+}
+
+void Model::load_adapter(const std::string& name, const std::string& path) const {
+  AdapterHost& host = impl_->adapters();
+  host.add(host.open(name, path));
+}
+
+void Model::unload_adapter(const std::string& name) const { impl_->adapters().remove(name); }
+
+std::vector<std::string> Model::adapters() const {
+  std::vector<std::string> out;
+  if (impl_->loaded.adapters)
+    for (const auto& adapter : impl_->loaded.adapters->list()) out.push_back(adapter->name);
+  return out;
 }
 
 Model::Model(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/stats.h"
+#include "plan/adapter.h"
 #include "plan/step.h"
 
 namespace tokamak {
@@ -54,8 +55,9 @@ struct RequestSpec {
   // Tokens that the mask forces (TokenMask::force) are appended without steps of their own. Has no
   // effect where log-probabilities of the answer are wanted.
   bool jump_forward = false;
-  std::vector<int32_t> stop_ids;  // end the answer; the id itself is not part of it
-  int32_t n = 1;                  // choices; choice c uses noise key (seed, c)
+  std::shared_ptr<const Adapter> adapter;  // changes the model's weights; nullptr: none
+  std::vector<int32_t> stop_ids;           // end the answer; the id itself is not part of it
+  int32_t n = 1;                           // choices; choice c uses noise key (seed, c)
   // Beam search: the number of partial answers that are kept. The n best answers are sent at the
   // end, one delta each, best first. 0: every choice is sampled.
   int32_t beams = 0;
@@ -67,10 +69,10 @@ struct RequestSpec {
   // token of the second text of a pair, for encoders with segments; 0: there is one text.
   bool pool = false;
   int32_t second_text = 0;
-  int32_t priority = 0;           // lower runs first
-  std::string cache_salt;         // only requests with the same salt share cached blocks
-  std::string tenant;             // counted by fair scheduling; empty: the salt
-  Nanos deadline = kNever;        // absolute, by the engine's clock
+  int32_t priority = 0;     // lower runs first
+  std::string cache_salt;   // only requests with the same salt and adapter share cached blocks
+  std::string tenant;       // counted by fair scheduling; empty: the salt
+  Nanos deadline = kNever;  // absolute, by the engine's clock
   Nanos queue_deadline = kNever;  // cancelled if it has not started by then
   // Its blocks are evicted after those with a lower cache_priority. The priority ends cache_ttl
   // after their last use.

@@ -96,6 +96,7 @@ class EngineCore {
   void fork_beams(Request& request, const std::vector<BeamCandidate>& next);
   void end_beams(Request& request, Finish how, std::string_view error, Actions& actions);
 
+  void name_adapters();  // in stats_
   Sequence* new_sequence();
   void retire(Sequence* seq);
 

@@ -26,6 +26,7 @@ Delta& Actions::add_delta(RequestId request, int32_t choice, int32_t position) {
 void Actions::clear() {
   masks.clear();
   mask_drafts.clear();
+  adapters.clear();
   submits.clear();
   finished.clear();
   next_wakeup = kNever;

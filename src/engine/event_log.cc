@@ -161,6 +161,7 @@ Value event_value(const Event& e) {
     case Event::Kind::kArrival:
       out.set("arrival", e.request);
       request_fields(out, e.spec);
+      if (e.spec.adapter) out.set("adapter", e.spec.adapter->id);
       if (e.spec.sample) {
         Writer sample;
         sample_fields(sample, *e.spec.sample);
@@ -196,6 +197,11 @@ RequestSpec read_request(const Value& in) {
     Reader fields(*sample);
     sample_fields(fields, *spec);
     s.sample = std::move(spec);
+  }
+  if (const Value* id = in.find("adapter")) {  // without its matrices
+    auto adapter = std::make_shared<Adapter>();
+    adapter->id = static_cast<uint64_t>(id->as_int());
+    s.adapter = std::move(adapter);
   }
   return s;
 }
@@ -269,6 +275,8 @@ std::string actions_text(const Actions& actions) {
     put_list(out, "kv_len", in.kv_len);
     put_list(out, "row", in.row);
     put_list(out, "out_rows", in.out_rows);
+    for (const AdapterAction& a : actions.adapters)
+      fmt::format_to(at, " adapter={}:{}", a.slot, a.adapter->id);
     for (const StepInputs::Table& t : in.tables) put_list(out, "table", t.blocks);
     for (const BlockCopy& c : in.copies)
       fmt::format_to(at, " copy={}:{}:{}", c.group, c.from, c.to);

@@ -94,6 +94,8 @@ class Sequence {
   uint64_t order = 0;  // of arrival
   Phase phase = Phase::kWaiting;
   int32_t row = -1;
+  int32_t adapter_slot = -1;  // while it runs; -1: no adapter
+  int32_t slot_waits = 0;     // times that it was passed over because its adapter had no slot
   SequenceBlocks blocks;
 
   int32_t computed = 0, scheduled = 0;

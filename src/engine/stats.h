@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "base/clock.h"
 #include "plan/dispatch.h"
@@ -64,8 +65,10 @@ struct EngineStats {
   // Gauges.
   int64_t running = 0, waiting = 0;
   int64_t kv_blocks_total = 0, kv_blocks_used = 0, kv_blocks_cached = 0, kv_blocks_free = 0;
-  int64_t kv_block_size = 0, kv_tokens = 0;  // kv_tokens: capacity without windows
-  int64_t token_budget = 0;                  // of the next step
+  int64_t kv_block_size = 0, kv_tokens = 0;        // kv_tokens: capacity without windows
+  int64_t token_budget = 0;                        // of the next step
+  int64_t adapter_slots = 0, adapter_loads = 0;    // adapter_loads: slots that were filled
+  std::string running_adapters, waiting_adapters;  // names, separated by commas
 
   // One sample per sequence (a choice of a request) ...
   Histogram queue_seconds, prefill_seconds, decode_seconds, ttft_seconds, tpot_seconds, e2e_seconds;

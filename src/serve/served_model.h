@@ -19,6 +19,7 @@ namespace tokamak {
 struct ServedModel {
   std::string name;
   std::vector<std::string> aliases;  // aliases
+  std::string parent;                // of an adapter: the model that it changes
   std::shared_ptr<Client> client;
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<const ChatTemplate> chat_template;  // null: no chat route for it
@@ -35,6 +36,10 @@ struct ServedModel {
   // The report of `tokamak explain` for decode or step, with the server's options; empty: not
   // available.
   std::function<Value(const std::string& function)> plan;
+  // Reads an adapter of the model; empty: adapters are not enabled. Throws Error.
+  std::function<std::shared_ptr<const Adapter>(const std::string& name, const std::string& path)>
+      open_adapter;
+  std::vector<std::shared_ptr<const Adapter>> adapters;  // that the server starts with
   EmbeddingSpec embedding;
   std::shared_ptr<const EmbeddingEncoder> embedder;  // null: the API creates it
   int64_t vector_width = 0;                          // numbers of an embedding

@@ -85,6 +85,21 @@ void add_experts(std::vector<OpCase>& cases) {
     }
 }
 
+// Each sequence selects an adapter; the sizes fill no panel.
+void add_lora(std::vector<OpCase>& cases) {
+  for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16})
+    for (int64_t rank : {3, 16, 40}) {
+      OpCase c;
+      c.name = fmt::format("lora/{}/r={}", dtype_name(dtype), rank);
+      c.op = "lora";
+      c.in = {activation({77}), weight(dtype, {4, rank, 77}), weight(dtype, {4, 37, rank}),
+              input("seq")};
+      c.out = {37};
+      c.batch = {.own = {1, 3, 2, 140}, .older = {0, 0, 0, 0}};
+      cases.push_back(std::move(c));
+    }
+}
+
 void add_elementwise(std::vector<OpCase>& cases) {
   for (const char* op :
        {"neg", "abs", "exp", "square", "sin", "cos", "tanh", "erf", "sigmoid", "relu", "silu"})
@@ -324,6 +339,7 @@ std::vector<OpCase> correctness_cases() {
   std::vector<OpCase> cases;
   add_linear(cases);
   add_experts(cases);
+  add_lora(cases);
   add_elementwise(cases);
   add_rows(cases);
   add_attention(cases);

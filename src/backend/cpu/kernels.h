@@ -44,6 +44,7 @@ class KernelList {
 // Each family of ops lists its kernels in the file that has them.
 void add_linear_kernels(KernelList& list);
 void add_expert_kernels(KernelList& list);
+void add_lora_kernels(KernelList& list);
 void add_row_kernels(KernelList& list);
 void add_element_kernels(KernelList& list);
 void add_layout_kernels(KernelList& list);

@@ -287,6 +287,17 @@ int64_t layer_of(std::string_view name) {
 
 }  // namespace
 
+HfPlace hf_place(const Family& family, const ModelConfig& config, const WeightSlot& slot) {
+  LatentPart latent = latent_part(config, slot.stem);
+  WeightSlot stored = slot;
+  if (!latent.stem.empty()) stored.stem = latent.stem;
+  HfPlace place{hf_tensor_name(family, "", stored), std::move(latent.steps)};
+  // Sizes were checked when the model was read.
+  if (latent.stem.empty())
+    place.steps = steps_of(WeightTable(), family, "", config, slot, place.tensor);
+  return place;
+}
+
 void map_hf_weights(const WeightSource& weights, const Family& family, std::string_view where,
                     ModelConfig& config) {
   std::string prefix = hf_prefix(weights, family, where);

@@ -97,6 +97,14 @@ void fill_segments(const PendingStep& step, StepInputs& in) {
   in.set_input(kSegmentInput, segments);
 }
 
+void fill_adapters(const PendingStep& step, StepInputs& in) {
+  std::vector<int32_t> slots;
+  slots.reserve(in.ids.size());
+  for (const StepEntry& e : step.entries)
+    slots.insert(slots.end(), static_cast<size_t>(e.count), e.sequence->adapter_slot);
+  in.set_input(kAdapterInput, slots);
+}
+
 void add_reset(Sequence& seq, StepInputs& in) {
   if (!seq.reset_row) return;
   seq.reset_row = false;
@@ -190,6 +198,7 @@ void build_inputs(const EngineConfig& config, const KvCache& kv, PendingStep& st
   }
   if (config.tree_mask) fill_mask(step, in);
   if (config.segments) fill_segments(step, in);
+  if (config.adapter_slots > 0) fill_adapters(step, in);
   if (in.samples.empty()) {
     // Plans need at least one row of logits.
     SampleRow& row = in.samples.emplace_back();

@@ -230,21 +230,11 @@ http::Response show(const Api& api, const Value& body) {
 
 }  // namespace
 
-http::Response ollama_error(http::Response response) {
-  try {
-    std::string message = parse_json(response.body).at("error").get_string("message", "");
-    response.body = dump_json(Value::Object{{"error", std::move(message)}});
-  } catch (const Error&) {
-    // It stays as it is.
-  }
-  return response;
-}
-
 Dialect ollama_dialect(bool chat, const Api& api) {
   return {[chat, &api](Value body, const http::Request&) {
             return chat ? translate_chat(body, api) : translate_generate(body, api);
           },
-          ollama_error};
+          flat_error};
 }
 
 void add_ollama_routes(Api& api, http::Router& router) {
@@ -254,9 +244,9 @@ void add_ollama_routes(Api& api, http::Router& router) {
   router.add("POST", "/api/show",
              api.with_json([&api](http::ExchangePtr exchange, const Value& body,
                                   uint64_t) { exchange->respond(show(api, body)); },
-                           false, ollama_error));
+                           false, flat_error));
   auto get = [&](const char* path, Api::Answer answer) {
-    router.add("GET", path, api.quick(std::move(answer), false, ollama_error));
+    router.add("GET", path, api.quick(std::move(answer), false, flat_error));
   };
   get("/api/tags", [&api](const Request&) { return list(api, false); });
   get("/api/ps", [&api](const Request&) { return list(api, true); });

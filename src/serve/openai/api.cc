@@ -18,17 +18,6 @@ namespace {
 
 constexpr int kMaxJsonDepth = 64;
 
-std::string_view key_of(const http::Request& request) {
-  std::string_view value = request.header("authorization");
-  constexpr std::string_view kScheme = "bearer ";  // schemes are case-insensitive
-  if (value.size() <= kScheme.size()) return request.header("x-api-key");
-  for (size_t i = 0; i < kScheme.size(); ++i)
-    if (std::tolower(static_cast<unsigned char>(value[i])) != kScheme[i])
-      return request.header("x-api-key");
-  size_t key = value.find_first_not_of(' ', kScheme.size());
-  return key == std::string_view::npos ? "" : value.substr(key);
-}
-
 void check_content_type(const http::Request& request) {
   std::string type(request.header("content-type"));
   type = type.substr(0, type.find(';'));
@@ -89,18 +78,6 @@ Dialect openai_dialect(bool chat, const Api& api) {
   return dialect;
 }
 
-Value card(const ServedModel& model) {
-  Value value = Value::object();
-  value.set("id", model.name);
-  value.set("object", "model");
-  value.set("created", model.created);
-  value.set("owned_by", "tokamak");
-  value.set("root", model.name);
-  value.set("parent", Value());
-  value.set("max_model_len", model.max_model_len);
-  return value;
-}
-
 // A token's text, or its bytes as numbers if they are not valid text, as in llama.cpp.
 Value piece_value(const ServedModel& model, int32_t id) {
   std::string bytes = model.tokenizer->piece_bytes(id);
@@ -116,6 +93,8 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
     : options_(std::move(options)),
       start_time_(unix_seconds()),
       keys_(options_.api_keys),
+      admin_(options_.admin_key.empty() ? std::vector<ApiKey>()
+                                        : std::vector<ApiKey>{{options_.admin_key}}),
       log_(options_.request_log.empty() && options_.trace_collector.empty()
                ? nullptr
                : std::make_unique<RequestLog>(options_.request_log, options_.trace_collector,
@@ -137,6 +116,8 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
         model.tool_template = std::make_shared<const ChatTemplate>(ChatTemplate::parse(text));
     models_.push_back(std::make_shared<const ServedModel>(std::move(model)));
   }
+  for (const auto& model : models_)
+    for (const auto& adapter : model->adapters) add_adapter(*model, adapter, false);
 }
 
 Api::~Api() {
@@ -149,24 +130,21 @@ Api::~Api() {
   programs_.reset();
 }
 
-std::shared_ptr<const ServedModel> Api::model(const std::string& name) const {
-  if (name.empty()) return models_[0];
-  for (const auto& model : models_)
-    if (model->name == name ||
-        std::find(model->aliases.begin(), model->aliases.end(), name) != model->aliases.end())
-      return model;
-  throw ApiError(404, fmt::format("The model '{}' does not exist.", name), "model",
-                 "model_not_found");
-}
-
-std::shared_ptr<const ServedModel> Api::model_of(const Value& body) const {
-  return model(Fields(body).string("model").value_or(""));
+std::string_view Api::key_of(const http::Request& request) {
+  std::string_view value = request.header("authorization");
+  constexpr std::string_view kScheme = "bearer ";  // schemes are case-insensitive
+  if (value.size() <= kScheme.size()) return request.header("x-api-key");
+  for (size_t i = 0; i < kScheme.size(); ++i)
+    if (std::tolower(static_cast<unsigned char>(value[i])) != kScheme[i])
+      return request.header("x-api-key");
+  size_t key = value.find_first_not_of(' ', kScheme.size());
+  return key == std::string_view::npos ? "" : value.substr(key);
 }
 
 void Api::authorise(const http::Request& request) const {
   if (keys_.empty()) return;
   std::string_view given = key_of(request);
-  if (keys_.find(given) != nullptr) return;
+  if (keys_.find(given) != nullptr || admin_.find(given) != nullptr) return;
   if (given.empty())
     throw ApiError(401, "You didn't provide an API key: send 'Authorization: Bearer KEY'.", "",
                    "invalid_api_key");
@@ -318,19 +296,6 @@ void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialec
   std::make_shared<Generation>(std::move(exchange), std::move(request), std::move(made), *stream_,
                                stats_, context)
       ->start();
-}
-
-http::Response Api::list_models() const {
-  Value list = Value::array();
-  for (const auto& model : models_) list.push(card(*model));
-  Value value = Value::object();
-  value.set("object", "list");
-  value.set("data", std::move(list));
-  return http::json_response(value);
-}
-
-http::Response Api::one_model(const std::string& name) const {
-  return http::json_response(card(*model(name)));
 }
 
 // {"prompt": text} or {"messages": [...]} as in vLLM; "content" as in llama.cpp, which adds no
@@ -489,6 +454,7 @@ void Api::add_routes(http::Router& router) {
   add_plain("/tokenize", &Api::tokenize);
   add_plain("/detokenize", &Api::detokenize);
   add_plain("/apply-template", &Api::apply_template);
+  add_adapter_routes(router);
   add_compat_routes(*this, router);
 }
 

@@ -1,7 +1,9 @@
 #pragma once
 // The OpenAI-compatible API: routes over one or more models.
 #include <atomic>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +22,7 @@ namespace tokamak::openai {
 struct ApiOptions {
   std::vector<ApiKey> api_keys;        // empty: no key needed; otherwise every route except health
                                        // and readiness requires one
+  std::string admin_key;               // needed to load adapters; empty: loading is off
   double request_timeout_seconds = 0;  // 0: none
   // Requests without a seed derive theirs from this and their arrival number; without a value, the
   // seeds differ in each run.
@@ -65,7 +68,14 @@ class Api {
   std::string tenant_of(const http::Request& request) const;
 
  private:
-  void authorise(const http::Request& request) const;  // throws ApiError(401)
+  static std::string_view key_of(const http::Request& request);  // empty: it has none
+  void authorise(const http::Request& request) const;            // throws ApiError(401)
+  // adapters.cc
+  void need_admin(const http::Request& request) const;  // throws ApiError(401 or 403)
+  void add_adapter(const ServedModel& base, std::shared_ptr<const Adapter> adapter, bool replace);
+  http::Response load_adapter(const Value& body);
+  http::Response unload_adapter(const Value& body);
+  void add_adapter_routes(http::Router& router);
   void add_tenant(const http::Request& request, GenerationParams& params) const;
 
   RequestContext context_of(const http::Request& request) const;
@@ -90,7 +100,9 @@ class Api {
   std::vector<std::shared_ptr<const ServedModel>> models_;
   std::shared_ptr<GenerationStats> stats_ = std::make_shared<GenerationStats>();
   std::atomic<uint64_t> arrivals_{0};
-  ApiKeys keys_;
+  ApiKeys keys_, admin_;
+  mutable std::mutex adapters_mutex_;
+  std::map<std::string, std::shared_ptr<const ServedModel>> adapters_;
   std::unique_ptr<RequestLog> log_;
   std::unique_ptr<WorkerPool> prepare_, stream_, programs_;
 };
