@@ -66,6 +66,7 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.max_model_len = loaded.engine->info().max_model_len;
   model.max_sequences = loaded.engine->config().max_num_seqs;
   model.draft_tokens = loaded.drafter ? loaded.engine->config().draft_tokens : 0;
+  model.jump_forward = flags.sampling.jump_forward;
   model.created = unix_seconds();
   OpenOptions options = flags.model;
   options.model = path;
@@ -468,6 +469,7 @@ void add_serve_verb(CLI::App& app) {
   add_loading_flags(*verb, *flags);
   add_model_flags(*verb, flags->model);
   add_sampling_flags(*verb, flags->sampling);
+  add_jump_flag(*verb, flags->sampling);
   add_template_flag(*verb, flags->model);
   add_speculative_flags(*verb, flags->model);
   verb->footer(

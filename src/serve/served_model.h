@@ -30,6 +30,7 @@ struct ServedModel {
   int64_t max_model_len = 0;
   int64_t max_sequences = 1;                // that run at once
   int32_t draft_tokens = 0;                 // most drafted tokens per step; 0: no speculation
+  bool jump_forward = false;                // for requests that do not say
   int64_t created = 0;                      // unix seconds
   SampleSpec defaults;                      // defaults for fields missing in a request
   const ToolFormat* tool_format = nullptr;  // nullptr: detected from the template
