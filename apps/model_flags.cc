@@ -128,6 +128,16 @@ void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
                   "subtract this from the logit of every token in the answer so far");
   verb.add_option("--frequency-penalty", options.frequency_penalty,
                   "subtract this from the logit of a token for each time the answer has it");
+  verb.add_option("--mirostat", options.mirostat,
+                  "Mirostat 1 or 2 instead of top-k, top-p and min-p (0 = off)");
+  verb.add_option("--mirostat-tau,--mirostat-ent", options.mirostat_tau,
+                  "target of Mirostat, in bits per token (default: 5)");
+  verb.add_option("--mirostat-eta,--mirostat-lr", options.mirostat_eta,
+                  "learning rate of Mirostat (default: 0.1)");
+  verb.add_option("--samplers", options.samplers,
+                  "the order of sampling, e.g. 'penalties;top_k;temperature'; stages that are not "
+                  "named do not run")
+      ->delimiter(';');
 }
 
 void add_grammar_flags(CLI::App& verb, GenerateOptions& options) {
@@ -147,6 +157,12 @@ void add_grammar_flags(CLI::App& verb, GenerateOptions& options) {
       "JSON schema that the answer follows: a file, or the schema itself");
   verb.add_option("--regex", options.regex, "regular expression that the whole answer matches");
   verb.add_option("--choice", options.choices, "the answer is one of these (may be repeated)");
+  add_jump_flag(verb, options);
+}
+
+void add_jump_flag(CLI::App& verb, GenerateOptions& options) {
+  verb.add_flag("--jump-forward,!--no-jump-forward", options.jump_forward,
+                "append text that a grammar forces without running the model for it");
 }
 
 LoadedModel load_with_progress(OpenOptions options) {

@@ -53,7 +53,7 @@ NAMES = {
     "functional": "function multiplies ref",
     "functional map set algorithm": "greater less",
     "functional string string_view memory optional variant": "hash",
-    "future": "future promise",
+    "future": "future future_status promise",
     "initializer_list " + BASIC: "initializer_list",
     "iostream": "cerr cin cout",
     "iostream sstream fstream ostream gtest/gtest.h": "endl flush ios ostream streamsize",

@@ -96,6 +96,13 @@ struct GenerateOptions {
   std::optional<float> repetition_penalty{};  // 1: none; counts prompt and answer
   std::optional<float> presence_penalty{};    // 0: none; counts the answer
   std::optional<float> frequency_penalty{};   // 0: none; counts the answer
+  // Mirostat 1 or 2 instead of top_k, top_p, min_p and typical_p; 0: off. tau: target in bits per
+  // token (5); eta: learning rate (0.1).
+  std::optional<int32_t> mirostat{};
+  std::optional<float> mirostat_tau{}, mirostat_eta{};
+  // The order of sampling, with llama.cpp's names: "top_k", "temperature" ... (docs/engine.md).
+  // Stages that are not named do not run. Empty: the default order.
+  std::vector<std::string> samplers{};
   std::vector<std::pair<int32_t, float>> logit_bias{};  // {token id, added to its logit}
   std::vector<std::string> stop{};                      // the answer ends before any of these texts
   std::vector<int32_t> stop_ids{};  // the answer ends before any of these tokens
@@ -109,6 +116,9 @@ struct GenerateOptions {
   std::string regex{};                 // the whole answer matches it
   std::string grammar{};               // GBNF, as in llama.cpp
   std::vector<std::string> choices{};  // one of these
+  // Text that the grammar forces is appended without running the model, as the tokenizer splits it.
+  // Saves time; the answer may be split into other tokens. Has no effect with `logprobs`.
+  bool jump_forward = false;
 
   std::string adapter{};  // name of a loaded adapter; empty: none
 

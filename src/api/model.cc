@@ -87,6 +87,10 @@ SampleSpec sample_spec(const SampleSpec& defaults, const GenerateOptions& o) {
   set("repetition_penalty", o.repetition_penalty);
   set("presence_penalty", o.presence_penalty);
   set("frequency_penalty", o.frequency_penalty);
+  set("mirostat", o.mirostat);
+  set("mirostat_tau", o.mirostat_tau);
+  set("mirostat_eta", o.mirostat_eta);
+  if (!o.samplers.empty()) spec.order = sample_order(o.samplers);
   set_sample_param(spec, "min_tokens", o.min_tokens);
   normalize_sampling(spec);
   spec.seed = o.seed;
@@ -184,6 +188,7 @@ RequestSpec Model::Impl::request(std::vector<int32_t> ids, const GenerateOptions
   if (is_constrained(o)) {
     std::vector<int32_t> ends = grammar_end_ids(*loaded.tokenizer, o.stop_ids);
     spec.mask = mask_of(loaded, o, ends);
+    spec.jump_forward = o.jump_forward;
     spec.stop_ids.insert(spec.stop_ids.end(), ends.begin(), ends.end());
     sample.min_tokens = 0;  // up to the mask
   } else if (sample.min_tokens > 0) {

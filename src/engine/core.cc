@@ -146,6 +146,7 @@ void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
     seq->open(request.get(), c, request->first_order + static_cast<uint64_t>(c), now_);
     request->choices.push_back(seq);
     ++request->unretired;
+    jump_at_start(*seq);
     scheduler_.join(*seq);
     scheduler_.wait(*seq);
   }

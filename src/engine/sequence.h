@@ -116,7 +116,9 @@ class Sequence {
   std::vector<float> prompt_logprobs;  // committed scores
   std::vector<std::vector<TokenLogprob>> prompt_top;
   bool first_delta_sent = false;
-  bool held = false;  // beam search: has added its continuations and waits for the others
+  float mirostat_mu = kMirostatStart;  // after the last committed token
+  int32_t unsent = 0;  // tokens at the start of the answer that were forced before the first step
+  bool held = false;   // beam search: has added its continuations and waits for the others
   double beam_score = 0;
   std::vector<float> beam_logprobs;
 

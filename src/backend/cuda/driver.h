@@ -65,6 +65,8 @@ struct DriverCalls {
   int (*launch_ex)(const LaunchConfig*, Handle, void**, void**);
   int (*launch_cooperative)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                             unsigned, Handle, void**);
+  int (*tensor_map)(void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const unsigned*,
+                    const unsigned*, int, int, int, int);
   int (*stream_create)(Handle*, unsigned);
   int (*stream_destroy)(Handle);
   int (*stream_wait)(Handle);

@@ -108,10 +108,11 @@ void fill_adapters(const PendingStep& step, StepInputs& in) {
 void add_reset(Sequence& seq, StepInputs& in) {
   if (!seq.reset_row) return;
   seq.reset_row = false;
-  if (!seq.sample().needs_history()) return;
+  if (!seq.sample().needs_history() && seq.sample().mirostat == 0) return;
   RowReset& r = in.resets.emplace_back();
   r.row = seq.row;
   r.prompt_tokens = seq.prompt_length();
+  r.mirostat_mu = seq.mirostat_mu;
   r.ids.assign(seq.ids().begin(), seq.ids().end());
 }
 

@@ -45,17 +45,24 @@ Value card(const ServedModel& model) {
   return value;
 }
 
-bool has_name(const ServedModel& model, const std::string& name) {
-  return model.name == name ||
-         std::find(model.aliases.begin(), model.aliases.end(), name) != model.aliases.end();
+const char* state_name(ModelRegistry::State state) {
+  using State = ModelRegistry::State;
+  return state == State::kLoaded ? "loaded" : state == State::kLoading ? "loading" : "unloaded";
+}
+
+Value card(const ModelRegistry::Listed& listed, bool with_state) {
+  ServedModel named;
+  named.name = listed.name;
+  Value value = card(listed.model != nullptr ? *listed.model : named);
+  if (listed.model == nullptr) value.set("max_model_len", Value());
+  if (with_state) value.set("status", Value::Object{{"value", state_name(listed.state)}});
+  return value;
 }
 
 }  // namespace
 
 std::shared_ptr<const ServedModel> Api::model(const std::string& name) const {
-  if (name.empty()) return models_[0];
-  for (const auto& model : models_)
-    if (has_name(*model, name)) return model;
+  if (name.empty() || registry_->has(name)) return registry_->get(name);
   {
     std::lock_guard lock(adapters_mutex_);
     if (auto it = adapters_.find(name); it != adapters_.end()) return it->second;
@@ -70,7 +77,7 @@ std::shared_ptr<const ServedModel> Api::model_of(const Value& body) const {
 
 http::Response Api::list_models() const {
   Value list = Value::array();
-  for (const auto& model : models_) list.push(card(*model));
+  for (const auto& listed : registry_->list()) list.push(card(listed, registry_->can_unload()));
   {
     std::lock_guard lock(adapters_mutex_);
     for (const auto& [name, model] : adapters_) list.push(card(*model));
@@ -82,6 +89,8 @@ http::Response Api::list_models() const {
 }
 
 http::Response Api::one_model(const std::string& name) const {
+  if (registry_->has(name))
+    return http::json_response(card(registry_->find(name), registry_->can_unload()));
   return http::json_response(card(*model(name)));
 }
 
@@ -94,9 +103,8 @@ void Api::add_adapter(const ServedModel& base, std::shared_ptr<const Adapter> ad
   model->parent = base.name;
   model->created = unix_seconds();
   model->client = std::make_shared<AdapterClient>(base.client, std::move(adapter));
-  for (const auto& served : models_)
-    if (has_name(*served, model->name))
-      bad_request("lora_name", "invalid_value", "'{}' is the name of a model.", model->name);
+  if (registry_->has(model->name))
+    bad_request("lora_name", "invalid_value", "'{}' is the name of a model.", model->name);
   std::lock_guard lock(adapters_mutex_);
   auto& place = adapters_[model->name];
   if (place && !replace)
@@ -109,10 +117,37 @@ void Api::add_adapter(const ServedModel& base, std::shared_ptr<const Adapter> ad
 // Not even a server without keys loads files for everybody.
 void Api::need_admin(const http::Request& request) const {
   if (admin_.empty())
-    throw ApiError(403, "Adapters cannot be loaded at run time: start the server with --admin-key.",
-                   "", "not_enabled");
+    throw ApiError(403, "Nothing can be loaded at run time: start the server with --admin-key.", "",
+                   "not_enabled");
   if (admin_.find(key_of(request)) == nullptr)
     throw ApiError(401, "This route needs the administrator's key.", "", "invalid_api_key");
+}
+
+void Api::need_admin_and_loading(const http::Request& request) const {
+  need_admin(request);
+  if (!registry_->can_unload())
+    throw ApiError(403,
+                   "The models of this server stay loaded: start it with --max-loaded-models, "
+                   "--model-memory or --unload-idle.",
+                   "", "not_enabled");
+}
+
+// Answers when the model is loaded.
+void Api::load_model(const http::ExchangePtr& exchange, const Value& body) {
+  Fields fields(body);
+  const Value& name = fields.require("model");
+  if (!name.is_string()) wrong_type("model", "a string", name);
+  model(name.as_string());  // not loaded: this handler is called again when it is
+  exchange->respond(http::json_response(Value::Object{{"success", true}}));
+}
+
+http::Response Api::unload_model(const Value& body) {
+  Fields fields(body);
+  const Value& name = fields.require("model");
+  if (!name.is_string()) wrong_type("model", "a string", name);
+  if (!registry_->has(name.as_string())) model(name.as_string());  // 404
+  registry_->unload(name.as_string());
+  return http::json_response(Value::Object{{"success", true}});
 }
 
 http::Response Api::load_adapter(const Value& body) {
@@ -125,7 +160,8 @@ http::Response Api::load_adapter(const Value& body) {
   };
   std::string name = text("lora_name"), path = text("lora_path");
   bool replace = fields.boolean("load_inplace").value_or(false);
-  const ServedModel& base = *models_[0];
+  const auto first = registry_->get("");
+  const ServedModel& base = *first;
   if (!base.open_adapter)
     throw ApiError(403, "Adapters are not enabled: start the server with --enable-lora.", "",
                    "not_enabled");
@@ -170,6 +206,18 @@ void Api::add_adapter_routes(http::Router& router) {
   };
   add("/v1/load_lora_adapter", &Api::load_adapter);
   add("/v1/unload_lora_adapter", &Api::unload_adapter);
+  for (std::string base : {"/v1", ""}) {
+    router.add("POST", base + "/models/load",
+               with_json([this](http::ExchangePtr exchange, const Value& body, uint64_t) {
+                 need_admin_and_loading(exchange->request());
+                 load_model(exchange, body);
+               }));
+    router.add("POST", base + "/models/unload",
+               with_json([this](http::ExchangePtr exchange, const Value& body, uint64_t) {
+                 need_admin_and_loading(exchange->request());
+                 exchange->respond(unload_model(body));
+               }));
+  }
 }
 
 }  // namespace tokamak::openai

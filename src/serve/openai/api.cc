@@ -87,9 +87,25 @@ Value piece_value(const ServedModel& model, int32_t id) {
   return list;
 }
 
+// Models that stay.
+std::vector<ModelEntry> entries_of(std::vector<ServedModel> models) {
+  std::vector<ModelEntry> entries;
+  for (ServedModel& model : models) {
+    ModelEntry entry;
+    entry.name = model.name;
+    entry.aliases = model.aliases;
+    entry.model = std::make_shared<const ServedModel>(std::move(model));
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
 }  // namespace
 
 Api::Api(ApiOptions options, std::vector<ServedModel> models)
+    : Api(std::move(options), entries_of(std::move(models))) {}
+
+Api::Api(ApiOptions options, std::vector<ModelEntry> models)
     : options_(std::move(options)),
       start_time_(unix_seconds()),
       keys_(options_.api_keys),
@@ -102,26 +118,28 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
       prepare_(std::make_unique<WorkerPool>(options_.prepare_threads)),
       stream_(std::make_unique<WorkerPool>(options_.stream_threads)),
       programs_(std::make_unique<WorkerPool>(options_.prepare_threads)) {
-  TK_CHECK(!models.empty());
-  for (ServedModel& model : models) {
-    if (model.fingerprint.empty()) model.fingerprint = "fp_tokamak_" + options_.version;
-    if (model.embedder == nullptr)
-      model.embedder = std::make_shared<const EmbeddingEncoder>(model.tokenizer);
-    if (model.grammars == nullptr)
-      model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
-    if (model.tool_format == nullptr)
-      model.tool_format = tool_format_of(pick_chat_template(model.tokenizer->spec(), "", true));
-    for (const auto& [name, text] : model.tokenizer->spec().named_templates)
-      if (name == "tool_use" && model.tool_template == nullptr)
-        model.tool_template = std::make_shared<const ChatTemplate>(ChatTemplate::parse(text));
-    models_.push_back(std::make_shared<const ServedModel>(std::move(model)));
-  }
-  for (const auto& model : models_)
+  registry_ = std::make_unique<ModelRegistry>(std::move(models), options_.limits,
+                                              [this](ServedModel& model) { complete(model); });
+  for (const auto& model : registry_->loaded())
     for (const auto& adapter : model->adapters) add_adapter(*model, adapter, false);
 }
 
+void Api::complete(ServedModel& model) const {
+  if (model.fingerprint.empty()) model.fingerprint = "fp_tokamak_" + options_.version;
+  if (model.embedder == nullptr)
+    model.embedder = std::make_shared<const EmbeddingEncoder>(model.tokenizer);
+  if (model.grammars == nullptr)
+    model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
+  if (model.tool_format == nullptr)
+    model.tool_format = tool_format_of(pick_chat_template(model.tokenizer->spec(), "", true));
+  for (const auto& [name, text] : model.tokenizer->spec().named_templates)
+    if (name == "tool_use" && model.tool_template == nullptr)
+      model.tool_template = std::make_shared<const ChatTemplate>(ChatTemplate::parse(text));
+}
+
 Api::~Api() {
-  prepare_.reset();  // its jobs may still post to the other pool
+  registry_->stop();  // requests that wait for a model are answered
+  prepare_.reset();   // its jobs may still post to the other pool
   // The connections are closed, so no generation keeps itself alive. The engine may still hold one
   // for a
   // moment; that one must not destroy the engine on the engine's own thread.
@@ -184,15 +202,26 @@ http::Handler Api::with_json(JsonAnswer answer, bool numbered, ErrorForm form) {
       return exchange->respond(in_form(form, error_answer(e)));
     }
     uint64_t number = numbered ? arrivals_++ : 0;
-    prepare_->post([answer, number, form, exchange = std::move(exchange)] {
-      if (exchange->gone()) return;
-      try {
-        answer(exchange, parse_body(exchange->request()), number);
-      } catch (const std::exception& e) {
-        exchange->respond(in_form(form, error_answer(e)));
-      }
+    prepare_->post([this, answer, number, form, exchange = std::move(exchange)] {
+      answer_json(exchange, answer, number, form);
     });
   };
+}
+
+void Api::answer_json(const http::ExchangePtr& exchange, const JsonAnswer& answer, uint64_t number,
+                      ErrorForm form) {
+  if (exchange->gone()) return;
+  try {
+    answer(exchange, parse_body(exchange->request()), number);
+  } catch (const ModelNotLoaded& e) {
+    registry_->when_loaded(
+        e.name(), [this, exchange, answer, number, form](const std::exception* error) {
+          if (error != nullptr) return exchange->respond(in_form(form, error_answer(*error)));
+          prepare_->post([=, this] { answer_json(exchange, answer, number, form); });
+        });
+  } catch (const std::exception& e) {
+    exchange->respond(in_form(form, error_answer(e)));
+  }
 }
 
 http::Handler Api::on_worker(Answer answer) {
@@ -226,6 +255,8 @@ http::Handler Api::vectors(VectorRoute route) {
       request.timeout_seconds = options_.request_timeout_seconds;
       std::make_shared<VectorCall>(exchange, std::move(request), *stream_, stats_, context)
           ->start();
+    } catch (const ModelNotLoaded&) {
+      throw;
     } catch (const std::exception& e) {
       http::Response response = error_answer(e);
       response.headers.emplace_back("traceparent", context.trace.header());
@@ -257,6 +288,8 @@ void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialec
   try {
     context.slot = keys_.admit(key_of(exchange->request()), context.start);
     generate(exchange, std::move(body), dialect, seed_of(number), context);
+  } catch (const ModelNotLoaded&) {
+    throw;
   } catch (const std::exception& e) {
     http::Response response = in_form(dialect.error, error_answer(e));
     response.headers.emplace_back("traceparent", context.trace.header());
@@ -369,7 +402,8 @@ http::Response Api::apply_template(const Value& body) const {
 
 http::Response Api::metrics() const {
   std::vector<ModelMetrics> models;
-  for (const auto& model : models_)
+  const auto loaded = registry_->loaded();
+  for (const auto& model : loaded)
     models.push_back(
         {model->name, model->max_model_len, model->client->stats(), model->client->memory()});
   http::Response response;

@@ -69,6 +69,9 @@ constexpr IntegerRow kCounters[] = {
     {"draft_fallbacks_total", "",
      "Times that drafting for a sequence was paused because it did not pay.",
      &EngineStats::draft_fallbacks},
+    {"jump_forwards_total", "", "Runs of tokens that a grammar forced, appended without steps.",
+     &EngineStats::jumps},
+    {"jump_forward_tokens_total", "", "Their tokens: steps saved.", &EngineStats::jump_tokens},
     {"requests_rejected_total", "", "Requests rejected: queue full, or too large to ever fit.",
      &EngineStats::requests_rejected},
 };
