@@ -170,27 +170,29 @@ Translated translate_generate(const Value& body, const Api& api) {
   return out;
 }
 
-Value details(const ServedModel&) {
+Value details() {
   return Value::Object{{"parent_model", ""},   {"format", "gguf"},
                        {"family", "tokamak"},  {"families", Value::Array{"tokamak"}},
                        {"parameter_size", ""}, {"quantization_level", ""}};
 }
 
-Value list_entry(const ServedModel& model) {
+Value list_entry(const ModelRegistry::Listed& model) {
   Value entry = Value::object();
   entry.set("name", model.name + std::string(kTag));
   entry.set("model", model.name + std::string(kTag));
-  entry.set("modified_at", utc_time(model.created));
-  entry.set("size", static_cast<int64_t>(model.client->memory().weights));
-  entry.set("digest", model.fingerprint);
-  entry.set("details", details(model));
+  entry.set("modified_at", utc_time(model.model != nullptr ? model.model->created : 0));
+  entry.set("size", static_cast<int64_t>(model.bytes));
+  entry.set("digest", model.model != nullptr ? model.model->fingerprint : "");
+  entry.set("details", details());
   return entry;
 }
 
 http::Response list(const Api& api, bool loaded) {
   Value models = Value::array();
-  for (const auto& model : api.models()) {
-    Value entry = list_entry(*model);
+  for (const ModelRegistry::Listed& listed : api.known_models()) {
+    const ServedModel* model = listed.model.get();
+    if (loaded && model == nullptr) continue;
+    Value entry = list_entry(listed);
     if (loaded) {
       entry.set("expires_at", utc_time(model->created + int64_t{100} * 365 * 86400));
       entry.set("size_vram", 0);
@@ -221,7 +223,7 @@ http::Response show(const Api& api, const Value& body) {
   value.set("parameters", "");
   value.set("template", chat);
   value.set("license", "");
-  value.set("details", details(*model));
+  value.set("details", details());
   value.set("model_info", std::move(info));
   value.set("capabilities", std::move(capabilities));
   value.set("modified_at", utc_time(model->created));
