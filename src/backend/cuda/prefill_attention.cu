@@ -126,19 +126,19 @@ struct Rows {
   }
 
   // The memory after the last key may hold anything. Scores there are hidden, values are set to
-  // zero: zero times infinity would be NaN. Both warpgroups do it, and neither waits for the other.
+  // zero: zero times infinity would be NaN. Both warpgroups share the work.
   TK_DEVICE void clear_tail(int keys) {
     const TileTurn at = next_keys.next();
     wait_tile(at);
     uint8_t* tile = s.tiles[at.place];
-    const int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
-    for (int i = thread; i < (kPrefillKeys - keys) * (d / 8); i += kGroupThreads) {
+    const int thread = static_cast<int>(threadIdx.x) - kGroupThreads;
+    for (int i = thread; i < (kPrefillKeys - keys) * (d / 8); i += 2 * kGroupThreads) {
       const int key = keys + i / (d / 8), chunk = i % (d / 8);
       *reinterpret_cast<Words4*>(tile + (key / 8 * (d / 64) + chunk / 8) * 1024 + key % 8 * 128 +
                                  chunk % 8 * 16) = {};
     }
     show_to_engines();
-    sync_threads(kGroupBarrier + group, kGroupThreads);
+    sync_threads(kTailBarrier, 2 * kGroupThreads);
   }
 
   // Scores of a tile, while the values of the tile before are added. begins: the tile is the first
@@ -216,6 +216,7 @@ struct Rows {
 #pragma unroll 1
     for (;;) {
       finish_tiles(lane_from(queries_at(turn.place), 0), item);
+      sync_warp();  // all lanes have read the item
       release(s.query_empty[turn.place]);
       turn = turn.next();
       const Item following = next_item(turn);

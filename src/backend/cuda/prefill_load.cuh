@@ -10,7 +10,7 @@ namespace tokamak::cuda::prefill {
 constexpr int kGroupThreads = 128;  // of a warpgroup
 constexpr int kLoaders = 96;        // threads that bring queries
 // Named barriers of the block: 0 is that of all threads.
-constexpr int kLoaderBarrier = 1, kTurnBarrier = 2, kGroupBarrier = 4;
+constexpr int kLoaderBarrier = 1, kTurnBarrier = 2, kTailBarrier = 4;
 
 // The tiles that blocks have taken beyond their first, and the blocks that are done. Zero between
 // launches.
