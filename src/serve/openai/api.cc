@@ -4,6 +4,7 @@
 #include <cctype>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "base/json.h"
 #include "base/rng.h"
@@ -114,10 +115,10 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
     for (const auto& [name, text] : model.tokenizer->spec().named_templates)
       if (name == "tool_use" && model.tool_template == nullptr)
         model.tool_template = std::make_shared<const ChatTemplate>(ChatTemplate::parse(text));
+    auto adapters = std::exchange(model.adapters, {});  // which may be unloaded later
     models_.push_back(std::make_shared<const ServedModel>(std::move(model)));
+    for (auto& adapter : adapters) add_adapter(*models_.back(), std::move(adapter), false);
   }
-  for (const auto& model : models_)
-    for (const auto& adapter : model->adapters) add_adapter(*model, adapter, false);
 }
 
 Api::~Api() {
