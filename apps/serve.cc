@@ -85,6 +85,7 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.defaults = sample_spec(loaded.defaults, flags.sampling);
   if (loaded.adapters) {
     model.adapters = loaded.adapters->list();
+    for (const auto& adapter : model.adapters) loaded.adapters->remove(adapter->name);
     model.open_adapter = [host = loaded.adapters, folder = flags.lora_dir](
                              const std::string& name, const std::string& path) {
       if (folder.empty())

@@ -100,6 +100,16 @@ class Serving(unittest.TestCase):
         self.assertEqual(self.server.metric("tokamak_adapter_slots"), 2)
         self.assertIn('vllm:lora_requests_info{max_lora="2"', self.server.get("/metrics"))
 
+    def test_with_speculation(self):
+        names = ["llama", "qv", "all"]
+        texts = {name: answer(self.server, name, max_tokens=40) for name in names}
+        with Serve(MODEL, "--lora-modules", f"qv={ADAPTERS / 'llama_qv'}", f"all={ADAPTERS / 'llama_all'}", "--speculative-config",
+                   '{"method": "ngram", "num_speculative_tokens": 3, "adaptive": false, "prompt_lookup_min": 1}') as server:
+            with concurrent.futures.ThreadPoolExecutor(6) as pool:
+                for name, text in zip(names * 4, pool.map(lambda name: answer(server, name, max_tokens=40), names * 4)):
+                    self.assertEqual(text, texts[name], name)
+            self.assertGreater(server.metric("tokamak_draft_tokens_total"), 0)
+
     def test_caches_are_apart(self):
         prompt = "one two three four five six seven eight nine ten one two"
         cached = []

@@ -99,7 +99,6 @@ void Api::add_adapter(const ServedModel& base, std::shared_ptr<const Adapter> ad
   auto model = std::make_shared<ServedModel>(base);
   model->name = adapter->name;
   model->aliases.clear();
-  model->adapters.clear();
   model->parent = base.name;
   model->created = unix_seconds();
   model->client = std::make_shared<AdapterClient>(base.client, std::move(adapter));

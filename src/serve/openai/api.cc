@@ -4,6 +4,7 @@
 #include <cctype>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "base/json.h"
 #include "base/rng.h"
@@ -118,13 +119,18 @@ Api::Api(ApiOptions options, std::vector<ModelEntry> models)
       prepare_(std::make_unique<WorkerPool>(options_.prepare_threads)),
       stream_(std::make_unique<WorkerPool>(options_.stream_threads)),
       programs_(std::make_unique<WorkerPool>(options_.prepare_threads)) {
+  std::vector<std::pair<std::string, std::shared_ptr<const Adapter>>> adapters;
+  for (const ModelEntry& entry : models)
+    if (entry.model != nullptr)
+      for (const auto& adapter : entry.model->adapters) adapters.emplace_back(entry.name, adapter);
   registry_ = std::make_unique<ModelRegistry>(std::move(models), options_.limits,
                                               [this](ServedModel& model) { complete(model); });
-  for (const auto& model : registry_->loaded())
-    for (const auto& adapter : model->adapters) add_adapter(*model, adapter, false);
+  for (auto& [name, adapter] : adapters)
+    add_adapter(*registry_->get(name), std::move(adapter), false);
 }
 
 void Api::complete(ServedModel& model) const {
+  model.adapters.clear();  // they may be unloaded later
   if (model.fingerprint.empty()) model.fingerprint = "fp_tokamak_" + options_.version;
   if (model.embedder == nullptr)
     model.embedder = std::make_shared<const EmbeddingEncoder>(model.tokenizer);
