@@ -1,6 +1,6 @@
 // Tests and measures the CUDA kernels on a GPU: decode_bench <folder with *.fatbin> [part ...]
 // Parts: decode, decode-tiny (for compute-sanitizer), decode-large, decode-time, attention,
-// attention-time, sample, sample-time.
+// attention-time, sample, sample-time, products, products-time.
 #include "decode_bench.h"
 
 using namespace tokamak;
@@ -20,6 +20,8 @@ int run(const std::string& folder, const std::vector<std::string>& parts) {
   AttentionContext attention{device, filler, stream,
                              read_kernels(folder + "/decode_attention.fatbin"), report};
   SampleContext sample{device, filler, stream, read_kernels(folder + "/sample.fatbin"), report};
+  FewRowsContext few_rows{device, filler, stream, read_kernels(folder + "/few_rows.fatbin"),
+                          report};
   for (const std::string& part : parts) {
     fmt::print("== {}\n", part);
     try {
@@ -31,6 +33,8 @@ int run(const std::string& folder, const std::vector<std::string>& parts) {
       if (part == "attention-time") time_attention(attention);
       if (part == "sample") check_sample(sample);
       if (part == "sample-time") time_sample(sample);
+      if (part == "products") check_few_rows(few_rows);
+      if (part == "products-time") time_few_rows(few_rows);
     } catch (const Error& e) {
       report.expect(false, fmt::format("{}: {}", part, e.what()));
     }
@@ -47,7 +51,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   std::vector<std::string> parts(argv + 2, argv + argc);
-  if (parts.empty()) parts = {"decode", "decode-large", "attention", "sample"};
+  if (parts.empty()) parts = {"decode", "decode-large", "attention", "sample", "products"};
   try {
     return run(argv[1], parts);
   } catch (const std::exception& e) {

@@ -16,6 +16,7 @@ struct DecodeContext {
 };
 using AttentionContext = DecodeContext;  // with decode_attention.fatbin
 using SampleContext = DecodeContext;     // with sample.fatbin
+using FewRowsContext = DecodeContext;    // with few_rows.fatbin
 void check_decode(DecodeContext& context);
 void check_decode_tiny(DecodeContext& context);
 void check_decode_large(DecodeContext& context);
@@ -24,5 +25,7 @@ void check_attention(AttentionContext& context);
 void time_attention(AttentionContext& context);
 void check_sample(SampleContext& context);
 void time_sample(SampleContext& context);
+void check_few_rows(FewRowsContext& context);
+void time_few_rows(FewRowsContext& context);
 
 }  // namespace tokamak::cuda

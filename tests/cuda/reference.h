@@ -29,7 +29,7 @@ class Filler {
               uint32_t scale) const;
 
  private:
-  Module module_;
+  KernelModule module_;
   Handle bf16_, f32_, packed_;
 };
 

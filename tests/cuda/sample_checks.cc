@@ -48,7 +48,7 @@ class DeviceSampler {
   }
 
  private:
-  Module module_;
+  KernelModule module_;
   Handle function_;
   int vocab_;
   Buffer logits_, params_, tokens_;

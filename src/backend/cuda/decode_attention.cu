@@ -166,7 +166,6 @@ class AttentionConsumer {
 #pragma unroll 1
       for (int i = threadIdx.x; i < group_ * C::kHead; i += C::kConsumers) write(now, i);
     }
-    allow_next();
   }
 
  private:
@@ -250,6 +249,7 @@ template <class C>
 __device__ void attention_parts(const AttentionLaunch& l) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<AttentionShared<C>*>(memory);
+  allow_next();
   if (threadIdx.x == 0) shared.ring.init();
   if (threadIdx.x / 32 == C::kWarps) shared.numbering.make(l);
   __syncthreads();
@@ -268,6 +268,7 @@ __device__ void attention_join(const AttentionLaunch& l) {
   __shared__ int first, last;  // blocks with a part
   __shared__ bool sparse;      // some blocks have no places
   const int pair = blockIdx.x, sequence = pair / l.kv_heads, group = l.heads / l.kv_heads;
+  allow_next();
   if (threadIdx.x / 32 == 0) n.make(l);
   __syncthreads();
   if (threadIdx.x == 0) {

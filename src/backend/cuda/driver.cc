@@ -60,6 +60,7 @@ DriverCalls load_driver() {
   find(calls.launch, "cuLaunchKernel");
   find(calls.launch_ex, "cuLaunchKernelEx");
   find(calls.launch_cooperative, "cuLaunchCooperativeKernel");
+  find(calls.tensor_map, "cuTensorMapEncodeTiled");
   find(calls.stream_create, "cuStreamCreate");
   find(calls.stream_destroy, "cuStreamDestroy_v2");
   find(calls.stream_wait, "cuStreamSynchronize");

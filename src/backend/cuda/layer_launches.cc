@@ -1,6 +1,7 @@
 #include "backend/cuda/layer_launches.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "backend/cuda/launches.h"
 #include "base/error.h"
@@ -19,6 +20,12 @@ int64_t most_rows(const PlanSet& set, const std::vector<const Plan*>& plans) {
   for (const Plan* plan : plans)
     rows = std::max(rows, most_of(set, *plan, plan->function == "decode" ? "B" : "T"));
   return rows;
+}
+
+// TOKAMAK_CUDA_FEW_ROWS: the most rows of products in few_rows.cu.
+int64_t most_few_rows() {
+  const char* value = std::getenv("TOKAMAK_CUDA_FEW_ROWS");
+  return value ? std::atoi(value) : kMostFewRows;
 }
 
 // Weights of one product follow each other on the device when they do so in the plan and no
@@ -66,7 +73,7 @@ std::optional<PlannedDecoder> LayerLaunches::find(const PlanSet& plans, const Pl
 
 // Offsets into the working memory.
 struct LayerLaunches::Layout {
-  size_t residual, normed, wide, queries, attended, gated, delta, turns, bytes = 0;
+  size_t residual, normed, wide, queries, attended, gated, delta, turns, few_rows, bytes = 0;
   Layout(const DecoderShape& s, int64_t rows) {
     auto take = [&](int64_t width, size_t element) {
       const size_t at = bytes;
@@ -82,6 +89,8 @@ struct LayerLaunches::Layout {
     gated = take(s.mlp, 2);
     delta = take(s.hidden, 2);
     turns = take(s.head_dim, 4);
+    few_rows = bytes;
+    bytes += kFewRowsMemory;
   }
 };
 
@@ -130,6 +139,7 @@ LayerLaunches::LayerLaunches(const PlanSet& plans, PlannedDecoder decoder,
   gated_ = base + layout.gated;
   delta_ = base + layout.delta;
   turns_ = base + layout.turns;
+  few_rows_ = base + layout.few_rows;
 }
 
 LayerLaunches::Matrix LayerLaunches::qkv(const PlannedLayer& l) const {
@@ -164,9 +174,22 @@ std::vector<BlasProduct> LayerLaunches::products() const {
   return list;
 }
 
+// True: the product runs in few_rows.cu.
+bool LayerLaunches::few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w) const {
+  p.w = weights_.address(w.weight);
+  p.k = w.k;
+  if (!few_rows_takes(p, libraries_.hopper_blocks) || p.rows > most_few_rows()) return false;
+  const FewRowsLaunch l = few_rows_launch(p, few_rows_);
+  list.add_overlapped("few_rows", l.kernel, {libraries_.hopper_blocks}, kFewRowsThreads, l.args,
+                      l.shared_bytes);
+  return true;
+}
+
 // y[rows, n] = x[rows, k] * w^T.
 void LayerLaunches::product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows,
                             DeviceAddress y, DType out) const {
+  FewRowsProduct few{.x = x, .y = y, .rows = rows, .n = w.n, .f32 = out == DType::kF32};
+  if (few_rows(list, few, w)) return;
   KernelCall call;
   call.op = "linear";
   const StepView view;
@@ -175,6 +198,18 @@ void LayerLaunches::product(LaunchList& list, DeviceAddress x, const Matrix& w, 
              {DType::kBF16, {w.n, w.k}, weights_.address(w.weight), 0}};
   site.out = {{out, {rows, w.n}, y, 0}};
   emit_linear(site, list);
+}
+
+// To gated_.
+void LayerLaunches::gate(LaunchList& list, const Matrix& w, int64_t rows) const {
+  const int64_t n = decoder_.shape.mlp;
+  FewRowsProduct few{.x = normed_, .y = gated_, .rows = rows, .n = n, .gated = true};
+  if (few_rows(list, few, w)) return;
+  product(list, normed_, w, rows, wide_);
+  GateArgs args{at<uint16_t>(wide_), at<uint16_t>(gated_), rows, n};
+  const int64_t blocks = (rows * n / 8 + kElementThreads - 1) / kElementThreads;
+  list.add_overlapped("op_layer", "op_gate", {std::min<int64_t>(132 * 16, blocks)}, kElementThreads,
+                      args);
 }
 
 void LayerLaunches::turns(LaunchList& list, const Step& step) const {
@@ -273,11 +308,7 @@ void LayerLaunches::emit(const Step& step, const StepView& view, Scratch scratch
     product(list, attended_, out(l), rows, delta_);
     delta = at<void>(delta_);
     add_norm(list, delta, l.mlp_norm, rows);
-    product(list, normed_, gate_up(l), rows, wide_);
-    GateArgs gate{at<uint16_t>(wide_), at<uint16_t>(gated_), rows, s.mlp};
-    const int64_t blocks = (rows * s.mlp / 8 + kElementThreads - 1) / kElementThreads;
-    list.add_overlapped("op_layer", "op_gate", {std::min<int64_t>(132 * 16, blocks)},
-                        kElementThreads, gate);
+    gate(list, gate_up(l), rows);
     product(list, gated_, down(l), rows, delta_);
   }
   add_norm(list, delta, decoder_.final_norm, step.outputs, step.out_rows);

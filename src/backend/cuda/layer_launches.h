@@ -8,6 +8,7 @@
 
 #include "backend/cuda/decode_plan.h"
 #include "backend/cuda/device_weights.h"
+#include "backend/cuda/few_rows_launch.h"
 #include "backend/cuda/kernels.h"
 
 namespace tokamak::cuda {
@@ -51,6 +52,8 @@ class LayerLaunches {
   Matrix head() const;
   void product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows, DeviceAddress y,
                DType out = DType::kBF16) const;
+  bool few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w) const;
+  void gate(LaunchList& list, const Matrix& w, int64_t rows) const;
   void turns(LaunchList& list, const Step& step) const;
   void add_norm(LaunchList& list, const void* delta, uint32_t norm, int64_t rows,
                 DeviceAddress chosen = 0) const;
@@ -67,7 +70,7 @@ class LayerLaunches {
   int64_t rows_;
   Buffer memory_;
   // Parts of it.
-  DeviceAddress residual_, normed_, wide_, queries_, attended_, gated_, delta_, turns_;
+  DeviceAddress residual_, normed_, wide_, queries_, attended_, gated_, delta_, turns_, few_rows_;
 };
 
 }  // namespace tokamak::cuda

@@ -353,6 +353,7 @@ constexpr DriverCalls kCalls = {
     .launch = launch,
     .launch_ex = launch_ex,
     .launch_cooperative = launch_cooperative,
+    .tensor_map = nullptr,  // kernels that need one do not run here
     .stream_create = stream_create,
     .stream_destroy = stream_destroy,
     .stream_wait = stream_wait,
@@ -394,12 +395,12 @@ void reinstall_fake_driver() {
   simt::link_host_kernels();
   static const unsigned char kNothing[1] = {};
   static const EmbeddedImage kImages[] = {
-      {"op_element", kNothing, kNothing + 1},   {"op_rows", kNothing, kNothing + 1},
-      {"op_linear", kNothing, kNothing + 1},    {"op_linear_mma", kNothing, kNothing + 1},
-      {"op_attend", kNothing, kNothing + 1},    {"op_flash", kNothing, kNothing + 1},
-      {"op_layer", kNothing, kNothing + 1},     {"op_pack", kNothing, kNothing + 1},
-      {"sample", kNothing, kNothing + 1},       {"decode_attention", kNothing, kNothing + 1},
-      {"decode_stream", kNothing, kNothing + 1}};
+      {"op_element", kNothing, kNothing + 1},    {"op_rows", kNothing, kNothing + 1},
+      {"op_linear", kNothing, kNothing + 1},     {"op_linear_mma", kNothing, kNothing + 1},
+      {"op_attend", kNothing, kNothing + 1},     {"op_flash", kNothing, kNothing + 1},
+      {"op_layer", kNothing, kNothing + 1},      {"op_pack", kNothing, kNothing + 1},
+      {"sample", kNothing, kNothing + 1},        {"decode_attention", kNothing, kNothing + 1},
+      {"decode_stream", kNothing, kNothing + 1}, {"few_rows", kNothing, kNothing + 1}};
   setenv("TOKAMAK_CUBLASLT", "0", 1);  // the library would use the real driver
   use_images(kImages);
   use_driver(&kCalls);

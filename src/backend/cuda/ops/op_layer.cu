@@ -32,6 +32,7 @@ TK_KERNEL(op_add_norm, AddNormArgs, kNormThreads) {
   constexpr int64_t kStep = kNormThreads * 8;
   const int64_t row = blockIdx.x, from = a.rows ? a.rows[row] : row, start = threadIdx.x * 8;
   float* residual = a.residual + from * a.n;
+  allow_next();
   wait_for_earlier();
   auto sum_at = [&](int64_t i, float(&v)[8]) {
     load8(residual, DType::kF32, i, v);
@@ -81,6 +82,7 @@ TK_KERNEL(op_add_norm, AddNormArgs, kNormThreads) {
 
 // silu(gate) * up; a row has the gates, then what they gate.
 TK_KERNEL(op_gate, GateArgs, kElementThreads) {
+  allow_next();
   wait_for_earlier();
   int64_t vectors = a.n / 8, step = int64_t{gridDim.x} * kElementThreads;
   for (int64_t i = int64_t{blockIdx.x} * kElementThreads + threadIdx.x; i < a.rows * vectors;

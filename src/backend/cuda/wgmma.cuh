@@ -1,0 +1,105 @@
+#pragma once
+// Products of a warp group on Hopper's tensor cores, and copies of boxes of a matrix.
+#include "backend/cuda/device.cuh"
+
+namespace tokamak::cuda {
+
+// A box of the matrix that `map` describes, from (column, row) on. kOnce: bytes that are read once
+// and need not stay in the cache.
+template <bool kOnce>
+__device__ __forceinline__ void tensor_copy(uint32_t to, const void* map, int column, int row,
+                                            uint32_t barrier) {
+  constexpr unsigned long long kEvictFirst = 0x12F0000000000000ull,
+                               kEvictLast = 0x14F0000000000000ull;
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0],[%1,{%2,%3}],[%4],%5;" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(kOnce ? kEvictFirst : kEvictLast)
+      : "memory");
+}
+
+// Rows of 128 bytes in shared memory as a tensor copy with a swizzle of 128 bytes leaves them. 16
+// values further in the row: plus 2.
+__device__ __forceinline__ uint64_t swizzled_matrix(uint32_t address) {
+  constexpr uint64_t kEightRows = 1024 / 16, kSwizzle128 = 1;
+  return uint64_t{(address & 0x3ffff) / 16} | 1ull << 16 | kEightRows << 32 | kSwizzle128 << 62;
+}
+
+// Before the first product that uses these sums, and after the last one.
+template <int kArrays, int kCount>
+__device__ __forceinline__ void wgmma_begin(float (&sums)[kArrays][kCount]) {
+#pragma unroll
+  for (int a = 0; a < kArrays; ++a)
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[a][i])::"memory");
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+template <int kArrays, int kCount>
+__device__ __forceinline__ void wgmma_end(float (&sums)[kArrays][kCount]) {
+  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+  for (int a = 0; a < kArrays; ++a)
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[a][i])::"memory");
+}
+
+// sums[64 x kRows] += a[64 x 16] * b[kRows x 16]^T, bf16, both in shared memory.
+template <int kRows>
+__device__ __forceinline__ void wgmma(float (&sums)[kRows / 2], uint64_t a, uint64_t b) {
+  static_assert(kRows == 16 || kRows == 32 || kRows == 64 || kRows == 128);
+  if constexpr (kRows == 16)
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7},"
+        "%8,%9,1,1,1,0,0;"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),
+          "+f"(sums[6]), "+f"(sums[7])
+        : "l"(a), "l"(b));
+  else if constexpr (kRows == 32)
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},"
+        "%16,%17,1,1,1,0,0;"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),
+          "+f"(sums[6]), "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]),
+          "+f"(sums[11]), "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15])
+        : "l"(a), "l"(b));
+  else if constexpr (kRows == 64)
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31},"
+        "%32,%33,1,1,1,0,0;"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),
+          "+f"(sums[6]), "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]),
+          "+f"(sums[11]), "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+          "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]), "+f"(sums[20]),
+          "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]), "+f"(sums[24]), "+f"(sums[25]),
+          "+f"(sums[26]), "+f"(sums[27]), "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]),
+          "+f"(sums[31])
+        : "l"(a), "l"(b));
+  else if constexpr (kRows == 128)
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63},"
+        "%64,%65,1,1,1,0,0;"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),
+          "+f"(sums[6]), "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]),
+          "+f"(sums[11]), "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+          "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]), "+f"(sums[20]),
+          "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]), "+f"(sums[24]), "+f"(sums[25]),
+          "+f"(sums[26]), "+f"(sums[27]), "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]),
+          "+f"(sums[31]), "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
+          "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]), "+f"(sums[40]),
+          "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]), "+f"(sums[44]), "+f"(sums[45]),
+          "+f"(sums[46]), "+f"(sums[47]), "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]),
+          "+f"(sums[51]), "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
+          "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]), "+f"(sums[60]),
+          "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
+        : "l"(a), "l"(b));
+}
+
+}  // namespace tokamak::cuda
