@@ -76,7 +76,8 @@ struct RingPlace {
 // Units of work: a tile at a step of its width. A block has those from first_unit(block) to the
 // next block's.
 __device__ __forceinline__ int first_unit(const FewRowsArgs& a, int block) {
-  return static_cast<int>(static_cast<int64_t>(a.tiles) * a.steps * block / gridDim.x);
+  const FewRowsShares& s = a.sums.shares;
+  return static_cast<int>(static_cast<int64_t>(s.tiles) * s.steps * block / s.blocks);
 }
 
 // By one thread.
@@ -86,8 +87,11 @@ class FewRowsProducer {
   __device__ FewRowsProducer(const FewRowsArgs& a, const FewRowsShared<C>& shared)
       : a_(a),
         shared_(shared),
+        steps_(a.sums.shares.steps),
         unit_(first_unit(a, blockIdx.x)),
-        end_(first_unit(a, blockIdx.x + 1)) {}
+        end_(first_unit(a, blockIdx.x + 1)) {
+    prefetch_map(&a.x);
+  }
 
   __device__ void run() {
     const int begin = unit_, ahead = min(C::kStages, end_ - begin);
@@ -117,7 +121,7 @@ class FewRowsProducer {
     ++issued_;
     const uint32_t full = shared_.weights_full(place_.stage);
     uint32_t to = shared_.weights(place_.stage);
-    const int tile = unit_ / a_.steps, step = unit_ % a_.steps;
+    const int tile = unit_ / steps_, step = unit_ % steps_;
     const int row = tile * (a_.gated ? kBoxRows : kFewRowsTile);
     barrier_expect(full, C::kWeightBytes);
 #pragma unroll
@@ -135,12 +139,12 @@ class FewRowsProducer {
 #pragma unroll
     for (int box = 0; box < C::kBoxes; ++box)
       tensor_copy<false>(shared_.values(place.stage) + box * C::kRows * 128, &a_.x,
-                         (unit % a_.steps * C::kBoxes + box) * kFewRowsWidth, 0, full);
+                         (unit % steps_ * C::kBoxes + box) * kFewRowsWidth, 0, full);
   }
 
   const FewRowsArgs& a_;
   const FewRowsShared<C>& shared_;
-  int unit_, end_, issued_ = 0;
+  int steps_, unit_, end_, issued_ = 0;
   RingPlace<C> place_, landed_;
 };
 
@@ -152,20 +156,24 @@ class FewRowsConsumer {
       : a_(a), shared_(shared), lane_(threadIdx.x % 32) {}
 
   __device__ void run() {
+    const FewRowsShares& shares = a_.sums.shares;
     const int end = first_unit(a_, blockIdx.x + 1);
     wait_for_earlier();
 #pragma unroll 1
     for (int unit = first_unit(a_, blockIdx.x); unit < end;) {
-      const int tile = unit / a_.steps, step = unit % a_.steps;
-      const int count = min(a_.steps - step, end - unit);
+      const int tile = unit / shares.steps, step = unit % shares.steps;
+      const int count = min(shares.steps - step, end - unit);
       multiply(count);
       unit += count;
-      if (step > 0) {
+      if (a_.sums.planes) {
+        const int plane = static_cast<int>(blockIdx.x) - shares.first_of(tile);
+        write_sums(tile, a_.sums.planes + plane * a_.sums.plane);
+      } else if (step > 0) {
         leave_part();
-        continue;
+      } else {
+        if (count < shares.steps) add_parts(shares.last_of(tile));
+        write(tile);
       }
-      if (count < a_.steps) add_parts((tile + 1) * a_.steps);
-      write(tile);
     }
   }
 
@@ -217,26 +225,41 @@ class FewRowsConsumer {
       asm volatile("st.release.gpu.global.u32 [%0],%1;" ::"l"(a_.ready + blockIdx.x), "r"(1u)
                    : "memory");
   }
-  // Of the blocks after this one, up to the tile's end.
-  __device__ void add_parts(int tile_end) {
+  // Of the blocks after this one, up to `last`.
+  __device__ void add_parts(int last) {
+    const int first = static_cast<int>(blockIdx.x) + 1;
+    bool came = true;
 #pragma unroll 1
-    for (int block = static_cast<int>(blockIdx.x) + 1, first = first_unit(a_, block);
-         first < tile_end; ++block) {
-      const int next = first_unit(a_, block + 1);
-      if (next == first) continue;
-      first = next;
-      const bool came = wait_part(block);
+    for (int block = first + static_cast<int>(threadIdx.x); block <= last; block += kMultipliers)
+      came = came && wait_part(block);
+    came = sync_all(came);
+#pragma unroll 1
+    for (int block = first; block <= last; ++block) {
       const float* from = part(block);
 #pragma unroll
       for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int i = 0; i < kSums; ++i)
-          sums_[half][i] += came ? __ldcg(from + (half * kSums + i) * kMultipliers) : NAN;
-      sync();
-      if (threadIdx.x == 0) a_.ready[block] = 0;
+          sums_[half][i] += __ldcg(from + (half * kSums + i) * kMultipliers);
     }
+    if (!came) sums_[0][0] = NAN;  // a timeout must not pass unseen
+    sync();
+#pragma unroll 1
+    for (int block = first + static_cast<int>(threadIdx.x); block <= last; block += kMultipliers)
+      a_.ready[block] = 0;
   }
-  // Every thread looks itself, so it sees what was written before. False: it did not come.
+  // A barrier; whether x holds in all threads.
+  __device__ static bool sync_all(bool x) {
+    uint32_t all;
+    asm volatile(
+        "{\n.reg .pred p, q;\nsetp.ne.u32 p,%1,0;\n"
+        "barrier.cta.red.and.pred q,1,%2,p;\nselp.u32 %0,1,0,q;\n}"
+        : "=r"(all)
+        : "r"(static_cast<uint32_t>(x)), "n"(kMultipliers)
+        : "memory");
+    return all != 0;
+  }
+  // False: it did not come.
   __device__ bool wait_part(int block) const {
     const unsigned long long deadline = now_ns() + kTimeoutNs;
 #pragma unroll 1
@@ -252,22 +275,34 @@ class FewRowsConsumer {
   }
 
   __device__ static float rounded(float v) { return __bfloat162float(__float2bfloat16(v)); }
+  __device__ void write_sums(int tile, float* to) const {
+    auto put = [&](int64_t at, float a, float b) {
+      *reinterpret_cast<float2*>(to + at) = make_float2(a, b);
+    };
+    write_box(sums_[0], tile * kFewRowsTile, put);
+    write_box(sums_[1], tile * kFewRowsTile + kBoxRows, put);
+  }
   __device__ void write(int tile) {
+    if (a_.f32) return write_sums(tile, static_cast<float*>(a_.y));
+    auto put = [&](int64_t at, float a, float b) {
+      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(a_.y) + at) = pack2(a, b);
+    };
     if (a_.gated) {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
         const float gate = rounded(sums_[0][i]);
         sums_[0][i] = gate / (1.0f + expf(-gate)) * rounded(sums_[1][i]);
       }
-      write_box(sums_[0], tile * kBoxRows);
+      write_box(sums_[0], tile * kBoxRows, put);
     } else {
-      write_box(sums_[0], tile * kFewRowsTile);
-      write_box(sums_[1], tile * kFewRowsTile + kBoxRows);
+      write_box(sums_[0], tile * kFewRowsTile, put);
+      write_box(sums_[1], tile * kFewRowsTile + kBoxRows, put);
     }
   }
   // sums: rows 16 * warp + lane / 4 and that + 8 of the matrix; values' rows 8 * j + lane % 4 * 2
   // and the next. Lanes of neighbouring rows exchange, so that each writes two neighbours.
-  __device__ void write_box(const float (&sums)[kSums], int first) const {
+  template <class Put>
+  __device__ void write_box(const float (&sums)[kSums], int first, Put put) const {
     const bool odd = lane_ / 4 % 2;
     const int row = first + threadIdx.x / 32 * 16 + lane_ / 4 / 2 * 2;
 #pragma unroll
@@ -280,12 +315,6 @@ class FewRowsConsumer {
         if (of_values < a_.rows && at < a_.n)
           put(static_cast<int64_t>(of_values) * a_.n + at, odd ? other : a, odd ? b : other);
       }
-  }
-  __device__ void put(int64_t at, float a, float b) const {
-    if (a_.f32)
-      *reinterpret_cast<float2*>(static_cast<float*>(a_.y) + at) = make_float2(a, b);
-    else
-      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(a_.y) + at) = pack2(a, b);
   }
 
   const FewRowsArgs& a_;

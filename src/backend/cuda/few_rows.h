@@ -4,6 +4,14 @@
 // read them before the launches that compute the values are done.
 #include <cstdint>
 
+#ifndef TK_HOST_DEVICE
+#ifdef __CUDACC__
+#define TK_HOST_DEVICE __host__ __device__
+#else
+#define TK_HOST_DEVICE
+#endif
+#endif
+
 namespace tokamak::cuda {
 
 constexpr int kFewRowsTile = 128;     // rows of the matrix that a block works on at a time
@@ -15,19 +23,39 @@ struct alignas(64) TensorMap {
   uint64_t words[16];
 };
 
-// The tiles of the matrix, each cut along its width, are divided evenly among the blocks, so a tile
-// may be shared. The block that has a tile's beginning adds what the others leave in `parts`.
+// The tiles of the matrix, each cut along its width into steps, are divided evenly among the
+// blocks, so a tile may be shared. Its sums then are those of several blocks, at most most_shares()
+// of them.
+struct FewRowsShares {
+  int32_t tiles, steps, blocks;
+  TK_HOST_DEVICE int block_of(int unit) const {  // unit: tile * steps + step
+    return static_cast<int>(((unit + 1) * static_cast<int64_t>(blocks) - 1) /
+                            (static_cast<int64_t>(tiles) * steps));
+  }
+  TK_HOST_DEVICE int first_of(int tile) const { return block_of(tile * steps); }
+  TK_HOST_DEVICE int last_of(int tile) const { return block_of((tile + 1) * steps - 1); }
+  int most_shares() const { return (blocks + tiles - 1) / tiles + 1; }
+};
+
+// The sums of a product that the reader adds up: those of the first block of each tile, then those
+// of the second, and so on.
+struct FewRowsSums {
+  float* planes;  // [most_shares, rows, n]; null: there are none
+  int64_t plane;  // elements
+  FewRowsShares shares;
+};
+
 struct FewRowsArgs {
-  TensorMap w, x;   // boxes of 64 rows of the matrix, and of all rows of values
-  void* y;          // [rows, n], bf16 or f32
-  float* parts;     // [blocks, kFewRowsTile, most rows]
-  uint32_t* ready;  // [blocks]: a part can be read; zero before and after a launch
+  TensorMap w, x;    // boxes of 64 rows of the matrix, and of all rows of values
+  FewRowsSums sums;  // without planes the block with a tile's beginning adds the sums of the others
+  void* y;           // [rows, n], bf16 or f32, where there are no planes
+  float* parts;      // [blocks, kFewRowsTile, most rows]: what is left for others to add
+  uint32_t* ready;   // [blocks]: a part can be read; zero before and after a launch
   int32_t rows, n;
-  int32_t tiles, steps;  // steps: along the width
-  int32_t second;        // distance of the tile's two boxes in rows
-  int32_t in_flight;     // stages whose weights may be loading at a time
-  bool gated;            // y = silu(first box) * second box
-  bool f32;              // type of y
+  int32_t second;     // distance of the tile's two boxes in rows
+  int32_t in_flight;  // stages whose weights may be loading at a time
+  bool gated;         // y = silu(first box) * second box
+  bool f32;           // type of y
 };
 
 // Bytes of shared memory of a stage: weights, then values.

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace tokamak::cuda {
@@ -28,28 +30,37 @@ bool few_rows_takes(const FewRowsProduct& p, int blocks) {
          p.k <= int64_t{1} << 20 && p.x % 16 == 0 && p.w % 16 == 0 && p.y % 8 == 0;
 }
 
-FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory,
+bool few_rows_splits(const FewRowsProduct& p, int blocks) {
+  // Then the sums of a tile are of at most blocks / tiles + 2 blocks: kFewRowsMemory.
+  return !p.gated && p.n <= int64_t{blocks} * kFewRowsTile;
+}
+
+FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int blocks, bool split,
                               const FewRowsTuning& tuning) {
-  TK_CHECK(few_rows_takes(p, 1), "{} rows, {} x {}", p.rows, p.n, p.k);
+  TK_CHECK(few_rows_takes(p, blocks) && (!split || few_rows_splits(p, blocks)), "{} rows, {} x {}",
+           p.rows, p.n, p.k);
   const int most = p.rows <= 16 ? 16 : p.rows <= 32 ? 32 : p.rows <= 64 ? 64 : 128;
   const int boxes = tuning.boxes ? tuning.boxes : most <= 32 ? 2 : 1;
+  const int64_t tile = p.gated ? kFewRowsTile / 2 : kFewRowsTile, step = boxes * kFewRowsWidth;
+  const int64_t tiles = (p.n + tile - 1) / tile, steps = (p.k + step - 1) / step;
   FewRowsLaunch out;
   out.kernel = fmt::format("few_rows_{}_{}", most, boxes);
   out.shared_bytes = few_rows_shared_bytes(most, boxes);
+  out.blocks = static_cast<int>(std::min<int64_t>(blocks, tiles * steps));
   FewRowsArgs& a = out.args = {};
   a.w = boxes_of(p.w, p.gated ? 2 * p.n : p.n, p.k, kFewRowsTile / 2);
   a.x = boxes_of(p.x, p.rows, p.k, most);
   a.y = reinterpret_cast<void*>(p.y);
   a.parts = reinterpret_cast<float*>(memory);
-  a.ready = reinterpret_cast<uint32_t*>(memory + size_t{kFewRowsBlocks} * kFewRowsTile *
-                                                     kMostFewRows * sizeof(float));
+  a.ready = reinterpret_cast<uint32_t*>(memory + 4 * kFewRowsParts);
   a.rows = static_cast<int32_t>(p.rows);
   a.n = static_cast<int32_t>(p.n);
-  const int64_t tile = p.gated ? kFewRowsTile / 2 : kFewRowsTile, step = boxes * kFewRowsWidth;
-  a.tiles = static_cast<int32_t>((p.n + tile - 1) / tile);
-  a.steps = static_cast<int32_t>((p.k + step - 1) / step);
+  a.sums.plane = p.rows * p.n;
+  a.sums.shares = {static_cast<int32_t>(tiles), static_cast<int32_t>(steps), out.blocks};
+  if (split) a.sums.planes = reinterpret_cast<float*>(memory + kFewRowsParts);
   a.second = p.gated ? a.n : kFewRowsTile / 2;
-  a.in_flight = tuning.in_flight ? tuning.in_flight : 8 / boxes;
+  a.in_flight =
+      std::min(tuning.in_flight ? tuning.in_flight : 6 / boxes, few_rows_stages(most, boxes));
   a.gated = p.gated;
   a.f32 = p.f32;
   return out;

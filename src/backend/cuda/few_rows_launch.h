@@ -20,20 +20,24 @@ struct FewRowsProduct {
 constexpr int64_t kMostFewRows = 128;
 constexpr int kFewRowsBlocks = 160;  // that memory is planned for
 // Memory that the launches of a stream share; zeros at first.
-constexpr size_t kFewRowsMemory =
-    size_t{kFewRowsBlocks} * (kFewRowsTile * kMostFewRows * sizeof(float) + sizeof(uint32_t));
+constexpr size_t kFewRowsParts =
+    size_t{kFewRowsBlocks} * kFewRowsTile * kMostFewRows * sizeof(float);
+constexpr size_t kFewRowsMemory = 4 * kFewRowsParts + kFewRowsBlocks * sizeof(uint32_t);
 
 bool few_rows_takes(const FewRowsProduct& p, int blocks);
+// Whether the sums may be left to the reader: there are few enough.
+bool few_rows_splits(const FewRowsProduct& p, int blocks);
 
 struct FewRowsLaunch {
   std::string kernel;  // of few_rows.cu; its threads are kFewRowsThreads
-  int shared_bytes;
+  int blocks, shared_bytes;
   FewRowsArgs args;
 };
 struct FewRowsTuning {
   int boxes = 0, in_flight = 0;  // 0: what was measured to be good
 };
-FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory,
+// split: the sums are left to the reader (args.sums).
+FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int blocks, bool split,
                               const FewRowsTuning& tuning = {});
 
 }  // namespace tokamak::cuda

@@ -18,6 +18,10 @@ __device__ __forceinline__ void tensor_copy(uint32_t to, const void* map, int co
       : "memory");
 }
 
+__device__ __forceinline__ void prefetch_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // Rows of 128 bytes in shared memory as a tensor copy with a swizzle of 128 bytes leaves them. 16
 // values further in the row: plus 2.
 __device__ __forceinline__ uint64_t swizzled_matrix(uint32_t address) {

@@ -26,6 +26,28 @@ TK_DEVICE void store8(uint16_t* to, const float (&v)[8]) {
   *reinterpret_cast<Words4*>(to) = w;
 }
 
+// How many blocks have left sums of a column.
+TK_DEVICE int shares_of(const FewRowsSums& s, int64_t column) {
+  const int tile = static_cast<int>(column) / kFewRowsTile;
+  return s.shares.last_of(tile) - s.shares.first_of(tile) + 1;
+}
+// Eight columns from `column` on, a multiple of eight, rounded as the product's result is.
+TK_DEVICE void load8(const FewRowsSums& s, int64_t n, int64_t row, int64_t column, float (&v)[8]) {
+  const int count = shares_of(s, column);
+  const float* from = s.planes + row * n + column;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) v[j] = 0;
+#pragma unroll 2
+  for (int p = 0; p < count; ++p, from += s.plane) {
+    float part[8];
+    load8(from, DType::kF32, 0, part);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] += part[j];
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) v[j] = brain_value(brain_bits(v[j]));
+}
+
 // residual += delta, then y = rms_norm(residual). A block per row.
 TK_KERNEL(op_add_norm, AddNormArgs, kNormThreads) {
   constexpr int kKept = 2;  // times eight values that a thread keeps; the others it reads again
@@ -36,9 +58,12 @@ TK_KERNEL(op_add_norm, AddNormArgs, kNormThreads) {
   wait_for_earlier();
   auto sum_at = [&](int64_t i, float(&v)[8]) {
     load8(residual, DType::kF32, i, v);
-    if (!a.delta) return;
+    if (!a.delta && !a.sums.planes) return;
     float add[8];
-    load8(a.delta, DType::kBF16, from * a.n + i, add);
+    if (a.delta)
+      load8(a.delta, DType::kBF16, from * a.n + i, add);
+    else
+      load8(a.sums, a.n, from, i, add);
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] += add[j];
   };
@@ -58,7 +83,8 @@ TK_KERNEL(op_add_norm, AddNormArgs, kNormThreads) {
   }
   const float factor = 1.0f / sqrtf(norm_sum(squares) / static_cast<float>(a.n) + a.eps);
   auto put = [&](int64_t i, float(&v)[8]) {
-    if (a.delta && !a.rows) {  // chosen rows may repeat: their sums are not stored
+    if ((a.delta || a.sums.planes) &&
+        !a.rows) {  // chosen rows may repeat: their sums are not stored
       *reinterpret_cast<Vec4*>(residual + i) = {v[0], v[1], v[2], v[3]};
       *reinterpret_cast<Vec4*>(residual + i + 4) = {v[4], v[5], v[6], v[7]};
     }
@@ -136,13 +162,21 @@ TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
   if (head < heads) {
     const bool query = head < a.heads, value = head >= a.heads + a.kv_heads;
     int64_t from = (int64_t{row} * heads + head) * a.d;
+    const int shares = a.sums.planes ? shares_of(a.sums, head * a.d) : 0;
+    auto value_at = [&](int64_t i) {
+      if (!a.sums.planes) return brain_value(a.x[i]);
+      float sum = 0;
+#pragma unroll 4
+      for (int s = 0; s < shares; ++s) sum += a.sums.planes[s * a.sums.plane + i];
+      return brain_value(brain_bits(sum));
+    };
     float x[kMostPairs][2], squares = 0;
 #pragma unroll
     for (int p = 0; p < kMostPairs; ++p)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         int i = lane + p * kWarp;
-        x[p][j] = i < half ? brain_value(a.x[from + i + j * half]) : 0;
+        x[p][j] = i < half ? value_at(from + i + j * half) : 0;
         squares += x[p][j] * x[p][j];
       }
     squares = warp_sum(squares);
