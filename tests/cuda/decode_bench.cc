@@ -1,6 +1,6 @@
 // Tests and measures the CUDA kernels on a GPU: decode_bench <folder with *.fatbin> [part ...]
 // Parts: decode, decode-tiny (for compute-sanitizer), decode-large, decode-time, attention,
-// attention-time, sample, sample-time, products, products-time.
+// attention-time, sample, sample-time, products, products-tiny, products-time.
 #include "decode_bench.h"
 
 using namespace tokamak;
@@ -33,7 +33,8 @@ int run(const std::string& folder, const std::vector<std::string>& parts) {
       if (part == "attention-time") time_attention(attention);
       if (part == "sample") check_sample(sample);
       if (part == "sample-time") time_sample(sample);
-      if (part == "products") check_few_rows(few_rows);
+      if (part == "products") check_few_rows(few_rows, false);
+      if (part == "products-tiny") check_few_rows(few_rows, true);
       if (part == "products-time") time_few_rows(few_rows);
     } catch (const Error& e) {
       report.expect(false, fmt::format("{}: {}", part, e.what()));

@@ -25,7 +25,7 @@ void check_attention(AttentionContext& context);
 void time_attention(AttentionContext& context);
 void check_sample(SampleContext& context);
 void time_sample(SampleContext& context);
-void check_few_rows(FewRowsContext& context);
+void check_few_rows(FewRowsContext& context, bool tiny);
 void time_few_rows(FewRowsContext& context);
 
 }  // namespace tokamak::cuda

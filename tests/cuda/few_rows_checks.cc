@@ -19,10 +19,9 @@ class FewRowsRunner {
       : blocks_(c.device.multiprocessors()), module_(c.kernels.data()), memory_(kFewRowsMemory) {
     check(driver().stream_wait(nullptr), "clearing memory");
   }
-  FewRowsSums launch(const Stream& stream, const FewRowsProduct& p, const FewRowsTuning& tuning,
-                     bool split) {
+  FewRowsSums launch(const Stream& stream, const FewRowsProduct& p, int in_flight, bool split) {
     split = split && few_rows_splits(p, blocks_);
-    FewRowsLaunch l = few_rows_launch(p, memory_.address(), blocks_, split, tuning);
+    FewRowsLaunch l = few_rows_launch(p, memory_.address(), blocks_, split, in_flight);
     LaunchAttribute overlap;
     LaunchConfig config{{static_cast<unsigned>(l.blocks), 1, 1},
                         {kFewRowsThreads, 1, 1},
@@ -45,8 +44,7 @@ class FewRowsRunner {
       std::vector<float> planes(count * static_cast<size_t>(sums.shares.most_shares()));
       memory_.read(planes.data(), planes.size() * sizeof(float), kFewRowsParts);
       for (size_t i = 0; i < count; ++i) {
-        const int tile = static_cast<int>(i % static_cast<size_t>(p.n)) / kFewRowsTile;
-        const int shares = sums.shares.last_of(tile) - sums.shares.first_of(tile) + 1;
+        const int shares = sums.shares.of_column(static_cast<int>(i % static_cast<size_t>(p.n)));
         for (int s = 0; s < shares; ++s) out[i] += planes[static_cast<size_t>(s) * count + i];
       }
     } else if (p.f32) {
@@ -90,10 +88,10 @@ double dot(const FewRowsProduct& p, int64_t m, int64_t row) {
   return sum;
 }
 
-void check_product(FewRowsContext& c, FewRowsRunner& runner, const Matrices& t,
-                   const FewRowsTuning& tuning, bool split) {
+void check_product(FewRowsContext& c, FewRowsRunner& runner, const Matrices& t, int in_flight,
+                   bool split) {
   const FewRowsProduct& p = t.p;
-  const FewRowsSums sums = runner.launch(c.stream, p, tuning, split);
+  const FewRowsSums sums = runner.launch(c.stream, p, in_flight, split);
   c.stream.wait();
   const std::vector<float> got = runner.result(p, t.y, sums);
   double difference = 0, power = 0;
@@ -106,21 +104,20 @@ void check_product(FewRowsContext& c, FewRowsRunner& runner, const Matrices& t,
       power += expected * expected;
     }
   }
-  for (int i = 0; i < 20; ++i) runner.launch(c.stream, p, tuning, split);
+  for (int i = 0; i < 5; ++i) runner.launch(c.stream, p, in_flight, split);
   c.stream.wait();
   const bool same = runner.result(p, t.y, sums) == got;
   const double most = p.f32 || sums.planes ? 1e-9 : 2e-5;
-  c.report.expect(difference / power < most && same,
-                  fmt::format("{} x {} x {}{}{}{}, {} boxes, {} in flight: NMSE {:.1e}{}", p.rows,
-                              p.n, p.k, p.gated ? ", gated" : "", p.f32 ? ", f32" : "",
-                              sums.planes ? ", split" : "", tuning.boxes, tuning.in_flight,
-                              difference / power, same ? "" : ", other bits in another run"));
+  c.report.expect(
+      difference / power < most && same,
+      fmt::format("{} x {} x {}{}{}{}, {} in flight: NMSE {:.1e}{}", p.rows, p.n, p.k,
+                  p.gated ? ", gated" : "", p.f32 ? ", f32" : "", sums.planes ? ", split" : "",
+                  in_flight, difference / power, same ? "" : ", other bits in another run"));
 }
 
 // The products of some layers in one graph, as a step has them.
 void time_layers(FewRowsContext& c, FewRowsRunner& runner, const char* name, int64_t hidden,
-                 int64_t qkv, int64_t heads, int64_t mlp, int64_t rows,
-                 const FewRowsTuning& tuning) {
+                 int64_t qkv, int64_t heads, int64_t mlp, int64_t rows, int in_flight) {
   const int layers = hidden > 2048 ? 6 : 16;
   std::vector<Matrices> all;
   double bytes = 0;
@@ -133,20 +130,19 @@ void time_layers(FewRowsContext& c, FewRowsRunner& runner, const char* name, int
   for (const Matrices& m : all) bytes += m.weight_bytes();
   Handle graph = nullptr, exec = nullptr;
   check(driver().capture_begin(c.stream.get(), 1), "capturing");
-  for (const Matrices& m : all) runner.launch(c.stream, m.p, tuning, true);
+  for (const Matrices& m : all) runner.launch(c.stream, m.p, in_flight, true);
   check(driver().capture_end(c.stream.get(), &graph), "capturing");
   check(driver().graph_instantiate(&exec, graph, 0), "making a graph");
   const double ms = c.stream.time(12, [&] { driver().graph_launch(exec, c.stream.get()); });
   driver().graph_exec_destroy(exec);
   driver().graph_destroy(graph);
-  c.report.timing(fmt::format("{} layers, {} rows, {} boxes, {} in flight", name, rows,
-                              tuning.boxes, tuning.in_flight),
-                  ms, bytes);
+  c.report.timing(fmt::format("{} layers, {} rows, {} in flight", name, rows, in_flight), ms,
+                  bytes);
 }
 
 }  // namespace
 
-void check_few_rows(FewRowsContext& c) {
+void check_few_rows(FewRowsContext& c, bool tiny) {
   FewRowsRunner runner(c);
   struct Size {
     int64_t rows, n, k;
@@ -163,27 +159,21 @@ void check_few_rows(FewRowsContext& c) {
                         {64, 4096, 4096, false, false},
                         {64, 6144, 2048, true, false},
                         {33, 32002, 2048, false, true},
-                        {128, 6144, 4096, false, false},
-                        {65, 514, 1032, true, false}}) {
+                        {64, 130, 64, false, false},
+                        {41, 514, 1032, true, false}}) {
+    if (tiny && s.n * s.k > 1100000) continue;
     const Matrices t(c.filler, s.rows, s.n, s.k, s.gated, s.f32);
-    const bool either = s.rows <= 16 || (s.rows > 32 && s.rows <= 64);
-    check_product(c, runner, t, {}, false);
-    if (!s.gated) check_product(c, runner, t, {}, true);
-    if (either) check_product(c, runner, t, {s.rows <= 16 ? 1 : 2, 2}, !s.f32);
+    check_product(c, runner, t, 2, false);
+    if (!s.gated) check_product(c, runner, t, 3, true);
   }
 }
 
 void time_few_rows(FewRowsContext& c) {
   FewRowsRunner runner(c);
-  for (int64_t rows : {16, 32, 64, 128})
-    for (int boxes : {1, 2}) {
-      if ((rows == 32 && boxes == 1) || (rows == 128 && boxes == 2)) continue;
-      for (int in_flight : {2, 3, 4, 6}) {
-        if (boxes == 1 && in_flight < 3) continue;
-        time_layers(c, runner, "8B", 4096, 6144, 4096, 14336, rows, {boxes, in_flight});
-        if (in_flight == 3)
-          time_layers(c, runner, "1.7B", 2048, 4096, 2048, 6144, rows, {boxes, in_flight});
-      }
+  for (int64_t rows : {16, 32, 64})
+    for (int in_flight : {2, 3}) {
+      time_layers(c, runner, "8B", 4096, 6144, 4096, 14336, rows, in_flight);
+      time_layers(c, runner, "1.7B", 2048, 4096, 2048, 6144, rows, in_flight);
     }
 }
 

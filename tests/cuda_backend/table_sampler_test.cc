@@ -1,6 +1,7 @@
 // The sampling kernel against the host sampler: random rows with random options.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
@@ -67,59 +68,76 @@ class RandomRows {
   Rng rng_{31};
 };
 
-TEST(CudaTableSampler, RandomRowsGiveTheHostsTokensAndLogprobs) {
-  const bool gpu = std::getenv("TOKAMAK_TEST_GPU") != nullptr;
-  const int64_t vocab = gpu ? 32003 : 3001;
-  const int rows = gpu ? 64 : 12, rounds = gpu ? 8 : 2;
-  cuda::Device device(0);
-  cuda::KernelLibrary kernels(device);
-  cuda::DeviceStream stream;
-  cuda::TableSampler sampler(kernels, vocab, rows);
-  SampleTable table(vocab);
-  TokenChooser host(vocab);
-  RandomRows random(vocab);
-  int64_t left_to_host = 0;
-  for (int round = 0; round < rounds; ++round) {
+class RandomTable {
+ public:
+  RandomTable(int64_t vocab, int rows)
+      : rows_(rows), table_(vocab), host_(vocab), random_(vocab), sampler_(kernels_, vocab, rows) {}
+
+  // Rows that the device left to the host.
+  int64_t check(int round) {
     std::vector<float> logits;
-    table.clear();
-    for (int r = 0; r < rows; ++r) {
-      random.logits(logits);
-      SampleRow row;
-      row.spec = random.spec();
-      row.position = 10 * round + r;
-      row.choice = r % 3;
-      row.masked = random.often();
-      row.generated = static_cast<int32_t>(r % 8);
-      const std::vector<int32_t> history = random.history();
-      const auto prompt = static_cast<int32_t>(history.size() / 2);
-      table.add(row, history, prompt, row.masked ? random.mask() : std::vector<uint32_t>());
-    }
-    table.finish(logits.data());
+    table_.clear();
+    for (int r = 0; r < rows_; ++r) add_row(round, r, logits);
+    table_.finish(logits.data());
     cuda::Buffer at(logits.size() * sizeof(float));
     at.write(logits.data(), logits.size() * sizeof(float));
     SampleTokens got;
     std::vector<int64_t> left;
-    sampler.run(stream, at.address(), table, host, got, left);
-    left_to_host += std::ssize(left);
-    const SampleArgs& args = table.args();
-    const auto most = static_cast<size_t>(table.most_tops());
+    sampler_.run(stream_, at.address(), table_, host_, got, left);
+    for (int r = 0; r < rows_; ++r)
+      if (std::find(left.begin(), left.end(), r) == left.end()) compare(r, got);
+    return std::ssize(left);
+  }
+
+ private:
+  void add_row(int round, int r, std::vector<float>& logits) {
+    random_.logits(logits);
+    SampleRow row;
+    row.spec = random_.spec();
+    row.position = 10 * round + r;
+    row.choice = r % 3;
+    row.masked = random_.often();
+    row.generated = r % 8;
+    const std::vector<int32_t> history = random_.history();
+    const auto prompt = static_cast<int32_t>(history.size() / 2);
+    table_.add(row, history, prompt, row.masked ? random_.mask() : std::vector<uint32_t>());
+  }
+  void compare(int row, const SampleTokens& got) {
+    const SampleArgs& args = table_.args();
+    const auto most = static_cast<size_t>(table_.most_tops()), at = static_cast<size_t>(row);
     std::vector<int32_t> tops(most);
     std::vector<float> values(most);
-    for (int r = 0; r < rows; ++r) {
-      if (std::find(left.begin(), left.end(), r) != left.end()) continue;
-      const auto at_row = static_cast<size_t>(r);
-      const int32_t expected = host.choose(args, r);
-      EXPECT_EQ(got.ids[at_row], expected) << "round " << round << " row " << r;
-      float logprob = 0;
-      host.report(args, r, expected, table.ranks(), logprob, tops.data(), values.data());
-      EXPECT_NEAR(got.logprobs[at_row], logprob, 1e-5) << "round " << round << " row " << r;
-      for (size_t i = 0; i < most; ++i) {
-        EXPECT_EQ(got.tops[at_row * most + i], tops[i]) << "round " << round << " row " << r;
-        EXPECT_NEAR(got.values[at_row * most + i], values[i], 1e-5);
-      }
+    float logprob = 0;
+    const int32_t expected = host_.choose(args, row);
+    host_.report(args, row, expected, table_.ranks(), logprob, tops.data(), values.data());
+    EXPECT_EQ(got.ids[at], expected);
+    EXPECT_NEAR(got.logprobs[at], logprob, 1e-5);
+    for (size_t i = 0; i < most; ++i) {
+      EXPECT_EQ(got.tops[at * most + i], tops[i]);
+      EXPECT_NEAR(got.values[at * most + i], values[i], 1e-5);
     }
   }
-  EXPECT_LE(left_to_host, rows * rounds / 4);
+
+  int rows_;
+  cuda::Device device_{0};
+  cuda::KernelLibrary kernels_{device_};
+  cuda::DeviceStream stream_;
+  SampleTable table_;
+  TokenChooser host_;
+  RandomRows random_;
+  cuda::TableSampler sampler_;
+};
+
+TEST(CudaTableSampler, RandomRowsGiveTheHostsTokensAndLogprobs) {
+  const bool gpu = std::getenv("TOKAMAK_TEST_GPU") != nullptr;
+  const int rows = gpu ? 64 : 12, rounds = gpu ? 8 : 2;
+  RandomTable table(gpu ? 32003 : 3001, rows);
+  int64_t left = 0;
+  for (int round = 0; round < rounds; ++round) {
+    SCOPED_TRACE(round);
+    left += table.check(round);
+  }
+  EXPECT_LE(left, rows * rounds / 4);
 }
 
 }  // namespace

@@ -74,7 +74,8 @@ struct Segment {
 };
 
 template <int kHead_, int kGroup_>
-struct AttentionConfig : RingConfig<8, 5, kGroupPositions * kHead_ * 4, 4> {
+struct AttentionConfig : RingConfig<8, attention_slots(kGroup_), kGroupPositions * kHead_ * 4,
+                                    attention_producers(kGroup_)> {
   static constexpr int kHead = kHead_, kGroup = kGroup_;
 };
 
@@ -261,7 +262,7 @@ __device__ void attention_parts(const AttentionLaunch& l) {
     AttentionConsumer<C>(l, shared).run(at, end);
 }
 
-// Places of the batch and of one sequence in it, as Numbering has them. By one warp.
+// Places of the batch and of one sequence in it, numbered like Numbering. Made by one warp.
 struct SequencePlaces {
   int64_t begin = 0, each = 0, total = 0;  // each: of a head
   __device__ SequencePlaces(const AttentionLaunch& l, int sequence) {
@@ -333,10 +334,12 @@ __device__ void attention_join(const AttentionLaunch& l) {
 }  // namespace tokamak::cuda
 
 // decode_attention_<head size>_<group>
-#define TK_DECODE_ATTENTION(head, group)                                                  \
-  extern "C" __global__ void __launch_bounds__(384, 1) decode_attention_##head##_##group( \
-      const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {                    \
-    tokamak::cuda::attention_parts<tokamak::cuda::AttentionConfig<head, group>>(launch);  \
+#define TK_DECODE_ATTENTION(head, group)                                                 \
+  extern "C" __global__ void __launch_bounds__(tokamak::cuda::attention_threads(group),  \
+                                               tokamak::cuda::attention_resident(group)) \
+      decode_attention_##head##_##group(                                                 \
+          const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {               \
+    tokamak::cuda::attention_parts<tokamak::cuda::AttentionConfig<head, group>>(launch); \
   }
 #define TK_DECODE_ATTENTION_JOIN(head)                                                \
   extern "C" __global__ void __launch_bounds__(1024, 1) decode_attention_join_##head( \

@@ -13,15 +13,14 @@ constexpr int kMultipliers = 128;                         // threads
 constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * 128;  // of the weights
 constexpr unsigned long long kTimeoutNs = 1'000'000'000;  // a bug must not hang the device
 
-// kRows: of values, a multiple of 8. kBoxes: along the width, per stage.
-template <int kRows_, int kBoxes_>
+template <int kRows_>  // of values
 struct FewRowsConfig {
-  static constexpr int kRows = kRows_, kBoxes = kBoxes_;
-  static constexpr int kStages = few_rows_stages(kRows, kBoxes);
+  static constexpr int kRows = kRows_, kBoxes = kFewRowsBoxes;
+  static constexpr int kStages = few_rows_stages(kRows);
   static constexpr int kWeightBytes = kBoxes * 2 * kBoxBytes;
   static constexpr int kValueBytes = kBoxes * kRows * 128;
   static constexpr int kStageBytes = kWeightBytes + kValueBytes;
-  static_assert(kStageBytes == few_rows_stage(kRows, kBoxes));
+  static_assert(kStageBytes == few_rows_stage(kRows));
 };
 
 template <class C>
@@ -225,7 +224,7 @@ class FewRowsConsumer {
       asm volatile("st.release.gpu.global.u32 [%0],%1;" ::"l"(a_.ready + blockIdx.x), "r"(1u)
                    : "memory");
   }
-  // Of the blocks after this one, up to `last`.
+  // Adds the parts of the blocks after this one, up to `last`.
   __device__ void add_parts(int last) {
     const int first = static_cast<int>(blockIdx.x) + 1;
     bool came = true;
@@ -340,16 +339,13 @@ __device__ void few_rows(const FewRowsArgs& a) {
 }  // namespace
 }  // namespace tokamak::cuda
 
-// few_rows_<most rows>_<boxes>
-#define TK_FEW_ROWS(rows, boxes)                                                        \
-  extern "C" __global__ void __launch_bounds__(tokamak::cuda::kFewRowsThreads, 1)       \
-      few_rows_##rows##_##boxes(const __grid_constant__ tokamak::cuda::FewRowsArgs a) { \
-    tokamak::cuda::few_rows<tokamak::cuda::FewRowsConfig<rows, boxes>>(a);              \
+// few_rows_<most rows>
+#define TK_FEW_ROWS(rows)                                                         \
+  extern "C" __global__ void __launch_bounds__(tokamak::cuda::kFewRowsThreads, 1) \
+      few_rows_##rows(const __grid_constant__ tokamak::cuda::FewRowsArgs a) {     \
+    tokamak::cuda::few_rows<tokamak::cuda::FewRowsConfig<rows>>(a);               \
   }
 
-TK_FEW_ROWS(16, 1)
-TK_FEW_ROWS(16, 2)
-TK_FEW_ROWS(32, 2)
-TK_FEW_ROWS(64, 1)
-TK_FEW_ROWS(64, 2)
-TK_FEW_ROWS(128, 1)
+TK_FEW_ROWS(16)
+TK_FEW_ROWS(32)
+TK_FEW_ROWS(64)

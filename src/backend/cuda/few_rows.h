@@ -16,6 +16,7 @@ namespace tokamak::cuda {
 
 constexpr int kFewRowsTile = 128;     // rows of the matrix that a block works on at a time
 constexpr int kFewRowsWidth = 64;     // values of a row in a box of a copy: 128 bytes
+constexpr int kFewRowsBoxes = 2;      // along the width, per stage
 constexpr int kFewRowsThreads = 160;  // four warps that multiply, one that copies
 
 // CUtensorMap: how the copy engine finds boxes of a matrix.
@@ -34,6 +35,9 @@ struct FewRowsShares {
   }
   TK_HOST_DEVICE int first_of(int tile) const { return block_of(tile * steps); }
   TK_HOST_DEVICE int last_of(int tile) const { return block_of((tile + 1) * steps - 1); }
+  TK_HOST_DEVICE int of_column(int column) const {  // without gate
+    return last_of(column / kFewRowsTile) - first_of(column / kFewRowsTile) + 1;
+  }
   int most_shares() const { return (blocks + tiles - 1) / tiles + 1; }
 };
 
@@ -59,16 +63,14 @@ struct FewRowsArgs {
 };
 
 // Bytes of shared memory of a stage: weights, then values.
-constexpr int few_rows_stage(int most_rows, int boxes) {
-  return boxes * (kFewRowsTile + most_rows) * kFewRowsWidth * 2;
+constexpr int few_rows_stage(int most_rows) {
+  return kFewRowsBoxes * (kFewRowsTile + most_rows) * kFewRowsWidth * 2;
 }
 constexpr int kFewRowsRoom = 221184;  // for the stages
-constexpr int few_rows_stages(int most_rows, int boxes) {
-  return kFewRowsRoom / few_rows_stage(most_rows, boxes);
-}
+constexpr int few_rows_stages(int most_rows) { return kFewRowsRoom / few_rows_stage(most_rows); }
 // The stages start at a multiple of 1024; barriers follow them.
-constexpr int few_rows_shared_bytes(int most_rows, int boxes) {
-  return 1024 + few_rows_stages(most_rows, boxes) * (few_rows_stage(most_rows, boxes) + 24);
+constexpr int few_rows_shared_bytes(int most_rows) {
+  return 1024 + few_rows_stages(most_rows) * (few_rows_stage(most_rows) + 24);
 }
 
 }  // namespace tokamak::cuda

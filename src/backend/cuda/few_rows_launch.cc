@@ -36,16 +36,16 @@ bool few_rows_splits(const FewRowsProduct& p, int blocks) {
 }
 
 FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int blocks, bool split,
-                              const FewRowsTuning& tuning) {
+                              int in_flight) {
   TK_CHECK(few_rows_takes(p, blocks) && (!split || few_rows_splits(p, blocks)), "{} rows, {} x {}",
            p.rows, p.n, p.k);
-  const int most = p.rows <= 16 ? 16 : p.rows <= 32 ? 32 : p.rows <= 64 ? 64 : 128;
-  const int boxes = tuning.boxes ? tuning.boxes : most <= 32 ? 2 : 1;
-  const int64_t tile = p.gated ? kFewRowsTile / 2 : kFewRowsTile, step = boxes * kFewRowsWidth;
+  const int most = p.rows <= 16 ? 16 : p.rows <= 32 ? 32 : 64;
+  const int64_t tile = p.gated ? kFewRowsTile / 2 : kFewRowsTile,
+                step = kFewRowsBoxes * kFewRowsWidth;
   const int64_t tiles = (p.n + tile - 1) / tile, steps = (p.k + step - 1) / step;
   FewRowsLaunch out;
-  out.kernel = fmt::format("few_rows_{}_{}", most, boxes);
-  out.shared_bytes = few_rows_shared_bytes(most, boxes);
+  out.kernel = fmt::format("few_rows_{}", most);
+  out.shared_bytes = few_rows_shared_bytes(most);
   out.blocks = static_cast<int>(std::min<int64_t>(blocks, tiles * steps));
   FewRowsArgs& a = out.args = {};
   a.w = boxes_of(p.w, p.gated ? 2 * p.n : p.n, p.k, kFewRowsTile / 2);
@@ -59,8 +59,7 @@ FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int
   a.sums.shares = {static_cast<int32_t>(tiles), static_cast<int32_t>(steps), out.blocks};
   if (split) a.sums.planes = reinterpret_cast<float*>(memory + kFewRowsParts);
   a.second = p.gated ? a.n : kFewRowsTile / 2;
-  a.in_flight =
-      std::min(tuning.in_flight ? tuning.in_flight : 6 / boxes, few_rows_stages(most, boxes));
+  a.in_flight = std::min(in_flight, few_rows_stages(most));
   a.gated = p.gated;
   a.f32 = p.f32;
   return out;

@@ -17,8 +17,8 @@ struct FewRowsProduct {
   bool f32 = false;  // type of y; else bf16
 };
 
-constexpr int64_t kMostFewRows = 128;
-constexpr int kFewRowsBlocks = 160;  // that memory is planned for
+constexpr int64_t kMostFewRows = 64;  // of more, the library is faster
+constexpr int kFewRowsBlocks = 160;   // that memory is planned for
 // Memory that the launches of a stream share; zeros at first.
 constexpr size_t kFewRowsParts =
     size_t{kFewRowsBlocks} * kFewRowsTile * kMostFewRows * sizeof(float);
@@ -33,11 +33,8 @@ struct FewRowsLaunch {
   int blocks, shared_bytes;
   FewRowsArgs args;
 };
-struct FewRowsTuning {
-  int boxes = 0, in_flight = 0;  // 0: what was measured to be good
-};
 // split: the sums are left to the reader (args.sums).
 FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int blocks, bool split,
-                              const FewRowsTuning& tuning = {});
+                              int in_flight = 2);
 
 }  // namespace tokamak::cuda

@@ -1,7 +1,6 @@
 #include "backend/cuda/layer_launches.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "backend/cuda/launches.h"
 #include "base/error.h"
@@ -20,12 +19,6 @@ int64_t most_rows(const PlanSet& set, const std::vector<const Plan*>& plans) {
   for (const Plan* plan : plans)
     rows = std::max(rows, most_of(set, *plan, plan->function == "decode" ? "B" : "T"));
   return rows;
-}
-
-// TOKAMAK_CUDA_FEW_ROWS: the most rows of products in few_rows.cu.
-int64_t most_few_rows() {
-  const char* value = std::getenv("TOKAMAK_CUDA_FEW_ROWS");
-  return value ? std::atoi(value) : kMostFewRows;
 }
 
 // Weights of one product follow each other on the device when they do so in the plan and no
@@ -180,7 +173,7 @@ bool LayerLaunches::few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w
   const int blocks = libraries_.hopper_blocks;
   p.w = weights_.address(w.weight);
   p.k = w.k;
-  if (!few_rows_takes(p, blocks) || p.rows > most_few_rows()) return false;
+  if (!few_rows_takes(p, blocks)) return false;
   const bool split = sums && few_rows_splits(p, blocks);
   const FewRowsLaunch l = few_rows_launch(p, few_rows_, blocks, split);
   if (split) *sums = l.args.sums;

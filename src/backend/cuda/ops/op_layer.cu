@@ -26,14 +26,9 @@ TK_DEVICE void store8(uint16_t* to, const float (&v)[8]) {
   *reinterpret_cast<Words4*>(to) = w;
 }
 
-// How many blocks have left sums of a column.
-TK_DEVICE int shares_of(const FewRowsSums& s, int64_t column) {
-  const int tile = static_cast<int>(column) / kFewRowsTile;
-  return s.shares.last_of(tile) - s.shares.first_of(tile) + 1;
-}
 // Eight columns from `column` on, a multiple of eight, rounded as the product's result is.
 TK_DEVICE void load8(const FewRowsSums& s, int64_t n, int64_t row, int64_t column, float (&v)[8]) {
-  const int count = shares_of(s, column);
+  const int count = s.shares.of_column(static_cast<int>(column));
   const float* from = s.planes + row * n + column;
 #pragma unroll
   for (int j = 0; j < 8; ++j) v[j] = 0;
@@ -55,6 +50,7 @@ TK_KERNEL(op_add_norm, AddNormArgs, kNormThreads) {
   const int64_t row = blockIdx.x, from = a.rows ? a.rows[row] : row, start = threadIdx.x * 8;
   float* residual = a.residual + from * a.n;
   allow_next();
+  prefetch(static_cast<const char*>(a.w) + start * (a.tw == DType::kF32 ? 4 : 2));
   wait_for_earlier();
   auto sum_at = [&](int64_t i, float(&v)[8]) {
     load8(residual, DType::kF32, i, v);
@@ -83,8 +79,8 @@ TK_KERNEL(op_add_norm, AddNormArgs, kNormThreads) {
   }
   const float factor = 1.0f / sqrtf(norm_sum(squares) / static_cast<float>(a.n) + a.eps);
   auto put = [&](int64_t i, float(&v)[8]) {
-    if ((a.delta || a.sums.planes) &&
-        !a.rows) {  // chosen rows may repeat: their sums are not stored
+    // Chosen rows may repeat: their sums are not stored.
+    if ((a.delta || a.sums.planes) && !a.rows) {
       *reinterpret_cast<Vec4*>(residual + i) = {v[0], v[1], v[2], v[3]};
       *reinterpret_cast<Vec4*>(residual + i + 4) = {v[4], v[5], v[6], v[7]};
     }
@@ -146,6 +142,32 @@ TK_DEVICE void load_turns(const RotateArgs& a, int row, float (&cosine)[pairs],
   }
 }
 
+// The pairs of a lane of a head that begins at `from`; 0 after the last.
+template <int pairs>
+TK_DEVICE void load_head(const RotateArgs& a, int64_t from, int head, float (&x)[pairs][2]) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp), half = a.d / 2;
+  const int shares = a.sums.planes ? a.sums.shares.of_column(head * a.d) : 0;
+  const float* planes = a.sums.planes ? a.sums.planes + from + lane : nullptr;
+#pragma unroll
+  for (int p = 0; p < pairs; ++p) x[p][0] = x[p][1] = 0;
+#pragma unroll 4
+  for (int s = 0; s < shares; ++s, planes += a.sums.plane)
+#pragma unroll
+    for (int p = 0; p < pairs; ++p)
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        if (lane + p * kWarp < half) x[p][j] += planes[p * kWarp + j * half];
+#pragma unroll
+  for (int p = 0; p < pairs; ++p)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (a.sums.planes)
+        x[p][j] = brain_value(brain_bits(x[p][j]));
+      else if (lane + p * kWarp < half)
+        x[p][j] = brain_value(a.x[from + lane + p * kWarp + j * half]);
+    }
+}
+
 // Norm of a head, rotation; queries to q, keys and values to the cache. A warp per token and head;
 // a lane has pairs (i, i + d / 2).
 TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
@@ -155,30 +177,17 @@ TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
   allow_next();
   int64_t block =
       slot < 0 ? 0 : a.view.table[int64_t{a.seq[row]} * a.view.stride + slot / a.view.block_size];
+  wait_for_earlier();
   float cosine[kMostPairs], sine[kMostPairs];
   load_turns(a, row, cosine, sine);
-  wait_for_earlier();
   const int head = static_cast<int>(blockIdx.y * (kLayerThreads / kWarp) + threadIdx.x / kWarp);
   if (head < heads) {
     const bool query = head < a.heads, value = head >= a.heads + a.kv_heads;
     int64_t from = (int64_t{row} * heads + head) * a.d;
-    const int shares = a.sums.planes ? shares_of(a.sums, head * a.d) : 0;
-    auto value_at = [&](int64_t i) {
-      if (!a.sums.planes) return brain_value(a.x[i]);
-      float sum = 0;
-#pragma unroll 4
-      for (int s = 0; s < shares; ++s) sum += a.sums.planes[s * a.sums.plane + i];
-      return brain_value(brain_bits(sum));
-    };
     float x[kMostPairs][2], squares = 0;
+    load_head(a, from, head, x);
 #pragma unroll
-    for (int p = 0; p < kMostPairs; ++p)
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        int i = lane + p * kWarp;
-        x[p][j] = i < half ? value_at(from + i + j * half) : 0;
-        squares += x[p][j] * x[p][j];
-      }
+    for (int p = 0; p < kMostPairs; ++p) squares += x[p][0] * x[p][0] + x[p][1] * x[p][1];
     squares = warp_sum(squares);
     const void* gains = query ? a.query_gains : value ? nullptr : a.key_gains;
     float factor = 1.0f / sqrtf(squares / static_cast<float>(a.d) + a.eps);
