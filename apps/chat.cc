@@ -127,6 +127,7 @@ void add_chat_verb(CLI::App& app) {
   add_grammar_flags(*verb, flags->generate);
   add_model_flags(*verb, flags->model);
   add_template_flag(*verb, flags->model);
+  add_lora_flag(*verb, flags->model, flags->generate);
   add_speculative_flags(*verb, flags->model);
   verb->footer(
       "Examples:\n  tokamak chat model.gguf\n"

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "compile/adapters.h"
 #include "compile/bundle_compile.h"
 #include "plan/bundle.h"
 
@@ -41,6 +42,7 @@ void compile_explained(const ExplainFlags& f, StepShape& shape, Explained& out) 
   out.backend = backend_for(f.model, f.model.backend);
   out.opened = open_model(f.model.model);
   CompileOptions options = compile_options(f.model);
+  add_adapters(*out.opened, options);
   const ModelConfig& config = out.opened->model.config;
   fit_context(shape, config.context);
   if (config.learned_positions && shape.kv_len > config.context)

@@ -1,4 +1,5 @@
 // tokamak inspect: what a model file contains and how much memory it needs.
+#include <algorithm>
 #include <map>
 
 #include "apps/compile.h"
@@ -42,23 +43,42 @@ const TensorView* known_tensor(const WeightSource& weights, const std::string& n
   }
 }
 
-Summary summarize(const WeightSource& weights) {
+void add_tensor(Summary& s, DType dtype, int64_t elements, int64_t bytes) {
+  TypeShare& share = s.types[std::string(dtype_name(dtype))];
+  share.tensors += 1;
+  share.parameters += elements;
+  share.bytes += bytes;
+  s.tensors += 1;
+  s.parameters += elements;
+  s.bytes += bytes;
+}
+
+// The tensors of a quantised checkpoint are codes, scales and zeros: what counts are the weights
+// that they become.
+bool is_quantized(const ModelConfig& config) {
+  return std::any_of(config.weights.begin(), config.weights.end(), [](const auto& w) {
+    const std::vector<RecipeStep>& steps = w.second.recipe.steps;
+    return !steps.empty() && steps[0].kind == RecipeStep::Kind::kJoinGroups;
+  });
+}
+
+Summary summarize(const ImportedModel& model) {
   Summary s;
-  for (const std::string& name : weights.names()) {
-    const TensorView* t = known_tensor(weights, name);
-    if (!t) {
+  if (is_quantized(model.config)) {
+    for (const auto& [name, w] : model.config.weights) {
+      int64_t n = 1;
+      for (int64_t d : w.dims) n *= d;
+      add_tensor(s, w.dtype, n, static_cast<int64_t>(dtype_bytes(w.dtype, n)));
+    }
+    return s;
+  }
+  for (const std::string& name : model.weights->names()) {
+    if (const TensorView* t = known_tensor(*model.weights, name)) {
+      add_tensor(s, t->dtype, t->elements(), static_cast<int64_t>(t->bytes.size()));
+    } else {
       s.types["unknown"].tensors += 1;
       s.tensors += 1;
-      continue;
     }
-    for (TypeShare* share : {&s.types[std::string(dtype_name(t->dtype))]}) {
-      share->tensors += 1;
-      share->parameters += t->elements();
-      share->bytes += static_cast<int64_t>(t->bytes.size());
-    }
-    s.tensors += 1;
-    s.parameters += t->elements();
-    s.bytes += static_cast<int64_t>(t->bytes.size());
   }
   return s;
 }
@@ -276,7 +296,7 @@ void inspect(const InspectFlags& f) {
     fmt::print("{}", print_module(module));
     return;
   }
-  Value v = to_value(model.config, summarize(*model.weights), module);
+  Value v = to_value(model.config, summarize(model), module);
   if (f.json && f.tensors) v.set("tensors", tensor_list(*model.weights));
   if (f.json) {
     fmt::print("{}\n", dump_json(v, 2));

@@ -52,6 +52,9 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
   verb.add_option("--seed", options.seed, "seed of the sampling noise")->capture_default_str();
   verb.add_option("--activations", options.activations,
                   "auto (default): int8 activations for quantised weights; or f32");
+  verb.add_option("--merge-adapter", options.merge_adapters,
+                  "add this LoRA or DoRA adapter to the weights of the model, which must be f32, "
+                  "f16 or bf16: a PEFT folder or a GGUF file (may be repeated)");
   verb.add_option("--pooling", options.pooling,
                   "which tokens give the embedding of a text: mean (all), cls (the first) or last "
                   "(default: as the model's files say)");
@@ -86,6 +89,17 @@ void add_batch_flags(CLI::App& verb, OpenOptions& options) {
                   "most tokens in one step (default: 512)");
 }
 
+void add_lora_flag(CLI::App& verb, OpenOptions& options, GenerateOptions& generate) {
+  verb.add_option_function<std::string>(
+      "--lora",
+      [&](const std::string& path) {
+        options.adapters = {{"lora", path}};
+        options.max_adapters = 1;
+        generate.adapter = "lora";
+      },
+      "answer with this adapter: a PEFT folder or a GGUF file; also of quantised models");
+}
+
 void add_speculative_flags(CLI::App& verb, OpenOptions& options) {
   CLI::Option* name =
       verb.add_option("--speculate", options.speculative,
@@ -114,6 +128,16 @@ void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
                   "subtract this from the logit of every token in the answer so far");
   verb.add_option("--frequency-penalty", options.frequency_penalty,
                   "subtract this from the logit of a token for each time the answer has it");
+  verb.add_option("--mirostat", options.mirostat,
+                  "Mirostat 1 or 2 instead of top-k, top-p and min-p (0 = off)");
+  verb.add_option("--mirostat-tau,--mirostat-ent", options.mirostat_tau,
+                  "target of Mirostat, in bits per token (default: 5)");
+  verb.add_option("--mirostat-eta,--mirostat-lr", options.mirostat_eta,
+                  "learning rate of Mirostat (default: 0.1)");
+  verb.add_option("--samplers", options.samplers,
+                  "the order of sampling, e.g. 'penalties;top_k;temperature'; stages that are not "
+                  "named do not run")
+      ->delimiter(';');
 }
 
 void add_grammar_flags(CLI::App& verb, GenerateOptions& options) {
@@ -133,6 +157,12 @@ void add_grammar_flags(CLI::App& verb, GenerateOptions& options) {
       "JSON schema that the answer follows: a file, or the schema itself");
   verb.add_option("--regex", options.regex, "regular expression that the whole answer matches");
   verb.add_option("--choice", options.choices, "the answer is one of these (may be repeated)");
+  add_jump_flag(verb, options);
+}
+
+void add_jump_flag(CLI::App& verb, GenerateOptions& options) {
+  verb.add_flag("--jump-forward,!--no-jump-forward", options.jump_forward,
+                "append text that a grammar forces without running the model for it");
 }
 
 LoadedModel load_with_progress(OpenOptions options) {

@@ -13,11 +13,14 @@ void add_model_flags(CLI::App& verb, OpenOptions& options);
 void add_template_flag(CLI::App& verb, OpenOptions& options);  // --template-name
 // --max-num-seqs --max-num-batched-tokens
 void add_batch_flags(CLI::App& verb, OpenOptions& options);
+// --lora of run and chat
+void add_lora_flag(CLI::App& verb, OpenOptions& options, GenerateOptions& generate);
 void add_speculative_flags(CLI::App& verb, OpenOptions& options);  // --speculate ...
 // --temperature --top-k ... --seed is among the model flags.
 void add_sampling_flags(CLI::App& verb, GenerateOptions& options);
-// --grammar --json-schema --regex --choice
+// --grammar --json-schema --regex --choice --jump-forward
 void add_grammar_flags(CLI::App& verb, GenerateOptions& options);
+void add_jump_flag(CLI::App& verb, GenerateOptions& options);
 
 // load_model and open_model_handle with a progress bar on a terminal.
 LoadedModel load_with_progress(OpenOptions options);

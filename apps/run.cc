@@ -128,6 +128,7 @@ void add_run_verb(CLI::App& app) {
   add_grammar_flags(*verb, flags->generate);
   add_model_flags(*verb, flags->model);
   add_template_flag(*verb, flags->model);
+  add_lora_flag(*verb, flags->model, flags->generate);
   add_speculative_flags(*verb, flags->model);
   verb->footer(
       "Examples:\n  tokamak run model.gguf \"The capital of France is\" --max-tokens 8 "

@@ -14,6 +14,7 @@
 #include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "serve/batch/batch_api.h"
 #include "serve/http/server.h"
@@ -31,10 +32,13 @@ struct ServeFlags {
   openai::BatchOptions batches;
   std::vector<std::string> api_keys, names;
   std::optional<uint64_t> seed;
-  double request_timeout = 0, shutdown_timeout = 30, tpot_target_ms = 250;
+  double request_timeout = 0, shutdown_timeout = 30, tpot_target_ms = 250, unload_idle = 0;
+  ModelLimits limits;
   int max_body_mb = 16;
   int64_t max_queue = 4096;
   bool no_prefix_cache = false, no_ui = false;
+  std::vector<std::string> lora_modules;
+  std::string lora_dir, admin_key;
   GenerateOptions sampling;
   std::string scheduler = "fcfs", kv_policy = "max-utilization", metrics_compat, request_log,
               tool_format, key_file, trace_collector;
@@ -62,6 +66,7 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.max_model_len = loaded.engine->info().max_model_len;
   model.max_sequences = loaded.engine->config().max_num_seqs;
   model.draft_tokens = loaded.drafter ? loaded.engine->config().draft_tokens : 0;
+  model.jump_forward = flags.sampling.jump_forward;
   model.created = unix_seconds();
   OpenOptions options = flags.model;
   options.model = path;
@@ -78,6 +83,16 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
     return it->second;
   };
   model.defaults = sample_spec(loaded.defaults, flags.sampling);
+  if (loaded.adapters) {
+    model.adapters = loaded.adapters->list();
+    model.open_adapter = [host = loaded.adapters, folder = flags.lora_dir](
+                             const std::string& name, const std::string& path) {
+      if (folder.empty())
+        fail(ErrorCode::kInvalidArgument,
+             "adapters are loaded from one folder only: start the server with --lora-dir");
+      return host->open(name, adapter_inside(folder, path));
+    };
+  }
   return model;
 }
 
@@ -127,8 +142,40 @@ void print_ledger(const std::vector<LoadedModel>& models) {
                mebibytes(kv));
 }
 
+// NAME=PATH, or JSON with "name" and "path" as in vLLM.
+std::pair<std::string, std::string> lora_module(const std::string& text) {
+  if (text.starts_with('{')) {
+    Value module = parse_json(text, "--lora-modules");
+    return {module.at("name").as_string(), module.at("path").as_string()};
+  }
+  size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
+    fail(ErrorCode::kInvalidArgument, "--lora-modules: \"{}\" is not NAME=PATH", text);
+  return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
+void check_adapters(ServeFlags& flags) {
+  for (const std::string& module : flags.lora_modules)
+    flags.model.adapters.push_back(lora_module(module));
+  if (flags.admin_key.empty())
+    if (const char* key = std::getenv("TOKAMAK_ADMIN_KEY"); key != nullptr) flags.admin_key = key;
+  if (!flags.lora_dir.empty()) flags.model.enable_adapters = true;
+  if (wants_adapters(flags.model) && flags.models.size() > 1)
+    fail(ErrorCode::kInvalidArgument, "adapters need a server with one model, not {}",
+         flags.models.size());
+  if (!flags.lora_dir.empty() && flags.admin_key.empty())
+    fail(ErrorCode::kInvalidArgument,
+         "--lora-dir lets clients load files: give the key that they need with --admin-key");
+}
+
+// Models are loaded when they are needed.
+bool on_demand(const ServeFlags& flags) {
+  return flags.limits.loaded > 0 || flags.limits.bytes > 0 || flags.limits.idle.count() > 0;
+}
+
 // Refuses contradicting flags before anything is loaded.
 void check(ServeFlags& flags) {
+  check_adapters(flags);
   if (flags.models.size() > 1 && !flags.names.empty() && flags.names.size() != flags.models.size())
     fail(ErrorCode::kInvalidArgument, "--served-model-name: {} names for {} models; give one each",
          flags.names.size(), flags.models.size());
@@ -139,6 +186,11 @@ void check(ServeFlags& flags) {
     fail(ErrorCode::kInvalidArgument,
          "--gpu-memory-utilization sets the size of the KV cache, as --kv-cache-memory and "
          "--kv-blocks do: give one of them");
+  flags.limits.idle = std::chrono::milliseconds(static_cast<int64_t>(flags.unload_idle * 1000));
+  if (flags.model.enable_adapters && on_demand(flags))
+    fail(ErrorCode::kInvalidArgument,
+         "adapters need a model that stays loaded: leave out --max-loaded-models, --model-memory "
+         "and --unload-idle, or the adapters");
   check_generate_options(flags.sampling);
   SchedPolicy policy = parse_sched_policy(flags.scheduler);
   KvPolicy kv_policy = parse_kv_policy(flags.kv_policy);
@@ -174,17 +226,70 @@ std::vector<LoadedModel> load_all(const ServeFlags& flags) {
   return models;
 }
 
+uint64_t file_bytes(const std::filesystem::path& path) {
+  std::error_code ec;
+  if (!std::filesystem::is_directory(path, ec)) {
+    const auto size = std::filesystem::file_size(path, ec);
+    return ec ? 0 : size;
+  }
+  uint64_t sum = 0;
+  for (const auto& file : std::filesystem::directory_iterator(path, ec))
+    if (file.path().extension() == ".safetensors") sum += file_bytes(file.path());
+  return sum;
+}
+
+// Names come from the paths: a model's own is not known before it is loaded. The first is loaded
+// now.
+std::vector<ModelEntry> entries_on_demand(const ServeFlags& flags) {
+  std::vector<ModelEntry> entries;
+  for (size_t i = 0; i < flags.models.size(); ++i) {
+    std::filesystem::path path = flags.models[i];
+    if (!path.has_filename()) path = path.parent_path();
+    ModelEntry entry;
+    entry.name = flags.names.empty() ? path.stem().string() : flags.names[i];
+    if (flags.names.empty()) entry.aliases.push_back(flags.models[i]);
+    if (flags.models.size() == 1)
+      for (size_t n = 1; n < flags.names.size(); ++n) entry.aliases.push_back(flags.names[n]);
+    entry.bytes = file_bytes(path);
+    entry.load = [&flags, i] {
+      OpenOptions one = flags.model;
+      one.model = flags.models[i];
+      auto loaded = std::make_shared<LoadedModel>(load_model(one));
+      release_load_memory(loaded->engine->memory().mapped == 0);
+      ServedModel model = served(*loaded, flags, i);
+      model.owner = std::move(loaded);
+      return model;
+    };
+    if (std::any_of(entries.begin(), entries.end(),
+                    [&](const ModelEntry& other) { return other.name == entry.name; }))
+      fail(ErrorCode::kInvalidArgument,
+           "two models have the name '{}': give each one with --served-model-name", entry.name);
+    entries.push_back(std::move(entry));
+  }
+  auto first = std::make_shared<ServedModel>(entries[0].load());
+  first->name = entries[0].name;
+  first->aliases = entries[0].aliases;
+  entries[0].model = std::move(first);
+  return entries;
+}
+
 void serve(ServeFlags& flags) {
   SteadyClock clock;
   Nanos start = clock.now();
   check(flags);
   http::Server server(flags.http);
-  std::vector<LoadedModel> loaded = load_all(flags);
+  std::vector<ModelEntry> entries;
+  std::vector<LoadedModel> loaded;
+  if (on_demand(flags))
+    entries = entries_on_demand(flags);
+  else
+    loaded = load_all(flags);
   openai::ApiOptions options;
   for (const std::string& key : flags.api_keys) options.api_keys.push_back({key});
   if (!flags.key_file.empty())
     for (openai::ApiKey& key : openai::read_key_file(flags.key_file))
       options.api_keys.push_back(std::move(key));
+  options.admin_key = flags.admin_key;
   options.request_timeout_seconds = flags.request_timeout;
   options.version = version();
   options.request_log = flags.request_log;
@@ -199,15 +304,18 @@ void serve(ServeFlags& flags) {
     models.push_back(served(loaded[i], flags, i));
     names += (i > 0 ? ", " : "") + models.back().name;
   }
-  openai::Api api(options, std::move(models));
+  for (const ModelEntry& entry : entries) names += (names.empty() ? "" : ", ") + entry.name;
+  options.limits = flags.limits;
+  auto api = entries.empty() ? std::make_unique<openai::Api>(options, std::move(models))
+                             : std::make_unique<openai::Api>(options, std::move(entries));
   http::Router router;
-  api.add_routes(router);
+  api->add_routes(router);
   std::optional<openai::BatchApi> batches;
   if (!flags.batches.folder.empty()) {
-    batches.emplace(flags.batches, api, router);
+    batches.emplace(flags.batches, *api, router);
     batches->add_routes(router);
   } else {
-    openai::explain_missing_batches(api, router);
+    openai::explain_missing_batches(*api, router);
   }
   if (!flags.no_ui) web::add_page(router);
   server.catch_signals();
@@ -216,8 +324,8 @@ void serve(ServeFlags& flags) {
   for (const LoadedModel& m : loaded) reads_files = reads_files || m.engine->memory().mapped > 0;
   release_load_memory(!reads_files);
   print_ledger(loaded);
-  fmt::print("tokamak: {} {} ready at {} after {:.1f} s\n", names, loaded.size() > 1 ? "are" : "is",
-             server.url(), seconds(clock.now() - start));
+  fmt::print("tokamak: {} {} ready at {} after {:.1f} s\n", names,
+             flags.models.size() > 1 ? "are" : "is", server.url(), seconds(clock.now() - start));
   std::fflush(stdout);
   auto drain = std::chrono::milliseconds(static_cast<int64_t>(flags.shutdown_timeout * 1000));
   server.run_until_signal(drain);
@@ -280,6 +388,38 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
       ->check(CLI::IsMember({"vllm"}));
 }
 
+void add_adapter_flags(CLI::App& verb, ServeFlags& flags) {
+  verb.add_option("--lora-modules", flags.lora_modules,
+                  "adapters that clients choose by name: NAME=PATH, a PEFT folder or a GGUF file");
+  verb.add_flag("--enable-lora", flags.model.enable_adapters,
+                "reserve slots for adapters, also without --lora-modules");
+  verb.add_option("--max-loras", flags.model.max_adapters,
+                  "adapters that run at the same time (default: 4, or as many as --lora-modules); "
+                  "further ones wait for a slot");
+  verb.add_option("--max-lora-rank", flags.model.max_adapter_rank,
+                  "largest rank of an adapter (default: that of --lora-modules, at least 16)");
+  verb.add_option("--lora-dir", flags.lora_dir,
+                  "folder from which /v1/load_lora_adapter may load adapters")
+      ->check(CLI::ExistingDirectory);
+  verb.add_option("--admin-key", flags.admin_key,
+                  "key for routes that load and unload adapters and models (also "
+                  "$TOKAMAK_ADMIN_KEY); it is accepted everywhere");
+}
+
+void add_loading_flags(CLI::App& verb, ServeFlags& flags) {
+  verb.add_option("--max-loaded-models", flags.limits.loaded,
+                  "models that are loaded at the same time; with this, --model-memory or "
+                  "--unload-idle, a model is loaded by the first request for it, and the one that "
+                  "was not used for longest makes room")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  verb.add_option("--model-memory", flags.limits.bytes,
+                  "bytes for all loaded models, e.g. 16G (weights, KV cache, arena)")
+      ->transform(CLI::AsSizeValue(false));
+  verb.add_option("--unload-idle", flags.unload_idle,
+                  "seconds without requests after which a model is unloaded")
+      ->check(CLI::Range(0.0, 1e9));
+}
+
 void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_option("--max-model-len", flags.model.context, "the same as --context");
   add_batch_flags(verb, flags.model);
@@ -325,8 +465,11 @@ void add_serve_verb(CLI::App& app) {
       "there are several");
   add_network_flags(*verb, *flags);
   add_engine_flags(*verb, *flags);
+  add_adapter_flags(*verb, *flags);
+  add_loading_flags(*verb, *flags);
   add_model_flags(*verb, flags->model);
   add_sampling_flags(*verb, flags->sampling);
+  add_jump_flag(*verb, flags->sampling);
   add_template_flag(*verb, flags->model);
   add_speculative_flags(*verb, flags->model);
   verb->footer(

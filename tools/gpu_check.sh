@@ -27,14 +27,14 @@ if [ "$what" = cuda ]; then
   mkdir -p "$build/cuda"
   step build
   sources="$(ls tests/cuda/*.cc) src/backend/cuda/decode_pack.cc src/backend/cuda/decode_stream.cc src/backend/cuda/driver.cc src/backend/cuda/few_rows_launch.cc
-    src/backend/cuda/paged_attention.cc src/backend/common/sampler.cc
+    src/backend/cuda/paged_attention.cc src/backend/cuda/prefill_launch.cc src/backend/common/sampler.cc
     src/backend/common/sample_table.cc $(ls src/backend/common/token_chooser*.cc) src/backend/common/logits_math.cc
     src/ops/sampling_rows.cc src/base/rng.cc src/base/error.cc src/plan/step.cc"
   for source in $sources; do echo "$source"; done | xargs -P "$(nproc)" -I{} bash -c \
     'g++ -std=c++20 -O2 -w -ffp-contract=off -DFMT_HEADER_ONLY -Iinclude -Isrc -Itests/cuda -c "$1" -o "$2/$(echo "$1" | tr / _).o"' _ {} "$build/cuda" \
     || fail "compile"
   g++ "$build"/cuda/*.o -o "$build/decode_bench" -ldl -lpthread || fail "link"
-  [ $# -gt 0 ] || set -- decode decode-large attention sample products decode-time attention-time sample-time products-time
+  [ $# -gt 0 ] || set -- decode decode-large attention prefill sample products decode-time attention-time prefill-time sample-time products-time
   status=0
   for part in "$@"; do
     step "$part"

@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 
 import tiny_gguf
+import tiny_quantized
 from tiny_models import BOS, CONTEXT, DROP, EOS, VOCAB, llama_config, random_tensor
 
 NO_BIAS_KEYS = {"attention_bias": DROP, "mlp_bias": DROP}
@@ -84,6 +85,18 @@ MODELS["gpt_oss_mxfp4"] = {**GPT_OSS, "quantization_config": {"quant_method": "m
 REFERENCE = {"gpt_oss_mxfp4": {"quantization_config": None},  # with the decoded values
              "internlm2": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}}
 NOT_AS_GGUF = {"opt", "qwen3moe_sparse"}
+# Quantised checkpoints, wide enough for groups of 128; the reference has the decoded values.
+WIDE = {"hidden_size": 128, "intermediate_size": 256}
+for _name, (_base, _quantization, _) in tiny_quantized.QUANTIZED.items():
+    _base = MODELS.get(_base) or config("LlamaForCausalLM")
+    MODELS[_name] = {**_base, **WIDE, "quantization_config": _quantization}
+    if "head_dim" in _base:
+        MODELS[_name]["head_dim"] = 32
+    if "kv_lora_rank" in _base:  # whole blocks of 32
+        MODELS[_name].update({"hidden_size": 64, "intermediate_size": 96, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
+                              "v_head_dim": 32, "q_lora_rank": 32})
+    REFERENCE[_name] = {"quantization_config": None}
+    NOT_AS_GGUF.add(_name)
 MXFP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32)
 
 ARCHITECTURE = {"cohere": "command-r", "phi": "phi2", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
@@ -98,7 +111,8 @@ class Tensors:
     def __init__(self, model, c):
         self.model, self.c = model, c
         self.hf, self.gguf = {}, {}
-        self.reference = {}  # for transformers, where its names differ
+        self.reference = {}  # for transformers, where its names or values differ
+        self.types = {}  # of tensors of the folder, where numpy has none
 
     def random(self, key, shape, deviation, mean=0.0):
         return random_tensor(self.model, key, shape, deviation, mean)
@@ -319,6 +333,8 @@ def internlm2(t, c):
 def tensors_of(name):
     t = Tensors(name, MODELS[name])
     (internlm2 if name == "internlm2" else decoder)(t, MODELS[name])
+    if name in tiny_quantized.QUANTIZED:
+        t.types = tiny_quantized.quantize(t, name)
     if name == "gpt_oss_mxfp4":
         t.reference.update({k: x for k, x in t.hf.items() if not k.endswith(("_blocks", "_scales"))})
     return t

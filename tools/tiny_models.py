@@ -21,8 +21,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import tiny_adapters  # noqa: E402
 import tiny_encoders  # noqa: E402
 import tiny_gguf  # noqa: E402
+import tiny_quantized  # noqa: E402
 
 CONTEXT = 64
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>"]
@@ -226,7 +228,8 @@ def fingerprint(tensors):
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].shape}".encode())
-        digest.update(tensors[name].astype("<f4" if tensors[name].dtype.kind == "f" else "u1").tobytes())
+        x = tensors[name]
+        digest.update((x.astype("<f4") if x.dtype.kind == "f" else x).tobytes())
     return digest.hexdigest()
 
 
@@ -259,12 +262,23 @@ def write_json(path, value):
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_folder(folder, config, tensors):
+def write_folder(folder, config, tensors, types=None):
+    """types: names of safetensors types that numpy does not have, for bits of other types."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     write_json(folder / "tokenizer.json", tokenizer_json())
     write_json(folder / "tokenizer_config.json", tokenizer_config())
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "model.safetensors"
+    save_file(tensors, path, metadata={"format": "pt"})
+    if types:
+        data = path.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:8 + size])
+        for tensor, kind in types.items():
+            header[tensor]["dtype"] = kind
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size:])
 
 
 def vocabulary():
@@ -282,7 +296,11 @@ def write_family(name, out):
     """A model of tiny_families.py; gives its tensors."""
     import tiny_families
     t = tiny_families.tensors_of(name)
-    write_folder(out / name, tiny_families.MODELS[name], t.hf)
+    config = tiny_families.MODELS[name]
+    write_folder(out / name, config, t.hf, t.types)
+    if name in tiny_quantized.QUANTIZED:  # what the folder stands for
+        plain = {k: v for k, v in config.items() if k != "quantization_config"}
+        write_folder(out / f"{name}.decoded", plain, t.reference)
     if name not in tiny_families.NOT_AS_GGUF:
         tiny_families.write_gguf(out / f"{name}.gguf", tiny_families.MODELS[name], t.gguf, vocabulary())
     return t
@@ -309,6 +327,8 @@ def main():
             tensors = weights_of(name)
         if not args.no_check:
             check_golden(name, tensors, "families" if args.families else "numerics")
+    if not args.only and not args.families:
+        tiny_adapters.write_all(args.out, random_tensor, weights_of, MODELS)
     encoders = [] if args.only or args.families else tiny_encoders.ENCODERS
     for name in encoders:
         tensors = tiny_encoders.weights_of(name, Weights)

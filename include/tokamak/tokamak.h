@@ -62,6 +62,14 @@ struct ModelOptions {
   std::string speculative{};
   std::string draft_model{};  // a smaller model with the same tokenizer that guesses tokens
 
+  // Low-rank adapters (docs/adapters.md): PEFT folders or GGUF files. Merged ones become part of
+  // the weights. The others, {name, path}, stay beside them: GenerateOptions::adapter chooses one.
+  std::vector<std::string> merge_adapters{};
+  std::vector<std::pair<std::string, std::string>> adapters{};
+  bool enable_adapters = false;  // also without `adapters`: Model::load_adapter adds some later
+  int64_t max_adapters = 0;      // that run at the same time; 0: 4, or as many as `adapters`
+  int64_t max_adapter_rank = 0;  // 0: the largest of `adapters`, at least 16
+
   // How it is compiled.
   std::string mode{};              // "compiled" (default) or "eager": op by op, for comparison
   std::string shapes{};            // "auto" (default), "dynamic", "buckets" or "fixed"
@@ -88,6 +96,13 @@ struct GenerateOptions {
   std::optional<float> repetition_penalty{};  // 1: none; counts prompt and answer
   std::optional<float> presence_penalty{};    // 0: none; counts the answer
   std::optional<float> frequency_penalty{};   // 0: none; counts the answer
+  // Mirostat 1 or 2 instead of top_k, top_p, min_p and typical_p; 0: off. tau: target in bits per
+  // token (5); eta: learning rate (0.1).
+  std::optional<int32_t> mirostat{};
+  std::optional<float> mirostat_tau{}, mirostat_eta{};
+  // The order of sampling, with llama.cpp's names: "top_k", "temperature" ... (docs/engine.md).
+  // Stages that are not named do not run. Empty: the default order.
+  std::vector<std::string> samplers{};
   std::vector<std::pair<int32_t, float>> logit_bias{};  // {token id, added to its logit}
   std::vector<std::string> stop{};                      // the answer ends before any of these texts
   std::vector<int32_t> stop_ids{};  // the answer ends before any of these tokens
@@ -101,6 +116,11 @@ struct GenerateOptions {
   std::string regex{};                 // the whole answer matches it
   std::string grammar{};               // GBNF, as in llama.cpp
   std::vector<std::string> choices{};  // one of these
+  // Text that the grammar forces is appended without running the model, as the tokenizer splits it.
+  // Saves time; the answer may be split into other tokens. Has no effect with `logprobs`.
+  bool jump_forward = false;
+
+  std::string adapter{};  // name of a loaded adapter; empty: none
 
   // With ModelOptions::speculative: most drafted tokens per step; 0: none, unset: the model's.
   std::optional<int32_t> draft_tokens{};
@@ -235,6 +255,13 @@ class Model {
   std::vector<Result> generate_batch(const std::vector<Prompt>& prompts,
                                      const GenerateOptions& options = {}) const;
   Stream stream(const Prompt& prompt, const GenerateOptions& options = {}) const;
+
+  // Adapters, with ModelOptions::enable_adapters. Requests that run keep theirs when it is
+  // unloaded. Throw Error for an adapter that does not fit the model, a name that is taken or
+  // unknown.
+  void load_adapter(const std::string& name, const std::string& path) const;
+  void unload_adapter(const std::string& name) const;
+  std::vector<std::string> adapters() const;  // names
 
   // Runs a generation program (docs/programs.md), given as JSON, and returns its result as JSON:
   // {"output", "variables", "text" or "messages", "usage"}. Its branches run as one batch and share

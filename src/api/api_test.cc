@@ -395,5 +395,37 @@ TEST(Api, Programs) {
             ErrorCode::kCancelled);
 }
 
+TEST(Api, Adapters) {
+  const std::string qv = tiny("adapters/llama_qv"), all = tiny("adapters/llama_all");
+  Model model(tiny("llama.gguf"), {.threads = 2, .adapters = {{"qv", qv}}});
+  Model merged(tiny("llama.gguf"), {.threads = 2, .merge_adapters = {qv}});
+  auto with = [](const std::string& name) {
+    GenerateOptions o = greedy(12);
+    o.adapter = name;
+    return o;
+  };
+  const std::string prompt = "the house and the";
+  std::string plain = model.generate(prompt, greedy(12)).text,
+              changed = model.generate(prompt, with("qv")).text;
+  EXPECT_EQ(plain, llama().generate(prompt, greedy(12)).text);
+  EXPECT_EQ(changed, merged.generate(prompt, greedy(12)).text);
+  EXPECT_NE(changed, plain);
+  model.load_adapter("all", all);
+  EXPECT_EQ(model.adapters(), (std::vector<std::string>{"all", "qv"}));
+  EXPECT_NE(model.generate(prompt, with("all")).text, changed);
+  // A running answer keeps its adapter.
+  Stream stream = model.stream(prompt, with("qv"));
+  model.unload_adapter("qv");
+  EXPECT_EQ(stream.result().text, changed);
+  EXPECT_EQ(code_of([&] { model.generate(prompt, with("qv")); }), ErrorCode::kNotFound);
+  EXPECT_EQ(code_of([&] { model.unload_adapter("qv"); }), ErrorCode::kNotFound);
+  EXPECT_EQ(code_of([&] { model.load_adapter("all", all); }), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of([&] { model.load_adapter("x", tiny("nothing")); }), ErrorCode::kNotFound);
+  EXPECT_EQ(code_of([&] { model.load_adapter("x", tiny("adapters/llama_dora")); }),
+            ErrorCode::kUnsupported);
+  EXPECT_EQ(code_of([&] { llama().load_adapter("x", qv); }), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of([&] { llama().generate(prompt, with("x")); }), ErrorCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace tokamak

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "compile/adapters.h"
 #include "engine/sample_params.h"
 
 namespace tokamak {
@@ -110,10 +111,16 @@ std::unique_ptr<Executable> load_weights(const OpenOptions& o, const CompiledSet
 
 }  // namespace
 
-LoadedModel load_model(const OpenOptions& o) {
+LoadedModel load_model(const OpenOptions& asked) {
   static SteadyClock clock;
   Nanos start = clock.now();
   LoadedModel model;
+  OpenOptions o = asked;
+  if (wants_adapters(o)) {
+    model.adapters = std::make_shared<AdapterHost>(o);
+    o.max_adapters = model.adapters->slots();
+    o.max_adapter_rank = model.adapters->rank();
+  }
   SpeculativeOptions speculative = parse_speculative(o.speculative, o.draft_model);
   CompiledSetup setup = compile_for(o);
   const PlanSet& plans = setup.source->plans();
@@ -127,6 +134,8 @@ LoadedModel load_model(const OpenOptions& o) {
   model.embedder = std::make_shared<EmbeddingEncoder>(model.tokenizer);
   EngineConfig config = engine_config(o, speculative, plans, *setup.backend, model.embedding);
   std::unique_ptr<Executable> executable = load_weights(o, setup, config);
+  release_merged(setup.source->weights());
+  if (model.adapters) model.adapters->set_plans(plans);
   model.context_hint = bundle_of(setup) ? fmt::format("the bundle was compiled with --max-len {}",
                                                       bundle_of(setup)->compiled_context())
                                         : "the option context (--context) sets it";

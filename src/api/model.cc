@@ -87,6 +87,10 @@ SampleSpec sample_spec(const SampleSpec& defaults, const GenerateOptions& o) {
   set("repetition_penalty", o.repetition_penalty);
   set("presence_penalty", o.presence_penalty);
   set("frequency_penalty", o.frequency_penalty);
+  set("mirostat", o.mirostat);
+  set("mirostat_tau", o.mirostat_tau);
+  set("mirostat_eta", o.mirostat_eta);
+  if (!o.samplers.empty()) spec.order = sample_order(o.samplers);
   set_sample_param(spec, "min_tokens", o.min_tokens);
   normalize_sampling(spec);
   spec.seed = o.seed;
@@ -129,6 +133,13 @@ Model::Impl::Rendered Model::Impl::render(const Chat& chat, bool add_generation_
   return out;
 }
 
+AdapterHost& Model::Impl::adapters() const {
+  if (!loaded.adapters)
+    fail(ErrorCode::kInvalidArgument,
+         "{} was opened without adapters; set ModelOptions::enable_adapters", loaded.name);
+  return *loaded.adapters;
+}
+
 std::vector<int32_t> Model::Impl::encode(const Prompt& prompt) const {
   if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) return *ids;
   std::vector<int32_t> ids;
@@ -158,6 +169,7 @@ RequestSpec Model::Impl::request(std::vector<int32_t> ids, const GenerateOptions
          info.context, loaded.context_hint);
   RequestSpec spec;
   spec.prompt = std::move(ids);
+  if (!o.adapter.empty()) spec.adapter = adapters().find(o.adapter);
   int64_t room = info.context - length;
   spec.max_tokens =
       static_cast<int32_t>(o.max_tokens < 0 ? room : std::min<int64_t>(o.max_tokens, room));
@@ -176,6 +188,7 @@ RequestSpec Model::Impl::request(std::vector<int32_t> ids, const GenerateOptions
   if (is_constrained(o)) {
     std::vector<int32_t> ends = grammar_end_ids(*loaded.tokenizer, o.stop_ids);
     spec.mask = mask_of(loaded, o, ends);
+    spec.jump_forward = o.jump_forward;
     spec.stop_ids.insert(spec.stop_ids.end(), ends.begin(), ends.end());
     sample.min_tokens = 0;  // up to the mask
   } else if (sample.min_tokens > 0) {
@@ -190,6 +203,20 @@ Model::Model(const std::string& path, const ModelOptions& options) {
   static_cast<ModelOptions&>(open) = options;
   open.model = path;
   impl_ = std::make_shared<const Impl>(open);
+}
+
+void Model::load_adapter(const std::string& name, const std::string& path) const {
+  AdapterHost& host = impl_->adapters();
+  host.add(host.open(name, path));
+}
+
+void Model::unload_adapter(const std::string& name) const { impl_->adapters().remove(name); }
+
+std::vector<std::string> Model::adapters() const {
+  std::vector<std::string> out;
+  if (impl_->loaded.adapters)
+    for (const auto& adapter : impl_->loaded.adapters->list()) out.push_back(adapter->name);
+  return out;
 }
 
 Model::Model(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}

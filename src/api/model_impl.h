@@ -14,6 +14,7 @@ class Model::Impl {
     std::string text, guard;  // with the marks of guard_chat()
   };
   Rendered render(const Chat& chat, bool add_generation_prompt) const;
+  AdapterHost& adapters() const;  // throws Error(kInvalidArgument): opened without them
   // The engine's request for a prompt. Throws Error for options out of range and prompts that are
   // empty or too long.
   RequestSpec request(std::vector<int32_t> ids, const GenerateOptions& options) const;

@@ -52,6 +52,8 @@ void check_options(const OpenOptions& o) {
   check_range("max_step_tokens", o.max_step_tokens, int64_t{1} << 20);
   check_range("kv_blocks", o.kv_blocks, int64_t{1} << 32);
   check_range("kv_tokens", o.kv_tokens, int64_t{1} << 40);
+  check_range("max_adapters", o.max_adapters, 1024);
+  check_range("max_adapter_rank", o.max_adapter_rank, 4096);
   check_range("max_logit_rows", o.max_logit_rows, int64_t{1} << 20);
   if (!(o.gpu_memory_utilization >= 0 && o.gpu_memory_utilization <= 1))
     fail(ErrorCode::kInvalidArgument, "gpu_memory_utilization is {}, but must be from 0 to 1",
@@ -77,6 +79,11 @@ CompileOptions compile_options(const OpenOptions& o) {
   options.context = o.context;
   options.max_context = value_or(o.max_context, kDefaultContext);
   options.longest = o.longest;
+  options.merge_adapters = o.merge_adapters;
+  if (wants_adapters(o)) {
+    options.adapter_slots = value_or(o.max_adapters, kDefaultAdapters);
+    options.adapter_rank = value_or(o.max_adapter_rank, options.adapter_rank);
+  }
   options.pooling = o.pooling;
   options.eager = o.mode == "eager";
   if (!o.shapes.empty()) options.shapes = shapes_from_name(o.shapes);
@@ -117,6 +124,9 @@ CompiledSetup compile_for(const OpenOptions& o, Backend* shared) {
   if (!shared) setup.backend = backend_for(o, o.backend);
   CompileOptions options = compile_options(o);
   setup.eager = options.eager;
+  if (options.adapter_slots > 0 && (shared ? *shared : *setup.backend).name() == "cuda")
+    fail(ErrorCode::kUnsupported,
+         "adapters beside the model run on the cpu backend only; on cuda use --merge-adapter");
   setup.source =
       compile_model(o.model, shared ? *shared : *setup.backend, options, cache ? &*cache : nullptr);
   return setup;

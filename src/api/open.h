@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "api/adapters.h"
 #include "backend/backend.h"
 #include "compile/bundle_compile.h"
 #include "compile/open_model.h"
@@ -39,7 +40,7 @@ struct OpenOptions : ModelOptions {
   std::function<void(EngineConfig&)> tune;  // changes policies and limits; may be empty
 };
 constexpr int64_t kDefaultContext = 8192, kDefaultSequences = 64, kDefaultStepTokens = 512,
-                  kDefaultLogitRows = 64;
+                  kDefaultLogitRows = 64, kDefaultAdapters = 4;
 
 // Throws Error(kInvalidArgument) for a value that no model can be opened with.
 void check_options(const OpenOptions& options);
@@ -82,7 +83,8 @@ struct LoadedModel {
   EmbeddingSpec embedding;
   std::shared_ptr<const EmbeddingEncoder> embedder;
   std::shared_ptr<LocalEngine> engine;
-  SampleSpec defaults;  // the model's own, for what a request does not set
+  std::shared_ptr<AdapterHost> adapters;  // null: the model was opened without them
+  SampleSpec defaults;                    // the model's own, for what a request does not set
   double load_seconds = 0;
   std::string context_hint;  // what a user can do when a text is too long
 };

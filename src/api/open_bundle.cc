@@ -3,6 +3,7 @@
 
 #include "api/open.h"
 #include "base/error.h"
+#include "compile/adapters.h"
 
 namespace tokamak {
 namespace {
@@ -25,6 +26,7 @@ void check_fixed_options(const OpenOptions& o, const CompileOptions& made) {
   need("shapes", o.shapes.empty() || asked.shapes == made.shapes);
   need("buckets", o.buckets.empty() || asked.buckets == made.buckets);
   need("pooling", o.pooling.empty());
+  need("merge-adapter", o.merge_adapters.empty());
 }
 
 void check_limit(const OpenOptions& options, const char* what, int64_t asked, int64_t limit,
@@ -95,10 +97,17 @@ BundleReport make_bundle(const OpenOptions& o, const std::string& out) {
   if (std::filesystem::equivalent(o.model, out, ec))
     fail(ErrorCode::kInvalidArgument, "the bundle {} would replace the model itself", out);
   auto backend = backend_for(o, o.backend);
+  if (is_bundle(o.model) && !o.merge_adapters.empty())
+    fail(ErrorCode::kUnsupported, "{}: adapters are merged into a model file, not into a bundle",
+         o.model);
   if (is_bundle(o.model))
     return rewrite_bundle(o.model, *backend, options_from_bundle(o), out, producer);
   OpenedModel opened = open_model(o.model);
   CompileOptions options = compile_options(o);
+  if (options.adapter_slots > 0)
+    fail(ErrorCode::kUnsupported,
+         "a bundle has no slots for adapters; compile it with --merge-adapter");
+  add_adapters(opened, options);
   fit_options(options, opened.model.config);
   return write_bundle(opened, *backend, options, out, producer);
 }

@@ -177,6 +177,10 @@ void open_draft_model(const OpenOptions& target, const std::string& path,
   o.context = 0;
   o.dump_after.clear();
   o.dump_dir.clear();
+  o.merge_adapters.clear();  // adapters belong to the target
+  o.adapters.clear();
+  o.enable_adapters = false;
+  o.max_adapters = o.max_adapter_rank = 0;
   o.max_context = config.max_model_len;
   model.draft = compile_for(o, model.backend.get());  // it shares the threads of the target
   const PlanSet& plans = model.draft.source->plans();

@@ -74,6 +74,12 @@ class Executable {
     fail(ErrorCode::kUnsupported, "this backend cannot mask tokens");
   }
 
+  // Puts the matrices of an adapter (plan/adapter.h) into a slot, before the steps that are
+  // submitted later; matrices that it does not have become zero.
+  virtual void set_adapter(int32_t /*slot*/, const WeightSource& /*tensors*/) {
+    fail(ErrorCode::kUnsupported, "this backend cannot hold adapters");
+  }
+
   // KV blocks as bytes, block_bytes(group) for each, in the order of `blocks`. The layout is the
   // executable's own: another executable can read it if it was loaded from the same PlanSet by the
   // same backend. `bytes` must stay valid until wait() returns.

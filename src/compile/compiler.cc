@@ -3,6 +3,7 @@
 #include "compile/compiler.h"
 
 #include "base/error.h"
+#include "compile/adapters.h"
 #include "compile/cache.h"
 #include "compile/function_plans.h"
 #include "compile/open_model.h"
@@ -17,6 +18,7 @@ std::unique_ptr<ModelSource> compile_model(const std::filesystem::path& path,
                                            const Backend& backend, CompileOptions options,
                                            const CompileCache* cache) {
   OpenedModel opened = open_model(path);  // import
+  add_adapters(opened, options);
   fit_options(options, opened.model.config);
   Module module = build_module(opened.model.config, options);  // build
   PlanSet plans = compile_cached(module, opened.model.config, backend, options, cache);

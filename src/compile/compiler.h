@@ -41,12 +41,15 @@ struct CompileOptions {
   std::string storage;
   DType kv_dtype = DType::kF16;
   int64_t block_size = 16;
-  int64_t max_sequences = 64;       // upper bound of B
-  int64_t max_tokens = 512;         // upper bound of T (token budget of a step)
-  int64_t max_logit_rows = 64;      // upper bound of R: rows of a step that may ask for logits
-  int64_t context = 0;              // longest sequence; 0: the model's own, at most max_context
-  int64_t max_context = 0;          // 0: no such bound
-  int64_t longest = 0;              // no sequence will be longer than this; 0: not known
+  int64_t max_sequences = 64;   // upper bound of B
+  int64_t max_tokens = 512;     // upper bound of T (token budget of a step)
+  int64_t max_logit_rows = 64;  // upper bound of R: rows of a step that may ask for logits
+  int64_t context = 0;          // longest sequence; 0: the model's own, at most max_context
+  int64_t max_context = 0;      // 0: no such bound
+  int64_t longest = 0;          // no sequence will be longer than this; 0: not known
+  std::vector<std::string> merge_adapters;  // paths: added to the weights (compile/adapters.h)
+  int64_t adapter_slots = 0;                // adapters that rows of a step can choose from; 0: none
+  int64_t adapter_rank = 16;                // largest rank of one in a slot
   std::string pooling;              // "mean", "cls" or "last"; empty: as the model's files say
   bool tree_mask = false;           // step takes `mask`: rows may be nodes of a draft tree
   std::vector<int> verify;          // numbers of drafts k that get verify<k> plans

@@ -12,6 +12,15 @@
 
 namespace tokamak {
 
+BeamSearch::BeamSearch(const RequestSpec& spec)
+    : width_(spec.beams),
+      max_tokens_(spec.max_tokens),
+      length_penalty_(spec.length_penalty),
+      early_stopping_(spec.early_stopping) {
+  int64_t each = 1 + std::max<int64_t>(1, std::ssize(spec.stop_ids));
+  wanted_ = static_cast<int32_t>(std::min<int64_t>(each * width_, kMostBeamCandidates));
+}
+
 std::vector<BeamCandidate> BeamSearch::rank() {
   // Equal scores are ordered by parent and token, so that a run can be repeated.
   std::sort(candidates_.begin(), candidates_.end(),
@@ -35,12 +44,15 @@ void BeamSearch::complete(BeamAnswer answer, double sum, int64_t length) {
 
 bool BeamSearch::done(double best, int64_t length) const {
   if (std::ssize(answers_) < width_) return false;
-  return early_stopping_ || answers_.back().score >= score(best, length);
+  if (early_stopping_ == EarlyStopping::kTrue) return true;
+  // With a positive penalty, long answers are better, down to the same sum.
+  bool longest = early_stopping_ == EarlyStopping::kNever && length_penalty_ > 0;
+  return answers_.back().score >= score(best, longest ? max_tokens_ : length);
 }
 
 void EngineCore::prepare_beams(Request& request) const {
   const RequestSpec& spec = request.spec;
-  request.beam = std::make_unique<BeamSearch>(spec.beams, spec.length_penalty, spec.early_stopping);
+  request.beam = std::make_unique<BeamSearch>(spec);
   request.wants_logprobs = spec.sample->top_logprobs >= 0;
   // Steps report the model's own log-probabilities; the rest of the spec has no effect.
   SampleSpec sample;
@@ -81,9 +93,12 @@ void EngineCore::commit_beam(Sequence& seq, int32_t row, const StepResult& resul
   Request& request = *seq.request;
   auto at = std::lower_bound(result.top.begin(), result.top.end(), row,
                              [](const auto& t, int32_t r) { return t.first < r; });
+  const std::vector<int32_t>& stops = request.spec.stop_ids;
+  bool may_end = seq.generated() >= seq.sample().min_tokens;
   for (; at != result.top.end() && at->first == row; ++at)
-    request.beam->add({seq.choice, at->second.id, at->second.logprob,
-                       seq.beam_score + static_cast<double>(at->second.logprob)});
+    if (may_end || std::find(stops.begin(), stops.end(), at->second.id) == stops.end())
+      request.beam->add({seq.choice, at->second.id, at->second.logprob,
+                         seq.beam_score + static_cast<double>(at->second.logprob)});
   if (seq.first_token == kNever) {
     seq.first_token = now_;
     stats_.prefill_seconds.add(seconds(now_ - seq.started));
@@ -100,15 +115,11 @@ void EngineCore::step_beams(Request& request, Actions& actions) {
   for (const BeamCandidate& c : beam.rank()) {
     const Sequence& parent = *request.choices[static_cast<size_t>(c.parent)];
     length = parent.generated() + 1;
-    bool ends = parent.stops_at(c.id);
-    if (ends && rank < beam.width()) beam.complete(answer_of(parent, c, true), c.score, length);
+    bool stops = parent.stops_at(c.id), ends = stops || length >= request.spec.max_tokens;
+    if (ends && rank < beam.width()) beam.complete(answer_of(parent, c, stops), c.score, length);
     if (!ends && std::ssize(next) < beam.width()) next.push_back(c);
     ++rank;
   }
-  if (length >= request.spec.max_tokens)
-    for (const BeamCandidate& c : std::exchange(next, {}))
-      beam.complete(answer_of(*request.choices[static_cast<size_t>(c.parent)], c, false), c.score,
-                    length);
   if (next.empty() || beam.done(next[0].score, length))
     return end_beams(request, Finish::kNone, {}, actions);
   beam.outstanding = static_cast<int32_t>(next.size());
@@ -170,6 +181,7 @@ void EngineCore::end_beams(Request& request, Finish how, std::string_view error,
       if (logprobs) d.logprobs = a.logprobs;
       d.finish = a.finish;
       d.stop_id = a.stop_id;
+      d.beam_score = a.score;
     }
     if (n == 0) d.cached_tokens = request.cached_tokens;
     stats_.tokens_emitted += std::ssize(d.ids);

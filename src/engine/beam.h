@@ -8,6 +8,8 @@
 
 namespace tokamak {
 
+inline constexpr int32_t kMostBeamCandidates = 256;  // what steps report
+
 // A partial answer with one more token.
 struct BeamCandidate {
   int32_t parent = 0;  // index of the sequence
@@ -24,18 +26,18 @@ struct BeamAnswer {
   int32_t stop_id = -1;
 };
 
-// Owned by a Request, engine thread only. In a round, every live sequence adds its best 2 * width
-// continuations. Of all of them, those that end the text and are among the best `width` become
-// answers; the best `width` of the others are the sequences of the next round.
+// Owned by a Request, engine thread only. In a round, every live sequence adds its best
+// continuations: (1 + number of stop ids) * width, so that `width` of them do not end the text. Of
+// all of them, those that end the text and are among the best `width` become answers; the best
+// `width` of the others are the sequences of the next round.
 class BeamSearch {
  public:
-  BeamSearch(int32_t width, float length_penalty, bool early_stopping)
-      : width_(width), length_penalty_(length_penalty), early_stopping_(early_stopping) {}
+  explicit BeamSearch(const RequestSpec& spec);
 
   int32_t width() const { return width_; }
-  int32_t wanted() const { return 2 * width_; }  // candidates of one sequence
+  int32_t wanted() const { return wanted_; }  // candidates of one sequence, and of a round
   void add(const BeamCandidate& candidate) { candidates_.push_back(candidate); }
-  // The best 2 * width candidates of the round, best first. Ends the round.
+  // The best candidates of the round, best first. Ends the round.
   std::vector<BeamCandidate> rank();
   // `length` counts the token that ended it.
   void complete(BeamAnswer answer, double sum, int64_t length);
@@ -48,9 +50,9 @@ class BeamSearch {
  private:
   double score(double sum, int64_t length) const;
 
-  int32_t width_;
+  int32_t width_, wanted_, max_tokens_;
   float length_penalty_;
-  bool early_stopping_;
+  EarlyStopping early_stopping_;
   std::vector<BeamCandidate> candidates_;
   std::vector<BeamAnswer> answers_;
 };

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/stats.h"
+#include "plan/adapter.h"
 #include "plan/step.h"
 
 namespace tokamak {
@@ -29,6 +30,21 @@ class TokenMask {
   // drafts that are not allowed, any bits will do.
   virtual void allow(int32_t choice, std::span<const int32_t> answer,
                      std::span<const int32_t> drafts, std::span<uint32_t> allowed) = 0;
+  // Jump-forward: appends the tokens that must follow the answer, whatever the model would choose;
+  // the last one may be a stop id. Called on the engine's thread between steps, only for requests
+  // with RequestSpec::jump_forward. Must be quick and must not throw.
+  virtual void force(int32_t choice, std::span<const int32_t> answer,
+                     std::vector<int32_t>& forced) {
+    (void)choice, (void)answer, (void)forced;
+  }
+};
+
+// When a beam search ends before max_tokens, once there are `beams` answers. The names are those of
+// transformers' early_stopping.
+enum class EarlyStopping : uint8_t {
+  kFalse,  // if no partial answer, at its present length, is better than the worst of them
+  kTrue,   // at once
+  kNever,  // if no partial answer can become better at any length
 };
 
 struct RequestSpec {
@@ -36,23 +52,27 @@ struct RequestSpec {
   std::shared_ptr<const SampleSpec> sample;  // nullptr: greedy
   int32_t max_tokens = 16;                   // 0: only process the prompt (with score_prompt)
   std::shared_ptr<TokenMask> mask;           // nullptr: every token is allowed
-  std::vector<int32_t> stop_ids;             // end the answer; the id itself is not part of it
-  int32_t n = 1;                             // choices; choice c uses noise key (seed, c)
+  // Tokens that the mask forces (TokenMask::force) are appended without steps of their own. Has no
+  // effect where log-probabilities of the answer are wanted.
+  bool jump_forward = false;
+  std::shared_ptr<const Adapter> adapter;  // changes the model's weights; nullptr: none
+  std::vector<int32_t> stop_ids;           // end the answer; the id itself is not part of it
+  int32_t n = 1;                           // choices; choice c uses noise key (seed, c)
   // Beam search: the number of partial answers that are kept. The n best answers are sent at the
   // end, one delta each, best first. 0: every choice is sampled.
   int32_t beams = 0;
   float length_penalty = 1.0f;  // the score is the sum of log-probabilities / length ^ this
-  bool early_stopping = false;  // end as soon as `beams` answers are complete
-  bool score_prompt = false;    // report log-probabilities of prompt tokens 1..
-  int32_t score_from = 1;       // first prompt position to score
+  EarlyStopping early_stopping = EarlyStopping::kFalse;
+  bool score_prompt = false;  // report log-probabilities of prompt tokens 1..
+  int32_t score_from = 1;     // first prompt position to score
   // Return the vector of the prompt instead of an answer; max_tokens is 0. second_text: the first
   // token of the second text of a pair, for encoders with segments; 0: there is one text.
   bool pool = false;
   int32_t second_text = 0;
-  int32_t priority = 0;           // lower runs first
-  std::string cache_salt;         // only requests with the same salt share cached blocks
-  std::string tenant;             // counted by fair scheduling; empty: the salt
-  Nanos deadline = kNever;        // absolute, by the engine's clock
+  int32_t priority = 0;     // lower runs first
+  std::string cache_salt;   // only requests with the same salt and adapter share cached blocks
+  std::string tenant;       // counted by fair scheduling; empty: the salt
+  Nanos deadline = kNever;  // absolute, by the engine's clock
   Nanos queue_deadline = kNever;  // cancelled if it has not started by then
   // Its blocks are evicted after those with a lower cache_priority. The priority ends cache_ttl
   // after their last use.
@@ -87,6 +107,8 @@ struct Delta {
   ErrorCode error_code = ErrorCode::kInternal;
   int32_t cached_tokens = 0;          // prompt tokens found in the cache; on the first delta
   int32_t drafted = 0, accepted = 0;  // drafts since the last delta, and how many were accepted
+  int32_t forced = 0;                 // of `ids`: appended by jump-forward
+  double beam_score = 0;  // with beam search: sum of log-probabilities / length ^ penalty
 };
 
 struct EngineInfo {

@@ -76,6 +76,8 @@ void EngineCore::commit_entry(const StepEntry& e, size_t index, const StepResult
   seq.computed = e.start + e.count;
   if (e.pools) return commit_vector(seq, e, result, actions);
   if (e.drafts > 0) keep_path(seq, e, path);
+  if (!path.empty() && static_cast<size_t>(path.back()) < result.mirostat_mu.size())
+    seq.mirostat_mu = result.mirostat_mu[static_cast<size_t>(path.back())];
   if (seq.request->beam) {
     kv_.commit(seq.blocks, seq.computed, seq.ids());
     if (e.chooses) commit_beam(seq, e.first_out, result, actions);
@@ -150,7 +152,9 @@ void EngineCore::emit(Sequence& seq, std::span<const int32_t> path, const StepRe
                       Actions& actions) {
   bool prompt_only = seq.limit == 0 && seq.computed == seq.prompt_length();
   if (path.empty() && !prompt_only) return;
-  Delta& d = actions.add_delta(seq.request->id, seq.choice, seq.generated());
+  Delta& d = actions.add_delta(seq.request->id, seq.choice, seq.generated() - seq.unsent);
+  d.forced = std::exchange(seq.unsent, 0);
+  d.ids.assign(seq.ids().end() - d.forced, seq.ids().end());
   if (!seq.first_delta_sent) {
     d.prompt_logprobs.assign(seq.prompt_logprobs.begin(), seq.prompt_logprobs.end());
     d.prompt_top.assign(seq.prompt_top.begin(), seq.prompt_top.end());
@@ -184,6 +188,7 @@ void EngineCore::emit(Sequence& seq, std::span<const int32_t> path, const StepRe
       if (wanted > 0 && top->first == row) d.top.back().push_back(top->second);
     if (seq.generated() >= seq.limit) how = seq.limit_is_stop ? Finish::kStop : Finish::kLength;
   }
+  if (how == Finish::kNone) how = jump(seq, d);
   note_tokens(seq, d.ids.size());
   if (how != Finish::kNone) close(seq, how, d, actions);
 }
@@ -205,7 +210,7 @@ void EngineCore::rewind(Ticket ticket, std::string_view error, Actions& actions)
 
 void EngineCore::finish(Sequence& seq, Finish how, std::string_view error, Actions& actions) {
   if (seq.request->beam) return end_beams(*seq.request, how, error, actions);
-  int32_t position = seq.generated();
+  int32_t position = seq.generated() - seq.unsent;
   if (how == Finish::kStop) position = std::min(position, seq.limit);
   Delta& d = actions.add_delta(seq.request->id, seq.choice, position);
   d.error.assign(error);

@@ -103,6 +103,7 @@ EngineConfig default_engine_config(const PlanSet& plans, int64_t max_model_len, 
     c.tree_mask = c.tree_mask || in.name == "mask";
     c.segments = c.segments || in.name == kSegmentInput;
   }
+  c.adapter_slots = adapter_slots(plans);
   c.vector_width = vector_width(plans);
   c.encoder = plans.states.empty() && c.vector_width > 0;
   if (c.encoder) c.chunked_prefill = c.prefix_cache = false;
@@ -173,6 +174,8 @@ void check_request(const EngineConfig& c, const RequestSpec& spec) {
   if (spec.n < 1 || spec.n > c.max_queue)
     fail(ErrorCode::kInvalidArgument, "n is {}, but must be from 1 to {}", spec.n, c.max_queue);
   if (spec.beams != 0) check_beams(c, spec);
+  if (spec.adapter && c.adapter_slots == 0)
+    fail(ErrorCode::kInvalidArgument, "{} was loaded without slots for adapters", c.model);
   if (spec.draft_tokens < -1)
     fail(ErrorCode::kInvalidArgument, "draft_tokens is {}, but must be -1 or more",
          spec.draft_tokens);

@@ -58,6 +58,7 @@ struct EngineConfig {
   bool encoder = false;         // prompts are computed whole, and there is no next token
   bool pool_first = false;      // a vector is that of the first row; else of the last
   bool segments = false;        // the plans read the segment of every token
+  int64_t adapter_slots = 0;    // adapters that running sequences can use; 0: the plans take none
   int starvation_bound = 64;    // of SchedPolicy::kCache
   Nanos tpot_target = 0;  // steps with decodes are kept this short, others to 1 s; 0: no target
 

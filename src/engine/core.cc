@@ -1,11 +1,29 @@
 #include "engine/core.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <set>
 
 #include "base/error.h"
 #include "engine/sched/batch.h"
 
 namespace tokamak {
+namespace {
+
+// Keys and values depend on the adapter, so its identity becomes part of the salt: NUL, id, NUL,
+// and the salt itself. A salt that begins with NUL is marked the same way, as id 0, which no
+// adapter has.
+void separate_caches(RequestSpec& spec) {
+  bool marked = spec.cache_salt.starts_with('\0');
+  if (!spec.adapter && !marked) return;
+  if (spec.tenant.empty()) spec.tenant = spec.cache_salt;
+  constexpr std::string_view kNul("\0", 1);
+  spec.cache_salt =
+      fmt::format("{}{}{}{}", kNul, spec.adapter ? spec.adapter->id : 0, kNul, spec.cache_salt);
+}
+
+}  // namespace
 
 EngineCore::EngineCore(EngineConfig config, Drafter* drafter)
     : config_((check_engine_config(config), std::move(config))),
@@ -59,6 +77,7 @@ bool EngineCore::reserve(PendingStep& step) { return scheduler_.schedule(now_, s
 
 void EngineCore::submit(PendingStep& step, Actions& actions) {
   step.ticket = submitted_++;
+  scheduler_.adapters().move_loads(actions.adapters);
   step.masks_sent = false;
   step.submitted = now_;
   ++stats_.steps;
@@ -113,6 +132,7 @@ void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
   request->id = id;
   request->spec = std::move(spec);
   if (!request->spec.sample) request->spec.sample = greedy_;
+  separate_caches(request->spec);
   request->unfinished = request->spec.n;
   request->arrived = now_;
   stats_.asked_tokens.add(request->spec.max_tokens);
@@ -126,6 +146,7 @@ void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
     seq->open(request.get(), c, request->first_order + static_cast<uint64_t>(c), now_);
     request->choices.push_back(seq);
     ++request->unretired;
+    jump_at_start(*seq);
     scheduler_.join(*seq);
     scheduler_.wait(*seq);
   }
@@ -233,6 +254,19 @@ void EngineCore::retire(Sequence* seq) {
   if (--request.unretired == 0) requests_.erase(request.id);
 }
 
+// An adapter that runs for one request and is waited for by another is in both lists.
+void EngineCore::name_adapters() {
+  std::set<std::string_view> running, waiting;
+  for (const auto& [id, request] : requests_) {
+    if (!request->spec.adapter) continue;
+    bool runs = std::any_of(request->choices.begin(), request->choices.end(),
+                            [](const Sequence* s) { return s != nullptr && s->row >= 0; });
+    (runs ? running : waiting).insert(request->spec.adapter->name);
+  }
+  stats_.running_adapters = fmt::format("{}", fmt::join(running, ","));
+  stats_.waiting_adapters = fmt::format("{}", fmt::join(waiting, ","));
+}
+
 const EngineStats& EngineCore::stats() {
   EngineStats& s = stats_;
   s.blocks_evicted = kv_.evicted();
@@ -247,6 +281,10 @@ const EngineStats& EngineCore::stats() {
   s.kv_blocks_free = kv_.free_blocks() - s.kv_blocks_cached;
   s.kv_blocks_used = s.kv_blocks_total - kv_.free_blocks();
   s.token_budget = scheduler_.token_budget();
+  s.adapter_slots = config_.adapter_slots;
+  if (s.adapter_slots == 0) return s;
+  s.adapter_loads = scheduler_.adapters().loads();
+  name_adapters();
   return s;
 }
 

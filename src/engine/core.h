@@ -79,6 +79,12 @@ class EngineCore {
   void close(Sequence& seq, Finish finish, Delta& last, Actions& actions);
   void drop(Sequence& seq);  // after its last delta
 
+  // jump.cc: tokens that a mask forces
+  void find_forced(const Sequence& seq);  // forced_
+  void note_jump(int64_t tokens);
+  void jump_at_start(Sequence& seq);
+  Finish jump(Sequence& seq, Delta& delta);
+
   // pool.cc: the vector of a prompt ends its request
   void commit_vector(Sequence& seq, const StepEntry& entry, const StepResult& result,
                      Actions& actions);
@@ -90,6 +96,7 @@ class EngineCore {
   void fork_beams(Request& request, const std::vector<BeamCandidate>& next);
   void end_beams(Request& request, Finish how, std::string_view error, Actions& actions);
 
+  void name_adapters();  // in stats_
   Sequence* new_sequence();
   void retire(Sequence* seq);
 
@@ -103,6 +110,7 @@ class EngineCore {
   std::vector<Deadline> deadlines_;  // heap, soonest first; may include finished requests
   std::vector<std::unique_ptr<Sequence>> slab_;
   std::vector<Sequence*> free_sequences_, retired_;
+  std::vector<int32_t> forced_;
   std::shared_ptr<const SampleSpec> greedy_;  // of requests without a SampleSpec
   uint64_t next_order_ = 0;
   Nanos now_ = 0, last_done_ = 0;  // time of this call, and of the last completed step

@@ -18,13 +18,15 @@ Delta& Actions::add_delta(RequestId request, int32_t choice, int32_t position) {
   d.finish = Finish::kNone;
   d.error.clear();
   d.error_code = ErrorCode::kInternal;
-  d.cached_tokens = d.drafted = d.accepted = 0;
+  d.cached_tokens = d.drafted = d.accepted = d.forced = 0;
+  d.beam_score = 0;
   return d;
 }
 
 void Actions::clear() {
   masks.clear();
   mask_drafts.clear();
+  adapters.clear();
   submits.clear();
   finished.clear();
   next_wakeup = kNever;

@@ -8,6 +8,7 @@
 
 #include "backend/backend.h"
 #include "base/clock.h"
+#include "engine/adapter_slots.h"
 #include "engine/client.h"
 
 namespace tokamak {
@@ -74,9 +75,10 @@ struct MaskAction {
 };
 
 // Reused from call to call: a warmed-up engine does not allocate. Carried out in this order:
-// deltas, submits, masks.
+// deltas, adapters, submits, masks.
 class Actions {
  public:
+  std::vector<AdapterAction> adapters;
   std::vector<SubmitAction> submits;
   std::vector<RequestId> finished;  // the last delta of every choice has been added
   Nanos next_wakeup = kNever;       // call advance again by then, even without events

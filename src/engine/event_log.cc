@@ -102,6 +102,9 @@ void sample_fields(Io& io, Spec& s) {
   io.field("dry_breakers", s.dry_breakers);
   io.field("xtc_probability", s.xtc_probability, d.xtc_probability);
   io.field("xtc_threshold", s.xtc_threshold, d.xtc_threshold);
+  io.field("mirostat", s.mirostat, d.mirostat);
+  io.field("mirostat_tau", s.mirostat_tau, d.mirostat_tau);
+  io.field("mirostat_eta", s.mirostat_eta, d.mirostat_eta);
   io.field("order", s.order);
   io.field("repetition_penalty", s.repetition_penalty, d.repetition_penalty);
   io.field("presence_penalty", s.presence_penalty, d.presence_penalty);
@@ -119,6 +122,7 @@ void request_fields(Io& io, Spec& s) {
   io.field("prompt", s.prompt);
   io.field("max_tokens", s.max_tokens, d.max_tokens);
   io.field("stop_ids", s.stop_ids);
+  io.field("jump_forward", s.jump_forward, d.jump_forward);
   io.field("n", s.n, d.n);
   io.field("beams", s.beams, d.beams);
   io.field("length_penalty", s.length_penalty, d.length_penalty);
@@ -147,6 +151,7 @@ void result_fields(Io& io, Result& r) {
   io.field("path_start", r.path_start);
   io.field("failed", r.failed);
   io.field("top", r.top);
+  io.field("mirostat_mu", r.mirostat_mu);
   io.field("hidden", r.hidden);
 }
 
@@ -156,6 +161,7 @@ Value event_value(const Event& e) {
     case Event::Kind::kArrival:
       out.set("arrival", e.request);
       request_fields(out, e.spec);
+      if (e.spec.adapter) out.set("adapter", e.spec.adapter->id);
       if (e.spec.sample) {
         Writer sample;
         sample_fields(sample, *e.spec.sample);
@@ -191,6 +197,11 @@ RequestSpec read_request(const Value& in) {
     Reader fields(*sample);
     sample_fields(fields, *spec);
     s.sample = std::move(spec);
+  }
+  if (const Value* id = in.find("adapter")) {  // without its matrices
+    auto adapter = std::make_shared<Adapter>();
+    adapter->id = static_cast<uint64_t>(id->as_int());
+    s.adapter = std::move(adapter);
   }
   return s;
 }
@@ -264,6 +275,8 @@ std::string actions_text(const Actions& actions) {
     put_list(out, "kv_len", in.kv_len);
     put_list(out, "row", in.row);
     put_list(out, "out_rows", in.out_rows);
+    for (const AdapterAction& a : actions.adapters)
+      fmt::format_to(at, " adapter={}:{}", a.slot, a.adapter->id);
     for (const StepInputs::Table& t : in.tables) put_list(out, "table", t.blocks);
     for (const BlockCopy& c : in.copies)
       fmt::format_to(at, " copy={}:{}:{}", c.group, c.from, c.to);
@@ -278,6 +291,7 @@ std::string actions_text(const Actions& actions) {
     put_list(out, "vector", d.vector);
     if (d.cached_tokens > 0) fmt::format_to(at, " cached={}", d.cached_tokens);
     if (d.drafted > 0) fmt::format_to(at, " drafted={} accepted={}", d.drafted, d.accepted);
+    if (d.forced > 0) fmt::format_to(at, " forced={}", d.forced);
     if (!d.error.empty()) fmt::format_to(at, " error={}", d.error);
     out += '\n';
   }

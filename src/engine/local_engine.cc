@@ -161,6 +161,7 @@ void LocalEngine::carry_out() {
   }
   for (Delta& d : actions_.deltas()) deliver(std::move(d));
   for (RequestId id : actions_.finished) listeners_.erase(id);
+  for (const AdapterAction& a : actions_.adapters) steps_.set_adapter(a);
   for (const SubmitAction& s : actions_.submits) steps_.submit(s);
   steps_.set_masks(actions_);
 }

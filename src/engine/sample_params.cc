@@ -26,6 +26,9 @@ constexpr SampleSetting kSampleSettings[] = {
     {"top_n_sigma", -1, 100, &SampleSpec::top_n_sigma},
     {"dynatemp_range", 0, 5, &SampleSpec::dynatemp_range},
     {"dynatemp_exponent", 0, 100, &SampleSpec::dynatemp_exponent},
+    {"mirostat", 0, 2, nullptr, &SampleSpec::mirostat},
+    {"mirostat_tau", 0, 100, &SampleSpec::mirostat_tau},
+    {"mirostat_eta", 0, 10, &SampleSpec::mirostat_eta},
     {"min_tokens", 0, INT32_MAX, nullptr, &SampleSpec::min_tokens},
 };
 
@@ -71,6 +74,33 @@ void set_sample_param(SampleSpec& spec, std::string_view name, double value) {
     spec.*p.integer = static_cast<int32_t>(value);
   else
     spec.*p.number = static_cast<float>(value);
+}
+
+std::vector<SampleStage> sample_order(std::span<const std::string> names) {
+  constexpr std::pair<std::string_view, SampleStage> kStages[] = {
+      {"penalties", SampleStage::kPenalties},
+      {"dry", SampleStage::kDry},
+      {"temperature", SampleStage::kTemperature},
+      {"top_k", SampleStage::kTopK},
+      {"typ_p", SampleStage::kTypical},
+      {"top_p", SampleStage::kTopP},
+      {"min_p", SampleStage::kMinP},
+      {"xtc", SampleStage::kXtc},
+      {"top_n_sigma", SampleStage::kTopNSigma}};
+  std::vector<SampleStage> order;
+  for (const std::string& name : names) {
+    const auto* stage = std::find_if(std::begin(kStages), std::end(kStages),
+                                     [&](const auto& s) { return s.first == name; });
+    if (stage == std::end(kStages))
+      fail(ErrorCode::kInvalidArgument,
+           "'{}' is not a sampling stage: use penalties, dry, temperature, top_k, typ_p, top_p, "
+           "min_p, xtc or top_n_sigma",
+           name.substr(0, 64));
+    if (std::find(order.begin(), order.end(), stage->second) != order.end())
+      fail(ErrorCode::kInvalidArgument, "the sampling stage {} is named twice", name);
+    order.push_back(stage->second);
+  }
+  return order;
 }
 
 void check_logit_bias(const SampleSpec& spec, int64_t vocab) {

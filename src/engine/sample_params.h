@@ -3,7 +3,9 @@
 // command line.
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/value.h"
 #include "plan/step.h"
@@ -21,6 +23,10 @@ const SampleSetting& sample_param(std::string_view name);  // the name must be i
 
 // Sets one value. Throws Error(kInvalidArgument) naming the parameter and its range.
 void set_sample_param(SampleSpec& spec, std::string_view name, double value);
+
+// Stages by llama.cpp's names. Throws Error(kInvalidArgument) for an unknown name and for one that
+// occurs twice.
+std::vector<SampleStage> sample_order(std::span<const std::string> names);
 
 // Throws Error(kInvalidArgument) for a bias out of range or for an id outside the vocabulary.
 constexpr float kMaxLogitBias = 100;

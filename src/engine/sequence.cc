@@ -13,7 +13,8 @@ void Sequence::open(Request* r, int32_t c, uint64_t o, Nanos now) {
   ids_.assign(r->spec.prompt.begin(), r->spec.prompt.end());
   prompt_length_ = length();
   phase = Phase::kWaiting;
-  row = -1;
+  row = adapter_slot = -1;
+  slot_waits = 0;
   computed = scheduled = pending = in_flight = failures = 0;
   settling = limit_is_stop = first_delta_sent = held = false;
   beam_score = 0;
@@ -24,11 +25,12 @@ void Sequence::open(Request* r, int32_t c, uint64_t o, Nanos now) {
   moves.clear();
   prompt_logprobs.clear();
   prompt_top.clear();
-  lane = passed_over = cached_tokens = 0;
+  lane = passed_over = cached_tokens = unsent = 0;
   cached_now = looked_at = 0;
   arrived = now;
   started = first_token = last_token = kNever;
   limit = r->spec.max_tokens;
+  mirostat_mu = kMirostatStart;
 }
 
 void Sequence::become(const Sequence& parent) {

@@ -94,6 +94,8 @@ class Sequence {
   uint64_t order = 0;  // of arrival
   Phase phase = Phase::kWaiting;
   int32_t row = -1;
+  int32_t adapter_slot = -1;  // while it runs; -1: no adapter
+  int32_t slot_waits = 0;     // times that it was passed over because its adapter had no slot
   SequenceBlocks blocks;
 
   int32_t computed = 0, scheduled = 0;
@@ -114,7 +116,9 @@ class Sequence {
   std::vector<float> prompt_logprobs;  // committed scores
   std::vector<std::vector<TokenLogprob>> prompt_top;
   bool first_delta_sent = false;
-  bool held = false;  // beam search: has added its continuations and waits for the others
+  float mirostat_mu = kMirostatStart;  // after the last committed token
+  int32_t unsent = 0;  // tokens at the start of the answer that were forced before the first step
+  bool held = false;   // beam search: has added its continuations and waits for the others
   double beam_score = 0;
   std::vector<float> beam_logprobs;
 

@@ -59,6 +59,7 @@ void Simulator::run() {
 void Simulator::advance(std::span<Event> events) {
   if (recorder_) recorder_(now_, events);
   core_.advance(now_, events, actions_);
+  for (const AdapterAction& a : actions_.adapters) steps_.set_adapter(a);
   for (const SubmitAction& s : actions_.submits) {
     auto duration = static_cast<Nanos>(step_seconds_(*s.inputs) * 1e9);
     device_free_ = std::max(now_, device_free_) + std::max<Nanos>(1, duration);

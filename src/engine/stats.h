@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "base/clock.h"
 #include "plan/dispatch.h"
@@ -54,7 +55,8 @@ struct EngineStats {
   int64_t requests_rejected = 0;  // the queue was full, or the request can never fit
   // Drafts: proposals that were verified, their tokens, and those that were accepted.
   int64_t drafts = 0, draft_tokens = 0, draft_accepted = 0;
-  int64_t draft_fallbacks = 0;  // times that drafting was paused because it did not pay
+  int64_t draft_fallbacks = 0;         // times that drafting was paused because it did not pay
+  int64_t jumps = 0, jump_tokens = 0;  // jump-forward: runs of forced tokens, and their tokens
   static constexpr int32_t kDraftPositions = 32;
   std::array<int64_t, kDraftPositions> draft_accepted_at{};  // by position in the proposal
   int32_t draft_limit = 0;                                   // most tokens of a proposal; 0: off
@@ -63,8 +65,10 @@ struct EngineStats {
   // Gauges.
   int64_t running = 0, waiting = 0;
   int64_t kv_blocks_total = 0, kv_blocks_used = 0, kv_blocks_cached = 0, kv_blocks_free = 0;
-  int64_t kv_block_size = 0, kv_tokens = 0;  // kv_tokens: capacity without windows
-  int64_t token_budget = 0;                  // of the next step
+  int64_t kv_block_size = 0, kv_tokens = 0;        // kv_tokens: capacity without windows
+  int64_t token_budget = 0;                        // of the next step
+  int64_t adapter_slots = 0, adapter_loads = 0;    // adapter_loads: slots that were filled
+  std::string running_adapters, waiting_adapters;  // names, separated by commas
 
   // One sample per sequence (a choice of a request) ...
   Histogram queue_seconds, prefill_seconds, decode_seconds, ttft_seconds, tpot_seconds, e2e_seconds;

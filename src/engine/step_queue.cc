@@ -1,6 +1,7 @@
 #include "engine/step_queue.h"
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 
 #include "base/error.h"
@@ -8,12 +9,39 @@
 
 namespace tokamak {
 
+void StepQueue::set_adapter(const AdapterAction& action) {
+  try {
+    executable_.set_adapter(action.slot, action.adapter->tensors);
+    broken_slots_.erase(action.slot);
+  } catch (const std::exception& e) {
+    broken_slots_[action.slot] = fmt::format("adapter {}: {}", action.adapter->name, e.what());
+    log::error("{}", broken_slots_[action.slot]);
+  }
+}
+
+// The error of a slot that the step uses; nullptr: all of them are filled.
+const std::string* StepQueue::broken_slot(const StepInputs& inputs) const {
+  if (broken_slots_.empty()) return nullptr;
+  for (const StepTensor& t : inputs.inputs) {
+    if (t.name != kAdapterInput) continue;
+    for (size_t at = 0; at + sizeof(int32_t) <= t.bytes.size(); at += sizeof(int32_t)) {
+      int32_t slot;
+      std::memcpy(&slot, t.bytes.data() + at, sizeof slot);
+      if (auto it = broken_slots_.find(slot); it != broken_slots_.end()) return &it->second;
+    }
+  }
+  return nullptr;
+}
+
 void StepQueue::submit(const SubmitAction& action) {
   Entry entry;
   entry.ticket = action.ticket;
   if (not_submitted_ > 0) {
     entry.failed = true;
     entry.error = "an earlier step could not be submitted";
+  } else if (const std::string* error = broken_slot(*action.inputs)) {
+    entry.failed = true;
+    entry.error = *error;
   } else {
     try {
       entry.running = executable_.submit(*action.inputs);

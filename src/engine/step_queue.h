@@ -1,5 +1,6 @@
 #pragma once
 // Carries out submit actions on an Executable and turns the results into events, in order.
+#include <map>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@ class StepQueue {
  public:
   StepQueue(Executable& executable, int64_t vocab)
       : executable_(executable), mask_(mask_words(vocab)) {}
+  // Does not throw. If it fails, so do the steps that use the slot.
+  void set_adapter(const AdapterAction& action);
   void submit(const SubmitAction& action);  // does not throw
   void set_masks(const Actions& actions);   // asks for the masks; does not throw
   bool empty() const { return head_ == queue_.size(); }
@@ -28,8 +31,11 @@ class StepQueue {
     bool failed = false;
     std::string error;
   };
+  const std::string* broken_slot(const StepInputs& inputs) const;
+
   Executable& executable_;
-  std::vector<Entry> queue_;  // from head_ on; cleared when it runs empty
+  std::map<int32_t, std::string> broken_slots_;  // with the error
+  std::vector<Entry> queue_;                     // from head_ on; cleared when it runs empty
   size_t head_ = 0;
   int not_submitted_ = 0;  // entries that failed in submit
   StepResult result_;

@@ -74,6 +74,10 @@ struct RecipeScalars {
   void join_mxfp4(const RecipeStep&) {
     bad("join_mxfp4 works on bytes, which an interpreter does not have");
   }
+  void join_groups(const std::vector<std::string>&, const RecipeStep&) {
+    bad("join_groups works on bytes, which an interpreter does not have");
+  }
+  void sort_groups(const RecipeStep&) { bad("sort_groups gives integers"); }
 };
 
 }  // namespace

@@ -151,7 +151,8 @@ class ModuleParser {
     s.kind = static_cast<Kind>(kind);
     if (s.kind == Kind::kTranspose || s.kind == Kind::kConcatRows) return s;
     in_.open('(');
-    if (s.kind == Kind::kSliceRows || s.kind == Kind::kPermuteRows) s.a = in_.integer();
+    if (s.kind == Kind::kSliceRows || s.kind == Kind::kPermuteRows || s.kind == Kind::kSortGroups)
+      s.a = in_.integer();
     if (s.kind == Kind::kSliceRows) {
       in_.need(',');
       s.b = in_.integer();
@@ -164,10 +165,19 @@ class ModuleParser {
       s.tensor = in_.name();
       if (in_.take(',')) s.value = in_.number<double>();
     }
-    if (s.kind == Kind::kCast) {
+    if (s.kind == Kind::kCast || s.kind == Kind::kJoinGroups) {
       auto dtype = dtype_from_name(in_.word());
-      if (!dtype) in_.error_at(at, "cast to an unknown element type");
+      if (!dtype) in_.error_at(at, fmt::format("{} to an unknown element type", name));
       s.dtype = *dtype;
+    }
+    if (s.kind == Kind::kJoinGroups) {
+      in_.need(',');
+      s.a = in_.integer();
+      in_.need(',');
+      s.b = in_.integer();
+      in_.need(',');
+      s.value = in_.number<double>();
+      while (in_.take(',')) s.dims.push_back(in_.integer());
     }
     if (s.kind == Kind::kReshape && !in_.peek(')')) {
       do s.dims.push_back(in_.integer());

@@ -122,6 +122,15 @@ std::string recipe_text(const Recipe& recipe) {
       case Kind::kJoinMxfp4:
         out += "(" + name_text(s.tensor) + ")";
         break;
+      case Kind::kJoinGroups: {
+        out += fmt::format("({}, {}, {}, {}", dtype_name(s.dtype), s.a, s.b, double_text(s.value));
+        for (int64_t d : s.dims) out += ", " + std::to_string(d);
+        out += ")";
+        break;
+      }
+      case Kind::kSortGroups:
+        out += fmt::format("({})", s.a);
+        break;
       case Kind::kTranspose:
       case Kind::kConcatRows:
         break;

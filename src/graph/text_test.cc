@@ -77,7 +77,9 @@ TEST(GraphText, StrangeNamesNumbersAndRecipes) {
              {Kind::kReshape, 0, 0, 0, {}, {}},
              {Kind::kScaleColumns, 0, 0, 0, {}, {}, "a b"},
              {Kind::kScaleColumns, 0, 0, 1.5, {}, {}, "norm"},
-             {Kind::kJoinMxfp4, 0, 0, 0, {}, {}, "a scales"}};
+             {Kind::kJoinMxfp4, 0, 0, 0, {}, {}, "a scales"},
+             {Kind::kJoinGroups, 4, 5, 0.125, DType::kNF4G64, {8, 64, 1, 64, 256}},
+             {Kind::kSortGroups, 12, 0, 0, {}, {}}};
   m.add_weight({"weight", tensor_type("iq2_xxs[n=1, k=256]").tensor, r});
   m.add_weight({"no recipe", tensor_type("f32[]").tensor, {}});
   m.add_weight(

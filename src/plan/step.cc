@@ -60,6 +60,7 @@ void StepResult::clear() {
   path_start.clear();
   failed.clear();
   top.clear();
+  mirostat_mu.clear();
   logits.clear();
   hidden.clear();
   outputs.clear();

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -48,6 +49,10 @@ struct SampleSpec {
   // XTC: with this probability, all tokens that reach the threshold are removed except the least
   // likely one.
   float xtc_probability = 0.0f, xtc_threshold = 0.1f;
+  // Mirostat 1 or 2 instead of the filters (top-k to XTC): tokens are cut off so that the surprise
+  // of the answer stays near tau bits per token; eta is the learning rate. 0: off.
+  int32_t mirostat = 0;
+  float mirostat_tau = 5.0f, mirostat_eta = 0.1f;
   std::vector<SampleStage> order;   // empty: the default; stages that are left out do not run
   float repetition_penalty = 1.0f;  // over prompt and output
   float presence_penalty = 0.0f, frequency_penalty = 0.0f;  // over output
@@ -108,12 +113,16 @@ struct SlotMove {
   int32_t from, to;
 };
 
+// Mirostat's bound on the surprise of a token, in bits, before the first token.
+inline constexpr float kMirostatStart = std::numeric_limits<float>::infinity();
+
 // Tells the backend the token history of a row (penalties). Sent when a sequence takes a row or is
 // rewound.
 struct RowReset {
   int32_t row;
   int32_t prompt_tokens;  // number of `ids` that are prompt
-  std::vector<int32_t> ids;
+  std::vector<int32_t> ids = {};
+  float mirostat_mu = kMirostatStart;
 };
 
 // A tensor with a name: an input beyond the fields of StepInputs, or an output of a function.
@@ -201,8 +210,9 @@ struct StepResult {
   std::vector<int32_t> path_start;                    // [B+1]
   std::vector<StepFailure> failed;                    // [B]
   std::vector<std::pair<int32_t, TokenLogprob>> top;  // (index into R, alternative), best first
-  std::vector<float> logits;                          // [R, vocab] when asked for
-  std::vector<float> hidden;                          // [R, hidden] when asked for
+  std::vector<float> mirostat_mu;   // [R] after the output, of outputs with Mirostat; or empty
+  std::vector<float> logits;        // [R, vocab] when asked for
+  std::vector<float> hidden;        // [R, hidden] when asked for
   std::vector<StepTensor> outputs;  // the function's other results, in the plan's order
   double seconds = 0;               // device time
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "serve/jump_forward.h"
 
 namespace tokamak {
 namespace {
@@ -119,21 +120,37 @@ void CallMask::fill(Progress& p, std::span<uint32_t> allowed) const {
       allowed[word] |= call[word] & (1u << (id % 32));
 }
 
-void CallMask::allow(int32_t choice, std::span<const int32_t> answer,
-                     std::span<const int32_t> drafts, std::span<uint32_t> allowed) {
-  Progress& p = choices_[static_cast<size_t>(choice)];
-  // The answer only grows, except that a failed step may take its last tokens back.
+// The answer only grows, except that a failed step may take its last tokens back.
+void CallMask::follow(Progress& p, std::span<const int32_t> answer) const {
   bool grown =
       p.ids.size() <= answer.size() && std::equal(p.ids.begin(), p.ids.end(), answer.begin());
   if (!grown) p = start();
   for (size_t i = p.ids.size(); i < answer.size(); ++i)
     if (!read(p, answer[i]))
       fail(ErrorCode::kInternal, "token {} of the answer does not follow the grammar", answer[i]);
+}
+
+void CallMask::allow(int32_t choice, std::span<const int32_t> answer,
+                     std::span<const int32_t> drafts, std::span<uint32_t> allowed) {
+  Progress& p = choices_[static_cast<size_t>(choice)];
+  follow(p, answer);
   if (drafts.empty()) return fill(p, allowed);
   Progress ahead = p;
   for (int32_t id : drafts)
     if (!read(ahead, id)) return;
   fill(ahead, allowed);
+}
+
+// Errors are reported by the next call of allow().
+void CallMask::force(int32_t choice, std::span<const int32_t> answer,
+                     std::vector<int32_t>& forced) {
+  try {
+    Progress& p = choices_[static_cast<size_t>(choice)];
+    follow(p, answer);
+    if (p.phase == Phase::kCall) append_forced_tokens(p.matcher, *options_.tokenizer, forced);
+  } catch (const Error&) {
+    forced.clear();
+  }
 }
 
 }  // namespace tokamak

@@ -29,6 +29,8 @@ class CallMask final : public TokenMask {
   explicit CallMask(CallMaskOptions options);
   void allow(int32_t choice, std::span<const int32_t> answer, std::span<const int32_t> drafts,
              std::span<uint32_t> allowed) override;
+  void force(int32_t choice, std::span<const int32_t> answer,
+             std::vector<int32_t>& forced) override;
 
  private:
   enum class Phase : uint8_t { kBegin, kThinking, kFree, kCall, kText };
@@ -40,6 +42,7 @@ class CallMask final : public TokenMask {
   };
   Progress start() const;
   bool read(Progress& p, int32_t id) const;  // false: the token was not allowed
+  void follow(Progress& p, std::span<const int32_t> answer) const;
   void read_free(Progress& p, int32_t id) const;
   void fill(Progress& p, std::span<uint32_t> allowed) const;
   void remove(const std::vector<int32_t>& ids, std::span<uint32_t> allowed) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "serve/jump_forward.h"
 
 namespace tokamak {
 namespace {
@@ -134,6 +135,28 @@ void GrammarMask::allow(int32_t choice, std::span<const int32_t> answer,
   for (int32_t id : drafts)
     if (!read(ahead, id)) return;
   fill(ahead, allowed);
+}
+
+// Errors are reported by the next call of allow().
+void GrammarMask::force(int32_t choice, std::span<const int32_t> answer,
+                        std::vector<int32_t>& forced) {
+  try {
+    Progress& p = choices_[static_cast<size_t>(choice)];
+    follow(p, answer);
+    if (p.phase != Phase::kText) return;
+    append_forced_tokens(p.matcher, *options_.tokenizer, forced);
+    // The end of the text is forced too, if nothing else may follow.
+    int32_t end = options_.tokenizer->eos_id();
+    bool ends =
+        std::find(options_.end_ids.begin(), options_.end_ids.end(), end) != options_.end_ids.end();
+    if (!ends) return;
+    Progress ahead = p;
+    for (int32_t id : forced)
+      if (!read(ahead, id)) return;
+    if (ahead.matcher.finished()) forced.push_back(end);
+  } catch (const Error&) {
+    forced.clear();
+  }
 }
 
 }  // namespace tokamak

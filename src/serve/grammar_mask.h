@@ -36,6 +36,8 @@ class GrammarMask final : public TokenMask {
   explicit GrammarMask(GrammarMaskOptions options);
   void allow(int32_t choice, std::span<const int32_t> answer, std::span<const int32_t> drafts,
              std::span<uint32_t> allowed) override;
+  void force(int32_t choice, std::span<const int32_t> answer,
+             std::vector<int32_t>& forced) override;
 
  private:
   enum class Phase : uint8_t { kBegin, kThinking, kGap, kText };

@@ -17,8 +17,10 @@
 namespace tokamak {
 
 struct ServedModel {
+  std::shared_ptr<const void> owner;  // of what the engine stands on; null: outlives the server
   std::string name;
-  std::vector<std::string> aliases;  // aliases
+  std::vector<std::string> aliases;
+  std::string parent;  // of an adapter: the model that it changes
   std::shared_ptr<Client> client;
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<const ChatTemplate> chat_template;  // null: no chat route for it
@@ -28,12 +30,17 @@ struct ServedModel {
   int64_t max_model_len = 0;
   int64_t max_sequences = 1;                // that run at once
   int32_t draft_tokens = 0;                 // most drafted tokens per step; 0: no speculation
+  bool jump_forward = false;                // for requests that do not say
   int64_t created = 0;                      // unix seconds
   SampleSpec defaults;                      // defaults for fields missing in a request
   const ToolFormat* tool_format = nullptr;  // nullptr: detected from the template
   // The report of `tokamak explain` for decode or step, with the server's options; empty: not
   // available.
   std::function<Value(const std::string& function)> plan;
+  // Reads an adapter of the model; empty: adapters are not enabled. Throws Error.
+  std::function<std::shared_ptr<const Adapter>(const std::string& name, const std::string& path)>
+      open_adapter;
+  std::vector<std::shared_ptr<const Adapter>> adapters;  // that the server starts with
   EmbeddingSpec embedding;
   std::shared_ptr<const EmbeddingEncoder> embedder;  // null: the API creates it
   int64_t vector_width = 0;                          // numbers of an embedding

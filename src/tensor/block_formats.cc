@@ -11,7 +11,7 @@
 namespace tokamak {
 namespace {
 
-using Decoder = void (*)(const uint8_t*, float*);
+using block::Decoder;
 using Encoder = void (*)(const float*, uint8_t*);
 
 constexpr std::pair<DType, Decoder> kDecoders[] = {
@@ -37,7 +37,8 @@ Decoder block_decoder(DType dtype) {
     for (const auto& [type, decode] : kDecoders) table[static_cast<size_t>(type)] = decode;
     return table;
   }();
-  return by_type[static_cast<size_t>(dtype)];
+  Decoder decode = by_type[static_cast<size_t>(dtype)];
+  return decode ? decode : block::group_decoder(dtype);
 }
 
 Encoder block_encoder(DType dtype) {
@@ -78,13 +79,6 @@ void cast_row(const uint8_t* source, float* out, int64_t n) {
   convert_row<T>(source, out, n, [](T v) { return static_cast<float>(v); });
 }
 
-float f8e4m3_to_f32(uint8_t b) {
-  uint32_t sign = uint32_t{b & 0x80u} << 24, rest = b & 0x7fu;
-  uint32_t finite =
-      std::bit_cast<uint32_t>(std::bit_cast<float>(rest << 20) * 0x1p120f);  // bias 7 to 127, exact
-  return std::bit_cast<float>(sign | (rest == 0x7f ? 0x7fc00000 : finite));
-}
-
 void decode_plain(DType dtype, const uint8_t* p, float* out, int64_t n) {
   switch (dtype) {
     case DType::kF32:
@@ -98,7 +92,7 @@ void decode_plain(DType dtype, const uint8_t* p, float* out, int64_t n) {
     case DType::kF64:
       return cast_row<double>(p, out, n);
     case DType::kF8E4M3:
-      return convert_row<uint8_t>(p, out, n, [](uint8_t b) { return f8e4m3_to_f32(b); });
+      return convert_row<uint8_t>(p, out, n, [](uint8_t b) { return block::f8e4m3_to_f32(b); });
     case DType::kF8E5M2:  // the upper byte of a half
       return convert_row<uint8_t>(
           p, out, n, [](uint8_t b) { return block::half_to_float(static_cast<uint16_t>(b << 8)); });

@@ -38,6 +38,13 @@ inline float half_to_float(uint16_t h) {
 }
 inline float load_half(const uint8_t* p) { return half_to_float(load_u16(p)); }
 
+inline float f8e4m3_to_f32(uint8_t b) {
+  uint32_t sign = uint32_t{b & 0x80u} << 24, rest = b & 0x7fu;
+  uint32_t finite =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(rest << 20) * 0x1p120f);  // bias 7 to 127, exact
+  return std::bit_cast<float>(sign | (rest == 0x7f ? 0x7fc00000 : finite));
+}
+
 // 6-bit scale and minimum j (0..7) out of the 12 bytes of q4_k and q5_k.
 inline void unpack_scale_min(const uint8_t* b, int j, int& scale, int& minimum) {
   if (j < 4) {
@@ -79,6 +86,9 @@ void decode_iq1_s(const uint8_t* block, float* out);
 void decode_iq1_m(const uint8_t* block, float* out);
 void decode_iq4_nl(const uint8_t* block, float* out);
 void decode_iq4_xs(const uint8_t* block, float* out);
+
+using Decoder = void (*)(const uint8_t* block, float* out);
+Decoder group_decoder(DType dtype);  // nullptr: not a group type
 
 void encode_q4_0(const float* x, uint8_t* block);
 void encode_q4_1(const float* x, uint8_t* block);

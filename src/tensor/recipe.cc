@@ -27,6 +27,10 @@ const char* recipe_step_name(RecipeStep::Kind kind) {
       return "scale_columns";
     case Kind::kJoinMxfp4:
       return "join_mxfp4";
+    case Kind::kJoinGroups:
+      return "join_groups";
+    case Kind::kSortGroups:
+      return "sort_groups";
   }
   return "?";
 }
@@ -60,6 +64,12 @@ std::string recipe_to_text(const Recipe& recipe) {
         break;
       case Kind::kJoinMxfp4:
         text += fmt::format("({})", s.tensor);
+        break;
+      case Kind::kJoinGroups:
+        text += fmt::format("({}, {})", dtype_name(s.dtype), fmt::join(s.dims, ", "));
+        break;
+      case Kind::kSortGroups:
+        text += fmt::format("({})", s.a);
         break;
       case Kind::kTranspose:
       case Kind::kConcatRows:

@@ -23,8 +23,13 @@ struct RecipeStep {
                     // such matrices read
     kJoinMxfp4,     // u8 [..., k / 32, 16], values 2j and 2j + 1 in byte j, with the exponents
                     // u8 [..., k / 32] of `tensor` -> mxfp4 [..., k] (gpt-oss)
+    kJoinGroups,    // the first step: the tensors of quantised matrices (tensor/group_join.h) -> a
+                    // group type [matrices * rows, columns]; a = packing, b = flags, dims = {rows,
+                    // columns, rows and columns of a scale}
+    kSortGroups,    // i32 [columns], the group of each -> the columns sorted by group, for matrices
+                    // whose groups are not of neighbours (GPTQ with desc_act); a = groups
   };
-  static constexpr Kind kLastKind = Kind::kJoinMxfp4;
+  static constexpr Kind kLastKind = Kind::kSortGroups;
   Kind kind;
   int64_t a = 0, b = 0;
   double value = 0;

@@ -69,13 +69,17 @@ void change_values(const RecipeStep& step, std::span<S> values, std::span<const 
 //   move(step, move)   by each_move(); `dims` are still those before it
 //   change(step)       by change_values()
 //   reshape(step)      the same elements; `dims` are still those before it
-//   cast(dtype), join_mxfp4(step)
+//   cast(dtype), join_mxfp4(step), sort_groups(step)
+//   join_groups(sources, step)
 template <class Tensor>
 void run_recipe(const Recipe& recipe, Tensor& t) {
   using Kind = RecipeStep::Kind;
   std::span<const RecipeStep> steps = recipe.steps;
   if (!steps.empty() && steps[0].kind == Kind::kConcatRows) {
     t.concat(recipe.sources);
+    steps = steps.subspan(1);
+  } else if (!steps.empty() && steps[0].kind == Kind::kJoinGroups) {
+    t.join_groups(recipe.sources, steps[0]);
     steps = steps.subspan(1);
   } else if (recipe.sources.size() == 1) {
     t.take(recipe.sources[0]);
@@ -109,8 +113,13 @@ void run_recipe(const Recipe& recipe, Tensor& t) {
       case Kind::kJoinMxfp4:
         t.join_mxfp4(step);
         break;
+      case Kind::kSortGroups:
+        t.sort_groups(step);
+        break;
       case Kind::kConcatRows:
-        fail(ErrorCode::kCorrupt, "weight {}: concat_rows must be the first step", t.name);
+      case Kind::kJoinGroups:
+        fail(ErrorCode::kCorrupt, "weight {}: {} must be the first step", t.name,
+             recipe_step_name(step.kind));
     }
 }
 

@@ -179,6 +179,17 @@ class Inspect(unittest.TestCase):
         self.assertEqual(sum(t["bytes"] for t in out["tensors"]), out["weight_bytes"])
         self.assertIn({"name": "output_norm.weight", "type": "f32", "shape": [64], "bytes": 256}, out["tensors"])
 
+    def test_quantized_folders(self):
+        out = run_json("inspect", FAMILIES / "gptq", "--json")
+        plain = run_json("inspect", FAMILIES / "gptq.decoded", "--json")
+        self.assertEqual(out["parameters"], plain["parameters"])
+        codes = out["types"]["int4_g128"]
+        self.assertEqual((codes["tensors"], codes["bytes"]), (14, codes["parameters"] // 128 * 67))
+        self.assertLess(out["weight_bytes"], plain["weight_bytes"] * 0.4)
+        for name in ("awq", "gptq_act_order", "fp8_blocks", "bnb_nf4"):
+            out = run_json("run", FAMILIES / name, "hello world", "--max-tokens", "3", "--ignore-eos", "--json")
+            self.assertEqual(len(out["ids"]), 3)
+
     def test_graph_text(self):
         whole = run("inspect", LLAMA, "--graph")
         self.assertEqual(whole.returncode, 0, whole.stderr)
@@ -241,7 +252,7 @@ class BadInput(unittest.TestCase):
         cases = [({"num_hidden_layers": 10**9}, "layers"), ({"num_hidden_layers": -1}, "layers"),
                  ({"vocab_size": 129}, "shape"), ({"hidden_size": "64"}, "hidden_size"), ({"rms_norm_eps": 1e308}, "epsilon"),
                  ({"model_type": "mamba"}, "needs recurrent layers"), ({"model_type": "xyz"}, "supported: llama"), ({"num_key_value_heads": 3}, "heads"),
-                 ({"quantization_config": {"quant_method": "awq"}}, "awq are not supported yet"),
+                 ({"quantization_config": {"quant_method": "hqq"}}, "hqq are not supported; supported: gptq"),
                  ({"layer_types": [[[]]], "model_type": "qwen3", "use_sliding_window": True}, "layer_types")]
         with tempfile.TemporaryDirectory() as folder:
             for change, word in cases:

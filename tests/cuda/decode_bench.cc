@@ -1,6 +1,7 @@
 // Tests and measures the CUDA kernels on a GPU: decode_bench <folder with *.fatbin> [part ...]
 // Parts: decode, decode-tiny (for compute-sanitizer), decode-large, decode-time, attention,
-// attention-time, sample, sample-time, products, products-tiny, products-time.
+// attention-time, prefill, prefill-time, sample, sample-time, products, products-tiny,
+// products-time.
 #include "decode_bench.h"
 
 using namespace tokamak;
@@ -19,6 +20,8 @@ int run(const std::string& folder, const std::vector<std::string>& parts) {
                        report};
   AttentionContext attention{device, filler, stream,
                              read_kernels(folder + "/decode_attention.fatbin"), report};
+  PrefillContext prefill{device, filler, stream, read_kernels(folder + "/prefill_attention.fatbin"),
+                         report};
   SampleContext sample{device, filler, stream, read_kernels(folder + "/sample.fatbin"), report};
   FewRowsContext few_rows{device, filler, stream, read_kernels(folder + "/few_rows.fatbin"),
                           report};
@@ -31,6 +34,8 @@ int run(const std::string& folder, const std::vector<std::string>& parts) {
       if (part == "decode-time") time_decode(decode);
       if (part == "attention") check_attention(attention);
       if (part == "attention-time") time_attention(attention);
+      if (part == "prefill") check_prefill(prefill);
+      if (part == "prefill-time") time_prefill(prefill);
       if (part == "sample") check_sample(sample);
       if (part == "sample-time") time_sample(sample);
       if (part == "products") check_few_rows(few_rows, false);
@@ -52,7 +57,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   std::vector<std::string> parts(argv + 2, argv + argc);
-  if (parts.empty()) parts = {"decode", "decode-large", "attention", "sample", "products"};
+  if (parts.empty())
+    parts = {"decode", "decode-large", "attention", "prefill", "sample", "products"};
   try {
     return run(argv[1], parts);
   } catch (const std::exception& e) {

@@ -21,7 +21,8 @@ std::vector<std::string> model_names() {
   if (!folder || !fs::is_directory(folder)) return {"none"};
   for (const auto& entry : fs::directory_iterator(folder)) {
     std::string name = entry.path().filename().string();
-    if (entry.is_directory() || entry.path().extension() == ".gguf") names.push_back(name);
+    if (fs::exists(entry.path() / "config.json") || entry.path().extension() == ".gguf")
+      names.push_back(name);
   }
   std::sort(names.begin(), names.end());
   std::erase_if(names, [](const std::string& n) {  // encoders: attend_rows has no kernel here

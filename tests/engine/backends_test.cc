@@ -85,7 +85,7 @@ TEST(BeamSearchOnCpu, AsOneByOne) {
     auto oracle = beam_oracle(spec, [&](const std::vector<int32_t>& ids) {
       SampleSpec sample;
       sample.temperature = 0;
-      sample.top_logprobs = 2 * spec.beams;
+      sample.top_logprobs = static_cast<int32_t>(oracle_candidates(spec));
       RequestSpec one;
       one.prompt = ids;
       one.max_tokens = 1;

@@ -15,13 +15,22 @@ struct OracleText {
   Finish finish = Finish::kNone;
 };
 
-// `best(prompt and answer)` gives the 2 * beams likeliest next tokens, best first.
+// Continuations of a round: as many as ensure that `beams` of them do not end the text.
+inline size_t oracle_candidates(const RequestSpec& spec) {
+  size_t each = 1 + std::max<size_t>(1, spec.stop_ids.size());
+  return std::min<size_t>(each * static_cast<size_t>(spec.beams), 256);
+}
+
+// `best(prompt and answer)` gives the oracle_candidates() likeliest next tokens, best first.
 inline std::vector<OracleText> beam_oracle(
     const RequestSpec& spec,
     const std::function<std::vector<TokenLogprob>(const std::vector<int32_t>&)>& best) {
   auto width = static_cast<size_t>(spec.beams);
   std::vector<OracleText> live(1), ended;
   int32_t min_tokens = spec.sample ? spec.sample->min_tokens : 0;
+  auto ends = [&](int32_t id) {
+    return std::find(spec.stop_ids.begin(), spec.stop_ids.end(), id) != spec.stop_ids.end();
+  };
   auto better = [](const OracleText& a, const OracleText& b) { return a.score > b.score; };
   auto end = [&](OracleText t, size_t length, Finish how) {
     t.finish = how;
@@ -37,6 +46,7 @@ inline std::vector<OracleText> beam_oracle(
       std::vector<int32_t> ids = spec.prompt;
       ids.insert(ids.end(), t.ids.begin(), t.ids.end());
       for (const TokenLogprob& next : best(ids)) {
+        if (length - 1 < min_tokens && ends(next.id)) continue;
         all.push_back(t);
         all.back().ids.push_back(next.id);
         all.back().sum += static_cast<double>(next.logprob);
@@ -44,27 +54,25 @@ inline std::vector<OracleText> beam_oracle(
     }
     std::sort(all.begin(), all.end(),
               [](const OracleText& a, const OracleText& b) { return a.sum > b.sum; });
-    if (all.size() > 2 * width) all.resize(2 * width);
+    if (all.size() > oracle_candidates(spec)) all.resize(oracle_candidates(spec));
     live.clear();
     for (size_t rank = 0; rank < all.size(); ++rank) {
       OracleText& t = all[rank];
-      bool stop = length - 1 >= min_tokens && std::find(spec.stop_ids.begin(), spec.stop_ids.end(),
-                                                        t.ids.back()) != spec.stop_ids.end();
-      if (stop && rank < width) {
+      if (ends(t.ids.back())) {
         t.ids.pop_back();
-        end(t, static_cast<size_t>(length), Finish::kStop);
-      } else if (!stop && live.size() < width) {
+        if (rank < width) end(t, static_cast<size_t>(length), Finish::kStop);
+      } else if (length == spec.max_tokens) {
+        if (rank < width) end(t, static_cast<size_t>(length), Finish::kLength);
+      } else if (live.size() < width) {
         live.push_back(t);
       }
     }
     if (live.empty()) break;
-    double most = live[0].sum /
-                  std::pow(static_cast<double>(length), static_cast<double>(spec.length_penalty));
-    if (length == spec.max_tokens) {
-      for (const OracleText& t : live) end(t, static_cast<size_t>(length), Finish::kLength);
-    } else if (ended.size() == width && (spec.early_stopping || ended.back().score >= most)) {
-      break;
-    }
+    bool longest = spec.early_stopping == EarlyStopping::kNever && spec.length_penalty > 0;
+    double most = live[0].sum / std::pow(static_cast<double>(longest ? spec.max_tokens : length),
+                                         static_cast<double>(spec.length_penalty));
+    bool first = spec.early_stopping == EarlyStopping::kTrue;
+    if (ended.size() == width && (first || ended.back().score >= most)) break;
   }
   ended.resize(std::min(ended.size(), static_cast<size_t>(spec.n)));
   return ended;

@@ -27,7 +27,8 @@ double null_sum(const NullModel& model, const RequestSpec& spec, const Answer& a
   std::vector<int32_t> ids = spec.prompt;
   double sum = 0;
   for (int32_t id : answer.ids) {
-    for (const TokenLogprob& t : null_best(model, ids, 2 * spec.beams))
+    for (const TokenLogprob& t :
+         null_best(model, ids, static_cast<int32_t>(oracle_candidates(spec))))
       if (t.id == id) sum += static_cast<double>(t.logprob);
     ids.push_back(id);
   }
@@ -45,10 +46,11 @@ RequestSpec random_beams(Rng& rng, const EngineConfig& config) {
               1 + static_cast<int32_t>(rng.below(40)));
   spec.beams = 1 + static_cast<int32_t>(rng.below(static_cast<uint64_t>(config.max_num_seqs)));
   spec.n = 1 + static_cast<int32_t>(rng.below(static_cast<uint64_t>(spec.beams)));
-  spec.length_penalty = rng.below(2) == 0 ? 1.0f : 0.5f + static_cast<float>(rng.below(3));
-  spec.early_stopping = rng.below(2) == 0;
+  spec.length_penalty = rng.below(2) == 0 ? 1.0f : -0.5f + static_cast<float>(rng.below(4));
+  spec.early_stopping = static_cast<EarlyStopping>(rng.below(3));
   if (rng.below(2) == 0)
-    for (int i = 0; i < 60; ++i) spec.stop_ids.push_back(static_cast<int32_t>(rng.below(1000)));
+    for (uint64_t i = rng.below(3) == 0 ? 60 : 2; i > 0; --i)
+      spec.stop_ids.push_back(static_cast<int32_t>(rng.below(1000)));
   SampleSpec sample;
   sample.top_logprobs = static_cast<int32_t>(rng.below(2)) - 1;
   sample.min_tokens = static_cast<int32_t>(rng.below(5));
@@ -109,7 +111,7 @@ void beam_run(uint64_t seed, int in_flight) {
       continue;
     }
     auto best = [&](const std::vector<int32_t>& ids) {
-      return null_best(run.model, ids, 2 * spec.beams);
+      return null_best(run.model, ids, static_cast<int32_t>(oracle_candidates(spec)));
     };
     auto oracle = beam_oracle(spec, best);
     ASSERT_EQ(oracle.size(), static_cast<size_t>(spec.n));

@@ -167,6 +167,47 @@ TEST(Matcher, ForcedBytes) {
   EXPECT_EQ(matcher.forced(100), ", \"age\": ");
 }
 
+// Against its definition: every token at every byte of the forced text.
+TEST(Matcher, FirstCrossing) {
+  int crossed = 0, whole = 0;
+  for (uint32_t seed = 0; seed < 40; ++seed) {
+    auto vocabulary = random_vocabulary("abc", 300 + seed * 10, seed);
+    auto grammar =
+        compiled(seed % 2 == 0 ? R"(root ::= "abca" "bcbac" ("ab" | "cc") [ab]{1,6} "abcabcab")"
+                               : R"(root ::= ("aab" | "bc") "cabacabac" ("a" root | "b"))",
+                 vocabulary);
+    Matcher matcher(grammar);
+    std::mt19937 rng(seed);
+    for (int step = 0; step < 12; ++step) {
+      std::string text = matcher.forced(64);
+      size_t want = text.size();
+      Matcher ahead = matcher;
+      for (char c : text) ASSERT_TRUE(ahead.accept(1 + static_cast<uint8_t>(c)));
+      for (size_t i = 0; i < text.size() && want == text.size(); ++i)
+        for (int32_t id = 0; id < static_cast<int32_t>(vocabulary->size()); ++id) {
+          std::string_view bytes = vocabulary->bytes(id);
+          if (bytes.size() <= text.size() - i || !bytes.starts_with(text.substr(i))) continue;
+          Matcher beyond = ahead;
+          bool fits = true;
+          for (char c : bytes.substr(text.size() - i))
+            fits = fits && beyond.accept(1 + static_cast<uint8_t>(c));
+          if (fits) want = i;
+        }
+      EXPECT_EQ(matcher.first_crossing(text), want) << seed << " " << text;
+      (want < text.size() ? crossed : whole) += text.empty() ? 0 : 1;
+      std::vector<uint32_t> mask(vocabulary->words(), 0);
+      matcher.fill_mask(mask);
+      std::vector<int32_t> allowed;
+      for (int32_t id = 0; id < static_cast<int32_t>(vocabulary->size()); ++id)
+        if (has_bit(mask, id)) allowed.push_back(id);
+      if (allowed.empty()) break;
+      matcher.accept(allowed[rng() % allowed.size()]);
+    }
+  }
+  EXPECT_GT(crossed, 20);
+  EXPECT_GT(whole, 20);
+}
+
 TEST(Grammar, RejectsWhatItCannotRun) {
   struct Bad {
     const char* gbnf;

@@ -1,4 +1,4 @@
-"""The APIs of other servers: Anthropic's Messages, OpenAI's Responses, Ollama, llama.cpp. Exact format, streams equal to whole
+"""The APIs of other servers: Anthropic's Messages, OpenAI's Responses, Ollama, llama.cpp, KServe. Exact format, streams equal to whole
 answers, errors in each API's own form. The official clients are in sdk_test.py."""
 import json
 import random
@@ -217,6 +217,59 @@ class Responses(Compat):
             self.assertEqual(self.post(self.PATH, body, status=400)["error"]["param"], param)
         got = named_events(self.stream(self.PATH, {"input": "[error]"})[1])
         self.assertEqual((got[-1]["type"], got[-1]["response"]["status"]), ("response.failed", "failed"))
+
+
+class Kserve(Compat):
+    MODEL = "/v2/models/fake"
+
+    def infer(self, *tensors, status=200, **more):
+        names = [{"name": n, "datatype": t, "shape": [len(d)], "data": d} for n, t, d in tensors]
+        return self.post(f"{self.MODEL}/infer", {"inputs": names, **more}, status)
+
+    def test_metadata(self):
+        def get(path, status=200):
+            got, _, data = self.server.request("GET", path)
+            self.assertEqual(got, status, data)
+            return json.loads(data)
+        self.assertEqual((get("/v2")["name"], get("/v2/health/live"), get("/v2/health/ready")), ("tokamak", {"live": True}, {"ready": True}))
+        self.assertEqual((get(self.MODEL)["name"], get(self.MODEL)["versions"]), ("fake", ["1"]))
+        self.assertEqual(get(f"{self.MODEL}/versions/1/ready"), {"ready": True})
+        self.assertIn("does not exist", get("/v2/models/nope", 404)["error"])
+        self.assertIn("version", get(f"{self.MODEL}/versions/2", 404)["error"])
+
+    def test_generate(self):
+        data = self.post(f"{self.MODEL}/generate", {"id": "7", "text_input": "[say Hello]"})
+        self.assertEqual(data, {"id": "7", "model_name": "fake", "model_version": "1", "text_output": "Hello", "finish_reason": "stop"})
+        for parameters in ({"parameters": {"max_new_tokens": 3}}, {"max_tokens": 3}):
+            data = self.post(f"{self.MODEL}/versions/1/generate", {"text_input": "[say Hello]", **parameters})
+            self.assertEqual((data["text_output"], data["finish_reason"]), ("Hel", "length"))
+        status, headers, body = self.server.request("POST", f"{self.MODEL}/generate_stream", {"text_input": "[say Hello]", "stream": False})
+        self.assertEqual((status, headers["content-type"]), (200, "text/event-stream; charset=utf-8"))
+        pieces = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: ")]
+        self.assertEqual("".join(p["text_output"] for p in pieces), "Hello")
+        self.assertEqual([p.get("finish_reason") for p in pieces], [None] * (len(pieces) - 1) + ["stop"])
+
+    def test_infer(self):
+        data = self.infer(("text_input", "BYTES", ["[say One]", "[say Two]"]), ("max_tokens", "INT32", [2]), id="x")
+        self.assertEqual((data["id"], data["model_name"]), ("x", "fake"))
+        self.assertEqual(data["outputs"], [{"name": "text_output", "datatype": "BYTES", "shape": [2], "data": ["On", "Tw"]},
+                                           {"name": "finish_reason", "datatype": "BYTES", "shape": [2], "data": ["length", "length"]}])
+        nested = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": [["[say One]"]]}],
+                  "outputs": [{"name": "text_output"}]}
+        self.assertEqual([o["data"] for o in self.post(f"{self.MODEL}/infer", nested)["outputs"]], [["One"]])
+
+    def test_errors(self):
+        text = ("text_input", "BYTES", ["[say One]"])
+        self.assertIn("text_input", self.infer(("max_tokens", "INT32", [2]), status=400)["error"])
+        self.assertIn("one value", self.infer(text, ("top_k", "INT32", [2, 3]), status=400)["error"])
+        self.assertIn("outputs", self.infer(text, outputs=[{"name": "logits"}], status=400)["error"])
+        self.assertIn("BYTES", self.infer(("text_input", "INT32", [1]), status=400)["error"])
+        tensor = {"name": "text_input", "datatype": "BYTES", "shape": [2**40, 2**40], "data": ["a"]}
+        for change in ({}, {"shape": [2]}, {"shape": ["x"]}, {"data": None}, {"shape": None}, {"name": 3}):
+            self.assertIn("inputs[0]", self.post(f"{self.MODEL}/infer", {"inputs": [{**tensor, **change}]}, 400)["error"])
+        self.assertIn("text_input", self.post(f"{self.MODEL}/generate", {}, 400)["error"])
+        self.assertIn("parameters", self.post(f"{self.MODEL}/generate", {"text_input": "a", "parameters": 3}, 400)["error"])
+        self.assertIn("does not exist", self.post("/v2/models/nope/generate", {"text_input": "a"}, 404)["error"])
 
 
 class Ollama(Compat):

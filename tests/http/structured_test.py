@@ -94,9 +94,54 @@ class Structured(unittest.TestCase):
         self.assertEqual(self.choices(top_n_sigma=1e-6, n=1)[0]["text"], greedy)
         self.assertNotEqual(self.choices(top_n_sigma=50, n=1, seed=1)[0]["text"], greedy)
         self.assertNotEqual(self.choices(dynatemp_range=0.5, n=1, seed=1)[0]["text"], self.choices(n=1, seed=1)[0]["text"])
-        for field, value in (("mirostat", 2), ("penalty_alpha", 0.6), ("dola_layers", "high"), ("guidance_scale", 1.5), ("negative_prompt", "x")):
+        for version in 1, 2:
+            self.assertEqual(self.choices(mirostat=version, mirostat_tau=0, mirostat_eta=0, n=1)[0]["text"], greedy)
+            calm, wild = (self.choices(mirostat=version, mirostat_tau=tau, n=1, seed=1, max_tokens=20)[0]["text"] for tau in (1, 9))
+            self.assertNotEqual(calm, wild)
+        for field, value in (("penalty_alpha", 0.6), ("dola_layers", "high"), ("guidance_scale", 1.5), ("negative_prompt", "x")):
             status, _, data = self.server.post("/v1/completions", prompt="x", **{field: value})
             self.assertEqual((status, data["error"]["param"], data["error"]["code"]), (400, field, "unsupported_parameter"))
+
+    def test_jump_forward(self):
+        def forced():
+            return self.server.metric("tokamak_jump_forward_tokens_total")
+
+        saved = 0
+        for fields in {"guided_json": SCHEMA}, {"guided_choice": ["left turn", "left over"]}, {"guided_regex": "the thing (is|was) [a-f] in the end"}:
+            for extra in {}, {"temperature": 0, "n": 1}:
+                before = forced()
+                plain = self.choices(seed=3, jump_forward=False, return_token_ids=True, **fields, **extra)
+                self.assertEqual(forced(), before)
+                jumped = self.choices(seed=3, jump_forward=True, return_token_ids=True, **fields, **extra)
+                saved += forced() - before
+                self.assertEqual(jumped, self.choices(seed=3, jump_forward=True, return_token_ids=True, **fields, **extra))
+                if fields == {"guided_json": SCHEMA} and not extra:
+                    for choice in jumped:
+                        self.assertTrue(choice["finish_reason"] == "length" or is_valid(choice["text"]), choice["text"])
+                for choice in plain + jumped:
+                    if choice["finish_reason"] == "stop" and "guided_regex" in fields:
+                        self.assertRegex(choice["text"], f"^({fields['guided_regex']})$")
+        self.assertGreater(saved, 50)
+        # Log-probabilities are those of tokens that the model has chosen.
+        before = forced()
+        self.choices(guided_json=SCHEMA, jump_forward=True, logprobs=0)
+        self.assertEqual(forced(), before)
+        # Forced text is split as the tokenizer splits it.
+        choice = self.choices(guided_regex="the thing was in the end and (on|in) the stand", jump_forward=True, n=1, return_token_ids=True)[0]
+        status, _, data = self.server.post("/tokenize", content=choice["text"], prompt=choice["text"], add_special_tokens=False, add_special=False)
+        self.assertEqual(status, 200)
+        self.assertEqual(choice["token_ids"][:8], data["tokens"][:8])
+        self.assertEqual(self.choices(guided_choice=["left turn", "left over"], jump_forward=True, stop=["ft"], n=1)[0]["text"], "le")
+
+    def test_beams(self):
+        fields = {"temperature": 0, "use_beam_search": True, "stop_token_ids": list(range(20, 60)), "max_tokens": 20}
+        one = self.choices(n=2, best_of=4, **fields)
+        self.assertEqual([c["text"] for c in one], [c["text"] for c in self.choices(n=2, beam_width=4, **fields)])
+        for value in True, False, "never":
+            self.choices(n=2, beam_width=4, early_stopping=value, **fields)
+        for bad, param in (({"early_stopping": "x"}, "early_stopping"), ({"beam_width": 4, "best_of": 3}, "beam_width"), ({"beam_width": 1}, "beam_width")):
+            status, _, data = self.server.post("/v1/completions", prompt="x", n=2, use_beam_search=True, **bad)
+            self.assertEqual((status, data["error"]["param"]), (400, param), data)
 
     def test_errors_name_the_field(self):
         for fields, param, words in (({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "#/uniqueItems"),

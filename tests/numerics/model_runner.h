@@ -11,6 +11,7 @@
 #include "backend/backend.h"
 #include "base/rng.h"
 #include "compile/open_model.h"
+#include "plan/adapter.h"
 
 namespace tokamak {
 
@@ -51,6 +52,9 @@ class ModelRunner {
   // were never written are zero.
   std::vector<std::byte> kv(int sequence);
 
+  void set_adapter(int32_t slot, const Adapter& adapter) {
+    executable_->set_adapter(slot, adapter.tensors);
+  }
   void restart(int sequence) { lengths_[static_cast<size_t>(sequence)] = 0; }
   const PlanSet& plans() const { return source_->plans(); }
   const MemoryLedger& memory() const { return executable_->memory(); }

@@ -116,7 +116,7 @@ class Builder {
 
   // What the planner would tell the kernel about its anchors at the plan's largest shape.
   KernelWork work_of(const std::string& op, const std::vector<CallArg>& in,
-                     const Region* region) const {
+                     const std::vector<CallArg>& results, const Region* region) const {
     auto anchor = [&](const std::string& name, DType dtype, std::vector<SymExpr> dims) {
       OpWork w;
       w.op = name;
@@ -130,6 +130,7 @@ class Builder {
     KernelWork work;
     if (!region) {
       work.ops = {in.empty() ? OpWork{op} : anchor(op, in[0].dtype, in[0].dims)};
+      if (op == "lora") count_flops(in, results, work.ops[0]);
       return work;
     }
     for (const RegionPiece& piece : region->pieces) {
@@ -140,6 +141,23 @@ class Builder {
       work.ops.push_back(anchor(piece.op, x.dtype, dims));
     }
     return work;
+  }
+
+  void count_flops(const std::vector<CallArg>& in, const std::vector<CallArg>& results,
+                   OpWork& work) const {
+    auto types = [](const std::vector<CallArg>& args) {
+      std::vector<Type> out;
+      for (const CallArg& arg : args) {
+        TensorType type{arg.dtype, {}};
+        for (const SymExpr& d : arg.dims) type.dims.push_back({"x", d, false});
+        out.push_back(Type::of(std::move(type)));
+      }
+      return out;
+    };
+    const std::vector<SymbolDecl>& symbols = out_.plans.symbols;
+    std::vector<Type> from = types(in), to = types(results);
+    work.flops = static_cast<double>(find_op(work.op)->flops(from, to).upper(symbols));
+    work.elements = static_cast<double>(to[0].tensor.elements().upper(symbols));
   }
 
   void call(const std::string& op, const Value& attrs, std::vector<CallArg> in,
@@ -168,7 +186,7 @@ class Builder {
     if (index == kernels.size())
       kernels.push_back({kernel->name, kernel->abi, kernel->numeric_class});
     if (region && out_.plans.regions.empty()) out_.plans.regions.push_back(*region);
-    uint64_t scratch = kernel->scratch ? kernel->scratch(work_of(op, in, region)) : 0;
+    uint64_t scratch = kernel->scratch ? kernel->scratch(work_of(op, in, results, region)) : 0;
     out_.plans.scratch_bytes = std::max(out_.plans.scratch_bytes, scratch);
     out_.plans.plans[0].calls.push_back({.kernel = static_cast<uint32_t>(index),
                                          .op = op,

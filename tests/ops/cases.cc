@@ -33,8 +33,12 @@ Value object(std::initializer_list<Value::Member> members) { return Value(Value:
 // Types a model file may store weights in; only `quantize` creates q8a.
 std::vector<DType> weight_types() {
   std::vector<DType> types = {DType::kF32, DType::kF16, DType::kBF16};
-  for (int i = static_cast<int>(DType::kQ4_0); i < static_cast<int>(DType::kQ8A); ++i)
+  for (int i = static_cast<int>(DType::kQ4_0); i < static_cast<int>(DType::kInt2G32); ++i)
     types.push_back(static_cast<DType>(i));
+  // Groups: those with kernels of their own, and one of each other kind.
+  for (DType type : {DType::kInt4G32, DType::kInt4G64, DType::kInt4G128, DType::kInt8G128,
+                     DType::kInt2G64, DType::kInt3G32F, DType::kF8G128, DType::kNF4G64})
+    types.push_back(type);
   return types;
 }
 
@@ -81,6 +85,21 @@ void add_experts(std::vector<OpCase>& cases) {
       c.in = {q8a ? quantized(k) : activation({k}), weight(dtype, {4, n, k}), offsets};
       c.out = {n};
       c.batch = tokens(11);
+      cases.push_back(std::move(c));
+    }
+}
+
+// Each sequence selects an adapter; the sizes fill no panel.
+void add_lora(std::vector<OpCase>& cases) {
+  for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16})
+    for (int64_t rank : {3, 16, 40}) {
+      OpCase c;
+      c.name = fmt::format("lora/{}/r={}", dtype_name(dtype), rank);
+      c.op = "lora";
+      c.in = {activation({77}), weight(dtype, {4, rank, 77}), weight(dtype, {4, 37, rank}),
+              input("seq")};
+      c.out = {37};
+      c.batch = {.own = {1, 3, 2, 140}, .older = {0, 0, 0, 0}};
       cases.push_back(std::move(c));
     }
 }
@@ -324,6 +343,7 @@ std::vector<OpCase> correctness_cases() {
   std::vector<OpCase> cases;
   add_linear(cases);
   add_experts(cases);
+  add_lora(cases);
   add_elementwise(cases);
   add_rows(cases);
   add_attention(cases);

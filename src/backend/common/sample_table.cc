@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "backend/common/mirostat.h"
 #include "base/error.h"
 
 namespace tokamak {
@@ -75,7 +76,12 @@ void SampleTable::add(const SampleRow& sample, std::span<const int32_t> history,
     set_greedy(p);
     set_greedy(ordered);
   }
-  for (size_t i = 0; i < std::min<size_t>(spec.order.size(), kSampleStages); ++i)
+  bool filtered = Mirostat::applies(sample);  // the mask has what is left
+  if (filtered) {
+    set_params(kNeutral, p);
+    p[kParamTemperature] = spec.temperature;
+  }
+  for (size_t i = 0; !filtered && i < std::min<size_t>(spec.order.size(), kSampleStages); ++i)
     order_[row * static_cast<size_t>(kSampleStages) + i] = static_cast<int32_t>(spec.order[i]);
 
   int32_t* k = &keys_[row * kSampleKeys];

@@ -12,7 +12,7 @@ namespace {
 void add_results(const SamplePhase& phase, StepResult& out) {
   auto first_output = static_cast<size_t>(phase.first_output),
        first_sequence = static_cast<size_t>(phase.first_sequence);
-  if (first_output == 0) out.top.clear();
+  if (first_output == 0) out.top.clear(), out.mirostat_mu.clear();
   out.ids.resize(first_output);
   out.ids.resize(first_output + phase.inputs.out_rows.size(), -1);
   out.logprobs.resize(first_output);
@@ -39,7 +39,8 @@ Sampler::Sampler(int64_t vocab, int64_t max_rows, SampleFunction function)
     : vocab_(vocab),
       function_(std::move(function)),
       rows_(static_cast<size_t>(max_rows)),
-      table_(vocab) {
+      table_(vocab),
+      mirostat_(vocab) {
   if (!function_) host_.emplace(vocab);
   tip_.reserve(static_cast<size_t>(max_rows));
 }
@@ -58,6 +59,7 @@ void Sampler::begin(const StepInputs& step) {
     row.last = reset.ids.empty() ? -1 : reset.ids.back();
     row.prompt_tokens = reset.prompt_tokens;
     row.ids.assign(reset.ids.begin(), reset.ids.end());
+    row.mirostat_mu = reset.mirostat_mu;
   }
 }
 
@@ -158,9 +160,22 @@ void Sampler::fill_table(const SamplePhase& phase, const float* logits) {
     const Row& row = rows_[static_cast<size_t>(phase.inputs.row[b])];
     auto mask = sample.masked ? std::span(waiting_.masks).subspan(r * words, words)
                               : std::span<const uint32_t>();
+    if (Mirostat::applies(sample)) mask = mirostat_mask(sample, r, row, logits, mask);
     table_.add(sample, history_of(phase, r, row), row.prompt_tokens, mask);
   }
   table_.finish(logits);
+}
+
+std::span<const uint32_t> Sampler::mirostat_mask(const SampleRow& sample, size_t r, const Row& row,
+                                                 const float* logits,
+                                                 std::span<const uint32_t> mask) {
+  TK_CHECK(logits != nullptr && sample.parent < 0, "Mirostat needs logits, and no drafts");
+  float mu = Mirostat::bound(*sample.spec, row.mirostat_mu);
+  auto vocab = static_cast<size_t>(vocab_);
+  auto left = mirostat_.filter(sample, mu, {logits + r * vocab, vocab}, mask);
+  mirostat_totals_.resize(std::max(mirostat_totals_.size(), r + 1));
+  mirostat_totals_[r] = mirostat_.log_total();
+  return left;
 }
 
 // An output that continues drafted tokens counts only if they are accepted, so they are its
@@ -214,6 +229,13 @@ void Sampler::finish_row(const SamplePhase& phase, size_t r, StepResult& out) {
   Row& row = rows_[static_cast<size_t>(phase.inputs.row[b])];
   row.last = id;
   if (sample.spec->needs_history()) row.ids.push_back(id);
+  if (!Mirostat::applies(sample)) return;
+  float mu = Mirostat::bound(*sample.spec, row.mirostat_mu);
+  auto vocab = static_cast<size_t>(vocab_);
+  row.mirostat_mu = mirostat_.after(sample, mu, {table_.args().logits + r * vocab, vocab}, id,
+                                    mirostat_totals_[r]);
+  out.mirostat_mu.resize(std::max(out.mirostat_mu.size(), to + 1), 0.0f);
+  out.mirostat_mu[to] = row.mirostat_mu;
 }
 
 // Outputs of a sequence stay in their order, wherever they are in the step.

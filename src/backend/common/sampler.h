@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "backend/common/mirostat.h"
 #include "backend/common/sample_table.h"
 #include "plan/step.h"
 
@@ -63,6 +64,7 @@ class Sampler {
     int32_t last = -1;
     int32_t prompt_tokens = 0;
     std::vector<int32_t> ids;  // only while a spec needs history
+    float mirostat_mu = kMirostatStart;
   };
   // A phase with masked outputs, and the logits that they will choose from.
   struct Waiting {
@@ -79,6 +81,8 @@ class Sampler {
   std::span<const int32_t> history_of(const SamplePhase& phase, size_t r, const Row& row);
   bool holds(const SamplePhase& phase, size_t r, const StepResult& out) const;
   void finish_row(const SamplePhase& phase, size_t r, StepResult& out);
+  std::span<const uint32_t> mirostat_mask(const SampleRow& sample, size_t r, const Row& row,
+                                          const float* logits, std::span<const uint32_t> mask);
   void add_paths(const SamplePhase& phase, StepResult& out);
 
   int64_t vocab_;
@@ -87,9 +91,11 @@ class Sampler {
   std::vector<Row> rows_;
   SampleTable table_;
   SampleTokens tokens_;
-  std::vector<int32_t> drafted_;  // the history of an output that continues drafted tokens
-  std::vector<int32_t> tip_;      // per sequence: the last output on its path, or -1
-  std::vector<uint8_t> on_path_;  // per output
+  Mirostat mirostat_;
+  std::vector<double> mirostat_totals_;  // per output
+  std::vector<int32_t> drafted_;         // the history of an output that continues drafted tokens
+  std::vector<int32_t> tip_;             // per sequence: the last output on its path, or -1
+  std::vector<uint8_t> on_path_;         // per output
   Waiting waiting_;
 };
 

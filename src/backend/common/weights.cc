@@ -8,6 +8,8 @@
 
 #include "base/error.h"
 #include "tensor/block_formats.h"
+#include "tensor/group_formats.h"
+#include "tensor/group_join.h"
 #include "tensor/recipe_run.h"
 
 namespace tokamak {
@@ -55,10 +57,13 @@ struct RecipeBytes {
   void take(const std::string& tensor);
   void concat(const std::vector<std::string>& tensors);
   void move(const RecipeStep& step, const RecipeMove& to);
+  void transpose_groups(const GroupFormat& format);
   void change(const RecipeStep& step);
   void reshape(const RecipeStep& step) const;
   void cast(DType to);
   void join_mxfp4(const RecipeStep& step);
+  void join_groups(const std::vector<std::string>& tensors, const RecipeStep& step);
+  void sort_groups(const RecipeStep& step);
 };
 
 void RecipeBytes::take(const std::string& tensor) {
@@ -97,6 +102,9 @@ void RecipeBytes::concat(const std::vector<std::string>& tensors) {
 }
 
 void RecipeBytes::move(const RecipeStep& step, const RecipeMove& to) {
+  if (auto format = group_format(dtype);
+      format && format->code == GroupFormat::Code::kF8 && step.kind == RecipeStep::Kind::kTranspose)
+    return transpose_groups(*format);
   if (step.kind == RecipeStep::Kind::kTranspose && is_block_type(dtype))
     fail_with(ErrorCode::kUnsupported, "transpose needs a plain type, not {}", dtype_name(dtype));
   const size_t unit = unit_bytes(to.unit);
@@ -112,6 +120,30 @@ void RecipeBytes::move(const RecipeStep& step, const RecipeMove& to) {
                 bytes.data() + static_cast<size_t>(first) * unit,
                 static_cast<size_t>(count) * unit);
   });
+  own(std::move(out));
+}
+
+// A matrix whose scales belong to square blocks stays one when it is transposed.
+void RecipeBytes::transpose_groups(const GroupFormat& format) {
+  const int64_t rows = dims[dims.size() - 2], columns = dims.back(), group = format.group,
+                size = format.bytes(), head = format.head_bytes(), all = elements();
+  if (rows % group != 0)
+    fail_with(ErrorCode::kUnsupported, "{} rows of {} cannot be transposed", rows,
+              dtype_name(dtype));
+  std::vector<std::byte> out(bytes.size());
+  std::byte* to = out.data();
+  for (int64_t first = 0; first < all; first += rows * columns)
+    for (int64_t c = 0; c < columns; ++c)
+      for (int64_t r = 0; r < rows; r += group, to += size)
+        for (int64_t i = 0; i < group; ++i) {
+          const std::byte* from =
+              bytes.data() + (first + (r + i) * columns) / group * size + c / group * size;
+          if (i == 0) std::memcpy(to, from, static_cast<size_t>(head));
+          if (std::memcmp(to, from, static_cast<size_t>(head)) != 0)
+            fail_with(ErrorCode::kUnsupported,
+                      "fp8 scales that differ within {} rows cannot be transposed", group);
+          to[head + i] = from[head + c % group];
+        }
   own(std::move(out));
 }
 
@@ -172,6 +204,40 @@ void RecipeBytes::join_mxfp4(const RecipeStep& step) {
   dims.pop_back();
   dims.back() *= 2 * int64_t{kBytes};
   dtype = DType::kMXFP4;
+  own(std::move(out));
+}
+
+// The tensors of each matrix in turn; matrices one after the other.
+void RecipeBytes::join_groups(const std::vector<std::string>& tensors, const RecipeStep& step) {
+  const std::string where = "weight " + name;
+  auto each = static_cast<size_t>(group_parts(step));
+  if (tensors.empty() || tensors.size() % each != 0)
+    fail_with(ErrorCode::kCorrupt, "{} tensors for matrices of {}", tensors.size(), each);
+  std::vector<std::byte> all;
+  for (size_t first = 0; first < tensors.size(); first += each) {
+    std::vector<GroupPart> parts;
+    for (size_t i = 0; i < each; ++i) {
+      const TensorView* view = from.find(tensors[first + i]);
+      if (!view) fail_with(ErrorCode::kCorrupt, "the model has no tensor {}", tensors[first + i]);
+      parts.push_back({tensors[first + i], view->dtype, view->dims, view->bytes});
+    }
+    check_group_parts(where, step, parts);
+    std::vector<std::byte> matrix = tokamak::join_groups(where, step, parts);
+    if (tensors.size() == each)
+      all = std::move(matrix);
+    else
+      all.insert(all.end(), matrix.begin(), matrix.end());
+  }
+  dtype = step.dtype;
+  dims = {static_cast<int64_t>(tensors.size() / each) * step.dims[0], step.dims[1]};
+  own(std::move(all));
+}
+
+void RecipeBytes::sort_groups(const RecipeStep& step) {
+  std::vector<int32_t> columns =
+      sorted_columns("weight " + name, {name, dtype, dims, bytes}, step.a);
+  std::vector<std::byte> out(columns.size() * sizeof(int32_t));
+  std::memcpy(out.data(), columns.data(), out.size());
   own(std::move(out));
 }
 

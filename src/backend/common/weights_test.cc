@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "tensor/block_formats.h"
+#include "tensor/group_join.h"
 
 namespace tokamak {
 namespace {
@@ -112,6 +113,36 @@ TEST(Weights, JoinsMxfp4) {
     EXPECT_EQ(got[i], want) << i;
   }
   EXPECT_THROW(load_weight(entry(DType::kMXFP4, {2}, {"scales"}, {join}), table), Error);
+}
+
+// A matrix of fp8 with a scale per block of 32 x 32, as latent attention reads it transposed.
+TEST(Weights, TransposesFp8Blocks) {
+  std::vector<std::byte> codes(32 * 64), scales(2 * sizeof(float));
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = std::byte(i * 7 % 120);
+  const float values[] = {0.5f, 3.0f};
+  std::memcpy(scales.data(), values, sizeof values);
+  WeightTable table;
+  table.add("w", DType::kF8E4M3, {32, 64}, codes);
+  table.add("s", DType::kF32, {1, 2}, scales);
+  RecipeStep join = step(Kind::kJoinGroups, static_cast<int64_t>(GroupPacking::kPlain));
+  join.dtype = DType::kF8G32;
+  join.dims = {32, 64, 32, 32};
+  auto rows = floats(load_weight(entry(DType::kF8G32, {32, 64}, {"w", "s"}, {join}), table));
+  auto columns = floats(load_weight(
+      entry(DType::kF8G32, {64, 32}, {"w", "s"}, {join, step(Kind::kTranspose)}), table));
+  for (size_t r = 0; r < 32; ++r)
+    for (size_t c = 0; c < 64; ++c) ASSERT_EQ(rows[r * 64 + c], columns[c * 32 + r]);
+  EXPECT_NE(rows[33], 0.0f);
+  // A scale per row cannot be the scale of a column.
+  std::vector<float> per_row(32 * 2);
+  for (size_t i = 0; i < per_row.size(); ++i) per_row[i] = static_cast<float>(i + 1);
+  table.add_f32("t", {32, 2}, per_row);
+  join.dims = {32, 64, 1, 32};
+  EXPECT_THROW(
+      load_weight(entry(DType::kF8G32, {64, 32}, {"w", "t"}, {join, step(Kind::kTranspose)}),
+                  table),
+      Error);
+  EXPECT_THROW(load_weight(entry(DType::kF8G32, {32, 64}, {"w"}, {join}), table), Error);
 }
 
 TEST(Weights, Steps) {

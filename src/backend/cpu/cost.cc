@@ -99,6 +99,15 @@ uint64_t linears_scratch(const KernelWork& work) {
   return 0;
 }
 
+uint64_t lora_scratch(const KernelWork& work) {
+  for (const OpWork& op : work.ops)
+    if (op.part == OpWork::Part::kAnchor && op.rows > 0) {
+      double rank = op.flops / (2 * (op.in_elements + op.elements));
+      return static_cast<uint64_t>(op.rows * rank + 0.5) * sizeof(float);
+    }
+  return 0;
+}
+
 double rows_cost(const KernelDesc&, const KernelWork& work, const Machine& m) {
   double ops = 0, touched = 0;
   for (const OpWork& op : work.ops) {

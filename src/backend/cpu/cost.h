@@ -10,6 +10,8 @@ double matrix_cost(const KernelDesc& kernel, const KernelWork& work, const Machi
 double linears_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
 // Activations that all threads share, packed.
 uint64_t linears_scratch(const KernelWork& work);
+// The inner values of all rows.
+uint64_t lora_scratch(const KernelWork& work);
 // Element-wise work and rows, hand-written.
 double rows_cost(const KernelDesc& kernel, const KernelWork& work, const Machine& machine);
 // The interpreter of Loop IR.

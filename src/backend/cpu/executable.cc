@@ -11,6 +11,7 @@
 #include "backend/cpu/rope_angles.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "plan/adapter.h"
 
 namespace tokamak::cpu {
 namespace {
@@ -404,6 +405,12 @@ void CpuExecutable::collect(Ticket ticket, StepResult& out) {
 void CpuExecutable::set_mask(Ticket ticket, int32_t output, std::span<const uint32_t> allowed) {
   TK_CHECK(ticket == pending_ && ticket != 0, "ticket {} is not in flight", ticket);
   if (!error_) sampler_.set_mask(output, allowed);
+}
+
+void CpuExecutable::set_adapter(int32_t slot, const WeightSource& tensors) {
+  for (size_t i = 0; i < weights_.size(); ++i)
+    if (is_adapter_weight(plans_.weights[i]))
+      set_slot(weights_[i], slot, tensors.find(plans_.weights[i].name));
 }
 
 // Steps run in submit(), so transfers can be done at once.

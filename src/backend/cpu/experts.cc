@@ -344,9 +344,9 @@ void add_expert_kernels(KernelList& list) {
               .cost = matrix_cost},
              make_head_linear);
   };
-  for (const char* format : {"q4_0", "q8_0", "q6_k", "q5_0"})
+  for (const char* format : kIntegerFormats)
     product(format, std::string("q8a, weight ") + format, kQuantPanels, kIntegerClass);
-  for (const char* format : {"q4_1", "q4_k", "q5_1", "q5_k"})
+  for (const char* format : kMinimumFormats)
     product(format, std::string("q8a, weight ") + format, kQuantPanels, kMinimumClass);
   for (const MatrixForm& form : kMatrixForms)
     product(std::string("f32") + form.suffix, "f32, weight " + weight_types(form.layout),

@@ -19,7 +19,21 @@ constexpr int kMaxWidePanels = 4;
 constexpr int kTile = 4;  // activation rows that a wide kernel takes at once
 
 // Weight formats with integer dot products, packed in panels (pack.h has the byte layouts).
-enum class QFormat : uint8_t { kQ4_0, kQ4_1, kQ8_0, kQ4_K, kQ6_K, kQ5_0, kQ5_1, kQ5_K, kCount };
+enum class QFormat : uint8_t {
+  kQ4_0,
+  kQ4_1,
+  kQ8_0,
+  kQ4_K,
+  kQ6_K,
+  kQ5_0,
+  kQ5_1,
+  kQ5_K,
+  kInt4G32,  // groups with zero points (tensor/group_formats.h)
+  kInt4G64,
+  kInt4G128,
+  kInt8G128,
+  kCount
+};
 constexpr int kQFormats = static_cast<int>(QFormat::kCount);
 
 // kI8: whole numbers of the KV cache; their scales are applied outside the kernels.

@@ -83,6 +83,7 @@ std::vector<CpuKernel> make_list() {
   KernelList list;
   add_linear_kernels(list);
   add_expert_kernels(list);
+  add_lora_kernels(list);
   add_row_kernels(list);
   add_element_kernels(list);
   add_layout_kernels(list);

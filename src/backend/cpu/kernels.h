@@ -44,6 +44,7 @@ class KernelList {
 // Each family of ops lists its kernels in the file that has them.
 void add_linear_kernels(KernelList& list);
 void add_expert_kernels(KernelList& list);
+void add_lora_kernels(KernelList& list);
 void add_row_kernels(KernelList& list);
 void add_element_kernels(KernelList& list);
 void add_layout_kernels(KernelList& list);
@@ -52,6 +53,12 @@ void add_attend_kernels(KernelList& list);
 void add_attend_rows_kernels(KernelList& list);
 void add_sample_kernels(KernelList& list);
 std::string element_ops();  // names of the ops of add_element_kernels(), separated by spaces
+
+// Formats of matrices that are multiplied with int8 activations, by the numeric class of the
+// product.
+inline constexpr const char* kIntegerFormats[] = {"q4_0", "q8_0", "q6_k", "q5_0"};
+inline constexpr const char* kMinimumFormats[] = {"q4_1",     "q4_k",     "q5_1",      "q5_k",
+                                                  "int4_g32", "int4_g64", "int4_g128", "int8_g128"};
 
 // Numeric classes of products.
 inline constexpr const char* kIntegerClass =

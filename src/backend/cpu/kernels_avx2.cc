@@ -14,7 +14,7 @@ template <int F>
 TK_INLINE void load_values(const uint8_t* low, int i, __m256i& lo, __m256i& hi) {
   const auto* p = reinterpret_cast<const __m256i*>(low);
   __m256i v = _mm256_loadu_si256(p + i), nibble = _mm256_set1_epi8(15);
-  if (F == kFQ8_0) {
+  if (Panel<F>::bytes8) {
     lo = v;
     hi = _mm256_loadu_si256(p + i + 8);
     return;
@@ -40,7 +40,7 @@ TK_INLINE void load_values(const uint8_t* low, int i, __m256i& lo, __m256i& hi) 
 // 63 * 127 for unsigned values, 2 * 128 * 127 for signed ones.
 template <int F>
 TK_INLINE __m256i pair_products(__m256i w, __m256i x) {
-  if (F == kFQ8_0) return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+  if (Panel<F>::bytes8) return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
   return _mm256_maddubs_epi16(w, x);
 }
 TK_INLINE __m256i broadcast4(const int8_t* q) {
@@ -55,7 +55,7 @@ template <int F>
 TK_INLINE __m256i half_dot(const __m256i* w, const int8_t* q) {
   __m256i ones = _mm256_set1_epi16(1), p[4];
   for (int g = 0; g < 4; ++g) p[g] = pair_products<F>(w[g], broadcast4(q + 4 * g));
-  if (F == kFQ8_0 || F == kFQ6_K) {
+  if (Panel<F>::bytes8 || F == kFQ6_K) {
     for (int g = 0; g < 4; ++g) p[g] = _mm256_madd_epi16(p[g], ones);
     return _mm256_add_epi32(_mm256_add_epi32(p[0], p[1]), _mm256_add_epi32(p[2], p[3]));
   }
@@ -75,11 +75,16 @@ template <int F>
 TK_INLINE Scales load_scales(const uint8_t* super, const uint8_t* block) {
   Scales s;
   V d = vload_f16(reinterpret_cast<const uint16_t*>(super)), m = d;
-  if (Panel<F>::minimum) m = vload_f16(reinterpret_cast<const uint16_t*>(super + 32));
+  if (Panel<F>::minimum && !Panel<F>::zeros)
+    m = vload_f16(reinterpret_cast<const uint16_t*>(super + 32));
   for (int i = 0; i < 2; ++i) {
     s.d[i] = d.r[i];
     s.m[i] = m.r[i];
     s.s0[i] = s.s1[i] = _mm256_setzero_si256();
+    if (Panel<F>::zeros) {
+      __m256 zero = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(super + 32 + 8 * i)));
+      s.m[i] = _mm256_xor_ps(_mm256_set1_ps(-0.0f), _mm256_mul_ps(s.d[i], zero));
+    }
     if (F == kFQ4_K || F == kFQ5_K) {
       __m256 sc = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load8(block + 8 * i)));
       __m256 mn = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load8(block + 16 + 8 * i)));

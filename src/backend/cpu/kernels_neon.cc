@@ -21,7 +21,10 @@ template <int F>
 TK_INLINE Heads<F> load_heads(const uint8_t* super) {
   Heads<F> h;
   load_half16(super, h.d);
-  if (Panel<F>::minimum) load_half16(super + 32, h.m);
+  if (Panel<F>::zeros)
+    load_zeros(super, h.d, h.m);
+  else if (Panel<F>::minimum)
+    load_half16(super + 32, h.m);
   if (F == kFQ4_K || F == kFQ5_K)
     for (int r = 0; r < 4; ++r) {
       h.m[r] = vnegq_f32(h.m[r]);
@@ -164,7 +167,7 @@ void fill_q(tokamak::cpu::KernelTable& t) {
     t.qdot4[F] = qdot4<F>;
     t.qwiden[F] = qwiden<F>;
     t.qwide[F] = qwide<F>;
-    t.wide_rows[F] = F == kFQ8_0 ? 5 : 4;
+    t.wide_rows[F] = Panel<F>::bytes8 ? 5 : 4;
     fill_q<F + 1>(t);
   }
 }

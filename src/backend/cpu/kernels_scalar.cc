@@ -9,17 +9,21 @@ namespace {
 // Bytes per super-block of 16 rows and where its parts lie (pack.h).
 struct Shape {
   int blocks, head, scales, low, high, offset;
-  bool minimum;
+  bool minimum, zero = false;  // zero: instead of a minimum the head has zero points
 };
 constexpr Shape kShapes[tokamak::cpu::kQFormats] = {
-    {1, 32, 0, 256, 0, 8, false},      // q4_0
-    {1, 64, 0, 256, 0, 0, true},       // q4_1
-    {1, 32, 0, 512, 0, 0, false},      // q8_0
-    {8, 64, 32, 256, 0, 0, true},      // q4_k
-    {8, 32, 32, 256, 128, 32, false},  // q6_k
-    {1, 32, 0, 256, 64, 16, false},    // q5_0
-    {1, 64, 0, 256, 64, 0, true},      // q5_1
-    {8, 64, 32, 256, 64, 0, true},     // q5_k
+    {1, 32, 0, 256, 0, 8, false},       // q4_0
+    {1, 64, 0, 256, 0, 0, true},        // q4_1
+    {1, 32, 0, 512, 0, 0, false},       // q8_0
+    {8, 64, 32, 256, 0, 0, true},       // q4_k
+    {8, 32, 32, 256, 128, 32, false},   // q6_k
+    {1, 32, 0, 256, 64, 16, false},     // q5_0
+    {1, 64, 0, 256, 64, 0, true},       // q5_1
+    {8, 64, 32, 256, 64, 0, true},      // q5_k
+    {1, 48, 0, 256, 0, 0, true, true},  // int4_g32
+    {2, 48, 0, 256, 0, 0, true, true},  // int4_g64
+    {4, 48, 0, 256, 0, 0, true, true},  // int4_g128
+    {4, 48, 0, 512, 0, 0, true, true},  // int8_g128
 };
 
 // Value k of a row of one block, without its offset; group of 4, vectors of 16 bytes.
@@ -53,7 +57,8 @@ TK_INLINE void qdot_row(const uint8_t* panel, int row, const float* scale, const
   for (int64_t b = 0; b < blocks; ++b) {
     const uint8_t* super = panel + b / s.blocks * (s.head + s.blocks * block_bytes);
     const uint8_t* block = super + s.head + b % s.blocks * block_bytes;
-    float d = head_at(super, row), m = s.minimum ? head_at(super + 32, row) : 0.0f;
+    float d = head_at(super, row), m = s.minimum && !s.zero ? head_at(super + 32, row) : 0.0f;
+    if (s.zero) m = -(d * static_cast<float>(static_cast<int8_t>(super[32 + row])));
     if (s.minimum && s.scales) {  // q4_k, q5_k
       d *= static_cast<float>(block[row]);
       m = -(m * static_cast<float>(block[kPanel + row]));

@@ -111,8 +111,8 @@ void add_linear_kernels(KernelList& list) {
               .cost = matrix_cost},
              make_linear);
   };
-  for (const char* format : {"q4_0", "q8_0", "q6_k", "q5_0"}) integer(format, kIntegerClass);
-  for (const char* format : {"q4_1", "q4_k", "q5_1", "q5_k"}) integer(format, kMinimumClass);
+  for (const char* format : kIntegerFormats) integer(format, kIntegerClass);
+  for (const char* format : kMinimumFormats) integer(format, kMinimumClass);
   for (const MatrixForm& form : kMatrixForms) {
     list.add({.name = fmt::format("cpu.linear.f32{}", form.suffix),
               .pattern = "linear(f32, weight " + weight_types(form.layout) + ", weight *)",

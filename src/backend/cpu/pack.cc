@@ -17,9 +17,18 @@ constexpr QLayout kLayouts[kQFormats] = {
     {1, 32, 0, 256, 64, 22},     // q5_0
     {1, 64, 0, 256, 64, 24},     // q5_1
     {8, 64, 32, 256, 64, 176},   // q5_k
+    {1, 48, 0, 256, 0, 19},      // int4_g32
+    {2, 48, 0, 256, 0, 35},      // int4_g64
+    {4, 48, 0, 256, 0, 67},      // int4_g128
+    {4, 48, 0, 512, 0, 131},     // int8_g128
 };
-constexpr DType kDTypes[kQFormats] = {DType::kQ4_0, DType::kQ4_1, DType::kQ8_0, DType::kQ4_K,
-                                      DType::kQ6_K, DType::kQ5_0, DType::kQ5_1, DType::kQ5_K};
+constexpr DType kDTypes[kQFormats] = {DType::kQ4_0,    DType::kQ4_1,     DType::kQ8_0,
+                                      DType::kQ4_K,    DType::kQ6_K,     DType::kQ5_0,
+                                      DType::kQ5_1,    DType::kQ5_K,     DType::kInt4G32,
+                                      DType::kInt4G64, DType::kInt4G128, DType::kInt8G128};
+
+bool is_group(QFormat format) { return qlayout(format).head == 48; }
+bool is_byte(QFormat format) { return qlayout(format).low == 512; }
 
 uint16_t load_u16(const uint8_t* p) {
   uint16_t v;
@@ -91,15 +100,24 @@ void read_block(QFormat format, const uint8_t* s, int sub, RowBlock& b) {
       b.s1 = s[193 + 2 * sub];
       break;
     }
+    case QFormat::kInt4G32:
+    case QFormat::kInt4G64:
+    case QFormat::kInt4G128:
+      read_nibbles(s + 3 + 16 * sub, b);
+      break;
+    case QFormat::kInt8G128:
+      std::memcpy(b.q, s + 3 + 32 * sub, 32);
+      break;
     case QFormat::kCount:
       break;
   }
 }
 
-// d and (m or dmin) of a super-block in the file.
-void read_head(QFormat format, const uint8_t* s, uint16_t& d, uint16_t& m) {
-  d = load_u16(format == QFormat::kQ6_K ? s + 208 : s);
-  m = qlayout(format).head == 64 ? load_u16(s + 2) : 0;
+// Copies d and (m, dmin or the zero point) of a super-block in the file to those of a panel.
+void copy_head(QFormat format, const uint8_t* s, int row, uint8_t* panel) {
+  std::memcpy(panel + 2 * row, format == QFormat::kQ6_K ? s + 208 : s, 2);
+  if (qlayout(format).head == 64) std::memcpy(panel + 32 + 2 * row, s + 2, 2);
+  if (is_group(format)) panel[32 + row] = s[2];
 }
 
 // Where value k' (0..15 of nibble formats, 0..31 of q8_0) of a row lies.
@@ -120,7 +138,7 @@ void write_block(QFormat format, const PackStyle& style, const RowBlock& b, int 
     out[kPanel + row] = b.s1;
     out += l.scales;
   }
-  if (format == QFormat::kQ8_0) {
+  if (is_byte(format)) {
     for (int k = 0; k < 32; ++k) out[low_byte(style, row, k)] = b.q[k] ^ style.xor8;
     return;
   }
@@ -142,7 +160,7 @@ void unpack_block(QFormat format, const PackStyle& style, const uint8_t* in, int
     b.s1 = in[kPanel + row];
     in += l.scales;
   }
-  if (format == QFormat::kQ8_0) {
+  if (is_byte(format)) {
     for (int k = 0; k < 32; ++k) b.q[k] = in[low_byte(style, row, k)] ^ style.xor8;
     return;
   }
@@ -187,6 +205,15 @@ void decode_block(QFormat format, const RowBlock& b, float d, float m, float* ou
         float scale = d * static_cast<float>(static_cast<int8_t>(j < 16 ? b.s0 : b.s1));
         out[j] = scale * static_cast<float>(b.q[j] - 32);
       }
+      break;
+    case QFormat::kInt4G32:
+    case QFormat::kInt4G64:
+    case QFormat::kInt4G128:
+      for (int j = 0; j < 32; ++j) out[j] = d * (static_cast<float>(b.q[j]) - m);
+      break;
+    case QFormat::kInt8G128:
+      for (int j = 0; j < 32; ++j)
+        out[j] = d * (static_cast<float>(static_cast<int8_t>(b.q[j])) - m);
       break;
     case QFormat::kCount:
       break;
@@ -272,10 +299,7 @@ void pack_qpanel(QFormat format, const PackStyle& style, const std::byte* rows, 
     }
     uint8_t* to = out;
     for (int64_t super = 0; super < supers; ++super, source += l.source, to += l.bytes()) {
-      uint16_t d, m;
-      read_head(format, source, d, m);
-      std::memcpy(to + 2 * row, &d, 2);
-      if (l.head == 64) std::memcpy(to + 32 + 2 * row, &m, 2);
+      copy_head(format, source, row, to);
       for (int sub = 0; sub < l.blocks; ++sub) {
         RowBlock b;
         read_block(format, source, sub, b);
@@ -327,7 +351,9 @@ void decode_qpanel_row(QFormat format, const PackStyle& style, const uint8_t* pa
   for (int64_t k = k0; k < k0 + n; k += kQuantBlock, out += kQuantBlock) {
     const uint8_t* super = panel + k / (l.blocks * kQuantBlock) * l.bytes();
     float d = f16_to_f32(load_u16(super + 2 * row));
-    float m = l.head == 64 ? f16_to_f32(load_u16(super + 32 + 2 * row)) : 0.0f;
+    float m = 0.0f;
+    if (l.head == 64) m = f16_to_f32(load_u16(super + 32 + 2 * row));
+    if (is_group(format)) m = static_cast<float>(static_cast<int8_t>(super[32 + row]));
     RowBlock b;
     int64_t sub = k / kQuantBlock % l.blocks;
     unpack_block(format, style, super + l.head + sub * l.block_bytes(), row, b);

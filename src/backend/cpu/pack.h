@@ -3,10 +3,11 @@
 // requantised and the size stays that of the file format (q4_k and q5_k keep their 6-bit scales as
 // bytes: 2.8 and 2.3 % more).
 //
-// Float types: [k][16 rows]. Quantised types: per panel a sequence of super-blocks of 1 or 8 blocks
+// Float types: [k][16 rows]. Quantised types: per panel a sequence of super-blocks of 1 to 8 blocks
 // of 32 k:
-//   head: d[16] (f16), and for q4_1, q5_1: m[16], for q4_k, q5_k: dmin[16]
-//   then per block: scales (q4_k, q5_k: sc[16] m[16]; q6_k: two int8 sc[16]), low bits, high bits
+//   head: d[16] (f16), and for q4_1, q5_1: m[16], for q4_k, q5_k: dmin[16], for groups: zero[16]
+//   (int8) then per block: scales (q4_k, q5_k: sc[16] m[16]; q6_k: two int8 sc[16]), low bits, high
+//   bits
 // Low bits: byte p = (k' / group) * 16 * group + row * group + k' % group holds value k' and, for
 // 4-bit parts, in its high nibble value k' + 16. High bits: vectors of `vector` bytes, each holding
 // the high bits of the values of 2 (6 bit) or 4 (5 bit) vectors of low bits: bits of the low
@@ -20,7 +21,7 @@
 namespace tokamak::cpu {
 
 struct QLayout {
-  int blocks;     // blocks of 32 per super-block: 1 or 8
+  int blocks;     // blocks of 32 per super-block: 1, 2, 4 or 8
   int head;       // bytes before them
   int scales;     // bytes per block
   int low, high;  // bytes per block

@@ -295,6 +295,32 @@ Weight load_cpu_weight(const WeightEntry& entry, const WeightSource& source,
   return w;
 }
 
+void set_slot(Weight& w, int64_t slot, const TensorView* tensor) {
+  TK_CHECK(w.matrix == Weight::Matrix::kFPanel && w.ftype == FType::kF32 && slot >= 0 &&
+               slot < w.groups && w.matrix_memory.data(),
+           "slot {} of {} in weight {}", slot, w.groups, w.name);
+  if (tensor && (tensor->dtype != DType::kF32 || tensor->dims.size() != 2 ||
+                 tensor->dims[0] > w.n || tensor->dims[1] > w.k))
+    fail(ErrorCode::kInvalidArgument, "adapter: matrix {} does not fit a slot of {} x {}", w.name,
+         w.n, w.k);
+  w.filled.resize(static_cast<size_t>(w.groups));
+  w.filled[static_cast<size_t>(slot)] = tensor != nullptr;
+  uint8_t* panels = w.matrix_memory.data() + slot * panels_of(w.n) * w.panel_bytes;
+  std::memset(panels, 0, static_cast<size_t>(panels_of(w.n) * w.panel_bytes));
+  if (!tensor) return;
+  const int64_t rows = tensor->dims[0], columns = tensor->dims[1];
+  std::vector<float> padded(static_cast<size_t>(kPanel * w.k));
+  for (int64_t first = 0; first < rows; first += kPanel) {
+    int64_t count = std::min<int64_t>(kPanel, rows - first);
+    for (int64_t i = 0; i < count; ++i)
+      std::memcpy(padded.data() + i * w.k,
+                  tensor->bytes.data() + static_cast<size_t>((first + i) * columns) * sizeof(float),
+                  static_cast<size_t>(columns) * sizeof(float));
+    pack_fpanel(FType::kF32, reinterpret_cast<const std::byte*>(padded.data()), w.k * 4,
+                static_cast<int>(count), w.k, panels + first / kPanel * w.panel_bytes);
+  }
+}
+
 PackedWeight packed_view(const WeightEntry& entry, const Weight& w) {
   PackedWeight out;
   if (w.matrix != Weight::Matrix::kNone)

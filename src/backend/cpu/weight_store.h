@@ -44,6 +44,7 @@ struct Weight {
   void* plain = nullptr;            // row-major f32, or i32 for integer types
   Buffer matrix_memory, plain_memory;
   uint64_t mapped_bytes = 0;  // read where a bundle's file has them
+  std::vector<bool> filled;   // slots of adapters: which matrices of the stack are not zero
 
   const uint8_t* panel(int64_t p) const { return panels + p * panel_bytes; }
   Weight group(int64_t g) const;  // one matrix of a stack; refers to the memory of the whole
@@ -64,6 +65,9 @@ std::optional<PackStyle> parse_packing(std::string_view name);
 // in another style, it is packed again; otherwise its recipe runs.
 Weight load_cpu_weight(const WeightEntry& entry, const WeightSource& source,
                        const KernelTable& kernels, ThreadPool& pool);
+// Replaces a matrix of a stack in f32 panels, padded with zeros; nullptr: all zeros. Throws
+// Error(kInvalidArgument) for one that does not fit.
+void set_slot(Weight& weight, int64_t slot, const TensorView* tensor);
 // What a bundle has to hold so that nothing is left to do when it is loaded.
 PackedWeight packed_view(const WeightEntry& entry, const Weight& weight);
 

@@ -65,8 +65,6 @@ struct DriverCalls {
   int (*launch_ex)(const LaunchConfig*, Handle, void**, void**);
   int (*launch_cooperative)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                             unsigned, Handle, void**);
-  // Description of a tensor for the copy engine: type, rank, address, extents, strides, box, steps
-  // in it, interleaving, swizzle, what the cache reads at a time, what is outside.
   int (*tensor_map)(void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const unsigned*,
                     const unsigned*, int, int, int, int);
   int (*stream_create)(Handle*, unsigned);

@@ -5,6 +5,7 @@
 #include "backend/cuda/decode_program.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/paged_attention.h"
+#include "backend/cuda/prefill_launch.h"
 #include "base/error.h"
 #include "ops/attend.h"
 
@@ -129,6 +130,16 @@ void emit_flash(const AttendArgs& args, LaunchList& list) {
                       (kFlashRows + kBuffers * 2 * kFlashKeys) * args.d * 2);
 }
 
+// prefill_attention.cu: what op_flash takes, on Hopper. Blocks take tiles of rows as they come.
+void emit_prefill(const AttendArgs& a, const CallSite& site, LaunchList& list) {
+  const int64_t kv_blocks = site.kv.blocks(site.kv.state(site.in[kState].index).group);
+  const int64_t tiles = int64_t{a.rows / kPrefillRows + a.sequences} * a.heads;  // at most
+  const char* type = a.value.type == DType::kF16 ? "f16" : "bf16";
+  list.add_overlapped("prefill_attention", fmt::format("prefill_attention_{}_{}", a.d, type),
+                      {std::min<int64_t>(site.libraries.hopper_blocks, tiles)}, kPrefillThreads,
+                      prefill_launch(a, kv_blocks), prefill_shared_bytes(a.d));
+}
+
 }  // namespace
 
 void emit_append(const CallSite& site, LaunchList& list) {
@@ -151,6 +162,9 @@ void emit_append(const CallSite& site, LaunchList& list) {
 
 void emit_attend(const CallSite& site, LaunchList& list) {
   AttendArgs args = attend_args(site);
+  if (site.libraries.hopper_blocks > 0 && site.step.causal && args.rows > args.sequences &&
+      takes_prefill(args))
+    return emit_prefill(args, site, list);
   if (takes_flash(args, site)) return emit_flash(args, list);
   if (takes_decode(args, site)) return emit_decode(args, site, list);
   const char* parts = args.dv <= 64 ? "2" : args.dv <= 128 ? "4" : args.dv <= 256 ? "8" : "16";

@@ -4,7 +4,7 @@
 #include "backend/cuda/few_rows.h"
 
 #include "backend/cuda/device.cuh"
-#include "backend/cuda/wgmma.cuh"
+#include "backend/cuda/few_rows_product.cuh"
 
 namespace tokamak::cuda {
 namespace {
@@ -53,6 +53,11 @@ struct FewRowsShared {
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
 };
+
+// Operands of products: boxes that lie in shared memory. 16 columns further: plus 2.
+__device__ __forceinline__ uint64_t rows_of_box(uint32_t address) {
+  return tile_descriptor(tile_start(address, 16), 1024);  // 16: not used, but not 0
+}
 
 __device__ void wait_barrier(uint32_t barrier, uint32_t phase) {
 #pragma unroll 1
@@ -188,18 +193,23 @@ class FewRowsConsumer {
     for (int i = 0; i < count; ++i) {
       wait_barrier(shared_.weights_full(place_.stage), place_.phase);
       wait_barrier(shared_.values_full(place_.stage), place_.phase);
-      wgmma_begin(sums_);
+      pin(sums_[0]);
+      pin(sums_[1]);
+      products_begin();
 #pragma unroll
       for (int box = 0; box < C::kBoxes; ++box) {
-        const uint64_t x = swizzled_matrix(shared_.values(place_.stage) + box * C::kRows * 128);
-        const uint64_t w = swizzled_matrix(shared_.weights(place_.stage) + box * 2 * kBoxBytes);
+        const uint64_t x = rows_of_box(shared_.values(place_.stage) + box * C::kRows * 128);
+        const uint64_t w = rows_of_box(shared_.weights(place_.stage) + box * 2 * kBoxBytes);
 #pragma unroll
         for (int k = 0; k < kFewRowsWidth / 16; ++k) {
           wgmma<C::kRows>(sums_[0], w + k * 2, x + k * 2);
           wgmma<C::kRows>(sums_[1], w + k * 2 + kBoxBytes / 16, x + k * 2);
         }
       }
-      wgmma_end(sums_);
+      products_commit();
+      products_wait<0>();
+      pin(sums_[0]);
+      pin(sums_[1]);
       if (lane_ == 0) barrier_arrive(shared_.empty(place_.stage));
       place_.next();
     }

@@ -4,6 +4,8 @@
 // read them before the launches that compute the values are done.
 #include <cstdint>
 
+#include "backend/cuda/tensor_map.h"
+
 #ifndef TK_HOST_DEVICE
 #ifdef __CUDACC__
 #define TK_HOST_DEVICE __host__ __device__
@@ -18,11 +20,6 @@ constexpr int kFewRowsTile = 128;     // rows of the matrix that a block works o
 constexpr int kFewRowsWidth = 64;     // values of a row in a box of a copy: 128 bytes
 constexpr int kFewRowsBoxes = 2;      // along the width, per stage
 constexpr int kFewRowsThreads = 160;  // four warps that multiply, one that copies
-
-// CUtensorMap: how the copy engine finds boxes of a matrix.
-struct alignas(64) TensorMap {
-  uint64_t words[16];
-};
 
 // The tiles of the matrix, each cut along its width into steps, are divided evenly among the
 // blocks, so a tile may be shared. Its sums then are those of several blocks, at most most_shares()

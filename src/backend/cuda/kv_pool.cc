@@ -54,7 +54,7 @@ const PlaneArgs& KvPool::State::plane(std::string_view name) const {
 
 KvPool::KvPool(const PlanSet& plans, const std::vector<int64_t>& blocks) {
   for (const GroupEntry& g : plans.groups)
-    groups_.push_back({static_cast<int>(g.block_size), {}, 0});
+    groups_.push_back({static_cast<int>(g.block_size), blocks.at(groups_.size()), {}, 0});
   int64_t total = 0;
   std::vector<std::vector<int64_t>> offsets;
   for (const StateEntry& entry : plans.states) {

@@ -26,6 +26,7 @@ class KvPool {
   };
   const State& state(uint32_t index) const { return states_.at(index); }
   int block_size(uint32_t group) const { return groups_.at(group).block_size; }
+  int64_t blocks(uint32_t group) const { return groups_.at(group).blocks; }
   uint64_t block_bytes(uint32_t group) const;
   uint64_t bytes() const { return memory_.bytes() + planes_.bytes(); }
 
@@ -40,6 +41,7 @@ class KvPool {
  private:
   struct Group {
     int block_size = 0;
+    int64_t blocks = 0;
     std::vector<PlaneArgs> planes;  // of all its states
     size_t planes_at = 0;           // their place in planes_, bytes
   };

@@ -1,87 +1,119 @@
 #pragma once
-// Products of a warp group on Hopper's tensor cores, and copies of boxes of a matrix.
+// Products of a warpgroup (four warps) on Hopper's tensor cores. They run in the background:
+// between products_begin() and products_wait() the registers of operands and sums must not be
+// touched.
+//
+// Operands in shared memory are 16-bit tiles in the layout that copies with a swizzle of 128 bytes
+// leave: atoms of 8 rows of 64 values (1,024 bytes, aligned to that), where 16-byte chunk c of row
+// r is at chunk c ^ r.
 #include "backend/cuda/device.cuh"
 
 namespace tokamak::cuda {
 
-// A box of the matrix that `map` describes, from (column, row) on. kOnce: bytes that are read once
-// and need not stay in the cache.
-template <bool kOnce>
-__device__ __forceinline__ void tensor_copy(uint32_t to, const void* map, int column, int row,
-                                            uint32_t barrier) {
-  constexpr unsigned long long kEvictFirst = 0x12F0000000000000ull,
-                               kEvictLast = 0x14F0000000000000ull;
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0],[%1,{%2,%3}],[%4],%5;" ::"r"(to),
-      "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(kOnce ? kEvictFirst : kEvictLast)
-      : "memory");
+// Where an operand begins, in units of 16 bytes; `columns`: bytes from 64 columns to the next 64,
+// used only where a row is not the inner dimension of the product.
+TK_DEVICE uint32_t tile_start(uint32_t address, uint32_t columns = 0) {
+  return columns >> 4 << 16 | address >> 4;
+}
+// `rows`: bytes from 8 rows to the next 8.
+TK_DEVICE uint64_t tile_descriptor(uint32_t start, uint32_t rows) {
+  constexpr uint32_t kSwizzle128 = 1u << 30;
+  return uint64_t{kSwizzle128 | rows >> 4} << 32 | start;
 }
 
-__device__ __forceinline__ void prefetch_map(const void* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+TK_DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TK_DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most n groups of products are running.
+template <int n>
+TK_DEVICE void products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory");
+}
+// Keeps accesses to these registers on their side of a fence or a wait.
+template <int n>
+TK_DEVICE void pin(float (&d)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int n>
+TK_DEVICE void pin(uint32_t (&d)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-// Rows of 128 bytes in shared memory as a tensor copy with a swizzle of 128 bytes leaves them. 16
-// values further in the row: plus 2.
-__device__ __forceinline__ uint64_t swizzled_matrix(uint32_t address) {
-  constexpr uint64_t kEightRows = 1024 / 16, kSwizzle128 = 1;
-  return uint64_t{(address & 0x3ffff) / 16} | 1ull << 16 | kEightRows << 32 | kSwizzle128 << 62;
+// clang-format off
+#define TK_SUMS_32 \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
+#define TK_SUMS_64 \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
+  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
+  "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
+#define TK_OUT_32(d) \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+  "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
+  "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
+  "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define TK_OUT_64(d) \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+  "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
+  "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
+  "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
+  "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
+  "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
+  "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
+  "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+// clang-format on
+
+// d[64 x 128] (+)= a[64 x 16] * b[128 x 16]^T; rows are the outer dimension of both. A lane has of
+// d what it has of mma.m16n8k16, warp w rows 16 w to 16 w + 15. add = 0: what was in d is dropped.
+template <bool half>
+TK_DEVICE void product_128(float (&d)[64], uint64_t a, uint64_t b, int add) {
+#define TK_PRODUCT(type)                                                          \
+  asm volatile(                                                                   \
+      "{\n.reg .pred p;\nsetp.ne.b32 p,%66,0;\n"                                  \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " TK_SUMS_64 \
+      ",%64,%65,p,1,1,0,0;\n}"                                                    \
+      : TK_OUT_64(d)                                                              \
+      : "l"(a), "l"(b), "r"(add))
+  if constexpr (half)
+    TK_PRODUCT("f16");
+  else
+    TK_PRODUCT("bf16");
+#undef TK_PRODUCT
 }
 
-// Before the first product that uses these sums, and after the last one.
-template <int kArrays, int kCount>
-__device__ __forceinline__ void wgmma_begin(float (&sums)[kArrays][kCount]) {
-#pragma unroll
-  for (int a = 0; a < kArrays; ++a)
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[a][i])::"memory");
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+// d[64 x 2 n] += a[64 x 16] * b[16 x 2 n]; a in registers, as for mma.m16n8k16.
+template <bool half>
+TK_DEVICE void product_of_registers(float (&d)[64], const uint32_t* a, uint64_t b) {
+#define TK_PRODUCT(type)                                                                   \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " TK_SUMS_64 \
+               ",{%64,%65,%66,%67},%68,1,1,1,1;"                                           \
+               : TK_OUT_64(d)                                                              \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+  if constexpr (half)
+    TK_PRODUCT("f16");
+  else
+    TK_PRODUCT("bf16");
+#undef TK_PRODUCT
 }
-template <int kArrays, int kCount>
-__device__ __forceinline__ void wgmma_end(float (&sums)[kArrays][kCount]) {
-  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-  for (int a = 0; a < kArrays; ++a)
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[a][i])::"memory");
+template <bool half>
+TK_DEVICE void product_of_registers(float (&d)[32], const uint32_t* a, uint64_t b) {
+#define TK_PRODUCT(type)                                                                  \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " TK_SUMS_32 \
+               ",{%32,%33,%34,%35},%36,1,1,1,1;"                                          \
+               : TK_OUT_32(d)                                                             \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+  if constexpr (half)
+    TK_PRODUCT("f16");
+  else
+    TK_PRODUCT("bf16");
+#undef TK_PRODUCT
 }
 
-// sums[64 x kRows] += a[64 x 16] * b[kRows x 16]^T, bf16, both in shared memory.
-template <int kRows>
-__device__ __forceinline__ void wgmma(float (&sums)[kRows / 2], uint64_t a, uint64_t b) {
-  static_assert(kRows == 16 || kRows == 32 || kRows == 64);
-  if constexpr (kRows == 16)
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7},"
-        "%8,%9,1,1,1,0,0;"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),
-          "+f"(sums[6]), "+f"(sums[7])
-        : "l"(a), "l"(b));
-  else if constexpr (kRows == 32)
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},"
-        "%16,%17,1,1,1,0,0;"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),
-          "+f"(sums[6]), "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]),
-          "+f"(sums[11]), "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15])
-        : "l"(a), "l"(b));
-  else if constexpr (kRows == 64)
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31},"
-        "%32,%33,1,1,1,0,0;"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),
-          "+f"(sums[6]), "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]),
-          "+f"(sums[11]), "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
-          "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]), "+f"(sums[20]),
-          "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]), "+f"(sums[24]), "+f"(sums[25]),
-          "+f"(sums[26]), "+f"(sums[27]), "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]),
-          "+f"(sums[31])
-        : "l"(a), "l"(b));
-}
+#undef TK_SUMS_32
+#undef TK_SUMS_64
+#undef TK_OUT_32
+#undef TK_OUT_64
 
 }  // namespace tokamak::cuda

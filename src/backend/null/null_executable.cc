@@ -72,6 +72,8 @@ class NullExecutable final : public Executable {
     return p.ticket = next_ticket_++;
   }
 
+  // Its tokens do not depend on weights.
+  void set_adapter(int32_t, const WeightSource&) override {}
   void set_mask(Ticket ticket, int32_t output, std::span<const uint32_t> allowed) override {
     for (uint64_t i = collected_; i < submitted_; ++i) {
       PendingStep& p = steps_[i % steps_.size()];

@@ -1,9 +1,11 @@
 // Loading a PlanSet: weights, states and resolved calls.
+#include <algorithm>
 #include <cstring>
 
 #include "backend/common/weights.h"
 #include "backend/ref/ref_executable.h"
 #include "base/error.h"
+#include "plan/adapter.h"
 #include "tensor/block_formats.h"
 
 namespace tokamak {
@@ -67,6 +69,27 @@ void RefExecutable::load_weights(const WeightSource& source, const LoadOptions& 
     weights_.push_back(std::move(weight));
     done += n * sizeof(float);
     if (options.progress) options.progress(done, total);
+  }
+}
+
+void RefExecutable::set_adapter(int32_t slot, const WeightSource& tensors) {
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    const WeightEntry& entry = plans_.weights[i];
+    if (!is_adapter_weight(entry)) continue;
+    TK_CHECK(slot >= 0 && slot < entry.dims[0], "slot {} of {}", slot, entry.dims[0]);
+    const int64_t rows = entry.dims[1], columns = entry.dims[2];
+    float* to = weights_[i].f.data() + slot * rows * columns;
+    std::fill_n(to, rows * columns, 0.0f);
+    const TensorView* from = tensors.find(entry.name);
+    if (!from) continue;
+    if (from->dtype != DType::kF32 || from->dims.size() != 2 || from->dims[0] > rows ||
+        from->dims[1] > columns)
+      fail(ErrorCode::kInvalidArgument, "adapter: matrix {} does not fit a slot of {} x {}",
+           entry.name, rows, columns);
+    for (int64_t r = 0; r < from->dims[0]; ++r)
+      std::memcpy(to + r * columns,
+                  from->bytes.data() + static_cast<size_t>(r * from->dims[1]) * sizeof(float),
+                  static_cast<size_t>(from->dims[1]) * sizeof(float));
   }
 }
 

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tensor/group_formats.h"
+#include "tensor/group_join.h"
+
 namespace tokamak {
 namespace {
 
@@ -54,7 +57,9 @@ void apply_shape(const RecipeStep& step, std::string_view where, const std::stri
       break;
     case Kind::kTranspose:
       if (dims.size() != 2 && dims.size() != 3) refuse("is not a matrix");
-      if (is_block_type(dtype))
+      if (auto group = group_format(dtype);
+          is_block_type(dtype) && !(group && group->code == GroupFormat::Code::kF8 &&
+                                    dims[dims.size() - 2] % group->group == 0))
         fail(ErrorCode::kUnsupported, "{}: tensor {} is {}, which cannot be transposed", where,
              source, dtype_name(dtype));
       std::swap(dims[dims.size() - 2], dims.back());
@@ -79,6 +84,8 @@ void apply_shape(const RecipeStep& step, std::string_view where, const std::stri
       dims = step.dims;
       break;
     case Kind::kConcatRows:  // the first step, done by source_shape()
+    case Kind::kJoinGroups:
+    case Kind::kSortGroups:
       break;
   }
 }
@@ -269,15 +276,25 @@ std::vector<WeightSlot> weight_slots(const ModelConfig& config) { return SlotLis
 void add_weight(ModelConfig& config, const WeightSource& file, std::string_view where,
                 const WeightSlot& slot, const std::vector<std::string>& sources,
                 std::vector<RecipeStep> steps) {
-  bool joined = !steps.empty() && steps[0].kind == RecipeStep::Kind::kJoinMxfp4;
-  auto [dtype, dims, bytes] = source_shape(file, where, sources, joined);
+  auto is_join = [](const RecipeStep& s) { return s.kind == RecipeStep::Kind::kJoinMxfp4; };
+  bool joined = std::any_of(steps.begin(), steps.end(), is_join);
+  bool groups = !steps.empty() && steps[0].kind == RecipeStep::Kind::kJoinGroups;
+  TensorView from;
+  if (groups)
+    from = {steps[0].dtype,
+            {static_cast<int64_t>(sources.size()) / group_parts(steps[0]) * steps[0].dims[0],
+             steps[0].dims[1]},
+            {}};
+  else
+    from = source_shape(file, where, sources, joined);
+  auto& [dtype, dims, bytes] = from;
   std::vector<int64_t> found = dims;
   for (const RecipeStep& step : steps) apply_shape(step, where, sources[0], dtype, dims);
   if (dims != slot.dims)
     fail(ErrorCode::kCorrupt,
          "{}: tensor {} has shape [{}], which gives [{}] for {}; expected [{}]", where, sources[0],
          fmt::join(found, ", "), fmt::join(dims, ", "), slot.name(), fmt::join(slot.dims, ", "));
-  if (sources.size() > 1)
+  if (sources.size() > 1 && !groups)
     steps.insert(steps.begin(), {.kind = RecipeStep::Kind::kConcatRows, .dims = {}});
   if (dims.size() == 1 && dtype != DType::kF32) {
     steps.push_back({.kind = RecipeStep::Kind::kCast, .dtype = DType::kF32, .dims = {}});

@@ -6,6 +6,7 @@
 #include "compile/import/families.h"
 #include "compile/import/hf_fields.h"
 #include "compile/import/hf_weights.h"
+#include "compile/import/quantized.h"
 
 namespace tokamak {
 namespace {
@@ -53,19 +54,6 @@ const Usual& usual_of(const ModelConfig& c) {
     if (u.architecture == c.architecture) return u;
   TK_CHECK(false, "no defaults for {}", c.architecture);
   return kUsual[0];
-}
-
-void refuse_quantized(const Value& json, std::string_view where) {
-  for (const char* key : {"quantization_config", "compression_config"}) {
-    const Value* q = json.find(key);
-    if (!q || !q->is_object()) continue;
-    const Value* method = q->find("quant_method");
-    if (method && method->is_string() && method->as_string() == "mxfp4") continue;  // gpt-oss
-    fail(ErrorCode::kUnsupported,
-         "{}: weights quantised with {} are not supported yet; use a GGUF file or plain weights",
-         where,
-         method && method->is_string() ? method->as_string() : std::string("an unnamed method"));
-  }
 }
 
 Activation activation_named(const Fields& f, const std::string& name) {
@@ -305,11 +293,10 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
                            std::string_view where) {
   if (!config_json.is_object())
     fail(ErrorCode::kCorrupt, "{}: config.json is not an object", where);
-  refuse_quantized(config_json, where);
   // Models with a vision part nest the language model's configuration one level down.
   const Value* nested = config_json.find("text_config");
   const Value& json = nested && nested->is_object() ? *nested : config_json;
-  refuse_quantized(json, where);
+  QuantizedWeights quantized({&config_json, &json}, weights, where);
   Fields f(json, where);
   const Family& family = family_of(f);
   ModelConfig c;
@@ -336,8 +323,8 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   read_variants(f, family, c);
   if (family.gemma) read_gemma(f, c);
   std::string prefix = hf_prefix(weights, family, where);
-  bool has_head =
-      weights.find(hf_tensor_name(family, prefix, {-1, "output", "weight", {}})) != nullptr;
+  std::string head = hf_tensor_name(family, prefix, {-1, "output", "weight", {}});
+  bool has_head = weights.find(head) || quantized.quantized(head.substr(0, head.rfind('.')));
   bool usual = family.tied || !has_head;
   c.tied_embeddings =
       f.boolean("tie_word_embeddings", config_json.get_bool("tie_word_embeddings", usual));
@@ -354,7 +341,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   c.o_bias = has("attn_output");
   c.mlp_bias = has("ffn_up");
   check_config(c, where);
-  map_hf_weights(weights, family, where, c);
+  map_hf_weights(weights, quantized, family, where, c);
   return c;
 }
 

@@ -274,6 +274,39 @@ std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelCo
   return steps;
 }
 
+// A weight of quantised modules: their matrices take the place of the tensors, [out, in] in all
+// families.
+void add_quantized(const QuantizedWeights& quantized, std::string_view where,
+                   const WeightSource& weights, const Family& family, const WeightSlot& slot,
+                   const std::vector<std::string>& modules, std::vector<RecipeStep> steps,
+                   ModelConfig& config, std::set<std::string>& used) {
+  QuantizedWeights::Matrix m = quantized.matrix(modules);
+  used.insert(m.sources.begin(), m.sources.end());
+  for (const RecipeStep& step : m.steps) used.insert(step.tensor);
+  if (is_fused_part(family, slot.stem) && m.rows != fused_rows(config, slot.stem).total)
+    fail(ErrorCode::kCorrupt, "{}: {} has {} rows, expected {}", where, modules[0], m.rows,
+         fused_rows(config, slot.stem).total);
+  if (family.conv1d && !steps.empty() && steps[0].kind == RecipeStep::Kind::kTranspose)
+    steps.erase(steps.begin());
+  steps.insert(steps.begin(), m.steps.begin(), m.steps.end());
+  add_weight(config, weights, where, slot, m.sources, std::move(steps));
+  if (m.order.empty()) return;
+  if (slot.dims.size() != 2 || config.latent.rank > 0)
+    fail(ErrorCode::kUnsupported,
+         "{}: {} orders its columns by activation (desc_act), which is supported in plain linear "
+         "layers only; quantise it without desc_act",
+         where, modules[0]);
+  WeightSlot order = slot;
+  order.suffix = "order";
+  config.weights[order.name()] = {
+      {{m.order}, {{.kind = RecipeStep::Kind::kSortGroups, .a = m.groups, .dims = {}}}},
+      DType::kI32,
+      {m.columns}};
+}
+
+// "x" of "x.weight".
+std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.rfind('.')); }
+
 // The number in "layers.12.mlp"; -1 if there is none.
 int64_t layer_of(std::string_view name) {
   int64_t n = -1;
@@ -287,8 +320,19 @@ int64_t layer_of(std::string_view name) {
 
 }  // namespace
 
-void map_hf_weights(const WeightSource& weights, const Family& family, std::string_view where,
-                    ModelConfig& config) {
+HfPlace hf_place(const Family& family, const ModelConfig& config, const WeightSlot& slot) {
+  LatentPart latent = latent_part(config, slot.stem);
+  WeightSlot stored = slot;
+  if (!latent.stem.empty()) stored.stem = latent.stem;
+  HfPlace place{hf_tensor_name(family, "", stored), std::move(latent.steps)};
+  // Sizes were checked when the model was read.
+  if (latent.stem.empty())
+    place.steps = steps_of(WeightTable(), family, "", config, slot, place.tensor);
+  return place;
+}
+
+void map_hf_weights(const WeightSource& weights, const QuantizedWeights& quantized,
+                    const Family& family, std::string_view where, ModelConfig& config) {
   std::string prefix = hf_prefix(weights, family, where);
   std::set<std::string> used;
   for (const WeightSlot& slot : weight_slots(config)) {
@@ -306,12 +350,22 @@ void map_hf_weights(const WeightSource& weights, const Family& family, std::stri
       steps = stacked_steps(weights, config, slot, sources[0]);
       if (!steps.empty()) used.insert(steps[0].tensor);
     }
+    if (slot.suffix == "weight" && slot.dims.size() > 1 &&
+        quantized.quantized(module_of(sources[0]))) {
+      std::vector<std::string> modules;
+      for (const std::string& source : sources) modules.push_back(module_of(source));
+      add_quantized(quantized, where, weights, family, slot, modules, std::move(steps), config,
+                    used);
+      continue;
+    }
     used.insert(sources.begin(), sources.end());
     add_weight(config, weights, where, slot, sources, std::move(steps));
   }
   std::string layers = fmt::format("{}{}.", prefix, layers_name(family));
   for (const std::string& name : weights.names()) {
-    if (!name.starts_with(layers) || used.contains(name) || is_buffer(name)) continue;
+    if (!name.starts_with(layers) || used.contains(name) || is_buffer(name) ||
+        quantized.is_side_tensor(name))
+      continue;
     // Layers beyond the last predict further tokens (GLM-4.5); they are not needed.
     if (family.experts && layer_of(std::string_view(name).substr(layers.size())) >= config.layers)
       continue;

@@ -1,6 +1,7 @@
 #pragma once
 // Hugging Face tensor names -> canonical weights with recipes.
 #include "compile/import/families.h"
+#include "compile/import/quantized.h"
 
 namespace tokamak {
 
@@ -12,8 +13,16 @@ std::string hf_prefix(const WeightSource& weights, const Family& family, std::st
 // whole.
 std::string hf_tensor_name(const Family& family, const std::string& prefix, const WeightSlot& slot);
 
+// Where a matrix is in a Hugging Face model: its tensor, without a prefix, and the steps from that
+// tensor to the weight.
+struct HfPlace {
+  std::string tensor;
+  std::vector<RecipeStep> steps;
+};
+HfPlace hf_place(const Family& family, const ModelConfig& config, const WeightSlot& slot);
+
 // Fills config.weights; everything else in `config` is already set.
-void map_hf_weights(const WeightSource& weights, const Family& family, std::string_view where,
-                    ModelConfig& config);
+void map_hf_weights(const WeightSource& weights, const QuantizedWeights& quantized,
+                    const Family& family, std::string_view where, ModelConfig& config);
 
 }  // namespace tokamak

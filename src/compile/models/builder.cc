@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "compile/adapters.h"
 #include "compile/models/rope.h"
 
 namespace tokamak {
@@ -41,6 +42,8 @@ ModelBuilder::ModelBuilder(const ModelConfig& config, const CompileOptions& opti
   q_start = fn_->add_input("q_start", Type::of(i32("b1", b + 1)));
   kv_len = fn_->add_input("kv_len", Type::of(i32("b", b)));
   out_rows = fn_->add_input("out_rows", Type::of(i32("r", r)));
+  if (options.adapter_slots > 0)
+    adapter = fn_->add_input(std::string(kAdapterInput), Type::of(i32("t", t)));
   if (options.tree_mask) {
     module_.symbols.push_back({"M", 1, options.max_tokens, 1});
     TensorType type = i32("t", t);
@@ -130,9 +133,29 @@ Ref ModelBuilder::embed(Ref index, const std::string& table) {
 }
 
 Ref ModelBuilder::linear(Ref x, const std::string& prefix) {
-  std::vector<Ref> in = {x, weight(prefix + ".weight")};
+  Ref sorted = x;
+  if (has(prefix + ".order"))  // columns of the matrix are sorted by group (GPTQ with desc_act)
+    sorted = op("gather", {x, weight(prefix + ".order")}, Value::Object{{"axis", int64_t{-1}}},
+                prefix + ".order");
+  std::vector<Ref> in = {sorted, weight(prefix + ".weight")};
   if (has(prefix + ".bias")) in.push_back(weight(prefix + ".bias"));
-  return op("linear", std::move(in), {}, prefix);
+  Ref y = op("linear", std::move(in), {}, prefix);
+  return adapter.valid() && has_adapter_slots(config, prefix) ? adapt(y, x, prefix) : y;
+}
+
+Ref ModelBuilder::adapter_weight(const std::string& name, std::vector<Dim> dims) {
+  if (!module_.find_weight(name))
+    module_.add_weight({name, {DType::kF32, std::move(dims)}, {{name}, {}}});
+  return fn_->weight(name);
+}
+
+Ref ModelBuilder::adapt(Ref y, Ref x, const std::string& prefix) {
+  const ModelConfig::Weight& w = config.weights.at(prefix + ".weight");
+  Dim s{"s", options.adapter_slots, false}, r{"r", options.adapter_rank, false};
+  std::string name = std::string(kAdapterWeights) + prefix;
+  Ref a = adapter_weight(name + ".a", {s, r, {"k", w.dims[1], false}});
+  Ref b = adapter_weight(name + ".b", {s, {"n", w.dims[0], false}, r});
+  return op("add", {y, op("lora", {x, a, b, adapter}, {}, name)});
 }
 
 Ref ModelBuilder::norm(Ref x, const std::string& prefix) {

@@ -19,8 +19,9 @@ class ModelBuilder {
 
   // Inputs of step(), see docs/graph_text.md.
   Ref ids, pos, seq, slot, q_start, kv_len, out_rows;
-  Ref mask;   // only with CompileOptions::tree_mask
-  Ref types;  // of encoders with segments
+  Ref mask;     // only with CompileOptions::tree_mask
+  Ref types;    // of encoders with segments
+  Ref adapter;  // only with CompileOptions::adapter_slots
 
   Function& fn() { return *fn_; }
   bool slides(int64_t layer) const;
@@ -31,7 +32,8 @@ class ModelBuilder {
 
   Ref embed(Ref ids, const std::string& table);
   Ref linear(Ref x,
-             const std::string& prefix);         // prefix.weight and, if present, prefix.bias
+             const std::string& prefix);  // prefix.weight and, if present, prefix.bias, and the
+                                          // change by the row's adapter
   Ref norm(Ref x, const std::string& prefix);    // the model's kind of norm
   Ref heads(Ref x, int64_t heads, int64_t dim);  // [t, n] -> [t, heads, dim]
   Ref merge_heads(Ref x);                        // [t, heads, dim] -> [t, n]
@@ -58,6 +60,8 @@ class ModelBuilder {
 
  private:
   std::string group_of(int64_t layer) const { return slides(layer) ? "window" : "full"; }
+  Ref adapt(Ref y, Ref x, const std::string& prefix);
+  Ref adapter_weight(const std::string& name, std::vector<Dim> dims);
   void declare_states();
   void declare_encoder_inputs();
   double score_scale(int64_t layer) const;

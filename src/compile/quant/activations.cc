@@ -39,6 +39,10 @@ bool has_integer_dot(DType dtype) {
     case DType::kQ4_K:
     case DType::kQ5_K:
     case DType::kQ6_K:
+    case DType::kInt4G32:
+    case DType::kInt4G64:
+    case DType::kInt4G128:
+    case DType::kInt8G128:
       return true;
     default:
       return false;

@@ -16,7 +16,9 @@ constexpr int32_t kLongestPause = 128;
 }  // namespace
 
 bool DraftPlanner::drafts(const Sequence& seq) const {
-  return drafter_ != nullptr && !seq.request->beam && seq.request->spec.draft_tokens != 0;
+  // Mirostat's state follows from the tokens chosen before.
+  return drafter_ != nullptr && !seq.request->beam && seq.request->spec.draft_tokens != 0 &&
+         seq.sample().mirostat == 0;
 }
 
 int32_t DraftPlanner::most_for(const Sequence& seq) const {

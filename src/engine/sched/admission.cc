@@ -99,6 +99,9 @@ void Scheduler::find_hit(Sequence& seq, int64_t most) {
 }
 
 Scheduler::Verdict Scheduler::judge(Sequence& seq) {
+  // Others may start before it, but not for ever: in the end all wait until a slot is free.
+  if (!adapters_.has_room(seq.request->spec.adapter.get()))
+    return ++seq.slot_waits > config_.starvation_bound ? Verdict::kNoRoom : Verdict::kWait;
   find_hit(seq, seq.reusable());
   if (hit_.wait) return Verdict::kWait;
   if (fits(seq)) return Verdict::kStart;
@@ -142,6 +145,7 @@ bool Scheduler::fits(const Sequence& seq) const {
 void Scheduler::start(Sequence& seq, Nanos now) {
   seq.row = free_rows_.back();
   free_rows_.pop_back();
+  seq.adapter_slot = adapters_.take(seq.request->spec.adapter);
   seq.phase = Sequence::Phase::kRunning;
   seq.reset_row = true;
   seq.reserve_ids();

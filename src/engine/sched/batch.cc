@@ -97,13 +97,22 @@ void fill_segments(const PendingStep& step, StepInputs& in) {
   in.set_input(kSegmentInput, segments);
 }
 
+void fill_adapters(const PendingStep& step, StepInputs& in) {
+  std::vector<int32_t> slots;
+  slots.reserve(in.ids.size());
+  for (const StepEntry& e : step.entries)
+    slots.insert(slots.end(), static_cast<size_t>(e.count), e.sequence->adapter_slot);
+  in.set_input(kAdapterInput, slots);
+}
+
 void add_reset(Sequence& seq, StepInputs& in) {
   if (!seq.reset_row) return;
   seq.reset_row = false;
-  if (!seq.sample().needs_history()) return;
+  if (!seq.sample().needs_history() && seq.sample().mirostat == 0) return;
   RowReset& r = in.resets.emplace_back();
   r.row = seq.row;
   r.prompt_tokens = seq.prompt_length();
+  r.mirostat_mu = seq.mirostat_mu;
   r.ids.assign(seq.ids().begin(), seq.ids().end());
 }
 
@@ -189,6 +198,7 @@ void build_inputs(const EngineConfig& config, const KvCache& kv, PendingStep& st
   }
   if (config.tree_mask) fill_mask(step, in);
   if (config.segments) fill_segments(step, in);
+  if (config.adapter_slots > 0) fill_adapters(step, in);
   if (in.samples.empty()) {
     // Plans need at least one row of logits.
     SampleRow& row = in.samples.emplace_back();

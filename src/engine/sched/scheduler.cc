@@ -1,6 +1,7 @@
 #include "engine/sched/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 
@@ -18,7 +19,8 @@ Scheduler::Scheduler(const EngineConfig& config, KvCache& kv, Drafter* drafter, 
       stats_(stats),
       drafts_(config, drafter, stats),
       budget_(config.max_batched_tokens, config.tpot_target),
-      queue_(config.policy) {
+      queue_(config.policy),
+      adapters_(config.adapter_slots) {
   for (int64_t r = config.max_num_seqs; r-- > 0;) free_rows_.push_back(static_cast<int32_t>(r));
   running_.reserve(static_cast<size_t>(config.max_num_seqs));
 }
@@ -223,6 +225,7 @@ void Scheduler::stop_running(Sequence& seq) {
   kv_.release(seq.blocks);
   free_rows_.push_back(seq.row);
   seq.row = -1;
+  adapters_.release(std::exchange(seq.adapter_slot, -1));
 }
 
 void Scheduler::settle(std::vector<Sequence*>& retired) {

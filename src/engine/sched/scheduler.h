@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/adapter_slots.h"
 #include "engine/config.h"
 #include "engine/draft/draft_planner.h"
 #include "engine/kv/kv_cache.h"
@@ -47,6 +48,7 @@ class Scheduler {
   size_t running() const { return running_.size(); }
   const Sequence* in_row(int32_t row) const;  // nullptr: the row is free
   int64_t token_budget() const;
+  AdapterSlots& adapters() { return adapters_; }
 
  private:
   struct Budget {
@@ -87,6 +89,7 @@ class Scheduler {
   DraftPlanner drafts_;
   TokenBudget budget_;
   WaitingQueue queue_;
+  AdapterSlots adapters_;
   std::vector<Sequence*> running_;  // by queue_.before(); also preempting and finished ones
   std::vector<int32_t> free_rows_;
   bool short_of_blocks_ = false;  // in the step being scheduled

@@ -40,6 +40,10 @@ void add_anthropic_routes(Api& api, http::Router& router);
 void add_responses_routes(Api& api, http::Router& router);
 void add_ollama_routes(Api& api, http::Router& router);
 void add_llama_routes(Api& api, http::Router& router);
+void add_kserve_routes(Api& api, http::Router& router);
+
+// {"error": message}, from OpenAI's form.
+http::Response flat_error(http::Response response);
 
 // llama.cpp's names of OpenAI fields and extensions: n_predict, repeat_penalty, cache_prompt ...
 Value with_llama_names(Value body);

@@ -197,7 +197,8 @@ Value default_settings(const ServedModel& model) {
 }
 
 http::Response props(const Api& api) {
-  const ServedModel& model = *api.models()[0];
+  const auto first = api.model("");
+  const ServedModel& model = *first;
   const Tokenizer& tokenizer = *model.tokenizer;
   auto piece = [&](int32_t id) { return id < 0 ? Value("") : Value(tokenizer.piece(id)); };
   Value value = Value::object();

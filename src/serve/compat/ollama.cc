@@ -170,27 +170,29 @@ Translated translate_generate(const Value& body, const Api& api) {
   return out;
 }
 
-Value details(const ServedModel&) {
+Value details() {
   return Value::Object{{"parent_model", ""},   {"format", "gguf"},
                        {"family", "tokamak"},  {"families", Value::Array{"tokamak"}},
                        {"parameter_size", ""}, {"quantization_level", ""}};
 }
 
-Value list_entry(const ServedModel& model) {
+Value list_entry(const ModelRegistry::Listed& model) {
   Value entry = Value::object();
   entry.set("name", model.name + std::string(kTag));
   entry.set("model", model.name + std::string(kTag));
-  entry.set("modified_at", utc_time(model.created));
-  entry.set("size", static_cast<int64_t>(model.client->memory().weights));
-  entry.set("digest", model.fingerprint);
-  entry.set("details", details(model));
+  entry.set("modified_at", utc_time(model.model != nullptr ? model.model->created : 0));
+  entry.set("size", static_cast<int64_t>(model.bytes));
+  entry.set("digest", model.model != nullptr ? model.model->fingerprint : "");
+  entry.set("details", details());
   return entry;
 }
 
 http::Response list(const Api& api, bool loaded) {
   Value models = Value::array();
-  for (const auto& model : api.models()) {
-    Value entry = list_entry(*model);
+  for (const ModelRegistry::Listed& listed : api.known_models()) {
+    const ServedModel* model = listed.model.get();
+    if (loaded && model == nullptr) continue;
+    Value entry = list_entry(listed);
     if (loaded) {
       entry.set("expires_at", utc_time(model->created + int64_t{100} * 365 * 86400));
       entry.set("size_vram", 0);
@@ -221,7 +223,7 @@ http::Response show(const Api& api, const Value& body) {
   value.set("parameters", "");
   value.set("template", chat);
   value.set("license", "");
-  value.set("details", details(*model));
+  value.set("details", details());
   value.set("model_info", std::move(info));
   value.set("capabilities", std::move(capabilities));
   value.set("modified_at", utc_time(model->created));
@@ -230,21 +232,11 @@ http::Response show(const Api& api, const Value& body) {
 
 }  // namespace
 
-http::Response ollama_error(http::Response response) {
-  try {
-    std::string message = parse_json(response.body).at("error").get_string("message", "");
-    response.body = dump_json(Value::Object{{"error", std::move(message)}});
-  } catch (const Error&) {
-    // It stays as it is.
-  }
-  return response;
-}
-
 Dialect ollama_dialect(bool chat, const Api& api) {
   return {[chat, &api](Value body, const http::Request&) {
             return chat ? translate_chat(body, api) : translate_generate(body, api);
           },
-          ollama_error};
+          flat_error};
 }
 
 void add_ollama_routes(Api& api, http::Router& router) {
@@ -254,9 +246,9 @@ void add_ollama_routes(Api& api, http::Router& router) {
   router.add("POST", "/api/show",
              api.with_json([&api](http::ExchangePtr exchange, const Value& body,
                                   uint64_t) { exchange->respond(show(api, body)); },
-                           false, ollama_error));
+                           false, flat_error));
   auto get = [&](const char* path, Api::Answer answer) {
-    router.add("GET", path, api.quick(std::move(answer), false, ollama_error));
+    router.add("GET", path, api.quick(std::move(answer), false, flat_error));
   };
   get("/api/tags", [&api](const Request&) { return list(api, false); });
   get("/api/ps", [&api](const Request&) { return list(api, true); });

@@ -9,7 +9,6 @@ struct OllamaOptions {
   bool chat = true;
   std::string model;  // the name that the client used
 };
-http::Response ollama_error(http::Response response);
 // The answer to a request that only loads the model.
 http::Response ollama_loaded(const OllamaOptions& options, int64_t created);
 std::unique_ptr<Shape> make_ollama_shape(ShapeOptions options, OllamaOptions ollama,

@@ -60,7 +60,7 @@ class OllamaShape final : public Shape {
   }
 
   http::Response error(http::Response response) const override {
-    return ollama_error(std::move(response));
+    return flat_error(std::move(response));
   }
 
  private:

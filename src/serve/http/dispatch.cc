@@ -132,12 +132,17 @@ void Session::dispatch() {
   traits.extra_headers = cors_headers(request);
   if (std::string_view id = request.request_id(); !id.empty())
     traits.extra_headers += fmt::format("X-Request-Id: {}\r\n", id);
+  if (websocket::wants_upgrade(request)) return upgrade(std::move(request), traits.extra_headers);
   Router::Match match = shared_->router.find(request.method, request.path);
   if (probes_only_) {
     if (!match.always) return reject(too_many_connections());
     traits.keep_alive = false;
   }
-  request.parameter = std::move(match.parameter);
+  run(std::move(request), std::move(traits), match);
+}
+
+void Session::run(Request request, Turn::Traits traits, const Router::Match& match) {
+  request.parameter = match.parameter;
   request.draining = shared_->stopping;
   auto turn = begin_turn(std::move(request), std::move(traits));
   if (shared_->stopping && !match.always) {

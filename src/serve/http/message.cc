@@ -24,6 +24,8 @@ std::string_view Request::request_id() const {
 
 const char* status_text(int status) {
   switch (status) {
+    case 101:
+      return "Switching Protocols";
     case 200:
       return "OK";
     case 204:
@@ -48,6 +50,8 @@ const char* status_text(int status) {
       return "Unsupported Media Type";
     case 417:
       return "Expectation Failed";
+    case 426:
+      return "Upgrade Required";
     case 429:
       return "Too Many Requests";
     case 431:

@@ -96,8 +96,10 @@ void Session::on_handshake(Error ec) {
 
 void Session::drain() {
   net::post(stream_.get_executor(), [self = shared_from_this()] {
+    const bool idle = self->phase_ == Phase::kReading && !self->started_;
+    if (idle && self->frames_ != nullptr) return self->close_websocket(websocket::kGoingAway);
     // The request of a new connection may already be on its way.
-    if (self->phase_ == Phase::kReading && !self->started_ && self->answered_) self->die();
+    if (idle && self->answered_) self->die();
   });
 }
 
@@ -114,10 +116,12 @@ void Session::kill() {
 void Session::next_request() {
   phase_ = Phase::kReading;
   set_busy(false);
-  parser_ = std::make_unique<Parser>();
-  parser_->header_limit(static_cast<uint32_t>(shared_->options.max_header_bytes));
-  parser_->body_limit(shared_->options.max_body_bytes);
-  parser_->eager(true);
+  if (frames_ == nullptr) {
+    parser_ = std::make_unique<Parser>();
+    parser_->header_limit(static_cast<uint32_t>(shared_->options.max_header_bytes));
+    parser_->body_limit(shared_->options.max_body_bytes);
+    parser_->eager(true);
+  }
   started_ = header_seen_ = false;
   set_deadline(wait_time(shared_->options.idle_timeout));
 }
@@ -129,6 +133,7 @@ std::chrono::milliseconds Session::wait_time(std::chrono::milliseconds usual) co
 void Session::read_more() {
   if (reading_ || eof_ || phase_ == Phase::kDead) return;
   if (phase_ == Phase::kBusy && input_.size() >= kPipelined) return;
+  if (phase_ == Phase::kReading && closing_) return;
   reading_ = true;
   stream_.async_read_some(net::buffer(chunk_), [self = shared_from_this()](Error ec, size_t n) {
     self->on_read(ec, n);
@@ -151,13 +156,14 @@ void Session::on_read(Error ec, size_t bytes) {
     if (discarded_ > kMaxDiscard) return die();
   } else {
     input_.append(chunk_.data(), bytes);
-    if (phase_ == Phase::kReading) parse();
+    if (phase_ == Phase::kReading || frames_ != nullptr) parse();
   }
   read_more();
 }
 
 void Session::parse() {
   if (input_.empty()) return;
+  if (frames_ != nullptr) return parse_frames();
   if (!started_) {
     started_ = true;
     set_busy(true);
@@ -180,7 +186,7 @@ bool Session::parse_some() {
       header_seen_ = true;
       on_header();
     }
-    account_body();
+    account_body(parser_->get().body().size());
     if (ec == beast::http::error::need_more || used == 0) break;
   }
   return phase_ == Phase::kReading && parser_->is_done();
@@ -203,8 +209,7 @@ void Session::on_header() {
   }
 }
 
-void Session::account_body() {
-  size_t held = parser_->get().body().size();
+void Session::account_body(size_t held) {
   if (held <= accounted_) return;
   size_t total = shared_->body_bytes += held - accounted_;
   accounted_ = held;
@@ -245,6 +250,7 @@ std::shared_ptr<Turn> Session::begin_turn(Request request, Turn::Traits traits) 
 
 void Session::reject(Response response) {
   ++shared_->stats.rejected;
+  if (frames_ != nullptr) return close_websocket(websocket::kPolicy);
   input_.clear();
   Turn::Traits traits;
   traits.keep_alive = false;
@@ -258,6 +264,7 @@ void Session::pump() {
     return;
   }
   taken_ = turn_->take(output_);
+  output_.insert(0, std::exchange(control_, {}));
   sent_ = 0;
   if (taken_.cut && !taken_.done) return die();  // too slow
   if (taken_.streaming) next_ping_ = Timer::clock_type::now() + shared_->options.ping_interval;
@@ -282,6 +289,8 @@ void Session::on_written(Error ec, size_t bytes) {
   sent_ += bytes;
   if (sent_ < output_.size()) return write_some();
   output_.clear();
+  if (phase_ == Phase::kReading && closing_ && control_.empty()) return linger();
+  if (phase_ == Phase::kReading) flush_control();
   if (phase_ != Phase::kBusy) return;
   if (taken_.done) return end_turn();
   pump();
@@ -295,6 +304,7 @@ void Session::end_turn() {
   shared_->body_bytes -= accounted_;
   accounted_ = 0;
   if (eof_) return die();
+  if (frames_ != nullptr) return next_message();
   if (!keep || shared_->stopping) return linger();
   next_request();
   parse();
@@ -365,7 +375,7 @@ void Session::on_timer() {
 }
 
 void Session::on_deadline() {
-  if (phase_ == Phase::kReading && started_) {
+  if (phase_ == Phase::kReading && started_ && !closing_) {
     ++shared_->stats.timeouts;
     reject(error_response(408, "The request did not arrive in time."));
   } else {

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -15,6 +16,7 @@
 #include "serve/http/server.h"
 #include "serve/http/stream.h"
 #include "serve/http/turn.h"
+#include "serve/http/websocket.h"
 
 namespace tokamak::http {
 
@@ -89,14 +91,23 @@ class Session : public std::enable_shared_from_this<Session> {
   bool parse_some();  // true: a request is complete
   void on_header();
   void on_parse_error(boost::beast::error_code ec);
-  void account_body();
+  void account_body(size_t held);
   void next_request();
 
   void dispatch();
+  void run(Request request, Turn::Traits traits, const Router::Match& match);
   Response plain_answer(const Request& request, const Router::Match& match) const;
   void reject(Response response);  // answer, then close
   std::shared_ptr<Turn> begin_turn(Request request, Turn::Traits traits);
   std::string cors_headers(const Request& request) const;
+
+  // WebSocket, in websocket_session.cc.
+  void upgrade(Request request, const std::string& extra_headers);
+  void parse_frames();
+  void dispatch_message(std::string body);
+  void next_message();
+  void flush_control();
+  void close_websocket(int code);
 
   void pump();
   void write_some();
@@ -132,6 +143,12 @@ class Session : public std::enable_shared_from_this<Session> {
   bool answered_ = false;  // at least once
   bool probes_only_ = false;
   size_t accounted_ = 0, discarded_ = 0;
+
+  std::unique_ptr<websocket::FrameReader> frames_;  // after the handshake of a WebSocket
+  Request opened_;                                  // the handshake
+  std::string control_;                             // control frames not sent yet
+  std::optional<std::string> waiting_;              // a message that came during an answer
+  bool closing_ = false;                            // the close frame is sent or about to be
 
   std::shared_ptr<Turn> turn_;
   std::string output_;

@@ -73,6 +73,11 @@ void Turn::respond(const Response& response) {
     lock.unlock();
     return traits_.answer(response);
   }
+  if (traits_.websocket) {
+    websocket::append_frame(unsent_, websocket::Opcode::kText, response.body);
+    state_ = State::kDone;
+    return notify(lock);
+  }
   size_t length = response.body.size();
   append_head(response.status, response.body.empty() ? "" : response.content_type, response.headers,
               &length);
@@ -84,7 +89,10 @@ void Turn::respond(const Response& response) {
 void Turn::start_stream(const StreamHead& head) {
   std::unique_lock lock(mutex_);
   if (state_ != State::kWaiting || gone_) return;
-  append_head(200, head.content_type, head.headers, nullptr);
+  if (traits_.websocket)
+    cutter_.start(head.content_type);
+  else
+    append_head(200, head.content_type, head.headers, nullptr);
   ping_ = head.ping;
   state_ = State::kStreaming;
   notify(lock);
@@ -97,6 +105,7 @@ void Turn::append_chunk(std::string_view bytes) {
     cut_ = true;
     return;
   }
+  if (traits_.websocket) return cutter_.add(bytes, unsent_);
   if (traits_.http10) {
     unsent_ += bytes;
     return;
@@ -116,7 +125,10 @@ void Turn::write(std::string_view bytes) {
 void Turn::finish() {
   std::unique_lock lock(mutex_);
   if (state_ != State::kStreaming || gone_) return;
-  if (!traits_.http10 && !traits_.head) unsent_ += "0\r\n\r\n";
+  if (traits_.websocket)
+    cutter_.finish(unsent_);
+  else if (!traits_.http10 && !traits_.head)
+    unsent_ += "0\r\n\r\n";
   state_ = State::kDone;
   notify(lock);
 }
@@ -195,7 +207,10 @@ bool Turn::overflowed() const {
 void Turn::ping() {
   std::unique_lock lock(mutex_);
   if (state_ != State::kStreaming || gone_ || ping_.empty()) return;
-  append_chunk(ping_);
+  if (traits_.websocket)
+    websocket::append_frame(unsent_, websocket::Opcode::kPing, "");
+  else
+    append_chunk(ping_);
   notify(lock);
 }
 

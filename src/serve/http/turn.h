@@ -7,6 +7,7 @@
 #include <string>
 
 #include "serve/http/message.h"
+#include "serve/http/websocket.h"
 
 namespace tokamak::http {
 
@@ -17,6 +18,7 @@ class Turn {
     bool http10 = false;  // no chunked encoding: closing the connection ends a stream
     bool head = false;    // the answer's body is not sent
     bool keep_alive = true;
+    bool websocket = false;     // the answer is messages, without a head
     std::string extra_headers;  // header lines of CORS and of the request id
     size_t max_unsent = 0;
     // For requests without a connection: called once with the whole answer, on any thread.
@@ -64,6 +66,7 @@ class Turn {
   mutable std::mutex mutex_;
   State state_ = State::kWaiting;
   std::string unsent_, ping_;
+  websocket::MessageCutter cutter_;
   bool notified_ = false, gone_ = false, stopping_ = false, cut_ = false;
   std::function<void()> on_gone_, on_stop_;
 };

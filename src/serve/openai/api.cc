@@ -18,17 +18,6 @@ namespace {
 
 constexpr int kMaxJsonDepth = 64;
 
-std::string_view key_of(const http::Request& request) {
-  std::string_view value = request.header("authorization");
-  constexpr std::string_view kScheme = "bearer ";  // schemes are case-insensitive
-  if (value.size() <= kScheme.size()) return request.header("x-api-key");
-  for (size_t i = 0; i < kScheme.size(); ++i)
-    if (std::tolower(static_cast<unsigned char>(value[i])) != kScheme[i])
-      return request.header("x-api-key");
-  size_t key = value.find_first_not_of(' ', kScheme.size());
-  return key == std::string_view::npos ? "" : value.substr(key);
-}
-
 void check_content_type(const http::Request& request) {
   std::string type(request.header("content-type"));
   type = type.substr(0, type.find(';'));
@@ -89,18 +78,6 @@ Dialect openai_dialect(bool chat, const Api& api) {
   return dialect;
 }
 
-Value card(const ServedModel& model) {
-  Value value = Value::object();
-  value.set("id", model.name);
-  value.set("object", "model");
-  value.set("created", model.created);
-  value.set("owned_by", "tokamak");
-  value.set("root", model.name);
-  value.set("parent", Value());
-  value.set("max_model_len", model.max_model_len);
-  return value;
-}
-
 // A token's text, or its bytes as numbers if they are not valid text, as in llama.cpp.
 Value piece_value(const ServedModel& model, int32_t id) {
   std::string bytes = model.tokenizer->piece_bytes(id);
@@ -110,12 +87,30 @@ Value piece_value(const ServedModel& model, int32_t id) {
   return list;
 }
 
+// Models that stay.
+std::vector<ModelEntry> entries_of(std::vector<ServedModel> models) {
+  std::vector<ModelEntry> entries;
+  for (ServedModel& model : models) {
+    ModelEntry entry;
+    entry.name = model.name;
+    entry.aliases = model.aliases;
+    entry.model = std::make_shared<const ServedModel>(std::move(model));
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
 }  // namespace
 
 Api::Api(ApiOptions options, std::vector<ServedModel> models)
+    : Api(std::move(options), entries_of(std::move(models))) {}
+
+Api::Api(ApiOptions options, std::vector<ModelEntry> models)
     : options_(std::move(options)),
       start_time_(unix_seconds()),
       keys_(options_.api_keys),
+      admin_(options_.admin_key.empty() ? std::vector<ApiKey>()
+                                        : std::vector<ApiKey>{{options_.admin_key}}),
       log_(options_.request_log.empty() && options_.trace_collector.empty()
                ? nullptr
                : std::make_unique<RequestLog>(options_.request_log, options_.trace_collector,
@@ -123,24 +118,28 @@ Api::Api(ApiOptions options, std::vector<ServedModel> models)
       prepare_(std::make_unique<WorkerPool>(options_.prepare_threads)),
       stream_(std::make_unique<WorkerPool>(options_.stream_threads)),
       programs_(std::make_unique<WorkerPool>(options_.prepare_threads)) {
-  TK_CHECK(!models.empty());
-  for (ServedModel& model : models) {
-    if (model.fingerprint.empty()) model.fingerprint = "fp_tokamak_" + options_.version;
-    if (model.embedder == nullptr)
-      model.embedder = std::make_shared<const EmbeddingEncoder>(model.tokenizer);
-    if (model.grammars == nullptr)
-      model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
-    if (model.tool_format == nullptr)
-      model.tool_format = tool_format_of(pick_chat_template(model.tokenizer->spec(), "", true));
-    for (const auto& [name, text] : model.tokenizer->spec().named_templates)
-      if (name == "tool_use" && model.tool_template == nullptr)
-        model.tool_template = std::make_shared<const ChatTemplate>(ChatTemplate::parse(text));
-    models_.push_back(std::make_shared<const ServedModel>(std::move(model)));
-  }
+  registry_ = std::make_unique<ModelRegistry>(std::move(models), options_.limits,
+                                              [this](ServedModel& model) { complete(model); });
+  for (const auto& model : registry_->loaded())
+    for (const auto& adapter : model->adapters) add_adapter(*model, adapter, false);
+}
+
+void Api::complete(ServedModel& model) const {
+  if (model.fingerprint.empty()) model.fingerprint = "fp_tokamak_" + options_.version;
+  if (model.embedder == nullptr)
+    model.embedder = std::make_shared<const EmbeddingEncoder>(model.tokenizer);
+  if (model.grammars == nullptr)
+    model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
+  if (model.tool_format == nullptr)
+    model.tool_format = tool_format_of(pick_chat_template(model.tokenizer->spec(), "", true));
+  for (const auto& [name, text] : model.tokenizer->spec().named_templates)
+    if (name == "tool_use" && model.tool_template == nullptr)
+      model.tool_template = std::make_shared<const ChatTemplate>(ChatTemplate::parse(text));
 }
 
 Api::~Api() {
-  prepare_.reset();  // its jobs may still post to the other pool
+  registry_->stop();  // requests that wait for a model are answered
+  prepare_.reset();   // its jobs may still post to the other pool
   // The connections are closed, so no generation keeps itself alive. The engine may still hold one
   // for a
   // moment; that one must not destroy the engine on the engine's own thread.
@@ -149,24 +148,21 @@ Api::~Api() {
   programs_.reset();
 }
 
-std::shared_ptr<const ServedModel> Api::model(const std::string& name) const {
-  if (name.empty()) return models_[0];
-  for (const auto& model : models_)
-    if (model->name == name ||
-        std::find(model->aliases.begin(), model->aliases.end(), name) != model->aliases.end())
-      return model;
-  throw ApiError(404, fmt::format("The model '{}' does not exist.", name), "model",
-                 "model_not_found");
-}
-
-std::shared_ptr<const ServedModel> Api::model_of(const Value& body) const {
-  return model(Fields(body).string("model").value_or(""));
+std::string_view Api::key_of(const http::Request& request) {
+  std::string_view value = request.header("authorization");
+  constexpr std::string_view kScheme = "bearer ";  // schemes are case-insensitive
+  if (value.size() <= kScheme.size()) return request.header("x-api-key");
+  for (size_t i = 0; i < kScheme.size(); ++i)
+    if (std::tolower(static_cast<unsigned char>(value[i])) != kScheme[i])
+      return request.header("x-api-key");
+  size_t key = value.find_first_not_of(' ', kScheme.size());
+  return key == std::string_view::npos ? "" : value.substr(key);
 }
 
 void Api::authorise(const http::Request& request) const {
   if (keys_.empty()) return;
   std::string_view given = key_of(request);
-  if (keys_.find(given) != nullptr) return;
+  if (keys_.find(given) != nullptr || admin_.find(given) != nullptr) return;
   if (given.empty())
     throw ApiError(401, "You didn't provide an API key: send 'Authorization: Bearer KEY'.", "",
                    "invalid_api_key");
@@ -206,15 +202,26 @@ http::Handler Api::with_json(JsonAnswer answer, bool numbered, ErrorForm form) {
       return exchange->respond(in_form(form, error_answer(e)));
     }
     uint64_t number = numbered ? arrivals_++ : 0;
-    prepare_->post([answer, number, form, exchange = std::move(exchange)] {
-      if (exchange->gone()) return;
-      try {
-        answer(exchange, parse_body(exchange->request()), number);
-      } catch (const std::exception& e) {
-        exchange->respond(in_form(form, error_answer(e)));
-      }
+    prepare_->post([this, answer, number, form, exchange = std::move(exchange)] {
+      answer_json(exchange, answer, number, form);
     });
   };
+}
+
+void Api::answer_json(const http::ExchangePtr& exchange, const JsonAnswer& answer, uint64_t number,
+                      ErrorForm form) {
+  if (exchange->gone()) return;
+  try {
+    answer(exchange, parse_body(exchange->request()), number);
+  } catch (const ModelNotLoaded& e) {
+    registry_->when_loaded(
+        e.name(), [this, exchange, answer, number, form](const std::exception* error) {
+          if (error != nullptr) return exchange->respond(in_form(form, error_answer(*error)));
+          prepare_->post([=, this] { answer_json(exchange, answer, number, form); });
+        });
+  } catch (const std::exception& e) {
+    exchange->respond(in_form(form, error_answer(e)));
+  }
 }
 
 http::Handler Api::on_worker(Answer answer) {
@@ -248,6 +255,8 @@ http::Handler Api::vectors(VectorRoute route) {
       request.timeout_seconds = options_.request_timeout_seconds;
       std::make_shared<VectorCall>(exchange, std::move(request), *stream_, stats_, context)
           ->start();
+    } catch (const ModelNotLoaded&) {
+      throw;
     } catch (const std::exception& e) {
       http::Response response = error_answer(e);
       response.headers.emplace_back("traceparent", context.trace.header());
@@ -279,6 +288,8 @@ void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialec
   try {
     context.slot = keys_.admit(key_of(exchange->request()), context.start);
     generate(exchange, std::move(body), dialect, seed_of(number), context);
+  } catch (const ModelNotLoaded&) {
+    throw;
   } catch (const std::exception& e) {
     http::Response response = in_form(dialect.error, error_answer(e));
     response.headers.emplace_back("traceparent", context.trace.header());
@@ -318,19 +329,6 @@ void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialec
   std::make_shared<Generation>(std::move(exchange), std::move(request), std::move(made), *stream_,
                                stats_, context)
       ->start();
-}
-
-http::Response Api::list_models() const {
-  Value list = Value::array();
-  for (const auto& model : models_) list.push(card(*model));
-  Value value = Value::object();
-  value.set("object", "list");
-  value.set("data", std::move(list));
-  return http::json_response(value);
-}
-
-http::Response Api::one_model(const std::string& name) const {
-  return http::json_response(card(*model(name)));
 }
 
 // {"prompt": text} or {"messages": [...]} as in vLLM; "content" as in llama.cpp, which adds no
@@ -404,7 +402,8 @@ http::Response Api::apply_template(const Value& body) const {
 
 http::Response Api::metrics() const {
   std::vector<ModelMetrics> models;
-  for (const auto& model : models_)
+  const auto loaded = registry_->loaded();
+  for (const auto& model : loaded)
     models.push_back(
         {model->name, model->max_model_len, model->client->stats(), model->client->memory()});
   http::Response response;
@@ -489,6 +488,7 @@ void Api::add_routes(http::Router& router) {
   add_plain("/tokenize", &Api::tokenize);
   add_plain("/detokenize", &Api::detokenize);
   add_plain("/apply-template", &Api::apply_template);
+  add_adapter_routes(router);
   add_compat_routes(*this, router);
 }
 

@@ -1,7 +1,9 @@
 #pragma once
 // The OpenAI-compatible API: routes over one or more models.
 #include <atomic>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +11,7 @@
 #include "serve/compat/dialect.h"
 #include "serve/http/router.h"
 #include "serve/http/server.h"
+#include "serve/model_registry.h"
 #include "serve/openai/api_keys.h"
 #include "serve/openai/generation.h"
 #include "serve/openai/vectors.h"
@@ -20,6 +23,8 @@ namespace tokamak::openai {
 struct ApiOptions {
   std::vector<ApiKey> api_keys;        // empty: no key needed; otherwise every route except health
                                        // and readiness requires one
+  std::string admin_key;               // needed to load models and adapters; empty: loading is off
+  ModelLimits limits;                  // of models that are loaded when they are needed
   double request_timeout_seconds = 0;  // 0: none
   // Requests without a seed derive theirs from this and their arrival number; without a value, the
   // seeds differ in each run.
@@ -40,14 +45,17 @@ struct ApiOptions {
 class Api {
  public:
   Api(ApiOptions options, std::vector<ServedModel> models);
+  Api(ApiOptions options, std::vector<ModelEntry> models);
   ~Api();
 
   void add_routes(http::Router& router);
   const GenerationStats& stats() const { return *stats_; }
-  // The model of that name (empty: the first). Throws ApiError(404).
+  // The model of that name (empty: the first). Throws ApiError(404) or ModelNotLoaded: handlers of
+  // with_json let that one pass, and are called again when the model is loaded.
   std::shared_ptr<const ServedModel> model(const std::string& name) const;
   std::shared_ptr<const ServedModel> model_of(const Value& body) const;
-  const std::vector<std::shared_ptr<const ServedModel>>& models() const { return models_; }
+  std::vector<std::shared_ptr<const ServedModel>> models() const { return registry_->loaded(); }
+  std::vector<ModelRegistry::Listed> known_models() const { return registry_->list(); }
   const ApiOptions& options() const { return options_; }
 
   // For routes of this and of other APIs: a handler that answers on the I/O thread, one on a
@@ -65,9 +73,22 @@ class Api {
   std::string tenant_of(const http::Request& request) const;
 
  private:
-  void authorise(const http::Request& request) const;  // throws ApiError(401)
+  static std::string_view key_of(const http::Request& request);  // empty: it has none
+  void authorise(const http::Request& request) const;            // throws ApiError(401)
+  // adapters.cc
+  void need_admin(const http::Request& request) const;  // throws ApiError(401 or 403)
+  void add_adapter(const ServedModel& base, std::shared_ptr<const Adapter> adapter, bool replace);
+  void need_admin_and_loading(const http::Request& request) const;
+  void load_model(const http::ExchangePtr& exchange, const Value& body);
+  http::Response unload_model(const Value& body);
+  http::Response load_adapter(const Value& body);
+  http::Response unload_adapter(const Value& body);
+  void add_adapter_routes(http::Router& router);
   void add_tenant(const http::Request& request, GenerationParams& params) const;
 
+  void answer_json(const http::ExchangePtr& exchange, const JsonAnswer& answer, uint64_t number,
+                   ErrorForm form);
+  void complete(ServedModel& model) const;  // what the program did not set
   RequestContext context_of(const http::Request& request) const;
   uint64_t seed_of(uint64_t number) const;  // of a request without a seed
   void run_program(const http::ExchangePtr& exchange, const Value& body, uint64_t number,
@@ -87,11 +108,13 @@ class Api {
 
   const ApiOptions options_;
   const int64_t start_time_;
-  std::vector<std::shared_ptr<const ServedModel>> models_;
   std::shared_ptr<GenerationStats> stats_ = std::make_shared<GenerationStats>();
   std::atomic<uint64_t> arrivals_{0};
-  ApiKeys keys_;
+  ApiKeys keys_, admin_;
+  mutable std::mutex adapters_mutex_;
+  std::map<std::string, std::shared_ptr<const ServedModel>> adapters_;
   std::unique_ptr<RequestLog> log_;
+  std::unique_ptr<ModelRegistry> registry_;
   std::unique_ptr<WorkerPool> prepare_, stream_, programs_;
 };
 

@@ -58,6 +58,7 @@ RequestSpec Generation::spec_of(const Prompt& prompt,
   spec.length_penalty = params.length_penalty;
   spec.early_stopping = params.early_stopping;
   spec.mask = mask_of(params, *request_.model, request_.output);
+  spec.jump_forward = params.jump_forward;
   spec.draft_tokens = params.draft_tokens;
   spec.prediction = params.prediction;
   spec.score_prompt = (params.echo && params.logprobs >= 0) || params.prompt_logprobs >= 0;

@@ -33,6 +33,7 @@ constexpr IntegerRow kGauges[] = {
      &EngineStats::kv_blocks_cached},
     {"kv_blocks_free", "", "Free KV blocks.", &EngineStats::kv_blocks_free},
     {"step_token_budget", "", "Token budget of the next step.", &EngineStats::token_budget},
+    {"adapter_slots", "", "Adapters that can run at the same time.", &EngineStats::adapter_slots},
 };
 
 constexpr IntegerRow kCounters[] = {
@@ -56,6 +57,7 @@ constexpr IntegerRow kCounters[] = {
     {"prefix_hit_tokens_total", "prefix_cache_hits_total",
      "Prompt tokens found in the prefix cache.", &EngineStats::prefix_hits},
     {"kv_blocks_evicted_total", "", "Cached KV blocks evicted.", &EngineStats::blocks_evicted},
+    {"adapter_loads_total", "", "Adapters put into a slot.", &EngineStats::adapter_loads},
     {"kv_blocks_copied_total", "", "KV blocks copied because they were partially shared.",
      &EngineStats::blocks_copied},
     {"drafts_total", "spec_decode_num_drafts_total", "Proposals of drafted tokens verified.",
@@ -67,6 +69,9 @@ constexpr IntegerRow kCounters[] = {
     {"draft_fallbacks_total", "",
      "Times that drafting for a sequence was paused because it did not pay.",
      &EngineStats::draft_fallbacks},
+    {"jump_forwards_total", "", "Runs of tokens that a grammar forced, appended without steps.",
+     &EngineStats::jumps},
+    {"jump_forward_tokens_total", "", "Their tokens: steps saved.", &EngineStats::jump_tokens},
     {"requests_rejected_total", "", "Requests rejected: queue full, or too large to ever fit.",
      &EngineStats::requests_rejected},
 };
@@ -131,6 +136,7 @@ class EngineFamilies {
           out_.histogram(l, m.stats.*row.value);
         });
     if (vllm_) only_vllm();
+    if (vllm_) adapters();
   }
 
  private:
@@ -158,6 +164,22 @@ class EngineFamilies {
           fmt::format("{:.2f}", static_cast<double>(s.kv_tokens) / static_cast<double>(length)));
       out_.sample(l, int64_t{1});
     });
+  }
+
+  // The value is the time, as in vLLM: the sample with the largest one is the current one.
+  void adapters() {
+    if (std::none_of(models_.begin(), models_.end(),
+                     [](const ModelMetrics& m) { return m.stats.adapter_slots > 0; }))
+      return;
+    begin("", "lora_requests_info", Type::kGauge, "Adapters of running and waiting requests.");
+    for (const ModelMetrics& m : models_) {
+      if (m.stats.adapter_slots == 0) continue;
+      std::string l;
+      add_label(l, "max_lora", fmt::format("{}", m.stats.adapter_slots));
+      add_label(l, "running_lora_adapters", m.stats.running_adapters);
+      add_label(l, "waiting_lora_adapters", m.stats.waiting_adapters);
+      out_.sample(l, unix_seconds());
+    }
   }
 
   bool begin(std::string_view name, std::string_view vllm, Type type, std::string_view help) {

@@ -109,33 +109,18 @@ std::vector<int32_t> ids_with(const Tokenizer& tokenizer, const std::vector<std:
 }
 
 void read_order(Fields& fields, SampleSpec& sample) {
-  constexpr std::pair<std::string_view, SampleStage> kStages[] = {
-      {"penalties", SampleStage::kPenalties},
-      {"dry", SampleStage::kDry},
-      {"temperature", SampleStage::kTemperature},
-      {"top_k", SampleStage::kTopK},
-      {"typ_p", SampleStage::kTypical},
-      {"top_p", SampleStage::kTopP},
-      {"min_p", SampleStage::kMinP},
-      {"xtc", SampleStage::kXtc},
-      {"top_n_sigma", SampleStage::kTopNSigma}};
   const auto* list = fields.array("samplers");
   if (list == nullptr || list->empty()) return;
-  sample.order.clear();
+  std::vector<std::string> names;
   for (size_t i = 0; i < list->size(); ++i) {
     std::string param = fmt::format("samplers[{}]", i);
     if (!(*list)[i].is_string()) wrong_type(param, "a string", (*list)[i]);
-    auto stage = std::find_if(std::begin(kStages), std::end(kStages),
-                              [&](const auto& s) { return s.first == (*list)[i].as_string(); });
-    if (stage == std::end(kStages))
-      bad_request(
-          param, "invalid_value",
-          "Invalid '{}': use penalties, dry, temperature, top_k, typ_p, top_p, min_p, xtc or "
-          "top_n_sigma.",
-          param);
-    if (std::find(sample.order.begin(), sample.order.end(), stage->second) != sample.order.end())
-      bad_request(param, "invalid_value", "Invalid '{}': the stage is named twice.", param);
-    sample.order.push_back(stage->second);
+    names.push_back((*list)[i].as_string());
+    try {
+      sample.order = sample_order(names);
+    } catch (const Error& e) {
+      bad_request(param, "invalid_value", "Invalid '{}': {}.", param, e.what());
+    }
   }
 }
 
@@ -178,16 +163,31 @@ void read_sampling(Fields& fields, const ServedModel& model, uint64_t fallback_s
   read_logit_bias(fields, model, sample);
 }
 
+EarlyStopping read_early_stopping(Fields& fields) {
+  const Value* value = fields.find("early_stopping");
+  if (value == nullptr) return EarlyStopping::kFalse;
+  if (value->is_string() && value->as_string() == "never") return EarlyStopping::kNever;
+  if (!value->is_bool()) wrong_type("early_stopping", "a boolean or 'never'", *value);
+  return value->as_bool() ? EarlyStopping::kTrue : EarlyStopping::kFalse;
+}
+
 // best_of (default: n) answers, of which the n with the highest log-probability per token are
 // returned; with beam search, as in vLLM, the number of beams.
 void read_beams(Fields& fields, GenerationParams& params) {
   bool beams = fields.boolean("use_beam_search").value_or(false);
   auto best_of = fields.integer("best_of", 0, kMaxChoices);
   auto penalty = fields.number("length_penalty", -100, 100);
-  bool early = fields.boolean("early_stopping").value_or(false);
+  EarlyStopping early = read_early_stopping(fields);
   int64_t width = best_of && *best_of != 0 ? *best_of : params.n;
+  if (auto beam_width = fields.integer("beam_width", 1, kMaxChoices)) {
+    if (best_of && *best_of != 0 && *best_of != *beam_width)
+      bad_request("beam_width", "invalid_value",
+                  "'beam_width' and 'best_of' both name the number of beams.");
+    if (beams) width = *beam_width;
+  }
   if (width < params.n)
-    bad_request("best_of", "invalid_value", "Invalid 'best_of': {} is less than 'n', {}.", width,
+    bad_request(best_of ? "best_of" : "beam_width", "invalid_value",
+                "Invalid '{}': {} is less than 'n', {}.", best_of ? "best_of" : "beam_width", width,
                 params.n);
   if (!beams) {
     if (width == params.n) return;
@@ -279,9 +279,6 @@ void read_token_lists(Fields& fields, const ServedModel& model, GenerationParams
 
 // Samplers of other servers that would change the answer if they were ignored.
 void refuse_other_samplers(Fields& fields) {
-  fields.refuse("mirostat",
-                "Mirostat is not available; use 'dynatemp_range', 'typical_p' or "
-                "'top_n_sigma'.");
   fields.refuse("penalty_alpha", "Contrastive search is not available.");
   fields.refuse("dola_layers", "DoLa is not available.");
   fields.refuse("guidance_scale", "Classifier-free guidance is not available.");
@@ -354,6 +351,7 @@ GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t 
                  "prompt_cache_retention", "spaces_between_special_tokens", "stream_interval",
                  "verbosity"});
   params.grammar = read_structured(fields, model);
+  params.jump_forward = fields.boolean("jump_forward").value_or(model.jump_forward);
   read_token_lists(fields, model, params);
   refuse_other_samplers(fields);
   for (const char* field : {"logits_processors", "lora_request", "prompt_embeds"})

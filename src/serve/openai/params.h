@@ -17,7 +17,7 @@ struct GenerationParams {
   int best = 0;   // of the n answers, how many are returned; 0: all
   int beams = 0;  // number of beams; 0: sampling
   float length_penalty = 1.0f;
-  bool early_stopping = false;
+  EarlyStopping early_stopping = EarlyStopping::kFalse;
   std::vector<std::string> stops;
   bool include_stop = false;
   std::vector<int32_t>
@@ -26,6 +26,7 @@ struct GenerationParams {
   bool ignore_eos = false;
   std::shared_ptr<const grammar::Grammar> grammar;  // of the answer; null: any text
   int32_t grammar_min_tokens = 0;
+  bool jump_forward = false;
   std::shared_ptr<const grammar::Grammar> call_grammar;  // where the answer begins a call
   std::vector<int32_t> allowed_ids;                      // empty: all tokens
   std::vector<std::vector<int32_t>> bad_words;           // sequences of tokens that must not occur

@@ -26,6 +26,8 @@ http::Handler Api::programs() {
         RequestContext context = context_of(exchange->request());
         try {
           run_program(exchange, body, number, context);
+        } catch (const ModelNotLoaded&) {
+          throw;
         } catch (const std::exception& e) {
           http::Response response = program_error(e);
           response.headers.emplace_back("traceparent", context.trace.header());
@@ -53,7 +55,7 @@ void Api::run_program(const http::ExchangePtr& exchange, const Value& body, uint
   params.cache_salt = fields.string("cache_salt").value_or("");
   add_tenant(exchange->request(), params);
   program::Host& host = request.host;
-  host.client = model->client;
+  host.client = std::shared_ptr<Client>(model, model->client.get());  // keeps the model loaded
   host.tokenizer = model->tokenizer;
   host.chat_template = model->chat_template;
   host.grammars = model->grammars;

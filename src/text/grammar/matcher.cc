@@ -1,5 +1,6 @@
 #include "text/grammar/matcher.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -156,6 +157,49 @@ std::string Matcher::forced(size_t most) {
     config = automaton.step(config, static_cast<uint8_t>(byte));
   }
   return out;
+}
+
+// A token begins with `rest` and may go on in `end`. Tokens are examined by the byte after `rest`.
+bool Matcher::crosses(ConfigId end, std::string_view rest) const {
+  const Vocabulary& vocabulary = grammar_->vocabulary();
+  Automaton& automaton = *grammar_->automaton_;
+  auto before = [&](int32_t id, std::string_view text) {
+    return vocabulary.bytes(id).substr(0, text.size()) < text;
+  };
+  std::string text(rest);
+  auto ids = vocabulary.sorted();
+  auto at = std::lower_bound(ids.begin(), ids.end(), rest, before);
+  while (at != ids.end() && vocabulary.bytes(*at).starts_with(rest)) {
+    std::string_view bytes = vocabulary.bytes(*at);
+    ConfigId config = end;
+    size_t i = rest.size();
+    while (i < bytes.size() && config != kDeadConfig)
+      config = automaton.step(config, static_cast<uint8_t>(bytes[i++]));
+    if (config != kDeadConfig && bytes.size() > rest.size()) return true;
+    if (config != kDeadConfig || i > rest.size() + 1) {  // the rest itself, or a later byte
+      ++at;
+      continue;
+    }
+    auto next = static_cast<uint8_t>(bytes[rest.size()]);
+    if (next == 255) break;
+    text.resize(rest.size());
+    text += static_cast<char>(next + 1);
+    at = std::lower_bound(at, ids.end(), std::string_view(text), before);
+  }
+  return false;
+}
+
+size_t Matcher::first_crossing(std::string_view forced) {
+  std::lock_guard lock(grammar_->mutex_);
+  grammar_->begin(kMaskBudget);
+  sync();
+  Automaton& automaton = *grammar_->automaton_;
+  automaton.set_budget(kMaskBudget);
+  ConfigId end = now();
+  for (char c : forced) end = automaton.step(end, static_cast<uint8_t>(c));
+  for (size_t i = 0; i < forced.size(); ++i)
+    if (crosses(end, forced.substr(i))) return i;
+  return forced.size();
 }
 
 }  // namespace tokamak::grammar

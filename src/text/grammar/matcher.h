@@ -64,9 +64,13 @@ class Matcher {
   bool accepting();                 // the text may end here
   bool finished();                  // the text must end here
   std::string forced(size_t most);  // the bytes that must follow, at most `most` of them
+  // The first byte of `forced`, a text that must follow, at which a token could begin that may
+  // follow and that ends after the text; the size of the text if there is none.
+  size_t first_crossing(std::string_view forced);
 
  private:
   void sync();  // under the grammar's lock
+  bool crosses(ConfigId end, std::string_view rest) const;
   ConfigId advance(ConfigId config, int32_t token);
   ConfigId now() const { return configs_.back(); }
 

@@ -80,7 +80,8 @@ Vocabulary::Vocabulary(const Tokenizer& tokenizer) {
 }
 
 void Vocabulary::build() {
-  std::vector<int32_t> order(size());
+  std::vector<int32_t>& order = sorted_;
+  order.resize(size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
     int difference = bytes(a).compare(bytes(b));

@@ -53,6 +53,8 @@ class Vocabulary {
   const Trie& trie(size_t group) const { return tries_[group]; }
   // All tokens of the groups 1 .. group.
   std::span<const uint32_t> plain_mask(size_t group) const { return plain_masks_[group - 1]; }
+  // All tokens, in the order of their bytes; the ones without text come first.
+  std::span<const int32_t> sorted() const { return sorted_; }
   // The next token with the same text; -1: none.
   int32_t next_same(int32_t id) const { return next_same_[static_cast<size_t>(id)]; }
 
@@ -60,7 +62,7 @@ class Vocabulary {
   void build();
   std::string text_;
   std::vector<uint32_t> offsets_;
-  std::vector<int32_t> next_same_;
+  std::vector<int32_t> sorted_, next_same_;
   std::vector<Trie> tries_;
   std::vector<std::vector<uint32_t>> plain_masks_;
 };

@@ -1,5 +1,6 @@
 #include "backend/cuda/emulator/fake_driver.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -250,6 +251,20 @@ int launch_cooperative(Handle module, unsigned x, unsigned y, unsigned z, unsign
   return 0;
 }
 
+// What the driver was told, so that kernels of the emulator and tests can read it.
+int tensor_map(void* out, int type, unsigned rank, void* address, const uint64_t* dims,
+               const uint64_t* strides, const unsigned* box, const unsigned*, int, int swizzle, int,
+               int) {
+  if (int r = answer()) return r;
+  FakeTensorMap map{address, {}, {}, {}, static_cast<int>(rank), type, swizzle};
+  if (rank > 4) return 1;
+  std::copy_n(dims, rank, map.dims);
+  std::copy_n(strides, rank - 1, map.strides);
+  std::copy_n(box, rank, map.box);
+  std::memcpy(out, &map, sizeof map);
+  return 0;
+}
+
 int stream_create(Handle* out, unsigned) {
   if (int r = answer()) return r;
   *out = handle(fake_driver().live_streams++);
@@ -353,7 +368,7 @@ constexpr DriverCalls kCalls = {
     .launch = launch,
     .launch_ex = launch_ex,
     .launch_cooperative = launch_cooperative,
-    .tensor_map = nullptr,  // kernels that need one do not run here
+    .tensor_map = tensor_map,
     .stream_create = stream_create,
     .stream_destroy = stream_destroy,
     .stream_wait = stream_wait,
@@ -400,7 +415,8 @@ void reinstall_fake_driver() {
       {"op_attend", kNothing, kNothing + 1},     {"op_flash", kNothing, kNothing + 1},
       {"op_layer", kNothing, kNothing + 1},      {"op_pack", kNothing, kNothing + 1},
       {"sample", kNothing, kNothing + 1},        {"decode_attention", kNothing, kNothing + 1},
-      {"decode_stream", kNothing, kNothing + 1}, {"few_rows", kNothing, kNothing + 1}};
+      {"decode_stream", kNothing, kNothing + 1}, {"prefill_attention", kNothing, kNothing + 1},
+      {"few_rows", kNothing, kNothing + 1}};
   setenv("TOKAMAK_CUBLASLT", "0", 1);  // the library would use the real driver
   use_images(kImages);
   use_driver(&kCalls);

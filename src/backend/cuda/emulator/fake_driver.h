@@ -16,6 +16,15 @@ struct FakeLaunch {
   unsigned grid[3], threads;
 };
 
+// What tensor_map() of the fake leaves in the 128 bytes of a tensor map.
+struct FakeTensorMap {
+  void* address;
+  uint32_t dims[4], box[4];
+  uint64_t strides[3];  // bytes
+  int rank, type, swizzle;
+};
+static_assert(sizeof(FakeTensorMap) <= 128);
+
 // One per process. Not thread-safe.
 struct FakeDriver {
   size_t memory = size_t{1} << 30;  // bytes of the device
