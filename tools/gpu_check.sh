@@ -26,7 +26,7 @@ if [ "$what" = cuda ]; then
   shift
   mkdir -p "$build/cuda"
   step build
-  sources="$(ls tests/cuda/*.cc) src/backend/cuda/decode_pack.cc src/backend/cuda/decode_stream.cc src/backend/cuda/driver.cc
+  sources="$(ls tests/cuda/*.cc) src/backend/cuda/decode_pack.cc src/backend/cuda/decode_stream.cc src/backend/cuda/driver.cc src/backend/cuda/few_rows_launch.cc
     src/backend/cuda/paged_attention.cc src/backend/cuda/prefill_launch.cc src/backend/common/sampler.cc
     src/backend/common/sample_table.cc $(ls src/backend/common/token_chooser*.cc) src/backend/common/logits_math.cc
     src/ops/sampling_rows.cc src/base/rng.cc src/base/error.cc src/plan/step.cc"
@@ -34,7 +34,7 @@ if [ "$what" = cuda ]; then
     'g++ -std=c++20 -O2 -w -ffp-contract=off -DFMT_HEADER_ONLY -Iinclude -Isrc -Itests/cuda -c "$1" -o "$2/$(echo "$1" | tr / _).o"' _ {} "$build/cuda" \
     || fail "compile"
   g++ "$build"/cuda/*.o -o "$build/decode_bench" -ldl -lpthread || fail "link"
-  [ $# -gt 0 ] || set -- decode decode-large attention prefill sample decode-time attention-time prefill-time sample-time
+  [ $# -gt 0 ] || set -- decode decode-large attention prefill sample products decode-time attention-time prefill-time sample-time products-time
   status=0
   for part in "$@"; do
     step "$part"

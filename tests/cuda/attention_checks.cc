@@ -125,7 +125,7 @@ void check_attention(AttentionContext& c) {
 void time_attention(AttentionContext& c) {
   auto run = [&](const char* name, AttentionShape shape, const std::vector<int32_t>& lengths) {
     TestBatch t(shape, lengths, c.filler);
-    for (int in_flight : {6, 8, 12}) {
+    for (int in_flight : {4, 6, 8}) {
       shape.in_flight = in_flight;
       PagedAttention attention(c.device, c.kernels.data(), shape, static_cast<int>(lengths.size()));
       double ms = c.stream.time(20, [&] { attention.launch(c.stream.get(), t.batch()); });
@@ -134,6 +134,9 @@ void time_attention(AttentionContext& c) {
   };
   run("32/8 x 128, 32 x 8192", {32, 8, 128}, std::vector<int32_t>(32, 8192));
   run("32/8 x 128, 64 x 1024", {32, 8, 128}, std::vector<int32_t>(64, 1024));
+  run("32/8 x 128, 64 x 544", {32, 8, 128}, std::vector<int32_t>(64, 544));
+  run("32/8 x 128, 16 x 544", {32, 8, 128}, std::vector<int32_t>(16, 544));
+  run("16/8 x 128, 64 x 544", {16, 8, 128}, std::vector<int32_t>(64, 544));
   run("64/8 x 128, 32 x 8192", {64, 8, 128}, std::vector<int32_t>(32, 8192));
   std::vector<int32_t> ragged;
   for (int i = 0; i < 48; ++i) ragged.push_back(100 + i * i * 7);

@@ -1,6 +1,7 @@
 // Tests and measures the CUDA kernels on a GPU: decode_bench <folder with *.fatbin> [part ...]
 // Parts: decode, decode-tiny (for compute-sanitizer), decode-large, decode-time, attention,
-// attention-time, prefill, prefill-time, sample, sample-time.
+// attention-time, prefill, prefill-time, sample, sample-time, products, products-tiny,
+// products-time.
 #include "decode_bench.h"
 
 using namespace tokamak;
@@ -22,6 +23,8 @@ int run(const std::string& folder, const std::vector<std::string>& parts) {
   PrefillContext prefill{device, filler, stream, read_kernels(folder + "/prefill_attention.fatbin"),
                          report};
   SampleContext sample{device, filler, stream, read_kernels(folder + "/sample.fatbin"), report};
+  FewRowsContext few_rows{device, filler, stream, read_kernels(folder + "/few_rows.fatbin"),
+                          report};
   for (const std::string& part : parts) {
     fmt::print("== {}\n", part);
     try {
@@ -35,6 +38,9 @@ int run(const std::string& folder, const std::vector<std::string>& parts) {
       if (part == "prefill-time") time_prefill(prefill);
       if (part == "sample") check_sample(sample);
       if (part == "sample-time") time_sample(sample);
+      if (part == "products") check_few_rows(few_rows, false);
+      if (part == "products-tiny") check_few_rows(few_rows, true);
+      if (part == "products-time") time_few_rows(few_rows);
     } catch (const Error& e) {
       report.expect(false, fmt::format("{}: {}", part, e.what()));
     }
@@ -51,7 +57,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   std::vector<std::string> parts(argv + 2, argv + argc);
-  if (parts.empty()) parts = {"decode", "decode-large", "attention", "prefill", "sample"};
+  if (parts.empty())
+    parts = {"decode", "decode-large", "attention", "prefill", "sample", "products"};
   try {
     return run(argv[1], parts);
   } catch (const std::exception& e) {

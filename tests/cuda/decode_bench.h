@@ -16,6 +16,7 @@ struct DecodeContext {
 };
 using AttentionContext = DecodeContext;  // with decode_attention.fatbin
 using SampleContext = DecodeContext;     // with sample.fatbin
+using FewRowsContext = DecodeContext;    // with few_rows.fatbin
 using PrefillContext = DecodeContext;    // with prefill_attention.fatbin
 void check_decode(DecodeContext& context);
 void check_decode_tiny(DecodeContext& context);
@@ -27,5 +28,7 @@ void check_prefill(PrefillContext& context);
 void time_prefill(PrefillContext& context);
 void check_sample(SampleContext& context);
 void time_sample(SampleContext& context);
+void check_few_rows(FewRowsContext& context, bool tiny);
+void time_few_rows(FewRowsContext& context);
 
 }  // namespace tokamak::cuda

@@ -2,12 +2,16 @@
 
 #include <algorithm>
 
+#include "backend/cuda/few_rows_launch.h"
+
 namespace tokamak::cuda {
 namespace {
 
 // Per second; of an H200 unless a machine file says otherwise.
+constexpr double kProductShare = 0.82;  // of the memory's speed that a library's product reaches
+
 struct Rates {
-  double launch_seconds = 2.5e-6;
+  double launch_seconds = 4e-6;
   double memory = 4.5e12;  // bytes that reads reach
   double cache = 8e12;     // of values that stay in the 50 MB cache
   double cache_bytes = 30e6;
@@ -48,7 +52,8 @@ double rows_cost(const KernelDesc&, const KernelWork& work, const Machine& machi
 }
 
 double linear_cost(const KernelDesc&, const KernelWork& work, const Machine& machine) {
-  const Rates rates(machine);
+  Rates rates(machine);
+  rates.memory *= kProductShare;
   double seconds = 0;
   for (const OpWork& op : work.ops)
     seconds += op.flops / (op.activations == DType::kQ8A   ? rates.i8_ops
@@ -82,13 +87,16 @@ double stream_seconds(const DecoderWork& work, const Machine& machine) {
   return rates.launch_seconds + work.weight_bytes / rates.memory + work.layers * waiting;
 }
 
-// As above, 1 to 64 sequences: products of few rows reach 82 % of the memory's speed, and a layer
-// has six launches between them.
+// As above, 1 to 64 sequences: weights come at nearly the memory's speed while a layer's other
+// launches, which wait for each other, run. Of more rows the products are a library's.
 double layers_seconds(const DecoderWork& work, const Machine& machine) {
   const Rates rates(machine);
+  const bool few = work.rows <= static_cast<double>(kMostFewRows);
+  const double share = !few ? kProductShare : work.rows <= 32 ? 0.91 : 0.8;
   const double products =
-      std::max(work.weight_bytes / (0.82 * rates.memory), work.flops / rates.tensor_flops);
-  const double between = 38e-6 + work.rows * work.row_bytes / rates.cache;
+      std::max(work.weight_bytes / (share * rates.memory), work.flops / rates.tensor_flops);
+  const double between =
+      few ? 27e-6 + work.rows * 0.33e-6 : 38e-6 + work.rows * work.row_bytes / rates.cache;
   return 2 * rates.launch_seconds + products + work.layers * between;
 }
 

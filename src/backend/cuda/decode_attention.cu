@@ -74,7 +74,8 @@ struct Segment {
 };
 
 template <int kHead_, int kGroup_>
-struct AttentionConfig : RingConfig<8, 5, kGroupPositions * kHead_ * 4, 4> {
+struct AttentionConfig : RingConfig<8, attention_slots(kGroup_), kGroupPositions * kHead_ * 4,
+                                    attention_producers(kGroup_)> {
   static constexpr int kHead = kHead_, kGroup = kGroup_;
 };
 
@@ -166,7 +167,6 @@ class AttentionConsumer {
 #pragma unroll 1
       for (int i = threadIdx.x; i < group_ * C::kHead; i += C::kConsumers) write(now, i);
     }
-    allow_next();
   }
 
  private:
@@ -250,6 +250,7 @@ template <class C>
 __device__ void attention_parts(const AttentionLaunch& l) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<AttentionShared<C>*>(memory);
+  allow_next();
   if (threadIdx.x == 0) shared.ring.init();
   if (threadIdx.x / 32 == C::kWarps) shared.numbering.make(l);
   __syncthreads();
@@ -261,39 +262,61 @@ __device__ void attention_parts(const AttentionLaunch& l) {
     AttentionConsumer<C>(l, shared).run(at, end);
 }
 
+// Places of the batch and of one sequence in it, numbered like Numbering. Made by one warp.
+struct SequencePlaces {
+  int64_t begin = 0, each = 0, total = 0;  // each: of a head
+  __device__ SequencePlaces(const AttentionLaunch& l, int sequence) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int b = lane; b < l.batch; b += 32) {
+      const int64_t own = static_cast<int64_t>(Numbering::places(l, b)) * l.kv_heads;
+      total += own;
+      if (b < sequence) begin += own;
+    }
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) {
+      begin += __shfl_xor_sync(kAllLanes, begin, d);
+      total += __shfl_xor_sync(kAllLanes, total, d);
+    }
+    each = Numbering::places(l, sequence);
+  }
+};
+
 // One block per (sequence, kv head): the parts of all blocks that worked on it.
 template <int kHead>
 __device__ void attention_join(const AttentionLaunch& l) {
-  __shared__ Numbering n;
   __shared__ int first, last;  // blocks with a part
-  __shared__ bool sparse;      // some blocks have no places
+  __shared__ int64_t places;   // of the batch
   const int pair = blockIdx.x, sequence = pair / l.kv_heads, group = l.heads / l.kv_heads;
-  if (threadIdx.x / 32 == 0) n.make(l);
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    const int64_t count = (n.first[sequence + 1] - n.first[sequence]) / l.kv_heads;
-    const int64_t begin = n.first[sequence] + pair % l.kv_heads * count, end = begin + count;
-    const int64_t total = max(n.first[l.batch], static_cast<int64_t>(1));
+  allow_next();
+  auto begin_of = [&](int64_t total, int64_t block) { return total * block / l.blocks; };
+  if (threadIdx.x / 32 == 0) {
+    const SequencePlaces of(l, sequence);
+    const int64_t begin = of.begin + pair % l.kv_heads * of.each, end = begin + of.each;
+    const int64_t total = max(of.total, static_cast<int64_t>(1));
     int c = static_cast<int>(begin * l.blocks / total);
-    while (c > 0 && n.begin_of(l, c) > begin) --c;
-    while (n.begin_of(l, c + 1) <= begin && c + 1 < l.blocks) ++c;
-    first = c;
+    while (c > 0 && begin_of(of.total, c) > begin) --c;
+    while (begin_of(of.total, c + 1) <= begin && c + 1 < l.blocks) ++c;
+    const int from = c;
     c = min(static_cast<int>(end * l.blocks / total), l.blocks - 1);
-    while (c > first && n.begin_of(l, c) >= end) --c;
-    while (c + 1 < l.blocks && n.begin_of(l, c + 1) < end) ++c;
-    last = count > 0 ? c : first - 1;
-    sparse = total < l.blocks;
+    while (c > from && begin_of(of.total, c) >= end) --c;
+    while (c + 1 < l.blocks && begin_of(of.total, c + 1) < end) ++c;
+    if (threadIdx.x == 0) {
+      first = from;
+      last = of.each > 0 ? c : from - 1;
+      places = of.total;
+    }
   }
   wait_for_earlier();
   __syncthreads();
+  const bool sparse = places < l.blocks;  // some blocks have no places
 #pragma unroll 1
   for (int i = threadIdx.x; i < group * kHead; i += blockDim.x) {
     int h = i / kHead, d = i % kHead;
     float peak = -INFINITY, mass = 0, sum = 0;
 #pragma unroll 1
     for (int64_t c = first; c <= last; ++c) {
-      if (sparse && n.begin_of(l, static_cast<int>(c) + 1) == n.begin_of(l, static_cast<int>(c)))
-        continue;
+      if (sparse && begin_of(places, c + 1) == begin_of(places, c)) continue;
       const float* part = l.partials + ((pair + c) * group + h) * (kHead + 1);
       float log_mass = part[kHead], top = fmaxf(peak, log_mass);
       if (log_mass == -INFINITY) continue;  // only empty places
@@ -311,10 +334,12 @@ __device__ void attention_join(const AttentionLaunch& l) {
 }  // namespace tokamak::cuda
 
 // decode_attention_<head size>_<group>
-#define TK_DECODE_ATTENTION(head, group)                                                  \
-  extern "C" __global__ void __launch_bounds__(384, 1) decode_attention_##head##_##group( \
-      const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {                    \
-    tokamak::cuda::attention_parts<tokamak::cuda::AttentionConfig<head, group>>(launch);  \
+#define TK_DECODE_ATTENTION(head, group)                                                 \
+  extern "C" __global__ void __launch_bounds__(tokamak::cuda::attention_threads(group),  \
+                                               tokamak::cuda::attention_resident(group)) \
+      decode_attention_##head##_##group(                                                 \
+          const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {               \
+    tokamak::cuda::attention_parts<tokamak::cuda::AttentionConfig<head, group>>(launch); \
   }
 #define TK_DECODE_ATTENTION_JOIN(head)                                                \
   extern "C" __global__ void __launch_bounds__(1024, 1) decode_attention_join_##head( \

@@ -8,6 +8,13 @@ namespace tokamak::cuda {
 
 constexpr int kAttentionMaxBatch = 1024;
 
+// Two blocks share a multiprocessor where their registers fit: one computes while the other begins
+// or ends a head. group: query heads per key/value head.
+constexpr int attention_resident(int group) { return group <= 4 ? 2 : 1; }
+constexpr int attention_slots(int group) { return group <= 4 ? 2 : 5; }  // of the ring
+constexpr int attention_producers(int group) { return 4 / attention_resident(group); }
+constexpr int attention_threads(int group) { return 256 + 32 * attention_producers(group); }
+
 struct AttentionLaunch {
   const void* queries;     // bf16 [batch, heads, head_dim]
   const void* keys;        // [page, kv head, slot, head_dim]

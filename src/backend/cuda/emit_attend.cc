@@ -26,7 +26,9 @@ size_t partial_bytes(int64_t rows, int64_t heads, int64_t segments, int64_t dv) 
   return static_cast<size_t>(rows * heads * segments * (dv + 2)) * sizeof(float);
 }
 
-size_t decode_partial_bytes(int64_t rows, int64_t heads, int64_t kv_heads, int64_t d, int blocks) {
+size_t decode_partial_bytes(int64_t rows, int64_t heads, int64_t kv_heads, int64_t d,
+                            int multiprocessors) {
+  const int blocks = attention_blocks(static_cast<int>(heads / kv_heads), multiprocessors);
   auto partials = attention_partials(static_cast<int>(rows), static_cast<int>(kv_heads), blocks);
   return static_cast<size_t>(partials * (heads / kv_heads) * (d + 1)) * sizeof(float);
 }
@@ -108,14 +110,14 @@ void emit_decode(const AttendArgs& a, const CallSite& site, LaunchList& list) {
   l.kv_heads = kv_heads;
   l.page_size = a.view.block_size;
   l.page_stride = a.view.stride;
-  l.blocks = site.libraries.hopper_blocks;
+  l.blocks = attention_blocks(group, site.libraries.hopper_blocks);
   const AttentionShape shape{a.heads, kv_heads, a.d, a.view.block_size};
   l.in_flight = shape.in_flight;
   l.scale = a.scale;
   l.cache_f16 = a.value.type == DType::kF16;
   const auto width = std::bit_ceil(static_cast<unsigned>(group));
   list.add_overlapped("decode_attention", fmt::format("decode_attention_{}_{}", a.d, width),
-                      {l.blocks}, attention_threads(), l, attention_shared_bytes(shape));
+                      {l.blocks}, attention_threads(group), l, attention_shared_bytes(shape));
   list.add_overlapped("decode_attention", fmt::format("decode_attention_join_{}", a.d),
                       {int64_t{a.rows} * kv_heads}, std::min(1024, group * a.d), l);
 }

@@ -10,6 +10,7 @@ namespace tokamak::cuda {
 namespace {
 
 constexpr size_t kExtraAlignment = 16;
+constexpr size_t kFewSequences = 4;  // of a step in the persistent kernel, where layers take it too
 
 size_t padded(size_t bytes) {
   return (bytes + kExtraAlignment - 1) / kExtraAlignment * kExtraAlignment;
@@ -27,21 +28,27 @@ bool is_hidden(const SampleRow& s) { return s.mode == SampleRow::Mode::kHidden; 
 
 }  // namespace
 
-// The first of the plan's launches that takes the step. Profiled calls run one by one.
+// The first of the plan's launches that takes the step. Profiled calls run one by one. The order of
+// a plan is that of its largest batch; of few sequences the persistent kernel is faster than fused
+// layers, of more it is slower.
 void CudaExecutable::choose_path(uint32_t plan) {
   const StepInputs& phase = binder_.phase();
   const bool whole = &binder_.inputs() == &phase;  // without padding
   view_.causal = is_causal(binder_.inputs());
   launched_.stream = nullptr;
   launched_.layered = false;
-  for (LaunchKind kind : prepared_[plan].launches) {
-    if (!whole || (profile_ && profile_->on) || launched_.stream || launched_.layered) break;
-    if (kind == LaunchKind::kLayers)
-      launched_.layered = layers_ && takes_layers(prepared_[plan]);
-    else if (StreamDecoder* stream = streams_[static_cast<size_t>(kind)].get();
-             stream && takes_stream(*stream))
-      launched_.stream = stream;
-  }
+  const LaunchKind last =
+      phase.ids.size() <= kFewSequences ? LaunchKind::kLayers : LaunchKind::kStream;
+  for (bool of_last : {false, true})
+    for (LaunchKind kind : prepared_[plan].launches) {
+      if (!whole || (profile_ && profile_->on) || launched_.stream || launched_.layered) break;
+      if ((kind == last) != of_last) continue;
+      if (kind == LaunchKind::kLayers)
+        launched_.layered = layers_ && takes_layers(prepared_[plan]);
+      else if (StreamDecoder* stream = streams_[static_cast<size_t>(kind)].get();
+               stream && takes_stream(*stream))
+        launched_.stream = stream;
+    }
   launched_.chooser = Chooser::kHost;
   if (!sampler_ || prepared_[plan].logits < 0) return;
   if (launched_.stream && stream_can_sample(phase.samples, phase.pos))

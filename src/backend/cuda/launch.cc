@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kOpImages[] = {"op_element",    "op_rows",   "op_linear",
                                      "op_linear_mma", "op_attend", "op_flash",
                                      "op_layer",      "op_pack",   "sample"};
-constexpr const char* kHopperImages[] = {"decode_attention", "prefill_attention"};
+constexpr const char* kHopperImages[] = {"decode_attention", "prefill_attention", "few_rows"};
 
 }  // namespace
 

@@ -95,7 +95,8 @@ double layers_cost(const LaunchDesc&, const PlanSet& set, const Plan& plan,
 
 std::vector<CudaLaunch> make_launches() {
   const char* stream_steps =
-      "each sequence has one more token at its end, no hidden states, no padding";
+      "each sequence has one more token at its end, no hidden states, no padding; of more than 4 "
+      "sequences where fused layers do not";
   const std::vector<GuardRange> few = {{"B", 1, kMaxBatch}};
   return {
       {{.name = "cuda.decode_stream",

@@ -66,7 +66,7 @@ std::optional<PlannedDecoder> LayerLaunches::find(const PlanSet& plans, const Pl
 
 // Offsets into the working memory.
 struct LayerLaunches::Layout {
-  size_t residual, normed, wide, queries, attended, gated, delta, turns, bytes = 0;
+  size_t residual, normed, wide, queries, attended, gated, delta, turns, few_rows, bytes = 0;
   Layout(const DecoderShape& s, int64_t rows) {
     auto take = [&](int64_t width, size_t element) {
       const size_t at = bytes;
@@ -82,6 +82,8 @@ struct LayerLaunches::Layout {
     gated = take(s.mlp, 2);
     delta = take(s.hidden, 2);
     turns = take(s.head_dim, 4);
+    few_rows = bytes;
+    bytes += kFewRowsMemory;
   }
 };
 
@@ -130,6 +132,7 @@ LayerLaunches::LayerLaunches(const PlanSet& plans, PlannedDecoder decoder,
   gated_ = base + layout.gated;
   delta_ = base + layout.delta;
   turns_ = base + layout.turns;
+  few_rows_ = base + layout.few_rows;
 }
 
 LayerLaunches::Matrix LayerLaunches::qkv(const PlannedLayer& l) const {
@@ -164,9 +167,26 @@ std::vector<BlasProduct> LayerLaunches::products() const {
   return list;
 }
 
-// y[rows, n] = x[rows, k] * w^T.
-void LayerLaunches::product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows,
-                            DeviceAddress y, DType out) const {
+// True: the product runs in few_rows.cu. sums: where they are left to the reader, if they are.
+bool LayerLaunches::few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w,
+                             FewRowsSums* sums) const {
+  const int blocks = libraries_.hopper_blocks;
+  p.w = weights_.address(w.weight);
+  p.k = w.k;
+  if (!few_rows_takes(p, blocks)) return false;
+  const bool split = sums && few_rows_splits(p, blocks);
+  const FewRowsLaunch l = few_rows_launch(p, few_rows_, blocks, split);
+  if (split) *sums = l.args.sums;
+  list.add_overlapped("few_rows", l.kernel, {l.blocks}, kFewRowsThreads, l.args, l.shared_bytes);
+  return true;
+}
+
+// y[rows, n] = x[rows, k] * w^T, or its sums.
+FewRowsSums LayerLaunches::product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows,
+                                   DeviceAddress y, DType out) const {
+  FewRowsProduct few{.x = x, .y = y, .rows = rows, .n = w.n, .f32 = out == DType::kF32};
+  FewRowsSums sums{};
+  if (few_rows(list, few, w, few.f32 ? nullptr : &sums)) return sums;
   KernelCall call;
   call.op = "linear";
   const StepView view;
@@ -175,6 +195,19 @@ void LayerLaunches::product(LaunchList& list, DeviceAddress x, const Matrix& w, 
              {DType::kBF16, {w.n, w.k}, weights_.address(w.weight), 0}};
   site.out = {{out, {rows, w.n}, y, 0}};
   emit_linear(site, list);
+  return sums;
+}
+
+// To gated_.
+void LayerLaunches::gate(LaunchList& list, const Matrix& w, int64_t rows) const {
+  const int64_t n = decoder_.shape.mlp;
+  FewRowsProduct few{.x = normed_, .y = gated_, .rows = rows, .n = n, .gated = true};
+  if (few_rows(list, few, w, nullptr)) return;
+  product(list, normed_, w, rows, wide_);
+  GateArgs args{at<uint16_t>(wide_), at<uint16_t>(gated_), rows, n};
+  const int64_t blocks = (rows * n / 8 + kElementThreads - 1) / kElementThreads;
+  list.add_overlapped("op_layer", "op_gate", {std::min<int64_t>(132 * 16, blocks)}, kElementThreads,
+                      args);
 }
 
 void LayerLaunches::turns(LaunchList& list, const Step& step) const {
@@ -191,11 +224,12 @@ void LayerLaunches::turns(LaunchList& list, const Step& step) const {
 }
 
 // To normed_.
-void LayerLaunches::add_norm(LaunchList& list, const void* delta, uint32_t norm, int64_t rows,
+void LayerLaunches::add_norm(LaunchList& list, const Delta& delta, uint32_t norm, int64_t rows,
                              DeviceAddress chosen) const {
   AddNormArgs args{};
   args.residual = at<float>(residual_);
-  args.delta = static_cast<const uint16_t*>(delta);
+  args.delta = delta.sums.planes ? nullptr : at<uint16_t>(delta.values);
+  args.sums = delta.sums;
   args.w = at<void>(weights_.address(norm));
   args.tw = plans_.weights.at(norm).dtype;
   args.y = at<uint16_t>(normed_);
@@ -205,11 +239,12 @@ void LayerLaunches::add_norm(LaunchList& list, const void* delta, uint32_t norm,
   list.add_overlapped("op_layer", "op_add_norm", {rows}, kNormThreads, args);
 }
 
-void LayerLaunches::rotate(LaunchList& list, const PlannedLayer& layer, const Step& step,
-                           const StepView& view) const {
+void LayerLaunches::rotate(LaunchList& list, const FewRowsSums& sums, const PlannedLayer& layer,
+                           const Step& step, const StepView& view) const {
   const DecoderShape& s = decoder_.shape;
   RotateArgs args{};
   args.x = at<uint16_t>(wide_);
+  args.sums = sums;
   args.q = at<uint16_t>(queries_);
   args.seq = at<int32_t>(step.seq);
   args.slot = at<int32_t>(step.slot);
@@ -264,21 +299,15 @@ void LayerLaunches::emit(const Step& step, const StepView& view, Scratch scratch
                  weights_.address(decoder_.embedding), step.ids,
                  {DType::kF32, {rows, s.hidden}, residual_, 0});
   turns(list, step);
-  const void* delta = nullptr;
+  Delta delta;
   for (const PlannedLayer& l : decoder_.layers) {
     add_norm(list, delta, l.attention_norm, rows);
-    product(list, normed_, qkv(l), rows, wide_);
-    rotate(list, l, step, view);
+    rotate(list, product(list, normed_, qkv(l), rows, wide_), l, step, view);
     attend(list, l, step, view, scratch);
-    product(list, attended_, out(l), rows, delta_);
-    delta = at<void>(delta_);
+    delta = {delta_, product(list, attended_, out(l), rows, delta_)};
     add_norm(list, delta, l.mlp_norm, rows);
-    product(list, normed_, gate_up(l), rows, wide_);
-    GateArgs gate{at<uint16_t>(wide_), at<uint16_t>(gated_), rows, s.mlp};
-    const int64_t blocks = (rows * s.mlp / 8 + kElementThreads - 1) / kElementThreads;
-    list.add_overlapped("op_layer", "op_gate", {std::min<int64_t>(132 * 16, blocks)},
-                        kElementThreads, gate);
-    product(list, gated_, down(l), rows, delta_);
+    gate(list, gate_up(l), rows);
+    delta = {delta_, product(list, gated_, down(l), rows, delta_)};
   }
   add_norm(list, delta, decoder_.final_norm, step.outputs, step.out_rows);
   product(list, normed_, head(), step.outputs, step.logits, DType::kF32);

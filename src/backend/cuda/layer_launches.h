@@ -8,6 +8,7 @@
 
 #include "backend/cuda/decode_plan.h"
 #include "backend/cuda/device_weights.h"
+#include "backend/cuda/few_rows_launch.h"
 #include "backend/cuda/kernels.h"
 
 namespace tokamak::cuda {
@@ -49,13 +50,20 @@ class LayerLaunches {
   Matrix gate_up(const PlannedLayer& layer) const;
   Matrix down(const PlannedLayer& layer) const;
   Matrix head() const;
-  void product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows, DeviceAddress y,
-               DType out = DType::kBF16) const;
+  // What a layer adds to the residual stream.
+  struct Delta {
+    DeviceAddress values = 0;
+    FewRowsSums sums{};
+  };
+  FewRowsSums product(LaunchList& list, DeviceAddress x, const Matrix& w, int64_t rows,
+                      DeviceAddress y, DType out = DType::kBF16) const;
+  bool few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w, FewRowsSums* sums) const;
+  void gate(LaunchList& list, const Matrix& w, int64_t rows) const;
   void turns(LaunchList& list, const Step& step) const;
-  void add_norm(LaunchList& list, const void* delta, uint32_t norm, int64_t rows,
+  void add_norm(LaunchList& list, const Delta& delta, uint32_t norm, int64_t rows,
                 DeviceAddress chosen = 0) const;
-  void rotate(LaunchList& list, const PlannedLayer& layer, const Step& step,
-              const StepView& view) const;
+  void rotate(LaunchList& list, const FewRowsSums& sums, const PlannedLayer& layer,
+              const Step& step, const StepView& view) const;
   void attend(LaunchList& list, const PlannedLayer& layer, const Step& step, const StepView& view,
               Scratch scratch) const;
 
@@ -67,7 +75,7 @@ class LayerLaunches {
   int64_t rows_;
   Buffer memory_;
   // Parts of it.
-  DeviceAddress residual_, normed_, wide_, queries_, attended_, gated_, delta_, turns_;
+  DeviceAddress residual_, normed_, wide_, queries_, attended_, gated_, delta_, turns_, few_rows_;
 };
 
 }  // namespace tokamak::cuda

@@ -12,16 +12,19 @@
 namespace tokamak::cuda {
 namespace {
 
-constexpr int kWarps = 8, kSlots = 5, kThreads = kWarps * 32 + 128;
+constexpr int kWarps = 8;
 
 }  // namespace
 
-int attention_threads() { return kThreads; }
+int attention_blocks(int group, int multiprocessors) {
+  return multiprocessors * attention_resident(group);
+}
 
 // What decode_attention.cu lays out: ring, numbering, queries, scratch, peaks and masses, sums.
 int attention_shared_bytes(const AttentionShape& s) {
   auto align = [](int bytes, int to) { return (bytes + to - 1) / to * to; };
-  int ring = align(kSlots * (kWarps * 8 * s.head_dim * 4 + 40) + 4, 128);
+  const int slots = attention_slots(s.heads / s.kv_heads);
+  int ring = align(slots * (kWarps * 8 * s.head_dim * 4 + 40) + 4, 128);
   int numbering = align((kAttentionMaxBatch + 1) * 8, 16);
   int fixed = ring + numbering + kMaxGroup * s.head_dim * 2 + kWarps * 9 * kMaxGroup * 4 +
               2 * kWarps * kMaxGroup * 4;
@@ -30,7 +33,11 @@ int attention_shared_bytes(const AttentionShape& s) {
 
 PagedAttention::PagedAttention(const Device& device, const void* cubin, const AttentionShape& shape,
                                int max_batch)
-    : shape_(shape), blocks_(device.multiprocessors()), max_batch_(max_batch), module_(cubin) {
+    : shape_(shape),
+      blocks_(
+          attention_blocks(shape.heads / std::max(1, shape.kv_heads), device.multiprocessors())),
+      max_batch_(max_batch),
+      module_(cubin) {
   if (shape.kv_heads <= 0 || shape.heads % shape.kv_heads != 0 ||
       shape.heads / shape.kv_heads > kMaxGroup)
     fail(ErrorCode::kUnsupported, "decode attention: {} heads on {} key/value heads", shape.heads,
@@ -70,8 +77,9 @@ void PagedAttention::launch(Handle stream, const Batch& batch) {
   l.in_flight = shape_.in_flight;
   l.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   void* arguments[] = {&l};
-  check(driver().launch(parts_, static_cast<unsigned>(blocks_), 1, 1, kThreads, 1, 1,
-                        static_cast<unsigned>(shared_bytes_), stream, arguments, nullptr),
+  check(driver().launch(parts_, static_cast<unsigned>(blocks_), 1, 1,
+                        static_cast<unsigned>(attention_threads(shape_.heads / shape_.kv_heads)), 1,
+                        1, static_cast<unsigned>(shared_bytes_), stream, arguments, nullptr),
         "launching decode attention");
   int threads = std::min(1024, shape_.heads / shape_.kv_heads * shape_.head_dim);
   check(driver().launch(join_, static_cast<unsigned>(batch.size * shape_.kv_heads), 1, 1,

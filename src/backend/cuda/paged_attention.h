@@ -12,7 +12,7 @@ struct AttentionShape {
 
 // Dynamic shared memory and threads of the first kernel.
 int attention_shared_bytes(const AttentionShape& shape);
-int attention_threads();
+int attention_blocks(int group, int multiprocessors);
 
 class PagedAttention {
  public:

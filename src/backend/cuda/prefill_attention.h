@@ -2,6 +2,7 @@
 // Attention of many rows of a sequence over the paged cache on Hopper (prefill_attention.cu).
 #include <cstdint>
 
+#include "backend/cuda/tensor_map.h"
 #include "tensor/dtype.h"
 
 namespace tokamak::cuda {
@@ -9,11 +10,6 @@ namespace tokamak::cuda {
 constexpr int kPrefillRows = 128, kPrefillKeys = 128;  // of a tile
 constexpr int kPrefillPlaces = 5;                      // for tiles of keys and of values
 constexpr int kPrefillThreads = 384;                   // a warpgroup that loads, two that compute
-
-// CUtensorMap: where the copy engine finds a plane of the cache.
-struct alignas(64) TensorMap {
-  uint64_t words[16];
-};
 
 struct PrefillLaunch {
   // A plane as [rows / 8][d / 64][8][64], of which one block and head is copied at a time.

@@ -415,7 +415,8 @@ void reinstall_fake_driver() {
       {"op_attend", kNothing, kNothing + 1},     {"op_flash", kNothing, kNothing + 1},
       {"op_layer", kNothing, kNothing + 1},      {"op_pack", kNothing, kNothing + 1},
       {"sample", kNothing, kNothing + 1},        {"decode_attention", kNothing, kNothing + 1},
-      {"decode_stream", kNothing, kNothing + 1}, {"prefill_attention", kNothing, kNothing + 1}};
+      {"decode_stream", kNothing, kNothing + 1}, {"prefill_attention", kNothing, kNothing + 1},
+      {"few_rows", kNothing, kNothing + 1}};
   setenv("TOKAMAK_CUBLASLT", "0", 1);  // the library would use the real driver
   use_images(kImages);
   use_driver(&kCalls);

@@ -55,6 +55,7 @@ const float* published_sums(int n);
 
 inline void wait_for_earlier() {}
 inline void allow_next() {}
+inline void prefetch(const void*) {}
 inline void sync_block() { simt::wait_block(); }
 inline void sync_warp() { simt::wait_warp(); }
 inline unsigned warp_ballot(bool x) {

@@ -3,6 +3,7 @@
 // on the device.
 #include <cstdint>
 
+#include "backend/cuda/few_rows.h"
 #include "tensor/dtype.h"
 
 namespace tokamak::cuda {
@@ -182,6 +183,7 @@ constexpr int kLayerThreads = 256, kNormThreads = 512;
 struct AddNormArgs {
   float* residual;        // [.., n]
   const uint16_t* delta;  // [.., n], or null
+  FewRowsSums sums;       // in its place
   const void* w;          // [n]
   uint16_t* y;            // [rows, n]
   const int32_t* rows;    // which rows; null: all, and their sums are stored
@@ -196,6 +198,7 @@ struct GateArgs {
 };
 struct RotateArgs {
   const uint16_t* x;  // [rows, heads + 2 * kv_heads, d]
+  FewRowsSums sums;   // in its place
   uint16_t* q;        // [rows, heads, d]
   const int32_t *seq, *slot;
   const float* turns;                   // [rows, d / 2, 2]: op_rope_turns

@@ -26,18 +26,40 @@ TK_DEVICE void store8(uint16_t* to, const float (&v)[8]) {
   *reinterpret_cast<Words4*>(to) = w;
 }
 
+// Eight columns from `column` on, a multiple of eight, rounded as the product's result is.
+TK_DEVICE void load8(const FewRowsSums& s, int64_t n, int64_t row, int64_t column, float (&v)[8]) {
+  const int count = s.shares.of_column(static_cast<int>(column));
+  const float* from = s.planes + row * n + column;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) v[j] = 0;
+#pragma unroll 2
+  for (int p = 0; p < count; ++p, from += s.plane) {
+    float part[8];
+    load8(from, DType::kF32, 0, part);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] += part[j];
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) v[j] = brain_value(brain_bits(v[j]));
+}
+
 // residual += delta, then y = rms_norm(residual). A block per row.
 TK_KERNEL(op_add_norm, AddNormArgs, kNormThreads) {
   constexpr int kKept = 2;  // times eight values that a thread keeps; the others it reads again
   constexpr int64_t kStep = kNormThreads * 8;
   const int64_t row = blockIdx.x, from = a.rows ? a.rows[row] : row, start = threadIdx.x * 8;
   float* residual = a.residual + from * a.n;
+  allow_next();
+  prefetch(static_cast<const char*>(a.w) + start * (a.tw == DType::kF32 ? 4 : 2));
   wait_for_earlier();
   auto sum_at = [&](int64_t i, float(&v)[8]) {
     load8(residual, DType::kF32, i, v);
-    if (!a.delta) return;
+    if (!a.delta && !a.sums.planes) return;
     float add[8];
-    load8(a.delta, DType::kBF16, from * a.n + i, add);
+    if (a.delta)
+      load8(a.delta, DType::kBF16, from * a.n + i, add);
+    else
+      load8(a.sums, a.n, from, i, add);
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] += add[j];
   };
@@ -57,7 +79,8 @@ TK_KERNEL(op_add_norm, AddNormArgs, kNormThreads) {
   }
   const float factor = 1.0f / sqrtf(norm_sum(squares) / static_cast<float>(a.n) + a.eps);
   auto put = [&](int64_t i, float(&v)[8]) {
-    if (a.delta && !a.rows) {  // chosen rows may repeat: their sums are not stored
+    // Chosen rows may repeat: their sums are not stored.
+    if ((a.delta || a.sums.planes) && !a.rows) {
       *reinterpret_cast<Vec4*>(residual + i) = {v[0], v[1], v[2], v[3]};
       *reinterpret_cast<Vec4*>(residual + i + 4) = {v[4], v[5], v[6], v[7]};
     }
@@ -81,6 +104,7 @@ TK_KERNEL(op_add_norm, AddNormArgs, kNormThreads) {
 
 // silu(gate) * up; a row has the gates, then what they gate.
 TK_KERNEL(op_gate, GateArgs, kElementThreads) {
+  allow_next();
   wait_for_earlier();
   int64_t vectors = a.n / 8, step = int64_t{gridDim.x} * kElementThreads;
   for (int64_t i = int64_t{blockIdx.x} * kElementThreads + threadIdx.x; i < a.rows * vectors;
@@ -118,6 +142,32 @@ TK_DEVICE void load_turns(const RotateArgs& a, int row, float (&cosine)[pairs],
   }
 }
 
+// The pairs of a lane of a head that begins at `from`; 0 after the last.
+template <int pairs>
+TK_DEVICE void load_head(const RotateArgs& a, int64_t from, int head, float (&x)[pairs][2]) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp), half = a.d / 2;
+  const int shares = a.sums.planes ? a.sums.shares.of_column(head * a.d) : 0;
+  const float* planes = a.sums.planes ? a.sums.planes + from + lane : nullptr;
+#pragma unroll
+  for (int p = 0; p < pairs; ++p) x[p][0] = x[p][1] = 0;
+#pragma unroll 4
+  for (int s = 0; s < shares; ++s, planes += a.sums.plane)
+#pragma unroll
+    for (int p = 0; p < pairs; ++p)
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        if (lane + p * kWarp < half) x[p][j] += planes[p * kWarp + j * half];
+#pragma unroll
+  for (int p = 0; p < pairs; ++p)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (a.sums.planes)
+        x[p][j] = brain_value(brain_bits(x[p][j]));
+      else if (lane + p * kWarp < half)
+        x[p][j] = brain_value(a.x[from + lane + p * kWarp + j * half]);
+    }
+}
+
 // Norm of a head, rotation; queries to q, keys and values to the cache. A warp per token and head;
 // a lane has pairs (i, i + d / 2).
 TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
@@ -127,22 +177,17 @@ TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
   allow_next();
   int64_t block =
       slot < 0 ? 0 : a.view.table[int64_t{a.seq[row]} * a.view.stride + slot / a.view.block_size];
+  wait_for_earlier();
   float cosine[kMostPairs], sine[kMostPairs];
   load_turns(a, row, cosine, sine);
-  wait_for_earlier();
   const int head = static_cast<int>(blockIdx.y * (kLayerThreads / kWarp) + threadIdx.x / kWarp);
   if (head < heads) {
     const bool query = head < a.heads, value = head >= a.heads + a.kv_heads;
     int64_t from = (int64_t{row} * heads + head) * a.d;
     float x[kMostPairs][2], squares = 0;
+    load_head(a, from, head, x);
 #pragma unroll
-    for (int p = 0; p < kMostPairs; ++p)
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        int i = lane + p * kWarp;
-        x[p][j] = i < half ? brain_value(a.x[from + i + j * half]) : 0;
-        squares += x[p][j] * x[p][j];
-      }
+    for (int p = 0; p < kMostPairs; ++p) squares += x[p][0] * x[p][0] + x[p][1] * x[p][1];
     squares = warp_sum(squares);
     const void* gains = query ? a.query_gains : value ? nullptr : a.key_gains;
     float factor = 1.0f / sqrtf(squares / static_cast<float>(a.d) + a.eps);

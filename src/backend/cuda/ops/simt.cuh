@@ -35,6 +35,8 @@ TK_DEVICE void allow_next() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+// Brings the line at this address to the cache.
+TK_DEVICE void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 TK_DEVICE void sync_block() { __syncthreads(); }
 TK_DEVICE void sync_warp() { __syncwarp(); }
 TK_DEVICE unsigned warp_ballot(bool x) { return __ballot_sync(kWholeWarp, x); }

@@ -1,0 +1,361 @@
+// Products of few rows (few_rows.h): weights stream through a ring of stages in shared memory, and
+// a group of four warps multiplies them on the tensor cores with the values as the narrow operand.
+// Hopper only: tensor copies and products of warp groups.
+#include "backend/cuda/few_rows.h"
+
+#include "backend/cuda/device.cuh"
+#include "backend/cuda/few_rows_product.cuh"
+
+namespace tokamak::cuda {
+namespace {
+
+constexpr int kMultipliers = 128;                         // threads
+constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * 128;  // of the weights
+constexpr unsigned long long kTimeoutNs = 1'000'000'000;  // a bug must not hang the device
+
+template <int kRows_>  // of values
+struct FewRowsConfig {
+  static constexpr int kRows = kRows_, kBoxes = kFewRowsBoxes;
+  static constexpr int kStages = few_rows_stages(kRows);
+  static constexpr int kWeightBytes = kBoxes * 2 * kBoxBytes;
+  static constexpr int kValueBytes = kBoxes * kRows * 128;
+  static constexpr int kStageBytes = kWeightBytes + kValueBytes;
+  static_assert(kStageBytes == few_rows_stage(kRows));
+};
+
+template <class C>
+struct FewRowsShared {
+  unsigned char* stages;
+  uint64_t* barriers;
+
+  __device__ explicit FewRowsShared(unsigned char* memory) {
+    const uint32_t at = shared_address(memory), past = (1024 - at % 1024) % 1024;
+    stages = memory + past;
+    barriers = reinterpret_cast<uint64_t*>(stages + C::kStages * C::kStageBytes);
+  }
+  __device__ uint32_t weights(int stage) const {
+    return shared_address(stages + stage * C::kStageBytes);
+  }
+  __device__ uint32_t values(int stage) const { return weights(stage) + C::kWeightBytes; }
+  __device__ uint32_t weights_full(int stage) const { return shared_address(barriers + stage); }
+  __device__ uint32_t values_full(int stage) const {
+    return shared_address(barriers + C::kStages + stage);
+  }
+  __device__ uint32_t empty(int stage) const {
+    return shared_address(barriers + 2 * C::kStages + stage);
+  }
+  __device__ void init() const {  // by one thread; a barrier of the block has to follow
+    for (int s = 0; s < C::kStages; ++s) {
+      barrier_init(weights_full(s), 1);
+      barrier_init(values_full(s), 1);
+      barrier_init(empty(s), kMultipliers / 32);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;");
+  }
+};
+
+// Operands of products: boxes that lie in shared memory. 16 columns further: plus 2.
+__device__ __forceinline__ uint64_t rows_of_box(uint32_t address) {
+  return tile_descriptor(tile_start(address, 16), 1024);  // 16: not used, but not 0
+}
+
+__device__ void wait_barrier(uint32_t barrier, uint32_t phase) {
+#pragma unroll 1
+  while (!barrier_try(barrier, phase)) {
+  }
+}
+
+// The place of a turn in the ring.
+template <class C>
+struct RingPlace {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ void next() {
+    if (++stage < C::kStages) return;
+    stage = 0;
+    phase ^= 1;
+  }
+};
+
+// Units of work: a tile at a step of its width. A block has those from first_unit(block) to the
+// next block's.
+__device__ __forceinline__ int first_unit(const FewRowsArgs& a, int block) {
+  const FewRowsShares& s = a.sums.shares;
+  return static_cast<int>(static_cast<int64_t>(s.tiles) * s.steps * block / s.blocks);
+}
+
+// By one thread.
+template <class C>
+class FewRowsProducer {
+ public:
+  __device__ FewRowsProducer(const FewRowsArgs& a, const FewRowsShared<C>& shared)
+      : a_(a),
+        shared_(shared),
+        steps_(a.sums.shares.steps),
+        unit_(first_unit(a, blockIdx.x)),
+        end_(first_unit(a, blockIdx.x + 1)) {
+    prefetch_map(&a.x);
+  }
+
+  __device__ void run() {
+    const int begin = unit_, ahead = min(C::kStages, end_ - begin);
+#pragma unroll 1
+    for (int i = 0; i < ahead; ++i) load_weights();
+    wait_for_earlier();
+    RingPlace<C> place;
+#pragma unroll 1
+    for (int i = 0; i < ahead; ++i, place.next()) load_values(place, begin + i);
+#pragma unroll 1
+    while (unit_ < end_) {
+      const RingPlace<C> now = place_;
+      wait_barrier(shared_.empty(now.stage), now.phase ^ 1);
+      const int unit = unit_;
+      load_weights();
+      load_values(now, unit);
+    }
+    // Shared memory must outlive the copies into it: the multipliers wait for all of them.
+  }
+
+ private:
+  __device__ void load_weights() {
+    if (issued_ >= a_.in_flight) {
+      wait_barrier(shared_.weights_full(landed_.stage), landed_.phase);
+      landed_.next();
+    }
+    ++issued_;
+    const uint32_t full = shared_.weights_full(place_.stage);
+    uint32_t to = shared_.weights(place_.stage);
+    const int tile = unit_ / steps_, step = unit_ % steps_;
+    const int row = tile * (a_.gated ? kBoxRows : kFewRowsTile);
+    barrier_expect(full, C::kWeightBytes);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int box = 0; box < C::kBoxes; ++box)
+        tensor_copy<true>(to + (box * 2 + half) * kBoxBytes, &a_.w,
+                          (step * C::kBoxes + box) * kFewRowsWidth, row + half * a_.second, full);
+    place_.next();
+    ++unit_;
+  }
+  __device__ void load_values(const RingPlace<C>& place, int unit) {
+    const uint32_t full = shared_.values_full(place.stage);
+    barrier_expect(full, C::kValueBytes);
+#pragma unroll
+    for (int box = 0; box < C::kBoxes; ++box)
+      tensor_copy<false>(shared_.values(place.stage) + box * C::kRows * 128, &a_.x,
+                         (unit % steps_ * C::kBoxes + box) * kFewRowsWidth, 0, full);
+  }
+
+  const FewRowsArgs& a_;
+  const FewRowsShared<C>& shared_;
+  int steps_, unit_, end_, issued_ = 0;
+  RingPlace<C> place_, landed_;
+};
+
+// The four warps together.
+template <class C>
+class FewRowsConsumer {
+ public:
+  __device__ FewRowsConsumer(const FewRowsArgs& a, const FewRowsShared<C>& shared)
+      : a_(a), shared_(shared), lane_(threadIdx.x % 32) {}
+
+  __device__ void run() {
+    const FewRowsShares& shares = a_.sums.shares;
+    const int end = first_unit(a_, blockIdx.x + 1);
+    wait_for_earlier();
+#pragma unroll 1
+    for (int unit = first_unit(a_, blockIdx.x); unit < end;) {
+      const int tile = unit / shares.steps, step = unit % shares.steps;
+      const int count = min(shares.steps - step, end - unit);
+      multiply(count);
+      unit += count;
+      if (a_.sums.planes) {
+        const int plane = static_cast<int>(blockIdx.x) - shares.first_of(tile);
+        write_sums(tile, a_.sums.planes + plane * a_.sums.plane);
+      } else if (step > 0) {
+        leave_part();
+      } else {
+        if (count < shares.steps) add_parts(shares.last_of(tile));
+        write(tile);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kSums = C::kRows / 2;  // of a thread and box
+
+  __device__ void multiply(int count) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums_[half][i] = 0;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      wait_barrier(shared_.weights_full(place_.stage), place_.phase);
+      wait_barrier(shared_.values_full(place_.stage), place_.phase);
+      pin(sums_[0]);
+      pin(sums_[1]);
+      products_begin();
+#pragma unroll
+      for (int box = 0; box < C::kBoxes; ++box) {
+        const uint64_t x = rows_of_box(shared_.values(place_.stage) + box * C::kRows * 128);
+        const uint64_t w = rows_of_box(shared_.weights(place_.stage) + box * 2 * kBoxBytes);
+#pragma unroll
+        for (int k = 0; k < kFewRowsWidth / 16; ++k) {
+          wgmma<C::kRows>(sums_[0], w + k * 2, x + k * 2);
+          wgmma<C::kRows>(sums_[1], w + k * 2 + kBoxBytes / 16, x + k * 2);
+        }
+      }
+      products_commit();
+      products_wait<0>();
+      pin(sums_[0]);
+      pin(sums_[1]);
+      if (lane_ == 0) barrier_arrive(shared_.empty(place_.stage));
+      place_.next();
+    }
+  }
+
+  __device__ float* part(int block) const {
+    return a_.parts + static_cast<int64_t>(block) * (kFewRowsTile * C::kRows) + threadIdx.x;
+  }
+  __device__ static void sync() {
+    asm volatile("barrier.cta.sync 1,%0;" ::"n"(kMultipliers) : "memory");
+  }
+  __device__ void leave_part() {
+    float* to = part(blockIdx.x);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < kSums; ++i)
+        __stcg(to + (half * kSums + i) * kMultipliers, sums_[half][i]);
+    __threadfence();
+    sync();
+    if (threadIdx.x == 0)
+      asm volatile("st.release.gpu.global.u32 [%0],%1;" ::"l"(a_.ready + blockIdx.x), "r"(1u)
+                   : "memory");
+  }
+  // Adds the parts of the blocks after this one, up to `last`.
+  __device__ void add_parts(int last) {
+    const int first = static_cast<int>(blockIdx.x) + 1;
+    bool came = true;
+#pragma unroll 1
+    for (int block = first + static_cast<int>(threadIdx.x); block <= last; block += kMultipliers)
+      came = came && wait_part(block);
+    came = sync_all(came);
+#pragma unroll 1
+    for (int block = first; block <= last; ++block) {
+      const float* from = part(block);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int i = 0; i < kSums; ++i)
+          sums_[half][i] += __ldcg(from + (half * kSums + i) * kMultipliers);
+    }
+    if (!came) sums_[0][0] = NAN;  // a timeout must not pass unseen
+    sync();
+#pragma unroll 1
+    for (int block = first + static_cast<int>(threadIdx.x); block <= last; block += kMultipliers)
+      a_.ready[block] = 0;
+  }
+  // A barrier; whether x holds in all threads.
+  __device__ static bool sync_all(bool x) {
+    uint32_t all;
+    asm volatile(
+        "{\n.reg .pred p, q;\nsetp.ne.u32 p,%1,0;\n"
+        "barrier.cta.red.and.pred q,1,%2,p;\nselp.u32 %0,1,0,q;\n}"
+        : "=r"(all)
+        : "r"(static_cast<uint32_t>(x)), "n"(kMultipliers)
+        : "memory");
+    return all != 0;
+  }
+  // False: it did not come.
+  __device__ bool wait_part(int block) const {
+    const unsigned long long deadline = now_ns() + kTimeoutNs;
+#pragma unroll 1
+    for (;;) {
+      uint32_t ready;
+      asm volatile("ld.acquire.gpu.global.u32 %0,[%1];"
+                   : "=r"(ready)
+                   : "l"(a_.ready + block)
+                   : "memory");
+      if (ready) return true;
+      if (now_ns() > deadline) return false;
+    }
+  }
+
+  __device__ static float rounded(float v) { return __bfloat162float(__float2bfloat16(v)); }
+  __device__ void write_sums(int tile, float* to) const {
+    auto put = [&](int64_t at, float a, float b) {
+      *reinterpret_cast<float2*>(to + at) = make_float2(a, b);
+    };
+    write_box(sums_[0], tile * kFewRowsTile, put);
+    write_box(sums_[1], tile * kFewRowsTile + kBoxRows, put);
+  }
+  __device__ void write(int tile) {
+    if (a_.f32) return write_sums(tile, static_cast<float*>(a_.y));
+    auto put = [&](int64_t at, float a, float b) {
+      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(a_.y) + at) = pack2(a, b);
+    };
+    if (a_.gated) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        const float gate = rounded(sums_[0][i]);
+        sums_[0][i] = gate / (1.0f + expf(-gate)) * rounded(sums_[1][i]);
+      }
+      write_box(sums_[0], tile * kBoxRows, put);
+    } else {
+      write_box(sums_[0], tile * kFewRowsTile, put);
+      write_box(sums_[1], tile * kFewRowsTile + kBoxRows, put);
+    }
+  }
+  // sums: rows 16 * warp + lane / 4 and that + 8 of the matrix; values' rows 8 * j + lane % 4 * 2
+  // and the next. Lanes of neighbouring rows exchange, so that each writes two neighbours.
+  template <class Put>
+  __device__ void write_box(const float (&sums)[kSums], int first, Put put) const {
+    const bool odd = lane_ / 4 % 2;
+    const int row = first + threadIdx.x / 32 * 16 + lane_ / 4 / 2 * 2;
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j)
+#pragma unroll
+      for (int lower = 0; lower < 2; ++lower) {
+        const float a = sums[j * 4 + lower * 2], b = sums[j * 4 + lower * 2 + 1];
+        const float other = __shfl_xor_sync(kAllLanes, odd ? a : b, 4);
+        const int of_values = j * 8 + lane_ % 4 * 2 + odd, at = row + lower * 8;
+        if (of_values < a_.rows && at < a_.n)
+          put(static_cast<int64_t>(of_values) * a_.n + at, odd ? other : a, odd ? b : other);
+      }
+  }
+
+  const FewRowsArgs& a_;
+  const FewRowsShared<C>& shared_;
+  int lane_;
+  RingPlace<C> place_;
+  float sums_[2][kSums];
+};
+
+template <class C>
+__device__ void few_rows(const FewRowsArgs& a) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const FewRowsShared<C> shared(memory);
+  allow_next();
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  if (threadIdx.x < kMultipliers)
+    FewRowsConsumer<C>(a, shared).run();
+  else if (threadIdx.x == kMultipliers)
+    FewRowsProducer<C>(a, shared).run();
+}
+
+}  // namespace
+}  // namespace tokamak::cuda
+
+// few_rows_<most rows>
+#define TK_FEW_ROWS(rows)                                                         \
+  extern "C" __global__ void __launch_bounds__(tokamak::cuda::kFewRowsThreads, 1) \
+      few_rows_##rows(const __grid_constant__ tokamak::cuda::FewRowsArgs a) {     \
+    tokamak::cuda::few_rows<tokamak::cuda::FewRowsConfig<rows>>(a);               \
+  }
+
+TK_FEW_ROWS(16)
+TK_FEW_ROWS(32)
+TK_FEW_ROWS(64)

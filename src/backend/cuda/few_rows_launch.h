@@ -1,0 +1,40 @@
+#pragma once
+// Launches of few_rows.cu.
+#include <cstddef>
+#include <string>
+
+#include "backend/cuda/driver.h"
+#include "backend/cuda/few_rows.h"
+
+namespace tokamak::cuda {
+
+// y[rows, n] = x[rows, k] * w[n, k]^T. gated: w has n rows more, and y = silu(x * w^T) * (x * of
+// those rows). x and w are bf16.
+struct FewRowsProduct {
+  DeviceAddress x = 0, w = 0, y = 0;
+  int64_t rows = 0, n = 0, k = 0;
+  bool gated = false;
+  bool f32 = false;  // type of y; else bf16
+};
+
+constexpr int64_t kMostFewRows = 64;  // of more, the library is faster
+constexpr int kFewRowsBlocks = 160;   // that memory is planned for
+// Memory that the launches of a stream share; zeros at first.
+constexpr size_t kFewRowsParts =
+    size_t{kFewRowsBlocks} * kFewRowsTile * kMostFewRows * sizeof(float);
+constexpr size_t kFewRowsMemory = 4 * kFewRowsParts + kFewRowsBlocks * sizeof(uint32_t);
+
+bool few_rows_takes(const FewRowsProduct& p, int blocks);
+// Whether the sums may be left to the reader: there are few enough.
+bool few_rows_splits(const FewRowsProduct& p, int blocks);
+
+struct FewRowsLaunch {
+  std::string kernel;  // of few_rows.cu; its threads are kFewRowsThreads
+  int blocks, shared_bytes;
+  FewRowsArgs args;
+};
+// split: the sums are left to the reader (args.sums).
+FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int blocks, bool split,
+                              int in_flight = 2);
+
+}  // namespace tokamak::cuda

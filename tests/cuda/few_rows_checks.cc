@@ -1,0 +1,180 @@
+// Products of few rows against double precision, and their speed.
+#include <cmath>
+
+#include "backend/cuda/few_rows_launch.h"
+#include "decode_bench.h"
+
+namespace tokamak::cuda {
+namespace {
+
+constexpr RandomSpec kWeights{0, 0.25f, 21}, kInputs{0, 2, 22};
+
+double random_bf16(const RandomSpec& spec, int64_t i) {
+  return static_cast<double>(from_bf16(to_bf16(random_value(spec, static_cast<uint64_t>(i)))));
+}
+
+class FewRowsRunner {
+ public:
+  explicit FewRowsRunner(FewRowsContext& c)
+      : blocks_(c.device.multiprocessors()), module_(c.kernels.data()), memory_(kFewRowsMemory) {
+    check(driver().stream_wait(nullptr), "clearing memory");
+  }
+  FewRowsSums launch(const Stream& stream, const FewRowsProduct& p, int in_flight, bool split) {
+    split = split && few_rows_splits(p, blocks_);
+    FewRowsLaunch l = few_rows_launch(p, memory_.address(), blocks_, split, in_flight);
+    LaunchAttribute overlap;
+    LaunchConfig config{{static_cast<unsigned>(l.blocks), 1, 1},
+                        {kFewRowsThreads, 1, 1},
+                        static_cast<unsigned>(l.shared_bytes),
+                        stream.get(),
+                        &overlap,
+                        1};
+    void* arguments[] = {&l.args};
+    check(driver().launch_ex(&config, module_.function(l.kernel.c_str(), l.shared_bytes), arguments,
+                             nullptr),
+          "launching a product");
+    return l.args.sums;
+  }
+  // The result in f32.
+  std::vector<float> result(const FewRowsProduct& p, const Buffer& y,
+                            const FewRowsSums& sums) const {
+    const auto count = static_cast<size_t>(p.rows * p.n);
+    std::vector<float> out(count);
+    if (sums.planes) {
+      std::vector<float> planes(count * static_cast<size_t>(sums.shares.most_shares()));
+      memory_.read(planes.data(), planes.size() * sizeof(float), kFewRowsParts);
+      for (size_t i = 0; i < count; ++i) {
+        const int shares = sums.shares.of_column(static_cast<int>(i % static_cast<size_t>(p.n)));
+        for (int s = 0; s < shares; ++s) out[i] += planes[static_cast<size_t>(s) * count + i];
+      }
+    } else if (p.f32) {
+      y.read(out.data(), count * sizeof(float));
+    } else {
+      std::vector<uint16_t> narrow(count);
+      y.read(narrow.data(), count * 2);
+      for (size_t i = 0; i < count; ++i) out[i] = from_bf16(narrow[i]);
+    }
+    return out;
+  }
+
+ private:
+  int blocks_;
+  KernelModule module_;
+  Buffer memory_;
+};
+
+struct Matrices {
+  FewRowsProduct p;
+  Buffer x, w, y;
+  Matrices(const Filler& filler, int64_t rows, int64_t n, int64_t k, bool gated, bool f32) {
+    auto bytes = [](int64_t a, int64_t b, int64_t each) {
+      return static_cast<size_t>(a * b * each);
+    };
+    x = Buffer(bytes(rows, k, 2));
+    w = Buffer(bytes(gated ? 2 * n : n, k, 2));
+    y = Buffer(bytes(rows, n, f32 ? 4 : 2));
+    filler.bf16(x.address(), bytes(rows, k, 1), kInputs);
+    filler.bf16(w.address(), bytes(gated ? 2 * n : n, k, 1), kWeights);
+    check(driver().stream_wait(nullptr), "filling matrices");
+    p = {x.address(), w.address(), y.address(), rows, n, k, gated, f32};
+  }
+  double weight_bytes() const { return static_cast<double>(w.bytes()); }
+};
+
+double dot(const FewRowsProduct& p, int64_t m, int64_t row) {
+  double sum = 0;
+  for (int64_t i = 0; i < p.k; ++i)
+    sum += random_bf16(kInputs, m * p.k + i) * random_bf16(kWeights, row * p.k + i);
+  return sum;
+}
+
+void check_product(FewRowsContext& c, FewRowsRunner& runner, const Matrices& t, int in_flight,
+                   bool split) {
+  const FewRowsProduct& p = t.p;
+  const FewRowsSums sums = runner.launch(c.stream, p, in_flight, split);
+  c.stream.wait();
+  const std::vector<float> got = runner.result(p, t.y, sums);
+  double difference = 0, power = 0;
+  for (int64_t j = 0; j < p.n; j += 1 + p.n / 48 / 2 * 2) {  // odd and even
+    for (int64_t m = 0; m < p.rows; m += 1 + p.rows / 16) {
+      double expected = dot(p, m, j);
+      if (p.gated) expected = expected / (1 + std::exp(-expected)) * dot(p, m, p.n + j);
+      const double error = static_cast<double>(got[static_cast<size_t>(m * p.n + j)]) - expected;
+      difference += error * error;
+      power += expected * expected;
+    }
+  }
+  for (int i = 0; i < 5; ++i) runner.launch(c.stream, p, in_flight, split);
+  c.stream.wait();
+  const bool same = runner.result(p, t.y, sums) == got;
+  const double most = p.f32 || sums.planes ? 1e-9 : 2e-5;
+  c.report.expect(
+      difference / power < most && same,
+      fmt::format("{} x {} x {}{}{}{}, {} in flight: NMSE {:.1e}{}", p.rows, p.n, p.k,
+                  p.gated ? ", gated" : "", p.f32 ? ", f32" : "", sums.planes ? ", split" : "",
+                  in_flight, difference / power, same ? "" : ", other bits in another run"));
+}
+
+// The products of some layers in one graph, as a step has them.
+void time_layers(FewRowsContext& c, FewRowsRunner& runner, const char* name, int64_t hidden,
+                 int64_t qkv, int64_t heads, int64_t mlp, int64_t rows, int in_flight) {
+  const int layers = hidden > 2048 ? 6 : 16;
+  std::vector<Matrices> all;
+  double bytes = 0;
+  for (int l = 0; l < layers; ++l) {
+    all.emplace_back(c.filler, rows, qkv, hidden, false, false);
+    all.emplace_back(c.filler, rows, hidden, heads, false, false);
+    all.emplace_back(c.filler, rows, mlp, hidden, true, false);
+    all.emplace_back(c.filler, rows, hidden, mlp, false, false);
+  }
+  for (const Matrices& m : all) bytes += m.weight_bytes();
+  Handle graph = nullptr, exec = nullptr;
+  check(driver().capture_begin(c.stream.get(), 1), "capturing");
+  for (const Matrices& m : all) runner.launch(c.stream, m.p, in_flight, true);
+  check(driver().capture_end(c.stream.get(), &graph), "capturing");
+  check(driver().graph_instantiate(&exec, graph, 0), "making a graph");
+  const double ms = c.stream.time(12, [&] { driver().graph_launch(exec, c.stream.get()); });
+  driver().graph_exec_destroy(exec);
+  driver().graph_destroy(graph);
+  c.report.timing(fmt::format("{} layers, {} rows, {} in flight", name, rows, in_flight), ms,
+                  bytes);
+}
+
+}  // namespace
+
+void check_few_rows(FewRowsContext& c, bool tiny) {
+  FewRowsRunner runner(c);
+  struct Size {
+    int64_t rows, n, k;
+    bool gated, f32;
+  };
+  for (const Size& s : {Size{16, 6144, 4096, false, false},
+                        {1, 130, 64, false, false},
+                        {5, 62, 200, false, true},
+                        {16, 2048, 2048, true, false},
+                        {13, 14336, 4096, true, false},
+                        {16, 4096, 14336, false, false},
+                        {32, 6144, 4096, false, false},
+                        {27, 1000, 1032, true, false},
+                        {64, 4096, 4096, false, false},
+                        {64, 6144, 2048, true, false},
+                        {33, 32002, 2048, false, true},
+                        {64, 130, 64, false, false},
+                        {41, 514, 1032, true, false}}) {
+    if (tiny && s.n * s.k > 1100000) continue;
+    const Matrices t(c.filler, s.rows, s.n, s.k, s.gated, s.f32);
+    check_product(c, runner, t, 2, false);
+    if (!s.gated) check_product(c, runner, t, 3, true);
+  }
+}
+
+void time_few_rows(FewRowsContext& c) {
+  FewRowsRunner runner(c);
+  for (int64_t rows : {16, 32, 64})
+    for (int in_flight : {2, 3}) {
+      time_layers(c, runner, "8B", 4096, 6144, 4096, 14336, rows, in_flight);
+      time_layers(c, runner, "1.7B", 2048, 4096, 2048, 6144, rows, in_flight);
+    }
+}
+
+}  // namespace tokamak::cuda
