@@ -1,4 +1,4 @@
-"""Jump-forward on and off, in turns, on the schemas of bench/grammar_cases.json: python bench/jump_forward.py TOKAMAK MODEL [--rounds N]
+"""Jump-forward on and off, in turns, on the schemas of bench/grammar_cases.json: python bench/jump_forward.py TOKAMAK MODEL [--rounds N] [--cases FILE]
 
 Starts a server. For every schema a chat request is answered greedily with both settings; prints tokens of the answer, tokens that were forced (each saves a step), the speed with and
 without, and whether the texts are equal.
@@ -29,8 +29,10 @@ def main():
     parser.add_argument("tokamak")
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--cases", default=pathlib.Path(__file__).parent / "grammar_cases.json", type=pathlib.Path)
     args = parser.parse_args()
-    cases = json.loads((pathlib.Path(__file__).parent / "grammar_cases.json").read_text())
+    cases = json.loads(args.cases.read_text())
     server = subprocess.Popen([args.tokamak, "serve", args.model, "--port", "0"], stdout=subprocess.PIPE, text=True)
     try:
         line = ""
@@ -40,7 +42,7 @@ def main():
         print("| schema | tokens | forced | tokens/s without | with | ratio | same text |\n|---|---|---|---|---|---|---|")
         total = [0, 0, 0.0, 0.0]
         for case in cases:
-            body = {"messages": [{"role": "user", "content": "Invent one entry and write it as JSON."}], "temperature": 0, "max_tokens": 160,
+            body = {"messages": [{"role": "user", "content": "Invent one entry and write it as JSON."}], "temperature": 0, "max_tokens": args.max_tokens,
                     "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": case["schema"]}}}
             post(base + "/v1/chat/completions", body)  # compiles the grammar and computes the prompt
             seconds, texts, tokens, forced = {False: [], True: []}, {}, {}, 0

@@ -77,6 +77,7 @@ CompileOptions compile_options(const OpenOptions& o) {
   options.max_tokens = value_or(o.max_step_tokens, kDefaultStepTokens);
   options.max_logit_rows = value_or(o.max_logit_rows, kDefaultLogitRows);
   options.context = o.context;
+  options.layers = o.layers;
   options.max_context = value_or(o.max_context, kDefaultContext);
   options.longest = o.longest;
   options.merge_adapters = o.merge_adapters;

@@ -8,17 +8,17 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "engine/draft/model_drafter.h"
+#include "plan/bundle_file.h"
 
 namespace tokamak {
 namespace {
 
 using Method = SpeculativeOptions::Method;
 
-constexpr std::pair<std::string_view, Method> kMethods[] = {{"off", Method::kOff},
-                                                            {"ngram", Method::kNgram},
-                                                            {"suffix", Method::kSuffix},
-                                                            {"draft_model", Method::kDraftModel},
-                                                            {"patterns", Method::kPatterns}};
+constexpr std::pair<std::string_view, Method> kMethods[] = {
+    {"off", Method::kOff},           {"ngram", Method::kNgram},
+    {"suffix", Method::kSuffix},     {"draft_model", Method::kDraftModel},
+    {"patterns", Method::kPatterns}, {"early_exit", Method::kEarlyExit}};
 
 Method method_of(std::string_view name) {
   std::vector<std::string_view> names;
@@ -119,6 +119,7 @@ void read_settings(std::string_view text, SpeculativeOptions& out) {
   if (method.empty() && !out.model.empty()) method = "draft_model";
   if (method.empty()) fail(ErrorCode::kInvalidArgument, "speculation: \"method\" is missing");
   out.method = method_of(method);
+  s.integer("early_exit_layers", 1, 1 << 16, out.layers);
   s.integer("num_speculative_tokens", 1, EngineStats::kDraftPositions, out.tokens);
   read_ngram(s, out.ngram);
   read_suffix(s, out.suffix);
@@ -149,6 +150,9 @@ SpeculativeOptions parse_speculative(std::string_view text, const std::string& d
     fail(ErrorCode::kInvalidArgument,
          "speculation: the method \"draft_model\" needs \"model\", the path of a model; no other "
          "method uses it");
+  if (out.layers > 0 && out.method != Method::kEarlyExit)
+    fail(ErrorCode::kInvalidArgument,
+         "speculation: only the method \"early_exit\" uses early_exit_layers");
   return out;
 }
 
@@ -171,9 +175,10 @@ void check_same_vocabulary(const Tokenizer& target, const Tokenizer& draft,
 }
 
 void open_draft_model(const OpenOptions& target, const std::string& path,
-                      const EngineConfig& config, LoadedModel& model) {
+                      const EngineConfig& config, LoadedModel& model, int64_t layers = 0) {
   OpenOptions o = target;
   o.model = path;
+  o.layers = layers;
   o.context = 0;
   o.dump_after.clear();
   o.dump_dir.clear();
@@ -199,6 +204,22 @@ void open_draft_model(const OpenOptions& target, const std::string& path,
                                                  config.max_num_seqs);
 }
 
+// The first layers of the model and its head, as a draft model.
+void open_early_exit(const SpeculativeOptions& s, const OpenOptions& o, const EngineConfig& config,
+                     LoadedModel& model) {
+  if (is_bundle(o.model))
+    fail(
+        ErrorCode::kUnsupported,
+        "speculation: early_exit compiles a part of the model, which a bundle does not allow; open "
+        "the model file");
+  int64_t all = model.source->plans().layers;
+  int64_t layers = s.layers > 0 ? s.layers : std::max<int64_t>(1, all / 3);
+  if (layers >= all)
+    fail(ErrorCode::kInvalidArgument,
+         "speculation: early_exit_layers is {}, but must be less than the model's {}", layers, all);
+  open_draft_model(o, o.model, config, model, layers);
+}
+
 void open_patterns(const SpeculativeOptions& s, LoadedModel& model) {
   auto file = PatternFile::open(s.patterns);
   if (file->fingerprint() != tokenizer_fingerprint(*model.tokenizer))
@@ -222,6 +243,9 @@ void open_drafter(const SpeculativeOptions& s, const OpenOptions& o, const Engin
       break;
     case Method::kDraftModel:
       open_draft_model(o, s.model, config, model);
+      break;
+    case Method::kEarlyExit:
+      open_early_exit(s, o, config, model);
       break;
     case Method::kPatterns:
       open_patterns(s, model);

@@ -14,11 +14,12 @@
 namespace tokamak {
 
 struct SpeculativeOptions {
-  enum class Method : uint8_t { kOff, kNgram, kSuffix, kDraftModel, kPatterns };
+  enum class Method : uint8_t { kOff, kNgram, kSuffix, kDraftModel, kPatterns, kEarlyExit };
   Method method = Method::kOff;
   int32_t tokens = 8;    // most drafted tokens per sequence and step
   std::string model;     // path of the draft model
   std::string patterns;  // path of the pattern library
+  int64_t layers = 0;    // of an early exit; 0: a third of the model's
   PatternOptions pattern;
   NgramOptions ngram;
   SuffixOptions suffix;

@@ -68,6 +68,7 @@ TEST(Speculative, Settings) {
       {R"({"method": "ngram", "ngram": 1})", "\"ngram\" is unknown"},
       {R"({"method": "draft_model"})", "needs \"model\", the path"},
       {R"({"method": "ngram", "model": "x"})", "no other method uses it"},
+      {R"({"method": "ngram", "early_exit_layers": 2})", "only the method"},
       {R"({"method": "patterns"})", "needs \"patterns\", the path"},
   };
   for (const auto& entry : wrong) {
@@ -101,6 +102,7 @@ TEST(Speculative, SameAnswersFromEveryDrafter) {
   std::vector<Result> want = answers(Model(path, {.threads = 2}));
   for (ModelOptions options : {ModelOptions{.threads = 2, .speculative = "ngram"},
                                ModelOptions{.threads = 2, .speculative = "suffix"},
+                               ModelOptions{.threads = 2, .speculative = "early_exit"},
                                ModelOptions{.threads = 2, .draft_model = path}}) {
     Model model(path, options);
     std::vector<Result> have = answers(model);
@@ -130,6 +132,10 @@ TEST(Speculative, ErrorsSayWhatIsWrong) {
   EXPECT_NE(message_of([&] { plain.generate("a", {.draft_tokens = 2}); }).find("speculative"),
             std::string::npos);
   EXPECT_NE(message_of([&] { Model(path, {.speculative = "magic"}); }).find("magic"),
+            std::string::npos);
+  EXPECT_NE(message_of([&] {
+              Model(path, {.speculative = R"({"method": "early_exit", "early_exit_layers": 2})"});
+            }).find("less than the model's 2"),
             std::string::npos);
   // The same model with one more token.
   namespace fs = std::filesystem;

@@ -99,6 +99,10 @@ int64_t choose_context(const CompileOptions& options, const ModelConfig& config)
 }
 
 void fit_options(CompileOptions& options, ModelConfig& config) {
+  if (options.layers > config.layers)
+    fail(ErrorCode::kInvalidArgument, "an exit after {} layers: the model has {}", options.layers,
+         config.layers);
+  if (options.layers > 0) config.layers = options.layers;
   options.context = choose_context(options, config);
   EmbeddingSpec& embedding = config.embedding;
   if (!options.pooling.empty()) {
