@@ -167,7 +167,7 @@ class OpenApi(unittest.TestCase):
         routes = {r for r in self.server.json("GET", "/fake/routes")[1]
                   if not re.match(r"GET (/fake|/$|/web/|/favicon|/index)", r)}
         short = {r for r in routes if r.replace(" /", " /v1/", 1) in routes}  # the same without /v1
-        self.assertEqual(len(short), 12)
+        self.assertEqual(len(short), 14)
         self.assertEqual(listed, routes - short)
         self.assertEqual(self.document["info"]["version"], "0.1.0")
 
@@ -289,11 +289,12 @@ class Keys(unittest.TestCase):
     def test_keys_guard_all_but_probes_and_are_the_salt(self):
         server = Server(env={"FAKE_API_KEY": "secret"})
         try:
-            for path in ("/health", "/ping", "/ready"):
+            probes = ("/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready")
+            for path in probes:
                 self.assertEqual(server.request("GET", path)[0], 200)
             for route in server.json("GET", "/fake/routes")[1]:
                 method, path = route.replace("{...}", "x").split(" ")
-                if path in ("/health", "/ping", "/ready", "/", "/index.html") or path.startswith(("/web/", "/fake", "/favicon")):
+                if path in (*probes, "/", "/index.html") or path.startswith(("/web/", "/fake", "/favicon")):
                     continue
                 self.assertEqual(server.request(method, path, {} if method == "POST" else None)[0], 401, route)
             good = {"Authorization": "Bearer secret"}
