@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "backend/cuda/executable.h"
+#include "backend/cuda/launches.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -29,8 +30,8 @@ bool is_hidden(const SampleRow& s) { return s.mode == SampleRow::Mode::kHidden; 
 }  // namespace
 
 // The first of the plan's launches that takes the step. Profiled calls run one by one. The order of
-// a plan is that of its largest batch; of few sequences the persistent kernel is faster than fused
-// layers, of more it is slower.
+// a plan for several batch sizes is that of the largest one; of few sequences the persistent kernel
+// is faster than fused layers, of more it is slower.
 void CudaExecutable::choose_path(uint32_t plan) {
   const StepInputs& phase = binder_.phase();
   const bool whole = &binder_.inputs() == &phase;  // without padding
@@ -39,10 +40,12 @@ void CudaExecutable::choose_path(uint32_t plan) {
   launched_.layered = false;
   const LaunchKind last =
       phase.ids.size() <= kFewSequences ? LaunchKind::kLayers : LaunchKind::kStream;
+  const bool several =
+      most_of(plans_, plans_.plans[plan], "B") > static_cast<int64_t>(kFewSequences);
   for (bool of_last : {false, true})
     for (LaunchKind kind : prepared_[plan].launches) {
       if (!whole || (profile_ && profile_->on) || launched_.stream || launched_.layered) break;
-      if ((kind == last) != of_last) continue;
+      if ((several && kind == last) != of_last) continue;
       if (kind == LaunchKind::kLayers)
         launched_.layered = layers_ && takes_layers(prepared_[plan]);
       else if (StreamDecoder* stream = streams_[static_cast<size_t>(kind)].get();
