@@ -257,7 +257,7 @@ int tensor_map(void* out, int type, unsigned rank, void* address, const uint64_t
                int) {
   if (int r = answer()) return r;
   FakeTensorMap map{address, {}, {}, {}, static_cast<int>(rank), type, swizzle};
-  if (rank > 4) return 1;
+  if (rank < 1 || rank > 4) return 1;
   std::copy_n(dims, rank, map.dims);
   std::copy_n(strides, rank - 1, map.strides);
   std::copy_n(box, rank, map.box);
