@@ -57,12 +57,12 @@ RequestSpec random_request(Rng& rng, bool jump) {
   return spec;
 }
 
-struct Outcome {
+struct JumpOutcome {
   std::map<std::pair<RequestId, int32_t>, Answer> answers;
   EngineStats stats;
 };
 
-Outcome run_all(uint64_t seed, int in_flight, bool jump, bool drafts) {
+JumpOutcome run_all(uint64_t seed, int in_flight, bool jump, bool drafts) {
   Rng rng(seed);
   PlanSet plans = fake_plan_set();
   EngineConfig config = default_engine_config(plans, 200, 1);
@@ -92,8 +92,8 @@ TEST(JumpForward, RandomSchedulesGiveTheSameAnswersInFewerSteps) {
     int in_flight = 1 + static_cast<int>(seed % 3);
     bool drafts = seed % 4 == 0;
     SCOPED_TRACE(fmt::format("seed {} in_flight {} drafts {}", seed, in_flight, drafts));
-    Outcome off = run_all(seed, in_flight, false, drafts),
-            on = run_all(seed, in_flight, true, drafts);
+    JumpOutcome off = run_all(seed, in_flight, false, drafts),
+                on = run_all(seed, in_flight, true, drafts);
     ASSERT_EQ(on.answers.size(), off.answers.size());
     for (const auto& [key, want] : off.answers) {
       const Answer& got = on.answers.at(key);
