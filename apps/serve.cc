@@ -410,8 +410,8 @@ void add_adapter_flags(CLI::App& verb, ServeFlags& flags) {
 void add_loading_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_option("--max-loaded-models", flags.limits.loaded,
                   "models that are loaded at the same time; with this, --model-memory or "
-                  "--unload-idle, a model is loaded by the first request for it, and the one that "
-                  "was not used for longest makes room")
+                  "--unload-idle, a model is loaded by the first request for it, and the least "
+                  "recently used one is unloaded to make room")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   verb.add_option("--model-memory", flags.limits.bytes,
                   "bytes for all loaded models, e.g. 16G (weights, KV cache, arena)")

@@ -12,7 +12,8 @@ namespace tokamak {
 
 // Owned by the caller; written by the engine's thread. The text grows up to `most_bytes`; later
 // calls are not recorded, so that the text is always a run from its start. Token masks are not
-// recorded: their effect is in the results of the steps.
+// recorded: their effect is in the results of the steps. A run with jump-forward cannot be
+// replayed, because masks also append tokens there.
 //   {"now": 5, "events": [{"arrival": 1, "prompt": [1, 2], "max_tokens": 16}, {"cancel": 3},
 //                         {"stop_at": 1, "choice": 0, "position": 4}]}
 //   {"now": 9, "events": [{"done": 0, "seconds": 0.1, "ids": [5], "path": [0], ...}]}

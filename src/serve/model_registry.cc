@@ -240,7 +240,7 @@ void ModelRegistry::run() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     remove_unused(lock);
-    Slot* wanted = nullptr;  // for longest
+    Slot* wanted = nullptr;  // has waited longest
     bool leaving = false, idle = false;
     for (Slot& slot : slots_) {
       if (!slot.waiting.empty() && slot.model == nullptr &&

@@ -59,7 +59,7 @@ TEST(ModelRegistry, LoadsOnDemandAndMakesRoom) {
   EXPECT_TRUE(registry.loaded().empty());
   EXPECT_EQ(wait_for(registry, "")->name, "a");
   EXPECT_EQ(wait_for(registry, "b")->name, "b");
-  registry.get("a");  // b is now the one that was not used for longest
+  registry.get("a");  // b is now the least recently used one
   EXPECT_EQ(wait_for(registry, "c")->name, "c");
   EXPECT_EQ(registry.find("a").state, State::kLoaded);
   EXPECT_EQ(registry.find("b").state, State::kUnloaded);

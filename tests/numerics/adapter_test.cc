@@ -255,7 +255,7 @@ TEST(Adapter, DamagedOnesEndInOneLine) {
       {"not a matrix", {{a.name, {2, 8, 8}}, b}, "", "is not a pair of matrices"},
       {"another model", {{a.name, {2, 60}}, b}, "", "the adapter is for another model"},
       {"another model's rows", {a, {b.name, {60, 2}}}, "", "the adapter is for another model"},
-      {"a layer that is not there",
+      {"a layer that does not exist",
        {{"base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight", {2, 64}},
         {"base_model.model.model.layers.7.self_attn.q_proj.lora_B.weight", {64, 2}}},
        "",

@@ -145,8 +145,7 @@ void read_parameters(Fields& fields, Value& body) {
 // {"text_input": ..., "parameters": {...}}; parameters may also stand beside the text.
 Translated translate_text(const Value& given, const std::string& model, bool stream) {
   Fields fields(given);
-  const Value& text = fields.require(kText);
-  if (!text.is_string()) wrong_type(kText, "a string", text);
+  const std::string& text = fields.require_string(kText);
   KserveOptions options;
   options.id = fields.string("id").value_or("");
   Value body = Value::object();
@@ -214,17 +213,16 @@ Translated translate_tensors(const Value& given, const std::string& model) {
   read_parameters(fields, body);
   for (size_t i = 0; i < inputs->size(); ++i) {
     Fields tensor((*inputs)[i], fmt::format("inputs[{}]", i));
-    const Value& name = tensor.require("name");
-    if (!name.is_string()) wrong_type(tensor.name("name"), "a string", name);
+    const std::string& name = tensor.require_string("name");
     Value data = read_tensor(tensor);
-    if (name.as_string() == kText)
+    if (name == kText)
       prompts = std::move(data);
     else if (data.size() == 1)
-      set_parameter(body, name.as_string(), data.as_array()[0]);
+      set_parameter(body, name, data.as_array()[0]);
     else
       bad_request(tensor.name("data"), "invalid_value",
                   "Invalid '{}': the parameter '{}' has one value for all texts.",
-                  tensor.name("data"), name.as_string());
+                  tensor.name("data"), name);
   }
   if (prompts.size() == 0)
     bad_request("inputs", "missing_required_parameter",

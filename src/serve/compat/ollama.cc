@@ -73,8 +73,7 @@ void read_think(Fields& fields, Value& out) {
 Value read_call(const Value& value, const std::string& param) {
   Fields call(value, param);
   Fields function(call.require("function"), param + ".function");
-  const Value& name = function.require("name");
-  if (!name.is_string()) wrong_type(param + ".function.name", "a string", name);
+  const std::string& name = function.require_string("name");
   const Value* arguments = function.find("arguments");
   std::string text = arguments == nullptr ? "{}" : dump_json(*arguments);
   Value out = Value::object();
@@ -103,9 +102,8 @@ Value read_ollama_message(const Value& value, const std::string& param) {
 
 // The fields that both routes have. Clients load a model by asking for nothing.
 void read_common(Fields& fields, bool nothing, bool chat, const Api& api, Translated& out) {
-  const Value& name = fields.require("model");
-  if (!name.is_string()) wrong_type("model", "a string", name);
-  out.body.set("model", plain_name(name.as_string()));
+  const std::string& name = fields.require_string("model");
+  out.body.set("model", plain_name(name));
   out.clamp = true;
   const bool stream = fields.boolean("stream").value_or(true);
   out.body.set("stream", stream);
@@ -116,7 +114,7 @@ void read_common(Fields& fields, bool nothing, bool chat, const Api& api, Transl
     if (const Value* value = fields.find(field)) out.body.set(field, *value);
   fields.ignore({"keep_alive", "template"});
   log_unknown_fields(fields.unknown());
-  OllamaOptions options{chat, name.as_string()};
+  OllamaOptions options{chat, name};
   out.shape = [options](ShapeOptions shape, const Tokenizer& tokenizer) {
     return make_ollama_shape(std::move(shape), options, tokenizer);
   };
@@ -184,7 +182,9 @@ Value list_entry(const ModelRegistry::Listed& model) {
   entry.set("name", model.name + std::string(kTag));
   entry.set("model", model.name + std::string(kTag));
   entry.set("modified_at", utc_time(model.model != nullptr ? model.model->created : 0));
-  entry.set("size", static_cast<int64_t>(model.bytes));
+  entry.set("size",
+            static_cast<int64_t>(model.model != nullptr ? model.model->client->memory().weights
+                                                        : model.bytes));
   entry.set("digest", model.model != nullptr ? model.model->fingerprint : "");
   entry.set("details", details());
   return entry;

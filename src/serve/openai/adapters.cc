@@ -1,8 +1,6 @@
 // Models by name, and adapters, which are models to clients: they are listed beside the model that
 // they change, a request's model field chooses one, and an administrator loads and unloads them
 // while the server runs.
-#include <algorithm>
-
 #include "base/log.h"
 #include "serve/openai/api.h"
 #include "serve/openai/api_error.h"
@@ -113,7 +111,7 @@ void Api::add_adapter(const ServedModel& base, std::shared_ptr<const Adapter> ad
   place = std::move(model);
 }
 
-// Not even a server without keys loads files for everybody.
+// Needed even where no API key is: these routes read files.
 void Api::need_admin(const http::Request& request) const {
   if (admin_.empty())
     throw ApiError(403, "Nothing can be loaded at run time: start the server with --admin-key.", "",
@@ -134,28 +132,24 @@ void Api::need_admin_and_loading(const http::Request& request) const {
 // Answers when the model is loaded.
 void Api::load_model(const http::ExchangePtr& exchange, const Value& body) {
   Fields fields(body);
-  const Value& name = fields.require("model");
-  if (!name.is_string()) wrong_type("model", "a string", name);
-  model(name.as_string());  // not loaded: this handler is called again when it is
+  model(fields.require_string("model"));  // not loaded: this handler is called again when it is
   exchange->respond(http::json_response(Value::Object{{"success", true}}));
 }
 
 http::Response Api::unload_model(const Value& body) {
   Fields fields(body);
-  const Value& name = fields.require("model");
-  if (!name.is_string()) wrong_type("model", "a string", name);
-  if (!registry_->has(name.as_string())) model(name.as_string());  // 404
-  registry_->unload(name.as_string());
+  const std::string& name = fields.require_string("model");
+  if (!registry_->has(name)) model(name);  // 404
+  registry_->unload(name);
   return http::json_response(Value::Object{{"success", true}});
 }
 
 http::Response Api::load_adapter(const Value& body) {
   Fields fields(body);
   auto text = [&](const char* name) {
-    const Value& value = fields.require(name);
-    if (!value.is_string()) wrong_type(name, "a string", value);
-    if (value.as_string().empty()) bad_request(name, "invalid_value", "'{}' is empty.", name);
-    return value.as_string();
+    const std::string& value = fields.require_string(name);
+    if (value.empty()) bad_request(name, "invalid_value", "'{}' is empty.", name);
+    return value;
   };
   std::string name = text("lora_name"), path = text("lora_path");
   bool replace = fields.boolean("load_inplace").value_or(false);
@@ -180,9 +174,7 @@ http::Response Api::load_adapter(const Value& body) {
 
 http::Response Api::unload_adapter(const Value& body) {
   Fields fields(body);
-  const Value& value = fields.require("lora_name");
-  if (!value.is_string()) wrong_type("lora_name", "a string", value);
-  const std::string& name = value.as_string();
+  const std::string& name = fields.require_string("lora_name");
   {
     std::lock_guard lock(adapters_mutex_);
     if (adapters_.erase(name) == 0)

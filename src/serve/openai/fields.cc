@@ -74,6 +74,12 @@ const Value& Fields::require(std::string_view field) {
   return *value;
 }
 
+const std::string& Fields::require_string(std::string_view field) {
+  const Value& value = require(field);
+  if (!value.is_string()) wrong_type(name(field), "a string", value);
+  return value.as_string();
+}
+
 std::optional<bool> Fields::boolean(std::string_view field) {
   const Value* value = find(field);
   if (value == nullptr) return std::nullopt;

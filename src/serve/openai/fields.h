@@ -20,6 +20,7 @@ class Fields {
   std::string name(std::string_view field) const;
   const Value* find(std::string_view field);     // nullptr: absent or null
   const Value& require(std::string_view field);  // 400 if absent
+  const std::string& require_string(std::string_view field);
   std::optional<bool> boolean(std::string_view field);
   std::optional<int64_t> integer(std::string_view field, int64_t low, int64_t high);
   std::optional<double> number(std::string_view field, double low, double high);
