@@ -14,12 +14,6 @@ namespace {
               param, type);
 }
 
-std::string required_text(Fields& fields, const char* name) {
-  const Value& value = fields.require(name);
-  if (!value.is_string()) wrong_type(fields.name(name), "a string", value);
-  return value.as_string();
-}
-
 // A string, or a list of text blocks.
 std::string read_text(const Value& value, const std::string& param) {
   if (value.is_string()) return value.as_string();
@@ -28,8 +22,8 @@ std::string read_text(const Value& value, const std::string& param) {
   for (size_t i = 0; i < value.as_array().size(); ++i) {
     std::string name = fmt::format("{}[{}]", param, i);
     Fields block(value.as_array()[i], name);
-    if (std::string type = required_text(block, "type"); type != "text") unknown_block(name, type);
-    text += (text.empty() ? "" : "\n") + required_text(block, "text");
+    if (std::string type = block.require_string("type"); type != "text") unknown_block(name, type);
+    text += (text.empty() ? "" : "\n") + block.require_string("text");
   }
   return text;
 }
@@ -41,14 +35,14 @@ void add_user(const Value::Array& blocks, const std::string& param, Value& out) 
   for (size_t i = 0; i < blocks.size(); ++i) {
     std::string name = fmt::format("{}[{}]", param, i);
     Fields block(blocks[i], name);
-    std::string type = required_text(block, "type");
+    std::string type = block.require_string("type");
     if (type == "text") {
-      text += (any ? "\n" : "") + required_text(block, "text");
+      text += (any ? "\n" : "") + block.require_string("text");
       any = true;
     } else if (type == "tool_result") {
       Value message = Value::object();
       message.set("role", "tool");
-      message.set("tool_call_id", required_text(block, "tool_use_id"));
+      message.set("tool_call_id", block.require_string("tool_use_id"));
       const Value* content = block.find("content");
       message.set("content", content == nullptr ? "" : read_text(*content, name + ".content"));
       out.push(std::move(message));
@@ -66,18 +60,18 @@ void add_assistant(const Value::Array& blocks, const std::string& param, Value& 
   for (size_t i = 0; i < blocks.size(); ++i) {
     std::string name = fmt::format("{}[{}]", param, i);
     Fields block(blocks[i], name);
-    std::string type = required_text(block, "type");
+    std::string type = block.require_string("type");
     if (type == "text") {
-      text += (text.empty() ? "" : "\n") + required_text(block, "text");
+      text += (text.empty() ? "" : "\n") + block.require_string("text");
     } else if (type == "thinking") {
-      thoughts += required_text(block, "thinking");
+      thoughts += block.require_string("thinking");
     } else if (type == "tool_use") {
       const Value& input = block.require("input");
       if (!input.is_object()) wrong_type(name + ".input", "an object", input);
       Value function = Value::object();
-      function.set("name", required_text(block, "name"));
+      function.set("name", block.require_string("name"));
       function.set("arguments", dump_json(input));
-      calls.push(Value::Object{{"id", required_text(block, "id")},
+      calls.push(Value::Object{{"id", block.require_string("id")},
                                {"type", "function"},
                                {"function", std::move(function)}});
     } else if (type != "redacted_thinking") {
@@ -104,7 +98,7 @@ Value read_anthropic_messages(Fields& fields) {
   for (size_t i = 0; i < list.as_array().size(); ++i) {
     std::string param = fmt::format("messages[{}]", i);
     Fields message(list.as_array()[i], param);
-    std::string role = required_text(message, "role");
+    std::string role = message.require_string("role");
     if (role != "user" && role != "assistant")
       bad_request(param + ".role", "invalid_value",
                   "Invalid '{}.role': '{}'; use 'user' or 'assistant', and 'system' at the top "
@@ -133,7 +127,7 @@ Value read_anthropic_tools(const Value::Array& list) {
                                                "client's own tools are available.",
                                                type));
     Value function = Value::object();
-    function.set("name", required_text(tool, "name"));
+    function.set("name", tool.require_string("name"));
     if (auto text = tool.string("description")) function.set("description", std::move(*text));
     const Value& schema = tool.require("input_schema");
     if (!schema.is_object()) wrong_type(param + ".input_schema", "an object", schema);
@@ -145,7 +139,7 @@ Value read_anthropic_tools(const Value::Array& list) {
 
 void read_tool_choice(const Value& choice, Value& out) {
   Fields fields(choice, "tool_choice");
-  std::string type = required_text(fields, "type");
+  std::string type = fields.require_string("type");
   if (type == "auto" || type == "none")
     out.set("tool_choice", type);
   else if (type == "any")
@@ -153,7 +147,7 @@ void read_tool_choice(const Value& choice, Value& out) {
   else if (type == "tool")
     out.set("tool_choice",
             Value::Object{{"type", "function"},
-                          {"function", Value::Object{{"name", required_text(fields, "name")}}}});
+                          {"function", Value::Object{{"name", fields.require_string("name")}}}});
   else
     bad_request("tool_choice.type", "invalid_value",
                 "Invalid 'tool_choice.type': use auto, any, tool or none.");
@@ -161,7 +155,7 @@ void read_tool_choice(const Value& choice, Value& out) {
 
 void read_thinking(const Value& thinking, Value& out) {
   Fields fields(thinking, "thinking");
-  std::string type = required_text(fields, "type");
+  std::string type = fields.require_string("type");
   if (type != "enabled" && type != "disabled" && type != "adaptive")
     bad_request("thinking.type", "invalid_value",
                 "Invalid 'thinking.type': use enabled, adaptive or disabled.");

@@ -8,12 +8,6 @@
 namespace tokamak::openai {
 namespace {
 
-std::string text_field(Fields& fields, const char* name) {
-  const Value& value = fields.require(name);
-  if (!value.is_string()) wrong_type(fields.name(name), "a string", value);
-  return value.as_string();
-}
-
 std::string read_parts(const Value& content, const std::string& param) {
   if (content.is_string()) return content.as_string();
   if (!content.is_array()) wrong_type(param, "a string or an array of content parts", content);
@@ -21,10 +15,10 @@ std::string read_parts(const Value& content, const std::string& param) {
   for (size_t i = 0; i < content.as_array().size(); ++i) {
     std::string name = fmt::format("{}[{}]", param, i);
     Fields part(content.as_array()[i], name);
-    std::string type = text_field(part, "type");
+    std::string type = part.require_string("type");
     if (i > 0) text += '\n';
     if (type == "input_text" || type == "output_text" || type == "text")
-      text += text_field(part, "text");
+      text += part.require_string("text");
     else if (type == "refusal")
       text += part.string("refusal").value_or("");
     else
@@ -45,10 +39,10 @@ Value& assistant_before(Value& messages) {
 
 void add_call(Fields& item, Value& messages) {
   Value function = Value::object();
-  function.set("name", text_field(item, "name"));
-  function.set("arguments", text_field(item, "arguments"));
+  function.set("name", item.require_string("name"));
+  function.set("arguments", item.require_string("arguments"));
   Value call = Value::object();
-  call.set("id", text_field(item, "call_id"));
+  call.set("id", item.require_string("call_id"));
   call.set("type", "function");
   call.set("function", std::move(function));
   Value& message = assistant_before(messages);
@@ -61,7 +55,7 @@ void add_item(const Value& value, const std::string& param, Value& messages) {
   std::string type = item.string("type").value_or("message");
   if (type == "message") {
     Value message = Value::object();
-    message.set("role", text_field(item, "role"));
+    message.set("role", item.require_string("role"));
     message.set("content", read_parts(item.require("content"), param + ".content"));
     messages.push(std::move(message));
   } else if (type == "function_call") {
@@ -69,7 +63,7 @@ void add_item(const Value& value, const std::string& param, Value& messages) {
   } else if (type == "function_call_output") {
     Value message = Value::object();
     message.set("role", "tool");
-    message.set("tool_call_id", text_field(item, "call_id"));
+    message.set("tool_call_id", item.require_string("call_id"));
     message.set("content", read_parts(item.require("output"), param + ".output"));
     messages.push(std::move(message));
   } else if (type == "reasoning") {
@@ -104,11 +98,11 @@ Value read_response_tools(const Value::Array& list) {
   for (size_t i = 0; i < list.size(); ++i) {
     std::string param = fmt::format("tools[{}]", i);
     Fields tool(list[i], param);
-    if (std::string type = text_field(tool, "type"); type != "function")
+    if (std::string type = tool.require_string("type"); type != "function")
       unsupported(param + ".type",
                   fmt::format("Tools of type '{}' are not available; only functions are.", type));
     Value function = Value::object();
-    function.set("name", text_field(tool, "name"));
+    function.set("name", tool.require_string("name"));
     for (const char* name : {"description", "parameters", "strict"})
       if (const Value* value = tool.find(name)) function.set(name, *value);
     out.push(Value::Object{{"type", "function"}, {"function", std::move(function)}});
@@ -123,7 +117,7 @@ void read_text_format(Fields& fields, Value& out) {
   const Value* format = inner.find("format");
   if (format == nullptr) return;
   Fields given(*format, "text.format");
-  std::string type = text_field(given, "type");
+  std::string type = given.require_string("type");
   Value own = Value::Object{{"type", type}};
   if (type == "json_schema") {
     Value schema = Value::object();
@@ -140,11 +134,11 @@ void read_choice(const Value& choice, Value& out) {
     return;
   }
   Fields fields(choice, "tool_choice");
-  if (std::string type = text_field(fields, "type"); type != "function")
+  if (std::string type = fields.require_string("type"); type != "function")
     unsupported("tool_choice", fmt::format("Type '{}' is not available.", type));
   out.set("tool_choice",
           Value::Object{{"type", "function"},
-                        {"function", Value::Object{{"name", text_field(fields, "name")}}}});
+                        {"function", Value::Object{{"name", fields.require_string("name")}}}});
 }
 
 void read_rest(Fields& fields, Value& out) {
