@@ -1,6 +1,8 @@
 #include "graph/evaluate.h"
 
 #include <cmath>
+#include <functional>
+#include <numeric>
 
 #include "base/error.h"
 #include "graph/region.h"
@@ -8,6 +10,11 @@
 #include "tensor/plane.h"
 
 namespace tokamak {
+
+int64_t element_count(const std::vector<int64_t>& dims) {
+  return std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<>());
+}
+
 namespace {
 
 std::vector<int64_t> extents(const TensorType& type, const SymbolValues& symbols) {
@@ -16,19 +23,13 @@ std::vector<int64_t> extents(const TensorType& type, const SymbolValues& symbols
   return dims;
 }
 
-int64_t count(const std::vector<int64_t>& dims) {
-  int64_t n = 1;
-  for (int64_t d : dims) n *= d;
-  return n;
-}
-
 bool is_int(DType dtype) { return dtype == DType::kI32; }
 
 template <class S>
 EvalTensor<S> allocate(const TensorType& type, const SymbolValues& symbols) {
   EvalTensor<S> t;
   t.dims = extents(type, symbols);
-  auto n = static_cast<size_t>(count(t.dims));
+  auto n = static_cast<size_t>(element_count(t.dims));
   t.integer = is_int(type.dtype);
   if (t.integer)
     t.i.resize(n);
@@ -237,7 +238,7 @@ class Interpreter {
     Bound b;
     if (v.state) {
       for (auto& p : v.state->planes)
-        b.planes.push_back({p.name, p.data.data(), count(p.dims), p.dims});
+        b.planes.push_back({p.name, p.data.data(), element_count(p.dims), p.dims});
       b.operand.state = {b.planes, v.state->slots};
     } else if (v.view) {
       b.operand.view = {v.view->table.data(), v.view->stride, v.view->block_size};

@@ -15,6 +15,8 @@
 
 namespace tokamak {
 
+int64_t element_count(const std::vector<int64_t>& dims);
+
 template <class S>
 struct EvalTensor {
   std::vector<int64_t> dims;

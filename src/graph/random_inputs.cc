@@ -19,10 +19,6 @@ float rounded(DType dtype, double value) {
   return v;
 }
 
-int64_t count(const std::vector<int64_t>& dims) {
-  return std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<>());
-}
-
 constexpr int64_t kMostOlder = 1 << 18;  // elements of a plane, for long sequences
 
 class InputMaker {
@@ -67,7 +63,7 @@ class InputMaker {
   EvalTensor<double> floats(const std::vector<int64_t>& dims, DType dtype) {
     EvalTensor<double> t;
     t.dims = dims;
-    t.f.resize(static_cast<size_t>(count(dims)));
+    t.f.resize(static_cast<size_t>(element_count(dims)));
     static constexpr double kInf = std::numeric_limits<double>::infinity();
     static constexpr std::array kFinite = {0.0, 1.0, -1.0, 2.0, -0.5, 3.0, 1e4, -1e-4};
     static constexpr std::array kNasty = {
@@ -151,7 +147,7 @@ class InputMaker {
     EvalTensor<double> t;
     t.dims = dims;
     t.integer = true;
-    t.i.resize(static_cast<size_t>(count(dims)));
+    t.i.resize(static_cast<size_t>(element_count(dims)));
     auto between = [&](int64_t from, int64_t to) {
       return static_cast<int32_t>(
           from + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(to - from))));
@@ -215,7 +211,7 @@ class InputMaker {
     Ref r = fn_.find_input(name);
     if (!r.valid()) return;
     std::vector<int64_t> dims = extents(fn_.tensor(r));
-    if (count(dims) != static_cast<int64_t>(values.size())) return;
+    if (element_count(dims) != static_cast<int64_t>(values.size())) return;
     EvalTensor<double> t;
     t.dims = std::move(dims);
     t.i = std::move(values);
@@ -273,7 +269,7 @@ class InputMaker {
     std::vector<int64_t> out;
     int64_t width = 1;
     for (const StateDecl& s : fn_.module().states)
-      for (const PlaneDecl& p : s.planes) width = std::max(width, count(extents(p.type)));
+      for (const PlaneDecl& p : s.planes) width = std::max(width, element_count(extents(p.type)));
     for (const Node& node : fn_.nodes())
       if (int64_t w = node.op->name == "attend" ? node.attrs.get_int("window", 0) : 0;
           hints_.windows && w > 0)
@@ -319,7 +315,7 @@ class InputMaker {
                       : dims[0] / std::max<int64_t>(1, step->b - step->a) * step->dims[0];
       if (step->kind == Kind::kTranspose && dims.size() >= 2)
         std::swap(dims[dims.size() - 2], dims.back());
-      if (step->kind == Kind::kReshape) dims = {count(dims)};
+      if (step->kind == Kind::kReshape) dims = {element_count(dims)};
       if (step->kind == Kind::kScaleColumns && !dims.empty())
         if (source_dims_.emplace(step->tensor, std::vector<int64_t>{dims.back()}).second)
           source_types_[step->tensor] = DType::kF32;
