@@ -106,9 +106,8 @@ struct KernelDesc {
   uint64_t (*scratch)(const KernelWork& work) = nullptr;
   // Types in which it can store results of ops that leave the choice (attribute "out").
   std::vector<DType> out_types = {DType::kF32};
-  // Regions: whether what is computed before an anchor may leave the region, and whether ops after
-  // the anchor may read it.
-  bool before_leaves = true, after_reads_before = false;
+  // Regions: whether what is computed before an anchor may leave the region.
+  bool before_leaves = true;
   // Regions are made for it only where the pass `fuse` is named: an executor for tests and tools.
   bool on_request = false;
 

@@ -126,7 +126,7 @@ class BodyMatcher {
       return false;
     return std::all_of(node.inputs.begin(), node.inputs.end(), [&](Ref r) {
       bool before = feeds_[r.node] && !is_input(r.node) && !anchor_[r.node];
-      return loop_type(body_.tensor(r).dtype) && (!before || kernel_.after_reads_before);
+      return loop_type(body_.tensor(r).dtype) && !before;
     });
   }
 
