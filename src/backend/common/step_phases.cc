@@ -11,7 +11,7 @@ void cut_values(const std::vector<int32_t>& from, int64_t first, int64_t count,
     to.push_back(from[static_cast<size_t>(i)] - minus);
 }
 
-// Of an i32 input with an element per token. One of another size is left for the binder to reject.
+// Cuts an i32 input with an element per token. The binder rejects one of another size.
 void cut_tokens(StepTensor& t, int64_t first, int64_t count) {
   constexpr int64_t kSize = sizeof(int32_t);
   if (t.dims.size() != 1 || std::ssize(t.bytes) < (first + count) * kSize) return;
