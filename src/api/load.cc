@@ -122,6 +122,7 @@ LoadedModel load_model(const OpenOptions& asked) {
     o.max_adapter_rank = model.adapters->rank();
   }
   SpeculativeOptions speculative = parse_speculative(o.speculative, o.draft_model);
+  o.exit_layers = exit_layers(speculative, o);
   CompiledSetup setup = compile_for(o);
   const PlanSet& plans = setup.source->plans();
   model.name = served_name(o.model);

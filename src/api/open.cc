@@ -77,7 +77,7 @@ CompileOptions compile_options(const OpenOptions& o) {
   options.max_tokens = value_or(o.max_step_tokens, kDefaultStepTokens);
   options.max_logit_rows = value_or(o.max_logit_rows, kDefaultLogitRows);
   options.context = o.context;
-  options.layers = o.layers;
+  options.exit_layers = o.exit_layers;
   options.max_context = value_or(o.max_context, kDefaultContext);
   options.longest = o.longest;
   options.merge_adapters = o.merge_adapters;
@@ -128,6 +128,9 @@ CompiledSetup compile_for(const OpenOptions& o, Backend* shared) {
   if (options.adapter_slots > 0 && (shared ? *shared : *setup.backend).name() == "cuda")
     fail(ErrorCode::kUnsupported,
          "adapters beside the model run on the cpu backend only; on cuda use --merge-adapter");
+  if (options.exit_layers != 0 && (shared ? *shared : *setup.backend).name() == "cuda")
+    fail(ErrorCode::kUnsupported,
+         "speculation: early_exit runs on the backends cpu and ref; on cuda use another method");
   setup.source =
       compile_model(o.model, shared ? *shared : *setup.backend, options, cache ? &*cache : nullptr);
   return setup;

@@ -30,7 +30,7 @@ struct OpenOptions : ModelOptions {
   std::vector<std::string> dump_after;  // passes after which the graph is printed to stderr
   std::string dump_dir;                 // folder for what each stage of the compiler produces
   int64_t longest = 0;                  // no sequence will be longer than this; 0: not known
-  int64_t layers = 0;                   // CompileOptions::layers
+  int64_t exit_layers = 0;              // CompileOptions::exit_layers
   int64_t max_context = 0;              // unless `context` is set: at most this; 0: 8192
   int64_t max_logit_rows = 0;           // rows of a step that may ask for logits; 0: 64
   int64_t kv_tokens = 0;     // instead of kv_cache_bytes: capacity of the KV cache in tokens

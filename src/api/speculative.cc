@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "engine/draft/exit_drafter.h"
 #include "engine/draft/model_drafter.h"
 #include "plan/bundle_file.h"
 
@@ -175,10 +176,9 @@ void check_same_vocabulary(const Tokenizer& target, const Tokenizer& draft,
 }
 
 void open_draft_model(const OpenOptions& target, const std::string& path,
-                      const EngineConfig& config, LoadedModel& model, int64_t layers = 0) {
+                      const EngineConfig& config, LoadedModel& model) {
   OpenOptions o = target;
   o.model = path;
-  o.layers = layers;
   o.context = 0;
   o.dump_after.clear();
   o.dump_dir.clear();
@@ -204,22 +204,6 @@ void open_draft_model(const OpenOptions& target, const std::string& path,
                                                  config.max_num_seqs);
 }
 
-// The first layers of the model and its head, as a draft model.
-void open_early_exit(const SpeculativeOptions& s, const OpenOptions& o, const EngineConfig& config,
-                     LoadedModel& model) {
-  if (is_bundle(o.model))
-    fail(
-        ErrorCode::kUnsupported,
-        "speculation: early_exit compiles a part of the model, which a bundle does not allow; open "
-        "the model file");
-  int64_t all = model.source->plans().layers;
-  int64_t layers = s.layers > 0 ? s.layers : std::max<int64_t>(1, all / 3);
-  if (layers >= all)
-    fail(ErrorCode::kInvalidArgument,
-         "speculation: early_exit_layers is {}, but must be less than the model's {}", layers, all);
-  open_draft_model(o, o.model, config, model, layers);
-}
-
 void open_patterns(const SpeculativeOptions& s, LoadedModel& model) {
   auto file = PatternFile::open(s.patterns);
   if (file->fingerprint() != tokenizer_fingerprint(*model.tokenizer))
@@ -231,6 +215,15 @@ void open_patterns(const SpeculativeOptions& s, LoadedModel& model) {
 }
 
 }  // namespace
+
+int64_t exit_layers(const SpeculativeOptions& s, const OpenOptions& o) {
+  if (s.method != Method::kEarlyExit) return 0;
+  if (is_bundle(o.model))
+    fail(ErrorCode::kUnsupported,
+         "speculation: early_exit needs a function that a bundle does not have; open the model "
+         "file");
+  return s.layers > 0 ? s.layers : -1;
+}
 
 void open_drafter(const SpeculativeOptions& s, const OpenOptions& o, const EngineConfig& config,
                   LoadedModel& model) {
@@ -245,7 +238,7 @@ void open_drafter(const SpeculativeOptions& s, const OpenOptions& o, const Engin
       open_draft_model(o, s.model, config, model);
       break;
     case Method::kEarlyExit:
-      open_early_exit(s, o, config, model);
+      model.drafter = std::make_unique<ExitDrafter>();
       break;
     case Method::kPatterns:
       open_patterns(s, model);

@@ -32,6 +32,9 @@ struct SpeculativeOptions {
 // Error(kInvalidArgument) naming what is wrong.
 SpeculativeOptions parse_speculative(std::string_view text, const std::string& draft_model = {});
 
+// The layers that draft: OpenOptions::exit_layers. Throws Error(kUnsupported) for a bundle.
+int64_t exit_layers(const SpeculativeOptions& speculative, const OpenOptions& options);
+
 // Opens the drafter that the options name, for a model whose tokenizer and backend are loaded.
 // Sets model.draft and model.drafter.
 void open_drafter(const SpeculativeOptions& speculative, const OpenOptions& options,

@@ -73,6 +73,11 @@ class Executable {
   virtual void set_mask(Ticket, int32_t /*output*/, std::span<const uint32_t> /*allowed*/) {
     fail(ErrorCode::kUnsupported, "this backend cannot mask tokens");
   }
+  // The token that an output of an earlier phase of a submitted step chose (0: none), for the masks
+  // of the tokens that follow it. Waits for that phase.
+  virtual int32_t drafted(Ticket, int32_t /*output*/) {
+    fail(ErrorCode::kUnsupported, "this backend cannot mask tokens that follow its own drafts");
+  }
 
   // Puts the matrices of an adapter (plan/adapter.h) into a slot, before the steps that are
   // submitted later; matrices that it does not have become zero.

@@ -48,8 +48,13 @@ std::vector<PlanRequest> plan_requests(const std::vector<Function*>& functions,
     for (int k : options.verify)
       add_requests(out, *functions[next++], verify_guards(options, k), fmt::format("{}*B", k + 1));
   }
-  for (; next < functions.size(); ++next)
-    add_requests(out, *functions[next], {function_guard(*functions[next])});
+  for (; next < functions.size(); ++next) {
+    const Function& fn = *functions[next];
+    if (fn.name() == kExitFunction)
+      add_requests(out, fn, exit_guards(options), "B");
+    else
+      add_requests(out, fn, {function_guard(fn)});
+  }
   return out;
 }
 

@@ -99,10 +99,13 @@ int64_t choose_context(const CompileOptions& options, const ModelConfig& config)
 }
 
 void fit_options(CompileOptions& options, ModelConfig& config) {
-  if (options.layers > config.layers)
-    fail(ErrorCode::kInvalidArgument, "an exit after {} layers: the model has {}", options.layers,
-         config.layers);
-  if (options.layers > 0) config.layers = options.layers;
+  if (options.exit_layers != 0 && config.embedding.encoder)
+    fail(ErrorCode::kUnsupported, "speculation: early_exit drafts next tokens, the model has none");
+  if (options.exit_layers < 0) options.exit_layers = std::max<int64_t>(1, config.layers / 3);
+  if (options.exit_layers >= config.layers)
+    fail(ErrorCode::kInvalidArgument,
+         "speculation: early_exit_layers is {}, but must be less than the model's {}",
+         options.exit_layers, config.layers);
   options.context = choose_context(options, config);
   EmbeddingSpec& embedding = config.embedding;
   if (!options.pooling.empty()) {

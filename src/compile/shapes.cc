@@ -109,6 +109,11 @@ Guards decode_guards(const CompileOptions& o) {
   return out;
 }
 
+Guards exit_guards(CompileOptions o) {
+  o.tree_mask = false;  // it does not read the mask
+  return decode_guards(o);
+}
+
 Guards verify_guards(const CompileOptions& o, int drafts) {
   int64_t rows = drafts + 1;
   int64_t most = std::min(o.max_sequences, std::min(o.max_logit_rows, o.max_tokens) / rows);

@@ -24,6 +24,7 @@ Shapes chosen_shapes(const CompileOptions& options, const Backend& backend);
 using Guards = std::vector<std::vector<GuardRange>>;
 Guards step_guards(const CompileOptions& options);
 Guards decode_guards(const CompileOptions& options);
+Guards exit_guards(CompileOptions options);
 Guards verify_guards(const CompileOptions& options, int drafts);
 
 // Functions of the module beside step and what is derived from it: an encoder, a pipeline stage.

@@ -23,7 +23,7 @@ bool is_right_path(const StepEntry& e, std::span<const int32_t> path,
 
 // A backend that returns nonsense makes the step fail, not the engine.
 const char* what_is_wrong(const PendingStep& step, const StepResult& result) {
-  size_t rows = step.inputs.out_rows.size(), sequences = step.entries.size();
+  size_t rows = step.inputs.out_rows.size(), sequences = step.owners.size();
   if (result.ids.size() != rows || result.logprobs.size() != rows)
     return "the backend returned a wrong number of rows";
   if (result.path_start.size() != sequences + 1 || result.failed.size() != sequences ||
@@ -31,9 +31,9 @@ const char* what_is_wrong(const PendingStep& step, const StepResult& result) {
       !std::is_sorted(result.path_start.begin(), result.path_start.end()))
     return "the backend returned a wrong number of sequences";
   if (!vectors_complete(step, result)) return "the backend returned no vectors";
-  for (size_t b = 0; b < sequences; ++b)
-    if (result.failed[b] == StepFailure::kNone &&
-        !is_right_path(step.entries[b], result.path_of(b), step.inputs.samples))
+  for (size_t i = 0; i < step.entries.size(); ++i)
+    if (result.failed[step.sequence_of(i)] == StepFailure::kNone &&
+        !is_right_path(step.entries[i], result.path_of(step.sequence_of(i)), step.inputs.samples))
       return "the backend accepted tokens that do not continue each other";
   return nullptr;
 }
@@ -55,12 +55,13 @@ void EngineCore::commit(Ticket ticket, const StepResult& result, Actions& action
   last_done_ = now_;
   stats_.step_seconds.add(seconds(duration));
   scheduler_.observe(step.entries, duration);
-  for (size_t b = 0; b < step.entries.size(); ++b)
-    commit_entry(step.entries[b], b, result, actions);
+  for (size_t i = 0; i < step.entries.size(); ++i) commit_entry(step, i, result, actions);
 }
 
-void EngineCore::commit_entry(const StepEntry& e, size_t index, const StepResult& result,
+void EngineCore::commit_entry(const PendingStep& step, size_t entry, const StepResult& result,
                               Actions& actions) {
+  const StepEntry& e = step.entries[entry];
+  size_t index = step.sequence_of(entry);
   Sequence& seq = *e.sequence;
   std::span<const int32_t> path = result.path_of(index);
   --seq.in_flight;
@@ -74,7 +75,7 @@ void EngineCore::commit_entry(const StepEntry& e, size_t index, const StepResult
   note_scores(seq, e, result);
   if (e.chooses) --seq.pending;
   seq.computed = e.start + e.count;
-  if (e.pools) return commit_vector(seq, e, result, actions);
+  if (e.pools) return commit_vector(seq, e.first_choice(), result, step, actions);
   if (e.drafts > 0) keep_path(seq, e, path);
   if (!path.empty() && static_cast<size_t>(path.back()) < result.mirostat_mu.size())
     seq.mirostat_mu = result.mirostat_mu[static_cast<size_t>(path.back())];

@@ -97,6 +97,7 @@ EngineConfig default_engine_config(const PlanSet& plans, int64_t max_model_len, 
   c.max_num_seqs = std::min(c.max_num_seqs, c.max_out_rows);
   for (const Plan& p : plans.plans) {
     if (p.function == "decode") c.decode_batch = std::max(c.decode_batch, guard_limit(p, "B"));
+    c.exits = c.exits || p.function == kExitFunction;
     if (int32_t k = verify_size(p.function); k > 0) c.verify_sizes.push_back(k);
   }
   for (const InputEntry& in : plans.inputs) {

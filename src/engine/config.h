@@ -67,6 +67,7 @@ struct EngineConfig {
   int32_t draft_tokens = 0;           // most drafts per sequence and step
   bool adaptive_drafts = false;       // draft only as many as pay (draft/draft_planner.h)
   int64_t draft_max_sequences = 0;    // no drafts in steps that decode more; 0: no such bound
+  bool exits = false;                 // the plans have kExitFunction
   bool tree_mask = false;             // the plans read a mask, so drafts may be trees
 };
 

@@ -81,9 +81,10 @@ void EngineCore::submit(PendingStep& step, Actions& actions) {
   step.masks_sent = false;
   step.submitted = now_;
   ++stats_.steps;
-  stats_.tokens_scheduled += step.inputs.tokens();
-  stats_.step_tokens.add(static_cast<double>(step.inputs.tokens()));
-  stats_.step_sequences.add(static_cast<double>(step.inputs.sequences()));
+  int64_t tokens = step.inputs.tokens() - step.draft_sequences;
+  stats_.tokens_scheduled += tokens;
+  stats_.step_tokens.add(static_cast<double>(tokens));
+  stats_.step_sequences.add(static_cast<double>(step.entries.size()));
   actions.submits.push_back({step.ticket, &step.inputs});
 }
 

@@ -67,7 +67,7 @@ class EngineCore {
   // commit.cc: steps
   void commit(Ticket ticket, const StepResult& result, Actions& actions);
   void rewind(Ticket ticket, std::string_view error, Actions& actions);
-  void commit_entry(const StepEntry& entry, size_t index, const StepResult& result,
+  void commit_entry(const PendingStep& step, size_t entry, const StepResult& result,
                     Actions& actions);
   void keep_path(Sequence& seq, const StepEntry& entry, std::span<const int32_t> path);
   void emit(Sequence& seq, std::span<const int32_t> path, const StepResult& result,
@@ -86,7 +86,7 @@ class EngineCore {
   Finish jump(Sequence& seq, Delta& delta);
 
   // pool.cc: the vector of a prompt ends its request
-  void commit_vector(Sequence& seq, const StepEntry& entry, const StepResult& result,
+  void commit_vector(Sequence& seq, int32_t row, const StepResult& result, const PendingStep& step,
                      Actions& actions);
 
   // beam.cc: beam search

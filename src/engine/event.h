@@ -70,8 +70,9 @@ struct MaskAction {
   int32_t output = 0;
   TokenMask* mask = nullptr;  // valid until the step is reported done or failed
   int32_t choice = 0;
-  std::span<const int32_t> answer;       // so far; valid until the next call of advance
-  uint32_t first_draft = 0, drafts = 0;  // that follow it, in Actions::mask_drafts
+  std::span<const int32_t> answer;  // so far; valid until the next call of advance
+  // The drafts that follow it, in Actions::mask_drafts: ids, or outputs of the step (id_of_output).
+  uint32_t first_draft = 0, drafts = 0;
 };
 
 // Reused from call to call: a warmed-up engine does not allocate. Carried out in this order:

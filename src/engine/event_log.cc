@@ -268,6 +268,8 @@ std::string actions_text(const Actions& actions) {
   for (const SubmitAction& s : actions.submits) {
     const StepInputs& in = *s.inputs;
     fmt::format_to(at, "submit {} {}", s.ticket, in.function);
+    for (const StepPhase& p : in.phases)
+      fmt::format_to(at, " phase={}:{}:{}:{}", p.function, p.tokens, p.sequences, p.outputs);
     put_list(out, "ids", in.ids);
     put_list(out, "pos", in.pos);
     put_list(out, "slot", in.slot);

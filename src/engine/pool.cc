@@ -9,15 +9,16 @@ namespace tokamak {
 bool vectors_complete(const PendingStep& step, const StepResult& result) {
   bool wanted = std::any_of(step.entries.begin(), step.entries.end(),
                             [](const StepEntry& e) { return e.pools; });
-  size_t rows = step.inputs.out_rows.size();
+  size_t rows = step.inputs.out_rows.size() - static_cast<size_t>(step.draft_outputs);
   return !wanted || (!result.hidden.empty() && result.hidden.size() % rows == 0);
 }
 
-void EngineCore::commit_vector(Sequence& seq, const StepEntry& e, const StepResult& result,
-                               Actions& actions) {
-  size_t rows = result.ids.size(), width = result.hidden.size() / rows;
-  auto first = result.hidden.begin() +
-               static_cast<std::ptrdiff_t>(static_cast<size_t>(e.first_out + e.scores) * width);
+void EngineCore::commit_vector(Sequence& seq, int32_t row, const StepResult& result,
+                               const PendingStep& step, Actions& actions) {
+  size_t rows = result.ids.size() - static_cast<size_t>(step.draft_outputs);
+  size_t width = result.hidden.size() / rows;
+  auto first =
+      result.hidden.begin() + (row - step.draft_outputs) * static_cast<std::ptrdiff_t>(width);
   auto end = first + static_cast<std::ptrdiff_t>(width);
   kv_.commit(seq.blocks, seq.computed, seq.ids());
   if (!std::all_of(first, end, [](float x) { return std::isfinite(x); }))

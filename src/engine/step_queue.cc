@@ -67,7 +67,10 @@ void StepQueue::set_masks(const Actions& actions) {
     try {
       std::fill(mask_.begin(), mask_.end(), 0);
       auto drafts = std::span(actions.mask_drafts).subspan(m.first_draft, m.drafts);
-      m.mask->allow(m.choice, m.answer, drafts, mask_);
+      drafts_.assign(drafts.begin(), drafts.end());
+      for (int32_t& id : drafts_)
+        if (is_output_id(id)) id = executable_.drafted(entry->running, output_of_id(id));
+      m.mask->allow(m.choice, m.answer, drafts_, mask_);
       executable_.set_mask(entry->running, m.output, mask_);
     } catch (const std::exception& e) {
       log::error("the token mask of output {} of step {}: {}", m.output, m.ticket, e.what());

@@ -40,6 +40,7 @@ class StepQueue {
   int not_submitted_ = 0;  // entries that failed in submit
   StepResult result_;
   std::vector<uint32_t> mask_;
+  std::vector<int32_t> drafts_;  // of a mask
 };
 
 }  // namespace tokamak

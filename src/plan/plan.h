@@ -111,8 +111,12 @@ struct PlanOutput {
 // of their own, since the logits stay where "step" put them.
 inline constexpr std::string_view kSampleFunction = "sample";
 
+// The first layers of the model and its head, for one token of each sequence: it guesses the next
+// tokens. It shares the weights and the KV of "step"; a PlanSet may lack it.
+inline constexpr std::string_view kExitFunction = "exit";
+
 struct Plan {
-  std::string function;           // "step", "decode", "verify3", kSampleFunction
+  std::string function;           // "step", "decode", "verify3", kSampleFunction, kExitFunction
   std::vector<GuardRange> guard;  // every symbol the plan depends on
   std::vector<std::pair<std::string, std::string>>
       bound_symbols;  // e.g. T -> B after specialisation: {"T","B"}

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "base/file.h"
+#include "engine/draft/exit_drafter.h"
 #include "tests/engine/draft_tree.h"
 #include "tests/engine/test_run.h"
 
@@ -67,10 +68,16 @@ Trace parse(const std::string& text) {
 }
 
 // "3 ms  step    1[12]>  2[0..8)": request 1 feeds slot 12 and chooses a token, request 2 feeds
-// eight. "2.1": its second choice. "copy": number of blocks that are copied before the step.
+// eight. "2.1": its second choice. "copy": number of blocks that are copied before the step. "|"
+// separates phases, "d" marks a drafted token.
 std::string describe(Nanos now, const StepInputs& in, const EngineCore& core) {
   std::string out = fmt::format("{:3} ms  {:7}", now / kMillisecond, in.function);
-  for (size_t b = 0; b < in.kv_len.size(); ++b) {
+  int32_t phase_end = in.phases.empty() ? 0 : in.phases[0].sequences;
+  for (size_t b = 0, phase = 0; b < in.kv_len.size(); ++b) {
+    if (!in.phases.empty() && static_cast<int32_t>(b) == phase_end) {
+      out += "  |";
+      phase_end += in.phases[++phase].sequences;
+    }
     int32_t from = in.slot[static_cast<size_t>(in.q_start[b])], to = in.kv_len[b];
     const Sequence* seq = core.sequence_in_row(in.row[b]);
     out += fmt::format("  {}", seq->request->id);
@@ -80,6 +87,7 @@ std::string describe(Nanos now, const StepInputs& in, const EngineCore& core) {
       bool mine = in.out_rows[r] >= in.q_start[b] && in.out_rows[r] < in.q_start[b + 1];
       if (mine && in.samples[r].mode == SampleRow::Mode::kSample) out += '>';
       if (mine && in.samples[r].mode == SampleRow::Mode::kScore) out += 's';
+      if (mine && in.samples[r].mode == SampleRow::Mode::kDraft) out += 'd';
     }
   }
   if (!in.copies.empty()) out += fmt::format("  copy {}", in.copies.size());
@@ -132,6 +140,11 @@ class Golden {
             return model.continuation(r.ids, n);
           },
           plans_.vocab, wrong);
+    }
+    if (get(t.config, "exits", 0) != 0) {
+      c.exits = true;
+      c.draft_tokens = static_cast<int32_t>(get(t.config, "drafts", 3));
+      drafter_ = std::make_unique<ExitDrafter>();
     }
     run_ = std::make_unique<TestRun>(plans_, c, o, drafter_.get());
     run_->fixed_step_seconds = 1e-3;

@@ -2,6 +2,7 @@
 // only where they pay.
 #include <algorithm>
 
+#include "engine/draft/exit_drafter.h"
 #include "engine/draft/model_drafter.h"
 #include "engine/draft/ngram_drafter.h"
 #include "engine/draft/suffix_drafter.h"
@@ -142,7 +143,7 @@ TEST(Speculation, MixedRequestsGetTheSameAnswers) {
     return model.continuation(r.ids, n, r.sample->get(), r.choice);
   };
   int64_t preemptions = 0, hits = 0;
-  for (const char* name : {"garbage", "right", "tree", "ngram", "suffix", "model"})
+  for (const char* name : {"garbage", "right", "tree", "ngram", "suffix", "model", "exit"})
     for (bool small : {false, true}) {
       bool adaptive = small;
       SCOPED_TRACE(fmt::format("{} adaptive and small {}", name, small));
@@ -156,7 +157,9 @@ TEST(Speculation, MixedRequestsGetTheSameAnswers) {
       if (kind == "ngram") drafter = std::make_unique<NgramDrafter>(NgramOptions());
       if (kind == "suffix") drafter = std::make_unique<SuffixDrafter>(SuffixOptions());
       if (kind == "model") drafter = draft_model(plans, 0, small ? 160 : 4000);
+      if (kind == "exit") drafter = std::make_unique<ExitDrafter>();
       EngineConfig c = config;
+      c.exits = kind == "exit";
       c.draft_tokens = 5;
       c.adaptive_drafts = adaptive;
       c.tree_mask = kind == "tree";

@@ -1,5 +1,7 @@
 #include "backend/common/step_phases.h"
 
+#include "plan/adapter.h"
+
 namespace tokamak {
 namespace {
 
@@ -7,6 +9,15 @@ void cut_values(const std::vector<int32_t>& from, int64_t first, int64_t count,
                 std::vector<int32_t>& to, int32_t minus = 0) {
   for (int64_t i = first; i < first + count; ++i)
     to.push_back(from[static_cast<size_t>(i)] - minus);
+}
+
+// Cuts an i32 input with an element per token. The binder rejects one of another size.
+void cut_tokens(StepTensor& t, int64_t first, int64_t count) {
+  constexpr int64_t kSize = sizeof(int32_t);
+  if (t.dims.size() != 1 || std::ssize(t.bytes) < (first + count) * kSize) return;
+  t.bytes.erase(t.bytes.begin() + (first + count) * kSize, t.bytes.end());
+  t.bytes.erase(t.bytes.begin(), t.bytes.begin() + first * kSize);
+  t.dims[0] = count;
 }
 
 }  // namespace
@@ -47,6 +58,8 @@ const StepInputs& PhaseCutter::cut(const StepInputs& step, size_t phase) {
                slice_.tables[g].blocks);
   }
   slice_.inputs = step.inputs;
+  for (StepTensor& t : slice_.inputs)
+    if (t.name == kAdapterInput) cut_tokens(t, first_token_, p.tokens);
   slice_.return_logits = step.return_logits;
   return slice_;
 }

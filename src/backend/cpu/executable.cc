@@ -407,6 +407,11 @@ void CpuExecutable::set_mask(Ticket ticket, int32_t output, std::span<const uint
   if (!error_) sampler_.set_mask(output, allowed);
 }
 
+int32_t CpuExecutable::drafted(Ticket ticket, int32_t output) {
+  TK_CHECK(ticket == pending_ && ticket != 0, "ticket {} is not in flight", ticket);
+  return error_ ? 0 : std::max(0, result_.ids.at(static_cast<size_t>(output)));
+}
+
 void CpuExecutable::set_adapter(int32_t slot, const WeightSource& tensors) {
   for (size_t i = 0; i < weights_.size(); ++i)
     if (is_adapter_weight(plans_.weights[i]))

@@ -46,6 +46,7 @@ class NullExecutable final : public Executable {
       fail(ErrorCode::kUnavailable, "null backend: injected failure of submit {}", calls_);
     PendingStep& p = steps_[submitted_ % steps_.size()];
     p.result.clear();
+    p.phases_done = 0;
     p.failed = (options_.fail_every > 0 && calls_ % options_.fail_every == 0) ||
                (options_.fatal_token >= 0 && std::find(step.ids.begin(), step.ids.end(),
                                                        options_.fatal_token) != step.ids.end());
@@ -63,7 +64,7 @@ class NullExecutable final : public Executable {
       p.inputs = step;
       p.masks.assign(step.samples.size() * mask_words(model_.vocab()), 0);
     } else if (!p.failed) {
-      run(step, p);
+      run(step, p, phase_count(step));
     }
     if (options_.machine.real_time)  // one step after the other, as on a device
       p.due = device_free_ = std::max(SteadyClock().now(), device_free_) +
@@ -88,6 +89,19 @@ class NullExecutable final : public Executable {
     TK_CHECK(false, "null backend: ticket {} is not in flight", ticket);
   }
 
+  // Runs the phases of the oldest step that wait for no mask.
+  int32_t drafted(Ticket ticket, int32_t output) override {
+    PendingStep& p = steps_[collected_ % steps_.size()];
+    TK_CHECK(collected_ < submitted_ && p.ticket == ticket,
+             "null backend: ticket {} is not the oldest", ticket);
+    if (p.failed) return 0;
+    if (p.deferred && p.phases_done == 0) {
+      run_transfers(ticket);
+      run(p.inputs, p, phase_count(p.inputs) - 1);
+    }
+    return std::max(0, p.result.ids.at(static_cast<size_t>(output)));
+  }
+
   void collect(Ticket ticket, StepResult& out) override {
     TK_CHECK(collected_ < submitted_ && steps_[collected_ % steps_.size()].ticket == ticket,
              "null backend: ticket {} is not the oldest", ticket);
@@ -95,7 +109,7 @@ class NullExecutable final : public Executable {
     if (p.deferred) {
       --deferred_;
       run_transfers(ticket);
-      if (!p.failed) run(p.inputs, p);
+      if (!p.failed) run(p.inputs, p, phase_count(p.inputs));
     }
     if (options_.machine.real_time)
       std::this_thread::sleep_for(std::chrono::nanoseconds(p.due - SteadyClock().now()));
@@ -138,6 +152,7 @@ class NullExecutable final : public Executable {
     std::vector<int32_t> rows;
     std::vector<uint8_t> garbage;  // by sequence: continues a step that failed
     bool failed = false, deferred = false;
+    size_t phases_done = 0;
     StepInputs inputs;  // of a deferred step
     std::vector<uint32_t> masks;
     Nanos due = 0;  // with a machine in real time
@@ -188,15 +203,22 @@ class NullExecutable final : public Executable {
     transfers_.erase(transfers_.begin(), transfers_.begin() + static_cast<std::ptrdiff_t>(done));
   }
 
-  void run(const StepInputs& step, PendingStep& p) {
-    StepResult& out = p.result;
+  void begin(const StepInputs& step, StepResult& out) {
     out.ids.assign(step.samples.size(), -1);
     out.logprobs.assign(step.samples.size(), 0.0f);
     out.failed.assign(step.kv_len.size(), StepFailure::kNone);
     out.path_start.assign(1, 0);
-    for (size_t phase = 0; phase < phase_count(step); ++phase) {
+    cache_.copy(step.copies);
+    cache_.move(step.moves);
+  }
+
+  // The phases before `end` that have not run yet.
+  void run(const StepInputs& step, PendingStep& p, size_t end) {
+    StepResult& out = p.result;
+    if (p.phases_done == 0) begin(step, out);
+    for (size_t phase = 0; phase < end; ++phase) {
       const StepInputs& own = cutter_.cut(step, phase);
-      if (phase == 0) cache_.copy(step.copies), cache_.move(step.moves);
+      if (phase < p.phases_done) continue;
       chains_.resize(own.ids.size());
       ids_.resize(own.ids.size());
       for (size_t b = 0; b < own.kv_len.size(); ++b) forward(own, b, p);
@@ -206,6 +228,7 @@ class NullExecutable final : public Executable {
       }
       add_vectors(own, out);
     }
+    p.phases_done = end;
     out.seconds = roofline_.seconds(step);
   }
 

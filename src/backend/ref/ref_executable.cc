@@ -49,6 +49,11 @@ void RefExecutable::set_mask(Ticket ticket, int32_t output, std::span<const uint
   if (!error_ && sampler_) sampler_->set_mask(output, allowed);
 }
 
+int32_t RefExecutable::drafted(Ticket ticket, int32_t output) {
+  TK_CHECK(ticket == pending_ && ticket != 0, "ticket {} is not in flight", ticket);
+  return error_ ? 0 : std::max(0, result_.ids.at(static_cast<size_t>(output)));
+}
+
 void RefExecutable::run(const StepInputs& step, StepResult& out) {
   out.clear();
   for (size_t phase = 0; phase < phase_count(step); ++phase) run_phase(step, phase, out);

@@ -28,13 +28,35 @@ ModelBuilder::ModelBuilder(const ModelConfig& config, const CompileOptions& opti
                      {"B", 1, options.max_sequences, 1},
                      {"R", 1, options.max_logit_rows, 1}};
   if (!config.embedding.encoder) declare_states();
+  if (options.tree_mask && !config.embedding.encoder)
+    module_.symbols.push_back({"M", 1, options.max_tokens, 1});
   fn_ = &module_.add_function("step");
   fn_->set_provenance("models/" + config.architecture);
-  if (config.embedding.encoder) {
+  layers_ = config.layers;
+  if (config.embedding.encoder)
     declare_encoder_inputs();
-    return;
-  }
-  SymExpr t = SymExpr::symbol("T"), b = SymExpr::symbol("B"), r = SymExpr::symbol("R");
+  else
+    declare_inputs(SymExpr::symbol("T"), SymExpr::symbol("R"));
+}
+
+// Rows of "exit" are the last ones of their sequences, so it needs no mask. It takes and writes the
+// states of its layers.
+bool ModelBuilder::next_function() {
+  if (options.exit_layers <= 0 || layers_ == options.exit_layers) return false;
+  fn_ = &module_.add_function(std::string(kExitFunction));
+  fn_->set_provenance("models/" + config.architecture);
+  fn_->facts() = {{"q_start", Fact::Kind::kIotaTimes, 1}, {"out_rows", Fact::Kind::kIotaTimes, 1}};
+  layers_ = options.exit_layers;
+  mask = {};
+  views_.clear();
+  states_.clear();
+  declare_inputs(SymExpr::symbol("B"), SymExpr::symbol("B"));
+  return true;
+}
+
+void ModelBuilder::declare_inputs(const SymExpr& t, const SymExpr& r) {
+  SymExpr b = SymExpr::symbol("B");
+  bool exits = layers_ < config.layers;
   ids = fn_->add_input("ids", Type::of(i32("t", t)));
   pos = fn_->add_input("pos", Type::of(i32("t", t)));
   seq = fn_->add_input("seq", Type::of(i32("t", t)));
@@ -44,16 +66,20 @@ ModelBuilder::ModelBuilder(const ModelConfig& config, const CompileOptions& opti
   out_rows = fn_->add_input("out_rows", Type::of(i32("r", r)));
   if (options.adapter_slots > 0)
     adapter = fn_->add_input(std::string(kAdapterInput), Type::of(i32("t", t)));
-  if (options.tree_mask) {
-    module_.symbols.push_back({"M", 1, options.max_tokens, 1});
+  if (options.tree_mask && !exits) {
     TensorType type = i32("t", t);
     type.dims.push_back({"m", SymExpr::symbol("M"), false});
     mask = fn_->add_input("mask", Type::of(std::move(type)));
   }
-  for (const GroupDecl& g : module_.groups)
-    views_.emplace_back(g.name, fn_->add_input("view." + g.name, Type::view(g.name)));
-  for (const StateDecl& s : module_.states)
+  for (const GroupDecl& g : module_.groups) {
+    bool used = false;
+    for (int64_t l = 0; l < layers_; ++l) used = used || group_of(l) == g.name;
+    if (used) views_.emplace_back(g.name, fn_->add_input("view." + g.name, Type::view(g.name)));
+  }
+  for (int64_t l = 0; l < layers_; ++l) {
+    const StateDecl& s = module_.states[static_cast<size_t>(l)];
     states_.push_back(fn_->add_input(s.name, Type::state(s.name)));
+  }
 }
 
 // No state: a sequence is computed whole.
@@ -252,7 +278,7 @@ Module ModelBuilder::finish_encoder(Ref x) {
   return std::move(module_);
 }
 
-Module ModelBuilder::finish(Ref x, const std::string& final_norm) {
+void ModelBuilder::finish(Ref x, const std::string& final_norm) {
   Ref rows = op("gather", {x, out_rows}, Value::Object{{"axis", 0}}, "out_rows");
   Ref hidden = norm(rows, final_norm);
   Ref logits = linear(hidden, has("output.weight") ? "output" : "token_embd");
@@ -263,7 +289,6 @@ Module ModelBuilder::finish(Ref x, const std::string& final_norm) {
   fn_->set_result("logits", logits);
   fn_->set_result("hidden", hidden);
   for (size_t l = 0; l < states_.size(); ++l) fn_->set_result(module_.states[l].name, states_[l]);
-  return std::move(module_);
 }
 
 }  // namespace tokamak

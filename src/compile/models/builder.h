@@ -24,6 +24,7 @@ class ModelBuilder {
   Ref adapter;  // only with CompileOptions::adapter_slots
 
   Function& fn() { return *fn_; }
+  int64_t layers() const { return layers_; }  // of the function that is built
   bool slides(int64_t layer) const;
 
   Ref weight(const std::string& name);  // declared on first use; throws if the file lacks it
@@ -54,11 +55,16 @@ class ModelBuilder {
   // of step().
   Module finish_encoder(Ref x);
 
-  // Selects the output rows, normalises, multiplies by the output matrix; sets the results of
-  // step().
-  Module finish(Ref x, const std::string& final_norm);
+  // Selects the output rows, normalises, multiplies by the output matrix; sets the results of the
+  // function.
+  void finish(Ref x, const std::string& final_norm);
+  // Begins the next function, after finish(): kExitFunction, where the options ask for one. False:
+  // there is none.
+  bool next_function();
+  Module module() { return std::move(module_); }
 
  private:
+  void declare_inputs(const SymExpr& tokens, const SymExpr& outputs);
   std::string group_of(int64_t layer) const { return slides(layer) ? "window" : "full"; }
   Ref adapt(Ref y, Ref x, const std::string& prefix);
   Ref adapter_weight(const std::string& name, std::vector<Dim> dims);
@@ -68,6 +74,7 @@ class ModelBuilder {
 
   Module module_;
   Function* fn_;
+  int64_t layers_;
   std::vector<std::pair<std::string, Ref>> views_;  // group -> input
   std::vector<Ref> states_;                         // current version per layer
 };

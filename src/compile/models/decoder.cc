@@ -49,12 +49,10 @@ Ref add_part(ModelBuilder& b, Ref x, Ref part, const std::string& post_norm) {
   return b.op("add", {x, scaled(b, part, b.config.residual_scale)});
 }
 
-}  // namespace
-
-Module build_decoder(const ModelConfig& config, const CompileOptions& options) {
-  ModelBuilder b(config, options);
+void build_decoder_function(ModelBuilder& b) {
+  const ModelConfig& config = b.config;
   Ref x = scaled(b, b.embed(b.ids, "token_embd"), config.embedding_scale);
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
+  for (int64_t layer = 0; layer < b.layers(); ++layer) {
     std::string blk = fmt::format("blk.{}.", layer);
     Ref h = config.pre_norms ? b.norm(x, blk + "attn_norm") : x;
     Ref a = config.latent.rank > 0 ? latent_attention(b, h, layer) : attention(b, h, layer);
@@ -66,7 +64,16 @@ Module build_decoder(const ModelConfig& config, const CompileOptions& options) {
     h = config.pre_norms ? b.norm(x, blk + "ffn_norm") : x;
     x = add_part(b, x, mlp(b, h, layer), blk + "post_ffw_norm");
   }
-  return b.finish(x, "output_norm");
+  b.finish(x, "output_norm");
+}
+
+}  // namespace
+
+Module build_decoder(const ModelConfig& config, const CompileOptions& options) {
+  ModelBuilder b(config, options);
+  do build_decoder_function(b);
+  while (b.next_function());
+  return b.module();
 }
 
 }  // namespace tokamak

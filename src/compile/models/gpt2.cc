@@ -2,11 +2,12 @@
 #include "compile/models/builder.h"
 
 namespace tokamak {
+namespace {
 
-Module build_gpt2(const ModelConfig& config, const CompileOptions& options) {
-  ModelBuilder b(config, options);
+void build_gpt2_function(ModelBuilder& b) {
+  const ModelConfig& config = b.config;
   Ref x = b.op("add", {b.embed(b.ids, "token_embd"), b.embed(b.pos, "position_embd")});
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
+  for (int64_t layer = 0; layer < b.layers(); ++layer) {
     std::string blk = fmt::format("blk.{}.", layer);
     Ref h = b.norm(x, blk + "attn_norm");
     Ref q = b.heads(b.linear(h, blk + "attn_q"), config.heads, config.head_dim);
@@ -17,7 +18,16 @@ Module build_gpt2(const ModelConfig& config, const CompileOptions& options) {
     h = b.activation(b.linear(b.norm(x, blk + "ffn_norm"), blk + "ffn_up"));
     x = b.op("add", {x, b.linear(h, blk + "ffn_down")});
   }
-  return b.finish(x, "output_norm");
+  b.finish(x, "output_norm");
+}
+
+}  // namespace
+
+Module build_gpt2(const ModelConfig& config, const CompileOptions& options) {
+  ModelBuilder b(config, options);
+  do build_gpt2_function(b);
+  while (b.next_function());
+  return b.module();
 }
 
 }  // namespace tokamak

@@ -126,6 +126,9 @@ bool DraftPlanner::is_valid(const std::vector<DraftToken>& drafts, size_t at) co
   const DraftToken& d = drafts[at];
   auto last = static_cast<int32_t>(at) - 1;
   bool chain = d.parent == last, tree = d.parent >= -1 && d.parent <= last;
+  bool by_step = d.id == kDraftedByStep;
+  if (by_step != (drafts[0].id == kDraftedByStep)) return false;
+  if (by_step) return config_.exits && chain;
   return d.id >= 0 && d.id < config_.vocab && (config_.tree_mask ? tree : chain);
 }
 

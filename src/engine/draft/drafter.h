@@ -10,6 +10,10 @@
 
 namespace tokamak {
 
+// The id of a draft that the step itself chooses, with kExitFunction. A proposal has only such
+// tokens, as a chain, or none.
+constexpr int32_t kDraftedByStep = -1;
+
 // `parent` is the index of the draft that this one continues; -1: it continues the known tokens. In
 // a chain every token continues the one before it.
 struct DraftToken {

@@ -22,9 +22,16 @@ int32_t id_of(const StepEntry& e, int32_t row) {
   return slot < seq.length() ? seq.ids()[static_cast<size_t>(slot)] : last_id_of_row(seq.row);
 }
 
+void add_sequence(const StepEntry& e, int32_t length, StepInputs& in) {
+  in.kv_len.push_back(length);
+  in.row.push_back(e.sequence->row);
+  in.q_start.push_back(static_cast<int32_t>(in.ids.size()));
+}
+
 // Slots are consecutive. Positions are too, except in a tree, where siblings have the same one.
-void add_tokens(const StepEntry& e, int32_t index, StepInputs& in) {
+void add_tokens(const StepEntry& e, StepInputs& in) {
   auto first = in.pos.size();
+  auto index = static_cast<int32_t>(in.kv_len.size());
   for (int32_t i = 0; i < e.count; ++i) {
     int32_t parent = is_draft(e, i) ? parent_row(e, i) : i - 1;
     in.ids.push_back(id_of(e, i));
@@ -32,9 +39,7 @@ void add_tokens(const StepEntry& e, int32_t index, StepInputs& in) {
     in.slot.push_back(e.start + i);
     in.seq.push_back(index);
   }
-  in.kv_len.push_back(e.start + e.count);
-  in.row.push_back(e.sequence->row);
-  in.q_start.push_back(static_cast<int32_t>(in.ids.size()));
+  add_sequence(e, e.start + e.count, in);
 }
 
 SampleRow& add_out_row(const StepEntry& e, int32_t row, SampleRow::Mode mode, StepInputs& in) {
@@ -68,12 +73,46 @@ void add_samples(StepEntry& e, bool pool_first, StepInputs& in) {
   }
 }
 
+// Draft `j` of an entry is chosen from the token before it: the last committed one or draft j - 1.
+// The KV of that token goes into the slot where the last phase computes it again.
+void add_draft(StepEntry& e, int32_t j, StepInputs& in) {
+  Sequence& seq = *e.sequence;
+  in.ids.push_back(id_of(e, j));
+  in.pos.push_back(e.start + j);
+  in.slot.push_back(e.start + j);
+  in.seq.push_back(static_cast<int32_t>(in.kv_len.size()));
+  add_sequence(e, e.start + j + 1, in);
+  seq.drafts[static_cast<size_t>(j)].id = id_of_output(static_cast<int32_t>(in.out_rows.size()));
+  add_out_row(e, 0, SampleRow::Mode::kDraft, in);
+}
+
+// Phase j chooses draft j of each entry whose drafts the step chooses.
+void add_draft_phases(PendingStep& step) {
+  StepInputs& in = step.inputs;
+  for (int32_t j = 0;; ++j) {
+    StepPhase phase{std::string(kExitFunction)};
+    for (size_t i = 0; i < step.entries.size(); ++i) {
+      StepEntry& e = step.entries[i];
+      if (j >= e.drafts || e.sequence->drafts[static_cast<size_t>(j)].id != kDraftedByStep)
+        continue;
+      add_draft(e, j, in);
+      step.owners.push_back(i);
+      ++phase.tokens;
+    }
+    if (phase.tokens == 0) break;
+    phase.sequences = phase.outputs = phase.tokens;
+    in.phases.push_back(std::move(phase));
+  }
+  step.draft_sequences = static_cast<int32_t>(in.sequences());
+  step.draft_outputs = static_cast<int32_t>(in.out_rows.size());
+}
+
 // Which of its entry's rows each row sees: those it continues, and itself.
 void fill_mask(const PendingStep& step, StepInputs& in) {
   for (const StepEntry& e : step.entries) in.mask_width = std::max(in.mask_width, e.count);
   auto width = static_cast<size_t>(in.mask_width);
   in.mask.assign(in.ids.size() * width, 0);
-  auto first = in.mask.begin();
+  auto first = in.mask.begin() + step.draft_sequences * in.mask_width;  // a row per sequence
   for (const StepEntry& e : step.entries) {
     for (int32_t i = 0; i < e.count; ++i) {
       auto row = first + i * in.mask_width;
@@ -100,6 +139,8 @@ void fill_segments(const PendingStep& step, StepInputs& in) {
 void fill_adapters(const PendingStep& step, StepInputs& in) {
   std::vector<int32_t> slots;
   slots.reserve(in.ids.size());
+  for (size_t b = 0; b < static_cast<size_t>(step.draft_sequences); ++b)
+    slots.push_back(step.entries[step.owners[b]].sequence->adapter_slot);
   for (const StepEntry& e : step.entries)
     slots.insert(slots.end(), static_cast<size_t>(e.count), e.sequence->adapter_slot);
   in.set_input(kAdapterInput, slots);
@@ -144,9 +185,10 @@ void fill_table(const PendingStep& step, size_t g, const GroupEntry& group,
   for (const StepEntry& e : step.entries)
     stride = std::max(stride, (e.start + e.count + group.block_size - 1) / group.block_size);
   table.stride = static_cast<int32_t>(stride);
-  table.blocks.assign(step.entries.size() * static_cast<size_t>(stride), -1);
+  table.blocks.assign(step.owners.size() * static_cast<size_t>(stride), -1);
   auto out = table.blocks.begin();
-  for (const StepEntry& e : step.entries) {
+  for (size_t owner : step.owners) {
+    const StepEntry& e = step.entries[owner];
     const auto& blocks = e.sequence->blocks.tables[g].blocks;
     int64_t from = first_visible(group, e.start) / group.block_size;
     int64_t to = (e.start + e.count + group.block_size - 1) / group.block_size;
@@ -157,7 +199,7 @@ void fill_table(const PendingStep& step, size_t g, const GroupEntry& group,
 
 void name_function(const EngineConfig& config, PendingStep& step) {
   StepInputs& in = step.inputs;
-  int64_t b = in.sequences();
+  int64_t b = std::ssize(step.entries);
   int32_t count = step.entries[0].count;
   bool uniform = in.out_rows.size() == in.ids.size();
   for (const StepEntry& e : step.entries)
@@ -188,9 +230,11 @@ void build_inputs(const EngineConfig& config, const KvCache& kv, PendingStep& st
   StepInputs& in = step.inputs;
   in.clear();
   in.q_start.push_back(0);
-  int32_t index = 0;
+  step.owners.clear();
+  add_draft_phases(step);
   for (StepEntry& e : step.entries) {
-    add_tokens(e, index++, in);
+    step.owners.push_back(static_cast<size_t>(&e - step.entries.data()));
+    add_tokens(e, in);
     add_samples(e, config.pool_first, in);
     add_reset(*e.sequence, in);
     add_copies(e.sequence->blocks, in);
@@ -208,6 +252,10 @@ void build_inputs(const EngineConfig& config, const KvCache& kv, PendingStep& st
   }
   for (size_t g = 0; g < kv.groups(); ++g) fill_table(step, g, kv.group(g), in.tables[g]);
   name_function(config, step);
+  if (!in.phases.empty())
+    in.phases.push_back({in.function, static_cast<int32_t>(in.tokens()) - step.draft_sequences,
+                         static_cast<int32_t>(step.entries.size()),
+                         static_cast<int32_t>(in.out_rows.size()) - step.draft_outputs});
 }
 
 }  // namespace tokamak

@@ -30,6 +30,11 @@ struct PendingStep {
   bool masks_sent = false;  // the driver has been asked for the masks of its outputs
   std::vector<StepEntry> entries;
   StepInputs inputs;
+  // Phases that choose drafts come first; the last phase has one sequence per entry.
+  int32_t draft_sequences = 0, draft_outputs = 0;
+  std::vector<size_t> owners;  // per sequence of the inputs: its entry
+
+  size_t sequence_of(size_t entry) const { return static_cast<size_t>(draft_sequences) + entry; }
 };
 
 // The result has a row of the same width for every output, if any entry wants one (pool.cc).
