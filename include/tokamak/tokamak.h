@@ -100,6 +100,10 @@ struct GenerateOptions {
   // token (5); eta: learning rate (0.1).
   std::optional<int32_t> mirostat{};
   std::optional<float> mirostat_tau{}, mirostat_eta{};
+  // Classifier-free guidance: above 1 the answer follows the prompt more closely than it would
+  // follow the negative prompt (empty: the last token of the prompt). Costs a second sequence.
+  std::optional<float> guidance_scale{};  // 1: off
+  std::string negative_prompt{};
   // The order of sampling, with llama.cpp's names: "top_k", "temperature" ... (docs/engine.md).
   // Stages that are not named do not run. Empty: the default order.
   std::vector<std::string> samplers{};

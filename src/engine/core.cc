@@ -132,6 +132,7 @@ void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
   request->id = id;
   request->spec = std::move(spec);
   if (!request->spec.sample) request->spec.sample = greedy_;
+  if (request->spec.guided()) request->spec.draft_tokens = 0;  // a draft would need a guide too
   separate_caches(request->spec);
   request->unfinished = request->spec.n;
   request->arrived = now_;
@@ -146,6 +147,7 @@ void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
     seq->open(request.get(), c, request->first_order + static_cast<uint64_t>(c), now_);
     request->choices.push_back(seq);
     ++request->unretired;
+    if (request->spec.guided()) new_sequence()->open_shadow(*seq);
     jump_at_start(*seq);
     scheduler_.join(*seq);
     scheduler_.wait(*seq);
@@ -251,6 +253,7 @@ void EngineCore::retire(Sequence* seq) {
   scheduler_.forget(*seq);
   seq->request = nullptr;
   free_sequences_.push_back(seq);
+  if (seq->shadow != nullptr) free_sequences_.push_back(std::exchange(seq->shadow, nullptr));
   if (--request.unretired == 0) requests_.erase(request.id);
 }
 

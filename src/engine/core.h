@@ -69,6 +69,7 @@ class EngineCore {
   void rewind(Ticket ticket, std::string_view error, Actions& actions);
   void commit_entry(const StepEntry& entry, size_t index, const StepResult& result,
                     Actions& actions);
+  void commit_shadow(const StepEntry& entry);
   void keep_path(Sequence& seq, const StepEntry& entry, std::span<const int32_t> path);
   void emit(Sequence& seq, std::span<const int32_t> path, const StepResult& result,
             Actions& actions);
