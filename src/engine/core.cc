@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "engine/sched/batch.h"
@@ -152,6 +153,7 @@ void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
     scheduler_.join(*seq);
     scheduler_.wait(*seq);
   }
+  if (request->spec.adapter) ++adapter_requests_;
   add_deadline({request->spec.deadline, id, false});
   add_deadline({request->spec.queue_deadline, id, true});
   requests_.emplace(id, std::move(request));
@@ -254,11 +256,15 @@ void EngineCore::retire(Sequence* seq) {
   seq->request = nullptr;
   free_sequences_.push_back(seq);
   if (seq->shadow != nullptr) free_sequences_.push_back(std::exchange(seq->shadow, nullptr));
-  if (--request.unretired == 0) requests_.erase(request.id);
+  if (--request.unretired > 0) return;
+  if (request.spec.adapter) ++adapter_requests_;
+  requests_.erase(request.id);
 }
 
 // An adapter that runs for one request and is waited for by another is in both lists.
 void EngineCore::name_adapters() {
+  uint64_t changes = adapter_requests_ + scheduler_.adapters().changes();
+  if (std::exchange(adapters_named_, changes) == changes) return;
   std::set<std::string_view> running, waiting;
   for (const auto& [id, request] : requests_) {
     if (!request->spec.adapter) continue;
