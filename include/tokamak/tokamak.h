@@ -273,7 +273,11 @@ class Model {
   // with the path of the statement that is wrong or exceeds a limit. on_event is called with each
   // piece of text and each result, as JSON; returning false throws Error(kCancelled).
   using OnEvent = std::function<bool(const std::string& event)>;
-  std::string run_program(std::string_view program, const OnEvent& on_event = {}) const;
+  // on_call gives the result of a call, both as JSON: {"id", "branch", "tool", "arguments"}.
+  // Without it, a program with calls throws Error(kUnsupported).
+  using OnCall = std::function<std::string(const std::string& call)>;
+  std::string run_program(std::string_view program, const OnEvent& on_event = {},
+                          const OnCall& on_call = {}) const;
 
   // Log-probabilities of the prompt's tokens, each given the tokens before it, from token `first`
   // on (at least 1: nothing comes before token 0). Empty for a prompt that is not longer.
