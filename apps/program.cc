@@ -1,5 +1,6 @@
 // tokamak program: runs a generation program.
 #include <atomic>
+#include <cstdio>
 #include <iostream>
 
 #include "apps/model_flags.h"
