@@ -1,5 +1,7 @@
 // tokamak program: runs a generation program.
 #include <atomic>
+#include <cstdio>
+#include <iostream>
 
 #include "apps/model_flags.h"
 #include "apps/terminal.h"
@@ -42,6 +44,19 @@ void print_result(const Value& result) {
   fmt::print("{}\n", shown->is_string() ? shown->as_string() : dump_json(*shown, 2));
 }
 
+// The result of a call is the next line of the standard input: JSON, or a text.
+std::string ask_for_result(const std::string& call) {
+  fmt::print(stderr, "call {}\n", call);
+  std::string line;
+  if (!std::getline(std::cin, line))
+    fail(ErrorCode::kNotFound, "the program calls a tool, and the standard input has no result");
+  try {
+    return dump_json(parse_json(line));
+  } catch (const Error&) {
+    return dump_json(Value(line));
+  }
+}
+
 void run(const ProgramFlags& f) {
   Value request = parse_json(read_text_file(f.file), f.file);
   if (!request.is_object())
@@ -58,7 +73,7 @@ void run(const ProgramFlags& f) {
   };
   Value result;
   try {
-    result = parse_json(model.run_program(dump_json(request), on_event));
+    result = parse_json(model.run_program(dump_json(request), on_event, ask_for_result));
   } catch (const Error& e) {
     if (e.code() != ErrorCode::kCancelled) throw;
     end_by_interrupt();

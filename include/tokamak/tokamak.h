@@ -100,6 +100,10 @@ struct GenerateOptions {
   // token (5); eta: learning rate (0.1).
   std::optional<int32_t> mirostat{};
   std::optional<float> mirostat_tau{}, mirostat_eta{};
+  // Classifier-free guidance: above 1 the answer follows the prompt more closely than it would
+  // follow the negative prompt (empty: the last token of the prompt). Costs a second sequence.
+  std::optional<float> guidance_scale{};  // 1: off
+  std::string negative_prompt{};
   // The order of sampling, with llama.cpp's names: "top_k", "temperature" ... (docs/engine.md).
   // Stages that are not named do not run. Empty: the default order.
   std::vector<std::string> samplers{};
@@ -269,7 +273,11 @@ class Model {
   // with the path of the statement that is wrong or exceeds a limit. on_event is called with each
   // piece of text and each result, as JSON; returning false throws Error(kCancelled).
   using OnEvent = std::function<bool(const std::string& event)>;
-  std::string run_program(std::string_view program, const OnEvent& on_event = {}) const;
+  // on_call gives the result of a call, both as JSON: {"id", "branch", "tool", "arguments"}.
+  // Without it, a program with calls throws Error(kUnsupported).
+  using OnCall = std::function<std::string(const std::string& call)>;
+  std::string run_program(std::string_view program, const OnEvent& on_event = {},
+                          const OnCall& on_call = {}) const;
 
   // Log-probabilities of the prompt's tokens, each given the tokens before it, from token `first`
   // on (at least 1: nothing comes before token 0). Empty for a prompt that is not longer.

@@ -90,6 +90,7 @@ SampleSpec sample_spec(const SampleSpec& defaults, const GenerateOptions& o) {
   set("mirostat", o.mirostat);
   set("mirostat_tau", o.mirostat_tau);
   set("mirostat_eta", o.mirostat_eta);
+  set("guidance_scale", o.guidance_scale);
   if (!o.samplers.empty()) spec.order = sample_order(o.samplers);
   set_sample_param(spec, "min_tokens", o.min_tokens);
   normalize_sampling(spec);
@@ -183,6 +184,8 @@ RequestSpec Model::Impl::request(std::vector<int32_t> ids, const GenerateOptions
            "draft_tokens: the model was opened without speculation; set ModelOptions::speculative");
     spec.draft_tokens = *o.draft_tokens;
   }
+  if (!o.negative_prompt.empty())
+    spec.negative_prompt = loaded.tokenizer->encode(o.negative_prompt);
   SampleSpec sample = sample_spec(loaded.defaults, o);
   check_logit_bias(sample, info.vocab);
   if (is_constrained(o)) {

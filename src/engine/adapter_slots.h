@@ -30,6 +30,7 @@ class AdapterSlots {
   // Slots to be filled since the last call, in order.
   void move_loads(std::vector<AdapterAction>& to);
   int64_t loads() const { return loads_; }
+  uint64_t changes() const { return now_; }  // calls of take and release that had an effect
   int64_t size() const { return static_cast<int64_t>(slots_.size()); }
 
  private:

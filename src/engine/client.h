@@ -84,6 +84,10 @@ struct RequestSpec {
   // What the answer will largely be (OpenAI's predicted outputs): drafters that look up texts use
   // it.
   std::vector<int32_t> prediction;
+  // With SampleSpec::guidance_scale: the answer is kept away from what would follow these ids.
+  // Empty: the last id of the prompt.
+  std::vector<int32_t> negative_prompt;
+  bool guided() const { return sample && sample->guidance_scale != 1.0f && max_tokens > 0; }
 };
 
 enum class Finish : uint8_t { kNone, kStop, kLength, kCancelled, kTimeout, kError };

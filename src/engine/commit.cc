@@ -63,6 +63,7 @@ void EngineCore::commit_entry(const PendingStep& step, size_t entry, const StepR
   const StepEntry& e = step.entries[entry];
   size_t index = step.sequence_of(entry);
   Sequence& seq = *e.sequence;
+  if (seq.leader != nullptr) return commit_shadow(e);
   std::span<const int32_t> path = result.path_of(index);
   --seq.in_flight;
   if (e.epoch != seq.epoch || seq.phase == Sequence::Phase::kFinished) {
@@ -85,6 +86,15 @@ void EngineCore::commit_entry(const PendingStep& step, size_t entry, const StepR
     return;
   }
   emit(seq, path, result, actions);
+  kv_.commit(seq.blocks, seq.computed, seq.ids());
+}
+
+void EngineCore::commit_shadow(const StepEntry& e) {
+  Sequence &seq = *e.sequence, &leader = *seq.leader;
+  --leader.in_flight;
+  if (e.epoch != seq.epoch || leader.phase == Sequence::Phase::kFinished) return;
+  if (e.guides) --seq.pending;
+  seq.computed = e.start + e.count;
   kv_.commit(seq.blocks, seq.computed, seq.ids());
 }
 
@@ -201,9 +211,9 @@ void EngineCore::rewind(Ticket ticket, std::string_view error, Actions& actions)
   ++stats_.failed_steps;
   last_done_ = now_;
   for (const StepEntry& e : step_slot(ticket).entries) {
-    Sequence& seq = *e.sequence;
+    Sequence& seq = e.sequence->owner();
     --seq.in_flight;
-    if (e.epoch != seq.epoch || seq.phase == Sequence::Phase::kFinished) continue;
+    if (e.epoch != e.sequence->epoch || seq.phase == Sequence::Phase::kFinished) continue;
     seq.rewind();
     if (++seq.failures > config_.max_step_failures) finish(seq, Finish::kError, error, actions);
   }

@@ -153,6 +153,46 @@ void check_beams(const EngineConfig& c, const RequestSpec& spec) {
     fail(ErrorCode::kInvalidArgument, "length_penalty is not a finite number");
 }
 
+void check_ids(const EngineConfig& c, std::string_view what, std::span<const int32_t> ids) {
+  for (int32_t id : ids)
+    if (id < 0 || id >= c.vocab)
+      fail(ErrorCode::kInvalidArgument, "{} id {} is not in the vocabulary of {}", what, id,
+           c.vocab);
+}
+
+// The KV blocks of one answer.
+int64_t blocks_for(const EngineConfig& c, size_t group, int64_t tokens) {
+  return most_blocks(c.groups[group], tokens, std::min(tokens, c.max_batched_tokens));
+}
+
+void check_guidance(const EngineConfig& c, const RequestSpec& spec) {
+  auto refuse = [](std::string_view what) {
+    fail(ErrorCode::kInvalidArgument, "guidance_scale cannot be combined with {}", what);
+  };
+  if (!spec.guided()) {
+    if (!spec.negative_prompt.empty() && spec.max_tokens > 0)
+      fail(ErrorCode::kInvalidArgument, "negative_prompt has no effect without guidance_scale");
+    return;
+  }
+  if (!std::isfinite(spec.sample->guidance_scale))
+    fail(ErrorCode::kInvalidArgument, "guidance_scale is not a finite number");
+  if (spec.beams > 0) refuse("beam search");
+  if (spec.draft_tokens > 0) refuse("drafts");
+  if (c.max_num_seqs < 2) refuse("max_num_seqs 1: it needs two sequences");
+  check_ids(c, "negative prompt", spec.negative_prompt);
+  int64_t total = std::ssize(spec.prompt) + spec.max_tokens;
+  int64_t negative = std::max<int64_t>(1, std::ssize(spec.negative_prompt)) + spec.max_tokens;
+  if (negative > c.max_model_len)
+    fail(ErrorCode::kOutOfRange,
+         "negative prompt of {} tokens and max_tokens {} exceed the model's limit of {} tokens",
+         spec.negative_prompt.size(), spec.max_tokens, c.max_model_len);
+  for (size_t g = 0; g < c.groups.size(); ++g)
+    if (int64_t need = blocks_for(c, g, total) + blocks_for(c, g, negative); need > c.blocks[g])
+      fail(ErrorCode::kOutOfRange,
+           "prompt, negative prompt and max_tokens {} need {} KV blocks of group {}, there are {}",
+           spec.max_tokens, need, c.groups[g].name, c.blocks[g]);
+}
+
 void check_pooling(const EngineConfig& c, const RequestSpec& spec) {
   if (c.encoder && !spec.pool)
     fail(ErrorCode::kInvalidArgument, "{} is an encoder: it gives vectors and generates no text",
@@ -189,9 +229,7 @@ void check_request(const EngineConfig& c, const RequestSpec& spec) {
   if (spec.score_prompt && spec.score_from < 1)
     fail(ErrorCode::kInvalidArgument,
          "score_from is {}, but must be 1 or more: the first token has no score", spec.score_from);
-  for (int32_t id : spec.prompt)
-    if (id < 0 || id >= c.vocab)
-      fail(ErrorCode::kInvalidArgument, "prompt id {} is not in the vocabulary of {}", id, c.vocab);
+  check_ids(c, "prompt", spec.prompt);
   auto prompt = static_cast<int64_t>(spec.prompt.size());
   int64_t total = prompt + spec.max_tokens;
   if (total > c.max_model_len)
@@ -200,13 +238,14 @@ void check_request(const EngineConfig& c, const RequestSpec& spec) {
          spec.max_tokens, c.max_model_len);
   // The last token of an answer needs no slot, but steps in flight reserve one for it.
   for (size_t g = 0; g < c.groups.size(); ++g) {
-    int64_t need = most_blocks(c.groups[g], total, std::min(total, c.max_batched_tokens)) *
+    int64_t need = blocks_for(c, g, total) *
                    std::max(spec.beams, 1);  // beams wait for each other, so all must fit
     if (need > c.blocks[g])
       fail(ErrorCode::kOutOfRange,
            "prompt of {} tokens and max_tokens {} need {} KV blocks of group {}, there are {}",
            prompt, spec.max_tokens, need, c.groups[g].name, c.blocks[g]);
   }
+  check_guidance(c, spec);
 }
 
 }  // namespace tokamak

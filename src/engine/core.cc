@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "engine/sched/batch.h"
@@ -133,6 +134,7 @@ void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
   request->id = id;
   request->spec = std::move(spec);
   if (!request->spec.sample) request->spec.sample = greedy_;
+  if (request->spec.guided()) request->spec.draft_tokens = 0;  // a draft would need a guide too
   separate_caches(request->spec);
   request->unfinished = request->spec.n;
   request->arrived = now_;
@@ -147,10 +149,12 @@ void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
     seq->open(request.get(), c, request->first_order + static_cast<uint64_t>(c), now_);
     request->choices.push_back(seq);
     ++request->unretired;
+    if (request->spec.guided()) new_sequence()->open_shadow(*seq);
     jump_at_start(*seq);
     scheduler_.join(*seq);
     scheduler_.wait(*seq);
   }
+  if (request->spec.adapter) ++adapter_requests_;
   add_deadline({request->spec.deadline, id, false});
   add_deadline({request->spec.queue_deadline, id, true});
   requests_.emplace(id, std::move(request));
@@ -252,11 +256,16 @@ void EngineCore::retire(Sequence* seq) {
   scheduler_.forget(*seq);
   seq->request = nullptr;
   free_sequences_.push_back(seq);
-  if (--request.unretired == 0) requests_.erase(request.id);
+  if (seq->shadow != nullptr) free_sequences_.push_back(std::exchange(seq->shadow, nullptr));
+  if (--request.unretired > 0) return;
+  if (request.spec.adapter) ++adapter_requests_;
+  requests_.erase(request.id);
 }
 
 // An adapter that runs for one request and is waited for by another is in both lists.
 void EngineCore::name_adapters() {
+  uint64_t changes = adapter_requests_ + scheduler_.adapters().changes();
+  if (std::exchange(adapters_named_, changes) == changes) return;
   std::set<std::string_view> running, waiting;
   for (const auto& [id, request] : requests_) {
     if (!request->spec.adapter) continue;

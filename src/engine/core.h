@@ -69,6 +69,7 @@ class EngineCore {
   void rewind(Ticket ticket, std::string_view error, Actions& actions);
   void commit_entry(const PendingStep& step, size_t entry, const StepResult& result,
                     Actions& actions);
+  void commit_shadow(const StepEntry& entry);
   void keep_path(Sequence& seq, const StepEntry& entry, std::span<const int32_t> path);
   void emit(Sequence& seq, std::span<const int32_t> path, const StepResult& result,
             Actions& actions);
@@ -96,7 +97,7 @@ class EngineCore {
   void fork_beams(Request& request, const std::vector<BeamCandidate>& next);
   void end_beams(Request& request, Finish how, std::string_view error, Actions& actions);
 
-  void name_adapters();  // in stats_
+  void name_adapters();  // in stats_; does nothing if no adapter was asked for, started or ended
   Sequence* new_sequence();
   void retire(Sequence* seq);
 
@@ -113,6 +114,8 @@ class EngineCore {
   std::vector<int32_t> forced_;
   std::shared_ptr<const SampleSpec> greedy_;  // of requests without a SampleSpec
   uint64_t next_order_ = 0;
+  uint64_t adapter_requests_ = 0;  // arrivals and ends of requests with adapters
+  uint64_t adapters_named_ = 0;    // changes when name_adapters() last ran
   Nanos now_ = 0, last_done_ = 0;  // time of this call, and of the last completed step
 };
 

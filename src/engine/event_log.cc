@@ -114,6 +114,7 @@ void sample_fields(Io& io, Spec& s) {
   io.field("min_tokens", s.min_tokens, d.min_tokens);
   io.field("top_logprobs", s.top_logprobs, d.top_logprobs);
   io.field("seed", s.seed, d.seed);
+  io.field("guidance_scale", s.guidance_scale, d.guidance_scale);
 }
 
 template <class Io, class Spec>
@@ -140,6 +141,7 @@ void request_fields(Io& io, Spec& s) {
   io.field("cache_ttl", s.cache_ttl, d.cache_ttl);
   io.field("draft_tokens", s.draft_tokens, d.draft_tokens);
   io.field("prediction", s.prediction);
+  io.field("negative_prompt", s.negative_prompt);
 }
 
 template <class Io, class Result>

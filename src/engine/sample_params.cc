@@ -30,6 +30,7 @@ constexpr SampleSetting kSampleSettings[] = {
     {"mirostat_tau", 0, 100, &SampleSpec::mirostat_tau},
     {"mirostat_eta", 0, 10, &SampleSpec::mirostat_eta},
     {"min_tokens", 0, INT32_MAX, nullptr, &SampleSpec::min_tokens},
+    {"guidance_scale", 0, 100, &SampleSpec::guidance_scale},
 };
 
 // 0 means greedy in a request; in a model's file it is taken for a mistake.

@@ -31,6 +31,18 @@ void Sequence::open(Request* r, int32_t c, uint64_t o, Nanos now) {
   started = first_token = last_token = kNever;
   limit = r->spec.max_tokens;
   mirostat_mu = kMirostatStart;
+  shadow = leader = nullptr;
+}
+
+void Sequence::open_shadow(Sequence& of) {
+  open(of.request, of.choice, of.order, of.arrived);
+  const RequestSpec& spec = request->spec;
+  ids_.assign(1, spec.prompt.back());
+  if (!spec.negative_prompt.empty())
+    ids_.assign(spec.negative_prompt.begin(), spec.negative_prompt.end());
+  prompt_length_ = length();
+  leader = &of;
+  of.shadow = this;
 }
 
 void Sequence::become(const Sequence& parent) {
@@ -51,19 +63,21 @@ void Sequence::rewind() {
   moves.clear();
   settling = true;
   reset_row = true;
+  if (shadow != nullptr) shadow->rewind();
 }
 
 void Sequence::drop_kv() {
   rewind();
   computed = scheduled = 0;
   settling = false;
+  if (shadow != nullptr) shadow->drop_kv();
 }
 
 int32_t Sequence::schedulable() const {
   if (phase != Phase::kRunning || settling || !drafts.empty()) return 0;
   if (held || (request->beam && pending > 0)) return 0;
   if (limit > 0 && generated() + pending >= limit) return 0;
-  return expected() - scheduled;
+  return shadow != nullptr ? std::max(left(), shadow->left()) : left();
 }
 
 bool Sequence::stops_at(int32_t id) const {

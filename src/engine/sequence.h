@@ -59,7 +59,11 @@ class Sequence {
   };
 
   void open(Request* request, int32_t choice, uint64_t order, Nanos now);  // nothing computed
-  void extend(int32_t id) { ids_.push_back(id); }                          // a committed token
+  void open_shadow(Sequence& of);
+  void extend(int32_t id) {  // a committed token
+    ids_.push_back(id);
+    if (shadow != nullptr) shadow->ids_.push_back(id);
+  }
   void reserve_ids() { ids_.reserve(static_cast<size_t>(prompt_length_ + limit)); }
   void become(const Sequence& parent);  // takes its tokens; nothing is computed
   void rewind();                        // back to what is committed; results in flight become stale
@@ -73,13 +77,15 @@ class Sequence {
   bool stops_at(int32_t id) const;  // this next token ends the answer
   // Slots that may be taken from the cache: all but the last, whose row chooses, and scored ones.
   int64_t reusable() const;
-  // Tokens that a step could take now; 0 if the answer is complete or must wait for a commit.
+  // Tokens that a step could take now; 0 if the answer is complete or must wait for a commit. With
+  // a shadow, the larger number of the two: at 1, both take their last token in the same step.
   int32_t schedulable() const;
+  int32_t left() const { return expected() - scheduled; }  // tokens that no step has taken
   // The step that feeds the slot before `end` chooses a token.
-  bool chooses_at(int32_t end) const { return limit > 0 && end == expected(); }
+  bool chooses_at(int32_t end) const { return leader == nullptr && limit > 0 && end == expected(); }
 
   // Prompt scores: the rows first_score_row(start) .. last_score_row() - 1 report the next id's.
-  bool scores() const { return choice == 0 && request->spec.score_prompt; }
+  bool scores() const { return choice == 0 && leader == nullptr && request->spec.score_prompt; }
   int32_t first_score_row(int32_t start) const;
   int32_t last_score_row() const { return scores() ? prompt_length_ - 1 : 0; }
   int32_t score_rows(int32_t start, int32_t end) const;
@@ -88,6 +94,13 @@ class Sequence {
   bool pools_at(int32_t end) const { return request->spec.pool && end == prompt_length_; }
 
   const SampleSpec& sample() const { return *request->spec.sample; }
+
+  // Classifier-free guidance: the shadow has the negative prompt and then the same answer. It takes
+  // part in the steps that choose the leader's tokens. It has a row and blocks exactly while the
+  // leader has, and only the leader is known to queues. The leader's in_flight counts both.
+  Sequence *shadow = nullptr, *leader = nullptr;
+  Sequence& owner() { return leader != nullptr ? *leader : *this; }
+  const Sequence& owner() const { return leader != nullptr ? *leader : *this; }
 
   Request* request = nullptr;
   int32_t choice = 0;

@@ -63,6 +63,9 @@ struct SampleSpec {
   // -1: none; 0: the chosen token's only; n: also the n best (kMostTops at most)
   int32_t top_logprobs = -1;
   uint64_t seed = 0;  // noise = f(seed, choice, position, token)
+  // Classifier-free guidance, before everything else: u + scale * (c - u), where c and u are the
+  // log-probabilities after the prompt and after the negative prompt. 1: off.
+  float guidance_scale = 1.0f;
   bool needs_history() const {
     return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f ||
            dry_multiplier > 0.0f;
@@ -97,6 +100,9 @@ struct SampleRow {
   // tree; see StepResult::path.
   int32_t parent = -1;
   bool masked = false;  // chooses among the tokens given by Executable::set_mask
+  // kSample: -1, or the output (kHidden, before this one) whose logits its guidance_scale is
+  // relative to.
+  int32_t guide = -1;
 };
 
 // A bit set over the vocabulary: token i is allowed when bit i % 32 of word i / 32 is set.

@@ -110,6 +110,12 @@ RequestId FakeClient::submit(RequestSpec spec, Sink sink) {
     job->scripted = true;
     for (unsigned char byte : *say) job->script.push_back(byte);
   }
+  if (auto whole = order(text, "text")) {
+    std::string written = text.substr(text.find(']', text.rfind("[text")) + 1);
+    std::string rest = whole->starts_with(written) ? whole->substr(written.size()) : "?\n";
+    job->scripted = true;
+    for (unsigned char byte : rest) job->script.push_back(byte);
+  }
   if (auto slow = order(text, "slow")) job->delay = std::atoi(slow->c_str()) * kMillisecond;
   if (auto burst = order(text, "burst")) job->burst = std::max(1, std::atoi(burst->c_str()));
   if (auto cached = order(text, "cached")) job->cached = std::atoi(cached->c_str());

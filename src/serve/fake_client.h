@@ -23,6 +23,7 @@ std::shared_ptr<const Tokenizer> byte_tokenizer();
 //   [burst N]   N tokens per delta           [hold]     no token until cancelled
 //   [error]     fail after two tokens        [full]     submit throws "queue full"
 //   [nan]       log-probability -infinity    [cached N] claim N prompt tokens were cached
+//   [text TEXT] the rest of TEXT, where what follows the command begins it; otherwise "?\n"
 //   [never]     submit throws "never fits"   [busy]     the queue turns out full after submit
 // In a scored prompt, "+" has the log-probability -0.5 and other tokens have -1.5.
 // An expired deadline ends a request, as in a real engine.

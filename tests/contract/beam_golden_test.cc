@@ -6,53 +6,10 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "compile/open_model.h"
-#include "engine/simulator.h"
+#include "tests/contract/tiny_model.h"
 
 namespace tokamak {
 namespace {
-
-struct TinyModel {
-  explicit TinyModel(const std::string& name) {
-    std::string path = std::string(std::getenv("TOKAMAK_TINY_MODELS")) + "/" + name;
-    BackendOptions options;
-    options.threads = 2;
-    backend = make_backend("cpu", options);
-    CompileOptions compile;
-    compile.activations = "f32";
-    compile.kv_dtype = DType::kF32;
-    compile.max_sequences = 16;
-    source = compile_model(path, *backend, compile);
-    config = default_engine_config(source->plans(), 64, 0);
-    config.blocks = kv_blocks_for(source->plans(), 1024);
-    config.max_num_seqs = 16;
-    LoadOptions load;
-    load.blocks = config.blocks;
-    load.max_rows = config.max_num_seqs;
-    executable = backend->load(source->plans(), source->weights(), load);
-  }
-  std::vector<Delta> run(const RequestSpec& spec) const {
-    EngineCore core(config);
-    Simulator simulator(core, *executable, [](const StepInputs&) { return 1e-3; });
-    simulator.at(0, Event::arrival(1, spec));
-    std::vector<Delta> out;
-    simulator.observe([&](Nanos, std::span<const Event>, Actions& actions) {
-      for (const Delta& d : actions.deltas()) out.push_back(d);
-    });
-    simulator.run();
-    return out;
-  }
-  std::unique_ptr<Backend> backend;
-  std::unique_ptr<ModelSource> source;
-  std::unique_ptr<Executable> executable;
-  EngineConfig config;
-};
-
-std::vector<int32_t> ids_of(const Value& list) {
-  std::vector<int32_t> ids;
-  for (const Value& id : list.as_array()) ids.push_back(static_cast<int32_t>(id.as_int()));
-  return ids;
-}
 
 RequestSpec beams_of(const Value& c) {
   RequestSpec spec;

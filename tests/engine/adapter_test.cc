@@ -135,6 +135,29 @@ TEST(Adapters, ManyRequestsAndFewSlots) {
     }
 }
 
+TEST(Adapters, AreNamedWhileTheyRunAndWait) {
+  PlanSet plans = adapter_plans(1);
+  TestRun run(plans, default_engine_config(plans, 256, 4096), checked());
+  int64_t both = 0;
+  run.on_advance = [&](Nanos, std::span<const Event>, Actions&) {
+    std::string running;
+    for (int32_t row = 0; row < 64; ++row)
+      if (const Sequence* s = run.core.sequence_in_row(row))
+        running = s->request->spec.adapter->name;
+    const EngineStats& stats = run.core.stats();
+    EXPECT_EQ(stats.running_adapters, running);
+    both += !running.empty() && !stats.waiting_adapters.empty();
+    EXPECT_EQ(stats.running_adapters + stats.waiting_adapters == "", run.core.idle());
+  };
+  for (RequestId id = 1; id <= 6; ++id) {
+    RequestSpec spec = request({1, 2, 3}, 10);
+    spec.adapter = adapter(1 + id % 2);
+    run.arrive(static_cast<Nanos>(id) * 1000000, id, spec);
+  }
+  run.run();
+  EXPECT_GT(both, 5);
+}
+
 TEST(Adapters, AWaitingAdapterIsNotPassedOverForEver) {
   PlanSet plans = adapter_plans(1);
   EngineConfig config = default_engine_config(plans, 256, 4096);

@@ -25,6 +25,22 @@ def wait_for(check, seconds=30):
     return check()
 
 
+class OneProgram(unittest.TestCase):
+    def test_models_take_turns(self):
+        ask = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
+        with Serve(TINY / "llama", TINY / "gpt2") as server:
+            def complete(model, prompt):
+                return server.post("/v1/completions", model=model, prompt=prompt, parse_special=False, **ask)[2]["choices"][0]["text"]
+
+            _, _, data = server.post("/v1/programs", model="llama", program=[
+                {"text": "Once upon"}, {"gen": "a", **ask}, {"gen": "b", "model": "gpt2", **ask}, {"text": " end"}, {"gen": "c", "model": "gpt2", **ask}])
+            got = data["variables"]
+            self.assertEqual(got["a"], complete("llama", "Once upon"))
+            self.assertEqual(got["b"], complete("gpt2", "Once upon" + got["a"]))
+            self.assertEqual(data["text"], "Once upon" + got["a"] + got["b"] + " end" + got["c"])
+            self.assertNotEqual(got["b"], complete("llama", "Once upon" + got["a"]))
+
+
 class OnDemand(unittest.TestCase):
     @classmethod
     def setUpClass(cls):

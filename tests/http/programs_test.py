@@ -3,6 +3,7 @@ import json
 import pathlib
 import subprocess
 import tempfile
+import time
 import unittest
 import urllib.request
 
@@ -67,6 +68,58 @@ class Programs(unittest.TestCase):
         for mean, got in zip(means, data["variables"]["s"]):
             self.assertAlmostEqual(mean, got, places=4)
         self.assertEqual(data["variables"]["c"], choices[means.index(max(means))])
+
+    def results(self, program, results, key="k", **fields):
+        request = urllib.request.Request(f"{self.server.url}/v1/programs/{program}/results", json.dumps({"results": results, **fields}).encode(),
+                                         {"content-type": "application/json", "authorization": "Bearer " + key})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as r:
+                return r.status, r.read().decode()
+        except urllib.error.HTTPError as e:
+            with e:
+                return e.code, e.read().decode()
+
+    def test_calls_are_answered_by_the_client(self):
+        body = {"program": [{"text": PREFIX}, {"fork": 2, "as": "i", "into": "all", "do": [
+            {"call": "r", "tool": "square", "arguments": "{'n': i + 2}"}, {"text": " {{ r }}"}, {"gen": "g", "max_tokens": 4, "ignore_eos": True}]},
+            {"call": "done", "tool": "log"}, {"return": "all | map(attribute='r') | list"}]}
+        status, text = self.post(body)
+        data = json.loads(text)
+        self.assertEqual((status, data["status"]), (200, "requires_action"), text)
+        self.assertEqual([(c["id"], c["tool"], c["arguments"]) for c in data["calls"]], [("call-0", "square", {"n": 2}), ("call-1", "square", {"n": 3})])
+        program = data["id"]
+        for bad, results, key, code in ((program, {"call-9": 1}, "k", 400), (program, {}, "k", 400), ("program-x", {"call-0": 1}, "k", 404),
+                                        (program, {"call-0": 1}, "other", 401)):
+            self.assertEqual(self.results(bad, results, key)[0], code)
+        first = json.loads(self.results(program, {"call-0": 4})[1])  # the other one is still open
+        self.assertEqual([c["id"] for c in first["calls"]], ["call-1"])
+        second = json.loads(self.results(program, {"call-1": 9})[1])
+        self.assertEqual([c["tool"] for c in second["calls"]], ["log"])
+        status, text = self.results(program, {second["calls"][0]["id"]: None}, stream=True)
+        end = json.loads(text.split("data: ")[-2]) if text.startswith("data:") else json.loads(text)
+        self.assertEqual((status, end["status"], end["output"], end["id"]), (200, "completed", [4, 9], program))
+        self.assertEqual(end["usage"]["requests"], 2)
+        self.assertEqual(self.results(program, {"call-2": 1})[0], 404)
+
+    def test_programs_that_wait_end_with_their_time(self):
+        data = json.loads(self.post({"program": [{"call": "x", "tool": "t"}], "limits": {"seconds": 0.2}})[1])
+        time.sleep(0.4)
+        self.assertEqual(self.results(data["id"], {"call-0": 1})[0], 404)
+
+    def test_running_on_changes_nothing(self):
+        def run(**run_on):
+            return json.loads(self.post({"sampling": {"temperature": 0}, "program": [
+                {"text": PREFIX}, {"gen": "a", "max_tokens": 5, "ignore_eos": True, **run_on}, {"gen": "b", "max_tokens": 5, "ignore_eos": True},
+                {"text": " and"}, {"gen": "c", "max_tokens": 5, "ignore_eos": True}]})[1])
+
+        plain, fast = run(), run(run_on=20)
+        self.assertEqual(plain["variables"], fast["variables"])
+        self.assertEqual((plain["usage"]["requests"], fast["usage"]["requests"]), (3, 2))
+        self.assertEqual(fast["usage"]["run_on"], {"tokens": 20, "used_tokens": 5, "saved_requests": 1})
+
+    def test_unknown_models(self):
+        status, text = self.post({"program": [{"text": "x"}, {"gen": "a", "model": "nothing"}]})
+        self.assertEqual((status, json.loads(text)["error"]["code"]), (404, "model_not_found"))
 
     def test_stream(self):
         status, text = self.post({**FORKS, "stream": True})

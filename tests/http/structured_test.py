@@ -98,9 +98,33 @@ class Structured(unittest.TestCase):
             self.assertEqual(self.choices(mirostat=version, mirostat_tau=0, mirostat_eta=0, n=1)[0]["text"], greedy)
             calm, wild = (self.choices(mirostat=version, mirostat_tau=tau, n=1, seed=1, max_tokens=20)[0]["text"] for tau in (1, 9))
             self.assertNotEqual(calm, wild)
-        for field, value in (("penalty_alpha", 0.6), ("dola_layers", "high"), ("guidance_scale", 1.5), ("negative_prompt", "x")):
+        for field, value in (("penalty_alpha", 0.6), ("dola_layers", "high")):
             status, _, data = self.server.post("/v1/completions", prompt="x", **{field: value})
             self.assertEqual((status, data["error"]["param"], data["error"]["code"]), (400, field, "unsupported_parameter"))
+
+    def test_guidance(self):
+        fields = {"temperature": 0, "n": 1, "max_tokens": 16, "ignore_eos": True}
+        text = lambda **more: self.choices(**{**fields, **more})[0]["text"]
+        plain = text()
+        prompt = self.server.post("/tokenize", prompt="Hello")[2]["tokens"]
+        self.assertEqual(text(guidance_scale=1), plain)
+        self.assertEqual(text(guidance_scale=4, negative_prompt="Hello"), plain)  # away from nothing
+        guided = text(guidance_scale=4, negative_prompt="the")
+        self.assertNotEqual(guided, plain)
+        the = self.server.post("/tokenize", prompt="the")[2]["tokens"]
+        for same in ({"cfg_scale": 4, "cfg_negative_prompt": "the"}, {"guidance_scale": 4, "negative_prompt_ids": the},
+                     {"guidance_scale": 4, "negative_prompt": the}):
+            self.assertEqual(text(**same), guided)
+        self.assertEqual(text(guidance_scale=4), text(guidance_scale=4, negative_prompt=prompt[-1:]))  # as in transformers
+        for choice in self.choices(guidance_scale=2, negative_prompt="the", guided_choice=["one", "two"]):
+            self.assertIn(choice["text"], ("one", "two"))
+        for param, code, bad in (("negative_prompt", "invalid_value", {"negative_prompt": "x"}),
+                                 ("guidance_scale", "unsupported_parameter", {"guidance_scale": 2, "use_beam_search": True, "n": 2}),
+                                 ("guidance_scale", "decimal_above_max_value", {"guidance_scale": 1000}),
+                                 ("negative_prompt", "context_length_exceeded", {"guidance_scale": 2, "negative_prompt": "word " * 5000}),
+                                 ("negative_prompt[0]", "integer_above_max_value", {"guidance_scale": 2, "negative_prompt": [10**6]})):
+            status, _, data = self.server.post("/v1/completions", prompt="x", **bad)
+            self.assertEqual((status, data["error"]["param"], data["error"]["code"]), (400, param, code), data)
 
     def test_jump_forward(self):
         def forced():

@@ -99,6 +99,16 @@ double log_sum_exp(std::span<const float> row, float peak) {
   return static_cast<double>(peak) + std::log(sum_exp(row, peak, 1.0f));
 }
 
+void guide_row(std::span<const float> other, float scale, std::span<float> row) {
+  double own_total = log_sum_exp(row, finite_max(row)),
+         other_total = log_sum_exp(other, finite_max(other)), factor = static_cast<double>(scale);
+  for (size_t i = 0; i < row.size(); ++i) {
+    double c = static_cast<double>(row[i]) - own_total,
+           u = static_cast<double>(other[i]) - other_total;
+    row[i] = static_cast<float>(u + factor * (c - u));
+  }
+}
+
 void run_maxima(std::span<const float> row, std::span<float> out) {
   for (size_t start = 0, run = 0; start < row.size(); start += kRun, ++run)
     out[run] = run_peak(row.data() + start, std::min(kRun, row.size() - start));

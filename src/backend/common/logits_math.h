@@ -36,6 +36,9 @@ int32_t argmax(std::span<const float> row);
 double sum_exp(std::span<const float> row, float peak, float inverse_temperature);
 // log(sum(e^x)), good to about 1e-7.
 double log_sum_exp(std::span<const float> row, float peak);
+// Classifier-free guidance: row = u + scale * (c - u) with the log-probabilities c of `row` and u
+// of `other`. A value that is not finite makes the row NaN.
+void guide_row(std::span<const float> other, float scale, std::span<float> row);
 // Largest value of each run of kRun values (the last run may be shorter). `out` has
 // (row.size() + kRun - 1) / kRun entries.
 constexpr size_t kRun = 64;

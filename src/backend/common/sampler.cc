@@ -1,7 +1,9 @@
 #include "backend/common/sampler.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "backend/common/logits_math.h"
 #include "base/error.h"
 
 namespace tokamak {
@@ -131,7 +133,7 @@ void Sampler::choose_all(const SamplePhase& phase, const float* logits, StepResu
   add_results(phase, out);
   tip_.assign(phase.inputs.kv_len.size(), -1);
   on_path_.assign(rows, 0);
-  fill_table(phase, logits);
+  fill_table(phase, guide(phase, logits));
   if (function_) {
     function_(table_, tokens_);
   } else {
@@ -149,6 +151,21 @@ void Sampler::choose_all(const SamplePhase& phase, const float* logits, StepResu
   }
   for (size_t r = 0; r < rows; ++r) finish_row(phase, r, out);
   add_paths(phase, out);
+}
+
+const float* Sampler::guide(const SamplePhase& phase, const float* logits) {
+  const std::vector<SampleRow>& samples = phase.inputs.samples;
+  auto vocab = static_cast<size_t>(vocab_);
+  bool copied = false;
+  for (size_t r = 0; r < samples.size(); ++r) {
+    if (samples[r].guide < 0) continue;
+    TK_CHECK(logits != nullptr, "guidance needs the logits of output {}", r);
+    if (!std::exchange(copied, true)) guided_.assign(logits, logits + samples.size() * vocab);
+    auto row = [&](size_t i) { return std::span(logits + i * vocab, vocab); };
+    guide_row(row(static_cast<size_t>(samples[r].guide)), samples[r].spec->guidance_scale,
+              std::span(guided_).subspan(r * vocab, vocab));
+  }
+  return copied ? guided_.data() : logits;
 }
 
 void Sampler::fill_table(const SamplePhase& phase, const float* logits) {

@@ -77,6 +77,8 @@ class Sampler {
   };
   void keep(const SamplePhase& phase, const float* logits);
   void choose_all(const SamplePhase& phase, const float* logits, StepResult& out);
+  // The logits with those of guided rows replaced, as SampleSpec::guidance_scale says.
+  const float* guide(const SamplePhase& phase, const float* logits);
   void fill_table(const SamplePhase& phase, const float* logits);
   std::span<const int32_t> history_of(const SamplePhase& phase, size_t r, const Row& row);
   bool holds(const SamplePhase& phase, size_t r, const StepResult& out) const;
@@ -93,6 +95,7 @@ class Sampler {
   SampleTokens tokens_;
   Mirostat mirostat_;
   std::vector<double> mirostat_totals_;  // per output
+  std::vector<float> guided_;            // logits of a phase with guided rows
   std::vector<int32_t> drafted_;         // the history of an output that continues drafted tokens
   std::vector<int32_t> tip_;             // per sequence: the last output on its path, or -1
   std::vector<uint8_t> on_path_;         // per output

@@ -15,6 +15,22 @@ template <class... Args>
 
 size_t at(int64_t i) { return static_cast<size_t>(i); }
 
+// The row that sequence b guides, or its own.
+int32_t choosing_row(const StepInputs& step, size_t b) {
+  auto sequence = [&](size_t output) -> int64_t {  // outputs are checked later
+    int64_t token = output < step.out_rows.size() ? step.out_rows[output] : -1;
+    return token >= 0 && token < step.tokens() ? step.seq[at(token)] : -1;
+  };
+  for (size_t r = 0; r < step.samples.size(); ++r) {
+    int32_t guide = step.samples[r].guide;
+    int64_t guided = sequence(r);
+    if (guide >= 0 && sequence(at(guide)) == static_cast<int64_t>(b) && guided >= 0 &&
+        guided < std::ssize(step.row))
+      return step.row[at(guided)];
+  }
+  return step.row[b];
+}
+
 }  // namespace
 
 StepChecker::StepChecker(const PlanSet& plans, std::vector<int64_t> blocks, int64_t max_rows,
@@ -191,7 +207,8 @@ void StepChecker::check_order(const StepInputs& step, size_t b) const {
   auto first = at(step.q_start[b]), end = at(step.q_start[b + 1]);
   for (size_t i = first; i < end; ++i) {
     int32_t id = step.ids[i];
-    if (id < 0 && !is_output_id(id) && row_of_id(id) != step.row[b])
+    if (id < 0 && !is_output_id(id) && row_of_id(id) != step.row[b] &&
+        row_of_id(id) != choosing_row(step, b))
       bad_step("token {} is the last one of another row ({})", i, id);
     if (i > first && step.slot[i] != step.slot[i - 1] + 1) bad_step("slots of sequence {}", b);
     if (i > first && step.pos[i] <= (step.mask_width > 0 ? step.pos[first] : step.pos[i - 1]))
@@ -218,6 +235,7 @@ void StepChecker::check_outputs(const StepInputs& step) const {
     if (sample.masked && sample.mode != Mode::kSample)
       bad_step("output {} is masked and does not sample", r);
     check_parent(step, r);
+    check_guide(step, r);
     if (!strict()) continue;
     if (r > 0 && step.out_rows[r - 1] >= t) bad_step("output rows are not in order");
     if (sample.mode != Mode::kHidden && sample.position != step.pos[at(t)] + 1)
@@ -235,6 +253,14 @@ void StepChecker::check_parent(const StepInputs& step, size_t r) const {
   bool right = parent >= 0 && at(parent) < r && samples(r) && samples(at(parent)) &&
                sequence(r) == sequence(at(parent));
   if (!right) bad_step("output {} cannot continue output {}", r, parent);
+}
+
+void StepChecker::check_guide(const StepInputs& step, size_t r) {
+  int32_t guide = step.samples[r].guide;
+  if (guide == -1) return;
+  bool right = guide >= 0 && at(guide) < r && step.samples[r].mode == SampleRow::Mode::kSample &&
+               step.samples[at(guide)].mode == SampleRow::Mode::kHidden;
+  if (!right) bad_step("output {} cannot guide output {}", guide, r);
 }
 
 // Every block that the step writes or may read has to be there.

@@ -39,6 +39,7 @@ class StepChecker {
   void check_order(const StepInputs& step, size_t sequence) const;
   void check_outputs(const StepInputs& step) const;
   void check_parent(const StepInputs& step, size_t output) const;
+  static void check_guide(const StepInputs& step, size_t output);
   void check_table(const StepInputs& step, size_t group);
   void check_writers(const StepInputs& step, size_t group);
 

@@ -49,6 +49,7 @@ const StepInputs& PhaseCutter::cut(const StepInputs& step, size_t phase) {
     SampleRow& row =
         slice_.samples.emplace_back(step.samples[static_cast<size_t>(first_output_ + r)]);
     if (row.parent >= 0) row.parent -= first_output_;
+    if (row.guide >= 0) row.guide -= first_output_;
   }
   slice_.tables.resize(step.tables.size());
   for (size_t g = 0; g < step.tables.size(); ++g) {

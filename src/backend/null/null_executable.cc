@@ -242,16 +242,15 @@ class NullExecutable final : public Executable {
     return first;
   }
 
-  int32_t id_of(const StepInputs& step, size_t t, const Row& row, const StepResult& out) const {
+  int32_t id_of(const StepInputs& step, size_t t, const StepResult& out) const {
     int32_t id = step.ids[t];
     if (id >= 0) return id;
     return is_output_id(id) ? std::max(0, out.ids[static_cast<size_t>(output_of_id(id))])
-                            : row.last;
+                            : rows_[static_cast<size_t>(row_of_id(id))].last;
   }
 
   // Writes the KV of a sequence's tokens and computes the chain value of each.
   void forward(const StepInputs& step, size_t b, PendingStep& p) {
-    Row& row = rows_[static_cast<size_t>(step.row[b])];
     auto first = static_cast<size_t>(step.q_start[b]),
          end = static_cast<size_t>(step.q_start[b + 1]);
     size_t sequence = static_cast<size_t>(cutter_.first_sequence()) + b;
@@ -261,7 +260,7 @@ class NullExecutable final : public Executable {
     if (cache_.on() && step.slot[first] > 0)
       before = cache_.cell(step, 0, b, step.slot[first] - 1).chain;
     for (size_t t = first; t < end; ++t) {
-      int32_t id = ids_[t] = id_of(step, t, row, p.result);
+      int32_t id = ids_[t] = id_of(step, t, p.result);
       TK_CHECK(garbage || id >= 0, "step: row {} has no last token", step.row[b]);
       uint64_t chain = t == first ? before : chains_[parent_of(step, first, t)];
       chains_[t] = chain = garbage ? 0 : model_.extend(chain, id, step.pos[t]);
@@ -307,13 +306,18 @@ class NullExecutable final : public Executable {
                        ? tip < 0
                        : s.parent == tip && out.ids[first + static_cast<size_t>(tip)] == ids_[t];
       if (s.parent >= 0 && !holds) continue;
-      int32_t id = s.mode == Mode::kScore ? s.target : model_.choose(chains_[t], s);
+      uint64_t chain = chains_[t];
+      if (s.guide >= 0) {  // the guide's history decides too
+        auto guide = static_cast<size_t>(step.out_rows[static_cast<size_t>(s.guide)]);
+        chain = model_.extend(chain ^ chains_[guide], 0, step.pos[t]);
+      }
+      int32_t id = s.mode == Mode::kScore ? s.target : model_.choose(chain, s);
       if (s.masked) id = apply_mask(p, first + r, id);
       if (id < 0) {
         failed = StepFailure::kNothingAllowed;
         continue;
       }
-      report(s, first + r, chains_[t], id, out);
+      report(s, first + r, chain, id, out);
       if (s.mode != Mode::kSample || !holds) continue;
       tip = static_cast<int32_t>(r);
       out.path.push_back(static_cast<int32_t>(first + r));

@@ -103,6 +103,11 @@ Scheduler::Verdict Scheduler::judge(Sequence& seq) {
   if (!adapters_.has_room(seq.request->spec.adapter.get()))
     return ++seq.slot_waits > config_.starvation_bound ? Verdict::kNoRoom : Verdict::kWait;
   find_hit(seq, seq.reusable());
+  if (seq.shadow != nullptr) {
+    if (free_rows_.size() < 2) return Verdict::kNoRoom;
+    find_shadow_hit(*seq.shadow);
+    hit_.wait = hit_.wait || shadow_hit_.wait;
+  }
   if (hit_.wait) return Verdict::kWait;
   if (fits(seq)) return Verdict::kStart;
   // A copy needs one more block for a short time.
@@ -127,14 +132,22 @@ bool Scheduler::fits(const Sequence& seq) const {
     int64_t chunk = config_.max_batched_tokens;
     bool to_the_end = config_.kv_policy == KvPolicy::kGuaranteedNoEvict;
     auto most = [&](const Sequence& s) {
-      return kv_.most_blocks(g, wanted_slots(s), chunk) * (to_the_end ? heads(s) : 1);
+      int64_t own = kv_.most_blocks(g, wanted_slots(s), chunk) * (to_the_end ? heads(s) : 1);
+      return own + (s.shadow ? kv_.most_blocks(g, wanted_slots(*s.shadow), chunk) : 0);
     };
-    int64_t need = most(seq) - hit.shared;
+    auto held = [&](const Sequence& s) {
+      return KvCache::held(s.blocks, g) + (s.shadow ? KvCache::held(s.shadow->blocks, g) : 0);
+    };
+    int64_t need = most(seq) - hit.shared, cached = hit.cached;
+    if (seq.shadow != nullptr) {
+      need -= shadow_hit_.groups[g].shared;
+      cached += shadow_hit_.groups[g].cached;  // some may be counted twice
+    }
     for (const Sequence* s : running_) {
       if (s->phase != Sequence::Phase::kRunning) continue;
-      need += std::max<int64_t>(0, most(*s) - KvCache::held(s->blocks, g));
+      need += std::max<int64_t>(0, most(*s) - held(*s));
     }
-    int64_t left = kv_.pool(g).available() - hit.cached;
+    int64_t left = std::max<int64_t>(0, kv_.pool(g).available() - cached);
     bool copies = hit.shared < std::ssize(hit.blocks);
     if (running_.empty() && !copies) need = std::min(need, left);
     if (std::max<int64_t>(need, copies ? 1 : 0) > left) return false;
@@ -155,6 +168,7 @@ void Scheduler::start(Sequence& seq, Nanos now) {
   kv_.open(seq.blocks, seq.prompt_length() + seq.limit);
   kv_.start(seq.blocks, spec.cache_salt, seq.ids(), hit_);
   seq.computed = seq.scheduled = static_cast<int32_t>(hit_.tokens);
+  if (seq.shadow != nullptr) start_shadow(*seq.shadow);
   auto order = [this](const Sequence* a, const Sequence* b) { return queue_.before(a, b); };
   running_.insert(std::upper_bound(running_.begin(), running_.end(), &seq, order), &seq);
   if (seq.started != kNever) return;  // it was preempted before

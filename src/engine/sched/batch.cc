@@ -19,7 +19,8 @@ int32_t id_of(const StepEntry& e, int32_t row) {
   const Sequence& seq = *e.sequence;
   if (is_draft(e, row)) return seq.drafts[static_cast<size_t>(row - (e.count - e.drafts))].id;
   int32_t slot = e.start + row;
-  return slot < seq.length() ? seq.ids()[static_cast<size_t>(slot)] : last_id_of_row(seq.row);
+  return slot < seq.length() ? seq.ids()[static_cast<size_t>(slot)]
+                             : last_id_of_row(seq.owner().row);
 }
 
 void add_sequence(const StepEntry& e, int32_t length, StepInputs& in) {
@@ -64,12 +65,14 @@ void add_samples(StepEntry& e, bool pool_first, StepInputs& in) {
     add_out_row(e, s - e.start, SampleRow::Mode::kScore, in).target =
         seq.ids()[static_cast<size_t>(s + 1)];
   if (e.pools) add_out_row(e, pool_first ? 0 : e.count - 1, SampleRow::Mode::kHidden, in);
+  if (e.guides) add_out_row(e, e.count - 1, SampleRow::Mode::kHidden, in);
   if (!e.chooses) return;
   int32_t root = e.count - 1 - e.drafts;
   for (int32_t row = root; row < e.count; ++row) {
     SampleRow& out = add_out_row(e, row, SampleRow::Mode::kSample, in);
     if (row > root) out.parent = e.first_choice() + parent_row(e, row) - root;
     out.masked = seq.request->spec.mask != nullptr;
+    if (seq.shadow != nullptr) out.guide = e.first_choice() - 1;  // the shadow's entry precedes
   }
 }
 
@@ -147,7 +150,7 @@ void fill_adapters(const PendingStep& step, StepInputs& in) {
 }
 
 void add_reset(Sequence& seq, StepInputs& in) {
-  if (!seq.reset_row) return;
+  if (!seq.reset_row || seq.leader != nullptr) return;
   seq.reset_row = false;
   if (!seq.sample().needs_history() && seq.sample().mirostat == 0) return;
   RowReset& r = in.resets.emplace_back();
@@ -203,7 +206,7 @@ void name_function(const EngineConfig& config, PendingStep& step) {
   int32_t count = step.entries[0].count;
   bool uniform = in.out_rows.size() == in.ids.size();
   for (const StepEntry& e : step.entries)
-    uniform = uniform && e.count == count && e.chooses && e.drafts == count - 1;
+    uniform = uniform && e.count == count && (e.chooses || e.guides) && e.drafts == count - 1;
   if (!uniform) return;
   const auto& sizes = config.verify_sizes;
   if (count == 1 && b <= config.decode_batch) {

@@ -8,6 +8,8 @@
 namespace tokamak {
 namespace {
 
+int64_t rows_of(const Sequence& seq) { return seq.shadow != nullptr ? 2 : 1; }
+
 // A sequence that failed this often is run alone, to find the one that makes steps fail.
 constexpr int kSuspectFailures = 2;
 
@@ -68,8 +70,10 @@ const Sequence* Scheduler::in_row(int32_t row) const {
 }
 
 int64_t Scheduler::decodes() const {
-  return std::count_if(running_.begin(), running_.end(),
-                       [](const Sequence* s) { return s->schedulable() == 1; });
+  int64_t count = 0;
+  for (const Sequence* s : running_)
+    if (s->schedulable() == 1) count += rows_of(*s);
+  return count;
 }
 
 void Scheduler::observe(const std::vector<StepEntry>& entries, Nanos duration) {
@@ -97,7 +101,7 @@ void Scheduler::take_decodes(Budget& budget, std::vector<StepEntry>& entries) {
   drafts_.propose(running_, std::min(budget.tokens, budget.rows) - left);
   for (Sequence* s : running_) {
     if (s->schedulable() != 1) continue;
-    int64_t spare = std::min(budget.tokens, budget.rows) - left--;
+    int64_t spare = std::min(budget.tokens, budget.rows) - std::exchange(left, left - rows_of(*s));
     if (s->in_flight > 0 && drafts_.drafts(*s)) continue;  // drafts continue committed tokens
     if (budget.tokens == 0 || budget.rows == 0) return;
     drafts_.assign(*s, spare);
@@ -119,7 +123,8 @@ void Scheduler::take_prefills(Budget& budget, std::vector<StepEntry>& entries) {
 
 // The number of tokens that fit into the budget of tokens and of rows with logits.
 int32_t Scheduler::chunk_size(const Sequence& seq, const Budget& budget) const {
-  int32_t start = seq.scheduled, all = seq.expected() - start;
+  int32_t start = seq.scheduled, all = seq.left();
+  if (seq.shadow != nullptr || seq.leader != nullptr) --all;  // the last ones in one step
   int64_t most = budget.tokens;
   if (all > 1 && budget_.bounded() && config_.chunked_prefill) {
     int64_t least = budget.prompts ? 0 : TokenBudget::kLeastPrefill;
@@ -137,15 +142,22 @@ int32_t Scheduler::chunk_size(const Sequence& seq, const Budget& budget) const {
 }
 
 bool Scheduler::take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entries) {
+  if (seq.shadow != nullptr) return take_pair(seq, budget, entries);
   // No sequence is preempted to make room for drafts.
   if (!seq.drafts.empty() && !kv_.reserve(seq.blocks, seq.scheduled + 1 + std::ssize(seq.drafts)))
     seq.drafts.clear();
   auto drafts = static_cast<int32_t>(seq.drafts.size());
   int32_t n = drafts > 0 ? 1 + drafts : chunk_size(seq, budget);
-  if (n == 0 || !reserve(seq, seq.scheduled + n)) {
+  if (n == 0 || !reserve(seq, seq.blocks, seq.scheduled + n)) {
     seq.drafts.clear();
     return false;
   }
+  feed(seq, n, budget, entries);
+  return true;
+}
+
+void Scheduler::feed(Sequence& seq, int32_t n, Budget& budget, std::vector<StepEntry>& entries) {
+  auto drafts = static_cast<int32_t>(seq.drafts.size());
   StepEntry e;
   e.sequence = &seq;
   e.epoch = seq.epoch;
@@ -153,15 +165,16 @@ bool Scheduler::take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entr
   e.count = n;
   e.drafts = drafts;
   e.chooses = drafts > 0 || seq.chooses_at(e.start + n);
+  e.guides = seq.leader != nullptr && e.start + n == seq.expected();
   e.scores = seq.score_rows(e.start, e.start + n);
   e.pools = seq.pools_at(e.start + n);
   entries.push_back(e);
   int32_t prompt = std::clamp(seq.prompt_length() - e.start, 0, n);
   stats_.prefill_tokens += prompt;
-  queue_.charge(seq, n, e.chooses ? 1 : 0);
+  queue_.charge(seq.owner(), n, e.chooses ? 1 : 0);
   seq.scheduled += n;
-  seq.pending += e.chooses ? 1 : 0;
-  ++seq.in_flight;
+  seq.pending += e.chooses || e.guides ? 1 : 0;
+  ++seq.owner().in_flight;
   budget.tokens -= n;
   if (drafts == 0 && n > 1 && budget_.bounded()) {
     TokenBudget::Prompts chunk;
@@ -170,12 +183,11 @@ bool Scheduler::take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entr
     budget.prompts = true;
     if (budget_.fit(budget.time, 0) == 0) budget.tokens = 0;
   }
-  budget.rows -= e.scores + (drafts > 0 ? n : e.chooses || e.pools ? 1 : 0);
-  return true;
+  budget.rows -= e.scores + (drafts > 0 ? n : e.chooses || e.guides || e.pools ? 1 : 0);
 }
 
-bool Scheduler::reserve(Sequence& seq, int64_t slots) {
-  while (!kv_.reserve(seq.blocks, slots)) {
+bool Scheduler::reserve(Sequence& seq, SequenceBlocks& blocks, int64_t slots) {
+  while (!kv_.reserve(blocks, slots)) {
     short_of_blocks_ = true;
     // Steps in flight may release blocks (windows, sequences that ended): wait for them first.
     if (seq.in_flight > 0) return false;
@@ -226,15 +238,17 @@ void Scheduler::stop_running(Sequence& seq) {
   free_rows_.push_back(seq.row);
   seq.row = -1;
   adapters_.release(std::exchange(seq.adapter_slot, -1));
+  if (seq.shadow != nullptr) stop_shadow(*seq.shadow);
 }
 
 void Scheduler::settle(std::vector<Sequence*>& retired) {
   for (Sequence* s : running_) {
     if (s->in_flight > 0) continue;
-    if (s->settling) {
-      kv_.truncate(s->blocks, s->computed);
-      s->blocks.copies_sent = false;  // the remaining ones may not have been done
-      s->settling = false;
+    for (Sequence* part : {s, s->shadow}) {
+      if (part == nullptr || !part->settling) continue;
+      kv_.truncate(part->blocks, part->computed);
+      part->blocks.copies_sent = false;  // the remaining ones may not have been done
+      part->settling = false;
     }
     if (s->phase == Sequence::Phase::kFinished) {
       stop_running(*s);

@@ -60,17 +60,24 @@ class Scheduler {
 
   // scheduler.cc: running sequences
   Sequence* suspect() const;
-  bool stuck() const;  // no running sequence can continue before a waiting one has started
-  int64_t decodes() const;
+  bool stuck() const;       // no running sequence can continue before a waiting one has started
+  int64_t decodes() const;  // tokens of the sequences that decode
   void take_decodes(Budget& budget, std::vector<StepEntry>& entries);
   void take_prefills(Budget& budget, std::vector<StepEntry>& entries);
   bool take(Sequence& seq, Budget& budget, std::vector<StepEntry>& entries);
   int32_t chunk_size(const Sequence& seq, const Budget& budget) const;
-  bool reserve(Sequence& seq, int64_t slots);
+  void feed(Sequence& seq, int32_t count, Budget& budget, std::vector<StepEntry>& entries);
+  bool reserve(Sequence& seq, SequenceBlocks& blocks, int64_t slots);  // of it or its shadow
   Sequence* last_running() const;
   void preempt(Sequence& seq);
   void wait_again(Sequence& seq);
   void stop_running(Sequence& seq);  // releases row and blocks
+
+  // guidance.cc: sequences with shadows
+  bool take_pair(Sequence& seq, Budget& budget, std::vector<StepEntry>& entries);
+  void find_shadow_hit(const Sequence& shadow);
+  void start_shadow(Sequence& shadow);
+  void stop_shadow(Sequence& shadow);
 
   // admission.cc: waiting sequences
   void admit(Nanos now, Budget& budget, std::vector<StepEntry>& entries);
@@ -96,6 +103,7 @@ class Scheduler {
   std::vector<Sequence*> candidates_;
   int64_t rounds_ = 0;    // of line_up
   PrefixHit hit_, fork_;  // of the candidate being judged
+  PrefixHit shadow_hit_;  // of its shadow
 };
 
 }  // namespace tokamak

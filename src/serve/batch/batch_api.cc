@@ -174,17 +174,12 @@ http::Response BatchApi::remove_file(const Request& request) {
 
 http::Response BatchApi::create(const Request& request, const Value& body) {
   Fields fields(body);
-  auto text = [&](const char* name) {
-    const Value& value = fields.require(name);
-    if (!value.is_string()) wrong_type(name, "a string", value);
-    return value.as_string();
-  };
   Batch batch;
   batch.id = new_id("batch_");
   batch.owner = owner(request);
-  batch.input_file = text("input_file_id");
-  batch.endpoint = text("endpoint");
-  batch.completion_window = text("completion_window");
+  batch.input_file = fields.require_string("input_file_id");
+  batch.endpoint = fields.require_string("endpoint");
+  batch.completion_window = fields.require_string("completion_window");
   batch.metadata = checked_metadata(fields);
   if (std::find(std::begin(kEndpoints), std::end(kEndpoints), batch.endpoint) ==
       std::end(kEndpoints))

@@ -12,6 +12,7 @@
 #include "serve/openai/api_error.h"
 #include "serve/openai/metrics.h"
 #include "serve/openai/openapi_data.h"
+#include "serve/openai/program_call.h"
 
 namespace tokamak::openai {
 namespace {
@@ -106,6 +107,7 @@ Api::Api(ApiOptions options, std::vector<ModelEntry> models)
                ? nullptr
                : std::make_unique<RequestLog>(options_.request_log, options_.trace_collector,
                                               options_.service_name)),
+      paused_programs_(std::make_shared<PausedPrograms>()),
       prepare_(std::make_unique<WorkerPool>(options_.prepare_threads)),
       stream_(std::make_unique<WorkerPool>(options_.stream_threads)),
       programs_(std::make_unique<WorkerPool>(options_.prepare_threads)) {
@@ -142,6 +144,7 @@ Api::~Api() {
   while (stats_->running > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   stream_.reset();
   programs_.reset();
+  paused_programs_->clear();
 }
 
 std::string_view Api::key_of(const http::Request& request) {
@@ -402,7 +405,7 @@ void Api::add_routes(http::Router& router) {
           {"/score", prepare_score},
           {"/classify", prepare_classify}})
       router.add("POST", base + path, vectors(route));
-    router.add("POST", base + "/programs", programs());
+    add_program_routes(router, base);
   }
   auto add_plain = [&](const char* path, http::Response (Api::*method)(const Value&) const) {
     router.add("POST", path,
@@ -415,6 +418,7 @@ void Api::add_routes(http::Router& router) {
   add_plain("/tokenize", &Api::tokenize);
   add_plain("/detokenize", &Api::detokenize);
   add_plain("/apply-template", &Api::apply_template);
+  add_model_routes(router);
   add_adapter_routes(router);
   add_compat_routes(*this, router);
 }

@@ -18,7 +18,13 @@
 #include "serve/served_model.h"
 #include "serve/worker_pool.h"
 
+namespace tokamak::program {
+struct Host;
+}
+
 namespace tokamak::openai {
+
+class PausedPrograms;
 
 struct ApiOptions {
   std::vector<ApiKey> api_keys;        // empty: no key needed; otherwise every route except health
@@ -68,19 +74,22 @@ class Api {
   http::Handler on_worker(Answer answer);
   http::Handler generator(Dialect dialect);
   http::Handler vectors(VectorRoute route);
-  http::Handler programs();  // program_call.cc
   // The client's key; "" if none is needed.
   std::string tenant_of(const http::Request& request) const;
 
  private:
   static std::string_view key_of(const http::Request& request);  // empty: it has none
   void authorise(const http::Request& request) const;            // throws ApiError(401)
-  // adapters.cc
+  // models.cc
   void need_admin(const http::Request& request) const;  // throws ApiError(401 or 403)
-  void add_adapter(const ServedModel& base, std::shared_ptr<const Adapter> adapter, bool replace);
   void need_admin_and_loading(const http::Request& request) const;
+  // Does not load it: throws ApiError(400) if it is not loaded.
+  std::shared_ptr<const ServedModel> loaded_model(const std::string& name) const;
   void load_model(const http::ExchangePtr& exchange, const Value& body);
   http::Response unload_model(const Value& body);
+  void add_model_routes(http::Router& router);
+  // adapters.cc
+  void add_adapter(const ServedModel& base, std::shared_ptr<const Adapter> adapter, bool replace);
   http::Response load_adapter(const Value& body);
   http::Response unload_adapter(const Value& body);
   void add_adapter_routes(http::Router& router);
@@ -91,8 +100,16 @@ class Api {
   void complete(ServedModel& model) const;  // what the program did not set
   RequestContext context_of(const http::Request& request) const;
   uint64_t seed_of(uint64_t number) const;  // of a request without a seed
+  // program_call.cc
+  using ProgramStart = void (Api::*)(const http::ExchangePtr& exchange, const Value& body,
+                                     uint64_t number, const RequestContext& context);
+  http::Handler program_route(ProgramStart start);
+  void add_program_routes(http::Router& router, const std::string& base);
+  static program::Host program_host(const std::shared_ptr<const ServedModel>& model);
   void run_program(const http::ExchangePtr& exchange, const Value& body, uint64_t number,
                    const RequestContext& context);
+  void resume_program(const http::ExchangePtr& exchange, const Value& body, uint64_t number,
+                      const RequestContext& context);
   void generate(http::ExchangePtr exchange, Value body, const Dialect& dialect, uint64_t number);
   void generate(http::ExchangePtr exchange, Value body, const Dialect& dialect, uint64_t seed,
                 const RequestContext& context);
@@ -115,6 +132,7 @@ class Api {
   std::map<std::string, std::shared_ptr<const ServedModel>> adapters_;
   std::unique_ptr<RequestLog> log_;
   std::unique_ptr<ModelRegistry> registry_;
+  std::shared_ptr<PausedPrograms> paused_programs_;
   std::unique_ptr<WorkerPool> prepare_, stream_, programs_;
 };
 

@@ -61,6 +61,7 @@ RequestSpec Generation::spec_of(const Prompt& prompt,
   spec.jump_forward = params.jump_forward;
   spec.draft_tokens = params.draft_tokens;
   spec.prediction = params.prediction;
+  spec.negative_prompt = params.negative_prompt;
   spec.score_prompt = (params.echo && params.logprobs >= 0) || params.prompt_logprobs >= 0;
   spec.priority = params.priority;
   spec.cache_salt = params.cache_salt;

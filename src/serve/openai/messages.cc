@@ -17,14 +17,8 @@ constexpr size_t kMaxMessages = 16384, kMaxTemplate = 1 << 18;
 std::string read_part(const Value& part, const std::string& param) {
   if (part.is_string()) return part.as_string();
   Fields fields(part, param);
-  const Value& type = fields.require("type");
-  if (!type.is_string()) wrong_type(param + ".type", "a string", type);
-  const std::string& kind = type.as_string();
-  if (kind == "text" || kind == "input_text") {
-    const Value& text = fields.require("text");
-    if (!text.is_string()) wrong_type(param + ".text", "a string", text);
-    return text.as_string();
-  }
+  const std::string& kind = fields.require_string("type");
+  if (kind == "text" || kind == "input_text") return fields.require_string("text");
   if (kind == "refusal") return fields.string("refusal").value_or("");
   bad_request(param + ".type", "unsupported_content_type",
               "Invalid '{}.type': content of type '{}' is not available; only 'text' is.", param,
@@ -75,22 +69,20 @@ Value read_tool_calls(const Value& calls, const std::string& param) {
 
 Value read_message(const Value& value, const std::string& param) {
   Fields fields(value, param);
-  const Value& role = fields.require("role");
-  if (!role.is_string()) wrong_type(param + ".role", "a string", role);
-  if (std::find(kRoles.begin(), kRoles.end(), role.as_string()) == kRoles.end())
+  const std::string& role = fields.require_string("role");
+  if (std::find(kRoles.begin(), kRoles.end(), role) == kRoles.end())
     bad_request(param + ".role", "invalid_value",
                 "Invalid value: '{}'. Supported values are: 'system', 'developer', 'user', "
                 "'assistant', 'tool' and 'function'.",
-                role.as_string());
+                role);
   Value message = Value::object();
   // Templates know "system"; "developer" is the same thing under a newer name.
-  message.set("role", role.as_string() == "developer" ? Value("system") : role);
+  message.set("role", Value(role == "developer" ? "system" : role));
   const Value* calls = fields.find("tool_calls");
   const Value* content = fields.find("content");
   if (content != nullptr)
     message.set("content", read_content(*content, param + ".content"));
-  else if (role.as_string() == "assistant" &&
-           (calls != nullptr || fields.find("refusal") != nullptr))
+  else if (role == "assistant" && (calls != nullptr || fields.find("refusal") != nullptr))
     message.set("content", "");
   else
     fields.require("content");
@@ -135,8 +127,7 @@ const Value* read_tools(Fields& fields) {
         bad_request(param + ".type", "invalid_value",
                     "Invalid '{}.type': only 'function' is supported.", param);
       Fields function(inner.require("function"), param + ".function");
-      const Value& name = function.require("name");
-      if (!name.is_string()) wrong_type(param + ".function.name", "a string", name);
+      function.require_string("name");
     }
   }
   if (choice == nullptr) return tools;

@@ -156,6 +156,8 @@ void read_sampling(Fields& fields, const ServedModel& model, uint64_t fallback_s
       sample.*p.number = static_cast<float>(*value);
     }
   }
+  if (auto value = fields.number("cfg_scale", 0, 100))
+    sample.guidance_scale = static_cast<float>(*value);
   normalize_sampling(sample);
   read_newer_samplers(fields, model, sample);
   auto seed = fields.integer("seed", INT64_MIN, INT64_MAX);
@@ -198,6 +200,8 @@ void read_beams(Fields& fields, GenerationParams& params) {
     return;
   }
   params.beams = static_cast<int>(width);
+  if (params.sample.guidance_scale != 1)
+    unsupported("guidance_scale", "It cannot be combined with beam search.");
   params.length_penalty = static_cast<float>(penalty.value_or(1.0));
   params.early_stopping = early;
   if (!params.stops.empty())
@@ -227,7 +231,10 @@ void read_speculative(Fields& fields, const ServedModel& model, GenerationParams
     unsupported("speculative", "The server was started without --speculate.");
   if (*tokens > 0 && value != nullptr && params.beams > 0)
     unsupported("speculative", "It cannot be combined with beam search.");
-  params.draft_tokens = params.beams > 0 ? 0 : static_cast<int32_t>(*tokens);
+  bool guided = params.sample.guidance_scale != 1;
+  if (*tokens > 0 && value != nullptr && guided)
+    unsupported("speculative", "It cannot be combined with guidance_scale.");
+  params.draft_tokens = params.beams > 0 || guided ? 0 : static_cast<int32_t>(*tokens);
 }
 
 // OpenAI's predicted outputs: a text that the answer will largely repeat. Without speculation it
@@ -281,9 +288,6 @@ void read_token_lists(Fields& fields, const ServedModel& model, GenerationParams
 void refuse_other_samplers(Fields& fields) {
   fields.refuse("penalty_alpha", "Contrastive search is not available.");
   fields.refuse("dola_layers", "DoLa is not available.");
-  fields.refuse("guidance_scale", "Classifier-free guidance is not available.");
-  fields.refuse("cfg_scale", "Classifier-free guidance is not available.");
-  fields.refuse("negative_prompt", "Classifier-free guidance is not available.");
 }
 
 void read_stream(Fields& fields, GenerationParams& params) {

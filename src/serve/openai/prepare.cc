@@ -60,6 +60,10 @@ void fit_context(Prepared& request, const char* param, std::optional<int64_t> fa
   int64_t limit = limit_of(*request.model), longest = 0;
   for (const Prompt& prompt : request.prompts)
     longest = std::max(longest, static_cast<int64_t>(prompt.ids.size()));
+  if (auto negative = std::ssize(request.params.negative_prompt); negative > longest) {
+    longest = negative;
+    param = "negative_prompt";
+  }
   auto& wanted = request.params.max_tokens;
   bool scoring = wanted == 0;
   if (longest > limit || (longest == limit && !scoring))
@@ -134,6 +138,36 @@ std::vector<Prompt> read_prompts(Fields& fields, const ServedModel& model, bool 
   return prompts;
 }
 
+// Texts, token ids, or (in a chat) messages, under the names of transformers and llama.cpp.
+void read_negative_prompt(Fields& fields, const Value& body, Prepared& request, bool chat) {
+  const ServedModel& model = *request.model;
+  std::vector<int32_t>& ids = request.params.negative_prompt;
+  const char* given = nullptr;
+  for (const char* name : {"negative_prompt", "negative_prompt_ids", "cfg_negative_prompt"}) {
+    const Value* value = fields.find(name);
+    if (value == nullptr || ((value->is_string() || value->is_array()) && value->size() == 0))
+      continue;
+    if (given != nullptr)
+      bad_request(name, "invalid_value", "'{}' and '{}' are the same field.", given, name);
+    given = name;
+    if (value->is_string()) {
+      ids = model.tokenizer->encode(value->as_string());
+    } else if (value->is_array() && chat && value->as_array()[0].is_object()) {
+      Value other = body;
+      other.set("messages", *value);
+      Fields inner(other);
+      RenderedChat rendered = render_chat(inner, model);
+      ids = encode_chat(*model.tokenizer, rendered.text, rendered.guard);
+    } else if (value->is_array()) {
+      check_ids(name, value->as_array(), model, ids);
+    } else {
+      wrong_type(name, chat ? "a string, messages or token ids" : "a string or token ids", *value);
+    }
+  }
+  if (given != nullptr && request.params.sample.guidance_scale == 1)
+    bad_request(given, "invalid_value", "'{}' has no effect without 'guidance_scale'.", given);
+}
+
 void refuse_rest_of_chat(Fields& fields) {
   if (const auto* list = fields.array("modalities"))
     for (const Value& item : *list)
@@ -184,6 +218,7 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
                 "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.");
   want_logprobs(request.params, logprobs ? static_cast<int32_t>(top.value_or(0)) : -1);
   refuse_rest_of_chat(fields);
+  read_negative_prompt(fields, body, request, true);
   request.include_reasoning = fields.boolean("include_reasoning").value_or(true);
   RenderedChat chat = render_chat(fields, *model);
   const Value* tools = body.find("tools");
@@ -232,6 +267,7 @@ Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel
   fields.refuse("suffix", "Use /infill, or 'suffix' in /v1/completions.");
   prepare_structured(params, *model, request.output);
   request.prompts = read_prompts(fields, *model, params.echo);
+  read_negative_prompt(fields, body, request, false);
   truncate_prompts(fields, request);
   if (request.prompts.size() * static_cast<size_t>(params.n) > kMaxPrompts)
     bad_request("n", "invalid_value", "'n' times the number of prompts is more than {}.",

@@ -20,12 +20,13 @@ std::string sse(const Value& value) { return "data: " + dump_json(value) + "\n\n
 
 }  // namespace
 
-http::Handler Api::programs() {
+// Errors have the form that both routes of programs share.
+http::Handler Api::program_route(ProgramStart start) {
   return with_json(
-      [this](http::ExchangePtr exchange, const Value& body, uint64_t number) {
+      [this, start](http::ExchangePtr exchange, const Value& body, uint64_t number) {
         RequestContext context = context_of(exchange->request());
         try {
-          run_program(exchange, body, number, context);
+          (this->*start)(exchange, body, number, context);
         } catch (const ModelNotLoaded&) {
           throw;
         } catch (const std::exception& e) {
@@ -38,16 +39,36 @@ http::Handler Api::programs() {
       true);
 }
 
+void Api::add_program_routes(http::Router& router, const std::string& base) {
+  router.add("POST", base + "/programs", program_route(&Api::run_program));
+  router.add("POST", base + "/programs/{id...}/results", program_route(&Api::resume_program));
+}
+
+program::Host Api::program_host(const std::shared_ptr<const ServedModel>& model) {
+  if (!model->embedding.generates())
+    bad_request("model", "model_not_supported", "The model '{}' generates no text.", model->name);
+  program::Host host;
+  host.client = std::shared_ptr<Client>(model, model->client.get());  // keeps the model loaded
+  host.tokenizer = model->tokenizer;
+  host.chat_template = model->chat_template;
+  host.grammars = model->grammars;
+  host.defaults = model->defaults;
+  host.max_model_len = model->max_model_len;
+  return host;
+}
+
 void Api::run_program(const http::ExchangePtr& exchange, const Value& body, uint64_t number,
                       const RequestContext& context) {
   constexpr std::string_view kOthers[] = {"model", "stream", "cache_salt", "user"};
   Fields fields(body);
   auto model = model_of(body);
-  if (!model->embedding.generates())
-    bad_request("model", "model_not_supported", "The model '{}' generates no text.", model->name);
-  RequestContext admitted = context;
-  admitted.slot = keys_.admit(tenant_of(exchange->request()), context.start);
   ProgramRequest request;
+  request.host = program_host(model);
+  RequestContext admitted = context;
+  request.tenant = tenant_of(exchange->request());
+  admitted.slot = keys_.admit(request.tenant, context.start);
+  request.id = new_id("program-");
+  request.paused = paused_programs_;
   request.stream = fields.boolean("stream").value_or(false);
   request.model = model->name;
   request.program = program::parse_program(body, kOthers);
@@ -55,18 +76,76 @@ void Api::run_program(const http::ExchangePtr& exchange, const Value& body, uint
   params.cache_salt = fields.string("cache_salt").value_or("");
   add_tenant(exchange->request(), params);
   program::Host& host = request.host;
-  host.client = std::shared_ptr<Client>(model, model->client.get());  // keeps the model loaded
-  host.tokenizer = model->tokenizer;
-  host.chat_template = model->chat_template;
-  host.grammars = model->grammars;
-  host.defaults = model->defaults;
-  host.max_model_len = model->max_model_len;
+  for (const std::string& name : request.program->models)
+    host.models[name] = std::make_shared<const program::Host>(program_host(loaded_model(name)));
   host.cache_salt = params.cache_salt;
   host.tenant = params.tenant;
   host.seed = seed_of(number);
   host.timeout_seconds = options_.request_timeout_seconds;
   std::make_shared<ProgramCall>(exchange, std::move(request), *programs_, stats_, admitted)
       ->start();
+}
+
+void Api::resume_program(const http::ExchangePtr& exchange, const Value& body, uint64_t,
+                         const RequestContext& context) {
+  Fields fields(body);
+  const Value& results = fields.require("results");
+  ProgramRequest request;
+  request.stream = fields.boolean("stream").value_or(false);
+  log_unknown_fields(fields.unknown());
+  request.id = exchange->request().parameter;
+  request.tenant = tenant_of(exchange->request());
+  request.paused = paused_programs_;
+  RequestContext admitted = context;
+  admitted.slot = keys_.admit(request.tenant, context.start);
+  PausedPrograms::Entry entry = paused_programs_->take(request.id, request.tenant);
+  try {
+    entry.run->give_results(results);
+  } catch (const program::ProgramError&) {
+    paused_programs_->put_back(request.id, std::move(entry));
+    throw;
+  }
+  request.model = entry.model;
+  request.run = std::move(entry.run);
+  std::make_shared<ProgramCall>(exchange, std::move(request), *programs_, stats_, admitted)
+      ->start();
+}
+
+void PausedPrograms::drop_old() {
+  Nanos now = SteadyClock().now();
+  std::erase_if(entries_, [&](const auto& item) { return item.second.run->deadline() < now; });
+}
+
+void PausedPrograms::put(const std::string& id, Entry entry) {
+  constexpr size_t kMost = 256;
+  std::lock_guard lock(mutex_);
+  drop_old();
+  if (entries_.size() >= kMost)
+    throw ApiError(429, fmt::format("{} programs wait for results already.", kMost), "",
+                   "too_many_programs");
+  entries_[id] = std::move(entry);
+}
+
+void PausedPrograms::put_back(const std::string& id, Entry entry) {
+  std::lock_guard lock(mutex_);
+  entries_[id] = std::move(entry);
+}
+
+PausedPrograms::Entry PausedPrograms::take(const std::string& id, const std::string& tenant) {
+  std::lock_guard lock(mutex_);
+  drop_old();
+  auto it = entries_.find(id);
+  if (it == entries_.end() || it->second.tenant != tenant)
+    throw ApiError(404, fmt::format("No program '{}' waits for results.", id.substr(0, 64)), "id",
+                   "program_not_found");
+  Entry entry = std::move(it->second);
+  entries_.erase(it);
+  return entry;
+}
+
+void PausedPrograms::clear() {
+  std::lock_guard lock(mutex_);
+  entries_.clear();
 }
 
 ProgramCall::ProgramCall(http::ExchangePtr exchange, ProgramRequest request, WorkerPool& pool,
@@ -76,17 +155,21 @@ ProgramCall::ProgramCall(http::ExchangePtr exchange, ProgramRequest request, Wor
       request_(std::move(request)),
       pool_(pool),
       stats_(std::move(stats)),
-      context_(std::move(context)),
-      id_(new_id("program-")) {}
+      context_(std::move(context)) {}
 
 void ProgramCall::start() {
   {
     std::lock_guard lock(mutex_);
     self_ = shared_from_this();
   }
-  run_ = std::make_unique<program::Run>(request_.program, request_.host, [weak = weak_from_this()] {
+  auto wake_up = [weak = weak_from_this()] {
     if (auto self = weak.lock()) self->wake();
-  });
+  };
+  run_ = std::move(request_.run);
+  if (run_ != nullptr)
+    run_->set_wake(wake_up);
+  else
+    run_ = std::make_unique<program::Run>(request_.program, request_.host, wake_up);
   auto end = [weak = weak_from_this()](const char* why) {
     auto self = weak.lock();
     if (self == nullptr) return;
@@ -121,6 +204,7 @@ void ProgramCall::turn() {
     program::Run::State state = run_->advance();
     send_events();
     if (state == program::Run::State::kDone) return complete();
+    if (state == program::Run::State::kPaused) return pause();
     if (state == program::Run::State::kBusy)
       return pool_.post([self = shared_from_this()] { self->turn(); });
   } catch (const std::exception& e) {
@@ -149,16 +233,34 @@ void ProgramCall::send_events() {
 }
 
 void ProgramCall::complete() {
-  Value answer = Value::Object{
-      {"id", id_}, {"object", "program"}, {"created", unix_seconds()}, {"model", request_.model}};
-  Value result = run_->result();
-  for (auto& [key, value] : result.as_object()) answer.set(key, std::move(value));
   const program::Usage& usage = run_->usage();
-  answer.set("usage", program::usage_value(usage));
   ++stats_->finished;
   stats_->prompt_tokens += usage.prompt_tokens;
   stats_->completion_tokens += usage.completion_tokens;
   stats_->cached_tokens += usage.cached_tokens;
+  answer(run_->result());
+}
+
+// The answer has the calls; another request brings their results.
+void ProgramCall::pause() {
+  Value result = Value::Object{{"status", "requires_action"}, {"calls", run_->calls()}};
+  Value usage = program::usage_value(run_->usage());
+  run_->set_wake([] {});
+  request_.paused->put(request_.id, {std::move(run_), request_.model, request_.tenant});
+  result.set("usage", std::move(usage));
+  answer(std::move(result));
+}
+
+void ProgramCall::answer(Value result) {
+  Value answer = Value::Object{{"id", request_.id},
+                               {"object", "program"},
+                               {"created", unix_seconds()},
+                               {"model", request_.model}};
+  if (run_ != nullptr) {
+    answer.set("status", "completed");
+    result.set("usage", program::usage_value(run_->usage()));
+  }
+  for (auto& [key, value] : result.as_object()) answer.set(key, std::move(value));
   log_end(200, "");
   if (streaming_) {
     exchange_->write(sse(answer) + "data: [DONE]\n\n");
@@ -172,7 +274,7 @@ void ProgramCall::complete() {
 }
 
 void ProgramCall::fail_with(const std::exception& error) {
-  run_->cancel();
+  if (run_ != nullptr) run_->cancel();
   bool gone = exchange_->gone();
   ++(gone ? stats_->cancelled : stats_->failed);
   http::Response response = program_error(error);
@@ -197,8 +299,10 @@ void ProgramCall::log_end(int status, const std::string& error) const {
   if (context_.log == nullptr) return;
   Value line = context_.line(status, error);
   line.set("model", request_.model);
-  line.set("prompt_tokens", run_->usage().prompt_tokens);
-  line.set("completion_tokens", run_->usage().completion_tokens);
+  if (run_ != nullptr) {
+    line.set("prompt_tokens", run_->usage().prompt_tokens);
+    line.set("completion_tokens", run_->usage().completion_tokens);
+  }
   context_.log->write(context_.trace, line);
 }
 

@@ -253,9 +253,8 @@ VectorRequest prepare_embeddings(const Value& body, std::shared_ptr<const Served
 VectorRequest prepare_rerank(const Value& body, std::shared_ptr<const ServedModel> model) {
   Fields fields(body);
   VectorRequest out = begin(fields, std::move(model));
-  const Value& query = fields.require("query");
-  if (!query.is_string()) wrong_type("query", "a string", query);
-  Pairs pairs{{query.as_string()}, read_texts(fields, "documents", true), "query", "documents"};
+  const std::string& query = fields.require_string("query");
+  Pairs pairs{{query}, read_texts(fields, "documents", true), "query", "documents"};
   int64_t count = std::ssize(pairs.second);
   int64_t top = fields.integer("top_n", 0, INT32_MAX).value_or(0);
   bool with_text = fields.boolean("return_documents").value_or(true);

@@ -10,6 +10,18 @@ std::vector<int32_t> Context::encode(std::string_view text, bool first) const {
   return tokenizer_->encode(text, {.add_special = first, .parse_special = false});
 }
 
+void Context::follow(const Context& other) {
+  bool new_answer = template_ != nullptr && messages_ != other.messages_;
+  if (new_answer || !std::string_view(other.text_).starts_with(text_)) {
+    messages_ = other.messages_;
+    ids_.clear();
+    pending_.clear();
+    text_.clear();
+  }
+  if (template_ != nullptr && ids_.empty()) begin_answer();
+  add_text(std::string_view(other.text_).substr(text_.size()));
+}
+
 void Context::add_text(std::string_view text) {
   pending_ += text;
   text_ += text;

@@ -20,6 +20,10 @@ class Context {
                    std::shared_ptr<const ChatTemplate> chat_template = nullptr)
       : tokenizer_(std::move(tokenizer)), template_(std::move(chat_template)) {}
 
+  // The same text or messages for another model. Before its ids are used: follow(), which adds what
+  // has been written since.
+  void follow(const Context& other);
+
   void add_text(std::string_view text);
   // The ids so far. Texts since the last call are tokenised together; a later text does not change
   // these ids. Throws Error(kInvalidArgument) if there are none.

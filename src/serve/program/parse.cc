@@ -10,10 +10,11 @@ namespace tokamak::program {
 namespace {
 
 constexpr int kMaxNesting = 16;
-constexpr size_t kMaxStatements = 10'000, kMaxChoices = 256, kMaxStops = 16;
+constexpr size_t kMaxStatements = 10'000, kMaxChoices = 256, kMaxStops = 16, kMaxModels = 8;
+constexpr int32_t kMostRunOn = 1024;
 constexpr std::string_view kOperations[] = {"text",   "system", "user",   "assistant", "gen",
                                             "select", "set",    "append", "vote",      "if",
-                                            "for",    "while",  "fork",   "return"};
+                                            "for",    "while",  "fork",   "call",      "return"};
 
 bool is_name(std::string_view text) {
   auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
@@ -235,12 +236,37 @@ class Parser {
       out.kind = Kind::kVote;
       out.name = m.name("vote");
       out.value = formula(m.require("of"), m.path("of"));
+    } else if (operation == "call") {
+      read_call(m, out);
     } else if (operation == "return") {
       out.kind = Kind::kReturn;
       out.value = formula(m.require("return"), out.path);
     } else {
       read_control(m, operation, out, assistant, depth);
     }
+  }
+
+  void read_call(Members& m, Statement& out) {
+    out.kind = Statement::Kind::kCall;
+    out.name = m.name("call");
+    const Value& tool = m.require("tool");
+    if (!tool.is_string() || tool.size() == 0 || tool.size() > 64)
+      wrong(m.path("tool"), "expected the name of a tool (1 to 64 bytes)");
+    out.tool = tool.as_string();
+    const Value* arguments = m.find("arguments");
+    out.value = arguments != nullptr ? formula(*arguments, m.path("arguments"))
+                                     : Expression::literal(Value::object());
+  }
+
+  void read_model(Members& m, Statement& out) {
+    const Value* name = m.find("model");
+    if (name == nullptr) return;
+    if (!name->is_string() || name->size() == 0 || name->size() > 256)
+      wrong(m.path("model"), "expected the name of a model");
+    out.model = name->as_string();
+    program_.models.insert(out.model);
+    if (program_.models.size() > kMaxModels)
+      wrong(m.path("model"), "the program names more than {} models", kMaxModels);
   }
 
   void read_control(Members& m, std::string_view operation, Statement& out, bool assistant,
@@ -325,6 +351,8 @@ class Parser {
         out.gen.stops.push_back(item.as_string());
       }
     }
+    read_model(m, out);
+    out.gen.run_on = static_cast<int32_t>(m.number("run_on", 0, kMostRunOn, true, 0));
     out.gen.ignore_eos = m.boolean("ignore_eos");
     out.gen.parse_json = m.boolean("parse_json");
     out.score_name = m.optional_name("score");
@@ -364,6 +392,7 @@ class Parser {
   void read_select(Members& m, Statement& out) {
     out.kind = Statement::Kind::kSelect;
     out.name = m.name("select");
+    read_model(m, out);
     const Value& choices = m.require("choices");
     if (choices.is_string()) {
       out.value = formula(choices, m.path("choices"));

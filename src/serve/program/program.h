@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -53,6 +54,7 @@ inline constexpr Limits kMostLimits{
 struct GenOptions {
   int32_t max_tokens = 128;
   std::vector<std::string> stops;
+  int32_t run_on = 0;  // tokens that are generated past the end, for the gens that follow
   bool ignore_eos = false;
   bool parse_json = false;  // the variable gets the value of the JSON text; null if it is not JSON
   std::vector<std::pair<const SampleSetting*, double>> sampling;
@@ -76,12 +78,15 @@ struct Statement {
     kFor,     // each element of `value` as `name`
     kWhile,
     kFork,  // value: a number of branches, or a list with an element for each
+    kCall,  // of `tool` with the arguments `value`; the client gives the result
     kReturn,
   };
   Kind kind = Kind::kText;
   std::string path;
   std::string name;        // the variable it sets; empty: none
   std::string role;        // kMessage
+  std::string tool;        // kCall
+  std::string model;       // kGen, kSelect: one of Program::models; empty: the program's own
   std::string score_name;  // kGen: mean log-probability; kSelect: that of each choice
   std::string into;        // kFork: list of the variables of each branch
   Expression value, keep;  // keep: of kFork: the branch to go on with
@@ -97,7 +102,8 @@ struct Program {
   Value variables = Value::object();
   Limits limits;
   std::optional<uint64_t> seed;
-  bool chat = false;  // it has messages: the model's chat template writes the context
+  std::set<std::string> models;  // besides its own
+  bool chat = false;             // it has messages: the model's chat template writes the context
 };
 
 // `request`: {"program": [...], "variables": {...}, "limits": {...}, "sampling": {...}, "seed": N}.

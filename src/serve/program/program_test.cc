@@ -206,18 +206,108 @@ TEST_F(Programs, ErrorsHaveAPath) {
   }
 }
 
+TEST_F(Programs, CallsPauseAndGoOnWithTheirResults) {
+  auto program = parse_program(parse_json(R"({"program": [{"text": "[say x|y]"},
+    {"fork": 2, "as": "i", "into": "all", "do": [
+      {"call": "r", "tool": "add", "arguments": "{'a': i, 'b': 10}"}, {"text": "={{ r.sum }}"},
+      {"call": "again", "tool": "now"}, {"gen": "g", "stop": "|"}]},
+    {"return": "all | map(attribute='r') | map(attribute='sum') | list"}]})"));
+  program::Run run(program, host(), [] {});
+  ASSERT_EQ(run.advance(), program::Run::State::kPaused);
+  EXPECT_EQ(dump_json(run.calls()),
+            R"([{"id":"call-0","branch":"0.0","tool":"add","arguments":{"a":0,"b":10}},)"
+            R"({"id":"call-1","branch":"0.1","tool":"add","arguments":{"a":1,"b":10}}])");
+  EXPECT_THROW(run.give_results(parse_json(R"({"call-0": 1, "call-7": 2})")), ProgramError);
+  EXPECT_THROW(run.give_results(Value::array()), ProgramError);
+  run.give_results(parse_json(R"({"call-1": {"sum": 11}})"));
+  ASSERT_EQ(run.advance(), program::Run::State::kPaused);
+  EXPECT_EQ(run.calls().size(), 2u);  // call-0, and the next one of the other branch
+  run.give_results(parse_json(R"({"call-0": {"sum": 10}, "call-2": null})"));
+  while (run.advance() != program::Run::State::kPaused)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  run.give_results(parse_json(R"({"call-3": "late"})"));
+  while (run.advance() != program::Run::State::kDone)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(dump_json(run.result().at("output")), "[10,11]");
+  EXPECT_EQ(run.result().at("variables").at("all").as_array()[0].at("again").as_string(), "late");
+
+  // Calls can be answered at once, and only where there is a function for it.
+  const std::string one = R"({"program": [{"call": "x", "tool": "t"}, {"return": "x"}]})";
+  Value out = run_program(parse_program(parse_json(one)), host(), {},
+                          [](const Value& call) { return call.at("tool"); });
+  EXPECT_EQ(out.at("output").as_string(), "t");
+  EXPECT_THROW(this->run(one), Error);
+}
+
+// The other model has its own ids of the same text.
+TEST_F(Programs, SeveralModelsWriteOneText) {
+  auto other = std::make_shared<FakeClient>();
+  Host h = host();
+  Host second = host();
+  second.client = other;
+  h.models["small"] = std::make_shared<const Host>(second);
+  auto program = parse_program(parse_json(R"({"program": [{"text": "[say one|]"},
+    {"gen": "a", "stop": "|"}, {"text": "[say two|]"}, {"gen": "b", "stop": "|", "model": "small"},
+    {"text": "."}, {"select": "c", "choices": ["+", "-"], "model": "small"},
+    {"text": "[say three|]"}, {"gen": "d", "stop": "|"}]})"));
+  EXPECT_EQ(program->models, std::set<std::string>{"small"});
+  Value out = run_program(program, h);
+  const std::string all = "[say one|]one[say two|]two.+[say three|]three";
+  EXPECT_EQ(out.at("text").as_string(), all);
+  auto text = [](const std::vector<int32_t>& ids) { return std::string(ids.begin(), ids.end()); };
+  EXPECT_EQ(text(client->last_spec().prompt), "[say one|]one[say two|]two.+[say three|]");
+  EXPECT_EQ(text(other->last_spec().prompt).substr(0, 27), "[say one|]one[say two|]two.");
+  EXPECT_EQ(out.at("usage").at("requests").as_int(), 5);
+
+  Value chat = run_program(parse_program(parse_json(R"({"program": [{"user": "[say hi|]"},
+    {"assistant": [{"gen": "a", "stop": "|", "model": "small"}, {"text": "!"}]}, {"user": "[say ho|]"},
+    {"assistant": [{"text": ">"}, {"gen": "b", "stop": "|", "model": "small"}]}]})")),
+                           h);
+  EXPECT_EQ(dump_json(chat.at("messages")),
+            R"([{"role":"user","content":"[say hi|]"},{"role":"assistant","content":"hi!"},)"
+            R"({"role":"user","content":"[say ho|]"},{"role":"assistant","content":">ho"}])");
+}
+
+// A gen that runs on over its stop string has guessed the texts that follow.
+TEST_F(Programs, RunningOnSavesRequestsAndChangesNothing) {
+  auto with = [&](const std::string& run_on, const std::string& middle) {
+    return run(R"({"sampling": {"temperature": 0}, "program": [
+      {"text": "[text Name: Ada\nAge: 36\nCity: London\nEnd]"},
+      {"gen": "name", "stop": "\n")" +
+               run_on + R"(}, {"text": "\n)" + middle + R"( "},
+      {"gen": "age", "stop": "\n"}, {"text": "\nCity: "},
+      {"gen": "city", "stop": "\n"}]})");
+  };
+  Value plain = with("", "Age:"), fast = with(R"(, "run_on": 60)", "Age:");
+  EXPECT_EQ(fast.at("variables"), plain.at("variables"));
+  EXPECT_EQ(fast.at("text"), plain.at("text"));
+  EXPECT_EQ(plain.at("usage").at("requests").as_int(), 3);
+  EXPECT_EQ(fast.at("usage").at("requests").as_int(), 1);
+  EXPECT_EQ(fast.at("usage").at("run_on").at("saved_requests").as_int(), 2);
+  // What follows differs from the guess.
+  Value other = with(R"(, "run_on": 60)", "Years:"), slow = with("", "Years:");
+  EXPECT_EQ(other.at("variables"), slow.at("variables"));
+  EXPECT_EQ(other.at("usage").at("requests").as_int(), 3);
+  EXPECT_EQ(other.at("usage").at("run_on").at("used_tokens").as_int(), 0);
+  // The guess ends inside of a gen, which goes on with a request.
+  Value part = with(R"(, "run_on": 8)", "Age:");
+  EXPECT_EQ(part.at("variables"), plain.at("variables"));
+  EXPECT_EQ(part.at("usage").at("run_on").at("tokens").as_int(), 8);
+}
+
 TEST_F(Programs, TheExamplesRun) {
   const char* source = std::getenv("TOKAMAK_SOURCE_DIR");
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(
            std::filesystem::path(source ? source : ".") / "examples/programs")) {
     SCOPED_TRACE(entry.path().filename().string());
-    Value out = run(read_text_file(entry.path()));
+    Value out = run_program(parse_program(parse_json(read_text_file(entry.path()))), host(), {},
+                            [](const Value& call) { return call.at("arguments"); });
     EXPECT_FALSE(out.at("output").is_null());
     EXPECT_GT(out.at("usage").at("requests").as_int(), 2);
     ++files;
   }
-  EXPECT_GE(files, 5);
+  EXPECT_GE(files, 6);
 }
 
 TEST_F(Programs, EngineErrorsAndCancelling) {

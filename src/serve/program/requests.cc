@@ -27,6 +27,27 @@ Value number(double x) { return std::isfinite(x) ? Value(x) : Value(); }
 
 }  // namespace
 
+const Host& Run::host_of(const Statement& s) const {
+  return s.model.empty() ? host_ : *host_.models.at(s.model);
+}
+
+// What the branch has written, in the ids of the statement's model.
+Context& Run::context_of(Branch& branch, const Statement& s) const {
+  if (s.model.empty()) return branch.context;
+  const Host& host = host_of(s);
+  auto [it, is_new] = branch.others.try_emplace(s.model, host.tokenizer,
+                                                program_->chat ? host.chat_template : nullptr);
+  it->second.follow(branch.context);
+  return it->second;
+}
+
+void Run::write(Branch& branch, const Statement& s, const std::vector<int32_t>& ids,
+                const std::string& text, bool cut) {
+  if (s.model.empty()) return branch.context.add_ids(ids, text, cut);
+  branch.others.at(s.model).add_ids(ids, text, cut);
+  branch.context.add_text(text);
+}
+
 RequestSpec Run::spec_for(const std::vector<int32_t>& ids) const {
   RequestSpec spec;
   spec.prompt = ids;
@@ -37,7 +58,7 @@ RequestSpec Run::spec_for(const std::vector<int32_t>& ids) const {
 }
 
 SampleSpec Run::sampling_of(Branch& branch, const Statement& s) const {
-  SampleSpec sample = host_.defaults;
+  SampleSpec sample = host_of(s).defaults;
   for (const auto& [setting, value] : s.gen.sampling)
     set_sample_param(sample, setting->name, value);
   normalize_sampling(sample);
@@ -48,10 +69,11 @@ SampleSpec Run::sampling_of(Branch& branch, const Statement& s) const {
 }
 
 void Run::constrain(const Statement& s, RequestSpec& spec) const {
+  const Host& host = host_of(s);
   GrammarMaskOptions options;
-  options.grammar = host_.grammars->get(*s.gen.grammar);
-  options.tokenizer = host_.tokenizer;
-  options.end_ids = grammar_end_ids(*host_.tokenizer, {});
+  options.grammar = host.grammars->get(*s.gen.grammar);
+  options.tokenizer = host.tokenizer;
+  options.end_ids = grammar_end_ids(*host.tokenizer, {});
   spec.stop_ids = options.end_ids;
   spec.mask = std::make_shared<GrammarMask>(std::move(options));
 }
@@ -69,27 +91,29 @@ void Run::reserve(Branch& branch, int64_t tokens) {
 
 void Run::submit(Branch& branch, RequestSpec spec, size_t part) {
   size_t request = next_request_++;
-  const std::string& path = branch.pending->statement->path;
+  const Statement& s = *branch.pending->statement;
+  Client* client = host_of(s).client.get();
   usage_.requests++;
   usage_.prompt_tokens += static_cast<int64_t>(spec.prompt.size());
   try {
-    RequestId id = host_.client->submit(std::move(spec), [box = mailbox_, request](Delta&& delta) {
+    RequestId id = client->submit(std::move(spec), [box = mailbox_, request](Delta&& delta) {
       box->push(request, std::move(delta));
     });
-    sent_.emplace(request, Sent{&branch, part, id});
+    sent_.emplace(request, Sent{&branch, part, id, client});
   } catch (const Error& e) {
     if (e.code() != ErrorCode::kOutOfRange && e.code() != ErrorCode::kInvalidArgument) throw;
-    throw ProgramError(path, e.what());
+    throw ProgramError(s.path, e.what());
   }
   ++branch.pending->open;
 }
 
 void Run::start_gen(Branch& branch, const Statement& s) {
-  RequestSpec spec = spec_for(branch.context.ids());
-  int64_t room = host_.max_model_len - static_cast<int64_t>(spec.prompt.size());
-  if (room < 1) wrong(s.path, "the context of {} tokens is full", host_.max_model_len);
-  spec.max_tokens = static_cast<int32_t>(std::min<int64_t>(s.gen.max_tokens, room));
-  if (!s.gen.ignore_eos) spec.stop_ids = end_ids(*host_.tokenizer);
+  const Host& host = host_of(s);
+  RequestSpec spec = spec_for(context_of(branch, s).ids());
+  int64_t room = host.max_model_len - static_cast<int64_t>(spec.prompt.size());
+  if (room < 1) wrong(s.path, "the context of {} tokens is full", host.max_model_len);
+  auto limit = static_cast<int32_t>(std::min<int64_t>(s.gen.max_tokens, room));
+  if (!s.gen.ignore_eos) spec.stop_ids = end_ids(*host.tokenizer);
   SampleSpec sample = sampling_of(branch, s);
   if (s.gen.grammar) {
     constrain(s, spec);
@@ -100,9 +124,23 @@ void Run::start_gen(Branch& branch, const Statement& s) {
   spec.sample = std::make_shared<const SampleSpec>(std::move(sample));
   branch.pending = std::make_unique<Pending>(Pending{.statement = &s});
   branch.pending->detokenizer =
-      std::make_unique<Detokenizer>(*host_.tokenizer, DecodeOptions{.skip_special = true});
+      std::make_unique<Detokenizer>(*host.tokenizer, DecodeOptions{.skip_special = true});
   branch.pending->stops = StopStrings(s.gen.stops);
+  branch.pending->limit = limit;
+  branch.pending->prompt = spec.prompt;
+  branch.pending->sample = spec.sample;
+  std::vector<int32_t> given = take_run_on(branch);
+  spec.max_tokens = static_cast<int32_t>(std::min<int64_t>(int64_t{limit} + s.gen.run_on, room));
+  spec.max_tokens -= static_cast<int32_t>(given.size());
+  spec.prompt.insert(spec.prompt.end(), given.begin(), given.end());
   reserve(branch, spec.max_tokens);
+  if (!given.empty()) {
+    Delta delta;
+    delta.ids = std::move(given);
+    take_generated(branch, {&branch, 0, 0, nullptr}, std::move(delta));
+    if (branch.pending != nullptr && branch.pending->complete()) end_gen(branch);
+    if (branch.pending == nullptr) return;
+  }
   submit(branch, std::move(spec), 0);
 }
 
@@ -120,9 +158,10 @@ void Run::start_select(Branch& branch, const Statement& s) {
       pending->choices.push_back(item.as_string());
     }
   }
-  const std::vector<int32_t>& ids = branch.context.ids();
+  Context& context = context_of(branch, s);
+  const std::vector<int32_t>& ids = context.ids();
   for (const std::string& choice : pending->choices) {
-    pending->choice_ids.push_back(branch.context.encode(choice));
+    pending->choice_ids.push_back(context.encode(choice));
     if (pending->choice_ids.back().empty()) wrong(s.path, "a choice is empty");
   }
   pending->scores.assign(pending->choices.size(), 0);
@@ -153,6 +192,7 @@ void Run::take(size_t request, Delta&& delta) {
   if (delta.finish != Finish::kNone) sent_.erase(found);
   usage_.cached_tokens += delta.cached_tokens;
   take_generated(*sent.branch, sent, std::move(delta));
+  if (sent.branch->pending == nullptr) ready_.push_back(sent.branch);
 }
 
 void Run::take_generated(Branch& branch, const Sent& sent, Delta&& delta) {
@@ -165,24 +205,27 @@ void Run::take_generated(Branch& branch, const Sent& sent, Delta&& delta) {
     return;
   }
   std::string piece;
-  for (size_t i = 0; i < delta.ids.size() && !p.stops.stopped(); ++i) {
+  for (size_t i = 0; i < delta.ids.size(); ++i) {
+    if (p.complete()) {
+      if (std::ssize(p.run_on) < p.statement->gen.run_on) p.run_on.push_back(delta.ids[i]);
+      continue;
+    }
     p.ids.push_back(delta.ids[i]);
     if (i < delta.logprobs.size()) p.logprob += delta.logprobs[i];
     piece += p.stops.push(p.detokenizer->push(delta.ids[i])).text;
   }
-  bool over = delta.finish != Finish::kNone;
-  if (p.stops.stopped() && !over) {
-    for (auto it = sent_.begin(); it != sent_.end(); ++it)
-      if (it->second.branch == &branch) {
-        host_.client->stop_at(it->second.id, 0, static_cast<int32_t>(p.ids.size()));
-        sent_.erase(it);
-        break;
-      }
-    over = true;
-  } else if (over && !p.stops.stopped()) {
+  bool ended = delta.finish != Finish::kNone;
+  bool over = ended || (p.complete() && std::ssize(p.run_on) == p.statement->gen.run_on);
+  if ((over || p.complete()) && !p.stops.stopped() && !std::exchange(p.flushed, true)) {
     piece += p.stops.push(p.detokenizer->finish()).text;
     piece += p.stops.finish();
   }
+  for (auto it = sent_.begin(); over && !ended && it != sent_.end(); ++it)
+    if (it->second.branch == &branch) {
+      sent.client->stop_at(it->second.id, 0, static_cast<int32_t>(p.ids.size() + p.run_on.size()));
+      sent_.erase(it);
+      break;
+    }
   p.text += piece;
   if (!piece.empty())
     event(branch, "text", {{"name", p.statement->name}, {"text", std::move(piece)}});
@@ -192,9 +235,11 @@ void Run::take_generated(Branch& branch, const Sent& sent, Delta&& delta) {
 void Run::end_gen(Branch& branch) {
   std::unique_ptr<Pending> p = std::move(branch.pending);
   const Statement& s = *p->statement;
-  tokens_ -= p->reserved - static_cast<int64_t>(p->ids.size());
-  usage_.completion_tokens += static_cast<int64_t>(p->ids.size());
-  branch.context.add_ids(p->ids, p->text, p->stops.stopped());
+  int64_t generated = std::max<int64_t>(0, std::ssize(p->ids) + std::ssize(p->run_on) - p->given);
+  tokens_ -= p->reserved - generated;
+  usage_.completion_tokens += generated;
+  keep_run_on(branch, *p);
+  write(branch, s, p->ids, p->text, p->stops.stopped());
   Value value = p->text;
   if (s.gen.parse_json) {
     try {
@@ -208,7 +253,6 @@ void Run::end_gen(Branch& branch) {
         number(p->ids.empty() ? 0 : p->logprob / static_cast<double>(p->ids.size())));
   event(branch, "value", {{"name", s.name}, {"value", value}});
   set(branch, s.path, s.name, std::move(value));
-  resume(branch);
 }
 
 void Run::end_select(Branch& branch) {
@@ -216,16 +260,13 @@ void Run::end_select(Branch& branch) {
   const Statement& s = *p->statement;
   auto best =
       static_cast<size_t>(std::max_element(p->scores.begin(), p->scores.end()) - p->scores.begin());
-  branch.context.add_ids(p->choice_ids[best], p->choices[best]);
+  write(branch, s, p->choice_ids[best], p->choices[best]);
   Value scores = Value::array();
   for (double score : p->scores) scores.push(number(score));
   if (!s.score_name.empty()) set(branch, s.path, s.score_name, scores);
   event(branch, "value",
         {{"name", s.name}, {"value", p->choices[best]}, {"scores", std::move(scores)}});
   set(branch, s.path, s.name, p->choices[best]);
-  resume(branch);
 }
-
-void Run::resume(Branch& branch) { ready_.push_back(&branch); }
 
 }  // namespace tokamak::program

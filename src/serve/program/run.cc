@@ -66,7 +66,7 @@ Run::~Run() { cancel(); }
 
 void Run::cancel() {
   mailbox_->close();
-  for (const auto& [request, sent] : sent_) host_.client->cancel(sent.id);
+  for (const auto& [request, sent] : sent_) sent.client->cancel(sent.id);
   sent_.clear();
   ready_.clear();
 }
@@ -84,7 +84,9 @@ Run::State Run::advance() {
     cancel();
     throw;
   }
-  return done_ ? State::kDone : ready_.empty() ? State::kWaiting : State::kBusy;
+  if (done_) return State::kDone;
+  if (!ready_.empty()) return State::kBusy;
+  return sent_.empty() && !calls_.empty() ? State::kPaused : State::kWaiting;
 }
 
 void Run::count_step(const std::string& path) {
@@ -175,6 +177,8 @@ void Run::step(Branch& branch, const Statement& s) {
       return start_loop(branch, s);
     case Kind::kFork:
       return start_fork(branch, s);
+    case Kind::kCall:
+      return start_call(branch, s);
     case Kind::kReturn:
       set(branch, s.path, "output", value_of(branch, s.value, s.path));
       for (; !branch.frames.empty(); branch.frames.pop_back())
@@ -220,6 +224,8 @@ void Run::add_child(Branch& parent, const Statement& s, size_t index, const Valu
   auto child = std::make_unique<Branch>(fmt::format("{}.{}", parent.id, index),
                                         mix(parent.key, parent.events, index + 1), parent.context);
   child->parent = &parent;
+  child->others = parent.others;
+  child->run_on = parent.run_on;
   child->variables = parent.variables;
   bytes_ += size_of(child->variables) + child->context.bytes();
   if (bytes_ > kMostBytes) limit_error(s.path, "the variables are too large");
@@ -268,6 +274,8 @@ void Run::join(Branch& parent) {
 void Run::keep_child(Branch& parent, size_t index) {
   Branch& child = *parent.children[index];
   parent.context = child.context;
+  parent.others = child.others;
+  parent.run_on = child.run_on;
   for (const std::string& name : child.assigned)
     set(parent, parent.fork->path, name, *child.variables.find(name));
 }
@@ -303,7 +311,7 @@ Value Run::result() const {
 }
 
 Value usage_value(const Usage& usage) {
-  return Value::Object{
+  Value out = Value::Object{
       {"requests", usage.requests},
       {"steps", usage.steps},
       {"branches", usage.branches},
@@ -311,10 +319,16 @@ Value usage_value(const Usage& usage) {
       {"completion_tokens", usage.completion_tokens},
       {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
       {"prompt_tokens_details", Value::Object{{"cached_tokens", usage.cached_tokens}}}};
+  if (usage.run_on_tokens > 0)
+    out.set("run_on", Value::Object{{"tokens", usage.run_on_tokens},
+                                    {"used_tokens", usage.run_on_used},
+                                    {"saved_requests", usage.requests_saved}});
+  return out;
 }
 
 Value run_program(std::shared_ptr<const Program> program, Host host,
-                  const std::function<bool(const Value& event)>& on_event) {
+                  const std::function<bool(const Value& event)>& on_event,
+                  const std::function<Value(const Value& call)>& on_call) {
   struct Bell {
     std::mutex mutex;
     std::condition_variable ready;
@@ -332,6 +346,19 @@ Value run_program(std::shared_ptr<const Program> program, Host host,
       if (on_event && !on_event(event)) fail(ErrorCode::kCancelled, "the program was cancelled");
     if (state == Run::State::kDone) break;
     if (state == Run::State::kBusy) continue;
+    if (state == Run::State::kPaused) {
+      Value results = Value::object();
+      Value calls = run.calls();
+      for (const Value& call : calls.as_array()) {
+        const std::string& tool = call.at("tool").as_string();
+        if (!on_call)
+          fail(ErrorCode::kUnsupported, "the program calls '{}', and no calls can be made here",
+               tool);
+        results.set(call.at("id").as_string(), on_call(call));
+      }
+      run.give_results(results);
+      continue;
+    }
     std::unique_lock lock(bell->mutex);
     bell->ready.wait(lock, [&] { return bell->rung; });
     bell->rung = false;

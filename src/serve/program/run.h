@@ -24,6 +24,7 @@ struct Host {
   std::shared_ptr<grammar::GrammarCache> grammars;
   SampleSpec defaults;
   int64_t max_model_len = 0;
+  std::map<std::string, std::shared_ptr<const Host>> models = {};  // Program::models
   std::string cache_salt, tenant;
   uint64_t seed = 0;           // for a program without one
   double timeout_seconds = 0;  // besides the program's own limit; 0: none
@@ -32,10 +33,15 @@ struct Host {
 struct Usage {
   int64_t requests = 0, steps = 0, branches = 1;
   int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
+  // run_on: tokens generated past the end of a gen, those that a later gen has used, and gens that
+  // needed no request.
+  int64_t run_on_tokens = 0, run_on_used = 0, requests_saved = 0;
 };
 
+class Context;
 struct Branch;
 struct Frame;
+struct Pending;
 
 // Owner: the caller; one thread at a time, except for the engine's sinks. Destroying it cancels its
 // requests.
@@ -48,11 +54,19 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  enum class State : uint8_t { kWaiting, kBusy, kDone };
+  // kPaused: it goes on when the results of calls are given.
+  enum class State : uint8_t { kWaiting, kBusy, kPaused, kDone };
   // Handles what the engine has sent and executes statements, at most a few dozen: kBusy means
   // "call again". Throws ProgramError, or the Error of the engine; the run is over then.
   State advance();
   void cancel();  // ends its requests
+
+  // The calls that branches wait for: [{"id", "branch", "tool", "arguments"}].
+  Value calls() const;
+  // {id of a call: its result}. Throws ProgramError for an id that is not open; then none is taken.
+  void give_results(const Value& results);
+  void set_wake(std::function<void()> wake);  // while it is paused
+  Nanos deadline() const { return deadline_; }
 
   // Pieces of text and results since the last call, as JSON objects.
   std::vector<Value> take_events();
@@ -66,6 +80,12 @@ class Run {
     Branch* branch;
     size_t part;  // of a select: the choice
     RequestId id;
+    Client* client;
+  };
+  struct Call {
+    Branch* branch;
+    const Statement* statement;
+    Value arguments;
   };
 
   // run.cc
@@ -83,9 +103,14 @@ class Run {
   Value value_of(const Branch& branch, const Expression& e, const std::string& path) const;
   void event(const Branch& branch, const char* type, Value::Object fields);
 
+  // calls.cc
+  void start_call(Branch& branch, const Statement& s);
+
   // requests.cc
   void start_gen(Branch& branch, const Statement& s);
   void start_select(Branch& branch, const Statement& s);
+  const Host& host_of(const Statement& s) const;
+  Context& context_of(Branch& branch, const Statement& s) const;
   RequestSpec spec_for(const std::vector<int32_t>& ids) const;
   SampleSpec sampling_of(Branch& branch, const Statement& s) const;
   void constrain(const Statement& s, RequestSpec& spec) const;
@@ -95,7 +120,12 @@ class Run {
   void take_generated(Branch& branch, const Sent& sent, Delta&& delta);
   void end_gen(Branch& branch);
   void end_select(Branch& branch);
-  void resume(Branch& branch);
+  void write(Branch& branch, const Statement& s, const std::vector<int32_t>& ids,
+             const std::string& text, bool cut = false);
+
+  // run_on.cc
+  std::vector<int32_t> take_run_on(Branch& branch);
+  void keep_run_on(Branch& branch, const Pending& p);
 
   const std::shared_ptr<const Program> program_;
   const Host host_;
@@ -107,6 +137,8 @@ class Run {
   std::deque<Branch*> ready_;
   std::map<size_t, Sent> sent_;  // requests that run
   size_t next_request_ = 0;
+  std::map<std::string, Call> calls_;  // open ones
+  size_t next_call_ = 0;
   int64_t tokens_ = 0;  // generated, scored or reserved
   size_t bytes_ = 0;    // of variables
   int budget_ = 0;      // statements before advance() returns
@@ -117,10 +149,11 @@ class Run {
 };
 
 // Runs a program on this thread. on_event may be empty; if it returns false, the program is
-// cancelled (Error(kCancelled)). Throws what Run::advance throws. Returns Run::result() with
-// "usage".
+// cancelled (Error(kCancelled)). on_call gives the result of a call; without it, calls are an
+// error. Throws what Run::advance throws. Returns Run::result() with "usage".
 Value run_program(std::shared_ptr<const Program> program, Host host,
-                  const std::function<bool(const Value& event)>& on_event = {});
+                  const std::function<bool(const Value& event)>& on_event = {},
+                  const std::function<Value(const Value& call)>& on_call = {});
 Value usage_value(const Usage& usage);
 
 }  // namespace tokamak::program
