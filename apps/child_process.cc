@@ -17,7 +17,7 @@ extern char** environ;
 
 namespace tokamak {
 
-ChildResult run_child(const std::string& program, std::vector<std::string> args,
+ChildResult try_child(const std::string& program, std::vector<std::string> args,
                       const std::vector<std::string>& environment) {
   int out[2];
   if (::pipe2(out, O_CLOEXEC) != 0) fail(ErrorCode::kUnavailable, "cannot create a pipe");
@@ -54,8 +54,15 @@ ChildResult run_child(const std::string& program, std::vector<std::string> args,
   }
   for (const timeval& t : {usage.ru_utime, usage.ru_stime})
     result.cpu_seconds += static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-    fail(ErrorCode::kUnavailable, "{} {} failed", program, args.size() > 1 ? args[1] : "");
+  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return result;
+}
+
+ChildResult run_child(const std::string& program, std::vector<std::string> args,
+                      const std::vector<std::string>& environment) {
+  std::string first = args.empty() ? "" : args[0];
+  ChildResult result = try_child(program, std::move(args), environment);
+  if (result.exit_code != 0) fail(ErrorCode::kUnavailable, "{} {} failed", program, first);
   return result;
 }
 

@@ -264,9 +264,9 @@ void print_families(bool json) {
     fmt::print("{}\n", dump_json(list, 2));
     return;
   }
-  fmt::print("{:<12} {:<22} {:<6} {}\n", "architecture", "model_type", "GGUF", "models");
+  fmt::print("{:<13} {:<31} {:<5} {}\n", "architecture", "model_type", "GGUF", "models");
   for (const Value& f : list.as_array())
-    fmt::print("{:<12} {:<22} {:<6} {}\n", f.at("architecture").as_string(),
+    fmt::print("{:<13} {:<31} {:<5} {}\n", f.at("architecture").as_string(),
                f.at("model_types").as_string(), f.at("gguf").as_bool() ? "yes" : "no",
                f.at("models").as_string());
 }

@@ -56,6 +56,8 @@ int main(int argc, char** argv) {
   add_embed_verb(app);
   add_rag_verb(app);
   add_compile_verb(app);
+  add_convert_verb(app);
+  add_pull_verb(app);
   add_cache_verb(app);
   add_inspect_verb(app);
   add_explain_verb(app);

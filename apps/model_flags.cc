@@ -1,5 +1,6 @@
 #include "apps/model_flags.h"
 
+#include "apps/model_store.h"
 #include "apps/terminal.h"
 #include "base/file.h"
 
@@ -30,9 +31,10 @@ void add_compile_flags(CLI::App& verb, OpenOptions& options) {
 
 void add_model_argument(CLI::App& verb, OpenOptions& options) {
   verb.add_option("MODEL", options.model,
-                  "a .gguf file, a folder with config.json, tokenizer.json and safetensors, or a "
-                  "bundle from tokamak compile")
-      ->required();
+                  "a .gguf file, a folder with config.json, tokenizer.json and safetensors, a "
+                  "bundle from tokamak compile, or the name of a pulled model")
+      ->required()
+      ->transform(find_model);
 }
 
 void add_model_flags(CLI::App& verb, OpenOptions& options) {

@@ -4,6 +4,8 @@
 #include <filesystem>
 
 #include "apps/model_flags.h"
+#include "apps/model_store.h"
+#include "apps/rag_index.h"
 #include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/error.h"
@@ -18,7 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kIndexName = ".tokamak-index";
 constexpr size_t kLargestFile = size_t{64} << 20;
 
 struct RagFlags {
@@ -32,8 +33,7 @@ struct RagFlags {
 };
 
 fs::path index_path(const RagFlags& f) {
-  if (!f.index.empty()) return f.index;
-  return fs::is_directory(f.folder) ? fs::path(f.folder) / kIndexName : fs::path(f.folder);
+  return f.index.empty() ? rag_index_path(f.folder) : fs::path(f.index);
 }
 
 // Files with one of the extensions, in order; hidden ones and links are skipped.
@@ -94,58 +94,12 @@ void make_index(const RagFlags& f) {
   fmt::print("{} passages of {} files in {}\n", texts.size(), files.size(), index_path(f).string());
 }
 
-struct Found {
-  std::string file, text;
-  int64_t line;
-  double score;
-};
-
-// The passages that fit the question best; a reranker reads more of them.
-std::vector<Found> find_passages(const RagFlags& f) {
-  auto index = VectorIndex::open(index_path(f));
-  Model model = open_with_progress(f.model);
-  if (std::string made = index->meta().get_string("model", ""); made != model.info().name)
-    fail(ErrorCode::kInvalidArgument, "{} was made with {}, not with {}", index_path(f).string(),
-         made, model.info().name);
-  EmbedOptions options;
-  options.prompt = "query";
-  options.truncate = true;
-  options.normalize = true;
-  std::vector<float> query = model.embed_one(f.question, options);
-  int64_t wanted = f.reranker.empty() ? f.top : std::max<int64_t>(4 * f.top, 20);
-  std::vector<Found> found;
-  for (const VectorIndex::Hit& hit : index->search(query, wanted)) {
-    Value entry = parse_json(index->text(hit.index), "passage");
-    found.push_back({entry.at("file").as_string(), entry.at("text").as_string(),
-                     entry.at("line").as_int(), double{hit.score}});
-  }
-  if (f.reranker.empty()) return found;
-  std::vector<std::string> texts;
-  for (const Found& p : found) texts.push_back(p.text);
-  OpenOptions reranker;
-  reranker.model = f.reranker;
-  reranker.threads = f.model.threads;
-  std::vector<double> scores =
-      open_with_progress(reranker).rerank(f.question, texts, {.truncate = true});
-  for (size_t i = 0; i < found.size(); ++i) found[i].score = scores[i];
-  std::stable_sort(found.begin(), found.end(),
-                   [](const Found& a, const Found& b) { return a.score > b.score; });
-  found.resize(std::min(found.size(), static_cast<size_t>(f.top)));
-  return found;
-}
-
-std::string answer_from(const RagFlags& f, const std::vector<Found>& found) {
-  std::string context;
-  for (size_t i = 0; i < found.size(); ++i)
-    context += fmt::format("[{}] {}\n\n", i + 1, found[i].text);
+std::string answer_from(const RagFlags& f, const std::vector<openai::RagSource>& found) {
   OpenOptions options;
-  options.model = f.answer_model;
+  options.model = find_model(f.answer_model);
   options.threads = f.model.threads;
   Model model = open_with_progress(options);
-  std::string ask = fmt::format(
-      "Answer the question from these passages alone, and name those you use, like [1].\n\n"
-      "{}Question: {}",
-      context, f.question);
+  std::string ask = openai::rag_prompt(f.question, found);
   Prompt prompt =
       model.info().has_chat_template ? Prompt(Chat{{"user", ask}}) : Prompt(ask + "\nAnswer:");
   return model
@@ -158,15 +112,13 @@ std::string answer_from(const RagFlags& f, const std::vector<Found>& found) {
 }
 
 void answer_question(const RagFlags& f) {
-  std::vector<Found> found = find_passages(f);
+  std::vector<openai::RagSource> found =
+      RagIndex(index_path(f), f.model, f.reranker).find(f.question, f.top);
   std::string answer;
   if (!f.answer_model.empty()) answer = answer_from(f, found);
   if (f.json) {
-    Value sources = Value::array();
-    for (const Found& p : found)
-      sources.push(
-          Value::Object{{"file", p.file}, {"line", p.line}, {"score", p.score}, {"text", p.text}});
-    Value out = Value::Object{{"question", f.question}, {"sources", std::move(sources)}};
+    Value out =
+        Value::Object{{"question", f.question}, {"sources", openai::rag_sources_value(found)}};
     if (!f.answer_model.empty()) out.set("answer", answer);
     fmt::print("{}\n", dump_json(out));
     return;
@@ -179,9 +131,11 @@ void answer_question(const RagFlags& f) {
 }
 
 void add_common(CLI::App& verb, RagFlags& f) {
-  verb.add_option("--model,-m", f.model.model, "the embedding model")->required();
+  verb.add_option("--model,-m", f.model.model, "the embedding model")
+      ->required()
+      ->transform(find_model);
   verb.add_option("--index", f.index,
-                  fmt::format("the index file (default: {} in the folder)", kIndexName));
+                  fmt::format("the index file (default: {} in the folder)", kRagIndexName));
   add_model_flags(verb, f.model);
 }
 

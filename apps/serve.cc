@@ -11,6 +11,8 @@
 #include "api/resident.h"
 #include "apps/explain.h"
 #include "apps/model_flags.h"
+#include "apps/model_store.h"
+#include "apps/rag_index.h"
 #include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/error.h"
@@ -30,6 +32,7 @@ struct ServeFlags {
   std::vector<std::string> models;
   http::ServerOptions http;
   openai::BatchOptions batches;
+  RagServeFlags rag;
   std::vector<std::string> api_keys, names;
   std::optional<uint64_t> seed;
   double request_timeout = 0, shutdown_timeout = 30, tpot_target_ms = 250, unload_idle = 0;
@@ -318,6 +321,7 @@ void serve(ServeFlags& flags) {
   } else {
     openai::explain_missing_batches(*api, router);
   }
+  serve_rag(flags.rag, flags.model.threads, *api, router);
   if (!flags.no_ui) web::add_page(router);
   server.catch_signals();
   server.start(std::move(router));
@@ -458,8 +462,9 @@ void add_serve_verb(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("serve", "OpenAI-compatible server and chat page");
   verb->add_option("MODEL", flags->models,
                    ".gguf files, bundles (.tkm), or folders with config.json, tokenizer.json and "
-                   "safetensors; with several, clients choose by name")
-      ->required();
+                   "safetensors, or names of pulled models; with several, clients choose by name")
+      ->required()
+      ->transform(find_model);
   verb->add_option(
       "--served-model-name", flags->names,
       "name(s) that clients may use for the model, the first is listed; one per model when "
@@ -468,6 +473,7 @@ void add_serve_verb(CLI::App& app) {
   add_engine_flags(*verb, *flags);
   add_adapter_flags(*verb, *flags);
   add_loading_flags(*verb, *flags);
+  add_rag_flags(*verb, flags->rag);
   add_model_flags(*verb, flags->model);
   add_sampling_flags(*verb, flags->sampling);
   add_jump_flag(*verb, flags->sampling);

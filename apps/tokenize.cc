@@ -1,6 +1,7 @@
 // tokamak tokenize: text to ids and back.
 #include <iostream>
 
+#include "apps/model_store.h"
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -62,8 +63,10 @@ void add_tokenize_verb(CLI::App& app) {
   auto flags = std::make_shared<TokenizeFlags>();
   CLI::App* verb = app.add_subcommand("tokenize", "show how a model splits text into tokens");
   verb->add_option("MODEL", flags->model,
-                   "a .gguf file (vocabulary-only too) or a folder with tokenizer.json")
-      ->required();
+                   "a .gguf file (vocabulary-only too), a folder with tokenizer.json, or the name "
+                   "of a pulled model")
+      ->required()
+      ->transform(find_model);
   verb->add_option("TEXT", flags->text, "the text (default: standard input)");
   verb->add_flag(
       "--json-lines", flags->json_lines,

@@ -20,6 +20,8 @@ void add_bench_verb(CLI::App& app);
 void add_debug_verb(CLI::App& app);
 void add_calibrate_verb(CLI::App& app);
 void add_compile_verb(CLI::App& app);
+void add_convert_verb(CLI::App& app);
+void add_pull_verb(CLI::App& app);
 void add_cache_verb(CLI::App& app);
 void add_draft_verb(CLI::App& app);
 

@@ -20,7 +20,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as T, quants
 DECODED = [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ2_XXS, T.IQ2_XS,
            T.IQ2_S, T.IQ3_XXS, T.IQ3_S, T.IQ1_S, T.IQ1_M, T.IQ4_NL, T.IQ4_XS, T.TQ1_0, T.TQ2_0, T.MXFP4, T.NVFP4,
            T.F16, T.BF16, "q1_0", "q2_0"]
-ENCODED = [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.F16, T.BF16]
+ENCODED = [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.TQ1_0, T.TQ2_0, T.MXFP4, T.F16, T.BF16]
 # Offsets of the half-precision scales in a block, used to give most blocks sane ones.
 SCALE_AT = {T.Q4_0: [0], T.Q4_1: [0, 2], T.Q5_0: [0], T.Q5_1: [0, 2], T.Q8_0: [0], T.Q2_K: [80, 82], T.Q3_K: [108],
             T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208], T.IQ2_XXS: [0], T.IQ2_XS: [0], T.IQ2_S: [0],
@@ -66,7 +66,7 @@ def decode_case(qtype, rng, blocks):
 
 
 def encode_case(qtype, rng, source):
-    encoded = quants.quantize(source.reshape(-1, 32), qtype)
+    encoded = quants.quantize(source.reshape(-1, 256), qtype)
     raw = np.ascontiguousarray(encoded).view(np.uint8).tobytes()
     return {"type": qtype.name.lower(), "fnv1a": fnv1a(raw), "first": raw[:24].hex()}
 

@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/new_file.h"
 #include "base/rng.h"
+#include "base/sha256.h"
 #include "base/value.h"
 
 namespace tokamak {
@@ -89,6 +90,24 @@ TEST(NewFile, TakesItsNameWhenItIsComplete) {
     }
   fs::remove_all(folder);
   EXPECT_THROW(NewFile("/nowhere/at/all"), Error);
+}
+
+TEST(Sha256, EqualsThePublishedExamples) {
+  auto hash = [](std::string_view text, size_t step) {
+    Sha256 h;
+    for (size_t at = 0; at < text.size(); at += step)
+      h.add(std::as_bytes(std::span(text.substr(at, step))));
+    return h.hex();
+  };
+  const std::string million(1000000, 'a');
+  const std::pair<std::string_view, const char*> cases[] = {
+      {"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
+      {"abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
+      {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq",
+       "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"},
+      {million, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"}};
+  for (const auto& [text, expected] : cases)
+    for (size_t step : {1, 63, 64, 65, 4096}) EXPECT_EQ(hash(text, step), expected) << step;
 }
 
 }  // namespace

@@ -41,27 +41,21 @@ Decoder block_decoder(DType dtype) {
   return decode ? decode : block::group_decoder(dtype);
 }
 
+constexpr std::pair<DType, Encoder> kEncoders[] = {
+    {DType::kQ4_0, block::encode_q4_0},     {DType::kQ4_1, block::encode_q4_1},
+    {DType::kQ5_0, block::encode_q5_0},     {DType::kQ5_1, block::encode_q5_1},
+    {DType::kQ8_0, block::encode_q8_0},     {DType::kQ2_K, block::encode_q2_k},
+    {DType::kQ3_K, block::encode_q3_k},     {DType::kQ4_K, block::encode_q4_k},
+    {DType::kQ5_K, block::encode_q5_k},     {DType::kQ6_K, block::encode_q6_k},
+    {DType::kIQ4_NL, block::encode_iq4_nl}, {DType::kIQ4_XS, block::encode_iq4_xs},
+    {DType::kTQ1_0, block::encode_tq1_0},   {DType::kTQ2_0, block::encode_tq2_0},
+    {DType::kMXFP4, block::encode_mxfp4},   {DType::kQ8A, block::encode_q8a},
+};
+
 Encoder block_encoder(DType dtype) {
-  switch (dtype) {
-    case DType::kQ4_0:
-      return block::encode_q4_0;
-    case DType::kQ4_1:
-      return block::encode_q4_1;
-    case DType::kQ5_0:
-      return block::encode_q5_0;
-    case DType::kQ5_1:
-      return block::encode_q5_1;
-    case DType::kQ8_0:
-      return block::encode_q8_0;
-    case DType::kQ4_K:
-      return block::encode_q4_k;
-    case DType::kQ6_K:
-      return block::encode_q6_k;
-    case DType::kQ8A:
-      return block::encode_q8a;
-    default:
-      return nullptr;
-  }
+  for (const auto& [type, encode] : kEncoders)
+    if (type == dtype) return encode;
+  return nullptr;
 }
 
 // Elements of a plain type may be unaligned in a file (safetensors does not align them).

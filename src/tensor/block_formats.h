@@ -29,8 +29,8 @@ float round_to_dtype(DType dtype, double value);
 // n elements of one row, n a multiple of the block. Any plain or block type.
 void decode_row(DType dtype, const void* source, float* out, int64_t n);
 
-// f32, f16, bf16, f64, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q6_k and q8a; others throw
-// Error(kUnsupported).
+// f32, f16, bf16, f64, q4_0 to q8_0, q2_k to q6_k, iq4_nl, iq4_xs, tq1_0, tq2_0, mxfp4 and q8a;
+// others throw Error(kUnsupported).
 void encode_row(DType dtype, const float* source, void* out, int64_t n);
 bool can_encode(DType dtype);
 

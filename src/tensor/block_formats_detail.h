@@ -56,6 +56,15 @@ inline void unpack_scale_min(const uint8_t* b, int j, int& scale, int& minimum) 
   }
 }
 
+inline constexpr float kFp4Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+inline constexpr float kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                         1,    13,   25,  38,  53,  69,  89,  113};
+
+// Half of 2^(e - 127); the two smallest results are subnormal.
+inline float half_of_e8m0(uint8_t e) {
+  return std::bit_cast<float>(e < 2 ? 0x00200000u << e : uint32_t{e - 1u} << 23);
+}
+
 void decode_q4_0(const uint8_t* block, float* out);
 void decode_q4_1(const uint8_t* block, float* out);
 void decode_q5_0(const uint8_t* block, float* out);
@@ -96,7 +105,15 @@ void encode_q5_0(const float* x, uint8_t* block);
 void encode_q5_1(const float* x, uint8_t* block);
 void encode_q8_0(const float* x, uint8_t* block);
 void encode_q8a(const float* x, uint8_t* block);
+void encode_mxfp4(const float* x, uint8_t* block);
+void encode_q2_k(const float* x, uint8_t* block);
+void encode_q3_k(const float* x, uint8_t* block);
 void encode_q4_k(const float* x, uint8_t* block);
+void encode_q5_k(const float* x, uint8_t* block);
 void encode_q6_k(const float* x, uint8_t* block);
+void encode_iq4_nl(const float* x, uint8_t* block);
+void encode_iq4_xs(const float* x, uint8_t* block);
+void encode_tq1_0(const float* x, uint8_t* block);
+void encode_tq2_0(const float* x, uint8_t* block);
 
 }  // namespace tokamak::block

@@ -30,9 +30,6 @@ constexpr auto kIq3XxsGrid = unpack_grid<4>(kIq3XxsWords, kIq3XxsValues);
 constexpr auto kIq3SGrid = unpack_grid<4>(kIq3SWords, kIq3SValues);
 constexpr auto kIq1Grid = unpack_grid<8>(kIq1Words, kIq1Values);
 
-constexpr float kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                  1,    13,   25,  38,  53,  69,  89,  113};
-
 // Seven stored signs; the eighth makes the number of minus signs even.
 uint8_t complete_signs(uint32_t seven) {
   seven &= 127;

@@ -5,13 +5,6 @@ namespace tokamak::block {
 namespace {
 
 // Four-bit floats E2M1 times two, so that all are integers; the scales are halved in turn.
-constexpr float kFp4Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-
-// Half of 2^(e - 127); the two smallest results are subnormal.
-float half_of_e8m0(uint8_t e) {
-  return std::bit_cast<float>(e < 2 ? 0x00200000u << e : uint32_t{e - 1u} << 23);
-}
-
 // Half of an unsigned E4M3; the format defines 0x7f as zero.
 float half_of_ue4m3(uint8_t e) {
   if (e == 0x7f) return 0.0f;

@@ -179,10 +179,12 @@ struct Ceiling {
 
 TEST(BlockFormats, EncoderErrorsStayUnderTheirCeilings) {
   const Ceiling ceilings[] = {
-      {DType::kQ4_0, 0.002, 0.095},  {DType::kQ4_1, 0.002, 0.085}, {DType::kQ5_0, 0.002, 0.047},
-      {DType::kQ5_1, 0.002, 0.042},  {DType::kQ8_0, 0.002, 0.006}, {DType::kQ8A, 0.002, 0.006},
-      {DType::kQ4_K, 0.002, 0.077},  {DType::kQ6_K, 0.002, 0.020}, {DType::kF16, 0.0001, 0.0003},
-      {DType::kBF16, 0.0005, 0.002},
+      {DType::kQ4_0, 0.002, 0.095},  {DType::kQ4_1, 0.002, 0.085},  {DType::kQ5_0, 0.002, 0.047},
+      {DType::kQ5_1, 0.002, 0.042},  {DType::kQ8_0, 0.002, 0.006},  {DType::kQ8A, 0.002, 0.006},
+      {DType::kQ4_K, 0.002, 0.077},  {DType::kQ6_K, 0.002, 0.020},  {DType::kF16, 0.0001, 0.0003},
+      {DType::kBF16, 0.0005, 0.002}, {DType::kQ2_K, 0.0075, 0.33},  {DType::kQ3_K, 0.004, 0.18},
+      {DType::kQ5_K, 0.002, 0.040},  {DType::kIQ4_NL, 0.002, 0.08}, {DType::kIQ4_XS, 0.002, 0.08},
+      {DType::kMXFP4, 0.0055, 0.14},
   };
   constexpr int kN = 4096;
   std::vector<float> cosine(kN), normal(kN), back(kN);

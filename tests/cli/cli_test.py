@@ -121,6 +121,24 @@ class Run(unittest.TestCase):
             out = run_json("run", FAMILIES / name, "hello world", "--max-tokens", "3", "--ignore-eos", "--json")
             self.assertEqual(len(out["ids"]), 3)
 
+    def test_inspect_says_what_a_file_is_and_what_would_help(self):
+        import gguf
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "model.bin"
+            for start, message in ((b"PK\x03\x04", "save_pretrained()"), (b"tjgg\x01", "get the model as GGUF"),
+                                   (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
+                                   (b"<!DOCTYPE html>", "a web page"), (b"\x1f\x8b\x08", "unpack it first"), (b"xyz", "not a GGUF file")):
+                path.write_bytes(start + bytes(100))
+                done = run("inspect", path)
+                self.assertEqual((done.returncode, message in done.stderr, done.stderr.count("\n")), (1, True, 1), done.stderr)
+            for name, needs in (("mamba2", "recurrent layers"), ("bloom", "ALiBi"), ("t5", "cross-attention"), ("new", "supported: llama")):
+                writer = gguf.GGUFWriter(path, name)
+                writer.write_header_to_file()
+                writer.write_kv_data_to_file()
+                writer.close()
+                done = run("inspect", path)
+                self.assertEqual((done.returncode, needs in done.stderr, done.stderr.count("\n")), (1, True, 1), done.stderr)
+
     def test_an_answer_ends_with_the_context(self):
         out = run_json("run", LLAMA, "abc", "--max-tokens", "500", "--ignore-eos", "--json")
         self.assertEqual((len(out["prompt_ids"]) + len(out["ids"]), out["finish_reason"]), (64, "length"))

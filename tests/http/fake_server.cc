@@ -1,5 +1,6 @@
 // The real server over a fake engine, for black-box tests that need no model. Prints "ready PORT"
 // and runs until SIGTERM. GET /fake shows the requests that the engine received.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -8,6 +9,7 @@
 
 #include "base/json.h"
 #include "serve/batch/batch_api.h"
+#include "serve/compat/rag.h"
 #include "serve/fake_client.h"
 #include "serve/http/server.h"
 #include "serve/openai/api.h"
@@ -24,6 +26,13 @@ int64_t option(int argc, char** argv, const char* name, int64_t fallback) {
     if (std::strncmp(argv[i], prefix.c_str(), prefix.size()) == 0)
       return std::atoll(argv[i] + prefix.size());
   return fallback;
+}
+
+std::vector<openai::RagSource> fake_passages(const std::string& question, int64_t top) {
+  std::vector<openai::RagSource> sources = {{"a.txt", "about " + question, 1, 0.75},
+                                            {"b.txt", "something else", 7, 0.25}};
+  sources.resize(std::min(sources.size(), static_cast<size_t>(top)));
+  return sources;
 }
 
 http::ServerOptions server_options(int argc, char** argv) {
@@ -121,6 +130,9 @@ int main(int argc, char** argv) {
     } else {
       openai::explain_missing_batches(api, router);
     }
+    openai::add_rag_routes(api, router,
+                           Value::Object{{"model", "fake"}, {"files", 1}, {"passages", 2}},
+                           fake_passages);
     web::add_page(router);
     router.add("GET", "/fake", [&](http::ExchangePtr exchange) {
       exchange->respond(engine_state(*client, api, server));

@@ -86,6 +86,21 @@ class Page(unittest.TestCase):
         if not os.environ.get("TOKAMAK_SHOTS"):
             path.unlink()
 
+    def test_documents(self):
+        page = self.open()
+        page.locator("#tab-rag").click()
+        self.assertIn("2 passages of 1 files", page.locator("#panel-rag").inner_text())
+        page.locator("#rag-query").fill("the moon")
+        page.locator("#rag-ask").click()
+        page.wait_for_selector("#rag-sources li")
+        page.wait_for_selector("#rag-stop", state="hidden")
+        sources = page.locator("#rag-sources summary").all_inner_texts()
+        self.assertEqual(sources, ["[1] a.txt:1 (0.750)", "[2] b.txt:7 (0.250)"])
+        page.locator("#rag-sources summary").first.click()
+        self.assertEqual(page.locator("#rag-sources p").first.inner_text(), "about the moon")
+        self.assertNotEqual(page.locator("#rag-answer").inner_text(), "Answering …")
+        self.assertEqual(self.errors, [])
+
     def test_ask_stop_edit_reload(self):
         page = self.open()
         self.ask(page, "[say Hello **there**]")

@@ -119,7 +119,7 @@ std::map<std::string, std::vector<ModulePart>, std::less<>> peft_modules(const f
   std::map<std::string, std::vector<ModulePart>, std::less<>> out;
   for (const WeightSlot& slot : weight_slots(model)) {
     if (slot.dims.size() != 2 || slot.suffix != "weight" || slot.stem.ends_with("_embd")) continue;
-    HfPlace place = hf_place(*family, model, slot);
+    WeightPlace place = hf_place(*family, model, slot);
     constexpr std::string_view kSuffix = ".weight";
     if (!place.tensor.ends_with(kSuffix)) continue;
     place.tensor.resize(place.tensor.size() - kSuffix.size());

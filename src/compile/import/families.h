@@ -70,6 +70,12 @@ void add_weight(ModelConfig& config, const WeightSource& file, std::string_view 
                 const WeightSlot& slot, const std::vector<std::string>& sources,
                 std::vector<RecipeStep> steps);
 
+// Where a weight is in a model file: its tensor, and the steps from that tensor to the weight.
+struct WeightPlace {
+  std::string tensor;
+  std::vector<RecipeStep> steps;
+};
+
 RecipeStep slice_rows(int64_t begin, int64_t end);
 RecipeStep permute_rows(int64_t heads, int64_t rotated = 0);
 RecipeStep reshape(std::vector<int64_t> dims);

@@ -125,10 +125,7 @@ void read_window(const Keys& keys, ModelConfig& c) {
   c.sliding_window =
       keys.integer("attention.sliding_window", c.architecture == "gemma2" ? 4096 : 0);
   if (c.sliding_window == 0) return;
-  // Every n-th layer has full attention; 0: none.
-  bool fourth = c.architecture == "cohere2" || c.architecture == "exaone4";
-  int64_t period = c.architecture == "gemma3" ? 6 : fourth ? 4 : 0;
-  if (c.architecture == "gemma2" || c.architecture == "gpt-oss") period = 2;
+  int64_t period = gguf_window_period(c.architecture);
   std::vector<int64_t> pattern = keys.list("attention.sliding_window_pattern");
   if (pattern.empty()) period = keys.integer("attention.sliding_window_pattern", period);
   if (period < 0 || (!pattern.empty() && static_cast<int64_t>(pattern.size()) != c.layers))
@@ -222,6 +219,11 @@ void read_latent(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   if (!file.find("blk.0.attn_q_a.weight")) m.q_rank = 0;
 }
 
+// The converters of GLM-4.5 and gpt-oss name the norm before the MLP by its place after attention.
+bool norm_by_place(const Family& family) {
+  return family.architecture == "glm4moe" || family.architecture == "gpt-oss";
+}
+
 // Where a slot's values are in the file: one tensor, a part of a fused one, or one per expert.
 std::vector<std::string> sources_of(const GgufFile& file, const Family& family,
                                     const ModelConfig& c, const WeightSlot& slot,
@@ -243,10 +245,7 @@ std::vector<std::string> sources_of(const GgufFile& file, const Family& family,
       return {whole.name()};
     }
   }
-  // The converters of GLM-4.5 and gpt-oss name the norm before the MLP by its place after
-  // attention.
-  bool other_norm = family.architecture == "glm4moe" || family.architecture == "gpt-oss";
-  if (slot.stem == "ffn_norm" && other_norm && !file.find(name))
+  if (slot.stem == "ffn_norm" && norm_by_place(family) && !file.find(name))
     return {fmt::format("blk.{}.post_attention_norm.{}", slot.layer, slot.suffix)};
   if (slot.stem == "ffn_gate_inp_shexp") steps.push_back(reshape(slot.dims));
   if (slot.dims.size() != 3 || file.find(name)) return {name};
@@ -260,15 +259,21 @@ std::vector<std::string> sources_of(const GgufFile& file, const Family& family,
   return parts;
 }
 
+// Converters store q and k of some families for interleaved rotary pairs.
+void add_rotary_order(const Family& family, const ModelConfig& c, const WeightSlot& slot,
+                      std::vector<RecipeStep>& steps) {
+  if ((family.gguf_interleaved || family.interleaved) &&
+      (slot.stem == "attn_q" || slot.stem == "attn_k"))
+    steps.push_back(permute_rows(slot.stem == "attn_q" ? c.heads : c.kv_heads,
+                                 c.rope.dims == c.head_dim ? 0 : c.rope.dims));
+}
+
 void map_weights(const GgufFile& file, const Family& family, ModelConfig& c) {
   std::set<std::string> used;
   for (const WeightSlot& slot : weight_slots(c)) {
     std::vector<RecipeStep> steps;
     std::vector<std::string> sources = sources_of(file, family, c, slot, steps);
-    if ((family.gguf_interleaved || family.interleaved) &&
-        (slot.stem == "attn_q" || slot.stem == "attn_k"))
-      steps.push_back(permute_rows(slot.stem == "attn_q" ? c.heads : c.kv_heads,
-                                   c.rope.dims == c.head_dim ? 0 : c.rope.dims));
+    add_rotary_order(family, c, slot, steps);
     used.insert(sources.begin(), sources.end());
     add_weight(c, file, file.name(), slot, sources, std::move(steps));
   }
@@ -281,6 +286,33 @@ void map_weights(const GgufFile& file, const Family& family, ModelConfig& c) {
 }
 
 }  // namespace
+
+int64_t gguf_window_period(std::string_view architecture) {
+  if (architecture == "gemma2" || architecture == "gpt-oss") return 2;
+  if (architecture == "cohere2" || architecture == "exaone4") return 4;
+  return architecture == "gemma3" ? 6 : 0;
+}
+
+WeightPlace gguf_place(const Family& family, const ModelConfig& c, const WeightSlot& slot) {
+  WeightSlot stored = slot;
+  std::vector<RecipeStep> steps;
+  bool attention_part = slot.stem == "attn_q" || slot.stem == "attn_k" || slot.stem == "attn_v";
+  bool mlp_part = slot.stem == "ffn_gate" || slot.stem == "ffn_up";
+  LatentPart latent = latent_part(c, slot.stem);
+  if (!latent.stem.empty() && slot.dims.size() == 2) {
+    stored.stem = latent.stem;
+    steps = std::move(latent.steps);
+  } else if ((attention_part && family.fused_qkv && family.architecture != "internlm2") ||
+             (mlp_part && family.fused_mlp)) {
+    FusedRows rows = fused_rows(c, slot.stem);
+    steps.push_back(slice_rows(rows.begin, rows.end));
+    stored.stem = attention_part ? "attn_qkv" : "ffn_up";
+  } else if (slot.stem == "ffn_norm" && norm_by_place(family)) {
+    stored.stem = "post_attention_norm";
+  }
+  add_rotary_order(family, c, slot, steps);
+  return {stored.name(), std::move(steps)};
+}
 
 ModelConfig config_from_gguf(const GgufFile& file) {
   std::string architecture;

@@ -240,6 +240,11 @@ std::vector<int64_t> GgufFile::ints(std::string_view key) const {
   return out;
 }
 
+std::span<const std::byte> GgufFile::raw(std::string_view key) const {
+  auto found = raw_.find(key);
+  return found == raw_.end() ? std::span<const std::byte>() : found->second;
+}
+
 size_t GgufFile::array_size(std::string_view key) const {
   auto it = arrays_.find(key);
   return it == arrays_.end() ? 0 : it->second.count;

@@ -60,6 +60,10 @@ class GgufFile final : public WeightSource {
   std::vector<int64_t> ints(std::string_view key) const;
   size_t array_size(std::string_view key) const;  // 0 if absent or scalar
 
+  // Keys in file order, and an entry as it is stored after its key: type and value.
+  const std::vector<std::string>& keys() const { return meta_order_; }
+  std::span<const std::byte> raw(std::string_view key) const;
+
   // All scalars, and arrays as {"array": type name, "length": n}: for `inspect`.
   Value metadata() const;
 
@@ -86,6 +90,7 @@ class GgufFile final : public WeightSource {
   std::string name_;
   std::vector<Part> parts_;
   std::vector<std::string> meta_order_;
+  std::map<std::string, std::span<const std::byte>, std::less<>> raw_;
   std::map<std::string, Value, std::less<>> scalars_;
   std::map<std::string, ArrayMeta, std::less<>> arrays_;
   std::vector<GgufTensor> tensors_;

@@ -20,6 +20,37 @@ constexpr TypeInfo kTypes[kGgufTypeCount] = {
     {"u8", 1},   {"i8", 1},     {"u16", 2},   {"i16", 2}, {"u32", 4}, {"i32", 4}, {"f32", 4},
     {"bool", 1}, {"string", 0}, {"array", 0}, {"u64", 8}, {"i64", 8}, {"f64", 8}};
 
+// What a file that people try is instead, and what would help.
+struct Signature {
+  std::string_view bytes;
+  std::string_view means;
+};
+constexpr Signature kSignatures[] = {
+    {"lmgg", "a GGML file of before 2023: get the model as GGUF"},
+    {"fmgg", "a GGML file of before 2023: get the model as GGUF"},
+    {"tjgg", "a GGML file of before 2023: get the model as GGUF"},
+    {"PK\x03\x04",
+     "a PyTorch checkpoint or another zip file: save the model with save_pretrained() as "
+     "safetensors and name the folder"},
+    {"\x80\x02",
+     "a Python pickle: save the model with save_pretrained() as safetensors and name the "
+     "folder"},
+    {"\x89HDF", "an HDF5 file (Keras): save the model as safetensors and name the folder"},
+    {"\x08\x07\x12", "an ONNX model: use the safetensors it was exported from"},
+    {"\x08\x08\x12", "an ONNX model: use the safetensors it was exported from"},
+    {"\x1f\x8b", "a gzip archive: unpack it first"},
+    {"version https://git-lfs", "a pointer of Git LFS, not the model: run git lfs pull"},
+    {"<!DOCTYPE", "a web page, not a model: download the file itself"},
+    {"<html", "a web page, not a model: download the file itself"},
+};
+
+std::string other_format(std::span<const std::byte> bytes) {
+  std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  for (const Signature& s : kSignatures)
+    if (text.starts_with(s.bytes)) return fmt::format("; it is {}", s.means);
+  return "";
+}
+
 }  // namespace
 
 const char* gguf_type_name(uint32_t type) {
@@ -74,7 +105,8 @@ GgufParser::Split GgufParser::add_part(GgufFile& file, GgufFile::Part part,
 
 void GgufParser::header() {
   if (left() < 4 || std::memcmp(bytes_.data(), "GGUF", 4) != 0)
-    fail(ErrorCode::kCorrupt, "{}: not a GGUF file (it does not start with \"GGUF\")", name_);
+    fail(ErrorCode::kCorrupt, "{}: not a GGUF file (it does not start with \"GGUF\"){}", name_,
+         other_format(bytes_));
   at_ = 4;
   version_ = read<uint32_t>("the version");
   if (version_ == 0x01000000 || version_ == 0x02000000 || version_ == 0x03000000)
@@ -100,12 +132,15 @@ void GgufParser::metadata(bool keep) {
     if (!seen.insert(view).second)
       fail(ErrorCode::kCorrupt, "{}: metadata key {} appears twice", name_, view);
     std::string key(view);
+    uint64_t start = at_;
     auto type = read<uint32_t>(key);
     if (type == static_cast<uint32_t>(GgufType::kArray)) {
       array_value(key, keep);
+      if (keep) file_.raw_[key] = bytes_.subspan(start, at_ - start);
       continue;
     }
     Value value = scalar(type, key);
+    if (keep) file_.raw_[key] = bytes_.subspan(start, at_ - start);
     if (key == "general.alignment") {
       if (!value.is_int() || value.as_int() < 8 || value.as_int() > 1 << 20 ||
           !std::has_single_bit(static_cast<uint64_t>(value.as_int())))

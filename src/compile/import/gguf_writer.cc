@@ -1,10 +1,9 @@
 #include "compile/import/gguf_writer.h"
 
-#include <cerrno>
 #include <cstring>
-#include <fstream>
 
 #include "base/error.h"
+#include "base/new_file.h"
 #include "compile/import/gguf_parser.h"
 
 namespace tokamak {
@@ -82,6 +81,12 @@ void GgufWriter::set_bools(std::string_view key, const std::vector<bool>& values
   for (bool v : values) put<uint8_t>(meta_, v);
 }
 
+void GgufWriter::set_raw(std::string_view key, std::span<const std::byte> entry) {
+  put_string(meta_, key);
+  meta_.append(reinterpret_cast<const char*>(entry.data()), entry.size());
+  ++meta_count_;
+}
+
 void GgufWriter::set_alignment(uint32_t alignment) {
   alignment_ = alignment;
   set_u32("general.alignment", alignment);
@@ -146,23 +151,9 @@ std::vector<std::byte> GgufWriter::to_bytes() const {
 }
 
 void GgufWriter::write(const std::filesystem::path& path) const {
-  std::filesystem::path partial = path;
-  partial += ".partial";
-  {
-    std::ofstream out(partial, std::ios::binary | std::ios::trunc);
-    emit([&](std::span<const std::byte> bytes) {
-      out.write(reinterpret_cast<const char*>(bytes.data()),
-                static_cast<std::streamsize>(bytes.size()));
-    });
-    out.flush();
-    if (!out)
-      fail(ErrorCode::kInvalidArgument, "cannot write {}: {}", partial.string(),
-           std::strerror(errno));
-  }
-  std::error_code error;
-  std::filesystem::rename(partial, path, error);
-  if (error)
-    fail(ErrorCode::kInvalidArgument, "cannot write {}: {}", path.string(), error.message());
+  NewFile file(path);
+  emit([&](std::span<const std::byte> bytes) { file.write(bytes); });
+  file.commit();
 }
 
 }  // namespace tokamak

@@ -1,5 +1,5 @@
 #pragma once
-// Writes GGUF version 3 files, for tests.
+// Writes GGUF version 3 files.
 #include <filesystem>
 #include <functional>
 #include <span>
@@ -27,7 +27,8 @@ class GgufWriter {
   void set_floats(std::string_view key, std::span<const float> values);
   void set_i32s(std::string_view key, std::span<const int32_t> values);
   void set_bools(std::string_view key, const std::vector<bool>& values);
-  void set_alignment(uint32_t alignment);  // 32 unless set
+  void set_raw(std::string_view key, std::span<const std::byte> entry);  // as GgufFile::raw
+  void set_alignment(uint32_t alignment);                                // 32 unless set
 
   // dims outermost first. `produce` must return exactly the bytes of that type and shape.
   void add_tensor(std::string name, DType dtype, std::vector<int64_t> dims, Produce produce);
@@ -35,8 +36,7 @@ class GgufWriter {
                   std::vector<std::byte> bytes);
   void add_f32(std::string name, std::vector<int64_t> dims, std::span<const float> values);
 
-  void write(
-      const std::filesystem::path& path) const;  // through a temporary file in the same folder
+  void write(const std::filesystem::path& path) const;  // through a NewFile
   std::vector<std::byte> to_bytes() const;
 
  private:

@@ -248,6 +248,10 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
   return steps;
 }
 
+bool is_stacked(const Family& family, const WeightSlot& slot) {
+  return family.architecture == "gpt-oss" && slot.stem.ends_with("_exps");
+}
+
 // gpt-oss stores the matrices of all experts in one tensor, [in, out] or as MXFP4 blocks of
 // [out, in], and gate and up in turn.
 std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelConfig& config,
@@ -320,13 +324,15 @@ int64_t layer_of(std::string_view name) {
 
 }  // namespace
 
-HfPlace hf_place(const Family& family, const ModelConfig& config, const WeightSlot& slot) {
+WeightPlace hf_place(const Family& family, const ModelConfig& config, const WeightSlot& slot) {
   LatentPart latent = latent_part(config, slot.stem);
   WeightSlot stored = slot;
   if (!latent.stem.empty()) stored.stem = latent.stem;
-  HfPlace place{hf_tensor_name(family, "", stored), std::move(latent.steps)};
+  WeightPlace place{hf_tensor_name(family, "", stored), std::move(latent.steps)};
   // Sizes were checked when the model was read.
-  if (latent.stem.empty())
+  if (is_stacked(family, slot))
+    place.steps = stacked_steps(WeightTable(), config, slot, place.tensor);
+  else if (latent.stem.empty())
     place.steps = steps_of(WeightTable(), family, "", config, slot, place.tensor);
   return place;
 }
@@ -345,7 +351,7 @@ void map_hf_weights(const WeightSource& weights, const QuantizedWeights& quantiz
     std::vector<RecipeStep> steps = latent.stem.empty()
                                         ? steps_of(weights, family, where, config, slot, sources[0])
                                         : std::move(latent.steps);
-    if (family.architecture == "gpt-oss" && slot.stem.ends_with("_exps")) {
+    if (is_stacked(family, slot)) {
       sources[0] = hf_tensor_name(family, prefix, slot);
       steps = stacked_steps(weights, config, slot, sources[0]);
       if (!steps.empty()) used.insert(steps[0].tensor);

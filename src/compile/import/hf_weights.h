@@ -13,13 +13,9 @@ std::string hf_prefix(const WeightSource& weights, const Family& family, std::st
 // whole.
 std::string hf_tensor_name(const Family& family, const std::string& prefix, const WeightSlot& slot);
 
-// Where a matrix is in a Hugging Face model: its tensor, without a prefix, and the steps from that
-// tensor to the weight.
-struct HfPlace {
-  std::string tensor;
-  std::vector<RecipeStep> steps;
-};
-HfPlace hf_place(const Family& family, const ModelConfig& config, const WeightSlot& slot);
+// Where a weight is in a Hugging Face model, without a prefix; {} stands for the number of an
+// expert, whose matrices are tensors of their own.
+WeightPlace hf_place(const Family& family, const ModelConfig& config, const WeightSlot& slot);
 
 // Fills config.weights; everything else in `config` is already set.
 void map_hf_weights(const WeightSource& weights, const QuantizedWeights& quantized,

@@ -1,6 +1,8 @@
 // tokenizer.ggml.pre: the names that GGUF files use for the word splitting of byte-level BPE.
 #include "compile/import/tokenizer_gguf_pre.h"
 
+#include <algorithm>
+
 namespace tokamak {
 namespace {
 
@@ -120,6 +122,18 @@ std::optional<GgufPre> find_gguf_pre(std::string_view name) {
     return pre;
   }
   return std::nullopt;
+}
+
+const std::string_view kGgufGpt2Words = kGpt2;
+
+std::string gguf_pre_name(const GgufPre& pre) {
+  for (const Row& row : kRows) {
+    if (row.ignore_merges != pre.ignore_merges || row.normalizer != pre.normalizer ||
+        !std::equal(row.regexes.begin(), row.regexes.end(), pre.regexes.begin(), pre.regexes.end()))
+      continue;
+    return std::string(row.names.substr(1, row.names.find(' ', 1) - 1));
+  }
+  return "";
 }
 
 }  // namespace tokamak

@@ -16,4 +16,8 @@ struct GgufPre {
 // nullopt: an unknown name.
 std::optional<GgufPre> find_gguf_pre(std::string_view name);
 
+// The name of this splitting; "" if GGUF has none. `add_bos` is not compared: files say it.
+std::string gguf_pre_name(const GgufPre& pre);
+extern const std::string_view kGgufGpt2Words;  // what ByteLevel with use_regex splits by
+
 }  // namespace tokamak

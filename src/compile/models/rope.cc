@@ -77,6 +77,12 @@ void apply_longrope(const RopeConfig& r, int64_t context, RopeTable& table) {
 
 }  // namespace
 
+std::vector<double> llama3_divisors(const RopeConfig& r) {
+  std::vector<double> divisors;
+  for (int64_t i = 0; i < r.dims / 2; ++i) divisors.push_back(llama3_divisor(r, i));
+  return divisors;
+}
+
 RopeTable rope_table(const RopeConfig& r, int64_t context) {
   if (r.dims <= 0 || r.dims % 2 != 0)
     fail(ErrorCode::kUnsupported,

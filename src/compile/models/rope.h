@@ -14,4 +14,7 @@ struct RopeTable {
 // `context` is the longest sequence to be served; it decides which factor list longrope uses.
 RopeTable rope_table(const RopeConfig& rope, int64_t context);
 
+// What llama3 scaling divides each frequency by: the tensor rope_freqs of GGUF files.
+std::vector<double> llama3_divisors(const RopeConfig& rope);
+
 }  // namespace tokamak

@@ -2,6 +2,7 @@
 import {addNode, branch, choose, dropNode, loadChat, newChat, openChat, saveChat, selectChat, siblings, watch} from "/web/chats.js";
 import {startMetrics} from "/web/metrics.js";
 import {startPlan} from "/web/plan.js";
+import {startRag} from "/web/rag.js";
 import {awaitServer, events, getJson, post, scoreAnswer, ServerGone} from "/web/server.js";
 import {reload as reloadSettings, schema, settings, startSettings} from "/web/settings.js";
 import {startSide} from "/web/side.js";
@@ -322,10 +323,10 @@ function openTab(name) {
 }
 
 function startTabs() {
-  const tabs = [...document.querySelectorAll("[role=tab]")];
-  for (const [i, tab] of tabs.entries()) {
+  for (const tab of document.querySelectorAll("[role=tab]")) {
     tab.addEventListener("click", () => openTab(tab.id.slice(4)));
     tab.addEventListener("keydown", (event) => {
+      const tabs = [...document.querySelectorAll("[role=tab]:not([hidden])")], i = tabs.indexOf(tab);
       const to = {ArrowRight: i + 1, ArrowLeft: i - 1, Home: 0, End: tabs.length - 1}[event.key];
       if (to === undefined) return;
       const next = tabs[(to + tabs.length) % tabs.length];
@@ -337,6 +338,7 @@ function startTabs() {
 
 const metrics = startMetrics($("panel-server"));
 const plan = startPlan($("panel-plan"), () => $("model").value);
+startRag($("panel-rag"), $("tab-rag"), () => $("model").value);
 startTabs();
 chat = loadChat();  // first: it also moves the settings of a former version
 startSettings(stores);

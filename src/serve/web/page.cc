@@ -51,8 +51,9 @@ void add_page(http::Router& router) {
       {"/web/chat.js", kChatJs},         {"/web/chats.js", kChatsJs},
       {"/web/decorate.js", kDecorateJs}, {"/web/markdown.js", kMarkdownJs},
       {"/web/metrics.js", kMetricsJs},   {"/web/plan.js", kPlanJs},
-      {"/web/server.js", kServerJs},     {"/web/settings.js", kSettingsJs},
-      {"/web/side.js", kSideJs},         {"/web/view.js", kViewJs}};
+      {"/web/rag.js", kRagJs},           {"/web/server.js", kServerJs},
+      {"/web/settings.js", kSettingsJs}, {"/web/side.js", kSideJs},
+      {"/web/view.js", kViewJs}};
   for (const auto& [path, text] : scripts)
     add_file(router, path, "text/javascript; charset=utf-8", text);
   for (const auto& [name, data] : libs::kFiles) add_library(router, std::string(name), data);

@@ -1,0 +1,232 @@
+// GGUF metadata of a configuration. gguf_config.cc reads what this writes.
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "compile/convert/describe.h"
+#include "compile/import/families.h"
+#include "compile/import/gguf_config.h"
+#include "compile/models/rope.h"
+
+namespace tokamak {
+namespace {
+
+// Keys of one architecture.
+class KeyWriter {
+ public:
+  KeyWriter(GgufWriter& writer, std::string prefix) : out_(writer), prefix_(std::move(prefix)) {}
+  void integer(std::string_view key, int64_t value) {
+    out_.set_u32(full(key), static_cast<uint32_t>(value));
+  }
+  void number(std::string_view key, double value) {
+    out_.set_f32(full(key), static_cast<float>(value));
+  }
+  void text(std::string_view key, std::string_view value) { out_.set_string(full(key), value); }
+  void boolean(std::string_view key, bool value) { out_.set_bool(full(key), value); }
+  void booleans(std::string_view key, const std::vector<bool>& v) { out_.set_bools(full(key), v); }
+
+ private:
+  std::string full(std::string_view key) const { return fmt::format("{}.{}", prefix_, key); }
+  GgufWriter& out_;
+  std::string prefix_;
+};
+
+void add_factors(GgufWriter& out, const char* name, const std::vector<double>& values) {
+  std::vector<float> rounded(values.begin(), values.end());
+  out.add_f32(name, {static_cast<int64_t>(rounded.size())}, rounded);
+}
+
+void write_rope(const ModelConfig& c, KeyWriter& keys, GgufWriter& out) {
+  using Scaling = RopeConfig::Scaling;
+  const RopeConfig& r = c.rope;
+  keys.integer("rope.dimension_count", r.dims);
+  keys.number("rope.freq_base", r.theta);
+  if (c.rope_local.dims > 0) keys.number("rope.freq_base_swa", c.rope_local.theta);
+  if (!r.freq_divisors.empty()) add_factors(out, "rope_freqs.weight", r.freq_divisors);
+  switch (r.scaling) {
+    case Scaling::kNone:
+      return;
+    case Scaling::kLlama3:
+      return add_factors(out, "rope_freqs.weight", llama3_divisors(r));
+    case Scaling::kDynamic:
+      fail(ErrorCode::kUnsupported,
+           "GGUF has no key for dynamic rotary scaling; remove rope_scaling from config.json to "
+           "convert the model without it");
+    case Scaling::kLinear:
+      keys.text("rope.scaling.type", "linear");
+      keys.number("rope.scaling.factor", r.factor);
+      return;
+    case Scaling::kLongRope:
+      add_factors(out, "rope_factors_long.weight", r.long_factor);
+      add_factors(out, "rope_factors_short.weight", r.short_factor);
+      keys.integer("rope.scaling.original_context_length", r.original_context);
+      keys.number("rope.scaling.attn_factor", rope_table(r, r.original_context + 1).scale);
+      return;
+    case Scaling::kYarn:
+      keys.text("rope.scaling.type", "yarn");
+      keys.number("rope.scaling.factor", r.factor);
+      keys.integer("rope.scaling.original_context_length", r.original_context);
+      keys.number("rope.scaling.yarn_beta_fast", r.beta_fast);
+      keys.number("rope.scaling.yarn_beta_slow", r.beta_slow);
+      if (r.mscale_all_dim > 0)  // converters multiply by 0.1 for latent attention
+        keys.number("rope.scaling.yarn_log_multiplier",
+                    c.latent.rank > 0 ? 0.1 * r.mscale_all_dim : r.mscale_all_dim);
+      if (r.attention_factor > 0) keys.number("rope.scaling.yarn_attn_factor", r.attention_factor);
+      return;
+  }
+}
+
+void write_attention(const ModelConfig& c, KeyWriter& keys) {
+  keys.integer("attention.head_count", c.heads);
+  keys.number(c.norm == NormKind::kRms ? "attention.layer_norm_rms_epsilon"
+                                       : "attention.layer_norm_epsilon",
+              c.norm_eps);
+  if (const LatentConfig& m = c.latent; m.rank > 0) {
+    keys.integer("attention.head_count_kv", 1);
+    keys.integer("attention.kv_lora_rank", m.rank);
+    if (m.q_rank > 0) keys.integer("attention.q_lora_rank", m.q_rank);
+    keys.integer("attention.key_length", m.rank + m.rope);
+    keys.integer("attention.value_length", m.rank);
+    keys.integer("attention.key_length_mla", m.nope + m.rope);
+    keys.integer("attention.value_length_mla", m.value);
+  } else {
+    keys.integer("attention.head_count_kv", c.kv_heads);
+    keys.integer("attention.key_length", c.head_dim);
+    keys.integer("attention.value_length", c.head_dim);
+  }
+  // Gemma 2 slides unless a key says otherwise.
+  if (c.sliding_window > 0 || c.architecture == "gemma2")
+    keys.integer("attention.sliding_window", c.sliding_window);
+  if (c.sliding_window == 0) return;
+  int64_t period = gguf_window_period(c.architecture);
+  for (int64_t i = 0; i < c.layers; ++i)
+    if (c.layer_slides[static_cast<size_t>(i)] != (period == 0 || i % period < period - 1))
+      return keys.booleans("attention.sliding_window_pattern", c.layer_slides);
+}
+
+void write_experts(const ModelConfig& c, KeyWriter& keys) {
+  const ExpertConfig& e = c.experts;
+  if (e.count == 0) return;
+  keys.integer("expert_count", e.count);
+  keys.integer("expert_used_count", e.used);
+  keys.integer("expert_feed_forward_length", e.ffn);
+  if (e.shared_ffn > 0) {
+    keys.integer("expert_shared_feed_forward_length", e.shared_ffn);
+    if (e.shared_ffn % e.ffn == 0) keys.integer("expert_shared_count", e.shared_ffn / e.ffn);
+  }
+  keys.integer("expert_gating_func", e.sigmoid ? 2 : 1);
+  keys.boolean("expert_weights_norm", e.normalize);
+  keys.number("expert_weights_scale", e.scale);
+  if (e.groups > 1) {
+    keys.integer("expert_group_count", e.groups);
+    keys.integer("expert_group_used_count", e.used_groups);
+  }
+  auto first = std::find(e.layers.begin(), e.layers.end(), true);
+  keys.integer("leading_dense_block_count", first - e.layers.begin());
+}
+
+void write_scales(const ModelConfig& c, KeyWriter& keys) {
+  if (c.architecture == "granite") {
+    keys.number("embedding_scale", c.embedding_scale);
+    keys.number("residual_scale", c.residual_scale);
+    keys.number("attention.scale", c.attention_scale);
+    keys.number("logit_scale", 1 / c.logit_scale);
+  } else if (c.architecture == "command-r" || c.architecture == "cohere2") {
+    keys.number("logit_scale", c.logit_scale);
+  }
+  if (c.architecture == "gemma2") keys.number("attn_logit_softcapping", c.attention_softcap);
+  if (c.architecture == "gemma2" || c.architecture == "gemma3")
+    keys.number("final_logit_softcapping", c.final_softcap);
+}
+
+}  // namespace
+
+void describe_gguf(const ModelConfig& c, GgufWriter& out) {
+  bool llama = c.architecture == "mistral" || c.architecture == "mixtral";
+  std::string architecture = llama ? "llama" : c.architecture;
+  out.set_string("general.architecture", architecture);
+  out.set_string("general.type", "model");
+  out.set_string("general.name", c.name);
+  out.set_u32("general.quantization_version", 2);
+  KeyWriter keys(out, architecture);
+  keys.integer("block_count", c.layers);
+  keys.integer("context_length", c.context);
+  keys.integer("embedding_length", c.hidden);
+  keys.integer("feed_forward_length", c.ffn);
+  keys.integer("vocab_size", c.vocab);
+  write_attention(c, keys);
+  if (c.rope.dims > 0) write_rope(c, keys, out);
+  write_experts(c, keys);
+  write_scales(c, keys);
+}
+
+namespace {
+
+bool same_rope(const RopeConfig& a, const RopeConfig& b, int64_t context) {
+  if (a.dims != b.dims) return false;
+  if (a.dims == 0) return true;
+  for (int64_t length : {context, int64_t{1}}) {
+    RopeTable x = rope_table(a, length), y = rope_table(b, length);
+    auto near = [](double p, double q) { return std::fabs(p - q) <= 1e-6 * std::fabs(q); };
+    if (!near(x.scale, y.scale) ||
+        !std::equal(x.inv_freq.begin(), x.inv_freq.end(), y.inv_freq.begin(), near))
+      return false;
+  }
+  return true;
+}
+
+bool same_flags(std::vector<bool> a, std::vector<bool> b, int64_t layers, bool usual) {
+  a.resize(static_cast<size_t>(layers), usual);
+  b.resize(static_cast<size_t>(layers), usual);
+  return a == b;
+}
+
+}  // namespace
+
+std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
+  auto near = [](double p, double q) { return std::fabs(p - q) <= 1e-6 * std::fabs(q); };
+  struct Row {
+    const char* name;
+    bool same;
+  };
+  auto scale = [](const ModelConfig& c) {
+    return c.attention_scale > 0 ? c.attention_scale : std::pow(c.head_dim, -0.5);
+  };
+  const Row rows[] = {
+      {"the sizes", a.vocab == b.vocab && a.hidden == b.hidden && a.ffn == b.ffn &&
+                        a.layers == b.layers && a.heads == b.heads && a.kv_heads == b.kv_heads &&
+                        a.head_dim == b.head_dim && a.context == b.context},
+      {"the norms", a.norm == b.norm && near(a.norm_eps, b.norm_eps) &&
+                        a.norm_bias == b.norm_bias && a.qk_norm == b.qk_norm &&
+                        a.wide_qk_norm == b.wide_qk_norm && a.pre_norms == b.pre_norms &&
+                        a.post_norms == b.post_norms},
+      {"the activation", a.activation == b.activation && a.gated_mlp == b.gated_mlp},
+      {"the biases", a.qkv_bias == b.qkv_bias && a.o_bias == b.o_bias && a.mlp_bias == b.mlp_bias &&
+                         a.output_bias == b.output_bias},
+      {"tied embeddings", a.tied_embeddings == b.tied_embeddings},
+      {"a scale", near(a.embedding_scale, b.embedding_scale) &&
+                      near(a.residual_scale, b.residual_scale) &&
+                      near(a.logit_scale, b.logit_scale) && a.scale_by_layer == b.scale_by_layer},
+      {"the scale of attention scores", near(scale(a), scale(b))},
+      {"a soft-cap",
+       near(a.attention_softcap, b.attention_softcap) && near(a.final_softcap, b.final_softcap)},
+      {"the sliding window", a.sliding_window == b.sliding_window &&
+                                 same_flags(a.layer_slides, b.layer_slides, a.layers, false)},
+      {"layers without positions", same_flags(a.layer_rotates, b.layer_rotates, a.layers, true)},
+      {"the experts",
+       a.experts.count == b.experts.count && a.experts.used == b.experts.used &&
+           a.experts.ffn == b.experts.ffn && a.experts.shared_ffn == b.experts.shared_ffn &&
+           a.experts.sigmoid == b.experts.sigmoid && a.experts.score_bias == b.experts.score_bias &&
+           a.experts.normalize == b.experts.normalize && near(a.experts.scale, b.experts.scale) &&
+           a.experts.groups == b.experts.groups && a.experts.used_groups == b.experts.used_groups &&
+           a.experts.clamp == b.experts.clamp && a.experts.layers == b.experts.layers},
+      {"latent attention", a.latent == b.latent},
+      {"the rotary positions",
+       same_rope(a.rope, b.rope, a.context) && same_rope(a.rope_local, b.rope_local, a.context)},
+  };
+  for (const Row& row : rows)
+    if (!row.same) return row.name;
+  return "";
+}
+
+}  // namespace tokamak

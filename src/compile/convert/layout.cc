@@ -1,0 +1,215 @@
+#include "compile/convert/layout.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "backend/common/weights.h"
+#include "base/error.h"
+#include "compile/import/families.h"
+#include "compile/import/gguf_config.h"
+#include "compile/import/hf_weights.h"
+#include "tensor/block_formats.h"
+#include "tensor/recipe_run.h"
+
+namespace tokamak {
+namespace {
+
+using Kind = RecipeStep::Kind;
+
+const Family& family_of(const ModelConfig& c) {
+  const Family* family = find_family(c.architecture);
+  if (!family)
+    fail(ErrorCode::kUnsupported, "models of the family {} cannot be converted between formats",
+         c.architecture);
+  return *family;
+}
+
+// The shape before `steps`, which give `dims`.
+std::vector<int64_t> shape_before(const std::vector<RecipeStep>& steps, std::vector<int64_t> dims) {
+  for (size_t i = steps.size(); i-- > 0;) {
+    const RecipeStep& step = steps[i];
+    if (step.kind == Kind::kTranspose) {
+      std::swap(dims[dims.size() - 2], dims.back());
+    } else if (step.kind == Kind::kSliceRows) {
+      dims[0] = step.dims.empty() ? step.b : dims[0] / (step.b - step.a) * step.dims[0];
+    } else if (step.kind == Kind::kReshape && dims.size() == 3) {
+      dims = {dims[0] * dims[1], dims[2]};
+    }
+  }
+  return dims;
+}
+
+// Collects tensors; parts of one tensor are added one after the other.
+class Layout {
+ public:
+  void add(const std::string& name, std::vector<int64_t> dims, FilePart part) {
+    auto [at, fresh] = index_.try_emplace(name, tensors_.size());
+    if (fresh) tensors_.push_back({name, dims, {}});
+    FileTensor& tensor = tensors_[at->second];
+    for (size_t i = 0; i < dims.size(); ++i) tensor.dims[i] = std::max(tensor.dims[i], dims[i]);
+    tensor.parts.push_back(std::move(part));
+  }
+  std::vector<FileTensor> take() { return std::move(tensors_); }
+
+ private:
+  std::vector<FileTensor> tensors_;
+  std::map<std::string, size_t> index_;
+};
+
+// gpt-oss has gate and up of all experts in one tensor.
+std::vector<int64_t> stacked_dims(const ModelConfig& c, const WeightSlot& slot) {
+  int64_t count = c.experts.count, ffn = c.experts.ffn;
+  bool down = slot.stem == "ffn_down_exps";
+  if (slot.suffix == "bias") return {count, down ? c.hidden : 2 * ffn};
+  return down ? std::vector{count, ffn, c.hidden} : std::vector{count, c.hidden, 2 * ffn};
+}
+
+int64_t product(std::span<const int64_t> dims) {
+  return std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<>());
+}
+
+// Whether steps split rows of the tensor.
+bool moves_elements(const FilePart& part, const FileTensor& tensor) {
+  return std::any_of(part.steps.begin(), part.steps.end(), [&](const RecipeStep& s) {
+    return s.kind == Kind::kTranspose ||
+           (s.kind == Kind::kReshape && s.dims.back() != tensor.dims.back());
+  });
+}
+double added(const FilePart& part) {
+  double sum = 0;
+  for (const RecipeStep& s : part.steps)
+    if (s.kind == Kind::kAddScalar) sum += s.value;
+  return sum;
+}
+
+// For each unit of the weight (an element, or a row of `row` elements) its place in the tensor:
+// the steps applied to the numbers of the tensor's units.
+std::vector<int64_t> places(const FilePart& part, std::vector<int64_t> dims, bool rows) {
+  if (rows) dims.back() = 1;
+  std::vector<int64_t> at(static_cast<size_t>(product(dims)));
+  std::iota(at.begin(), at.end(), 0);
+  for (const RecipeStep& step : part.steps) {
+    if (step.kind == Kind::kReshape) {
+      dims = step.dims;
+      if (rows) dims.back() = 1;
+      continue;
+    }
+    if (step.kind == Kind::kAddScalar) continue;
+    RecipeMove move = plan_move(part.weight, step, dims);
+    std::vector<int64_t> moved(static_cast<size_t>(product(move.dims)));
+    each_move(step, dims, [&](int64_t to, int64_t from, int64_t count) {
+      std::copy_n(at.begin() + from * move.unit, count * move.unit, moved.begin() + to * move.unit);
+    });
+    at = std::move(moved);
+    dims = std::move(move.dims);
+  }
+  return at;
+}
+
+LoadedTensor load_part(const FilePart& part, const ModelConfig& c, const WeightSource& source) {
+  auto found = c.weights.find(part.weight);
+  TK_CHECK(found != c.weights.end(), "no weight {}", part.weight);
+  const ModelConfig::Weight& w = found->second;
+  return load_weight({part.weight, w.dtype, w.dims, w.recipe, {}, {}}, source);
+}
+
+// Copies a weight to its places in the tensor.
+void scatter(const FilePart& part, const FileTensor& tensor, const TensorView& view, FileBytes& out,
+             bool by_rows) {
+  int64_t unit = by_rows ? tensor.dims.back() : 1;
+  std::vector<int64_t> at = places(part, tensor.dims, by_rows);
+  size_t bytes = dtype_bytes(out.dtype, unit), from = dtype_bytes(view.dtype, unit);
+  const std::byte* first =
+      view.bytes.data() + dtype_bytes(view.dtype, part.first_row * view.dims.back());
+  double less = added(part);
+  std::vector<float> values(static_cast<size_t>(unit));
+  for (size_t i = 0; i < at.size(); ++i) {
+    std::byte* to = out.owned.data() + static_cast<size_t>(at[i]) * bytes;
+    if (out.dtype == view.dtype && less == 0) {
+      std::memcpy(to, first + i * from, bytes);
+      continue;
+    }
+    decode_row(view.dtype, first + i * from, values.data(), unit);
+    for (float& v : values) v -= static_cast<float>(less);
+    std::memcpy(to, values.data(), bytes);
+  }
+}
+
+}  // namespace
+
+std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
+  const Family& family = family_of(c);
+  if (!family.in_gguf)
+    fail(ErrorCode::kUnsupported, "GGUF has no layout for models of the family {}", c.architecture);
+  Layout layout;
+  for (const WeightSlot& slot : weight_slots(c)) {
+    WeightPlace place = gguf_place(family, c, slot);
+    std::vector<int64_t> dims = shape_before(place.steps, slot.dims);
+    layout.add(place.tensor, std::move(dims), {slot.name(), 0, std::move(place.steps)});
+  }
+  return layout.take();
+}
+
+std::vector<FileTensor> hf_layout(const ModelConfig& c) {
+  const Family& family = family_of(c);
+  const std::string prefix = family.conv1d ? "transformer." : "model.";
+  Layout layout;
+  for (const WeightSlot& slot : weight_slots(c)) {
+    WeightPlace place = hf_place(family, c, slot);
+    // The head is beside the model, not inside it.
+    std::string name = slot.stem == "output" ? place.tensor : prefix + place.tensor;
+    size_t at = name.find("{}");
+    if (at != std::string::npos) {
+      for (int64_t e = 0; e < slot.dims[0]; ++e)
+        layout.add(name.substr(0, at) + std::to_string(e) + name.substr(at + 2),
+                   {slot.dims[1], slot.dims[2]}, {slot.name(), e * slot.dims[1], {}});
+      continue;
+    }
+    bool stacked = c.architecture == "gpt-oss" && slot.stem.ends_with("_exps");
+    std::vector<int64_t> dims =
+        stacked ? stacked_dims(c, slot) : shape_before(place.steps, slot.dims);
+    layout.add(name, std::move(dims), {slot.name(), 0, std::move(place.steps)});
+  }
+  return layout.take();
+}
+
+FileBytes assemble(const FileTensor& tensor, const ModelConfig& c, const WeightSource& source) {
+  FileBytes out;
+  bool by_rows = tensor.dims.size() > 1, plain = tensor.parts.size() == 1;
+  std::set<DType> types;
+  for (const FilePart& part : tensor.parts) {
+    by_rows = by_rows && !moves_elements(part, tensor);
+    plain = plain && part.steps.empty();
+    types.insert(added(part) != 0 ? DType::kF32 : c.weights.at(part.weight).dtype);
+  }
+  bool blocks = std::any_of(types.begin(), types.end(), is_block_type);
+  out.dtype = types.size() == 1 && (by_rows || plain || !blocks) ? *types.begin() : DType::kF32;
+  size_t size = dtype_bytes(out.dtype, product(tensor.dims));
+  if (plain) {
+    LoadedTensor loaded = load_part(tensor.parts[0], c, source);
+    int64_t from = tensor.parts[0].first_row * loaded.view.dims.back();
+    out.bytes = loaded.view.bytes.subspan(dtype_bytes(out.dtype, from), size);
+    out.owned = std::move(loaded.owned);
+    return out;
+  }
+  out.owned.resize(size);
+  for (const FilePart& part : tensor.parts) {
+    LoadedTensor loaded = load_part(part, c, source);
+    if (!by_rows &&
+        is_block_type(loaded.view.dtype)) {  // elements of blocks have no bytes of their own
+      std::vector<std::byte> wide(static_cast<size_t>(loaded.view.elements()) * sizeof(float));
+      decode_row(loaded.view.dtype, loaded.view.bytes.data(), reinterpret_cast<float*>(wide.data()),
+                 loaded.view.elements());
+      loaded.owned = std::move(wide);
+      loaded.view = {DType::kF32, loaded.view.dims, loaded.owned};
+    }
+    scatter(part, tensor, loaded.view, out, by_rows);
+  }
+  out.bytes = out.owned;
+  return out;
+}
+
+}  // namespace tokamak

@@ -1,0 +1,37 @@
+#pragma once
+// Where the weights of a graph are in a model file: the importers' recipes, read backwards.
+#include <string>
+#include <vector>
+
+#include "compile/import/model_config.h"
+#include "plan/weight_source.h"
+
+namespace tokamak {
+
+// A weight (or its rows from `first_row` on) in a tensor of the file: `steps` lead from the tensor
+// to the weight.
+struct FilePart {
+  std::string weight;
+  int64_t first_row = 0;
+  std::vector<RecipeStep> steps;
+};
+
+struct FileTensor {
+  std::string name;
+  std::vector<int64_t> dims;
+  std::vector<FilePart> parts;
+};
+
+// Fails (kUnsupported) for families that the format does not have.
+std::vector<FileTensor> gguf_layout(const ModelConfig& config);
+std::vector<FileTensor> hf_layout(const ModelConfig& config);
+
+// A tensor of the file in the type of its weights, or in f32 where its steps compute.
+struct FileBytes {
+  DType dtype = DType::kF32;
+  std::span<const std::byte> bytes;
+  std::vector<std::byte> owned;  // empty: `bytes` are those of the source
+};
+FileBytes assemble(const FileTensor& tensor, const ModelConfig& config, const WeightSource& source);
+
+}  // namespace tokamak

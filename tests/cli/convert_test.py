@@ -1,0 +1,223 @@
+"""Black-box tests of `tokamak convert`: against gguf, safetensors and the tiny models, which exist in both formats."""
+import json
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import unittest
+
+import gguf
+import numpy as np
+import tokenizers
+from gguf import GGMLQuantizationType as T, GGUFReader, quants
+from safetensors.numpy import load_file
+
+from tokamak import BINARY, FAMILIES, TINY, run, run_json
+
+# Fine-tunes of one family and quantised checkpoints have the layout of their base.
+MODELS = [TINY / n for n in ("llama", "llama_bias", "llama_linear", "llama_llama3", "llama_yarn", "mistral", "qwen2", "qwen3",
+                             "gemma2", "gemma3", "gemma3_types", "phi3", "phi3_longrope", "gpt2", "smollm2")]
+MODELS += [FAMILIES / n for n in ("olmo2", "exaone4", "granite", "cohere", "cohere2", "glm4", "smollm3", "starcoder2", "phi2",
+                                  "internlm2", "mixtral", "qwen2moe", "qwen3moe", "olmoe", "glm4moe", "deepseek2",
+                                  "deepseek3", "gpt_oss", "gpt_oss_mxfp4")]
+# Types that gguf quantises as well, and bounds of the error of the others on normally distributed weights.
+EXACT = {"q8_0": T.Q8_0, "q4_0": T.Q4_0, "q4_1": T.Q4_1, "q5_0": T.Q5_0, "q5_1": T.Q5_1, "mxfp4": T.MXFP4, "f16": T.F16,
+         "bf16": T.BF16, "iq4_nl": None}
+TEXT = "Hello world, this is 1 test of 23 words!\n\n  def f(x): return x\tÄöü"
+
+
+def gguf_tensors(path):
+    return {t.name: t for t in GGUFReader(path).tensors}
+
+
+def folder_tensors(folder):
+    return load_file(folder / "model.safetensors")
+
+
+class Convert(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def convert(self, *args):
+        return run_json("convert", *args, "--json")
+
+    def check_same_text(self, a, b):
+        """The same tokens of a text, the same chat prompt, and the same greedy continuation."""
+        for args in (["tokenize"], ["run", "--max-tokens", "8", "--temperature", "0", "--activations", "f32"]):
+            one, two = (run(args[0], model, TEXT, *args[1:]) for model in (a, b))
+            self.assertEqual(one.returncode, 0, one.stderr)
+            self.assertEqual((one.stdout, two.returncode), (two.stdout, 0), f"{args} {two.stderr}")
+
+    def test_folder_to_gguf(self):
+        for model in MODELS:
+            with self.subTest(model.name):
+                out = self.folder / f"{model.name}.gguf"
+                report = self.convert(model, out)
+                want, got = gguf_tensors(f"{model}.gguf"), gguf_tensors(out)
+                if model.name == "deepseek2":  # an early file: keys and values in one matrix
+                    for name in [n for n in want if "attn_kv_b" in n]:
+                        del want[name]
+                        del got[name.replace("kv_b", "k_b")], got[name.replace("kv_b", "v_b")]
+                self.assertEqual(set(got), set(want))
+                for name, t in want.items():
+                    self.assertEqual((name, got[name].tensor_type, list(got[name].shape)), (name, t.tensor_type, list(t.shape)))
+                    if name == "rope_freqs.weight":
+                        np.testing.assert_allclose(got[name].data, t.data, rtol=1e-6)
+                    else:
+                        self.assertEqual(got[name].data.tobytes(), t.data.tobytes(), name)
+                self.assertEqual(report["bytes_out"], sum(t["bytes_out"] for t in report["tensors"]))
+                self.check_same_text(model, out)
+
+    def test_gguf_to_folder_and_back(self):
+        for model in MODELS:
+            with self.subTest(model.name):
+                out, back = self.folder / model.name, self.folder / f"{model.name}.back.gguf"
+                self.convert(f"{model}.gguf", out)
+                got = {n.removeprefix("transformer."): x for n, x in folder_tensors(out).items()}
+                if "mxfp4" not in model.name:
+                    want = folder_tensors(model)
+                    self.assertEqual(set(got), set(want))
+                    for name, x in want.items():
+                        self.assertEqual(got[name].shape, x.shape, name)
+                        # Gemma's norms lose the last bits of w in 1 + w.
+                        np.testing.assert_allclose(got[name], x, rtol=0, atol=1e-7 if model.name.startswith("gemma") else 0)
+                    self.check_same_text(f"{model}.gguf", out)
+                reference = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
+                ids = json.loads(run("tokenize", out, "--json-lines", stdin=json.dumps(TEXT) + "\n").stdout)
+                self.assertEqual(reference.encode(TEXT).ids, ids)
+                self.convert(out, back)
+                first, second = gguf_tensors(f"{model}.gguf"), gguf_tensors(back)
+                if model.name != "deepseek2":
+                    self.assertEqual(set(first), set(second))
+
+    def test_sentencepiece_vocabulary(self):
+        """Scores become merges and merges become scores; the package tokenizers reads the result."""
+        source, reader = self.folder / "spm.gguf", GGUFReader(f"{TINY / 'llama'}.gguf")
+        count = 400
+        pieces = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
+        types, scores = [2, 3, 3] + [6] * 256, [0.0] * 259
+        merged = ["▁t", "he", "▁the", "in", "or", "▁w", "wor", "ld", "▁wor", "▁world", "lo", "el", "He", "▁He", "llo", "▁Hello", "es", "test"]
+        words = merged + list("▁abcdefghilnorstuwxHT,.!123") + ["▁▁"]
+        words += [f"fill{i}" for i in range(count)]
+        for i, word in enumerate(words[:count - len(pieces)]):
+            pieces.append(word)
+            types.append(1)
+            scores.append(float(-i))
+        writer = gguf.GGUFWriter(source, "llama")
+        for key, field in reader.fields.items():
+            if key.startswith("llama."):
+                writer.add_key_value(key, count if key.endswith("vocab_size") else field.contents(), field.types[0])
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(pieces)
+        writer.add_token_scores(scores)
+        writer.add_token_types(types)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_add_bos_token(True)
+        for t in reader.tensors:
+            writer.add_tensor(t.name, np.resize(t.data, (count, 64)) if t.name in ("token_embd.weight", "output.weight") else t.data)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        folder, back = self.folder / "spm", self.folder / "back.gguf"
+        self.convert(source, folder)
+        self.convert(folder, back)
+        reference = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        for text in (TEXT, "Hello world the test", "  two  spaces", "wor ld", "Hell o"):
+            line = json.dumps(text) + "\n"
+            ids = [json.loads(run("tokenize", m, "--json-lines", stdin=line).stdout) for m in (source, folder, back)]
+            self.assertEqual(ids[0], ids[1], text)
+            self.assertEqual(ids[0], ids[2], text)
+            self.assertEqual(ids[0], reference.encode(text).ids, text)
+
+    def test_types(self):
+        source = gguf_tensors(f"{TINY / 'llama'}.gguf")
+        for name in [*EXACT, "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs", "tq1_0", "tq2_0"]:
+            with self.subTest(name):
+                out = self.folder / f"{name}.gguf"
+                report = self.convert(f"{TINY / 'llama'}.gguf", out, "--type", name, "--output-type", name)
+                got = gguf_tensors(out)
+                for t in report["tensors"]:
+                    x = source[t["name"]].data
+                    back = quants.dequantize(got[t["name"]].data, got[t["name"]].tensor_type).reshape(x.shape)
+                    nmse = float(np.sum((x.astype(np.float64) - back) ** 2) / np.sum(x.astype(np.float64) ** 2))
+                    self.assertAlmostEqual(t["nmse"], nmse, delta=1e-9 + 1e-6 * nmse)
+                    self.assertLess(nmse, 0.4 if name[0] == "t" else 0.02)
+                    if x.ndim == 1:
+                        self.assertEqual(t["to"], "f32")
+                    elif EXACT.get(name) and t["to"] == name:
+                        want = quants.quantize(x, EXACT[name])
+                        self.assertEqual(got[t["name"]].data.tobytes(), want.tobytes(), t["name"])
+
+    def test_quantised_models_run(self):
+        for name in ("q8_0", "q4_0", "q6_k"):
+            out = self.folder / f"{name}.gguf"
+            self.convert(TINY / "llama", out, "--type", name)
+            self.assertEqual(run("run", out, TEXT, "--max-tokens", "4").returncode, 0)
+            self.assertEqual(run_json("inspect", out, "--json")["parameters"],
+                             run_json("inspect", TINY / "llama", "--json")["parameters"])
+
+    def test_quantised_checkpoint_to_gguf(self):
+        for name in ("gptq", "awq", "fp8_blocks", "bnb_nf4"):
+            with self.subTest(name):
+                out = self.folder / f"{name}.gguf"
+                report = self.convert(FAMILIES / name, out, "--type", "f32")
+                self.assertTrue(all(t["to"] == "f32" and t["nmse"] == 0 for t in report["tensors"]))
+                self.check_same_text(FAMILIES / name, out)
+
+    def test_report_for_people(self):
+        done = run("convert", TINY / "llama", self.folder / "a.gguf", "--type", "q4_0")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("f32 -> q4_0", done.stdout)
+        self.assertIn("largest errors", done.stdout)
+
+    def test_errors(self):
+        llama, out = TINY / "llama", self.folder / "out.gguf"
+        out.write_text("mine")
+        cases = [
+            (("convert", llama, out), 2, "exists; remove it or add --force"),
+            (("convert", llama, self.folder / "f", "--type", "q4_0"), 2, "write a .gguf file"),
+            (("convert", llama, self.folder / "b.gguf", "--type", "q9"), 2, "unknown type q9"),
+            (("convert", llama, self.folder / "b.gguf", "--type", "iq2_xs"), 1, "can be read but not written"),
+            (("convert", FAMILIES / "opt", self.folder / "b.gguf"), 1, "GGUF has no layout"),
+            (("convert", self.folder / "none", self.folder / "b.gguf"), 1, "no such file or folder"),
+            # GGUF has no key for it.
+            (("convert", TINY / "gemma2_scalar", self.folder / "b.gguf"), 1, "the scale of attention scores"),
+        ]
+        for args, code, message in cases:
+            done = run(*args)
+            self.assertEqual((done.returncode, message in done.stderr), (code, True), f"{args}: {done.stderr}")
+            self.assertEqual(done.stderr.count("\n"), 1)
+        self.assertEqual(sorted(p.name for p in self.folder.iterdir()), ["out.gguf"])
+        self.assertEqual(out.read_text(), "mine")
+        self.convert(llama, out, "--force")
+        self.assertEqual(out.read_bytes()[:4], b"GGUF")
+
+    def test_interrupt_leaves_nothing(self):
+        """A model with one large tensor; the interrupt comes while it is encoded."""
+        big = self.folder / "big.gguf"
+        w = gguf.GGUFWriter(big, "llama")
+        for i in range(24):
+            w.add_tensor(f"blk.{i}.ffn_up.weight", np.random.default_rng(i).normal(size=(512, 2048)).astype(np.float32))
+        w.write_header_to_file()
+        w.write_kv_data_to_file()
+        w.write_tensors_to_file()
+        w.close()
+        process = subprocess.Popen([BINARY, "convert", big, self.folder / "small.gguf", "--type", "q2_k", "--threads", "1"],
+                                   stderr=subprocess.PIPE, text=True)
+        try:
+            process.wait(0.7)
+        except subprocess.TimeoutExpired:
+            pass
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, -signal.SIGINT, errors)
+        self.assertIn("nothing was written", errors)
+        self.assertEqual([p.name for p in self.folder.iterdir()], ["big.gguf"])
+
+
+if __name__ == "__main__":
+    unittest.main()
