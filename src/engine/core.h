@@ -69,7 +69,8 @@ class EngineCore {
   void rewind(Ticket ticket, std::string_view error, Actions& actions);
   void commit_entry(const PendingStep& step, size_t entry, const StepResult& result,
                     Actions& actions);
-  void keep_path(Sequence& seq, const StepEntry& entry, std::span<const int32_t> path);
+  void keep_path(Sequence& seq, const StepEntry& entry, std::span<const int32_t> path,
+                 const StepResult& result);
   void emit(Sequence& seq, std::span<const int32_t> path, const StepResult& result,
             Actions& actions);
   void note_scores(Sequence& seq, const StepEntry& entry, const StepResult& result);
@@ -110,7 +111,7 @@ class EngineCore {
   std::vector<Deadline> deadlines_;  // heap, soonest first; may include finished requests
   std::vector<std::unique_ptr<Sequence>> slab_;
   std::vector<Sequence*> free_sequences_, retired_;
-  std::vector<int32_t> forced_;
+  std::vector<int32_t> forced_, choices_;
   std::shared_ptr<const SampleSpec> greedy_;  // of requests without a SampleSpec
   uint64_t next_order_ = 0;
   Nanos now_ = 0, last_done_ = 0;  // time of this call, and of the last completed step

@@ -63,6 +63,10 @@ struct SampleSpec {
   // -1: none; 0: the chosen token's only; n: also the n best (kMostTops at most)
   int32_t top_logprobs = -1;
   uint64_t seed = 0;  // noise = f(seed, choice, position, token)
+  // A draft is accepted with probability min(1, p / q) where its distribution q is known. The
+  // tokens then depend on the drafts, their distribution does not. false: it is accepted if it is
+  // the token that is sampled here.
+  bool rejection = false;
   bool needs_history() const {
     return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f ||
            dry_multiplier > 0.0f;
@@ -96,7 +100,10 @@ struct SampleRow {
   // row's input token: the row continues a drafted token. Outputs with parents form a chain or a
   // tree; see StepResult::path.
   int32_t parent = -1;
-  bool masked = false;  // chooses among the tokens given by Executable::set_mask
+  bool masked = false;              // chooses among the tokens given by Executable::set_mask
+  bool keep_probabilities = false;  // report them: StepResult::probabilities
+  // For a row that continues a drafted token: what that one was drawn from; null: not known here.
+  std::shared_ptr<const std::vector<float>> draft_probabilities = nullptr;
 };
 
 // A bit set over the vocabulary: token i is allowed when bit i % 32 of word i / 32 is set.
@@ -210,7 +217,11 @@ struct StepResult {
   std::vector<int32_t> path_start;                    // [B+1]
   std::vector<StepFailure> failed;                    // [B]
   std::vector<std::pair<int32_t, TokenLogprob>> top;  // (index into R, alternative), best first
-  std::vector<float> mirostat_mu;   // [R] after the output, of outputs with Mirostat; or empty
+  std::vector<float> mirostat_mu;  // [R] after the output, of outputs with Mirostat; or empty
+  // [R] or empty: what drafted rows chose that are not on the path; -1: all other outputs
+  std::vector<int32_t> guesses;
+  // (index into R, probability of every token) of outputs with keep_probabilities
+  std::vector<std::pair<int32_t, std::vector<float>>> probabilities;
   std::vector<float> logits;        // [R, vocab] when asked for
   std::vector<float> hidden;        // [R, hidden] when asked for
   std::vector<StepTensor> outputs;  // the function's other results, in the plan's order
