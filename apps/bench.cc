@@ -10,6 +10,7 @@
 #include "apps/bench_speculate.h"
 #include "apps/bench_startup.h"
 #include "apps/bench_throughput.h"
+#include "apps/bench_tree.h"
 #include "apps/bench_vs.h"
 #include "apps/model_flags.h"
 #include "apps/step_driver.h"
@@ -206,6 +207,7 @@ void add_bench_verb(CLI::App& app) {
   add_bench_replay(*bench);
   add_bench_serve(*bench);
   add_bench_speculate(*bench);
+  add_bench_tree(*bench);
   add_bench_startup(*bench);
   add_bench_throughput(*bench);
   add_bench_vs(*bench);

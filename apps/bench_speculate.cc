@@ -218,7 +218,7 @@ void add_bench_speculate(CLI::App& bench) {
   add_model_argument(*verb, f->model);
   verb->add_option("--methods", f->methods, "drafters to compare with off")
       ->delimiter(',')
-      ->check(CLI::IsMember({"off", "ngram", "suffix", "draft_model"}))
+      ->check(CLI::IsMember({"off", "ngram", "suffix", "early_exit", "lookahead", "draft_model"}))
       ->capture_default_str();
   verb->add_option("--draft-model", f->model.draft_model,
                    "a smaller model with the same tokenizer, compared as draft_model");

@@ -108,7 +108,7 @@ void add_speculative_flags(CLI::App& verb, OpenOptions& options) {
                       "guess tokens and verify several in one step; the answer stays the same. "
                       "ngram: continue earlier occurrences of the last tokens; suffix: also those "
                       "in earlier answers, weighted by frequency; early_exit: the model's first "
-                      "layers; off (default)");
+                      "layers; lookahead: guesses that every step improves; off (default)");
   verb.add_option("--speculative-config", options.speculative,
                   "the same with settings, as JSON with vLLM's names: '{\"method\": \"ngram\", "
                   "\"num_speculative_tokens\": 5, \"prompt_lookup_max\": 4}'")

@@ -58,7 +58,8 @@ struct ModelOptions {
   std::string chat_template{};  // which of the model's named chat templates; empty: its default
 
   // Speculative decoding: "ngram", "suffix", "off" (default), or JSON with the names of vLLM's
-  // --speculative-config (docs/speculation.md). It changes the speed, never an answer.
+  // --speculative-config (docs/speculation.md). It changes the speed, never an answer (with
+  // probabilistic rejection: its distribution).
   std::string speculative{};
   std::string draft_model{};  // a smaller model with the same tokenizer that guesses tokens
 

@@ -2,6 +2,7 @@
 // further weights or KV.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <condition_variable>
 #include <cstdlib>
 #include <map>
@@ -24,7 +25,7 @@ OpenOptions options_for_exit(const std::string& model, const char* backend, bool
   OpenOptions o;
   o.model = tiny_path(model);
   o.backend = backend;
-  o.threads = 2;
+  o.threads = 1;
   o.max_sequences = 8;
   o.max_step_tokens = 64;
   o.context = 256;
@@ -53,8 +54,11 @@ class AfterTokenMask final : public TokenMask {
 struct ExitAnswer {
   std::vector<int32_t> ids;
   std::vector<float> logprobs;
+  std::vector<std::vector<TokenLogprob>> top;
   Finish finish = Finish::kNone;
-  bool operator==(const ExitAnswer&) const = default;
+  bool operator==(const ExitAnswer& o) const {
+    return ids == o.ids && logprobs == o.logprobs && finish == o.finish;
+  }
 };
 using ExitAnswers = std::map<std::pair<size_t, int32_t>, ExitAnswer>;
 
@@ -71,6 +75,7 @@ ExitAnswers answer_all(LocalEngine& engine, const std::vector<RequestSpec>& spec
       ExitAnswer& a = out[{i, d.choice}];
       a.ids.insert(a.ids.end(), d.ids.begin(), d.ids.end());
       a.logprobs.insert(a.logprobs.end(), d.logprobs.begin(), d.logprobs.end());
+      a.top.insert(a.top.end(), d.top.begin(), d.top.end());
       a.finish = d.finish;
       EXPECT_TRUE(d.error.empty()) << d.error;
       if (d.finish != Finish::kNone && --open == 0) done.notify_one();
@@ -123,6 +128,7 @@ TEST(EarlyExit, MixedRequestsGetTheSameAnswers) {
       OpenOptions plain = options_for_exit("llama.gguf", backend, false),
                   exits = options_for_exit("llama.gguf", backend, true);
       exits.kv_blocks = small ? 12 : 0;
+      exits.threads = 2;
       LoadedModel target = load_model(plain), drafting = load_model(exits);
       auto specs =
           mixed_specs(backend == std::string("ref") ? 16 : 48, target.source->plans().vocab);
@@ -154,6 +160,57 @@ TEST(EarlyExit, OneStepDraftsAndVerifies) {
   int64_t phases = std::accumulate(s.dispatch.steps.begin(), s.dispatch.steps.end(), int64_t{0});
   EXPECT_EQ(phases, s.steps + s.draft_tokens);
   EXPECT_EQ(s.steps, 41 - s.draft_accepted);
+}
+
+// Classical rejection: the second token is drafted, and has the distribution of the model given the
+// first one. With three tokens left by top-k there are two degrees of freedom: the bound is
+// exceeded once in 10^4 runs.
+TEST(EarlyExit, ProbabilisticRejectionKeepsTheDistribution) {
+  constexpr double kBound2 = 18.4;
+  LoadedModel model = load_model(options_for_exit("llama.gguf", "cpu", true));
+  SampleSpec sample;
+  sample.temperature = 1.0f;
+  sample.top_k = 3;
+  sample.top_logprobs = 3;
+  auto spec_of = [&](uint64_t seed, int32_t max_tokens, std::vector<int32_t> prompt,
+                     bool rejection) {
+    RequestSpec spec;
+    spec.prompt = std::move(prompt);
+    spec.max_tokens = max_tokens;
+    SampleSpec own = sample;
+    own.seed = seed;
+    own.rejection = rejection;
+    spec.sample = std::make_shared<const SampleSpec>(own);
+    return spec;
+  };
+  int64_t accepted[2] = {};
+  for (bool rejection : {false, true}) {
+    int64_t before = model.engine->stats().draft_accepted;
+    std::vector<RequestSpec> specs;
+    for (uint64_t seed = 0; seed < 1200; ++seed)
+      specs.push_back(spec_of(seed, 3, {4, 8, 2}, rejection));
+    ExitAnswers answers = answer_all(*model.engine, specs);
+    accepted[rejection] = model.engine->stats().draft_accepted - before;
+    std::map<int32_t, std::map<int32_t, int>> counts;  // first token, second token
+    for (const auto& [key, a] : answers) ++counts[a.ids.at(0)][a.ids.at(1)];
+    EXPECT_EQ(counts.size(), 3u);
+    for (const auto& [first, seconds] : counts) {
+      ExitAnswers exact = answer_all(*model.engine, {spec_of(1, 1, {4, 8, 2, first}, false)});
+      double mass = 0, total = 0, chi_square = 0;
+      const std::vector<TokenLogprob> top = exact.at({0, 0}).top.at(0);
+      for (const TokenLogprob& t : top) mass += std::exp(static_cast<double>(t.logprob));
+      for (const auto& [id, n] : seconds) total += n;
+      for (const TokenLogprob& t : top) {
+        double expected = total * std::exp(static_cast<double>(t.logprob)) / mass;
+        auto it = seconds.find(t.id);
+        double off = (it == seconds.end() ? 0 : it->second) - expected;
+        chi_square += off * off / expected;
+      }
+      EXPECT_LE(seconds.size(), 3u);
+      EXPECT_LT(chi_square, kBound2) << "after token " << first << ", rejection " << rejection;
+    }
+  }
+  EXPECT_GT(accepted[1], accepted[0]);
 }
 
 // Weights and KV are those of the model alone, and so are the numerics.

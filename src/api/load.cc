@@ -131,6 +131,7 @@ LoadedModel load_model(const OpenOptions& asked) {
   if (const std::string& text = model.tokenizer->spec().chat_template; !text.empty())
     model.chat_template = std::make_shared<ChatTemplate>(ChatTemplate::parse(text));
   model.defaults = model_defaults(o.model, *setup.source);
+  model.defaults.rejection = speculative.rejection;
   model.embedding = setup.source->embedding();
   model.embedder = std::make_shared<EmbeddingEncoder>(model.tokenizer);
   EngineConfig config = engine_config(o, speculative, plans, *setup.backend, model.embedding);

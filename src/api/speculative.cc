@@ -16,10 +16,13 @@ namespace {
 
 using Method = SpeculativeOptions::Method;
 
-constexpr std::pair<std::string_view, Method> kMethods[] = {
-    {"off", Method::kOff},           {"ngram", Method::kNgram},
-    {"suffix", Method::kSuffix},     {"draft_model", Method::kDraftModel},
-    {"patterns", Method::kPatterns}, {"early_exit", Method::kEarlyExit}};
+constexpr std::pair<std::string_view, Method> kMethods[] = {{"off", Method::kOff},
+                                                            {"ngram", Method::kNgram},
+                                                            {"suffix", Method::kSuffix},
+                                                            {"draft_model", Method::kDraftModel},
+                                                            {"patterns", Method::kPatterns},
+                                                            {"early_exit", Method::kEarlyExit},
+                                                            {"lookahead", Method::kLookahead}};
 
 Method method_of(std::string_view name) {
   std::vector<std::string_view> names;
@@ -110,6 +113,13 @@ void read_suffix(Settings& s, SuffixOptions& o) {
   s.number("suffix_decoding_min_token_prob", 0, 1, o.min_share);
 }
 
+// The names of TensorRT-LLM.
+void read_lookahead(Settings& s, LookaheadOptions& o) {
+  s.integer("max_window_size", 1, EngineStats::kDraftPositions, o.window);
+  s.integer("max_ngram_size", 2, 16, o.ngram);
+  s.integer("max_verification_set_size", 1, 64, o.candidates);
+}
+
 void read_settings(std::string_view text, SpeculativeOptions& out) {
   Value object = parse_json(text, "speculation", {.max_depth = 8, .unique_keys = true});
   if (!object.is_object()) fail(ErrorCode::kInvalidArgument, "speculation: not a JSON object");
@@ -124,6 +134,12 @@ void read_settings(std::string_view text, SpeculativeOptions& out) {
   s.integer("num_speculative_tokens", 1, EngineStats::kDraftPositions, out.tokens);
   read_ngram(s, out.ngram);
   read_suffix(s, out.suffix);
+  read_lookahead(s, out.lookahead);
+  std::string rule = s.text("rejection_sample_method");
+  if (!rule.empty() && rule != "strict" && rule != "probabilistic")
+    fail(ErrorCode::kInvalidArgument,
+         "speculation: rejection_sample_method must be \"strict\" or \"probabilistic\"");
+  out.rejection = rule == "probabilistic";
   s.boolean("adaptive", out.adaptive);
   s.integer("disable_by_batch_size", 1, 1 << 20, out.disable_by_batch_size);
   s.refuse_others();
@@ -233,6 +249,9 @@ void open_drafter(const SpeculativeOptions& s, const OpenOptions& o, const Engin
       break;
     case Method::kSuffix:
       model.drafter = std::make_unique<SuffixDrafter>(s.suffix);
+      break;
+    case Method::kLookahead:
+      model.drafter = std::make_unique<LookaheadDrafter>(s.lookahead);
       break;
     case Method::kDraftModel:
       open_draft_model(o, s.model, config, model);

@@ -7,6 +7,7 @@
 #include "api/open.h"
 #include "engine/config.h"
 #include "engine/draft/drafter.h"
+#include "engine/draft/lookahead_drafter.h"
 #include "engine/draft/ngram_drafter.h"
 #include "engine/draft/pattern_drafter.h"
 #include "engine/draft/suffix_drafter.h"
@@ -14,7 +15,15 @@
 namespace tokamak {
 
 struct SpeculativeOptions {
-  enum class Method : uint8_t { kOff, kNgram, kSuffix, kDraftModel, kPatterns, kEarlyExit };
+  enum class Method : uint8_t {
+    kOff,
+    kNgram,
+    kSuffix,
+    kDraftModel,
+    kPatterns,
+    kEarlyExit,
+    kLookahead
+  };
   Method method = Method::kOff;
   int32_t tokens = 8;    // most drafted tokens per sequence and step
   std::string model;     // path of the draft model
@@ -23,6 +32,8 @@ struct SpeculativeOptions {
   PatternOptions pattern;
   NgramOptions ngram;
   SuffixOptions suffix;
+  LookaheadOptions lookahead;
+  bool rejection = false;             // SampleSpec::rejection, unless a request says otherwise
   bool adaptive = true;               // draft only as many as pay
   int64_t disable_by_batch_size = 0;  // no drafts in steps that decode more sequences; 0: no bound
 };

@@ -53,6 +53,14 @@ TEST(Speculative, Settings) {
   EXPECT_EQ(o.suffix.answers, 0);
   EXPECT_FALSE(o.adaptive);
   EXPECT_EQ(parse_speculative(R"({"model": "x.gguf"})").model, "x.gguf");
+  EXPECT_FALSE(o.rejection);
+  o = parse_speculative(R"({"method": "early_exit", "rejection_sample_method": "probabilistic"})");
+  EXPECT_TRUE(o.rejection);
+  o = parse_speculative(R"({"method": "lookahead", "max_window_size": 5, "max_ngram_size": 4,
+                            "max_verification_set_size": 7})");
+  EXPECT_EQ(o.lookahead.window, 5);
+  EXPECT_EQ(o.lookahead.ngram, 4);
+  EXPECT_EQ(o.lookahead.candidates, 7);
 
   const std::pair<const char*, const char*> wrong[] = {
       {"magic", "off, ngram, suffix"},
@@ -69,6 +77,8 @@ TEST(Speculative, Settings) {
       {R"({"method": "draft_model"})", "needs \"model\", the path"},
       {R"({"method": "ngram", "model": "x"})", "no other method uses it"},
       {R"({"method": "ngram", "early_exit_layers": 2})", "only the method"},
+      {R"({"method": "early_exit", "rejection_sample_method": "typical"})", "\"probabilistic\""},
+      {R"({"method": "lookahead", "max_ngram_size": 1})", "from 2 to 16"},
       {R"({"method": "patterns"})", "needs \"patterns\", the path"},
   };
   for (const auto& entry : wrong) {
@@ -103,6 +113,7 @@ TEST(Speculative, SameAnswersFromEveryDrafter) {
   for (ModelOptions options : {ModelOptions{.threads = 2, .speculative = "ngram"},
                                ModelOptions{.threads = 2, .speculative = "suffix"},
                                ModelOptions{.threads = 2, .speculative = "early_exit"},
+                               ModelOptions{.threads = 2, .speculative = "lookahead"},
                                ModelOptions{.threads = 2, .draft_model = path}}) {
     Model model(path, options);
     std::vector<Result> have = answers(model);

@@ -77,7 +77,7 @@ void EngineCore::commit_entry(const PendingStep& step, size_t entry, const StepR
   if (e.chooses) --seq.pending;
   seq.computed = e.start + e.count;
   if (e.pools) return commit_vector(seq, e.first_choice(), result, step, actions);
-  if (e.drafts > 0) keep_path(seq, e, path);
+  if (e.drafts > 0) keep_path(seq, e, path, result);
   if (!path.empty() && static_cast<size_t>(path.back()) < result.mirostat_mu.size())
     seq.mirostat_mu = result.mirostat_mu[static_cast<size_t>(path.back())];
   if (seq.request->beam) {
@@ -100,9 +100,16 @@ void EngineCore::commit_shadow(const StepEntry& e) {
 
 // Keeps the slots of the path. If they are not the first slots of the entry, the next step moves
 // them. No other step of the sequence is in flight.
-void EngineCore::keep_path(Sequence& seq, const StepEntry& e, std::span<const int32_t> path) {
+void EngineCore::keep_path(Sequence& seq, const StepEntry& e, std::span<const int32_t> path,
+                           const StepResult& result) {
   auto row = [&](size_t i) { return path[i] - e.first_choice(); };  // of the entry
-  scheduler_.note_accepted(seq, row(path.size() - 1) - 1, static_cast<int32_t>(path.size()) - 1);
+  choices_.clear();
+  for (auto out = static_cast<size_t>(e.first_choice()); std::ssize(choices_) <= e.drafts; ++out) {
+    bool guessed = result.ids[out] < 0 && out < result.guesses.size();
+    choices_.push_back(guessed ? result.guesses[out] : result.ids[out]);
+  }
+  scheduler_.note_accepted(seq, row(path.size() - 1) - 1, static_cast<int32_t>(path.size()) - 1,
+                           choices_);
   seq.drafts.clear();
   seq.scheduled = e.start + static_cast<int32_t>(path.size());
   seq.computed = seq.scheduled;

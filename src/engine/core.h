@@ -70,7 +70,8 @@ class EngineCore {
   void commit_entry(const PendingStep& step, size_t entry, const StepResult& result,
                     Actions& actions);
   void commit_shadow(const StepEntry& entry);
-  void keep_path(Sequence& seq, const StepEntry& entry, std::span<const int32_t> path);
+  void keep_path(Sequence& seq, const StepEntry& entry, std::span<const int32_t> path,
+                 const StepResult& result);
   void emit(Sequence& seq, std::span<const int32_t> path, const StepResult& result,
             Actions& actions);
   void note_scores(Sequence& seq, const StepEntry& entry, const StepResult& result);
@@ -111,7 +112,7 @@ class EngineCore {
   std::vector<Deadline> deadlines_;  // heap, soonest first; may include finished requests
   std::vector<std::unique_ptr<Sequence>> slab_;
   std::vector<Sequence*> free_sequences_, retired_;
-  std::vector<int32_t> forced_;
+  std::vector<int32_t> forced_, choices_;
   std::shared_ptr<const SampleSpec> greedy_;  // of requests without a SampleSpec
   uint64_t next_order_ = 0;
   uint64_t adapter_requests_ = 0;  // arrivals and ends of requests with adapters

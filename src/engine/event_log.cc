@@ -102,6 +102,7 @@ void sample_fields(Io& io, Spec& s) {
   io.field("dry_breakers", s.dry_breakers);
   io.field("xtc_probability", s.xtc_probability, d.xtc_probability);
   io.field("xtc_threshold", s.xtc_threshold, d.xtc_threshold);
+  io.field("rejection", s.rejection, d.rejection);
   io.field("mirostat", s.mirostat, d.mirostat);
   io.field("mirostat_tau", s.mirostat_tau, d.mirostat_tau);
   io.field("mirostat_eta", s.mirostat_eta, d.mirostat_eta);

@@ -61,6 +61,8 @@ void StepResult::clear() {
   failed.clear();
   top.clear();
   mirostat_mu.clear();
+  guesses.clear();
+  probabilities.clear();
   logits.clear();
   hidden.clear();
   outputs.clear();

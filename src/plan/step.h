@@ -66,6 +66,10 @@ struct SampleSpec {
   // Classifier-free guidance, before everything else: u + scale * (c - u), where c and u are the
   // log-probabilities after the prompt and after the negative prompt. 1: off.
   float guidance_scale = 1.0f;
+  // A draft is accepted with probability min(1, p / q) where its distribution q is known. The
+  // tokens then depend on the drafts, their distribution does not. false: it is accepted if it is
+  // the token that is sampled here.
+  bool rejection = false;
   bool needs_history() const {
     return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f ||
            dry_multiplier > 0.0f;
@@ -99,7 +103,10 @@ struct SampleRow {
   // row's input token: the row continues a drafted token. Outputs with parents form a chain or a
   // tree; see StepResult::path.
   int32_t parent = -1;
-  bool masked = false;  // chooses among the tokens given by Executable::set_mask
+  bool masked = false;              // chooses among the tokens given by Executable::set_mask
+  bool keep_probabilities = false;  // report them: StepResult::probabilities
+  // For a row that continues a drafted token: what that one was drawn from; null: not known here.
+  std::shared_ptr<const std::vector<float>> draft_probabilities = nullptr;
   // kSample: -1, or the output (kHidden, before this one) whose logits its guidance_scale is
   // relative to.
   int32_t guide = -1;
@@ -216,7 +223,11 @@ struct StepResult {
   std::vector<int32_t> path_start;                    // [B+1]
   std::vector<StepFailure> failed;                    // [B]
   std::vector<std::pair<int32_t, TokenLogprob>> top;  // (index into R, alternative), best first
-  std::vector<float> mirostat_mu;   // [R] after the output, of outputs with Mirostat; or empty
+  std::vector<float> mirostat_mu;  // [R] after the output, of outputs with Mirostat; or empty
+  // [R] or empty: what drafted rows chose that are not on the path; -1: all other outputs
+  std::vector<int32_t> guesses;
+  // (index into R, probability of every token) of outputs with keep_probabilities
+  std::vector<std::pair<int32_t, std::vector<float>>> probabilities;
   std::vector<float> logits;        // [R, vocab] when asked for
   std::vector<float> hidden;        // [R, hidden] when asked for
   std::vector<StepTensor> outputs;  // the function's other results, in the plan's order

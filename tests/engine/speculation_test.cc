@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/draft/exit_drafter.h"
+#include "engine/draft/lookahead_drafter.h"
 #include "engine/draft/model_drafter.h"
 #include "engine/draft/ngram_drafter.h"
 #include "engine/draft/suffix_drafter.h"
@@ -143,7 +144,8 @@ TEST(Speculation, MixedRequestsGetTheSameAnswers) {
     return model.continuation(r.ids, n, r.sample->get(), r.choice);
   };
   int64_t preemptions = 0, hits = 0;
-  for (const char* name : {"garbage", "right", "tree", "ngram", "suffix", "model", "exit"})
+  for (const char* name :
+       {"garbage", "right", "tree", "ngram", "suffix", "model", "exit", "lookahead"})
     for (bool small : {false, true}) {
       bool adaptive = small;
       SCOPED_TRACE(fmt::format("{} adaptive and small {}", name, small));
@@ -157,6 +159,7 @@ TEST(Speculation, MixedRequestsGetTheSameAnswers) {
       if (kind == "ngram") drafter = std::make_unique<NgramDrafter>(NgramOptions());
       if (kind == "suffix") drafter = std::make_unique<SuffixDrafter>(SuffixOptions());
       if (kind == "model") drafter = draft_model(plans, 0, small ? 160 : 4000);
+      if (kind == "lookahead") drafter = std::make_unique<LookaheadDrafter>(LookaheadOptions());
       if (kind == "exit") drafter = std::make_unique<ExitDrafter>();
       EngineConfig c = config;
       c.exits = kind == "exit";

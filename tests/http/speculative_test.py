@@ -111,6 +111,8 @@ class Interface(unittest.TestCase):
             drafts, tokens = (self.server.metric(n) - b for n, b in zip(names, before))
             self.assertEqual(drafts, tokens)
         self.assertIn("draft_n", self.ask(speculative=True)["timings"])
+        for rule in ("strict", "probabilistic"):  # greedy answers are the same
+            self.assertEqual(self.ask(speculative={"rejection_sample_method": rule})["choices"], on["choices"])
         self.assertNotIn("draft_n", self.ask(**{"speculative.n_max": 0})["timings"])
 
     def test_prediction(self):
@@ -126,7 +128,7 @@ class Interface(unittest.TestCase):
             self.assertEqual((status, data["error"]["param"]), (400, param))
 
     def test_errors(self):
-        for bad in ("yes", -1, 1.5, [1], 5000, {"num_speculative_tokens": -1}):
+        for bad in ("yes", -1, 1.5, [1], 5000, {"num_speculative_tokens": -1}, {"rejection_sample_method": "typical"}):
             status, _, data = self.server.post("/v1/completions", prompt="x", speculative=bad)
             self.assertEqual(status, 400, bad)
             self.assertTrue(data["error"]["param"].startswith("speculative"), data)
@@ -161,7 +163,7 @@ class Flags(unittest.TestCase):
     def test_run(self):
         plain = json.loads(self.run_model().stdout)
         self.assertNotIn("draft_n", plain["timings"])
-        for method in ("ngram", "suffix", "off"):
+        for method in ("ngram", "suffix", "early_exit", "lookahead", "off"):
             done = json.loads(self.run_model("--speculate", method).stdout)
             self.assertEqual(done["ids"], plain["ids"])
             self.assertEqual("draft_n" in done["timings"], method != "off")

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "backend/common/logits_math.h"
+#include "backend/common/rejection.h"
 #include "base/error.h"
 
 namespace tokamak {
@@ -14,9 +15,11 @@ namespace {
 void add_results(const SamplePhase& phase, StepResult& out) {
   auto first_output = static_cast<size_t>(phase.first_output),
        first_sequence = static_cast<size_t>(phase.first_sequence);
-  if (first_output == 0) out.top.clear(), out.mirostat_mu.clear();
+  if (first_output == 0) out.top.clear(), out.mirostat_mu.clear(), out.probabilities.clear();
   out.ids.resize(first_output);
   out.ids.resize(first_output + phase.inputs.out_rows.size(), -1);
+  out.guesses.resize(first_output);
+  out.guesses.resize(first_output + phase.inputs.out_rows.size(), -1);
   out.logprobs.resize(first_output);
   out.logprobs.resize(first_output + phase.inputs.out_rows.size(), 0.0f);
   out.failed.resize(first_sequence);
@@ -30,6 +33,7 @@ void add_results(const SamplePhase& phase, StepResult& out) {
 
 void keep_sample_inputs(const StepInputs& from, StepInputs& to) {
   to.function = from.function;
+  to.ids = from.ids;
   to.samples.assign(from.samples.begin(), from.samples.end());
   to.out_rows = from.out_rows;
   to.seq = from.seq;
@@ -149,6 +153,7 @@ void Sampler::choose_all(const SamplePhase& phase, const float* logits, StepResu
                     &tokens_.tops[r * most], &tokens_.values[r * most]);
     }
   }
+  reject_drafts(phase, out);
   for (size_t r = 0; r < rows; ++r) finish_row(phase, r, out);
   add_paths(phase, out);
 }
@@ -166,6 +171,54 @@ const float* Sampler::guide(const SamplePhase& phase, const float* logits) {
               std::span(guided_).subspan(r * vocab, vocab));
   }
   return copied ? guided_.data() : logits;
+}
+
+// What the token that an output continues was drawn from; nullptr: not known.
+const std::vector<float>* Sampler::drawn_from(const SamplePhase& phase, size_t r,
+                                              const StepResult& out) const {
+  const SampleRow& sample = phase.inputs.samples[r];
+  if (sample.draft_probabilities) return sample.draft_probabilities.get();
+  int32_t id = phase.inputs.ids[static_cast<size_t>(phase.inputs.out_rows[r])];
+  if (!is_output_id(id)) return nullptr;
+  for (const auto& [output, probabilities] : out.probabilities)
+    if (output == output_of_id(id)) return &probabilities;
+  return nullptr;
+}
+
+// Replaces the tokens of outputs whose next token was drafted with known probabilities. Where
+// several drafts compete, or the probabilities are not known, the output keeps its own sample.
+void Sampler::reject_drafts(const SamplePhase& phase, StepResult& out) {
+  const std::vector<SampleRow>& samples = phase.inputs.samples;
+  const SampleArgs& args = table_.args();
+  if (args.logits == nullptr) return;
+  for (size_t r = 0; r < samples.size(); ++r)
+    if (samples[r].keep_probabilities) {
+      out.probabilities.emplace_back(phase.first_output + static_cast<int32_t>(r),
+                                     std::vector<float>());
+      sample_distribution(args, static_cast<int64_t>(r), out.probabilities.back().second);
+    }
+  children_.assign(samples.size(), 0);
+  for (const SampleRow& sample : samples)
+    if (sample.parent >= 0) ++children_[static_cast<size_t>(sample.parent)];
+  for (size_t r = 0; r < samples.size(); ++r) {
+    if (samples[r].parent < 0 || !samples[r].spec->rejection) continue;
+    auto before = static_cast<size_t>(samples[r].parent);
+    const std::vector<float>* q = children_[before] == 1 ? drawn_from(phase, r, out) : nullptr;
+    if (q == nullptr || std::ssize(*q) != vocab_ || tokens_.ids[before] < 0) continue;
+    const SampleRow& sample = samples[before];
+    sample_distribution(args, static_cast<int64_t>(before), probabilities_);
+    if (probabilities_.empty()) continue;
+    int32_t draft = phase.ids[static_cast<size_t>(phase.inputs.out_rows[r])];
+    int32_t id = accept_or_replace(probabilities_, *q, draft, sample.spec->seed, sample.choice,
+                                   sample.position);
+    tokens_.ids[before] = id;
+    if (sample.spec->top_logprobs < 0) continue;
+    auto vocab = static_cast<size_t>(vocab_);
+    std::span<const float> logits(args.logits + before * vocab, vocab);
+    tokens_.logprobs[before] =
+        static_cast<float>(static_cast<double>(logits[static_cast<size_t>(id)]) -
+                           log_sum_exp(logits, finite_max(logits)));
+  }
 }
 
 void Sampler::fill_table(const SamplePhase& phase, const float* logits) {
@@ -228,6 +281,7 @@ void Sampler::finish_row(const SamplePhase& phase, size_t r, StepResult& out) {
   StepFailure& failed = out.failed[static_cast<size_t>(phase.first_sequence) + b];
   if (sample.mode == SampleRow::Mode::kHidden) return;
   bool draft = sample.parent >= 0 && !holds(phase, r, out);
+  if (draft) out.guesses[to] = tokens_.ids[r];
   if (draft || failed != StepFailure::kNone) return;  // a drafted token that was not chosen
   int32_t id = tokens_.ids[r];
   if (id < 0) {

@@ -82,6 +82,9 @@ class Sampler {
   void fill_table(const SamplePhase& phase, const float* logits);
   std::span<const int32_t> history_of(const SamplePhase& phase, size_t r, const Row& row);
   bool holds(const SamplePhase& phase, size_t r, const StepResult& out) const;
+  void reject_drafts(const SamplePhase& phase, StepResult& out);
+  const std::vector<float>* drawn_from(const SamplePhase& phase, size_t r,
+                                       const StepResult& out) const;
   void finish_row(const SamplePhase& phase, size_t r, StepResult& out);
   std::span<const uint32_t> mirostat_mask(const SampleRow& sample, size_t r, const Row& row,
                                           const float* logits, std::span<const uint32_t> mask);
@@ -99,6 +102,8 @@ class Sampler {
   std::vector<int32_t> drafted_;         // the history of an output that continues drafted tokens
   std::vector<int32_t> tip_;             // per sequence: the last output on its path, or -1
   std::vector<uint8_t> on_path_;         // per output
+  std::vector<int32_t> children_;        // per output: how many continue it
+  std::vector<float> probabilities_;     // of one output
   Waiting waiting_;
 };
 

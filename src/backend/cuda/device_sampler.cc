@@ -29,7 +29,7 @@ bool device_has_filters(const SampleSpec& spec) {
                dynatemp_exponent, dry_multiplier, dry_base, dry_allowed_length, dry_last_n,
                dry_breakers, xtc_probability, xtc_threshold, mirostat, mirostat_tau, mirostat_eta,
                order, repetition_penalty, presence_penalty, frequency_penalty, logit_bias,
-               banned_until_min, min_tokens, top_logprobs, seed, guidance_scale] = spec;
+               banned_until_min, min_tokens, top_logprobs, seed, guidance_scale, rejection] = spec;
   // In the kernels of sample.cu.
   (void)temperature, (void)top_k, (void)top_p, (void)min_p, (void)seed;
   // Changes of single logits and reports: table_sampler.h.
@@ -39,7 +39,7 @@ bool device_has_filters(const SampleSpec& spec) {
   // On the host.
   (void)dynatemp_exponent, (void)xtc_threshold, (void)mirostat_tau, (void)mirostat_eta;
   return order.empty() && typical_p >= 1 && xtc_probability <= 0 && top_n_sigma <= 0 &&
-         dynatemp_range <= 0 && mirostat == 0 && guidance_scale == 1;
+         dynatemp_range <= 0 && mirostat == 0 && guidance_scale == 1 && !rejection;
 }
 
 bool device_can_sample(std::span<const SampleRow> samples) {

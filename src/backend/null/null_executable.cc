@@ -205,6 +205,7 @@ class NullExecutable final : public Executable {
 
   void begin(const StepInputs& step, StepResult& out) {
     out.ids.assign(step.samples.size(), -1);
+    out.guesses.assign(step.samples.size(), -1);
     out.logprobs.assign(step.samples.size(), 0.0f);
     out.failed.assign(step.kv_len.size(), StepFailure::kNone);
     out.path_start.assign(1, 0);
@@ -305,7 +306,10 @@ class NullExecutable final : public Executable {
       bool holds = s.parent < 0
                        ? tip < 0
                        : s.parent == tip && out.ids[first + static_cast<size_t>(tip)] == ids_[t];
-      if (s.parent >= 0 && !holds) continue;
+      if (s.parent >= 0 && !holds) {
+        out.guesses[first + r] = model_.choose(chains_[t], s);
+        continue;
+      }
       uint64_t chain = chains_[t];
       if (s.guide >= 0) {  // the guide's history decides too
         auto guide = static_cast<size_t>(step.out_rows[static_cast<size_t>(s.guide)]);

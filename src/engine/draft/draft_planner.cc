@@ -136,7 +136,9 @@ void DraftPlanner::observe(int64_t rows, Nanos duration) {
   if (drafter_ != nullptr) cost_.observe(rows, seconds(duration));
 }
 
-void DraftPlanner::note_accepted(Sequence& seq, int32_t last, int32_t accepted) {
+void DraftPlanner::note_accepted(Sequence& seq, int32_t last, int32_t accepted,
+                                 std::span<const int32_t> choices) {
+  drafter_->verified(seq.order, seq.drafts, choices, accepted);
   auto drafted = static_cast<int32_t>(seq.drafts.size());
   ++stats_.drafts;
   stats_.draft_tokens += drafted;

@@ -36,7 +36,9 @@ class DraftPlanner {
 
   void observe(int64_t rows, Nanos duration);  // a step of decodes
   // The path to draft `last` of the sequence was accepted, which has `accepted` tokens; -1: none.
-  void note_accepted(Sequence& seq, int32_t last, int32_t accepted);
+  // `choices`: as of Drafter::verified.
+  void note_accepted(Sequence& seq, int32_t last, int32_t accepted,
+                     std::span<const int32_t> choices);
   void finish(const Sequence& seq);
 
  private:

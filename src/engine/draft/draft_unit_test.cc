@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/rng.h"
+#include "engine/draft/lookahead_drafter.h"
 #include "engine/draft/ngram_drafter.h"
 #include "engine/draft/pattern_drafter.h"
 #include "engine/draft/step_cost.h"
@@ -36,6 +37,30 @@ Ids drafted(Drafter& drafter, const Ids& ids, int32_t most, uint64_t sequence = 
   Ids out;
   for (const DraftToken& t : ask(drafter, ids, most, sequence, salt).tokens) out.push_back(t.id);
   return out;
+}
+
+TEST(LookaheadDrafter, ImprovesItsGuessesAndKeepsNgrams) {
+  LookaheadDrafter drafter({.window = 3, .ngram = 3, .candidates = 2});
+  Ids text = {1, 2, 3, 9, 1};
+  // 1 was followed by 2 3; the other positions have no guesses yet and begin with tokens of the
+  // text.
+  DraftRequest first = ask(drafter, text, 8);
+  Ids tokens;
+  for (const DraftToken& t : first.tokens) tokens.push_back(t.id);
+  EXPECT_EQ(tokens, (Ids{2, 3, 1, 2, 9}));
+  EXPECT_EQ(first.strength, 1);
+  // 2 is right, 3 is not: 7 follows. Then what the model chose after the wrong tokens.
+  drafter.verified(1, first.tokens, Ids{2, 7, 20, 21, 22, 23}, 1);
+  text.insert(text.end(), {2, 7});
+  DraftRequest guesses = ask(drafter, text, 8);
+  EXPECT_EQ(guesses.strength, 0) << "nothing followed 7 so far";
+  EXPECT_EQ(drafted(drafter, text, 8), (Ids{20, 21, 22}));
+  // 21 was chosen after the drafts 3 1: that n-gram is later than the text's 3 9 1.
+  text.push_back(3);
+  EXPECT_EQ(drafted(drafter, text, 4), (Ids{1, 21, 22, 23}));
+  EXPECT_EQ(drafted(drafter, text, 1), (Ids{1}));
+  drafter.finish(1, "", text, 1);
+  EXPECT_EQ(drafted(drafter, Ids{5, 3}, 2).size(), 2u) << "a new text with the same number";
 }
 
 TEST(NgramDrafter, ContinuesTheLongestEarlierOccurrence) {

@@ -19,6 +19,8 @@ constexpr int32_t kDraftedByStep = -1;
 struct DraftToken {
   int32_t id = 0;
   int32_t parent = -1;
+  // What it was drawn from; null: not known. Only needed with SampleSpec::rejection.
+  std::shared_ptr<const std::vector<float>> probabilities = nullptr;
 };
 
 // A sequence whose next tokens are to be guessed.
@@ -62,6 +64,11 @@ class Drafter {
   // The sequence has ended and its id will not be used again.
   virtual void finish(uint64_t /*sequence*/, std::string_view /*salt*/,
                       std::span<const int32_t> /*ids*/, int32_t /*prompt_length*/) {}
+  // The drafts of a sequence were verified; the first `accepted` of them hold. choices[0] is what
+  // the model chose after the committed tokens, choices[i + 1] after draft i, also where that draft
+  // does not hold (-1: not known).
+  virtual void verified(uint64_t /*sequence*/, std::span<const DraftToken> /*drafts*/,
+                        std::span<const int32_t> /*choices*/, int32_t /*accepted*/) {}
   virtual int32_t strengths() const { return 1; }  // 1 to kMostDraftStrengths
   // A proposal costs as much as a step of a small model: it is only asked for what will be used.
   virtual bool expensive() const { return false; }

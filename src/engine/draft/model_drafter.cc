@@ -135,6 +135,7 @@ void ModelDrafter::add(Active& a, std::span<const int32_t> ids, bool chooses) {
   sample.position = static_cast<int32_t>(text.ids.size());
   sample.generated = std::max(0, sample.position - a.request->prompt_length);
   sample.spec = *a.request->sample;
+  sample.keep_probabilities = sample.spec->rejection;
 }
 
 // Ends a phase with the rows added since the last one. False: there are none.
@@ -186,12 +187,17 @@ void ModelDrafter::run() {
   ++steps_;
   executable_->collect(executable_->submit(step_), result_);
   step_.clear();
+  auto kept = result_.probabilities.begin();
   for (size_t r = 0; r < owners_.size(); ++r) {
+    std::shared_ptr<const std::vector<float>> probabilities;
+    if (kept != result_.probabilities.end() && kept->first == static_cast<int32_t>(r))
+      probabilities = std::make_shared<const std::vector<float>>(std::move((kept++)->second));
     if (owners_[r] < 0) continue;
     DraftRequest& request = *active_[static_cast<size_t>(owners_[r])].request;
     if (result_.ids[r] < 0) request.most = 0;  // its logits are not finite
     auto parent = static_cast<int32_t>(request.tokens.size()) - 1;
-    if (request.most > 0) request.tokens.push_back({result_.ids[r], parent});
+    if (request.most > 0)
+      request.tokens.push_back({result_.ids[r], parent, std::move(probabilities)});
   }
   for (Active& a : active_) {
     std::vector<int32_t>& ids = a.text->ids;

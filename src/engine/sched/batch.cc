@@ -70,7 +70,10 @@ void add_samples(StepEntry& e, bool pool_first, StepInputs& in) {
   int32_t root = e.count - 1 - e.drafts;
   for (int32_t row = root; row < e.count; ++row) {
     SampleRow& out = add_out_row(e, row, SampleRow::Mode::kSample, in);
-    if (row > root) out.parent = e.first_choice() + parent_row(e, row) - root;
+    if (row > root) {
+      out.parent = e.first_choice() + parent_row(e, row) - root;
+      out.draft_probabilities = seq.drafts[static_cast<size_t>(row - root - 1)].probabilities;
+    }
     out.masked = seq.request->spec.mask != nullptr;
     if (seq.shadow != nullptr) out.guide = e.first_choice() - 1;  // the shadow's entry precedes
   }
@@ -86,7 +89,7 @@ void add_draft(StepEntry& e, int32_t j, StepInputs& in) {
   in.seq.push_back(static_cast<int32_t>(in.kv_len.size()));
   add_sequence(e, e.start + j + 1, in);
   seq.drafts[static_cast<size_t>(j)].id = id_of_output(static_cast<int32_t>(in.out_rows.size()));
-  add_out_row(e, 0, SampleRow::Mode::kDraft, in);
+  add_out_row(e, 0, SampleRow::Mode::kDraft, in).keep_probabilities = seq.sample().rejection;
 }
 
 // Phase j chooses draft j of each entry whose drafts the step chooses.

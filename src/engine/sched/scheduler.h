@@ -4,6 +4,7 @@
 // order of the policy. When blocks run out, the last sequence is preempted: it keeps its tokens,
 // and what is not cached is computed again later.
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "engine/adapter_slots.h"
@@ -32,8 +33,9 @@ class Scheduler {
   void remove_waiting(Sequence* sequence);
   void forget(const Sequence& sequence);  // before it is retired
   // DraftPlanner::note_accepted
-  void note_accepted(Sequence& sequence, int32_t last, int32_t accepted) {
-    drafts_.note_accepted(sequence, last, accepted);
+  void note_accepted(Sequence& sequence, int32_t last, int32_t accepted,
+                     std::span<const int32_t> choices) {
+    drafts_.note_accepted(sequence, last, accepted, choices);
   }
   // Chooses the tokens of a step, reserves rows and blocks, and marks the sequences as in flight.
   // False: there is nothing to do before a step commits or a request arrives.

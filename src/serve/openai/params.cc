@@ -219,6 +219,13 @@ void read_speculative(Fields& fields, const ServedModel& model, GenerationParams
   if (value != nullptr && value->is_object()) {
     Fields inner(*value, "speculative");
     tokens = inner.integer("num_speculative_tokens", 0, kMost);
+    if (auto rule = inner.string("rejection_sample_method")) {
+      if (*rule != "strict" && *rule != "probabilistic")
+        bad_request("speculative.rejection_sample_method", "invalid_value",
+                    "Invalid 'speculative.rejection_sample_method': use 'strict' or "
+                    "'probabilistic'.");
+      params.sample.rejection = *rule == "probabilistic";
+    }
     log_unknown_fields(inner.unknown());
   } else if (value != nullptr && value->is_bool()) {
     tokens = value->as_bool() ? kMost : 0;
