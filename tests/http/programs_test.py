@@ -164,6 +164,10 @@ class Programs(unittest.TestCase):
             self.assertIn("program[0].text: unknown variable 'missing'", done.stderr)
             done = subprocess.run([BINARY, "program", LLAMA, file, "--var", "missing=Ada"], capture_output=True, text=True, timeout=60)
             self.assertEqual((done.returncode, done.stdout), (0, "Ada\n"))
+            file.write_text(json.dumps({"program": [{"call": "n", "tool": "count"}, {"call": "s", "tool": "name"}, {"return": "[n + 1, s]"}]}))
+            done = subprocess.run([BINARY, "program", LLAMA, file], input="41\nAda L.\n", capture_output=True, text=True, timeout=60)
+            self.assertEqual((done.returncode, json.loads(done.stdout)), (0, [42, "Ada L."]), done.stderr)
+            self.assertIn('"tool":"count"', done.stderr)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ TEXTS = ["the house the", "one two one", "Hello", "a b a b a c a", "x=1; y=2; x=
 
 
 def mixed_requests(count):
-    """Greedy and sampled, penalties, stop strings, log-probabilities, grammars, several choices, shared prefixes."""
+    """Greedy and sampled, penalties, stop strings, log-probabilities, grammars, several choices, shared prefixes, guidance."""
     r = random.Random(3)
     requests = []
     for i in range(count):
@@ -28,7 +28,7 @@ def mixed_requests(count):
         for field, chance, value in (("top_k", 0.2, 20), ("top_p", 0.2, 0.9), ("min_p", 0.2, 0.05), ("typical_p", 0.1, 0.8),
                                      ("repetition_penalty", 0.2, 1.2), ("presence_penalty", 0.2, 0.5), ("frequency_penalty", 0.2, 0.3),
                                      ("dry_multiplier", 0.1, 0.8), ("xtc_probability", 0.1, 0.5), ("min_tokens", 0.1, 1), ("n", 0.1, 3),
-                                     ("stop", 0.2, ["e", "ab"]), ("logit_bias", 0.1, {"40": 5, "41": 5})):
+                                     ("stop", 0.2, ["e", "ab"]), ("logit_bias", 0.1, {"40": 5, "41": 5}), ("guidance_scale", 0.1, 2.0)):
             if r.random() < chance:
                 body[field] = value
         if r.random() < 0.15:
@@ -36,6 +36,8 @@ def mixed_requests(count):
             body.pop("stop", None)
         if r.random() < 0.1:
             body["speculative"] = r.choice([False, 0])
+        if "guidance_scale" in body and r.random() < 0.5:
+            body["negative_prompt"] = "the house"
         requests.append(body)
     return requests
 
@@ -136,6 +138,8 @@ class Interface(unittest.TestCase):
         self.assertEqual((status, data["error"]["param"]), (400, "speculative"))
         # Beams are not drafted for.
         self.assertEqual(self.server.post("/v1/completions", prompt="x", use_beam_search=True, n=2, max_tokens=4)[0], 200)
+        status, _, data = self.server.post("/v1/completions", prompt="x", speculative=2, guidance_scale=2)
+        self.assertEqual((status, data["error"]["param"]), (400, "speculative"))
         with Serve(LLAMA) as plain:
             status, _, data = plain.post("/v1/completions", prompt="x", speculative=True)
             self.assertEqual((status, data["error"]["param"]), (400, "speculative"))
