@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 import unittest
 
 import gguf
@@ -83,10 +84,11 @@ class Convert(unittest.TestCase):
                         self.assertEqual(got[name].shape, x.shape, name)
                         # Gemma's norms lose the last bits of w in 1 + w.
                         np.testing.assert_allclose(got[name], x, rtol=0, atol=1e-7 if model.name.startswith("gemma") else 0)
-                    self.check_same_text(f"{model}.gguf", out)
                 reference = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
                 ids = json.loads(run("tokenize", out, "--json-lines", stdin=json.dumps(TEXT) + "\n").stdout)
                 self.assertEqual(reference.encode(TEXT).ids, ids)
+                if model.name in ("gemma3", "deepseek3", "gpt_oss_mxfp4"):
+                    self.check_same_text(f"{model}.gguf", out)
                 self.convert(out, back)
                 first, second = gguf_tensors(f"{model}.gguf"), gguf_tensors(back)
                 if model.name != "deepseek2":
@@ -208,10 +210,10 @@ class Convert(unittest.TestCase):
         w.close()
         process = subprocess.Popen([BINARY, "convert", big, self.folder / "small.gguf", "--type", "q2_k", "--threads", "1"],
                                    stderr=subprocess.PIPE, text=True)
-        try:
-            process.wait(0.7)
-        except subprocess.TimeoutExpired:
-            pass
+        used = 0  # ticks of processor time: it is encoding when it has used some
+        while used < 20 and process.poll() is None:
+            used = int(pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[11])
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         self.assertEqual(process.returncode, -signal.SIGINT, errors)
