@@ -37,6 +37,7 @@ struct GenerationParams {
   bool return_token_ids = false, spell_ids = false, timings = false;
   int32_t draft_tokens = -1;  // RequestSpec::draft_tokens
   std::vector<int32_t> prediction;
+  int32_t keep = 0;  // RequestSpec::keep
   int priority = 0;
   std::string cache_salt, tenant, request_id;
   double timeout_seconds = 0;  // 0: none
