@@ -10,6 +10,7 @@
 
 #include "api/resident.h"
 #include "apps/explain.h"
+#include "apps/ledger.h"
 #include "apps/model_flags.h"
 #include "apps/model_store.h"
 #include "apps/rag_index.h"
@@ -18,6 +19,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "engine/context_shift.h"
 #include "serve/batch/batch_api.h"
 #include "serve/http/server.h"
 #include "serve/openai/api.h"
@@ -39,7 +41,8 @@ struct ServeFlags {
   ModelLimits limits;
   int max_body_mb = 16;
   int64_t max_queue = 4096;
-  bool no_prefix_cache = false, no_ui = false;
+  bool no_prefix_cache = false, no_ui = false, context_shift = false;
+  int32_t keep = 0;
   std::vector<std::string> lora_modules;
   std::string lora_dir, admin_key;
   GenerateOptions sampling;
@@ -59,6 +62,9 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
     model.aliases.push_back(std::filesystem::path(path).stem().string());
   }
   model.client = loaded.engine;
+  model.context_shift = flags.context_shift;
+  model.shift_keep = flags.keep;
+  if (flags.context_shift) model.client = std::make_shared<ContextShift>(loaded.engine);
   model.tokenizer = loaded.tokenizer;
   model.chat_template = loaded.chat_template;
   model.tool_format = find_tool_format(flags.tool_format);
@@ -98,52 +104,6 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
     };
   }
   return model;
-}
-
-std::string mebibytes(uint64_t bytes) {
-  return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
-}
-
-void print_memory(const char* name, uint64_t bytes, const std::string& note = "") {
-  fmt::print("  {:<10} {:>12}  {}\n", name, mebibytes(bytes), note);
-}
-
-// Prints the memory that was counted, and what the system reports for the process.
-void print_ledger(const std::vector<LoadedModel>& models) {
-  ProcessMemory process = process_memory();
-  uint64_t all = 0, kv = 0, on_heap = 0;
-  for (const LoadedModel& model : models) {
-    EngineMemory m = model.engine->memory();
-    const EngineConfig& config = model.engine->config();
-    fmt::print("memory of {}:\n", model.name);
-    print_memory("weights", m.weights,
-                 m.mapped > 0 ? mebibytes(m.mapped) + " of it mapped from the bundle" : "");
-    std::string blocks;
-    for (size_t g = 0; g < config.blocks.size(); ++g)
-      blocks +=
-          fmt::format("{}{} blocks of {} tokens{}", g > 0 ? ", " : "", config.blocks[g],
-                      config.groups[g].block_size, config.groups[g].window > 0 ? " (window)" : "");
-    print_memory("KV", m.kv, blocks);
-    print_memory("arena", m.arena);
-    print_memory("scratch", m.scratch);
-    print_memory("other", m.other);
-    uint64_t draft = model.drafter ? model.drafter->memory_bytes() : 0;
-    if (draft > 0) print_memory("draft", draft, "the draft model, with its KV");
-    print_memory("total", m.total() + draft);
-    all += m.total() + draft;
-    kv += m.kv;
-    on_heap += m.other;
-  }
-  process.heap -= std::min(process.heap, on_heap);
-  fmt::print("memory of the process:\n");
-  print_memory("program", process.program, "code and data of the program and its libraries");
-  print_memory("heap", process.heap, "tokenizers, plans, requests");
-  print_memory("stacks", process.stacks);
-  all += process.program + process.heap + process.stacks;
-  print_memory("total", all, "with all models");
-  if (uint64_t resident = resident_bytes(); resident > 0)
-    fmt::print("resident now: {}; {} of KV are allocated when they are used\n", mebibytes(resident),
-               mebibytes(kv));
 }
 
 // NAME=PATH, or JSON with "name" and "path" as in vLLM.
@@ -446,6 +406,14 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_option("--kv-blocks", flags.model.kv_blocks, "blocks of KV cache, instead of bytes");
   verb.add_flag("--no-prefix-cache", flags.no_prefix_cache,
                 "do not reuse the KV cache of common prefixes");
+  verb.add_flag("--context-shift", flags.context_shift,
+                "let answers outgrow the context: when it is full, half of the tokens after --keep "
+                "are dropped and the rest is computed again. Lossy: the model forgets what was "
+                "dropped");
+  verb.add_option("--keep", flags.keep,
+                  "tokens at the beginning of a prompt that --context-shift keeps; -1 = all of it")
+      ->check(CLI::Range(-1, INT32_MAX))
+      ->capture_default_str();
   verb.add_option("--scheduler", flags.scheduler,
                   "which waiting request starts first: fcfs, priority, cache or fair")
       ->capture_default_str();

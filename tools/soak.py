@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """Soak test: many short-lived and misbehaving clients; checks for leaks.
 
-    tools/soak.py MODEL [--tokamak build/release/tokamak] [--minutes 20] [--clients 6] [--seed 1] [--json FILE]
+    tools/soak.py MODEL [--tokamak build/release/tokamak] [--minutes 20] [--clients 6] [--seed 1] [--page] [--json FILE]
 
 Starts `tokamak serve` with few KV blocks, lets clients send all kinds of requests (streams, choices, beams, stop strings,
 shared prefixes, garbage) and disconnect at random, and monitors blocks, sequences, file descriptors, threads and memory.
-Exits with 1 if anything leaked, if memory keeps growing, or if the server had an internal error.
+Meanwhile other clients repeat requests whose answers are known from a quiet server (chats, tools, schemas, other APIs, and
+all of them as batch jobs), connections open and close in storms, and with --page a browser uses the chat page.
+Exits with 1 if anything leaked, if memory keeps growing, if an answer differed, or if the server had an internal error.
+--page needs Chromium and the Python package playwright.
 """
 import argparse
+import atexit
 import collections
 import http.client
 import json
@@ -15,10 +19,12 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -35,15 +41,21 @@ def parse_args():
     p.add_argument("--every", type=float, default=5, help="seconds between samples")
     p.add_argument("--slope", type=float, default=20, help="maximum memory growth in the second half, MiB per hour")
     p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--checkers", type=int, default=2, help="clients that compare answers")
+    p.add_argument("--storm", type=int, default=100, help="clients that disconnect at once, every half minute")
+    p.add_argument("--chat-template", help="of the server; requests with tools need one that shows them")
+    p.add_argument("--page", action="store_true", help="use the chat page in Chromium")
     p.add_argument("--json", type=pathlib.Path, help="write samples and result here")
     return p.parse_args()
 
 
 class Server:
-    def __init__(self, args):
+    def __init__(self, args, folder):
         self.process = subprocess.Popen(
             [args.tokamak, "serve", args.model, "--port", "0", "--threads", str(args.threads), "--kv-blocks", str(args.kv_blocks),
-             "--context", str(args.context), "--max-queue", "64"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+             "--context", str(args.context), "--max-queue", "256", "--batch-dir", folder, "--batch-concurrency", "2",
+             *(["--chat-template", args.chat_template] if args.chat_template else [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        atexit.register(self.process.kill)
         text = ""
         while "ready at" not in text:
             line = self.process.stdout.readline()
@@ -68,6 +80,16 @@ class Server:
         finally:
             c.close()
 
+    def post(self, path, body, kind="application/json"):
+        """(status, JSON)"""
+        c = http.client.HTTPConnection(self.host, int(self.port), timeout=600)
+        try:
+            c.request("POST", path, body if isinstance(body, bytes) else json.dumps(body), {"Content-Type": kind})
+            answer = c.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            c.close()
+
     def sample(self):
         pid = self.process.pid
         status = pathlib.Path(f"/proc/{pid}/status").read_text()
@@ -82,7 +104,7 @@ class Server:
                 "fds": len(os.listdir(f"/proc/{pid}/fd")),
                 "blocks": metrics["tokamak_kv_blocks_used"], "running": metrics["tokamak_requests_running"],
                 "waiting": metrics["tokamak_requests_waiting"], "answers": metrics["tokamak_api_requests_running"],
-                "connections": metrics["tokamak_http_connections"], "preemptions": metrics["tokamak_preemptions_total"],
+                "connections": metrics["tokamak_http_connections_open"], "preemptions": metrics["tokamak_preemptions_total"],
                 "gone": metrics["tokamak_http_clients_gone_total"], "tokens": metrics["tokamak_generation_tokens_total"]}
 
 
@@ -162,6 +184,146 @@ class Client(threading.Thread):
         return f"status {status}"
 
 
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {
+    "type": "object", "properties": {"city": {"enum": ["Bern", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"]}}}
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "old": {"type": "boolean"}},
+          "required": ["name", "old"], "additionalProperties": False}
+
+
+def known_requests(model):
+    """(path, body) of requests whose answers do not depend on what else runs."""
+    out = []
+    for i, text in enumerate(("Name a river.", "What is a stone?", "Count to seven.")):
+        messages = [{"role": "user", "content": text}]
+        chat = {"model": model, "messages": messages, "max_tokens": 24, "seed": i, "temperature": i % 2}
+        out += [("/v1/chat/completions", chat),
+                ("/v1/chat/completions", {**chat, "n": 2, "temperature": 1}),
+                ("/v1/chat/completions", {**chat, "max_tokens": 80, "response_format": {
+                    "type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}}),
+                ("/v1/chat/completions", {**chat, "max_tokens": 80, "tools": [TOOL], "tool_choice": "required"}),
+                ("/v1/completions", {"model": model, "prompt": text, "max_tokens": 30, "temperature": 0, "logprobs": 2}),
+                ("/v1/responses", {"model": model, "input": text, "max_output_tokens": 24, "temperature": 0, "store": False}),
+                ("/v1/messages", {"model": model, "messages": messages, "max_tokens": 24, "temperature": 0}),
+                ("/completion", {"prompt": text, "n_predict": 24, "temperature": 0}),
+                ("/api/generate", {"model": model, "prompt": text, "stream": False, "options": {"temperature": 0, "num_predict": 24}})]
+    return out
+
+
+def essence(value):
+    """An answer without what differs from run to run: ids, times, what was cached."""
+    changing = {"id", "created", "created_at", "completed_at", "timings", "usage", "tokens_cached", "item_id", "call_id"}
+    if isinstance(value, dict):
+        return {k: essence(v) for k, v in value.items() if k not in changing and not k.endswith("_duration")}
+    return [essence(v) for v in value] if isinstance(value, list) else value
+
+
+class Checker(threading.Thread):
+    """Repeats known requests and compares the answers."""
+
+    def __init__(self, server, known, seed, until, counts, wrong):
+        super().__init__()
+        self.server, self.known, self.rng, self.until, self.counts, self.wrong = server, known, random.Random(seed), until, counts, wrong
+
+    def run(self):
+        while time.monotonic() < self.until and self.server.process.poll() is None:
+            try:
+                self.check()
+            except (OSError, http.client.HTTPException) as e:
+                self.counts[f"client error {type(e).__name__}"] += 1
+            time.sleep(0.2)
+
+    def check(self):
+        path, body, expected = self.rng.choice(self.known)
+        status, answer = self.server.post(path, body)
+        self.counts["compared" if status == 200 else f"status {status}"] += 1
+        if status == 200 and essence(answer) != expected:
+            self.wrong.append(f"{path} {json.dumps(body)}: {json.dumps(essence(answer))} instead of {json.dumps(expected)}")
+
+
+class Batches(Checker):
+    """Runs the known requests as batches, one after the other."""
+
+    def check(self):
+        path = self.rng.choice(("/v1/chat/completions", "/v1/completions"))
+        jobs = {f"job-{i}": (body, expected) for i, (p, body, expected) in enumerate(self.known) if p == path}
+        lines = "".join(json.dumps({"custom_id": name, "method": "POST", "url": path, "body": body}) + "\n" for name, (body, _) in jobs.items())
+        form = ("--x\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--x\r\nContent-Disposition: form-data; "
+                f"name=\"file\"; filename=\"in.jsonl\"\r\n\r\n{lines}\r\n--x--\r\n")
+        _, file = self.server.post("/v1/files", form.encode(), "multipart/form-data; boundary=x")
+        _, batch = self.server.post("/v1/batches", {"input_file_id": file["id"], "endpoint": path, "completion_window": "24h"})
+        while batch["status"] not in ("completed", "failed", "expired", "cancelled"):
+            time.sleep(1)
+            batch = json.loads(self.server.get(f"/v1/batches/{batch['id']}"))
+        if batch["status"] != "completed" or batch["request_counts"]["completed"] != len(jobs):
+            self.wrong.append(f"batch: {json.dumps(batch)}")
+            return
+        for line in self.server.get(f"/v1/files/{batch['output_file_id']}/content").splitlines():
+            answer = json.loads(line)
+            if essence(answer["response"]["body"]) != jobs[answer["custom_id"]][1]:
+                self.wrong.append(f"batch {answer['custom_id']}: {line}")
+        self.counts["batches"] += 1
+        self.counts["answers of batches"] += len(jobs)
+
+
+class Storms(Checker):
+    """Many clients at once that ask and leave."""
+
+    def __init__(self, *args, size=100):
+        super().__init__(*args)
+        self.size = size
+
+    def check(self):
+        data = json.dumps({"prompt": "a storm of clients", "max_tokens": 100, "stream": True}).encode()
+        request = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+        sockets = []
+        for _ in range(self.size):
+            s = socket.create_connection((self.server.host, int(self.server.port)), timeout=60)
+            s.sendall(request)
+            sockets.append(s)
+        time.sleep(self.rng.random())
+        for s in sockets:
+            s.close()
+        self.counts["storms"] += 1
+        end = min(self.until, time.monotonic() + 30)
+        while time.monotonic() < end:
+            time.sleep(0.5)
+
+
+class Page(Checker):
+    """A browser with the chat page: asks, stops, asks again, looks at the other tabs, reloads."""
+
+    def run(self):
+        from playwright.sync_api import sync_playwright
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"])
+            page = browser.new_context(viewport={"width": 1100, "height": 760}).new_page()
+            page.set_default_timeout(300000)
+            page.on("pageerror", lambda e: self.wrong.append(f"page: {e}"))
+            page.goto(f"http://{self.server.host}:{self.server.port}/")
+            while time.monotonic() < self.until and self.server.process.poll() is None:
+                self.visit(page)
+            browser.close()
+
+    def visit(self, page):
+        page.locator("#tab-chat").click()
+        page.locator("#input").fill(" ".join(self.rng.choices(WORDS, k=8)))
+        page.locator("#input").press("Enter")
+        if self.rng.random() < 0.4:
+            page.wait_for_timeout(1000)
+            page.keyboard.press("Escape")
+        page.wait_for_selector("#send:visible")
+        self.counts["messages on the page"] += 1
+        for tab in ("#tab-server", "#tab-plan"):
+            page.locator(tab).click()
+            page.wait_for_timeout(2500)
+        if self.rng.random() < 0.3:
+            page.reload()
+        if self.rng.random() < 0.5:
+            page.locator("#tab-chat").click()
+            page.locator("#clear").click()
+
+
 def slope_per_hour(times, values):
     n = len(times)
     mean_t, mean_v = sum(times) / n, sum(values) / n
@@ -171,12 +333,26 @@ def slope_per_hour(times, values):
 
 def main():
     args = parse_args()
-    server = Server(args)
+    folder = tempfile.mkdtemp(prefix="tokamak-soak-")
+    server = Server(args, folder)
+    model = json.loads(server.get("/v1/models"))["data"][0]["id"]
+    known, different = [], []
+    for path, body in known_requests(model):  # on a quiet server, one after the other
+        status, answer = server.post(path, body)
+        if status == 200:
+            known.append((path, body, essence(answer)))
+        else:
+            different.append(f"{path} {json.dumps(body)}: {status} {json.dumps(answer)}")
     first = server.sample()
     counts = collections.Counter()
     start = time.monotonic()
     until = start + 60 * args.minutes
     clients = [Client(server, args.seed * 1000 + i, until, counts) for i in range(args.clients)]
+    common = (until, counts, different)
+    clients += [Checker(server, known, args.seed * 100 + i, *common) for i in range(args.checkers)]
+    clients += [Batches(server, known, args.seed, *common)]
+    clients += [Storms(server, known, args.seed, *common, size=args.storm)] if args.storm else []
+    clients += [Page(server, known, args.seed, *common)] if args.page else []
     for c in clients:
         c.start()
     samples = []
@@ -190,11 +366,15 @@ def main():
     while time.monotonic() < end and (last["blocks"] or last["running"] or last["answers"] or last["connections"] > 1):
         time.sleep(0.2)
         last = server.sample()
+    for path, body, expected in known:  # and on a quiet server again
+        if essence(server.post(path, body)[1]) != expected:
+            different.append(f"after the load: {path} {json.dumps(body)}")
     server.process.send_signal(signal.SIGTERM)
     code = server.process.wait(timeout=60)
+    shutil.rmtree(folder)
     half = samples[len(samples) // 2:]
     slope = slope_per_hour([s["t"] for s in half], [s["anon_mib"] for s in half])
-    result = {"minutes": args.minutes, "requests": sum(counts.values()), "outcomes": dict(sorted(counts.items())), "first": first,
+    result = {"minutes": args.minutes, "known requests": len(known), "requests": sum(counts.values()), "outcomes": dict(sorted(counts.items())), "first": first,
               "peak_rss_mib": max(s["rss_mib"] for s in samples), "last": last, "anon_slope_mib_per_hour": round(slope, 2),
               "exit_code": code, "log_errors": list(server.errors)}
     wrong = [f"{k} left: {last[k]}" for k in ("blocks", "running", "waiting", "answers") if last[k]]
@@ -202,6 +382,7 @@ def main():
     wrong += [f"threads {first['threads']} -> {last['threads']}"] if last["threads"] > first["threads"] else []
     wrong += [f"memory grows by {slope:.1f} MiB per hour"] if slope > args.slope else []
     wrong += [f"{k}: {v}" for k, v in counts.items() if k.startswith(("status 5", "client error", "stream without"))]
+    wrong += different[:20]
     wrong += [f"exit code {code}"] if code else []
     result["wrong"] = wrong
     if args.json:

@@ -88,6 +88,9 @@ struct RequestSpec {
   // Empty: the last id of the prompt.
   std::vector<int32_t> negative_prompt;
   bool guided() const { return sample && sample->guidance_scale != 1.0f && max_tokens > 0; }
+  // With ContextShift (engine/context_shift.h): tokens at the beginning of the prompt that a shift
+  // keeps; -1: the whole prompt.
+  int32_t keep = 0;
 };
 
 enum class Finish : uint8_t { kNone, kStop, kLength, kCancelled, kTimeout, kError };
@@ -113,6 +116,7 @@ struct Delta {
   int32_t drafted = 0, accepted = 0;  // drafts since the last delta, and how many were accepted
   int32_t forced = 0;                 // of `ids`: appended by jump-forward
   double beam_score = 0;  // with beam search: sum of log-probabilities / length ^ penalty
+  bool shifted = false;   // the context was shifted before these tokens (ContextShift)
 };
 
 struct EngineInfo {

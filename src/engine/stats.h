@@ -57,6 +57,7 @@ struct EngineStats {
   int64_t drafts = 0, draft_tokens = 0, draft_accepted = 0;
   int64_t draft_fallbacks = 0;         // times that drafting was paused because it did not pay
   int64_t jumps = 0, jump_tokens = 0;  // jump-forward: runs of forced tokens, and their tokens
+  int64_t context_shifts = 0, shifted_tokens = 0;  // ContextShift: shifts, and tokens dropped
   static constexpr int32_t kDraftPositions = 32;
   std::array<int64_t, kDraftPositions> draft_accepted_at{};  // by position in the proposal
   int32_t draft_limit = 0;                                   // most tokens of a proposal; 0: off

@@ -8,8 +8,7 @@
 namespace tokamak {
 namespace {
 
-// How often it is checked whether a model is still in use.
-constexpr std::chrono::milliseconds kUseCheck{10}, kIdleCheck{200};
+constexpr std::chrono::milliseconds kIdleCheck{200};  // how often idle models are looked for
 
 bool has_name(const ModelEntry& entry, const std::string& name) {
   return entry.name == name ||
@@ -62,6 +61,16 @@ ModelRegistry::Slot& ModelRegistry::slot(const std::string& name) const {
   fail(ErrorCode::kNotFound, "The model '{}' does not exist.", name);
 }
 
+// The registry wakes when the last copy of the result goes.
+std::shared_ptr<const ServedModel> ModelRegistry::lend(const Slot& slot) const {
+  if (!slot.load) return slot.model;
+  return {slot.model.get(), [signal = signal_, held = slot.model](const ServedModel*) mutable {
+            held.reset();
+            { std::lock_guard lock(signal->mutex); }  // the registry waits, or has not looked yet
+            signal->changed.notify_all();
+          }};
+}
+
 bool ModelRegistry::has(const std::string& name) const {
   return std::any_of(slots_.begin(), slots_.end(),
                      [&](const Slot& slot) { return has_name(slot, name); });
@@ -72,14 +81,14 @@ std::shared_ptr<const ServedModel> ModelRegistry::get(const std::string& name) {
   std::lock_guard lock(mutex_);
   if (found.model == nullptr || found.leaving) throw ModelNotLoaded(found.name);
   found.last_use = Clock::now();
-  return found.model;
+  return lend(found);
 }
 
 std::vector<std::shared_ptr<const ServedModel>> ModelRegistry::loaded() const {
   std::vector<std::shared_ptr<const ServedModel>> out;
   std::lock_guard lock(mutex_);
   for (const Slot& slot : slots_)
-    if (slot.model != nullptr) out.push_back(slot.model);
+    if (slot.model != nullptr) out.push_back(lend(slot));
   return out;
 }
 
@@ -97,7 +106,7 @@ ModelRegistry::Listed ModelRegistry::find(const std::string& name) const {
           loaded                                    ? State::kLoaded
           : found.loading || !found.waiting.empty() ? State::kLoading
                                                     : State::kUnloaded,
-          found.bytes, loaded ? found.model : nullptr};
+          found.bytes, loaded ? lend(found) : nullptr};
 }
 
 void ModelRegistry::when_loaded(const std::string& name, Then then) {
@@ -169,7 +178,7 @@ void ModelRegistry::remove_unused(std::unique_lock<std::mutex>& lock) {
   const auto now = Clock::now();
   for (Slot& slot : slots_) {
     if (slot.model == nullptr || !slot.load) continue;
-    // Copies are made under the lock only, so 1 stays 1.
+    // References are lent under the lock only, so 1 stays 1.
     const bool used = slot.model.use_count() > 1;
     if (used) slot.last_use = now;
     if (limits_.idle.count() > 0 && now - slot.last_use >= limits_.idle) slot.leaving = true;
@@ -236,24 +245,29 @@ void ModelRegistry::load(std::unique_lock<std::mutex>& lock, Slot& slot) {
   }
 }
 
+bool ModelRegistry::can_remove() const {
+  return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+    return slot.leaving && slot.model != nullptr && slot.model.use_count() == 1;
+  });
+}
+
 void ModelRegistry::run() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     remove_unused(lock);
     Slot* wanted = nullptr;  // has waited longest
-    bool leaving = false, idle = false;
+    bool idle = false;
     for (Slot& slot : slots_) {
       if (!slot.waiting.empty() && slot.model == nullptr &&
           (wanted == nullptr || slot.waiting_since < wanted->waiting_since))
         wanted = &slot;
-      leaving = leaving || slot.leaving;
       idle = idle || (limits_.idle.count() > 0 && slot.model != nullptr && slot.load);
     }
     if (stopping_) break;
     if (wanted != nullptr && make_room(*wanted)) {
       load(lock, *wanted);
-    } else if (wanted != nullptr || leaving) {
-      changed_.wait_for(lock, kUseCheck);
+    } else if (can_remove()) {
+      continue;
     } else if (idle) {
       changed_.wait_for(lock, std::min(kIdleCheck, limits_.idle));
     } else {

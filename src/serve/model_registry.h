@@ -90,7 +90,14 @@ class ModelRegistry {
     Clock::time_point last_use{}, waiting_since{};
     std::vector<Then> waiting;
   };
+  // What a reference that was handed out needs when it goes, also after the registry.
+  struct Signal {
+    std::mutex mutex;
+    std::condition_variable changed;
+  };
   Slot& slot(const std::string& name) const;
+  std::shared_ptr<const ServedModel> lend(const Slot& slot) const;
+  bool can_remove() const;  // a model that must go is not in use
   void run();
   void load(std::unique_lock<std::mutex>& lock, Slot& slot);
   void remove_unused(std::unique_lock<std::mutex>& lock);
@@ -102,8 +109,9 @@ class ModelRegistry {
   const ModelLimits limits_;
   const std::function<void(ServedModel&)> complete_;
   bool loads_ = false;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  const std::shared_ptr<Signal> signal_ = std::make_shared<Signal>();
+  std::mutex& mutex_ = signal_->mutex;
+  std::condition_variable& changed_ = signal_->changed;
   mutable std::vector<Slot> slots_;  // fixed after the constructor
   bool stopping_ = false;
   std::thread thread_;

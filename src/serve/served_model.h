@@ -31,6 +31,8 @@ struct ServedModel {
   int64_t max_sequences = 1;                // that run at once
   int32_t draft_tokens = 0;                 // most drafted tokens per step; 0: no speculation
   bool jump_forward = false;                // for requests that do not say
+  bool context_shift = false;               // `client` continues answers that outgrow the context
+  int32_t shift_keep = 0;                   // RequestSpec::keep of requests that do not say
   int64_t created = 0;                      // unix seconds
   SampleSpec defaults;                      // defaults for fields missing in a request
   const ToolFormat* tool_format = nullptr;  // nullptr: detected from the template

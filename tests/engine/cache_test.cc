@@ -234,7 +234,8 @@ TEST(TokenBudget, Bounds) {
   TokenBudget::Prompts chunk;
   chunk.add(100, 0);
   for (int i = 0; i < 20; ++i) budget.observe(chunk, 0, 200 * kMillisecond);
-  EXPECT_NEAR(static_cast<double>(budget.fit(budget.time(0), 0)), 500, 25);
+  // 500, if deeper tokens did not cost more.
+  EXPECT_NEAR(static_cast<double>(budget.fit(budget.time(0), 0)), 430, 30);
   // If decodes alone miss the target, prompts get as much time as decodes.
   SimulatedMachine slow{30e-3, 1e-4, 0};
   TokenBudget half(2048, 10 * kMillisecond);

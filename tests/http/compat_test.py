@@ -355,9 +355,23 @@ class Llama(Compat):
             self.assertEqual((status, error["error"]["param"][:len(field)]), (400, field))
         data = self.post("/completion", {"prompt": ["[say a]", "[say b]"]})
         self.assertEqual([d["content"] for d in data], ["a", "b"])
+        self.assertEqual([d["tokens"] for d in data], [[], []])
+
+    def test_prompts_and_biases_of_every_kind(self):
+        ids = list(b"[say a]")
+        for prompt in ({"prompt_string": "[say a]"}, ids, [*ids[:3], "y ", *ids[5:]], ["[say", *ids[4:]]):
+            self.assertEqual(self.post("/completion", {"prompt": prompt})["content"], "a", prompt)
+        data = self.post("/completion", {"prompt": [ids, "[say b]", {"prompt_string": "[say c]"}, ["[say", *list(b" d]")]]})
+        self.assertEqual([d["content"] for d in data], ["a", "b", "c", "d"])
+        for prompt in ({}, {"prompt_string": 1}, [{"prompt_string": None}], [1, None, "a"], {"prompt_string": "x", "multimodal_data": ["y"]}):
+            self.post("/completion", {"prompt": prompt}, status=400)
+        for bias in ({"ab": -3}, [["ab", -3]], {str(ord("a")): -3, str(ord("b")): -3}, [[ord("a"), -3], [ord("b"), -3]]):
+            self.post("/completion", {"prompt": "[say x]", "logit_bias": bias})
+        self.post("/completion", {"prompt": "[say x]", "logit_bias": {"ab": "x"}}, status=400)
 
     def test_stream(self):
         got = [json.loads(e) for e in events(self.stream("/completion", {"prompt": "[say Hello]"})[1])]
+        self.assertEqual([i for e in got for i in e["tokens"]], list(b"Hello"))
         self.assertEqual("".join(e["content"] for e in got), "Hello")
         self.assertEqual([e["stop"] for e in got], [False] * (len(got) - 1) + [True])
         self.assertEqual(got[-1]["tokens_predicted"], 5)

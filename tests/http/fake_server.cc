@@ -108,6 +108,7 @@ int main(int argc, char** argv) {
     http::Server server(server_options(argc, argv));
     openai::ApiOptions options;
     if (const char* key = std::getenv("FAKE_API_KEY")) options.api_keys = {{key}};
+    if (const char* key = std::getenv("FAKE_ADMIN_KEY")) options.admin_key = key;
     if (const char* file = std::getenv("FAKE_KEY_FILE"))
       options.api_keys = openai::read_key_file(file);
     options.request_timeout_seconds =

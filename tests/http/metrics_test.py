@@ -326,7 +326,9 @@ class Keys(unittest.TestCase):
                 held.join()
                 server.wait_engine(lambda e: e["generations"] == 0)
                 self.assertEqual(ask("one")[0], 200)
-                self.assertEqual([ask("two")[0] for _ in range(3)], [200, 200, 429])
+                # Requests that are refused do not count.
+                self.assertEqual([ask("two", prompt)[0] for prompt in (1, "", None, [], "[say x]", 1, "[say x]", "[say x]")],
+                                 [400, 400, 400, 400, 200, 400, 200, 429])
                 self.assertLessEqual(int(ask("two")[1]["retry-after"]), 60)
             finally:
                 server.stop()
@@ -334,6 +336,86 @@ class Keys(unittest.TestCase):
                 path.write_text(text)
                 with self.assertRaises(RuntimeError):
                     Server(env={"FAKE_KEY_FILE": str(path)})
+
+
+class Operators(unittest.TestCase):
+    def test_open_metrics(self):
+        server = Server(vllm=1)
+        try:
+            server.json("POST", "/v1/completions", {"prompt": "[say x]"})
+            status, headers, data = server.request("GET", "/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"})
+            self.assertEqual((status, headers["content-type"].split(";")[0]), (200, "application/openmetrics-text"))
+            lines = data.decode().splitlines()
+            self.assertEqual((lines[-1], lines.count("# EOF"), lines.count("")), ("# EOF", 1, 0))
+            kinds, seen = {}, set()
+            for line in lines[:-1]:
+                if line.startswith("# TYPE "):
+                    name, kind = line.split()[2:]
+                    self.assertNotIn(name, kinds)  # all samples of a family are together
+                    kinds[name] = kind
+                elif not line.startswith("#"):
+                    sample = re.match(r"[a-zA-Z_:][a-zA-Z0-9_:]*", line).group()
+                    ends = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}[kind]
+                    self.assertIn(sample, [name + end for end in ends])
+                    seen.add(name)
+            self.assertFalse([name for name, kind in kinds.items() if kind == "counter" and name.endswith("_total")])
+            self.assertEqual(kinds["tokamak_generation_tokens"], "counter")
+            self.assertGreater(len(seen), 40)
+            plain = server.request("GET", "/metrics")
+            self.assertIn("text/plain", plain[1]["content-type"])
+            self.assertNotIn(b"# EOF", plain[2])
+        finally:
+            server.stop()
+
+    def test_abort(self):
+        server = Server(env={"FAKE_API_KEY": "secret", "FAKE_ADMIN_KEY": "root"})
+        answers = {}
+
+        def ask(name, stream, key="secret"):
+            answers[name] = server.request("POST", "/v1/completions", {"prompt": "[slow 30]", "max_tokens": 2000, "stream": stream},
+                                           {"Authorization": f"Bearer {key}", "X-Request-Id": name})
+
+        def abort(key, **body):
+            status, data = server.json("POST", "/abort_request", body, {"Authorization": f"Bearer {key}"})
+            return data["aborted"] if status == 200 else status
+        try:
+            threads = [threading.Thread(target=ask, args=(name, stream)) for name, stream in (("a", True), ("b", False), ("c", True))]
+            for thread in threads:
+                thread.start()
+            server.wait_engine(lambda e: e["running"] == 3)
+            self.assertEqual([abort("secret", request_ids=["none"]), abort("secret"), abort("none", abort_all=True)], [0, 400, 401])
+            self.assertEqual(abort("secret", rid="a"), 1)
+            threads[0].join()
+            server.wait_engine(lambda e: e["running"] == 2)
+            self.assertIn(b"request_aborted", answers["a"][2])
+            self.assertTrue(answers["a"][2].rstrip().endswith(b"data: [DONE]"))
+            self.assertEqual(abort("root", abort_all=True), 2)
+            for thread in threads:
+                thread.join()
+            self.assertEqual((answers["b"][0], json.loads(answers["b"][2])["error"]["code"]), (400, "request_aborted"))
+            server.wait_engine(lambda e: e["running"] == 0)
+            self.assertEqual(abort("root", abort_all=True), 0)
+        finally:
+            server.stop()
+
+    def test_reset_of_the_cache(self):
+        server = Server(env={"FAKE_API_KEY": "secret", "FAKE_ADMIN_KEY": "root"})
+
+        def salt(**body):
+            self.assertEqual(server.json("POST", "/v1/completions", {"prompt": "[say x]", **body}, {"Authorization": "Bearer secret"})[0], 200)
+            return server.engine()["cache_salt"]
+
+        def reset(key):
+            return server.json("POST", "/reset_prefix_cache", {}, {"Authorization": f"Bearer {key}"})[0]
+        try:
+            salts = [salt(), salt(cache_salt="mine")]
+            self.assertEqual((reset("secret"), reset("root")), (401, 200))
+            salts += [salt(), salt(cache_salt="mine")]
+            self.assertEqual(reset("root"), 200)
+            salts += [salt(), salt(cache_salt="mine")]
+            self.assertEqual(len(set(salts)), 6)
+        finally:
+            server.stop()
 
 
 if __name__ == "__main__":

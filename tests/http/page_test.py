@@ -5,6 +5,7 @@ TOKAMAK_SHOTS=FOLDER keeps the screenshots.
 import json
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 import unittest
@@ -334,6 +335,27 @@ class Page(unittest.TestCase):
         # Every control has a name.
         self.assertEqual(page.evaluate("""[...document.querySelectorAll('button, input:not([hidden]), select, textarea')].filter((e) =>
             !(e.textContent.trim() || e.labels?.length || e.getAttribute('aria-label'))).map((e) => e.outerHTML)"""), [])
+
+    def test_what_a_screen_reader_reads(self):
+        """Every control has a name, at desktop and phone width; answers and notices are announced."""
+        for width in (1100, 390):
+            page = self.open(width=width)
+            self.ask(page, "[say Hello **there**]")
+            page.wait_for_selector("#send:visible")
+            page.locator("#settings summary").click()
+            tree = page.locator("body").aria_snapshot().splitlines()
+            nameless = [line for line in tree if re.match(r"\s*- (button|textbox|combobox|searchbox|spinbutton|tab|tablist|link|img)(:| *$)", line)]
+            self.assertEqual(nameless, [], width)
+            text = "\n".join(tree)
+            for part in ('tab "Chat" [selected]', 'tab "Server"', 'tabpanel "Chat"', 'main "Conversation"', 'textbox "Message"', 'button "Send"',
+                         'button "Answer again"', 'combobox "Model"', 'spinbutton "Temperature"', "strong: there"):
+                self.assertIn(part, text, width)
+            self.assertEqual(page.locator("#log").get_attribute("aria-live"), "polite")
+            self.assertEqual([page.locator(i).get_attribute("role") for i in ("#status", "#offline")], ["status", "alert"])
+            for tab, panel in (("#tab-server", "Server"), ("#tab-plan", "Model")):
+                page.locator(tab).click()
+                self.assertIn(f'tabpanel "{panel}"', page.locator("body").aria_snapshot())
+            self.assertEqual(page.evaluate("document.documentElement.lang"), "en")
 
     def test_the_server_goes_and_comes_back(self):
         server = Server()

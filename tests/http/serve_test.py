@@ -86,6 +86,58 @@ class Flags(unittest.TestCase):
             self.assertEqual((status, body["error"]["code"]), (400, "context_length_exceeded"))
             self.assertEqual(s.post("/v1/completions", prompt="hello", max_tokens=4)[0], 200)
 
+    def test_context_shift(self):
+        common = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        with Serve(LLAMA, "--context", "48") as s:
+            prompt = s.post("/tokenize", prompt="the house on the hill")[2]["tokens"]
+            room = 48 - len(prompt)
+            self.assertEqual(s.post("/v1/completions", prompt=prompt, max_tokens=room + 1, **common)[0], 400)
+            # What a shift does, step by step: fill the context, drop half of the tokens after the kept ones, go on.
+            context, expected, keep = prompt[:], [], 3
+            while len(expected) < 150:
+                count = min(48 - len(context), 150 - len(expected))
+                ids = s.post("/v1/completions", prompt=context, max_tokens=count, **common)[2]["choices"][0]["token_ids"]
+                expected += ids
+                context = (context + ids)[:keep] + (context + ids)[keep + (len(context) + len(ids) - keep) // 2:]
+        with Serve(LLAMA, "--context", "48", "--context-shift", "--keep", "3") as s:
+            status, _, body = s.post("/v1/completions", prompt=prompt, max_tokens=150, **common)
+            self.assertEqual(status, 200, body)
+            self.assertEqual(body["choices"][0]["token_ids"], expected)
+            self.assertEqual((body["choices"][0]["finish_reason"], body["usage"]["completion_tokens"]), ("length", 150))
+            shifts = s.metric("tokamak_context_shifts_total")
+            self.assertGreaterEqual(shifts, 5)
+            self.assertGreater(s.metric("tokamak_context_shift_tokens_total"), shifts)
+            # In a stream, and beside others.
+            with concurrent.futures.ThreadPoolExecutor(3) as pool:
+                streams = list(pool.map(lambda _: self.stream(s, prompt=prompt, max_tokens=150, **common), range(3)))
+            for chunks in streams:
+                self.assertEqual([i for c in chunks for i in c["choices"][0].get("token_ids") or []], expected)
+            # As with llama.cpp: the field wins, and an answer without a limit goes on until its client leaves.
+            fields = dict(prompt=prompt, n_predict=100, temperature=0, ignore_eos=True)
+            answers = {keep: s.post("/completion", n_keep=keep, **fields)[2] for keep in (3, -1)}
+            self.assertNotEqual(answers[3]["content"], answers[-1]["content"])
+            self.assertEqual([(a["truncated"], a["tokens_predicted"]) for a in answers.values()], [(True, 100)] * 2)
+            answer = s.post("/completion", prompt=prompt, n_predict=2)[2]
+            self.assertEqual(answer["truncated"], len(prompt) + answer["tokens_predicted"] >= 48, answer)
+            self.assertGreater(len(self.stream(s, most=200, prompt=prompt, max_tokens=-1, **common)), 150)
+            self.assertEqual(s.post("/v1/completions", prompt=[5] * 48, max_tokens=1)[0], 400)  # prompts must fit
+            end = time.monotonic() + 30
+            while s.metric("tokamak_kv_blocks_used") + s.metric("tokamak_requests_running") and time.monotonic() < end:
+                time.sleep(0.05)
+            self.assertEqual(s.metric("tokamak_kv_blocks_used"), 0)
+
+    def stream(self, s, most=10 ** 9, **body):
+        """The chunks of a streamed completion; the client leaves after `most`."""
+        request = urllib.request.Request(s.url + "/v1/completions", json.dumps({**body, "stream": True}).encode(), {"content-type": "application/json"})
+        chunks = []
+        with urllib.request.urlopen(request, timeout=60) as r:
+            for line in r:
+                if line.startswith(b"data: {"):
+                    chunks.append(json.loads(line[6:]))
+                if len(chunks) >= most:
+                    break
+        return chunks
+
     def test_kv_types(self):
         sizes, texts = {}, {}
         for kind in ("f32", "f16", "int8"):

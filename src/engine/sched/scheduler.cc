@@ -127,7 +127,7 @@ int32_t Scheduler::chunk_size(const Sequence& seq, const Budget& budget) const {
   if (seq.shadow != nullptr || seq.leader != nullptr) --all;  // the last ones in one step
   int64_t most = budget.tokens;
   if (all > 1 && budget_.bounded() && config_.chunked_prefill) {
-    int64_t least = budget.prompts ? 0 : TokenBudget::kLeastPrefill;
+    int64_t least = budget.prompts ? 0 : budget_.least(start);
     most = std::min(most, std::max(least, budget_.fit(budget.time, start)));
   }
   auto n = static_cast<int32_t>(std::min<int64_t>(all, most));

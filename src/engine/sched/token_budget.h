@@ -10,14 +10,15 @@
 
 namespace tokamak {
 
-// Two predictions of a step's time, of which the longer one counts. Both have a cost per prompt
-// token that grows linearly with the position of the token (attention) and is fitted to the last
-// steps with prompts: one adds it to the time of a step without prompts, which is right for small
-// chunks after large ones; the other divides the whole time among the prompt tokens, which is right
-// for larger chunks than before, also if a few tokens cost nothing because weights must be read
-// anyway. If decodes alone take more than half of the target, prompts get as much time as decodes.
-// Steps without decodes are bounded too, so that an engine reacts to cancellations and arrivals.
-// Pure arithmetic; owned by the scheduler.
+// A step is predicted from one that was measured, of n tokens that took t: with k * n tokens at the
+// same depth it takes at most max(a + k * (t - a), k * t), where a is the time of a step without
+// prompts. The first holds for fewer tokens, the second for more, whether prompts add to the time
+// of the decodes or are hidden behind the reading of weights. Deeper tokens cost more (attention):
+// by a line fitted to the steps of the last prompts. Shallower ones are taken to cost at least
+// half, until they have been measured. The result is corrected by how much longer than predicted
+// the last steps took. If decodes alone take more than half of the target, prompts get as much time
+// as decodes. Steps without decodes are bounded too, so that an engine reacts to cancellations and
+// arrivals. Pure arithmetic; owned by the scheduler.
 class TokenBudget {
  public:
   struct Prompts {  // prompt tokens of a step
@@ -29,7 +30,7 @@ class TokenBudget {
                    (static_cast<double>(start) + 0.5 * static_cast<double>(count));
     }
   };
-  static constexpr int64_t kLeastPrefill = 16;  // a prompt always makes progress
+  static constexpr int64_t kLeastPrefill = 16;
 
   TokenBudget(int64_t most, Nanos target) : most_(most), target_(seconds(target)) {}
 
@@ -43,73 +44,96 @@ class TokenBudget {
   // The most prompt tokens from position `start` on that take at most `time`.
   int64_t fit(double time, int64_t start) const {
     if (!std::isfinite(time)) return most_;
-    if (weight_ == 0) return std::min(most_, kFirst);
-    double n = std::min(added_.fit(time, start), whole_.fit(time + alone_, start));
-    return std::clamp<int64_t>(static_cast<int64_t>(std::min(n, 1e9)), 0, most_);
+    if (tokens_ == 0) return std::min(most_, kFirst);
+    int64_t fits = 0, exceeds = most_ + 1;
+    while (exceeds - fits > 1) {
+      int64_t n = fits + (exceeds - fits) / 2;
+      Prompts chunk;
+      chunk.add(n, start);
+      (cost(chunk) <= time ? fits : exceeds) = n;
+    }
+    return fits;
   }
-  double cost(const Prompts& p) const { return std::max(added_.cost(p), whole_.cost(p)); }
+  // A prompt makes progress in every step: by this many tokens, or as many as take as much time as
+  // the decodes.
+  int64_t least(int64_t start) const {
+    if (tokens_ == 0 || alone_ == 0) return kLeastPrefill;
+    return std::clamp<int64_t>(fit(alone_, start), 2, kLeastPrefill);
+  }
+  // Seconds that these prompts add to a step.
+  double cost(const Prompts& p) const {
+    if (tokens_ == 0 || p.tokens == 0) return 0;
+    double deeper =
+        std::max(0.5, depth(p.positions / static_cast<double>(p.tokens)) / depth(position_));
+    double part = deeper * static_cast<double>(p.tokens) / tokens_;
+    return std::max(part * (took_ - alone_), part * took_ - alone_);
+  }
   // A step took this long.
   void observe(const Prompts& prompts, int64_t decodes, Nanos duration) {
     double took = seconds(duration);
     if (!bounded() || took <= 0) return;
     if (prompts.tokens == 0) {
-      if (decodes > 0) alone_ = alone_ == 0 ? took : 0.5 * (alone_ + took);
+      if (decodes > 0) alone_ = alone_ == 0 ? took : kKeep * alone_ + (1 - kKeep) * took;
       return;
     }
-    if (weight_ > 0) {
-      double ratio = took / std::max(alone_ + added_.cost(prompts), whole_.cost(prompts));
+    if (decodes == 0) took += alone_;  // as it would be with them
+    double predicted = tokens_ > 0 ? alone_ + cost(prompts) : took;
+    if (tokens_ > 0) {
+      double ratio = took / predicted;
       slack_ = std::clamp(std::max(ratio, kKeep * slack_ + (1 - kKeep) * ratio), 1.0, kMaxSlack);
     }
     auto n = static_cast<double>(prompts.tokens);
-    double position = prompts.positions / n, weight = std::min(1.0, n / 32);
-    for (double* sum : {&weight_, &x_, &xx_}) *sum *= kKeep;
-    weight_ += weight;
-    x_ += weight * position;
-    xx_ += weight * position * position;
-    double mean = x_ / weight_, variance = xx_ / weight_ - mean * mean;
-    for (Cost* c : {&added_, &whole_})
-      c->learn((c == &added_ ? std::max(took - alone_, 0.0) : took) / n, position, weight, weight_,
-               mean, variance);
+    double position = prompts.positions / n;
+    learn_depth(position, std::max(took - alone_, 0.0) / n, std::min(1.0, n / 32));
+    // The end of a prompt says little about larger chunks.
+    if (n < 0.5 * tokens_ && ++small_ < kSmall) return;
+    small_ = 0;
+    tokens_ = n;
+    position_ = position;
+    took_ = std::max(0.5 * (took + predicted), alone_);
   }
 
  private:
-  // Seconds per token, base + slope * position: a linear regression in which older steps count
-  // less.
-  struct Cost {
-    double base = 0, slope = 0, y = 0, xy = 0;
+  double depth(double position) const { return base_ + slope_ * position; }
 
-    double cost(const Prompts& p) const {
-      return base * static_cast<double>(p.tokens) + slope * p.positions;
+  // A linear regression of the cost per token in which older steps count less.
+  void learn_depth(double x, double y, double weight) {
+    for (double* sum : {&weight_, &x_, &xx_, &y_, &xy_}) *sum *= kKeepDepth;
+    weight_ += weight;
+    x_ += weight * x;
+    xx_ += weight * x * x;
+    y_ += weight * y;
+    xy_ += weight * x * y;
+    double mean_x = x_ / weight_, mean_y = y_ / weight_;
+    double spread = std::sqrt(std::max(0.0, xx_ / weight_ - mean_x * mean_x));
+    // Positions that are all alike say nothing about the slope.
+    if (spread > std::max(kSpread, kRelativeSpread * mean_x)) {
+      slope_ = std::max(0.0, (xy_ / weight_ - mean_x * mean_y) / (spread * spread));
+      slope_known_ = true;
     }
-    // n * (base + slope * (start + n / 2)) = time
-    double fit(double time, int64_t start) const {
-      double first = base + slope * static_cast<double>(start);
-      double root = std::sqrt(first * first + 2 * slope * std::max(0.0, time));
-      return first + root > 0 ? 2 * time / (first + root) : 1e9;
-    }
-    void learn(double cost, double position, double weight, double all, double mean_x,
-               double variance) {
-      y = kKeep * y + weight * cost;
-      xy = kKeep * xy + weight * position * cost;
-      double mean_y = y / all;
-      // Positions that are all alike say nothing about the slope.
-      if (variance > kSpread * kSpread)
-        slope = std::max(0.0, (xy / all - mean_x * mean_y) / variance);
-      base = std::max(mean_y - slope * mean_x, 0.05 * mean_y);
-    }
-  };
+    if (!slope_known_) slope_ = mean_y / (kDoubles + mean_x);
+    base_ = std::max({mean_y - slope_ * mean_x, 0.05 * mean_y, 1e-12});
+  }
 
   static constexpr int64_t kFirst = 32;   // tokens of the first step, whose cost is not known
   static constexpr double kLongest = 1;   // seconds of a step without decodes
-  static constexpr double kKeep = 0.8;    // weight of the past, per step
+  static constexpr double kKeep = 0.8;    // weight of the past in the correction, per step
   static constexpr double kMaxSlack = 4;  // bound of the correction for steps that took too long
-  static constexpr double kSpread = 64;   // standard deviation of positions
+  static constexpr int kSmall = 8;        // small chunks in a row after which they count
+  static constexpr double kKeepDepth = 0.9;
+  static constexpr double kSpread = 32, kRelativeSpread = 0.2;  // standard deviation of positions
+  static constexpr double kDoubles = 1000;  // position at which a token is taken to cost twice as
+                                            // much, until it is known
   int64_t most_;
   double target_;
   double alone_ = 0;  // seconds of a step without prompts
   double slack_ = 1;  // how much longer than predicted the last steps took
-  double weight_ = 0, x_ = 0, xx_ = 0;
-  Cost added_, whole_;
+  // The measured step: tokens, their mean position, seconds. 0 tokens: none yet.
+  double tokens_ = 0, position_ = 0, took_ = 0;
+  bool slope_known_ = false;
+  int small_ = 0;                // smaller chunks since then
+  double base_ = 0, slope_ = 0;  // seconds per token by position
+  double weight_ = 0, x_ = 0, xx_ = 0, y_ = 0, xy_ = 0;
 };
 
 }  // namespace tokamak

@@ -20,9 +20,9 @@ constexpr std::pair<const char*, const char*> kNames[] = {{"n_predict", "max_tok
                                                           {"typ_p", "typical_p"},
                                                           {"return_tokens", "return_token_ids"}};
 constexpr std::string_view kIgnored[] = {
-    "cache_prompt", "id_slot",      "n_keep",      "min_keep",         "repeat_last_n",
-    "penalize_nl",  "input_prefix", "input_extra", "input_suffix",     "response_fields",
-    "slot_id",      "n_discard",    "n_indent",    "t_max_predict_ms", "post_sampling_probs"};
+    "cache_prompt", "id_slot",          "min_keep",           "repeat_last_n",   "penalize_nl",
+    "input_prefix", "input_extra",      "input_suffix",       "response_fields", "slot_id",
+    "n_indent",     "t_max_predict_ms", "post_sampling_probs"};
 
 // The answer of one prompt, whole or in a stream.
 class LlamaShape final : public Shape {
@@ -87,7 +87,7 @@ class LlamaShape final : public Shape {
     Value value = Value::object();
     value.set("index", piece.index);
     value.set("content", silent_ ? "" : piece.text);
-    if (options_.token_ids) value.set("tokens", ids_value(piece.ids));
+    value.set("tokens", options_.token_ids ? ids_value(piece.ids) : Value::array());
     value.set("id_slot", -1);
     value.set("stop", piece.finish != nullptr);
     value.set("tokens_predicted", usage.completion_tokens);
@@ -102,7 +102,7 @@ class LlamaShape final : public Shape {
     const bool word = piece.stop_reason.is_string();
     value.set("model", options_.model);
     value.set("prompt", prompt_);
-    value.set("truncated", false);
+    value.set("truncated", usage.truncated);
     value.set("stop_type", length ? "limit" : word ? "word" : "eos");
     value.set("stopping_word", word ? piece.stop_reason : Value(""));
     value.set("has_new_line", piece.text.find('\n') != std::string::npos);
@@ -115,8 +115,16 @@ class LlamaShape final : public Shape {
   const bool silent_;  // only the prompt was wanted, which is not part of the answer
 };
 
-// [[id, bias], [text, false], ...] -> {"id": bias}
-Value bias_object(const Value::Array& list, const Tokenizer& tokenizer) {
+// [[id, bias], [text, false], ...] or {"id or text": bias, ...} -> {"id": bias}
+Value bias_object(const Value& given, const Tokenizer& tokenizer) {
+  Value::Array list;
+  if (given.is_array()) list = given.as_array();
+  if (given.is_object())
+    for (const auto& [key, bias] : given.as_object()) {
+      const bool id = !key.empty() && key.find_first_not_of("0123456789") == std::string::npos;
+      if (id) return given;  // OpenAI's form
+      list.push_back(Value::Array{Value(key), bias});
+    }
   Value out = Value::object();
   for (size_t i = 0; i < list.size(); ++i) {
     std::string param = fmt::format("logit_bias[{}]", i);
@@ -135,6 +143,40 @@ Value bias_object(const Value::Array& list, const Tokenizer& tokenizer) {
     }
   }
   return out;
+}
+
+// A prompt is a text, {"prompt_string": text}, or a list in which texts and ids may be mixed.
+Value one_prompt(const Value& given, const std::string& param, const Tokenizer& tokenizer) {
+  if (given.is_object()) {
+    Fields fields(given, param);
+    fields.refuse("multimodal_data", "Images and audio are not available.");
+    return fields.require_string("prompt_string");
+  }
+  if (!given.is_array()) return given;
+  const Value::Array& list = given.as_array();
+  auto is_text = [](const Value& part) { return part.is_string(); };
+  if (std::none_of(list.begin(), list.end(), is_text)) return given;
+  Value ids = Value::array();
+  for (size_t i = 0; i < list.size(); ++i) {
+    EncodeOptions encode;
+    encode.add_special = i == 0;
+    if (!list[i].is_string())
+      ids.push(list[i]);
+    else
+      for (int32_t id : tokenizer.encode(list[i].as_string(), encode)) ids.push(id);
+  }
+  return ids;
+}
+
+// One prompt or, in a list without single ids, several.
+Value all_prompts(const Value& given, const Tokenizer& tokenizer) {
+  auto is_id = [](const Value& part) { return part.is_number(); };
+  if (!given.is_array() || std::any_of(given.as_array().begin(), given.as_array().end(), is_id))
+    return one_prompt(given, "prompt", tokenizer);
+  Value list = Value::array();
+  for (const Value& prompt : given.as_array())
+    list.push(one_prompt(prompt, fmt::format("prompt[{}]", list.size()), tokenizer));
+  return list;
 }
 
 Translated translate_llama(const Value& given, bool infill, const Api& api) {
@@ -159,12 +201,18 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
         files.emplace_back(file.string("filename").value_or("tmp"), text.as_string());
       }
     out.body.set("prompt", fill_in_prompt(*model, before, after, files));
+  } else {
+    out.body.set("prompt", all_prompts(prompt, *model->tokenizer));
   }
-  if (const Value* bias = fields.find("logit_bias"); bias != nullptr && bias->is_array())
-    out.body.set("logit_bias", bias_object(bias->as_array(), *model->tokenizer));
+  if (const Value* bias = fields.find("logit_bias");
+      bias != nullptr && (bias->is_array() || bias->is_object()))
+    out.body.set("logit_bias", bias_object(*bias, *model->tokenizer));
   const Value* length = out.body.find("max_tokens");
   const bool silent = length != nullptr && length->is_int() && length->as_int() == 0;
   if (silent) out.body.set("echo", true);
+  if (const Value* stream = fields.find("stream");
+      stream != nullptr && stream->is_bool() && stream->as_bool())
+    out.body.set("return_token_ids", true);
   Value wanted;
   if (const auto* names = fields.array("response_fields"); names != nullptr && !names->empty()) {
     for (size_t i = 0; i < names->size(); ++i)

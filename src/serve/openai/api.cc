@@ -176,9 +176,7 @@ std::string Api::tenant_of(const http::Request& request) const {
 // key has no line breaks.
 void Api::add_tenant(const http::Request& request, GenerationParams& params) const {
   params.tenant = tenant_of(request);
-  if (params.tenant.empty()) return;
-  params.cache_salt =
-      params.cache_salt.empty() ? params.tenant : params.tenant + "\n" + params.cache_salt;
+  params.cache_salt = salt_of(params.tenant, params.cache_salt);
 }
 
 http::Handler Api::quick(Answer answer, bool open, ErrorForm form) {
@@ -250,10 +248,12 @@ http::Handler Api::vectors(VectorRoute route) {
     try {
       context.slot = keys_.admit(key_of(exchange->request()), context.start);
       VectorRequest request = route(body, model_of(body));
-      request.tenant = request.cache_salt = tenant_of(exchange->request());
+      request.tenant = tenant_of(exchange->request());
+      request.cache_salt = salt_of(request.tenant, "");
       request.timeout_seconds = options_.request_timeout_seconds;
       std::make_shared<VectorCall>(exchange, std::move(request), *stream_, stats_, context)
           ->start();
+      if (context.slot != nullptr) context.slot->accept();
     } catch (const ModelNotLoaded&) {
       throw;
     } catch (const std::exception& e) {
@@ -328,19 +328,24 @@ void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialec
   std::make_shared<Generation>(std::move(exchange), std::move(request), std::move(made), *stream_,
                                stats_, context)
       ->start();
+  if (context.slot != nullptr) context.slot->accept();
 }
 
-http::Response Api::metrics() const {
+http::Response Api::metrics(const http::Request& request) const {
   std::vector<ModelMetrics> models;
   const auto loaded = registry_->loaded();
   for (const auto& model : loaded)
     models.push_back(
         {model->name, model->max_model_len, model->client->stats(), model->client->memory()});
+  MetricsOptions options{options_.version, options_.vllm_metrics, start_time_,
+                         log_ ? log_->exporter() : nullptr};
+  options.open_metrics =
+      request.header("accept").find("application/openmetrics-text") != std::string_view::npos;
   http::Response response;
-  response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-  response.body = metrics_text(
-      {options_.version, options_.vllm_metrics, start_time_, log_ ? log_->exporter() : nullptr},
-      models, *stats_, options_.http_stats);
+  response.content_type = options.open_metrics
+                              ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
+                              : "text/plain; version=0.0.4; charset=utf-8";
+  response.body = metrics_text(options, models, *stats_, options_.http_stats);
   return response;
 }
 
@@ -378,7 +383,7 @@ void Api::add_probes(http::Router& router) {
                  },
                  true),
              true);
-  router.add("GET", "/metrics", quick([this](const http::Request&) { return metrics(); }), true);
+  router.add("GET", "/metrics", quick([this](const http::Request& r) { return metrics(r); }), true);
 }
 
 void Api::add_routes(http::Router& router) {
@@ -420,6 +425,7 @@ void Api::add_routes(http::Router& router) {
   add_plain("/apply-template", &Api::apply_template);
   add_model_routes(router);
   add_adapter_routes(router);
+  add_operator_routes(router);
   add_compat_routes(*this, router);
 }
 

@@ -93,6 +93,11 @@ class Api {
   http::Response load_adapter(const Value& body);
   http::Response unload_adapter(const Value& body);
   void add_adapter_routes(http::Router& router);
+  // operators.cc
+  std::string salt_of(const std::string& tenant, const std::string& salt) const;
+  http::Response reset_cache(const http::Request& request);
+  http::Response abort_requests(const http::Request& request, const Value& body);
+  void add_operator_routes(http::Router& router);
   void add_tenant(const http::Request& request, GenerationParams& params) const;
 
   void answer_json(const http::ExchangePtr& exchange, const JsonAnswer& answer, uint64_t number,
@@ -118,7 +123,7 @@ class Api {
   http::Response tokenize(const Value& body) const;
   http::Response detokenize(const Value& body) const;
   http::Response apply_template(const Value& body) const;
-  http::Response metrics() const;
+  http::Response metrics(const http::Request& request) const;
   http::Response openapi() const;
   http::Response plan(const std::string& which) const;
   void add_probes(http::Router& router);
@@ -127,6 +132,7 @@ class Api {
   const int64_t start_time_;
   std::shared_ptr<GenerationStats> stats_ = std::make_shared<GenerationStats>();
   std::atomic<uint64_t> arrivals_{0};
+  std::atomic<uint64_t> cache_epoch_{0};  // how often the prefix cache was reset
   ApiKeys keys_, admin_;
   mutable std::mutex adapters_mutex_;
   std::map<std::string, std::shared_ptr<const ServedModel>> adapters_;

@@ -1,5 +1,6 @@
 #include "serve/openai/api_keys.h"
 
+#include <algorithm>
 #include <charconv>
 #include <sstream>
 
@@ -60,7 +61,7 @@ const ApiKey* ApiKeys::find(std::string_view given) const {
   return found;
 }
 
-std::shared_ptr<void> ApiKeys::admit(std::string_view given, Nanos now) {
+std::shared_ptr<Admission> ApiKeys::admit(std::string_view given, Nanos now) {
   const ApiKey* key = find(given);
   if (key == nullptr || (key->max_running == 0 && key->per_minute == 0)) return nullptr;
   std::lock_guard lock(mutex_);
@@ -78,10 +79,14 @@ std::shared_ptr<void> ApiKeys::admit(std::string_view given, Nanos now) {
         .with_retry_after(seconds(use->started.front() + kMinute - now));
   if (key->per_minute > 0) use->started.push_back(now);
   ++use->running;
-  return std::shared_ptr<void>(use.get(), [this, use](void*) {
-    std::lock_guard guard(mutex_);
-    --use->running;
-  });
+  return std::make_shared<Admission>(*this, use, now);
+}
+
+Admission::~Admission() {
+  std::lock_guard lock(keys_.mutex_);
+  --use_->running;
+  auto started = std::find(use_->started.begin(), use_->started.end(), start_);
+  if (!accepted_ && started != use_->started.end()) use_->started.erase(started);
 }
 
 }  // namespace tokamak::openai

@@ -23,6 +23,34 @@ void append(Piece& whole, Piece&& more) {
 
 }  // namespace
 
+void RunningRequests::add(const std::shared_ptr<Generation>& generation) {
+  std::lock_guard lock(mutex_);
+  running_.emplace(generation.get(), generation);
+}
+
+void RunningRequests::remove(const Generation& generation) {
+  std::lock_guard lock(mutex_);
+  running_.erase(&generation);
+}
+
+int64_t RunningRequests::abort(const std::vector<std::string>& ids, bool all,
+                               const std::optional<std::string>& tenant) {
+  std::vector<std::shared_ptr<Generation>> found;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [key, weak] : running_) {
+      auto generation = weak.lock();
+      if (generation == nullptr || (tenant && generation->tenant() != *tenant)) continue;
+      if (all || std::any_of(ids.begin(), ids.end(),
+                             [&](const std::string& id) { return generation->is(id); }))
+        found.push_back(std::move(generation));
+    }
+  }
+  for (const auto& generation : found)
+    generation->abort("The request was aborted.", ErrorCode::kInvalidArgument);
+  return std::ssize(found);
+}
+
 Generation::Generation(http::ExchangePtr exchange, Prepared request, std::unique_ptr<Shape> shape,
                        WorkerPool& pool, std::shared_ptr<GenerationStats> stats,
                        RequestContext context)
@@ -62,6 +90,8 @@ RequestSpec Generation::spec_of(const Prompt& prompt,
   spec.draft_tokens = params.draft_tokens;
   spec.prediction = params.prediction;
   spec.negative_prompt = params.negative_prompt;
+  const bool bos = !prompt.ids.empty() && prompt.ids[0] == request_.model->tokenizer->bos_id();
+  spec.keep = params.keep == 0 && bos ? 1 : params.keep;
   spec.score_prompt = (params.echo && params.logprobs >= 0) || params.prompt_logprobs >= 0;
   spec.priority = params.priority;
   spec.cache_salt = params.cache_salt;
@@ -86,18 +116,23 @@ void Generation::watch_client() {
   });
   exchange_->on_stop([weak = weak_from_this()] {
     auto self = weak.lock();
-    if (self == nullptr) return;
-    Delta delta;
-    delta.choice = -1;  // all of them
-    delta.finish = Finish::kCancelled;
-    delta.error = "The server is shutting down.";
-    self->push(0, std::move(delta));
+    if (self != nullptr) self->abort("The server is shutting down.", ErrorCode::kUnavailable);
   });
+}
+
+void Generation::abort(const char* why, ErrorCode code) {
+  Delta delta;
+  delta.choice = -1;  // all of them
+  delta.finish = Finish::kError;
+  delta.error = why;
+  delta.error_code = code;
+  push(0, std::move(delta));
 }
 
 void Generation::start() {
   self_ = shared_from_this();
   watch_client();
+  stats_->requests.add(self_);
   auto sample = std::make_shared<const SampleSpec>(request_.params.sample);
   for (size_t part = 0; part < parts_.size(); ++part) {
     bool gone = false;
@@ -231,6 +266,7 @@ void Generation::handle(Arrival& arrival) {
     cached_tokens_ += delta.cached_tokens;  // the other choices share its prompt
   drafted_ += delta.drafted;
   accepted_ += delta.accepted;
+  shifted_ = shifted_ || delta.shifted;
   bool known = delta.choice >= 0 && delta.choice < request_.params.n;
   if (!known || (delta.finish != Finish::kNone && delta.finish != Finish::kStop &&
                  delta.finish != Finish::kLength)) {
@@ -267,6 +303,12 @@ Usage Generation::usage() const {
   usage.drafted_tokens = drafted_;
   usage.accepted_tokens = accepted_;
   for (const Choice& choice : choices_) usage.reasoning_tokens += choice.reasoning_tokens();
+  usage.truncated = shifted_;
+  const int64_t limit = request_.model->max_model_len;
+  for (size_t i = 0; i < choices_.size() && limit > 0; ++i) {
+    const Prompt& prompt = request_.prompts[i / static_cast<size_t>(request_.params.n)];
+    if (std::ssize(prompt.ids) + choices_[i].tokens() >= limit) usage.truncated = true;
+  }
   if (first_token_ > 0) {
     usage.prompt_time = first_token_ - context_.start;
     usage.answer_time = SteadyClock().now() - first_token_;
@@ -326,9 +368,10 @@ void Generation::break_off(const Delta& delta) {
                                                              : "The server had an error.";
   Usage so_far = usage();
   log_end(status, message, &so_far);
-  const char* code = delta.finish == Finish::kTimeout ? "deadline_exceeded"
-                     : status == 429                  ? "queue_full"
-                                                      : "";
+  const char* code = delta.finish == Finish::kTimeout    ? "deadline_exceeded"
+                     : status == 429                     ? "queue_full"
+                     : delta.choice < 0 && status == 400 ? "request_aborted"
+                                                         : "";
   http::Response response = shape_->error(http::error_response(status, message, "", "", code));
   response.headers.emplace_back("traceparent", context_.trace.header());
   add_request_id(response.headers);

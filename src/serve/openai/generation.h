@@ -3,8 +3,11 @@
 // client's connection and the answer format.
 #include <atomic>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "serve/http/message.h"
@@ -16,8 +19,26 @@
 
 namespace tokamak::openai {
 
+class Generation;
+
+// The requests that run, so that they can be aborted. Thread-safe.
+class RunningRequests {
+ public:
+  void add(const std::shared_ptr<Generation>& generation);
+  void remove(const Generation& generation);
+  // Aborts those with one of these ids, or all; only those of the tenant if there is one. Returns
+  // how many.
+  int64_t abort(const std::vector<std::string>& ids, bool all,
+                const std::optional<std::string>& tenant);
+
+ private:
+  std::mutex mutex_;
+  std::map<const Generation*, std::weak_ptr<Generation>> running_;
+};
+
 // Counters of all generations of a server; read from any thread.
 struct GenerationStats {
+  RunningRequests requests;
   std::atomic<int64_t> running{0}, finished{0}, cancelled{0}, failed{0};
   std::atomic<int64_t> prompt_tokens{0}, completion_tokens{0}, cached_tokens{0};
 };
@@ -43,6 +64,14 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // what
   // was already submitted.
   void start();
+  ~Generation() { stats_->requests.remove(*this); }
+
+  // Ends the answer with an error. Any thread.
+  void abort(const char* why, ErrorCode code);
+  bool is(const std::string& id) const {
+    return id == request_.params.request_id || id == shape_->id();
+  }
+  const std::string& tenant() const { return request_.params.tenant; }
 
  private:
   struct Part {  // one prompt
@@ -95,7 +124,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   int64_t cached_tokens_ = 0, drafted_ = 0, accepted_ = 0;
   Nanos first_token_ = 0;
   size_t open_choices_ = 0;
-  bool over_ = false;
+  bool over_ = false, shifted_ = false;
 };
 
 }  // namespace tokamak::openai

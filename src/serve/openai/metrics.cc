@@ -72,6 +72,10 @@ constexpr IntegerRow kCounters[] = {
     {"jump_forwards_total", "", "Runs of tokens that a grammar forced, appended without steps.",
      &EngineStats::jumps},
     {"jump_forward_tokens_total", "", "Their tokens: steps saved.", &EngineStats::jump_tokens},
+    {"context_shifts_total", "", "Times that a full context was shifted.",
+     &EngineStats::context_shifts},
+    {"context_shift_tokens_total", "", "Tokens that shifts dropped from the context.",
+     &EngineStats::shifted_tokens},
     {"requests_rejected_total", "", "Requests rejected: queue full, or too large to ever fit.",
      &EngineStats::requests_rejected},
 };
@@ -364,7 +368,7 @@ void write_process(PrometheusText& out, const MetricsOptions& options,
 
 std::string metrics_text(const MetricsOptions& options, const std::vector<ModelMetrics>& models,
                          const GenerationStats& answers, const http::ServerStats* http) {
-  PrometheusText out;
+  PrometheusText out(options.open_metrics);
   EngineFamilies(out, models, false).write();
   write_memory(out, models);
   write_mapped(out, models);

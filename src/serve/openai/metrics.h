@@ -15,6 +15,7 @@ struct MetricsOptions {
   bool vllm_names = false;  // also export the same numbers under vLLM's names
   int64_t start_time = 0;   // unix seconds
   const TraceExporter* traces = nullptr;
+  bool open_metrics = false;  // the OpenMetrics format
 };
 
 struct ModelMetrics {
@@ -24,7 +25,7 @@ struct ModelMetrics {
   EngineMemory memory;
 };
 
-// Prometheus text. http may be nullptr. Does not reset anything.
+// Prometheus text or OpenMetrics. http may be nullptr. Does not reset anything.
 std::string metrics_text(const MetricsOptions& options, const std::vector<ModelMetrics>& models,
                          const GenerationStats& answers, const http::ServerStats* http);
 

@@ -354,6 +354,9 @@ GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t 
                   "'prompt_logprobs' is not available with 'stream'.");
   }
 
+  params.keep =
+      static_cast<int32_t>(fields.integer("n_keep", -1, INT32_MAX).value_or(model.shift_keep));
+  fields.integer("n_discard", 0, model.context_shift ? 0 : INT32_MAX);  // a shift drops half
   read_beams(fields, params);
   read_speculative(fields, model, params);
   read_prediction(fields, model, params);

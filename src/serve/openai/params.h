@@ -38,6 +38,7 @@ struct GenerationParams {
   int32_t draft_tokens = -1;  // RequestSpec::draft_tokens
   std::vector<int32_t> prediction;
   std::vector<int32_t> negative_prompt;  // RequestSpec::negative_prompt
+  int32_t keep = 0;                      // RequestSpec::keep
   int priority = 0;
   std::string cache_salt, tenant, request_id;
   double timeout_seconds = 0;  // 0: none

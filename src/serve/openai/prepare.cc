@@ -53,7 +53,8 @@ void truncate_prompts(Fields& fields, Prepared& request) {
   }
 }
 
-// Fills in max_tokens and rejects what cannot fit.
+// Fills in max_tokens and rejects what cannot fit. With context shift an answer may be longer than
+// the context, if the request says so.
 void fit_context(Prepared& request, const char* param, std::optional<int64_t> fallback,
                  bool clamp) {
   request.prompt_param = param;
@@ -71,10 +72,12 @@ void fit_context(Prepared& request, const char* param, std::optional<int64_t> fa
                 "This model's maximum context length is {} tokens. However, your {} resulted in {} "
                 "tokens. Please reduce the length of the {}.",
                 limit, param, longest, param);
+  const bool endless = request.model->context_shift && request.params.beams == 0;
   if (!wanted && fallback) wanted = std::min(*fallback, limit - longest);
+  if (wanted == -1 && endless) wanted = INT32_MAX;
   if (!wanted || *wanted == -1) wanted = limit - longest;
-  if (clamp) wanted = std::min(*wanted, limit - longest);
-  if (longest + *wanted > limit)
+  if (clamp && !endless) wanted = std::min(*wanted, limit - longest);
+  if (longest + *wanted > limit && !endless)
     bad_request(
         param, "context_length_exceeded",
         "This model's maximum context length is {} tokens. However, you requested {} tokens "

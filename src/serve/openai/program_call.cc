@@ -84,6 +84,7 @@ void Api::run_program(const http::ExchangePtr& exchange, const Value& body, uint
   host.timeout_seconds = options_.request_timeout_seconds;
   std::make_shared<ProgramCall>(exchange, std::move(request), *programs_, stats_, admitted)
       ->start();
+  if (admitted.slot != nullptr) admitted.slot->accept();
 }
 
 void Api::resume_program(const http::ExchangePtr& exchange, const Value& body, uint64_t,

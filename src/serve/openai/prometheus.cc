@@ -21,8 +21,15 @@ void add_label(std::string& labels, std::string_view name, std::string_view valu
 void PrometheusText::family(std::string_view name, Type type, std::string_view help) {
   constexpr const char* kTypes[] = {"counter", "gauge", "histogram"};
   name_ = name;
+  // In OpenMetrics the family of a counter has the name without the suffix of its samples.
+  if (open_ && type == Type::kCounter && name.ends_with("_total")) name.remove_suffix(6);
   fmt::format_to(std::back_inserter(text_), "# HELP {} {}\n# TYPE {} {}\n", name, help, name,
                  kTypes[static_cast<int>(type)]);
+}
+
+std::string PrometheusText::take() {
+  if (open_) text_ += "# EOF\n";
+  return std::move(text_);
 }
 
 void PrometheusText::line(std::string_view suffix, std::string_view labels, std::string_view more,

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/value.h"
 #include "serve/http/message.h"
+#include "serve/openai/api_keys.h"
 #include "serve/openai/trace_exporter.h"
 
 namespace tokamak::openai {
@@ -42,7 +43,7 @@ struct RequestContext {
   std::string route, remote;
   Nanos start = 0;
   RequestLog* log = nullptr;                               // may be nullptr
-  std::shared_ptr<void> slot;                              // of ApiKeys::admit()
+  std::shared_ptr<Admission> slot;                         // nullptr: the key has no limits
   Value line(int status, const std::string& error) const;  // the beginning of every line
 };
 

@@ -48,6 +48,7 @@ struct Usage {
   int64_t drafted_tokens = 0, accepted_tokens = 0;  // speculation: tried, and those that held
   int64_t reasoning_tokens = 0;            // part of completion_tokens; only for reasoning models
   Nanos prompt_time = 0, answer_time = 0;  // to the first token, and from it until now
+  bool truncated = false;                  // the context was full
 };
 
 struct ShapeOptions {
