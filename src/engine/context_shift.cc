@@ -193,7 +193,8 @@ ContextShift::~ContextShift() = default;
 RequestId ContextShift::submit(RequestSpec spec, Sink sink) {
   const int64_t limit = inner_->info().max_model_len;
   const int64_t room = limit - std::ssize(spec.prompt);
-  if (spec.max_tokens <= room || room <= 0 || spec.beams > 0 || spec.pool || spec.n < 1)
+  if (spec.max_tokens <= room || room <= 0 || spec.beams > 0 || spec.pool || spec.guided() ||
+      spec.n < 1)
     return inner_->submit(std::move(spec), std::move(sink));
   auto answer = std::make_shared<ShiftAnswer>();
   answer->sink = std::move(sink);

@@ -8,12 +8,12 @@
 
 namespace tokamak {
 
-// A Client in front of another one. Requests that fit the context, beam searches and vectors pass
-// unchanged. A longer one runs as several requests of the inner client; after a shift it waits for
-// a place like a new request, and ends with Finish::kLength if the inner client does not accept it.
-// Choice c continues with noise keyed by (seed, c, number of shifts), so that a seed still gives
-// the same answer; penalties that look at the answer only start again, as does Mirostat.
-// Any thread. Requests must end before the inner client is destroyed.
+// A Client in front of another one. Requests that fit the context, beam searches, guided requests
+// and vectors pass unchanged. A longer one runs as several requests of the inner client; after a
+// shift it waits for a place like a new request, and ends with Finish::kLength if the inner client
+// does not accept it. Choice c continues with noise keyed by (seed, c, number of shifts), so that a
+// seed still gives the same answer; penalties that look at the answer only start again, as does
+// Mirostat. Any thread. Requests must end before the inner client is destroyed.
 class ContextShift final : public Client {
  public:
   explicit ContextShift(std::shared_ptr<Client> inner);
