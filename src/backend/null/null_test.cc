@@ -168,6 +168,40 @@ TEST(Null, PhasesDraftAndVerify) {
   EXPECT_GT(agreed, 0);
 }
 
+// Two sequences, of which the first guides the second: its history decides too.
+TEST(Null, AGuideIsAnEarlierOutputThatChoosesNothing) {
+  auto guided = [](int32_t guide_id) {
+    StepInputs in = one_sequence({guide_id, 7}, 0);
+    in.pos = in.slot = {0, 0};
+    in.seq = {0, 1};
+    in.q_start = {0, 1, 2};
+    in.kv_len = {1, 1};
+    in.row = {0, 1};
+    in.out_rows = {0, 1};
+    in.samples.assign(2, in.samples[0]);
+    in.samples[0].mode = SampleRow::Mode::kHidden;
+    in.samples[1].guide = 0;
+    in.samples[0].position = in.samples[1].position = 1;
+    for (auto& t : in.tables) {
+      t.blocks.insert(t.blocks.end(), t.blocks.begin(), t.blocks.end());
+      for (size_t i = t.blocks.size() / 2; i < t.blocks.size(); ++i) t.blocks[i] += 5;
+    }
+    return in;
+  };
+  int differ = 0;
+  for (int32_t id = 2; id < 12; ++id)
+    differ += Device().run(guided(1)).ids[1] != Device().run(guided(id)).ids[1];
+  EXPECT_GT(differ, 7);
+  for (int32_t guide : {-2, 1, 5}) {
+    StepInputs wrong = guided(1);
+    wrong.samples[1].guide = guide;
+    EXPECT_THROW(Device().run(wrong), Error) << guide;
+  }
+  StepInputs wrong = guided(1);
+  wrong.samples[0].mode = SampleRow::Mode::kSample;  // it would choose for another row
+  EXPECT_THROW(Device().run(wrong), Error);
+}
+
 // A mask may come after later steps were submitted: they wait for the token.
 TEST(Null, MasksComeBeforeCollect) {
   NullOptions o;
