@@ -22,7 +22,7 @@ export async function startRag(panel, tab, model) {
   const answer = element("div", {id: "rag-answer"}), sources = element("ol", {id: "rag-sources"});
   answer.setAttribute("aria-live", "polite");
   sources.setAttribute("aria-label", "Sources");
-  const note = element("p", {className: "hint", textContent: `${about.passages} passages of ${about.files} files, found with ${about.model}.`});
+  const note = element("p", {className: "hint", textContent: `Passages: ${about.passages}. Files: ${about.files}. Embedding model: ${about.model}.`});
   let running = null;
   const stop = button("Stop", () => running?.abort(), {id: "rag-stop", hidden: true});
 
