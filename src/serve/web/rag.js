@@ -1,4 +1,4 @@
-// The documents tab: a question about the indexed folder, the answer of the model and the passages it was given.
+// The tab "Docs": a question about the indexed folder, the answer of the model and the passages it was given.
 import {render} from "/web/markdown.js";
 import {events, getJson, post} from "/web/server.js";
 import {button, element} from "/web/view.js";
