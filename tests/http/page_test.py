@@ -90,7 +90,7 @@ class Page(unittest.TestCase):
     def test_documents(self):
         page = self.open()
         page.locator("#tab-rag").click()
-        self.assertIn("2 passages of 1 files", page.locator("#panel-rag").inner_text())
+        self.assertIn("Passages: 2. Files: 1.", page.locator("#panel-rag").inner_text())
         page.locator("#rag-query").fill("the moon")
         page.locator("#rag-ask").click()
         page.wait_for_selector("#rag-sources li")

@@ -1,4 +1,4 @@
-// The documents tab: a question about the indexed folder, the answer of the model and the passages it was given.
+// The tab "Docs": a question about the indexed folder, the answer of the model and the passages it was given.
 import {render} from "/web/markdown.js";
 import {events, getJson, post} from "/web/server.js";
 import {button, element} from "/web/view.js";
@@ -22,7 +22,7 @@ export async function startRag(panel, tab, model) {
   const answer = element("div", {id: "rag-answer"}), sources = element("ol", {id: "rag-sources"});
   answer.setAttribute("aria-live", "polite");
   sources.setAttribute("aria-label", "Sources");
-  const note = element("p", {className: "hint", textContent: `${about.passages} passages of ${about.files} files, found with ${about.model}.`});
+  const note = element("p", {className: "hint", textContent: `Passages: ${about.passages}. Files: ${about.files}. Embedding model: ${about.model}.`});
   let running = null;
   const stop = button("Stop", () => running?.abort(), {id: "rag-stop", hidden: true});
 
