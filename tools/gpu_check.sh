@@ -2,7 +2,7 @@
 # Builds, tests and measures on an x86-64 machine where nothing can be installed: one call, one log.
 #   tools/gpu_check.sh [kernels|all]     default: kernels (the lanes up to backend/ and the op tests)
 #   tools/gpu_check.sh backend           tests of the cuda backend on the device, and the speed of its ops
-#   tools/gpu_check.sh cuda [part ...]   tests and measures the CUDA kernels (tests/cuda/decode_bench.cc)
+#   tools/gpu_check.sh cuda [part ...]   tests and measures the CUDA kernels (tests/cuda/decode_bench.cc; part sanitize: compute-sanitizer)
 # The first two forms need g++ (C++20), cmake, ninja there, and .deps/amd64 from tools/fetch_amd64_deps.sh beside the sources; the second
 # also build/kernels from tools/build_kernels.sh and the folder of tools/tiny_models.py in build/tiny_models and the models of the test cuda_stream in build/stream_models. The third needs g++ alone, fmt's headers (CPATH), and the kernels in build/kernels from tools/build_kernels.sh.
 # Everything is done in build/gpu-check; what earlier calls built there is used again.
@@ -28,16 +28,23 @@ if [ "$what" = cuda ]; then
   step build
   sources="$(ls tests/cuda/*.cc) src/backend/cuda/decode_pack.cc src/backend/cuda/decode_stream.cc src/backend/cuda/driver.cc src/backend/cuda/few_rows_launch.cc
     src/backend/cuda/paged_attention.cc src/backend/cuda/prefill_launch.cc src/backend/common/sampler.cc
-    src/backend/common/sample_table.cc $(ls src/backend/common/token_chooser*.cc) src/backend/common/logits_math.cc
+    src/backend/common/sample_table.cc $(ls src/backend/common/token_chooser*.cc) src/backend/common/logits_math.cc src/backend/common/mirostat.cc
     src/ops/sampling_rows.cc src/base/rng.cc src/base/error.cc src/plan/step.cc"
   for source in $sources; do echo "$source"; done | xargs -P "$(nproc)" -I{} bash -c \
     'g++ -std=c++20 -O2 -w -ffp-contract=off -DFMT_HEADER_ONLY -Iinclude -Isrc -Itests/cuda -c "$1" -o "$2/$(echo "$1" | tr / _).o"' _ {} "$build/cuda" \
     || fail "compile"
   g++ "$build"/cuda/*.o -o "$build/decode_bench" -ldl -lpthread || fail "link"
-  [ $# -gt 0 ] || set -- decode decode-large attention prefill sample products decode-time attention-time prefill-time sample-time products-time
+  [ $# -gt 0 ] || set -- decode decode-large attention prefill sample products decode-time attention-time prefill-time sample-time products-time fused-time
   status=0
   for part in "$@"; do
     step "$part"
+    if [ "$part" = sanitize ]; then
+      for tool in memcheck initcheck synccheck racecheck; do
+        timeout 100 compute-sanitizer --tool "$tool" --error-exitcode 1 "$build/decode_bench" build/kernels products-tiny | tail -n 1 ||
+          { echo "$tool: failed"; status=1; }
+      done
+      continue
+    fi
     timeout 100 "$build/decode_bench" build/kernels "$part" || { echo "$part: status $?"; status=1; }
   done
   step "done, status $status"
@@ -82,7 +89,13 @@ if [ "$what" = backend ]; then
   step devices
   "$build/tokamak" inspect --devices || status=1
   step ops
-  timeout 120 "$build/tests/ops/op_tests" --backend cuda || status=1
+  parts="$(nproc)"  # references are computed on the CPU
+  for i in $(seq "$parts"); do
+    { timeout 200 "$build/tests/ops/op_tests" --backend cuda --part "$i/$parts" || echo "part $i: status $?"; } >"$build/ops.$i.log" 2>&1 &
+  done
+  wait
+  for i in $(seq "$parts"); do tail -n 1 "$build/ops.$i.log"; done
+  ! grep -hE 'FAILED|: status' "$build"/ops.*.log || status=1
   for name in models stream engine; do
     step "$name"
     timeout 200 "$build/tests/cuda_backend/cuda_${name}_test" --gtest_brief=1 || status=1

@@ -9,6 +9,8 @@
 #include <fstream>
 #include <thread>
 
+#include "api/open.h"
+
 namespace tokamak {
 namespace {
 
@@ -101,6 +103,16 @@ TEST(Api, OptionsAreNamedWithTheirRange) {
   EXPECT_EQ(message({.buckets = {0, 8}}), "a bucket is 0, but must be from 1 to 1048576");
   EXPECT_NE(message({.speculative = "magic"}).find("the method \"magic\" is unknown"),
             std::string::npos);
+}
+
+TEST(Api, EverySequenceOfAStepMayChooseAToken) {
+  OpenOptions o;
+  o.max_sequences = 128;
+  EXPECT_EQ(compile_options(o).max_logit_rows, 128);
+  o.max_sequences = 8;
+  EXPECT_EQ(compile_options(o).max_logit_rows, 64);
+  o.max_logit_rows = 16;
+  EXPECT_EQ(compile_options(o).max_logit_rows, 16);
 }
 
 TEST(Api, EveryWayToGenerateGivesTheSameAnswer) {

@@ -75,7 +75,9 @@ CompileOptions compile_options(const OpenOptions& o) {
   options.machine = o.machine_file;
   options.max_sequences = value_or(o.max_sequences, kDefaultSequences);
   options.max_tokens = value_or(o.max_step_tokens, kDefaultStepTokens);
-  options.max_logit_rows = value_or(o.max_logit_rows, kDefaultLogitRows);
+  // Every sequence of a step may choose a token.
+  options.max_logit_rows =
+      value_or(o.max_logit_rows, std::max<int64_t>(kDefaultLogitRows, options.max_sequences));
   options.context = o.context;
   options.exit_layers = o.exit_layers;
   options.max_context = value_or(o.max_context, kDefaultContext);

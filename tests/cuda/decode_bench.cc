@@ -1,7 +1,7 @@
 // Tests and measures the CUDA kernels on a GPU: decode_bench <folder with *.fatbin> [part ...]
 // Parts: decode, decode-tiny (for compute-sanitizer), decode-large, decode-time, attention,
 // attention-time, prefill, prefill-time, sample, sample-time, products, products-tiny,
-// products-time.
+// products-time, fused-time.
 #include "decode_bench.h"
 
 using namespace tokamak;
@@ -41,6 +41,7 @@ int run(const std::string& folder, const std::vector<std::string>& parts) {
       if (part == "products") check_few_rows(few_rows, false);
       if (part == "products-tiny") check_few_rows(few_rows, true);
       if (part == "products-time") time_few_rows(few_rows);
+      if (part == "fused-time") time_fused(few_rows, read_kernels(folder + "/op_layer.fatbin"));
     } catch (const Error& e) {
       report.expect(false, fmt::format("{}: {}", part, e.what()));
     }

@@ -30,5 +30,6 @@ void check_sample(SampleContext& context);
 void time_sample(SampleContext& context);
 void check_few_rows(FewRowsContext& context, bool tiny);
 void time_few_rows(FewRowsContext& context);
+void time_fused(FewRowsContext& context, const std::vector<char>& layer_kernels);
 
 }  // namespace tokamak::cuda

@@ -1,7 +1,9 @@
 // Products of few rows against double precision, and their speed.
 #include <cmath>
+#include <functional>
 
 #include "backend/cuda/few_rows_launch.h"
+#include "backend/cuda/ops/args.h"
 #include "decode_bench.h"
 
 namespace tokamak::cuda {
@@ -115,6 +117,19 @@ void check_product(FewRowsContext& c, FewRowsRunner& runner, const Matrices& t, 
                   in_flight, difference / power, same ? "" : ", other bits in another run"));
 }
 
+// Milliseconds of what `launch` launches, in one graph.
+double time_graph(const Stream& stream, const std::function<void()>& launch) {
+  Handle graph = nullptr, exec = nullptr;
+  check(driver().capture_begin(stream.get(), 1), "capturing");
+  launch();
+  check(driver().capture_end(stream.get(), &graph), "capturing");
+  check(driver().graph_instantiate(&exec, graph, 0), "making a graph");
+  const double ms = stream.time(12, [&] { driver().graph_launch(exec, stream.get()); });
+  driver().graph_exec_destroy(exec);
+  driver().graph_destroy(graph);
+  return ms;
+}
+
 // The products of some layers in one graph, as a step has them.
 void time_layers(FewRowsContext& c, FewRowsRunner& runner, const char* name, int64_t hidden,
                  int64_t qkv, int64_t heads, int64_t mlp, int64_t rows, int in_flight) {
@@ -128,17 +143,43 @@ void time_layers(FewRowsContext& c, FewRowsRunner& runner, const char* name, int
     all.emplace_back(c.filler, rows, hidden, mlp, false, false);
   }
   for (const Matrices& m : all) bytes += m.weight_bytes();
-  Handle graph = nullptr, exec = nullptr;
-  check(driver().capture_begin(c.stream.get(), 1), "capturing");
-  for (const Matrices& m : all) runner.launch(c.stream, m.p, in_flight, true);
-  check(driver().capture_end(c.stream.get(), &graph), "capturing");
-  check(driver().graph_instantiate(&exec, graph, 0), "making a graph");
-  const double ms = c.stream.time(12, [&] { driver().graph_launch(exec, c.stream.get()); });
-  driver().graph_exec_destroy(exec);
-  driver().graph_destroy(graph);
+  const double ms = time_graph(c.stream, [&] {
+    for (const Matrices& m : all) runner.launch(c.stream, m.p, in_flight, true);
+  });
   c.report.timing(fmt::format("{} layers, {} rows, {} in flight", name, rows, in_flight), ms,
                   bytes);
 }
+
+// residual += delta, y = norm(residual), with memory of its own.
+struct AddNorm {
+  int64_t rows, n;
+  Buffer residual, delta, w, y;
+  AddNorm(const Filler& filler, int64_t r, int64_t width) : rows(r), n(width) {
+    const auto count = static_cast<size_t>(r * width);
+    residual = Buffer(count * 4);
+    delta = Buffer(count * 2);
+    w = Buffer(static_cast<size_t>(width) * 2);
+    y = Buffer(count * 2);
+    filler.bf16(delta.address(), count, kInputs);
+    filler.bf16(w.address(), static_cast<size_t>(width), kInputs);
+    check(driver().stream_wait(nullptr), "filling values");
+  }
+  void launch(const Stream& stream, Handle function) const {
+    AddNormArgs args{};
+    args.residual = residual.as<float>();
+    args.delta = delta.as<uint16_t>();
+    args.w = w.as<void>();
+    args.y = y.as<uint16_t>();
+    args.n = n;
+    args.eps = 1e-5f;
+    args.tw = DType::kBF16;
+    LaunchAttribute overlap;
+    LaunchConfig config{
+        {static_cast<unsigned>(rows), 1, 1}, {kNormThreads, 1, 1}, 0, stream.get(), &overlap, 1};
+    void* arguments[] = {&args};
+    check(driver().launch_ex(&config, function, arguments, nullptr), "launching a norm");
+  }
+};
 
 }  // namespace
 
@@ -175,6 +216,38 @@ void time_few_rows(FewRowsContext& c) {
       time_layers(c, runner, "8B", 4096, 6144, 4096, 14336, rows, in_flight);
       time_layers(c, runner, "1.7B", 2048, 4096, 2048, 6144, rows, in_flight);
     }
+}
+
+// Small parts of a layer in one graph. Each launch has other data, so that the cache is of no use.
+void time_fused(FewRowsContext& c, const std::vector<char>& layer_kernels) {
+  constexpr int kProducts = 8, kNorms = 48;
+  FewRowsRunner runner(c);
+  KernelModule module(layer_kernels.data());
+  const Handle norm = module.function("op_add_norm");
+  std::vector<AddNorm> norms, wide;
+  std::vector<Matrices> products, gated;
+  for (int i = 0; i < kProducts; ++i) {
+    norms.emplace_back(c.filler, 2, 4096);
+    products.emplace_back(c.filler, 2, 6144, 4096, false, false);
+    products.back().p.x = norms.back().y.address();
+    gated.emplace_back(c.filler, 8, 4096, 4096, true, false);
+  }
+  for (int i = 0; i < kNorms; ++i) wide.emplace_back(c.filler, 64, 8192);
+  auto each = [&](const char* name, int count, double bytes, const std::function<void(size_t)>& f) {
+    const double ms = time_graph(c.stream, [&] {
+      for (int i = 0; i < count; ++i) f(static_cast<size_t>(i));
+    });
+    c.report.timing(fmt::format("{}, one of {}", name, count), ms / count, bytes);
+  };
+  each("RMSNorm + product, 2 x 4096, 4096 x 6144", kProducts, products[0].weight_bytes(),
+       [&](size_t i) {
+         norms[i].launch(c.stream, norm);
+         runner.launch(c.stream, products[i].p, 2, false);
+       });
+  each("gated MLP, 8 rows, two 4096 x 4096", kProducts, gated[0].weight_bytes(),
+       [&](size_t i) { runner.launch(c.stream, gated[i].p, 2, false); });
+  each("residual + RMSNorm, 64 x 8192", kNorms, 64.0 * 8192 * (4 + 2 + 4 + 2),
+       [&](size_t i) { wide[i].launch(c.stream, norm); });
 }
 
 }  // namespace tokamak::cuda

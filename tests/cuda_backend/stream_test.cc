@@ -103,6 +103,47 @@ TEST_P(CudaStream, LogitsAreThoseOfTheReferenceInEveryBatch) {
   EXPECT_LE(error, 5e-4);
 }
 
+// Graphs that are replayed give the bits of launches one by one, and the logits of plans that run
+// op by op, while batches change from step to step and sequences end and begin.
+TEST_P(CudaStream, ManyStepsOfChangingBatchesAreThoseOfSingleLaunches) {
+  auto without = [&](const std::vector<const char*>& switches) {
+    for (const char* s : switches) setenv(s, "0", 1);
+    auto made = std::make_unique<ModelRunner>(path_, options("cuda"));
+    for (const char* s : switches) unsetenv(s);
+    return made;
+  };
+  const auto replayed = without({}), launched = without({"TOKAMAK_CUDA_GRAPHS"});
+  const auto by_op = without({"TOKAMAK_CUDA_GRAPHS", "TOKAMAK_CUDA_STREAM", "TOKAMAK_CUDA_LAYERS"});
+  SampleSpec greedy;
+  greedy.temperature = 0;
+  for (ModelRunner* r : {replayed.get(), launched.get(), by_op.get()})
+    r->edit = [&](StepInputs& step) { sample_all(step, greedy); };
+  const int sequences = on_gpu() ? 8 : 3, steps = on_gpu() ? 1000 : 5;
+  constexpr int kLongest = 100;
+  std::vector<int> lengths(static_cast<size_t>(sequences));
+  double worst = 0;
+  for (int step = 0; step < steps; ++step) {
+    const int batch = 1 + step * step / 3 % sequences;
+    std::vector<ModelRunner::Part> parts;
+    for (int b = 0; b < batch; ++b) {
+      const int s = (step / 5 + b) % sequences;
+      if (int& length = lengths[static_cast<size_t>(s)]; ++length > kLongest - 9 * s) {
+        length = 1;
+        for (ModelRunner* r : {replayed.get(), launched.get(), by_op.get()}) r->restart(s);
+      }
+      parts.push_back({s, {(step * 31 + s * 7) % 251}});
+    }
+    const auto got = replayed->decode(parts);
+    ASSERT_EQ(got, launched->decode(parts)) << "step " << step << ", batch " << batch;
+    const auto want = by_op->decode(parts);
+    for (size_t b = 0; b < got.size(); ++b)
+      worst = std::max(worst, nmse(got[b], {want[b].begin(), want[b].end()}));
+  }
+  std::printf("worst nmse of a row in %d steps, %s: %.2e\n", steps, GetParam(), worst);
+  EXPECT_GT(worst, 0) << "the same kernels ran";
+  EXPECT_LE(worst, 2e-3);
+}
+
 // What rows may ask for, and whether the device does it.
 struct Asked {
   SampleSpec spec;

@@ -17,10 +17,10 @@ template <int kRows_>  // of values
 struct FewRowsConfig {
   static constexpr int kRows = kRows_, kBoxes = kFewRowsBoxes;
   static constexpr int kStages = few_rows_stages(kRows);
+  static constexpr int kValueStages = few_rows_value_stages(kRows);
   static constexpr int kWeightBytes = kBoxes * 2 * kBoxBytes;
   static constexpr int kValueBytes = kBoxes * kRows * 128;
-  static constexpr int kStageBytes = kWeightBytes + kValueBytes;
-  static_assert(kStageBytes == few_rows_stage(kRows));
+  static_assert(kValueBytes % 1024 == 0);
 };
 
 template <class C>
@@ -31,25 +31,28 @@ struct FewRowsShared {
   __device__ explicit FewRowsShared(unsigned char* memory) {
     const uint32_t at = shared_address(memory), past = (1024 - at % 1024) % 1024;
     stages = memory + past;
-    barriers = reinterpret_cast<uint64_t*>(stages + C::kStages * C::kStageBytes);
+    barriers = reinterpret_cast<uint64_t*>(stages + C::kStages * C::kWeightBytes +
+                                           C::kValueStages * C::kValueBytes);
   }
   __device__ uint32_t weights(int stage) const {
-    return shared_address(stages + stage * C::kStageBytes);
+    return shared_address(stages + stage * C::kWeightBytes);
   }
-  __device__ uint32_t values(int stage) const { return weights(stage) + C::kWeightBytes; }
+  __device__ uint32_t values(int stage) const {
+    return weights(C::kStages) + stage * C::kValueBytes;
+  }
   __device__ uint32_t weights_full(int stage) const { return shared_address(barriers + stage); }
-  __device__ uint32_t values_full(int stage) const {
+  __device__ uint32_t empty(int stage) const {  // the unit with these weights is done
     return shared_address(barriers + C::kStages + stage);
   }
-  __device__ uint32_t empty(int stage) const {
+  __device__ uint32_t values_full(int stage) const {
     return shared_address(barriers + 2 * C::kStages + stage);
   }
   __device__ void init() const {  // by one thread; a barrier of the block has to follow
     for (int s = 0; s < C::kStages; ++s) {
       barrier_init(weights_full(s), 1);
-      barrier_init(values_full(s), 1);
       barrier_init(empty(s), kMultipliers / 32);
     }
+    for (int s = 0; s < C::kValueStages; ++s) barrier_init(values_full(s), 1);
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
 };
@@ -65,13 +68,13 @@ __device__ void wait_barrier(uint32_t barrier, uint32_t phase) {
   }
 }
 
-// The place of a turn in the ring.
-template <class C>
+// The place of a turn in a ring.
+template <int kStages>
 struct RingPlace {
   int stage = 0;
   uint32_t phase = 0;
   __device__ void next() {
-    if (++stage < C::kStages) return;
+    if (++stage < kStages) return;
     stage = 0;
     phase ^= 1;
   }
@@ -84,73 +87,54 @@ __device__ __forceinline__ int first_unit(const FewRowsArgs& a, int block) {
   return static_cast<int>(static_cast<int64_t>(s.tiles) * s.steps * block / s.blocks);
 }
 
-// By one thread.
+// The weights, by one thread.
 template <class C>
-class FewRowsProducer {
- public:
-  __device__ FewRowsProducer(const FewRowsArgs& a, const FewRowsShared<C>& shared)
-      : a_(a),
-        shared_(shared),
-        steps_(a.sums.shares.steps),
-        unit_(first_unit(a, blockIdx.x)),
-        end_(first_unit(a, blockIdx.x + 1)) {
-    prefetch_map(&a.x);
-  }
-
-  __device__ void run() {
-    const int begin = unit_, ahead = min(C::kStages, end_ - begin);
+__device__ void load_weights(const FewRowsArgs& a, const FewRowsShared<C>& shared) {
+  const int steps = a.sums.shares.steps, begin = first_unit(a, blockIdx.x);
+  const int end = first_unit(a, blockIdx.x + 1);
+  RingPlace<C::kStages> place, landed;
 #pragma unroll 1
-    for (int i = 0; i < ahead; ++i) load_weights();
-    wait_for_earlier();
-    RingPlace<C> place;
-#pragma unroll 1
-    for (int i = 0; i < ahead; ++i, place.next()) load_values(place, begin + i);
-#pragma unroll 1
-    while (unit_ < end_) {
-      const RingPlace<C> now = place_;
-      wait_barrier(shared_.empty(now.stage), now.phase ^ 1);
-      const int unit = unit_;
-      load_weights();
-      load_values(now, unit);
+  for (int unit = begin; unit < end; ++unit, place.next()) {
+    if (unit - begin >= C::kStages) wait_barrier(shared.empty(place.stage), place.phase ^ 1);
+    if (unit - begin >= a.in_flight) {
+      wait_barrier(shared.weights_full(landed.stage), landed.phase);
+      landed.next();
     }
-    // Shared memory must outlive the copies into it: the multipliers wait for all of them.
-  }
-
- private:
-  __device__ void load_weights() {
-    if (issued_ >= a_.in_flight) {
-      wait_barrier(shared_.weights_full(landed_.stage), landed_.phase);
-      landed_.next();
-    }
-    ++issued_;
-    const uint32_t full = shared_.weights_full(place_.stage);
-    uint32_t to = shared_.weights(place_.stage);
-    const int tile = unit_ / steps_, step = unit_ % steps_;
-    const int row = tile * (a_.gated ? kBoxRows : kFewRowsTile);
+    const uint32_t full = shared.weights_full(place.stage), to = shared.weights(place.stage);
+    const int row = unit / steps * (a.gated ? kBoxRows : kFewRowsTile), step = unit % steps;
     barrier_expect(full, C::kWeightBytes);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int box = 0; box < C::kBoxes; ++box)
-        tensor_copy<true>(to + (box * 2 + half) * kBoxBytes, &a_.w,
-                          (step * C::kBoxes + box) * kFewRowsWidth, row + half * a_.second, full);
-    place_.next();
-    ++unit_;
+        tensor_copy<true>(to + (box * 2 + half) * kBoxBytes, &a.w,
+                          (step * C::kBoxes + box) * kFewRowsWidth, row + half * a.second, full);
   }
-  __device__ void load_values(const RingPlace<C>& place, int unit) {
-    const uint32_t full = shared_.values_full(place.stage);
+}
+
+// The values, by another thread: they are short of room, so it must not wait for weights.
+template <class C>
+__device__ void load_values(const FewRowsArgs& a, const FewRowsShared<C>& shared) {
+  const int steps = a.sums.shares.steps, begin = first_unit(a, blockIdx.x);
+  const int end = first_unit(a, blockIdx.x + 1);
+  prefetch_map(&a.x);
+  wait_for_earlier();
+  RingPlace<C::kValueStages> place;
+  RingPlace<C::kStages> done;
+#pragma unroll 1
+  for (int unit = begin; unit < end; ++unit, place.next()) {
+    if (unit - begin >= C::kValueStages) {
+      wait_barrier(shared.empty(done.stage), done.phase);
+      done.next();
+    }
+    const uint32_t full = shared.values_full(place.stage);
     barrier_expect(full, C::kValueBytes);
 #pragma unroll
     for (int box = 0; box < C::kBoxes; ++box)
-      tensor_copy<false>(shared_.values(place.stage) + box * C::kRows * 128, &a_.x,
-                         (unit % steps_ * C::kBoxes + box) * kFewRowsWidth, 0, full);
+      tensor_copy<false>(shared.values(place.stage) + box * C::kRows * 128, &a.x,
+                         (unit % steps * C::kBoxes + box) * kFewRowsWidth, 0, full);
   }
-
-  const FewRowsArgs& a_;
-  const FewRowsShared<C>& shared_;
-  int steps_, unit_, end_, issued_ = 0;
-  RingPlace<C> place_, landed_;
-};
+}
 
 // The four warps together.
 template <class C>
@@ -192,13 +176,13 @@ class FewRowsConsumer {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       wait_barrier(shared_.weights_full(place_.stage), place_.phase);
-      wait_barrier(shared_.values_full(place_.stage), place_.phase);
+      wait_barrier(shared_.values_full(of_values_.stage), of_values_.phase);
       pin(sums_[0]);
       pin(sums_[1]);
       products_begin();
 #pragma unroll
       for (int box = 0; box < C::kBoxes; ++box) {
-        const uint64_t x = rows_of_box(shared_.values(place_.stage) + box * C::kRows * 128);
+        const uint64_t x = rows_of_box(shared_.values(of_values_.stage) + box * C::kRows * 128);
         const uint64_t w = rows_of_box(shared_.weights(place_.stage) + box * 2 * kBoxBytes);
 #pragma unroll
         for (int k = 0; k < kFewRowsWidth / 16; ++k) {
@@ -212,6 +196,7 @@ class FewRowsConsumer {
       pin(sums_[1]);
       if (lane_ == 0) barrier_arrive(shared_.empty(place_.stage));
       place_.next();
+      of_values_.next();
     }
   }
 
@@ -329,7 +314,8 @@ class FewRowsConsumer {
   const FewRowsArgs& a_;
   const FewRowsShared<C>& shared_;
   int lane_;
-  RingPlace<C> place_;
+  RingPlace<C::kStages> place_;
+  RingPlace<C::kValueStages> of_values_;
   float sums_[2][kSums];
 };
 
@@ -343,7 +329,9 @@ __device__ void few_rows(const FewRowsArgs& a) {
   if (threadIdx.x < kMultipliers)
     FewRowsConsumer<C>(a, shared).run();
   else if (threadIdx.x == kMultipliers)
-    FewRowsProducer<C>(a, shared).run();
+    load_weights(a, shared);
+  else if (threadIdx.x == kMultipliers + 32)
+    load_values(a, shared);
 }
 
 }  // namespace

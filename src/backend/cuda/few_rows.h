@@ -19,7 +19,7 @@ namespace tokamak::cuda {
 constexpr int kFewRowsTile = 128;     // rows of the matrix that a block works on at a time
 constexpr int kFewRowsWidth = 64;     // values of a row in a box of a copy: 128 bytes
 constexpr int kFewRowsBoxes = 2;      // along the width, per stage
-constexpr int kFewRowsThreads = 160;  // four warps that multiply, one that copies
+constexpr int kFewRowsThreads = 192;  // four warps that multiply, two that copy
 
 // The tiles of the matrix, each cut along its width into steps, are divided evenly among the
 // blocks, so a tile may be shared. Its sums then are those of several blocks, at most most_shares()
@@ -59,15 +59,15 @@ struct FewRowsArgs {
   bool f32;           // type of y
 };
 
-// Bytes of shared memory of a stage: weights, then values.
-constexpr int few_rows_stage(int most_rows) {
-  return kFewRowsBoxes * (kFewRowsTile + most_rows) * kFewRowsWidth * 2;
-}
-constexpr int kFewRowsRoom = 221184;  // for the stages
-constexpr int few_rows_stages(int most_rows) { return kFewRowsRoom / few_rows_stage(most_rows); }
-// The stages start at a multiple of 1024; barriers follow them.
+// Stages in shared memory. Weights are loaded before the values are known, so they get more room.
+// A few KB are left for the small kernels between the products, which run beside them.
+constexpr int few_rows_stages(int most_rows) { return most_rows <= 32 ? 6 : 5; }
+constexpr int few_rows_value_stages(int most_rows) { return most_rows <= 16 ? 6 : 3; }
+// They start at a multiple of 1024; barriers follow them.
 constexpr int few_rows_shared_bytes(int most_rows) {
-  return 1024 + few_rows_stages(most_rows) * (few_rows_stage(most_rows) + 24);
+  constexpr int kBox = kFewRowsBoxes * kFewRowsWidth * 2;  // bytes of a row
+  return 1024 + few_rows_stages(most_rows) * (kFewRowsTile * kBox + 16) +
+         few_rows_value_stages(most_rows) * (most_rows * kBox + 8);
 }
 
 }  // namespace tokamak::cuda

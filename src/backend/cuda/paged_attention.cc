@@ -56,6 +56,7 @@ PagedAttention::PagedAttention(const Device& device, const void* cubin, const At
   auto rows = static_cast<size_t>(attention_partials(max_batch, shape.kv_heads, blocks_));
   auto heads = static_cast<size_t>(shape.heads / shape.kv_heads);
   partials_ = Buffer(rows * heads * static_cast<size_t>(shape.head_dim + 1) * sizeof(float));
+  check(driver().stream_wait(nullptr), "clearing memory");
 }
 
 void PagedAttention::launch(Handle stream, const Batch& batch) {
