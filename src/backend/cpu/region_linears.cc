@@ -365,9 +365,9 @@ class LinearsRegion final : public CpuOp {
   }
 
   // body(group, begin, end) for this thread's units. Where the units of every group are a multiple
-  // of the parts, each group is split evenly, so that a thread computes the queries, keys and values
-  // of the heads that it attends with next. Otherwise the groups are concatenated and the parts have
-  // equal weights.
+  // of the parts, each group is split evenly, so that a thread computes the queries, keys and
+  // values of the heads that it attends with next. Otherwise the groups are concatenated and the
+  // parts have equal weights.
   template <class Body>
   void each_part(int thread, int parts, Body&& body) const {
     bool alike = std::all_of(groups_.begin(), groups_.end(),
