@@ -81,7 +81,9 @@ Measured measure_program(const ProgramsFlags& f, const program::Host& host,
     program::Host one = host;
     one.cache_salt = fmt::format("round {}", round++);
     Nanos start = SteadyClock().now();
-    Value result = program::run_program(program, std::move(one));
+    // Tools take no time: a call returns its arguments.
+    Value result = program::run_program(program, std::move(one), {},
+                                        [](const Value& call) { return call.at("arguments"); });
     double time = seconds(SteadyClock().now() - start);
     if (i == 0 || time < best.seconds) best.seconds = time;
     best.result = std::move(result);

@@ -109,11 +109,12 @@ void StepChecker::check_sizes(const StepInputs& step, int64_t tokens, int64_t se
   need("samples", step.samples.size(), outputs);
   for (const StepInputs::Table& t : step.tables)
     need("a block table", t.blocks.size(), sequences * std::max(0, t.stride));
-  int64_t end = 0;  // parents are outputs of the same phase
+  int64_t end = 0;  // parents and guides are outputs of the same phase
   for (const StepPhase& p : step.phases) {
     for (int64_t r = end; r < end + p.outputs; ++r)
-      if (int32_t parent = step.samples[at(r)].parent; parent != -1 && parent < end)
-        bad_step("output {} cannot continue output {} of an earlier phase", r, parent);
+      for (int32_t other : {step.samples[at(r)].parent, step.samples[at(r)].guide})
+        if (other != -1 && other < end)
+          bad_step("output {} cannot continue output {} of an earlier phase", r, other);
     end += p.outputs;
   }
 }
