@@ -46,8 +46,9 @@ REASONS = [
     (r"exceed_context_size_error", "types of errors are those of the OpenAI API"),
     (r"assert '' is None", "the first chunk of a stream has an empty text, as in the OpenAI API"),
     (r"cached_tokens.*assert \d+ == \d+", "cached prompts are counted in blocks of 16 tokens"),
+    (r"not a chat template.*assert 22 == 23", "BOS is only added by the template"),
     (r"messages7", "several messages of the assistant in a row are allowed"),
-    (r"return_progress", "the progress of a prompt is not sent"),
+    (r"return_progress|telemetry", "the progress of a prompt is not sent"),
     (r"token_count", "there is no route that counts the tokens of a chat; /tokenize takes messages"),
     (r"Unsupported parameter: 'tools'|test_anthropic_tool_use_basic", "tools need a chat template that shows them to the model"),
     (r"assert 400 == 500", "an unsupported feature is a client error here"),
@@ -56,7 +57,9 @@ REASONS = [
     (r"test_completion_stream_vs_non_stream", "requests without a seed have different ones, also with --seed"),
     (r"post_sampling", "log-probabilities are those before sampling"),
     (r"test_ctx_shift_disabled_stream.*context length", "max_tokens that do not fit are refused on OpenAI's routes"),
-    (r"exceeds the available context size", "messages of errors are those of the OpenAI API"),
+    (r"test_embedding_mixed_input", "a list of inputs has texts or ids, not both"),
+    (r"test_embedding_multiple_with_fa", "the text is longer than the context of the model"),
+    (r"exceeds the available context size|'too large'", "messages of errors are those of the OpenAI API"),
     (r"__TEST_TAG", "the log of llama-server"),
     (r"wget", "the test downloads a file"),
     (r"test_metrics", "/metrics is always on and has names of its own, or those of vLLM"),
@@ -102,7 +105,7 @@ def as_server(argv):
         values[flag] = rest.pop(0)
         if flag in ("--model", "--hf-repo", "--hf-file", "--alias", "--ctx-size", "--parallel", "--lora", "--chat-template"):
             continue
-        if flag not in WITH_VALUE:
+        if flag not in WITH_VALUE or (flag, values[flag]) == ("--pooling", "none"):
             refuse(flag)
         args += [WITH_VALUE[flag], values[flag]] if WITH_VALUE[flag] else []
     slots = int(values.get("--parallel", 1))
@@ -145,11 +148,21 @@ class Results:
             return compare(regex, text) if constrained else isinstance(text, str)
         utils.match_regex = match_regex
         utils.ServerPreset.load_all = staticmethod(lambda: None)  # downloads every model
-        # /completions is llama.cpp's own format there and OpenAI's here.
-        for name in ("make_request", "make_stream_request"):
-            def wrapped(self, method, path, *args, original=getattr(utils.ServerProcess, name), **more):
-                return original(self, method, {"/completions": "/completion"}.get(path, path), *args, **more)
-            setattr(utils.ServerProcess, name, wrapped)
+        # /completions is llama.cpp's own format there and OpenAI's here; the fingerprint is a build number there.
+        paths = {"/completions": "/completion"}
+        request, stream = utils.ServerProcess.make_request, utils.ServerProcess.make_stream_request
+
+        def named(body):
+            return {**body, "system_fingerprint": "b0"} if isinstance(body, dict) and body.get("system_fingerprint") else body
+
+        def make_request(self, method, path, *args, **more):
+            answer = request(self, method, paths.get(path, path), *args, **more)
+            answer.body = named(answer.body)
+            return answer
+
+        def make_stream_request(self, method, path, *args, **more):
+            return map(named, stream(self, method, paths.get(path, path), *args, **more))
+        utils.ServerProcess.make_request, utils.ServerProcess.make_stream_request = make_request, make_stream_request
 
     def pytest_runtest_logreport(self, report):
         if report.when != "call" and report.outcome == "passed":

@@ -64,7 +64,11 @@ class WebPages(unittest.TestCase):
             self.assertEqual(json.loads(body)["error"]["code"], "origin_not_allowed")
             self.assertNotIn("access-control-allow-origin", headers)
         else:
-            self.assertEqual((status, headers["access-control-allow-origin"], headers["vary"]), (200, origin, "Origin"))
+            self.assertEqual((status, headers["vary"]), (200, "Origin"))
+            if method == "OPTIONS" and "access-control-allow-origin" not in headers:
+                self.assertFalse([name for name in headers if name.startswith("access-control")])
+                return 403  # as a browser understands it
+            self.assertEqual(headers["access-control-allow-origin"], origin)
         return status
 
     def check(self, origins, allowed, refused):
@@ -106,7 +110,7 @@ class WebPages(unittest.TestCase):
                     "Origin": "web.mydomain.fr", "Access-Control-Request-Method": "POST",
                     **({"Access-Control-Request-Headers": asked} if asked else {})})
                 self.assertEqual((status, body), (200, b""))
-                for name, value in (("origin", "web.mydomain.fr"), ("credentials", "true"), ("methods", "GET, POST"), ("headers", answered)):
+                for name, value in (("origin", "web.mydomain.fr"), ("credentials", "true"), ("methods", "GET, POST, DELETE, OPTIONS"), ("headers", answered)):
                     self.assertEqual(headers["access-control-allow-" + name], value)
         finally:
             server.stop()

@@ -280,14 +280,15 @@ class Flags(unittest.TestCase):
             self.assertRegex(s.output, r"program +\d+\.\d MiB")
 
     def test_clients_that_leave_all_at_once(self):
-        with Serve(LLAMA, "--threads", "1", "--kv-blocks", "256") as s:
+        with Serve(LLAMA, "--threads", "1", "--kv-blocks", "256", "--context", "1000") as s:
             port = int(s.url.rsplit(":", 1)[1])
-            body = json.dumps({"prompt": list(range(3, 200)), "max_tokens": 300, "ignore_eos": True, "stream": True}).encode()
+            body = json.dumps({"prompt": [3 + i % 90 for i in range(197)], "max_tokens": 300, "ignore_eos": True, "stream": True}).encode()
             clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
             for c in clients:
                 c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             for c in clients[:5]:
-                c.recv(100)
+                self.assertIn(b"200 OK", c.recv(100))
+            self.assertGreater(s.metric("tokamak_kv_blocks_used"), 0)
             for c in clients:
                 c.close()
             end = time.monotonic() + 30

@@ -94,6 +94,7 @@ Value Batch::card() const {
 Value Batch::record() const {
   Value value = card();
   value.set("owner", owner);
+  value.set("order", order);
   value.set("ending", name_of(ending));
   value.set("times", times);
   value.set("error_list", errors);
@@ -116,6 +117,7 @@ Batch Batch::from_record(const Value& record) {
   batch.metadata = record.at("metadata");
   batch.created = record.at("created_at").as_int();
   batch.expires = record.at("expires_at").as_int();
+  if (const Value* order = record.find("order")) batch.order = order->as_int();
   batch.times = record.at("times");
   batch.output_file = record.at("output_file").as_string();
   batch.error_file = record.at("error_file").as_string();

@@ -29,6 +29,7 @@ struct Batch {
   BatchStatus ending = BatchStatus::kCompleted;  // the final status, while finalizing
   Value metadata;
   int64_t created = 0, expires = 0;
+  int64_t order = 0;              // of creation, where several have the same time
   Value times = Value::object();  // "in_progress_at", "completed_at" ... -> seconds
   // Names of the results. Chosen at the beginning, listed when the files are complete.
   std::string output_file, error_file;

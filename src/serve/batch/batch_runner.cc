@@ -103,6 +103,8 @@ void BatchRunner::store(const std::string& id) {
 Batch BatchRunner::add(Batch batch) {
   std::lock_guard lock(mutex_);
   std::string id = batch.id;
+  for (const auto& [other, earlier] : batches_)
+    batch.order = std::max(batch.order, earlier.order + 1);
   batches_[id] = std::move(batch);
   try {
     store(id);
@@ -127,7 +129,7 @@ std::vector<Batch> BatchRunner::list(const std::string& owner) const {
   for (const auto& [id, batch] : batches_)
     if (batch.owner == owner) out.push_back(batch);
   std::sort(out.begin(), out.end(), [](const Batch& a, const Batch& b) {
-    return std::tie(b.created, b.id) < std::tie(a.created, a.id);
+    return std::tie(b.created, b.order, b.id) < std::tie(a.created, a.order, a.id);
   });
   return out;
 }
@@ -156,7 +158,8 @@ std::optional<std::string> BatchRunner::next() const {
   const Batch* best = nullptr;
   for (const auto& [id, batch] : batches_)
     if (!is_final(batch.status) &&
-        (best == nullptr || std::tie(batch.created, id) < std::tie(best->created, best->id)))
+        (best == nullptr ||
+         std::tie(batch.created, batch.order, id) < std::tie(best->created, best->order, best->id)))
       best = &batch;
   return best == nullptr ? std::nullopt : std::optional(best->id);
 }

@@ -73,7 +73,8 @@ std::string Session::cors_headers(const Request& request) const {
     bool browser = !asked.empty() && std::none_of(asked.begin(), asked.end(),
                                                   [](char c) { return c >= 'A' && c <= 'Z'; });
     lines += fmt::format(
-        "Access-Control-Allow-Methods: GET, POST\r\nAccess-Control-Allow-Headers: {}\r\n"
+        "Access-Control-Allow-Methods: GET, POST, DELETE, OPTIONS\r\nAccess-Control-Allow-Headers: "
+        "{}\r\n"
         "Access-Control-Max-Age: 86400\r\n",
         browser ? asked : "*");
   }
@@ -122,14 +123,16 @@ void Session::dispatch() {
     return reject(error_response(400, "The request's path is not valid percent-encoding."));
   request.body = std::move(message.body());
 
-  if (std::string_view origin = request.header("origin");
-      !origin.empty() && !shared_->origins.allows(origin, request.header("host")))
+  std::string_view origin = request.header("origin");
+  const bool foreign = !origin.empty() && !shared_->origins.allows(origin, request.header("host"));
+  if (foreign && request.method != "OPTIONS")
     return reject(error_response(403,
                                  fmt::format("Pages of {} may not use this server; start it with "
                                              "--allowed-origins to permit them.",
                                              origin),
                                  "", "", "origin_not_allowed"));
-  traits.extra_headers = cors_headers(request);
+  // A preflight without these headers tells a browser that it may not go on.
+  traits.extra_headers = foreign ? "Vary: Origin\r\n" : cors_headers(request);
   if (std::string_view id = request.request_id(); !id.empty())
     traits.extra_headers += fmt::format("X-Request-Id: {}\r\n", id);
   if (websocket::wants_upgrade(request)) return upgrade(std::move(request), traits.extra_headers);

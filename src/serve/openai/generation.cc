@@ -132,7 +132,7 @@ void Generation::abort(const char* why, ErrorCode code) {
 void Generation::start() {
   self_ = shared_from_this();
   watch_client();
-  stats_->requests.add(self_);
+  stats_->requests.add(shared_from_this());
   auto sample = std::make_shared<const SampleSpec>(request_.params.sample);
   for (size_t part = 0; part < parts_.size(); ++part) {
     bool gone = false;
