@@ -21,6 +21,7 @@ packages=(
   nlohmann-json3-dev libboost-dev libcli11-dev libfmt-dev libpcre2-dev libssl-dev libutf8proc-dev libxxhash-dev
   libjs-katex fonts-katex libjs-highlight.js  # embedded in the chat page
   python3 python3-venv ca-certificates        # tools/get_model.py
+  curl unzip                                  # tokamak pull
 )
 if [ "$what" = test ]; then
   packages+=(libgtest-dev libgmock-dev googletest)
