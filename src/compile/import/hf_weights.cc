@@ -6,10 +6,10 @@
 namespace tokamak {
 namespace {
 
-struct Renamed {
+struct HfName {
   std::string_view stem, hf;
 };
-constexpr Renamed kLlama[] = {
+constexpr HfName kLlama[] = {
     {"attn_norm", "input_layernorm"},
     {"attn_q", "self_attn.q_proj"},
     {"attn_k", "self_attn.k_proj"},
@@ -24,23 +24,23 @@ constexpr Renamed kLlama[] = {
     {"token_embd", "embed_tokens"},
     {"output_norm", "norm"},
 };
-constexpr Renamed kPostNorms[] = {
+constexpr HfName kPostNorms[] = {
     // with norms after the blocks, the name of the one before the MLP changes
     {"ffn_norm", "pre_feedforward_layernorm"},
     {"post_attention_norm", "post_attention_layernorm"},
     {"post_ffw_norm", "post_feedforward_layernorm"},
 };
-constexpr Renamed kFused[] = {
+constexpr HfName kFused[] = {
     {"attn_q", "self_attn.qkv_proj"},
     {"attn_k", "self_attn.qkv_proj"},
     {"attn_v", "self_attn.qkv_proj"},
 };
-constexpr Renamed kFusedMlp[] = {
+constexpr HfName kFusedMlp[] = {
     {"ffn_gate", "mlp.gate_up_proj"},
     {"ffn_up", "mlp.gate_up_proj"},
 };
 // {} stands for the number of the expert.
-constexpr Renamed kExperts[] = {
+constexpr HfName kExperts[] = {
     {"ffn_gate_inp", "mlp.gate"},
     {"ffn_gate_exps", "mlp.experts.{}.gate_proj"},
     {"ffn_up_exps", "mlp.experts.{}.up_proj"},
@@ -50,13 +50,13 @@ constexpr Renamed kExperts[] = {
     {"ffn_up_shexp", "mlp.shared_experts.up_proj"},
     {"ffn_down_shexp", "mlp.shared_experts.down_proj"},
 };
-constexpr Renamed kGpt2Names[] = {
+constexpr HfName kGpt2Names[] = {
     {"attn_norm", "ln_1"},     {"attn_q", "attn.c_attn"},      {"attn_k", "attn.c_attn"},
     {"attn_v", "attn.c_attn"}, {"attn_output", "attn.c_proj"}, {"ffn_norm", "ln_2"},
     {"ffn_up", "mlp.c_fc"},    {"ffn_down", "mlp.c_proj"},     {"token_embd", "wte"},
     {"position_embd", "wpe"},  {"output_norm", "ln_f"},
 };
-constexpr Renamed kOptNames[] = {
+constexpr HfName kOptNames[] = {
     {"attn_norm", "self_attn_layer_norm"},
     {"attn_output", "self_attn.out_proj"},
     {"ffn_norm", "final_layer_norm"},
@@ -65,32 +65,32 @@ constexpr Renamed kOptNames[] = {
     {"position_embd", "embed_positions"},
     {"output_norm", "final_layer_norm"},
 };
-constexpr Renamed kPhi2Names[] = {
+constexpr HfName kPhi2Names[] = {
     {"attn_output", "self_attn.dense"},
     {"ffn_up", "mlp.fc1"},
     {"ffn_down", "mlp.fc2"},
     {"output_norm", "final_layernorm"},
 };
-constexpr Renamed kStarCoder2Names[] = {{"ffn_up", "mlp.c_fc"}, {"ffn_down", "mlp.c_proj"}};
-constexpr Renamed kGlm4Names[] = {
+constexpr HfName kStarCoder2Names[] = {{"ffn_up", "mlp.c_fc"}, {"ffn_down", "mlp.c_proj"}};
+constexpr HfName kGlm4Names[] = {
     {"ffn_norm", "post_attention_layernorm"},
     {"post_attention_norm", "post_self_attn_layernorm"},
     {"post_ffw_norm", "post_mlp_layernorm"},
 };
-constexpr Renamed kInternLm2Names[] = {
+constexpr HfName kInternLm2Names[] = {
     {"attn_norm", "attention_norm"}, {"attn_q", "attention.wqkv"},
     {"attn_k", "attention.wqkv"},    {"attn_v", "attention.wqkv"},
     {"attn_output", "attention.wo"}, {"ffn_norm", "ffn_norm"},
     {"ffn_gate", "feed_forward.w1"}, {"ffn_up", "feed_forward.w3"},
     {"ffn_down", "feed_forward.w2"}, {"token_embd", "tok_embeddings"},
 };
-constexpr Renamed kMixtralNames[] = {
+constexpr HfName kMixtralNames[] = {
     {"ffn_gate_inp", "block_sparse_moe.gate"},
     {"ffn_gate_exps", "block_sparse_moe.experts.{}.w1"},
     {"ffn_up_exps", "block_sparse_moe.experts.{}.w3"},
     {"ffn_down_exps", "block_sparse_moe.experts.{}.w2"},
 };
-constexpr Renamed kLatentNames[] = {
+constexpr HfName kLatentNames[] = {
     {"attn_q", "self_attn.q_proj"},
     {"attn_q_a", "self_attn.q_a_proj"},
     {"attn_q_a_norm", "self_attn.q_a_layernorm"},
@@ -99,14 +99,14 @@ constexpr Renamed kLatentNames[] = {
     {"attn_kv_a_norm", "self_attn.kv_a_layernorm"},
     {"attn_kv_b", "self_attn.kv_b_proj"},
 };
-constexpr Renamed kQwen2MoeNames[] = {
+constexpr HfName kQwen2MoeNames[] = {
     {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
     {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
     {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
     {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
 };
 
-constexpr Renamed kGptOssNames[] = {
+constexpr HfName kGptOssNames[] = {
     {"attn_sinks", "self_attn.sinks"},
     {"ffn_gate_inp", "mlp.router"},
     {"ffn_gate_exps", "mlp.experts.gate_up_proj"},
@@ -117,7 +117,7 @@ constexpr Renamed kGptOssNames[] = {
 // Names that differ from Llama's.
 struct OwnNames {
   std::string_view architecture;
-  std::span<const Renamed> names;
+  std::span<const HfName> names;
 };
 constexpr OwnNames kOwnNames[] = {
     {"gpt2", kGpt2Names},        {"opt", kOptNames},
@@ -127,8 +127,8 @@ constexpr OwnNames kOwnNames[] = {
     {"deepseek2", kLatentNames}, {"gpt-oss", kGptOssNames},
 };
 
-std::string_view lookup(std::span<const Renamed> table, std::string_view stem) {
-  for (const Renamed& r : table)
+std::string_view lookup(std::span<const HfName> table, std::string_view stem) {
+  for (const HfName& r : table)
     if (r.stem == stem) return r.hf;
   return "";
 }

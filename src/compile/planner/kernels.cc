@@ -101,11 +101,15 @@ class BodyMatcher {
     const Node& node = body_.node(id);
     for (const Type& t : node.outputs)
       if (t.kind == Type::Kind::kTensor && has_bound(t.tensor)) return std::nullopt;
-    if (anchor_[id]) return Part::kAnchor;
-    if (feeds_[id] && follows_[id]) return std::nullopt;
-    if (feeds_[id]) return takes_before(id) ? std::optional(Part::kBefore) : std::nullopt;
-    if (follows_[id]) return takes_after(node) ? std::optional(Part::kAfter) : std::nullopt;
-    return is_companion(id) && takes_before(id) ? std::optional(Part::kBefore) : std::nullopt;
+    std::optional<Part> part;
+    if (anchor_[id]) {
+      part = Part::kAnchor;
+    } else if (follows_[id]) {
+      if (!feeds_[id] && takes_after(node)) part = Part::kAfter;
+    } else if ((feeds_[id] || is_companion(id)) && takes_before(id)) {
+      part = Part::kBefore;
+    }
+    return part;
   }
 
   // A chain: the first operand is what it works on, the others are given.

@@ -69,8 +69,8 @@ bool all_case(const Val& v, bool upper) {
   }
   return cased;
 }
-bool lower(Interp&, const Val& v, Args&) { return all_case(v, false); }
-bool upper(Interp&, const Val& v, Args&) { return all_case(v, true); }
+bool is_lower_case(Interp&, const Val& v, Args&) { return all_case(v, false); }
+bool is_upper_case(Interp&, const Val& v, Args&) { return all_case(v, true); }
 bool filter_exists(Interp&, const Val& v, Args&) { return v.is_string() && find_filter(v.str()); }
 bool test_exists(Interp&, const Val& v, Args&) { return v.is_string() && find_test(v.str()); }
 bool escaped(Interp&, const Val& v, Args&) { return v.is_string() && v.text()->markup; }
@@ -113,8 +113,8 @@ TestFn find_test(std::string_view name) {
       {"even", even},
       {"divisibleby", divisible_by},
       {"sameas", same_as},
-      {"lower", lower},
-      {"upper", upper},
+      {"lower", is_lower_case},
+      {"upper", is_upper_case},
       {"filter", filter_exists},
       {"test", test_exists},
       {"escaped", escaped}};
