@@ -167,19 +167,14 @@ TEST(Selection, ExplainSaysWhichGuardExcludesAFusedKernel) {
   EXPECT_EQ(read_text_file(path), decode + "\n" + step);
 }
 
-// The sum before blk.0.ffn_norm is also the residual of the next sum. A kernel that can store it
-// computes it; one that cannot begins after it.
+// The sum before blk.0.ffn_norm is also the residual of the next sum. Regions of a kernel that can
+// store it may have it as a result; those of one that cannot begin after it.
 TEST(Selection, WhatIsComputedBeforeAnAnchorLeavesTheRegionOnlyIfTheKernelStoresIt) {
   KernelDesc fused = {.name = "toy.add_norm_linears",
                       .pattern = "[add rms_norm] -> linear(f32, weight *, weight *)+",
                       .weight_layout = "",
                       .numeric_class = "",
                       .cost = one_us};
-  auto adds = [](const Compiled& c) {
-    const Plan& plan = c.set.plans[0];
-    return std::count_if(plan.calls.begin(), plan.calls.end(),
-                         [](const KernelCall& call) { return call.op == "add"; });
-  };
   // Values other than an anchor's results that leave a region.
   auto leaving = [](const Compiled& c) {
     int n = 0;
@@ -194,7 +189,6 @@ TEST(Selection, WhatIsComputedBeforeAnAnchorLeavesTheRegionOnlyIfTheKernelStores
   ASSERT_TRUE(keeps.kernels().contains("toy.add_norm_linears"));
   EXPECT_GT(leaving(stores), 0);
   EXPECT_EQ(leaving(keeps), 0);
-  EXPECT_LT(adds(stores), adds(keeps));
 }
 
 TEST(Selection, ACheaperKernelOfAWeakerNumericClassIsNotTaken) {
