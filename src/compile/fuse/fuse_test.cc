@@ -256,7 +256,7 @@ Module tangled(size_t nodes) {
 }
 
 TEST_F(FuseTest, TheSearchHasABudget) {
-  for (size_t nodes : {200, 2000}) {  // without a budget the first takes a minute
+  for (size_t nodes : {200, 1000}) {  // without a budget the first takes a minute
     Module module = tangled(nodes);
     FusionReport report;
     Function& fn = fuse(module, &report);
