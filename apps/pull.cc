@@ -51,10 +51,44 @@ Downloaded fetch_file(const std::string& url, const fs::path& to, const std::str
                    }});
 }
 
-// The wheel of "name==version" in the package index.
 struct Wheel {
   std::string url, sha256, file;
 };
+
+// Package indexes answer in JSON (PEP 691) or, many mirrors, in HTML only (PEP 503).
+constexpr const char* kIndexTypes = "application/vnd.pypi.simple.v1+json, text/html;q=0.1";
+
+// <a href="URL#sha256=HASH">FILE</a>
+std::vector<Wheel> linked_files(const std::string& page) {
+  std::vector<Wheel> out;
+  constexpr std::string_view kLink = "href=\"", kHash = "#sha256=";
+  for (size_t at = page.find(kLink); at != std::string::npos; at = page.find(kLink, at)) {
+    size_t from = at + kLink.size(), end = page.find('"', from);
+    if (end == std::string::npos) break;
+    at = end;
+    Wheel wheel;
+    wheel.url = page.substr(from, end - from);
+    if (size_t hash = wheel.url.find(kHash); hash != std::string::npos)
+      wheel.sha256 = wheel.url.substr(hash + kHash.size());
+    wheel.url.resize(std::min(wheel.url.size(), wheel.url.find('#')));
+    wheel.file = wheel.url.substr(wheel.url.rfind('/') + 1);
+    out.push_back(std::move(wheel));
+  }
+  return out;
+}
+
+std::vector<Wheel> listed_files(const std::string& page, const std::string& url) {
+  size_t first = page.find_first_not_of(" \r\n\t");
+  if (first != page.npos && page[first] == '<') return linked_files(page);
+  const Value listing = parse_json(page, url);
+  std::vector<Wheel> out;
+  for (const Value& file : listing.at("files").as_array())
+    out.push_back({file.at("url").as_string(), file.at("hashes").get_string("sha256", ""),
+                   file.at("filename").as_string()});
+  return out;
+}
+
+// The wheel of "name==version" in the package index.
 Wheel find_wheel(const std::string& package) {
   const char* index = std::getenv("PIP_INDEX_URL");
   std::string base = index && *index ? index : "https://pypi.org/simple";
@@ -65,16 +99,13 @@ Wheel find_wheel(const std::string& package) {
   std::replace(start.begin(), start.end(), '-', '_');
   start += "-" + version;
   std::string url = fmt::format("{}/{}/", base, name);
-  Value page = parse_json(fetch_text(url, "application/vnd.pypi.simple.v1+json"), url);
-  for (const Value& file : page.at("files").as_array()) {
-    const std::string& wheel = file.at("filename").as_string();
-    if (!wheel.starts_with(start) || !wheel.ends_with(".whl")) continue;
-    std::string target = file.at("url").as_string();
-    if (target.starts_with('/'))
-      target = base.substr(0, base.find('/', base.find("://") + 3)) + target;
-    else if (target.find("://") == std::string::npos)
-      target = url + target;
-    return {target, file.at("hashes").get_string("sha256", ""), wheel};
+  for (Wheel& wheel : listed_files(fetch_text(url, kIndexTypes), url)) {
+    if (!wheel.file.starts_with(start) || !wheel.file.ends_with(".whl")) continue;
+    if (wheel.url.starts_with('/'))
+      wheel.url = base.substr(0, base.find('/', base.find("://") + 3)) + wheel.url;
+    else if (wheel.url.find("://") == std::string::npos)
+      wheel.url = url + wheel.url;
+    return std::move(wheel);
   }
   fail(ErrorCode::kNotFound, "{} has no wheel of {}", base, package);
 }

