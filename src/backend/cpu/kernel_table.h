@@ -14,7 +14,7 @@ namespace tokamak::cpu {
 constexpr int kPanel = 16;                // output rows per panel
 constexpr int kQuantBlock = 32;           // values per scale of an activation
 constexpr int64_t kActivationBlock = 40;  // bytes of one q8a block
-constexpr int64_t kWideBlock = 704;       // most bytes of a widened block of a panel
+constexpr int64_t kWideBlock = 896;       // most bytes of a widened block of a panel
 constexpr int kMaxWidePanels = 4;
 constexpr int kTile = 4;  // activation rows that a wide kernel takes at once
 

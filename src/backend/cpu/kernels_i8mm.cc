@@ -1,5 +1,7 @@
 // aarch64 with the int8 matrix instructions. A vector of weights is 2 rows x 8 values of k; smmla
 // multiplies it with 8 values of two activation rows, giving a 2 x 2 tile of sums.
+#include <cstddef>
+
 #include "backend/cpu/simd_neon.h"
 
 #include "backend/cpu/vec_kernels.inc"
@@ -16,6 +18,14 @@ TK_INLINE int32x4_t pair_of(const int32x4_t* d, int p) {
   return p % 2 == 0 ? vzip1q_s32(d[p / 2], d[p / 2]) : vzip2q_s32(d[p / 2], d[p / 2]);
 }
 
+}  // namespace
+
+#include "backend/cpu/qwide_i8mm.inc"
+
+#include "backend/cpu/hdot_neon.inc"
+
+namespace {
+
 // [x0 x1 x0 x1] or [x2 x3 x2 x3].
 TK_INLINE float32x4_t twice(float32x4_t x, int c) {
   float64x2_t v = vreinterpretq_f64_f32(x);
@@ -23,11 +33,11 @@ TK_INLINE float32x4_t twice(float32x4_t x, int c) {
 }
 
 // What the integer sums start from: minus the weights' offset times the sums of the activations.
-template <int F>
+template <int F, int columns>
 TK_INLINE void start_sums(const XBlock4* x, int32x4_t (*dot)[2], int32x4_t (*second)[2]) {
   constexpr int offset = Panel<F>::offset;
 #pragma GCC unroll 2
-  for (int c = 0; c < 2; ++c) {
+  for (int c = 0; c < columns; ++c) {
     int32x2_t lo = vdup_n_s32(0), hi = lo;
     if (offset) {
       lo = vmul_n_s32(vld1_s32(x->isum[0] + 2 * c), -offset);
@@ -42,9 +52,10 @@ TK_INLINE void start_sums(const XBlock4* x, int32x4_t (*dot)[2], int32x4_t (*sec
   }
 }
 
-// Rows 8 h .. 8 h + 7 with four activation rows: 8 tiles of sums, which with their integer sums,
-// the current activations and weights fit the registers. Long because it is one loop.
-template <int F, int h>
+// Rows 8 h .. 8 h + 7 with one or two pairs of activation rows (columns): 8 tiles of sums, which
+// with their integer sums, the current activations and weights fit the registers. Long because it
+// is one loop.
+template <int F, int h, int columns>
 TK_INLINE void qdot4_rows(const uint8_t* panel, const XBlock4* x, int64_t blocks, float* out) {
   using P = Panel<F>;
   float32x4_t acc[4][2];
@@ -53,12 +64,12 @@ TK_INLINE void qdot4_rows(const uint8_t* panel, const XBlock4* x, int64_t blocks
     for (int sub = 0; sub < P::blocks; ++sub, ++x) {
       const uint8_t* block = panel + P::head + sub * P::block_bytes;
       int32x4_t dot[4][2], second[4][2];  // second: k >= 16 where that has a scale of its own
-      start_sums<F>(x, dot, second);
+      start_sums<F, columns>(x, dot, second);
 #pragma GCC unroll 2
       for (int g = 0; g < 2; ++g) {  // values 8 g .. 8 g + 7 and those + 16
         int8x16_t x0[2], x1[2];
 #pragma GCC unroll 2
-        for (int c = 0; c < 2; ++c) {
+        for (int c = 0; c < columns; ++c) {
           x0[c] = vld1q_s8(x->q + c * 64 + g * 16);
           x1[c] = vld1q_s8(x->q + c * 64 + g * 16 + 32);
         }
@@ -67,7 +78,7 @@ TK_INLINE void qdot4_rows(const uint8_t* panel, const XBlock4* x, int64_t blocks
           int8x16_t lo, hi;
           load_values<F>(block + P::scales, g * 8 + h * 4 + p, lo, hi);
 #pragma GCC unroll 2
-          for (int c = 0; c < 2; ++c) {
+          for (int c = 0; c < columns; ++c) {
             dot[p][c] = vmmlaq_s32(dot[p][c], lo, x0[c]);
             int32x4_t& to = P::halves ? second[p][c] : dot[p][c];
             to = vmmlaq_s32(to, hi, x1[c]);
@@ -81,7 +92,7 @@ TK_INLINE void qdot4_rows(const uint8_t* panel, const XBlock4* x, int64_t blocks
       for (int p = 0; p < 4; ++p) {
         float32x4_t d = pair_of(s.d, p), m = P::minimum ? pair_of(s.m, p) : d;
 #pragma GCC unroll 2
-        for (int c = 0; c < 2; ++c) {
+        for (int c = 0; c < columns; ++c) {
           if (P::halves)
             dot[p][c] =
                 vmlaq_s32(vmulq_s32(dot[p][c], pair_of(s.s0, p)), second[p][c], pair_of(s.s1, p));
@@ -92,16 +103,22 @@ TK_INLINE void qdot4_rows(const uint8_t* panel, const XBlock4* x, int64_t blocks
     }
   }
   for (int p = 0; p < 4; p += 2)
-    for (int c = 0; c < 2; ++c) {  // 2 x 2 tiles of four rows -> four rows of each activation row
+    for (int c = 0; c < columns;
+         ++c) {  // 2 x 2 tiles of four rows -> four rows of each activation row
       vst1q_f32(out + (2 * c) * kPanel + 8 * h + 2 * p, vuzp1q_f32(acc[p][c], acc[p + 1][c]));
       vst1q_f32(out + (2 * c + 1) * kPanel + 8 * h + 2 * p, vuzp2q_f32(acc[p][c], acc[p + 1][c]));
     }
 }
 
 template <int F>
-void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int, float* out) {
-  qdot4_rows<F, 0>(panel, x, blocks, out);
-  qdot4_rows<F, 1>(panel, x, blocks, out);
+void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
+  if (rows <= 2) {
+    qdot4_rows<F, 0, 1>(panel, x, blocks, out);
+    qdot4_rows<F, 1, 1>(panel, x, blocks, out);
+  } else {
+    qdot4_rows<F, 0, 2>(panel, x, blocks, out);
+    qdot4_rows<F, 1, 2>(panel, x, blocks, out);
+  }
 }
 
 // Sums of a 2 x 2 tile over a block; w, x: k in groups of 8; start: -offset * sums of the
@@ -159,6 +176,9 @@ void fill_q(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
     t.qdot1[F] = qdot1<F>;
     t.qdot4[F] = qdot4<F>;
+    t.qwiden[F] = qwiden<F>;
+    t.qwide[F] = qwide<F>;
+    t.wide_rows[F] = Panel<F>::bytes8 ? 32 : 12;
     fill_q<F + 1>(t);
   }
 }
@@ -172,7 +192,9 @@ const KernelTable* i8mm_table() {
     KernelTable t{};
     t.name = "i8mm";
     t.style = {8, 16, 0, 8, true};
+    t.wide_panels = 1;
     fill_vector_kernels<true>(t);
+    t.hdot1x4 = hdot1x4;
     fill_q<0>(t);
     return t;
   }();
