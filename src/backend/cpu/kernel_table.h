@@ -92,6 +92,10 @@ struct KernelTable {
   void (*qdot1[kQFormats])(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out);
   void (*qdot4[kQFormats])(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows,
                            float* out);
+  // qdot1 of two panels that are far apart: out[2][kPanel]. Several cores read two long streams of
+  // memory faster than one. nullptr: the level has none.
+  void (*qdot1x2[kQFormats])(const uint8_t* panel, const uint8_t* other, const XBlock1* x,
+                             int64_t blocks, float* out);
   // For many rows: qwiden brings `blocks` blocks of a panel (whole super-blocks) to int8 and f32 in
   // a form of the level's own, at most kWideBlock bytes each. qwide multiplies `panels` of these,
   // blocks * kWideBlock bytes apart, with `rows` rows in tiles that are `stride` blocks apart:

@@ -132,12 +132,14 @@ TK_INLINE int32x4_t tile_dot(const int8x16_t* w, const int8x16_t* x, int32x4_t s
   return vmlaq_s32(vmulq_s32(a, s0), b, s1);
 }
 
-// One activation row in both columns of the tile; every second sum is dropped.
+// One activation row in both columns of the tile; every second sum is dropped. sums[kPanel] += .
+// Not inlined: compilers spill the sums of two calls.
 template <int F>
-void qdot1(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out) {
+__attribute__((noinline)) void qdot_single(const uint8_t* panel, const XBlock1* x, int64_t blocks,
+                                           float* sums) {
   using P = Panel<F>;
   float32x4_t acc[4];
-  for (int r = 0; r < 4; ++r) acc[r] = vdupq_n_f32(0);
+  for (int r = 0; r < 4; ++r) acc[r] = vld1q_f32(sums + 4 * r);
   for (int64_t b = 0; b < blocks; b += P::blocks, panel += P::bytes) {
     for (int sub = 0; sub < P::blocks; ++sub, ++x) {
       const uint8_t* block = panel + P::head + sub * P::block_bytes;
@@ -168,13 +170,33 @@ void qdot1(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out) {
       }
     }
   }
-  for (int r = 0; r < 4; ++r) vst1q_f32(out + 4 * r, acc[r]);
+  for (int r = 0; r < 4; ++r) vst1q_f32(sums + 4 * r, acc[r]);
+}
+
+template <int F>
+void qdot1(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out) {
+  for (int i = 0; i < kPanel; ++i) out[i] = 0;
+  qdot_single<F>(panel, x, blocks, out);
+}
+
+// A part of one panel, then the same part of the other: two streams of memory.
+template <int F>
+void qdot1x2(const uint8_t* panel, const uint8_t* other, const XBlock1* x, int64_t blocks,
+             float* out) {
+  using P = Panel<F>;
+  for (int i = 0; i < 2 * kPanel; ++i) out[i] = 0;
+  for (int64_t b = 0; b < blocks; b += 8) {
+    int64_t n = blocks - b < 8 ? blocks - b : 8, at = b / P::blocks * P::bytes;
+    qdot_single<F>(panel + at, x + b, n, out);
+    qdot_single<F>(other + at, x + b, n, out + kPanel);
+  }
 }
 
 template <int F>
 void fill_q(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
     t.qdot1[F] = qdot1<F>;
+    t.qdot1x2[F] = qdot1x2<F>;
     t.qdot4[F] = qdot4<F>;
     t.qwiden[F] = qwiden<F>;
     t.qwide[F] = qwide<F>;

@@ -114,6 +114,35 @@ TEST_P(QDot, EveryLevelEqualsScalarAndTheDecodedProduct) {
   }
 }
 
+TEST_P(QDot, TwoPanelsAtOnceGiveTheSameBits) {
+  auto format = static_cast<QFormat>(GetParam());
+  Rng rng(70 + static_cast<uint64_t>(GetParam()));
+  constexpr int64_t k = 768;
+  auto row_bytes = static_cast<int64_t>(dtype_bytes(dtype_of(format), k));
+  std::vector<std::byte> weights = random_rows(rng, format, 2 * kPanel, k);
+  Activations x = random_activations(rng, 1, k);
+  for (const KernelTable* table : available_tables()) {
+    if (!table->qdot1x2[GetParam()]) continue;
+    SCOPED_TRACE(table->name);
+    std::vector<uint8_t> panels[2];
+    for (int i = 0; i < 2; ++i) {
+      panels[i].resize(static_cast<size_t>(qpanel_bytes(format, k)));
+      pack_qpanel(format, table->style, weights.data() + i * kPanel * row_bytes, row_bytes, kPanel,
+                  k, panels[i].data());
+    }
+    std::vector<XBlock1> x1(k / 32);
+    table->pack_x1(x.rows[0], k / 32, x1.data());
+    for (int64_t blocks : {k / 32, k / 32 - qlayout(format).blocks}) {
+      std::vector<float> both(2 * kPanel), alone(2 * kPanel);
+      table->qdot1x2[GetParam()](panels[0].data(), panels[1].data(), x1.data(), blocks,
+                                 both.data());
+      for (int i = 0; i < 2; ++i)
+        table->qdot1[GetParam()](panels[i].data(), x1.data(), blocks, alone.data() + i * kPanel);
+      EXPECT_EQ(0, std::memcmp(both.data(), alone.data(), both.size() * 4)) << blocks << " blocks";
+    }
+  }
+}
+
 // Many rows through widened panels, k in parts, buffers without slack: the bits of one row alone.
 TEST_P(QDot, WidenedPanelsGiveTheSameBitsForAnyNumberOfRows) {
   auto format = static_cast<QFormat>(GetParam());

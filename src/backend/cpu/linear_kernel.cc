@@ -20,6 +20,7 @@ class QuantLinear final : public LinearKernel {
       : LinearKernel(w), blocks_(w->k / kQuantBlock) {
     int f = static_cast<int>(w_->qformat);
     dot1_ = kernels.qdot1[f];
+    dot1x2_ = kernels.qdot1x2[f];
     dot4_ = kernels.qdot4[f];
     widen_ = kernels.qwiden[f];
     wide_ = kernels.qwide[f];
@@ -45,9 +46,16 @@ class QuantLinear final : public LinearKernel {
   }
   void single(const KernelTable&, const void* packed, int64_t begin, int64_t end,
               const LinearSink& sink, uint8_t*) const override {
-    float sums[kPanel];
-    for (int64_t p = begin; p < end; ++p) {
-      dot1_(w_->panel(p), static_cast<const XBlock1*>(packed), blocks_, sums);
+    const auto* x = static_cast<const XBlock1*>(packed);
+    float sums[2 * kPanel];
+    int64_t half = dot1x2_ ? (end - begin) / 2 : 0;  // the two halves side by side
+    for (int64_t p = begin; p < begin + half; ++p) {
+      dot1x2_(w_->panel(p), w_->panel(p + half), x, blocks_, sums);
+      store(sink, begin, p, 0, 1, sums);
+      store(sink, begin, p + half, 0, 1, sums + kPanel);
+    }
+    for (int64_t p = begin + 2 * half; p < end; ++p) {
+      dot1_(w_->panel(p), x, blocks_, sums);
       store(sink, begin, p, 0, 1, sums);
     }
   }
@@ -89,6 +97,7 @@ class QuantLinear final : public LinearKernel {
 
   int64_t blocks_, panels_ = 1, wide_rows_ = 1;
   void (*dot1_)(const uint8_t*, const XBlock1*, int64_t, float*);
+  void (*dot1x2_)(const uint8_t*, const uint8_t*, const XBlock1*, int64_t, float*);
   void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
   void (*widen_)(const uint8_t*, int64_t, uint8_t*);
   void (*wide_)(const uint8_t*, int64_t, const XBlock4*, int64_t, int64_t, int64_t, float*);
