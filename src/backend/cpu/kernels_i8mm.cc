@@ -22,6 +22,8 @@ TK_INLINE int32x4_t pair_of(const int32x4_t* d, int p) {
 
 #include "backend/cpu/qwide_i8mm.inc"
 
+#include "backend/cpu/qtile_i8mm.inc"
+
 #include "backend/cpu/hdot_neon.inc"
 
 namespace {
@@ -112,7 +114,12 @@ TK_INLINE void qdot4_rows(const uint8_t* panel, const XBlock4* x, int64_t blocks
 
 template <int F>
 void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
-  if (rows <= 2) {
+  if constexpr (F == kFQ4_0 || F == kFQ8_0) {
+    if (rows <= 2)
+      qtile<F, false>(panel, x, blocks, out);
+    else
+      qtile<F, true>(panel, x, blocks, out);
+  } else if (rows <= 2) {
     qdot4_rows<F, 0, 1>(panel, x, blocks, out);
     qdot4_rows<F, 1, 1>(panel, x, blocks, out);
   } else {
