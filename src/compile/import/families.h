@@ -37,6 +37,7 @@ struct Family {
   bool experts = false;
   bool normalize_experts = false;  // default if the file does not say
   bool sigmoid_experts = false;
+  bool recurrent = false;  // layers with a recurrent state
 };
 
 const Family* find_family(std::string_view architecture);
@@ -89,6 +90,12 @@ struct LatentPart {
 // YaRN's factor for scores, which latent attention applies here, not in the rotation.
 void scale_latent(ModelConfig& config);
 LatentPart latent_part(const ModelConfig& config, std::string_view stem);
+// The same for a slot of a layer with a recurrent state: its tensor in GGUF, "ssm_in.weight".
+struct RecurrentPart {
+  std::string tensor;
+  std::vector<RecipeStep> steps;
+};
+RecurrentPart recurrent_part(const ModelConfig& config, const WeightSlot& slot);
 RecipeStep transpose();
 RecipeStep add_scalar(double value);
 

@@ -48,6 +48,7 @@ constexpr Usual kUsual[] = {
     {"glm4moe", 8, 0, 131072, 0, 1e-5},
     {"deepseek2", 0, 0, 4096, 0},
     {"gpt-oss", 8, 64, 131072, 128, 1e-5},
+    {"mamba2", 0, 0, 0, 0, 1e-5},
 };
 const Usual& usual_of(const ModelConfig& c) {
   for (const Usual& u : kUsual)
@@ -263,6 +264,38 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
                         : f.required({"intermediate_size", "ffn_dim"});
 }
 
+// Mamba-2 has no limit of positions; llama.cpp's converter writes this context too.
+void read_recurrent(const Fields& f, ModelConfig& c) {
+  RecurrentConfig& r = c.recurrent;
+  c.vocab = f.required({"vocab_size"});
+  c.hidden = f.required({"hidden_size"});
+  c.layers = f.required({"num_hidden_layers"});
+  c.context = f.integer({"max_position_embeddings"}, 1 << 20);
+  r.heads = f.required({"num_heads"});
+  r.head_dim = f.required({"head_dim"});
+  r.state = f.required({"state_size"});
+  r.groups = f.integer({"n_groups"}, 8);
+  r.taps = f.integer({"conv_kernel"}, 4);
+  r.conv_bias = f.boolean("use_conv_bias", true);
+  r.decay_log = true;
+  if (const Value* limit = f.find({"time_step_limit"})) {
+    if (!limit->is_array() || limit->as_array().size() != 2 ||
+        !limit->as_array()[0].is_number())
+      f.wrong("time_step_limit", "a list of two numbers");
+    r.step_low = limit->as_array()[0].as_double();
+    // "Infinity" is not a number of JSON: some files have it as a text or an object.
+    const Value& high = limit->as_array()[1];
+    if (high.is_number() && std::isfinite(high.as_double())) r.step_high = high.as_double();
+  }
+  if (f.boolean("use_bias", false))
+    fail(ErrorCode::kUnsupported, "{}: use_bias is not supported", f.where());
+  if (!f.boolean("rms_norm", true))
+    fail(ErrorCode::kUnsupported, "{}: Mamba-2 without a gated norm is not supported", f.where());
+  c.heads = c.kv_heads = r.heads;
+  c.head_dim = r.head_dim;
+  c.ffn = r.inner();
+}
+
 void read_gpt2(const Fields& f, ModelConfig& c) {
   if (f.boolean("add_cross_attention", false))
     fail(ErrorCode::kUnsupported, "{}: add_cross_attention is not supported", f.where());
@@ -302,7 +335,10 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   ModelConfig c;
   c.name = f.text({"_name_or_path"}, "");
   c.architecture = family.architecture;
-  read_sizes(f, family, c);
+  if (family.recurrent)
+    read_recurrent(f, c);
+  else
+    read_sizes(f, family, c);
   if (c.layers <= 0 || c.layers > static_cast<int64_t>(weights.names().size()))
     fail(ErrorCode::kCorrupt, "{}: {} layers in a model of {} tensors", where, c.layers,
          weights.names().size());
@@ -317,7 +353,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
     read_rope(f, c);
   else if (family.conv1d)
     read_gpt2(f, c);
-  else
+  else if (!family.recurrent)
     read_opt(f, c);
   read_window(f, c);
   read_variants(f, family, c);

@@ -115,6 +115,13 @@ constexpr HfName kGptOssNames[] = {
 };
 
 // Names that differ from Llama's.
+constexpr HfName kMamba2Names[] = {
+    {"token_embd", "embeddings"},     {"attn_norm", "norm"},        {"output_norm", "norm_f"},
+    {"ssm_gate", "mixer.in_proj"},    {"ssm_xbc", "mixer.in_proj"}, {"ssm_step", "mixer.in_proj"},
+    {"ssm_conv1d", "mixer.conv1d"},   {"ssm_dt", "mixer.dt_bias"},  {"ssm_a", "mixer.A_log"},
+    {"ssm_d", "mixer.D"},             {"ssm_norm", "mixer.norm"},   {"ssm_out", "mixer.out_proj"},
+};
+
 struct OwnNames {
   std::string_view architecture;
   std::span<const HfName> names;
@@ -125,6 +132,7 @@ constexpr OwnNames kOwnNames[] = {
     {"glm4", kGlm4Names},        {"internlm2", kInternLm2Names},
     {"mixtral", kMixtralNames},  {"qwen2moe", kQwen2MoeNames},
     {"deepseek2", kLatentNames}, {"gpt-oss", kGptOssNames},
+    {"mamba2", kMamba2Names},
 };
 
 std::string_view lookup(std::span<const HfName> table, std::string_view stem) {
@@ -190,7 +198,7 @@ bool is_norm(std::string_view stem) { return stem.ends_with("_norm"); }
 std::string hf_prefix(const WeightSource& weights, const Family& family, std::string_view where) {
   WeightSlot first{0, family.pre_norms ? "attn_norm" : "post_attention_norm", "weight", {}};
   for (const char* prefix : {"model.", "", "transformer.", "language_model.model.",
-                             "model.language_model.", "model.decoder.", "decoder."})
+                             "model.language_model.", "model.decoder.", "decoder.", "backbone."})
     if (weights.find(hf_tensor_name(family, prefix, first))) return prefix;
   fail(ErrorCode::kCorrupt, "{}: tensor {} is missing", where,
        hf_tensor_name(family, "model.", first));
@@ -208,7 +216,8 @@ std::string hf_tensor_name(const Family& family, const std::string& prefix,
   TK_CHECK(!stem.empty(), "{} has no tensor name in {}", slot.stem, family.architecture);
   if (slot.layer < 0) return fmt::format("{}{}.{}", prefix, stem, slot.suffix);
   std::string name = fmt::format("{}{}.{}.{}", prefix, layers_name(family), slot.layer, stem);
-  bool whole = name.ends_with("_bias") || name.ends_with(".sinks");
+  bool whole = name.ends_with("_bias") || name.ends_with(".sinks") || name.ends_with(".A_log") ||
+               name.ends_with(".D");
   return whole ? name : name + "." + slot.suffix;
 }
 
@@ -229,6 +238,7 @@ std::vector<std::string> sources_of(const Family& family, const std::string& pre
 std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& family,
                                  std::string_view where, const ModelConfig& config,
                                  const WeightSlot& slot, const std::string& source) {
+  if (config.recurrent.heads > 0) return recurrent_part(config, slot).steps;
   std::vector<RecipeStep> steps;
   if (family.conv1d && slot.dims.size() == 2 && slot.layer >= 0) steps.push_back(transpose());
   if (is_fused_part(family, slot.stem)) {

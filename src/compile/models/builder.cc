@@ -76,8 +76,8 @@ void ModelBuilder::declare_inputs(const SymExpr& t, const SymExpr& r) {
     for (int64_t l = 0; l < layers_; ++l) used = used || group_of(l) == g.name;
     if (used) views_.emplace_back(g.name, fn_->add_input("view." + g.name, Type::view(g.name)));
   }
-  for (int64_t l = 0; l < layers_; ++l) {
-    const StateDecl& s = module_.states[static_cast<size_t>(l)];
+  for (int64_t i = 0; i < layers_ * states_per_layer(); ++i) {
+    const StateDecl& s = module_.states[static_cast<size_t>(i)];
     states_.push_back(fn_->add_input(s.name, Type::state(s.name)));
   }
 }
@@ -94,7 +94,27 @@ void ModelBuilder::declare_encoder_inputs() {
     types = fn_->add_input(std::string(kSegmentInput), Type::of(i32("t", t)));
 }
 
+// The rows before a step's own that the convolution reads, and the state of every channel.
+void ModelBuilder::declare_recurrent_states() {
+  if (options.exit_layers > 0 || options.tree_mask)
+    fail(ErrorCode::kUnsupported,
+         "speculation needs a model without recurrent layers: their state cannot be rolled back");
+  const RecurrentConfig& r = config.recurrent;
+  module_.groups.push_back({"recurrent", 0, kSequenceBlock});
+  for (int64_t l = 0; l < config.layers; ++l) {
+    TensorType rows{DType::kF32, {{"j", r.taps - 1, false}, {"c", r.channels(), false}}};
+    TensorType space{DType::kF32,
+                     {{"h", r.heads, false}, {"p", r.head_dim, false}, {"n", r.state, false}}};
+    for (auto& [name, type] : {std::pair("conv", rows), {"ssm", space}})
+      module_.states.push_back({fmt::format("{}.{}", name, l),
+                                "recurrent",
+                                StateDecl::Growth::kPerSequence,
+                                {{"s", type}}});
+  }
+}
+
 void ModelBuilder::declare_states() {
+  if (config.recurrent.heads > 0) return declare_recurrent_states();
   bool any_full = false, any_window = false;
   for (int64_t l = 0; l < config.layers; ++l) (slides(l) ? any_window : any_full) = true;
   if (any_full) module_.groups.push_back({"full", 0, options.block_size});
@@ -263,6 +283,15 @@ Ref ModelBuilder::append_and_attend(int64_t layer, Ref q, Ref k, Ref v, Value::O
     in.push_back(weight(fmt::format("blk.{}.attn_sinks.weight", layer)));
   }
   return op("attend", std::move(in), std::move(attrs), fmt::format("blk.{}.attend", layer));
+}
+
+Ref ModelBuilder::advance(int64_t layer, int which, std::string_view name, std::vector<Ref> in) {
+  Ref& state = states_[static_cast<size_t>(layer * states_per_layer() + which)];
+  std::vector<Ref> all = {state, views_.at(0).second, q_start, kv_len};
+  all.insert(all.end(), in.begin(), in.end());
+  std::vector<Ref> out = op_multi(name, std::move(all), {}, fmt::format("blk.{}.{}", layer, name));
+  state = out[0];
+  return out[1];
 }
 
 Module ModelBuilder::finish_encoder(Ref x) {
