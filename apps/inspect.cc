@@ -193,9 +193,12 @@ void print_text(const Value& v) {
   for (const auto& [name, t] : v.at("types").as_object())
     fmt::print("  {:<10} {:>8} {:>15} {:>12}\n", name, t.at("tensors").as_int(),
                t.at("parameters").as_int(), human_bytes(t.at("bytes").as_int()));
-  fmt::print("\n  memory: weights {}, KV {} per token\n",
+  const Value* state = v.find("state_bytes_per_sequence");
+  fmt::print("\n  memory: weights {}, KV {} per token{}\n",
              human_bytes(v.at("weight_bytes").as_int()),
-             human_bytes(v.at("kv_bytes_per_token").as_int()));
+             human_bytes(v.at("kv_bytes_per_token").as_int()),
+             state ? fmt::format(", states {} per sequence", human_bytes(state->as_int())) : "");
+  if (state && v.at("kv_bytes_per_token").as_int() == 0) return;  // the same at every length
   for (const auto& [tokens, bytes] : v.at("kv_bytes_by_context").as_object())
     fmt::print("    KV of one sequence of {:>8} tokens {:>12}\n", tokens,
                human_bytes(bytes.as_int()));

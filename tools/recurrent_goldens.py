@@ -52,3 +52,18 @@ def recurrent(case, rand, pack, rng):
         return np.stack(out), s
 
     case("ssm_scan", [state(data), view, STARTS, LENGTHS, x, dt, a, b, c], run(scan, data, x.shape))
+
+    q, k, v, decay, rate = rand(12, groups, n), rand(12, groups, n), rand(12, heads, width), -np.abs(rand(12, heads)), rand(12, heads)
+    data = rand(BLOCKS, heads, width, n)
+
+    def delta(rows, s):
+        out = []
+        for i in rows:
+            keys, queries = (np.repeat(x[i], heads // groups, axis=0) for x in (k, q))
+            s = s * np.exp(decay[i])[:, None, None]
+            error = v[i] - np.einsum("hpn,hn->hp", s, keys)
+            s = s + np.einsum("h,hp,hn->hpn", rate[i], error, keys)
+            out.append(np.einsum("hpn,hn->hp", s, queries))
+        return np.stack(out), s
+
+    case("gated_delta", [state(data), view, STARTS, LENGTHS, q, k, v, decay, rate], run(delta, data, v.shape))

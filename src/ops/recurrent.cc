@@ -84,6 +84,31 @@ void ssm_scan(const MeaningArgs<S>& args) {
   });
 }
 
+template <class S>
+void gated_delta(const MeaningArgs<S>& args) {
+  const TensorRef<S>&q = args.in[kX].tensor, &k = args.in[kX + 1].tensor,
+                   &v = args.in[kX + 2].tensor, &decay = args.in[kX + 3].tensor,
+                   &rate = args.in[kX + 4].tensor, &y = args.out[1].tensor;
+  int64_t heads = v.dims[1], width = v.dims[2], groups = k.dims[1], n = k.dims[2];
+  for_sequences(args, [&](int64_t first, int64_t end, S* state, bool begins) {
+    if (begins) std::fill_n(state, heads * width * n, S(0));
+    for (int64_t i = first; i < end; ++i)
+      for (int64_t h = 0; h < heads; ++h) {
+        double kept = std::exp(double(decay.f[i * heads + h]));
+        int64_t vectors = (i * groups + h / (heads / groups)) * n;
+        for (int64_t p = 0; p < width; ++p) {
+          int64_t at = (i * heads + h) * width + p;
+          S* s = state + (h * width + p) * n;
+          double error = double(v.f[at]) - kept * double(dot(s, k.f + vectors, n));
+          double change = double(rate.f[i * heads + h]) * error;
+          for (int64_t j = 0; j < n; ++j)
+            s[j] = S(double(s[j]) * kept + change * double(k.f[vectors + j]));
+          store(y, at, Wide<S>(dot(s, q.f + vectors, n)));
+        }
+      }
+  });
+}
+
 // The inputs that all of these ops have, and their state: one plane of f32 with these extents.
 const std::string& check_sequences(const Rule& rule) {
   const std::string& state = rule.state(kState);
@@ -137,11 +162,32 @@ std::vector<Type> infer_scan(const InferContext& context) {
   return {Type::state(state), Type::of({DType::kF32, x.dims})};
 }
 
+std::vector<Type> infer_delta(const InferContext& context) {
+  Rule rule("gated_delta", context);
+  const std::string& state = check_sequences(rule);
+  const TensorType &q = rule.values(kX, "q", 3), &k = rule.values(kX + 1, "k", 3),
+                   &v = rule.values(kX + 2, "v", 3), &decay = rule.values(kX + 3, "decay", 2),
+                   &rate = rule.values(kX + 4, "rate", 2);
+  for (int axis : {0, 1, 2}) rule.same(q.extent(axis), "the extents of q", k.extent(axis), "those of k");
+  rule.same(v.extent(0), "the rows of v", k.extent(0), "those of k");
+  for (const TensorType* t : {&decay, &rate})
+    for (int axis : {0, 1})
+      rule.same(v.extent(axis), "rows and heads of v", t->extent(axis), "those of decay and rate");
+  auto heads = v.extent(1).constant(), groups = k.extent(1).constant();
+  if (!heads || !groups || *groups < 1 || *heads % *groups != 0)
+    rule.fail("{} heads are not a multiple of {} groups", v.extent(1).text(), k.extent(1).text());
+  check_plane(rule, state, {v.extent(1), v.extent(2), k.extent(2)});
+  return {Type::state(state), Type::of({DType::kF32, v.dims})};
+}
+
 SymExpr conv_flops(std::span<const Type> in, std::span<const Type> out) {
   return out[1].tensor.elements() * in[kX + 1].tensor.extent(1) * 2;
 }
 SymExpr scan_flops(std::span<const Type> in, std::span<const Type> out) {
   return out[1].tensor.elements() * in[kX + 3].tensor.extent(2) * 5;
+}
+SymExpr delta_flops(std::span<const Type> in, std::span<const Type> out) {
+  return out[1].tensor.elements() * in[kX].tensor.extent(2) * 7;
 }
 
 }  // namespace
@@ -174,6 +220,19 @@ std::vector<OpDef> recurrent_ops() {
            .recurrent = true,
            .flops = scan_flops,
            .doc = "selective state space recurrence with one decay per head (Mamba-2)",
+           .first_plane = kX},
+          {.name = "gated_delta",
+           .tier = Tier::kComposite,
+           .min_inputs = 9,
+           .max_inputs = 9,
+           .infer = infer_delta,
+           .f32 = gated_delta<float>,
+           .f64 = gated_delta<double>,
+           .traced = gated_delta<Traced>,
+           .writes_state = true,
+           .recurrent = true,
+           .flops = delta_flops,
+           .doc = "linear attention by the gated delta rule (Qwen3-Next)",
            .first_plane = kX}};
 }
 

@@ -31,7 +31,7 @@ class FailingExecutable final : public Executable {
   uint64_t period_, steps_ = 0;
 };
 
-class RecurrentTest : public testing::TestWithParam<const char*> {
+class RecurrentTest : public testing::TestWithParam<std::pair<const char*, const char*>> {
  protected:
   void SetUp() override {
     const char* dir = std::getenv("TOKAMAK_TINY_FAMILIES");
@@ -39,13 +39,14 @@ class RecurrentTest : public testing::TestWithParam<const char*> {
       GTEST_SKIP() << "TOKAMAK_TINY_FAMILIES is not a folder (tools/tiny_models.py --families)";
     BackendOptions options;
     options.threads = 2;
-    backend_ = make_backend(GetParam(), options);
+    backend_ = make_backend(GetParam().second, options);
     CompileOptions compile;
     compile.max_sequences = 6;
     compile.max_tokens = 24;
     compile.max_logit_rows = 24;
     compile.context = 128;
-    source_ = compile_model((std::filesystem::path(dir) / "mamba2").string(), *backend_, compile);
+    source_ = compile_model((std::filesystem::path(dir) / GetParam().first).string(), *backend_,
+                            compile);
   }
 
   struct Setup {
@@ -57,7 +58,7 @@ class RecurrentTest : public testing::TestWithParam<const char*> {
     const PlanSet& plans = source_->plans();
     EngineConfig config = default_engine_config(plans, 128);
     EXPECT_TRUE(config.recurrent);
-    config.blocks = {setup.states};
+    config.blocks.back() = setup.states;
     config.max_step_failures = 50;  // a sequence that starts again takes many steps
     LoadOptions load;
     load.blocks = config.blocks;
@@ -136,8 +137,15 @@ TEST_P(RecurrentTest, WhatNeedsARollbackIsRefused) {
   EXPECT_THROW(check_engine_config(config), Error);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, RecurrentTest, testing::Values("ref", "cpu"),
-                         [](const auto& info) { return std::string(info.param); });
+using ModelAndBackend = std::pair<const char*, const char*>;
+INSTANTIATE_TEST_SUITE_P(Models, RecurrentTest,
+                         testing::Values(ModelAndBackend("mamba2", "ref"),
+                                         ModelAndBackend("mamba2", "cpu"),
+                                         ModelAndBackend("qwen3next", "ref"),
+                                         ModelAndBackend("qwen3next", "cpu")),
+                         [](const auto& info) {
+                           return std::string(info.param.first) + "_" + info.param.second;
+                         });
 
 }  // namespace
 }  // namespace tokamak

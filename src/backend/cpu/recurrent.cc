@@ -1,4 +1,4 @@
-// causal_conv and ssm_scan: threads divide the channels or heads, and each advances the states of
+// causal_conv, ssm_scan and gated_delta: threads divide the channels or heads, and each advances the states of
 // all sequences in its part, row by row. The order of a row's arithmetic depends on nothing else in
 // the step, and the state is stored as f32 after every row, so results do not depend on how rows
 // are divided among steps.
@@ -142,20 +142,35 @@ float advance_channel(float* s, float decay, float input, const float* b, const 
   return sum[0];
 }
 
-class SsmScan final : public CpuOp {
+// The sum of s . k, sixteen sums added in a fixed order.
+float dot_channel(const float* s, const float* k, int64_t n) {
+  constexpr int64_t kLanes = 16;
+  float sum[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int64_t l = 0; l < kLanes; ++l) sum[l] = std::fma(s[i + l], k[i + l], sum[l]);
+  for (int64_t l = 0; i < n; ++i, ++l) sum[l] = std::fma(s[i], k[i], sum[l]);
+  for (int64_t width = kLanes / 2; width > 0; width /= 2)
+    for (int64_t l = 0; l < width; ++l) sum[l] += sum[l + width];
+  return sum[0];
+}
+
+// ssm_scan and gated_delta. Operands have the same shapes in another order.
+template <bool kDelta>
+class HeadScan final : public CpuOp {
  public:
-  explicit SsmScan(const OpSite& site)
+  explicit HeadScan(const OpSite& site)
       : states_(site),
-        heads_(site.in[kX].dims[1]),
-        width_(site.in[kX].dims[2]),
-        groups_(site.in[kX + 3].dims[1]),
-        n_(site.in[kX + 3].dims[2]) {}
+        heads_(site.in[kRows].dims[1]),
+        width_(site.in[kRows].dims[2]),
+        groups_(site.in[kIn].dims[1]),
+        n_(site.in[kIn].dims[2]) {}
 
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
     Part mine = c.part(heads_, 1);
     if (mine.empty()) return;
-    const float *x = in[kX].f32(), *dt = in[kX + 1].f32(), *a = in[kX + 2].f32(),
-                *b = in[kX + 3].f32(), *v = in[kX + 4].f32();
+    const float *x = in[kRows].f32(), *b = in[kIn].f32(), *v = in[kOut].f32();
+    const float *first_scale = in[kScale].f32(), *second_scale = in[kScale + 1].f32();
     float* y = out[1].f32();
     int64_t row = heads_ * width_;
     auto clear = [&](int64_t first, int64_t end) {
@@ -168,16 +183,21 @@ class SsmScan final : public CpuOp {
       // A head's state stays in cache while it passes all rows.
       for (int64_t h = mine.begin; h < mine.end; ++h)
         for (int64_t i = first; i < end; ++i) {
-          float step = dt[i * heads_ + h], decay = std::exp(step * a[h]);
+          float scale = first_scale[i * heads_ + h];  // time step, or decay
+          float decay = std::exp(kDelta ? scale : scale * second_scale[h]);
           int64_t vectors = (i * groups_ + h / (heads_ / groups_)) * n_;
           for (int64_t p = 0; p < width_; ++p) {
             int64_t at = i * row + h * width_ + p;
-            y[at] = advance_channel(state + (h * width_ + p) * n_, decay, step * x[at],
-                                    b + vectors, v + vectors, n_);
+            float* s = state + (h * width_ + p) * n_;
+            float input = scale * x[at];
+            if (kDelta)
+              input = second_scale[i * heads_ + h] *
+                      std::fma(-decay, dot_channel(s, b + vectors, n_), x[at]);
+            y[at] = advance_channel(s, decay, input, b + vectors, v + vectors, n_);
           }
         }
     };
-    states_.visit(in, in[kX].dims[0], c, advance, clear);
+    states_.visit(in, in[kRows].dims[0], c, advance, clear);
   }
 
   void touch(const Tensor* in, const Tensor* out, const StepContext& c,
@@ -185,17 +205,20 @@ class SsmScan final : public CpuOp {
     Part mine = c.part(heads_, 1);
     if (mine.empty()) return;
     states_.touch(in, list);
-    int64_t rows = in[kX].dims[0], head = width_ * 4;
-    list.columns(in[kX], heads_ * head, 0, rows, mine.begin * head, (mine.end - mine.begin) * head,
+    int64_t rows = in[kRows].dims[0], head = width_ * 4;
+    list.columns(in[kRows], heads_ * head, 0, rows, mine.begin * head, (mine.end - mine.begin) * head,
                  false);
     list.columns(out[1], heads_ * head, 0, rows, mine.begin * head,
                  (mine.end - mine.begin) * head, true);
-    for (int i = kX + 1; i <= kX + 4; ++i)
+    for (int i : {kIn, kOut, kScale, kScale + 1})
       if (!in[i].weight) list.read(in[i]);
   }
 
  private:
+  // x, dt, a, b, c or q, k, v, decay, rate
   static constexpr int kX = SequenceStates::kX;
+  static constexpr int kRows = kDelta ? kX + 2 : kX, kScale = kDelta ? kX + 3 : kX + 1;
+  static constexpr int kIn = kDelta ? kX + 1 : kX + 3, kOut = kDelta ? kX : kX + 4;
   SequenceStates states_;
   int64_t heads_, width_, groups_, n_;
 };
@@ -211,7 +234,12 @@ void add_recurrent_kernels(KernelList& list) {
   list.add("ssm_scan", "ssm_scan(*, *, i32, i32, f32, f32, f32, f32, f32)",
            "f32 fma, state stored as f32 after every row, 16 sums over the state",
            [](const OpSite& site) -> std::unique_ptr<CpuOp> {
-             return std::make_unique<SsmScan>(site);
+             return std::make_unique<HeadScan<false>>(site);
+           });
+  list.add("gated_delta", "gated_delta(*, *, i32, i32, f32, f32, f32, f32, f32)",
+           "f32 fma, state stored as f32 after every row, 16 sums over the state",
+           [](const OpSite& site) -> std::unique_ptr<CpuOp> {
+             return std::make_unique<HeadScan<true>>(site);
            });
 }
 

@@ -172,11 +172,11 @@ class SlotList {
     matrix("token_embd", c_.vocab, c_.hidden);
     if (c_.learned_positions) matrix("position_embd", c_.context, c_.hidden);
     for (layer_ = 0; layer_ < c_.layers; ++layer_) {
-      if (c_.recurrent.heads > 0) {
+      if (c_.recurrent.at(layer_))
         recurrent();
-        continue;
-      }
-      attention();
+      else
+        attention();
+      if (c_.recurrent.heads > 0 && !c_.recurrent.delta) continue;  // no MLP
       if (c_.experts.count > 0 && c_.experts.layers[static_cast<size_t>(layer_)])
         experts();
       else
@@ -221,6 +221,7 @@ class SlotList {
     int64_t q = c_.heads * c_.head_dim, kv = c_.kv_heads * c_.head_dim;
     if (c_.pre_norms) norm("attn_norm", c_.hidden);
     matrix("attn_q", q, c_.hidden, c_.qkv_bias);
+    if (c_.attention_gate) matrix("attn_gate", q, c_.hidden);
     matrix("attn_k", kv, c_.hidden, c_.qkv_bias);
     matrix("attn_v", kv, c_.hidden, c_.qkv_bias);
     if (c_.qk_norm || c_.wide_qk_norm) {
@@ -236,15 +237,23 @@ class SlotList {
     const RecurrentConfig& r = c_.recurrent;
     norm("attn_norm", c_.hidden);
     matrix("ssm_gate", r.inner(), c_.hidden);
-    matrix("ssm_xbc", r.channels(), c_.hidden);
+    if (r.delta) {
+      matrix("ssm_q", r.groups * r.state, c_.hidden);
+      matrix("ssm_k", r.groups * r.state, c_.hidden);
+      matrix("ssm_v", r.inner(), c_.hidden);
+      matrix("ssm_rate", r.heads, c_.hidden);
+    } else {
+      matrix("ssm_xbc", r.channels(), c_.hidden);
+    }
     matrix("ssm_step", r.heads, c_.hidden);
     slots_.push_back({layer_, "ssm_conv1d", "weight", {r.channels(), r.taps}});
     if (r.conv_bias) slots_.push_back({layer_, "ssm_conv1d", "bias", {r.channels()}});
     slots_.push_back({layer_, "ssm_dt", "bias", {r.heads}});
     slots_.push_back({layer_, "ssm_a", "weight", {r.heads}});
-    slots_.push_back({layer_, "ssm_d", "weight", {r.heads}});
-    norm("ssm_norm", r.inner());
+    if (!r.delta) slots_.push_back({layer_, "ssm_d", "weight", {r.heads}});
+    norm("ssm_norm", r.delta ? r.head_dim : r.inner());
     matrix("ssm_out", c_.hidden, r.inner());
+    if (r.delta) norm("ffn_norm", c_.hidden);
   }
   void mlp() {
     if (c_.gated_mlp) matrix("ffn_gate", c_.ffn, c_.hidden, c_.mlp_bias);
@@ -355,14 +364,16 @@ void scale_latent(ModelConfig& c) {
   c.attention_scale = m * m / std::sqrt(static_cast<double>(c.head_dim));
 }
 
+RecipeStep slice_rows_of_each(int64_t begin, int64_t end, int64_t period) {
+  RecipeStep step = slice_rows(begin, end);
+  step.dims = {period};
+  return step;
+}
+
 LatentPart latent_part(const ModelConfig& c, std::string_view stem) {
   const LatentConfig& m = c.latent;
   if (m.rank == 0) return {};
-  auto every = [](int64_t begin, int64_t end, int64_t period) {
-    RecipeStep step = slice_rows(begin, end);
-    step.dims = {period};
-    return step;
-  };
+  constexpr auto every = slice_rows_of_each;
   int64_t head = m.nope + m.rope, pair = m.nope + m.value;
   std::string_view query = m.q_rank > 0 ? "attn_q_b" : "attn_q";
   if (stem == "attn_q_nope") return {query, {every(0, m.nope, head)}};
@@ -377,8 +388,26 @@ LatentPart latent_part(const ModelConfig& c, std::string_view stem) {
   return {};
 }
 
+namespace {
+
+// Each key head has its query, its key, and the values and gates of its value heads.
+std::vector<RecipeStep> delta_steps(const RecurrentConfig& r, std::string_view stem) {
+  int64_t n = r.state, share = r.heads / r.groups, values = share * r.head_dim;
+  int64_t period = 2 * n + 2 * values;
+  if (stem == "ssm_q") return {slice_rows_of_each(0, n, period)};
+  if (stem == "ssm_k") return {slice_rows_of_each(n, 2 * n, period)};
+  if (stem == "ssm_v") return {slice_rows_of_each(2 * n, 2 * n + values, period)};
+  if (stem == "ssm_gate") return {slice_rows_of_each(2 * n + values, period, period)};
+  if (stem == "ssm_rate") return {slice_rows_of_each(0, share, 2 * share)};
+  if (stem == "ssm_step") return {slice_rows_of_each(share, 2 * share, 2 * share)};
+  return {};
+}
+
+}  // namespace
+
 RecurrentPart recurrent_part(const ModelConfig& c, const WeightSlot& slot) {
   const RecurrentConfig& r = c.recurrent;
+  if (auto steps = delta_steps(r, slot.stem); r.delta && !steps.empty()) return {"", steps};
   int64_t gate = r.inner(), mixed = gate + r.channels();
   auto in_layer = [&](std::string_view name) { return fmt::format("blk.{}.{}", slot.layer, name); };
   if (slot.stem == "ssm_gate") return {in_layer("ssm_in.weight"), {slice_rows(0, gate)}};

@@ -165,6 +165,15 @@ const Family kFamilies[] = {
      .models = "Mamba-2, Codestral Mamba",
      .rotary = false,
      .recurrent = true},
+    {.architecture = "qwen3next",
+     .hf_names = "qwen3_next",
+     .models = "Qwen3-Next 80B-A3B",
+     .qk_norm = true,
+     .in_gguf = false,
+     .experts = true,
+     .normalize_experts = true,
+     .gated_delta = true,
+     .centered_norms = true},
 };
 
 struct Missing {
@@ -174,7 +183,7 @@ struct Missing {
 constexpr Missing kMissing[] = {
     {"mamba rwkv rwkv6 rwkv7 falcon_mamba falcon-mamba",
      "recurrent layers of another kind than Mamba-2's"},
-    {"jamba bamba zamba2 qwen3_next qwen3next lfm2 granitemoehybrid granitehybrid nemotron_h "
+    {"jamba bamba zamba2 lfm2 granitemoehybrid granitehybrid nemotron_h "
      "falcon_h1 falcon-h1 kimi_linear",
      "recurrent layers with a state per sequence beside attention"},
     {"llama4 llama4_text", "chunked attention and experts that scale their inputs"},

@@ -122,6 +122,25 @@ constexpr HfName kMamba2Names[] = {
     {"ssm_d", "mixer.D"},             {"ssm_norm", "mixer.norm"},   {"ssm_out", "mixer.out_proj"},
 };
 
+constexpr HfName kQwen3NextNames[] = {
+    {"attn_gate", "self_attn.q_proj"},
+    {"ssm_q", "linear_attn.in_proj_qkvz"},
+    {"ssm_k", "linear_attn.in_proj_qkvz"},
+    {"ssm_v", "linear_attn.in_proj_qkvz"},
+    {"ssm_gate", "linear_attn.in_proj_qkvz"},
+    {"ssm_rate", "linear_attn.in_proj_ba"},
+    {"ssm_step", "linear_attn.in_proj_ba"},
+    {"ssm_conv1d", "linear_attn.conv1d"},
+    {"ssm_dt", "linear_attn.dt_bias"},
+    {"ssm_a", "linear_attn.A_log"},
+    {"ssm_norm", "linear_attn.norm"},
+    {"ssm_out", "linear_attn.out_proj"},
+    {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
+    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
+    {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
+    {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
+};
+
 struct OwnNames {
   std::string_view architecture;
   std::span<const HfName> names;
@@ -132,7 +151,7 @@ constexpr OwnNames kOwnNames[] = {
     {"glm4", kGlm4Names},        {"internlm2", kInternLm2Names},
     {"mixtral", kMixtralNames},  {"qwen2moe", kQwen2MoeNames},
     {"deepseek2", kLatentNames}, {"gpt-oss", kGptOssNames},
-    {"mamba2", kMamba2Names},
+    {"mamba2", kMamba2Names},    {"qwen3next", kQwen3NextNames},
 };
 
 std::string_view lookup(std::span<const HfName> table, std::string_view stem) {
@@ -238,7 +257,7 @@ std::vector<std::string> sources_of(const Family& family, const std::string& pre
 std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& family,
                                  std::string_view where, const ModelConfig& config,
                                  const WeightSlot& slot, const std::string& source) {
-  if (config.recurrent.heads > 0) return recurrent_part(config, slot).steps;
+  if (slot.stem.starts_with("ssm_")) return recurrent_part(config, slot).steps;
   std::vector<RecipeStep> steps;
   if (family.conv1d && slot.dims.size() == 2 && slot.layer >= 0) steps.push_back(transpose());
   if (is_fused_part(family, slot.stem)) {
@@ -250,7 +269,11 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
   if (family.interleaved && (slot.stem == "attn_q" || slot.stem == "attn_k"))
     steps.push_back(permute_rows(slot.stem == "attn_q" ? config.heads : config.kv_heads,
                                  config.rope.dims == config.head_dim ? 0 : config.rope.dims));
-  if (family.gemma && is_norm(slot.stem)) steps.push_back(add_scalar(1.0));
+  if (config.attention_gate && slot.stem == "attn_q")  // each head has its query and its gate
+    steps.push_back(slice_rows_of_each(0, config.head_dim, 2 * config.head_dim));
+  if (slot.stem == "attn_gate")
+    steps.push_back(slice_rows_of_each(config.head_dim, 2 * config.head_dim, 2 * config.head_dim));
+  if ((family.gemma || family.centered_norms) && is_norm(slot.stem)) steps.push_back(add_scalar(1.0));
   // Positions 0 and 1 of OPT's table belong to padding.
   if (family.architecture == "opt" && slot.stem == "position_embd")
     steps.push_back(slice_rows(2, 2 + config.context));

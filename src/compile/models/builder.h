@@ -69,10 +69,11 @@ class ModelBuilder {
  private:
   void declare_inputs(const SymExpr& tokens, const SymExpr& outputs);
   std::string group_of(int64_t layer) const {
-    return config.recurrent.heads > 0 ? "recurrent" : slides(layer) ? "window" : "full";
+    return config.recurrent.at(layer) ? "recurrent" : slides(layer) ? "window" : "full";
   }
-  int64_t states_per_layer() const { return config.recurrent.heads > 0 ? 2 : 1; }
-  void declare_recurrent_states();
+  size_t first_state(int64_t layer) const;  // a recurrent layer has two, others one
+  Ref view_of(int64_t layer) const;
+  void declare_recurrent_states(int64_t layer);
   Ref adapt(Ref y, Ref x, const std::string& prefix);
   Ref adapter_weight(const std::string& name, std::vector<Dim> dims);
   void declare_states();
@@ -83,7 +84,7 @@ class ModelBuilder {
   Function* fn_;
   int64_t layers_;
   std::vector<std::pair<std::string, Ref>> views_;  // group -> input
-  std::vector<Ref> states_;  // current version per layer, states_per_layer() of each
+  std::vector<Ref> states_;                         // current versions, layer by layer
 };
 
 // One function per family file; compile/models/registry.cc maps architectures to them.
@@ -92,6 +93,9 @@ Module build_decoder(const ModelConfig& config,
 Module build_gpt2(const ModelConfig& config, const CompileOptions& options);
 Module build_mamba2(const ModelConfig& config, const CompileOptions& options);
 Module build_encoder(const ModelConfig& config, const CompileOptions& options);  // BERT and related
+
+// Linear attention by the gated delta rule, in place of attention.
+Ref delta_attention(ModelBuilder& builder, Ref x, int64_t layer);
 
 // Latent attention: the cache holds one vector per token for all heads.
 Ref latent_attention(ModelBuilder& builder, Ref x, int64_t layer);

@@ -1,5 +1,7 @@
-// Mamba-2: every layer is a state space with a gate. No attention and no positions: what a sequence
-// remembers is a state of fixed size.
+// Layers with a recurrent state: what a sequence remembers has a fixed size, and there are no
+// positions. Mamba-2 has nothing else; Qwen3-Next has such layers between those with attention.
+#include <cmath>
+
 #include "compile/models/builder.h"
 
 namespace tokamak {
@@ -50,6 +52,33 @@ Ref mixer(ModelBuilder& b, Ref x, int64_t layer) {
 }
 
 }  // namespace
+
+// Queries and keys have length one: rms_norm divides by the root of the mean square, here that of
+// the sum is asked for.
+Ref delta_attention(ModelBuilder& b, Ref x, int64_t layer) {
+  const RecurrentConfig& r = b.config.recurrent;
+  std::string blk = fmt::format("blk.{}.", layer);
+  Ref mixed = b.op("concat", {b.linear(x, blk + "ssm_q"), b.linear(x, blk + "ssm_k"), b.linear(x, blk + "ssm_v")},
+                   Value::Object{{"axis", 1}});
+  mixed = b.activation(
+      b.advance(layer, 0, "causal_conv", {mixed, b.weight(blk + "ssm_conv1d.weight")}));
+  int64_t keys = r.groups * r.state;
+  auto n = static_cast<double>(r.state);
+  auto unit = [&](int64_t begin, const char* name, double length) {
+    Ref vectors = b.heads(columns(b, mixed, begin, begin + keys), r.groups, r.state);
+    std::vector<double> scale(static_cast<size_t>(r.state), length / std::sqrt(n));
+    return b.op("rms_norm", {vectors, b.constant(name, scale)}, Value::Object{{"eps", 1e-6 / n}});
+  };
+  Ref q = unit(0, "delta_query", 1 / std::sqrt(n)), k = unit(keys, "delta_key", 1);
+  Ref v = b.heads(columns(b, mixed, 2 * keys, r.channels()), r.heads, r.head_dim);
+  Ref decay = b.op("neg", {b.op("exp", {b.weight(blk + "ssm_a.weight")})});
+  Ref rate = b.op("sigmoid", {b.linear(x, blk + "ssm_rate")});
+  Ref y = b.advance(layer, 1, "gated_delta",
+                    {q, k, v, b.op("mul", {time_steps(b, x, blk), decay}), rate});
+  Ref gate = b.op("silu", {b.heads(b.linear(x, blk + "ssm_gate"), r.heads, r.head_dim)});
+  y = b.op("mul", {b.norm(y, blk + "ssm_norm"), gate});
+  return b.linear(b.merge_heads(y), blk + "ssm_out");
+}
 
 Module build_mamba2(const ModelConfig& config, const CompileOptions& options) {
   ModelBuilder b(config, options);
