@@ -292,7 +292,6 @@ def rope():
 
 class Batch:
     """Several sequences of different length in shuffled blocks; the last own[b] slots of each are the step's rows."""
-
     def __init__(self, kv_len, own, planes, block_size=4, blocks=16, hole=None):
         self.kv_len, self.own, self.planes, self.block_size = kv_len, own, planes, block_size
         self.q_start = np.concatenate([[0], np.cumsum(own)]).astype(np.int32)

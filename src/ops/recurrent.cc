@@ -63,8 +63,8 @@ void causal_conv(const MeaningArgs<S>& args) {
 template <class S>
 void ssm_scan(const MeaningArgs<S>& args) {
   const TensorRef<S>&x = args.in[kX].tensor, &dt = args.in[kX + 1].tensor,
-                   &a = args.in[kX + 2].tensor, &in = args.in[kX + 3].tensor,
-                   &out = args.in[kX + 4].tensor, &y = args.out[1].tensor;
+        &a = args.in[kX + 2].tensor, &in = args.in[kX + 3].tensor, &out = args.in[kX + 4].tensor,
+        &y = args.out[1].tensor;
   int64_t heads = x.dims[1], width = x.dims[2], groups = in.dims[1], n = in.dims[2];
   for_sequences(args, [&](int64_t first, int64_t end, S* state, bool begins) {
     if (begins) std::fill_n(state, heads * width * n, S(0));
@@ -87,8 +87,8 @@ void ssm_scan(const MeaningArgs<S>& args) {
 template <class S>
 void gated_delta(const MeaningArgs<S>& args) {
   const TensorRef<S>&q = args.in[kX].tensor, &k = args.in[kX + 1].tensor,
-                   &v = args.in[kX + 2].tensor, &decay = args.in[kX + 3].tensor,
-                   &rate = args.in[kX + 4].tensor, &y = args.out[1].tensor;
+        &v = args.in[kX + 2].tensor, &decay = args.in[kX + 3].tensor,
+        &rate = args.in[kX + 4].tensor, &y = args.out[1].tensor;
   int64_t heads = v.dims[1], width = v.dims[2], groups = k.dims[1], n = k.dims[2];
   for_sequences(args, [&](int64_t first, int64_t end, S* state, bool begins) {
     if (begins) std::fill_n(state, heads * width * n, S(0));
@@ -154,7 +154,8 @@ std::vector<Type> infer_scan(const InferContext& context) {
     rule.same(x.extent(0), "the rows of x", t->extent(0), "those of dt, b and c");
   rule.same(x.extent(1), "the heads of x", dt.extent(1), "those of dt");
   rule.same(x.extent(1), "the heads of x", a.extent(0), "those of a");
-  for (int axis : {1, 2}) rule.same(b.extent(axis), "the extents of b", c.extent(axis), "those of c");
+  for (int axis : {1, 2})
+    rule.same(b.extent(axis), "the extents of b", c.extent(axis), "those of c");
   auto heads = x.extent(1).constant(), groups = b.extent(1).constant();
   if (!heads || !groups || *groups < 1 || *heads % *groups != 0)
     rule.fail("{} heads are not a multiple of {} groups", x.extent(1).text(), b.extent(1).text());
@@ -168,7 +169,8 @@ std::vector<Type> infer_delta(const InferContext& context) {
   const TensorType &q = rule.values(kX, "q", 3), &k = rule.values(kX + 1, "k", 3),
                    &v = rule.values(kX + 2, "v", 3), &decay = rule.values(kX + 3, "decay", 2),
                    &rate = rule.values(kX + 4, "rate", 2);
-  for (int axis : {0, 1, 2}) rule.same(q.extent(axis), "the extents of q", k.extent(axis), "those of k");
+  for (int axis : {0, 1, 2})
+    rule.same(q.extent(axis), "the extents of q", k.extent(axis), "those of k");
   rule.same(v.extent(0), "the rows of v", k.extent(0), "those of k");
   for (const TensorType* t : {&decay, &rate})
     for (int axis : {0, 1})

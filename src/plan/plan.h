@@ -163,8 +163,8 @@ struct PlanSet {
 int64_t kv_bytes_per_token(const PlanSet& set, uint32_t group);  // all states of the group
 // Bytes of a block: of all states of the group.
 int64_t block_bytes(const PlanSet& set, uint32_t group);
-bool has_recurrent_states(const PlanSet& set);                   // states per sequence
-int64_t weight_bytes(const WeightEntry& weight);                 // in its dtype, before any packing
+bool has_recurrent_states(const PlanSet& set);    // states per sequence
+int64_t weight_bytes(const WeightEntry& weight);  // in its dtype, before any packing
 
 // PlanSet::symbols with the ranges that a plan's guard leaves.
 std::vector<SymbolDecl> symbol_bounds(const PlanSet& set, const Plan& plan);

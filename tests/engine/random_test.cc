@@ -209,17 +209,19 @@ void add_recurrent_state(PlanSet& plans) {
   plans.states.push_back({"ssm.0", 2, true, {{"s", DType::kF32, {4}, 16}}});
 }
 
+void limit_states(Setup& s, Rng& rng) {
+  s.drafts = false;
+  s.config.draft_tokens = 0;
+  s.config.blocks.back() = 1 + static_cast<int64_t>(rng.below(8));
+}
+
 void one_run(uint64_t seed, int in_flight, bool recurrent = false) {
   SCOPED_TRACE(fmt::format("seed {} in_flight {}", seed, in_flight));
   Rng rng(seed);
   PlanSet plans = fake_plan_set(1000, 1 + static_cast<int64_t>(rng.below(40)), 512);
   if (recurrent) add_recurrent_state(plans);
   Setup s = random_setup(plans, in_flight, rng);
-  if (recurrent) {
-    s.drafts = false;
-    s.config.draft_tokens = 0;
-    s.config.blocks.back() = 1 + static_cast<int64_t>(rng.below(8));
-  }
+  if (recurrent) limit_states(s, rng);
   RandomDrafter drafter = drafter_for(null_model(plans, s.options), rng.below(3) > 0, seed + 1);
   RandomDrafter again = drafter;
   TestRun run(plans, s.config, s.options, s.drafts ? &drafter : nullptr);

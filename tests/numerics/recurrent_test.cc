@@ -45,13 +45,13 @@ class RecurrentTest : public testing::TestWithParam<std::pair<const char*, const
     compile.max_tokens = 24;
     compile.max_logit_rows = 24;
     compile.context = 128;
-    source_ = compile_model((std::filesystem::path(dir) / GetParam().first).string(), *backend_,
-                            compile);
+    source_ =
+        compile_model((std::filesystem::path(dir) / GetParam().first).string(), *backend_, compile);
   }
 
   struct Setup {
-    int64_t states = 6;          // sequences that have one at a time
-    uint64_t fault_period = 0;   // every n-th step fails; 0: none
+    int64_t states = 6;         // sequences that have one at a time
+    uint64_t fault_period = 0;  // every n-th step fails; 0: none
     Nanos interval = kMillisecond;
   };
   RecurrentAnswers run(const Setup& setup, const std::map<RequestId, RequestSpec>& requests) {
@@ -131,21 +131,19 @@ TEST_P(RecurrentTest, WhatNeedsARollbackIsRefused) {
     check_request(config, beams);
     FAIL() << "beams were accepted";
   } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("without recurrent layers"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("without recurrent layers"), std::string::npos)
+        << e.what();
   }
   config.draft_tokens = 3;
   EXPECT_THROW(check_engine_config(config), Error);
 }
 
 using ModelAndBackend = std::pair<const char*, const char*>;
-INSTANTIATE_TEST_SUITE_P(Models, RecurrentTest,
-                         testing::Values(ModelAndBackend("mamba2", "ref"),
-                                         ModelAndBackend("mamba2", "cpu"),
-                                         ModelAndBackend("qwen3next", "ref"),
-                                         ModelAndBackend("qwen3next", "cpu")),
-                         [](const auto& info) {
-                           return std::string(info.param.first) + "_" + info.param.second;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, RecurrentTest,
+    testing::Values(ModelAndBackend("mamba2", "ref"), ModelAndBackend("mamba2", "cpu"),
+                    ModelAndBackend("qwen3next", "ref"), ModelAndBackend("qwen3next", "cpu")),
+    [](const auto& info) { return std::string(info.param.first) + "_" + info.param.second; });
 
 }  // namespace
 }  // namespace tokamak

@@ -91,10 +91,9 @@ KvStore::KvStore(const PlanSet& plans, const std::vector<int64_t>& blocks) {
     state.per_sequence = entry.per_sequence;
     for (size_t p = 0; p < entry.planes.size(); ++p)
       state.planes.push_back(
-          entry.per_sequence
-              ? make_sequence_plane(entry, entry.planes[p], blocks.at(entry.group))
-              : make_plane(entry, entry.planes[p], roles[s][p], group.block_size,
-                           blocks.at(entry.group)));
+          entry.per_sequence ? make_sequence_plane(entry, entry.planes[p], blocks.at(entry.group))
+                             : make_plane(entry, entry.planes[p], roles[s][p], group.block_size,
+                                          blocks.at(entry.group)));
   }
 }
 

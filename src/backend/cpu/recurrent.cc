@@ -1,7 +1,7 @@
-// causal_conv, ssm_scan and gated_delta: threads divide the channels or heads, and each advances the states of
-// all sequences in its part, row by row. The order of a row's arithmetic depends on nothing else in
-// the step, and the state is stored as f32 after every row, so results do not depend on how rows
-// are divided among steps.
+// causal_conv, ssm_scan and gated_delta: threads divide the channels or heads, and each advances
+// the states of all sequences in its part, row by row. The order of a row's arithmetic depends on
+// nothing else in the step, and the state is stored as f32 after every row, so results do not
+// depend on how rows are divided among steps.
 #include <algorithm>
 #include <cmath>
 
@@ -178,8 +178,7 @@ class HeadScan final : public CpuOp {
         std::fill(y + i * row + mine.begin * width_, y + i * row + mine.end * width_, 0.0f);
     };
     auto advance = [&](int64_t first, int64_t end, float* state, bool begins) {
-      if (begins)
-        std::fill(state + mine.begin * width_ * n_, state + mine.end * width_ * n_, 0.0f);
+      if (begins) std::fill(state + mine.begin * width_ * n_, state + mine.end * width_ * n_, 0.0f);
       // A head's state stays in cache while it passes all rows.
       for (int64_t h = mine.begin; h < mine.end; ++h)
         for (int64_t i = first; i < end; ++i) {
@@ -206,10 +205,10 @@ class HeadScan final : public CpuOp {
     if (mine.empty()) return;
     states_.touch(in, list);
     int64_t rows = in[kRows].dims[0], head = width_ * 4;
-    list.columns(in[kRows], heads_ * head, 0, rows, mine.begin * head, (mine.end - mine.begin) * head,
-                 false);
-    list.columns(out[1], heads_ * head, 0, rows, mine.begin * head,
-                 (mine.end - mine.begin) * head, true);
+    list.columns(in[kRows], heads_ * head, 0, rows, mine.begin * head,
+                 (mine.end - mine.begin) * head, false);
+    list.columns(out[1], heads_ * head, 0, rows, mine.begin * head, (mine.end - mine.begin) * head,
+                 true);
     for (int i : {kIn, kOut, kScale, kScale + 1})
       if (!in[i].weight) list.read(in[i]);
   }
@@ -227,8 +226,7 @@ class HeadScan final : public CpuOp {
 
 void add_recurrent_kernels(KernelList& list) {
   list.add("causal_conv", "causal_conv(*, *, i32, i32, f32, f32, f32)",
-           "f32 fma in tap order after the bias",
-           [](const OpSite& site) -> std::unique_ptr<CpuOp> {
+           "f32 fma in tap order after the bias", [](const OpSite& site) -> std::unique_ptr<CpuOp> {
              return std::make_unique<CausalConv>(site);
            });
   list.add("ssm_scan", "ssm_scan(*, *, i32, i32, f32, f32, f32, f32, f32)",

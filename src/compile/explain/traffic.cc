@@ -229,8 +229,9 @@ class Predictor {
     if (t.kind == Type::Kind::kView) return 0;
     if (t.kind == Type::Kind::kState && s.op->recurrent) return sequence_bytes(t.name, true);
     if (t.kind == Type::Kind::kState) return s.op->reads_state ? attended_bytes(s) : 0;
-    if (s.op->writes_state && !s.op->recurrent && i >= static_cast<size_t>(s.op->first_plane) +
-                                       state_of(site_.set, in(s, 0).name).planes.size())
+    if (s.op->writes_state && !s.op->recurrent &&
+        i >= static_cast<size_t>(s.op->first_plane) +
+                 state_of(site_.set, in(s, 0).name).planes.size())
       return 0;  // orders the write
     OperandRead read = s.op->reads ? s.op->reads(i, *s.attrs) : OperandRead{};
     switch (read.kind) {

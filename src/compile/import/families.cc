@@ -418,9 +418,9 @@ RecurrentPart recurrent_part(const ModelConfig& c, const WeightSlot& slot) {
     return {in_layer(slot.stem), {reshape(slot.dims)}};
   if (slot.stem == "ssm_norm") return {slot.name(), {reshape(slot.dims)}};
   if (slot.stem == "ssm_conv1d" && slot.dims.size() == 2)
-    return {slot.name(),
-            {reshape(slot.dims),
-             {.kind = RecipeStep::Kind::kCast, .dtype = DType::kF32, .dims = {}}}};
+    return {
+        slot.name(),
+        {reshape(slot.dims), {.kind = RecipeStep::Kind::kCast, .dtype = DType::kF32, .dims = {}}}};
   return {slot.name(), {}};
 }
 

@@ -37,8 +37,8 @@ struct Family {
   bool experts = false;
   bool normalize_experts = false;  // default if the file does not say
   bool sigmoid_experts = false;
-  bool recurrent = false;       // all layers have a recurrent state (Mamba-2)
-  bool gated_delta = false;     // most of them: linear attention beside gated attention (Qwen3-Next)
+  bool recurrent = false;    // all layers have a recurrent state (Mamba-2)
+  bool gated_delta = false;  // most of them: linear attention beside gated attention (Qwen3-Next)
   bool centered_norms = false;  // HF stores norm weights minus one
 };
 

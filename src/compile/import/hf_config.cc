@@ -130,8 +130,10 @@ void read_rope(const Fields& f, ModelConfig& c) {
     fail(ErrorCode::kUnsupported,
          "{}: attention scaled by position (llama_4_scaling_beta) is not supported yet", f.where());
   bool half = c.architecture == "phi2" || c.architecture.starts_with("glm4");
-  double usual = half ? 0.5 : c.recurrent.delta ? 0.25 : 1.0, partial =
-      p.number({"partial_rotary_factor"}, f.number({"partial_rotary_factor"}, usual));
+  double usual = half                ? 0.5
+                 : c.recurrent.delta ? 0.25
+                                     : 1.0,
+         partial = p.number({"partial_rotary_factor"}, f.number({"partial_rotary_factor"}, usual));
   if (!(partial > 0 && partial <= 1)) f.wrong("partial_rotary_factor", "between 0 and 1");
   bool may_be_partial = c.architecture == "phi3" || c.architecture == "phi2" ||
                         c.architecture.starts_with("glm4") || c.architecture == "starcoder2" ||
@@ -281,8 +283,7 @@ void read_recurrent(const Fields& f, ModelConfig& c) {
   r.conv_bias = f.boolean("use_conv_bias", true);
   r.decay_log = true;
   if (const Value* limit = f.find({"time_step_limit"})) {
-    if (!limit->is_array() || limit->as_array().size() != 2 ||
-        !limit->as_array()[0].is_number())
+    if (!limit->is_array() || limit->as_array().size() != 2 || !limit->as_array()[0].is_number())
       f.wrong("time_step_limit", "a list of two numbers");
     r.step_low = limit->as_array()[0].as_double();
     // "Infinity" is not a number of JSON: some files have it as a text or an object.

@@ -116,10 +116,10 @@ constexpr HfName kGptOssNames[] = {
 
 // Names that differ from Llama's.
 constexpr HfName kMamba2Names[] = {
-    {"token_embd", "embeddings"},     {"attn_norm", "norm"},        {"output_norm", "norm_f"},
-    {"ssm_gate", "mixer.in_proj"},    {"ssm_xbc", "mixer.in_proj"}, {"ssm_step", "mixer.in_proj"},
-    {"ssm_conv1d", "mixer.conv1d"},   {"ssm_dt", "mixer.dt_bias"},  {"ssm_a", "mixer.A_log"},
-    {"ssm_d", "mixer.D"},             {"ssm_norm", "mixer.norm"},   {"ssm_out", "mixer.out_proj"},
+    {"token_embd", "embeddings"},   {"attn_norm", "norm"},        {"output_norm", "norm_f"},
+    {"ssm_gate", "mixer.in_proj"},  {"ssm_xbc", "mixer.in_proj"}, {"ssm_step", "mixer.in_proj"},
+    {"ssm_conv1d", "mixer.conv1d"}, {"ssm_dt", "mixer.dt_bias"},  {"ssm_a", "mixer.A_log"},
+    {"ssm_d", "mixer.D"},           {"ssm_norm", "mixer.norm"},   {"ssm_out", "mixer.out_proj"},
 };
 
 constexpr HfName kQwen3NextNames[] = {
@@ -273,7 +273,8 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
     steps.push_back(slice_rows_of_each(0, config.head_dim, 2 * config.head_dim));
   if (slot.stem == "attn_gate")
     steps.push_back(slice_rows_of_each(config.head_dim, 2 * config.head_dim, 2 * config.head_dim));
-  if ((family.gemma || family.centered_norms) && is_norm(slot.stem)) steps.push_back(add_scalar(1.0));
+  if ((family.gemma || family.centered_norms) && is_norm(slot.stem))
+    steps.push_back(add_scalar(1.0));
   // Positions 0 and 1 of OPT's table belong to padding.
   if (family.architecture == "opt" && slot.stem == "position_embd")
     steps.push_back(slice_rows(2, 2 + config.context));

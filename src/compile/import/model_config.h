@@ -64,12 +64,12 @@ struct LatentConfig {
 // channel, then a state space with one decay per head (Mamba-2), or linear attention by the gated
 // delta rule (Qwen3-Next), whose keys are the vectors of a group and whose channels are values.
 struct RecurrentConfig {
-  int64_t heads = 0;     // 0: the model has none
-  int64_t head_dim = 0;  // channels of a head
-  int64_t state = 0;     // numbers that a channel keeps
-  int64_t groups = 1;    // of heads that share their input and output vectors
-  int64_t taps = 0;      // of the convolution
-  bool delta = false;    // the gated delta rule; an MLP follows
+  int64_t heads = 0;         // 0: the model has none
+  int64_t head_dim = 0;      // channels of a head
+  int64_t state = 0;         // numbers that a channel keeps
+  int64_t groups = 1;        // of heads that share their input and output vectors
+  int64_t taps = 0;          // of the convolution
+  bool delta = false;        // the gated delta rule; an MLP follows
   std::vector<bool> layers;  // which layers they are; empty: all
   bool conv_bias = true;
   bool decay_log = false;                // the file has log(-a) instead of a

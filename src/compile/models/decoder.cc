@@ -1,6 +1,7 @@
 // Llama and related models: blocks of attention and an MLP around a residual stream. The
 // differences between the families are in the config: biases, where the norms are, norms of q and
-// k, parallel blocks, layers of linear attention, experts, windows, layers without positions, caps and scales.
+// k, parallel blocks, layers of linear attention, experts, windows, layers without positions, caps
+// and scales.
 #include "compile/models/builder.h"
 
 namespace tokamak {
@@ -25,8 +26,7 @@ Ref attention(ModelBuilder& b, Ref x, int64_t layer) {
   k = b.rope(k, layer);
   Ref mixed = b.append_and_attend(layer, q, k, v);
   Ref y = b.merge_heads(mixed);
-  if (c.attention_gate)
-    y = b.op("mul", {y, b.op("sigmoid", {b.linear(x, blk + "attn_gate")})});
+  if (c.attention_gate) y = b.op("mul", {y, b.op("sigmoid", {b.linear(x, blk + "attn_gate")})});
   return b.linear(y, blk + "attn_output");
 }
 

@@ -15,7 +15,8 @@ Ref columns(ModelBuilder& b, Ref x, int64_t begin, int64_t end) {
 // log(1 + exp(x)), also where exp(x) is not finite.
 Ref softplus(ModelBuilder& b, Ref x) {
   Ref small = b.op("exp", {b.op("neg", {b.op("abs", {x})})});
-  return b.op("add", {b.op("relu", {x}), b.op("log", {b.op("add", {small, b.constant("one", {1.0})})})});
+  return b.op("add",
+              {b.op("relu", {x}), b.op("log", {b.op("add", {small, b.constant("one", {1.0})})})});
 }
 
 Ref time_steps(ModelBuilder& b, Ref x, const std::string& blk) {
@@ -58,8 +59,10 @@ Ref mixer(ModelBuilder& b, Ref x, int64_t layer) {
 Ref delta_attention(ModelBuilder& b, Ref x, int64_t layer) {
   const RecurrentConfig& r = b.config.recurrent;
   std::string blk = fmt::format("blk.{}.", layer);
-  Ref mixed = b.op("concat", {b.linear(x, blk + "ssm_q"), b.linear(x, blk + "ssm_k"), b.linear(x, blk + "ssm_v")},
-                   Value::Object{{"axis", 1}});
+  Ref mixed =
+      b.op("concat",
+           {b.linear(x, blk + "ssm_q"), b.linear(x, blk + "ssm_k"), b.linear(x, blk + "ssm_v")},
+           Value::Object{{"axis", 1}});
   mixed = b.activation(
       b.advance(layer, 0, "causal_conv", {mixed, b.weight(blk + "ssm_conv1d.weight")}));
   int64_t keys = r.groups * r.state;
