@@ -212,6 +212,10 @@ void add_recurrent_state(PlanSet& plans) {
 void limit_states(Setup& s, Rng& rng) {
   s.drafts = false;
   s.config.draft_tokens = 0;
+  // After a failure a sequence starts from nothing: it must get further than the last time.
+  s.config.max_batched_tokens = 64;
+  s.options.fail_every *= 12;
+  s.options.fail_submit_every *= 12;
   s.config.blocks.back() = 1 + static_cast<int64_t>(rng.below(8));
 }
 
