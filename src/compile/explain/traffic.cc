@@ -160,7 +160,7 @@ class Predictor {
   const Type& out(const CallStep& s) const { return body_.types[s.out[0]]; }
 
   double appended_bytes(std::string_view state) const {
-    if (state_of(site_.set, state).per_sequence) return sequence_bytes(state, false);
+    if (state_of(site_.set, state).per_sequence) return sequence_bytes(state);
     double per_token = 0;
     for (const PlaneEntry& p : state_of(site_.set, state).planes)
       per_token += static_cast<double>(p.bytes_per_token);
@@ -196,14 +196,12 @@ class Predictor {
     return per_token * visible_tokens(site_.step, s.attrs->get_int("window", 0)).tokens;
   }
 
-  // The states of the step's sequences; one that begins is not read.
-  double sequence_bytes(std::string_view name, bool read) const {
-    const StepInputs& step = site_.step;
-    double sequences = 0, bytes = 0;
-    for (size_t b = 0; b < step.kv_len.size(); ++b) {
-      bool begins = step.kv_len[b] == step.q_start[b + 1] - step.q_start[b];
-      sequences += step.kv_len[b] > 0 && !(read && begins) ? 1 : 0;
-    }
+  // The states of the step's sequences.
+  double sequence_bytes(std::string_view name) const {
+    const std::vector<int32_t>& lengths = site_.step.kv_len;
+    auto sequences = static_cast<double>(
+        std::count_if(lengths.begin(), lengths.end(), [](int32_t length) { return length > 0; }));
+    double bytes = 0;
     for (const PlaneEntry& p : state_of(site_.set, name).planes)
       bytes += static_cast<double>(p.bytes_per_token);
     return sequences * bytes;
@@ -227,7 +225,7 @@ class Predictor {
   double read_bytes(const CallStep& s, size_t i) const {
     const Type& t = in(s, i);
     if (t.kind == Type::Kind::kView) return 0;
-    if (t.kind == Type::Kind::kState && s.op->recurrent) return sequence_bytes(t.name, true);
+    if (t.kind == Type::Kind::kState && s.op->recurrent) return sequence_bytes(t.name);
     if (t.kind == Type::Kind::kState) return s.op->reads_state ? attended_bytes(s) : 0;
     if (s.op->writes_state && !s.op->recurrent &&
         i >= static_cast<size_t>(s.op->first_plane) +
