@@ -90,6 +90,10 @@ int64_t kv_bytes(const Module& module, int64_t tokens) {
   int64_t total = 0;
   for (const StateDecl& state : module.states) {
     const GroupDecl* group = module.find_group(state.group);
+    if (state.growth == StateDecl::Growth::kPerSequence) {
+      for (const PlaneDecl& plane : state.planes) total += plane_bytes(plane.type);
+      continue;
+    }
     int64_t kept =
         group->window > 0 ? std::min(tokens, group->window + group->block_size - 1) : tokens;
     int64_t blocks = (kept + group->block_size - 1) / group->block_size;
@@ -150,10 +154,13 @@ Value to_value(const ModelConfig& c, const Summary& s, const Module& module) {
                       {"shared_ffn", c.experts.shared_ffn},
                       {"layers", static_cast<int64_t>(std::count(c.experts.layers.begin(),
                                                                  c.experts.layers.end(), true))}});
-  int64_t per_token = 0;
+  int64_t per_token = 0, per_sequence = 0;
   for (const StateDecl& state : module.states)
-    for (const PlaneDecl& p : state.planes) per_token += plane_bytes(p.type);
+    for (const PlaneDecl& p : state.planes)
+      (state.growth == StateDecl::Growth::kPerToken ? per_token : per_sequence) +=
+          plane_bytes(p.type);
   out.set("kv_bytes_per_token", per_token);
+  if (per_sequence > 0) out.set("state_bytes_per_sequence", per_sequence);
   Value by_context = Value::object();
   for (int64_t n = 1024; n < c.context; n *= 2)
     by_context.set(std::to_string(n), kv_bytes(module, n));
@@ -186,9 +193,12 @@ void print_text(const Value& v) {
   for (const auto& [name, t] : v.at("types").as_object())
     fmt::print("  {:<10} {:>8} {:>15} {:>12}\n", name, t.at("tensors").as_int(),
                t.at("parameters").as_int(), human_bytes(t.at("bytes").as_int()));
-  fmt::print("\n  memory: weights {}, KV {} per token\n",
+  const Value* state = v.find("state_bytes_per_sequence");
+  fmt::print("\n  memory: weights {}, KV {} per token{}\n",
              human_bytes(v.at("weight_bytes").as_int()),
-             human_bytes(v.at("kv_bytes_per_token").as_int()));
+             human_bytes(v.at("kv_bytes_per_token").as_int()),
+             state ? fmt::format(", states {} per sequence", human_bytes(state->as_int())) : "");
+  if (state && v.at("kv_bytes_per_token").as_int() == 0) return;  // the same at every length
   for (const auto& [tokens, bytes] : v.at("kv_bytes_by_context").as_object())
     fmt::print("    KV of one sequence of {:>8} tokens {:>12}\n", tokens,
                human_bytes(bytes.as_int()));

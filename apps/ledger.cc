@@ -30,10 +30,14 @@ void print_ledger(const std::vector<LoadedModel>& models) {
     print_memory("weights", m.weights,
                  m.mapped > 0 ? mebibytes(m.mapped) + " of it mapped from the bundle" : "");
     std::string blocks;
-    for (size_t g = 0; g < config.blocks.size(); ++g)
-      blocks +=
-          fmt::format("{}{} blocks of {} tokens{}", g > 0 ? ", " : "", config.blocks[g],
-                      config.groups[g].block_size, config.groups[g].window > 0 ? " (window)" : "");
+    for (size_t g = 0; g < config.blocks.size(); ++g) {
+      const GroupEntry& group = config.groups[g];
+      if (g > 0) blocks += ", ";
+      blocks += group.per_sequence()
+                    ? fmt::format("states of {} sequences", config.blocks[g])
+                    : fmt::format("{} blocks of {} tokens{}", config.blocks[g], group.block_size,
+                                  group.window > 0 ? " (window)" : "");
+    }
     print_memory("KV", m.kv, blocks);
     print_memory("arena", m.arena);
     print_memory("scratch", m.scratch);

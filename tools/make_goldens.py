@@ -74,6 +74,8 @@ FAMILIES_SWITCHED = {
     "gpt_oss": [{"sliding_window": 9}, {"swiglu_limit": 3.0}, {"rope_scaling": None}],
     "deepseek2": [{"routed_scaling_factor": 1.0}, {"num_experts_per_tok": 2}],
     "deepseek3": [{"rope_scaling": None}, {"topk_group": 1}, {"norm_topk_prob": False}],
+    "qwen3next": [{"partial_rotary_factor": 1.0}, {"norm_topk_prob": False}],
+    "mamba2_groups": [{"time_step_limit": [0.0, 0.6]}, {"time_step_limit": [0.05, 10.0]}],
     "glm4moe": [{"norm_topk_prob": False}, {"routed_scaling_factor": 1.0}, {"topk_group": 1}, {"n_group": 1, "topk_group": 1},
                 {"partial_rotary_factor": 1.0}],
 }
@@ -91,7 +93,7 @@ def sequences():
 
 def load(folder, **kwargs):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
-                                                              **kwargs)
+                                                              experts_implementation="eager", **kwargs)
     return model.double().eval()
 
 

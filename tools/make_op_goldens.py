@@ -11,6 +11,7 @@ import pathlib
 import numpy as np
 
 from keyed_noise import gumbel
+from recurrent_goldens import recurrent
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden" / "ops" / "cases.json"
 rng = np.random.default_rng(20261115)
@@ -291,7 +292,6 @@ def rope():
 
 class Batch:
     """Several sequences of different length in shuffled blocks; the last own[b] slots of each are the step's rows."""
-
     def __init__(self, kv_len, own, planes, block_size=4, blocks=16, hole=None):
         self.kv_len, self.own, self.planes, self.block_size = kv_len, own, planes, block_size
         self.q_start = np.concatenate([[0], np.cumsum(own)]).astype(np.int32)
@@ -494,6 +494,7 @@ def encoders():
 
 for family in (elementwise, shapes, products, norms, rope, states, experts, plain_attention, sampling, encoders, routing):
     family()
+recurrent(case, rand, pack, rng)
 OUT.parent.mkdir(parents=True, exist_ok=True)
 OUT.write_text("[\n" + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases) + "\n]\n")
 print(f"{len(cases)} cases, {OUT.stat().st_size} bytes -> {OUT}")

@@ -81,10 +81,25 @@ GPT_OSS = config("GptOssForCausalLM", model_type="gpt_oss", num_local_experts=4,
                  layer_types=["sliding_attention", "full_attention"])
 MODELS["gpt_oss"] = GPT_OSS
 MODELS["gpt_oss_mxfp4"] = {**GPT_OSS, "quantization_config": {"quant_method": "mxfp4"}}
+MODELS["mamba2"] = {
+    "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "vocab_size": VOCAB, "hidden_size": 48, "expand": 2,
+    "num_heads": 6, "head_dim": 16, "state_size": 20, "n_groups": 1, "conv_kernel": 4, "num_hidden_layers": 3, "chunk_size": 8,
+    "use_bias": False, "use_conv_bias": True, "hidden_act": "silu", "layer_norm_epsilon": 1e-5, "rms_norm": True,
+    "residual_in_fp32": True, "tie_word_embeddings": False, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": EOS,
+    "torch_dtype": "float32",
+}
+# llama.cpp normalises each group for itself, transformers all of them together.
+MODELS["mamba2_groups"] = {**MODELS["mamba2"], "n_groups": 2, "state_size": 16, "conv_kernel": 3, "use_conv_bias": False,
+                           "tie_word_embeddings": True, "time_step_limit": [0.05, 0.6]}
+MODELS["qwen3next"] = config(
+    "Qwen3NextForCausalLM", model_type="qwen3_next", head_dim=16, partial_rotary_factor=0.5, rms_norm_eps=1e-6,
+    num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], linear_num_value_heads=4,
+    linear_num_key_heads=2, linear_key_head_dim=12, linear_value_head_dim=8, linear_conv_kernel_dim=4, norm_topk_prob=True,
+    shared_expert_intermediate_size=48, decoder_sparse_step=1, mlp_only_layers=[], pad_token_id=EOS, **EXPERTS)
 # Families that transformers does not have: equal to another one with other names.
 REFERENCE = {"gpt_oss_mxfp4": {"quantization_config": None},  # with the decoded values
              "internlm2": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}}
-NOT_AS_GGUF = {"opt", "qwen3moe_sparse"}
+NOT_AS_GGUF = {"opt", "qwen3moe_sparse", "mamba2_groups", "qwen3next"}
 # Quantised checkpoints, wide enough for groups of 128; the reference has the decoded values.
 WIDE = {"hidden_size": 128, "intermediate_size": 256}
 for _name, (_base, _quantization, _) in tiny_quantized.QUANTIZED.items():
@@ -152,17 +167,29 @@ def attention(t, c, at, blk):
     kind = c["model_type"]
     all_biases = kind in ("starcoder2", "phi", "opt")
     bias = 0.4 if all_biases or kind == "qwen2_moe" or c.get("attention_bias") else 0.0
-    for part, count in (("q", heads), ("k", kv), ("v", kv)):
+    for part, count in (("q", heads * 2 if kind == "qwen3_next" else heads), ("k", kv), ("v", kv)):
         t.matrix(f"{at}self_attn.{part}_proj", f"{blk}attn_{part}", count * head, hidden, 1.3, bias,
                  0 if part == "v" else count)
     out = {"phi": "dense", "opt": "out_proj"}.get(kind, "o_proj")
     t.matrix(f"{at}self_attn.{out}", f"{blk}attn_output", hidden, heads * head, 1.0, 0.2 if all_biases or kind == "gpt_oss" else 0.0)
     if kind == "gpt_oss":
         t.add(at + "self_attn.sinks", blk + "attn_sinks.weight", t.random(at + "sinks", (heads,), 1.0))
-    if kind in ("olmo2", "olmoe", "exaone4", "qwen3_moe") or c.get("use_qk_norm"):
+    if kind in ("olmo2", "olmoe", "exaone4", "qwen3_moe", "qwen3_next") or c.get("use_qk_norm"):
         wide = kind in ("olmo2", "olmoe")
         t.norm(at + "self_attn.q_norm", blk + "attn_q_norm", heads * head if wide else head)
         t.norm(at + "self_attn.k_norm", blk + "attn_k_norm", kv * head if wide else head)
+
+
+def delta_attention(t, c, at, blk):
+    hidden, heads, keys = c["hidden_size"], c["linear_num_value_heads"], c["linear_num_key_heads"] * c["linear_key_head_dim"]
+    values, at = heads * c["linear_value_head_dim"], at + "linear_attn."
+    t.matrix(at + "in_proj_qkvz", blk + "ssm_in", 2 * keys + 2 * values, hidden, 1.3)
+    t.matrix(at + "in_proj_ba", blk + "ssm_ba", 2 * heads, hidden, 1.3)
+    t.hf[at + "conv1d.weight"] = t.random(at + "conv1d", (2 * keys + values, 1, c["linear_conv_kernel_dim"]), 0.5)
+    t.hf[at + "dt_bias"] = t.random(at + "dt_bias", (heads,), 0.7, -1.0)
+    t.hf[at + "A_log"] = t.random(at + "A_log", (heads,), 0.5, 0.3)
+    t.norm(at + "norm", blk + "ssm_norm", c["linear_value_head_dim"])
+    t.matrix(at + "out_proj", blk + "ssm_out", hidden, values, 1.5)
 
 
 def latent_attention(t, c, at, blk):
@@ -265,10 +292,11 @@ def experts(t, c, at, blk):
     shared = c.get("shared_expert_intermediate_size") or c.get("n_shared_experts", 0) * ffn
     if not shared:
         return
-    name = "shared_expert" if c["model_type"] == "qwen2_moe" else "shared_experts"
+    qwen = c["model_type"] in ("qwen2_moe", "qwen3_next")
+    name = "shared_expert" if qwen else "shared_experts"
     for part, rows, columns in (("gate", shared, hidden), ("up", shared, hidden), ("down", hidden, shared)):
         t.matrix(f"{at}{name}.{part}_proj", f"{blk}ffn_{part}_shexp", rows, columns)
-    if c["model_type"] == "qwen2_moe":
+    if qwen:
         t.matrix(at + "shared_expert_gate", blk + "ffn_gate_inp_shexp", 1, hidden)
 
 
@@ -297,7 +325,8 @@ def decoder(t, c):
               t.random("position_embd", (c["max_position_embeddings"] + 2, hidden), 0.35))
     for i in range(c["num_hidden_layers"]):
         at, blk = f"{root}layers.{i}.", f"blk.{i}."
-        (latent_attention if "kv_lora_rank" in c else attention)(t, c, at, blk)
+        linear = c["model_type"] == "qwen3_next" and c["layer_types"][i] == "linear_attention"
+        (delta_attention if linear else latent_attention if "kv_lora_rank" in c else attention)(t, c, at, blk)
         if has_experts(c, i):
             (oss_experts if kind == "gpt_oss" else experts)(t, c, at, blk)
         else:
@@ -308,6 +337,31 @@ def decoder(t, c):
     t.norm(root + final, "output_norm", hidden, norm_bias)
     if not c["tie_word_embeddings"]:
         t.matrix("lm_head", "output", VOCAB, hidden, 2.0, 0.2 if kind == "phi" else 0.0)
+
+
+def mamba2(t, c):
+    hidden, heads, n = c["hidden_size"], c["num_heads"], c["n_groups"] * c["state_size"]
+    inner = heads * c["head_dim"]
+    channels = inner + 2 * n
+    t.add("backbone.embeddings.weight", "token_embd.weight", t.random("token_embd", (VOCAB, hidden), 0.35))
+    for i in range(c["num_hidden_layers"]):
+        at, blk = f"backbone.layers.{i}.mixer.", f"blk.{i}."
+        t.norm(f"backbone.layers.{i}.norm", blk + "attn_norm", hidden)
+        t.matrix(at + "in_proj", blk + "ssm_in", inner + channels + heads, hidden, 1.3)
+        taps = t.random(at + "conv1d", (channels, 1, c["conv_kernel"]), 0.5)
+        t.hf[at + "conv1d.weight"], t.gguf[blk + "ssm_conv1d.weight"] = taps, taps[:, 0]
+        if c["use_conv_bias"]:
+            t.add(at + "conv1d.bias", blk + "ssm_conv1d.bias", t.random(at + "conv1d.bias", (channels,), 0.2))
+        t.add(at + "dt_bias", blk + "ssm_dt.bias", t.random(at + "dt_bias", (heads,), 0.7, -1.0))
+        a, d = t.random(at + "A_log", (heads,), 0.5, 0.3), t.random(at + "D", (heads,), 0.3, 1.0)
+        t.hf[at + "A_log"], t.gguf[blk + "ssm_a"] = a, -np.exp(a)[:, None]
+        t.hf[at + "D"], t.gguf[blk + "ssm_d"] = d, d[:, None]
+        t.norm(at + "norm", blk + "ssm_norm", inner)
+        t.gguf[blk + "ssm_norm.weight"] = t.gguf[blk + "ssm_norm.weight"].reshape(c["n_groups"], -1)
+        t.matrix(at + "out_proj", blk + "ssm_out", hidden, inner, 1.6)
+    t.norm("backbone.norm_f", "output_norm", hidden)
+    if not c["tie_word_embeddings"]:
+        t.matrix("lm_head", "output", VOCAB, hidden, 2.0)
 
 
 def internlm2(t, c):
@@ -332,7 +386,8 @@ def internlm2(t, c):
 
 def tensors_of(name):
     t = Tensors(name, MODELS[name])
-    (internlm2 if name == "internlm2" else decoder)(t, MODELS[name])
+    own = {"internlm2": internlm2, "mamba2": mamba2}
+    own.get(MODELS[name]["model_type"], decoder)(t, MODELS[name])
     if name in tiny_quantized.QUANTIZED:
         t.types = tiny_quantized.quantize(t, name)
     if name == "gpt_oss_mxfp4":
@@ -343,6 +398,12 @@ def tensors_of(name):
 def gguf_fields(c):
     """Metadata keys after the architecture's name."""
     kind = c["model_type"]
+    if kind == "mamba2":
+        return {"block_count": c["num_hidden_layers"], "context_length": 1 << 20, "embedding_length": c["hidden_size"],
+                "feed_forward_length": 0, "attention.head_count": 0, "vocab_size": VOCAB,
+                "attention.layer_norm_rms_epsilon": c["layer_norm_epsilon"], "ssm.conv_kernel": c["conv_kernel"],
+                "ssm.inner_size": c["num_heads"] * c["head_dim"], "ssm.state_size": c["state_size"],
+                "ssm.time_step_rank": c["num_heads"], "ssm.group_count": c["n_groups"]}
     _, head, heads, kv = sizes(c)
     fields = {
         "block_count": c["num_hidden_layers"], "context_length": c["max_position_embeddings"],

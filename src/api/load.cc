@@ -28,8 +28,7 @@ std::string served_name(const fs::path& path) {
 uint64_t kv_bytes_of(const PlanSet& plans, const std::vector<int64_t>& blocks) {
   uint64_t bytes = 0;
   for (size_t g = 0; g < blocks.size(); ++g)
-    bytes += static_cast<uint64_t>(blocks[g] * plans.groups[g].block_size) *
-             static_cast<uint64_t>(kv_bytes_per_token(plans, static_cast<uint32_t>(g)));
+    bytes += static_cast<uint64_t>(blocks[g] * block_bytes(plans, static_cast<uint32_t>(g)));
   return bytes;
 }
 

@@ -205,6 +205,10 @@ void open_draft_model(const OpenOptions& target, const std::string& path,
   o.max_context = config.max_model_len;
   model.draft = compile_for(o, model.backend.get());  // it shares the threads of the target
   const PlanSet& plans = model.draft.source->plans();
+  if (has_recurrent_states(plans))
+    fail(ErrorCode::kUnsupported,
+         "{}: a draft model must not have recurrent layers: their state cannot be rolled back",
+         path);
   check_same_vocabulary(*model.tokenizer, Tokenizer(model.draft.source->tokenizer()), path);
   int64_t tokens = 0;
   for (size_t g = 0; g < config.groups.size(); ++g)

@@ -73,11 +73,16 @@ Batching parse_batching(std::string_view name) {
                                {"static", Batching::kStatic}});
 }
 
+// Tokens of KV for which a sequence's states are counted when memory is divided.
+static constexpr int64_t kStateTokens = 512;
+
 std::vector<int64_t> kv_blocks_for(const PlanSet& plans, int64_t tokens, int64_t max_num_seqs,
                                    int64_t max_batched_tokens) {
   std::vector<int64_t> out;
   for (const GroupEntry& g : plans.groups) {
     int64_t blocks = (tokens + g.block_size - 1) / g.block_size;
+    if (g.per_sequence())  // the memory of a state is worth that of many tokens
+      blocks = std::min(max_num_seqs > 0 ? max_num_seqs : INT64_MAX, tokens / kStateTokens);
     if (g.window > 0 && max_num_seqs > 0 && max_batched_tokens > 0)
       blocks = std::min(blocks, max_num_seqs * most_blocks(g, tokens, max_batched_tokens));
     out.push_back(std::max<int64_t>(1, blocks));
@@ -106,6 +111,7 @@ EngineConfig default_engine_config(const PlanSet& plans, int64_t max_model_len, 
   }
   c.adapter_slots = adapter_slots(plans);
   c.vector_width = vector_width(plans);
+  c.recurrent = has_recurrent_states(plans);
   c.encoder = plans.states.empty() && c.vector_width > 0;
   if (c.encoder) c.chunked_prefill = c.prefix_cache = false;
   std::sort(c.verify_sizes.begin(), c.verify_sizes.end());
@@ -129,6 +135,8 @@ void check_engine_config(const EngineConfig& c) {
   require(
       !c.encoder || (c.max_batched_tokens >= c.max_model_len && !c.chunked_prefill),
       "an encoder computes a text in one step: max_batched_tokens must be at least the context");
+  require(!c.recurrent || c.draft_tokens == 0,
+          "speculation needs a model without recurrent layers: their state cannot be rolled back");
   require(c.max_queue >= 1 && c.max_in_flight >= 1,
           "max_queue and max_in_flight must be at least 1");
   require(c.max_step_failures >= 0 && c.draft_tokens >= 0 && c.draft_max_sequences >= 0 &&
@@ -142,6 +150,9 @@ void check_beams(const EngineConfig& c, const RequestSpec& spec) {
   int64_t most = std::min(c.max_num_seqs, c.vocab / 2);
   if (spec.beams < 1 || spec.beams > most)
     fail(ErrorCode::kInvalidArgument, "beams is {}, but must be from 1 to {}", spec.beams, most);
+  if (c.recurrent)
+    fail(ErrorCode::kInvalidArgument,
+         "beam search needs a model without recurrent layers: beams cannot share their state");
   if (spec.n > spec.beams)
     fail(ErrorCode::kInvalidArgument, "n is {}, but {} beams give at most {} answers", spec.n,
          spec.beams, spec.beams);

@@ -52,7 +52,9 @@ struct EngineConfig {
   SchedPolicy policy = SchedPolicy::kFcfs;
   KvPolicy kv_policy = KvPolicy::kMaxUtilization;
   Batching batching = Batching::kContinuous;
-  bool prefix_cache = true;     // keep and share the blocks of finished and running sequences
+  bool prefix_cache = true;  // keep and share the blocks of finished and running sequences
+  bool recurrent =
+      false;  // the model has states per sequence: they cannot be shared or rolled back
   bool chunked_prefill = true;  // off: a prompt that fits into a step is not split
   int64_t vector_width = 0;     // of what pooling requests get; 0: the plans have no vectors
   bool encoder = false;         // prompts are computed whole, and there is no next token

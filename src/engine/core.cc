@@ -24,10 +24,17 @@ void separate_caches(RequestSpec& spec) {
       fmt::format("{}{}{}{}", kNul, spec.adapter ? spec.adapter->id : 0, kNul, spec.cache_salt);
 }
 
+// A prefix can be shared only together with the state after it, which is not kept.
+EngineConfig checked(EngineConfig config) {
+  check_engine_config(config);
+  if (config.recurrent) config.prefix_cache = false;
+  return config;
+}
+
 }  // namespace
 
 EngineCore::EngineCore(EngineConfig config, Drafter* drafter)
-    : config_((check_engine_config(config), std::move(config))),
+    : config_(checked(std::move(config))),
       kv_(config_.groups, config_.blocks, config_.prefix_cache),
       scheduler_(config_, kv_, drafter, stats_),
       steps_(static_cast<size_t>(config_.max_in_flight)) {

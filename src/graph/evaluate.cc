@@ -163,7 +163,7 @@ class Interpreter {
         v.tensor = std::make_shared<EvalTensor<S>>(allocate<S>(type.tensor, inputs_.symbols));
       out.push_back(std::move(v));
     }
-    if (node.op->writes_state) round_planes(node, in);
+    if (node.op->writes_state && !node.op->recurrent) round_planes(node, in);
     if (node.op->reads_state) check_step(node, in);
     std::vector<Bound> bound;
     bound.reserve(in.size() + out.size());

@@ -294,7 +294,8 @@ class InputMaker {
     TK_CHECK(decl);
     const EvalView& view = out_.views.at(decl->group);
     EvalState<double> state;
-    state.slots = static_cast<int64_t>(view.table.size()) * view.block_size;
+    state.slots = static_cast<int64_t>(view.table.size());
+    if (decl->growth == StateDecl::Growth::kPerToken) state.slots *= view.block_size;
     for (const PlaneDecl& p : decl->planes) {
       std::vector<int64_t> dims = extents(p.type), all = dims;
       all.insert(all.begin(), state.slots);

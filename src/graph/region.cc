@@ -96,6 +96,7 @@ size_t written_inputs(const Module& module, const OpDef* op, const Attrs& attrs,
                       const Type& state) {
   constexpr size_t kFirstPlane = 4;  // state, view, seq, slot
   if (op->tier == Tier::kRegion) return region_body(module, attrs).inputs().size();
+  if (op->recurrent) return SIZE_MAX;
   const StateDecl* decl = module.find_state(state.name);
   TK_CHECK(decl, "{} writes a state that is not declared", op->name);
   return kFirstPlane + decl->planes.size();

@@ -24,7 +24,7 @@ const Function& region_body(const Module& module, const Attrs& attrs);
 std::vector<Type> region_types(const Module& module, const OpDef& op, std::span<const Type> in,
                                const Attrs& attrs);
 
-// The number of inputs of a write of `state` without its ordering inputs.
+// The number of inputs of a write of `state` without its ordering inputs; SIZE_MAX: all.
 size_t written_inputs(const Module& module, const OpDef* op, const Attrs& attrs, const Type& state);
 
 // Puts `body` into the module under "fused.<hint>.<hash of its content>", unless it is there.

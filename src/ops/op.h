@@ -185,6 +185,9 @@ struct OpDef {
   std::vector<std::string_view> attr_names = {};  // required ones first
   int required_attrs = 0;
   bool writes_state = false;  // consumes a state version and yields the next; never hash-consed
+  // writes_state: reads what it replaces, the state of each sequence, and yields a tensor beside
+  // the next version. No other op reads the state, so there are no ordering inputs.
+  bool recurrent = false;
   bool reads_state = false;
   bool ragged = false;  // may take tensors with device-valued extents
   // Output 0 is computed and stored as f32, or in the type named by the attribute kStorageAttr.

@@ -14,10 +14,10 @@ struct Table {
 
   Table() {
     for (auto family :
-         {binary_ops,     unary_ops, cast_ops,     matmul_ops,    reduce_ops,   layout_ops,
-          gather_ops,     top_k_ops, training_ops, linear_ops,    quantize_ops, norm_ops,
-          activation_ops, rope_ops,  sdpa_ops,     encoder_ops,   append_ops,   attend_ops,
-          route_ops,      moe_ops,   sampling_ops, structural_ops})
+         {binary_ops,     unary_ops, cast_ops,     matmul_ops,   reduce_ops,    layout_ops,
+          gather_ops,     top_k_ops, training_ops, linear_ops,   quantize_ops,  norm_ops,
+          activation_ops, rope_ops,  sdpa_ops,     encoder_ops,  append_ops,    attend_ops,
+          recurrent_ops,  route_ops, moe_ops,      sampling_ops, structural_ops})
       for (OpDef& op : family()) {
         if (op.storage) op.attr_names.push_back(kStorageAttr);
         ops.push_back(std::move(op));

@@ -24,6 +24,7 @@ std::vector<OpDef> sdpa_ops();
 std::vector<OpDef> encoder_ops();
 std::vector<OpDef> append_ops();
 std::vector<OpDef> attend_ops();
+std::vector<OpDef> recurrent_ops();
 std::vector<OpDef> moe_ops();
 std::vector<OpDef> route_ops();
 std::vector<OpDef> sampling_ops();

@@ -101,6 +101,8 @@ void check_tables(const PlanSet& set) {
   for (const StateEntry& s : set.states) {
     const std::string where = fmt::format("state {}", s.name);
     if (s.group >= set.groups.size()) bad(where, fmt::format("there is no group {}", s.group));
+    if (s.per_sequence != set.groups[s.group].per_sequence())
+      bad(where, "states per sequence and per token are in one group");
     if (s.planes.empty()) bad(where, "it has no planes");
     need_names(s.planes, where + ", plane");
     for (const PlaneEntry& p : s.planes) {

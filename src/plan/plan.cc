@@ -86,6 +86,19 @@ int64_t kv_bytes_per_token(const PlanSet& set, uint32_t group) {
   return bytes;
 }
 
+int64_t block_bytes(const PlanSet& set, uint32_t group) {
+  int64_t bytes = 0;
+  for (const StateEntry& s : set.states)
+    for (const PlaneEntry& p : s.planes)
+      if (s.group == group) bytes += p.bytes_per_token;
+  return bytes * set.groups[group].block_rows();
+}
+
+bool has_recurrent_states(const PlanSet& set) {
+  return std::any_of(set.states.begin(), set.states.end(),
+                     [](const StateEntry& s) { return s.per_sequence; });
+}
+
 int64_t weight_bytes(const WeightEntry& weight) {
   TensorType type{weight.dtype, {}};
   for (int64_t d : weight.dims) type.dims.push_back({"", d, false});

@@ -30,10 +30,16 @@ struct PlaneEntry {
   int64_t bytes_per_token = 0;
 };
 
+// The block size of a group of states that are kept per sequence: a block holds one row of each
+// state, and every sequence has one block, however long it is.
+inline constexpr int64_t kSequenceBlock = int64_t{1} << 30;
+
 struct GroupEntry {
   std::string name;
   int64_t window = 0;       // 0 = all tokens are kept
   int64_t block_size = 16;  // tokens
+  bool per_sequence() const { return block_size == kSequenceBlock; }
+  int64_t block_rows() const { return per_sequence() ? 1 : block_size; }  // of a state
 };
 
 struct StateEntry {
@@ -155,7 +161,10 @@ struct PlanSet {
 };
 
 int64_t kv_bytes_per_token(const PlanSet& set, uint32_t group);  // all states of the group
-int64_t weight_bytes(const WeightEntry& weight);                 // in its dtype, before any packing
+// Bytes of a block: of all states of the group.
+int64_t block_bytes(const PlanSet& set, uint32_t group);
+bool has_recurrent_states(const PlanSet& set);    // states per sequence
+int64_t weight_bytes(const WeightEntry& weight);  // in its dtype, before any packing
 
 // PlanSet::symbols with the ranges that a plan's guard leaves.
 std::vector<SymbolDecl> symbol_bounds(const PlanSet& set, const Plan& plan);

@@ -108,6 +108,22 @@ class Run(unittest.TestCase):
             ids = [run_json("run", p, "hello world", "--temperature", "0", "--max-tokens", "4", "--json")["ids"] for p in paths]
             self.assertTrue(all(i == ids[0] for i in ids), golden.stem)
 
+    def test_recurrent_models(self):
+        def ids(*args):
+            return run_json("run", *args, "--temperature", "0", "--max-tokens", "12", "--ignore-eos", "--json")["ids"]
+        want = ids(FAMILIES / "mamba2", "hello world")
+        self.assertEqual(ids(FAMILIES / "mamba2.gguf", "hello world"), want)
+        self.assertEqual(ids(FAMILIES / "mamba2", "hello world", "--backend", "ref"), want)
+        self.assertEqual(len(ids(FAMILIES / "mamba2", "hello world", "--backend", "null")), 12)
+        facts = run_json("inspect", FAMILIES / "mamba2", "--json")
+        # 3 layers: 3 rows of 136 channels, and 6 heads of 16 x 20 numbers
+        self.assertEqual((facts["kv_bytes_per_token"], facts["state_bytes_per_sequence"]), (0, 3 * 4 * (3 * 136 + 6 * 16 * 20)))
+        self.assertEqual(set(facts["kv_bytes_by_context"].values()), {facts["state_bytes_per_sequence"]})
+        self.assertIn("states 27.9 kB per sequence", run("inspect", FAMILIES / "mamba2").stdout)
+        done = run("serve", FAMILIES / "mamba2", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r"\Aerror: [^\n]*without recurrent layers[^\n]*\n\Z")
+
     def test_families(self):
         families = {f["architecture"]: f for f in run_json("inspect", "--families", "--json")}
         self.assertEqual(families["mixtral"]["model_types"], "mixtral")

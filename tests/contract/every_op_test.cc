@@ -77,6 +77,9 @@ bool run_case(const Value& golden, Backend& backend) {
 const std::map<std::string_view, std::string_view> kElsewhere = {
     {"append", "every decoder model"},
     {"attend", "every decoder model"},
+    {"causal_conv", "models with recurrent layers"},
+    {"gated_delta", "models with recurrent layers"},
+    {"ssm_scan", "models with recurrent layers"},
     {"quantize", "tests/ops, op by op and in regions"}};
 
 TEST(EveryOp, RunsOnTheCpuAsItIsDefined) {

@@ -203,11 +203,29 @@ void send_stops(TestRun& run, const std::map<RequestId, Wanted>& wanted, const A
 EngineStats totals;       // of all runs: every kind of event has occurred
 int64_t moved_slots = 0;  // by trees of drafts
 
-void one_run(uint64_t seed, int in_flight) {
+// A state per sequence beside the groups of the fake plan.
+void add_recurrent_state(PlanSet& plans) {
+  plans.groups.push_back({"recurrent", 0, kSequenceBlock});
+  plans.states.push_back({"ssm.0", 2, true, {{"s", DType::kF32, {4}, 16}}});
+}
+
+void limit_states(Setup& s, Rng& rng) {
+  s.drafts = false;
+  s.config.draft_tokens = 0;
+  // After a failure a sequence starts from nothing: it must get further than the last time.
+  s.config.max_batched_tokens = 64;
+  s.options.fail_every *= 12;
+  s.options.fail_submit_every *= 12;
+  s.config.blocks.back() = 1 + static_cast<int64_t>(rng.below(8));
+}
+
+void one_run(uint64_t seed, int in_flight, bool recurrent = false) {
   SCOPED_TRACE(fmt::format("seed {} in_flight {}", seed, in_flight));
   Rng rng(seed);
   PlanSet plans = fake_plan_set(1000, 1 + static_cast<int64_t>(rng.below(40)), 512);
+  if (recurrent) add_recurrent_state(plans);
   Setup s = random_setup(plans, in_flight, rng);
+  if (recurrent) limit_states(s, rng);
   RandomDrafter drafter = drafter_for(null_model(plans, s.options), rng.below(3) > 0, seed + 1);
   RandomDrafter again = drafter;
   TestRun run(plans, s.config, s.options, s.drafts ? &drafter : nullptr);
@@ -272,6 +290,18 @@ TEST_P(RandomSchedules, TokensAreAsPredicted) {
   for (int64_t n : {totals.prefix_hits, totals.blocks_copied, totals.blocks_evicted,
                     totals.preemptions, totals.failed_steps, moved_slots})
     EXPECT_GT(n, 0);
+}
+
+// The null backend's state of a sequence is the hash of its tokens so far.
+TEST_P(RandomSchedules, StatesPerSequenceAreThoseOfTheirTokens) {
+  totals = {};
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    one_run(seed, GetParam(), true);
+    if (HasFailure()) return;
+  }
+  EXPECT_EQ(totals.prefix_hits + totals.blocks_copied, 0);
+  EXPECT_GT(totals.preemptions, 0);
+  EXPECT_GT(totals.failed_steps, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(InFlight, RandomSchedules, testing::Values(1, 2, 4));

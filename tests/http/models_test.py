@@ -1,6 +1,7 @@
 """Several models of one server, loaded on demand: the same answers as from servers of their own, under load too."""
 import concurrent.futures
 import json
+import os
 import pathlib
 import shutil
 import tempfile
@@ -93,6 +94,21 @@ class OnDemand(unittest.TestCase):
         tags = json.loads(self.server.get("/api/tags"))["models"]
         self.assertEqual([m["name"] for m in tags], [f"{n}:latest" for n in NAMES + ["damaged"]])
         self.assertEqual(answer(self.server, "gpt2"), self.want["gpt2"])
+
+
+class Recurrent(unittest.TestCase):
+    def test_answers_together_and_alone(self):
+        folder = pathlib.Path(os.environ["TOKAMAK_TINY_FAMILIES"]) / "mamba2"
+        with Serve(folder) as server:
+            def ask(prompt):
+                return server.post("/v1/completions", prompt=prompt, max_tokens=24, ignore_eos=True, seed=3)[2]["choices"][0]["text"]
+            prompts = ["the same start " * 3 + end for end in ("", "a", "bc", "a")]
+            alone = [ask(p) for p in prompts]
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                self.assertEqual(list(pool.map(ask, prompts * 3)), alone * 3)
+            status, _, data = server.post("/v1/completions", prompt="a", use_beam_search=True, n=2, max_tokens=4)
+            self.assertEqual(status, 400)
+            self.assertIn("without recurrent layers", data["error"]["message"])
 
 
 class Limits(unittest.TestCase):

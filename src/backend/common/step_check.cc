@@ -47,10 +47,9 @@ StepChecker::StepChecker(const PlanSet& plans, std::vector<int64_t> blocks, int6
     if (groups_[g].block_size < 1)
       fail(ErrorCode::kCorrupt, "KV group {} has blocks of {} tokens", groups_[g].name,
            groups_[g].block_size);
-    grows_.push_back(strict() || std::any_of(plans.states.begin(), plans.states.end(),
-                                             [g](const StateEntry& state) {
-                                               return state.group == g && !state.per_sequence;
-                                             }));
+    grows_.push_back(strict() ||
+                     std::any_of(plans.states.begin(), plans.states.end(),
+                                 [g](const StateEntry& state) { return state.group == g; }));
     if (strict()) writers_.emplace_back(at(blocks_[g]));
   }
   row_seen_.assign(at(max_rows), 0);

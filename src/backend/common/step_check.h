@@ -47,7 +47,7 @@ class StepChecker {
   std::vector<int64_t> blocks_;
   int64_t max_rows_, vocab_;
   Level level_;
-  std::vector<bool> grows_;         // per group: has states that hold one row per token
+  std::vector<bool> grows_;         // per group: has states
   uint64_t stamp_ = 0;              // number of the phase being checked
   std::vector<uint64_t> row_seen_;  // stamp of the phase that last used the row
   // kStrict, per group and block: stamp and sequence of the last writer.

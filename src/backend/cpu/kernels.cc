@@ -90,6 +90,7 @@ std::vector<CpuKernel> make_list() {
   add_append_kernels(list);
   add_attend_kernels(list);
   add_attend_rows_kernels(list);
+  add_recurrent_kernels(list);
   add_sample_kernels(list);
   add_region_kernels(list);
   add_defined_kernels(list);

@@ -51,6 +51,7 @@ void add_layout_kernels(KernelList& list);
 void add_append_kernels(KernelList& list);
 void add_attend_kernels(KernelList& list);
 void add_attend_rows_kernels(KernelList& list);
+void add_recurrent_kernels(KernelList& list);
 void add_sample_kernels(KernelList& list);
 std::string element_ops();  // names of the ops of add_element_kernels(), separated by spaces
 

@@ -61,26 +61,39 @@ KvPlane make_plane(const StateEntry& state, const PlaneEntry& entry, int role, i
   return p;
 }
 
+// A block is the row of one sequence, as the op that advances it reads it.
+KvPlane make_sequence_plane(const StateEntry& state, const PlaneEntry& entry, int64_t blocks) {
+  if (entry.dtype != DType::kF32)
+    fail(ErrorCode::kUnsupported, "plane {} of {}: a state per sequence is f32, not {}", entry.name,
+         state.name, dtype_name(entry.dtype));
+  KvPlane p;
+  p.name = entry.name;
+  p.width = p.padded = entry.bytes_per_token / 4;
+  p.panel_bytes = p.head_bytes = p.block_bytes = entry.bytes_per_token;
+  p.memory = Buffer(static_cast<uint64_t>(p.block_bytes * blocks));
+  return p;
+}
+
 }  // namespace
 
 KvStore::KvStore(const PlanSet& plans, const std::vector<int64_t>& blocks) {
   std::vector<std::vector<int>> roles = plane_roles(plans);
   for (size_t s = 0; s < plans.states.size(); ++s) {
     const StateEntry& entry = plans.states[s];
-    if (entry.per_sequence)
-      fail(ErrorCode::kUnsupported,
-           "state {} is kept per sequence, which the cpu backend does not support", entry.name);
     const GroupEntry& group = plans.groups.at(entry.group);
-    if (group.block_size % kPanel != 0)
+    if (!entry.per_sequence && group.block_size % kPanel != 0)
       fail(ErrorCode::kUnsupported,
            "KV group {}: blocks of {} tokens; the cpu backend needs a multiple of {}", group.name,
            group.block_size, kPanel);
     KvState& state = states_.emplace_back();
     state.group = entry.group;
     state.block_size = group.block_size;
+    state.per_sequence = entry.per_sequence;
     for (size_t p = 0; p < entry.planes.size(); ++p)
-      state.planes.push_back(make_plane(entry, entry.planes[p], roles[s][p], group.block_size,
-                                        blocks.at(entry.group)));
+      state.planes.push_back(
+          entry.per_sequence ? make_sequence_plane(entry, entry.planes[p], blocks.at(entry.group))
+                             : make_plane(entry, entry.planes[p], roles[s][p], group.block_size,
+                                          blocks.at(entry.group)));
   }
 }
 
@@ -142,7 +155,7 @@ void move_slot(const KvPlane& p, int64_t block_size, int32_t from, int32_t to) {
 void KvStore::move_slots(const std::vector<SlotMove>& moves) {
   for (const SlotMove& m : moves)
     for (const KvState& s : states_) {
-      if (s.group != m.group || m.from == m.to) continue;
+      if (s.group != m.group || m.from == m.to || s.per_sequence) continue;
       for (const KvPlane& p : s.planes) move_slot(p, s.block_size, m.from, m.to);
     }
 }

@@ -4,6 +4,7 @@
 //   key plane    [head][tokens / 16][width][16 tokens]            a vector gives scores of 16 keys
 //   value plane  [head][tokens / 16][width / 16][16 tokens][16]   a vector gives 16 output values
 // A plane that is key and value at once (latent attention) is stored as keys are.
+// A state per sequence is a row-major array of f32 for each block.
 // A plane of int8 has the float scales of a panel's 16 tokens after the panel's values.
 #include <cstddef>
 #include <cstdint>
@@ -43,6 +44,7 @@ struct KvPlane {
 struct KvState {
   uint32_t group = 0;
   int64_t block_size = 16;
+  bool per_sequence = false;  // a block is one row of floats
   std::vector<KvPlane> planes;
   const KvPlane& plane(std::string_view name) const;
   // Heads that all planes have in common; 1 where planes differ.

@@ -25,7 +25,7 @@ Roofline::Roofline(const PlanSet& plans, const Machine& machine) : machine_(mach
     weight_elements_ += elements(w.dims);
     weight_bytes_ += stored_bytes(w.dtype, elements(w.dims));
   }
-  for (const GroupEntry& g : plans.groups) groups_.push_back({g.window, 0, 0});
+  for (const GroupEntry& g : plans.groups) groups_.push_back({g.window, 0, 0, g.per_sequence()});
   for (const StateEntry& s : plans.states) {
     for (const PlaneEntry& p : s.planes) {
       groups_.at(s.group).elements_per_token += elements(p.dims);
@@ -42,6 +42,11 @@ double Roofline::seconds(const StepInputs& step) const {
   for (size_t b = 0; b < step.kv_len.size(); ++b) {
     double rows = step.q_start[b + 1] - step.q_start[b];
     for (const Group& g : groups_) {
+      if (g.per_sequence) {  // read and written once, used by every row
+        bytes += 2 * g.bytes_per_token;
+        flops += 2 * rows * g.elements_per_token;
+        continue;
+      }
       double context = step.kv_len[b];
       if (g.window > 0) context = std::min(context, static_cast<double>(g.window) + rows - 1);
       bytes += context * g.bytes_per_token;

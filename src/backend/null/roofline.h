@@ -20,7 +20,8 @@ class Roofline {
  private:
   struct Group {
     int64_t window;
-    double bytes_per_token, elements_per_token;
+    double bytes_per_token, elements_per_token;  // per_sequence: of the sequence
+    bool per_sequence = false;
   };
   Machine machine_;
   double weight_bytes_ = 0, weight_elements_ = 0;

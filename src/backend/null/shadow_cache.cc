@@ -10,13 +10,13 @@ namespace tokamak {
 ShadowCache::ShadowCache(std::span<const GroupEntry> groups, std::span<const int64_t> blocks)
     : groups_(groups.begin(), groups.end()) {
   for (size_t g = 0; g < groups_.size(); ++g)
-    cells_.emplace_back(static_cast<size_t>(blocks[g] * groups_[g].block_size));
+    cells_.emplace_back(static_cast<size_t>(blocks[g] * groups_[g].block_rows()));
 }
 
 void ShadowCache::copy(const std::vector<BlockCopy>& copies) {
   for (const BlockCopy& c : copies) {
     if (!on()) return;
-    auto size = static_cast<size_t>(groups_[c.group].block_size);
+    auto size = static_cast<size_t>(groups_[c.group].block_rows());
     auto* cells = cells_[c.group].data();
     std::copy_n(cells + static_cast<size_t>(c.from) * size, size,
                 cells + static_cast<size_t>(c.to) * size);
@@ -35,6 +35,7 @@ ShadowCell& ShadowCache::cell(const StepInputs& step, size_t g, size_t b, int64_
   int32_t block =
       table.blocks[b * static_cast<size_t>(table.stride) + static_cast<size_t>(slot / size)];
   TK_CHECK(block >= 0, "step: sequence {} reads slot {} of group {}, which it dropped", b, slot, g);
+  if (groups_[g].per_sequence()) return cells_[g][static_cast<size_t>(block)];
   return cells_[g][static_cast<size_t>(block * size + slot % size)];
 }
 
@@ -42,6 +43,15 @@ void ShadowCache::check_context(const StepInputs& step, size_t b, const NullMode
   auto first = static_cast<size_t>(step.q_start[b]);
   int64_t end = step.slot[first];
   for (size_t g = 0; g < cells_.size(); ++g) {
+    if (groups_[g].per_sequence() && end > 0) {  // a state is that of the last token
+      const ShadowCell& c = cell(step, g, b, end - 1);
+      TK_CHECK(c.chain != 0 && c.position == step.pos[first] - 1,
+               "step: the state of sequence {} (group {}) is that after position {}, not {}", b, g,
+               c.position, step.pos[first] - 1);
+      TK_CHECK(c.chain == cell(step, 0, b, end - 1).chain,
+               "step: groups 0 and {} of sequence {} differ", g, b);
+      continue;
+    }
     int64_t window = groups_[g].window;
     int64_t lo = window > 0 ? std::max<int64_t>(0, end - window + 1) : 0;
     uint64_t before = 0;
@@ -61,7 +71,7 @@ void ShadowCache::check_context(const StepInputs& step, size_t b, const NullMode
 
 uint64_t ShadowCache::block_bytes(uint32_t group) const {
   if (!on()) return 0;
-  return static_cast<uint64_t>(groups_.at(group).block_size) * sizeof(ShadowCell);
+  return static_cast<uint64_t>(groups_.at(group).block_rows()) * sizeof(ShadowCell);
 }
 
 void ShadowCache::read(uint32_t group, std::span<const int32_t> blocks,

@@ -148,7 +148,7 @@ void RefExecutable::copy_blocks(const StepInputs& step) {
   for (const BlockCopy& copy : step.copies)
     for (size_t s = 0; s < states_.size(); ++s) {
       if (plans_.states[s].group != copy.group) continue;
-      int64_t size = plans_.groups[copy.group].block_size;
+      int64_t size = plans_.groups[copy.group].block_rows();
       for (const auto& plane : states_[s].planes)
         std::memmove(plane.data + copy.to * size * plane.width,
                      plane.data + copy.from * size * plane.width,
@@ -168,7 +168,7 @@ void RefExecutable::move_slots(const StepInputs& step) {
 
 template <class F>
 void RefExecutable::visit_blocks(uint32_t group, std::span<const int32_t> blocks, F&& visit) {
-  int64_t size = plans_.groups[group].block_size;
+  int64_t size = plans_.groups[group].block_rows();
   for (int32_t block : blocks)
     for (size_t s = 0; s < states_.size(); ++s) {
       if (plans_.states[s].group != group) continue;
@@ -184,7 +184,7 @@ uint64_t RefExecutable::block_bytes(uint32_t group) const {
   for (size_t s = 0; s < states_.size(); ++s)
     for (const auto& plane : states_[s].planes)
       if (plans_.states[s].group == group) elements += plane.width;
-  return static_cast<uint64_t>(elements * plans_.groups[group].block_size) * sizeof(float);
+  return static_cast<uint64_t>(elements * plans_.groups[group].block_rows()) * sizeof(float);
 }
 
 // Steps run in submit(), so transfers can be done at once.
@@ -333,7 +333,8 @@ void RefExecutable::run_call(Call& call, const StepInputs& step) {
       return encode_row(y.arg->dtype, in[0].tensor.f, arena_at(y), elements_of(y.dims));
     }
     std::vector<std::vector<float>> rounded;
-    if (call.op->writes_state) round_planes(plans_.states[call.out[0].arg->index], in, rounded);
+    if (call.op->writes_state && !call.op->recurrent)
+      round_planes(plans_.states[call.out[0].arg->index], in, rounded);
     call.op->f32({in, out, call.call->attrs});
   } catch (const Error& e) {
     throw Error(e.code(), fmt::format("{} ({})", e.what(), call.call->label));

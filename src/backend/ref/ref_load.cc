@@ -95,11 +95,9 @@ void RefExecutable::set_adapter(int32_t slot, const WeightSource& tensors) {
 
 void RefExecutable::make_states(const LoadOptions& options) {
   for (const StateEntry& entry : plans_.states) {
-    if (entry.per_sequence)
-      fail(ErrorCode::kUnsupported, "state {}: ref has no states per sequence yet", entry.name);
     TK_CHECK(entry.group < options.blocks.size(), "state {}", entry.name);
     State state;
-    state.slots = options.blocks[entry.group] * plans_.groups[entry.group].block_size;
+    state.slots = options.blocks[entry.group] * plans_.groups[entry.group].block_rows();
     for (const PlaneEntry& plane : entry.planes) {
       int64_t width = 1;
       for (int64_t d : plane.dims) width *= d;

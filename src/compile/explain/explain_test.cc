@@ -97,14 +97,14 @@ TEST_P(Counted, PredictedBytesAreTheBytesThatAreTouched) {
   expect_counted(*m, "step", {1, 5, 5, 1});
   expect_counted(*m, "step", {2, 9, 50, 2});
 }
-INSTANTIATE_TEST_SUITE_P(Families, Counted,
-                         testing::Values(CountCase{"llama.gguf"}, CountCase{"llama"},
-                                         CountCase{"llama.gguf", "ref"},
-                                         CountCase{"llama.gguf", "cpu", "int8"},
-                                         CountCase{"llama.gguf", "cpu", "f32", true},
-                                         CountCase{"gemma2.gguf"}, CountCase{"gemma3.gguf"},
-                                         CountCase{"gpt2.gguf"}, CountCase{"qwen3.gguf"},
-                                         CountCase{"phi3.gguf"}));
+INSTANTIATE_TEST_SUITE_P(
+    Families, Counted,
+    testing::Values(CountCase{"llama.gguf"}, CountCase{"llama"}, CountCase{"llama.gguf", "ref"},
+                    CountCase{"llama.gguf", "cpu", "int8"},
+                    CountCase{"llama.gguf", "cpu", "f32", true}, CountCase{"gemma2.gguf"},
+                    CountCase{"gemma3.gguf"}, CountCase{"gpt2.gguf"}, CountCase{"qwen3.gguf"},
+                    CountCase{"phi3.gguf"}, CountCase{"../tiny_families/mamba2"},
+                    CountCase{"../tiny_families/mamba2", "ref"}));
 
 // A call that runs the body as Loop IR; all its arguments are arena values.
 KernelCall loop_call(PlanSet& set, const Function& body) {

@@ -160,6 +160,7 @@ class Predictor {
   const Type& out(const CallStep& s) const { return body_.types[s.out[0]]; }
 
   double appended_bytes(std::string_view state) const {
+    if (state_of(site_.set, state).per_sequence) return sequence_bytes(state);
     double per_token = 0;
     for (const PlaneEntry& p : state_of(site_.set, state).planes)
       per_token += static_cast<double>(p.bytes_per_token);
@@ -195,6 +196,17 @@ class Predictor {
     return per_token * visible_tokens(site_.step, s.attrs->get_int("window", 0)).tokens;
   }
 
+  // The states of the step's sequences.
+  double sequence_bytes(std::string_view name) const {
+    const std::vector<int32_t>& lengths = site_.step.kv_len;
+    auto sequences = static_cast<double>(
+        std::count_if(lengths.begin(), lengths.end(), [](int32_t length) { return length > 0; }));
+    double bytes = 0;
+    for (const PlaneEntry& p : state_of(site_.set, name).planes)
+      bytes += static_cast<double>(p.bytes_per_token);
+    return sequences * bytes;
+  }
+
   // What is read of a value with one part per row of the step: nothing for padding.
   double token_rows(double all) const {
     const std::vector<int32_t>& slot = site_.step.slot;
@@ -213,9 +225,11 @@ class Predictor {
   double read_bytes(const CallStep& s, size_t i) const {
     const Type& t = in(s, i);
     if (t.kind == Type::Kind::kView) return 0;
+    if (t.kind == Type::Kind::kState && s.op->recurrent) return sequence_bytes(t.name);
     if (t.kind == Type::Kind::kState) return s.op->reads_state ? attended_bytes(s) : 0;
-    if (s.op->writes_state && i >= static_cast<size_t>(s.op->first_plane) +
-                                       state_of(site_.set, in(s, 0).name).planes.size())
+    if (s.op->writes_state && !s.op->recurrent &&
+        i >= static_cast<size_t>(s.op->first_plane) +
+                 state_of(site_.set, in(s, 0).name).planes.size())
       return 0;  // orders the write
     OperandRead read = s.op->reads ? s.op->reads(i, *s.attrs) : OperandRead{};
     switch (read.kind) {

@@ -153,7 +153,7 @@ class Counter {
     int64_t blocks = 0;
     for (int32_t b : site_.step.tables[state.group].blocks)
       blocks = std::max<int64_t>(blocks, b + 1);
-    int64_t slots = blocks * site_.set.groups[state.group].block_size;
+    int64_t slots = blocks * site_.set.groups[state.group].block_rows();
     auto& planes = planes_.emplace_back();
     std::vector<Range> ranges;
     for (const PlaneEntry& p : state.planes) {

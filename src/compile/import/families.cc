@@ -31,6 +31,18 @@ void check_experts(const ExpertConfig& e, std::string_view where) {
     fail(ErrorCode::kCorrupt, "{}: the weights of experts are scaled by {}", where, e.scale);
 }
 
+void check_recurrent(const RecurrentConfig& r, std::string_view where) {
+  check_range(where, "the number of state space heads", r.heads, 1, 1 << 16);
+  check_range(where, "the channels of a head", r.head_dim, 1, 1 << 16);
+  check_range(where, "the state size", r.state, 1, 1 << 16);
+  check_range(where, "the number of groups of heads", r.groups, 1, r.heads);
+  check_range(where, "the size of the convolution", r.taps, 2, 64);
+  if (r.heads % r.groups != 0)
+    fail(ErrorCode::kCorrupt, "{}: {} state space heads in {} groups", where, r.heads, r.groups);
+  if (!(r.step_low >= 0) || !(r.step_high >= 0) || !std::isfinite(r.step_high))
+    fail(ErrorCode::kCorrupt, "{}: time steps from {} to {}", where, r.step_low, r.step_high);
+}
+
 int64_t product_of(const std::vector<int64_t>& dims) {
   int64_t n = 1;
   for (int64_t d : dims) n *= d;
@@ -135,6 +147,7 @@ void check_config(const ModelConfig& c, std::string_view where) {
   for (double v : {c.embedding_scale, c.residual_scale, c.logit_scale})
     if (!(v > 0) || !std::isfinite(v)) fail(ErrorCode::kCorrupt, "{}: a scale is {}", where, v);
   if (c.experts.count > 0) check_experts(c.experts, where);
+  if (c.recurrent.heads > 0) check_recurrent(c.recurrent, where);
   if (const LatentConfig& m = c.latent; m.rank > 0) {
     check_range(where, "the rank of the latent vector", m.rank, 1, 1 << 16);
     check_range(where, "the rank of the query vector", m.q_rank, 0, 1 << 16);
@@ -159,7 +172,11 @@ class SlotList {
     matrix("token_embd", c_.vocab, c_.hidden);
     if (c_.learned_positions) matrix("position_embd", c_.context, c_.hidden);
     for (layer_ = 0; layer_ < c_.layers; ++layer_) {
-      attention();
+      if (c_.recurrent.at(layer_))
+        recurrent();
+      else
+        attention();
+      if (c_.recurrent.heads > 0 && !c_.recurrent.delta) continue;  // no MLP
       if (c_.experts.count > 0 && c_.experts.layers[static_cast<size_t>(layer_)])
         experts();
       else
@@ -204,6 +221,7 @@ class SlotList {
     int64_t q = c_.heads * c_.head_dim, kv = c_.kv_heads * c_.head_dim;
     if (c_.pre_norms) norm("attn_norm", c_.hidden);
     matrix("attn_q", q, c_.hidden, c_.qkv_bias);
+    if (c_.attention_gate) matrix("attn_gate", q, c_.hidden);
     matrix("attn_k", kv, c_.hidden, c_.qkv_bias);
     matrix("attn_v", kv, c_.hidden, c_.qkv_bias);
     if (c_.qk_norm || c_.wide_qk_norm) {
@@ -214,6 +232,28 @@ class SlotList {
     if (c_.attention_sinks) slots_.push_back({layer_, "attn_sinks", "weight", {c_.heads}});
     if (c_.post_norms) norm("post_attention_norm", c_.hidden);
     if (c_.pre_norms && !c_.parallel) norm("ffn_norm", c_.hidden);
+  }
+  void recurrent() {
+    const RecurrentConfig& r = c_.recurrent;
+    norm("attn_norm", c_.hidden);
+    matrix("ssm_gate", r.inner(), c_.hidden);
+    if (r.delta) {
+      matrix("ssm_q", r.groups * r.state, c_.hidden);
+      matrix("ssm_k", r.groups * r.state, c_.hidden);
+      matrix("ssm_v", r.inner(), c_.hidden);
+      matrix("ssm_rate", r.heads, c_.hidden);
+    } else {
+      matrix("ssm_xbc", r.channels(), c_.hidden);
+    }
+    matrix("ssm_step", r.heads, c_.hidden);
+    slots_.push_back({layer_, "ssm_conv1d", "weight", {r.channels(), r.taps}});
+    if (r.conv_bias) slots_.push_back({layer_, "ssm_conv1d", "bias", {r.channels()}});
+    slots_.push_back({layer_, "ssm_dt", "bias", {r.heads}});
+    slots_.push_back({layer_, "ssm_a", "weight", {r.heads}});
+    if (!r.delta) slots_.push_back({layer_, "ssm_d", "weight", {r.heads}});
+    norm("ssm_norm", r.delta ? r.head_dim : r.inner());
+    matrix("ssm_out", c_.hidden, r.inner());
+    if (r.delta) norm("ffn_norm", c_.hidden);
   }
   void mlp() {
     if (c_.gated_mlp) matrix("ffn_gate", c_.ffn, c_.hidden, c_.mlp_bias);
@@ -324,14 +364,16 @@ void scale_latent(ModelConfig& c) {
   c.attention_scale = m * m / std::sqrt(static_cast<double>(c.head_dim));
 }
 
+RecipeStep slice_rows_of_each(int64_t begin, int64_t end, int64_t period) {
+  RecipeStep step = slice_rows(begin, end);
+  step.dims = {period};
+  return step;
+}
+
 LatentPart latent_part(const ModelConfig& c, std::string_view stem) {
   const LatentConfig& m = c.latent;
   if (m.rank == 0) return {};
-  auto every = [](int64_t begin, int64_t end, int64_t period) {
-    RecipeStep step = slice_rows(begin, end);
-    step.dims = {period};
-    return step;
-  };
+  constexpr auto every = slice_rows_of_each;
   int64_t head = m.nope + m.rope, pair = m.nope + m.value;
   std::string_view query = m.q_rank > 0 ? "attn_q_b" : "attn_q";
   if (stem == "attn_q_nope") return {query, {every(0, m.nope, head)}};
@@ -344,6 +386,42 @@ LatentPart latent_part(const ModelConfig& c, std::string_view stem) {
   if (stem == "attn_v_b")
     return {"attn_kv_b", {every(m.nope, pair, pair), reshape({c.heads, m.value, m.rank})}};
   return {};
+}
+
+namespace {
+
+// Each key head has its query, its key, and the values and gates of its value heads.
+std::vector<RecipeStep> delta_steps(const RecurrentConfig& r, std::string_view stem) {
+  int64_t n = r.state, share = r.heads / r.groups, values = share * r.head_dim;
+  int64_t period = 2 * n + 2 * values;
+  if (stem == "ssm_q") return {slice_rows_of_each(0, n, period)};
+  if (stem == "ssm_k") return {slice_rows_of_each(n, 2 * n, period)};
+  if (stem == "ssm_v") return {slice_rows_of_each(2 * n, 2 * n + values, period)};
+  if (stem == "ssm_gate") return {slice_rows_of_each(2 * n + values, period, period)};
+  if (stem == "ssm_rate") return {slice_rows_of_each(0, share, 2 * share)};
+  if (stem == "ssm_step") return {slice_rows_of_each(share, 2 * share, 2 * share)};
+  return {};
+}
+
+}  // namespace
+
+RecurrentPart recurrent_part(const ModelConfig& c, const WeightSlot& slot) {
+  const RecurrentConfig& r = c.recurrent;
+  if (auto steps = delta_steps(r, slot.stem); r.delta && !steps.empty()) return {"", steps};
+  int64_t gate = r.inner(), mixed = gate + r.channels();
+  auto in_layer = [&](std::string_view name) { return fmt::format("blk.{}.{}", slot.layer, name); };
+  if (slot.stem == "ssm_gate") return {in_layer("ssm_in.weight"), {slice_rows(0, gate)}};
+  if (slot.stem == "ssm_xbc") return {in_layer("ssm_in.weight"), {slice_rows(gate, mixed)}};
+  if (slot.stem == "ssm_step")
+    return {in_layer("ssm_in.weight"), {slice_rows(mixed, mixed + r.heads)}};
+  if (slot.stem == "ssm_a" || slot.stem == "ssm_d")
+    return {in_layer(slot.stem), {reshape(slot.dims)}};
+  if (slot.stem == "ssm_norm") return {slot.name(), {reshape(slot.dims)}};
+  if (slot.stem == "ssm_conv1d" && slot.dims.size() == 2)
+    return {
+        slot.name(),
+        {reshape(slot.dims), {.kind = RecipeStep::Kind::kCast, .dtype = DType::kF32, .dims = {}}}};
+  return {slot.name(), {}};
 }
 
 FusedRows fused_rows(const ModelConfig& c, std::string_view stem) {

@@ -37,6 +37,9 @@ struct Family {
   bool experts = false;
   bool normalize_experts = false;  // default if the file does not say
   bool sigmoid_experts = false;
+  bool recurrent = false;    // all layers have a recurrent state (Mamba-2)
+  bool gated_delta = false;  // most of them: linear attention beside gated attention (Qwen3-Next)
+  bool centered_norms = false;  // HF stores norm weights minus one
 };
 
 const Family* find_family(std::string_view architecture);
@@ -77,6 +80,8 @@ struct WeightPlace {
 };
 
 RecipeStep slice_rows(int64_t begin, int64_t end);
+// Rows [begin, end) of each part of `period` rows.
+RecipeStep slice_rows_of_each(int64_t begin, int64_t end, int64_t period);
 RecipeStep permute_rows(int64_t heads, int64_t rotated = 0);
 RecipeStep reshape(std::vector<int64_t> dims);
 
@@ -89,6 +94,12 @@ struct LatentPart {
 // YaRN's factor for scores, which latent attention applies here, not in the rotation.
 void scale_latent(ModelConfig& config);
 LatentPart latent_part(const ModelConfig& config, std::string_view stem);
+// The same for a slot of a layer with a recurrent state: its tensor in GGUF, "ssm_in.weight".
+struct RecurrentPart {
+  std::string tensor;
+  std::vector<RecipeStep> steps;
+};
+RecurrentPart recurrent_part(const ModelConfig& config, const WeightSlot& slot);
 RecipeStep transpose();
 RecipeStep add_scalar(double value);
 

@@ -160,6 +160,20 @@ const Family kFamilies[] = {
      .experts = true,
      .normalize_experts = true,
      .sigmoid_experts = true},
+    {.architecture = "mamba2",
+     .hf_names = "mamba2",
+     .models = "Mamba-2, Codestral Mamba",
+     .rotary = false,
+     .recurrent = true},
+    {.architecture = "qwen3next",
+     .hf_names = "qwen3_next",
+     .models = "Qwen3-Next 80B-A3B",
+     .qk_norm = true,
+     .in_gguf = false,
+     .experts = true,
+     .normalize_experts = true,
+     .gated_delta = true,
+     .centered_norms = true},
 };
 
 struct Missing {
@@ -167,9 +181,9 @@ struct Missing {
   std::string_view needs;
 };
 constexpr Missing kMissing[] = {
-    {"mamba mamba2 rwkv rwkv6 rwkv7 falcon_mamba falcon-mamba",
-     "recurrent layers with a state per sequence"},
-    {"jamba bamba zamba2 qwen3_next qwen3next lfm2 granitemoehybrid granitehybrid nemotron_h "
+    {"mamba rwkv rwkv6 rwkv7 falcon_mamba falcon-mamba",
+     "recurrent layers of another kind than Mamba-2's"},
+    {"jamba bamba zamba2 lfm2 granitemoehybrid granitehybrid nemotron_h "
      "falcon_h1 falcon-h1 kimi_linear",
      "recurrent layers with a state per sequence beside attention"},
     {"llama4 llama4_text", "chunked attention and experts that scale their inputs"},
@@ -223,7 +237,7 @@ void apply_family(const Family& family, ModelConfig& config) {
   config.norm_bias = family.norm == NormKind::kLayer && family.norm_bias;
   config.activation = family.activation;
   config.gated_mlp = family.gated;
-  config.learned_positions = !family.rotary;
+  config.learned_positions = !family.rotary && !family.recurrent;
   config.qk_norm = family.qk_norm;
   config.wide_qk_norm = family.wide_qk_norm;
   config.parallel = family.parallel;

@@ -219,6 +219,27 @@ void read_latent(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   if (!file.find("blk.0.attn_q_a.weight")) m.q_rank = 0;
 }
 
+// What the keys of attention would say is 0 in these files.
+void read_recurrent(const GgufFile& file, const Keys& keys, ModelConfig& c) {
+  RecurrentConfig& r = c.recurrent;
+  r.heads = keys.required("ssm.time_step_rank");
+  r.state = keys.required("ssm.state_size");
+  r.groups = keys.integer("ssm.group_count", 1);
+  r.taps = keys.required("ssm.conv_kernel");
+  int64_t inner = keys.required("ssm.inner_size");
+  if (r.groups > 1)
+    fail(ErrorCode::kUnsupported, "{}: a norm over each of {} groups is not supported", file.name(),
+         r.groups);
+  if (r.heads < 1 || inner % r.heads != 0)
+    fail(ErrorCode::kCorrupt, "{}: {} channels in {} state space heads", file.name(), inner,
+         r.heads);
+  r.head_dim = inner / r.heads;
+  r.conv_bias = file.find("blk.0.ssm_conv1d.bias") != nullptr;
+  c.heads = c.kv_heads = r.heads;
+  c.head_dim = r.head_dim;
+  c.ffn = inner;
+}
+
 // The converters of GLM-4.5 and gpt-oss name the norm before the MLP by its place after attention.
 bool norm_by_place(const Family& family) {
   return family.architecture == "glm4moe" || family.architecture == "gpt-oss";
@@ -229,6 +250,11 @@ std::vector<std::string> sources_of(const GgufFile& file, const Family& family,
                                     const ModelConfig& c, const WeightSlot& slot,
                                     std::vector<RecipeStep>& steps) {
   std::string name = slot.name();
+  if (c.recurrent.heads > 0) {
+    RecurrentPart part = recurrent_part(c, slot);
+    steps = std::move(part.steps);
+    return {part.tensor};
+  }
   if (LatentPart part = latent_part(c, slot.stem); !part.stem.empty()) {
     if (slot.dims.size() == 3 && file.find(name)) return {name};
     steps = std::move(part.steps);
@@ -330,17 +356,21 @@ ModelConfig config_from_gguf(const GgufFile& file) {
   c.hidden = keys.required("embedding_length");
   c.layers = keys.required("block_count") - keys.integer("nextn_predict_layers", 0);
   c.context = keys.required("context_length");
-  c.heads = keys.required("attention.head_count");
-  c.kv_heads = keys.integer("attention.head_count_kv", c.heads);
-  c.ffn = keys.required("feed_forward_length");
+  if (family.recurrent) {
+    read_recurrent(file, keys, c);
+  } else {
+    c.heads = keys.required("attention.head_count");
+    c.kv_heads = keys.integer("attention.head_count_kv", c.heads);
+    c.ffn = keys.required("feed_forward_length");
+  }
   if (c.heads <= 0 || c.layers <= 0 || c.layers > static_cast<int64_t>(file.tensors().size()))
     fail(ErrorCode::kCorrupt, "{}: {} heads and {} layers in a file of {} tensors", file.name(),
          c.heads, c.layers, file.tensors().size());
   bool latent = family.architecture == "deepseek2";
-  if (!latent && !keys.has("attention.key_length") && c.hidden % c.heads != 0)
+  if (!latent && !family.recurrent && !keys.has("attention.key_length") && c.hidden % c.heads != 0)
     fail(ErrorCode::kCorrupt, "{}: the hidden size {} does not divide into {} heads", file.name(),
          c.hidden, c.heads);
-  c.head_dim = keys.integer("attention.key_length", c.hidden / c.heads);
+  if (!family.recurrent) c.head_dim = keys.integer("attention.key_length", c.hidden / c.heads);
   if (latent)
     read_latent(file, keys, c);
   else if (keys.integer("attention.value_length", c.head_dim) != c.head_dim)

@@ -48,6 +48,8 @@ constexpr Usual kUsual[] = {
     {"glm4moe", 8, 0, 131072, 0, 1e-5},
     {"deepseek2", 0, 0, 4096, 0},
     {"gpt-oss", 8, 64, 131072, 128, 1e-5},
+    {"mamba2", 0, 0, 0, 0, 1e-5},
+    {"qwen3next", 2, 256, 32768, 0},
 };
 const Usual& usual_of(const ModelConfig& c) {
   for (const Usual& u : kUsual)
@@ -128,11 +130,14 @@ void read_rope(const Fields& f, ModelConfig& c) {
     fail(ErrorCode::kUnsupported,
          "{}: attention scaled by position (llama_4_scaling_beta) is not supported yet", f.where());
   bool half = c.architecture == "phi2" || c.architecture.starts_with("glm4");
-  double partial =
-      p.number({"partial_rotary_factor"}, f.number({"partial_rotary_factor"}, half ? 0.5 : 1.0));
+  double usual = half                ? 0.5
+                 : c.recurrent.delta ? 0.25
+                                     : 1.0,
+         partial = p.number({"partial_rotary_factor"}, f.number({"partial_rotary_factor"}, usual));
   if (!(partial > 0 && partial <= 1)) f.wrong("partial_rotary_factor", "between 0 and 1");
   bool may_be_partial = c.architecture == "phi3" || c.architecture == "phi2" ||
-                        c.architecture.starts_with("glm4") || c.architecture == "starcoder2";
+                        c.architecture.starts_with("glm4") || c.architecture == "starcoder2" ||
+                        c.recurrent.delta;
   if (partial != 1 && !may_be_partial)
     fail(ErrorCode::kUnsupported, "{}: partial_rotary_factor {} in a {} model is not supported",
          f.where(), partial, c.architecture);
@@ -263,6 +268,61 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
                         : f.required({"intermediate_size", "ffn_dim"});
 }
 
+// Mamba-2 has no limit of positions; llama.cpp's converter writes this context too.
+void read_recurrent(const Fields& f, ModelConfig& c) {
+  RecurrentConfig& r = c.recurrent;
+  c.vocab = f.required({"vocab_size"});
+  c.hidden = f.required({"hidden_size"});
+  c.layers = f.required({"num_hidden_layers"});
+  c.context = f.integer({"max_position_embeddings"}, 1 << 20);
+  r.heads = f.required({"num_heads"});
+  r.head_dim = f.required({"head_dim"});
+  r.state = f.required({"state_size"});
+  r.groups = f.integer({"n_groups"}, 8);
+  r.taps = f.integer({"conv_kernel"}, 4);
+  r.conv_bias = f.boolean("use_conv_bias", true);
+  r.decay_log = true;
+  if (const Value* limit = f.find({"time_step_limit"})) {
+    if (!limit->is_array() || limit->as_array().size() != 2 || !limit->as_array()[0].is_number())
+      f.wrong("time_step_limit", "a list of two numbers");
+    r.step_low = limit->as_array()[0].as_double();
+    // "Infinity" is not a number of JSON: some files have it as a text or an object.
+    const Value& high = limit->as_array()[1];
+    if (high.is_number() && std::isfinite(high.as_double())) r.step_high = high.as_double();
+  }
+  if (f.boolean("use_bias", false))
+    fail(ErrorCode::kUnsupported, "{}: use_bias is not supported", f.where());
+  if (!f.boolean("rms_norm", true))
+    fail(ErrorCode::kUnsupported, "{}: Mamba-2 without a gated norm is not supported", f.where());
+  c.heads = c.kv_heads = r.heads;
+  c.head_dim = r.head_dim;
+  c.ffn = r.inner();
+}
+
+// Linear attention beside attention (Qwen3-Next).
+void read_gated_delta(const Fields& f, ModelConfig& c) {
+  RecurrentConfig& r = c.recurrent;
+  r.heads = f.integer({"linear_num_value_heads"}, 32);
+  r.head_dim = f.integer({"linear_value_head_dim"}, 128);
+  r.groups = f.integer({"linear_num_key_heads"}, 16);
+  r.state = f.integer({"linear_key_head_dim"}, 128);
+  r.taps = f.integer({"linear_conv_kernel_dim"}, 4);
+  r.conv_bias = false;
+  r.decay_log = r.delta = c.attention_gate = true;
+  int64_t interval = f.integer({"full_attention_interval"}, 4);
+  if (interval <= 0) f.wrong("full_attention_interval", "positive");
+  const Value* types = f.find({"layer_types"});
+  if (types && (!types->is_array() || static_cast<int64_t>(types->size()) != c.layers))
+    f.wrong("layer_types", "a list with one entry per layer");
+  for (int64_t i = 0; i < c.layers; ++i) {
+    const Value* type = types ? &types->as_array()[static_cast<size_t>(i)] : nullptr;
+    std::string kind = !type ? "" : type->is_string() ? type->as_string() : "?";
+    if (type && kind != "linear_attention" && kind != "full_attention")
+      fail(ErrorCode::kUnsupported, "{}: layer type \"{}\" is not supported", f.where(), kind);
+    r.layers.push_back(type ? kind == "linear_attention" : (i + 1) % interval != 0);
+  }
+}
+
 void read_gpt2(const Fields& f, ModelConfig& c) {
   if (f.boolean("add_cross_attention", false))
     fail(ErrorCode::kUnsupported, "{}: add_cross_attention is not supported", f.where());
@@ -302,10 +362,14 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   ModelConfig c;
   c.name = f.text({"_name_or_path"}, "");
   c.architecture = family.architecture;
-  read_sizes(f, family, c);
+  if (family.recurrent)
+    read_recurrent(f, c);
+  else
+    read_sizes(f, family, c);
   if (c.layers <= 0 || c.layers > static_cast<int64_t>(weights.names().size()))
     fail(ErrorCode::kCorrupt, "{}: {} layers in a model of {} tensors", where, c.layers,
          weights.names().size());
+  if (family.gated_delta) read_gated_delta(f, c);
   apply_family(family, c);
   c.norm_eps = f.number({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"},
                         usual_of(c).eps);
@@ -317,7 +381,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
     read_rope(f, c);
   else if (family.conv1d)
     read_gpt2(f, c);
-  else
+  else if (!family.recurrent)
     read_opt(f, c);
   read_window(f, c);
   read_variants(f, family, c);

@@ -293,7 +293,7 @@ TEST(HfConfig, SaysWhatIsWrong) {
         error(config("llama",
                      fmt::format(R"(,"quantization_config":{{"quant_method":"{}"}})", method))),
         AllOf(HasSubstr("unsupported"), HasSubstr(method), HasSubstr("supported: gptq, awq")));
-  EXPECT_THAT(error(config("mamba")), HasSubstr("needs recurrent layers"));
+  EXPECT_THAT(error(config("mamba")), HasSubstr("needs recurrent layers of another kind"));
   EXPECT_THAT(error(config("llama", R"(,"num_local_experts":8)")),
               HasSubstr("llama with 8 experts is not supported"));
   EXPECT_THAT(error(config("deepseek_v3")), HasSubstr("no kv_lora_rank"));

@@ -68,8 +68,8 @@ void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
       c.architecture == "mixtral" || c.architecture == "gpt-oss" ||
       f.boolean("norm_topk_prob", family.normalize_experts && c.architecture != "qwen3moe");
   e.scale = f.number({"routed_scaling_factor"}, 1);
-  if (c.architecture == "qwen2moe") {
-    e.shared_ffn = f.integer({"shared_expert_intermediate_size"}, 5632);
+  if (c.architecture == "qwen2moe" || family.gated_delta) {
+    e.shared_ffn = f.integer({"shared_expert_intermediate_size"}, family.gated_delta ? 512 : 5632);
     e.shared_gate = true;
   } else {
     e.shared_ffn = f.integer({"n_shared_experts"}, 0) * e.ffn;

@@ -115,6 +115,32 @@ constexpr HfName kGptOssNames[] = {
 };
 
 // Names that differ from Llama's.
+constexpr HfName kMamba2Names[] = {
+    {"token_embd", "embeddings"},   {"attn_norm", "norm"},        {"output_norm", "norm_f"},
+    {"ssm_gate", "mixer.in_proj"},  {"ssm_xbc", "mixer.in_proj"}, {"ssm_step", "mixer.in_proj"},
+    {"ssm_conv1d", "mixer.conv1d"}, {"ssm_dt", "mixer.dt_bias"},  {"ssm_a", "mixer.A_log"},
+    {"ssm_d", "mixer.D"},           {"ssm_norm", "mixer.norm"},   {"ssm_out", "mixer.out_proj"},
+};
+
+constexpr HfName kQwen3NextNames[] = {
+    {"attn_gate", "self_attn.q_proj"},
+    {"ssm_q", "linear_attn.in_proj_qkvz"},
+    {"ssm_k", "linear_attn.in_proj_qkvz"},
+    {"ssm_v", "linear_attn.in_proj_qkvz"},
+    {"ssm_gate", "linear_attn.in_proj_qkvz"},
+    {"ssm_rate", "linear_attn.in_proj_ba"},
+    {"ssm_step", "linear_attn.in_proj_ba"},
+    {"ssm_conv1d", "linear_attn.conv1d"},
+    {"ssm_dt", "linear_attn.dt_bias"},
+    {"ssm_a", "linear_attn.A_log"},
+    {"ssm_norm", "linear_attn.norm"},
+    {"ssm_out", "linear_attn.out_proj"},
+    {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
+    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
+    {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
+    {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
+};
+
 struct OwnNames {
   std::string_view architecture;
   std::span<const HfName> names;
@@ -125,6 +151,7 @@ constexpr OwnNames kOwnNames[] = {
     {"glm4", kGlm4Names},        {"internlm2", kInternLm2Names},
     {"mixtral", kMixtralNames},  {"qwen2moe", kQwen2MoeNames},
     {"deepseek2", kLatentNames}, {"gpt-oss", kGptOssNames},
+    {"mamba2", kMamba2Names},    {"qwen3next", kQwen3NextNames},
 };
 
 std::string_view lookup(std::span<const HfName> table, std::string_view stem) {
@@ -190,7 +217,7 @@ bool is_norm(std::string_view stem) { return stem.ends_with("_norm"); }
 std::string hf_prefix(const WeightSource& weights, const Family& family, std::string_view where) {
   WeightSlot first{0, family.pre_norms ? "attn_norm" : "post_attention_norm", "weight", {}};
   for (const char* prefix : {"model.", "", "transformer.", "language_model.model.",
-                             "model.language_model.", "model.decoder.", "decoder."})
+                             "model.language_model.", "model.decoder.", "decoder.", "backbone."})
     if (weights.find(hf_tensor_name(family, prefix, first))) return prefix;
   fail(ErrorCode::kCorrupt, "{}: tensor {} is missing", where,
        hf_tensor_name(family, "model.", first));
@@ -208,7 +235,8 @@ std::string hf_tensor_name(const Family& family, const std::string& prefix,
   TK_CHECK(!stem.empty(), "{} has no tensor name in {}", slot.stem, family.architecture);
   if (slot.layer < 0) return fmt::format("{}{}.{}", prefix, stem, slot.suffix);
   std::string name = fmt::format("{}{}.{}.{}", prefix, layers_name(family), slot.layer, stem);
-  bool whole = name.ends_with("_bias") || name.ends_with(".sinks");
+  bool whole = name.ends_with("_bias") || name.ends_with(".sinks") || name.ends_with(".A_log") ||
+               name.ends_with(".D");
   return whole ? name : name + "." + slot.suffix;
 }
 
@@ -229,6 +257,7 @@ std::vector<std::string> sources_of(const Family& family, const std::string& pre
 std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& family,
                                  std::string_view where, const ModelConfig& config,
                                  const WeightSlot& slot, const std::string& source) {
+  if (slot.stem.starts_with("ssm_")) return recurrent_part(config, slot).steps;
   std::vector<RecipeStep> steps;
   if (family.conv1d && slot.dims.size() == 2 && slot.layer >= 0) steps.push_back(transpose());
   if (is_fused_part(family, slot.stem)) {
@@ -240,7 +269,12 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
   if (family.interleaved && (slot.stem == "attn_q" || slot.stem == "attn_k"))
     steps.push_back(permute_rows(slot.stem == "attn_q" ? config.heads : config.kv_heads,
                                  config.rope.dims == config.head_dim ? 0 : config.rope.dims));
-  if (family.gemma && is_norm(slot.stem)) steps.push_back(add_scalar(1.0));
+  if (config.attention_gate && slot.stem == "attn_q")  // each head has its query and its gate
+    steps.push_back(slice_rows_of_each(0, config.head_dim, 2 * config.head_dim));
+  if (slot.stem == "attn_gate")
+    steps.push_back(slice_rows_of_each(config.head_dim, 2 * config.head_dim, 2 * config.head_dim));
+  if ((family.gemma || family.centered_norms) && is_norm(slot.stem))
+    steps.push_back(add_scalar(1.0));
   // Positions 0 and 1 of OPT's table belong to padding.
   if (family.architecture == "opt" && slot.stem == "position_embd")
     steps.push_back(slice_rows(2, 2 + config.context));

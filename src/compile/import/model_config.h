@@ -60,6 +60,28 @@ struct LatentConfig {
   bool operator==(const LatentConfig&) const = default;
 };
 
+// Layers with a recurrent state instead of attention: a convolution over the last inputs of each
+// channel, then a state space with one decay per head (Mamba-2), or linear attention by the gated
+// delta rule (Qwen3-Next), whose keys are the vectors of a group and whose channels are values.
+struct RecurrentConfig {
+  int64_t heads = 0;         // 0: the model has none
+  int64_t head_dim = 0;      // channels of a head
+  int64_t state = 0;         // numbers that a channel keeps
+  int64_t groups = 1;        // of heads that share their input and output vectors
+  int64_t taps = 0;          // of the convolution
+  bool delta = false;        // the gated delta rule; an MLP follows
+  std::vector<bool> layers;  // which layers they are; empty: all
+  bool conv_bias = true;
+  bool decay_log = false;                // the file has log(-a) instead of a
+  double step_low = 0.0, step_high = 0;  // limits of a time step; 0: none above
+  bool at(int64_t layer) const {
+    return heads > 0 && (layers.empty() || layers[static_cast<size_t>(layer)]);
+  }
+  int64_t inner() const { return heads * head_dim; }
+  int64_t channels() const { return inner() + 2 * groups * state; }  // of the convolution
+  bool operator==(const RecurrentConfig&) const = default;
+};
+
 struct ModelConfig {
   std::string architecture;  // llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3, gpt2, ...
   std::string name;
@@ -87,6 +109,7 @@ struct ModelConfig {
   double attention_scale = 0.0;    // 0 = head_dim^-0.5
   bool scale_by_layer = false;     // GPT-2: layer i divides its scores by i + 1 as well
   double attention_softcap = 0.0;  // 0 = none
+  bool attention_gate = false;     // what attention gives is multiplied by a sigmoid of the token
   bool attention_sinks = false;    // a weight per head joins the softmax
   double final_softcap = 0.0;
 
@@ -96,6 +119,7 @@ struct ModelConfig {
   std::vector<bool> layer_rotates;  // per layer; empty = all
   ExpertConfig experts;
   LatentConfig latent;
+  RecurrentConfig recurrent;
   RopeConfig rope;        // layers with full attention
   RopeConfig rope_local;  // sliding layers, if different (Gemma 3); dims == 0 = same as rope
 

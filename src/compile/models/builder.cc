@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "base/error.h"
 #include "compile/adapters.h"
@@ -76,8 +77,8 @@ void ModelBuilder::declare_inputs(const SymExpr& t, const SymExpr& r) {
     for (int64_t l = 0; l < layers_; ++l) used = used || group_of(l) == g.name;
     if (used) views_.emplace_back(g.name, fn_->add_input("view." + g.name, Type::view(g.name)));
   }
-  for (int64_t l = 0; l < layers_; ++l) {
-    const StateDecl& s = module_.states[static_cast<size_t>(l)];
+  for (size_t i = 0, n = first_state(layers_); i < n; ++i) {
+    const StateDecl& s = module_.states[i];
     states_.push_back(fn_->add_input(s.name, Type::state(s.name)));
   }
 }
@@ -94,14 +95,36 @@ void ModelBuilder::declare_encoder_inputs() {
     types = fn_->add_input(std::string(kSegmentInput), Type::of(i32("t", t)));
 }
 
+// The rows before a step's own that the convolution reads, and the state of every channel.
+void ModelBuilder::declare_recurrent_states(int64_t layer) {
+  const RecurrentConfig& r = config.recurrent;
+  TensorType rows{DType::kF32, {{"j", r.taps - 1, false}, {"c", r.channels(), false}}};
+  TensorType heads{DType::kF32,
+                   {{"h", r.heads, false}, {"p", r.head_dim, false}, {"n", r.state, false}}};
+  for (const auto& [name, type] : {std::pair("conv", rows), {"ssm", heads}})
+    module_.states.push_back({fmt::format("{}.{}", name, layer),
+                              "recurrent",
+                              StateDecl::Growth::kPerSequence,
+                              {{"s", type}}});
+}
+
 void ModelBuilder::declare_states() {
-  bool any_full = false, any_window = false;
-  for (int64_t l = 0; l < config.layers; ++l) (slides(l) ? any_window : any_full) = true;
-  if (any_full) module_.groups.push_back({"full", 0, options.block_size});
-  if (any_window) module_.groups.push_back({"window", config.sliding_window, options.block_size});
+  if (config.recurrent.heads > 0 && (options.exit_layers > 0 || options.tree_mask))
+    fail(ErrorCode::kUnsupported,
+         "speculation needs a model without recurrent layers: their state cannot be rolled back");
+  std::set<std::string> used;
+  for (int64_t l = 0; l < config.layers; ++l) used.insert(group_of(l));
+  if (used.contains("full")) module_.groups.push_back({"full", 0, options.block_size});
+  if (used.contains("window"))
+    module_.groups.push_back({"window", config.sliding_window, options.block_size});
+  if (used.contains("recurrent")) module_.groups.push_back({"recurrent", 0, kSequenceBlock});
   TensorType plane{options.kv_dtype,
                    {{"kvh", config.kv_heads, false}, {"hd", config.head_dim, false}}};
   for (int64_t l = 0; l < config.layers; ++l) {
+    if (config.recurrent.at(l)) {
+      declare_recurrent_states(l);
+      continue;
+    }
     std::vector<PlaneDecl> planes = {{"k", plane}, {"v", plane}};
     if (const LatentConfig& m = config.latent; m.rank > 0)
       planes = {{"c", {options.kv_dtype, {{"c", m.rank, false}}}},
@@ -109,6 +132,19 @@ void ModelBuilder::declare_states() {
     module_.states.push_back(
         {fmt::format("kv.{}", l), group_of(l), StateDecl::Growth::kPerToken, std::move(planes)});
   }
+}
+
+size_t ModelBuilder::first_state(int64_t layer) const {
+  size_t n = 0;
+  for (int64_t l = 0; l < layer; ++l) n += config.recurrent.at(l) ? 2 : 1;
+  return n;
+}
+
+Ref ModelBuilder::view_of(int64_t layer) const {
+  std::string group = group_of(layer);
+  auto view =
+      std::find_if(views_.begin(), views_.end(), [&](const auto& p) { return p.first == group; });
+  return view->second;
 }
 
 bool ModelBuilder::slides(int64_t layer) const {
@@ -247,22 +283,28 @@ Ref ModelBuilder::attend_rows(int64_t layer, Ref q, Ref k, Ref v) {
 }
 
 Ref ModelBuilder::append_and_attend(int64_t layer, Ref q, Ref k, Ref v, Value::Object attrs) {
-  std::string group = group_of(layer);
-  auto view =
-      std::find_if(views_.begin(), views_.end(), [&](const auto& p) { return p.first == group; });
-  Ref& state = states_[static_cast<size_t>(layer)];
-  state =
-      op("append", {state, view->second, seq, slot, k, v}, {}, fmt::format("blk.{}.append", layer));
+  Ref view = view_of(layer);
+  Ref& state = states_[first_state(layer)];
+  state = op("append", {state, view, seq, slot, k, v}, {}, fmt::format("blk.{}.append", layer));
   attrs.emplace_back("scale", score_scale(layer));
   if (slides(layer)) attrs.emplace_back("window", config.sliding_window);
   if (config.attention_softcap > 0) attrs.emplace_back("softcap", config.attention_softcap);
-  std::vector<Ref> in = {q, state, view->second, pos, seq, slot, q_start, kv_len};
+  std::vector<Ref> in = {q, state, view, pos, seq, slot, q_start, kv_len};
   if (mask.valid()) in.push_back(mask);
   if (config.attention_sinks) {
     attrs.emplace_back("sinks", 1);
     in.push_back(weight(fmt::format("blk.{}.attn_sinks.weight", layer)));
   }
   return op("attend", std::move(in), std::move(attrs), fmt::format("blk.{}.attend", layer));
+}
+
+Ref ModelBuilder::advance(int64_t layer, int which, std::string_view name, std::vector<Ref> in) {
+  Ref& state = states_[first_state(layer) + static_cast<size_t>(which)];
+  std::vector<Ref> all = {state, view_of(layer), q_start, kv_len};
+  all.insert(all.end(), in.begin(), in.end());
+  std::vector<Ref> out = op_multi(name, std::move(all), {}, fmt::format("blk.{}.{}", layer, name));
+  state = out[0];
+  return out[1];
 }
 
 Module ModelBuilder::finish_encoder(Ref x) {

@@ -49,6 +49,9 @@ class ModelBuilder {
   // of a layer. `attrs` names planes other than k and v.
   Ref append_and_attend(int64_t layer, Ref q, Ref k, Ref v, Value::Object attrs = {});
 
+  // An op that advances a state per sequence: 0 is the layer's convolution, 1 its state space.
+  Ref advance(int64_t layer, int which, std::string_view name, std::vector<Ref> in);
+
   // Attends over all rows of the sequence: the core of an encoder's layer.
   Ref attend_rows(int64_t layer, Ref q, Ref k, Ref v);
   // The vector of each sequence: its pooled rows, or the scores of the classifier; sets the results
@@ -65,7 +68,12 @@ class ModelBuilder {
 
  private:
   void declare_inputs(const SymExpr& tokens, const SymExpr& outputs);
-  std::string group_of(int64_t layer) const { return slides(layer) ? "window" : "full"; }
+  std::string group_of(int64_t layer) const {
+    return config.recurrent.at(layer) ? "recurrent" : slides(layer) ? "window" : "full";
+  }
+  size_t first_state(int64_t layer) const;  // a recurrent layer has two, others one
+  Ref view_of(int64_t layer) const;
+  void declare_recurrent_states(int64_t layer);
   Ref adapt(Ref y, Ref x, const std::string& prefix);
   Ref adapter_weight(const std::string& name, std::vector<Dim> dims);
   void declare_states();
@@ -76,14 +84,18 @@ class ModelBuilder {
   Function* fn_;
   int64_t layers_;
   std::vector<std::pair<std::string, Ref>> views_;  // group -> input
-  std::vector<Ref> states_;                         // current version per layer
+  std::vector<Ref> states_;                         // current versions, layer by layer
 };
 
 // One function per family file; compile/models/registry.cc maps architectures to them.
 Module build_decoder(const ModelConfig& config,
                      const CompileOptions& options);  // Llama and related models
 Module build_gpt2(const ModelConfig& config, const CompileOptions& options);
+Module build_mamba2(const ModelConfig& config, const CompileOptions& options);
 Module build_encoder(const ModelConfig& config, const CompileOptions& options);  // BERT and related
+
+// Linear attention by the gated delta rule, in place of attention.
+Ref delta_attention(ModelBuilder& builder, Ref x, int64_t layer);
 
 // Latent attention: the cache holds one vector per token for all heads.
 Ref latent_attention(ModelBuilder& builder, Ref x, int64_t layer);

@@ -1,6 +1,7 @@
 // Llama and related models: blocks of attention and an MLP around a residual stream. The
 // differences between the families are in the config: biases, where the norms are, norms of q and
-// k, parallel blocks, experts, windows, layers without positions, caps and scales.
+// k, parallel blocks, layers of linear attention, experts, windows, layers without positions, caps
+// and scales.
 #include "compile/models/builder.h"
 
 namespace tokamak {
@@ -24,7 +25,9 @@ Ref attention(ModelBuilder& b, Ref x, int64_t layer) {
   q = b.rope(q, layer);
   k = b.rope(k, layer);
   Ref mixed = b.append_and_attend(layer, q, k, v);
-  return b.linear(b.merge_heads(mixed), blk + "attn_output");
+  Ref y = b.merge_heads(mixed);
+  if (c.attention_gate) y = b.op("mul", {y, b.op("sigmoid", {b.linear(x, blk + "attn_gate")})});
+  return b.linear(y, blk + "attn_output");
 }
 
 Ref mlp(ModelBuilder& b, Ref x, int64_t layer) {
@@ -55,7 +58,9 @@ void build_decoder_function(ModelBuilder& b) {
   for (int64_t layer = 0; layer < b.layers(); ++layer) {
     std::string blk = fmt::format("blk.{}.", layer);
     Ref h = config.pre_norms ? b.norm(x, blk + "attn_norm") : x;
-    Ref a = config.latent.rank > 0 ? latent_attention(b, h, layer) : attention(b, h, layer);
+    Ref a = config.recurrent.at(layer) ? delta_attention(b, h, layer)
+            : config.latent.rank > 0   ? latent_attention(b, h, layer)
+                                       : attention(b, h, layer);
     if (config.parallel) {
       x = b.op("add", {b.op("add", {x, a}), mlp(b, h, layer)});
       continue;

@@ -28,6 +28,7 @@ constexpr Entry kModels[] = {
     {"gpt-oss", build_decoder},    {"bert", build_encoder},
     {"roberta", build_encoder},    {"distilbert", build_encoder},
     {"nomic-bert", build_encoder}, {"modern-bert", build_encoder},
+    {"mamba2", build_mamba2},      {"qwen3next", build_decoder},
 };
 
 }  // namespace

@@ -83,6 +83,7 @@ void Scheduler::note_passed_over(const Sequence& started) {
 // copies is valid once its step is committed.
 void Scheduler::find_hit(Sequence& seq, int64_t most) {
   kv_.find_prefix(seq.request->spec.cache_salt, seq.ids(), most, hit_);
+  if (config_.recurrent) return;  // the other's state is ahead of what both have in common
   int64_t coming = 0;
   for (const Sequence* s : seq.request->choices) {
     if (s == nullptr || s == &seq || s->phase != Sequence::Phase::kRunning) continue;

@@ -249,6 +249,9 @@ void Scheduler::settle(std::vector<Sequence*>& retired) {
       kv_.truncate(part->blocks, part->computed);
       part->blocks.copies_sent = false;  // the remaining ones may not have been done
       part->settling = false;
+      // Its states may be ahead of what is committed: it starts again from nothing.
+      if (config_.recurrent && s->phase == Sequence::Phase::kRunning)
+        s->phase = Sequence::Phase::kPreempting;
     }
     if (s->phase == Sequence::Phase::kFinished) {
       stop_running(*s);

@@ -1,0 +1,95 @@
+// Layers with a recurrent state: what a sequence remembers has a fixed size, and there are no
+// positions. Mamba-2 has nothing else; Qwen3-Next has such layers between those with attention.
+#include <cmath>
+
+#include "compile/models/builder.h"
+
+namespace tokamak {
+namespace {
+
+// Columns [begin, end) of [t, n].
+Ref columns(ModelBuilder& b, Ref x, int64_t begin, int64_t end) {
+  return b.op("slice", {x}, Value::Object{{"axis", 1}, {"start", begin}, {"end", end}});
+}
+
+// log(1 + exp(x)), also where exp(x) is not finite.
+Ref softplus(ModelBuilder& b, Ref x) {
+  Ref small = b.op("exp", {b.op("neg", {b.op("abs", {x})})});
+  return b.op("add",
+              {b.op("relu", {x}), b.op("log", {b.op("add", {small, b.constant("one", {1.0})})})});
+}
+
+Ref time_steps(ModelBuilder& b, Ref x, const std::string& blk) {
+  const RecurrentConfig& r = b.config.recurrent;
+  Ref dt = softplus(b, b.op("add", {b.linear(x, blk + "ssm_step"), b.weight(blk + "ssm_dt.bias")}));
+  if (r.step_low > 0) dt = b.op("maximum", {dt, b.constant("step_low", {r.step_low})});
+  if (r.step_high > 0) dt = b.op("minimum", {dt, b.constant("step_high", {r.step_high})});
+  return dt;
+}
+
+// A weight per head, as a factor of [t, heads, width].
+Ref per_head(ModelBuilder& b, const std::string& name) {
+  std::string heads = std::to_string(b.config.recurrent.heads);
+  return b.op("reshape", {b.weight(name)},
+              Value::Object{{"dims", Value::Array{heads, "1"}}, {"axes", Value::Array{"h", "hd"}}});
+}
+
+Ref mixer(ModelBuilder& b, Ref x, int64_t layer) {
+  const RecurrentConfig& r = b.config.recurrent;
+  std::string blk = fmt::format("blk.{}.", layer);
+  std::vector<Ref> conv = {b.linear(x, blk + "ssm_xbc"), b.weight(blk + "ssm_conv1d.weight")};
+  if (r.conv_bias) conv.push_back(b.weight(blk + "ssm_conv1d.bias"));
+  Ref mixed = b.activation(b.advance(layer, 0, "causal_conv", std::move(conv)));
+  int64_t inner = r.inner(), vectors = r.groups * r.state;
+  Ref input = b.heads(columns(b, mixed, 0, inner), r.heads, r.head_dim);
+  Ref in = b.heads(columns(b, mixed, inner, inner + vectors), r.groups, r.state);
+  Ref out = b.heads(columns(b, mixed, inner + vectors, r.channels()), r.groups, r.state);
+  Ref decay = b.weight(blk + "ssm_a.weight");
+  if (r.decay_log) decay = b.op("neg", {b.op("exp", {decay})});
+  Ref y = b.advance(layer, 1, "ssm_scan", {input, time_steps(b, x, blk), decay, in, out});
+  y = b.op("add", {y, b.op("mul", {input, per_head(b, blk + "ssm_d.weight")})});
+  y = b.op("mul", {b.merge_heads(y), b.op("silu", {b.linear(x, blk + "ssm_gate")})});
+  return b.linear(b.norm(y, blk + "ssm_norm"), blk + "ssm_out");
+}
+
+}  // namespace
+
+// Queries and keys have length one: rms_norm divides by the root of the mean square, here that of
+// the sum is asked for.
+Ref delta_attention(ModelBuilder& b, Ref x, int64_t layer) {
+  const RecurrentConfig& r = b.config.recurrent;
+  std::string blk = fmt::format("blk.{}.", layer);
+  Ref mixed =
+      b.op("concat",
+           {b.linear(x, blk + "ssm_q"), b.linear(x, blk + "ssm_k"), b.linear(x, blk + "ssm_v")},
+           Value::Object{{"axis", 1}});
+  mixed = b.activation(
+      b.advance(layer, 0, "causal_conv", {mixed, b.weight(blk + "ssm_conv1d.weight")}));
+  int64_t keys = r.groups * r.state;
+  auto n = static_cast<double>(r.state);
+  auto unit = [&](int64_t begin, const char* name, double length) {
+    Ref vectors = b.heads(columns(b, mixed, begin, begin + keys), r.groups, r.state);
+    std::vector<double> scale(static_cast<size_t>(r.state), length / std::sqrt(n));
+    return b.op("rms_norm", {vectors, b.constant(name, scale)}, Value::Object{{"eps", 1e-6 / n}});
+  };
+  Ref q = unit(0, "delta_query", 1 / std::sqrt(n)), k = unit(keys, "delta_key", 1);
+  Ref v = b.heads(columns(b, mixed, 2 * keys, r.channels()), r.heads, r.head_dim);
+  Ref decay = b.op("neg", {b.op("exp", {b.weight(blk + "ssm_a.weight")})});
+  Ref rate = b.op("sigmoid", {b.linear(x, blk + "ssm_rate")});
+  Ref y = b.advance(layer, 1, "gated_delta",
+                    {q, k, v, b.op("mul", {time_steps(b, x, blk), decay}), rate});
+  Ref gate = b.op("silu", {b.heads(b.linear(x, blk + "ssm_gate"), r.heads, r.head_dim)});
+  y = b.op("mul", {b.norm(y, blk + "ssm_norm"), gate});
+  return b.linear(b.merge_heads(y), blk + "ssm_out");
+}
+
+Module build_mamba2(const ModelConfig& config, const CompileOptions& options) {
+  ModelBuilder b(config, options);
+  Ref x = b.embed(b.ids, "token_embd");
+  for (int64_t layer = 0; layer < b.layers(); ++layer)
+    x = b.op("add", {x, mixer(b, b.norm(x, fmt::format("blk.{}.attn_norm", layer)), layer)});
+  b.finish(x, "output_norm");
+  return b.module();
+}
+
+}  // namespace tokamak
