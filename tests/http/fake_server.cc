@@ -126,7 +126,10 @@ int main(int argc, char** argv) {
     api.add_routes(router);
     std::optional<openai::BatchApi> batches;
     if (const char* folder = std::getenv("FAKE_BATCH_DIR")) {
-      batches.emplace(openai::BatchOptions{folder, 4}, api, router);
+      openai::BatchOptions kept{folder, 4};
+      kept.retention = option(argc, argv, "batch-retention", kept.retention);
+      kept.max_files = option(argc, argv, "batch-max-files", kept.max_files);
+      batches.emplace(kept, api, router);
       batches->add_routes(router);
     } else {
       openai::explain_missing_batches(api, router);
