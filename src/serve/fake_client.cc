@@ -37,6 +37,16 @@ std::optional<std::string> order(const std::string& text, const std::string& nam
   return text.substr(from, end - from);
 }
 
+int32_t allowed_token(TokenMask& mask, int32_t choice, const std::vector<int32_t>& answer,
+                      int32_t wanted) {
+  std::vector<uint32_t> allowed(static_cast<size_t>(mask_words(259)), 0);
+  mask.allow(choice, answer, {}, allowed);
+  auto has = [&](int32_t id) { return (allowed[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0; };
+  for (int32_t id = 0; !has(wanted) && id < 259; ++id)
+    if (has(id)) return id;
+  return wanted;
+}
+
 constexpr const char* kTemplate =
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
@@ -119,6 +129,7 @@ RequestId FakeClient::submit(RequestSpec spec, Sink sink) {
   if (auto slow = order(text, "slow")) job->delay = std::atoi(slow->c_str()) * kMillisecond;
   if (auto burst = order(text, "burst")) job->burst = std::max(1, std::atoi(burst->c_str()));
   if (auto cached = order(text, "cached")) job->cached = std::atoi(cached->c_str());
+  job->obey = order(text, "obey").has_value();
   job->hold = order(text, "hold").has_value();
   job->error = order(text, "error").has_value();
   job->nan = order(text, "nan").has_value();
@@ -243,6 +254,10 @@ Delta FakeClient::advance(RequestId id, Job& job, int32_t index) {
   }
   for (int32_t i = 0; i < job.burst && delta.finish == Finish::kNone; ++i) {
     int32_t token = token_of(job, index, choice.position);
+    if (job.obey && job.spec.mask != nullptr) {
+      token = allowed_token(*job.spec.mask, index, choice.answer, token);
+      choice.answer.push_back(token);
+    }
     const auto& stops = job.spec.stop_ids;
     if (choice.position >= job.spec.max_tokens) {
       delta.finish = Finish::kLength;

@@ -160,6 +160,8 @@ void read_thinking(const Value& thinking, Value& out) {
     bad_request("thinking.type", "invalid_value",
                 "Invalid 'thinking.type': use enabled, adaptive or disabled.");
   out.set("chat_template_kwargs", Value::Object{{"enable_thinking", type != "disabled"}});
+  if (auto budget = fields.integer("budget_tokens", 0, INT32_MAX); budget && type == "enabled")
+    out.set("thinking_budget", *budget);
 }
 
 // The parts that count_tokens reads as well.
