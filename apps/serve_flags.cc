@@ -170,9 +170,10 @@ void add_answer_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_option("--tool-call-parser", flags.tool_format,
                   "the format in which the model calls tools (default: from its chat template)")
       ->check(CLI::IsMember(formats));
-  verb.add_option("--reasoning", flags.reasoning,
-                  "whether the model thinks before it answers, where a request does not say: on, off "
-                  "or auto (as its chat template does)")
+  verb.add_option(
+          "--reasoning", flags.reasoning,
+          "whether the model thinks before it answers, where a request does not say: on, off "
+          "or auto (as its chat template does)")
       ->check(CLI::IsMember({"on", "off", "auto"}))
       ->capture_default_str();
   verb.add_option("--reasoning-budget", flags.reasoning_budget,
@@ -180,9 +181,10 @@ void add_answer_flags(CLI::App& verb, ServeFlags& flags) {
                   "thoughts, -1 = any number")
       ->check(CLI::Range(-1, INT32_MAX))
       ->capture_default_str();
-  verb.add_option("--reasoning-format", flags.reasoning_format,
-                  "where thoughts are sent: auto or deepseek = as reasoning_content, none = as part "
-                  "of the answer's text")
+  verb.add_option(
+          "--reasoning-format", flags.reasoning_format,
+          "where thoughts are sent: auto or deepseek = as reasoning_content, none = as part "
+          "of the answer's text")
       ->check(CLI::IsMember({"auto", "deepseek", "none"}))
       ->capture_default_str();
 }
@@ -229,8 +231,8 @@ void check_serve_flags(ServeFlags& flags) {
 
 void add_serve_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_option("MODEL", flags.models,
-                   ".gguf files, bundles (.tkm), or folders with config.json, tokenizer.json and "
-                   "safetensors, or names of pulled models; with several, clients choose by name")
+                  ".gguf files, bundles (.tkm), or folders with config.json, tokenizer.json and "
+                  "safetensors, or names of pulled models; with several, clients choose by name")
       ->required()
       ->transform(find_model);
   verb.add_option(

@@ -41,7 +41,9 @@ int32_t allowed_token(TokenMask& mask, int32_t choice, const std::vector<int32_t
                       int32_t wanted) {
   std::vector<uint32_t> allowed(static_cast<size_t>(mask_words(259)), 0);
   mask.allow(choice, answer, {}, allowed);
-  auto has = [&](int32_t id) { return (allowed[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0; };
+  auto has = [&](int32_t id) {
+    return (allowed[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0;
+  };
   for (int32_t id = 0; !has(wanted) && id < 259; ++id)
     if (has(id)) return id;
   return wanted;
@@ -186,6 +188,33 @@ EngineStats FakeClient::stats() const {
   return stats;
 }
 
+PrefixTree FakeClient::prefix_tree(int64_t) {
+  auto node = [](int32_t parent, const std::string& text, int64_t first) {
+    PrefixTreeNode out;
+    out.parent = parent;
+    out.ids.assign(text.begin(), text.end());
+    out.first = first;
+    out.blocks = std::ssize(text) / 16;
+    return out;
+  };
+  PrefixTree tree;
+  tree.unit = 16;
+  tree.nodes = {node(-1, "", 0),
+                node(0, "You are helpful and always short", 0),
+                node(1, "A first question", 32),
+                node(1, "Another question, which is long.", 32),
+                node(-1, "", 0),
+                node(4, "A secret prompt.", 0)};
+  tree.nodes[0].salt = "first-key";
+  tree.nodes[4].salt = "second-key\nsalt";
+  tree.nodes[1].references = 2;
+  tree.nodes[2].references = tree.nodes[3].references = 1;
+  tree.nodes[3].producing = true;
+  tree.nodes[5].cached = tree.nodes[5].blocks;
+  tree.nodes[5].ended_since = 7;
+  return tree;
+}
+
 void FakeClient::count(Job& job, Nanos now, const Delta& delta) {
   ++stats_.steps;
   stats_.tokens_emitted += static_cast<int64_t>(delta.ids.size());
@@ -244,6 +273,10 @@ Delta FakeClient::advance(RequestId id, Job& job, int32_t index) {
   delta.position = choice.position;
   if (std::exchange(job.first, false)) {
     delta.cached_tokens = job.cached;
+    if (job.spec.progress) {
+      delta.prompt_done = static_cast<int32_t>(job.spec.prompt.size());
+      delta.prompt_cached = job.cached;
+    }
     if (job.spec.score_prompt) {
       const std::vector<int32_t>& prompt = job.spec.prompt;
       for (size_t i = static_cast<size_t>(job.spec.score_from); i < prompt.size(); ++i)

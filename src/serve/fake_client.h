@@ -40,6 +40,8 @@ class FakeClient final : public Client {
   EngineInfo info() const override;
   EngineStats stats() const override;
   EngineMemory memory() const override { return {1000, 200, 30, 4, 5}; }
+  // The same for all: a prefix with two continuations, and one of another salt.
+  PrefixTree prefix_tree(int64_t most) override;
   std::atomic<double> retry_after{1};
 
   std::atomic<int64_t> submitted{0}, cancelled{0}, stopped{0}, finished{0}, tokens{0};

@@ -46,7 +46,7 @@ class ThoughtBudget final : public TokenMask {
   Progress start() const;
   void read(Progress& p, int32_t id) const;
   void follow(Progress& p, std::span<const int32_t> answer) const;
-  bool spent(const Progress& p) const;     // the next token must be of the forced text
+  bool spent(const Progress& p) const;          // the next token must be of the forced text
   size_t begun(const std::string& tail) const;  // tokens of the forced text that it consists of
 
   const ThoughtBudgetOptions options_;

@@ -63,6 +63,29 @@ class Serve:
                    if re.match(rf"{name}(\{{|\s)", line))
 
 
+class Thoughts(unittest.TestCase):
+    def test_a_budget_changes_only_where_thoughts_end(self):
+        with tempfile.TemporaryDirectory() as folder:
+            template = pathlib.Path(folder) / "think.jinja"
+            template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>{% endif %}")
+            ask = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 24, "seed": 3, "temperature": 1, "ignore_eos": True, "return_token_ids": True}
+            with Serve(LLAMA, "--chat-template", template, "--reasoning-budget", 20) as s:
+                ids = lambda answer: answer["choices"][0]["token_ids"]
+                end = s.post("/tokenize", content="</think>", add_special=False)[2]["tokens"]
+                free = s.post("/v1/chat/completions", **ask, reasoning_budget=-1)[2]
+                for more, budget in (({"reasoning_budget": 5}, 5), ({"reasoning_budget": 1}, 1), ({}, 20)):
+                    _, _, answer = s.post("/v1/chat/completions", **ask, **more)
+                    self.assertEqual(ids(answer)[:budget], ids(free)[:budget])
+                    self.assertEqual(ids(answer)[budget:budget + len(end)], end[:24 - budget])
+                    if budget + len(end) <= 24:
+                        self.assertEqual(answer["usage"]["completion_tokens_details"]["reasoning_tokens"], budget + len(end))
+                        self.assertTrue(answer["choices"][0]["message"]["content"])
+                text = s.post("/apply-template", messages=ask["messages"], reasoning_budget=0)[2]["prompt"]
+                self.assertTrue(text.endswith("<think></think>"), text)
+            with Serve(LLAMA, "--chat-template", template, "--reasoning", "off", "--reasoning-format", "none") as s:
+                self.assertTrue(s.post("/apply-template", messages=ask["messages"])[2]["prompt"].endswith("<think></think>"))
+
+
 class Flags(unittest.TestCase):
     def test_wrong_flags_end_with_2_and_say_why(self):
         for flags, words in ((["--scheduler", "magic"], "fcfs"), (["--kv-policy", "x"], "max-utilization"), (["--kv-dtype", "int3"], "f16"),

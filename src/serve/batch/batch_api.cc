@@ -114,7 +114,7 @@ int64_t checked_lifetime(const std::string& param, const std::string& anchor, in
   return seconds;
 }
 
-// Of a form, in which members of objects are named object[member]. 0: not given.
+// The lifetime in a form, where members of objects are named object[member]. 0: not given.
 int64_t form_lifetime(const std::vector<FormPart>& parts) {
   std::string anchor;
   int64_t seconds = -1;
@@ -236,9 +236,8 @@ http::Response BatchApi::create(const Request& request, const Value& body) {
   batch.metadata = checked_metadata(fields);
   if (const Value* life = fields.find("output_expires_after")) {
     Fields inner(*life, "output_expires_after");
-    batch.output_lifetime =
-        checked_lifetime("output_expires_after", inner.require_string("anchor"),
-                         inner.integer("seconds", 0, INT64_MAX).value_or(-1));
+    batch.output_lifetime = checked_lifetime("output_expires_after", inner.require_string("anchor"),
+                                             inner.integer("seconds", 0, INT64_MAX).value_or(-1));
   }
   if (std::find(std::begin(kEndpoints), std::end(kEndpoints), batch.endpoint) ==
       std::end(kEndpoints))

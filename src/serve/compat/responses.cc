@@ -144,8 +144,9 @@ void read_choice(const Value& choice, Value& out) {
 void read_rest(Fields& fields, Value& out) {
   if (auto length = fields.integer("max_output_tokens", 1, INT32_MAX))
     out.set("max_tokens", *length);
-  for (const char* name : {"model", "temperature", "top_p", "stream", "user", "seed", "top_k",
-                           "min_p", "stop", "chat_template_kwargs"})
+  for (const char* name :
+       {"model", "temperature", "top_p", "stream", "user", "seed", "top_k", "min_p", "stop",
+        "chat_template_kwargs", "reasoning_budget", "return_progress", "timings_per_token"})
     if (const Value* value = fields.find(name)) out.set(name, *value);
   if (const auto* tools = fields.array("tools"); tools != nullptr && !tools->empty()) {
     out.set("tools", read_response_tools(*tools));

@@ -35,6 +35,7 @@ struct GenerationParams {
   bool echo = false;                            // completions only
   int32_t logprobs = -1, prompt_logprobs = -1;  // alternatives to report; -1: no log-probabilities
   bool skip_special = true;
+  bool progress = false;  // of the prompt; in a stream
   bool return_token_ids = false, spell_ids = false, timings = false;
   int32_t draft_tokens = -1;  // RequestSpec::draft_tokens
   std::vector<int32_t> prediction;
