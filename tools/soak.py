@@ -53,7 +53,7 @@ class Server:
     def __init__(self, args, folder):
         self.process = subprocess.Popen(
             [args.tokamak, "serve", args.model, "--port", "0", "--threads", str(args.threads), "--kv-blocks", str(args.kv_blocks),
-             "--context", str(args.context), "--max-queue", "256", "--batch-dir", folder, "--batch-concurrency", "2",
+             "--context", str(args.context), "--max-queue", "256", "--batch-dir", folder, "--batch-concurrency", "2", "--batch-retention", "60",
              *(["--chat-template", args.chat_template] if args.chat_template else [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         atexit.register(self.process.kill)
         text = ""

@@ -69,7 +69,7 @@ export function drawGraph(part) {
                         "aria-label": `${n.op} ${n.name ?? ""} ${n.type ?? ""}`.trim(), transform: `translate(${n.x - WIDTH / 2} ${n.y - HEIGHT / 2})`});
     const op = shape("text", {x: WIDTH / 2, y: n.outside ? 24 : 17}), name = shape("text", {x: WIDTH / 2, y: 32, class: "small"});
     op.textContent = cut(n.op, 24);
-    name.textContent = cut([n.name, n.type].filter(Boolean).join(" "), 32);
+    name.textContent = cut([n.name, n.type].filter(Boolean).join(" "), 29);
     n.box.append(shape("rect", {width: WIDTH, height: HEIGHT, rx: 6}), op, ...(n.outside ? [] : [name]));
     n.box.addEventListener("click", () => choose(n));
     n.box.addEventListener("focus", () => { choose(n); zoom.center(n.x, n.y); });

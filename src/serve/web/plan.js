@@ -108,13 +108,13 @@ function graphs(report) {
   stage.addEventListener("change", choose);
   part.addEventListener("change", draw);
   choose();
-  return section("Graph", "Before the first pass and after each one that changed it. Drag to move, Ctrl and the wheel to zoom; Enter in the search goes to the next match.",
+  return section("Graph", "Before the first pass and after each one that changed it. Blue ops have weights, dashed values come from outside. Drag to move; zoom with the buttons, two fingers, or Ctrl and the wheel. Enter in the search goes to the next match.",
                  element("div", {className: "row choices"}, stage, part), box);
 }
 
 function timeline(report) {
   const drawing = drawTimeline(report), measured = report.calls?.some((c) => c.measured_us !== undefined);
-  return drawing && section("Timeline", `The calls of one step one after the other, a row for each kernel, ${measured ? "as measured" : "with predicted times"}. Every call runs on all threads. Blue calls are bound by memory.`, drawing);
+  return drawing && section("Timeline", `The calls of one step one after the other, a row for each kernel, ${measured ? "as measured" : "with predicted times"}. On a CPU all threads share every call. Blue calls are bound by memory, orange ones by computation.`, drawing);
 }
 
 function show(box, report) {

@@ -3,7 +3,7 @@ import {element} from "/web/view.js";
 import {shape, us} from "/web/svg.js";
 import {zoomable} from "/web/zoom.js";
 
-const ROW = 20, NAMES = 12;
+const ROW = 32, BAR = 14, NAMES = 12;
 
 export function drawTimeline(report) {
   const calls = [], rows = new Map();
@@ -24,14 +24,14 @@ export function drawTimeline(report) {
   const about = element("p", {className: "note", role: "status", textContent: "Point at a call to read about it."});
   for (const call of calls) {
     const kind = call.kernel.bound === "memory" ? "memory" : "compute";
-    call.box = shape("rect", {y: rowOf(call) * ROW + 3, height: ROW - 6, rx: 2, class: kind}, `${call.name}: ${us(call.time)}`);
+    call.box = shape("rect", {y: rowOf(call) * ROW + ROW - BAR - 2, height: BAR, rx: 2, class: kind}, `${call.name}: ${us(call.time)}`);
     call.box.addEventListener("pointerenter", () => {
       about.textContent = `Call ${call.index}, ${call.name}: ${us(call.time)} of ${us(at)}, from ${us(call.at)}, ${call.kernel.bound} bound`;
     });
     area.append(call.box);
   }
   const labels = [...shown, ...(others ? [`${names.length - NAMES} others`] : [])].map((name, i) => {
-    const node = svg.appendChild(shape("text", {x: 6, y: i * ROW + ROW - 6, class: "row-name"}));
+    const node = svg.appendChild(shape("text", {x: 6, y: i * ROW + 13, class: "row-name"}));
     node.textContent = name;
     return node;
   });

@@ -6,7 +6,7 @@ const MOST = 64;
 // size(): width and height of the whole drawing; draw(view): shows it with scale k, moved by x and y (pixels). One axis: only across.
 export function zoomable(svg, label, size, draw, oneAxis = false) {
   const view = {k: 1, x: 0, y: 0}, fingers = new Map();
-  let least = 0.1;
+  let least = 0.1, fitted = false;
   const box = () => svg.getBoundingClientRect();
   function show() {
     const {width, height} = box(), whole = size();
@@ -23,6 +23,7 @@ export function zoomable(svg, label, size, draw, oneAxis = false) {
   function fit() {
     const {width, height} = box(), whole = size();
     if (!width) return;
+    fitted = true;
     least = oneAxis ? width / whole.width : Math.min(width / whole.width, height / whole.height, 1);
     Object.assign(view, {k: least, x: (width - whole.width * least) / 2, y: oneAxis ? 0 : (height - whole.height * least) / 2});
     show();
@@ -73,7 +74,7 @@ export function zoomable(svg, label, size, draw, oneAxis = false) {
   });
   svg.setAttribute("tabindex", "0");
   svg.classList.add("zoomable");
-  new ResizeObserver(() => (view.k === least || !view.k ? fit() : show())).observe(svg);
+  new ResizeObserver(() => (!fitted || view.k === least ? fit() : show())).observe(svg);
   const tool = (text, name, run) => button(text, run, {ariaLabel: `${name}: ${label}`, title: name});
   const buttons = element("span", {className: "zoom"}, tool("−", "Zoom out", () => zoom(1 / 1.4)), tool("+", "Zoom in", () => zoom(1.4)), tool("Fit", "Show all", fit));
   return {buttons, fit, center};
