@@ -385,6 +385,7 @@ class Llama(Compat):
         for base in ("", "/v1"):
             counted = self.post(base + "/chat/completions/input_tokens", ask)
             self.assertEqual(counted, {"input_tokens": self.post("/v1/chat/completions", ask)["usage"]["prompt_tokens"]})
+            self.assertEqual(self.post(base + "/responses/input_tokens", {"input": "Hi"}), {"object": "response.input_tokens", **counted})
 
     def test_prompts_and_biases_of_every_kind(self):
         ids = list(b"[say a]")

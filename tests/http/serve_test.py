@@ -86,6 +86,35 @@ class Thoughts(unittest.TestCase):
                 self.assertTrue(s.post("/apply-template", messages=ask["messages"])[2]["prompt"].endswith("<think></think>"))
 
 
+class Progress(unittest.TestCase):
+    def test_every_chunk_of_a_prompt_is_reported(self):
+        with Serve(LLAMA, "--max-num-batched-tokens", 16, "--tpot-target", 0) as s:
+            prompt = [5 + i % 30 for i in range(50)]
+            request = urllib.request.Request(s.url + "/v1/completions", json.dumps({"prompt": prompt, "max_tokens": 3, "stream": True, "return_progress": True}).encode(), {"content-type": "application/json"})
+            for cached in (0, 48):  # whole blocks of 16 are found again
+                with urllib.request.urlopen(request, timeout=60) as r:
+                    chunks = [json.loads(line[6:]) for line in r if line.startswith(b"data: {")]
+                told = [c["prompt_progress"] for c in chunks if "prompt_progress" in c]
+                self.assertEqual([(p["cache"], p["total"]) for p in told], [(cached, 50)] * len(told))
+                self.assertEqual([p["processed"] for p in told], [0, 16, 32, 48, 50] if cached == 0 else [48, 50])
+                self.assertTrue(all("prompt_progress" not in c for c in chunks[len(told):]))  # before the answer
+                self.assertTrue(any(c["choices"][0]["text"] for c in chunks))
+
+
+class Prefixes(unittest.TestCase):
+    def test_the_tree_is_that_of_the_prompts(self):
+        with Serve(LLAMA) as s:
+            begin, first, second = [7] * 16, [8] * 16, [9] * 32
+            for rest in (first, second):
+                self.assertEqual(s.post("/v1/completions", prompt=begin + rest + [4], max_tokens=1)[0], 200)
+            tree = json.loads(s.get("/prefix_tree"))
+            nodes = [n for n in tree["nodes"] if n["tokens"]]
+            self.assertEqual(sorted((n["first"], n["tokens"]) for n in nodes), [(0, 16), (16, 16), (16, 32)])
+            self.assertEqual([n["references"] for n in nodes], [0, 0, 0])
+            self.assertEqual(sum(n["cached_blocks"] for n in nodes), s.metric("tokamak_kv_blocks_cached"))
+            self.assertTrue(all("text" not in n for n in tree["nodes"]))
+
+
 class Flags(unittest.TestCase):
     def test_wrong_flags_end_with_2_and_say_why(self):
         for flags, words in ((["--scheduler", "magic"], "fcfs"), (["--kv-policy", "x"], "max-utilization"), (["--kv-dtype", "int3"], "f16"),

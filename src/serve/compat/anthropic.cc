@@ -210,14 +210,8 @@ Translated translate_anthropic(Value body, const http::Request&) {
 
 http::Response count_tokens(const Api& api, const Value& body) {
   Fields fields(body);
-  Value chat = anthropic_chat(fields);
-  auto model = api.model_of(chat);
-  if (model->chat_template == nullptr)
-    bad_request("model", "no_chat_template", "The model '{}' has no chat template.", model->name);
-  Fields rest(chat);
-  RenderedChat rendered = render_chat(rest, *model);
-  auto ids = encode_chat(*model->tokenizer, rendered.text, rendered.guard);
-  return http::json_response(Value::Object{{"input_tokens", static_cast<int64_t>(ids.size())}});
+  return http::json_response(
+      Value::Object{{"input_tokens", count_prompt(api, anthropic_chat(fields))}});
 }
 
 }  // namespace

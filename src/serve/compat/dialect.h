@@ -46,6 +46,8 @@ void add_ollama_routes(Api& api, http::Router& router);
 void add_llama_routes(Api& api, http::Router& router);
 void add_kserve_routes(Api& api, http::Router& router);
 
+// Tokens of the prompt of a chat request. Throws ApiError.
+int64_t count_prompt(const Api& api, const Value& chat);
 // {"error": message}, from OpenAI's form.
 http::Response flat_error(http::Response response);
 

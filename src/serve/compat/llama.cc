@@ -9,7 +9,7 @@
 #include "serve/compat/fill_in.h"
 #include "serve/openai/api.h"
 #include "serve/openai/api_error.h"
-#include "serve/openai/prepare.h"
+#include "serve/openai/params.h"
 
 namespace tokamak::openai {
 namespace {
@@ -330,17 +330,6 @@ http::Response slots(const Api& api) {
   return http::json_response(list);
 }
 
-// The tokens of a chat's prompt.
-http::Response input_tokens(const Api& api, const Value& body) {
-  auto model = api.model_of(body);
-  if (model->chat_template == nullptr)
-    bad_request("model", "no_chat_template", "The model '{}' has no chat template.", model->name);
-  Fields fields(body);
-  RenderedChat chat = render_chat(fields, *model);
-  auto ids = encode_chat(*model->tokenizer, chat.text, chat.guard);
-  return http::json_response(Value::Object{{"input_tokens", std::ssize(ids)}});
-}
-
 }  // namespace
 
 Value with_llama_names(Value body) {
@@ -388,7 +377,8 @@ void add_llama_routes(Api& api, http::Router& router) {
   for (const char* path : {"/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"})
     router.add("POST", path,
                api.with_json([&api](http::ExchangePtr exchange, const Value& body, uint64_t) {
-                 exchange->respond(input_tokens(api, body));
+                 exchange->respond(
+                     http::json_response(Value::Object{{"input_tokens", count_prompt(api, body)}}));
                }));
   router.add("POST", "/completion", api.generator(llama_dialect(false, api)));
   router.add("POST", "/infill", api.generator(llama_dialect(true, api)));

@@ -251,6 +251,14 @@ void add_responses_routes(Api& api, http::Router& router) {
       return translate_responses(body, api.tenant_of(request), store);
     };
     router.add("POST", base + "/responses", api.generator(std::move(dialect)));
+    router.add(
+        "POST", base + "/responses/input_tokens",
+        api.with_json([&api, store](http::ExchangePtr exchange, const Value& body, uint64_t) {
+          Translated chat = translate_responses(body, api.tenant_of(exchange->request()), store);
+          exchange->respond(
+              http::json_response(Value::Object{{"object", "response.input_tokens"},
+                                                {"input_tokens", count_prompt(api, chat.body)}}));
+        }));
     router.add("GET", base + "/responses/{id...}", api.quick([&api, store](const Request& request) {
       auto entry = store->get(api.tenant_of(request), request.parameter);
       if (!entry) not_found(request.parameter);

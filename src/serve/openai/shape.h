@@ -67,7 +67,7 @@ struct ShapeOptions {
   bool token_ids = false;
   bool spell_ids = false;  // log-probabilities name tokens "token_id:N"
   bool timings = false;    // llama.cpp's, with usage
-  Value settings;          // llama.cpp's generation_settings
+  Value settings = {};     // llama.cpp's generation_settings
 };
 
 // Owner: one generation, on one thread at a time. The functions for streams append framed bytes.
