@@ -212,7 +212,7 @@ def known_requests(model):
 
 def essence(value):
     """An answer without what differs from run to run: ids, times, what was cached."""
-    changing = {"id", "created", "created_at", "completed_at", "timings", "usage", "tokens_cached", "item_id", "call_id"}
+    changing = {"id", "created", "created_at", "completed_at", "timings", "usage", "tokens_cached", "item_id", "call_id", "seed"}
     if isinstance(value, dict):
         return {k: essence(v) for k, v in value.items() if k not in changing and not k.endswith("_duration")}
     return [essence(v) for v in value] if isinstance(value, list) else value
