@@ -53,7 +53,7 @@ class Server:
     def __init__(self, args, folder):
         self.process = subprocess.Popen(
             [args.tokamak, "serve", args.model, "--port", "0", "--threads", str(args.threads), "--kv-blocks", str(args.kv_blocks),
-             "--context", str(args.context), "--max-queue", "256", "--batch-dir", folder, "--batch-concurrency", "2",
+             "--context", str(args.context), "--max-queue", "256", "--batch-dir", folder, "--batch-concurrency", "2", "--batch-retention", "60",
              *(["--chat-template", args.chat_template] if args.chat_template else [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         atexit.register(self.process.kill)
         text = ""
@@ -212,7 +212,7 @@ def known_requests(model):
 
 def essence(value):
     """An answer without what differs from run to run: ids, times, what was cached."""
-    changing = {"id", "created", "created_at", "completed_at", "timings", "usage", "tokens_cached", "item_id", "call_id"}
+    changing = {"id", "created", "created_at", "completed_at", "timings", "usage", "tokens_cached", "item_id", "call_id", "seed"}
     if isinstance(value, dict):
         return {k: essence(v) for k, v in value.items() if k not in changing and not k.endswith("_duration")}
     return [essence(v) for v in value] if isinstance(value, list) else value

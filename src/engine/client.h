@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "engine/kv/prefix_tree.h"
 #include "engine/stats.h"
 #include "plan/adapter.h"
 #include "plan/step.h"
@@ -63,6 +64,7 @@ struct RequestSpec {
   int32_t beams = 0;
   float length_penalty = 1.0f;  // the score is the sum of log-probabilities / length ^ this
   EarlyStopping early_stopping = EarlyStopping::kFalse;
+  bool progress = false;      // report how much of the prompt is computed (Delta::prompt_done)
   bool score_prompt = false;  // report log-probabilities of prompt tokens 1..
   int32_t score_from = 1;     // first prompt position to score
   // Return the vector of the prompt instead of an answer; max_tokens is 0. second_text: the first
@@ -112,7 +114,10 @@ struct Delta {
   std::string error;              // with Finish::kError
   // With Finish::kError: kResourceExhausted means "the queue is full, try again later".
   ErrorCode error_code = ErrorCode::kInternal;
-  int32_t cached_tokens = 0;          // prompt tokens found in the cache; on the first delta
+  int32_t cached_tokens = 0;  // prompt tokens found in the cache; on the first delta
+  // With RequestSpec::progress, on deltas before the answer and on its first: prompt tokens that
+  // are computed or were cached, and those that were cached.
+  int32_t prompt_done = 0, prompt_cached = 0;
   int32_t drafted = 0, accepted = 0;  // drafts since the last delta, and how many were accepted
   int32_t forced = 0;                 // of `ids`: appended by jump-forward
   double beam_score = 0;  // with beam search: sum of log-probabilities / length ^ penalty
@@ -143,6 +148,12 @@ class Client {
   virtual EngineInfo info() const = 0;
   virtual EngineStats stats() const { return {}; }    // a copy of about 4 KB
   virtual EngineMemory memory() const { return {}; }  // allocated by the engine
+  // The prefix cache now, with at most `most` nodes of its index. Waits until the engine is between
+  // two steps: not for sinks.
+  virtual PrefixTree prefix_tree(int64_t most) {
+    (void)most;
+    return {};
+  }
 };
 
 }  // namespace tokamak

@@ -169,8 +169,14 @@ void EngineCore::note_end(const Sequence& seq, Finish how) {
 void EngineCore::emit(Sequence& seq, std::span<const int32_t> path, const StepResult& result,
                       Actions& actions) {
   bool prompt_only = seq.limit == 0 && seq.computed == seq.prompt_length();
-  if (path.empty() && !prompt_only) return;
+  const bool waited_for = seq.request->spec.progress && seq.choice == 0 && !seq.first_delta_sent;
+  if (path.empty() && !prompt_only && !waited_for) return;
   Delta& d = actions.add_delta(seq.request->id, seq.choice, seq.generated() - seq.unsent);
+  if (waited_for) {
+    d.prompt_done = std::min(seq.computed, seq.prompt_length());
+    d.prompt_cached = seq.cached_tokens;
+    if (path.empty() && !prompt_only) return;
+  }
   d.forced = std::exchange(seq.unsent, 0);
   d.ids.assign(seq.ids().end() - d.forced, seq.ids().end());
   if (!seq.first_delta_sent) {

@@ -127,7 +127,7 @@ void ContextShift::Shared::take(const AnswerPtr& answer, int32_t choice, Delta&&
     delta.choice = choice;
     delta.position += part.before;
     delta.shifted = part.shifts > 0;
-    if (part.shifts > 0) delta.cached_tokens = 0;
+    if (part.shifts > 0) delta.cached_tokens = delta.prompt_done = 0;
     part.context.insert(part.context.end(), delta.ids.begin(), delta.ids.end());
     if (answer->spec.mask)
       part.answer.insert(part.answer.end(), delta.ids.begin(), delta.ids.end());

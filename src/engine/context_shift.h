@@ -26,6 +26,7 @@ class ContextShift final : public Client {
   // A shift is not counted as an answer that ended.
   EngineStats stats() const override;
   EngineMemory memory() const override { return inner_->memory(); }
+  PrefixTree prefix_tree(int64_t most) override { return inner_->prefix_tree(most); }
 
  private:
   struct Shared;

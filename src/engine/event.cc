@@ -19,6 +19,7 @@ Delta& Actions::add_delta(RequestId request, int32_t choice, int32_t position) {
   d.error.clear();
   d.error_code = ErrorCode::kInternal;
   d.cached_tokens = d.drafted = d.accepted = d.forced = 0;
+  d.prompt_done = d.prompt_cached = 0;
   d.beam_score = 0;
   d.shifted = false;
   return d;

@@ -85,6 +85,18 @@ EngineMemory LocalEngine::memory() const {
   return {m.weights, m.kv, m.arena, m.scratch, m.other, m.mapped};
 }
 
+PrefixTree LocalEngine::prefix_tree(int64_t most) {
+  std::future<PrefixTree> tree;
+  {
+    std::lock_guard lock(mutex_);
+    if (ended_) return {};
+    tree_requests_.push_back({most, {}});
+    tree = tree_requests_.back().tree.get_future();
+    wake_.notify_one();
+  }
+  return tree.get();
+}
+
 void LocalEngine::stop(Stop how) {
   {
     std::lock_guard lock(mutex_);
@@ -104,6 +116,7 @@ void LocalEngine::loop() {
       if (log_ != nullptr) log_->record(clock_.now(), events_);
       core_.advance(clock_.now(), events_, actions_);
       carry_out();
+      show_trees();
       events_.clear();
       if (!steps_.empty()) steps_.next(events_);
     }
@@ -111,13 +124,28 @@ void LocalEngine::loop() {
     log::error("the engine stops: {}", e.what());
     give_up(e.what());
   }
+  std::lock_guard lock(mutex_);
+  ended_ = true;
+  for (TreeRequest& request : tree_requests_) request.tree.set_value({});
+  tree_requests_.clear();
+}
+
+void LocalEngine::show_trees() {
+  std::vector<TreeRequest> requests;
+  {
+    std::lock_guard lock(mutex_);
+    requests.swap(tree_requests_);
+  }
+  for (TreeRequest& request : requests)
+    request.tree.set_value(tokamak::prefix_tree(core_.kv(), request.most));
 }
 
 // Sleeps while there is nothing to do. events_ may have the completion of a step.
 bool LocalEngine::take_inbox() {
   std::unique_lock lock(mutex_);
   auto something = [&] {
-    return !inbox_.empty() || stopping_ || !events_.empty() || !steps_.empty();
+    return !inbox_.empty() || stopping_ || !events_.empty() || !steps_.empty() ||
+           !tree_requests_.empty();
   };
   if (!something()) {
     Nanos wakeup = actions_.next_wakeup;

@@ -2,6 +2,7 @@
 // The engine in this process: one thread around EngineCore and an Executable.
 #include <atomic>
 #include <condition_variable>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -39,6 +40,7 @@ class LocalEngine final : public Client {
 
   EngineStats stats() const override;
   EngineMemory memory() const override;
+  PrefixTree prefix_tree(int64_t most) override;
   const EngineConfig& config() const { return config_; }
 
  private:
@@ -50,6 +52,7 @@ class LocalEngine final : public Client {
   bool take_inbox();  // false: stopped, and nothing is left to do
   void carry_out();   // actions_
   void give_up(const std::string& why);
+  void show_trees();  // to those who wait for them
   void deliver(Delta&& delta);
   void post(Event event);
 
@@ -76,6 +79,12 @@ class LocalEngine final : public Client {
   bool stopping_ = false, cancel_all_ = false, broken_ = false;
   EngineInfo info_;
   EngineStats stats_;
+  struct TreeRequest {
+    int64_t most;
+    std::promise<PrefixTree> tree;
+  };
+  std::vector<TreeRequest> tree_requests_;
+  bool ended_ = false;  // the thread looks at no more requests
 
   std::mutex join_mutex_;
   std::thread thread_;  // last: started when all other members are initialised

@@ -37,6 +37,18 @@ std::optional<std::string> order(const std::string& text, const std::string& nam
   return text.substr(from, end - from);
 }
 
+int32_t allowed_token(TokenMask& mask, int32_t choice, const std::vector<int32_t>& answer,
+                      int32_t wanted) {
+  std::vector<uint32_t> allowed(static_cast<size_t>(mask_words(259)), 0);
+  mask.allow(choice, answer, {}, allowed);
+  auto has = [&](int32_t id) {
+    return (allowed[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0;
+  };
+  for (int32_t id = 0; !has(wanted) && id < 259; ++id)
+    if (has(id)) return id;
+  return wanted;
+}
+
 constexpr const char* kTemplate =
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
@@ -119,6 +131,7 @@ RequestId FakeClient::submit(RequestSpec spec, Sink sink) {
   if (auto slow = order(text, "slow")) job->delay = std::atoi(slow->c_str()) * kMillisecond;
   if (auto burst = order(text, "burst")) job->burst = std::max(1, std::atoi(burst->c_str()));
   if (auto cached = order(text, "cached")) job->cached = std::atoi(cached->c_str());
+  job->obey = order(text, "obey").has_value();
   job->hold = order(text, "hold").has_value();
   job->error = order(text, "error").has_value();
   job->nan = order(text, "nan").has_value();
@@ -173,6 +186,33 @@ EngineStats FakeClient::stats() const {
   stats.kv_blocks_used = std::min<int64_t>(64, stats.running * 16);
   stats.kv_blocks_free = 64 - stats.kv_blocks_used;
   return stats;
+}
+
+PrefixTree FakeClient::prefix_tree(int64_t) {
+  auto node = [](int32_t parent, const std::string& text, int64_t first) {
+    PrefixTreeNode out;
+    out.parent = parent;
+    out.ids.assign(text.begin(), text.end());
+    out.first = first;
+    out.blocks = std::ssize(text) / 16;
+    return out;
+  };
+  PrefixTree tree;
+  tree.unit = 16;
+  tree.nodes = {node(-1, "", 0),
+                node(0, "You are helpful and always short", 0),
+                node(1, "A first question", 32),
+                node(1, "Another question, which is long.", 32),
+                node(-1, "", 0),
+                node(4, "A secret prompt.", 0)};
+  tree.nodes[0].salt = "first-key";
+  tree.nodes[4].salt = "second-key\nsalt";
+  tree.nodes[1].references = 2;
+  tree.nodes[2].references = tree.nodes[3].references = 1;
+  tree.nodes[3].producing = true;
+  tree.nodes[5].cached = tree.nodes[5].blocks;
+  tree.nodes[5].ended_since = 7;
+  return tree;
 }
 
 void FakeClient::count(Job& job, Nanos now, const Delta& delta) {
@@ -233,6 +273,10 @@ Delta FakeClient::advance(RequestId id, Job& job, int32_t index) {
   delta.position = choice.position;
   if (std::exchange(job.first, false)) {
     delta.cached_tokens = job.cached;
+    if (job.spec.progress) {
+      delta.prompt_done = static_cast<int32_t>(job.spec.prompt.size());
+      delta.prompt_cached = job.cached;
+    }
     if (job.spec.score_prompt) {
       const std::vector<int32_t>& prompt = job.spec.prompt;
       for (size_t i = static_cast<size_t>(job.spec.score_from); i < prompt.size(); ++i)
@@ -243,6 +287,10 @@ Delta FakeClient::advance(RequestId id, Job& job, int32_t index) {
   }
   for (int32_t i = 0; i < job.burst && delta.finish == Finish::kNone; ++i) {
     int32_t token = token_of(job, index, choice.position);
+    if (job.obey && job.spec.mask != nullptr) {
+      token = allowed_token(*job.spec.mask, index, choice.answer, token);
+      choice.answer.push_back(token);
+    }
     const auto& stops = job.spec.stop_ids;
     if (choice.position >= job.spec.max_tokens) {
       delta.finish = Finish::kLength;

@@ -24,6 +24,7 @@ std::shared_ptr<const Tokenizer> byte_tokenizer();
 //   [error]     fail after two tokens        [full]     submit throws "queue full"
 //   [nan]       log-probability -infinity    [cached N] claim N prompt tokens were cached
 //   [text TEXT] the rest of TEXT, where what follows the command begins it; otherwise "?\n"
+//   [obey]      a token that the request's mask forbids becomes the first one that it allows
 //   [never]     submit throws "never fits"   [busy]     the queue turns out full after submit
 // In a scored prompt, "+" has the log-probability -0.5 and other tokens have -1.5.
 // An expired deadline ends a request, as in a real engine.
@@ -39,6 +40,8 @@ class FakeClient final : public Client {
   EngineInfo info() const override;
   EngineStats stats() const override;
   EngineMemory memory() const override { return {1000, 200, 30, 4, 5}; }
+  // The same for all: a prefix with two continuations, and one of another salt.
+  PrefixTree prefix_tree(int64_t most) override;
   std::atomic<double> retry_after{1};
 
   std::atomic<int64_t> submitted{0}, cancelled{0}, stopped{0}, finished{0}, tokens{0};
@@ -49,6 +52,7 @@ class FakeClient final : public Client {
  private:
   struct Choice {
     int32_t position = 0;
+    std::vector<int32_t> answer;  // of [obey]
     bool done = false;
   };
   struct Job {
@@ -56,7 +60,7 @@ class FakeClient final : public Client {
     Sink sink;
     std::vector<int32_t> script;  // of [say]; empty: hash letters
     bool scripted = false, hold = false, error = false, nan = false, first = true, cancel = false;
-    bool busy = false;
+    bool busy = false, obey = false;
     int32_t burst = 1, cached = 0;
     Nanos delay = 0, due = 0, arrived = 0, last = 0;
     uint64_t hash = 0;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,11 @@ struct ServedModel {
   int64_t created = 0;                      // unix seconds
   SampleSpec defaults;                      // defaults for fields missing in a request
   const ToolFormat* tool_format = nullptr;  // nullptr: detected from the template
+  // For chats that do not say: whether the model thinks, at most how many tokens (-1: any number),
+  // and whether thoughts are told apart from the answer.
+  std::optional<bool> thinks;
+  int32_t thought_budget = -1;
+  bool split_thoughts = true;
   // The report of `tokamak explain` for decode or step, with the server's options; empty: not
   // available.
   std::function<Value(const std::string& function)> plan;

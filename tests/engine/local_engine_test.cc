@@ -1,5 +1,6 @@
 #include "engine/local_engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <ctime>
 #include <future>
@@ -190,6 +191,33 @@ TEST(LocalEngine, IdleUsesNoTime) {
 }
 
 // Threads that submit, cancel and stop at random while steps fail and blocks run short.
+TEST(LocalEngine, ShowsItsPrefixesAndTheProgressOfPrompts) {
+  Fixture f;
+  f.config.max_batched_tokens = 128;
+  f.engine =
+      std::make_unique<LocalEngine>(f.plans, null_for(f.plans, f.config, {}), f.config, f.clock);
+  EXPECT_TRUE(f.engine->prefix_tree(100).nodes.empty());
+  std::vector<int32_t> done;
+  std::promise<void> ended;
+  RequestSpec spec = request(std::vector<int32_t>(500, 3), 2);
+  spec.progress = true;
+  f.engine->submit(spec, [&](Delta&& d) {
+    if (d.prompt_done > 0) done.push_back(d.prompt_done);
+    EXPECT_EQ(d.ids.empty(), d.prompt_done > 0 && d.prompt_done < 500);
+    if (d.finish != Finish::kNone) ended.set_value();
+  });
+  ended.get_future().get();
+  ASSERT_GE(done.size(), 4u);
+  EXPECT_TRUE(std::is_sorted(done.begin(), done.end()));
+  EXPECT_EQ(done.back(), 500);
+  PrefixTree tree = f.engine->prefix_tree(1000);
+  int64_t tokens = 0;
+  for (const PrefixTreeNode& node : tree.nodes) tokens += std::ssize(node.ids);
+  EXPECT_EQ(tokens, 500 / tree.unit * tree.unit);
+  f.engine->stop(LocalEngine::Stop::kDrain);
+  EXPECT_TRUE(f.engine->prefix_tree(100).nodes.empty());
+}
+
 TEST(LocalEngine, ManyThreads) {
   NullOptions options;
   options.fail_every = 37;
@@ -202,11 +230,12 @@ TEST(LocalEngine, ManyThreads) {
       RequestSpec spec = request(random_prompt(rng, 1000, 1 + static_cast<int64_t>(rng.below(60))),
                                  1 + static_cast<int32_t>(rng.below(40)));
       RequestId id = f.engine->submit(spec, w.sink());
-      uint64_t what = rng.below(4);
+      uint64_t what = rng.below(5);
       if (what == 0) f.engine->cancel(id);
       if (what == 1) f.engine->stop_at(id, 0, static_cast<int32_t>(rng.below(10)));
       if (what == 2) f.engine->info();
       if (what == 3) f.engine->stats();
+      if (what == 4) f.engine->prefix_tree(50);
       const Answer& a = w.wait();
       auto expected = f.model->continuation(spec.prompt, spec.max_tokens);
       ASSERT_LE(a.ids.size(), expected.size());

@@ -11,10 +11,11 @@ BOUNDARY = "----edge of the form"
 FORM = {"Content-Type": f'multipart/form-data; boundary="{BOUNDARY}"'}
 
 
-def form(content, name="in;put\\\".jsonl", purpose="batch"):
+def form(content, name="in;put\\\".jsonl", purpose="batch", **fields):
     quoted = name.replace("\\", "\\\\").replace('"', '\\"')
     parts = [b'Content-Disposition: form-data; name="purpose"\r\n\r\n' + purpose.encode(),
              f'Content-Type: application/jsonl\r\ncontent-disposition: form-data; name="file"; filename="{quoted}"\r\n\r\n'.encode() + content]
+    parts += [f'Content-Disposition: form-data; name="{k}"\r\n\r\n{v}'.encode() for k, v in fields.items()]
     mark = b"--" + BOUNDARY.encode()
     return b"preamble\r\n" + b"".join(mark + b"\r\n" + part + b"\r\n" for part in parts) + mark + b"--\r\n"
 
@@ -68,6 +69,18 @@ class Batches(unittest.TestCase):
     def tearDownClass(cls):
         cls.server.stop()
         cls.folder.cleanup()
+
+    def test_expiry_is_what_the_client_asked_for(self):
+        after = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "7200"}
+        card = self.client.upload([line("a", "[say x]")], **after)
+        self.assertEqual(card["expires_at"] - card["created_at"], 7200)
+        status, batch = self.client.create(card["id"], output_expires_after={"anchor": "created_at", "seconds": 3600})
+        self.assertEqual(status, 200)
+        output = self.client.json("GET", f"/v1/files/{self.client.wait(batch['id'])['output_file_id']}")[1]
+        self.assertEqual(output["expires_at"] - output["created_at"], 3600)
+        for wrong in ({"expires_after[seconds]": "7200"}, {**after, "expires_after[seconds]": "60"}, {**after, "expires_after[seconds]": "x"}):
+            self.assertEqual(self.client.json("POST", "/v1/files", form(b"x", **wrong), FORM)[0], 400)
+        self.assertEqual(self.client.create(card["id"], output_expires_after={"anchor": "created_at", "seconds": 1})[0], 400)
 
     def test_files(self):
         content = b'{"any": "bytes"}\r\n--' + BOUNDARY.encode()[:5] + b"\r\n\r\n\xff\0"
@@ -287,6 +300,34 @@ class Keys(unittest.TestCase):
                     break
                 time.sleep(0.02)
             self.assertEqual(status, "failed")
+            server.stop()
+
+    def test_old_files_and_batches_are_deleted(self):
+        with tempfile.TemporaryDirectory() as folder:
+            server = Server(env={"FAKE_BATCH_DIR": folder}, batch_retention=1)
+            client = Client(server)
+            client.create(client.upload([line("a", "[say x]")])["id"])
+            left = None
+            for _ in range(1000):
+                client.json("GET", "/v1/batches")
+                client.json("GET", "/v1/files")
+                left = [name for _, _, names in os.walk(folder) for name in names]
+                if left == ["lock"]:
+                    break
+                time.sleep(0.02)
+            self.assertEqual(left, ["lock"])
+            server.stop()
+
+    def test_the_number_of_files_is_bounded(self):
+        with tempfile.TemporaryDirectory() as folder:
+            server = Server(env={"FAKE_BATCH_DIR": folder}, batch_max_files=2)
+            client = Client(server)
+            files = [client.upload([line("a", "[say x]")])["id"] for _ in range(2)]
+            for status, answer in (client.json("POST", "/v1/files", form(b"x"), FORM), client.create(files[0])):
+                self.assertEqual((status, answer["error"]["code"]), (429, "too_many_files"))
+            client.json("DELETE", f"/v1/files/{files[1]}")
+            client.wait(client.create(files[0])[1]["id"])
+            self.assertEqual(len(client.json("GET", "/v1/files")[1]["data"]), 2)
             server.stop()
 
     def test_without_a_folder(self):

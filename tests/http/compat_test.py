@@ -4,7 +4,7 @@ import json
 import random
 import unittest
 
-from harness import Server, events
+from harness import Server, chat, events
 
 TOOL_TEXT = 'Sure. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call> <tool_call>{"name": "add", "arguments": {}}</tool_call>'
 
@@ -337,6 +337,7 @@ class Llama(Compat):
     def test_completion(self):
         data = self.post("/completion", {"prompt": "[say Hello][cached 3]", "n_predict": 4, "return_tokens": True, "cache_prompt": True})
         timings = data.pop("timings")
+        self.assertEqual(data.pop("generation_settings")["n_predict"], 4)
         self.assertEqual(data, {"index": 0, "content": "Hell", "tokens": list(b"Hell"), "id_slot": -1, "stop": True, "tokens_predicted": 4,
                                 "tokens_evaluated": 21, "model": "fake", "prompt": "[say Hello][cached 3]", "truncated": False,
                                 "stop_type": "limit", "stopping_word": "", "has_new_line": False, "tokens_cached": 3})
@@ -349,13 +350,42 @@ class Llama(Compat):
         data = self.post("/completion", {"prompt": "[say Hi]", "n_probs": 2})
         self.assertEqual([len(p["top_logprobs"]) for p in data["completion_probabilities"]], [2, 2])
         data = self.post("/completion", {"prompt": "[say Hi]", "response_fields": ["content", "timings/predicted_n", "none", "stop/x"]})
-        self.assertEqual(data, {"content": "Hi", "predicted_n": 2})
+        self.assertEqual(data, {"content": "Hi", "timings/predicted_n": 2})
         for field, value in (("n_indent", 2), ("t_max_predict_ms", 100), ("post_sampling_probs", True), ("response_fields", [1])):
             status, error = self.server.json("POST", "/completion", {"prompt": "x", field: value})
             self.assertEqual((status, error["error"]["param"][:len(field)]), (400, field))
         data = self.post("/completion", {"prompt": ["[say a]", "[say b]"]})
         self.assertEqual([d["content"] for d in data], ["a", "b"])
         self.assertEqual([d["tokens"] for d in data], [[], []])
+
+    def test_the_last_chunk_repeats_the_settings(self):
+        ask = {"prompt": "[say Hi]", "n_predict": 5, "seed": 9, "temperature": 0.5, "stop": ["x"], "ignore_eos": True, "logit_bias": [[65, 1.5]]}
+        _, _, body = self.server.request("POST", "/completion", {**ask, "stream": True})
+        for data in (self.post("/completion", ask), json.loads(events(body)[-1])):
+            got = data["generation_settings"]
+            self.assertEqual((got["n_predict"], got["seed"], got["temperature"], got["stop"]), (5, 9, 0.5, ["x"]))
+            self.assertEqual(got["logit_bias"], [{"token": 65, "bias": 1.5}, {"token": 257, "bias": None}])
+
+    def test_progress_of_a_prompt(self):
+        ask = {"stream": True, "return_progress": True, "timings_per_token": True}
+        for path, body in (("/completion", {"prompt": "[cached 4][say Hi]"}), ("/v1/chat/completions", chat("[cached 4][say Hi]")),
+                           ("/v1/completions", {"model": "fake", "prompt": "[cached 4][say Hi]"}), ("/v1/responses", {"model": "fake", "input": "[cached 4][say Hi]"})):
+            with self.subTest(path=path):
+                _, _, data = self.server.request("POST", path, {**body, **ask})
+                chunks = [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: {")]
+                told = [c for c in chunks if "prompt_progress" in c]
+                progress = [c["prompt_progress"] for c in told]
+                total = progress[0]["total"]
+                self.assertEqual([(p["cache"], p["processed"], p["total"]) for p in progress], [(4, 4, total), (4, total, total)])
+                self.assertEqual(told[0]["timings"]["prompt_n"], 0)
+        self.assertNotIn("prompt_progress", self.post("/completion", {"prompt": "[say Hi]", "return_progress": True}))
+
+    def test_tokens_of_a_chat(self):
+        ask = {"messages": [{"role": "user", "content": "Hi"}]}
+        for base in ("", "/v1"):
+            counted = self.post(base + "/chat/completions/input_tokens", ask)
+            self.assertEqual(counted, {"input_tokens": self.post("/v1/chat/completions", ask)["usage"]["prompt_tokens"]})
+            self.assertEqual(self.post(base + "/responses/input_tokens", {"input": "Hi"}), {"object": "response.input_tokens", **counted})
 
     def test_prompts_and_biases_of_every_kind(self):
         ids = list(b"[say a]")

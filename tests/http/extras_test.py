@@ -53,6 +53,39 @@ class Extras(unittest.TestCase):
                     self.assertEqual(self.both(f"[say {text}]{burst}", **more)[0], expected)
         self.assertEqual(self.both("[say <think>abc</think>de]")[1], 12)  # from the token that completes <think> to the one that completes </think>
 
+    def test_thoughts_end_after_their_budget(self):
+        opened = {"chat_template_kwargs": {"think": True}}
+        for text, more, expected, thoughts in (
+                ("abcdefghijklmnopqr", {**opened, "reasoning_budget": 4}, ("abcd", "mnopqr"), 12),  # </think> takes the place of e to l
+                ("<think>abcdefghijklmnop", {"thinking_budget": 3}, ("abc", "lmnop"), 12),
+                ("<think>abc</think>de", {"thinking_token_budget": 3}, ("abc", "de"), 12),
+                ("<think>abc</think>de", {"reasoning_budget": 100}, ("abc", "de"), 12),
+                ("<think>abc</think>de", {"reasoning_budget": -1}, ("abc", "de"), 12),
+                ("no thoughts <think>abc", {"reasoning_budget": 1}, ("", "no thoughts <think>abc"), 0),
+                ("ab\u00e9cdefghijkl", {**opened, "reasoning_budget": 3}, ("ab\u00e9", "kl"), 12),  # a character is not cut
+                ("ab</thijklmnop", {**opened, "reasoning_budget": 6}, ("ab", "mnop"), 10),  # a mark that has begun is completed
+                ("abc", {**opened, "reasoning_budget": 0}, ("", "abc"), 0)):
+            for burst in ("", "[burst 3]", "[burst 100]"):
+                with self.subTest(text=text, more=more, burst=burst):
+                    got, counted = self.both(f"[obey][say {text}]{burst}", **more)
+                    self.assertEqual((got[:2], counted), (expected, thoughts))
+        _, _, body = self.server.request("POST", "/v1/messages", {"model": "fake", "max_tokens": 100, "messages": [{"role": "user", "content": "[obey][say <think>abcdefghijklmn]"}],
+                                                                  "thinking": {"type": "enabled", "budget_tokens": 2}})
+        self.assertEqual([block.get("thinking") or block["text"] for block in json.loads(body)["content"]], ["ab", "klmn"])
+        for wrong in ({"reasoning_budget": -2}, {"reasoning_budget": "x"}, {"reasoning_budget": 1, "thinking_budget": 1}):
+            self.assertEqual(self.server.json("POST", "/v1/chat/completions", chat("x", **wrong))[0], 400)
+
+    def test_thoughts_stay_in_the_text_on_request(self):
+        self.assertEqual(self.both("[say <think>a</think>b]", reasoning_format="none")[0], ("", "<think>a</think>b", "stop"))
+        self.assertEqual(self.both("[say <think>a</think>b]", reasoning_format="auto")[0], ("a", "b", "stop"))
+        self.assertEqual(self.server.json("POST", "/v1/chat/completions", chat("x", reasoning_format="x"))[0], 400)
+
+    def test_thoughts_that_the_template_begins_are_switched_off(self):
+        ask = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"think": True}}
+        for more, end in (({}, "<think>\n"), ({"reasoning_budget": 0}, "<think>\n</think>"), ({"reasoning_effort": "none"}, "<think>\n</think>"),
+                          ({"reasoning_budget": 5}, "<think>\n")):
+            self.assertTrue(self.server.json("POST", "/apply-template", {**ask, **more})[1]["prompt"].endswith(end), more)
+
     def test_thoughts_before_a_tool_call(self):
         tools = [{"type": "function", "function": {"name": "add"}}]
         text = '<think>use a tool</think><tool_call>{"name": "add", "arguments": {}}</tool_call>'

@@ -100,6 +100,13 @@ Value known_fields(const std::shared_ptr<const ServedModel>& model) {
                        {"template", list(fields.known())}};
 }
 
+openai::BatchOptions batch_options(int argc, char** argv, const char* folder) {
+  openai::BatchOptions options{folder, 4};
+  options.retention = option(argc, argv, "batch-retention", options.retention);
+  options.max_files = option(argc, argv, "batch-max-files", options.max_files);
+  return options;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -126,7 +133,7 @@ int main(int argc, char** argv) {
     api.add_routes(router);
     std::optional<openai::BatchApi> batches;
     if (const char* folder = std::getenv("FAKE_BATCH_DIR")) {
-      batches.emplace(openai::BatchOptions{folder, 4}, api, router);
+      batches.emplace(batch_options(argc, argv, folder), api, router);
       batches->add_routes(router);
     } else {
       openai::explain_missing_batches(api, router);

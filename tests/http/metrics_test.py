@@ -167,7 +167,7 @@ class OpenApi(unittest.TestCase):
         routes = {r for r in self.server.json("GET", "/fake/routes")[1]
                   if not re.match(r"GET (/fake|/$|/web/|/favicon|/index)", r)}
         short = {r for r in routes if r.replace(" /", " /v1/", 1) in routes}  # the same without /v1
-        self.assertEqual(len(short), 15)
+        self.assertEqual(len(short), 17)
         self.assertEqual(listed, routes - short)
         self.assertEqual(self.document["info"]["version"], "0.1.0")
 
@@ -416,6 +416,34 @@ class Operators(unittest.TestCase):
             self.assertEqual(len(set(salts)), 6)
         finally:
             server.stop()
+
+
+class Prefixes(unittest.TestCase):
+    def test_texts_are_shown_to_their_key_and_the_administrator(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "keys"
+            path.write_text("first-key\nsecond-key\n")
+            server = Server(env={"FAKE_KEY_FILE": str(path), "FAKE_ADMIN_KEY": "boss"})
+            names = set()
+            for key, texts in (("first-key", ["You are helpful and always short", "A first question", "Another question, which is long."]), ("second-key", ["A secret prompt."]),
+                               ("boss", ["You are helpful and always short", "A first question", "Another question, which is long.", "A secret prompt."])):
+                status, tree = server.json("GET", "/prefix_tree/fake", headers={"Authorization": f"Bearer {key}"})
+                self.assertEqual((status, tree["unit"], tree["left_out"]), (200, 16, 0))
+                self.assertEqual([n["text"] for n in tree["nodes"] if "text" in n], texts)
+                self.assertEqual([(n["parent"], n["first"], n["tokens"], n["references"], n["producing"]) for n in tree["nodes"]],
+                                 [(None, 0, 0, 0, False), (0, 0, 32, 2, False), (1, 32, 16, 1, False), (1, 32, 32, 1, True), (None, 0, 0, 0, False), (4, 0, 16, 0, False)])
+                names.add(tuple(n["hash"] for n in tree["nodes"]))
+            self.assertEqual(len(names), 1)  # names are the same for all keys
+            self.assertEqual(len(set(*names)), 6)
+            self.assertEqual(server.json("GET", "/prefix_tree")[0], 401)
+            server.stop()
+
+    def test_without_keys_no_text_is_shown(self):
+        server = Server()
+        tree = server.json("GET", "/prefix_tree")[1]
+        self.assertEqual((len(tree["nodes"]), [n for n in tree["nodes"] if "text" in n]), (6, []))
+        self.assertEqual(server.json("GET", "/prefix_tree/none")[0], 404)
+        server.stop()
 
 
 if __name__ == "__main__":

@@ -63,6 +63,58 @@ class Serve:
                    if re.match(rf"{name}(\{{|\s)", line))
 
 
+class Thoughts(unittest.TestCase):
+    def test_a_budget_changes_only_where_thoughts_end(self):
+        with tempfile.TemporaryDirectory() as folder:
+            template = pathlib.Path(folder) / "think.jinja"
+            template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>{% endif %}")
+            ask = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 24, "seed": 3, "temperature": 1, "ignore_eos": True, "return_token_ids": True}
+            with Serve(LLAMA, "--chat-template", template, "--reasoning-budget", 20) as s:
+                ids = lambda answer: answer["choices"][0]["token_ids"]
+                end = s.post("/tokenize", content="</think>", add_special=False)[2]["tokens"]
+                free = s.post("/v1/chat/completions", **ask, reasoning_budget=-1)[2]
+                for more, budget in (({"reasoning_budget": 5}, 5), ({"reasoning_budget": 1}, 1), ({}, 20)):
+                    _, _, answer = s.post("/v1/chat/completions", **ask, **more)
+                    self.assertEqual(ids(answer)[:budget], ids(free)[:budget])
+                    self.assertEqual(ids(answer)[budget:budget + len(end)], end[:24 - budget])
+                    if budget + len(end) <= 24:
+                        self.assertEqual(answer["usage"]["completion_tokens_details"]["reasoning_tokens"], budget + len(end))
+                        self.assertTrue(answer["choices"][0]["message"]["content"])
+                text = s.post("/apply-template", messages=ask["messages"], reasoning_budget=0)[2]["prompt"]
+                self.assertTrue(text.endswith("<think></think>"), text)
+            with Serve(LLAMA, "--chat-template", template, "--reasoning", "off", "--reasoning-format", "none") as s:
+                self.assertTrue(s.post("/apply-template", messages=ask["messages"])[2]["prompt"].endswith("<think></think>"))
+
+
+class Progress(unittest.TestCase):
+    def test_every_chunk_of_a_prompt_is_reported(self):
+        with Serve(LLAMA, "--max-num-batched-tokens", 16, "--tpot-target", 0) as s:
+            prompt = [5 + i % 30 for i in range(50)]
+            request = urllib.request.Request(s.url + "/v1/completions", json.dumps({"prompt": prompt, "max_tokens": 3, "stream": True, "return_progress": True}).encode(), {"content-type": "application/json"})
+            for cached in (0, 48):  # whole blocks of 16 are found again
+                with urllib.request.urlopen(request, timeout=60) as r:
+                    chunks = [json.loads(line[6:]) for line in r if line.startswith(b"data: {")]
+                told = [c["prompt_progress"] for c in chunks if "prompt_progress" in c]
+                self.assertEqual([(p["cache"], p["total"]) for p in told], [(cached, 50)] * len(told))
+                self.assertEqual([p["processed"] for p in told], [0, 16, 32, 48, 50] if cached == 0 else [48, 50])
+                self.assertTrue(all("prompt_progress" not in c for c in chunks[len(told):]))  # before the answer
+                self.assertTrue(any(c["choices"][0]["text"] for c in chunks))
+
+
+class Prefixes(unittest.TestCase):
+    def test_the_tree_is_that_of_the_prompts(self):
+        with Serve(LLAMA) as s:
+            begin, first, second = [7] * 16, [8] * 16, [9] * 32
+            for rest in (first, second):
+                self.assertEqual(s.post("/v1/completions", prompt=begin + rest + [4], max_tokens=1)[0], 200)
+            tree = json.loads(s.get("/prefix_tree"))
+            nodes = [n for n in tree["nodes"] if n["tokens"]]
+            self.assertEqual(sorted((n["first"], n["tokens"]) for n in nodes), [(0, 16), (16, 16), (16, 32)])
+            self.assertEqual([n["references"] for n in nodes], [0, 0, 0])
+            self.assertEqual(sum(n["cached_blocks"] for n in nodes), s.metric("tokamak_kv_blocks_cached"))
+            self.assertTrue(all("text" not in n for n in tree["nodes"]))
+
+
 class Flags(unittest.TestCase):
     def test_wrong_flags_end_with_2_and_say_why(self):
         for flags, words in ((["--scheduler", "magic"], "fcfs"), (["--kv-policy", "x"], "max-utilization"), (["--kv-dtype", "int3"], "f16"),

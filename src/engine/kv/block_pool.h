@@ -65,6 +65,7 @@ class BlockPool {
   void expire(Nanos now);           // ends priorities that have expired
 
   BlockState state(BlockHandle handle) const { return block(handle).state; }
+  uint64_t last_use(BlockHandle handle) const { return block(handle).retention.tick; }
   int32_t references(BlockHandle handle) const { return block(handle).references; }
 
  private:

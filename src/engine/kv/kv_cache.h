@@ -100,8 +100,9 @@ class KvCache {
   const PrefixIndex* index() const { return index_.get(); }
   int64_t unit() const { return unit_; }
   int64_t total_blocks() const;
-  int64_t free_blocks() const;    // used by no sequence: empty or cached
-  int64_t cached_blocks() const;  // of them: with content
+  int64_t free_blocks() const;             // used by no sequence: empty or cached
+  int64_t cached_blocks() const;           // of them: with content
+  uint64_t tick() const { return tick_; }  // grows when sequences release blocks
   int64_t evicted() const { return evicted_; }
   int64_t copied() const { return copied_; }
   bool all_free() const { return free_blocks() == total_blocks(); }

@@ -75,6 +75,18 @@ PrefixNode PrefixIndex::child(PrefixNode parent, std::span<const int32_t> tokens
   return kNoPrefixNode;
 }
 
+void PrefixIndex::children(PrefixNode node, std::vector<PrefixNode>& out) const {
+  std::vector<PrefixNode> above;
+  PrefixNode n = at(node).children;
+  while (n != kNoPrefixNode || !above.empty()) {
+    for (; n != kNoPrefixNode; n = at(n).left) above.push_back(n);
+    n = above.back();
+    above.pop_back();
+    out.push_back(n);
+    n = at(n).right;
+  }
+}
+
 int32_t PrefixIndex::common(std::span<const int32_t> tokens, PrefixNode node) const {
   auto mine = this->tokens(node);
   size_t n = std::min(tokens.size(), mine.size());

@@ -62,6 +62,8 @@ class PrefixIndex {
     return {tokens_.data() + static_cast<size_t>(node * int64_t{unit_}),
             static_cast<size_t>(unit_)};
   }
+  void children(PrefixNode node, std::vector<PrefixNode>& out) const;  // appends, in order
+  const std::map<std::string, PrefixNode, std::less<>>& roots() const { return roots_; }
   size_t nodes() const { return nodes_.size() - free_.size(); }  // with roots
 
  private:

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "engine/kv/kv_cache.h"
+#include "engine/kv/prefix_tree.h"
 
 namespace tokamak {
 namespace {
@@ -364,6 +365,73 @@ TEST(KvPrefix, EvictionByPriorityThenAge) {
   EXPECT_EQ(cached(3), 4);
   EXPECT_TRUE(kv.all_free());
   EXPECT_GT(kv.evicted(), 0);
+}
+
+// The leaves of a tree, by salt, as tokens from the root.
+std::map<std::string, std::set<Ids>> paths_of(const PrefixTree& tree) {
+  std::map<std::string, std::set<Ids>> paths;
+  std::vector<std::pair<std::string, Ids>> at;
+  std::vector<bool> leaf(tree.nodes.size(), true);
+  for (const PrefixTreeNode& node : tree.nodes) {
+    if (node.parent >= 0) leaf[static_cast<size_t>(node.parent)] = false;
+    at.emplace_back(node.salt, Ids{});
+    if (node.parent < 0) continue;
+    at.back() = at[static_cast<size_t>(node.parent)];
+    Ids& path = at.back().second;
+    EXPECT_EQ(node.first, std::ssize(path));
+    path.insert(path.end(), node.ids.begin(), node.ids.end());
+  }
+  for (size_t i = 0; i < at.size(); ++i)
+    if (leaf[i]) paths[at[i].first].insert(at[i].second);
+  return paths;
+}
+
+// All paths of the tree are the prefixes that were computed, whatever was merged.
+TEST(KvPrefix, TreeShowsWhatIsCachedAndUsed) {
+  GroupEntry groups[] = {kAll};
+  int64_t blocks[] = {64};
+  KvCache kv(groups, blocks, true);
+  PrefixHit hit;
+  std::vector<SequenceBlocks> running;
+  auto compute = [&](std::string_view salt, const Ids& ids, bool ends) {
+    SequenceBlocks s;
+    kv.find_prefix(salt, ids, std::ssize(ids) - 1, hit);
+    kv.open(s, 40);
+    kv.start(s, salt, ids, hit);
+    ASSERT_TRUE(kv.reserve(s, std::ssize(ids)));
+    kv.commit(s, std::ssize(ids), ids);
+    if (ends)
+      kv.release(s);
+    else
+      running.push_back(std::move(s));
+  };
+  const Ids first = {1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3},
+            second = {1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4, 5, 5, 5, 5};
+  compute("", first, true);
+  compute("", second, false);
+  compute("other", first, true);
+  PrefixTree tree = prefix_tree(kv, 1000);
+  EXPECT_EQ(tree.unit, 4);
+  EXPECT_EQ(tree.left_out, 0);
+  EXPECT_EQ(paths_of(tree),
+            (std::map<std::string, std::set<Ids>>{{"", {first, second}}, {"other", {first}}}));
+  // The shared beginning, the rest of each, and the other salt: merged where they are used alike.
+  ASSERT_EQ(tree.nodes.size(), 6u);
+  int64_t cached = 0, held = 0;
+  for (const PrefixTreeNode& node : tree.nodes) {
+    cached += node.cached;
+    held += node.blocks;
+    EXPECT_EQ(node.references > 0, node.cached < node.blocks);
+    if (node.cached > 0) {
+      EXPECT_LE(node.ended_since, 1);
+    }
+  }
+  EXPECT_EQ(cached, kv.cached_blocks());
+  EXPECT_EQ(held, 8);
+  PrefixTree some = prefix_tree(kv, 3);
+  EXPECT_EQ(some.left_out, static_cast<int64_t>(kv.index()->nodes()) - 3);
+  for (SequenceBlocks& s : running) kv.release(s);
+  for (const PrefixTreeNode& node : prefix_tree(kv, 1000).nodes) EXPECT_EQ(node.references, 0);
 }
 
 }  // namespace

@@ -62,6 +62,11 @@ void Batch::enter(BatchStatus next, int64_t now) {
   times.set(fmt::format("{}_at", name_of(next)), now);
 }
 
+int64_t Batch::changed() const {
+  const Value* time = times.find(fmt::format("{}_at", name_of(status)));
+  return time == nullptr ? created : time->as_int();
+}
+
 Value Batch::card() const {
   Value value = Value::object();
   value.set("id", id);
@@ -95,6 +100,7 @@ Value Batch::record() const {
   Value value = card();
   value.set("owner", owner);
   value.set("order", order);
+  value.set("output_lifetime", output_lifetime);
   value.set("ending", name_of(ending));
   value.set("times", times);
   value.set("error_list", errors);
@@ -118,6 +124,8 @@ Batch Batch::from_record(const Value& record) {
   batch.created = record.at("created_at").as_int();
   batch.expires = record.at("expires_at").as_int();
   if (const Value* order = record.find("order")) batch.order = order->as_int();
+  if (const Value* lifetime = record.find("output_lifetime"))
+    batch.output_lifetime = lifetime->as_int();
   batch.times = record.at("times");
   batch.output_file = record.at("output_file").as_string();
   batch.error_file = record.at("error_file").as_string();

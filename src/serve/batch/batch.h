@@ -29,6 +29,7 @@ struct Batch {
   BatchStatus ending = BatchStatus::kCompleted;  // the final status, while finalizing
   Value metadata;
   int64_t created = 0, expires = 0;
+  int64_t output_lifetime = 0;    // seconds until the results expire; 0: the server's
   int64_t order = 0;              // of creation, where several have the same time
   Value times = Value::object();  // "in_progress_at", "completed_at" ... -> seconds
   // Names of the results. Chosen at the beginning, listed when the files are complete.
@@ -38,6 +39,7 @@ struct Batch {
   Value errors;  // why the input was refused: [{code, line, message, param}]
 
   void enter(BatchStatus next, int64_t now);  // sets the status and its time
+  int64_t changed() const;                    // when it entered its status
   Value card() const;                         // as the API shows it
   Value record() const;                       // as it is stored
   static Batch from_record(const Value& record);

@@ -41,6 +41,8 @@ RunnerOptions runner_options(const BatchOptions& options, const Api& api) {
   RunnerOptions out;
   out.folder = options.folder / "batches";
   out.concurrency = options.concurrency;
+  out.retention = options.retention;
+  out.max_batches = options.max_files;
   out.key_of_owner = [&api](const std::string& owner) -> std::optional<std::string> {
     const auto& keys = api.options().api_keys;
     if (keys.empty() && owner.empty()) return "";
@@ -98,6 +100,34 @@ http::Response page_of(const std::vector<Item>& items, std::string_view query, i
   return http::json_response(value);
 }
 
+constexpr int64_t kShortestLife = 3600, kLongestLife = 30 * 24 * 3600;  // as in the OpenAI API
+
+// The seconds of an `expires_after`.
+int64_t checked_lifetime(const std::string& param, const std::string& anchor, int64_t seconds) {
+  if (anchor != "created_at")
+    bad_request(param + "[anchor]", "invalid_value",
+                "Invalid '{}[anchor]': only 'created_at' is available.", param);
+  if (seconds < kShortestLife || seconds > kLongestLife)
+    bad_request(param + "[seconds]", "invalid_value",
+                "Invalid '{}[seconds]': expected {} to {}, an hour to 30 days.", param,
+                kShortestLife, kLongestLife);
+  return seconds;
+}
+
+// The lifetime in a form, where members of objects are named object[member]. 0: not given.
+int64_t form_lifetime(const std::vector<FormPart>& parts) {
+  std::string anchor;
+  int64_t seconds = -1;
+  bool given = false;
+  for (const FormPart& part : parts) {
+    if (part.name == "expires_after[anchor]") anchor = part.content;
+    if (part.name == "expires_after[seconds]")
+      std::from_chars(part.content.data(), part.content.data() + part.content.size(), seconds);
+    given = given || part.name.starts_with("expires_after[");
+  }
+  return given ? checked_lifetime("expires_after", anchor, seconds) : 0;
+}
+
 Value checked_metadata(Fields& fields) {
   const Value* given = fields.find("metadata");
   if (given == nullptr) return Value();
@@ -117,13 +147,31 @@ Value checked_metadata(Fields& fields) {
 
 BatchApi::BatchApi(const BatchOptions& options, Api& api, http::Router router)
     : api_(api),
+      options_(options),
       lock_(lock_folder(options.folder)),
       files_(options.folder / "files"),
       runner_(runner_options(options, api), files_, std::move(router)) {}
 
 BatchApi::~BatchApi() { ::close(lock_); }
 
+void BatchApi::expire() {
+  const int64_t now = unix_seconds();
+  runner_.expire(now);
+  files_.expire(now, [this](const std::string& id) { return runner_.uses(id); });
+}
+
+void BatchApi::check_room() const {
+  if (files_.size() >= options_.max_files)
+    throw ApiError(429,
+                   fmt::format("The server keeps {} files, as many as it may: delete some, or wait "
+                               "until they expire.",
+                               files_.size()),
+                   "", "too_many_files");
+}
+
 http::Response BatchApi::upload(const Request& request) {
+  expire();
+  check_room();
   const FormPart *file = nullptr, *purpose = nullptr;
   std::vector<FormPart> parts = parse_multipart(request.header("content-type"), request.body);
   for (const FormPart& part : parts) {
@@ -137,11 +185,14 @@ http::Response BatchApi::upload(const Request& request) {
     bad_request("purpose", "invalid_value",
                 "Invalid 'purpose': this server keeps files for 'batch' only.");
   std::string name = file->filename.empty() ? "upload.jsonl" : file->filename;
+  const int64_t lifetime = form_lifetime(parts);
+  const int64_t expires = unix_seconds() + (lifetime > 0 ? lifetime : options_.retention);
   return http::json_response(
-      files_.add(owner(request), std::move(name), "batch", file->content).card());
+      files_.add(owner(request), std::move(name), "batch", file->content, expires).card());
 }
 
-http::Response BatchApi::list_files(const Request& request) const {
+http::Response BatchApi::list_files(const Request& request) {
+  expire();
   std::vector<StoredFile> files = files_.list(owner(request));
   if (std::string purpose = query_value(request.query, "purpose"); !purpose.empty())
     std::erase_if(files, [&](const StoredFile& file) { return file.purpose != purpose; });
@@ -173,6 +224,8 @@ http::Response BatchApi::remove_file(const Request& request) {
 }
 
 http::Response BatchApi::create(const Request& request, const Value& body) {
+  expire();
+  check_room();  // for the results
   Fields fields(body);
   Batch batch;
   batch.id = new_id("batch_");
@@ -181,6 +234,11 @@ http::Response BatchApi::create(const Request& request, const Value& body) {
   batch.endpoint = fields.require_string("endpoint");
   batch.completion_window = fields.require_string("completion_window");
   batch.metadata = checked_metadata(fields);
+  if (const Value* life = fields.find("output_expires_after")) {
+    Fields inner(*life, "output_expires_after");
+    batch.output_lifetime = checked_lifetime("output_expires_after", inner.require_string("anchor"),
+                                             inner.integer("seconds", 0, INT64_MAX).value_or(-1));
+  }
   if (std::find(std::begin(kEndpoints), std::end(kEndpoints), batch.endpoint) ==
       std::end(kEndpoints))
     bad_request("endpoint", "invalid_value", "Invalid 'endpoint': expected one of {}.",
@@ -197,7 +255,8 @@ http::Response BatchApi::create(const Request& request, const Value& body) {
   return http::json_response(runner_.add(std::move(batch)).card());
 }
 
-http::Response BatchApi::list_batches(const Request& request) const {
+http::Response BatchApi::list_batches(const Request& request) {
+  expire();
   return page_of(runner_.list(owner(request)), request.query, 20);
 }
 
@@ -226,7 +285,7 @@ void BatchApi::add_routes(http::Router& router) {
     }));
   };
   add("POST", "/v1/files", &BatchApi::upload);
-  read("/v1/files", &BatchApi::list_files);
+  add("GET", "/v1/files", &BatchApi::list_files);
   read("/v1/files/{id...}/content", &BatchApi::content);
   read("/v1/files/{id...}", &BatchApi::file);
   add("DELETE", "/v1/files/{id...}", &BatchApi::remove_file);
@@ -234,7 +293,7 @@ void BatchApi::add_routes(http::Router& router) {
              api_.with_json([this](const http::ExchangePtr& exchange, const Value& body, uint64_t) {
                exchange->respond(create(exchange->request(), body));
              }));
-  read("/v1/batches", &BatchApi::list_batches);
+  add("GET", "/v1/batches", &BatchApi::list_batches);
   read("/v1/batches/{id...}", &BatchApi::get_batch);
   add("POST", "/v1/batches/{id...}/cancel", &BatchApi::cancel);
 }

@@ -10,7 +10,9 @@ namespace tokamak::openai {
 
 struct BatchOptions {
   std::filesystem::path folder;
-  int concurrency = 16;  // requests at once
+  int concurrency = 16;                   // requests at once
+  int64_t retention = 30 * 24 * 60 * 60;  // seconds after which files and ended batches expire
+  int64_t max_files = 10'000;             // of all clients
 };
 
 // Owner: the program; destroyed before the Api, after the server has been stopped.
@@ -27,17 +29,20 @@ class BatchApi {
   using Request = http::Request;
   using Response = http::Response;
   std::string owner(const Request& request) const { return owner_of(api_.tenant_of(request)); }
+  void expire();  // what is too old
+  void check_room() const;
   Response upload(const Request& request);
-  Response list_files(const Request& request) const;
+  Response list_files(const Request& request);
   Response file(const Request& request) const;
   Response content(const Request& request) const;
   Response remove_file(const Request& request);
   Response create(const Request& request, const Value& body);
-  Response list_batches(const Request& request) const;
+  Response list_batches(const Request& request);
   Response get_batch(const Request& request) const;
   Response cancel(const Request& request);
 
   Api& api_;
+  const BatchOptions options_;
   int lock_ = -1;  // a file descriptor
   FileStore files_;
   BatchRunner runner_;

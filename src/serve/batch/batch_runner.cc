@@ -153,6 +153,24 @@ bool BatchRunner::uses(const std::string& file) const {
   });
 }
 
+void BatchRunner::expire(int64_t now) {
+  std::lock_guard lock(mutex_);
+  std::vector<const Batch*> ended;
+  for (const auto& [id, batch] : batches_)
+    if (is_final(batch.status)) ended.push_back(&batch);
+  std::sort(ended.begin(), ended.end(), [](const Batch* a, const Batch* b) {
+    return std::tuple(a->changed(), a->order) < std::tuple(b->changed(), b->order);
+  });
+  int64_t surplus = std::ssize(ended) - options_.max_batches;
+  for (const Batch* batch : ended) {
+    if (surplus-- <= 0 && batch->changed() + options_.retention > now) break;
+    const std::string id = batch->id;
+    std::error_code ignored;
+    fs::remove(part(id, ".json"), ignored);
+    batches_.erase(id);
+  }
+}
+
 // The oldest batch that has not ended.
 std::optional<std::string> BatchRunner::next() const {
   const Batch* best = nullptr;
@@ -367,7 +385,8 @@ void BatchRunner::finish(Work& work) {
     fs::path from = part(work.id, suffix);
     if (fs::exists(from) && fs::file_size(from) == 0) fs::remove(from);
     if (!fs::exists(from) && !fs::exists(files_.content_path(id))) return false;
-    files_.adopt(id, state.owner, work.id + name, "batch_output", from);
+    const int64_t lifetime = state.output_lifetime > 0 ? state.output_lifetime : options_.retention;
+    files_.adopt(id, state.owner, work.id + name, "batch_output", from, unix_seconds() + lifetime);
     return true;
   };
   bool output = adopt(".output", state.output_file, "_output.jsonl");

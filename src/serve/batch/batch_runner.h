@@ -21,6 +21,8 @@ namespace tokamak::openai {
 struct RunnerOptions {
   std::filesystem::path folder;  // of the batches' records and unfinished results
   int concurrency = 16;          // requests at once
+  int64_t retention = 0;         // seconds after which ended batches and results are deleted
+  int64_t max_batches = 10'000;  // ended batches that are kept
   // The key that requests of an owner are sent with; nullopt: the key is no longer valid.
   std::function<std::optional<std::string>(const std::string& owner)> key_of_owner;
 };
@@ -39,6 +41,8 @@ class BatchRunner {
   // nullopt: no such batch. A batch that has ended stays as it is.
   std::optional<Batch> cancel(const std::string& owner, const std::string& id);
   bool uses(const std::string& file) const;  // as the input of a batch that has not ended
+  // Forgets ended batches that are older than the retention time or too many.
+  void expire(int64_t now);
 
  private:
   struct Work;  // the batch in progress

@@ -160,6 +160,8 @@ void read_thinking(const Value& thinking, Value& out) {
     bad_request("thinking.type", "invalid_value",
                 "Invalid 'thinking.type': use enabled, adaptive or disabled.");
   out.set("chat_template_kwargs", Value::Object{{"enable_thinking", type != "disabled"}});
+  if (auto budget = fields.integer("budget_tokens", 0, INT32_MAX); budget && type == "enabled")
+    out.set("thinking_budget", *budget);
 }
 
 // The parts that count_tokens reads as well.
@@ -208,14 +210,8 @@ Translated translate_anthropic(Value body, const http::Request&) {
 
 http::Response count_tokens(const Api& api, const Value& body) {
   Fields fields(body);
-  Value chat = anthropic_chat(fields);
-  auto model = api.model_of(chat);
-  if (model->chat_template == nullptr)
-    bad_request("model", "no_chat_template", "The model '{}' has no chat template.", model->name);
-  Fields rest(chat);
-  RenderedChat rendered = render_chat(rest, *model);
-  auto ids = encode_chat(*model->tokenizer, rendered.text, rendered.guard);
-  return http::json_response(Value::Object{{"input_tokens", static_cast<int64_t>(ids.size())}});
+  return http::json_response(
+      Value::Object{{"input_tokens", count_prompt(api, anthropic_chat(fields))}});
 }
 
 }  // namespace

@@ -8,10 +8,12 @@
 #include "base/value.h"
 #include "serve/http/router.h"
 #include "serve/openai/shape.h"
+#include "serve/served_model.h"
 
 namespace tokamak::openai {
 
 class Api;
+struct GenerationParams;
 
 // Rewrites an error from OpenAI's form.
 using ErrorForm = http::Response (*)(http::Response response);
@@ -22,6 +24,8 @@ struct Translated {
   bool clamp = false;  // shorten an answer length that does not fit the context
   std::function<std::unique_ptr<Shape>(ShapeOptions, const Tokenizer&)> shape;
   std::optional<http::Response> answer;  // known without generating
+  // For ShapeOptions::settings.
+  Value (*settings)(const GenerationParams& params, const ServedModel& model) = nullptr;
 };
 
 struct Dialect {
@@ -42,6 +46,8 @@ void add_ollama_routes(Api& api, http::Router& router);
 void add_llama_routes(Api& api, http::Router& router);
 void add_kserve_routes(Api& api, http::Router& router);
 
+// Tokens of the prompt of a chat request. Throws ApiError.
+int64_t count_prompt(const Api& api, const Value& chat);
 // {"error": message}, from OpenAI's form.
 http::Response flat_error(http::Response response);
 

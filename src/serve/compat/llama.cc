@@ -9,6 +9,7 @@
 #include "serve/compat/fill_in.h"
 #include "serve/openai/api.h"
 #include "serve/openai/api_error.h"
+#include "serve/openai/params.h"
 
 namespace tokamak::openai {
 namespace {
@@ -50,6 +51,14 @@ class LlamaShape final : public Shape {
     add_event(out, dump_json(value));
   }
 
+  void progress(std::string& out, const PromptProgress& progress) override {
+    Value value = common(Piece{}, Usage{});
+    value.set("tokens_evaluated", progress.total);
+    const Value members = progress_value(progress, options_.timings);
+    for (const auto& [key, member] : members.as_object()) value.set(key, member);
+    add_event(out, dump_json(value));
+  }
+
   void end(std::string&, const Usage&) override {}  // the last piece says so
 
   void broken(std::string& out, const http::Response& error) override {
@@ -67,7 +76,8 @@ class LlamaShape final : public Shape {
   }
 
  private:
-  // The members that `response_fields` names; "timings/predicted_n" is a member of a member.
+  // The members that `response_fields` names, under these names; "timings/predicted_n" is a member
+  // of a member.
   Value selected(const Value& value) const {
     if (wanted_.is_null()) return value;
     Value out = Value::object();
@@ -77,8 +87,7 @@ class LlamaShape final : public Shape {
       const Value* found = value.find(name.substr(0, slash));
       if (found != nullptr && slash != std::string::npos)
         found = found->find(name.substr(slash + 1));
-      if (found != nullptr)
-        out.set(name.substr(slash == std::string::npos ? 0 : slash + 1), *found);
+      if (found != nullptr) out.set(name, *found);
     }
     return out;
   }
@@ -102,6 +111,7 @@ class LlamaShape final : public Shape {
     const bool word = piece.stop_reason.is_string();
     value.set("model", options_.model);
     value.set("prompt", prompt_);
+    value.set("generation_settings", options_.settings);
     value.set("truncated", usage.truncated);
     value.set("stop_type", length ? "limit" : word ? "word" : "eos");
     value.set("stopping_word", word ? piece.stop_reason : Value(""));
@@ -114,6 +124,56 @@ class LlamaShape final : public Shape {
   const Value prompt_, wanted_;
   const bool silent_;  // only the prompt was wanted, which is not part of the answer
 };
+
+Value sampling_settings(const SampleSpec& sample) {
+  auto number = [](float value) { return Value(static_cast<double>(value)); };
+  Value out = Value::object();
+  out.set("temperature", number(sample.temperature));
+  out.set("dynatemp_range", number(sample.dynatemp_range));
+  out.set("dynatemp_exponent", number(sample.dynatemp_exponent));
+  out.set("top_k", sample.top_k);
+  out.set("top_p", number(sample.top_p));
+  out.set("min_p", number(sample.min_p));
+  out.set("top_n_sigma", number(sample.top_n_sigma));
+  out.set("typical_p", number(sample.typical_p));
+  out.set("xtc_probability", number(sample.xtc_probability));
+  out.set("xtc_threshold", number(sample.xtc_threshold));
+  out.set("repeat_penalty", number(sample.repetition_penalty));
+  out.set("presence_penalty", number(sample.presence_penalty));
+  out.set("frequency_penalty", number(sample.frequency_penalty));
+  out.set("dry_multiplier", number(sample.dry_multiplier));
+  out.set("dry_base", number(sample.dry_base));
+  out.set("dry_allowed_length", sample.dry_allowed_length);
+  out.set("dry_penalty_last_n", sample.dry_last_n);
+  out.set("mirostat", sample.mirostat);
+  out.set("mirostat_tau", number(sample.mirostat_tau));
+  out.set("mirostat_eta", number(sample.mirostat_eta));
+  return out;
+}
+
+// What a request was understood to ask for. A bias of null removes a token.
+Value generation_settings(const GenerationParams& params, const ServedModel& model) {
+  Value out = sampling_settings(params.sample);
+  out.set("seed", static_cast<int64_t>(params.sample.seed & INT64_MAX));
+  out.set("n_predict", params.max_tokens.value_or(-1));
+  out.set("max_tokens", params.max_tokens.value_or(-1));
+  out.set("n_keep", params.keep);
+  out.set("ignore_eos", params.ignore_eos);
+  out.set("stream", params.stream);
+  out.set("n_probs", std::max(0, params.logprobs));
+  out.set("min_keep", 0);
+  out.set("timings_per_token", params.timings);
+  Value stops = Value::array(), biases = Value::array();
+  for (const std::string& stop : params.stops) stops.push(stop);
+  for (auto [id, bias] : params.sample.logit_bias)
+    biases.push(Value::Object{{"token", id}, {"bias", static_cast<double>(bias)}});
+  if (params.ignore_eos)
+    for (int32_t id : model.tokenizer->spec().eog_ids)
+      biases.push(Value::Object{{"token", id}, {"bias", Value()}});
+  out.set("stop", std::move(stops));
+  out.set("logit_bias", std::move(biases));
+  return out;
+}
 
 // [[id, bias], [text, false], ...] or {"id or text": bias, ...} -> {"id": bias}
 Value bias_object(const Value& given, const Tokenizer& tokenizer) {
@@ -183,6 +243,7 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
   Translated out;
   out.chat = false;
   out.clamp = true;
+  out.settings = generation_settings;
   out.body = with_llama_names(given);
   Fields fields(given);
   auto model = api.model_of(given);
@@ -231,16 +292,8 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
 }
 
 Value default_settings(const ServedModel& model) {
-  const SampleSpec& sample = model.defaults;
-  Value params = Value::object();
+  Value params = sampling_settings(model.defaults);
   params.set("n_predict", -1);
-  params.set("temperature", static_cast<double>(sample.temperature));
-  params.set("top_k", sample.top_k);
-  params.set("top_p", static_cast<double>(sample.top_p));
-  params.set("min_p", static_cast<double>(sample.min_p));
-  params.set("repeat_penalty", static_cast<double>(sample.repetition_penalty));
-  params.set("presence_penalty", static_cast<double>(sample.presence_penalty));
-  params.set("frequency_penalty", static_cast<double>(sample.frequency_penalty));
   return Value::Object{{"n_ctx", model.max_model_len}, {"params", std::move(params)}};
 }
 
@@ -321,6 +374,12 @@ Dialect llama_dialect(bool infill, const Api& api) {
 
 void add_llama_routes(Api& api, http::Router& router) {
   using http::Request;
+  for (const char* path : {"/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"})
+    router.add("POST", path,
+               api.with_json([&api](http::ExchangePtr exchange, const Value& body, uint64_t) {
+                 exchange->respond(
+                     http::json_response(Value::Object{{"input_tokens", count_prompt(api, body)}}));
+               }));
   router.add("POST", "/completion", api.generator(llama_dialect(false, api)));
   router.add("POST", "/infill", api.generator(llama_dialect(true, api)));
   router.add("GET", "/props", api.quick([&api](const Request&) { return props(api); }));

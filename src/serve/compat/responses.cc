@@ -144,8 +144,9 @@ void read_choice(const Value& choice, Value& out) {
 void read_rest(Fields& fields, Value& out) {
   if (auto length = fields.integer("max_output_tokens", 1, INT32_MAX))
     out.set("max_tokens", *length);
-  for (const char* name : {"model", "temperature", "top_p", "stream", "user", "seed", "top_k",
-                           "min_p", "stop", "chat_template_kwargs"})
+  for (const char* name :
+       {"model", "temperature", "top_p", "stream", "user", "seed", "top_k", "min_p", "stop",
+        "chat_template_kwargs", "reasoning_budget", "return_progress", "timings_per_token"})
     if (const Value* value = fields.find(name)) out.set(name, *value);
   if (const auto* tools = fields.array("tools"); tools != nullptr && !tools->empty()) {
     out.set("tools", read_response_tools(*tools));
@@ -250,6 +251,14 @@ void add_responses_routes(Api& api, http::Router& router) {
       return translate_responses(body, api.tenant_of(request), store);
     };
     router.add("POST", base + "/responses", api.generator(std::move(dialect)));
+    router.add(
+        "POST", base + "/responses/input_tokens",
+        api.with_json([&api, store](http::ExchangePtr exchange, const Value& body, uint64_t) {
+          Translated chat = translate_responses(body, api.tenant_of(exchange->request()), store);
+          exchange->respond(
+              http::json_response(Value::Object{{"object", "response.input_tokens"},
+                                                {"input_tokens", count_prompt(api, chat.body)}}));
+        }));
     router.add("GET", base + "/responses/{id...}", api.quick([&api, store](const Request& request) {
       auto entry = store->get(api.tenant_of(request), request.parameter);
       if (!entry) not_found(request.parameter);

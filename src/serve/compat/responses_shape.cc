@@ -29,7 +29,15 @@ class ResponsesShape final : public Shape {
       send(out, type, {{"response", response("in_progress", nullptr)}});
   }
 
-  void piece(std::string& out, const Piece& piece, const Usage&) override {
+  bool counts() const override { return options_.timings; }
+
+  void progress(std::string& out, const PromptProgress& progress) override {
+    Value::Object members = progress_value(progress, options_.timings).as_object();
+    members.emplace_back("response", response("in_progress", nullptr));
+    send(out, "response.in_progress", std::move(members));
+  }
+
+  void piece(std::string& out, const Piece& piece, const Usage& usage) override {
     if (!piece.reasoning.empty()) {
       open(out, Item::Kind::kReasoning);
       items_.back().text += piece.reasoning;
@@ -40,8 +48,9 @@ class ResponsesShape final : public Shape {
       items_.back().text += piece.text;
       Value scores = logprobs_value(piece, options_, tokenizer_);
       for (const Value& score : scores.as_array()) items_.back().logprobs.push(score);
-      send_part(out, "response.output_text.delta",
-                {{"delta", piece.text}, {"logprobs", std::move(scores)}});
+      Value::Object members = {{"delta", piece.text}, {"logprobs", std::move(scores)}};
+      if (options_.timings) members.emplace_back("timings", timings_value(usage));
+      send_part(out, "response.output_text.delta", std::move(members));
     }
     for (const ToolCall& call : piece.calls) {
       if (!call.id.empty()) open(out, Item::Kind::kCall, &call);
@@ -57,7 +66,9 @@ class ResponsesShape final : public Shape {
     close(out);
     Value value = finished(usage);
     const bool complete = value.get_string("status", "") == "completed";
-    send(out, complete ? "response.completed" : "response.incomplete", {{"response", value}});
+    Value::Object members = {{"response", value}};
+    if (options_.timings) members.emplace_back("timings", timings_value(usage));
+    send(out, complete ? "response.completed" : "response.incomplete", std::move(members));
   }
 
   void broken(std::string& out, const http::Response& error) override {

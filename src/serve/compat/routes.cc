@@ -4,6 +4,10 @@
 
 #include "base/json.h"
 #include "serve/compat/dialect.h"
+#include "serve/openai/api.h"
+#include "serve/openai/api_error.h"
+#include "serve/openai/prepare.h"
+#include "text/chat_guard.h"
 
 namespace tokamak::openai {
 
@@ -19,6 +23,15 @@ http::Response flat_error(http::Response response) {
     // It stays as it is.
   }
   return response;
+}
+
+int64_t count_prompt(const Api& api, const Value& chat) {
+  auto model = api.model_of(chat);
+  if (model->chat_template == nullptr)
+    bad_request("model", "no_chat_template", "The model '{}' has no chat template.", model->name);
+  Fields fields(chat);
+  RenderedChat rendered = render_chat(fields, *model);
+  return std::ssize(encode_chat(*model->tokenizer, rendered.text, rendered.guard));
 }
 
 void add_compat_routes(Api& api, http::Router& router) {

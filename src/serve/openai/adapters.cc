@@ -25,6 +25,7 @@ class AdapterClient final : public Client {
   EngineInfo info() const override { return base_->info(); }
   EngineStats stats() const override { return base_->stats(); }
   EngineMemory memory() const override { return base_->memory(); }
+  PrefixTree prefix_tree(int64_t most) override { return base_->prefix_tree(most); }
 
  private:
   std::shared_ptr<Client> base_;

@@ -324,6 +324,7 @@ void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialec
   shape.token_ids = params.return_token_ids;
   shape.spell_ids = params.spell_ids;
   shape.timings = params.timings;
+  if (asked.settings != nullptr) shape.settings = asked.settings(params, *model);
   auto made = asked.shape(std::move(shape), *model->tokenizer);
   std::make_shared<Generation>(std::move(exchange), std::move(request), std::move(made), *stream_,
                                stats_, context)

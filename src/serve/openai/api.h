@@ -96,6 +96,7 @@ class Api {
   // operators.cc
   std::string salt_of(const std::string& tenant, const std::string& salt) const;
   http::Response reset_cache(const http::Request& request);
+  http::Response prefixes(const http::Request& request);
   http::Response abort_requests(const http::Request& request, const Value& body);
   void add_operator_routes(http::Router& router);
   void add_tenant(const http::Request& request, GenerationParams& params) const;

@@ -92,6 +92,7 @@ RequestSpec Generation::spec_of(const Prompt& prompt,
   spec.negative_prompt = params.negative_prompt;
   const bool bos = !prompt.ids.empty() && prompt.ids[0] == request_.model->tokenizer->bos_id();
   spec.keep = params.keep == 0 && bos ? 1 : params.keep;
+  spec.progress = params.progress;
   spec.score_prompt = (params.echo && params.logprobs >= 0) || params.prompt_logprobs >= 0;
   spec.priority = params.priority;
   spec.cache_salt = params.cache_salt;
@@ -261,6 +262,7 @@ void Generation::handle(Arrival& arrival) {
     part.scores.logprobs = std::move(delta.prompt_logprobs);
     part.scores.top = std::move(delta.prompt_top);
   }
+  if (delta.prompt_done > 0 && arrival.part == 0) report_progress(delta);
   if (first_token_ == 0 && !delta.ids.empty()) first_token_ = SteadyClock().now();
   if (delta.choice == 0)
     cached_tokens_ += delta.cached_tokens;  // the other choices share its prompt
@@ -277,6 +279,17 @@ void Generation::handle(Arrival& arrival) {
   }
   handle_choice(choices_[arrival.part * request_.params.n + delta.choice], arrival);
   if (open_choices_ == 0) complete();
+}
+
+// The first report says what was cached, before anything was computed.
+void Generation::report_progress(const Delta& delta) {
+  if (!request_.params.stream) return;
+  PromptProgress progress{std::ssize(request_.prompts[0].ids), delta.prompt_cached,
+                          delta.prompt_cached};
+  if (!std::exchange(progress_begun_, true)) shape_->progress(events_, progress);
+  progress.done = delta.prompt_done;
+  progress.time = SteadyClock().now() - context_.start;
+  if (progress.done > progress.cached) shape_->progress(events_, progress);
 }
 
 void Generation::handle_choice(Choice& choice, Arrival& arrival) {

@@ -90,6 +90,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void drain();                           // pool
   void handle(Arrival& arrival);
   void handle_choice(Choice& choice, Arrival& arrival);
+  void report_progress(const Delta& delta);
   void complete();
   void keep_best();                    // of the choices of each prompt
   void break_off(const Delta& delta);  // the engine could not finish
@@ -125,6 +126,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Nanos first_token_ = 0;
   size_t open_choices_ = 0;
   bool over_ = false, shifted_ = false;
+  bool progress_begun_ = false;
 };
 
 }  // namespace tokamak::openai

@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "serve/openai/api_error.h"
 #include "serve/openai/prepare.h"
+#include "text/output/mark.h"
 
 namespace tokamak::openai {
 namespace {
@@ -217,6 +218,21 @@ Value read_messages(Fields& fields) {
   return messages;
 }
 
+int32_t read_thought_budget(Fields& fields, const ServedModel& model) {
+  const char* given = nullptr;
+  int32_t budget = model.thought_budget;
+  for (const char* name : {"reasoning_budget", "thinking_budget", "thinking_token_budget",
+                           "reasoning_budget_tokens", "thinking_budget_tokens"}) {
+    auto value = fields.integer(name, -1, INT32_MAX);
+    if (!value) continue;
+    if (given != nullptr)
+      bad_request(name, "invalid_value", "'{}' and '{}' are the same field.", given, name);
+    given = name;
+    budget = static_cast<int32_t>(*value);
+  }
+  return budget;
+}
+
 RenderedChat render_chat(Fields& fields, const ServedModel& model) {
   const Tokenizer& tokenizer = *model.tokenizer;
   Value context = Value::object();
@@ -234,10 +250,12 @@ RenderedChat render_chat(Fields& fields, const ServedModel& model) {
   context.set("bos_token", piece(tokenizer.bos_id()));
   context.set("eos_token", piece(tokenizer.eos_id()));
   // Templates that know the effort print it; "none" switches thoughts off in those that can.
+  if (model.thinks) context.set("enable_thinking", *model.thinks);
   if (auto effort = fields.string("reasoning_effort")) {
     context.set("reasoning_effort", *effort);
     if (*effort == "none") context.set("enable_thinking", false);
   }
+  if (read_thought_budget(fields, model) == 0) context.set("enable_thinking", false);
   if (const Value* extra = fields.find("chat_template_kwargs")) {
     if (!extra->is_object()) wrong_type("chat_template_kwargs", "an object", *extra);
     if (extra->size() > 64)
@@ -251,7 +269,16 @@ RenderedChat render_chat(Fields& fields, const ServedModel& model) {
   const auto own = read_template(fields, out.own_template);
   const ChatTemplate& chat = own ? *own : *(for_tools ? model.tool_template : model.chat_template);
   if (tools != nullptr && tools->size() > 0) check_tools_shown(chat, context, model);
+  const Value* thinks = context.find("enable_thinking");
+  const bool silent = thinks != nullptr && thinks->is_bool() && !thinks->as_bool();
   out.text = goes_on ? render_up_to_last(chat, std::move(context)) : render_template(chat, context);
+  if (!silent || goes_on) return out;
+  // A template that cannot switch thoughts off has begun them: they end at once.
+  const std::string& source = out.own_template.empty()
+                                  ? pick_chat_template(tokenizer.spec(), "", for_tools)
+                                  : out.own_template;
+  if (const ThoughtMarks* marks = thought_marks_of(source))
+    if (trimmed(out.text).ends_with(trimmed(marks->open))) out.text += marks->close;
   return out;
 }
 

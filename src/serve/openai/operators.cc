@@ -45,6 +45,9 @@ void Api::add_operator_routes(http::Router& router) {
   using http::Request;
   router.add("POST", "/reset_prefix_cache",
              quick([this](const Request& request) { return reset_cache(request); }));
+  for (const char* path : {"/prefix_tree", "/prefix_tree/{model...}"})
+    router.add("GET", path,
+               on_worker([this](const Request& request) { return prefixes(request); }));
   router.add("POST", "/abort_request",
              with_json([this](http::ExchangePtr exchange, const Value& body, uint64_t) {
                exchange->respond(abort_requests(exchange->request(), body));

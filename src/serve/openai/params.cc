@@ -336,6 +336,7 @@ GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t 
   params.skip_special = fields.boolean("skip_special_tokens").value_or(true);
   params.return_token_ids = fields.boolean("return_token_ids").value_or(false);
   params.spell_ids = fields.boolean("return_tokens_as_token_ids").value_or(false);
+  params.progress = fields.boolean("return_progress").value_or(false) && params.stream;
   params.timings = fields.boolean("timings_per_token").value_or(false);
   params.priority = static_cast<int>(fields.integer("priority", INT32_MIN, INT32_MAX).value_or(0));
   params.cache_salt = fields.string("cache_salt").value_or("");

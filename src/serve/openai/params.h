@@ -26,6 +26,7 @@ struct GenerationParams {
   bool ignore_eos = false;
   std::shared_ptr<const grammar::Grammar> grammar;  // of the answer; null: any text
   int32_t grammar_min_tokens = 0;
+  int32_t thought_budget = -1;  // most tokens of thoughts; -1: any number
   bool jump_forward = false;
   std::shared_ptr<const grammar::Grammar> call_grammar;  // where the answer begins a call
   std::vector<int32_t> allowed_ids;                      // empty: all tokens
@@ -34,6 +35,7 @@ struct GenerationParams {
   bool echo = false;                            // completions only
   int32_t logprobs = -1, prompt_logprobs = -1;  // alternatives to report; -1: no log-probabilities
   bool skip_special = true;
+  bool progress = false;  // of the prompt; in a stream
   bool return_token_ids = false, spell_ids = false, timings = false;
   int32_t draft_tokens = -1;  // RequestSpec::draft_tokens
   std::vector<int32_t> prediction;

@@ -184,6 +184,16 @@ void refuse_rest_of_chat(Fields& fields) {
   fields.ignore({"parallel_tool_calls"});
 }
 
+// True: thoughts are part of the answer's text.
+bool thoughts_in_text(Fields& fields, const ServedModel& model) {
+  auto format = fields.string("reasoning_format");
+  if (!format) return !model.split_thoughts;
+  if (*format != "none" && *format != "auto" && *format != "deepseek")
+    bad_request("reasoning_format", "invalid_value",
+                "Invalid 'reasoning_format': use auto, deepseek or none.");
+  return *format == "none";
+}
+
 // Some models end an answer that has calls with a special token.
 void add_format_stops(Prepared& request) {
   if (request.output.tools == nullptr) return;
@@ -233,6 +243,8 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
                                   : chat.own_template;
   request.output =
       output_spec(source, chat.plain(), with_tools ? model->tool_format : nullptr, tools);
+  request.output.split = !thoughts_in_text(fields, *model);
+  request.params.thought_budget = read_thought_budget(fields, *model);
   add_format_stops(request);
   if (CallGrammar call = with_tools ? call_grammar(body, *model) : CallGrammar{}; call.grammar) {
     if (request.params.grammar != nullptr)

@@ -33,6 +33,8 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
 Prepared prepare_completion(const Value& body, std::shared_ptr<const ServedModel> model,
                             uint64_t seed = fresh_number(), bool clamp = false);
 
+// The most tokens of thoughts, by any of the names that servers have for it; -1: any number.
+int32_t read_thought_budget(Fields& fields, const ServedModel& model);
 // A string, or the joined text of content parts. Throws ApiError.
 std::string read_content(const Value& content, const std::string& param);
 // Messages as templates expect them: content parts joined, tool arguments parsed. Throws ApiError.

@@ -65,6 +65,21 @@ Value timings_value(const Usage& usage) {
   return value;
 }
 
+Value progress_value(const PromptProgress& progress, bool timings) {
+  Value value = Value::Object{
+      {"prompt_progress",
+       Value::Object{{"total", progress.total},
+                     {"cache", progress.cached},
+                     {"processed", progress.done},
+                     {"time_ms", static_cast<int64_t>(seconds(progress.time) * 1e3)}}}};
+  Usage so_far;
+  so_far.prompt_tokens = progress.done;
+  so_far.cached_tokens = progress.cached;
+  so_far.prompt_time = progress.done > progress.cached ? progress.time : 0;
+  if (timings) value.set("timings", timings_value(so_far));
+  return value;
+}
+
 Value logprobs_value(const Piece& piece, const ShapeOptions& options, const Tokenizer& tokenizer,
                      bool with_ids) {
   auto token = [&](int32_t id, float logprob) {
@@ -132,6 +147,14 @@ void OpenaiShape::begin(std::string& out, int choices, const std::vector<int32_t
   for (int i = 0; i < choices; ++i)
     if (std::string first = first_chunk(i, i == 0 ? prompt_ids : nullptr, each); !first.empty())
       add_event(out, first);
+}
+
+void OpenaiShape::progress(std::string& out, const PromptProgress& progress) {
+  std::string members = dump_json(progress_value(progress, options_.timings));
+  members.front() = ',';
+  members.pop_back();
+  Piece none;
+  add_event(out, wrap_chunk(stream_choice(none), nullptr, members));
 }
 
 // In a chat the last text and the finish reason are sent in separate chunks, as in the OpenAI API;

@@ -51,6 +51,12 @@ struct Usage {
   bool truncated = false;                  // the context was full
 };
 
+// How much of a prompt is computed.
+struct PromptProgress {
+  int64_t total = 0, cached = 0, done = 0;
+  Nanos time = 0;  // since the request came
+};
+
 struct ShapeOptions {
   std::string model, fingerprint;
   int64_t created = 0;
@@ -61,6 +67,7 @@ struct ShapeOptions {
   bool token_ids = false;
   bool spell_ids = false;  // log-probabilities name tokens "token_id:N"
   bool timings = false;    // llama.cpp's, with usage
+  Value settings = {};     // llama.cpp's generation_settings
 };
 
 // Owner: one generation, on one thread at a time. The functions for streams append framed bytes.
@@ -75,6 +82,9 @@ class Shape {
   // prompt_ids: nullptr unless requested.
   virtual void begin(std::string& out, int choices, const std::vector<int32_t>* prompt_ids,
                      const Usage& usage) = 0;
+  virtual void progress(std::string& out, const PromptProgress& progress) {
+    (void)out, (void)progress;
+  }
   virtual void piece(std::string& out, const Piece& piece, const Usage& usage) = 0;
   virtual void end(std::string& out, const Usage& usage) = 0;
   virtual void broken(std::string& out, const http::Response& error) = 0;
@@ -96,6 +106,7 @@ class OpenaiShape : public Shape {
   bool counts() const override { return options_.continuous_usage; }
   void begin(std::string& out, int choices, const std::vector<int32_t>* prompt_ids,
              const Usage& usage) override;
+  void progress(std::string& out, const PromptProgress& progress) override;
   void piece(std::string& out, const Piece& piece, const Usage& usage) override;
   void end(std::string& out, const Usage& usage) override;
   void broken(std::string& out, const http::Response& error) override;
@@ -135,6 +146,8 @@ Value usage_value(const Usage& usage);
 Value logprobs_value(const Piece& piece, const ShapeOptions& options, const Tokenizer& tokenizer,
                      bool with_ids = false);
 Value timings_value(const Usage& usage);  // as in llama.cpp
+// llama.cpp's members of a chunk: prompt_progress and, if wanted, timings.
+Value progress_value(const PromptProgress& progress, bool timings);
 size_t count_characters(std::string_view utf8);
 
 }  // namespace tokamak::openai

@@ -8,6 +8,7 @@
 #include "serve/grammar_mask.h"
 #include "serve/openai/api_error.h"
 #include "serve/openai/params.h"
+#include "serve/thought_budget.h"
 #include "serve/token_filter.h"
 
 namespace tokamak::openai {
@@ -190,6 +191,30 @@ std::shared_ptr<TokenMask> grammar_mask_of(const GenerationParams& params, const
   return std::make_shared<GrammarMask>(std::move(options));
 }
 
+// The end of the thoughts is forced after a number of tokens; `inner` applies to the rest.
+std::shared_ptr<TokenMask> within_budget(const GenerationParams& params, const ServedModel& model,
+                                         const OutputSpec& output,
+                                         std::shared_ptr<TokenMask> inner) {
+  const Thinking thinking = output.harmony ? Thinking::kMaybe : thinking_of(output);
+  if (params.thought_budget < 0 || thinking == Thinking::kNone) return inner;
+  ThoughtBudgetOptions options;
+  options.tokens = params.thought_budget;
+  options.tokenizer = model.tokenizer;
+  options.choices = params.n;
+  options.thinking = thinking;
+  options.inner = std::move(inner);
+  if (output.harmony) {
+    options.open_tag = "<|channel|>analysis<|message|>";
+    options.close_tag = "<|end|>";
+    options.forced = "<|end|><|start|>assistant<|channel|>final<|message|>";
+    options.again = true;
+  } else {
+    options.open_tag = output.thoughts->open;
+    options.forced = options.close_tag = output.thoughts->close;
+  }
+  return std::make_shared<ThoughtBudget>(std::move(options));
+}
+
 }  // namespace
 
 std::shared_ptr<const grammar::Grammar> read_structured(Fields& fields, const ServedModel& model) {
@@ -253,6 +278,8 @@ void prepare_structured(GenerationParams& params, const ServedModel& model,
                         const OutputSpec& output) {
   if (params.call_grammar != nullptr && params.beams > 0)
     unsupported("use_beam_search", "Beam search cannot be combined with strict tools.");
+  if (params.thought_budget >= 0 && params.beams > 0)
+    unsupported("use_beam_search", "Beam search cannot be combined with a budget of thoughts.");
   if (params.grammar == nullptr) return;
   if (output.harmony)
     unsupported("response_format",
@@ -278,9 +305,9 @@ std::shared_ptr<TokenMask> mask_of(const GenerationParams& params, const ServedM
     options.banned = params.bad_words;
     options.grammar = grammar_mask_of(params, model, output);
     options.vocab = model.tokenizer->vocab_size();
-    return std::make_shared<TokenFilter>(std::move(options));
+    return within_budget(params, model, output, std::make_shared<TokenFilter>(std::move(options)));
   }
-  return grammar_mask_of(params, model, output);
+  return within_budget(params, model, output, grammar_mask_of(params, model, output));
 }
 
 }  // namespace tokamak::openai

@@ -28,7 +28,7 @@ CallGrammar call_grammar(const Value& body, const ServedModel& model);
 // The ids that end a constrained answer are stop ids, and min_tokens is up to the grammar.
 void prepare_structured(GenerationParams& params, const ServedModel& model,
                         const OutputSpec& output);
-// The mask of one request; nullptr if params.grammar is.
+// The mask of one request; nullptr: every token is allowed.
 std::shared_ptr<TokenMask> mask_of(const GenerationParams& params, const ServedModel& model,
                                    const OutputSpec& output);
 

@@ -66,6 +66,19 @@ std::string read_prompt(Fields& fields, const ServedModel& model) {
               "Invalid 'prompt_name': the model '{}' has no prompt of this name.", model.name);
 }
 
+// Token ids, between which there may be texts, as in llama.cpp. Special tokens are added only if
+// all is text.
+void append_ids(const std::string& param, const Value& item, const ServedModel& model,
+                std::vector<int32_t>& ids) {
+  if (item.is_string()) {
+    for (int32_t id : model.tokenizer->encode(item.as_string(), {.add_special = false}))
+      ids.push_back(id);
+  } else {
+    ids.push_back(
+        static_cast<int32_t>(checked_integer(param, item, 0, model.tokenizer->vocab_size() - 1)));
+  }
+}
+
 // A string, strings, token ids, or lists of them.
 void read_inputs(Fields& fields, const char* field, const std::string& prefix, int64_t most,
                  VectorRequest& out) {
@@ -78,8 +91,7 @@ void read_inputs(Fields& fields, const char* field, const std::string& prefix, i
     } else if (item.is_array()) {
       const Value::Array& ids = item.as_array();
       for (size_t i = 0; i < ids.size(); ++i)
-        input.ids.push_back(static_cast<int32_t>(checked_integer(
-            fmt::format("{}[{}]", param, i), ids[i], 0, model.tokenizer->vocab_size() - 1)));
+        append_ids(fmt::format("{}[{}]", param, i), ids[i], model, input.ids);
     } else {
       wrong_type(param, "a string or an array of token ids", item);
     }
@@ -87,7 +99,9 @@ void read_inputs(Fields& fields, const char* field, const std::string& prefix, i
     out.inputs.push_back(std::move(input));
   };
   out.param = field;
-  bool list = value.is_array() && value.size() > 0 && !value.as_array()[0].is_number();
+  bool list = value.is_array() && value.size() > 0;
+  if (list)  // ids, also with texts between them, are one input
+    for (const Value& item : value.as_array()) list = list && !item.is_number();
   if (!value.is_string() && !value.is_array())
     wrong_type(field, "a string, an array of strings, or token ids", value);
   if (value.is_array() && value.size() == 0)

@@ -336,7 +336,7 @@ function startTabs() {
   }
 }
 
-const metrics = startMetrics($("panel-server"));
+const metrics = startMetrics($("panel-server"), () => $("model").value);
 const plan = startPlan($("panel-plan"), () => $("model").value);
 startRag($("panel-rag"), $("tab-rag"), () => $("model").value);
 startTabs();

@@ -1,5 +1,6 @@
 // The server tab: plots of /metrics with history, polled only while the tab is open.
 import {getText} from "/web/server.js";
+import {startTree} from "/web/tree.js";
 import {element} from "/web/view.js";
 
 const PERIOD = 2000, POINTS = 900;  // half an hour
@@ -127,11 +128,13 @@ function memory(box, {rows}) {
   box.replaceChildren(element("h3", {textContent: "Memory"}), table);
 }
 
-export function startMetrics(panel) {
+export function startMetrics(panel, model) {
   const plots = PLOTS.map(makePlot), blocks = element("section", {}), bytes = element("section", {});
   const note = element("p", {className: "note", role: "status", textContent: "The plots begin when this tab is opened."});
   panel.append(element("h2", {textContent: "Server"}), note, element("div", {className: "plots"}, ...plots.map((p) => p.box)),
                element("div", {className: "facts"}, blocks, bytes));
+  const tree = startTree(model);
+  panel.append(tree.box);
   let timer = null, last = null;
   async function look() {
     let now;
@@ -147,6 +150,7 @@ export function startMetrics(panel) {
     kvMap(blocks, now);
     memory(bytes, now);
     last = now;
+    tree.box.hidden = await tree.look().then(() => false, () => true);  // the model is being loaded, or the key is wrong
   }
   return {visible(on) {
     if (on === (timer !== null)) return;

@@ -49,11 +49,13 @@ void add_page(http::Router& router) {
   add_file(router, "/index.html", "text/html; charset=utf-8", kIndexHtml);
   const std::pair<const char*, std::string_view> scripts[] = {
       {"/web/chat.js", kChatJs},         {"/web/chats.js", kChatsJs},
-      {"/web/decorate.js", kDecorateJs}, {"/web/markdown.js", kMarkdownJs},
-      {"/web/metrics.js", kMetricsJs},   {"/web/plan.js", kPlanJs},
-      {"/web/rag.js", kRagJs},           {"/web/server.js", kServerJs},
-      {"/web/settings.js", kSettingsJs}, {"/web/side.js", kSideJs},
-      {"/web/view.js", kViewJs}};
+      {"/web/decorate.js", kDecorateJs}, {"/web/graph.js", kGraphJs},
+      {"/web/markdown.js", kMarkdownJs}, {"/web/metrics.js", kMetricsJs},
+      {"/web/plan.js", kPlanJs},         {"/web/rag.js", kRagJs},
+      {"/web/server.js", kServerJs},     {"/web/settings.js", kSettingsJs},
+      {"/web/side.js", kSideJs},         {"/web/svg.js", kSvgJs},
+      {"/web/timeline.js", kTimelineJs}, {"/web/tree.js", kTreeJs},
+      {"/web/view.js", kViewJs},         {"/web/zoom.js", kZoomJs}};
   for (const auto& [path, text] : scripts)
     add_file(router, path, "text/javascript; charset=utf-8", text);
   for (const auto& [name, data] : libs::kFiles) add_library(router, std::string(name), data);

@@ -1,17 +1,9 @@
 // The model tab: the compiled plan of the loaded model, from GET /plan: kernels, roofline, memory, fusion.
+import {drawGraph} from "/web/graph.js";
 import {getJson} from "/web/server.js";
+import {shape, size, us} from "/web/svg.js";
+import {drawTimeline} from "/web/timeline.js";
 import {element} from "/web/view.js";
-
-const SVG = "http://www.w3.org/2000/svg";
-const us = (value) => (value >= 1000 ? `${(value / 1000).toFixed(2)} ms` : `${value.toFixed(1)} µs`);
-const size = (bytes) => (bytes >= 1048576 ? `${(bytes / 1048576).toFixed(1)} MiB` : bytes >= 1024 ? `${(bytes / 1024).toFixed(1)} KiB` : `${bytes} B`);
-
-function shape(name, attributes, title) {
-  const node = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  if (title) node.appendChild(document.createElementNS(SVG, "title")).textContent = title;
-  return node;
-}
 
 // Numbers with their units are aligned to the right; long texts wrap. head: null for none.
 function table(head, rows) {
@@ -94,21 +86,35 @@ function passes(report) {
   return rows.length ? filtered("Passes", "What the compiler did, in order.", ["Function", "Pass", "What", "Class", "Time", "Nodes"], rows) : "";
 }
 
-// The graph after the passes that changed it; equal layers are shown once.
+// The graph after the passes that changed it; equal layers are shown once. One part of it is drawn, the others can be chosen.
 function graphs(report) {
   const list = report.graphs ?? [];
   if (!list.length) return "";
-  const choice = element("select", {}, ...list.map((g, i) => new Option(`${g.function}: ${g.stage} (${g.nodes} nodes)`, i)));
-  choice.setAttribute("aria-label", "Stage of the graph");
-  choice.value = String(list.length - 1);
-  const box = element("div", {}), from = (f) => (typeof f === "number" ? `%${f}` : f);
-  const draw = () => box.replaceChildren(...list[Number(choice.value)].segments.map((part) =>
-    element("details", {open: true}, element("summary", {textContent: part.count > 1 ? `${part.title}, ${part.count} times` : part.title}),
-            table(["", "Op", "Name", "Type", "From", "Weights", "Why"], part.nodes.map((n, i) =>
-              [`%${i}`, n.op, n.name, n.type, (n.from ?? []).map(from).join(", "), [n.weights ?? ""].flat().join(", "), n.why ?? ""])))));
-  choice.addEventListener("change", draw);
-  draw();
-  return section("Graph", "Before the first pass and after each one that changed it.", choice, box);
+  const stage = element("select", {ariaLabel: "Stage of the graph"}, ...list.map((g, i) => new Option(`${g.function}: ${g.stage} (${g.nodes} nodes)`, i)));
+  stage.value = String(list.length - 1);
+  const part = element("select", {ariaLabel: "Part of the graph"}), box = element("div", {}), from = (f) => (typeof f === "number" ? `%${f}` : f);
+  const draw = () => {
+    const segment = list[Number(stage.value)].segments[Number(part.value)];
+    box.replaceChildren(drawGraph(segment), element("details", {}, element("summary", {textContent: "As a table"}),
+      table(["", "Op", "Name", "Type", "From", "Weights", "Why"], segment.nodes.map((n, i) =>
+        [`%${i}`, n.op, n.name, n.type, (n.from ?? []).map(from).join(", "), [n.weights ?? ""].flat().join(", "), n.why ?? ""]))));
+  };
+  const choose = () => {
+    const {segments} = list[Number(stage.value)], most = Math.max(...segments.map((s) => s.count * 1000 + s.nodes.length));
+    part.replaceChildren(...segments.map((s, i) => new Option(`${s.title}${s.count > 1 ? `, ${s.count} times` : ""} (${s.nodes.length} ops)`, i)));
+    part.value = String(segments.findIndex((s) => s.count * 1000 + s.nodes.length === most));  // the repeated layer
+    draw();
+  };
+  stage.addEventListener("change", choose);
+  part.addEventListener("change", draw);
+  choose();
+  return section("Graph", "Before the first pass and after each one that changed it. Blue ops have weights, dashed values come from outside. Drag to move; zoom with the buttons, two fingers, or Ctrl and the wheel. Enter in the search goes to the next match.",
+                 element("div", {className: "row choices"}, stage, part), box);
+}
+
+function timeline(report) {
+  const drawing = drawTimeline(report), measured = report.calls?.some((c) => c.measured_us !== undefined);
+  return drawing && section("Timeline", `The calls of one step one after the other, a row for each kernel, ${measured ? "as measured" : "with predicted times"}. On a CPU all threads share every call. Blue calls are bound by memory, orange ones by computation.`, drawing);
 }
 
 function show(box, report) {
@@ -116,7 +122,7 @@ function show(box, report) {
     ["Model", report.model], ["Backend", `${report.backend} (${report.isa})`], ["Shape", Object.entries(report.shape ?? {}).map(([k, v]) => `${k}=${v}`).join(", ")],
     ["One step", `${t.calls} calls of ${t.kinds} kinds, ${size(t.bytes ?? 0)}, predicted ${us((t.bound_us ?? 0) + (t.overhead_us ?? 0))}`],
     ["Numerics", report.numerics_id]];
-  box.replaceChildren(table(null, facts.filter(([, value]) => value !== undefined)), kernels(report), roofline(report), memory(report), notFused(report), passes(report), graphs(report));
+  box.replaceChildren(table(null, facts.filter(([, value]) => value !== undefined)), graphs(report), timeline(report), kernels(report), roofline(report), memory(report), notFused(report), passes(report));
 }
 
 export function startPlan(panel, model) {

@@ -13,7 +13,7 @@ class MarkedParser final : public OutputParser {
  public:
   MarkedParser(const OutputSpec& spec, uint64_t seed)
       : types_(spec.types != nullptr ? spec.types : std::make_shared<const ToolTypes>()),
-        thoughts_(spec.thoughts, spec.start),
+        thoughts_(spec.split ? spec.thoughts : nullptr, spec.start),
         calls_(spec.tools, *types_, seed) {}
 
   Result push(std::string_view text) override { return parse(thoughts_.push(text)); }

@@ -24,6 +24,7 @@ struct OutputSpec {
   const ThoughtMarks* thoughts = nullptr;
   ThoughtStart start = ThoughtStart::kOff;
   bool harmony = false;
+  bool split = true;  // false: thoughts and their marks are part of the text
 };
 
 // For an answer to this prompt. format: that of the model; nullptr: no calls are expected.
