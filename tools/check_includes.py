@@ -62,7 +62,7 @@ NAMES = {
     "limits": "numeric_limits",
     "map": "map multimap",
     "memory": "enable_shared_from_this make_shared make_unique shared_ptr unique_ptr weak_ptr",
-    "mutex": "call_once lock_guard mutex once_flag",
+    "mutex": "call_once lock_guard mutex once_flag try_to_lock",
     "mutex condition_variable": "unique_lock",
     "new": "bad_alloc nothrow_t",
     "numbers": "numbers",

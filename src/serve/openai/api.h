@@ -135,6 +135,7 @@ class Api {
   std::atomic<uint64_t> arrivals_{0};
   std::atomic<uint64_t> cache_epoch_{0};  // how often the prefix cache was reset
   ApiKeys keys_, admin_;
+  std::mutex tree_mutex_;  // one request at a time waits for an engine's prefix tree
   mutable std::mutex adapters_mutex_;
   std::map<std::string, std::shared_ptr<const ServedModel>> adapters_;
   std::unique_ptr<RequestLog> log_;

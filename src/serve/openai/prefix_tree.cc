@@ -1,5 +1,6 @@
 // The cached prefixes of a model as JSON, for the page and for operators.
 #include <algorithm>
+#include <mutex>
 
 #include "base/rng.h"
 #include "serve/openai/api.h"
@@ -41,7 +42,12 @@ http::Response Api::prefixes(const http::Request& request) {
     const std::string own = salt_of(tenant, "");
     return !tenant.empty() && (salt == own || salt.starts_with(own + "\n"));
   };
+  std::unique_lock reading(tree_mutex_, std::try_to_lock);  // it may take as long as a step
+  if (!reading)
+    throw ApiError(429, "Another request is reading the tree: try again.", "", "busy")
+        .with_retry_after(1);
   PrefixTree tree = served->client->prefix_tree(kMostIndexNodes);
+  reading.unlock();
   Value nodes = Value::array();
   std::vector<uint64_t> states(tree.nodes.size());
   std::vector<bool> told(tree.nodes.size());

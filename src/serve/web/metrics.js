@@ -150,7 +150,7 @@ export function startMetrics(panel, model) {
     kvMap(blocks, now);
     memory(bytes, now);
     last = now;
-    tree.box.hidden = await tree.look().then(() => false, () => true);  // the model is being loaded, or the key is wrong
+    tree.box.hidden = await tree.look().then(() => false, (error) => error.status !== 429 || tree.box.hidden);  // 429: another page is reading it
   }
   return {visible(on) {
     if (on === (timer !== null)) return;
