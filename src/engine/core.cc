@@ -291,9 +291,13 @@ const EngineStats& EngineCore::stats() {
   s.running = running();
   s.waiting = waiting();
   s.kv_blocks_total = kv_.total_blocks();
-  s.kv_block_size = config_.groups.empty() ? 0 : config_.groups[0].block_size;
+  auto block_tokens = [&](const GroupEntry& g) {
+    return g.per_sequence() ? config_.max_model_len : g.block_size;
+  };
+  s.kv_block_size = config_.groups.empty() ? 0 : block_tokens(config_.groups[0]);
   for (size_t g = 0; g < config_.groups.size(); ++g)
-    s.kv_tokens = std::max(s.kv_tokens, config_.blocks[g] * config_.groups[g].block_size);
+    if (g == 0 || !config_.groups[g].per_sequence())
+      s.kv_tokens = std::max(s.kv_tokens, config_.blocks[g] * block_tokens(config_.groups[g]));
   s.kv_blocks_cached = kv_.cached_blocks();
   s.kv_blocks_free = kv_.free_blocks() - s.kv_blocks_cached;
   s.kv_blocks_used = s.kv_blocks_total - kv_.free_blocks();

@@ -123,6 +123,8 @@ class Run(unittest.TestCase):
         done = run("serve", FAMILIES / "mamba2", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.stderr, r"\Aerror: [^\n]*without recurrent layers[^\n]*\n\Z")
+        done = run("convert", FAMILIES / "mamba2", "unwritten.gguf")
+        self.assertRegex(done.stderr, r"\Aerror: [^\n]*cannot be converted from a folder to GGUF[^\n]*\n\Z")
 
     def test_families(self):
         families = {f["architecture"]: f for f in run_json("inspect", "--families", "--json")}

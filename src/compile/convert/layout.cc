@@ -144,6 +144,11 @@ std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
   const Family& family = family_of(c);
   if (!family.in_gguf)
     fail(ErrorCode::kUnsupported, "GGUF has no layout for models of the family {}", c.architecture);
+  if (c.recurrent.decay_log)
+    fail(ErrorCode::kUnsupported,
+         "models of the family {} cannot be converted from a folder to GGUF: it stores decays, the "
+         "folder their logarithms",
+         c.architecture);
   Layout layout;
   for (const WeightSlot& slot : weight_slots(c)) {
     WeightPlace place = gguf_place(family, c, slot);
