@@ -75,6 +75,11 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.max_model_len = loaded.engine->info().max_model_len;
   model.max_sequences = loaded.engine->config().max_num_seqs;
   model.draft_tokens = loaded.drafter ? loaded.engine->config().draft_tokens : 0;
+  model.dola_layers = loaded.engine->config().layers;
+  const std::vector<WeightEntry>& weights = loaded.source->plans().weights;
+  model.shares_embedding = std::none_of(weights.begin(), weights.end(), [](const WeightEntry& w) {
+    return w.name.starts_with("output.weight");
+  });
   model.jump_forward = flags.sampling.jump_forward;
   model.created = unix_seconds();
   OpenOptions options = flags.model;
@@ -447,6 +452,8 @@ void add_serve_verb(CLI::App& app) {
   add_jump_flag(*verb, flags->sampling);
   add_template_flag(*verb, flags->model);
   add_speculative_flags(*verb, flags->model);
+  verb->add_flag("--dola", flags->model.layer_logits,
+                 "requests may use DoLa (dola_layers); one more function is compiled");
   verb->footer(
       "Examples:\n  tokamak serve SmolLM2-135M-Instruct.Q4_1.gguf\n"
       "  tokamak serve model.gguf --host 0.0.0.0 --port 9000 --api-key secret\n"

@@ -109,6 +109,46 @@ void guide_row(std::span<const float> other, float scale, std::span<float> row) 
   }
 }
 
+namespace {
+
+// Twice the divergence of two distributions from their mean m, KL(m, p) + KL(m, q), as transformers
+// defines it for DoLa; p and q are given as logits and the logarithms of their totals.
+double divergence(std::span<const float> a, double a_total, std::span<const float> b,
+                  double b_total) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    auto p = static_cast<float>(static_cast<double>(a[i]) - a_total),
+         q = static_cast<float>(static_cast<double>(b[i]) - b_total);
+    float mean = 0.5f * (fast_exp(p) + fast_exp(q));
+    if (mean > 0) sum += static_cast<double>(mean * (2 * std::log(mean) - p - q));
+  }
+  return sum;
+}
+
+}  // namespace
+
+void contrast_row(std::span<const float> layers, std::span<float> row) {
+  const double kRelativeTop = std::log(0.1), kLast = -1e4;
+  float peak = finite_max(row);
+  double total = log_sum_exp(row, peak), other_total = 0, most = 0;
+  std::span<const float> other;
+  for (size_t at = 0; at < layers.size(); at += row.size()) {
+    std::span<const float> layer = layers.subspan(at, row.size());
+    double layer_total = log_sum_exp(layer, finite_max(layer));
+    double apart = layers.size() > row.size() ? divergence(row, total, layer, layer_total) : 0;
+    if (!other.empty() && apart <= most) continue;
+    other = layer;
+    other_total = layer_total;
+    most = apart;
+  }
+  double least = static_cast<double>(peak) + kRelativeTop;
+  for (size_t i = 0; i < row.size(); ++i) {
+    double x = static_cast<double>(row[i]), own = x - total;
+    row[i] = static_cast<float>(x < least ? kLast + own
+                                          : own - (static_cast<double>(other[i]) - other_total));
+  }
+}
+
 void run_maxima(std::span<const float> row, std::span<float> out) {
   for (size_t start = 0, run = 0; start < row.size(); start += kRun, ++run)
     out[run] = run_peak(row.data() + start, std::min(kRun, row.size() - start));

@@ -19,10 +19,11 @@ constexpr std::pair<const char*, const char*> kNames[] = {{"n_predict", "max_tok
                                                           {"n_probs", "logprobs"},
                                                           {"typ_p", "typical_p"},
                                                           {"return_tokens", "return_token_ids"}};
-constexpr std::string_view kIgnored[] = {
-    "cache_prompt", "id_slot",          "min_keep",           "repeat_last_n",   "penalize_nl",
-    "input_prefix", "input_extra",      "input_suffix",       "response_fields", "slot_id",
-    "n_indent",     "t_max_predict_ms", "post_sampling_probs"};
+constexpr std::string_view kIgnored[] = {"cache_prompt", "id_slot",          "min_keep",
+                                         "penalize_nl",  "input_prefix",     "input_extra",
+                                         "input_suffix", "response_fields",  "slot_id",
+                                         "n_indent",     "t_max_predict_ms", "post_sampling_probs"};
+constexpr int32_t kRepeatLast = 64;  // the tokens that penalties count unless a request says
 
 // The answer of one prompt, whole or in a stream.
 class LlamaShape final : public Shape {
@@ -220,6 +221,11 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
         wrong_type(fmt::format("response_fields[{}]", i), "a string", (*names)[i]);
     wanted = *names;
   }
+  const Value* dry = fields.find("dry_multiplier");  // with it, penalties count all tokens
+  if (fields.find("repeat_last_n") == nullptr && (dry == nullptr || *dry == Value(0)))
+    out.body.set("repeat_last_n", kRepeatLast);
+  if (fields.integer("min_keep", 0, INT32_MAX).value_or(0) > 1)
+    unsupported("min_keep", "samplers keep at least one token");
   fields.refuse("n_indent", "indentation is not enforced");
   fields.refuse("t_max_predict_ms", "use --request-timeout of the server");
   fields.refuse("post_sampling_probs", "log-probabilities are those before sampling");
@@ -239,6 +245,7 @@ Value default_settings(const ServedModel& model) {
   params.set("top_p", static_cast<double>(sample.top_p));
   params.set("min_p", static_cast<double>(sample.min_p));
   params.set("repeat_penalty", static_cast<double>(sample.repetition_penalty));
+  params.set("repeat_last_n", kRepeatLast);
   params.set("presence_penalty", static_cast<double>(sample.presence_penalty));
   params.set("frequency_penalty", static_cast<double>(sample.frequency_penalty));
   return Value::Object{{"n_ctx", model.max_model_len}, {"params", std::move(params)}};
