@@ -2,6 +2,8 @@
 // text.
 #include "apps/bench_speculate.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <map>
@@ -27,6 +29,13 @@ struct SpeculateFlags {
   bool adaptive = true, json = false;
 };
 
+// CPU time of the process, which other programs change little.
+double answer_cpu_seconds() {
+  timespec t{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
+}
+
 struct Case {
   std::string kind;
   std::vector<int32_t> prompt;
@@ -35,12 +44,14 @@ struct Case {
 // Sums over all answers of one kind with one method.
 struct Tally {
   int64_t tokens = 0, steps = 0, drafted = 0, accepted = 0;  // after the first token
-  std::vector<double> seconds;                               // by round
+  double cpu_seconds = 0;
+  std::vector<double> seconds;  // by round
   void add(const Tally& o) {
     tokens += o.tokens;
     steps += o.steps;
     drafted += o.drafted;
     accepted += o.accepted;
+    cpu_seconds += o.cpu_seconds;
   }
 };
 
@@ -51,6 +62,7 @@ class Answer {
     std::lock_guard lock(mutex_);
     if (deltas_++ == 0) {
       first_ = SteadyClock().now();
+      first_cpu_ = answer_cpu_seconds();
     } else {
       tally_.tokens += static_cast<int64_t>(delta.ids.size());
       ++tally_.steps;
@@ -61,6 +73,7 @@ class Answer {
     if (delta.finish == Finish::kNone) return;
     if (delta.finish != Finish::kLength && delta.finish != Finish::kStop)
       error_ = delta.error.empty() ? "the request failed" : delta.error;
+    tally_.cpu_seconds = answer_cpu_seconds() - first_cpu_;
     tally_.seconds = {seconds(SteadyClock().now() - first_)};
     done_ = true;
     ready_.notify_all();
@@ -78,6 +91,7 @@ class Answer {
   std::vector<int32_t> ids_;
   Tally tally_;
   Nanos first_ = 0;
+  double first_cpu_ = 0;
   int64_t deltas_ = 0;
   bool done_ = false;
   std::string error_;
@@ -180,6 +194,7 @@ Value row_of(const std::string& kind, const std::string& method, const Tally& t,
                        {"drafted", t.drafted},
                        {"accepted", t.accepted},
                        {"tokens_per_second", pace},
+                       {"cpu_ms_per_token", ratio(1e3 * t.cpu_seconds, number(t.tokens))},
                        {"speed_against_off", ratio(pace, plain)}};
 }
 
@@ -200,12 +215,13 @@ void bench_speculate(const SpeculateFlags& f) {
     fmt::print("{}\n", dump_json(rows, 2));
     return;
   }
-  fmt::print("{:<12} {:<12} {:>11} {:>9} {:>9} {:>10} {:>8}\n", "kind", "method", "tokens/step",
-             "drafted", "accepted", "tokens/s", "to off");
+  fmt::print("{:<12} {:<12} {:>11} {:>9} {:>9} {:>13} {:>10} {:>8}\n", "kind", "method",
+             "tokens/step", "drafted", "accepted", "CPU ms/token", "tokens/s", "to off");
   for (const Value& r : rows.as_array())
-    fmt::print("{:<12} {:<12} {:>11.2f} {:>9} {:>9} {:>10.1f} {:>8.2f}\n", r.at("kind").as_string(),
-               r.at("method").as_string(), r.at("tokens_per_step").as_double(),
-               r.at("drafted").as_int(), r.at("accepted").as_int(),
+    fmt::print("{:<12} {:<12} {:>11.2f} {:>9} {:>9} {:>13.2f} {:>10.1f} {:>8.2f}\n",
+               r.at("kind").as_string(), r.at("method").as_string(),
+               r.at("tokens_per_step").as_double(), r.at("drafted").as_int(),
+               r.at("accepted").as_int(), r.at("cpu_ms_per_token").as_double(),
                r.at("tokens_per_second").as_double(), r.at("speed_against_off").as_double());
 }
 

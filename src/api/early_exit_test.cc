@@ -2,6 +2,7 @@
 // further weights or KV.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <condition_variable>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <mutex>
 #include <numeric>
 
+#include "api/adapters.h"
 #include "api/open.h"
 #include "base/error.h"
 #include "base/rng.h"
@@ -162,16 +164,23 @@ TEST(EarlyExit, OneStepDraftsAndVerifies) {
   EXPECT_EQ(s.steps, 41 - s.draft_accepted);
 }
 
+// A model whose biases differ drafts: it agrees sometimes.
+OpenOptions options_for_draft_model() {
+  OpenOptions o = options_for_exit("llama.gguf", "cpu", false);
+  o.draft_model = tiny_path("llama_bias.gguf");
+  o.speculative = R"({"method": "draft_model", "num_speculative_tokens": 4, "adaptive": false})";
+  return o;
+}
+
 // Classical rejection: the second token is drafted, and has the distribution of the model given the
-// first one. With three tokens left by top-k there are two degrees of freedom: the bound is
-// exceeded once in 10^4 runs.
+// first one. With three tokens left there are two degrees of freedom: the bound is exceeded once in
+// 10^4 runs. The bias makes both distributions consist of the same three tokens.
 TEST(EarlyExit, ProbabilisticRejectionKeepsTheDistribution) {
   constexpr double kBound2 = 18.4;
-  LoadedModel model = load_model(options_for_exit("llama.gguf", "cpu", true));
+  const std::vector<int32_t> three = {40, 57, 91};
   SampleSpec sample;
   sample.temperature = 1.0f;
-  sample.top_k = 3;
-  sample.top_logprobs = 3;
+  for (int32_t id : three) sample.logit_bias.emplace_back(id, 100.0f);
   auto spec_of = [&](uint64_t seed, int32_t max_tokens, std::vector<int32_t> prompt,
                      bool rejection) {
     RequestSpec spec;
@@ -180,37 +189,85 @@ TEST(EarlyExit, ProbabilisticRejectionKeepsTheDistribution) {
     SampleSpec own = sample;
     own.seed = seed;
     own.rejection = rejection;
+    if (max_tokens == 1) own.top_logprobs = 128;  // all
     spec.sample = std::make_shared<const SampleSpec>(own);
     return spec;
   };
-  int64_t accepted[2] = {};
-  for (bool rejection : {false, true}) {
-    int64_t before = model.engine->stats().draft_accepted;
-    std::vector<RequestSpec> specs;
-    for (uint64_t seed = 0; seed < 1200; ++seed)
-      specs.push_back(spec_of(seed, 3, {4, 8, 2}, rejection));
-    ExitAnswers answers = answer_all(*model.engine, specs);
-    accepted[rejection] = model.engine->stats().draft_accepted - before;
-    std::map<int32_t, std::map<int32_t, int>> counts;  // first token, second token
-    for (const auto& [key, a] : answers) ++counts[a.ids.at(0)][a.ids.at(1)];
-    EXPECT_EQ(counts.size(), 3u);
-    for (const auto& [first, seconds] : counts) {
-      ExitAnswers exact = answer_all(*model.engine, {spec_of(1, 1, {4, 8, 2, first}, false)});
-      double mass = 0, total = 0, chi_square = 0;
-      const std::vector<TokenLogprob> top = exact.at({0, 0}).top.at(0);
-      for (const TokenLogprob& t : top) mass += std::exp(static_cast<double>(t.logprob));
-      for (const auto& [id, n] : seconds) total += n;
-      for (const TokenLogprob& t : top) {
-        double expected = total * std::exp(static_cast<double>(t.logprob)) / mass;
-        auto it = seconds.find(t.id);
-        double off = (it == seconds.end() ? 0 : it->second) - expected;
-        chi_square += off * off / expected;
+  for (bool draft_model : {false, true}) {
+    SCOPED_TRACE(draft_model ? "draft model" : "early exit");
+    LoadedModel model = load_model(draft_model ? options_for_draft_model()
+                                               : options_for_exit("llama.gguf", "cpu", true));
+    int64_t accepted[2] = {};
+    for (bool rejection : {false, true}) {
+      int64_t before = model.engine->stats().draft_accepted;
+      std::vector<RequestSpec> specs;
+      for (uint64_t seed = 0; seed < 1200; ++seed)
+        specs.push_back(spec_of(seed, 3, {4, 8, 2}, rejection));
+      ExitAnswers answers = answer_all(*model.engine, specs);
+      accepted[rejection] = model.engine->stats().draft_accepted - before;
+      std::map<int32_t, std::map<int32_t, int>> counts;  // first token, second token
+      for (const auto& [key, a] : answers) ++counts[a.ids.at(0)][a.ids.at(1)];
+      EXPECT_EQ(counts.size(), 3u);
+      for (const auto& [first, seconds] : counts) {
+        ExitAnswers exact = answer_all(*model.engine, {spec_of(1, 1, {4, 8, 2, first}, false)});
+        std::map<int32_t, double> weights;
+        for (const TokenLogprob& t : exact.at({0, 0}).top.at(0))
+          if (std::find(three.begin(), three.end(), t.id) != three.end())
+            weights[t.id] = std::exp(static_cast<double>(t.logprob));
+        ASSERT_EQ(weights.size(), 3u);
+        double mass = 0, total = 0, chi_square = 0;
+        for (const auto& [id, weight] : weights) mass += weight;
+        for (const auto& [id, n] : seconds) total += n;
+        for (const auto& [id, weight] : weights) {
+          double expected = total * weight / mass;
+          auto it = seconds.find(id);
+          double off = (it == seconds.end() ? 0 : it->second) - expected;
+          chi_square += off * off / expected;
+        }
+        EXPECT_LE(seconds.size(), 3u);
+        EXPECT_LT(chi_square, kBound2) << "after token " << first << ", rejection " << rejection;
       }
-      EXPECT_LE(seconds.size(), 3u);
-      EXPECT_LT(chi_square, kBound2) << "after token " << first << ", rejection " << rejection;
     }
+    EXPECT_GT(accepted[1], accepted[0]);
   }
-  EXPECT_GT(accepted[1], accepted[0]);
+}
+
+// Both rules accept the same drafts of greedy requests.
+TEST(EarlyExit, GreedyAnswersAreTheSameWithRejection) {
+  LoadedModel plain = load_model(options_for_exit("llama.gguf", "cpu", false)),
+              drafting = load_model(options_for_draft_model());
+  std::vector<RequestSpec> specs = mixed_specs(24, plain.source->plans().vocab);
+  for (RequestSpec& spec : specs) {
+    SampleSpec sample = *spec.sample;
+    sample.temperature = 0;
+    sample.rejection = true;
+    spec.sample = std::make_shared<const SampleSpec>(sample);
+  }
+  EXPECT_TRUE(answer_all(*drafting.engine, specs) == answer_all(*plain.engine, specs));
+  EXPECT_GT(drafting.engine->stats().draft_tokens, 100);
+}
+
+// The exit takes the adapter of each row, as the model does.
+TEST(EarlyExit, AdaptersKeepTheirAnswers) {
+  OpenOptions plain = options_for_exit("llama.gguf", "cpu", false),
+              exits = options_for_exit("llama.gguf", "cpu", true);
+  plain.adapters = {{"all", tiny_path("adapters/llama_all")},
+                    {"qv", tiny_path("adapters/llama_qv")}};
+  exits.adapters = plain.adapters;
+  LoadedModel target = load_model(plain), drafting = load_model(exits);
+  auto answers = [](LoadedModel& model, bool adapters) {
+    std::vector<RequestSpec> specs = mixed_specs(24, model.source->plans().vocab);
+    auto all = model.adapters->list();
+    for (size_t i = 0; adapters && i < specs.size(); ++i)
+      if (i % 3 < 2) specs[i].adapter = all.at(i % 3);
+    return answer_all(*model.engine, specs);
+  };
+  ExitAnswers want = answers(target, true);
+  EXPECT_TRUE(answers(drafting, true) == want);
+  EXPECT_FALSE(answers(target, false) == want);
+  EngineStats s = drafting.engine->stats();
+  EXPECT_GT(s.draft_tokens, 100);
+  EXPECT_GT(s.draft_accepted, 0);
 }
 
 // Weights and KV are those of the model alone, and so are the numerics.

@@ -122,6 +122,8 @@ LoadedModel load_model(const OpenOptions& asked) {
   }
   SpeculativeOptions speculative = parse_speculative(o.speculative, o.draft_model);
   o.exit_layers = exit_layers(speculative, o);
+  if (o.layer_logits && o.exit_layers != 0)
+    fail(ErrorCode::kUnsupported, "DoLa cannot be combined with the speculation early_exit");
   CompiledSetup setup = compile_for(o);
   const PlanSet& plans = setup.source->plans();
   model.name = served_name(o.model);

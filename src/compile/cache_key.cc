@@ -24,8 +24,9 @@ void add_program(Hash128& hash) {
 void add_options(Hash128& hash, const CompileOptions& o) {
   const auto& [activations, storage, kv_dtype, block_size, max_sequences, max_tokens,
                max_logit_rows, context, max_context, longest, merge_adapters, adapter_slots,
-               adapter_rank, exit_layers, pooling, tree_mask, verify, passes, disabled_passes,
-               dump_after, rules, machine, fusion, eager, shapes, buckets, dump, after_pass] = o;
+               adapter_rank, exit_layers, layer_logits, pooling, tree_mask, verify, passes,
+               disabled_passes, dump_after, rules, machine, fusion, eager, shapes, buckets, dump,
+               after_pass] = o;
   hash.add(fmt::format("{} {} {} {} {} {} {} {} {} {} {}", activations, storage,
                        dtype_name(kv_dtype), block_size, max_sequences, max_tokens, max_logit_rows,
                        context, tree_mask, eager, static_cast<int>(shapes)));
@@ -36,9 +37,10 @@ void add_options(Hash128& hash, const CompileOptions& o) {
   for (const RewriteRule& rule : rules) hash.add(rule.text);
   if (!machine.empty()) hash.add(read_text_file(machine, size_t{1} << 20));
   // These only observe, or have led to the context.
-  // The exit, the pooling and the slots of adapters are part of the graph; merged adapters change
-  // weights only.
-  (void)exit_layers, (void)merge_adapters, (void)adapter_slots, (void)adapter_rank;
+  // The added functions, the pooling and the slots of adapters are part of the graph; merged
+  // adapters change weights only.
+  (void)exit_layers, (void)layer_logits, (void)merge_adapters, (void)adapter_slots,
+      (void)adapter_rank;
   (void)dump_after, (void)fusion, (void)pooling, (void)dump, (void)after_pass, (void)max_context,
       (void)longest;
 }

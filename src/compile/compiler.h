@@ -51,6 +51,7 @@ struct CompileOptions {
   int64_t adapter_slots = 0;                // adapters that rows of a step can choose from; 0: none
   int64_t adapter_rank = 16;                // largest rank of one in a slot
   int64_t exit_layers = 0;          // of kExitFunction; 0: no such function, -1: a third of all
+  bool layer_logits = false;        // add kLayersFunction
   std::string pooling;              // "mean", "cls" or "last"; empty: as the model's files say
   bool tree_mask = false;           // step takes `mask`: rows may be nodes of a draft tree
   std::vector<int> verify;          // numbers of drafts k that get verify<k> plans

@@ -59,6 +59,14 @@ void EngineCore::prepare_beams(Request& request) const {
   sample.temperature = 0;
   sample.top_logprobs = request.beam->wanted();
   sample.min_tokens = spec.sample->min_tokens;
+  if (float alpha = spec.sample->penalty_alpha; alpha > 0) {
+    request.beam->contrast = std::make_unique<ContrastiveSearch>(alpha);
+    sample.penalty_alpha = alpha;
+    sample.top_logprobs = request.beam->width();
+    request.spec.score_prompt = true;  // its rows return hidden states
+    request.spec.score_from = 1;
+    ++request.spec.max_tokens;
+  }
   request.spec.sample = std::make_shared<const SampleSpec>(std::move(sample));
 }
 
@@ -99,13 +107,18 @@ void EngineCore::commit_beam(Sequence& seq, int32_t row, const StepResult& resul
     if (may_end || std::find(stops.begin(), stops.end(), at->second.id) == stops.end())
       request.beam->add({seq.choice, at->second.id, at->second.logprob,
                          seq.beam_score + static_cast<double>(at->second.logprob)});
+  hold_beam(seq);
+  if (--request.beam->outstanding == 0) step_beams(request, actions);
+}
+
+// It waits for the others of its round.
+void EngineCore::hold_beam(Sequence& seq) {
   if (seq.first_token == kNever) {
     seq.first_token = now_;
     stats_.prefill_seconds.add(seconds(now_ - seq.started));
   }
   seq.last_token = now_;
   seq.held = true;
-  if (--request.beam->outstanding == 0) step_beams(request, actions);
 }
 
 void EngineCore::step_beams(Request& request, Actions& actions) {

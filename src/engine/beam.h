@@ -2,9 +2,11 @@
 // The state of a beam search between its rounds, and the choice of the partial answers to continue.
 // It knows no sequences and no blocks.
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "engine/client.h"
+#include "engine/contrastive.h"
 
 namespace tokamak {
 
@@ -45,7 +47,8 @@ class BeamSearch {
   bool done(double best, int64_t length) const;
   const std::vector<BeamAnswer>& answers() const { return answers_; }  // best first, at most width
 
-  int32_t outstanding = 1;  // sequences that have not added their candidates
+  std::unique_ptr<ContrastiveSearch> contrast;  // instead of scores; null: beam search
+  int32_t outstanding = 1;                      // sequences that have not added their candidates
 
  private:
   double score(double sum, int64_t length) const;

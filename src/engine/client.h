@@ -89,6 +89,8 @@ struct RequestSpec {
   // With SampleSpec::guidance_scale: the answer is kept away from what would follow these ids.
   // Empty: the last id of the prompt.
   std::vector<int32_t> negative_prompt;
+  bool contrasts_layers() const { return sample && !sample->dola_layers.empty() && max_tokens > 0; }
+  bool contrasts_states() const { return sample && sample->penalty_alpha > 0 && max_tokens > 0; }
   bool guided() const { return sample && sample->guidance_scale != 1.0f && max_tokens > 0; }
   // With ContextShift (engine/context_shift.h): tokens at the beginning of the prompt that a shift
   // keeps; -1: the whole prompt.

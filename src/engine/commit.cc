@@ -82,7 +82,12 @@ void EngineCore::commit_entry(const PendingStep& step, size_t entry, const StepR
     seq.mirostat_mu = result.mirostat_mu[static_cast<size_t>(path.back())];
   if (seq.request->beam) {
     kv_.commit(seq.blocks, seq.computed, seq.ids());
-    if (e.chooses) commit_beam(seq, e.first_out, result, actions);
+    bool contrasts = seq.request->beam->contrast != nullptr;
+    if (contrasts) note_states(seq, e, result, step);
+    if (e.chooses && contrasts)
+      commit_candidate(seq, e.first_choice(), result, step, actions);
+    else if (e.chooses)
+      commit_beam(seq, e.first_out, result, actions);
     return;
   }
   emit(seq, path, result, actions);

@@ -103,6 +103,7 @@ EngineConfig default_engine_config(const PlanSet& plans, int64_t max_model_len, 
   for (const Plan& p : plans.plans) {
     if (p.function == "decode") c.decode_batch = std::max(c.decode_batch, guard_limit(p, "B"));
     c.exits = c.exits || p.function == kExitFunction;
+    if (p.function == kLayersFunction) c.layers = plans.layers, c.layer_rows = guard_limit(p, "L");
     if (int32_t k = verify_size(p.function); k > 0) c.verify_sizes.push_back(k);
   }
   for (const InputEntry& in : plans.inputs) {
@@ -164,6 +165,18 @@ void check_beams(const EngineConfig& c, const RequestSpec& spec) {
     fail(ErrorCode::kInvalidArgument, "length_penalty is not a finite number");
 }
 
+void check_contrastive(const EngineConfig& c, const RequestSpec& spec) {
+  if (!spec.contrasts_states()) return;
+  auto require = [](bool ok, std::string_view what) {
+    if (!ok) fail(ErrorCode::kInvalidArgument, "penalty_alpha {}", what);
+  };
+  const SampleSpec& s = *spec.sample;
+  require(s.penalty_alpha <= 1, "must be from 0 to 1");
+  require(spec.beams >= 2 && spec.n == 1, "needs 2 or more candidates (beams), and n 1");
+  require(c.vector_width > 0, "needs hidden states, which the plans do not return");
+  require(s.min_tokens == 0, "cannot be combined with min_tokens");
+}
+
 void check_ids(const EngineConfig& c, std::string_view what, std::span<const int32_t> ids) {
   for (int32_t id : ids)
     if (id < 0 || id >= c.vocab)
@@ -204,6 +217,26 @@ void check_guidance(const EngineConfig& c, const RequestSpec& spec) {
            spec.max_tokens, need, c.groups[g].name, c.blocks[g]);
 }
 
+void check_dola(const EngineConfig& c, const RequestSpec& spec) {
+  if (!spec.contrasts_layers()) return;
+  auto refuse = [](std::string_view what) {
+    fail(ErrorCode::kInvalidArgument, "dola_layers cannot be combined with {}", what);
+  };
+  const std::vector<int32_t>& layers = spec.sample->dola_layers;
+  if (c.layer_rows == 0)
+    fail(ErrorCode::kInvalidArgument, "dola_layers: {} was loaded without --dola", c.model);
+  if (std::ssize(layers) > c.layer_rows)
+    fail(ErrorCode::kInvalidArgument, "dola_layers has {} layers; a step computes at most {}",
+         layers.size(), c.layer_rows);
+  for (int32_t layer : layers)
+    if (layer < 0 || layer >= c.layers)
+      fail(ErrorCode::kInvalidArgument, "dola_layers: {} is not a layer from 0 to {}", layer,
+           c.layers - 1);
+  if (spec.beams > 0) refuse("beam search");
+  if (spec.draft_tokens > 0) refuse("drafts");
+  if (spec.guided()) refuse("guidance_scale");
+}
+
 void check_pooling(const EngineConfig& c, const RequestSpec& spec) {
   if (c.encoder && !spec.pool)
     fail(ErrorCode::kInvalidArgument, "{} is an encoder: it gives vectors and generates no text",
@@ -226,6 +259,7 @@ void check_request(const EngineConfig& c, const RequestSpec& spec) {
   if (spec.n < 1 || spec.n > c.max_queue)
     fail(ErrorCode::kInvalidArgument, "n is {}, but must be from 1 to {}", spec.n, c.max_queue);
   if (spec.beams != 0) check_beams(c, spec);
+  check_contrastive(c, spec);
   if (spec.adapter && c.adapter_slots == 0)
     fail(ErrorCode::kInvalidArgument, "{} was loaded without slots for adapters", c.model);
   if (spec.draft_tokens < -1)
@@ -242,7 +276,8 @@ void check_request(const EngineConfig& c, const RequestSpec& spec) {
          "score_from is {}, but must be 1 or more: the first token has no score", spec.score_from);
   check_ids(c, "prompt", spec.prompt);
   auto prompt = static_cast<int64_t>(spec.prompt.size());
-  int64_t total = prompt + spec.max_tokens;
+  // Contrastive search computes the last token of an answer too.
+  int64_t total = prompt + spec.max_tokens + (spec.contrasts_states() ? 1 : 0);
   if (total > c.max_model_len)
     fail(ErrorCode::kOutOfRange,
          "prompt of {} tokens and max_tokens {} exceed the model's limit of {} tokens", prompt,
@@ -257,6 +292,7 @@ void check_request(const EngineConfig& c, const RequestSpec& spec) {
            prompt, spec.max_tokens, need, c.groups[g].name, c.blocks[g]);
   }
   check_guidance(c, spec);
+  check_dola(c, spec);
 }
 
 }  // namespace tokamak

@@ -70,7 +70,9 @@ struct EngineConfig {
   bool adaptive_drafts = false;       // draft only as many as pay (draft/draft_planner.h)
   int64_t draft_max_sequences = 0;    // no drafts in steps that decode more; 0: no such bound
   bool exits = false;                 // the plans have kExitFunction
-  bool tree_mask = false;             // the plans read a mask, so drafts may be trees
+  int64_t layers = 0,
+          layer_rows = 0;  // of kLayersFunction: layers, rows of a step; 0: no such plan
+  bool tree_mask = false;  // the plans read a mask, so drafts may be trees
 };
 
 // Limits from the PlanSet's symbols and plans; KV for `kv_tokens` tokens (0: one sequence of

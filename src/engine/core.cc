@@ -141,7 +141,8 @@ void EngineCore::arrive(RequestId id, RequestSpec&& spec, Actions& actions) {
   request->id = id;
   request->spec = std::move(spec);
   if (!request->spec.sample) request->spec.sample = greedy_;
-  if (request->spec.guided()) request->spec.draft_tokens = 0;  // a draft would need a guide too
+  // A draft would need a guide, or the logits of its layers, too.
+  if (request->spec.guided() || request->spec.contrasts_layers()) request->spec.draft_tokens = 0;
   separate_caches(request->spec);
   request->unfinished = request->spec.n;
   request->arrived = now_;

@@ -91,9 +91,17 @@ class EngineCore {
   void commit_vector(Sequence& seq, int32_t row, const StepResult& result, const PendingStep& step,
                      Actions& actions);
 
+  // contrastive.cc: contrastive search
+  void note_states(Sequence& seq, const StepEntry& e, const StepResult& result,
+                   const PendingStep& step);
+  void commit_candidate(Sequence& seq, int32_t row, const StepResult& result,
+                        const PendingStep& step, Actions& actions);
+  void step_candidates(Request& request, Actions& actions);
+
   // beam.cc: beam search
   void prepare_beams(Request& request) const;
   void commit_beam(Sequence& seq, int32_t row, const StepResult& result, Actions& actions);
+  void hold_beam(Sequence& seq);
   void step_beams(Request& request, Actions& actions);
   void fork_beams(Request& request, const std::vector<BeamCandidate>& next);
   void end_beams(Request& request, Finish how, std::string_view error, Actions& actions);

@@ -7,8 +7,10 @@
 namespace tokamak {
 
 bool vectors_complete(const PendingStep& step, const StepResult& result) {
-  bool wanted = std::any_of(step.entries.begin(), step.entries.end(),
-                            [](const StepEntry& e) { return e.pools; });
+  bool wanted = std::any_of(step.entries.begin(), step.entries.end(), [](const StepEntry& e) {
+    const auto& beam = e.sequence->request->beam;
+    return e.pools || (beam && beam->contrast && e.scores + (e.chooses ? 1 : 0) > 0);
+  });
   size_t rows = step.inputs.out_rows.size() - static_cast<size_t>(step.draft_outputs);
   return !wanted || (!result.hidden.empty() && result.hidden.size() % rows == 0);
 }

@@ -17,6 +17,7 @@ constexpr SampleSetting kSampleSettings[] = {
     {"repetition_penalty", 0.01, 10, &SampleSpec::repetition_penalty},
     {"presence_penalty", -2, 2, &SampleSpec::presence_penalty},
     {"frequency_penalty", -2, 2, &SampleSpec::frequency_penalty},
+    {"repeat_last_n", -1, INT32_MAX, nullptr, &SampleSpec::penalty_last_n},
     {"dry_multiplier", 0, 100, &SampleSpec::dry_multiplier},
     {"dry_base", 1, 100, &SampleSpec::dry_base},
     {"dry_allowed_length", 1, INT32_MAX, nullptr, &SampleSpec::dry_allowed_length},

@@ -121,6 +121,12 @@ inline constexpr std::string_view kSampleFunction = "sample";
 // tokens. It shares the weights and the KV of "step"; a PlanSet may lack it.
 inline constexpr std::string_view kExitFunction = "exit";
 
+// "step" with one more result: kLayerLogits has the head's logits for the states between layers
+// that the input kLayerRows names, i32[L]: row r of the outputs before layer l is r * layers + l. A
+// PlanSet may lack it.
+inline constexpr std::string_view kLayersFunction = "layers";
+inline constexpr std::string_view kLayerRows = "layer_rows", kLayerLogits = "layer_logits";
+
 struct Plan {
   std::string function;           // "step", "decode", "verify3", kSampleFunction, kExitFunction
   std::vector<GuardRange> guard;  // every symbol the plan depends on

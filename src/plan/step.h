@@ -56,6 +56,8 @@ struct SampleSpec {
   std::vector<SampleStage> order;   // empty: the default; stages that are left out do not run
   float repetition_penalty = 1.0f;  // over prompt and output
   float presence_penalty = 0.0f, frequency_penalty = 0.0f;  // over output
+  // Penalties count the last n tokens of prompt and output only; -1: all. With DRY it must be -1.
+  int32_t penalty_last_n = -1;
   std::vector<std::pair<int32_t, float>> logit_bias;
   std::vector<int32_t>
       banned_until_min;  // ids that may not be chosen before min_tokens (end-of-text ids)
@@ -66,6 +68,12 @@ struct SampleSpec {
   // Classifier-free guidance, before everything else: u + scale * (c - u), where c and u are the
   // log-probabilities after the prompt and after the negative prompt. 1: off.
   float guidance_scale = 1.0f;
+  // DoLa, before everything else: the answer keeps away from what one of these layers predicts, the
+  // one that differs most from the last (0: the embeddings). Empty: off.
+  std::vector<int32_t> dola_layers;
+  // Contrastive search: how much a candidate's resemblance to the text before counts; 0: off. The
+  // engine compares hidden states, which steps return for its rows.
+  float penalty_alpha = 0.0f;
   // A draft is accepted with probability min(1, p / q) where its distribution q is known. The
   // tokens then depend on the drafts, their distribution does not. false: it is accepted if it is
   // the token that is sampled here.
@@ -111,6 +119,16 @@ struct SampleRow {
   // relative to.
   int32_t guide = -1;
 };
+
+// The rows of the result kLayerLogits that an output uses. They follow those of the outputs before.
+inline size_t layer_rows(const SampleRow& row) {
+  return row.mode == SampleRow::Mode::kSample && row.spec ? row.spec->dola_layers.size() : 0;
+}
+
+// The output's row of StepResult::hidden is wanted.
+inline bool wants_hidden(const SampleRow& row) {
+  return row.mode == SampleRow::Mode::kHidden || (row.spec && row.spec->penalty_alpha > 0);
+}
 
 // A bit set over the vocabulary: token i is allowed when bit i % 32 of word i / 32 is set.
 constexpr size_t mask_words(int64_t vocab) { return static_cast<size_t>((vocab + 31) / 32); }

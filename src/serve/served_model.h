@@ -31,6 +31,8 @@ struct ServedModel {
   int64_t max_model_len = 0;
   int64_t max_sequences = 1;                // that run at once
   int32_t draft_tokens = 0;                 // most drafted tokens per step; 0: no speculation
+  int64_t dola_layers = 0;                  // layers that DoLa may choose from; 0: not available
+  bool shares_embedding = false;            // the embeddings are also the output matrix
   bool jump_forward = false;                // for requests that do not say
   bool context_shift = false;               // `client` continues answers that outgrow the context
   int32_t shift_keep = 0;                   // RequestSpec::keep of requests that do not say

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """SmolLM2-135M-Instruct, a real quantised model, through the command line."""
+import importlib.util
 import json
 import os
 import pathlib
@@ -8,8 +9,17 @@ import subprocess
 import tempfile
 import unittest
 import urllib.request
+from typing import Literal
 
 from tokamak import BINARY, run_json
+
+# The model's own template does not show tools.
+TOOL_TEMPLATE = """{% if tools %}<|im_start|>system
+Call a tool as <tool_call>{"name": ..., "arguments": ...}</tool_call>. The tools: {{ tools | tojson }}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 
 MODEL = os.environ["TOKAMAK_TEST_MODEL"]
 TEXT = """The history of the steam engine begins with simple devices that used the pressure of steam to lift water out of
@@ -48,6 +58,43 @@ class RealModel(unittest.TestCase):
         self.assertLess(abs(ppl["f16"] / ppl["f32"] - 1), 0.001)
         self.assertLess(abs(ppl["int8"] / ppl["f32"] - 1), 0.03)
         self.assertNotEqual(ppl["int8"], ppl["f32"])
+
+    @unittest.skipIf(importlib.util.find_spec("langchain_openai") is None, "langchain-openai is not installed")
+    def test_langchain_with_structured_output(self):
+        from langchain_openai import ChatOpenAI
+        from pydantic import BaseModel, Field
+
+        class Weather(BaseModel):
+            """Weather of a city."""
+            city: Literal["Ulm", "Bern", "Paris"]
+            degrees: int = Field(ge=-50, le=60)
+            sky: Literal["clear", "cloudy", "rain"]
+
+        ask = 'The weather in Ulm is rain. Answer in JSON with these keys: {"city": "Bern", "degrees": 20, "sky": "clear"}'
+        template = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "tools.jinja"
+        template.write_text(TOOL_TEMPLATE)
+        process = subprocess.Popen([BINARY, "serve", MODEL, "--port", "0", "--context", "1024", "--chat-template", template],
+                                   stdout=subprocess.PIPE, text=True)
+        try:
+            output = ""
+            while "ready at" not in output:
+                line = process.stdout.readline()
+                self.assertTrue(line, output)
+                output += line
+            url = re.search(r"http://\S+", output).group() + "/v1"
+            name = json.load(urllib.request.urlopen(url + "/models"))["data"][0]["id"]
+            # The schema holds at any temperature; JSON mode promises JSON only, so it is asked greedily.
+            for method, temperature in (("json_schema", 0), ("json_schema", 1.5), ("function_calling", 0), ("function_calling", 1.5), ("json_mode", 0)):
+                with self.subTest(method=method, temperature=temperature):
+                    model = ChatOpenAI(base_url=url, api_key="none", model=name, temperature=temperature, seed=3, max_tokens=200, max_retries=0)
+                    out = model.with_structured_output(Weather, method=method, include_raw=True).invoke(ask)
+                    self.assertIsNone(out["parsing_error"], out)
+                    self.assertIsInstance(out["parsed"], Weather, out)
+                    self.assertEqual(len(out["raw"].tool_calls), 1 if method == "function_calling" else 0)
+        finally:
+            process.terminate()
+            process.wait(30)
+            process.stdout.close()
 
     def test_the_ledger_knows_where_the_memory_is(self):
         process = subprocess.Popen([BINARY, "serve", MODEL, "--port", "0", "--context", "1024", "--kv-blocks", "256"], stdout=subprocess.PIPE, text=True)

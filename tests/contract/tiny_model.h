@@ -11,14 +11,14 @@
 
 namespace tokamak {
 
-// Its requests run on the cpu backend, in virtual time.
+// Its requests run on the cpu backend, unless told otherwise, in virtual time.
 struct TinyModel {
-  explicit TinyModel(const std::string& name) {
+  explicit TinyModel(const std::string& name, CompileOptions compile = {},
+                     const char* backend_name = "cpu") {
     std::string path = std::string(std::getenv("TOKAMAK_TINY_MODELS")) + "/" + name;
     BackendOptions options;
     options.threads = 2;
-    backend = make_backend("cpu", options);
-    CompileOptions compile;
+    backend = make_backend(backend_name, options);
     compile.activations = "f32";
     compile.kv_dtype = DType::kF32;
     compile.max_sequences = 16;
@@ -42,12 +42,14 @@ struct TinyModel {
       for (const Delta& d : actions.deltas()) out.push_back(d);
     });
     simulator.run();
+    preemptions = core.stats().preemptions;
     return out;
   }
   std::unique_ptr<Backend> backend;
   std::unique_ptr<ModelSource> source;
   std::unique_ptr<Executable> executable;
   EngineConfig config;
+  mutable int64_t preemptions = 0;  // of the last run
 };
 
 inline std::vector<int32_t> ids_of(const Value& list) {

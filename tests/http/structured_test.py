@@ -17,11 +17,15 @@ def is_valid(text):
 class Structured(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Serve(LLAMA)
+        cls.server = Serve(LLAMA, "--dola")
 
     @classmethod
     def tearDownClass(cls):
         cls.server.__exit__()
+
+    def refused(self, param, code, path="/v1/completions", **fields):
+        status, _, data = self.server.post(path, prompt="x", **fields)
+        self.assertEqual((status, data["error"]["param"], data["error"]["code"]), (400, param, code), data)
 
     def choices(self, **fields):
         status, _, data = self.server.post("/v1/completions", **{"prompt": "Hello", "max_tokens": 56, "temperature": 1.5, "n": 4, **fields})
@@ -98,9 +102,75 @@ class Structured(unittest.TestCase):
             self.assertEqual(self.choices(mirostat=version, mirostat_tau=0, mirostat_eta=0, n=1)[0]["text"], greedy)
             calm, wild = (self.choices(mirostat=version, mirostat_tau=tau, n=1, seed=1, max_tokens=20)[0]["text"] for tau in (1, 9))
             self.assertNotEqual(calm, wild)
-        for field, value in (("penalty_alpha", 0.6), ("dola_layers", "high")):
-            status, _, data = self.server.post("/v1/completions", prompt="x", **{field: value})
-            self.assertEqual((status, data["error"]["param"], data["error"]["code"]), (400, field, "unsupported_parameter"))
+
+    def test_dola(self):
+        fields = {"temperature": 0, "n": 1, "max_tokens": 16, "ignore_eos": True}
+        text = lambda **more: self.choices(**{**fields, **more})[0]["text"]
+        self.assertNotEqual(text(dola_layers=[0]), text())
+        self.assertEqual(text(dola_layers="high"), text(dola_layers=[1]))  # of two layers
+        self.assertEqual(text(dola_layers="low"), text(dola_layers=[0]))
+        for choice in self.choices(dola_layers="low", guided_choice=["one", "two"]):
+            self.assertIn(choice["text"], ("one", "two"))
+        self.assertEqual(len({c["text"] for c in self.choices(dola_layers="high", n=4, max_tokens=16)}), 4)
+        no = "unsupported_parameter"
+        self.refused("dola_layers", "invalid_value", dola_layers="all")
+        self.refused("dola_layers", "invalid_value", dola_layers=[])
+        self.refused("dola_layers[0]", "integer_above_max_value", dola_layers=[2])
+        self.refused("dola_layers", "invalid_type", dola_layers=3)
+        self.refused("dola_layers", no, dola_layers=[0], guidance_scale=2)
+        self.refused("dola_layers", no, dola_layers=[0], use_beam_search=True, n=2)
+        with Serve(LLAMA, "--speculate", "ngram") as plain:
+            status, _, data = plain.post("/v1/completions", prompt="x", dola_layers="low")
+            self.assertEqual((status, data["error"]["param"], data["error"]["code"]), (400, "dola_layers", no))
+
+    def test_contrastive_search(self):
+        fields = {"temperature": 0, "n": 1, "max_tokens": 24, "ignore_eos": True}
+        greedy = self.choices(**fields)[0]["text"]
+        search = {**fields, "penalty_alpha": 0.6, "top_k": 4}
+        answer = self.choices(**search, logprobs=0)[0]
+        self.assertEqual((len(answer["logprobs"]["token_logprobs"]), answer["finish_reason"]), (24, "length"))
+        self.assertNotEqual(answer["text"], greedy)
+        self.assertEqual(self.choices(**{**search, "temperature": 1.5, "seed": 4})[0]["text"], answer["text"])  # it does not sample
+        self.assertEqual(self.choices(**{**search, "penalty_alpha": 0})[0]["text"], greedy)
+        self.assertEqual(self.choices(**{**search, "penalty_alpha": 1e-6})[0]["text"], greedy)
+        no = "unsupported_parameter"
+        for bad in ({"n": 2}, {"use_beam_search": True}, {"guidance_scale": 2}, {"dola_layers": [0]}, {"repetition_penalty": 1.2},
+                    {"min_tokens": 3}, {"stop": "x"}, {"prompt_logprobs": 0}, {"guided_choice": ["a", "b"]}):
+            self.refused("penalty_alpha", no, penalty_alpha=0.6, top_k=4, **bad)
+        self.refused("top_k", "invalid_value", penalty_alpha=0.6)
+        self.refused("penalty_alpha", "decimal_above_max_value", penalty_alpha=2, top_k=4)
+
+    def test_penalties_count_the_last_tokens(self):
+        fields = {"temperature": 0, "n": 1, "max_tokens": 24, "ignore_eos": True}
+        text = lambda **more: self.choices(**{**fields, **more})[0]["text"]
+        strong = {"repetition_penalty": 5}
+        whole = text(**strong)
+        self.assertNotEqual(whole, text())
+        self.assertEqual(text(**strong, repeat_last_n=-1), whole)
+        self.assertEqual(text(**strong, repeat_last_n=1000), whole)
+        self.assertEqual(text(**strong, repeat_last_n=0), text())
+        self.assertNotEqual(text(**strong, repeat_last_n=2), whole)
+        long = self.enterContext(Serve(LLAMA, "--context", "256"))
+        def native(**more):
+            status, _, data = long.post("/completion", prompt="abcdefghijklmnopqrstuvwxyz the of and to in is" + " Hello" * 20, n_predict=40, temperature=0, ignore_eos=True, repeat_penalty=5, **more)
+            self.assertEqual(status, 200, data)
+            return data["content"]
+        self.assertEqual(native(), native(repeat_last_n=64))  # llama.cpp's default
+        self.assertNotEqual(native(), native(repeat_last_n=-1))
+        self.assertEqual(native(dry_multiplier=0.01), native(dry_multiplier=0.01, repeat_last_n=-1))
+        no = "unsupported_parameter"
+        self.refused("repeat_last_n", no, repeat_last_n=8, dry_multiplier=1, repetition_penalty=2)
+        self.refused("min_keep", no, path="/completion", min_keep=3)
+        self.refused("post_sampling_probs", no, path="/completion", post_sampling_probs=True)
+
+    def test_usage_counts_negative_prompts(self):
+        body = {"prompt": "Hello", "max_tokens": 2, "guidance_scale": 2}
+        count = lambda text: len(self.server.post("/tokenize", prompt=text)[2]["tokens"])
+        usage = self.server.post("/v1/completions", **body, negative_prompt="the house")[2]["usage"]
+        self.assertEqual(usage["prompt_tokens"], count("Hello") + count("the house"))
+        self.assertEqual(usage["prompt_tokens_details"]["negative_prompt_tokens"], count("the house"))
+        self.assertEqual(usage["total_tokens"], usage["prompt_tokens"] + 2)
+        self.assertEqual(self.server.post("/v1/completions", **body)[2]["usage"]["prompt_tokens"], count("Hello"))
 
     def test_guidance(self):
         fields = {"temperature": 0, "n": 1, "max_tokens": 16, "ignore_eos": True}

@@ -109,6 +109,72 @@ void guide_row(std::span<const float> other, float scale, std::span<float> row) 
   }
 }
 
+namespace {
+
+// log(x) for x from 1e-37 to 2, error below 2e-7 of max(1, |log(x)|); the polynomial is Cephes'.
+inline float fast_log(float x) {
+  auto bits = std::bit_cast<int32_t>(x);
+  int32_t exponent = (bits - 0x3F3504F3) >> 23;  // leaves sqrt(1/2) to sqrt(2)
+  float m = std::bit_cast<float>(bits - exponent * (1 << 23)) - 1.0f;
+  float p = 7.0376836292e-2f;
+  p = p * m - 1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m - 1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m - 1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m - 2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  auto e = static_cast<float>(exponent);
+  float low = p * m * m * m - 2.12194440e-4f * e - 0.5f * m * m;
+  return m + low + 0.693359375f * e;
+}
+
+// Twice the divergence of two distributions from their mean m, KL(m, p) + KL(m, q), as transformers
+// defines it for DoLa; p and q are given as logits and the logarithms of their totals.
+double divergence(std::span<const float> a, double a_total, std::span<const float> b,
+                  double b_total) {
+  constexpr float kLeast = 1e-37f;  // of a mean whose logarithm is taken
+  double sum = 0;
+  float terms[kRun];
+  for (size_t start = 0; start < a.size(); start += kRun) {
+    const float *x = a.data() + start, *y = b.data() + start;
+    size_t n = std::min(kRun, a.size() - start);
+    for (size_t i = 0; i < n; ++i) {
+      auto p = static_cast<float>(static_cast<double>(x[i]) - a_total),
+           q = static_cast<float>(static_cast<double>(y[i]) - b_total);
+      float mean = 0.5f * (fast_exp(p) + fast_exp(q));
+      terms[i] = mean * (2 * fast_log(mean > kLeast ? mean : kLeast) - p - q);
+    }
+    for (size_t i = 0; i < n; ++i) sum += static_cast<double>(terms[i]);
+  }
+  return sum;
+}
+
+}  // namespace
+
+void contrast_row(std::span<const float> layers, std::span<float> row) {
+  const double kRelativeTop = std::log(0.1), kLast = -1e4;
+  float peak = finite_max(row);
+  double total = log_sum_exp(row, peak), other_total = 0, most = 0;
+  std::span<const float> other;
+  for (size_t at = 0; at < layers.size(); at += row.size()) {
+    std::span<const float> layer = layers.subspan(at, row.size());
+    double layer_total = log_sum_exp(layer, finite_max(layer));
+    double apart = layers.size() > row.size() ? divergence(row, total, layer, layer_total) : 0;
+    if (!other.empty() && apart <= most) continue;
+    other = layer;
+    other_total = layer_total;
+    most = apart;
+  }
+  double least = static_cast<double>(peak) + kRelativeTop;
+  for (size_t i = 0; i < row.size(); ++i) {
+    double x = static_cast<double>(row[i]), own = x - total;
+    row[i] = static_cast<float>(x < least ? kLast + own
+                                          : own - (static_cast<double>(other[i]) - other_total));
+  }
+}
+
 void run_maxima(std::span<const float> row, std::span<float> out) {
   for (size_t start = 0, run = 0; start < row.size(); start += kRun, ++run)
     out[run] = run_peak(row.data() + start, std::min(kRun, row.size() - start));

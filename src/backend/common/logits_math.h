@@ -39,6 +39,10 @@ double log_sum_exp(std::span<const float> row, float peak);
 // Classifier-free guidance: row = u + scale * (c - u) with the log-probabilities c of `row` and u
 // of `other`. A value that is not finite makes the row NaN.
 void guide_row(std::span<const float> other, float scale, std::span<float> row);
+// DoLa: row = log-probabilities of `row` minus those of the layer that differs most from it. Tokens
+// that are less likely than a tenth of the likeliest come after all others, in their own order.
+// `layers` has a row per layer. A value that is not finite makes the row NaN.
+void contrast_row(std::span<const float> layers, std::span<float> row);
 // Largest value of each run of kRun values (the last run may be shorter). `out` has
 // (row.size() + kRun - 1) / kRun entries.
 constexpr size_t kRun = 64;

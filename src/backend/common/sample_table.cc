@@ -43,6 +43,14 @@ void set_greedy(float* p) {
   p[kParamTopNSigma] = p[kParamDynatempRange] = 0;
 }
 
+// What penalties count of the history.
+void keep_last(const SampleSpec& spec, std::span<const int32_t>& history, int32_t& prompt_tokens) {
+  auto last = static_cast<size_t>(spec.penalty_last_n);
+  if (spec.penalty_last_n < 0 || spec.dry_multiplier > 0 || last >= history.size()) return;
+  prompt_tokens = std::max(0, prompt_tokens - static_cast<int32_t>(history.size() - last));
+  history = history.last(last);
+}
+
 template <class T>
 uint64_t capacity_bytes(const std::vector<T>& v) {
   return v.capacity() * sizeof(T);
@@ -63,6 +71,7 @@ void SampleTable::add(const SampleRow& sample, std::span<const int32_t> history,
   static const SampleSpec kNeutral;
   const SampleSpec& spec = sample.spec ? *sample.spec : kNeutral;
   bool scored = sample.mode == SampleRow::Mode::kScore;
+  keep_last(spec, history, prompt_tokens);
   auto row = static_cast<size_t>(rows_++);
   params_.resize((row + 1) * kSampleParams);
   ordered_params_.resize(params_.size());

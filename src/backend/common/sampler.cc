@@ -84,8 +84,10 @@ void Sampler::resolve(std::vector<int32_t>& ids, const StepResult& earlier) cons
   }
 }
 
-void Sampler::finish(const SamplePhase& phase, const float* logits, StepResult& out) {
+void Sampler::finish(const SamplePhase& phase, const float* logits, StepResult& out,
+                     std::span<const float> layer_logits) {
   const std::vector<SampleRow>& samples = phase.inputs.samples;
+  logits = contrast(phase, logits, layer_logits);
   bool masked = std::any_of(samples.begin(), samples.end(),
                             [](const SampleRow& sample) { return sample.masked; });
   if (masked)
@@ -156,6 +158,23 @@ void Sampler::choose_all(const SamplePhase& phase, const float* logits, StepResu
   reject_drafts(phase, out);
   for (size_t r = 0; r < rows; ++r) finish_row(phase, r, out);
   add_paths(phase, out);
+}
+
+const float* Sampler::contrast(const SamplePhase& phase, const float* logits,
+                               std::span<const float> layer_logits) {
+  const std::vector<SampleRow>& samples = phase.inputs.samples;
+  auto vocab = static_cast<size_t>(vocab_);
+  size_t at = 0;
+  for (size_t r = 0; r < samples.size(); ++r) {
+    size_t size = layer_rows(samples[r]) * vocab;
+    if (size == 0) continue;
+    TK_CHECK(logits != nullptr && at + size <= layer_logits.size(),
+             "DoLa needs the layers' logits of output {}", r);
+    if (at == 0) contrasted_.assign(logits, logits + samples.size() * vocab);
+    contrast_row(layer_logits.subspan(at, size), std::span(contrasted_).subspan(r * vocab, vocab));
+    at += size;
+  }
+  return at > 0 ? contrasted_.data() : logits;
 }
 
 const float* Sampler::guide(const SamplePhase& phase, const float* logits) {

@@ -48,10 +48,12 @@ class Sampler {
   // output that chose no token stands for token 0.
   // Throws Error(kInternal) when a row has not chosen a token yet.
   void resolve(std::vector<int32_t>& ids, const StepResult& earlier) const;
-  // After it: logits is [R, vocab], row-major, or null where the function has them elsewhere. Fills
+  // After it: logits is [R, vocab], row-major, or null where the function has them elsewhere;
+  // layer_logits is the result kLayerLogits, for outputs that need it (layer_rows()). Fills
   // ids, logprobs, top, path and failed. When an output is masked, the logits are kept and
   // complete() does this.
-  void finish(const SamplePhase& phase, const float* logits, StepResult& out);
+  void finish(const SamplePhase& phase, const float* logits, StepResult& out,
+              std::span<const float> layer_logits = {});
   // The tokens that output `output` of the step may choose.
   void set_mask(int32_t output, std::span<const uint32_t> allowed);
   void complete(StepResult& out);  // does nothing unless an output is masked
@@ -79,6 +81,9 @@ class Sampler {
   void choose_all(const SamplePhase& phase, const float* logits, StepResult& out);
   // The logits with those of guided rows replaced, as SampleSpec::guidance_scale says.
   const float* guide(const SamplePhase& phase, const float* logits);
+  // The logits with those of rows with DoLa replaced, as SampleSpec::dola_layers says.
+  const float* contrast(const SamplePhase& phase, const float* logits,
+                        std::span<const float> layer_logits);
   void fill_table(const SamplePhase& phase, const float* logits);
   std::span<const int32_t> history_of(const SamplePhase& phase, size_t r, const Row& row);
   bool holds(const SamplePhase& phase, size_t r, const StepResult& out) const;
@@ -99,6 +104,7 @@ class Sampler {
   Mirostat mirostat_;
   std::vector<double> mirostat_totals_;  // per output
   std::vector<float> guided_;            // logits of a phase with guided rows
+  std::vector<float> contrasted_;        // logits of a phase with DoLa
   std::vector<int32_t> drafted_;         // the history of an output that continues drafted tokens
   std::vector<int32_t> tip_;             // per sequence: the last output on its path, or -1
   std::vector<uint8_t> on_path_;         // per output

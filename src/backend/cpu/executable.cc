@@ -172,6 +172,7 @@ void CpuExecutable::prepare(const Plan& plan, Prepared& out) {
   for (const PlanOutput& o : plan.outputs) {
     if (o.name == "logits") out.logits = static_cast<int>(out.outputs.size());
     if (o.name == "hidden") out.hidden = static_cast<int>(out.outputs.size());
+    if (o.name == kLayerLogits) out.layer_logits = static_cast<int>(out.outputs.size());
     bool symbolic = false;
     out.output_dims.emplace_back();
     out.outputs.push_back(resolve(o.arg, arena, symbols, order, out.output_dims.back(), symbolic));
@@ -359,18 +360,21 @@ void CpuExecutable::finish_phase(const Plan& plan, Prepared& p) {
   if (p.logits >= 0) {
     const Tensor& logits = p.outputs[static_cast<size_t>(p.logits)];
     if (phase.return_logits) append(result_.logits, logits);
-    sampler_.finish(place, logits.f32(), result_);
+    std::span<const float> layers;
+    if (p.layer_logits >= 0) {
+      const Tensor& t = p.outputs[static_cast<size_t>(p.layer_logits)];
+      layers = {t.f32(), static_cast<size_t>(t.elements())};
+    }
+    sampler_.finish(place, logits.f32(), result_, layers);
   } else {
     Sampler::skip(place, result_);
   }
-  bool wants_hidden =
-      std::any_of(phase.samples.begin(), phase.samples.end(),
-                  [](const SampleRow& s) { return s.mode == SampleRow::Mode::kHidden; });
-  if (p.hidden >= 0 && wants_hidden)
-    append(result_.hidden, p.outputs[static_cast<size_t>(p.hidden)]);
+  bool hidden = std::any_of(phase.samples.begin(), phase.samples.end(), wants_hidden);
+  if (p.hidden >= 0 && hidden) append(result_.hidden, p.outputs[static_cast<size_t>(p.hidden)]);
   for (size_t o = 0; o < p.outputs.size(); ++o) {
     const Tensor& t = p.outputs[o];
-    if (static_cast<int>(o) == p.logits || static_cast<int>(o) == p.hidden) continue;
+    auto is = [&](int output) { return static_cast<int>(o) == output; };
+    if (is(p.logits) || is(p.hidden) || is(p.layer_logits)) continue;
     StepTensor& out = result_.outputs.emplace_back();
     out.name = plan.outputs[o].name;
     out.dtype = t.dtype;

@@ -55,9 +55,9 @@ class CpuExecutable final : public Executable {
     std::vector<Call> calls;
     std::vector<Extents> extents;
     std::vector<InputUse> inputs;
-    std::vector<int64_t> shape;    // symbol values the extents are set for
-    bool shaped = false;           // they are; a plan without symbols has an empty shape
-    int logits = -1, hidden = -1;  // indices into outputs
+    std::vector<int64_t> shape;  // symbol values the extents are set for
+    bool shaped = false;         // they are; a plan without symbols has an empty shape
+    int logits = -1, hidden = -1, layer_logits = -1;  // indices into outputs
     std::vector<Tensor> outputs;
     std::vector<std::vector<CompiledExpr>> output_dims;
     std::unique_ptr<EagerValues> eager;  // null: values lie in the arena

@@ -25,8 +25,6 @@ bool is_causal(const StepInputs& in) {
   return !in.q_start.empty();
 }
 
-bool is_hidden(const SampleRow& s) { return s.mode == SampleRow::Mode::kHidden; }
-
 }  // namespace
 
 // The first of the plan's launches that takes the step. Profiled calls run one by one. The order of
@@ -112,7 +110,7 @@ void CudaExecutable::measure_products() {
 bool CudaExecutable::takes_stream(const StreamDecoder& decoder) const {
   const StepInputs& phase = binder_.phase();
   return phase.samples.size() == phase.ids.size() && decoder.takes(phase) &&
-         std::none_of(phase.samples.begin(), phase.samples.end(), is_hidden);
+         std::none_of(phase.samples.begin(), phase.samples.end(), wants_hidden);
 }
 
 bool CudaExecutable::takes_layers(const Prepared& p) const {
@@ -128,7 +126,7 @@ bool CudaExecutable::takes_layers(const Prepared& p) const {
     if (!reads(input)) return false;
   return p.logits >= 0 && view_.causal && !in.ids.empty() && !in.out_rows.empty() &&
          in.mask.empty() && (reads(&Step::out_rows) || in.out_rows.size() == in.ids.size()) &&
-         std::none_of(samples.begin(), samples.end(), is_hidden);
+         std::none_of(samples.begin(), samples.end(), wants_hidden);
 }
 
 LayerLaunches::Step CudaExecutable::step_of(const Prepared& p) const {

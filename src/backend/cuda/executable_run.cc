@@ -194,13 +194,11 @@ void CudaExecutable::launch(Prepared& p, uint32_t plan) {
 // Copies the results that the host reads, without the rows of padding.
 void CudaExecutable::fetch(const Prepared& p) {
   const StepInputs& phase = binder_.phase();
-  bool wants_hidden =
-      std::any_of(phase.samples.begin(), phase.samples.end(),
-                  [](const SampleRow& s) { return s.mode == SampleRow::Mode::kHidden; });
+  bool hidden = std::any_of(phase.samples.begin(), phase.samples.end(), wants_hidden);
   launched_.fetched.clear();
   size_t at = 0;
   for (size_t i = 0; i < p.outputs.size(); ++i) {
-    if (p.kinds[i] == OutputKind::kHidden && !wants_hidden) continue;
+    if (p.kinds[i] == OutputKind::kHidden && !hidden) continue;
     Tensor t = tensor_of(p.outputs[i], binder_.own_symbols());
     const bool late = p.kinds[i] == OutputKind::kLogits && launched_.chooser != Chooser::kHost &&
                       !phase.return_logits;

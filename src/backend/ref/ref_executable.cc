@@ -77,8 +77,7 @@ void RefExecutable::run_phase(const StepInputs& step, size_t phase, StepResult& 
           {static_cast<uint32_t>(index), static_cast<uint32_t>(i), begin, SteadyClock().now()});
   }
   const auto& samples = binder_.phase().samples;
-  bool hidden = std::any_of(samples.begin(), samples.end(),
-                            [](const SampleRow& s) { return s.mode == SampleRow::Mode::kHidden; });
+  bool hidden = std::any_of(samples.begin(), samples.end(), wants_hidden);
   finish_phase(plan, plans_.plans[index], hidden || step.return_logits, out);
 }
 
@@ -101,26 +100,28 @@ void RefExecutable::run_sample(const SampleTable& table, SampleTokens& out) {
 void RefExecutable::finish_phase(LoadedPlan& plan, const Plan& entry, bool want_hidden,
                                  StepResult& out) {
   const StepInputs& phase = binder_.phase();
-  auto rows = static_cast<int64_t>(phase.out_rows.size());
+  auto rows = static_cast<int64_t>(phase.out_rows.size()),
+       padded = static_cast<int64_t>(binder_.inputs().out_rows.size());
   SamplePhase place{phase, binder_.ids(), binder_.first_output(), binder_.first_sequence()};
-  const float* logits = output(plan, entry, "logits", plans_.vocab);
+  const float* logits = output(plan, entry, "logits", plans_.vocab, padded);
   if (logits && phase.return_logits)
     out.logits.insert(out.logits.end(), logits, logits + rows * plans_.vocab);
   if (logits && sampler_)
-    sampler_->finish(place, logits, out);
+    sampler_->finish(place, logits, out, layer_logits(plan, entry));
   else
     Sampler::skip(place, out);
-  const float* hidden = want_hidden ? output(plan, entry, "hidden", plans_.hidden) : nullptr;
+  const float* hidden =
+      want_hidden ? output(plan, entry, "hidden", plans_.hidden, padded) : nullptr;
   if (hidden) out.hidden.insert(out.hidden.end(), hidden, hidden + rows * plans_.hidden);
   for (size_t i = 0; i < entry.outputs.size(); ++i)
-    if (const std::string& name = entry.outputs[i].name; name != "logits" && name != "hidden")
+    if (const std::string& name = entry.outputs[i].name;
+        name != "logits" && name != "hidden" && name != kLayerLogits)
       out.outputs.push_back(named_output(name, plan.outputs[i]));
 }
 
 // The values of a result of the plan; nullptr when the plan has none of that name.
 const float* RefExecutable::output(LoadedPlan& plan, const Plan& entry, std::string_view name,
-                                   int64_t width) {
-  auto rows = static_cast<int64_t>(binder_.inputs().out_rows.size());
+                                   int64_t width, int64_t rows) {
   for (size_t i = 0; i < entry.outputs.size(); ++i) {
     if (entry.outputs[i].name != name) continue;
     Argument& argument = plan.outputs[i];
@@ -130,6 +131,16 @@ const float* RefExecutable::output(LoadedPlan& plan, const Plan& entry, std::str
     return bind(argument, binder_.inputs(), false).tensor.f;
   }
   return nullptr;
+}
+
+std::span<const float> RefExecutable::layer_logits(LoadedPlan& plan, const Plan& entry) {
+  int64_t rows = 0;
+  for (const SampleRow& row : binder_.phase().samples)
+    rows += static_cast<int64_t>(layer_rows(row));
+  if (rows == 0) return {};
+  const float* logits = output(plan, entry, kLayerLogits, plans_.vocab, rows);
+  return logits ? std::span(logits, static_cast<size_t>(rows * plans_.vocab))
+                : std::span<const float>();
 }
 
 // Without the rows of padding.

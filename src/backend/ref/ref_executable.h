@@ -95,7 +95,9 @@ class RefExecutable final : public Executable {
   static void round_planes(const StateEntry& state, std::span<Operand<float>> in,
                            std::vector<std::vector<float>>& rounded);
   void store(Call& call);
-  const float* output(LoadedPlan& plan, const Plan& entry, std::string_view name, int64_t width);
+  const float* output(LoadedPlan& plan, const Plan& entry, std::string_view name, int64_t width,
+                      int64_t rows);
+  std::span<const float> layer_logits(LoadedPlan& plan, const Plan& entry);
   StepTensor named_output(const std::string& name, Argument& argument);
 
   PlanSet plans_;

@@ -40,19 +40,59 @@ ModelBuilder::ModelBuilder(const ModelConfig& config, const CompileOptions& opti
     declare_inputs(SymExpr::symbol("T"), SymExpr::symbol("R"));
 }
 
-// Rows of "exit" are the last ones of their sequences, so it needs no mask. It takes and writes the
-// states of its layers.
-bool ModelBuilder::next_function() {
-  if (options.exit_layers <= 0 || layers_ == options.exit_layers) return false;
-  fn_ = &module_.add_function(std::string(kExitFunction));
+void ModelBuilder::begin_function(std::string_view name, int64_t layers) {
+  fn_ = &module_.add_function(std::string(name));
   fn_->set_provenance("models/" + config.architecture);
-  fn_->facts() = {{"q_start", Fact::Kind::kIotaTimes, 1}, {"out_rows", Fact::Kind::kIotaTimes, 1}};
-  layers_ = options.exit_layers;
+  layers_ = layers;
   mask = {};
   views_.clear();
   states_.clear();
-  declare_inputs(SymExpr::symbol("B"), SymExpr::symbol("B"));
+}
+
+// Rows of "exit" are the last ones of their sequences, so it needs no mask. It takes and writes the
+// states of its layers.
+bool ModelBuilder::next_function() {
+  if (options.exit_layers > 0 && fn_->name() == "step") {
+    begin_function(kExitFunction, options.exit_layers);
+    fn_->facts() = {{"q_start", Fact::Kind::kIotaTimes, 1},
+                    {"out_rows", Fact::Kind::kIotaTimes, 1}};
+    declare_inputs(SymExpr::symbol("B"), SymExpr::symbol("B"));
+    return true;
+  }
+  if (!options.layer_logits || fn_->name() == kLayersFunction) return false;
+  begin_function(kLayersFunction, config.layers);
+  declare_inputs(SymExpr::symbol("T"), SymExpr::symbol("R"));
+  module_.symbols.push_back({"L", 1, options.max_logit_rows, 1});
+  layer_rows_ = fn_->add_input(std::string(kLayerRows), Type::of(i32("l", SymExpr::symbol("L"))));
   return true;
+}
+
+void ModelBuilder::before_layer(Ref x) {
+  if (!layer_rows_.valid()) return;
+  layer_sums_.push_back(op("gather", {x, out_rows}, Value::Object{{"axis", 0}}, "layer_rows"));
+}
+
+// The sums of a row become neighbours, so that their index does not depend on the number of rows.
+void ModelBuilder::finish_layers() {
+  constexpr size_t kMostInputs = 4;  // kernels take few
+  SymExpr rows = SymExpr::symbol("R") * SymExpr(std::ssize(layer_sums_));
+  std::vector<Ref> parts = layer_sums_;
+  while (parts.size() > 1) {
+    std::vector<Ref> wider;
+    for (size_t i = 0; i < parts.size(); i += kMostInputs) {
+      std::vector<Ref> group(
+          parts.begin() + static_cast<std::ptrdiff_t>(i),
+          parts.begin() + static_cast<std::ptrdiff_t>(std::min(i + kMostInputs, parts.size())));
+      wider.push_back(group.size() == 1 ? group[0]
+                                        : op("concat", group, Value::Object{{"axis", 1}}));
+    }
+    parts = std::move(wider);
+  }
+  Ref sums = op("reshape", {parts[0]},
+                Value::Object{{"dims", Value::Array{rows.text(), std::to_string(config.hidden)}},
+                              {"axes", Value::Array{"r", "n"}}});
+  Ref wanted = op("gather", {sums, layer_rows_}, Value::Object{{"axis", 0}}, "layer_rows");
+  fn_->set_result(std::string(kLayerLogits), head(wanted));
 }
 
 void ModelBuilder::declare_inputs(const SymExpr& t, const SymExpr& r) {
@@ -320,16 +360,19 @@ Module ModelBuilder::finish_encoder(Ref x) {
   return std::move(module_);
 }
 
+Ref ModelBuilder::head(Ref x) { return linear(x, has("output.weight") ? "output" : "token_embd"); }
+
 void ModelBuilder::finish(Ref x, const std::string& final_norm) {
   Ref rows = op("gather", {x, out_rows}, Value::Object{{"axis", 0}}, "out_rows");
   Ref hidden = norm(rows, final_norm);
-  Ref logits = linear(hidden, has("output.weight") ? "output" : "token_embd");
+  Ref logits = head(hidden);
   if (config.logit_scale != 1.0)
     logits = op("scale", {logits}, Value::Object{{"value", config.logit_scale}});
   if (config.final_softcap > 0)
     logits = op("softcap", {logits}, Value::Object{{"cap", config.final_softcap}});
   fn_->set_result("logits", logits);
   fn_->set_result("hidden", hidden);
+  if (layer_rows_.valid()) finish_layers();
   for (size_t l = 0; l < states_.size(); ++l) fn_->set_result(module_.states[l].name, states_[l]);
 }
 

@@ -61,12 +61,17 @@ class ModelBuilder {
   // Selects the output rows, normalises, multiplies by the output matrix; sets the results of the
   // function.
   void finish(Ref x, const std::string& final_norm);
-  // Begins the next function, after finish(): kExitFunction, where the options ask for one. False:
-  // there is none.
+  // Before each layer, with the sum that it adds to: kLayersFunction returns its logits.
+  void before_layer(Ref x);
+  // Begins the next function, after finish(): kExitFunction and kLayersFunction, where the options
+  // ask for them. False: there is none.
   bool next_function();
   Module module() { return std::move(module_); }
 
  private:
+  void begin_function(std::string_view name, int64_t layers);
+  Ref head(Ref x);
+  void finish_layers();
   void declare_inputs(const SymExpr& tokens, const SymExpr& outputs);
   std::string group_of(int64_t layer) const {
     return config.recurrent.at(layer) ? "recurrent" : slides(layer) ? "window" : "full";
@@ -83,6 +88,8 @@ class ModelBuilder {
   Module module_;
   Function* fn_;
   int64_t layers_;
+  Ref layer_rows_;                                  // only in kLayersFunction
+  std::vector<Ref> layer_sums_;                     // likewise
   std::vector<std::pair<std::string, Ref>> views_;  // group -> input
   std::vector<Ref> states_;                         // current versions, layer by layer
 };

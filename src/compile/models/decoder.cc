@@ -56,6 +56,7 @@ void build_decoder_function(ModelBuilder& b) {
   const ModelConfig& config = b.config;
   Ref x = scaled(b, b.embed(b.ids, "token_embd"), config.embedding_scale);
   for (int64_t layer = 0; layer < b.layers(); ++layer) {
+    b.before_layer(x);
     std::string blk = fmt::format("blk.{}.", layer);
     Ref h = config.pre_norms ? b.norm(x, blk + "attn_norm") : x;
     Ref a = config.recurrent.at(layer) ? delta_attention(b, h, layer)

@@ -8,6 +8,7 @@ void build_gpt2_function(ModelBuilder& b) {
   const ModelConfig& config = b.config;
   Ref x = b.op("add", {b.embed(b.ids, "token_embd"), b.embed(b.pos, "position_embd")});
   for (int64_t layer = 0; layer < b.layers(); ++layer) {
+    b.before_layer(x);
     std::string blk = fmt::format("blk.{}.", layer);
     Ref h = b.norm(x, blk + "attn_norm");
     Ref q = b.heads(b.linear(h, blk + "attn_q"), config.heads, config.head_dim);

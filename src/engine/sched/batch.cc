@@ -152,6 +152,19 @@ void fill_adapters(const PendingStep& step, StepInputs& in) {
   in.set_input(kAdapterInput, slots);
 }
 
+// kLayersFunction instead of "step", if an output needs the logits of layers.
+bool fill_layers(const EngineConfig& config, StepInputs& in) {
+  std::vector<int32_t> rows;
+  for (size_t r = 0; r < in.samples.size(); ++r)
+    for (size_t i = 0; i < layer_rows(in.samples[r]); ++i)
+      rows.push_back(static_cast<int32_t>(r) * static_cast<int32_t>(config.layers) +
+                     in.samples[r].spec->dola_layers[i]);
+  if (rows.empty()) return false;
+  in.set_input(kLayerRows, rows);
+  in.function = kLayersFunction;
+  return true;
+}
+
 void add_reset(Sequence& seq, StepInputs& in) {
   if (!seq.reset_row || seq.leader != nullptr) return;
   seq.reset_row = false;
@@ -257,7 +270,7 @@ void build_inputs(const EngineConfig& config, const KvCache& kv, PendingStep& st
     in.out_rows.push_back(static_cast<int32_t>(in.ids.size()) - 1);
   }
   for (size_t g = 0; g < kv.groups(); ++g) fill_table(step, g, kv.group(g), in.tables[g]);
-  name_function(config, step);
+  if (!(config.layer_rows > 0 && fill_layers(config, in))) name_function(config, step);
   if (!in.phases.empty())
     in.phases.push_back({in.function, static_cast<int32_t>(in.tokens()) - step.draft_sequences,
                          static_cast<int32_t>(step.entries.size()),

@@ -10,6 +10,9 @@ namespace {
 
 int64_t rows_of(const Sequence& seq) { return seq.shadow != nullptr ? 2 : 1; }
 
+// Rows of kLayersFunction that a sequence needs when it chooses a token.
+int64_t layer_rows_of(const Sequence& seq) { return std::ssize(seq.sample().dola_layers); }
+
 // A sequence that failed this often is run alone, to find the one that makes steps fail.
 constexpr int kSuspectFailures = 2;
 
@@ -30,7 +33,8 @@ Scheduler::Scheduler(const EngineConfig& config, KvCache& kv, Drafter* drafter, 
 bool Scheduler::schedule(Nanos now, std::vector<StepEntry>& entries) {
   entries.clear();
   short_of_blocks_ = false;
-  Budget budget{config_.max_batched_tokens, config_.max_out_rows, budget_.time(decodes())};
+  Budget budget{config_.max_batched_tokens, config_.max_out_rows, config_.layer_rows,
+                budget_.time(decodes())};
   Sequence* alone = suspect();
   if (alone == nullptr || !take(*alone, budget, entries)) {
     bool prompts_first = config_.batching == Batching::kPrefillFirst;
@@ -135,8 +139,9 @@ int32_t Scheduler::chunk_size(const Sequence& seq, const Budget& budget) const {
   while (n > 0) {
     bool last = seq.chooses_at(start + n) || seq.pools_at(start + n);
     int64_t rows = seq.score_rows(start, start + n) + (last ? 1 : 0);
-    if (rows <= budget.rows) break;
-    n -= static_cast<int32_t>(std::min<int64_t>(n, rows - budget.rows));
+    bool layers_fit = !seq.chooses_at(start + n) || layer_rows_of(seq) <= budget.layer_rows;
+    if (rows <= budget.rows && layers_fit) break;
+    n -= static_cast<int32_t>(std::min<int64_t>(n, std::max<int64_t>(1, rows - budget.rows)));
   }
   return n;
 }
@@ -183,6 +188,7 @@ void Scheduler::feed(Sequence& seq, int32_t n, Budget& budget, std::vector<StepE
     budget.prompts = true;
     if (budget_.fit(budget.time, 0) == 0) budget.tokens = 0;
   }
+  if (e.chooses) budget.layer_rows -= layer_rows_of(seq);
   budget.rows -= e.scores + (drafts > 0 ? n : e.chooses || e.guides || e.pools ? 1 : 0);
 }
 

@@ -54,9 +54,9 @@ class Scheduler {
 
  private:
   struct Budget {
-    int64_t tokens, rows;
-    double time;           // seconds left for prompts
-    bool prompts = false;  // the step has some
+    int64_t tokens, rows, layer_rows;  // layer_rows: of kLayersFunction
+    double time;                       // seconds left for prompts
+    bool prompts = false;              // the step has some
   };
   enum class Verdict { kStart, kWait, kNoRoom };
 

@@ -20,10 +20,11 @@ constexpr std::pair<const char*, const char*> kNames[] = {{"n_predict", "max_tok
                                                           {"n_probs", "logprobs"},
                                                           {"typ_p", "typical_p"},
                                                           {"return_tokens", "return_token_ids"}};
-constexpr std::string_view kIgnored[] = {
-    "cache_prompt", "id_slot",          "min_keep",           "repeat_last_n",   "penalize_nl",
-    "input_prefix", "input_extra",      "input_suffix",       "response_fields", "slot_id",
-    "n_indent",     "t_max_predict_ms", "post_sampling_probs"};
+constexpr std::string_view kIgnored[] = {"cache_prompt", "id_slot",          "min_keep",
+                                         "penalize_nl",  "input_prefix",     "input_extra",
+                                         "input_suffix", "response_fields",  "slot_id",
+                                         "n_indent",     "t_max_predict_ms", "post_sampling_probs"};
+constexpr int32_t kRepeatLast = 64;  // the tokens that penalties count unless a request says
 
 // The answer of one prompt, whole or in a stream.
 class LlamaShape final : public Shape {
@@ -139,6 +140,7 @@ Value sampling_settings(const SampleSpec& sample) {
   out.set("xtc_probability", number(sample.xtc_probability));
   out.set("xtc_threshold", number(sample.xtc_threshold));
   out.set("repeat_penalty", number(sample.repetition_penalty));
+  out.set("repeat_last_n", sample.penalty_last_n);
   out.set("presence_penalty", number(sample.presence_penalty));
   out.set("frequency_penalty", number(sample.frequency_penalty));
   out.set("dry_multiplier", number(sample.dry_multiplier));
@@ -281,6 +283,11 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
         wrong_type(fmt::format("response_fields[{}]", i), "a string", (*names)[i]);
     wanted = *names;
   }
+  const Value* dry = fields.find("dry_multiplier");  // with it, penalties count all tokens
+  if (fields.find("repeat_last_n") == nullptr && (dry == nullptr || *dry == Value(0)))
+    out.body.set("repeat_last_n", kRepeatLast);
+  if (fields.integer("min_keep", 0, INT32_MAX).value_or(0) > 1)
+    unsupported("min_keep", "samplers keep at least one token");
   fields.refuse("n_indent", "indentation is not enforced");
   fields.refuse("t_max_predict_ms", "use --request-timeout of the server");
   fields.refuse("post_sampling_probs", "log-probabilities are those before sampling");
@@ -294,6 +301,7 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
 Value default_settings(const ServedModel& model) {
   Value params = sampling_settings(model.defaults);
   params.set("n_predict", -1);
+  params.set("repeat_last_n", kRepeatLast);
   return Value::Object{{"n_ctx", model.max_model_len}, {"params", std::move(params)}};
 }
 

@@ -30,6 +30,7 @@ constexpr std::pair<const char*, const char*> kOptions[] = {
     {"seed", "seed"},
     {"stop", "stop"},
     {"repeat_penalty", "repetition_penalty"},
+    {"repeat_last_n", "repeat_last_n"},
     {"presence_penalty", "presence_penalty"},
     {"frequency_penalty", "frequency_penalty"}};
 

@@ -309,8 +309,11 @@ void Generation::handle_choice(Choice& choice, Arrival& arrival) {
 
 Usage Generation::usage() const {
   Usage usage;
-  for (const Prompt& prompt : request_.prompts)
-    usage.prompt_tokens += static_cast<int64_t>(prompt.ids.size());
+  for (const Prompt& prompt : request_.prompts) usage.prompt_tokens += std::ssize(prompt.ids);
+  // One for each prompt, as the engine computes it.
+  usage.negative_tokens =
+      std::ssize(request_.params.negative_prompt) * std::ssize(request_.prompts);
+  usage.prompt_tokens += usage.negative_tokens;
   for (const Choice& choice : choices_) usage.completion_tokens += choice.tokens();
   usage.cached_tokens = cached_tokens_;
   usage.drafted_tokens = drafted_;

@@ -144,6 +144,10 @@ void read_newer_samplers(Fields& fields, const ServedModel& model, SampleSpec& s
   read_order(fields, sample);
 }
 
+bool penalizes(const SampleSpec& s) {
+  return s.repetition_penalty != 1 || s.presence_penalty != 0 || s.frequency_penalty != 0;
+}
+
 void read_sampling(Fields& fields, const ServedModel& model, uint64_t fallback_seed,
                    SampleSpec& sample) {
   sample = model.defaults;
@@ -159,10 +163,53 @@ void read_sampling(Fields& fields, const ServedModel& model, uint64_t fallback_s
   if (auto value = fields.number("cfg_scale", 0, 100))
     sample.guidance_scale = static_cast<float>(*value);
   normalize_sampling(sample);
+  if (sample.penalty_last_n >= 0 && sample.dry_multiplier > 0 && penalizes(sample))
+    unsupported("repeat_last_n", "With DRY, penalties count all tokens: use -1.");
   read_newer_samplers(fields, model, sample);
   auto seed = fields.integer("seed", INT64_MIN, INT64_MAX);
   sample.seed = seed ? static_cast<uint64_t>(*seed) : fallback_seed;
   read_logit_bias(fields, model, sample);
+}
+
+// Every second layer of the first or the second half, of the first or the last 20 in large models.
+// Where the embeddings are the output matrix too, their own prediction is the input token: they are
+// left out. As in transformers.
+std::vector<int32_t> dola_half(const ServedModel& model, bool high) {
+  int64_t layers = model.dola_layers, half = layers / 2;
+  int64_t first = 0;
+  if (model.shares_embedding && layers >= 2) first = layers == 2 ? 1 : 2;
+  int64_t begin = first, end = layers <= 40 ? half : 20;
+  if (high) begin = layers <= 40 ? half : layers - 20, end = layers;
+  std::vector<int32_t> out;
+  for (int64_t layer = begin; layer < end; layer += 2) out.push_back(static_cast<int32_t>(layer));
+  if (!high && first == half) out = {static_cast<int32_t>(first)};
+  return out;
+}
+
+// DoLa, as transformers' dola_layers: 'low', 'high' or a list of layers.
+void read_dola(Fields& fields, const ServedModel& model, SampleSpec& sample) {
+  const Value* value = fields.find("dola_layers");
+  if (value == nullptr) return;
+  if (model.dola_layers == 0) unsupported("dola_layers", "The server was started without --dola.");
+  if (value->is_array()) {
+    const Value::Array& list = value->as_array();
+    for (size_t i = 0; i < list.size(); ++i)
+      sample.dola_layers.push_back(static_cast<int32_t>(
+          checked_integer(fmt::format("dola_layers[{}]", i), list[i], 0, model.dola_layers - 1)));
+  } else if (value->is_string()) {
+    const std::string& name = value->as_string();
+    if (name != "low" && name != "high")
+      bad_request("dola_layers", "invalid_value",
+                  "Invalid 'dola_layers': use 'low', 'high' or an array of layers.");
+    sample.dola_layers = dola_half(model, name == "high");
+  } else {
+    wrong_type("dola_layers", "a string or an array of integers", *value);
+  }
+  if (sample.dola_layers.empty())
+    bad_request("dola_layers", "invalid_value",
+                "Invalid 'dola_layers': it names no layer of the model's {}.", model.dola_layers);
+  if (sample.guidance_scale != 1)
+    unsupported("dola_layers", "It cannot be combined with guidance_scale.");
 }
 
 EarlyStopping read_early_stopping(Fields& fields) {
@@ -171,6 +218,27 @@ EarlyStopping read_early_stopping(Fields& fields) {
   if (value->is_string() && value->as_string() == "never") return EarlyStopping::kNever;
   if (!value->is_bool()) wrong_type("early_stopping", "a boolean or 'never'", *value);
   return value->as_bool() ? EarlyStopping::kTrue : EarlyStopping::kFalse;
+}
+
+// Contrastive search, as in transformers: top_k candidates for every token.
+void read_contrastive(double alpha, bool other_search, GenerationParams& params) {
+  const SampleSpec& s = params.sample;
+  auto refuse = [](const char* what) {
+    unsupported("penalty_alpha", fmt::format("It cannot be combined with {}.", what));
+  };
+  if (s.top_k < 2 || s.top_k > kMaxChoices)
+    bad_request("top_k", "invalid_value",
+                "Invalid 'top_k': 'penalty_alpha' compares top_k candidates, from 2 to {}.",
+                kMaxChoices);
+  if (params.n > 1 || other_search) refuse("n, best_of or beam search");
+  if (s.guidance_scale != 1) refuse("guidance_scale");
+  if (!s.dola_layers.empty()) refuse("dola_layers");
+  if (penalizes(s) || s.dry_multiplier > 0 || !s.logit_bias.empty()) refuse("penalties and biases");
+  if (s.min_tokens > 0) refuse("min_tokens");
+  if (!params.stops.empty()) refuse("stop strings; use stop_token_ids");
+  if (params.prompt_logprobs >= 0) refuse("prompt_logprobs");
+  params.beams = s.top_k;
+  params.sample.penalty_alpha = static_cast<float>(alpha);
 }
 
 // best_of (default: n) answers, of which the n with the highest log-probability per token are
@@ -191,6 +259,8 @@ void read_beams(Fields& fields, GenerationParams& params) {
     bad_request(best_of ? "best_of" : "beam_width", "invalid_value",
                 "Invalid '{}': {} is less than 'n', {}.", best_of ? "best_of" : "beam_width", width,
                 params.n);
+  if (auto alpha = fields.number("penalty_alpha", 0, 1); alpha && *alpha > 0)
+    return read_contrastive(*alpha, beams || best_of, params);
   if (!beams) {
     if (width == params.n) return;
     if (params.stream)
@@ -202,6 +272,8 @@ void read_beams(Fields& fields, GenerationParams& params) {
   params.beams = static_cast<int>(width);
   if (params.sample.guidance_scale != 1)
     unsupported("guidance_scale", "It cannot be combined with beam search.");
+  if (!params.sample.dola_layers.empty())
+    unsupported("dola_layers", "It cannot be combined with beam search.");
   params.length_penalty = static_cast<float>(penalty.value_or(1.0));
   params.early_stopping = early;
   if (!params.stops.empty())
@@ -238,10 +310,12 @@ void read_speculative(Fields& fields, const ServedModel& model, GenerationParams
     unsupported("speculative", "The server was started without --speculate.");
   if (*tokens > 0 && value != nullptr && params.beams > 0)
     unsupported("speculative", "It cannot be combined with beam search.");
-  bool guided = params.sample.guidance_scale != 1;
-  if (*tokens > 0 && value != nullptr && guided)
-    unsupported("speculative", "It cannot be combined with guidance_scale.");
-  params.draft_tokens = params.beams > 0 || guided ? 0 : static_cast<int32_t>(*tokens);
+  bool guided = params.sample.guidance_scale != 1, dola = !params.sample.dola_layers.empty();
+  if (*tokens > 0 && value != nullptr && (guided || dola))
+    unsupported("speculative", fmt::format("It cannot be combined with {}.",
+                                           dola ? "dola_layers" : "guidance_scale"));
+  bool drafts = params.beams == 0 && !guided && !dola;
+  params.draft_tokens = drafts ? static_cast<int32_t>(*tokens) : 0;
 }
 
 // OpenAI's predicted outputs: a text that the answer will largely repeat. Without speculation it
@@ -291,12 +365,6 @@ void read_token_lists(Fields& fields, const ServedModel& model, GenerationParams
     unsupported("bad_words", "It cannot be combined with beam search.");
 }
 
-// Samplers of other servers that would change the answer if they were ignored.
-void refuse_other_samplers(Fields& fields) {
-  fields.refuse("penalty_alpha", "Contrastive search is not available.");
-  fields.refuse("dola_layers", "DoLa is not available.");
-}
-
 void read_stream(Fields& fields, GenerationParams& params) {
   params.stream = fields.boolean("stream").value_or(false);
   const Value* options = fields.find("stream_options");
@@ -327,6 +395,7 @@ uint64_t fresh_number() {
 GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t seed) {
   GenerationParams params;
   read_sampling(fields, model, seed, params.sample);
+  read_dola(fields, model, params.sample);
   read_stream(fields, params);
   params.n = static_cast<int>(fields.integer("n", 1, kMaxChoices).value_or(1));
   params.stops = read_stops(fields);
@@ -368,7 +437,6 @@ GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t 
   params.grammar = read_structured(fields, model);
   params.jump_forward = fields.boolean("jump_forward").value_or(model.jump_forward);
   read_token_lists(fields, model, params);
-  refuse_other_samplers(fields);
   for (const char* field : {"logits_processors", "lora_request", "prompt_embeds"})
     fields.refuse(field, "It is not available yet.");
   // Sent by routers of other servers. Ignoring them would compute the prompt again, or lose it.

@@ -59,6 +59,7 @@ void fit_context(Prepared& request, const char* param, std::optional<int64_t> fa
                  bool clamp) {
   request.prompt_param = param;
   int64_t limit = limit_of(*request.model), longest = 0;
+  if (request.params.sample.penalty_alpha > 0) --limit;  // the last token is computed too
   for (const Prompt& prompt : request.prompts)
     longest = std::max(longest, static_cast<int64_t>(prompt.ids.size()));
   if (auto negative = std::ssize(request.params.negative_prompt); negative > longest) {

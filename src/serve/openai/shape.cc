@@ -28,6 +28,7 @@ Value usage_value(const Usage& usage) {
   value.set("total_tokens", usage.prompt_tokens + usage.completion_tokens);
   Value details = Value::object();
   details.set("cached_tokens", usage.cached_tokens);
+  if (usage.negative_tokens > 0) details.set("negative_prompt_tokens", usage.negative_tokens);
   value.set("prompt_tokens_details", std::move(details));
   Value answer = Value::object();
   if (usage.reasoning_tokens > 0) answer.set("reasoning_tokens", usage.reasoning_tokens);

@@ -45,6 +45,7 @@ struct Piece {
 
 struct Usage {
   int64_t prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
+  int64_t negative_tokens = 0;                      // part of prompt_tokens: negative prompts
   int64_t drafted_tokens = 0, accepted_tokens = 0;  // speculation: tried, and those that held
   int64_t reasoning_tokens = 0;            // part of completion_tokens; only for reasoning models
   Nanos prompt_time = 0, answer_time = 0;  // to the first token, and from it until now

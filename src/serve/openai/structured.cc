@@ -276,6 +276,8 @@ CallGrammar call_grammar(const Value& body, const ServedModel& model) {
 
 void prepare_structured(GenerationParams& params, const ServedModel& model,
                         const OutputSpec& output) {
+  if (params.sample.penalty_alpha > 0 && (params.call_grammar || params.grammar))
+    unsupported("penalty_alpha", "It cannot be combined with constrained output.");
   if (params.call_grammar != nullptr && params.beams > 0)
     unsupported("use_beam_search", "Beam search cannot be combined with strict tools.");
   if (params.thought_budget >= 0 && params.beams > 0)

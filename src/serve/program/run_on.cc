@@ -17,9 +17,10 @@ bool depends_on_ids_only(const SampleSpec& s) {
 }
 
 bool same_choice(const SampleSpec& a, const SampleSpec& b) {
-  return a.repetition_penalty == b.repetition_penalty && a.dry_multiplier == b.dry_multiplier &&
-         a.dry_base == b.dry_base && a.dry_allowed_length == b.dry_allowed_length &&
-         a.dry_last_n == b.dry_last_n && a.order == b.order;
+  return a.repetition_penalty == b.repetition_penalty && a.penalty_last_n == b.penalty_last_n &&
+         a.dry_multiplier == b.dry_multiplier && a.dry_base == b.dry_base &&
+         a.dry_allowed_length == b.dry_allowed_length && a.dry_last_n == b.dry_last_n &&
+         a.dola_layers == b.dola_layers && a.order == b.order;
 }
 
 }  // namespace
