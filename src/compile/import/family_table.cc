@@ -183,6 +183,7 @@ struct Missing {
 constexpr Missing kMissing[] = {
     {"mamba rwkv rwkv6 rwkv7 falcon_mamba falcon-mamba",
      "recurrent layers of another kind than Mamba-2's"},
+    {"qwen3next", "a table of its tensors in GGUF; its folder with safetensors can be read"},
     {"jamba bamba zamba2 lfm2 granitemoehybrid granitehybrid nemotron_h "
      "falcon_h1 falcon-h1 kimi_linear",
      "recurrent layers with a state per sequence beside attention"},

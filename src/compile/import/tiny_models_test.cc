@@ -186,8 +186,15 @@ TEST_P(TinyModels, FolderAndGgufAreTheSameModel) {
       ASSERT_NE(other, b.config.weights.end());
       EXPECT_EQ(weight.dims, other->second.dims);
       EXPECT_EQ(weight.dtype, other->second.dtype);
-      EXPECT_EQ(run_recipe(*a.weights, weight.recipe).values,
-                run_recipe(*b.weights, other->second.recipe).values);
+      auto values = run_recipe(*a.weights, weight.recipe).values;
+      auto stored = run_recipe(*b.weights, other->second.recipe).values;
+      if (a.config.recurrent.decay_log && name.ends_with(".ssm_a.weight")) {  // the graph's part
+        ASSERT_EQ(values.size(), stored.size());
+        for (size_t i = 0; i < values.size(); ++i)
+          EXPECT_NEAR(-std::exp(values[i]), stored[i], 1e-5 * std::fabs(stored[i]));
+        continue;
+      }
+      EXPECT_EQ(values, stored);
     }
     bool untied_copy = b.config.weights.contains("output.weight") && a.config.tied_embeddings;
     EXPECT_EQ(a.config.weights.size() + (untied_copy ? 1 : 0), b.config.weights.size());
