@@ -14,8 +14,8 @@ void release_load_memory(bool files) {
   malloc_trim(0);
 #endif
   if (!files) return;
-  // Model files are the read-only shared mappings (base/file.h). Drivers have such mappings of their
-  // devices, too, which must not be touched: the next access would be a bus error.
+  // Model files are the read-only shared mappings (base/file.h). A driver may have such mappings of
+  // its device, which must stay: the next access would be a bus error.
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
     unsigned long begin = 0, end = 0;
