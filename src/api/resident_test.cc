@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <cstdio>
 #include <string>
 
 namespace tokamak {
@@ -26,7 +25,7 @@ bool page_is_mapped(const void* address) {
 // One page of a file, mapped like a model file and touched.
 const void* map_page(const char* path, bool make) {
   int fd = open(path, make ? O_RDWR | O_CREAT : O_RDWR, 0600);
-  if (make) EXPECT_EQ(ftruncate(fd, 4096), 0);
+  EXPECT_TRUE(!make || ftruncate(fd, 4096) == 0);
   void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   close(fd);
   if (page == MAP_FAILED) return nullptr;
@@ -47,7 +46,7 @@ TEST(ReleaseLoadMemory, DropsPagesOfFilesAndLeavesThoseOfDevices) {
   EXPECT_TRUE(page_is_mapped(device));
   munmap(const_cast<void*>(file), 4096);
   munmap(const_cast<void*>(device), 4096);
-  std::remove(path.c_str());
+  unlink(path.c_str());
 }
 
 }  // namespace
