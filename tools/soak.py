@@ -44,6 +44,8 @@ def parse_args():
     p.add_argument("--checkers", type=int, default=2, help="clients that compare answers")
     p.add_argument("--storm", type=int, default=100, help="clients that disconnect at once, every half minute")
     p.add_argument("--chat-template", help="of the server; requests with tools need one that shows them")
+    p.add_argument("--backend", default="cpu", help="of the server; with cuda the GPU's memory is watched, too")
+    p.add_argument("--no-compare", action="store_true", help="the backend's answers depend on the batch: only their status counts")
     p.add_argument("--page", action="store_true", help="use the chat page in Chromium")
     p.add_argument("--json", type=pathlib.Path, help="write samples and result here")
     return p.parse_args()
@@ -54,8 +56,9 @@ class Server:
         self.process = subprocess.Popen(
             [args.tokamak, "serve", args.model, "--port", "0", "--threads", str(args.threads), "--kv-blocks", str(args.kv_blocks),
              "--context", str(args.context), "--max-queue", "256", "--batch-dir", folder, "--batch-concurrency", "2", "--batch-retention", "60",
-             *(["--chat-template", args.chat_template] if args.chat_template else [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+             "--backend", args.backend, *(["--chat-template", args.chat_template] if args.chat_template else [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         atexit.register(self.process.kill)
+        self.gpu = args.backend == "cuda"
         text = ""
         while "ready at" not in text:
             line = self.process.stdout.readline()
@@ -90,6 +93,15 @@ class Server:
         finally:
             c.close()
 
+    def gpu_mib(self):
+        """Memory that the server's process has on the GPU; all of it that is used where the driver does not tell."""
+        apps = subprocess.run(["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"], capture_output=True, text=True).stdout
+        for line in apps.splitlines():
+            pid, _, used = line.partition(", ")
+            if pid == str(self.process.pid) and used.isdigit():
+                return int(used)
+        return int(subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True).stdout.split()[0])
+
     def sample(self):
         pid = self.process.pid
         status = pathlib.Path(f"/proc/{pid}/status").read_text()
@@ -98,7 +110,7 @@ class Server:
             if not line.startswith("#"):
                 name, _, value = line.rpartition(" ")
                 metrics[name.split("{")[0]] = metrics.get(name.split("{")[0], 0) + float(value)
-        return {"rss_mib": int(re.search(r"VmRSS:\s+(\d+)", status).group(1)) / 1024,
+        return {**({"gpu_mib": self.gpu_mib()} if self.gpu else {}), "rss_mib": int(re.search(r"VmRSS:\s+(\d+)", status).group(1)) / 1024,
                 "anon_mib": int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) / 1024,
                 "threads": int(re.search(r"Threads:\s+(\d+)", status).group(1)),
                 "fds": len(os.listdir(f"/proc/{pid}/fd")),
@@ -210,8 +222,13 @@ def known_requests(model):
     return out
 
 
+COMPARE = True
+
+
 def essence(value):
     """An answer without what differs from run to run: ids, times, what was cached."""
+    if not COMPARE:
+        return None
     changing = {"id", "created", "created_at", "completed_at", "timings", "usage", "tokens_cached", "item_id", "call_id", "seed"}
     if isinstance(value, dict):
         return {k: essence(v) for k, v in value.items() if k not in changing and not k.endswith("_duration")}
@@ -332,7 +349,9 @@ def slope_per_hour(times, values):
 
 
 def main():
+    global COMPARE
     args = parse_args()
+    COMPARE = not args.no_compare
     folder = tempfile.mkdtemp(prefix="tokamak-soak-")
     server = Server(args, folder)
     model = json.loads(server.get("/v1/models"))["data"][0]["id"]
@@ -381,6 +400,9 @@ def main():
     wrong += [f"fds {first['fds']} -> {last['fds']}"] if last["fds"] > first["fds"] + 2 else []
     wrong += [f"threads {first['threads']} -> {last['threads']}"] if last["threads"] > first["threads"] else []
     wrong += [f"memory grows by {slope:.1f} MiB per hour"] if slope > args.slope else []
+    if server.gpu:  # what is made for the first steps of each shape is kept, so the second half counts
+        result["gpu_mib"] = [min(s["gpu_mib"] for s in half), max(s["gpu_mib"] for s in half), last["gpu_mib"]]
+        wrong += [f"GPU memory {half[0]['gpu_mib']} -> {last['gpu_mib']} MiB"] if last["gpu_mib"] > half[0]["gpu_mib"] + 2 else []
     wrong += [f"{k}: {v}" for k, v in counts.items() if k.startswith(("status 5", "client error", "stream without"))]
     wrong += different[:20]
     wrong += [f"exit code {code}"] if code else []

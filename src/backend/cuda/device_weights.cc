@@ -5,23 +5,31 @@
 
 #include "backend/common/weights.h"
 #include "base/error.h"
+#include "base/thread_pool.h"
 
 namespace tokamak::cuda {
 namespace {
 
 constexpr size_t kStageBytes = size_t{16} << 20;
+constexpr int64_t kShareBytes = int64_t{1} << 20;  // that are worth a thread
+constexpr int kThreads = 8;
 
-// Two pinned buffers in turn: one is filled while the other is copied.
+// Two pinned buffers in turn: one is filled while the other is copied. Several threads fill it: one
+// copies from mapped files more slowly than the device is reached.
 class Uploader {
  public:
-  Uploader(const DeviceStream& stream, size_t bytes) : stream_(stream) {
+  Uploader(const DeviceStream& stream, size_t bytes)
+      : stream_(stream), pool_(std::min(kThreads, available_cores())) {
     for (PinnedBuffer& b : stage_) b = PinnedBuffer(std::min(bytes, kStageBytes));
   }
   void copy(DeviceAddress to, const std::byte* from, size_t bytes) {
     while (bytes > 0) {
       if (used_[turn_]) done_[turn_].wait();
       size_t n = std::min(bytes, stage_[turn_].bytes());
-      std::memcpy(stage_[turn_].data(), from, n);
+      std::byte* stage = stage_[turn_].data();
+      pool_.split(static_cast<int64_t>(n), kShareBytes, [&](int64_t begin, int64_t end, int) {
+        std::memcpy(stage + begin, from + begin, static_cast<size_t>(end - begin));
+      });
       stream_.copy_in(to, stage_[turn_].data(), n);
       done_[turn_].record(stream_);
       used_[turn_] = true;
@@ -34,6 +42,7 @@ class Uploader {
 
  private:
   const DeviceStream& stream_;
+  ThreadPool pool_;
   PinnedBuffer stage_[2];
   DeviceEvent done_[2];
   bool used_[2] = {};
