@@ -111,6 +111,8 @@ class Vectors(Served):
     def test_prompts_and_long_texts(self):
         self.assertEqual(self.embed("a dog", "distilbert", prompt_name="query"), self.embed("query: a dog", "distilbert"))
         self.assertEqual(self.embed("a dog", "distilbert", input_type="query"), self.embed("query: a dog", "distilbert"))
+        ids = self.post("/tokenize", {"model": "bert", "prompt": "dog", "add_special_tokens": False})[1]["tokens"]
+        self.assertEqual(self.embed([3, "dog", 4]), self.embed([3, *ids, 4]))  # ids and texts are one input
         long = "the cat " * 30
         status, answer = self.post("/v1/embeddings", {"model": "bert", "input": ["a", long]})
         self.assertEqual((status, answer["error"]["param"], answer["error"]["code"]), (400, "input[1]", "context_length_exceeded"))
@@ -124,7 +126,7 @@ class Vectors(Served):
             self.assertEqual((status, answer["error"]["param"]), (400, param), answer)
             self.assertIn(text, answer["error"]["message"])
         for body, param in [({}, "input"), ({"input": []}, "input"), ({"input": 3}, "input"), ({"input": [1.5]}, "input[0]"),
-                            ({"input": [-1]}, "input[0]"), ({"input": [100000]}, "input[0]"), ({"input": ["a", 3]}, "input[1]"),
+                            ({"input": [-1]}, "input[0]"), ({"input": [100000]}, "input[0]"), ({"input": ["a", True]}, "input[1]"),
                             ({"input": ["a"] * 2049}, "input"), ({"input": "a", "dimensions": 0}, "dimensions"),
                             ({"input": "a", "dimensions": 49}, "dimensions"), ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
                             ({"input": "a", "prompt_name": "no"}, "prompt_name"), ({"input": [[]]}, "input[0]"),
