@@ -26,17 +26,23 @@
 namespace tokamak {
 namespace {
 
-ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t index) {
-  const std::string& path = flags.models[index];
-  ServedModel model;
+void set_names(const LoadedModel& loaded, const ServeFlags& flags, size_t index,
+               ServedModel& model) {
   bool alone = flags.models.size() == 1;
   model.name = flags.names.empty() ? loaded.name : flags.names[alone ? 0 : index];
   if (alone)
     for (size_t i = 1; i < flags.names.size(); ++i) model.aliases.push_back(flags.names[i]);
   if (flags.names.empty()) {  // clients may also use the path the server was started with
+    const std::string& path = flags.models[index];
     model.aliases.push_back(path);
     model.aliases.push_back(std::filesystem::path(path).stem().string());
   }
+}
+
+ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t index) {
+  const std::string& path = flags.models[index];
+  ServedModel model;
+  set_names(loaded, flags, index, model);
   model.client = loaded.engine;
   model.context_shift = flags.context_shift;
   model.shift_keep = flags.keep;
