@@ -2,8 +2,6 @@
 // text.
 #include "apps/bench_speculate.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <map>
@@ -28,13 +26,6 @@ struct SpeculateFlags {
   double temperature = 0;
   bool adaptive = true, json = false;
 };
-
-// CPU time of the process, which other programs change little.
-double answer_cpu_seconds() {
-  timespec t{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
-}
 
 struct Case {
   std::string kind;
@@ -62,7 +53,7 @@ class Answer {
     std::lock_guard lock(mutex_);
     if (deltas_++ == 0) {
       first_ = SteadyClock().now();
-      first_cpu_ = answer_cpu_seconds();
+      first_cpu_ = process_cpu_seconds();
     } else {
       tally_.tokens += static_cast<int64_t>(delta.ids.size());
       ++tally_.steps;
@@ -73,7 +64,7 @@ class Answer {
     if (delta.finish == Finish::kNone) return;
     if (delta.finish != Finish::kLength && delta.finish != Finish::kStop)
       error_ = delta.error.empty() ? "the request failed" : delta.error;
-    tally_.cpu_seconds = answer_cpu_seconds() - first_cpu_;
+    tally_.cpu_seconds = process_cpu_seconds() - first_cpu_;
     tally_.seconds = {seconds(SteadyClock().now() - first_)};
     done_ = true;
     ready_.notify_all();

@@ -2,8 +2,6 @@
 #include "apps/bench_tree.h"
 
 #include <fmt/format.h>
-#include <time.h>
-
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -11,6 +9,7 @@
 #include "api/open.h"
 #include "apps/model_flags.h"
 #include "apps/step_driver.h"
+#include "base/clock.h"
 #include "base/json.h"
 #include "base/rng.h"
 #include "compile/compiler.h"
@@ -23,12 +22,6 @@ struct TreeFlags {
   int32_t nodes = 64, context = 512, repeat = 15;
   bool json = false;
 };
-
-double cpu_seconds() {
-  timespec t{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
 
 // The node that each node continues; -1: the context.
 std::vector<int32_t> make_parents(int32_t nodes, bool tree) {
@@ -92,9 +85,9 @@ class TreeBench {
     row.position = step.pos.back() + 1;
     row.spec = greedy_;
     StepResult result;
-    double begin = cpu_seconds();
+    double begin = process_cpu_seconds();
     executable_->collect(executable_->submit(step), result);
-    return cpu_seconds() - begin;
+    return process_cpu_seconds() - begin;
   }
 
   static void fill_mask(const std::vector<int32_t>& parents, StepInputs& step) {

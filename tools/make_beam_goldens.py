@@ -6,16 +6,15 @@
 Run by hand, as tools/make_goldens.py, which says what it needs. A case whose answer differs between float32 and float64 is left out:
 its candidates are too close to each other.
 """
-import json
 import pathlib
 import random
 import sys
-import tempfile
 
 import torch
 import transformers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import tiny_goldens  # noqa: E402
 import tiny_models  # noqa: E402
 
 MODELS = ["llama", "gpt2", "gemma3", "qwen3"]
@@ -38,10 +37,6 @@ def answers(model, case):
     return result
 
 
-def load(path):
-    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
-
-
 def random_case(rng, name):
     beams = rng.choice([2, 3, 4, 6])
     text = range(len(tiny_models.SPECIAL), tiny_models.VOCAB)
@@ -55,20 +50,16 @@ def random_case(rng, name):
 def main():
     rng = random.Random(11)
     cases, dropped = [], 0
-    with tempfile.TemporaryDirectory() as folder:
-        for name in MODELS:
-            tiny_models.write_model(name, pathlib.Path(folder))
-            model, wide = load(pathlib.Path(folder) / name), load(pathlib.Path(folder) / name).double()
-            for _ in range(CASES):
-                case = random_case(rng, name)
-                case["answers"] = answers(model, case)
-                other = answers(wide, case)
-                if [a["ids"] for a in other] != [a["ids"] for a in case["answers"]]:
-                    dropped += 1
-                    continue
-                cases.append(case)
-    with open(sys.argv[1], "w", encoding="utf-8") as out:
-        out.write("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
+    for name, model, wide in tiny_goldens.models(MODELS):
+        for _ in range(CASES):
+            case = random_case(rng, name)
+            case["answers"] = answers(model, case)
+            other = answers(wide, case)
+            if [a["ids"] for a in other] != [a["ids"] for a in case["answers"]]:
+                dropped += 1
+                continue
+            cases.append(case)
+    tiny_goldens.write_cases(sys.argv[1], cases)
     stopped = sum(a["stop_id"] >= 0 for c in cases for a in c["answers"])
     print(f"{len(cases)} cases, {dropped} left out, {stopped} answers that ended at a stop id")
 

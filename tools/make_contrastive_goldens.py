@@ -6,16 +6,15 @@
 Run by hand. It needs torch and a transformers that still has contrastive search inside: 4.51.3; newer ones load it from the hub. A case
 whose answer differs between float32 and float64 is left out: its candidates are too close to each other.
 """
-import json
 import pathlib
 import random
 import sys
-import tempfile
 
 import torch
 import transformers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import tiny_goldens  # noqa: E402
 import tiny_models  # noqa: E402
 
 MODELS = ["llama", "smollm2", "gpt2", "qwen3"]
@@ -30,10 +29,6 @@ def answer(model, case):
     return out[0].tolist()[len(case["prompt"]):]
 
 
-def load(path):
-    return transformers.AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32, attn_implementation="eager").eval()
-
-
 def random_case(rng, name):
     text = range(len(tiny_models.SPECIAL), tiny_models.VOCAB)
     return {"model": name, "prompt": [rng.choice(text) for _ in range(rng.randint(1, 30))], "alpha": rng.choice([0.05, 0.2, 0.6, 0.9]),
@@ -43,20 +38,16 @@ def random_case(rng, name):
 def main():
     rng = random.Random(7)
     cases, dropped, differ = [], 0, 0
-    with tempfile.TemporaryDirectory() as folder:
-        for name in MODELS:
-            tiny_models.write_model(name, pathlib.Path(folder))
-            model, wide = load(pathlib.Path(folder) / name), load(pathlib.Path(folder) / name).double()
-            for _ in range(CASES):
-                case = random_case(rng, name)
-                case["ids"] = answer(model, case)
-                if answer(wide, case) != case["ids"]:
-                    dropped += 1
-                    continue
-                differ += answer(model, {**case, "alpha": None, "top_k": None}) != case["ids"]
-                cases.append(case)
-    with open(sys.argv[1], "w", encoding="utf-8") as out:
-        out.write("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
+    for name, model, wide in tiny_goldens.models(MODELS):
+        for _ in range(CASES):
+            case = random_case(rng, name)
+            case["ids"] = answer(model, case)
+            if answer(wide, case) != case["ids"]:
+                dropped += 1
+                continue
+            differ += answer(model, {**case, "alpha": None, "top_k": None}) != case["ids"]
+            cases.append(case)
+    tiny_goldens.write_cases(sys.argv[1], cases)
     print(f"{len(cases)} cases, {dropped} left out; {differ} differ from greedy answers")
 
 

@@ -7,16 +7,15 @@ log-probabilities of the contrasted distribution at every step.
 Run by hand. It needs torch and a transformers that still has DoLa inside: 4.51.3; newer ones load it from the hub. A case whose answer
 differs between float32 and float64 is left out: its candidates are too close to each other.
 """
-import json
 import pathlib
 import random
 import sys
-import tempfile
 
 import torch
 import transformers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import tiny_goldens  # noqa: E402
 import tiny_models  # noqa: E402
 
 MODELS = ["llama", "smollm2", "gpt2", "gemma3", "qwen3"]
@@ -48,10 +47,6 @@ def answer(model, case):
     return out[0].tolist()[len(case["prompt"]):], recorder.rows
 
 
-def load(path):
-    return transformers.AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32, attn_implementation="eager").eval()
-
-
 def random_case(rng, name, layers):
     text = range(len(tiny_models.SPECIAL), tiny_models.VOCAB)
     prompt = [rng.choice(text) for _ in range(rng.randint(1, 20))]
@@ -63,24 +58,17 @@ def random_case(rng, name, layers):
 def main():
     rng = random.Random(6)
     cases, dropped = [], 0
-    with tempfile.TemporaryDirectory() as folder:
-        for name in MODELS:
-            tiny_models.write_model(name, pathlib.Path(folder))
-            model, wide = load(pathlib.Path(folder) / name), load(pathlib.Path(folder) / name).double()
-            for _ in range(CASES):
-                case = random_case(rng, name, model.config.get_text_config().num_hidden_layers)
-                case["ids"], rows = answer(model, case)
-                other, exact = answer(wide, case)
-                if other != case["ids"] or any((a - b).nan_to_num(0, 0, 0).abs().max() > 1e-3 for a, b in zip(rows, exact)):
-                    dropped += 1
-                    continue
-                case["tops"] = []
-                for row in exact:
-                    values, ids = torch.topk(row, TOPS)
-                    case["tops"].append([[i, round(v, 6)] for i, v in zip(ids.tolist(), values.tolist()) if v > -1000])
-                cases.append(case)
-    with open(sys.argv[1], "w", encoding="utf-8") as out:
-        out.write("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
+    for name, model, wide in tiny_goldens.models(MODELS):
+        for _ in range(CASES):
+            case = random_case(rng, name, model.config.get_text_config().num_hidden_layers)
+            case["ids"], rows = answer(model, case)
+            other, exact = answer(wide, case)
+            if other != case["ids"] or any((a - b).nan_to_num(0, 0, 0).abs().max() > 1e-3 for a, b in zip(rows, exact)):
+                dropped += 1
+                continue
+            case["tops"] = tiny_goldens.top_logprobs(exact, TOPS, -1000)
+            cases.append(case)
+    tiny_goldens.write_cases(sys.argv[1], cases)
     print(f"{len(cases)} cases, {dropped} left out")
 
 

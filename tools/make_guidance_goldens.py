@@ -7,16 +7,15 @@
 Run by hand, as tools/make_goldens.py, which says what it needs. A case whose answer differs between float32 and float64 is left out:
 its candidates are too close to each other.
 """
-import json
 import pathlib
 import random
 import sys
-import tempfile
 
 import torch
 import transformers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import tiny_goldens  # noqa: E402
 import tiny_models  # noqa: E402
 
 MODELS = ["llama", "gpt2", "gemma3", "qwen3"]
@@ -50,10 +49,6 @@ def answer(model, case):
     return out[0].tolist()[len(case["prompt"]):], recorder.rows
 
 
-def load(path):
-    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
-
-
 def random_case(rng, name):
     text = range(len(tiny_models.SPECIAL), tiny_models.VOCAB)
     prompt = [rng.choice(text) for _ in range(rng.randint(1, 20))]
@@ -67,24 +62,17 @@ def random_case(rng, name):
 def main():
     rng = random.Random(5)
     cases, dropped = [], 0
-    with tempfile.TemporaryDirectory() as folder:
-        for name in MODELS:
-            tiny_models.write_model(name, pathlib.Path(folder))
-            model, wide = load(pathlib.Path(folder) / name), load(pathlib.Path(folder) / name).double()
-            for _ in range(CASES):
-                case = random_case(rng, name)
-                case["ids"], rows = answer(model, case)
-                other, exact = answer(wide, case)
-                if other != case["ids"]:
-                    dropped += 1
-                    continue
-                case["tops"] = []
-                for row in exact:
-                    values, ids = torch.topk(row, TOPS)
-                    case["tops"].append([[i, round(v, 6)] for i, v in zip(ids.tolist(), values.tolist())])
-                cases.append(case)
-    with open(sys.argv[1], "w", encoding="utf-8") as out:
-        out.write("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
+    for name, model, wide in tiny_goldens.models(MODELS):
+        for _ in range(CASES):
+            case = random_case(rng, name)
+            case["ids"], rows = answer(model, case)
+            other, exact = answer(wide, case)
+            if other != case["ids"]:
+                dropped += 1
+                continue
+            case["tops"] = tiny_goldens.top_logprobs(exact, TOPS)
+            cases.append(case)
+    tiny_goldens.write_cases(sys.argv[1], cases)
     print(f"{len(cases)} cases, {dropped} left out")
 
 

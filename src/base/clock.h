@@ -34,6 +34,7 @@ class FakeClock final : public Clock {
   std::atomic<Nanos> now_{0};
 };
 
-int64_t unix_seconds();  // wall clock, for `created` fields and logs only
+double process_cpu_seconds();  // of all threads; other programs change it little
+int64_t unix_seconds();        // wall clock, for `created` fields and logs only
 
 }  // namespace tokamak

@@ -17,13 +17,6 @@ double length_of(std::span<const float> x) {
   return std::sqrt(sum);
 }
 
-std::span<const float> state_of(const StepResult& result, const PendingStep& step, int32_t row) {
-  size_t width =
-      result.hidden.size() / (result.ids.size() - static_cast<size_t>(step.draft_outputs));
-  return std::span(result.hidden)
-      .subspan(static_cast<size_t>(row - step.draft_outputs) * width, width);
-}
-
 }  // namespace
 
 void ContrastiveSearch::add_context(std::span<const float> hidden) {
@@ -61,7 +54,7 @@ ContrastiveSearch::Computed ContrastiveSearch::choose() {
 void EngineCore::note_states(Sequence& seq, const StepEntry& e, const StepResult& result,
                              const PendingStep& step) {
   for (int32_t row = e.first_out; row < e.first_out + e.scores; ++row)
-    seq.request->beam->contrast->add_context(state_of(result, step, row));
+    seq.request->beam->contrast->add_context(hidden_row(step, result, row));
 }
 
 void EngineCore::commit_candidate(Sequence& seq, int32_t row, const StepResult& result,
@@ -70,7 +63,7 @@ void EngineCore::commit_candidate(Sequence& seq, int32_t row, const StepResult& 
   ContrastiveSearch::Computed& computed = beam.contrast->round.emplace_back();
   computed.choice = seq.choice;
   computed.logprob = seq.beam_logprobs.empty() ? 0 : seq.beam_logprobs.back();
-  std::span<const float> state = state_of(result, step, row);
+  std::span<const float> state = hidden_row(step, result, row);
   computed.hidden.assign(state.begin(), state.end());
   auto at = std::lower_bound(result.top.begin(), result.top.end(), row,
                              [](const auto& t, int32_t r) { return t.first < r; });

@@ -15,18 +15,21 @@ bool vectors_complete(const PendingStep& step, const StepResult& result) {
   return !wanted || (!result.hidden.empty() && result.hidden.size() % rows == 0);
 }
 
-void EngineCore::commit_vector(Sequence& seq, int32_t row, const StepResult& result,
-                               const PendingStep& step, Actions& actions) {
+std::span<const float> hidden_row(const PendingStep& step, const StepResult& result, int32_t row) {
   size_t rows = result.ids.size() - static_cast<size_t>(step.draft_outputs);
   size_t width = result.hidden.size() / rows;
-  auto first =
-      result.hidden.begin() + (row - step.draft_outputs) * static_cast<std::ptrdiff_t>(width);
-  auto end = first + static_cast<std::ptrdiff_t>(width);
+  return std::span(result.hidden)
+      .subspan(static_cast<size_t>(row - step.draft_outputs) * width, width);
+}
+
+void EngineCore::commit_vector(Sequence& seq, int32_t row, const StepResult& result,
+                               const PendingStep& step, Actions& actions) {
+  std::span<const float> vector = hidden_row(step, result, row);
   kv_.commit(seq.blocks, seq.computed, seq.ids());
-  if (!std::all_of(first, end, [](float x) { return std::isfinite(x); }))
+  if (!std::all_of(vector.begin(), vector.end(), [](float x) { return std::isfinite(x); }))
     return finish(seq, Finish::kError, "the model's output was not a finite number", actions);
   Delta& d = actions.add_delta(seq.request->id, seq.choice, 0);
-  d.vector.assign(first, end);
+  d.vector.assign(vector.begin(), vector.end());
   d.cached_tokens = seq.cached_tokens;
   close(seq, Finish::kStop, d, actions);
 }

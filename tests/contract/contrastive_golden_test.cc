@@ -113,13 +113,7 @@ TEST(ContrastiveGolden, WhatItCannotBeCombinedWith) {
     SampleSpec sample;
     sample.penalty_alpha = 0.6f;
     change(spec, sample);
-    spec.sample = std::make_shared<const SampleSpec>(sample);
-    try {
-      check_request(model.config, spec);
-      return false;
-    } catch (const Error&) {
-      return true;
-    }
+    return refuses(model.config, spec, sample);
   };
   EXPECT_FALSE(refused([](RequestSpec&, SampleSpec&) {}));
   EXPECT_TRUE(refused([](RequestSpec& r, SampleSpec&) { r.beams = 1; }));

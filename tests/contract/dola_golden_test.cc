@@ -137,13 +137,7 @@ TEST(DolaGolden, WhatItCannotBeCombinedWith) {
     SampleSpec sample;
     sample.dola_layers = {0, 1};
     change(spec, sample);
-    spec.sample = std::make_shared<const SampleSpec>(sample);
-    try {
-      check_request(model.config, spec);
-      return false;
-    } catch (const Error&) {
-      return true;
-    }
+    return refuses(model.config, spec, sample);
   };
   EXPECT_FALSE(refused([](RequestSpec&, SampleSpec&) {}));
   EXPECT_TRUE(refused([](RequestSpec& r, SampleSpec&) { r.beams = 2; }));

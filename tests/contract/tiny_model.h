@@ -52,6 +52,17 @@ struct TinyModel {
   mutable int64_t preemptions = 0;  // of the last run
 };
 
+// Whether the engine refuses a request with these settings.
+inline bool refuses(const EngineConfig& config, RequestSpec spec, const SampleSpec& sample) {
+  spec.sample = std::make_shared<const SampleSpec>(sample);
+  try {
+    check_request(config, spec);
+    return false;
+  } catch (const Error&) {
+    return true;
+  }
+}
+
 inline std::vector<int32_t> ids_of(const Value& list) {
   std::vector<int32_t> ids;
   for (const Value& id : list.as_array()) ids.push_back(static_cast<int32_t>(id.as_int()));

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <time.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -79,12 +77,6 @@ double read_speed(ThreadPool& pool, double footprint, double budget) {
   volatile uint64_t keep = sums[0];
   (void)keep;
   return static_cast<double>(part * passes) * 64 * static_cast<double>(threads) / t;
-}
-
-double processor_seconds() {
-  timespec t{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
 // A sum and its norm on rows of 16 columns, run by one thread.
@@ -170,7 +162,7 @@ class Meter {
     m.levels = cache_levels();
     SteadyClock clock;
     Nanos start = clock.now();
-    double busy = processor_seconds(), largest = 0;
+    double busy = process_cpu_seconds(), largest = 0;
     for (MachineLevel& l : m.levels) {
       double footprint = l.capacity > 0 ? l.capacity / 2 : std::max(4 * largest, 256e6);
       largest = std::max(largest, l.capacity);
@@ -182,7 +174,7 @@ class Meter {
     m.i8_ops = i8_ops();
     m.f32_flops = f32_flops();
     m.vector_ops = silu_elements() * kSiluOps;
-    out.share = (processor_seconds() - busy) / (seconds(clock.now() - start) * m.cores);
+    out.share = (process_cpu_seconds() - busy) / (seconds(clock.now() - start) * m.cores);
     measure_calls(m);
     measure_loops(m);
     return out;

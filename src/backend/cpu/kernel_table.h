@@ -92,7 +92,7 @@ struct KernelTable {
   void (*qdot1[kQFormats])(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out);
   void (*qdot4[kQFormats])(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows,
                            float* out);
-  // qdot1 of two panels that are far apart: out[2][kPanel]. Several cores read two long streams of
+  // qdot1 of two panels that are far apart: out[2][kPanel]. Some CPUs read two long streams of
   // memory faster than one. nullptr: the level has none.
   void (*qdot1x2[kQFormats])(const uint8_t* panel, const uint8_t* other, const XBlock1* x,
                              int64_t blocks, float* out);

@@ -105,8 +105,7 @@ TK_INLINE void qdot4_rows(const uint8_t* panel, const XBlock4* x, int64_t blocks
     }
   }
   for (int p = 0; p < 4; p += 2)
-    for (int c = 0; c < columns;
-         ++c) {  // 2 x 2 tiles of four rows -> four rows of each activation row
+    for (int c = 0; c < columns; ++c) {  // 2 x 2 tiles -> rows of activations
       vst1q_f32(out + (2 * c) * kPanel + 8 * h + 2 * p, vuzp1q_f32(acc[p][c], acc[p + 1][c]));
       vst1q_f32(out + (2 * c + 1) * kPanel + 8 * h + 2 * p, vuzp2q_f32(acc[p][c], acc[p + 1][c]));
     }

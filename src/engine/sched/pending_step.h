@@ -40,5 +40,7 @@ struct PendingStep {
 
 // The result has a row of the same width for every output, if any entry wants one (pool.cc).
 bool vectors_complete(const PendingStep& step, const StepResult& result);
+// The hidden state of an output row; draft outputs have none.
+std::span<const float> hidden_row(const PendingStep& step, const StepResult& result, int32_t row);
 
 }  // namespace tokamak
