@@ -1,13 +1,11 @@
 // tokamak bench vs: prefill and decode next to llama.cpp, on the same files and threads.
 #include "apps/bench_vs.h"
 
-#include <sys/utsname.h>
 #include <tokamak/tokamak.h>
 
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 
 #include "apps/child_process.h"
 #include "apps/terminal.h"
@@ -101,22 +99,6 @@ Speeds run_theirs(const VsFlags& f, const std::string& model, int threads, std::
   return out;
 }
 
-std::string processor() {
-  utsname name{};
-  std::string machine = ::uname(&name) == 0 ? name.machine : "unknown", implementer;
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    size_t colon = line.find(": ");
-    if (colon == std::string::npos) continue;
-    std::string value = line.substr(colon + 2);
-    if (line.starts_with("model name")) return value;
-    if (line.starts_with("CPU implementer")) implementer = value;
-    if (line.starts_with("CPU part"))
-      return fmt::format("{}, implementer {}, part {}", machine, implementer, value);
-  }
-  return machine;
-}
-
 std::string today() {
   std::time_t now = std::time(nullptr);
   std::tm parts{};
@@ -166,7 +148,7 @@ Value report(const VsFlags& f, const std::vector<VsRow>& rows, const std::string
   for (const VsRow& row : rows) list.push(row_value(row));
   return Value::Object{
       {"date", today()},
-      {"processor", processor()},
+      {"processor", cpu::processor_name()},
       {"cores", available_cores()},
       {"level", cpu::choose_table()->name},
       {"tokamak", f.commit.empty() ? std::string(version()) : version() + (" (" + f.commit + ")")},

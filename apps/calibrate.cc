@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "compile/cache.h"
 
 namespace tokamak {
 namespace {
@@ -20,9 +21,10 @@ struct CalibrateFlags {
 
 constexpr double kQuiet = 0.9;  // share of the processors that a valid measurement gets
 
-Machine measure_processors(const CalibrateFlags& f) {
+Machine measure_processors(const CalibrateFlags& f, bool& valid) {
   CpuMeasurement m = measure_cpu(f.threads, f.seconds);
-  if (m.share < kQuiet)
+  valid = m.share >= kQuiet;
+  if (!valid)
     fmt::print(stderr,
                "tokamak: warning: other programs used {:.0f} % of the processors during the "
                "measurement; the figures are too low. Run it again on a quiet machine.\n",
@@ -31,14 +33,27 @@ Machine measure_processors(const CalibrateFlags& f) {
   return m.machine;
 }
 
+// For models that are compiled later.
+void keep(const std::string& text) {
+  CompileCache cache = CompileCache::from_environment();
+  std::filesystem::path file = cache.machine_file("cpu");
+  if (file.empty()) return;
+  std::filesystem::create_directories(cache.folder());
+  write_text_file(file.string(), text);
+  fmt::print(stderr,
+             "tokamak: kept in {}: models are compiled for these figures from now on, unless "
+             "--machine names another file\n",
+             file.string());
+}
+
 void run_calibrate(const CalibrateFlags& f) {
+  bool valid = true;
   Machine machine =
-      f.backend == "cuda" ? cuda::measure_gpu(f.seconds, f.name) : measure_processors(f);
+      f.backend == "cuda" ? cuda::measure_gpu(f.seconds, f.name) : measure_processors(f, valid);
   std::string text = dump_json(machine_value(machine), 2) + "\n";
-  if (f.out.empty())
-    fmt::print("{}", text);
-  else
-    write_text_file(f.out, text);
+  if (!f.out.empty()) return write_text_file(f.out, text);
+  fmt::print("{}", text);
+  if (f.backend == "cpu" && valid) keep(text);
 }
 
 }  // namespace
@@ -47,7 +62,10 @@ void add_calibrate_verb(CLI::App& app) {
   auto flags = std::make_shared<CalibrateFlags>();
   CLI::App* verb = app.add_subcommand(
       "calibrate", "measure this machine: bandwidths, dot products, calls, as a machine file");
-  verb->add_option("-o,--out", flags->out, "file to write (default: standard output)");
+  verb->add_option(
+      "-o,--out", flags->out,
+      "file to write (default: standard output, and the cache folder, where models that are "
+      "compiled later find it)");
   verb->add_option("--backend", flags->backend, "what to measure: cpu, or cuda (the GPU)")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();

@@ -55,7 +55,10 @@ void compile_explained(const ExplainFlags& f, StepShape& shape, Explained& out) 
   options.max_logit_rows = std::max(options.max_logit_rows, shape.logit_rows);
   if (int64_t rows = rows_per_sequence(f.fn); rows > 1)
     options.verify = {static_cast<int>(rows - 1)};
-  options.machine = f.model.machine_file;
+  options.machine = machine_file_for(f.model, *out.backend);
+  options.load_trial = [&out](const PlanSet& plans, const LoadOptions& load) {
+    return out.backend->load(plans, out.weights(), load);
+  };
   options.fusion = out.fusion = std::make_shared<FusionReport>();
   out.passes = std::make_shared<PassRecord>(f.fn);
   options.after_pass = [record = out.passes](const Function& fn, const PassTiming& timing) {
@@ -112,9 +115,9 @@ void write_report(const std::string& path, const std::string& text) {
 
 Value make_report(const ExplainFlags& f, CallProfile& profile) {
   StepShape shape = parse_shape(f.fn, f.shape);
-  Machine machine =
-      f.model.machine_file.empty() ? Machine{} : load_machine_file(f.model.machine_file);
   Explained model = prepare(f, shape);
+  std::string file = machine_file_for(f.model, *model.backend);
+  Machine machine = file.empty() ? Machine{} : load_machine_file(file);
   plan_for(model.set(), f.fn, shape);  // fails before anything is loaded
   if (f.run) profile = measure_calls(f, shape, model);
   ExplainRequest request;

@@ -8,9 +8,11 @@ namespace tokamak {
 namespace {
 
 void add_compile_flags(CLI::App& verb, OpenOptions& options) {
-  verb.add_option("--mode", options.mode,
-                  "compiled (default), or eager: op by op, without fusion or memory planning, as a "
-                  "baseline for speed-ups");
+  verb.add_option(
+      "--mode", options.mode,
+      "compiled (default); max-autotune: also measures the best few kernels of each plan "
+      "and keeps the fastest in the compile cache or the bundle; eager: op by op, "
+      "without fusion or memory planning, as a baseline for speed-ups");
   verb.add_option("--shapes", options.shapes,
                   "auto (default): plans for a few sizes; dynamic: one plan for every shape; "
                   "buckets: plans of fixed sizes, and steps are padded to the next size; "

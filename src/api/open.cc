@@ -43,7 +43,7 @@ void check_options(const OpenOptions& o) {
   check_choice("kv_dtype", o.kv_dtype, {"f16", "f32", "int8"});
   check_choice("activations", o.activations, {"auto", "f32"});
   check_choice("pooling", o.pooling, {"mean", "cls", "last"});
-  check_choice("mode", o.mode, {"compiled", "eager"});
+  check_choice("mode", o.mode, {"compiled", "eager", "max-autotune"});
   check_choice("quantization", o.quantization, {"fp8"});
   if (!o.shapes.empty()) shapes_from_name(o.shapes);
   check_range("threads", o.threads, 1024);
@@ -90,6 +90,7 @@ CompileOptions compile_options(const OpenOptions& o) {
   }
   options.pooling = o.pooling;
   options.eager = o.mode == "eager";
+  options.autotune = o.mode == "max-autotune";
   if (!o.shapes.empty()) options.shapes = shapes_from_name(o.shapes);
   options.buckets = o.buckets;
   if (!o.dump_dir.empty()) options.dump = std::make_shared<StageDump>(o.dump_dir);
@@ -113,6 +114,26 @@ std::unique_ptr<Backend> backend_for(const OpenOptions& o, const std::string& na
   return make_backend(chosen, options);
 }
 
+std::string machine_file_for(const OpenOptions& o, const Backend& backend) {
+  if (!o.machine_file.empty() || !o.compile_cache) return o.machine_file;
+  std::filesystem::path file = CompileCache::from_environment().machine_file(backend.name());
+  std::error_code ignored;
+  if (file.empty() || !std::filesystem::is_regular_file(file, ignored)) return {};
+  try {
+    bool same = load_machine_file(file).measured_on == backend.measured_on();
+    return same ? file.string() : std::string();
+  } catch (const Error& e) {
+    log::warn("{}; using the built-in description. Run tokamak calibrate again", e.what());
+    return {};
+  }
+}
+
+void need_autotune(const CompileOptions& options, const Backend& backend) {
+  if (options.autotune && backend.name() != "cpu")
+    fail(ErrorCode::kUnsupported, "--mode max-autotune measures on the backend cpu only, not on {}",
+         backend.name());
+}
+
 int64_t symbol_limit(const PlanSet& plans, std::string_view symbol) {
   for (const SymbolDecl& s : plans.symbols)
     if (s.name == symbol) return s.hi;
@@ -131,6 +152,8 @@ CompiledSetup compile_for(const OpenOptions& o, Backend* shared) {
   if (!shared) setup.backend = backend_for(o, o.backend);
   CompileOptions options = compile_options(o);
   setup.eager = options.eager;
+  options.machine = machine_file_for(o, shared ? *shared : *setup.backend);
+  need_autotune(options, shared ? *shared : *setup.backend);
   if (options.adapter_slots > 0 && (shared ? *shared : *setup.backend).name() == "cuda")
     fail(ErrorCode::kUnsupported,
          "adapters beside the model run on the cpu backend only; on cuda use --merge-adapter");

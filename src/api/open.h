@@ -54,6 +54,11 @@ SampleSpec sample_spec(const SampleSpec& defaults, const GenerateOptions& option
 // The compiler's share of the options.
 CompileOptions compile_options(const OpenOptions& options);
 std::unique_ptr<Backend> backend_for(const OpenOptions& options, const std::string& name);
+// The machine file that the options name; without one, what `tokamak calibrate` has kept for this
+// backend, if it was measured on this processor with as many threads; empty: built in.
+std::string machine_file_for(const OpenOptions& options, const Backend& backend);
+// Throws Error(kUnsupported) where the options ask for measured kernels and the backend has none.
+void need_autotune(const CompileOptions& options, const Backend& backend);
 int64_t symbol_limit(const PlanSet& plans, std::string_view symbol);  // 0: no such symbol
 
 // Compiled, its weights not loaded. `explain`, `inspect --plan` and `bench latency` stop here.

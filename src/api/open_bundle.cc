@@ -22,7 +22,7 @@ void check_fixed_options(const OpenOptions& o, const CompileOptions& made) {
   need("kv-dtype", o.kv_dtype.empty() || asked.kv_dtype == made.kv_dtype);
   need("disable-pass", o.disabled_passes.empty() || asked.disabled_passes == made.disabled_passes);
   need("dump-after", o.dump_after.empty());
-  need("mode", o.mode.empty() || asked.eager == made.eager);
+  need("mode", o.mode.empty() || (asked.eager == made.eager && asked.autotune <= made.autotune));
   need("shapes", o.shapes.empty() || asked.shapes == made.shapes);
   need("buckets", o.buckets.empty() || asked.buckets == made.buckets);
   need("pooling", o.pooling.empty());
@@ -51,7 +51,7 @@ CompileOptions options_from_bundle(const OpenOptions& o) {
   if (!o.shapes.empty()) made.shapes = asked.shapes;
   if (!o.buckets.empty()) made.buckets = asked.buckets;
   if (!o.disabled_passes.empty()) made.disabled_passes = asked.disabled_passes;
-  if (!o.mode.empty()) made.eager = asked.eager;
+  if (!o.mode.empty()) made.eager = asked.eager, made.autotune = asked.autotune;
   // These two are part of the graph.
   if (!o.kv_dtype.empty() && asked.kv_dtype != made.kv_dtype)
     fail(ErrorCode::kInvalidArgument,
@@ -100,13 +100,18 @@ BundleReport make_bundle(const OpenOptions& o, const std::string& out) {
   if (is_bundle(o.model) && !o.merge_adapters.empty())
     fail(ErrorCode::kUnsupported, "{}: adapters are merged into a model file, not into a bundle",
          o.model);
-  if (is_bundle(o.model))
-    return rewrite_bundle(o.model, *backend, options_from_bundle(o), out, producer);
+  if (is_bundle(o.model)) {
+    CompileOptions options = options_from_bundle(o);
+    need_autotune(options, *backend);
+    return rewrite_bundle(o.model, *backend, options, out, producer);
+  }
   OpenedModel opened = open_model(o.model);
   CompileOptions options = compile_options(o);
   if (options.adapter_slots > 0)
     fail(ErrorCode::kUnsupported,
          "a bundle has no slots for adapters; compile it with --merge-adapter");
+  options.machine = machine_file_for(o, *backend);
+  need_autotune(options, *backend);
   add_adapters(opened, options);
   fit_options(options, opened.model.config);
   return write_bundle(opened, *backend, options, out, producer);

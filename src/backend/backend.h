@@ -117,6 +117,8 @@ class Backend {
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;  // "cpu", "cuda", "ref", "null"
   virtual std::string isa() const = 0;        // "aarch64+dotprod+i8mm"; part of numerics_id
+  // What measured times depend on beside the ISA: the processor, the number of threads.
+  virtual std::string measured_on() const { return {}; }
   virtual std::span<const KernelDesc> kernels() const = 0;             // preferred first
   virtual std::span<const LaunchDesc> launches() const { return {}; }  // of many calls at once
   virtual StorageWish storage() const { return {}; }  // read by the pass choose-storage

@@ -27,7 +27,8 @@ Value options_value(const CompileOptions& o) {
                             {"max_logit_rows", o.max_logit_rows},
                             {"context", o.context},
                             {"tree_mask", o.tree_mask},
-                            {"eager", o.eager}};
+                            {"eager", o.eager},
+                            {"autotune", o.autotune}};
   out.set("shapes", shapes_name(o.shapes));
   out.set("storage", o.storage);
   out.set("verify", list_value(o.verify));
@@ -72,7 +73,11 @@ BundleReport write_from(BundleSource source, Backend& backend, const CompileOpti
   SteadyClock clock;
   Nanos start = clock.now();
   std::string graph = print_module(source.module);
-  PlanSet plans = compile_module(source.module, source.config, backend, options);
+  CompileOptions with_trials = options;
+  with_trials.load_trial = [&](const PlanSet& plans, const LoadOptions& load) {
+    return backend.load(plans, source.weights, load);
+  };
+  PlanSet plans = compile_module(source.module, source.config, backend, with_trials);
   BundleReport report;
   report.plans = plans.plans.size();
   Nanos compiled = clock.now();
@@ -150,6 +155,7 @@ CompileOptions bundle_options(const BundleModel& bundle) {
     o.context = v.at("context").as_int();
     o.tree_mask = v.at("tree_mask").as_bool();
     o.eager = v.at("eager").as_bool();
+    if (const Value* autotune = v.find("autotune")) o.autotune = autotune->as_bool();
     o.shapes = shapes_from_name(v.at("shapes").as_string());
     for (const Value& k : v.at("verify").as_array())
       o.verify.push_back(static_cast<int>(k.as_int()));
@@ -201,8 +207,9 @@ void fit_bundle(BundleModel& bundle, const Backend& backend, const CompileCache*
       name, why, name);
   try {
     Module module = parse_module(bundle.graph());
-    bundle.replace_plans(
-        compile_cached(module, sizes_of(bundle), backend, bundle_options(bundle), cache));
+    CompileOptions options = bundle_options(bundle);
+    options.autotune = false;  // times of another machine; measuring needs the weights
+    bundle.replace_plans(compile_cached(module, sizes_of(bundle), backend, options, cache));
   } catch (const Error& e) {
     fail(ErrorCode::kUnsupported, "{}: {}, and compiling it again from the graph inside fails: {}",
          name, why, e.what());

@@ -113,6 +113,10 @@ fs::path CompileCache::path_of(const std::string& key) const {
   return folder_ / (key + std::string(kSuffix));
 }
 
+fs::path CompileCache::machine_file(std::string_view backend) const {
+  return folder_.empty() ? fs::path() : folder_ / fmt::format("machine-{}.json", backend);
+}
+
 std::optional<PlanSet> CompileCache::load(const std::string& key) const {
   fs::path path = path_of(key);
   if (folder_.empty() || ::access(path.c_str(), F_OK) != 0) return std::nullopt;

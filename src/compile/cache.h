@@ -52,6 +52,8 @@ class CompileCache {
   size_t clear() const;
   size_t remove_damaged() const;
   const std::filesystem::path& folder() const { return folder_; }
+  // Where `tokamak calibrate` keeps what it measured, for the planner; empty without a folder.
+  std::filesystem::path machine_file(std::string_view backend) const;
   uint64_t limit() const { return limit_; }
 
  private:

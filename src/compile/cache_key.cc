@@ -25,11 +25,11 @@ void add_options(Hash128& hash, const CompileOptions& o) {
   const auto& [activations, storage, kv_dtype, block_size, max_sequences, max_tokens,
                max_logit_rows, context, max_context, longest, merge_adapters, adapter_slots,
                adapter_rank, exit_layers, layer_logits, pooling, tree_mask, verify, passes,
-               disabled_passes, dump_after, rules, machine, fusion, eager, shapes, buckets, dump,
-               after_pass] = o;
-  hash.add(fmt::format("{} {} {} {} {} {} {} {} {} {} {}", activations, storage,
+               disabled_passes, dump_after, rules, machine, fusion, eager, autotune, shapes,
+               buckets, dump, load_trial, after_pass] = o;
+  hash.add(fmt::format("{} {} {} {} {} {} {} {} {} {} {} {}", activations, storage,
                        dtype_name(kv_dtype), block_size, max_sequences, max_tokens, max_logit_rows,
-                       context, tree_mask, eager, static_cast<int>(shapes)));
+                       context, tree_mask, eager, autotune, static_cast<int>(shapes)));
   for (int k : verify) hash.add(fmt::format("verify {}", k));
   for (int64_t b : buckets) hash.add(fmt::format("bucket {}", b));
   for (const std::string& p : passes) hash.add("pass " + p);
@@ -41,8 +41,8 @@ void add_options(Hash128& hash, const CompileOptions& o) {
   // adapters change weights only.
   (void)exit_layers, (void)layer_logits, (void)merge_adapters, (void)adapter_slots,
       (void)adapter_rank;
-  (void)dump_after, (void)fusion, (void)pooling, (void)dump, (void)after_pass, (void)max_context,
-      (void)longest;
+  (void)dump_after, (void)fusion, (void)pooling, (void)dump, (void)load_trial, (void)after_pass,
+      (void)max_context, (void)longest;
 }
 
 }  // namespace
@@ -54,6 +54,7 @@ std::string compile_key(const Module& module, const ModelConfig& config, const B
   hash.add(uint64_t{kBundleVersion} << 32 | PlanSet::kVersion);
   hash.add(backend.name());
   hash.add(backend.isa());
+  if (options.autotune) hash.add(backend.measured_on());
   for (const KernelDesc& k : backend.kernels()) {
     hash.add(k.name);
     hash.add(k.pattern);

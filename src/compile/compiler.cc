@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "compile/adapters.h"
+#include "compile/autotune.h"
 #include "compile/cache.h"
 #include "compile/function_plans.h"
 #include "compile/open_model.h"
@@ -14,12 +15,14 @@
 
 namespace tokamak {
 
-std::unique_ptr<ModelSource> compile_model(const std::filesystem::path& path,
-                                           const Backend& backend, CompileOptions options,
-                                           const CompileCache* cache) {
+std::unique_ptr<ModelSource> compile_model(const std::filesystem::path& path, Backend& backend,
+                                           CompileOptions options, const CompileCache* cache) {
   OpenedModel opened = open_model(path);  // import
   add_adapters(opened, options);
   fit_options(options, opened.model.config);
+  options.load_trial = [&](const PlanSet& plans, const LoadOptions& load) {
+    return backend.load(plans, *opened.model.weights, load);
+  };
   Module module = build_module(opened.model.config, options);  // build
   PlanSet plans = compile_cached(module, opened.model.config, backend, options, cache);
   return make_source(std::move(opened), std::move(plans));
@@ -53,7 +56,9 @@ PlanSet compile_module(Module& module, const ModelConfig& config, const Backend&
 
   PlanSet set = new_plan_set(module, config, backend, options);  // plan
   const Machine machine = compile_machine(options);
-  plan_functions(set, plan_requests(functions, options), backend, machine, options.fusion.get());
+  std::vector<PlanRequest> requests = plan_requests(functions, options);
+  if (options.autotune) tune_requests(requests, set, backend, machine, options);
+  plan_functions(set, requests, backend, machine, options.fusion.get());
   if (options.eager)
     spread_values(set);
   else

@@ -64,16 +64,21 @@ struct CompileOptions {
   // Op by op: only passes that the result needs, no fusion, no reuse of arena memory. The baseline
   // for speed-ups.
   bool eager = false;
+  // Measure the kernels that the cost model ranks first, and take the fastest (compile/autotune.h).
+  bool autotune = false;
   Shapes shapes = Shapes::kAuto;
   std::vector<int64_t> buckets;     // of T, for kBuckets and kFixed; empty: 1, 8, 16, 32, 64, ...
   std::shared_ptr<StageDump> dump;  // receives the output of each stage; may be null
+  // For autotune: loads plans with the weights of the model. compile_model() and bundles set it.
+  std::function<std::unique_ptr<Executable>(const PlanSet& plans, const LoadOptions& options)>
+      load_trial;
   // Called after each pass, also for passes that are off; may be empty.
   std::function<void(const Function& function, const PassTiming& timing)> after_pass;
 };
 
 // Compiles a model file for a backend. The result keeps the file mapped. `cache` may be null.
-std::unique_ptr<ModelSource> compile_model(const std::filesystem::path& path,
-                                           const Backend& backend, CompileOptions options,
+std::unique_ptr<ModelSource> compile_model(const std::filesystem::path& path, Backend& backend,
+                                           CompileOptions options,
                                            const CompileCache* cache = nullptr);
 
 // Its parts. The context that the options choose for a model; throws Error(kInvalidArgument) for

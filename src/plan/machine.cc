@@ -29,6 +29,7 @@ Machine machine_from_value(const Value& file, const std::string& what) {
   Machine m;
   if (!file.is_object()) fail(ErrorCode::kInvalidArgument, "{}: not a JSON object", what);
   m.name = file.get_string("name", m.name);
+  m.measured_on = file.get_string("measured_on", "");
   double cores = machine_field(file, "cores", m.cores, false, what);
   if (cores != std::floor(cores) || cores > 4096)
     fail(ErrorCode::kInvalidArgument, "{}: cores must be a whole number up to 4096", what);
@@ -73,6 +74,7 @@ Value machine_value(const Machine& m) {
     levels.push(
         Value::Object{{"name", l.name}, {"capacity", l.capacity}, {"bandwidth", l.bandwidth}});
   return Value::Object{{"name", m.name},
+                       {"measured_on", m.measured_on},
                        {"flops", m.i8_ops},
                        {"bandwidth", m.memory().bandwidth},
                        {"launch_seconds", m.launch_seconds},

@@ -19,6 +19,7 @@ struct MachineLevel {
 // made.
 struct Machine {
   std::string name = "built-in cpu";
+  std::string measured_on;  // Backend::measured_on() of what was measured; empty: not measured
   int cores = 2;
   std::vector<MachineLevel> levels = {
       {"L1", 64e3, 3e11}, {"L2", 1e6, 1.4e11}, {"L3", 32e6, 7e10}, {"memory", 0, 4e10}};

@@ -245,6 +245,36 @@ class Cache(Folder):
         self.assertEqual(run_json("cache", "clear", "--json")["removed"], 2)
         self.assertEqual(run_json("cache", "ls", "--json")["entries"], [])
 
+    def test_measured_choices_are_kept(self):
+        ids, _ = self.run_model()
+        tuned, first = self.run_model("--mode", "max-autotune")
+        self.assertEqual(ids, tuned)
+        self.assertRegex(first, r"max-autotune: measured \d+ alternatives of \d+ plans")
+        tuned, second = self.run_model("--mode", "max-autotune")
+        self.assertEqual(ids, tuned)
+        self.assertIn("come from the compile cache", second)
+        self.assertNotIn("max-autotune", second)
+        bundle = self.compile(LLAMA, "--mode", "max-autotune")
+        self.assertEqual(run_json("run", bundle, "hello", *ASK, "--mode", "max-autotune")["ids"], ids)
+        refused = run("run", LLAMA, "hello", "--backend", "ref", "--mode", "max-autotune")
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("max-autotune measures on the backend cpu only", refused.stderr)
+
+    def test_a_calibration_is_used_from_then_on(self):
+        done = run("calibrate", "--seconds", "0.2", "--threads", "1", "--name", "kept")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        if "other programs used" in done.stderr:
+            self.assertFalse((self.cache / "machine-cpu.json").exists())
+            self.skipTest("the machine is too busy to be measured")
+        self.assertIn("machine-cpu.json", done.stderr)
+        name = lambda *flags: run_json("explain", LLAMA, "--json", *flags)["machine"]["name"]
+        self.assertEqual(name("--threads", "1"), "kept")
+        self.assertEqual(name("--threads", "2"), "built-in cpu")  # measured with other threads
+        (self.cache / "machine-cpu.json").write_text("{")
+        broken = run("explain", LLAMA, "--threads", "1")
+        self.assertEqual(broken.returncode, 0, broken.stderr)
+        self.assertIn("using the built-in description", broken.stderr)
+
     def test_damage_is_found_and_repaired(self):
         ids, _ = self.run_model()
         entry, = self.cache.glob("*.plans")
@@ -298,7 +328,7 @@ class Cache(Folder):
 class Shapes(Folder):
     def test_eager_and_every_choice_of_shapes_agree(self):
         want = run_json("run", LLAMA, "the quick brown fox", *ASK)["ids"]
-        for flags in (("--mode", "eager"), ("--shapes", "dynamic"), ("--shapes", "buckets"),
+        for flags in (("--mode", "eager"), ("--mode", "max-autotune"), ("--shapes", "dynamic"), ("--shapes", "buckets"),
                       ("--shapes", "buckets", "--buckets", "4,32")):
             self.assertEqual(run_json("run", LLAMA, "the quick brown fox", *ASK, *flags)["ids"], want, flags)
 

@@ -2,10 +2,12 @@
 // A backend in one file: what a new device has to bring. It runs single ops and regions of a norm
 // with matrices; which kernels it lists, with which patterns, guards, layouts and costs, a test
 // chooses. The compiler is not told about it.
+#include <chrono>
 #include <deque>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "backend/backend.h"
@@ -19,7 +21,8 @@
 
 namespace tokamak {
 
-// Runs single ops as they are defined, and regions of a norm with matrices as one kernel.
+// Runs single ops as they are defined, and regions of a norm with matrices as one kernel; one whose
+// name ends with "_slow" takes a millisecond longer.
 class ToyExecutable final : public Executable {
  public:
   ToyExecutable(const PlanSet& plans, const WeightSource& source, const LoadOptions& options,
@@ -53,6 +56,7 @@ class ToyExecutable final : public Executable {
     for (const KernelCall& call : plan.calls) {
       const std::string& kernel = plans_.kernels[call.kernel].name;
       ++runs_[plan.function + " " + kernel];
+      if (kernel.ends_with("_slow")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       if (call.region >= 0)
         run_norm_linears(call);
       else

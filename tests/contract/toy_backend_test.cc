@@ -87,5 +87,46 @@ TEST(Contract, ABackendInOneFileRunsAModel) {
   EXPECT_TRUE(lost);
 }
 
+// A kernel that promises more than it holds: predicted times choose it, measured ones do not.
+TEST(Contract, MaxAutotuneTakesWhatRunsFastest) {
+  std::vector<KernelDesc> kernels = two_kernels();
+  kernels.push_back(
+      {.name = "toy.norm_linears_slow",
+       .pattern = "[rms_norm] -> linear(f32, weight *, weight *)+",
+       .weight_layout = "",
+       .numeric_class = "",
+       .cost = [](const KernelDesc&, const KernelWork&, const Machine&) { return 5e-7; },
+       .scratch = inside_bytes});
+  std::string path = std::string(std::getenv("TOKAMAK_TINY_MODELS")) + "/llama";
+  RunnerOptions options;
+  std::vector<std::vector<float>> logits[2];
+  for (bool tuned : {false, true}) {
+    std::map<std::string, int> runs;
+    CompileOptions compile;
+    compile.activations = options.activations;
+    compile.kv_dtype = options.kv_dtype;
+    compile.max_sequences = options.sequences;
+    compile.max_tokens = compile.max_logit_rows = options.max_tokens;
+    compile.fusion = std::make_shared<FusionReport>();
+    compile.autotune = tuned;
+    auto backend = std::make_unique<ToyBackend>(kernels, &runs);
+    auto source = compile_model(path, *backend, compile, nullptr);
+    for (const Plan& plan : source->plans().plans)
+      EXPECT_EQ(plan.function.find('#'), std::string::npos) << "a trial is left in the plans";
+    ModelRunner toy(std::move(source), std::move(backend), options);
+    runs.clear();
+    toy.step({{0, {3, 14, 15}}});
+    logits[tuned] = toy.decode({{0, {4}}});
+    EXPECT_EQ(runs["decode toy.norm_linears_slow"] > 0, !tuned);
+    bool changed = false;
+    for (const TunedPlan& p : compile.fusion->tuned) {
+      changed = changed || !p.changes.empty();
+      EXPECT_LE(p.seconds_after, p.seconds_before);
+    }
+    EXPECT_EQ(changed, tuned);
+  }
+  EXPECT_EQ(logits[0], logits[1]);
+}
+
 }  // namespace
 }  // namespace tokamak

@@ -158,6 +158,7 @@ class Meter {
     CpuMeasurement out;
     Machine& m = out.machine;
     m.name = fmt::format("cpu {} x{}", table_.name, pool_.size());
+    m.measured_on = cpu::measured_on(pool_.size());
     m.cores = pool_.size();
     m.levels = cache_levels();
     SteadyClock clock;

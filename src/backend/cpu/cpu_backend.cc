@@ -34,6 +34,7 @@ class CpuBackend final : public Backend {
     return table_.name;
 #endif
   }
+  std::string measured_on() const override { return cpu::measured_on(pool_->size()); }
   std::span<const KernelDesc> kernels() const override { return kernels_; }
   std::unique_ptr<Executable> load(const PlanSet& plans, const WeightSource& weights,
                                    const LoadOptions& options) override {

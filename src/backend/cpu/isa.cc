@@ -1,6 +1,9 @@
 #include "backend/cpu/isa.h"
 
+#include <sys/utsname.h>
+
 #include <cstdlib>
+#include <fstream>
 
 #include "base/error.h"
 
@@ -64,6 +67,26 @@ const KernelTable* choose_table() {
   }
   fail(ErrorCode::kInvalidArgument, "TOKAMAK_ISA={}: use one of {}, which this machine runs",
        wanted, names);
+}
+
+std::string processor_name() {
+  utsname name{};
+  std::string machine = ::uname(&name) == 0 ? name.machine : "unknown", implementer;
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    size_t colon = line.find(": ");
+    if (colon == std::string::npos) continue;
+    std::string value = line.substr(colon + 2);
+    if (line.starts_with("model name")) return value;
+    if (line.starts_with("CPU implementer")) implementer = value;
+    if (line.starts_with("CPU part"))
+      return fmt::format("{}, implementer {}, part {}", machine, implementer, value);
+  }
+  return machine;
+}
+
+std::string measured_on(int threads) {
+  return fmt::format("{}, {}, {} threads", processor_name(), choose_table()->name, threads);
 }
 
 }  // namespace tokamak::cpu

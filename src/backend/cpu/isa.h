@@ -15,4 +15,9 @@ std::vector<const KernelTable*> available_tables();
 // run here.
 const KernelTable* choose_table();
 
+// What the system calls this processor.
+std::string processor_name();
+// Backend::measured_on() of the cpu backend with this many threads.
+std::string measured_on(int threads);
+
 }  // namespace tokamak::cpu

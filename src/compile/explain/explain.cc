@@ -180,12 +180,22 @@ Value launches_value(const ExplainRequest& r, size_t index) {
   return out;
 }
 
+// What --mode max-autotune measured for the plan; null: nothing.
+Value tuned_value(const FusionReport& report, size_t plan) {
+  for (const TunedPlan& t : report.tuned)
+    if (t.plan == plan)
+      return Value::Object{
+          {"trials", t.trials},
+          {"before_us", t.seconds_before * 1e6},
+          {"after_us", t.seconds_after * 1e6},
+          {"changes", list_of(t.changes, [](const std::string& c) { return Value(c); })}};
+  return {};
+}
+
 Value warnings(const ExplainRequest& r) {
   Value out = Value::array();
   if (r.machine.name == Machine{}.name)
-    out.push(
-        "the machine is not measured: `tokamak calibrate -o this.json`, then --machine "
-        "this.json");
+    out.push("the machine is not measured: `tokamak calibrate` does that, on an idle machine");
   return out;
 }
 
@@ -257,6 +267,8 @@ Value explain(const ExplainRequest& r) {
   out.set("passes", r.passes ? r.passes->passes() : Value::array());
   out.set("graphs", r.passes ? r.passes->graphs() : Value::array());
   out.set("fusion", r.fusion ? fusion_total(*r.fusion, r.function) : Value());
+  if (Value tuned = r.fusion ? tuned_value(*r.fusion, index) : Value(); !tuned.is_null())
+    out.set("tuned", std::move(tuned));
   out.set("op_by_op", r.fusion ? op_by_op_value(*r.fusion, index) : Value::array());
   out.set("not_fused", r.fusion ? not_fused_value(*r.fusion, r.function) : Value::array());
   return out;

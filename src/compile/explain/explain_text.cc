@@ -162,6 +162,17 @@ std::string kernel_lines(const Value& r) {
   return out;
 }
 
+std::string tuned_lines(const Value& r) {
+  const Value* tuned = r.find("tuned");
+  if (!tuned) return {};
+  std::string out = fmt::format("\nmeasured  {} alternatives; a step {:.0f} -> {:.0f} us\n",
+                                tuned->at("trials").as_int(), tuned->at("before_us").as_double(),
+                                tuned->at("after_us").as_double());
+  for (const Value& change : tuned->at("changes").as_array())
+    out += fmt::format("  {}\n", change.as_string());
+  return out;
+}
+
 std::string op_by_op_lines(const Value& r) {
   const Value::Array& lines = r.at("op_by_op").as_array();
   if (lines.empty()) return "";
@@ -239,8 +250,9 @@ std::string memory_lines(const Value& r) {
 }  // namespace
 
 std::string explain_text(const Value& report) {
-  return header(report) + pass_lines(report) + kernel_lines(report) + op_by_op_lines(report) +
-         launch_lines(report) + not_fused_lines(report) + memory_lines(report);
+  return header(report) + pass_lines(report) + kernel_lines(report) + tuned_lines(report) +
+         op_by_op_lines(report) + launch_lines(report) + not_fused_lines(report) +
+         memory_lines(report);
 }
 
 }  // namespace tokamak

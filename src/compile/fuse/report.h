@@ -39,6 +39,7 @@ struct KernelChoice {
   std::string function;
   size_t plan = 0;     // of the plan set
   std::string call;    // label
+  std::string group;   // calls that PlanRequest::forced decides together
   std::string kernel;  // chosen; kOpByOp where a region is cheaper as its nodes
   double seconds = 0;  // predicted at the largest shape of the plan
   struct Loser {
@@ -47,6 +48,15 @@ struct KernelChoice {
     std::string reason;  // "slower", "guard m <= 16", "numeric class", "layout panel16"
   };
   std::vector<Loser> losers;
+};
+
+// A plan whose kernels were measured (compile/autotune.h).
+struct TunedPlan {
+  std::string function;
+  size_t plan = 0;  // of the plan set
+  size_t trials = 0;
+  double seconds_before = 0, seconds_after = 0;  // of a step; equal: the prediction was the best
+  std::vector<std::string> changes;              // "region.ffn: op by op instead of cpu.loop"
 };
 
 // Launches of many calls that could run a plan: what the plan names, in its order, then the others.
@@ -80,6 +90,7 @@ struct FusionReport {
   std::vector<NotFused> not_fused;
   std::vector<KernelChoice> choices;   // where there was more than one kernel
   std::vector<LaunchChoice> launches;  // where the backend lists any
+  std::vector<TunedPlan> tuned;        // with CompileOptions::autotune
   // Per function: predicted time of everything, before and after; calls, before and after.
   struct Total {
     double seconds_before = 0, seconds_after = 0;

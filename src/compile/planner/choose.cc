@@ -93,6 +93,19 @@ std::string layout_names(const std::map<std::string, double>& layouts) {
   return out;
 }
 
+// KernelChoice::group of a region: its ops and what they give. Layers share it, although each
+// writes a state of its own.
+std::string region_group(const Function& body) {
+  std::string ops, results;
+  for (const Node& node : body.nodes()) {
+    if (node.op->tier == Tier::kStructural) continue;
+    ops += fmt::format("{}{}", ops.empty() ? "" : "+", node.op->name);
+    for (const Type& t : node.outputs)
+      if (t.kind == Type::Kind::kTensor) results += " " + t.text();
+  }
+  return ops + results;
+}
+
 std::string weight_name(const Function& fn, Ref r) {
   return fn.node(r.node).attrs.at("name").as_string();
 }
@@ -225,6 +238,15 @@ const KernelChooser::Option* KernelChooser::best(const Options& options) {
   return best;
 }
 
+const KernelChooser::Option* KernelChooser::taken(const Bucket& bucket, const std::string& group,
+                                                  const Options& options) {
+  auto it = bucket.request.forced.find(group);
+  if (it != bucket.request.forced.end())
+    for (const Option& o : options)
+      if (o.kernel->name == it->second && o.refused.empty()) return &o;
+  return best(options);
+}
+
 // The class of an op with these types: the first one, in the order of the backend's kernels, that
 // has a kernel in every plan. Times do not matter: a fast kernel does not buy other bits.
 void KernelChooser::fix_classes() {
@@ -343,20 +365,24 @@ void KernelChooser::decide(Bucket& bucket) {
     const Node& node = fn.node(id);
     if (!is_region(node)) continue;
     Options all = options(site(bucket, fn, id));
-    const Option* chosen = best(all);
-    double seconds = 0;
     const Function& body = region_body(fn.module(), node.attrs);
+    const std::string group = region_group(body);
+    const Option* chosen = taken(bucket, group, all);
+    double seconds = 0;
     for (NodeId inner = 0; inner < body.nodes().size(); ++inner) {
       if (!is_call_node(body, body.node(inner))) continue;
       Options one = options(inner_site(bucket, fn, node, body, inner));
       const Option* o = best(one);
       seconds += o ? o->seconds : INFINITY;
     }
-    if (!chosen || chosen->seconds > seconds) {
+    auto forced = bucket.request.forced.find(group);
+    bool one_by_one = forced == bucket.request.forced.end() ? !chosen || chosen->seconds > seconds
+                                                            : forced->second == kOpByOp;
+    if (!chosen || one_by_one) {
       apart.insert(id);
       chosen = nullptr;
     }
-    note(bucket, node, all, chosen, seconds);
+    note(bucket, node, group, all, chosen, seconds);
   }
   if (!apart.empty()) {
     bucket.inlined = std::make_unique<Module>(fn.module().clone());
@@ -373,21 +399,25 @@ void KernelChooser::decide(Bucket& bucket) {
   for (NodeId id = 0; id < final.nodes().size(); ++id) {
     const Node& node = final.node(id);
     if (!is_call_node(final, node)) continue;
-    Options all = options(site(bucket, final, id));
-    const Option* chosen = best(all);
+    Site one = site(bucket, final, id);
+    Options all = options(one);
+    std::string group =
+        is_region(node) ? region_group(region_body(final.module(), node.attrs)) : one.signature;
+    const Option* chosen = taken(bucket, group, all);
     if (chosen) bucket.chosen[&node] = {chosen->kernel, chosen->scratch, chosen->seconds};
-    if (!is_region(node)) note(bucket, node, all, chosen, 0);
+    if (!is_region(node)) note(bucket, node, group, all, chosen, 0);
   }
 }
 
 // `apart`: a region's time op by op.
-void KernelChooser::note(const Bucket& bucket, const Node& node, const Options& options,
-                         const Option* chosen, double apart) {
+void KernelChooser::note(const Bucket& bucket, const Node& node, const std::string& group,
+                         const Options& options, const Option* chosen, double apart) {
   if (options.size() < 2 && !is_region(node)) return;
   KernelChoice c;
   c.function = bucket.request.function->name();
   c.plan = bucket.index;
   c.call = node.name.empty() ? std::string(node.op->name) : node.name;
+  c.group = group;
   c.kernel = chosen ? chosen->kernel->name : kOpByOp;
   c.seconds = chosen ? chosen->seconds : apart;
   for (const Option& o : options)

@@ -69,8 +69,11 @@ class KernelChooser {
   std::map<std::string, LayoutSeconds> region_layouts(const Bucket& bucket, const Function& fn,
                                                       NodeId id) const;
   static const Option* best(const Options& options);
-  void note(const Bucket& bucket, const Node& node, const Options& options, const Option* chosen,
-            double apart);
+  // The option that the request forces for the calls of the group, else the best one.
+  static const Option* taken(const Bucket& bucket, const std::string& group,
+                             const Options& options);
+  void note(const Bucket& bucket, const Node& node, const std::string& group,
+            const Options& options, const Option* chosen, double apart);
 
   const KernelSet& kernels_;
   const Machine& machine_;

@@ -32,6 +32,10 @@ struct PlanRequest {
   const Function* function;
   std::vector<GuardRange> guard;
   std::vector<std::pair<std::string, std::string>> bound_symbols = {};
+  // Kernels by KernelChoice::group, or kOpByOp, to be taken instead of the one with the least
+  // predicted time: what compile/autotune.h has measured.
+  std::map<std::string, std::string> forced = {};
+  std::string name = {};  // of the plan; empty: the function's. Trials have names of their own
 };
 
 // planner/emit.cc: appends a plan for each request to the set, adding the weights, kernels, regions
