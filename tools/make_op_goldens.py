@@ -495,7 +495,7 @@ def encoders():
 for family in (elementwise, shapes, products, norms, rope, states, experts, plain_attention, sampling, encoders, routing):
     family()
 recurrent(case, rand, pack, rng)
-latent(case, rand, Batch, attention)  # last: the cases before it keep their numbers
+latent(case, rand, Batch, attention)
 OUT.parent.mkdir(parents=True, exist_ok=True)
 OUT.write_text("[\n" + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases) + "\n]\n")
 print(f"{len(cases)} cases, {OUT.stat().st_size} bytes -> {OUT}")
