@@ -496,6 +496,5 @@ for family in (elementwise, shapes, products, norms, rope, states, experts, plai
     family()
 recurrent(case, rand, pack, rng)
 latent(case, rand, Batch, attention)
-OUT.parent.mkdir(parents=True, exist_ok=True)
 OUT.write_text("[\n" + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases) + "\n]\n")
 print(f"{len(cases)} cases, {OUT.stat().st_size} bytes -> {OUT}")
