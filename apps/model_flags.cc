@@ -64,6 +64,10 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
                   "(default: as the model's files say)");
   verb.add_option("--storage", options.storage,
                   "type of values between ops: f32, f16 or bf16, then residual=TYPE, logits=TYPE");
+  verb.add_flag(
+      "--materialized-prefill", options.materialized_prefill,
+      "latent attention (DeepSeek): prompts compute keys and values of each head, which is "
+      "faster for long prompts; the answer may then depend on how a prompt was divided");
   verb.add_option("--kv-dtype", options.kv_dtype,
                   "element type of the KV cache: f16 (default), f32, or int8 with a scale per "
                   "token and head");

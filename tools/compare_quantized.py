@@ -48,6 +48,8 @@ def compressed(t, config):
     elif form.startswith("mxfp4"):
         args = QuantizationArgs(num_bits=4, type="float", symmetric=True, strategy="group", group_size=32,
                                 scale_dtype=torch.uint8)
+    elif form.startswith("nvfp4"):
+        args = QuantizationArgs(num_bits=4, type="float", symmetric=True, strategy="tensor_group", group_size=16)
     else:
         kind = "float" if t["weight"].dtype == torch.float8_e4m3fn else "int"
         strategy = "tensor" if t["weight_scale"].numel() == 1 else "channel"

@@ -4,7 +4,7 @@
 #   tools/gpu_check.sh backend           tests of the cuda backend on the device, and the speed of its ops
 #   tools/gpu_check.sh cuda [part ...]   tests and measures the CUDA kernels (tests/cuda/decode_bench.cc; part sanitize: compute-sanitizer)
 # The first two forms need g++ (C++20), cmake, ninja there, and .deps/amd64 from tools/fetch_amd64_deps.sh beside the sources; the second
-# also build/kernels from tools/build_kernels.sh and the folder of tools/tiny_models.py in build/tiny_models and the models of the test cuda_stream in build/stream_models. The third needs g++ alone, fmt's headers (CPATH), and the kernels in build/kernels from tools/build_kernels.sh.
+# also build/kernels from tools/build_kernels.sh and the folders of tools/tiny_models.py in build/tiny_models and build/tiny_families (--families) and the models of the test cuda_stream in build/stream_models. The third needs g++ alone, fmt's headers (CPATH), and the kernels in build/kernels from tools/build_kernels.sh.
 # Everything is done in build/gpu-check; what earlier calls built there is used again.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -78,7 +78,7 @@ cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTK_KERNELS_ONLY=$ke
 
 step build
 targets=()
-[ "$what" = backend ] && targets=(--target op_tests cuda_models_test cuda_engine_test cuda_stream_test tokamak)
+[ "$what" = backend ] && targets=(--target op_tests cuda_models_test cuda_engine_test cuda_stream_test family_table tokamak)
 cmake --build "$build" "${targets[@]}" >"$build/build.log" 2>&1 || { grep -E -A8 'FAILED|error' "$build/build.log" | head -n 60; fail build; }
 tail -n 1 "$build/build.log"
 
@@ -100,6 +100,8 @@ if [ "$what" = backend ]; then
     step "$name"
     timeout 200 "$build/tests/cuda_backend/cuda_${name}_test" --gtest_brief=1 || status=1
   done
+  step families
+  TOKAMAK_TINY_FAMILIES="$top/build/tiny_families" timeout 200 "$build/tests/cuda_backend/family_table" || status=1
   step speed
   timeout 200 "$build/tests/ops/op_tests" --backend cuda --perf || status=1
   step "done, status $status"

@@ -1,4 +1,4 @@
-"""Cases of the ops with a state per sequence, for make_op_goldens.py: each sequence's rows from its first one, in numpy."""
+"""Cases of the ops with a state per sequence and of latent attention, for make_op_goldens.py: each sequence's rows from its first one, in numpy."""
 import numpy as np
 
 STARTS = np.array([0, 1, 6, 8, 11, 12], dtype=np.int32)
@@ -67,3 +67,19 @@ def recurrent(case, rand, pack, rng):
         return np.stack(out), s
 
     case("gated_delta", [state(data), view, STARTS, LENGTHS, q, k, v, decay, rate], run(delta, data, v.shape))
+
+
+def latent(case, rand, Batch, attention):
+    """attend with keys and values that are matrices times what the cache holds."""
+    for name, masked in (("plain", False), ("tree", True)):
+        batch = Batch([7, 11], [2, 4], {"c": (5,), "kr": (3,)})
+        q, wk, wv = rand(6, 4, 9), rand(4, 5, 6), rand(4, 7, 5)
+        mask = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=np.int32)
+        whole = Batch([7, 11], [2, 4], {"k": (4, 9), "v": (4, 7)})
+        whole.table = batch.table
+        keys = np.einsum("sc,hcn->shn", batch.data["c"], wk)
+        turned = np.repeat(batch.data["kr"][:, None, :], 4, axis=1)
+        whole.data = {"k": np.concatenate([keys, turned], -1), "v": np.einsum("sc,hdc->shd", batch.data["c"], wv)}
+        extra = [mask] if masked else []
+        case("attend_latent", batch.inputs(q) + extra + [wk, wv],
+             [attention(whole, q, mask=mask if masked else None)], {"scale": 0.3}, name)

@@ -9,6 +9,7 @@ import numpy as np
 
 import tiny_gguf
 import tiny_quantized
+from tiny_recurrent import delta_attention, mamba2
 from tiny_models import BOS, CONTEXT, DROP, EOS, VOCAB, llama_config, random_tensor
 
 NO_BIAS_KEYS = {"attention_bias": DROP, "mlp_bias": DROP}
@@ -96,10 +97,17 @@ MODELS["qwen3next"] = config(
     num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], linear_num_value_heads=4,
     linear_num_key_heads=2, linear_key_head_dim=12, linear_value_head_dim=8, linear_conv_kernel_dim=4, norm_topk_prob=True,
     shared_expert_intermediate_size=48, decoder_sparse_step=1, mlp_only_layers=[], pad_token_id=EOS, **EXPERTS)
+# In shapes that llama.cpp takes; these goldens are its logits (tools/llama_goldens.py).
+MODELS["qwen3next_even"] = {**MODELS["qwen3next"], "linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_hidden_layers": 4,
+                            "layer_types": ["linear_attention", "full_attention"] * 2}
+MODELS["mamba2_grouped"] = {**MODELS["mamba2"], "n_groups": 2, "state_size": 16, "tie_word_embeddings": True}
+MODELS["exaone"] = config("ExaoneForCausalLM", model_type="exaone", activation_function="silu", num_layers=2)
+BY_LLAMA = {"qwen3next_even", "mamba2_grouped", "exaone"}
+GGUF_ONLY = {"mamba2_grouped"}  # the folder means something else: see mamba2_groups
 # Families that transformers does not have: equal to another one with other names.
 REFERENCE = {"gpt_oss_mxfp4": {"quantization_config": None},  # with the decoded values
              "internlm2": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}}
-NOT_AS_GGUF = {"opt", "qwen3moe_sparse", "mamba2_groups", "qwen3next"}
+NOT_AS_GGUF = {"opt", "qwen3moe_sparse", "mamba2_groups"}
 # Quantised checkpoints, wide enough for groups of 128; the reference has the decoded values.
 WIDE = {"hidden_size": 128, "intermediate_size": 256}
 for _name, (_base, _quantization, _) in tiny_quantized.QUANTIZED.items():
@@ -115,7 +123,7 @@ for _name, (_base, _quantization, _) in tiny_quantized.QUANTIZED.items():
 MXFP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32)
 
 ARCHITECTURE = {"cohere": "command-r", "phi": "phi2", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
-                "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss",
+                "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "qwen3_next": "qwen3next",
                 "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2"}
 INTERLEAVED_BY_CONVERTER = {"granite", "smollm3", "mixtral", "internlm2"}
 
@@ -178,18 +186,6 @@ def attention(t, c, at, blk):
         wide = kind in ("olmo2", "olmoe")
         t.norm(at + "self_attn.q_norm", blk + "attn_q_norm", heads * head if wide else head)
         t.norm(at + "self_attn.k_norm", blk + "attn_k_norm", kv * head if wide else head)
-
-
-def delta_attention(t, c, at, blk):
-    hidden, heads, keys = c["hidden_size"], c["linear_num_value_heads"], c["linear_num_key_heads"] * c["linear_key_head_dim"]
-    values, at = heads * c["linear_value_head_dim"], at + "linear_attn."
-    t.matrix(at + "in_proj_qkvz", blk + "ssm_in", 2 * keys + 2 * values, hidden, 1.3)
-    t.matrix(at + "in_proj_ba", blk + "ssm_ba", 2 * heads, hidden, 1.3)
-    t.hf[at + "conv1d.weight"] = t.random(at + "conv1d", (2 * keys + values, 1, c["linear_conv_kernel_dim"]), 0.5)
-    t.hf[at + "dt_bias"] = t.random(at + "dt_bias", (heads,), 0.7, -1.0)
-    t.hf[at + "A_log"] = t.random(at + "A_log", (heads,), 0.5, 0.3)
-    t.norm(at + "norm", blk + "ssm_norm", c["linear_value_head_dim"])
-    t.matrix(at + "out_proj", blk + "ssm_out", hidden, values, 1.5)
 
 
 def latent_attention(t, c, at, blk):
@@ -339,29 +335,24 @@ def decoder(t, c):
         t.matrix("lm_head", "output", VOCAB, hidden, 2.0, 0.2 if kind == "phi" else 0.0)
 
 
-def mamba2(t, c):
-    hidden, heads, n = c["hidden_size"], c["num_heads"], c["n_groups"] * c["state_size"]
-    inner = heads * c["head_dim"]
-    channels = inner + 2 * n
-    t.add("backbone.embeddings.weight", "token_embd.weight", t.random("token_embd", (VOCAB, hidden), 0.35))
-    for i in range(c["num_hidden_layers"]):
-        at, blk = f"backbone.layers.{i}.mixer.", f"blk.{i}."
-        t.norm(f"backbone.layers.{i}.norm", blk + "attn_norm", hidden)
-        t.matrix(at + "in_proj", blk + "ssm_in", inner + channels + heads, hidden, 1.3)
-        taps = t.random(at + "conv1d", (channels, 1, c["conv_kernel"]), 0.5)
-        t.hf[at + "conv1d.weight"], t.gguf[blk + "ssm_conv1d.weight"] = taps, taps[:, 0]
-        if c["use_conv_bias"]:
-            t.add(at + "conv1d.bias", blk + "ssm_conv1d.bias", t.random(at + "conv1d.bias", (channels,), 0.2))
-        t.add(at + "dt_bias", blk + "ssm_dt.bias", t.random(at + "dt_bias", (heads,), 0.7, -1.0))
-        a, d = t.random(at + "A_log", (heads,), 0.5, 0.3), t.random(at + "D", (heads,), 0.3, 1.0)
-        t.hf[at + "A_log"], t.gguf[blk + "ssm_a"] = a, -np.exp(a)[:, None]
-        t.hf[at + "D"], t.gguf[blk + "ssm_d"] = d, d[:, None]
-        t.norm(at + "norm", blk + "ssm_norm", inner)
-        t.gguf[blk + "ssm_norm.weight"] = t.gguf[blk + "ssm_norm.weight"].reshape(c["n_groups"], -1)
-        t.matrix(at + "out_proj", blk + "ssm_out", hidden, inner, 1.6)
-    t.norm("backbone.norm_f", "output_norm", hidden)
-    if not c["tie_word_embeddings"]:
-        t.matrix("lm_head", "output", VOCAB, hidden, 2.0)
+def qwen3next(t, c):
+    """Norms are stored minus one in the folder, and the norm before the MLP has another name in GGUF."""
+    decoder(t, c)
+    for name in [n for n in t.gguf if n.endswith("norm.weight") and "ssm_norm" not in n]:
+        t.gguf[name.replace("ffn_norm", "post_attention_norm")] = t.gguf.pop(name) + np.float32(1)
+
+
+def exaone(t, c):
+    """A Llama under other names, which GGUF does not store in interleaved order."""
+    decoder(t, c)
+    t.reference, t.hf = t.hf, {}
+    names = {"model.layers": "transformer.h", "self_attn.o_proj": "attn.attention.out_proj", "self_attn": "attn.attention",
+             "mlp.gate_proj": "mlp.c_fc_0", "mlp.up_proj": "mlp.c_fc_1", "mlp.down_proj": "mlp.c_proj", "input_layernorm": "ln_1",
+             "post_attention_layernorm": "ln_2", "model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f"}
+    for name, x in t.reference.items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        t.hf[name] = x
 
 
 def internlm2(t, c):
@@ -386,7 +377,7 @@ def internlm2(t, c):
 
 def tensors_of(name):
     t = Tensors(name, MODELS[name])
-    own = {"internlm2": internlm2, "mamba2": mamba2}
+    own = {"exaone": exaone, "internlm2": internlm2, "mamba2": mamba2, "qwen3_next": qwen3next}
     own.get(MODELS[name]["model_type"], decoder)(t, MODELS[name])
     if name in tiny_quantized.QUANTIZED:
         t.types = tiny_quantized.quantize(t, name)
@@ -445,6 +436,11 @@ def gguf_fields(c):
             fields.update({"attention.head_count_kv": 1, "attention.key_length": c["kv_lora_rank"] + rope,
                            "attention.value_length": c["kv_lora_rank"], "attention.key_length_mla": key,
                            "attention.value_length_mla": value})
+    if kind == "qwen3_next":
+        fields.update({"ssm.conv_kernel": c["linear_conv_kernel_dim"], "ssm.state_size": c["linear_key_head_dim"],
+                       "ssm.group_count": c["linear_num_key_heads"], "ssm.time_step_rank": c["linear_num_value_heads"],
+                       "ssm.inner_size": c["linear_value_head_dim"] * c["linear_num_value_heads"],
+                       "attention.recurrent_layers": [x == "linear_attention" for x in c["layer_types"]]})
     if "n_routed_experts" in c:
         softmax = kind == "deepseek_v2"
         fields.update({"expert_gating_func": 1 if softmax else 2, "expert_weights_norm": c["norm_topk_prob"],
@@ -460,7 +456,7 @@ def write_gguf(path, c, tensors, vocabulary):
     w.add_type(gguf.GGUFType.MODEL)
     w.add_name("tiny model")
     for key, value in gguf_fields(c).items():
-        add = {bool: w.add_bool, float: w.add_float32, str: w.add_string}.get(type(value), w.add_uint32)
+        add = {bool: w.add_bool, float: w.add_float32, str: w.add_string, list: w.add_array}.get(type(value), w.add_uint32)
         add(f"{architecture}.{key}", value)
     w.add_file_type(gguf.LlamaFileType.ALL_F32)
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)

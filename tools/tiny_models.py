@@ -233,6 +233,18 @@ def fingerprint(tensors):
     return digest.hexdigest()
 
 
+def write_golden(path, golden):
+    """One row of logits per line: small, and a changed number shows as a changed line."""
+    text = json.dumps({k: v for k, v in golden.items() if k != "sequences"})[:-1] + ', "sequences": ['
+    parts = []
+    for s in golden["sequences"]:
+        rows = ",\n  ".join(json.dumps(r, separators=(",", ":")) for r in s["logits"])
+        rest = json.dumps({k: v for k, v in s.items() if k != "logits"}, separators=(",", ":"))[1:]
+        parts.append('\n {"logits": [\n  ' + rows + "],\n  " + rest)
+    path.write_text(text + ",".join(parts) + "]}\n")
+    assert json.loads(path.read_text()) == golden
+
+
 def check_golden(name, tensors, kind):
     golden = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden" / kind / f"{name}.json"
     if golden.exists() and json.loads(golden.read_text())["weights_sha256"] != fingerprint(tensors):

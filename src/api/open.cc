@@ -81,6 +81,7 @@ CompileOptions compile_options(const OpenOptions& o) {
   options.context = o.context;
   options.exit_layers = o.exit_layers;
   options.layer_logits = o.layer_logits;
+  options.materialized_prefill = o.materialized_prefill;
   options.max_context = value_or(o.max_context, kDefaultContext);
   options.longest = o.longest;
   options.merge_adapters = o.merge_adapters;

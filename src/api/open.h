@@ -32,6 +32,7 @@ struct OpenOptions : ModelOptions {
   int64_t longest = 0;                  // no sequence will be longer than this; 0: not known
   int64_t exit_layers = 0;              // CompileOptions::exit_layers
   bool layer_logits = false;            // CompileOptions::layer_logits: requests may use DoLa
+  bool materialized_prefill = false;    // CompileOptions::materialized_prefill
   int64_t max_context = 0;              // unless `context` is set: at most this; 0: 8192
   int64_t max_logit_rows = 0;           // rows of a step with logits; 0: 64 or max_sequences
   int64_t kv_tokens = 0;     // instead of kv_cache_bytes: capacity of the KV cache in tokens

@@ -26,6 +26,7 @@ void check_fixed_options(const OpenOptions& o, const CompileOptions& made) {
   need("shapes", o.shapes.empty() || asked.shapes == made.shapes);
   need("buckets", o.buckets.empty() || asked.buckets == made.buckets);
   need("pooling", o.pooling.empty());
+  need("materialized-prefill", !o.materialized_prefill || made.materialized_prefill);
   need("merge-adapter", o.merge_adapters.empty());
 }
 

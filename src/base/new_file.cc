@@ -90,6 +90,10 @@ void NewFile::open_named() {
   } while (::fstat(fd_, &st) == 0 && st.st_nlink == 0);
 }
 
+fs::path NewFile::readable_path() const {
+  return temporary_.empty() ? fs::path(name_of(fd_)) : temporary_;
+}
+
 void NewFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     ssize_t n = ::write(fd_, bytes.data(), bytes.size());

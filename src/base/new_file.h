@@ -22,6 +22,8 @@ class NewFile {
   void write(std::span<const std::byte> bytes);                 // appends
   void rewrite(uint64_t at, std::span<const std::byte> bytes);  // bytes that were written
   void commit();
+  // Opens what was written so far; valid until commit().
+  std::filesystem::path readable_path() const;
   uint64_t size() const { return size_; }
 
  private:

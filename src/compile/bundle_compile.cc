@@ -19,16 +19,13 @@ Value list_value(const List& list) {
 }
 
 Value options_value(const CompileOptions& o) {
-  Value out = Value::Object{{"activations", o.activations},
-                            {"kv_dtype", dtype_name(o.kv_dtype)},
-                            {"block_size", o.block_size},
-                            {"max_sequences", o.max_sequences},
-                            {"max_tokens", o.max_tokens},
-                            {"max_logit_rows", o.max_logit_rows},
-                            {"context", o.context},
-                            {"tree_mask", o.tree_mask},
-                            {"eager", o.eager},
-                            {"autotune", o.autotune}};
+  Value out = Value::Object{
+      {"activations", o.activations}, {"kv_dtype", dtype_name(o.kv_dtype)},
+      {"block_size", o.block_size},   {"max_sequences", o.max_sequences},
+      {"max_tokens", o.max_tokens},   {"max_logit_rows", o.max_logit_rows},
+      {"context", o.context},         {"materialized_prefill", o.materialized_prefill},
+      {"tree_mask", o.tree_mask},     {"eager", o.eager},
+      {"autotune", o.autotune}};
   out.set("shapes", shapes_name(o.shapes));
   out.set("storage", o.storage);
   out.set("verify", list_value(o.verify));
@@ -153,9 +150,10 @@ CompileOptions bundle_options(const BundleModel& bundle) {
     o.max_tokens = v.at("max_tokens").as_int();
     o.max_logit_rows = v.at("max_logit_rows").as_int();
     o.context = v.at("context").as_int();
+    o.materialized_prefill = v.get_bool("materialized_prefill", false);
     o.tree_mask = v.at("tree_mask").as_bool();
     o.eager = v.at("eager").as_bool();
-    if (const Value* autotune = v.find("autotune")) o.autotune = autotune->as_bool();
+    o.autotune = v.get_bool("autotune", false);
     o.shapes = shapes_from_name(v.at("shapes").as_string());
     for (const Value& k : v.at("verify").as_array())
       o.verify.push_back(static_cast<int>(k.as_int()));

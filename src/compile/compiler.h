@@ -50,12 +50,14 @@ struct CompileOptions {
   std::vector<std::string> merge_adapters;  // paths: added to the weights (compile/adapters.h)
   int64_t adapter_slots = 0;                // adapters that rows of a step can choose from; 0: none
   int64_t adapter_rank = 16;                // largest rank of one in a slot
-  int64_t exit_layers = 0;          // of kExitFunction; 0: no such function, -1: a third of all
-  bool layer_logits = false;        // add kLayersFunction
-  std::string pooling;              // "mean", "cls" or "last"; empty: as the model's files say
-  bool tree_mask = false;           // step takes `mask`: rows may be nodes of a draft tree
-  std::vector<int> verify;          // numbers of drafts k that get verify<k> plans
-  std::vector<std::string> passes;  // run exactly these, in order; empty: the pipeline
+  int64_t exit_layers = 0;    // of kExitFunction; 0: no such function, -1: a third of all
+  bool layer_logits = false;  // add kLayersFunction
+  std::string pooling;        // "mean", "cls" or "last"; empty: as the model's files say
+  // Latent attention: step computes keys and values of each head, other functions stay absorbed.
+  bool materialized_prefill = false;
+  bool tree_mask = false;                 // step takes `mask`: rows may be nodes of a draft tree
+  std::vector<int> verify;                // numbers of drafts k that get verify<k> plans
+  std::vector<std::string> passes;        // run exactly these, in order; empty: the pipeline
   std::set<std::string> disabled_passes;  // names from compile/pipeline.cc
   std::set<std::string> dump_after;       // passes after which the function is printed to stderr
   std::vector<RewriteRule> rules;         // the user's, for the pass user-rules

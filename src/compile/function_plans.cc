@@ -18,9 +18,10 @@ void add_requests(std::vector<PlanRequest>& out, const Function& fn, const Guard
 
 CompileOptions options_for(CompileOptions options, const Backend& backend) {
   options.shapes = chosen_shapes(options, backend);
-  // Int8 activations and narrow storage stay: without them the result would differ.
+  // Absorbed latent attention, int8 activations and narrow storage stay: without them the result
+  // would differ.
   if (options.eager && options.passes.empty())
-    options.passes = {"quantize-activations", "choose-storage", "dead-code"};
+    options.passes = {"absorb-latent", "quantize-activations", "choose-storage", "dead-code"};
   return options;
 }
 

@@ -100,7 +100,10 @@ void run_derived_passes(Module& module, Function& function, const PassContext& c
   const std::vector<std::string>& asked = context.options.passes;
   CompileOptions options = context.options;
   options.passes.clear();
-  for (const char* name : {"use-facts", "dead-code"})
+  std::vector<const char*> names = {"use-facts", "dead-code"};
+  if (options.materialized_prefill)  // step is not absorbed, these are
+    names = {"absorb-latent", "use-facts", "quantize-activations", "choose-storage", "dead-code"};
+  for (const char* name : names)
     if (asked.empty() || std::find(asked.begin(), asked.end(), name) != asked.end())
       options.passes.emplace_back(name);
   if (options.passes.empty()) return;

@@ -69,6 +69,7 @@ StorageWish storage_from_text(std::string_view text);
 void quantize_activations(Module& module, Function& function, const PassContext& context);
 void choose_storage(Module& module, Function& function, const PassContext& context);
 void apply_user_rules(Module& module, Function& function, const PassContext& context);
+void absorb_latent(Module& module, Function& function, const PassContext& context);
 void canonicalize(Module& module, Function& function, const PassContext& context);
 void fold_constants(Module& module, Function& function, const PassContext& context);
 void recognize(Module& module, Function& function, const PassContext& context);

@@ -6,6 +6,9 @@ namespace {
 
 constexpr Pass kPipeline[] = {
     {"user-rules", "rules given on the command line", PassClass::kReal, true, apply_user_rules},
+    {"absorb-latent",
+     "latent attention: key matrices applied to queries, value matrices to results",
+     PassClass::kReal, true, absorb_latent},
     {"canonicalize", "canonical form: identities, chains of casts, reshapes, transposes and slices",
      PassClass::kExact, true, canonicalize},
     {"fold-constants", "evaluates nodes whose inputs are constants", PassClass::kExact, true,

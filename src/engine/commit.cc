@@ -72,12 +72,15 @@ void EngineCore::commit_entry(const PendingStep& step, size_t entry, const StepR
   }
   if (result.failed[index] != StepFailure::kNone)
     return finish(seq, Finish::kError, failure_text(result.failed[index]), actions);
-  seq.failures = 0;
   note_scores(seq, e, result);
   if (e.chooses) --seq.pending;
   seq.computed = e.start + e.count;
   if (e.pools) return commit_vector(seq, e.first_choice(), result, step, actions);
   if (e.drafts > 0) keep_path(seq, e, path, result);
+  if (seq.computed > seq.furthest) {  // not while a sequence that started again repeats its work
+    seq.furthest = seq.computed;
+    seq.failures = 0;
+  }
   if (!path.empty() && static_cast<size_t>(path.back()) < result.mirostat_mu.size())
     seq.mirostat_mu = result.mirostat_mu[static_cast<size_t>(path.back())];
   if (seq.request->beam) {

@@ -47,7 +47,7 @@ struct EngineConfig {
   int64_t max_out_rows = 64;         // rows of a step that may ask for logits
   int64_t max_queue = 4096;          // sequences that wait (a request has n of them)
   int max_in_flight = 1;             // steps submitted and not yet committed
-  int max_step_failures = 3;         // a sequence ends after more failed steps in a row
+  int max_step_failures = 3;         // a sequence ends after more failed steps without progress
 
   SchedPolicy policy = SchedPolicy::kFcfs;
   KvPolicy kv_policy = KvPolicy::kMaxUtilization;

@@ -125,7 +125,8 @@ class Sequence {
 
   int32_t limit = 0;  // tokens of the answer: max_tokens, or where stop_at ended it
   bool limit_is_stop = false;
-  int32_t failures = 0;                // failed steps since the last commit
+  int32_t failures = 0;                // failed steps since it last got further than ever
+  int32_t furthest = 0;                // most tokens that were ever computed
   std::vector<float> prompt_logprobs;  // committed scores
   std::vector<std::vector<TokenLogprob>> prompt_top;
   bool first_delta_sent = false;

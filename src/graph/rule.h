@@ -38,7 +38,8 @@ struct RuleVar {
   Kind kind = Kind::kTensor;
   std::string dtype = "any";  // any, float (f32, f16, bf16), or an element type's name
   bool shaped = false;
-  std::vector<ShapeItem> shape;
+  std::vector<ShapeItem> shape;     // of a state: one extent per plane
+  std::vector<std::string> planes;  // kState: names, all of one axis; empty: any planes
   // Not checked when matching. "in": values for which the pattern does not overflow; "within"
   // (assumed): values that the rule is for.
   std::optional<std::pair<RuleExpr, RuleExpr>> range;

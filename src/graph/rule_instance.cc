@@ -243,11 +243,19 @@ class InstanceMaker {
     return out_.fn->add_input(v.name, Type::of(std::move(type)));
   }
 
-  // A state with planes k and v as wide as the first tensor of three axes that is declared, and
-  // with a number of heads that divides its heads.
+  // A state with the declared planes; else with planes k and v as wide as the first tensor of three
+  // axes that is declared, and with a number of heads that divides its heads.
   Ref state(const RuleVar& v) {
     if (out_.module.groups.empty()) out_.module.groups.push_back({"g", 0, 4});
     if (v.kind == RuleVar::Kind::kView) return out_.fn->add_input(v.name, Type::view("g"));
+    if (!v.planes.empty()) {
+      std::vector<int64_t> widths = shape(v);
+      std::vector<PlaneDecl> planes;
+      for (size_t p = 0; p < widths.size(); ++p)
+        planes.push_back({v.planes[p], {DType::kF32, {{"d", widths[p], false}}}});
+      out_.module.states.push_back({v.name, "g", {}, std::move(planes)});
+      return out_.fn->add_input(v.name, Type::state(v.name));
+    }
     int64_t heads = 1, width = 4;
     auto query = std::find_if(rule_.vars.begin(), rule_.vars.end(), [](const RuleVar& other) {
       return other.shaped && other.shape.size() == 3;

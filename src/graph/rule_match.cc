@@ -183,6 +183,21 @@ class Matcher {
   std::optional<RuleMatch> found_;
 };
 
+// A state with planes of these names, in order, each of one axis.
+bool bind_planes(const RuleVar& var, const Function& fn, const std::string& state,
+                 RuleMatch& match) {
+  if (var.planes.empty()) return true;
+  const StateDecl* decl = fn.module().find_state(state);
+  if (!decl || decl->planes.size() != var.planes.size()) return false;
+  TensorType widths{DType::kF32, {}};
+  for (size_t p = 0; p < var.planes.size(); ++p) {
+    const PlaneDecl& plane = decl->planes[p];
+    if (plane.name != var.planes[p] || plane.type.rank() != 1) return false;
+    widths.dims.push_back(plane.type.dims[0]);
+  }
+  return bind_shape(var, widths, match);
+}
+
 }  // namespace
 
 bool accept_var(const RuleVar& var, const Function& fn, Ref r, RuleMatch& match) {
@@ -190,7 +205,7 @@ bool accept_var(const RuleVar& var, const Function& fn, Ref r, RuleMatch& match)
   std::string_view op = fn.node(r.node).op->name;
   switch (var.kind) {
     case RuleVar::Kind::kState:
-      return type.kind == Type::Kind::kState;
+      return type.kind == Type::Kind::kState && bind_planes(var, fn, type.name, match);
     case RuleVar::Kind::kView:
       return type.kind == Type::Kind::kView;
     case RuleVar::Kind::kScalar:

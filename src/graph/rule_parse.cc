@@ -182,7 +182,10 @@ class RuleParser {
       if (other.name == v.name) bad(fmt::format("{} is declared twice", v.name));
     need(":");
     if (take_word("scalar")) v.kind = RuleVar::Kind::kScalar;
-    if (take_word("state")) v.kind = RuleVar::Kind::kState;
+    if (take_word("state")) {
+      v.kind = RuleVar::Kind::kState;
+      if (take("{")) planes(v);
+    }
     if (take_word("view")) v.kind = RuleVar::Kind::kView;
     if (v.kind == RuleVar::Kind::kTensor) {
       if (take_word("const")) v.kind = RuleVar::Kind::kConst;
@@ -204,10 +207,21 @@ class RuleParser {
     r_.vars.push_back(std::move(v));
   }
 
+  void planes(RuleVar& v) {
+    do {
+      v.planes.push_back(name());
+      need("[");
+      shape(v);
+      if (v.shape.size() != v.planes.size()) bad("a plane of a state in a rule has one axis");
+    } while (take(","));
+    need("}");
+  }
+
   void shape(RuleVar& v) {
     v.shaped = true;
+    const size_t before = v.shape.size();
     while (!take("]")) {
-      if (!v.shape.empty()) need(",");
+      if (v.shape.size() > before) need(",");
       ShapeItem item;
       if (take("*")) item.kind = ShapeItem::Kind::kSplat;
       if (now().kind == Token::Kind::kNumber && now().value.is_int()) {

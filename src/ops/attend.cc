@@ -1,6 +1,7 @@
-// attend: attention of the step's rows over a state. Defined row by row; docs/ops.md defines which
-// keys are visible to a row.
+// attend, attend_latent: attention of the step's rows over a state. Defined row by row; docs/ops.md
+// defines which keys are visible to a row.
 #include <cmath>
+#include <map>
 
 #include "ops/attend.h"
 #include "ops/infer.h"
@@ -34,21 +35,22 @@ struct Attention {
   int64_t window;
   bool masked;
 
-  explicit Attention(const MeaningArgs<S>& a) : args(a) {
+  // `rest`: operands after the mask.
+  Attention(const MeaningArgs<S>& a, const std::vector<std::string>& key, const std::string& of,
+            size_t rest)
+      : args(a) {
     const StateRef<S>& state = a.in[kState].state;
     auto plane = [&](const std::string& name) {
       const Plane* found = state.plane(name);
       TK_CHECK(found, "attend: the state has no plane {}", name);
       return found;
     };
-    for (const std::string& name : attend_key_planes(a.attrs)) keys.push_back(plane(name));
-    value = plane(attend_value_plane(a.attrs));
+    for (const std::string& name : key) keys.push_back(plane(name));
+    value = plane(of);
     scale = a.attrs.at("scale").as_double();
     cap = a.attrs.get_double("softcap", 0);
     window = a.attrs.get_int("window", 0);
-    bool with_sinks = a.attrs.get_int("sinks", 0) != 0;
-    if (with_sinks) sinks = &a.in.back().tensor;
-    masked = a.in.size() > kMask + (with_sinks ? 1 : 0);
+    masked = a.in.size() > kMask + rest;
   }
 
   int32_t ints(Input input, int64_t i) const { return args.in[input].tensor.i[i]; }
@@ -101,7 +103,10 @@ template <class S>
 void attend(const MeaningArgs<S>& args) {
   const TensorRef<S>&q = args.in[kQuery].tensor, &y = args.out[0].tensor;
   int64_t heads = q.dims[1], d = q.dims[2], dv = y.dims[2];
-  Attention<S> attention(args);
+  bool with_sinks = args.attrs.get_int("sinks", 0) != 0;
+  Attention<S> attention(args, attend_key_planes(args.attrs), attend_value_plane(args.attrs),
+                         with_sinks ? 1 : 0);
+  if (with_sinks) attention.sinks = &args.in.back().tensor;
   std::vector<int64_t> slots;
   std::vector<double> power, sum(static_cast<size_t>(dv));
   for (int64_t row = 0; row < q.dims[0]; ++row) {
@@ -120,6 +125,76 @@ void attend(const MeaningArgs<S>& args) {
         double p = std::exp(power[i] - peak);
         const S* v = attention.head(*attention.value, slots[i], h, heads);
         for (int64_t j = 0; j < dv; ++j) sum[static_cast<size_t>(j)] += p * double(v[j]);
+        total += p;
+      }
+      for (int64_t j = 0; j < dv; ++j)
+        store(y, (row * heads + h) * dv + j,
+              slots.empty() ? 0.0 : sum[static_cast<size_t>(j)] / total);
+    }
+  }
+}
+
+// Keys and values of one head: matrices times the vectors of plane c, each computed when it is
+// first asked for.
+template <class S>
+class ExpandedHead {
+ public:
+  ExpandedHead(const MeaningArgs<S>& args, const Attention<S>& attention, int64_t head)
+      : up_key_(args.in[args.in.size() - 2].tensor),
+        up_value_(args.in.back().tensor),
+        plane_(*attention.value),
+        head_(head) {}
+  int64_t key_width() const { return up_key_.dims[2]; }
+
+  const double* key(int64_t slot) {  // followed by the value
+    auto [it, fresh] = at_.try_emplace(slot);
+    if (fresh) expand(plane_.data + slot * plane_.width, it->second);
+    return it->second.data();
+  }
+
+ private:
+  void expand(const S* x, std::vector<double>& out) const {
+    int64_t c = up_key_.dims[1], n = up_key_.dims[2], dv = up_value_.dims[1];
+    out.assign(static_cast<size_t>(n + dv), 0.0);
+    for (int64_t j = 0; j < c; ++j)
+      for (int64_t k = 0; k < n; ++k)
+        out[static_cast<size_t>(k)] += double(x[j]) * double(up_key_.f[(head_ * c + j) * n + k]);
+    for (int64_t k = 0; k < dv; ++k)
+      out[static_cast<size_t>(n + k)] = dot(x, up_value_.f + (head_ * dv + k) * c, c);
+  }
+
+  const TensorRef<S>&up_key_, &up_value_;  // [h, c, n], [h, dv, c]
+  const typename StateRef<S>::Plane& plane_;
+  int64_t head_;
+  std::map<int64_t, std::vector<double>> at_;
+};
+
+template <class S>
+void attend_latent(const MeaningArgs<S>& args) {
+  const TensorRef<S>&q = args.in[kQuery].tensor, &y = args.out[0].tensor;
+  int64_t heads = q.dims[1], d = q.dims[2], dv = y.dims[2];
+  Attention<S> attention(args, {"kr"}, "c", 2);
+  std::vector<int64_t> slots;
+  std::vector<double> power, sum(static_cast<size_t>(dv));
+  for (int64_t h = 0; h < heads; ++h) {
+    ExpandedHead<S> head(args, attention, h);
+    int64_t n = head.key_width();
+    for (int64_t row = 0; row < q.dims[0]; ++row) {
+      attention.find_keys(row, slots);
+      power.resize(slots.size());
+      const S* query = q.f + (row * heads + h) * d;
+      double peak = -INFINITY, total = 0;
+      for (size_t i = 0; i < slots.size(); ++i) {
+        power[i] = attention.score(query + n, slots[i], h, heads);  // the rotated part
+        const double* key = head.key(slots[i]);
+        for (int64_t k = 0; k < n; ++k) power[i] += attention.scale * double(query[k]) * key[k];
+        peak = std::max(peak, power[i]);
+      }
+      std::fill(sum.begin(), sum.end(), 0.0);
+      for (size_t i = 0; i < slots.size(); ++i) {
+        double p = std::exp(power[i] - peak);
+        const double* value = head.key(slots[i]) + n;
+        for (size_t j = 0; j < sum.size(); ++j) sum[j] += p * value[j];
         total += p;
       }
       for (int64_t j = 0; j < dv; ++j)
@@ -160,16 +235,22 @@ Dim value_axis(const Rule& rule, const std::string& state, const TensorType& q) 
   return value.type->dims.back();
 }
 
-std::vector<Type> infer(const InferContext& context) {
-  Rule rule("attend", context);
+// The operands that say which rows belong to which sequence. Returns the queries.
+const TensorType& check_rows(const Rule& rule) {
   const TensorType& q = rule.values(kQuery, "q", 3);
-  const std::string& state = rule.state(kState);
   rule.view(kView);
   for (auto [input, name] : {std::pair{kPos, "pos"}, {kSeq, "seq"}, {kSlot, "slot"}})
     rule.same(q.extent(0), "the rows of q", rule.integers(input, name, 1).extent(0), name);
   const TensorType &q_start = rule.integers(kQStart, "q_start", 1),
                    &kv_len = rule.integers(kKvLen, "kv_len", 1);
   rule.same(q_start.extent(0), "q_start", kv_len.extent(0) + 1, "sequences + 1");
+  return q;
+}
+
+std::vector<Type> infer(const InferContext& context) {
+  Rule rule("attend", context);
+  const std::string& state = rule.state(kState);
+  const TensorType& q = check_rows(rule);
   size_t sinks = rule.attrs().get_int("sinks", 0) != 0 ? 1 : 0, masked = kMask + sinks;
   if (rule.inputs() < kMask + sinks) rule.fail("sinks are missing");
   if (sinks > 0)
@@ -182,6 +263,31 @@ std::vector<Type> infer(const InferContext& context) {
   if (!std::isfinite(softcap) || softcap < 0)
     rule.fail("softcap must be a finite number that is not negative, got {}", softcap);
   return one(DType::kF32, {q.dims[0], q.dims[1], value_axis(rule, state, q)});
+}
+
+std::vector<Type> infer_latent(const InferContext& context) {
+  Rule rule("attend_latent", context);
+  const std::string& state = rule.state(kState);
+  const TensorType& q = check_rows(rule);
+  size_t key = rule.inputs() - 2, value = rule.inputs() - 1;
+  if (key > kMask)
+    rule.same(q.extent(0), "the rows of q", rule.integers(kMask, "mask", 2).extent(0), "the mask");
+  const TensorType &up_key = rule.values(key, "the key matrices", 3),
+                   &up_value = rule.values(value, "the value matrices", 3);
+  rule.same(up_key.extent(0), "the key matrices", q.extent(1), "the heads of q");
+  rule.same(up_value.extent(0), "the value matrices", q.extent(1), "the heads of q");
+  rule.same(up_key.extent(1), "c of the key matrices", up_value.extent(2), "c of the others");
+  for (int p = 0; p < 2 && rule.knows_planes(); ++p) {
+    auto plane = rule.plane(state, p);
+    if (!plane || plane->name != (p == 0 ? "c" : "kr") || plane->type->rank() != 1)
+      rule.fail("state {} must have the planes c and kr", state);
+    if (p == 0)
+      rule.same(plane->type->extent(0), "plane c", up_key.extent(1), "c of the key matrices");
+    else
+      rule.same(q.extent(2), "the width of a query head", up_key.extent(2) + plane->type->extent(0),
+                "the width of its key");
+  }
+  return one(DType::kF32, {q.dims[0], q.dims[1], up_value.dims[1]});
 }
 
 // Per visible key: their number is known only when the step runs.
@@ -201,6 +307,8 @@ std::vector<std::string> read_planes(const Attrs& attrs) {
   out.push_back(attend_value_plane(attrs));
   return out;
 }
+
+std::vector<std::string> latent_planes(const Attrs&) { return {"c", "kr"}; }
 
 }  // namespace
 
@@ -222,7 +330,25 @@ std::vector<OpDef> attend_ops() {
            .dots = true,
            .key_flops = true,
            .reads = reads,
-           .planes = read_planes}};
+           .planes = read_planes},
+          {.name = "attend_latent",
+           .tier = Tier::kComposite,
+           .min_inputs = 10,
+           .max_inputs = 11,
+           .infer = infer_latent,
+           .f32 = attend_latent<float>,
+           .f64 = attend_latent<double>,
+           .traced = attend_latent<Traced>,
+           .attr_names = {"scale"},
+           .required_attrs = 1,
+           .reads_state = true,
+           .storage = true,
+           .flops = flops,
+           .doc = "attention with keys and values that are matrices times what the state holds",
+           .dots = true,
+           .key_flops = true,
+           .reads = reads,
+           .planes = latent_planes}};
 }
 
 }  // namespace tokamak

@@ -1,5 +1,7 @@
 // Mixture of experts: rows are sorted by expert, multiplied group by group and combined per token.
 // The number of rows is known only on the device: `offsets` holds it, extents are upper bounds.
+#include <algorithm>
+
 #include "ops/infer.h"
 #include "ops/meaning.h"
 #include "ops/tables.h"
@@ -102,6 +104,11 @@ SymExpr combine_flops(std::span<const Type> in, std::span<const Type>) {
   return in[0].tensor.elements() * 2;
 }
 
+// As many experts as there are rows, or all, have rows.
+int32_t even_offset(int64_t e, int64_t n, int64_t rows) {
+  return static_cast<int32_t>(e * rows / std::max<int64_t>(1, n - 1));
+}
+
 SymExpr no_flops(std::span<const Type>, std::span<const Type>) { return 0; }
 
 }  // namespace
@@ -141,7 +148,9 @@ std::vector<OpDef> moe_ops() {
                [](size_t operand, const Attrs&) {
                  bool stack = operand == 1 || operand == 3;
                  return stack ? OperandRead{OperandRead::Kind::kRowPerRow, 0} : OperandRead{};
-               }},
+               },
+           .typical = [](size_t operand, int64_t i, int64_t n,
+                         int64_t rows) { return operand == 2 ? even_offset(i, n, rows) : 0; }},
           {.name = "moe_combine",
            .tier = Tier::kComposite,
            .min_inputs = 4,
@@ -154,7 +163,15 @@ std::vector<OpDef> moe_ops() {
            .ragged = true,
            .storage = true,
            .flops = combine_flops,
-           .doc = "weighted sum of each token's expert rows"}};
+           .doc = "weighted sum of each token's expert rows",
+           .reads =
+               [](size_t operand, const Attrs&) {
+                 return operand == 2 ? OperandRead{OperandRead::Kind::kOneElement} : OperandRead{};
+               },
+           .typical =
+               [](size_t operand, int64_t i, int64_t n, int64_t rows) {
+                 return operand == 1 ? static_cast<int32_t>(i) : even_offset(i, n, rows);
+               }}};
 }
 
 }  // namespace tokamak

@@ -168,6 +168,7 @@ struct OperandRead {
     kAsOutput,      // as many elements as output 0 has
     kTokenRows,     // rows of tokens, not of padding
     kSequenceEnds,  // one number per sequence that has tokens, and one more
+    kOneElement,
   };
   Kind kind = Kind::kAll;
   size_t by = 0;
@@ -208,6 +209,9 @@ struct OpDef {
   int first_plane = 0;     // writes_state: the first operand that is written to a plane
   LoopForm loop = {};
   OperandRead (*reads)(size_t operand, const Attrs& attrs) = nullptr;  // nullptr: all of each
+  // Element i of n of an integer operand that another op computes, when rows (of operand 0) are
+  // spread evenly: what counts of traffic assume. nullptr: 0.
+  int32_t (*typical)(size_t operand, int64_t i, int64_t n, int64_t rows) = nullptr;
   // reads_state: names of the planes that it reads.
   std::vector<std::string> (*planes)(const Attrs& attrs) = nullptr;
 };

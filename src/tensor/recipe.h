@@ -21,8 +21,8 @@ struct RecipeStep {
     kConcatRows,    // concatenates all sources; required as the first step if there are several
     kScaleColumns,  // column c * (tensor[c] + value) in f32: the weight of a norm whose result only
                     // such matrices read
-    kJoinMxfp4,     // u8 [..., k / 32, 16], values 2j and 2j + 1 in byte j, with the exponents
-                    // u8 [..., k / 32] of `tensor` -> mxfp4 [..., k] (gpt-oss)
+    kJoinMxfp4,     // u8 [..., k / 32, 16], values 2j and 2j + 1 in byte j, and exponents u8 [...,
+                    // k / 32] of `tensor` -> mxfp4 [..., k]; [..., 32] and f8e4m3 -> nvfp4
     kJoinGroups,    // the first step: the tensors of quantised matrices (tensor/group_join.h) -> a
                     // group type [matrices * rows, columns]; a = packing, b = flags, dims = {rows,
                     // columns, rows and columns of a scale}

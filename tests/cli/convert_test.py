@@ -19,7 +19,7 @@ from tokamak import BINARY, FAMILIES, TINY, run, run_json
 # Fine-tunes of one family and quantised checkpoints have the layout of their base.
 MODELS = [TINY / n for n in ("llama", "llama_bias", "llama_linear", "llama_llama3", "llama_yarn", "mistral", "qwen2", "qwen3",
                              "gemma2", "gemma3", "gemma3_types", "phi3", "phi3_longrope", "gpt2", "smollm2")]
-MODELS += [FAMILIES / n for n in ("olmo2", "exaone4", "granite", "cohere", "cohere2", "glm4", "smollm3", "starcoder2", "phi2",
+MODELS += [FAMILIES / n for n in ("olmo2", "exaone", "exaone4", "granite", "cohere", "cohere2", "glm4", "smollm3", "starcoder2", "phi2",
                                   "internlm2", "mixtral", "qwen2moe", "qwen3moe", "olmoe", "glm4moe", "deepseek2",
                                   "deepseek3", "gpt_oss", "gpt_oss_mxfp4")]
 # Types that gguf quantises as well, and bounds of the error of the others on normally distributed weights.
@@ -78,7 +78,7 @@ class Convert(unittest.TestCase):
                 self.convert(f"{model}.gguf", out)
                 got = {n.removeprefix("transformer."): x for n, x in folder_tensors(out).items()}
                 if "mxfp4" not in model.name:
-                    want = folder_tensors(model)
+                    want = {n.removeprefix("transformer."): x for n, x in folder_tensors(model).items()}
                     self.assertEqual(set(got), set(want))
                     for name, x in want.items():
                         self.assertEqual(got[name].shape, x.shape, name)
@@ -188,6 +188,11 @@ class Convert(unittest.TestCase):
             (("convert", self.folder / "none", self.folder / "b.gguf"), 1, "no such file or folder"),
             # GGUF has no key for it.
             (("convert", TINY / "gemma2_scalar", self.folder / "b.gguf"), 1, "the scale of attention scores"),
+            (("convert", TINY / "gemma2_scalar", out, "--force"), 1, "the scale of attention scores"),
+            (("convert", TINY / "bert.gguf", self.folder / "f"), 1, "encoders can be converted to GGUF"),
+            (("convert", TINY / "modernbert", self.folder / "b.gguf"), 1, "GGUF has no layout"),
+            (("convert", TINY / "bert_cross", self.folder / "b.gguf"), 1, "cannot express the activation"),
+            (("convert", FAMILIES / "mamba2_groups", self.folder / "b.gguf"), 1, "normalises each group for itself"),
         ]
         for args, code, message in cases:
             done = run(*args)
@@ -197,6 +202,57 @@ class Convert(unittest.TestCase):
         self.assertEqual(out.read_text(), "mine")
         self.convert(llama, out, "--force")
         self.assertEqual(out.read_bytes()[:4], b"GGUF")
+
+    def test_force_into_a_folder(self):
+        """Other files stay; tensors of another model would be loaded instead of the new ones."""
+        folder = self.folder / "f"
+        folder.mkdir()
+        (folder / "notes.txt").write_text("mine")
+        self.convert(f"{TINY / 'llama'}.gguf", folder, "--force")
+        self.assertEqual((folder / "notes.txt").read_text(), "mine")
+        self.check_same_text(TINY / "llama", folder)
+        (folder / "model.safetensors.index.json").write_text("{}")
+        before = (folder / "model.safetensors").read_bytes()
+        done = run("convert", f"{TINY / 'qwen2'}.gguf", folder, "--force")
+        self.assertEqual((done.returncode, "tensors of another model" in done.stderr), (2, True), done.stderr)
+        self.assertEqual((folder / "model.safetensors").read_bytes(), before)
+        self.assertEqual(sorted(p.name for p in self.folder.iterdir()), ["f"])
+
+    def test_encoders(self):
+        """BERT and Nomic as the converter of llama.cpp writes them; the others are BERT too."""
+        for name in ("bert", "nomic", "roberta", "distilbert", "bert_cls"):
+            with self.subTest(name):
+                out = self.folder / f"{name}.gguf"
+                self.convert(TINY / name, out)
+                if name in ("bert", "nomic"):
+                    want, got = gguf_tensors(f"{TINY / name}.gguf"), gguf_tensors(out)
+                    self.assertEqual(set(got), set(want))
+                    for n, t in want.items():
+                        self.assertEqual(got[n].data.tobytes(), t.data.tobytes(), n)
+                one, two = (run("tokenize", model, TEXT) for model in (TINY / name, out))
+                self.assertEqual((one.stdout, one.returncode), (two.stdout, two.returncode), two.stderr)
+                if "_c" in name:
+                    continue
+                one, two = (json.loads(run("embed", model, "Hello 1", "--json", "--no-normalize").stdout)["embedding"] for model in (TINY / name, out))
+                np.testing.assert_allclose(one, two, atol=1e-6)
+
+    def test_recurrent(self):
+        """As llama.cpp's converter writes them: decays instead of their logarithms."""
+        for name in ("mamba2", "qwen3next", "qwen3next_even"):
+            with self.subTest(name):
+                out = self.folder / f"{name}.gguf"
+                self.convert(FAMILIES / name, out)
+                want, got = gguf_tensors(f"{FAMILIES / name}.gguf"), gguf_tensors(out)
+                self.assertEqual(set(got), set(want))
+                for n, t in want.items():
+                    self.assertEqual((n, got[n].tensor_type, list(got[n].shape)), (n, t.tensor_type, list(t.shape)))
+                    np.testing.assert_allclose(got[n].data, t.data, rtol=1e-6 if n.endswith("ssm_a") else 0)
+                self.check_same_text(FAMILIES / name, out)
+                small = self.folder / f"{name}.q8_0.gguf"  # what is no matrix stays f32
+                self.convert(out, small, "--type", "q8_0")
+                for n, t in gguf_tensors(small).items():
+                    if any(part in n for part in (".ssm_a", ".ssm_d", ".ssm_conv1d")):
+                        self.assertEqual(t.tensor_type, T.F32, n)
 
     def test_interrupt_leaves_nothing(self):
         """A model with one large tensor; the interrupt comes while it is encoded."""

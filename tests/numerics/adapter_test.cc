@@ -268,6 +268,7 @@ TEST(Adapter, DamagedOnesEndInOneLine) {
       {"magnitudes without DoRA", {a, b, {q + "lora_magnitude_vector", {64}}}, "", "use_dora"},
       {"DoRA without magnitudes", {a, b}, "\"use_dora\": true,", "use_dora"},
       {"bias", {a, b}, "\"bias\": \"all\",", "biases"},
+      {"lora_bias", {a, b}, "\"lora_bias\": true,", "lora_bias is not supported"},
       {"saved modules", {a, b}, "\"modules_to_save\": [\"lm_head\"],", "modules_to_save"},
       {"another kind", {a, b}, R"({"peft_type": "LOHA", "r": 2})", "LOHA"},
       {"a base that changes", {a, b}, "\"init_lora_weights\": \"pissa\",", "pissa"},

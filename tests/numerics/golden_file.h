@@ -18,7 +18,7 @@ struct GoldenSequence {
 
 struct Golden {
   std::string model;
-  bool gguf;
+  bool gguf, folder;  // which of the model's files it is for
   std::vector<GoldenSequence> sequences;
 };
 
@@ -30,7 +30,7 @@ inline std::vector<int32_t> golden_ints(const Value& v) {
 
 inline Golden read_golden(const std::filesystem::path& path) {
   Value v = parse_json(read_text_file(path), path.string());
-  Golden g{v.at("model").as_string(), v.at("gguf").as_bool(), {}};
+  Golden g{v.at("model").as_string(), v.at("gguf").as_bool(), v.get_bool("folder", true), {}};
   for (const Value& s : v.at("sequences").as_array()) {
     GoldenSequence q{golden_ints(s.at("ids")), golden_ints(s.at("greedy")), {}, {}};
     for (int32_t r : golden_ints(s.at("rows"))) q.rows.push_back(r);

@@ -22,6 +22,7 @@ ModelRunner::ModelRunner(const std::string& path, const RunnerOptions& options)
   compile.max_logit_rows = options.max_tokens;
   compile.context = options.context;
   compile.disabled_passes = options.disabled_passes;
+  compile.materialized_prefill = options.materialized_prefill;
   source_ = compile_model(path, *backend_, compile);
   load();
 }

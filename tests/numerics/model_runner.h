@@ -24,7 +24,8 @@ struct RunnerOptions {
   int64_t sequences = 8, length = 128, max_tokens = 64, block_size = 16;
   int64_t context = 0;  // as CompileOptions::context
   std::set<std::string> disabled_passes = {};
-  bool eager = false;  // as LoadOptions::eager
+  bool eager = false;                 // as LoadOptions::eager
+  bool materialized_prefill = false;  // as CompileOptions
 };
 
 class ModelRunner {

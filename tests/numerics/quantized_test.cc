@@ -31,6 +31,7 @@ std::vector<float> values_of(const ImportedModel& model, const std::string& name
   LoadedTensor t = load_weight(entry_of(name, model.config.weights.at(name)), *model.weights);
   std::vector<float> out(static_cast<size_t>(t.view.elements()));
   decode_row(t.view.dtype, t.view.bytes.data(), out.data(), t.view.elements());
+  for (float& x : out) x *= static_cast<float>(model.config.weights.at(name).factor);
   return out;
 }
 
@@ -119,8 +120,8 @@ TEST_P(QuantizedTest, Int8ActivationsAreClose) {
 INSTANTIATE_TEST_SUITE_P(Formats, QuantizedTest,
                          testing::Values("gptq", "gptq_act_order", "gptq_bits", "gptq_experts",
                                          "awq", "compressed_pack", "compressed_int8",
-                                         "compressed_fp8", "mxfp4_packed", "fp8_blocks",
-                                         "fp8_latent", "bnb_nf4", "bnb_int8"),
+                                         "compressed_fp8", "mxfp4_packed", "nvfp4_packed",
+                                         "fp8_blocks", "fp8_latent", "bnb_nf4", "bnb_int8"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -53,6 +53,7 @@ class RecurrentTest : public testing::TestWithParam<std::pair<const char*, const
     int64_t states = 6;         // sequences that have one at a time
     uint64_t fault_period = 0;  // every n-th step fails; 0: none
     Nanos interval = kMillisecond;
+    bool ends_with_error = false;  // all of them
   };
   RecurrentAnswers run(const Setup& setup, const std::map<RequestId, RequestSpec>& requests) {
     const PlanSet& plans = source_->plans();
@@ -75,7 +76,9 @@ class RecurrentTest : public testing::TestWithParam<std::pair<const char*, const
     RecurrentAnswers out;
     simulator.observe([&](Nanos, std::span<const Event>, Actions& actions) {
       for (const Delta& d : actions.deltas()) {
-        EXPECT_TRUE(d.finish == Finish::kNone || d.finish == Finish::kLength) << d.error;
+        EXPECT_TRUE(d.finish == Finish::kNone ||
+                    d.finish == (setup.ends_with_error ? Finish::kError : Finish::kLength))
+            << d.error;
         auto& ids = out[{d.request, d.choice}];
         ids.insert(ids.end(), d.ids.begin(), d.ids.end());
       }
@@ -121,6 +124,14 @@ TEST_P(RecurrentTest, AFailedStepLeavesNoTraceInTheState) {
   RecurrentAnswers whole = run({}, requests());
   EXPECT_EQ(run({.fault_period = 11}, requests()), whole);
   EXPECT_GT(stats_.failed_steps, 3);
+}
+
+// Prompts of more tokens than a step takes, and every second step fails: no sequence ever gets
+// beyond its first chunk.
+TEST_P(RecurrentTest, ASequenceThatNeverGetsFurtherEnds) {
+  RecurrentAnswers answers = run({.fault_period = 2, .ends_with_error = true}, requests());
+  EXPECT_EQ(answers.size(), 7u);
+  for (const auto& [id, ids] : answers) EXPECT_TRUE(ids.empty());
 }
 
 TEST_P(RecurrentTest, WhatNeedsARollbackIsRefused) {

@@ -267,6 +267,24 @@ void add_attention(std::vector<OpCase>& cases) {
   latent.planes = {{"c", DType::kF32, {32}}, {"kr", DType::kF32, {16}}};
   latent.out = {4, 32};
   cases.push_back(latent);
+  for (auto [matrix, kv] : {std::pair(DType::kF32, DType::kF32),
+                            {DType::kF16, DType::kF16},
+                            {DType::kQ8_0, DType::kI8},
+                            {DType::kF8G32, DType::kF32}}) {
+    // Rows of several items, older tokens, widths that are not multiples of a panel.
+    for (const BatchSpec& batch : {BatchSpec{.own = {4, 1}, .older = {0, 9}},
+                                   BatchSpec{.own = {70, 1, 3}, .older = {30, 200, 0}}}) {
+      OpCase c = attend_case(fmt::format("{}/{} rows", dtype_name(matrix), batch.tokens()), 3, 1,
+                             32 + 20, kv, batch);
+      c.name.replace(0, 6, "attend_latent");
+      c.op = "attend_latent";
+      c.in.push_back({.kind = Kind::kWeight, .dims = {3, 64, 32}, .dtype = matrix, .name = "k_up"});
+      c.in.push_back({.kind = Kind::kWeight, .dims = {3, 40, 64}, .dtype = matrix, .name = "v_up"});
+      c.planes = {{"c", kv, {64}}, {"kr", kv, {20}}};
+      c.out = {3, 40};
+      cases.push_back(c);
+    }
+  }
   // Keys in two planes, one of them with scales.
   OpCase parts = attend_case("two key planes", 4, 2, 48, DType::kI8,
                              {.own = {4, 1}, .older = {0, 9}}, {{"key", Value::Array{"k", "kr"}}});

@@ -62,6 +62,7 @@ struct RecipeBytes {
   void reshape(const RecipeStep& step) const;
   void cast(DType to);
   void join_mxfp4(const RecipeStep& step);
+  void join_nvfp4(const RecipeBytes& scales, const std::string& tensor);
   void join_groups(const std::vector<std::string>& tensors, const RecipeStep& step);
   void sort_groups(const RecipeStep& step);
 };
@@ -180,11 +181,37 @@ void RecipeBytes::cast(DType to) {
   set_floats(to, floats());
 }
 
+// The same for NVFP4: a block has four scales, then four parts with values j and j + 8 in byte j.
+void RecipeBytes::join_nvfp4(const RecipeBytes& scales, const std::string& tensor) {
+  constexpr size_t kPart = 8, kParts = 4;
+  size_t parts = bytes.size() / kPart;
+  if (dtype != DType::kU8 || scales.dtype != DType::kF8E4M3 || scales.bytes.size() != parts)
+    fail_with(ErrorCode::kCorrupt, "{}[{}] with {}[{}] of {} are not NVFP4 blocks",
+              dtype_name(dtype), fmt::join(dims, ", "), dtype_name(scales.dtype),
+              fmt::join(scales.dims, ", "), tensor);
+  std::vector<std::byte> out(parts * (kPart + 1));
+  for (size_t p = 0; p < parts; ++p) {
+    const std::byte* in = bytes.data() + p * kPart;
+    std::byte* block = out.data() + p / kParts * kParts * (kPart + 1);
+    if (scales.bytes[p] >= std::byte{0x7f})
+      fail_with(ErrorCode::kCorrupt, "{} has a scale that is negative or not a number", tensor);
+    block[p % kParts] = scales.bytes[p];
+    std::byte* to = block + kParts + p % kParts * kPart;
+    auto value = [&](size_t i) { return i % 2 == 0 ? in[i / 2] & std::byte{15} : in[i / 2] >> 4; };
+    for (size_t j = 0; j < kPart; ++j) to[j] = value(j) | value(j + kPart) << 4;
+  }
+  dims.pop_back();
+  dims.back() *= dtype_info(DType::kNVFP4).block_elements;
+  dtype = DType::kNVFP4;
+  own(std::move(out));
+}
+
 // Moves nibbles: a block of the file format has values j and j + 16 in byte j, after its exponent.
 void RecipeBytes::join_mxfp4(const RecipeStep& step) {
   RecipeBytes scales{name, from};
   scales.take(step.tensor);
   size_t rank = dims.size();
+  if (rank > 1 && dims.back() == 32) return join_nvfp4(scales, step.tensor);
   constexpr size_t kBytes = 16;
   if (dtype != DType::kU8 || scales.dtype != DType::kU8 || rank < 2 ||
       dims.back() != int64_t{kBytes} ||

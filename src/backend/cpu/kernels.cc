@@ -89,6 +89,7 @@ std::vector<CpuKernel> make_list() {
   add_layout_kernels(list);
   add_append_kernels(list);
   add_attend_kernels(list);
+  add_attend_latent_kernels(list);
   add_attend_rows_kernels(list);
   add_recurrent_kernels(list);
   add_sample_kernels(list);

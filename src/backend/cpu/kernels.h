@@ -50,6 +50,7 @@ void add_element_kernels(KernelList& list);
 void add_layout_kernels(KernelList& list);
 void add_append_kernels(KernelList& list);
 void add_attend_kernels(KernelList& list);
+void add_attend_latent_kernels(KernelList& list);
 void add_attend_rows_kernels(KernelList& list);
 void add_recurrent_kernels(KernelList& list);
 void add_sample_kernels(KernelList& list);

@@ -25,6 +25,10 @@ std::vector<std::vector<int>> plane_roles(const PlanSet& plans) {
   };
   for (const Plan& plan : plans.plans)
     for (const KernelCall& call : plan.calls) {
+      if (call.op == "attend_latent") {  // plane c is key and value, as after absorption
+        for (const char* name : {"c", "kr"}) mark(call.in[1].index, name, kKey);
+        mark(call.in[1].index, "c", kValue);
+      }
       if (call.op != "attend") continue;
       for (const std::string& name : attend_key_planes(call.attrs))
         mark(call.in[1].index, name, kKey);

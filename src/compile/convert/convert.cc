@@ -122,7 +122,10 @@ DType fitting(DType type, int64_t columns) {
 }
 
 bool is_small(std::string_view name, const std::vector<int64_t>& dims) {
-  // Routers, positions and segments are small and matter for every token.
+  // Routers, positions, segments and the parts of recurrent layers that are no matrices are small
+  // and matter for every token.
+  for (const char* part : {".ssm_conv1d.", ".ssm_a.", ".ssm_d."})
+    if (name.find(part) != name.npos) return true;
   return dims.size() < 2 || !name.ends_with(".weight") || name.find("_norm") != name.npos ||
          name.find("ffn_gate_inp") != name.npos || name.starts_with("position_embd") ||
          name.starts_with("token_types");
@@ -134,6 +137,11 @@ std::vector<Job> jobs_of(const ImportedModel& model, const std::vector<FileTenso
   for (const FileTensor& tensor : layout) {
     DType from = model.config.weights.at(tensor.parts[0].weight).dtype;
     const std::string& weight = tensor.parts[0].weight;
+    for (const FilePart& part : tensor.parts)
+      if (model.config.weights.at(part.weight).factor != 1.0)
+        fail(ErrorCode::kUnsupported,
+             "{} is NVFP4 with a scale of the whole matrix, which cannot be converted",
+             part.weight);
     bool head = weight == (model.config.tied_embeddings ? "token_embd.weight" : "output.weight");
     const DTypeInfo& info = dtype_info(from);
     auto bytes_in =
@@ -152,11 +160,12 @@ std::vector<Job> jobs_of(const ImportedModel& model, const std::vector<FileTenso
   return jobs;
 }
 
-void check_same(const ModelConfig& before, const fs::path& path) {
+// Reads back what was written at `path`, before it takes its name.
+void check_same(const ModelConfig& before, const fs::path& path, const fs::path& name) {
   std::string difference = config_difference(import_model(path).config, before);
   if (!difference.empty())
     fail(ErrorCode::kUnsupported, "the format of {} cannot express {} of this {} model",
-         path.string(), difference, before.architecture);
+         name.string(), difference, before.architecture);
 }
 
 int file_type(std::optional<DType> type) {
@@ -178,12 +187,12 @@ DType most_common(const std::vector<Job>& jobs) {
 }
 
 void write_gguf(Converter& converter, const std::vector<Job>& jobs, GgufWriter& writer,
-                const fs::path& out) {
+                const fs::path& out, const std::function<void(const fs::path&)>& check = {}) {
   converter.expect(jobs);
   writer.set_u32("general.file_type", static_cast<uint32_t>(file_type(most_common(jobs))));
   for (const Job& job : jobs)
     writer.add_tensor(job.name, job.to, job.dims, [&] { return converter.run(job); });
-  writer.write(out);
+  writer.write(out, check);
 }
 
 // Requantises a GGUF file of any architecture: metadata and layout stay.
@@ -223,14 +232,8 @@ void to_gguf(const OpenedModel& opened, const ConvertOptions& options, Converter
   std::vector<Job> jobs = jobs_of(opened.model, gguf_layout(config), options, true);
   describe_gguf(config, writer);
   describe_gguf_tokenizer(opened.tokenizer, config.vocab, writer);
-  write_gguf(converter, jobs, writer, options.out);
-  try {
-    check_same(config, options.out);
-  } catch (...) {
-    std::error_code ec;
-    fs::remove(options.out, ec);
-    throw;
-  }
+  write_gguf(converter, jobs, writer, options.out,
+             [&](const fs::path& path) { check_same(config, path, options.out); });
 }
 
 const char* safetensors_type(DType dtype) {
@@ -269,18 +272,41 @@ void to_folder(const OpenedModel& opened, const ConvertOptions& options, Convert
   TokenizerJson tokenizer = tokenizer_json(opened.tokenizer);
   for (const char* name : {"bos_token_id", "eos_token_id"})
     if (const Value* id = tokenizer.generation.find(name)) json.set(name, *id);
-  bool made = fs::create_directories(options.out);
+  // Written beside the folder, so that a folder that is there keeps its files until all are
+  // checked.
+  fs::path made = fs::absolute(options.out).lexically_normal();
+  if (!made.has_filename()) made = made.parent_path();
+  made += ".converting";
+  std::error_code ec;
+  fs::remove_all(made, ec);
+  fs::create_directories(made);
   try {
-    write_safetensors(converter, jobs, options.out / "model.safetensors");
-    replace_file(options.out / "config.json", dump_json(json, 2) + "\n");
-    replace_file(options.out / "tokenizer.json", dump_json(tokenizer.tokenizer) + "\n");
-    replace_file(options.out / "tokenizer_config.json", dump_json(tokenizer.config, 2) + "\n");
-    replace_file(options.out / "generation_config.json", dump_json(tokenizer.generation, 2) + "\n");
-    check_same(config, options.out);
+    write_safetensors(converter, jobs, made / "model.safetensors");
+    replace_file(made / "config.json", dump_json(json, 2) + "\n");
+    replace_file(made / "tokenizer.json", dump_json(tokenizer.tokenizer) + "\n");
+    replace_file(made / "tokenizer_config.json", dump_json(tokenizer.config, 2) + "\n");
+    replace_file(made / "generation_config.json", dump_json(tokenizer.generation, 2) + "\n");
+    check_same(config, made, options.out);
+    fs::create_directories(options.out);
+    for (const auto& entry : fs::directory_iterator(made))
+      fs::rename(entry.path(), options.out / entry.path().filename());
+    fs::remove(made);
   } catch (...) {
-    std::error_code ec;
-    if (made) fs::remove_all(options.out, ec);
+    fs::remove_all(made, ec);
     throw;
+  }
+}
+
+// Other tensors in the folder would be loaded instead of the new ones, or beside them.
+void check_folder(const fs::path& folder) {
+  std::error_code ec;
+  for (const auto& entry : fs::directory_iterator(folder, ec)) {
+    std::string name = entry.path().filename().string();
+    if (name != "model.safetensors" &&
+        (name.ends_with(".safetensors") || name.ends_with(".index.json")))
+      fail(ErrorCode::kInvalidArgument,
+           "{} has tensors of another model ({}); remove them or name another folder",
+           folder.string(), name);
   }
 }
 
@@ -292,6 +318,7 @@ void check_target(const ConvertOptions& options, bool gguf) {
     fail(ErrorCode::kInvalidArgument, "{} exists; remove it or add --force", options.out.string());
   if (fs::equivalent(options.in, options.out, ec))
     fail(ErrorCode::kInvalidArgument, "{} cannot be converted onto itself", options.in.string());
+  if (!gguf) check_folder(options.out);
   for (std::optional<DType> type : {options.type, options.output_type}) {
     if (!type) continue;
     bool plain = *type == DType::kF32 || *type == DType::kF16 || *type == DType::kBF16;
@@ -335,8 +362,8 @@ ConvertReport convert_model(const ConvertOptions& options) {
   } else {
     OpenedModel opened = open_model(options.in);
     converter.report().architecture = opened.model.config.architecture;
-    if (opened.model.config.embedding.encoder)
-      fail(ErrorCode::kUnsupported, "{}: encoders cannot be converted between formats yet",
+    if (opened.model.config.embedding.encoder && !gguf)
+      fail(ErrorCode::kUnsupported, "{}: encoders can be converted to GGUF, not to a folder",
            options.in.string());
     gguf ? to_gguf(opened, options, converter) : to_folder(opened, options, converter);
   }

@@ -13,6 +13,8 @@ namespace tokamak {
 // Adds all keys but those of the vocabulary, and the tensors that hold rotary factors. Fails
 // (kUnsupported) where GGUF has no key for a property.
 void describe_gguf(const ModelConfig& config, GgufWriter& writer);
+// The architecture that GGUF has for a family of encoders; empty: none.
+std::string_view gguf_encoder(std::string_view architecture);
 // `tokens`: rows of the embedding; ids without a piece are filled.
 void describe_gguf_tokenizer(const TokenizerSpec& spec, int64_t tokens, GgufWriter& writer);
 

@@ -125,6 +125,18 @@ void write_experts(const ModelConfig& c, KeyWriter& keys) {
   keys.integer("leading_dense_block_count", first - e.layers.begin());
 }
 
+void write_recurrent(const ModelConfig& c, KeyWriter& keys) {
+  const RecurrentConfig& r = c.recurrent;
+  if (r.step_low > 0 || r.step_high > 0)
+    fail(ErrorCode::kUnsupported, "GGUF has no key for limits of time steps");
+  keys.integer("ssm.conv_kernel", r.taps);
+  keys.integer("ssm.inner_size", r.inner());
+  keys.integer("ssm.state_size", r.state);
+  keys.integer("ssm.time_step_rank", r.heads);
+  keys.integer("ssm.group_count", r.groups);
+  if (r.delta) keys.booleans("attention.recurrent_layers", r.layers);
+}
+
 void write_scales(const ModelConfig& c, KeyWriter& keys) {
   if (c.architecture == "granite") {
     keys.number("embedding_scale", c.embedding_scale);
@@ -139,11 +151,37 @@ void write_scales(const ModelConfig& c, KeyWriter& keys) {
     keys.number("final_logit_softcapping", c.final_softcap);
 }
 
+void write_encoder(const ModelConfig& c, KeyWriter& keys, GgufWriter& out) {
+  keys.integer("attention.head_count", c.heads);
+  keys.number("attention.layer_norm_epsilon", c.norm_eps);
+  keys.boolean("attention.causal", false);
+  if (c.rope.dims > 0) keys.number("rope.freq_base", c.rope.theta);
+  constexpr int kMean = 1, kFirst = 2, kLast = 3, kScores = 4;  // as llama.cpp counts them
+  int pooling = c.embedding.pooling == Pooling::kFirst  ? kFirst
+                : c.embedding.pooling == Pooling::kLast ? kLast
+                                                        : kMean;
+  keys.integer("pooling_type", c.embedding.classifies() ? kScores : pooling);
+  if (c.embedding.classifies())
+    out.set_strings(fmt::format("{}.classifier.output_labels", gguf_encoder(c.architecture)),
+                    c.embedding.labels);
+  if (c.token_types > 0)
+    out.set_u32("tokenizer.ggml.token_type_count", static_cast<uint32_t>(c.token_types));
+}
+
 }  // namespace
+
+// RoBERTa and DistilBERT are BERT with other names, other numbers of positions or no segments.
+std::string_view gguf_encoder(std::string_view architecture) {
+  if (architecture == "nomic-bert") return "nomic-bert";
+  bool bert = architecture == "bert" || architecture == "roberta" || architecture == "distilbert";
+  return bert ? "bert" : "";
+}
 
 void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   bool llama = c.architecture == "mistral" || c.architecture == "mixtral";
-  std::string architecture = llama ? "llama" : c.architecture;
+  std::string architecture = llama                 ? "llama"
+                             : c.embedding.encoder ? std::string(gguf_encoder(c.architecture))
+                                                   : c.architecture;
   out.set_string("general.architecture", architecture);
   out.set_string("general.type", "model");
   out.set_string("general.name", c.name);
@@ -152,12 +190,21 @@ void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   keys.integer("block_count", c.layers);
   keys.integer("context_length", c.context);
   keys.integer("embedding_length", c.hidden);
-  keys.integer("feed_forward_length", c.ffn);
+  bool attention = c.recurrent.heads == 0 || c.recurrent.delta;
+  keys.integer("feed_forward_length", attention ? c.ffn : 0);
   keys.integer("vocab_size", c.vocab);
-  write_attention(c, keys);
+  if (c.embedding.encoder) return write_encoder(c, keys, out);
+  if (c.recurrent.heads > 0) write_recurrent(c, keys);
+  if (attention) {
+    write_attention(c, keys);
+  } else {  // readers ask for both
+    keys.integer("attention.head_count", 0);
+    keys.number("attention.layer_norm_rms_epsilon", c.norm_eps);
+  }
   if (c.rope.dims > 0) write_rope(c, keys, out);
   write_experts(c, keys);
   write_scales(c, keys);
+  if (c.embedding.pooling == Pooling::kLast) keys.integer("pooling_type", 3);  // an embedder
 }
 
 namespace {
@@ -173,6 +220,14 @@ bool same_rope(const RopeConfig& a, const RopeConfig& b, int64_t context) {
       return false;
   }
   return true;
+}
+
+// Decays and their logarithms are the same.
+bool same_recurrent(RecurrentConfig a, RecurrentConfig b, int64_t layers) {
+  a.decay_log = b.decay_log;
+  for (RecurrentConfig* r : {&a, &b})
+    if (r->heads > 0) r->layers.resize(static_cast<size_t>(layers), r->layers.empty());
+  return a == b;
 }
 
 bool same_flags(std::vector<bool> a, std::vector<bool> b, int64_t layers, bool usual) {
@@ -221,6 +276,14 @@ std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
            a.experts.groups == b.experts.groups && a.experts.used_groups == b.experts.used_groups &&
            a.experts.clamp == b.experts.clamp && a.experts.layers == b.experts.layers},
       {"latent attention", a.latent == b.latent},
+      {"the recurrent layers", same_recurrent(a.recurrent, b.recurrent, a.layers)},
+      {"the pooling",
+       !b.embedding.encoder || (a.embedding.encoder && a.embedding.pooling == b.embedding.pooling &&
+                                a.embedding.labels == b.embedding.labels)},
+      {"the parts of an encoder",
+       a.token_types == b.token_types && a.learned_positions == b.learned_positions &&
+           a.norm_first == b.norm_first &&
+           (!b.embedding.classifies() || a.head_activation == b.head_activation)},
       {"the rotary positions",
        same_rope(a.rope, b.rope, a.context) && same_rope(a.rope_local, b.rope_local, a.context)},
   };

@@ -26,6 +26,7 @@ constexpr ClassName kClasses[] = {
     {"gpt2", "gpt2", "GPT2LMHeadModel"},
     {"starcoder2", "starcoder2", "Starcoder2ForCausalLM"},
     {"olmo2", "olmo2", "Olmo2ForCausalLM"},
+    {"exaone", "exaone", "ExaoneForCausalLM"},
     {"exaone4", "exaone4", "Exaone4ForCausalLM"},
     {"granite", "granite", "GraniteForCausalLM"},
     {"smollm3", "smollm3", "SmolLM3ForCausalLM"},

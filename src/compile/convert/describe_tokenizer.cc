@@ -71,6 +71,27 @@ bool prepends_space(const TokenizerSpec& spec) {
   return false;
 }
 
+// BERT's words: GGUF has no other way to normalise and split for WordPiece.
+bool is_bert(const TokenizerSpec& spec) {
+  return spec.model == TokenizerModel::kWordPiece && spec.continuing_prefix == "##" &&
+         is_type(spec.normalizer, "BertNormalizer") &&
+         is_type(spec.pre_tokenizer, "BertPreTokenizer");
+}
+
+// Words begin with U+2581, continuations lose their "##", names in brackets stay.
+std::string bert_piece(const std::string& piece) {
+  if (piece.starts_with('[') && piece.ends_with(']')) return piece;
+  return piece.starts_with("##") ? piece.substr(2) : "\u2581" + piece;
+}
+
+void write_bert_normalizer(const TokenizerSpec& spec, GgufWriter& out) {
+  bool lower = spec.normalizer.get_bool("lowercase", true);
+  const Value* accents = spec.normalizer.find("strip_accents");
+  out.set_bool("tokenizer.ggml.normalizer.lowercase", lower);
+  out.set_bool("tokenizer.ggml.normalizer.strip_accents",
+               accents && accents->is_bool() ? accents->as_bool() : lower);
+}
+
 bool is_byte_piece(std::string_view piece) {
   return piece.size() == 6 && piece.starts_with("<0x") && piece.ends_with('>');
 }
@@ -125,11 +146,15 @@ void describe_gguf_tokenizer(const TokenizerSpec& spec, int64_t count, GgufWrite
   if (byte_level && name.empty())
     fail(ErrorCode::kUnsupported, "GGUF has no name for how tokenizer.json splits words ({})",
          dump_json(spec.pre_tokenizer));
-  if (!byte_level && !sentencepiece && spec.model != TokenizerModel::kUnigram)
+  bool bert = is_bert(spec);
+  if (!byte_level && !sentencepiece && !bert && spec.model != TokenizerModel::kUnigram)
     fail(ErrorCode::kUnsupported,
-         "GGUF has no form for this tokenizer: only byte-level BPE, SentencePiece BPE and unigram "
-         "vocabularies can be converted");
-  out.set_string("tokenizer.ggml.model", byte_level ? "gpt2" : sentencepiece ? "llama" : "t5");
+         "GGUF has no form for this tokenizer: only byte-level BPE, SentencePiece BPE, unigram and "
+         "BERT's vocabularies can be converted");
+  out.set_string("tokenizer.ggml.model", byte_level      ? "gpt2"
+                                         : sentencepiece ? "llama"
+                                         : bert          ? "bert"
+                                                         : "t5");
   if (byte_level) out.set_string("tokenizer.ggml.pre", name);
   auto tokens = static_cast<size_t>(std::max(count, spec.vocab_size()));
   std::vector<std::string> pieces(tokens);
@@ -145,7 +170,10 @@ void describe_gguf_tokenizer(const TokenizerSpec& spec, int64_t count, GgufWrite
   }
   for (const AddedToken& t : spec.added_tokens)
     types[static_cast<size_t>(t.id)] = t.special ? kTokenControl : kTokenUser;
-  if (!byte_level && spec.unk_id >= 0) types[static_cast<size_t>(spec.unk_id)] = kTokenUnknown;
+  for (size_t i = 0; bert && i < tokens; ++i)
+    if (types[i] == kTokenNormal) pieces[i] = bert_piece(pieces[i]);
+  if (!byte_level && !bert && spec.unk_id >= 0)
+    types[static_cast<size_t>(spec.unk_id)] = kTokenUnknown;
   out.set_strings("tokenizer.ggml.tokens", pieces);
   out.set_i32s("tokenizer.ggml.token_type", types);
   if (byte_level) {
@@ -153,6 +181,13 @@ void describe_gguf_tokenizer(const TokenizerSpec& spec, int64_t count, GgufWrite
     for (const BpeMerge& m : spec.merges)
       lines.push_back(fmt::format("{} {}", spec.piece(m.left), spec.piece(m.right)));
     out.set_strings("tokenizer.ggml.merges", lines);
+  } else if (bert) {
+    write_bert_normalizer(spec, out);
+    TokenizerSpec framed = spec;  // GGUF's names for the tokens around a text
+    if (framed.bos_id < 0) framed.bos_id = spec.cls_id;
+    if (framed.eos_id < 0) framed.eos_id = spec.sep_id;
+    framed.add_bos = true;
+    return write_ids(framed, out);
   } else {
     out.set_floats("tokenizer.ggml.scores", scores_of(spec, tokens));
     out.set_bool("tokenizer.ggml.add_space_prefix", prepends_space(spec));

@@ -1,6 +1,7 @@
 #include "compile/convert/layout.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <numeric>
@@ -8,6 +9,7 @@
 
 #include "backend/common/weights.h"
 #include "base/error.h"
+#include "compile/convert/describe.h"
 #include "compile/import/families.h"
 #include "compile/import/gguf_config.h"
 #include "compile/import/hf_weights.h"
@@ -128,39 +130,74 @@ void scatter(const FilePart& part, const FileTensor& tensor, const TensorView& v
   std::vector<float> values(static_cast<size_t>(unit));
   for (size_t i = 0; i < at.size(); ++i) {
     std::byte* to = out.owned.data() + static_cast<size_t>(at[i]) * bytes;
-    if (out.dtype == view.dtype && less == 0) {
+    if (out.dtype == view.dtype && less == 0 && !part.decays) {
       std::memcpy(to, first + i * from, bytes);
       continue;
     }
     decode_row(view.dtype, first + i * from, values.data(), unit);
-    for (float& v : values) v -= static_cast<float>(less);
+    for (float& v : values) v = part.decays ? -std::exp(v) : v - static_cast<float>(less);
     std::memcpy(to, values.data(), bytes);
   }
 }
 
 }  // namespace
 
+namespace {
+
+// GGUF has the tensors of encoders under the names that weights have here, q, k and v of Nomic's in
+// one.
+std::vector<FileTensor> encoder_layout(const ModelConfig& c) {
+  if (gguf_encoder(c.architecture).empty())
+    fail(ErrorCode::kUnsupported, "GGUF has no layout for models of the family {}", c.architecture);
+  bool fused = c.architecture == "nomic-bert";
+  Layout layout;
+  for (const auto& [name, w] : c.weights) {
+    std::vector<RecipeStep> steps;
+    std::string tensor = name;
+    for (const char* stem : {"attn_q", "attn_k", "attn_v"})
+      if (size_t at = name.find(fmt::format(".{}.", stem)); fused && at != name.npos) {
+        FusedRows rows = fused_rows(c, stem);
+        steps.push_back(slice_rows(rows.begin, rows.end));
+        tensor = name.substr(0, at) + ".attn_qkv." + name.substr(name.rfind('.') + 1);
+      }
+    std::vector<int64_t> dims = w.dims;
+    if (!steps.empty()) dims[0] = fused_rows(c, "attn_q").total;
+    layout.add(tensor, std::move(dims), {name, 0, std::move(steps)});
+  }
+  return layout.take();
+}
+
+}  // namespace
+
 std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
+  if (c.embedding.encoder) return encoder_layout(c);
   const Family& family = family_of(c);
   if (!family.in_gguf)
     fail(ErrorCode::kUnsupported, "GGUF has no layout for models of the family {}", c.architecture);
-  if (c.recurrent.decay_log)
+  const RecurrentConfig& r = c.recurrent;
+  if (r.norm_groups != r.groups && r.heads > 0 && !r.delta)
     fail(ErrorCode::kUnsupported,
-         "models of the family {} cannot be converted from a folder to GGUF: it stores decays, the "
-         "folder their logarithms",
-         c.architecture);
+         "Mamba-2 with {} groups cannot be converted to GGUF: it normalises each group for itself, "
+         "a folder all of them together",
+         r.groups);
   Layout layout;
   for (const WeightSlot& slot : weight_slots(c)) {
     WeightPlace place = gguf_place(family, c, slot);
+    std::erase_if(place.steps, [](const RecipeStep& s) { return s.kind == Kind::kCast; });
     std::vector<int64_t> dims = shape_before(place.steps, slot.dims);
-    layout.add(place.tensor, std::move(dims), {slot.name(), 0, std::move(place.steps)});
+    if (r.heads > 0 && !r.delta && (slot.stem == "ssm_a" || slot.stem == "ssm_d"))
+      dims.push_back(1);
+    if (r.heads > 0 && !r.delta && slot.stem == "ssm_norm") dims = {r.groups, dims[0] / r.groups};
+    bool decays = r.decay_log && slot.stem == "ssm_a";
+    layout.add(place.tensor, std::move(dims), {slot.name(), 0, std::move(place.steps), decays});
   }
   return layout.take();
 }
 
 std::vector<FileTensor> hf_layout(const ModelConfig& c) {
   const Family& family = family_of(c);
-  const std::string prefix = family.conv1d ? "transformer." : "model.";
+  const std::string prefix =
+      family.conv1d || family.architecture == "exaone" ? "transformer." : "model.";
   Layout layout;
   for (const WeightSlot& slot : weight_slots(c)) {
     WeightPlace place = hf_place(family, c, slot);
@@ -187,8 +224,8 @@ FileBytes assemble(const FileTensor& tensor, const ModelConfig& c, const WeightS
   std::set<DType> types;
   for (const FilePart& part : tensor.parts) {
     by_rows = by_rows && !moves_elements(part, tensor);
-    plain = plain && part.steps.empty();
-    types.insert(added(part) != 0 ? DType::kF32 : c.weights.at(part.weight).dtype);
+    plain = plain && part.steps.empty() && !part.decays;
+    types.insert(added(part) != 0 || part.decays ? DType::kF32 : c.weights.at(part.weight).dtype);
   }
   bool blocks = std::any_of(types.begin(), types.end(), is_block_type);
   out.dtype = types.size() == 1 && (by_rows || plain || !blocks) ? *types.begin() : DType::kF32;

@@ -14,6 +14,7 @@ struct FilePart {
   std::string weight;
   int64_t first_row = 0;
   std::vector<RecipeStep> steps;
+  bool decays = false;  // the weight is a logarithm, the file has minus its exponential
 };
 
 struct FileTensor {

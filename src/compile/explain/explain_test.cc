@@ -104,6 +104,8 @@ INSTANTIATE_TEST_SUITE_P(
                     CountCase{"llama.gguf", "cpu", "f32", true}, CountCase{"gemma2.gguf"},
                     CountCase{"gemma3.gguf"}, CountCase{"gpt2.gguf"}, CountCase{"qwen3.gguf"},
                     CountCase{"phi3.gguf"}, CountCase{"../tiny_families/mamba2"},
+                    CountCase{"../tiny_families/mixtral"}, CountCase{"../tiny_families/gpt_oss"},
+                    CountCase{"../tiny_families/deepseek3"},
                     CountCase{"../tiny_families/mamba2", "ref"}));
 
 // A call that runs the body as Loop IR; all its arguments are arena values.

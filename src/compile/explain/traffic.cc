@@ -247,6 +247,8 @@ class Predictor {
         return token_rows(bytes(t));
       case OperandRead::Kind::kSequenceEnds:
         return sequence_ends(bytes(t));
+      case OperandRead::Kind::kOneElement:
+        return bytes(t) / std::max(1.0, elements(t));
     }
     return bytes(t);
   }

@@ -1,6 +1,7 @@
 // Counting by accessors: the arguments of one call are placed in memory that records every element
 // read or written, and the call's ops are evaluated over it. Values are zeros, except for the
-// step's own indices: nothing else affects which bytes an op touches.
+// step's own indices and for those that rows of experts are found by: nothing else affects which
+// bytes an op touches.
 #include <algorithm>
 #include <deque>
 #include <set>
@@ -25,7 +26,7 @@ class Counter {
       if (first >= 0)
         share(i, static_cast<size_t>(first));
       else
-        watched_[i] = make(call.in[i], body_.types[i], values_[i], &call.in[i]);
+        watched_[i] = make(call.in[i], body_.types[i], values_[i], i);
     }
     for (size_t o = 0; o < call.out.size(); ++o) add_output(o);
     for (size_t v = call.in.size(); v < values_.size(); ++v) {
@@ -96,7 +97,7 @@ class Counter {
     } else {
       written_.push_back(made_.contains(v) || v < call_.in.size()
                              ? std::vector<Range>{}
-                             : make(call_.out[o], t, values_[v], nullptr));
+                             : make(call_.out[o], t, values_[v], std::nullopt));
     }
     made_.insert(v);
   }
@@ -113,8 +114,22 @@ class Counter {
     return dims;
   }
 
+  // What other ops computed, as the op that reads it assumes.
+  std::vector<int32_t> typical_values(uint32_t input) {
+    std::vector<int32_t> values;
+    for (const CallStep& s : body_.steps)
+      for (size_t i = 0; i < s.in.size(); ++i) {
+        if (s.in[i] != input || s.program || !s.op->typical || !values.empty()) continue;
+        int64_t n = 1, rows = dims_of(body_.types[s.in[0]])[0];
+        for (int64_t d : dims_of(body_.types[input])) n *= d;
+        for (int64_t e = 0; e < n; ++e) values.push_back(s.op->typical(i, e, n, rows));
+      }
+    return values;
+  }
+
+  // `input`: its number, if it is one of the call's inputs.
   std::vector<Range> make(const CallArg& arg, const Type& t, Operand<Traced>& out,
-                          const CallArg* input) {
+                          std::optional<size_t> input) {
     if (arg.kind == CallArg::Kind::kView) {
       const StepInputs::Table& table = site_.step.tables[arg.index];
       out.view = {table.blocks.data(), table.stride, site_.set.groups[arg.index].block_size};
@@ -122,10 +137,12 @@ class Counter {
     }
     if (arg.kind == CallArg::Kind::kState) return make_state(site_.set.states[arg.index], out);
     std::vector<Range> ranges;
-    bool step_input = input && arg.kind == CallArg::Kind::kInput;
-    make_tensor(t, out, &ranges,
-                step_input ? step_values(site_.step, site_.set.inputs[arg.index].name)
-                           : std::span<const int32_t>{});
+    if (input && arg.kind == CallArg::Kind::kInput)
+      make_tensor(t, out, &ranges, step_values(site_.step, site_.set.inputs[arg.index].name));
+    else if (input && t.tensor.dtype == DType::kI32)
+      make_tensor(t, out, &ranges, typical_values(static_cast<uint32_t>(*input)));
+    else
+      make_tensor(t, out, &ranges, {});
     return ranges;
   }
 

@@ -153,14 +153,14 @@ void refuse_variants(const std::string& where, const Value& config) {
     fail(ErrorCode::kUnsupported, "{}: peft_type is {}; LORA is supported", where,
          kind.empty() ? "missing" : kind);
   std::string bias = config.get_string("bias", "none");
-  if (bias != "none" || is_set(config, "lora_bias"))
+  if (bias != "none")
     fail(ErrorCode::kUnsupported,
          "{}: the adapter has biases (bias = \"{}\"), which are not supported; train it with bias "
          "= \"none\"",
          where, bias);
   for (const char* key :
-       {"modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters",
-        "alora_invocation_tokens", "arrow_config", "use_qalora", "use_bdlora"})
+       {"lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication",
+        "target_parameters", "alora_invocation_tokens", "arrow_config", "use_qalora", "use_bdlora"})
     if (is_set(config, key)) fail(ErrorCode::kUnsupported, "{}: {} is not supported", where, key);
   // These change the base model's weights before the adapter is added.
   const Value* init = config.find("init_lora_weights");

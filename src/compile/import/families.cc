@@ -85,10 +85,11 @@ void apply_shape(const RecipeStep& step, std::string_view where, const std::stri
       dtype = step.dtype;
       break;
     case Kind::kJoinMxfp4:
-      if (dims.size() < 2 || dims.back() != 16) refuse("does not hold MXFP4 blocks");
+      if (dims.size() < 2 || (dims.back() != 16 && dims.back() != 32))
+        refuse("does not hold MXFP4 or NVFP4 blocks");
+      dtype = dims.back() == 16 ? DType::kMXFP4 : DType::kNVFP4;
       dims.pop_back();
-      dims.back() *= 32;
-      dtype = DType::kMXFP4;
+      dims.back() *= dtype_info(dtype).block_elements;
       break;
     case Kind::kReshape:
       if (product_of(dims) != product_of(step.dims))
@@ -422,6 +423,27 @@ RecurrentPart recurrent_part(const ModelConfig& c, const WeightSlot& slot) {
         slot.name(),
         {reshape(slot.dims), {.kind = RecipeStep::Kind::kCast, .dtype = DType::kF32, .dims = {}}}};
   return {slot.name(), {}};
+}
+
+RecurrentPart gguf_delta_part(const ModelConfig& c, const WeightSlot& slot, bool joined) {
+  const RecurrentConfig& r = c.recurrent;
+  int64_t keys = r.groups * r.state, head = c.head_dim;
+  auto in_layer = [&](std::string_view name) { return fmt::format("blk.{}.{}", slot.layer, name); };
+  if (slot.stem == "ssm_rate" || slot.stem == "ssm_step")
+    return {in_layer("ssm_ba.weight"), delta_steps(r, slot.stem)};
+  if (auto steps = delta_steps(r, slot.stem); joined && !steps.empty())
+    return {in_layer("ssm_in.weight"), std::move(steps)};
+  if (slot.stem == "ssm_q") return {in_layer("attn_qkv.weight"), {slice_rows(0, keys)}};
+  if (slot.stem == "ssm_k") return {in_layer("attn_qkv.weight"), {slice_rows(keys, 2 * keys)}};
+  if (slot.stem == "ssm_v")
+    return {in_layer("attn_qkv.weight"), {slice_rows(2 * keys, 2 * keys + r.inner())}};
+  if (slot.stem == "ssm_gate") return {in_layer("attn_gate.weight"), {}};
+  if (slot.stem == "attn_q")  // each head has its query and its gate
+    return {in_layer("attn_q.weight"), {slice_rows_of_each(0, head, 2 * head)}};
+  if (slot.stem == "attn_gate")
+    return {in_layer("attn_q.weight"), {slice_rows_of_each(head, 2 * head, 2 * head)}};
+  if (slot.stem == "ffn_norm") return {in_layer("post_attention_norm.weight"), {}};
+  return slot.stem.starts_with("ssm_") ? recurrent_part(c, slot) : RecurrentPart{};
 }
 
 FusedRows fused_rows(const ModelConfig& c, std::string_view stem) {

@@ -100,6 +100,9 @@ struct RecurrentPart {
   std::vector<RecipeStep> steps;
 };
 RecurrentPart recurrent_part(const ModelConfig& config, const WeightSlot& slot);
+// The same for Qwen3-Next; early files (`joined`) have its matrices in one tensor, as the folder
+// has.
+RecurrentPart gguf_delta_part(const ModelConfig& config, const WeightSlot& slot, bool joined);
 RecipeStep transpose();
 RecipeStep add_scalar(double value);
 

@@ -82,6 +82,7 @@ const Family kFamilies[] = {
      .wide_qk_norm = true,
      .pre_norms = false,
      .post_norms = true},
+    {.architecture = "exaone", .hf_names = "exaone", .models = "EXAONE 3 and 3.5"},
     {.architecture = "exaone4",
      .hf_names = "exaone4",
      .models = "EXAONE 4",
@@ -169,7 +170,6 @@ const Family kFamilies[] = {
      .hf_names = "qwen3_next",
      .models = "Qwen3-Next 80B-A3B",
      .qk_norm = true,
-     .in_gguf = false,
      .experts = true,
      .normalize_experts = true,
      .gated_delta = true,
@@ -183,7 +183,6 @@ struct Missing {
 constexpr Missing kMissing[] = {
     {"mamba rwkv rwkv6 rwkv7 falcon_mamba falcon-mamba",
      "recurrent layers of another kind than Mamba-2's"},
-    {"qwen3next", "a table of its tensors in GGUF; its folder with safetensors can be read"},
     {"jamba bamba zamba2 lfm2 granitemoehybrid granitehybrid nemotron_h "
      "falcon_h1 falcon-h1 kimi_linear",
      "recurrent layers with a state per sequence beside attention"},

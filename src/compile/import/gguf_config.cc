@@ -177,7 +177,7 @@ void read_experts(const GgufFile& file, const Keys& keys, const Family& family, 
   e.count = keys.required("expert_count");
   e.used = keys.required("expert_used_count");
   e.ffn = keys.integer("expert_feed_forward_length", c.ffn);
-  bool shared_gate = c.architecture == "qwen2moe";
+  bool shared_gate = c.architecture == "qwen2moe" || c.architecture == "qwen3next";
   e.shared_ffn = keys.integer("expert_shared_feed_forward_length",
                               keys.integer("expert_shared_count", 0) * e.ffn);
   e.shared_gate = shared_gate && e.shared_ffn > 0;
@@ -227,9 +227,7 @@ void read_recurrent(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   r.groups = keys.integer("ssm.group_count", 1);
   r.taps = keys.required("ssm.conv_kernel");
   int64_t inner = keys.required("ssm.inner_size");
-  if (r.groups > 1)
-    fail(ErrorCode::kUnsupported, "{}: a norm over each of {} groups is not supported", file.name(),
-         r.groups);
+  r.norm_groups = r.groups;  // as llama.cpp and mamba_ssm compute it
   if (r.heads < 1 || inner % r.heads != 0)
     fail(ErrorCode::kCorrupt, "{}: {} channels in {} state space heads", file.name(), inner,
          r.heads);
@@ -238,6 +236,31 @@ void read_recurrent(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   c.heads = c.kv_heads = r.heads;
   c.head_dim = r.head_dim;
   c.ffn = inner;
+}
+
+// Linear attention beside attention (Qwen3-Next).
+void read_gated_delta(const GgufFile& file, const Keys& keys, ModelConfig& c) {
+  RecurrentConfig& r = c.recurrent;
+  r.heads = keys.required("ssm.time_step_rank");
+  r.state = keys.required("ssm.state_size");
+  r.groups = keys.required("ssm.group_count");
+  r.taps = keys.required("ssm.conv_kernel");
+  int64_t inner = keys.required("ssm.inner_size");
+  if (r.heads < 1 || inner % r.heads != 0)
+    fail(ErrorCode::kCorrupt, "{}: {} channels in {} heads of linear attention", file.name(), inner,
+         r.heads);
+  r.head_dim = inner / r.heads;
+  r.conv_bias = false;
+  r.delta = c.attention_gate = true;
+  int64_t interval = keys.integer("full_attention_interval", 4);
+  std::vector<int64_t> listed = keys.list("attention.recurrent_layers");
+  if (interval <= 0 || (!listed.empty() && std::ssize(listed) < c.layers))
+    fail(ErrorCode::kCorrupt, "{}: {} does not fit {} layers", file.name(),
+         keys.full(listed.empty() ? "full_attention_interval" : "attention.recurrent_layers"),
+         c.layers);
+  for (int64_t i = 0; i < c.layers; ++i)
+    r.layers.push_back(listed.empty() ? (i + 1) % interval != 0
+                                      : listed[static_cast<size_t>(i)] != 0);
 }
 
 // The converters of GLM-4.5 and gpt-oss name the norm before the MLP by its place after attention.
@@ -251,9 +274,11 @@ std::vector<std::string> sources_of(const GgufFile& file, const Family& family,
                                     std::vector<RecipeStep>& steps) {
   std::string name = slot.name();
   if (c.recurrent.heads > 0) {
-    RecurrentPart part = recurrent_part(c, slot);
+    bool joined = file.find(fmt::format("blk.{}.ssm_in.weight", slot.layer)) != nullptr;
+    RecurrentPart part =
+        c.recurrent.delta ? gguf_delta_part(c, slot, joined) : recurrent_part(c, slot);
     steps = std::move(part.steps);
-    return {part.tensor};
+    if (!part.tensor.empty()) return {part.tensor};
   }
   if (LatentPart part = latent_part(c, slot.stem); !part.stem.empty()) {
     if (slot.dims.size() == 3 && file.find(name)) return {name};
@@ -322,6 +347,11 @@ int64_t gguf_window_period(std::string_view architecture) {
 WeightPlace gguf_place(const Family& family, const ModelConfig& c, const WeightSlot& slot) {
   WeightSlot stored = slot;
   std::vector<RecipeStep> steps;
+  if (c.recurrent.heads > 0) {
+    RecurrentPart part =
+        c.recurrent.delta ? gguf_delta_part(c, slot, false) : recurrent_part(c, slot);
+    if (!part.tensor.empty()) return {std::move(part.tensor), std::move(part.steps)};
+  }
   bool attention_part = slot.stem == "attn_q" || slot.stem == "attn_k" || slot.stem == "attn_v";
   bool mlp_part = slot.stem == "ffn_gate" || slot.stem == "ffn_up";
   LatentPart latent = latent_part(c, slot.stem);
@@ -371,6 +401,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
     fail(ErrorCode::kCorrupt, "{}: the hidden size {} does not divide into {} heads", file.name(),
          c.hidden, c.heads);
   if (!family.recurrent) c.head_dim = keys.integer("attention.key_length", c.hidden / c.heads);
+  if (family.gated_delta) read_gated_delta(file, keys, c);
   if (latent)
     read_latent(file, keys, c);
   else if (keys.integer("attention.value_length", c.head_dim) != c.head_dim)

@@ -150,9 +150,11 @@ std::vector<std::byte> GgufWriter::to_bytes() const {
   return out;
 }
 
-void GgufWriter::write(const std::filesystem::path& path) const {
+void GgufWriter::write(const std::filesystem::path& path,
+                       const std::function<void(const std::filesystem::path&)>& check) const {
   NewFile file(path);
   emit([&](std::span<const std::byte> bytes) { file.write(bytes); });
+  if (check) check(file.readable_path());
   file.commit();
 }
 

@@ -36,7 +36,9 @@ class GgufWriter {
                   std::vector<std::byte> bytes);
   void add_f32(std::string name, std::vector<int64_t> dims, std::span<const float> values);
 
-  void write(const std::filesystem::path& path) const;  // through a NewFile
+  // Through a NewFile; `check` is given a path of the whole file before it takes its name.
+  void write(const std::filesystem::path& path,
+             const std::function<void(const std::filesystem::path&)>& check = {}) const;
   std::vector<std::byte> to_bytes() const;
 
  private:

@@ -34,6 +34,7 @@ constexpr Usual kUsual[] = {
     {"opt", 0, 0, 2048, 0, 1e-5},
     {"starcoder2", 2, 0, 4096, 0, 1e-5},
     {"olmo2", 0, 0, 2048, 0, 1e-5},
+    {"exaone", 0, 0, 2048, 0, 1e-5},
     {"exaone4", 32, 0, 2048, 4096, 1e-5},
     {"granite", 0, 0, 2048, 0},
     {"smollm3", 4, 0, 32768, 0},
@@ -245,7 +246,7 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
   c.heads = gemma3 ? f.integer({"num_attention_heads"}, 8)
                    : f.required({"num_attention_heads", "n_head"});
   c.hidden = f.required({"hidden_size", "n_embd"});
-  c.layers = f.required({"num_hidden_layers", "n_layer"});
+  c.layers = f.required({"num_hidden_layers", "n_layer", "num_layers"});
   bool as_heads = usual.kv_heads == 0 || f.is_null("num_key_value_heads");
   c.kv_heads = f.integer({"num_key_value_heads"}, as_heads ? c.heads : usual.kv_heads);
   c.context = f.integer({"max_position_embeddings", "n_positions", "n_ctx"}, usual.context);

@@ -84,6 +84,19 @@ constexpr HfName kInternLm2Names[] = {
     {"ffn_gate", "feed_forward.w1"}, {"ffn_up", "feed_forward.w3"},
     {"ffn_down", "feed_forward.w2"}, {"token_embd", "tok_embeddings"},
 };
+constexpr HfName kExaoneNames[] = {
+    {"attn_norm", "ln_1"},
+    {"attn_q", "attn.attention.q_proj"},
+    {"attn_k", "attn.attention.k_proj"},
+    {"attn_v", "attn.attention.v_proj"},
+    {"attn_output", "attn.attention.out_proj"},
+    {"ffn_norm", "ln_2"},
+    {"ffn_gate", "mlp.c_fc_0"},
+    {"ffn_up", "mlp.c_fc_1"},
+    {"ffn_down", "mlp.c_proj"},
+    {"token_embd", "wte"},
+    {"output_norm", "ln_f"},
+};
 constexpr HfName kMixtralNames[] = {
     {"ffn_gate_inp", "block_sparse_moe.gate"},
     {"ffn_gate_exps", "block_sparse_moe.experts.{}.w1"},
@@ -146,12 +159,13 @@ struct OwnNames {
   std::span<const HfName> names;
 };
 constexpr OwnNames kOwnNames[] = {
-    {"gpt2", kGpt2Names},        {"opt", kOptNames},
-    {"phi2", kPhi2Names},        {"starcoder2", kStarCoder2Names},
-    {"glm4", kGlm4Names},        {"internlm2", kInternLm2Names},
-    {"mixtral", kMixtralNames},  {"qwen2moe", kQwen2MoeNames},
-    {"deepseek2", kLatentNames}, {"gpt-oss", kGptOssNames},
-    {"mamba2", kMamba2Names},    {"qwen3next", kQwen3NextNames},
+    {"gpt2", kGpt2Names},           {"opt", kOptNames},
+    {"phi2", kPhi2Names},           {"starcoder2", kStarCoder2Names},
+    {"glm4", kGlm4Names},           {"internlm2", kInternLm2Names},
+    {"exaone", kExaoneNames},       {"mixtral", kMixtralNames},
+    {"qwen2moe", kQwen2MoeNames},   {"deepseek2", kLatentNames},
+    {"gpt-oss", kGptOssNames},      {"mamba2", kMamba2Names},
+    {"qwen3next", kQwen3NextNames},
 };
 
 std::string_view lookup(std::span<const HfName> table, std::string_view stem) {
@@ -171,7 +185,9 @@ std::string_view hf_stem(const Family& family, std::string_view stem) {
   return name.empty() ? lookup(kLlama, stem) : name;
 }
 
-std::string_view layers_name(const Family& family) { return family.conv1d ? "h" : "layers"; }
+std::string_view layers_name(const Family& family) {
+  return family.conv1d || family.architecture == "exaone" ? "h" : "layers";
+}
 
 bool is_attention_input(std::string_view stem) {
   return stem == "attn_q" || stem == "attn_k" || stem == "attn_v";
@@ -328,6 +344,14 @@ void add_quantized(const QuantizedWeights& quantized, std::string_view where,
     steps.erase(steps.begin());
   steps.insert(steps.begin(), m.steps.begin(), m.steps.end());
   add_weight(config, weights, where, slot, m.sources, std::move(steps));
+  if (m.factor != 1.0) {
+    if (slot.dims.size() != 2 || config.latent.rank > 0 || slot.stem == "token_embd")
+      fail(ErrorCode::kUnsupported,
+           "{}: {} is NVFP4, which is supported in plain linear layers only; use MXFP4 or a GGUF "
+           "file",
+           where, modules[0]);
+    config.weights[slot.name()].factor = m.factor;
+  }
   if (m.order.empty()) return;
   if (slot.dims.size() != 2 || config.latent.rank > 0)
     fail(ErrorCode::kUnsupported,

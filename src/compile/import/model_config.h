@@ -68,6 +68,7 @@ struct RecurrentConfig {
   int64_t head_dim = 0;      // channels of a head
   int64_t state = 0;         // numbers that a channel keeps
   int64_t groups = 1;        // of heads that share their input and output vectors
+  int64_t norm_groups = 1;   // of channels that are normalised together (Mamba-2)
   int64_t taps = 0;          // of the convolution
   bool delta = false;        // the gated delta rule; an MLP follows
   std::vector<bool> layers;  // which layers they are; empty: all
@@ -139,6 +140,7 @@ struct ModelConfig {
     Recipe recipe;
     DType dtype;
     std::vector<int64_t> dims;
+    double factor = 1.0;  // of what a linear layer gives (NVFP4: the scale of the whole matrix)
   };
   std::map<std::string, Weight, std::less<>> weights;
 };

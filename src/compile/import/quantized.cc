@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <cstring>
 
 #include "base/error.h"
@@ -125,9 +126,10 @@ bool QuantizedWeights::quantized(const std::string& module) const {
 
 bool QuantizedWeights::is_side_tensor(std::string_view name) const {
   if (!config_) return false;
-  for (const char* suffix : {".k_scale", ".v_scale", ".q_scale", ".input_scale", ".output_scale",
-                             ".input_zero_point", ".input_scale_ub", ".weight_shape",
-                             ".weight_format", ".quant_map", ".g_idx", ".weight_g_idx", ".qzeros"})
+  for (const char* suffix :
+       {".k_scale", ".v_scale", ".q_scale", ".input_scale", ".output_scale", ".input_zero_point",
+        ".input_scale_ub", ".weight_shape", ".weight_format", ".quant_map", ".g_idx",
+        ".weight_g_idx", ".qzeros", ".weight_global_scale", ".input_global_scale"})
     if (name.ends_with(suffix)) return true;
   return name.find(".weight.quant_state.") != std::string_view::npos;
 }
@@ -275,18 +277,42 @@ QuantizedWeights::Found QuantizedWeights::packed(const std::string& module) cons
 
 QuantizedWeights::Found QuantizedWeights::mxfp4(const std::string& module) const {
   const TensorView& codes = need_matrix(module + ".weight_packed");
-  if (weights_.find(module + ".weight_global_scale"))
-    fail(ErrorCode::kUnsupported,
-         "{}: {} is NVFP4, which needs products with a scale of the whole matrix; use MXFP4 or a "
-         "GGUF file",
-         where_, module);
+  if (const TensorView* whole = weights_.find(module + ".weight_global_scale"))
+    return nvfp4(module, *whole);
   const TensorView& scales = need_matrix(module + ".weight_scale");
   int64_t n = codes.dims[0], k = codes.dims[1] * 2;
   if (k % 32 != 0 || scales.dims != std::vector<int64_t>{n, k / 32} || scales.dtype != DType::kU8)
     fail(ErrorCode::kCorrupt, "{}: tensor {}.weight_scale is {}[{}], expected u8[{}, {}]", where_,
          module, dtype_name(scales.dtype), fmt::join(scales.dims, ", "), n, k / 32);
   Found found;
-  found.mxfp4 = true;
+  found.joined = 32;
+  found.step = {
+      .kind = RecipeStep::Kind::kJoinMxfp4, .dims = {n, k}, .tensor = module + ".weight_scale"};
+  found.sources = {module + ".weight_packed"};
+  return found;
+}
+
+// Codes as in MXFP4; a scale in fp8 for every 16 columns, divided by one of the whole matrix.
+QuantizedWeights::Found QuantizedWeights::nvfp4(const std::string& module,
+                                                const TensorView& whole) const {
+  const TensorView &codes = need_matrix(module + ".weight_packed"),
+                   &scales = need_matrix(module + ".weight_scale");
+  int64_t n = codes.dims[0], k = codes.dims[1] * 2;
+  if (k % 64 != 0)
+    fail(ErrorCode::kUnsupported, "{}: {} is NVFP4 with {} columns, which are not a multiple of 64",
+         where_, module, k);
+  if (scales.dims != std::vector<int64_t>{n, k / 16} || scales.dtype != DType::kF8E4M3)
+    fail(ErrorCode::kCorrupt, "{}: tensor {}.weight_scale is {}[{}], expected f8e4m3[{}, {}]",
+         where_, module, dtype_name(scales.dtype), fmt::join(scales.dims, ", "), n, k / 16);
+  float all = 0;
+  if (whole.dtype != DType::kF32 || whole.elements() != 1 || whole.bytes.size() != sizeof all)
+    fail(ErrorCode::kCorrupt, "{}: tensor {}.weight_global_scale is not one f32", where_, module);
+  std::memcpy(&all, whole.bytes.data(), sizeof all);
+  if (!std::isfinite(all) || !(all > 0))
+    fail(ErrorCode::kCorrupt, "{}: {}.weight_global_scale is {}", where_, module, all);
+  Found found;
+  found.joined = 64;
+  found.factor = 1.0 / double{all};
   found.step = {
       .kind = RecipeStep::Kind::kJoinMxfp4, .dims = {n, k}, .tensor = module + ".weight_scale"};
   found.sources = {module + ".weight_packed"};
@@ -387,13 +413,15 @@ QuantizedWeights::Matrix QuantizedWeights::matrix(const std::vector<std::string>
   Matrix out;
   const RecipeStep& first = all[0].step;
   out.columns = first.dims[1];
-  if (all[0].mxfp4) {
+  if (all[0].joined > 0) {
     if (all.size() > 1)
-      fail(ErrorCode::kUnsupported, "{}: experts in MXFP4, a tensor each, are not supported yet",
-           where_);
+      fail(ErrorCode::kUnsupported, "{}: experts in {}, a tensor each, are not supported yet",
+           where_, all[0].joined == 32 ? "MXFP4" : "NVFP4");
     out.sources = all[0].sources;
     out.rows = first.dims[0];
-    out.steps = {reshape({out.rows, out.columns / 32, 16}), first};
+    int64_t block = all[0].joined;
+    out.factor = all[0].factor;
+    out.steps = {reshape({out.rows, out.columns / block, block / 2}), first};
     out.steps[1].dims.clear();
     return out;
   }

@@ -28,6 +28,7 @@ class QuantizedWeights {
     std::vector<std::string> sources;
     std::vector<RecipeStep> steps;
     int64_t rows = 0, columns = 0;
+    double factor = 1;   // of the whole
     std::string order;   // not empty: the tensor with the group of each column, and how many
     int64_t groups = 0;  // groups there are; inputs must be gathered in the order of groups
   };
@@ -44,12 +45,14 @@ class QuantizedWeights {
     RecipeStep step;
     GroupFormat format;
     std::vector<std::string> sources;
-    bool mxfp4 = false;
+    int64_t joined = 0;  // columns of a block: 32 of MXFP4, 64 of NVFP4; 0: neither
+    double factor = 1;
   };
   Found gptq(const std::string& module) const;
   Found awq(const std::string& module) const;
   Found packed(const std::string& module) const;
   Found mxfp4(const std::string& module) const;
+  Found nvfp4(const std::string& module, const TensorView& whole) const;
   Found plain(const std::string& module) const;
   Found nf4(const std::string& module) const;
   Found find(const std::string& module) const;

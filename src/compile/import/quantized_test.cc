@@ -187,7 +187,10 @@ TEST(Quantized, OtherFormats) {
   t = {{{"m.weight_packed", {DType::kU8, {16, 32}}},
         {"m.weight_scale", {DType::kU8, {16, 2}}},
         {"m.weight_global_scale", {DType::kF32, {1}}}}};
-  EXPECT_THAT(t.error(compressed), HasSubstr("m is NVFP4, which needs"));
+  EXPECT_THAT(t.error(compressed), HasSubstr("expected f8e4m3[16, 4]"));
+  t.entries["m.weight_scale"] = {DType::kF8E4M3, {16, 4}};
+  EXPECT_THAT(t.error(compressed), HasSubstr("m.weight_global_scale is 0"));
+  t.entries["m.weight_scale"] = {DType::kU8, {16, 2}};
   t.entries.erase("m.weight_global_scale");
   EXPECT_EQ(t.matrix(compressed).columns, 64);
   t.entries["m.weight_scale"].dims = {16, 3};

@@ -240,8 +240,13 @@ Ref ModelBuilder::linear(Ref x, const std::string& prefix) {
     sorted = op("gather", {x, weight(prefix + ".order")}, Value::Object{{"axis", int64_t{-1}}},
                 prefix + ".order");
   std::vector<Ref> in = {sorted, weight(prefix + ".weight")};
-  if (has(prefix + ".bias")) in.push_back(weight(prefix + ".bias"));
+  const double factor = config.weights.find(prefix + ".weight")->second.factor;
+  if (has(prefix + ".bias") && factor == 1.0) in.push_back(weight(prefix + ".bias"));
   Ref y = op("linear", std::move(in), {}, prefix);
+  if (factor != 1.0) {
+    y = op("scale", {y}, Value::Object{{"value", factor}});
+    if (has(prefix + ".bias")) y = op("add", {y, weight(prefix + ".bias")});
+  }
   return adapter.valid() && has_adapter_slots(config, prefix) ? adapt(y, x, prefix) : y;
 }
 
@@ -322,15 +327,30 @@ Ref ModelBuilder::attend_rows(int64_t layer, Ref q, Ref k, Ref v) {
             fmt::format("blk.{}.attend", layer));
 }
 
-Ref ModelBuilder::append_and_attend(int64_t layer, Ref q, Ref k, Ref v, Value::Object attrs) {
+// Writes both planes; returns what attention takes.
+std::vector<Ref> ModelBuilder::append(int64_t layer, Ref q, Ref first, Ref second) {
   Ref view = view_of(layer);
   Ref& state = states_[first_state(layer)];
-  state = op("append", {state, view, seq, slot, k, v}, {}, fmt::format("blk.{}.append", layer));
-  attrs.emplace_back("scale", score_scale(layer));
-  if (slides(layer)) attrs.emplace_back("window", config.sliding_window);
-  if (config.attention_softcap > 0) attrs.emplace_back("softcap", config.attention_softcap);
+  state = op("append", {state, view, seq, slot, first, second}, {},
+             fmt::format("blk.{}.append", layer));
   std::vector<Ref> in = {q, state, view, pos, seq, slot, q_start, kv_len};
   if (mask.valid()) in.push_back(mask);
+  return in;
+}
+
+Ref ModelBuilder::append_and_attend_latent(int64_t layer, Ref q, Ref c, Ref kr) {
+  std::vector<Ref> in = append(layer, q, c, kr);
+  for (const char* stem : {"attn_k_b", "attn_v_b"})
+    in.push_back(weight(fmt::format("blk.{}.{}.weight", layer, stem)));
+  return op("attend_latent", std::move(in), Value::Object{{"scale", score_scale(layer)}},
+            fmt::format("blk.{}.attend", layer));
+}
+
+Ref ModelBuilder::append_and_attend(int64_t layer, Ref q, Ref k, Ref v) {
+  std::vector<Ref> in = append(layer, q, k, v);
+  Value::Object attrs = {{"scale", score_scale(layer)}};
+  if (slides(layer)) attrs.emplace_back("window", config.sliding_window);
+  if (config.attention_softcap > 0) attrs.emplace_back("softcap", config.attention_softcap);
   if (config.attention_sinks) {
     attrs.emplace_back("sinks", 1);
     in.push_back(weight(fmt::format("blk.{}.attn_sinks.weight", layer)));

@@ -46,8 +46,10 @@ class ModelBuilder {
                             std::string label = {});
 
   // Writes the planes of this layer, k and v, and attends over everything visible: the causal core
-  // of a layer. `attrs` names planes other than k and v.
-  Ref append_and_attend(int64_t layer, Ref q, Ref k, Ref v, Value::Object attrs = {});
+  // of a layer.
+  Ref append_and_attend(int64_t layer, Ref q, Ref k, Ref v);
+  // The same with planes c and kr; keys and values are the layer's matrices times c.
+  Ref append_and_attend_latent(int64_t layer, Ref q, Ref c, Ref kr);
 
   // An op that advances a state per sequence: 0 is the layer's convolution, 1 its state space.
   Ref advance(int64_t layer, int which, std::string_view name, std::vector<Ref> in);
@@ -78,6 +80,7 @@ class ModelBuilder {
   }
   size_t first_state(int64_t layer) const;  // a recurrent layer has two, others one
   Ref view_of(int64_t layer) const;
+  std::vector<Ref> append(int64_t layer, Ref q, Ref first, Ref second);
   void declare_recurrent_states(int64_t layer);
   Ref adapt(Ref y, Ref x, const std::string& prefix);
   Ref adapter_weight(const std::string& name, std::vector<Dim> dims);

@@ -1,7 +1,6 @@
 // Latent attention (DeepSeek-V2): a token's keys and values are matrices times one vector c, and
-// all heads share one rotated key part. The key matrices are applied to the queries and the value
-// matrices to the result, so that the cache holds c and the rotated part only:
-//   (W_k c) . q = c . (W_k^T q),   sum_j p_j (W_v c_j) = W_v sum_j p_j c_j
+// all heads share one rotated key part; the cache holds c and the rotated part only. The compiler
+// moves the matrices to the queries and to the result (the pass absorb-latent).
 #include "compile/models/builder.h"
 
 namespace tokamak {
@@ -16,11 +15,8 @@ Ref latent_attention(ModelBuilder& b, Ref x, int64_t layer) {
   Ref q_pe = b.heads(b.linear(from, blk + "attn_q_pe"), config.heads, m.rope);
   Ref c = b.norm(b.linear(x, blk + "attn_kv_c"), blk + "attn_kv_a_norm");
   Ref k_pe = b.rope(b.heads(b.linear(x, blk + "attn_k_pe"), 1, m.rope), layer);
-  q = b.op("head_linear", {q, b.weight(blk + "attn_k_b.weight")}, {}, blk + "attn_k_b");
   q = b.op("concat", {q, b.rope(q_pe, layer)}, Value::Object{{"axis", 2}});
-  Ref mixed = b.append_and_attend(layer, q, c, b.merge_heads(k_pe),
-                                  {{"key", Value::Array{"c", "kr"}}, {"value", "c"}});
-  mixed = b.op("head_linear", {mixed, b.weight(blk + "attn_v_b.weight")}, {}, blk + "attn_v_b");
+  Ref mixed = b.append_and_attend_latent(layer, q, c, b.merge_heads(k_pe));
   return b.linear(b.merge_heads(mixed), blk + "attn_output");
 }
 

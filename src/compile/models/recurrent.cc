@@ -34,6 +34,22 @@ Ref per_head(ModelBuilder& b, const std::string& name) {
               Value::Object{{"dims", Value::Array{heads, "1"}}, {"axes", Value::Array{"h", "hd"}}});
 }
 
+Ref decays(ModelBuilder& b, const std::string& blk) {
+  Ref a = b.weight(blk + "ssm_a.weight");
+  return b.config.recurrent.decay_log ? b.op("neg", {b.op("exp", {a})}) : a;
+}
+
+// Each group of channels is normalised for itself.
+Ref group_norm(ModelBuilder& b, Ref y, const std::string& name) {
+  const RecurrentConfig& r = b.config.recurrent;
+  if (r.norm_groups == 1) return b.norm(y, name);
+  int64_t width = r.inner() / r.norm_groups;
+  Ref ones = b.constant("group_norm", std::vector<double>(static_cast<size_t>(width), 1.0));
+  y = b.op("rms_norm", {b.heads(y, r.norm_groups, width), ones},
+           Value::Object{{"eps", b.config.norm_eps}}, name);
+  return b.op("mul", {b.merge_heads(y), b.weight(name + ".weight")});
+}
+
 Ref mixer(ModelBuilder& b, Ref x, int64_t layer) {
   const RecurrentConfig& r = b.config.recurrent;
   std::string blk = fmt::format("blk.{}.", layer);
@@ -44,12 +60,10 @@ Ref mixer(ModelBuilder& b, Ref x, int64_t layer) {
   Ref input = b.heads(columns(b, mixed, 0, inner), r.heads, r.head_dim);
   Ref in = b.heads(columns(b, mixed, inner, inner + vectors), r.groups, r.state);
   Ref out = b.heads(columns(b, mixed, inner + vectors, r.channels()), r.groups, r.state);
-  Ref decay = b.weight(blk + "ssm_a.weight");
-  if (r.decay_log) decay = b.op("neg", {b.op("exp", {decay})});
-  Ref y = b.advance(layer, 1, "ssm_scan", {input, time_steps(b, x, blk), decay, in, out});
+  Ref y = b.advance(layer, 1, "ssm_scan", {input, time_steps(b, x, blk), decays(b, blk), in, out});
   y = b.op("add", {y, b.op("mul", {input, per_head(b, blk + "ssm_d.weight")})});
   y = b.op("mul", {b.merge_heads(y), b.op("silu", {b.linear(x, blk + "ssm_gate")})});
-  return b.linear(b.norm(y, blk + "ssm_norm"), blk + "ssm_out");
+  return b.linear(group_norm(b, y, blk + "ssm_norm"), blk + "ssm_out");
 }
 
 }  // namespace
@@ -74,7 +88,7 @@ Ref delta_attention(ModelBuilder& b, Ref x, int64_t layer) {
   };
   Ref q = unit(0, "delta_query", 1 / std::sqrt(n)), k = unit(keys, "delta_key", 1);
   Ref v = b.heads(columns(b, mixed, 2 * keys, r.channels()), r.heads, r.head_dim);
-  Ref decay = b.op("neg", {b.op("exp", {b.weight(blk + "ssm_a.weight")})});
+  Ref decay = decays(b, blk);
   Ref rate = b.op("sigmoid", {b.linear(x, blk + "ssm_rate")});
   Ref y = b.advance(layer, 1, "gated_delta",
                     {q, k, v, b.op("mul", {time_steps(b, x, blk), decay}), rate});

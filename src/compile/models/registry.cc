@@ -12,22 +12,17 @@ struct Entry {
 };
 
 constexpr Entry kModels[] = {
-    {"llama", build_decoder},      {"mistral", build_decoder},
-    {"qwen2", build_decoder},      {"qwen3", build_decoder},
-    {"gemma2", build_decoder},     {"gemma3", build_decoder},
-    {"gemma", build_decoder},      {"phi3", build_decoder},
-    {"phi2", build_decoder},       {"gpt2", build_gpt2},
-    {"opt", build_gpt2},           {"starcoder2", build_decoder},
-    {"olmo2", build_decoder},      {"exaone4", build_decoder},
-    {"granite", build_decoder},    {"smollm3", build_decoder},
-    {"internlm2", build_decoder},  {"command-r", build_decoder},
-    {"cohere2", build_decoder},    {"glm4", build_decoder},
-    {"mixtral", build_decoder},    {"qwen2moe", build_decoder},
-    {"qwen3moe", build_decoder},   {"olmoe", build_decoder},
-    {"glm4moe", build_decoder},    {"deepseek2", build_decoder},
-    {"gpt-oss", build_decoder},    {"bert", build_encoder},
-    {"roberta", build_encoder},    {"distilbert", build_encoder},
-    {"nomic-bert", build_encoder}, {"modern-bert", build_encoder},
+    {"llama", build_decoder},      {"mistral", build_decoder},    {"qwen2", build_decoder},
+    {"qwen3", build_decoder},      {"gemma2", build_decoder},     {"gemma3", build_decoder},
+    {"gemma", build_decoder},      {"phi3", build_decoder},       {"phi2", build_decoder},
+    {"gpt2", build_gpt2},          {"opt", build_gpt2},           {"starcoder2", build_decoder},
+    {"olmo2", build_decoder},      {"exaone4", build_decoder},    {"exaone", build_decoder},
+    {"granite", build_decoder},    {"smollm3", build_decoder},    {"internlm2", build_decoder},
+    {"command-r", build_decoder},  {"cohere2", build_decoder},    {"glm4", build_decoder},
+    {"mixtral", build_decoder},    {"qwen2moe", build_decoder},   {"qwen3moe", build_decoder},
+    {"olmoe", build_decoder},      {"glm4moe", build_decoder},    {"deepseek2", build_decoder},
+    {"gpt-oss", build_decoder},    {"bert", build_encoder},       {"roberta", build_encoder},
+    {"distilbert", build_encoder}, {"nomic-bert", build_encoder}, {"modern-bert", build_encoder},
     {"mamba2", build_mamba2},      {"qwen3next", build_decoder},
 };
 

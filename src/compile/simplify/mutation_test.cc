@@ -63,8 +63,9 @@ const std::map<std::string_view, std::vector<std::string_view>> kOperators = {
 
 // Ops that nothing resembles, and the inputs that may stand for their results.
 const std::map<std::string_view, std::vector<size_t>> kAlone = {
-    {"sdpa", {0, 2}},   {"attend", {0}}, {"rope", {0}},  {"select", {1, 2}}, {"concat", {0, 1}},
-    {"gather", {0, 1}}, {"cast", {0}},   {"scale", {0}}, {"transpose", {0}}, {"slice", {0}},
+    {"sdpa", {0, 2}},   {"attend", {0}},      {"rope", {0}},      {"select", {1, 2}},
+    {"concat", {0, 1}}, {"head_linear", {0}}, {"gather", {0, 1}}, {"cast", {0}},
+    {"scale", {0}},     {"transpose", {0}},   {"slice", {0}},
 };
 
 struct Mutant {
@@ -308,6 +309,7 @@ void expect_refused(const std::string& group, int instances) {
 TEST(Mutation, Algebra) { expect_refused("algebra", 40); }
 TEST(Mutation, Canonical) { expect_refused("canonical", 160); }
 TEST(Mutation, Fold) { expect_refused("fold", 40); }
+TEST(Mutation, Latent) { expect_refused("latent", 40); }
 TEST(Mutation, Recognize) { expect_refused("recognize", 40); }
 
 }  // namespace

@@ -1,6 +1,9 @@
 // The passes that apply rewrite rules, which are in the *.rules files.
+#include <algorithm>
+
 #include "base/log.h"
 #include "compile/pass.h"
+#include "compile/planner/kernels.h"
 #include "compile/simplify/rules.h"
 #include "graph/rewrite.h"
 
@@ -53,6 +56,28 @@ void recognize(Module& module, Function& function, const PassContext& context) {
     if (context.timing) context.timing->fired += folds.fired;
     if (folds.fired == 0) return;
   }
+}
+
+namespace {
+
+// Whether the backend runs all attention of the function as it stands.
+bool runs_attention(const Function& function, const Backend& backend) {
+  const KernelSet kernels(backend);
+  return std::all_of(function.nodes().begin(), function.nodes().end(), [&](const Node& node) {
+    return !node.op->reads_state || node.op->writes_state ||
+           !kernels.of_node(function, node).empty();
+  });
+}
+
+}  // namespace
+
+// A prompt may be cheaper with keys and values of each head, which are then computed once for many
+// rows.
+void absorb_latent(Module& module, Function& function, const PassContext& context) {
+  if (context.options.materialized_prefill && function.name() == "step" &&
+      runs_attention(function, context.backend))
+    return;
+  rewrite_groups(module, function, context, {"latent"});
 }
 
 void fold_scales(Module& module, Function& function, const PassContext& context) {

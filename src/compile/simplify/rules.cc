@@ -20,6 +20,7 @@ struct RuleGroup {
 constexpr RuleGroup kGroups[] = {{"algebra", kAlgebraRules},
                                  {"canonical", kCanonicalRules},
                                  {"fold", kFoldRules},
+                                 {"latent", kLatentRules},
                                  {"recognize", kRecognizeRules}};
 
 std::string stamp_of(const RewriteRule& rule) {
