@@ -70,7 +70,7 @@ class Llama(Compat):
 
     def test_slots_are_not_saved(self):
         for action in ("save", "restore", "erase"):
-            error = self.post(f"/slots/0?action={action}", {"filename": "x"}, status=501)["error"]
+            error = self.post(f"/slots/0?action={action}", {"filename": "x"}, status=400)["error"]
             self.assertIn("prefix cache", error["message"])
 
     def test_the_last_chunk_repeats_the_settings(self):

@@ -90,7 +90,7 @@ class Progress(unittest.TestCase):
     def test_every_chunk_of_a_prompt_is_reported(self):
         with Serve(LLAMA, "--max-num-batched-tokens", 16, "--tpot-target", 0) as s:
             prompt = [5 + i % 30 for i in range(50)]
-            request = urllib.request.Request(s.url + "/v1/completions", json.dumps({"prompt": prompt, "max_tokens": 3, "stream": True, "return_progress": True}).encode(), {"content-type": "application/json"})
+            request = urllib.request.Request(s.url + "/v1/completions", json.dumps({"prompt": prompt, "max_tokens": 3, "seed": 1, "ignore_eos": True, "stream": True, "return_progress": True}).encode(), {"content-type": "application/json"})
             for cached in (0, 48):  # whole blocks of 16 are found again
                 with urllib.request.urlopen(request, timeout=60) as r:
                     chunks = [json.loads(line[6:]) for line in r if line.startswith(b"data: {")]

@@ -415,7 +415,7 @@ void add_llama_routes(Api& api, http::Router& router) {
   router.add("GET", "/props", api.quick([&api](const Request&) { return props(api); }));
   router.add("POST", "/slots/{id...}", api.quick([](const Request&) -> http::Response {
     throw ApiError(
-        501,
+        400,
         "Slots are not saved to files or erased: prompts stay in the prefix cache, which "
         "POST /reset_prefix_cache forgets.",
         "", "not_supported");
