@@ -16,6 +16,7 @@ here="$(cd "$(dirname "$0")" && pwd)"
 cache="${TOKAMAK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tokamak}"
 [ "$what" = cuda ] && "$here/build_kernels.sh" --nvcc >/dev/null 2>&1 && exit 0
 
+optional=()  # tests that need one of these are skipped if it cannot be installed
 packages=(
   g++ cmake make ninja-build ccache mold pkg-config git
   nlohmann-json3-dev libboost-dev libcli11-dev libfmt-dev libpcre2-dev libssl-dev libutf8proc-dev libxxhash-dev
@@ -27,6 +28,7 @@ if [ "$what" = test ]; then
   packages+=(libgtest-dev libgmock-dev googletest)
   packages+=(clang libclang-rt-14-dev clang-format)  # fuzzers; the format check
   packages+=(qemu-user-static)                       # runs the other architecture's op tests
+  optional+=(chromium)                               # tests of the chat page, with playwright (requirements-test.txt)
   case "$(uname -m)" in
     aarch64) packages+=(g++-x86-64-linux-gnu) ;;
     x86_64) packages+=(g++-aarch64-linux-gnu) ;;
@@ -37,25 +39,39 @@ if ! command -v dpkg-query >/dev/null; then
   echo "install_deps: this is not Debian; please install the equivalents of: ${packages[*]}" >&2
   exit 1
 fi
-missing=()
-for p in "${packages[@]}"; do
-  case "$(dpkg-query -W -f='${db:Status-Status}' "$p" 2>/dev/null || true)" in
-    installed*) ;;
-    *) missing+=("$p") ;;
+is_missing() {
+  case "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null || true)" in
+    installed*) return 1 ;;
   esac
-done
+}
+install() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@" >&2 </dev/null
+}
+missing=() wanted_too=()
+for p in "${packages[@]}"; do if is_missing "$p"; then missing+=("$p"); fi; done
+for p in "${optional[@]}"; do if is_missing "$p"; then wanted_too+=("$p"); fi; done
 
-if [ ${#missing[@]} -gt 0 ]; then
-  echo "install_deps: installing ${#missing[@]} Debian packages: ${missing[*]}" >&2
+if [ $((${#missing[@]} + ${#wanted_too[@]})) -gt 0 ]; then
   as_root=()
   if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || { echo "install_deps: not root, and sudo is not available" >&2; exit 1; }
-    as_root=(sudo)
+    if command -v sudo >/dev/null; then
+      as_root=(sudo)
+    elif [ ${#missing[@]} -gt 0 ]; then
+      echo "install_deps: not root, and sudo is not available" >&2
+      exit 1
+    fi
   fi
-  "${as_root[@]}" apt-get update -q >&2
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-    apt-get install -q -y --no-install-recommends "${missing[@]}" >&2 </dev/null
 fi
+if [ ${#missing[@]} -gt 0 ]; then
+  echo "install_deps: installing ${#missing[@]} Debian packages: ${missing[*]}" >&2
+  "${as_root[@]}" apt-get update -q >&2
+  install "${missing[@]}"
+fi
+for p in "${wanted_too[@]}"; do
+  echo "install_deps: installing $p" >&2
+  install "$p" || { "${as_root[@]}" apt-get update -q >&2 && install "$p"; } ||
+    echo "install_deps: $p cannot be installed; the tests that need it will be skipped" >&2
+done
 
 # The CUDA compiler: about 260 MB in the cache folder.
 if [ "$what" = cuda ]; then

@@ -57,7 +57,6 @@ REASONS = [
     (r"test_anthropic_empty_messages", "a conversation without messages is refused, as by Anthropic"),
     (r"test_gcp", "Google's prediction route is not part of the API"),
     (r"test_completion_stream_vs_non_stream", "requests without a seed have different ones, also with --seed"),
-    (r"post_sampling", "log-probabilities are those before sampling"),
     (r"test_ctx_shift_disabled_stream.*context length", "max_tokens that do not fit are refused on OpenAI's routes"),
     (r"test_embedding_multiple_with_fa", "the text is longer than the context of the model"),
     (r"exceeds the available context size|'too large'", "messages of errors are those of the OpenAI API"),

@@ -15,6 +15,7 @@
 #include "plan/launch_desc.h"
 #include "plan/plan.h"
 #include "plan/step.h"
+#include "plan/step_trace.h"
 #include "plan/weight_source.h"
 
 namespace tokamak {
@@ -78,6 +79,10 @@ class Executable {
   virtual int32_t drafted(Ticket, int32_t /*output*/) {
     fail(ErrorCode::kUnsupported, "this backend cannot mask tokens that follow its own drafts");
   }
+
+  // The next step fills `trace`, which is complete when submit() returns; nullptr: it does not.
+  // False: this backend does not run steps in submit().
+  virtual bool trace_next(StepTrace* /*trace*/) { return false; }
 
   // Puts the matrices of an adapter (plan/adapter.h) into a slot, before the steps that are
   // submitted later; matrices that it does not have become zero.

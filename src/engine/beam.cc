@@ -199,9 +199,11 @@ void EngineCore::end_beams(Request& request, Finish how, std::string_view error,
     if (n == 0) d.cached_tokens = request.cached_tokens;
     stats_.tokens_emitted += std::ssize(d.ids);
     stats_.answer_length.add(static_cast<double>(d.ids.size()));
+    request.longest_answer = std::max(request.longest_answer, static_cast<int32_t>(d.ids.size()));
     ++stats_.finished[static_cast<size_t>(d.finish)];
   }
   stats_.e2e_seconds.add(seconds(now_ - request.arrived));
+  stats_.longest_answer.add(request.longest_answer);
   request.unfinished = 0;
   actions.finished.push_back(request.id);
   std::vector<Sequence*> live = request.choices;

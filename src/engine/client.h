@@ -14,6 +14,7 @@
 #include "engine/stats.h"
 #include "plan/adapter.h"
 #include "plan/step.h"
+#include "plan/step_trace.h"
 
 namespace tokamak {
 
@@ -155,6 +156,14 @@ class Client {
   virtual PrefixTree prefix_tree(int64_t most) {
     (void)most;
     return {};
+  }
+  // Records what the threads do in one step that computes prompts, or one that computes none: the
+  // first after `skip` others of the kind. The sink is called on the engine's thread, once, or not
+  // at all if another trace is asked for or the engine stops before. False: the backend cannot.
+  using TraceSink = std::function<void(StepTrace&&)>;
+  virtual bool trace_step(bool prompts, int skip, TraceSink sink) {
+    (void)prompts, (void)skip, (void)sink;
+    return false;
   }
 };
 

@@ -252,7 +252,12 @@ void EngineCore::finish(Sequence& seq, Finish how, std::string_view error, Actio
 void EngineCore::close(Sequence& seq, Finish how, Delta& last, Actions& actions) {
   last.finish = how;
   note_end(seq, how);
-  if (--seq.request->unfinished == 0) actions.finished.push_back(seq.request->id);
+  Request& request = *seq.request;
+  request.longest_answer = std::max(request.longest_answer, seq.generated());
+  if (--request.unfinished == 0) {
+    stats_.longest_answer.add(request.longest_answer);
+    actions.finished.push_back(request.id);
+  }
   drop(seq);
 }
 

@@ -27,6 +27,9 @@ class ContextShift final : public Client {
   EngineStats stats() const override;
   EngineMemory memory() const override { return inner_->memory(); }
   PrefixTree prefix_tree(int64_t most) override { return inner_->prefix_tree(most); }
+  bool trace_step(bool prompts, int skip, TraceSink sink) override {
+    return inner_->trace_step(prompts, skip, std::move(sink));
+  }
 
  private:
   struct Shared;

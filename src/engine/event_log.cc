@@ -111,10 +111,12 @@ void sample_fields(Io& io, Spec& s) {
   io.field("presence_penalty", s.presence_penalty, d.presence_penalty);
   io.field("frequency_penalty", s.frequency_penalty, d.frequency_penalty);
   io.field("penalty_last_n", s.penalty_last_n, d.penalty_last_n);
+  io.field("penalize_prompt", s.penalize_prompt, d.penalize_prompt);
   io.field("logit_bias", s.logit_bias);
   io.field("banned_until_min", s.banned_until_min);
   io.field("min_tokens", s.min_tokens, d.min_tokens);
   io.field("top_logprobs", s.top_logprobs, d.top_logprobs);
+  io.field("report_sampled", s.report_sampled, d.report_sampled);
   io.field("seed", s.seed, d.seed);
   io.field("guidance_scale", s.guidance_scale, d.guidance_scale);
   io.field("dola_layers", s.dola_layers);

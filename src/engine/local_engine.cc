@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -25,7 +26,8 @@ LocalEngine::LocalEngine(const PlanSet& plans, std::unique_ptr<Executable> execu
       clock_(clock),
       log_(log),
       core_(config_, drafter),
-      steps_(*executable_, config_.vocab) {
+      steps_(*executable_, config_.vocab),
+      traces_(executable_->trace_next(nullptr)) {
   info_.model = config_.model;
   info_.vocab = config_.vocab;
   info_.max_model_len = config_.max_model_len;
@@ -95,6 +97,14 @@ PrefixTree LocalEngine::prefix_tree(int64_t most) {
     wake_.notify_one();
   }
   return tree.get();
+}
+
+bool LocalEngine::trace_step(bool prompts, int skip, TraceSink sink) {
+  if (!traces_) return false;
+  std::lock_guard lock(mutex_);
+  trace_request_ = {prompts, skip, std::move(sink)};
+  trace_wanted_ = true;
+  return true;
 }
 
 void LocalEngine::stop(Stop how) {
@@ -190,8 +200,35 @@ void LocalEngine::carry_out() {
   for (Delta& d : actions_.deltas()) deliver(std::move(d));
   for (RequestId id : actions_.finished) listeners_.erase(id);
   for (const AdapterAction& a : actions_.adapters) steps_.set_adapter(a);
-  for (const SubmitAction& s : actions_.submits) steps_.submit(s);
+  for (const SubmitAction& s : actions_.submits) submit_step(s);
   steps_.set_masks(actions_);
+}
+
+// Steps with a trace are rare: the lock is taken only while one is wanted.
+void LocalEngine::submit_step(const SubmitAction& action) {
+  TraceSink sink;
+  if (trace_wanted_) {
+    std::lock_guard lock(mutex_);
+    const bool prompts = action.inputs->phases.empty() && action.inputs->function == "step";
+    if (prompts == trace_request_.prompts && trace_request_.skip-- == 0) {
+      sink = std::exchange(trace_request_.sink, nullptr);
+      trace_wanted_ = false;
+    }
+  }
+  if (!sink) return steps_.submit(action);
+  StepTrace trace;
+  trace.function = action.inputs->phases.empty() ? action.inputs->function
+                                                 : action.inputs->phases.back().function;
+  trace.tokens = action.inputs->tokens();
+  trace.sequences = action.inputs->sequences();
+  executable_->trace_next(&trace);
+  steps_.submit(action);
+  executable_->trace_next(nullptr);  // the step may have failed before it ran
+  try {
+    sink(std::move(trace));
+  } catch (const std::exception& e) {
+    log::error("the sink of a trace threw: {}", e.what());
+  }
 }
 
 void LocalEngine::deliver(Delta&& delta) {

@@ -41,6 +41,7 @@ class LocalEngine final : public Client {
   EngineStats stats() const override;
   EngineMemory memory() const override;
   PrefixTree prefix_tree(int64_t most) override;
+  bool trace_step(bool prompts, int skip, TraceSink sink) override;
   const EngineConfig& config() const { return config_; }
 
  private:
@@ -53,6 +54,7 @@ class LocalEngine final : public Client {
   void carry_out();   // actions_
   void give_up(const std::string& why);
   void show_trees();  // to those who wait for them
+  void submit_step(const SubmitAction& action);
   void deliver(Delta&& delta);
   void post(Event event);
 
@@ -64,6 +66,7 @@ class LocalEngine final : public Client {
   // Engine thread only.
   EngineCore core_;
   StepQueue steps_;
+  const bool traces_;  // the executable can record steps
   std::unordered_map<RequestId, Listener> listeners_;
   std::vector<Event> events_;
   std::vector<std::pair<RequestId, Listener>> arrived_;
@@ -84,6 +87,13 @@ class LocalEngine final : public Client {
     std::promise<PrefixTree> tree;
   };
   std::vector<TreeRequest> tree_requests_;
+  struct TraceRequest {
+    bool prompts = false;
+    int skip = 0;
+    TraceSink sink;  // empty: none is wanted
+  };
+  TraceRequest trace_request_;
+  std::atomic<bool> trace_wanted_{false};
   bool ended_ = false;  // the thread looks at no more requests
 
   std::mutex join_mutex_;

@@ -26,6 +26,7 @@ struct Request {
   bool wants_logprobs = false;  // of its answers
   uint64_t first_order = 0;
   int32_t cached_tokens = 0;
+  int32_t longest_answer = 0;  // tokens, of its choices that ended
   Nanos arrived = 0;
 };
 

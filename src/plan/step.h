@@ -58,13 +58,15 @@ struct SampleSpec {
   float presence_penalty = 0.0f, frequency_penalty = 0.0f;  // over output
   // Penalties count the last n tokens of prompt and output only; -1: all. With DRY it must be -1.
   int32_t penalty_last_n = -1;
+  bool penalize_prompt = false;  // presence and frequency penalties count the prompt too
   std::vector<std::pair<int32_t, float>> logit_bias;
   std::vector<int32_t>
       banned_until_min;  // ids that may not be chosen before min_tokens (end-of-text ids)
   int32_t min_tokens = 0;
   // -1: none; 0: the chosen token's only; n: also the n best (kMostTops at most)
   int32_t top_logprobs = -1;
-  uint64_t seed = 0;  // noise = f(seed, choice, position, token)
+  bool report_sampled = false;  // logprobs and top are those after all stages, not the model's own
+  uint64_t seed = 0;            // noise = f(seed, choice, position, token)
   // Classifier-free guidance, before everything else: u + scale * (c - u), where c and u are the
   // log-probabilities after the prompt and after the negative prompt. 1: off.
   float guidance_scale = 1.0f;

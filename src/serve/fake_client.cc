@@ -197,6 +197,7 @@ PrefixTree FakeClient::prefix_tree(int64_t) {
     out.blocks = std::ssize(text) / 16;
     return out;
   };
+  std::this_thread::sleep_for(std::chrono::milliseconds(tree_ms));
   PrefixTree tree;
   tree.unit = 16;
   tree.nodes = {node(-1, "", 0),
@@ -213,6 +214,22 @@ PrefixTree FakeClient::prefix_tree(int64_t) {
   tree.nodes[5].cached = tree.nodes[5].blocks;
   tree.nodes[5].ended_since = 7;
   return tree;
+}
+
+// Two threads and three calls; the second thread has no part of the last one.
+bool FakeClient::trace_step(bool prompts, int, TraceSink sink) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(tree_ms));
+  StepTrace trace;
+  trace.function = prompts ? "step" : "decode";
+  trace.tokens = prompts ? 64 : 1;
+  trace.sequences = 1;
+  trace.nanos = 100'000;
+  trace.calls = {
+      {"layer.0.matmul", "matmul"}, {"layer.0.attention", "attention"}, {"head", "matmul"}};
+  trace.threads = {{{0, 0, 1'000, 30'000}, {1, 0, 32'000, 50'000}, {2, 0, 55'000, 98'000}},
+                   {{0, 0, 2'000, 20'000}, {1, 0, 32'000, 54'000}}};
+  sink(std::move(trace));
+  return true;
 }
 
 void FakeClient::count(Job& job, Nanos now, const Delta& delta) {

@@ -42,7 +42,9 @@ class FakeClient final : public Client {
   EngineMemory memory() const override { return {1000, 200, 30, 4, 5}; }
   // The same for all: a prefix with two continuations, and one of another salt.
   PrefixTree prefix_tree(int64_t most) override;
+  bool trace_step(bool prompts, int skip, TraceSink sink) override;
   std::atomic<double> retry_after{1};
+  std::atomic<int64_t> tree_ms{0};  // prefix_tree and trace_step take as long
 
   std::atomic<int64_t> submitted{0}, cancelled{0}, stopped{0}, finished{0}, tokens{0};
   int64_t running() const;

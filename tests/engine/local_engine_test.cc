@@ -100,6 +100,7 @@ TEST(LocalEngine, StatisticsIncludeDeliveredAnswers) {
   EXPECT_EQ(seen.answer_length.sum(), 7);
   EXPECT_EQ(seen.inference_seconds.count(), 1u);
   EXPECT_EQ(seen.asked_tokens.sum(), 7);
+  EXPECT_EQ(seen.longest_answer.sum(), 7);
   EXPECT_EQ(seen.asked_choices.sum(), 1);
   EXPECT_GE(seen.inference_seconds.sum(), seen.decode_seconds.sum());
 }

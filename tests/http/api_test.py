@@ -165,6 +165,8 @@ class Whole(Api):
         tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
         self.assertIn('"name": "f"', ids([{"role": "user", "content": "x"}], tools=tools))
         self.assertNotIn('"name"', ids([{"role": "user", "content": "x"}], tools=tools, tool_choice="none"))
+        for choice in ("none", "auto"):  # as without tools
+            self.assertEqual(ids([{"role": "user", "content": "x"}], tools=[], tool_choice=choice), ids([{"role": "user", "content": "x"}]))
         call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}
         self.assertIn("tool\n42", ids([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]},
                                        {"role": "tool", "tool_call_id": "c1", "content": "42"}]))

@@ -15,7 +15,7 @@ try:
     from playwright.sync_api import sync_playwright
 except ImportError:
     sync_playwright = None
-NEEDS_BROWSER = unittest.skipUnless(CHROMIUM and sync_playwright, "needs Chromium (TOKAMAK_CHROMIUM) and playwright")
+NEEDS_BROWSER = unittest.skipUnless(CHROMIUM and sync_playwright, "needs Chromium (Debian's package, or TOKAMAK_CHROMIUM) and the Python package playwright: tools/install_deps.sh test")
 
 
 class Browser(unittest.TestCase):
@@ -52,6 +52,12 @@ class Browser(unittest.TestCase):
     def ask(self, page, text):
         page.locator("#input").fill(text)
         page.locator("#input").press("Enter")
+
+    def texts(self, page):
+        return page.locator(".message .body").all_inner_texts()
+
+    def wait(self, page):
+        page.wait_for_selector("#send:visible")
 
     def shot(self, page, name):
         folder = os.environ.get("TOKAMAK_SHOTS") or tempfile.gettempdir()

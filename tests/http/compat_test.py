@@ -4,7 +4,7 @@ import json
 import random
 import unittest
 
-from harness import Server, chat, events
+from harness import Server, chat
 
 TOOL_TEXT = 'Sure. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call> <tool_call>{"name": "add", "arguments": {}}</tool_call>'
 
@@ -204,6 +204,10 @@ class Responses(Compat):
                     elif event["type"] == f"response.{kind}.done":
                         self.assertEqual(parts.pop(event["item_id"], ""), event.get("text", event.get("arguments")))
                 self.assertEqual(parts, {})
+        # An agent sends tools that the server would have to run beside its functions: the response lists what the model has.
+        hosted = [{"type": "web_search", "external_web_access": True}, {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}]
+        data = self.post(self.PATH, {"input": "[say x]", "tools": [*self.TOOLS, *hosted], "tool_choice": "auto"})
+        self.assertEqual(data["tools"], self.TOOLS)
         # A call and its result as input.
         items = [{"role": "user", "content": "[say sum]"}, {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
                  {"type": "function_call_output", "call_id": "c1", "output": "3"}]
@@ -321,7 +325,10 @@ class Ollama(Compat):
         show = self.post("/api/show", {"model": "fake"})
         self.assertIn("messages", show["template"])
         self.assertEqual(show["capabilities"], ["completion", "tools", "thinking"])
-        self.assertIn("version", self.server.json("GET", "/api/version")[1])
+        version = self.server.json("GET", "/api/version")[1]["version"]
+        self.assertGreaterEqual([int(part) for part in version.split(".")], [0, 6, 4])  # what an editor asks for at least
+        for path, field in (("/api/embed", "input"), ("/api/embeddings", "prompt")):  # tests/http/vectors_test.py has a model for it
+            self.assertIn("no embeddings", self.post(path, {"model": "fake:latest", field: "x"}, status=400)["error"])
 
     def test_errors(self):
         for path, body, word in (("/api/chat", {}, "model"), ("/api/chat", self.ask("x", format="yaml"), "format"),
@@ -331,100 +338,6 @@ class Ollama(Compat):
             self.assertIn(word, self.post(path, body, status=400)["error"])
         self.assertIn("does not exist", self.post("/api/chat", {**self.ask("x"), "model": "no"}, status=404)["error"])
         self.assertIn("error", self.lines("/api/chat", self.ask("[error]"))[-1])
-
-
-class Llama(Compat):
-    def test_completion(self):
-        data = self.post("/completion", {"prompt": "[say Hello][cached 3]", "n_predict": 4, "return_tokens": True, "cache_prompt": True})
-        timings = data.pop("timings")
-        self.assertEqual(data.pop("generation_settings")["n_predict"], 4)
-        self.assertEqual(data, {"index": 0, "content": "Hell", "tokens": list(b"Hell"), "id_slot": -1, "stop": True, "tokens_predicted": 4,
-                                "tokens_evaluated": 21, "model": "fake", "prompt": "[say Hello][cached 3]", "truncated": False,
-                                "stop_type": "limit", "stopping_word": "", "has_new_line": False, "tokens_cached": 3})
-        self.assertEqual((timings["cache_n"], timings["prompt_n"], timings["predicted_n"]), (3, 18, 4))
-        self.assertGreater(timings["prompt_ms"], 0)
-        data = self.post("/completion", {"prompt": "[say Hello]", "stop": ["lo"], "repeat_penalty": 1.1, "seed": -1})
-        self.assertEqual((data["content"], data["stop_type"], data["stopping_word"]), ("Hel", "word", "lo"))
-        self.assertEqual(self.post("/completion", {"prompt": "[say Hello]"})["stop_type"], "eos")
-        self.assertEqual(self.post("/completion", {"prompt": "[say Hello]", "n_predict": 0})["content"], "")
-        data = self.post("/completion", {"prompt": "[say Hi]", "n_probs": 2})
-        self.assertEqual([len(p["top_logprobs"]) for p in data["completion_probabilities"]], [2, 2])
-        data = self.post("/completion", {"prompt": "[say Hi]", "response_fields": ["content", "timings/predicted_n", "none", "stop/x"]})
-        self.assertEqual(data, {"content": "Hi", "timings/predicted_n": 2})
-        for field, value in (("n_indent", 2), ("t_max_predict_ms", 100), ("post_sampling_probs", True), ("response_fields", [1])):
-            status, error = self.server.json("POST", "/completion", {"prompt": "x", field: value})
-            self.assertEqual((status, error["error"]["param"][:len(field)]), (400, field))
-        data = self.post("/completion", {"prompt": ["[say a]", "[say b]"]})
-        self.assertEqual([d["content"] for d in data], ["a", "b"])
-        self.assertEqual([d["tokens"] for d in data], [[], []])
-
-    def test_the_last_chunk_repeats_the_settings(self):
-        ask = {"prompt": "[say Hi]", "n_predict": 5, "seed": 9, "temperature": 0.5, "stop": ["x"], "ignore_eos": True, "logit_bias": [[65, 1.5]]}
-        _, _, body = self.server.request("POST", "/completion", {**ask, "stream": True})
-        for data in (self.post("/completion", ask), json.loads(events(body)[-1])):
-            got = data["generation_settings"]
-            self.assertEqual((got["n_predict"], got["seed"], got["temperature"], got["stop"]), (5, 9, 0.5, ["x"]))
-            self.assertEqual(got["logit_bias"], [{"token": 65, "bias": 1.5}, {"token": 257, "bias": None}])
-
-    def test_progress_of_a_prompt(self):
-        ask = {"stream": True, "return_progress": True, "timings_per_token": True}
-        for path, body in (("/completion", {"prompt": "[cached 4][say Hi]"}), ("/v1/chat/completions", chat("[cached 4][say Hi]")),
-                           ("/v1/completions", {"model": "fake", "prompt": "[cached 4][say Hi]"}), ("/v1/responses", {"model": "fake", "input": "[cached 4][say Hi]"})):
-            with self.subTest(path=path):
-                _, _, data = self.server.request("POST", path, {**body, **ask})
-                chunks = [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: {")]
-                told = [c for c in chunks if "prompt_progress" in c]
-                progress = [c["prompt_progress"] for c in told]
-                total = progress[0]["total"]
-                self.assertEqual([(p["cache"], p["processed"], p["total"]) for p in progress], [(4, 4, total), (4, total, total)])
-                self.assertEqual(told[0]["timings"]["prompt_n"], 0)
-        self.assertNotIn("prompt_progress", self.post("/completion", {"prompt": "[say Hi]", "return_progress": True}))
-
-    def test_tokens_of_a_chat(self):
-        ask = {"messages": [{"role": "user", "content": "Hi"}]}
-        for base in ("", "/v1"):
-            counted = self.post(base + "/chat/completions/input_tokens", ask)
-            self.assertEqual(counted, {"input_tokens": self.post("/v1/chat/completions", ask)["usage"]["prompt_tokens"]})
-            self.assertEqual(self.post(base + "/responses/input_tokens", {"input": "Hi"}), {"object": "response.input_tokens", **counted})
-
-    def test_prompts_and_biases_of_every_kind(self):
-        ids = list(b"[say a]")
-        for prompt in ({"prompt_string": "[say a]"}, ids, [*ids[:3], "y ", *ids[5:]], ["[say", *ids[4:]]):
-            self.assertEqual(self.post("/completion", {"prompt": prompt})["content"], "a", prompt)
-        data = self.post("/completion", {"prompt": [ids, "[say b]", {"prompt_string": "[say c]"}, ["[say", *list(b" d]")]]})
-        self.assertEqual([d["content"] for d in data], ["a", "b", "c", "d"])
-        for prompt in ({}, {"prompt_string": 1}, [{"prompt_string": None}], [1, None, "a"], {"prompt_string": "x", "multimodal_data": ["y"]}):
-            self.post("/completion", {"prompt": prompt}, status=400)
-        for bias in ({"ab": -3}, [["ab", -3]], {str(ord("a")): -3, str(ord("b")): -3}, [[ord("a"), -3], [ord("b"), -3]]):
-            self.post("/completion", {"prompt": "[say x]", "logit_bias": bias})
-        self.post("/completion", {"prompt": "[say x]", "logit_bias": {"ab": "x"}}, status=400)
-
-    def test_stream(self):
-        got = [json.loads(e) for e in events(self.stream("/completion", {"prompt": "[say Hello]"})[1])]
-        self.assertEqual([i for e in got for i in e["tokens"]], list(b"Hello"))
-        self.assertEqual("".join(e["content"] for e in got), "Hello")
-        self.assertEqual([e["stop"] for e in got], [False] * (len(got) - 1) + [True])
-        self.assertEqual(got[-1]["tokens_predicted"], 5)
-
-    def test_names_on_the_other_routes(self):
-        data = self.post("/v1/completions", {"prompt": "[say Hello]", "n_predict": 2, "timings_per_token": True})
-        self.assertEqual((data["choices"][0]["text"], data["timings"]["predicted_n"]), ("He", 2))
-        self.post("/v1/completions", {"prompt": "x", "cache_prompt": False})
-        self.assertRegex(self.server.engine()["cache_salt"], "^[0-9a-f]{32}$")
-        self.post("/v1/completions", {"prompt": "x", "cache_prompt": True})
-        self.assertEqual(self.server.engine()["cache_salt"], "")
-        data = self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "[say Hi]"}], "n_probs": 2})
-        self.assertEqual(len(data["choices"][0]["logprobs"]["content"][0]["top_logprobs"]), 2)
-
-    def test_state(self):
-        props = self.server.json("GET", "/props")[1]
-        self.assertEqual((props["default_generation_settings"]["n_ctx"], props["total_slots"]), (4096, 4))
-        self.assertIn("messages", props["chat_template"])
-        self.assertEqual([s["is_processing"] for s in self.server.json("GET", "/slots")[1]], [False] * 4)
-
-    def test_infill_needs_a_model_for_it(self):
-        for path, body in (("/infill", {"input_prefix": "a", "input_suffix": "b"}), ("/v1/completions", {"prompt": "a", "suffix": "b"})):
-            self.assertEqual(self.post(path, body, status=400)["error"]["param"], "suffix")
 
 
 class Hostile(Compat):

@@ -78,5 +78,36 @@ class Explorer(Browser):
             self.assertEqual(self.errors, [])
 
 
+    def test_one_lane_for_each_thread(self):
+        for width, scheme in ((1100, "light"), (390, "dark")):
+            page = self.open(width=width, scheme=scheme)
+            page.route("**/plan/**", lambda route: route.fulfill(json=PLAN))
+            page.locator("#tab-plan").click()
+            page.get_by_role("button", name="Measure one step").click()
+            page.wait_for_selector(".timeline >> nth=1")
+            lanes = page.locator(".timeline").nth(1)
+            self.assertEqual(lanes.locator(".row-name").all_text_contents(), ["thread 0: 90.0 % busy", "thread 1: 40.0 % busy"])
+            bars = lanes.locator("rect")
+            self.assertEqual([bars.nth(i).locator("title").text_content() for i in range(5)],
+                             ["layer.0.matmul: 29.0 µs", "layer.0.attention: 18.0 µs", "head: 43.0 µs", "layer.0.matmul: 18.0 µs", "layer.0.attention: 22.0 µs"])
+            first, second = bars.nth(0).bounding_box(), bars.nth(3).bounding_box()
+            self.assertGreater(second["y"], first["y"] + first["height"])
+            self.assertEqual([bars.nth(i).get_attribute("class") for i in range(2)], ["compute", "memory"])  # the colours of the plan
+            self.assertIn("threads computed 65.0 % of it", page.locator("#panel-plan").inner_text())
+            lanes.focus()
+            page.keyboard.press("+")
+            self.assertAlmostEqual(bars.nth(0).bounding_box()["width"] / first["width"], 1.4, delta=0.1)
+            lanes.scroll_into_view_if_needed()
+            self.shot(page, f"threads-{width}")
+            page.locator("details:has-text('Slowest thread') summary").click()
+            row = page.locator("table:has-text('Slowest thread') tbody tr").nth(2)
+            self.assertEqual(row.locator("td").all_inner_texts(), ["2", "head", "matmul", "55.0 µs", "43.0 µs", "21.5 µs", "2.5 µs"])
+            self.assertLessEqual(page.evaluate("document.documentElement.scrollWidth"), width)
+            page.route("**/timeline/**", lambda route: route.fulfill(status=404, json={"error": {"message": "This backend does not measure its threads."}}))
+            page.get_by_role("button", name="Measure one step").click()
+            self.until(page, "document.getElementById('panel-plan').textContent.includes('does not measure its threads')")
+            self.assertEqual([e for e in self.errors if "404" not in e], [])
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -75,6 +75,21 @@ class Extras(unittest.TestCase):
         for wrong in ({"reasoning_budget": -2}, {"reasoning_budget": "x"}, {"reasoning_budget": 1, "thinking_budget": 1}):
             self.assertEqual(self.server.json("POST", "/v1/chat/completions", chat("x", **wrong))[0], 400)
 
+    def test_the_analysis_channel_has_a_budget_too(self):
+        """Harmony: the forced text ends the message and opens the final channel; a second analysis message goes on counting."""
+        template = "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}<|start|>assistant{# <|channel|> #}"
+        think, final = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
+        rest = "".join(chr(ord("a") + i % 26) for i in range(90))
+        for text, budget, expected in (
+                (think + "abcd" + rest, 4, ("abcd", rest[len(final):])),  # the end takes the place of what the model would write
+                (think + "abc" + final + "de", 50, ("abc", "de")),
+                (think + "abc" + final + "de", -1, ("abc", "de")),
+                (think + "abc<|end|><|start|>assistant" + think + "defgh" + rest, 14, ("abc\ndefgh", rest[len(final):])),
+                ("<|channel|>final<|message|>de", 0, ("", "de"))):
+            for burst in ("", "[burst 3]", "[burst 100]"):
+                with self.subTest(text=text, budget=budget, burst=burst):
+                    self.assertEqual(self.both(f"[obey][say {text}]{burst}", chat_template=template, reasoning_budget=budget)[0][:2], expected)
+
     def test_thoughts_stay_in_the_text_on_request(self):
         self.assertEqual(self.both("[say <think>a</think>b]", reasoning_format="none")[0], ("", "<think>a</think>b", "stop"))
         self.assertEqual(self.both("[say <think>a</think>b]", reasoning_format="auto")[0], ("a", "b", "stop"))

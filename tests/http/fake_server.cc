@@ -125,6 +125,7 @@ int main(int argc, char** argv) {
     options.vllm_metrics = option(argc, argv, "vllm", 0) != 0;
     options.http_stats = &server.stats();
     client->retry_after = static_cast<double>(option(argc, argv, "retry-after", 1));
+    client->tree_ms = option(argc, argv, "tree-ms", 0);
     ServedModel model = testing::fake_model(client);
     if (const char* format = std::getenv("FAKE_TOOLS"))
       model.tool_format = find_tool_format(format);

@@ -44,7 +44,7 @@ NAMED = [
     ("max_completion_tokens", chat("x", max_completion_tokens=-2), "integer_below_min_value"),
     ("messages", chat("x", max_tokens=5000), "context_length_exceeded"),
     ("messages", chat("x" * 5000), "context_length_exceeded"),
-    ("stop", chat("x", stop=["a"] * 17), "array_above_max_length"),
+    ("stop", chat("x", stop=["a"] * 65), "array_above_max_length"),
     ("stop[1]", chat("x", stop=["a", 1]), "invalid_type"),
     ("stop", chat("x", stop=5), "invalid_type"),
     ("top_logprobs", chat("x", top_logprobs=2), "invalid_value"),

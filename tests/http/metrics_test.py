@@ -1,4 +1,5 @@
 """Probes, metrics, the OpenAPI document, rejections with Retry-After."""
+import concurrent.futures
 import json
 import pathlib
 import re
@@ -97,7 +98,8 @@ class Routes(unittest.TestCase):
                      "request_success_total", "time_to_first_token_seconds", "inter_token_latency_seconds",
                      "request_time_per_output_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds",
                      "request_prefill_time_seconds", "request_decode_time_seconds", "request_prompt_tokens",
-                     "request_generation_tokens", "iteration_tokens_total"):
+                     "request_generation_tokens", "request_max_num_generation_tokens", "iteration_tokens_total", "request_inference_time_seconds",
+                     "request_params_max_tokens", "request_params_n", "cache_config_info"):
             self.assertIn("vllm:" + name, families)
             self.assertEqual(families["vllm:" + name][1][0][1]["model_name"], "fake")
         plain = Server()
@@ -165,7 +167,7 @@ class OpenApi(unittest.TestCase):
         listed = {method.upper() + " " + re.sub(r"{\w+}", "{...}", path) for path, item in self.document["paths"].items()
                   for method in item if method != "parameters"}
         routes = {r for r in self.server.json("GET", "/fake/routes")[1]
-                  if not re.match(r"GET (/fake|/$|/web/|/favicon|/index)", r)}
+                  if not re.match(r"GET (/fake|/$|/web/|/favicon|/index|/v1/health)", r)}
         short = {r for r in routes if r.replace(" /", " /v1/", 1) in routes}  # the same without /v1
         self.assertEqual(len(short), 17)
         self.assertEqual(listed, routes - short)
@@ -289,7 +291,7 @@ class Keys(unittest.TestCase):
     def test_keys_guard_all_but_probes_and_are_the_salt(self):
         server = Server(env={"FAKE_API_KEY": "secret"})
         try:
-            probes = ("/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready")
+            probes = ("/health", "/v1/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready")
             for path in probes:
                 self.assertEqual(server.request("GET", path)[0], 200)
             for route in server.json("GET", "/fake/routes")[1]:
@@ -317,7 +319,7 @@ class Keys(unittest.TestCase):
                 return server.request("POST", "/v1/completions", {"prompt": prompt}, {"Authorization": f"Bearer {key}"})
             try:
                 self.assertEqual([ask(key)[0] for key in ("free", "one", "none", "# comment")], [200, 200, 401, 401])
-                held = threading.Thread(target=ask, args=("one", "[slow 30][say " + "x" * 10 + "]"))
+                held = threading.Thread(target=ask, args=("one", "[slow 150][say " + "x" * 10 + "]"))
                 held.start()
                 server.wait_engine(lambda e: e["running"] == 1)
                 status, headers, data = ask("one")
@@ -438,11 +440,41 @@ class Prefixes(unittest.TestCase):
             self.assertEqual(server.json("GET", "/prefix_tree")[0], 401)
             server.stop()
 
+    def test_one_reader_at_a_time(self):
+        """A second one is told to wait; it does not queue up behind the engine."""
+        server = Server(tree_ms=400)
+        for path in ("/prefix_tree", "/timeline/decode"):
+            with concurrent.futures.ThreadPoolExecutor(4) as pool:
+                answers = list(pool.map(lambda _: server.request("GET", path), range(4)))
+            self.assertIn(200, [status for status, _, _ in answers], path)
+            refused = [(headers, json.loads(body)) for status, headers, body in answers if status != 200]
+            self.assertTrue(refused, path)
+            for headers, body in refused:
+                self.assertEqual((body["error"]["code"], headers["retry-after"]), ("busy", "1"))
+            self.assertEqual(server.request("GET", path)[0], 200)
+        server.stop()
+
     def test_without_keys_no_text_is_shown(self):
         server = Server()
         tree = server.json("GET", "/prefix_tree")[1]
         self.assertEqual((len(tree["nodes"]), [n for n in tree["nodes"] if "text" in n]), (6, []))
         self.assertEqual(server.json("GET", "/prefix_tree/none")[0], 404)
+        server.stop()
+
+
+class Timeline(unittest.TestCase):
+    def test_spans_of_each_thread(self):
+        server = Server(env={"FAKE_API_KEY": "key"})
+        self.assertEqual(server.json("GET", "/timeline/decode")[0], 401)
+        own = {"Authorization": "Bearer key"}
+        status, trace = server.json("GET", "/timeline/decode/fake", headers=own)
+        self.assertEqual((status, trace["model"], trace["function"], trace["tokens"], trace["us"]), (200, "fake", "decode", 1, 100))
+        self.assertEqual(trace["calls"][2], {"name": "head", "kernel": "matmul"})
+        self.assertEqual([t["busy_us"] for t in trace["threads"]], [90, 40])
+        self.assertEqual(trace["threads"][1]["spans"], [[0, 0, 2, 20], [1, 0, 32, 54]])
+        self.assertEqual(server.json("GET", "/timeline/step", headers=own)[1]["tokens"], 64)
+        for path in ("/timeline/prefill", "/timeline/decode/none"):
+            self.assertEqual(server.json("GET", path, headers=own)[0], 404)
         server.stop()
 
 

@@ -79,9 +79,6 @@ class Page(Browser):
         self.assertEqual(page.locator(".message").count(), 0)
         self.assertEqual([e for e in self.errors if "ERR_" not in e], [])
 
-    def texts(self, page):
-        return page.locator(".message .body").all_inner_texts()
-
     def test_an_edit_changes_nothing_until_it_is_sent(self):
         page = self.open()
         for text in ("[say one]", "[say two]"):
@@ -172,9 +169,6 @@ class Page(Browser):
         first.locator("#status button").click()
         self.assertEqual((self.texts(first), first.locator("#chat-list li").count()), (before, 3))
         self.assertEqual(self.errors, [])
-
-    def wait(self, page):
-        page.wait_for_selector("#send:visible")
 
     def test_edits_and_new_answers_are_branches(self):
         page = self.open()

@@ -90,7 +90,7 @@ class Progress(unittest.TestCase):
     def test_every_chunk_of_a_prompt_is_reported(self):
         with Serve(LLAMA, "--max-num-batched-tokens", 16, "--tpot-target", 0) as s:
             prompt = [5 + i % 30 for i in range(50)]
-            request = urllib.request.Request(s.url + "/v1/completions", json.dumps({"prompt": prompt, "max_tokens": 3, "stream": True, "return_progress": True}).encode(), {"content-type": "application/json"})
+            request = urllib.request.Request(s.url + "/v1/completions", json.dumps({"prompt": prompt, "max_tokens": 3, "seed": 1, "ignore_eos": True, "stream": True, "return_progress": True}).encode(), {"content-type": "application/json"})
             for cached in (0, 48):  # whole blocks of 16 are found again
                 with urllib.request.urlopen(request, timeout=60) as r:
                     chunks = [json.loads(line[6:]) for line in r if line.startswith(b"data: {")]
@@ -113,6 +113,33 @@ class Prefixes(unittest.TestCase):
             self.assertEqual([n["references"] for n in nodes], [0, 0, 0])
             self.assertEqual(sum(n["cached_blocks"] for n in nodes), s.metric("tokamak_kv_blocks_cached"))
             self.assertTrue(all("text" not in n for n in tree["nodes"]))
+
+
+class Timeline(unittest.TestCase):
+    def test_threads_of_one_step(self):
+        """Measured on an idle server: every thread has its spans, in order, and together they cover every call of the plan."""
+        with Serve(LLAMA, "--threads", 3) as s:
+            before = s.post("/v1/completions", prompt=[5, 6, 7], max_tokens=8, temperature=0)[2]["choices"][0]["text"]
+            for function, tokens in (("decode", 1), ("step", 32)):  # half of the context
+                trace = json.loads(s.get(f"/timeline/{function}"))
+                self.assertEqual((trace["function"], trace["tokens"], trace["sequences"], len(trace["threads"])), (function, tokens, 1, 3))
+                seen = set()
+                for thread in trace["threads"]:
+                    end = 0
+                    for call, stage, begin, finish in thread["spans"]:
+                        self.assertTrue(end <= begin <= finish <= trace["us"], (end, begin, finish))
+                        end = finish
+                        seen.add(call)
+                    self.assertAlmostEqual(thread["busy_us"], sum(x[3] - x[2] for x in thread["spans"]), delta=0.1 * len(thread["spans"]))
+                self.assertEqual(seen, set(range(len(trace["calls"]))))
+                kernels = {k["kernel"] for k in json.loads(s.get(f"/plan/{function}"))["kernels"]}
+                self.assertLessEqual(kernels, {c["kernel"] for c in trace["calls"]})
+            self.assertEqual(s.post("/v1/completions", prompt=[5, 6, 7], max_tokens=8, temperature=0)[2]["choices"][0]["text"], before)
+            for _ in range(100):
+                if s.metric("tokamak_kv_blocks_used") == 0:
+                    break
+                time.sleep(0.05)
+            self.assertEqual(s.metric("tokamak_kv_blocks_used"), 0)
 
 
 class Flags(unittest.TestCase):

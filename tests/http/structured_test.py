@@ -1,5 +1,6 @@
 """Constrained answers of a server with a tiny random-weight model: every complete answer is valid, whatever the model prefers."""
 import json
+import math
 import re
 import unittest
 
@@ -161,7 +162,31 @@ class Structured(unittest.TestCase):
         no = "unsupported_parameter"
         self.refused("repeat_last_n", no, repeat_last_n=8, dry_multiplier=1, repetition_penalty=2)
         self.refused("min_keep", no, path="/completion", min_keep=3)
-        self.refused("post_sampling_probs", no, path="/completion", post_sampling_probs=True)
+
+    def test_probabilities_after_sampling(self):
+        """They show what penalties do: on llama.cpp's route they count the prompt, on OpenAI's the answer only."""
+        prompt = [7] * 10
+
+        def ratio(path, **more):  # of the probabilities of a token in the prompt and one that is not, and how many are left
+            base = {"prompt": prompt, "max_tokens": 1, "temperature": 1, "seed": 1, "post_sampling_probs": True, "logit_bias": {"7": 12, "8": 12}, **more}
+            status, _, data = self.server.post(path, **base, **({"n_probs": 20} if path == "/completion" else {"logprobs": 20, "return_tokens_as_token_ids": True}))
+            self.assertEqual(status, 200, data)
+            if path == "/completion":
+                top = {t["id"]: t["prob"] for t in data["completion_probabilities"][0]["top_probs"]}
+                self.assertAlmostEqual(top[data["completion_probabilities"][0]["id"]], data["completion_probabilities"][0]["prob"])
+            else:
+                top = {int(t.removeprefix("token_id:")): math.exp(p) for t, p in data["choices"][0]["logprobs"]["top_logprobs"][0].items()}
+            return top[7] / top[8], len(top), sum(top.values())
+        for path, counts in (("/completion", 1), ("/v1/completions", 0)):
+            plain, left, total = ratio(path)
+            self.assertGreaterEqual(left, 20)
+            self.assertAlmostEqual(ratio(path, presence_penalty=2)[0] / plain, math.exp(-2 * counts), delta=1e-4)
+            self.assertAlmostEqual(ratio(path, frequency_penalty=0.1)[0] / plain, math.exp(-1 * counts), delta=1e-4)
+            self.assertAlmostEqual(ratio(path, temperature=0.5)[0], plain ** 2, delta=1e-3 * plain ** 2)
+            only, left, total = ratio(path, top_k=2)
+            self.assertAlmostEqual(only, plain, delta=1e-4 * plain)
+            self.assertEqual(left, 2)
+            self.assertAlmostEqual(total, 1, delta=1e-5)
 
     def test_usage_counts_negative_prompts(self):
         body = {"prompt": "Hello", "max_tokens": 2, "guidance_scale": 2}

@@ -206,6 +206,24 @@ class Vectors(Served):
                 client.embeddings.create(model="qwen3", input="a")
             self.assertEqual(caught.exception.param, "model")
 
+    def test_ollama_client(self):
+        try:
+            import ollama
+        except ImportError:
+            self.skipTest("ollama is not installed")
+        client = ollama.Client(host=self.url)
+        answer = client.embed(model="bert:latest", input=TEXTS, keep_alive="5m", options={"num_ctx": 128})
+        for vector, other in zip(self.embed(TEXTS), answer.embeddings, strict=True):
+            self.assertGreater(cosine(vector, other), 1 - 1e-9)
+        self.assertGreater(answer.prompt_eval_count, len(TEXTS))
+        self.assertGreater(cosine(client.embeddings(model="bert", prompt=TEXTS[0]).embedding, answer.embeddings[0]), 1 - 1e-9)
+        self.assertEqual(len(client.embed(model="bert", input="a " * 5000).embeddings), 1)  # truncated unless told not to
+        for more in ({"input": "a " * 5000, "truncate": False}, {"input": []}, {"input": "x", "model": "qwen3"}):
+            with self.assertRaises(ollama.ResponseError) as caught:
+                client.embed(**{"model": "bert", **more})
+            self.assertEqual(caught.exception.status_code, 400)
+            self.assertIsInstance(caught.exception.error, str)
+
 
 class Beside(Served):
     """A decoder embeds and generates in the same steps."""

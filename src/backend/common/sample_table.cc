@@ -98,7 +98,7 @@ void SampleTable::add(const SampleRow& sample, std::span<const int32_t> history,
   k[kKeySeedHigh] = static_cast<int32_t>(static_cast<uint32_t>(spec.seed >> 32));
   k[kKeyChoice] = sample.choice;
   k[kKeyPosition] = sample.position;
-  k[kKeyPrompt] = prompt_tokens;
+  k[kKeyPrompt] = spec.penalize_prompt ? 0 : prompt_tokens;  // none of the history is prompt
   k[kKeyDryAllowed] = spec.dry_allowed_length;
   k[kKeyDryLast] = spec.dry_last_n;
   k[kKeyTarget] = scored                                    ? sample.target

@@ -1,6 +1,7 @@
 #include "backend/common/sampler.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "backend/common/logits_math.h"
@@ -156,6 +157,7 @@ void Sampler::choose_all(const SamplePhase& phase, const float* logits, StepResu
     }
   }
   reject_drafts(phase, out);
+  report_sampled(phase);
   for (size_t r = 0; r < rows; ++r) finish_row(phase, r, out);
   add_paths(phase, out);
 }
@@ -237,6 +239,37 @@ void Sampler::reject_drafts(const SamplePhase& phase, StepResult& out) {
     tokens_.logprobs[before] =
         static_cast<float>(static_cast<double>(logits[static_cast<size_t>(id)]) -
                            log_sum_exp(logits, finite_max(logits)));
+  }
+}
+
+// Replaces log-probabilities by those that the tokens were chosen with. Tokens that the stages
+// removed are not reported.
+void Sampler::report_sampled(const SamplePhase& phase) {
+  const std::vector<SampleRow>& samples = phase.inputs.samples;
+  auto most = static_cast<size_t>(table_.most_tops());
+  for (size_t r = 0; r < samples.size(); ++r) {
+    const SampleSpec* spec = samples[r].spec.get();
+    if (spec == nullptr || !spec->report_sampled || spec->top_logprobs < 0) continue;
+    if (samples[r].mode != SampleRow::Mode::kSample || tokens_.ids[r] < 0) continue;
+    TK_CHECK(table_.args().logits != nullptr, "probabilities after sampling need logits");
+    sample_distribution(table_.args(), static_cast<int64_t>(r), probabilities_);
+    if (probabilities_.empty()) continue;
+    auto log_of = [&](int32_t id) { return std::log(probabilities_[static_cast<size_t>(id)]); };
+    tokens_.logprobs[r] = log_of(tokens_.ids[r]);
+    ranked_.clear();
+    for (int32_t id = 0; id < static_cast<int32_t>(vocab_); ++id)
+      if (probabilities_[static_cast<size_t>(id)] > 0) ranked_.push_back(id);
+    size_t kept = std::min({ranked_.size(), most, static_cast<size_t>(spec->top_logprobs)});
+    std::partial_sort(ranked_.begin(), ranked_.begin() + static_cast<std::ptrdiff_t>(kept),
+                      ranked_.end(), [&](int32_t a, int32_t b) {
+                        float pa = probabilities_[static_cast<size_t>(a)],
+                              pb = probabilities_[static_cast<size_t>(b)];
+                        return pa != pb ? pa > pb : a < b;
+                      });
+    for (size_t k = 0; k < most; ++k) {
+      tokens_.tops[r * most + k] = k < kept ? ranked_[k] : -1;
+      tokens_.values[r * most + k] = k < kept ? log_of(ranked_[k]) : 0.0f;
+    }
   }
 }
 

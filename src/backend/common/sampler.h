@@ -88,6 +88,7 @@ class Sampler {
   std::span<const int32_t> history_of(const SamplePhase& phase, size_t r, const Row& row);
   bool holds(const SamplePhase& phase, size_t r, const StepResult& out) const;
   void reject_drafts(const SamplePhase& phase, StepResult& out);
+  void report_sampled(const SamplePhase& phase);
   const std::vector<float>* drawn_from(const SamplePhase& phase, size_t r,
                                        const StepResult& out) const;
   void finish_row(const SamplePhase& phase, size_t r, StepResult& out);
@@ -110,6 +111,7 @@ class Sampler {
   std::vector<uint8_t> on_path_;         // per output
   std::vector<int32_t> children_;        // per output: how many continue it
   std::vector<float> probabilities_;     // of one output
+  std::vector<int32_t> ranked_;          // its tokens that can be chosen
   Waiting waiting_;
 };
 

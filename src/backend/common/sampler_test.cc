@@ -130,6 +130,7 @@ TEST(Sampler, EqualsThePlainSpelling) {
     Sampler sampler(vocab, 1);
     for (int trial = 0; trial < 300; ++trial) {
       SampleSpec spec = random_spec(rng, vocab);
+      spec.penalize_prompt = trial % 2 == 1;
       StepInputs step = one_each(1, spec_of(spec), trial);
       step.samples[0].choice = trial % 3;
       step.samples[0].generated = trial % 8;
@@ -141,7 +142,8 @@ TEST(Sampler, EqualsThePlainSpelling) {
       StepResult out;
       sampler.begin(step);
       sampler.finish(step, logits.data(), out);
-      int32_t want = plain_choice(step.samples[0], {logits.begin(), logits.end()}, reset.ids, 2);
+      int32_t want = plain_choice(step.samples[0], {logits.begin(), logits.end()}, reset.ids,
+                                  spec.penalize_prompt ? 0 : 2);
       ASSERT_EQ(out.ids[0], want) << "vocab " << vocab << ", trial " << trial;
     }
   }
@@ -177,6 +179,19 @@ void expect_distribution(const SampleSpec& spec, const std::vector<float>& logit
     ++cells;
   }
   EXPECT_LT(statistic, chi_square_limit(cells - 1));
+  // What is reported is that distribution: the likeliest tokens first, none that is filtered out.
+  SampleSpec reported = spec;
+  reported.top_logprobs = 20;
+  reported.report_sampled = true;
+  step = one_each(1, spec_of(reported));
+  sampler.finish(step, logits.data(), out);
+  EXPECT_NEAR(std::exp(out.logprobs[0]), probability[static_cast<size_t>(out.ids[0])], 1e-6);
+  EXPECT_EQ(std::ssize(out.top), cells);
+  for (size_t i = 0; i < out.top.size(); ++i) {
+    const TokenLogprob& top = out.top[i].second;
+    EXPECT_NEAR(std::exp(top.logprob), probability[static_cast<size_t>(top.id)], 1e-6);
+    EXPECT_TRUE(i == 0 || top.logprob <= out.top[i - 1].second.logprob);
+  }
 }
 
 TEST(Sampler, DrawsFromTheSoftmax) {

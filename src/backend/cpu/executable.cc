@@ -37,6 +37,25 @@ void prefetch(const ScheduledCall& call) {
     __builtin_prefetch(reinterpret_cast<const char*>(call.in) + 64 * line);
 }
 
+// Records nothing, and costs nothing.
+struct NoRecorder {
+  static Nanos now() { return 0; }
+  static void add(int, const ScheduleItem&, Nanos) {}
+};
+
+// Records what each thread does, in its own list. The lists have room for all of it.
+struct SpanRecorder {
+  StepTrace& trace;
+  Nanos start;
+  uint32_t first;  // call of the trace
+  static Nanos now() { return SteadyClock().now(); }
+  void add(int thread, const ScheduleItem& item, Nanos begin) const {
+    if (thread < std::max<int>(1, item.parts))
+      trace.threads[static_cast<size_t>(thread)].push_back(
+          {first + item.call, item.stage, begin - start, now() - start});
+  }
+};
+
 }  // namespace
 
 CpuExecutable::CpuExecutable(const PlanSet& plans, const WeightSource& weights,
@@ -244,8 +263,13 @@ void CpuExecutable::set_shape(Prepared& p, std::span<const int64_t> values) {
 
 void CpuExecutable::run(const StepInputs& step) {
   auto start = std::chrono::steady_clock::now();
+  if (trace_) {
+    trace_start_ = SteadyClock().now();
+    trace_->threads.resize(static_cast<size_t>(pool_->size()));
+  }
   result_.clear();
   for (size_t phase = 0; phase < phase_count(step); ++phase) run_phase(step, phase);
+  if (trace_) trace_->nanos = SteadyClock().now() - trace_start_;
   result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -264,16 +288,29 @@ void CpuExecutable::run_phase(const StepInputs& step, size_t phase) {
   for (const InputUse& u : p.inputs)
     p.calls[u.call].in[u.arg].data = const_cast<void*>(binder_.input(u.input).data);
   const ThreadSchedule& schedule = p.scheduler->get(binder_.symbols(), context_);
-  if (p.eager || audit_ || (profile_ && profile_->on))
-    run_one_by_one(p, schedule, plan);
-  else
-    run_together(p, schedule);
+  run_calls(p, schedule, plan);
   if (p.eager) p.eager->outputs(p.outputs);
   finish_phase(plans_.plans[plan], p);
   if (p.eager) p.eager->clear();
 }
 
-void CpuExecutable::run_together(Prepared& p, const ThreadSchedule& schedule) {
+void CpuExecutable::run_calls(Prepared& p, const ThreadSchedule& schedule, uint32_t plan) {
+  if (p.eager || audit_ || (profile_ && profile_->on)) return run_one_by_one(p, schedule, plan);
+  if (trace_ == nullptr) return run_together(p, schedule, NoRecorder{});
+  const auto first = static_cast<uint32_t>(trace_->calls.size());
+  for (size_t i = 0; i < p.order.size(); ++i) {
+    const size_t call = p.order[i];
+    const Plan& made = plans_.plans[plan];
+    trace_->calls.push_back(
+        {std::string(p.scheduler->calls()[i].label),
+         call < made.calls.size() ? plans_.kernels[made.calls[call].kernel].name : "angles"});
+  }
+  for (auto& spans : trace_->threads) spans.reserve(spans.size() + schedule.items.size());
+  run_together(p, schedule, SpanRecorder{*trace_, trace_start_, first});
+}
+
+template <typename Recorder>
+void CpuExecutable::run_together(Prepared& p, const ThreadSchedule& schedule, Recorder recorder) {
   const std::vector<ScheduledCall>& calls = p.scheduler->calls();
   std::atomic<bool> failed{false};
   std::exception_ptr error;
@@ -288,7 +325,9 @@ void CpuExecutable::run_together(Prepared& p, const ThreadSchedule& schedule) {
       const ScheduledCall& call = calls[item.call];
       c.stage = item.stage;
       try {
+        const Nanos begin = recorder.now();
         call.op->run(call.in, call.out, c);
+        recorder.add(thread, item, begin);
       } catch (...) {
         if (!failed.exchange(true)) error = std::current_exception();
       }
@@ -339,10 +378,7 @@ void CpuExecutable::run_sample(const SampleTable& table, SampleTokens& out) {
     p.calls[u.call].in[u.arg].data =
         const_cast<void*>(table.input(plans_.inputs[u.input].name).data);
   const ThreadSchedule& schedule = p.scheduler->get(sample_symbols_, context_);
-  if (p.eager || audit_ || (profile_ && profile_->on))
-    run_one_by_one(p, schedule, static_cast<uint32_t>(plan));
-  else
-    run_together(p, schedule);
+  run_calls(p, schedule, static_cast<uint32_t>(plan));
   if (p.eager) p.eager->outputs(p.outputs);
   const Plan& entry = plans_.plans[static_cast<size_t>(plan)];
   for (size_t o = 0; o < p.outputs.size(); ++o)
@@ -395,6 +431,7 @@ Ticket CpuExecutable::submit(const StepInputs& step) {
   } catch (...) {
     error_ = std::current_exception();
   }
+  trace_ = nullptr;
   return pending_ = next_++;
 }
 

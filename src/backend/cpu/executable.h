@@ -9,6 +9,7 @@
 #include "backend/cpu/eager.h"
 #include "backend/cpu/exec.h"
 #include "backend/cpu/schedule.h"
+#include "base/clock.h"
 
 namespace tokamak::cpu {
 
@@ -25,6 +26,10 @@ class CpuExecutable final : public Executable {
   void collect(Ticket ticket, StepResult& out) override;
   void set_mask(Ticket ticket, int32_t output, std::span<const uint32_t> allowed) override;
   int32_t drafted(Ticket ticket, int32_t output) override;
+  bool trace_next(StepTrace* trace) override {
+    trace_ = trace;
+    return true;
+  }
   void set_adapter(int32_t slot, const WeightSource& tensors) override;
   uint64_t block_bytes(uint32_t group) const override { return kv_.block_bytes(group); }
   Ticket read_blocks(uint32_t group, std::span<const int32_t> blocks,
@@ -78,13 +83,17 @@ class CpuExecutable final : public Executable {
   void set_shape(Prepared& p, std::span<const int64_t> values);
   void run(const StepInputs& step);
   void run_phase(const StepInputs& step, size_t phase);
-  void run_together(Prepared& p, const ThreadSchedule& schedule);
+  void run_calls(Prepared& p, const ThreadSchedule& schedule, uint32_t plan);
+  template <typename Recorder>
+  void run_together(Prepared& p, const ThreadSchedule& schedule, Recorder recorder);
   void run_one_by_one(Prepared& p, const ThreadSchedule& schedule, uint32_t plan);
   void finish_phase(const Plan& plan, Prepared& p);
 
   PlanSet plans_;
   const bool eager_;
   CallProfile* const profile_;
+  StepTrace* trace_ = nullptr;  // of the next step
+  Nanos trace_start_ = 0;
   const KernelTable& kernels_;
   std::shared_ptr<ThreadPool> pool_;
   std::vector<Weight> weights_;

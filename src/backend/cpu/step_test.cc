@@ -376,5 +376,37 @@ TEST(Step, BadStepsAreErrorsAndTheNextStepRuns) {
   run_step(*exe, model, {&s}, {5});
 }
 
+// A traced step computes the same, and its spans are those of every thread's walk.
+TEST(CpuTrace, SpansCoverTheStep) {
+  TestModel model({});
+  for (int threads : {1, 3}) {
+    auto cpu = backend_with(threads);
+    auto plain = load(*cpu, model), traced = load(*cpu, model);
+    std::vector<TestSequence> a = three_sequences(), b = three_sequences();
+    run_step(*plain, model, {&a[0], &a[1]}, {40, 1});
+    StepTrace trace;
+    ASSERT_TRUE(traced->trace_next(&trace));
+    run_step(*traced, model, {&b[0], &b[1]}, {40, 1});
+    EXPECT_EQ(a[0].logits, b[0].logits);
+    ASSERT_EQ(trace.threads.size(), static_cast<size_t>(threads));
+    std::vector<int> seen(trace.calls.size());
+    for (const auto& spans : trace.threads) {
+      int64_t end = 0;
+      for (const StepTrace::Span& span : spans) {
+        EXPECT_LE(end, span.begin);
+        EXPECT_LE(span.begin, span.end);
+        end = span.end;
+        ++seen.at(span.call);
+      }
+      EXPECT_LE(end, trace.nanos);
+    }
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), 0), 0);
+    EXPECT_GE(seen.size(), model.plans.plans[0].calls.size() / 2);
+    const size_t spans = trace.threads[0].size();
+    run_step(*traced, model, {&b[0]}, {1});  // only one step is traced
+    EXPECT_EQ(trace.threads[0].size(), spans);
+  }
+}
+
 }  // namespace
 }  // namespace tokamak::cpu

@@ -29,20 +29,20 @@ bool device_has_filters(const SampleSpec& spec) {
                dynatemp_exponent, dry_multiplier, dry_base, dry_allowed_length, dry_last_n,
                dry_breakers, xtc_probability, xtc_threshold, mirostat, mirostat_tau, mirostat_eta,
                order, repetition_penalty, presence_penalty, frequency_penalty, penalty_last_n,
-               logit_bias, banned_until_min, min_tokens, top_logprobs, seed, guidance_scale,
-               dola_layers, penalty_alpha, rejection] = spec;
+               penalize_prompt, logit_bias, banned_until_min, min_tokens, top_logprobs,
+               report_sampled, seed, guidance_scale, dola_layers, penalty_alpha, rejection] = spec;
   // In the kernels of sample.cu.
   (void)temperature, (void)top_k, (void)top_p, (void)min_p, (void)seed;
   // Changes of single logits and reports: table_sampler.h.
   (void)dry_multiplier, (void)dry_base, (void)dry_allowed_length, (void)dry_last_n;
   (void)dry_breakers, (void)repetition_penalty, (void)presence_penalty, (void)frequency_penalty;
-  (void)penalty_last_n, (void)penalty_alpha;
+  (void)penalty_last_n, (void)penalize_prompt, (void)penalty_alpha;
   (void)logit_bias, (void)banned_until_min, (void)min_tokens, (void)top_logprobs;
   // On the host.
   (void)dynatemp_exponent, (void)xtc_threshold, (void)mirostat_tau, (void)mirostat_eta;
   return order.empty() && typical_p >= 1 && xtc_probability <= 0 && top_n_sigma <= 0 &&
          dynatemp_range <= 0 && mirostat == 0 && guidance_scale == 1 && dola_layers.empty() &&
-         !rejection;
+         !rejection && !report_sampled;
 }
 
 bool device_can_sample(std::span<const SampleRow> samples) {

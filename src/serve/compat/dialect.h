@@ -18,10 +18,14 @@ struct GenerationParams;
 // Rewrites an error from OpenAI's form.
 using ErrorForm = http::Response (*)(http::Response response);
 
+// Rewrites the body of a request.
+using BodyForm = Value (*)(Value body);
+
 struct Translated {
   Value body;  // of a chat or completion request
   bool chat = true;
-  bool clamp = false;  // shorten an answer length that does not fit the context
+  bool clamp = false;            // shorten an answer length that does not fit the context
+  bool penalize_prompt = false;  // SampleSpec::penalize_prompt
   std::function<std::unique_ptr<Shape>(ShapeOptions, const Tokenizer&)> shape;
   std::optional<http::Response> answer;  // known without generating
   // For ShapeOptions::settings.

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string_view>
 #include <utility>
 
@@ -20,10 +21,9 @@ constexpr std::pair<const char*, const char*> kNames[] = {{"n_predict", "max_tok
                                                           {"n_probs", "logprobs"},
                                                           {"typ_p", "typical_p"},
                                                           {"return_tokens", "return_token_ids"}};
-constexpr std::string_view kIgnored[] = {"cache_prompt", "id_slot",          "min_keep",
-                                         "penalize_nl",  "input_prefix",     "input_extra",
-                                         "input_suffix", "response_fields",  "slot_id",
-                                         "n_indent",     "t_max_predict_ms", "post_sampling_probs"};
+constexpr std::string_view kIgnored[] = {"cache_prompt", "id_slot",        "penalize_nl",
+                                         "input_prefix", "input_extra",    "input_suffix",
+                                         "slot_id",      "response_fields"};
 constexpr int32_t kRepeatLast = 64;  // the tokens that penalties count unless a request says
 
 // The answer of one prompt, whole or in a stream.
@@ -45,6 +45,7 @@ class LlamaShape final : public Shape {
   void piece(std::string& out, const Piece& piece, const Usage& usage) override {
     if (piece.finish == nullptr && piece.text.empty() && piece.ids.empty()) return;
     Value value = common(piece, usage);
+    new_line_ = new_line_ || piece.text.find('\n') != std::string::npos;
     if (piece.finish != nullptr)
       add_end(value, piece, usage);
     else if (options_.timings)
@@ -103,8 +104,31 @@ class LlamaShape final : public Shape {
     value.set("tokens_predicted", usage.completion_tokens);
     value.set("tokens_evaluated", usage.prompt_tokens);
     if (options_.logprobs && !piece.scored.empty() && !silent_)
-      value.set("completion_probabilities", logprobs_value(piece, options_, tokenizer_, true));
+      value.set("completion_probabilities", probabilities(piece));
     return value;
+  }
+
+  // With post_sampling_probs probabilities instead of their logarithms.
+  Value probabilities(const Piece& piece) const {
+    Value list = logprobs_value(piece, options_, tokenizer_, true);
+    if (!options_.sampled_probs) return list;
+    auto linear = [](const Value& entry) {
+      Value out = Value::object();
+      for (const auto& [key, member] : entry.as_object())
+        if (key == "logprob")
+          out.set("prob", std::exp(member.as_double()));
+        else if (key != "top_logprobs")
+          out.set(key, member);
+      return out;
+    };
+    Value out = Value::array();
+    for (const Value& entry : list.as_array()) {
+      Value chosen = linear(entry), top = Value::array();
+      for (const Value& other : entry.find("top_logprobs")->as_array()) top.push(linear(other));
+      chosen.set("top_probs", std::move(top));
+      out.push(std::move(chosen));
+    }
+    return out;
   }
 
   void add_end(Value& value, const Piece& piece, const Usage& usage) const {
@@ -116,14 +140,15 @@ class LlamaShape final : public Shape {
     value.set("truncated", usage.truncated);
     value.set("stop_type", length ? "limit" : word ? "word" : "eos");
     value.set("stopping_word", word ? piece.stop_reason : Value(""));
-    value.set("has_new_line", piece.text.find('\n') != std::string::npos);
+    value.set("has_new_line", new_line_ || piece.text.find('\n') != std::string::npos);
     value.set("tokens_cached", usage.cached_tokens);
     value.set("timings", timings_value(usage));
   }
 
   const Tokenizer& tokenizer_;
   const Value prompt_, wanted_;
-  const bool silent_;  // only the prompt was wanted, which is not part of the answer
+  bool new_line_ = false;  // in the stream so far
+  const bool silent_;      // only the prompt was wanted, which is not part of the answer
 };
 
 Value sampling_settings(const SampleSpec& sample) {
@@ -164,6 +189,7 @@ Value generation_settings(const GenerationParams& params, const ServedModel& mod
   out.set("stream", params.stream);
   out.set("n_probs", std::max(0, params.logprobs));
   out.set("min_keep", 0);
+  out.set("post_sampling_probs", params.sample.report_sampled);
   out.set("timings_per_token", params.timings);
   Value stops = Value::array(), biases = Value::array();
   for (const std::string& stop : params.stops) stops.push(stop);
@@ -245,6 +271,7 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
   Translated out;
   out.chat = false;
   out.clamp = true;
+  out.penalize_prompt = true;
   out.settings = generation_settings;
   out.body = with_llama_names(given);
   Fields fields(given);
@@ -286,11 +313,6 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
   const Value* dry = fields.find("dry_multiplier");  // with it, penalties count all tokens
   if (fields.find("repeat_last_n") == nullptr && (dry == nullptr || *dry == Value(0)))
     out.body.set("repeat_last_n", kRepeatLast);
-  if (fields.integer("min_keep", 0, INT32_MAX).value_or(0) > 1)
-    unsupported("min_keep", "samplers keep at least one token");
-  fields.refuse("n_indent", "indentation is not enforced");
-  fields.refuse("t_max_predict_ms", "use --request-timeout of the server");
-  fields.refuse("post_sampling_probs", "log-probabilities are those before sampling");
   out.shape = [prompt = std::move(prompt), wanted = std::move(wanted), silent](
                   ShapeOptions options, const Tokenizer& tokenizer) {
     return std::make_unique<LlamaShape>(std::move(options), tokenizer, prompt, wanted, silent);
@@ -391,6 +413,13 @@ void add_llama_routes(Api& api, http::Router& router) {
   router.add("POST", "/completion", api.generator(llama_dialect(false, api)));
   router.add("POST", "/infill", api.generator(llama_dialect(true, api)));
   router.add("GET", "/props", api.quick([&api](const Request&) { return props(api); }));
+  router.add("POST", "/slots/{id...}", api.quick([](const Request&) -> http::Response {
+    throw ApiError(
+        400,
+        "Slots are not saved to files or erased: prompts stay in the prefix cache, which "
+        "POST /reset_prefix_cache forgets.",
+        "", "not_supported");
+  }));
   router.add("GET", "/slots", api.quick([&api](const Request&) { return slots(api); }));
 }
 

@@ -10,6 +10,7 @@ namespace tokamak::openai {
 namespace {
 
 constexpr std::string_view kTag = ":latest";
+constexpr std::string_view kApiVersion = "0.12.0";  // of Ollama's API; editors refuse old servers
 
 // Ollama's clients add a tag to names that have none.
 std::string plain_name(std::string name) {
@@ -251,13 +252,20 @@ void add_ollama_routes(Api& api, http::Router& router) {
              api.with_json([&api](http::ExchangePtr exchange, const Value& body,
                                   uint64_t) { exchange->respond(show(api, body)); },
                            false, flat_error));
+  for (const char* path : {"/api/embed", "/api/embeddings"})
+    router.add("POST", path, api.vectors(prepare_ollama_embed, flat_error, [](Value body) {
+      if (const Value* name = body.find("model"); name != nullptr && name->is_string())
+        body.set("model", plain_name(name->as_string()));
+      return body;
+    }));
   auto get = [&](const char* path, Api::Answer answer) {
     router.add("GET", path, api.quick(std::move(answer), false, flat_error));
   };
   get("/api/tags", [&api](const Request&) { return list(api, false); });
   get("/api/ps", [&api](const Request&) { return list(api, true); });
   get("/api/version", [&api](const Request&) {
-    return http::json_response(Value::Object{{"version", api.options().version}});
+    return http::json_response(
+        Value::Object{{"version", kApiVersion}, {"tokamak", api.options().version}});
   });
 }
 

@@ -1,6 +1,8 @@
 // OpenAI's Responses API: requests and routes. Answers: responses_shape.cc.
 #include "serve/compat/responses.h"
 
+#include <algorithm>
+
 #include "base/json.h"
 #include "serve/openai/api.h"
 #include "serve/openai/api_error.h"
@@ -93,14 +95,24 @@ void add_input(Fields& fields, Value& messages) {
     add_item(input.as_array()[i], fmt::format("input[{}]", i), messages);
 }
 
+bool is_function(const Value& tool) {
+  const Value* type = tool.is_object() ? tool.find("type") : nullptr;
+  return type != nullptr && *type == Value("function");
+}
+
+// Agents send tools that OpenAI's servers run (web_search) beside their functions: these are left
+// out, and the response lists the others. Alone they are an error.
 Value read_response_tools(const Value::Array& list) {
   Value out = Value::array();
+  const bool functions = std::any_of(list.begin(), list.end(), is_function);
   for (size_t i = 0; i < list.size(); ++i) {
     std::string param = fmt::format("tools[{}]", i);
     Fields tool(list[i], param);
-    if (std::string type = tool.require_string("type"); type != "function")
+    if (std::string type = tool.require_string("type"); type != "function") {
+      if (functions) continue;
       unsupported(param + ".type",
                   fmt::format("Tools of type '{}' are not available; only functions are.", type));
+    }
     Value function = Value::object();
     function.set("name", tool.require_string("name"));
     for (const char* name : {"description", "parameters", "strict"})
@@ -190,7 +202,11 @@ Value echo_of(const Value& body) {
   set("temperature", {});
   set("text", Value::Object{{"format", Value::Object{{"type", "text"}}}});
   set("tool_choice", "auto");
-  set("tools", Value::array());
+  Value tools = Value::array();
+  if (const Value* given = body.find("tools"); given != nullptr && given->is_array())
+    for (const Value& tool : given->as_array())
+      if (is_function(tool)) tools.push(tool);
+  out.set("tools", std::move(tools));
   set("top_p", {});
   set("truncation", "disabled");
   set("user", {});

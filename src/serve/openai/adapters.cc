@@ -26,6 +26,9 @@ class AdapterClient final : public Client {
   EngineStats stats() const override { return base_->stats(); }
   EngineMemory memory() const override { return base_->memory(); }
   PrefixTree prefix_tree(int64_t most) override { return base_->prefix_tree(most); }
+  bool trace_step(bool prompts, int skip, TraceSink sink) override {
+    return base_->trace_step(prompts, skip, std::move(sink));
+  }
 
  private:
   std::shared_ptr<Client> base_;

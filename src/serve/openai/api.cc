@@ -242,27 +242,30 @@ http::Handler Api::generator(Dialect dialect) {
       true, form);
 }
 
-http::Handler Api::vectors(VectorRoute route) {
-  return with_json([this, route](http::ExchangePtr exchange, const Value& body, uint64_t) {
-    RequestContext context = context_of(exchange->request());
-    try {
-      context.slot = keys_.admit(key_of(exchange->request()), context.start);
-      VectorRequest request = route(body, model_of(body));
-      request.tenant = tenant_of(exchange->request());
-      request.cache_salt = salt_of(request.tenant, "");
-      request.timeout_seconds = options_.request_timeout_seconds;
-      std::make_shared<VectorCall>(exchange, std::move(request), *stream_, stats_, context)
-          ->start();
-      if (context.slot != nullptr) context.slot->accept();
-    } catch (const ModelNotLoaded&) {
-      throw;
-    } catch (const std::exception& e) {
-      http::Response response = error_answer(e);
-      response.headers.emplace_back("traceparent", context.trace.header());
-      if (log_ != nullptr) log_->write(context.trace, context.line(response.status, e.what()));
-      exchange->respond(std::move(response));
-    }
-  });
+http::Handler Api::vectors(VectorRoute route, ErrorForm form, BodyForm rewrite) {
+  return with_json(
+      [=, this](http::ExchangePtr exchange, Value given, uint64_t) {
+        const Value body = rewrite == nullptr ? std::move(given) : rewrite(std::move(given));
+        RequestContext context = context_of(exchange->request());
+        try {
+          context.slot = keys_.admit(key_of(exchange->request()), context.start);
+          VectorRequest request = route(body, model_of(body));
+          request.tenant = tenant_of(exchange->request());
+          request.cache_salt = salt_of(request.tenant, "");
+          request.timeout_seconds = options_.request_timeout_seconds;
+          std::make_shared<VectorCall>(exchange, std::move(request), *stream_, stats_, context)
+              ->start();
+          if (context.slot != nullptr) context.slot->accept();
+        } catch (const ModelNotLoaded&) {
+          throw;
+        } catch (const std::exception& e) {
+          http::Response response = in_form(form, error_answer(e));
+          response.headers.emplace_back("traceparent", context.trace.header());
+          if (log_ != nullptr) log_->write(context.trace, context.line(response.status, e.what()));
+          exchange->respond(std::move(response));
+        }
+      },
+      false, form);
 }
 
 uint64_t Api::seed_of(uint64_t number) const {
@@ -309,6 +312,7 @@ void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialec
   Prepared request = asked.chat ? prepare_chat(asked.body, model, seed, asked.clamp)
                                 : prepare_completion(asked.body, model, seed, asked.clamp);
   GenerationParams& params = request.params;
+  params.sample.penalize_prompt = asked.penalize_prompt;
   add_tenant(exchange->request(), params);
   if (std::string_view id = exchange->request().request_id(); !id.empty()) params.request_id = id;
   params.timeout_seconds = options_.request_timeout_seconds;
@@ -324,6 +328,7 @@ void Api::generate(http::ExchangePtr exchange, Value body, const Dialect& dialec
   shape.token_ids = params.return_token_ids;
   shape.spell_ids = params.spell_ids;
   shape.timings = params.timings;
+  shape.sampled_probs = params.sample.report_sampled;
   if (asked.settings != nullptr) shape.settings = asked.settings(params, *model);
   auto made = asked.shape(std::move(shape), *model->tokenizer);
   std::make_shared<Generation>(std::move(exchange), std::move(request), std::move(made), *stream_,
@@ -373,6 +378,7 @@ void Api::add_probes(http::Router& router) {
     return http::json_response(Value::Object{{"status", "ok"}});
   };
   router.add("GET", "/health", quick(alive, true), true);
+  router.add("GET", "/v1/health", quick(alive, true), true);
   router.add("GET", "/ping", quick(alive, true), true);
   router.add("GET", "/ready",
              quick(

@@ -73,7 +73,7 @@ class Api {
   http::Handler with_json(JsonAnswer answer, bool numbered = false, ErrorForm form = nullptr);
   http::Handler on_worker(Answer answer);
   http::Handler generator(Dialect dialect);
-  http::Handler vectors(VectorRoute route);
+  http::Handler vectors(VectorRoute route, ErrorForm form = nullptr, BodyForm body = nullptr);
   // The client's key; "" if none is needed.
   std::string tenant_of(const http::Request& request) const;
 
@@ -97,6 +97,7 @@ class Api {
   std::string salt_of(const std::string& tenant, const std::string& salt) const;
   http::Response reset_cache(const http::Request& request);
   http::Response prefixes(const http::Request& request);
+  http::Response timeline(const std::string& which);  // timeline.cc
   http::Response abort_requests(const http::Request& request, const Value& body);
   void add_operator_routes(http::Router& router);
   void add_tenant(const http::Request& request, GenerationParams& params) const;
@@ -135,7 +136,8 @@ class Api {
   std::atomic<uint64_t> arrivals_{0};
   std::atomic<uint64_t> cache_epoch_{0};  // how often the prefix cache was reset
   ApiKeys keys_, admin_;
-  std::mutex tree_mutex_;  // one request at a time waits for an engine's prefix tree
+  std::mutex tree_mutex_;      // one request at a time waits for an engine's prefix tree
+  std::mutex timeline_mutex_;  // and one for a measured step
   mutable std::mutex adapters_mutex_;
   std::map<std::string, std::shared_ptr<const ServedModel>> adapters_;
   std::unique_ptr<RequestLog> log_;

@@ -50,7 +50,7 @@ void Choice::echo_prompt(const PromptScores& scores, Piece& piece) {
 // Log-probabilities are sent together with the text of their tokens.
 void Choice::release(Piece& piece, bool all) {
   while (!waiting_.empty() && (all || waiting_.front().end <= sent_bytes_)) {
-    bool cut = waiting_.front().begin >= sent_bytes_ && stops_.stopped();
+    bool cut = waiting_.front().begin >= sent_bytes_ && (stops_.stopped() || cut_);
     if (!cut) piece.scored.push_back(std::move(waiting_.front().token));
     waiting_.pop_front();
   }
@@ -77,11 +77,36 @@ void Choice::push_token(const Delta& delta, size_t i, Piece& piece) {
   } else {
     sendable = stops_.push(text).text;
   }
+  limit_lines(sendable);
   sent_bytes_ += sendable.size();
   bool thinking = parser_->thinking();
   add(parser_->push(sendable), piece);
   reasoning_tokens_ += thinking || parser_->thinking();
   release(piece, false);
+}
+
+// As in llama.cpp: the answer ends before the first line, after a line end, that is indented too
+// little, and with the first line end after the time.
+void Choice::limit_lines(std::string& text) {
+  const LineLimits& limits = params_.line_limits;
+  if (limits.indent == 0 && limits.time_ms == 0) return;
+  if (first_token_ == 0) first_token_ = SteadyClock().now();
+  bool new_line = false;
+  for (size_t i = 0; i < text.size() && !cut_; ++i) {
+    const bool space = text[i] == ' ' || text[i] == '\t';
+    if (in_indent_ && !space && indent_ < limits.indent) {
+      text.resize(i);
+      cut_ = true;
+    } else if (text[i] == '\n') {
+      new_line = in_indent_ = true;
+      indent_ = 0;
+    } else if (in_indent_) {
+      in_indent_ = space;
+      indent_ += space;
+    }
+  }
+  const Nanos spent = SteadyClock().now() - first_token_;
+  cut_ = cut_ || (new_line && limits.time_ms > 0 && spent > limits.time_ms * kMillisecond);
 }
 
 void Choice::add(OutputParser::Result&& part, Piece& piece) {
@@ -92,7 +117,7 @@ void Choice::add(OutputParser::Result&& part, Piece& piece) {
 
 void Choice::finish(const char* reason, Piece& piece) {
   std::string last;
-  if (!stops_.stopped()) {
+  if (!stops_.stopped() && !cut_) {
     last = stops_.push(detokenizer_.finish()).text;
     if (!stops_.stopped()) last += stops_.finish();
   }
@@ -119,9 +144,9 @@ Piece Choice::push(const Delta& delta, const PromptScores& scores) {
   }
   for (size_t i = 0; i < delta.ids.size(); ++i) {
     push_token(delta, i, piece);
-    if (!stops_.stopped()) continue;
+    if (!stops_.stopped() && !cut_) continue;
     stopped_at_ = delta.position + static_cast<int32_t>(i) + 1;
-    finish("stop", piece);
+    finish(cut_ ? "length" : "stop", piece);
     return piece;
   }
   if (delta.finish == Finish::kStop) {

@@ -38,6 +38,7 @@ class Choice {
   void release(Piece& piece, bool all);
   void add(OutputParser::Result&& part, Piece& piece);
   void finish(const char* reason, Piece& piece);
+  void limit_lines(std::string& text);
 
   struct Waiting {  // a scored token whose text may still become part of a stop string
     ScoredToken token;
@@ -59,6 +60,10 @@ class Choice {
   double logprob_ = 0;
   int32_t stopped_at_ = -1;
   bool first_ = true, done_ = false;
+  bool cut_ = false;        // by a limit of lines
+  bool in_indent_ = false;  // the text ends within the spaces at the beginning of a line
+  int32_t indent_ = 0;      // so many of them
+  Nanos first_token_ = 0;   // when it came
 };
 
 }  // namespace tokamak::openai

@@ -135,7 +135,9 @@ const Value* read_tools(Fields& fields) {
   if (!choice->is_string() && !choice->is_object())
     wrong_type("tool_choice", "a string or an object", *choice);
   if (choice->is_string() && choice->as_string() == "none") return nullptr;
-  if (tools == nullptr || tools->size() == 0)
+  const bool any = tools != nullptr && tools->size() > 0;
+  if (!any && *choice == Value("auto")) return nullptr;  // what it is without one
+  if (!any)
     bad_request("tool_choice", "invalid_value",
                 "'tool_choice' is only allowed when 'tools' are given.");
   check_tool_choice(*choice, *tools);

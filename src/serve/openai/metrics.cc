@@ -101,6 +101,8 @@ constexpr HistogramRow kHistograms[] = {
      &EngineStats::prompt_length},
     {"answer_length_tokens", "request_generation_tokens", "Answer length in tokens.",
      &EngineStats::answer_length},
+    {"longest_answer_tokens", "request_max_num_generation_tokens",
+     "Length in tokens of the longest answer of a request.", &EngineStats::longest_answer},
     {"request_max_tokens", "request_params_max_tokens", "max_tokens of requests.",
      &EngineStats::asked_tokens},
     {"request_choices", "request_params_n", "n of requests.", &EngineStats::asked_choices},

@@ -48,6 +48,8 @@ void Api::add_operator_routes(http::Router& router) {
   for (const char* path : {"/prefix_tree", "/prefix_tree/{model...}"})
     router.add("GET", path,
                on_worker([this](const Request& request) { return prefixes(request); }));
+  router.add("GET", "/timeline/{function...}",
+             on_worker([this](const Request& request) { return timeline(request.parameter); }));
   router.add("POST", "/abort_request",
              with_json([this](http::ExchangePtr exchange, const Value& body, uint64_t) {
                exchange->respond(abort_requests(exchange->request(), body));

@@ -17,7 +17,7 @@ namespace tokamak::openai {
 namespace {
 
 constexpr int64_t kMaxChoices = 128;
-constexpr size_t kMaxStops = 16, kMaxText = 1024, kMaxStopIds = 256, kMaxBiases = 1024,
+constexpr size_t kMaxStops = 64, kMaxText = 1024, kMaxStopIds = 256, kMaxBiases = 1024,
                  kMaxBreakers = 64;
 
 std::vector<std::string> read_stops(Fields& fields) {
@@ -115,6 +115,7 @@ void read_order(Fields& fields, SampleSpec& sample) {
   for (size_t i = 0; i < list->size(); ++i) {
     std::string param = fmt::format("samplers[{}]", i);
     if (!(*list)[i].is_string()) wrong_type(param, "a string", (*list)[i]);
+    if ((*list)[i].as_string() == "infill") continue;  // clients for code; the others suffice
     names.push_back((*list)[i].as_string());
     try {
       sample.order = sample_order(names);
@@ -144,6 +145,14 @@ void read_newer_samplers(Fields& fields, const ServedModel& model, SampleSpec& s
   read_order(fields, sample);
 }
 
+// Fields of llama.cpp that its editor plugins send.
+void read_line_limits(Fields& fields, LineLimits& limits) {
+  limits.indent = static_cast<int32_t>(fields.integer("n_indent", 0, INT32_MAX).value_or(0));
+  limits.time_ms =
+      std::max<int64_t>(0, fields.integer("t_max_predict_ms", -1, INT32_MAX).value_or(0));
+  fields.integer("t_max_prompt_ms", -1, INT32_MAX);  // llama.cpp does not use it either
+}
+
 bool penalizes(const SampleSpec& s) {
   return s.repetition_penalty != 1 || s.presence_penalty != 0 || s.frequency_penalty != 0;
 }
@@ -166,6 +175,9 @@ void read_sampling(Fields& fields, const ServedModel& model, uint64_t fallback_s
   if (sample.penalty_last_n >= 0 && sample.dry_multiplier > 0 && penalizes(sample))
     unsupported("repeat_last_n", "With DRY, penalties count all tokens: use -1.");
   read_newer_samplers(fields, model, sample);
+  sample.report_sampled = fields.boolean("post_sampling_probs").value_or(false);
+  if (fields.integer("min_keep", 0, INT32_MAX).value_or(0) > 1)
+    unsupported("min_keep", "Samplers keep at least one token.");
   auto seed = fields.integer("seed", INT64_MIN, INT64_MAX);
   sample.seed = seed ? static_cast<uint64_t>(*seed) : fallback_seed;
   read_logit_bias(fields, model, sample);
@@ -401,6 +413,7 @@ GenerationParams read_params(Fields& fields, const ServedModel& model, uint64_t 
   params.stops = read_stops(fields);
   params.include_stop = fields.boolean("include_stop_str_in_output").value_or(false);
   read_stop_ids(fields, model, params);
+  read_line_limits(fields, params.line_limits);
   if (params.sample.min_tokens > 0) params.sample.banned_until_min = params.stop_ids;
   params.skip_special = fields.boolean("skip_special_tokens").value_or(true);
   params.return_token_ids = fields.boolean("return_token_ids").value_or(false);

@@ -10,6 +10,12 @@
 
 namespace tokamak::openai {
 
+// llama.cpp's limits of code completions.
+struct LineLimits {
+  int32_t indent = 0;   // a line that is indented less ends the answer; 0: none does
+  int64_t time_ms = 0;  // after it, the next end of a line does; 0: no limit
+};
+
 struct GenerationParams {
   SampleSpec sample;
   std::optional<int64_t> max_tokens;
@@ -24,6 +30,7 @@ struct GenerationParams {
       stop_ids;  // end-of-text ids of the model (unless ignore_eos) and the client's own
   std::vector<int32_t> own_stop_ids;  // only the client's own, sorted
   bool ignore_eos = false;
+  LineLimits line_limits;
   std::shared_ptr<const grammar::Grammar> grammar;  // of the answer; null: any text
   int32_t grammar_min_tokens = 0;
   int32_t thought_budget = -1;  // most tokens of thoughts; -1: any number

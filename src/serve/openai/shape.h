@@ -66,9 +66,10 @@ struct ShapeOptions {
   int prompt_logprobs = -1;
   bool include_usage = false, continuous_usage = false;  // in a stream
   bool token_ids = false;
-  bool spell_ids = false;  // log-probabilities name tokens "token_id:N"
-  bool timings = false;    // llama.cpp's, with usage
-  Value settings = {};     // llama.cpp's generation_settings
+  bool spell_ids = false;      // log-probabilities name tokens "token_id:N"
+  bool timings = false;        // llama.cpp's, with usage
+  bool sampled_probs = false;  // log-probabilities are those after sampling
+  Value settings = {};         // llama.cpp's generation_settings
 };
 
 // Owner: one generation, on one thread at a time. The functions for streams append framed bytes.

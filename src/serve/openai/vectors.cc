@@ -264,6 +264,34 @@ VectorRequest prepare_embeddings(const Value& body, std::shared_ptr<const Served
   return out;
 }
 
+VectorRequest prepare_ollama_embed(const Value& body, std::shared_ptr<const ServedModel> model) {
+  Fields fields(body);
+  VectorRequest out = begin(fields, std::move(model));
+  const ServedModel& served = *out.model;
+  require_embeddings(served);
+  const bool one = !body.has("input");  // the older route
+  const EmbeddingSpec& spec = served.embedding;
+  const bool truncate = fields.boolean("truncate").value_or(true);
+  const int64_t dimensions = fields.integer("dimensions", 1, served.vector_width).value_or(0);
+  read_inputs(fields, one ? "prompt" : "input", spec.prompt_for(spec.default_prompt),
+              truncate ? limit_of(served) : 0, out);
+  fields.ignore({"options", "keep_alive"});
+  log_unknown_fields(fields.unknown());
+  out.answer = [name = served.name, tokens = out.tokens(), dimensions,
+                one](std::vector<std::vector<float>> vectors) {
+    std::string json;
+    for (std::vector<float>& vector : vectors) {
+      finish_vector(vector, dimensions, true);
+      if (!json.empty()) json += ',';
+      add_vector(json, vector);
+    }
+    if (one) return "{\"embedding\":" + json + "}";
+    return fmt::format("{{\"model\":{},\"embeddings\":[{}],\"prompt_eval_count\":{}}}",
+                       dump_json(Value(name)), json, tokens);
+  };
+  return out;
+}
+
 VectorRequest prepare_rerank(const Value& body, std::shared_ptr<const ServedModel> model) {
   Fields fields(body);
   VectorRequest out = begin(fields, std::move(model));

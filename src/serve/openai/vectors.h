@@ -12,6 +12,8 @@ namespace tokamak::openai {
 // From the body of a request; throw ApiError. `answer` is set.
 using VectorRoute = VectorRequest (*)(const Value& body, std::shared_ptr<const ServedModel> model);
 VectorRequest prepare_embeddings(const Value& body, std::shared_ptr<const ServedModel> model);
+// Ollama's /api/embed and, with `prompt` instead of `input`, /api/embeddings.
+VectorRequest prepare_ollama_embed(const Value& body, std::shared_ptr<const ServedModel> model);
 VectorRequest prepare_rerank(const Value& body, std::shared_ptr<const ServedModel> model);
 VectorRequest prepare_score(const Value& body, std::shared_ptr<const ServedModel> model);
 VectorRequest prepare_classify(const Value& body, std::shared_ptr<const ServedModel> model);

@@ -106,7 +106,7 @@ function pick(node) {
 }
 
 async function showTokens(node, control) {
-  const box = $("log").querySelector(`[data-id="${node.id}"]`), old = box?.querySelector(".token-view");
+  const box = $("log").querySelector(`[data-id="${CSS.escape(node.id)}"]`), old = box?.querySelector(".token-view");
   if (old) return old.remove();
   control.disabled = true;
   try {
@@ -187,14 +187,16 @@ function take(message, delta) {
 }
 
 async function stream(message, onText) {
-  let usage = null;
+  let usage = null, ended = false;
   for await (const event of events(await ask())) {
     if (event.error) throw new Error(event.error.message);
     const choice = event.choices?.[0];
     if (choice && take(message, choice.delta)) onText();
+    ended ||= Boolean(choice?.finish_reason);
     if (choice?.finish_reason === "length") message.error = "Stopped at the maximum answer length, or because the context is full.";
     usage = event.usage ?? usage;
   }
+  if (!ended) throw new Error("The connection ended before the answer was complete.");
   return usage;
 }
 

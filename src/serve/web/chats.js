@@ -12,7 +12,14 @@ function parse(text) {
   } catch { return null; }
 }
 
-const isMessage = (m) => typeof m?.role === "string" && typeof m?.content === "string";
+const ROLES = ["user", "assistant", "system", "tool"], isText = (value) => typeof value === "string";
+const isMessage = (m) => ROLES.includes(m?.role) && isText(m.content);
+// Members that a message may have; others, and those of another type, are dropped.
+const MEMBERS = {id: isText, parent: (value) => value === null || isText(value), role: isText, content: isText, thoughts: isText, error: isText,
+                 files: (list) => Array.isArray(list) && list.every((file) => isText(file?.name) && isText(file.text)),
+                 calls: (list) => Array.isArray(list) && list.every((call) => isText(call?.name) && isText(call.arguments)),
+                 stats: (stats) => ["tokens", "prompt", "cached", "seconds", "first"].every((name) => Number.isFinite(stats?.[name]))};
+const clean = (message) => Object.fromEntries(Object.entries(message).filter(([name, value]) => MEMBERS[name]?.(value)));
 
 // From what was stored or imported, whatever it is.
 function read(id, saved) {
@@ -24,10 +31,10 @@ function read(id, saved) {
     if (!isMessage(node) || typeof node.id !== "string" || known.has(node.id)) continue;
     if (node.parent !== null && !known.has(node.parent)) continue;  // parents come first
     known.add(node.id);
-    chat.nodes.push(node);
+    chat.nodes.push(clean(node));
   }
   for (const message of Array.isArray(saved.messages) ? saved.messages : [])  // a former version: one branch
-    if (isMessage(message)) addNode(chat, {...message});
+    if (isMessage(message)) addNode(chat, clean(message));
   if (known.size) chat.leaf = known.has(saved.leaf) ? saved.leaf : chat.nodes.at(-1).id;
   return chat;
 }
@@ -98,12 +105,10 @@ export const selectChat = (chat) => sessionStorage.setItem(TAB, chat.id);
 // Throws when nothing can be stored. True: another tab has changed the conversation meanwhile, and this one became a copy.
 export function saveChat(chat, select = true) {
   const before = stored(chat.id), copied = before !== null && before.revision !== chat.revision;
-  if (copied) chat.id = fresh();
-  chat.revision = fresh();
-  chat.updated = Date.now();
+  const {id: former, ...rest} = chat, id = copied ? fresh() : former, next = {revision: fresh(), updated: Date.now()};
+  if (chat.nodes.length) localStorage.setItem(PREFIX + id, JSON.stringify({...rest, ...next}));
+  Object.assign(chat, {id, ...next});  // only now: what could not be stored is tried again
   if (select) selectChat(chat);
-  const {id, ...rest} = chat;
-  if (chat.nodes.length) localStorage.setItem(PREFIX + id, JSON.stringify(rest));
   return copied;
 }
 

@@ -54,8 +54,9 @@ void add_page(http::Router& router) {
       {"/web/plan.js", kPlanJs},         {"/web/rag.js", kRagJs},
       {"/web/server.js", kServerJs},     {"/web/settings.js", kSettingsJs},
       {"/web/side.js", kSideJs},         {"/web/svg.js", kSvgJs},
-      {"/web/timeline.js", kTimelineJs}, {"/web/tree.js", kTreeJs},
-      {"/web/view.js", kViewJs},         {"/web/zoom.js", kZoomJs}};
+      {"/web/threads.js", kThreadsJs},   {"/web/timeline.js", kTimelineJs},
+      {"/web/tree.js", kTreeJs},         {"/web/view.js", kViewJs},
+      {"/web/zoom.js", kZoomJs}};
   for (const auto& [path, text] : scripts)
     add_file(router, path, "text/javascript; charset=utf-8", text);
   for (const auto& [name, data] : libs::kFiles) add_library(router, std::string(name), data);

@@ -2,6 +2,7 @@
 import {drawGraph} from "/web/graph.js";
 import {getJson} from "/web/server.js";
 import {shape, size, us} from "/web/svg.js";
+import {measuredThreads} from "/web/threads.js";
 import {drawTimeline} from "/web/timeline.js";
 import {element} from "/web/view.js";
 
@@ -114,15 +115,20 @@ function graphs(report) {
 
 function timeline(report) {
   const drawing = drawTimeline(report), measured = report.calls?.some((c) => c.measured_us !== undefined);
-  return drawing && section("Timeline", `The calls of one step one after the other, a row for each kernel, ${measured ? "as measured" : "with predicted times"}. On a CPU all threads share every call. Blue calls are bound by memory, orange ones by computation.`, drawing);
+  return drawing && section("Timeline", `The calls of one step one after the other, a row for each kernel, ${measured ? "as measured" : "with predicted times"}. Blue calls are bound by memory, orange ones by computation.`, drawing);
 }
 
-function show(box, report) {
+function threads(report, which) {
+  return section("Threads", "What each thread of the server does in one step, a lane for each. Threads share every call, and wait where one needs what another computes. An idle server answers a short request for it.",
+                 ...measuredThreads(report, which, table));
+}
+
+function show(box, report, which) {
   const t = report.totals ?? {}, facts = [
     ["Model", report.model], ["Backend", `${report.backend} (${report.isa})`], ["Shape", Object.entries(report.shape ?? {}).map(([k, v]) => `${k}=${v}`).join(", ")],
     ["One step", `${t.calls} calls of ${t.kinds} kinds, ${size(t.bytes ?? 0)}, predicted ${us((t.bound_us ?? 0) + (t.overhead_us ?? 0))}`],
     ["Numerics", report.numerics_id]];
-  box.replaceChildren(table(null, facts.filter(([, value]) => value !== undefined)), graphs(report), timeline(report), kernels(report), roofline(report), memory(report), notFused(report), passes(report));
+  box.replaceChildren(table(null, facts.filter(([, value]) => value !== undefined)), graphs(report), timeline(report), threads(report, which), kernels(report), roofline(report), memory(report), notFused(report), passes(report));
 }
 
 export function startPlan(panel, model) {
@@ -138,7 +144,8 @@ export function startPlan(panel, model) {
     box.replaceChildren();
     shown = null;
     try {
-      show(box, await getJson(`/plan/${choice.value}/${encodeURIComponent(model())}`));
+      const which = `${choice.value}/${encodeURIComponent(model())}`;
+      show(box, await getJson(`/plan/${which}`), which);
       shown = wanted;
       note.textContent = "";
     } catch (error) {

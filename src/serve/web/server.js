@@ -21,9 +21,15 @@ async function reach(path, options = {}) {
   }
 }
 
+// An Error with the server's message, `code` and `status`.
+async function refusal(response) {
+  const {error} = await response.json().catch(() => ({}));
+  return Object.assign(new Error(error?.message ?? `The server answered ${response.status}.`), {code: error?.code, status: response.status});
+}
+
 export async function getJson(path) {
   const response = await reach(path);
-  if (!response.ok) throw Object.assign(new Error(`The server answered ${response.status}.`), {status: response.status});
+  if (!response.ok) throw await refusal(response);
   return response.json();
 }
 
@@ -33,12 +39,10 @@ export async function getText(path) {
   return response.text();
 }
 
-// Throws an Error with the server's message and `code`.
 export async function post(path, body, signal) {
   const response = await reach(path, {method: "POST", body: JSON.stringify(body), signal});
   if (response.ok) return response;
-  const {error} = await response.json().catch(() => ({}));
-  throw Object.assign(new Error(error?.message ?? `The server answered ${response.status}.`), {code: error?.code, status: response.status});
+  throw await refusal(response);
 }
 
 // Yields the JSON of each event.
