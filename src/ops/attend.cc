@@ -87,10 +87,13 @@ struct Attention {
   void find_keys(int64_t row, std::vector<int64_t>& slots) const {
     const StateRef<S>& state = args.in[kState].state;
     int64_t b = ints(kSeq, row);
+    check_index("attend", "sequence", b, args.in[kKvLen].tensor.dims[0]);
+    const ViewRef& view = args.in[kView].view;
+    check_index("attend", "length", ints(kKvLen, b), view.stride * view.block_size + 1);
     slots.clear();
     for (int64_t key = 0; key < ints(kKvLen, b); ++key) {
       if (!visible(row, b, key)) continue;
-      int64_t slot = args.in[kView].view.physical(b, key);
+      int64_t slot = view.physical(b, key);
       TK_CHECK(slot >= 0 && slot < state.slots, "attend: visible key {} has no block", key);
       slots.push_back(slot);
     }
@@ -102,6 +105,7 @@ void attend(const MeaningArgs<S>& args) {
   const TensorRef<S>&q = args.in[kQuery].tensor, &y = args.out[0].tensor;
   int64_t heads = q.dims[1], d = q.dims[2], dv = y.dims[2];
   Attention<S> attention(args);
+  check_starts("attend", args.in[kQStart].tensor, q.dims[0]);
   std::vector<int64_t> slots;
   std::vector<double> power, sum(static_cast<size_t>(dv));
   for (int64_t row = 0; row < q.dims[0]; ++row) {
