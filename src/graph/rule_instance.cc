@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t kFlatExtent = 1728;  // all triples of twelve integers
 
-constexpr double kMaxNamed = 70000;  // literals that may be extents
+constexpr double kMaxNamed = 70000;    // literals that may be extents
+constexpr double kLeastSquare = 1000;  // literals of conditions whose root may be an extent
 
 struct Misfit {};  // the random choices do not fit together
 
@@ -448,10 +449,13 @@ RuleLiterals rule_literals(const RewriteRule& rule) {
   }
   all.insert(found.begin(), found.end());
   std::set<int64_t> extents;
-  for (double a : all)
-    for (double n : {a, std::floor(std::sqrt(std::abs(a)))})
-      if (n == std::floor(n) && n >= 1 && n <= kMaxNamed)
-        for (int by = -1; by <= 1; ++by) extents.insert(static_cast<int64_t>(n) + by);
+  auto add_extents = [&](double n) {
+    if (n == std::floor(n) && n >= 1 && n <= kMaxNamed)
+      for (int by = -1; by <= 1; ++by) extents.insert(static_cast<int64_t>(n) + by);
+  };
+  for (double a : all) add_extents(a);
+  for (double a : stated)
+    if (a >= kLeastSquare) add_extents(std::floor(std::sqrt(a)));
   extents.erase(0);
   std::set<double> out, solutions;
   for (double a : stated) {
