@@ -63,7 +63,7 @@ class InputMaker {
     return dims;
   }
 
-  // Of sampling: numbers that switch stages on and off, also together.
+  // Settings of sampling stages that switch them on and off, also together.
   static constexpr double kSettings[] = {0, 0.25, 0.5, 0.75, 1, 2, 3};
   bool is_settings(Ref input) const {
     return std::any_of(fn_.nodes().begin(), fn_.nodes().end(), [&](const Node& node) {
@@ -223,7 +223,7 @@ class InputMaker {
     Ref r = fn_.find_input(name);
     return r.valid() ? fn_.tensor(r).extent(0).eval(out_.symbols) : -1;
   }
-  // Of the first operand of the op that reads q_start: an encoder has no other input for them.
+  // The rows of the first operand of the op that reads q_start, for encoders, which have no slots.
   int64_t rows_between_starts() const {
     Ref starts = fn_.find_input("q_start");
     for (const Node& node : fn_.nodes())
