@@ -149,7 +149,7 @@ void add_bench_tree(CLI::App& bench) {
   verb->add_option("--context-tokens", f->context, "tokens before them")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  verb->add_option("--repeat", f->repeat, "rounds; the median counts")
+  verb->add_option("--repeat", f->repeat, "rounds; the median is reported")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   verb->add_flag("--json", f->json, "print the rows as JSON");

@@ -143,7 +143,7 @@ void add_convert_verb(CLI::App& app) {
   verb->footer(
       "The tokenizer, the chat template and all hyper-parameters are carried over. Quantising\n"
       "loses precision: the report gives the squared error of each tensor relative to its values.\n"
-      "Norms, biases and routers stay f32. Quantising again what is quantised adds both errors.\n\n"
+      "Norms, biases and routers stay f32. Quantising a quantised model adds both errors.\n\n"
       "Examples:\n  tokamak convert SmolLM2-135M-Instruct model.gguf --type q4_k\n"
       "  tokamak convert model.f16.gguf model.q8.gguf --type q8_0\n"
       "  tokamak convert model.gguf folder --type bf16");

@@ -170,7 +170,7 @@ void add_explain_verb(CLI::App& app) {
                    "step and R rows of logits")
       ->delimiter(',');
   verb->add_flag("--run", flags->run, "also measure each call, and count the bytes it moves");
-  verb->add_option("--steps", flags->steps, "measured steps; the median counts")
+  verb->add_option("--steps", flags->steps, "steps to measure; medians are reported")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
   verb->add_flag("--json", flags->json, "the whole report as JSON (docs/explain.md)");

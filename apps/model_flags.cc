@@ -144,9 +144,9 @@ void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
   verb.add_option("--mirostat-eta,--mirostat-lr", options.mirostat_eta,
                   "learning rate of Mirostat (default: 0.1)");
   verb.add_option("--guidance-scale,--cfg-scale", options.guidance_scale,
-                  "classifier-free guidance: above 1, away from what follows --negative-prompt");
+                  "classifier-free guidance: values above 1 steer away from --negative-prompt");
   verb.add_option("--negative-prompt,--cfg-negative-prompt", options.negative_prompt,
-                  "text that --guidance-scale is relative to (default: the prompt's last token)");
+                  "what --guidance-scale steers away from (default: the prompt's last token)");
   verb.add_option("--samplers", options.samplers,
                   "the order of sampling, e.g. 'penalties;top_k;temperature'; stages that are not "
                   "named do not run")

@@ -15,8 +15,8 @@ if [ "${1:-}" = --fix ]; then
   echo "check_format: formatted ${#files[@]} files"
   exit
 fi
-wrong="$(printf '%s\0' "${files[@]}" | TOOL=$tool xargs -0 -n 1 -P "$(nproc)" bash -c \
-  '"$TOOL" --dry-run -Werror "$1" >/dev/null 2>&1 || echo "$1"' _ | sort)"
+wrong="$(printf '%s\0' "${files[@]}" | xargs -0 -n 40 -P "$(nproc)" "$tool" --dry-run -Werror 2>&1 >/dev/null |
+  sed -nE 's/^([^: ]+):[0-9]+:[0-9]+: error: .*/\1/p' | sort -u)" || true
 [ -z "$wrong" ] || echo "$wrong" | sed 's/$/: not formatted; run make format/'
 echo "check_format: ${#files[@]} files, $(printf '%s' "$wrong" | grep -c . || true) to repair"
 [ -z "$wrong" ]

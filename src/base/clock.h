@@ -1,7 +1,6 @@
 #pragma once
 // Time comes only from here, so that the engine, the server and the cluster can run under a fake
 // clock.
-#include <atomic>
 #include <cstdint>
 
 namespace tokamak {
@@ -21,17 +20,6 @@ class Clock {
 class SteadyClock final : public Clock {
  public:
   Nanos now() const override;
-};
-
-// Advances only when told to. Thread-safe.
-class FakeClock final : public Clock {
- public:
-  Nanos now() const override { return now_.load(); }
-  void advance(Nanos by) { now_ += by; }
-  void set(Nanos to) { now_ = to; }
-
- private:
-  std::atomic<Nanos> now_{0};
 };
 
 double process_cpu_seconds();  // of all threads; other programs change it little

@@ -104,7 +104,7 @@ struct InputHints {
   std::span<const double> numbers = {};
   // Values::kEach: this input, counting those of integers, takes all values -128..127.
   int bytes = -1;
-  // Sequences end around the windows of attend.
+  // Sequences end around the windows of attend, and positions may differ from slots.
   bool windows = false;
 };
 

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "graph/evaluate.h"
+#include "ops/sampling.h"
 #include "tensor/block_formats.h"
 
 namespace tokamak {
@@ -43,6 +44,8 @@ class InputMaker {
         out_.tensors[name] = integers(dims, {id, 0});
       else
         out_.tensors[name] = floats(dims, type.tensor.dtype);
+      if (is_settings({id, 0}) && rng_.below(2))
+        for (double& v : out_.tensors[name].f) v = kSettings[rng_.below(std::size(kSettings))];
     }
     const auto& weights = fn_.module().weights;
     for (size_t i = 0; i < std::min(weights.size(), hints_.weights); ++i) make_sources(weights[i]);
@@ -58,6 +61,19 @@ class InputMaker {
     std::vector<int64_t> dims;
     for (const Dim& d : type.dims) dims.push_back(d.extent.eval(out_.symbols));
     return dims;
+  }
+
+  // Settings of sampling stages that switch them on and off, also together.
+  static constexpr double kSettings[] = {0, 0.25, 0.5, 0.75, 1, 2, 3};
+  bool is_settings(Ref input) const {
+    return std::any_of(fn_.nodes().begin(), fn_.nodes().end(), [&](const Node& node) {
+      const TensorType& t = fn_.tensor(input);
+      for (size_t i = 0; i + 1 < node.inputs.size(); ++i)  // the next operand are the keys
+        if (node.inputs[i] == input && t.rank() == 2 && t.extent(1) == SymExpr(kSampleParams) &&
+            fn_.tensor(node.inputs[i + 1]).dtype == DType::kI32)
+          return true;
+      return false;
+    });
   }
 
   EvalTensor<double> floats(const std::vector<int64_t>& dims, DType dtype) {
@@ -207,6 +223,16 @@ class InputMaker {
     Ref r = fn_.find_input(name);
     return r.valid() ? fn_.tensor(r).extent(0).eval(out_.symbols) : -1;
   }
+  // The rows of the first operand of the op that reads q_start, for encoders, which have no slots.
+  int64_t rows_between_starts() const {
+    Ref starts = fn_.find_input("q_start");
+    for (const Node& node : fn_.nodes())
+      if (starts.valid() &&
+          std::find(node.inputs.begin(), node.inputs.end(), starts) != node.inputs.end() &&
+          fn_.tensor(node.inputs[0]).rank() > 0)
+        return fn_.tensor(node.inputs[0]).extent(0).eval(out_.symbols);
+    return -1;
+  }
   void set(const char* name, std::vector<int32_t> values) {
     Ref r = fn_.find_input(name);
     if (!r.valid()) return;
@@ -226,8 +252,11 @@ class InputMaker {
 
   // The frame of step(): T tokens of B sequences, each with older tokens in its state.
   void make_step() {
-    int64_t t = rows_of("seq"), b = std::max<int64_t>(rows_of("kv_len"), 1);
+    int64_t t = rows_of("seq"), b = rows_of("kv_len");
     if (t < 0) t = rows_of("slot");
+    if (t < 0) t = rows_between_starts();
+    if (b < 0) b = rows_of("q_start") - 1;
+    b = std::max<int64_t>(b, 1);
     std::vector<int64_t> own(static_cast<size_t>(b), 0);
     if (int64_t each = fact("q_start"); each > 0)
       own.assign(own.size(), each);
@@ -251,7 +280,7 @@ class InputMaker {
     sequences_ = b;
     set("seq", seq);
     set("slot", slot);
-    set("pos", slot);
+    set("pos", positions(slot, q_start));
     set("q_start", q_start);
     set("kv_len", kv_len);
     if (int64_t r = rows_of("out_rows"); r >= 0) {
@@ -262,6 +291,15 @@ class InputMaker {
       set("out_rows", rows);
     }
     for (const GroupDecl& g : fn_.module().groups) make_view(g);
+  }
+
+  // Those of a chain are its slots; in a tree of drafts several rows have the same one.
+  std::vector<int32_t> positions(std::vector<int32_t> slot, const std::vector<int32_t>& q_start) {
+    if (!hints_.windows || rng_.below(2)) return slot;
+    for (size_t s = 0; s + 1 < q_start.size(); ++s)
+      for (auto i = static_cast<size_t>(q_start[s]); i < static_cast<size_t>(q_start[s + 1]); ++i)
+        slot[i] -= static_cast<int32_t>(rng_.below(i - static_cast<size_t>(q_start[s]) + 1));
+    return slot;
   }
 
   // Lengths at which the windows of attend begin to hide keys, as far as the states stay small.

@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t kFlatExtent = 1728;  // all triples of twelve integers
 
-constexpr double kMaxNamed = 70000;  // literals that may be extents
+constexpr double kMaxNamed = 70000;    // literals that may be extents
+constexpr double kLeastSquare = 1000;  // literals of conditions whose root may be an extent
 
 struct Misfit {};  // the random choices do not fit together
 
@@ -441,12 +442,13 @@ class InstanceMaker {
 }  // namespace
 
 RuleLiterals rule_literals(const RewriteRule& rule) {
-  std::set<double> found, all;
+  std::set<double> found, all, stated;
   auto walk = [](auto&& self, const RuleExpr& e, std::set<double>& to) -> void {
     if (e.kind == RuleExpr::Kind::kLiteral && e.value.is_number()) to.insert(e.value.as_double());
     for (const RuleExpr& arg : e.args) self(self, arg, to);
   };
-  for (const RuleExpr& c : rule.conditions) walk(walk, c, found);
+  for (const RuleExpr& c : rule.conditions) walk(walk, c, stated);
+  found = stated;
   for (const RuleTerm& t : rule.terms) {
     if (t.kind == RuleTerm::Kind::kNumber && std::isfinite(t.number)) found.insert(t.number);
     for (const auto& [key, expr] : t.attrs)
@@ -455,11 +457,21 @@ RuleLiterals rule_literals(const RewriteRule& rule) {
   }
   all.insert(found.begin(), found.end());
   std::set<int64_t> extents;
-  for (double a : all)
-    if (a == std::floor(a) && a >= 1 && a <= kMaxNamed)
-      for (int by = -1; by <= 1; ++by) extents.insert(static_cast<int64_t>(a) + by);
+  auto add_extents = [&](double n) {
+    if (n == std::floor(n) && n >= 1 && n <= kMaxNamed)
+      for (int by = -1; by <= 1; ++by) extents.insert(static_cast<int64_t>(n) + by);
+  };
+  for (double a : all) add_extents(a);
+  for (double a : stated)
+    if (a >= kLeastSquare) add_extents(std::floor(std::sqrt(a)));
   extents.erase(0);
-  std::set<double> out;
+  std::set<double> out, solutions;
+  for (double a : stated) {
+    for (double v : {a, std::sqrt(std::abs(a)), -std::sqrt(std::abs(a))}) solutions.insert(v);
+    for (double b : stated)
+      for (double v : {a + b, a - b, a * b, a / b, -a - b})
+        if (std::isfinite(v)) solutions.insert(v);
+  }
   for (double a : found) {
     for (double by : {1.0, 1 + 1e-9, 1 - 1e-9, 1.03, 0.97, -1.0}) out.insert(a * by);
     if (a != 0) out.insert(1 / a);
@@ -467,7 +479,10 @@ RuleLiterals rule_literals(const RewriteRule& rule) {
       if (a != b)
         for (double part : {0.5, -0.5, 0.9, -0.9}) out.insert(a + part * b);
   }
-  return {{all.begin(), all.end()}, {out.begin(), out.end()}, {extents.begin(), extents.end()}};
+  return {{all.begin(), all.end()},
+          {out.begin(), out.end()},
+          {solutions.begin(), solutions.end()},
+          {extents.begin(), extents.end()}};
 }
 
 std::optional<RuleInstance> make_instance(const RewriteRule& rule, const RuleLiterals& literals,

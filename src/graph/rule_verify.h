@@ -51,7 +51,10 @@ struct RuleLiterals {
   // Near the numbers of values and conditions, and near their sums and differences: where the
   // conditions change.
   std::vector<double> near;
-  std::vector<int64_t> extents;  // positive integers in the text and those next to them
+  // What two numbers of the conditions give, and their roots: where an equation may hold.
+  std::vector<double> solutions;
+  // Positive integers in the text, their roots, and the integers next to them.
+  std::vector<int64_t> extents;
 };
 RuleLiterals rule_literals(const RewriteRule& rule);
 struct RuleInstance {

@@ -51,6 +51,7 @@ struct Attention {
     cap = a.attrs.get_double("softcap", 0);
     window = a.attrs.get_int("window", 0);
     masked = a.in.size() > kMask + rest;
+    check_starts("attend", a.in[kQStart].tensor, a.in[kQuery].tensor.dims[0]);
   }
 
   int32_t ints(Input input, int64_t i) const { return args.in[input].tensor.i[i]; }
@@ -89,10 +90,13 @@ struct Attention {
   void find_keys(int64_t row, std::vector<int64_t>& slots) const {
     const StateRef<S>& state = args.in[kState].state;
     int64_t b = ints(kSeq, row);
+    check_index("attend", "sequence", b, args.in[kKvLen].tensor.dims[0]);
+    const ViewRef& view = args.in[kView].view;
+    check_index("attend", "length", ints(kKvLen, b), view.stride * view.block_size + 1);
     slots.clear();
     for (int64_t key = 0; key < ints(kKvLen, b); ++key) {
       if (!visible(row, b, key)) continue;
-      int64_t slot = args.in[kView].view.physical(b, key);
+      int64_t slot = view.physical(b, key);
       TK_CHECK(slot >= 0 && slot < state.slots, "attend: visible key {} has no block", key);
       slots.push_back(slot);
     }

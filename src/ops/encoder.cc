@@ -19,6 +19,7 @@ void attend_rows(const MeaningArgs<S>& args) {
   double scale = args.attrs.at("scale").as_double();
   int64_t window = args.attrs.get_int("window", 0);
   std::vector<double> power, sum(static_cast<size_t>(dv));
+  check_starts("attend_rows", starts, q.dims[0]);
   for (int64_t b = 0; b + 1 < starts.dims[0]; ++b) {
     int64_t first = starts.i[b], end = starts.i[b + 1];
     for (int64_t row = first; row < end; ++row) {
@@ -76,8 +77,12 @@ void mean_rows(const MeaningArgs<S>& args) {
   const TensorRef<S>&x = args.in[0].tensor, &seq = args.in[1].tensor, &starts = args.in[2].tensor,
         &rows = args.in[3].tensor, &y = args.out[0].tensor;
   int64_t d = x.dims[1];
+  check_starts("mean_rows", starts, x.dims[0]);
   for (int64_t r = 0; r < rows.dims[0]; ++r) {
-    int64_t b = seq.i[rows.i[r]], first = starts.i[b], end = starts.i[b + 1];
+    check_index("mean_rows", "row", rows.i[r], x.dims[0]);
+    int64_t b = seq.i[rows.i[r]];
+    check_index("mean_rows", "sequence", b, starts.dims[0] - 1);
+    int64_t first = starts.i[b], end = starts.i[b + 1];
     for (int64_t i = 0; i < d; ++i) {
       double total = 0;
       for (int64_t row = first; row < end; ++row) total += double(x.f[row * d + i]);

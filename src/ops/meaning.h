@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ops/field.h"
+#include "ops/infer.h"
 #include "ops/op.h"
 #include "ops/traced.h"
 #include "tensor/block_formats.h"
@@ -117,6 +118,17 @@ class BroadcastWalk {
   std::vector<int64_t> index_, stride_;
   int64_t offset_ = 0;
 };
+
+// Rows at which sequences or groups begin, and the end of the last one.
+template <class S>
+void check_starts(std::string_view op, const TensorRef<S>& starts, int64_t rows) {
+  for (int64_t i = 0, least = 0; i < starts.elements(); least = starts.i[i++])
+    if (starts.i[i] < least || starts.i[i] > rows)
+      fail_infer(op, "start {} is {}, not between {} and {}", i, starts.i[i], least, rows);
+}
+inline void check_index(std::string_view op, std::string_view what, int64_t index, int64_t count) {
+  if (index < 0 || index >= count) fail_infer(op, "{} {} does not exist of {}", what, index, count);
+}
 
 // The meaning of an op over S; null if it has none.
 template <class S>

@@ -47,6 +47,7 @@ void grouped_linear(const MeaningArgs<S>& args) {
   int64_t groups = w.dims[0], n = w.dims[1], k = w.dims[2];
   const S* bias = args.in.size() > 3 ? args.in[3].tensor.f : nullptr;
   std::fill_n(y.f, y.elements(), S(0));
+  check_starts("grouped_linear", offsets, x.dims[0]);
   for (int64_t g = 0; g < groups; ++g)
     for (int64_t r = offsets.i[g]; r < offsets.i[g + 1]; ++r)
       for (int64_t j = 0; j < n; ++j) {
@@ -79,7 +80,11 @@ void moe_combine(const MeaningArgs<S>& args) {
         &offsets = args.in[2].tensor, &weights = args.in[3].tensor, &y = args.out[0].tensor;
   int64_t d = rows.dims[1], k = weights.dims[1], count = offsets.i[offsets.dims[0] - 1];
   std::vector<int64_t> row_of(static_cast<size_t>(weights.elements()), -1);
-  for (int64_t r = 0; r < count; ++r) row_of[static_cast<size_t>(source.i[r])] = r;
+  check_starts("moe_combine", offsets, rows.dims[0]);
+  for (int64_t r = 0; r < count; ++r) {
+    check_index("moe_combine", "source", source.i[r], weights.elements());
+    row_of[static_cast<size_t>(source.i[r])] = r;
+  }
   for (int64_t t = 0; t < y.dims[0]; ++t)
     for (int64_t j = 0; j < d; ++j) {
       Wide<S> sum(0);

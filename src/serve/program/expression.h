@@ -20,7 +20,6 @@ class Expression {
 
   // Variables that must exist when it is evaluated, and those that are used if they do.
   const std::vector<std::string>& names() const { return names_; }
-  bool is_literal() const { return parsed_ == nullptr; }
 
   // Evaluates it over the members of `variables`, an object. Bounded in time and memory. Throws
   // Error(kInvalidArgument).

@@ -67,7 +67,6 @@ class Interp {
   };
 
  private:
-  friend struct Globals;
   enum class Flow { kNormal, kBreak, kContinue };
   static constexpr int kMaxEvalDepth = 2500;
 
