@@ -1,6 +1,8 @@
 #include "text/grammar/json_rules.h"
 
+#include "base/error.h"
 #include "base/json.h"
+#include "text/grammar/regex_parser.h"
 
 namespace tokamak::grammar {
 namespace {
@@ -19,6 +21,13 @@ RuleId JsonRules::rule(RuleId& known, const char* name, ExprId (JsonRules::*body
 }
 
 ExprId JsonRules::space_body() {
+  if (space_regex_) {
+    CharFsm fsm = parse_regex(*space_regex_, RegexUse::kWhole);
+    if (!is_empty(intersect(fsm, complement(parse_regex("[ \\t\\n\\r]*", RegexUse::kWhole)))))
+      fail(ErrorCode::kInvalidArgument,
+           "the pattern of white space '{}' also matches other characters", *space_regex_);
+    return expr_of(ir_, fsm);
+  }
   ExprId indent = ir_.repeat(ir_.chars({{'\t', '\t'}, {' ', ' '}}), 0, 20);
   return ir_.optional(ir_.alt({ir_.bytes(" "), ir_.seq({ir_.bytes("\n"), indent})}));
 }
