@@ -49,6 +49,7 @@ const RegexCase kRegexCases[] = {
     {"a(?i:b)c", RegexUse::kWhole, {"aBc", "abc"}, {"Abc", "abC"}},
     {"(?is)a.", RegexUse::kWhole, {"A\n"}, {"A"}},
     {"(?P<n>a)b", RegexUse::kWhole, {"ab"}, {"a"}},
+    {"\\Aab\\Z", RegexUse::kSearch, {"ab"}, {"xab", "abx"}},
 };
 
 TEST(Regex, Matches) {
@@ -81,6 +82,7 @@ TEST(Regex, RejectsWhatIsNotAvailable) {
       {"\\bword", "word boundaries"},
       {"\\q", "unknown escape"},
       {"a**", "repetition follows"},
+      {"[[:alpha:]]+", "[:alpha:] are not available"},
       {"*a", "nothing to repeat"},
       {"(a", "')' is expected"},
       {"a)", "has no '('"},

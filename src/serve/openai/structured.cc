@@ -49,6 +49,7 @@ class Constraint {
     set(param, std::move(source));
   }
 
+  bool is_set() const { return source_.has_value(); }
   // White space in JSON, as a regular expression.
   void set_space(const std::string& param, std::string regex) {
     space_param_ = param;
@@ -121,6 +122,10 @@ void read_structured_outputs(Fields& fields, Constraint& constraint) {
     constraint.set_space(inner.name("disable_any_whitespace"), "");
   // Objects with declared properties have no others anyway.
   inner.ignore({"disable_fallback", "disable_additional_properties"});
+  if (!constraint.is_set())
+    bad_request("structured_outputs", "invalid_value",
+                "Invalid 'structured_outputs': it has none of json, regex, choice, grammar and "
+                "json_object.");
   log_unknown_fields(inner.unknown());
 }
 

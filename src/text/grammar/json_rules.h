@@ -15,8 +15,8 @@ namespace tokamak::grammar {
 // this. Owner: one front end; one thread.
 class JsonRules {
  public:
-  explicit JsonRules(Ir& ir, const std::optional<std::string>& space = {})
-      : ir_(ir), space_regex_(space) {}
+  // Throws Error(kInvalidArgument) for a pattern that matches more than white space.
+  explicit JsonRules(Ir& ir, const std::optional<std::string>& space = {});
 
   ExprId space() { return ir_.ref(rule(space_, "white space", &JsonRules::space_body)); }
   ExprId string() { return ir_.ref(rule(string_, "a string", &JsonRules::string_body)); }

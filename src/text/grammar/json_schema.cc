@@ -14,6 +14,10 @@ namespace {
 constexpr size_t kMaxCombinations = 2000;  // of alternatives of anyOf and oneOf
 constexpr size_t kMaxExclusive = 64;       // alternatives of oneOf
 constexpr uint32_t kMaxItems = 5000;       // items that are counted one by one
+constexpr uint32_t kMaxLength = 100'000;   // characters that are counted
+constexpr uint32_t kNoLength = 100'000'000;  // more characters than any answer has
+constexpr std::pair<std::string_view, std::pair<int64_t, int64_t>> kNumberFormats[] = {
+    {"int32", {INT32_MIN, INT32_MAX}}, {"int64", {INT64_MIN, INT64_MAX}}};
 
 }  // namespace
 
@@ -183,6 +187,13 @@ bool SchemaCompiler::string_fsm(const Conjunction& all, CharFsm& out) {
     }
     if (const Value* excluded = s.find("not"); excluded && is_plain_negation(*excluded))
       if (CharFsm fsm; excluded_strings(*excluded, s.path, fsm)) restrict_to(complement(fsm));
+    if (const Value* encoding = s.find("contentEncoding")) {
+      const CharFsm* fsm = encoding->is_string() ? encoding_fsm(encoding->as_string()) : nullptr;
+      if (fsm == nullptr)
+        schema_error(s.path, "contentEncoding",
+                     "is not supported; those that are: base64, base64url, base32 and base16");
+      restrict_to(*fsm);
+    }
     if (const Value* format = s.find("format")) {
       const CharFsm* fsm = format->is_string() ? format_fsm(format->as_string()) : nullptr;
       if (fsm == nullptr)
@@ -197,6 +208,11 @@ bool SchemaCompiler::string_fsm(const Conjunction& all, CharFsm& out) {
 ExprId SchemaCompiler::string(const Conjunction& all) {
   auto [min, max] = limits(all, "minLength", "maxLength");
   if (min > max) return never();
+  if (max >= kNoLength) max = kUnbounded;
+  if (max != kUnbounded && max > kMaxLength)
+    for (const SchemaRef& s : all.schemas)
+      if (s.schema->has("maxLength"))
+        schema_error(s.path, "maxLength", fmt::format("is only supported up to {}", kMaxLength));
   CharFsm fsm;
   if (string_fsm(all, fsm)) {
     try {
@@ -221,6 +237,14 @@ NumberBounds SchemaCompiler::number_bounds(const Conjunction& all) {
       if (v != nullptr && !v->is_number()) schema_error(s.path, keyword, "must be a number");
       return v == nullptr ? std::optional<Decimal>() : decimal_of(*v);
     };
+    // OpenAPI's formats of numbers are bounds.
+    const Value* format = s.find("format");
+    for (const auto& [name, bounds] : kNumberFormats)
+      if (format != nullptr && format->is_string() && format->as_string() == name) {
+        Decimal low = decimal_of(Value(bounds.first)), high = decimal_of(Value(bounds.second));
+        if (!out.min || compare(low, *out.min) > 0) out.min = low, out.above_min = false;
+        if (!out.max || compare(high, *out.max) < 0) out.max = high, out.below_max = false;
+      }
     for (bool exclusive : {false, true}) {
       if (auto low = read(exclusive ? "exclusiveMinimum" : "minimum")) {
         int order = out.min ? compare(*low, *out.min) : 1;
@@ -270,9 +294,17 @@ ExprId SchemaCompiler::unique_items(const Conjunction& all, const SchemaRef& s, 
                                     uint32_t min, uint32_t max) {
   constexpr size_t kMaxUniqueEdges = 6000;
   std::vector<const Value*> found, values;
-  if (listed > 0 || !document_.values(item(all, 0), found))
+  static const Value kWords[] = {Value(true), Value(false), Value()};
+  Conjunction one = item(all, 0);
+  bool few = listed == 0 && document_.values(one, found);
+  if (listed == 0 && !few && (document_.types(one) & ~uint32_t{kBoolean | kNull}) == 0) {
+    few = true;
+    for (const Value& word : kWords)
+      if (document_.valid(word, one)) found.push_back(&word);
+  }
+  if (!few)
     schema_error(s.path, "uniqueItems",
-                 "is only supported with a maxItems of 1 or with items of enum or const");
+                 "is only supported with a maxItems of 1 or with items of enum, const or boolean");
   for (const Value* v : found)
     if (std::none_of(values.begin(), values.end(),
                      [&](const Value* other) { return json_equal(*v, *other); }))

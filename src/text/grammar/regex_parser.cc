@@ -231,6 +231,11 @@ class RegexParser {
                           ? any_code()
                           : complement(CodeSet{{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}}));
       case '\\':
+        if (peek(1) == 'A' || peek(1) == 'Z' || peek(1) == 'z') {  // as in Python and Rust
+          char32_t mark = peek(1) == 'A' ? kBeginMark : kEndMark;
+          pos_ += 2;
+          return of_set({{mark, mark}});
+        }
         return of_set(cased(escape(false)));
       case '*':
       case '+':
@@ -386,6 +391,8 @@ class RegexParser {
     bool negated = take('^');
     CodeSet out;
     while (end() || peek() != ']') {
+      if (peek() == '[' && peek(1) == ':' && text_.find(U":]", pos_) != text_.npos)
+        error("classes such as [:alpha:] are not available; use \\p{...}");
       bool single = false, other = false;
       CodeSet item = class_item(single);
       if (single && peek() == '-' && peek(1) != ']' && pos_ + 1 < text_.size()) {
