@@ -123,9 +123,8 @@ void bench_tree(const TreeFlags& f) {
   constexpr const char* kNames[] = {"chain", "chain with a mask", "tree"};
   Value rows = Value::array();
   for (size_t i = 0; i < 3; ++i)
-    rows.push(Value::Object{{"step", kNames[i]},
-                            {"seconds", median(times[i])},
-                            {"to_chain", median(times[i]) / base}});
+    rows.push(Value::Object{
+        {"step", kNames[i]}, {"seconds", median(times[i])}, {"to_chain", median(times[i]) / base}});
   if (f.json) {
     fmt::print("{}\n", dump_json(rows, 2));
     return;

@@ -11,10 +11,10 @@
 namespace tokamak::grammar {
 namespace {
 
-constexpr size_t kMaxCombinations = 2000;  // of alternatives of anyOf and oneOf
-constexpr size_t kMaxExclusive = 64;       // alternatives of oneOf
-constexpr uint32_t kMaxItems = 5000;       // items that are counted one by one
-constexpr uint32_t kMaxLength = 100'000;   // characters that are counted
+constexpr size_t kMaxCombinations = 2000;    // of alternatives of anyOf and oneOf
+constexpr size_t kMaxExclusive = 64;         // alternatives of oneOf
+constexpr uint32_t kMaxItems = 5000;         // items that are counted one by one
+constexpr uint32_t kMaxLength = 100'000;     // characters that are counted
 constexpr uint32_t kNoLength = 100'000'000;  // more characters than any answer has
 constexpr std::pair<std::string_view, std::pair<int64_t, int64_t>> kNumberFormats[] = {
     {"int32", {INT32_MIN, INT32_MAX}}, {"int64", {INT64_MIN, INT64_MAX}}};
