@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "apps/bench_breakeven.h"
 #include "apps/bench_grammar.h"
 #include "apps/bench_kernels.h"
 #include "apps/bench_programs.h"
@@ -206,6 +207,7 @@ void add_bench_verb(CLI::App& app) {
   add_bench_programs(*bench);
   add_bench_replay(*bench);
   add_bench_serve(*bench);
+  add_bench_breakeven(*bench);
   add_bench_speculate(*bench);
   add_bench_tree(*bench);
   add_bench_startup(*bench);

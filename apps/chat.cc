@@ -124,6 +124,7 @@ void add_chat_verb(CLI::App& app) {
                    "most tokens of an answer (default: until the context is full)")
       ->check(CLI::Range(1, 1 << 24));
   add_sampling_flags(*verb, flags->generate);
+  add_search_flags(*verb, flags->model, flags->generate);
   add_grammar_flags(*verb, flags->generate);
   add_model_flags(*verb, flags->model);
   add_template_flag(*verb, flags->model);

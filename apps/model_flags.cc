@@ -153,13 +153,26 @@ void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {
       ->delimiter(';');
 }
 
+void add_search_flags(CLI::App& verb, OpenOptions& model, GenerateOptions& options) {
+  verb.add_option_function<std::string>(
+      "--dola",
+      [&](const std::string& layers) {
+        options.dola = layers;
+        model.dola = true;
+      },
+      "DoLa: contrast the logits with those of earlier layers: low, high, or layers as 8,10,12");
+  verb.add_option("--penalty-alpha", options.penalty_alpha,
+                  "contrastive search: weight of the likeness to earlier text, against that of the "
+                  "probability; with --top-k candidates");
+}
+
 void add_grammar_flags(CLI::App& verb, GenerateOptions& options) {
   verb.add_option_function<std::string>(
           "--grammar",
           [&options](const std::string& path) {
             options.grammar = read_text_file(path, grammar::kMaxSourceBytes);
           },
-          "file with a grammar (GBNF) that the answer follows")
+          "file with a grammar (GBNF or Lark) that the answer follows")
       ->check(CLI::ExistingFile);
   verb.add_option_function<std::string>(
       "--json-schema",

@@ -19,6 +19,8 @@ void add_speculative_flags(CLI::App& verb, OpenOptions& options);  // --speculat
 // --temperature --top-k ... --seed is among the model flags.
 void add_sampling_flags(CLI::App& verb, GenerateOptions& options);
 // --grammar --json-schema --regex --choice --jump-forward
+// DoLa and contrastive search.
+void add_search_flags(CLI::App& verb, OpenOptions& model, GenerateOptions& options);
 void add_grammar_flags(CLI::App& verb, GenerateOptions& options);
 void add_jump_flag(CLI::App& verb, GenerateOptions& options);
 

@@ -125,6 +125,7 @@ void add_run_verb(CLI::App& app) {
   verb->add_flag("--json", flags->json,
                  "print ids, text, finish reason and timings as one JSON object");
   add_sampling_flags(*verb, flags->generate);
+  add_search_flags(*verb, flags->model, flags->generate);
   add_grammar_flags(*verb, flags->generate);
   add_model_flags(*verb, flags->model);
   add_template_flag(*verb, flags->model);

@@ -61,10 +61,7 @@ ServedModel served(const LoadedModel& loaded, const ServeFlags& flags, size_t in
   model.max_sequences = loaded.engine->config().max_num_seqs;
   model.draft_tokens = loaded.drafter ? loaded.engine->config().draft_tokens : 0;
   model.dola_layers = loaded.engine->config().layers;
-  const std::vector<WeightEntry>& weights = loaded.source->plans().weights;
-  model.shares_embedding = std::none_of(weights.begin(), weights.end(), [](const WeightEntry& w) {
-    return w.name.starts_with("output.weight");
-  });
+  model.shares_embedding = shares_embedding(loaded.source->plans());
   model.jump_forward = flags.sampling.jump_forward;
   model.created = unix_seconds();
   OpenOptions options = flags.model;

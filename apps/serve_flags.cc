@@ -250,7 +250,7 @@ void add_serve_flags(CLI::App& verb, ServeFlags& flags) {
   add_jump_flag(verb, flags.sampling);
   add_template_flag(verb, flags.model);
   add_speculative_flags(verb, flags.model);
-  verb.add_flag("--dola", flags.model.layer_logits,
+  verb.add_flag("--dola", flags.model.dola,
                 "requests may use DoLa (dola_layers); one more function is compiled");
 }
 

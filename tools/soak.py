@@ -19,6 +19,7 @@ import os
 import pathlib
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -46,6 +47,7 @@ def parse_args():
     p.add_argument("--chat-template", help="of the server; requests with tools need one that shows them")
     p.add_argument("--backend", default="cpu", help="of the server; with cuda the GPU's memory is watched, too")
     p.add_argument("--no-compare", action="store_true", help="the backend's answers depend on the batch: only their status counts")
+    p.add_argument("--server-flags", default="", help="more flags of the server, such as '--speculate suffix --jump-forward'")
     p.add_argument("--page", action="store_true", help="use the chat page in Chromium")
     p.add_argument("--json", type=pathlib.Path, help="write samples and result here")
     return p.parse_args()
@@ -56,7 +58,7 @@ class Server:
         self.process = subprocess.Popen(
             [args.tokamak, "serve", args.model, "--port", "0", "--threads", str(args.threads), "--kv-blocks", str(args.kv_blocks),
              "--context", str(args.context), "--max-queue", "256", "--batch-dir", folder, "--batch-concurrency", "2", "--batch-retention", "60",
-             "--backend", args.backend, *(["--chat-template", args.chat_template] if args.chat_template else [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+             "--backend", args.backend, *(["--chat-template", args.chat_template] if args.chat_template else []), *shlex.split(args.server_flags)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         atexit.register(self.process.kill)
         self.gpu = args.backend == "cuda"
         text = ""

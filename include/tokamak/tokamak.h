@@ -63,6 +63,8 @@ struct ModelOptions {
   std::string speculative{};
   std::string draft_model{};  // a smaller model with the same tokenizer that guesses tokens
 
+  bool dola = false;  // GenerateOptions::dola may be used; one more function is compiled
+
   // Low-rank adapters (docs/adapters.md): PEFT folders or GGUF files. Merged ones become part of
   // the weights. The others, {name, path}, stay beside them: GenerateOptions::adapter chooses one.
   std::vector<std::string> merge_adapters{};
@@ -105,6 +107,12 @@ struct GenerateOptions {
   // follow the negative prompt (empty: the last token of the prompt). Costs a second sequence.
   std::optional<float> guidance_scale{};  // 1: off
   std::string negative_prompt{};
+  // DoLa (ModelOptions::dola): the logits are contrasted with those of earlier layers: "low",
+  // "high", or numbers of layers, "8,10,12" (docs/engine.md). Empty: off.
+  std::string dola{};
+  // Contrastive search: of top_k candidates, the likely one that resembles the text before it
+  // least. From 0 (off) to 1. It does not sample, and stops at tokens only.
+  std::optional<float> penalty_alpha{};
   // The order of sampling, with llama.cpp's names: "top_k", "temperature" ... (docs/engine.md).
   // Stages that are not named do not run. Empty: the default order.
   std::vector<std::string> samplers{};
@@ -119,7 +127,7 @@ struct GenerateOptions {
   // grammar may end; with max_tokens it may be cut off before.
   std::string json_schema{};           // a JSON schema; "{}": any JSON value
   std::string regex{};                 // the whole answer matches it
-  std::string grammar{};               // GBNF, as in llama.cpp
+  std::string grammar{};               // GBNF, as in llama.cpp, or Lark
   std::vector<std::string> choices{};  // one of these
   // Text that the grammar forces is appended without running the model, as the tokenizer splits it.
   // Saves time; the answer may be split into other tokens. Has no effect with `logprobs`.

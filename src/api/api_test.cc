@@ -10,6 +10,8 @@
 #include <thread>
 
 #include "api/open.h"
+#include "base/file.h"
+#include "base/json.h"
 
 namespace tokamak {
 namespace {
@@ -113,6 +115,54 @@ TEST(Api, EverySequenceOfAStepMayChooseAToken) {
   EXPECT_EQ(compile_options(o).max_logit_rows, 64);
   o.max_logit_rows = 16;
   EXPECT_EQ(compile_options(o).max_logit_rows, 16);
+}
+
+// Answers of transformers, as in tests/contract.
+TEST(Api, DolaAndContrastiveSearch) {
+  const char* root = std::getenv("TOKAMAK_SOURCE_DIR");
+  if (!root || !*root) GTEST_SKIP() << "TOKAMAK_SOURCE_DIR is not set";
+  auto ids_of = [](const Value& list) {
+    std::vector<int32_t> ids;
+    for (const Value& id : list.as_array()) ids.push_back(static_cast<int32_t>(id.as_int()));
+    return ids;
+  };
+  auto cases_of = [&](const char* name) {
+    return parse_json(read_text_file(std::string(root) + "/tests/golden/" + name), name);
+  };
+  Model model(tiny("llama"), {.threads = 2, .kv_dtype = "f32", .activations = "f32", .dola = true});
+  size_t compared = 0;
+  Value layers = cases_of("dola.json"), searches = cases_of("contrastive.json");
+  for (const Value& c : layers.as_array()) {
+    if (c.at("model").as_string() != "llama") continue;
+    GenerateOptions o = greedy(static_cast<int32_t>(c.at("max_tokens").as_int()));
+    for (int32_t layer : ids_of(c.at("layers")))
+      o.dola += (o.dola.empty() ? "" : ",") + std::to_string(layer);
+    o.repetition_penalty = static_cast<float>(c.at("repetition_penalty").as_double());
+    EXPECT_EQ(model.generate(ids_of(c.at("prompt")), o).ids, ids_of(c.at("ids")));
+    ++compared;
+  }
+  for (const Value& c : searches.as_array()) {
+    if (c.at("model").as_string() != "llama" || !c.at("stop").is_null()) continue;
+    GenerateOptions o;
+    o.max_tokens = static_cast<int32_t>(c.at("max_tokens").as_int());
+    o.ignore_eos = true;
+    o.top_k = static_cast<int32_t>(c.at("top_k").as_int());
+    o.penalty_alpha = static_cast<float>(c.at("alpha").as_double());
+    EXPECT_EQ(model.generate(ids_of(c.at("prompt")), o).ids, ids_of(c.at("ids")));
+    ++compared;
+  }
+  EXPECT_GT(compared, 10u);
+  auto refused = [&](GenerateOptions o) { return code_of([&] { model.generate("hello", o); }); };
+  EXPECT_EQ(refused({.dola = "middle"}), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(refused({.dola = "0,99"}), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(refused({.penalty_alpha = 0.5f}), ErrorCode::kInvalidArgument);  // without top_k
+  EXPECT_EQ(refused({.top_k = 4, .penalty_alpha = 2.0f}), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(refused({.top_k = 4, .penalty_alpha = 0.5f, .stop = {"x"}}),
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(refused({.top_k = 4, .penalty_alpha = 0.5f, .regex = "a*"}),
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of([] { llama().generate("hello", {.dola = "low"}); }),
+            ErrorCode::kInvalidArgument);
 }
 
 TEST(Api, EveryWayToGenerateGivesTheSameAnswer) {

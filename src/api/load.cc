@@ -122,7 +122,7 @@ LoadedModel load_model(const OpenOptions& asked) {
   }
   SpeculativeOptions speculative = parse_speculative(o.speculative, o.draft_model);
   o.exit_layers = exit_layers(speculative, o);
-  if (o.layer_logits && o.exit_layers != 0)
+  if (o.dola && o.exit_layers != 0)
     fail(ErrorCode::kUnsupported, "DoLa cannot be combined with the speculation early_exit");
   CompiledSetup setup = compile_for(o);
   const PlanSet& plans = setup.source->plans();
@@ -145,6 +145,7 @@ LoadedModel load_model(const OpenOptions& asked) {
   model.backend = std::move(setup.backend);
   model.source = std::move(setup.source);
   open_drafter(speculative, o, config, model);
+  if (o.make_drafter) model.drafter = o.make_drafter();
   model.engine = std::make_shared<LocalEngine>(plans, std::move(executable), config, clock,
                                                model.drafter.get());
   model.load_seconds = seconds(clock.now() - start);

@@ -41,7 +41,7 @@ std::shared_ptr<TokenMask> mask_of(const LoadedModel& model, const GenerateOptio
   std::vector<grammar::GrammarSource> asked;
   if (!o.json_schema.empty()) asked.push_back({Kind::kJsonSchema, o.json_schema, {}, "", ""});
   if (!o.regex.empty()) asked.push_back({Kind::kRegex, o.regex, {}, "", ""});
-  if (!o.grammar.empty()) asked.push_back({Kind::kGbnf, o.grammar, {}, "", ""});
+  if (!o.grammar.empty()) asked.push_back({Kind::kGrammar, o.grammar, {}, "", ""});
   if (!o.choices.empty()) asked.push_back({Kind::kChoice, "", o.choices, "", ""});
   if (asked.size() != 1)
     fail(ErrorCode::kInvalidArgument,
@@ -52,6 +52,43 @@ std::shared_ptr<TokenMask> mask_of(const LoadedModel& model, const GenerateOptio
   options.end_ids = end_ids;
   options.min_tokens = o.ignore_eos ? INT32_MAX : o.min_tokens;
   return std::make_shared<GrammarMask>(std::move(options));
+}
+
+// "low", "high" or "8,10,12".
+std::vector<int32_t> dola_layers(const LoadedModel& model, const std::string& text) {
+  const EngineConfig& config = model.engine->config();
+  if (config.layer_rows == 0)
+    fail(ErrorCode::kInvalidArgument, "dola: {} was opened without ModelOptions::dola", model.name);
+  if (text == "low" || text == "high")
+    return dola_half(config.layers, shares_embedding(model.source->plans()), text == "high");
+  std::vector<int32_t> out;
+  for (size_t begin = 0; begin <= text.size();) {
+    size_t end = std::min(text.find(',', begin), text.size());
+    std::string part = text.substr(begin, end - begin);
+    if (part.empty() || part.size() > 6 || part.find_first_not_of("0123456789") != part.npos)
+      fail(ErrorCode::kInvalidArgument,
+           "dola is '{}', but must be \"low\", \"high\" or numbers of layers with commas", text);
+    out.push_back(std::stoi(part));
+    begin = end + 1;
+  }
+  return out;
+}
+
+// The engine's contrastive search has a sequence for each candidate.
+void set_contrastive(const GenerateOptions& o, RequestSpec& spec, SampleSpec& sample) {
+  auto require = [](bool ok, std::string_view what) {
+    if (!ok) fail(ErrorCode::kInvalidArgument, "penalty_alpha {}", what);
+  };
+  require(*o.penalty_alpha <= 1 && *o.penalty_alpha >= 0, "must be from 0 to 1");
+  require(sample.top_k >= 2, "compares top_k candidates; set a top_k of 2 or more");
+  require(o.stop.empty(), "cannot be combined with stop texts; use stop_ids");
+  require(!spec.mask, "cannot be combined with a constrained answer");
+  require(sample.guidance_scale == 1 && sample.dola_layers.empty(),
+          "cannot be combined with guidance_scale or dola");
+  require(!penalizes(sample) && sample.logit_bias.empty(),
+          "cannot be combined with penalties and biases");
+  spec.beams = sample.top_k;
+  sample.penalty_alpha = *o.penalty_alpha;
 }
 
 bool is_constrained(const GenerateOptions& o) {
@@ -171,7 +208,8 @@ RequestSpec Model::Impl::request(std::vector<int32_t> ids, const GenerateOptions
   RequestSpec spec;
   spec.prompt = std::move(ids);
   if (!o.adapter.empty()) spec.adapter = adapters().find(o.adapter);
-  int64_t room = info.context - length;
+  bool contrasts = o.penalty_alpha && *o.penalty_alpha != 0;
+  int64_t room = info.context - length - (contrasts ? 1 : 0);  // it computes the last token too
   spec.max_tokens =
       static_cast<int32_t>(o.max_tokens < 0 ? room : std::min<int64_t>(o.max_tokens, room));
   spec.stop_ids = stop_ids(*loaded.tokenizer, o);
@@ -188,6 +226,7 @@ RequestSpec Model::Impl::request(std::vector<int32_t> ids, const GenerateOptions
     spec.negative_prompt = loaded.tokenizer->encode(o.negative_prompt);
   SampleSpec sample = sample_spec(loaded.defaults, o);
   check_logit_bias(sample, info.vocab);
+  if (!o.dola.empty()) sample.dola_layers = dola_layers(loaded, o.dola);
   if (is_constrained(o)) {
     std::vector<int32_t> ends = grammar_end_ids(*loaded.tokenizer, o.stop_ids);
     spec.mask = mask_of(loaded, o, ends);
@@ -197,6 +236,7 @@ RequestSpec Model::Impl::request(std::vector<int32_t> ids, const GenerateOptions
   } else if (sample.min_tokens > 0) {
     sample.banned_until_min = spec.stop_ids;
   }
+  if (contrasts) set_contrastive(o, spec, sample);
   spec.sample = std::make_shared<SampleSpec>(std::move(sample));
   return spec;
 }

@@ -80,7 +80,7 @@ CompileOptions compile_options(const OpenOptions& o) {
       value_or(o.max_logit_rows, std::max<int64_t>(kDefaultLogitRows, options.max_sequences));
   options.context = o.context;
   options.exit_layers = o.exit_layers;
-  options.layer_logits = o.layer_logits;
+  options.layer_logits = o.dola;
   options.materialized_prefill = o.materialized_prefill;
   options.max_context = value_or(o.max_context, kDefaultContext);
   options.longest = o.longest;
@@ -135,6 +135,11 @@ void need_autotune(const CompileOptions& options, const Backend& backend) {
          backend.name());
 }
 
+bool shares_embedding(const PlanSet& plans) {
+  return std::none_of(plans.weights.begin(), plans.weights.end(),
+                      [](const WeightEntry& w) { return w.name.starts_with("output.weight"); });
+}
+
 int64_t symbol_limit(const PlanSet& plans, std::string_view symbol) {
   for (const SymbolDecl& s : plans.symbols)
     if (s.name == symbol) return s.hi;
@@ -145,7 +150,7 @@ CompiledSetup compile_for(const OpenOptions& o, Backend* shared) {
   check_options(o);
   std::optional<CompileCache> cache;
   if (o.compile_cache) cache = CompileCache::from_environment();
-  if (o.layer_logits && is_bundle(o.model))
+  if (o.dola && is_bundle(o.model))
     fail(ErrorCode::kUnsupported,
          "DoLa needs a function that a bundle does not have; open the model file instead");
   if (is_bundle(o.model)) return open_bundle(o, cache ? &*cache : nullptr);
@@ -161,8 +166,6 @@ CompiledSetup compile_for(const OpenOptions& o, Backend* shared) {
   if (options.exit_layers != 0 && (shared ? *shared : *setup.backend).name() == "cuda")
     fail(ErrorCode::kUnsupported,
          "speculation: early_exit runs on the backends cpu and ref; on cuda use another method");
-  if (options.layer_logits && (shared ? *shared : *setup.backend).name() == "cuda")
-    fail(ErrorCode::kUnsupported, "DoLa runs on the backends cpu and ref");
   setup.source =
       compile_model(o.model, shared ? *shared : *setup.backend, options, cache ? &*cache : nullptr);
   return setup;

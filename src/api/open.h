@@ -31,7 +31,6 @@ struct OpenOptions : ModelOptions {
   std::string dump_dir;                 // folder for what each stage of the compiler produces
   int64_t longest = 0;                  // no sequence will be longer than this; 0: not known
   int64_t exit_layers = 0;              // CompileOptions::exit_layers
-  bool layer_logits = false;            // CompileOptions::layer_logits: requests may use DoLa
   bool materialized_prefill = false;    // CompileOptions::materialized_prefill
   int64_t max_context = 0;              // unless `context` is set: at most this; 0: 8192
   int64_t max_logit_rows = 0;           // rows of a step with logits; 0: 64 or max_sequences
@@ -41,6 +40,8 @@ struct OpenOptions : ModelOptions {
   double gpu_memory_utilization = 0;        // instead of all: share of the GPU's memory to use
   uint64_t seed = 0;                        // of the tokens that the null backend makes up
   std::function<void(EngineConfig&)> tune;  // changes policies and limits; may be empty
+  // Makes a drafter instead of that of `speculative`, with `tune` setting its limits; may be empty.
+  std::function<std::unique_ptr<Drafter>()> make_drafter;
 };
 constexpr int64_t kDefaultContext = 8192, kDefaultSequences = 64, kDefaultStepTokens = 512,
                   kDefaultLogitRows = 64, kDefaultAdapters = 4;
@@ -97,6 +98,7 @@ struct LoadedModel {
   std::string context_hint;  // what a user can do when a text is too long
 };
 LoadedModel load_model(const OpenOptions& options);
+bool shares_embedding(const PlanSet& plans);  // the embeddings are also the output matrix
 // What programs run on (serve/program/run.h).
 program::Host program_host(const LoadedModel& model);
 

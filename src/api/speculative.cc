@@ -2,14 +2,18 @@
 
 #include <algorithm>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "engine/draft/exit_drafter.h"
+#include "engine/draft/mapped_drafter.h"
 #include "engine/draft/model_drafter.h"
 #include "plan/bundle_file.h"
+#include "text/grammar/vocabulary.h"
 
 namespace tokamak {
 namespace {
@@ -175,20 +179,48 @@ SpeculativeOptions parse_speculative(std::string_view text, const std::string& d
 
 namespace {
 
-void check_same_vocabulary(const Tokenizer& target, const Tokenizer& draft,
-                           const std::string& path) {
-  auto count = static_cast<int32_t>(std::min(target.vocab_size(), draft.vocab_size()));
-  int32_t id = 0;
-  while (id < count && target.piece(id) == draft.piece(id)) ++id;
-  if (id < count)
+bool same_vocabulary(const Tokenizer& a, const Tokenizer& b) {
+  if (a.vocab_size() != b.vocab_size()) return false;
+  for (int32_t id = 0; id < static_cast<int32_t>(a.vocab_size()); ++id)
+    if (a.piece(id) != b.piece(id)) return false;
+  return true;
+}
+
+// Tokens with the same text; control tokens by their names, and those that begin and end texts.
+VocabularyMap map_vocabulary(const Tokenizer& target, const Tokenizer& draft,
+                             const std::string& path) {
+  const grammar::Vocabulary ours(target), theirs(draft);
+  std::unordered_map<std::string_view, int32_t> by_text;
+  for (int32_t id = static_cast<int32_t>(ours.size()); id-- > 0;)
+    if (!ours.bytes(id).empty()) by_text[ours.bytes(id)] = id;
+  VocabularyMap map;
+  map.to_target.assign(theirs.size(), -1);
+  map.to_draft.resize(ours.size());
+  size_t common = 0, all = 0;
+  for (int32_t id = 0; id < static_cast<int32_t>(theirs.size()); ++id) {
+    if (draft.piece(id).empty()) continue;
+    ++all;
+    int32_t same = -1;
+    if (auto it = by_text.find(theirs.bytes(id)); it != by_text.end()) same = it->second;
+    if (same < 0 && draft.is_special(id)) same = target.find_piece(draft.piece(id));
+    if (same < 0 && id == draft.eos_id()) same = target.eos_id();
+    if (same < 0 && id == draft.bos_id()) same = target.bos_id();
+    if (same < 0) continue;
+    map.to_target[static_cast<size_t>(id)] = same;
+    if (auto& list = map.to_draft[static_cast<size_t>(same)]; list.empty()) list = {id};
+    ++common;
+  }
+  for (int32_t id = 0; id < static_cast<int32_t>(ours.size()); ++id)
+    if (auto& list = map.to_draft[static_cast<size_t>(id)]; list.empty() && !ours.bytes(id).empty())
+      list = draft.encode(ours.bytes(id), {.add_special = false, .parse_special = false});
+  if (common < all / 4)
     fail(ErrorCode::kInvalidArgument,
-         "{}: token {} is \"{}\", but \"{}\" in the model; a draft model needs the same tokenizer",
-         path, id, draft.piece(id), target.piece(id));
-  if (target.vocab_size() != draft.vocab_size())
-    fail(ErrorCode::kInvalidArgument,
-         "{}: its vocabulary has {} tokens, that of the model {}; a draft model needs the same "
-         "tokenizer",
-         path, draft.vocab_size(), target.vocab_size());
+         "{}: only {} of its {} tokens are tokens of the model too; a draft model needs the same "
+         "tokenizer or a similar one",
+         path, common, all);
+  log::info("{}: another tokenizer; {} of its {} tokens are tokens of the model too", path, common,
+            all);
+  return map;
 }
 
 void open_draft_model(const OpenOptions& target, const std::string& path,
@@ -209,7 +241,10 @@ void open_draft_model(const OpenOptions& target, const std::string& path,
     fail(ErrorCode::kUnsupported,
          "{}: a draft model must not have recurrent layers: their state cannot be rolled back",
          path);
-  check_same_vocabulary(*model.tokenizer, Tokenizer(model.draft.source->tokenizer()), path);
+  const Tokenizer tokenizer(model.draft.source->tokenizer());
+  std::optional<VocabularyMap> map;
+  if (!same_vocabulary(*model.tokenizer, tokenizer))
+    map = map_vocabulary(*model.tokenizer, tokenizer, path);
   int64_t tokens = 0;
   for (size_t g = 0; g < config.groups.size(); ++g)
     tokens = std::max(tokens, config.blocks[g] * config.groups[g].block_size);
@@ -222,6 +257,7 @@ void open_draft_model(const OpenOptions& target, const std::string& path,
   auto executable = backend.load(plans, model.draft.source->weights(), load);
   model.drafter = std::make_unique<ModelDrafter>(plans, std::move(executable), load.blocks,
                                                  config.max_num_seqs);
+  if (map) model.drafter = std::make_unique<MappedDrafter>(std::move(model.drafter), *map);
 }
 
 void open_patterns(const SpeculativeOptions& s, LoadedModel& model) {

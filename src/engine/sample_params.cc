@@ -105,6 +105,24 @@ std::vector<SampleStage> sample_order(std::span<const std::string> names) {
   return order;
 }
 
+bool penalizes(const SampleSpec& s) {
+  return s.repetition_penalty != 1 || s.presence_penalty != 0 || s.frequency_penalty != 0;
+}
+
+// Every second layer of the first or the second half, of the first or the last 20 in large models.
+// Where the embeddings are the output matrix too, their own prediction is the input token: they are
+// left out.
+std::vector<int32_t> dola_half(int64_t layers, bool shares_embedding, bool high) {
+  int64_t half = layers / 2, first = 0;
+  if (shares_embedding && layers >= 2) first = layers == 2 ? 1 : 2;
+  int64_t begin = first, end = layers <= 40 ? half : 20;
+  if (high) begin = layers <= 40 ? half : layers - 20, end = layers;
+  std::vector<int32_t> out;
+  for (int64_t layer = begin; layer < end; layer += 2) out.push_back(static_cast<int32_t>(layer));
+  if (!high && first == half) out = {static_cast<int32_t>(first)};
+  return out;
+}
+
 void check_logit_bias(const SampleSpec& spec, int64_t vocab) {
   for (const auto& [id, bias] : spec.logit_bias) {
     if (id < 0 || id >= vocab)

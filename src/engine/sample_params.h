@@ -28,6 +28,12 @@ void set_sample_param(SampleSpec& spec, std::string_view name, double value);
 // occurs twice.
 std::vector<SampleStage> sample_order(std::span<const std::string> names);
 
+// Penalties for tokens that occurred before are on.
+bool penalizes(const SampleSpec& spec);
+
+// DoLa's layers "low" and "high" of a model with `layers` layers, as in transformers.
+std::vector<int32_t> dola_half(int64_t layers, bool shares_embedding, bool high);
+
 // Throws Error(kInvalidArgument) for a bias out of range or for an id outside the vocabulary.
 constexpr float kMaxLogitBias = 100;
 void check_logit_bias(const SampleSpec& spec, int64_t vocab);

@@ -91,6 +91,14 @@ class Run(unittest.TestCase):
         self.assertEqual(ids(5, 1), ids(5, 2))
         self.assertNotEqual(ids(5, 1), ids(6, 1))
 
+    def test_dola_and_contrastive_search(self):
+        def ids(*args):
+            return run_json("run", LLAMA, "the quick brown", "--temperature", "0", "--max-tokens", "12", "--ignore-eos", "--json", *args)["ids"]
+        self.assertEqual(len(ids("--dola", "0,1")), 12)
+        self.assertEqual(ids("--penalty-alpha", "0.6", "--top-k", "4"), ids("--penalty-alpha", "0.6", "--top-k", "4", "--seed", "7"))
+        self.assertIn('dola is \'x\', but must be "low", "high" or numbers of layers', run("run", LLAMA, "x", "--dola", "x").stderr)
+        self.assertIn("set a top_k of 2 or more", run("run", LLAMA, "x", "--penalty-alpha", "0.6").stderr)
+
     def test_text_output_and_standard_input(self):
         plain = run("run", LLAMA, "-", "--temperature", "0", "--max-tokens", "6", stdin="hello")
         self.assertEqual(plain.returncode, 0, plain.stderr)

@@ -56,7 +56,7 @@ TEST(ContrastiveGolden, AsTransformers) {
   std::map<std::string, std::vector<std::vector<int32_t>>> answers;
   size_t stopped = 0;
   for (const auto& [name, specs] : contrastive_cases(answers))
-    for (const char* backend : {"cpu", "ref"}) {
+    for (const char* backend : {TK_SEARCH_BACKENDS}) {
       TinyModel model(name, {}, backend);
       size_t count = 0;
       for (const Delta& d : model.run(specs)) {  // all of them in one batch

@@ -76,7 +76,7 @@ TEST(DolaGolden, AsTransformers) {
   std::map<std::string, std::vector<const Value*>> by_model;
   for (const Value& c : cases.as_array()) by_model[c.at("model").as_string()].push_back(&c);
   for (const auto& [name, list] : by_model)
-    for (const char* backend : {"cpu", "ref"}) {
+    for (const char* backend : {TK_SEARCH_BACKENDS}) {
       TinyModel model(name, with_layers(), backend);
       std::vector<RequestSpec> specs;
       for (const Value* c : list) specs.push_back(dola_request(*c));

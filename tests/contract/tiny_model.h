@@ -9,6 +9,10 @@
 #include "compile/open_model.h"
 #include "engine/simulator.h"
 
+#ifndef TK_SEARCH_BACKENDS  // that DoLa and contrastive search are compared on
+#define TK_SEARCH_BACKENDS "cpu", "ref"
+#endif
+
 namespace tokamak {
 
 // Its requests run on the cpu backend, unless told otherwise, in virtual time.
@@ -21,6 +25,7 @@ struct TinyModel {
     backend = make_backend(backend_name, options);
     compile.activations = "f32";
     compile.kv_dtype = DType::kF32;
+    compile.storage = "f32";
     compile.max_sequences = 16;
     source = compile_model(path, *backend, compile);
     config = default_engine_config(source->plans(), 64, 0);

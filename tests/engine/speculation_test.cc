@@ -437,6 +437,28 @@ TEST(AdaptiveDrafts, NeverMuchSlowerThanWithout) {
       }
 }
 
+// Texts that do not repeat, with the drafters that users choose: a first answer of a server, which
+// still has to learn that drafts do not pay.
+TEST(AdaptiveDrafts, LookupsOnTextThatDoesNotRepeat) {
+  for (const char* name : {"ngram", "suffix", "lookahead"})
+    for (double row_cost : {0.02, 0.1, 0.3, 1.0})
+      for (int sequences : {1, 4, 12}) {
+        SCOPED_TRACE(fmt::format("{} row {} sequences {}", name, row_cost, sequences));
+        std::string_view kind = name;
+        std::unique_ptr<Drafter> drafter = std::make_unique<NgramDrafter>(NgramOptions());
+        if (kind == "suffix") drafter = std::make_unique<SuffixDrafter>(SuffixOptions());
+        if (kind == "lookahead") drafter = std::make_unique<LookaheadDrafter>(LookaheadOptions());
+        double plain = run_paced(nullptr, false, sequences, row_cost).seconds;
+        Paced paced = run_paced(drafter.get(), true, sequences, row_cost);
+        EXPECT_LE(0.97 * paced.seconds, plain);
+        if (kind == "lookahead") {  // the others have nothing to propose
+          EXPECT_GT(paced.stats.draft_tokens, 0);
+          EXPECT_GT(paced.stats.draft_fallbacks, 0);
+          EXPECT_LT(paced.stats.draft_tokens, 20 + 8 * sequences);
+        }
+      }
+}
+
 TEST(AdaptiveDrafts, UsesWhatPays) {
   auto right = oracle(1 << 20), wrong = oracle(1);
   double plain = run_paced(nullptr, false, 1, 0.05).seconds;

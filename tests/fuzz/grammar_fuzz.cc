@@ -43,7 +43,7 @@ void run(const GrammarSource& source) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tokamak::grammar;
   if (size == 0 || size > 4096) return 0;
-  constexpr Kind kKinds[] = {Kind::kJsonSchema, Kind::kRegex, Kind::kGbnf};
+  constexpr Kind kKinds[] = {Kind::kJsonSchema, Kind::kRegex, Kind::kGrammar};
   GrammarSource source;
   source.kind = kKinds[data[0] % 3];
   source.text.assign(reinterpret_cast<const char*>(data + 1), size - 1);

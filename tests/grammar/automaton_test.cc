@@ -214,7 +214,8 @@ TEST(Grammar, RejectsWhatItCannotRun) {
     const char* message;
   };
   const Bad bad[] = {
-      {"root ::= root \"a\" | \"b\"", "left recursion: rule 'root'"},
+      {"root ::= a \"a\" | \"b\"\na ::= root", "left recursion: rule"},
+      {"root ::= root \"a\"", "matches no text"},
       {"root ::= a\na ::= b\nb ::= \"\" a \"x\" | \"y\"", "left recursion"},
       {"root ::= e root \"x\" | \"y\"\ne ::= \" \"?", "left recursion"},
       {"root ::= \"a\" root", "matches no text"},

@@ -1,5 +1,5 @@
 // Answers questions about grammars, one JSON object per line, for oracles in Python:
-//   {"schema": ... | "gbnf": "..." | "regex": "...", "texts": [...], "walks": 5, "seed": 1}
+//   {"schema": ... | "grammar": "..." | "regex": "...", "texts": [...], "walks": 5, "seed": 1}
 //   -> {"matches": [true, ...], "walks": ["{...}", ...]} or {"error": "..."}
 // With "masks": N also N random walks of tokens, each [[token, [allowed tokens], may end], ...]:
 // the token is what was taken next, -1 at the end. {"vocabulary": true} gives the tokens' bytes.
@@ -9,21 +9,18 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "text/grammar/gbnf.h"
+#include "text/grammar/grammar_cache.h"
 #include "text/grammar/json_schema.h"
 #include "text/grammar/matcher.h"
-#include "text/grammar/regex_parser.h"
 
 namespace tokamak::grammar {
 namespace {
 
 Ir grammar_of(const Value& question) {
   if (const Value* schema = question.find("schema")) return json_schema_grammar(*schema);
-  if (question.has("gbnf")) return parse_gbnf(question.at("gbnf").as_string());
-  Ir ir;
-  RuleId root = ir.add_rule("root");
-  ir.define(root, expr_of(ir, parse_regex(question.at("regex").as_string(), RegexUse::kWhole)));
-  return ir;
+  bool regex = question.has("regex");
+  return parse_grammar({regex ? Kind::kRegex : Kind::kGrammar,
+                        question.at(regex ? "regex" : "grammar").as_string()});
 }
 
 // Bytes, words and punctuation: tokens that cross the borders of rules.

@@ -120,6 +120,35 @@ TEST(JsonSchema, WhiteSpaceIsBounded) {
 }
 
 // Bounded time, and a message that says what is too much.
+// What the Python package jsonschema does not check.
+TEST(JsonSchema, FormatsOfNumbersAndEncodings) {
+  auto matches = [](const char* schema, const char* text) {
+    return Grammar(json_schema_grammar(parse_json(schema)), byte_vocabulary()).matches(text);
+  };
+  EXPECT_TRUE(matches(R"({"type": "integer", "format": "int32"})", "2147483647"));
+  EXPECT_FALSE(matches(R"({"type": "integer", "format": "int32"})", "2147483648"));
+  EXPECT_FALSE(matches(R"({"type": "integer", "format": "int64"})", "9223372036854775808"));
+  EXPECT_FALSE(matches(R"({"type": "integer", "format": "int32", "minimum": 5})", "4"));
+  EXPECT_TRUE(matches(R"({"type": "string", "contentEncoding": "base64"})", R"("QUI=")"));
+  EXPECT_FALSE(matches(R"({"type": "string", "contentEncoding": "base64"})", R"("QUI")"));
+  EXPECT_TRUE(matches(R"({"type": "string", "contentEncoding": "base16"})", R"("0A")"));
+  EXPECT_FALSE(matches(R"({"type": "string", "contentEncoding": "base32"})", R"("A")"));
+}
+
+TEST(JsonSchema, WhiteSpaceMayBeAPattern) {
+  Value schema = parse_json(R"({"type": "object", "properties": {"a": {"type": "null"}}})");
+  auto matches = [&](const char* space, const char* text) {
+    return Grammar(json_schema_grammar(schema, space), byte_vocabulary()).matches(text);
+  };
+  EXPECT_TRUE(matches("", "{\"a\":null}"));
+  EXPECT_FALSE(matches("", "{\"a\": null}"));
+  EXPECT_TRUE(matches("[ \\t]{0,2}", "{ \"a\":\t null}"));
+  EXPECT_FALSE(matches("[ \\t]{0,2}", "{\n\"a\":null}"));
+  EXPECT_TRUE(Grammar(json_object_grammar("\n?"), byte_vocabulary()).matches("{\n\"x\":\n1}"));
+  for (const char* bad : {"x?", "[^a]", ".", "("})
+    EXPECT_THROW(json_schema_grammar(Value(true), bad), Error) << bad;
+}
+
 TEST(JsonSchema, HostileSchemas) {
   std::string deep;
   for (int i = 0; i < 120; ++i) deep += R"({"type":"array","items":)";

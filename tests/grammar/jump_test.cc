@@ -40,7 +40,7 @@ std::shared_ptr<const Tokenizer> merging_tokenizer() {
 
 struct Forced {
   explicit Forced(const std::string& gbnf) : cache(tokenizer) {
-    options.grammar = cache.get({Kind::kGbnf, gbnf});
+    options.grammar = cache.get({Kind::kGrammar, gbnf});
     options.tokenizer = tokenizer;
     options.end_ids = grammar_end_ids(*tokenizer, {});
   }
@@ -149,7 +149,7 @@ TEST(ForcedTokens, AnswersOfTheEngineAreTheSame) {
   GrammarCache cache(testing::byte_tokenizer());
   GrammarMaskOptions options;
   options.tokenizer = testing::byte_tokenizer();
-  options.grammar = cache.get({Kind::kGbnf, R"(root ::= "{\"name\":\"" [a-z]{0,3} "\",\"age\":" n
+  options.grammar = cache.get({Kind::kGrammar, R"(root ::= "{\"name\":\"" [a-z]{0,3} "\",\"age\":" n
 n ::= [1-9] [0-9]? ",\"more\":" ("true}" | "false}"))"});
   options.end_ids = grammar_end_ids(*options.tokenizer, {});
   options.choices = 2;

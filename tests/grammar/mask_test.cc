@@ -111,7 +111,7 @@ TEST(GrammarMask, BeginsAfterTheThinking) {
 
 TEST(GrammarMask, AnswersOfTheEngineFollowTheGrammar) {
   PlanSet plans = fake_plan_set(300);
-  GrammarMaskOptions options = mask_options(Kind::kGbnf, kCompactJson);
+  GrammarMaskOptions options = mask_options(Kind::kGrammar, kCompactJson);
   std::map<std::pair<RequestId, int32_t>, std::vector<int32_t>> first;
   size_t ended = 0;
   for (int in_flight : {1, 2, 4})
@@ -176,7 +176,7 @@ CallMaskOptions call_options(const std::string& mark, const std::string& gbnf) {
   static const auto tokenizer = crossing_tokenizer();
   static GrammarCache cache(tokenizer);
   CallMaskOptions options;
-  options.grammar = cache.get({Kind::kGbnf, gbnf});
+  options.grammar = cache.get({Kind::kGrammar, gbnf});
   options.mark = mark;
   options.tokenizer = tokenizer;
   options.end_ids = grammar_end_ids(*tokenizer, {});
@@ -251,7 +251,7 @@ TEST(GrammarCache, IsBoundedAndShared) {
   EXPECT_TRUE(cache.get(wrapped)->matches("<t>1</t>"));
   EXPECT_THROW(cache.get({Kind::kRegex, "("}), Error);
   EXPECT_THROW(cache.get({Kind::kChoice, ""}), Error);
-  EXPECT_THROW(cache.get({Kind::kGbnf, std::string(2 << 20, ' ')}), Error);
+  EXPECT_THROW(cache.get({Kind::kGrammar, std::string(2 << 20, ' ')}), Error);
 }
 
 }  // namespace

@@ -44,6 +44,12 @@ const RegexCase kRegexCases[] = {
     {"[^]", RegexUse::kWhole, {"a", "\n"}, {""}},
     {"[a-]+", RegexUse::kWhole, {"a-a"}, {"b"}},
     {"(a|)b", RegexUse::kWhole, {"ab", "b"}, {"a"}},
+    {"(?i)a\\x42[x-z\u00e4]+", RegexUse::kWhole, {"abX", "ABz\u00c4"}, {"acx", "abw"}},
+    {"(?i)[^a-c]", RegexUse::kWhole, {"d"}, {"B", "b"}},
+    {"a(?i:b)c", RegexUse::kWhole, {"aBc", "abc"}, {"Abc", "abC"}},
+    {"(?is)a.", RegexUse::kWhole, {"A\n"}, {"A"}},
+    {"(?P<n>a)b", RegexUse::kWhole, {"ab"}, {"a"}},
+    {"\\Aab\\Z", RegexUse::kSearch, {"ab"}, {"xab", "abx"}},
 };
 
 TEST(Regex, Matches) {
@@ -70,11 +76,13 @@ TEST(Regex, RejectsWhatIsNotAvailable) {
   const std::pair<const char*, const char*> bad[] = {
       {"(?=a)b", "look-around"},
       {"(?<!a)b", "look-around"},
-      {"(?i)a", "look-around and flags"},
+      {"(?x)a", "look-around and flags"},
+      {"a(?i)b", "look-around and flags"},
       {"(a)\\1", "back-references"},
       {"\\bword", "word boundaries"},
       {"\\q", "unknown escape"},
       {"a**", "repetition follows"},
+      {"[[:alpha:]]+", "[:alpha:] are not available"},
       {"*a", "nothing to repeat"},
       {"(a", "')' is expected"},
       {"a)", "has no '('"},

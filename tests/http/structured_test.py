@@ -263,7 +263,10 @@ class Structured(unittest.TestCase):
             self.assertEqual((status, data["error"]["param"]), (400, param), data)
 
     def test_errors_name_the_field(self):
-        for fields, param, words in (({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "#/uniqueItems"),
+        for fields, param, words in (({"structured_outputs": {"jsn": {}}}, "structured_outputs", "it has none of json"),
+                                     ({"guided_json": {"type": "null"}, "guided_whitespace_pattern": "x"}, "guided_json", "also matches other characters"),
+                                     ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "is about JSON"),
+                                     ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "#/uniqueItems"),
                                      ({"regex": "("}, "regex", "is expected"), ({"grammar": "root ::= x"}, "grammar", "does not define"),
                                      ({"guided_choice": []}, "guided_choice", "empty"), ({"regex": "a", "grammar": "b"}, "grammar", "cannot be combined"),
                                      ({"regex": "a", "use_beam_search": True, "n": 2}, "use_beam_search", "Beam search"),

@@ -101,9 +101,12 @@ CudaExecutable::Prepared CudaExecutable::prepare(const Plan& plan) const {
     if (output.name == "logits" && output.arg.dtype == DType::kF32)
       out.logits = static_cast<int>(out.outputs.size());
     out.outputs.push_back(resolve(output.arg));
-    out.kinds.push_back(output.name == "logits"   ? OutputKind::kLogits
-                        : output.name == "hidden" ? OutputKind::kHidden
-                                                  : OutputKind::kOther);
+    out.kinds.push_back(output.name == "logits"       ? OutputKind::kLogits
+                        : output.name == kLayerLogits ? OutputKind::kLayerLogits
+                        : output.name == "hidden"     ? OutputKind::kHidden
+                                                      : OutputKind::kOther);
+    if (output.name == kLayerLogits && output.arg.dtype != DType::kF32)
+      fail(ErrorCode::kUnsupported, "the logits of layers are not in f32");
   }
   out.inputs.assign(inputs.begin(), inputs.end());
   out.groups.assign(groups.begin(), groups.end());

@@ -64,7 +64,7 @@ class CudaExecutable final : public Executable {
     std::unique_ptr<StepGraph> graph;
     int64_t runs = 0, last_run = 0;
   };
-  enum class OutputKind : uint8_t { kLogits, kHidden, kOther };
+  enum class OutputKind : uint8_t { kLogits, kLayerLogits, kHidden, kOther };
   // Inputs of a plan that the persistent kernel and the fused layers read, as members of
   // LayerLaunches::Step.
   struct StepInput {

@@ -260,6 +260,10 @@ void CudaExecutable::finish_phase() {
                     launched_.first_sequence};
   const bool on_device = !device_tokens_.empty() || launched_.chooser == Chooser::kTable;
   bool has_logits = false;
+  std::span<const float> layer_logits;
+  for (const Fetched& f : launched_.fetched)
+    if (prepared_[launched_.plan].kinds[f.output] == OutputKind::kLayerLogits)
+      layer_logits = floats(f, DType::kF32);
   for (const Fetched& f : launched_.fetched) {
     const PlanOutput& output = plan.outputs[f.output];
     const OutputKind kind = prepared_[launched_.plan].kinds[f.output];
@@ -269,11 +273,11 @@ void CudaExecutable::finish_phase() {
         result_.logits.insert(result_.logits.end(), logits.begin(), logits.end());
       if (!sampler_ || on_device) continue;
       has_logits = true;
-      sampler_->finish(place, logits.data(), result_);
+      sampler_->finish(place, logits.data(), result_, layer_logits);
     } else if (kind == OutputKind::kHidden) {
       std::span<const float> hidden = floats(f, output.arg.dtype);
       result_.hidden.insert(result_.hidden.end(), hidden.begin(), hidden.end());
-    } else {
+    } else if (kind == OutputKind::kOther) {
       StepTensor& out = result_.outputs.emplace_back();
       out.name = output.name;
       out.dtype = output.arg.dtype;

@@ -51,6 +51,7 @@ LaunchMatch match_stream(const LaunchDesc&, const PlanSet& set, const Plan& plan
 }
 
 LaunchMatch match_layers(const LaunchDesc&, const PlanSet& set, const Plan& plan) {
+  if (plan.function == kLayersFunction) return refused("it returns no logits of inner layers");
   std::string why;
   return LayerLaunches::find(set, plan, why) ? whole(plan) : refused(why);
 }

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "compile/pass.h"
 #include "compile/planner/kernels.h"
+#include "plan/plan.h"
 
 namespace tokamak {
 namespace {
@@ -26,7 +27,7 @@ class Roles {
     for (NodeId id = 0; id < fn.nodes().size(); ++id) activation_[id] = is_activation(id);
     for (NodeId id = 0; id < fn.nodes().size(); ++id) find_residual(id);
     for (const Function::Result& r : fn.results())
-      if (r.name == "logits") find_logits(r.ref);
+      if (r.name == "logits" || r.name == kLayerLogits) find_logits(r.ref);
   }
 
   DType wanted(NodeId id, const StorageWish& wish) const {

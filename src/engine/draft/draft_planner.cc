@@ -96,7 +96,7 @@ void DraftPlanner::propose(std::span<Sequence* const> running, int64_t spare) {
     r.salt = s->request->spec.cache_salt;
     r.most = most;
     r.tokens.clear();
-    r.strength = 0;
+    r.strength = r.founded = 0;
     s->draft.asked = static_cast<int32_t>(asked_.size());
     asked_.push_back(s);
   }
@@ -109,6 +109,7 @@ void DraftPlanner::assign(Sequence& seq, int64_t most) {
   DraftRequest& r = requests_[static_cast<size_t>(index)];
   seq.draft.strength = std::clamp(r.strength, 0, drafter_->strengths() - 1);
   auto bound = std::min<int64_t>({most, r.most, std::ssize(r.tokens)});
+  if (config_.adaptive_drafts && r.founded > 0) bound = std::min<int64_t>(bound, r.founded);
   auto length = static_cast<int32_t>(std::max<int64_t>(0, bound));
   if (length > 0 && !drafter_->expensive()) length = worthwhile(seq, seq.draft.strength, length);
   int32_t kept = 0;

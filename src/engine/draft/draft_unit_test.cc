@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/rng.h"
 #include "engine/draft/lookahead_drafter.h"
+#include "engine/draft/mapped_drafter.h"
 #include "engine/draft/ngram_drafter.h"
 #include "engine/draft/pattern_drafter.h"
 #include "engine/draft/step_cost.h"
@@ -49,6 +50,7 @@ TEST(LookaheadDrafter, ImprovesItsGuessesAndKeepsNgrams) {
   for (const DraftToken& t : first.tokens) tokens.push_back(t.id);
   EXPECT_EQ(tokens, (Ids{2, 3, 1, 2, 9}));
   EXPECT_EQ(first.strength, 1);
+  EXPECT_EQ(first.founded, 2);
   // 2 is right, 3 is not: 7 follows. Then what the model chose after the wrong tokens.
   drafter.verified(1, first.tokens, Ids{2, 7, 20, 21, 22, 23}, 1);
   text.insert(text.end(), {2, 7});
@@ -61,6 +63,57 @@ TEST(LookaheadDrafter, ImprovesItsGuessesAndKeepsNgrams) {
   EXPECT_EQ(drafted(drafter, text, 1), (Ids{1}));
   drafter.finish(1, "", text, 1);
   EXPECT_EQ(drafted(drafter, Ids{5, 3}, 2).size(), 2u) << "a new text with the same number";
+}
+
+// Its tokens are letters; those of the model are pairs of letters, and letters in another order.
+TEST(MappedDrafter, TranslatesBothWays) {
+  struct Next final : Drafter {  // a b c d ... after the last letter
+    void propose(std::span<DraftRequest> requests) override {
+      for (DraftRequest& r : requests) {
+        seen.assign(r.ids.begin(), r.ids.end());
+        prompt = r.prompt_length;
+        temperature = r.sample->get()->temperature;
+        for (int32_t i = 0; i < r.most; ++i)
+          r.tokens.push_back({r.ids.back() + 1 + i, i - 1, nullptr});
+      }
+    }
+    void finish(uint64_t, std::string_view, std::span<const int32_t>, int32_t) override {
+      ++finished;
+    }
+    std::vector<int32_t> seen;
+    int32_t prompt = 0, finished = 0;
+    float temperature = 1;
+  };
+  auto inner = std::make_unique<Next>();
+  Next& next = *inner;
+  VocabularyMap map;
+  map.to_draft = {{0, 1}, {3}, {2}, {1}, {0}, {}};  // "ab", d, c, b, a, a control token
+  map.to_target = {4, 3, 2, 1, -1};                 // the model has no e
+  MappedDrafter drafter(std::move(inner), map);
+  auto sample = std::make_shared<const SampleSpec>();
+  auto propose = [&](const std::vector<int32_t>& ids, int32_t most) {
+    std::vector<DraftRequest> requests(1);
+    requests[0].sequence = 7;
+    requests[0].ids = ids;
+    requests[0].prompt_length = 1;
+    requests[0].sample = &sample;
+    requests[0].most = most;
+    drafter.propose(requests);
+    std::vector<int32_t> out;
+    for (const DraftToken& t : requests[0].tokens) out.push_back(t.id);
+    return out;
+  };
+  EXPECT_EQ(propose({0}, 1), (std::vector<int32_t>{2}));  // "ab" -> c
+  EXPECT_EQ(next.seen, (std::vector<int32_t>{0, 1}));
+  EXPECT_EQ(next.prompt, 2);
+  EXPECT_EQ(next.temperature, 0);
+  EXPECT_EQ(propose({0, 5, 4}, 8), (std::vector<int32_t>{3, 2, 1}));  // b c d, then e
+  EXPECT_EQ(next.seen, (std::vector<int32_t>{0, 1, 0}));
+  EXPECT_EQ(propose({0, 3}, 2), (std::vector<int32_t>{2, 1}));  // the last tokens changed
+  EXPECT_EQ(next.seen, (std::vector<int32_t>{0, 1, 1}));
+  drafter.finish(7, "", {}, 0);
+  drafter.finish(8, "", {}, 0);
+  EXPECT_EQ(next.finished, 1);
 }
 
 TEST(NgramDrafter, ContinuesTheLongestEarlierOccurrence) {

@@ -41,6 +41,9 @@ struct DraftRequest {
   // How well founded the proposal is, below Drafter::strengths(): acceptance is measured for each
   // value separately.
   int32_t strength = 0;
+  // The first tokens, which the strength is about; those after them are guesses that only help the
+  // drafter, and are left out where drafts must pay. 0: all.
+  int32_t founded = 0;
 };
 
 // Proposes the rest of the prediction if the answer follows it so far. False: it does not.

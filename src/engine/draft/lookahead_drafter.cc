@@ -37,6 +37,7 @@ void LookaheadDrafter::propose(DraftRequest& r, const Text& text) const {
   if (auto it = text.pool.find(r.ids.back()); it != text.pool.end()) {
     r.strength = 1;
     auto count = std::min<std::ptrdiff_t>(options_.ngram - 1, r.most);
+    r.founded = static_cast<int32_t>(count);
     for (auto id = it->second.end() - (options_.ngram - 1); count > 0; --count) add(*id++);
   }
   // Positions without a guess begin with tokens of the text; any would do.

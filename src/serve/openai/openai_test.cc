@@ -158,6 +158,48 @@ TEST(Prepare, StrictToolsConstrainCallsOnly) {
   EXPECT_THROW(prepared("true", R"(, "guided_regex": "a")"), ApiError);
 }
 
+// Where marks may be control tokens, a forced call is plain JSON; strict calls follow the mark.
+TEST(Prepare, CallsInOtherFormats) {
+  for (const ToolFormat& format : tool_formats()) {
+    SCOPED_TRACE(format.name);
+    ServedModel model = fake_model(nullptr);
+    model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
+    model.tool_format = &format;
+    auto shared = std::make_shared<const ServedModel>(std::move(model));
+    auto prepared = [&](const std::string& choice) {
+      return prepare_chat(
+          parse_json(R"({"messages": [{"role": "user", "content": "x"}], "tool_choice": )" +
+                     choice + R"(, "tools": [{"type": "function", "function":
+          {"name": "f", "strict": true, "parameters": {"$defs": {"n": {"type": "integer"}},
+           "type": "object", "properties": {"x": {"$ref": "#/$defs/n"}}, "required": ["x"]}}}]})"),
+          shared);
+    };
+    if (format.name == "harmony") {
+      EXPECT_THROW(prepared(R"("required")"), ApiError);
+      continue;
+    }
+    bool own = format.name == "hermes" || format.name == "llama3";
+    Prepared forced = prepared(R"("required")");
+    ASSERT_NE(forced.params.grammar, nullptr);
+    EXPECT_EQ(forced.output.tools->name, own ? format.name : "llama3");
+    EXPECT_EQ(forced.params.grammar->matches(R"({"name": "f", "parameters": {"x": 3}})"),
+              format.name != "hermes");
+    EXPECT_FALSE(forced.params.grammar->matches(R"({"name": "f", "parameters": {"x": "3"}})"));
+    Prepared free = prepared(R"("auto")");
+    EXPECT_EQ(free.output.tools, &format);
+    bool list = format.name == "mistral" || format.name == "granite" || format.name == "phi4";
+    EXPECT_EQ(free.params.call_grammar != nullptr, own || list || format.name == "command_r");
+    if (list) {
+      EXPECT_TRUE(free.params.call_grammar->matches(R"([{"name": "f", "arguments": {"x": 3}}])"));
+      EXPECT_FALSE(free.params.call_grammar->matches(R"([{"name": "f", "arguments": {}}])"));
+    }
+    if (format.name == "command_r") {
+      EXPECT_TRUE(free.params.call_grammar->matches(
+          R"([{"tool_call_id": "0", "tool_name": "f", "parameters": {"x": 3}}])"));
+    }
+  }
+}
+
 TEST(Choice, SplitsTokensAnyWayWithTheSameResult) {
   Prepared p =
       completion(R"({"prompt": "x", "stop": ["ow", "zzz"], "logprobs": 0, "max_tokens": 40})");

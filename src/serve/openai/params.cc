@@ -153,10 +153,6 @@ void read_line_limits(Fields& fields, LineLimits& limits) {
   fields.integer("t_max_prompt_ms", -1, INT32_MAX);  // llama.cpp does not use it either
 }
 
-bool penalizes(const SampleSpec& s) {
-  return s.repetition_penalty != 1 || s.presence_penalty != 0 || s.frequency_penalty != 0;
-}
-
 void read_sampling(Fields& fields, const ServedModel& model, uint64_t fallback_seed,
                    SampleSpec& sample) {
   sample = model.defaults;
@@ -183,21 +179,6 @@ void read_sampling(Fields& fields, const ServedModel& model, uint64_t fallback_s
   read_logit_bias(fields, model, sample);
 }
 
-// Every second layer of the first or the second half, of the first or the last 20 in large models.
-// Where the embeddings are the output matrix too, their own prediction is the input token: they are
-// left out. As in transformers.
-std::vector<int32_t> dola_half(const ServedModel& model, bool high) {
-  int64_t layers = model.dola_layers, half = layers / 2;
-  int64_t first = 0;
-  if (model.shares_embedding && layers >= 2) first = layers == 2 ? 1 : 2;
-  int64_t begin = first, end = layers <= 40 ? half : 20;
-  if (high) begin = layers <= 40 ? half : layers - 20, end = layers;
-  std::vector<int32_t> out;
-  for (int64_t layer = begin; layer < end; layer += 2) out.push_back(static_cast<int32_t>(layer));
-  if (!high && first == half) out = {static_cast<int32_t>(first)};
-  return out;
-}
-
 // DoLa, as transformers' dola_layers: 'low', 'high' or a list of layers.
 void read_dola(Fields& fields, const ServedModel& model, SampleSpec& sample) {
   const Value* value = fields.find("dola_layers");
@@ -213,7 +194,7 @@ void read_dola(Fields& fields, const ServedModel& model, SampleSpec& sample) {
     if (name != "low" && name != "high")
       bad_request("dola_layers", "invalid_value",
                   "Invalid 'dola_layers': use 'low', 'high' or an array of layers.");
-    sample.dola_layers = dola_half(model, name == "high");
+    sample.dola_layers = dola_half(model.dola_layers, model.shares_embedding, name == "high");
   } else {
     wrong_type("dola_layers", "a string or an array of integers", *value);
   }

@@ -252,6 +252,7 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
       bad_request(call.forced ? "tool_choice" : "tools", "invalid_value",
                   "{} cannot be combined with another constraint of the answer.",
                   call.forced ? "'tool_choice'" : "Strict tools");
+    if (call.format != nullptr) request.output.tools = call.format;
     (call.forced ? request.params.grammar : request.params.call_grammar) = std::move(call.grammar);
   }
   prepare_structured(request.params, *model, request.output);

@@ -49,10 +49,24 @@ class Constraint {
     set(param, std::move(source));
   }
 
+  bool is_set() const { return source_.has_value(); }
+  // White space in JSON, as a regular expression.
+  void set_space(const std::string& param, std::string regex) {
+    space_param_ = param;
+    space_ = std::move(regex);
+  }
+
   std::shared_ptr<const grammar::Grammar> compile(const ServedModel& model) const {
     if (!source_) return nullptr;
+    GrammarSource source = *source_;
+    if (space_) {
+      if (source.kind != Kind::kJsonSchema && source.kind != Kind::kJsonObject)
+        bad_request(space_param_, "invalid_value", "'{}' is about JSON, but '{}' is not.",
+                    space_param_, param_);
+      source.space = space_;
+    }
     try {
-      return model.grammars->get(*source_);
+      return model.grammars->get(source);
     } catch (const Error& e) {
       if (e.code() == ErrorCode::kInternal) throw;
       bad_request(param_, "invalid_value", "Invalid '{}': {}.", param_, e.what());
@@ -60,8 +74,9 @@ class Constraint {
   }
 
  private:
-  std::string param_;
+  std::string param_, space_param_;
   std::optional<GrammarSource> source_;
+  std::optional<std::string> space_;
 };
 
 void read_response_format(Fields& fields, Constraint& constraint) {
@@ -97,12 +112,20 @@ void read_structured_outputs(Fields& fields, Constraint& constraint) {
     constraint.set_text(inner.name("regex"), Kind::kRegex, *v);
   if (const Value* v = inner.find("choice")) constraint.set_choice(inner.name("choice"), *v);
   if (const Value* v = inner.find("grammar"))
-    constraint.set_text(inner.name("grammar"), Kind::kGbnf, *v);
+    constraint.set_text(inner.name("grammar"), Kind::kGrammar, *v);
   if (inner.boolean("json_object").value_or(false))
     constraint.set(inner.name("json_object"), {Kind::kJsonObject, "", {}});
   inner.refuse("structural_tag", "It is not available.");
-  inner.refuse("whitespace_pattern", "It is not available.");
-  inner.ignore({"disable_fallback", "disable_any_whitespace", "disable_additional_properties"});
+  if (auto space = inner.string("whitespace_pattern"))
+    constraint.set_space(inner.name("whitespace_pattern"), *space);
+  else if (inner.boolean("disable_any_whitespace").value_or(false))
+    constraint.set_space(inner.name("disable_any_whitespace"), "");
+  // Objects with declared properties have no others anyway.
+  inner.ignore({"disable_fallback", "disable_additional_properties"});
+  if (!constraint.is_set())
+    bad_request("structured_outputs", "invalid_value",
+                "Invalid 'structured_outputs': it has none of json, regex, choice, grammar and "
+                "json_object.");
   log_unknown_fields(inner.unknown());
 }
 
@@ -127,7 +150,31 @@ Value embedded(const Value& schema, const std::string& path) {
   return out;
 }
 
-constexpr std::string_view kHermesMark = "<tool_call>";
+// How models write calls as JSON. In other formats strict tools have no effect.
+struct JsonCallFormat {
+  std::string_view format, mark;  // what a call follows; empty: a brace at the start of the answer
+  const char *name = "name", *arguments = "arguments";
+  std::string_view before = "", after = "";
+  bool list = false, has_id = false;  // [{...}], with "tool_call_id"
+};
+constexpr JsonCallFormat kJsonCalls[] = {
+    {.format = "hermes", .mark = "<tool_call>", .before = "\n", .after = "\n</tool_call>"},
+    {.format = "llama3", .mark = "", .arguments = "parameters"},
+    {.format = "mistral", .mark = "[TOOL_CALLS]", .list = true},
+    {.format = "granite", .mark = "<|tool_call|>", .list = true},
+    {.format = "phi4", .mark = "<|tool_call|>", .list = true},
+    {.format = "command_r",
+     .mark = "<|START_ACTION|>",
+     .name = "tool_name",
+     .arguments = "parameters",
+     .list = true,
+     .has_id = true},
+};
+const JsonCallFormat* json_calls_of(const ServedModel& model) {
+  for (const JsonCallFormat& f : kJsonCalls)
+    if (model.tool_format != nullptr && f.format == model.tool_format->name) return &f;
+  return nullptr;
+}
 
 bool is_strict(const Value& tool) {
   const Value* function = tool.find("function");
@@ -136,17 +183,25 @@ bool is_strict(const Value& tool) {
 }
 
 // A call of the function. Arguments that are not strict are any object.
-Value call_schema(const Value& function, const char* key, const std::string& path, bool strict) {
+Value call_schema(const Value& function, const JsonCallFormat& format, const std::string& path,
+                  bool strict) {
   const Value* parameters = function.find("parameters");
   bool any = !strict || parameters == nullptr || parameters->is_null();
   Value schema = any ? Value::object() : embedded(*parameters, path);
   if (schema.is_object() && !schema.has("type")) schema.set("type", "object");
-  return Value::Object{
-      {"type", "object"},
-      {"properties", Value::Object{{"name", Value::Object{{"const", function.at("name")}}},
-                                   {key, std::move(schema)}}},
-      {"required", Value::Array{"name", key}},
-      {"additionalProperties", false}};
+  Value properties = Value::object(), required = Value::array();
+  auto add = [&](const char* key, Value value) {
+    properties.set(key, std::move(value));
+    required.push(key);
+  };
+  if (format.has_id)
+    add("tool_call_id", Value::Object{{"type", "string"}, {"pattern", "^[0-9]{1,3}$"}});
+  add(format.name, Value::Object{{"const", function.at("name")}});
+  add(format.arguments, std::move(schema));
+  return Value::Object{{"type", "object"},
+                       {"properties", std::move(properties)},
+                       {"required", std::move(required)},
+                       {"additionalProperties", false}};
 }
 
 Thinking thinking_of(const OutputSpec& output) {
@@ -160,7 +215,7 @@ std::shared_ptr<TokenMask> call_mask_of(const GenerationParams& params, const Se
                                         const OutputSpec& output) {
   CallMaskOptions options;
   options.grammar = params.call_grammar;
-  if (model.tool_format->name == "hermes") options.mark = kHermesMark;
+  options.mark = json_calls_of(model)->mark;
   options.tokenizer = model.tokenizer;
   options.end_ids = grammar_end_ids(*model.tokenizer, params.own_stop_ids);
   options.choices = params.n;
@@ -227,9 +282,10 @@ std::shared_ptr<const grammar::Grammar> read_structured(Fields& fields, const Se
     if (const Value* v = fields.find(field)) constraint.set_text(field, Kind::kRegex, *v);
   for (const char* field : {"guided_grammar", "grammar", "ebnf"})
     if (const Value* v = fields.find(field); v && !(v->is_string() && v->size() == 0))
-      constraint.set_text(field, Kind::kGbnf, *v);
+      constraint.set_text(field, Kind::kGrammar, *v);
   if (const Value* v = fields.find("guided_choice")) constraint.set_choice("guided_choice", *v);
-  fields.refuse("guided_whitespace_pattern", "It is not available.");
+  if (auto space = fields.string("guided_whitespace_pattern"))
+    constraint.set_space("guided_whitespace_pattern", *space);
   fields.ignore({"guided_decoding_backend"});
   return constraint.compile(model);
 }
@@ -245,29 +301,33 @@ CallGrammar call_grammar(const Value& body, const ServedModel& model) {
   out.forced = chosen && (choice->is_object() || choice->as_string() == "required");
   bool strict = std::any_of(tools->as_array().begin(), tools->as_array().end(), is_strict);
   if (!out.forced && !strict) return {};
-  const ToolFormat* format = model.tool_format;
-  bool hermes = format != nullptr && format->name == "hermes";
-  if (!hermes && (format == nullptr || format->name != "llama3")) {
-    if (!out.forced) return {};  // strict has no effect
-    unsupported(
-        "tool_choice",
-        format == nullptr
-            ? "The model's format of tool calls is not known."
-            : fmt::format("A call cannot be forced in the model's format, {}.", format->name));
+  const JsonCallFormat* format = json_calls_of(model);
+  bool own = format != nullptr && !format->list;  // a forced call is written as the model does
+  if (out.forced && !own) {
+    if (model.tool_format == nullptr || model.tool_format->machine == nullptr)
+      unsupported("tool_choice", model.tool_format == nullptr
+                                     ? "The model's format of tool calls is not known."
+                                     : "A call cannot be forced in the model's format, harmony.");
+    // Marks may be control tokens, which no grammar has: the whole answer is JSON instead.
+    out.format = find_tool_format("llama3");
+    format = &kJsonCalls[1];
   }
-  const char* key = hermes ? "arguments" : "parameters";
+  if (format == nullptr) return {};  // strict has no effect
+  std::string_view list = format->list ? "/items" : "";
   Value calls = Value::array();
   for (const Value& tool : tools->as_array()) {
     if (!name.empty() && tool.at("function").at("name").as_string() != name) continue;
-    std::string path = fmt::format("#/anyOf/{}/properties/{}", calls.size(), key);
-    calls.push(call_schema(tool.at("function"), key, path, out.forced || is_strict(tool)));
+    std::string path =
+        fmt::format("#{}/anyOf/{}/properties/{}", list, calls.size(), format->arguments);
+    calls.push(call_schema(tool.at("function"), *format, path, out.forced || is_strict(tool)));
   }
-  GrammarSource source{
-      Kind::kJsonSchema, dump_json(Value::Object{{"anyOf", std::move(calls)}}), {}};
-  if (hermes) {
-    source.before = out.forced ? std::string(kHermesMark) + "\n" : "\n";
-    source.after = "\n</tool_call>";
-  }
+  Value schema = Value::Object{{"anyOf", std::move(calls)}};
+  if (format->list)
+    schema = Value::Object{{"type", "array"}, {"items", std::move(schema)}, {"minItems", 1}};
+  GrammarSource source{Kind::kJsonSchema, dump_json(schema), {}};
+  source.before = out.forced ? std::string(format->mark) + std::string(format->before)
+                             : std::string(format->before);
+  source.after = format->after;
   Constraint constraint;
   constraint.set("tools", std::move(source));
   out.grammar = constraint.compile(model);

@@ -22,6 +22,7 @@ struct CallGrammar {
   // The answer is a call. Otherwise the grammar applies from where a call begins (strict tools with
   // tool_choice "auto").
   bool forced = false;
+  const ToolFormat* format = nullptr;  // that the call is written in; nullptr: the model's own
 };
 CallGrammar call_grammar(const Value& body, const ServedModel& model);
 

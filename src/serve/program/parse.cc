@@ -363,7 +363,7 @@ class Parser {
     using grammar::Kind;
     for (auto [key, kind] : {std::pair<const char*, Kind>{"json_schema", Kind::kJsonSchema},
                              {"regex", Kind::kRegex},
-                             {"grammar", Kind::kGbnf}}) {
+                             {"grammar", Kind::kGrammar}}) {
       const Value* value = m.find(key);
       if (value == nullptr) continue;
       if (out.gen.grammar) wrong(m.path(key), "only one grammar may constrain a text");

@@ -81,7 +81,7 @@ class GbnfParser {
     RuleId id = rule_named(own);
     if (ir_.rules()[id].body != kNoExpr) error(fmt::format("rule '{}' is defined twice", own));
     ExprId body = alternatives(false);
-    ir_.define(id, body);
+    ir_.define(id, without_left_recursion(ir_, id, body));
     if (!end() && peek() != '\n' && peek() != '\r') error("the end of the rule is expected");
     skip(true);
   }

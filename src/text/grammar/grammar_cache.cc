@@ -4,6 +4,7 @@
 #include "base/json.h"
 #include "text/grammar/gbnf.h"
 #include "text/grammar/json_schema.h"
+#include "text/grammar/lark.h"
 #include "text/grammar/regex_parser.h"
 #include "text/unicode.h"
 
@@ -23,11 +24,12 @@ std::string key_of(const GrammarSource& source) {
   for (const std::string& part : source.choices) key += fmt::format("|{}:{}", part.size(), part);
   for (const std::string& part : {source.before, source.after})
     key += fmt::format("|{}:{}", part.size(), part);
+  if (source.space) key += "|space:" + *source.space;
   return key;
 }
 
 void check_source(const GrammarSource& source) {
-  size_t bytes = source.text.size();
+  size_t bytes = source.text.size() + source.space.value_or("").size();
   for (const std::string& choice : source.choices) bytes += choice.size();
   if (bytes > kMaxSourceBytes)
     fail(ErrorCode::kOutOfRange, "the grammar has {} bytes, at most {} are possible", bytes,
@@ -42,9 +44,9 @@ void check_source(const GrammarSource& source) {
 Ir parse_kind(const GrammarSource& source) {
   switch (source.kind) {
     case Kind::kJsonObject:
-      return json_object_grammar();
+      return json_object_grammar(source.space);
     case Kind::kJsonSchema:
-      return json_schema_grammar(parse_json(source.text, "the JSON schema"));
+      return json_schema_grammar(parse_json(source.text, "the JSON schema"), source.space);
     case Kind::kRegex:
       return single_rule(
           [](Ir& ir, const GrammarSource& s) {
@@ -54,8 +56,8 @@ Ir parse_kind(const GrammarSource& source) {
     case Kind::kChoice:
       return single_rule([](Ir& ir, const GrammarSource& s) { return ir.one_of(s.choices); },
                          source);
-    case Kind::kGbnf:
-      return parse_gbnf(source.text);
+    case Kind::kGrammar:
+      return is_lark(source.text) ? parse_lark(source.text) : parse_gbnf(source.text);
   }
   TK_CHECK(false, "unknown kind of grammar");
 }

@@ -4,6 +4,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -18,7 +19,7 @@ enum class Kind : uint8_t {
   kJsonSchema,  // text: the schema
   kRegex,       // text: an expression that matches the whole answer
   kChoice,      // one of `choices`
-  kGbnf,        // text: rules in llama.cpp's notation
+  kGrammar,     // text: rules in llama.cpp's notation (gbnf.h) or Lark's (lark.h)
 };
 
 struct GrammarSource {
@@ -26,6 +27,8 @@ struct GrammarSource {
   std::string text{};
   std::vector<std::string> choices{};
   std::string before{}, after{};  // fixed texts around it
+  // JSON: a regular expression for white space between its parts; unset: as docs/structured.md says
+  std::optional<std::string> space{};
 };
 inline constexpr size_t kMaxSourceBytes = size_t{1} << 20;
 

@@ -28,4 +28,45 @@ RuleId Ir::add_rule(std::string name) {
   return static_cast<RuleId>(rules_.size() - 1);
 }
 
+RuleId Ir::embed(const Ir& other) {
+  auto first_expr = static_cast<ExprId>(exprs_.size());
+  auto first_rule = static_cast<RuleId>(rules_.size());
+  auto moved = [&](ExprId id) { return id == kNoExpr ? id : id + first_expr; };
+  for (Expr expr : other.exprs_) {
+    if (auto* seq = std::get_if<Seq>(&expr))
+      for (ExprId& part : seq->parts) part = moved(part);
+    if (auto* alt = std::get_if<Alt>(&expr))
+      for (ExprId& part : alt->parts) part = moved(part);
+    if (auto* repeat = std::get_if<Repeat>(&expr)) repeat->part = moved(repeat->part);
+    if (auto* ref = std::get_if<Ref>(&expr)) ref->rule += first_rule;
+    if (auto* graph = std::get_if<Graph>(&expr))
+      for (Graph::Edge& edge : graph->edges) edge.expr = moved(edge.expr);
+    add(std::move(expr));
+  }
+  for (const Rule& rule : other.rules_) define(add_rule(rule.name), moved(rule.body));
+  return other.root + first_rule;
+}
+
+ExprId without_left_recursion(Ir& ir, RuleId rule, ExprId body) {
+  std::vector<ExprId> alternatives{body}, others, tails;
+  if (const auto* alt = std::get_if<Alt>(&ir.expr(body))) alternatives = alt->parts;
+  auto is_self = [&](ExprId id) {
+    const auto* ref = std::get_if<Ref>(&ir.expr(id));
+    return ref != nullptr && ref->rule == rule;
+  };
+  for (ExprId id : alternatives) {
+    if (is_self(id)) continue;  // a: a
+    const auto* seq = std::get_if<Seq>(&ir.expr(id));
+    if (seq == nullptr || seq->parts.empty() || !is_self(seq->parts[0])) {
+      others.push_back(id);
+      continue;
+    }
+    std::vector<ExprId> rest(seq->parts.begin() + 1, seq->parts.end());
+    tails.push_back(ir.seq(std::move(rest)));
+  }
+  if (tails.empty() && others.size() == alternatives.size()) return body;
+  ExprId more = ir.repeat(ir.alt(std::move(tails)), 0, kUnbounded);
+  return ir.seq({ir.alt(std::move(others)), more});
+}
+
 }  // namespace tokamak::grammar

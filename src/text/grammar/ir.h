@@ -69,6 +69,9 @@ class Ir {
   RuleId add_rule(std::string name);  // defined later; the first rule is the root
   void define(RuleId rule, ExprId body) { rules_[rule].body = body; }
 
+  // Adds the rules of another grammar; returns its root.
+  RuleId embed(const Ir& other);
+
   struct Rule {
     std::string name;  // for messages
     ExprId body = kNoExpr;
@@ -82,6 +85,10 @@ class Ir {
   std::vector<Rule> rules_;
   size_t size_ = 0;
 };
+
+// The same texts as `body`, the definition of `rule`, where alternatives that begin with the rule
+// itself (a: b | a "+" b) are repetitions: b ("+" b)*.
+ExprId without_left_recursion(Ir& ir, RuleId rule, ExprId body);
 
 // Bounds on what a grammar may cost. Reaching one is an error that names it.
 inline constexpr size_t kMaxExprs = 400'000;      // expressions, and edges of graphs

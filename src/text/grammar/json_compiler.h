@@ -14,25 +14,30 @@ namespace tokamak::grammar {
 // Owner: json_schema_grammar(); one thread.
 class SchemaCompiler {
  public:
-  explicit SchemaCompiler(const Value& schema) : document_(schema), rules_(ir_) {}
+  SchemaCompiler(const Value& schema, const std::optional<std::string>& space)
+      : document_(schema), rules_(ir_, space) {}
   Ir compile(const Value& schema);
 
  private:
   ExprId reference(const Conjunction& all);  // to its rule
   ExprId body(const Conjunction& all);
   ExprId alternatives(const Conjunction& all, size_t index, bool one_of);
-  void check_exclusive(const std::vector<Conjunction>& parts, const SchemaRef& s);
+  void make_exclusive(std::vector<Conjunction>& parts, const std::vector<const Value*>& schemas,
+                      const SchemaRef& s);
   ExprId of_types(const Conjunction& all);
   ExprId never() { return ir_.alt({}); }
 
   ExprId string(const Conjunction& all);
   // The texts of strings, and whether anything but the length restricts them.
   bool string_fsm(const Conjunction& all, CharFsm& out);
+  bool excluded_strings(const Value& schema, const std::string& path, CharFsm& out);
   std::pair<uint32_t, uint32_t> limits(const Conjunction& all, const char* least, const char* most);
   ExprId number(const Conjunction& all, uint32_t types);
   NumberBounds number_bounds(const Conjunction& all);
   ExprId array(const Conjunction& all);
   Conjunction item(const Conjunction& all, size_t index);
+  ExprId unique_items(const Conjunction& all, const SchemaRef& s, uint32_t listed, uint32_t min,
+                      uint32_t max);
 
   struct Member {
     std::string name;

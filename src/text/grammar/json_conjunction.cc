@@ -4,12 +4,15 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "text/grammar/json_derived.h"
 #include "text/grammar/regex_parser.h"
 
 namespace tokamak::grammar {
 namespace {
 
 constexpr int kMaxRefs = 64;  // references that lead to references
+constexpr const char* kDerived[] = {"if", "not", "dependentRequired", "dependentSchemas",
+                                    "dependencies"};
 
 uint32_t type_bits(std::string_view name) {
   if (name == "null") return kNull;
@@ -136,16 +139,65 @@ void SchemaDocument::add(Conjunction& all, const Value& schema, const std::strin
     if (known.schema == &schema) return;
   const Value* ref = schema.find("$ref");
   if (ref != nullptr && old_draft_) return add_ref(all, *ref, path, depth);
-  for (const char* keyword : {"if", "$dynamicRef", "$recursiveRef", "extends", "disallow"})
+  for (const char* keyword : {"$dynamicRef", "$recursiveRef", "extends", "disallow"})
     if (schema.has(keyword)) schema_error(path, keyword, "is not supported");
   all.schemas.push_back({&schema, path, !schema.has("anyOf"), !schema.has("oneOf")});
   if (ref != nullptr) add_ref(all, *ref, path, depth);
+  for (const Value& derived : derived_from(schema, path)) {
+    if (depth > kMaxRefs) schema_error(path, "", "is nested too deeply");
+    add(all, derived, path, depth + 1);
+  }
   if (const Value* parts = schema.find("allOf")) {
     if (!parts->is_array()) schema_error(path, "allOf", "must be an array");
     if (depth > kMaxRefs) schema_error(path, "allOf", "is nested too deeply");
     for (size_t i = 0; i < parts->size(); ++i)
       add(all, parts->as_array()[i], fmt::format("{}/allOf/{}", path, i), depth + 1);
   }
+}
+
+const std::vector<Value>& SchemaDocument::derived_from(const Value& schema,
+                                                       const std::string& path) const {
+  static const std::vector<Value> kNone;
+  if (std::none_of(std::begin(kDerived), std::end(kDerived),
+                   [&](const char* keyword) { return schema.has(keyword); }))
+    return kNone;
+  auto [it, fresh] = derived_.try_emplace(&schema);
+  if (!fresh) return it->second;
+  const char* refused = nullptr;
+  it->second = derived_schemas(schema, &refused);
+  if (refused != nullptr)
+    schema_error(path, refused,
+                 std::string_view(refused) == "if"
+                     ? "is only supported with type, enum, const, pattern, bounds, required, "
+                       "properties, allOf and anyOf"
+                     : "must be an object");
+  return it->second;
+}
+
+const Value* SchemaDocument::negation(const Value& schema, bool closed) const {
+  auto [it, fresh] = negations_.try_emplace({&schema, closed});
+  if (fresh) {
+    it->second = negated_schema(schema);
+    if (closed && it->second) close_members(*it->second);
+  }
+  return it->second ? &*it->second : nullptr;
+}
+
+// What `not` leaves of the types, where it excludes some of their values.
+uint32_t SchemaDocument::types_without(const SchemaRef& s, uint32_t bits) const {
+  const Value& excluded = s.schema->at("not");
+  if (excluded.has("type")) return bits & ~declared_types(excluded.at("type"), s.path + "/not");
+  if (excluded.has("pattern")) return bits;  // string_fsm()
+  const Value* list = excluded.find("enum");
+  if (list != nullptr && !list->is_array()) schema_error(s.path, "not/enum", "must be an array");
+  Value::Array one{excluded.has("const") ? excluded.at("const") : Value()};
+  for (const Value& v : list != nullptr ? list->as_array() : one) {
+    if (v.is_null()) bits &= ~uint32_t{kNull};
+    uint32_t kept = v.is_number() ? kInteger | kFraction : v.is_object() ? kObject : kArray;
+    if ((v.is_number() || v.is_object() || v.is_array()) && (bits & kept) != 0)
+      schema_error(s.path, "not", "is only supported for strings, booleans and null");
+  }
+  return bits;
 }
 
 uint32_t SchemaDocument::types(const Conjunction& all) const {
@@ -158,12 +210,13 @@ uint32_t SchemaDocument::types(const Conjunction& all) const {
       if (!excluded->is_bool() || excluded->as_bool()) bits = 0;
       continue;
     }
-    bool only_type = excluded->is_object() && excluded->size() == 1 && excluded->has("type");
     std::vector<const Value*> listed;
-    if (only_type)
-      bits &= ~declared_types(excluded->at("type"), s.path + "/not");
-    else if (!values(all, listed))
-      schema_error(s.path, "not", "is only supported with 'type'");
+    if (is_plain_negation(*excluded))
+      bits = types_without(s, bits);
+    else if (derived_from(*s.schema, s.path).empty() && !values(all, listed))
+      schema_error(s.path, "not",
+                   "is only supported with type, enum, const, pattern, bounds, required, "
+                   "properties, allOf and anyOf");
   }
   return bits;
 }

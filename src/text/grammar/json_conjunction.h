@@ -2,6 +2,7 @@
 // Schemas that hold at the same time, with references and allOf resolved.
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -57,6 +58,10 @@ class SchemaDocument {
     return out;
   }
 
+  // A schema for what is not valid under this one; nullptr: none is known. `closed`: it names no
+  // members that may be added.
+  const Value* negation(const Value& schema, bool closed) const;
+
   uint32_t types(const Conjunction& all) const;
   // chosen_from: a schema of `all` whose enum has the value.
   bool valid(const Value& value, const Conjunction& all, const Value* chosen_from = nullptr) const;
@@ -80,6 +85,9 @@ class SchemaDocument {
   void add_ref(Conjunction& all, const Value& ref, const std::string& path, int depth) const;
   std::pair<const Value*, std::string> resolve(const std::string& ref,
                                                const std::string& path) const;
+  // What other keywords of the schema say (json_derived.h).
+  const std::vector<Value>& derived_from(const Value& schema, const std::string& path) const;
+  uint32_t types_without(const SchemaRef& s, uint32_t bits) const;
   void find_anchors(const Value& schema, const std::string& path, int depth);
   bool valid_members(const Value& value, const SchemaRef& s) const;
   bool valid_items(const Value& value, const SchemaRef& s) const;
@@ -89,6 +97,8 @@ class SchemaDocument {
   bool old_draft_ = false;  // siblings of $ref are ignored, items may be an array
   std::map<std::string, std::pair<const Value*, std::string>> anchors_;  // "#name", "$id"
   mutable std::map<std::string, CharFsm> patterns_;
+  mutable std::map<const Value*, std::vector<Value>> derived_;
+  mutable std::map<std::pair<const Value*, bool>, std::optional<Value>> negations_;
 };
 
 bool json_equal(const Value& a, const Value& b);  // 1 equals 1.0; the order of members is free

@@ -65,14 +65,34 @@ const char* format_names() {
          "uuid, uri, uri-reference, iri, iri-reference, json-pointer and relative-json-pointer";
 }
 
-const CharFsm* format_fsm(const std::string& name) {
+namespace {
+
+std::string encoding_regex(const std::string& name) {
+  const std::string url = "[A-Za-z0-9_-]", plain = "[A-Za-z0-9+/]";
+  if (name == "base16") return "([0-9A-F]{2})*";
+  if (name == "base64url") return "(" + url + "{4})*(" + url + "{2}(==)?|" + url + "{3}=?)?";
+  if (name == "base64") return "(" + plain + "{4})*(" + plain + "{2}==|" + plain + "{3}=)?";
+  if (name == "base32")
+    return "([A-Z2-7]{8})*([A-Z2-7]{2}={6}|[A-Z2-7]{4}={4}|[A-Z2-7]{5}={3}|[A-Z2-7]{7}=)?";
+  return "";
+}
+
+// Built once per name; they live as long as the program.
+const CharFsm* named_fsm(const std::string& name, const std::string& regex) {
   static std::mutex mutex;
   static std::map<std::string, CharFsm> built;
   std::lock_guard lock(mutex);
   if (auto it = built.find(name); it != built.end()) return &it->second;
-  std::string regex = format_regex(name);
   if (regex.empty()) return nullptr;
   return &built.emplace(name, deterministic(parse_regex(regex, RegexUse::kWhole))).first->second;
+}
+
+}  // namespace
+
+const CharFsm* format_fsm(const std::string& name) { return named_fsm(name, format_regex(name)); }
+
+const CharFsm* encoding_fsm(const std::string& name) {
+  return named_fsm("contentEncoding " + name, encoding_regex(name));
 }
 
 }  // namespace tokamak::grammar

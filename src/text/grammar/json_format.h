@@ -10,6 +10,8 @@ namespace tokamak::grammar {
 // common form: every text is valid, but not every valid text is generated (no quoted local parts
 // of addresses, no leap seconds, years of four digits).
 const CharFsm* format_fsm(const std::string& name);
+// The texts of a contentEncoding. nullptr: not supported.
+const CharFsm* encoding_fsm(const std::string& name);
 const char* format_names();  // for messages
 
 }  // namespace tokamak::grammar

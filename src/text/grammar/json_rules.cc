@@ -1,6 +1,8 @@
 #include "text/grammar/json_rules.h"
 
+#include "base/error.h"
 #include "base/json.h"
+#include "text/grammar/regex_parser.h"
 
 namespace tokamak::grammar {
 namespace {
@@ -8,6 +10,15 @@ namespace {
 constexpr uint32_t kBlock = 1024;  // characters of a rule that long counts are built from
 
 }  // namespace
+
+JsonRules::JsonRules(Ir& ir, const std::optional<std::string>& space)
+    : ir_(ir), space_regex_(space) {
+  if (!space) return;
+  CharFsm other = complement(parse_regex("[ \\t\\n\\r]*", RegexUse::kWhole));
+  if (!is_empty(intersect(parse_regex(*space, RegexUse::kWhole), other)))
+    fail(ErrorCode::kInvalidArgument,
+         "the pattern of white space '{}' also matches other characters", *space);
+}
 
 std::string json_quoted(std::string_view text) { return dump_json(Value(text)); }
 
@@ -19,6 +30,7 @@ RuleId JsonRules::rule(RuleId& known, const char* name, ExprId (JsonRules::*body
 }
 
 ExprId JsonRules::space_body() {
+  if (space_regex_) return expr_of(ir_, parse_regex(*space_regex_, RegexUse::kWhole));
   ExprId indent = ir_.repeat(ir_.chars({{'\t', '\t'}, {' ', ' '}}), 0, 20);
   return ir_.optional(ir_.alt({ir_.bytes(" "), ir_.seq({ir_.bytes("\n"), indent})}));
 }

@@ -5,23 +5,30 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "text/grammar/json_compiler.h"
+#include "text/grammar/json_derived.h"
 #include "text/grammar/json_format.h"
 
 namespace tokamak::grammar {
 namespace {
 
-constexpr size_t kMaxCombinations = 2000;  // of alternatives of anyOf and oneOf
-constexpr size_t kMaxExclusive = 64;       // alternatives of oneOf
-constexpr uint32_t kMaxItems = 5000;       // items that are counted one by one
+constexpr size_t kMaxCombinations = 2000;    // of alternatives of anyOf and oneOf
+constexpr size_t kMaxExclusive = 64;         // alternatives of oneOf
+constexpr uint32_t kMaxItems = 5000;         // items that are counted one by one
+constexpr uint32_t kMaxLength = 100'000;     // characters that are counted
+constexpr uint32_t kNoLength = 100'000'000;  // more characters than any answer has
+constexpr std::pair<std::string_view, std::pair<int64_t, int64_t>> kNumberFormats[] = {
+    {"int32", {INT32_MIN, INT32_MAX}}, {"int64", {INT64_MIN, INT64_MAX}}};
 
 }  // namespace
 
-Ir json_schema_grammar(const Value& schema) { return SchemaCompiler(schema).compile(schema); }
+Ir json_schema_grammar(const Value& schema, const std::optional<std::string>& space) {
+  return SchemaCompiler(schema, space).compile(schema);
+}
 
-Ir json_object_grammar() {
+Ir json_object_grammar(const std::optional<std::string>& space) {
   Ir ir;
   RuleId root = ir.add_rule("root");
-  JsonRules rules(ir);
+  JsonRules rules(ir, space);
   ir.define(root, rules.object());
   return ir;
 }
@@ -81,27 +88,37 @@ ExprId SchemaCompiler::alternatives(const Conjunction& all, size_t index, bool o
   if (combinations_ > kMaxCombinations)
     schema_error(s.path, keyword, "has too many alternatives in combination with others");
   std::vector<Conjunction> parts;
+  std::vector<const Value*> schemas;  // parallel
   for (size_t i = 0; i < list.size(); ++i) {
     Conjunction part = all;
     (one_of ? part.schemas[index].one_of_done : part.schemas[index].any_of_done) = true;
     document_.add(part, list.as_array()[i], fmt::format("{}/{}/{}", s.path, keyword, i));
-    if (!part.never) parts.push_back(std::move(part));
+    if (part.never) continue;
+    parts.push_back(std::move(part));
+    schemas.push_back(&list.as_array()[i]);
   }
-  if (one_of) check_exclusive(parts, s);
+  if (one_of) make_exclusive(parts, schemas, s);
   std::vector<ExprId> exprs;
   for (const Conjunction& part : parts) exprs.push_back(reference(part));
   return ir_.alt(std::move(exprs));
 }
 
-void SchemaCompiler::check_exclusive(const std::vector<Conjunction>& parts, const SchemaRef& s) {
+// Where two alternatives may both hold, each also excludes the other.
+void SchemaCompiler::make_exclusive(std::vector<Conjunction>& parts,
+                                    const std::vector<const Value*>& schemas, const SchemaRef& s) {
   if (parts.size() > kMaxExclusive) schema_error(s.path, "oneOf", "has too many alternatives");
+  const std::vector<Conjunction> before = parts;
   for (size_t i = 0; i < parts.size(); ++i)
-    for (size_t k = 0; k < i; ++k)
-      if (!document_.disjoint(parts[i], parts[k]))
+    for (size_t k = 0; k < parts.size(); ++k) {
+      if (i == k || document_.disjoint(before[i], before[k])) continue;
+      const Value* negation = document_.negation(*schemas[k], document_.closed(before[i]));
+      if (negation == nullptr)
         schema_error(s.path, "oneOf",
                      fmt::format("alternatives {} and {} may both hold; give them different types, "
                                  "or a required property with different constants, or use anyOf",
-                                 k, i));
+                                 std::min(i, k), std::max(i, k)));
+      document_.add(parts[i], *negation, s.path + "/oneOf");
+    }
 }
 
 ExprId SchemaCompiler::of_types(const Conjunction& all) {
@@ -109,7 +126,9 @@ ExprId SchemaCompiler::of_types(const Conjunction& all) {
   std::vector<ExprId> parts;
   std::vector<std::string> words;
   if (types & kNull) words.push_back("null");
-  if (types & kBoolean) words.insert(words.end(), {"true", "false"});
+  for (bool word : {true, false})
+    if ((types & kBoolean) && document_.valid(Value(word), all))
+      words.push_back(word ? "true" : "false");
   if (!words.empty()) parts.push_back(ir_.one_of(std::move(words)));
   if (types & kString) parts.push_back(string(all));
   if (types & (kInteger | kFraction)) parts.push_back(number(all, types));
@@ -138,6 +157,23 @@ std::pair<uint32_t, uint32_t> SchemaCompiler::limits(const Conjunction& all, con
   return {min, max};
 }
 
+// The strings of enum, const or pattern. False: there are none.
+bool SchemaCompiler::excluded_strings(const Value& schema, const std::string& path, CharFsm& out) {
+  const Value* regex = schema.is_object() ? schema.find("pattern") : nullptr;
+  if (regex != nullptr && regex->is_string()) {
+    out = document_.pattern(regex->as_string(), path + "/not/pattern");
+    return true;
+  }
+  std::vector<std::string> texts;
+  if (const Value* one = schema.is_object() ? schema.find("const") : nullptr)
+    if (one->is_string()) texts.push_back(one->as_string());
+  if (const Value* list = schema.is_object() ? schema.find("enum") : nullptr)
+    for (const Value& v : list->as_array())
+      if (v.is_string()) texts.push_back(v.as_string());
+  out = fsm_of_texts(texts);
+  return !texts.empty();
+}
+
 bool SchemaCompiler::string_fsm(const Conjunction& all, CharFsm& out) {
   bool any = false;
   auto restrict_to = [&](const CharFsm& fsm) {
@@ -148,6 +184,15 @@ bool SchemaCompiler::string_fsm(const Conjunction& all, CharFsm& out) {
     if (const Value* regex = s.find("pattern")) {
       if (!regex->is_string()) schema_error(s.path, "pattern", "must be a string");
       restrict_to(document_.pattern(regex->as_string(), s.path + "/pattern"));
+    }
+    if (const Value* excluded = s.find("not"); excluded && is_plain_negation(*excluded))
+      if (CharFsm fsm; excluded_strings(*excluded, s.path, fsm)) restrict_to(complement(fsm));
+    if (const Value* encoding = s.find("contentEncoding")) {
+      const CharFsm* fsm = encoding->is_string() ? encoding_fsm(encoding->as_string()) : nullptr;
+      if (fsm == nullptr)
+        schema_error(s.path, "contentEncoding",
+                     "is not supported; those that are: base64, base64url, base32 and base16");
+      restrict_to(*fsm);
     }
     if (const Value* format = s.find("format")) {
       const CharFsm* fsm = format->is_string() ? format_fsm(format->as_string()) : nullptr;
@@ -163,6 +208,11 @@ bool SchemaCompiler::string_fsm(const Conjunction& all, CharFsm& out) {
 ExprId SchemaCompiler::string(const Conjunction& all) {
   auto [min, max] = limits(all, "minLength", "maxLength");
   if (min > max) return never();
+  if (max >= kNoLength) max = kUnbounded;
+  if (max != kUnbounded && max > kMaxLength)
+    for (const SchemaRef& s : all.schemas)
+      if (s.schema->has("maxLength"))
+        schema_error(s.path, "maxLength", fmt::format("is only supported up to {}", kMaxLength));
   CharFsm fsm;
   if (string_fsm(all, fsm)) {
     try {
@@ -187,6 +237,14 @@ NumberBounds SchemaCompiler::number_bounds(const Conjunction& all) {
       if (v != nullptr && !v->is_number()) schema_error(s.path, keyword, "must be a number");
       return v == nullptr ? std::optional<Decimal>() : decimal_of(*v);
     };
+    // OpenAPI's formats of numbers are bounds.
+    const Value* format = s.find("format");
+    for (const auto& [name, bounds] : kNumberFormats)
+      if (format != nullptr && format->is_string() && format->as_string() == name) {
+        Decimal low = decimal_of(Value(bounds.first)), high = decimal_of(Value(bounds.second));
+        if (!out.min || compare(low, *out.min) > 0) out.min = low, out.above_min = false;
+        if (!out.max || compare(high, *out.max) < 0) out.max = high, out.below_max = false;
+      }
     for (bool exclusive : {false, true}) {
       if (auto low = read(exclusive ? "exclusiveMinimum" : "minimum")) {
         int order = out.min ? compare(*low, *out.min) : 1;
@@ -231,20 +289,73 @@ Conjunction SchemaCompiler::item(const Conjunction& all, size_t index) {
   return out;
 }
 
+// States are the sets of values that were used.
+ExprId SchemaCompiler::unique_items(const Conjunction& all, const SchemaRef& s, uint32_t listed,
+                                    uint32_t min, uint32_t max) {
+  constexpr size_t kMaxUniqueEdges = 6000;
+  std::vector<const Value*> found, values;
+  static const Value kWords[] = {Value(true), Value(false), Value()};
+  Conjunction one = item(all, 0);
+  bool few = listed == 0 && document_.values(one, found);
+  if (listed == 0 && !few && (document_.types(one) & ~uint32_t{kBoolean | kNull}) == 0) {
+    few = true;
+    for (const Value& word : kWords)
+      if (document_.valid(word, one)) found.push_back(&word);
+  }
+  if (!few)
+    schema_error(s.path, "uniqueItems",
+                 "is only supported with a maxItems of 1 or with items of enum, const or boolean");
+  for (const Value* v : found)
+    if (std::none_of(values.begin(), values.end(),
+                     [&](const Value* other) { return json_equal(*v, *other); }))
+      values.push_back(v);
+  if (values.size() < min) return never();
+  std::vector<ExprId> first, later;
+  ExprId comma = rules_.comma();
+  for (const Value* v : values) {
+    RuleId rule = ir_.add_rule(s.path + "/items");
+    ir_.define(rule, rules_.exactly(*v));
+    first.push_back(ir_.ref(rule));
+    later.push_back(ir_.seq({comma, first.back()}));
+  }
+  using Used = std::vector<uint8_t>;
+  std::vector<Used> states{Used(values.size(), 0)};
+  std::map<Used, uint32_t> known{{states[0], 0}};
+  Graph graph;
+  for (uint32_t at = 0; at < states.size(); ++at) {
+    auto count = static_cast<uint32_t>(std::count(states[at].begin(), states[at].end(), 1));
+    if (count > 0 && count >= min) graph.finals.push_back(at);
+    for (size_t i = 0; i < values.size() && count < max; ++i) {
+      if (states[at][i]) continue;
+      Used next = states[at];
+      next[i] = 1;
+      auto [it, fresh] = known.emplace(next, static_cast<uint32_t>(states.size()));
+      if (fresh) states.push_back(std::move(next));
+      graph.edges.push_back({at, it->second, count == 0 ? first[i] : later[i]});
+      if (graph.edges.size() > kMaxUniqueEdges)
+        schema_error(s.path, "uniqueItems", "has too many combinations of values; set a maxItems");
+    }
+  }
+  graph.states = static_cast<uint32_t>(states.size());
+  if (values.empty() || max == 0) return ir_.bytes("[]");
+  return rules_.braces("[", ir_.add(std::move(graph)), "]", min == 0);
+}
+
 ExprId SchemaCompiler::array(const Conjunction& all) {
   auto [min, max] = limits(all, "minItems", "maxItems");
   uint32_t listed = 0;
+  const SchemaRef* unique = nullptr;
   for (const SchemaRef& s : all.schemas) {
     for (const char* keyword : {"contains", "unevaluatedItems"})
       if (s.schema->has(keyword)) schema_error(s.path, keyword, "is not supported");
-    if (s.schema->get_bool("uniqueItems", false) && max > 1)
-      schema_error(s.path, "uniqueItems", "is only supported with a maxItems of 1");
+    if (s.schema->get_bool("uniqueItems", false)) unique = &s;
     if (const auto* prefix = document_.prefix_items(s))
       listed = std::max(listed, static_cast<uint32_t>(prefix->size()));
   }
   for (uint32_t i = 0; i <= listed; ++i)
     if (item(all, i).never) max = std::min(max, i);
   if (min > max) return never();
+  if (unique != nullptr && max > 1) return unique_items(all, *unique, listed, min, max);
   uint32_t last = max == kUnbounded ? std::max({listed, min, 1u}) : max;
   if (last > kMaxItems)
     schema_error(all.schemas[0].path, "",

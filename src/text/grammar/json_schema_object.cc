@@ -175,9 +175,6 @@ ExprId SchemaCompiler::members_graph(const std::vector<Member>& members, ExprId 
 }
 
 ExprId SchemaCompiler::object(const Conjunction& all) {
-  for (const SchemaRef& s : all.schemas)
-    for (const char* keyword : {"dependentRequired", "dependentSchemas", "dependencies"})
-      if (s.schema->has(keyword)) schema_error(s.path, keyword, "is not supported");
   auto [min, max] = limits(all, "minProperties", "maxProperties");
   bool possible = min <= max;
   std::vector<Member> known = members(all, possible);

@@ -18,10 +18,22 @@ struct Fragment {
 
 class RegexParser {
  public:
-  explicit RegexParser(std::string_view pattern) : original_(pattern) {
+  RegexParser(std::string_view pattern, RegexFlags flags) : original_(pattern), flags_(flags) {
     if (!utf8_is_valid(pattern))
       fail(ErrorCode::kInvalidArgument, "a regular expression is not valid UTF-8");
     text_ = utf8_to_u32(pattern);
+    // (?i) at the beginning, as in Python.
+    while (peek() == '(' && peek(1) == '?' && is_flag(peek(2))) {
+      size_t before = pos_;
+      pos_ += 2;
+      RegexFlags own = flags_;
+      while (is_flag(peek())) set_flag(own);
+      if (!take(')')) {
+        pos_ = before;  // (?i:...)
+        break;
+      }
+      flags_ = own;
+    }
   }
 
   CharFsm parse(RegexUse use) {
@@ -55,6 +67,13 @@ class RegexParser {
   [[noreturn]] void error(std::string_view what) const {
     fail(ErrorCode::kInvalidArgument, "the regular expression '{}', character {}: {}",
          original_.substr(0, 200), pos_ + 1, what);
+  }
+
+  static bool is_flag(char32_t c) { return c == 'i' || c == 's' || c == 'u'; }
+  void set_flag(RegexFlags& flags) {
+    flags.any_case |= peek() == 'i';
+    flags.dot_all |= peek() == 's';
+    ++pos_;
   }
 
   uint32_t optional_mark(uint32_t state, char32_t mark) {
@@ -208,9 +227,16 @@ class RegexParser {
         return of_set(char_class());
       case '.':
         ++pos_;
-        return of_set(complement(CodeSet{{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}}));
+        return of_set(flags_.dot_all
+                          ? any_code()
+                          : complement(CodeSet{{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}}));
       case '\\':
-        return of_set(escape(false));
+        if (peek(1) == 'A' || peek(1) == 'Z' || peek(1) == 'z') {  // as in Python and Rust
+          char32_t mark = peek(1) == 'A' ? kBeginMark : kEndMark;
+          pos_ += 2;
+          return of_set({{mark, mark}});
+        }
+        return of_set(cased(escape(false)));
       case '*':
       case '+':
       case '?':
@@ -218,13 +244,18 @@ class RegexParser {
         error("nothing to repeat");
       default:
         ++pos_;
-        return of_set({{c, c}});
+        return of_set(cased({{c, c}}));
     }
   }
 
+  CodeSet cased(CodeSet set) const { return flags_.any_case ? any_case(set) : set; }
+
   Fragment group() {
     ++pos_;
+    RegexFlags outer = flags_;
     if (take('?')) {
+      while (is_flag(peek())) set_flag(flags_);
+      if (peek() == 'P' && peek(1) == '<') ++pos_;  // Python's (?P<name>...)
       if (take(':')) {
       } else if (peek() == '<' && peek(1) != '=' && peek(1) != '!') {
         while (!end() && peek() != '>') ++pos_;
@@ -235,6 +266,7 @@ class RegexParser {
     }
     Fragment out = alternatives();
     if (!take(')')) error("')' is expected");
+    flags_ = outer;
     return out;
   }
 
@@ -359,6 +391,8 @@ class RegexParser {
     bool negated = take('^');
     CodeSet out;
     while (end() || peek() != ']') {
+      if (peek() == '[' && peek(1) == ':' && text_.find(U":]", pos_) != text_.npos)
+        error("classes such as [:alpha:] are not available; use \\p{...}");
       bool single = false, other = false;
       CodeSet item = class_item(single);
       if (single && peek() == '-' && peek(1) != ']' && pos_ + 1 < text_.size()) {
@@ -371,7 +405,7 @@ class RegexParser {
       out.insert(out.end(), item.begin(), item.end());
     }
     ++pos_;
-    out = normalized(std::move(out));
+    out = cased(normalized(std::move(out)));
     return negated ? complement(out) : out;
   }
 
@@ -379,13 +413,30 @@ class RegexParser {
   std::u32string text_;
   size_t pos_ = 0;
   int depth_ = 0;
+  RegexFlags flags_;
   CharFsm fsm_;
 };
 
 }  // namespace
 
-CharFsm parse_regex(std::string_view pattern, RegexUse use) {
-  return RegexParser(pattern).parse(use);
+CodeSet any_case(const CodeSet& set) {
+  constexpr size_t kMostCodes = 20'000;  // beyond: only letters of ASCII
+  size_t codes = 0;
+  for (const CodeRange& r : set) codes += r.hi - r.lo + 1;
+  CodeSet out = set;
+  for (const CodeRange& r : set)
+    for (char32_t c = r.lo; c <= r.hi && (codes <= kMostCodes || c < 0x80); ++c)
+      for (bool upper : {false, true}) {
+        std::string other;
+        (upper ? append_upper : append_lower)(other, c);
+        std::u32string mapped = utf8_to_u32(other);
+        if (mapped.size() == 1 && mapped[0] != c) out.push_back({mapped[0], mapped[0]});
+      }
+  return normalized(std::move(out));
+}
+
+CharFsm parse_regex(std::string_view pattern, RegexUse use, RegexFlags flags) {
+  return RegexParser(pattern, flags).parse(use);
 }
 
 }  // namespace tokamak::grammar

@@ -11,9 +11,17 @@ enum class RegexUse {
   kSearch,  // it matches somewhere in the text, as JSON Schema's `pattern`
 };
 
-// Characters, classes with Unicode properties, groups, alternatives, repetition and the anchors ^
-// and $. Throws Error(kInvalidArgument) for syntax errors and for what is not regular or not
-// available (look-around, back-references, \b), with the offset.
-CharFsm parse_regex(std::string_view pattern, RegexUse use);
+struct RegexFlags {
+  bool any_case = false;  // upper and lower case are the same
+  bool dot_all = false;   // . also matches the end of a line
+};
+
+// Characters, classes with Unicode properties, groups, alternatives, repetition, the anchors ^
+// and $, and the flags (?i) and (?s). Throws Error(kInvalidArgument) for syntax errors and for what
+// is not regular or not available (look-around, back-references, \b), with the offset.
+CharFsm parse_regex(std::string_view pattern, RegexUse use, RegexFlags flags = {});
+
+// The set with the other case of each character, where that is one character, too.
+CodeSet any_case(const CodeSet& set);
 
 }  // namespace tokamak::grammar

@@ -1,0 +1,79 @@
+"""Decode time of constrained against free answers: python bench/constrained_decode.py TOKAMAK MODEL [--llama bench/llama_grammar's program] [--threads 1] [--rounds 5]
+
+One greedy request at a time, with the grammar bench/constrained.gbnf and without, in turns; as many tokens of both. The first request compiles the grammar and is not
+counted. Prints milliseconds per token, of the clock and of CPU time (which other programs change little), and the ratio. --llama runs the same with llama.cpp.
+"""
+import argparse
+import http.client
+import json
+import os
+import pathlib
+import re
+import subprocess
+import time
+
+PROMPT = "A JSON list of people with name, age, email and tags:\n"
+
+
+def cpu_seconds(pid):
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def ask(port, **fields):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": PROMPT, "temperature": 0, **fields}), {"Content-Type": "application/json"})
+    answer = json.loads(connection.getresponse().read())
+    if "error" in answer:
+        raise SystemExit(answer["error"]["message"])
+    return answer
+
+
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tokamak")
+    parser.add_argument("model")
+    parser.add_argument("--llama")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    path = pathlib.Path(__file__).parent / "constrained.gbnf"
+    server = subprocess.Popen([args.tokamak, "serve", args.model, "--port", "0", "--threads", str(args.threads), "--no-prefix-cache"], stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, text=True)
+    try:
+        text = ""
+        while not (found := re.search(r"http://[^:\s]+:(\d+)", text)):
+            text += server.stdout.readline()
+        port = int(found.group(1))
+        kinds = {"free": {"ignore_eos": True}, "constrained": {"grammar": path.read_text()}}
+        cpu, wall = {k: [] for k in kinds}, {k: [] for k in kinds}
+        for r in range(-1, args.rounds):
+            for kind, fields in kinds.items():
+                times = []
+                for tokens in 8, args.tokens + 8:  # the difference is without the prompt
+                    start, used = time.perf_counter(), cpu_seconds(server.pid)
+                    answer = ask(port, max_tokens=tokens, **fields)
+                    times.append((cpu_seconds(server.pid) - used, time.perf_counter() - start))
+                    assert answer["usage"]["completion_tokens"] == tokens, answer
+                if r >= 0:
+                    cpu[kind].append(1e3 * (times[1][0] - times[0][0]) / args.tokens)
+                    wall[kind].append(1e3 * (times[1][1] - times[0][1]) / args.tokens)
+        c, w = {k: median(v) for k, v in cpu.items()}, {k: median(v) for k, v in wall.items()}
+        print(f"tokamak:   free {c['free']:.2f} ms CPU, {w['free']:.2f} ms; constrained {c['constrained']:.2f} ms CPU, {w['constrained']:.2f} ms; "
+              f"ratio {c['constrained'] / c['free']:.3f} CPU, {w['constrained'] / w['free']:.3f}")
+        print(answer["choices"][0]["text"][:200])
+    finally:
+        server.terminate()
+        server.wait()
+    if args.llama:
+        print(subprocess.run([args.llama, args.model, str(path), PROMPT, str(args.tokens), str(args.threads), str(args.rounds)], check=True, capture_output=True,
+                             text=True).stdout[:400])
+
+
+if __name__ == "__main__":
+    main()

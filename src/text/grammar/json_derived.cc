@@ -1,0 +1,205 @@
+#include "text/grammar/json_derived.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace tokamak::grammar {
+namespace {
+
+constexpr int kMaxNegations = 20;  // inside of each other
+
+Value any_of(Value::Array parts) { return Value::Object{{"anyOf", Value(std::move(parts))}}; }
+Value only(const char* key, Value value) { return Value::Object{{key, std::move(value)}}; }
+Value of_type(const char* type, const char* key, Value value) {
+  return Value::Object{{"type", type}, {key, std::move(value)}};
+}
+Value without_member(const std::string& name) {
+  return of_type("object", "properties", Value::Object{{name, Value(false)}});
+}
+
+bool is_annotation(std::string_view key) {
+  for (std::string_view known : {"title", "description", "default", "examples", "$comment",
+                                 "deprecated", "readOnly", "writeOnly", "$schema", "$id"})
+    if (key == known) return true;
+  return false;
+}
+
+using Negations = std::vector<Value>;  // the negation of a schema is any of these
+
+bool add_negation(Negations& out, const Value& schema, int depth) {
+  std::optional<Value> negation = negated_schema(schema, depth + 1);
+  if (negation) out.push_back(std::move(*negation));
+  return negation.has_value();
+}
+
+bool negate_members(const Value& properties, Negations& out, int depth) {
+  for (const auto& [name, schema] : properties.as_object()) {
+    std::optional<Value> negation = negated_schema(schema, depth + 1);
+    if (!negation) return false;
+    Value member = Value::object();
+    member.set(name, std::move(*negation));
+    out.push_back(Value::Object{{"type", "object"},
+                                {"properties", std::move(member)},
+                                {"required", Value::Array{name}},
+                                {"additionalProperties", true}});
+  }
+  return true;
+}
+
+bool negate_bound(const std::string& key, const Value& bound, Negations& out) {
+  constexpr std::pair<std::string_view, const char*> kNumbers[] = {{"minimum", "exclusiveMaximum"},
+                                                                   {"maximum", "exclusiveMinimum"},
+                                                                   {"exclusiveMinimum", "maximum"},
+                                                                   {"exclusiveMaximum", "minimum"}};
+  for (const auto& [name, other] : kNumbers)
+    if (key == name && bound.is_number()) {
+      out.push_back(of_type("number", other, bound));
+      return true;
+    }
+  struct Count {
+    std::string_view name;
+    const char *type, *other;
+    int64_t change;
+  };
+  constexpr Count kCounts[] = {{"minLength", "string", "maxLength", -1},
+                               {"maxLength", "string", "minLength", 1},
+                               {"minItems", "array", "maxItems", -1},
+                               {"maxItems", "array", "minItems", 1}};
+  for (const Count& c : kCounts)
+    if (key == c.name && bound.is_int()) {
+      if (bound.as_int() + c.change < 0) return true;  // always holds
+      out.push_back(of_type(c.type, c.other, Value(bound.as_int() + c.change)));
+      return true;
+    }
+  return false;
+}
+
+bool negate_keyword(const std::string& key, const Value& value, Negations& out, int depth) {
+  if (is_annotation(key)) return true;
+  if (key == "type" || key == "enum" || key == "const") {
+    out.push_back(only("not", only(key.c_str(), value)));
+    return true;
+  }
+  if (key == "pattern") {
+    out.push_back(of_type("string", "not", only("pattern", value)));
+    return true;
+  }
+  if (key == "not") {
+    out.push_back(value);
+    return true;
+  }
+  if (key == "required" && value.is_array()) {
+    for (const Value& name : value.as_array()) {
+      if (!name.is_string()) return false;
+      Value missing = without_member(name.as_string());
+      missing.set("additionalProperties", true);
+      out.push_back(std::move(missing));
+    }
+    return true;
+  }
+  if (key == "properties" && value.is_object()) return negate_members(value, out, depth);
+  if (key == "allOf" && value.is_array())
+    return std::all_of(value.as_array().begin(), value.as_array().end(),
+                       [&](const Value& part) { return add_negation(out, part, depth); });
+  if (key == "anyOf" && value.is_array()) {
+    Negations parts;
+    for (const Value& part : value.as_array())
+      if (!add_negation(parts, part, depth)) return false;
+    out.push_back(only("allOf", Value(Value::Array(parts.begin(), parts.end()))));
+    return true;
+  }
+  return negate_bound(key, value, out);
+}
+
+// Members that the schema leaves open stay so in what is derived from it.
+void keep_open(const Value& schema, Value& derived) {
+  if (schema.has("additionalProperties") || !schema.has("properties"))
+    derived.set("additionalProperties", true);
+}
+
+// If the member is there, so is what depends on it.
+Value dependency(const Value& schema, const std::string& name, Value then) {
+  Value missing = Value::Object{{"properties", Value::Object{{name, Value(false)}}}};
+  keep_open(schema, missing);
+  Value present =
+      Value::Object{{"required", Value::Array{name}}, {"allOf", Value::Array{std::move(then)}}};
+  return any_of({std::move(missing), std::move(present)});
+}
+
+// What is derived opens no object that the schema itself closes.
+void close_again(const Value& schema, Value& derived) {
+  if (!schema.has("additionalProperties") && schema.has("properties")) close_members(derived);
+}
+
+}  // namespace
+
+void close_members(Value& derived) {
+  if (derived.is_array())
+    for (Value& part : derived.as_array()) close_members(part);
+  if (!derived.is_object()) return;
+  for (const char* key : {"anyOf", "allOf"})
+    if (Value* parts = derived.find(key)) close_members(*parts);
+  std::erase_if(derived.as_object(),
+                [](const Value::Member& m) { return m.first == "additionalProperties"; });
+}
+
+bool is_plain_negation(const Value& excluded) {
+  if (excluded.is_bool()) return true;
+  if (!excluded.is_object()) return false;
+  if (excluded.size() == 0) return true;
+  if (excluded.size() != 1) return false;
+  for (const char* key : {"type", "enum", "const", "pattern"})
+    if (excluded.has(key)) return true;
+  return false;
+}
+
+std::optional<Value> negated_schema(const Value& schema, int depth) {
+  if (depth > kMaxNegations) return std::nullopt;
+  if (schema.is_bool()) return Value(!schema.as_bool());
+  if (!schema.is_object()) return std::nullopt;
+  Negations parts;
+  for (const auto& [key, value] : schema.as_object())
+    if (!negate_keyword(key, value, parts, depth)) return std::nullopt;
+  if (parts.empty()) return Value(false);
+  if (parts.size() == 1) return std::move(parts[0]);
+  return any_of(Value::Array(parts.begin(), parts.end()));
+}
+
+std::vector<Value> derived_schemas(const Value& schema, const char** refused) {
+  std::vector<Value> out;
+  if (const Value* excluded = schema.find("not"); excluded && !is_plain_negation(*excluded)) {
+    std::optional<Value> negation = negated_schema(*excluded);
+    if (negation) {
+      close_again(schema, *negation);
+      out.push_back(std::move(*negation));
+    }
+  }
+  const Value* condition = schema.find("if");
+  const Value *then = schema.find("then"), *otherwise = schema.find("else");
+  if (condition != nullptr && (then != nullptr || otherwise != nullptr)) {
+    std::optional<Value> negation = negated_schema(*condition);
+    if (negation)
+      close_again(schema, *negation);
+    else
+      *refused = "if";
+    Value::Array holds{*condition}, fails{negation ? *negation : Value(false)};
+    if (then != nullptr) holds.push_back(*then);
+    if (otherwise != nullptr) fails.push_back(*otherwise);
+    out.push_back(
+        any_of({only("allOf", Value(std::move(holds))), only("allOf", Value(std::move(fails)))}));
+  }
+  for (const char* keyword : {"dependentRequired", "dependentSchemas", "dependencies"}) {
+    const Value* list = schema.find(keyword);
+    if (list == nullptr) continue;
+    if (!list->is_object()) {
+      *refused = keyword;
+      continue;
+    }
+    for (const auto& [name, then_schema] : list->as_object())
+      out.push_back(dependency(
+          schema, name, then_schema.is_array() ? only("required", then_schema) : then_schema));
+  }
+  return out;
+}
+
+}  // namespace tokamak::grammar
