@@ -94,7 +94,9 @@ uint64_t linears_scratch(const KernelWork& work) {
   for (const OpWork& op : work.ops)
     if (op.part == OpWork::Part::kAnchor && op.rows > 0) {
       auto rows = static_cast<int64_t>(op.rows), k = static_cast<int64_t>(op.in_elements) / rows;
-      return static_cast<uint64_t>((rows + kTile - 1) / kTile * most_tile_bytes(op.activations, k));
+      constexpr int64_t kGroup = sizeof(XBlock16) / sizeof(XBlock4);  // tiles that may lie together
+      int64_t groups = (rows + kGroup * kTile - 1) / (kGroup * kTile);
+      return static_cast<uint64_t>(groups * kGroup * most_tile_bytes(op.activations, k));
     }
   return 0;
 }
