@@ -247,7 +247,7 @@ class LinearsRegion final : public CpuOp {
     int64_t extra = 0;
     for (const Matrix& m : matrices_) extra = std::max(extra, m.kernel->scratch_bytes());
     scratch_ = kernel_at_ + aligned(extra);
-    shared_ = kernel.packed_bytes(most);
+    shared_ = own(most) ? 0 : kernel.packed_bytes(most);
   }
 
   // --- In a step ---
