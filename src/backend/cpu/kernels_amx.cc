@@ -19,13 +19,9 @@ using tokamak::cpu::XBlock4;
 
 namespace {
 
-#ifndef TK_PRODUCT_AHEAD
-#define TK_PRODUCT_AHEAD 4
-#define TK_STORE_AHEAD 3
-#endif
-constexpr int kRows = 16;  // of activations in a tile
-constexpr int kProductAhead = TK_PRODUCT_AHEAD, kStoreAhead = TK_STORE_AHEAD;  // blocks
-constexpr int kRing = 8;  // blocks whose sums are kept
+constexpr int kRows = 16;                          // of activations in a tile
+constexpr int kProductAhead = 3, kStoreAhead = 2;  // blocks
+constexpr int kRing = 4;                           // blocks whose sums are kept
 
 // What a widened block has: scales alone, minimums, or (q6_k) scales of its halves.
 enum class Wide { kScale, kMinimum, kHalves };
