@@ -218,7 +218,7 @@ void fill_wide(tokamak::cpu::KernelTable& t) {
     t.qdot4[F] = qdot_first<F>;
     t.qwiden[F] = qwiden<F, kOffset<F>>;  // signed values
     t.qwide[F] = qwide<kWide<F>>;
-    t.wide_rows[F] = 4;
+    t.wide_rows[F] = 5;
     fill_wide<F + 1>(t);
   }
 }
@@ -235,7 +235,7 @@ const KernelTable* amx_table() {
     t.chunk_bytes = 1280 * 1024;  // of 2 MiB
     t.chunk_tiles = 64;
     t.wide_panels = 1;
-    t.wide_blocks = 32;  // stay in the first cache
+    t.wide_blocks = 16;  // stay in the first cache
     t.pack_x4 = pack_tile;
     fill_wide<0>(t);
     return t;
