@@ -312,50 +312,45 @@ class Attend final : public CpuOp {
   void score_panel(const Item& item, int64_t slot, int64_t p) const {
     const KernelTable& k = item.c->kernels;
     const Workspace& w = item.work;
-    int64_t panel, block = block_of(item, slot, panel);
-    bool widen = item.padded > 2 * kTile;
-    float acc[kTile * kPanel];
-    for (int64_t col = 0; col < item.padded; col += kTile) {
-      std::memset(acc, 0, sizeof acc);
-      const float* q = w.query + col * d_;
-      int64_t at = 0;
-      for (const KvPlane* key : keys_) {
-        if (block < 0) break;
-        uint8_t* stored = key->panel(block, item.head, panel);
-        const void* data = stored;
-        int type = static_cast<int>(key->type);
-        if (widen && type != 0) {
-          if (col == 0) k.widen[type](data, w.panel + at * kPanel, key->width * kPanel);
-          data = w.panel + at * kPanel;
-          type = 0;
-        }
-        if (key->scale_at > 0)
-          add_scaled(k, type, data, q + at * kTile, key->width, key->scales(stored), acc);
-        else
-          k.fdot4[type](data, q + at * kTile, key->width, acc);
-        at += key->width;
+    int64_t panel, block = block_of(item, slot, panel), at = 0, count = item.padded * kPanel;
+    std::fill_n(w.dots, count, 0.0f);
+    for (const KvPlane* key : keys_) {
+      if (block < 0) break;
+      uint8_t* stored = key->panel(block, item.head, panel);
+      const void* data = stored;
+      int type = static_cast<int>(key->type);
+      if (item.padded > 2 * kTile && type != 0) {
+        k.widen[type](data, w.panel, key->width * kPanel);
+        data = w.panel;
+        type = 0;
       }
-      for (int64_t i = 0; i < kTile; ++i)
-        std::memcpy(w.scores + (col + i) * kTileSlots + p * kPanel, acc + i * kPanel,
-                    kPanel * sizeof(float));
+      const float* q = w.query + at * kTile;
+      float* to = w.dots + (key->scale_at > 0 ? count : 0);
+      if (key->scale_at > 0) std::fill_n(to, count, 0.0f);
+      k.fdot_rows[type](data, q, d_ * kTile, item.padded, key->width, to);
+      if (key->scale_at > 0) {  // of the 16 tokens
+        const float* scales = key->scales(stored);
+        for (int64_t j = 0; j < count; ++j) w.dots[j] += to[j] * scales[j % kPanel];
+      }
+      at += key->width;
     }
-  }
-
-  // The part of an int8 plane of keys: scales are those of the 16 tokens.
-  static void add_scaled(const KernelTable& k, int type, const void* data, const float* q,
-                         int64_t width, const float* scales, float* acc) {
-    float part[kTile * kPanel] = {};
-    k.fdot4[type](data, q, width, part);
-    for (int64_t j = 0; j < kTile * kPanel; ++j) part[j] *= scales[j % kPanel];
-    k.binary[static_cast<int>(Binary::kAdd)](acc, part, acc, kTile * kPanel);
+    for (int64_t col = 0; col < item.padded; ++col)
+      std::memcpy(w.scores + col * kTileSlots + p * kPanel, w.dots + col * kPanel,
+                  kPanel * sizeof(float));
   }
 
   // Caps the scores and sets those of keys that a row does not see to minus infinity.
   void hide(const Item& item, int64_t start, int64_t slots, int64_t own) const {
     const KernelTable& k = item.c->kernels;
+    const int32_t* slot = item.in[kSlot].i32();
+    bool causal = !has_mask_ && window_ == 0 && slots == kTileSlots;
+    int64_t newest = -1;  // of the tile's keys that come with this step
+    for (int64_t key = std::max(start, own); causal && key < start + slots; ++key)
+      newest = std::max<int64_t>(newest, slot[item.in[kQStart].i32()[item.b] + key - own]);
     for (int64_t r = 0; r < item.rows; ++r) {
       bool seen[kTileSlots];
-      bool all = visible(item, item.first + r, start, slots, own, seen);
+      bool all = (causal && newest <= slot[item.first + r]) ||
+                 visible(item, item.first + r, start, slots, own, seen);
       for (int64_t h = 0; h < group_; ++h) {
         float* s = item.work.scores + (r * group_ + h) * kTileSlots;
         if (softcap_ > 0) k.unary[static_cast<int>(Unary::kSoftcap)](s, s, kTileSlots, softcap_);
@@ -411,21 +406,19 @@ class Attend final : public CpuOp {
     for (int64_t col = 0; col < item.padded; col += kTile) {
       // Columns of padding may hold anything: their sums are not read.
       const float* s = w.scores + col * kTileSlots + p * kPanel;
+      float* to = w.powers + col * kPanel;
       static_assert(kTile == 4);
-      for (int64_t j = 0; j < count; ++j) {
-        float* to = w.powers + j * kTile;
-        to[0] = s[j];
-        to[1] = s[j + kTileSlots];
-        to[2] = s[j + 2 * kTileSlots];
-        to[3] = s[j + 3 * kTileSlots];
+      for (int64_t j = 0; j < count; ++j, to += kTile) {
+        float scale = scales ? scales[j] : 1.0f;
+        to[0] = s[j] * scale;
+        to[1] = s[j + kTileSlots] * scale;
+        to[2] = s[j + 2 * kTileSlots] * scale;
+        to[3] = s[j + 3 * kTileSlots] * scale;
       }
-      if (scales)
-        for (int64_t j = 0; j < count; ++j)
-          for (int64_t i = 0; i < kTile; ++i) w.powers[j * kTile + i] *= scales[j];
-      for (int64_t v = 0; v < value_->padded / kPanel; ++v)
-        k.fdot4[type](data + v * stride, w.powers, count,
-                      w.sums + (v * item.padded + col) * kPanel);
     }
+    for (int64_t v = 0; v < value_->padded / kPanel; ++v)
+      k.fdot_rows[type](data + v * stride, w.powers, kTile * kPanel, item.padded, count,
+                        w.sums + v * item.padded * kPanel);
   }
 
   // One panel as f32, and a second one where values are stored as keys are.

@@ -221,7 +221,7 @@ class Meter {
     double t = best_of(
         [&] {
           pool_.run([&](int) {
-            thread_local cpu::Buffer panel(bytes), x(sizeof(cpu::XBlock4) * kBlocks);
+            thread_local cpu::Buffer panel(bytes), x(sizeof(cpu::XBlock16) * kBlocks);
             float out[cpu::kTile * cpu::kPanel];
             for (int r = 0; r < kRepeat; ++r)
               table_.qdot4[f](panel.data(), reinterpret_cast<cpu::XBlock4*>(x.data()), kBlocks,

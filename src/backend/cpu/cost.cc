@@ -94,7 +94,9 @@ uint64_t linears_scratch(const KernelWork& work) {
   for (const OpWork& op : work.ops)
     if (op.part == OpWork::Part::kAnchor && op.rows > 0) {
       auto rows = static_cast<int64_t>(op.rows), k = static_cast<int64_t>(op.in_elements) / rows;
-      return static_cast<uint64_t>((rows + kTile - 1) / kTile * most_tile_bytes(op.activations, k));
+      // Tiles may lie together in groups of 16 rows; one group is not shared.
+      int64_t unit = rows > 16 ? 16 : kTile, tiles = (rows + unit - 1) / unit * (unit / kTile);
+      return static_cast<uint64_t>(tiles * most_tile_bytes(op.activations, k));
     }
   return 0;
 }

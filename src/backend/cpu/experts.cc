@@ -172,8 +172,7 @@ class GroupedLinear final : public CpuOp {
       int64_t count = std::min(rows - first, chunk);
       for (int64_t r = 0; r < count; r += kTile)
         kernel.pack_tile(c.kernels, x + (first + r) * kernel.row_bytes(),
-                         std::min<int64_t>(kTile, count - r),
-                         packed + r / kTile * kernel.tile_bytes());
+                         std::min<int64_t>(kTile, count - r), packed, r / kTile);
       kernel.tiles(c.kernels, packed, count, begin, end, sink, scratch);
       sink.to += count * sink.stride;
     }
@@ -245,7 +244,7 @@ class HeadLinear final : public CpuOp {
         for (int64_t i = 0; i < some; ++i)
           std::memcpy(tile + i * row, from + (first + r + i) * count * row,
                       static_cast<size_t>(row));
-        kernel.pack_tile(c.kernels, tile, some, packed + r / kTile * kernel.tile_bytes());
+        kernel.pack_tile(c.kernels, tile, some, packed, r / kTile);
       }
       kernel.tiles(c.kernels, packed, size, 0, panels_of(n), sink, scratch);
       sink.to += size * sink.stride;

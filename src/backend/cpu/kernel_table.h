@@ -77,6 +77,14 @@ struct alignas(16) XBlock4 {
   int32_t isum[2][4];
   int8_t q[128];
 };
+// The same of four tiles side by side, for levels whose x_tiles is 4: 16 rows as a matrix unit
+// loads them.
+struct alignas(16) XBlock16 {
+  float scale[16], sum[16];
+  int32_t isum[2][16];
+  int8_t q[512];
+};
+static_assert(sizeof(XBlock16) == 4 * sizeof(XBlock4));
 struct alignas(16) XBlock1 {
   float scale, sum;
   int32_t isum[2];
@@ -87,8 +95,15 @@ struct KernelTable {
   const char* name;
   PackStyle style;
 
+  // Activations: 1, blocks are XBlock4, or 4, blocks are XBlock16 behind the same pointers.
+  int x_tiles;
+  // Rows that stay in a core's cache while panels go by: at most so many bytes and tiles.
+  int64_t chunk_bytes;
+  int chunk_tiles;
+
   // out[row of the tile][kPanel] = panel . x over `blocks` blocks of 32. qdot4: for the first
-  // `rows` rows of the tile; what it writes for the others has no meaning.
+  // `rows` rows of the tile (with x_tiles 4: of the block's first tile); what it writes for the
+  // others has no meaning.
   void (*qdot1[kQFormats])(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out);
   void (*qdot4[kQFormats])(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows,
                            float* out);
@@ -98,17 +113,19 @@ struct KernelTable {
                              int64_t blocks, float* out);
   // For many rows: qwiden brings `blocks` blocks of a panel (whole super-blocks) to int8 and f32 in
   // a form of the level's own, at most kWideBlock bytes each. qwide multiplies `panels` of these,
-  // blocks * kWideBlock bytes apart, with `rows` rows in tiles that are `stride` blocks apart:
+  // blocks * kWideBlock bytes apart, with `rows` rows in blocks of x_tiles tiles that are `stride`
+  // blocks apart:
   // sums[panel][row][kPanel] +=, so that k can come in parts. wide_panels: how many it is given at
-  // once, at most kMaxWidePanels; wide_rows: from how many rows on it beats qdot4. nullptr: the
-  // level has none, and qdot4 does the same.
-  int wide_panels, wide_rows[kQFormats];
+  // once, at most kMaxWidePanels; wide_blocks: how many blocks of each; wide_rows: from how many
+  // rows on it beats qdot4. nullptr: the level has none, and qdot4 does the same.
+  int wide_panels, wide_blocks, wide_rows[kQFormats];
   void (*qwiden[kQFormats])(const uint8_t* panel, int64_t blocks, uint8_t* wide);
   void (*qwide[kQFormats])(const uint8_t* wide, int64_t panels, const XBlock4* x, int64_t stride,
                            int64_t rows, int64_t blocks, float* sums);
-  // Rearranges n <= kTile rows of q8a blocks (40 bytes each); absent rows become zero.
+  // Rearranges n <= kTile rows of q8a blocks (40 bytes each); absent rows become zero. tile <
+  // x_tiles: the place in the blocks.
   void (*pack_x1)(const void* x, int64_t blocks, XBlock1* out);
-  void (*pack_x4)(const void* const* rows, int n, int64_t blocks, XBlock4* out);
+  void (*pack_x4)(const void* const* rows, int n, int64_t blocks, int tile, XBlock4* out);
   void (*quantize_row)(const float* x, int64_t n, void* blocks);
 
   // acc[c][kPanel] += sum over k of panel[k][kPanel] * x[k][c], from and to memory, so that k can

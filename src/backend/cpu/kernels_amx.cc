@@ -1,156 +1,224 @@
 // x86-64 with the int8 matrix unit (AMX): the AVX-512 level, with products of many rows done in
 // tiles. A tile of weights is a widened block of a panel, 8 rows (k / 4) of 16 panel rows x 4
-// values of k, a tile of activations 16 rows x 32 values. A product covers one block: its 16 x 16
-// integer sums are scaled into float sums before the next block, as on every other level.
+// values of k, a tile of activations up to 16 rows x 32 values. A product covers one block: its
+// integer sums are scaled into float sums in the order of k, as on every other level. Scaling takes
+// longer than the product, so products and the stores of their sums run ahead of it.
 #include "backend/cpu/simd_avx512.h"
 
 #include "backend/cpu/kernel_table.h"
+#include "backend/cpu/tiles_amx.h"
 
 using tokamak::cpu::kPanel;
+using tokamak::cpu::kTile;
+using tokamak::cpu::XBlock16;
 using tokamak::cpu::XBlock4;
 
 #include "backend/cpu/qpanel_avx512.inc"
 
+#include "backend/cpu/qdot_avx512.inc"
+
 namespace {
 
-constexpr int kRows = 16;    // of activations in a tile
-constexpr int kBlocks = 64;  // brought into tiles at a time
+constexpr int kRows = 16;                          // of activations in a tile
+constexpr int kProductAhead = 3, kStoreAhead = 2;  // blocks
+constexpr int kRing = 4;                           // blocks whose sums are kept
 
-// One block of 16 activation rows.
-struct alignas(64) XBlock16 {
-  int8_t q[kRows][32];
-  float scale[kRows], sum[kRows];
-};
-
-// Tiles of 4 rows side by side; absent rows become zero.
-void gather_rows(const XBlock4* x, int64_t stride, int64_t rows, int64_t blocks, XBlock16* out) {
-  for (int64_t b = 0; b < blocks; ++b)
-    for (int t = 0; t < 4; ++t) {
-      __m512i *q = reinterpret_cast<__m512i*>(out[b].q[4 * t]), zero = _mm512_setzero_si512();
-      bool there = 4 * t < rows;
-      const XBlock4& from = x[there ? t * stride + b : b];
-      q[0] = there ? _mm512_loadu_si512(from.q) : zero;
-      q[1] = there ? _mm512_loadu_si512(from.q + 64) : zero;
-      _mm_store_ps(out[b].scale + 4 * t, _mm_load_ps(from.scale));
-      _mm_store_ps(out[b].sum + 4 * t, _mm_load_ps(from.sum));
-    }
-}
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
-// tmm0, tmm1: sums; tmm2, tmm3: activations; tmm4, tmm5: weights: two products at a time. A product
-// of q6_k covers 16 values of k, of the other formats 32. Asm of its own: the compiler's intrinsics
-// do not tell it that memory is read.
+// What a widened block has: scales alone, minimums, or (q6_k) scales of its halves.
+enum class Wide { kScale, kMinimum, kHalves };
 template <int F>
-void configure_tiles() {
-  constexpr int values = Panel<F>::halves ? 16 : 32;
-  TileConfig c;
-  for (int t = 0; t < 6; ++t) {
-    c.row_bytes[t] = t == 2 || t == 3 ? values : 64;
-    c.rows[t] = t >= 4 ? values / 4 : kRows;
-  }
-  asm volatile("ldtilecfg %0" : : "m"(c));
-}
+constexpr Wide kWide = Panel<F>::halves    ? Wide::kHalves
+                       : Panel<F>::minimum ? Wide::kMinimum
+                                           : Wide::kScale;
+template <Wide kind>
+constexpr int kStep = kWideValues + 64 * (1 + static_cast<int>(kind));
 
 using Sums = int32_t[kRows][kPanel];
+template <Wide kind>
+constexpr int kProducts = kind == Wide::kHalves ? 2 : 1;  // of a block
 
-// The integer sums to[0], to[1] of x0 . w0 and x1 . w1.
-TK_INLINE void multiply_two(const int8_t* x0, const uint8_t* w0, const int8_t* x1,
-                            const uint8_t* w1, Sums* to) {
-  asm volatile(
-      "tileloadd (%0,%5,1), %%tmm2\n\t"
-      "tileloadd (%1,%6,1), %%tmm4\n\t"
-      "tilezero %%tmm0\n\t"
-      "tdpbssd %%tmm4, %%tmm2, %%tmm0\n\t"
-      "tileloadd (%2,%5,1), %%tmm3\n\t"
-      "tileloadd (%3,%6,1), %%tmm5\n\t"
-      "tilezero %%tmm1\n\t"
-      "tdpbssd %%tmm5, %%tmm3, %%tmm1\n\t"
-      "tilestored %%tmm0, (%4,%6,1)\n\t"
-      "tilestored %%tmm1, 1024(%4,%6,1)"
-      :
-      : "r"(x0), "r"(w0), "r"(x1), "r"(w1), "r"(to), "r"(int64_t{32}), "r"(int64_t{64})
-      : "memory");
+// tmm0 to tmm3: sums; tmm4, tmm5: activations; tmm6, tmm7: weights.
+constexpr TileConfig tile_config(int rows, int values) {
+  TileConfig c;
+  for (int t = 0; t < 8; ++t) {
+    c.row_bytes[t] = static_cast<uint16_t>(t == 4 || t == 5 ? values : 64);
+    c.rows[t] = static_cast<uint8_t>(t < 6 ? rows : values / 4);
+  }
+  return c;
+}
+template <Wide kind, int rows>
+constexpr TileConfig kConfig = tile_config(rows, 32 / kProducts<kind>);
+
+// Block i (modulo 4) into the tiles of its sums.
+template <Wide kind, int i>
+TK_INLINE void multiply_block(const XBlock16& x, const uint8_t* w) {
+  constexpr int t = i % 2;
+  if constexpr (kind == Wide::kHalves) {
+    tile_load<4>(x.q, 32);
+    tile_load<6>(w, 64);
+    tile_product<2 * t, 4, 6>();
+    tile_load<5>(x.q + 16, 32);
+    tile_load<7>(w + 256, 64);
+    tile_product<2 * t + 1, 5, 7>();
+  } else {
+    tile_load<4 + t>(x.q, 32);
+    tile_load<6 + t>(w, 64);
+    tile_product<i, 4 + t, 6 + t>();
+  }
+}
+template <Wide kind, int i>
+TK_INLINE void store_block(Sums* to) {
+  constexpr int tile = kind == Wide::kHalves ? 2 * (i % 2) : i;
+  tile_store<tile>(to[0], 64);
+  if constexpr (kind == Wide::kHalves) tile_store<tile + 1>(to[1], 64);
 }
 
-// For q6_k: the sums over k < 16 and k >= 16 of one block. For other formats: those of two blocks.
-template <int F>
-TK_INLINE void multiply_blocks(const XBlock16* x, const uint8_t* w, bool two, Sums* to) {
-  if (Panel<F>::halves)
-    multiply_two(x->q[0], w, x->q[0] + 16, w + 256, to);
-  else
-    multiply_two(x->q[0], w, x[two].q[0], w + two * kWideStep<F>, to);
-}
-
-template <int F>
+template <Wide kind, int rows>
 TK_INLINE void scale_block(const XBlock16& x, const uint8_t* w, const Sums* sums, __m512* acc) {
   const auto* scales = reinterpret_cast<const float*>(w + kWideValues);
   __m512 d = _mm512_loadu_ps(scales), m = d, s1 = d;
-  if (Panel<F>::minimum || Panel<F>::halves) m = _mm512_loadu_ps(scales + 16);
-  if (Panel<F>::halves) s1 = _mm512_loadu_ps(scales + 32);
+  if (kind != Wide::kScale) m = _mm512_loadu_ps(scales + 16);
+  if (kind == Wide::kHalves) s1 = _mm512_loadu_ps(scales + 32);
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < rows; ++r) {
     __m512 v = _mm512_cvtepi32_ps(_mm512_load_si512(sums[0][r]));
-    if (Panel<F>::halves)  // whole numbers below 2^24: exact
+    if (kind == Wide::kHalves)  // whole numbers below 2^24: exact
       v = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums[1][r])), s1,
                           _mm512_mul_ps(v, m));
     acc[r] = _mm512_fmadd_ps(v, _mm512_mul_ps(d, _mm512_set1_ps(x.scale[r])), acc[r]);
-    if (Panel<F>::minimum) acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(x.sum[r]), acc[r]);
+    if (kind == Wide::kMinimum) acc[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(x.sum[r]), acc[r]);
   }
 }
 
-// 16 rows of activations. Products run while those before them are scaled.
-template <int F>
-void multiply_rows(const XBlock16* x, const uint8_t* wide, int64_t blocks, int64_t rows,
+// The blocks of one panel and up to 16 rows.
+template <Wide kind>
+struct Walk {
+  static constexpr int ahead = kind == Wide::kHalves ? kStoreAhead + 1 : kProductAhead;
+  static_assert(ahead - kStoreAhead < 4 / kProducts<kind> && kStoreAhead < kRing);
+  const XBlock16* x;
+  const uint8_t* wide;
+  int64_t blocks;
+  Sums (*ring)[kProducts<kind>];
+};
+
+template <int i, Wide kind>
+TK_INLINE void multiply(const Walk<kind>& w, int64_t b) {
+  if (b < w.blocks) multiply_block<kind, i % 4>(w.x[b], w.wide + b * kStep<kind>);
+}
+template <int i, Wide kind>
+TK_INLINE void store(const Walk<kind>& w, int64_t b) {
+  if (b < w.blocks) store_block<kind, i % 4>(w.ring[b % kRing]);
+}
+template <int i, Wide kind>
+TK_INLINE void start(const Walk<kind>& w) {
+  constexpr int late = Walk<kind>::ahead - kStoreAhead;
+  if constexpr (i < Walk<kind>::ahead) {
+    multiply<i>(w, i);
+    if constexpr (i >= late) store<i - late>(w, i - late);
+    start<i + 1>(w);
+  }
+}
+// Block b is scaled; i is b modulo 4.
+template <int i, int rows, Wide kind>
+TK_INLINE void step(const Walk<kind>& w, int64_t b, __m512* acc) {
+  multiply<i + Walk<kind>::ahead>(w, b + Walk<kind>::ahead);
+  store<i + kStoreAhead>(w, b + kStoreAhead);
+  scale_block<kind, rows>(w.x[b], w.wide + b * kStep<kind>, w.ring[b % kRing], acc);
+}
+
+// sums[row][kPanel] of `n` rows, at most `rows`.
+template <Wide kind, int rows>
+void multiply_rows(const XBlock16* x, const uint8_t* wide, int64_t blocks, int64_t n, float* to) {
+  alignas(64) Sums ring[kRing][kProducts<kind>];
+  Walk<kind> walk{x, wide, blocks, ring};
+  __m512 acc[rows];
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; ++i)
+    acc[i] = i < n ? _mm512_loadu_ps(to + i * kPanel) : _mm512_setzero_ps();
+  start<0>(walk);
+  int64_t b = 0;
+  for (; b + 4 <= blocks; b += 4) {
+    step<0, rows>(walk, b, acc);
+    step<1, rows>(walk, b + 1, acc);
+    step<2, rows>(walk, b + 2, acc);
+    step<3, rows>(walk, b + 3, acc);
+  }
+  if (b < blocks) step<0, rows>(walk, b, acc);
+  if (b + 1 < blocks) step<1, rows>(walk, b + 1, acc);
+  if (b + 2 < blocks) step<2, rows>(walk, b + 2, acc);
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; ++i)
+    if (i < n) _mm512_storeu_ps(to + i * kPanel, acc[i]);
+}
+
+// Fewer than 16 rows: as many as were packed are scaled.
+template <Wide kind>
+void multiply_last(const XBlock16* x, const uint8_t* wide, int64_t blocks, int64_t n, bool alone,
                    float* to) {
-  constexpr int step = Panel<F>::halves ? 1 : 2;
-  alignas(64) Sums sums[2][2];
-  __m512 acc[kRows];
-#pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i)
-    acc[i] = i < rows ? _mm512_loadu_ps(to + i * kPanel) : _mm512_setzero_ps();
-  multiply_blocks<F>(x, wide, blocks > 1, sums[0]);
-  for (int64_t b = 0; b < blocks; b += step, wide += step * kWideStep<F>) {
-    const Sums* done = sums[b / step % 2];
-    if (b + step < blocks)
-      multiply_blocks<F>(x + b + step, wide + step * kWideStep<F>, b + step + 1 < blocks,
-                         sums[(b / step + 1) % 2]);
-    scale_block<F>(x[b], wide, done, acc);
-    if (step == 2 && b + 1 < blocks) scale_block<F>(x[b + 1], wide + kWideStep<F>, done + 1, acc);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i)
-    if (i < rows) _mm512_storeu_ps(to + i * kPanel, acc[i]);
+  auto some = [&]<int rows>() {
+    if (alone) use_tiles(kConfig<kind, rows>);
+    multiply_rows<kind, rows>(x, wide, blocks, n, to);
+  };
+  if (n > 12) return some.template operator()<16>();
+  if (n > 8) return some.template operator()<12>();
+  if (n > 4) return some.template operator()<8>();
+  some.template operator()<4>();
 }
 
-// Rows come side by side once for all panels.
-template <int F>
-void qwide(const uint8_t* wide, int64_t panels, const XBlock4* x, int64_t stride, int64_t rows,
+template <Wide kind>
+void qwide(const uint8_t* wide, int64_t panels, const XBlock4* packed, int64_t stride, int64_t rows,
            int64_t blocks, float* sums) {
-  XBlock16 tiles[kBlocks];
-  configure_tiles<F>();
-  for (int64_t r = 0; r < rows; r += kRows, x += 4 * stride) {
-    int64_t n = rows - r < kRows ? rows - r : kRows;
-    for (int64_t b = 0; b < blocks; b += kBlocks) {
-      int64_t part = blocks - b < kBlocks ? blocks - b : kBlocks;
-      gather_rows(x + b, stride, n, part, tiles);
-      for (int64_t p = 0; p < panels; ++p)
-        multiply_rows<F>(tiles, wide + p * blocks * tokamak::cpu::kWideBlock + b * kWideStep<F>,
-                         part, n, sums + (p * rows + r) * kPanel);
+  for (int64_t p = 0; p < panels; ++p, wide += blocks * tokamak::cpu::kWideBlock) {
+    const auto* x = reinterpret_cast<const XBlock16*>(packed);
+    int64_t left = rows;
+    if (rows >= kRows) use_tiles(kConfig<kind, kRows>);
+    for (; left >= kRows; left -= kRows, x += stride, sums += kRows * kPanel)
+      multiply_rows<kind, kRows>(x, wide, blocks, kRows, sums);
+    if (left > 0) multiply_last<kind>(x, wide, blocks, left, rows < kRows, sums);
+    sums += left * kPanel;
+  }
+}
+
+// Two to four rows, without tiles.
+template <int F>
+void qdot_first(const uint8_t* panel, const XBlock4* packed, int64_t blocks, int rows, float* out) {
+  const auto* x = reinterpret_cast<const XBlock16*>(packed);
+  if (rows == 2) return qdot<F, 2>(panel, x, blocks, out);
+  if (rows == 3) return qdot<F, 3>(panel, x, blocks, out);
+  qdot<F, 4>(panel, x, blocks, out);
+}
+
+void pack_tile(const void* const* rows, int n, int64_t blocks, int tile, XBlock4* packed) {
+  auto* out = reinterpret_cast<XBlock16*>(packed);
+  __m256i ones = _mm256_set1_epi8(1);
+  for (int i = 0; i < kTile; ++i) {
+    int c = tile * kTile + i;
+    const auto* p = static_cast<const uint8_t*>(rows[i < n ? i : 0]);
+    for (int64_t b = 0; b < blocks; ++b, p += tokamak::cpu::kActivationBlock) {
+      __m256i q = i < n ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))
+                        : _mm256_setzero_si256();
+      // Sums of 2 bytes, then of 4 (below 2^15), then of 16.
+      __m256i four = _mm256_madd_epi16(_mm256_maddubs_epi16(ones, q), _mm256_set1_epi16(1));
+      __m128i lo = _mm256_castsi256_si128(four), hi = _mm256_extracti128_si256(four, 1);
+      __m128i both = _mm_hadd_epi32(lo, hi);
+      both = _mm_hadd_epi32(both, both);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out[b].q + c * 32), q);
+      out[b].isum[0][c] = _mm_cvtsi128_si32(both);
+      out[b].isum[1][c] = _mm_extract_epi32(both, 1);
+      float head[2] = {};
+      if (i < n) memcpy(head, p, 8);
+      out[b].scale[c] = head[0];
+      out[b].sum[c] = head[1];
     }
   }
-  asm volatile("tilerelease");
 }
 
 template <int F>
 void fill_wide(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
+    t.qdot4[F] = qdot_first<F>;
     t.qwiden[F] = qwiden<F, kOffset<F>>;  // signed values
-    t.qwide[F] = qwide<F>;
+    t.qwide[F] = qwide<kWide<F>>;
+    t.wide_rows[F] = 5;
     fill_wide<F + 1>(t);
   }
 }
@@ -163,7 +231,12 @@ const KernelTable* amx_table() {
   static const KernelTable table = [] {
     KernelTable t = *avx512_table();
     t.name = "amx";
-    t.wide_panels = tokamak::cpu::kMaxWidePanels;
+    t.x_tiles = kRows / kTile;
+    t.chunk_bytes = 1280 * 1024;  // of 2 MiB
+    t.chunk_tiles = 64;
+    t.wide_panels = 1;
+    t.wide_blocks = 16;  // stay in the first cache
+    t.pack_x4 = pack_tile;
     fill_wide<0>(t);
     return t;
   }();

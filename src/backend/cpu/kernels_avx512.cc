@@ -7,64 +7,21 @@
 
 #include "backend/cpu/qpanel_avx512.inc"
 
+#include "backend/cpu/qdot_avx512.inc"
+
 #include "backend/cpu/qwide_avx512.inc"
 
 namespace {
 
-TK_INLINE __m512i dot_half(__m512i start, const __m512i* w, const int8_t* q) {
-  for (int g = 0; g < 4; ++g) start = _mm512_dpbusd_epi32(start, w[g], broadcast4(q + 4 * g));
-  return start;
-}
-
-template <int bytes>
-TK_INLINE void prefetch_block(const uint8_t* block) {
-#pragma GCC unroll 16
-  for (int i = 0; i < bytes; i += 64) vprefetch(block + i);
-}
-
-// columns: activation rows that are multiplied; tile: activation rows that X holds.
-template <int F, int columns, int tile, class X>
-TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
-  using P = Panel<F>;
-  __m512 acc[columns];
-  for (int c = 0; c < columns; ++c) acc[c] = _mm512_setzero_ps();
-  for (int64_t b = 0; b < blocks; b += P::blocks, panel += P::bytes) {
-    for (int sub = 0; sub < P::blocks; ++sub, ++x) {
-      const uint8_t* block = panel + P::head + sub * P::block_bytes;
-      if (columns == 1) prefetch_block<P::block_bytes>(block);
-      Scales s = load_scales<F>(panel, block);
-      const float *scale = reinterpret_cast<const float*>(x), *sum = scale + tile;
-      const auto* isum = reinterpret_cast<const int32_t*>(sum + tile);
-      __m512i lo[4], hi[4];
-#pragma GCC unroll 4
-      for (int g = 0; g < 4; ++g) load_values<F>(block + P::scales, g, lo[g], hi[g]);
-#pragma GCC unroll 4
-      for (int c = 0; c < columns; ++c) {
-        __m512i a = _mm512_set1_epi32(-kOffset<F> * isum[c]),
-                h = _mm512_set1_epi32(-kOffset<F> * isum[tile + c]);
-        a = dot_half(a, lo, x->q + c * 32);
-        h = dot_half(h, hi, x->q + c * 32 + 16);
-        __m512i dot =
-            P::halves ? _mm512_add_epi32(_mm512_mullo_epi32(a, s.s0), _mm512_mullo_epi32(h, s.s1))
-                      : _mm512_add_epi32(a, h);
-        acc[c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot),
-                                 _mm512_mul_ps(s.d, _mm512_set1_ps(scale[c])), acc[c]);
-        if (P::minimum) acc[c] = _mm512_fmadd_ps(s.m, _mm512_set1_ps(sum[c]), acc[c]);
-      }
-    }
-  }
-  for (int c = 0; c < columns; ++c) _mm512_storeu_ps(out + c * kPanel, acc[c]);
-}
-
 template <int F>
 void qdot1(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out) {
-  qdot<F, 1, 1>(panel, x, blocks, out);
+  qdot<F, 1>(panel, x, blocks, out);
 }
 template <int F>
 void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
-  if (rows == 2) return qdot<F, 2, 4>(panel, x, blocks, out);
-  if (rows == 3) return qdot<F, 3, 4>(panel, x, blocks, out);
-  qdot<F, 4, 4>(panel, x, blocks, out);
+  if (rows == 2) return qdot<F, 2>(panel, x, blocks, out);
+  if (rows == 3) return qdot<F, 3>(panel, x, blocks, out);
+  qdot<F, 4>(panel, x, blocks, out);
 }
 
 template <int F>

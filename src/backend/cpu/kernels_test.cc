@@ -80,12 +80,12 @@ TEST_P(QDot, EveryLevelEqualsScalarAndTheDecodedProduct) {
     SCOPED_TRACE(table->name);
     std::vector<uint8_t> panel(static_cast<size_t>(qpanel_bytes(format, k)));
     pack_qpanel(format, table->style, weights.data(), row_bytes, rows, k, panel.data());
-    std::vector<XBlock4> x4(k / 32);
+    std::vector<XBlock4> x4(static_cast<size_t>(table->x_tiles) * (k / 32));
     std::vector<XBlock1> x1(k / 32);
     std::vector<float> wide(4 * kPanel), narrow(4 * kPanel), few(4 * kPanel);
-    table->pack_x4(x.rows.data(), 4, k / 32, x4.data());
+    table->pack_x4(x.rows.data(), 4, k / 32, 0, x4.data());
     table->qdot4[GetParam()](panel.data(), x4.data(), k / 32, 4, wide.data());
-    table->pack_x4(x.rows.data(), 3, k / 32, x4.data());
+    table->pack_x4(x.rows.data(), 3, k / 32, 0, x4.data());
     for (size_t c = 0; c < 4; ++c) {
       table->pack_x1(x.rows[c], k / 32, x1.data());
       table->qdot1[GetParam()](panel.data(), x1.data(), k / 32, narrow.data() + c * kPanel);
@@ -177,16 +177,18 @@ TEST_P(QDot, WidenedPanelsGiveTheSameBitsForAnyNumberOfRows) {
             parts[1].data() + p * after * kWideBlock);
     }
     for (int64_t rows = 1; rows <= most; ++rows) {
-      int64_t used = (rows + kTile - 1) / kTile;
-      std::vector<XBlock4> x4(static_cast<size_t>(used * blocks));
+      int64_t used = (rows + kTile - 1) / kTile, group = table->x_tiles;
+      std::vector<XBlock4> x4(static_cast<size_t>((used + group - 1) / group * group * blocks));
+      std::memset(static_cast<void*>(x4.data()), 0xff, x4.size() * sizeof(XBlock4));
       for (int64_t t = 0; t < used; ++t)
         table->pack_x4(x.rows.data() + t * kTile,
                        static_cast<int>(std::min<int64_t>(kTile, rows - t * kTile)), blocks,
-                       x4.data() + t * blocks);
+                       static_cast<int>(t % group), x4.data() + t / group * group * blocks);
       auto size = static_cast<size_t>(rows * kPanel);
       std::vector<float> sums(static_cast<size_t>(panels) * size);
       multiply(parts[0].data(), panels, x4.data(), blocks, rows, first, sums.data());
-      multiply(parts[1].data(), panels, x4.data() + first, blocks, rows, after, sums.data());
+      multiply(parts[1].data(), panels, x4.data() + group * first, blocks, rows, after,
+               sums.data());
       for (size_t p = 0; p < static_cast<size_t>(panels); ++p)
         ASSERT_EQ(0, std::memcmp(sums.data() + p * size, expected.data(), size * 4))
             << rows << " rows, panel " << p;

@@ -57,8 +57,7 @@ class Linear final : public CpuOp {
       int64_t count = std::min(rows - first, chunk);
       for (int64_t r = 0; r < count; r += kTile)
         kernel_->pack_tile(k, static_cast<const uint8_t*>(x) + (first + r) * kernel_->row_bytes(),
-                           std::min<int64_t>(kTile, count - r),
-                           packed + r / kTile * kernel_->tile_bytes());
+                           std::min<int64_t>(kTile, count - r), packed, r / kTile);
       kernel_->tiles(k, packed, count, begin, end, sink, scratch);
       sink.to += count * sink.stride;
     }

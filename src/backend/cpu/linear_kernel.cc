@@ -11,7 +11,6 @@ namespace {
 
 constexpr int64_t kPanelPart = 256;  // k values of a panel decoded at a time
 constexpr int kDigits = 3;           // int8 numbers that a float of a row becomes
-constexpr int64_t kWideBlocks = 64;  // blocks of a panel widened at a time
 
 // Activations q8a, weights of a format with integer dot products.
 class QuantLinear final : public LinearKernel {
@@ -25,6 +24,10 @@ class QuantLinear final : public LinearKernel {
     widen_ = kernels.qwiden[f];
     wide_ = kernels.qwide[f];
     panels_ = kernels.wide_panels;
+    part_ = std::min<int64_t>(blocks_, kernels.wide_blocks);
+    tiles_ = kernels.x_tiles;
+    most_rows_ = kernels.chunk_tiles * kTile;
+    limit_chunk(kernels.chunk_bytes, kernels.chunk_tiles, kernels.x_tiles);
     wide_rows_ = kernels.wide_rows[f];
   }
   int64_t row_bytes() const override { return blocks_ * kActivationBlock; }
@@ -32,17 +35,19 @@ class QuantLinear final : public LinearKernel {
   int64_t tile_bytes() const override { return blocks_ * static_cast<int64_t>(sizeof(XBlock4)); }
   int64_t scratch_bytes() const override {
     if (!wide_) return 0;
-    return panels_ * (std::min(blocks_, kWideBlocks) * kWideBlock + kMaxTiles * kTile * kPanel * 4);
+    return panels_ * (part_ * kWideBlock + most_rows_ * kPanel * 4);
   }
 
   void pack_single(const KernelTable& k, const void* x, uint8_t* to) const override {
     k.pack_x1(x, blocks_, reinterpret_cast<XBlock1*>(to));
   }
-  void pack_tile(const KernelTable& k, const void* x, int64_t n, uint8_t* to) const override {
+  void pack_tile(const KernelTable& k, const void* x, int64_t n, uint8_t* to,
+                 int64_t tile) const override {
     const void* rows[kTile];
     for (int64_t i = 0; i < n; ++i)
       rows[i] = static_cast<const uint8_t*>(x) + i * blocks_ * kActivationBlock;
-    k.pack_x4(rows, static_cast<int>(n), blocks_, reinterpret_cast<XBlock4*>(to));
+    k.pack_x4(rows, static_cast<int>(n), blocks_, static_cast<int>(tile % tiles_),
+              reinterpret_cast<XBlock4*>(to + tile / tiles_ * tiles_ * tile_bytes()));
   }
   void single(const KernelTable&, const void* packed, int64_t begin, int64_t end,
               const LinearSink& sink, uint8_t*) const override {
@@ -63,6 +68,7 @@ class QuantLinear final : public LinearKernel {
              const LinearSink& sink, uint8_t* scratch) const override {
     const auto* x = reinterpret_cast<const XBlock4*>(packed);
     if (wide_ && rows >= wide_rows_) return wide_tiles(x, rows, begin, end, sink, scratch);
+    TK_CHECK(rows <= kTile || tiles_ == 1);
     for (int64_t p = begin; p < end; ++p)
       for (int64_t r = 0; r < rows; r += kTile) {
         float sums[kTile * kPanel];
@@ -76,26 +82,25 @@ class QuantLinear final : public LinearKernel {
   // Parts of a few panels are widened and multiplied with all rows while they are in the cache.
   void wide_tiles(const XBlock4* x, int64_t rows, int64_t begin, int64_t end,
                   const LinearSink& sink, uint8_t* scratch) const {
-    TK_CHECK(rows <= kMaxTiles * kTile);
+    TK_CHECK(rows <= most_rows_);
     const QLayout& layout = qlayout(w_->qformat);
-    int64_t part = std::min(blocks_, kWideBlocks);
-    auto* sums = reinterpret_cast<float*>(scratch + panels_ * part * kWideBlock);
+    auto* sums = reinterpret_cast<float*>(scratch + panels_ * part_ * kWideBlock);
     for (int64_t p = begin; p < end; p += panels_) {
       int64_t panels = std::min(panels_, end - p);
       std::memset(sums, 0, static_cast<size_t>(panels * rows * kPanel) * sizeof(float));
-      for (int64_t b = 0; b < blocks_; b += part) {
-        int64_t n = std::min(part, blocks_ - b);
+      for (int64_t b = 0; b < blocks_; b += part_) {
+        int64_t n = std::min(part_, blocks_ - b);
         for (int64_t i = 0; i < panels; ++i)
           widen_(w_->panel(p + i) + b / layout.blocks * layout.bytes(), n,
                  scratch + i * n * kWideBlock);
-        wide_(scratch, panels, x + b, blocks_, rows, n, sums);
+        wide_(scratch, panels, x + b * tiles_, blocks_, rows, n, sums);
       }
       for (int64_t i = 0; i < panels; ++i)
         store(sink, begin, p + i, 0, rows, sums + i * rows * kPanel);
     }
   }
 
-  int64_t blocks_, panels_ = 1, wide_rows_ = 1;
+  int64_t blocks_, part_, panels_ = 1, tiles_ = 1, wide_rows_ = 1, most_rows_;
   void (*dot1_)(const uint8_t*, const XBlock1*, int64_t, float*);
   void (*dot1x2_)(const uint8_t*, const uint8_t*, const XBlock1*, int64_t, float*);
   void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
@@ -112,8 +117,11 @@ class DigitsLinear final : public LinearKernel {
       : LinearKernel(w),
         blocks_(w->k / kQuantBlock),
         inner_(kernels, w),
-        dot4_(kernels.qdot4[static_cast<int>(w->qformat)]) {}
-  int64_t single_bytes() const override { return inner_.tile_bytes(); }
+        tiles_(kernels.x_tiles),
+        dot4_(kernels.qdot4[static_cast<int>(w->qformat)]) {
+    limit_chunk(kernels.chunk_bytes, kernels.chunk_tiles, kernels.x_tiles);
+  }
+  int64_t single_bytes() const override { return tiles_ * inner_.tile_bytes(); }
   int64_t tile_bytes() const override { return kDigits * inner_.tile_bytes(); }
   int64_t scratch_bytes() const override {
     return (inner_.scratch_bytes() + 63) / 64 * 64 +
@@ -121,10 +129,11 @@ class DigitsLinear final : public LinearKernel {
   }
 
   void pack_single(const KernelTable& k, const void* x, uint8_t* to) const override {
-    pack(k, x, 1, to);
+    pack(k, x, 1, to, 0);
   }
-  void pack_tile(const KernelTable& k, const void* x, int64_t n, uint8_t* to) const override {
-    pack(k, x, n, to);
+  void pack_tile(const KernelTable& k, const void* x, int64_t n, uint8_t* to,
+                 int64_t tile) const override {
+    pack(k, x, n, to, kDigits * tile);
   }
   void single(const KernelTable&, const void* packed, int64_t begin, int64_t end,
               const LinearSink& sink, uint8_t*) const override {
@@ -157,7 +166,7 @@ class DigitsLinear final : public LinearKernel {
   static constexpr int64_t kRowsAtOnce = 32, kPanelsAtOnce = 4;
 
   // Rows 3 r .. 3 r + 2 of the tiles are the digits of row r.
-  void pack(const KernelTable& k, const void* x, int64_t n, uint8_t* to) const {
+  void pack(const KernelTable& k, const void* x, int64_t n, uint8_t* to, int64_t first) const {
     auto* out = reinterpret_cast<XBlock4*>(to);
     for (int64_t b = 0; b < blocks_; ++b) {
       BlockQ8A digits[kDigits * kTile];
@@ -165,9 +174,11 @@ class DigitsLinear final : public LinearKernel {
       for (int64_t r = 0; r < n; ++r)
         split(k, static_cast<const float*>(x) + r * w_->k + b * kQuantBlock, digits + kDigits * r);
       for (int64_t i = 0; i < kDigits * n; ++i) rows[i] = digits + i;
-      for (int64_t i = 0; i < kDigits * n; i += kTile)
+      for (int64_t i = 0; i < kDigits * n; i += kTile) {
+        int64_t tile = first + i / kTile, in_block = tile % tiles_;
         k.pack_x4(rows + i, static_cast<int>(std::min<int64_t>(kTile, kDigits * n - i)), 1,
-                  out + i / kTile * blocks_ + b);
+                  static_cast<int>(in_block), out + (tile - in_block) * blocks_ + b * tiles_);
+      }
     }
   }
   static void split(const KernelTable& k, const float* x, BlockQ8A* digits) {
@@ -187,6 +198,7 @@ class DigitsLinear final : public LinearKernel {
 
   int64_t blocks_;
   QuantLinear inner_;
+  int64_t tiles_;
   void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
 };
 
@@ -206,11 +218,12 @@ class FloatLinear final : public LinearKernel {
   }
   void pack_single(const KernelTable&, const void*, uint8_t*) const override {}
   // [k][4].
-  void pack_tile(const KernelTable&, const void* x, int64_t n, uint8_t* to) const override {
+  void pack_tile(const KernelTable&, const void* x, int64_t n, uint8_t* to,
+                 int64_t tile) const override {
     const auto* from = static_cast<const float*>(x);
-    auto* tile = reinterpret_cast<float*>(to);
+    auto* out = reinterpret_cast<float*>(to + tile * tile_bytes());
     for (int64_t k = 0; k < w_->k; ++k)
-      for (int64_t r = 0; r < kTile; ++r) tile[k * kTile + r] = r < n ? from[r * w_->k + k] : 0.0f;
+      for (int64_t r = 0; r < kTile; ++r) out[k * kTile + r] = r < n ? from[r * w_->k + k] : 0.0f;
   }
 
   void single(const KernelTable& kernels, const void* packed, int64_t begin, int64_t end,
@@ -278,7 +291,13 @@ int64_t most_tile_bytes(DType activations, int64_t k) {
 }
 
 int64_t LinearKernel::chunk_tiles() const {
-  return std::clamp<int64_t>(kChunkBytes / tile_bytes(), 1, kMaxTiles);
+  int64_t most = std::min(chunk_bytes_ / tile_bytes(), chunk_tiles_);
+  return std::max<int64_t>(1, most / tile_step_) * tile_step_;
+}
+void LinearKernel::limit_chunk(int64_t bytes, int64_t tiles, int64_t step) {
+  chunk_bytes_ = bytes;
+  chunk_tiles_ = tiles;
+  tile_step_ = step;
 }
 
 // Writes sums[row][kPanel] of `count` rows, with bias, cutting the panel at n.

@@ -9,8 +9,7 @@
 
 namespace tokamak::cpu {
 
-constexpr int64_t kGrainWork = 96 * 1024;    // multiply-adds that are worth a thread
-constexpr int64_t kChunkBytes = 384 * 1024;  // activation tiles kept in a core's cache
+constexpr int64_t kGrainWork = 96 * 1024;  // multiply-adds that are worth a thread
 constexpr int64_t kMaxTiles = 32;
 
 // The size of kTile activation rows of length k, packed for any weight.
@@ -34,20 +33,31 @@ class LinearKernel {
   virtual int64_t single_bytes() const = 0;  // of one packed row; 0: rows are read as they are
   virtual int64_t tile_bytes() const = 0;    // of kTile packed rows
   virtual void pack_single(const KernelTable& k, const void* x, uint8_t* to) const = 0;
-  // `n` consecutive rows; absent rows of the tile become zero.
-  virtual void pack_tile(const KernelTable& k, const void* x, int64_t n, uint8_t* to) const = 0;
+  // `n` consecutive rows to tile number `tile` of those at `to`; absent rows of it become zero.
+  virtual void pack_tile(const KernelTable& k, const void* x, int64_t n, uint8_t* to,
+                         int64_t tile) const = 0;
   virtual int64_t scratch_bytes() const = 0;  // for the two below
   virtual void single(const KernelTable& k, const void* packed, int64_t begin, int64_t end,
                       const LinearSink& sink, uint8_t* scratch) const = 0;
+  // `packed`: the first tile of a chunk.
   virtual void tiles(const KernelTable& k, const uint8_t* packed, int64_t rows, int64_t begin,
                      int64_t end, const LinearSink& sink, uint8_t* scratch) const = 0;
 
-  int64_t chunk_tiles() const;  // tiles that stay in a core's cache
+  int64_t chunk_tiles() const;                      // tiles that stay in a core's cache
+  int64_t tile_step() const { return tile_step_; }  // tiles that lie together
+  int64_t packed_bytes(int64_t rows) const {
+    int64_t group = kTile * tile_step_;
+    return (rows + group - 1) / group * tile_step_ * tile_bytes();
+  }
 
  protected:
   void store(const LinearSink& sink, int64_t begin, int64_t panel, int64_t row, int64_t count,
              const float* sums) const;
+  void limit_chunk(int64_t bytes, int64_t tiles, int64_t step);
   const Weight* w_;
+
+ private:
+  int64_t chunk_bytes_ = 384 * 1024, chunk_tiles_ = kMaxTiles, tile_step_ = 1;
 };
 
 // Throws Error(kUnsupported) when there is no kernel for these activations and this weight.

@@ -142,7 +142,7 @@ class Lora final : public CpuOp {
           int64_t some = std::min<int64_t>(kTile, count - r);
           for (int64_t i = 0; i < some; ++i)
             std::copy_n(x + work.order[first + r + i] * k_, k_, work.side + i * k_);
-          kernel.pack_tile(k, work.side, some, work.packed + r / kTile * kernel.tile_bytes());
+          kernel.pack_tile(k, work.side, some, work.packed, r / kTile);
         }
         kernel.tiles(k, work.packed, count, 0, panels_of(rank_), sink, work.scratch);
       }
@@ -174,8 +174,8 @@ class Lora final : public CpuOp {
   void many(const LinearKernel& kernel, const float* inner, const int32_t* order, int64_t count,
             float* y, Part part, const Work& work, const KernelTable& k) const {
     for (int64_t r = 0; r < count; r += kTile)
-      kernel.pack_tile(k, inner + r * rank_, std::min<int64_t>(kTile, count - r),
-                       work.packed + r / kTile * kernel.tile_bytes());
+      kernel.pack_tile(k, inner + r * rank_, std::min<int64_t>(kTile, count - r), work.packed,
+                       r / kTile);
     constexpr int64_t kStride = kSidePanels * kPanel;
     for (int64_t p = part.begin; p < part.end; p += kSidePanels) {
       int64_t end = std::min(part.end, p + kSidePanels);

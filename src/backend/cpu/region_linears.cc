@@ -62,7 +62,7 @@ class LinearsRegion final : public CpuOp {
       call.tiles = c.shared_scratch;
       if (c.stage == 0) {
         auto [begin, end] = tiles_of(rows, c);
-        return make_tiles(call, begin, end, c.shared_scratch + begin * tile_bytes(), true);
+        return make_tiles(call, begin, end, c.shared_scratch, true);
       }
     }
     int parts = parts_of(rows, c);
@@ -81,15 +81,16 @@ class LinearsRegion final : public CpuOp {
       auto [begin, end] = tiles_of(rows, c);
       if (begin >= end) return;
       touch_prologue(in, out, begin * kTile, std::min(end * kTile, rows), true, list);
-      return list.memory(c.shared_scratch + begin * tile_bytes(), (end - begin) * tile_bytes(),
-                         true);
+      int64_t from = matrices_[0].kernel->packed_bytes(begin * kTile),
+              to = matrices_[0].kernel->packed_bytes(end * kTile);
+      return list.memory(c.shared_scratch + from, to - from, true);
     }
     int parts = parts_of(rows, c);
     if (c.thread >= parts) return;
     if (own(rows))
       touch_prologue(in, out, 0, rows, c.thread == 0, list);
     else
-      list.memory(c.shared_scratch, (rows + kTile - 1) / kTile * tile_bytes(), false);
+      list.memory(c.shared_scratch, matrices_[0].kernel->packed_bytes(rows), false);
     each_part(c.thread, parts, [&](const Group& g, int64_t begin, int64_t end) {
       touch_units(in, out, rows, g, begin * g.panels * kPanel,
                   std::min(g.n, end * g.panels * kPanel), list);
@@ -225,9 +226,8 @@ class LinearsRegion final : public CpuOp {
     const LinearKernel& kernel = *matrices_[0].kernel;
     chunk_rows_ = kernel.chunk_tiles() * kTile;
     int64_t most = std::max<int64_t>(prologue_ ? prologue_->most_rows() : site.in[x_].rows(), 1);
-    int64_t own_rows = std::min(most, std::max<int64_t>(kTile, own_limit() / k_ + 1));
-    own_bytes_ =
-        aligned((own_rows + kTile - 1) / kTile * kernel.tile_bytes() + kernel.single_bytes());
+    int64_t own_rows = std::min(most, std::max(tile_rows(), own_limit() / k_ + 1));
+    own_bytes_ = aligned(kernel.packed_bytes(own_rows) + kernel.single_bytes());
     row_at_ = own_bytes_;
     spare_at_ = row_at_ + (prologue_ ? aligned(prologue_->scratch_bytes()) : 0);
     staged_at_ =
@@ -247,7 +247,7 @@ class LinearsRegion final : public CpuOp {
     int64_t extra = 0;
     for (const Matrix& m : matrices_) extra = std::max(extra, m.kernel->scratch_bytes());
     scratch_ = kernel_at_ + aligned(extra);
-    shared_ = (most + kTile - 1) / kTile * kernel.tile_bytes();
+    shared_ = own(most) ? 0 : kernel.packed_bytes(most);
   }
 
   // --- In a step ---
@@ -256,12 +256,16 @@ class LinearsRegion final : public CpuOp {
   int64_t rows_of(const Tensor* in) const { return prologue_ ? prologue_->rows() : in[x_].rows(); }
   int64_t spare_bytes() const { return aligned(k_ * 4); }
   int64_t tile_bytes() const { return matrices_[0].kernel->tile_bytes(); }
+  int64_t tile_rows() const { return kTile * matrices_[0].kernel->tile_step(); }
 
-  // Whether every thread makes all activations itself. One tile is one thread's work: nothing is
-  // gained by making the others wait for it.
-  bool own(int64_t rows) const { return rows <= kTile || rows * k_ <= own_limit(); }
+  // Whether every thread makes all activations itself. Tiles that lie together are one thread's
+  // work: nothing is gained by making the others wait for it.
+  bool own(int64_t rows) const { return rows <= tile_rows() || rows * k_ <= own_limit(); }
   Part tiles_of(int64_t rows, const StepContext& c) const {
-    return c.part((rows + kTile - 1) / kTile, std::max<int64_t>(1, kLightGrain / (8 * k_ + 1)));
+    int64_t step = matrices_[0].kernel->tile_step(), tiles = (rows + kTile - 1) / kTile;
+    Part groups =
+        c.part((tiles + step - 1) / step, std::max<int64_t>(1, kLightGrain / (8 * k_ + 1)));
+    return {groups.begin * step, std::min(groups.end * step, tiles)};
   }
   int parts_of(int64_t rows, const StepContext& c) const {
     if (rows == 0) return 0;
@@ -335,14 +339,14 @@ class LinearsRegion final : public CpuOp {
     uint8_t* staged = scratch + staged_at_;
     std::optional<RowRunner> runner;
     if (prologue_) runner.emplace(*prologue_, call.in, call.c.kernels, scratch + row_at_);
-    for (int64_t t = begin; t < end; ++t, to += tile_bytes()) {
+    for (int64_t t = begin; t < end; ++t) {
       int64_t row = t * kTile, n = std::min<int64_t>(kTile, call.rows - row);
       const uint8_t* rows = staged;
       if (!prologue_)
         rows = static_cast<const uint8_t*>(call.in[x_].data) + row * kernel.row_bytes();
       for (int64_t i = 0; prologue_ && i < n; ++i)
         prepare_row(call, *runner, row + i, staged + i * kernel.row_bytes(), keep);
-      kernel.pack_tile(call.c.kernels, rows, n, to);
+      kernel.pack_tile(call.c.kernels, rows, n, to, t);
     }
   }
 
