@@ -215,8 +215,8 @@ __device__ void stage_parts(DecodeThread<C>& t, const DecodeInstruction& in,
   const uint32_t tag = t.tag(in.tag_in), pattern = t.phase(in.tag_in) ? kPhaseBits : 0;
 #pragma unroll 1
   for (int i = 0; i < work.parts << more; ++i) {
-    const int at = (i >> more) * work.width + work.first * 32 +
-                   min((i & more) * 32 + t.lane, last) * 8;
+    const int at =
+        (i >> more) * work.width + work.first * 32 + min((i & more) * 32 + t.lane, last) * 8;
     const bool inside = (i & more) * 32 + t.lane <= last;
     const int head = at / C::kHead;
     const uint16_t* from = t.launch.parts + head * most * C::kHead + at % C::kHead;
@@ -239,9 +239,9 @@ __device__ void stage_parts(DecodeThread<C>& t, const DecodeInstruction& in,
             load_values8(v, from + (first + p) * C::kHead, wanted && p < count);
           },
           [&](uint4 v, int p) {
-            return p >= count || (((v.x ^ pattern) | (v.y ^ pattern) | (v.z ^ pattern) |
-                                   (v.w ^ pattern)) &
-                                  kPhaseBits) == 0;
+            return p >= count ||
+                   (((v.x ^ pattern) | (v.y ^ pattern) | (v.z ^ pattern) | (v.w ^ pattern)) &
+                    kPhaseBits) == 0;
           });
       t.poll_all(
           masses, load_mass, [&](TaggedPair m, int p) { return p >= count || m.tag == tag; },

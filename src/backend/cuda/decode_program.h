@@ -50,8 +50,8 @@ enum DecodeFlags : uint32_t {
   kGated = 4,          // rows 2i and 2i+1 are gate and up: output[i] = silu(gate) * up
   kAddResidual = 8,    // adds to the residual stream, which the owning thread keeps in a register
   kToLogits = 16,      // output goes to the logits and takes part in sampling
-  // Steps of one sequence have no kCombine: kAttend leaves its parts to the product that reads them.
-  // Set in all three.
+  // Steps of one sequence have no kCombine: kAttend leaves its parts to the product that reads
+  // them. Set in all three.
   kPartsToReader = 32,
 };
 

@@ -161,9 +161,9 @@ std::vector<DecodeInstruction> make_decode_program(const DecoderShape& s, const 
     matvec(kNormInput | (l == 0 ? kFromEmbedding : 0u), layer.qkv, layer.attention_gains, s.hidden,
            s.qkv_rows(), after_mlp, qkv, l - 1, l);
     program.back().bias = at<void>(layer.qkv_bias);
-    DecodeInstruction attend{};
+    DecodeInstruction attend{}, combine{};
+    attend.flags = combine.flags = parts;
     attend.op = DecodeOp::kAttend;
-    attend.flags = parts;
     attend.weights = at<void>(layer.keys);
     attend.values = at<void>(layer.values);
     attend.gains = at<void>(layer.query_gains);
@@ -171,13 +171,12 @@ std::vector<DecodeInstruction> make_decode_program(const DecoderShape& s, const 
     attend.input = qkv;
     attend.tag_in = attend.tag_out = l;
     program.push_back(attend);
-    DecodeInstruction combine{};
     combine.op = DecodeOp::kCombine;
-    combine.flags = parts;
     combine.output = attention;
     combine.tag_in = combine.tag_out = l;
     program.push_back(combine);
-    matvec(kAddResidual | parts, layer.out, 0, heads_width, s.hidden, attention, after_attention, l, l);
+    matvec(kAddResidual | parts, layer.out, 0, heads_width, s.hidden, attention, after_attention, l,
+           l);
     matvec(kNormInput | kGated, layer.gate_up, layer.mlp_gains, s.hidden, 2 * s.mlp,
            after_attention, values(layout.activated), l, l);
     if (layer.up) program.back().values = at<void>(layer.up);

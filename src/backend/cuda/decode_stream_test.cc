@@ -67,8 +67,8 @@ TEST(DecodeProgram, ReadersFindTheirTags) {
   EXPECT_TRUE(program.back().flags & kToLogits);
 }
 
-// Parts that a step does not use must not look like those of the next: only an even number of layers
-// leaves them in the other phase.
+// Parts that a step does not use must not look like those of the next: only an even number of
+// layers leaves them in the other phase.
 TEST(DecodeProgram, PartsOfAttentionAreLeftToTheReaderOfEvenNumbersOfLayers) {
   for (int layers : {1, 2, 31, 32}) {
     DecoderShape s = llama_8b();

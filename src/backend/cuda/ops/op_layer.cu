@@ -56,14 +56,28 @@ TK_DEVICE void load_sums(const FewRowsSums& s, int64_t n, int64_t row, int64_t c
     Vec4 part[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
-      part[i] = first + i < count ? *reinterpret_cast<const Vec4*>(from + i * s.plane)
-                                  : Vec4{0, 0, 0, 0};
+      part[i] =
+          first + i < count ? *reinterpret_cast<const Vec4*>(from + i * s.plane) : Vec4{0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
       v[0] += part[i].x, v[1] += part[i].y, v[2] += part[i].z, v[3] += part[i].w;
   }
 #pragma unroll
   for (int j = 0; j < 4; ++j) v[j] = brain_value(brain_bits(v[j]));
+}
+
+// Four columns of the residual stream with what is added to it; count: as of load_sums().
+TK_DEVICE void load_residual(const AddNormArgs& a, int64_t row, int column, int count,
+                             float (&v)[4]) {
+  load4(a.residual, DType::kF32, row * a.n + column, v);
+  if (!a.delta && !a.sums.planes) return;
+  float add[4];
+  if (a.delta)
+    load4(a.delta, DType::kBF16, row * a.n + column, add);
+  else
+    load_sums(a.sums, a.n, row, column, count, add);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) v[j] += add[j];
 }
 
 // residual += delta, then y = rms_norm(residual). A block per row. Half of the registers are left
@@ -86,29 +100,17 @@ TK_KERNEL_RESIDENT(op_add_norm, AddNormArgs, kNormThreads, 2) {
     if (k < kEarly) load4(a.w, a.tw, start + k * kStep, gains[k % kEarly]);
   }
   wait_for_earlier();
-  float* residual = a.residual + from * n;
-  auto sum_at = [&](int i, int count, float(&v)[4]) {
-    load4(residual, DType::kF32, i, v);
-    if (!a.delta && !a.sums.planes) return;
-    float add[4];
-    if (a.delta)
-      load4(a.delta, DType::kBF16, from * n + i, add);
-    else
-      load_sums(a.sums, n, from, i, count, add);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] += add[j];
-  };
   float kept[kKept][4], squares = 0;
 #pragma unroll
   for (int k = 0; k < kKept; ++k) {
     if (start + k * kStep >= n) break;
-    sum_at(start + k * kStep, blocks[k], kept[k]);
+    load_residual(a, from, start + k * kStep, blocks[k], kept[k]);
 #pragma unroll
     for (int j = 0; j < 4; ++j) squares += kept[k][j] * kept[k][j];
   }
   for (int i = start + kKept * kStep; i < n; i += kStep) {
     float v[4];
-    sum_at(i, blocks_at(i), v);
+    load_residual(a, from, i, blocks_at(i), v);
 #pragma unroll
     for (int j = 0; j < 4; ++j) squares += v[j] * v[j];
   }
@@ -116,7 +118,7 @@ TK_KERNEL_RESIDENT(op_add_norm, AddNormArgs, kNormThreads, 2) {
   auto put = [&](int i, float(&v)[4], float(&w)[4]) {
     // Chosen rows may repeat: their sums are not stored.
     if ((a.delta || a.sums.planes) && !a.rows)
-      *reinterpret_cast<Vec4*>(residual + i) = {v[0], v[1], v[2], v[3]};
+      *reinterpret_cast<Vec4*>(a.residual + from * n + i) = {v[0], v[1], v[2], v[3]};
 #pragma unroll
     for (int j = 0; j < 4; ++j) w[j] = v[j] * factor * w[j];
     *reinterpret_cast<FourBrains*>(a.y + static_cast<int64_t>(blockIdx.x) * n + i) = {
@@ -131,7 +133,7 @@ TK_KERNEL_RESIDENT(op_add_norm, AddNormArgs, kNormThreads, 2) {
   }
   for (int i = start + kKept * kStep; i < n; i += kStep) {
     float v[4], w[4];
-    sum_at(i, blocks_at(i), v);
+    load_residual(a, from, i, blocks_at(i), v);
     load4(a.w, a.tw, i, w);
     put(i, v, w);
   }
@@ -242,8 +244,7 @@ TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
   const void* gains = query ? a.query_gains : value ? nullptr : a.key_gains;
   float gain[kMostPairs][2];
   load_gains(a, gains, gain);
-  const int blocks =
-      a.sums.planes && head < heads ? a.sums.shares.of_column(head * a.d) : 0;
+  const int blocks = a.sums.planes && head < heads ? a.sums.shares.of_column(head * a.d) : 0;
   wait_for_earlier();
   float cosine[kMostPairs], sine[kMostPairs];
   load_turns(a, row, cosine, sine);

@@ -11,7 +11,7 @@
 
 #define TK_KERNEL(name, Args, threads) TK_KERNEL_RESIDENT(name, Args, threads, 1)
 // resident: blocks whose registers fit on a multiprocessor together.
-#define TK_KERNEL_RESIDENT(name, Args, threads, resident)          \
+#define TK_KERNEL_RESIDENT(name, Args, threads, resident)         \
   extern "C" __global__ void __launch_bounds__(threads, resident) \
       name(const __grid_constant__ Args a)
 #define TK_DEVICE __device__ __forceinline__
