@@ -204,53 +204,62 @@ class JoinedParts {
   float2 sums_[4];
 };
 
-// Like stage_vectors(), of the parts that kAttend leaves. kParts: of a vector, loaded together.
-template <int kParts, class C, DecodeWeight kType>
+// Like stage_vectors(), of the parts that kAttend leaves. kVectors of a lane are loaded together,
+// of each kParts parts.
+template <int kVectors, int kParts, class C, DecodeWeight kType>
 __device__ void stage_parts(DecodeThread<C>& t, const DecodeInstruction& in,
                             const InputReader<kType>& reader, const MatvecWork& work, uint4* to,
                             float* scales) {
   const int more = work.segments > 8 ? 1 : 0, last = work.segments * 4 - 1;
-  const int most = t.attend().most;
+  const int vectors = work.parts << more, most = t.attend().most;
   const int splits = t.attend().splits_of(AttendWork::groups_of(t.shared.position[0]));
   const uint32_t tag = t.tag(in.tag_in), pattern = t.phase(in.tag_in) ? kPhaseBits : 0;
 #pragma unroll 1
-  for (int i = 0; i < work.parts << more; ++i) {
-    const int at =
-        (i >> more) * work.width + work.first * 32 + min((i & more) * 32 + t.lane, last) * 8;
-    const bool inside = (i & more) * 32 + t.lane <= last;
-    const int head = at / C::kHead;
-    const uint16_t* from = t.launch.parts + head * most * C::kHead + at % C::kHead;
-    const TaggedPair* of_head = t.launch.part_masses + head * most;
-    JoinedParts<C> joined;
-    joined.start();
+  for (int i = 0; i < vectors; i += kVectors) {
+    auto element = [&](int v) {
+      return (i + v >> more) * work.width + work.first * 32 +
+             min((i + v & more) * 32 + t.lane, last) * 8;
+    };
+    JoinedParts<C> joined[kVectors];
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) joined[v].start();
 #pragma unroll 1
     for (int first = 0; first < splits; first += kParts) {
       const int count = min(kParts, splits - first);
-      TaggedPair masses[kParts] = {};
-      uint4 values[kParts] = {};
-      auto load_mass = [&](TaggedPair& m, int p, bool wanted) {
-        load_pair(m, of_head + first + p, wanted && p < count);
+      TaggedPair masses[kVectors * kParts] = {};
+      uint4 values[kVectors * kParts] = {};
+      auto exists = [&](int j) { return j % kParts < count && i + j / kParts < vectors; };
+      auto part = [&](int j) { return element(j / kParts) / C::kHead * most + first + j % kParts; };
+      auto load_mass = [&](TaggedPair& m, int j, bool wanted) {
+        load_pair(m, t.launch.part_masses + part(j), wanted && exists(j));
       };
 #pragma unroll
-      for (int p = 0; p < kParts; ++p) load_mass(masses[p], p, true);
+      for (int j = 0; j < kVectors * kParts; ++j) load_mass(masses[j], j, true);
       t.poll_all(
           values,
-          [&](uint4& v, int p, bool wanted) {
-            load_values8(v, from + (first + p) * C::kHead, wanted && p < count);
+          [&](uint4& v, int j, bool wanted) {
+            load_values8(v, t.launch.parts + part(j) * C::kHead + element(j / kParts) % C::kHead,
+                         wanted && exists(j));
           },
-          [&](uint4 v, int p) {
-            return p >= count ||
+          [&](uint4 v, int j) {
+            return !exists(j) ||
                    (((v.x ^ pattern) | (v.y ^ pattern) | (v.z ^ pattern) | (v.w ^ pattern)) &
                     kPhaseBits) == 0;
           });
       t.poll_all(
-          masses, load_mass, [&](TaggedPair m, int p) { return p >= count || m.tag == tag; },
+          masses, load_mass, [&](TaggedPair m, int j) { return !exists(j) || m.tag == tag; },
           false);
-      joined.template add<kParts>(values, masses, count);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v)
+        joined[v].template add<kParts>(values + v * kParts, masses + v * kParts, count);
     }
-    float squares = 0, scale = 0;
-    const uint4 x = reader.template convert<false>(joined.values(), uint4{}, squares, scale);
-    if (inside) put_staged<kType>(to, scales, at, x, scale);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (i + v >= vectors) break;
+      float squares = 0, scale = 0;
+      const uint4 x = reader.template convert<false>(joined[v].values(), uint4{}, squares, scale);
+      if ((i + v & more) * 32 + t.lane <= last) put_staged<kType>(to, scales, element(v), x, scale);
+    }
   }
 }
 template <DecodeWeight kType, class C>
@@ -258,7 +267,10 @@ __device__ void stage_single(DecodeThread<C>& t, const DecodeInstruction& in,
                              const MatvecWork& work, uint4* to, float* scales, int turn) {
   InputReader<kType> reader(t, in, 0);
   if (opaque(in.flags) & kPartsToReader) {
-    stage_parts<10>(t, in, reader, work, to, scales);
+    if (work.parts == 1 && work.segments <= 8)
+      stage_parts<1, 10>(t, in, reader, work, to, scales);
+    else
+      stage_parts<2, 5>(t, in, reader, work, to, scales);
   } else if (opaque(in.flags) & kNormInput) {
     float squares = warp_sum(stage_vectors<4, true>(t, reader, work, to, scales));
     if (t.lane == 0) t.shared.squares[turn][0][t.warp] = squares;

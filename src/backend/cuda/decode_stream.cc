@@ -58,7 +58,7 @@ int DecodeVariant::shared_bytes(const DecoderShape& shape) const {
   auto align = [](int bytes) { return (bytes + 127) / 128 * 128; };
   // The ring; work of attention; rotations, sums of squares, positions.
   int ring = align(slots * (kDecodeWarps * decode_chunk_room(type) + 40) + 4);
-  int work = kDecodeWarps * 40;
+  int work = kDecodeWarps * 44;
   int fixed = align(ring + batch * (head_dim / 2 * 8 + 2 * kDecodeWarps * 4 + 8) + work);
   int candidates = kDecodeWarps * 32 * 16;
   return fixed +
@@ -279,6 +279,8 @@ void DecodeStream::launch(Handle stream, DeviceAddress pages, int page_stride,
   launch.instructions = instructions_;
   launch.in_flight = in_flight_;
   launch.residual_tile_rows = decode_tile_rows(weights_.layers[0].out.type);
+  // Parts of wide attention take longer to read than a second group takes.
+  launch.split_rounds = batch == 1 && shape_.heads * shape_.head_dim > 2048 ? 2 : 1;
   launch.hidden = shape_.hidden;
   launch.heads = shape_.heads;
   launch.kv_heads = shape_.kv_heads;
