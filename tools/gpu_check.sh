@@ -72,7 +72,7 @@ export PKG_CONFIG_SYSROOT_DIR="$root" PKG_CONFIG_LIBDIR="$libs/pkgconfig:$root/u
 step configure
 kernels_only=ON
 [ "$what" != kernels ] && kernels_only=OFF
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTK_KERNELS_ONLY=$kernels_only \
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 -DTK_KERNELS_ONLY=$kernels_only \
   -DCMAKE_PREFIX_PATH="$root/usr;$libs" -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu \
   -DBOOST_ROOT="$root/usr" >"$build/configure.log" 2>&1 || { tail -n 40 "$build/configure.log"; fail configure; }
 
