@@ -76,7 +76,7 @@ struct LaneWeights {
       scales = reinterpret_cast<const uint32_t*>(chunk + work.segments * kSegment) + lane / 4;
     }
   }
-  // Of one sequence and bf16, lanes of odd rows take the two segments of a pair in the other order:
+  // With one sequence and bf16, lanes of odd rows take a pair of segments in the other order:
   // rows are a multiple of 128 bytes apart, and shared memory would give them one after the other.
   // Each row of the tensor cores' other operand then has its own order, too; see put_sums().
   __device__ static __forceinline__ int swap(bool both) {
