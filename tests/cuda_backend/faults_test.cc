@@ -110,30 +110,6 @@ TEST_F(CudaFaults, AFullGpuIsAnErrorWithNumbers) {
   EXPECT_NE(text.find("MB are free"), std::string::npos) << text;
 }
 
-// The context of a kernel that crashed stays lost; models that are loaded afterwards get another,
-// whether or not the old ones are gone.
-TEST_F(CudaFaults, AfterAKernelThatCrashedModelsCanBeLoadedAgain) {
-  auto old = load();
-  const StepResult before = run(*old, 3);
-  fake_driver().crashed = fake_driver().current;
-  std::string text = message_of([&] { run(*old, 1); }, ErrorCode::kUnavailable);
-  EXPECT_NE(text.find("(error 700)"), std::string::npos) << text;
-  for (bool beside : {true, false}) {
-    if (!beside) old.reset();
-    auto fresh = load();
-    sequence_.done = 0;
-    EXPECT_EQ(run(*fresh, 3).ids, before.ids) << beside;
-    EXPECT_EQ(fake_driver().contexts, beside ? 2 : 1);
-    if (beside) message_of([&] { run(*old, 1); }, ErrorCode::kUnavailable);
-  }
-}
-
-// All users of a device share one context.
-TEST_F(CudaFaults, TwoModelsShareAContext) {
-  auto first = load(), second = load();
-  EXPECT_EQ(fake_driver().contexts, 1);
-}
-
 TEST_F(CudaFaults, AModelThatIsTooLargeIsRefusedBeforeItsWeightsAreRead) {
   auto plans = cpu::plans_for(*make_cuda_backend({}), model_->plans);
   fake_driver().memory = size_t{64} << 20;

@@ -3,8 +3,6 @@
 #include <dlfcn.h>
 
 #include <array>
-#include <map>
-#include <mutex>
 #include <type_traits>
 #include <utility>
 
@@ -37,8 +35,8 @@ DriverCalls load_driver() {
   find(calls.device_get, "cuDeviceGet");
   find(calls.device_name, "cuDeviceGetName");
   find(calls.device_attribute, "cuDeviceGetAttribute");
-  find(calls.context_create, "cuCtxCreate_v2");
-  find(calls.context_destroy, "cuCtxDestroy_v2");
+  find(calls.context_retain, "cuDevicePrimaryCtxRetain");
+  find(calls.context_release, "cuDevicePrimaryCtxRelease_v2");
   find(calls.context_set, "cuCtxSetCurrent");
   find(calls.memory_info, "cuMemGetInfo_v2");
   find(calls.allocate, "cuMemAlloc_v2");
@@ -159,50 +157,21 @@ std::vector<DeviceInfo> list_devices() {
   return out;
 }
 
-// The context that all users of a device share. Not the primary one: libraries keep that alive, and
-// after a kernel that crashed it is lost for the rest of the process. This one ends with its last
-// user, and the next user gets another.
-class DeviceContext {
- public:
-  explicit DeviceContext(int device) {
-    check(driver().context_create(&context_, 0, device), "making a context");
-  }
-  ~DeviceContext() { driver().context_destroy(context_); }
-  DeviceContext(const DeviceContext&) = delete;
-  DeviceContext& operator=(const DeviceContext&) = delete;
-  Handle get() const { return context_; }
-  // After a crash every call that works in the context fails. Leaves the context current.
-  bool lost() const {
-    return driver().context_set(context_) != 0 || driver().stream_wait(nullptr) != 0;
-  }
-
-  // A lost context stays with the users that it has.
-  static std::shared_ptr<DeviceContext> of(int device) {
-    static std::mutex mutex;
-    static std::map<int, std::weak_ptr<DeviceContext>> shared;
-    const std::lock_guard lock(mutex);
-    std::weak_ptr<DeviceContext>& known = shared[device];
-    std::shared_ptr<DeviceContext> context = known.lock();
-    if (!context || context->lost()) known = context = std::make_shared<DeviceContext>(device);
-    return context;
-  }
-
- private:
-  Handle context_ = nullptr;
-};
-
 Device::Device(int ordinal) {
   int count = 0;
   check(driver().device_count(&count), "counting devices");
   if (ordinal < 0 || ordinal >= count)
     fail(ErrorCode::kNotFound, "GPU {} does not exist: the driver sees {}", ordinal, count);
   check(driver().device_get(&device_, ordinal), "opening the device");
-  context_ = DeviceContext::of(device_);
-  use();
+  check(driver().context_retain(&context_, device_), "making a context");
+  if (int result = driver().context_set(context_); result != 0) {
+    driver().context_release(device_);
+    check(result, "using the context");
+  }
 }
+Device::~Device() { driver().context_release(device_); }
 
-void Device::use() const { check(driver().context_set(context_->get()), "using the context"); }
-void Device::try_use() const { driver().context_set(context_->get()); }
+void Device::use() const { check(driver().context_set(context_), "using the context"); }
 
 size_t Device::free_memory() const {
   size_t free = 0, total = 0;

@@ -38,8 +38,8 @@ struct DriverCalls {
   int (*device_get)(int*, int);
   int (*device_name)(char*, int, int);
   int (*device_attribute)(int*, int, int);
-  int (*context_create)(Handle*, unsigned, int);
-  int (*context_destroy)(Handle);
+  int (*context_retain)(Handle*, int);
+  int (*context_release)(int);
   int (*context_set)(Handle);
   int (*memory_info)(size_t*, size_t*);
   int (*allocate)(DeviceAddress*, size_t);
@@ -103,17 +103,14 @@ std::string driver_text();               // "CUDA driver 13.0"
 // The compute capability whose own instructions some kernels use (sm_90a): no other GPU runs them.
 constexpr int kHopper = 90;
 
-class DeviceContext;
-
-// One GPU and a context that the process has on it, current in the thread that made it. What was
-// made with a device has to be destroyed before it.
+// One GPU and its primary context, current in the thread that made it.
 class Device {
  public:
   explicit Device(int ordinal);
+  ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
-  void use() const;      // makes the context current in the calling thread
-  void try_use() const;  // the same, without an error: for destructors
+  void use() const;  // makes the context current in the calling thread
   std::string name() const;
   size_t free_memory() const;
   size_t total_memory() const;
@@ -125,7 +122,7 @@ class Device {
  private:
   int attribute(int which) const;
   int device_ = 0;
-  std::shared_ptr<DeviceContext> context_;
+  Handle context_ = nullptr;
 };
 
 class Buffer {

@@ -68,7 +68,6 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
 }
 
 CudaExecutable::~CudaExecutable() {
-  device_.try_use();                    // this may be another thread than the one that loaded
   driver().stream_wait(stream_.get());  // for a step that was not collected; errors do not matter
 }
 

@@ -40,11 +40,10 @@ Memory& memory() {
   return m;
 }
 
-// Counts a call; not 0: it fails. in_context: it works in the current context.
-int answer(bool in_context = true) {
+// Counts a call; not 0: it fails.
+int answer() {
   FakeDriver& f = fake_driver();
   int64_t n = f.calls++;
-  if (in_context && f.crashed != 0 && f.current == f.crashed) return kFakeIllegalAddress;
   if (f.fail_at < 0) return 0;
   return n == f.fail_at || (f.lost && n > f.fail_at) ? f.failure : 0;
 }
@@ -62,15 +61,15 @@ int error_string(int code, const char** out) {
 }
 int device_count(int* out) {
   *out = fake_driver().devices;
-  return answer(false);
+  return answer();
 }
 int device_get(int* out, int ordinal) {
   *out = ordinal;
-  return answer(false);
+  return answer();
 }
 int device_name(char* out, int bytes, int) {
   std::strncpy(out, "Fake GPU", static_cast<size_t>(bytes));
-  return answer(false);
+  return answer();
 }
 int device_attribute(int* out, int which, int) {
   const int capability = fake_driver().capability;
@@ -79,29 +78,23 @@ int device_attribute(int* out, int which, int) {
          : which == 76 ? capability % 10
          : which == 97 ? 227 << 10
                        : 0;
-  return answer(false);
+  return answer();
 }
 int device_memory(size_t* out, int) {
   *out = fake_driver().memory;
-  return answer(false);
+  return answer();
 }
-int context_create(Handle* out, unsigned, int) {
-  FakeDriver& f = fake_driver();
-  if (int r = answer(false)) return r;
-  ++f.contexts;
-  f.current = ++f.made_contexts;
-  *out = handle(f.current);
+int context_retain(Handle* out, int) {
+  if (int r = answer()) return r;
+  ++fake_driver().contexts;
+  *out = handle(0);
   return 0;
 }
-int context_destroy(Handle) {
+int context_release(int) {
   --fake_driver().contexts;
   return 0;
 }
-int context_set(Handle context) {
-  if (int r = answer(false)) return r;
-  fake_driver().current = static_cast<int64_t>(reinterpret_cast<uintptr_t>(context)) - 1;
-  return 0;
-}
+int context_set(Handle) { return answer(); }
 int memory_info(size_t* free, size_t* total) {
   *total = fake_driver().memory;
   *free = fake_driver().memory - fake_driver().in_use;
@@ -350,8 +343,8 @@ constexpr DriverCalls kCalls = {
     .device_get = device_get,
     .device_name = device_name,
     .device_attribute = device_attribute,
-    .context_create = context_create,
-    .context_destroy = context_destroy,
+    .context_retain = context_retain,
+    .context_release = context_release,
     .context_set = context_set,
     .memory_info = memory_info,
     .allocate = allocate,
@@ -405,7 +398,6 @@ void install_fake_driver() {
   fresh.in_use = f.in_use;
   fresh.pinned = f.pinned;
   fresh.contexts = f.contexts;
-  fresh.made_contexts = f.made_contexts;
   fresh.live_modules = f.live_modules;
   fresh.live_streams = f.live_streams;
   fresh.live_events = f.live_events;

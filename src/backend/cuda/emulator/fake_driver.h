@@ -9,8 +9,7 @@
 
 namespace tokamak::cuda {
 
-constexpr int kFakeOutOfMemory = 2, kFakeLaunchFailed = 719, kFakeNotFound = 500,
-              kFakeIllegalAddress = 700;
+constexpr int kFakeOutOfMemory = 2, kFakeLaunchFailed = 719, kFakeNotFound = 500;
 
 struct FakeLaunch {
   std::string kernel;
@@ -37,14 +36,11 @@ struct FakeDriver {
   int64_t fail_at = -1;
   int failure = kFakeLaunchFailed;
   bool lost = false;
-  // A kernel has crashed in this context: all calls fail while it is current. 0: in none.
-  int64_t crashed = 0;
 
   // What happened.
   int64_t calls = 0;  // that can fail
   size_t in_use = 0, pinned = 0;
   int64_t live_modules = 0, live_streams = 0, live_events = 0, live_graphs = 0, contexts = 0;
-  int64_t made_contexts = 0, current = 0;  // contexts are numbered from 1
   int64_t graph_launches = 0, allocations = 0;
   std::vector<FakeLaunch> launches;
 };
