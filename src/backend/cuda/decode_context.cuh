@@ -29,7 +29,6 @@ struct AttendWork {
   int head, split, most;     // of the block
   int team, sequence, rank;  // consumers per sequence; the consumer's sequence and place in it
   int groups, splits;        // of the sequence; splits that have work
-  int split_groups;          // that a split has at least
   int tiles;                 // of the block
   bool active;
 
@@ -44,7 +43,6 @@ struct AttendWork {
     while (team * l.batch > kDecodeWarps) team /= 2;
     sequence = consumer / team;
     rank = consumer % team;
-    split_groups = team * l.split_rounds;
     tiles = 0;
 #pragma unroll 1
     for (int s = 0; s < l.batch; ++s) {
@@ -65,7 +63,7 @@ struct AttendWork {
   }
   // Few, so that there are few parts to join, as long as the consumers of a block are busy.
   __device__ int splits_of(int groups) const {
-    return max(1, min(most, (groups + split_groups - 1) / split_groups));
+    return max(1, min(most, (groups + team - 1) / team));
   }
 };
 

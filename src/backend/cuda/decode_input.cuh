@@ -267,10 +267,7 @@ __device__ void stage_single(DecodeThread<C>& t, const DecodeInstruction& in,
                              const MatvecWork& work, uint4* to, float* scales, int turn) {
   InputReader<kType> reader(t, in, 0);
   if (opaque(in.flags) & kPartsToReader) {
-    if (work.parts == 1 && work.segments <= 8)
-      stage_parts<1, 10>(t, in, reader, work, to, scales);
-    else
-      stage_parts<2, 5>(t, in, reader, work, to, scales);
+    stage_parts<1, 10>(t, in, reader, work, to, scales);
   } else if (opaque(in.flags) & kNormInput) {
     float squares = warp_sum(stage_vectors<4, true>(t, reader, work, to, scales));
     if (t.lane == 0) t.shared.squares[turn][0][t.warp] = squares;

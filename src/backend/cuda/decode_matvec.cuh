@@ -69,9 +69,8 @@ class DecodeMatvec {
     t_.mark(1);
     x += work_.first * 4;
     scales += work_.first;
-    if (work_.parts == 1) return run_held<1>(x, scales);
-    if constexpr (kType != DecodeWeight::kQ4)
-      if (work_.parts == 2) return run_held<2>(x, scales);
+    if constexpr (kType == DecodeWeight::kBf16)
+      if (work_.parts == 1) return run_held(x);
     return run_tiles([&](float(&acc)[4][4]) {
 #pragma unroll 1
       for (int part = 0; part < work_.parts; ++part)
@@ -81,36 +80,28 @@ class DecodeMatvec {
         });
     });
   }
-  // The input in registers: shared memory has enough to do with the weights.
-  template <int kParts>
-  __device__ bool run_held(const uint4* x, const float* scales) {
+  // bf16, the input in registers: shared memory has enough to do with the weights. Measured: the
+  // other types lose by it.
+  __device__ bool run_held(const uint4* x) {
     using Weights = LaneWeights<C, kType>;
     constexpr int kMost = Weights::kMostSegments;
-    uint4 held[kParts * kMost];
-    float held_scales[kParts * kMost];
+    uint4 held[kMost];
 #pragma unroll
-    for (int i = 0; i < kParts * kMost; ++i) {
-      const int s = i % kMost, part = i / kMost * work_.width / 32;
-      held[i] = make_uint4(0, 0, 0, 0);
-      held_scales[i] = 1;
+    for (int s = 0; s < kMost; ++s) {
+      held[s] = make_uint4(0, 0, 0, 0);
       if (s >= work_.segments) continue;
-      held[i] = single_input(x + (part + (s ^ Weights::swap((s | 1) < work_.segments))) * 4);
-      if constexpr (kIntegers<kType>) held_scales[i] = scales[part + s];
+      held[s] = single_input(x + (s ^ Weights::swap((s | 1) < work_.segments)) * 4);
     }
     return run_tiles([&](float(&acc)[4][4]) {
+      with_chunk([&](auto weights) {
 #pragma unroll
-      for (int part = 0; part < kParts; ++part)
-        with_chunk([&](auto weights) {
-#pragma unroll
-          for (int s = 0; s < kMost; s += 2) {
-            if (s >= work_.segments) break;
-            const int i = part * kMost + s;
-            weights.add_pair(
-                acc[s % 4], acc[s % 4 + 1], s, s + 1 < work_.segments,
-                [&](int k) { return held[i + k]; },
-                [&](int k) { return make_float2(held_scales[i + k], 1); });
-          }
-        });
+        for (int s = 0; s < kMost; s += 2) {
+          if (s >= work_.segments) break;
+          weights.add_pair(
+              acc[s % 4], acc[s % 4 + 1], s, s + 1 < work_.segments,
+              [&](int k) { return held[s + k]; }, [&](int) { return make_float2(1, 1); });
+        }
+      });
     });
   }
   // multiply(acc) adds what the next tile of the ring gives. False when the step is dead.

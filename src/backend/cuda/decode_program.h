@@ -138,7 +138,6 @@ struct DecodeLaunch {
   int32_t first, end;          // instructions of this launch; the last launch of a step samples
   int32_t in_flight;           // quarters of tiles that may be loading at a time
   int32_t residual_tile_rows;  // decode_tile_rows() of the instructions with kAddResidual
-  int32_t split_rounds;        // groups of positions that a consumer of kAttend has at least
   int32_t hidden, heads, kv_heads, page_size, vocab;
   float eps, score_scale, rope_scale;
   uint32_t rope_interleaved;  // pairs are (2i, 2i+1) instead of (i, i + d/2)

@@ -58,7 +58,7 @@ int DecodeVariant::shared_bytes(const DecoderShape& shape) const {
   auto align = [](int bytes) { return (bytes + 127) / 128 * 128; };
   // The ring; work of attention; rotations, sums of squares, positions.
   int ring = align(slots * (kDecodeWarps * decode_chunk_room(type) + 40) + 4);
-  int work = kDecodeWarps * 44;
+  int work = kDecodeWarps * 40;
   int fixed = align(ring + batch * (head_dim / 2 * 8 + 2 * kDecodeWarps * 4 + 8) + work);
   int candidates = kDecodeWarps * 32 * 16;
   return fixed +
@@ -152,10 +152,12 @@ std::vector<DecodeInstruction> make_decode_program(const DecoderShape& s, const 
   uint16_t* after_attention = values(layout.after_attention);
   uint16_t* after_mlp = values(layout.after_mlp);
   uint16_t *qkv = values(layout.qkv), *attention = values(layout.attention);
+  const int heads_width = s.heads * s.head_dim;
   // A part that a step does not use keeps the phase of the last layer. The first layer of the next
-  // step has the other one only if the number of layers is even.
-  const uint32_t parts = s.layers % 2 == 0 ? kPartsToReader : 0u;
-  int heads_width = s.heads * s.head_dim;
+  // step has the other one only if the number of layers is even. Measured: parts of wide attention
+  // take longer to read than to join, except for Q8_0.
+  const bool narrow = heads_width <= 2048 || w.layers[0].out.type == DecodeWeight::kQ8;
+  const uint32_t parts = s.layers % 2 == 0 && narrow ? kPartsToReader : 0u;
   for (int l = 0; l < s.layers; ++l) {
     const LayerWeights& layer = w.layers[static_cast<size_t>(l)];
     matvec(kNormInput | (l == 0 ? kFromEmbedding : 0u), layer.qkv, layer.attention_gains, s.hidden,
@@ -279,8 +281,6 @@ void DecodeStream::launch(Handle stream, DeviceAddress pages, int page_stride,
   launch.instructions = instructions_;
   launch.in_flight = in_flight_;
   launch.residual_tile_rows = decode_tile_rows(weights_.layers[0].out.type);
-  // Parts of wide attention take longer to read than a second group takes.
-  launch.split_rounds = batch == 1 && shape_.heads * shape_.head_dim > 2048 ? 2 : 1;
   launch.hidden = shape_.hidden;
   launch.heads = shape_.heads;
   launch.kv_heads = shape_.kv_heads;

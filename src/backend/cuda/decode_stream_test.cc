@@ -76,7 +76,7 @@ TEST(DecodeProgram, PartsOfAttentionAreLeftToTheReaderOfEvenNumbersOfLayers) {
     DecodeWorkspace w(s, kMaxBatch, kBlocks);
     int flagged = 0;
     for (const DecodeInstruction& in :
-         make_decode_program(s, weights_of(s, DecodeWeight::kBf16), w, 1 << 20))
+         make_decode_program(s, weights_of(s, DecodeWeight::kQ8), w, 1 << 20))
       flagged += (in.flags & kPartsToReader) != 0;
     EXPECT_EQ(flagged, layers % 2 == 0 ? 3 * layers : 0);
   }
