@@ -126,6 +126,13 @@ void check_decode_model(const DecoderShape& s, const DecoderWeights& w, int max_
   require(fits(w.head, s.vocab, s.hidden), widths);
 }
 
+// A part that a step does not use keeps the phase of the last layer. The first layer of the next
+// step has the other one only if the number of layers is even. Measured: parts of wide attention
+// take longer to read than to join, except for Q8_0.
+static bool parts_to_reader(const DecoderShape& s, DecodeWeight type) {
+  return s.layers % 2 == 0 && (s.heads * s.head_dim <= 2048 || type == DecodeWeight::kQ8);
+}
+
 std::vector<DecodeInstruction> make_decode_program(const DecoderShape& s, const DecoderWeights& w,
                                                    const DecodeWorkspace& layout,
                                                    DeviceAddress base) {
@@ -153,11 +160,7 @@ std::vector<DecodeInstruction> make_decode_program(const DecoderShape& s, const 
   uint16_t* after_mlp = values(layout.after_mlp);
   uint16_t *qkv = values(layout.qkv), *attention = values(layout.attention);
   const int heads_width = s.heads * s.head_dim;
-  // A part that a step does not use keeps the phase of the last layer. The first layer of the next
-  // step has the other one only if the number of layers is even. Measured: parts of wide attention
-  // take longer to read than to join, except for Q8_0.
-  const bool narrow = heads_width <= 2048 || w.layers[0].out.type == DecodeWeight::kQ8;
-  const uint32_t parts = s.layers % 2 == 0 && narrow ? kPartsToReader : 0u;
+  const uint32_t parts = parts_to_reader(s, w.layers[0].out.type) ? kPartsToReader : 0u;
   for (int l = 0; l < s.layers; ++l) {
     const LayerWeights& layer = w.layers[static_cast<size_t>(l)];
     matvec(kNormInput | (l == 0 ? kFromEmbedding : 0u), layer.qkv, layer.attention_gains, s.hidden,
