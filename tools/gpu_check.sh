@@ -72,7 +72,7 @@ export PKG_CONFIG_SYSROOT_DIR="$root" PKG_CONFIG_LIBDIR="$libs/pkgconfig:$root/u
 step configure
 kernels_only=ON
 [ "$what" != kernels ] && kernels_only=OFF
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTK_KERNELS_ONLY=$kernels_only \
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 -DTK_KERNELS_ONLY=$kernels_only \
   -DCMAKE_PREFIX_PATH="$root/usr;$libs" -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu \
   -DBOOST_ROOT="$root/usr" >"$build/configure.log" 2>&1 || { tail -n 40 "$build/configure.log"; fail configure; }
 
@@ -94,8 +94,10 @@ if [ "$what" = backend ]; then
     { timeout 200 "$build/tests/ops/op_tests" --backend cuda --part "$i/$parts" || echo "part $i: status $?"; } >"$build/ops.$i.log" 2>&1 &
   done
   wait
-  for i in $(seq "$parts"); do tail -n 1 "$build/ops.$i.log"; done
-  ! grep -hE 'FAILED|: status' "$build"/ops.*.log || status=1
+  for i in $(seq "$parts"); do cat "$build/ops.$i.log"; rm "$build/ops.$i.log"; done >"$build/ops.log"
+  cat "$build/ops.log"
+  ! grep -qE 'FAILED|: status' "$build/ops.log" || status=1
+  awk '/ cases, / { ran += $3; failed += $5; none += $7 } END { print "all parts: " ran " cases, " failed " failed, " none " without a kernel" }' "$build/ops.log"
   for name in models stream engine; do
     step "$name"
     timeout 200 "$build/tests/cuda_backend/cuda_${name}_test" --gtest_brief=1 || status=1

@@ -362,6 +362,8 @@ def main():
         status, answer = server.post(path, body)
         if status == 200:
             known.append((path, body, essence(answer)))
+        elif status == 400 and "template" in json.dumps(answer):
+            sys.exit(f"{args.model} has no chat template: give it one with --chat-template FILE")
         else:
             different.append(f"{path} {json.dumps(body)}: {status} {json.dumps(answer)}")
     first = server.sample()

@@ -14,6 +14,7 @@
 #include "backend/cpu/isa.h"
 #include "backend/cpu/peak.h"
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/driver.h"
 #include "backend/cuda/emulator/fake_driver.h"
 #include "backend/ref/ref_backend.h"
 #include "base/error.h"
@@ -76,6 +77,9 @@ std::unique_ptr<Backend> make(const std::string& name, int threads) {
   BackendOptions options;
   options.threads = threads;
   if (name == "cuda-emulated") cuda::install_fake_driver();
+  // Every case loads a plan: the context outlives them, because making one takes most of a second.
+  static std::unique_ptr<cuda::Device> device;
+  if (name == "cuda" && !device) device = std::make_unique<cuda::Device>(0);
   if (name == "cuda" || name == "cuda-emulated") return make_cuda_backend(options);
   return name == "ref" ? make_ref_backend(options) : make_cpu_backend(options);
 }

@@ -191,9 +191,18 @@ class DecodeAttend {
         float value = sums(first_warp + w, h)[d];
         total += of_warp > 0 ? of_warp * value : 0;  // a warp without work has left no sums
       }
+      const float value = __fdividef(total, mass);
+      const uint32_t log_mass = __float_as_uint(peak + log2f(mass));
+      if (C::kSingle && in_.flags & kPartsToReader) {
+        const int part = (work_.head * group_ + h) * work_.most + work_.split;
+        if (!isfinite(value)) t_.shared.not_finite[0] = 1;
+        store_value(t_.launch.parts + part * C::kHead + d, value, t_.phase(in_.tag_out));
+        if (d == 0) store_pair(t_.launch.part_masses + part, log_mass, tag);
+        continue;
+      }
       TaggedPair* to = partial(h);
-      store_pair(to + d, __float_as_uint(total / mass), tag);
-      if (d == 0) store_pair(to + C::kHead, __float_as_uint(peak + log2f(mass)), tag);
+      store_pair(to + d, __float_as_uint(value), tag);
+      if (d == 0) store_pair(to + C::kHead, log_mass, tag);
     }
   }
 
@@ -214,8 +223,7 @@ __device__ void combine_partials(DecodeThread<C>& t, const DecodeInstruction& in
   for (int u = t.global_warp(); u < units; u += t.all_warps()) {
     const int head = u / kPerHead, sequence = head / t.launch.heads;
     const int element = u % kPerHead * 32 + t.lane;
-    const int splits =
-        AttendWork::splits_of(AttendWork::groups_of(t.shared.position[sequence]), most);
+    const int splits = t.attend().splits_of(AttendWork::groups_of(t.shared.position[sequence]));
     const TaggedPair* from = t.launch.partials + static_cast<int64_t>(head) * most * kStride;
     float peak = -INFINITY, mass = 0, sum = 0;
 #pragma unroll 1

@@ -148,19 +148,25 @@ class AttentionConsumer {
   __device__ void run(int64_t at, int64_t end) {
     Segment segment;
     segment.seek(l_, shared_.numbering, at);
+    if (at < end) segment.find(l_, shared_.numbering, at, end);
     wait_for_earlier();
-    if (at < end) ask(segment, at, end);
+    if (at < end) ask(segment);
+    auto next = [&] {
+      if (at >= end) return;
+      segment.find(l_, shared_.numbering, at, end);
+      ask(segment);
+    };
 #pragma unroll 1
     while (at < end) {
       const Segment now = segment;
       at += now.places;
       if (now.count == 0) {
         if (threadIdx.x < group_) partial(now, threadIdx.x)[C::kHead] = -INFINITY;
-        if (at < end) ask(segment, at, end);
+        next();
         continue;
       }
       put_queries();
-      if (at < end) ask(segment, at, end);
+      next();
       sync_consumers<C>();
       attend(now);
       sync_consumers<C>();
@@ -177,10 +183,9 @@ class AttentionConsumer {
     int64_t row = static_cast<int64_t>(s.sequence) * l_.kv_heads + s.head + blockIdx.x;
     return l_.partials + (row * group_ + h) * (C::kHead + 1);
   }
-  // The next segment, and its queries: they arrive while the one before is worked on.
-  __device__ void ask(Segment& s, int64_t at, int64_t end) {
+  // The queries of the next segment: they arrive while the one before is worked on.
+  __device__ void ask(const Segment& s) {
     static_assert(kMaxGroup * C::kHead / 8 <= C::kConsumers);
-    s.find(l_, shared_.numbering, at, end);
     const auto* from = reinterpret_cast<const uint4*>(
         static_cast<const Bf16*>(l_.queries) +
         (static_cast<int64_t>(s.sequence) * l_.heads + s.head * group_) * C::kHead);
@@ -310,20 +315,31 @@ __device__ void attention_join(const AttentionLaunch& l) {
   wait_for_earlier();
   __syncthreads();
   const bool sparse = places < l.blocks;  // some blocks have no places
+  constexpr int kAtOnce = 4;              // parts that are asked for together
 #pragma unroll 1
   for (int i = threadIdx.x; i < group * kHead; i += blockDim.x) {
     int h = i / kHead, d = i % kHead;
     float peak = -INFINITY, mass = 0, sum = 0;
 #pragma unroll 1
-    for (int64_t c = first; c <= last; ++c) {
-      if (sparse && begin_of(places, c + 1) == begin_of(places, c)) continue;
-      const float* part = l.partials + ((pair + c) * group + h) * (kHead + 1);
-      float log_mass = part[kHead], top = fmaxf(peak, log_mass);
-      if (log_mass == -INFINITY) continue;  // only empty places
-      float old = exp2f(peak - top), weight = exp2f(log_mass - top);
-      mass = mass * old + weight;
-      sum = sum * old + weight * part[d];
-      peak = top;
+    for (int64_t c = first; c <= last; c += kAtOnce) {
+      float log_mass[kAtOnce], value[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const float* part = l.partials + ((pair + c + k) * group + h) * (kHead + 1);
+        const bool has =
+            c + k <= last && !(sparse && begin_of(places, c + k + 1) == begin_of(places, c + k));
+        log_mass[k] = has ? part[kHead] : -INFINITY;
+        value[k] = has ? part[d] : 0;
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (log_mass[k] == -INFINITY) continue;  // no part, or one of empty places only
+        const float top = fmaxf(peak, log_mass[k]), old = exp2f(peak - top);
+        const float weight = exp2f(log_mass[k] - top);
+        mass = mass * old + weight;
+        sum = sum * old + weight * value[k];
+        peak = top;
+      }
     }
     static_cast<Bf16*>(l.output)[(static_cast<int64_t>(pair) * group + h) * kHead + d] =
         __float2bfloat16(mass > 0 ? sum / mass : 0);

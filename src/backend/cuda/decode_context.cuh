@@ -47,13 +47,13 @@ struct AttendWork {
 #pragma unroll 1
     for (int s = 0; s < l.batch; ++s) {
       groups = groups_of(position[s]);
-      splits = splits_of(groups, most);
+      splits = splits_of(groups);
       if (split < splits && split < groups)
         tiles = max(tiles, ((groups - split + splits - 1) / splits + team - 1) / team);
     }
     active = sequence < l.batch;
     groups = active ? groups_of(position[sequence]) : 0;
-    splits = splits_of(groups, most);
+    splits = splits_of(groups);
     active = active && split < splits;
     if (!active) groups = 0;
   }
@@ -61,7 +61,10 @@ struct AttendWork {
   __device__ static int groups_of(int position) {
     return (position + kGroupPositions - 1) / kGroupPositions;
   }
-  __device__ static int splits_of(int groups, int most) { return max(1, min(most, groups)); }
+  // Few, so that there are few parts to join, as long as the consumers of a block are busy.
+  __device__ int splits_of(int groups) const {
+    return max(1, min(most, (groups + team - 1) / team));
+  }
 };
 
 template <class C>

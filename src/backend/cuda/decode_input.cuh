@@ -11,7 +11,9 @@ class InputReader {
  public:
   template <class C>
   __device__ InputReader(DecodeThread<C>& t, const DecodeInstruction& in, int sequence) : in_(in) {
-    if (in.flags & kFromEmbedding) {
+    if (C::kSingle && in.flags & kPartsToReader) {
+      mask_ = pattern_ = 0;  // stage_parts() reads them itself
+    } else if (in.flags & kFromEmbedding) {
       int64_t token = t.launch.state[sequence].token;
       from_ = static_cast<const uint16_t*>(t.launch.embedding) + token * in.width;
       mask_ = pattern_ = 0;
@@ -90,9 +92,25 @@ class InputReader {
     low = ((low | 0x80808080u) - 0x40404040u) ^ 0x80808080u;  // each byte minus 64
   }
   const DecodeInstruction& in_;
-  const uint16_t* from_;
+  const uint16_t* from_ = nullptr;
   uint32_t mask_, pattern_;
 };
+
+// What the tensor cores take of eight elements from `element` on, to the place that
+// stage_vectors() describes.
+template <DecodeWeight kType>
+__device__ __forceinline__ void put_staged(uint4* to, float* scales, int element, uint4 x,
+                                           float scale) {
+  if constexpr (kIntegers<kType>) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    auto* planes = reinterpret_cast<uint2*>(to + element / 32 * 4);
+    planes[lane % 4] = make_uint2(x.x, x.y);
+    planes[lane % 4 + 4] = make_uint2(x.z, x.w);
+    if (lane % 4 == 0) scales[element / 32] = scale;
+  } else {
+    to[element / 8] = x;
+  }
+}
 
 // One sequence: the consumer's segments go to shared memory, where the input lies in order;
 // `scales` has the scale of each segment of kQ8 and kQ4, and of these a segment has 32 bytes of
@@ -129,23 +147,128 @@ __device__ float stage_vectors(DecodeThread<C>& t, const InputReader<kType>& rea
       uint4 x = reader.template convert<kNorm>(values[j], gains[j], more_squares, scale);
       if (!inside(j)) continue;
       squares += more_squares;
-      if constexpr (kIntegers<kType>) {
-        auto* planes = reinterpret_cast<uint2*>(to + at(j) / 32 * 4);
-        planes[t.lane % 4] = make_uint2(x.x, x.y);
-        planes[t.lane % 4 + 4] = make_uint2(x.z, x.w);
-        if (t.lane % 4 == 0) scales[at(j) / 32] = scale;
-      } else {
-        to[at(j) / 8] = x;
-      }
+      put_staged<kType>(to, scales, at(j), x, scale);
     }
   }
   return squares;
+}
+
+// Eight elements of a head, joined from the parts that the blocks of kAttend leave.
+template <class C>
+class JoinedParts {
+ public:
+  __device__ void start() {
+    peak_ = -INFINITY;
+    mass_ = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums_[i] = make_float2(0, 0);
+  }
+  template <int kParts>
+  __device__ __forceinline__ void add(const uint4* values, const TaggedPair* masses, int count) {
+    float top = peak_;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p)
+      if (p < count) top = fmaxf(top, __uint_as_float(masses[p].bits));
+    const float old = exp2f(peak_ - top);
+    peak_ = top;
+    mass_ *= old;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums_[i] = make_float2(sums_[i].x * old, sums_[i].y * old);
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      const float weight = p < count ? exp2f(__uint_as_float(masses[p].bits) - top) : 0;
+      const uint32_t words[4] = {values[p].x, values[p].y, values[p].z, values[p].w};
+      mass_ += weight;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 v = unpack2(restore2(words[i]));
+        sums_[i] = make_float2(fmaf(weight, v.x, sums_[i].x), fmaf(weight, v.y, sums_[i].y));
+      }
+    }
+  }
+  // bf16, in the range that values between instructions have.
+  __device__ uint4 values() const {
+    const float inverse = __fdividef(1, mass_);
+    auto clamped = [&](float v) {
+      v *= inverse;
+      return copysignf(fminf(fmaxf(fabsf(v), 0x1p-63f), 0x1.fcp64f), v);
+    };
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = pack2(clamped(sums_[i].x), clamped(sums_[i].y));
+    return make_uint4(w[0], w[1], w[2], w[3]);
+  }
+
+ private:
+  float peak_, mass_;
+  float2 sums_[4];
+};
+
+// Like stage_vectors(), of the parts that kAttend leaves. kVectors of a lane are loaded together,
+// of each kParts parts.
+template <int kVectors, int kParts, class C, DecodeWeight kType>
+__device__ void stage_parts(DecodeThread<C>& t, const DecodeInstruction& in,
+                            const InputReader<kType>& reader, const MatvecWork& work, uint4* to,
+                            float* scales) {
+  const int more = work.segments > 8 ? 1 : 0, last = work.segments * 4 - 1;
+  const int vectors = work.parts << more, most = t.attend().most;
+  const int splits = t.attend().splits_of(AttendWork::groups_of(t.shared.position[0]));
+  const uint32_t tag = t.tag(in.tag_in), pattern = t.phase(in.tag_in) ? kPhaseBits : 0;
+#pragma unroll 1
+  for (int i = 0; i < vectors; i += kVectors) {
+    auto element = [&](int v) {
+      return (i + v >> more) * work.width + work.first * 32 +
+             min((i + v & more) * 32 + t.lane, last) * 8;
+    };
+    JoinedParts<C> joined[kVectors];
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) joined[v].start();
+#pragma unroll 1
+    for (int first = 0; first < splits; first += kParts) {
+      const int count = min(kParts, splits - first);
+      TaggedPair masses[kVectors * kParts] = {};
+      uint4 values[kVectors * kParts] = {};
+      auto exists = [&](int j) { return j % kParts < count && i + j / kParts < vectors; };
+      auto part = [&](int j) { return element(j / kParts) / C::kHead * most + first + j % kParts; };
+      auto load_mass = [&](TaggedPair& m, int j, bool wanted) {
+        load_pair(m, t.launch.part_masses + part(j), wanted && exists(j));
+      };
+#pragma unroll
+      for (int j = 0; j < kVectors * kParts; ++j) load_mass(masses[j], j, true);
+      t.poll_all(
+          values,
+          [&](uint4& v, int j, bool wanted) {
+            load_values8(v, t.launch.parts + part(j) * C::kHead + element(j / kParts) % C::kHead,
+                         wanted && exists(j));
+          },
+          [&](uint4 v, int j) {
+            return !exists(j) ||
+                   (((v.x ^ pattern) | (v.y ^ pattern) | (v.z ^ pattern) | (v.w ^ pattern)) &
+                    kPhaseBits) == 0;
+          });
+      t.poll_all(
+          masses, load_mass, [&](TaggedPair m, int j) { return !exists(j) || m.tag == tag; },
+          false);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v)
+        joined[v].template add<kParts>(values + v * kParts, masses + v * kParts, count);
+    }
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (i + v >= vectors) break;
+      float squares = 0, scale = 0;
+      const uint4 x = reader.template convert<false>(joined[v].values(), uint4{}, squares, scale);
+      if ((i + v & more) * 32 + t.lane <= last) put_staged<kType>(to, scales, element(v), x, scale);
+    }
+  }
 }
 template <DecodeWeight kType, class C>
 __device__ void stage_single(DecodeThread<C>& t, const DecodeInstruction& in,
                              const MatvecWork& work, uint4* to, float* scales, int turn) {
   InputReader<kType> reader(t, in, 0);
-  if (opaque(in.flags) & kNormInput) {
+  if (opaque(in.flags) & kPartsToReader) {
+    stage_parts<1, 10>(t, in, reader, work, to, scales);
+  } else if (opaque(in.flags) & kNormInput) {
     float squares = warp_sum(stage_vectors<4, true>(t, reader, work, to, scales));
     if (t.lane == 0) t.shared.squares[turn][0][t.warp] = squares;
   } else {

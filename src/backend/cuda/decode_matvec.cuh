@@ -69,6 +69,44 @@ class DecodeMatvec {
     t_.mark(1);
     x += work_.first * 4;
     scales += work_.first;
+    if constexpr (kType == DecodeWeight::kBf16)
+      if (work_.parts == 1) return run_held(x);
+    return run_tiles([&](float(&acc)[4][4]) {
+#pragma unroll 1
+      for (int part = 0; part < work_.parts; ++part)
+        with_chunk([&](auto weights) {
+          add_single(weights, acc, x + part * (work_.width / 8),
+                     scales + part * (work_.width / 32));
+        });
+    });
+  }
+  // bf16, the input in registers: shared memory has enough to do with the weights. Measured: the
+  // other types lose by it.
+  __device__ bool run_held(const uint4* x) {
+    using Weights = LaneWeights<C, kType>;
+    constexpr int kMost = Weights::kMostSegments;
+    uint4 held[kMost];
+#pragma unroll
+    for (int s = 0; s < kMost; ++s) {
+      held[s] = make_uint4(0, 0, 0, 0);
+      if (s >= work_.segments) continue;
+      held[s] = single_input(x + (s ^ Weights::swap((s | 1) < work_.segments)) * 4);
+    }
+    return run_tiles([&](float(&acc)[4][4]) {
+      with_chunk([&](auto weights) {
+#pragma unroll
+        for (int s = 0; s < kMost; s += 2) {
+          if (s >= work_.segments) break;
+          weights.add_pair(
+              acc[s % 4], acc[s % 4 + 1], s, s + 1 < work_.segments,
+              [&](int k) { return held[s + k]; }, [&](int) { return make_float2(1, 1); });
+        }
+      });
+    });
+  }
+  // multiply(acc) adds what the next tile of the ring gives. False when the step is dead.
+  template <class Multiply>
+  __device__ __forceinline__ bool run_tiles(Multiply multiply) {
 #pragma unroll 1
     for (int first = 0; first < work_.tiles; first += C::kFlush) {
       const int count = min(C::kFlush, work_.tiles - first);
@@ -76,12 +114,7 @@ class DecodeMatvec {
 #pragma unroll 1
       for (int j = 0; j < count; ++j) {
         float acc[4][4] = {};
-#pragma unroll 1
-        for (int part = 0; part < work_.parts; ++part)
-          with_chunk([&](auto weights) {
-            add_single(weights, acc, x + part * (work_.width / 8),
-                       scales + part * (work_.width / 32));
-          });
+        multiply(acc);
         put_sums(j, acc);
       }
       if (!flush(first, count)) return false;
@@ -108,10 +141,10 @@ class DecodeMatvec {
                                             bool both, const uint4* x, const float* scales) {
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
-      const int s = 2 * (pair + k);
+      const int s = 2 * (pair + k), swap = Weights::swap(both);
       weights.add_pair(
           acc[k % 2 * 2], acc[k % 2 * 2 + 1], s, both,
-          [&](int i) { return single_input(x + (s + i) * 4); },
+          [&](int i) { return single_input(x + (s + (i ^ swap)) * 4); },
           [&](int i) { return make_float2(kIntegers<kType> ? scales[s + i] : 1, 1); });
     }
   }
@@ -191,8 +224,8 @@ class DecodeMatvec {
     float* to = slot(tile);
     const int lane = t_.lane;
     if constexpr (C::kSingle) {  // every sequence of the tensor cores' eight is the one
-      if (kTileRows == 8) {
-        if (lane < 4) reinterpret_cast<float2*>(to)[lane] = make_float2(c[0], c[1]);
+      if (kTileRows == 8) {      // in the order of even rows of weights, or of odd ones (swap())
+        if (lane < 8) to[lane % 4 * 2 + lane / 4] = lane < 4 ? c[0] : c[1];
       } else if (lane % 4 == 0) {
         to[lane / 4] = c[0];
         to[lane / 4 + 8] = c[2];

@@ -81,6 +81,10 @@ DecodeWorkspace::DecodeWorkspace(const DecoderShape& shape, int max_batch, int b
                   sizeof(TaggedPair));
   candidates = take(blocks * 3, sizeof(TaggedPair));
   logits = take(shape.vocab, sizeof(float));
+  const int splits = std::max(1, blocks / shape.kv_heads);
+  max_batch = 1;
+  parts = take(shape.heads * splits * shape.head_dim, sizeof(uint16_t));
+  part_masses = take(shape.heads * splits, sizeof(TaggedPair));
   bytes = used;
 }
 
@@ -122,6 +126,13 @@ void check_decode_model(const DecoderShape& s, const DecoderWeights& w, int max_
   require(fits(w.head, s.vocab, s.hidden), widths);
 }
 
+// A part that a step does not use keeps the phase of the last layer. The first layer of the next
+// step has the other one only if the number of layers is even. Measured: parts of wide attention
+// take longer to read than to join, except for Q8_0.
+static bool parts_to_reader(const DecoderShape& s, DecodeWeight type) {
+  return s.layers % 2 == 0 && (s.heads * s.head_dim <= 2048 || type == DecodeWeight::kQ8);
+}
+
 std::vector<DecodeInstruction> make_decode_program(const DecoderShape& s, const DecoderWeights& w,
                                                    const DecodeWorkspace& layout,
                                                    DeviceAddress base) {
@@ -148,13 +159,15 @@ std::vector<DecodeInstruction> make_decode_program(const DecoderShape& s, const 
   uint16_t* after_attention = values(layout.after_attention);
   uint16_t* after_mlp = values(layout.after_mlp);
   uint16_t *qkv = values(layout.qkv), *attention = values(layout.attention);
-  int heads_width = s.heads * s.head_dim;
+  const int heads_width = s.heads * s.head_dim;
+  const uint32_t parts = parts_to_reader(s, w.layers[0].out.type) ? kPartsToReader : 0u;
   for (int l = 0; l < s.layers; ++l) {
     const LayerWeights& layer = w.layers[static_cast<size_t>(l)];
     matvec(kNormInput | (l == 0 ? kFromEmbedding : 0u), layer.qkv, layer.attention_gains, s.hidden,
            s.qkv_rows(), after_mlp, qkv, l - 1, l);
     program.back().bias = at<void>(layer.qkv_bias);
-    DecodeInstruction attend{};
+    DecodeInstruction attend{}, combine{};
+    attend.flags = combine.flags = parts;
     attend.op = DecodeOp::kAttend;
     attend.weights = at<void>(layer.keys);
     attend.values = at<void>(layer.values);
@@ -163,12 +176,12 @@ std::vector<DecodeInstruction> make_decode_program(const DecoderShape& s, const 
     attend.input = qkv;
     attend.tag_in = attend.tag_out = l;
     program.push_back(attend);
-    DecodeInstruction combine{};
     combine.op = DecodeOp::kCombine;
     combine.output = attention;
     combine.tag_in = combine.tag_out = l;
     program.push_back(combine);
-    matvec(kAddResidual, layer.out, 0, heads_width, s.hidden, attention, after_attention, l, l);
+    matvec(kAddResidual | parts, layer.out, 0, heads_width, s.hidden, attention, after_attention, l,
+           l);
     matvec(kNormInput | kGated, layer.gate_up, layer.mlp_gains, s.hidden, 2 * s.mlp,
            after_attention, values(layout.activated), l, l);
     if (layer.up) program.back().values = at<void>(layer.up);
@@ -261,6 +274,8 @@ void DecodeStream::launch(Handle stream, DeviceAddress pages, int page_stride,
   launch.frequencies = at<float>(weights_.frequencies);
   launch.partials = workspace_.as<TaggedPair>(layout_.partials);
   launch.candidates = workspace_.as<TaggedPair>(layout_.candidates);
+  launch.parts = workspace_.as<uint16_t>(layout_.parts);
+  launch.part_masses = workspace_.as<TaggedPair>(layout_.part_masses);
   launch.logits = step.logits ? at<float>(step.logits) : workspace_.as<float>(layout_.logits);
   launch.profile = at<unsigned long long>(profile);
   launch.timeout_ns = static_cast<unsigned long long>(timeout_ms_) * 1'000'000;

@@ -58,7 +58,8 @@ struct DecodeVariant {
 
 // Where the values of a step are, as offsets into one buffer.
 struct DecodeWorkspace {
-  size_t after_attention, after_mlp, qkv, attention, activated, partials, candidates, logits, bytes;
+  size_t after_attention, after_mlp, qkv, attention, activated, partials, candidates, logits;
+  size_t parts, part_masses, bytes;
   DecodeWorkspace(const DecoderShape& shape, int max_batch, int blocks);
 };
 

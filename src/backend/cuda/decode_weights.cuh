@@ -76,7 +76,14 @@ struct LaneWeights {
       scales = reinterpret_cast<const uint32_t*>(chunk + work.segments * kSegment) + lane / 4;
     }
   }
-  // Segments s and s + 1; s is even. input(i) is what they are multiplied with, scale(i) its scale.
+  // With one sequence and bf16, lanes of odd rows take a pair of segments in the other order:
+  // rows are a multiple of 128 bytes apart, and shared memory would give them one after the other.
+  // Each row of the tensor cores' other operand then has its own order, too; see put_sums().
+  __device__ static __forceinline__ int swap(bool both) {
+    return C::kSingle && kType == DecodeWeight::kBf16 && both ? threadIdx.x / 4 % 2 : 0;
+  }
+  // Segments s and s + 1; s is even. input(i) is what the i-th that is taken is multiplied with,
+  // scale(i) its scale.
   template <class Input, class Scale>
   __device__ __forceinline__ void add_pair(float (&a)[4], float (&b)[4], int s, bool both,
                                            Input input, Scale scale) const {
@@ -91,8 +98,8 @@ struct LaneWeights {
                                           w.z & kUpperBits, w.w & kUpperBits),
                                input(1), scales[s * 8 + 8], scale(1));
     } else {
-      add_one(a, s, input(0), scale(0));
-      if (both) add_one(b, s + 1, input(1), scale(1));
+      add_one(a, s + swap(both), input(0), scale(0));
+      if (both) add_one(b, s + 1 - swap(both), input(1), scale(1));
     }
   }
 

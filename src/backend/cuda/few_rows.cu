@@ -146,15 +146,18 @@ class FewRowsConsumer {
   __device__ void run() {
     const FewRowsShares& shares = a_.sums.shares;
     const int end = first_unit(a_, blockIdx.x + 1);
-    wait_for_earlier();
+    bool waited = false;
 #pragma unroll 1
     for (int unit = first_unit(a_, blockIdx.x); unit < end;) {
       const int tile = unit / shares.steps, step = unit % shares.steps;
       const int count = min(shares.steps - step, end - unit);
+      // A long division: before the values are there.
+      const uint32_t plane = opaque(blockIdx.x - static_cast<uint32_t>(shares.first_of(tile)));
+      if (!waited) wait_for_earlier();
+      waited = true;
       multiply(count);
       unit += count;
       if (a_.sums.planes) {
-        const int plane = static_cast<int>(blockIdx.x) - shares.first_of(tile);
         write_sums(tile, a_.sums.planes + plane * a_.sums.plane);
       } else if (step > 0) {
         leave_part();

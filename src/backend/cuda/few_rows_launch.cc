@@ -46,7 +46,9 @@ FewRowsLaunch few_rows_launch(const FewRowsProduct& p, DeviceAddress memory, int
   FewRowsLaunch out;
   out.kernel = fmt::format("few_rows_{}", most);
   out.shared_bytes = few_rows_shared_bytes(most);
-  out.blocks = static_cast<int>(std::min<int64_t>(blocks, tiles * steps));
+  // The fewest blocks of which none gets more: fewer tiles are shared, and fewer sums are written.
+  const int64_t most_units = (tiles * steps + blocks - 1) / blocks;
+  out.blocks = static_cast<int>((tiles * steps + most_units - 1) / most_units);
   FewRowsArgs& a = out.args = {};
   a.w = boxes_of(p.w, p.gated ? 2 * p.n : p.n, p.k, kFewRowsTile / 2);
   a.x = boxes_of(p.x, p.rows, p.k, most);

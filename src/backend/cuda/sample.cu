@@ -152,15 +152,17 @@ class RowSampler {
   TK_DEVICE int choose() {
     if (threadIdx.x == 0) shared_.bad = 0;
     sync_block();
-    Best top;
+    own_peak_ = -INFINITY;
+    own_top_ = 0x7fffffff;
     bool bad = false;
-    for (int i = static_cast<int>(threadIdx.x); i < vocab_; i += kSampleThreads) {
-      float x = logits_[i];
-      bad = bad || !(edited_ ? x < INFINITY : fabsf(x) < INFINITY);
-      top.take(x, i);
-    }
+    if (vocab_ % 4 == 0)
+      bad = look_through_vectors();
+    else
+      for (int i = static_cast<int>(threadIdx.x); i < vocab_; i += kSampleThreads)
+        bad = look_at(logits_[i], i) || bad;
     if (bad) shared_.bad = 1;
-    own_peak_ = static_cast<float>(top.score);
+    Best top;
+    if (own_peak_ > -INFINITY) top.take(own_peak_, own_top_);
     top = block_best(top, shared_);
     if (shared_.bad) return kSampleFailed;
     if (top.score == -INFINITY) return kSampleNothing;
@@ -173,6 +175,41 @@ class RowSampler {
   }
 
  private:
+  // A thread's tokens come in ascending order, so the first of equal ones stays. True: not a number
+  // or infinite.
+  TK_DEVICE bool look_at(float x, int token) {
+    if (x > own_peak_) {
+      own_peak_ = x;
+      own_top_ = token;
+    }
+    return !(edited_ ? x < INFINITY : fabsf(x) < INFINITY);
+  }
+  // Rows of whole vectors. Several are asked for at once: one block reads the row.
+  TK_DEVICE bool look_through_vectors() {
+    constexpr int kAtOnce = 8;
+    const auto* from = reinterpret_cast<const Vec4*>(logits_);
+    const int vectors = vocab_ / 4;
+    bool bad = false;
+    for (int first = static_cast<int>(threadIdx.x); first < vectors;
+         first += kAtOnce * kSampleThreads) {
+      Vec4 x[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int at = first + k * kSampleThreads;
+        x[k] = from[at < vectors ? at : 0];
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int at = first + k * kSampleThreads;
+        if (at >= vectors) break;  // a token must not count for two threads
+        bad = look_at(x[k].x, at * 4) || bad;
+        bad = look_at(x[k].y, at * 4 + 1) || bad;
+        bad = look_at(x[k].z, at * 4 + 2) || bad;
+        bad = look_at(x[k].w, at * 4 + 3) || bad;
+      }
+    }
+    return bad;
+  }
   TK_DEVICE float weight(float logit) const {
     return host_exp(mul_rn(add_rn(logit, -peak_), inverse_));
   }
@@ -272,6 +309,7 @@ class RowSampler {
   const float* logits_;
   int vocab_, top_ = 0;
   bool edited_;
+  int own_top_ = 0;  // of this thread, with own_peak_
   float own_peak_ = 0, peak_ = 0, inverse_ = 1, bound_ = 0;
   SampleShared& shared_;
 };

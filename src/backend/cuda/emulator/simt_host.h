@@ -140,6 +140,7 @@ inline int __dp4a(int a, int b, int c) {
       {#name, [](const void* args) { name(*static_cast<const Args*>(args)); }, sizeof(Args), \
        threads});                                                                            \
   static void name(const Args& a)
+#define TK_KERNEL_RESIDENT(name, Args, threads, resident) TK_KERNEL(name, Args, threads)
 #define TK_DEVICE inline
 #define TK_DEVICE_CALL inline
 #define TK_DYNAMIC_SHARED(T, name) \

@@ -26,79 +26,116 @@ TK_DEVICE void store8(uint16_t* to, const float (&v)[8]) {
   *reinterpret_cast<Words4*>(to) = w;
 }
 
-// Eight columns from `column` on, a multiple of eight, rounded as the product's result is.
-TK_DEVICE void load8(const FewRowsSums& s, int64_t n, int64_t row, int64_t column, float (&v)[8]) {
-  const int count = s.shares.of_column(static_cast<int>(column));
-  const float* from = s.planes + row * n + column;
+struct alignas(8) FourBrains {
+  uint32_t low, high;
+};
+TK_DEVICE void load4(const void* p, DType type, int64_t i, float (&out)[4]) {
+  if (type == DType::kF32) {
+    const Vec4 v = *reinterpret_cast<const Vec4*>(static_cast<const float*>(p) + i);
+    out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+  } else if (type == DType::kBF16) {
+    const auto v = *reinterpret_cast<const FourBrains*>(static_cast<const uint16_t*>(p) + i);
+    out[0] = bits_float(v.low << 16), out[1] = bits_float(v.low & 0xffff0000u);
+    out[2] = bits_float(v.high << 16), out[3] = bits_float(v.high & 0xffff0000u);
+  } else {
 #pragma unroll
-  for (int j = 0; j < 8; ++j) v[j] = 0;
-#pragma unroll 2
-  for (int p = 0; p < count; ++p, from += s.plane) {
-    float part[8];
-    load8(from, DType::kF32, 0, part);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] += part[j];
+    for (int j = 0; j < 4; ++j) out[j] = load(p, type, i + j);
   }
-#pragma unroll
-  for (int j = 0; j < 8; ++j) v[j] = brain_value(brain_bits(v[j]));
 }
 
-// residual += delta, then y = rms_norm(residual). A block per row.
-TK_KERNEL(op_add_norm, AddNormArgs, kNormThreads) {
-  constexpr int kKept = 2;  // times eight values that a thread keeps; the others it reads again
-  constexpr int64_t kStep = kNormThreads * 8;
-  const int64_t row = blockIdx.x, from = a.rows ? a.rows[row] : row, start = threadIdx.x * 8;
-  float* residual = a.residual + from * a.n;
+// Four columns of the sums of `count` blocks, from `column` on, rounded as the product's result is.
+// Several blocks' sums are asked for at once: each wait is as long as the rest of the kernel.
+TK_DEVICE void load_sums(const FewRowsSums& s, int64_t n, int64_t row, int64_t column, int count,
+                         float (&v)[4]) {
+  constexpr int kAtOnce = 5;
+  const float* from = s.planes + row * n + column;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) v[j] = 0;
+#pragma unroll 1
+  for (int first = 0; first < count; first += kAtOnce, from += kAtOnce * s.plane) {
+    Vec4 part[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      part[i] =
+          first + i < count ? *reinterpret_cast<const Vec4*>(from + i * s.plane) : Vec4{0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      v[0] += part[i].x, v[1] += part[i].y, v[2] += part[i].z, v[3] += part[i].w;
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) v[j] = brain_value(brain_bits(v[j]));
+}
+
+// Four columns of the residual stream with what is added to it; count: as of load_sums().
+TK_DEVICE void load_residual(const AddNormArgs& a, int64_t row, int column, int count,
+                             float (&v)[4]) {
+  load4(a.residual, DType::kF32, row * a.n + column, v);
+  if (!a.delta && !a.sums.planes) return;
+  float add[4];
+  if (a.delta)
+    load4(a.delta, DType::kBF16, row * a.n + column, add);
+  else
+    load_sums(a.sums, a.n, row, column, count, add);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) v[j] += add[j];
+}
+
+// residual += delta, then y = rms_norm(residual). A block per row. Half of the registers are left
+// to the product that follows, which starts beside it.
+TK_KERNEL_RESIDENT(op_add_norm, AddNormArgs, kNormThreads, 2) {
+  constexpr int kKept = 4;   // times four values that a thread keeps; the others it reads again
+  constexpr int kEarly = 2;  // of these, whose gains are read before the wait
+  constexpr int kStep = kNormThreads * 4;
+  const int n = static_cast<int>(a.n), start = static_cast<int>(threadIdx.x) * 4;
+  const int64_t from = a.rows ? a.rows[blockIdx.x] : static_cast<int64_t>(blockIdx.x);
   allow_next();
-  prefetch(static_cast<const char*>(a.w) + start * (a.tw == DType::kF32 ? 4 : 2));
+  auto blocks_at = [&](int i) { return a.sums.planes ? a.sums.shares.of_column(i) : 0; };
+  // Before the wait: long divisions, and loads that depend on nothing.
+  int blocks[kKept] = {};
+  float gains[kEarly][4];
+#pragma unroll
+  for (int k = 0; k < kKept; ++k) {
+    if (start + k * kStep >= n) break;
+    blocks[k] = blocks_at(start + k * kStep);
+    if (k < kEarly) load4(a.w, a.tw, start + k * kStep, gains[k % kEarly]);
+  }
   wait_for_earlier();
-  auto sum_at = [&](int64_t i, float(&v)[8]) {
-    load8(residual, DType::kF32, i, v);
-    if (!a.delta && !a.sums.planes) return;
-    float add[8];
-    if (a.delta)
-      load8(a.delta, DType::kBF16, from * a.n + i, add);
-    else
-      load8(a.sums, a.n, from, i, add);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] += add[j];
-  };
-  float kept[kKept][8], squares = 0;
+  float kept[kKept][4], squares = 0;
 #pragma unroll
   for (int k = 0; k < kKept; ++k) {
-    if (start + k * kStep >= a.n) break;
-    sum_at(start + k * kStep, kept[k]);
+    if (start + k * kStep >= n) break;
+    load_residual(a, from, start + k * kStep, blocks[k], kept[k]);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) squares += kept[k][j] * kept[k][j];
+    for (int j = 0; j < 4; ++j) squares += kept[k][j] * kept[k][j];
   }
-  for (int64_t i = start + kKept * kStep; i < a.n; i += kStep) {
-    float v[8];
-    sum_at(i, v);
+  for (int i = start + kKept * kStep; i < n; i += kStep) {
+    float v[4];
+    load_residual(a, from, i, blocks_at(i), v);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) squares += v[j] * v[j];
+    for (int j = 0; j < 4; ++j) squares += v[j] * v[j];
   }
-  const float factor = 1.0f / sqrtf(norm_sum(squares) / static_cast<float>(a.n) + a.eps);
-  auto put = [&](int64_t i, float(&v)[8]) {
+  const float factor = 1.0f / sqrtf(norm_sum(squares) / static_cast<float>(n) + a.eps);
+  auto put = [&](int i, float(&v)[4], float(&w)[4]) {
     // Chosen rows may repeat: their sums are not stored.
-    if ((a.delta || a.sums.planes) && !a.rows) {
-      *reinterpret_cast<Vec4*>(residual + i) = {v[0], v[1], v[2], v[3]};
-      *reinterpret_cast<Vec4*>(residual + i + 4) = {v[4], v[5], v[6], v[7]};
-    }
-    float w[8];
-    load8(a.w, a.tw, i, w);
+    if ((a.delta || a.sums.planes) && !a.rows)
+      *reinterpret_cast<Vec4*>(a.residual + from * n + i) = {v[0], v[1], v[2], v[3]};
 #pragma unroll
-    for (int j = 0; j < 8; ++j) w[j] = v[j] * factor * w[j];
-    store8(a.y + row * a.n + i, w);
+    for (int j = 0; j < 4; ++j) w[j] = v[j] * factor * w[j];
+    *reinterpret_cast<FourBrains*>(a.y + static_cast<int64_t>(blockIdx.x) * n + i) = {
+        brain_bits(w[0]) | uint32_t{brain_bits(w[1])} << 16,
+        brain_bits(w[2]) | uint32_t{brain_bits(w[3])} << 16};
   };
 #pragma unroll
   for (int k = 0; k < kKept; ++k) {
-    if (start + k * kStep >= a.n) break;
-    put(start + k * kStep, kept[k]);
+    if (start + k * kStep >= n) break;
+    if (k >= kEarly) load4(a.w, a.tw, start + k * kStep, gains[k % kEarly]);
+    put(start + k * kStep, kept[k], gains[k % kEarly]);
   }
-  for (int64_t i = start + kKept * kStep; i < a.n; i += kStep) {
-    float v[8];
-    sum_at(i, v);
-    put(i, v);
+  for (int i = start + kKept * kStep; i < n; i += kStep) {
+    float v[4], w[4];
+    load_residual(a, from, i, blocks_at(i), v);
+    load4(a.w, a.tw, i, w);
+    put(i, v, w);
   }
 }
 
@@ -142,54 +179,82 @@ TK_DEVICE void load_turns(const RotateArgs& a, int row, float (&cosine)[pairs],
   }
 }
 
-// The pairs of a lane of a head that begins at `from`; 0 after the last.
+// The pairs of a lane of a head that begins at `from`; 0 after the last. blocks: whose sums they
+// are, 0 where the product has joined them.
 template <int pairs>
-TK_DEVICE void load_head(const RotateArgs& a, int64_t from, int head, float (&x)[pairs][2]) {
+TK_DEVICE void load_head(const RotateArgs& a, int64_t from, int blocks, float (&x)[pairs][2]) {
+  constexpr int kAtOnce = 6;  // blocks whose sums are asked for together
   const int lane = static_cast<int>(threadIdx.x % kWarp), half = a.d / 2;
-  const int shares = a.sums.planes ? a.sums.shares.of_column(head * a.d) : 0;
-  const float* planes = a.sums.planes ? a.sums.planes + from + lane : nullptr;
+  const float* planes = a.sums.planes + from + lane;
 #pragma unroll
   for (int p = 0; p < pairs; ++p) x[p][0] = x[p][1] = 0;
-#pragma unroll 4
-  for (int s = 0; s < shares; ++s, planes += a.sums.plane)
+#pragma unroll 1
+  for (int first = 0; first < blocks; first += kAtOnce, planes += kAtOnce * a.sums.plane) {
+    float part[kAtOnce][pairs][2];
 #pragma unroll
-    for (int p = 0; p < pairs; ++p)
+    for (int i = 0; i < kAtOnce; ++i)
 #pragma unroll
-      for (int j = 0; j < 2; ++j)
-        if (lane + p * kWarp < half) x[p][j] += planes[p * kWarp + j * half];
+      for (int p = 0; p < pairs; ++p)
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+          part[i][p][j] = first + i < blocks && lane + p * kWarp < half
+                              ? planes[i * a.sums.plane + p * kWarp + j * half]
+                              : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int p = 0; p < pairs; ++p)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) x[p][j] += part[i][p][j];
+  }
 #pragma unroll
   for (int p = 0; p < pairs; ++p)
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      if (a.sums.planes)
+      if (blocks > 0)
         x[p][j] = brain_value(brain_bits(x[p][j]));
       else if (lane + p * kWarp < half)
         x[p][j] = brain_value(a.x[from + lane + p * kWarp + j * half]);
     }
 }
 
+// The gains of a lane's pairs; 1 where there are none.
+template <int pairs>
+TK_DEVICE void load_gains(const RotateArgs& a, const void* gains, float (&gain)[pairs][2]) {
+#pragma unroll
+  for (int p = 0; p < pairs; ++p)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int i = static_cast<int>(threadIdx.x % kWarp) + p * kWarp;
+      gain[p][j] = gains && i < a.d / 2 ? load(gains, a.tg, i + j * (a.d / 2)) : 1.0f;
+    }
+}
+
 // Norm of a head, rotation; queries to q, keys and values to the cache. A warp per token and head;
-// a lane has pairs (i, i + d / 2).
+// a lane has pairs (i, i + d / 2). What does not depend on earlier launches comes before the wait.
 TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
   constexpr int kMostPairs = 2;  // of a lane: heads up to 128
   int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x % kWarp);
   int half = a.d / 2, heads = a.heads + 2 * a.kv_heads, slot = a.slot[row];
+  const int head = static_cast<int>(blockIdx.y * (kLayerThreads / kWarp) + threadIdx.x / kWarp);
+  const bool query = head < a.heads, value = head >= a.heads + a.kv_heads;
   allow_next();
   int64_t block =
       slot < 0 ? 0 : a.view.table[int64_t{a.seq[row]} * a.view.stride + slot / a.view.block_size];
+  const void* gains = query ? a.query_gains : value ? nullptr : a.key_gains;
+  float gain[kMostPairs][2];
+  load_gains(a, gains, gain);
+  const int blocks = a.sums.planes && head < heads ? a.sums.shares.of_column(head * a.d) : 0;
   wait_for_earlier();
   float cosine[kMostPairs], sine[kMostPairs];
   load_turns(a, row, cosine, sine);
-  const int head = static_cast<int>(blockIdx.y * (kLayerThreads / kWarp) + threadIdx.x / kWarp);
   if (head < heads) {
-    const bool query = head < a.heads, value = head >= a.heads + a.kv_heads;
     int64_t from = (int64_t{row} * heads + head) * a.d;
     float x[kMostPairs][2], squares = 0;
-    load_head(a, from, head, x);
+    load_head(a, from, blocks, x);
 #pragma unroll
     for (int p = 0; p < kMostPairs; ++p) squares += x[p][0] * x[p][0] + x[p][1] * x[p][1];
     squares = warp_sum(squares);
-    const void* gains = query ? a.query_gains : value ? nullptr : a.key_gains;
     float factor = 1.0f / sqrtf(squares / static_cast<float>(a.d) + a.eps);
     uint8_t* base = value ? a.value.base : a.key.base;
     int kv_head = head - a.heads - (value ? a.kv_heads : 0);
@@ -201,8 +266,8 @@ TK_KERNEL(op_rotate_append, RotateArgs, kLayerThreads) {
       if (i >= half) continue;
       float u = x[p][0], v = x[p][1];
       if (gains) {
-        u = brain_value(brain_bits(u * factor * load(gains, a.tg, i)));
-        v = brain_value(brain_bits(v * factor * load(gains, a.tg, i + half)));
+        u = brain_value(brain_bits(u * factor * gain[p][0]));
+        v = brain_value(brain_bits(v * factor * gain[p][1]));
       }
       if (!value) {
         float turned = u * cosine[p] - v * sine[p];

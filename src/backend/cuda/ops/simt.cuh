@@ -9,8 +9,11 @@
 
 #ifdef __CUDACC__
 
-#define TK_KERNEL(name, Args, threads) \
-  extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ Args a)
+#define TK_KERNEL(name, Args, threads) TK_KERNEL_RESIDENT(name, Args, threads, 1)
+// resident: blocks whose registers fit on a multiprocessor together.
+#define TK_KERNEL_RESIDENT(name, Args, threads, resident)         \
+  extern "C" __global__ void __launch_bounds__(threads, resident) \
+      name(const __grid_constant__ Args a)
 #define TK_DEVICE __device__ __forceinline__
 #define TK_DEVICE_CALL __device__ __noinline__  // not copied into its callers
 #define TK_DYNAMIC_SHARED(T, name)                         \
