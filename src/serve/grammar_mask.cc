@@ -132,8 +132,12 @@ void GrammarMask::allow(int32_t choice, std::span<const int32_t> answer,
   follow(p, answer);
   if (drafts.empty()) return fill(p, allowed);
   Progress ahead = p;
-  for (int32_t id : drafts)
+  for (int32_t id : drafts) {
+    // The answer ends here. What follows is not kept, but a row without any token fails.
+    if (std::find(options_.end_ids.begin(), options_.end_ids.end(), id) != options_.end_ids.end())
+      return std::fill(allowed.begin(), allowed.end(), ~0u);
     if (!read(ahead, id)) return;
+  }
   fill(ahead, allowed);
 }
 

@@ -84,6 +84,14 @@ TEST(GrammarMask, DraftsAreFollowedAndForgotten) {
   EXPECT_EQ(allowed_after(mask, {'a'}), (std::vector<int32_t>{'b', 'd'}));
 }
 
+// A draft may be the end of the answer. The row that follows is not kept, but must not fail the step.
+TEST(GrammarMask, ADraftThatEndsTheAnswer) {
+  GrammarMask mask(mask_options(Kind::kRegex, "ab?"));
+  EXPECT_EQ(allowed_after(mask, {'a'}, {kEnd}).size(), 300u);
+  EXPECT_EQ(allowed_after(mask, {}, {'a', 'b', kEnd, 'x'}).size(), 300u);
+  EXPECT_TRUE(allowed_after(mask, {}, {'a', 'x', kEnd}).empty());  // not after what is refused
+}
+
 TEST(GrammarMask, BeginsAfterTheThinking) {
   GrammarMaskOptions options = mask_options(Kind::kRegex, "ab");
   options.thinking = Thinking::kOpen;
