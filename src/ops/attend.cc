@@ -51,7 +51,6 @@ struct Attention {
     cap = a.attrs.get_double("softcap", 0);
     window = a.attrs.get_int("window", 0);
     masked = a.in.size() > kMask + rest;
-    check_starts("attend", a.in[kQStart].tensor, a.in[kQuery].tensor.dims[0]);
   }
 
   int32_t ints(Input input, int64_t i) const { return args.in[input].tensor.i[i]; }
@@ -91,6 +90,9 @@ struct Attention {
     const StateRef<S>& state = args.in[kState].state;
     int64_t b = ints(kSeq, row);
     check_index("attend", "sequence", b, args.in[kKvLen].tensor.dims[0]);
+    check_index("attend", "sequence", b + 1, args.in[kQStart].tensor.dims[0]);
+    for (int64_t i : {b, b + 1})
+      check_index("attend", "start", ints(kQStart, i), args.in[kQuery].tensor.dims[0] + 1);
     const ViewRef& view = args.in[kView].view;
     check_index("attend", "length", ints(kKvLen, b), view.stride * view.block_size + 1);
     slots.clear();

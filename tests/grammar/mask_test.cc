@@ -84,7 +84,8 @@ TEST(GrammarMask, DraftsAreFollowedAndForgotten) {
   EXPECT_EQ(allowed_after(mask, {'a'}), (std::vector<int32_t>{'b', 'd'}));
 }
 
-// A draft may be the end of the answer. The row that follows is not kept, but must not fail the step.
+// A draft may be the end of the answer. The row that follows is not kept, but must not fail the
+// step.
 TEST(GrammarMask, ADraftThatEndsTheAnswer) {
   GrammarMask mask(mask_options(Kind::kRegex, "ab?"));
   EXPECT_EQ(allowed_after(mask, {'a'}, {kEnd}).size(), 300u);
