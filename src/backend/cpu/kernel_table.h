@@ -91,6 +91,8 @@ struct alignas(16) XBlock1 {
   int8_t q[32];
 };
 
+inline constexpr int kMostFewRows = 8;  // of KernelTable::few_rows
+
 struct KernelTable {
   const char* name;
   PackStyle style;
@@ -102,8 +104,9 @@ struct KernelTable {
   int chunk_tiles;
 
   // out[row of the tile][kPanel] = panel . x over `blocks` blocks of 32. qdot4: for the first
-  // `rows` rows of the tile (with x_tiles 4: of the block's first tile); what it writes for the
-  // others has no meaning.
+  // `rows` rows of the tile (with x_tiles 4: of the blocks), at most few_rows, which is kTile or,
+  // with x_tiles 4, also more; what it writes for other rows has no meaning.
+  int few_rows;
   void (*qdot1[kQFormats])(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out);
   void (*qdot4[kQFormats])(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows,
                            float* out);

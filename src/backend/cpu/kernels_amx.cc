@@ -20,6 +20,7 @@ using tokamak::cpu::XBlock4;
 namespace {
 
 constexpr int kRows = 16;                          // of activations in a tile
+constexpr int kFewRows = 8;                        // that vpdpbusd multiplies as fast as tiles do
 constexpr int kProductAhead = 3, kStoreAhead = 2;  // blocks
 constexpr int kRing = 4;                           // blocks whose sums are kept
 
@@ -182,9 +183,22 @@ void qwide(const uint8_t* wide, int64_t panels, const XBlock4* packed, int64_t s
 template <int F>
 void qdot_first(const uint8_t* panel, const XBlock4* packed, int64_t blocks, int rows, float* out) {
   const auto* x = reinterpret_cast<const XBlock16*>(packed);
-  if (rows == 2) return qdot<F, 2>(panel, x, blocks, out);
-  if (rows == 3) return qdot<F, 3>(panel, x, blocks, out);
-  qdot<F, 4>(panel, x, blocks, out);
+  switch (rows) {
+    case 2:
+      return qdot<F, 2>(panel, x, blocks, out);
+    case 3:
+      return qdot<F, 3>(panel, x, blocks, out);
+    case 5:
+      return qdot<F, 5>(panel, x, blocks, out);
+    case 6:
+      return qdot<F, 6>(panel, x, blocks, out);
+    case 7:
+      return qdot<F, 7>(panel, x, blocks, out);
+    case 8:
+      return qdot<F, 8>(panel, x, blocks, out);
+    default:
+      return qdot<F, 4>(panel, x, blocks, out);
+  }
 }
 
 void pack_tile(const void* const* rows, int n, int64_t blocks, int tile, XBlock4* packed) {
@@ -218,7 +232,7 @@ void fill_wide(tokamak::cpu::KernelTable& t) {
     t.qdot4[F] = qdot_first<F>;
     t.qwiden[F] = qwiden<F, kOffset<F>>;  // signed values
     t.qwide[F] = qwide<kWide<F>>;
-    t.wide_rows[F] = 5;
+    t.wide_rows[F] = kFewRows + 1;
     fill_wide<F + 1>(t);
   }
 }
@@ -232,6 +246,7 @@ const KernelTable* amx_table() {
     KernelTable t = *avx512_table();
     t.name = "amx";
     t.x_tiles = kRows / kTile;
+    t.few_rows = kFewRows;
     t.chunk_bytes = 1280 * 1024;  // of 2 MiB
     t.chunk_tiles = 64;
     t.wide_panels = 1;

@@ -97,6 +97,16 @@ TEST_P(QDot, EveryLevelEqualsScalarAndTheDecodedProduct) {
       EXPECT_EQ(0, std::memcmp(wide.data(), few.data(), static_cast<size_t>(n) * kPanel * 4))
           << n << " rows differ from four";
     }
+    std::vector<float> more(kMostFewRows * kPanel);  // the four rows again and again
+    for (int t = 0; t < table->few_rows / kTile; ++t)
+      table->pack_x4(x.rows.data(), 4, k / 32, t, x4.data());
+    for (int n = kTile + 1; n <= table->few_rows; ++n) {
+      table->qdot4[GetParam()](panel.data(), x4.data(), k / 32, n, more.data());
+      for (int r = 0; r < n; ++r)
+        EXPECT_EQ(0,
+                  std::memcmp(more.data() + r * kPanel, wide.data() + r % 4 * kPanel, kPanel * 4))
+            << "row " << r << " of " << n;
+    }
     if (!have_first) first = wide;
     have_first = true;
     EXPECT_EQ(0, std::memcmp(wide.data(), first.data(), wide.size() * 4)) << "differs from scalar";

@@ -29,6 +29,7 @@ class QuantLinear final : public LinearKernel {
     most_rows_ = kernels.chunk_tiles * kTile;
     limit_chunk(kernels.chunk_bytes, kernels.chunk_tiles, kernels.x_tiles);
     wide_rows_ = kernels.wide_rows[f];
+    few_rows_ = kernels.few_rows;
   }
   int64_t row_bytes() const override { return blocks_ * kActivationBlock; }
   int64_t single_bytes() const override { return blocks_ * static_cast<int64_t>(sizeof(XBlock1)); }
@@ -68,11 +69,11 @@ class QuantLinear final : public LinearKernel {
              const LinearSink& sink, uint8_t* scratch) const override {
     const auto* x = reinterpret_cast<const XBlock4*>(packed);
     if (wide_ && rows >= wide_rows_) return wide_tiles(x, rows, begin, end, sink, scratch);
-    TK_CHECK(rows <= kTile || tiles_ == 1);
+    TK_CHECK(rows <= few_rows_ || tiles_ == 1);
     for (int64_t p = begin; p < end; ++p)
-      for (int64_t r = 0; r < rows; r += kTile) {
-        float sums[kTile * kPanel];
-        int64_t n = std::min<int64_t>(kTile, rows - r);
+      for (int64_t r = 0; r < rows; r += few_rows_) {
+        float sums[kMostFewRows * kPanel];
+        int64_t n = std::min(few_rows_, rows - r);
         dot4_(w_->panel(p), x + r / kTile * blocks_, blocks_, static_cast<int>(n), sums);
         store(sink, begin, p, r, n, sums);
       }
@@ -100,7 +101,7 @@ class QuantLinear final : public LinearKernel {
     }
   }
 
-  int64_t blocks_, part_, panels_ = 1, tiles_ = 1, wide_rows_ = 1, most_rows_;
+  int64_t blocks_, part_, panels_ = 1, tiles_ = 1, wide_rows_ = 1, few_rows_ = kTile, most_rows_;
   void (*dot1_)(const uint8_t*, const XBlock1*, int64_t, float*);
   void (*dot1x2_)(const uint8_t*, const uint8_t*, const XBlock1*, int64_t, float*);
   void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
