@@ -90,12 +90,13 @@ struct Attention {
     const StateRef<S>& state = args.in[kState].state;
     int64_t b = ints(kSeq, row);
     check_index("attend", "sequence", b, args.in[kKvLen].tensor.dims[0]);
-    check_index("attend", "sequence", b + 1, args.in[kQStart].tensor.dims[0]);
-    for (int64_t i : {b, b + 1})
-      check_index("attend", "start", ints(kQStart, i), args.in[kQuery].tensor.dims[0] + 1);
     const ViewRef& view = args.in[kView].view;
     check_index("attend", "length", ints(kKvLen, b), view.stride * view.block_size + 1);
     slots.clear();
+    if (ints(kKvLen, b) == 0) return;
+    check_index("attend", "sequence", b + 1, args.in[kQStart].tensor.dims[0]);
+    for (int64_t i : {b, b + 1})
+      check_index("attend", "start", ints(kQStart, i), args.in[kQuery].tensor.dims[0] + 1);
     for (int64_t key = 0; key < ints(kKvLen, b); ++key) {
       if (!visible(row, b, key)) continue;
       int64_t slot = view.physical(b, key);

@@ -80,7 +80,7 @@ void moe_combine(const MeaningArgs<S>& args) {
         &offsets = args.in[2].tensor, &weights = args.in[3].tensor, &y = args.out[0].tensor;
   int64_t d = rows.dims[1], k = weights.dims[1], count = offsets.i[offsets.dims[0] - 1];
   std::vector<int64_t> row_of(static_cast<size_t>(weights.elements()), -1);
-  check_starts("moe_combine", offsets, rows.dims[0]);
+  check_index("moe_combine", "last row", count, rows.dims[0] + 1);
   for (int64_t r = 0; r < count; ++r) {
     check_index("moe_combine", "source", source.i[r], weights.elements());
     row_of[static_cast<size_t>(source.i[r])] = r;
