@@ -129,7 +129,7 @@ std::string machine_file_for(const OpenOptions& o, const Backend& backend) {
   }
 }
 
-void need_autotune(const CompileOptions& options, const Backend& backend) {
+void check_autotune(const CompileOptions& options, const Backend& backend) {
   if (options.autotune && backend.name() != "cpu")
     fail(ErrorCode::kUnsupported, "--mode max-autotune measures on the backend cpu only, not on {}",
          backend.name());
@@ -159,7 +159,7 @@ CompiledSetup compile_for(const OpenOptions& o, Backend* shared) {
   CompileOptions options = compile_options(o);
   setup.eager = options.eager;
   options.machine = machine_file_for(o, shared ? *shared : *setup.backend);
-  need_autotune(options, shared ? *shared : *setup.backend);
+  check_autotune(options, shared ? *shared : *setup.backend);
   if (options.adapter_slots > 0 && (shared ? *shared : *setup.backend).name() == "cuda")
     fail(ErrorCode::kUnsupported,
          "adapters beside the model run on the cpu backend only; on cuda use --merge-adapter");

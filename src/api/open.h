@@ -60,7 +60,7 @@ std::unique_ptr<Backend> backend_for(const OpenOptions& options, const std::stri
 // backend, if it was measured on this processor with as many threads; empty: built in.
 std::string machine_file_for(const OpenOptions& options, const Backend& backend);
 // Throws Error(kUnsupported) where the options ask for measured kernels and the backend has none.
-void need_autotune(const CompileOptions& options, const Backend& backend);
+void check_autotune(const CompileOptions& options, const Backend& backend);
 int64_t symbol_limit(const PlanSet& plans, std::string_view symbol);  // 0: no such symbol
 
 // Compiled, its weights not loaded. `explain`, `inspect --plan` and `bench latency` stop here.

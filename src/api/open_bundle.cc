@@ -22,7 +22,7 @@ void check_fixed_options(const OpenOptions& o, const CompileOptions& made) {
   need("kv-dtype", o.kv_dtype.empty() || asked.kv_dtype == made.kv_dtype);
   need("disable-pass", o.disabled_passes.empty() || asked.disabled_passes == made.disabled_passes);
   need("dump-after", o.dump_after.empty());
-  need("mode", o.mode.empty() || (asked.eager == made.eager && asked.autotune <= made.autotune));
+  need("mode", o.mode.empty() || (asked.eager == made.eager && (!asked.autotune || made.autotune)));
   need("shapes", o.shapes.empty() || asked.shapes == made.shapes);
   need("buckets", o.buckets.empty() || asked.buckets == made.buckets);
   need("pooling", o.pooling.empty());
@@ -103,7 +103,7 @@ BundleReport make_bundle(const OpenOptions& o, const std::string& out) {
          o.model);
   if (is_bundle(o.model)) {
     CompileOptions options = options_from_bundle(o);
-    need_autotune(options, *backend);
+    check_autotune(options, *backend);
     return rewrite_bundle(o.model, *backend, options, out, producer);
   }
   OpenedModel opened = open_model(o.model);
@@ -112,7 +112,7 @@ BundleReport make_bundle(const OpenOptions& o, const std::string& out) {
     fail(ErrorCode::kUnsupported,
          "a bundle has no slots for adapters; compile it with --merge-adapter");
   options.machine = machine_file_for(o, *backend);
-  need_autotune(options, *backend);
+  check_autotune(options, *backend);
   add_adapters(opened, options);
   fit_options(options, opened.model.config);
   return write_bundle(opened, *backend, options, out, producer);

@@ -220,7 +220,10 @@ std::vector<TunedPlan> keep_faster(std::vector<PlanRequest>& requests,
 
 void tune_requests(std::vector<PlanRequest>& requests, const PlanSet& empty, const Backend& backend,
                    const Machine& machine, const CompileOptions& options) {
-  if (!options.load_trial || empty.states.empty() || options.tree_mask) return;
+  if (!options.load_trial || empty.states.empty() || options.tree_mask) {
+    log::warn("max-autotune: encoders and models with draft trees are not measured");
+    return;
+  }
   Nanos start = SteadyClock().now();
   std::vector<TunedRequest> tuned = find_alternatives(requests, empty, backend, machine);
   if (tuned.empty()) return;

@@ -211,7 +211,8 @@ func turn {
         os.sched_setaffinity(0, {min(cores)})  # what is started from here shares one core
         others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
         try:
-            done = run("calibrate", "--seconds", "0.3", "--threads", "1")
+            with unittest.mock.patch.dict(os.environ, TOKAMAK_CACHE=self.folder.name):
+                done = run("calibrate", "--seconds", "0.3", "--threads", "1")
         finally:
             os.sched_setaffinity(0, cores)
             for other in others:
@@ -221,6 +222,7 @@ func turn {
         used = re.search(r"other programs used (\d+) %", done.stderr)
         self.assertTrue(used, done.stderr)
         self.assertGreater(int(used[1]), 40)
+        self.assertFalse((pathlib.Path(self.folder.name) / "machine-cpu.json").exists())
         json.loads(done.stdout)
 
     def test_norms_are_folded_or_there_is_a_reason(self):

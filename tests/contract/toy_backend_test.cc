@@ -40,17 +40,22 @@ std::vector<KernelDesc> two_kernels() {
            .cost = free_cost}};
 }
 
-TEST(Contract, ABackendInOneFileRunsAModel) {
-  std::string path = std::string(std::getenv("TOKAMAK_TINY_MODELS")) + "/llama";
-  RunnerOptions options;
-  options.sequences = 32;
-  std::map<std::string, int> runs;
+CompileOptions toy_options(const RunnerOptions& options) {
   CompileOptions compile;
   compile.activations = options.activations;
   compile.kv_dtype = options.kv_dtype;
   compile.max_sequences = options.sequences;
   compile.max_tokens = compile.max_logit_rows = options.max_tokens;
   compile.fusion = std::make_shared<FusionReport>();
+  return compile;
+}
+
+TEST(Contract, ABackendInOneFileRunsAModel) {
+  std::string path = std::string(std::getenv("TOKAMAK_TINY_MODELS")) + "/llama";
+  RunnerOptions options;
+  options.sequences = 32;
+  std::map<std::string, int> runs;
+  CompileOptions compile = toy_options(options);
   auto backend = std::make_unique<ToyBackend>(two_kernels(), &runs);
   auto source = compile_model(path, *backend, compile, nullptr);
   ModelRunner toy(std::move(source), std::move(backend), options);
@@ -102,12 +107,7 @@ TEST(Contract, MaxAutotuneTakesWhatRunsFastest) {
   std::vector<std::vector<float>> logits[2];
   for (bool tuned : {false, true}) {
     std::map<std::string, int> runs;
-    CompileOptions compile;
-    compile.activations = options.activations;
-    compile.kv_dtype = options.kv_dtype;
-    compile.max_sequences = options.sequences;
-    compile.max_tokens = compile.max_logit_rows = options.max_tokens;
-    compile.fusion = std::make_shared<FusionReport>();
+    CompileOptions compile = toy_options(options);
     compile.autotune = tuned;
     auto backend = std::make_unique<ToyBackend>(kernels, &runs);
     auto source = compile_model(path, *backend, compile, nullptr);

@@ -441,7 +441,7 @@ class Prefixes(unittest.TestCase):
             server.stop()
 
     def test_one_reader_at_a_time(self):
-        """A second one is told to wait; it does not queue up behind the engine."""
+        """A second reader gets 429 instead of waiting for the engine."""
         server = Server(tree_ms=400)
         for path in ("/prefix_tree", "/timeline/decode"):
             with concurrent.futures.ThreadPoolExecutor(4) as pool:

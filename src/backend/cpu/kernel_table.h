@@ -97,9 +97,9 @@ struct KernelTable {
   const char* name;
   PackStyle style;
 
-  // Activations: 1, blocks are XBlock4, or 4, blocks are XBlock16 behind the same pointers.
+  // Tiles in a block of activations: 1 (XBlock4), or 4 (XBlock16, passed as XBlock4*).
   int x_tiles;
-  // Rows that stay in a core's cache while panels go by: at most so many bytes and tiles.
+  // Limits of the rows that stay in a core's cache while panels are read.
   int64_t chunk_bytes;
   int chunk_tiles;
 

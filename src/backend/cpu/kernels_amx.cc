@@ -179,26 +179,12 @@ void qwide(const uint8_t* wide, int64_t panels, const XBlock4* packed, int64_t s
   }
 }
 
-// Two to four rows, without tiles.
-template <int F>
-void qdot_first(const uint8_t* panel, const XBlock4* packed, int64_t blocks, int rows, float* out) {
-  const auto* x = reinterpret_cast<const XBlock16*>(packed);
-  switch (rows) {
-    case 2:
-      return qdot<F, 2>(panel, x, blocks, out);
-    case 3:
-      return qdot<F, 3>(panel, x, blocks, out);
-    case 5:
-      return qdot<F, 5>(panel, x, blocks, out);
-    case 6:
-      return qdot<F, 6>(panel, x, blocks, out);
-    case 7:
-      return qdot<F, 7>(panel, x, blocks, out);
-    case 8:
-      return qdot<F, 8>(panel, x, blocks, out);
-    default:
-      return qdot<F, 4>(panel, x, blocks, out);
-  }
+// Up to `most` rows, without tiles.
+template <int F, int most = kFewRows>
+void qdot_few(const uint8_t* panel, const XBlock4* packed, int64_t blocks, int rows, float* out) {
+  if constexpr (most > 2)
+    if (rows < most) return qdot_few<F, most - 1>(panel, packed, blocks, rows, out);
+  qdot<F, most>(panel, reinterpret_cast<const XBlock16*>(packed), blocks, out);
 }
 
 void pack_tile(const void* const* rows, int n, int64_t blocks, int tile, XBlock4* packed) {
@@ -229,7 +215,7 @@ void pack_tile(const void* const* rows, int n, int64_t blocks, int tile, XBlock4
 template <int F>
 void fill_wide(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
-    t.qdot4[F] = qdot_first<F>;
+    t.qdot4[F] = qdot_few<F>;
     t.qwiden[F] = qwiden<F, kOffset<F>>;  // signed values
     t.qwide[F] = qwide<kWide<F>>;
     t.wide_rows[F] = kFewRows + 1;

@@ -62,7 +62,7 @@ class Choice {
   bool first_ = true, done_ = false;
   bool cut_ = false;        // by a limit of lines
   bool in_indent_ = false;  // the text ends within the spaces at the beginning of a line
-  int32_t indent_ = 0;      // so many of them
+  int32_t indent_ = 0;      // number of these spaces
   Nanos first_token_ = 0;   // when it came
 };
 
