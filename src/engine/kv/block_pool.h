@@ -1,5 +1,6 @@
 #pragma once
 // The KV blocks of one group: which are free, which are in use, and which have valid content.
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
