@@ -285,7 +285,8 @@ std::unique_ptr<CpuOp> make_attend_latent(const OpSite& site) {
 }
 
 void add_attend_latent_kernels(KernelList& list) {
-  for (const MatrixForm& form : kMatrixForms)
+  for (const MatrixForm& form : kMatrixForms) {
+    if (form.numeric_class == kBfloatClass) continue;  // products of f32 with all float types
     for (bool mask : {false, true}) {
       std::string weight = "weight " + weight_types(form.layout);
       list.add(
@@ -298,6 +299,7 @@ void add_attend_latent_kernels(KernelList& list) {
            .cost = attend_cost},
           make_attend_latent);
     }
+  }
 }
 
 }  // namespace tokamak::cpu

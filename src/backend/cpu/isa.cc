@@ -41,7 +41,9 @@ std::vector<const KernelTable*> available_tables() {
   bool dotprod = (getauxval(AT_HWCAP) & 1ul << 20) != 0;
   bool i8mm = (getauxval(AT_HWCAP2) & 1ul << 13) != 0;
   if (dotprod) out.push_back(neon_table());
+  bool bf16 = (getauxval(AT_HWCAP2) & 1ul << 14) != 0;
   if (dotprod && i8mm) out.push_back(i8mm_table());
+  if (dotprod && i8mm && bf16) out.push_back(bf16_table());
 #elif defined(__x86_64__)
   __builtin_cpu_init();
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

@@ -223,8 +223,10 @@ class Bench {
       w.weight = &weights[i];
       calls[i].in = {tensor(x.data(), type, {c.rows, c.k}), w};
       calls[i].out = {tensor(y.data(), DType::kF32, {c.rows, c.n})};
-      prepare(calls[i], integers ? "cpu.region.linears" : "cpu.region.linears.float", "region",
-              Value(), kv, &region);
+      const char* kernel = integers                    ? "cpu.region.linears"
+                           : c.dtype == DType::kBF16 ? "cpu.region.linears.bf16"
+                                                     : "cpu.region.linears.float";
+      prepare(calls[i], kernel, "region", Value(), kv, &region);
     }
     double bytes = weight + static_cast<double>(dtype_bytes(type, c.rows * c.k)) +
                    static_cast<double>(c.rows * c.n) * 4;

@@ -103,9 +103,9 @@ struct KernelTable {
   int64_t chunk_bytes;
   int chunk_tiles;
 
-  // out[row of the tile][kPanel] = panel . x over `blocks` blocks of 32. qdot4: for the first
-  // `rows` rows of the tile (with x_tiles 4: of the blocks), at most few_rows, which is kTile or,
-  // with x_tiles 4, also more; what it writes for other rows has no meaning.
+  // out[row][kPanel] = panel . x over `blocks` blocks of 32. qdot4: for the first `rows` rows, at
+  // most few_rows; with x_tiles 1 each further tile follows `blocks` blocks after the one before.
+  // What it writes for other rows of a tile has no meaning.
   int few_rows;
   void (*qdot1[kQFormats])(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out);
   void (*qdot4[kQFormats])(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows,
@@ -146,6 +146,19 @@ struct KernelTable {
   // The same sums for f16 without infinities and NaN, faster than converting; false when a number
   // in x is too large for it: acc is as it was. nullptr: the level has none.
   bool (*hdot1x4)(const void* panel, int64_t stride, const float* x, int64_t k, float* acc);
+  // Panels of bf16 by matrix instructions that multiply bf16 numbers. bf16_split makes two of each
+  // activation, its rounded value and what rounding left, [k / 4][2][4] with zeros after the end;
+  // their products are summed apart and added at the end. Two panels that are far apart with one
+  // row: bf16_dot1x2, out[2][kPanel]. Many rows: bf16_spread brings a part of a panel to the order
+  // that bf16_rows reads, bf16_rows adds its products to sums[row][2 * kPanel], bf16_join ends them.
+  // nullptr: the level has none.
+  void (*bf16_split)(const float* x, int64_t k, uint16_t* out);
+  void (*bf16_dot1x2)(const void* panel, const void* other, const uint16_t* x, int64_t k,
+                      float* out);
+  void (*bf16_spread)(const void* panel, int64_t k, uint16_t* out);
+  void (*bf16_rows)(const uint16_t* spread, const uint16_t* x, int64_t stride, int64_t rows,
+                    int64_t k, float* sums);
+  void (*bf16_join)(const float* sums, int64_t rows, float* out);
   void (*widen[kFTypes])(const void* in, float* out, int64_t n);  // to f32
   void (*narrow[kFTypes])(const float* in, void* out,
                           int64_t n);  // from f32, nearest even; not for i8
@@ -177,6 +190,7 @@ const KernelTable* scalar_table();
 // Compiled in on their architecture only, and to be called only where the level runs (isa.h).
 const KernelTable* neon_table();
 const KernelTable* i8mm_table();
+const KernelTable* bf16_table();
 const KernelTable* avx2_table();
 const KernelTable* avx512_table();
 const KernelTable* amx_table();

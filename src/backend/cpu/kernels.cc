@@ -49,20 +49,22 @@ void add_defined_kernels(KernelList& list) {
 // Region kernels compute each op as its kernel alone does.
 void add_region_kernels(KernelList& list) {
   // All matrices of a region read the same packed activations.
-  auto add_linears = [&](const char* name, const char* activations, const char* layout) {
-    std::string operands = fmt::format("{}, weight {}", activations, weight_types(layout));
+  auto add_linears = [&](const std::string& name, const char* activations, const char* layout,
+                         const std::string& types) {
     list.add({.name = name,
-              .pattern = "[rms_norm layer_norm quantize] -> linear(" + operands +
-                         ", weight *)+ -> [" + element_ops() + " quantize]",
+              .pattern = fmt::format("[rms_norm layer_norm quantize] -> linear({}, weight {}, "
+                                     "weight *)+ -> [{} quantize]",
+                                     activations, types, element_ops()),
               .weight_layout = layout,
               .numeric_class = "",
               .cost = linears_cost,
               .scratch = linears_scratch},
              make_linears_region, true);
   };
-  add_linears("cpu.region.linears", "q8a|f32", kQuantPanels);
-  add_linears("cpu.region.linears.float", "f32", kFloatPanels);
-  add_linears("cpu.region.linears.rows", "f32", kFileRows);
+  add_linears("cpu.region.linears", "q8a|f32", kQuantPanels, weight_types(kQuantPanels));
+  add_linears("cpu.region.linears.float", "f32", kFloatPanels, "f32|f16");
+  add_linears("cpu.region.linears.bf16", "f32", kFloatPanels, "bf16");
+  add_linears("cpu.region.linears.rows", "f32", kFileRows, weight_types(kFileRows));
   list.add(
       {.name = "cpu.region.rope_append",
        .pattern = "[rms_norm layer_norm rope] -> append(*, *, i32, i32, f32, ...) with rope(1, 2)",

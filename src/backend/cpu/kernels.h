@@ -74,18 +74,24 @@ inline constexpr const char* kDigitsClass =
     "order, added in order";
 inline constexpr const char* kFloatClass =
     "f32 fma in k order, one accumulator; weights decoded to f32";
+inline constexpr const char* kBfloatClass =
+    "f32 fma in k order, one accumulator; with level bf16 activations as two bf16 terms, each with "
+    "bfmmla in k order, added at the end";
 
 // Types of matrices in a layout, separated by '|'.
 std::string weight_types(std::string_view layout);
-// Kernels that read f32 rows exist once per layout of their matrix.
+// Kernels that read f32 rows exist once per layout of their matrix and numeric class.
 struct MatrixForm {
   const char* suffix;
   const char* layout;
   const char* numeric_class;
+  const char* types;  // nullptr: all of the layout
+  std::string weights() const { return types ? types : weight_types(layout); }
 };
-inline constexpr MatrixForm kMatrixForms[] = {{".quantized", kQuantPanels, kDigitsClass},
-                                              {"", kFloatPanels, kFloatClass},
-                                              {".rows", kFileRows, kFloatClass}};
+inline constexpr MatrixForm kMatrixForms[] = {{".quantized", kQuantPanels, kDigitsClass, nullptr},
+                                              {"", kFloatPanels, kFloatClass, "f32|f16"},
+                                              {".bf16", kFloatPanels, kBfloatClass, "bf16"},
+                                              {".rows", kFileRows, kFloatClass, nullptr}};
 
 // The kernel that a plan asks for. Throws Error(kUnsupported) with both names when this program has
 // none of that name and version.

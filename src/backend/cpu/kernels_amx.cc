@@ -8,6 +8,7 @@
 #include "backend/cpu/kernel_table.h"
 #include "backend/cpu/tiles_amx.h"
 
+using tokamak::cpu::kMostFewRows;
 using tokamak::cpu::kPanel;
 using tokamak::cpu::kTile;
 using tokamak::cpu::XBlock16;
@@ -20,7 +21,6 @@ using tokamak::cpu::XBlock4;
 namespace {
 
 constexpr int kRows = 16;                          // of activations in a tile
-constexpr int kFewRows = 8;                        // that vpdpbusd multiplies as fast as tiles do
 constexpr int kProductAhead = 3, kStoreAhead = 2;  // blocks
 constexpr int kRing = 4;                           // blocks whose sums are kept
 
@@ -179,14 +179,6 @@ void qwide(const uint8_t* wide, int64_t panels, const XBlock4* packed, int64_t s
   }
 }
 
-// Up to `most` rows, without tiles.
-template <int F, int most = kFewRows>
-void qdot_few(const uint8_t* panel, const XBlock4* packed, int64_t blocks, int rows, float* out) {
-  if constexpr (most > 2)
-    if (rows < most) return qdot_few<F, most - 1>(panel, packed, blocks, rows, out);
-  qdot<F, most>(panel, reinterpret_cast<const XBlock16*>(packed), blocks, out);
-}
-
 void pack_tile(const void* const* rows, int n, int64_t blocks, int tile, XBlock4* packed) {
   auto* out = reinterpret_cast<XBlock16*>(packed);
   __m256i ones = _mm256_set1_epi8(1);
@@ -215,10 +207,10 @@ void pack_tile(const void* const* rows, int n, int64_t blocks, int tile, XBlock4
 template <int F>
 void fill_wide(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
-    t.qdot4[F] = qdot_few<F>;
+    t.qdot4[F] = qdot_few<F, XBlock16>;
     t.qwiden[F] = qwiden<F, kOffset<F>>;  // signed values
     t.qwide[F] = qwide<kWide<F>>;
-    t.wide_rows[F] = kFewRows + 1;
+    t.wide_rows[F] = kMostFewRows + 1;  // vpdpbusd is as fast for fewer
     fill_wide<F + 1>(t);
   }
 }
@@ -232,7 +224,6 @@ const KernelTable* amx_table() {
     KernelTable t = *avx512_table();
     t.name = "amx";
     t.x_tiles = kRows / kTile;
-    t.few_rows = kFewRows;
     t.chunk_bytes = 1280 * 1024;  // of 2 MiB
     t.chunk_tiles = 64;
     t.wide_panels = 1;

@@ -18,20 +18,13 @@ void qdot1(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out) {
   qdot<F, 1>(panel, x, blocks, out);
 }
 template <int F>
-void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
-  if (rows == 2) return qdot<F, 2>(panel, x, blocks, out);
-  if (rows == 3) return qdot<F, 3>(panel, x, blocks, out);
-  qdot<F, 4>(panel, x, blocks, out);
-}
-
-template <int F>
 void fill_q(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
     t.qdot1[F] = qdot1<F>;
-    t.qdot4[F] = qdot4<F>;
+    t.qdot4[F] = qdot_few<F, XBlock4>;
     t.qwiden[F] = qwiden<F, 0>;
     t.qwide[F] = qwide<F>;
-    t.wide_rows[F] = 5;
+    t.wide_rows[F] = kMostFewRows + 1;
     fill_q<F + 1>(t);
   }
 }
@@ -47,6 +40,7 @@ const KernelTable* avx512_table() {
     t.style = {4, 64, 0x80, 0, false};
     t.wide_panels = 2;
     fill_vector_kernels<false>(t);
+    t.few_rows = kMostFewRows;
     fill_q<0>(t);
     return t;
   }();

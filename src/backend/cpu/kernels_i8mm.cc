@@ -24,6 +24,8 @@ TK_INLINE int32x4_t pair_of(const int32x4_t* d, int p) {
 
 #include "backend/cpu/qtile_i8mm.inc"
 
+#include "backend/cpu/qfew_i8mm.inc"
+
 #include "backend/cpu/hdot_neon.inc"
 
 namespace {
@@ -111,8 +113,9 @@ TK_INLINE void qdot4_rows(const uint8_t* panel, const XBlock4* x, int64_t blocks
     }
 }
 
+// Up to four rows.
 template <int F>
-void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
+void qdot_tile(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
   if constexpr (F == kFQ4_0 || F == kFQ8_0) {
     if (rows <= 2)
       qtile<F, false>(panel, x, blocks, out);
@@ -125,6 +128,18 @@ void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, flo
     qdot4_rows<F, 0, 2>(panel, x, blocks, out);
     qdot4_rows<F, 1, 2>(panel, x, blocks, out);
   }
+}
+
+template <int F>
+void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
+  if constexpr (kFewRows<F>) {
+    if (rows == 5) return qfew<F, 5>(panel, x, blocks, out);
+    if (rows == 6) return qfew<F, 6>(panel, x, blocks, out);
+    if (rows == 7) return qfew<F, 7>(panel, x, blocks, out);
+    if (rows == 8) return qfew<F, 8>(panel, x, blocks, out);
+  }
+  qdot_tile<F>(panel, x, blocks, rows, out);
+  if (rows > kTile) qdot_tile<F>(panel, x + blocks, blocks, rows - kTile, out + kTile * kPanel);
 }
 
 // Sums of a 2 x 2 tile over a block; w, x: k in groups of 8; start: -offset * sums of the
@@ -206,7 +221,7 @@ void fill_q(tokamak::cpu::KernelTable& t) {
     t.qdot4[F] = qdot4<F>;
     t.qwiden[F] = qwiden<F>;
     t.qwide[F] = qwide<F>;
-    t.wide_rows[F] = Panel<F>::bytes8 ? 32 : 12;
+    t.wide_rows[F] = Panel<F>::bytes8 ? 32 : Panel<F>::high == 64 ? 5 : 12;
     fill_q<F + 1>(t);
   }
 }
@@ -222,6 +237,7 @@ const KernelTable* i8mm_table() {
     t.style = {8, 16, 0, 8, true};
     t.wide_panels = 1;
     fill_vector_kernels<true>(t);
+    t.few_rows = kMostFewRows;
     t.hdot1x4 = hdot1x4;
     fill_q<0>(t);
     return t;

@@ -8,6 +8,8 @@
 
 #include "backend/cpu/qwide_neon.inc"
 
+#include "backend/cpu/qfew_neon.inc"
+
 #include "backend/cpu/hdot_neon.inc"
 
 namespace {
@@ -87,14 +89,14 @@ TK_INLINE int32x4_t start_sum(int32_t sum) {
 }
 
 // columns: activation rows that are multiplied at once; tile: activation rows that X holds. Rows 4
-// first .. 4 last - 1 of the panel, 4 * group of them scaled together.
+// first .. 4 last - 1 of the panel, 4 * group of them scaled together: out += .
 template <int F, int columns, int tile, int first, int last, class X>
 TK_INLINE void qdot_rows(const uint8_t* panel, const X* x, int64_t blocks, float* out) {
   using P = Panel<F>;
   constexpr int group = 2;
   float32x4_t acc[4][columns];
   for (int r = first; r < last; ++r)
-    for (int c = 0; c < columns; ++c) acc[r][c] = vdupq_n_f32(0);
+    for (int c = 0; c < columns; ++c) acc[r][c] = vld1q_f32(out + c * kPanel + 4 * r);
   for (int64_t b = 0; b < blocks; b += P::blocks, panel += P::bytes) {
     Heads<F> heads = load_heads<F>(panel);
     for (int sub = 0; sub < P::blocks; ++sub, ++x) {
@@ -149,25 +151,66 @@ TK_INLINE void qdot(const uint8_t* panel, const X* x, int64_t blocks, float* out
   qdot_rows<F, columns, tile, 2, 4>(panel, x, blocks, out);
 }
 
+// One row: sums[kPanel] += . Not inlined: compilers spill the sums of two calls.
 template <int F>
-void qdot1(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out) {
-  qdot<F, 1, 1>(panel, x, blocks, out);
+__attribute__((noinline)) void qdot_single(const uint8_t* panel, const XBlock1* x, int64_t blocks,
+                                           float* sums) {
+  qdot<F, 1, 1>(panel, x, blocks, sums);
 }
 template <int F>
-void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
+void qdot1(const uint8_t* panel, const XBlock1* x, int64_t blocks, float* out) {
+  for (int i = 0; i < kPanel; ++i) out[i] = 0;
+  qdot_single<F>(panel, x, blocks, out);
+}
+// A part of one panel, then the same part of the other: two streams of memory.
+template <int F>
+void qdot1x2(const uint8_t* panel, const uint8_t* other, const XBlock1* x, int64_t blocks,
+             float* out) {
+  using P = Panel<F>;
+  for (int i = 0; i < 2 * kPanel; ++i) out[i] = 0;
+  for (int64_t b = 0; b < blocks; b += 8) {
+    int64_t n = blocks - b < 8 ? blocks - b : 8, at = b / P::blocks * P::bytes;
+    qdot_single<F>(panel + at, x + b, n, out);
+    qdot_single<F>(other + at, x + b, n, out + kPanel);
+  }
+}
+
+// Without scales that are prepared: up to four rows.
+template <int F>
+void qdot_tile(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
+  for (int i = 0; i < kTile * kPanel; ++i) out[i] = 0;
   if (rows == 2) return qdot<F, 2, 4>(panel, x, blocks, out);
   if (rows == 3) return qdot<F, 3, 4>(panel, x, blocks, out);
   qdot<F, 4, 4>(panel, x, blocks, out);
 }
 
 template <int F>
+void qdot4(const uint8_t* panel, const XBlock4* x, int64_t blocks, int rows, float* out) {
+  if constexpr (Panel<F>::bytes8) {
+    if (rows == 1) return qfew<F, 1>(panel, x, blocks, out);
+    if (rows == 2) return qfew<F, 2>(panel, x, blocks, out);
+    if (rows == 3) return qfew<F, 3>(panel, x, blocks, out);
+  }
+  if constexpr (kFewRows<F>) {
+    if (rows == 4) return qfew<F, 4>(panel, x, blocks, out);
+    if (rows == 5) return qfew<F, 5>(panel, x, blocks, out);
+    if (rows == 6) return qfew<F, 6>(panel, x, blocks, out);
+    if (rows == 7) return qfew<F, 7>(panel, x, blocks, out);
+    if (rows == 8) return qfew<F, 8>(panel, x, blocks, out);
+  }
+  qdot_tile<F>(panel, x, blocks, rows, out);
+  if (rows > kTile) qdot_tile<F>(panel, x + blocks, blocks, rows - kTile, out + kTile * kPanel);
+}
+
+template <int F>
 void fill_q(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
     t.qdot1[F] = qdot1<F>;
+    t.qdot1x2[F] = qdot1x2<F>;
     t.qdot4[F] = qdot4<F>;
     t.qwiden[F] = qwiden<F>;
     t.qwide[F] = qwide<F>;
-    t.wide_rows[F] = Panel<F>::bytes8 ? 5 : 4;
+    t.wide_rows[F] = !kFewRows<F> ? 4 : Panel<F>::bytes8 ? 48 : Panel<F>::minimum ? 12 : 16;
     fill_q<F + 1>(t);
   }
 }
@@ -183,6 +226,7 @@ const KernelTable* neon_table() {
     t.style = {4, 16, 0, 8, false};
     t.wide_panels = 1;
     fill_vector_kernels<false>(t);
+    t.few_rows = kMostFewRows;
     t.hdot1x4 = hdot1x4;
     fill_q<0>(t);
     return t;

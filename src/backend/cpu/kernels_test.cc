@@ -67,50 +67,39 @@ TEST_P(QDot, EveryLevelEqualsScalarAndTheDecodedProduct) {
   auto format = static_cast<QFormat>(GetParam());
   DType dtype = dtype_of(format);
   Rng rng(7 + static_cast<uint64_t>(GetParam()));
-  constexpr int64_t k = 768;
+  constexpr int64_t k = 1280;
   constexpr int rows = 13;
   std::vector<std::byte> weights = random_rows(rng, format, rows, k);
   auto row_bytes = static_cast<int64_t>(dtype_bytes(dtype, k));
-  Activations x = random_activations(rng, 4, k);
-  std::vector<float> w(rows * k), first(4 * kPanel);
+  Activations x = random_activations(rng, kMostFewRows, k);
+  std::vector<float> w(rows * k), first;
   for (int r = 0; r < rows; ++r)
     decode_row(dtype, weights.data() + r * row_bytes, w.data() + r * k, k);
-  bool have_first = false;
   for (const KernelTable* table : available_tables()) {
     SCOPED_TRACE(table->name);
     std::vector<uint8_t> panel(static_cast<size_t>(qpanel_bytes(format, k)));
     pack_qpanel(format, table->style, weights.data(), row_bytes, rows, k, panel.data());
-    std::vector<XBlock4> x4(static_cast<size_t>(table->x_tiles) * (k / 32));
     std::vector<XBlock1> x1(k / 32);
-    std::vector<float> wide(4 * kPanel), narrow(4 * kPanel), few(4 * kPanel);
-    table->pack_x4(x.rows.data(), 4, k / 32, 0, x4.data());
-    table->qdot4[GetParam()](panel.data(), x4.data(), k / 32, 4, wide.data());
-    table->pack_x4(x.rows.data(), 3, k / 32, 0, x4.data());
-    for (size_t c = 0; c < 4; ++c) {
+    std::vector<float> alone(kMostFewRows * kPanel);
+    for (size_t c = 0; c < kMostFewRows; ++c) {
       table->pack_x1(x.rows[c], k / 32, x1.data());
-      table->qdot1[GetParam()](panel.data(), x1.data(), k / 32, narrow.data() + c * kPanel);
+      table->qdot1[GetParam()](panel.data(), x1.data(), k / 32, alone.data() + c * kPanel);
     }
-    EXPECT_EQ(0, std::memcmp(wide.data(), narrow.data(), wide.size() * 4))
-        << "one row alone differs from four";
-    for (int n = 1; n < 4; ++n) {
+    for (int n = 1; n <= table->few_rows; ++n) {
+      int tiles = (n + kTile - 1) / kTile;
+      std::vector<XBlock4> x4(static_cast<size_t>(std::max(tiles, table->x_tiles)) * (k / 32));
+      for (int t = 0; t < tiles; ++t)
+        table->pack_x4(x.rows.data() + t * kTile, std::min(kTile, n - t * kTile), k / 32,
+                       t % table->x_tiles, x4.data() + t / table->x_tiles * (k / 32));
+      std::vector<float> few(static_cast<size_t>(tiles) * kTile * kPanel);
       table->qdot4[GetParam()](panel.data(), x4.data(), k / 32, n, few.data());
-      EXPECT_EQ(0, std::memcmp(wide.data(), few.data(), static_cast<size_t>(n) * kPanel * 4))
-          << n << " rows differ from four";
+      EXPECT_EQ(0, std::memcmp(alone.data(), few.data(), static_cast<size_t>(n) * kPanel * 4))
+          << "one row alone differs from " << n;
     }
-    std::vector<float> more(kMostFewRows * kPanel);  // the four rows again and again
-    for (int t = 0; t < table->few_rows / kTile; ++t)
-      table->pack_x4(x.rows.data(), 4, k / 32, t, x4.data());
-    for (int n = kTile + 1; n <= table->few_rows; ++n) {
-      table->qdot4[GetParam()](panel.data(), x4.data(), k / 32, n, more.data());
-      for (int r = 0; r < n; ++r)
-        EXPECT_EQ(0,
-                  std::memcmp(more.data() + r * kPanel, wide.data() + r % 4 * kPanel, kPanel * 4))
-            << "row " << r << " of " << n;
-    }
-    if (!have_first) first = wide;
-    have_first = true;
-    EXPECT_EQ(0, std::memcmp(wide.data(), first.data(), wide.size() * 4)) << "differs from scalar";
-    for (size_t c = 0; c < 4; ++c)
+    if (first.empty()) first = alone;
+    EXPECT_EQ(0, std::memcmp(alone.data(), first.data(), alone.size() * 4))
+        << "differs from scalar";
+    for (size_t c = 0; c < kMostFewRows; ++c)
       for (size_t r = 0; r < kPanel; ++r) {
         double sum = 0, magnitude = 1e-6;
         for (size_t i = 0; r < rows && i < k; ++i) {
@@ -118,7 +107,7 @@ TEST_P(QDot, EveryLevelEqualsScalarAndTheDecodedProduct) {
           sum += product;
           magnitude += std::abs(product);
         }
-        EXPECT_NEAR(wide[c * kPanel + r], sum, 2e-6 * magnitude)
+        EXPECT_NEAR(alone[c * kPanel + r], sum, 2e-6 * magnitude)
             << "row " << r << " of activation row " << c;
       }
   }

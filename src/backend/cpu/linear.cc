@@ -114,13 +114,13 @@ void add_linear_kernels(KernelList& list) {
   for (const char* format : kMinimumFormats) integer(format, kMinimumClass);
   for (const MatrixForm& form : kMatrixForms) {
     list.add({.name = fmt::format("cpu.linear.f32{}", form.suffix),
-              .pattern = "linear(f32, weight " + weight_types(form.layout) + ", weight *)",
+              .pattern = "linear(f32, weight " + form.weights() + ", weight *)",
               .weight_layout = form.layout,
               .numeric_class = form.numeric_class,
               .cost = matrix_cost},
              make_linear);
     list.add({.name = fmt::format("cpu.embed{}", form.suffix),
-              .pattern = "embed(i32, weight " + weight_types(form.layout) + ")",
+              .pattern = "embed(i32, weight " + form.weights() + ")",
               .weight_layout = form.layout,
               .numeric_class = "decoded to f32",
               .cost = rows_cost},

@@ -231,14 +231,17 @@ class FloatLinear final : public LinearKernel {
               const LinearSink& sink, uint8_t* scratch) const override {
     const auto* x = static_cast<const float*>(packed);
     int type = direct_ ? static_cast<int>(w_->ftype) : 0;
-    int64_t p = begin;
     bool halves = kernels.hdot1x4 && w_->finite_f16;
-    for (; direct_ && p + 4 <= end; p += 4) {
+    // Quarters of the panels side by side: several long streams of memory are read faster than one.
+    int64_t quarter = direct_ ? (end - begin) / 4 : 0, stride = quarter * w_->panel_bytes;
+    int64_t p = begin;
+    for (; p < begin + quarter; ++p) {
       float sums[4 * kPanel] = {};
-      halves = halves && kernels.hdot1x4(w_->panel(p), w_->panel_bytes, x, w_->k, sums);
-      if (!halves) kernels.fdot1x4[type](w_->panel(p), w_->panel_bytes, x, w_->k, sums);
-      for (int i = 0; i < 4; ++i) store(sink, begin, p + i, 0, 1, sums + i * kPanel);
+      halves = halves && kernels.hdot1x4(w_->panel(p), stride, x, w_->k, sums);
+      if (!halves) kernels.fdot1x4[type](w_->panel(p), stride, x, w_->k, sums);
+      for (int i = 0; i < 4; ++i) store(sink, begin, p + i * quarter, 0, 1, sums + i * kPanel);
     }
+    p = begin + 4 * quarter;
     auto* decoded = reinterpret_cast<float*>(scratch);
     for (; p < end; ++p) {
       float sums[kPanel] = {};
@@ -284,11 +287,69 @@ class FloatLinear final : public LinearKernel {
   int64_t part_;
 };
 
+// Activations f32, weights bf16, on levels that multiply bf16 numbers.
+class BfloatLinear final : public LinearKernel {
+ public:
+  explicit BfloatLinear(const Weight* w) : LinearKernel(w), row_((w->k + 3) / 4 * 8) {}
+  int64_t single_bytes() const override { return row_ * 2; }
+  int64_t tile_bytes() const override { return kTile * row_ * 2; }
+  int64_t scratch_bytes() const override {
+    return kPanelPart * kPanel * 2 + kMaxTiles * kTile * 3 * kPanel * 4;
+  }
+  void pack_single(const KernelTable& k, const void* x, uint8_t* to) const override {
+    k.bf16_split(static_cast<const float*>(x), w_->k, reinterpret_cast<uint16_t*>(to));
+  }
+  // One row after the other.
+  void pack_tile(const KernelTable& k, const void* x, int64_t n, uint8_t* to,
+                 int64_t tile) const override {
+    auto* out = reinterpret_cast<uint16_t*>(to + tile * tile_bytes());
+    for (int64_t r = 0; r < n; ++r)
+      k.bf16_split(static_cast<const float*>(x) + r * w_->k, w_->k, out + r * row_);
+    std::memset(out + n * row_, 0, static_cast<size_t>((kTile - n) * row_) * 2);
+  }
+
+  void single(const KernelTable& kernels, const void* packed, int64_t begin, int64_t end,
+              const LinearSink& sink, uint8_t*) const override {
+    const auto* x = static_cast<const uint16_t*>(packed);
+    int64_t half = (end - begin + 1) / 2;  // the two halves side by side
+    for (int64_t p = begin; p < begin + half; ++p) {
+      float sums[2 * kPanel];
+      int64_t other = std::min(p + half, end - 1);
+      kernels.bf16_dot1x2(w_->panel(p), w_->panel(other), x, w_->k, sums);
+      store(sink, begin, p, 0, 1, sums);
+      store(sink, begin, other, 0, 1, sums + kPanel);
+    }
+  }
+
+  void tiles(const KernelTable& kernels, const uint8_t* packed, int64_t rows, int64_t begin,
+             int64_t end, const LinearSink& sink, uint8_t* scratch) const override {
+    TK_CHECK(rows <= kMaxTiles * kTile);
+    const auto* x = reinterpret_cast<const uint16_t*>(packed);
+    auto* part = reinterpret_cast<uint16_t*>(scratch);
+    auto* sums = reinterpret_cast<float*>(part + kPanelPart * kPanel);
+    float* joined = sums + rows * 2 * kPanel;
+    for (int64_t p = begin; p < end; ++p) {
+      std::memset(sums, 0, static_cast<size_t>(rows * 2 * kPanel) * sizeof(float));
+      for (int64_t k = 0; k < w_->k; k += kPanelPart) {
+        int64_t n = std::min(kPanelPart, w_->k - k);
+        kernels.bf16_spread(w_->panel(p) + k * kPanel * 2, n, part);
+        kernels.bf16_rows(part, x + 2 * k, row_, rows, n, sums);
+      }
+      kernels.bf16_join(sums, rows, joined);
+      store(sink, begin, p, 0, rows, joined);
+    }
+  }
+
+ private:
+  int64_t row_;  // numbers of a packed row
+};
+
 }  // namespace
 
 int64_t most_tile_bytes(DType activations, int64_t k) {
   int64_t quantized = k / kQuantBlock * static_cast<int64_t>(sizeof(XBlock4));
-  return activations == DType::kQ8A ? quantized : std::max(k * kTile * 4, kDigits * quantized);
+  if (activations == DType::kQ8A) return quantized;
+  return std::max((k + 3) / 4 * 4 * kTile * 4, kDigits * quantized);
 }
 
 int64_t LinearKernel::chunk_tiles() const {
@@ -331,11 +392,19 @@ std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weigh
   need_matrix(site, weight);
   if (activations == DType::kF32 && weight->matrix == Weight::Matrix::kQPanel)
     return std::make_unique<DigitsLinear>(site.kernels, weight);
+  bool bf16 = weight->matrix == Weight::Matrix::kFPanel && weight->ftype == FType::kBF16;
+  if (activations == DType::kF32 && bf16 && site.kernels.bf16_rows)
+    return std::make_unique<BfloatLinear>(weight);
   if (activations == DType::kF32) return std::make_unique<FloatLinear>(weight);
   if (activations == DType::kQ8A && weight->matrix == Weight::Matrix::kQPanel)
     return std::make_unique<QuantLinear>(site.kernels, weight);
   fail(ErrorCode::kUnsupported, "{}: {} has no form for {} activations", site.label,
        site.kernel->name, dtype_name(activations));
+}
+
+std::unique_ptr<LinearKernel> make_float_kernel(const OpSite& site, const Weight* weight) {
+  need_matrix(site, weight);
+  return std::make_unique<FloatLinear>(weight);
 }
 
 }  // namespace tokamak::cpu

@@ -63,6 +63,9 @@ class LinearKernel {
 // Throws Error(kUnsupported) when there is no kernel for these activations and this weight.
 std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weight* weight,
                                                  DType activations);
+// Reads rows as they are (single_bytes is 0), whatever the type of the weight, which has no integer
+// dot products.
+std::unique_ptr<LinearKernel> make_float_kernel(const OpSite& site, const Weight* weight);
 // Throws Error(kUnsupported) unless the operand is a weight in panels.
 void need_matrix(const OpSite& site, const Weight* weight);
 

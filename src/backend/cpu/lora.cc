@@ -19,7 +19,7 @@ struct SlotKernels {
     slots.reserve(static_cast<size_t>(w->groups));  // kernels refer to them
     for (int64_t s = 0; s < w->groups; ++s) {
       slots.push_back(w->group(s));
-      kernels.push_back(make_linear_kernel(site, &slots.back(), DType::kF32));
+      kernels.push_back(make_float_kernel(site, &slots.back()));
     }
   }
   const LinearKernel& operator[](int64_t slot) const { return *kernels[static_cast<size_t>(slot)]; }

@@ -80,7 +80,7 @@ TK_I8_PROBE(i8_mmla, "i8mm", TK_MMLA)
 
 Probe f32_probe(std::string_view) { return {f32_neon, kChains * 4 * 2}; }
 Probe i8_probe(std::string_view level) {
-  if (level == "i8mm") return {i8_mmla, kChains * 32 * 2};
+  if (level == "i8mm" || level == "bf16") return {i8_mmla, kChains * 32 * 2};
   return level == "neon" ? Probe{i8_dot, kChains * 16 * 2} : Probe{};
 }
 #elif defined(__x86_64__)
