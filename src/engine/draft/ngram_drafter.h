@@ -5,7 +5,7 @@
 namespace tokamak {
 
 struct NgramOptions {
-  int32_t longest = 4, shortest = 2;  // tokens that must have occurred before
+  int32_t longest = 32, shortest = 2;  // tokens that must have occurred before
   bool earliest = false;              // take the first occurrence instead of the last one
 };
 
