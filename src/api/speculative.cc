@@ -127,8 +127,8 @@ void read_lookahead(Settings& s, LookaheadOptions& o) {
 // Lookups cost nothing, so where only drafts that pay are verified, long ones may be proposed. The
 // first drafts of a model cost a step each.
 int32_t default_tokens(const SpeculativeOptions& o) {
-  bool lookup = o.method == Method::kNgram || o.method == Method::kSuffix ||
-                o.method == Method::kPatterns;
+  bool lookup =
+      o.method == Method::kNgram || o.method == Method::kSuffix || o.method == Method::kPatterns;
   return lookup && o.adaptive ? 24 : 8;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// The token mask of an answer in Harmony's format: messages with a header each, of which some have a
-// grammar.
+// The token mask of an answer in Harmony's format: messages with a header each, of which some have
+// a grammar.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -14,24 +14,25 @@ namespace tokamak {
 // A message that an answer may have.
 struct MessageForm {
   std::string header;  // up to and including <|message|>
-  // Of the text that follows; nullptr: any text.
+  // The text that follows it; nullptr: any text.
   std::shared_ptr<const grammar::Grammar> grammar = nullptr;
-  // The token that ends both the message and the answer, such as "<|call|>". Empty: <|end|> ends the
-  // message, and another one follows.
+  // The token that ends both the message and the answer, such as "<|call|>". Empty: <|end|> ends
+  // the message, and another one follows.
   std::string end = {};
 };
 
 struct MessageMaskOptions {
   std::vector<MessageForm> messages;
   std::shared_ptr<const Tokenizer> tokenizer;
-  std::vector<int32_t> end_ids;  // end the answer; used where the vocabulary has no MessageForm::end
+  std::vector<int32_t>
+      end_ids;  // end the answer; used where the vocabulary has no MessageForm::end
   int32_t choices = 1;
   int32_t min_tokens = 0;  // as of GrammarMaskOptions
 };
 
 // Owner: one request; one thread at a time. The prompt ends with "<|start|>assistant". Headers are
-// written with the tokens that the tokenizer makes of them. No form follows itself, so that thoughts
-// come to an end.
+// written with the tokens that the tokenizer makes of them. No form follows itself, so that
+// thoughts come to an end.
 class MessageMask final : public TokenMask {
  public:
   explicit MessageMask(MessageMaskOptions options);

@@ -6,7 +6,7 @@ namespace tokamak {
 
 struct NgramOptions {
   int32_t longest = 32, shortest = 2;  // tokens that must have occurred before
-  bool earliest = false;              // take the first occurrence instead of the last one
+  bool earliest = false;               // take the first occurrence instead of the last one
 };
 
 // Has no state. O(tokens) per proposal: about a microsecond per thousand.

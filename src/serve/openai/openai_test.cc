@@ -179,8 +179,7 @@ TEST(Prepare, CallsInOtherFormats) {
       ASSERT_EQ(forced.params.messages.size(), 3u);
       EXPECT_EQ(free.params.messages.size(), 5u);
       const MessageForm& call = forced.params.messages[1];
-      EXPECT_EQ(call.header,
-                "<|channel|>commentary to=functions.f <|constrain|>json<|message|>");
+      EXPECT_EQ(call.header, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>");
       EXPECT_TRUE(call.grammar->matches(R"({"x": 3})"));
       EXPECT_FALSE(call.grammar->matches(R"({"x": "3"})"));
       EXPECT_EQ(forced.output.tools, &format);

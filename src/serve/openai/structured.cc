@@ -211,8 +211,8 @@ Value call_schema(const Value& function, const JsonCallFormat& format, const std
                        {"additionalProperties", false}};
 }
 
-// Harmony: an answer thinks, and then has a message to a function. If the call is not forced, it may
-// also say something before it, or have an answer instead.
+// Harmony: an answer thinks, and then has a message to a function. If the call is not forced, it
+// may also say something before it, or have an answer instead.
 constexpr const char kThoughts[] = "<|channel|>analysis<|message|>",
                      kFinal[] = "<|channel|>final<|message|>", kFinalEnd[] = "<|return|>";
 
@@ -228,9 +228,9 @@ std::vector<MessageForm> call_messages(const Value& tools, const std::string& na
     const std::string& to = function.at("name").as_string();
     if (!name.empty() && to != name) continue;
     Constraint constraint;
-    constraint.set("tools", {Kind::kJsonSchema,
-                             dump_json(argument_schema(function, forced || is_strict(tool))),
-                             {}});
+    constraint.set(
+        "tools",
+        {Kind::kJsonSchema, dump_json(argument_schema(function, forced || is_strict(tool))), {}});
     auto grammar = constraint.compile(model);
     // Models write the first form; the second one is how templates show earlier calls.
     for (const std::string& header :
