@@ -21,7 +21,7 @@ struct SpeculateFlags {
   OpenOptions model;
   std::string cases = "bench/speculate_cases.json";
   std::vector<std::string> methods = {"ngram", "suffix"};
-  int32_t tokens = 128, drafts = 8;
+  int32_t tokens = 128, drafts = 24;
   int repeat = 3;
   double temperature = 0;
   bool adaptive = true, json = false;
@@ -101,11 +101,16 @@ std::vector<Case> read_cases(const std::string& path, const LoadedModel& model) 
   std::vector<Case> out;
   Value input = parse_json(read_text_file(path), path);
   for (const Value& c : input.as_array()) {
-    std::string text = c.at("prompt").as_string();
+    // A prompt, or a conversation; without a chat template, the texts of its messages.
+    Value messages = Value::array();
+    if (const Value* given = c.find("messages"))
+      messages = *given;
+    else
+      messages.push(Value::Object{{"role", "user"}, {"content", c.at("prompt")}});
+    std::string text;
+    for (const Value& m : messages.as_array()) text += m.at("content").as_string() + "\n";
     if (model.chat_template) {
       Value context = Value::object();
-      Value messages = Value::array();
-      messages.push(Value::Object{{"role", "user"}, {"content", text}});
       context.set("messages", std::move(messages));
       context.set("add_generation_prompt", true);
       context.set("bos_token", "");

@@ -124,6 +124,14 @@ void read_lookahead(Settings& s, LookaheadOptions& o) {
   s.integer("max_verification_set_size", 1, 64, o.candidates);
 }
 
+// Lookups cost nothing, so where only drafts that pay are verified, long ones may be proposed. The
+// first drafts of a model cost a step each.
+int32_t default_tokens(const SpeculativeOptions& o) {
+  bool lookup =
+      o.method == Method::kNgram || o.method == Method::kSuffix || o.method == Method::kPatterns;
+  return lookup && o.adaptive ? 24 : 8;
+}
+
 void read_settings(std::string_view text, SpeculativeOptions& out) {
   Value object = parse_json(text, "speculation", {.max_depth = 8, .unique_keys = true});
   if (!object.is_object()) fail(ErrorCode::kInvalidArgument, "speculation: not a JSON object");
@@ -153,6 +161,7 @@ void read_settings(std::string_view text, SpeculativeOptions& out) {
 
 SpeculativeOptions parse_speculative(std::string_view text, const std::string& draft_model) {
   SpeculativeOptions out;
+  out.tokens = 0;
   bool json = text.find('{') != std::string_view::npos;
   if (json) read_settings(text, out);
   if (!json && !text.empty()) out.method = method_of(text);
@@ -174,6 +183,7 @@ SpeculativeOptions parse_speculative(std::string_view text, const std::string& d
   if (out.layers > 0 && out.method != Method::kEarlyExit)
     fail(ErrorCode::kInvalidArgument,
          "speculation: only the method \"early_exit\" uses early_exit_layers");
+  if (out.tokens == 0) out.tokens = default_tokens(out);
   return out;
 }
 

@@ -25,7 +25,7 @@ struct SpeculativeOptions {
     kLookahead
   };
   Method method = Method::kOff;
-  int32_t tokens = 8;    // most drafted tokens per sequence and step
+  int32_t tokens = 8;    // most drafted tokens per sequence and step; parse_speculative() sets it
   std::string model;     // path of the draft model
   std::string patterns;  // path of the pattern library
   int64_t layers = 0;    // of an early exit; 0: a third of the model's

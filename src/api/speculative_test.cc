@@ -37,6 +37,10 @@ TEST(Speculative, Settings) {
   EXPECT_EQ(parse_speculative("off").method, Method::kOff);
   EXPECT_EQ(parse_speculative("ngram").method, Method::kNgram);
   EXPECT_EQ(parse_speculative("", "small.gguf").method, Method::kDraftModel);
+  // Lookups propose more, if only as much is verified as pays.
+  EXPECT_EQ(parse_speculative("ngram").tokens, 24);
+  EXPECT_EQ(parse_speculative("early_exit").tokens, 8);
+  EXPECT_EQ(parse_speculative(R"({"method": "suffix", "adaptive": false})").tokens, 8);
   SpeculativeOptions o = parse_speculative(
       R"({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4,
           "prompt_lookup_min": 2, "prompt_lookup_match": "earliest", "disable_by_batch_size": 4})");

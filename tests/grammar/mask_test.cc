@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "serve/call_mask.h"
 #include "serve/fake_client.h"
+#include "serve/message_mask.h"
 #include "serve/token_filter.h"
 #include "tests/engine/test_run.h"
 #include "text/grammar/grammar_cache.h"
@@ -227,6 +228,73 @@ TEST(CallMask, ABraceAtTheBeginning) {
   EXPECT_EQ(allowed_after(mask, ids_of("{")), ids_of("0123456789"));
   EXPECT_TRUE(allows(allowed_after(mask, ids_of("{4}")), kEnd));
   EXPECT_TRUE(allows(allowed_after(mask, ids_of("Well {")), 'z'));
+}
+
+// Harmony's marks as control tokens, from 259 on.
+constexpr int32_t kStart = 259, kChannel = 260, kMessage = 261, kEndMessage = 263, kCall = 264;
+MessageMaskOptions message_options() {
+  TokenizerSpec spec = testing::byte_tokenizer()->spec();
+  for (const char* mark :
+       {"<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"}) {
+    AddedToken token;
+    token.id = static_cast<int32_t>(spec.vocab_size());
+    token.content = mark;
+    token.special = true;
+    spec.added_tokens.push_back(token);
+  }
+  MessageMaskOptions options;
+  options.tokenizer = std::make_shared<Tokenizer>(std::move(spec));
+  GrammarCache cache(options.tokenizer);
+  options.messages = {{.header = "<|channel|>a<|message|>"},
+                      {.header = "<|channel|>c f<|message|>",
+                       .grammar = cache.get({Kind::kGrammar, "root ::= [0-9]{1,2}"}),
+                       .end = "<|call|>"},
+                      {.header = "<|channel|>c go<|message|>",
+                       .grammar = cache.get({Kind::kGrammar, "root ::= \"xyz\""}),
+                       .end = "<|call|>"}};
+  options.end_ids = grammar_end_ids(*options.tokenizer, {kCall});
+  return options;
+}
+std::vector<int32_t> joined(std::initializer_list<std::vector<int32_t>> parts) {
+  std::vector<int32_t> out;
+  for (const std::vector<int32_t>& p : parts) out.insert(out.end(), p.begin(), p.end());
+  return out;
+}
+
+TEST(MessageMask, ThoughtsAndThenACall) {
+  MessageMask mask(message_options());
+  using Ids = std::vector<int32_t>;
+  EXPECT_EQ(allowed_after(mask, {}), Ids{kChannel});
+  EXPECT_EQ(allowed_after(mask, {kChannel}), ids_of("ac"));
+  const Ids think = {kChannel, 'a', kMessage};
+  const Ids text = allowed_after(mask, think);
+  EXPECT_TRUE(allows(text, 'z') && allows(text, kEndMessage));
+  EXPECT_FALSE(allows(text, kEnd) || allows(text, kCall) || allows(text, kChannel));
+  // After the thoughts, a new message must begin, and it is not one of thoughts.
+  const Ids thought = joined({think, ids_of("hm"), {kEndMessage}});
+  EXPECT_EQ(allowed_after(mask, thought), Ids{kStart});
+  const Ids next = joined({thought, {kStart}, ids_of("assistant"), {kChannel}});
+  EXPECT_EQ(allowed_after(mask, next), ids_of("c"));
+  EXPECT_EQ(allowed_after(mask, joined({next, ids_of("c ")})), ids_of("fg"));
+  const Ids call = joined({next, ids_of("c f"), {kMessage}});
+  EXPECT_EQ(allowed_after(mask, call), ids_of("0123456789"));
+  EXPECT_EQ(allowed_after(mask, joined({call, ids_of("42")})), Ids{kCall});
+  // Drafts, an answer that is taken back, and a draft that ends the answer.
+  EXPECT_EQ(allowed_after(mask, think, joined({{kEndMessage, kStart}, ids_of("assi")})),
+            ids_of("s"));
+  EXPECT_EQ(allowed_after(mask, {}), Ids{kChannel});
+  EXPECT_EQ(allowed_after(mask, call, {'4', kCall}).size(), 300u);
+}
+
+TEST(MessageMask, ForcesWhatTheHeadersShare) {
+  MessageMaskOptions options = message_options();
+  MessageMask mask(options);
+  std::vector<int32_t> forced;
+  mask.force(0, {}, forced);
+  EXPECT_EQ(forced, std::vector<int32_t>{kChannel});
+  forced.clear();
+  mask.force(0, joined({{kChannel}, ids_of("c g")}), forced);
+  EXPECT_EQ(forced, joined({ids_of("o"), {kMessage}, ids_of("xyz")}));
 }
 
 TEST(TokenFilter, AllowedTokensAndBadWords) {

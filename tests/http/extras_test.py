@@ -90,6 +90,15 @@ class Extras(unittest.TestCase):
                 with self.subTest(text=text, budget=budget, burst=burst):
                     self.assertEqual(self.both(f"[obey][say {text}]{burst}", chat_template=template, reasoning_budget=budget)[0][:2], expected)
 
+    def test_harmony_messages_are_constrained(self):
+        """A forced call, and an answer that follows a schema: thoughts first, then the message that must follow."""
+        template = "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}<|start|>assistant{# <|channel|> tools #}"
+        think = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+        for before, thoughts in (("", ""), (think, "hm")):
+            text = before + "<|channel|>final<|message|>no, not JSON"
+            got = self.both(f"[obey][say {text}]", chat_template=template, max_tokens=300, guided_choice=["yes", "no"])[0]
+            self.assertEqual(got, (thoughts, "no", "stop"))
+
     def test_thoughts_stay_in_the_text_on_request(self):
         self.assertEqual(self.both("[say <think>a</think>b]", reasoning_format="none")[0], ("", "<think>a</think>b", "stop"))
         self.assertEqual(self.both("[say <think>a</think>b]", reasoning_format="auto")[0], ("a", "b", "stop"))
@@ -234,6 +243,10 @@ class ToolFormats(unittest.TestCase):
                     data = chunks(server.request("POST", "/v1/chat/completions", chat(f"[say {text}]", tools=tools, stream=True))[2])
                     parts = [c["function"] for d in data for c in d["choices"][0]["delta"].get("tool_calls", [])]
                     self.assertEqual("".join(p["arguments"] for p in parts), function["arguments"])
+                    if name != "harmony":  # test_structured has the others
+                        continue
+                    forced = server.json("POST", "/v1/chat/completions", chat(f"[obey][say {text}]", tools=tools, tool_choice="required", max_tokens=300))[1]["choices"][0]
+                    self.assertEqual((forced["finish_reason"], forced["message"]["tool_calls"][0]["function"]["name"]), ("tool_calls", "add"), forced)
             finally:
                 server.stop()
 

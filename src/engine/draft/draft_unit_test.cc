@@ -141,6 +141,14 @@ TEST(NgramDrafter, ContinuesTheLongestEarlierOccurrence) {
   }
 }
 
+// Both places have the last four tokens; the one with more of the text before is right.
+TEST(NgramDrafter, TheLongestMatchDecidesByDefault) {
+  Ids text = {1, 2, 3, 4, 5, 6, 7, 8, 20, 9, 9, 5, 6, 7, 8, 30, 1, 2, 3, 4, 5, 6, 7, 8};
+  NgramDrafter standard({}), four({4, 2, false});
+  EXPECT_EQ(drafted(standard, text, 1), (Ids{20}));
+  EXPECT_EQ(drafted(four, text, 1), (Ids{30}));
+}
+
 TEST(Drafters, FollowAPrediction) {
   const Ids prediction = {5, 6, 7, 8, 9, 4};
   NgramDrafter ngram({4, 2, false});

@@ -5,8 +5,8 @@
 namespace tokamak {
 
 struct NgramOptions {
-  int32_t longest = 4, shortest = 2;  // tokens that must have occurred before
-  bool earliest = false;              // take the first occurrence instead of the last one
+  int32_t longest = 32, shortest = 2;  // tokens that must have occurred before
+  bool earliest = false;               // take the first occurrence instead of the last one
 };
 
 // Has no state. O(tokens) per proposal: about a microsecond per thousand.

@@ -174,8 +174,15 @@ TEST(Prepare, CallsInOtherFormats) {
            "type": "object", "properties": {"x": {"$ref": "#/$defs/n"}}, "required": ["x"]}}}]})"),
           shared);
     };
-    if (format.name == "harmony") {
-      EXPECT_THROW(prepared(R"("required")"), ApiError);
+    if (format.name == "harmony") {  // thoughts and the call in two spellings; then also text
+      Prepared forced = prepared(R"("required")"), free = prepared(R"("auto")");
+      ASSERT_EQ(forced.params.messages.size(), 3u);
+      EXPECT_EQ(free.params.messages.size(), 5u);
+      const MessageForm& call = forced.params.messages[1];
+      EXPECT_EQ(call.header, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>");
+      EXPECT_TRUE(call.grammar->matches(R"({"x": 3})"));
+      EXPECT_FALSE(call.grammar->matches(R"({"x": "3"})"));
+      EXPECT_EQ(forced.output.tools, &format);
       continue;
     }
     bool own = format.name == "hermes" || format.name == "llama3";

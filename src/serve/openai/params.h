@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "serve/message_mask.h"
 #include "serve/openai/fields.h"
 #include "serve/served_model.h"
 
@@ -36,8 +37,9 @@ struct GenerationParams {
   int32_t thought_budget = -1;  // most tokens of thoughts; -1: any number
   bool jump_forward = false;
   std::shared_ptr<const grammar::Grammar> call_grammar;  // where the answer begins a call
-  std::vector<int32_t> allowed_ids;                      // empty: all tokens
-  std::vector<std::vector<int32_t>> bad_words;           // sequences of tokens that must not occur
+  std::vector<MessageForm> messages;            // that the answer may have (Harmony); empty: any
+  std::vector<int32_t> allowed_ids;             // empty: all tokens
+  std::vector<std::vector<int32_t>> bad_words;  // sequences of tokens that must not occur
   bool stream = false, include_usage = false, continuous_usage = false;
   bool echo = false;                            // completions only
   int32_t logprobs = -1, prompt_logprobs = -1;  // alternatives to report; -1: no log-probabilities

@@ -247,13 +247,15 @@ Prepared prepare_chat(const Value& body, std::shared_ptr<const ServedModel> mode
   request.output.split = !thoughts_in_text(fields, *model);
   request.params.thought_budget = read_thought_budget(fields, *model);
   add_format_stops(request);
-  if (CallGrammar call = with_tools ? call_grammar(body, *model) : CallGrammar{}; call.grammar) {
+  if (CallGrammar call = with_tools ? call_grammar(body, *model) : CallGrammar{};
+      call.constrains()) {
     if (request.params.grammar != nullptr)
       bad_request(call.forced ? "tool_choice" : "tools", "invalid_value",
                   "{} cannot be combined with another constraint of the answer.",
                   call.forced ? "'tool_choice'" : "Strict tools");
     if (call.format != nullptr) request.output.tools = call.format;
     (call.forced ? request.params.grammar : request.params.call_grammar) = std::move(call.grammar);
+    request.params.messages = std::move(call.messages);
   }
   prepare_structured(request.params, *model, request.output);
   request.prompts.push_back({encode_chat(*model->tokenizer, chat.text, chat.guard), ""});

@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "serve/call_mask.h"
 #include "serve/grammar_mask.h"
+#include "serve/message_mask.h"
 #include "serve/openai/api_error.h"
 #include "serve/openai/params.h"
 #include "serve/thought_budget.h"
@@ -182,13 +183,19 @@ bool is_strict(const Value& tool) {
   return strict != nullptr && strict->is_bool() && strict->as_bool();
 }
 
-// A call of the function. Arguments that are not strict are any object.
-Value call_schema(const Value& function, const JsonCallFormat& format, const std::string& path,
-                  bool strict) {
+// Arguments that are not strict are any object.
+Value argument_schema(const Value& function, bool strict) {
   const Value* parameters = function.find("parameters");
   bool any = !strict || parameters == nullptr || parameters->is_null();
-  Value schema = any ? Value::object() : embedded(*parameters, path);
+  Value schema = any ? Value::object() : *parameters;
   if (schema.is_object() && !schema.has("type")) schema.set("type", "object");
+  return schema;
+}
+
+// A call of the function.
+Value call_schema(const Value& function, const JsonCallFormat& format, const std::string& path,
+                  bool strict) {
+  Value schema = embedded(argument_schema(function, strict), path);
   Value properties = Value::object(), required = Value::array();
   auto add = [&](const char* key, Value value) {
     properties.set(key, std::move(value));
@@ -202,6 +209,36 @@ Value call_schema(const Value& function, const JsonCallFormat& format, const std
                        {"properties", std::move(properties)},
                        {"required", std::move(required)},
                        {"additionalProperties", false}};
+}
+
+// Harmony: an answer thinks, and then has a message to a function. If the call is not forced, it
+// may also say something before it, or have an answer instead.
+constexpr const char kThoughts[] = "<|channel|>analysis<|message|>",
+                     kFinal[] = "<|channel|>final<|message|>", kFinalEnd[] = "<|return|>";
+
+std::vector<MessageForm> call_messages(const Value& tools, const std::string& name, bool forced,
+                                       const ServedModel& model) {
+  std::vector<MessageForm> out = {{.header = kThoughts}};
+  if (!forced) {
+    out.push_back({.header = "<|channel|>commentary<|message|>"});
+    out.push_back({.header = kFinal, .grammar = nullptr, .end = kFinalEnd});
+  }
+  for (const Value& tool : tools.as_array()) {
+    const Value& function = tool.at("function");
+    const std::string& to = function.at("name").as_string();
+    if (!name.empty() && to != name) continue;
+    Constraint constraint;
+    constraint.set(
+        "tools",
+        {Kind::kJsonSchema, dump_json(argument_schema(function, forced || is_strict(tool))), {}});
+    auto grammar = constraint.compile(model);
+    // Models write the first form; the second one is how templates show earlier calls.
+    for (const std::string& header :
+         {fmt::format("<|channel|>commentary to=functions.{} <|constrain|>json<|message|>", to),
+          fmt::format(" to=functions.{}<|channel|>commentary json<|message|>", to)})
+      out.push_back({.header = header, .grammar = grammar, .end = "<|call|>"});
+  }
+  return out;
 }
 
 Thinking thinking_of(const OutputSpec& output) {
@@ -227,8 +264,20 @@ std::shared_ptr<TokenMask> call_mask_of(const GenerationParams& params, const Se
   return std::make_shared<CallMask>(std::move(options));
 }
 
+std::shared_ptr<TokenMask> message_mask_of(const GenerationParams& params,
+                                           const ServedModel& model) {
+  MessageMaskOptions options;
+  options.messages = params.messages;
+  options.tokenizer = model.tokenizer;
+  options.end_ids = grammar_end_ids(*model.tokenizer, params.own_stop_ids);
+  options.choices = params.n;
+  options.min_tokens = params.grammar_min_tokens;
+  return std::make_shared<MessageMask>(std::move(options));
+}
+
 std::shared_ptr<TokenMask> grammar_mask_of(const GenerationParams& params, const ServedModel& model,
                                            const OutputSpec& output) {
+  if (!params.messages.empty()) return message_mask_of(params, model);
   if (params.grammar == nullptr && params.call_grammar != nullptr)
     return call_mask_of(params, model, output);
   if (params.grammar == nullptr) return nullptr;
@@ -261,7 +310,8 @@ std::shared_ptr<TokenMask> within_budget(const GenerationParams& params, const S
   if (output.harmony) {
     options.open_tag = "<|channel|>analysis<|message|>";
     options.close_tag = "<|end|>";
-    options.forced = "<|end|><|start|>assistant<|channel|>final<|message|>";
+    options.forced = "<|end|><|start|>assistant";
+    if (params.messages.empty()) options.forced += kFinal;
     options.again = true;
   } else {
     options.open_tag = output.thoughts->open;
@@ -301,13 +351,15 @@ CallGrammar call_grammar(const Value& body, const ServedModel& model) {
   out.forced = chosen && (choice->is_object() || choice->as_string() == "required");
   bool strict = std::any_of(tools->as_array().begin(), tools->as_array().end(), is_strict);
   if (!out.forced && !strict) return {};
+  if (model.tool_format != nullptr && model.tool_format->machine == nullptr) {
+    out.messages = call_messages(*tools, name, out.forced, model);
+    return out;
+  }
   const JsonCallFormat* format = json_calls_of(model);
   bool own = format != nullptr && !format->list;  // a forced call is written as the model does
   if (out.forced && !own) {
-    if (model.tool_format == nullptr || model.tool_format->machine == nullptr)
-      unsupported("tool_choice", model.tool_format == nullptr
-                                     ? "The model's format of tool calls is not known."
-                                     : "A call cannot be forced in the model's format, harmony.");
+    if (model.tool_format == nullptr)
+      unsupported("tool_choice", "The model's format of tool calls is not known.");
     // Marks may be control tokens, which no grammar has: the whole answer is JSON instead.
     out.format = find_tool_format("llama3");
     format = &kJsonCalls[1];
@@ -336,16 +388,17 @@ CallGrammar call_grammar(const Value& body, const ServedModel& model) {
 
 void prepare_structured(GenerationParams& params, const ServedModel& model,
                         const OutputSpec& output) {
-  if (params.sample.penalty_alpha > 0 && (params.call_grammar || params.grammar))
+  if (output.harmony && params.grammar != nullptr)
+    params.messages = {{.header = kThoughts},
+                       {.header = kFinal, .grammar = params.grammar, .end = kFinalEnd}};
+  const bool messages = !params.messages.empty();
+  if (params.sample.penalty_alpha > 0 && (params.call_grammar || params.grammar || messages))
     unsupported("penalty_alpha", "It cannot be combined with constrained output.");
   if (params.call_grammar != nullptr && params.beams > 0)
     unsupported("use_beam_search", "Beam search cannot be combined with strict tools.");
   if (params.thought_budget >= 0 && params.beams > 0)
     unsupported("use_beam_search", "Beam search cannot be combined with a budget of thoughts.");
-  if (params.grammar == nullptr) return;
-  if (output.harmony)
-    unsupported("response_format",
-                "Constrained output is not available for models that answer in channels.");
+  if (params.grammar == nullptr && !messages) return;
   if (params.beams > 0)
     unsupported("use_beam_search", "Beam search cannot be combined with constrained output.");
   std::vector<int32_t> ends = grammar_end_ids(*model.tokenizer, params.own_stop_ids);

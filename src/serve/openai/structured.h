@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/client.h"
+#include "serve/message_mask.h"
 #include "serve/openai/fields.h"
 #include "serve/served_model.h"
 #include "text/output/parser.h"
@@ -23,6 +24,8 @@ struct CallGrammar {
   // tool_choice "auto").
   bool forced = false;
   const ToolFormat* format = nullptr;  // that the call is written in; nullptr: the model's own
+  std::vector<MessageForm> messages;   // in Harmony's format, instead of the grammar
+  bool constrains() const { return grammar != nullptr || !messages.empty(); }
 };
 CallGrammar call_grammar(const Value& body, const ServedModel& model);
 
