@@ -184,7 +184,7 @@ void add_bench_verb(CLI::App& app) {
   verb->add_option("--repeat", flags->repeat, "measured rounds; median and best are reported")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
-  verb->add_option("--step-tokens", flags->step_tokens, "most prompt tokens of one step")
+  verb->add_option("--step-tokens", flags->step_tokens, "maximum number of prompt tokens per step")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   verb->add_flag("--json", flags->json,

@@ -149,7 +149,7 @@ void add_bench_replay(CLI::App& bench) {
   verb->add_option("--max-num-seqs", f->max_num_seqs, "sequences that run at the same time")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
-  verb->add_option("--max-num-batched-tokens", f->max_batched_tokens, "most tokens in one step")
+  verb->add_option("--max-num-batched-tokens", f->max_batched_tokens, "maximum tokens per step")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
   verb->add_option("--tpot-target", f->tpot_target_ms, "keep steps with decodes this short, in ms")

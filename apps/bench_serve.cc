@@ -348,7 +348,8 @@ void add_bench_serve(CLI::App& bench) {
   verb->add_option("--url", f->url, "any OpenAI-compatible server, e.g. http://127.0.0.1:8000");
   verb->add_option("--api-key", f->api_key, "key for --url");
   verb->add_option("--model-name", f->name, "model to ask for (default: the first one listed)");
-  verb->add_option("--requests", f->requests, "requests, or the most to take from a trace")
+  verb->add_option("--requests", f->requests,
+                   "number of requests; with a trace, the maximum taken from it")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
   verb->add_option("--concurrency", f->concurrency, "closed loop: number of clients (default 4)")

@@ -233,13 +233,13 @@ void add_bench_speculate(CLI::App& bench) {
       ->check(CLI::IsMember({"off", "ngram", "suffix", "early_exit", "lookahead", "draft_model"}))
       ->capture_default_str();
   verb->add_option("--draft-model", f->model.draft_model,
-                   "a smaller model with the same tokenizer, compared as draft_model");
+                   "a smaller model, compared as draft_model");
   verb->add_option("--cases", f->cases, "JSON file with prompts and their kinds")
       ->capture_default_str();
-  verb->add_option("--tokens", f->tokens, "most tokens per answer")
+  verb->add_option("--tokens", f->tokens, "maximum number of tokens per answer")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
-  verb->add_option("--drafts", f->drafts, "most drafted tokens per step")
+  verb->add_option("--drafts", f->drafts, "maximum number of drafted tokens per step")
       ->check(CLI::Range(1, EngineStats::kDraftPositions))
       ->capture_default_str();
   verb->add_option("--repeat", f->repeat, "rounds; the median time counts")

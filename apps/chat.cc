@@ -121,7 +121,7 @@ void add_chat_verb(CLI::App& app) {
   add_model_argument(*verb, flags->model);
   verb->add_option("--system", flags->system, "system message");
   verb->add_option("--max-tokens,-n", flags->generate.max_tokens,
-                   "most tokens of an answer (default: until the context is full)")
+                   "maximum length of an answer in tokens (default: until the context is full)")
       ->check(CLI::Range(1, 1 << 24));
   add_sampling_flags(*verb, flags->generate);
   add_search_flags(*verb, flags->model, flags->generate);

@@ -83,12 +83,12 @@ void add_compile_verb(CLI::App& app) {
   verb->add_option("--max-len", flags->model.context,
                    "longest sequence the bundle accepts (same as --context)");
   verb->add_option("--max-batch", flags->model.max_sequences,
-                   "most sequences in a step (default: 64)");
+                   "maximum number of sequences per step (default: 64)");
   verb->add_option("--max-tokens", flags->model.max_step_tokens,
-                   "most tokens in a step (default: 512)");
+                   "maximum number of tokens per step (default: 512)");
   verb->add_option("--max-logit-rows", flags->model.max_logit_rows,
-                   "most rows of a step with logits; --max-batch sequences decode together only "
-                   "if it is at least as large (default: 64)");
+                   "maximum number of rows with logits per step; --max-batch sequences decode "
+                   "together only if it is at least as large (default: 64)");
   verb->add_option("--dump-dir", flags->model.dump_dir,
                    "write the output of every compiler stage to this folder, as numbered files");
   verb->add_flag("--json", flags->json, "print sizes and times as one JSON object");

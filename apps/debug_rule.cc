@@ -52,7 +52,7 @@ void run(const RuleFlags& f) {
       fmt::print("{}: refused: {}\n", rule.name, v.message);
   }
   if (f.json) fmt::print("{}\n", dump_json(out, 2));
-  if (refused > 0) fail(ErrorCode::kCorrupt, "{} of {} rules rejected", refused, rules.size());
+  if (refused > 0) fail(ErrorCode::kCorrupt, "{} of {} rules refused", refused, rules.size());
 }
 
 }  // namespace

@@ -98,7 +98,8 @@ void add_embed_verb(CLI::App& app) {
                  "print the cosine of every text with every other instead of the vectors");
   verb->add_option("--prompt-name", flags->embed.prompt,
                    "which of the model's prompts precedes the texts, e.g. query");
-  verb->add_option("--dimensions", flags->embed.dimensions, "keep the first numbers only")
+  verb->add_option("--dimensions", flags->embed.dimensions,
+                   "keep only the first N numbers of a vector")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   verb->add_flag("--truncate", flags->embed.truncate, "cut texts that are too long");
   verb->add_flag("--no-normalize", flags->no_normalize, "do not scale vectors to length 1");

@@ -94,7 +94,7 @@ void add_batch_flags(CLI::App& verb, OpenOptions& options) {
   verb.add_option("--max-num-seqs", options.max_sequences,
                   "sequences that run at the same time (default: 64)");
   verb.add_option("--max-num-batched-tokens", options.max_step_tokens,
-                  "most tokens in one step (default: 512)");
+                  "maximum number of tokens per step (default: 512)");
 }
 
 void add_lora_flag(CLI::App& verb, OpenOptions& options, GenerateOptions& generate) {
@@ -120,7 +120,7 @@ void add_speculative_flags(CLI::App& verb, OpenOptions& options) {
                   "\"num_speculative_tokens\": 5, \"prompt_lookup_max\": 4}'")
       ->excludes(name);
   verb.add_option("--draft-model", options.draft_model,
-                  "a smaller model with the same tokenizer that guesses the tokens");
+                  "a smaller model that guesses the tokens; its tokenizer may differ");
 }
 
 void add_sampling_flags(CLI::App& verb, GenerateOptions& options) {

@@ -148,10 +148,10 @@ void add_rag_verb(CLI::App& app) {
   verb->require_subcommand(1);
   CLI::App* index = verb->add_subcommand("index", "embed the passages of all texts in a folder");
   index->add_option("DIR", flags->folder, "folder with texts")->required();
-  index->add_option("--extensions", flags->extensions, "of the files that are read")
+  index->add_option("--extensions", flags->extensions, "extensions of the files to read")
       ->delimiter(',')
       ->capture_default_str();
-  index->add_option("--passage", flags->passage, "bytes of a passage, at most")
+  index->add_option("--passage", flags->passage, "maximum number of bytes per passage")
       ->check(CLI::Range(64, 100000))
       ->capture_default_str();
   add_common(*index, *flags);
@@ -165,7 +165,7 @@ void add_rag_verb(CLI::App& app) {
   ask->add_option("--reranker", flags->reranker, "a cross-encoder that puts them in order");
   ask->add_option("--answer-with", flags->answer_model,
                   "a chat model that answers from the passages");
-  ask->add_option("--max-tokens", flags->max_tokens, "most tokens of the answer")
+  ask->add_option("--max-tokens", flags->max_tokens, "maximum length of the answer in tokens")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   ask->add_flag("--json", flags->json, "print answer and sources as one JSON object");

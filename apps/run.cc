@@ -115,7 +115,7 @@ void add_run_verb(CLI::App& app) {
   verb->add_flag("--chat", flags->chat, "wrap the prompt in the model's chat template");
   verb->add_option("--system", flags->system, "system message, with --chat");
   verb->add_option("--max-tokens,-n", flags->generate.max_tokens,
-                   "most tokens of the answer; it also ends when the context is full")
+                   "maximum length of the answer in tokens; it also ends when the context is full")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   verb->add_option("--stop", flags->generate.stop,

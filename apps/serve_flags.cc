@@ -55,7 +55,8 @@ void add_network_flags(CLI::App& verb, ServeFlags& flags) {
           "this computer), * (any)")
       ->delimiter(',')
       ->capture_default_str();
-  verb.add_option("--max-connections", flags.http.max_connections, "most open connections")
+  verb.add_option("--max-connections", flags.http.max_connections,
+                  "maximum number of open connections")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   verb.add_option("--max-body-mb", flags.max_body_mb, "largest request body in MiB")

@@ -4,7 +4,8 @@
 The usual builds compile several files as one and precompile common headers, so a missing include can go unnoticed.
   check_includes.py             names of the standard library and of fmt and GoogleTest: their headers must be included by the file,
                                 or by a header of this project that it includes. Reads text only.
-  check_includes.py --compile   everything else: compiles every file of the product alone, syntax only, without precompiled headers. Reads
+  check_includes.py --compile   everything else: compiles every file of the product alone, syntax only. Headers of the standard library
+                                and of fmt, which the first check covers, are precompiled: that halves the time. Reads
                                 build/plain/compile_commands.json. A file that passed is not compiled again until it, a header that it
                                 includes or its command changes (~/.cache/tokamak/includes.json).
 """
@@ -21,6 +22,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+PRECOMPILED = ROOT / "build" / "plain" / "standard_headers.h"
 FOLDERS = ["src", "apps", "tests", "include", "examples"]
 
 # Headers that define what every container needs: utilities, iterators, initializer lists.
@@ -198,7 +200,8 @@ def generate_headers(folder):
         subprocess.run(command, shell=True, cwd=folder, check=True)
 
 
-def syntax_command(entry):
+def compiler_words(entry):
+    """The compiler and its options, and the source file last."""
     words = shlex.split(entry["command"])
     while words and not re.search(r"(g\+\+|c\+\+|clang\+\+)(-\d+)?$", words[0]):
         words.pop(0)  # launchers
@@ -210,7 +213,18 @@ def syntax_command(entry):
             skip = True
         elif not word.startswith(("-M", "-O", "-g")):
             out.append(word)
-    return out + ["-fsyntax-only", "-w"]
+    return [*out, "-w"]
+
+
+def syntax_command(entry):
+    return compiler_words(entry) + ["-fsyntax-only", "-include", str(PRECOMPILED)]
+
+
+def precompile(entry):
+    """Options that do not fit (-march) make the compiler read the header itself."""
+    PRECOMPILED.write_text("".join(f"#include <{h}>\n" for h in f"{BASIC} fmt/format.h".split()))
+    words = [w for w in compiler_words(entry) if w != entry["file"]]
+    subprocess.run([*words, "-x", "c++-header", str(PRECOMPILED), "-o", f"{PRECOMPILED}.gch"], cwd=entry["directory"], check=True)
 
 
 def is_test(entry):
@@ -256,9 +270,9 @@ class Passed:
 
 
 def must_fail(folder, entry):
-    """A file gets no header that it does not include."""
-    path = folder / "needs_vector.cc"
-    path.write_text("std::vector<int> v;\n")
+    """A file gets no header of this project that it does not include."""
+    path = folder / "needs_value.cc"
+    path.write_text("tokamak::Value v;\n")
     words = [str(path) if w == entry["file"] else w for w in syntax_command(entry)]
     if subprocess.run(words, cwd=entry["directory"], capture_output=True).returncode == 0:
         sys.exit("check_includes: a file without includes compiles")
@@ -270,6 +284,7 @@ def check_alone():
     entries = [e for e in json.loads((folder / "compile_commands.json").read_text())
                if e["file"].startswith(tuple(str(ROOT / f) for f in ("src", "apps"))) and not is_test(e)]
     entries = list({e["file"]: e for e in entries}.values())  # some targets compile the same file
+    precompile(next(e for e in entries if "-ffp-contract" not in e["command"]))
     must_fail(folder, entries[0])
     passed = Passed(folder)
     keys = {e["file"]: passed.key(e) for e in entries}

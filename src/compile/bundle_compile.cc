@@ -71,9 +71,10 @@ BundleReport write_from(BundleSource source, Backend& backend, const CompileOpti
   Nanos start = clock.now();
   std::string graph = print_module(source.module);
   CompileOptions with_trials = options;
-  with_trials.load_trial = [&](const PlanSet& plans, const LoadOptions& load) {
-    return backend.load(plans, source.weights, load);
-  };
+  if (options.autotune)
+    with_trials.load_trial = [&](const PlanSet& plans, const LoadOptions& load) {
+      return backend.load(plans, source.weights, load);
+    };
   PlanSet plans = compile_module(source.module, source.config, backend, with_trials);
   BundleReport report;
   report.plans = plans.plans.size();

@@ -20,9 +20,10 @@ std::unique_ptr<ModelSource> compile_model(const std::filesystem::path& path, Ba
   OpenedModel opened = open_model(path);  // import
   add_adapters(opened, options);
   fit_options(options, opened.model.config);
-  options.load_trial = [&](const PlanSet& plans, const LoadOptions& load) {
-    return backend.load(plans, *opened.model.weights, load);
-  };
+  if (options.autotune)
+    options.load_trial = [&](const PlanSet& plans, const LoadOptions& load) {
+      return backend.load(plans, *opened.model.weights, load);
+    };
   Module module = build_module(opened.model.config, options);  // build
   PlanSet plans = compile_cached(module, opened.model.config, backend, options, cache);
   return make_source(std::move(opened), std::move(plans));

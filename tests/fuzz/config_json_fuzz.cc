@@ -7,6 +7,7 @@
 #include "compile/import/encoder_config.h"
 #include "compile/import/hf_config.h"
 #include "plan/weight_source.h"
+#include "tests/fuzz/fuzzer.h"
 
 using namespace tokamak;
 
@@ -52,7 +53,7 @@ WeightTable make_table() {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TK_FUZZER(config_json) {
   static const WeightTable table = make_table();
   try {
     Value json = parse_json({reinterpret_cast<const char*>(data), size}, "fuzz", {.max_depth = 32});

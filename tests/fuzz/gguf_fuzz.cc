@@ -5,10 +5,11 @@
 
 #include "base/error.h"
 #include "compile/import/gguf_config.h"
+#include "tests/fuzz/fuzzer.h"
 
 using namespace tokamak;
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TK_FUZZER(gguf) {
   [[maybe_unused]] static volatile unsigned sink;
   try {
     auto file = GgufFile::parse(std::as_bytes(std::span(data, size)), "fuzz");
@@ -21,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       sink = static_cast<unsigned>(token.size());
     ModelConfig config = config_from_gguf(*file);
     for (const auto& [name, weight] : config.weights)
-      if (!file->find(weight.recipe.sources.at(0))) __builtin_trap();
+      fail_if(!file->find(weight.recipe.sources.at(0)));
   } catch (const Error& e) {
     if (e.code() == ErrorCode::kInternal) throw;  // our bug, not an invalid file
   }

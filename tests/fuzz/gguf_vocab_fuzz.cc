@@ -4,11 +4,12 @@
 
 #include "base/error.h"
 #include "compile/import/tokenizer_gguf.h"
+#include "tests/fuzz/fuzzer.h"
 #include "text/tokenizer.h"
 
 using namespace tokamak;
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TK_FUZZER(gguf_vocab) {
   try {
     const auto file = GgufFile::parse(std::as_bytes(std::span(data, size)), "fuzz");
     const Tokenizer tokenizer(tokenizer_from_gguf(*file));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "tests/fuzz/fuzzer.h"
 #include "text/grammar/grammar_cache.h"
 
 namespace tokamak::grammar {
@@ -19,7 +20,7 @@ std::shared_ptr<const Vocabulary> fuzz_vocabulary() {
   return std::make_shared<Vocabulary>(tokens);
 }
 
-void run(const GrammarSource& source) {
+void compute_masks(const GrammarSource& source) {
   static const auto vocabulary = fuzz_vocabulary();
   auto grammar = std::make_shared<const Grammar>(parse_grammar(source), vocabulary);
   Matcher matcher(grammar);
@@ -40,7 +41,7 @@ void run(const GrammarSource& source) {
 }  // namespace
 }  // namespace tokamak::grammar
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TK_FUZZER(grammar) {
   using namespace tokamak::grammar;
   if (size == 0 || size > 4096) return 0;
   constexpr Kind kKinds[] = {Kind::kJsonSchema, Kind::kRegex, Kind::kGrammar};
@@ -48,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   source.kind = kKinds[data[0] % 3];
   source.text.assign(reinterpret_cast<const char*>(data + 1), size - 1);
   try {
-    run(source);
+    compute_masks(source);
   } catch (const tokamak::Error& e) {
     if (e.code() == tokamak::ErrorCode::kInternal) throw;
   }

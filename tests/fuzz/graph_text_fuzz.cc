@@ -2,21 +2,13 @@
 // an Error.
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string_view>
 
 #include "base/error.h"
 #include "graph/graph.h"
+#include "tests/fuzz/fuzzer.h"
 
-namespace {
-
-void fail_if(bool broken) {
-  if (broken) std::abort();
-}
-
-}  // namespace
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TK_FUZZER(graph_text) {
   using namespace tokamak;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   try {

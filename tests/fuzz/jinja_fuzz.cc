@@ -4,11 +4,12 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "tests/fuzz/fuzzer.h"
 #include "text/chat_template.h"
 
 using namespace tokamak;
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TK_FUZZER(jinja) {
   static const Value context = parse_json(
       R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": null,
           "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1.5}}}]}],

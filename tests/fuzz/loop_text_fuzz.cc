@@ -2,23 +2,19 @@
 // tensors or gives an Error.
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string_view>
 
 #include "base/error.h"
 #include "loop/evaluate.h"
 #include "loop/phases.h"
+#include "tests/fuzz/fuzzer.h"
 
 namespace {
-
-void fail_if(bool broken) {
-  if (broken) std::abort();
-}
 
 using namespace tokamak;
 
 // Every symbol is 3, to keep programs small.
-void run(const loop::Program& p) {
+void run_program(const loop::Program& p) {
   constexpr int64_t kMost = 2000;
   std::map<std::string, int64_t, std::less<>> symbols;
   for (const std::string& s : loop::program_symbols(p)) symbols[s] = 3;
@@ -46,7 +42,7 @@ void run(const loop::Program& p) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TK_FUZZER(loop_text) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   try {
     loop::Program p = loop::parse_program(text);
@@ -54,8 +50,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fail_if(loop::print_program(loop::parse_program(printed)) != printed);
     loop::make_phases(p);
     loop::make_phases(loop::merge_rows(p));
-    run(p);
-    run(loop::merge_rows(p));
+    run_program(p);
+    run_program(loop::merge_rows(p));
   } catch (const Error& e) {
     fail_if(e.code() == ErrorCode::kInternal);
   }

@@ -9,13 +9,14 @@
 #include "serve/fake_client.h"
 #include "serve/openai/prepare.h"
 #include "serve/program/program.h"
+#include "tests/fuzz/fuzzer.h"
 
 using namespace tokamak;
 
 namespace {
 
 std::shared_ptr<const ServedModel> fuzz_model() {
-  ServedModel model = testing::fake_model(nullptr);
+  ServedModel model = tokamak::testing::fake_model(nullptr);
   model.grammars = std::make_shared<grammar::GrammarCache>(model.tokenizer);
   return std::make_shared<const ServedModel>(std::move(model));
 }
@@ -34,7 +35,7 @@ void read_body(std::string_view text, char kind) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TK_FUZZER(openai) {
   if (size == 0) return 0;
   std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
   try {

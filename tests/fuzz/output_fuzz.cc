@@ -1,17 +1,17 @@
 // A model's answer, whole and in pieces, through the parsers of thoughts and calls: the result must
 // be the same. The first byte selects the format.
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "base/json.h"
+#include "tests/fuzz/fuzzer.h"
 #include "text/output/parser.h"
 
 using namespace tokamak;
 
 namespace {
 
-std::string parse(const OutputSpec& spec, std::string_view text, size_t piece) {
+std::string parse_in_pieces(const OutputSpec& spec, std::string_view text, size_t piece) {
   auto parser = make_output_parser(spec, 1);
   std::string thoughts, answer, calls;
   auto add = [&](const OutputParser::Result& result) {
@@ -27,7 +27,7 @@ std::string parse(const OutputSpec& spec, std::string_view text, size_t piece) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TK_FUZZER(output) {
   if (size == 0) return 0;
   static const Value tools = parse_json(
       R"([{"function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}, {"function": {"name": "g"}}])");
@@ -37,8 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const char* thoughts = kind >= count ? "<think>" : "";
   const ToolFormat* format = kind < 2 * count ? &tool_formats()[kind % count] : nullptr;
   OutputSpec spec = output_spec(thoughts, kind == 2 * count ? "<think>" : "", format, &tools);
-  std::string whole = parse(spec, text, text.size() + 1);
-  for (size_t piece : {1, 3, 7})
-    if (parse(spec, text, piece) != whole) std::abort();
+  std::string whole = parse_in_pieces(spec, text, text.size() + 1);
+  for (size_t piece : {1, 3, 7}) fail_if(parse_in_pieces(spec, text, piece) != whole);
   return 0;
 }

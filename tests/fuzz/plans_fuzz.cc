@@ -2,21 +2,13 @@
 // point, and the checker gives a result or an Error.
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <span>
 
 #include "base/error.h"
 #include "plan/bundle_plans.h"
+#include "tests/fuzz/fuzzer.h"
 
-namespace {
-
-void fail_if(bool broken) {
-  if (broken) std::abort();
-}
-
-}  // namespace
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TK_FUZZER(plans) {
   using namespace tokamak;
   try {
     PlanSet set = parse_plans(std::as_bytes(std::span(data, size)));

@@ -1,5 +1,6 @@
-// Runs a fuzzer without libFuzzer: every file of its corpus, then deterministic mutations of them.
-//   gguf_fuzz --mutations 2000 [--seed 1] corpus-folder-or-file ...
+// Runs fuzzers without libFuzzer: every file of their corpus, then deterministic mutations of them.
+//   fuzz_replay --mutations 2000 [--seed 1] tests/fuzz/corpus      all fuzzers
+//   fuzz_replay gguf FILE                                          one of them, on one input
 // After a crash, the input is in ./gguf_fuzz-last-input.
 #include <fcntl.h>
 #include <unistd.h>
@@ -12,11 +13,12 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+#include "tests/fuzz/fuzzer.h"
 
 namespace {
 
@@ -31,16 +33,13 @@ Bytes read_file(const std::filesystem::path& path) {
   return Bytes(std::istreambuf_iterator<char>(in), {});
 }
 
-std::vector<Bytes> read_corpus(const std::vector<std::string>& places) {
+std::vector<Bytes> read_corpus(const std::filesystem::path& place) {
   std::vector<std::filesystem::path> files;
-  for (const auto& place : places) {
-    if (std::filesystem::is_directory(place)) {
-      for (const auto& entry : std::filesystem::recursive_directory_iterator(place)) {
-        if (entry.is_regular_file()) files.push_back(entry.path());
-      }
-    } else {
-      files.emplace_back(place);
-    }
+  if (std::filesystem::is_directory(place)) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(place))
+      if (entry.is_regular_file()) files.push_back(entry.path());
+  } else {
+    files.push_back(place);
   }
   std::sort(files.begin(), files.end());
   std::vector<Bytes> corpus;
@@ -116,13 +115,13 @@ class LastInput {
   explicit LastInput(std::string path)
       : path_(std::move(path)), file_(open(path_.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0644)) {}
 
-  void run(const Bytes& x) {
+  void run(tokamak::FuzzFunction function, const Bytes& x) {
     if (file_ < 0 || pwrite(file_, x.data(), x.size(), 0) != static_cast<ssize_t>(x.size()) ||
         ftruncate(file_, static_cast<off_t>(x.size())) != 0) {
       std::cerr << "replay: cannot write " << path_ << "\n";
       std::exit(2);
     }
-    LLVMFuzzerTestOneInput(x.data(), x.size());
+    function(x.data(), x.size());
   }
 
   void remove() {
@@ -135,34 +134,63 @@ class LastInput {
   int file_;
 };
 
-}  // namespace
+std::map<std::string, tokamak::FuzzFunction>& fuzzers() {
+  static std::map<std::string, tokamak::FuzzFunction> all;
+  return all;
+}
 
-int main(int argc, char** argv) {
+struct Settings {
   size_t mutations = 0;
   uint64_t seed = 1;
-  std::vector<std::string> places;
+};
+
+// `place`: the folder of the corpus, or one input.
+void replay(const std::string& name, tokamak::FuzzFunction function,
+            const std::filesystem::path& place, const Settings& settings) {
+  const auto corpus = read_corpus(place);
+  if (corpus.empty()) {
+    std::cerr << "replay: no inputs in " << place << "; a fuzzer needs a corpus\n";
+    std::exit(2);
+  }
+  LastInput last(name + "_fuzz-last-input");
+  for (const auto& x : corpus) last.run(function, x);
+  Mutator mutator(settings.seed);
+  for (size_t i = 0; i < settings.mutations; ++i) {
+    const Bytes& other = corpus[mutator.below(corpus.size())];
+    last.run(function, mutator.mutate(corpus[i % corpus.size()], other));
+  }
+  last.remove();
+  std::cout << name << ": " << corpus.size() << " inputs, " << settings.mutations << " mutations"
+            << std::endl;
+}
+
+}  // namespace
+
+tokamak::Fuzzer::Fuzzer(const char* name, FuzzFunction function) : name(name), function(function) {
+  fuzzers()[name] = function;
+}
+
+int main(int argc, char** argv) {
+  Settings settings;
+  std::vector<std::string> words;
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     if (arg == "--mutations" && i + 1 < argc) {
-      mutations = std::stoul(argv[++i]);
+      settings.mutations = std::stoul(argv[++i]);
     } else if (arg == "--seed" && i + 1 < argc) {
-      seed = std::stoull(argv[++i]);
+      settings.seed = std::stoull(argv[++i]);
     } else {
-      places.push_back(arg);
+      words.push_back(arg);
     }
   }
-  const auto corpus = read_corpus(places);
-  if (corpus.empty()) {
-    std::cerr << "replay: no inputs; a fuzzer needs a corpus\n";
+  if (words.size() == 1) {
+    for (const auto& [name, function] : fuzzers())
+      replay(name, function, std::filesystem::path(words[0]) / name, settings);
+  } else if (words.size() == 2 && fuzzers().count(words[0]) > 0) {
+    replay(words[0], fuzzers()[words[0]], words[1], settings);
+  } else {
+    std::cerr << "usage: fuzz_replay [--mutations N] [--seed N] CORPUS | NAME FOLDER_OR_FILE\n";
     return 2;
   }
-  LastInput last(std::filesystem::path(argv[0]).filename().string() + "-last-input");
-  for (const auto& x : corpus) last.run(x);
-  Mutator mutator(seed);
-  for (size_t i = 0; i < mutations; ++i) {
-    last.run(mutator.mutate(corpus[i % corpus.size()], corpus[mutator.below(corpus.size())]));
-  }
-  last.remove();
-  std::cout << "replay: " << corpus.size() << " inputs, " << mutations << " mutations\n";
   return 0;
 }

@@ -4,10 +4,11 @@
 
 #include "base/error.h"
 #include "compile/import/safetensors_file.h"
+#include "tests/fuzz/fuzzer.h"
 
 using namespace tokamak;
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TK_FUZZER(safetensors) {
   [[maybe_unused]] static volatile unsigned sink;
   std::shared_ptr<const SafetensorsFile> file;
   try {
@@ -19,9 +20,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const std::string& name : file->names()) {
     try {
       const TensorView* view = file->find(name);
-      if (!view) __builtin_trap();
+      fail_if(!view);
       if (!view->bytes.empty()) sink = std::to_integer<unsigned>(view->bytes.back());
-      if (view->bytes.size() != dtype_bytes(view->dtype, view->elements())) __builtin_trap();
+      fail_if(view->bytes.size() != dtype_bytes(view->dtype, view->elements()));
     } catch (const Error& e) {
       if (e.code() != ErrorCode::kUnsupported) throw;  // an unknown type
     }

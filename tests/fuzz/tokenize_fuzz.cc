@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/json.h"
+#include "tests/fuzz/fuzzer.h"
 #include "text/detokenizer.h"
 #include "text/model.h"
 
@@ -49,27 +50,23 @@ TokenizerSpec sentence_piece() {
   return spec;
 }
 
-void check(bool ok) {
-  if (!ok) __builtin_trap();
-}
-
 void stream_equals_whole(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   Detokenizer stream(tokenizer);
   std::string joined;
   for (int32_t id : ids) joined += stream.push(id);
-  check(joined + stream.finish() == tokenizer.decode(ids));
+  fail_if(joined + stream.finish() != tokenizer.decode(ids));
 }
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TK_FUZZER(tokenize) {
   static const Tokenizer tokenizers[] = {Tokenizer(byte_level()), Tokenizer(sentence_piece())};
   const std::string text(reinterpret_cast<const char*>(data), size);
   for (const Tokenizer& tokenizer : tokenizers) {
     const std::vector<int32_t> ids = tokenizer.encode(text, {false, size % 2 == 0});
     // U+2581 in the text cannot be distinguished from a space afterwards.
     if (text.find("\xE2\x96\x81") == std::string::npos)
-      check(tokenizer.decode(ids, {false, false}) == text);
+      fail_if(tokenizer.decode(ids, {false, false}) != text);
     stream_equals_whole(tokenizer, ids);
     std::vector<int32_t> any;
     for (uint8_t byte : text)

@@ -4,11 +4,12 @@
 
 #include "base/error.h"
 #include "compile/import/tokenizer_json.h"
+#include "tests/fuzz/fuzzer.h"
 #include "text/tokenizer.h"
 
 using namespace tokamak;
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+TK_FUZZER(tokenizer_json) {
   try {
     const Tokenizer tokenizer(
         tokenizer_from_json(std::string_view(reinterpret_cast<const char*>(data), size)));

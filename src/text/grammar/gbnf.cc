@@ -1,48 +1,31 @@
 #include "text/grammar/gbnf.h"
 
-#include <map>
 #include <string>
 
 #include "base/error.h"
+#include "text/grammar/rule_parser.h"
 #include "text/unicode.h"
 
 namespace tokamak::grammar {
 namespace {
 
-class GbnfParser {
+class GbnfParser final : RuleParser {
  public:
-  explicit GbnfParser(std::string_view text) : text_(text) {}
+  explicit GbnfParser(std::string_view text) : RuleParser(text) {}
 
   Ir parse() {
     skip(true);
     while (!end()) rule();
-    auto root = names_.find("root");
-    if (root == names_.end() || ir_.rules()[root->second].body == kNoExpr)
+    const RuleId* root = ir_.find_rule("root");
+    if (!root || ir_.rules()[*root].body == kNoExpr)
       fail(ErrorCode::kInvalidArgument, "the grammar has no rule named root");
-    for (const Ir::Rule& r : ir_.rules())
-      if (r.body == kNoExpr)
-        fail(ErrorCode::kInvalidArgument, "the grammar uses rule '{}', which it does not define",
-             r.name);
-    ir_.root = root->second;
+    check_all_defined();
+    ir_.root = *root;
     return std::move(ir_);
   }
 
  private:
-  bool end() const { return pos_ >= text_.size(); }
-  char peek(size_t ahead = 0) const {
-    return pos_ + ahead < text_.size() ? text_[pos_ + ahead] : 0;
-  }
-
-  [[noreturn]] void error(std::string_view what) const {
-    size_t line = 1, column = 1;
-    for (size_t i = 0; i < pos_ && i < text_.size(); ++i) {
-      ++column;
-      if (text_[i] == '\n') ++line, column = 1;
-    }
-    fail(ErrorCode::kInvalidArgument, "the grammar, line {}, column {}: {}", line, column, what);
-  }
-
-  void skip(bool newlines) {
+  void skip(bool newlines) override {
     while (!end()) {
       char c = peek();
       if (c == '#')
@@ -54,60 +37,19 @@ class GbnfParser {
     }
   }
 
-  static bool is_name(char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
-           c == '_';
-  }
-
-  std::string name() {
-    size_t begin = pos_;
-    while (is_name(peek())) ++pos_;
-    if (pos_ == begin) error("a rule name is expected");
-    return std::string(text_.substr(begin, pos_ - begin));
-  }
-
-  RuleId rule_named(const std::string& name) {
-    auto it = names_.find(name);
-    if (it == names_.end()) it = names_.emplace(name, ir_.add_rule(name)).first;
-    return it->second;
-  }
+  bool is_name(char c) const override { return RuleParser::is_name(c) || c == '-'; }
 
   void rule() {
     std::string own = name();
     skip(false);
-    if (text_.substr(pos_, 3) != "::=") error("'::=' is expected after the name of a rule");
-    pos_ += 3;
+    if (!take("::=")) error("'::=' is expected after the name of a rule");
     skip(true);
-    RuleId id = rule_named(own);
-    if (ir_.rules()[id].body != kNoExpr) error(fmt::format("rule '{}' is defined twice", own));
-    ExprId body = alternatives(false);
-    ir_.define(id, without_left_recursion(ir_, id, body));
+    define(own, alternatives());
     if (!end() && peek() != '\n' && peek() != '\r') error("the end of the rule is expected");
     skip(true);
   }
 
-  ExprId alternatives(bool nested) {
-    if (++depth_ > kMaxNesting) error("the brackets are nested too deeply");
-    std::vector<ExprId> parts{sequence(nested)};
-    while (next_alternative()) {
-      ++pos_;
-      skip(true);
-      parts.push_back(sequence(nested));
-    }
-    --depth_;
-    return parts.size() == 1 ? parts[0] : ir_.alt(std::move(parts));
-  }
-
-  // Also at the beginning of a line.
-  bool next_alternative() {
-    size_t before = pos_;
-    skip(true);
-    if (peek() == '|') return true;
-    pos_ = before;
-    return false;
-  }
-
-  ExprId sequence(bool nested) {
+  ExprId sequence() override {
     std::vector<ExprId> parts;
     while (!end()) {
       char c = peek();
@@ -121,23 +63,23 @@ class GbnfParser {
       } else if (c == '(') {
         ++pos_;
         skip(true);
-        parts.push_back(alternatives(true));
+        parts.push_back(alternatives());
         if (peek() != ')') error("')' is expected");
         ++pos_;
       } else if (is_name(c)) {
-        parts.push_back(ir_.ref(rule_named(name())));
+        parts.push_back(ir_.ref(ir_.rule_named(name())));
       } else if (c == '<' || c == '!') {
         error("tokens, <...>, are not available; write the text they stand for");
       } else {
         break;
       }
-      skip(nested);
-      repetitions(parts.back(), nested);
+      skip(depth_ > 1);
+      repetitions(parts.back());
     }
     return parts.size() == 1 ? parts[0] : ir_.seq(std::move(parts));
   }
 
-  void repetitions(ExprId& part, bool nested) {
+  void repetitions(ExprId& part) {
     while (true) {
       char c = peek();
       uint32_t min = c == '+' ? 1 : 0, max = c == '?' ? 1 : kUnbounded;
@@ -145,19 +87,8 @@ class GbnfParser {
       ++pos_;
       if (c == '{') counts(min, max);
       part = ir_.repeat(part, min, max);
-      skip(nested);
+      skip(depth_ > 1);
     }
-  }
-
-  uint32_t number() {
-    if (peek() < '0' || peek() > '9') error("a number is expected");
-    uint64_t value = 0;
-    while (peek() >= '0' && peek() <= '9') {
-      value = value * 10 + static_cast<uint64_t>(peek() - '0');
-      if (value > kMaxRepeat) error(fmt::format("a part repeats more than {} times", kMaxRepeat));
-      ++pos_;
-    }
-    return static_cast<uint32_t>(value);
   }
 
   void counts(uint32_t& min, uint32_t& max) {
@@ -174,21 +105,6 @@ class GbnfParser {
     if (peek() != '}') error("'}' is expected");
     if (max < min) error("the counts in {m,n} are in the wrong order");
     ++pos_;
-  }
-
-  char32_t hex(int digits) {
-    char32_t value = 0;
-    for (int i = 0; i < digits; ++i, ++pos_) {
-      char c = peek();
-      int digit = c >= '0' && c <= '9'   ? c - '0'
-                  : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                  : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                         : -1;
-      if (digit < 0) error("a hexadecimal digit is expected");
-      value = value * 16 + static_cast<char32_t>(digit);
-    }
-    if (value > kMaxCode || (value >= 0xD800 && value <= 0xDFFF)) error("not a character");
-    return value;
   }
 
   char32_t character() {
@@ -251,12 +167,6 @@ class GbnfParser {
     set = normalized(std::move(set));
     return ir_.chars(negated ? complement(set) : std::move(set));
   }
-
-  std::string_view text_;
-  size_t pos_ = 0;
-  int depth_ = 0;
-  Ir ir_;
-  std::map<std::string, RuleId> names_;
 };
 
 }  // namespace

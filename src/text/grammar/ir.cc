@@ -28,6 +28,17 @@ RuleId Ir::add_rule(std::string name) {
   return static_cast<RuleId>(rules_.size() - 1);
 }
 
+RuleId Ir::rule_named(const std::string& name) {
+  auto it = named_.find(name);
+  if (it == named_.end()) it = named_.emplace(name, add_rule(name)).first;
+  return it->second;
+}
+
+const RuleId* Ir::find_rule(const std::string& name) const {
+  auto it = named_.find(name);
+  return it == named_.end() ? nullptr : &it->second;
+}
+
 RuleId Ir::embed(const Ir& other) {
   auto first_expr = static_cast<ExprId>(exprs_.size());
   auto first_rule = static_cast<RuleId>(rules_.size());

@@ -1,6 +1,7 @@
 #pragma once
 // What every grammar front end produces: rules over bytes and characters.
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -66,7 +67,9 @@ class Ir {
   ExprId optional(ExprId part) { return repeat(part, 0, 1); }
   ExprId ref(RuleId rule) { return add(Ref{rule}); }
 
-  RuleId add_rule(std::string name);  // defined later; the first rule is the root
+  RuleId add_rule(std::string name);           // defined later; the first rule is the root
+  RuleId rule_named(const std::string& name);  // adds it at its first use
+  const RuleId* find_rule(const std::string& name) const;  // of rule_named(); may be null
   void define(RuleId rule, ExprId body) { rules_[rule].body = body; }
 
   // Adds the rules of another grammar; returns its root.
@@ -83,6 +86,7 @@ class Ir {
  private:
   std::vector<Expr> exprs_;
   std::vector<Rule> rules_;
+  std::map<std::string, RuleId> named_;
   size_t size_ = 0;
 };
 

@@ -1,6 +1,5 @@
 #include "text/grammar/lark.h"
 
-#include <algorithm>
 #include <map>
 #include <string>
 
@@ -8,6 +7,7 @@
 #include "base/json.h"
 #include "text/grammar/json_schema.h"
 #include "text/grammar/regex_parser.h"
+#include "text/grammar/rule_parser.h"
 #include "text/unicode.h"
 
 namespace tokamak::grammar {
@@ -42,9 +42,9 @@ const std::map<std::string_view, const char*> kCommonTerminals = {
     {"SQL_COMMENT", "--[^\\n]*"},
 };
 
-class LarkParser {
+class LarkParser final : RuleParser {
  public:
-  explicit LarkParser(std::string_view text) : text_(text) {
+  explicit LarkParser(std::string_view text) : RuleParser(text) {
     if (!utf8_is_valid(text)) fail(ErrorCode::kInvalidArgument, "the grammar is not valid UTF-8");
     bool ignores = text.find("%ignore") != std::string_view::npos;
     ignore_ = ignores ? ir_.add_rule("%ignore") : kNoRule;
@@ -59,40 +59,18 @@ class LarkParser {
     }
     if (ignore_ != kNoRule)
       ir_.define(ignore_, ir_.repeat(ir_.alt(std::move(ignored_)), 0, kUnbounded));
-    for (const Ir::Rule& r : ir_.rules())
-      if (r.body == kNoExpr)
-        fail(ErrorCode::kInvalidArgument, "the grammar uses '{}', which it does not define",
-             r.name);
-    auto start = names_.find("start");
-    if (start == names_.end()) start = names_.find(first_);
-    if (start == names_.end()) fail(ErrorCode::kInvalidArgument, "the grammar has no rule");
-    ir_.root = start->second;
+    check_all_defined();
+    const RuleId* start = ir_.find_rule("start");
+    if (!start) start = ir_.find_rule(first_);
+    if (!start) fail(ErrorCode::kInvalidArgument, "the grammar has no rule");
+    ir_.root = *start;
     return std::move(ir_);
   }
 
  private:
   static constexpr RuleId kNoRule = UINT32_MAX;
 
-  bool end() const { return pos_ >= text_.size(); }
-  char peek(size_t ahead = 0) const {
-    return pos_ + ahead < text_.size() ? text_[pos_ + ahead] : 0;
-  }
-  bool at(std::string_view word) const { return text_.substr(pos_, word.size()) == word; }
-  bool take(std::string_view word) {
-    if (!at(word)) return false;
-    pos_ += word.size();
-    return true;
-  }
-
-  [[noreturn]] void error(std::string_view what) const {
-    std::string_view before = text_.substr(0, std::min(pos_, text_.size()));
-    auto line = 1 + std::count(before.begin(), before.end(), '\n');
-    size_t begin = before.rfind('\n');
-    size_t column = begin == std::string_view::npos ? before.size() + 1 : before.size() - begin;
-    fail(ErrorCode::kInvalidArgument, "the grammar, line {}, column {}: {}", line, column, what);
-  }
-
-  void skip(bool newlines) {
+  void skip(bool newlines) override {
     while (!end()) {
       char c = peek();
       if (at("//") || c == '#')
@@ -104,30 +82,9 @@ class LarkParser {
     }
   }
 
-  static bool is_name(char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
-  }
   static bool is_terminal(std::string_view name) {
     size_t letter = name.find_first_not_of("_0123456789");
     return letter != std::string_view::npos && name[letter] >= 'A' && name[letter] <= 'Z';
-  }
-
-  std::string name() {
-    size_t begin = pos_;
-    while (is_name(peek())) ++pos_;
-    if (pos_ == begin) error("a name is expected");
-    return std::string(text_.substr(begin, pos_ - begin));
-  }
-
-  RuleId rule_named(const std::string& name) {
-    auto it = names_.find(name);
-    if (it == names_.end()) it = names_.emplace(name, ir_.add_rule(name)).first;
-    return it->second;
-  }
-  void define(const std::string& name, ExprId body) {
-    RuleId rule = rule_named(name);
-    if (ir_.rules()[rule].body != kNoExpr) error(fmt::format("'{}' is defined twice", name));
-    ir_.define(rule, without_left_recursion(ir_, rule, body));
   }
 
   void end_of_statement() {
@@ -197,28 +154,7 @@ class LarkParser {
     define(own, expr_of(ir_, parse_regex(known->second, RegexUse::kWhole)));
   }
 
-  ExprId alternatives() {
-    if (++depth_ > kMaxNesting) error("the brackets are nested too deeply");
-    std::vector<ExprId> parts{sequence()};
-    while (next_alternative()) {
-      ++pos_;
-      skip(true);
-      parts.push_back(sequence());
-    }
-    --depth_;
-    return parts.size() == 1 ? parts[0] : ir_.alt(std::move(parts));
-  }
-
-  // Also at the beginning of a line.
-  bool next_alternative() {
-    size_t before = pos_;
-    skip(true);
-    if (peek() == '|') return true;
-    pos_ = before;
-    return false;
-  }
-
-  ExprId sequence() {
+  ExprId sequence() override {
     std::vector<ExprId> parts;
     while (!end()) {
       char c = peek();
@@ -261,7 +197,7 @@ class LarkParser {
       error("templates are not available");
     if (in_terminal_ && !is_terminal(to))
       error(fmt::format("a terminal cannot use the rule '{}'", to));
-    ExprId ref = ir_.ref(rule_named(to));
+    ExprId ref = ir_.ref(ir_.rule_named(to));
     return is_terminal(to) ? lexeme(ref) : ref;
   }
 
@@ -320,27 +256,6 @@ class LarkParser {
       part = ir_.repeat(part, min, max);
       skip(depth_ > 1);
     }
-  }
-
-  uint32_t number() {
-    if (peek() < '0' || peek() > '9') error("a number is expected");
-    uint64_t value = 0;
-    for (; peek() >= '0' && peek() <= '9'; ++pos_) {
-      value = value * 10 + static_cast<uint64_t>(peek() - '0');
-      if (value > kMaxRepeat) error(fmt::format("a part repeats more than {} times", kMaxRepeat));
-    }
-    return static_cast<uint32_t>(value);
-  }
-
-  char32_t hex(int digits) {
-    char32_t value = 0;
-    for (int i = 0; i < digits; ++i, ++pos_) {
-      size_t digit = std::string_view("0123456789abcdef").find(static_cast<char>(peek() | 32));
-      if (digit == std::string_view::npos) error("a hexadecimal digit is expected");
-      value = value * 16 + static_cast<char32_t>(digit);
-    }
-    if (value > kMaxCode || (value >= 0xD800 && value <= 0xDFFF)) error("not a character");
-    return value;
   }
 
   char32_t character() {
@@ -419,12 +334,7 @@ class LarkParser {
     }
   }
 
-  std::string_view text_;
-  size_t pos_ = 0;
-  int depth_ = 0;
   bool in_terminal_ = false;
-  Ir ir_;
-  std::map<std::string, RuleId> names_;
   std::string first_;            // rule of the text
   RuleId ignore_ = kNoRule;      // any number of what %ignore names
   std::vector<ExprId> ignored_;  // what it names
