@@ -76,6 +76,10 @@ FAMILIES_SWITCHED = {
     "deepseek3": [{"rope_scaling": None}, {"topk_group": 1}, {"norm_topk_prob": False}],
     "qwen3next": [{"partial_rotary_factor": 1.0}, {"norm_topk_prob": False}],
     "mamba2_groups": [{"time_step_limit": [0.0, 0.6]}, {"time_step_limit": [0.05, 10.0]}],
+    "llama4": [{"attention_chunk_size": 9}, {"attn_temperature_tuning": False}, {"floor_scale": 6}, {"use_qk_norm": False},
+               {"no_rope_layers": [1, 1, 0, 0, 1]}, {"rope_scaling": None}],
+    "gemma3n": [{"sliding_window": 7}, {"activation_sparsity_pattern": [0.6, 0.0, 0.6, 0.0, 0.0, 0.0]},
+                {"rope_local_base_freq": 100.0}, {"final_logit_softcapping": 30.0}, {"altup_active_idx": 1}],
     "glm4moe": [{"norm_topk_prob": False}, {"routed_scaling_factor": 1.0}, {"topk_group": 1}, {"n_group": 1, "topk_group": 1},
                 {"partial_rotary_factor": 1.0}],
 }

@@ -324,13 +324,11 @@ class Batch:
                 np.array(self.kv_len, dtype=np.int32)]
 
 
-def attention(batch, q, key=("k",), value="v", scale=0.3, window=0, softcap=0.0, mask=None, sinks=None):
-    heads = q.shape[1]
-    out = np.zeros((q.shape[0], heads, batch.planes[value][-1]))
+def attention(batch, q, key=("k",), value="v", scale=0.3, window=0, softcap=0.0, mask=None, sinks=None, chunk=0):
+    heads, out = q.shape[1], np.zeros((*q.shape[:2], batch.planes[value][-1]))
     for b, n in enumerate(batch.kv_len):
         rows = np.arange(batch.q_start[b], batch.q_start[b + 1])
-        c = len(rows)
-        keys = np.arange(n)
+        c, keys = len(rows), np.arange(n)
         position = np.concatenate([np.arange(n - c), batch.pos[rows]])
         own = np.concatenate([np.full(n - c, -1), np.arange(c)])
         if mask is None:
@@ -338,8 +336,8 @@ def attention(batch, q, key=("k",), value="v", scale=0.3, window=0, softcap=0.0,
             visible = slots[None, :] <= batch.slot[rows][:, None]
         else:
             visible = np.where(own[None, :] < 0, True, mask[rows][:, np.maximum(own, 0)] != 0)
-        if window:
-            visible &= batch.pos[rows][:, None] - position[None, :] < window
+        row = batch.pos[rows][:, None]
+        visible &= (row - position < window) if window else (row // chunk == position // chunk) if chunk else True
         at = batch.physical(b, keys)
 
         def heads_of(name):
@@ -375,6 +373,7 @@ def states():
     case("attend", batch.inputs(q), [attention(batch, q)], {"scale": 0.3}, "ragged_gqa")
     case("attend", batch.inputs(q), [attention(batch, q, softcap=1.5)], {"scale": 0.3, "softcap": 1.5}, "softcap")
     case("attend", batch.inputs(q), [attention(batch, q, window=3)], {"scale": 0.3, "window": 3}, "window")
+    case("attend_chunk", batch.inputs(q), [attention(batch, q, chunk=4)], {"scale": 0.3, "chunk": 4}, "chunk")
 
     holes = Batch([19, 12], [3, 1], kv, hole=lambda b, j: j < 2)
     q = rand(4, 2, 6)
@@ -387,6 +386,7 @@ def states():
     case("attend", tree.inputs(q) + [mask], [attention(tree, q, mask=mask)], {"scale": 0.3}, "tree")
     case("attend", tree.inputs(q) + [mask], [attention(tree, q, mask=mask, window=3)], {"scale": 0.3, "window": 3},
          "tree_window")
+    case("attend_chunk", tree.inputs(q) + [mask], [attention(tree, q, mask=mask, chunk=6)], {"scale": 0.3, "chunk": 6}, "tree_chunk")
     lonely = Batch([3, 1], [3, 1], kv)
     q = rand(4, 2, 6)
     few = np.array([[1, 0, 0], [0, 0, 0], [1, 1, 1], [0, 0, 0]], dtype=np.int32)

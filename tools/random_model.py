@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a GGUF of a given shape (Llama or Qwen3 architecture) with random weights, for measuring speed, not quality.
+"""Writes a GGUF of a given shape (Llama, Qwen3 or DeepSeek-V2 architecture) with random weights, for measuring speed, not quality.
 
     tools/random_model.py out.gguf --shape llama-1b --type q4_0 [--embedding-type q6_k] [--layers 2 ...]
 
@@ -25,7 +25,9 @@ SHAPES = {  # hidden, ffn, layers, heads, kv heads, head size, vocabulary, rotar
     "llama-3b": (3072, 8192, 28, 24, 8, 128, 128256, 500000.0, True),
     "llama-7b": (4096, 11008, 32, 32, 32, 128, 32000, 10000.0, False),
     "llama-8b": (4096, 14336, 32, 32, 8, 128, 128256, 500000.0, False),
+    "deepseek-lite": (2048, 10944, 27, 16, 16, 192, 102400, 10000.0, False),  # all layers as the first: without experts
 }
+LATENT = {"rank": 512, "nope": 128, "rope": 64, "value": 128}  # of latent attention
 TYPES = {name.lower(): T[name] for name in
          ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")}
 UNIFORM = 1 / math.sqrt(12)  # standard deviation of a uniform number per unit of width
@@ -101,7 +103,34 @@ def random_tensor(kind, rng, rows, columns, std):
 
 
 def architecture(s):
-    return "qwen3" if s.shape.startswith("qwen3") else "llama"
+    return "deepseek2" if is_latent(s) else "qwen3" if s.shape.startswith("qwen3") else "llama"
+
+
+def is_latent(s):
+    return s.shape.startswith("deepseek")
+
+
+def latent_attention(s):
+    rank, nope, rope, value = LATENT.values()
+    into = 1.0
+    return (("attn_q", s.heads * (nope + rope), s.hidden, into), ("attn_kv_a_mqa", rank + rope, s.hidden, into),
+            ("attn_k_b", (s.heads, rank), nope, into), ("attn_v_b", (s.heads, value), rank, into),
+            ("attn_output", s.hidden, s.heads * value, 1 / math.sqrt(2 * s.layers)))
+
+
+def add_latent_keys(writer, s):
+    rank, nope, rope, value = LATENT.values()
+    writer.add_head_count_kv(1)
+    writer.add_key_length(rank + rope)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(nope + rope)
+    writer.add_value_length_mla(value)
+    writer.add_kv_lora_rank(rank)
+    writer.add_rope_dimension_count(rope)
+    writer.add_leading_dense_block_count(s.layers)
+    writer.add_expert_count(2)
+    writer.add_expert_used_count(1)
+    writer.add_expert_feed_forward_length(s.ffn)
 
 
 def tensor_list(s, kind, embedding_kind):
@@ -109,14 +138,17 @@ def tensor_list(s, kind, embedding_kind):
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
     into, back = 1.0, 1 / math.sqrt(2 * s.layers)  # contributions to the residual stream must not accumulate
     yield "token_embd.weight", embedding_kind, s.vocab, s.hidden, 0.02
+    attention = latent_attention(s) if is_latent(s) else (
+        ("attn_q", q, s.hidden, into), ("attn_k", kv, s.hidden, into), ("attn_v", kv, s.hidden, into),
+        ("attn_output", s.hidden, q, back))
     for i in range(s.layers):
-        for name, rows, columns, gain in (("attn_q", q, s.hidden, into), ("attn_k", kv, s.hidden, into),
-                                          ("attn_v", kv, s.hidden, into), ("attn_output", s.hidden, q, back),
-                                          ("ffn_gate", s.ffn, s.hidden, into), ("ffn_up", s.ffn, s.hidden, into),
+        for name, rows, columns, gain in (*attention, ("ffn_gate", s.ffn, s.hidden, into), ("ffn_up", s.ffn, s.hidden, into),
                                           ("ffn_down", s.hidden, s.ffn, back)):
             yield f"blk.{i}.{name}.weight", kind, rows, columns, gain / math.sqrt(columns)
         for name in ("attn_norm", "ffn_norm"):
             yield f"blk.{i}.{name}.weight", T.F32, s.hidden, 0, 0.0
+        if is_latent(s):
+            yield f"blk.{i}.attn_kv_a_norm.weight", T.F32, LATENT["rank"], 0, 0.0
         for name in ("attn_q_norm", "attn_k_norm") if architecture(s) == "qwen3" else ():
             yield f"blk.{i}.{name}.weight", T.F32, s.head_dim, 0, 0.0
     yield "output_norm.weight", T.F32, s.hidden, 0, 0.0
@@ -190,10 +222,13 @@ def main():
     writer.add_block_count(s.layers)
     writer.add_feed_forward_length(s.ffn)
     writer.add_head_count(s.heads)
-    writer.add_head_count_kv(s.kv_heads)
-    writer.add_key_length(s.head_dim)
-    writer.add_value_length(s.head_dim)
-    writer.add_rope_dimension_count(s.head_dim)
+    if is_latent(s):
+        add_latent_keys(writer, s)
+    else:
+        writer.add_head_count_kv(s.kv_heads)
+        writer.add_key_length(s.head_dim)
+        writer.add_value_length(s.head_dim)
+        writer.add_rope_dimension_count(s.head_dim)
     writer.add_rope_freq_base(s.rope_base)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(s.vocab)
@@ -207,13 +242,15 @@ def main():
             writer.add_tensor_info(name, (rows,), np.dtype(np.float32), rows * 4)
         else:
             row_bytes = columns // elements * size
-            writer.add_tensor_info(name, (rows, row_bytes), np.dtype(np.uint8), rows * row_bytes, raw_dtype=t)
+            shape = rows if isinstance(rows, tuple) else (rows,)
+            writer.add_tensor_info(name, (*shape, row_bytes), np.dtype(np.uint8), math.prod(shape) * row_bytes, raw_dtype=t)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     rng = np.random.default_rng(s.seed)
     for name, t, rows, columns, std in tensors:
-        writer.write_tensor_data(np.ones(rows, np.float32) if columns == 0 else random_tensor(t, rng, rows, columns, std))
+        count = math.prod(rows) if isinstance(rows, tuple) else rows
+        writer.write_tensor_data(np.ones(rows, np.float32) if columns == 0 else random_tensor(t, rng, count, columns, std))
     writer.close()
 
 

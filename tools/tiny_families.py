@@ -9,6 +9,7 @@ import numpy as np
 
 import tiny_gguf
 import tiny_quantized
+import tiny_variants
 from tiny_recurrent import delta_attention, mamba2
 from tiny_models import BOS, CONTEXT, DROP, EOS, VOCAB, llama_config, random_tensor
 
@@ -102,6 +103,10 @@ MODELS["qwen3next_even"] = {**MODELS["qwen3next"], "linear_key_head_dim": 16, "l
                             "layer_types": ["linear_attention", "full_attention"] * 2}
 MODELS["mamba2_grouped"] = {**MODELS["mamba2"], "n_groups": 2, "state_size": 16, "tie_word_embeddings": True}
 MODELS["exaone"] = config("ExaoneForCausalLM", model_type="exaone", activation_function="silu", num_layers=2)
+LLAMA4 = config("Llama4ForCausalLM", model_type="llama4_text", **tiny_variants.LLAMA4)
+MODELS["llama4"] = {**LLAMA4, "attention_chunk_size": 8, "floor_scale": 5, "attn_scale": 1.5}
+MODELS["llama4_long"] = {**LLAMA4, "interleave_moe_layer_step": 1}  # with the chunk of published models, which llama.cpp assumes
+MODELS["gemma3n"] = config("Gemma3nForCausalLM", model_type="gemma3n_text", hidden_act=DROP, **tiny_variants.GEMMA3N)
 BY_LLAMA = {"qwen3next_even", "mamba2_grouped", "exaone"}
 GGUF_ONLY = {"mamba2_grouped"}  # the folder means something else: see mamba2_groups
 # Families that transformers does not have: equal to another one with other names.
@@ -124,7 +129,7 @@ MXFP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -
 
 ARCHITECTURE = {"cohere": "command-r", "phi": "phi2", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
                 "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "qwen3_next": "qwen3next",
-                "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2"}
+                "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "llama4_text": "llama4", "gemma3n_text": "gemma3n"}
 INTERLEAVED_BY_CONVERTER = {"granite", "smollm3", "mixtral", "internlm2"}
 
 
@@ -182,7 +187,7 @@ def attention(t, c, at, blk):
     t.matrix(f"{at}self_attn.{out}", f"{blk}attn_output", hidden, heads * head, 1.0, 0.2 if all_biases or kind == "gpt_oss" else 0.0)
     if kind == "gpt_oss":
         t.add(at + "self_attn.sinks", blk + "attn_sinks.weight", t.random(at + "sinks", (heads,), 1.0))
-    if kind in ("olmo2", "olmoe", "exaone4", "qwen3_moe", "qwen3_next") or c.get("use_qk_norm"):
+    if kind in ("olmo2", "olmoe", "exaone4", "qwen3_moe", "qwen3_next") or (c.get("use_qk_norm") and kind != "llama4_text"):
         wide = kind in ("olmo2", "olmoe")
         t.norm(at + "self_attn.q_norm", blk + "attn_q_norm", heads * head if wide else head)
         t.norm(at + "self_attn.k_norm", blk + "attn_k_norm", kv * head if wide else head)
@@ -323,7 +328,9 @@ def decoder(t, c):
         at, blk = f"{root}layers.{i}.", f"blk.{i}."
         linear = c["model_type"] == "qwen3_next" and c["layer_types"][i] == "linear_attention"
         (delta_attention if linear else latent_attention if "kv_lora_rank" in c else attention)(t, c, at, blk)
-        if has_experts(c, i):
+        if kind == "llama4_text":
+            tiny_variants.llama4_mlp(t, c, at, blk, i)
+        elif has_experts(c, i):
             (oss_experts if kind == "gpt_oss" else experts)(t, c, at, blk)
         else:
             mlp(t, c, at, blk, c["ffn_dim"] if kind == "opt" else c["intermediate_size"])
@@ -377,7 +384,8 @@ def internlm2(t, c):
 
 def tensors_of(name):
     t = Tensors(name, MODELS[name])
-    own = {"exaone": exaone, "internlm2": internlm2, "mamba2": mamba2, "qwen3_next": qwen3next}
+    own = {"exaone": exaone, "internlm2": internlm2, "mamba2": mamba2, "qwen3_next": qwen3next,
+           "gemma3n_text": tiny_variants.gemma3n}
     own.get(MODELS[name]["model_type"], decoder)(t, MODELS[name])
     if name in tiny_quantized.QUANTIZED:
         t.types = tiny_quantized.quantize(t, name)
@@ -410,7 +418,7 @@ def gguf_fields(c):
         fields.update({"attention.key_length": head, "attention.value_length": head})
     if c.get("sliding_window"):
         fields["attention.sliding_window"] = c["sliding_window"]
-    if "rope_scaling" in c:
+    if "rope_scaling" in c and kind != "llama4_text":
         scaling = c["rope_scaling"]
         fields.update({"rope.scaling.type": "yarn", "rope.scaling.factor": scaling["factor"],
                        "rope.scaling.original_context_length": scaling["original_max_position_embeddings"]})
@@ -455,7 +463,7 @@ def write_gguf(path, c, tensors, vocabulary):
     w = gguf.GGUFWriter(path, architecture)
     w.add_type(gguf.GGUFType.MODEL)
     w.add_name("tiny model")
-    for key, value in gguf_fields(c).items():
+    for key, value in {**gguf_fields(c), **tiny_variants.own_fields(c, tensors)}.items():
         add = {bool: w.add_bool, float: w.add_float32, str: w.add_string, list: w.add_array}.get(type(value), w.add_uint32)
         add(f"{architecture}.{key}", value)
     w.add_file_type(gguf.LlamaFileType.ALL_F32)

@@ -1,5 +1,5 @@
-// attend, attend_latent: attention of the step's rows over a state. Defined row by row; docs/ops.md
-// defines which keys are visible to a row.
+// attend, attend_chunk, attend_latent: attention of the step's rows over a state. Defined row by
+// row; docs/ops.md defines which keys are visible to a row.
 #include <cmath>
 #include <map>
 
@@ -32,7 +32,7 @@ struct Attention {
   const Plane* value = nullptr;
   const TensorRef<S>* sinks = nullptr;
   double scale, cap;
-  int64_t window;
+  int64_t window, chunk;
   bool masked;
 
   // `rest`: operands after the mask.
@@ -50,6 +50,7 @@ struct Attention {
     scale = a.attrs.at("scale").as_double();
     cap = a.attrs.get_double("softcap", 0);
     window = a.attrs.get_int("window", 0);
+    chunk = a.attrs.get_int("chunk", 0);
     masked = a.in.size() > kMask + rest;
   }
 
@@ -60,6 +61,7 @@ struct Attention {
     int64_t own = key - (ints(kKvLen, b) - own_rows);  // which of the step's own rows; < 0: older
     int64_t position = own < 0 ? key : ints(kPos, first + own);
     if (window > 0 && ints(kPos, row) - position >= window) return false;
+    if (chunk > 0 && ints(kPos, row) / chunk != position / chunk) return false;
     if (own < 0) return true;
     if (masked) {
       int64_t width = args.in[kMask].tensor.dims[1];
@@ -272,6 +274,12 @@ std::vector<Type> infer(const InferContext& context) {
   return one(DType::kF32, {q.dims[0], q.dims[1], value_axis(rule, state, q)});
 }
 
+std::vector<Type> infer_chunk(const InferContext& context) {
+  Rule rule("attend_chunk", context);
+  if (rule.attrs().get_int("chunk", 0) < 1) rule.fail("chunk must be positive");
+  return infer(context);
+}
+
 std::vector<Type> infer_latent(const InferContext& context) {
   Rule rule("attend_latent", context);
   const std::string& state = rule.state(kState);
@@ -334,6 +342,24 @@ std::vector<OpDef> attend_ops() {
            .storage = true,
            .flops = flops,
            .doc = "attention of the step's rows over a state",
+           .dots = true,
+           .key_flops = true,
+           .reads = reads,
+           .planes = read_planes},
+          {.name = "attend_chunk",
+           .tier = Tier::kComposite,
+           .min_inputs = 8,
+           .max_inputs = 9,
+           .infer = infer_chunk,
+           .f32 = attend<float>,
+           .f64 = attend<double>,
+           .traced = attend<Traced>,
+           .attr_names = {"scale", "chunk"},
+           .required_attrs = 2,
+           .reads_state = true,
+           .storage = true,
+           .flops = flops,
+           .doc = "attention over the keys in the row's chunk of positions",
            .dots = true,
            .key_flops = true,
            .reads = reads,

@@ -77,6 +77,7 @@ bool run_case(const Value& golden, Backend& backend) {
 const std::map<std::string_view, std::string_view> kElsewhere = {
     {"append", "every decoder model"},
     {"attend", "every decoder model"},
+    {"attend_chunk", "tests/ops and Llama 4"},
     {"attend_latent", "tests/ops and models with latent attention"},
     {"causal_conv", "models with recurrent layers"},
     {"gated_delta", "models with recurrent layers"},

@@ -291,6 +291,35 @@ TEST(Adapter, DamagedOnesEndInOneLine) {
   }
 }
 
+TEST(Adapter, PatternsMustFit) {
+  if (tiny("").empty()) GTEST_SKIP() << "TOKAMAK_TINY_MODELS is not a folder";
+  const ModelConfig config = import_model(tiny("llama")).config;
+  const std::string q = "base_model.model.model.layers.0.self_attn.q_proj.";
+  struct Case {
+    std::string pattern, expected;
+  };
+  for (const Case& c : {Case{R"({"q_proj": 2})", ""},
+                        {R"({"q_proj": 7})", "rank_pattern is 7, but module"},
+                        {R"({"q_proj": "x"})", "instead of an integer"},
+                        {"[2]", "rank_pattern is not an object"}}) {
+    test::TempFolder folder;
+    write_adapter(folder.path(), {{q + "lora_A.weight", {2, 64}}, {q + "lora_B.weight", {64, 2}}},
+                  "\"rank_pattern\": " + c.pattern + ",");
+    std::string why = failure([&] { import_adapter(folder.path(), config); });
+    EXPECT_EQ(why.empty(), c.expected.empty()) << why;
+    EXPECT_NE(why.find(c.expected), std::string::npos) << why;
+  }
+}
+
+TEST(Adapter, GgufAdapterOfAnotherArchitecture) {
+  if (tiny("").empty()) GTEST_SKIP() << "TOKAMAK_TINY_MODELS is not a folder";
+  const ModelConfig config = import_model(tiny("qwen2.gguf")).config;
+  std::string why = failure([&] { import_adapter(tiny("adapters/llama_all.gguf"), config); });
+  EXPECT_NE(why.find("the adapter is for llama models, but this is a qwen2 model"),
+            std::string::npos)
+      << why;
+}
+
 TEST(Adapter, MissingAndTruncatedFiles) {
   if (tiny("").empty()) GTEST_SKIP() << "TOKAMAK_TINY_MODELS is not a folder";
   const ModelConfig config = import_model(tiny("llama")).config;

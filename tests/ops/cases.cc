@@ -241,6 +241,18 @@ OpCase attend_case(std::string name, int64_t heads, int64_t kv_heads, int64_t d,
   return c;
 }
 
+// Chunks that begin among older keys, among the step's own, and inside a tile of 64 slots.
+void add_chunks(std::vector<OpCase>& cases, DType kv) {
+  for (int64_t chunk : {7, 24, 64, 100}) {
+    OpCase c = attend_case(fmt::format("{}", chunk), 4, 2, 32, kv,
+                           {.own = {1, 30, 5, 70}, .older = {90, 0, 47, 200}, .window = chunk},
+                           {{"chunk", chunk}});
+    c.name.replace(0, 6, "attend_chunk");
+    c.op = "attend_chunk";
+    cases.push_back(c);
+  }
+}
+
 void add_attention(std::vector<OpCase>& cases) {
   for (DType kv : {DType::kF32, DType::kF16, DType::kI8}) {
     // A window of one returns exactly what append stored.
@@ -255,6 +267,7 @@ void add_attention(std::vector<OpCase>& cases) {
     cases.push_back(attend_case("window", 4, 2, 32, kv,
                                 {.own = {1, 30, 5}, .older = {90, 0, 47}, .window = 24},
                                 {{"window", 24}}));
+    add_chunks(cases, kv);
     cases.push_back(attend_case("softcap", 4, 2, 32, kv, {.own = {1, 9}, .older = {30, 5}},
                                 {{"softcap", 2.5}}));
     cases.push_back(attend_case("long", 2, 1, 64, kv, {.own = {1, 3}, .older = {2100, 1023}}));

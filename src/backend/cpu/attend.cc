@@ -1,6 +1,6 @@
-// attend: attention over the paged cache. A work item is one sequence, one kv head and a few of its
-// rows, with all query heads that share the kv head, so that keys and values are read once for all
-// of them.
+// attend, attend_chunk: attention over the paged cache. A work item is one sequence, one kv head
+// and a few of its rows, with all query heads that share the kv head, so that keys and values are
+// read once for all of them.
 //
 // The order of a row's arithmetic depends on absolute slots alone: online softmax over tiles of 64
 // slots, started afresh every 256 slots and merged in order. So the result is the same whether a
@@ -33,6 +33,7 @@ class Attend final : public CpuOp {
     scale_ = static_cast<float>(site.attrs.at("scale").as_double());
     softcap_ = static_cast<float>(site.attrs.get_double("softcap", 0));
     window_ = site.attrs.get_int("window", 0);
+    chunk_ = site.attrs.get_int("chunk", 0);
     heads_ = site.in[kQuery].dims[1];
     d_ = site.in[kQuery].dims[2];
     kv_heads_ = keys_[0]->heads;
@@ -248,10 +249,15 @@ class Attend final : public CpuOp {
       oldest = std::min<int64_t>(oldest, pos[r]);
     }
     while (!has_mask_ && end > own && slot[q_start[0] + end - 1 - own] > newest) --end;
+    int64_t begin = window_ > 0 ? oldest - window_ + 1 : chunk_ > 0 ? oldest / chunk_ * chunk_ : 0;
     // Rows of padding have no keys at all: own < 0 = end.
-    int64_t begin =
-        window_ > 0 ? std::clamp<int64_t>(oldest - window_ + 1, 0, std::max<int64_t>(0, own)) : 0;
-    return {begin, end, own};
+    return {std::clamp<int64_t>(begin, 0, std::max<int64_t>(0, own)), end, own};
+  }
+
+  bool limited() const { return window_ > 0 || chunk_ > 0; }
+  // Whether the window or chunk of a row at `pos` has the key.
+  bool near(int64_t pos, int64_t key) const {
+    return window_ > 0 ? pos - key < window_ : chunk_ == 0 || pos / chunk_ == key / chunk_;
   }
 
   void clear_totals(const Item& item) const {
@@ -343,7 +349,7 @@ class Attend final : public CpuOp {
   void hide(const Item& item, int64_t start, int64_t slots, int64_t own) const {
     const KernelTable& k = item.c->kernels;
     const int32_t* slot = item.in[kSlot].i32();
-    bool causal = !has_mask_ && window_ == 0 && slots == kTileSlots;
+    bool causal = !has_mask_ && !limited() && slots == kTileSlots;
     int64_t newest = -1;  // of the tile's keys that come with this step
     for (int64_t key = std::max(start, own); causal && key < start + slots; ++key)
       newest = std::max<int64_t>(newest, slot[item.in[kQStart].i32()[item.b] + key - own]);
@@ -365,7 +371,8 @@ class Attend final : public CpuOp {
                bool* seen) const {
     const int32_t *pos = item.in[kPos].i32(), *slot = item.in[kSlot].i32();
     int64_t first = item.in[kQStart].i32()[item.b];
-    if (slots == kTileSlots && start + slots <= own && (window_ == 0 || pos[row] - start < window_))
+    if (slots == kTileSlots && start + slots <= own && near(pos[row], start) &&
+        near(pos[row], start + slots - 1))
       return true;
     for (int64_t j = 0; j < kTileSlots; ++j) {
       int64_t key = start + j, m = key - own;  // m: which of the step's own rows
@@ -375,7 +382,7 @@ class Attend final : public CpuOp {
         ok = has_mask_ ? m < width && item.in[kMask].i32()[row * width + m] != 0
                        : slot[first + m] <= slot[row];
       }
-      if (ok && window_ > 0) ok = pos[row] - (m >= 0 ? pos[first + m] : key) < window_;
+      if (ok && limited()) ok = near(pos[row], m >= 0 ? pos[first + m] : key);
       seen[j] = ok;
     }
     return false;
@@ -466,7 +473,7 @@ class Attend final : public CpuOp {
   std::vector<const KvPlane*> keys_;
   const KvPlane* value_ = nullptr;
   float scale_, softcap_;
-  int64_t window_, heads_, d_, kv_heads_, group_, tile_rows_, columns_;
+  int64_t window_, chunk_, heads_, d_, kv_heads_, group_, tile_rows_, columns_;
   bool has_mask_;
   int sinks_ = 0;  // the operand; 0: none
 };
@@ -476,14 +483,15 @@ class Attend final : public CpuOp {
 std::unique_ptr<CpuOp> make_attend(const OpSite& site) { return std::make_unique<Attend>(site); }
 
 void add_attend_kernels(KernelList& list) {
-  list.add({.name = "cpu.attend",
-            .pattern = "attend(f32, *, *, i32, i32, i32, i32, i32, *, *)",
-            .weight_layout = "",
-            .numeric_class = "scores f32 fma over d, online softmax over tiles of 64 slots, "
-                             "segments of 256 merged in order",
-            .cost = attend_cost,
-            .scratch = attend_scratch},
-           make_attend);
+  for (const char* op : {"attend", "attend_chunk"})
+    list.add({.name = fmt::format("cpu.{}", op),
+              .pattern = fmt::format("{}(f32, *, *, i32, i32, i32, i32, i32, *, *)", op),
+              .weight_layout = "",
+              .numeric_class = "scores f32 fma over d, online softmax over tiles of 64 slots, "
+                               "segments of 256 merged in order",
+              .cost = attend_cost,
+              .scratch = attend_scratch},
+             make_attend);
 }
 
 }  // namespace tokamak::cpu

@@ -44,6 +44,8 @@ void add_defined_kernels(KernelList& list) {
       add(std::string(op->name), fmt::format("{}(...)", op->name));
   for (const char* op : {"add", "sub", "mul", "div", "maximum", "minimum"})  // of integers
     add(fmt::format("{}.i32", op), fmt::format("{}(i32, i32)", op));
+  for (const char* op : {"reduce_sum", "reduce_max", "reduce_mean"})  // of weights and other types
+    add(op, fmt::format("{}(...)", op));
 }
 
 // Region kernels compute each op as its kernel alone does.

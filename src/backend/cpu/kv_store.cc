@@ -29,7 +29,7 @@ std::vector<std::vector<int>> plane_roles(const PlanSet& plans) {
         for (const char* name : {"c", "kr"}) mark(call.in[1].index, name, kKey);
         mark(call.in[1].index, "c", kValue);
       }
-      if (call.op != "attend") continue;
+      if (call.op != "attend" && call.op != "attend_chunk") continue;
       for (const std::string& name : attend_key_planes(call.attrs))
         mark(call.in[1].index, name, kKey);
       mark(call.in[1].index, attend_value_plane(call.attrs), kValue);

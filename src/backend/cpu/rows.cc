@@ -1,5 +1,6 @@
-// Ops over the last axis: norms, softmax, quantize, rope.
+// Ops over the last axis: norms, softmax, quantize, rope; reductions, over any axis.
 #include <algorithm>
+#include <limits>
 
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/rope_angles.h"
@@ -89,6 +90,58 @@ class Quantize final : public RowOp {
   }
 };
 
+// Sums as loops do, so that a reduction has the same bits alone and in a region.
+class Reduction final : public CpuOp {
+ public:
+  explicit Reduction(const OpSite& site)
+      : max_(site.op == "reduce_max"), mean_(site.op == "reduce_mean") {
+    int64_t axis = site.attrs.at("axis").as_int();
+    axis_ = static_cast<int>(axis < 0 ? axis + site.in[0].rank : axis);
+    extent_ = site.in[0].dims[axis_];
+  }
+  int64_t scratch_bytes() const override { return extent_ * 4; }
+  void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
+    auto which = static_cast<int>(max_ ? Reduce::kMax : Reduce::kSum);
+    Shape s = shape_of(in[0]);
+    auto* buffer = reinterpret_cast<float*>(c.thread_scratch());
+    Part mine = part_of(s, c);
+    for (int64_t i = mine.begin; i < mine.end; ++i) {
+      const float* x = in[0].f32() + i / s.inner * s.n * s.inner + i % s.inner;
+      if (s.inner > 1)
+        for (int64_t j = 0; j < s.n; ++j) buffer[j] = x[j * s.inner];
+      alignas(64) float lanes[16];
+      std::fill_n(lanes, 16, max_ ? -std::numeric_limits<float>::infinity() : 0.0f);
+      c.kernels.reduce[which](s.inner > 1 ? buffer : x, s.n, lanes);
+      float all = c.kernels.join_lanes[which](lanes);
+      out[0].f32()[i] = mean_ ? all / static_cast<float>(s.n) : all;
+    }
+  }
+  void touch(const Tensor* in, const Tensor* out, const StepContext& c,
+             AccessList& list) const override {
+    Part mine = part_of(shape_of(in[0]), c);
+    if (mine.begin >= mine.end) return;
+    list.read(in[0]);
+    list.write_rows(out[0], 4, mine.begin, mine.end);
+  }
+
+ private:
+  struct Shape {
+    int64_t outer = 1, n = 1, inner = 1;
+  };
+  Shape shape_of(const Tensor& x) const {
+    Shape s;
+    for (int d = 0; d < x.rank; ++d)
+      (d < axis_ ? s.outer : d == axis_ ? s.n : s.inner) *= x.dims[d];
+    return s;
+  }
+  static Part part_of(const Shape& s, const StepContext& c) {
+    return c.part(s.outer * s.inner, std::max<int64_t>(1, kLightGrain / (s.n + 1)));
+  }
+  bool max_, mean_;
+  int axis_;
+  int64_t extent_;
+};
+
 class Rope final : public CpuOp {
  public:
   explicit Rope(const OpSite& site) {
@@ -137,6 +190,9 @@ std::unique_ptr<CpuOp> make_softmax(const OpSite&) { return std::make_unique<Sof
 std::unique_ptr<CpuOp> make_quantize(const OpSite& site) {
   return std::make_unique<Quantize>(site);
 }
+std::unique_ptr<CpuOp> make_reduction(const OpSite& site) {
+  return std::make_unique<Reduction>(site);
+}
 std::unique_ptr<CpuOp> make_rope(const OpSite& site) { return std::make_unique<Rope>(site); }
 
 void add_row_kernels(KernelList& list) {
@@ -145,6 +201,8 @@ void add_row_kernels(KernelList& list) {
   list.add("rms_norm", "rms_norm(f32, *, *)", kRowClass, make_rms_norm);
   list.add("layer_norm", "layer_norm(f32, *, *)", kRowClass, make_layer_norm);
   list.add("softmax", "softmax(f32)", kRowClass, make_softmax);
+  for (const char* op : {"reduce_sum", "reduce_max", "reduce_mean"})
+    list.add(op, fmt::format("{}(f32)", op), kRowClass, make_reduction);
   list.add("rope", "rope(f32, i32, *)", "angles f64, rotation f32 fma", make_rope);
 }
 

@@ -24,6 +24,9 @@ class KeyWriter {
   void text(std::string_view key, std::string_view value) { out_.set_string(full(key), value); }
   void boolean(std::string_view key, bool value) { out_.set_bool(full(key), value); }
   void booleans(std::string_view key, const std::vector<bool>& v) { out_.set_bools(full(key), v); }
+  void numbers(std::string_view key, const std::vector<double>& v) {
+    out_.set_floats(full(key), std::vector<float>(v.begin(), v.end()));
+  }
 
  private:
   std::string full(std::string_view key) const { return fmt::format("{}.{}", prefix_, key); }
@@ -94,9 +97,13 @@ void write_attention(const ModelConfig& c, KeyWriter& keys) {
     keys.integer("attention.key_length", c.head_dim);
     keys.integer("attention.value_length", c.head_dim);
   }
-  // Gemma 2 slides unless a key says otherwise.
-  if (c.sliding_window > 0 || c.architecture == "gemma2")
+  // Gemma 2 and Llama 4 have windows unless a key says otherwise.
+  if (c.sliding_window > 0 || c.architecture == "gemma2" || c.architecture == "llama4")
     keys.integer("attention.sliding_window", c.sliding_window);
+  if (c.temperature_scale != 0) {
+    keys.number("attention.temperature_scale", c.temperature_scale);
+    keys.integer("attention.temperature_length", c.temperature_length);
+  }
   if (c.sliding_window == 0) return;
   int64_t period = gguf_window_period(c.architecture);
   for (int64_t i = 0; i < c.layers; ++i)
@@ -122,7 +129,10 @@ void write_experts(const ModelConfig& c, KeyWriter& keys) {
     keys.integer("expert_group_used_count", e.used_groups);
   }
   auto first = std::find(e.layers.begin(), e.layers.end(), true);
-  keys.integer("leading_dense_block_count", first - e.layers.begin());
+  if (c.architecture == "llama4")  // layers with experts are this far apart
+    keys.integer("interleave_moe_layer_step", first - e.layers.begin() + 1);
+  else
+    keys.integer("leading_dense_block_count", first - e.layers.begin());
 }
 
 void write_recurrent(const ModelConfig& c, KeyWriter& keys) {
@@ -137,6 +147,20 @@ void write_recurrent(const ModelConfig& c, KeyWriter& keys) {
   if (r.delta) keys.booleans("attention.recurrent_layers", r.layers);
 }
 
+void write_altup(const ModelConfig& c, KeyWriter& keys) {
+  const AltUpConfig& a = c.altup;
+  if (a.copies == 0) return;
+  if (a.vocab != c.vocab)
+    fail(ErrorCode::kUnsupported,
+         "GGUF has embeddings of layers for all {} tokens, the model for {} of them", c.vocab,
+         a.vocab);
+  keys.integer("altup.num_inputs", a.copies);
+  keys.integer("altup.active_idx", a.active);
+  keys.integer("embedding_length_per_layer_input", a.width);
+  keys.integer("attention.shared_kv_layers", c.shared_kv_layers);
+  keys.numbers("activation_sparsity_scale", a.sparsity);
+}
+
 void write_scales(const ModelConfig& c, KeyWriter& keys) {
   if (c.architecture == "granite") {
     keys.number("embedding_scale", c.embedding_scale);
@@ -147,7 +171,7 @@ void write_scales(const ModelConfig& c, KeyWriter& keys) {
     keys.number("logit_scale", c.logit_scale);
   }
   if (c.architecture == "gemma2") keys.number("attn_logit_softcapping", c.attention_softcap);
-  if (c.architecture == "gemma2" || c.architecture == "gemma3")
+  if (c.architecture == "gemma2" || c.architecture.starts_with("gemma3"))
     keys.number("final_logit_softcapping", c.final_softcap);
 }
 
@@ -203,6 +227,7 @@ void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   }
   if (c.rope.dims > 0) write_rope(c, keys, out);
   write_experts(c, keys);
+  write_altup(c, keys);
   write_scales(c, keys);
   if (c.embedding.pooling == Pooling::kLast) keys.integer("pooling_type", 3);  // an embedder
 }
@@ -230,6 +255,12 @@ bool same_recurrent(RecurrentConfig a, RecurrentConfig b, int64_t layers) {
   return a == b;
 }
 
+bool same_altup(AltUpConfig a, const AltUpConfig& b) {
+  for (size_t i = 0; i < a.sparsity.size() && i < b.sparsity.size(); ++i)
+    if (std::fabs(a.sparsity[i] - b.sparsity[i]) < 1e-6) a.sparsity[i] = b.sparsity[i];
+  return a == b;
+}
+
 bool same_flags(std::vector<bool> a, std::vector<bool> b, int64_t layers, bool usual) {
   a.resize(static_cast<size_t>(layers), usual);
   b.resize(static_cast<size_t>(layers), usual);
@@ -253,8 +284,8 @@ std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
                         a.head_dim == b.head_dim && a.context == b.context},
       {"the norms", a.norm == b.norm && near(a.norm_eps, b.norm_eps) &&
                         a.norm_bias == b.norm_bias && a.qk_norm == b.qk_norm &&
-                        a.wide_qk_norm == b.wide_qk_norm && a.pre_norms == b.pre_norms &&
-                        a.post_norms == b.post_norms},
+                        a.wide_qk_norm == b.wide_qk_norm && a.unit_qk == b.unit_qk &&
+                        a.pre_norms == b.pre_norms && a.post_norms == b.post_norms},
       {"the activation", a.activation == b.activation && a.gated_mlp == b.gated_mlp},
       {"the biases", a.qkv_bias == b.qkv_bias && a.o_bias == b.o_bias && a.mlp_bias == b.mlp_bias &&
                          a.output_bias == b.output_bias},
@@ -262,7 +293,9 @@ std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
       {"a scale", near(a.embedding_scale, b.embedding_scale) &&
                       near(a.residual_scale, b.residual_scale) &&
                       near(a.logit_scale, b.logit_scale) && a.scale_by_layer == b.scale_by_layer},
-      {"the scale of attention scores", near(scale(a), scale(b))},
+      {"the scale of attention scores", near(scale(a), scale(b)) &&
+                                            near(a.temperature_scale, b.temperature_scale) &&
+                                            a.temperature_length == b.temperature_length},
       {"a soft-cap",
        near(a.attention_softcap, b.attention_softcap) && near(a.final_softcap, b.final_softcap)},
       {"the sliding window", a.sliding_window == b.sliding_window &&
@@ -276,6 +309,8 @@ std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
            a.experts.groups == b.experts.groups && a.experts.used_groups == b.experts.used_groups &&
            a.experts.clamp == b.experts.clamp && a.experts.layers == b.experts.layers},
       {"latent attention", a.latent == b.latent},
+      {"the copies of the residual stream", same_altup(a.altup, b.altup)},
+      {"layers that share keys and values", a.shared_kv_layers == b.shared_kv_layers},
       {"the recurrent layers", same_recurrent(a.recurrent, b.recurrent, a.layers)},
       {"the pooling",
        !b.embedding.encoder || (a.embedding.encoder && a.embedding.pooling == b.embedding.pooling &&

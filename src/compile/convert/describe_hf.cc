@@ -1,6 +1,7 @@
 // config.json of a configuration. hf_config.cc reads what this writes.
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "base/error.h"
 #include "compile/convert/describe.h"
@@ -40,6 +41,10 @@ constexpr ClassName kClasses[] = {
     {"olmoe", "olmoe", "OlmoeForCausalLM"},
     {"gpt-oss", "gpt_oss", "GptOssForCausalLM"},
     {"glm4moe", "glm4_moe", "Glm4MoeForCausalLM"},
+    {"llama4", "llama4_text", "Llama4ForCausalLM"},
+    {"mamba2", "mamba2", "Mamba2ForCausalLM"},
+    {"qwen3next", "qwen3_next", "Qwen3NextForCausalLM"},
+    {"gemma3n", "gemma3n_text", "Gemma3nForCausalLM"},
 };
 
 ClassName class_of(const ModelConfig& c) {
@@ -96,7 +101,7 @@ void write_rope(const ModelConfig& c, Value& out) {
   out.set("rope_theta", r.theta);
   if (c.rope_local.dims > 0) out.set("rope_local_base_freq", c.rope_local.theta);
   int64_t whole = c.latent.rank > 0 ? c.latent.rope : c.head_dim;
-  if (r.dims != whole)
+  if (r.dims != whole || c.recurrent.delta)
     out.set("partial_rotary_factor", static_cast<double>(r.dims) / static_cast<double>(whole));
   if (r.scaling == Scaling::kNone) return;
   Value s = Value::object();
@@ -135,16 +140,27 @@ void write_rope(const ModelConfig& c, Value& out) {
 void write_windows(const ModelConfig& c, Value& out) {
   if (c.architecture.starts_with("qwen")) out.set("use_sliding_window", c.sliding_window > 0);
   out.set("sliding_window", c.sliding_window > 0 ? Value(c.sliding_window) : Value());
-  if (c.architecture == "smollm3") {
+  if (c.chunked) {
+    out.set("attention_chunk_size", c.sliding_window > 0 ? Value(c.sliding_window) : Value());
+    out.set("use_qk_norm", c.unit_qk);
+    out.set("attn_temperature_tuning", c.temperature_scale != 0);
+    if (c.temperature_scale != 0) {
+      out.set("attn_scale", c.temperature_scale);
+      out.set("floor_scale", c.temperature_length);
+    }
+  }
+  if (c.architecture == "smollm3" || c.architecture == "llama4") {
     Value rotates = Value::array();
-    for (bool r : c.layer_rotates) rotates.push(static_cast<int64_t>(r));
+    for (int64_t i = 0; i < c.layers; ++i)
+      rotates.push(c.layer_rotates.empty() || c.layer_rotates[static_cast<size_t>(i)] ? 1 : 0);
     out.set("no_rope_layers", std::move(rotates));
   }
   bool mixed =
       std::find(c.layer_slides.begin(), c.layer_slides.end(), false) != c.layer_slides.end();
   if (c.sliding_window == 0 || (!mixed && class_of(c).architecture == "mistral")) return;
   Value types = Value::array();
-  for (bool slides : c.layer_slides) types.push(slides ? "sliding_attention" : "full_attention");
+  const char* kind = c.chunked ? "chunked_attention" : "sliding_attention";
+  for (bool slides : c.layer_slides) types.push(slides ? kind : "full_attention");
   out.set("layer_types", std::move(types));
 }
 
@@ -152,19 +168,20 @@ void write_experts(const ModelConfig& c, Value& out) {
   const ExpertConfig& e = c.experts;
   if (e.count == 0) return;
   bool routed = c.architecture == "deepseek2" || c.architecture == "glm4moe";
-  bool local = c.architecture == "mixtral" || c.architecture == "gpt-oss";
+  bool llama4 = c.architecture == "llama4";
+  bool local = c.architecture == "mixtral" || c.architecture == "gpt-oss" || llama4;
   out.set(routed ? "n_routed_experts" : local ? "num_local_experts" : "num_experts", e.count);
   out.set("num_experts_per_tok", e.used);
-  if (c.architecture == "mixtral" || c.architecture == "gpt-oss" || c.architecture == "olmoe") {
+  if (local || c.architecture == "olmoe") {
     out.set("intermediate_size", e.ffn);
   } else {
     out.set("moe_intermediate_size", e.ffn);
   }
   out.set("norm_topk_prob", e.normalize);
   if (c.architecture == "gpt-oss") out.set("swiglu_limit", e.clamp);
-  if (c.architecture == "qwen2moe") {
+  if (c.architecture == "qwen2moe" || c.recurrent.delta) {
     out.set("shared_expert_intermediate_size", e.shared_ffn);
-  } else if (e.shared_ffn > 0) {
+  } else if (e.shared_ffn > 0 && !llama4) {
     out.set("n_shared_experts", e.shared_ffn / e.ffn);
   }
   auto dense = std::find(e.layers.begin(), e.layers.end(), true) - e.layers.begin();
@@ -180,10 +197,11 @@ void write_experts(const ModelConfig& c, Value& out) {
     }
     return;
   }
-  Value plain = Value::array();
+  Value listed = Value::array();  // those with experts of Llama 4, those without of others
   for (size_t i = 0; i < e.layers.size(); ++i)
-    if (!e.layers[i]) plain.push(static_cast<int64_t>(i));
-  if (plain.size() > 0) out.set("mlp_only_layers", std::move(plain));
+    if (e.layers[i] == llama4) listed.push(static_cast<int64_t>(i));
+  if (llama4) out.set("intermediate_size_mlp", c.ffn);
+  if (listed.size() > 0) out.set(llama4 ? "moe_layers" : "mlp_only_layers", std::move(listed));
 }
 
 void write_variants(const ModelConfig& c, Value& out) {
@@ -219,7 +237,53 @@ void write_variants(const ModelConfig& c, Value& out) {
   }
 }
 
-// GPT-2 has names of its own.
+void write_altup(const ModelConfig& c, Value& out) {
+  const AltUpConfig& a = c.altup;
+  if (a.copies == 0) return;
+  out.set("altup_num_inputs", a.copies);
+  out.set("altup_active_idx", a.active);
+  out.set("hidden_size_per_layer_input", a.width);
+  out.set("vocab_size_per_layer_input", a.vocab);
+  out.set("laurel_rank", a.rank);
+  out.set("num_kv_shared_layers", c.shared_kv_layers);
+  out.set("final_logit_softcapping", c.final_softcap > 0 ? Value(c.final_softcap) : Value());
+  std::vector<double> shares;  // of the gates that are zero
+  for (double deviations : a.sparsity)
+    shares.push_back(0.5 * std::erfc(-deviations / std::numbers::sqrt2));
+  out.set("activation_sparsity_pattern", numbers(shares));
+}
+
+void write_linear_attention(const RecurrentConfig& r, Value& out) {
+  if (!r.delta) return;
+  out.set("linear_num_value_heads", r.heads);
+  out.set("linear_value_head_dim", r.head_dim);
+  out.set("linear_num_key_heads", r.groups);
+  out.set("linear_key_head_dim", r.state);
+  out.set("linear_conv_kernel_dim", r.taps);
+  Value types = Value::array();
+  for (bool linear : r.layers) types.push(linear ? "linear_attention" : "full_attention");
+  out.set("layer_types", std::move(types));
+}
+
+// Mamba-2 and GPT-2 have names of their own.
+Value mamba2_json(const ModelConfig& c) {
+  const RecurrentConfig& r = c.recurrent;
+  return Value::Object{{"hidden_size", c.hidden},
+                       {"num_hidden_layers", c.layers},
+                       {"max_position_embeddings", c.context},
+                       {"num_heads", r.heads},
+                       {"head_dim", r.head_dim},
+                       {"state_size", r.state},
+                       {"n_groups", r.groups},
+                       {"conv_kernel", r.taps},
+                       {"expand", static_cast<double>(r.inner()) / static_cast<double>(c.hidden)},
+                       {"use_conv_bias", r.conv_bias},
+                       {"use_bias", false},
+                       {"rms_norm", true},
+                       {"hidden_act", "silu"},
+                       {"layer_norm_epsilon", c.norm_eps}};
+}
+
 Value gpt2_json(const ModelConfig& c) {
   return Value::Object{{"n_embd", c.hidden},
                        {"n_layer", c.layers},
@@ -246,8 +310,8 @@ Value config_json(const ModelConfig& c, std::string_view dtype) {
                             {"torch_dtype", std::string(dtype)},
                             {"vocab_size", c.vocab},
                             {"tie_word_embeddings", c.tied_embeddings}};
-  if (c.architecture == "gpt2") {
-    Value own = gpt2_json(c);
+  if (c.architecture == "gpt2" || c.architecture == "mamba2") {
+    Value own = c.architecture == "gpt2" ? gpt2_json(c) : mamba2_json(c);
     for (const auto& [key, value] : own.as_object()) out.set(key, value);
     return out;
   }
@@ -265,6 +329,8 @@ Value config_json(const ModelConfig& c, std::string_view dtype) {
   write_rope(c, out);
   write_windows(c, out);
   write_experts(c, out);
+  write_altup(c, out);
+  write_linear_attention(c.recurrent, out);
   write_variants(c, out);
   return out;
 }

@@ -61,7 +61,7 @@ class Layout {
   std::map<std::string, size_t> index_;
 };
 
-// gpt-oss has gate and up of all experts in one tensor.
+// gpt-oss and Llama 4 have gate and up of all experts in one tensor.
 std::vector<int64_t> stacked_dims(const ModelConfig& c, const WeightSlot& slot) {
   int64_t count = c.experts.count, ffn = c.experts.ffn;
   bool down = slot.stem == "ffn_down_exps";
@@ -130,12 +130,15 @@ void scatter(const FilePart& part, const FileTensor& tensor, const TensorView& v
   std::vector<float> values(static_cast<size_t>(unit));
   for (size_t i = 0; i < at.size(); ++i) {
     std::byte* to = out.owned.data() + static_cast<size_t>(at[i]) * bytes;
-    if (out.dtype == view.dtype && less == 0 && !part.decays) {
+    if (out.dtype == view.dtype && less == 0 && part.decays == Decays::kSame) {
       std::memcpy(to, first + i * from, bytes);
       continue;
     }
     decode_row(view.dtype, first + i * from, values.data(), unit);
-    for (float& v : values) v = part.decays ? -std::exp(v) : v - static_cast<float>(less);
+    for (float& v : values)
+      v = part.decays == Decays::kFromLog ? -std::exp(v)
+          : part.decays == Decays::kToLog ? std::log(-v)
+                                          : v - static_cast<float>(less);
     std::memcpy(to, values.data(), bytes);
   }
 }
@@ -185,10 +188,11 @@ std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
     WeightPlace place = gguf_place(family, c, slot);
     std::erase_if(place.steps, [](const RecipeStep& s) { return s.kind == Kind::kCast; });
     std::vector<int64_t> dims = shape_before(place.steps, slot.dims);
+    if (altup_part(slot.stem).index >= 0) dims = {c.altup.copies - 1, c.hidden, c.hidden};
     if (r.heads > 0 && !r.delta && (slot.stem == "ssm_a" || slot.stem == "ssm_d"))
       dims.push_back(1);
     if (r.heads > 0 && !r.delta && slot.stem == "ssm_norm") dims = {r.groups, dims[0] / r.groups};
-    bool decays = r.decay_log && slot.stem == "ssm_a";
+    Decays decays = r.decay_log && slot.stem == "ssm_a" ? Decays::kFromLog : Decays::kSame;
     layout.add(place.tensor, std::move(dims), {slot.name(), 0, std::move(place.steps), decays});
   }
   return layout.take();
@@ -196,11 +200,19 @@ std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
 
 std::vector<FileTensor> hf_layout(const ModelConfig& c) {
   const Family& family = family_of(c);
-  const std::string prefix =
-      family.conv1d || family.architecture == "exaone" ? "transformer." : "model.";
+  const std::string prefix = family.conv1d || family.architecture == "exaone" ? "transformer."
+                             : family.recurrent                               ? "backbone."
+                                                                              : "model.";
+  const RecurrentConfig& r = c.recurrent;
+  if (family.recurrent && r.norm_groups != 1)
+    fail(ErrorCode::kUnsupported,
+         "Mamba-2 with {} groups cannot be converted to a folder: GGUF normalises each group for "
+         "itself, a folder all of them together",
+         r.groups);
   Layout layout;
   for (const WeightSlot& slot : weight_slots(c)) {
     WeightPlace place = hf_place(family, c, slot);
+    std::erase_if(place.steps, [](const RecipeStep& s) { return s.kind == Kind::kCast; });
     // The head is beside the model, not inside it.
     std::string name = slot.stem == "output" ? place.tensor : prefix + place.tensor;
     size_t at = name.find("{}");
@@ -210,10 +222,14 @@ std::vector<FileTensor> hf_layout(const ModelConfig& c) {
                    {slot.dims[1], slot.dims[2]}, {slot.name(), e * slot.dims[1], {}});
       continue;
     }
-    bool stacked = c.architecture == "gpt-oss" && slot.stem.ends_with("_exps");
+    bool stacked =
+        (c.architecture == "gpt-oss" || c.architecture == "llama4") && slot.stem.ends_with("_exps");
     std::vector<int64_t> dims =
         stacked ? stacked_dims(c, slot) : shape_before(place.steps, slot.dims);
-    layout.add(name, std::move(dims), {slot.name(), 0, std::move(place.steps)});
+    if (slot.stem == "ssm_conv1d" && dims.size() == 2) dims.insert(dims.begin() + 1, 1);
+    bool log = slot.stem == "ssm_a" && !r.decay_log;
+    layout.add(name, std::move(dims),
+               {slot.name(), 0, std::move(place.steps), log ? Decays::kToLog : Decays::kSame});
   }
   return layout.take();
 }
@@ -224,8 +240,9 @@ FileBytes assemble(const FileTensor& tensor, const ModelConfig& c, const WeightS
   std::set<DType> types;
   for (const FilePart& part : tensor.parts) {
     by_rows = by_rows && !moves_elements(part, tensor);
-    plain = plain && part.steps.empty() && !part.decays;
-    types.insert(added(part) != 0 || part.decays ? DType::kF32 : c.weights.at(part.weight).dtype);
+    bool same = part.decays == Decays::kSame;
+    plain = plain && part.steps.empty() && same;
+    types.insert(added(part) != 0 || !same ? DType::kF32 : c.weights.at(part.weight).dtype);
   }
   bool blocks = std::any_of(types.begin(), types.end(), is_block_type);
   out.dtype = types.size() == 1 && (by_rows || plain || !blocks) ? *types.begin() : DType::kF32;

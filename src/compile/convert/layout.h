@@ -8,13 +8,16 @@
 
 namespace tokamak {
 
+// Decays of recurrent layers: GGUF has negative numbers, folders the logarithms of their opposites.
+enum class Decays { kSame, kFromLog, kToLog };
+
 // A weight (or its rows from `first_row` on) in a tensor of the file: `steps` lead from the tensor
 // to the weight.
 struct FilePart {
   std::string weight;
   int64_t first_row = 0;
   std::vector<RecipeStep> steps;
-  bool decays = false;  // the weight is a logarithm, the file has minus its exponential
+  Decays decays = Decays::kSame;
 };
 
 struct FileTensor {

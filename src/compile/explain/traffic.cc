@@ -57,17 +57,21 @@ struct Visible {
   double tokens = 0;  // distinct ones, over all sequences
   double keys = 0;    // over all rows
 };
-Visible visible_tokens(const StepInputs& step, int64_t window) {
+Visible visible_tokens(const StepInputs& step, const Attrs& attrs) {
+  int64_t window = attrs.get_int("window", 0), chunk = attrs.get_int("chunk", 0);
+  // The first key that a row at a position sees.
+  auto first = [&](int64_t pos) {
+    if (chunk > 0) return pos / chunk * chunk;
+    return window > 0 ? std::max<int64_t>(0, pos + 1 - window) : 0;
+  };
   Visible v;
   for (size_t b = 0; b < step.kv_len.size(); ++b) {
     int64_t rows = step.q_start[b + 1] - step.q_start[b], length = step.kv_len[b];
     if (rows == 0) continue;
-    int64_t oldest = window > 0 ? std::max<int64_t>(0, length - rows + 1 - window) : 0;
-    v.tokens += static_cast<double>(length - oldest);
-    for (int64_t r = 0; r < rows; ++r) {
-      int64_t seen = std::max<int64_t>(0, length - rows + r + 1);
-      v.keys += static_cast<double>(window > 0 ? std::min(seen, window) : seen);
-    }
+    int64_t start = std::max<int64_t>(0, length - rows);
+    v.tokens += static_cast<double>(length - first(start));
+    for (int64_t pos = start; pos < length; ++pos)
+      v.keys += static_cast<double>(pos + 1 - first(pos));
   }
   return v;
 }
@@ -193,7 +197,7 @@ class Predictor {
     for (const PlaneEntry& p : state.planes)
       if (std::find(names.begin(), names.end(), p.name) != names.end())
         per_token += static_cast<double>(p.bytes_per_token);
-    return per_token * visible_tokens(site_.step, s.attrs->get_int("window", 0)).tokens;
+    return per_token * visible_tokens(site_.step, *s.attrs).tokens;
   }
 
   // The states of the step's sequences.
@@ -261,7 +265,7 @@ class Predictor {
     double n = eval(s.op->flops(ins, outs));
     if (!s.op->key_flops) return n;
     double rows = std::max(1.0, eval(ins[0].tensor.extent(0)));
-    return n / rows * visible_tokens(site_.step, s.attrs->get_int("window", 0)).keys;
+    return n / rows * visible_tokens(site_.step, *s.attrs).keys;
   }
 
   const TrafficSite& site_;

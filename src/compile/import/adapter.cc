@@ -177,7 +177,8 @@ void refuse_variants(const std::string& where, const Value& config) {
 const Value* pattern_entry(const std::string& where, const Value& config, std::string_view pattern,
                            std::string_view module) {
   const Value* entries = config.find(pattern);
-  if (!entries || !entries->is_object()) return nullptr;
+  if (!entries || entries->is_null()) return nullptr;
+  if (!entries->is_object()) fail(ErrorCode::kCorrupt, "{}: {} is not an object", where, pattern);
   for (const auto& [key, value] : entries->as_object()) {
     if (key.find_first_of("*+?()[]{}|^$\\") != std::string::npos)
       fail(ErrorCode::kUnsupported, "{}: {} has the regular expression \"{}\"; use module names",
@@ -219,10 +220,14 @@ PeftConfig read_peft_config(const fs::path& folder) {
 }
 
 double peft_scale(const PeftConfig& c, std::string_view module, int64_t rank) {
-  if (rank != c.rank && !is_set(c.json, "rank_pattern"))
-    fail(ErrorCode::kCorrupt, "{}: r is {}, but module {} has rank {}", c.where, c.rank, module,
-         rank);
-  const Value* entry = pattern_entry(c.where, c.json, "alpha_pattern", module);
+  const Value* entry = pattern_entry(c.where, c.json, "rank_pattern", module);
+  if (entry && !entry->is_int())
+    fail(ErrorCode::kCorrupt, "{}: rank_pattern has a {} instead of an integer", c.where,
+         entry->type_name());
+  if (int64_t expected = entry ? entry->as_int() : c.rank; rank != expected)
+    fail(ErrorCode::kCorrupt, "{}: {} is {}, but module {} has rank {}", c.where,
+         entry ? "rank_pattern" : "r", expected, module, rank);
+  entry = pattern_entry(c.where, c.json, "alpha_pattern", module);
   if (entry && !entry->is_number())
     fail(ErrorCode::kCorrupt, "{}: alpha_pattern has a {} instead of a number", c.where,
          entry->type_name());
@@ -289,6 +294,12 @@ ImportedAdapter import_gguf_adapter(const fs::path& path, const ModelConfig& mod
       file->get_string("adapter.type", "") != "lora")
     fail(ErrorCode::kInvalidArgument, "{} is not a LoRA adapter (general.type is \"{}\")", where,
          file->get_string("general.type", ""));
+  std::string kind = file->get_string("general.architecture", "");
+  bool as_llama = model.architecture == "mistral" || model.architecture == "mixtral";
+  if (!kind.empty() && kind != model.architecture && !(as_llama && kind == "llama"))
+    fail(ErrorCode::kInvalidArgument,
+         "{}: the adapter is for {} models, but this is a {} model: it is for another model", where,
+         kind, model.architecture);
   auto embedding = model.weights.find("token_embd.weight");
   if (embedding == model.weights.end() ||
       embedding->second.recipe.sources != std::vector<std::string>{"token_embd.weight"})

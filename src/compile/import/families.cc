@@ -43,6 +43,27 @@ void check_recurrent(const RecurrentConfig& r, std::string_view where) {
     fail(ErrorCode::kCorrupt, "{}: time steps from {} to {}", where, r.step_low, r.step_high);
 }
 
+void check_altup(const ModelConfig& c, std::string_view where) {
+  const AltUpConfig& a = c.altup;
+  check_range(where, "the number of copies of the residual stream", a.copies, 2, 64);
+  check_range(where, "the active copy", a.active, 0, a.copies - 1);
+  check_range(where, "the size of a layer's embedding", a.width, 1, 1 << 16);
+  check_range(where, "the vocabulary of the layers' embeddings", a.vocab, 1, c.vocab);
+  check_range(where, "the rank of the path beside attention", a.rank, 1, 1 << 16);
+  check_range(where, "the number of layers that share keys and values", c.shared_kv_layers, 0,
+              c.layers - 1);
+  if (std::ssize(a.sparsity) != c.layers)
+    fail(ErrorCode::kCorrupt, "{}: {} sparsities for {} layers", where, a.sparsity.size(),
+         c.layers);
+  for (double s : a.sparsity)
+    if (std::isnan(s) || s == INFINITY)
+      fail(ErrorCode::kCorrupt, "{}: a layer's sparsity is {}", where, s);
+  for (int64_t l = 0; l < c.layers; ++l)
+    if (c.kv_layer(l) < 0)
+      fail(ErrorCode::kCorrupt,
+           "{}: layer {} shares keys and values, but no layer of its kind has any", where, l);
+}
+
 int64_t product_of(const std::vector<int64_t>& dims) {
   int64_t n = 1;
   for (int64_t d : dims) n *= d;
@@ -147,6 +168,11 @@ void check_config(const ModelConfig& c, std::string_view where) {
       fail(ErrorCode::kCorrupt, "{}: a soft-cap or scale is {}", where, v);
   for (double v : {c.embedding_scale, c.residual_scale, c.logit_scale})
     if (!(v > 0) || !std::isfinite(v)) fail(ErrorCode::kCorrupt, "{}: a scale is {}", where, v);
+  if (c.temperature_scale != 0)
+    check_range(where, "the length that scales queries", c.temperature_length, 1, int64_t{1} << 40);
+  if (!std::isfinite(c.temperature_scale))
+    fail(ErrorCode::kCorrupt, "{}: queries are scaled by {}", where, c.temperature_scale);
+  if (c.altup.copies > 0) check_altup(c, where);
   if (c.experts.count > 0) check_experts(c.experts, where);
   if (c.recurrent.heads > 0) check_recurrent(c.recurrent, where);
   if (const LatentConfig& m = c.latent; m.rank > 0) {
@@ -172,6 +198,7 @@ class SlotList {
   std::vector<WeightSlot> make() {
     matrix("token_embd", c_.vocab, c_.hidden);
     if (c_.learned_positions) matrix("position_embd", c_.context, c_.hidden);
+    if (c_.altup.copies > 0) altup();
     for (layer_ = 0; layer_ < c_.layers; ++layer_) {
       if (c_.recurrent.at(layer_))
         recurrent();
@@ -183,6 +210,7 @@ class SlotList {
       else
         mlp();
       if (c_.post_norms) norm("post_ffw_norm", c_.hidden);
+      if (c_.altup.copies > 0) altup_layer();
     }
     layer_ = -1;
     norm("output_norm", c_.hidden);
@@ -191,7 +219,7 @@ class SlotList {
   }
 
  private:
-  void matrix(const char* stem, int64_t out, int64_t in, bool bias = false) {
+  void matrix(const std::string& stem, int64_t out, int64_t in, bool bias = false) {
     slots_.push_back({layer_, stem, "weight", {out, in}});
     if (bias) slots_.push_back({layer_, stem, "bias", {out}});
   }
@@ -223,16 +251,40 @@ class SlotList {
     if (c_.pre_norms) norm("attn_norm", c_.hidden);
     matrix("attn_q", q, c_.hidden, c_.qkv_bias);
     if (c_.attention_gate) matrix("attn_gate", q, c_.hidden);
-    matrix("attn_k", kv, c_.hidden, c_.qkv_bias);
-    matrix("attn_v", kv, c_.hidden, c_.qkv_bias);
+    bool own_keys = !c_.shares_kv(layer_) || c_.shared_kv_weights;
+    if (own_keys) matrix("attn_k", kv, c_.hidden, c_.qkv_bias);
+    if (own_keys) matrix("attn_v", kv, c_.hidden, c_.qkv_bias);
     if (c_.qk_norm || c_.wide_qk_norm) {
       norm("attn_q_norm", c_.wide_qk_norm ? q : c_.head_dim);
-      norm("attn_k_norm", c_.wide_qk_norm ? kv : c_.head_dim);
+      if (own_keys) norm("attn_k_norm", c_.wide_qk_norm ? kv : c_.head_dim);
     }
     matrix("attn_output", c_.hidden, q, c_.o_bias);
     if (c_.attention_sinks) slots_.push_back({layer_, "attn_sinks", "weight", {c_.heads}});
     if (c_.post_norms) norm("post_attention_norm", c_.hidden);
     if (c_.pre_norms && !c_.parallel) norm("ffn_norm", c_.hidden);
+  }
+  void altup() {
+    const AltUpConfig& a = c_.altup;
+    matrix("per_layer_token_embd", a.vocab, c_.layers * a.width);
+    matrix("per_layer_model_proj", c_.layers * a.width, c_.hidden);
+    norm("per_layer_proj_norm", a.width);
+    for (const char* stem : {"altup_proj", "altup_unembd_proj"})
+      for (int64_t i = 0; i + 1 < a.copies; ++i)
+        matrix(fmt::format("{}_{}", stem, i), c_.hidden, c_.hidden);
+  }
+  void altup_layer() {
+    const AltUpConfig& a = c_.altup;
+    matrix("inp_gate", a.width, c_.hidden);
+    matrix("proj", c_.hidden, a.width);
+    norm("post_norm", c_.hidden);
+    matrix("altup_correct_coef", a.copies, a.copies);
+    norm("altup_correct_scale", c_.hidden);
+    matrix("altup_predict_coef", a.copies * a.copies, a.copies);
+    matrix("altup_router", a.copies, c_.hidden);
+    norm("altup_router_norm", c_.hidden);
+    matrix("laurel_l", a.rank, c_.hidden);
+    matrix("laurel_r", c_.hidden, a.rank);
+    norm("laurel_post_norm", c_.hidden);
   }
   void recurrent() {
     const RecurrentConfig& r = c_.recurrent;
@@ -342,118 +394,6 @@ void add_weight(ModelConfig& config, const WeightSource& file, std::string_view 
     dtype = DType::kF32;
   }
   config.weights[slot.name()] = {{sources, std::move(steps)}, dtype, std::move(dims)};
-}
-
-RecipeStep slice_rows(int64_t begin, int64_t end) {
-  return {.kind = RecipeStep::Kind::kSliceRows, .a = begin, .b = end, .dims = {}};
-}
-RecipeStep permute_rows(int64_t heads, int64_t rotated) {
-  return {.kind = RecipeStep::Kind::kPermuteRows, .a = heads, .b = rotated, .dims = {}};
-}
-RecipeStep reshape(std::vector<int64_t> dims) {
-  return {.kind = RecipeStep::Kind::kReshape, .dims = std::move(dims)};
-}
-RecipeStep transpose() { return {.kind = RecipeStep::Kind::kTranspose, .dims = {}}; }
-RecipeStep add_scalar(double value) {
-  return {.kind = RecipeStep::Kind::kAddScalar, .value = value, .dims = {}};
-}
-
-void scale_latent(ModelConfig& c) {
-  const RopeConfig& r = c.rope;
-  if (r.scaling != RopeConfig::Scaling::kYarn || r.mscale_all_dim <= 0 || r.factor <= 1) return;
-  double m = 0.1 * r.mscale_all_dim * std::log(r.factor) + 1;
-  c.attention_scale = m * m / std::sqrt(static_cast<double>(c.head_dim));
-}
-
-RecipeStep slice_rows_of_each(int64_t begin, int64_t end, int64_t period) {
-  RecipeStep step = slice_rows(begin, end);
-  step.dims = {period};
-  return step;
-}
-
-LatentPart latent_part(const ModelConfig& c, std::string_view stem) {
-  const LatentConfig& m = c.latent;
-  if (m.rank == 0) return {};
-  constexpr auto every = slice_rows_of_each;
-  int64_t head = m.nope + m.rope, pair = m.nope + m.value;
-  std::string_view query = m.q_rank > 0 ? "attn_q_b" : "attn_q";
-  if (stem == "attn_q_nope") return {query, {every(0, m.nope, head)}};
-  if (stem == "attn_q_pe") return {query, {every(m.nope, head, head), permute_rows(c.heads)}};
-  if (stem == "attn_kv_c") return {"attn_kv_a_mqa", {slice_rows(0, m.rank)}};
-  if (stem == "attn_k_pe")
-    return {"attn_kv_a_mqa", {slice_rows(m.rank, m.rank + m.rope), permute_rows(1)}};
-  if (stem == "attn_k_b")  // [head][nope][rank]: the key matrix is applied to queries, transposed
-    return {"attn_kv_b", {every(0, m.nope, pair), reshape({c.heads, m.nope, m.rank}), transpose()}};
-  if (stem == "attn_v_b")
-    return {"attn_kv_b", {every(m.nope, pair, pair), reshape({c.heads, m.value, m.rank})}};
-  return {};
-}
-
-namespace {
-
-// Each key head has its query, its key, and the values and gates of its value heads.
-std::vector<RecipeStep> delta_steps(const RecurrentConfig& r, std::string_view stem) {
-  int64_t n = r.state, share = r.heads / r.groups, values = share * r.head_dim;
-  int64_t period = 2 * n + 2 * values;
-  if (stem == "ssm_q") return {slice_rows_of_each(0, n, period)};
-  if (stem == "ssm_k") return {slice_rows_of_each(n, 2 * n, period)};
-  if (stem == "ssm_v") return {slice_rows_of_each(2 * n, 2 * n + values, period)};
-  if (stem == "ssm_gate") return {slice_rows_of_each(2 * n + values, period, period)};
-  if (stem == "ssm_rate") return {slice_rows_of_each(0, share, 2 * share)};
-  if (stem == "ssm_step") return {slice_rows_of_each(share, 2 * share, 2 * share)};
-  return {};
-}
-
-}  // namespace
-
-RecurrentPart recurrent_part(const ModelConfig& c, const WeightSlot& slot) {
-  const RecurrentConfig& r = c.recurrent;
-  if (auto steps = delta_steps(r, slot.stem); r.delta && !steps.empty()) return {"", steps};
-  int64_t gate = r.inner(), mixed = gate + r.channels();
-  auto in_layer = [&](std::string_view name) { return fmt::format("blk.{}.{}", slot.layer, name); };
-  if (slot.stem == "ssm_gate") return {in_layer("ssm_in.weight"), {slice_rows(0, gate)}};
-  if (slot.stem == "ssm_xbc") return {in_layer("ssm_in.weight"), {slice_rows(gate, mixed)}};
-  if (slot.stem == "ssm_step")
-    return {in_layer("ssm_in.weight"), {slice_rows(mixed, mixed + r.heads)}};
-  if (slot.stem == "ssm_a" || slot.stem == "ssm_d")
-    return {in_layer(slot.stem), {reshape(slot.dims)}};
-  if (slot.stem == "ssm_norm") return {slot.name(), {reshape(slot.dims)}};
-  if (slot.stem == "ssm_conv1d" && slot.dims.size() == 2)
-    return {
-        slot.name(),
-        {reshape(slot.dims), {.kind = RecipeStep::Kind::kCast, .dtype = DType::kF32, .dims = {}}}};
-  return {slot.name(), {}};
-}
-
-RecurrentPart gguf_delta_part(const ModelConfig& c, const WeightSlot& slot, bool joined) {
-  const RecurrentConfig& r = c.recurrent;
-  int64_t keys = r.groups * r.state, head = c.head_dim;
-  auto in_layer = [&](std::string_view name) { return fmt::format("blk.{}.{}", slot.layer, name); };
-  if (slot.stem == "ssm_rate" || slot.stem == "ssm_step")
-    return {in_layer("ssm_ba.weight"), delta_steps(r, slot.stem)};
-  if (auto steps = delta_steps(r, slot.stem); joined && !steps.empty())
-    return {in_layer("ssm_in.weight"), std::move(steps)};
-  if (slot.stem == "ssm_q") return {in_layer("attn_qkv.weight"), {slice_rows(0, keys)}};
-  if (slot.stem == "ssm_k") return {in_layer("attn_qkv.weight"), {slice_rows(keys, 2 * keys)}};
-  if (slot.stem == "ssm_v")
-    return {in_layer("attn_qkv.weight"), {slice_rows(2 * keys, 2 * keys + r.inner())}};
-  if (slot.stem == "ssm_gate") return {in_layer("attn_gate.weight"), {}};
-  if (slot.stem == "attn_q")  // each head has its query and its gate
-    return {in_layer("attn_q.weight"), {slice_rows_of_each(0, head, 2 * head)}};
-  if (slot.stem == "attn_gate")
-    return {in_layer("attn_q.weight"), {slice_rows_of_each(head, 2 * head, 2 * head)}};
-  if (slot.stem == "ffn_norm") return {in_layer("post_attention_norm.weight"), {}};
-  return slot.stem.starts_with("ssm_") ? recurrent_part(c, slot) : RecurrentPart{};
-}
-
-FusedRows fused_rows(const ModelConfig& c, std::string_view stem) {
-  int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim, total = q + 2 * kv;
-  if (stem == "attn_q") return {0, q, total};
-  if (stem == "attn_k") return {q, q + kv, total};
-  if (stem == "attn_v") return {q + kv, total, total};
-  if (stem == "ffn_gate") return {0, c.ffn, 2 * c.ffn};
-  TK_CHECK(stem == "ffn_up");
-  return {c.ffn, 2 * c.ffn, 2 * c.ffn};
 }
 
 }  // namespace tokamak

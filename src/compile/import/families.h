@@ -103,6 +103,14 @@ RecurrentPart recurrent_part(const ModelConfig& config, const WeightSlot& slot);
 // The same for Qwen3-Next; early files (`joined`) have its matrices in one tensor, as the folder
 // has.
 RecurrentPart gguf_delta_part(const ModelConfig& config, const WeightSlot& slot, bool joined);
+// The matrices between the copies of Gemma 3n's residual stream: "altup_proj_2" is matrix 2 of
+// those that make copies, "altup_unembd_proj_2" of those back. GGUF has each kind in one tensor.
+struct AltUpPart {
+  int64_t index = -1;  // -1: not one of them
+  bool back = false;
+};
+AltUpPart altup_part(std::string_view stem);
+WeightPlace gguf_altup_place(const ModelConfig& config, AltUpPart part);
 RecipeStep transpose();
 RecipeStep add_scalar(double value);
 

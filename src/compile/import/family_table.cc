@@ -38,6 +38,13 @@ const Family kFamilies[] = {
      .gemma = true,
      .post_norms = true,
      .tied = true},
+    {.architecture = "gemma3n",
+     .hf_names = "gemma3n gemma3n_text",
+     .models = "Gemma 3n E2B and E4B (text)",
+     .activation = Activation::kGeluTanh,
+     .qk_norm = true,
+     .post_norms = true,
+     .tied = true},
     {.architecture = "phi3",
      .hf_names = "phi3",
      .models = "Phi-3, Phi-3.5, Phi-4",
@@ -161,6 +168,12 @@ const Family kFamilies[] = {
      .experts = true,
      .normalize_experts = true,
      .sigmoid_experts = true},
+    {.architecture = "llama4",
+     .hf_names = "llama4_text llama4",
+     .models = "Llama 4 Scout and Maverick (text)",
+     .interleaved = true,
+     .experts = true,
+     .sigmoid_experts = true},
     {.architecture = "mamba2",
      .hf_names = "mamba2",
      .models = "Mamba-2, Codestral Mamba",
@@ -186,8 +199,6 @@ constexpr Missing kMissing[] = {
     {"jamba bamba zamba2 lfm2 granitemoehybrid granitehybrid nemotron_h "
      "falcon_h1 falcon-h1 kimi_linear",
      "recurrent layers with a state per sequence beside attention"},
-    {"llama4 llama4_text", "chunked attention and experts that scale their inputs"},
-    {"gemma3n gemma3n_text", "embeddings per layer and alternating updates"},
     {"granitemoe granitemoeshared dbrx phimoe arctic grok grok-1 ernie4_5_moe hunyuan_v1_moe",
      "a table of tensor names for its experts"},
     {"bloom mpt", "ALiBi positions"},
@@ -247,7 +258,9 @@ void apply_family(const Family& family, ModelConfig& config) {
     config.attention_sinks = config.experts.bias = true;
     config.experts.clamp = 7.0;
   }
-  if (family.gemma) config.embedding_scale = std::sqrt(static_cast<double>(config.hidden));
+  if (family.architecture == "llama4") config.chunked = config.experts.scale_inputs = true;
+  bool scaled = family.gemma || family.architecture == "gemma3n";
+  if (scaled) config.embedding_scale = std::sqrt(static_cast<double>(config.hidden));
 }
 
 }  // namespace tokamak

@@ -61,7 +61,7 @@ const Family& family_of(const GgufFile& file, std::string& architecture) {
   if (experts > 0 && !family->experts)
     fail(ErrorCode::kUnsupported, "{}: {} with {} experts is not supported", file.name(),
          architecture, experts);
-  if (keys.number("attention.temperature_scale", 0) != 0)
+  if (name != "llama4" && keys.number("attention.temperature_scale", 0) != 0)
     fail(ErrorCode::kUnsupported, "{}: {} scales attention by position, which is not supported yet",
          file.name(), architecture);
   return *family;
@@ -122,8 +122,8 @@ void read_rope(const GgufFile& file, const Keys& keys, ModelConfig& c) {
 }
 
 void read_window(const Keys& keys, ModelConfig& c) {
-  c.sliding_window =
-      keys.integer("attention.sliding_window", c.architecture == "gemma2" ? 4096 : 0);
+  int64_t usual = c.architecture == "gemma2" ? 4096 : c.architecture == "llama4" ? 8192 : 0;
+  c.sliding_window = keys.integer("attention.sliding_window", usual);
   if (c.sliding_window == 0) return;
   int64_t period = gguf_window_period(c.architecture);
   std::vector<int64_t> pattern = keys.list("attention.sliding_window_pattern");
@@ -136,7 +136,30 @@ void read_window(const Keys& keys, ModelConfig& c) {
                                              : pattern[i] != 0);
 }
 
-void read_gemma(const Keys& keys, ModelConfig& c) {
+void read_gemma3n(const GgufFile& file, const Keys& keys, ModelConfig& c) {
+  AltUpConfig& a = c.altup;
+  a.copies = keys.integer("altup.num_inputs", 4);
+  a.active = keys.integer("altup.active_idx", 0);
+  a.width = keys.required("embedding_length_per_layer_input");
+  const TensorView *table = file.find("per_layer_token_embd.weight"),
+                   *low = file.find("blk.0.laurel_l.weight");
+  a.vocab = table && !table->dims.empty() ? table->dims[0] : 0;
+  a.rank = low && !low->dims.empty() ? low->dims[0] : 0;
+  c.shared_kv_layers = keys.integer("attention.shared_kv_layers", 0);
+  c.shared_kv_weights = file.find(fmt::format("blk.{}.attn_k.weight", c.layers - 1)) != nullptr;
+  c.attention_scale = 1;
+  c.final_softcap = keys.number("final_logit_softcapping", 30);
+  c.rope_local.dims = c.rope.dims;
+  c.rope_local.theta = keys.number("rope.freq_base_swa", 10000.0);
+  a.sparsity.assign(static_cast<size_t>(c.layers), -INFINITY);
+  if (std::string key = keys.full("activation_sparsity_scale"); file.array_size(key) > 0) {
+    std::vector<float> listed = file.floats(key);
+    a.sparsity.assign(listed.begin(), listed.end());
+  }
+}
+
+void read_gemma(const GgufFile& file, const Keys& keys, ModelConfig& c) {
+  if (c.architecture == "gemma3n") return read_gemma3n(file, keys, c);
   if (c.architecture == "gemma2") {
     c.attention_softcap = keys.number("attn_logit_softcapping", 50.0);
     c.final_softcap = keys.number("final_logit_softcapping", 30.0);
@@ -165,9 +188,15 @@ void read_variants(const Keys& keys, ModelConfig& c) {
   }
   if (c.architecture == "smollm3") {
     for (int64_t i = 0; i < c.layers; ++i) c.layer_rotates.push_back((i + 1) % 4 != 0);
-  } else if (c.architecture == "cohere2" || (c.architecture == "exaone4" && c.sliding_window > 0)) {
+  } else if (c.architecture == "cohere2" ||
+             ((c.architecture == "exaone4" || c.architecture == "llama4") &&
+              c.sliding_window > 0)) {
     c.layer_rotates = c.layer_slides;
     c.layer_rotates.resize(static_cast<size_t>(c.layers));
+  }
+  if (c.architecture == "llama4" && c.sliding_window > 0) {
+    c.temperature_scale = keys.number("attention.temperature_scale", static_cast<double>(0.1F));
+    c.temperature_length = keys.integer("attention.temperature_length", 8192);
   }
 }
 
@@ -181,6 +210,15 @@ void read_experts(const GgufFile& file, const Keys& keys, const Family& family, 
   e.shared_ffn = keys.integer("expert_shared_feed_forward_length",
                               keys.integer("expert_shared_count", 0) * e.ffn);
   e.shared_gate = shared_gate && e.shared_ffn > 0;
+  if (c.architecture == "llama4") {
+    constexpr int64_t kMaverick =
+        128;  // the one model whose q and k are not normalised; no key tells
+    c.unit_qk = e.count != kMaverick;
+    e.shared_ffn = e.ffn;
+    if (e.used != 1)
+      fail(ErrorCode::kUnsupported,
+           "{}: Llama 4 with {} experts per token is not supported, only 1", file.name(), e.used);
+  }
   constexpr int64_t kSigmoid = 2;
   e.sigmoid = keys.integer("expert_gating_func", family.sigmoid_experts ? kSigmoid : 1) == kSigmoid;
   e.normalize = file.get_bool(keys.full("expert_weights_norm"), family.normalize_experts);
@@ -273,6 +311,11 @@ std::vector<std::string> sources_of(const GgufFile& file, const Family& family,
                                     const ModelConfig& c, const WeightSlot& slot,
                                     std::vector<RecipeStep>& steps) {
   std::string name = slot.name();
+  if (AltUpPart part = altup_part(slot.stem); part.index >= 0) {
+    WeightPlace place = gguf_altup_place(c, part);
+    steps = std::move(place.steps);
+    return {place.tensor};
+  }
   if (c.recurrent.heads > 0) {
     bool joined = file.find(fmt::format("blk.{}.ssm_in.weight", slot.layer)) != nullptr;
     RecurrentPart part =
@@ -340,13 +383,15 @@ void map_weights(const GgufFile& file, const Family& family, ModelConfig& c) {
 
 int64_t gguf_window_period(std::string_view architecture) {
   if (architecture == "gemma2" || architecture == "gpt-oss") return 2;
-  if (architecture == "cohere2" || architecture == "exaone4") return 4;
+  if (architecture == "cohere2" || architecture == "exaone4" || architecture == "llama4") return 4;
+  if (architecture == "gemma3n") return 5;
   return architecture == "gemma3" ? 6 : 0;
 }
 
 WeightPlace gguf_place(const Family& family, const ModelConfig& c, const WeightSlot& slot) {
   WeightSlot stored = slot;
   std::vector<RecipeStep> steps;
+  if (AltUpPart part = altup_part(slot.stem); part.index >= 0) return gguf_altup_place(c, part);
   if (c.recurrent.heads > 0) {
     RecurrentPart part =
         c.recurrent.delta ? gguf_delta_part(c, slot, false) : recurrent_part(c, slot);
@@ -416,7 +461,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
     fail(ErrorCode::kUnsupported, "{}: {} with {} of {} dimensions rotated is not supported",
          file.name(), architecture, c.rope.dims, c.head_dim);
   read_window(keys, c);
-  if (family.gemma) read_gemma(keys, c);
+  if (c.architecture.starts_with("gemma")) read_gemma(file, keys, c);
   read_variants(keys, c);
   if (latent) scale_latent(c);
   read_experts(file, keys, family, c);

@@ -1,6 +1,7 @@
 #include "compile/import/hf_config.h"
 
 #include <cmath>
+#include <numbers>
 
 #include "base/error.h"
 #include "compile/import/families.h"
@@ -51,6 +52,8 @@ constexpr Usual kUsual[] = {
     {"gpt-oss", 8, 64, 131072, 128, 1e-5},
     {"mamba2", 0, 0, 0, 0, 1e-5},
     {"qwen3next", 2, 256, 32768, 0},
+    {"llama4", 8, 128, 131072, 8192, 1e-5},
+    {"gemma3n", 2, 256, 32768, 512},
 };
 const Usual& usual_of(const ModelConfig& c) {
   for (const Usual& u : kUsual)
@@ -84,6 +87,12 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
   // A length next to the scaling overrides the one in it.
   r.original_context = top.integer({"original_max_position_embeddings"},
                                    p.integer({"original_max_position_embeddings"}, context));
+  bool has_length = top.find({"original_max_position_embeddings"}) ||
+                    p.find({"original_max_position_embeddings"});
+  if (!p.find({"factor"}) && (type == "linear" || type == "dynamic" || type == "llama3" ||
+                              (type == "yarn" && !has_length)))
+    fail(ErrorCode::kCorrupt, "{}: rope_scaling in config.json has no factor, which {} needs",
+         top.where(), type);
   r.factor = p.number({"factor"}, 1.0);
   r.attention_factor = p.number({"attention_factor"}, 0);
   if (type == "linear") {
@@ -119,10 +128,11 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
 }
 
 void read_rope(const Fields& f, ModelConfig& c) {
-  double theta = f.number({"rope_theta"}, c.architecture == "gemma3"    ? 1000000.0
-                                          : c.architecture == "gpt-oss" ? 150000.0
-                                          : c.architecture == "smollm3" ? 2000000.0
-                                                                        : 10000.0);
+  double theta = f.number({"rope_theta"}, c.architecture.starts_with("gemma3") ? 1000000.0
+                                          : c.architecture == "gpt-oss"        ? 150000.0
+                                          : c.architecture == "smollm3"        ? 2000000.0
+                                          : c.architecture == "llama4"         ? 500000.0
+                                                                               : 10000.0);
   const Value* params = f.find({"rope_scaling", "rope_parameters"});
   const Value none = Value::object();
   if (params && !params->is_object()) f.wrong("rope_scaling", "an object");
@@ -155,7 +165,7 @@ void read_rope(const Fields& f, ModelConfig& c) {
   }
   c.rope = rope_from(p, f, theta, dims, c.context);
   if (c.latent.rank > 0) scale_latent(c);
-  if (c.architecture == "gemma3") {
+  if (c.architecture.starts_with("gemma3")) {
     c.rope_local.dims = dims;
     c.rope_local.theta = f.number({"rope_local_base_freq"}, 10000.0);
   }
@@ -175,6 +185,7 @@ std::vector<bool> listed_windows(const Fields& f, const Value& types, int64_t la
 }
 
 void read_window(const Fields& f, ModelConfig& c) {
+  if (c.chunked) return;  // read_variants() does it
   const Usual& usual = usual_of(c);
   bool qwen = c.architecture.starts_with("qwen"), gemma3 = c.architecture == "gemma3";
   // Mixtral's and StarCoder2's windows are off unless given.
@@ -203,14 +214,52 @@ void read_window(const Fields& f, ModelConfig& c) {
     if (period < 0 || (period == 0 && (gemma3 || fourth)))
       f.wrong("sliding_window_pattern", "a positive number");
     for (int64_t i = 0; i < c.layers; ++i)
-      slides.push_back(period > 0 ? (i + 1) % period != 0 : i >= first);
+      slides.push_back(c.architecture == "gemma3n" ? i % 5 != 0
+                       : period > 0                ? (i + 1) % period != 0
+                                                   : i >= first);
   }
   for (bool s : slides)
     if (s) c.sliding_window = window;
   if (c.sliding_window > 0) c.layer_slides = std::move(slides);
 }
 
+// By how many standard deviations a normal number exceeds the mean with the probability 1 - share.
+double normal_quantile(double share) {
+  double low = -40, high = 40;
+  for (int i = 0; i < 100; ++i) {
+    double middle = (low + high) / 2;
+    (0.5 * std::erfc(-middle / std::numbers::sqrt2) < share ? low : high) = middle;
+  }
+  return static_cast<double>(static_cast<float>(low));
+}
+
+void read_gemma3n(const Fields& f, ModelConfig& c) {
+  AltUpConfig& a = c.altup;
+  a.copies = f.integer({"altup_num_inputs"}, 4);
+  a.active = f.integer({"altup_active_idx"}, 0);
+  a.width = f.integer({"hidden_size_per_layer_input"}, 256);
+  a.vocab = f.integer({"vocab_size_per_layer_input"}, 262144);
+  a.rank = f.integer({"laurel_rank"}, 64);
+  c.shared_kv_layers = f.integer({"num_kv_shared_layers"}, 15);
+  if (c.shared_kv_layers == c.layers) c.shared_kv_layers = 0;
+  c.attention_scale = 1;
+  c.final_softcap =
+      f.is_null("final_logit_softcapping") ? 0 : f.number({"final_logit_softcapping"}, 30);
+  if (!f.boolean("altup_correct_scale", true))
+    fail(ErrorCode::kUnsupported, "{}: altup_correct_scale = false is not supported", f.where());
+  const char* key = "activation_sparsity_pattern";
+  bool none = f.is_null(key);
+  std::vector<double> shares = f.numbers(key);
+  if (shares.empty() && !none) f.wrong(key, "a list with one number per layer");
+  if (none) shares.assign(static_cast<size_t>(c.layers), 0.0);
+  for (double share : shares) {
+    if (!(share >= 0 && share < 1)) f.wrong(key, "a list of numbers from 0 to 1");
+    a.sparsity.push_back(share > 0 ? normal_quantile(share) : -INFINITY);
+  }
+}
+
 void read_gemma(const Fields& f, ModelConfig& c) {
+  if (c.architecture == "gemma3n") return read_gemma3n(f, c);
   if (c.architecture == "gemma") return;
   double scalar = f.number({"query_pre_attn_scalar"}, 256);
   if (!(scalar > 0)) f.wrong("query_pre_attn_scalar", "positive");
@@ -239,6 +288,20 @@ const Family& family_of(const Fields& f) {
   return *family;
 }
 
+// The head of a classifier is not the one that a decoder would be read with.
+void check_file(const Value& json, std::string_view where) {
+  if (!json.is_object()) fail(ErrorCode::kCorrupt, "{}: config.json is not an object", where);
+  const Value* names = json.find("architectures");
+  if (!names || !names->is_array()) return;
+  for (const Value& name : names->as_array())
+    for (const char* end : {"Classification", "QuestionAnswering", "RewardModel"})
+      if (name.is_string() && name.as_string().ends_with(end))
+        fail(
+            ErrorCode::kUnsupported,
+            "{}: {} is not supported: of decoders, only those that generate text or embeddings are",
+            where, name.as_string());
+}
+
 void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
   const Usual& usual = usual_of(c);
   bool gemma3 = c.architecture == "gemma3";  // folders with a vision part omit even these
@@ -264,6 +327,16 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
     c.head_dim = c.latent.nope + c.latent.rope;
     if (f.boolean("attention_bias", false))
       fail(ErrorCode::kUnsupported, "{}: latent attention with biases is not supported", f.where());
+  }
+  const Value* ffn = f.find({"intermediate_size"});
+  if (ffn && ffn->is_array()) {  // one size per layer
+    for (double size : f.numbers("intermediate_size")) {
+      if (c.ffn != 0 && size != static_cast<double>(c.ffn))
+        fail(ErrorCode::kUnsupported, "{}: intermediate_size differs from layer to layer",
+             f.where());
+      c.ffn = static_cast<int64_t>(size);
+    }
+    return;
   }
   c.ffn = family.conv1d ? f.integer({"n_inner"}, 4 * c.hidden)
                         : f.required({"intermediate_size", "ffn_dim"});
@@ -342,9 +415,10 @@ void read_opt(const Fields& f, const ModelConfig& c) {
 
 // GPT-2 and Gemma use their own names; Gemma's first configurations say "gelu" in hidden_act and
 // mean the tanh form.
-void read_activation(const Fields& f, const Family& family, ModelConfig& c) {
-  const Value* act =
-      !family.gemma ? f.find({"hidden_act", "activation_function"}) : f.find({"hidden_activation"});
+void read_activation(const Fields& f, ModelConfig& c) {
+  const Value* act = !c.architecture.starts_with("gemma")
+                         ? f.find({"hidden_act", "activation_function"})
+                         : f.find({"hidden_activation"});
   if (act) c.activation = activation_named(f, act->is_string() ? act->as_string() : "?");
 }
 
@@ -352,8 +426,7 @@ void read_activation(const Fields& f, const Family& family, ModelConfig& c) {
 
 ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights,
                            std::string_view where) {
-  if (!config_json.is_object())
-    fail(ErrorCode::kCorrupt, "{}: config.json is not an object", where);
+  check_file(config_json, where);
   // Models with a vision part nest the language model's configuration one level down.
   const Value* nested = config_json.find("text_config");
   const Value& json = nested && nested->is_object() ? *nested : config_json;
@@ -374,7 +447,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   apply_family(family, c);
   c.norm_eps = f.number({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"},
                         usual_of(c).eps);
-  read_activation(f, family, c);
+  read_activation(f, c);
   if (f.boolean("use_bidirectional_attention", false))
     fail(ErrorCode::kUnsupported, "{}: bidirectional attention is not supported", where);
   check_config(c, where);
@@ -386,7 +459,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
     read_opt(f, c);
   read_window(f, c);
   read_variants(f, family, c);
-  if (family.gemma) read_gemma(f, c);
+  if (c.architecture.starts_with("gemma")) read_gemma(f, c);
   std::string prefix = hf_prefix(weights, family, where);
   std::string head = hf_tensor_name(family, prefix, {-1, "output", "weight", {}});
   bool has_head = weights.find(head) || quantized.quantized(head.substr(0, head.rfind('.')));
@@ -405,6 +478,8 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   c.qkv_bias = has("attn_q");
   c.o_bias = has("attn_output");
   c.mlp_bias = has("ffn_up");
+  c.shared_kv_weights = weights.find(hf_tensor_name(
+                            family, prefix, {c.layers - 1, "attn_k", "weight", {}})) != nullptr;
   check_config(c, where);
   map_hf_weights(weights, quantized, family, where, c);
   return c;

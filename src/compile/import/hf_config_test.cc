@@ -300,6 +300,12 @@ TEST(HfConfig, SaysWhatIsWrong) {
   EXPECT_THAT(error(config("llama", R"(,"rope_scaling":{"type":"spiral"})")), HasSubstr("spiral"));
   EXPECT_THAT(error(config("ministral", R"(,"rope_parameters":{"llama_4_scaling_beta":0.1})")),
               HasSubstr("llama_4_scaling_beta"));
+  for (const char* kind : {"linear", "dynamic", "llama3", "yarn"})
+    EXPECT_THAT(
+        error(config("llama", fmt::format(R"(,"rope_scaling":{{"rope_type":"{}"}})", kind))),
+        HasSubstr(fmt::format("has no factor, which {} needs", kind)));
+  EXPECT_THAT(error(config("llama", R"(,"architectures":["LlamaForSequenceClassification"])")),
+              HasSubstr("LlamaForSequenceClassification is not supported"));
   EXPECT_THAT(error(config("llama", R"(,"hidden_act":"mish")")), HasSubstr("mish"));
   EXPECT_THAT(error(config("llama", R"(,"rms_norm_eps":"x")")), HasSubstr("rms_norm_eps"));
   EXPECT_THAT(error(config("llama", R"(,"attention_bias":true)")),

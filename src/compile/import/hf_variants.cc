@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "compile/import/hf_fields.h"
 
 namespace tokamak {
@@ -18,11 +20,12 @@ void read_scales(const Fields& f, ModelConfig& c) {
   }
 }
 
-// Layers that use no positions: every n-th of SmolLM3; those without a window of Cohere 2 and
-// EXAONE 4.
+// Layers that use no positions: every n-th of SmolLM3 and Llama 4; those without a window of Cohere
+// 2 and EXAONE 4.
 void read_unrotated(const Fields& f, ModelConfig& c) {
-  if (c.architecture == "smollm3") {
+  if (c.architecture == "smollm3" || c.architecture == "llama4") {
     const Value* list = f.find({"no_rope_layers"});
+    if (list && list->is_array() && list->as_array().empty()) list = nullptr;
     int64_t interval = f.integer({"no_rope_layer_interval"}, 4);
     if (interval <= 0) f.wrong("no_rope_layer_interval", "positive");
     if (list && (!list->is_array() || static_cast<int64_t>(list->size()) != c.layers))
@@ -38,19 +41,35 @@ void read_unrotated(const Fields& f, ModelConfig& c) {
   }
 }
 
+// The layers of a list that the model has.
+std::vector<int64_t> layer_numbers(const Fields& f, const Value& list, const char* key,
+                                   int64_t layers) {
+  if (!list.is_array()) f.wrong(key, "a list");
+  std::vector<int64_t> out;
+  for (const Value& v : list.as_array()) {
+    if (!v.is_int()) f.wrong(key, "a list of layer numbers");
+    if (v.as_int() >= 0 && v.as_int() < layers) out.push_back(v.as_int());
+  }
+  return out;
+}
+
 std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
   std::vector<bool> layers(static_cast<size_t>(c.layers), true);
   int64_t dense = f.integer({"first_k_dense_replace"}, c.architecture == "glm4moe" ? 1 : 0);
-  int64_t step = f.integer({"decoder_sparse_step"}, 1);
-  if (step <= 0) f.wrong("decoder_sparse_step", "positive");
+  const char* key =
+      c.architecture == "llama4" ? "interleave_moe_layer_step" : "decoder_sparse_step";
+  int64_t step = f.integer({key}, 1);
+  if (step <= 0) f.wrong(key, "positive");
   for (int64_t i = 0; i < c.layers; ++i)
     layers[static_cast<size_t>(i)] = i >= dense && (i + 1) % step == 0;
+  if (const Value* with = f.find({"moe_layers"}); with && c.architecture == "llama4") {
+    layers.assign(static_cast<size_t>(c.layers), false);
+    for (int64_t at : layer_numbers(f, *with, "moe_layers", c.layers))
+      layers[static_cast<size_t>(at)] = true;
+  }
   if (const Value* only = f.find({"mlp_only_layers"})) {
-    if (!only->is_array()) f.wrong("mlp_only_layers", "a list");
-    for (const Value& v : only->as_array()) {
-      if (!v.is_int()) f.wrong("mlp_only_layers", "a list of layer numbers");
-      if (v.as_int() >= 0 && v.as_int() < c.layers) layers[static_cast<size_t>(v.as_int())] = false;
-    }
+    for (int64_t at : layer_numbers(f, *only, "mlp_only_layers", c.layers))
+      layers[static_cast<size_t>(at)] = false;
   }
   return layers;
 }
@@ -89,12 +108,49 @@ void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
   e.layers = expert_layers(f, c);
 }
 
+// Chunks, queries that grow with the context, and the sizes of experts and of layers without them.
+void read_llama4(const Fields& f, ModelConfig& c) {
+  if (c.architecture != "llama4") return;
+  ExpertConfig& e = c.experts;
+  e.score_bias = false;
+  e.shared_ffn = e.ffn = c.ffn;
+  c.ffn = f.integer({"intermediate_size_mlp"}, 16384);
+  if (e.used != 1)
+    fail(ErrorCode::kUnsupported, "{}: Llama 4 with {} experts per token is not supported, only 1",
+         f.where(), e.used);
+  c.unit_qk = f.boolean("use_qk_norm", true);
+  if (c.rope.scaling == RopeConfig::Scaling::kYarn ||
+      c.rope.scaling == RopeConfig::Scaling::kLongRope)
+    fail(ErrorCode::kUnsupported, "{}: Llama 4 with {} is not supported", f.where(),
+         "rotations that change lengths (yarn, longrope)");
+  const Value* tuned = f.find({"attn_temperature_tuning"});  // some files have a number
+  if (!tuned || (tuned->is_bool() ? tuned->as_bool() : tuned->is_int() && tuned->as_int() != 0)) {
+    c.temperature_scale = f.number({"attn_scale"}, static_cast<double>(0.1F));
+    c.temperature_length = static_cast<int64_t>(f.number({"floor_scale"}, 8192));
+  }
+  int64_t chunk = f.is_null("attention_chunk_size") ? 0 : f.integer({"attention_chunk_size"}, 8192);
+  const Value* types = f.find({"layer_types"});
+  if (types && (!types->is_array() || static_cast<int64_t>(types->size()) != c.layers))
+    f.wrong("layer_types", "a list with one entry per layer");
+  std::vector<bool> chunks = c.layer_rotates;
+  for (size_t i = 0; types && i < chunks.size(); ++i) {
+    const Value& type = types->as_array()[i];
+    chunks[i] = type.is_string() && type.as_string() == "chunked_attention";
+    if (!chunks[i] && !(type.is_string() && type.as_string() == "full_attention"))
+      f.wrong("layer_types", "a list of chunked_attention and full_attention");
+  }
+  if (chunk == 0 || std::find(chunks.begin(), chunks.end(), true) == chunks.end()) return;
+  c.sliding_window = chunk;
+  c.layer_slides = std::move(chunks);
+}
+
 }  // namespace
 
 void read_variants(const Fields& fields, const Family& family, ModelConfig& config) {
   read_scales(fields, config);
   read_unrotated(fields, config);
   read_experts(fields, family, config);
+  read_llama4(fields, config);
 }
 
 }  // namespace tokamak

@@ -154,6 +154,36 @@ constexpr HfName kQwen3NextNames[] = {
     {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
 };
 
+constexpr HfName kLlama4Names[] = {
+    {"ffn_gate", "feed_forward.gate_proj"},
+    {"ffn_up", "feed_forward.up_proj"},
+    {"ffn_down", "feed_forward.down_proj"},
+    {"ffn_gate_inp", "feed_forward.router"},
+    {"ffn_gate_exps", "feed_forward.experts.gate_up_proj"},
+    {"ffn_up_exps", "feed_forward.experts.gate_up_proj"},
+    {"ffn_down_exps", "feed_forward.experts.down_proj"},
+    {"ffn_gate_shexp", "feed_forward.shared_expert.gate_proj"},
+    {"ffn_up_shexp", "feed_forward.shared_expert.up_proj"},
+    {"ffn_down_shexp", "feed_forward.shared_expert.down_proj"},
+};
+
+constexpr HfName kGemma3nNames[] = {
+    {"inp_gate", "per_layer_input_gate"},
+    {"proj", "per_layer_projection"},
+    {"post_norm", "post_per_layer_input_norm"},
+    {"altup_correct_coef", "altup.correction_coefs"},
+    {"altup_correct_scale", "altup.correct_output_scale"},
+    {"altup_predict_coef", "altup.prediction_coefs"},
+    {"altup_router", "altup.modality_router"},
+    {"altup_router_norm", "altup.router_norm"},
+    {"laurel_l", "laurel.linear_left"},
+    {"laurel_r", "laurel.linear_right"},
+    {"laurel_post_norm", "laurel.post_laurel_norm"},
+    {"per_layer_token_embd", "embed_tokens_per_layer"},
+    {"per_layer_model_proj", "per_layer_model_projection"},
+    {"per_layer_proj_norm", "per_layer_projection_norm"},
+};
+
 struct OwnNames {
   std::string_view architecture;
   std::span<const HfName> names;
@@ -165,7 +195,8 @@ constexpr OwnNames kOwnNames[] = {
     {"exaone", kExaoneNames},       {"mixtral", kMixtralNames},
     {"qwen2moe", kQwen2MoeNames},   {"deepseek2", kLatentNames},
     {"gpt-oss", kGptOssNames},      {"mamba2", kMamba2Names},
-    {"qwen3next", kQwen3NextNames},
+    {"qwen3next", kQwen3NextNames}, {"llama4", kLlama4Names},
+    {"gemma3n", kGemma3nNames},
 };
 
 std::string_view lookup(std::span<const HfName> table, std::string_view stem) {
@@ -247,12 +278,15 @@ std::string hf_tensor_name(const Family& family, const std::string& prefix,
     bool nested = prefix == "language_model.model.";
     return fmt::format("{}lm_head.{}", nested ? "language_model." : "", slot.suffix);
   }
+  if (AltUpPart part = altup_part(slot.stem); part.index >= 0)
+    return fmt::format("{}{}.{}.weight", prefix,
+                       part.back ? "altup_unembed_projections" : "altup_projections", part.index);
   std::string_view stem = hf_stem(family, slot.stem);
   TK_CHECK(!stem.empty(), "{} has no tensor name in {}", slot.stem, family.architecture);
   if (slot.layer < 0) return fmt::format("{}{}.{}", prefix, stem, slot.suffix);
   std::string name = fmt::format("{}{}.{}.{}", prefix, layers_name(family), slot.layer, stem);
   bool whole = name.ends_with("_bias") || name.ends_with(".sinks") || name.ends_with(".A_log") ||
-               name.ends_with(".D");
+               name.ends_with(".D") || name.ends_with(".correct_output_scale");
   return whole ? name : name + "." + slot.suffix;
 }
 
@@ -299,11 +333,12 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
 }
 
 bool is_stacked(const Family& family, const WeightSlot& slot) {
-  return family.architecture == "gpt-oss" && slot.stem.ends_with("_exps");
+  return (family.architecture == "gpt-oss" || family.architecture == "llama4") &&
+         slot.stem.ends_with("_exps");
 }
 
-// gpt-oss stores the matrices of all experts in one tensor, [in, out] or as MXFP4 blocks of
-// [out, in], and gate and up in turn.
+// gpt-oss and Llama 4 store the matrices of all experts in one tensor, [in, out] or as MXFP4 blocks
+// of [out, in], gpt-oss with gate and up in turn, Llama 4 with all of an expert's gate first.
 std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelConfig& config,
                                       const WeightSlot& slot, std::string& source) {
   bool bias = slot.suffix == "bias", down = slot.stem == "ffn_down_exps";
@@ -321,9 +356,9 @@ std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelCo
   if (down) return steps;
   int64_t rows = 2 * config.experts.count * config.experts.ffn;
   steps.push_back(reshape(bias ? std::vector{rows} : std::vector{rows, config.hidden}));
-  RecipeStep part = slot.stem == "ffn_gate_exps" ? slice_rows(0, 1) : slice_rows(1, 2);
-  part.dims = {2};
-  steps.push_back(std::move(part));
+  int64_t each = config.architecture == "llama4" ? config.experts.ffn : 1;
+  int64_t first = slot.stem == "ffn_gate_exps" ? 0 : each;
+  steps.push_back(slice_rows_of_each(first, first + each, 2 * each));
   steps.push_back(reshape(slot.dims));
   return steps;
 }

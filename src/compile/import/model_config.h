@@ -36,15 +36,16 @@ enum class Activation { kSilu, kGeluTanh, kGeluErf, kRelu, kTanh };
 struct ExpertConfig {
   int64_t count = 0;  // 0: the model has none
   int64_t used = 0;
-  int64_t ffn = 0;           // rows of an expert's gate and up matrix
-  int64_t shared_ffn = 0;    // of the expert that every token passes; 0: none
-  bool shared_gate = false;  // its result is multiplied by a sigmoid of the token
-  bool sigmoid = false;      // scores are sigmoids; otherwise a softmax over all experts
-  bool score_bias = false;   // added to the scores where experts are chosen, not in their weights
-  bool normalize = false;    // the weights of the chosen experts sum to one
-  bool bias = false;         // of the router and of the experts' matrices
-  double clamp = 0.0;        // gpt-oss: limit of gate and up, with its own activation; 0: none
-  double scale = 1.0;        // of the weights
+  int64_t ffn = 0;            // rows of an expert's gate and up matrix
+  int64_t shared_ffn = 0;     // of the expert that every token passes; 0: none
+  bool shared_gate = false;   // its result is multiplied by a sigmoid of the token
+  bool sigmoid = false;       // scores are sigmoids; otherwise a softmax over all experts
+  bool score_bias = false;    // added to the scores where experts are chosen, not in their weights
+  bool normalize = false;     // the weights of the chosen experts sum to one
+  bool bias = false;          // of the router and of the experts' matrices
+  bool scale_inputs = false;  // weights multiply what experts read, not what they give (Llama 4)
+  double clamp = 0.0;         // gpt-oss: limit of gate and up, with its own activation; 0: none
+  double scale = 1.0;         // of the weights
   int64_t groups = 1, used_groups = 1;  // experts come from the best groups only
   std::vector<bool> layers;             // which layers have experts
   bool operator==(const ExpertConfig&) const = default;
@@ -58,6 +59,18 @@ struct LatentConfig {
   int64_t nope = 0, rope = 0;  // parts of a head's query and key: without and with rotation
   int64_t value = 0;           // of a head
   bool operator==(const LatentConfig&) const = default;
+};
+
+// Gemma 3n: copies of the residual stream, and an embedding of the token for each layer.
+struct AltUpConfig {
+  int64_t copies = 0;  // 0: the model has none
+  int64_t active = 0;  // the copy that passes the layers
+  int64_t width = 0;   // of a layer's embedding
+  int64_t vocab = 0;   // tokens that have such embeddings
+  int64_t rank = 0;    // of the path beside attention
+  // Per layer, by how many standard deviations a gate must exceed the mean; -infinity: all pass.
+  std::vector<double> sparsity;
+  bool operator==(const AltUpConfig&) const = default;
 };
 
 // Layers with a recurrent state instead of attention: a convolution over the last inputs of each
@@ -99,6 +112,7 @@ struct ModelConfig {
   bool parallel = false;      // attention and MLP read the same norm (Cohere, Phi-2)
   bool qk_norm = false;       // norm over each head of q and k, before the rotation
   bool wide_qk_norm = false;  // norm over all heads of q and k together
+  bool unit_qk = false;       // rotated q and k are normalised, without weights (Llama 4)
   bool pre_norms = true;      // norms before attention and MLP
   bool post_norms = false;    // norms after attention and MLP (OLMo 2; Gemma 2/3, GLM-4: both)
   bool tied_embeddings = false;
@@ -113,16 +127,36 @@ struct ModelConfig {
   bool attention_gate = false;     // what attention gives is multiplied by a sigmoid of the token
   bool attention_sinks = false;    // a weight per head joins the softmax
   double final_softcap = 0.0;
+  // Llama 4: layers without positions multiply queries by 1 + scale * log(1 + (position + 1) /
+  // length), the quotient rounded down. 0: none.
+  double temperature_scale = 0.0;
+  int64_t temperature_length = 0;
 
   int64_t sliding_window =
-      0;  // tokens visible to a sliding layer, including the current one; 0 = none
+      0;                 // tokens visible to a sliding layer, including the current one; 0 = none
+  bool chunked = false;  // sliding layers see the tokens of their chunk of sliding_window positions
   std::vector<bool> layer_slides;   // per layer; empty = none slides
   std::vector<bool> layer_rotates;  // per layer; empty = all
+  int64_t shared_kv_layers = 0;  // the last layers, which read the keys and values of earlier ones
+  bool shared_kv_weights = false;  // the file has their matrices nevertheless
   ExpertConfig experts;
   LatentConfig latent;
   RecurrentConfig recurrent;
+  AltUpConfig altup;
   RopeConfig rope;        // layers with full attention
   RopeConfig rope_local;  // sliding layers, if different (Gemma 3); dims == 0 = same as rope
+
+  bool shares_kv(int64_t layer) const { return layer >= layers - shared_kv_layers; }
+  // The layer whose keys and values a layer reads: the last one of its kind that has its own.
+  int64_t kv_layer(int64_t layer) const {
+    auto kind = [&](int64_t l) {
+      return !layer_slides.empty() && layer_slides[static_cast<size_t>(l)];
+    };
+    if (!shares_kv(layer)) return layer;
+    int64_t own = layers - shared_kv_layers - 1;
+    while (own >= 0 && kind(own) != kind(layer)) --own;
+    return own;
+  }
 
   // Encoders: every row sees all rows of its sequence (sliding layers: those within
   // sliding_window), and the result is one vector per sequence.

@@ -52,7 +52,10 @@ QuantizedWeights::QuantizedWeights(std::initializer_list<const Value*> configs,
     : weights_(weights), where_(where) {
   for (const Value* json : configs)
     for (const char* key : {"quantization_config", "compression_config"})
-      if (const Value* q = json->find(key); q && q->is_object() && !config_) config_ = q;
+      if (const Value* q = json->find(key); q && !q->is_null() && !config_) {
+        if (!q->is_object()) Fields(*json, where).wrong(key, "an object");
+        config_ = q;
+      }
   if (!config_) return;
   Fields f(*config_, where_);
   method_ = f.text({"quant_method"}, "");
@@ -93,7 +96,10 @@ QuantizedWeights::QuantizedWeights(std::initializer_list<const Value*> configs,
 void QuantizedWeights::read_compressed() {
   Fields f(*config_, where_);
   std::string format = f.text({"format"}, "dense");
-  if (format.starts_with("marlin") || format.starts_with("sparse") || format.starts_with("mxfp6"))
+  constexpr std::string_view kFormats[] = {
+      "dense",           "pack-quantized",       "int-quantized",        "float-quantized",
+      "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision"};
+  if (std::find(std::begin(kFormats), std::end(kFormats), format) == std::end(kFormats))
     fail(ErrorCode::kUnsupported,
          "{}: compressed-tensors in the format {} is not supported; save it as pack-quantized, "
          "int-quantized or float-quantized",
@@ -332,6 +338,10 @@ QuantizedWeights::Found QuantizedWeights::plain(const std::string& module) const
   if (block_rows_ > 0 && block_columns_ > 0) {
     rows = block_rows_;
     columns = std::min(block_columns_, k);
+    std::vector<int64_t> expected = {(n + rows - 1) / rows, (k + columns - 1) / columns};
+    if (scales.dims.size() == 2 && scales.dims != expected)
+      fail(ErrorCode::kCorrupt, "{}: tensor {} is [{}], expected [{}] for blocks of {} x {}",
+           where_, scale, fmt::join(scales.dims, ", "), fmt::join(expected, ", "), rows, columns);
   } else if (count == 1) {
     rows = n;
   } else if (count != n) {  // groups of a row

@@ -153,6 +153,8 @@ TEST(Quantized, SaysWhatIsNotSupported) {
       {R"({"quant_method":"awq","version":"gemv"})", "layout gemv are not supported"},
       {R"({"quant_method":"awq","bits":8})", "awq with 8 bits"},
       {R"({"quant_method":"compressed-tensors","format":"marlin-24"})", "format marlin-24"},
+      {R"({"quant_method":"compressed-tensors","format":"int5"})", "format int5 is not supported"},
+      {"3", "quantization_config in config.json is not an object"},
       {R"({"quant_method":"compressed-tensors","sparsity_config":{"format":"sparse-bitmask"}})",
        "sparse weights (sparse-bitmask)"},
       {R"({"quant_method":"gptq","bits":4,"group_size":32,"desc_act":true})",
@@ -162,7 +164,8 @@ TEST(Quantized, SaysWhatIsNotSupported) {
 }
 
 TEST(Quantized, OtherFormats) {
-  const std::string compressed = R"({"quant_method":"compressed-tensors","format":"mixed"})";
+  const std::string compressed =
+      R"({"quant_method":"compressed-tensors","format":"mixed-precision"})";
   Tensors t = {{{"m.weight_packed", {DType::kI32, {16, 8}}},
                 {"m.weight_scale", {DType::kBF16, {16, 1}}},
                 {"m.weight_shape", {DType::kI64, {2}}}}};
@@ -181,7 +184,9 @@ TEST(Quantized, OtherFormats) {
   t = {{{"m.weight", {DType::kF8E4M3, {16, 64}}}, {"m.weight_scale_inv", {DType::kF32, {2, 2}}}}};
   EXPECT_EQ(t.matrix(blocks).steps[0].dtype, DType::kF8G32);
   t.entries["m.weight_scale_inv"].dims = {1, 2};
-  EXPECT_THAT(t.error(blocks), HasSubstr("m.weight_scale_inv is f32[1, 2], expected 4 values"));
+  EXPECT_THAT(t.error(blocks), HasSubstr("m.weight_scale_inv is [1, 2], expected [2, 2]"));
+  t = {{{"m.weight", {DType::kF8E4M3, {16, 128}}}, {"m.weight_scale_inv", {DType::kF32, {4, 2}}}}};
+  EXPECT_THAT(t.error(blocks), HasSubstr("expected [2, 4] for blocks of 8 x 32"));
   EXPECT_THAT(t.error(R"({"quant_method":"fp8","weight_block_size":[8]})"),
               HasSubstr("weight_block_size in config.json is not a list of two numbers"));
   t = {{{"m.weight_packed", {DType::kU8, {16, 32}}},

@@ -160,7 +160,7 @@ void ModelBuilder::declare_states() {
   if (used.contains("recurrent")) module_.groups.push_back({"recurrent", 0, kSequenceBlock});
   TensorType plane{options.kv_dtype,
                    {{"kvh", config.kv_heads, false}, {"hd", config.head_dim, false}}};
-  for (int64_t l = 0; l < config.layers; ++l) {
+  for (int64_t l = 0; l < config.layers - config.shared_kv_layers; ++l) {
     if (config.recurrent.at(l)) {
       declare_recurrent_states(l);
       continue;
@@ -176,7 +176,7 @@ void ModelBuilder::declare_states() {
 
 size_t ModelBuilder::first_state(int64_t layer) const {
   size_t n = 0;
-  for (int64_t l = 0; l < layer; ++l) n += config.recurrent.at(l) ? 2 : 1;
+  for (int64_t l = 0; l < layer; ++l) n += config.recurrent.at(l) ? 2 : config.shares_kv(l) ? 0 : 1;
   return n;
 }
 
@@ -190,6 +190,10 @@ Ref ModelBuilder::view_of(int64_t layer) const {
 bool ModelBuilder::slides(int64_t layer) const {
   return config.sliding_window > 0 && static_cast<size_t>(layer) < config.layer_slides.size() &&
          config.layer_slides[static_cast<size_t>(layer)];
+}
+
+bool ModelBuilder::rotates(int64_t layer) const {
+  return config.layer_rotates.empty() || config.layer_rotates[static_cast<size_t>(layer)];
 }
 
 bool ModelBuilder::has(const std::string& name) const { return config.weights.contains(name); }
@@ -273,6 +277,11 @@ Ref ModelBuilder::norm(Ref x, const std::string& prefix) {
   return op("layer_norm", {x, w}, eps, prefix);
 }
 
+Ref ModelBuilder::unit_norm(Ref x, int64_t width) {
+  std::vector<double> ones(static_cast<size_t>(width), 1.0);
+  return op("rms_norm", {x, constant("unit", ones)}, Value::Object{{"eps", config.norm_eps}});
+}
+
 Ref ModelBuilder::heads(Ref x, int64_t count, int64_t dim) {
   Attrs attrs = Value::Object{{"dims", Value::Array{fn_->tensor(x).extent(0).text(),
                                                     std::to_string(count), std::to_string(dim)}},
@@ -289,12 +298,26 @@ Ref ModelBuilder::merge_heads(Ref x) {
 }
 
 Ref ModelBuilder::rope(Ref x, int64_t layer) {
-  if (!config.layer_rotates.empty() && !config.layer_rotates[static_cast<size_t>(layer)]) return x;
+  if (!rotates(layer)) return x;
   bool local = slides(layer) && config.rope_local.dims > 0;
   const RopeConfig& rope = local ? config.rope_local : config.rope;
   RopeTable table = rope_table(rope, served_context(config, options));
   Ref freqs = constant(local ? "rope.local" : "rope", table.inv_freq);
   return op("rope", {x, pos, freqs}, Value::Object{{"scale", table.scale}});
+}
+
+Ref ModelBuilder::temper(Ref q) {
+  if (config.temperature_scale == 0) return q;
+  auto cast = [&](Ref x, const char* to) { return op("cast", {x}, Value::Object{{"dtype", to}}); };
+  Ref one = constant("one", {1.0});
+  auto length = static_cast<double>(config.temperature_length);
+  Ref lengths = op("div", {op("add", {cast(pos, "f32"), one}), constant("temperature", {length})});
+  Ref whole = cast(cast(lengths, "i32"), "f32");
+  Ref factor = op("scale", {op("log", {op("add", {whole, one})})},
+                  Value::Object{{"value", config.temperature_scale}});
+  Attrs shape = Value::Object{{"dims", Value::Array{fn_->tensor(pos).extent(0).text(), "1", "1"}},
+                              {"axes", Value::Array{"t", "h", "hd"}}};
+  return op("mul", {q, op("reshape", {op("add", {factor, one})}, std::move(shape))});
 }
 
 Ref ModelBuilder::activation(Ref x, Activation kind) {
@@ -347,8 +370,23 @@ Ref ModelBuilder::append_and_attend_latent(int64_t layer, Ref q, Ref c, Ref kr) 
 }
 
 Ref ModelBuilder::append_and_attend(int64_t layer, Ref q, Ref k, Ref v) {
-  std::vector<Ref> in = append(layer, q, k, v);
+  return attend(layer, append(layer, q, k, v));
+}
+
+Ref ModelBuilder::attend_shared(int64_t layer, Ref q) {
+  int64_t own = config.kv_layer(layer);
+  std::vector<Ref> in = {q,     states_[first_state(own)], view_of(own), pos, seq, slot, q_start,
+                         kv_len};
+  if (mask.valid()) in.push_back(mask);
+  return attend(layer, std::move(in));
+}
+
+Ref ModelBuilder::attend(int64_t layer, std::vector<Ref> in) {
   Value::Object attrs = {{"scale", score_scale(layer)}};
+  if (slides(layer) && config.chunked) {
+    attrs.emplace_back("chunk", config.sliding_window);
+    return op("attend_chunk", std::move(in), std::move(attrs), fmt::format("blk.{}.attend", layer));
+  }
   if (slides(layer)) attrs.emplace_back("window", config.sliding_window);
   if (config.attention_softcap > 0) attrs.emplace_back("softcap", config.attention_softcap);
   if (config.attention_sinks) {

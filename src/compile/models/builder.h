@@ -26,6 +26,7 @@ class ModelBuilder {
   Function& fn() { return *fn_; }
   int64_t layers() const { return layers_; }  // of the function that is built
   bool slides(int64_t layer) const;
+  bool rotates(int64_t layer) const;
 
   Ref weight(const std::string& name);  // declared on first use; throws if the file lacks it
   bool has(const std::string& name) const;
@@ -36,9 +37,11 @@ class ModelBuilder {
              const std::string& prefix);  // prefix.weight and, if present, prefix.bias, and the
                                           // change by the row's adapter
   Ref norm(Ref x, const std::string& prefix);    // the model's kind of norm
+  Ref unit_norm(Ref x, int64_t width);           // of the mean square, without weights
   Ref heads(Ref x, int64_t heads, int64_t dim);  // [t, n] -> [t, heads, dim]
   Ref merge_heads(Ref x);                        // [t, heads, dim] -> [t, n]
   Ref rope(Ref x, int64_t layer);
+  Ref temper(Ref q);  // queries of a layer without positions: larger where the context is longer
   Ref activation(Ref x, Activation kind);
   Ref activation(Ref x) { return activation(x, config.activation); }
   Ref op(std::string_view name, std::vector<Ref> in, Attrs attrs = {}, std::string label = {});
@@ -48,6 +51,7 @@ class ModelBuilder {
   // Writes the planes of this layer, k and v, and attends over everything visible: the causal core
   // of a layer.
   Ref append_and_attend(int64_t layer, Ref q, Ref k, Ref v);
+  Ref attend_shared(int64_t layer, Ref q);  // over the keys and values of ModelConfig::kv_layer()
   // The same with planes c and kr; keys and values are the layer's matrices times c.
   Ref append_and_attend_latent(int64_t layer, Ref q, Ref c, Ref kr);
 
@@ -81,6 +85,7 @@ class ModelBuilder {
   size_t first_state(int64_t layer) const;  // a recurrent layer has two, others one
   Ref view_of(int64_t layer) const;
   std::vector<Ref> append(int64_t layer, Ref q, Ref first, Ref second);
+  Ref attend(int64_t layer, std::vector<Ref> in);
   void declare_recurrent_states(int64_t layer);
   Ref adapt(Ref y, Ref x, const std::string& prefix);
   Ref adapter_weight(const std::string& name, std::vector<Dim> dims);
@@ -102,6 +107,7 @@ Module build_decoder(const ModelConfig& config,
                      const CompileOptions& options);  // Llama and related models
 Module build_gpt2(const ModelConfig& config, const CompileOptions& options);
 Module build_mamba2(const ModelConfig& config, const CompileOptions& options);
+Module build_gemma3n(const ModelConfig& config, const CompileOptions& options);
 Module build_encoder(const ModelConfig& config, const CompileOptions& options);  // BERT and related
 
 // Linear attention by the gated delta rule, in place of attention.

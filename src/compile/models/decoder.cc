@@ -22,8 +22,13 @@ Ref attention(ModelBuilder& b, Ref x, int64_t layer) {
     q = b.norm(q, blk + "attn_q_norm");
     k = b.norm(k, blk + "attn_k_norm");
   }
+  if (c.unit_qk && b.rotates(layer)) {  // Llama 4 does it after the rotation, which keeps lengths
+    q = b.unit_norm(q, c.head_dim);
+    k = b.unit_norm(k, c.head_dim);
+  }
   q = b.rope(q, layer);
   k = b.rope(k, layer);
+  if (!b.rotates(layer)) q = b.temper(q);
   Ref mixed = b.append_and_attend(layer, q, k, v);
   Ref y = b.merge_heads(mixed);
   if (c.attention_gate) y = b.op("mul", {y, b.op("sigmoid", {b.linear(x, blk + "attn_gate")})});

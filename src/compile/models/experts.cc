@@ -24,6 +24,12 @@ Ref clamped(ModelBuilder& b, Ref gate, Ref up) {
   return b.op("mul", {b.op("add", {up, b.constant("experts.one", {1.0})}), gate});
 }
 
+Ref ones_like(ModelBuilder& b, Ref x) {
+  Attrs shape = Value::Object{{"dims", Value::Array{b.fn().tensor(x).extent(0).text(), "1"}},
+                              {"axes", Value::Array{"t", "k"}}};
+  return b.op("broadcast", {b.constant("one", {1.0})}, std::move(shape));
+}
+
 }  // namespace
 
 Ref expert_mlp(ModelBuilder& b, Ref x, int64_t layer) {
@@ -40,7 +46,8 @@ Ref expert_mlp(ModelBuilder& b, Ref x, int64_t layer) {
   std::vector<Ref> scores = {b.linear(x, blk + "ffn_gate_inp")};
   if (e.score_bias) scores.push_back(b.weight(blk + "exp_probs_b.bias"));
   std::vector<Ref> route = b.op_multi("moe_route", scores, std::move(attrs), blk + "route");
-  std::vector<Ref> rows = b.op_multi("moe_dispatch", {x, route[1]},
+  Ref from = e.scale_inputs ? b.op("mul", {x, route[0]}) : x;
+  std::vector<Ref> rows = b.op_multi("moe_dispatch", {from, route[1]},
                                      Value::Object{{"count", e.count}}, blk + "dispatch");
   auto product = [&](Ref in, const std::string& stem) {
     std::vector<Ref> inputs = {in, b.weight(blk + stem + ".weight"), rows[1]};
@@ -51,7 +58,8 @@ Ref expert_mlp(ModelBuilder& b, Ref x, int64_t layer) {
   Ref up = product(rows[0], "ffn_up_exps");
   Ref mixed = e.clamp > 0 ? clamped(b, gate, up) : b.op("mul", {b.activation(gate), up});
   Ref down = product(mixed, "ffn_down_exps");
-  Ref y = b.op("moe_combine", {down, rows[2], rows[1], route[0]}, {}, blk + "combine");
+  Ref weights = e.scale_inputs ? ones_like(b, route[0]) : route[0];
+  Ref y = b.op("moe_combine", {down, rows[2], rows[1], weights}, {}, blk + "combine");
   return e.shared_ffn > 0 ? b.op("add", {y, shared_expert(b, x, blk)}) : y;
 }
 

@@ -23,7 +23,8 @@ constexpr Entry kModels[] = {
     {"olmoe", build_decoder},      {"glm4moe", build_decoder},    {"deepseek2", build_decoder},
     {"gpt-oss", build_decoder},    {"bert", build_encoder},       {"roberta", build_encoder},
     {"distilbert", build_encoder}, {"nomic-bert", build_encoder}, {"modern-bert", build_encoder},
-    {"mamba2", build_mamba2},      {"qwen3next", build_decoder},
+    {"mamba2", build_mamba2},      {"qwen3next", build_decoder},  {"llama4", build_decoder},
+    {"gemma3n", build_gemma3n},
 };
 
 }  // namespace
