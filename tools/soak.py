@@ -6,8 +6,9 @@
 Starts `tokamak serve` with few KV blocks, lets clients send all kinds of requests (streams, choices, beams, stop strings,
 shared prefixes, garbage) and disconnect at random, and monitors blocks, sequences, file descriptors, threads and memory.
 Meanwhile other clients repeat requests whose answers are known from a quiet server (chats, tools, schemas, other APIs, and
-all of them as batch jobs), connections open and close in storms, and with --page a browser uses the chat page.
-Exits with 1 if anything leaked, if memory keeps growing, if an answer differed, or if the server had an internal error.
+all of them as batch jobs), connections open and close in storms, and with --page a browser uses the chat page in two tabs.
+Exits with 1 if anything leaked, if the memory of the server or of the page keeps growing, if an answer differed, or if the server
+had an internal error.
 --page needs Chromium and the Python package playwright.
 """
 import argparse
@@ -310,18 +311,32 @@ class Storms(Checker):
 
 
 class Page(Checker):
-    """A browser with the chat page: asks, stops, asks again, looks at the other tabs, reloads."""
+    """A browser with two tabs of the chat page: asks, stops, asks again, looks at the other views. The second tab is also reloaded; the
+    memory of the first is measured."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.start_time, self.samples = time.monotonic(), []
 
     def run(self):
         from playwright.sync_api import sync_playwright
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"])
-            page = browser.new_context(viewport={"width": 1100, "height": 760}).new_page()
-            page.set_default_timeout(300000)
-            page.on("pageerror", lambda e: self.wrong.append(f"page: {e}"))
-            page.goto(f"http://{self.server.host}:{self.server.port}/")
+            context = browser.new_context(viewport={"width": 1100, "height": 760})
+            context.set_default_timeout(300000)
+            pages = [context.new_page() for _ in range(2)]
+            for page in pages:
+                page.on("pageerror", lambda e: self.wrong.append(f"page: {e}"))
+                page.goto(f"http://{self.server.host}:{self.server.port}/")
+            session = context.new_cdp_session(pages[0])
+            session.send("Performance.enable")
             while time.monotonic() < self.until and self.server.process.poll() is None:
-                self.visit(page)
+                for page in pages:
+                    page.bring_to_front()
+                    self.visit(page)
+                self.measure(session)
+                if self.rng.random() < 0.5:
+                    pages[1].reload()
             browser.close()
 
     def visit(self, page):
@@ -336,11 +351,16 @@ class Page(Checker):
         for tab in ("#tab-server", "#tab-plan"):
             page.locator(tab).click()
             page.wait_for_timeout(2500)
-        if self.rng.random() < 0.3:
-            page.reload()
+        page.locator("#tab-chat").click()
         if self.rng.random() < 0.5:
-            page.locator("#tab-chat").click()
             page.locator("#clear").click()
+
+    def measure(self, session):
+        """What the page holds after garbage was collected."""
+        session.send("HeapProfiler.collectGarbage")
+        found = {m["name"]: m["value"] for m in session.send("Performance.getMetrics")["metrics"]}
+        self.samples.append({"t": round(time.monotonic() - self.start_time, 1), "heap_mib": round(found["JSHeapUsedSize"] / 2**20, 2),
+                             "nodes": int(found["Nodes"]), "listeners": int(found["JSEventListeners"])})
 
 
 def slope_per_hour(times, values):
@@ -375,7 +395,8 @@ def main():
     clients += [Checker(server, known, args.seed * 100 + i, *common) for i in range(args.checkers)]
     clients += [Batches(server, known, args.seed, *common)]
     clients += [Storms(server, known, args.seed, *common, size=args.storm)] if args.storm else []
-    clients += [Page(server, known, args.seed, *common)] if args.page else []
+    pages = [Page(server, known, args.seed, *common)] if args.page else []
+    clients += pages
     for c in clients:
         c.start()
     samples = []
@@ -404,6 +425,13 @@ def main():
     wrong += [f"fds {first['fds']} -> {last['fds']}"] if last["fds"] > first["fds"] + 2 else []
     wrong += [f"threads {first['threads']} -> {last['threads']}"] if last["threads"] > first["threads"] else []
     wrong += [f"memory grows by {slope:.1f} MiB per hour"] if slope > args.slope else []
+    for page in pages:
+        seen = page.samples[len(page.samples) // 2:] or [{"t": 0, "heap_mib": 0, "nodes": 0, "listeners": 0}]
+        slope = slope_per_hour([s["t"] for s in seen], [s["heap_mib"] for s in seen])
+        result["page"] = {"samples": len(page.samples), "heap_slope_mib_per_hour": round(slope, 2),
+                          **{k: [page.samples[0][k], seen[0][k], max(s[k] for s in seen), seen[-1][k]] for k in ("heap_mib", "nodes", "listeners") if page.samples}}
+        wrong += ["the page was not used"] if len(page.samples) < 2 else []
+        wrong += [f"the page grows by {slope:.1f} MiB per hour"] if slope > args.slope else []
     if server.gpu:  # what is made for the first steps of each shape is kept, so the second half counts
         result["gpu_mib"] = [min(s["gpu_mib"] for s in half), max(s["gpu_mib"] for s in half), last["gpu_mib"]]
         wrong += [f"GPU memory {half[0]['gpu_mib']} -> {last['gpu_mib']} MiB"] if last["gpu_mib"] > half[0]["gpu_mib"] + 2 else []
@@ -412,7 +440,7 @@ def main():
     wrong += [f"exit code {code}"] if code else []
     result["wrong"] = wrong
     if args.json:
-        args.json.write_text(json.dumps({**result, "samples": samples}, indent=1))
+        args.json.write_text(json.dumps({**result, "samples": samples, "page_samples": [s for p in pages for s in p.samples]}, indent=1))
     print(json.dumps(result, indent=2))
     return 1 if wrong else 0
 

@@ -34,10 +34,10 @@ class ValueBuilder : public nlohmann::json_sax<Json> {
     return true;
   }
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& e) override {
-    std::string text = e.what();
-    size_t cut = text.find("parse error");
+    std::string text = e.what();  // "[json.exception.NAME] what is wrong"
+    size_t cut = text.find("] ");
     fail(ErrorCode::kInvalidArgument, "{}: {}", what_,
-         cut == std::string::npos ? text : text.substr(cut));
+         cut == std::string::npos ? text : text.substr(cut + 2));
   }
 
   Value take() { return std::move(root_); }

@@ -1,5 +1,6 @@
-"""Third-party clients against the server: the official clients of Anthropic and Ollama, LangChain's ChatOpenAI, and Schemathesis,
-which generates requests from /openapi.json (minutes; only if the package schemathesis is installed)."""
+"""Third-party clients against the server: the official clients of Anthropic, Ollama and Triton, LangChain's ChatOpenAI, OpenTelemetry's
+own decoder of spans, and Schemathesis, which generates requests from /openapi.json (minutes; only if the package schemathesis is installed)."""
+import base64
 import importlib.util
 import subprocess
 import sys
@@ -7,6 +8,13 @@ import tempfile
 import unittest
 
 from harness import Server
+
+
+def missing(package):
+    try:
+        return importlib.util.find_spec(package) is None
+    except ModuleNotFoundError:
+        return True
 
 
 TOOL_TEXT = 'Sure. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -163,7 +171,87 @@ class LangChain(unittest.TestCase):
         self.assertEqual([c["token"] for c in answer.response_metadata["logprobs"]["content"]], ["h", "i"])
 
 
-@unittest.skipIf(importlib.util.find_spec("schemathesis") is None, "schemathesis is not installed")
+@unittest.skipIf(missing("tritonclient.http"), "tritonclient is not installed")
+class Triton(unittest.TestCase):
+    """Triton's HTTP client, with its defaults: tensors are sent in binary form."""
+    @classmethod
+    def setUpClass(cls):
+        import tritonclient.http
+        cls.package, cls.server = tritonclient.http, Server()
+        cls.client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{cls.server.port}")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.client.close()
+        cls.server.stop()
+
+    def infer(self, texts, binary, outputs=None, **parameters):
+        import numpy
+        tensors = [("text_input", "BYTES", numpy.array([t.encode() for t in texts], dtype=numpy.object_)),
+                   *((name, kind, numpy.array([value], dtype)) for name, (kind, dtype, value) in parameters.items())]
+        inputs = []
+        for name, kind, array in tensors:
+            inputs.append(self.package.InferInput(name, array.shape, kind))
+            inputs[-1].set_data_from_numpy(array, binary_data=binary)
+        return self.client.infer("fake", inputs, outputs=outputs, request_id="7")
+
+    def test_state(self):
+        self.assertTrue(self.client.is_server_live() and self.client.is_server_ready() and self.client.is_model_ready("fake"))
+        self.assertFalse(self.client.is_model_ready("nope"))
+        self.assertEqual(self.client.get_server_metadata()["name"], "tokamak")
+        self.assertEqual([t["name"] for t in self.client.get_model_metadata("fake")["inputs"]], ["text_input"])
+
+    def test_infer(self):
+        for binary in (True, False):
+            result = self.infer(["[say One]", "[say Zw\u00f6lf]"], binary, max_tokens=("INT32", "int32", 4), temperature=("FP32", "float32", 0.5))
+            self.assertEqual([str(t) if isinstance(t, str) else t.decode() for t in result.as_numpy("text_output")], ["One", "Zw\u00f6"])
+            self.assertEqual(result.get_response()["id"], "7")
+            wanted = [self.package.InferRequestedOutput("finish_reason", binary_data=binary)]
+            result = self.infer(["[say One]"], binary, wanted)
+            self.assertEqual(result.as_numpy("finish_reason").tolist(), ["stop"])
+            self.assertIsNone(result.as_numpy("text_output"))
+
+    def test_errors(self):
+        for call in (lambda: self.client.infer("nope", []), lambda: self.infer([], True), lambda: self.infer(["x"], True, top_k=("INT32", "int32", -7))):
+            with self.assertRaises(self.package.InferenceServerException if hasattr(self.package, "InferenceServerException") else Exception):
+                call()
+
+
+@unittest.skipIf(missing("opentelemetry.proto"), "opentelemetry-proto is not installed")
+class OpenTelemetry(unittest.TestCase):
+    def test_spans_are_valid(self):
+        """The decoder refuses unknown members and wrong types."""
+        from google.protobuf import json_format
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+        from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+        from traces_test import Collector
+        with Collector() as collector:
+            server = Server(env={"FAKE_COLLECTOR": collector.url})
+            server.request("POST", "/v1/completions", {"prompt": "[say abc]", "stream": True},
+                           {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"})
+            server.request("POST", "/v1/completions", {"prompt": "x", "n": "many"})
+            collector.wait(2)
+            server.stop()
+        spans = []
+        for body in collector.bodies:
+            for span in [s for r in body["resourceSpans"] for scope in r["scopeSpans"] for s in scope["spans"]]:
+                for name in {"traceId", "spanId", "parentSpanId"} & set(span):  # hexadecimal in OTLP's JSON, base64 in protobuf's
+                    span[name] = base64.b64encode(bytes.fromhex(span[name])).decode()
+            request = json_format.ParseDict(body, ExportTraceServiceRequest())
+            for resource in request.resource_spans:
+                self.assertIn("service.name", [a.key for a in resource.resource.attributes])
+                spans += [s for scope in resource.scope_spans for s in scope.spans]
+        good, bad = spans
+        self.assertEqual((good.trace_id.hex(), good.parent_span_id.hex()), ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"))
+        self.assertEqual([(s.kind, len(s.trace_id), len(s.span_id)) for s in spans], [(Span.SPAN_KIND_SERVER, 16, 8)] * 2)
+        self.assertTrue(all(0 < s.start_time_unix_nano <= s.end_time_unix_nano for s in spans))
+        self.assertEqual((good.status.code, bad.status.code), (Status.STATUS_CODE_UNSET, Status.STATUS_CODE_ERROR))
+        numbers = {a.key: a.value.int_value for a in good.attributes if a.value.WhichOneof("value") == "int_value"}
+        self.assertEqual((numbers["gen_ai.usage.output_tokens"], numbers["http.response.status_code"]), (3, 200))
+        self.assertEqual([e.name for e in good.events], ["first token"])
+
+
+@unittest.skipIf(missing("schemathesis"), "schemathesis is not installed")
 class Schemathesis(unittest.TestCase):
     def test_no_server_error(self):
         server = Server()

@@ -1,6 +1,7 @@
 """The APIs of other servers: Anthropic's Messages, OpenAI's Responses, Ollama, llama.cpp, KServe. Exact format, streams equal to whole
 answers, errors in each API's own form. The official clients are in sdk_test.py."""
 import json
+import struct
 import random
 import unittest
 
@@ -261,6 +262,30 @@ class Kserve(Compat):
         nested = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": [["[say One]"]]}],
                   "outputs": [{"name": "text_output"}]}
         self.assertEqual([o["data"] for o in self.post(f"{self.MODEL}/infer", nested)["outputs"]], [["One"]])
+
+    def binary(self, tensors, data, status=200, **headers):
+        """infer with tensors that follow the JSON, as Triton's clients send them."""
+        inputs = [{"name": n, "datatype": t, "shape": shape, "parameters": {"binary_data_size": size}} for n, t, shape, size in tensors]
+        head = json.dumps({"inputs": inputs}).encode()
+        headers = {"Inference-Header-Content-Length": len(head), "Content-Type": "application/octet-stream", **headers}
+        got, _, answer = self.server.request("POST", f"{self.MODEL}/infer", head + data, headers)
+        self.assertEqual(got, status, answer)
+        return json.loads(answer)
+
+    def test_binary_tensors(self):
+        texts = b"".join(struct.pack("<I", len(t)) + t for t in (b"[say One]", "[say Zw\u00f6lf]".encode()))
+        tensors = [("text_input", "BYTES", [2], len(texts)), ("max_tokens", "INT32", [1], 4), ("temperature", "FP32", [1], 4),
+                   ("ignore_eos", "BOOL", [1], 1)]
+        data = self.binary(tensors, texts + struct.pack("<if?", 5, 0.5, False))
+        self.assertEqual(data["outputs"][0]["data"], ["One", "Zw\u00f6lf"[:4]])  # a token of the test model is a byte
+        for tensor, bytes_ in ((("text_input", "BYTES", [1], 9), struct.pack("<I", 6) + b"hello"),  # longer than the data
+                               (("text_input", "BYTES", [1], 900), b"abcd"), (("text_input", "BYTES", [1], 3), b"abc"),
+                               (("text_input", "BYTES", [1], 5), struct.pack("<I", 1) + b"\xff"), (("x", "INT32", [1], 3), b"abc"),
+                               (("x", "FP16", [1], 2), b"ab"), (("x", "INT32", [3], 4), b"abcd"), (("x", "INT32", [1], -4), b"abcd")):
+            self.assertIn("inputs[0]", self.binary([tensor], bytes_, 400)["error"])
+        for size in ("-1", "x", "99999999999999999999"):
+            self.assertIn("JSON", self.binary([("text_input", "BYTES", [1], 4)], b"\x01\x00\x00\x00", 400,
+                                              **{"Inference-Header-Content-Length": size, "Content-Type": "application/json"})["error"])
 
     def test_errors(self):
         text = ("text_input", "BYTES", ["[say One]"])

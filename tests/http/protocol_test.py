@@ -125,6 +125,26 @@ class Protocol(unittest.TestCase):
             answer = self.server.raw(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\nhello".encode())
             self.assertTrue(answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 413 ")), (headers, answer))
             self.assertEqual(answer.count(b"HTTP/1.1"), 1, headers)  # none of it was parsed as a second request
+        for coding in ("gzip, chunked", "identity", "xchunked", "chunked, chunked", "chunked\r\nTransfer-Encoding: chunked"):
+            answer = self.server.raw(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: {coding}\r\n\r\n"
+                                     "0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            self.assertTrue(answer.startswith((b"HTTP/1.1 501 ", b"HTTP/1.1 400 ")), (coding, answer))
+            self.assertEqual(answer.count(b"HTTP/1.1"), 1, coding)
+
+    def test_one_host(self):
+        self.assert_error(parse(self.server.raw(b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\nConnection: close\r\n\r\n")), 400)
+        self.assert_error(parse(self.server.raw(b"GET /health HTTP/1.1\r\n\r\n")), 400)
+
+    def test_empty_lines_before_a_request(self):
+        request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        with self.server.connect() as s:
+            for before in (b"\r\n", b"\r\n\r\n", b""):
+                s.sendall(before + request)
+                self.assertEqual(read_response(s)[0], 200)
+            s.sendall(b"\r\n")  # alone: still waiting for a request
+            time.sleep(0.05)
+            s.sendall(request)
+            self.assertEqual(read_response(s)[0], 200)
 
     def test_malformed_requests(self):
         for data in (b"\r\n\r\n\r\n", b"GET\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00",

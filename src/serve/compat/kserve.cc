@@ -1,14 +1,16 @@
-// KServe's open inference protocol (v2) over HTTP: metadata, health, infer, and Triton's extension
-// `generate`. A model has one version, "1".
+// KServe's open inference protocol (v2) over HTTP: metadata, health, infer, and Triton's extensions
+// `generate` and, for inputs, `binary_tensor_data`. A model has one version, "1".
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string_view>
 #include <utility>
 
 #include "base/json.h"
 #include "serve/openai/api.h"
 #include "serve/openai/api_error.h"
+#include "text/unicode.h"
 
 namespace tokamak::openai {
 namespace {
@@ -164,13 +166,83 @@ void flatten(const Value& data, Value& out, int depth = 0) {
   for (const Value& element : data.as_array()) flatten(element, out, depth + 1);
 }
 
-Value read_tensor(Fields& tensor) {
-  if (tensor.find("data") == nullptr)
-    bad_request(tensor.name("data"), "missing_required_parameter",
-                "'{}' is missing; send the data as JSON, binary tensors are not supported.",
-                tensor.name("data"));
+template <typename T>
+T take_number(std::string_view& bytes) {
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof(T));
+  bytes.remove_prefix(sizeof(T));
+  return value;
+}
+
+template <typename T, typename As>
+bool push_numbers(std::string_view bytes, Value& out) {
+  if (bytes.size() % sizeof(T) != 0) return false;
+  while (!bytes.empty()) out.push(static_cast<As>(take_number<T>(bytes)));
+  return true;
+}
+
+// Each element is its length in 4 bytes and its text.
+bool push_texts(std::string_view bytes, Value& out) {
+  while (!bytes.empty()) {
+    if (bytes.size() < sizeof(uint32_t)) return false;
+    const auto size = take_number<uint32_t>(bytes);
+    if (size > bytes.size() || !utf8_is_valid(bytes.substr(0, size))) return false;
+    out.push(std::string(bytes.substr(0, size)));
+    bytes.remove_prefix(size);
+  }
+  return true;
+}
+
+struct BinaryType {
+  std::string_view name;
+  bool (*push)(std::string_view bytes, Value& out);  // false: malformed
+};
+
+constexpr BinaryType kBinaryTypes[] = {
+    {"BYTES", push_texts},
+    {"BOOL", push_numbers<uint8_t, bool>},
+    {"INT8", push_numbers<int8_t, int64_t>},
+    {"INT16", push_numbers<int16_t, int64_t>},
+    {"INT32", push_numbers<int32_t, int64_t>},
+    {"INT64", push_numbers<int64_t, int64_t>},
+    {"UINT8", push_numbers<uint8_t, int64_t>},
+    {"UINT16", push_numbers<uint16_t, int64_t>},
+    {"UINT32", push_numbers<uint32_t, int64_t>},
+    {"FP32", push_numbers<float, double>},
+    {"FP64", push_numbers<double, double>},
+};
+
+// The next `size` bytes that follow the JSON of the request.
+Value read_binary(Fields& tensor, int64_t size, std::string_view& binary) {
+  if (size > std::ssize(binary))
+    bad_request(tensor.name("parameters"), "invalid_value",
+                "Invalid '{}': binary_data_size is {}, and {} bytes are left in the request.",
+                tensor.name("parameters"), size, binary.size());
+  std::string_view bytes = binary.substr(0, static_cast<size_t>(size));
+  binary.remove_prefix(bytes.size());
+  const std::string type = tensor.string("datatype").value_or("");
   Value flat = Value::array();
-  flatten(*tensor.find("data"), flat);
+  for (const BinaryType& known : kBinaryTypes)
+    if (known.name == type && known.push(bytes, flat)) return flat;
+  bad_request(tensor.name("datatype"), "invalid_value",
+              "Invalid '{}': the binary data is not a tensor of type '{}' (texts in UTF-8, numbers "
+              "of 8 to 64 bits).",
+              tensor.name("datatype"), type);
+}
+
+Value read_data(Fields& tensor, std::string_view& binary) {
+  if (const Value* parameters = tensor.find("parameters")) {
+    Fields fields(*parameters, tensor.name("parameters"));
+    if (auto size = fields.integer("binary_data_size", 0, INT64_MAX))
+      return read_binary(tensor, *size, binary);
+  }
+  Value flat = Value::array();
+  flatten(tensor.require("data"), flat);
+  return flat;
+}
+
+Value read_tensor(Fields& tensor, std::string_view& binary) {
+  Value flat = read_data(tensor, binary);
   int64_t count = 1;
   const auto* shape = tensor.array("shape");
   if (shape == nullptr) tensor.require("shape");
@@ -201,7 +273,8 @@ std::vector<std::string> read_outputs(Fields& fields) {
 }
 
 // One text per element of the tensor text_input; the other tensors, of one element, are parameters.
-Translated translate_tensors(const Value& given, const std::string& model) {
+Translated translate_tensors(const Value& given, const std::string& model,
+                             std::string_view binary) {
   Fields fields(given);
   KserveOptions options;
   options.tensors = true;
@@ -214,7 +287,7 @@ Translated translate_tensors(const Value& given, const std::string& model) {
   for (size_t i = 0; i < inputs->size(); ++i) {
     Fields tensor((*inputs)[i], fmt::format("inputs[{}]", i));
     const std::string& name = tensor.require_string("name");
-    Value data = read_tensor(tensor);
+    Value data = read_tensor(tensor, binary);
     if (name == kText)
       prompts = std::move(data);
     else if (data.size() == 1)
@@ -253,7 +326,7 @@ http::Response server_metadata(const Api& api) {
   Value value = Value::object();
   value.set("name", "tokamak");
   value.set("version", api.options().version);
-  value.set("extensions", Value::Array{"generate"});
+  value.set("extensions", Value::Array{"generate", "binary_tensor_data"});
   return http::json_response(value);
 }
 
@@ -285,14 +358,17 @@ void add_kserve_routes(Api& api, http::Router& router) {
       [&api](const Request& r) { return model_metadata(*api.model(model_name(r.parameter))); });
   auto post = [&](const char* path, auto translate) {
     auto dialect = [translate](const Value& body, const Request& r) {
-      return translate(body, model_name(r.parameter));
+      return translate(body, model_name(r.parameter), r);
     };
     router.add("POST", path, api.generator({dialect, flat_error}));
   };
-  post("/v2/models/{name...}/infer", translate_tensors);
+  post("/v2/models/{name...}/infer",
+       [](const Value& body, const std::string& model, const Request& r) {
+         return translate_tensors(body, model, r.binary());
+       });
   for (bool stream : {false, true})
     post(stream ? "/v2/models/{name...}/generate_stream" : "/v2/models/{name...}/generate",
-         [stream](const Value& body, const std::string& model) {
+         [stream](const Value& body, const std::string& model, const Request&) {
            return translate_text(body, model, stream);
          });
 }

@@ -282,7 +282,7 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
     std::string before = fields.string("input_prefix").value_or(""),
                 after = fields.string("input_suffix").value_or("");
     before += fields.string("prompt").value_or("");
-    std::vector<std::pair<std::string, std::string>> files;
+    FillInFiles files;
     if (const auto* list = fields.array("input_extra"))
       for (size_t i = 0; i < list->size(); ++i) {
         Fields file((*list)[i], fmt::format("input_extra[{}]", i));
@@ -290,7 +290,12 @@ Translated translate_llama(const Value& given, bool infill, const Api& api) {
         if (!text.is_string()) wrong_type(file.name("text"), "a string", text);
         files.emplace_back(file.string("filename").value_or("tmp"), text.as_string());
       }
-    out.body.set("prompt", fill_in_prompt(*model, before, after, files));
+    Value marked = fill_in_prompt(*model, before, after, &files);
+    std::vector<int32_t> ids;
+    for (const Value& id : marked.as_array()) ids.push_back(static_cast<int32_t>(id.as_int()));
+    prompt = model->tokenizer->decode(ids);
+    out.body.set("prompt", std::move(marked));
+    stop_at_next_file(*model->tokenizer, out.body);
   } else {
     out.body.set("prompt", all_prompts(prompt, *model->tokenizer));
   }

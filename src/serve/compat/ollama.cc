@@ -158,7 +158,7 @@ Translated translate_generate(const Value& body, const Api& api) {
   }
   read_common(fields, prompt.empty() && !suffix, false, api, out);
   if (raw && !suffix) out.body.set("prompt", std::move(prompt));
-  if (suffix) out.body.set("prompt", fill_in_prompt(*api.model_of(out.body), prompt, *suffix, {}));
+  if (suffix) out.body.set("prompt", fill_in_prompt(*api.model_of(out.body), prompt, *suffix));
   if (!out.chat) {  // another form of log-probabilities
     const bool wanted = out.body.get_bool("logprobs", false);
     int64_t top = out.body.get_int("top_logprobs", 0);

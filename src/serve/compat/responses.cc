@@ -91,6 +91,9 @@ void add_input(Fields& fields, Value& messages) {
     return;
   }
   if (!input.is_array()) wrong_type("input", "a string or an array of items", input);
+  if (input.size() == 0 && messages.size() == 0)
+    bad_request("input", "empty_array",
+                "Invalid 'input': empty array. Expected at least one item.");
   for (size_t i = 0; i < input.as_array().size(); ++i)
     add_item(input.as_array()[i], fmt::format("input[{}]", i), messages);
 }

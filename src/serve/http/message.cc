@@ -1,6 +1,8 @@
 #include "serve/http/message.h"
 
 #include <algorithm>
+#include <charconv>
+#include <system_error>
 
 #include "base/json.h"
 
@@ -11,6 +13,17 @@ std::string_view Request::header(std::string_view name) const {
     if (key == name) return value;
   return {};
 }
+
+std::string_view Request::json() const {
+  std::string_view header_size = header("inference-header-content-length");
+  size_t size = 0;
+  auto [end, error] =
+      std::from_chars(header_size.data(), header_size.data() + header_size.size(), size);
+  bool valid = error == std::errc() && end == header_size.data() + header_size.size();
+  return std::string_view(body).substr(0, valid ? size : body.size());
+}
+
+std::string_view Request::binary() const { return std::string_view(body).substr(json().size()); }
 
 bool is_request_id(std::string_view text) {
   return !text.empty() && text.size() <= 128 &&

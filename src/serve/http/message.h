@@ -26,6 +26,10 @@ struct Request {
 
   // The first header with that (lower-case) name; "" if absent.
   std::string_view header(std::string_view name) const;
+  // KServe's requests may be JSON followed by binary tensors; Inference-Header-Content-Length then
+  // has the size of the JSON. Without it all of the body is JSON.
+  std::string_view json() const;
+  std::string_view binary() const;
   // The client's X-Request-Id, if it is usable as one; every answer then carries it.
   std::string_view request_id() const;
 };

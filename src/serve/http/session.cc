@@ -165,6 +165,8 @@ void Session::parse() {
   if (input_.empty()) return;
   if (frames_ != nullptr) return parse_frames();
   if (!started_) {
+    input_.erase(0, input_.find_first_not_of("\r\n"));  // clients may send empty lines in between
+    if (input_.empty()) return;
     started_ = true;
     set_busy(true);
     set_deadline(wait_time(shared_->options.read_timeout));
@@ -197,6 +199,13 @@ void Session::on_header() {
   if (probes_only_ && message.method() != beast::http::verb::get &&
       message.method() != beast::http::verb::head)
     return reject(too_many_connections());  // before its body is read
+  if (message.count(beast::http::field::host) > 1)
+    return reject(error_response(400, "The Host header occurs more than once."));
+  // Another server on the way may see the end of such a body elsewhere.
+  auto encoding = message[beast::http::field::transfer_encoding];
+  if (message.count(beast::http::field::transfer_encoding) > 1 ||
+      (!encoding.empty() && !beast::iequals(encoding, "chunked")))
+    return reject(error_response(501, "Only 'Transfer-Encoding: chunked' is supported."));
   auto expect = message[beast::http::field::expect];
   if (expect.empty() || message.version() < 11) return;
   if (!beast::iequals(expect, "100-continue"))

@@ -25,7 +25,8 @@ void check_content_type(const http::Request& request) {
   std::transform(type.begin(), type.end(), type.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   while (!type.empty() && (type.back() == ' ' || type.back() == '\t')) type.pop_back();
-  if (!type.empty() && type != "application/json" && !type.ends_with("+json"))
+  const bool binary = !request.binary().empty() && type == "application/octet-stream";
+  if (!type.empty() && type != "application/json" && !type.ends_with("+json") && !binary)
     throw ApiError(415, fmt::format("Unsupported content type '{}': send application/json.", type),
                    "", "unsupported_content_type");
   std::string_view encoding = request.header("content-encoding");
@@ -38,7 +39,7 @@ Value parse_body(const http::Request& request) {
     bad_request("", "missing_body", "The request has no body; send a JSON object.");
   Value body;
   try {
-    body = parse_json(request.body, "body", {.max_depth = kMaxJsonDepth});
+    body = parse_json(request.json(), "body", {.max_depth = kMaxJsonDepth});
   } catch (const Error& e) {
     bad_request("", "invalid_json", "We could not parse the JSON body of your request: {}",
                 e.what());
@@ -61,7 +62,7 @@ void replace_suffix(Value& body, const Api& api) {
   if (!prompt.is_string()) wrong_type("prompt", "a string, because there is a 'suffix'", prompt);
   if (fields.boolean("echo").value_or(false))
     unsupported("echo", "It has no meaning together with 'suffix'.");
-  body.set("prompt", fill_in_prompt(*api.model_of(body), prompt.as_string(), *suffix, {}));
+  body.set("prompt", fill_in_prompt(*api.model_of(body), prompt.as_string(), *suffix));
   body.set("suffix", Value());
 }
 
