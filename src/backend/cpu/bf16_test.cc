@@ -1,5 +1,5 @@
-// The kernels of the bf16 level against the definition of bfmmla in the Arm manual, and against sums
-// in double.
+// The kernels of the bf16 level against the definition of bfmmla in the Arm manual, and against
+// sums in double.
 #include <gtest/gtest.h>
 
 #include <algorithm>

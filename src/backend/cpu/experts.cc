@@ -348,8 +348,8 @@ void add_expert_kernels(KernelList& list) {
   for (const char* format : kMinimumFormats)
     product(format, std::string("q8a, weight ") + format, kQuantPanels, kMinimumClass);
   for (const MatrixForm& form : kMatrixForms)
-    product(std::string("f32") + form.suffix, "f32, weight " + form.weights(),
-            form.layout, form.numeric_class);
+    product(std::string("f32") + form.suffix, "f32, weight " + form.weights(), form.layout,
+            form.numeric_class);
   list.add("moe_route", "moe_route(f32, *)", "f64, rounded once", make_route);
   list.add("moe_dispatch", "moe_dispatch(f32, i32)", "exact", make_dispatch);
   list.add("moe_combine", "moe_combine(f32, i32, i32, f32)", "f64 in the order of experts",

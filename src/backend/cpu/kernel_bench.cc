@@ -223,7 +223,7 @@ class Bench {
       w.weight = &weights[i];
       calls[i].in = {tensor(x.data(), type, {c.rows, c.k}), w};
       calls[i].out = {tensor(y.data(), DType::kF32, {c.rows, c.n})};
-      const char* kernel = integers                    ? "cpu.region.linears"
+      const char* kernel = integers                  ? "cpu.region.linears"
                            : c.dtype == DType::kBF16 ? "cpu.region.linears.bf16"
                                                      : "cpu.region.linears.float";
       prepare(calls[i], kernel, "region", Value(), kv, &region);

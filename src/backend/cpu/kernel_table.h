@@ -150,8 +150,8 @@ struct KernelTable {
   // activation, its rounded value and what rounding left, [k / 4][2][4] with zeros after the end;
   // their products are summed apart and added at the end. Two panels that are far apart with one
   // row: bf16_dot1x2, out[2][kPanel]. Many rows: bf16_spread brings a part of a panel to the order
-  // that bf16_rows reads, bf16_rows adds its products to sums[row][2 * kPanel], bf16_join ends them.
-  // nullptr: the level has none.
+  // that bf16_rows reads, bf16_rows adds its products to sums[row][2 * kPanel], bf16_join ends
+  // them. nullptr: the level has none.
   void (*bf16_split)(const float* x, int64_t k, uint16_t* out);
   void (*bf16_dot1x2)(const void* panel, const void* other, const uint16_t* x, int64_t k,
                       float* out);

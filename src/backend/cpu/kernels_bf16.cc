@@ -1,7 +1,7 @@
-// aarch64 with the bf16 and int8 matrix instructions: the level of kernels_i8mm.cc, with bf16 panels
-// multiplied by bfmmla. A float of an activation row becomes two bf16 numbers, its rounded value and
-// what rounding left; bfmmla multiplies 2 rows x 4 values of k with both at once, giving a 2 x 2 tile
-// of sums that are added at the end.
+// aarch64 with the bf16 and int8 matrix instructions: the level of kernels_i8mm.cc, with bf16
+// panels multiplied by bfmmla. A float of an activation row becomes two bf16 numbers, its rounded
+// value and what rounding left; bfmmla multiplies 2 rows x 4 values of k with both at once, giving
+// a 2 x 2 tile of sums that are added at the end.
 #include <arm_neon.h>
 
 #include <cstdint>
@@ -29,8 +29,8 @@ void split(const float* x, int64_t k, uint16_t* out) {
     bfloat16x4_t high = vcvt_bf16_f32(v);
     float32x4_t rounded = vcvt_f32_bf16(high);
     uint32x4_t finite = vcaltq_f32(rounded, infinity);
-    float32x4_t rest = vreinterpretq_f32_u32(
-        vandq_u32(finite, vreinterpretq_u32_f32(vsubq_f32(v, rounded))));
+    float32x4_t rest =
+        vreinterpretq_f32_u32(vandq_u32(finite, vreinterpretq_u32_f32(vsubq_f32(v, rounded))));
     vst1_bf16(reinterpret_cast<bfloat16_t*>(out), high);
     vst1_bf16(reinterpret_cast<bfloat16_t*>(out + 4), vcvt_bf16_f32(rest));
   }
@@ -95,31 +95,29 @@ void spread(const void* panel, int64_t k, uint16_t* out) {
     bfloat16x8_t v[kPairs];
     pairs_of(from, v);
     pairs_of(from + 8, v + 4);
-    for (int p = 0; p < kPairs; ++p, out += 8)
-      vst1q_u16(out, vreinterpretq_u16_bf16(v[p]));
+    for (int p = 0; p < kPairs; ++p, out += 8) vst1q_u16(out, vreinterpretq_u16_bf16(v[p]));
   };
   int64_t i = 0;
   for (; i + 4 <= k; i += 4) group(w + i * kPanel);
   if (i < k) group(Tail(w, k).w);
 }
 
-// Registers: v0-7, v8-15, v16-23 the sums of the three rows; v24-26 their terms; v27-30 row pairs. Assembly because
-// compilers load all row pairs first and then lack registers for the sums. C1, C2: TK_YES or TK_NO, for a second and a
-// third row.
+// Registers: v0-7, v8-15, v16-23 the sums of the three rows; v24-26 their terms; v27-30 row pairs.
+// Assembly because compilers load all row pairs first and then lack registers for the sums. C1, C2:
+// TK_YES or TK_NO, for a second and a third row.
 #define TK_YES(...) __VA_ARGS__
 #define TK_NO(...)
-#define TK_PAIR(C1, C2, w, a, b, c)                                   \
-  "bfmmla v" #a ".4s, v" #w ".8h, v24.8h\n"                           \
-  C1("bfmmla v" #b ".4s, v" #w ".8h, v25.8h\n")                       \
-  C2("bfmmla v" #c ".4s, v" #w ".8h, v26.8h\n")
-#define TK_MOVE(OP, to, a, b, c, d, e, f, g, h)                       \
-  OP " q" #a ", q" #b ", [" to "]\n" OP " q" #c ", q" #d ", [" to ", #32]\n"      \
-  OP " q" #e ", q" #f ", [" to ", #64]\n" OP " q" #g ", q" #h ", [" to ", #96]\n"
-#define TK_MOVE_SUMS(OP, C1, C2)                                      \
-  TK_MOVE(OP, "%[s]", 0, 1, 2, 3, 4, 5, 6, 7)                         \
-  C1(TK_MOVE(OP, "x4", 8, 9, 10, 11, 12, 13, 14, 15))                 \
+#define TK_PAIR(C1, C2, w, a, b, c)                                                       \
+  "bfmmla v" #a ".4s, v" #w ".8h, v24.8h\n" C1("bfmmla v" #b ".4s, v" #w ".8h, v25.8h\n") \
+      C2("bfmmla v" #c ".4s, v" #w ".8h, v26.8h\n")
+#define TK_MOVE(OP, to, a, b, c, d, e, f, g, h)                                                  \
+  OP " q" #a ", q" #b ", [" to "]\n" OP " q" #c ", q" #d ", [" to ", #32]\n" OP " q" #e ", q" #f \
+     ", [" to ", #64]\n" OP " q" #g ", q" #h ", [" to ", #96]\n"
+#define TK_MOVE_SUMS(OP, C1, C2)                      \
+  TK_MOVE(OP, "%[s]", 0, 1, 2, 3, 4, 5, 6, 7)         \
+  C1(TK_MOVE(OP, "x4", 8, 9, 10, 11, 12, 13, 14, 15)) \
   C2(TK_MOVE(OP, "x5", 16, 17, 18, 19, 20, 21, 22, 23))
-#define TK_LOOP(C1, C2)                                               \
+#define TK_LOOP(C1, C2) \
   asm volatile(                                                       \
       "mov x0, %[w]\nmov x1, %[x]\nadd x2, x1, %[stride]\nadd x3, x2, %[stride]\nmov x6, %[n]\n" \
       "add x4, %[s], #128\nadd x5, %[s], #256\n" TK_MOVE_SUMS("ldp", C1, C2)                     \
@@ -159,7 +157,7 @@ TK_INLINE void multiply_rows(const uint16_t* w, const uint16_t* x, int64_t strid
 
 // sums[rows][kPairs][2 x 2] += ; rows of x are `stride` numbers apart.
 void dot_rows(const uint16_t* w, const uint16_t* x, int64_t stride, int64_t rows, int64_t k,
-               float* sums) {
+              float* sums) {
   int64_t groups = (k + 3) / 4;
   for (; rows >= 3; rows -= 3, x += 3 * stride, sums += 6 * kPanel)
     multiply_rows<3>(w, x, stride, groups, sums);
