@@ -66,7 +66,7 @@ http::ServerOptions server_options(int argc, char** argv) {
   return options;
 }
 
-http::Response engine_state(const testing::FakeClient& client, const openai::Api& api,
+http::Response engine_state(const tokamak::testing::FakeClient& client, const openai::Api& api,
                             const http::Server& server) {
   Value value = Value::object();
   value.set("submitted", client.submitted.load());
@@ -111,7 +111,7 @@ openai::BatchOptions batch_options(int argc, char** argv, const char* folder) {
 
 int main(int argc, char** argv) {
   try {
-    auto client = std::make_shared<testing::FakeClient>();
+    auto client = std::make_shared<tokamak::testing::FakeClient>();
     http::Server server(server_options(argc, argv));
     openai::ApiOptions options;
     if (const char* key = std::getenv("FAKE_API_KEY")) options.api_keys = {{key}};
@@ -126,7 +126,7 @@ int main(int argc, char** argv) {
     options.http_stats = &server.stats();
     client->retry_after = static_cast<double>(option(argc, argv, "retry-after", 1));
     client->tree_ms = option(argc, argv, "tree-ms", 0);
-    ServedModel model = testing::fake_model(client);
+    ServedModel model = tokamak::testing::fake_model(client);
     if (const char* format = std::getenv("FAKE_TOOLS"))
       model.tool_format = find_tool_format(format);
     openai::Api api(options, {std::move(model)});
