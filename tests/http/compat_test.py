@@ -215,7 +215,7 @@ class Responses(Compat):
         self.assertEqual(self.post(self.PATH, {"input": items, "tools": self.TOOLS})["output"][0]["content"][0]["text"], "sum")
 
     def test_errors(self):
-        for body, param in (({}, "input"), ({"input": 3}, "input"), ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        for body, param in (({}, "input"), ({"input": 3}, "input"), ({"input": []}, "input"), ({"input": [{"type": "computer_call"}]}, "input[0].type"),
                             ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
                             ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"), ({"input": "x", "background": True}, "background"),
                             ({"input": "x", "conversation": "c"}, "conversation"), ({"input": "x", "max_output_tokens": 0}, "max_output_tokens")):

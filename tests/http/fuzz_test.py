@@ -177,6 +177,11 @@ class Fuzz(unittest.TestCase):
                     status, _, data = self.server.request("POST", path, body)
                     self.check(status, data)
 
+    def test_numbers_out_of_range_are_named(self):
+        status, _, data = self.server.request("POST", "/v1/chat/completions", b'{"messages": [], "temperature": 1e400}')
+        message = json.loads(data)["error"]["message"]
+        self.assertEqual((status, "1e400" in message, "exception" in message), (400, True, False), message)
+
     def test_every_field_with_every_value(self):
         for field in CHAT_FIELDS:
             for value in VALUES:

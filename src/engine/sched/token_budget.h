@@ -7,29 +7,21 @@
 #include <limits>
 
 #include "base/clock.h"
+#include "engine/sched/prompt_cost.h"
 
 namespace tokamak {
 
-// A step is predicted from one that was measured, of n tokens that took t: with k * n tokens at the
-// same depth it takes at most max(a + k * (t - a), k * t), where a is the time of a step without
-// prompts. The first holds for fewer tokens, the second for more, whether prompts add to the time
-// of the decodes or are hidden behind the reading of weights. Deeper tokens cost more (attention):
-// by a line fitted to the steps of the last prompts. Shallower ones are taken to cost at least
-// half, until they have been measured. The result is corrected by how much longer than predicted
-// the last steps took. If decodes alone take more than half of the target, prompts get as much time
-// as decodes. Steps without decodes are bounded too, so that an engine reacts to cancellations and
-// arrivals. Pure arithmetic; owned by the scheduler.
+// A step is predicted from one that was measured, of n tokens that took t. It is moved to another
+// depth and another number of tokens by the fitted costs (PromptCost). With k * n tokens, k > 1, it
+// is taken to need k * t, whether prompts add to the time of the decodes or are hidden behind the
+// reading of weights. Shallower tokens are taken to cost at least half, until they have been
+// measured. The result is corrected by how much longer than predicted the last steps took. If
+// decodes alone take more than half of the target, prompts get as much time as decodes. Steps
+// without decodes are bounded too, so that an engine reacts to cancellations and arrivals. Pure
+// arithmetic; owned by the scheduler.
 class TokenBudget {
  public:
-  struct Prompts {  // prompt tokens of a step
-    int64_t tokens = 0;
-    double positions = 0;  // sum of their positions
-    void add(int64_t count, int64_t start) {
-      tokens += count;
-      positions += static_cast<double>(count) *
-                   (static_cast<double>(start) + 0.5 * static_cast<double>(count));
-    }
-  };
+  using Prompts = PromptTokens;
   static constexpr int64_t kLeastPrefill = 16;
 
   TokenBudget(int64_t most, Nanos target) : most_(most), target_(seconds(target)) {}
@@ -44,7 +36,7 @@ class TokenBudget {
   // The most prompt tokens from position `start` on that take at most `time`.
   int64_t fit(double time, int64_t start) const {
     if (!std::isfinite(time)) return most_;
-    if (tokens_ == 0) return std::min(most_, kFirst);
+    if (measured_.tokens == 0) return std::min(most_, kFirst);
     int64_t fits = 0, exceeds = most_ + 1;
     while (exceeds - fits > 1) {
       int64_t n = fits + (exceeds - fits) / 2;
@@ -57,16 +49,19 @@ class TokenBudget {
   // A prompt makes progress in every step: by this many tokens, or as many as take as much time as
   // the decodes.
   int64_t least(int64_t start) const {
-    if (tokens_ == 0 || alone_ == 0) return kLeastPrefill;
+    if (measured_.tokens == 0 || alone_ == 0) return kLeastPrefill;
     return std::clamp<int64_t>(fit(alone_, start), 2, kLeastPrefill);
   }
   // Seconds that these prompts add to a step.
   double cost(const Prompts& p) const {
-    if (tokens_ == 0 || p.tokens == 0) return 0;
-    double deeper =
-        std::max(0.5, depth(p.positions / static_cast<double>(p.tokens)) / depth(position_));
-    double part = deeper * static_cast<double>(p.tokens) / tokens_;
-    return std::max(part * (took_ - alone_), part * took_ - alone_);
+    if (measured_.tokens == 0 || p.tokens == 0) return 0;
+    double part = static_cast<double>(p.tokens) / static_cast<double>(measured_.tokens);
+    Prompts same{measured_.tokens, p.depth, p.positions / part};  // as many as measured, here
+    double fitted = cost_.seconds(same);
+    double here = added_ * std::max(0.5, ratio(fitted, cost_.seconds(measured_)));
+    double predicted = here * std::max(std::min(part, 1.0), ratio(cost_.seconds(p), fitted));
+    double more = static_cast<double>(p.tokens - kFree) / static_cast<double>(measured_.tokens);
+    return std::max(predicted, more * (here + alone_) - alone_);
   }
   // A step took this long.
   void observe(const Prompts& prompts, int64_t decodes, Nanos duration) {
@@ -77,63 +72,38 @@ class TokenBudget {
       return;
     }
     if (decodes == 0) took += alone_;  // as it would be with them
-    double predicted = tokens_ > 0 ? alone_ + cost(prompts) : took;
-    if (tokens_ > 0) {
-      double ratio = took / predicted;
-      slack_ = std::clamp(std::max(ratio, kKeep * slack_ + (1 - kKeep) * ratio), 1.0, kMaxSlack);
+    double predicted = took;
+    if (measured_.tokens > 0) {
+      predicted = alone_ + cost(prompts);
+      double longer = took / (kTolerance * predicted);
+      slack_ = std::clamp(std::max(longer, kKeep * slack_ + (1 - kKeep) * longer), 1.0, kMaxSlack);
     }
-    auto n = static_cast<double>(prompts.tokens);
-    double position = prompts.positions / n;
-    learn_depth(position, std::max(took - alone_, 0.0) / n, std::min(1.0, n / 32));
+    cost_.observe(prompts, std::max(took - alone_, 0.0), took);
     // The end of a prompt says little about larger chunks.
-    if (n < 0.5 * tokens_ && ++small_ < kSmall) return;
+    if (2 * prompts.tokens < measured_.tokens && ++small_ < kSmall) return;
     small_ = 0;
-    tokens_ = n;
-    position_ = position;
-    took_ = std::max(0.5 * (took + predicted), alone_);
+    measured_ = prompts;
+    added_ = std::max(0.5 * (took + predicted) - alone_, 0.0);
   }
 
  private:
-  double depth(double position) const { return base_ + slope_ * position; }
+  static double ratio(double a, double b) { return b > 0 ? a / b : 1; }
 
-  // A linear regression of the cost per token in which older steps count less.
-  void learn_depth(double x, double y, double weight) {
-    for (double* sum : {&weight_, &x_, &xx_, &y_, &xy_}) *sum *= kKeepDepth;
-    weight_ += weight;
-    x_ += weight * x;
-    xx_ += weight * x * x;
-    y_ += weight * y;
-    xy_ += weight * x * y;
-    double mean_x = x_ / weight_, mean_y = y_ / weight_;
-    double spread = std::sqrt(std::max(0.0, xx_ / weight_ - mean_x * mean_x));
-    // Positions that are all alike say nothing about the slope.
-    if (spread > std::max(kSpread, kRelativeSpread * mean_x)) {
-      slope_ = std::max(0.0, (xy_ / weight_ - mean_x * mean_y) / (spread * spread));
-      slope_known_ = true;
-    }
-    if (!slope_known_) slope_ = mean_y / (kDoubles + mean_x);
-    base_ = std::max({mean_y - slope_ * mean_x, 0.05 * mean_y, 1e-12});
-  }
-
-  static constexpr int64_t kFirst = 32;   // tokens of the first step, whose cost is not known
-  static constexpr double kLongest = 1;   // seconds of a step without decodes
-  static constexpr double kKeep = 0.8;    // weight of the past in the correction, per step
-  static constexpr double kMaxSlack = 4;  // bound of the correction for steps that took too long
-  static constexpr int kSmall = 8;        // small chunks in a row after which they count
-  static constexpr double kKeepDepth = 0.9;
-  static constexpr double kSpread = 32, kRelativeSpread = 0.2;  // standard deviation of positions
-  static constexpr double kDoubles = 1000;  // position at which a token is taken to cost twice as
-                                            // much, until it is known
+  static constexpr int64_t kFree = 2;        // tokens by which a chunk grows as fitted
+  static constexpr int64_t kFirst = 32;      // tokens of the first step, whose cost is not known
+  static constexpr double kLongest = 1;      // seconds of a step without decodes
+  static constexpr double kKeep = 0.8;       // weight of the past in the correction, per step
+  static constexpr double kTolerance = 1.1;  // steps that take this much longer are as predicted
+  static constexpr double kMaxSlack = 4;     // bound of the correction for steps that took too long
+  static constexpr int kSmall = 8;           // small chunks in a row after which they count
   int64_t most_;
   double target_;
   double alone_ = 0;  // seconds of a step without prompts
   double slack_ = 1;  // how much longer than predicted the last steps took
-  // The measured step: tokens, their mean position, seconds. 0 tokens: none yet.
-  double tokens_ = 0, position_ = 0, took_ = 0;
-  bool slope_known_ = false;
-  int small_ = 0;                // smaller chunks since then
-  double base_ = 0, slope_ = 0;  // seconds per token by position
-  double weight_ = 0, x_ = 0, xx_ = 0, y_ = 0, xy_ = 0;
+  Prompts measured_;  // the measured step; no tokens: none yet
+  double added_ = 0;  // seconds that its prompts took
+  int small_ = 0;     // smaller chunks since then
+  PromptCost cost_;
 };
 
 }  // namespace tokamak

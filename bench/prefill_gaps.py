@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""How long streams stall while prompts are computed.
+
+    bench/prefill_gaps.py MODEL [--tokamak build/release/tokamak] [--streams 4] [--prompts 1024,2048,4096] [--targets 250,2x]
+                          [--json FILE] [-- SERVE FLAGS...]
+
+A few streams decode; when their pace is known, a prompt that is not in the cache arrives. For every target of the time per output token
+(`serve --tpot-target`, in ms, or 2x: twice the pace of the streams) and every prompt the table has the median gap between two tokens of
+a stream before the prompt, the gaps while it was computed (median, 90th percentile, worst), the worst gap divided by the median before and by what
+the target allows (the target, or two steps without prompts where those are longer), and the time to the prompt's first token. All times are
+measured at the client.
+"""
+import argparse
+import json
+import os
+import pathlib
+import random
+import re
+import selectors
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+
+def parse_args():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("model")
+    p.add_argument("serve", nargs="*", help="flags for tokamak serve, after --")
+    p.add_argument("--tokamak", default="build/release/tokamak")
+    p.add_argument("--streams", type=int, default=4)
+    p.add_argument("--prompts", default="1024,2048,4096", help="tokens")
+    p.add_argument("--targets", default="250,2x", help="milliseconds, or multiples of the streams' pace")
+    p.add_argument("--rounds", type=int, default=1)
+    p.add_argument("--settle", type=float, default=1, help="seconds without prompts before each prompt")
+    p.add_argument("--json", type=pathlib.Path, help="also write every step here: start, tokens, ms")
+    return p.parse_args()
+
+
+class Server:
+    def __init__(self, args, target):
+        most = max(map(int, args.prompts.split(",")))
+        command = [args.tokamak, "serve", args.model, "--port", "0", "--context", str(most + 4096), "--no-prefix-cache",
+                   "--kv-blocks", str((most * 2 + (args.streams + 1) * 4096) // 16), "--tpot-target", str(target), *args.serve]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        text = ""
+        while "ready at" not in text:
+            line = self.process.stdout.readline()
+            if not line:
+                sys.exit(text)
+            text += line
+        self.address = re.search(r"http://([^:/\s]+):(\d+)", text).groups()
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+
+class Stream:
+    """A streamed completion of token ids; records when the events arrive."""
+
+    def __init__(self, server, prompt, tokens, progress=False):
+        body = json.dumps({"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True, "return_token_ids": True,
+                           "temperature": 0, "return_progress": progress})
+        self.socket = socket.create_connection((server.address[0], int(server.address[1])))
+        self.socket.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                            f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        self.sent, self.times, self.chunks, self.rest, self.done = time.perf_counter(), [], [], b"", False
+
+    def read(self):
+        data = self.socket.recv(1 << 16)
+        now = time.perf_counter()
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            if progress := re.search(rb'"processed": ?(\d+)', line):
+                self.chunks.append((now, int(progress.group(1))))
+            elif line.startswith(b"data: {"):
+                self.times.append(now)
+        self.done = not data or any(line.startswith(b"data: [DONE]") for line in lines)
+
+
+class Client:
+    def __init__(self):
+        self.selector, self.streams = selectors.DefaultSelector(), []
+
+    def open(self, server, prompt, tokens, progress=False):
+        stream = Stream(server, prompt, tokens, progress)
+        self.selector.register(stream.socket, selectors.EVENT_READ, stream)
+        self.streams.append(stream)
+        return stream
+
+    def run(self, until, limit=300):
+        end = time.perf_counter() + limit
+        while not until():
+            if time.perf_counter() > end:
+                sys.exit("no progress")
+            for key, _ in self.selector.select(0.05):
+                key.data.read()
+                if key.data.done:
+                    self.selector.unregister(key.data.socket)
+                    key.data.socket.close()
+
+    def close(self):
+        for s in self.streams:
+            s.socket.close()
+
+    def wait(self, seconds):
+        end = time.perf_counter() + seconds
+        self.run(lambda: time.perf_counter() >= end)
+
+
+def gaps(streams, start, end):
+    """Milliseconds between tokens of the streams, of the gaps that end between two times."""
+    return [1e3 * (b - a) for s in streams for a, b in zip(s.times, s.times[1:]) if start < b <= end]
+
+
+def steps(prompt):
+    """[position, tokens, milliseconds] of the chunks of a prompt."""
+    return [[a, b - a, 1e3 * (t - s)] for (s, a), (t, b) in zip(prompt.chunks, prompt.chunks[1:])]
+
+
+def open_streams(args, server, client, ids):
+    """Streams that decode, and the median gap between their tokens."""
+    running = [client.open(server, ids(64), 4000) for _ in range(args.streams)]
+    client.run(lambda: all(len(s.times) > 8 for s in running))
+    start = time.perf_counter()
+    client.wait(args.settle)
+    return running, statistics.median(gaps(running, start, time.perf_counter()))
+
+
+def measure_one(args, server, target, size, rng):
+    ids = lambda n: [rng.randrange(1000, 20000) for _ in range(n)]
+    client = Client()
+    running, before = open_streams(args, server, client, ids)
+    prompt = client.open(server, ids(size), 1, progress=True)
+    client.run(lambda: prompt.done)
+    end = prompt.times[-1]
+    client.wait(0.1)
+    if any(s.done for s in running):
+        sys.exit("the streams ended before the prompt")
+    during = sorted(gaps(running, prompt.sent, end + 0.05))
+    client.close()
+    return {"target_ms": target, "prompt": size, "before_ms": before, "median_ms": statistics.median(during),
+            "p90_ms": during[int(0.9 * (len(during) - 1))], "worst_ms": during[-1], "worst_by_before": during[-1] / before,
+            "worst_by_allowed": during[-1] / max(target, 2 * before), "ttft_ms": 1e3 * (end - prompt.sent), "steps": steps(prompt)}
+
+
+def measure(args, server, target, rng):
+    rows = []
+    for _ in range(args.rounds):
+        for size in map(int, args.prompts.split(",")):
+            rows.append(measure_one(args, server, target, size, rng))
+            print("  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in rows[-1].items() if k != "steps"), flush=True)
+    return rows
+
+
+def main():
+    args, rows, rng = parse_args(), [], random.Random(1)
+    print(f"load {os.getloadavg()[0]:.2f}; {args.streams} streams; {' '.join(args.serve)}")
+    for text in args.targets.split(","):
+        target = float(text.rstrip("x"))
+        server = Server(args, target if text[-1] != "x" else 250)
+        try:
+            if text[-1] == "x":  # relative to the pace of the streams, which is measured first
+                target *= open_streams(args, server, Client(), lambda n: [rng.randrange(1000, 20000) for _ in range(n)])[1]
+                server.stop()
+                server = Server(args, target)
+            rows += measure(args, server, target, rng)
+        finally:
+            server.stop()
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
