@@ -76,7 +76,10 @@ void EngineCore::commit_entry(const PendingStep& step, size_t entry, const StepR
   if (e.chooses) --seq.pending;
   seq.computed = e.start + e.count;
   if (e.pools) return commit_vector(seq, e.first_choice(), result, step, actions);
-  if (e.drafts > 0) keep_path(seq, e, path, result);
+  if (e.drafts > 0) {
+    path = path.first(kept_before_jump(seq, path, result));
+    keep_path(seq, e, path, result);
+  }
   if (seq.computed > seq.furthest) {  // not while a sequence that started again repeats its work
     seq.furthest = seq.computed;
     seq.failures = 0;

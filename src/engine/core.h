@@ -86,6 +86,8 @@ class EngineCore {
   void note_jump(int64_t tokens);
   void jump_at_start(Sequence& seq);
   Finish jump(Sequence& seq, Delta& delta);
+  size_t kept_before_jump(const Sequence& seq, std::span<const int32_t> path,
+                          const StepResult& result);
 
   // pool.cc: the vector of a prompt ends its request
   void commit_vector(Sequence& seq, int32_t row, const StepResult& result, const PendingStep& step,

@@ -5,6 +5,11 @@
 namespace tokamak {
 namespace {
 
+// A single forced token is left to the model, which may write it in another way: it would save no
+// step, as the next one is usually in flight. This must not depend on what is in flight, nor on
+// drafts, or else the answer would.
+constexpr std::ptrdiff_t kShortestJump = 2;
+
 bool jumps(const Sequence& seq) {
   const RequestSpec& spec = seq.request->spec;
   return spec.jump_forward && spec.mask != nullptr && seq.sample().top_logprobs < 0;
@@ -37,11 +42,26 @@ void EngineCore::jump_at_start(Sequence& seq) {
   note_jump(seq.unsent);
 }
 
+// How many tokens of a path are kept: without drafts, what follows the others would have been
+// forced.
+size_t EngineCore::kept_before_jump(const Sequence& seq, std::span<const int32_t> path,
+                                    const StepResult& result) {
+  if (!jumps(seq)) return path.size();
+  auto known = seq.ids().subspan(static_cast<size_t>(seq.prompt_length()));
+  std::vector<int32_t> answer(known.begin(), known.end());
+  for (size_t i = 0; i + 1 < path.size(); ++i) {
+    answer.push_back(result.ids[static_cast<size_t>(path[i])]);
+    forced_.clear();
+    seq.request->spec.mask->force(seq.choice, answer, forced_);
+    if (std::ssize(forced_) >= kShortestJump) return i + 1;
+  }
+  return path.size();
+}
+
 // After the tokens of a step. Says whether the answer ends with them.
 Finish EngineCore::jump(Sequence& seq, Delta& delta) {
   find_forced(seq);
-  // Steps in flight choose as many tokens themselves, and would be wasted.
-  if (std::ssize(forced_) <= seq.in_flight) return Finish::kNone;
+  if (std::ssize(forced_) < kShortestJump) return Finish::kNone;
   Finish how = Finish::kNone;
   int64_t before = seq.length();
   for (int32_t id : forced_) {

@@ -78,7 +78,8 @@ void MessageMask::read_header(Progress& p) const {
   if (p.ids.size() <= skip) return;
   std::span<const int32_t> written = std::span(p.ids).subspan(skip);
   for (size_t i = 0; i < forms_.size(); ++i) {
-    if (!std::ranges::equal(forms_[i].header, written)) continue;
+    const std::vector<int32_t>& header = forms_[i].header;
+    if (!std::equal(header.begin(), header.end(), written.begin(), written.end())) continue;
     p.form = static_cast<int32_t>(i);
     if (options_.messages[i].grammar) p.matcher.emplace(options_.messages[i].grammar);
   }

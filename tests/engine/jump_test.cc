@@ -112,6 +112,49 @@ TEST(JumpForward, RandomSchedulesGiveTheSameAnswersInFewerSteps) {
   EXPECT_GT(accepted, 0);
 }
 
+// Forced text can often be written with other tokens as well. Which ones an answer has must not
+// depend on drafts or on the steps in flight.
+TEST(JumpForward, OtherSpellingsOfForcedTokens) {
+  class Spellings final : public TokenMask {
+    static bool forced(size_t at) { return at % 8 == 7 || (at % 8 >= 2 && at % 8 <= 5); }
+    static void set(std::span<uint32_t> bits, size_t id) { bits[id / 32] |= 1u << (id % 32); }
+    void allow(int32_t, std::span<const int32_t> answer, std::span<const int32_t> drafts,
+               std::span<uint32_t> bits) override {
+      size_t at = answer.size() + drafts.size();
+      set(bits, 40 + at % 8);
+      set(bits, 50 + at % (forced(at) ? 8 : 2));
+    }
+    void force(int32_t, std::span<const int32_t> answer, std::vector<int32_t>& out) override {
+      for (size_t at = answer.size(); forced(at); ++at)
+        out.push_back(static_cast<int32_t>(40 + at % 8));
+    }
+  };
+  std::map<std::pair<RequestId, int32_t>, Answer> first;
+  int64_t accepted = 0;
+  for (int in_flight : {1, 2, 4})
+    for (bool drafts : {false, true}) {
+      SCOPED_TRACE(fmt::format("in_flight {} drafts {}", in_flight, drafts));
+      PlanSet plans = fake_plan_set();
+      EngineConfig config = default_engine_config(plans, 200, 1000);
+      config.max_in_flight = in_flight;
+      NgramDrafter drafter({.longest = 4, .shortest = 1, .earliest = false});
+      if (drafts) config.draft_tokens = 5;
+      TestRun run(plans, config, checked(in_flight), drafts ? &drafter : nullptr);
+      for (RequestId id = 1; id <= 6; ++id) {
+        RequestSpec spec = request({1, 2, static_cast<int32_t>(id)}, 60);
+        spec.mask = std::make_shared<Spellings>();
+        spec.jump_forward = true;
+        run.arrive(0, id, spec);
+      }
+      run.run();
+      accepted += run.core.stats().draft_accepted;
+      if (first.empty()) first = run.answers;
+      for (const auto& [key, want] : first)
+        EXPECT_EQ(run.answers.at(key).ids, want.ids) << "request " << key.first;
+    }
+  EXPECT_GT(accepted, 0);
+}
+
 TEST(JumpForward, ForcedTokensAreOneChunk) {
   PlanSet plans = fake_plan_set();
   EngineConfig config = default_engine_config(plans, 200, 1000);

@@ -45,11 +45,12 @@ bool SchemaCompiler::name_allowed(const Conjunction& all, const std::string& nam
 std::vector<SchemaCompiler::Member> SchemaCompiler::members(const Conjunction& all,
                                                             bool& possible) {
   std::vector<Member> out;
+  const std::vector<std::string> names = member_names(all);  // checks `required`, too
   std::map<std::string, bool> required;
   for (const SchemaRef& s : all.schemas)
-    if (const Value* names = s.find("required"))
-      for (const Value& name : names->as_array()) required[name.as_string()] = true;
-  for (const std::string& name : member_names(all)) {
+    if (const Value* list = s.find("required"))
+      for (const Value& name : list->as_array()) required[name.as_string()] = true;
+  for (const std::string& name : names) {
     Conjunction value = document_.member(all, name);
     bool needed = required.contains(name);
     if (value.never || !name_allowed(all, name)) {
