@@ -169,7 +169,8 @@ void emit_head_products(const HeadProducts& h, LaunchList& list) {
     if (p.rows <= kFewRows) return add("op_heads_mma_few", kFewRows, kFewColumns, kMmaThreads);
     return add("op_heads_mma_many", kMmaTileM, kMmaTileN, kMmaThreads);
   }
-  const std::string weights = is_block_type(p.tw) ? "blocks" : weight_name(p.tw);
+  const bool blocks = is_block_type(p.tw) && p.tw != DType::kMXFP4;
+  const std::string weights = blocks ? "blocks" : weight_name(p.tw);
   if (p.rows == 1)
     add(fmt::format("op_heads_{}_1", weights), 1, 2 * kTileWarps, kTileThreads);
   else

@@ -7,6 +7,7 @@ namespace tokamak::cuda {
 namespace {
 
 constexpr const char* kFloats = "f32|f16|bf16";
+constexpr const char* kRowBlocks = "q8_0|q4_0|q4_1|q5_0|q5_1|q4_k|q5_k|q6_k";  // of tables
 constexpr const char* kBlocks = "q8_0|q4_0|q4_1|q5_0|q5_1|q4_k|q5_k|q6_k|mxfp4";
 constexpr const char* kRowClass = "f32, sums over 512 threads by a fixed tree";
 constexpr const char* kElementClass = "f32 element-wise, rounded once";
@@ -43,7 +44,7 @@ class KernelList {
         "bf16 weights: x in three bf16 pieces, mma over k in 8 parts; others: f32 fma, k over 32 "
         "lanes by a fixed tree, weights decoded to f32",
         emit_linear, linear_cost);
-    add("embed", fmt::format("embed(i32, weight {}|{})", kFloats, kBlocks), "decoded to f32",
+    add("embed", fmt::format("embed(i32, weight {}|{})", kFloats, kRowBlocks), "decoded to f32",
         emit_gather, gather_cost);
   }
   void add_rows() {

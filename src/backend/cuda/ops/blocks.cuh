@@ -133,8 +133,6 @@ TK_DEVICE void decode8(DType type, const uint8_t* row, int64_t at, float (&out)[
       return decode8_k45<true>(row, at, out);
     case DType::kQ6_K:
       return decode8_q6_k(row, at, out);
-    case DType::kMXFP4:
-      return decode8_mxfp4(row, at, out);
     default:
       return;
   }

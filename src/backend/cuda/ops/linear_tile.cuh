@@ -43,9 +43,15 @@ TK_DEVICE void load_x8(const LinearArgs& a, const uint8_t* row, int64_t at, floa
   }
 }
 
-// Every lane has all sums; each stores some of them. y_row: from one row of y to the next.
-template <int rows, int columns>
-TK_DEVICE void store_tile(const LinearArgs& a, int64_t row, int64_t column, int64_t y_row,
+// Which rows a block has, and how far rows of y are apart: those of one matrix.
+struct WholeMatrix {
+  TK_DEVICE int64_t first(int rows) const { return int64_t{blockIdx.y} * rows; }
+  TK_DEVICE int64_t y_row(const LinearArgs& a) const { return a.n; }
+};
+
+// Every lane has all sums; each stores some of them.
+template <int rows, int columns, class Where>
+TK_DEVICE void store_tile(const LinearArgs& a, const Where& where, int64_t row, int64_t column,
                           const float (&sum)[rows * columns]) {
   unsigned lane = threadIdx.x % kWarp;
 #pragma unroll
@@ -57,16 +63,16 @@ TK_DEVICE void store_tile(const LinearArgs& a, int64_t row, int64_t column, int6
         continue;
       float y = sum[r * columns + c];
       if (a.bias) y += load(a.bias, a.tb, column + c);
-      store(a.y, a.ty, (row + r) * y_row + column + c, y);
+      store(a.y, a.ty, (row + r) * where.y_row(a) + column + c, y);
     }
 }
 
-// Rows from `row` on. Rows and columns beyond the end are computed from the last ones and not
-// stored.
-template <WeightKind kind, int rows, int columns>
-TK_DEVICE void linear_tile(const LinearArgs& a, int64_t row, int64_t y_row) {
+// Rows and columns beyond the end are computed from the last ones and not stored.
+template <WeightKind kind, int rows, int columns, class Where>
+TK_DEVICE void linear_tile(const LinearArgs& a, const Where& where) {
   unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   int64_t column = (int64_t{blockIdx.x} * kTileWarps + warp) * columns;
+  int64_t row = where.first(rows);
   if (column >= a.n) return;
   const uint8_t* w[columns];
   const uint8_t* x[rows];
@@ -95,7 +101,7 @@ TK_DEVICE void linear_tile(const LinearArgs& a, int64_t row, int64_t y_row) {
     }
   }
   warp_sums(sum);
-  store_tile<rows, columns>(a, row, column, y_row, sum);
+  store_tile<rows, columns>(a, where, row, column, sum);
 }
 
 // Quantised activations: exact integer dot products of eight values, then scaled.
@@ -123,11 +129,12 @@ TK_DEVICE Bytes8 load_bytes8(const uint8_t* row, int64_t at) {
   }
 }
 
-template <WeightKind kind, int rows, int columns>
-TK_DEVICE void linear_bytes_tile(const LinearArgs& a, int64_t row, int64_t y_row) {
+template <WeightKind kind, int rows, int columns, class Where>
+TK_DEVICE void linear_bytes_tile(const LinearArgs& a, const Where& where) {
   constexpr int kOnes = 0x01010101;
   unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   int64_t column = (int64_t{blockIdx.x} * kTileWarps + warp) * columns;
+  int64_t row = where.first(rows);
   if (column >= a.n) return;
   float sum[rows * columns] = {};
 #pragma unroll(rows == 1 ? 4 : 1)
@@ -153,7 +160,7 @@ TK_DEVICE void linear_bytes_tile(const LinearArgs& a, int64_t row, int64_t y_row
     }
   }
   warp_sums(sum);
-  store_tile<rows, columns>(a, row, column, y_row, sum);
+  store_tile<rows, columns>(a, where, row, column, sum);
 }
 
 }  // namespace tokamak::cuda

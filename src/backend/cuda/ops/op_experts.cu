@@ -7,8 +7,7 @@
 
 namespace tokamak::cuda {
 
-// ---- Routing: a warp per token. Scores are f64, as on the host: both choose the same experts.
-
+// Routing: a warp per token. Scores are f64, as on the host: both choose the same experts.
 TK_DEVICE double warp_top(double x) {
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) {
@@ -128,8 +127,6 @@ TK_KERNEL(op_moe_route, RouteArgs, kTileThreads) {
   }
 }
 
-// ---- Rows sorted by expert.
-
 // A block per expert: it counts the entries of the experts before it, then finds its own in order.
 TK_KERNEL(op_moe_sort, SortArgs, kElementThreads) {
   constexpr int kWarps = kElementThreads / kWarp;
@@ -189,8 +186,6 @@ TK_KERNEL(op_moe_rows, DispatchArgs, kElementThreads) {
   for (int64_t i = threadIdx.x; i < a.d; i += kElementThreads)
     store(a.y, a.ty, to + i, source < 0 ? 0.0f : load(a.x, a.tx, from + i));
 }
-
-// ---- Products.
 
 struct GroupTile {  // some rows of one group
   int group, first, rows;
@@ -268,6 +263,16 @@ TK_DEVICE LinearArgs group_product(const GroupedArgs& a, const GroupTile& t) {
   return p;
 }
 
+struct OneTile {  // the rows are those of the block
+  TK_DEVICE int64_t first(int) const { return 0; }
+  TK_DEVICE int64_t y_row(const LinearArgs& p) const { return p.n; }
+};
+struct HeadRows {
+  int64_t step;
+  TK_DEVICE int64_t first(int rows) const { return int64_t{blockIdx.y} * rows; }
+  TK_DEVICE int64_t y_row(const LinearArgs&) const { return step; }
+};
+
 template <WeightKind kind, int rows, int columns, bool bytes>
 TK_DEVICE void grouped_tile(const GroupedArgs& a) {
   clear_rest(a, columns * kTileWarps);
@@ -275,9 +280,9 @@ TK_DEVICE void grouped_tile(const GroupedArgs& a) {
   if (t.rows == 0) return;
   const LinearArgs p = group_product(a, t);
   if constexpr (bytes)
-    linear_bytes_tile<kind, rows, columns>(p, 0, p.n);
+    linear_bytes_tile<kind, rows, columns>(p, OneTile());
   else
-    linear_tile<kind, rows, columns>(p, 0, p.n);
+    linear_tile<kind, rows, columns>(p, OneTile());
 }
 
 TK_DEVICE LinearArgs head_product(const HeadsArgs& a) {
@@ -290,7 +295,7 @@ TK_DEVICE LinearArgs head_product(const HeadsArgs& a) {
 }
 template <WeightKind kind, int rows, int columns>
 TK_DEVICE void head_tile(const HeadsArgs& a) {
-  linear_tile<kind, rows, columns>(head_product(a), int64_t{blockIdx.y} * rows, a.heads * a.y_head);
+  linear_tile<kind, rows, columns>(head_product(a), HeadRows{a.heads * a.y_head});
 }
 
 // bf16 weights and values, on tensor cores: x_row and y_row are from one row to the next.
@@ -448,9 +453,8 @@ TK_GROUPED(blocks, WeightKind::kBlocks, false)
 TK_HEADS(f32, WeightKind::kF32)
 TK_HEADS(f16, WeightKind::kF16)
 TK_HEADS(bf16, WeightKind::kBF16)
+TK_HEADS(mxfp4, WeightKind::kMXFP4)
 TK_HEADS(blocks, WeightKind::kBlocks)
-
-// ---- The weighted sum of a token's rows.
 
 // Where the row of each entry is. Entries without a row keep what was there: readers compare.
 TK_KERNEL(op_moe_places, CombineArgs, kElementThreads) {
