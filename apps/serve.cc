@@ -11,9 +11,11 @@
 #include "api/resident.h"
 #include "apps/explain.h"
 #include "apps/ledger.h"
+#include "apps/restart.h"
 #include "apps/serve_flags.h"
 #include "apps/terminal.h"
 #include "apps/verbs.h"
+#include "backend/cuda/driver.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "engine/context_shift.h"
@@ -158,10 +160,37 @@ std::vector<ModelEntry> entries_on_demand(const ServeFlags& flags) {
   return entries;
 }
 
+// Until a signal arrives. If the GPU is lost, running answers end with an error, and a new process
+// takes the place of this one; connections that arrive meanwhile wait for it.
+void run_server(http::Server& server, const ServeFlags& flags) {
+  auto milliseconds = [](double s) {
+    return std::chrono::milliseconds(static_cast<int64_t>(s * 1000));
+  };
+  if (server.run_until_signal(milliseconds(flags.shutdown_timeout))) return log::info("stopped");
+  constexpr double kToFail = 5;  // seconds for answers to end: every step fails at once
+  log::error("the GPU is lost to this process: the server starts again");
+  const int listener = server.keep_listener();
+  server.stop(milliseconds(std::min(kToFail, flags.shutdown_timeout)));
+  if (!server.signalled()) restart_program(listener);
+  log::info("stopped");
+}
+
+// The server then ends its run; see run_server().
+void watch_device(http::Server& server, const ServeFlags& flags) {
+  const bool restarts = flags.lost_device == "restart";
+  const std::string why = restarts ? too_many_restarts() : "--lost-device stay";
+  cuda::when_device_lost([&server, why] {
+    if (why.empty()) return server.end_run();
+    log::error("the GPU is lost to this process, and requests fail until it is restarted ({})",
+               why);
+  });
+}
+
 void serve(ServeFlags& flags) {
   SteadyClock clock;
   Nanos start = clock.now();
   check_serve_flags(flags);
+  flags.http.listener = inherited_listener();
   http::Server server(flags.http);
   std::vector<ModelEntry> entries;
   std::vector<LoadedModel> loaded;
@@ -205,6 +234,7 @@ void serve(ServeFlags& flags) {
   serve_rag(flags.rag, flags.model.threads, *api, router);
   if (!flags.no_ui) web::add_page(router);
   server.catch_signals();
+  watch_device(server, flags);
   server.start(std::move(router));
   bool reads_files = false;  // weights are read from the mapped file
   for (const LoadedModel& m : loaded) reads_files = reads_files || m.engine->memory().mapped > 0;
@@ -213,9 +243,8 @@ void serve(ServeFlags& flags) {
   fmt::print("tokamak: {} {} ready at {} after {:.1f} s\n", names,
              flags.models.size() > 1 ? "are" : "is", server.url(), seconds(clock.now() - start));
   std::fflush(stdout);
-  auto drain = std::chrono::milliseconds(static_cast<int64_t>(flags.shutdown_timeout * 1000));
-  server.run_until_signal(drain);
-  log::info("stopped");
+  run_server(server, flags);
+  cuda::when_device_lost(nullptr);
 }
 
 }  // namespace

@@ -114,6 +114,11 @@ void add_adapter_flags(CLI::App& verb, ServeFlags& flags) {
 }
 
 void add_loading_flags(CLI::App& verb, ServeFlags& flags) {
+  verb.add_option("--lost-device", flags.lost_device,
+                  "after a kernel has crashed on the GPU: restart = end running answers with an "
+                  "error and start the server again, on the same socket; stay = answer errors")
+      ->check(CLI::IsMember({"restart", "stay"}))
+      ->capture_default_str();
   verb.add_option("--max-loaded-models", flags.limits.loaded,
                   "models that are loaded at the same time; with this, --model-memory or "
                   "--unload-idle, a model is loaded by the first request for it, and the least "

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A kernel crashes under the server: requests have to get errors, and after the model is loaded again the same answers as before.
+"""A kernel crashes under the server: requests have to get errors; the server starts itself again and gives the same answers as before.
 
     tools/gpu_lost_device.py MODEL [--tokamak build/release/tokamak] [--rounds 2]
 
@@ -46,7 +46,7 @@ def build_driver(folder):
 class Server:
     def __init__(self, args, folder):
         env = dict(os.environ, LOST_DEVICE=str(folder / "now"), LD_LIBRARY_PATH=f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}")
-        self.process = subprocess.Popen([args.tokamak, "serve", args.model, "--port", "0", "--backend", "cuda", "--admin-key", KEY, "--max-loaded-models", "1",
+        self.process = subprocess.Popen([args.tokamak, "serve", args.model, "--port", "0", "--backend", "cuda", "--admin-key", KEY,
                                          "--kv-blocks", "256", "--context", "1024"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
         text = ""
         while "ready at" not in text:
@@ -63,7 +63,7 @@ class Server:
                 print("  server:", line.strip()[:160])
 
     def post(self, path, body):
-        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
             c.request("POST", path, json.dumps(body), {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"})
             answer = c.getresponse()
@@ -124,17 +124,13 @@ def check(args, server, folder):
             t.join()
         failed = [(s, a) for s, a in background if s >= 500]
         expect(failed and len(background) == 8, f"a kernel crashes: {len(failed)} of 8 running requests get an error, e.g. {json.dumps(failed[0][1])[:200] if failed else background}")
-        status, answer = server.post("/v1/completions", ask)
-        expect(status >= 500 and "error" in answer, f"the next request: status {status}, {json.dumps(answer)[:200]}")
-        expect(server.get("/v1/models")[0] == 200 and server.process.poll() is None, "the server lives and answers")
-        status, answer = server.post("/models/unload", {"model": model})
-        expect(status == 200, f"unload: status {status} {json.dumps(answer)[:120]}")
         start = time.monotonic()
-        status, answer = server.post("/models/load", {"model": model})
-        expect(status == 200, f"load again: status {status} {json.dumps(answer)[:200]}, {time.monotonic() - start:.1f} s")
-        status, answer = server.post("/v1/completions", ask)
+        status = 503  # the old process stops; connections then wait for the new one
+        while status == 503 and time.monotonic() - start < 300:
+            status, answer = server.post("/v1/completions", ask)
         same = status == 200 and answer["choices"][0]["text"] == first["choices"][0]["text"]
-        expect(same, f"the same answer as before: status {status} {'' if status == 200 else json.dumps(answer)[:200]}")
+        expect(same, f"the same answer as before after {time.monotonic() - start:.1f} s: status {status} {'' if status == 200 else json.dumps(answer)[:200]}")
+        expect(server.get("/v1/models")[0] == 200 and server.process.poll() is None, "the server is the same process")
     print(f"{len(wrong)} wrong")
     return 1 if wrong else 0
 

@@ -160,12 +160,6 @@ CompiledSetup compile_for(const OpenOptions& o, Backend* shared) {
   setup.eager = options.eager;
   options.machine = machine_file_for(o, shared ? *shared : *setup.backend);
   check_autotune(options, shared ? *shared : *setup.backend);
-  if (options.adapter_slots > 0 && (shared ? *shared : *setup.backend).name() == "cuda")
-    fail(ErrorCode::kUnsupported,
-         "adapters beside the model run on the cpu backend only; on cuda use --merge-adapter");
-  if (options.exit_layers != 0 && (shared ? *shared : *setup.backend).name() == "cuda")
-    fail(ErrorCode::kUnsupported,
-         "speculation: early_exit runs on the backends cpu and ref; on cuda use another method");
   setup.source =
       compile_model(o.model, shared ? *shared : *setup.backend, options, cache ? &*cache : nullptr);
   return setup;

@@ -15,6 +15,19 @@ namespace fs = std::filesystem;
 
 bool on_gpu() { return std::getenv("TOKAMAK_TEST_GPU") != nullptr; }
 
+constexpr const char* kFolders[] = {"TOKAMAK_TINY_MODELS", "TOKAMAK_TINY_FAMILIES"};
+
+// Families whose layers the other models do not have.
+constexpr const char* kFamilies[] = {"mixtral",   "qwen2moe", "glm4moe",   "gpt_oss_mxfp4",
+                                     "deepseek2", "mamba2",   "qwen3next", "deepseek3"};
+
+std::string model_path(const std::string& name) {
+  for (const char* variable : kFolders)
+    if (const char* folder = std::getenv(variable); folder && fs::exists(fs::path(folder) / name))
+      return (fs::path(folder) / name).string();
+  return {};
+}
+
 std::vector<std::string> model_names() {
   std::vector<std::string> names;
   const char* folder = std::getenv("TOKAMAK_TINY_MODELS");
@@ -24,6 +37,8 @@ std::vector<std::string> model_names() {
     if (fs::exists(entry.path() / "config.json") || entry.path().extension() == ".gguf")
       names.push_back(name);
   }
+  for (const char* name : kFamilies)
+    if (!model_path(name).empty()) names.push_back(name);
   std::sort(names.begin(), names.end());
   std::erase_if(names, [](const std::string& n) {  // encoders: attend_rows has no kernel here
     return n.find("bert") != std::string::npos || n.starts_with("nomic");
@@ -39,9 +54,8 @@ std::vector<std::string> model_names() {
 class CudaModels : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    const char* folder = std::getenv("TOKAMAK_TINY_MODELS");
-    if (!folder || GetParam() == "none") GTEST_SKIP() << "no folder in TOKAMAK_TINY_MODELS";
-    path_ = (fs::path(folder) / GetParam()).string();
+    path_ = model_path(GetParam());
+    if (path_.empty()) GTEST_SKIP() << "no " << GetParam() << " in TOKAMAK_TINY_MODELS";
     for (int i = 0; i < (on_gpu() ? 48 : 18); ++i) ids_.push_back((i * 37 + 11) % 101);
   }
   // The error of all logits against ref with the same options.
@@ -76,6 +90,10 @@ TEST_P(CudaModels, LogitsAreThoseOfTheReference) {
     cases.push_back({"storage f16", {.storage = "f16"}, 1e-5});
     cases.push_back({"q8a", {.activations = "auto"}, 1e-4});
   }
+  if (GetParam() == "deepseek2")
+    cases.push_back({"materialized prefill", {.materialized_prefill = true}, 1e-9});
+  if (GetParam() == "mixtral" || GetParam() == "deepseek3")
+    cases.push_back({"storage bf16", {.storage = "bf16,residual=f32"}, 2e-4});
   for (const Case& c : cases) {
     double e = error(c.options);
     EXPECT_LE(e, c.bound) << c.name;
@@ -90,7 +108,10 @@ TEST_P(CudaModels, GreedyTokensAreThoseOfTheReference) {
 }
 
 TEST_P(CudaModels, LogitBitsDoNotDependOnBatching) {
-  if (!on_gpu() && GetParam() != "llama" && GetParam() != "gemma3") return;
+  constexpr const char* kEmulated[] = {"llama", "gemma3", "mixtral", "deepseek2", "mamba2"};
+  if (!on_gpu() &&
+      std::find(std::begin(kEmulated), std::end(kEmulated), GetParam()) == std::end(kEmulated))
+    return;
   ModelRunner runner(path_, {.backend = "cuda", .storage = "f32", .kv_dtype = DType::kF16});
   auto whole = runner.all_logits(0, ids_, 64);
   EXPECT_EQ(runner.all_logits(1, ids_, 5), whole) << "chunks of 5";

@@ -253,6 +253,48 @@ void add_chunks(std::vector<OpCase>& cases, DType kv) {
   }
 }
 
+// A tree of n drafts of the first sequence; those of the others see what precedes them.
+BatchSpec tree_batch(int32_t n) {
+  BatchSpec batch{.own = {n, 3}, .older = {150, 40}, .mask_width = n};
+  batch.mask.assign(static_cast<size_t>((n + 3) * n), 0);
+  for (int32_t i = 0; i < n + 3; ++i) {
+    const int32_t own = i < n ? i : i - n;
+    for (int32_t at = own; at >= 0; at = i < n ? (at - 1) / 2 - (at == 0 ? 1 : 0) : at - 1)
+      batch.mask[static_cast<size_t>(i * n + at)] = 1;
+  }
+  return batch;
+}
+
+// Values of 16 bits, widths that models have: kernels for tensor cores take these.
+void add_wide_attention(std::vector<OpCase>& cases) {
+  auto add = [&](OpCase c, DType kv) {
+    c.in[0].dtype = kv;
+    c.bound = kv == DType::kF16 ? 1e-6 : 5e-5;
+    cases.push_back(std::move(c));
+  };
+  for (DType kv : {DType::kF16, DType::kBF16}) {
+    for (int64_t d : {64, 128})
+      add(attend_case(fmt::format("wide tree d={}", d), 4, 2, d, kv, tree_batch(70)), kv);
+    for (auto [name, batch] : {std::pair{"decode", BatchSpec{.own = {1, 1}, .older = {300, 5}}},
+                               {"prefill", BatchSpec{.own = {40, 2}, .older = {0, 60}}},
+                               {"tree", tree_batch(5)}}) {
+      OpCase c = attend_case(fmt::format("wide latent {}", name), 20, 1, 576, kv, batch,
+                             {{"key", Value::Array{"c", "kr"}}, {"value", "c"}});
+      c.planes = {{"c", kv, {512}}, {"kr", kv, {64}}};
+      c.out = {20, 512};
+      add(std::move(c), kv);
+    }
+    OpCase sinks = attend_case("sinks", 4, 2, 32, kv, {.own = {1, 9}, .older = {200, 5}},
+                               {{"sinks", 1}, {"window", 20}});
+    sinks.in.push_back(weight(DType::kF32, {4}));
+    cases.push_back(std::move(sinks));
+    BatchSpec masked = tree_batch(4);
+    OpCase both = attend_case("sinks and mask", 4, 2, 32, kv, masked, {{"sinks", 1}});
+    both.in.push_back(weight(DType::kF32, {4}));
+    cases.push_back(std::move(both));
+  }
+}
+
 void add_attention(std::vector<OpCase>& cases) {
   for (DType kv : {DType::kF32, DType::kF16, DType::kI8}) {
     // A window of one returns exactly what append stored.
@@ -276,6 +318,7 @@ void add_attention(std::vector<OpCase>& cases) {
                  1, 1, 0, 1, 0, 1, 0, 1, 0, 1, 1, 0, 0, 0, 0};
     cases.push_back(attend_case("tree", 4, 2, 32, kv, tree));
   }
+  add_wide_attention(cases);
   OpCase latent = attend_case("latent", 4, 1, 48, DType::kF32, {.own = {4, 1}, .older = {0, 9}},
                               {{"key", Value::Array{"c", "kr"}}, {"value", "c"}});
   latent.planes = {{"c", DType::kF32, {32}}, {"kr", DType::kF32, {16}}};

@@ -181,7 +181,9 @@ class DecoderFinder {
     return before;
   }
   void check_attend(const KernelCall& attend) {
-    if (attend.in.size() > 8) refuse("a mask ({})", attend.label);
+    if (attend.attrs.get_int("sinks", 0) != 0) refuse("sinks ({})", attend.label);
+    if (attend.in.size() > 8 && attend.in[8].kind != CallArg::Kind::kInput)
+      refuse("a mask that is computed ({})", attend.label);
     if (attend.attrs.get_int("window", 0) != 0) refuse("a window ({})", attend.label);
     if (attend.attrs.get_double("softcap", 0) != 0) refuse("a soft-cap ({})", attend.label);
     if (attend_key_planes(attend.attrs) != std::vector<std::string>{"k"} ||

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <mutex>
 #include <type_traits>
 #include <utility>
 
@@ -116,12 +117,45 @@ std::string driver_text() {
   return fmt::format("CUDA driver {}.{}", version / 1000, version % 1000 / 10);
 }
 
+namespace {
+
+// Bad addresses and instructions, failed launches, hardware: the context is gone.
+bool loses_device(int result) {
+  constexpr int kUncorrectable = 214, kNvlink = 220, kContained = 221;
+  constexpr int kIllegalAddress = 700, kTimeout = 702, kContextDestroyed = 709, kAssert = 710;
+  constexpr int kStackError = 714, kLaunchFailed = 719;
+  for (int lost :
+       {kUncorrectable, kNvlink, kContained, kIllegalAddress, kTimeout, kContextDestroyed, kAssert})
+    if (result == lost) return true;
+  return result >= kStackError && result <= kLaunchFailed;
+}
+
+std::mutex lost_mutex;
+std::function<void()> lost_action;
+
+}  // namespace
+
+void when_device_lost(std::function<void()> action) {
+  std::lock_guard lock(lost_mutex);
+  lost_action = std::move(action);
+}
+
 void check(int result, std::string_view what) {
   if (result == 0) return;
   const char* text = nullptr;
   driver().error_string(result, &text);
+  const bool lost = loses_device(result);
+  if (lost) {
+    std::function<void()> action;
+    {
+      std::lock_guard lock(lost_mutex);
+      action = std::exchange(lost_action, nullptr);
+    }
+    if (action) action();
+  }
   fail(result == kOutOfMemory ? ErrorCode::kResourceExhausted : ErrorCode::kUnavailable,
-       "CUDA: {}: {} (error {})", what, text ? text : "unknown error", result);
+       "CUDA: {}: {} (error {}){}", what, text ? text : "unknown error", result,
+       lost ? "; this process can no longer use the GPU" : "");
 }
 
 namespace {

@@ -3,6 +3,7 @@
 // The declarations here are the few of the driver's interface that the backend calls.
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -89,6 +90,10 @@ const DriverCalls& driver();
 void use_driver(const DriverCalls* calls);
 // Throws when a call of the driver failed. `what` says what was tried.
 void check(int result, std::string_view what);
+// After some errors (a kernel that crashed) the driver refuses every further call of this process:
+// only a new process can use the GPU again. The action runs once, in the thread whose call failed,
+// before check() throws; it must not throw.
+void when_device_lost(std::function<void()> action);
 
 // A GPU as `tokamak inspect --devices` lists it.
 struct DeviceInfo {

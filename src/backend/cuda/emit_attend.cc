@@ -33,32 +33,43 @@ size_t decode_partial_bytes(int64_t rows, int64_t heads, int64_t kv_heads, int64
   return static_cast<size_t>(partials * (heads / kv_heads) * (d + 1)) * sizeof(float);
 }
 
-AttendArgs attend_args(const CallSite& site) {
-  const Tensor &q = site.in[kQuery], &y = site.out[0];
-  const KvPool::State& state = site.kv.state(site.in[kState].index);
-  const Value& attrs = site.call.attrs;
+// The rows and sequences of a step; `rest`: operands after the mask.
+AttendArgs step_args(const CallSite& site, size_t rest) {
   AttendArgs args{};
-  args.q = q.as();
-  args.y = y.as();
-  args.tq = q.dtype;
-  args.ty = y.dtype;
   args.view = site.step.views.at(site.in[kView].index);
   args.pos = site.in[kPos].as<int32_t>();
   args.seq = site.in[kSeq].as<int32_t>();
   args.slot = site.in[kSlot].as<int32_t>();
   args.q_start = site.in[kQStart].as<int32_t>();
   args.kv_len = site.in[kKvLen].as<int32_t>();
-  if (site.has(kMask)) {
+  if (site.has(kMask + rest) && !site.step.plain_mask) {
     args.mask = site.in[kMask].as<int32_t>();
     args.mask_width = static_cast<int32_t>(site.in[kMask].dims[1]);
   }
-  args.rows = static_cast<int32_t>(q.dims[0]);
   args.sequences = static_cast<int32_t>(site.in[kKvLen].elements());
+  args.scale = static_cast<float>(site.call.attrs.at("scale").as_double());
+  return args;
+}
+
+AttendArgs attend_args(const CallSite& site) {
+  const Tensor &q = site.in[kQuery], &y = site.out[0];
+  const KvPool::State& state = site.kv.state(site.in[kState].index);
+  const Value& attrs = site.call.attrs;
+  const bool sinks = attrs.get_int("sinks", 0) != 0;
+  AttendArgs args = step_args(site, sinks ? 1 : 0);
+  args.q = q.as();
+  args.y = y.as();
+  args.tq = q.dtype;
+  args.ty = y.dtype;
+  if (sinks) {
+    args.sinks = site.in.back().as();
+    args.ts = site.in.back().dtype;
+  }
+  args.rows = static_cast<int32_t>(q.dims[0]);
   args.heads = static_cast<int32_t>(q.dims[1]);
   args.d = static_cast<int32_t>(q.dims[2]);
   args.dv = static_cast<int32_t>(y.dims[2]);
   args.window = static_cast<int32_t>(attrs.get_int("window", 0));
-  args.scale = static_cast<float>(attrs.at("scale").as_double());
   args.cap = static_cast<float>(attrs.get_double("softcap", 0));
   for (const std::string& name : attend_key_planes(attrs)) {
     if (args.keys == kMaxKeys)
@@ -76,8 +87,8 @@ AttendArgs attend_args(const CallSite& site) {
 bool takes_flash(const AttendArgs& a, const CallSite& site) {
   auto narrow = [](DType type) { return type == DType::kF16 || type == DType::kBF16; };
   const PlaneArgs& key = a.key[0];
-  return site.step.causal && a.rows > a.sequences && a.keys == 1 && !a.mask && a.window == 0 &&
-         a.cap == 0 && narrow(a.tq) && narrow(key.type) && key.type == a.value.type &&
+  return (site.step.causal || a.mask) && a.rows > a.sequences && a.keys == 1 && a.window == 0 &&
+         a.cap == 0 && !a.sinks && narrow(a.tq) && narrow(key.type) && key.type == a.value.type &&
          (a.d == 64 || a.d == 128) && a.dv == a.d && key.width == a.d && a.value.width == a.d &&
          key.heads == a.value.heads && kFlashKeys % a.view.block_size == 0 && a.view.block_size > 1;
 }
@@ -87,7 +98,7 @@ bool takes_decode(const AttendArgs& a, const CallSite& site) {
   const PlaneArgs& key = a.key[0];
   return site.libraries.hopper_blocks > 0 && site.step.causal && a.rows == a.sequences &&
          a.rows <= kAttentionMaxBatch && a.keys == 1 && !a.mask && a.window == 0 && a.cap == 0 &&
-         a.tq == DType::kBF16 && a.ty == DType::kBF16 && narrow(key.type) &&
+         !a.sinks && a.tq == DType::kBF16 && a.ty == DType::kBF16 && narrow(key.type) &&
          key.type == a.value.type && (a.d == 64 || a.d == 128) && a.dv == a.d && key.width == a.d &&
          a.value.width == a.d && key.heads == a.value.heads && a.heads / key.heads <= kMaxGroup &&
          a.view.block_size % 8 == 0 &&
@@ -125,7 +136,8 @@ void emit_decode(const AttendArgs& a, const CallSite& site, LaunchList& list) {
 void emit_flash(const AttendArgs& args, LaunchList& list) {
   constexpr int kBuffers = 2;
   const char* type = args.value.type == DType::kF16 ? "f16" : "bf16";
-  list.add_overlapped("op_flash", fmt::format("op_flash_{}_{}", args.d, type),
+  const char* masked = args.mask ? "masked_" : "";
+  list.add_overlapped("op_flash", fmt::format("op_flash_{}{}_{}", masked, args.d, type),
                       {args.rows / kFlashRows + args.sequences, args.heads}, kFlashThreads, args,
                       (kFlashRows + kBuffers * 2 * kFlashKeys) * args.d * 2);
 }
@@ -138,6 +150,46 @@ void emit_prefill(const AttendArgs& a, const CallSite& site, LaunchList& list) {
   list.add_overlapped("prefill_attention", fmt::format("prefill_attention_{}_{}", a.d, type),
                       {std::min<int64_t>(site.libraries.hopper_blocks, tiles)}, kPrefillThreads,
                       prefill_launch(a, kv_blocks), prefill_shared_bytes(a.d));
+}
+
+const char* value_parts(const AttendArgs& a) {
+  return a.dv <= 64 ? "2" : a.dv <= 128 ? "4" : a.dv <= 256 ? "8" : "16";
+}
+int attend_shared_bytes(const AttendArgs& a) { return kTileWarps * (32 + 16 + (a.d + 1) / 2) * 8; }
+// op_attend: a warp per row and head, for all keys.
+void add_attend(const AttendArgs& a, LaunchList& list) {
+  list.add("op_attend", fmt::format("op_attend_{}", value_parts(a)), {warp_blocks(a.heads), a.rows},
+           kTileThreads, a, attend_shared_bytes(a));
+}
+
+// op_latent: a compressed cache whose keys all heads share.
+bool takes_latent(const AttendArgs& a) {
+  auto narrow = [](DType type) { return type == DType::kF16 || type == DType::kBF16; };
+  const PlaneArgs &c = a.key[0], &rotated = a.key[1];
+  return a.keys == 2 && a.window == 0 && a.cap == 0 && !a.sinks && narrow(a.tq) && narrow(c.type) &&
+         rotated.type == c.type && c.heads == 1 && rotated.heads == 1 && c.width == kLatentC &&
+         rotated.width == kLatentE && a.value.base == c.base;
+}
+void emit_latent_heads(const AttendArgs& a, const CallSite& site, LaunchList& list) {
+  constexpr int64_t kEnoughBlocks = 2 * 132;
+  LatentArgs args{a, 0};
+  const int64_t groups = (a.heads + kLatentHeads - 1) / kLatentHeads;
+  int64_t parts = 1;
+  while (parts < site.step.segments && a.rows * groups * parts < kEnoughBlocks &&
+         partial_bytes(a.rows, a.heads, 2 * parts, a.dv) <= site.scratch.bytes)
+    parts *= 2;
+  if (parts > 1) {
+    args.part_keys = static_cast<int32_t>(site.step.segments / parts * kSegment);
+    args.attend.segments = static_cast<int32_t>(parts);
+    args.attend.partial = reinterpret_cast<float*>(site.scratch.address);
+  }
+  const int shared =
+      (kLatentHeads + 2 * kLatentKeys) * (kLatentC + kLatentE) * 2 + kLatentHeads * kLatentKeys * 4;
+  list.add("op_latent", a.value.type == DType::kF16 ? "op_latent_f16" : "op_latent_bf16",
+           {groups, a.rows, parts}, kLatentThreads, args, shared);
+  if (parts > 1)
+    list.add("op_attend", fmt::format("op_attend_join_{}", value_parts(a)),
+             {warp_blocks(a.heads), a.rows}, kTileThreads, args.attend);
 }
 
 }  // namespace
@@ -167,20 +219,96 @@ void emit_attend(const CallSite& site, LaunchList& list) {
     return emit_prefill(args, site, list);
   if (takes_flash(args, site)) return emit_flash(args, list);
   if (takes_decode(args, site)) return emit_decode(args, site, list);
-  const char* parts = args.dv <= 64 ? "2" : args.dv <= 128 ? "4" : args.dv <= 256 ? "8" : "16";
-  int shared = kTileWarps * (32 + 16 + (args.d + 1) / 2) * 8;
+  if (takes_latent(args)) return emit_latent_heads(args, site, list);
   int64_t rows = args.rows, heads = args.heads, segments = site.step.segments;
   Grid grid{warp_blocks(heads), rows};
   bool split = segments > 1 && rows * heads < kEnoughWarps &&
                partial_bytes(rows, heads, segments, args.dv) <= site.scratch.bytes;
-  if (!split)
-    return list.add("op_attend", fmt::format("op_attend_{}", parts), grid, kTileThreads, args,
-                    shared);
+  if (!split) return add_attend(args, list);
+  const char* parts = value_parts(args);
   args.segments = static_cast<int32_t>(segments);
   args.partial = reinterpret_cast<float*>(site.scratch.address);
   list.add("op_attend", fmt::format("op_attend_split_{}", parts), {grid.x, grid.y, segments},
-           kTileThreads, args, shared);
+           kTileThreads, args, attend_shared_bytes(args));
   list.add("op_attend", fmt::format("op_attend_join_{}", parts), grid, kTileThreads, args);
+}
+
+namespace {
+
+// Queries and results of a row of attend_latent between its launches, f32.
+struct LatentScratch {
+  int64_t heads, c, e;
+  int64_t row_bytes() const { return heads * (2 * c + e) * 4; }
+  int64_t rows_at_once(int64_t rows) const {
+    constexpr int64_t kMost = int64_t{64} << 20;
+    return std::min(rows, std::max<int64_t>(1, kMost / row_bytes()));
+  }
+};
+
+size_t latent_bytes(const PlanSet& plans, const KernelCall& call) {
+  const std::vector<SymExpr>& matrices = call.in[call.in.size() - 2].dims;  // [h, c, n]
+  const auto h = matrices[0].constant(), c = matrices[1].constant(), n = matrices[2].constant(),
+             d = call.in[kQuery].dims[2].constant();
+  if (!h || !c || !n || !d) return 0;
+  const LatentScratch scratch{*h, *c, *d - *n};
+  const int64_t rows = scratch.rows_at_once(call.in[kQuery].dims[0].upper(plans.symbols));
+  return static_cast<size_t>(rows * scratch.row_bytes());
+}
+
+}  // namespace
+
+// Keys and values are not computed: the matrices of keys are applied to the queries, those of
+// values to the results, some rows at a time.
+void emit_latent(const CallSite& site, LaunchList& list) {
+  const Tensor &q = site.in[kQuery], &y = site.out[0], &up_key = site.in[site.in.size() - 2],
+               &up_value = site.in.back();
+  const KvPool::State& state = site.kv.state(site.in[kState].index);
+  AttendArgs args = step_args(site, 2);
+  args.value = state.plane("c");
+  args.key[0] = args.value;
+  args.key[1] = state.plane("kr");
+  args.keys = 2;
+  const int64_t n = up_key.dims[2], e = args.key[1].width, all = q.dims[0];
+  const LatentScratch scratch{q.dims[1], up_key.dims[1], e};
+  if (scratch.c > kMostWidth)
+    fail(ErrorCode::kUnsupported, "{}: values {} wide; the cuda backend takes {}", site.call.label,
+         scratch.c, kMostWidth);
+  const int64_t most = scratch.rows_at_once(all), wide = scratch.c + e;
+  TK_CHECK(static_cast<size_t>(most * scratch.row_bytes()) <= site.scratch.bytes,
+           "{}: no room for {} rows", site.call.label, most);
+  args.heads = static_cast<int32_t>(scratch.heads);
+  args.d = static_cast<int32_t>(wide);
+  args.dv = static_cast<int32_t>(scratch.c);
+  args.tq = args.ty = DType::kF32;
+  const Tensor queries{DType::kF32, {}, site.scratch.address, 0};
+  const Tensor sums{
+      DType::kF32, {}, queries.address + static_cast<size_t>(most * scratch.heads * wide) * 4, 0};
+  args.q = queries.as();
+  args.y = sums.as();
+  for (int64_t first = 0; first < all; first += most) {
+    const int64_t rows = std::min(most, all - first);
+    Tensor x = q, to = y;
+    x.address += dtype_bytes(q.dtype, first * scratch.heads * q.dims[2]);
+    to.address += dtype_bytes(y.dtype, first * scratch.heads * y.dims[2]);
+    emit_head_products({x, up_key, queries, rows, q.dims[2], wide}, list);
+    CopyArgs rotated{};
+    rotated.x = x.as<uint8_t>() + dtype_bytes(q.dtype, n);
+    rotated.y = queries.as<float>() + scratch.c;
+    rotated.n = rows * scratch.heads * e;
+    rotated.rank = 2;
+    rotated.in = q.dtype;
+    rotated.out = DType::kF32;
+    rotated.dims[0] = rows * scratch.heads;
+    rotated.dims[1] = e;
+    rotated.sx[0] = q.dims[2];
+    rotated.sy[0] = wide;
+    rotated.sx[1] = rotated.sy[1] = 1;
+    add_strided_copy(list, rotated);
+    args.rows = static_cast<int32_t>(rows);
+    args.first_row = static_cast<int32_t>(first);
+    add_attend(args, list);
+    emit_head_products({sums, up_value, to, rows, scratch.c, y.dims[2]}, list);
+  }
 }
 
 size_t scratch_bytes(const PlanSet& plans) {
@@ -195,6 +323,9 @@ size_t scratch_bytes(const PlanSet& plans) {
         if (auto k = call.in[0].dims.back().constant())
           split = std::max(split, split_bytes(rows.upper(plans.symbols), *k));
       }
+      if (call.op == "moe_combine")
+        split = std::max(split, combine_bytes(call.in[0].dims[0].upper(plans.symbols)));
+      if (call.op == "attend_latent") split = std::max(split, latent_bytes(plans, call));
       if (call.op != "attend") continue;
       auto heads = call.in[kQuery].dims[1].constant(), dv = call.out[0].dims[2].constant();
       if (!heads || !dv) continue;

@@ -92,7 +92,7 @@ void add_copy(const CallSite& site, LaunchList& list, const Tensor& x, int64_t f
   args.n = 1;
   for (int64_t d : shape) args.n *= d;
   Axes(shape, sx, sy, site).write(args.dims, args.sx, args.sy, args.rank);
-  list.add("op_element", "op_copy", element_grid(args.n), kElementThreads, args);
+  add_strided_copy(list, args);
 }
 
 void copy_concat(const CallSite& site, LaunchList& list) {
@@ -151,6 +151,10 @@ void emit_binary(const CallSite& site, LaunchList& list) {
   Axes(y.dims, broadcast_strides(y.dims, a.dims), broadcast_strides(y.dims, b.dims), site)
       .write(args.dims, args.sa, args.sb, args.rank);
   list.add("op_element", "op_binary", element_grid(args.n), kElementThreads, args);
+}
+
+void add_strided_copy(LaunchList& list, const CopyArgs& args) {
+  list.add("op_element", "op_copy", element_grid(args.n), kElementThreads, args);
 }
 
 // reshape, transpose, broadcast, slice, concat, cast

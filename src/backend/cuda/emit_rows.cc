@@ -19,6 +19,8 @@ const char* weight_kind(DType dtype) {
       return "q8_0";
     case DType::kQ4_0:
       return "q4_0";
+    case DType::kMXFP4:
+      return "mxfp4";
     default:
       return "blocks";
   }

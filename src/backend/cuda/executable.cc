@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <set>
 
 #include "backend/cuda/memory_needs.h"
 #include "base/error.h"
+#include "plan/adapter.h"
 
 namespace tokamak::cuda {
 namespace {
@@ -111,10 +113,10 @@ CudaExecutable::Prepared CudaExecutable::prepare(const Plan& plan) const {
   out.inputs.assign(inputs.begin(), inputs.end());
   out.groups.assign(groups.begin(), groups.end());
   using Step = LayerLaunches::Step;
-  for (auto [name, to] :
-       {std::pair{"ids", &Step::ids}, std::pair{"pos", &Step::pos}, std::pair{"seq", &Step::seq},
-        std::pair{"slot", &Step::slot}, std::pair{"q_start", &Step::q_start},
-        std::pair{"kv_len", &Step::kv_len}, std::pair{"out_rows", &Step::out_rows}})
+  for (auto [name, to] : {std::pair{"ids", &Step::ids}, std::pair{"pos", &Step::pos},
+                          std::pair{"seq", &Step::seq}, std::pair{"slot", &Step::slot},
+                          std::pair{"q_start", &Step::q_start}, std::pair{"kv_len", &Step::kv_len},
+                          std::pair{"out_rows", &Step::out_rows}, std::pair{"mask", &Step::mask}})
     for (uint32_t i : out.inputs)
       if (plans_.inputs[i].name == name) out.step_inputs.push_back({to, i});
   for (const PlanLaunch& launch : plan.launches)
@@ -163,6 +165,37 @@ void CudaExecutable::set_mask(Ticket ticket, int32_t output, std::span<const uin
     fail(ErrorCode::kInternal, "a mask of {} words for output {}, which is not masked or needs {}",
          allowed.size(), output, mask_words(plans_.vocab));
   masks_.emplace_back(output, std::vector<uint32_t>(allowed.begin(), allowed.end()));
+}
+
+// All phases but the last are complete when submit() returns.
+int32_t CudaExecutable::drafted(Ticket ticket, int32_t output) {
+  TK_CHECK(ticket == pending_ && ticket != 0, "ticket {} is not in flight", ticket);
+  return error_ ? 0 : std::max(0, result_.ids.at(static_cast<size_t>(output)));
+}
+
+void CudaExecutable::set_adapter(int32_t slot, const WeightSource& tensors) {
+  device_.use();
+  std::vector<float> stage;
+  for (uint32_t i = 0; i < plans_.weights.size(); ++i) {
+    const WeightEntry& entry = plans_.weights[i];
+    if (!is_adapter_weight(entry)) continue;
+    TK_CHECK(slot >= 0 && slot < entry.dims[0] && entry.dtype == DType::kF32, "slot {} of {}", slot,
+             entry.dims[0]);
+    const int64_t rows = entry.dims[1], columns = entry.dims[2];
+    stage.assign(static_cast<size_t>(rows * columns), 0.0f);
+    const TensorView* from = tensors.find(entry.name);
+    if (from && (from->dtype != DType::kF32 || from->dims.size() != 2 || from->dims[0] > rows ||
+                 from->dims[1] > columns))
+      fail(ErrorCode::kInvalidArgument, "adapter: matrix {} does not fit a slot of {} x {}",
+           entry.name, rows, columns);
+    for (int64_t r = 0; from && r < from->dims[0]; ++r)
+      std::memcpy(stage.data() + r * columns,
+                  from->bytes.data() + static_cast<size_t>(r * from->dims[1]) * sizeof(float),
+                  static_cast<size_t>(from->dims[1]) * sizeof(float));
+    const size_t bytes = stage.size() * sizeof(float);
+    stream_.copy_in(weights_.address(i) + static_cast<size_t>(slot) * bytes, stage.data(), bytes);
+    stream_.wait();  // the staged matrix is used again
+  }
 }
 
 Ticket CudaExecutable::read_blocks(uint32_t group, std::span<const int32_t> blocks,

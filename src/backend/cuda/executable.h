@@ -33,6 +33,8 @@ class CudaExecutable final : public Executable {
   Ticket submit(const StepInputs& step) override;
   void collect(Ticket ticket, StepResult& out) override;
   void set_mask(Ticket ticket, int32_t output, std::span<const uint32_t> allowed) override;
+  int32_t drafted(Ticket ticket, int32_t output) override;
+  void set_adapter(int32_t slot, const WeightSource& tensors) override;
   uint64_t block_bytes(uint32_t group) const override { return kv_.block_bytes(group); }
   Ticket read_blocks(uint32_t group, std::span<const int32_t> blocks,
                      std::span<std::byte> bytes) override;

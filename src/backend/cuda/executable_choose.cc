@@ -25,6 +25,21 @@ bool is_causal(const StepInputs& in) {
   return !in.q_start.empty();
 }
 
+// Whether each row sees those of its sequence up to itself, and no others.
+bool is_causal_mask(const StepInputs& in) {
+  for (size_t b = 0; b + 1 < in.q_start.size(); ++b) {
+    const int32_t rows = in.q_start[b + 1] - in.q_start[b];
+    if (rows > in.mask_width) return false;
+    for (int32_t i = 0; i < rows; ++i) {
+      const int32_t* row = in.mask.data() + int64_t{in.q_start[b] + i} * in.mask_width;
+      auto unset = [](int32_t seen) { return seen == 0; };
+      if (std::any_of(row, row + i + 1, unset) || !std::all_of(row + i + 1, row + rows, unset))
+        return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 // The first of the plan's launches that takes the step. Profiled calls run one by one. The order of
@@ -34,6 +49,8 @@ void CudaExecutable::choose_path(uint32_t plan) {
   const StepInputs& phase = binder_.phase();
   const bool whole = &binder_.inputs() == &phase;  // without padding
   view_.causal = is_causal(binder_.inputs());
+  view_.plain_mask =
+      view_.causal && !binder_.inputs().mask.empty() && is_causal_mask(binder_.inputs());
   launched_.stream = nullptr;
   launched_.layered = false;
   const LaunchKind last =
@@ -110,6 +127,7 @@ void CudaExecutable::measure_products() {
 bool CudaExecutable::takes_stream(const StreamDecoder& decoder) const {
   const StepInputs& phase = binder_.phase();
   return phase.samples.size() == phase.ids.size() && decoder.takes(phase) &&
+         (phase.mask.empty() || view_.plain_mask) &&
          std::none_of(phase.samples.begin(), phase.samples.end(), wants_hidden);
 }
 
@@ -125,7 +143,8 @@ bool CudaExecutable::takes_layers(const Prepared& p) const {
        {&Step::ids, &Step::pos, &Step::seq, &Step::slot, &Step::q_start, &Step::kv_len})
     if (!reads(input)) return false;
   return p.logits >= 0 && view_.causal && !in.ids.empty() && !in.out_rows.empty() &&
-         in.mask.empty() && (reads(&Step::out_rows) || in.out_rows.size() == in.ids.size()) &&
+         (in.mask.empty() || reads(&Step::mask)) &&
+         (reads(&Step::out_rows) || in.out_rows.size() == in.ids.size()) &&
          std::none_of(samples.begin(), samples.end(), wants_hidden);
 }
 
@@ -136,6 +155,7 @@ LayerLaunches::Step CudaExecutable::step_of(const Prepared& p) const {
   step.sequences = in.sequences();
   step.outputs = std::ssize(in.out_rows);
   step.logits = logits_of(p);
+  step.mask_width = in.mask_width;
   for (const StepInput& i : p.step_inputs) step.*i.to = input_at_[i.input];
   return step;
 }

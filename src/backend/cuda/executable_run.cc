@@ -148,6 +148,7 @@ CudaExecutable::Shaped& CudaExecutable::shape(Prepared& p) {
   for (uint32_t g : p.groups) key_.push_back(view_.views[g].stride);
   key_.push_back(view_.segments);
   key_.push_back(view_.causal);
+  key_.push_back(view_.plain_mask);
   key_.push_back(launched_.layered);
   if (auto it = p.shapes.find(key_); it != p.shapes.end()) return *it->second;
   if (p.shapes.size() >= kMaxShapes)

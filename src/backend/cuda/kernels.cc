@@ -7,6 +7,8 @@ namespace tokamak::cuda {
 namespace {
 
 constexpr const char* kFloats = "f32|f16|bf16";
+constexpr const char* kRowBlocks = "q8_0|q4_0|q4_1|q5_0|q5_1|q4_k|q5_k|q6_k";  // of tables
+constexpr const char* kBlocks = "q8_0|q4_0|q4_1|q5_0|q5_1|q4_k|q5_k|q6_k|mxfp4";
 constexpr const char* kRowClass = "f32, sums over 512 threads by a fixed tree";
 constexpr const char* kElementClass = "f32 element-wise, rounded once";
 
@@ -17,6 +19,8 @@ class KernelList {
     add_rows();
     add_copies();
     add_states();
+    add_experts();
+    add_recurrent();
     return std::move(list_);
   }
 
@@ -36,15 +40,12 @@ class KernelList {
     add("linear.bytes", "linear(q8a, weight q8_0|q4_0, weight *)",
         "i32 dot of 8, f32 fma by scale product, k over 32 lanes by a fixed tree", emit_linear,
         linear_cost);
-    add("linear",
-        fmt::format("linear({0}, weight {0}|q8_0|q4_0|q4_1|q5_0|q5_1|q4_k|q5_k|q6_k, weight *)",
-                    kFloats),
+    add("linear", fmt::format("linear({0}, weight {0}|{1}, weight *)", kFloats, kBlocks),
         "bf16 weights: x in three bf16 pieces, mma over k in 8 parts; others: f32 fma, k over 32 "
         "lanes by a fixed tree, weights decoded to f32",
         emit_linear, linear_cost);
-    add("embed",
-        fmt::format("embed(i32, weight {}|q8_0|q4_0|q4_1|q5_0|q5_1|q4_k|q5_k|q6_k)", kFloats),
-        "decoded to f32", emit_gather, gather_cost);
+    add("embed", fmt::format("embed(i32, weight {}|{})", kFloats, kRowBlocks), "decoded to f32",
+        emit_gather, gather_cost);
   }
   void add_rows() {
     add("quantize", fmt::format("quantize({})", kFloats), "q8a: scale = max / 127, nearest even",
@@ -68,9 +69,44 @@ class KernelList {
   void add_states() {
     add("append", fmt::format("append(*, *, i32, i32, {}, ...)", kFloats),
         "rounded to the plane's type, nearest even", emit_append);
-    add("attend", fmt::format("attend({}, *, *, i32, i32, i32, i32, i32, i32)", kFloats),
-        "f32, online softmax over tiles of 32 keys, segments of 128 merged in order", emit_attend,
-        attend_cost);
+    const char* attention =
+        "f32, online softmax over tiles of 32 keys, segments of 128 merged in order";
+    add("attend", fmt::format("attend({}, *, *, i32, i32, i32, i32, i32, *, *)", kFloats),
+        attention, emit_attend, attend_cost);
+    for (const char* mask : {"", "i32, "})
+      add(*mask ? "attend_latent.mask" : "attend_latent",
+          fmt::format("attend_latent({0}, *, *, i32, i32, i32, i32, i32, {1}weight {0}|{2}, weight "
+                      "{0}|{2})",
+                      kFloats, mask, kBlocks),
+          attention, emit_latent, attend_cost);
+  }
+  void add_experts() {
+    const char* numbers =
+        "bf16 weights and values: mma over k in 8 parts; others: f32 fma, k over 32 lanes by a "
+        "fixed tree, weights decoded to f32";
+    add("moe_route", fmt::format("moe_route({0}, {0})", kFloats), "f64, rounded once", emit_route);
+    add("moe_dispatch", fmt::format("moe_dispatch({}, i32)", kFloats), "exact", emit_dispatch);
+    add("grouped_linear.bytes", "grouped_linear(q8a, weight q8_0|q4_0, i32, weight *)",
+        "i32 dot of 8, f32 fma by scale product, k over 32 lanes by a fixed tree", emit_grouped,
+        linear_cost);
+    add("grouped_linear",
+        fmt::format("grouped_linear({0}, weight {0}|{1}, i32, weight *)", kFloats, kBlocks),
+        numbers, emit_grouped, linear_cost);
+    add("head_linear", fmt::format("head_linear({0}, weight {0}|{1})", kFloats, kBlocks), numbers,
+        emit_heads, linear_cost);
+    add("moe_combine", fmt::format("moe_combine({0}, i32, i32, {0})", kFloats),
+        "f32 fma in the order of the experts", emit_combine);
+  }
+  void add_recurrent() {
+    add("causal_conv", fmt::format("causal_conv(*, *, i32, i32, {0}, {0}, {0})", kFloats),
+        "f32 fma in the order of the taps", emit_conv);
+    const char* scan = "f32, sums over 32 lanes by a fixed tree, state f32 after every row";
+    add("ssm_scan", fmt::format("ssm_scan(*, *, i32, i32, {0}, {0}, {0}, {0}, {0})", kFloats), scan,
+        emit_ssm_scan);
+    add("gated_delta", fmt::format("gated_delta(*, *, i32, i32, {0}, {0}, {0}, {0}, {0})", kFloats),
+        scan, emit_gated_delta);
+    add("lora", fmt::format("lora({0}, weight {0}, weight {0}, i32)", kFloats),
+        "f64 sums, k over 32 lanes by a fixed tree, rounded once", emit_lora);
   }
 
   std::vector<CudaKernel> list_;

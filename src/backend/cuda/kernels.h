@@ -32,6 +32,8 @@ struct StepView {
   int64_t segments = 1;         // of kSegment keys: none of the step's sequences has more
   // Each sequence's rows are its last tokens, in order: a row sees the keys up to its slot.
   bool causal = false;
+  // The step is causal and so is its mask: it need not be read.
+  bool plain_mask = false;
 };
 
 // Memory that calls share: each is done with it when the next one starts.
@@ -69,6 +71,7 @@ const CudaKernel& planned_kernel(const KernelEntry& entry);
 
 // Scratch that the calls of these plans ask for at most.
 size_t scratch_bytes(const PlanSet& plans);
+size_t combine_bytes(int64_t entries);        // of moe_combine
 size_t split_bytes(int64_t rows, int64_t k);  // rows in three pieces, for tensor cores
 
 // One per family of ops: emit_*.cc.
@@ -86,6 +89,23 @@ void emit_quantize(const CallSite& site, LaunchList& list);
 void emit_linear(const CallSite& site, LaunchList& list);
 void emit_append(const CallSite& site, LaunchList& list);
 void emit_attend(const CallSite& site, LaunchList& list);
+void emit_latent(const CallSite& site, LaunchList& list);
+void emit_route(const CallSite& site, LaunchList& list);
+void emit_dispatch(const CallSite& site, LaunchList& list);
+void emit_grouped(const CallSite& site, LaunchList& list);
+void emit_combine(const CallSite& site, LaunchList& list);
+void emit_heads(const CallSite& site, LaunchList& list);
+void emit_conv(const CallSite& site, LaunchList& list);
+void emit_ssm_scan(const CallSite& site, LaunchList& list);
+void emit_gated_delta(const CallSite& site, LaunchList& list);
+void emit_lora(const CallSite& site, LaunchList& list);
+// A matrix w[heads, n, k] per head: the first k of each head of x to the first n of each head of y.
+struct HeadProducts {
+  const Tensor &x, &w, &y;
+  int64_t rows, x_head, y_head;  // from one head to the next
+};
+void emit_head_products(const HeadProducts& products, LaunchList& list);
+void add_strided_copy(LaunchList& list, const CopyArgs& args);
 
 // Names that ops and kernels have in common.
 std::span<const char* const> unary_op_names();

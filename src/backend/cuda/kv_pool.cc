@@ -54,13 +54,10 @@ const PlaneArgs& KvPool::State::plane(std::string_view name) const {
 
 KvPool::KvPool(const PlanSet& plans, const std::vector<int64_t>& blocks) {
   for (const GroupEntry& g : plans.groups)
-    groups_.push_back({static_cast<int>(g.block_size), blocks.at(groups_.size()), {}, 0});
+    groups_.push_back({static_cast<int>(g.block_rows()), blocks.at(groups_.size()), {}, 0});
   int64_t total = 0;
   std::vector<std::vector<int64_t>> offsets;
   for (const StateEntry& entry : plans.states) {
-    if (entry.per_sequence)
-      fail(ErrorCode::kUnsupported, "state {} is kept per sequence: not on the cuda backend",
-           entry.name);
     if (entry.planes.size() > kMaxPlanes)
       fail(ErrorCode::kUnsupported, "state {} has {} planes; the cuda backend takes {}", entry.name,
            entry.planes.size(), kMaxPlanes);
@@ -69,7 +66,7 @@ KvPool::KvPool(const PlanSet& plans, const std::vector<int64_t>& blocks) {
     offsets.emplace_back();
     for (const PlaneEntry& plane : entry.planes) {
       state.names.push_back(plane.name);
-      state.planes.push_back(make_plane(entry, plane, plans.groups.at(entry.group).block_size));
+      state.planes.push_back(make_plane(entry, plane, plans.groups.at(entry.group).block_rows()));
       offsets.back().push_back(total);
       total += aligned(state.planes.back().block_bytes * blocks.at(entry.group));
     }

@@ -1,5 +1,6 @@
 #include "backend/cuda/launch.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "backend/cuda/images.h"
@@ -12,6 +13,8 @@ constexpr const char* kOpImages[] = {"op_element",    "op_rows",   "op_linear",
                                      "op_linear_mma", "op_attend", "op_flash",
                                      "op_layer",      "op_pack",   "sample"};
 constexpr const char* kHopperImages[] = {"decode_attention", "prefill_attention", "few_rows"};
+// Loaded when a call needs them: most models do not.
+constexpr const char* kRareImages[] = {"op_experts", "op_latent", "op_recurrent"};
 
 }  // namespace
 
@@ -34,6 +37,11 @@ Handle KernelLibrary::find(std::string_view image, const std::string& name,
   if (auto it = found_.find(name); it != found_.end() && it->second.shared_bytes >= shared_bytes)
     return it->second.function;
   auto module = modules_.find(image);
+  const bool rare =
+      std::find(std::begin(kRareImages), std::end(kRareImages), image) != std::end(kRareImages);
+  if (module == modules_.end() && rare)
+    module =
+        modules_.emplace(image, std::make_unique<KernelModule>(kernel_image(image).data())).first;
   TK_CHECK(module != modules_.end(), "kernel file {}", image);
   const Handle function = module->second->function(name.c_str(), shared_bytes);
   found_[name] = {function, shared_bytes};

@@ -17,8 +17,8 @@ namespace tokamak::cuda {
 // The op kernels, loaded. Owned by an executable.
 class KernelLibrary {
  public:
-  // Loads all images; throws when the program or the driver lacks one. Those for one kind of GPU
-  // are left out on others.
+  // Loads the images that most models use; throws when the program or the driver lacks one. Those
+  // for one kind of GPU are left out on others.
   explicit KernelLibrary(const Device& device);
   bool has(std::string_view image, const std::string& name) const;
   bool overlaps() const { return overlaps_; }  // launches may start before earlier ones are done
@@ -27,7 +27,7 @@ class KernelLibrary {
   Handle find(std::string_view image, const std::string& name, int shared_bytes = 0) const;
 
  private:
-  std::map<std::string, std::unique_ptr<KernelModule>, std::less<>> modules_;
+  mutable std::map<std::string, std::unique_ptr<KernelModule>, std::less<>> modules_;
   struct Found {
     Handle function;
     int shared_bytes;  // that it may use

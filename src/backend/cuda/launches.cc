@@ -119,8 +119,7 @@ std::vector<CudaLaunch> make_launches() {
        LaunchKind::kStreamFp8},
       {{.name = "cuda.decoder_layers",
         .numeric_class = "values of a decoder stored as bf16, f32 sums in the library's order",
-        .steps =
-            "rows are the last tokens of their sequences, no mask, no hidden states, no padding",
+        .steps = "rows are the last tokens of their sequences, no hidden states, no padding",
         .guard = {},
         .match = match_layers,
         .cost = layers_cost},

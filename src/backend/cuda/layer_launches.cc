@@ -285,6 +285,8 @@ void LayerLaunches::attend(LaunchList& list, const PlannedLayer& layer, const St
              ints(step.slot, step.tokens),
              ints(step.q_start, step.sequences + 1),
              ints(step.kv_len, step.sequences)};
+  if (step.mask != 0)
+    site.in.push_back({DType::kI32, {step.tokens, step.mask_width}, step.mask, 0});
   site.out = {heads};
   site.out[0].address = attended_;
   emit_attend(site, list);

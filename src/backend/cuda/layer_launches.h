@@ -28,6 +28,8 @@ class LayerLaunches {
     int64_t tokens = 0, sequences = 0, outputs = 0;
     DeviceAddress ids = 0, pos = 0, seq = 0, slot = 0, q_start = 0, kv_len = 0;
     DeviceAddress out_rows = 0;  // 0: every token has an output
+    DeviceAddress mask = 0;      // [tokens, mask_width]; 0: the plan has none
+    int64_t mask_width = 0;
     DeviceAddress logits = 0;
   };
   // The products of a layer and of the head, for Blas::measure().

@@ -31,8 +31,7 @@ void check_memory(const Device& device, const PlanSet& plans, const std::vector<
   const MemoryNeeds needs = MemoryNeeds::of(plans);
   uint64_t kv = 0;
   for (uint32_t g = 0; g < blocks.size(); ++g)
-    kv += static_cast<uint64_t>(blocks[g] * plans.groups.at(g).block_size) *
-          static_cast<uint64_t>(kv_bytes_per_token(plans, g));
+    kv += static_cast<uint64_t>(blocks[g]) * static_cast<uint64_t>(block_bytes(plans, g));
   const uint64_t free = device.free_memory(), all = needs.weights + needs.values + kv;
   if (all <= free) return;
   fail(

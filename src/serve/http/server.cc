@@ -1,5 +1,8 @@
 #include "serve/http/server.h"
 
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
@@ -43,10 +46,12 @@ struct Server::Impl {
   std::vector<std::thread> threads;
   int port = 0;
   int signals_seen = 0;  // under shared->mutex
+  bool ended = false;    // the same
   bool started = false, stopped = false;
   bool closing = false;  // on the strand
 
   void bind();
+  void take_listener(int socket);
   void check(SystemError ec) const;
   void accept();
   void on_accept(SystemError ec, tcp::socket socket);
@@ -68,8 +73,23 @@ void Server::Impl::check(SystemError ec) const {
        ec.message());
 }
 
+void Server::Impl::take_listener(int socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0)
+    fail(ErrorCode::kInvalidArgument, "descriptor {} is not a socket", socket);
+  SystemError ec;
+  acceptor.assign(address.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), socket, ec);
+  check(ec);
+  const tcp::endpoint endpoint = acceptor.local_endpoint(ec);
+  check(ec);
+  shared->origins = Origins(shared->options.allowed_origins, endpoint.address().is_loopback());
+  port = endpoint.port();
+}
+
 void Server::Impl::bind() {
   const ServerOptions& options = shared->options;
+  if (options.listener >= 0) return take_listener(options.listener);
   SystemError ec;
   tcp::resolver resolver(io);
   auto found = resolver.resolve(options.host, std::to_string(options.port),
@@ -237,12 +257,29 @@ void Server::catch_signals() {
   impl_->await_signal();
 }
 
-void Server::run_until_signal(std::chrono::milliseconds drain) {
+bool Server::run_until_signal(std::chrono::milliseconds drain) {
   {
     std::unique_lock lock(impl_->shared->mutex);
-    impl_->shared->changed.wait(lock, [&] { return impl_->signals_seen > 0; });
+    impl_->shared->changed.wait(lock, [&] { return impl_->signals_seen > 0 || impl_->ended; });
+    if (impl_->signals_seen == 0) return false;
   }
   stop(drain);
+  return true;
 }
+
+void Server::end_run() {
+  {
+    std::lock_guard lock(impl_->shared->mutex);
+    impl_->ended = true;
+  }
+  impl_->shared->changed.notify_all();
+}
+
+bool Server::signalled() const {
+  std::lock_guard lock(impl_->shared->mutex);
+  return impl_->signals_seen > 0;
+}
+
+int Server::keep_listener() const { return dup(impl_->acceptor.native_handle()); }
 
 }  // namespace tokamak::http

@@ -14,7 +14,8 @@ namespace tokamak::http {
 
 struct ServerOptions {
   std::string host = "127.0.0.1";
-  int port = 8000;  // 0: any free one
+  int port = 8000;    // 0: any free one
+  int listener = -1;  // a socket that listens already, in their place
   int io_threads = 1;
   int max_connections = 1024;               // more get a 503, except for probes
   size_t max_header_bytes = 64 << 10;       // 431
@@ -57,7 +58,13 @@ class Server {
   // From now on SIGINT and SIGTERM are handled by run_until_signal. Call before start().
   void catch_signals();
   // Blocks until a signal arrives, then calls stop(drain); a second signal ends the wait at once.
-  void run_until_signal(std::chrono::milliseconds drain);
+  // False: end_run() was called instead, and nothing is stopped.
+  bool run_until_signal(std::chrono::milliseconds drain);
+  void end_run();          // from any thread
+  bool signalled() const;  // a signal has arrived
+  // A copy of the listening socket that outlives this server and, if the process is replaced, the
+  // process: connections that arrive meanwhile wait for ServerOptions::listener of the next one.
+  int keep_listener() const;
 
  private:
   struct Impl;

@@ -8,6 +8,9 @@
 #include "backend/cuda/ops/op_attend.cu"
 #include "backend/cuda/ops/op_flash.cu"
 #include "backend/cuda/ops/op_layer.cu"
+#include "backend/cuda/ops/op_experts.cu"
+#include "backend/cuda/ops/op_latent.cu"
+#include "backend/cuda/ops/op_recurrent.cu"
 #include "backend/cuda/ops/op_pack.cu"
 #include "backend/cuda/sample.cu"
 // clang-format on

@@ -100,6 +100,8 @@ template <class T>
 T lane_from(T x, int lane) {
   return lane_value(x, static_cast<unsigned>(lane));
 }
+inline int bit_count(unsigned x) { return std::popcount(x); }
+inline int first_bit(unsigned x) { return std::countr_zero(x); }
 inline int shared_add(int* to, int x) { return std::exchange(*to, *to + x); }
 inline uint32_t mul_high(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>(uint64_t{a} * b >> 32);

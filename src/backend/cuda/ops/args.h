@@ -131,6 +131,54 @@ struct SplitArgs {
   DType tx;
 };
 
+// Mixture of experts.
+constexpr int kMaxUsedExperts = 64;  // of a token
+struct RouteArgs {
+  const void* logits;  // [rows, experts]
+  const void* bias;    // [experts], may be null
+  void* weights;       // [rows, used]
+  int32_t* chosen;     // [rows, used]
+  int64_t rows;
+  int32_t experts, used, groups, used_groups;
+  double scale;
+  DType tx, tb, tw;
+  bool sigmoid, normalize;
+};
+struct SortArgs {
+  const int32_t* experts;  // [entries]; negative: the entry has none
+  int32_t* offsets;        // [count + 1]
+  int32_t* source;         // [entries]
+  int32_t entries, count;
+};
+struct DispatchArgs {
+  const void* x;  // [.., d]
+  void* y;        // [entries, d]
+  const int32_t* source;
+  int64_t d, element;  // element: bytes, where both have the same type
+  int32_t used;
+  DType tx, ty;
+  bool vectors;  // rows of 16 bytes each, of the same type
+};
+struct GroupedArgs {
+  LinearArgs product;      // all rows; w [groups, n, k], bias [groups, n]
+  const int32_t* offsets;  // [groups + 1]: the first row of each group
+  int32_t groups;
+};
+struct HeadsArgs {
+  LinearArgs product;  // x [rows, heads, x_head], w [heads, n, k], y [rows, heads, y_head]
+  int64_t heads, x_head, y_head;
+};
+struct CombineArgs {
+  const void* x;  // [entries, d]
+  const int32_t *source, *offsets;
+  const void* weights;  // [rows, used]
+  void* y;              // [rows, d]
+  int32_t* places;      // [entries]: where each entry's row is; may be null
+  int64_t d;
+  int32_t entries, used, groups;
+  DType tx, tw, ty;
+};
+
 // Rows of q8_0 or q4_0 from one matrix after the other, or from two in turn.
 constexpr int kPackSources = 3;
 struct PackArgs {
@@ -175,7 +223,48 @@ struct AttendArgs {
   int32_t segments;  // of split calls: what `partial` has room for
   float scale, cap;
   PlaneArgs key[kMaxKeys], value;
-  float* partial;  // [rows, heads, segments, dv + 2]: peak, mass, sums
+  float* partial;     // [rows, heads, segments, dv + 2]: peak, mass, sums
+  const void* sinks;  // [heads], may be null
+  DType ts;
+  int32_t first_row;  // of the step's rows: q, y and partial begin with it
+};
+constexpr int kLatentHeads = 16, kLatentKeys = 32, kLatentThreads = 128;  // of a block of op_latent
+constexpr int kLatentC = 512, kLatentE = 64;                              // widths of its planes
+struct LatentArgs {
+  AttendArgs attend;
+  int32_t part_keys;  // of split calls: keys of a part, a multiple of kLatentKeys; 0: not split
+};
+// States per sequence: a block of the cache holds that of one sequence.
+struct SequencesArgs {
+  ViewArgs view;
+  PlaneArgs plane;
+  const int32_t *q_start, *kv_len;
+  int32_t sequences, rows;
+};
+struct ConvArgs {
+  SequencesArgs sequences;
+  const void *x, *w, *bias;  // [rows, channels], [channels, taps]; bias: may be null
+  void* y;
+  int64_t channels;
+  int32_t taps;
+  DType tx, tw, tb, ty;
+};
+constexpr int kScanInputs = 5, kScanParts = 8;  // parts: of 32 values of a state's row
+struct ScanArgs {
+  SequencesArgs sequences;
+  const void* in[kScanInputs];
+  void* y;  // [rows, heads, width]
+  int32_t heads, width, groups, n;
+  DType type[kScanInputs], ty;
+};
+constexpr int kLoraColumns = 1024;  // of a block
+struct LoraArgs {
+  const void *x, *a, *b;  // [rows, k], [slots, rank, k], [slots, n, rank]
+  const int32_t* adapter;
+  void* y;  // [rows, n]
+  int64_t k, n;
+  int32_t slots, rank;
+  DType tx, ta, tb, ty;
 };
 // Between the products of a decoder layer (layer_launches.h). Values are bf16 where nothing else is
 // said.

@@ -90,6 +90,31 @@ TK_DEVICE void decode8_q6_k(const uint8_t* row, int64_t at, float (&out)[8]) {
   }
 }
 
+// Eight bytes at any place, read as the aligned words that hold them.
+TK_DEVICE Words2 bytes8_at(const uint8_t* p) {
+  const unsigned shift = static_cast<unsigned>(reinterpret_cast<uintptr_t>(p) % 4) * 8;
+  const auto* words = reinterpret_cast<const uint32_t*>(p - shift / 8);
+  if (shift == 0) return {words[0], words[1]};
+  return {words[0] >> shift | words[1] << (32 - shift),
+          words[1] >> shift | words[2] << (32 - shift)};
+}
+
+// Numbers of four bits with a power of two for 32 of them, in blocks of 17 bytes.
+TK_DEVICE void decode8_mxfp4(const uint8_t* row, int64_t at, float (&out)[8]) {
+  constexpr uint32_t kLow = 0x03020100, kHigh = 0x0c080604;  // twice the values of codes 0 to 7
+  const uint8_t* block = row + at / 32 * 17;
+  const int offset = static_cast<int>(at % 32), shift = offset >= 16 ? 4 : 0;
+  const uint32_t e = block[0];  // half of 2 ^ (e - 127)
+  const float d = bits_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+  const Words2 q = bytes8_at(block + 1 + offset % 16);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const int code = byte_of(q.x, q.y, j) >> shift & 15;
+    const auto v = static_cast<float>(byte_of(kLow, kHigh, code & 7));
+    out[j] = mul_rn(d, code & 8 ? -v : v);
+  }
+}
+
 TK_DEVICE void decode8(DType type, const uint8_t* row, int64_t at, float (&out)[8]) {
   switch (type) {
     case DType::kQ4_0:

@@ -250,6 +250,14 @@ TK_DEVICE Flash<parts> attend_segment(const AttendArgs& a, const AttendRow& r, i
   return f;
 }
 
+// What a row's sums are divided by. A sink adds to it as a key without a value does; a row without
+// keys gives 0.
+template <int parts>
+TK_DEVICE float divisor(const AttendArgs& a, int head, const Flash<parts>& f) {
+  if (!a.sinks || f.mass == 0) return f.mass;
+  return f.mass + expf(load(a.sinks, a.ts, head) - f.peak);
+}
+
 // A warp per head and row. Dynamic shared memory: the query, weights and places of each warp.
 template <int parts, bool split>
 TK_DEVICE void attend_row(const AttendArgs& a) {
@@ -258,12 +266,12 @@ TK_DEVICE void attend_row(const AttendArgs& a) {
   unsigned lane = threadIdx.x % kWarp;
   AttendRow r;
   r.head = static_cast<int>(blockIdx.x) * kTileWarps + warp;
-  r.row = static_cast<int>(blockIdx.y);
+  r.row = a.first_row + static_cast<int>(blockIdx.y);
   if (r.head >= a.heads) return;
   int64_t* place = shared + warp * (kWarp + kWarp / 2 + (a.d + 1) / 2);
   auto* weight = reinterpret_cast<float*>(place + kWarp);
   float* q = weight + kWarp;
-  int64_t at = int64_t{r.row} * a.heads + r.head;
+  int64_t at = int64_t{blockIdx.y} * a.heads + r.head;
   for (int i = static_cast<int>(lane); i < a.d; i += kWarp) q[i] = load(a.q, a.tq, at * a.d + i);
   sync_warp();
   r.sequence = a.seq[r.row];
@@ -289,11 +297,11 @@ TK_DEVICE void attend_row(const AttendArgs& a) {
       Flash<parts> f = attend_segment<parts>(a, r, s, q, weight, place);
       all.merge(f.peak, f.mass, f.sum);
     }
+    const float mass = divisor(a, r.head, all);
 #pragma unroll
     for (int i = 0; i < parts; ++i)
       if (i * kWarp + static_cast<int>(lane) < a.dv)
-        store(a.y, a.ty, at * a.dv + i * kWarp + lane,
-              all.mass == 0 ? 0.0f : all.sum[i] / all.mass);
+        store(a.y, a.ty, at * a.dv + i * kWarp + lane, mass == 0 ? 0.0f : all.sum[i] / mass);
   }
 }
 
@@ -304,7 +312,7 @@ TK_DEVICE void attend_join(const AttendArgs& a) {
   int lane = static_cast<int>(threadIdx.x % kWarp);
   if (head >= a.heads) return;
   int64_t at = int64_t{blockIdx.y} * a.heads + head;
-  int length = a.kv_len[a.seq[blockIdx.y]];
+  int length = a.kv_len[a.seq[a.first_row + blockIdx.y]];
   Flash<parts> all;
   for (int s = 0; s < a.segments && s * kSegment < length; ++s) {
     const float* from = a.partial + (at * a.segments + s) * (a.dv + 2);
@@ -314,10 +322,11 @@ TK_DEVICE void attend_join(const AttendArgs& a) {
       sum[i] = i * kWarp + lane < a.dv ? from[2 + i * kWarp + lane] : 0.0f;
     all.merge(from[0], from[1], sum);
   }
+  const float mass = divisor(a, head, all);
 #pragma unroll
   for (int i = 0; i < parts; ++i)
     if (i * kWarp + lane < a.dv)
-      store(a.y, a.ty, at * a.dv + i * kWarp + lane, all.mass == 0 ? 0.0f : all.sum[i] / all.mass);
+      store(a.y, a.ty, at * a.dv + i * kWarp + lane, mass == 0 ? 0.0f : all.sum[i] / mass);
 }
 
 #define TK_ATTEND(parts)                                                                       \

@@ -1,7 +1,8 @@
 // Attention of many rows of a sequence over the paged cache, on tensor cores: 128 rows of one head
 // per block, 64 keys at a time, with a running softmax. Keys and values are 16-bit; scores and sums
 // are f32, weights are rounded to the cache's type. Tiles of keys begin at absolute positions, so
-// a row has the same bits however a prompt is cut.
+// a row has the same bits however a prompt is cut. With a mask (a tree of drafts), it says which of
+// its sequence's rows a row sees.
 #include "backend/cuda/ops/args.h"
 #include "backend/cuda/ops/number.cuh"
 
@@ -33,7 +34,7 @@ struct FlashTile {
 };
 
 // A warp has kFlashWarpRows rows: what it reads of keys and values serves two products.
-template <int d, bool half>
+template <int d, bool half, bool masked>
 struct FlashBlock {
   static constexpr int kParts = kFlashWarpRows / 16;  // rows of a warp that one product takes
   static constexpr int kSome = 32;                    // keys whose scores a lane has at a time
@@ -47,7 +48,8 @@ struct FlashBlock {
   float out[kParts][d / 8][4] = {};
   float peak[kParts][2], mass[kParts][2] = {};
   int limit[kParts][2];  // the last key that a lane's rows see
-  int least, most;       // of the warp's rows
+  int least, most;       // of the warp's rows; masked: the last older key, the last of all
+  int own_rows = 0;      // masked: of the sequence
 
   TK_DEVICE FlashBlock(const AttendArgs& args, const FlashTile& t, uint8_t* memory)
       : a(args), tile(t), shared(memory) {
@@ -63,8 +65,20 @@ struct FlashBlock {
         peak[m][i] = -INFINITY;
         limit[m][i] = a.slot[row_of(warp * kFlashWarpRows + m * 16 + lane / 4 + 8 * i)];
       }
+    if constexpr (masked) {
+      own_rows = a.q_start[tile.sequence + 1] - a.q_start[tile.sequence];
+      least = length - own_rows - 1;
+      most = length - 1;
+      return;
+    }
     least = a.slot[row_of(warp * kFlashWarpRows)];
     most = a.slot[row_of(warp * kFlashWarpRows + kFlashWarpRows - 1)];
+  }
+  // Whether a lane's row i of part m sees a key that is not older than the step's own rows.
+  TK_DEVICE bool sees(int m, int i, int key) const {
+    const int own = key - (length - own_rows);
+    const int64_t row = row_of(warp * kFlashWarpRows + m * 16 + lane / 4 + 8 * i);
+    return own < own_rows && own < a.mask_width && a.mask[row * a.mask_width + own] != 0;
   }
   // Rows after the last are the last once more, and are not stored.
   TK_DEVICE int row_of(int row) const {
@@ -116,7 +130,7 @@ struct FlashBlock {
 
   TK_DEVICE void run() {
     int last = tile.first + tile.rows - 1;  // the row that sees most
-    int tiles = a.slot[last] / kFlashKeys + 1;
+    int tiles = (masked ? most : a.slot[last]) / kFlashKeys + 1;
     find_blocks(0);
     fetch(0, 0);
     load_queries();
@@ -191,8 +205,11 @@ struct FlashBlock {
 #pragma unroll
       for (int n = 0; n < kSome / 8; ++n)
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-          if (first + n * 8 + lane % 4 * 2 + j % 2 > limit[m][j / 2]) score[n][j] = -INFINITY;
+        for (int j = 0; j < 4; ++j) {
+          const int key = first + n * 8 + lane % 4 * 2 + j % 2;
+          if (masked ? key > least && !sees(m, j / 2, key) : key > limit[m][j / 2])
+            score[n][j] = -INFINITY;
+        }
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -230,6 +247,7 @@ struct FlashBlock {
         total += lane_xor(total, 2);
         int row = warp * kFlashWarpRows + m * 16 + lane / 4 + 8 * i;
         if (row >= tile.rows) continue;
+        if (masked && total == 0) total = INFINITY;  // a row without keys gives 0
         int64_t at = (int64_t{tile.first + row} * a.heads + tile.head) * d + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < d / 8; ++n)
@@ -240,19 +258,23 @@ struct FlashBlock {
   }
 };
 
-template <int d, bool half>
+template <int d, bool half, bool masked = false>
 TK_DEVICE void flash_rows(const AttendArgs& a) {
   TK_DYNAMIC_SHARED(uint8_t, memory);
   FlashTile tile;
   const bool any = tile.find(a);
   wait_for_earlier();
   if (!any) return;
-  FlashBlock<d, half>(a, tile, memory).run();
+  FlashBlock<d, half, masked>(a, tile, memory).run();
 }
 
 TK_KERNEL(op_flash_64_f16, AttendArgs, kFlashThreads) { flash_rows<64, true>(a); }
 TK_KERNEL(op_flash_64_bf16, AttendArgs, kFlashThreads) { flash_rows<64, false>(a); }
 TK_KERNEL(op_flash_128_f16, AttendArgs, kFlashThreads) { flash_rows<128, true>(a); }
 TK_KERNEL(op_flash_128_bf16, AttendArgs, kFlashThreads) { flash_rows<128, false>(a); }
+TK_KERNEL(op_flash_masked_64_f16, AttendArgs, kFlashThreads) { flash_rows<64, true, true>(a); }
+TK_KERNEL(op_flash_masked_64_bf16, AttendArgs, kFlashThreads) { flash_rows<64, false, true>(a); }
+TK_KERNEL(op_flash_masked_128_f16, AttendArgs, kFlashThreads) { flash_rows<128, true, true>(a); }
+TK_KERNEL(op_flash_masked_128_bf16, AttendArgs, kFlashThreads) { flash_rows<128, false, true>(a); }
 
 }  // namespace tokamak::cuda

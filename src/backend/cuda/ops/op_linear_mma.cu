@@ -1,14 +1,9 @@
 // Products with bf16 weights on tensor cores. An f32 value is the exact sum of three bf16 pieces,
-// so the products are exact and sums are f32, as in op_linear.cu. Weights are the left operand: a
-// warp multiplies 16 of their rows by groups of 8 rows of x. The values of k are summed in
-// kMmaParts parts, which are added in order, and in chunks of 32: the same for every number of
-// rows, so the batch changes no bit. Lane 4g + t holds values 8t to 8t + 7 of a chunk of row g.
-#include "backend/cuda/ops/args.h"
-#include "backend/cuda/ops/number.cuh"
+// so the products are exact and sums are f32, as in op_linear.cu. The parts and chunks of k
+// (mma_tile.cuh) are the same for every number of rows, so the batch changes no bit.
+#include "backend/cuda/ops/mma_tile.cuh"
 
 namespace tokamak::cuda {
-
-constexpr int kRowsA = 16, kRowsB = 8;
 
 struct Pieces {
   Words4 piece[3];
@@ -39,46 +34,6 @@ TK_KERNEL(op_split, SplitArgs, kElementThreads) {
   Pieces pieces = split8(v);
 #pragma unroll
   for (int p = 0; p < 3; ++p) *reinterpret_cast<Words4*>(a.y + p * a.n + i) = pieces.piece[p];
-}
-
-struct Place {  // of a lane
-  int g, t;
-};
-TK_DEVICE Place place_of_lane() {
-  int lane = static_cast<int>(threadIdx.x % kWarp);
-  return {lane / 4, lane % 4};
-}
-TK_DEVICE int64_t part_begin(const MmaArgs& a, int part) {
-  return a.k / kMmaChunk * part / kMmaParts * kMmaChunk;
-}
-
-// 16 rows of weights, 32 values of k.
-struct FragmentA {
-  Words4 upper, lower;
-};
-struct RowsOfA {
-  const uint16_t *upper, *lower;
-  TK_DEVICE RowsOfA(const MmaArgs& a, int64_t first) {
-    Place l = place_of_lane();
-    int64_t u = first + l.g, d = u + 8;
-    upper = a.w + (u < a.n ? u : a.n - 1) * a.k + 8 * l.t;
-    lower = a.w + (d < a.n ? d : a.n - 1) * a.k + 8 * l.t;
-  }
-  TK_DEVICE FragmentA load(int64_t k) const {
-    return {*reinterpret_cast<const Words4*>(upper + k),
-            *reinterpret_cast<const Words4*>(lower + k)};
-  }
-};
-
-// All pieces of the first 16 values of k, then of the others.
-template <int pieces>
-TK_DEVICE void multiply(float (&c)[4], const FragmentA& a, const Words4 (&b)[pieces]) {
-  const uint32_t first[4] = {a.upper.x, a.lower.x, a.upper.y, a.lower.y};
-  const uint32_t second[4] = {a.upper.z, a.lower.z, a.upper.w, a.lower.w};
-#pragma unroll
-  for (int p = 0; p < pieces; ++p) mma_bf16(c, first, b[p].x, b[p].y);
-#pragma unroll
-  for (int p = 0; p < pieces; ++p) mma_bf16(c, second, b[p].z, b[p].w);
 }
 
 TK_DEVICE void store_result(const MmaArgs& a, int64_t n, int64_t row, float y) {
@@ -112,11 +67,11 @@ TK_KERNEL(op_linear_mma_few, MmaArgs, kMmaThreads) {
   Place l = place_of_lane();
   int part = static_cast<int>(threadIdx.x / kWarp);
   int64_t first = int64_t{blockIdx.x} * kRowsA;
-  RowsOfA rows(a, first);
+  RowsOfA rows(a.w, a.n, a.k, first);
   int64_t x = (l.g < a.rows ? l.g : a.rows - 1) * a.k + 8 * l.t;
   float sum[1][4] = {};
   constexpr int kAhead = 4;  // weights are loaded before they are used
-  int64_t k = part_begin(a, part), end = part_begin(a, part + 1);
+  int64_t k = part_begin(a.k, part), end = part_begin(a.k, part + 1);
   auto step = [&](const FragmentA& fragment, int64_t at) {
     float v[8];
     load8(a.x, a.tx, x + at, v);
@@ -149,10 +104,10 @@ TK_DEVICE void linear_some(const MmaArgs& a) {
   Place l = place_of_lane();
   int part = static_cast<int>(threadIdx.x / kWarp);
   int64_t first = int64_t{blockIdx.x} * kRowsA;
-  RowsOfA rows(a, first);
+  RowsOfA rows(a.w, a.n, a.k, first);
   float sum[kGroups][4] = {};
 #pragma unroll 2
-  for (int64_t k = part_begin(a, part); k < part_begin(a, part + 1); k += kMmaChunk) {
+  for (int64_t k = part_begin(a.k, part); k < part_begin(a.k, part + 1); k += kMmaChunk) {
     FragmentA fragment = rows.load(k);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
@@ -174,12 +129,12 @@ TK_DEVICE void linear_many(const MmaArgs& a) {
   int64_t n = int64_t{blockIdx.x} * kMmaTileN + warp % 2 * (kA * kRowsA);
   int64_t m = int64_t{blockIdx.y} * kMmaTileM + warp / 2 * (kGroups * kRowsB);
   if (m >= a.rows || n >= a.n) return;
-  RowsOfA upper(a, n), lower(a, n + kRowsA);
+  RowsOfA upper(a.w, a.n, a.k, n), lower(a.w, a.n, a.k, n + kRowsA);
   float total[kA][kGroups][4];
   for (int part = 0; part < kMmaParts; ++part) {
     float sum[kA][kGroups][4] = {};
 #pragma unroll 2
-    for (int64_t k = part_begin(a, part); k < part_begin(a, part + 1); k += kMmaChunk) {
+    for (int64_t k = part_begin(a.k, part); k < part_begin(a.k, part + 1); k += kMmaChunk) {
       FragmentA fragments[kA] = {upper.load(k), lower.load(k)};
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {

@@ -78,6 +78,8 @@ template <class T>
 TK_DEVICE T lane_from(T x, int lane) {  // the value of a lane
   return __shfl_sync(kWholeWarp, x, lane);
 }
+TK_DEVICE int bit_count(unsigned x) { return __popc(x); }
+TK_DEVICE int first_bit(unsigned x) { return __ffs(static_cast<int>(x)) - 1; }  // x is not 0
 TK_DEVICE int shared_add(int* to, int x) { return atomicAdd(to, x); }  // returns what was there
 TK_DEVICE uint32_t mul_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
 TK_DEVICE float fast_exp(float x) { return __expf(x); }

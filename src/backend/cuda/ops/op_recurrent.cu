@@ -1,0 +1,145 @@
+// Ops with a state per sequence, and low-rank products that each row selects. Rows of a sequence
+// are computed in order; the state is f32 after every row, so that a sequence has the same bits
+// however its rows are divided among steps.
+#include "backend/cuda/ops/args.h"
+#include "backend/cuda/ops/number.cuh"
+
+namespace tokamak::cuda {
+
+// The rows of a sequence in this step. The block after the last sequence has the rows that belong
+// to none; those and rows of sequences without tokens are padding.
+struct SequenceRows {
+  int first, end;
+  bool padding, begins;
+  float* state;
+  TK_DEVICE SequenceRows(const SequencesArgs& s, int sequence) {
+    const bool rest = sequence == s.sequences;
+    first = s.q_start[sequence];
+    end = rest ? s.rows : s.q_start[sequence + 1];
+    const int length = rest ? 0 : s.kv_len[sequence];
+    padding = length <= 0;
+    begins = length == end - first;
+    const int64_t block = padding ? 0 : s.view.table[int64_t{sequence} * s.view.stride];
+    state = reinterpret_cast<float*>(s.plane.base + block * s.plane.block_bytes);
+  }
+};
+
+// A thread per channel.
+TK_KERNEL(op_causal_conv, ConvArgs, kElementThreads) {
+  const int64_t c = int64_t{blockIdx.x} * kElementThreads + threadIdx.x;
+  if (c >= a.channels) return;
+  const SequenceRows s(a.sequences, static_cast<int>(blockIdx.y));
+  const int older = a.taps - 1;
+  // Row r of the sequence, counted from its first of this step; before it: of the state.
+  auto row = [&](int r) {
+    if (r >= 0) return load(a.x, a.tx, (int64_t{s.first} + r) * a.channels + c);
+    return s.begins ? 0.0f : s.state[(older + r) * a.channels + c];
+  };
+  for (int i = s.first; i < s.end; ++i) {
+    float sum = 0;
+    if (!s.padding) {
+      if (a.bias) sum = load(a.bias, a.tb, c);
+      for (int j = 0; j < a.taps; ++j)
+        sum = fmaf(load(a.w, a.tw, c * a.taps + j), row(i - s.first - older + j), sum);
+    }
+    store(a.y, a.ty, i * a.channels + c, sum);
+  }
+  if (s.padding || s.first == s.end) return;
+  // In ascending order: a row of the state is only replaced by a later one.
+  for (int j = 0; j < older; ++j) s.state[j * a.channels + c] = row(s.end - s.first - older + j);
+}
+
+// A warp per row of a head's matrix [width, n]; its lanes hold the row.
+template <class Step>
+TK_DEVICE void scan_rows(const ScanArgs& a, const Step& step) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int64_t at = int64_t{blockIdx.x} * kTileWarps + threadIdx.x / kWarp;
+  if (at >= int64_t{a.heads} * a.width) return;
+  const SequenceRows s(a.sequences, static_cast<int>(blockIdx.y));
+  const int head = static_cast<int>(at / a.width), group = head / (a.heads / a.groups);
+  float state[kScanParts];
+#pragma unroll
+  for (int i = 0; i < kScanParts; ++i) {
+    const int n = i * kWarp + lane;
+    state[i] = s.padding || s.begins || n >= a.n ? 0.0f : s.state[at * a.n + n];
+  }
+  for (int64_t row = s.first; row < s.end; ++row) {
+    const int64_t y = row * a.heads * a.width + at;
+    const float sum = s.padding ? 0.0f : step(row, head, (row * a.groups + group) * a.n, y, state);
+    if (lane == 0) store(a.y, a.ty, y, sum);
+  }
+  if (s.padding || s.first == s.end) return;
+#pragma unroll
+  for (int i = 0; i < kScanParts; ++i)
+    if (i * kWarp + lane < a.n) s.state[at * a.n + i * kWarp + lane] = state[i];
+}
+
+// One number of each lane per part of a vector; 0 after its end.
+TK_DEVICE float lane_part(const ScanArgs& a, int input, int64_t from, int part) {
+  const int n = part * kWarp + static_cast<int>(threadIdx.x % kWarp);
+  return n < a.n ? load(a.in[input], a.type[input], from + n) : 0.0f;
+}
+
+// Inputs: x, dt, a, b, c.
+TK_KERNEL(op_ssm_scan, ScanArgs, kTileThreads) {
+  scan_rows(a, [&](int64_t row, int head, int64_t vectors, int64_t y, float(&state)[kScanParts]) {
+    const float dt = load(a.in[1], a.type[1], row * a.heads + head);
+    const float decay = expf(dt * load(a.in[2], a.type[2], head));
+    const float input = dt * load(a.in[0], a.type[0], y);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kScanParts; ++i) {
+      state[i] = fmaf(state[i], decay, input * lane_part(a, 3, vectors, i));
+      sum = fmaf(state[i], lane_part(a, 4, vectors, i), sum);
+    }
+    return warp_sum(sum);
+  });
+}
+
+// Inputs: q, k, v, decay, rate.
+TK_KERNEL(op_gated_delta, ScanArgs, kTileThreads) {
+  scan_rows(a, [&](int64_t row, int head, int64_t vectors, int64_t y, float(&state)[kScanParts]) {
+    const float kept = expf(load(a.in[3], a.type[3], row * a.heads + head));
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kScanParts; ++i) sum = fmaf(state[i], lane_part(a, 1, vectors, i), sum);
+    const float error = load(a.in[2], a.type[2], y) - kept * warp_sum(sum);
+    const float change = load(a.in[4], a.type[4], row * a.heads + head) * error;
+    sum = 0;
+#pragma unroll
+    for (int i = 0; i < kScanParts; ++i) {
+      state[i] = fmaf(state[i], kept, change * lane_part(a, 1, vectors, i));
+      sum = fmaf(state[i], lane_part(a, 0, vectors, i), sum);
+    }
+    return warp_sum(sum);
+  });
+}
+
+// Part of a row's result; every block computes the inner values for itself. Sums are f64, as there
+// are few products. Dynamic shared memory: the inner values.
+TK_KERNEL(op_lora, LoraArgs, kElementThreads) {
+  TK_DYNAMIC_SHARED(double, inner);
+  const int64_t row = blockIdx.y, slot = a.adapter[row];
+  const int warp = static_cast<int>(threadIdx.x / kWarp);
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const bool used = slot >= 0 && slot < a.slots;
+  for (int r = warp; used && r < a.rank; r += kElementThreads / kWarp) {
+    double sum = 0;
+    for (int64_t i = lane; i < a.k; i += kWarp)
+      sum += static_cast<double>(load(a.x, a.tx, row * a.k + i)) *
+             static_cast<double>(load(a.a, a.ta, (slot * a.rank + r) * a.k + i));
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) sum += lane_xor(sum, d);
+    if (lane == 0) inner[r] = sum;
+  }
+  sync_block();
+  const int64_t begin = int64_t{blockIdx.x} * kLoraColumns;
+  for (int64_t j = begin + threadIdx.x; j < a.n && j < begin + kLoraColumns; j += kElementThreads) {
+    double sum = 0;
+    for (int r = 0; used && r < a.rank; ++r)
+      sum += inner[r] * static_cast<double>(load(a.b, a.tb, (slot * a.n + j) * a.rank + r));
+    store_wide(a.y, a.ty, row * a.n + j, sum);
+  }
+}
+
+}  // namespace tokamak::cuda
