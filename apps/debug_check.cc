@@ -57,11 +57,10 @@ void check(const CheckFlags& f) {
   for (const std::string& name : chosen_functions(module, f.graph)) {
     Module after = module.clone();
     run_passes(after, *after.find_function(name), {*backend, options});
-    CheckReport report =
-        f.graph.backend == "ref"
-            ? check_functions(*module.find_function(name), *after.find_function(name), how)
-            : check_on_backend(*module.find_function(name), *after.find_function(name), *backend,
-                               how);
+    // Kernels round more than the meaning does, so the passes are first checked by the meaning.
+    const Function &from = *module.find_function(name), &to = *after.find_function(name);
+    CheckReport report = check_functions(from, to, how);
+    if (f.graph.backend != "ref" && report.same) report = check_on_backend(from, to, *backend, how);
     if (report.runs == 0)
       fail(ErrorCode::kUnsupported, "function {}: none of {} random inputs fits it{}{}", name,
            f.runs, report.message.empty() ? "" : ": ", report.message);

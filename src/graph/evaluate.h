@@ -106,6 +106,8 @@ struct InputHints {
   int bytes = -1;
   // Sequences end around the windows of attend, and positions may differ from slots.
   bool windows = false;
+  // Values::kEach: inputs take all combinations of these numbers and what they give.
+  bool special = false;
 };
 
 // Inputs that the function can run on: a step whose positions, slots, lengths and tables belong

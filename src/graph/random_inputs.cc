@@ -84,7 +84,9 @@ class InputMaker {
     static constexpr std::array kFinite = {0.0, 1.0, -1.0, 2.0, -0.5, 3.0, 1e4, -1e-4};
     static constexpr std::array kNasty = {
         0.0, -0.0, 1.0, -2.0, kInf, -kInf, 0.5, 1e-40, std::numeric_limits<double>::quiet_NaN()};
-    if (kind_ == Values::kEach)
+    if (kind_ == Values::kEach && hints_.special)
+      enumerate<double>(t.f, special_);
+    else if (kind_ == Values::kEach)
       enumerate<double>(t.f, kFinite);
     else if (kind_ == Values::kEachNasty)
       enumerate<double>(t.f, kNasty);
@@ -122,9 +124,18 @@ class InputMaker {
         add(v);
       for (double b : found)
         if (a != b)
-          for (double v : {a / b, a - b})
+          for (double v : {a / b, a - b, a * b, std::fmod(a, b)})
             if (std::isfinite(v)) add(v);
     }
+    if (!hints_.special) return;
+    for (double v : {0.0, 1.0, -1.0}) add(v);
+    sort_unique(special_);
+    sort_unique(special_integers_);
+  }
+
+  static void sort_unique(auto& values) {
+    std::sort(values.begin(), values.end());
+    values.erase(std::unique(values.begin(), values.end()), values.end());
   }
 
   // The first input advances with every element, the next one when the first starts again.
@@ -177,6 +188,7 @@ class InputMaker {
         for (int64_t v = lo; v < std::min<int64_t>(hi, 64); ++v)
           list.push_back(static_cast<int32_t>(v));
       }
+      if (hints_.special && !index) list = special_integers_;
       if (bytes && !index) {
         for (int32_t v = -128; v < 128; ++v) list.push_back(v);
         list.insert(list.end(), special_integers_.begin(), special_integers_.end());

@@ -53,6 +53,35 @@ void expect_rewrites(std::span<const Case> cases) {
   }
 }
 
+// T in 4..16 and S in 1..8 may have the same value: then neither "equal" nor "different" is known.
+TEST(Rewrite, ConditionsThatSymbolsDoNotDecideAreFalse) {
+  const std::pair<const char*, bool> cases[] = {
+      {"m != n", false},
+      {"m == n", false},
+      {"not (m == n)", false},
+      {"not same_shape(x, y)", false},
+      {"dims(x) != dims(y)", false},
+      {"not known(m == n)", true},
+      {"m == n or rank(x) == 1", true},  // one operand decides
+      {"m == n and rank(x) == 2", false},
+      {"m != n + 16", true},  // different for all values
+      {"[m, 1] != [n, 2]", true},
+      {"2 * m / m == 2", true},
+      {"m / n == 1", false},
+  };
+  for (const auto& [condition, holds] : cases) {
+    SCOPED_TRACE(condition);
+    Module m = graph(
+        "%3 = reduce_sum(%0) {axis=1}\n%4 = reduce_sum(%2) {axis=1}\n%5 = "
+        "concat(%3, %4) {axis=0}\n%6 = neg(%5)\nreturn r = %6");
+    RewriteStats stats = rewrite(m, fmt::format("rule a exact: x: f32[m] y: f32[n] "
+                                                "neg(concat(x, y){{axis=0}}) => "
+                                                "abs(concat(x, y){{axis=0}}) if {}",
+                                                condition));
+    EXPECT_EQ(stats.fired, holds ? 1u : 0u);
+  }
+}
+
 TEST(Rewrite, Table) {
   const Case cases[] = {
       // both orders of a commutative op, and a sub-pattern used twice is one node

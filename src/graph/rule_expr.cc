@@ -164,11 +164,17 @@ class Evaluator {
   Result call(const RuleExpr& e) const {
     if (Result r = on_tensor(e)) return r;
     const std::string& op = e.name;
-    if (op == "and" || op == "or") {
-      Result a = run(e.args.at(0));
-      if (!a || !a->is_bool()) return std::nullopt;
-      if (a->as_bool() == (op == "or")) return a;
-      return run(e.args.at(1));
+    if (op == "and" || op == "or") {  // one operand may decide
+      Result a = run(e.args.at(0)), b = run(e.args.at(1));
+      for (const Result& r : {a, b})
+        if (r && r->is_bool() && r->as_bool() == (op == "or")) return r;
+      bool both = a && b && a->is_bool() && b->is_bool();
+      return both ? a : std::nullopt;
+    }
+    if (op == "known" && e.args.size() == 1) {
+      // The verifier knows nothing: a rule has to hold either way.
+      Result a = uses_ ? run(e.args[0]) : std::nullopt;
+      return Value(a && a->is_bool() && a->as_bool());
     }
     std::vector<Value> v;
     for (const RuleExpr& arg : e.args) {
@@ -209,18 +215,58 @@ class Evaluator {
       auto v = splat_value(fn_, *x);
       return v ? Result(Value(*v)) : std::nullopt;
     }
-    if (e.name == "dims" || e.name == "axes") {
+    if (e.name == "dims") return extents(type);
+    if (e.name == "axes") {
       Value out = Value::array();
-      for (const Dim& d : type.dims)
-        out.push(e.name == "dims" ? extent_value(d.extent) : Value(d.axis));
+      for (const Dim& d : type.dims) out.push(Value(d.axis));
       return out;
     }
     if (e.name == "same_shape" && e.args.size() == 2) {
       auto y = tensor(e.args[1]);
-      if (!y || fn_.tensor(*y).rank() != type.rank()) return Value(false);
-      for (int i = 0; i < type.rank(); ++i)
-        if (fn_.tensor(*y).extent(i) != type.extent(i)) return Value(false);
-      return Value(true);
+      return y ? equal_values(extents(type), extents(fn_.tensor(*y))) : Result(Value(false));
+    }
+    return std::nullopt;
+  }
+
+  static Value extents(const TensorType& type) {
+    Value out = Value::array();
+    for (const Dim& d : type.dims) out.push(extent_value(d.extent));
+    return out;
+  }
+
+  // An extent with symbols of the module; other strings are names.
+  bool has_symbols(const Value& v) const {
+    auto extent = v.is_string() ? as_extent(v) : std::nullopt;
+    if (!extent || extent->is_constant()) return false;
+    const auto& declared = fn_.module().symbols;
+    for (const std::string& name : extent->symbols())
+      if (std::none_of(declared.begin(), declared.end(),
+                       [&](const SymbolDecl& s) { return s.name == name; }))
+        return false;
+    return true;
+  }
+
+  // Extents with symbols are equal or different only if they are for all values of the symbols.
+  Result equal_values(const Value& a, const Value& b) const {
+    if (a.is_array() && b.is_array()) {
+      if (a.size() != b.size()) return Value(false);
+      bool decided = true;
+      for (size_t i = 0; i < a.size(); ++i) {
+        Result same = equal_values(a.as_array()[i], b.as_array()[i]);
+        if (same && !same->as_bool()) return same;
+        decided &= same.has_value();
+      }
+      return decided ? Result(Value(true)) : std::nullopt;
+    }
+    if (!has_symbols(a) && !has_symbols(b)) return Value(equal(a, b));
+    auto x = as_extent(a), y = as_extent(b);
+    if (!x || !y) return Value(false);
+    if (*x == *y) return Value(true);
+    try {
+      SymExpr by = *x - *y;
+      const auto& symbols = fn_.module().symbols;
+      if (by.lower(symbols) > 0 || by.upper(symbols) < 0) return Value(false);
+    } catch (const Error&) {
     }
     return std::nullopt;
   }
@@ -262,8 +308,10 @@ class Evaluator {
   }
 
   Result binary(const std::string& op, const Value& a, const Value& b) const {
-    if (op == "==") return equal(a, b);
-    if (op == "!=") return !equal(a, b);
+    if (op == "==" || op == "!=") {
+      Result same = equal_values(a, b);
+      return same ? Result(Value(same->as_bool() == (op == "=="))) : std::nullopt;
+    }
     if (op == "compose" || op == "at" || op == "drop") return on_list(op, a, b, Value());
     if (op == "widens") return widens(a, b);
     if (op == "near" && a.is_number() && b.is_number())
@@ -277,6 +325,7 @@ class Evaluator {
       if (op == "+") return extent_value(*x + *y);
       if (op == "-") return extent_value(*x - *y);
       if (op == "*") return extent_value(*x * *y);
+      if (op == "/") return quotient(*x, *y);
       // True only when it holds for all values of the symbols.
       const auto& symbols = fn_.module().symbols;
       if (op == "<") return (*x - *y).upper(symbols) < 0;
@@ -286,6 +335,16 @@ class Evaluator {
     } catch (const Error&) {
     }
     return std::nullopt;
+  }
+
+  // Where one extent is a multiple of the other for all values of the symbols.
+  static Result quotient(const SymExpr& x, const SymExpr& y) {
+    std::map<std::string, int64_t, std::less<>> ones;
+    for (const SymExpr& e : {x, y})
+      for (const std::string& name : e.symbols()) ones[name] = 1;
+    int64_t over = x.eval(ones), under = y.eval(ones);
+    if (under == 0 || over % under != 0 || y * SymExpr(over / under) != x) return std::nullopt;
+    return Value(over / under);
   }
 
   static Result integers(const std::string& op, int64_t a, int64_t b) {

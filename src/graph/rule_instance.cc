@@ -19,9 +19,9 @@ constexpr double kLeastSquare = 1000;  // literals of conditions whose root may 
 
 struct Misfit {};  // the random choices do not fit together
 
-bool asks_natural(const RewriteRule& rule) {
-  return std::any_of(rule.conditions.begin(), rule.conditions.end(), [](const RuleExpr& e) {
-    return e.kind == RuleExpr::Kind::kCall && e.name == "natural";
+bool asks(const RewriteRule& rule, std::string_view what) {
+  return std::any_of(rule.conditions.begin(), rule.conditions.end(), [&](const RuleExpr& e) {
+    return e.kind == RuleExpr::Kind::kCall && e.name == what;
   });
 }
 
@@ -200,6 +200,8 @@ class InstanceMaker {
     c.values.assign(n, value);
     if (!splat)
       for (double& v : c.values) v = number();
+    if (!splat && n % 2 == 0 && asks(rule_, "repeated"))
+      std::copy_n(c.values.begin(), n / 2, c.values.begin() + static_cast<std::ptrdiff_t>(n / 2));
     if (integer) {
       c.type.dtype = DType::kI32;
       static constexpr double kIntegers[] = {0, 1,   0,        1,          -1,           2,
@@ -239,7 +241,7 @@ class InstanceMaker {
       return out_.fn->weight(v.name);
     }
     // Where the rule asks, half of the integers are known not to be negative.
-    if (type.dtype == DType::kI32 && asks_natural(rule_) && rng_.below(2))
+    if (type.dtype == DType::kI32 && asks(rule_, "natural") && rng_.below(2))
       out_.fn->facts().push_back({v.name, Fact::Kind::kNatural});
     return out_.fn->add_input(v.name, Type::of(std::move(type)));
   }
@@ -322,10 +324,14 @@ class InstanceMaker {
       attrs.set(key, *v);
       if (key == "dims") last_rank_ = v->size();
     }
-    if (t.open)
-      for (int i = 0; i < t.op->required_attrs; ++i)
-        if (std::string_view key = t.op->attr_names[static_cast<size_t>(i)]; !attrs.has(key))
-          attrs.set(key, sample(*t.op, key, in));
+    if (!t.open) return attrs;
+    for (size_t i = 0; i < t.op->attr_names.size(); ++i) {
+      std::string_view key = t.op->attr_names[i];
+      bool required = i < static_cast<size_t>(t.op->required_attrs);
+      if (attrs.has(key) || key == kStorageAttr) continue;
+      if (required || (default_attr(*t.op, key) && rng_.below(2)))
+        attrs.set(key, sample(*t.op, key, in));
+    }
     return attrs;
   }
 

@@ -42,6 +42,14 @@ bool same_literal(const Value& wanted, const Value& have) {
   return wanted == have;
 }
 
+constexpr int kMostUses = 16;  // that the verifier tries
+
+bool names_call(const RuleExpr& e, std::string_view name) {
+  return (e.kind == RuleExpr::Kind::kCall && e.name == name) ||
+         std::any_of(e.args.begin(), e.args.end(),
+                     [&](const RuleExpr& arg) { return names_call(arg, name); });
+}
+
 class Matcher {
  public:
   Matcher(const RewriteRule& rule, const Function& fn, const UseCount& uses)
@@ -169,12 +177,20 @@ class Matcher {
   bool finish(State& s) {
     for (const Deferred& d : s.deferred)
       if (!fits(d, s.match)) return false;
-    for (const RuleExpr& condition : rule_.conditions) {
-      std::optional<Value> v = evaluate_expr(condition, rule_, s.match, fn_, uses_);
-      if (!v || !v->is_bool() || !v->as_bool()) return false;
-    }
+    for (const RuleExpr& condition : rule_.conditions)
+      if (!holds(condition, s.match, uses_)) return false;
     found_ = std::move(s.match);
     return true;
+  }
+
+  // The verifier does not know how often values are used: any number may satisfy the condition.
+  bool holds(const RuleExpr& condition, const RuleMatch& match, const UseCount& uses) const {
+    std::optional<Value> v = evaluate_expr(condition, rule_, match, fn_, uses);
+    if (v && v->is_bool() && v->as_bool()) return true;
+    if (uses || !names_call(condition, "uses")) return false;
+    for (int n = 0; n <= kMostUses; ++n)
+      if (holds(condition, match, [n](Ref) { return n; })) return true;
+    return false;
   }
 
   const RewriteRule& rule_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -19,7 +20,8 @@ constexpr int kKinds = 8;   // ways to choose shapes and values, in turn
 constexpr int kEnough = 6;  // instances without which a rule counts as never applying
 constexpr int kEnds = 12;   // instances that are checked for coming to an end
 constexpr int kFixedTries = 24;
-constexpr size_t kMostNamed = 9;  // extents of the rule's text that are tried
+constexpr double kLeastRange = 50;  // that a stated range contains, in both directions
+constexpr size_t kMostNamed = 9;    // extents of the rule's text that are tried
 constexpr int64_t kMaxElements = 1 << 19;
 
 bool all_in_field(const RewriteRule& rule) {
@@ -67,6 +69,37 @@ float round_to(DType dtype, double value) {
   return v;
 }
 
+RuleExpr call_of(std::string name, std::vector<RuleExpr> args) {
+  RuleExpr e;
+  e.kind = RuleExpr::Kind::kCall;
+  e.name = std::move(name);
+  e.args = std::move(args);
+  return e;
+}
+
+// What a condition may be true by: operands of "or", of a negated "and", of a product that is 0.
+void find_ways(const RuleExpr& e, bool negated, std::vector<RuleExpr>& out) {
+  auto is = [](const RuleExpr& x, std::string_view name) {
+    return x.kind == RuleExpr::Kind::kCall && x.name == name;
+  };
+  auto zero = [](const RuleExpr& x) {
+    return x.kind == RuleExpr::Kind::kLiteral && x.value.is_number() && x.value.as_double() == 0;
+  };
+  if (is(e, "not")) return find_ways(e.args.at(0), !negated, out);
+  if (is(e, negated ? "and" : "or")) {
+    for (const RuleExpr& arg : e.args) find_ways(arg, negated, out);
+    return;
+  }
+  if (is(e, negated ? "!=" : "==") && e.args.size() == 2)
+    for (size_t side : {size_t{0}, size_t{1}})
+      if (is(e.args[side], "*") && zero(e.args[1 - side])) {
+        for (const RuleExpr& factor : e.args[side].args)
+          find_ways(call_of("==", {factor, e.args[1 - side]}), false, out);
+        return;
+      }
+  out.push_back(negated ? call_of("not", {e}) : e);
+}
+
 struct Trial {  // how one instance is made and compared
   InstanceStyle style;
   Values values = Values::kNormal;
@@ -74,6 +107,7 @@ struct Trial {  // how one instance is made and compared
   bool beyond = false;                  // real rules: values outside the stated ranges
   bool extreme = false;                 // real rules: one input is very large or very small
   int bytes = -1;                       // the input of integers that takes all values -128..127
+  bool special = false;                 // inputs take all combinations of the rule's numbers
   std::string name = "normal";
 };
 
@@ -102,6 +136,11 @@ class Verifier {
              t.open;
     });
     if (open && moves) effort_.instances *= 2;
+    for (const RuleExpr& c : rule.conditions) {
+      std::vector<RuleExpr> ways;
+      find_ways(c, false, ways);
+      if (ways.size() > 1) ways_.push_back({std::move(ways), {}});
+    }
     ranged_ = std::any_of(rule.vars.begin(), rule.vars.end(),
                           [](const RuleVar& v) { return v.range && !v.assumed; });
   }
@@ -127,7 +166,8 @@ class Verifier {
                                      verdict_.instances, verdict_.tries);
       return std::move(verdict_);
     }
-    verdict_.accepted = true;
+    verdict_.message = what_is_untried();
+    verdict_.accepted = verdict_.message.empty();
     return std::move(verdict_);
   }
 
@@ -135,6 +175,43 @@ class Verifier {
   enum class Tried : uint8_t { kNoMatch, kNothing, kSame, kRefuted };
   static constexpr int kBorders = 18;  // searches for the ends of what the conditions allow
   static constexpr int kSolved = 3;    // instances that are repeated with the solutions
+
+  struct Ways {
+    std::vector<RuleExpr> all;
+    std::set<size_t> tried;  // those by which alone the condition was true
+  };
+
+  void note_ways(const RuleInstance& x, const RuleMatch& match) {
+    for (Ways& w : ways_) {
+      std::vector<size_t> held;
+      for (size_t i = 0; i < w.all.size(); ++i) {
+        auto v = evaluate_expr(w.all[i], rule_, match, *x.fn, nullptr);
+        if (v && v->is_bool() && v->as_bool()) held.push_back(i);
+      }
+      if (held.size() == 1) w.tried.insert(held[0]);
+    }
+  }
+
+  // What the instances leave open. A range that is narrow would hide what the rule does wrong.
+  std::string what_is_untried() const {
+    for (const Ways& w : ways_)
+      for (size_t i = 0; i < w.all.size(); ++i)
+        if (!w.tried.contains(i))
+          return fmt::format("no instance satisfies a condition by operand {} of its \"or\" alone",
+                             i + 1);
+    for (const RuleVar& v : rule_.vars) {
+      if (!v.range) continue;
+      auto end = [](const RuleExpr& e) {
+        double sign = e.kind == RuleExpr::Kind::kCall && e.name == "neg" ? -1 : 1;
+        const RuleExpr& number = sign < 0 ? e.args.at(0) : e;
+        return number.value.is_number() ? sign * number.value.as_double() : 0.0;
+      };
+      if (end(v.range->first) > -kLeastRange || end(v.range->second) < kLeastRange)
+        return fmt::format("the range of {} does not contain {}..{}", v.name, -kLeastRange,
+                           kLeastRange);
+    }
+    return "";
+  }
 
   Tried refuse(const std::string& what) {
     verdict_.message = what;
@@ -160,6 +237,17 @@ class Verifier {
     for (int64_t n : lengths) {
       vast.style.vast = n;
       out.push_back(vast);
+    }
+    if (std::any_of(rule_.terms.begin(), rule_.terms.end(), [](const RuleTerm& t) {
+          return t.op &&
+                 (t.op->name == "compare" || t.op->name == "maximum" || t.op->name == "minimum");
+        })) {
+      Trial special;
+      special.style.extents = Extents::kFlat;
+      special.values = Values::kEach;
+      special.special = true;
+      special.name = "special";
+      out.push_back(special);
     }
     int integers = 0;
     for (const RuleVar& v : rule_.vars) {
@@ -226,7 +314,8 @@ class Verifier {
     auto match = match_rule(rule_, *x.fn, x.root, nullptr);
     if (!match) return Tried::kNoMatch;
     // Indices must suit the pattern only.
-    InputHints hints{x.fn->nodes().size(), x.module.weights.size(), literals_.found, t.bytes, true};
+    InputHints hints{
+        x.fn->nodes().size(), x.module.weights.size(), literals_.found, t.bytes, true, t.special};
     auto right = build_replacement(rule_, *match, x.module, *x.fn, "", nullptr);
     if (!right) return Tried::kNoMatch;
     if (!is_small(*x.fn)) return Tried::kNothing;
@@ -245,6 +334,7 @@ class Verifier {
     if (c.outcome == RuleComparison::Outcome::kNone) return Tried::kNothing;
     verdict_.instances += counts;
     verdict_.in_field += t.in_field;
+    note_ways(x, *match);
     if (c.outcome == RuleComparison::Outcome::kDifferent)
       return refuse(fmt::format("{} [{}; {} values{}]", c.message, x.text, t.name, note));
     bool vast = t.style.extents == Extents::kVast;
@@ -305,10 +395,13 @@ class Verifier {
     }
     return true;
   }
-  // Sets each number to what may satisfy an equation among the conditions.
+  // Sets each number to what may satisfy an equation among the conditions, and to what satisfies
+  // none of the comparisons that finite numbers do.
   bool solutions(const Rng& start, const Trial& t, size_t numbers) {
+    std::vector<double> values = literals_.solutions;
+    for (double v : {INFINITY, -INFINITY, NAN}) values.push_back(v);
     for (size_t which = 0; which < std::min<size_t>(numbers, 4); ++which)
-      for (double v : literals_.solutions) {
+      for (double v : values) {
         auto made = with_number(start, t, which, v);
         if (made && compare(*made, t, false) == Tried::kRefuted) return false;
       }
@@ -377,6 +470,7 @@ class Verifier {
   double delta_ = kDelta;
   int borders_ = 0, ends_ = 0, solved_ = 0;
   RuleLiterals literals_;
+  std::vector<Ways> ways_;
   RuleVerdict verdict_;
 };
 

@@ -118,6 +118,55 @@ func turn {
         self.assertEqual(unknown.returncode, 2)
         self.assertIn("canonicalize", unknown.stderr)
 
+    def test_check_sees_small_changes(self):
+        """One attribute a little off, on both backends; what follows the changed op hides most of it."""
+        graph = self.file("small.tkg", """module m format 1
+symbol T in 1..8
+constant f : f32[r=4] = [1.0, 0.5, 0.25, 0.125]
+weight w : f32[n=16] from w
+weight p : f32[n=16, k=16] from p
+weight b : f32[n=16] from b
+func step {
+  %0 = input x : f32[t=T, d=16]
+  %1 = input pos : i32[t=T]
+  %2 = rms_norm(%0, @w) {eps=1e-05}
+  %3 = linear(%2, @p, @b)
+  %4 = reshape(%3) {dims=["T", 2, 8], axes=["t", "h", "d"]}
+  %5 = rope(%4, %1, $f) {scale=1.0}
+  %6 = reshape(%5) {dims=["T", 16], axes=["t", "d"]}
+  %7 = scale(%6) {value=2.0}
+  %8 = silu(%7)
+  %9 = gelu(%3) {approximate="tanh"}
+  %10 = softcap(%9) {cap=30.0}
+  %11 = layer_norm(%10, @w, @b) {eps=1e-05}
+  %12 = add(%8, %11)
+  %13 = softmax(%12)
+  %14 = sdpa(%12, %13, %2) {scale=0.25}
+  %15 = add(%14, %0)
+  return y = %15
+}
+""")
+        rules = ["x: f32[*s, n] w: f32[n] rms_norm(x, w){eps=1e-05} => rms_norm(x, w){eps=1e-03}",
+                 "x: f32[*s, n] w: f32[n] rms_norm(x, w){eps=1e-05} => rms_norm(x, w){eps=3e-05}",
+                 "layer_norm(x, w, b){eps=1e-05} => layer_norm(x, w, b){eps=1e-03}",
+                 "scale(x){value=2.0} => scale(x){value=2.001}",
+                 "scale(x){value=2.0} => scale(x){value=2.00002}",
+                 "rope(x, p, f){scale=1.0} => rope(x, p, f){scale=1.00003}",
+                 "silu(x) => mul(x, sigmoid(scale(x){value=1.001}))",
+                 'gelu(x){approximate="tanh"} => gelu(x){approximate="none"}',
+                 "softcap(x){cap=30.0} => softcap(x){cap=30.1}",
+                 "sdpa(q, k, v){scale=0.25} => sdpa(q, k, v){scale=0.25003}",
+                 "x: f32 y: f32 add(x, y) => add(add(x, y), 0.0001)"]
+        for rule in rules:
+            wrong = self.file("small.rules", f"rule a real: {rule}\n")
+            for backend in ("ref", "cpu"):
+                checked = run("debug", "check", graph, "--rules", wrong, "--unverified", "--passes", "user-rules",
+                              "--backend", backend)
+                self.assertEqual(checked.returncode, 1, rule + checked.stdout + checked.stderr)
+                self.assertIn("DIFFERENT", checked.stdout)
+        for backend in ("ref", "cpu"):
+            self.assertEqual(run("debug", "check", graph, "--backend", backend).returncode, 0)
+
     def test_check_says_same(self):
         for graph in (OPT / "block.tkg", OPT / "dead_read.tkg", GRAPHS / "decoder.tkg"):
             done = run("debug", "check", graph, "--seed", "5")

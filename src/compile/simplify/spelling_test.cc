@@ -272,11 +272,11 @@ TEST(Spellings, EndAsTheSameOps) {
 
 // Graphs as exporters write them, one after the other: "// want: OPS", then a module. Also near
 // misses, whose ops show that they were not taken for what they resemble.
-TEST(Spellings, OfExporters) {
+int check_spellings(const char* file) {
   auto backend = make_backend("cpu");
   CompileOptions simplify;
   simplify.disabled_passes = {"fuse", "quantize-activations", "fold-norms"};
-  const std::string text = read_text_file(TK_GRAPH_GOLDEN "/spellings.txt"), mark = "// want:";
+  const std::string text = read_text_file(file), mark = "// want:";
   int count = 0;
   for (size_t at = text.find(mark); at != std::string::npos; ++count) {
     size_t line = text.find('\n', at), next = text.find(mark, line);
@@ -292,7 +292,14 @@ TEST(Spellings, OfExporters) {
     EXPECT_TRUE(r.same && r.runs > 0) << r.message;
     at = next;
   }
-  EXPECT_GE(count, 100);
+  return count;
+}
+
+TEST(Spellings, OfExporters) { EXPECT_GE(check_spellings(TK_GRAPH_GOLDEN "/spellings.txt"), 100); }
+
+// With a batch axis and an axis of heads, as transformers and PyTorch write attention.
+TEST(Spellings, OfExportersWithBatches) {
+  EXPECT_GE(check_spellings(TK_GRAPH_GOLDEN "/spellings_batch.txt"), 90);
 }
 
 void expect_golden(const std::filesystem::path& path, const std::string& text) {
