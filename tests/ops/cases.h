@@ -67,6 +67,7 @@ std::vector<OpCase> correctness_cases();
 // Every number of rows, columns and values that leaves a different rest in tiles and vectors.
 std::vector<OpCase> odd_cases();
 std::vector<OpCase> perf_cases();
+void add_attention(std::vector<OpCase>& cases, bool perf);
 void add_regions(std::vector<OpCase>& cases, bool perf);  // fused regions
 
 }  // namespace tokamak::testing

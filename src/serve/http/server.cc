@@ -55,6 +55,7 @@ struct Server::Impl {
   void check(SystemError ec) const;
   void accept();
   void on_accept(SystemError ec, tcp::socket socket);
+  void stop_accepting();
   void await_signal();
 };
 
@@ -142,6 +143,18 @@ void Server::Impl::on_accept(SystemError ec, tcp::socket socket) {
   accept();
 }
 
+// Waits: a connection that is accepted later would never be closed.
+void Server::Impl::stop_accepting() {
+  std::promise<void> closed;
+  net::post(strand, [this, &closed] {
+    SystemError ec;
+    acceptor.close(ec);
+    retry.cancel();
+    closed.set_value();
+  });
+  closed.get_future().wait();
+}
+
 void Server::Impl::await_signal() {
   signals.async_wait([this](SystemError ec, int number) {
     if (ec) return;
@@ -225,15 +238,7 @@ void Server::stop(std::chrono::milliseconds drain) {
     std::unique_lock lock(shared.mutex);
     shared.changed.wait_for(lock, kLastWords, [&] { return shared.busy == 0; });
   }
-  std::promise<void> closed;
-  net::post(impl_->strand, [impl = impl_.get(), &closed] {
-    SystemError ec;
-    impl->acceptor.close(ec);
-    impl->retry.cancel();
-    closed.set_value();
-  });
-  closed.get_future()
-      .wait();  // earlier, a new connection could still arrive and would never be closed
+  impl_->stop_accepting();
   auto empty = [&] { return shared.stats.connections == 0; };
   while (!empty()) {
     for (const auto& session : open_sessions(shared)) session->kill();
@@ -280,6 +285,10 @@ bool Server::signalled() const {
   return impl_->signals_seen > 0;
 }
 
-int Server::keep_listener() const { return dup(impl_->acceptor.native_handle()); }
+int Server::keep_listener() {
+  int listener = dup(impl_->acceptor.native_handle());
+  impl_->stop_accepting();
+  return listener;
+}
 
 }  // namespace tokamak::http

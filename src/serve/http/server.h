@@ -62,9 +62,9 @@ class Server {
   bool run_until_signal(std::chrono::milliseconds drain);
   void end_run();          // from any thread
   bool signalled() const;  // a signal has arrived
-  // A copy of the listening socket that outlives this server and, if the process is replaced, the
-  // process: connections that arrive meanwhile wait for ServerOptions::listener of the next one.
-  int keep_listener() const;
+  // Stops accepting. The copy of the listening socket outlives this server and, if the process is
+  // replaced, the process: new connections wait for ServerOptions::listener of the next one.
+  int keep_listener();
 
  private:
   struct Impl;
