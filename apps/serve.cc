@@ -1,5 +1,6 @@
 // tokamak serve: the OpenAI-compatible server and the chat page.
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -169,6 +170,8 @@ void run_server(http::Server& server, const ServeFlags& flags) {
   if (server.run_until_signal(milliseconds(flags.shutdown_timeout))) return log::info("stopped");
   constexpr double kToFail = 5;  // seconds for answers to end: every step fails at once
   log::error("the GPU is lost to this process: the server starts again");
+  // A signal that the server catches while it stops would be lost with this process.
+  for (int number : {SIGINT, SIGTERM}) std::signal(number, SIG_DFL);
   const int listener = server.keep_listener();
   server.stop(milliseconds(std::min(kToFail, flags.shutdown_timeout)));
   if (!server.signalled()) restart_program(listener);
