@@ -94,6 +94,8 @@ NAMES = {
 # Other names, as regular expressions -> headers.
 OTHERS = {
     r"(?<![\w:])u?int(?:8|16|32|64)_t\b|\bU?INT(?:8|16|32|64)_M(?:AX|IN)\b": "cstdint",
+    # Not std::size_t: <vector> and <map> bring that alone.
+    r"(?<![\w:])size_t\b": "cstddef cstdlib cstring cstdio ctime stddef.h stdlib.h string.h algorithm chrono filesystem optional span fstream functional iostream memory sstream string string_view fmt/format.h gtest/gtest.h",
     r"\b(?:INFINITY|NAN)\b": "cmath",
     r"(?<![\w:.>])errno\b": "cerrno",
     r"(?<![\w:.>])std(?:err|out|in)\b|(?<![\w:.>])(?:snprintf|printf|fprintf)\(": "cstdio",

@@ -1,6 +1,7 @@
 #include "base/rng.h"
 
 #include <cmath>
+#include <cstddef>
 
 namespace tokamak {
 

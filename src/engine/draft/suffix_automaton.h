@@ -1,6 +1,7 @@
 #pragma once
 // A suffix automaton over token texts: it knows every sequence of tokens that occurred in them and
 // how often.
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>

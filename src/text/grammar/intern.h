@@ -1,5 +1,6 @@
 #pragma once
 // A hash table of ids whose values are stored elsewhere.
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
