@@ -144,7 +144,7 @@ class Vectors(Served):
         refused("/v1/rerank", {"model": "bert", "query": 1, "documents": ["b"]}, "query")
         refused("/v1/rerank", {"model": "bert", "query": "a", "documents": ["b", 1]}, "documents[1]")
         refused("/v1/score", {"model": "bert", "text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "text_1")
-        status, answer = self.post("/v1/completions", {"model": "qwen3", "prompt": "the", "max_tokens": 3})
+        status, answer = self.post("/v1/completions", {"model": "qwen3", "prompt": "the", "max_tokens": 3, "ignore_eos": True})
         self.assertEqual((status, answer["usage"]["completion_tokens"]), (200, 3))
 
     def test_rerank_and_score(self):
