@@ -96,8 +96,7 @@ bool CallMask::read(Progress& p, int32_t id) const {
 
 void CallMask::remove(const std::vector<int32_t>& ids, std::span<uint32_t> allowed) const {
   for (int32_t id : ids)
-    if (static_cast<size_t>(id) / 32 < allowed.size())
-      allowed[static_cast<size_t>(id) / 32] &= ~(1u << (id % 32));
+    if (static_cast<size_t>(id) / 32 < allowed.size()) grammar::clear_bit(allowed, id);
 }
 
 void CallMask::fill(Progress& p, std::span<uint32_t> allowed) const {
@@ -120,37 +119,15 @@ void CallMask::fill(Progress& p, std::span<uint32_t> allowed) const {
       allowed[word] |= call[word] & (1u << (id % 32));
 }
 
-// The answer only grows, except that a failed step may take its last tokens back.
-void CallMask::follow(Progress& p, std::span<const int32_t> answer) const {
-  bool grown =
-      p.ids.size() <= answer.size() && std::equal(p.ids.begin(), p.ids.end(), answer.begin());
-  if (!grown) p = start();
-  for (size_t i = p.ids.size(); i < answer.size(); ++i)
-    if (!read(p, answer[i]))
-      fail(ErrorCode::kInternal, "token {} of the answer does not follow the grammar", answer[i]);
-}
-
-void CallMask::allow(int32_t choice, std::span<const int32_t> answer,
-                     std::span<const int32_t> drafts, std::span<uint32_t> allowed) {
-  Progress& p = choices_[static_cast<size_t>(choice)];
-  follow(p, answer);
-  if (drafts.empty()) return fill(p, allowed);
-  Progress ahead = p;
-  for (int32_t id : drafts) {
-    // The answer ends here. What follows is not kept, but a row without any token fails.
-    if (std::find(options_.end_ids.begin(), options_.end_ids.end(), id) != options_.end_ids.end())
-      return std::fill(allowed.begin(), allowed.end(), ~0u);
-    if (!read(ahead, id)) return;
-  }
-  fill(ahead, allowed);
+bool CallMask::ends_answer(const Progress&, int32_t id) const {
+  return std::find(options_.end_ids.begin(), options_.end_ids.end(), id) != options_.end_ids.end();
 }
 
 // Errors are reported by the next call of allow().
 void CallMask::force(int32_t choice, std::span<const int32_t> answer,
                      std::vector<int32_t>& forced) {
   try {
-    Progress& p = choices_[static_cast<size_t>(choice)];
-    follow(p, answer);
+    Progress& p = follow(choice, answer);
     if (p.phase == Phase::kCall) append_forced_tokens(p.matcher, *options_.tokenizer, forced);
   } catch (const Error&) {
     forced.clear();

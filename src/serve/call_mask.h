@@ -23,28 +23,29 @@ struct CallMaskOptions {
   std::string open_tag = "<think>", close_tag = "</think>";
 };
 
+struct CallProgress {
+  enum class Phase : uint8_t { kBegin, kThinking, kFree, kCall, kText };
+  Phase phase;
+  std::string tail = {};  // bytes that may be the beginning of a mark or tag
+  std::vector<int32_t> ids = {};
+  grammar::Matcher matcher;
+};
+
 // Owner: one request; one thread at a time. Made on a front-end thread: it reads the vocabulary.
-class CallMask final : public TokenMask {
+class CallMask final : public AnswerMask<CallProgress> {
  public:
   explicit CallMask(CallMaskOptions options);
-  void allow(int32_t choice, std::span<const int32_t> answer, std::span<const int32_t> drafts,
-             std::span<uint32_t> allowed) override;
   void force(int32_t choice, std::span<const int32_t> answer,
              std::vector<int32_t>& forced) override;
 
  private:
-  enum class Phase : uint8_t { kBegin, kThinking, kFree, kCall, kText };
-  struct Progress {
-    Phase phase;
-    std::string tail = {};  // bytes that may be the beginning of a mark or tag
-    std::vector<int32_t> ids = {};
-    grammar::Matcher matcher;
-  };
-  Progress start() const;
-  bool read(Progress& p, int32_t id) const;  // false: the token was not allowed
-  void follow(Progress& p, std::span<const int32_t> answer) const;
+  using Progress = CallProgress;
+  using Phase = Progress::Phase;
+  Progress start() const override;
+  bool read(Progress& p, int32_t id) const override;
   void read_free(Progress& p, int32_t id) const;
-  void fill(Progress& p, std::span<uint32_t> allowed) const;
+  void fill(Progress& p, std::span<uint32_t> allowed) const override;
+  bool ends_answer(const Progress& p, int32_t id) const override;
   void remove(const std::vector<int32_t>& ids, std::span<uint32_t> allowed) const;
 
   const CallMaskOptions options_;
@@ -53,7 +54,6 @@ class CallMask final : public TokenMask {
   // more, which the grammar could not check.
   std::vector<std::vector<int32_t>> crossing_;
   std::vector<int32_t> braces_;  // tokens that begin a call, without a mark
-  std::vector<Progress> choices_;
 };
 
 }  // namespace tokamak

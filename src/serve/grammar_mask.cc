@@ -34,8 +34,8 @@ GrammarMask::GrammarMask(GrammarMaskOptions options)
     : options_(std::move(options)),
       open_id_(options_.thinking == Thinking::kMaybe
                    ? options_.tokenizer->find_piece(options_.open_tag)
-                   : -1),
-      choices_(static_cast<size_t>(options_.choices), start()) {
+                   : -1) {
+  choices_.assign(static_cast<size_t>(options_.choices), start());
   if (options_.thinking == Thinking::kNone) return;
   const Tokenizer& tokenizer = *options_.tokenizer;
   for (std::string_view space : {"\n", "\n\n"})
@@ -45,7 +45,7 @@ GrammarMask::GrammarMask(GrammarMaskOptions options)
   for (int32_t id = 0; id < count; ++id)
     if (!tokenizer.is_eog(id)) grammar::set_bit(thinking_mask_, id);
   for (int32_t id : options_.end_ids)
-    if (id < count) thinking_mask_[static_cast<size_t>(id) / 32] &= ~(1u << (id % 32));
+    if (id < count) grammar::clear_bit(thinking_mask_, id);
 }
 
 GrammarMask::Progress GrammarMask::start() const {
@@ -85,28 +85,18 @@ bool GrammarMask::read(Progress& p, int32_t id) const {
   return true;
 }
 
-// The answer only grows, except that a failed step may take its last tokens back.
-void GrammarMask::follow(Progress& p, std::span<const int32_t> answer) const {
-  size_t common = std::min(p.ids.size(), answer.size());
-  if (common > 0 && p.ids[common - 1] != answer[common - 1])
-    common = static_cast<size_t>(std::mismatch(p.ids.begin(),
-                                               p.ids.begin() + static_cast<std::ptrdiff_t>(common),
-                                               answer.begin())
-                                     .first -
-                                 p.ids.begin());
-  if (common < p.ids.size() && common <= p.before) {
-    p = start();
-    common = 0;
-  } else if (common < p.ids.size()) {
-    p.matcher.rollback(p.ids.size() - common);
-    p.ids.resize(common);
-  }
-  for (size_t i = common; i < answer.size(); ++i)
-    if (!read(p, answer[i]))
-      fail(ErrorCode::kInternal, "token {} of the answer does not follow the grammar", answer[i]);
+bool GrammarMask::rewind(Progress& p, size_t count) const {
+  if (count <= p.before) return false;
+  p.matcher.rollback(p.ids.size() - count);
+  p.ids.resize(count);
+  return true;
 }
 
-void GrammarMask::fill(Progress& p, std::span<uint32_t> allowed) {
+bool GrammarMask::ends_answer(const Progress&, int32_t id) const {
+  return std::find(options_.end_ids.begin(), options_.end_ids.end(), id) != options_.end_ids.end();
+}
+
+void GrammarMask::fill(Progress& p, std::span<uint32_t> allowed) const {
   auto bits = static_cast<int32_t>(allowed.size() * 32);
   if (p.phase == Phase::kThinking) {
     std::copy_n(thinking_mask_.begin(), std::min(thinking_mask_.size(), allowed.size()),
@@ -126,34 +116,16 @@ void GrammarMask::fill(Progress& p, std::span<uint32_t> allowed) {
     if (id < bits) grammar::set_bit(allowed, id);
 }
 
-void GrammarMask::allow(int32_t choice, std::span<const int32_t> answer,
-                        std::span<const int32_t> drafts, std::span<uint32_t> allowed) {
-  Progress& p = choices_[static_cast<size_t>(choice)];
-  follow(p, answer);
-  if (drafts.empty()) return fill(p, allowed);
-  Progress ahead = p;
-  for (int32_t id : drafts) {
-    // The answer ends here. What follows is not kept, but a row without any token fails.
-    if (std::find(options_.end_ids.begin(), options_.end_ids.end(), id) != options_.end_ids.end())
-      return std::fill(allowed.begin(), allowed.end(), ~0u);
-    if (!read(ahead, id)) return;
-  }
-  fill(ahead, allowed);
-}
-
 // Errors are reported by the next call of allow().
 void GrammarMask::force(int32_t choice, std::span<const int32_t> answer,
                         std::vector<int32_t>& forced) {
   try {
-    Progress& p = choices_[static_cast<size_t>(choice)];
-    follow(p, answer);
+    Progress& p = follow(choice, answer);
     if (p.phase != Phase::kText) return;
     append_forced_tokens(p.matcher, *options_.tokenizer, forced);
     // The end of the text is forced too, if nothing else may follow.
     int32_t end = options_.tokenizer->eos_id();
-    bool ends =
-        std::find(options_.end_ids.begin(), options_.end_ids.end(), end) != options_.end_ids.end();
-    if (!ends) return;
+    if (!ends_answer(p, end)) return;
     Progress ahead = p;
     for (int32_t id : forced)
       if (!read(ahead, id)) return;

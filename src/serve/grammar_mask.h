@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/client.h"
+#include "serve/answer_mask.h"
 #include "text/grammar/matcher.h"
 #include "text/tokenizer.h"
 
@@ -30,36 +30,37 @@ struct GrammarMaskOptions {
   std::string open_tag = "<think>", close_tag = "</think>";
 };
 
+struct GrammarProgress {
+  enum class Phase : uint8_t { kBegin, kThinking, kGap, kText };
+  Phase phase;
+  std::string tail = {};  // the last bytes of the thinking, where the closing tag may have begun
+  size_t gap = 0;         // tokens of white space after the thinking
+  std::vector<int32_t> ids = {};  // tokens read so far
+  size_t before = 0;              // number of them before the grammar's text
+  grammar::Matcher matcher;
+};
+
 // Owner: one request; one thread at a time.
-class GrammarMask final : public TokenMask {
+class GrammarMask final : public AnswerMask<GrammarProgress> {
  public:
   explicit GrammarMask(GrammarMaskOptions options);
-  void allow(int32_t choice, std::span<const int32_t> answer, std::span<const int32_t> drafts,
-             std::span<uint32_t> allowed) override;
   void force(int32_t choice, std::span<const int32_t> answer,
              std::vector<int32_t>& forced) override;
 
  private:
-  enum class Phase : uint8_t { kBegin, kThinking, kGap, kText };
-  struct Progress {
-    Phase phase;
-    std::string tail = {};  // the last bytes of the thinking, where the closing tag may have begun
-    size_t gap = 0;         // tokens of white space after the thinking
-    std::vector<int32_t> ids = {};  // tokens read so far
-    size_t before = 0;              // number of them before the grammar's text
-    grammar::Matcher matcher;
-  };
-  Progress start() const;
-  bool read(Progress& p, int32_t id) const;  // false: the token was not allowed
+  using Progress = GrammarProgress;
+  using Phase = Progress::Phase;
+  Progress start() const override;
+  bool read(Progress& p, int32_t id) const override;
   void think(Progress& p, int32_t id) const;
-  void follow(Progress& p, std::span<const int32_t> answer) const;
-  void fill(Progress& p, std::span<uint32_t> allowed);
+  void fill(Progress& p, std::span<uint32_t> allowed) const override;
+  bool ends_answer(const Progress& p, int32_t id) const override;
+  bool rewind(Progress& p, size_t count) const override;
 
   const GrammarMaskOptions options_;
   const int32_t open_id_;                // the opening tag, or -1
   std::vector<int32_t> gap_ids_;         // line breaks
   std::vector<uint32_t> thinking_mask_;  // all tokens but the ends; empty: there is no thinking
-  std::vector<Progress> choices_;
 };
 
 // The ids that end a constrained answer: the model's own, and those of `stop_ids` that have no

@@ -18,13 +18,16 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
-void clear_bit(std::span<uint32_t> mask, int32_t id) {
-  if (static_cast<size_t>(id) / 32 < mask.size())
-    mask[static_cast<size_t>(id) / 32] &= ~(1u << (id % 32));
+bool is_in(std::span<const uint32_t> mask, int32_t id) {
+  return id >= 0 && static_cast<size_t>(id) / 32 < mask.size();
 }
 
-void set_if_in(std::span<uint32_t> mask, int32_t id) {
-  if (static_cast<size_t>(id) / 32 < mask.size()) grammar::set_bit(mask, id);
+void forbid(std::span<uint32_t> mask, int32_t id) {
+  if (is_in(mask, id)) grammar::clear_bit(mask, id);
+}
+
+void permit(std::span<uint32_t> mask, int32_t id) {
+  if (is_in(mask, id)) grammar::set_bit(mask, id);
 }
 
 }  // namespace
@@ -38,9 +41,9 @@ MessageMask::MessageMask(MessageMaskOptions options) : options_(std::move(option
   text_.resize(static_cast<size_t>(count + 31) / 32);
   for (int32_t id = 0; id < count; ++id)
     if (!tokenizer.is_eog(id)) grammar::set_bit(text_, id);
-  for (int32_t id : options_.end_ids) clear_bit(text_, id);
-  for (std::string_view mark : kMarks)
-    if (int32_t id = tokenizer.find_piece(mark); id >= 0) clear_bit(text_, id);
+  for (int32_t id : options_.end_ids) forbid(text_, id);
+  for (std::string_view mark : kMarks) forbid(text_, tokenizer.find_piece(mark));
+  end_of_message_ = tokenizer.find_piece(kEndOfMessage);
   for (const MessageForm& m : options_.messages) {
     Form form{.header = tokenizer.encode(m.header, encode), .end = {}, .last = !m.end.empty()};
     int32_t end = form.last ? tokenizer.find_piece(m.end) : -1;
@@ -113,7 +116,7 @@ bool MessageMask::read(Progress& p, int32_t id) const {
 
 void MessageMask::fill(Progress& p, std::span<uint32_t> allowed) const {
   if (p.form < 0) {
-    for (int32_t id : header_tokens(p)) set_if_in(allowed, id);
+    for (int32_t id : header_tokens(p)) permit(allowed, id);
     return;
   }
   const Form& form = forms_[static_cast<size_t>(p.form)];
@@ -122,50 +125,23 @@ void MessageMask::fill(Progress& p, std::span<uint32_t> allowed) const {
   else
     std::copy_n(text_.begin(), std::min(text_.size(), allowed.size()), allowed.begin());
   // In a last message the end of a message would end nothing.
-  if (int32_t end = options_.tokenizer->find_piece(kEndOfMessage); form.last && end >= 0)
-    clear_bit(allowed, end);
+  if (form.last) forbid(allowed, end_of_message_);
   if (p.matcher && !p.matcher->accepting()) return;
   bool early = static_cast<int32_t>(p.ids.size()) < options_.min_tokens;
   if (early && std::any_of(allowed.begin(), allowed.end(), [](uint32_t w) { return w != 0; }))
     return;
-  for (int32_t id : form.end) set_if_in(allowed, id);
+  for (int32_t id : form.end) permit(allowed, id);
 }
 
 bool MessageMask::ends_answer(const Progress& p, int32_t id) const {
   return p.form >= 0 && contains(forms_[static_cast<size_t>(p.form)].end, id);
 }
 
-// The answer only grows, except that a failed step may take its last tokens back.
-void MessageMask::follow(Progress& p, std::span<const int32_t> answer) const {
-  bool grown =
-      p.ids.size() <= answer.size() && std::equal(p.ids.begin(), p.ids.end(), answer.begin());
-  if (!grown) p = Progress();
-  for (size_t i = p.ids.size(); i < answer.size(); ++i)
-    if (!read(p, answer[i]))
-      fail(ErrorCode::kInternal, "token {} of the answer does not follow the grammar", answer[i]);
-}
-
-void MessageMask::allow(int32_t choice, std::span<const int32_t> answer,
-                        std::span<const int32_t> drafts, std::span<uint32_t> allowed) {
-  Progress& p = choices_[static_cast<size_t>(choice)];
-  follow(p, answer);
-  if (drafts.empty()) return fill(p, allowed);
-  Progress ahead = p;
-  for (int32_t id : drafts) {
-    // What follows is not kept, but a row without any token fails.
-    if (ends_answer(ahead, id)) return std::fill(allowed.begin(), allowed.end(), ~0u);
-    if (!read(ahead, id)) return;
-  }
-  fill(ahead, allowed);
-}
-
 // Errors are reported by the next call of allow().
 void MessageMask::force(int32_t choice, std::span<const int32_t> answer,
                         std::vector<int32_t>& forced) {
   try {
-    Progress& p = choices_[static_cast<size_t>(choice)];
-    follow(p, answer);
-    Progress ahead = p;
+    Progress ahead = follow(choice, answer);
     while (ahead.form < 0) {
       std::vector<int32_t> next = header_tokens(ahead);
       if (next.size() != 1 || !read(ahead, next[0])) return;

@@ -13,9 +13,9 @@ namespace tokamak {
 
 // A step is predicted from one that was measured, of n tokens that took t. It is moved to another
 // depth and another number of tokens by the fitted costs (PromptCost). With k * n tokens, k > 1, it
-// is taken to need k * t, whether prompts add to the time of the decodes or are hidden behind the
-// reading of weights. Shallower tokens are taken to cost at least half, until they have been
-// measured. The result is corrected by how much longer than predicted the last steps took. If
+// is assumed to take k * t, which holds whether prompts add to the time of the decodes or overlap
+// with the reading of weights. Shallower tokens are assumed to cost at least half, until they have
+// been measured. The result is corrected by how much longer than predicted the last steps took. If
 // decodes alone take more than half of the target, prompts get as much time as decodes. Steps
 // without decodes are bounded too, so that an engine reacts to cancellations and arrivals. Pure
 // arithmetic; owned by the scheduler.

@@ -72,5 +72,8 @@ inline constexpr size_t kMaxTokenBytes = 4096;
 inline void set_bit(std::span<uint32_t> mask, int32_t id) {
   mask[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
 }
+inline void clear_bit(std::span<uint32_t> mask, int32_t id) {
+  mask[static_cast<size_t>(id) / 32] &= ~(1u << (id % 32));
+}
 
 }  // namespace tokamak::grammar
