@@ -2,9 +2,10 @@
 # Builds, tests and measures on an x86-64 machine where nothing can be installed: one call, one log.
 #   tools/gpu_check.sh [kernels|all]     default: kernels (the lanes up to backend/ and the op tests)
 #   tools/gpu_check.sh backend           tests of the cuda backend on the device, and the speed of its ops
+#   tools/gpu_check.sh build             only builds what `backend` runs
 #   tools/gpu_check.sh cuda [part ...]   tests and measures the CUDA kernels (tests/cuda/decode_bench.cc; part sanitize: compute-sanitizer)
-# The first two forms need g++ (C++20), cmake, ninja there, and .deps/amd64 from tools/fetch_amd64_deps.sh beside the sources; the second
-# also build/kernels from tools/build_kernels.sh and the folders of tools/tiny_models.py in build/tiny_models and build/tiny_families (--families) and the models of the test cuda_stream in build/stream_models. The third needs g++ alone, fmt's headers (CPATH), and the kernels in build/kernels from tools/build_kernels.sh.
+# The first three forms need g++ (C++20), cmake, ninja there, and .deps/amd64 from tools/fetch_amd64_deps.sh beside the sources; `backend`
+# also build/kernels from tools/build_kernels.sh and the folders of tools/tiny_models.py in build/tiny_models and build/tiny_families (--families) and the models of the test cuda_stream in build/stream_models. `cuda` needs g++ alone, fmt's headers (CPATH), and the kernels in build/kernels from tools/build_kernels.sh.
 # Everything is done in build/gpu-check; what earlier calls built there is used again.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -78,13 +79,16 @@ cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=O
 
 step build
 targets=()
-[ "$what" = backend ] && targets=(--target op_tests cuda_models_test cuda_engine_test cuda_stream_test family_table tokamak)
+case "$what" in
+  backend | build) targets=(--target op_tests cuda_models_test cuda_engine_test cuda_search_test cuda_stream_test family_table tokamak) ;;
+esac
 cmake --build "$build" "${targets[@]}" >"$build/build.log" 2>&1 || { grep -E -A8 'FAILED|error' "$build/build.log" | head -n 60; fail build; }
 tail -n 1 "$build/build.log"
+[ "$what" != build ] || exit 0
 
 status=0
 if [ "$what" = backend ]; then
-  export TOKAMAK_TEST_GPU=1 TOKAMAK_CUDA_KERNELS="$top/build/kernels" TOKAMAK_TINY_MODELS="$top/build/tiny_models" TOKAMAK_STREAM_MODELS="$top/build/stream_models"
+  export TOKAMAK_TEST_GPU=1 TOKAMAK_CUDA_KERNELS="$top/build/kernels" TOKAMAK_TINY_MODELS="$top/build/tiny_models" TOKAMAK_TINY_FAMILIES="$top/build/tiny_families" TOKAMAK_STREAM_MODELS="$top/build/stream_models"
   [ -f "$TOKAMAK_STREAM_MODELS/llama_bf16.gguf" ] || fail "build/stream_models is missing: ctest -R cuda_model_ writes it to the build folder"
   step devices
   "$build/tokamak" inspect --devices || status=1
@@ -98,12 +102,12 @@ if [ "$what" = backend ]; then
   cat "$build/ops.log"
   ! grep -qE 'FAILED|: status' "$build/ops.log" || status=1
   awk '/ cases, / { ran += $3; failed += $5; none += $7 } END { print "all parts: " ran " cases, " failed " failed, " none " without a kernel" }' "$build/ops.log"
-  for name in models stream engine; do
+  for name in models stream engine search; do
     step "$name"
     timeout 200 "$build/tests/cuda_backend/cuda_${name}_test" --gtest_brief=1 || status=1
   done
   step families
-  TOKAMAK_TINY_FAMILIES="$top/build/tiny_families" timeout 200 "$build/tests/cuda_backend/family_table" || status=1
+  timeout 200 "$build/tests/cuda_backend/family_table" || status=1
   step speed
   timeout 200 "$build/tests/ops/op_tests" --backend cuda --perf || status=1
   step "done, status $status"

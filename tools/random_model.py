@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes a GGUF of a given shape (Llama, Qwen3 or DeepSeek-V2 architecture) with random weights, for measuring speed, not quality.
+"""Writes a GGUF of a given shape (Llama, Qwen3, Qwen3-MoE or DeepSeek-V2 architecture) with random weights, for measuring speed, not quality.
 
-    tools/random_model.py out.gguf --shape llama-1b --type q4_0 [--embedding-type q6_k] [--layers 2 ...]
+    tools/random_model.py out.gguf --shape llama-1b --type q4_0 [--embedding-type q6_k] [--layers 2 ...] [--quick]
 
 Quantised tensors are random blocks, not quantised floats: fast enough for billions of weights. Scales are chosen so
 that a layer preserves the magnitude of its input and activations stay finite at any depth. The vocabulary is bytes and
@@ -25,8 +25,10 @@ SHAPES = {  # hidden, ffn, layers, heads, kv heads, head size, vocabulary, rotar
     "llama-3b": (3072, 8192, 28, 24, 8, 128, 128256, 500000.0, True),
     "llama-7b": (4096, 11008, 32, 32, 32, 128, 32000, 10000.0, False),
     "llama-8b": (4096, 14336, 32, 32, 8, 128, 128256, 500000.0, False),
+    "qwen3-30b-a3b": (2048, 768, 48, 32, 4, 128, 151936, 1000000.0, False),
     "deepseek-lite": (2048, 10944, 27, 16, 16, 192, 102400, 10000.0, False),  # all layers as the first: without experts
 }
+EXPERTS = {"qwen3-30b-a3b": (128, 8)}  # in a layer, used by a token
 LATENT = {"rank": 512, "nope": 128, "rope": 64, "value": 128}  # of latent attention
 TYPES = {name.lower(): T[name] for name in
          ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")}
@@ -72,6 +74,14 @@ def k_blocks(kind, rng, n, std):
     return [scale, low, packed, noise(rng, n, 128 if levels == 16 else 160)]
 
 
+def repeating_tensor(made, kind, rng, rows, columns, std):
+    """As random_tensor, but rows repeat: tensors of one kind and width share 1,024 of them."""
+    key = (kind, columns, std)
+    if key not in made:
+        made[key] = random_tensor(kind, rng, 1024, columns, std)
+    return np.resize(made[key], (rows, made[key].shape[1]))
+
+
 def random_tensor(kind, rng, rows, columns, std):
     elements, size = gguf.GGML_QUANT_SIZES[kind]
     if columns % elements != 0:
@@ -103,6 +113,8 @@ def random_tensor(kind, rng, rows, columns, std):
 
 
 def architecture(s):
+    if s.shape in EXPERTS:
+        return "qwen3moe"
     return "deepseek2" if is_latent(s) else "qwen3" if s.shape.startswith("qwen3") else "llama"
 
 
@@ -133,6 +145,15 @@ def add_latent_keys(writer, s):
     writer.add_expert_feed_forward_length(s.ffn)
 
 
+def feed_forward(s, back):
+    """(name, rows, columns, gain); rows of experts: (experts, rows)."""
+    experts = EXPERTS.get(s.shape, (None,))[0]
+    rows = lambda n: (experts, n) if experts else n
+    suffix = "_exps" if experts else ""
+    return (*((("ffn_gate_inp", experts, s.hidden, 1.0),) if experts else ()), (f"ffn_gate{suffix}", rows(s.ffn), s.hidden, 1.0),
+            (f"ffn_up{suffix}", rows(s.ffn), s.hidden, 1.0), (f"ffn_down{suffix}", rows(s.hidden), s.ffn, back))
+
+
 def tensor_list(s, kind, embedding_kind):
     """(name, type, rows, columns, standard deviation); columns 0: a norm of `rows` ones."""
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
@@ -142,14 +163,13 @@ def tensor_list(s, kind, embedding_kind):
         ("attn_q", q, s.hidden, into), ("attn_k", kv, s.hidden, into), ("attn_v", kv, s.hidden, into),
         ("attn_output", s.hidden, q, back))
     for i in range(s.layers):
-        for name, rows, columns, gain in (*attention, ("ffn_gate", s.ffn, s.hidden, into), ("ffn_up", s.ffn, s.hidden, into),
-                                          ("ffn_down", s.hidden, s.ffn, back)):
-            yield f"blk.{i}.{name}.weight", kind, rows, columns, gain / math.sqrt(columns)
+        for name, rows, columns, gain in (*attention, *feed_forward(s, back)):
+            yield f"blk.{i}.{name}.weight", T.F32 if name == "ffn_gate_inp" else kind, rows, columns, gain / math.sqrt(columns)
         for name in ("attn_norm", "ffn_norm"):
             yield f"blk.{i}.{name}.weight", T.F32, s.hidden, 0, 0.0
         if is_latent(s):
             yield f"blk.{i}.attn_kv_a_norm.weight", T.F32, LATENT["rank"], 0, 0.0
-        for name in ("attn_q_norm", "attn_k_norm") if architecture(s) == "qwen3" else ():
+        for name in ("attn_q_norm", "attn_k_norm") if architecture(s).startswith("qwen3") else ():
             yield f"blk.{i}.{name}.weight", T.F32, s.head_dim, 0, 0.0
     yield "output_norm.weight", T.F32, s.hidden, 0, 0.0
     if not s.tied:
@@ -207,6 +227,7 @@ def main():
         parser.add_argument("--" + name.replace("_", "-"), type=int, help="overrides the shape's value")
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="rows of the layers' matrices repeat: seconds instead of minutes for billions of weights")
     parser.add_argument("--tokenizer-from", help="a GGUF to copy the tokenizer from")
     s = parser.parse_args()
     for name, value in zip((*names, "rope_base", "tied"), SHAPES[s.shape]):
@@ -229,6 +250,10 @@ def main():
         writer.add_key_length(s.head_dim)
         writer.add_value_length(s.head_dim)
         writer.add_rope_dimension_count(s.head_dim)
+    if s.shape in EXPERTS:
+        writer.add_expert_count(EXPERTS[s.shape][0])
+        writer.add_expert_used_count(EXPERTS[s.shape][1])
+        writer.add_expert_feed_forward_length(s.ffn)
     writer.add_rope_freq_base(s.rope_base)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(s.vocab)
@@ -248,9 +273,16 @@ def main():
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     rng = np.random.default_rng(s.seed)
+    made = {}
     for name, t, rows, columns, std in tensors:
         count = math.prod(rows) if isinstance(rows, tuple) else rows
-        writer.write_tensor_data(np.ones(rows, np.float32) if columns == 0 else random_tensor(t, rng, count, columns, std))
+        if columns == 0:
+            data = np.ones(rows, np.float32)
+        elif s.quick and name.startswith("blk."):  # equal rows of the head would be equal logits
+            data = repeating_tensor(made, t, rng, count, columns, std)
+        else:
+            data = random_tensor(t, rng, count, columns, std)
+        writer.write_tensor_data(data)
     writer.close()
 
 
