@@ -27,7 +27,7 @@ if [ "$what" = cuda ]; then
   shift
   mkdir -p "$build/cuda"
   step build
-  sources="$(ls tests/cuda/*.cc) src/backend/cuda/decode_pack.cc src/backend/cuda/decode_stream.cc src/backend/cuda/driver.cc src/backend/cuda/few_rows_launch.cc
+  sources="$(ls tests/cuda/*.cc) src/backend/cuda/cache_map.cc src/backend/cuda/decode_pack.cc src/backend/cuda/decode_stream.cc src/backend/cuda/driver.cc src/backend/cuda/few_rows_launch.cc
     src/backend/cuda/paged_attention.cc src/backend/cuda/prefill_launch.cc src/backend/common/sampler.cc
     src/backend/common/sample_table.cc $(ls src/backend/common/token_chooser*.cc) src/backend/common/logits_math.cc src/backend/common/mirostat.cc src/backend/common/rejection.cc
     src/ops/sampling_rows.cc src/base/rng.cc src/base/error.cc src/plan/step.cc"

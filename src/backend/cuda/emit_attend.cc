@@ -1,6 +1,5 @@
 // Launches of append and attend.
 #include <algorithm>
-#include <bit>
 
 #include "backend/cuda/decode_program.h"
 #include "backend/cuda/kernels.h"
@@ -28,8 +27,8 @@ size_t partial_bytes(int64_t rows, int64_t heads, int64_t segments, int64_t dv) 
 
 size_t decode_partial_bytes(int64_t rows, int64_t heads, int64_t kv_heads, int64_t d,
                             int multiprocessors) {
-  const int blocks = attention_blocks(static_cast<int>(heads / kv_heads), multiprocessors);
-  auto partials = attention_partials(static_cast<int>(rows), static_cast<int>(kv_heads), blocks);
+  auto partials = attention_partials(static_cast<int>(rows), static_cast<int>(kv_heads),
+                                     kAttentionResident * multiprocessors);
   return static_cast<size_t>(partials * (heads / kv_heads) * (d + 1)) * sizeof(float);
 }
 
@@ -101,7 +100,7 @@ bool takes_decode(const AttendArgs& a, const CallSite& site) {
          !a.sinks && a.tq == DType::kBF16 && a.ty == DType::kBF16 && narrow(key.type) &&
          key.type == a.value.type && (a.d == 64 || a.d == 128) && a.dv == a.d && key.width == a.d &&
          a.value.width == a.d && key.heads == a.value.heads && a.heads / key.heads <= kMaxGroup &&
-         a.view.block_size % 8 == 0 &&
+         a.view.block_size % kAttentionPositions == 0 &&
          key.block_bytes == int64_t{key.heads} * a.view.block_size * a.d * 2 &&
          decode_partial_bytes(a.rows, a.heads, key.heads, a.d, site.libraries.hopper_blocks) <=
              site.scratch.bytes;
@@ -110,8 +109,6 @@ void emit_decode(const AttendArgs& a, const CallSite& site, LaunchList& list) {
   const int kv_heads = a.value.heads, group = a.heads / kv_heads;
   AttentionLaunch l{};
   l.queries = a.q;
-  l.keys = a.key[0].base;
-  l.values = a.value.base;
   l.pages = a.view.table;
   l.lengths = a.kv_len;
   l.partials = reinterpret_cast<float*>(site.scratch.address);
@@ -121,14 +118,14 @@ void emit_decode(const AttendArgs& a, const CallSite& site, LaunchList& list) {
   l.kv_heads = kv_heads;
   l.page_size = a.view.block_size;
   l.page_stride = a.view.stride;
-  l.blocks = attention_blocks(group, site.libraries.hopper_blocks);
-  const AttentionShape shape{a.heads, kv_heads, a.d, a.view.block_size};
-  l.in_flight = shape.in_flight;
+  l.blocks = kAttentionResident * site.libraries.hopper_blocks;
+  l.in_flight = AttentionShape{}.in_flight;
   l.scale = a.scale;
   l.cache_f16 = a.value.type == DType::kF16;
-  const auto width = std::bit_ceil(static_cast<unsigned>(group));
-  list.add_overlapped("decode_attention", fmt::format("decode_attention_{}_{}", a.d, width),
-                      {l.blocks}, attention_threads(group), l, attention_shared_bytes(shape));
+  set_planes(l, a.key[0].base, a.value.base,
+             site.kv.blocks(site.kv.state(site.in[kState].index).group), a.d);
+  list.add_overlapped("decode_attention", fmt::format("decode_attention_{}", a.d), {l.blocks},
+                      kAttentionThreads, l, attention_shared_bytes(a.d));
   list.add_overlapped("decode_attention", fmt::format("decode_attention_join_{}", a.d),
                       {int64_t{a.rows} * kv_heads}, std::min(1024, group * a.d), l);
 }
