@@ -255,7 +255,8 @@ void time_fused(FewRowsContext& c, const std::vector<char>& layer_kernels) {
   constexpr int kProducts = 8, kNorms = 48;
   FewRowsRunner runner(c);
   KernelModule module(layer_kernels.data());
-  const Handle norm = module.function("op_add_norm");
+  const Handle norm = module.function(add_norm_kernel(4096)),
+               wide_norm = module.function(add_norm_kernel(8192));
   std::vector<AddNorm> norms, wide;
   std::vector<Matrices> products, gated;
   for (int i = 0; i < kProducts; ++i) {
@@ -279,7 +280,7 @@ void time_fused(FewRowsContext& c, const std::vector<char>& layer_kernels) {
   each("gated MLP, 8 rows, two 4096 x 4096", kProducts, gated[0].weight_bytes(),
        [&](size_t i) { runner.launch(c.stream, gated[i].p, 2, false); });
   each("residual + RMSNorm, 64 x 8192", kNorms, 64.0 * 8192 * (4 + 2 + 4 + 2),
-       [&](size_t i) { wide[i].launch(c.stream, norm); });
+       [&](size_t i) { wide[i].launch(c.stream, wide_norm); });
 }
 
 }  // namespace tokamak::cuda

@@ -269,6 +269,10 @@ struct LoraArgs {
 // Between the products of a decoder layer (layer_launches.h). Values are bf16 where nothing else is
 // said.
 constexpr int kLayerThreads = 256, kNormThreads = 512;
+constexpr int kNormStep = 4 * kNormThreads;  // values that a block reads at a time
+constexpr const char* add_norm_kernel(int64_t n) {
+  return n <= kNormStep ? "op_add_norm_1" : n <= 2 * kNormStep ? "op_add_norm_2" : "op_add_norm_4";
+}
 struct AddNormArgs {
   float* residual;        // [.., n]
   const uint16_t* delta;  // [.., n], or null
