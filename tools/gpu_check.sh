@@ -88,7 +88,7 @@ tail -n 1 "$build/build.log"
 
 status=0
 if [ "$what" = backend ]; then
-  export TOKAMAK_TEST_GPU=1 TOKAMAK_CUDA_KERNELS="$top/build/kernels" TOKAMAK_TINY_MODELS="$top/build/tiny_models" TOKAMAK_TINY_FAMILIES="$top/build/tiny_families" TOKAMAK_STREAM_MODELS="$top/build/stream_models"
+  export TOKAMAK_TEST_GPU=1 TOKAMAK_SOURCE_DIR="$top" TOKAMAK_CUDA_KERNELS="$top/build/kernels" TOKAMAK_TINY_MODELS="$top/build/tiny_models" TOKAMAK_TINY_FAMILIES="$top/build/tiny_families" TOKAMAK_STREAM_MODELS="$top/build/stream_models"
   [ -f "$TOKAMAK_STREAM_MODELS/llama_bf16.gguf" ] || fail "build/stream_models is missing: ctest -R cuda_model_ writes it to the build folder"
   step devices
   "$build/tokamak" inspect --devices || status=1

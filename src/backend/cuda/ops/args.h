@@ -227,13 +227,10 @@ struct AttendArgs {
   const void* sinks;  // [heads], may be null
   DType ts;
   int32_t first_row;  // of the step's rows: q, y and partial begin with it
+  int32_t part_keys;  // op_flash and op_latent, split calls: keys of a part; 0: not split
 };
 constexpr int kLatentHeads = 16, kLatentKeys = 32, kLatentThreads = 128;  // of a block of op_latent
 constexpr int kLatentC = 512, kLatentE = 64;                              // widths of its planes
-struct LatentArgs {
-  AttendArgs attend;
-  int32_t part_keys;  // of split calls: keys of a part, a multiple of kLatentKeys; 0: not split
-};
 // States per sequence: a block of the cache holds that of one sequence.
 struct SequencesArgs {
   ViewArgs view;
