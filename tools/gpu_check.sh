@@ -27,7 +27,7 @@ if [ "$what" = cuda ]; then
   shift
   mkdir -p "$build/cuda"
   step build
-  sources="$(ls tests/cuda/*.cc) src/backend/cuda/decode_pack.cc src/backend/cuda/decode_stream.cc src/backend/cuda/driver.cc src/backend/cuda/few_rows_launch.cc
+  sources="$(ls tests/cuda/*.cc) src/backend/cuda/cache_map.cc src/backend/cuda/decode_pack.cc src/backend/cuda/decode_stream.cc src/backend/cuda/driver.cc src/backend/cuda/few_rows_launch.cc
     src/backend/cuda/paged_attention.cc src/backend/cuda/prefill_launch.cc src/backend/common/sampler.cc
     src/backend/common/sample_table.cc $(ls src/backend/common/token_chooser*.cc) src/backend/common/logits_math.cc src/backend/common/mirostat.cc src/backend/common/rejection.cc
     src/ops/sampling_rows.cc src/base/rng.cc src/base/error.cc src/plan/step.cc"
@@ -88,7 +88,7 @@ tail -n 1 "$build/build.log"
 
 status=0
 if [ "$what" = backend ]; then
-  export TOKAMAK_TEST_GPU=1 TOKAMAK_CUDA_KERNELS="$top/build/kernels" TOKAMAK_TINY_MODELS="$top/build/tiny_models" TOKAMAK_TINY_FAMILIES="$top/build/tiny_families" TOKAMAK_STREAM_MODELS="$top/build/stream_models"
+  export TOKAMAK_TEST_GPU=1 TOKAMAK_SOURCE_DIR="$top" TOKAMAK_CUDA_KERNELS="$top/build/kernels" TOKAMAK_TINY_MODELS="$top/build/tiny_models" TOKAMAK_TINY_FAMILIES="$top/build/tiny_families" TOKAMAK_STREAM_MODELS="$top/build/stream_models"
   [ -f "$TOKAMAK_STREAM_MODELS/llama_bf16.gguf" ] || fail "build/stream_models is missing: ctest -R cuda_model_ writes it to the build folder"
   step devices
   "$build/tokamak" inspect --devices || status=1

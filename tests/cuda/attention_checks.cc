@@ -51,7 +51,8 @@ struct TestBatch {
             length_table.address(),
             output.address(),
             static_cast<int>(lengths.size()),
-            stride};
+            stride,
+            static_cast<int64_t>(pages.size())};
   }
   int64_t row(int sequence, int position, int kv_head) const {
     int64_t page = pages[static_cast<size_t>(sequence * stride + position / shape.page_size)];
@@ -125,7 +126,7 @@ void check_attention(AttentionContext& c) {
   check_batch(c, "MHA, one short sequence", {4, 4, 128}, {3});
   check_batch(c, "GQA 8, pages of 64", {8, 1, 128, 64}, {5000, 63, 64, 65});
   check_batch(c, "GQA 7, head 64", {14, 2, 64}, {333, 1200, 2});
-  check_batch(c, "GQA 2, 40 sequences", {4, 2, 128, 8}, std::vector<int32_t>(40, 129));
+  check_batch(c, "GQA 2, 40 sequences", {4, 2, 128, 32}, std::vector<int32_t>(40, 129));
   check_batch(c, "GQA 2, little in flight", {16, 8, 128, 16, 2}, {512, 511});
   check_batch(c, "GQA 4, one long sequence", {8, 2, 128}, {9001});
   check_batch(c, "GQA 4, 64 sequences", {8, 2, 128}, std::vector<int32_t>(64, 544));

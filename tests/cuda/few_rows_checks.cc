@@ -26,7 +26,7 @@ class FewRowsRunner {
     FewRowsLaunch l = few_rows_launch(p, memory_.address(), blocks_, split, in_flight);
     LaunchAttribute overlap;
     LaunchConfig config{{static_cast<unsigned>(l.blocks), 1, 1},
-                        {kFewRowsThreads, 1, 1},
+                        {static_cast<unsigned>(l.threads), 1, 1},
                         static_cast<unsigned>(l.shared_bytes),
                         stream.get(),
                         &overlap,
@@ -112,9 +112,10 @@ void check_product(FewRowsContext& c, FewRowsRunner& runner, const Matrices& t, 
   const double most = p.f32 || sums.planes ? 1e-9 : 2e-5;
   c.report.expect(
       difference / power < most && same,
-      fmt::format("{} x {} x {}{}{}{}, {} in flight: NMSE {:.1e}{}", p.rows, p.n, p.k,
-                  p.gated ? ", gated" : "", p.f32 ? ", f32" : "", sums.planes ? ", split" : "",
-                  in_flight, difference / power, same ? "" : ", other bits in another run"));
+      fmt::format("{} x {} x {}{}{}{}{}, {} in flight: NMSE {:.1e}{}", p.rows, p.n, p.k,
+                  p.tile ? fmt::format(", tiles of {}", p.tile) : "", p.gated ? ", gated" : "",
+                  p.f32 ? ", f32" : "", sums.planes ? ", split" : "", in_flight, difference / power,
+                  same ? "" : ", other bits in another run"));
 }
 
 // Milliseconds of what `launch` launches, in one graph.
@@ -148,6 +149,24 @@ void time_layers(FewRowsContext& c, FewRowsRunner& runner, const char* name, int
   });
   c.report.timing(fmt::format("{} layers, {} rows, {} in flight", name, rows, in_flight), ms,
                   bytes);
+}
+
+// One product of 64 rows with tiles of both sizes; several matrices in one graph.
+void time_tiles(FewRowsContext& c, FewRowsRunner& runner, const char* name, int64_t n, int64_t k,
+                bool gated) {
+  constexpr int kMatrices = 6;
+  std::vector<Matrices> all;
+  for (int i = 0; i < kMatrices; ++i) all.emplace_back(c.filler, 64, n, k, gated, false);
+  for (int tile : {kFewRowsTile, kFewRowsWideTile}) {
+    const double ms = time_graph(c.stream, [&] {
+      for (Matrices& m : all) {
+        m.p.tile = tile;
+        runner.launch(c.stream, m.p, 2, true);
+      }
+    });
+    c.report.timing(fmt::format("{}, 64 rows, tiles of {}, one of {}", name, tile, kMatrices),
+                    ms / kMatrices, all[0].weight_bytes());
+  }
 }
 
 // residual += delta, y = norm(residual), with memory of its own.
@@ -203,9 +222,13 @@ void check_few_rows(FewRowsContext& c, bool tiny) {
                         {64, 130, 64, false, false},
                         {41, 514, 1032, true, false}}) {
     if (tiny && s.n * s.k > 1100000) continue;
-    const Matrices t(c.filler, s.rows, s.n, s.k, s.gated, s.f32);
-    check_product(c, runner, t, 2, false);
-    if (!s.gated) check_product(c, runner, t, 3, true);
+    Matrices t(c.filler, s.rows, s.n, s.k, s.gated, s.f32);
+    for (int tile : {0, kFewRowsTile, kFewRowsWideTile}) {
+      if (s.rows <= 32 && tile != 0) continue;  // one kernel
+      t.p.tile = tile;
+      check_product(c, runner, t, 2, false);
+      if (!s.gated) check_product(c, runner, t, 3, true);
+    }
   }
 }
 
@@ -216,6 +239,15 @@ void time_few_rows(FewRowsContext& c) {
       time_layers(c, runner, "8B", 4096, 6144, 4096, 14336, rows, in_flight);
       time_layers(c, runner, "1.7B", 2048, 4096, 2048, 6144, rows, in_flight);
     }
+  time_tiles(c, runner, "8B qkv", 6144, 4096, false);
+  time_tiles(c, runner, "8B out", 4096, 4096, false);
+  time_tiles(c, runner, "8B gate, up", 14336, 4096, true);
+  time_tiles(c, runner, "8B down", 4096, 14336, false);
+  time_tiles(c, runner, "8B head", 128256, 4096, false);
+  time_tiles(c, runner, "1.7B qkv", 4096, 2048, false);
+  time_tiles(c, runner, "1.7B out", 2048, 2048, false);
+  time_tiles(c, runner, "1.7B gate, up", 6144, 2048, true);
+  time_tiles(c, runner, "1.7B down", 2048, 6144, false);
 }
 
 // Small parts of a layer in one graph. Each launch has other data, so that the cache is of no use.
@@ -223,7 +255,8 @@ void time_fused(FewRowsContext& c, const std::vector<char>& layer_kernels) {
   constexpr int kProducts = 8, kNorms = 48;
   FewRowsRunner runner(c);
   KernelModule module(layer_kernels.data());
-  const Handle norm = module.function("op_add_norm");
+  const Handle norm = module.function(add_norm_kernel(4096)),
+               wide_norm = module.function(add_norm_kernel(8192));
   std::vector<AddNorm> norms, wide;
   std::vector<Matrices> products, gated;
   for (int i = 0; i < kProducts; ++i) {
@@ -247,7 +280,7 @@ void time_fused(FewRowsContext& c, const std::vector<char>& layer_kernels) {
   each("gated MLP, 8 rows, two 4096 x 4096", kProducts, gated[0].weight_bytes(),
        [&](size_t i) { runner.launch(c.stream, gated[i].p, 2, false); });
   each("residual + RMSNorm, 64 x 8192", kNorms, 64.0 * 8192 * (4 + 2 + 4 + 2),
-       [&](size_t i) { wide[i].launch(c.stream, norm); });
+       [&](size_t i) { wide[i].launch(c.stream, wide_norm); });
 }
 
 }  // namespace tokamak::cuda

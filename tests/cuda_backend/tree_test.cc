@@ -56,7 +56,7 @@ class CudaTree : public testing::TestWithParam<const char*> {
                                       const std::vector<const char*>& off = {}) {
     for (const char* variable : off) setenv(variable, "0", 1);
     RunnerOptions options{
-        .backend = backend, .storage = "bf16,residual=f32", .kv_dtype = DType::kF16};
+        .backend = backend, .storage = "bf16,residual=f32", .kv_dtype = DType::kF16, .length = 256};
     auto made = make_backend(backend);
     CompileOptions compile;
     compile.storage = options.storage;
@@ -122,6 +122,25 @@ TEST_P(CudaTree, FusedLayersGiveTheLogitsOfSingleCalls) {
   };
   EXPECT_GT(count("op_rotate_append"), 0);
   EXPECT_GT(count("op_flash_masked"), 0);
+}
+
+TEST_P(CudaTree, KeysOfALongContextAreDividedAmongBlocks) {
+  auto layers = runner("cuda"), ref = runner("ref");
+  const size_t before = cuda::fake_driver().launches.size();
+  double worst = 0;
+  for (int round = 0; round < 4; ++round) {  // three prompts of 48 tokens, then a tree of 12
+    std::vector<ModelRunner::Part> rows = {{0, {}}};
+    for (int i = 0; i < (round < 3 ? 48 : 12); ++i) rows[0].ids.push_back((round * 31 + i) % 251);
+    for (ModelRunner* r : {layers.get(), ref.get()}) edit_steps(*r, round == 3, 7);
+    const auto got = layers->step(rows), want = ref->step(rows);
+    for (size_t i = 0; i < want.size(); ++i)
+      worst = std::max(worst, nmse(got[i], {want[i].begin(), want[i].end()}));
+  }
+  EXPECT_LE(worst, 2e-3);
+  if (tree_on_gpu()) return;
+  const auto& launches = cuda::fake_driver().launches;
+  EXPECT_TRUE(std::any_of(launches.begin() + static_cast<ptrdiff_t>(before), launches.end(),
+                          [](const auto& l) { return l.kernel.starts_with("op_attend_join"); }));
 }
 
 // A tree whose mask were ignored would give other logits.

@@ -2,23 +2,25 @@
 // Hopper only: bulk copies and their barriers.
 #include "backend/cuda/decode_attention.h"
 
-#include "backend/cuda/attend_group.cuh"
+#include "backend/cuda/attend_tile.cuh"
+#include "backend/cuda/cache_copy.cuh"
 #include "backend/cuda/ring.cuh"
 
 namespace tokamak::cuda {
 namespace {
 
-constexpr int kHeadCost = 16;
+constexpr int kHeadCost = 8;
+static_assert(kTilePositions == kAttentionPositions);
 constexpr unsigned long long kTimeoutNs = 1'000'000'000;  // a bug must not hang the device
 
-// How the groups of positions of a batch are numbered: by sequence, head, position.
+// How the groups of kTilePositions of a batch are numbered: by sequence, head, position.
 struct Numbering {
   int64_t first[kAttentionMaxBatch + 1];  // place of each sequence's first head; then the total
 
   // Places of one head of a sequence: its groups, after kHeadCost empty places that stand for the
   // time it takes to begin and end a head.
   __device__ static int places(const AttentionLaunch& l, int sequence) {
-    int groups = (l.lengths[sequence] + kGroupPositions - 1) / kGroupPositions;
+    int groups = (l.lengths[sequence] + kTilePositions - 1) / kTilePositions;
     return groups > 0 ? groups + kHeadCost : 0;
   }
   // By one warp: prefix sums.
@@ -73,26 +75,29 @@ struct Segment {
   }
 };
 
-template <int kHead_, int kGroup_>
-struct AttentionConfig : RingConfig<8, attention_slots(kGroup_), kGroupPositions * kHead_ * 4,
-                                    attention_producers(kGroup_)> {
-  static constexpr int kHead = kHead_, kGroup = kGroup_;
+template <int kHead_>
+struct AttentionConfig : RingConfig<kAttentionWarps, kAttentionSlots, kTilePositions * kHead_ * 4,
+                                    kAttentionProducers> {
+  static constexpr int kHead = kHead_;
+  // Rows in shared memory, a few elements longer than a head: no bank conflicts.
+  static constexpr int kQueryRow = kHead + 8, kSumRow = kHead + 4;
 };
 
 template <class C>
-struct alignas(128) AttentionShared {
+struct alignas(1024) AttentionShared {
   RingStorage<C> ring;
   Numbering numbering;
-  alignas(16) uint16_t queries[kMaxGroup][C::kHead];  // of the cache's type
-  AttendScratch scratch[C::kWarps];
+  alignas(16) uint16_t queries[kMaxGroup][C::kQueryRow];  // of the cache's type
   float peak[kMaxGroup][C::kWarps], mass[kMaxGroup][C::kWarps];
-  // then float sums[warp][head][C::kHead] for the heads of a group
+  float sums[C::kWarps][kMaxGroup][C::kSumRow];
 };
+static_assert(sizeof(AttentionShared<AttentionConfig<64>>) == attention_shared_bytes(64));
+static_assert(sizeof(AttentionShared<AttentionConfig<128>>) == attention_shared_bytes(128));
 
 template <class C>
 __device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, int64_t at,
                         int64_t end) {
-  constexpr uint32_t kBytes = kGroupPositions * C::kHead * 2;
+  constexpr uint32_t kBytes = kTilePositions * C::kHead * 2;
   RingProducer<C> ring(shared.ring, threadIdx.x / 32 - C::kWarps, l.in_flight);
   const int consumer = ring.consumer();
   Segment segment;
@@ -102,9 +107,9 @@ __device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, in
   for (; at < end; at += segment.places) {
     segment.find(l, shared.numbering, at, end);
     // Only a sequence's newest position is written by the launch before.
-    const int newest = (l.lengths[segment.sequence] - 1) / kGroupPositions - segment.group;
+    const int newest = (l.lengths[segment.sequence] - 1) / kTilePositions - segment.group;
     const int32_t* pages = l.pages + static_cast<int64_t>(segment.sequence) * l.page_stride;
-    auto position = [&](int done) { return (segment.group + done + consumer) * kGroupPositions; };
+    auto position = [&](int done) { return (segment.group + done + consumer) * kTilePositions; };
     auto has_work = [&](int done) {
       return consumer < C::kWarps && done + consumer < segment.count;
     };
@@ -115,19 +120,16 @@ __device__ void produce(const AttentionLaunch& l, AttentionShared<C>& shared, in
 #pragma unroll 1
     for (int done = 0; done < segment.count; done += C::kWarps) {
       const bool has = has_work(done);
-      int64_t from = ((static_cast<int64_t>(page) * l.kv_heads + segment.head) * l.page_size +
-                      position(done) % l.page_size) *
-                     C::kHead;
+      const int from =
+          ((page * l.kv_heads + segment.head) * l.page_size + position(done) % l.page_size) / 8;
       page = page_at(done + C::kWarps);  // of the next tile: not waited for here
       if (!waited && done + C::kWarps > newest) {
         wait_for_earlier();
         waited = true;
       }
-      const uint16_t *keys = static_cast<const uint16_t*>(l.keys) + from,
-                     *values = static_cast<const uint16_t*>(l.values) + from;
       ring.tile(has, 2 * kBytes, [&](uint32_t to, uint32_t barrier) {
-        bulk_copy(to, keys, kBytes, barrier);
-        bulk_copy(to + kBytes, values, kBytes, barrier);
+        copy_cached(to, l.keys, from, barrier);
+        copy_cached(to + kBytes, l.values, from, barrier);
       });
     }
   }
@@ -168,7 +170,7 @@ class AttentionConsumer {
       put_queries();
       next();
       sync_consumers<C>();
-      attend(now);
+      l_.cache_f16 ? attend<true>(now) : attend<false>(now);
       sync_consumers<C>();
 #pragma unroll 1
       for (int i = threadIdx.x; i < group_ * C::kHead; i += C::kConsumers) write(now, i);
@@ -176,9 +178,6 @@ class AttentionConsumer {
   }
 
  private:
-  __device__ float* sums(int head) const {
-    return reinterpret_cast<float*>(&shared_ + 1) + (warp_ * group_ + head) * C::kHead;
-  }
   __device__ float* partial(const Segment& s, int h) const {
     int64_t row = static_cast<int64_t>(s.sequence) * l_.kv_heads + s.head + blockIdx.x;
     return l_.partials + (row * group_ + h) * (C::kHead + 1);
@@ -195,40 +194,38 @@ class AttentionConsumer {
     if (threadIdx.x >= group_ * C::kHead / 8) return;
     uint4 v = asked_;
     if (l_.cache_f16) v = make_uint4(to_half(v.x), to_half(v.y), to_half(v.z), to_half(v.w));
-    reinterpret_cast<uint4*>(shared_.queries)[threadIdx.x] = v;
+    constexpr int kChunks = C::kHead / 8;
+    *reinterpret_cast<uint4*>(&shared_.queries[threadIdx.x / kChunks][threadIdx.x % kChunks * 8]) =
+        v;
   }
   __device__ static uint32_t to_half(uint32_t two) {
     const float2 v = unpack2(two);
     return round16(v.x, true) | static_cast<uint32_t>(round16(v.y, true)) << 16;
   }
+  template <bool kHalf>
   __device__ void attend(const Segment& s) {
-    AttendWarp<C::kHead, C::kGroup> warp(shared_.queries[0], group_, l_.scale,
-                                         &shared_.scratch[warp_], l_.cache_f16);
+    AttendTiles<C::kHead, kHalf> tiles(shared_.queries[0], C::kQueryRow, group_, l_.scale);
     int length = l_.lengths[s.sequence];
 #pragma unroll 1
     for (int done = 0; done < s.count; done += C::kWarps) {
       if (done + warp_ < s.count) {
-        const uint16_t* keys = reinterpret_cast<const uint16_t*>(ring_.wait());
-        int valid = length - (s.group + done + warp_) * kGroupPositions;
-        warp.add(keys, keys + kGroupPositions * C::kHead, C::kHead, min(valid, kGroupPositions));
+        const uint32_t keys = shared_address(ring_.wait());
+        int valid = length - (s.group + done + warp_) * kTilePositions;
+        tiles.add(keys, keys + kTilePositions * C::kHead * 2, min(valid, kTilePositions));
         ring_.release();
       } else {
         ring_.skip();
       }
     }
     if (lane_ % 4 == 0) {
-      shared_.peak[lane_ / 4][warp_] = warp.peak();
-      shared_.mass[lane_ / 4][warp_] = warp.mass();
+      shared_.peak[lane_ / 4][warp_] = tiles.peak();
+      shared_.mass[lane_ / 4][warp_] = tiles.mass();
     }
-    if (!warp.any()) return;
-#pragma unroll
-    for (int h = 0; h < C::kGroup; ++h)
-      if (h < group_) warp.store_sums(h, sums(h));
+    if (tiles.any()) tiles.store_sums(shared_.sums[warp_][0], C::kSumRow, group_);
   }
   // One element of the partial result, from all warps.
   __device__ void write(const Segment& s, int i) {
     int h = i / C::kHead, d = i % C::kHead;
-    const float* parts = reinterpret_cast<const float*>(&shared_ + 1);
     float peak = -INFINITY, mass = 0, total = 0;
 #pragma unroll
     for (int w = 0; w < C::kWarps; ++w) peak = fmaxf(peak, shared_.peak[h][w]);
@@ -237,7 +234,7 @@ class AttentionConsumer {
       if (shared_.mass[h][w] == 0) continue;
       float weight = exp2f(shared_.peak[h][w] - peak);
       mass = fmaf(weight, shared_.mass[h][w], mass);
-      total = fmaf(weight, parts[(w * group_ + h) * C::kHead + d], total);
+      total = fmaf(weight, shared_.sums[w][h][d], total);
     }
     float* to = partial(s, h);
     to[d] = shared_.ring.is_dead() ? NAN : total / mass;  // a timeout must not pass unseen
@@ -349,27 +346,17 @@ __device__ void attention_join(const AttentionLaunch& l) {
 }  // namespace
 }  // namespace tokamak::cuda
 
-// decode_attention_<head size>_<group>
-#define TK_DECODE_ATTENTION(head, group)                                                 \
-  extern "C" __global__ void __launch_bounds__(tokamak::cuda::attention_threads(group),  \
-                                               tokamak::cuda::attention_resident(group)) \
-      decode_attention_##head##_##group(                                                 \
-          const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {               \
-    tokamak::cuda::attention_parts<tokamak::cuda::AttentionConfig<head, group>>(launch); \
-  }
-#define TK_DECODE_ATTENTION_JOIN(head)                                                \
-  extern "C" __global__ void __launch_bounds__(1024, 1) decode_attention_join_##head( \
-      const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {                \
-    tokamak::cuda::attention_join<head>(launch);                                      \
+// decode_attention_<head size>
+#define TK_DECODE_ATTENTION(head)                                                              \
+  extern "C" __global__ void __launch_bounds__(tokamak::cuda::kAttentionThreads,               \
+                                               tokamak::cuda::kAttentionResident)              \
+      decode_attention_##head(const __grid_constant__ tokamak::cuda::AttentionLaunch launch) { \
+    tokamak::cuda::attention_parts<tokamak::cuda::AttentionConfig<head>>(launch);              \
+  }                                                                                            \
+  extern "C" __global__ void __launch_bounds__(1024, 1) decode_attention_join_##head(          \
+      const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {                         \
+    tokamak::cuda::attention_join<head>(launch);                                               \
   }
 
-TK_DECODE_ATTENTION(128, 1)
-TK_DECODE_ATTENTION(128, 2)
-TK_DECODE_ATTENTION(128, 4)
-TK_DECODE_ATTENTION(128, 8)
-TK_DECODE_ATTENTION(64, 1)
-TK_DECODE_ATTENTION(64, 2)
-TK_DECODE_ATTENTION(64, 4)
-TK_DECODE_ATTENTION(64, 8)
-TK_DECODE_ATTENTION_JOIN(128)
-TK_DECODE_ATTENTION_JOIN(64)
+TK_DECODE_ATTENTION(128)
+TK_DECODE_ATTENTION(64)

@@ -4,21 +4,22 @@
 // full speed; partial results meet in a second kernel.
 #include <cstdint>
 
+#include "backend/cuda/tensor_map.h"
+
 namespace tokamak::cuda {
 
 constexpr int kAttentionMaxBatch = 1024;
 
-// Two blocks share a multiprocessor where their registers fit: one computes while the other begins
-// or ends a head. group: query heads per key/value head.
-constexpr int attention_resident(int group) { return group <= 4 ? 2 : 1; }
-constexpr int attention_slots(int group) { return group <= 4 ? 2 : 5; }  // of the ring
-constexpr int attention_producers(int group) { return 4 / attention_resident(group); }
-constexpr int attention_threads(int group) { return 256 + 32 * attention_producers(group); }
+// Two blocks share a multiprocessor: one computes while the other begins or ends a head.
+constexpr int kAttentionResident = 2;
+constexpr int kAttentionWarps = 4, kAttentionProducers = 2;  // of a block: that compute, that load
+constexpr int kAttentionThreads = 32 * (kAttentionWarps + kAttentionProducers);
+constexpr int kAttentionSlots = 2;       // of the ring of tiles
+constexpr int kAttentionPositions = 16;  // of a page: a multiple
 
 struct AttentionLaunch {
+  TensorMap keys, values;  // [page, kv head, slot, head_dim]; copies of kAttentionPositions
   const void* queries;     // bf16 [batch, heads, head_dim]
-  const void* keys;        // [page, kv head, slot, head_dim]
-  const void* values;      // like keys
   const int32_t* pages;    // [batch, page_stride]
   const int32_t* lengths;  // [batch]: positions to attend to
   float* partials;         // [attention_partials(...), group, head_dim + 1]
@@ -29,6 +30,18 @@ struct AttentionLaunch {
   float scale;
   uint32_t cache_f16;  // keys and values are f16 instead of bf16
 };
+
+// Dynamic shared memory of the first kernel, which checks this: ring, numbering, queries, peaks and
+// masses, sums.
+constexpr int attention_shared_bytes(int head_dim) {
+  constexpr int kMostHeads = 8;  // per key/value head
+  auto align = [](int bytes, int to) { return (bytes + to - 1) / to * to; };
+  const int tile = kAttentionWarps * kAttentionPositions * head_dim * 4;
+  int bytes = align(kAttentionSlots * (tile + 40) + 4, 128);
+  bytes = align(bytes + (kAttentionMaxBatch + 1) * 8, 16);
+  bytes += kMostHeads * ((head_dim + 8) * 2 + 2 * kAttentionWarps * 4);
+  return align(bytes + kAttentionWarps * kMostHeads * (head_dim + 4) * 4, 1024);
+}
 
 // Rows of AttentionLaunch::partials. Block c and the p-th (sequence, kv head) pair share row c + p.
 constexpr int64_t attention_partials(int batch, int kv_heads, int blocks) {

@@ -1,6 +1,5 @@
 // Launches of append and attend.
 #include <algorithm>
-#include <bit>
 
 #include "backend/cuda/decode_program.h"
 #include "backend/cuda/kernels.h"
@@ -28,8 +27,8 @@ size_t partial_bytes(int64_t rows, int64_t heads, int64_t segments, int64_t dv) 
 
 size_t decode_partial_bytes(int64_t rows, int64_t heads, int64_t kv_heads, int64_t d,
                             int multiprocessors) {
-  const int blocks = attention_blocks(static_cast<int>(heads / kv_heads), multiprocessors);
-  auto partials = attention_partials(static_cast<int>(rows), static_cast<int>(kv_heads), blocks);
+  auto partials = attention_partials(static_cast<int>(rows), static_cast<int>(kv_heads),
+                                     kAttentionResident * multiprocessors);
   return static_cast<size_t>(partials * (heads / kv_heads) * (d + 1)) * sizeof(float);
 }
 
@@ -101,7 +100,7 @@ bool takes_decode(const AttendArgs& a, const CallSite& site) {
          !a.sinks && a.tq == DType::kBF16 && a.ty == DType::kBF16 && narrow(key.type) &&
          key.type == a.value.type && (a.d == 64 || a.d == 128) && a.dv == a.d && key.width == a.d &&
          a.value.width == a.d && key.heads == a.value.heads && a.heads / key.heads <= kMaxGroup &&
-         a.view.block_size % 8 == 0 &&
+         a.view.block_size % kAttentionPositions == 0 &&
          key.block_bytes == int64_t{key.heads} * a.view.block_size * a.d * 2 &&
          decode_partial_bytes(a.rows, a.heads, key.heads, a.d, site.libraries.hopper_blocks) <=
              site.scratch.bytes;
@@ -110,8 +109,6 @@ void emit_decode(const AttendArgs& a, const CallSite& site, LaunchList& list) {
   const int kv_heads = a.value.heads, group = a.heads / kv_heads;
   AttentionLaunch l{};
   l.queries = a.q;
-  l.keys = a.key[0].base;
-  l.values = a.value.base;
   l.pages = a.view.table;
   l.lengths = a.kv_len;
   l.partials = reinterpret_cast<float*>(site.scratch.address);
@@ -121,25 +118,16 @@ void emit_decode(const AttendArgs& a, const CallSite& site, LaunchList& list) {
   l.kv_heads = kv_heads;
   l.page_size = a.view.block_size;
   l.page_stride = a.view.stride;
-  l.blocks = attention_blocks(group, site.libraries.hopper_blocks);
-  const AttentionShape shape{a.heads, kv_heads, a.d, a.view.block_size};
-  l.in_flight = shape.in_flight;
+  l.blocks = kAttentionResident * site.libraries.hopper_blocks;
+  l.in_flight = AttentionShape{}.in_flight;
   l.scale = a.scale;
   l.cache_f16 = a.value.type == DType::kF16;
-  const auto width = std::bit_ceil(static_cast<unsigned>(group));
-  list.add_overlapped("decode_attention", fmt::format("decode_attention_{}_{}", a.d, width),
-                      {l.blocks}, attention_threads(group), l, attention_shared_bytes(shape));
+  set_planes(l, a.key[0].base, a.value.base,
+             site.kv.blocks(site.kv.state(site.in[kState].index).group), a.d);
+  list.add_overlapped("decode_attention", fmt::format("decode_attention_{}", a.d), {l.blocks},
+                      kAttentionThreads, l, attention_shared_bytes(a.d));
   list.add_overlapped("decode_attention", fmt::format("decode_attention_join_{}", a.d),
                       {int64_t{a.rows} * kv_heads}, std::min(1024, group * a.d), l);
-}
-
-void emit_flash(const AttendArgs& args, LaunchList& list) {
-  constexpr int kBuffers = 2;
-  const char* type = args.value.type == DType::kF16 ? "f16" : "bf16";
-  const char* masked = args.mask ? "masked_" : "";
-  list.add_overlapped("op_flash", fmt::format("op_flash_{}{}_{}", masked, args.d, type),
-                      {args.rows / kFlashRows + args.sequences, args.heads}, kFlashThreads, args,
-                      (kFlashRows + kBuffers * 2 * kFlashKeys) * args.d * 2);
 }
 
 // prefill_attention.cu: what op_flash takes, on Hopper. Blocks take tiles of rows as they come.
@@ -162,6 +150,38 @@ void add_attend(const AttendArgs& a, LaunchList& list) {
            kTileThreads, a, attend_shared_bytes(a));
 }
 
+// Divides the keys among more blocks where there are too few for the GPU; add_join() then has to
+// follow. The number of parts.
+int64_t split_keys(AttendArgs& a, const CallSite& site, int64_t blocks) {
+  constexpr int64_t kEnoughBlocks = 2 * 132;
+  int64_t parts = 1;
+  while (parts < site.step.segments && blocks * parts < kEnoughBlocks &&
+         partial_bytes(a.rows, a.heads, 2 * parts, a.dv) <= site.scratch.bytes)
+    parts *= 2;
+  if (parts == 1) return 1;
+  a.part_keys = static_cast<int32_t>(site.step.segments / parts * kSegment);
+  a.segments = static_cast<int32_t>(parts);
+  a.partial = reinterpret_cast<float*>(site.scratch.address);
+  return parts;
+}
+void add_join(const AttendArgs& a, LaunchList& list) {
+  list.add("op_attend", fmt::format("op_attend_join_{}", value_parts(a)),
+           {warp_blocks(a.heads), a.rows}, kTileThreads, a);
+}
+
+void emit_flash(AttendArgs args, const CallSite& site, LaunchList& list) {
+  constexpr int kBuffers = 2;
+  const char* type = args.value.type == DType::kF16 ? "f16" : "bf16";
+  const char* masked = args.mask ? "masked_" : "";
+  const int64_t tiles = args.rows / kFlashRows + args.sequences;  // at most
+  // Without a mask a row has the same bits in every step: its keys are not divided.
+  const int64_t parts = args.mask ? split_keys(args, site, tiles * args.heads) : 1;
+  list.add_overlapped("op_flash", fmt::format("op_flash_{}{}_{}", masked, args.d, type),
+                      {tiles, args.heads, parts}, kFlashThreads, args,
+                      (kFlashRows + kBuffers * 2 * kFlashKeys) * args.d * 2);
+  if (parts > 1) add_join(args, list);
+}
+
 // op_latent: a compressed cache whose keys all heads share.
 bool takes_latent(const AttendArgs& a) {
   auto narrow = [](DType type) { return type == DType::kF16 || type == DType::kBF16; };
@@ -170,26 +190,14 @@ bool takes_latent(const AttendArgs& a) {
          rotated.type == c.type && c.heads == 1 && rotated.heads == 1 && c.width == kLatentC &&
          rotated.width == kLatentE && a.value.base == c.base;
 }
-void emit_latent_heads(const AttendArgs& a, const CallSite& site, LaunchList& list) {
-  constexpr int64_t kEnoughBlocks = 2 * 132;
-  LatentArgs args{a, 0};
+void emit_latent_heads(AttendArgs a, const CallSite& site, LaunchList& list) {
   const int64_t groups = (a.heads + kLatentHeads - 1) / kLatentHeads;
-  int64_t parts = 1;
-  while (parts < site.step.segments && a.rows * groups * parts < kEnoughBlocks &&
-         partial_bytes(a.rows, a.heads, 2 * parts, a.dv) <= site.scratch.bytes)
-    parts *= 2;
-  if (parts > 1) {
-    args.part_keys = static_cast<int32_t>(site.step.segments / parts * kSegment);
-    args.attend.segments = static_cast<int32_t>(parts);
-    args.attend.partial = reinterpret_cast<float*>(site.scratch.address);
-  }
+  const int64_t parts = split_keys(a, site, a.rows * groups);
   const int shared =
       (kLatentHeads + 2 * kLatentKeys) * (kLatentC + kLatentE) * 2 + kLatentHeads * kLatentKeys * 4;
   list.add("op_latent", a.value.type == DType::kF16 ? "op_latent_f16" : "op_latent_bf16",
-           {groups, a.rows, parts}, kLatentThreads, args, shared);
-  if (parts > 1)
-    list.add("op_attend", fmt::format("op_attend_join_{}", value_parts(a)),
-             {warp_blocks(a.heads), a.rows}, kTileThreads, args.attend);
+           {groups, a.rows, parts}, kLatentThreads, a, shared);
+  if (parts > 1) add_join(a, list);
 }
 
 }  // namespace
@@ -217,7 +225,7 @@ void emit_attend(const CallSite& site, LaunchList& list) {
   if (site.libraries.hopper_blocks > 0 && site.step.causal && args.rows > args.sequences &&
       takes_prefill(args))
     return emit_prefill(args, site, list);
-  if (takes_flash(args, site)) return emit_flash(args, list);
+  if (takes_flash(args, site)) return emit_flash(args, site, list);
   if (takes_decode(args, site)) return emit_decode(args, site, list);
   if (takes_latent(args)) return emit_latent_heads(args, site, list);
   int64_t rows = args.rows, heads = args.heads, segments = site.step.segments;

@@ -40,7 +40,7 @@ CudaExecutable::CudaExecutable(const PlanSet& plans, const WeightSource& weights
       scratch_(scratch_bytes(plans_)),
       sample_launch_(kernels_),
       graphs_(graphs_enabled()),
-      libraries_{blas_.get(), kernels_.has("decode_attention", "decode_attention_128_4")
+      libraries_{blas_.get(), kernels_.has("decode_attention", "decode_attention_128")
                                   ? device_.multiprocessors()
                                   : 0} {
   if (plans_.vocab > 0) {

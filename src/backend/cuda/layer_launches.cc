@@ -177,7 +177,7 @@ bool LayerLaunches::few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w
   const bool split = sums && few_rows_splits(p, blocks);
   const FewRowsLaunch l = few_rows_launch(p, few_rows_, blocks, split);
   if (split) *sums = l.args.sums;
-  list.add_overlapped("few_rows", l.kernel, {l.blocks}, kFewRowsThreads, l.args, l.shared_bytes);
+  list.add_overlapped("few_rows", l.kernel, {l.blocks}, l.threads, l.args, l.shared_bytes);
   return true;
 }
 
@@ -236,7 +236,7 @@ void LayerLaunches::add_norm(LaunchList& list, const Delta& delta, uint32_t norm
   args.rows = at<int32_t>(chosen);
   args.n = decoder_.shape.hidden;
   args.eps = decoder_.shape.eps;
-  list.add_overlapped("op_layer", "op_add_norm", {rows}, kNormThreads, args);
+  list.add_overlapped("op_layer", add_norm_kernel(args.n), {rows}, kNormThreads, args);
 }
 
 void LayerLaunches::rotate(LaunchList& list, const FewRowsSums& sums, const PlannedLayer& layer,

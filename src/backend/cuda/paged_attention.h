@@ -10,9 +10,8 @@ struct AttentionShape {
   int in_flight = 8;  // quarters of tiles of the ring
 };
 
-// Dynamic shared memory and threads of the first kernel.
-int attention_shared_bytes(const AttentionShape& shape);
-int attention_blocks(int group, int multiprocessors);
+// keys, values: planes of `pages` pages.
+void set_planes(AttentionLaunch& launch, void* keys, void* values, int64_t pages, int head_dim);
 
 class PagedAttention {
  public:
@@ -23,12 +22,13 @@ class PagedAttention {
   struct Batch {
     DeviceAddress queries, keys, values, pages, lengths, output;
     int size, page_stride;
+    int64_t plane_pages;  // of keys and values
   };
   void launch(Handle stream, const Batch& batch);
 
  private:
   AttentionShape shape_;
-  int blocks_, max_batch_, shared_bytes_;
+  int blocks_, max_batch_;
   KernelModule module_;
   Handle parts_, join_;
   Buffer partials_;

@@ -2,32 +2,16 @@
 
 #include <bit>
 
-#include "backend/cuda/driver.h"
+#include "backend/cuda/cache_map.h"
 
 namespace tokamak::cuda {
 namespace {
 
-constexpr int kAtomRows = 8, kAtomWidth = 64;  // of swizzled tiles: 8 rows of 128 bytes
-constexpr int kMostBlock = kPrefillKeys;       // keys
+constexpr int kLeastBlock = 8, kMostBlock = kPrefillKeys;  // keys
 
-// A plane as [rows / 8][d / 64][8][64]; a copy brings one block of one head.
+// A copy brings one block of one head.
 TensorMap plane_map(const PlaneArgs& plane, int64_t kv_blocks, int block_size) {
-  // Values of the driver's enumerations.
-  constexpr int kSixteenBits = 1, kNotInterleaved = 0, kSwizzle128 = 3, kCacheLines128 = 2,
-                kFillZero = 0;
-  const auto width = static_cast<uint64_t>(plane.width);
-  const auto groups = static_cast<uint64_t>(kv_blocks * plane.heads) *
-                      static_cast<uint64_t>(block_size / kAtomRows);
-  const uint64_t dims[] = {kAtomWidth, kAtomRows, width / kAtomWidth, groups};
-  const uint64_t strides[] = {width * 2, kAtomWidth * 2, width * 2 * kAtomRows};  // bytes
-  const unsigned box[] = {kAtomWidth, kAtomRows, static_cast<unsigned>(width / kAtomWidth),
-                          static_cast<unsigned>(block_size / kAtomRows)};
-  const unsigned steps[] = {1, 1, 1, 1};
-  TensorMap map{};
-  check(driver().tensor_map(&map, kSixteenBits, 4, plane.base, dims, strides, box, steps,
-                            kNotInterleaved, kSwizzle128, kCacheLines128, kFillZero),
-        "describing the cache");
-  return map;
+  return cache_map(plane.base, kv_blocks * plane.heads * block_size, plane.width, block_size);
 }
 
 }  // namespace
@@ -43,7 +27,7 @@ bool takes_prefill(const AttendArgs& a) {
   return a.keys == 1 && !a.mask && a.window == 0 && a.cap == 0 && !a.sinks && narrow(a.tq) &&
          (a.d == 64 || a.d == 128) && a.dv == a.d && dense(key) && dense(a.value) &&
          key.type == a.value.type && key.heads == a.value.heads && a.heads % key.heads == 0 &&
-         block >= kAtomRows && block <= kMostBlock &&
+         block >= kLeastBlock && block <= kMostBlock &&
          std::has_single_bit(static_cast<unsigned>(block));
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // Prefill attention on Hopper: what the warps of a block share, and those that load
 // (prefill_attention.cu).
+#include "backend/cuda/cache_copy.cuh"
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/ops/number.cuh"
 #include "backend/cuda/prefill_attention.h"
@@ -59,14 +60,6 @@ TK_DEVICE void arrive_threads(int barrier, int threads) {
 }
 // What a thread wrote to shared memory is seen by the copy engine and the tensor cores.
 TK_DEVICE void show_to_engines() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-TK_DEVICE void copy_block(uint32_t to, const TensorMap& map, int row_group, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0],[%1,{%2,%2,%2,%3}],[%4];" ::"r"(to),
-      "l"(&map), "r"(0), "r"(row_group), "r"(barrier)
-      : "memory");
-}
 
 // --- tiles of rows
 
@@ -206,8 +199,8 @@ struct TileLoader {
     if (lane == 0) barrier_expect(full, tile.bytes);
     sync_warp();
     if (tile.exists)
-      copy_block(shared_address(s.tiles[turn.place]) + lane * block_bytes, map, tile.row_group,
-                 full);
+      copy_cached(shared_address(s.tiles[turn.place]) + lane * block_bytes, map, tile.row_group,
+                  full);
     turn = turn.next();
   }
   // The last tile of an item comes first. Values follow the keys of the next tile, as they are used

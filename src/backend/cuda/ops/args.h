@@ -227,13 +227,10 @@ struct AttendArgs {
   const void* sinks;  // [heads], may be null
   DType ts;
   int32_t first_row;  // of the step's rows: q, y and partial begin with it
+  int32_t part_keys;  // op_flash and op_latent, split calls: keys of a part; 0: not split
 };
 constexpr int kLatentHeads = 16, kLatentKeys = 32, kLatentThreads = 128;  // of a block of op_latent
 constexpr int kLatentC = 512, kLatentE = 64;                              // widths of its planes
-struct LatentArgs {
-  AttendArgs attend;
-  int32_t part_keys;  // of split calls: keys of a part, a multiple of kLatentKeys; 0: not split
-};
 // States per sequence: a block of the cache holds that of one sequence.
 struct SequencesArgs {
   ViewArgs view;
@@ -269,6 +266,10 @@ struct LoraArgs {
 // Between the products of a decoder layer (layer_launches.h). Values are bf16 where nothing else is
 // said.
 constexpr int kLayerThreads = 256, kNormThreads = 512;
+constexpr int kNormStep = 4 * kNormThreads;  // values that a block reads at a time
+constexpr const char* add_norm_kernel(int64_t n) {
+  return n <= kNormStep ? "op_add_norm_1" : n <= 2 * kNormStep ? "op_add_norm_2" : "op_add_norm_4";
+}
 struct AddNormArgs {
   float* residual;        // [.., n]
   const uint16_t* delta;  // [.., n], or null

@@ -2,7 +2,7 @@
 // per block, 64 keys at a time, with a running softmax. Keys and values are 16-bit; scores and sums
 // are f32, weights are rounded to the cache's type. Tiles of keys begin at absolute positions, so
 // a row has the same bits however a prompt is cut. With a mask (a tree of drafts), it says which of
-// its sequence's rows a row sees.
+// its sequence's rows a row sees, and the keys may be divided among blocks (op_attend_join).
 #include "backend/cuda/ops/args.h"
 #include "backend/cuda/ops/number.cuh"
 
@@ -130,11 +130,19 @@ struct FlashBlock {
 
   TK_DEVICE void run() {
     int last = tile.first + tile.rows - 1;  // the row that sees most
-    int tiles = (masked ? most : a.slot[last]) / kFlashKeys + 1;
-    find_blocks(0);
-    fetch(0, 0);
+    int tiles = (masked ? most : a.slot[last]) / kFlashKeys + 1, begin = 0;
+    if constexpr (masked) {
+      if (a.part_keys > 0) {
+        begin = static_cast<int>(blockIdx.z) * (a.part_keys / kFlashKeys);
+        const int end = begin + a.part_keys / kFlashKeys;
+        tiles = end < tiles ? end : tiles;
+        if (begin >= tiles) return store_part();
+      }
+    }
+    find_blocks(begin);
+    fetch(begin, begin % kFlashBuffers);
     load_queries();
-    for (int t = 0; t < tiles; ++t) {
+    for (int t = begin; t < tiles; ++t) {
       if (t + 1 < tiles) {
         fetch(t + 1, (t + 1) % kFlashBuffers);
         copies_wait<1>();
@@ -147,7 +155,7 @@ struct FlashBlock {
         if (t * kFlashKeys + k <= most) add_keys(t * kFlashKeys + k, t % kFlashBuffers, k);
       sync_block();
     }
-    store_rows();
+    masked&& a.part_keys > 0 ? store_part() : store_rows();
   }
 
   // kSome keys from row `from` of a tile on; `first`: the position of the first of them.
@@ -236,6 +244,26 @@ struct FlashBlock {
         out[m][n][2 * i + 1] *= rescale;
       }
     }
+  }
+  // Peak, mass and sums of a part of the keys.
+  TK_DEVICE void store_part() {
+#pragma unroll
+    for (int m = 0; m < kParts; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float total = mass[m][i];
+        total += lane_xor(total, 1);
+        total += lane_xor(total, 2);
+        const int row = warp * kFlashWarpRows + m * 16 + lane / 4 + 8 * i;
+        if (row >= tile.rows) continue;
+        const int64_t at = int64_t{tile.first + row} * a.heads + tile.head;
+        float* to = a.partial + (at * a.segments + blockIdx.z) * (d + 2);
+        if (lane % 4 == 0) to[0] = peak[m][i] * a.scale, to[1] = total;
+#pragma unroll
+        for (int n = 0; n < d / 8; ++n)
+#pragma unroll
+          for (int j = 0; j < 2; ++j) to[2 + n * 8 + lane % 4 * 2 + j] = out[m][n][2 * i + j];
+      }
   }
   TK_DEVICE void store_rows() {
 #pragma unroll

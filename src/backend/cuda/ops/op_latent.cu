@@ -205,9 +205,9 @@ struct LatentBlock {
 };
 
 template <bool half>
-TK_DEVICE void attend_heads(const LatentArgs& args) {
+TK_DEVICE void attend_heads(const AttendArgs& args) {
   TK_DYNAMIC_SHARED(uint8_t, memory);
-  LatentBlock<half> block(args.attend, memory);
+  LatentBlock<half> block(args, memory);
   const int begin = static_cast<int>(blockIdx.z) * args.part_keys;
   const int end = args.part_keys > 0 && begin + args.part_keys < block.length
                       ? begin + args.part_keys
@@ -216,7 +216,7 @@ TK_DEVICE void attend_heads(const LatentArgs& args) {
   block.store_heads(args.part_keys > 0);
 }
 
-TK_KERNEL_RESIDENT(op_latent_f16, LatentArgs, kLatentThreads, 2) { attend_heads<true>(a); }
-TK_KERNEL_RESIDENT(op_latent_bf16, LatentArgs, kLatentThreads, 2) { attend_heads<false>(a); }
+TK_KERNEL_RESIDENT(op_latent_f16, AttendArgs, kLatentThreads, 2) { attend_heads<true>(a); }
+TK_KERNEL_RESIDENT(op_latent_bf16, AttendArgs, kLatentThreads, 2) { attend_heads<false>(a); }
 
 }  // namespace tokamak::cuda

@@ -43,76 +43,88 @@ TK_DEVICE void load4(const void* p, DType type, int64_t i, float (&out)[4]) {
   }
 }
 
-// Four columns of the sums of `count` blocks, from `column` on, rounded as the product's result is.
-// Several blocks' sums are asked for at once: each wait is as long as the rest of the kernel.
-TK_DEVICE void load_sums(const FewRowsSums& s, int64_t n, int64_t row, int64_t column, int count,
-                         float (&v)[4]) {
-  constexpr int kAtOnce = 5;
-  const float* from = s.planes + row * n + column;
+// Four columns of the residual stream with what is added to it, at each of kKept places that are
+// kNormStep apart. The sums of kAtOnce blocks at all places are asked for together: each wait is as
+// long as the rest of the kernel. blocks: whose sums they are; they are rounded as the product's
+// result is.
+template <int kKept, int kAtOnce>
+TK_DEVICE void load_residual(const AddNormArgs& a, int64_t row, int start,
+                             const int (&blocks)[kKept], float (&v)[kKept][4]) {
+  const int64_t from = row * a.n + start;
 #pragma unroll
-  for (int j = 0; j < 4; ++j) v[j] = 0;
+  for (int k = 0; k < kKept; ++k) {
+    v[k][0] = v[k][1] = v[k][2] = v[k][3] = 0;
+    if (start + k * kNormStep < a.n) load4(a.residual, DType::kF32, from + k * kNormStep, v[k]);
+  }
+  if (!a.delta && !a.sums.planes) return;
+  float add[kKept][4] = {};
+  if (a.delta) {
+#pragma unroll
+    for (int k = 0; k < kKept; ++k)
+      if (start + k * kNormStep < a.n) load4(a.delta, DType::kBF16, from + k * kNormStep, add[k]);
+  } else {
+    int most = 0;
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) most = blocks[k] > most ? blocks[k] : most;
 #pragma unroll 1
-  for (int first = 0; first < count; first += kAtOnce, from += kAtOnce * s.plane) {
-    Vec4 part[kAtOnce];
+    for (int first = 0; first < most; first += kAtOnce) {
+      Vec4 part[kKept][kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-      part[i] =
-          first + i < count ? *reinterpret_cast<const Vec4*>(from + i * s.plane) : Vec4{0, 0, 0, 0};
+      for (int k = 0; k < kKept; ++k)
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-      v[0] += part[i].x, v[1] += part[i].y, v[2] += part[i].z, v[3] += part[i].w;
+        for (int i = 0; i < kAtOnce; ++i)
+          part[k][i] = first + i < blocks[k]
+                           ? *reinterpret_cast<const Vec4*>(a.sums.planes + from + k * kNormStep +
+                                                            (first + i) * a.sums.plane)
+                           : Vec4{0, 0, 0, 0};
+#pragma unroll
+      for (int k = 0; k < kKept; ++k)
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const Vec4& p = part[k][i];
+          add[k][0] += p.x, add[k][1] += p.y, add[k][2] += p.z, add[k][3] += p.w;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < kKept; ++k)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) add[k][j] = brain_value(brain_bits(add[k][j]));
   }
 #pragma unroll
-  for (int j = 0; j < 4; ++j) v[j] = brain_value(brain_bits(v[j]));
-}
-
-// Four columns of the residual stream with what is added to it; count: as of load_sums().
-TK_DEVICE void load_residual(const AddNormArgs& a, int64_t row, int column, int count,
-                             float (&v)[4]) {
-  load4(a.residual, DType::kF32, row * a.n + column, v);
-  if (!a.delta && !a.sums.planes) return;
-  float add[4];
-  if (a.delta)
-    load4(a.delta, DType::kBF16, row * a.n + column, add);
-  else
-    load_sums(a.sums, a.n, row, column, count, add);
+  for (int k = 0; k < kKept; ++k)
 #pragma unroll
-  for (int j = 0; j < 4; ++j) v[j] += add[j];
+    for (int j = 0; j < 4; ++j) v[k][j] += add[k][j];
 }
 
-// residual += delta, then y = rms_norm(residual). A block per row. Half of the registers are left
-// to the product that follows, which starts beside it.
-TK_KERNEL_RESIDENT(op_add_norm, AddNormArgs, kNormThreads, 2) {
-  constexpr int kKept = 4;   // times four values that a thread keeps; the others it reads again
-  constexpr int kEarly = 2;  // of these, whose gains are read before the wait
-  constexpr int kStep = kNormThreads * 4;
+// residual += delta, then y = rms_norm(residual). A block per row. kKept: times four values that a
+// thread keeps; the others it reads again.
+template <int kKept, int kAtOnce>
+TK_DEVICE void add_norm(const AddNormArgs& a) {
+  constexpr int kEarly = kKept < 2 ? kKept : 2;  // places whose gains are read before the wait
   const int n = static_cast<int>(a.n), start = static_cast<int>(threadIdx.x) * 4;
   const int64_t from = a.rows ? a.rows[blockIdx.x] : static_cast<int64_t>(blockIdx.x);
   allow_next();
-  auto blocks_at = [&](int i) { return a.sums.planes ? a.sums.shares.of_column(i) : 0; };
+  auto blocks_at = [&](int i) { return a.sums.planes && i < n ? a.sums.shares.of_column(i) : 0; };
   // Before the wait: long divisions, and loads that depend on nothing.
-  int blocks[kKept] = {};
-  float gains[kEarly][4];
+  int blocks[kKept];
+  float gains[kEarly][4] = {};
 #pragma unroll
   for (int k = 0; k < kKept; ++k) {
-    if (start + k * kStep >= n) break;
-    blocks[k] = blocks_at(start + k * kStep);
-    if (k < kEarly) load4(a.w, a.tw, start + k * kStep, gains[k % kEarly]);
+    const int i = start + k * kNormStep;
+    blocks[k] = blocks_at(i);
+    if (k < kEarly && i < n) load4(a.w, a.tw, i, gains[k % kEarly]);
   }
   wait_for_earlier();
-  float kept[kKept][4], squares = 0;
+  float kept[kKept][4], more[1][4], squares = 0;
+  load_residual<kKept, kAtOnce>(a, from, start, blocks, kept);
 #pragma unroll
-  for (int k = 0; k < kKept; ++k) {
-    if (start + k * kStep >= n) break;
-    load_residual(a, from, start + k * kStep, blocks[k], kept[k]);
+  for (int k = 0; k < kKept; ++k)
 #pragma unroll
     for (int j = 0; j < 4; ++j) squares += kept[k][j] * kept[k][j];
-  }
-  for (int i = start + kKept * kStep; i < n; i += kStep) {
-    float v[4];
-    load_residual(a, from, i, blocks_at(i), v);
+  for (int i = start + kKept * kNormStep; i < n; i += kNormStep) {
+    load_residual<1, kAtOnce>(a, from, i, {blocks_at(i)}, more);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) squares += v[j] * v[j];
+    for (int j = 0; j < 4; ++j) squares += more[0][j] * more[0][j];
   }
   const float factor = 1.0f / sqrtf(norm_sum(squares) / static_cast<float>(n) + a.eps);
   auto put = [&](int i, float(&v)[4], float(&w)[4]) {
@@ -127,17 +139,24 @@ TK_KERNEL_RESIDENT(op_add_norm, AddNormArgs, kNormThreads, 2) {
   };
 #pragma unroll
   for (int k = 0; k < kKept; ++k) {
-    if (start + k * kStep >= n) break;
-    if (k >= kEarly) load4(a.w, a.tw, start + k * kStep, gains[k % kEarly]);
-    put(start + k * kStep, kept[k], gains[k % kEarly]);
+    const int i = start + k * kNormStep;
+    if (i >= n) break;
+    if (k >= kEarly) load4(a.w, a.tw, i, gains[k % kEarly]);
+    put(i, kept[k], gains[k % kEarly]);
   }
-  for (int i = start + kKept * kStep; i < n; i += kStep) {
-    float v[4], w[4];
-    load_residual(a, from, i, blocks_at(i), v);
-    load4(a.w, a.tw, i, w);
-    put(i, v, w);
+  for (int i = start + kKept * kNormStep; i < n; i += kNormStep) {
+    load_residual<1, kAtOnce>(a, from, i, {blocks_at(i)}, more);
+    load4(a.w, a.tw, i, gains[0]);
+    put(i, more[0], gains[0]);
   }
 }
+
+// For rows of up to kNormStep values times the number in the name; longer ones take the last, too.
+// Half of the registers are left to the product that follows, which starts beside it; the last one
+// needs them.
+TK_KERNEL_RESIDENT(op_add_norm_1, AddNormArgs, kNormThreads, 2) { add_norm<1, 8>(a); }
+TK_KERNEL_RESIDENT(op_add_norm_2, AddNormArgs, kNormThreads, 2) { add_norm<2, 4>(a); }
+TK_KERNEL(op_add_norm_4, AddNormArgs, kNormThreads) { add_norm<4, 4>(a); }
 
 // silu(gate) * up; a row has the gates, then what they gate.
 TK_KERNEL(op_gate, GateArgs, kElementThreads) {
