@@ -5,6 +5,7 @@
 
 #include "backend/cuda/cost.h"
 #include "backend/cuda/decode_plan.h"
+#include "backend/cuda/kernels.h"
 #include "backend/cuda/layer_launches.h"
 #include "base/error.h"
 #include "plan/dispatch.h"
@@ -25,7 +26,7 @@ std::optional<PlannedDecoder> stream_decoder(const PlanSet& set, const Plan& pla
     why = "it runs the function decode";
     return std::nullopt;
   }
-  std::optional<PlannedDecoder> decoder = find_decoder(set, plan, why);
+  std::optional<PlannedDecoder> decoder = find_streamed(set, plan, why);
   if (!decoder || !fp8) return decoder;
   if (decoder->type != DecodeWeight::kBf16) {
     why = "the weights are not bf16";
@@ -71,10 +72,11 @@ DecoderWork work_of(const PlanSet& set, const Plan& plan, const PlannedDecoder& 
   out.rows = rows;
   out.row_bytes = 2.0 * (8 * s.hidden + 4 * s.heads * s.head_dim + 2 * s.qkv_rows() + 5 * s.mlp);
   for (const PlannedLayer& l : decoder.layers)
-    for (uint32_t w : {l.q, l.k, l.v, l.out, l.gate, l.up, l.down}) {
+    for (uint32_t w : l.products()) {
       const auto bytes = static_cast<double>(weight_bytes(set.weights.at(w)));
       out.weight_bytes += decoder.type == DecodeWeight::kFp8 ? bytes / 2 : bytes;
       out.flops += 2 * rows * matrix_elements(set, w);
+      if (is_expandable(set.weights.at(w).dtype)) out.expanded_bytes += 2 * matrix_elements(set, w);
     }
   out.weight_bytes += static_cast<double>(weight_bytes(set.weights.at(decoder.head)));
   out.flops += 2 * outputs * matrix_elements(set, decoder.head);
