@@ -259,6 +259,11 @@ class DecoderFinder {
 
 }  // namespace
 
+void read_as_fp8(PlannedDecoder& decoder) {
+  for (DecodeWeight* type : {&decoder.type, &decoder.head_type})
+    if (*type == DecodeWeight::kBf16) *type = DecodeWeight::kFp8;
+}
+
 DecoderWeights product_types(const PlannedDecoder& decoder) {
   DecoderWeights types;
   types.layers.resize(decoder.layers.size());
