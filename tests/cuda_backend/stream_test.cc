@@ -378,7 +378,7 @@ INSTANTIATE_TEST_SUITE_P(Types, CudaExpandedWeights,
                          testing::Values("llama_q8_0", "llama_q4_k", "llama_f16"),
                          [](const auto& info) { return std::string(info.param); });
 
-// Layers whose weights are read as FP8: as far from the reference as FP8 is, and not farther.
+// Weights that are read as FP8: as far from the reference as FP8 is, and not farther.
 TEST(CudaStreamPlan, Fp8WeightsAreCloseToTheReference) {
   const std::string path = model_path("llama_bf16");
   if (path.empty()) GTEST_SKIP() << "no models in TOKAMAK_STREAM_MODELS";

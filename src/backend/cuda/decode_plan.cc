@@ -263,6 +263,11 @@ void set_types(const PlanSet& plans, PlannedDecoder& decoder) {
 
 }  // namespace
 
+void read_as_fp8(PlannedDecoder& decoder) {
+  for (DecodeWeight* type : {&decoder.type, &decoder.head_type})
+    if (*type == DecodeWeight::kBf16) *type = DecodeWeight::kFp8;
+}
+
 DecoderWeights product_types(const PlannedDecoder& decoder) {
   DecoderWeights types;
   types.layers.resize(decoder.layers.size());

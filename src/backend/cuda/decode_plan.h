@@ -32,6 +32,9 @@ struct PlannedDecoder {
   std::vector<PlannedLayer> layers;
 };
 
+// bf16 weights of its products become FP8. One type for all of them is also one launch.
+void read_as_fp8(PlannedDecoder& decoder);
+
 // Types of the decoder's products without their weights, for DecodeStream::check_fits().
 DecoderWeights product_types(const PlannedDecoder& decoder);
 
