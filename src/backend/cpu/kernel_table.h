@@ -91,7 +91,8 @@ struct alignas(16) XBlock1 {
   int8_t q[32];
 };
 
-inline constexpr int kMostFewRows = 8;  // of KernelTable::few_rows
+inline constexpr int kMostFewRows = 8;      // of KernelTable::few_rows
+inline constexpr int kSpread = 2 * kPanel;  // of KernelTable::rounded
 
 struct KernelTable {
   const char* name;
@@ -125,8 +126,8 @@ struct KernelTable {
   void (*qwiden[kQFormats])(const uint8_t* panel, int64_t blocks, uint8_t* wide);
   void (*qwide[kQFormats])(const uint8_t* wide, int64_t panels, const XBlock4* x, int64_t stride,
                            int64_t rows, int64_t blocks, float* sums);
-  // Rearranges n <= kTile rows of q8a blocks (40 bytes each); absent rows become zero. tile <
-  // x_tiles: the place in the blocks.
+  // Rearranges n <= kTile rows of q8a blocks (40 bytes each); the scales of absent rows become zero.
+  // tile < x_tiles: the place in the blocks.
   void (*pack_x1)(const void* x, int64_t blocks, XBlock1* out);
   void (*pack_x4)(const void* const* rows, int n, int64_t blocks, int tile, XBlock4* out);
   void (*quantize_row)(const float* x, int64_t n, void* blocks);
@@ -159,6 +160,22 @@ struct KernelTable {
   void (*bf16_rows)(const uint16_t* spread, const uint16_t* x, int64_t stride, int64_t rows,
                     int64_t k, float* sums);
   void (*bf16_join)(const float* sums, int64_t rows, float* out);
+  // Matrix instructions on activations that are bf16 numbers, for panels of f16 and bf16. One row,
+  // zeros behind it up to a multiple of bf16_group, with two panels that are far apart: row,
+  // out[2][kPanel]. Many rows: bf16_pack brings a tile of n <= kTile rows to the level's order,
+  // kTile numbers for each k up to a multiple of bf16_group. spread does so with a part of a panel,
+  // at most kSpread numbers for each; tiles adds the products of that part, which begins at `at`, to
+  // sums of 2 * kPanel floats for every two rows, from tiles that are `stride` numbers apart;
+  // bf16_part takes the sums apart: out[row][kPanel]. nullptr: the level has none.
+  struct RoundedProduct {
+    void (*row)(const void* panel, const void* other, const uint16_t* x, int64_t k, float* out);
+    void (*spread)(const void* panel, int64_t k, uint16_t* out);
+    void (*tiles)(const uint16_t* spread, const uint16_t* x, int64_t stride, int64_t at,
+                  int64_t rows, int64_t k, float* sums);
+  } rounded[kFTypes];
+  int bf16_group;
+  void (*bf16_pack)(const uint16_t* x, int64_t n, int64_t k, uint16_t* out);
+  void (*bf16_part)(const float* sums, int64_t rows, float* out);
   void (*widen[kFTypes])(const void* in, float* out, int64_t n);  // to f32
   void (*narrow[kFTypes])(const float* in, void* out,
                           int64_t n);  // from f32, nearest even; not for i8

@@ -36,4 +36,10 @@ TK_INLINE void tile_product() {
                : "i"(sums), "i"(x), "i"(w));
 }
 
+// sums += x . w of bf16 numbers, in f32.
+template <int sums, int x, int w>
+TK_INLINE void tile_add_bf16() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(x), "i"(w));
+}
+
 }  // namespace
