@@ -91,6 +91,8 @@ void add_bench_kernels(CLI::App& bench) {
   verb->add_option("--inner", flags->bench.k, "length of the matrices' rows")
       ->check(CLI::Range(256, 1 << 20))
       ->capture_default_str();
+  verb->add_flag("--bf16", flags->bench.bf16,
+                 "quantised matrices with bf16 activations, where the CPU has kernels for that");
   verb->add_flag("--json", flags->json, "print JSON");
   verb->footer(
       "Shares: GB/s of the fastest read of as many bytes as a case moves, GOP/s of the level's\n"

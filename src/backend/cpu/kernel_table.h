@@ -94,6 +94,24 @@ struct alignas(16) XBlock1 {
 inline constexpr int kMostFewRows = 8;      // of KernelTable::few_rows
 inline constexpr int kSpread = 2 * kPanel;  // of KernelTable::rounded
 
+inline constexpr int kTileStep = 32;                        // values of k in a tile
+inline constexpr int64_t kTileRows = 16;                    // of activations
+inline constexpr int64_t kTileNumbers = kTileStep * kPanel;  // of weights
+
+// Sums of panels over `steps` steps: sums[panel][row][kPanel] +=, or = where they are new.
+struct TileProduct {
+  const uint16_t* weights;  // [step][term][kTileNumbers] of each panel
+  int64_t panels, panel_numbers;
+  int terms;
+  const uint16_t* x;  // rows of kTileStep numbers side by side
+  int64_t x_step;     // numbers from step to step
+  int64_t x_tile;     // and from kTileRows rows to the next
+  int64_t rows, steps;
+  float* sums;
+  int64_t panel_sums;  // floats from panel to panel
+  bool is_new;
+};
+
 struct KernelTable {
   const char* name;
   PackStyle style;
@@ -160,6 +178,16 @@ struct KernelTable {
   void (*bf16_rows)(const uint16_t* spread, const uint16_t* x, int64_t stride, int64_t rows,
                     int64_t k, float* sums);
   void (*bf16_join)(const float* sums, int64_t rows, float* out);
+  // A matrix unit that multiplies tiles of bf16 numbers, for activations that are bf16. A step is
+  // kTileStep values of k. spread brings the first k values of a panel to one tile for each step, [k
+  // / 2][kPanel][2]; zeros follow the last one. Numbers are rounded to bf16, the nearest, ties away
+  // from zero; an f16 number is the sum of two, and a step has two tiles. multiply: TileProduct.
+  // nullptr: the level has none.
+  struct TileUnit {
+    void (*spread[kQFormats])(const uint8_t* panel, int64_t k, uint16_t* tiles);
+    void (*spread_float[kFTypes])(const uint8_t* panel, int64_t k, uint16_t* tiles);
+    void (*multiply)(const TileProduct& product);
+  } tile_unit;
   // Matrix instructions on activations that are bf16 numbers, for panels of f16 and bf16. One row,
   // zeros behind it up to a multiple of bf16_group, with two panels that are far apart: row,
   // out[2][kPanel]. Many rows: bf16_pack brings a tile of n <= kTile rows to the level's order,

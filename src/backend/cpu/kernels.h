@@ -82,7 +82,7 @@ inline constexpr const char* kBfmmlaClass = "bf16 times bf16, bfmmla in k order,
 inline constexpr const char* kRoundedFloatClass =
     "bf16 times f16, f32 fma in k order, one accumulator";
 inline constexpr const char* kTileClass =
-    "bf16 times bf16 (f16: two terms), tdpbf16ps in k order, one accumulator";
+    "weights rounded to bf16 (f16: two terms) times bf16, tdpbf16ps in k order, one accumulator";
 
 // Types of matrices in a layout, separated by '|'.
 std::string weight_types(std::string_view layout);

@@ -1,5 +1,5 @@
 // x86-64 with the matrix unit (AMX): the AVX-512 level, with products of many rows done in tiles;
-// bf16_amx.inc has those of bf16 numbers. A tile of weights is a widened block of a panel, 8 rows (k / 4) of 16 panel rows x 4
+// tile_unit_amx.inc has those of bf16 numbers. A tile of weights is a widened block of a panel, 8 rows (k / 4) of 16 panel rows x 4
 // values of k, a tile of activations up to 16 rows x 32 values. A product covers one block: its
 // integer sums are scaled into float sums in the order of k, as on every other level. Scaling takes
 // longer than the product, so products and the stores of their sums run ahead of it.
@@ -206,7 +206,7 @@ void pack_tile(const void* const* rows, int n, int64_t blocks, int tile, XBlock4
 
 }  // namespace
 
-#include "backend/cpu/bf16_amx.inc"
+#include "backend/cpu/tile_unit_amx.inc"
 
 namespace {
 
@@ -236,10 +236,10 @@ const KernelTable* amx_table() {
     t.wide_blocks = 16;  // stay in the first cache
     t.pack_x4 = pack_tile;
     fill_wide<0>(t);
-    t.rounded[static_cast<int>(FType::kBF16)] = {dot_row<false>, spread<false>, dot_tiles<false>};
-    t.rounded[static_cast<int>(FType::kF16)] = {dot_row<true>, spread<true>, dot_tiles<true>};
-    t.bf16_group = kTileValues;
-    t.bf16_pack = pack_bf16;
+    fill_spread<0>(t.tile_unit);
+    t.tile_unit.spread_float[static_cast<int>(FType::kBF16)] = spread_bf16;
+    t.tile_unit.spread_float[static_cast<int>(FType::kF16)] = spread_f16;
+    t.tile_unit.multiply = multiply_tiles;
     return t;
   }();
   return &table;

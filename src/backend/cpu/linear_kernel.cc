@@ -469,6 +469,8 @@ std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weigh
   bool bf16 = weight->matrix == Weight::Matrix::kFPanel && weight->ftype == FType::kBF16;
   if (activations == DType::kF32 && bf16 && site.kernels.bf16_rows)
     return std::make_unique<BfloatLinear>(weight);
+  if (activations == DType::kBF16 && site.kernels.tile_unit.multiply)
+    return make_tile_linear(site.kernels, weight);
   if (activations == DType::kBF16 && weight->matrix == Weight::Matrix::kFPanel) {
     if (site.kernels.rounded[static_cast<int>(weight->ftype)].row)
       return std::make_unique<RoundedLinear>(site.kernels, weight);

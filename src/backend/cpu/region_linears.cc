@@ -114,6 +114,7 @@ class LinearsRegion final : public CpuOp {
     std::vector<size_t> matrices, steps;
     int64_t n = 0, panels = 1;  // columns; panels per unit
     int64_t units = 0, weight = 0;
+    int64_t room = 1;  // panels that the buffers hold of a whole chunk of rows
   };
   struct Call {
     const Tensor *in, *out;
@@ -207,6 +208,8 @@ class LinearsRegion final : public CpuOp {
     std::erase_if(groups_, [](const Group& g) { return g.matrices.empty(); });
     for (Group& g : groups_) {
       g.units = (panels_of(g.n) + g.panels - 1) / g.panels;
+      int64_t wanted = matrices_[0].kernel->panels_at_once();
+      g.room = (wanted + g.panels - 1) / g.panels * g.panels;
       for (size_t m : g.matrices) {
         if (matrices_[m].kernel->weight().k != matrices_[0].kernel->weight().k)
           fail(ErrorCode::kUnsupported, "matrices of one input differ in length");
@@ -240,7 +243,7 @@ class LinearsRegion final : public CpuOp {
       };
       for (size_t m : g.matrices) give(matrices_[m].value);
       for (size_t s : g.steps) give(epilogue_[s].out);
-      buffers = std::max(buffers, used * g.panels * kPanel);
+      buffers = std::max(buffers, used * g.room * kPanel);
     }
     kernel_at_ = unit_at_ + aligned(buffers * chunk_rows_ * 4);
     int64_t extra = 0;
@@ -399,7 +402,7 @@ class LinearsRegion final : public CpuOp {
     }
     // Few rows leave room in the buffers for many units: each matrix is read in long stretches,
     // which is what memory is fast at.
-    int64_t batch = std::max<int64_t>(1, chunk_rows_ / count);
+    int64_t batch = g.room / g.panels * chunk_rows_ / count;
     for (int64_t u = begin; u < end; u += batch) {
       int64_t first = u * g.panels, last = std::min(std::min(u + batch, end) * g.panels, panels);
       Stretch at{row, count, first * kPanel, (last - first) * kPanel};
@@ -430,7 +433,7 @@ class LinearsRegion final : public CpuOp {
     const PlaceOf& p = places_[value];
     if (p.out >= 0) return {call.out[p.out].f32() + offset, g.n};
     auto* base = reinterpret_cast<float*>(scratch + unit_at_);
-    return {base + p.buffer * g.panels * kPanel * chunk_rows_, at.width};
+    return {base + p.buffer * g.room * kPanel * chunk_rows_, at.width};
   }
 
   Columns source(const Call& call, const Group& g, const EpilogueStep::Source& from,

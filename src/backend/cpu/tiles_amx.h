@@ -28,6 +28,10 @@ template <int tile>
 TK_INLINE void tile_store(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(tile) : "memory");
 }
+template <int tile>
+TK_INLINE void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" : : "i"(tile));
+}
 // sums = x . w of signed bytes, in 32 bits.
 template <int sums, int x, int w>
 TK_INLINE void tile_product() {

@@ -62,18 +62,28 @@ std::optional<DType> rounded_for(DType dtype) {
 void quantize_activations(Module& module, Function& function, const PassContext& context) {
   const std::string& mode = context.options.activations;
   if (mode == "f32") return;
-  if (mode != "auto") fail(ErrorCode::kInvalidArgument, "--activations {}: use f32 or auto", mode);
+  if (mode != "auto" && mode != "bf16")
+    fail(ErrorCode::kInvalidArgument, "--activations {}: use auto, bf16 or f32", mode);
   KernelSet kernels(context.backend);
   bool stored_f32 = context.backend.storage().activations == DType::kF32;  // else choose-storage rounds
+  bool some = false;
   rebuild(module, function, [&](Function& to, const Node& node, const std::vector<Ref>& in) {
     std::vector<Ref> inputs = in;
     std::optional<DType> type;
     if (node.op->takes_q8a && to.tensor(in[0]).dtype == DType::kF32)
       type = rounded_for(to.tensor(in[1]).dtype);
-    if (type && (stored_f32 || type == DType::kQ8A) && takes(kernels, to, node, in, *type))
+    if (type && mode == "bf16" && takes(kernels, to, node, in, DType::kBF16)) type = DType::kBF16;
+    if (type && (stored_f32 || type == DType::kQ8A) && takes(kernels, to, node, in, *type)) {
       inputs[0] = to.add("quantize", {in[0]}, Value::Object{{"format", dtype_name(*type)}});
+      some = some || type == DType::kBF16;
+    }
     return copy_node(to, node, inputs);
   });
+  if (mode == "bf16" && !some && stored_f32)
+    fail(ErrorCode::kUnsupported,
+         "--activations bf16: {} has no kernel that multiplies these weights with bf16 "
+         "activations; use auto or f32",
+         context.backend.isa());
 }
 
 }  // namespace tokamak
