@@ -202,7 +202,8 @@ class Bench {
 
   KernelFigure linear(const BenchCase& c) {
     bool integers = qformat_of(c.dtype).has_value();
-    bool tiles = table_.tile_unit.multiply, half = c.dtype == DType::kBF16 || c.dtype == DType::kF16;
+    bool tiles = table_.tile_unit.multiply,
+         half = c.dtype == DType::kBF16 || c.dtype == DType::kF16;
     bool rounded = half ? tiles || table_.bf16_pack : tiles && integers && options_.bf16;
     bool bf16 = rounded && (tiles || table_.rounded[static_cast<int>(*ftype_of(c.dtype))].row);
     DType type = rounded ? DType::kBF16 : integers ? DType::kQ8A : DType::kF32;

@@ -10,9 +10,9 @@
 namespace tokamak::cpu {
 namespace {
 
-constexpr int64_t kPart = 256;          // values of k; whole super-blocks of every format
-constexpr int64_t kManyPanels = 8;      // at once with many rows: rows come from memory once for all
-constexpr int64_t kMostRows = 512;      // of a chunk: panels are brought to tiles once for all
+constexpr int64_t kPart = 256;      // values of k; whole super-blocks of every format
+constexpr int64_t kManyPanels = 8;  // at once with many rows: rows come from memory once for all
+constexpr int64_t kMostRows = 512;  // of a chunk: panels are brought to tiles once for all
 constexpr int64_t kPackedBytes = 8 << 20;  // of a chunk
 
 class TileLinear final : public LinearKernel {
@@ -117,7 +117,7 @@ class TileLinear final : public LinearKernel {
   }
 
   int64_t steps_;
-  int terms_ = 1;            // tiles of a step of weights
+  int terms_ = 1;           // tiles of a step of weights
   int64_t part_bytes_ = 0;  // of a panel
   void (*spread_)(const uint8_t*, int64_t, uint16_t*);
 };

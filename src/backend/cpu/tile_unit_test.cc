@@ -90,7 +90,8 @@ struct Multiplier {
   const KernelTable& table;
   const LinearKernel& kernel;
   std::vector<uint8_t> scratch_memory = std::vector<uint8_t>(kernel.scratch_bytes() + 64);
-  uint8_t* scratch = scratch_memory.data() + 64 - reinterpret_cast<uintptr_t>(scratch_memory.data()) % 64;
+  uint8_t* scratch =
+      scratch_memory.data() + 64 - reinterpret_cast<uintptr_t>(scratch_memory.data()) % 64;
   int64_t panels = panels_of(kernel.weight().n);
 
   // [row][n], in parts of panels that are shared out.
@@ -103,8 +104,8 @@ struct Multiplier {
     std::vector<float> out(static_cast<size_t>(rows * w.n));
     for (auto [begin, end] : {std::pair{int64_t{0}, split}, {split, panels}})
       if (begin < end)
-        kernel.tiles(table, packed.data(), rows, begin, end, {out.data() + begin * kPanel, w.n, nullptr},
-                     scratch);
+        kernel.tiles(table, packed.data(), rows, begin, end,
+                     {out.data() + begin * kPanel, w.n, nullptr}, scratch);
     return out;
   }
   std::vector<float> single(const uint16_t* x) {
@@ -139,7 +140,8 @@ TEST_P(TileUnit, RowsAloneAndTogetherHaveTheSameBits) {
   if (!table) GTEST_SKIP() << "this machine multiplies no tiles of bf16 numbers";
   DType dtype = GetParam();
   Rng rng(static_cast<uint64_t>(dtype) + 1);
-  for (int64_t k : is_block_type(dtype) ? std::vector<int64_t>{256, 768} : std::vector<int64_t>{1, 33, 555}) {
+  for (int64_t k :
+       is_block_type(dtype) ? std::vector<int64_t>{256, 768} : std::vector<int64_t>{1, 33, 555}) {
     constexpr int64_t kRowsInAll = 83;
     Matrix m = random_matrix(rng, *table, dtype, 11 * kPanel - 5, k);
     auto kernel = make_tile_linear(*table, &m.weight);

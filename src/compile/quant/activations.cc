@@ -65,7 +65,8 @@ void quantize_activations(Module& module, Function& function, const PassContext&
   if (mode != "auto" && mode != "bf16")
     fail(ErrorCode::kInvalidArgument, "--activations {}: use auto, bf16 or f32", mode);
   KernelSet kernels(context.backend);
-  bool stored_f32 = context.backend.storage().activations == DType::kF32;  // else choose-storage rounds
+  bool stored_f32 =
+      context.backend.storage().activations == DType::kF32;  // else choose-storage rounds
   bool some = false;
   rebuild(module, function, [&](Function& to, const Node& node, const std::vector<Ref>& in) {
     std::vector<Ref> inputs = in;
