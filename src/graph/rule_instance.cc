@@ -210,7 +210,7 @@ class InstanceMaker {
         bool whole = v == std::floor(v) && std::abs(v) < 0x1p31;
         return whole && rng_.below(4) ? v : kIntegers[rng_.below(std::size(kIntegers))];
       };
-      double all = pick();
+      double all = std::clamp(std::floor(choose(pick())), -0x1p31, 0x1p31 - 1);
       for (double& v : c.values) v = splat ? all : pick();
     }
     out_.module.add_constant(std::move(c));

@@ -30,7 +30,7 @@ RuleLiterals rule_literals(const RewriteRule& rule) {
   std::set<int64_t> extents;
   auto add_extents = [&](double n) {
     if (n == std::floor(n) && n >= 1 && n <= kMaxNamed)
-      for (int by = -1; by <= 3; ++by) extents.insert(static_cast<int64_t>(n) + by);
+      for (int by : {-1, 0, 1, 2, 40}) extents.insert(static_cast<int64_t>(n) + by);
   };
   for (double a : all) add_extents(a);
   for (double a : stated)

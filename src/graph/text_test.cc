@@ -224,7 +224,7 @@ const std::pair<std::string, std::string> kBadTexts[] = {
      "line 6: %1: linear gives f32[t=T, n=4], the text says f32[t=T, n=5]"},
     {kOpen + "  %1 = linear(%0)\n}\n", "line 6: %1: linear: takes 2 to 3 inputs, got 1"},
     {kOpen + "  %1 = scale(%0) {value=1, value=2}\n}\n",
-     "line 6: attribute \"value\" is given twice"},
+     "line 6: %1: attribute \"value\" is given twice"},
     {kOpen + "  %1 = scale(%0) {value=}\n}\n", "line 6: expected a value"},
     {kOpen + "  %1 = scale(%0) {value=1 ; }\n", "line 6: expected ',' or '}', found \"; }\""},
     {kOpen + "  %1 = exp(%0) #\n}\n", "line 6: expected the node's name or [its provenance]"},
