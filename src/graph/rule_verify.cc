@@ -266,8 +266,10 @@ class Verifier {
   }
   bool run_fixed(const Trial& t) {
     const bool vast = t.style.extents == Extents::kVast;
-    int wanted = vast && t.style.vast != InstanceStyle().vast ? 3 : 1;
-    for (int i = 0; i < kFixedTries && wanted > 0; ++i) {
+    const bool named =
+        vast && t.style.vast != InstanceStyle().vast;  // few instances fit such rules
+    int wanted = named ? 3 : 1, tries = named ? 5 * kFixedTries : kFixedTries;
+    for (int i = 0; i < tries && wanted > 0; ++i) {
       ++verdict_.tries;
       Rng start = rng_;
       auto made = make_instance(rule_, literals_, t.style, rng_);
