@@ -219,7 +219,7 @@ void add_bench_breakeven(CLI::App& bench) {
   verb->add_option("--drafts", f->drafts, "drafted tokens per step")
       ->check(CLI::Range(1, EngineStats::kDraftPositions))
       ->capture_default_str();
-  verb->add_option("--repeat", f->repeat, "rounds; the median time counts")
+  verb->add_option("--repeat", f->repeat, "rounds; the median time is used")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   verb->add_flag("--json", f->json, "print the result as JSON");

@@ -108,7 +108,7 @@ void bench_grammar(const GrammarBenchFlags& f) {
 void add_bench_grammar(CLI::App& bench) {
   auto flags = std::make_shared<GrammarBenchFlags>();
   CLI::App* verb = bench.add_subcommand(
-      "grammar", "time of compiling JSON schemas and of token masks along documents");
+      "grammar", "time to compile JSON schemas, and to compute the token masks of documents");
   verb->add_option("MODEL", flags->model, "a model or a folder with tokenizer.json")->required();
   verb->add_option("--cases", flags->cases, "JSON file with names, schemas and documents")
       ->capture_default_str();

@@ -78,7 +78,7 @@ void add_bench_kernels(CLI::App& bench) {
   verb->add_option("--threads", flags->bench.threads, "threads (default: all cores)")
       ->check(CLI::Range(0, 1024));
   verb->add_option("--filter", flags->bench.filter, "only kernels whose line contains this text");
-  verb->add_option("--seconds", flags->bench.seconds, "time to spend on each line, at least")
+  verb->add_option("--seconds", flags->bench.seconds, "minimum time to spend on each line")
       ->check(CLI::Range(0.0, 60.0))
       ->capture_default_str();
   verb->add_option("--rows", flags->bench.rows, "rows that matrices are multiplied with")

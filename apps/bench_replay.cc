@@ -152,7 +152,7 @@ void add_bench_replay(CLI::App& bench) {
   verb->add_option("--max-num-batched-tokens", f->max_batched_tokens, "maximum tokens per step")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
-  verb->add_option("--tpot-target", f->tpot_target_ms, "keep steps with decodes this short, in ms")
+  verb->add_option("--tpot-target", f->tpot_target_ms, "longest step that contains decodes, in ms")
       ->check(CLI::Range(0.0, 1e6));
   verb->add_option("--in-flight", f->in_flight,
                    "steps submitted before the first of them is collected")

@@ -242,7 +242,7 @@ void add_bench_speculate(CLI::App& bench) {
   verb->add_option("--drafts", f->drafts, "maximum number of drafted tokens per step")
       ->check(CLI::Range(1, EngineStats::kDraftPositions))
       ->capture_default_str();
-  verb->add_option("--repeat", f->repeat, "rounds; the median time counts")
+  verb->add_option("--repeat", f->repeat, "rounds; the median time is used")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   verb->add_option("--temperature", f->temperature, "of the sampling")->check(CLI::Range(0.0, 2.0));

@@ -1,4 +1,5 @@
-// `tokamak bench tree`: what a step with a tree of drafts costs, beside a chain of the same size.
+// `tokamak bench tree`: what a step with a tree of drafts costs, compared with a chain of the same
+// size.
 #include "apps/bench_tree.h"
 
 #include <fmt/format.h>
@@ -141,7 +142,8 @@ void bench_tree(const TreeFlags& f) {
 void add_bench_tree(CLI::App& bench) {
   auto f = std::make_shared<TreeFlags>();
   CLI::App* verb = bench.add_subcommand(
-      "tree", "CPU time of a step that verifies a tree of drafts, beside a chain of the same size");
+      "tree",
+      "CPU time of a step that verifies a tree of drafts, compared with a chain of the same size");
   add_model_argument(*verb, f->model);
   verb->add_option("--nodes", f->nodes, "drafted tokens")
       ->check(CLI::Range(2, 256))

@@ -207,7 +207,7 @@ void run_vs(const VsFlags& f) {
 void add_bench_vs(CLI::App& bench) {
   auto flags = std::make_shared<VsFlags>();
   CLI::App* verb = bench.add_subcommand(
-      "vs", "prefill and decode next to llama.cpp's llama-bench, on the CPU, as ratios");
+      "vs", "prefill and decode speed compared with llama.cpp's llama-bench, on the CPU");
   verb->add_option("MODEL", flags->models, "GGUF files")->required()->check(CLI::ExistingFile);
   verb->add_option("--llama-bench", flags->llama_bench, "the program to compare with")
       ->capture_default_str();

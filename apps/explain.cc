@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "compile/adapters.h"
+#include "compile/autotune.h"
 #include "compile/bundle_compile.h"
 #include "plan/bundle.h"
 
@@ -56,10 +57,7 @@ void compile_explained(const ExplainFlags& f, StepShape& shape, Explained& out) 
   if (int64_t rows = rows_per_sequence(f.fn); rows > 1)
     options.verify = {static_cast<int>(rows - 1)};
   options.machine = machine_file_for(f.model, *out.backend);
-  if (options.autotune)
-    options.load_trial = [&out](const PlanSet& plans, const LoadOptions& load) {
-      return out.backend->load(plans, out.weights(), load);
-    };
+  options.load_trial = trial_loader(*out.backend, out.weights());
   options.fusion = out.fusion = std::make_shared<FusionReport>();
   out.passes = std::make_shared<PassRecord>(f.fn);
   options.after_pass = [record = out.passes](const Function& fn, const PassTiming& timing) {

@@ -164,7 +164,7 @@ void add_search_flags(CLI::App& verb, OpenOptions& model, GenerateOptions& optio
       },
       "DoLa: contrast the logits with those of earlier layers: low, high, or layers as 8,10,12");
   verb.add_option("--penalty-alpha", options.penalty_alpha,
-                  "contrastive search: weight of the likeness to earlier text, against that of the "
+                  "contrastive search: weight of the similarity to earlier text against the "
                   "probability; with --top-k candidates");
 }
 

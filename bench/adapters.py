@@ -12,10 +12,8 @@ decode steps of N rows; the best round counts. The last column is what the adapt
 import argparse
 import concurrent.futures
 import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +22,8 @@ import urllib.request
 import gguf
 import numpy as np
 from safetensors.numpy import save_file
+
+from served import Server
 
 MODULES = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
            "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
@@ -68,33 +68,12 @@ def write_adapter(folder, shapes, rank, seed):
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def cpu_seconds(pid):
-    fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-class Server:
+class AdapterServer(Server):
     def __init__(self, args, *more):
-        threads = ["--threads", str(args.threads)] if args.threads else []
-        self.process = subprocess.Popen(
-            [args.tokamak, "serve", args.model, "--port", "0", "--max-num-seqs", str(args.adapters), "--context",
-             str(args.prompt + args.output + 64), *threads, *more], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        text = ""
-        while "ready at" not in text:
-            line = self.process.stdout.readline()
-            if not line:
-                sys.exit(text or "the server did not start")
-            text += line
-        self.url = re.search(r"http://\S+", text).group()
+        threads = ["--threads", args.threads] if args.threads else []
+        super().__init__(args.tokamak, args.model, "--max-num-seqs", args.adapters, "--context", args.prompt + args.output + 64, *threads, *more)
         models = json.load(urllib.request.urlopen(self.url + "/v1/models"))["data"]
         self.base = next(m["id"] for m in models if not m.get("parent"))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.wait()
 
     def answer(self, model, key, args):
         prompt = [1 + (key * 31 + i * 7) % 200 for i in range(args.prompt)]
@@ -107,10 +86,10 @@ class Server:
 
     def measure(self, models, args):
         """Wall and CPU time in milliseconds per decode step, all requests at once."""
-        cpu, start = cpu_seconds(self.process.pid), time.perf_counter()
+        cpu, start = self.cpu_seconds(), time.perf_counter()
         with concurrent.futures.ThreadPoolExecutor(len(models)) as pool:
             list(pool.map(lambda item: self.answer(item[1], item[0], args), enumerate(models)))
-        return [1e3 * x / args.output for x in (time.perf_counter() - start, cpu_seconds(self.process.pid) - cpu)]
+        return [1e3 * x / args.output for x in (time.perf_counter() - start, self.cpu_seconds() - cpu)]
 
 
 def best(rows):
@@ -128,9 +107,9 @@ def main():
     if args.generate_only:
         return
     result = {}
-    with Server(args) as server:
+    with AdapterServer(args) as server:
         result["no slots"] = best([server.measure([server.base] * n, args) for _ in range(args.rounds)])
-    with Server(args, "--max-loras", str(n), "--lora-modules", *(f"{name}={folder / name}" for name in names)) as server:
+    with AdapterServer(args, "--max-loras", str(n), "--lora-modules", *(f"{name}={folder / name}" for name in names)) as server:
         cases = {"no adapter": [server.base] * n, "one adapter": names[:1] * n, f"{n} adapters": names}
         server.measure(names, args)  # every adapter is in its slot before the first measurement
         rounds = [{case: server.measure(models, args) for case, models in cases.items()} for _ in range(args.rounds)]

@@ -6,18 +6,13 @@ counted. Prints milliseconds per token, of the clock and of CPU time (which othe
 import argparse
 import http.client
 import json
-import os
 import pathlib
-import re
 import subprocess
 import time
 
+from served import Server
+
 PROMPT = "A JSON list of people with name, age, email and tags:\n"
-
-
-def cpu_seconds(pid):
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def ask(port, **fields):
@@ -43,22 +38,16 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     path = pathlib.Path(__file__).parent / "constrained.gbnf"
-    server = subprocess.Popen([args.tokamak, "serve", args.model, "--port", "0", "--threads", str(args.threads), "--no-prefix-cache"], stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, text=True)
-    try:
-        text = ""
-        while not (found := re.search(r"http://[^:\s]+:(\d+)", text)):
-            text += server.stdout.readline()
-        port = int(found.group(1))
+    with Server(args.tokamak, args.model, "--threads", args.threads, "--no-prefix-cache") as server:
         kinds = {"free": {"ignore_eos": True}, "constrained": {"grammar": path.read_text()}}
         cpu, wall = {k: [] for k in kinds}, {k: [] for k in kinds}
         for r in range(-1, args.rounds):
             for kind, fields in kinds.items():
                 times = []
                 for tokens in 8, args.tokens + 8:  # the difference is without the prompt
-                    start, used = time.perf_counter(), cpu_seconds(server.pid)
-                    answer = ask(port, max_tokens=tokens, **fields)
-                    times.append((cpu_seconds(server.pid) - used, time.perf_counter() - start))
+                    start, used = time.perf_counter(), server.cpu_seconds()
+                    answer = ask(server.port, max_tokens=tokens, **fields)
+                    times.append((server.cpu_seconds() - used, time.perf_counter() - start))
                     assert answer["usage"]["completion_tokens"] == tokens, answer
                 if r >= 0:
                     cpu[kind].append(1e3 * (times[1][0] - times[0][0]) / args.tokens)
@@ -67,9 +56,6 @@ def main():
         print(f"tokamak:   free {c['free']:.2f} ms CPU, {w['free']:.2f} ms; constrained {c['constrained']:.2f} ms CPU, {w['constrained']:.2f} ms; "
               f"ratio {c['constrained'] / c['free']:.3f} CPU, {w['constrained'] / w['free']:.3f}")
         print(answer["choices"][0]["text"][:200])
-    finally:
-        server.terminate()
-        server.wait()
     if args.llama:
         print(subprocess.run([args.llama, args.model, str(path), PROMPT, str(args.tokens), str(args.threads), str(args.rounds)], check=True, capture_output=True,
                              text=True).stdout[:400])

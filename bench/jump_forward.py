@@ -8,9 +8,10 @@ import json
 import pathlib
 import re
 import statistics
-import subprocess
 import time
 import urllib.request
+
+from served import Server
 
 
 def post(url, body):
@@ -33,12 +34,8 @@ def main():
     parser.add_argument("--cases", default=pathlib.Path(__file__).parent / "grammar_cases.json", type=pathlib.Path)
     args = parser.parse_args()
     cases = json.loads(args.cases.read_text())
-    server = subprocess.Popen([args.tokamak, "serve", args.model, "--port", "0"], stdout=subprocess.PIPE, text=True)
-    try:
-        line = ""
-        while "ready at" not in line:
-            line = server.stdout.readline()
-        base = re.search(r"ready at (\S+)", line)[1]
+    with Server(args.tokamak, args.model) as server:
+        base = server.url
         print("| schema | tokens | forced | tokens/s without | with | ratio | same text |\n|---|---|---|---|---|---|---|")
         total = [0, 0, 0.0, 0.0]
         for case in cases:
@@ -57,9 +54,6 @@ def main():
             total = [total[0] + tokens[True], total[1] + forced, total[2] + plain, total[3] + fast]
             print(f"| {case['name']} | {tokens[True]} | {forced:.0f} | {plain:.1f} | {fast:.1f} | {fast / plain:.2f} | {'yes' if texts[False] == texts[True] else 'no'} |", flush=True)
         print(f"| all | {total[0]} | {total[1]:.0f} | {total[2] / len(cases):.1f} | {total[3] / len(cases):.1f} | {total[3] / total[2]:.2f} | |")
-    finally:
-        server.terminate()
-        server.wait()
 
 
 if __name__ == "__main__":

@@ -15,13 +15,12 @@ import json
 import os
 import pathlib
 import random
-import re
 import selectors
-import socket
 import statistics
-import subprocess
 import sys
 import time
+
+from served import Server, Stream
 
 
 def parse_args():
@@ -38,46 +37,10 @@ def parse_args():
     return p.parse_args()
 
 
-class Server:
-    def __init__(self, args, target):
-        most = max(map(int, args.prompts.split(",")))
-        command = [args.tokamak, "serve", args.model, "--port", "0", "--context", str(most + 4096), "--no-prefix-cache",
-                   "--kv-blocks", str((most * 2 + (args.streams + 1) * 4096) // 16), "--tpot-target", str(target), *args.serve]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        text = ""
-        while "ready at" not in text:
-            line = self.process.stdout.readline()
-            if not line:
-                sys.exit(text)
-            text += line
-        self.address = re.search(r"http://([^:/\s]+):(\d+)", text).groups()
-
-    def stop(self):
-        self.process.kill()
-        self.process.wait()
-
-
-class Stream:
-    """A streamed completion of token ids; records when the events arrive."""
-
-    def __init__(self, server, prompt, tokens, progress=False):
-        body = json.dumps({"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True, "return_token_ids": True,
-                           "temperature": 0, "return_progress": progress})
-        self.socket = socket.create_connection((server.address[0], int(server.address[1])))
-        self.socket.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                            f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
-        self.sent, self.times, self.chunks, self.rest, self.done = time.perf_counter(), [], [], b"", False
-
-    def read(self):
-        data = self.socket.recv(1 << 16)
-        now = time.perf_counter()
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        for line in lines:
-            if progress := re.search(rb'"processed": ?(\d+)', line):
-                self.chunks.append((now, int(progress.group(1))))
-            elif line.startswith(b"data: {"):
-                self.times.append(now)
-        self.done = not data or any(line.startswith(b"data: [DONE]") for line in lines)
+def start_server(args, target):
+    most = max(map(int, args.prompts.split(",")))
+    return Server(args.tokamak, args.model, "--context", most + 4096, "--no-prefix-cache",
+                  "--kv-blocks", (most * 2 + (args.streams + 1) * 4096) // 16, "--tpot-target", target, *args.serve)
 
 
 class Client:
@@ -85,7 +48,7 @@ class Client:
         self.selector, self.streams = selectors.DefaultSelector(), []
 
     def open(self, server, prompt, tokens, progress=False):
-        stream = Stream(server, prompt, tokens, progress)
+        stream = Stream(server, prompt, tokens, temperature=0, return_progress=progress)
         self.selector.register(stream.socket, selectors.EVENT_READ, stream)
         self.streams.append(stream)
         return stream
@@ -160,12 +123,12 @@ def main():
     print(f"load {os.getloadavg()[0]:.2f}; {args.streams} streams; {' '.join(args.serve)}")
     for text in args.targets.split(","):
         target = float(text.rstrip("x"))
-        server = Server(args, target if text[-1] != "x" else 250)
+        server = start_server(args, target if text[-1] != "x" else 250)
         try:
             if text[-1] == "x":  # relative to the pace of the streams, which is measured first
                 target *= open_streams(args, server, Client(), lambda n: [rng.randrange(1000, 20000) for _ in range(n)])[1]
                 server.stop()
-                server = Server(args, target)
+                server = start_server(args, target)
             rows += measure(args, server, target, rng)
         finally:
             server.stop()

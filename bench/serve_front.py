@@ -15,14 +15,14 @@ import argparse
 import json
 import os
 import pathlib
-import re
 import selectors
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+
+from served import Server, Stream
 
 PACE = 0.020
 
@@ -37,64 +37,28 @@ def parse_args():
     return p.parse_args()
 
 
-def cpu_seconds(pid):
-    fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-class Server:
-    def __init__(self, args, *more):
-        self.process = subprocess.Popen([args.tokamak, "serve", args.model, "--backend", "null", "--port", "0", "--context", "8192",
-                                         "--kv-blocks", "40000", *more], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        text = ""
-        while "ready at" not in text:
-            line = self.process.stdout.readline()
-            if not line:
-                sys.exit(text)
-            text += line
-        self.url = re.search(r"http://\S+", text).group()
-
-    def histogram(self, name):
-        """(sum, count) of a histogram of /metrics."""
-        text = urllib.request.urlopen(self.url + "/metrics").read().decode()
-        value = lambda kind: sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"tokamak_{name}_{kind}"))
-        return value("sum"), value("count")
+def histogram(server, name):
+    """(sum, count) of a histogram of /metrics."""
+    text = urllib.request.urlopen(server.url + "/metrics").read().decode()
+    value = lambda kind: sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"tokamak_{name}_{kind}"))
+    return value("sum"), value("count")
 
 
 def bench(args, server, **flags):
     command = [args.tokamak, "bench", "serve", "--url", server.url, "--json", "--warmup", "2"]
     for name, value in flags.items():
         command += [f"--{name}", str(value)]
-    before, start = cpu_seconds(server.process.pid), time.perf_counter()
-    steps = server.histogram("step_seconds")
+    before, start = server.cpu_seconds(), time.perf_counter()
+    steps = histogram(server, "step_seconds")
     result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    after = server.histogram("step_seconds")
+    after = histogram(server, "step_seconds")
     tokens = result["completion_tokens"]
     return {**{k: flags[k] for k in ("requests", "concurrency", "prompt", "output")}, "requests_per_second": result["requests_per_second"],
             "tokens_per_second": result["output_tokens_per_second"], "itl_p50_ms": result["itl_ms"]["p50"],
             "itl_p99_ms": result["itl_ms"]["p99"], "ttft_p50_ms": result["ttft_ms"]["p50"],
             "engine_step_ms": 1e3 * (after[0] - steps[0]) / max(1, after[1] - steps[1]),
-            "server_cpu_us_per_token": 1e6 * (cpu_seconds(server.process.pid) - before) / tokens,
-            "server_cores": (cpu_seconds(server.process.pid) - before) / (time.perf_counter() - start), "failed": result["failed"]}
-
-
-class Stream:
-    """One streamed answer; records when each token's event arrived."""
-
-    def __init__(self, url, key, tokens):
-        host, port = re.match(r"http://([^:]+):(\d+)", url).groups()
-        body = json.dumps({"prompt": f"stream {key}", "max_tokens": tokens, "ignore_eos": True, "stream": True, "return_token_ids": True})
-        self.socket = socket.create_connection((host, int(port)))
-        self.socket.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                            f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
-        self.times, self.rest, self.done = [], b"", False
-
-    def read(self):
-        data = self.socket.recv(1 << 16)
-        now = time.perf_counter()
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        self.times += [now] * sum(line.startswith(b"data: {") for line in lines)
-        self.done = not data or any(line.startswith(b"data: [DONE]") for line in lines)
+            "server_cpu_us_per_token": 1e6 * (server.cpu_seconds() - before) / tokens,
+            "server_cores": (server.cpu_seconds() - before) / (time.perf_counter() - start), "failed": result["failed"]}
 
 
 def delays(times, window=50):
@@ -105,17 +69,17 @@ def delays(times, window=50):
 
 def paced(args, server, streams):
     """One event per token; the streams start within one step of each other and then run in lockstep."""
-    all_streams = [Stream(server.url, i, int(args.seconds / PACE)) for i in range(streams)]
+    all_streams = [Stream(server, f"stream {i}", int(args.seconds / PACE)) for i in range(streams)]
     selector = selectors.DefaultSelector()
     for s in all_streams:
         selector.register(s.socket, selectors.EVENT_READ, s)
-    cpu, start = cpu_seconds(server.process.pid), time.perf_counter()
+    cpu, start = server.cpu_seconds(), time.perf_counter()
     while not all(s.done for s in all_streams):
         for key, _ in selector.select():
             key.data.read()
             if key.data.done:
                 selector.unregister(key.data.socket)
-    cpu, took = cpu_seconds(server.process.pid) - cpu, time.perf_counter() - start
+    cpu, took = server.cpu_seconds() - cpu, time.perf_counter() - start
     over = sorted(1e3 * delay for s in all_streams for delay in delays(s.times))
     gaps = sorted(1e3 * (b - a) for s in all_streams for a, b in zip(s.times, s.times[1:]))
     at = lambda share: over[min(len(over) - 1, int(share * len(over)))]
@@ -131,12 +95,8 @@ def show(row):
 
 
 def with_server(args, more, rows):
-    server = Server(args, *more)
-    try:
+    with Server(args.tokamak, args.model, "--backend", "null", "--context", 8192, "--kv-blocks", 40000, *more) as server:
         return [show(row(server)) for row in rows]
-    finally:
-        server.process.terminate()
-        server.process.wait()
 
 
 def main():

@@ -12,10 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Most comparisons per file, and the reason.
 LIMITS = {
     "src/compile/fold_norms.cc": (4, "moves the weights of norms into the matrices that follow"),
-    "src/compile/explain/explain_text.cc": (1, "the report's own word for a fused call"),
     "src/compile/quant/storage.cc": (1, "the residual stream is a chain of sums"),
     "src/compile/sampling.cc": (1, "asks whether the backend chooses tokens itself"),
-    "src/compile/simplify/random_graph.cc": (2, "writes random graphs for tests, spelled as exporters do"),
 }
 
 

@@ -218,6 +218,12 @@ std::vector<TunedPlan> keep_faster(std::vector<PlanRequest>& requests,
 
 }  // namespace
 
+TrialLoader trial_loader(Backend& backend, const WeightSource& weights) {
+  return [&](const PlanSet& plans, const LoadOptions& options) {
+    return backend.load(plans, weights, options);
+  };
+}
+
 void tune_requests(std::vector<PlanRequest>& requests, const PlanSet& empty, const Backend& backend,
                    const Machine& machine, const CompileOptions& options) {
   if (!options.load_trial || empty.states.empty() || options.tree_mask) {

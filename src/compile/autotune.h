@@ -8,6 +8,9 @@
 
 namespace tokamak {
 
+// Backend and weights outlive what it returns.
+TrialLoader trial_loader(Backend& backend, const WeightSource& weights);
+
 // Sets PlanRequest::forced to what ran fastest. `empty`: the set without plans. Does nothing where
 // the options cannot load trials. Measures step, decode and verify<k> of models with a KV cache.
 void tune_requests(std::vector<PlanRequest>& requests, const PlanSet& empty, const Backend& backend,

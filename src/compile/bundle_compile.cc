@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "compile/autotune.h"
 
 namespace tokamak {
 namespace {
@@ -71,10 +72,7 @@ BundleReport write_from(BundleSource source, Backend& backend, const CompileOpti
   Nanos start = clock.now();
   std::string graph = print_module(source.module);
   CompileOptions with_trials = options;
-  if (options.autotune)
-    with_trials.load_trial = [&](const PlanSet& plans, const LoadOptions& load) {
-      return backend.load(plans, source.weights, load);
-    };
+  with_trials.load_trial = trial_loader(backend, source.weights);
   PlanSet plans = compile_module(source.module, source.config, backend, with_trials);
   BundleReport report;
   report.plans = plans.plans.size();

@@ -33,6 +33,10 @@ enum class Shapes : uint8_t {
 Shapes shapes_from_name(std::string_view name);  // auto, dynamic, buckets, fixed
 std::string_view shapes_name(Shapes shapes);
 
+// Loads plans with the weights of a model, to measure them.
+using TrialLoader =
+    std::function<std::unique_ptr<Executable>(const PlanSet& plans, const LoadOptions& options)>;
+
 struct CompileOptions {
   std::string activations =
       "auto";  // "f32": never quantise activations; "auto": where the weights are quantised;
@@ -72,9 +76,7 @@ struct CompileOptions {
   Shapes shapes = Shapes::kAuto;
   std::vector<int64_t> buckets;     // of T, for kBuckets and kFixed; empty: 1, 8, 16, 32, 64, ...
   std::shared_ptr<StageDump> dump;  // receives the output of each stage; may be null
-  // For autotune: loads plans with the weights of the model. compile_model() and bundles set it.
-  std::function<std::unique_ptr<Executable>(const PlanSet& plans, const LoadOptions& options)>
-      load_trial;
+  TrialLoader load_trial;  // for autotune (compile/autotune.h); compile_model() and bundles set it
   // Called after each pass, also for passes that are off; may be empty.
   std::function<void(const Function& function, const PassTiming& timing)> after_pass;
 };

@@ -1,6 +1,12 @@
 #include "compile/function_plans.h"
 
+#include <set>
+
+#include "base/error.h"
+#include "compile/autotune.h"
+#include "compile/planner/launches.h"
 #include "compile/shapes.h"
+#include "graph/region.h"
 
 namespace tokamak {
 namespace {
@@ -14,17 +20,7 @@ void add_requests(std::vector<PlanRequest>& out, const Function& fn, const Guard
   }
 }
 
-}  // namespace
-
-CompileOptions options_for(CompileOptions options, const Backend& backend) {
-  options.shapes = chosen_shapes(options, backend);
-  // Absorbed latent attention, int8 activations and narrow storage stay: without them the result
-  // would differ.
-  if (options.eager && options.passes.empty())
-    options.passes = {"absorb-latent", "quantize-activations", "choose-storage", "dead-code"};
-  return options;
-}
-
+// A set with the sizes and tables of the model, without plans.
 PlanSet new_plan_set(const Module& module, const ModelConfig& config, const Backend& backend,
                      const CompileOptions& options) {
   PlanSet set;
@@ -57,6 +53,51 @@ std::vector<PlanRequest> plan_requests(const std::vector<Function*>& functions,
       add_requests(out, fn, {function_guard(fn)});
   }
   return out;
+}
+
+}  // namespace
+
+CompileOptions options_for(CompileOptions options, const Backend& backend) {
+  options.shapes = chosen_shapes(options, backend);
+  // Absorbed latent attention, int8 activations and narrow storage stay: without them the result
+  // would differ.
+  if (options.eager && options.passes.empty())
+    options.passes = {"absorb-latent", "quantize-activations", "choose-storage", "dead-code"};
+  return options;
+}
+
+std::vector<Function*> written_functions(Module& module) {
+  std::vector<Function*> out = {module.find_function("step")};
+  if (!out[0])
+    fail(ErrorCode::kInvalidArgument, "module {} has no function step, so it cannot be compiled",
+         module.name);
+  std::set<std::string> bodies = body_names(module);
+  for (const auto& fn : module.functions)
+    if (fn.get() != out[0] && !bodies.contains(fn->name())) out.push_back(fn.get());
+  return out;
+}
+
+std::vector<Function*> specialize_step(Module& module, const CompileOptions& options) {
+  if (module.states.empty()) return {};
+  std::vector<Function*> out = {&specialize_decode(module)};
+  for (int k : options.verify) out.push_back(&specialize_verify(module, k));
+  return out;
+}
+
+PlanSet plan_module(const Module& module, const std::vector<Function*>& functions,
+                    const ModelConfig& config, const Backend& backend,
+                    const CompileOptions& options) {
+  PlanSet set = new_plan_set(module, config, backend, options);
+  const Machine machine = compile_machine(options);
+  std::vector<PlanRequest> requests = plan_requests(functions, options);
+  if (options.autotune) tune_requests(requests, set, backend, machine, options);
+  plan_functions(set, requests, backend, machine, options.fusion.get());
+  if (options.eager)
+    spread_values(set);
+  else
+    plan_launches(set, backend, machine, options.fusion.get());
+  check_plan_set(set);
+  return set;
 }
 
 }  // namespace tokamak

@@ -1,7 +1,5 @@
 #pragma once
-// The plans of each function of a model: which shapes get one, under which guards, and what they
-// have in common.
-#include <string>
+// Which functions of a model get plans, for which shapes and under which guards.
 #include <vector>
 
 #include "compile/planner/planner.h"
@@ -11,13 +9,16 @@ namespace tokamak {
 // The options as the mode and the backend need them.
 CompileOptions options_for(CompileOptions options, const Backend& backend);
 
-// A set with the sizes and tables of the model, without plans.
-PlanSet new_plan_set(const Module& module, const ModelConfig& config, const Backend& backend,
-                     const CompileOptions& options);
+// The functions as they are written, without bodies of regions: step, then the others (an encoder,
+// a pipeline stage). Throws Error(kInvalidArgument) without step.
+std::vector<Function*> written_functions(Module& module);
+// decode, and verify<k> for each k of the options. None for an encoder, which has no next token.
+std::vector<Function*> specialize_step(Module& module, const CompileOptions& options);
 
-// The plans of step, decode and verify<k> for each k of the options (not of encoders), and other
-// functions, in this order.
-std::vector<PlanRequest> plan_requests(const std::vector<Function*>& functions,
-                                       const CompileOptions& options);
+// The plans of step, of what is specialised from it, and of the other functions, in this order;
+// checked.
+PlanSet plan_module(const Module& module, const std::vector<Function*>& functions,
+                    const ModelConfig& config, const Backend& backend,
+                    const CompileOptions& options);
 
 }  // namespace tokamak

@@ -9,7 +9,6 @@
 
 #include "base/error.h"
 #include "compile/planner/planner.h"
-#include "graph/region.h"
 
 namespace tokamak {
 namespace {
@@ -124,14 +123,6 @@ Guards verify_guards(const CompileOptions& o, int drafts) {
     out.push_back({{"B", b.lo, b.hi, b.multiple, b.pad}});
     if (o.tree_mask) out.back().push_back({"M", rows, rows, 1});
   }
-  return out;
-}
-
-std::vector<Function*> other_functions(Module& module) {
-  std::set<std::string> bodies = body_names(module);
-  std::vector<Function*> out;
-  for (const auto& fn : module.functions)
-    if (fn->name() != "step" && !bodies.contains(fn->name())) out.push_back(fn.get());
   return out;
 }
 

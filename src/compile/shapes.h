@@ -27,9 +27,8 @@ Guards decode_guards(const CompileOptions& options);
 Guards exit_guards(CompileOptions options);
 Guards verify_guards(const CompileOptions& options, int drafts);
 
-// Functions of the module beside step and what is derived from it: an encoder, a pipeline stage.
-// They get one plan each, for all values of the symbols of their inputs.
-std::vector<Function*> other_functions(Module& module);
+// For a function that is not derived from step: one plan for all values of the symbols of its
+// inputs.
 std::vector<GuardRange> function_guard(const Function& function);
 
 // Eager plans: every value has a place of its own in the arena; none is reused.

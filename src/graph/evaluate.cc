@@ -304,4 +304,41 @@ std::optional<std::vector<EvalTensor<float>>> evaluate_node(
   return out;
 }
 
+namespace {
+
+template <class S>
+std::vector<S> convert(const std::vector<double>& from) {
+  std::vector<S> to;
+  to.reserve(from.size());
+  for (double v : from) {
+    if constexpr (std::is_same_v<S, Field>)
+      to.push_back(Field::from_double(std::isfinite(v) ? v : 0.0));
+    else
+      to.push_back(static_cast<S>(v));
+  }
+  return to;
+}
+
+}  // namespace
+
+template <class S>
+EvalInputs<S> convert_inputs(const EvalInputs<double>& inputs) {
+  EvalInputs<S> out;
+  out.symbols = inputs.symbols;
+  out.views = inputs.views;
+  for (const auto& [name, t] : inputs.tensors)
+    out.tensors[name] = {t.dims, convert<S>(t.f), t.i, t.integer};
+  for (const auto& [name, t] : inputs.sources)
+    out.sources[name] = {t.dims, convert<S>(t.f), {}, false};
+  for (const auto& [name, s] : inputs.states) {
+    EvalState<S>& state = out.states[name];
+    state.slots = s.slots;
+    for (const auto& p : s.planes) state.planes.push_back({p.name, p.dims, convert<S>(p.data)});
+  }
+  return out;
+}
+template EvalInputs<float> convert_inputs(const EvalInputs<double>&);
+template EvalInputs<double> convert_inputs(const EvalInputs<double>&);
+template EvalInputs<Field> convert_inputs(const EvalInputs<double>&);
+
 }  // namespace tokamak

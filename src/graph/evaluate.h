@@ -83,6 +83,9 @@ EvalTensor<S> evaluate_weight(const WeightDecl& weight, const EvalInputs<S>& inp
 std::optional<std::vector<EvalTensor<float>>> evaluate_node(
     const Node& node, std::span<const EvalTensor<float>> inputs);
 
+template <class S>
+EvalInputs<S> convert_inputs(const EvalInputs<double>& inputs);
+
 // --- random_inputs.cc ---
 enum class Values : uint8_t {
   kNormal,  // around 1
@@ -97,6 +100,13 @@ enum class Values : uint8_t {
 };
 double random_value(Rng& rng, Values kind);
 
+// The numbers that Values::kEach takes.
+enum class SpecialNumbers : uint8_t {
+  kSome,      // a short list
+  kCombined,  // all combinations of the module's numbers and what they give
+  kInverted,  // what an elementary function takes to one of the module's numbers
+};
+
 struct InputHints {
   // Indices and sources suit the first `nodes` nodes and `weights` weights.
   size_t nodes = SIZE_MAX, weights = SIZE_MAX;
@@ -104,10 +114,9 @@ struct InputHints {
   std::span<const double> numbers = {};
   // Values::kEach: this input, counting those of integers, takes all values -128..127.
   int bytes = -1;
-  // Sequences end around the windows of attend, and positions may differ from slots.
+  // Sequences end around the windows of attention, and positions may differ from slots.
   bool windows = false;
-  // Values::kEach: inputs take all combinations of these numbers and what they give.
-  bool special = false;
+  SpecialNumbers special = SpecialNumbers::kSome;
 };
 
 // Inputs that the function can run on: a step whose positions, slots, lengths and tables belong
@@ -118,8 +127,5 @@ EvalInputs<double> random_inputs(const Function& function, SymbolValues symbols,
 // Values within the declared ranges: mostly the lowest ones, sometimes up to kLargeSymbol.
 constexpr int64_t kLargeSymbol = 40;
 SymbolValues random_symbols(const Function& function, Rng& rng);
-
-template <class S>
-EvalInputs<S> convert_inputs(const EvalInputs<double>& inputs);
 
 }  // namespace tokamak

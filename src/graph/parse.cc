@@ -1,3 +1,4 @@
+#include <optional>
 #include <unordered_set>
 
 #include "base/error.h"
@@ -49,14 +50,17 @@ class ModuleParser {
     in_.end_of_line();
   }
 
-  // Errors of the graph get the line of the statement.
+  // Errors of the graph get the line of the statement, and the number of the node that it makes.
   template <class F>
-  auto located(F&& f) {
+  auto located(F&& f, std::optional<uint64_t> number = {}) {
     try {
       return f();
     } catch (const Error& e) {
-      in_.error_at(statement_, e.what());
+      error_of(number, e.what());
     }
+  }
+  [[noreturn]] void error_of(std::optional<uint64_t> number, std::string_view what) const {
+    in_.error_at(statement_, number ? fmt::format("%{}: {}", *number, what) : std::string(what));
   }
 
   std::string new_name(std::string_view kind) {
@@ -307,16 +311,17 @@ void ModuleParser::node(Function& fn) {
     std::string name = in_.name();
     in_.need(':');
     Type type = in_.type();
-    numbers_[number] = located([&] { return fn.add_input(std::move(name), std::move(type)); }).node;
+    auto add = [&] { return fn.add_input(std::move(name), std::move(type)); };
+    numbers_[number] = located(add, number).node;
     fn.set_text_number(numbers_[number], number);
     return;
   }
-  if (!find_op(op)) in_.error_at(statement_, fmt::format("there is no op \"{}\"", op));
+  if (!find_op(op)) error_of(number, fmt::format("there is no op \"{}\"", op));
   std::vector<Ref> inputs;
   in_.open('(');
   while (!in_.try_close(')')) {
     if (!inputs.empty() && !in_.take(',')) in_.expected("',' or ')'");
-    if (inputs.size() == kMaxInputs) in_.error_at(statement_, "too many inputs");
+    if (inputs.size() == kMaxInputs) error_of(number, "too many inputs");
     inputs.push_back(operand(fn));
   }
   Value attrs = in_.peek('{') ? in_.object() : Value::object();
@@ -338,12 +343,12 @@ void ModuleParser::node(Function& fn) {
       in_.expected("the node's name or [its provenance]");
     }
   }
-  const std::vector<Ref> refs = located(
-      [&] { return fn.add_multi(op, std::move(inputs), std::move(attrs), std::move(name)); });
+  auto add = [&] { return fn.add_multi(op, std::move(inputs), std::move(attrs), std::move(name)); };
+  const std::vector<Ref> refs = located(add, number);
   const Node& made = fn.node(refs[0].node);
   if (!types.empty() && types != made.outputs) {
-    in_.error_at(statement_, fmt::format("{} gives {}, the text says {}", op,
-                                         types_text(made.outputs), types_text(types)));
+    error_of(number, fmt::format("{} gives {}, the text says {}", op, types_text(made.outputs),
+                                 types_text(types)));
   }
   numbers_[number] = refs[0].node;
   fn.set_text_number(refs[0].node, number);

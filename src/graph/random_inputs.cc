@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "graph/evaluate.h"
+#include "graph/special_numbers.h"
 #include "ops/sampling.h"
 #include "tensor/block_formats.h"
 
@@ -84,8 +85,10 @@ class InputMaker {
     static constexpr std::array kFinite = {0.0, 1.0, -1.0, 2.0, -0.5, 3.0, 1e4, -1e-4};
     static constexpr std::array kNasty = {
         0.0, -0.0, 1.0, -2.0, kInf, -kInf, 0.5, 1e-40, std::numeric_limits<double>::quiet_NaN()};
-    if (kind_ == Values::kEach && hints_.special)
+    if (kind_ == Values::kEach && hints_.special == SpecialNumbers::kCombined)
       enumerate<double>(t.f, special_);
+    else if (kind_ == Values::kEach && hints_.special == SpecialNumbers::kInverted)
+      for (double& v : t.f) v = special_[rng_.below(special_.size())];
     else if (kind_ == Values::kEach)
       enumerate<double>(t.f, kFinite);
     else if (kind_ == Values::kEachNasty)
@@ -103,8 +106,7 @@ class InputMaker {
     return t;
   }
 
-  // Numbers where a comparison with a constant may change: the constants, what lies on both sides
-  // of them, and what gives one of them when it is squared, multiplied or added.
+  // Numbers where a comparison with a constant may change.
   void find_special() {
     std::set<double> found;
     for (const ConstantDecl& c : fn_.module().constants)
@@ -118,16 +120,9 @@ class InputMaker {
         if (std::abs(whole + by) < 0x1p31)
           special_integers_.push_back(static_cast<int32_t>(whole + by));
     };
-    for (double a : found) {
-      for (double v : {a, -a, 2 * a, a / 2, std::sqrt(std::abs(a)), -std::sqrt(std::abs(a)),
-                       a * (1 + 1e-6), a * (1 - 1e-6)})
-        add(v);
-      for (double b : found)
-        if (a != b)
-          for (double v : {a / b, a - b, a * b, std::fmod(a, b)})
-            if (std::isfinite(v)) add(v);
-    }
-    if (!hints_.special) return;
+    bool inverted = hints_.special == SpecialNumbers::kInverted;
+    for (double v : inverted ? inverted_numbers(found) : combined_numbers(found)) add(v);
+    if (hints_.special == SpecialNumbers::kSome) return;
     for (double v : {0.0, 1.0, -1.0}) add(v);
     sort_unique(special_);
     sort_unique(special_integers_);
@@ -188,7 +183,7 @@ class InputMaker {
         for (int64_t v = lo; v < std::min<int64_t>(hi, 64); ++v)
           list.push_back(static_cast<int32_t>(v));
       }
-      if (hints_.special && !index) list = special_integers_;
+      if (hints_.special != SpecialNumbers::kSome && !index) list = special_integers_;
       if (bytes && !index) {
         for (int32_t v = -128; v < 128; ++v) list.push_back(v);
         list.insert(list.end(), special_integers_.begin(), special_integers_.end());
@@ -273,8 +268,7 @@ class InputMaker {
     if (int64_t each = fact("q_start"); each > 0)
       own.assign(own.size(), each);
     else
-      for (int64_t i = 0; i < t; ++i)  // every sequence has a row, where there are enough
-        ++own[i < b ? static_cast<size_t>(i) : rng_.below(own.size())];
+      share_rows(t, own);
     std::vector<int32_t> seq, slot, q_start = {0}, kv_len;
     std::vector<int64_t> lengths = window_lengths();
     for (size_t s = 0; s < own.size(); ++s) {
@@ -305,6 +299,16 @@ class InputMaker {
     for (const GroupDecl& g : fn_.module().groups) make_view(g);
   }
 
+  // Every sequence has a row, where there are enough; one of them may have most of the others.
+  void share_rows(int64_t rows, std::vector<int64_t>& own) {
+    bool even = !hints_.windows || rng_.below(2);
+    size_t longest = rng_.below(own.size());
+    for (int64_t i = 0; i < rows; ++i) {
+      bool first = i < std::ssize(own);
+      ++own[first ? static_cast<size_t>(i) : even ? rng_.below(own.size()) : longest];
+    }
+  }
+
   // Those of a chain are its slots; in a tree of drafts several rows have the same one.
   std::vector<int32_t> positions(std::vector<int32_t> slot, const std::vector<int32_t>& q_start) {
     if (!hints_.windows || rng_.below(2)) return slot;
@@ -314,17 +318,19 @@ class InputMaker {
     return slot;
   }
 
-  // Lengths at which the windows of attend begin to hide keys, as far as the states stay small.
+  // Lengths at which windows and chunks of attention begin to hide keys, as far as the states stay
+  // small.
   std::vector<int64_t> window_lengths() const {
     std::vector<int64_t> out;
     int64_t width = 1;
     for (const StateDecl& s : fn_.module().states)
       for (const PlaneDecl& p : s.planes) width = std::max(width, element_count(extents(p.type)));
     for (const Node& node : fn_.nodes())
-      if (int64_t w = node.op->name == "attend" ? node.attrs.get_int("window", 0) : 0;
-          hints_.windows && w > 0)
-        for (int64_t length : {w - 2, w - 1, w, w + 1, 2 * w})
-          if (length >= 0 && length * width < kMostOlder) out.push_back(length);
+      for (const char* key : {"window", "chunk"})
+        if (int64_t w = node.op->reads_state ? node.attrs.get_int(key, 0) : 0;
+            hints_.windows && w > 0)
+          for (int64_t length : {w - 2, w - 1, w, w + 1, 2 * w})
+            if (length >= 0 && length * width < kMostOlder) out.push_back(length);
     return out;
   }
 
@@ -459,42 +465,5 @@ SymbolValues random_symbols(const Function& function, Rng& rng) {
     std::swap(t->second, b->second);
   return values;
 }
-
-namespace {
-
-template <class S>
-std::vector<S> convert(const std::vector<double>& from) {
-  std::vector<S> to;
-  to.reserve(from.size());
-  for (double v : from) {
-    if constexpr (std::is_same_v<S, Field>)
-      to.push_back(Field::from_double(std::isfinite(v) ? v : 0.0));
-    else
-      to.push_back(static_cast<S>(v));
-  }
-  return to;
-}
-
-}  // namespace
-
-template <class S>
-EvalInputs<S> convert_inputs(const EvalInputs<double>& inputs) {
-  EvalInputs<S> out;
-  out.symbols = inputs.symbols;
-  out.views = inputs.views;
-  for (const auto& [name, t] : inputs.tensors)
-    out.tensors[name] = {t.dims, convert<S>(t.f), t.i, t.integer};
-  for (const auto& [name, t] : inputs.sources)
-    out.sources[name] = {t.dims, convert<S>(t.f), {}, false};
-  for (const auto& [name, s] : inputs.states) {
-    EvalState<S>& state = out.states[name];
-    state.slots = s.slots;
-    for (const auto& p : s.planes) state.planes.push_back({p.name, p.dims, convert<S>(p.data)});
-  }
-  return out;
-}
-template EvalInputs<float> convert_inputs(const EvalInputs<double>&);
-template EvalInputs<double> convert_inputs(const EvalInputs<double>&);
-template EvalInputs<Field> convert_inputs(const EvalInputs<double>&);
 
 }  // namespace tokamak

@@ -2,7 +2,6 @@
 #include <array>
 #include <cmath>
 #include <numeric>
-#include <set>
 
 #include "base/error.h"
 #include "graph/evaluate.h"
@@ -13,9 +12,6 @@ namespace tokamak {
 namespace {
 
 constexpr int64_t kFlatExtent = 1728;  // all triples of twelve integers
-
-constexpr double kMaxNamed = 70000;    // literals that may be extents
-constexpr double kLeastSquare = 1000;  // literals of conditions whose root may be an extent
 
 struct Misfit {};  // the random choices do not fit together
 
@@ -122,9 +118,9 @@ class InstanceMaker {
 
   // Attributes that depend on no type are drawn first: others may be computed from them.
   void choose_numbers() {
-    static constexpr std::string_view kFree[] = {"value", "scale",       "eps",    "cap",
-                                                 "p",     "keep",        "causal", "dtype",
-                                                 "kind",  "approximate", "window", "softcap"};
+    static constexpr std::string_view kFree[] = {
+        "value", "scale", "eps",         "cap",    "p",       "keep", "causal",
+        "dtype", "kind",  "approximate", "window", "softcap", "chunk"};
     for (const RuleTerm& t : rule_.terms)
       for (const auto& [key, expr] : t.attrs)
         if (t.op && expr.kind == RuleExpr::Kind::kName && !match_.find(expr.name) &&
@@ -207,12 +203,14 @@ class InstanceMaker {
       static constexpr double kIntegers[] = {0, 1,   0,        1,          -1,           2,
                                              7, 300, 16777217, 2147483647, -2147483648.0};
       auto pick = [&] {
-        const auto& from = rng_.below(2) ? all_.found : literals_;
+        const std::vector<double>* lists[] = {&all_.found, &literals_, &all_.solutions};
+        const std::vector<double>& from = *lists[rng_.below(3)];
         double v = from.empty() ? 0.5 : from[rng_.below(from.size())];
+        if (&from == &all_.solutions) v += static_cast<double>(rng_.below(3)) - 1;
         bool whole = v == std::floor(v) && std::abs(v) < 0x1p31;
         return whole && rng_.below(4) ? v : kIntegers[rng_.below(std::size(kIntegers))];
       };
-      double all = pick();
+      double all = std::clamp(std::floor(choose(pick())), -0x1p31, 0x1p31 - 1);
       for (double& v : c.values) v = splat ? all : pick();
     }
     out_.module.add_constant(std::move(c));
@@ -230,7 +228,7 @@ class InstanceMaker {
     std::vector<int64_t> dims = shape(v);
     double elements = 1;
     for (int64_t d : dims) elements *= static_cast<double>(d);
-    if (elements > (style_.extents == Extents::kVast ? 1 << 17 : 1 << 15)) throw Misfit();
+    if (elements > (style_.extents == Extents::kVast ? 1 << 19 : 1 << 15)) throw Misfit();
     if (v.kind == RuleVar::Kind::kConst)
       return constant(v.name, dims, rng_.below(2), number(), v.dtype == "i32");
     TensorType type{dtype(v), {}};
@@ -266,8 +264,10 @@ class InstanceMaker {
     if (query != rule_.vars.end()) {
       std::vector<int64_t> dims = shape(*query);
       width = dims[2];
-      for (int64_t n : {2, 3, 1})
-        if (dims[1] % n == 0 && rng_.below(3) > 0) heads = n;
+      std::vector<int64_t> possible;
+      for (int64_t n = 1; n <= std::min<int64_t>(dims[1], 8); ++n)
+        if (dims[1] % n == 0) possible.push_back(n);
+      heads = possible[rng_.below(possible.size())];
     }
     int64_t value_width = rng_.below(4) == 0 ? extent() : width;
     auto plane = [&](int64_t d) {
@@ -356,11 +356,7 @@ class InstanceMaker {
     if (key == "eps") return one_of({0.0, 1e-6, 1e-5, 1e-3, 0.1, 1.0, 100.0});
     if (key == "cap") return one_of({0.5, 2.0, 30.0, 1e-3, 1e4});
     if (key == "softcap") return one_of({0.0, 0.5, 30.0});
-    if (key == "window") {
-      if (!all_.extents.empty() && rng_.below(3) == 0)
-        return all_.extents[rng_.below(all_.extents.size())];
-      return std::array<int64_t, 6>{0, 1, 3, 16, 17, 40}[rng_.below(6)];
-    }
+    if (key == "window" || key == "chunk") return window();
     if (key == "value" || key == "scale" || key == "p") return number();
     if (key == "keep" || key == "causal") return static_cast<int64_t>(rng_.below(2));
     if (key == "n") return extent();
@@ -379,6 +375,14 @@ class InstanceMaker {
     throw Misfit();
   }
 
+  // On a long axis mostly one that hides something there.
+  int64_t window() {
+    std::vector<int64_t> named = all_.extents;
+    const bool vast = style_.extents == Extents::kVast;
+    if (vast) std::erase_if(named, [&](int64_t n) { return n + 2 > style_.vast; });
+    if (!named.empty() && rng_.below(3) < (vast ? 2 : 1)) return named[rng_.below(named.size())];
+    return std::array<int64_t, 6>{0, 1, 3, 16, 17, 40}[rng_.below(6)];
+  }
   Value permutation(size_t n) {
     std::vector<int64_t> p(n);
     std::iota(p.begin(), p.end(), 0);
@@ -446,50 +450,6 @@ class InstanceMaker {
 };
 
 }  // namespace
-
-RuleLiterals rule_literals(const RewriteRule& rule) {
-  std::set<double> found, all, stated;
-  auto walk = [](auto&& self, const RuleExpr& e, std::set<double>& to) -> void {
-    if (e.kind == RuleExpr::Kind::kLiteral && e.value.is_number()) to.insert(e.value.as_double());
-    for (const RuleExpr& arg : e.args) self(self, arg, to);
-  };
-  for (const RuleExpr& c : rule.conditions) walk(walk, c, stated);
-  found = stated;
-  for (const RuleTerm& t : rule.terms) {
-    if (t.kind == RuleTerm::Kind::kNumber && std::isfinite(t.number)) found.insert(t.number);
-    for (const auto& [key, expr] : t.attrs)
-      walk(walk, expr,
-           key == "value" || key == "scale" || key == "eps" || key == "cap" ? found : all);
-  }
-  all.insert(found.begin(), found.end());
-  std::set<int64_t> extents;
-  auto add_extents = [&](double n) {
-    if (n == std::floor(n) && n >= 1 && n <= kMaxNamed)
-      for (int by = -1; by <= 1; ++by) extents.insert(static_cast<int64_t>(n) + by);
-  };
-  for (double a : all) add_extents(a);
-  for (double a : stated)
-    if (a >= kLeastSquare) add_extents(std::floor(std::sqrt(a)));
-  extents.erase(0);
-  std::set<double> out, solutions;
-  for (double a : stated) {
-    for (double v : {a, std::sqrt(std::abs(a)), -std::sqrt(std::abs(a))}) solutions.insert(v);
-    for (double b : stated)
-      for (double v : {a + b, a - b, a * b, a / b, -a - b})
-        if (std::isfinite(v)) solutions.insert(v);
-  }
-  for (double a : found) {
-    for (double by : {1.0, 1 + 1e-9, 1 - 1e-9, 1.03, 0.97, -1.0}) out.insert(a * by);
-    if (a != 0) out.insert(1 / a);
-    for (double b : found)
-      if (a != b)
-        for (double part : {0.5, -0.5, 0.9, -0.9}) out.insert(a + part * b);
-  }
-  return {{all.begin(), all.end()},
-          {out.begin(), out.end()},
-          {solutions.begin(), solutions.end()},
-          {extents.begin(), extents.end()}};
-}
 
 std::optional<RuleInstance> make_instance(const RewriteRule& rule, const RuleLiterals& literals,
                                           const InstanceStyle& style, Rng& rng) {

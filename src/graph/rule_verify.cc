@@ -21,8 +21,8 @@ constexpr int kEnough = 6;  // instances without which a rule counts as never ap
 constexpr int kEnds = 12;   // instances that are checked for coming to an end
 constexpr int kFixedTries = 24;
 constexpr double kLeastRange = 50;  // that a stated range contains, in both directions
-constexpr size_t kMostNamed = 9;    // extents of the rule's text that are tried
-constexpr int64_t kMaxElements = 1 << 19;
+constexpr size_t kMostNamed = 15;   // extents of the rule's text that are tried
+constexpr int64_t kMaxElements = 1 << 19, kMaxVastElements = 1 << 23;
 
 bool all_in_field(const RewriteRule& rule) {
   if (rule.approximate) return false;
@@ -49,13 +49,13 @@ bool has_short_numbers(const Module& module, const Function& fn) {
 }
 
 // Rules may state any extents; instances that would take gigabytes are not tried.
-bool is_small(const Function& fn) {
+bool is_small(const Function& fn, int64_t most) {
   int64_t total = 0;
   for (const Node& node : fn.nodes())
     for (const Type& t : node.outputs)
       if (t.kind == Type::Kind::kTensor) {
-        int64_t n = t.tensor.elements().constant().value_or(kMaxElements);
-        if (n >= kMaxElements || (total += n) >= kMaxElements) return false;
+        int64_t n = t.tensor.elements().constant().value_or(most);
+        if (n >= most || (total += n) >= most) return false;
       }
   return true;
 }
@@ -107,7 +107,7 @@ struct Trial {  // how one instance is made and compared
   bool beyond = false;                  // real rules: values outside the stated ranges
   bool extreme = false;                 // real rules: one input is very large or very small
   int bytes = -1;                       // the input of integers that takes all values -128..127
-  bool special = false;                 // inputs take all combinations of the rule's numbers
+  SpecialNumbers special = SpecialNumbers::kSome;
   std::string name = "normal";
 };
 
@@ -233,7 +233,7 @@ class Verifier {
       if (n >= kVastExtent && lengths.size() < kMostNamed) lengths.push_back(n);
     if (std::any_of(rule_.terms.begin(), rule_.terms.end(),
                     [](const RuleTerm& t) { return t.op && t.op->name == "iota"; }))
-      lengths.push_back(65537);
+      lengths.push_back((1 << 18) + 1);
     for (int64_t n : lengths) {
       vast.style.vast = n;
       out.push_back(vast);
@@ -245,9 +245,11 @@ class Verifier {
       Trial special;
       special.style.extents = Extents::kFlat;
       special.values = Values::kEach;
-      special.special = true;
       special.name = "special";
-      out.push_back(special);
+      for (SpecialNumbers kind : {SpecialNumbers::kCombined, SpecialNumbers::kInverted}) {
+        special.special = kind;
+        out.push_back(special);
+      }
     }
     int integers = 0;
     for (const RuleVar& v : rule_.vars) {
@@ -263,12 +265,21 @@ class Verifier {
     return out;
   }
   bool run_fixed(const Trial& t) {
-    for (int i = 0; i < kFixedTries; ++i) {
+    const bool vast = t.style.extents == Extents::kVast;
+    const bool named =
+        vast && t.style.vast != InstanceStyle().vast;  // few instances fit such rules
+    int wanted = named ? 3 : 1, tries = named ? 5 * kFixedTries : kFixedTries;
+    for (int i = 0; i < tries && wanted > 0; ++i) {
       ++verdict_.tries;
+      Rng start = rng_;
       auto made = make_instance(rule_, literals_, t.style, rng_);
-      Tried tried = made ? compare(*made, t, true) : Tried::kNoMatch;
+      if (!made) continue;
+      std::vector<double> numbers = made->numbers;
+      Tried tried = compare(*made, t, true);
       if (tried == Tried::kRefuted) return false;
-      if (tried == Tried::kSame) break;
+      if (tried != Tried::kSame) continue;
+      --wanted;
+      if (vast && !numbers.empty() && !borders(start, t, numbers)) return false;
     }
     return true;
   }
@@ -318,7 +329,8 @@ class Verifier {
         x.fn->nodes().size(), x.module.weights.size(), literals_.found, t.bytes, true, t.special};
     auto right = build_replacement(rule_, *match, x.module, *x.fn, "", nullptr);
     if (!right) return Tried::kNoMatch;
-    if (!is_small(*x.fn)) return Tried::kNothing;
+    bool vast = t.style.extents == Extents::kVast;
+    if (!is_small(*x.fn, vast ? kMaxVastElements : kMaxElements)) return Tried::kNothing;
     if (t.in_field && !has_short_numbers(x.module, *x.fn)) return Tried::kNothing;
     EvalInputs<double> inputs;
     try {
@@ -337,7 +349,6 @@ class Verifier {
     note_ways(x, *match);
     if (c.outcome == RuleComparison::Outcome::kDifferent)
       return refuse(fmt::format("{} [{}; {} values{}]", c.message, x.text, t.name, note));
-    bool vast = t.style.extents == Extents::kVast;
     if (counts && !vast && ends_++ < kEnds && !rule_ends(rule_, x, rng_))
       return refuse(fmt::format("never ends: it applies to what it makes ({})", x.text));
     return Tried::kSame;

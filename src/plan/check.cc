@@ -227,7 +227,7 @@ class PlanChecker {
         launch.calls > plan_.calls.size() - launch.first)
       bad(where, fmt::format("it runs {} calls from {} on, the plan has {}", launch.calls,
                              launch.first, plan_.calls.size()));
-    if (!(launch.seconds >= 0)) bad(where, "a predicted time that is none");
+    if (!(launch.seconds >= 0)) bad(where, "the predicted time is not a number of seconds");
   }
 
   bool declared(std::string_view symbol) const {

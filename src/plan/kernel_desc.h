@@ -21,12 +21,12 @@ struct PlanSet;  // plan/plan.h
 //   anchor   = "*" | "loop" | op "(" [operand {"," operand}] ")" ["+"]
 //   operand  = ["weight"] ("*" | dtype {"|" dtype}) | "..."
 //   ops      = names of ops separated by spaces
-// An anchor alone takes single nodes: "linear(q8a, q4_0|q4_1, *)"; "*" takes every op. Operands
-// that are left out at the end match absent optional ones; "..." matches any number of any type.
-// With lists of ops the kernel takes regions: the ops of the first list may produce what the anchor
-// reads, those of the second may follow it, element by element. "+": several anchors that share
-// their first operand. "with rope(1, 2)": also nodes of that op that share these operands with a
-// node of the region. "loop": no anchor, any region that Loop IR can express.
+// An anchor alone takes single nodes: "linear(q8a, q4_0|q4_1, *)"; "*" takes every op. Absent
+// optional operands match; "..." matches any number of any type. With lists of ops the kernel takes
+// regions: ops of the first list, in its order and each at most once, produce what the anchor
+// reads; those of the second follow it, element by element. "+": several anchors that share their
+// first operand. "with rope(1, 2)": also other nodes of that op; all of them share these operands
+// and their attributes. "loop": no anchor, any region that Loop IR can express.
 struct OperandPattern {
   bool weight = false;        // must be a weight of the model
   std::vector<DType> dtypes;  // empty: any

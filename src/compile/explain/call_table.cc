@@ -201,6 +201,7 @@ class TableBuilder {
                               {"op", call.op},
                               {"kernel", set_.kernels[call.kernel].name},
                               {"numeric_class", set_.kernels[call.kernel].numeric_class},
+                              {"fused", call.region >= 0},
                               {"ops", fused_ops(call)},
                               {"why", why(call)},
                               {"calls", g.calls.size()},

@@ -148,7 +148,7 @@ std::string kernel_lines(const Value& r) {
                        micros(num(k, "bound_us")), k.at("bound").as_string(), more, arena_text(k),
                        k.at("name").as_string());
     out += loser_lines(k);
-    if (k.at("op").as_string() != "region") continue;
+    if (!k.at("fused").as_bool()) continue;
     out += wrapped("= " + op_list(k.at("ops")), 16);
     std::string saved =
         k.has("saved_us") ? fmt::format(" (saves {})", micros(num(k, "saved_us"))) : "";

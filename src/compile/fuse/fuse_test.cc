@@ -138,6 +138,16 @@ TEST_F(FuseTest, LargeStepsKeepEveryBit) {
   EXPECT_GT(regions, 6u);
 }
 
+// Norms and rotations of keys in orders that cpu.region.rope_append takes and that it does not.
+TEST_F(FuseTest, WhatThePlannerGivesAKernelLoadsAndKeepsEveryBit) {
+  Module module = parse_module(read_text_file(TK_GRAPH_GOLDEN "/opt/fuse_order.tkg")),
+         after = module.clone();
+  EXPECT_GT(regions_in(fuse(after)), 4u);
+  CheckReport r = compare_on_backend(*module.find_function("step"), *after.find_function("step"),
+                                     *backend_, {1, 2, PassClass::kExact, false});
+  EXPECT_TRUE(r.same && r.runs > 0) << r.message;
+}
+
 // Other backends run a region op by op.
 TEST_F(FuseTest, ABackendWithoutKernelsRunsTheBody) {
   auto ref = make_backend("ref");

@@ -178,8 +178,8 @@ ModelConfig encoder_from_hf(const Value& json, const WeightSource& weights,
   apply_encoder(family, c);
   read_sizes(f, family, c);
   if (c.layers <= 0 || c.layers > static_cast<int64_t>(weights.names().size()))
-    fail(ErrorCode::kCorrupt, "{}: {} layers in a model of {} tensors", where, c.layers,
-         weights.names().size());
+    fail(ErrorCode::kCorrupt, "{}: {} layers are not possible in a model of {} tensors", where,
+         c.layers, weights.names().size());
   const char* usual = c.activation == Activation::kSilu ? "silu" : "gelu";
   c.activation = encoder_activation(
       f, f.text({"hidden_act", "hidden_activation", "activation", "activation_function"}, usual));
@@ -221,7 +221,8 @@ ModelConfig encoder_from_gguf(const GgufFile& file) {
   c.context = required("context_length");
   if (c.heads <= 0 || c.hidden % c.heads != 0 || c.layers <= 0 ||
       c.layers > static_cast<int64_t>(file.tensors().size()))
-    fail(ErrorCode::kCorrupt, "{}: {} heads of {} and {} layers in a file of {} tensors",
+    fail(ErrorCode::kCorrupt,
+         "{}: {} heads of {} channels and {} layers are not possible in a file of {} tensors",
          file.name(), c.heads, c.hidden, c.layers, file.tensors().size());
   c.head_dim = c.hidden / c.heads;
   c.norm_eps = file.get_double(key("attention.layer_norm_epsilon"), 1e-12);

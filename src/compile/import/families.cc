@@ -25,10 +25,11 @@ void check_experts(const ExpertConfig& e, std::string_view where) {
   check_range(where, "the number of groups of experts", e.groups, 1, e.count);
   check_range(where, "the number of groups per token", e.used_groups, 1, e.groups);
   if (e.count % e.groups != 0 || e.count / e.groups * e.used_groups < e.used)
-    fail(ErrorCode::kCorrupt, "{}: {} experts of {} in {} of {} groups", where, e.used, e.count,
-         e.used_groups, e.groups);
+    fail(ErrorCode::kCorrupt, "{}: {} of {} experts cannot be in {} of {} groups", where, e.used,
+         e.count, e.used_groups, e.groups);
   if (!(e.scale > 0) || !std::isfinite(e.scale))
-    fail(ErrorCode::kCorrupt, "{}: the weights of experts are scaled by {}", where, e.scale);
+    fail(ErrorCode::kCorrupt,
+         "{}: the scale of the experts' weights is {}, expected a positive number", where, e.scale);
 }
 
 void check_recurrent(const RecurrentConfig& r, std::string_view where) {
@@ -38,9 +39,11 @@ void check_recurrent(const RecurrentConfig& r, std::string_view where) {
   check_range(where, "the number of groups of heads", r.groups, 1, r.heads);
   check_range(where, "the size of the convolution", r.taps, 2, 64);
   if (r.heads % r.groups != 0)
-    fail(ErrorCode::kCorrupt, "{}: {} state space heads in {} groups", where, r.heads, r.groups);
+    fail(ErrorCode::kCorrupt, "{}: {} state space heads do not divide into {} groups", where,
+         r.heads, r.groups);
   if (!(r.step_low >= 0) || !(r.step_high >= 0) || !std::isfinite(r.step_high))
-    fail(ErrorCode::kCorrupt, "{}: time steps from {} to {}", where, r.step_low, r.step_high);
+    fail(ErrorCode::kCorrupt, "{}: the limits of time steps, {} and {}, are not valid", where,
+         r.step_low, r.step_high);
 }
 
 void check_altup(const ModelConfig& c, std::string_view where) {
@@ -53,11 +56,11 @@ void check_altup(const ModelConfig& c, std::string_view where) {
   check_range(where, "the number of layers that share keys and values", c.shared_kv_layers, 0,
               c.layers - 1);
   if (std::ssize(a.sparsity) != c.layers)
-    fail(ErrorCode::kCorrupt, "{}: {} sparsities for {} layers", where, a.sparsity.size(),
-         c.layers);
+    fail(ErrorCode::kCorrupt, "{}: {} sparsities for {} layers, expected one for each", where,
+         a.sparsity.size(), c.layers);
   for (double s : a.sparsity)
     if (std::isnan(s) || s == INFINITY)
-      fail(ErrorCode::kCorrupt, "{}: a layer's sparsity is {}", where, s);
+      fail(ErrorCode::kCorrupt, "{}: a layer's sparsity is {}, expected a finite number", where, s);
   for (int64_t l = 0; l < c.layers; ++l)
     if (c.kv_layer(l) < 0)
       fail(ErrorCode::kCorrupt,
@@ -146,32 +149,39 @@ void check_config(const ModelConfig& c, std::string_view where) {
     fail(ErrorCode::kCorrupt, "{}: {} heads cannot share {} key/value heads", where, c.heads,
          c.kv_heads);
   if (!(c.norm_eps > 0 && c.norm_eps < 1))
-    fail(ErrorCode::kCorrupt, "{}: the norm's epsilon is {}", where, c.norm_eps);
+    fail(ErrorCode::kCorrupt, "{}: the norm's epsilon is {}, expected a number between 0 and 1",
+         where, c.norm_eps);
   for (const RopeConfig* r : {&c.rope, &c.rope_local}) {
     check_range(where, "the number of rotated dimensions", r->dims, 0, c.head_dim);
     if (r->dims % 2 != 0)
-      fail(ErrorCode::kCorrupt, "{}: {} rotated dimensions, an odd number", where, r->dims);
+      fail(ErrorCode::kCorrupt, "{}: {} rotated dimensions, expected an even number", where,
+           r->dims);
     if (!(r->theta > 0) || !(r->factor > 0) || !std::isfinite(r->theta) ||
         !std::isfinite(r->factor))
-      fail(ErrorCode::kCorrupt, "{}: rotary base {} and factor {}", where, r->theta, r->factor);
+      fail(ErrorCode::kCorrupt, "{}: the rotary base {} and factor {} must be positive numbers",
+           where, r->theta, r->factor);
     for (const auto* list : {&r->short_factor, &r->long_factor, &r->freq_divisors}) {
       if (!list->empty() && static_cast<int64_t>(list->size()) != r->dims / 2)
         fail(ErrorCode::kCorrupt, "{}: {} rotary factors for {} rotated dimensions", where,
              list->size(), r->dims);
       for (double v : *list)
         if (!(v > 0) || !std::isfinite(v))
-          fail(ErrorCode::kCorrupt, "{}: a rotary factor is {}", where, v);
+          fail(ErrorCode::kCorrupt, "{}: a rotary factor is {}, expected a positive number", where,
+               v);
     }
   }
   for (double v : {c.attention_softcap, c.final_softcap, c.attention_scale})
     if (!(v >= 0) || !std::isfinite(v))
-      fail(ErrorCode::kCorrupt, "{}: a soft-cap or scale is {}", where, v);
+      fail(ErrorCode::kCorrupt, "{}: a soft-cap or scale is {}, expected 0 or a positive number",
+           where, v);
   for (double v : {c.embedding_scale, c.residual_scale, c.logit_scale})
-    if (!(v > 0) || !std::isfinite(v)) fail(ErrorCode::kCorrupt, "{}: a scale is {}", where, v);
+    if (!(v > 0) || !std::isfinite(v))
+      fail(ErrorCode::kCorrupt, "{}: a scale is {}, expected a positive number", where, v);
   if (c.temperature_scale != 0)
     check_range(where, "the length that scales queries", c.temperature_length, 1, int64_t{1} << 40);
   if (!std::isfinite(c.temperature_scale))
-    fail(ErrorCode::kCorrupt, "{}: queries are scaled by {}", where, c.temperature_scale);
+    fail(ErrorCode::kCorrupt, "{}: queries are scaled by {}, expected a finite number", where,
+         c.temperature_scale);
   if (c.altup.copies > 0) check_altup(c, where);
   if (c.experts.count > 0) check_experts(c.experts, where);
   if (c.recurrent.heads > 0) check_recurrent(c.recurrent, where);

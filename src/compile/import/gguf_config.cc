@@ -267,8 +267,8 @@ void read_recurrent(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   int64_t inner = keys.required("ssm.inner_size");
   r.norm_groups = r.groups;  // as llama.cpp and mamba_ssm compute it
   if (r.heads < 1 || inner % r.heads != 0)
-    fail(ErrorCode::kCorrupt, "{}: {} channels in {} state space heads", file.name(), inner,
-         r.heads);
+    fail(ErrorCode::kCorrupt, "{}: {} channels do not divide into {} state space heads",
+         file.name(), inner, r.heads);
   r.head_dim = inner / r.heads;
   r.conv_bias = file.find("blk.0.ssm_conv1d.bias") != nullptr;
   c.heads = c.kv_heads = r.heads;
@@ -285,8 +285,8 @@ void read_gated_delta(const GgufFile& file, const Keys& keys, ModelConfig& c) {
   r.taps = keys.required("ssm.conv_kernel");
   int64_t inner = keys.required("ssm.inner_size");
   if (r.heads < 1 || inner % r.heads != 0)
-    fail(ErrorCode::kCorrupt, "{}: {} channels in {} heads of linear attention", file.name(), inner,
-         r.heads);
+    fail(ErrorCode::kCorrupt, "{}: {} channels do not divide into {} heads of linear attention",
+         file.name(), inner, r.heads);
   r.head_dim = inner / r.heads;
   r.conv_bias = false;
   r.delta = c.attention_gate = true;
@@ -439,8 +439,8 @@ ModelConfig config_from_gguf(const GgufFile& file) {
     c.ffn = keys.required("feed_forward_length");
   }
   if (c.heads <= 0 || c.layers <= 0 || c.layers > static_cast<int64_t>(file.tensors().size()))
-    fail(ErrorCode::kCorrupt, "{}: {} heads and {} layers in a file of {} tensors", file.name(),
-         c.heads, c.layers, file.tensors().size());
+    fail(ErrorCode::kCorrupt, "{}: {} heads and {} layers are not possible in a file of {} tensors",
+         file.name(), c.heads, c.layers, file.tensors().size());
   bool latent = family.architecture == "deepseek2";
   if (!latent && !family.recurrent && !keys.has("attention.key_length") && c.hidden % c.heads != 0)
     fail(ErrorCode::kCorrupt, "{}: the hidden size {} does not divide into {} heads", file.name(),

@@ -441,8 +441,8 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
   else
     read_sizes(f, family, c);
   if (c.layers <= 0 || c.layers > static_cast<int64_t>(weights.names().size()))
-    fail(ErrorCode::kCorrupt, "{}: {} layers in a model of {} tensors", where, c.layers,
-         weights.names().size());
+    fail(ErrorCode::kCorrupt, "{}: {} layers are not possible in a model of {} tensors", where,
+         c.layers, weights.names().size());
   if (family.gated_delta) read_gated_delta(f, c);
   apply_family(family, c);
   c.norm_eps = f.number({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"},

@@ -248,7 +248,7 @@ const KernelChooser::Option* KernelChooser::taken(const Bucket& bucket, const st
 }
 
 // The class of an op with these types: the first one, in the order of the backend's kernels, that
-// has a kernel in every plan. Times do not matter: a fast kernel does not buy other bits.
+// has a kernel in every plan. Times do not matter: no kernel is so fast that bits may change.
 void KernelChooser::fix_classes() {
   struct Ranked {
     std::vector<std::string> classes;  // in the backend's order

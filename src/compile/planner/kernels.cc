@@ -31,7 +31,7 @@ class BodyMatcher {
       : kernel_(*entry.kernel), pattern_(entry.pattern), body_(body), weights_(weights) {}
 
   std::optional<std::vector<Part>> run() {
-    if (!find_anchors()) return std::nullopt;
+    if (!find_anchors() || !find_companions()) return std::nullopt;
     mark_reach();
     std::vector<Part> parts;
     for (NodeId id = 0; id < body_.nodes().size(); ++id) {
@@ -68,6 +68,20 @@ class BodyMatcher {
     return anchors_.size() == 1 || (pattern_.several && !anchors_.empty());
   }
 
+  // All nodes of the companion's op share the named operands and their attributes.
+  bool find_companions() {
+    for (NodeId id = 0; id < body_.nodes().size(); ++id) {
+      const Node& node = body_.node(id);
+      if (node.op->name != pattern_.companion) continue;
+      companions_.push_back(id);
+      const Node& first = body_.node(companions_[0]);
+      if (node.attrs != first.attrs) return false;
+      for (size_t i : pattern_.companion_shares)
+        if (i >= node.inputs.size() || node.inputs[i] != first.inputs[i]) return false;
+    }
+    return true;
+  }
+
   // From which nodes an anchor or a companion is reached, and which are reached from an anchor.
   void mark_reach() {
     size_t n = body_.nodes().size();
@@ -84,17 +98,13 @@ class BodyMatcher {
   }
 
   bool is_companion(NodeId id) const {
-    const Node& node = body_.node(id);
-    if (pattern_.companion.empty() || node.op->name != pattern_.companion) return false;
-    for (const Node& other : body_.nodes()) {
-      if (&other == &node || other.op != node.op || other.attrs != node.attrs) continue;
-      if (std::all_of(pattern_.companion_shares.begin(), pattern_.companion_shares.end(),
-                      [&](size_t i) {
-                        return i < node.inputs.size() && node.inputs[i] == other.inputs[i];
-                      }))
-        return true;
-    }
-    return false;
+    return companions_.size() > 1 && body_.node(id).op->name == pattern_.companion;
+  }
+  // Where the list of ops before the anchor has the node's op; a companion comes after all of it.
+  size_t place(NodeId id) const {
+    const std::vector<std::string>& ops = pattern_.before;
+    return static_cast<size_t>(std::find(ops.begin(), ops.end(), body_.node(id).op->name) -
+                               ops.begin());
   }
 
   std::optional<Part> part_of(NodeId id) const {
@@ -112,7 +122,7 @@ class BodyMatcher {
     return part;
   }
 
-  // A chain: the first operand is what it works on, the others are given.
+  // A chain in the order of the list: the first operand is what it works on, the others are given.
   bool takes_before(NodeId id) const {
     const Node& node = body_.node(id);
     bool listed = pattern_.takes_before(node.op->name) || is_companion(id);
@@ -120,6 +130,8 @@ class BodyMatcher {
     if (!loop_type(body_.tensor(node.inputs[0]).dtype)) return false;
     for (size_t i = 1; i < node.inputs.size(); ++i)
       if (!is_input(node.inputs[i].node)) return false;
+    NodeId from = node.inputs[0].node;
+    if (!is_input(from) && place(from) >= place(id)) return false;
     if (kernel_.before_leaves || !feeds_[id]) return true;
     return std::none_of(body_.results().begin(), body_.results().end(),
                         [&](const Function::Result& r) { return r.ref.node == id; });
@@ -138,7 +150,7 @@ class BodyMatcher {
   const KernelPattern& pattern_;
   const Function& body_;
   const std::vector<bool>& weights_;
-  std::vector<NodeId> anchors_;
+  std::vector<NodeId> anchors_, companions_;
   std::vector<bool> anchor_, feeds_, follows_;
 };
 

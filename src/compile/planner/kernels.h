@@ -38,7 +38,7 @@ struct RegionMatch {
 // what it was asked.
 class KernelSet {
  public:
-  // `requested`: with kernels that the backend lists for those who ask (KernelDesc::on_request).
+  // `requested`: with kernels that are used on request only (KernelDesc::on_request).
   explicit KernelSet(const Backend& backend, bool requested = true);
 
   struct Entry {

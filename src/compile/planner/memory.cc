@@ -11,8 +11,8 @@ Packing pack_arena(std::span<const Lifetime> values) {
                        (v.bytes + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment,
                        kArenaAlignment});
   PackOptions options;
-  // Greedy orders alone miss the bound on some models (Qwen3 on ref). About 50 ms; a limit in time
-  // would make plans differ.
+  // Greedy orders alone miss the bound on some models (Gemma 3n, Mamba-2, mixtures of experts).
+  // About 50 ms; a limit in time would make plans differ.
   options.work_limit = 20'000'000;
   options.time_limit = 1e6;
   PackResult packed = pack(buffers, options);

@@ -18,7 +18,7 @@ struct PackBuffer {
 
 struct PackOptions {
   uint64_t capacity = 0;   // stop at the first packing that fits; 0: as low as the budget allows
-  double time_limit = 10;  // seconds; where it strikes, the result depends on the machine
+  double time_limit = 10;  // seconds; if it is reached, the result depends on the machine
   uint64_t work_limit = UINT64_MAX;  // steps of the search, a few ns each: the repeatable limit
   unsigned threads = 1;              // 1 or 2
   uint64_t seed = 1;
@@ -39,12 +39,13 @@ struct PackResult {
   }
 };
 
-// The same arguments give the same packing, unless the time limit or `cancel` strikes. Sizes must
-// sum to less than 2^62. Runs a portfolio of greedy orders, then local search, then exact branch
-// and bound, and stops as soon as the goal (capacity, or else the lower bound) is reached.
+// The same arguments give the same packing, unless the time limit or `cancel` ends the search.
+// Sizes must sum to less than 2^62. Runs a portfolio of greedy orders, then local search, then
+// exact branch and bound, and stops as soon as the goal (capacity, or else the lower bound) is
+// reached.
 PackResult pack(std::span<const PackBuffer> buffers, const PackOptions& options);
 
-// The law a packing has to keep, for tests and callers that do not trust: "" or what is wrong.
+// Checks a packing, however it was found: "" or what is wrong.
 std::string packing_error(std::span<const PackBuffer> buffers, std::span<const uint64_t> offsets);
 
 }  // namespace tokamak

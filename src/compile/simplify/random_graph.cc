@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "graph/rule.h"
 
 namespace tokamak {
 namespace {
@@ -78,8 +79,7 @@ class Maker {
 
   Ref pick() { return pool_[rng_.below(3) ? rng_.below(pool_.size()) : pool_.size() - 1]; }
   Ref op(std::string_view name, std::vector<Ref> in, Attrs attrs = {}) {
-    if (in.size() == 2 && (name == "add" || name == "mul") && rng_.below(2))
-      std::swap(in[0], in[1]);
+    if (is_commutative(*find_op(name)) && rng_.below(2)) std::swap(in[0], in[1]);
     if (find_op(name)->storage && rng_.below(8) == 0) {  // stored narrow
       if (attrs.is_null()) attrs = Value::object();
       attrs.set(kStorageAttr, rng_.below(2) ? "f16" : "bf16");

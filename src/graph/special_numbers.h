@@ -1,0 +1,16 @@
+#pragma once
+// Values of inputs at which a comparison in a graph may change, from the numbers in its text.
+#include <set>
+#include <vector>
+
+namespace tokamak {
+
+// The numbers, those on both sides of them, and what gives one of them when it is squared,
+// multiplied or added.
+std::vector<double> combined_numbers(const std::set<double>& numbers);
+
+// What an elementary function takes to one of them (asin, log, 1/x ...), with the neighbours in
+// float32: one of these is often exact.
+std::vector<double> inverted_numbers(const std::set<double>& numbers);
+
+}  // namespace tokamak
