@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a GGUF of a given shape (Llama, Qwen3 or DeepSeek-V2 architecture) with random weights, for measuring speed, not quality.
+"""Writes a GGUF of a given shape (Llama, Qwen3, Qwen3 with experts or DeepSeek-V2 architecture) with random weights, for measuring speed, not quality.
 
     tools/random_model.py out.gguf --shape llama-1b --type q4_0 [--embedding-type q6_k] [--layers 2 ...]
 
@@ -26,7 +26,10 @@ SHAPES = {  # hidden, ffn, layers, heads, kv heads, head size, vocabulary, rotar
     "llama-7b": (4096, 11008, 32, 32, 32, 128, 32000, 10000.0, False),
     "llama-8b": (4096, 14336, 32, 32, 8, 128, 128256, 500000.0, False),
     "deepseek-lite": (2048, 10944, 27, 16, 16, 192, 102400, 10000.0, False),  # all layers as the first: without experts
+    "qwen3-30b-a3b": (2048, 768, 48, 32, 4, 128, 151936, 1000000.0, False),  # ffn: of one expert
+    "qwen3-moe-tiny": (256, 128, 2, 4, 2, 64, 512, 10000.0, True),
 }
+EXPERTS = {"qwen3-30b-a3b": (128, 8), "qwen3-moe-tiny": (16, 4)}  # all, and those of a token
 LATENT = {"rank": 512, "nope": 128, "rope": 64, "value": 128}  # of latent attention
 TYPES = {name.lower(): T[name] for name in
          ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")}
@@ -103,6 +106,8 @@ def random_tensor(kind, rng, rows, columns, std):
 
 
 def architecture(s):
+    if s.experts:
+        return "qwen3moe"
     return "deepseek2" if is_latent(s) else "qwen3" if s.shape.startswith("qwen3") else "llama"
 
 
@@ -133,6 +138,14 @@ def add_latent_keys(writer, s):
     writer.add_expert_feed_forward_length(s.ffn)
 
 
+def mlp(s):
+    into, back = 1.0, 1 / math.sqrt(2 * s.layers)
+    if not s.experts:
+        return (("ffn_gate", s.ffn, s.hidden, into), ("ffn_up", s.ffn, s.hidden, into), ("ffn_down", s.hidden, s.ffn, back))
+    return (("ffn_gate_exps", (s.experts, s.ffn), s.hidden, into), ("ffn_up_exps", (s.experts, s.ffn), s.hidden, into),
+            ("ffn_down_exps", (s.experts, s.hidden), s.ffn, back))
+
+
 def tensor_list(s, kind, embedding_kind):
     """(name, type, rows, columns, standard deviation); columns 0: a norm of `rows` ones."""
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
@@ -142,14 +155,15 @@ def tensor_list(s, kind, embedding_kind):
         ("attn_q", q, s.hidden, into), ("attn_k", kv, s.hidden, into), ("attn_v", kv, s.hidden, into),
         ("attn_output", s.hidden, q, back))
     for i in range(s.layers):
-        for name, rows, columns, gain in (*attention, ("ffn_gate", s.ffn, s.hidden, into), ("ffn_up", s.ffn, s.hidden, into),
-                                          ("ffn_down", s.hidden, s.ffn, back)):
+        for name, rows, columns, gain in (*attention, *mlp(s)):
             yield f"blk.{i}.{name}.weight", kind, rows, columns, gain / math.sqrt(columns)
         for name in ("attn_norm", "ffn_norm"):
             yield f"blk.{i}.{name}.weight", T.F32, s.hidden, 0, 0.0
+        if s.experts:
+            yield f"blk.{i}.ffn_gate_inp.weight", T.F32, s.experts, s.hidden, 1 / math.sqrt(s.hidden)
         if is_latent(s):
             yield f"blk.{i}.attn_kv_a_norm.weight", T.F32, LATENT["rank"], 0, 0.0
-        for name in ("attn_q_norm", "attn_k_norm") if architecture(s) == "qwen3" else ():
+        for name in ("attn_q_norm", "attn_k_norm") if architecture(s).startswith("qwen3") else ():
             yield f"blk.{i}.{name}.weight", T.F32, s.head_dim, 0, 0.0
     yield "output_norm.weight", T.F32, s.hidden, 0, 0.0
     if not s.tied:
@@ -203,13 +217,14 @@ def main():
     parser.add_argument("--type", default="q8_0", choices=TYPES)
     parser.add_argument("--embedding-type", choices=TYPES, help="of the embedding and the head (default: as --type)")
     names = ("hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "vocab")
-    for name in names:
+    for name in (*names, "experts", "used_experts"):
         parser.add_argument("--" + name.replace("_", "-"), type=int, help="overrides the shape's value")
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokenizer-from", help="a GGUF to copy the tokenizer from")
     s = parser.parse_args()
-    for name, value in zip((*names, "rope_base", "tied"), SHAPES[s.shape]):
+    for name, value in zip((*names, "rope_base", "tied", "experts", "used_experts"),
+                           (*SHAPES[s.shape], *EXPERTS.get(s.shape, (0, 0)))):
         if getattr(s, name, None) is None:
             setattr(s, name, value)
     kind = TYPES[s.type]
@@ -222,6 +237,10 @@ def main():
     writer.add_block_count(s.layers)
     writer.add_feed_forward_length(s.ffn)
     writer.add_head_count(s.heads)
+    if s.experts:
+        writer.add_expert_count(s.experts)
+        writer.add_expert_used_count(s.used_experts)
+        writer.add_expert_feed_forward_length(s.ffn)
     if is_latent(s):
         add_latent_keys(writer, s)
     else:
