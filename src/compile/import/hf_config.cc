@@ -20,6 +20,7 @@ struct Usual {
   int64_t context;
   int64_t window;  // 0: none
   double eps = 1e-6;
+  double theta = 10000;
 };
 constexpr Usual kUsual[] = {
     {"llama", 0, 0, 2048, 0},
@@ -28,17 +29,18 @@ constexpr Usual kUsual[] = {
     {"qwen3", 32, 128, 32768, 4096},
     {"gemma", 16, 256, 8192, 0},
     {"gemma2", 4, 256, 8192, 4096},
-    {"gemma3", 4, 256, 131072, 4096},
+    {"gemma3", 4, 256, 131072, 4096, 1e-6, 1000000},
     {"phi3", 0, 0, 4096, 0, 1e-5},
     {"phi2", 0, 0, 2048, 0, 1e-5},
     {"gpt2", 0, 0, 1024, 0, 1e-5},
     {"opt", 0, 0, 2048, 0, 1e-5},
     {"starcoder2", 2, 0, 4096, 0, 1e-5},
-    {"olmo2", 0, 0, 2048, 0, 1e-5},
+    {"olmo2", 0, 0, 2048, 4096, 1e-5},
     {"exaone", 0, 0, 2048, 0, 1e-5},
     {"exaone4", 32, 0, 2048, 4096, 1e-5},
     {"granite", 0, 0, 2048, 0},
-    {"smollm3", 4, 0, 32768, 0},
+    {"granitemoe", 0, 0, 2048, 0},
+    {"smollm3", 4, 0, 32768, 0, 1e-6, 2000000},
     {"internlm2", 0, 0, 2048, 0},
     {"command-r", 0, 0, 8192, 0, 1e-5},
     {"cohere2", 0, 0, 8192, 4096, 1e-5},
@@ -49,11 +51,23 @@ constexpr Usual kUsual[] = {
     {"olmoe", 0, 0, 4096, 0, 1e-5},
     {"glm4moe", 8, 0, 131072, 0, 1e-5},
     {"deepseek2", 0, 0, 4096, 0},
-    {"gpt-oss", 8, 64, 131072, 128, 1e-5},
+    {"gpt-oss", 8, 64, 131072, 128, 1e-5, 150000},
     {"mamba2", 0, 0, 0, 0, 1e-5},
     {"qwen3next", 2, 256, 32768, 0},
-    {"llama4", 8, 128, 131072, 8192, 1e-5},
-    {"gemma3n", 2, 256, 32768, 512},
+    {"llama4", 8, 128, 131072, 8192, 1e-5, 500000},
+    {"gemma3n", 2, 256, 32768, 512, 1e-6, 1000000},
+    {"qwen2vl", 8, 0, 32768, 4096, 1e-5, 1000000},
+    {"qwen3vl", 32, 128, 128000, 0, 1e-6, 500000},
+    {"qwen35", 4, 256, 32768, 0},
+    {"qwen35moe", 2, 256, 32768, 0},
+    {"glm", 2, 128, 131072, 0, 0.00000015625},
+    {"ernie4_5", 2, 128, 131072, 0, 1e-5, 500000},
+    {"ernie4_5-moe", 4, 0, 131072, 0, 1e-5, 500000},
+    {"seed_oss", 8, 128, 524288, 0},
+    {"stablelm", 32, 0, 4096, 0, 1e-5},
+    {"gptneox", 0, 0, 2048, 0, 1e-5},
+    {"dots1", 32, 0, 2048, 4096},
+    {"minimax-m2", 8, 128, 196608, 0, 1e-6, 5000000},
 };
 const Usual& usual_of(const ModelConfig& c) {
   for (const Usual& u : kUsual)
@@ -83,7 +97,7 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
   std::string type = p.text({"rope_type", "type"}, "default");
   bool phi3 = top.text({"model_type"}, "") == "phi3";
   if (phi3 && type == "yarn") type = "longrope";  // the name in its first configurations
-  if (type == "default") return r;
+  if (type == "default" || type == "mrope") return r;  // of texts all its sections are equal
   // A length next to the scaling overrides the one in it.
   r.original_context = top.integer({"original_max_position_embeddings"},
                                    p.integer({"original_max_position_embeddings"}, context));
@@ -127,43 +141,58 @@ RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t d
   return r;
 }
 
+// The share of a head's dimensions that are rotated.
+double rotated_share(const Fields& f, const Fields& p, const ModelConfig& c) {
+  bool quarter = c.architecture == "stablelm" || c.architecture == "gptneox" || c.recurrent.delta;
+  bool half = c.architecture == "phi2" || c.architecture.starts_with("glm");
+  bool others = c.architecture == "phi3" || c.architecture == "starcoder2" ||
+                c.architecture == "minimax-m2";
+  double usual = half ? 0.5 : quarter ? 0.25 : 1.0;
+  if (const char* key = "rotary_dim"; c.architecture == "minimax-m2" && f.find({key}))
+    usual = f.number({key}, 0) / static_cast<double>(c.head_dim);
+  double share = p.number({"partial_rotary_factor"},
+                          f.number({"partial_rotary_factor", "rotary_pct"}, usual));
+  if (!(share > 0 && share <= 1)) f.wrong("partial_rotary_factor", "between 0 and 1");
+  if (share != 1 && !half && !quarter && !others)
+    fail(ErrorCode::kUnsupported, "{}: partial_rotary_factor {} in a {} model is not supported",
+         f.where(), share, c.architecture);
+  return share;
+}
+
 void read_rope(const Fields& f, ModelConfig& c) {
-  double theta = f.number({"rope_theta"}, c.architecture.starts_with("gemma3") ? 1000000.0
-                                          : c.architecture == "gpt-oss"        ? 150000.0
-                                          : c.architecture == "smollm3"        ? 2000000.0
-                                          : c.architecture == "llama4"         ? 500000.0
-                                                                               : 10000.0);
+  bool olmo3 = f.text({"model_type"}, "") == "olmo3";
+  double theta = f.number({"rope_theta", "rotary_emb_base"}, olmo3 ? 500000 : usual_of(c).theta);
   const Value* params = f.find({"rope_scaling", "rope_parameters"});
   const Value none = Value::object();
   if (params && !params->is_object()) f.wrong("rope_scaling", "an object");
   Fields p(params ? *params : none, f.where());
-  if (p.number({"llama_4_scaling_beta"}, 0) != 0)
-    fail(ErrorCode::kUnsupported,
-         "{}: attention scaled by position (llama_4_scaling_beta) is not supported yet", f.where());
-  bool half = c.architecture == "phi2" || c.architecture.starts_with("glm4");
-  double usual = half                ? 0.5
-                 : c.recurrent.delta ? 0.25
-                                     : 1.0,
-         partial = p.number({"partial_rotary_factor"}, f.number({"partial_rotary_factor"}, usual));
-  if (!(partial > 0 && partial <= 1)) f.wrong("partial_rotary_factor", "between 0 and 1");
-  bool may_be_partial = c.architecture == "phi3" || c.architecture == "phi2" ||
-                        c.architecture.starts_with("glm4") || c.architecture == "starcoder2" ||
-                        c.recurrent.delta;
-  if (partial != 1 && !may_be_partial)
-    fail(ErrorCode::kUnsupported, "{}: partial_rotary_factor {} in a {} model is not supported",
-         f.where(), partial, c.architecture);
-  auto dims = static_cast<int64_t>(static_cast<double>(c.head_dim) * partial);
+  if (double beta = p.number({"llama_4_scaling_beta"}, 0); beta != 0) {
+    if (c.architecture != "mistral")
+      fail(ErrorCode::kUnsupported,
+           "{}: attention scaled by position (llama_4_scaling_beta) is supported in Ministral 3 "
+           "only",
+           f.where());
+    c.temperature_scale = beta;
+    c.temperature_length = p.required({"original_max_position_embeddings"});
+    c.temperature_everywhere = true;
+  }
+  auto dims = static_cast<int64_t>(static_cast<double>(c.head_dim) * rotated_share(f, p, c));
   if (c.latent.rank > 0) dims = c.latent.rope;
   const Value* full = p.find({"full_attention"});
   const Value* sliding = p.find({"sliding_attention"});
   if (full || sliding) {  // one description per kind of layer
     c.rope = rope_from(Fields(full ? *full : none, f.where()), f, theta, dims, c.context);
+    double local = olmo3 ? theta : 10000.0;
     c.rope_local =
-        rope_from(Fields(sliding ? *sliding : none, f.where()), f, 10000.0, dims, c.context);
+        rope_from(Fields(sliding ? *sliding : none, f.where()), f, local, dims, c.context);
     if (c.rope_local == c.rope) c.rope_local = {};
     return;
   }
   c.rope = rope_from(p, f, theta, dims, c.context);
+  if (olmo3 && c.rope.scaling != RopeConfig::Scaling::kNone) {  // layers with a window have none
+    c.rope_local.dims = dims;
+    c.rope_local.theta = c.rope.theta;
+  }
   if (c.latent.rank > 0) scale_latent(c);
   if (c.architecture.starts_with("gemma3")) {
     c.rope_local.dims = dims;
@@ -191,6 +220,7 @@ void read_window(const Fields& f, ModelConfig& c) {
   // Mixtral's and StarCoder2's windows are off unless given.
   bool has_windows = usual.window > 0 || c.architecture == "phi3" || c.architecture == "mixtral" ||
                      c.architecture == "starcoder2";
+  if (f.text({"model_type"}, "") == "olmo2") has_windows = false;  // OLMo 3 has them
   if (!has_windows || f.is_null("sliding_window") ||
       (qwen && !f.boolean("use_sliding_window", false)))
     return;
@@ -204,13 +234,15 @@ void read_window(const Fields& f, ModelConfig& c) {
   } else {
     // Every n-th layer has full attention; Qwen slides from a given layer on; the others always
     // slide.
-    bool fourth = c.architecture == "cohere2" || c.architecture == "exaone4";
+    bool fourth = c.architecture == "cohere2" || c.architecture == "exaone4" ||
+                  c.architecture == "olmo2";
     int64_t period =
         gemma3 || fourth
             ? f.integer({"sliding_window_pattern", "_sliding_window_pattern"}, gemma3 ? 6 : 4)
         : c.architecture == "gemma2" || c.architecture == "gpt-oss" ? 2
                                                                     : 0;
-    int64_t first = qwen ? f.integer({"max_window_layers"}, 28) : 0;
+    bool dots = c.architecture == "dots1";
+    int64_t first = qwen || dots ? f.integer({"max_window_layers"}, dots ? 62 : 28) : 0;
     if (period < 0 || (period == 0 && (gemma3 || fourth)))
       f.wrong("sliding_window_pattern", "a positive number");
     for (int64_t i = 0; i < c.layers; ++i)
@@ -338,8 +370,11 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
     }
     return;
   }
-  c.ffn = family.conv1d ? f.integer({"n_inner"}, 4 * c.hidden)
-                        : f.required({"intermediate_size", "ffn_dim"});
+  if (family.experts && !ffn && f.find({"moe_intermediate_size"}))  // no layer is without experts
+    c.ffn = f.integer({"moe_intermediate_size"}, 0);
+  else
+    c.ffn = family.conv1d ? f.integer({"n_inner"}, 4 * c.hidden)
+                          : f.required({"intermediate_size", "ffn_dim"});
 }
 
 // Mamba-2 has no limit of positions; llama.cpp's converter writes this context too.

@@ -135,6 +135,55 @@ constexpr HfName kMamba2Names[] = {
     {"ssm_d", "mixer.D"},           {"ssm_norm", "mixer.norm"},   {"ssm_out", "mixer.out_proj"},
 };
 
+constexpr HfName kGraniteMoeNames[] = {
+    {"ffn_gate_inp", "block_sparse_moe.router.layer"},
+    {"ffn_gate_exps", "block_sparse_moe.input_linear"},
+    {"ffn_up_exps", "block_sparse_moe.input_linear"},
+    {"ffn_down_exps", "block_sparse_moe.output_linear"},
+    {"ffn_gate_shexp", "shared_mlp.input_linear"},
+    {"ffn_up_shexp", "shared_mlp.input_linear"},
+    {"ffn_down_shexp", "shared_mlp.output_linear"},
+};
+
+constexpr HfName kGptNeoXNames[] = {
+    {"attn_q", "attention.query_key_value"},
+    {"attn_k", "attention.query_key_value"},
+    {"attn_v", "attention.query_key_value"},
+    {"attn_output", "attention.dense"},
+    {"ffn_up", "mlp.dense_h_to_4h"},
+    {"ffn_down", "mlp.dense_4h_to_h"},
+    {"token_embd", "embed_in"},
+    {"output_norm", "final_layer_norm"},
+};
+
+constexpr HfName kErnieMoeNames[] = {{"exp_probs_b", "mlp.moe_statics.e_score_correction_bias"}};
+constexpr HfName kMiniMaxNames[] = {
+    {"ffn_gate_inp", "block_sparse_moe.gate"},
+    {"ffn_gate_exps", "block_sparse_moe.experts.{}.w1"},
+    {"ffn_up_exps", "block_sparse_moe.experts.{}.w3"},
+    {"ffn_down_exps", "block_sparse_moe.experts.{}.w2"},
+    {"exp_probs_b", "block_sparse_moe.e_score_correction_bias"},
+};
+
+constexpr HfName kQwen35Names[] = {
+    {"attn_gate", "self_attn.q_proj"},
+    {"ssm_q", "linear_attn.in_proj_qkv"},
+    {"ssm_k", "linear_attn.in_proj_qkv"},
+    {"ssm_v", "linear_attn.in_proj_qkv"},
+    {"ssm_gate", "linear_attn.in_proj_z"},
+    {"ssm_rate", "linear_attn.in_proj_b"},
+    {"ssm_step", "linear_attn.in_proj_a"},
+    {"ssm_conv1d", "linear_attn.conv1d"},
+    {"ssm_dt", "linear_attn.dt_bias"},
+    {"ssm_a", "linear_attn.A_log"},
+    {"ssm_norm", "linear_attn.norm"},
+    {"ssm_out", "linear_attn.out_proj"},
+    {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
+    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
+    {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
+    {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
+};
+
 constexpr HfName kQwen3NextNames[] = {
     {"attn_gate", "self_attn.q_proj"},
     {"ssm_q", "linear_attn.in_proj_qkvz"},
@@ -196,7 +245,10 @@ constexpr OwnNames kOwnNames[] = {
     {"qwen2moe", kQwen2MoeNames},   {"deepseek2", kLatentNames},
     {"gpt-oss", kGptOssNames},      {"mamba2", kMamba2Names},
     {"qwen3next", kQwen3NextNames}, {"llama4", kLlama4Names},
-    {"gemma3n", kGemma3nNames},
+    {"gemma3n", kGemma3nNames},     {"granitemoe", kGraniteMoeNames},
+    {"gptneox", kGptNeoXNames},     {"ernie4_5-moe", kErnieMoeNames},
+    {"minimax-m2", kMiniMaxNames},  {"qwen35", kQwen35Names},
+    {"qwen35moe", kQwen35Names},
 };
 
 std::string_view lookup(std::span<const HfName> table, std::string_view stem) {
@@ -229,7 +281,8 @@ bool is_fused_part(const Family& family, std::string_view stem) {
   return family.fused_mlp && (stem == "ffn_gate" || stem == "ffn_up");
 }
 
-// InternLM 2 stores, for each key/value head, its query heads, then the key, then the value.
+// InternLM 2 and GPT-NeoX store, for each key/value head, its query heads, then the key, then the
+// value.
 RecipeStep grouped_rows(const ModelConfig& c, std::string_view stem) {
   int64_t queries = c.heads / c.kv_heads, first = stem == "attn_q"   ? 0
                                                   : stem == "attn_k" ? queries
@@ -243,8 +296,10 @@ RecipeStep grouped_rows(const ModelConfig& c, std::string_view stem) {
 // Masks and frequencies that old checkpoints saved as tensors; they are derived from the
 // configuration.
 bool is_buffer(std::string_view name) {
-  return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
-         name.ends_with(".attn.masked_bias");
+  for (const char* end : {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias",
+                          ".attention.bias", ".attention.masked_bias"})
+    if (name.ends_with(end)) return true;
+  return false;
 }
 
 // Slicing a tensor with too many rows would succeed with wrong results.
@@ -261,10 +316,17 @@ bool is_norm(std::string_view stem) { return stem.ends_with("_norm"); }
 
 }  // namespace
 
+bool is_stacked(const Family& family, const WeightSlot& slot) {
+  return (family.architecture == "gpt-oss" || family.architecture == "llama4" ||
+          family.architecture == "granitemoe") &&
+         slot.stem.ends_with("_exps");
+}
+
 std::string hf_prefix(const WeightSource& weights, const Family& family, std::string_view where) {
   WeightSlot first{0, family.pre_norms ? "attn_norm" : "post_attention_norm", "weight", {}};
   for (const char* prefix : {"model.", "", "transformer.", "language_model.model.",
-                             "model.language_model.", "model.decoder.", "decoder.", "backbone."})
+                             "model.language_model.", "model.decoder.", "decoder.", "backbone.",
+                             "gpt_neox."})
     if (weights.find(hf_tensor_name(family, prefix, first))) return prefix;
   fail(ErrorCode::kCorrupt, "{}: tensor {} is missing", where,
        hf_tensor_name(family, "model.", first));
@@ -274,6 +336,7 @@ std::string hf_tensor_name(const Family& family, const std::string& prefix,
                            const WeightSlot& slot) {
   if (slot.stem == "output") {
     if (family.architecture == "internlm2") return "output." + slot.suffix;
+    if (family.architecture == "gptneox") return "embed_out." + slot.suffix;
     // The head is stored next to the model, not inside it.
     bool nested = prefix == "language_model.model.";
     return fmt::format("{}lm_head.{}", nested ? "language_model." : "", slot.suffix);
@@ -304,17 +367,29 @@ std::vector<std::string> sources_of(const Family& family, const std::string& pre
   return out;
 }
 
+// Qwen3.5 has matrices of their own for gates, rates and steps, and all queries before all keys.
+std::vector<RecipeStep> separate_steps(const ModelConfig& config, const WeightSlot& slot) {
+  int64_t keys = config.recurrent.groups * config.recurrent.state, inner = config.recurrent.inner();
+  if (slot.stem == "ssm_q") return {slice_rows(0, keys)};
+  if (slot.stem == "ssm_k") return {slice_rows(keys, 2 * keys)};
+  if (slot.stem == "ssm_v") return {slice_rows(2 * keys, 2 * keys + inner)};
+  bool whole = slot.stem == "ssm_gate" || slot.stem == "ssm_rate" || slot.stem == "ssm_step";
+  return whole ? std::vector<RecipeStep>{} : recurrent_part(config, slot).steps;
+}
+
 std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& family,
                                  std::string_view where, const ModelConfig& config,
                                  const WeightSlot& slot, const std::string& source) {
-  if (slot.stem.starts_with("ssm_")) return recurrent_part(config, slot).steps;
+  bool separate = family.architecture.starts_with("qwen35");
+  if (slot.stem.starts_with("ssm_"))
+    return separate ? separate_steps(config, slot) : recurrent_part(config, slot).steps;
   std::vector<RecipeStep> steps;
   if (family.conv1d && slot.dims.size() == 2 && slot.layer >= 0) steps.push_back(transpose());
   if (is_fused_part(family, slot.stem)) {
     FusedRows rows = fused_rows(config, slot.stem);
     check_fused_size(weights, where, source, rows.total, !steps.empty());
-    steps.push_back(family.architecture == "internlm2" ? grouped_rows(config, slot.stem)
-                                                       : slice_rows(rows.begin, rows.end));
+    bool grouped = family.architecture == "internlm2" || family.architecture == "gptneox";
+    steps.push_back(grouped ? grouped_rows(config, slot.stem) : slice_rows(rows.begin, rows.end));
   }
   if (family.interleaved && (slot.stem == "attn_q" || slot.stem == "attn_k"))
     steps.push_back(permute_rows(slot.stem == "attn_q" ? config.heads : config.kv_heads,
@@ -328,21 +403,23 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
   // Positions 0 and 1 of OPT's table belong to padding.
   if (family.architecture == "opt" && slot.stem == "position_embd")
     steps.push_back(slice_rows(2, 2 + config.context));
-  if (slot.dims.size() == 3) steps.push_back(reshape(slot.dims));
+  if (family.architecture == "granitemoe" && slot.stem == "ffn_gate_shexp")
+    steps.push_back(slice_rows(0, config.experts.shared_ffn));
+  if (family.architecture == "granitemoe" && slot.stem == "ffn_up_shexp")
+    steps.push_back(slice_rows(config.experts.shared_ffn, 2 * config.experts.shared_ffn));
+  if (slot.dims.size() == 3 || slot.stem == "exp_probs_b") steps.push_back(reshape(slot.dims));
   return steps;
 }
 
-bool is_stacked(const Family& family, const WeightSlot& slot) {
-  return (family.architecture == "gpt-oss" || family.architecture == "llama4") &&
-         slot.stem.ends_with("_exps");
-}
-
-// gpt-oss and Llama 4 store the matrices of all experts in one tensor, [in, out] or as MXFP4 blocks
-// of [out, in], gpt-oss with gate and up in turn, Llama 4 with all of an expert's gate first.
+// The matrices of all experts in one tensor: gpt-oss and Llama 4 as [in, out] or as MXFP4 blocks of
+// [out, in], the others as [out, in]; gpt-oss with gate and up in turn, the others with all of an
+// expert's gate first.
 std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelConfig& config,
                                       const WeightSlot& slot, std::string& source) {
   bool bias = slot.suffix == "bias", down = slot.stem == "ffn_down_exps";
-  source = source.substr(0, source.size() - slot.suffix.size() - 1);  // without ".weight"
+  bool transposed = config.architecture == "gpt-oss" || config.architecture == "llama4";
+  if (config.architecture != "granitemoe")
+    source = source.substr(0, source.size() - slot.suffix.size() - 1);  // without ".weight"
   std::vector<RecipeStep> steps;
   if (bias) {
     source += "_bias";
@@ -350,17 +427,29 @@ std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelCo
     steps.push_back(
         {.kind = RecipeStep::Kind::kJoinMxfp4, .dims = {}, .tensor = source + "_scales"});
     source += "_blocks";
-  } else {
+  } else if (transposed) {
     steps.push_back(transpose());
   }
   if (down) return steps;
   int64_t rows = 2 * config.experts.count * config.experts.ffn;
   steps.push_back(reshape(bias ? std::vector{rows} : std::vector{rows, config.hidden}));
-  int64_t each = config.architecture == "llama4" ? config.experts.ffn : 1;
+  int64_t each = config.architecture == "gpt-oss" ? 1 : config.experts.ffn;
   int64_t first = slot.stem == "ffn_gate_exps" ? 0 : each;
   steps.push_back(slice_rows_of_each(first, first + each, 2 * each));
   steps.push_back(reshape(slot.dims));
   return steps;
+}
+
+// Qwen3.5 is published with one tensor for all experts and saved by transformers with one for each.
+// Then `sources` becomes the former, with a suffix that the tensor does not have.
+bool published_stacked(const WeightSource& weights, const Family& family, const std::string& prefix,
+                       const WeightSlot& slot, std::vector<std::string>& sources) {
+  if (family.architecture != "qwen35moe" || !slot.stem.ends_with("_exps")) return false;
+  std::string name = fmt::format("{}layers.{}.mlp.experts.{}", prefix, slot.layer,
+                                 slot.stem == "ffn_down_exps" ? "down_proj" : "gate_up_proj");
+  if (!weights.find(name)) return false;
+  sources = {name + "." + slot.suffix};
+  return true;
 }
 
 // A weight of quantised modules: their matrices take the place of the tensors, [out, in] in all
@@ -444,8 +533,8 @@ void map_hf_weights(const WeightSource& weights, const QuantizedWeights& quantiz
     std::vector<RecipeStep> steps = latent.stem.empty()
                                         ? steps_of(weights, family, where, config, slot, sources[0])
                                         : std::move(latent.steps);
-    if (is_stacked(family, slot)) {
-      sources[0] = hf_tensor_name(family, prefix, slot);
+    if (is_stacked(family, slot) || published_stacked(weights, family, prefix, slot, sources)) {
+      sources.resize(1);
       steps = stacked_steps(weights, config, slot, sources[0]);
       if (!steps.empty()) used.insert(steps[0].tensor);
     }

@@ -5,6 +5,9 @@
 
 namespace tokamak {
 
+// Whether one tensor holds the matrices of all experts.
+bool is_stacked(const Family& family, const WeightSlot& slot);
+
 // The prefix of "layers.0." (or "h.0.") in this file, e.g. "model." or "model.language_model.".
 // Fails if no layer is found.
 std::string hf_prefix(const WeightSource& weights, const Family& family, std::string_view where);
