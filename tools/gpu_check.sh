@@ -107,7 +107,7 @@ if [ "$what" = backend ]; then
     timeout 200 "$build/tests/cuda_backend/cuda_${name}_test" --gtest_brief=1 || status=1
   done
   step families
-  timeout 200 "$build/tests/cuda_backend/family_table" || status=1
+  timeout 300 "$build/tests/cuda_backend/family_table" || status=1
   step speed
   timeout 200 "$build/tests/ops/op_tests" --backend cuda --perf || status=1
   step "done, status $status"

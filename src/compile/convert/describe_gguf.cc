@@ -202,9 +202,9 @@ std::string_view gguf_encoder(std::string_view architecture) {
 void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   bool llama = c.architecture == "mistral" || c.architecture == "mixtral";
   std::string architecture = c.temperature_everywhere ? "mistral3"
-                             : llama                 ? "llama"
-                             : c.embedding.encoder ? std::string(gguf_encoder(c.architecture))
-                                                   : c.architecture;
+                             : llama                  ? "llama"
+                             : c.embedding.encoder    ? std::string(gguf_encoder(c.architecture))
+                                                      : c.architecture;
   out.set_string("general.architecture", architecture);
   out.set_string("general.type", "model");
   out.set_string("general.name", c.name);

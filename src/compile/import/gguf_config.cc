@@ -392,14 +392,26 @@ void map_weights(const GgufFile& file, const Family& family, ModelConfig& c) {
            tensor.name, c.architecture);
 }
 
+// Parts that some models of a family have: their tensors tell.
+void read_parts(const GgufFile& file, const Keys& keys, ModelConfig& c) {
+  c.tied_embeddings = file.find("output.weight") == nullptr;
+  c.qkv_bias = file.find("blk.0.attn_q.bias") || file.find("blk.0.attn_qkv.bias");
+  c.o_bias = file.find("blk.0.attn_output.bias") != nullptr;
+  c.output_bias = !c.tied_embeddings && file.find("output.bias") != nullptr;
+  if (c.architecture == "glm4moe") c.qk_norm = file.find("blk.0.attn_q_norm.weight") != nullptr;
+  c.mlp_bias = file.find("blk.0.ffn_up.bias") != nullptr;
+  if (c.architecture == "gptneox")
+    c.parallel = file.get_bool(keys.full("use_parallel_residual"), true);
+  if (c.architecture == "stablelm") c.parallel = !file.find("blk.0.ffn_norm.weight");
+}
+
 }  // namespace
 
 int64_t gguf_window_period(std::string_view architecture) {
   if (architecture == "gemma2" || architecture == "gpt-oss") return 2;
   for (const char* name : {"cohere2", "exaone4", "llama4", "olmo2"})
     if (architecture == name) return 4;
-  if (architecture == "gemma3n") return 5;
-  return architecture == "gemma3" ? 6 : 0;
+  return architecture == "gemma3n" ? 5 : architecture == "gemma3" ? 6 : 0;
 }
 
 WeightPlace gguf_place(const Family& family, const ModelConfig& c, const WeightSlot& slot) {
@@ -479,15 +491,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
   read_variants(keys, c);
   if (latent) scale_latent(c);
   read_experts(file, keys, family, c);
-  c.tied_embeddings = file.find("output.weight") == nullptr;
-  c.qkv_bias = file.find("blk.0.attn_q.bias") || file.find("blk.0.attn_qkv.bias");
-  c.o_bias = file.find("blk.0.attn_output.bias") != nullptr;
-  c.output_bias = !c.tied_embeddings && file.find("output.bias") != nullptr;
-  if (c.architecture == "glm4moe") c.qk_norm = file.find("blk.0.attn_q_norm.weight") != nullptr;
-  c.mlp_bias = file.find("blk.0.ffn_up.bias") != nullptr;
-  if (c.architecture == "gptneox")
-    c.parallel = file.get_bool(keys.full("use_parallel_residual"), true);
-  if (c.architecture == "stablelm") c.parallel = !file.find("blk.0.ffn_norm.weight");
+  read_parts(file, keys, c);
   check_config(c, file.name());
   map_weights(file, family, c);
   return c;

@@ -74,8 +74,7 @@ std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
   int64_t step = f.integer({key}, 1), last = f.integer({"moe_layer_end_index"}, -1);
   if (step <= 0) f.wrong(key, "positive");
   for (int64_t i = 0; i < c.layers; ++i)
-    layers[static_cast<size_t>(i)] =
-        i >= dense && (i + 1) % step == 0 && (last == -1 || i <= last);
+    layers[static_cast<size_t>(i)] = i >= dense && (i + 1) % step == 0 && (last == -1 || i <= last);
   const Value* kinds = f.find({"mlp_layer_types"});
   if (kinds && (!kinds->is_array() || std::ssize(kinds->as_array()) != c.layers))
     f.wrong("mlp_layer_types", "a list with one entry per layer");
