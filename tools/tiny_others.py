@@ -13,7 +13,7 @@ def models(config, drop, experts):
         "ernie4_5": config("Ernie4_5ForCausalLM", model_type="ernie4_5", head_dim=16, use_bias=False, tie_word_embeddings=True),
         "seed_oss": config("SeedOssForCausalLM", model_type="seed_oss", head_dim=16, attention_bias=True, attention_out_bias=False),
         "glm": config("GlmForCausalLM", model_type="glm", head_dim=16, partial_rotary_factor=0.5, attention_bias=True, pad_token_id=0),
-        "olmo3": config("Olmo3ForCausalLM", model_type="olmo3", num_hidden_layers=4, sliding_window=7, rope_scaling=YARN,
+        "olmo3": config("Olmo3ForCausalLM", model_type="olmo3", num_hidden_layers=4, rope_theta=500000.0, sliding_window=7, rope_scaling=YARN,
                         layer_types=["sliding_attention"] * 3 + ["full_attention"], pad_token_id=0),
         "ministral3": config("Ministral3ForCausalLM", model_type="ministral3", head_dim=16, sliding_window=None, rope_scaling={
             **YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}),
