@@ -182,7 +182,10 @@ class Flags(unittest.TestCase):
                 want += int(states.group(1)) * facts["state_bytes_per_sequence"] if states else 0
                 pages = 2 * 4096 * facts["layers"] if states else 0
                 got = re.search(r'tokamak_memory_bytes\{[^}]*"%s"[^}]*kind="kv"\} (\d+)' % re.escape(name), metrics)
-                self.assertTrue(want <= int(got.group(1)) <= want + pages, (name, got.group(1), want))
+                if facts["head_dim"] % 16:  # no published model: the cpu backend pads such keys
+                    pages = want
+                with self.subTest(name):
+                    self.assertTrue(want <= int(got.group(1)) <= want + pages, (got.group(1), want))
 
     def test_context_shift(self):
         common = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
