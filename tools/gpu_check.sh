@@ -5,7 +5,8 @@
 #   tools/gpu_check.sh build             only builds what `backend` runs
 #   tools/gpu_check.sh cuda [part ...]   tests and measures the CUDA kernels (tests/cuda/decode_bench.cc; part sanitize: compute-sanitizer)
 # The first three forms need g++ (C++20), cmake, ninja there, and .deps/amd64 from tools/fetch_amd64_deps.sh beside the sources; `backend`
-# also build/kernels from tools/build_kernels.sh and the folders of tools/tiny_models.py in build/tiny_models and build/tiny_families (--families) and the models of the test cuda_stream in build/stream_models. `cuda` needs g++ alone, fmt's headers (CPATH), and the kernels in build/kernels from tools/build_kernels.sh.
+# also build/kernels from tools/build_kernels.sh, and python3 there with numpy, safetensors and gguf to write the tests' models;
+# packages are looked for in build/python too (pip install --target build/python --no-deps gguf). `cuda` needs g++ alone, fmt's headers (CPATH), and the kernels in build/kernels from tools/build_kernels.sh.
 # Everything is done in build/gpu-check; what earlier calls built there is used again.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -74,6 +75,7 @@ step configure
 kernels_only=ON
 [ "$what" != kernels ] && kernels_only=OFF
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 -DTK_KERNELS_ONLY=$kernels_only \
+  -DTK_PYTHON="$([ "$what" = backend ] && command -v python3)" \
   -DCMAKE_PREFIX_PATH="$root/usr;$libs" -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu \
   -DBOOST_ROOT="$root/usr" >"$build/configure.log" 2>&1 || { tail -n 40 "$build/configure.log"; fail configure; }
 
@@ -88,8 +90,10 @@ tail -n 1 "$build/build.log"
 
 status=0
 if [ "$what" = backend ]; then
-  export TOKAMAK_TEST_GPU=1 TOKAMAK_SOURCE_DIR="$top" TOKAMAK_CUDA_KERNELS="$top/build/kernels" TOKAMAK_TINY_MODELS="$top/build/tiny_models" TOKAMAK_TINY_FAMILIES="$top/build/tiny_families" TOKAMAK_STREAM_MODELS="$top/build/stream_models"
-  [ -f "$TOKAMAK_STREAM_MODELS/llama_bf16.gguf" ] || fail "build/stream_models is missing: ctest -R cuda_model_ writes it to the build folder"
+  step "tests' models"
+  PYTHONPATH="$top/build/python" ctest --test-dir "$build" -R '^(tiny_models|tiny_families|cuda_model_.*)$' --output-on-failure >"$build/models.log" 2>&1 || { tail -n 20 "$build/models.log"; fail "tests' models"; }
+  export TOKAMAK_TEST_GPU=1 TOKAMAK_SOURCE_DIR="$top" TOKAMAK_CUDA_KERNELS="$top/build/kernels" TOKAMAK_TINY_MODELS="$build/tiny_models" TOKAMAK_TINY_FAMILIES="$build/tiny_families" \
+    TOKAMAK_STREAM_MODELS="$build/stream_models"
   step devices
   "$build/tokamak" inspect --devices || status=1
   step ops
@@ -107,7 +111,7 @@ if [ "$what" = backend ]; then
     timeout 200 "$build/tests/cuda_backend/cuda_${name}_test" --gtest_brief=1 || status=1
   done
   step families
-  timeout 200 "$build/tests/cuda_backend/family_table" || status=1
+  timeout 300 "$build/tests/cuda_backend/family_table" || status=1
   step speed
   timeout 200 "$build/tests/ops/op_tests" --backend cuda --perf || status=1
   step "done, status $status"

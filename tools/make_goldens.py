@@ -80,6 +80,13 @@ FAMILIES_SWITCHED = {
                {"no_rope_layers": [1, 1, 0, 0, 1]}, {"rope_scaling": None}],
     "gemma3n": [{"sliding_window": 7}, {"activation_sparsity_pattern": [0.6, 0.0, 0.6, 0.0, 0.0, 0.0]},
                 {"rope_local_base_freq": 100.0}, {"final_logit_softcapping": 30.0}, {"altup_active_idx": 1}],
+    "olmo3": [{"sliding_window": 9}, {"rope_scaling": None}], "glm": [{"partial_rotary_factor": 0.25}],
+    "ministral3": [{"rope_scaling": {**tiny_families.MODELS["ministral3"]["rope_scaling"], "llama_4_scaling_beta": 0.1}}],
+    "stablelm": [{"partial_rotary_factor": 0.5}], "gpt_neox": [{"rotary_pct": 0.5}, {"use_parallel_residual": False}],
+    "granitemoe": [{"num_experts_per_tok": 1}, {"logits_scaling": 1.0}, {"residual_multiplier": 1.0}],
+    "dots1": [{"norm_topk_prob": False}, {"topk_group": 2}], "ernie4_5_moe": [{"moe_k": 3}],
+    "minimax_m2": [{"rotary_dim": 16}, {"num_experts_per_tok": 3}], "qwen35": [{"partial_rotary_factor": 0.25}],
+    "qwen35moe": [{"num_experts_per_tok": 3}],
     "glm4moe": [{"norm_topk_prob": False}, {"routed_scaling_factor": 1.0}, {"topk_group": 1}, {"n_group": 1, "topk_group": 1},
                 {"partial_rotary_factor": 1.0}],
 }

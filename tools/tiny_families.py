@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 
 import tiny_gguf
+import tiny_others
 import tiny_quantized
 import tiny_variants
 from tiny_recurrent import delta_attention, mamba2
@@ -107,12 +108,13 @@ LLAMA4 = config("Llama4ForCausalLM", model_type="llama4_text", **tiny_variants.L
 MODELS["llama4"] = {**LLAMA4, "attention_chunk_size": 8, "floor_scale": 5, "attn_scale": 1.5}
 MODELS["llama4_long"] = {**LLAMA4, "interleave_moe_layer_step": 1}  # with the chunk of published models, which llama.cpp assumes
 MODELS["gemma3n"] = config("Gemma3nForCausalLM", model_type="gemma3n_text", hidden_act=DROP, **tiny_variants.GEMMA3N)
+MODELS.update(tiny_others.models(config, DROP, EXPERTS))
 BY_LLAMA = {"qwen3next_even", "mamba2_grouped", "exaone"}
 GGUF_ONLY = {"mamba2_grouped"}  # the folder means something else: see mamba2_groups
 # Families that transformers does not have: equal to another one with other names.
 REFERENCE = {"gpt_oss_mxfp4": {"quantization_config": None},  # with the decoded values
-             "internlm2": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}}
-NOT_AS_GGUF = {"opt", "qwen3moe_sparse", "mamba2_groups"}
+             "internlm2": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, **tiny_others.REFERENCE}
+NOT_AS_GGUF = {"opt", "qwen3moe_sparse", "mamba2_groups"} | tiny_others.NOT_AS_GGUF
 # Quantised checkpoints, wide enough for groups of 128; the reference has the decoded values.
 WIDE = {"hidden_size": 128, "intermediate_size": 256}
 for _name, (_base, _quantization, _) in tiny_quantized.QUANTIZED.items():
@@ -129,8 +131,9 @@ MXFP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -
 
 ARCHITECTURE = {"cohere": "command-r", "phi": "phi2", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe",
                 "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "qwen3_next": "qwen3next",
-                "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "llama4_text": "llama4", "gemma3n_text": "gemma3n"}
-INTERLEAVED_BY_CONVERTER = {"granite", "smollm3", "mixtral", "internlm2"}
+                "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "llama4_text": "llama4", "gemma3n_text": "gemma3n",
+                **tiny_others.ARCHITECTURE}
+INTERLEAVED_BY_CONVERTER = {"granite", "smollm3", "mixtral", "internlm2", "ministral3", "granitemoeshared"}
 
 
 class Tensors:
@@ -179,16 +182,17 @@ def attention(t, c, at, blk):
     hidden, head, heads, kv = sizes(c)
     kind = c["model_type"]
     all_biases = kind in ("starcoder2", "phi", "opt")
-    bias = 0.4 if all_biases or kind == "qwen2_moe" or c.get("attention_bias") else 0.0
-    for part, count in (("q", heads * 2 if kind == "qwen3_next" else heads), ("k", kv), ("v", kv)):
+    bias = 0.4 if all_biases or kind in ("qwen2_moe", "qwen2_vl", "stablelm") or c.get("attention_bias") else 0.0
+    for part, count in (("q", heads * 2 if "linear_num_key_heads" in c else heads), ("k", kv), ("v", kv)):
         t.matrix(f"{at}self_attn.{part}_proj", f"{blk}attn_{part}", count * head, hidden, 1.3, bias,
                  0 if part == "v" else count)
     out = {"phi": "dense", "opt": "out_proj"}.get(kind, "o_proj")
     t.matrix(f"{at}self_attn.{out}", f"{blk}attn_output", hidden, heads * head, 1.0, 0.2 if all_biases or kind == "gpt_oss" else 0.0)
     if kind == "gpt_oss":
         t.add(at + "self_attn.sinks", blk + "attn_sinks.weight", t.random(at + "sinks", (heads,), 1.0))
-    if kind in ("olmo2", "olmoe", "exaone4", "qwen3_moe", "qwen3_next") or (c.get("use_qk_norm") and kind != "llama4_text"):
-        wide = kind in ("olmo2", "olmoe")
+    wide = kind in ("olmo2", "olmo3", "olmoe", "minimax_m2")
+    narrow = kind in ("exaone4", "qwen3_moe", "dots1") or "linear_num_key_heads" in c
+    if wide or narrow or (c.get("use_qk_norm") and kind != "llama4_text"):
         t.norm(at + "self_attn.q_norm", blk + "attn_q_norm", heads * head if wide else head)
         t.norm(at + "self_attn.k_norm", blk + "attn_k_norm", kv * head if wide else head)
 
@@ -220,7 +224,7 @@ def mlp(t, c, at, blk, ffn):
         t.matrix(at + up, blk + "ffn_up", ffn, hidden, 1.3, 0.2)
         t.matrix(at + down, blk + "ffn_down", hidden, ffn, 2.0, 0.1)
         return
-    if c["model_type"] == "glm4":
+    if c["model_type"] in ("glm", "glm4"):
         t.matrix(at + "mlp.gate_up_proj", blk + "ffn_up", 2 * ffn, hidden)
     else:
         t.matrix(at + "mlp.gate_proj", blk + "ffn_gate", ffn, hidden)
@@ -265,7 +269,8 @@ def oss_experts(t, c, at, blk):
 
 
 def expert_count(c):
-    return c.get("num_local_experts") or c.get("num_experts") or c.get("n_routed_experts") or 0
+    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    return next((c[n] for n in names if n in c), 0)
 
 
 def expert_ffn(c):
@@ -273,14 +278,14 @@ def expert_ffn(c):
 
 
 def has_experts(c, layer):
-    if layer in c.get("mlp_only_layers", []) or layer < c.get("first_k_dense_replace", 0):
+    if layer in c.get("mlp_only_layers", []) or layer < c.get("first_k_dense_replace", c.get("moe_layer_start_index", 0)):
         return False
     return expert_count(c) > 0 and (layer + 1) % c.get("decoder_sparse_step", 1) == 0
 
 
 def experts(t, c, at, blk):
     hidden, count, ffn = c["hidden_size"], expert_count(c), expert_ffn(c)
-    if c["model_type"] == "mixtral":
+    if c["model_type"] in ("mixtral", "minimax_m2"):
         at, (gate, up, down) = at + "block_sparse_moe.", ("w1", "w3", "w2")
     else:
         at, (gate, up, down) = at + "mlp.", ("gate_proj", "up_proj", "down_proj")
@@ -288,12 +293,16 @@ def experts(t, c, at, blk):
     t.stack(at + "experts.{}." + gate, blk + "ffn_gate_exps", count, ffn, hidden)
     t.stack(at + "experts.{}." + up, blk + "ffn_up_exps", count, ffn, hidden)
     t.stack(at + "experts.{}." + down, blk + "ffn_down_exps", count, hidden, ffn, 2.0)
-    if c["model_type"] in ("glm4_moe", "deepseek_v3"):
-        t.add(at + "gate.e_score_correction_bias", blk + "exp_probs_b.bias", t.random(at + "bias", (count,), 0.2))
-    shared = c.get("shared_expert_intermediate_size") or c.get("n_shared_experts", 0) * ffn
+    correction = {"glm4_moe": "gate.", "deepseek_v3": "gate.", "dots1": "gate.", "minimax_m2": "", "ernie4_5_moe": "moe_statics."}
+    if c["model_type"] in correction:
+        bias = t.random(at + "bias", (count,), 0.2)
+        t.add(f"{at}{correction[c['model_type']]}e_score_correction_bias", blk + "exp_probs_b.bias", bias)
+        if c["model_type"] == "ernie4_5_moe":
+            t.hf[at + "moe_statics.e_score_correction_bias"] = bias[None]
+    shared = c.get("shared_expert_intermediate_size") or c.get("n_shared_experts", c.get("moe_num_shared_experts", 0)) * ffn
     if not shared:
         return
-    qwen = c["model_type"] in ("qwen2_moe", "qwen3_next")
+    qwen = "shared_expert_intermediate_size" in c
     name = "shared_expert" if qwen else "shared_experts"
     for part, rows, columns in (("gate", shared, hidden), ("up", shared, hidden), ("down", hidden, shared)):
         t.matrix(f"{at}{name}.{part}_proj", f"{blk}ffn_{part}_shexp", rows, columns)
@@ -305,6 +314,8 @@ def norms_of(c):
     """Norms of a layer: name in the folder, name in GGUF."""
     before = [("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm")]
     return {
+        "olmo3": [("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm")],
+        "seed_oss": [before[0], ("post_attention_layernorm", "post_attention_norm")],
         "olmo2": [("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm")],
         "exaone4": [("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm")],
         "cohere": before[:1], "cohere2": before[:1], "phi": before[:1],
@@ -318,20 +329,22 @@ def norms_of(c):
 def decoder(t, c):
     kind, hidden = c["model_type"], c["hidden_size"]
     root = "model.decoder." if kind == "opt" else "model."
-    norm_bias = kind in ("starcoder2", "phi", "opt")
-    embedding = t.random("token_embd", (VOCAB, hidden), 0.1 if kind == "granite" else 0.35)
+    norm_bias = kind in ("starcoder2", "phi", "opt", "stablelm")
+    embedding = t.random("token_embd", (VOCAB, hidden), 0.1 if kind.startswith("granite") else 0.35)
     t.add(root + "embed_tokens.weight", "token_embd.weight", embedding)
     if kind == "opt":
         t.add(root + "embed_positions.weight", "position_embd.weight",
               t.random("position_embd", (c["max_position_embeddings"] + 2, hidden), 0.35))
     for i in range(c["num_hidden_layers"]):
         at, blk = f"{root}layers.{i}.", f"blk.{i}."
-        linear = c["model_type"] == "qwen3_next" and c["layer_types"][i] == "linear_attention"
-        (delta_attention if linear else latent_attention if "kv_lora_rank" in c else attention)(t, c, at, blk)
+        linear = "linear_num_key_heads" in c and c["layer_types"][i] == "linear_attention"
+        delta = delta_attention if kind == "qwen3_next" else tiny_others.linear_attention
+        (delta if linear else latent_attention if "kv_lora_rank" in c else attention)(t, c, at, blk)
         if kind == "llama4_text":
             tiny_variants.llama4_mlp(t, c, at, blk, i)
         elif has_experts(c, i):
-            (oss_experts if kind == "gpt_oss" else experts)(t, c, at, blk)
+            own = {"gpt_oss": oss_experts, "granitemoeshared": tiny_others.granite_experts}
+            own.get(kind, experts)(t, c, at, blk)
         else:
             mlp(t, c, at, blk, c["ffn_dim"] if kind == "opt" else c["intermediate_size"])
         for hf, name in norms_of(c):
@@ -385,8 +398,12 @@ def internlm2(t, c):
 def tensors_of(name):
     t = Tensors(name, MODELS[name])
     own = {"exaone": exaone, "internlm2": internlm2, "mamba2": mamba2, "qwen3_next": qwen3next,
-           "gemma3n_text": tiny_variants.gemma3n}
+           "gemma3n_text": tiny_variants.gemma3n, "gpt_neox": tiny_others.gpt_neox}
     own.get(MODELS[name]["model_type"], decoder)(t, MODELS[name])
+    if name == "qwen35moe":
+        tiny_others.stack_experts(t, MODELS[name])
+    if name == "qwen2_vl":
+        t.reference = t.hf
     if name in tiny_quantized.QUANTIZED:
         t.types = tiny_quantized.quantize(t, name)
     if name == "gpt_oss_mxfp4":
@@ -418,7 +435,7 @@ def gguf_fields(c):
         fields.update({"attention.key_length": head, "attention.value_length": head})
     if c.get("sliding_window"):
         fields["attention.sliding_window"] = c["sliding_window"]
-    if "rope_scaling" in c and kind != "llama4_text":
+    if "rope_scaling" in c and kind not in ("llama4_text", "qwen2_vl"):
         scaling = c["rope_scaling"]
         fields.update({"rope.scaling.type": "yarn", "rope.scaling.factor": scaling["factor"],
                        "rope.scaling.original_context_length": scaling["original_max_position_embeddings"]})
@@ -428,7 +445,7 @@ def gguf_fields(c):
     if kind.startswith("cohere"):
         fields["logit_scale"] = c["logit_scale"]
     if expert_count(c):
-        fields.update({"expert_count": expert_count(c), "expert_used_count": c["num_experts_per_tok"]})
+        fields.update({"expert_count": expert_count(c), "expert_used_count": c.get("num_experts_per_tok") or c["moe_k"]})
         if "moe_intermediate_size" in c or kind == "gpt_oss":
             fields["expert_feed_forward_length"] = expert_ffn(c)
         if "shared_expert_intermediate_size" in c:
@@ -463,7 +480,7 @@ def write_gguf(path, c, tensors, vocabulary):
     w = gguf.GGUFWriter(path, architecture)
     w.add_type(gguf.GGUFType.MODEL)
     w.add_name("tiny model")
-    for key, value in {**gguf_fields(c), **tiny_variants.own_fields(c, tensors)}.items():
+    for key, value in {**gguf_fields(c), **tiny_variants.own_fields(c, tensors), **tiny_others.own_fields(c)}.items():
         add = {bool: w.add_bool, float: w.add_float32, str: w.add_string, list: w.add_array}.get(type(value), w.add_uint32)
         add(f"{architecture}.{key}", value)
     w.add_file_type(gguf.LlamaFileType.ALL_F32)

@@ -145,6 +145,17 @@ class Run(unittest.TestCase):
             out = run_json("run", FAMILIES / name, "hello world", "--max-tokens", "3", "--ignore-eos", "--json")
             self.assertEqual(len(out["ids"]), 3)
 
+    def test_modules_of_sentence_transformers_that_are_not_supported(self):
+        cases = (("1_Pooling/config.json", {"pooling_mode": "max"}, r'1_Pooling/config.json: pooling "max" is not supported'),
+                 ("modules.json", [{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}], r"type sentence_transformers.models.Dense is not"))
+        for file, value, message in cases:
+            with tempfile.TemporaryDirectory() as folder:
+                model = pathlib.Path(folder) / "bert"
+                shutil.copytree(TINY / "bert", model)
+                (model / file).write_text(json.dumps(value))
+                done = run("embed", model, "hello")
+                self.assertRegex(done.stderr, r"\Aerror: [^\n]*" + message + r"[^\n]*\n\Z")
+
     def test_inspect_says_what_a_file_is_and_what_would_help(self):
         import gguf
         with tempfile.TemporaryDirectory() as folder:

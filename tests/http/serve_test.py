@@ -16,6 +16,7 @@ import urllib.request
 
 BINARY = os.environ["TOKAMAK_BINARY"]
 TINY = pathlib.Path(os.environ["TOKAMAK_TINY_MODELS"])
+FAMILIES = pathlib.Path(os.environ["TOKAMAK_TINY_FAMILIES"])
 LLAMA = TINY / "llama.gguf"
 
 
@@ -164,6 +165,27 @@ class Flags(unittest.TestCase):
             status, _, body = s.post("/v1/completions", prompt="hello", max_tokens=60, ignore_eos=True)
             self.assertEqual((status, body["error"]["code"]), (400, "context_length_exceeded"))
             self.assertEqual(s.post("/v1/completions", prompt="hello", max_tokens=4)[0], 200)
+
+    def test_kv_memory_is_what_inspect_says(self):
+        """For a model of every family: bytes per token and per sequence from `inspect`, blocks and bytes from the server."""
+        models = [p.parent for folder in (TINY, FAMILIES) for p in sorted(folder.glob("*/config.json")) if not p.parent.suffix]
+        encoders = ("bert", "nomic")  # these have no KV
+        models = [m for m in models if not any(e in m.name for e in encoders) and m.name != "mamba2_grouped"]
+        with Serve(*models, "--kv-blocks", "256") as s:  # planes are whole pages, except those of states
+            metrics, sections = s.get("/metrics"), re.split(r"^memory of (.+):$", s.output, flags=re.M)
+            ledger = dict(zip(sections[1::2], sections[2::2]))
+            for model in models:
+                done = subprocess.run([BINARY, "inspect", model, "--json"], capture_output=True, text=True, timeout=60)
+                facts, name = json.loads(done.stdout), model.name
+                states = re.search(r"states of (\d+) sequences", ledger[name])
+                want = 256 * 16 * facts["kv_bytes_per_token"]
+                want += int(states.group(1)) * facts["state_bytes_per_sequence"] if states else 0
+                pages = 2 * 4096 * facts["layers"] if states else 0
+                got = re.search(r'tokamak_memory_bytes\{[^}]*"%s"[^}]*kind="kv"\} (\d+)' % re.escape(name), metrics)
+                if facts["head_dim"] % 16:  # no published model: the cpu backend pads such keys
+                    pages = want
+                with self.subTest(name):
+                    self.assertTrue(want <= int(got.group(1)) <= want + pages, (got.group(1), want))
 
     def test_context_shift(self):
         common = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}

@@ -3,7 +3,8 @@
 // golden.
 //   family_table [BACKEND ...]      default: ref cpu cuda
 // The folders of tools/tiny_models.py are in $TOKAMAK_TINY_MODELS and $TOKAMAK_TINY_FAMILIES. cuda
-// is a GPU with TOKAMAK_TEST_GPU, otherwise the emulator.
+// is a GPU with TOKAMAK_TEST_GPU, otherwise the emulator. With $TOKAMAK_TABLE_GOLDENS those goldens
+// alone, of models in $TOKAMAK_TINY_FAMILIES (tools/check_variants.py).
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -62,8 +63,11 @@ int print_table(const std::vector<std::string>& backends) {
   fmt::print("{}\n{}\n", head, line);
   std::map<std::string, std::string> refusals;
   int wrong = 0;
-  for (auto [goldens, variable] : {std::pair{TK_GOLDEN_DIR, "TOKAMAK_TINY_MODELS"},
-                                   {TK_FAMILIES_DIR, "TOKAMAK_TINY_FAMILIES"}}) {
+  std::vector<std::pair<const char*, const char*>> sources = {
+      {TK_GOLDEN_DIR, "TOKAMAK_TINY_MODELS"}, {TK_FAMILIES_DIR, "TOKAMAK_TINY_FAMILIES"}};
+  if (const char* own = std::getenv("TOKAMAK_TABLE_GOLDENS"))
+    sources = {{own, "TOKAMAK_TINY_FAMILIES"}};
+  for (auto [goldens, variable] : sources) {
     const char* models = std::getenv(variable);
     if (!models) fail(ErrorCode::kInvalidArgument, "{} is not set", variable);
     for (const std::string& name : golden_names(goldens)) {

@@ -129,9 +129,11 @@ void write_experts(const ModelConfig& c, KeyWriter& keys) {
     keys.integer("expert_group_used_count", e.used_groups);
   }
   auto first = std::find(e.layers.begin(), e.layers.end(), true);
-  if (c.architecture == "llama4")  // layers with experts are this far apart
-    keys.integer("interleave_moe_layer_step", first - e.layers.begin() + 1);
-  else
+  bool spaced = c.architecture == "llama4" || c.architecture == "ernie4_5-moe";
+  if (spaced)  // layers with experts are this far apart
+    keys.integer("interleave_moe_layer_step",
+                 c.architecture == "llama4" ? first - e.layers.begin() + 1 : 1);
+  if (c.architecture != "llama4")
     keys.integer("leading_dense_block_count", first - e.layers.begin());
 }
 
@@ -150,10 +152,6 @@ void write_recurrent(const ModelConfig& c, KeyWriter& keys) {
 void write_altup(const ModelConfig& c, KeyWriter& keys) {
   const AltUpConfig& a = c.altup;
   if (a.copies == 0) return;
-  if (a.vocab != c.vocab)
-    fail(ErrorCode::kUnsupported,
-         "GGUF has embeddings of layers for all {} tokens, the model for {} of them", c.vocab,
-         a.vocab);
   keys.integer("altup.num_inputs", a.copies);
   keys.integer("altup.active_idx", a.active);
   keys.integer("embedding_length_per_layer_input", a.width);
@@ -162,7 +160,7 @@ void write_altup(const ModelConfig& c, KeyWriter& keys) {
 }
 
 void write_scales(const ModelConfig& c, KeyWriter& keys) {
-  if (c.architecture == "granite") {
+  if (c.architecture.starts_with("granite")) {
     keys.number("embedding_scale", c.embedding_scale);
     keys.number("residual_scale", c.residual_scale);
     keys.number("attention.scale", c.attention_scale);
@@ -203,9 +201,10 @@ std::string_view gguf_encoder(std::string_view architecture) {
 
 void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   bool llama = c.architecture == "mistral" || c.architecture == "mixtral";
-  std::string architecture = llama                 ? "llama"
-                             : c.embedding.encoder ? std::string(gguf_encoder(c.architecture))
-                                                   : c.architecture;
+  std::string architecture = c.temperature_everywhere ? "mistral3"
+                             : llama                  ? "llama"
+                             : c.embedding.encoder    ? std::string(gguf_encoder(c.architecture))
+                                                      : c.architecture;
   out.set_string("general.architecture", architecture);
   out.set_string("general.type", "model");
   out.set_string("general.name", c.name);
@@ -229,6 +228,8 @@ void describe_gguf(const ModelConfig& c, GgufWriter& out) {
   write_experts(c, keys);
   write_altup(c, keys);
   write_scales(c, keys);
+  if (c.architecture == "gptneox" || c.architecture == "stablelm")
+    keys.boolean("use_parallel_residual", c.parallel);
   if (c.embedding.pooling == Pooling::kLast) keys.integer("pooling_type", 3);  // an embedder
 }
 
@@ -255,7 +256,9 @@ bool same_recurrent(RecurrentConfig a, RecurrentConfig b, int64_t layers) {
   return a == b;
 }
 
+// A GGUF file has embeddings of layers for all tokens (gguf_layout() fills them up).
 bool same_altup(AltUpConfig a, const AltUpConfig& b) {
+  a.vocab = b.vocab;
   for (size_t i = 0; i < a.sparsity.size() && i < b.sparsity.size(); ++i)
     if (std::fabs(a.sparsity[i] - b.sparsity[i]) < 1e-6) a.sparsity[i] = b.sparsity[i];
   return a == b;
@@ -295,7 +298,9 @@ std::string config_difference(const ModelConfig& a, const ModelConfig& b) {
                       near(a.logit_scale, b.logit_scale) && a.scale_by_layer == b.scale_by_layer},
       {"the scale of attention scores", near(scale(a), scale(b)) &&
                                             near(a.temperature_scale, b.temperature_scale) &&
-                                            a.temperature_length == b.temperature_length},
+                                            a.temperature_length == b.temperature_length &&
+                                            a.temperature_everywhere == b.temperature_everywhere},
+      {"the order of norms and parts", a.parallel == b.parallel && a.two_norms == b.two_norms},
       {"a soft-cap",
        near(a.attention_softcap, b.attention_softcap) && near(a.final_softcap, b.final_softcap)},
       {"the sliding window", a.sliding_window == b.sliding_window &&

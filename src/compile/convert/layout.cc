@@ -61,11 +61,13 @@ class Layout {
   std::map<std::string, size_t> index_;
 };
 
-// gpt-oss and Llama 4 have gate and up of all experts in one tensor.
+// gpt-oss, Llama 4 and Granite have gate and up of all experts in one tensor.
 std::vector<int64_t> stacked_dims(const ModelConfig& c, const WeightSlot& slot) {
   int64_t count = c.experts.count, ffn = c.experts.ffn;
   bool down = slot.stem == "ffn_down_exps";
   if (slot.suffix == "bias") return {count, down ? c.hidden : 2 * ffn};
+  if (c.architecture == "granitemoe")
+    return down ? std::vector{count, c.hidden, ffn} : std::vector{count, 2 * ffn, c.hidden};
   return down ? std::vector{count, ffn, c.hidden} : std::vector{count, c.hidden, 2 * ffn};
 }
 
@@ -170,6 +172,15 @@ std::vector<FileTensor> encoder_layout(const ModelConfig& c) {
   return layout.take();
 }
 
+// Gemma 3n has embeddings of layers for texts only: the ids of images and sounds take those of
+// token 0. GGUF has a row for each token.
+void add_layer_embeddings(const ModelConfig& c, const WeightSlot& slot, Layout& layout) {
+  std::vector<int64_t> dims = {c.vocab, slot.dims[1]};
+  layout.add(slot.name(), dims, {slot.name(), 0, {slice_rows(0, c.altup.vocab)}});
+  for (int64_t row = c.altup.vocab; row < c.vocab; ++row)
+    layout.add(slot.name(), dims, {slot.name(), 0, {slice_rows(row, row + 1)}});
+}
+
 }  // namespace
 
 std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
@@ -189,6 +200,10 @@ std::vector<FileTensor> gguf_layout(const ModelConfig& c) {
     std::erase_if(place.steps, [](const RecipeStep& s) { return s.kind == Kind::kCast; });
     std::vector<int64_t> dims = shape_before(place.steps, slot.dims);
     if (altup_part(slot.stem).index >= 0) dims = {c.altup.copies - 1, c.hidden, c.hidden};
+    if (slot.stem == "per_layer_token_embd" && c.altup.vocab < c.vocab) {
+      add_layer_embeddings(c, slot, layout);
+      continue;
+    }
     if (r.heads > 0 && !r.delta && (slot.stem == "ssm_a" || slot.stem == "ssm_d"))
       dims.push_back(1);
     if (r.heads > 0 && !r.delta && slot.stem == "ssm_norm") dims = {r.groups, dims[0] / r.groups};
@@ -222,8 +237,7 @@ std::vector<FileTensor> hf_layout(const ModelConfig& c) {
                    {slot.dims[1], slot.dims[2]}, {slot.name(), e * slot.dims[1], {}});
       continue;
     }
-    bool stacked =
-        (c.architecture == "gpt-oss" || c.architecture == "llama4") && slot.stem.ends_with("_exps");
+    bool stacked = is_stacked(family, slot);
     std::vector<int64_t> dims =
         stacked ? stacked_dims(c, slot) : shape_before(place.steps, slot.dims);
     if (slot.stem == "ssm_conv1d" && dims.size() == 2) dims.insert(dims.begin() + 1, 1);

@@ -251,6 +251,11 @@ void collect_peft(const std::string& where, const SafetensorsFile& file,
         take(".lora_magnitude_vector", &AdapterModule::magnitude) ||
         take(".lora_magnitude_vector.weight", &AdapterModule::magnitude))
       continue;
+    if (module.ends_with(".base_layer.weight"))  // PEFT adds it beside an adapted head or embedding
+      fail(ErrorCode::kUnsupported,
+           "{}: tensor {} is a layer of the base model; save the adapter with "
+           "save_embedding_layers=False",
+           where, name);
     fail(ErrorCode::kUnsupported,
          "{}: tensor {} is not a LoRA matrix of a linear layer, the only kind that is supported",
          where, name);

@@ -271,7 +271,7 @@ class SlotList {
     matrix("attn_output", c_.hidden, q, c_.o_bias);
     if (c_.attention_sinks) slots_.push_back({layer_, "attn_sinks", "weight", {c_.heads}});
     if (c_.post_norms) norm("post_attention_norm", c_.hidden);
-    if (c_.pre_norms && !c_.parallel) norm("ffn_norm", c_.hidden);
+    if (c_.pre_norms && (!c_.parallel || c_.two_norms)) norm("ffn_norm", c_.hidden);
   }
   void altup() {
     const AltUpConfig& a = c_.altup;

@@ -30,6 +30,7 @@ struct Family {
   bool wide_qk_norm = false;
   bool gemma = false;  // embedding scaled by sqrt(hidden); HF stores norm weights minus one
   bool parallel = false;
+  bool two_norms = false;
   bool pre_norms = true;
   bool post_norms = false;
   bool tied = false;    // default if config.json does not say

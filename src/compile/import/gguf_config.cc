@@ -61,8 +61,9 @@ const Family& family_of(const GgufFile& file, std::string& architecture) {
   if (experts > 0 && !family->experts)
     fail(ErrorCode::kUnsupported, "{}: {} with {} experts is not supported", file.name(),
          architecture, experts);
-  if (name != "llama4" && keys.number("attention.temperature_scale", 0) != 0)
-    fail(ErrorCode::kUnsupported, "{}: {} scales attention by position, which is not supported yet",
+  if (name != "llama4" && architecture != "mistral3" &&
+      keys.number("attention.temperature_scale", 0) != 0)
+    fail(ErrorCode::kUnsupported, "{}: {} scales attention by position, which is not supported",
          file.name(), architecture);
   return *family;
 }
@@ -178,7 +179,7 @@ void read_gemma(const GgufFile& file, const Keys& keys, ModelConfig& c) {
 
 // Scales of Granite and Cohere; layers that use no positions.
 void read_variants(const Keys& keys, ModelConfig& c) {
-  if (c.architecture == "granite") {
+  if (c.architecture.starts_with("granite")) {
     c.embedding_scale = keys.number("embedding_scale", 1);
     c.residual_scale = keys.number("residual_scale", 1);
     c.attention_scale = keys.number("attention.scale", 0);
@@ -193,6 +194,16 @@ void read_variants(const Keys& keys, ModelConfig& c) {
               c.sliding_window > 0)) {
     c.layer_rotates = c.layer_slides;
     c.layer_rotates.resize(static_cast<size_t>(c.layers));
+  }
+  if (c.architecture == "mistral" && keys.number("attention.temperature_scale", 0) != 0) {
+    c.temperature_scale = keys.number("attention.temperature_scale", 0);
+    c.temperature_length = c.rope.original_context;
+    c.temperature_everywhere = true;
+  }
+  if (c.architecture == "olmo2" && c.sliding_window > 0) {  // OLMo 3 scales full attention only
+    c.rope_local.dims = c.rope.dims;
+    c.rope_local.theta = keys.number("rope.freq_base_swa", c.rope.theta);
+    if (c.rope_local == c.rope) c.rope_local = {};
   }
   if (c.architecture == "llama4" && c.sliding_window > 0) {
     c.temperature_scale = keys.number("attention.temperature_scale", static_cast<double>(0.1F));
@@ -301,9 +312,11 @@ void read_gated_delta(const GgufFile& file, const Keys& keys, ModelConfig& c) {
                                       : listed[static_cast<size_t>(i)] != 0);
 }
 
-// The converters of GLM-4.5 and gpt-oss name the norm before the MLP by its place after attention.
+// The converters of GLM-4.5, gpt-oss and Seed-OSS name the norm before the MLP by its place after
+// attention.
 bool norm_by_place(const Family& family) {
-  return family.architecture == "glm4moe" || family.architecture == "gpt-oss";
+  return family.architecture == "glm4moe" || family.architecture == "gpt-oss" ||
+         family.architecture == "seed_oss";
 }
 
 // Where a slot's values are in the file: one tensor, a part of a fused one, or one per expert.
@@ -379,13 +392,26 @@ void map_weights(const GgufFile& file, const Family& family, ModelConfig& c) {
            tensor.name, c.architecture);
 }
 
+// Parts that some models of a family have: their tensors tell.
+void read_parts(const GgufFile& file, const Keys& keys, ModelConfig& c) {
+  c.tied_embeddings = file.find("output.weight") == nullptr;
+  c.qkv_bias = file.find("blk.0.attn_q.bias") || file.find("blk.0.attn_qkv.bias");
+  c.o_bias = file.find("blk.0.attn_output.bias") != nullptr;
+  c.output_bias = !c.tied_embeddings && file.find("output.bias") != nullptr;
+  if (c.architecture == "glm4moe") c.qk_norm = file.find("blk.0.attn_q_norm.weight") != nullptr;
+  c.mlp_bias = file.find("blk.0.ffn_up.bias") != nullptr;
+  if (c.architecture == "gptneox")
+    c.parallel = file.get_bool(keys.full("use_parallel_residual"), true);
+  if (c.architecture == "stablelm") c.parallel = !file.find("blk.0.ffn_norm.weight");
+}
+
 }  // namespace
 
 int64_t gguf_window_period(std::string_view architecture) {
   if (architecture == "gemma2" || architecture == "gpt-oss") return 2;
-  if (architecture == "cohere2" || architecture == "exaone4" || architecture == "llama4") return 4;
-  if (architecture == "gemma3n") return 5;
-  return architecture == "gemma3" ? 6 : 0;
+  for (const char* name : {"cohere2", "exaone4", "llama4", "olmo2"})
+    if (architecture == name) return 4;
+  return architecture == "gemma3n" ? 5 : architecture == "gemma3" ? 6 : 0;
 }
 
 WeightPlace gguf_place(const Family& family, const ModelConfig& c, const WeightSlot& slot) {
@@ -465,12 +491,7 @@ ModelConfig config_from_gguf(const GgufFile& file) {
   read_variants(keys, c);
   if (latent) scale_latent(c);
   read_experts(file, keys, family, c);
-  c.tied_embeddings = file.find("output.weight") == nullptr;
-  c.qkv_bias = file.find("blk.0.attn_q.bias") || file.find("blk.0.attn_qkv.bias");
-  c.o_bias = file.find("blk.0.attn_output.bias") != nullptr;
-  c.output_bias = !c.tied_embeddings && file.find("output.bias") != nullptr;
-  if (c.architecture == "glm4moe") c.qk_norm = file.find("blk.0.attn_q_norm.weight") != nullptr;
-  c.mlp_bias = file.find("blk.0.ffn_up.bias") != nullptr;
+  read_parts(file, keys, c);
   check_config(c, file.name());
   map_weights(file, family, c);
   return c;

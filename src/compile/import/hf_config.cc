@@ -20,6 +20,7 @@ struct Usual {
   int64_t context;
   int64_t window;  // 0: none
   double eps = 1e-6;
+  double theta = 10000;
 };
 constexpr Usual kUsual[] = {
     {"llama", 0, 0, 2048, 0},
@@ -28,17 +29,18 @@ constexpr Usual kUsual[] = {
     {"qwen3", 32, 128, 32768, 4096},
     {"gemma", 16, 256, 8192, 0},
     {"gemma2", 4, 256, 8192, 4096},
-    {"gemma3", 4, 256, 131072, 4096},
+    {"gemma3", 4, 256, 131072, 4096, 1e-6, 1000000},
     {"phi3", 0, 0, 4096, 0, 1e-5},
     {"phi2", 0, 0, 2048, 0, 1e-5},
     {"gpt2", 0, 0, 1024, 0, 1e-5},
     {"opt", 0, 0, 2048, 0, 1e-5},
     {"starcoder2", 2, 0, 4096, 0, 1e-5},
-    {"olmo2", 0, 0, 2048, 0, 1e-5},
+    {"olmo2", 0, 0, 2048, 4096, 1e-5},
     {"exaone", 0, 0, 2048, 0, 1e-5},
     {"exaone4", 32, 0, 2048, 4096, 1e-5},
     {"granite", 0, 0, 2048, 0},
-    {"smollm3", 4, 0, 32768, 0},
+    {"granitemoe", 0, 0, 2048, 0},
+    {"smollm3", 4, 0, 32768, 0, 1e-6, 2000000},
     {"internlm2", 0, 0, 2048, 0},
     {"command-r", 0, 0, 8192, 0, 1e-5},
     {"cohere2", 0, 0, 8192, 4096, 1e-5},
@@ -49,11 +51,23 @@ constexpr Usual kUsual[] = {
     {"olmoe", 0, 0, 4096, 0, 1e-5},
     {"glm4moe", 8, 0, 131072, 0, 1e-5},
     {"deepseek2", 0, 0, 4096, 0},
-    {"gpt-oss", 8, 64, 131072, 128, 1e-5},
+    {"gpt-oss", 8, 64, 131072, 128, 1e-5, 150000},
     {"mamba2", 0, 0, 0, 0, 1e-5},
     {"qwen3next", 2, 256, 32768, 0},
-    {"llama4", 8, 128, 131072, 8192, 1e-5},
-    {"gemma3n", 2, 256, 32768, 512},
+    {"llama4", 8, 128, 131072, 8192, 1e-5, 500000},
+    {"gemma3n", 2, 256, 32768, 512, 1e-6, 1000000},
+    {"qwen2vl", 8, 0, 32768, 4096, 1e-5, 1000000},
+    {"qwen3vl", 32, 128, 128000, 0, 1e-6, 500000},
+    {"qwen35", 4, 256, 32768, 0},
+    {"qwen35moe", 2, 256, 32768, 0},
+    {"glm", 2, 128, 131072, 0, 0.00000015625},
+    {"ernie4_5", 2, 128, 131072, 0, 1e-5, 500000},
+    {"ernie4_5-moe", 4, 0, 131072, 0, 1e-5, 500000},
+    {"seed_oss", 8, 128, 524288, 0},
+    {"stablelm", 32, 0, 4096, 0, 1e-5},
+    {"gptneox", 0, 0, 2048, 0, 1e-5},
+    {"dots1", 32, 0, 2048, 4096},
+    {"minimax-m2", 8, 128, 196608, 0, 1e-6, 5000000},
 };
 const Usual& usual_of(const ModelConfig& c) {
   for (const Usual& u : kUsual)
@@ -70,105 +84,6 @@ Activation activation_named(const Fields& f, const std::string& name) {
   if (name == "gelu" || name == "gelu_python") return Activation::kGeluErf;
   if (name == "relu") return Activation::kRelu;
   fail(ErrorCode::kUnsupported, "{}: activation {} is not supported", f.where(), name);
-}
-
-// One rotary description: `p` holds the scaling (rope_scaling or rope_parameters), `top` the rest
-// of config.json.
-RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t dims,
-                     int64_t context) {
-  using Scaling = RopeConfig::Scaling;
-  RopeConfig r;
-  r.dims = dims;
-  r.theta = p.number({"rope_theta"}, theta);
-  std::string type = p.text({"rope_type", "type"}, "default");
-  bool phi3 = top.text({"model_type"}, "") == "phi3";
-  if (phi3 && type == "yarn") type = "longrope";  // the name in its first configurations
-  if (type == "default") return r;
-  // A length next to the scaling overrides the one in it.
-  r.original_context = top.integer({"original_max_position_embeddings"},
-                                   p.integer({"original_max_position_embeddings"}, context));
-  bool has_length = top.find({"original_max_position_embeddings"}) ||
-                    p.find({"original_max_position_embeddings"});
-  if (!p.find({"factor"}) && (type == "linear" || type == "dynamic" || type == "llama3" ||
-                              (type == "yarn" && !has_length)))
-    fail(ErrorCode::kCorrupt, "{}: rope_scaling in config.json has no factor, which {} needs",
-         top.where(), type);
-  r.factor = p.number({"factor"}, 1.0);
-  r.attention_factor = p.number({"attention_factor"}, 0);
-  if (type == "linear") {
-    r.scaling = Scaling::kLinear;
-  } else if (type == "dynamic") {
-    r.scaling = Scaling::kDynamic;
-    r.original_context = context;
-  } else if (type == "llama3") {
-    r.scaling = Scaling::kLlama3;
-    r.low_freq_factor = p.number({"low_freq_factor"}, 1.0);
-    r.high_freq_factor = p.number({"high_freq_factor"}, 4.0);
-  } else if (type == "yarn") {
-    r.scaling = Scaling::kYarn;
-    if (double fast = p.number({"beta_fast"}, 0); fast != 0) r.beta_fast = fast;
-    if (double slow = p.number({"beta_slow"}, 0); slow != 0) r.beta_slow = slow;
-    r.mscale = p.number({"mscale"}, 0);
-    r.mscale_all_dim = p.number({"mscale_all_dim"}, 0);
-    r.yarn_truncate = p.boolean("truncate", true);
-  } else if (type == "longrope" || type == "su") {
-    r.scaling = Scaling::kLongRope;
-    r.short_factor = p.numbers("short_factor");
-    r.long_factor = p.numbers("long_factor");
-    if (r.short_factor.empty() || r.long_factor.empty())
-      fail(ErrorCode::kCorrupt, "{}: longrope needs short_factor and long_factor", top.where());
-  } else {
-    fail(ErrorCode::kUnsupported, "{}: rotary scaling {} is not supported", top.where(), type);
-  }
-  if (r.original_context <= 0) top.wrong("original_max_position_embeddings", "a positive number");
-  bool derived = type == "yarn" || r.scaling == Scaling::kLongRope;
-  if (derived && !p.find({"factor"}))
-    r.factor = static_cast<double>(context) / static_cast<double>(r.original_context);
-  return r;
-}
-
-void read_rope(const Fields& f, ModelConfig& c) {
-  double theta = f.number({"rope_theta"}, c.architecture.starts_with("gemma3") ? 1000000.0
-                                          : c.architecture == "gpt-oss"        ? 150000.0
-                                          : c.architecture == "smollm3"        ? 2000000.0
-                                          : c.architecture == "llama4"         ? 500000.0
-                                                                               : 10000.0);
-  const Value* params = f.find({"rope_scaling", "rope_parameters"});
-  const Value none = Value::object();
-  if (params && !params->is_object()) f.wrong("rope_scaling", "an object");
-  Fields p(params ? *params : none, f.where());
-  if (p.number({"llama_4_scaling_beta"}, 0) != 0)
-    fail(ErrorCode::kUnsupported,
-         "{}: attention scaled by position (llama_4_scaling_beta) is not supported yet", f.where());
-  bool half = c.architecture == "phi2" || c.architecture.starts_with("glm4");
-  double usual = half                ? 0.5
-                 : c.recurrent.delta ? 0.25
-                                     : 1.0,
-         partial = p.number({"partial_rotary_factor"}, f.number({"partial_rotary_factor"}, usual));
-  if (!(partial > 0 && partial <= 1)) f.wrong("partial_rotary_factor", "between 0 and 1");
-  bool may_be_partial = c.architecture == "phi3" || c.architecture == "phi2" ||
-                        c.architecture.starts_with("glm4") || c.architecture == "starcoder2" ||
-                        c.recurrent.delta;
-  if (partial != 1 && !may_be_partial)
-    fail(ErrorCode::kUnsupported, "{}: partial_rotary_factor {} in a {} model is not supported",
-         f.where(), partial, c.architecture);
-  auto dims = static_cast<int64_t>(static_cast<double>(c.head_dim) * partial);
-  if (c.latent.rank > 0) dims = c.latent.rope;
-  const Value* full = p.find({"full_attention"});
-  const Value* sliding = p.find({"sliding_attention"});
-  if (full || sliding) {  // one description per kind of layer
-    c.rope = rope_from(Fields(full ? *full : none, f.where()), f, theta, dims, c.context);
-    c.rope_local =
-        rope_from(Fields(sliding ? *sliding : none, f.where()), f, 10000.0, dims, c.context);
-    if (c.rope_local == c.rope) c.rope_local = {};
-    return;
-  }
-  c.rope = rope_from(p, f, theta, dims, c.context);
-  if (c.latent.rank > 0) scale_latent(c);
-  if (c.architecture.starts_with("gemma3")) {
-    c.rope_local.dims = dims;
-    c.rope_local.theta = f.number({"rope_local_base_freq"}, 10000.0);
-  }
 }
 
 std::vector<bool> listed_windows(const Fields& f, const Value& types, int64_t layers) {
@@ -191,6 +106,7 @@ void read_window(const Fields& f, ModelConfig& c) {
   // Mixtral's and StarCoder2's windows are off unless given.
   bool has_windows = usual.window > 0 || c.architecture == "phi3" || c.architecture == "mixtral" ||
                      c.architecture == "starcoder2";
+  if (f.text({"model_type"}, "") == "olmo2") has_windows = false;  // OLMo 3 has them
   if (!has_windows || f.is_null("sliding_window") ||
       (qwen && !f.boolean("use_sliding_window", false)))
     return;
@@ -204,13 +120,15 @@ void read_window(const Fields& f, ModelConfig& c) {
   } else {
     // Every n-th layer has full attention; Qwen slides from a given layer on; the others always
     // slide.
-    bool fourth = c.architecture == "cohere2" || c.architecture == "exaone4";
+    bool fourth =
+        c.architecture == "cohere2" || c.architecture == "exaone4" || c.architecture == "olmo2";
     int64_t period =
         gemma3 || fourth
             ? f.integer({"sliding_window_pattern", "_sliding_window_pattern"}, gemma3 ? 6 : 4)
         : c.architecture == "gemma2" || c.architecture == "gpt-oss" ? 2
                                                                     : 0;
-    int64_t first = qwen ? f.integer({"max_window_layers"}, 28) : 0;
+    bool dots = c.architecture == "dots1";
+    int64_t first = qwen || dots ? f.integer({"max_window_layers"}, dots ? 62 : 28) : 0;
     if (period < 0 || (period == 0 && (gemma3 || fourth)))
       f.wrong("sliding_window_pattern", "a positive number");
     for (int64_t i = 0; i < c.layers; ++i)
@@ -338,8 +256,11 @@ void read_sizes(const Fields& f, const Family& family, ModelConfig& c) {
     }
     return;
   }
-  c.ffn = family.conv1d ? f.integer({"n_inner"}, 4 * c.hidden)
-                        : f.required({"intermediate_size", "ffn_dim"});
+  if (family.experts && !ffn && f.find({"moe_intermediate_size"}))  // no layer is without experts
+    c.ffn = f.integer({"moe_intermediate_size"}, 0);
+  else
+    c.ffn = family.conv1d ? f.integer({"n_inner"}, 4 * c.hidden)
+                          : f.required({"intermediate_size", "ffn_dim"});
 }
 
 // Mamba-2 has no limit of positions; llama.cpp's converter writes this context too.
@@ -452,7 +373,7 @@ ModelConfig config_from_hf(const Value& config_json, const WeightSource& weights
     fail(ErrorCode::kUnsupported, "{}: bidirectional attention is not supported", where);
   check_config(c, where);
   if (family.rotary)
-    read_rope(f, c);
+    read_rope(f, usual_of(c).theta, c);
   else if (family.conv1d)
     read_gpt2(f, c);
   else if (!family.recurrent)

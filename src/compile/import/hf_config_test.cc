@@ -298,8 +298,12 @@ TEST(HfConfig, SaysWhatIsWrong) {
               HasSubstr("llama with 8 experts is not supported"));
   EXPECT_THAT(error(config("deepseek_v3")), HasSubstr("no kv_lora_rank"));
   EXPECT_THAT(error(config("llama", R"(,"rope_scaling":{"type":"spiral"})")), HasSubstr("spiral"));
-  EXPECT_THAT(error(config("ministral", R"(,"rope_parameters":{"llama_4_scaling_beta":0.1})")),
+  EXPECT_THAT(error(config("llama", R"(,"rope_parameters":{"llama_4_scaling_beta":0.1})")),
               HasSubstr("llama_4_scaling_beta"));
+  EXPECT_THAT(error(config("ministral3", R"(,"rope_parameters":{"llama_4_scaling_beta":0.1})")),
+              HasSubstr("no original_max_position_embeddings"));
+  EXPECT_THAT(error(config("stablelm", R"(,"qk_layernorm":true)")), HasSubstr("qk_layernorm"));
+  EXPECT_THAT(error(config("hunyuan_v1_dense")), HasSubstr("needs norms of q and k after"));
   for (const char* kind : {"linear", "dynamic", "llama3", "yarn"})
     EXPECT_THAT(
         error(config("llama", fmt::format(R"(,"rope_scaling":{{"rope_type":"{}"}})", kind))),

@@ -74,6 +74,9 @@ class Fields {
   std::string_view where_;
 };
 
+// Rotary embeddings; `config` has its sizes.
+void read_rope(const Fields& fields, double usual_theta, ModelConfig& config);
+
 // What only some families have: scales, layers without positions, experts. `config` has its sizes
 // and windows.
 void read_variants(const Fields& fields, const Family& family, ModelConfig& config);

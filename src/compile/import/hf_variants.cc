@@ -7,7 +7,7 @@ namespace {
 
 // Scales that Granite and Cohere apply to embeddings, scores, residuals and logits.
 void read_scales(const Fields& f, ModelConfig& c) {
-  if (c.architecture == "granite") {
+  if (c.architecture.starts_with("granite")) {
     c.embedding_scale = f.number({"embedding_multiplier"}, 1);
     c.residual_scale = f.number({"residual_multiplier"}, 1);
     c.attention_scale = f.number({"attention_multiplier"}, 1);
@@ -41,6 +41,16 @@ void read_unrotated(const Fields& f, ModelConfig& c) {
   }
 }
 
+// Whether attention and MLP read the same input is a choice in two families.
+void read_parallel(const Fields& f, ModelConfig& c) {
+  bool stablelm = c.architecture == "stablelm";
+  if (!stablelm && c.architecture != "gptneox") return;
+  c.parallel = f.boolean("use_parallel_residual", !stablelm);
+  if (stablelm && f.boolean("qk_layernorm", false))
+    fail(ErrorCode::kUnsupported,
+         "{}: norms of q and k with weights per head (qk_layernorm) are not supported", f.where());
+}
+
 // The layers of a list that the model has.
 std::vector<int64_t> layer_numbers(const Fields& f, const Value& list, const char* key,
                                    int64_t layers) {
@@ -55,13 +65,23 @@ std::vector<int64_t> layer_numbers(const Fields& f, const Value& list, const cha
 
 std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
   std::vector<bool> layers(static_cast<size_t>(c.layers), true);
-  int64_t dense = f.integer({"first_k_dense_replace"}, c.architecture == "glm4moe" ? 1 : 0);
-  const char* key =
-      c.architecture == "llama4" ? "interleave_moe_layer_step" : "decoder_sparse_step";
-  int64_t step = f.integer({key}, 1);
+  bool one_dense = c.architecture == "glm4moe" || c.architecture == "ernie4_5-moe" ||
+                   f.text({"model_type"}, "") == "glm4_moe_lite";
+  int64_t dense = f.integer({"first_k_dense_replace", "moe_layer_start_index"}, one_dense ? 1 : 0);
+  const char* key = c.architecture == "llama4"         ? "interleave_moe_layer_step"
+                    : c.architecture == "ernie4_5-moe" ? "moe_layer_interval"
+                                                       : "decoder_sparse_step";
+  int64_t step = f.integer({key}, 1), last = f.integer({"moe_layer_end_index"}, -1);
   if (step <= 0) f.wrong(key, "positive");
   for (int64_t i = 0; i < c.layers; ++i)
-    layers[static_cast<size_t>(i)] = i >= dense && (i + 1) % step == 0;
+    layers[static_cast<size_t>(i)] = i >= dense && (i + 1) % step == 0 && (last == -1 || i <= last);
+  const Value* kinds = f.find({"mlp_layer_types"});
+  if (kinds && (!kinds->is_array() || std::ssize(kinds->as_array()) != c.layers))
+    f.wrong("mlp_layer_types", "a list with one entry per layer");
+  for (size_t i = 0; kinds && i < layers.size(); ++i) {
+    const Value& kind = kinds->as_array()[i];
+    layers[i] = kind.is_string() && kind.as_string() == "sparse";
+  }
   if (const Value* with = f.find({"moe_layers"}); with && c.architecture == "llama4") {
     layers.assign(static_cast<size_t>(c.layers), false);
     for (int64_t at : layer_numbers(f, *with, "moe_layers", c.layers))
@@ -77,8 +97,8 @@ std::vector<bool> expert_layers(const Fields& f, const ModelConfig& c) {
 void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
   if (!family.experts) return;
   ExpertConfig& e = c.experts;
-  e.count = f.required({"num_local_experts", "num_experts", "n_routed_experts"});
-  e.used = f.required({"num_experts_per_tok", "experts_per_token"});
+  e.count = f.required({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"});
+  e.used = f.required({"num_experts_per_tok", "experts_per_token", "moe_k"});
   e.ffn = f.integer({"moe_intermediate_size"}, c.ffn);
   e.sigmoid = e.score_bias = family.sigmoid_experts;
   // Qwen3's default is not the value of its models.
@@ -87,7 +107,13 @@ void read_experts(const Fields& f, const Family& family, ModelConfig& c) {
       c.architecture == "mixtral" || c.architecture == "gpt-oss" ||
       f.boolean("norm_topk_prob", family.normalize_experts && c.architecture != "qwen3moe");
   e.scale = f.number({"routed_scaling_factor"}, 1);
-  if (c.architecture == "qwen2moe" || family.gated_delta) {
+  if (c.architecture == "ernie4_5-moe") {
+    e.score_bias = true;
+    e.shared_ffn = f.integer({"moe_num_shared_experts"}, 2) * e.ffn;
+  } else if (c.architecture == "granitemoe") {
+    bool shared = f.text({"model_type"}, "") == "granitemoeshared";
+    e.shared_ffn = f.integer({"shared_intermediate_size"}, shared ? 1024 : 0);
+  } else if (c.architecture == "qwen2moe" || family.gated_delta) {
     e.shared_ffn = f.integer({"shared_expert_intermediate_size"}, family.gated_delta ? 512 : 5632);
     e.shared_gate = true;
   } else {
@@ -149,6 +175,7 @@ void read_llama4(const Fields& f, ModelConfig& c) {
 void read_variants(const Fields& fields, const Family& family, ModelConfig& config) {
   read_scales(fields, config);
   read_unrotated(fields, config);
+  read_parallel(fields, config);
   read_experts(fields, family, config);
   read_llama4(fields, config);
 }

@@ -6,216 +6,6 @@
 namespace tokamak {
 namespace {
 
-struct HfName {
-  std::string_view stem, hf;
-};
-constexpr HfName kLlama[] = {
-    {"attn_norm", "input_layernorm"},
-    {"attn_q", "self_attn.q_proj"},
-    {"attn_k", "self_attn.k_proj"},
-    {"attn_v", "self_attn.v_proj"},
-    {"attn_q_norm", "self_attn.q_norm"},
-    {"attn_k_norm", "self_attn.k_norm"},
-    {"attn_output", "self_attn.o_proj"},
-    {"ffn_norm", "post_attention_layernorm"},
-    {"ffn_gate", "mlp.gate_proj"},
-    {"ffn_up", "mlp.up_proj"},
-    {"ffn_down", "mlp.down_proj"},
-    {"token_embd", "embed_tokens"},
-    {"output_norm", "norm"},
-};
-constexpr HfName kPostNorms[] = {
-    // with norms after the blocks, the name of the one before the MLP changes
-    {"ffn_norm", "pre_feedforward_layernorm"},
-    {"post_attention_norm", "post_attention_layernorm"},
-    {"post_ffw_norm", "post_feedforward_layernorm"},
-};
-constexpr HfName kFused[] = {
-    {"attn_q", "self_attn.qkv_proj"},
-    {"attn_k", "self_attn.qkv_proj"},
-    {"attn_v", "self_attn.qkv_proj"},
-};
-constexpr HfName kFusedMlp[] = {
-    {"ffn_gate", "mlp.gate_up_proj"},
-    {"ffn_up", "mlp.gate_up_proj"},
-};
-// {} stands for the number of the expert.
-constexpr HfName kExperts[] = {
-    {"ffn_gate_inp", "mlp.gate"},
-    {"ffn_gate_exps", "mlp.experts.{}.gate_proj"},
-    {"ffn_up_exps", "mlp.experts.{}.up_proj"},
-    {"ffn_down_exps", "mlp.experts.{}.down_proj"},
-    {"exp_probs_b", "mlp.gate.e_score_correction_bias"},
-    {"ffn_gate_shexp", "mlp.shared_experts.gate_proj"},
-    {"ffn_up_shexp", "mlp.shared_experts.up_proj"},
-    {"ffn_down_shexp", "mlp.shared_experts.down_proj"},
-};
-constexpr HfName kGpt2Names[] = {
-    {"attn_norm", "ln_1"},     {"attn_q", "attn.c_attn"},      {"attn_k", "attn.c_attn"},
-    {"attn_v", "attn.c_attn"}, {"attn_output", "attn.c_proj"}, {"ffn_norm", "ln_2"},
-    {"ffn_up", "mlp.c_fc"},    {"ffn_down", "mlp.c_proj"},     {"token_embd", "wte"},
-    {"position_embd", "wpe"},  {"output_norm", "ln_f"},
-};
-constexpr HfName kOptNames[] = {
-    {"attn_norm", "self_attn_layer_norm"},
-    {"attn_output", "self_attn.out_proj"},
-    {"ffn_norm", "final_layer_norm"},
-    {"ffn_up", "fc1"},
-    {"ffn_down", "fc2"},
-    {"position_embd", "embed_positions"},
-    {"output_norm", "final_layer_norm"},
-};
-constexpr HfName kPhi2Names[] = {
-    {"attn_output", "self_attn.dense"},
-    {"ffn_up", "mlp.fc1"},
-    {"ffn_down", "mlp.fc2"},
-    {"output_norm", "final_layernorm"},
-};
-constexpr HfName kStarCoder2Names[] = {{"ffn_up", "mlp.c_fc"}, {"ffn_down", "mlp.c_proj"}};
-constexpr HfName kGlm4Names[] = {
-    {"ffn_norm", "post_attention_layernorm"},
-    {"post_attention_norm", "post_self_attn_layernorm"},
-    {"post_ffw_norm", "post_mlp_layernorm"},
-};
-constexpr HfName kInternLm2Names[] = {
-    {"attn_norm", "attention_norm"}, {"attn_q", "attention.wqkv"},
-    {"attn_k", "attention.wqkv"},    {"attn_v", "attention.wqkv"},
-    {"attn_output", "attention.wo"}, {"ffn_norm", "ffn_norm"},
-    {"ffn_gate", "feed_forward.w1"}, {"ffn_up", "feed_forward.w3"},
-    {"ffn_down", "feed_forward.w2"}, {"token_embd", "tok_embeddings"},
-};
-constexpr HfName kExaoneNames[] = {
-    {"attn_norm", "ln_1"},
-    {"attn_q", "attn.attention.q_proj"},
-    {"attn_k", "attn.attention.k_proj"},
-    {"attn_v", "attn.attention.v_proj"},
-    {"attn_output", "attn.attention.out_proj"},
-    {"ffn_norm", "ln_2"},
-    {"ffn_gate", "mlp.c_fc_0"},
-    {"ffn_up", "mlp.c_fc_1"},
-    {"ffn_down", "mlp.c_proj"},
-    {"token_embd", "wte"},
-    {"output_norm", "ln_f"},
-};
-constexpr HfName kMixtralNames[] = {
-    {"ffn_gate_inp", "block_sparse_moe.gate"},
-    {"ffn_gate_exps", "block_sparse_moe.experts.{}.w1"},
-    {"ffn_up_exps", "block_sparse_moe.experts.{}.w3"},
-    {"ffn_down_exps", "block_sparse_moe.experts.{}.w2"},
-};
-constexpr HfName kLatentNames[] = {
-    {"attn_q", "self_attn.q_proj"},
-    {"attn_q_a", "self_attn.q_a_proj"},
-    {"attn_q_a_norm", "self_attn.q_a_layernorm"},
-    {"attn_q_b", "self_attn.q_b_proj"},
-    {"attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"},
-    {"attn_kv_a_norm", "self_attn.kv_a_layernorm"},
-    {"attn_kv_b", "self_attn.kv_b_proj"},
-};
-constexpr HfName kQwen2MoeNames[] = {
-    {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
-    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
-    {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
-    {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
-};
-
-constexpr HfName kGptOssNames[] = {
-    {"attn_sinks", "self_attn.sinks"},
-    {"ffn_gate_inp", "mlp.router"},
-    {"ffn_gate_exps", "mlp.experts.gate_up_proj"},
-    {"ffn_up_exps", "mlp.experts.gate_up_proj"},
-    {"ffn_down_exps", "mlp.experts.down_proj"},
-};
-
-// Names that differ from Llama's.
-constexpr HfName kMamba2Names[] = {
-    {"token_embd", "embeddings"},   {"attn_norm", "norm"},        {"output_norm", "norm_f"},
-    {"ssm_gate", "mixer.in_proj"},  {"ssm_xbc", "mixer.in_proj"}, {"ssm_step", "mixer.in_proj"},
-    {"ssm_conv1d", "mixer.conv1d"}, {"ssm_dt", "mixer.dt_bias"},  {"ssm_a", "mixer.A_log"},
-    {"ssm_d", "mixer.D"},           {"ssm_norm", "mixer.norm"},   {"ssm_out", "mixer.out_proj"},
-};
-
-constexpr HfName kQwen3NextNames[] = {
-    {"attn_gate", "self_attn.q_proj"},
-    {"ssm_q", "linear_attn.in_proj_qkvz"},
-    {"ssm_k", "linear_attn.in_proj_qkvz"},
-    {"ssm_v", "linear_attn.in_proj_qkvz"},
-    {"ssm_gate", "linear_attn.in_proj_qkvz"},
-    {"ssm_rate", "linear_attn.in_proj_ba"},
-    {"ssm_step", "linear_attn.in_proj_ba"},
-    {"ssm_conv1d", "linear_attn.conv1d"},
-    {"ssm_dt", "linear_attn.dt_bias"},
-    {"ssm_a", "linear_attn.A_log"},
-    {"ssm_norm", "linear_attn.norm"},
-    {"ssm_out", "linear_attn.out_proj"},
-    {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
-    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
-    {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
-    {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
-};
-
-constexpr HfName kLlama4Names[] = {
-    {"ffn_gate", "feed_forward.gate_proj"},
-    {"ffn_up", "feed_forward.up_proj"},
-    {"ffn_down", "feed_forward.down_proj"},
-    {"ffn_gate_inp", "feed_forward.router"},
-    {"ffn_gate_exps", "feed_forward.experts.gate_up_proj"},
-    {"ffn_up_exps", "feed_forward.experts.gate_up_proj"},
-    {"ffn_down_exps", "feed_forward.experts.down_proj"},
-    {"ffn_gate_shexp", "feed_forward.shared_expert.gate_proj"},
-    {"ffn_up_shexp", "feed_forward.shared_expert.up_proj"},
-    {"ffn_down_shexp", "feed_forward.shared_expert.down_proj"},
-};
-
-constexpr HfName kGemma3nNames[] = {
-    {"inp_gate", "per_layer_input_gate"},
-    {"proj", "per_layer_projection"},
-    {"post_norm", "post_per_layer_input_norm"},
-    {"altup_correct_coef", "altup.correction_coefs"},
-    {"altup_correct_scale", "altup.correct_output_scale"},
-    {"altup_predict_coef", "altup.prediction_coefs"},
-    {"altup_router", "altup.modality_router"},
-    {"altup_router_norm", "altup.router_norm"},
-    {"laurel_l", "laurel.linear_left"},
-    {"laurel_r", "laurel.linear_right"},
-    {"laurel_post_norm", "laurel.post_laurel_norm"},
-    {"per_layer_token_embd", "embed_tokens_per_layer"},
-    {"per_layer_model_proj", "per_layer_model_projection"},
-    {"per_layer_proj_norm", "per_layer_projection_norm"},
-};
-
-struct OwnNames {
-  std::string_view architecture;
-  std::span<const HfName> names;
-};
-constexpr OwnNames kOwnNames[] = {
-    {"gpt2", kGpt2Names},           {"opt", kOptNames},
-    {"phi2", kPhi2Names},           {"starcoder2", kStarCoder2Names},
-    {"glm4", kGlm4Names},           {"internlm2", kInternLm2Names},
-    {"exaone", kExaoneNames},       {"mixtral", kMixtralNames},
-    {"qwen2moe", kQwen2MoeNames},   {"deepseek2", kLatentNames},
-    {"gpt-oss", kGptOssNames},      {"mamba2", kMamba2Names},
-    {"qwen3next", kQwen3NextNames}, {"llama4", kLlama4Names},
-    {"gemma3n", kGemma3nNames},
-};
-
-std::string_view lookup(std::span<const HfName> table, std::string_view stem) {
-  for (const HfName& r : table)
-    if (r.stem == stem) return r.hf;
-  return "";
-}
-
-std::string_view hf_stem(const Family& family, std::string_view stem) {
-  std::string_view name;
-  for (const OwnNames& own : kOwnNames)
-    if (own.architecture == family.architecture) name = lookup(own.names, stem);
-  if (name.empty() && family.post_norms) name = lookup(kPostNorms, stem);
-  if (name.empty() && family.fused_qkv) name = lookup(kFused, stem);
-  if (name.empty() && family.fused_mlp) name = lookup(kFusedMlp, stem);
-  if (name.empty() && family.experts) name = lookup(kExperts, stem);
-  return name.empty() ? lookup(kLlama, stem) : name;
-}
-
 std::string_view layers_name(const Family& family) {
   return family.conv1d || family.architecture == "exaone" ? "h" : "layers";
 }
@@ -229,7 +19,8 @@ bool is_fused_part(const Family& family, std::string_view stem) {
   return family.fused_mlp && (stem == "ffn_gate" || stem == "ffn_up");
 }
 
-// InternLM 2 stores, for each key/value head, its query heads, then the key, then the value.
+// InternLM 2 and GPT-NeoX store, for each key/value head, its query heads, then the key, then the
+// value.
 RecipeStep grouped_rows(const ModelConfig& c, std::string_view stem) {
   int64_t queries = c.heads / c.kv_heads, first = stem == "attn_q"   ? 0
                                                   : stem == "attn_k" ? queries
@@ -243,8 +34,10 @@ RecipeStep grouped_rows(const ModelConfig& c, std::string_view stem) {
 // Masks and frequencies that old checkpoints saved as tensors; they are derived from the
 // configuration.
 bool is_buffer(std::string_view name) {
-  return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
-         name.ends_with(".attn.masked_bias");
+  for (const char* end : {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias",
+                          ".attention.bias", ".attention.masked_bias"})
+    if (name.ends_with(end)) return true;
+  return false;
 }
 
 // Slicing a tensor with too many rows would succeed with wrong results.
@@ -261,10 +54,17 @@ bool is_norm(std::string_view stem) { return stem.ends_with("_norm"); }
 
 }  // namespace
 
+bool is_stacked(const Family& family, const WeightSlot& slot) {
+  return (family.architecture == "gpt-oss" || family.architecture == "llama4" ||
+          family.architecture == "granitemoe") &&
+         slot.stem.ends_with("_exps");
+}
+
 std::string hf_prefix(const WeightSource& weights, const Family& family, std::string_view where) {
   WeightSlot first{0, family.pre_norms ? "attn_norm" : "post_attention_norm", "weight", {}};
-  for (const char* prefix : {"model.", "", "transformer.", "language_model.model.",
-                             "model.language_model.", "model.decoder.", "decoder.", "backbone."})
+  for (const char* prefix :
+       {"model.", "", "transformer.", "language_model.model.", "model.language_model.",
+        "model.decoder.", "decoder.", "backbone.", "gpt_neox."})
     if (weights.find(hf_tensor_name(family, prefix, first))) return prefix;
   fail(ErrorCode::kCorrupt, "{}: tensor {} is missing", where,
        hf_tensor_name(family, "model.", first));
@@ -274,6 +74,7 @@ std::string hf_tensor_name(const Family& family, const std::string& prefix,
                            const WeightSlot& slot) {
   if (slot.stem == "output") {
     if (family.architecture == "internlm2") return "output." + slot.suffix;
+    if (family.architecture == "gptneox") return "embed_out." + slot.suffix;
     // The head is stored next to the model, not inside it.
     bool nested = prefix == "language_model.model.";
     return fmt::format("{}lm_head.{}", nested ? "language_model." : "", slot.suffix);
@@ -304,17 +105,29 @@ std::vector<std::string> sources_of(const Family& family, const std::string& pre
   return out;
 }
 
+// Qwen3.5 has matrices of their own for gates, rates and steps, and all queries before all keys.
+std::vector<RecipeStep> separate_steps(const ModelConfig& config, const WeightSlot& slot) {
+  int64_t keys = config.recurrent.groups * config.recurrent.state, inner = config.recurrent.inner();
+  if (slot.stem == "ssm_q") return {slice_rows(0, keys)};
+  if (slot.stem == "ssm_k") return {slice_rows(keys, 2 * keys)};
+  if (slot.stem == "ssm_v") return {slice_rows(2 * keys, 2 * keys + inner)};
+  bool whole = slot.stem == "ssm_gate" || slot.stem == "ssm_rate" || slot.stem == "ssm_step";
+  return whole ? std::vector<RecipeStep>{} : recurrent_part(config, slot).steps;
+}
+
 std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& family,
                                  std::string_view where, const ModelConfig& config,
                                  const WeightSlot& slot, const std::string& source) {
-  if (slot.stem.starts_with("ssm_")) return recurrent_part(config, slot).steps;
+  bool separate = family.architecture.starts_with("qwen35");
+  if (slot.stem.starts_with("ssm_"))
+    return separate ? separate_steps(config, slot) : recurrent_part(config, slot).steps;
   std::vector<RecipeStep> steps;
   if (family.conv1d && slot.dims.size() == 2 && slot.layer >= 0) steps.push_back(transpose());
   if (is_fused_part(family, slot.stem)) {
     FusedRows rows = fused_rows(config, slot.stem);
     check_fused_size(weights, where, source, rows.total, !steps.empty());
-    steps.push_back(family.architecture == "internlm2" ? grouped_rows(config, slot.stem)
-                                                       : slice_rows(rows.begin, rows.end));
+    bool grouped = family.architecture == "internlm2" || family.architecture == "gptneox";
+    steps.push_back(grouped ? grouped_rows(config, slot.stem) : slice_rows(rows.begin, rows.end));
   }
   if (family.interleaved && (slot.stem == "attn_q" || slot.stem == "attn_k"))
     steps.push_back(permute_rows(slot.stem == "attn_q" ? config.heads : config.kv_heads,
@@ -328,21 +141,23 @@ std::vector<RecipeStep> steps_of(const WeightSource& weights, const Family& fami
   // Positions 0 and 1 of OPT's table belong to padding.
   if (family.architecture == "opt" && slot.stem == "position_embd")
     steps.push_back(slice_rows(2, 2 + config.context));
-  if (slot.dims.size() == 3) steps.push_back(reshape(slot.dims));
+  if (family.architecture == "granitemoe" && slot.stem == "ffn_gate_shexp")
+    steps.push_back(slice_rows(0, config.experts.shared_ffn));
+  if (family.architecture == "granitemoe" && slot.stem == "ffn_up_shexp")
+    steps.push_back(slice_rows(config.experts.shared_ffn, 2 * config.experts.shared_ffn));
+  if (slot.dims.size() == 3 || slot.stem == "exp_probs_b") steps.push_back(reshape(slot.dims));
   return steps;
 }
 
-bool is_stacked(const Family& family, const WeightSlot& slot) {
-  return (family.architecture == "gpt-oss" || family.architecture == "llama4") &&
-         slot.stem.ends_with("_exps");
-}
-
-// gpt-oss and Llama 4 store the matrices of all experts in one tensor, [in, out] or as MXFP4 blocks
-// of [out, in], gpt-oss with gate and up in turn, Llama 4 with all of an expert's gate first.
+// The matrices of all experts in one tensor: gpt-oss and Llama 4 as [in, out] or as MXFP4 blocks of
+// [out, in], the others as [out, in]; gpt-oss with gate and up in turn, the others with all of an
+// expert's gate first.
 std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelConfig& config,
                                       const WeightSlot& slot, std::string& source) {
   bool bias = slot.suffix == "bias", down = slot.stem == "ffn_down_exps";
-  source = source.substr(0, source.size() - slot.suffix.size() - 1);  // without ".weight"
+  bool transposed = config.architecture == "gpt-oss" || config.architecture == "llama4";
+  if (config.architecture != "granitemoe")
+    source = source.substr(0, source.size() - slot.suffix.size() - 1);  // without ".weight"
   std::vector<RecipeStep> steps;
   if (bias) {
     source += "_bias";
@@ -350,17 +165,29 @@ std::vector<RecipeStep> stacked_steps(const WeightSource& weights, const ModelCo
     steps.push_back(
         {.kind = RecipeStep::Kind::kJoinMxfp4, .dims = {}, .tensor = source + "_scales"});
     source += "_blocks";
-  } else {
+  } else if (transposed) {
     steps.push_back(transpose());
   }
   if (down) return steps;
   int64_t rows = 2 * config.experts.count * config.experts.ffn;
   steps.push_back(reshape(bias ? std::vector{rows} : std::vector{rows, config.hidden}));
-  int64_t each = config.architecture == "llama4" ? config.experts.ffn : 1;
+  int64_t each = config.architecture == "gpt-oss" ? 1 : config.experts.ffn;
   int64_t first = slot.stem == "ffn_gate_exps" ? 0 : each;
   steps.push_back(slice_rows_of_each(first, first + each, 2 * each));
   steps.push_back(reshape(slot.dims));
   return steps;
+}
+
+// Qwen3.5 is published with one tensor for all experts and saved by transformers with one for each.
+// Then `sources` becomes the former, with a suffix that the tensor does not have.
+bool published_stacked(const WeightSource& weights, const Family& family, const std::string& prefix,
+                       const WeightSlot& slot, std::vector<std::string>& sources) {
+  if (family.architecture != "qwen35moe" || !slot.stem.ends_with("_exps")) return false;
+  std::string name = fmt::format("{}layers.{}.mlp.experts.{}", prefix, slot.layer,
+                                 slot.stem == "ffn_down_exps" ? "down_proj" : "gate_up_proj");
+  if (!weights.find(name)) return false;
+  sources = {name + "." + slot.suffix};
+  return true;
 }
 
 // A weight of quantised modules: their matrices take the place of the tensors, [out, in] in all
@@ -444,8 +271,8 @@ void map_hf_weights(const WeightSource& weights, const QuantizedWeights& quantiz
     std::vector<RecipeStep> steps = latent.stem.empty()
                                         ? steps_of(weights, family, where, config, slot, sources[0])
                                         : std::move(latent.steps);
-    if (is_stacked(family, slot)) {
-      sources[0] = hf_tensor_name(family, prefix, slot);
+    if (is_stacked(family, slot) || published_stacked(weights, family, prefix, slot, sources)) {
+      sources.resize(1);
       steps = stacked_steps(weights, config, slot, sources[0]);
       if (!steps.empty()) used.insert(steps[0].tensor);
     }

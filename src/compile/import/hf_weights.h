@@ -5,9 +5,16 @@
 
 namespace tokamak {
 
+// Whether one tensor holds the matrices of all experts.
+bool is_stacked(const Family& family, const WeightSlot& slot);
+
 // The prefix of "layers.0." (or "h.0.") in this file, e.g. "model." or "model.language_model.".
 // Fails if no layer is found.
 std::string hf_prefix(const WeightSource& weights, const Family& family, std::string_view where);
+
+// The name of a layer's tensor, or of one beside the layers, after "layers.0." and without
+// ".weight"; {} stands for the number of an expert.
+std::string_view hf_stem(const Family& family, std::string_view stem);
 
 // Name of a slot's tensor in the file, with prefix; for parts of a fused tensor, the name of the
 // whole.

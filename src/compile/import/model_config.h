@@ -109,7 +109,8 @@ struct ModelConfig {
   Activation activation = Activation::kSilu;
   bool gated_mlp = true;
   bool qkv_bias = false, o_bias = false, mlp_bias = false, norm_bias = false;
-  bool parallel = false;      // attention and MLP read the same norm (Cohere, Phi-2)
+  bool parallel = false;      // attention and MLP read the same input (Cohere, Phi-2)
+  bool two_norms = false;     // and each has a norm of its own (GPT-NeoX), else they share one
   bool qk_norm = false;       // norm over each head of q and k, before the rotation
   bool wide_qk_norm = false;  // norm over all heads of q and k together
   bool unit_qk = false;       // rotated q and k are normalised, without weights (Llama 4)
@@ -131,6 +132,7 @@ struct ModelConfig {
   // length), the quotient rounded down. 0: none.
   double temperature_scale = 0.0;
   int64_t temperature_length = 0;
+  bool temperature_everywhere = false;  // Ministral 3: all layers, with position / length
 
   int64_t sliding_window =
       0;                 // tokens visible to a sliding layer, including the current one; 0 = none

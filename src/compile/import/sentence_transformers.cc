@@ -23,7 +23,11 @@ Value read_if_there(const fs::path& path) {
 Pooling pooling_of(const Value& config, const fs::path& path) {
   if (const Value* mode = config.find("pooling_mode"); mode && mode->is_string()) {
     if (mode->as_string() == "lasttoken") return Pooling::kLast;
-    return parse_pooling(mode->as_string());
+    for (Pooling known : {Pooling::kMean, Pooling::kFirst})
+      if (mode->as_string() == pooling_name(known)) return known;
+    fail(ErrorCode::kUnsupported,
+         "{}: pooling \"{}\" is not supported, only mean, cls and lasttoken", path.string(),
+         mode->as_string());
   }
   constexpr std::pair<const char*, Pooling> kModes[] = {
       {"pooling_mode_mean_tokens", Pooling::kMean},

@@ -311,7 +311,9 @@ Ref ModelBuilder::temper(Ref q) {
   auto cast = [&](Ref x, const char* to) { return op("cast", {x}, Value::Object{{"dtype", to}}); };
   Ref one = constant("one", {1.0});
   auto length = static_cast<double>(config.temperature_length);
-  Ref lengths = op("div", {op("add", {cast(pos, "f32"), one}), constant("temperature", {length})});
+  Ref position = cast(pos, "f32");
+  if (!config.temperature_everywhere) position = op("add", {position, one});
+  Ref lengths = op("div", {position, constant("temperature", {length})});
   Ref whole = cast(cast(lengths, "i32"), "f32");
   Ref factor = op("scale", {op("log", {op("add", {whole, one})})},
                   Value::Object{{"value", config.temperature_scale}});

@@ -28,7 +28,7 @@ Ref attention(ModelBuilder& b, Ref x, int64_t layer) {
   }
   q = b.rope(q, layer);
   k = b.rope(k, layer);
-  if (!b.rotates(layer)) q = b.temper(q);
+  if (c.temperature_everywhere || !b.rotates(layer)) q = b.temper(q);
   Ref mixed = b.append_and_attend(layer, q, k, v);
   Ref y = b.merge_heads(mixed);
   if (c.attention_gate) y = b.op("mul", {y, b.op("sigmoid", {b.linear(x, blk + "attn_gate")})});
@@ -68,6 +68,7 @@ void build_decoder_function(ModelBuilder& b) {
             : config.latent.rank > 0   ? latent_attention(b, h, layer)
                                        : attention(b, h, layer);
     if (config.parallel) {
+      if (config.two_norms) h = b.norm(x, blk + "ffn_norm");
       x = b.op("add", {b.op("add", {x, a}), mlp(b, h, layer)});
       continue;
     }

@@ -1,0 +1,274 @@
+// Names of tensors in Hugging Face folders.
+#include <span>
+#include <string_view>
+
+#include "compile/import/hf_weights.h"
+
+namespace tokamak {
+namespace {
+
+struct HfName {
+  std::string_view stem, hf;
+};
+constexpr HfName kLlama[] = {
+    {"attn_norm", "input_layernorm"},
+    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},
+    {"attn_q_norm", "self_attn.q_norm"},
+    {"attn_k_norm", "self_attn.k_norm"},
+    {"attn_output", "self_attn.o_proj"},
+    {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},
+    {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+    {"token_embd", "embed_tokens"},
+    {"output_norm", "norm"},
+};
+constexpr HfName kPostNorms[] = {
+    // with norms after the blocks, the name of the one before the MLP changes
+    {"ffn_norm", "pre_feedforward_layernorm"},
+    {"post_attention_norm", "post_attention_layernorm"},
+    {"post_ffw_norm", "post_feedforward_layernorm"},
+};
+constexpr HfName kFused[] = {
+    {"attn_q", "self_attn.qkv_proj"},
+    {"attn_k", "self_attn.qkv_proj"},
+    {"attn_v", "self_attn.qkv_proj"},
+};
+constexpr HfName kFusedMlp[] = {
+    {"ffn_gate", "mlp.gate_up_proj"},
+    {"ffn_up", "mlp.gate_up_proj"},
+};
+// {} stands for the number of the expert.
+constexpr HfName kExperts[] = {
+    {"ffn_gate_inp", "mlp.gate"},
+    {"ffn_gate_exps", "mlp.experts.{}.gate_proj"},
+    {"ffn_up_exps", "mlp.experts.{}.up_proj"},
+    {"ffn_down_exps", "mlp.experts.{}.down_proj"},
+    {"exp_probs_b", "mlp.gate.e_score_correction_bias"},
+    {"ffn_gate_shexp", "mlp.shared_experts.gate_proj"},
+    {"ffn_up_shexp", "mlp.shared_experts.up_proj"},
+    {"ffn_down_shexp", "mlp.shared_experts.down_proj"},
+};
+constexpr HfName kGpt2Names[] = {
+    {"attn_norm", "ln_1"},     {"attn_q", "attn.c_attn"},      {"attn_k", "attn.c_attn"},
+    {"attn_v", "attn.c_attn"}, {"attn_output", "attn.c_proj"}, {"ffn_norm", "ln_2"},
+    {"ffn_up", "mlp.c_fc"},    {"ffn_down", "mlp.c_proj"},     {"token_embd", "wte"},
+    {"position_embd", "wpe"},  {"output_norm", "ln_f"},
+};
+constexpr HfName kOptNames[] = {
+    {"attn_norm", "self_attn_layer_norm"},
+    {"attn_output", "self_attn.out_proj"},
+    {"ffn_norm", "final_layer_norm"},
+    {"ffn_up", "fc1"},
+    {"ffn_down", "fc2"},
+    {"position_embd", "embed_positions"},
+    {"output_norm", "final_layer_norm"},
+};
+constexpr HfName kPhi2Names[] = {
+    {"attn_output", "self_attn.dense"},
+    {"ffn_up", "mlp.fc1"},
+    {"ffn_down", "mlp.fc2"},
+    {"output_norm", "final_layernorm"},
+};
+constexpr HfName kStarCoder2Names[] = {{"ffn_up", "mlp.c_fc"}, {"ffn_down", "mlp.c_proj"}};
+constexpr HfName kGlm4Names[] = {
+    {"ffn_norm", "post_attention_layernorm"},
+    {"post_attention_norm", "post_self_attn_layernorm"},
+    {"post_ffw_norm", "post_mlp_layernorm"},
+};
+constexpr HfName kInternLm2Names[] = {
+    {"attn_norm", "attention_norm"}, {"attn_q", "attention.wqkv"},
+    {"attn_k", "attention.wqkv"},    {"attn_v", "attention.wqkv"},
+    {"attn_output", "attention.wo"}, {"ffn_norm", "ffn_norm"},
+    {"ffn_gate", "feed_forward.w1"}, {"ffn_up", "feed_forward.w3"},
+    {"ffn_down", "feed_forward.w2"}, {"token_embd", "tok_embeddings"},
+};
+constexpr HfName kExaoneNames[] = {
+    {"attn_norm", "ln_1"},
+    {"attn_q", "attn.attention.q_proj"},
+    {"attn_k", "attn.attention.k_proj"},
+    {"attn_v", "attn.attention.v_proj"},
+    {"attn_output", "attn.attention.out_proj"},
+    {"ffn_norm", "ln_2"},
+    {"ffn_gate", "mlp.c_fc_0"},
+    {"ffn_up", "mlp.c_fc_1"},
+    {"ffn_down", "mlp.c_proj"},
+    {"token_embd", "wte"},
+    {"output_norm", "ln_f"},
+};
+constexpr HfName kMixtralNames[] = {
+    {"ffn_gate_inp", "block_sparse_moe.gate"},
+    {"ffn_gate_exps", "block_sparse_moe.experts.{}.w1"},
+    {"ffn_up_exps", "block_sparse_moe.experts.{}.w3"},
+    {"ffn_down_exps", "block_sparse_moe.experts.{}.w2"},
+};
+constexpr HfName kLatentNames[] = {
+    {"attn_q", "self_attn.q_proj"},
+    {"attn_q_a", "self_attn.q_a_proj"},
+    {"attn_q_a_norm", "self_attn.q_a_layernorm"},
+    {"attn_q_b", "self_attn.q_b_proj"},
+    {"attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"},
+    {"attn_kv_a_norm", "self_attn.kv_a_layernorm"},
+    {"attn_kv_b", "self_attn.kv_b_proj"},
+};
+constexpr HfName kQwen2MoeNames[] = {
+    {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
+    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
+    {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
+    {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
+};
+
+constexpr HfName kGptOssNames[] = {
+    {"attn_sinks", "self_attn.sinks"},
+    {"ffn_gate_inp", "mlp.router"},
+    {"ffn_gate_exps", "mlp.experts.gate_up_proj"},
+    {"ffn_up_exps", "mlp.experts.gate_up_proj"},
+    {"ffn_down_exps", "mlp.experts.down_proj"},
+};
+
+// Names that differ from Llama's.
+constexpr HfName kMamba2Names[] = {
+    {"token_embd", "embeddings"},   {"attn_norm", "norm"},        {"output_norm", "norm_f"},
+    {"ssm_gate", "mixer.in_proj"},  {"ssm_xbc", "mixer.in_proj"}, {"ssm_step", "mixer.in_proj"},
+    {"ssm_conv1d", "mixer.conv1d"}, {"ssm_dt", "mixer.dt_bias"},  {"ssm_a", "mixer.A_log"},
+    {"ssm_d", "mixer.D"},           {"ssm_norm", "mixer.norm"},   {"ssm_out", "mixer.out_proj"},
+};
+
+constexpr HfName kGraniteMoeNames[] = {
+    {"ffn_gate_inp", "block_sparse_moe.router.layer"},
+    {"ffn_gate_exps", "block_sparse_moe.input_linear"},
+    {"ffn_up_exps", "block_sparse_moe.input_linear"},
+    {"ffn_down_exps", "block_sparse_moe.output_linear"},
+    {"ffn_gate_shexp", "shared_mlp.input_linear"},
+    {"ffn_up_shexp", "shared_mlp.input_linear"},
+    {"ffn_down_shexp", "shared_mlp.output_linear"},
+};
+
+constexpr HfName kGptNeoXNames[] = {
+    {"attn_q", "attention.query_key_value"},
+    {"attn_k", "attention.query_key_value"},
+    {"attn_v", "attention.query_key_value"},
+    {"attn_output", "attention.dense"},
+    {"ffn_up", "mlp.dense_h_to_4h"},
+    {"ffn_down", "mlp.dense_4h_to_h"},
+    {"token_embd", "embed_in"},
+    {"output_norm", "final_layer_norm"},
+};
+
+constexpr HfName kErnieMoeNames[] = {{"exp_probs_b", "mlp.moe_statics.e_score_correction_bias"}};
+constexpr HfName kMiniMaxNames[] = {
+    {"ffn_gate_inp", "block_sparse_moe.gate"},
+    {"ffn_gate_exps", "block_sparse_moe.experts.{}.w1"},
+    {"ffn_up_exps", "block_sparse_moe.experts.{}.w3"},
+    {"ffn_down_exps", "block_sparse_moe.experts.{}.w2"},
+    {"exp_probs_b", "block_sparse_moe.e_score_correction_bias"},
+};
+
+constexpr HfName kQwen35Names[] = {
+    {"attn_gate", "self_attn.q_proj"},
+    {"ssm_q", "linear_attn.in_proj_qkv"},
+    {"ssm_k", "linear_attn.in_proj_qkv"},
+    {"ssm_v", "linear_attn.in_proj_qkv"},
+    {"ssm_gate", "linear_attn.in_proj_z"},
+    {"ssm_rate", "linear_attn.in_proj_b"},
+    {"ssm_step", "linear_attn.in_proj_a"},
+    {"ssm_conv1d", "linear_attn.conv1d"},
+    {"ssm_dt", "linear_attn.dt_bias"},
+    {"ssm_a", "linear_attn.A_log"},
+    {"ssm_norm", "linear_attn.norm"},
+    {"ssm_out", "linear_attn.out_proj"},
+    {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
+    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
+    {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
+    {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
+};
+
+constexpr HfName kQwen3NextNames[] = {
+    {"attn_gate", "self_attn.q_proj"},
+    {"ssm_q", "linear_attn.in_proj_qkvz"},
+    {"ssm_k", "linear_attn.in_proj_qkvz"},
+    {"ssm_v", "linear_attn.in_proj_qkvz"},
+    {"ssm_gate", "linear_attn.in_proj_qkvz"},
+    {"ssm_rate", "linear_attn.in_proj_ba"},
+    {"ssm_step", "linear_attn.in_proj_ba"},
+    {"ssm_conv1d", "linear_attn.conv1d"},
+    {"ssm_dt", "linear_attn.dt_bias"},
+    {"ssm_a", "linear_attn.A_log"},
+    {"ssm_norm", "linear_attn.norm"},
+    {"ssm_out", "linear_attn.out_proj"},
+    {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
+    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
+    {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
+    {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
+};
+
+constexpr HfName kLlama4Names[] = {
+    {"ffn_gate", "feed_forward.gate_proj"},
+    {"ffn_up", "feed_forward.up_proj"},
+    {"ffn_down", "feed_forward.down_proj"},
+    {"ffn_gate_inp", "feed_forward.router"},
+    {"ffn_gate_exps", "feed_forward.experts.gate_up_proj"},
+    {"ffn_up_exps", "feed_forward.experts.gate_up_proj"},
+    {"ffn_down_exps", "feed_forward.experts.down_proj"},
+    {"ffn_gate_shexp", "feed_forward.shared_expert.gate_proj"},
+    {"ffn_up_shexp", "feed_forward.shared_expert.up_proj"},
+    {"ffn_down_shexp", "feed_forward.shared_expert.down_proj"},
+};
+
+constexpr HfName kGemma3nNames[] = {
+    {"inp_gate", "per_layer_input_gate"},
+    {"proj", "per_layer_projection"},
+    {"post_norm", "post_per_layer_input_norm"},
+    {"altup_correct_coef", "altup.correction_coefs"},
+    {"altup_correct_scale", "altup.correct_output_scale"},
+    {"altup_predict_coef", "altup.prediction_coefs"},
+    {"altup_router", "altup.modality_router"},
+    {"altup_router_norm", "altup.router_norm"},
+    {"laurel_l", "laurel.linear_left"},
+    {"laurel_r", "laurel.linear_right"},
+    {"laurel_post_norm", "laurel.post_laurel_norm"},
+    {"per_layer_token_embd", "embed_tokens_per_layer"},
+    {"per_layer_model_proj", "per_layer_model_projection"},
+    {"per_layer_proj_norm", "per_layer_projection_norm"},
+};
+
+struct OwnNames {
+  std::string_view architecture;
+  std::span<const HfName> names;
+};
+constexpr OwnNames kOwnNames[] = {
+    {"gpt2", kGpt2Names},           {"opt", kOptNames},
+    {"phi2", kPhi2Names},           {"starcoder2", kStarCoder2Names},
+    {"glm4", kGlm4Names},           {"internlm2", kInternLm2Names},
+    {"exaone", kExaoneNames},       {"mixtral", kMixtralNames},
+    {"qwen2moe", kQwen2MoeNames},   {"deepseek2", kLatentNames},
+    {"gpt-oss", kGptOssNames},      {"mamba2", kMamba2Names},
+    {"qwen3next", kQwen3NextNames}, {"llama4", kLlama4Names},
+    {"gemma3n", kGemma3nNames},     {"granitemoe", kGraniteMoeNames},
+    {"gptneox", kGptNeoXNames},     {"ernie4_5-moe", kErnieMoeNames},
+    {"minimax-m2", kMiniMaxNames},  {"qwen35", kQwen35Names},
+    {"qwen35moe", kQwen35Names},
+};
+
+std::string_view lookup(std::span<const HfName> table, std::string_view stem) {
+  for (const HfName& r : table)
+    if (r.stem == stem) return r.hf;
+  return "";
+}
+
+}  // namespace
+
+std::string_view hf_stem(const Family& family, std::string_view stem) {
+  std::string_view name;
+  for (const OwnNames& own : kOwnNames)
+    if (own.architecture == family.architecture) name = lookup(own.names, stem);
+  if (name.empty() && family.post_norms) name = lookup(kPostNorms, stem);
+  if (name.empty() && family.fused_qkv) name = lookup(kFused, stem);
+  if (name.empty() && family.fused_mlp) name = lookup(kFusedMlp, stem);
+  if (name.empty() && family.experts) name = lookup(kExperts, stem);
+  return name.empty() ? lookup(kLlama, stem) : name;
+}
+
+}  // namespace tokamak

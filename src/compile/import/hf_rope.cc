@@ -1,0 +1,127 @@
+// Rotary embeddings in config.json.
+#include <string>
+
+#include "base/error.h"
+#include "compile/import/families.h"
+#include "compile/import/hf_fields.h"
+
+namespace tokamak {
+namespace {
+
+// One rotary description: `p` holds the scaling (rope_scaling or rope_parameters), `top` the rest
+// of config.json.
+RopeConfig rope_from(const Fields& p, const Fields& top, double theta, int64_t dims,
+                     int64_t context) {
+  using Scaling = RopeConfig::Scaling;
+  RopeConfig r;
+  r.dims = dims;
+  r.theta = p.number({"rope_theta"}, theta);
+  std::string type = p.text({"rope_type", "type"}, "default");
+  bool phi3 = top.text({"model_type"}, "") == "phi3";
+  if (phi3 && type == "yarn") type = "longrope";       // the name in its first configurations
+  if (type == "default" || type == "mrope") return r;  // of texts all its sections are equal
+  // A length next to the scaling overrides the one in it.
+  r.original_context = top.integer({"original_max_position_embeddings"},
+                                   p.integer({"original_max_position_embeddings"}, context));
+  bool has_length = top.find({"original_max_position_embeddings"}) ||
+                    p.find({"original_max_position_embeddings"});
+  if (!p.find({"factor"}) && (type == "linear" || type == "dynamic" || type == "llama3" ||
+                              (type == "yarn" && !has_length)))
+    fail(ErrorCode::kCorrupt, "{}: rope_scaling in config.json has no factor, which {} needs",
+         top.where(), type);
+  r.factor = p.number({"factor"}, 1.0);
+  r.attention_factor = p.number({"attention_factor"}, 0);
+  if (type == "linear") {
+    r.scaling = Scaling::kLinear;
+  } else if (type == "dynamic") {
+    r.scaling = Scaling::kDynamic;
+    r.original_context = context;
+  } else if (type == "llama3") {
+    r.scaling = Scaling::kLlama3;
+    r.low_freq_factor = p.number({"low_freq_factor"}, 1.0);
+    r.high_freq_factor = p.number({"high_freq_factor"}, 4.0);
+  } else if (type == "yarn") {
+    r.scaling = Scaling::kYarn;
+    if (double fast = p.number({"beta_fast"}, 0); fast != 0) r.beta_fast = fast;
+    if (double slow = p.number({"beta_slow"}, 0); slow != 0) r.beta_slow = slow;
+    r.mscale = p.number({"mscale"}, 0);
+    r.mscale_all_dim = p.number({"mscale_all_dim"}, 0);
+    r.yarn_truncate = p.boolean("truncate", true);
+  } else if (type == "longrope" || type == "su") {
+    r.scaling = Scaling::kLongRope;
+    r.short_factor = p.numbers("short_factor");
+    r.long_factor = p.numbers("long_factor");
+    if (r.short_factor.empty() || r.long_factor.empty())
+      fail(ErrorCode::kCorrupt, "{}: longrope needs short_factor and long_factor", top.where());
+  } else {
+    fail(ErrorCode::kUnsupported, "{}: rotary scaling {} is not supported", top.where(), type);
+  }
+  if (r.original_context <= 0) top.wrong("original_max_position_embeddings", "a positive number");
+  bool derived = type == "yarn" || r.scaling == Scaling::kLongRope;
+  if (derived && !p.find({"factor"}))
+    r.factor = static_cast<double>(context) / static_cast<double>(r.original_context);
+  return r;
+}
+
+// The share of a head's dimensions that are rotated.
+double rotated_share(const Fields& f, const Fields& p, const ModelConfig& c) {
+  bool quarter = c.architecture == "stablelm" || c.architecture == "gptneox" || c.recurrent.delta;
+  bool half = c.architecture == "phi2" || c.architecture.starts_with("glm");
+  bool others =
+      c.architecture == "phi3" || c.architecture == "starcoder2" || c.architecture == "minimax-m2";
+  double usual = half ? 0.5 : quarter ? 0.25 : 1.0;
+  if (const char* key = "rotary_dim"; c.architecture == "minimax-m2" && f.find({key}))
+    usual = f.number({key}, 0) / static_cast<double>(c.head_dim);
+  double share =
+      p.number({"partial_rotary_factor"}, f.number({"partial_rotary_factor", "rotary_pct"}, usual));
+  if (!(share > 0 && share <= 1)) f.wrong("partial_rotary_factor", "between 0 and 1");
+  if (share != 1 && !half && !quarter && !others)
+    fail(ErrorCode::kUnsupported, "{}: partial_rotary_factor {} in a {} model is not supported",
+         f.where(), share, c.architecture);
+  return share;
+}
+
+}  // namespace
+
+void read_rope(const Fields& f, double usual_theta, ModelConfig& c) {
+  bool olmo3 = f.text({"model_type"}, "") == "olmo3";
+  double theta = f.number({"rope_theta", "rotary_emb_base"}, olmo3 ? 500000 : usual_theta);
+  const Value* params = f.find({"rope_scaling", "rope_parameters"});
+  const Value none = Value::object();
+  if (params && !params->is_object()) f.wrong("rope_scaling", "an object");
+  Fields p(params ? *params : none, f.where());
+  if (double beta = p.number({"llama_4_scaling_beta"}, 0); beta != 0) {
+    if (c.architecture != "mistral")
+      fail(ErrorCode::kUnsupported,
+           "{}: attention scaled by position (llama_4_scaling_beta) is supported in Ministral 3 "
+           "only",
+           f.where());
+    c.temperature_scale = beta;
+    c.temperature_length = p.required({"original_max_position_embeddings"});
+    c.temperature_everywhere = true;
+  }
+  auto dims = static_cast<int64_t>(static_cast<double>(c.head_dim) * rotated_share(f, p, c));
+  if (c.latent.rank > 0) dims = c.latent.rope;
+  const Value* full = p.find({"full_attention"});
+  const Value* sliding = p.find({"sliding_attention"});
+  if (full || sliding) {  // one description per kind of layer
+    c.rope = rope_from(Fields(full ? *full : none, f.where()), f, theta, dims, c.context);
+    double local = olmo3 ? theta : 10000.0;
+    c.rope_local =
+        rope_from(Fields(sliding ? *sliding : none, f.where()), f, local, dims, c.context);
+    if (c.rope_local == c.rope) c.rope_local = {};
+    return;
+  }
+  c.rope = rope_from(p, f, theta, dims, c.context);
+  if (olmo3 && c.rope.scaling != RopeConfig::Scaling::kNone) {  // layers with a window have none
+    c.rope_local.dims = dims;
+    c.rope_local.theta = c.rope.theta;
+  }
+  if (c.latent.rank > 0) scale_latent(c);
+  if (c.architecture.starts_with("gemma3")) {
+    c.rope_local.dims = dims;
+    c.rope_local.theta = f.number({"rope_local_base_freq"}, 10000.0);
+  }
+}
+
+}  // namespace tokamak
