@@ -211,7 +211,9 @@ void emit_rope(const CallSite& site, LaunchList& list) {
            static_cast<int>(args.half) * 2 * static_cast<int>(sizeof(double)));
 }
 
+// To blocks of eight bits, or to a plain type, which is a cast.
 void emit_quantize(const CallSite& site, LaunchList& list) {
+  if (site.out[0].dtype != DType::kQ8A) return emit_copy(site, list);
   constexpr int64_t kBlock = 32, kPerBlock = kRowThreads / 32;
   QuantizeArgs args{site.in[0].as(), site.out[0].as<uint8_t>(), site.in[0].elements() / kBlock,
                     site.in[0].dtype};
