@@ -236,8 +236,8 @@ const KernelTable* amx_table() {
     t.wide_blocks = 16;  // stay in the first cache
     t.pack_x4 = pack_tile;
     fill_wide<0>(t);
-    t.rounded[static_cast<int>(FType::kBF16)] = {dot_row<false>, spread<false>, dot_tiles<false>};
-    t.rounded[static_cast<int>(FType::kF16)] = {dot_row<true>, spread<true>, dot_tiles<true>};
+    t.rounded[static_cast<int>(FType::kBF16)] = {dot_row<false>, nullptr, spread<false>, dot_tiles<false>};
+    t.rounded[static_cast<int>(FType::kF16)] = {dot_row<true>, nullptr, spread<true>, dot_tiles<true>};
     t.bf16_group = kTileValues;
     t.bf16_pack = pack_bf16;
     return t;
