@@ -173,8 +173,14 @@ TEST(Bfloat, RoundedActivationsGiveTheProductsOfTheDefinitionForAnyNumberOfRows)
         product.tiles(part.data(), packed.data(), tile, at, rows, n, sums.data());
       }
       t->bf16_part(sums.data(), rows, out.data());
-      ASSERT_EQ(0, std::memcmp(out.data(), expected.data(), static_cast<size_t>(rows * kPanel) * 4))
+      auto bytes = static_cast<size_t>(rows * kPanel) * 4;
+      ASSERT_EQ(0, std::memcmp(out.data(), expected.data(), bytes))
           << "k " << k << ", " << rows << " rows";
+      if (rows > kMostFewRows) continue;
+      std::vector<float> few(kMostFewRows * kPanel);
+      product.few(c.panel.data(), packed.data(), tile, rows, k, few.data());
+      ASSERT_EQ(0, std::memcmp(few.data(), expected.data(), bytes))
+          << "k " << k << ", few rows: " << rows;
     }
   }
 }

@@ -400,6 +400,13 @@ class RoundedLinear final : public LinearKernel {
     auto* sums = reinterpret_cast<float*>(part + kPanelPart * kSpread);
     int64_t even = (rows + 1) / 2 * 2;
     float* apart = kernels.bf16_part ? sums + even * kPanel : sums;
+    if (product_.few && rows <= kMostFewRows) {
+      for (int64_t p = begin; p < end; ++p) {
+        product_.few(w_->panel(p), x, kTile * row_, rows, w_->k, sums);
+        store(sink, begin, p, 0, rows, sums);
+      }
+      return;
+    }
     for (int64_t p = begin; p < end; ++p) {
       std::memset(sums, 0, static_cast<size_t>(even * kPanel) * sizeof(float));
       for (int64_t k = 0; k < w_->k; k += kPanelPart) {
