@@ -178,7 +178,8 @@ TEST(Bfloat, RoundedActivationsGiveTheProductsOfTheDefinitionForAnyNumberOfRows)
           << "k " << k << ", " << rows << " rows";
       if (rows > kMostFewRows) continue;
       std::vector<float> few(kMostFewRows * kPanel);
-      product.few(c.panel.data(), packed.data(), tile, rows, k, few.data());
+      for (auto [at, n] : {std::pair{int64_t{0}, first}, std::pair{first, k - first}})
+        product.few(c.panel.data() + at * kPanel, packed.data(), tile, at, rows, n, few.data());
       ASSERT_EQ(0, std::memcmp(few.data(), expected.data(), bytes))
           << "k " << k << ", few rows: " << rows;
     }

@@ -254,14 +254,15 @@ void dot_row(const void* panel, const void* other, const uint16_t* x, int64_t k,
   }
 }
 
-// The same for up to four rows as `pack` has them. The panel is brought to pairs of k once.
+// The same for up to four rows as `pack` has them: sums[row][kPanel] +=. The panel is brought to
+// pairs of k once.
 template <int rows>
-void dot_few_rows(const uint16_t* w, const uint16_t* x, int64_t stride, int64_t k, float* out) {
+void dot_few_rows(const uint16_t* w, const uint16_t* x, int64_t stride, int64_t k, float* sums) {
   float32x4_t acc[rows][4];
 #pragma GCC unroll 4
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) acc[r][j] = vdupq_n_f32(0);
+    for (int j = 0; j < 4; ++j) acc[r][j] = vld1q_f32(sums + r * kPanel + 4 * j);
   auto add_four = [&](const uint16_t* from) {
     bfloat16x8_t a = load8(x), b = rows > 2 ? load8(x + stride) : a;
 #pragma GCC unroll 2
@@ -295,17 +296,17 @@ void dot_few_rows(const uint16_t* w, const uint16_t* x, int64_t stride, int64_t 
 #pragma GCC unroll 4
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) vst1q_f32(out + r * kPanel + 4 * j, acc[r][j]);
+    for (int j = 0; j < 4; ++j) vst1q_f32(sums + r * kPanel + 4 * j, acc[r][j]);
 }
 
-void dot_few(const void* panel, const uint16_t* x, int64_t stride, int64_t rows, int64_t k,
-             float* out) {
+void dot_few(const void* panel, const uint16_t* x, int64_t stride, int64_t at, int64_t rows,
+             int64_t k, float* sums) {
   const auto* w = static_cast<const uint16_t*>(panel);
-  for (; rows > 0; rows -= kTile, x += stride, out += kTile * kPanel) {
-    if (rows == 1) dot_few_rows<1>(w, x, stride / 2, k, out);
-    if (rows == 2) dot_few_rows<2>(w, x, stride / 2, k, out);
-    if (rows == 3) dot_few_rows<3>(w, x, stride / 2, k, out);
-    if (rows >= 4) dot_few_rows<4>(w, x, stride / 2, k, out);
+  for (x += 2 * at; rows > 0; rows -= kTile, x += stride, sums += kTile * kPanel) {
+    if (rows == 1) dot_few_rows<1>(w, x, stride / 2, k, sums);
+    if (rows == 2) dot_few_rows<2>(w, x, stride / 2, k, sums);
+    if (rows == 3) dot_few_rows<3>(w, x, stride / 2, k, sums);
+    if (rows >= 4) dot_few_rows<4>(w, x, stride / 2, k, sums);
   }
 }
 
