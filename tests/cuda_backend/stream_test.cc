@@ -95,8 +95,7 @@ TEST_P(CudaStream, LogitsAreThoseOfTheReferenceInEveryBatch) {
     }
   if (!on_gpu()) {
     EXPECT_EQ(emulated_launches("decode_stream") - before, steps);
-    const bool bf16 = std::string_view(GetParam()).ends_with("bf16");
-    EXPECT_EQ(emulated_launches("op_rotate_append") > layers_before, bf16);
+    EXPECT_GT(emulated_launches("op_rotate_append"), layers_before);  // the longest prompt
   }
   const double error = nmse(got, want);
   std::printf("nmse %s: %.2e\n", GetParam(), error);

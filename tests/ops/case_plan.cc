@@ -375,7 +375,8 @@ class Builder {
       std::vector<int64_t> dims = arg.dims;
       bool rows = arg.kind == Kind::kActivation || arg.kind == Kind::kQuantized;
       if (rows) dims.insert(dims.begin(), t);
-      DType dtype = arg.kind == Kind::kQuantized ? DType::kQ8A : arg.dtype;
+      DType dtype =
+          arg.kind == Kind::kQuantized && arg.dtype != DType::kBF16 ? DType::kQ8A : arg.dtype;
       if (rows || arg.kind == Kind::kWeight)
         out_.bytes += static_cast<double>(dtype_bytes(dtype, product(dims)));
       in.push_back(Type::of(tensor_type(dtype, dims)));

@@ -78,6 +78,8 @@ const std::vector<RuleCase> kRuleCases = {
     {"matmul", {"f32[b=B, m=2, k=3]", "f32[k=3, n=T]"}, {}, {"f32[b=B, m=2, n=T]"}},
     {"quantize", {"f32[t=T, k=64]"}, {{"format", "q8a"}}, {"q8a[t=T, k=64]"}},
     {"quantize", {"f32[t=T, k=48]"}, {{"format", "q8a"}}, {}, "multiple of 32"},
+    {"quantize", {"f32[t=T, k=7]"}, {{"format", "bf16"}}, {"bf16[t=T, k=7]"}},
+    {"quantize", {"f32[t=T, k=64]"}, {{"format", "f16"}}, {}, "use q8a or bf16"},
     {"reshape",
      {"f32[t=T, d=6]"},
      {{"dims", A{"T", 2, "3"}}, {"axes", A{"t", "h", "d"}}},

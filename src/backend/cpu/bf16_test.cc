@@ -173,8 +173,15 @@ TEST(Bfloat, RoundedActivationsGiveTheProductsOfTheDefinitionForAnyNumberOfRows)
         product.tiles(part.data(), packed.data(), tile, at, rows, n, sums.data());
       }
       t->bf16_part(sums.data(), rows, out.data());
-      ASSERT_EQ(0, std::memcmp(out.data(), expected.data(), static_cast<size_t>(rows * kPanel) * 4))
+      auto bytes = static_cast<size_t>(rows * kPanel) * 4;
+      ASSERT_EQ(0, std::memcmp(out.data(), expected.data(), bytes))
           << "k " << k << ", " << rows << " rows";
+      if (rows > kMostFewRows) continue;
+      std::vector<float> few(kMostFewRows * kPanel);
+      for (auto [at, n] : {std::pair{int64_t{0}, first}, std::pair{first, k - first}})
+        product.few(c.panel.data() + at * kPanel, packed.data(), tile, at, rows, n, few.data());
+      ASSERT_EQ(0, std::memcmp(few.data(), expected.data(), bytes))
+          << "k " << k << ", few rows: " << rows;
     }
   }
 }

@@ -15,6 +15,7 @@
 namespace {
 
 using tokamak::cpu::kPanel;
+using tokamak::cpu::kTile;
 
 constexpr int kPairs = kPanel / 2;  // row pairs of a panel
 
@@ -253,20 +254,80 @@ void dot_row(const void* panel, const void* other, const uint16_t* x, int64_t k,
   }
 }
 
+// The same for up to four rows as `pack` has them: sums[row][kPanel] +=. The panel is brought to
+// pairs of k once.
+template <int rows>
+void dot_few_rows(const uint16_t* w, const uint16_t* x, int64_t stride, int64_t k, float* sums) {
+  float32x4_t acc[rows][4];
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) acc[r][j] = vld1q_f32(sums + r * kPanel + 4 * j);
+  auto add_four = [&](const uint16_t* from) {
+    bfloat16x8_t a = load8(x), b = rows > 2 ? load8(x + stride) : a;
+#pragma GCC unroll 2
+    for (int two = 0; two < 2; ++two, from += 2 * kPanel) {
+      bfloat16x8_t v[4];
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        uint16x8_t p = vld1q_u16(from + 8 * h), q = vld1q_u16(from + kPanel + 8 * h);
+        v[2 * h] = vreinterpretq_bf16_u16(vzip1q_u16(p, q));
+        v[2 * h + 1] = vreinterpretq_bf16_u16(vzip2q_u16(p, q));
+      }
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        acc[0][j] = two == 0 ? vbfdotq_laneq_f32(acc[0][j], v[j], a, 0)
+                             : vbfdotq_laneq_f32(acc[0][j], v[j], a, 1);
+        if constexpr (rows > 1)
+          acc[1][j] = two == 0 ? vbfdotq_laneq_f32(acc[1][j], v[j], a, 2)
+                               : vbfdotq_laneq_f32(acc[1][j], v[j], a, 3);
+        if constexpr (rows > 2)
+          acc[2][j] = two == 0 ? vbfdotq_laneq_f32(acc[2][j], v[j], b, 0)
+                               : vbfdotq_laneq_f32(acc[2][j], v[j], b, 1);
+        if constexpr (rows > 3)
+          acc[3][j] = two == 0 ? vbfdotq_laneq_f32(acc[3][j], v[j], b, 2)
+                               : vbfdotq_laneq_f32(acc[3][j], v[j], b, 3);
+      }
+    }
+  };
+  int64_t i = 0;
+  for (; i + kGroup <= k; i += kGroup, x += 2 * kGroup) add_four(w + i * kPanel);
+  if (i < k) add_four(Tail(w, k).w);
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) vst1q_f32(sums + r * kPanel + 4 * j, acc[r][j]);
+}
+
+void dot_few(const void* panel, const uint16_t* x, int64_t stride, int64_t at, int64_t rows,
+             int64_t k, float* sums) {
+  const auto* w = static_cast<const uint16_t*>(panel);
+  for (x += 2 * at; rows > 0; rows -= kTile, x += stride, sums += kTile * kPanel) {
+    if (rows == 1) dot_few_rows<1>(w, x, stride / 2, k, sums);
+    if (rows == 2) dot_few_rows<2>(w, x, stride / 2, k, sums);
+    if (rows == 3) dot_few_rows<3>(w, x, stride / 2, k, sums);
+    if (rows >= 4) dot_few_rows<4>(w, x, stride / 2, k, sums);
+  }
+}
+
 // One row with panels of f16 by fmlal, which multiplies halves without converting them: the product
 // of a half and a bf16 number of a half's range is exact, so every sum has the bits of fmla.
 
 // The power of two that brings all of x into a half without loss; 0: there is none.
 float half_scale(const float* x, int64_t k) {
-  uint32_t low = 0, most = 0, least = 0x7f800000;
-  for (int64_t i = 0; i < k; ++i) {
-    uint32_t bits;
-    memcpy(&bits, x + i, 4);
-    uint32_t size = bits & 0x7fffffff;
-    low |= bits;
-    most = size > most ? size : most;
-    least = size != 0 && size < least ? size : least;
-  }
+  uint32x4_t all = vdupq_n_u32(0), high = all, small = vdupq_n_u32(0x7fffffff);
+  auto look = [&](uint32x4_t bits) {
+    uint32x4_t size = vshlq_n_u32(bits, 1);  // without the sign; one less makes zero the largest
+    all = vorrq_u32(all, bits);
+    high = vmaxq_u32(high, size);
+    small = vminq_u32(small, vshrq_n_u32(vsubq_u32(size, vdupq_n_u32(1)), 1));
+  };
+  int64_t i = 0;
+  for (; i + 4 <= k; i += 4) look(vreinterpretq_u32_f32(vld1q_f32(x + i)));
+  for (; i < k; ++i) look(vreinterpretq_u32_f32(vld1q_dup_f32(x + i)));
+  uint32_t most = vmaxvq_u32(high) >> 1, least = vminvq_u32(small) + 1;
+  uint32_t low = vgetq_lane_u32(all, 0) | vgetq_lane_u32(all, 1) | vgetq_lane_u32(all, 2) |
+                 vgetq_lane_u32(all, 3);
   int top = static_cast<int>(most >> 23) - 127, bottom = static_cast<int>(least >> 23) - 127;
   if (most == 0) return 1;
   // A half has numbers below 2^16, and eight bits of one from 2^-17 on.
@@ -340,7 +401,7 @@ const KernelTable* bf16_table() {
     t.bf16_rows = dot_rows;
     t.bf16_join = join_rows;
     t.hdot1x4 = half_dot1x4;
-    t.rounded[static_cast<int>(FType::kBF16)] = {dot_row, spread, dot_tiles};
+    t.rounded[static_cast<int>(FType::kBF16)] = {dot_row, dot_few, spread, dot_tiles};
     t.bf16_group = kGroup;
     t.bf16_pack = pack;
     t.bf16_part = part;

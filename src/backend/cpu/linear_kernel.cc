@@ -400,11 +400,18 @@ class RoundedLinear final : public LinearKernel {
     auto* sums = reinterpret_cast<float*>(part + kPanelPart * kSpread);
     int64_t even = (rows + 1) / 2 * 2;
     float* apart = kernels.bf16_part ? sums + even * kPanel : sums;
+    bool few = product_.few && rows <= kMostFewRows;
+    if (few) apart = sums;
     for (int64_t p = begin; p < end; ++p) {
       std::memset(sums, 0, static_cast<size_t>(even * kPanel) * sizeof(float));
       for (int64_t k = 0; k < w_->k; k += kPanelPart) {
         int64_t n = std::min(kPanelPart, w_->k - k);
-        product_.spread(w_->panel(p) + k * kPanel * 2, n, part);
+        const uint8_t* from = w_->panel(p) + k * kPanel * 2;
+        if (few) {
+          product_.few(from, x, kTile * row_, k, rows, n, sums);
+          continue;
+        }
+        product_.spread(from, n, part);
         product_.tiles(part, x, kTile * row_, k, rows, n, sums);
       }
       if (apart != sums) kernels.bf16_part(sums, rows, apart);

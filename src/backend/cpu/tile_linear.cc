@@ -12,13 +12,14 @@ namespace {
 
 constexpr int64_t kPart = 256;      // values of k; whole super-blocks of every format
 constexpr int64_t kManyPanels = 8;  // at once with many rows: rows come from memory once for all
+constexpr int64_t kFewPanels = 2;   // with up to kTileRows rows
 constexpr int64_t kMostRows = 512;  // of a chunk: panels are brought to tiles once for all
 constexpr int64_t kPackedBytes = 8 << 20;  // of a chunk
 
 class TileLinear final : public LinearKernel {
  public:
   TileLinear(const KernelTable& kernels, const Weight* w)
-      : LinearKernel(w), steps_((w->k + kTileStep - 1) / kTileStep) {
+      : LinearKernel(w), steps_(((w->k + kTileStep - 1) / kTileStep) | 1) {
     bool quantized = w->matrix == Weight::Matrix::kQPanel;
     spread_ = quantized ? kernels.tile_unit.spread[static_cast<int>(w->qformat)]
                         : kernels.tile_unit.spread_float[static_cast<int>(w->ftype)];
@@ -35,7 +36,7 @@ class TileLinear final : public LinearKernel {
   int64_t single_bytes() const override { return steps_ * kTileStep * 2; }
   int64_t tile_bytes() const override { return kTile * single_bytes(); }
   int64_t scratch_bytes() const override {
-    return kManyPanels * (part_numbers() * 2 + kMostRows * kPanel * 4);
+    return weight_numbers() * 2 + kManyPanels * kMostRows * kPanel * 4;
   }
   int64_t panels_at_once() const override { return kManyPanels; }
 
@@ -72,7 +73,7 @@ class TileLinear final : public LinearKernel {
              int64_t end, const LinearSink& sink, uint8_t* scratch) const override {
     TK_CHECK(rows <= kMostRows);
     const auto* x = reinterpret_cast<const uint16_t*>(packed);
-    int64_t at_once = rows > kTileRows ? kManyPanels : 2;
+    int64_t at_once = rows > kTileRows ? kManyPanels : kFewPanels;
     for (int64_t p = begin; p < end; p += at_once)
       multiply(kernels, {x, kTileStep * kTileRows, rows}, p, 1, std::min(at_once, end - p), begin,
                sink, scratch);
@@ -84,16 +85,18 @@ class TileLinear final : public LinearKernel {
     int64_t step, count;
   };
 
-  int64_t part_numbers() const { return kPart * kPanel * terms_; }  // of a panel
+  // Of all panels at once. Few rows take few panels, and longer parts of them.
+  int64_t weight_numbers() const { return kManyPanels * kPart * kPanel * terms_; }
 
   // `count` panels, `apart` from each other.
   void multiply(const KernelTable& kernels, const Rows& rows, int64_t panel, int64_t apart,
                 int64_t count, int64_t begin, const LinearSink& sink, uint8_t* scratch) const {
     auto* weights = reinterpret_cast<uint16_t*>(scratch);
-    auto* sums = reinterpret_cast<float*>(scratch + kManyPanels * part_numbers() * 2);
+    auto* sums = reinterpret_cast<float*>(scratch + weight_numbers() * 2);
+    int64_t part = rows.count > kTileRows ? kPart : kPart * kManyPanels / kFewPanels;
     TileProduct t{.weights = weights,
                   .panels = count,
-                  .panel_numbers = part_numbers(),
+                  .panel_numbers = part * kPanel * terms_,
                   .terms = terms_,
                   .x = rows.x,
                   .x_step = rows.step,
@@ -103,11 +106,11 @@ class TileLinear final : public LinearKernel {
                   .sums = sums,
                   .panel_sums = rows.count * kPanel,
                   .is_new = true};
-    for (int64_t k = 0; k < w_->k; k += kPart, t.is_new = false) {
-      int64_t n = std::min(kPart, w_->k - k);
+    for (int64_t k = 0; k < w_->k; k += part, t.is_new = false) {
+      int64_t n = std::min(part, w_->k - k);
       for (int64_t i = 0; i < count; ++i)
         spread_(w_->panel(panel + i * apart) + k / kPart * part_bytes_, n,
-                weights + i * part_numbers());
+                weights + i * t.panel_numbers);
       t.steps = (n + kTileStep - 1) / kTileStep;
       kernels.tile_unit.multiply(t);
       t.x += t.steps * rows.step;
@@ -116,6 +119,7 @@ class TileLinear final : public LinearKernel {
       store(sink, begin, panel + i * apart, 0, rows.count, sums + i * t.panel_sums);
   }
 
+  // Of a packed row. Odd: rows that are a power of two apart would share a few cache sets.
   int64_t steps_;
   int terms_ = 1;           // tiles of a step of weights
   int64_t part_bytes_ = 0;  // of a panel

@@ -19,6 +19,10 @@ const char* weight_kind(DType dtype) {
       return "q8_0";
     case DType::kQ4_0:
       return "q4_0";
+    case DType::kQ4_K:
+      return "q4_k";
+    case DType::kQ6_K:
+      return "q6_k";
     case DType::kMXFP4:
       return "mxfp4";
     default:
@@ -106,6 +110,7 @@ bool emit_expanded(const CallSite& site, LaunchList& list) {
   const int64_t rows = x.rows(), n = w.dims[0], k = w.dims[1];
   if (!site.libraries.blas || rows <= kDirectRows || !is_expandable(w.dtype)) return false;
   if (x.dtype != DType::kBF16 && x.dtype != DType::kQ8A) return false;
+  if (site.out[0].dtype == DType::kF32) return false;  // stored so that the batch changes no bit
   const size_t bytes = expansion_bytes(rows, n, k);
   if (bytes == 0 || bytes > site.scratch.bytes || k % kMmaChunk != 0) return false;
   CallSite plain = site;
@@ -123,6 +128,13 @@ bool emit_expanded(const CallSite& site, LaunchList& list) {
 
 bool is_expandable(DType weight) {
   return weight != DType::kF32 && weight != DType::kBF16 && weight != DType::kQ8A;
+}
+
+// Where reading the weights as they are takes as long as writing and reading them as bf16. Measured
+// on an H200 with 8B models: a row more costs 0.6 ms with q4_0 and q8_0 and 1.5 ms with others.
+int64_t direct_rows(DType weight) {
+  if (weight == DType::kQ8_0 || weight == DType::kQ4_0) return 16;
+  return weight == DType::kF16 ? 4 : 1;
 }
 
 size_t expanded_bytes(int64_t n, int64_t k) {
@@ -199,7 +211,9 @@ void emit_rope(const CallSite& site, LaunchList& list) {
            static_cast<int>(args.half) * 2 * static_cast<int>(sizeof(double)));
 }
 
+// To blocks of eight bits, or to a plain type, which is a cast.
 void emit_quantize(const CallSite& site, LaunchList& list) {
+  if (site.out[0].dtype != DType::kQ8A) return emit_copy(site, list);
   constexpr int64_t kBlock = 32, kPerBlock = kRowThreads / 32;
   QuantizeArgs args{site.in[0].as(), site.out[0].as<uint8_t>(), site.in[0].elements() / kBlock,
                     site.in[0].dtype};

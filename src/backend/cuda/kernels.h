@@ -75,8 +75,9 @@ size_t linear_bytes(const PlanSet& plans, const KernelCall& call);  // of linear
 size_t combine_bytes(int64_t entries);                              // of moe_combine
 size_t split_bytes(int64_t rows, int64_t k);  // rows in three pieces, for tensor cores
 
-// Of more rows than this, weights that are not bf16 are rounded to it first, for tensor cores.
-constexpr int64_t kDirectRows = 64;
+// Of more rows than these, weights that are not bf16 are rounded to it first, for tensor cores.
+constexpr int64_t kDirectRows = 64;           // of a product by itself
+int64_t direct_rows(DType weight);            // of a product of fused layers
 bool is_expandable(DType weight);             // a type that this is done for
 size_t expanded_bytes(int64_t n, int64_t k);  // of a matrix as bf16
 void emit_expand(LaunchList& list, const Tensor& rows, DeviceAddress to);

@@ -31,11 +31,18 @@ bool follow(const PlanSet& set, const std::vector<uint32_t>& parts) {
   return true;
 }
 
-bool expands_weights(const PlanSet& set, const PlannedDecoder& decoder) {
+// The most rows for which layers with weights that are not bf16 are better run op by op; 0: all
+// weights are bf16.
+int64_t most_direct_rows(const PlanSet& set, const PlannedDecoder& decoder) {
+  int64_t rows = 0;
   for (const PlannedLayer& l : decoder.layers)
     for (uint32_t w : l.products())
-      if (set.weights.at(w).dtype != DType::kBF16) return true;
-  return false;
+      if (const DType type = set.weights.at(w).dtype; type != DType::kBF16)
+        rows = std::min(rows == 0 ? direct_rows(type) : rows, direct_rows(type));
+  return rows;
+}
+bool expands_weights(const PlanSet& set, const PlannedDecoder& decoder) {
+  return most_direct_rows(set, decoder) > 0;
 }
 
 // A weight of a product that is neither bf16 nor made so.
@@ -65,7 +72,7 @@ std::optional<PlannedDecoder> LayerLaunches::find(const PlanSet& plans, const Pl
   auto has_bias = [](const PlannedLayer& l) {
     return l.q_bias != kNoWeight || l.k_bias != kNoWeight || l.v_bias != kNoWeight;
   };
-  const bool expands = expands_weights(plans, *decoder);
+  const int64_t direct = most_direct_rows(plans, *decoder);
   auto apart = [&](const PlannedLayer& l) {
     return !follow(plans, {l.q, l.k, l.v}) || !follow(plans, {l.gate, l.up});
   };
@@ -73,15 +80,15 @@ std::optional<PlannedDecoder> LayerLaunches::find(const PlanSet& plans, const Pl
   const int64_t rows = most_rows(plans, {&plan});
   if (const WeightEntry* other = unsupported_weight(plans, *decoder))
     why = fmt::format("{} weights ({})", dtype_name(other->dtype), other->name);
-  else if (expands && rows <= kDirectRows)
-    why = fmt::format("weights that are not bf16, and at most {} rows", kDirectRows);
+  else if (rows <= direct)
+    why = fmt::format("weights that are not bf16, and at most {} rows", direct);
   else if (s.head_dim != 64 && s.head_dim != 128)
     why = fmt::format("heads of {}", s.head_dim);
   else if (s.hidden % 32 != 0 || s.mlp % 32 != 0)
     why = "widths that are no multiples of 32";
   else if (std::any_of(layers.begin(), layers.end(), has_bias))
     why = "a bias";
-  else if (!expands && std::any_of(layers.begin(), layers.end(), apart))
+  else if (direct == 0 && std::any_of(layers.begin(), layers.end(), apart))
     why = "weights of one product that do not follow each other";
   else
     return decoder;
@@ -152,7 +159,8 @@ LayerLaunches::LayerLaunches(const PlanSet& plans, PlannedDecoder decoder,
       kv_(kv),
       libraries_(libraries),
       rows_(rows) {
-  const bool expands = expands_weights(plans, decoder_);
+  direct_rows_ = most_direct_rows(plans, decoder_);
+  const bool expands = direct_rows_ > 0;
   const Layout layout(decoder_.shape, rows, expands);
   memory_ = Buffer(layout.bytes);
   const DeviceAddress base = memory_.address();

@@ -18,7 +18,7 @@ namespace tokamak::cuda {
 class LayerLaunches {
  public:
   // Nothing where a plan is not such a decoder; `why` then says what it found. Weights that are not
-  // bf16 are rounded to it, one product after the other, in steps of more than kDirectRows.
+  // bf16 are rounded to it, one product after the other, in steps of more than direct_rows().
   static std::optional<PlannedDecoder> find(const PlanSet& plans, const Plan& plan,
                                             std::string& why);
   // For the plans that name these launches; null where none does.
@@ -34,7 +34,7 @@ class LayerLaunches {
     int64_t mask_width = 0;
     DeviceAddress logits = 0;
   };
-  bool takes(int64_t tokens) const { return expanded_ == 0 || tokens > kDirectRows; }
+  bool takes(int64_t tokens) const { return tokens > direct_rows_; }
   // The products of a layer and of the head, for Blas::measure().
   std::vector<BlasProduct> products() const;
   // Emits a step whose rows are the last tokens of their sequences (StepView::causal).
@@ -80,7 +80,7 @@ class LayerLaunches {
   const DeviceWeights& weights_;
   const KvPool& kv_;
   Libraries libraries_;
-  int64_t rows_;
+  int64_t rows_, direct_rows_;
   Buffer memory_;
   // Parts of it.
   DeviceAddress residual_, normed_, wide_, queries_, attended_, gated_, delta_, turns_, few_rows_,

@@ -10,7 +10,7 @@ namespace tokamak::cuda {
 
 constexpr int kLoad = 8;  // values of k per lane and turn
 
-enum class WeightKind : int32_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kMXFP4, kBlocks };
+enum class WeightKind : int32_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_K, kQ6_K, kMXFP4, kBlocks };
 
 template <WeightKind kind>
 TK_DEVICE void load_weight8(const LinearArgs& a, const uint8_t* row, int64_t at,
@@ -22,6 +22,10 @@ TK_DEVICE void load_weight8(const LinearArgs& a, const uint8_t* row, int64_t at,
     decode8_q8_0(row, at, out);
   } else if constexpr (kind == WeightKind::kQ4_0) {
     decode8_q45<false, false>(row, at, out);
+  } else if constexpr (kind == WeightKind::kQ4_K) {
+    decode8_k45<false>(row, at, out);
+  } else if constexpr (kind == WeightKind::kQ6_K) {
+    decode8_q6_k(row, at, out);
   } else if constexpr (kind == WeightKind::kMXFP4) {
     decode8_mxfp4(row, at, out);
   } else if constexpr (kind == WeightKind::kBlocks) {

@@ -32,6 +32,8 @@ TK_LINEAR(f16, WeightKind::kF16)
 TK_LINEAR(bf16, WeightKind::kBF16)
 TK_LINEAR(q8_0, WeightKind::kQ8_0)
 TK_LINEAR(q4_0, WeightKind::kQ4_0)
+TK_LINEAR(q4_k, WeightKind::kQ4_K)
+TK_LINEAR(q6_k, WeightKind::kQ6_K)
 TK_LINEAR(mxfp4, WeightKind::kMXFP4)
 TK_LINEAR(blocks, WeightKind::kBlocks)
 
