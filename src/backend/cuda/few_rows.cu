@@ -22,8 +22,6 @@ struct FewRowsConfig {
   static constexpr int kWeightBytes = kBoxes * kTile / kBoxRows * kBoxBytes;
   static constexpr int kValueBytes = kBoxes * kRows * 128;
   static_assert(kValueBytes % 1024 == 0);
-  // load_values() waits for barriers of the weights' stages, which must not be two turns further.
-  static_assert(kValueStages <= kStages);
   // Where a box of a stage lies. A group of warps has one box of each half of the tile.
   __device__ static constexpr int box(int along, int half, int group) {
     return ((along * 2 + half) * kGroups + group) * kBoxBytes;

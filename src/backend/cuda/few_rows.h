@@ -68,7 +68,7 @@ struct FewRowsArgs {
 // A few KB are left for the small kernels between the products, which run beside them.
 constexpr int few_rows_stages(int most_rows) { return most_rows <= 32 ? 6 : 5; }
 constexpr int few_rows_value_stages(int most_rows, int tile) {
-  return most_rows <= 16 ? 6 : tile == kFewRowsTile ? 3 : 5;
+  return most_rows <= 16 ? 6 : 3 * tile / kFewRowsTile;
 }
 // They start at a multiple of 1024; barriers follow them.
 constexpr int few_rows_shared_bytes(int most_rows, int tile) {
