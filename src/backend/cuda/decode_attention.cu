@@ -347,15 +347,16 @@ __device__ void attention_join(const AttentionLaunch& l) {
 }  // namespace tokamak::cuda
 
 // decode_attention_<head size>
-#define TK_DECODE_ATTENTION(head)                                                              \
-  extern "C" __global__ void __launch_bounds__(tokamak::cuda::kAttentionThreads,               \
-                                               tokamak::cuda::kAttentionResident)              \
-      decode_attention_##head(const __grid_constant__ tokamak::cuda::AttentionLaunch launch) { \
-    tokamak::cuda::attention_parts<tokamak::cuda::AttentionConfig<head>>(launch);              \
-  }                                                                                            \
-  extern "C" __global__ void __launch_bounds__(1024, 1) decode_attention_join_##head(          \
-      const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {                         \
-    tokamak::cuda::attention_join<head>(launch);                                               \
+#define TK_DECODE_ATTENTION(head)                                                       \
+  extern "C" __global__ void __launch_bounds__(tokamak::cuda::kAttentionThreads,        \
+                                               tokamak::cuda::kAttentionResident)       \
+      decode_attention_##head(                                                          \
+          const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {              \
+    tokamak::cuda::attention_parts<tokamak::cuda::AttentionConfig<head>>(launch);       \
+  }                                                                                     \
+  extern "C" __global__ void __launch_bounds__(1024, 1) decode_attention_join_##head(   \
+      const __grid_constant__ tokamak::cuda::AttentionLaunch launch) {                  \
+    tokamak::cuda::attention_join<head>(launch);                                        \
   }
 
 TK_DECODE_ATTENTION(128)

@@ -14,7 +14,7 @@ constexpr int kAttentionMaxBatch = 1024;
 constexpr int kAttentionResident = 2;
 constexpr int kAttentionWarps = 4, kAttentionProducers = 2;  // of a block: that compute, that load
 constexpr int kAttentionThreads = 32 * (kAttentionWarps + kAttentionProducers);
-constexpr int kAttentionSlots = 2;       // of the ring of tiles
+constexpr int kAttentionSlots = 2;      // of the ring of tiles
 constexpr int kAttentionPositions = 16;  // of a page: a multiple
 
 struct AttentionLaunch {

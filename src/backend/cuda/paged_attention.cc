@@ -61,7 +61,8 @@ void PagedAttention::launch(Handle stream, const Batch& batch) {
   l.in_flight = shape_.in_flight;
   l.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
   void* arguments[] = {&l};
-  check(driver().launch(parts_, static_cast<unsigned>(blocks_), 1, 1, kAttentionThreads, 1, 1,
+  check(driver().launch(parts_, static_cast<unsigned>(blocks_), 1, 1,
+                        kAttentionThreads, 1, 1,
                         static_cast<unsigned>(attention_shared_bytes(shape_.head_dim)), stream,
                         arguments, nullptr),
         "launching decode attention");
