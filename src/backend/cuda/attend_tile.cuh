@@ -33,9 +33,8 @@ class AttendTiles {
     for (int j = 0; j < kSteps; ++j)
 #pragma unroll
       for (int k = 0; k < 2; ++k)
-        queries_[j][k] = lane_ / 4 < heads
-                             ? *reinterpret_cast<const uint32_t*>(row + j * 16 + k * 8)
-                             : 0;
+        queries_[j][k] =
+            lane_ / 4 < heads ? *reinterpret_cast<const uint32_t*>(row + j * 16 + k * 8) : 0;
   }
 
   // Swizzled tiles (cache_map.h) of keys and of values; the first `valid` positions count.
@@ -82,7 +81,7 @@ class AttendTiles {
   }
 
  private:
-  static constexpr int kSteps = kHead / 16;              // of 16 dimensions
+  static constexpr int kSteps = kHead / 16;                // of 16 dimensions
   static constexpr int kAtoms = kHead / 64, kAtom = 1024;  // of eight positions; bytes
 
   // Scores -> weights. This lane has head lane / 4 at positions 2 * (lane % 4), the next, and both

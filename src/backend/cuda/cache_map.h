@@ -1,6 +1,6 @@
 #pragma once
-// How the copy engine finds keys or values of 16 bits in a plane of the cache (prefill_attention.cu,
-// decode_attention.cu).
+// How the copy engine finds keys or values of 16 bits in a plane of the cache
+// (prefill_attention.cu, decode_attention.cu).
 #include <cstdint>
 
 #include "backend/cuda/tensor_map.h"

@@ -200,7 +200,7 @@ struct TileLoader {
     sync_warp();
     if (tile.exists)
       copy_cached(shared_address(s.tiles[turn.place]) + lane * block_bytes, map, tile.row_group,
-                 full);
+                  full);
     turn = turn.next();
   }
   // The last tile of an item comes first. Values follow the keys of the next tile, as they are used
