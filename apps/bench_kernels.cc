@@ -35,7 +35,8 @@ Value bench_value(const cpu::KernelBench& b) {
                        {"threads", b.threads},
                        {"peaks", Value::Object{{"read_gb_per_second", b.read_peak * 1e-9},
                                                {"f32_gop_per_second", b.peak.f32 * 1e-9},
-                                               {"i8_gop_per_second", b.peak.i8 * 1e-9}}},
+                                               {"i8_gop_per_second", b.peak.i8 * 1e-9},
+                                               {"bf16_gop_per_second", b.peak.bf16 * 1e-9}}},
                        {"kernels", std::move(figures)}};
 }
 
@@ -52,10 +53,12 @@ void run_kernels(const KernelFlags& f) {
     return;
   }
   const Value& peaks = v.at("peaks");
-  fmt::print("{}, {} threads. Peaks: read {:.1f} GB/s, f32 {:.0f} and int8 {:.0f} GOP/s\n",
+  double bf16 = peaks.at("bf16_gop_per_second").as_double();
+  fmt::print("{}, {} threads. Peaks: read {:.1f} GB/s, f32 {:.0f}, int8 {:.0f}{} GOP/s\n",
              v.at("level").as_string(), v.at("threads").as_int(),
              peaks.at("read_gb_per_second").as_double(), peaks.at("f32_gop_per_second").as_double(),
-             peaks.at("i8_gop_per_second").as_double());
+             peaks.at("i8_gop_per_second").as_double(),
+             bf16 > 0 ? fmt::format(", bf16 {:.0f}", bf16) : "");
   fmt::print("{:<14} {:<24} {:>10} {:>9} {:>6} {:>9} {:>6}\n", "kernel", "shape", "us", "GB/s",
              "peak", "GOP/s", "peak");
   for (const Value& k : v.at("kernels").as_array())
@@ -88,6 +91,8 @@ void add_bench_kernels(CLI::App& bench) {
   verb->add_option("--inner", flags->bench.k, "length of the matrices' rows")
       ->check(CLI::Range(256, 1 << 20))
       ->capture_default_str();
+  verb->add_flag("--bf16", flags->bench.bf16,
+                 "quantised matrices with bf16 activations, where the CPU has kernels for that");
   verb->add_flag("--json", flags->json, "print JSON");
   verb->footer(
       "Shares: GB/s of the fastest read of as many bytes as a case moves, GOP/s of the level's\n"

@@ -54,8 +54,10 @@ void add_model_flags(CLI::App& verb, OpenOptions& options) {
   verb.add_option("--context", options.context,
                   "longest sequence in tokens (default: the model's, at most 8192)");
   verb.add_option("--seed", options.seed, "seed of the sampling noise")->capture_default_str();
-  verb.add_option("--activations", options.activations,
-                  "auto (default): int8 activations for quantised weights; or f32");
+  verb.add_option(
+      "--activations", options.activations,
+      "auto (default): int8 activations for quantised weights; f32; or, on CPUs that multiply "
+      "bf16 tiles (AMX), bf16: faster with many tokens");
   verb.add_option("--merge-adapter", options.merge_adapters,
                   "add this LoRA or DoRA adapter to the weights of the model, which must be f32, "
                   "f16 or bf16: a PEFT folder or a GGUF file (may be repeated)");

@@ -35,7 +35,8 @@ std::string_view shapes_name(Shapes shapes);
 
 struct CompileOptions {
   std::string activations =
-      "auto";  // "f32": never quantise activations; "auto": where the weights are quantised
+      "auto";  // "f32": never quantise activations; "auto": where the weights are quantised;
+               // "bf16": round them to bf16 wherever a kernel takes that
   // Types that values are stored in between ops: "bf16", "f16,residual=f32", "f32"; empty: what the
   // backend asks for (the pass choose-storage).
   std::string storage;

@@ -1,7 +1,7 @@
 // Tests and measures the CUDA kernels on a GPU: decode_bench <folder with *.fatbin> [part ...]
-// Parts: decode, decode-tiny (for compute-sanitizer), decode-large, decode-time, attention,
-// attention-time, prefill, prefill-time, sample, sample-time, products, products-tiny,
-// products-time, fused-time.
+// Parts: decode, decode-tiny (for compute-sanitizer), decode-large, decode-one, decode-time,
+// decode-one-time, attention, attention-time, prefill, prefill-time, sample, sample-time, products,
+// products-tiny, products-time, fused-time.
 #include "decode_bench.h"
 
 using namespace tokamak;
@@ -31,7 +31,9 @@ int run(const std::string& folder, const std::vector<std::string>& parts) {
       if (part == "decode") check_decode(decode);
       if (part == "decode-tiny") check_decode_tiny(decode);
       if (part == "decode-large") check_decode_large(decode);
+      if (part == "decode-one") check_decode_one(decode);
       if (part == "decode-time") time_decode(decode);
+      if (part == "decode-one-time") time_decode_one(decode);
       if (part == "attention") check_attention(attention);
       if (part == "attention-time") time_attention(attention);
       if (part == "prefill") check_prefill(prefill);

@@ -21,6 +21,8 @@ using PrefillContext = DecodeContext;    // with prefill_attention.fatbin
 void check_decode(DecodeContext& context);
 void check_decode_tiny(DecodeContext& context);
 void check_decode_large(DecodeContext& context);
+void check_decode_one(DecodeContext& context);
+void time_decode_one(DecodeContext& context);
 void time_decode(DecodeContext& context);
 void check_attention(AttentionContext& context);
 void time_attention(AttentionContext& context);

@@ -163,11 +163,12 @@ void check_case(const Case& c, DecodeContext& context) {
 
 // The same steps three times, launched without waiting in between: every bit of the last logits
 // agrees, and a sequence has the same logits in any batch of the same kernel.
-void check_repeats(DecodeContext& context, const char* name, const TestShape& shape) {
+void check_repeats(DecodeContext& context, const std::string& name, const TestShape& shape,
+                   const std::vector<int>& batches) {
   TestModel model(shape, context.filler);
   DecodeStream decode(context.device, context.kernels.data(), shape.shape, model.weights(),
                       shape.batch);
-  for (int batch : {1, 2, 8}) {
+  for (int batch : batches) {
     std::vector<DecodeSampling> sampling(static_cast<size_t>(batch), {99, 0.8f, 0});
     std::vector<float> first;
     int same = 0;
@@ -212,45 +213,93 @@ void check_deadline(DecodeContext& context) {
   }
 }
 
-void print_profile(DecodeStream& decode, const Stream& stream, const TestModel& model,
-                   std::span<const DecodeSampling> sampling) {
-  size_t count = static_cast<size_t>(decode.blocks() * decode.instructions() * kProfileFields);
-  Buffer ticks(count * 8);
-  std::vector<unsigned long long> t(count);
-  for (size_t b = 0; b < sampling.size(); ++b) decode.set_state(static_cast<int>(b), 1, 512);
-  decode.launch(stream.get(), model.page_table(), model.config().pages(), sampling,
-                ticks.address());
-  decode.finish(stream.get());
-  ticks.read(t.data(), count * 8);
-  const char* names[] = {"qkv", "attend", "combine", "out", "gate_up", "down", "head"};
-  fmt::print("profile, thousands of cycles per instruction, mean over blocks and layers (most):\n");
-  for (int kind = 0; kind < 7; ++kind) {
-    double sum[5] = {}, most[5] = {};
-    int n = 0;
-    for (int b = 0; b < decode.blocks(); ++b)
-      for (int i = 0; i < decode.instructions(); ++i) {
-        if ((i == decode.instructions() - 1 ? 6 : i % 6) != kind) continue;
-        const auto* f = &t[static_cast<size_t>((b * decode.instructions() + i) * kProfileFields)];
-        if (kind != 2 && f[1] == 0) continue;  // a block without rows
-        double part[5] = {0, 0, 0, static_cast<double>(f[3] - f[0]), static_cast<double>(f[4])};
-        if (kind != 2) {
-          part[0] = static_cast<double>(f[1] - f[0]);
-          part[1] = static_cast<double>(f[2] - f[1]);
-          part[2] = static_cast<double>(f[3] - f[2]);
-        }
-        for (int k = 0; k < 5; ++k) {
-          sum[k] += part[k];
-          most[k] = std::max(most[k], part[k]);
-        }
-        ++n;
-      }
-    fmt::print(
-        "  {:<8} input {:7.2f} ({:7.2f})  work {:7.2f} ({:7.2f}), in the ring {:7.2f}  end {:6.2f}"
-        " ({:6.2f})  all {:7.2f}\n",
-        names[kind], sum[0] / n / 1e3, most[0] / 1e3, sum[1] / n / 1e3, most[1] / 1e3,
-        sum[4] / n / 1e3, sum[2] / n / 1e3, most[2] / 1e3, sum[3] / n / 1e3);
+// Mean and most over blocks and layers, and the mean over layers of the least over blocks.
+struct Spread {
+  double sum = 0, most = 0, least_sum = 0, least = INFINITY;
+  int count = 0, layers = 0;
+  void add(double ticks) {
+    sum += ticks;
+    most = std::max(most, ticks);
+    least = std::min(least, ticks);
+    ++count;
   }
-}
+  void end_layer() {
+    least_sum += std::isinf(least) ? 0 : least;
+    least = INFINITY;
+    ++layers;
+  }
+  double mean() const { return count ? sum / count / 1e3 : 0; }
+};
+
+using Ticks = std::vector<unsigned long long>;
+constexpr int kKinds = 7;  // of instructions: six of a layer and the head
+
+class Profile {
+ public:
+  Profile(DecodeStream& decode, const Stream& stream, const TestModel& model,
+          std::span<const DecodeSampling> sampling)
+      : blocks_(decode.blocks()), instructions_(decode.instructions()) {
+    ticks_.resize(static_cast<size_t>(blocks_ * instructions_ * kProfileFields));
+    Buffer ticks(ticks_.size() * 8);
+    for (size_t b = 0; b < sampling.size(); ++b) decode.set_state(static_cast<int>(b), 1, 512);
+    decode.launch(stream.get(), model.page_table(), model.config().pages(), sampling,
+                  ticks.address());
+    decode.finish(stream.get());
+    ticks.read(ticks_.data(), ticks_.size() * 8);
+  }
+  void print() const {
+    const char* names[kKinds] = {"qkv", "attend", "combine", "out", "gate_up", "down", "head"};
+    fmt::print(
+        "profile, thousands of cycles per instruction: mean over blocks and layers (most); input "
+        "also [mean of the least]\n");
+    for (int kind = 0; kind < kKinds; ++kind) print_kind(kind, names[kind]);
+    fmt::print("  waits for input of a layer by block:");
+    for (int b = 0; b < blocks_; ++b)
+      fmt::print("{}{:5.1f}", b % 22 ? " " : "\n   ", input_waits(b));
+    fmt::print("\n");
+  }
+
+ private:
+  const unsigned long long* entry(int block, int instruction) const {
+    return &ticks_[static_cast<size_t>((block * instructions_ + instruction) * kProfileFields)];
+  }
+  static double between(const unsigned long long* f, ProfileField from, ProfileField to) {
+    return f[to] > f[from] ? static_cast<double>(f[to] - f[from]) : 0;
+  }
+  void print_kind(int kind, const char* name) const {
+    Spread input, work, end, all, waits[4];
+    for (int i = 0; i < instructions_; ++i) {
+      if ((i == instructions_ - 1 ? 6 : i % 6) != kind) continue;
+      for (int b = 0; b < blocks_; ++b) {
+        const auto* f = entry(b, i);
+        if (kind != 2 && f[kHasInput] == 0) continue;  // a block without rows
+        all.add(between(f, kBegin, kDone));
+        if (kind != 2) {
+          input.add(between(f, kBegin, kHasInput));
+          work.add(between(f, kHasInput, kHasSums));
+          end.add(between(f, kHasSums, kDone));
+        }
+        for (int w = 0; w < 4; ++w) waits[w].add(static_cast<double>(f[kWaitWeights + w]));
+      }
+      input.end_layer();
+    }
+    fmt::print(
+        "  {:<8} input {:6.2f} ({:6.2f}) [{:6.2f}]  work {:7.2f} ({:7.2f})  end {:5.2f} ({:5.2f}) "
+        " all {:7.2f} | waits: weights {:6.2f} consumers {:6.2f}; producer: room {:6.2f} copies "
+        "{:6.2f}\n",
+        name, input.mean(), input.most / 1e3, input.least_sum / std::max(1, input.layers) / 1e3,
+        work.mean(), work.most / 1e3, end.mean(), end.most / 1e3, all.mean(), waits[0].mean(),
+        waits[1].mean(), waits[2].mean(), waits[3].mean());
+  }
+  double input_waits(int block) const {
+    double sum = 0;
+    for (int i = 0; i < instructions_ - 1; ++i)
+      if (const auto* f = entry(block, i); f[kHasInput]) sum += between(f, kBegin, kHasInput);
+    return sum / (instructions_ / 6) / 1e3;
+  }
+  int blocks_, instructions_;
+  Ticks ticks_;
+};
 
 // Milliseconds of a step of `batch` sequences.
 double time_step(DecodeContext& context, const TestModel& model, DecodeStream& decode, int batch,
@@ -279,7 +328,7 @@ void time_model(const std::string& name, const TestShape& shape, DecodeContext& 
     if (batch != 1 && batch != shape.batch) continue;
     report(batch, 0.8f, ", temperature 0.8");
     std::vector<DecodeSampling> sampling(static_cast<size_t>(batch));
-    print_profile(decode, context.stream, model, sampling);
+    Profile(decode, context.stream, model, sampling).print();
   }
   for (int quarters : {4, 5, 6, 8}) {
     decode.set_in_flight(quarters);
@@ -306,13 +355,26 @@ void check_decode_large(DecodeContext& context) {
   TestShape llama{llama_8b(2)};
   check_case({"8B widths, 2 layers", llama, 512, 3, {}}, context);
   llama.batch = 8;
-  check_repeats(context, "8B widths", llama);
+  check_repeats(context, "8B widths", llama, {1, 2, 8});
   llama.type = DecodeWeight::kQ4;
   llama.shape.vocab = 8000;
   check_case({"8B widths, q4_0, 8 sequences", llama, 512, 2, {8}}, context);
   TestShape qwen{qwen3_1_7b(2), true};
   qwen.batch = 8;
   check_case({"1.7B widths, 2 layers, 8 and 1 sequences", qwen, 512, 4, {8, 1}}, context);
+}
+// One sequence alone: every type at the widths of both models, with small vocabularies.
+void check_decode_one(DecodeContext& context) {
+  for (size_t i = 0; i < 4; ++i)
+    for (TestShape t : {TestShape{llama_8b(2)}, TestShape{qwen3_1_7b(2), true}}) {
+      t.type = kTypes[i];
+      t.head_type = t.shape.hidden == 2048 ? DecodeWeight::kBf16 : t.type;
+      t.shape.vocab = 5000;
+      const std::string name = fmt::format("{}, width {}", kTypeNames[i], t.shape.hidden);
+      check_case({name, t, 512, 3, {}}, context);
+      check_repeats(context, name, t, {1});
+    }
+  check_deadline(context);
 }
 void check_decode_tiny(DecodeContext& context) {
   for (size_t i = 0; i < 4; ++i) {
@@ -321,6 +383,15 @@ void check_decode_tiny(DecodeContext& context) {
     c.model.type = c.model.head_type = kTypes[i];
     check_case(c, context);
   }
+}
+void time_decode_one(DecodeContext& context) {
+  for (auto [name, shape] : {std::pair{"8B", llama_8b(32)}, {"1.7B", qwen3_1_7b(28)}})
+    for (size_t i = 0; i < 4; ++i)
+      time_model(fmt::format("{} {}", name, kTypeNames[i]), timing_shape(shape, kTypes[i], 1),
+                 context);
+  TestShape mixed = timing_shape(llama_8b(32), DecodeWeight::kFp8, 1);
+  mixed.head_type = DecodeWeight::kBf16;
+  time_model("8B fp8, head bf16", mixed, context);
 }
 void time_decode(DecodeContext& context) {
   for (size_t i = 0; i < 4; ++i)

@@ -346,7 +346,39 @@ INSTANTIATE_TEST_SUITE_P(Types, CudaStream,
                          testing::Values("llama_bf16", "qwen3_bf16", "llama_q8_0", "llama_q4_0"),
                          [](const auto& info) { return std::string(info.param); });
 
-// Layers whose weights are read as FP8: as far from the reference as FP8 is, and not farther.
+// Weights that are not bf16 are rounded to it for steps of many rows, which run in fused layers.
+class CudaExpandedWeights : public CudaStream {};
+
+TEST_P(CudaExpandedWeights, PromptsRunInFusedLayers) {
+  RunnerOptions ref_options = options("ref"), cuda_options = options("cuda");
+  ref_options.max_tokens = cuda_options.max_tokens = 128;
+  ModelRunner ref(path_, ref_options), cuda(path_, cuda_options);
+  SampleSpec greedy;
+  greedy.temperature = 0;
+  cuda.edit = [&](StepInputs& step) { sample_all(step, greedy); };
+  std::vector<int32_t> prompt;
+  for (int i = 0; i < 66; ++i) prompt.push_back(i * 37 % 251);
+  const int64_t layers = emulated_launches("op_rotate_append"),
+                expanded = emulated_launches("op_expand");
+  std::vector<float> got;
+  std::vector<double> want;
+  for (const auto& row : cuda.all_logits(0, prompt, prompt.size()))
+    got.insert(got.end(), row.begin(), row.end());
+  for (const auto& row : ref.all_logits(0, prompt, prompt.size()))
+    want.insert(want.end(), row.begin(), row.end());
+  std::printf("nmse %s, expanded: %.2e\n", GetParam(), nmse(got, want));
+  EXPECT_LE(nmse(got, want), 5e-4);
+  if (on_gpu()) return;
+  const int64_t run = emulated_launches("op_rotate_append") - layers;
+  EXPECT_GT(run, 0);
+  EXPECT_EQ(emulated_launches("op_expand") - expanded, 7 * run);  // products of a layer
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, CudaExpandedWeights,
+                         testing::Values("llama_q8_0", "llama_q4_k", "llama_f16"),
+                         [](const auto& info) { return std::string(info.param); });
+
+// Weights that are read as FP8: as far from the reference as FP8 is, and not farther.
 TEST(CudaStreamPlan, Fp8WeightsAreCloseToTheReference) {
   const std::string path = model_path("llama_bf16");
   if (path.empty()) GTEST_SKIP() << "no models in TOKAMAK_STREAM_MODELS";

@@ -17,6 +17,10 @@ inline Arg activation(std::vector<int64_t> dims) {
   return {.kind = Arg::Kind::kActivation, .dims = std::move(dims)};
 }
 inline Arg quantized(int64_t k) { return {.kind = Arg::Kind::kQuantized, .dims = {k}}; }
+// Rounded by the op `quantize` to one bf16 number each.
+inline Arg rounded(int64_t k) {
+  return {.kind = Arg::Kind::kQuantized, .dims = {k}, .dtype = DType::kBF16};
+}
 inline Arg weight(DType dtype, std::vector<int64_t> dims) {
   return {.kind = Arg::Kind::kWeight, .dims = std::move(dims), .dtype = dtype};
 }

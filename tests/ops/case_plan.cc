@@ -239,8 +239,9 @@ class Builder {
       case Kind::kActivation:
         return add_activation(arg.dims, arg.dtype);
       case Kind::kQuantized: {
-        CallArg x = add_activation(arg.dims), q = new_value(DType::kQ8A, x.dims);
-        call("quantize", Value(Value::Object{{"format", "q8a"}}), {x}, {q});
+        DType type = arg.dtype == DType::kBF16 ? DType::kBF16 : DType::kQ8A;
+        CallArg x = add_activation(arg.dims), q = new_value(type, x.dims);
+        call("quantize", Value(Value::Object{{"format", dtype_name(type)}}), {x}, {q});
         return q;
       }
       case Kind::kWeight:

@@ -54,6 +54,19 @@ void add_linear(std::vector<OpCase>& cases) {
       cases.push_back(linear_case(dtype, false, m, 70, 352, m == 9));
 }
 
+// Activations rounded to bf16. A backend may round the weights to bf16 too.
+void add_rounded_linear(std::vector<OpCase>& cases) {
+  for (DType dtype : weight_types())
+    for (int64_t m : {1, 2, 5, 16, 17, 33, 67, 530}) {
+      int64_t n = m == 5 ? 1 : m == 16 ? 64 : 213, k = is_block_type(dtype) ? 768 : 77;
+      OpCase c = linear_case(dtype, false, m, n, k, m == 33);
+      c.name = fmt::format("linear/{}/bf16/m={} n={} k={}", dtype_name(dtype), m, n, k);
+      c.in[0] = rounded(k);
+      c.bound = is_block_type(dtype) ? 1e-5 : 1e-10;
+      cases.push_back(std::move(c));
+    }
+}
+
 // Experts with one row, none and several; the last rows belong to none.
 void add_experts(std::vector<OpCase>& cases) {
   Arg offsets{.kind = Kind::kConstant, .dims = {5}, .dtype = DType::kI32};
@@ -238,6 +251,7 @@ void add_storage(std::vector<OpCase>& cases) {
 std::vector<OpCase> correctness_cases() {
   std::vector<OpCase> cases;
   add_linear(cases);
+  add_rounded_linear(cases);
   add_experts(cases);
   add_lora(cases);
   add_elementwise(cases);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "backend/cpu/isa.h"
@@ -95,6 +96,19 @@ float defined_product(const Case& c, int64_t r, int64_t n) {
   return sums[0] + sums[1];
 }
 
+float rounded_product(const Case& c, int64_t r, int64_t n) {
+  float sum = 0;
+  for (int64_t k = 0; k < c.k; k += 4) {
+    uint16_t w[4] = {}, x[4] = {};
+    for (int64_t i = k; i < std::min(k + 4, c.k); ++i) {
+      w[i - k] = c.panel[static_cast<size_t>(i * kPanel + n)];
+      x[i - k] = to_bf16(c.x[static_cast<size_t>(r * c.k + i)]);
+    }
+    sum = bfmmla(sum, w, x);
+  }
+  return sum;
+}
+
 TEST(Bfloat, ProductsAreThoseOfTheDefinitionForAnyNumberOfRows) {
   const KernelTable* t = level();
   if (!t) GTEST_SKIP() << "this machine has no bf16 matrix instructions";
@@ -124,6 +138,121 @@ TEST(Bfloat, ProductsAreThoseOfTheDefinitionForAnyNumberOfRows) {
           << "k " << k << ", " << rows << " rows";
     }
   }
+}
+
+// The same for activations that are bf16 numbers.
+TEST(Bfloat, RoundedActivationsGiveTheProductsOfTheDefinitionForAnyNumberOfRows) {
+  const KernelTable* t = level();
+  if (!t) GTEST_SKIP() << "this machine has no bf16 matrix instructions";
+  const auto& product = t->rounded[static_cast<int>(FType::kBF16)];
+  for (int64_t k : {1, 2, 3, 4, 5, 7, 8, 31, 64, 259}) {
+    Case c(static_cast<uint64_t>(k), k, 67);
+    std::vector<uint16_t> x;
+    for (float v : c.x) x.push_back(to_bf16(v));
+    std::vector<float> expected;
+    for (int64_t r = 0; r < c.rows; ++r)
+      for (int64_t n = 0; n < kPanel; ++n) expected.push_back(rounded_product(c, r, n));
+    for (int64_t r = 0; r < c.rows; ++r) {
+      float two[2 * kPanel];
+      product.row(c.panel.data(), c.panel.data(), x.data() + r * k, k, two);
+      for (int i = 0; i < 2; ++i)
+        ASSERT_EQ(0, std::memcmp(two + i * kPanel, expected.data() + r * kPanel, kPanel * 4))
+            << "k " << k << ", row " << r << " alone";
+    }
+    int64_t first = k / 2 / 4 * 4;  // k in two parts
+    for (int64_t rows = 1; rows <= c.rows; ++rows) {
+      int64_t tile = kTile * c.row() / 2;
+      std::vector<uint16_t> packed(static_cast<size_t>((rows + 3) / 4 * tile), 0xffff),
+          part(static_cast<size_t>((k + 3) / 4 * 4 * kSpread));
+      for (int64_t r = 0; r < rows; r += kTile)
+        t->bf16_pack(x.data() + r * k, std::min<int64_t>(kTile, rows - r), k,
+                     packed.data() + r / kTile * tile);
+      std::vector<float> sums(static_cast<size_t>(rows + 1) * kPanel), out(sums.size());
+      for (auto [at, n] : {std::pair{int64_t{0}, first}, std::pair{first, k - first}}) {
+        product.spread(c.panel.data() + at * kPanel, n, part.data());
+        product.tiles(part.data(), packed.data(), tile, at, rows, n, sums.data());
+      }
+      t->bf16_part(sums.data(), rows, out.data());
+      ASSERT_EQ(0, std::memcmp(out.data(), expected.data(), static_cast<size_t>(rows * kPanel) * 4))
+          << "k " << k << ", " << rows << " rows";
+    }
+  }
+}
+
+// Every level and type with such instructions: near sums in double, and the same bits for a row
+// alone and among others.
+TEST(Bfloat, RoundedProductsAreNearTheirSums) {
+  constexpr int64_t k = 301, rows = 83, first = 96;
+  Case c(21, k, rows);
+  std::vector<uint16_t> x;
+  for (float v : c.x) x.push_back(to_bf16(v));
+  for (const KernelTable* t : available_tables())
+    for (FType type : {FType::kBF16, FType::kF16}) {
+      const auto& product = t->rounded[static_cast<int>(type)];
+      if (!product.row) continue;
+      SCOPED_TRACE(t->name);
+      std::vector<uint16_t> panel = c.panel;
+      std::vector<float> w(panel.size());
+      for (size_t i = 0; i < panel.size(); ++i) w[i] = from_bf16(panel[i]) * (i % 5 == 0 ? 1e-6f : 1.001f);
+      t->narrow[static_cast<int>(type)](w.data(), panel.data(), k * kPanel);
+      t->widen[static_cast<int>(type)](panel.data(), w.data(), k * kPanel);
+      int64_t row = (k + t->bf16_group - 1) / t->bf16_group * t->bf16_group, tile = kTile * row;
+      std::vector<uint16_t> packed(static_cast<size_t>((rows + 3) / 4 * tile)),
+          part(static_cast<size_t>((k + 31) / 32 * 32 * kSpread)), one(static_cast<size_t>(row));
+      for (int64_t r = 0; r < rows; r += kTile)
+        t->bf16_pack(x.data() + r * k, std::min<int64_t>(kTile, rows - r), k,
+                     packed.data() + r / kTile * tile);
+      std::vector<float> sums(static_cast<size_t>(rows + 1) * kPanel), out(sums.size());
+      for (auto [at, n] : {std::pair{int64_t{0}, first}, std::pair{first, k - first}}) {
+        product.spread(panel.data() + at * kPanel, n, part.data());
+        product.tiles(part.data(), packed.data(), tile, at, rows, n, sums.data());
+      }
+      if (t->bf16_part)
+        t->bf16_part(sums.data(), rows, out.data());
+      else
+        out = sums;
+      double error = 0, power = 0;
+      for (int64_t r = 0; r < rows; ++r) {
+        float two[2 * kPanel];
+        std::copy_n(x.data() + r * k, k, one.data());
+        product.row(panel.data(), panel.data(), one.data(), k, two);
+        for (int i = 0; i < 2; ++i)
+          ASSERT_EQ(0, std::memcmp(two + i * kPanel, out.data() + r * kPanel, kPanel * 4)) << r;
+        for (int64_t n = 0; n < kPanel; ++n) {
+          double sum = 0;
+          for (int64_t i = 0; i < k; ++i)
+            sum += double(w[static_cast<size_t>(i * kPanel + n)]) *
+                   double(from_bf16(x[static_cast<size_t>(r * k + i)]));
+          error += std::pow(double(out[static_cast<size_t>(r * kPanel + n)]) - sum, 2);
+          power += sum * sum;
+        }
+      }
+      EXPECT_LT(error / power, 2e-12);
+    }
+}
+
+// Halves by fmlal, where activations allow it: the bits of f32 products.
+TEST(Bfloat, HalvesWithRoundedActivationsGiveTheSameBits) {
+  const KernelTable* t = level();
+  if (!t) GTEST_SKIP() << "this machine has no bf16 matrix instructions";
+  constexpr int64_t k = 1022, stride = k * kPanel * 2;
+  std::vector<uint16_t> panels(4 * k * kPanel);
+  for (size_t i = 0; i < panels.size(); ++i) {
+    auto h = static_cast<uint16_t>(i);
+    panels[i] = (h & 0x7c00) == 0x7c00 ? h & 0x83ff : h;
+  }
+  Rng rng(3);
+  // Without loss in halves, with a loss that has to be seen, and zeros.
+  for (double size : {1.0, 1e-12, 1e12, 1e30, 0.0})
+    for (int range : {0, 20, 60}) {
+      std::vector<float> x(k), expected(4 * kPanel), sums(4 * kPanel);
+      for (float& v : x)
+        v = from_bf16(to_bf16(static_cast<float>(size * rng.normal() * std::exp2(-rng.uniform(0, range)))));
+      t->fdot1x4[static_cast<int>(FType::kF16)](panels.data(), stride, x.data(), k, expected.data());
+      if (!t->hdot1x4(panels.data(), stride, x.data(), k, sums.data())) continue;
+      EXPECT_EQ(0, std::memcmp(sums.data(), expected.data(), sums.size() * 4))
+          << size << " over " << range << " bits";
+    }
 }
 
 // Two terms keep 16 bits of an activation: the error stays near that of sums in f32.

@@ -109,6 +109,15 @@ Cells cells_of(const StepContext& c, int64_t rows, int64_t heads, int64_t row_gr
 void store_plane_row(const KernelTable& kernels, const KvPlane& plane, int64_t block, int64_t token,
                      const float* x, Part heads, uint8_t* scratch);
 
+// A row, or whole blocks of it, as the op `quantize` stores it: q8a or bf16.
+inline void encode_activations(const KernelTable& kernels, DType type, const float* x, int64_t n,
+                               void* to) {
+  if (type == DType::kQ8A)
+    kernels.quantize_row(x, n, to);
+  else
+    kernels.narrow[static_cast<int>(FType::kBF16)](x, to, n);
+}
+
 // Elements of light work that are worth a thread of their own.
 constexpr int64_t kLightGrain = 16384;
 

@@ -25,6 +25,7 @@ namespace {
 bool may_use_tiles() {
   static const bool granted = __builtin_cpu_supports("amx-tile") &&
                               __builtin_cpu_supports("amx-int8") &&
+                              __builtin_cpu_supports("amx-bf16") &&
                               ::syscall(SYS_arch_prctl, 0x1023, 18) == 0;
   return granted;
 }
@@ -41,7 +42,7 @@ std::vector<const KernelTable*> available_tables() {
   bool dotprod = (getauxval(AT_HWCAP) & 1ul << 20) != 0;
   bool i8mm = (getauxval(AT_HWCAP2) & 1ul << 13) != 0;
   if (dotprod) out.push_back(neon_table());
-  bool bf16 = (getauxval(AT_HWCAP2) & 1ul << 14) != 0;
+  bool bf16 = (getauxval(AT_HWCAP2) & 1ul << 14) != 0 && (getauxval(AT_HWCAP) & 1ul << 23) != 0;
   if (dotprod && i8mm) out.push_back(i8mm_table());
   if (dotprod && i8mm && bf16) out.push_back(bf16_table());
 #elif defined(__x86_64__)

@@ -202,10 +202,14 @@ class Bench {
 
   KernelFigure linear(const BenchCase& c) {
     bool integers = qformat_of(c.dtype).has_value();
-    DType type = integers ? DType::kQ8A : DType::kF32;
+    bool tiles = table_.tile_unit.multiply,
+         half = c.dtype == DType::kBF16 || c.dtype == DType::kF16;
+    bool rounded = half ? tiles || table_.bf16_pack : tiles && integers && options_.bf16;
+    bool bf16 = rounded && (tiles || table_.rounded[static_cast<int>(*ftype_of(c.dtype))].row);
+    DType type = rounded ? DType::kBF16 : integers ? DType::kQ8A : DType::kF32;
     Weight first = std::move(matrices(c.dtype, c.n, c.k, 1)[0]);
     double weight = static_cast<double>(panels_of(c.n) * first.panel_bytes);
-    size_t count = c.rows > 8 ? 1 : static_cast<size_t>(beyond_caches() / weight) + 1;
+    size_t count = c.rows > 32 ? 1 : static_cast<size_t>(beyond_caches() / weight) + 1;
     std::vector<Weight> weights = matrices(c.dtype, c.n, c.k, count - 1);
     weights.push_back(std::move(first));
     Buffer x(dtype_bytes(type, c.rows * c.k)), y(static_cast<uint64_t>(c.rows * c.n) * 4);
@@ -232,17 +236,20 @@ class Bench {
                    static_cast<double>(c.rows * c.n) * 4;
     double operations = 2.0 * static_cast<double>(c.rows) * static_cast<double>(c.n * c.k);
     return figure(c, time(calls, kv, nullptr), bytes, operations,
-                  weight * static_cast<double>(count), integers ? peak_.i8 : peak_.f32);
+                  weight * static_cast<double>(count),
+                  bf16       ? peak_.bf16
+                  : integers ? peak_.i8
+                             : peak_.f32);
   }
 
   void fill(const Buffer& x, DType type, int64_t elements) const {
     std::vector<float> values(static_cast<size_t>(elements));
     for (size_t i = 0; i < values.size(); ++i)
       values[i] = static_cast<float>(static_cast<int>(i * 37 % 101) - 50) * 0.02f;
-    if (type == DType::kQ8A)
-      table_.quantize_row(values.data(), elements, x.data());
-    else
+    if (type == DType::kF32)
       std::memcpy(x.data(), values.data(), values.size() * 4);
+    else
+      encode_activations(table_, type, values.data(), elements, x.data());
   }
 
   KernelFigure attend(const BenchCase& c) {

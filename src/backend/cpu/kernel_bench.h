@@ -15,6 +15,7 @@ struct KernelBenchOptions {
   std::string filter;                              // cases whose "kernel shape" contains it
   std::vector<int64_t> rows = {1, 4, 8, 64, 512};  // of activations, for matrices
   int64_t n = 8192, k = 2048;                      // of the matrices
+  bool bf16 = false;  // activations of quantised matrices, where the level multiplies them
 };
 
 struct KernelFigure {

@@ -91,7 +91,26 @@ struct alignas(16) XBlock1 {
   int8_t q[32];
 };
 
-inline constexpr int kMostFewRows = 8;  // of KernelTable::few_rows
+inline constexpr int kMostFewRows = 8;      // of KernelTable::few_rows
+inline constexpr int kSpread = 2 * kPanel;  // of KernelTable::rounded
+
+inline constexpr int kTileStep = 32;                         // values of k in a tile
+inline constexpr int64_t kTileRows = 16;                     // of activations
+inline constexpr int64_t kTileNumbers = kTileStep * kPanel;  // of weights
+
+// Sums of panels over `steps` steps: sums[panel][row][kPanel] +=, or = where they are new.
+struct TileProduct {
+  const uint16_t* weights;  // [step][term][kTileNumbers] of each panel
+  int64_t panels, panel_numbers;
+  int terms;
+  const uint16_t* x;  // rows of kTileStep numbers side by side
+  int64_t x_step;     // numbers from step to step
+  int64_t x_tile;     // and from kTileRows rows to the next
+  int64_t rows, steps;
+  float* sums;
+  int64_t panel_sums;  // floats from panel to panel
+  bool is_new;
+};
 
 struct KernelTable {
   const char* name;
@@ -125,8 +144,8 @@ struct KernelTable {
   void (*qwiden[kQFormats])(const uint8_t* panel, int64_t blocks, uint8_t* wide);
   void (*qwide[kQFormats])(const uint8_t* wide, int64_t panels, const XBlock4* x, int64_t stride,
                            int64_t rows, int64_t blocks, float* sums);
-  // Rearranges n <= kTile rows of q8a blocks (40 bytes each); absent rows become zero. tile <
-  // x_tiles: the place in the blocks.
+  // Rearranges n <= kTile rows of q8a blocks (40 bytes each); the scales of absent rows become
+  // zero. tile < x_tiles: the place in the blocks.
   void (*pack_x1)(const void* x, int64_t blocks, XBlock1* out);
   void (*pack_x4)(const void* const* rows, int n, int64_t blocks, int tile, XBlock4* out);
   void (*quantize_row)(const float* x, int64_t n, void* blocks);
@@ -159,6 +178,32 @@ struct KernelTable {
   void (*bf16_rows)(const uint16_t* spread, const uint16_t* x, int64_t stride, int64_t rows,
                     int64_t k, float* sums);
   void (*bf16_join)(const float* sums, int64_t rows, float* out);
+  // A matrix unit that multiplies tiles of bf16 numbers, for activations that are bf16. A step is
+  // kTileStep values of k. spread brings the first k values of a panel to one tile for each step,
+  // [k / 2][kPanel][2]; zeros follow the last one. Numbers are rounded to bf16, the nearest, ties
+  // away from zero; an f16 number is the sum of two, and a step has two tiles. multiply:
+  // TileProduct. nullptr: the level has none.
+  struct TileUnit {
+    void (*spread[kQFormats])(const uint8_t* panel, int64_t k, uint16_t* tiles);
+    void (*spread_float[kFTypes])(const uint8_t* panel, int64_t k, uint16_t* tiles);
+    void (*multiply)(const TileProduct& product);
+  } tile_unit;
+  // Matrix instructions on activations that are bf16 numbers, for panels of f16 and bf16. One row,
+  // zeros behind it up to a multiple of bf16_group, with two panels that are far apart: row,
+  // out[2][kPanel]. Many rows: bf16_pack brings a tile of n <= kTile rows to the level's order,
+  // kTile numbers for each k up to a multiple of bf16_group. spread does so with a part of a panel,
+  // at most kSpread numbers for each; tiles adds the products of that part, which begins at `at`,
+  // to sums of 2 * kPanel floats for every two rows, from tiles that are `stride` numbers apart;
+  // bf16_part takes the sums apart: out[row][kPanel]. nullptr: the level has none.
+  struct RoundedProduct {
+    void (*row)(const void* panel, const void* other, const uint16_t* x, int64_t k, float* out);
+    void (*spread)(const void* panel, int64_t k, uint16_t* out);
+    void (*tiles)(const uint16_t* spread, const uint16_t* x, int64_t stride, int64_t at,
+                  int64_t rows, int64_t k, float* sums);
+  } rounded[kFTypes];
+  int bf16_group;
+  void (*bf16_pack)(const uint16_t* x, int64_t n, int64_t k, uint16_t* out);
+  void (*bf16_part)(const float* sums, int64_t rows, float* out);
   void (*widen[kFTypes])(const void* in, float* out, int64_t n);  // to f32
   void (*narrow[kFTypes])(const float* in, void* out,
                           int64_t n);  // from f32, nearest even; not for i8

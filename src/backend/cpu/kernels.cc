@@ -63,9 +63,9 @@ void add_region_kernels(KernelList& list) {
               .scratch = linears_scratch},
              make_linears_region, true);
   };
-  add_linears("cpu.region.linears", "q8a|f32", kQuantPanels, weight_types(kQuantPanels));
-  add_linears("cpu.region.linears.float", "f32", kFloatPanels, "f32|f16");
-  add_linears("cpu.region.linears.bf16", "f32", kFloatPanels, "bf16");
+  add_linears("cpu.region.linears", "q8a|bf16|f32", kQuantPanels, weight_types(kQuantPanels));
+  add_linears("cpu.region.linears.float", "bf16|f32", kFloatPanels, "f32|f16");
+  add_linears("cpu.region.linears.bf16", "bf16|f32", kFloatPanels, "bf16");
   add_linears("cpu.region.linears.rows", "f32", kFileRows, weight_types(kFileRows));
   list.add(
       {.name = "cpu.region.rope_append",

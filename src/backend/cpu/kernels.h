@@ -77,6 +77,12 @@ inline constexpr const char* kFloatClass =
 inline constexpr const char* kBfloatClass =
     "f32 fma in k order, one accumulator; with level bf16 activations as two bf16 terms, each with "
     "bfmmla in k order, added at the end";
+// Activations are bf16; the level decides how they are multiplied.
+inline constexpr const char* kBfmmlaClass = "bf16 times bf16, bfmmla in k order, one accumulator";
+inline constexpr const char* kRoundedFloatClass =
+    "bf16 times f16, f32 fma in k order, one accumulator";
+inline constexpr const char* kTileClass =
+    "weights rounded to bf16 (f16: two terms) times bf16, tdpbf16ps in k order, one accumulator";
 
 // Types of matrices in a layout, separated by '|'.
 std::string weight_types(std::string_view layout);

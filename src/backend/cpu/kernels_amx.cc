@@ -1,5 +1,5 @@
-// x86-64 with the int8 matrix unit (AMX): the AVX-512 level, with products of many rows done in
-// tiles. A tile of weights is a widened block of a panel, 8 rows (k / 4) of 16 panel rows x 4
+// x86-64 with the matrix unit (AMX): the AVX-512 level, with products of many rows done in tiles;
+// tile_unit_amx.inc has those of bf16 numbers. A tile of weights is a widened block of a panel, 8 rows (k / 4) of 16 panel rows x 4
 // values of k, a tile of activations up to 16 rows x 32 values. A product covers one block: its
 // integer sums are scaled into float sums in the order of k, as on every other level. Scaling takes
 // longer than the product, so products and the stores of their sums run ahead of it.
@@ -204,6 +204,12 @@ void pack_tile(const void* const* rows, int n, int64_t blocks, int tile, XBlock4
   }
 }
 
+}  // namespace
+
+#include "backend/cpu/tile_unit_amx.inc"
+
+namespace {
+
 template <int F>
 void fill_wide(tokamak::cpu::KernelTable& t) {
   if constexpr (F < tokamak::cpu::kQFormats) {
@@ -230,6 +236,10 @@ const KernelTable* amx_table() {
     t.wide_blocks = 16;  // stay in the first cache
     t.pack_x4 = pack_tile;
     fill_wide<0>(t);
+    fill_spread<0>(t.tile_unit);
+    t.tile_unit.spread_float[static_cast<int>(FType::kBF16)] = spread_bf16;
+    t.tile_unit.spread_float[static_cast<int>(FType::kF16)] = spread_f16;
+    t.tile_unit.multiply = multiply_tiles;
     return t;
   }();
   return &table;

@@ -1,7 +1,8 @@
 // aarch64 with the bf16 and int8 matrix instructions: the level of kernels_i8mm.cc, with bf16
 // panels multiplied by bfmmla. A float of an activation row becomes two bf16 numbers, its rounded
 // value and what rounding left; bfmmla multiplies 2 rows x 4 values of k with both at once, giving
-// a 2 x 2 tile of sums that are added at the end.
+// a 2 x 2 tile of sums that are added at the end. Activations that are bf16 numbers already come in
+// pairs of rows in the place of the two.
 #include <arm_neon.h>
 
 #include <cstdint>
@@ -173,6 +174,158 @@ void join_rows(const float* sums, int64_t rows, float* out) {
   }
 }
 
+// Rows that are bf16 numbers.
+
+constexpr int64_t kGroup = 4;  // of k
+
+// Two pairs of rows: [k / 4][4 values of one, 4 of the other]; what is absent is zero.
+void pack(const uint16_t* x, int64_t n, int64_t k, uint16_t* out) {
+  for (int64_t r = 0; r < n; r += 2) {
+    const uint16_t *a = x + r * k, *b = r + 1 < n ? a + k : nullptr;
+    int64_t i = 0;
+    for (; i + kGroup <= k; i += kGroup, out += 2 * kGroup)
+      vst1q_u16(out, vcombine_u16(vld1_u16(a + i), b ? vld1_u16(b + i) : vdup_n_u16(0)));
+    if (i == k) continue;
+    memset(out, 0, 2 * kGroup * 2);
+    memcpy(out, a + i, static_cast<size_t>(k - i) * 2);
+    if (b) memcpy(out + kGroup, b + i, static_cast<size_t>(k - i) * 2);
+    out += 2 * kGroup;
+  }
+}
+
+void dot_tiles(const uint16_t* w, const uint16_t* x, int64_t stride, int64_t at, int64_t rows,
+               int64_t k, float* sums) {
+  dot_rows(w, x + 2 * at, stride / 2, (rows + 1) / 2, k, sums);
+}
+
+// sums[rows / 2][kPairs][2 x 2] -> out[row][kPanel], and one row more where they are odd.
+void part(const float* sums, int64_t rows, float* out) {
+  for (; rows > 0; rows -= 2, sums += 2 * kPanel, out += 2 * kPanel)
+    for (int p = 0; p < kPairs; p += 2) {
+      float32x4_t a = vld1q_f32(sums + 4 * p), b = vld1q_f32(sums + 4 * p + 4);
+      vst1q_f32(out + 2 * p, vuzp1q_f32(a, b));
+      vst1q_f32(out + kPanel + 2 * p, vuzp2q_f32(a, b));
+    }
+}
+
+// A panel at two values of k with two values of x. bfmmla takes these steps twice, in this order.
+template <int lane>
+TK_INLINE void add_two(const uint16_t* w, bfloat16x8_t x, float32x4_t* acc) {
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; ++h) {
+    uint16x8_t a = vld1q_u16(w + 8 * h), b = vld1q_u16(w + kPanel + 8 * h);
+    acc[2 * h] = vbfdotq_laneq_f32(acc[2 * h], vreinterpretq_bf16_u16(vzip1q_u16(a, b)), x, lane);
+    acc[2 * h + 1] =
+        vbfdotq_laneq_f32(acc[2 * h + 1], vreinterpretq_bf16_u16(vzip2q_u16(a, b)), x, lane);
+  }
+}
+TK_INLINE void add_eight(const uint16_t* w, bfloat16x8_t x, float32x4_t* acc) {
+  add_two<0>(w, x, acc);
+  add_two<1>(w + 2 * kPanel, x, acc);
+  add_two<2>(w + 4 * kPanel, x, acc);
+  add_two<3>(w + 6 * kPanel, x, acc);
+}
+
+void dot_row(const void* panel, const void* other, const uint16_t* x, int64_t k, float* out) {
+  const auto *w = static_cast<const uint16_t*>(panel), *v = static_cast<const uint16_t*>(other);
+  float32x4_t a[4], b[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) a[i] = b[i] = vdupq_n_f32(0);
+  int64_t i = 0;
+  for (; i + 8 <= k; i += 8) {
+    bfloat16x8_t eight = load8(x + i);
+    add_eight(w + i * kPanel, eight, a);
+    add_eight(v + i * kPanel, eight, b);
+  }
+  if (i < k) {  // padded with zeros
+    uint16_t rest[8] = {}, first[8 * kPanel] = {}, second[8 * kPanel] = {};
+    auto n = static_cast<size_t>(k - i) * 2;
+    memcpy(rest, x + i, n);
+    memcpy(first, w + i * kPanel, n * kPanel);
+    memcpy(second, v + i * kPanel, n * kPanel);
+    add_eight(first, load8(rest), a);
+    add_eight(second, load8(rest), b);
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    vst1q_f32(out + 4 * j, a[j]);
+    vst1q_f32(out + kPanel + 4 * j, b[j]);
+  }
+}
+
+// One row with panels of f16 by fmlal, which multiplies halves without converting them: the product
+// of a half and a bf16 number of a half's range is exact, so every sum has the bits of fmla.
+
+// The power of two that brings all of x into a half without loss; 0: there is none.
+float half_scale(const float* x, int64_t k) {
+  uint32_t low = 0, most = 0, least = 0x7f800000;
+  for (int64_t i = 0; i < k; ++i) {
+    uint32_t bits;
+    memcpy(&bits, x + i, 4);
+    uint32_t size = bits & 0x7fffffff;
+    low |= bits;
+    most = size > most ? size : most;
+    least = size != 0 && size < least ? size : least;
+  }
+  int top = static_cast<int>(most >> 23) - 127, bottom = static_cast<int>(least >> 23) - 127;
+  if (most == 0) return 1;
+  // A half has numbers below 2^16, and eight bits of one from 2^-17 on.
+  if ((low & 0xffff) != 0 || top > 60 || top < -60 || bottom < top - 32) return 0;
+  uint32_t scale = static_cast<uint32_t>(127 + 15 - top) << 23;
+  float f;
+  memcpy(&f, &scale, 4);
+  return f;
+}
+
+template <int lane>
+TK_INLINE void add_halves(const float16_t* const* w, int64_t at, float16x8_t x, float32x4_t (*acc)[4]) {
+#pragma GCC unroll 4
+  for (int p = 0; p < 4; ++p) {
+    float16x8_t a = vld1q_f16(w[p] + at), b = vld1q_f16(w[p] + at + 8);
+    acc[p][0] = vfmlalq_laneq_low_f16(acc[p][0], a, x, lane);
+    acc[p][1] = vfmlalq_laneq_high_f16(acc[p][1], a, x, lane);
+    acc[p][2] = vfmlalq_laneq_low_f16(acc[p][2], b, x, lane);
+    acc[p][3] = vfmlalq_laneq_high_f16(acc[p][3], b, x, lane);
+  }
+}
+
+bool half_dot1x4(const void* panel, int64_t stride, const float* x, int64_t k, float* out) {
+  float scale = half_scale(x, k);
+  if (scale == 0) return tokamak::cpu::i8mm_table()->hdot1x4(panel, stride, x, k, out);
+  const float16_t* w[4];
+  float32x4_t acc[4][4];
+#pragma GCC unroll 4
+  for (int p = 0; p < 4; ++p) {
+    w[p] = reinterpret_cast<const float16_t*>(static_cast<const uint8_t*>(panel) + p * stride);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) acc[p][i] = vmulq_n_f32(vld1q_f32(out + p * kPanel + 4 * i), scale);
+  }
+  int64_t i = 0;
+  for (; i + 8 <= k; i += 8) {
+    float16x8_t eight = vcvt_high_f16_f32(vcvt_f16_f32(vmulq_n_f32(vld1q_f32(x + i), scale)),
+                                          vmulq_n_f32(vld1q_f32(x + i + 4), scale));
+    int64_t at = i * kPanel;
+    add_halves<0>(w, at, eight, acc);
+    add_halves<1>(w, at + kPanel, eight, acc);
+    add_halves<2>(w, at + 2 * kPanel, eight, acc);
+    add_halves<3>(w, at + 3 * kPanel, eight, acc);
+    add_halves<4>(w, at + 4 * kPanel, eight, acc);
+    add_halves<5>(w, at + 5 * kPanel, eight, acc);
+    add_halves<6>(w, at + 6 * kPanel, eight, acc);
+    add_halves<7>(w, at + 7 * kPanel, eight, acc);
+  }
+  for (; i < k; ++i) {
+    float16x4_t one = vcvt_f16_f32(vdupq_n_f32(x[i] * scale));
+    add_halves<0>(w, i * kPanel, vcombine_f16(one, one), acc);
+  }
+#pragma GCC unroll 4
+  for (int p = 0; p < 4; ++p)
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j)
+      vst1q_f32(out + p * kPanel + 4 * j, vmulq_n_f32(acc[p][j], 1 / scale));
+  return true;
+}
+
 }  // namespace
 
 namespace tokamak::cpu {
@@ -186,6 +339,11 @@ const KernelTable* bf16_table() {
     t.bf16_spread = spread;
     t.bf16_rows = dot_rows;
     t.bf16_join = join_rows;
+    t.hdot1x4 = half_dot1x4;
+    t.rounded[static_cast<int>(FType::kBF16)] = {dot_row, spread, dot_tiles};
+    t.bf16_group = kGroup;
+    t.bf16_pack = pack;
+    t.bf16_part = part;
     return t;
   }();
   return &table;

@@ -112,6 +112,21 @@ void add_linear_kernels(KernelList& list) {
   };
   for (const char* format : kIntegerFormats) integer(format, kIntegerClass);
   for (const char* format : kMinimumFormats) integer(format, kMinimumClass);
+  auto rounded = [&](const char* level, const std::string& format, const char* layout,
+                     const char* numeric_class) {
+    list.add({.name = fmt::format("cpu.linear.{}.{}", level, format),
+              .pattern = fmt::format("linear(bf16, weight {}, weight *)", format),
+              .weight_layout = layout,
+              .numeric_class = numeric_class,
+              .needs = level,
+              .cost = matrix_cost},
+             make_linear);
+  };
+  rounded("bf16", "bf16", kFloatPanels, kBfmmlaClass);
+  rounded("bf16", "f16", kFloatPanels, kRoundedFloatClass);
+  for (const char* format : {"bf16", "f16"}) rounded("amx", format, kFloatPanels, kTileClass);
+  for (const char* format : kIntegerFormats) rounded("amx", format, kQuantPanels, kTileClass);
+  for (const char* format : kMinimumFormats) rounded("amx", format, kQuantPanels, kTileClass);
   for (const MatrixForm& form : kMatrixForms) {
     list.add({.name = fmt::format("cpu.linear.f32{}", form.suffix),
               .pattern = "linear(f32, weight " + form.weights() + ", weight *)",

@@ -203,28 +203,38 @@ class DigitsLinear final : public LinearKernel {
   void (*dot4_)(const uint8_t*, const XBlock4*, int64_t, int, float*);
 };
 
-// Activations f32, other weights. Float weights are read as they are for few rows; quantised ones,
-// and any for many rows, are decoded to f32 a part of a panel at a time.
+// Activations f32, or bf16 that are brought to f32; other weights. Float weights are read as they
+// are for few rows; quantised ones, and any for many rows, are decoded to f32 a part of a panel at a
+// time.
 class FloatLinear final : public LinearKernel {
  public:
-  explicit FloatLinear(const Weight* w) : LinearKernel(w) {
+  explicit FloatLinear(const Weight* w, bool bf16 = false) : LinearKernel(w), bf16_(bf16) {
     direct_ = w_->matrix == Weight::Matrix::kFPanel;
     int64_t step = dtype_info(w_->dtype).block_elements;
     part_ = std::max(step, kPanelPart / step * step);
   }
-  int64_t single_bytes() const override { return 0; }
+  int64_t row_bytes() const override { return w_->k * (bf16_ ? 2 : 4); }
+  int64_t single_bytes() const override { return bf16_ ? w_->k * 4 : 0; }
   int64_t tile_bytes() const override { return w_->k * kTile * 4; }
   int64_t scratch_bytes() const override {
     return (part_ * kPanel + kMaxTiles * kTile * kPanel) * 4;
   }
-  void pack_single(const KernelTable&, const void*, uint8_t*) const override {}
+  void pack_single(const KernelTable& k, const void* x, uint8_t* to) const override {
+    k.widen[static_cast<int>(FType::kBF16)](x, reinterpret_cast<float*>(to), w_->k);
+  }
   // [k][4].
   void pack_tile(const KernelTable&, const void* x, int64_t n, uint8_t* to,
                  int64_t tile) const override {
-    const auto* from = static_cast<const float*>(x);
-    auto* out = reinterpret_cast<float*>(to + tile * tile_bytes());
-    for (int64_t k = 0; k < w_->k; ++k)
-      for (int64_t r = 0; r < kTile; ++r) out[k * kTile + r] = r < n ? from[r * w_->k + k] : 0.0f;
+    auto pack = [&]<class T>(const T* from) {  // the bits of a bf16 number are a float's upper half
+      auto* out = reinterpret_cast<uint32_t*>(to + tile * tile_bytes());
+      for (int64_t k = 0; k < w_->k; ++k)
+        for (int64_t r = 0; r < kTile; ++r, ++out)
+          *out = r < n ? static_cast<uint32_t>(from[r * w_->k + k]) << (32 - 8 * sizeof(T)) : 0;
+    };
+    if (bf16_)
+      pack(static_cast<const uint16_t*>(x));
+    else
+      pack(static_cast<const uint32_t*>(x));
   }
 
   void single(const KernelTable& kernels, const void* packed, int64_t begin, int64_t end,
@@ -283,7 +293,7 @@ class FloatLinear final : public LinearKernel {
   }
 
  private:
-  bool direct_;
+  bool direct_, bf16_;
   int64_t part_;
 };
 
@@ -344,11 +354,75 @@ class BfloatLinear final : public LinearKernel {
   int64_t row_;  // numbers of a packed row
 };
 
+// Activations bf16, weights bf16 or f16, on levels with matrix instructions for them.
+class RoundedLinear final : public LinearKernel {
+ public:
+  RoundedLinear(const KernelTable& kernels, const Weight* w)
+      : LinearKernel(w),
+        product_(kernels.rounded[static_cast<int>(w->ftype)]),
+        row_((w->k + kernels.bf16_group - 1) / kernels.bf16_group * kernels.bf16_group) {
+    limit_chunk(kernels.chunk_bytes, kMaxTiles, 1);
+  }
+  int64_t row_bytes() const override { return w_->k * 2; }
+  int64_t single_bytes() const override { return row_ * 2; }
+  int64_t tile_bytes() const override { return kTile * row_ * 2; }
+  int64_t scratch_bytes() const override {
+    return kPanelPart * kSpread * 2 + (kMaxTiles * kTile + 1) * 2 * kPanel * 4;
+  }
+  void pack_single(const KernelTable&, const void* x, uint8_t* to) const override {
+    std::memcpy(to, x, static_cast<size_t>(w_->k) * 2);
+    std::memset(to + w_->k * 2, 0, static_cast<size_t>(row_ - w_->k) * 2);
+  }
+  void pack_tile(const KernelTable& k, const void* x, int64_t n, uint8_t* to,
+                 int64_t tile) const override {
+    k.bf16_pack(static_cast<const uint16_t*>(x), n, w_->k,
+                reinterpret_cast<uint16_t*>(to + tile * tile_bytes()));
+  }
+
+  void single(const KernelTable&, const void* packed, int64_t begin, int64_t end,
+              const LinearSink& sink, uint8_t*) const override {
+    const auto* x = static_cast<const uint16_t*>(packed);
+    int64_t half = (end - begin + 1) / 2;  // the two halves side by side
+    for (int64_t p = begin; p < begin + half; ++p) {
+      float sums[2 * kPanel];
+      int64_t other = std::min(p + half, end - 1);
+      product_.row(w_->panel(p), w_->panel(other), x, w_->k, sums);
+      store(sink, begin, p, 0, 1, sums);
+      store(sink, begin, other, 0, 1, sums + kPanel);
+    }
+  }
+
+  void tiles(const KernelTable& kernels, const uint8_t* packed, int64_t rows, int64_t begin,
+             int64_t end, const LinearSink& sink, uint8_t* scratch) const override {
+    TK_CHECK(rows <= kMaxTiles * kTile);
+    const auto* x = reinterpret_cast<const uint16_t*>(packed);
+    auto* part = reinterpret_cast<uint16_t*>(scratch);
+    auto* sums = reinterpret_cast<float*>(part + kPanelPart * kSpread);
+    int64_t even = (rows + 1) / 2 * 2;
+    float* apart = kernels.bf16_part ? sums + even * kPanel : sums;
+    for (int64_t p = begin; p < end; ++p) {
+      std::memset(sums, 0, static_cast<size_t>(even * kPanel) * sizeof(float));
+      for (int64_t k = 0; k < w_->k; k += kPanelPart) {
+        int64_t n = std::min(kPanelPart, w_->k - k);
+        product_.spread(w_->panel(p) + k * kPanel * 2, n, part);
+        product_.tiles(part, x, kTile * row_, k, rows, n, sums);
+      }
+      if (apart != sums) kernels.bf16_part(sums, rows, apart);
+      store(sink, begin, p, 0, rows, apart);
+    }
+  }
+
+ private:
+  KernelTable::RoundedProduct product_;
+  int64_t row_;  // numbers of a packed row
+};
+
 }  // namespace
 
 int64_t most_tile_bytes(DType activations, int64_t k) {
   int64_t quantized = k / kQuantBlock * static_cast<int64_t>(sizeof(XBlock4));
   if (activations == DType::kQ8A) return quantized;
+  if (activations == DType::kBF16) return (k + 31) / 32 * 32 * kTile * 4;
   return std::max((k + 3) / 4 * 4 * kTile * 4, kDigits * quantized);
 }
 
@@ -395,6 +469,13 @@ std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weigh
   bool bf16 = weight->matrix == Weight::Matrix::kFPanel && weight->ftype == FType::kBF16;
   if (activations == DType::kF32 && bf16 && site.kernels.bf16_rows)
     return std::make_unique<BfloatLinear>(weight);
+  if (activations == DType::kBF16 && site.kernels.tile_unit.multiply)
+    return make_tile_linear(site.kernels, weight);
+  if (activations == DType::kBF16 && weight->matrix == Weight::Matrix::kFPanel) {
+    if (site.kernels.rounded[static_cast<int>(weight->ftype)].row)
+      return std::make_unique<RoundedLinear>(site.kernels, weight);
+    return std::make_unique<FloatLinear>(weight, true);
+  }
   if (activations == DType::kF32) return std::make_unique<FloatLinear>(weight);
   if (activations == DType::kQ8A && weight->matrix == Weight::Matrix::kQPanel)
     return std::make_unique<QuantLinear>(site.kernels, weight);

@@ -43,6 +43,9 @@ class LinearKernel {
   virtual void tiles(const KernelTable& k, const uint8_t* packed, int64_t rows, int64_t begin,
                      int64_t end, const LinearSink& sink, uint8_t* scratch) const = 0;
 
+  // How many panels are best multiplied in one call with many rows.
+  virtual int64_t panels_at_once() const { return 1; }
+
   int64_t chunk_tiles() const;                      // tiles that stay in a core's cache
   int64_t tile_step() const { return tile_step_; }  // tiles that lie together
   int64_t packed_bytes(int64_t rows) const {
@@ -63,6 +66,8 @@ class LinearKernel {
 // Throws Error(kUnsupported) when there is no kernel for these activations and this weight.
 std::unique_ptr<LinearKernel> make_linear_kernel(const OpSite& site, const Weight* weight,
                                                  DType activations);
+// Activations bf16, on levels with a tile_unit.
+std::unique_ptr<LinearKernel> make_tile_linear(const KernelTable& kernels, const Weight* weight);
 // Reads rows as they are (single_bytes is 0), whatever the type of the weight, which has no integer
 // dot products.
 std::unique_ptr<LinearKernel> make_float_kernel(const OpSite& site, const Weight* weight);

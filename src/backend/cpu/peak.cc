@@ -78,7 +78,28 @@ TK_I8_PROBE(i8_mmla, "i8mm", TK_MMLA)
 #undef TK_MMLA
 #undef TK_I8_PROBE
 
+__attribute__((target("arch=armv8.2-a+bf16"))) float bf16_mmla(int rounds, float start) {
+  float32x4_t sum = vdupq_n_f32(0);
+  bfloat16x8_t a = vreinterpretq_bf16_u16(vdupq_n_u16(static_cast<uint16_t>(0x3f80 + start)));
+  bfloat16x8_t b = vreinterpretq_bf16_u16(vdupq_n_u16(0x3a83));
+#define TK_START(n) float32x4_t x##n = vdupq_n_f32(n);
+#define TK_STEP(n) x##n = vbfmmlaq_f32(x##n, a, b);
+#define TK_SUM(n) sum = vaddq_f32(sum, x##n);
+  TK_CHAINS(TK_START)
+  for (int r = 0; r < rounds; ++r) {
+    TK_CHAINS(TK_STEP)
+  }
+  TK_CHAINS(TK_SUM)
+  return vaddvq_f32(sum);
+#undef TK_START
+#undef TK_STEP
+#undef TK_SUM
+}
+
 Probe f32_probe(std::string_view) { return {f32_neon, kChains * 4 * 2}; }
+Probe bf16_probe(std::string_view level) {
+  return level == "bf16" ? Probe{bf16_mmla, kChains * 16 * 2} : Probe{};
+}
 Probe i8_probe(std::string_view level) {
   if (level == "i8mm" || level == "bf16") return {i8_mmla, kChains * 32 * 2};
   return level == "neon" ? Probe{i8_dot, kChains * 16 * 2} : Probe{};
@@ -158,13 +179,15 @@ __attribute__((target("avx2"))) float i8_avx2(int rounds, float start) {
 #undef TK_SUM
 }
 
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16};
+};
+
 // Four sums of 16 x 16 over 64 values of k. The tiles hold zeros: the time is the same.
 float i8_amx(int rounds, float) {
-  struct alignas(64) {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16};
-  } config;
+  TileShapes config;
   asm volatile("ldtilecfg %0" : : "m"(config));
   for (int r = 0; r < rounds / 4; ++r)
     asm volatile(
@@ -179,6 +202,22 @@ Probe f32_probe(std::string_view level) {
   if (level == "avx512" || level == "amx") return {f32_avx512, kChains * 16 * 2};
   return level == "avx2" ? Probe{f32_avx2, kChains * 8 * 2} : Probe{};
 }
+// The same of bf16 over 32 values of k.
+float bf16_amx(int rounds, float) {
+  TileShapes config;
+  asm volatile("ldtilecfg %0" : : "m"(config));
+  for (int r = 0; r < rounds / 4; ++r)
+    asm volatile(
+        "tdpbf16ps %%tmm5, %%tmm4, %%tmm0\n\ttdpbf16ps %%tmm5, %%tmm4, %%tmm1\n\t"
+        "tdpbf16ps %%tmm5, %%tmm4, %%tmm2\n\ttdpbf16ps %%tmm5, %%tmm4, %%tmm3" ::
+            : "memory");
+  asm volatile("tilerelease");
+  return 0;
+}
+
+Probe bf16_probe(std::string_view level) {
+  return level == "amx" ? Probe{bf16_amx, 16.0 * 16 * 32 * 2} : Probe{};
+}
 Probe i8_probe(std::string_view level) {
   if (level == "amx")
     return {i8_amx, 16.0 * 16 * 64 * 2};  // four products in a fourth of the rounds
@@ -188,6 +227,7 @@ Probe i8_probe(std::string_view level) {
 #else
 Probe f32_probe(std::string_view) { return {}; }
 Probe i8_probe(std::string_view) { return {}; }
+Probe bf16_probe(std::string_view) { return {}; }
 #endif
 
 double measure_peak(Probe probe, int threads) {
@@ -208,7 +248,8 @@ double measure_peak(Probe probe, int threads) {
 }  // namespace
 
 ArithmeticPeak arithmetic_peak(std::string_view level, int threads) {
-  return {measure_peak(f32_probe(level), threads), measure_peak(i8_probe(level), threads)};
+  return {measure_peak(f32_probe(level), threads), measure_peak(i8_probe(level), threads),
+          measure_peak(bf16_probe(level), threads)};
 }
 
 }  // namespace tokamak::cpu

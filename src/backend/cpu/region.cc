@@ -82,10 +82,11 @@ RowProgram::Direct RowProgram::find_direct() const {
     steps = steps.subspan(1);
   }
   out.x = input(value, true);
-  out.quantize = p.out[0].dtype == DType::kQ8A;
-  // What is left: the store of a quantised row. A norm alone is computed where it is stored.
-  bool whole = out.quantize ? steps.size() == 1 && steps[0].kind == LoopStep::Kind::kStore
-                            : steps.empty() && p.out[0].dtype == DType::kF32;
+  out.stored = p.out[0].dtype;
+  // What is left: the store of an encoded row. A norm alone is computed where it is stored.
+  bool encoded = out.stored == DType::kQ8A || out.stored == DType::kBF16;
+  bool whole = encoded ? steps.size() == 1 && steps[0].kind == LoopStep::Kind::kStore
+                       : steps.empty() && out.stored == DType::kF32;
   out.holds = whole && out.x >= 0;
   return out;
 }
@@ -101,9 +102,10 @@ void RowRunner::run_row(int64_t row, uint8_t* const* to) {
   const RowProgram::Direct& d = program_.direct_;
   if (!d.holds) return loop_->run_row(row, to);
   int64_t n = program_.columns_;
+  bool encoded = d.stored != DType::kF32;
   const float* x = in_[d.x].f32() + row * n;
   if (d.norm != LoopStep::Kind::kStore) {
-    auto* y = reinterpret_cast<float*>(d.quantize ? scratch_ : to[0]);
+    auto* y = reinterpret_cast<float*>(encoded ? scratch_ : to[0]);
     const float* weight = in_[d.weight].f32();
     if (d.norm == LoopStep::Kind::kRmsNorm)
       kernels_.rms_norm(x, weight, y, n, d.eps);
@@ -111,7 +113,7 @@ void RowRunner::run_row(int64_t row, uint8_t* const* to) {
       kernels_.layer_norm(x, weight, d.bias < 0 ? nullptr : in_[d.bias].f32(), y, n, d.eps);
     x = y;
   }
-  if (d.quantize) kernels_.quantize_row(x, n, to[0]);
+  if (encoded) encode_activations(kernels_, d.stored, x, n, to[0]);
 }
 
 void RowProgram::bind(const Tensor* in, const StepContext& context) {
@@ -243,7 +245,8 @@ class EpilogueReader {
     step.kind = EpilogueStep::Kind::kQuantize;
     step.in[0] = from;
     step.out = piece_.out[s];
-    if (p_.out[s].dtype != DType::kQ8A || *p_.columns.constant() % kQuantBlock != 0)
+    bool blocks = p_.out[s].dtype == DType::kQ8A && *p_.columns.constant() % kQuantBlock == 0;
+    if (!blocks && p_.out[s].dtype != DType::kBF16)
       refuse(site_, fmt::format("a result of type {}", p_.out[s].text()));
     steps_.push_back(step);
   }

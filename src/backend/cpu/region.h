@@ -38,7 +38,8 @@ class RowProgram {
   // interpreter. In decode a step runs hundreds of programs on one row each, and what the
   // interpreter reads about each of them is no longer in the cache.
   struct Direct {
-    bool holds = false, quantize = false;
+    bool holds = false;
+    DType stored = DType::kF32;  // else what the row is encoded to
     LoopStep::Kind norm = LoopStep::Kind::kStore;  // kRmsNorm, kLayerNorm; kStore: none
     int32_t x = -1, weight = -1, bias = -1;        // inputs of the call
     float eps = 0;

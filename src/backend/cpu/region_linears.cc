@@ -114,6 +114,7 @@ class LinearsRegion final : public CpuOp {
     std::vector<size_t> matrices, steps;
     int64_t n = 0, panels = 1;  // columns; panels per unit
     int64_t units = 0, weight = 0;
+    int64_t room = 1;  // panels that the buffers hold of a whole chunk of rows
   };
   struct Call {
     const Tensor *in, *out;
@@ -134,7 +135,7 @@ class LinearsRegion final : public CpuOp {
   void read_prologue(const OpSite& site) {
     prologue_piece_ = region_.producer(x_);
     if (prologue_piece_ < 0) {
-      quantized_ = site.in[x_].dtype == DType::kQ8A;
+      activations_ = site.in[x_].dtype;
       return;
     }
     const RegionPiece& piece = region_.pieces[static_cast<size_t>(prologue_piece_)];
@@ -149,7 +150,7 @@ class LinearsRegion final : public CpuOp {
       if (v != x_ && places_[v].out < 0)
         fail(ErrorCode::kUnsupported, "{}: {} cannot keep a value from before the matrices",
              site.label, site.kernel->name);
-    quantized_ = region_.values[x_].tensor.dtype == DType::kQ8A;
+    activations_ = region_.values[x_].tensor.dtype;
     only_staged_ = piece.out.size() == 1 && places_[x_].out < 0;
   }
 
@@ -157,8 +158,7 @@ class LinearsRegion final : public CpuOp {
     if (piece.op != "linear" || piece.in.size() < 2 || piece.in[0] != x_ || piece.in[1] >= inputs_)
       fail(ErrorCode::kUnsupported, "{}: {} takes matrices that share their first operand, not {}",
            site.label, site.kernel->name, piece.op);
-    DType type = quantized_ ? DType::kQ8A : DType::kF32;
-    Matrix m{make_linear_kernel(site, site.in[piece.in[1]].weight, type), piece.out[0],
+    Matrix m{make_linear_kernel(site, site.in[piece.in[1]].weight, activations_), piece.out[0],
              piece.in.size() > 2 ? static_cast<int>(piece.in[2]) : -1};
     Group g;
     g.matrices = {matrices_.size()};
@@ -208,6 +208,8 @@ class LinearsRegion final : public CpuOp {
     std::erase_if(groups_, [](const Group& g) { return g.matrices.empty(); });
     for (Group& g : groups_) {
       g.units = (panels_of(g.n) + g.panels - 1) / g.panels;
+      int64_t wanted = matrices_[0].kernel->panels_at_once();
+      g.room = (wanted + g.panels - 1) / g.panels * g.panels;
       for (size_t m : g.matrices) {
         if (matrices_[m].kernel->weight().k != matrices_[0].kernel->weight().k)
           fail(ErrorCode::kUnsupported, "matrices of one input differ in length");
@@ -241,7 +243,7 @@ class LinearsRegion final : public CpuOp {
       };
       for (size_t m : g.matrices) give(matrices_[m].value);
       for (size_t s : g.steps) give(epilogue_[s].out);
-      buffers = std::max(buffers, used * g.panels * kPanel);
+      buffers = std::max(buffers, used * g.room * kPanel);
     }
     kernel_at_ = unit_at_ + aligned(buffers * chunk_rows_ * 4);
     int64_t extra = 0;
@@ -292,12 +294,10 @@ class LinearsRegion final : public CpuOp {
       int o = value < inputs_ ? -1 : places_[value].out;
       if (o < 0 && (write || value >= inputs_)) return;
       const Tensor& t = write ? out[o] : o >= 0 ? out[o] : in[value];
-      if (t.dtype == DType::kQ8A)
-        list.columns(t, g.n / kQuantBlock * kActivationBlock, 0, rows,
-                     from / kQuantBlock * kActivationBlock,
-                     (to - from) / kQuantBlock * kActivationBlock, write);
-      else
-        list.columns(t, g.n * 4, 0, rows, from * 4, (to - from) * 4, write);
+      auto bytes = [&](int64_t columns) {
+        return static_cast<int64_t>(dtype_bytes(t.dtype, columns));
+      };
+      list.columns(t, bytes(g.n), 0, rows, bytes(from), bytes(to - from), write);
     };
     for (size_t m : g.matrices) {
       if (matrices_[m].bias >= 0) list.read(in[matrices_[m].bias]);
@@ -402,7 +402,7 @@ class LinearsRegion final : public CpuOp {
     }
     // Few rows leave room in the buffers for many units: each matrix is read in long stretches,
     // which is what memory is fast at.
-    int64_t batch = std::max<int64_t>(1, chunk_rows_ / count);
+    int64_t batch = g.room / g.panels * chunk_rows_ / count;
     for (int64_t u = begin; u < end; u += batch) {
       int64_t first = u * g.panels, last = std::min(std::min(u + batch, end) * g.panels, panels);
       Stretch at{row, count, first * kPanel, (last - first) * kPanel};
@@ -433,7 +433,7 @@ class LinearsRegion final : public CpuOp {
     const PlaceOf& p = places_[value];
     if (p.out >= 0) return {call.out[p.out].f32() + offset, g.n};
     auto* base = reinterpret_cast<float*>(scratch + unit_at_);
-    return {base + p.buffer * g.panels * kPanel * chunk_rows_, at.width};
+    return {base + p.buffer * g.room * kPanel * chunk_rows_, at.width};
   }
 
   Columns source(const Call& call, const Group& g, const EpilogueStep::Source& from,
@@ -448,12 +448,11 @@ class LinearsRegion final : public CpuOp {
     int64_t width = std::min(at.width, g.n - at.column), count = at.rows;
     Columns a = source(call, g, s.in[0], at, scratch), b = source(call, g, s.in[1], at, scratch);
     if (s.kind == EpilogueStep::Kind::kQuantize) {
-      int64_t blocks = g.n / kQuantBlock;
-      auto* to = static_cast<uint8_t*>(call.out[places_[s.out].out].data) +
-                 (at.row * blocks + at.column / kQuantBlock) * kActivationBlock;
+      const Tensor& out = call.out[places_[s.out].out];
+      auto row = static_cast<int64_t>(dtype_bytes(out.dtype, g.n));
+      auto* to = static_cast<uint8_t*>(out.data) + at.row * row + dtype_bytes(out.dtype, at.column);
       for (int64_t r = 0; r < count; ++r)
-        call.c.kernels.quantize_row(a.base + r * a.stride, width,
-                                    to + r * blocks * kActivationBlock);
+        encode_activations(call.c.kernels, out.dtype, a.base + r * a.stride, width, to + r * row);
       return;
     }
     Columns to = columns(call, g, s.out, at, scratch);
@@ -472,7 +471,7 @@ class LinearsRegion final : public CpuOp {
   const Region& region_;
   uint32_t inputs_;
   uint32_t x_ = 0;  // what the matrices read
-  bool quantized_ = false;
+  DType activations_ = DType::kF32;
   bool only_staged_ = false;  // the prologue has no other result than x_, and x_ is not kept
   int prologue_piece_ = -1;
   int64_t k_ = 0;

@@ -77,15 +77,18 @@ class Softmax final : public RowOp {
 class Quantize final : public RowOp {
  public:
   explicit Quantize(const OpSite& site) {
-    if (site.attrs.get_string("format", "q8a") != "q8a" || site.in[0].last() % kQuantBlock != 0)
-      fail(ErrorCode::kUnsupported, "{}: quantize gives q8a of rows of a multiple of {}",
+    std::string format = site.attrs.get_string("format", "q8a");
+    bool whole = site.in[0].last() % kQuantBlock == 0;
+    if (format != "bf16" && (format != "q8a" || !whole))
+      fail(ErrorCode::kUnsupported, "{}: quantize gives bf16, or q8a of rows of a multiple of {}",
            site.label, kQuantBlock);
   }
   void run(const Tensor* in, const Tensor* out, const StepContext& c) const override {
-    int64_t n = in[0].last(), bytes = n / kQuantBlock * kActivationBlock;
+    int64_t n = in[0].last();
+    auto bytes = static_cast<int64_t>(dtype_bytes(out[0].dtype, n));
     each_row(in[0], c, [&](int64_t r) {
-      c.kernels.quantize_row(in[0].f32() + r * n, n,
-                             static_cast<uint8_t*>(out[0].data) + r * bytes);
+      encode_activations(c.kernels, out[0].dtype, in[0].f32() + r * n, n,
+                         static_cast<uint8_t*>(out[0].data) + r * bytes);
     });
   }
 };
@@ -197,7 +200,7 @@ std::unique_ptr<CpuOp> make_rope(const OpSite& site) { return std::make_unique<R
 
 void add_row_kernels(KernelList& list) {
   constexpr const char* kRowClass = "f32, sums in 16 lanes and a fixed tree";
-  list.add("quantize", "quantize(f32)", "q8a: scale = max / 127, nearest even", make_quantize);
+  list.add("quantize", "quantize(f32)", "q8a: scale = max / 127, nearest even; bf16: nearest even", make_quantize);
   list.add("rms_norm", "rms_norm(f32, *, *)", kRowClass, make_rms_norm);
   list.add("layer_norm", "layer_norm(f32, *, *)", kRowClass, make_layer_norm);
   list.add("softmax", "softmax(f32)", kRowClass, make_softmax);

@@ -54,6 +54,7 @@ struct TestModelOptions {
   std::vector<DType> weights = {DType::kQ4_0};  // used in turn
   DType kv = DType::kF16;
   bool quantize = true;  // activations where the weight allows it
+  bool bf16 = false;     // activations rounded to bf16, with weights other than f32
   int64_t window = 0;    // of the second layer
   double softcap = 0;
   bool tree_mask = false;  // attention reads `mask`
@@ -140,10 +141,12 @@ class TestModel {
     DType type = next_type();
     CallArg w = weight(name, type, {n, k}, 1.0 / std::sqrt(static_cast<double>(k)));
     std::vector<CallArg> in = {x, w};
-    if (options_.quantize && is_block_type(type)) {
+    bool rounded = options_.bf16 && type != DType::kF32;
+    if (rounded || (options_.quantize && is_block_type(type))) {
+      DType to = rounded ? DType::kBF16 : DType::kQ8A;
       Value attrs = Value::object();
-      attrs.set("format", "q8a");
-      in[0] = call("quantize", {x}, x.dims, attrs, DType::kQ8A);
+      attrs.set("format", dtype_name(to));
+      in[0] = call("quantize", {x}, x.dims, attrs, to);
     }
     if (bias) in.push_back(weight(name + ".bias", DType::kF16, {n}, 0.1));
     std::vector<SymExpr> dims = x.dims;

@@ -28,12 +28,22 @@ template <int tile>
 TK_INLINE void tile_store(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(tile) : "memory");
 }
+template <int tile>
+TK_INLINE void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" : : "i"(tile));
+}
 // sums = x . w of signed bytes, in 32 bits.
 template <int sums, int x, int w>
 TK_INLINE void tile_product() {
   asm volatile("tilezero %%tmm%c0\n\ttdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0"
                :
                : "i"(sums), "i"(x), "i"(w));
+}
+
+// sums += x . w of bf16 numbers, in f32.
+template <int sums, int x, int w>
+TK_INLINE void tile_add_bf16() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(x), "i"(w));
 }
 
 }  // namespace

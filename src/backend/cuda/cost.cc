@@ -97,7 +97,8 @@ double layers_seconds(const DecoderWork& work, const Machine& machine) {
       std::max(work.weight_bytes / (share * rates.memory), work.flops / rates.tensor_flops);
   const double between =
       few ? 27e-6 + work.rows * 0.33e-6 : 38e-6 + work.rows * work.row_bytes / rates.cache;
-  return 2 * rates.launch_seconds + products + work.layers * between;
+  const double expanding = 2 * work.expanded_bytes / rates.memory;
+  return 2 * rates.launch_seconds + products + expanding + work.layers * between;
 }
 
 }  // namespace tokamak::cuda

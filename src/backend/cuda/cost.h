@@ -17,8 +17,9 @@ double gather_cost(const KernelDesc& kernel, const KernelWork& work, const Machi
 
 // A step of a decoder as a whole, without what it reads of the KV cache.
 struct DecoderWork {
-  double weight_bytes = 0;  // of all products, each read once
-  double flops = 0;         // of all products
+  double weight_bytes = 0;    // of all products, each read once
+  double flops = 0;           // of all products
+  double expanded_bytes = 0;  // that fused layers write as bf16 and read again
   double layers = 0, rows = 0;
   double row_bytes = 0;  // that fused kernels read and write for one row of one layer
 };

@@ -19,10 +19,10 @@ class DecodeAttend {
     sync_consumers<C>();  // the instruction before has read its sums
     if (work_.active) stage_heads();
     if (t_.sync_or_dead()) return false;
-    t_.mark(1);
+    t_.mark(kHasInput);
     attend();
     sync_consumers<C>();
-    t_.mark(2);
+    t_.mark(kHasSums);
     if (work_.active && work_.team > 1) write_partial();
     sync_consumers<C>();
     return true;

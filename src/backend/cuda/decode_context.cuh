@@ -110,6 +110,12 @@ extern "C" {
 __constant__ DecodeInstruction decode_program[kMaxInstructions];
 }
 
+__device__ inline unsigned long long* profile_entry(const DecodeLaunch& l, int block,
+                                                    int instruction, ProfileField field) {
+  return l.profile + (static_cast<int64_t>(block) * l.instructions + instruction) * kProfileFields +
+         field;
+}
+
 template <class C>
 struct DecodeThread {
   const DecodeLaunch& launch;
@@ -121,7 +127,7 @@ struct DecodeThread {
   int buffer = 0;  // of MatvecShared::sums, the next to be written
   int turn = 0;    // of DecodeShared::squares, likewise
   float residual[kMaxOwnedRows] = {};
-  uint32_t ring_wait = 0;  // ticks, while profiling
+  uint32_t ring_wait = 0, meet_wait = 0;  // ticks, while profiling
   double best_score = -INFINITY;
   int best_token = 0x7fffffff;
 
@@ -153,8 +159,10 @@ struct DecodeThread {
   }
 
   // Whether any consumer of the block saw the step fail; all get the same answer.
-  __device__ bool sync_or_dead() const {
+  __device__ bool sync_or_dead() {
     uint32_t dead = shared.ring.is_dead();
+    const bool profiled = opaque(launch.profile != nullptr);
+    const uint32_t start = profiled ? clock() : 0;
     asm volatile(
         "{\n.reg .pred p,q;\n"
         "setp.ne.u32 p,%0,0;\n"
@@ -163,6 +171,7 @@ struct DecodeThread {
         : "+r"(dead)
         : "n"(C::kConsumers)
         : "memory");
+    if (profiled) meet_wait += clock() - start;
     return dead != 0;
   }
 
@@ -173,16 +182,15 @@ struct DecodeThread {
     ring_wait += clock() - start;
     return chunk;
   }
-  __device__ void mark_ring_wait() {
-    if (launch.profile && warp == 0 && lane == 0)
-      launch.profile[(static_cast<int64_t>(block) * launch.instructions + index) * kProfileFields +
-                     4] = ring_wait;
-    ring_wait = 0;
+  __device__ bool profiles() const { return launch.profile && warp == 0 && lane == 0; }
+  __device__ void mark(ProfileField field) const {
+    if (profiles()) *profile_entry(launch, block, index, field) = clock64();
   }
-  __device__ void mark(int field) const {
-    if (launch.profile && warp == 0 && lane == 0)
-      launch.profile[(static_cast<int64_t>(block) * launch.instructions + index) * kProfileFields +
-                     field] = clock64();
+  __device__ void mark_waits() {
+    if (!profiles()) return;
+    *profile_entry(launch, block, index, kWaitWeights) = ring_wait;
+    *profile_entry(launch, block, index, kWaitConsumers) = meet_wait;
+    ring_wait = meet_wait = 0;
   }
 };
 

@@ -66,7 +66,7 @@ class DecodeMatvec {
     uint4* x = reinterpret_cast<uint4*>(&sums_ + 1);
     auto* scales = reinterpret_cast<float*>(x + in_.width / 8);
     stage_single<kType>(t_, in_, work_, x, scales, t_.turn);
-    t_.mark(1);
+    t_.mark(kHasInput);
     x += work_.first * 4;
     scales += work_.first;
     if constexpr (kType == DecodeWeight::kBf16)
@@ -164,7 +164,7 @@ class DecodeMatvec {
 #pragma unroll 1
     for (int pass = 0; pass < passes; ++pass) {
       input.settle(pass, parts_outside ? 1 : work_.parts, t_.turn, pass > 0);
-      if (pass == 0) t_.mark(1);
+      if (pass == 0) t_.mark(kHasInput);
 #pragma unroll 1
       for (int first = 0; first < work_.tiles; first += C::kFlush) {
         const int count = min(C::kFlush, work_.tiles - first);
@@ -270,7 +270,7 @@ class DecodeMatvec {
   // Adds what the consumers have collected and writes the outputs. False when the step is dead.
   __device__ bool flush(int first, int count) {
     if (t_.sync_or_dead()) return false;
-    if (first + count == work_.tiles) t_.mark(2);
+    if (first + count == work_.tiles) t_.mark(kHasSums);
     const int of_tile = OutputPlace<C>::sums_of_tile(kTileRows), total = count * of_tile;
     const int rounds = OutputPlace<C>::rounds(kTileRows);
 #pragma unroll

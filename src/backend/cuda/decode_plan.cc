@@ -30,7 +30,6 @@ class DecoderFinder {
     require(head, "linear");
     no_bias(head);
     out_.head = weight(head.in[1]);
-    out_.head_type = product_type(out_.head);
     out_.shape.vocab = extent(out_.head, 0);
     if (head.out[0].dtype != DType::kF32) refuse("logits that are not f32");
     const KernelCall* norm = producer(head, 0, "rms_norm");
@@ -44,10 +43,6 @@ class DecoderFinder {
     std::reverse(out_.layers.begin(), out_.layers.end());
     if (out_.layers.empty()) refuse("no layers");
     out_.shape.layers = static_cast<int>(out_.layers.size());
-    out_.type = product_type(out_.layers[0].out);
-    for (const PlannedLayer& l : out_.layers)
-      for (uint32_t w : {l.q, l.k, l.v, l.out, l.gate, l.up, l.down})
-        if (product_type(w) != out_.type) refuse("layers with weights of several types");
     out_.shape.page_size = static_cast<int>(plans_.groups.at(out_.group).block_size);
     return std::move(out_);
   }
@@ -106,19 +101,6 @@ class DecoderFinder {
   }
   int extent(uint32_t weight, size_t axis) const {
     return static_cast<int>(plans_.weights.at(weight).dims.at(axis));
-  }
-  DecodeWeight product_type(uint32_t weight) const {
-    const WeightEntry& entry = plans_.weights.at(weight);
-    switch (entry.dtype) {
-      case DType::kBF16:
-        return DecodeWeight::kBf16;
-      case DType::kQ8_0:
-        return DecodeWeight::kQ8;
-      case DType::kQ4_0:
-        return DecodeWeight::kQ4;
-      default:
-        refuse("{} weights ({})", dtype_name(entry.dtype), entry.name);
-    }
   }
   static void no_bias(const KernelCall& linear) {
     if (linear.in.size() > 2) refuse("a bias ({})", linear.label);
@@ -257,7 +239,34 @@ class DecoderFinder {
   int norms_ = 0;
 };
 
+DecodeWeight product_type(const WeightEntry& entry) {
+  switch (entry.dtype) {
+    case DType::kBF16:
+      return DecodeWeight::kBf16;
+    case DType::kQ8_0:
+      return DecodeWeight::kQ8;
+    case DType::kQ4_0:
+      return DecodeWeight::kQ4;
+    default:
+      refuse("{} weights ({})", dtype_name(entry.dtype), entry.name);
+  }
+}
+
+void set_types(const PlanSet& plans, PlannedDecoder& decoder) {
+  decoder.head_type = product_type(plans.weights.at(decoder.head));
+  decoder.type = product_type(plans.weights.at(decoder.layers[0].out));
+  for (const PlannedLayer& l : decoder.layers)
+    for (uint32_t w : l.products())
+      if (product_type(plans.weights.at(w)) != decoder.type)
+        refuse("layers with weights of several types");
+}
+
 }  // namespace
+
+void read_as_fp8(PlannedDecoder& decoder) {
+  for (DecodeWeight* type : {&decoder.type, &decoder.head_type})
+    if (*type == DecodeWeight::kBf16) *type = DecodeWeight::kFp8;
+}
 
 DecoderWeights product_types(const PlannedDecoder& decoder) {
   DecoderWeights types;
@@ -272,6 +281,19 @@ std::optional<PlannedDecoder> find_decoder(const PlanSet& plans, const Plan& pla
                                            std::string& why) {
   try {
     return DecoderFinder(plans, plan).find();
+  } catch (const NotDecoder& found) {
+    why = found.why;
+    return std::nullopt;
+  }
+}
+
+std::optional<PlannedDecoder> find_streamed(const PlanSet& plans, const Plan& plan,
+                                            std::string& why) {
+  std::optional<PlannedDecoder> decoder = find_decoder(plans, plan, why);
+  if (!decoder) return std::nullopt;
+  try {
+    set_types(plans, *decoder);
+    return decoder;
   } catch (const NotDecoder& found) {
     why = found.why;
     return std::nullopt;

@@ -2,6 +2,7 @@
 // Recognises a decode plan that the persistent kernel can run (decode_stream.h): a dense decoder of
 // norms, rotated and grouped attention and gated products. It reads the calls of the plan and
 // nothing else, so no model is known by name.
+#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,21 +21,29 @@ struct PlannedLayer {
   uint32_t q_bias = kNoWeight, k_bias = kNoWeight, v_bias = kNoWeight;
   uint32_t out = kNoWeight, gate = kNoWeight, up = kNoWeight, down = kNoWeight;
   uint32_t state = 0;
+  std::array<uint32_t, 7> products() const { return {q, k, v, out, gate, up, down}; }
 };
 struct PlannedDecoder {
   DecoderShape shape;
-  DecodeWeight type = DecodeWeight::kBf16;  // of the layers
+  DecodeWeight type = DecodeWeight::kBf16;  // of the layers; set by find_streamed()
   DecodeWeight head_type = DecodeWeight::kBf16;
   uint32_t embedding = kNoWeight, final_norm = kNoWeight, head = kNoWeight, frequencies = kNoWeight;
   uint32_t group = 0;  // of the KV cache
   std::vector<PlannedLayer> layers;
 };
 
+// bf16 weights of its products become FP8. One type for all of them is also one launch.
+void read_as_fp8(PlannedDecoder& decoder);
+
 // Types of the decoder's products without their weights, for DecodeStream::check_fits().
 DecoderWeights product_types(const PlannedDecoder& decoder);
 
-// Nothing where the kernel cannot run the plan; `why` then says what it found instead.
+// Nothing where a plan is no such decoder; `why` then says what was found instead. Its weights may
+// have any type.
 std::optional<PlannedDecoder> find_decoder(const PlanSet& plans, const Plan& plan,
                                            std::string& why);
+// The same, with weights that the persistent kernel reads.
+std::optional<PlannedDecoder> find_streamed(const PlanSet& plans, const Plan& plan,
+                                            std::string& why);
 
 }  // namespace tokamak::cuda

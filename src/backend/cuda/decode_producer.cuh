@@ -12,6 +12,7 @@ class DecodeProducer {
         ring_(shared.ring, producer, launch.in_flight),
         consumer_(ring_.consumer()) {
     serves_ = consumer_ < C::kWarps;
+    ring_.timed = opaque(launch.profile != nullptr && producer == 0);
   }
 
   __device__ void run(const AttendWork& attend) {
@@ -21,6 +22,7 @@ class DecodeProducer {
       bool alive = true;
       if (in.op == DecodeOp::kMatvec) alive = stream_rows(in);
       if (in.op == DecodeOp::kAttend) alive = stream_cache(in, attend);
+      if (ring_.timed) note_waits(k);
       if (!alive) break;
     }
     ring_.drain();
@@ -29,6 +31,14 @@ class DecodeProducer {
   __device__ int consumer() const { return serves_ ? consumer_ : 0; }
 
  private:
+  __device__ void note_waits(int instruction) {
+    const int block = static_cast<int>(blockIdx.x);
+    if (threadIdx.x % 32 == 0) {
+      *profile_entry(launch_, block, instruction, kWaitRoom) = ring_.room_wait;
+      *profile_entry(launch_, block, instruction, kWaitCopies) = ring_.copy_wait;
+    }
+    ring_.room_wait = ring_.copy_wait = 0;
+  }
   __device__ bool stream_rows(const DecodeInstruction& in) {
     const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
     MatvecWork work(in, block, blocks, consumer());

@@ -22,8 +22,22 @@ constexpr int kMaxInstructions = 740;  // in constant memory
 constexpr int kMaxBatch = 8;           // sequences of a step
 constexpr int kMaxOwnedRows = 4;       // values of the residual stream that one thread keeps
 constexpr int kMaxGroup = 8;           // query heads per key/value head
-constexpr int kProfileFields = 5;      // per instruction: four timestamps, ticks in the ring
 constexpr int kDecodeWarps = 8;        // consumers of a block
+
+// What a profile has per instruction. Times of the first consumer: it begins, has its input, has
+// met the others after the last tile, is done. Then ticks that it waits for weights and for the
+// other consumers, and that the first producer waits for room in the ring and for earlier copies.
+enum ProfileField {
+  kBegin,
+  kHasInput,
+  kHasSums,
+  kDone,
+  kWaitWeights,
+  kWaitConsumers,
+  kWaitRoom,
+  kWaitCopies,
+  kProfileFields
+};
 
 struct alignas(8) TaggedPair {
   uint32_t bits, tag;

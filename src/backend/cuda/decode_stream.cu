@@ -116,7 +116,7 @@ __device__ __forceinline__ bool consume(DecodeThread<C>& t) {
   for (int k = t.launch.first; k < t.launch.end; ++k) {
     const DecodeInstruction& in = decode_program[k];
     t.index = k;
-    t.mark(0);
+    t.mark(kBegin);
     if (in.op == DecodeOp::kMatvec) {
       if (!DecodeMatvec<C>(t, in).run()) return false;
     } else if (in.op == DecodeOp::kAttend) {
@@ -124,8 +124,8 @@ __device__ __forceinline__ bool consume(DecodeThread<C>& t) {
     } else if (!C::kSingle || !(in.flags & kPartsToReader)) {
       combine_partials(t, in);
     }
-    t.mark(3);
-    t.mark_ring_wait();
+    t.mark(kDone);
+    t.mark_waits();
   }
   if (t.launch.end == t.launch.instructions) {
     choose_tokens(t);

@@ -327,12 +327,7 @@ size_t scratch_bytes(const PlanSet& plans) {
   int64_t context = plans.context > 0 ? plans.context : kUsualContext;
   for (const Plan& plan : plans.plans)
     for (const KernelCall& call : plan.calls) {
-      if (call.op == "linear" && call.in[1].dtype == DType::kBF16 && !call.in[0].dims.empty()) {
-        SymExpr rows = 1;
-        for (size_t i = 0; i + 1 < call.in[0].dims.size(); ++i) rows = rows * call.in[0].dims[i];
-        if (auto k = call.in[0].dims.back().constant())
-          split = std::max(split, split_bytes(rows.upper(plans.symbols), *k));
-      }
+      if (call.op == "linear") split = std::max(split, linear_bytes(plans, call));
       if (call.op == "moe_combine")
         split = std::max(split, combine_bytes(call.in[0].dims[0].upper(plans.symbols)));
       if (call.op == "attend_latent") split = std::max(split, latent_bytes(plans, call));

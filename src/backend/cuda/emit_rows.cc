@@ -98,7 +98,62 @@ bool emit_blas(const CallSite& site, LaunchList& list, const LinearArgs& args) {
   return true;
 }
 
+// Many rows: weights, and values of eight bits, become bf16 in the scratch memory, and the library
+// multiplies them; without it, results do not depend on the number of rows. Returns whether it
+// does.
+bool emit_expanded(const CallSite& site, LaunchList& list) {
+  const Tensor &x = site.in[0], &w = site.in[1];
+  const int64_t rows = x.rows(), n = w.dims[0], k = w.dims[1];
+  if (!site.libraries.blas || rows <= kDirectRows || !is_expandable(w.dtype)) return false;
+  if (x.dtype != DType::kBF16 && x.dtype != DType::kQ8A) return false;
+  const size_t bytes = expansion_bytes(rows, n, k);
+  if (bytes == 0 || bytes > site.scratch.bytes || k % kMmaChunk != 0) return false;
+  CallSite plain = site;
+  plain.in[1] = {DType::kBF16, {n, k}, site.scratch.address, 0};
+  emit_expand(list, w, plain.in[1].address);
+  if (x.dtype == DType::kQ8A) {
+    plain.in[0] = {DType::kBF16, {rows, k}, site.scratch.address + expanded_bytes(n, k), 0};
+    emit_expand(list, x, plain.in[0].address);
+  }
+  emit_linear(plain, list);
+  return true;
+}
+
 }  // namespace
+
+bool is_expandable(DType weight) {
+  return weight != DType::kF32 && weight != DType::kBF16 && weight != DType::kQ8A;
+}
+
+size_t expanded_bytes(int64_t n, int64_t k) {
+  return static_cast<size_t>(n) * static_cast<size_t>(k) * sizeof(uint16_t);
+}
+
+size_t expansion_bytes(int64_t rows, int64_t n, int64_t k) {
+  constexpr size_t kMost = size_t{512} << 20;
+  const size_t bytes = expanded_bytes(n, k) + expanded_bytes(rows, k);
+  return bytes > kMost ? 0 : bytes;
+}
+
+void emit_expand(LaunchList& list, const Tensor& rows, DeviceAddress to) {
+  ExpandArgs args{rows.as<uint8_t>(), reinterpret_cast<uint16_t*>(to), rows.last(),
+                  static_cast<int64_t>(dtype_bytes(rows.dtype, rows.last())), rows.dtype};
+  constexpr int64_t kPerBlock = kElementThreads * kVector;
+  list.add("op_pack", "op_expand", {rows.rows(), (args.width + kPerBlock - 1) / kPerBlock},
+           kElementThreads, args);
+}
+
+size_t linear_bytes(const PlanSet& plans, const KernelCall& call) {
+  const CallArg &x = call.in[0], &w = call.in[1];
+  if (x.dims.empty() || w.kind != CallArg::Kind::kWeight) return 0;
+  SymExpr product = 1;
+  for (size_t i = 0; i + 1 < x.dims.size(); ++i) product = product * x.dims[i];
+  const int64_t rows = product.upper(plans.symbols);
+  const std::vector<int64_t>& dims = plans.weights.at(w.index).dims;
+  if (w.dtype == DType::kBF16) return split_bytes(rows, dims.at(1));
+  if (!is_expandable(w.dtype) || rows <= kDirectRows) return 0;
+  return expansion_bytes(rows, dims.at(0), dims.at(1));
+}
 
 size_t split_bytes(int64_t rows, int64_t k) {
   return static_cast<size_t>(rows * k) * 3 * sizeof(uint16_t);
@@ -153,6 +208,7 @@ void emit_quantize(const CallSite& site, LaunchList& list) {
 }
 
 void emit_linear(const CallSite& site, LaunchList& list) {
+  if (emit_expanded(site, list)) return;
   const Tensor &x = site.in[0], &w = site.in[1], &y = site.out[0];
   LinearArgs args{};
   args.x = x.as();

@@ -142,8 +142,8 @@ bool CudaExecutable::takes_layers(const Prepared& p) const {
   for (auto input :
        {&Step::ids, &Step::pos, &Step::seq, &Step::slot, &Step::q_start, &Step::kv_len})
     if (!reads(input)) return false;
-  return p.logits >= 0 && view_.causal && !in.ids.empty() && !in.out_rows.empty() &&
-         (in.mask.empty() || reads(&Step::mask)) &&
+  return p.logits >= 0 && layers_->takes(in.tokens()) && view_.causal && !in.ids.empty() &&
+         !in.out_rows.empty() && (in.mask.empty() || reads(&Step::mask)) &&
          (reads(&Step::out_rows) || in.out_rows.size() == in.ids.size()) &&
          std::none_of(samples.begin(), samples.end(), wants_hidden);
 }

@@ -71,8 +71,17 @@ const CudaKernel& planned_kernel(const KernelEntry& entry);
 
 // Scratch that the calls of these plans ask for at most.
 size_t scratch_bytes(const PlanSet& plans);
-size_t combine_bytes(int64_t entries);        // of moe_combine
+size_t linear_bytes(const PlanSet& plans, const KernelCall& call);  // of linear
+size_t combine_bytes(int64_t entries);                              // of moe_combine
 size_t split_bytes(int64_t rows, int64_t k);  // rows in three pieces, for tensor cores
+
+// Of more rows than this, weights that are not bf16 are rounded to it first, for tensor cores.
+constexpr int64_t kDirectRows = 64;
+bool is_expandable(DType weight);             // a type that this is done for
+size_t expanded_bytes(int64_t n, int64_t k);  // of a matrix as bf16
+void emit_expand(LaunchList& list, const Tensor& rows, DeviceAddress to);
+// Scratch of such a product; 0: the matrix is too large, and is read as it is.
+size_t expansion_bytes(int64_t rows, int64_t n, int64_t k);
 
 // One per family of ops: emit_*.cc.
 void emit_unary(const CallSite& site, LaunchList& list);

@@ -5,6 +5,7 @@
 
 #include "backend/cuda/cost.h"
 #include "backend/cuda/decode_plan.h"
+#include "backend/cuda/kernels.h"
 #include "backend/cuda/layer_launches.h"
 #include "base/error.h"
 #include "plan/dispatch.h"
@@ -25,13 +26,13 @@ std::optional<PlannedDecoder> stream_decoder(const PlanSet& set, const Plan& pla
     why = "it runs the function decode";
     return std::nullopt;
   }
-  std::optional<PlannedDecoder> decoder = find_decoder(set, plan, why);
+  std::optional<PlannedDecoder> decoder = find_streamed(set, plan, why);
   if (!decoder || !fp8) return decoder;
   if (decoder->type != DecodeWeight::kBf16) {
     why = "the weights are not bf16";
     return std::nullopt;
   }
-  decoder->type = DecodeWeight::kFp8;
+  read_as_fp8(*decoder);
   return decoder;
 }
 
@@ -70,13 +71,17 @@ DecoderWork work_of(const PlanSet& set, const Plan& plan, const PlannedDecoder& 
   out.layers = s.layers;
   out.rows = rows;
   out.row_bytes = 2.0 * (8 * s.hidden + 4 * s.heads * s.head_dim + 2 * s.qkv_rows() + 5 * s.mlp);
+  auto bytes_of = [&](uint32_t w, DecodeWeight type) {
+    const auto bytes = static_cast<double>(weight_bytes(set.weights.at(w)));
+    return type == DecodeWeight::kFp8 ? bytes / 2 : bytes;  // of bf16
+  };
   for (const PlannedLayer& l : decoder.layers)
-    for (uint32_t w : {l.q, l.k, l.v, l.out, l.gate, l.up, l.down}) {
-      const auto bytes = static_cast<double>(weight_bytes(set.weights.at(w)));
-      out.weight_bytes += decoder.type == DecodeWeight::kFp8 ? bytes / 2 : bytes;
+    for (uint32_t w : l.products()) {
+      out.weight_bytes += bytes_of(w, decoder.type);
       out.flops += 2 * rows * matrix_elements(set, w);
+      if (is_expandable(set.weights.at(w).dtype)) out.expanded_bytes += 2 * matrix_elements(set, w);
     }
-  out.weight_bytes += static_cast<double>(weight_bytes(set.weights.at(decoder.head)));
+  out.weight_bytes += bytes_of(decoder.head, decoder.head_type);
   out.flops += 2 * outputs * matrix_elements(set, decoder.head);
   return out;
 }
@@ -109,8 +114,8 @@ std::vector<CudaLaunch> make_launches() {
         .cost = stream_cost<false>},
        LaunchKind::kStream},
       {{.name = "cuda.decode_stream.fp8",
-        .numeric_class = "values of a decoder stored as bf16, weights of layers as e4m3 with a "
-                         "scale per row, f32 sums in parts per multiprocessor",
+        .numeric_class = "values of a decoder stored as bf16, weights as e4m3 with a scale per "
+                         "row, f32 sums in parts per multiprocessor",
         .steps = stream_steps,
         .guard = few,
         .needs = "sm_90a+fp8",

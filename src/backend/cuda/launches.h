@@ -11,7 +11,7 @@ namespace tokamak::cuda {
 
 enum class LaunchKind : uint8_t {
   kStream,     // the persistent kernel
-  kStreamFp8,  // the same, which reads bf16 weights of layers as FP8
+  kStreamFp8,  // the same, which reads bf16 weights as FP8
   kLayers,     // fused layers
 };
 struct CudaLaunch {

@@ -31,6 +31,26 @@ bool follow(const PlanSet& set, const std::vector<uint32_t>& parts) {
   return true;
 }
 
+bool expands_weights(const PlanSet& set, const PlannedDecoder& decoder) {
+  for (const PlannedLayer& l : decoder.layers)
+    for (uint32_t w : l.products())
+      if (set.weights.at(w).dtype != DType::kBF16) return true;
+  return false;
+}
+
+// A weight of a product that is neither bf16 nor made so.
+const WeightEntry* unsupported_weight(const PlanSet& set, const PlannedDecoder& decoder) {
+  auto unsupported = [&](uint32_t w) {
+    const DType type = set.weights.at(w).dtype;
+    return type != DType::kBF16 && !is_expandable(type);
+  };
+  if (unsupported(decoder.head)) return &set.weights.at(decoder.head);
+  for (const PlannedLayer& l : decoder.layers)
+    for (uint32_t w : l.products())
+      if (unsupported(w)) return &set.weights.at(w);
+  return nullptr;
+}
+
 }  // namespace
 
 std::optional<PlannedDecoder> LayerLaunches::find(const PlanSet& plans, const Plan& plan,
@@ -45,19 +65,23 @@ std::optional<PlannedDecoder> LayerLaunches::find(const PlanSet& plans, const Pl
   auto has_bias = [](const PlannedLayer& l) {
     return l.q_bias != kNoWeight || l.k_bias != kNoWeight || l.v_bias != kNoWeight;
   };
+  const bool expands = expands_weights(plans, *decoder);
   auto apart = [&](const PlannedLayer& l) {
     return !follow(plans, {l.q, l.k, l.v}) || !follow(plans, {l.gate, l.up});
   };
   const std::vector<PlannedLayer>& layers = decoder->layers;
-  if (decoder->type != DecodeWeight::kBf16 || decoder->head_type != DecodeWeight::kBf16)
-    why = "the weights are not bf16";
+  const int64_t rows = most_rows(plans, {&plan});
+  if (const WeightEntry* other = unsupported_weight(plans, *decoder))
+    why = fmt::format("{} weights ({})", dtype_name(other->dtype), other->name);
+  else if (expands && rows <= kDirectRows)
+    why = fmt::format("weights that are not bf16, and at most {} rows", kDirectRows);
   else if (s.head_dim != 64 && s.head_dim != 128)
     why = fmt::format("heads of {}", s.head_dim);
   else if (s.hidden % 32 != 0 || s.mlp % 32 != 0)
     why = "widths that are no multiples of 32";
   else if (std::any_of(layers.begin(), layers.end(), has_bias))
     why = "a bias";
-  else if (std::any_of(layers.begin(), layers.end(), apart))
+  else if (!expands && std::any_of(layers.begin(), layers.end(), apart))
     why = "weights of one product that do not follow each other";
   else
     return decoder;
@@ -66,8 +90,9 @@ std::optional<PlannedDecoder> LayerLaunches::find(const PlanSet& plans, const Pl
 
 // Offsets into the working memory.
 struct LayerLaunches::Layout {
-  size_t residual, normed, wide, queries, attended, gated, delta, turns, few_rows, bytes = 0;
-  Layout(const DecoderShape& s, int64_t rows) {
+  size_t residual, normed, wide, queries, attended, gated, delta, turns, few_rows, expanded,
+      bytes = 0;
+  Layout(const DecoderShape& s, int64_t rows, bool expands) {
     auto take = [&](int64_t width, size_t element) {
       const size_t at = bytes;
       bytes += (static_cast<size_t>(rows * width) * element + 255) / 256 * 256;
@@ -84,6 +109,9 @@ struct LayerLaunches::Layout {
     turns = take(s.head_dim, 4);
     few_rows = bytes;
     bytes += kFewRowsMemory;
+    expanded = bytes;
+    const int64_t widest = std::max({int64_t{s.qkv_rows()}, heads, 2 * int64_t{s.mlp}});
+    if (expands) bytes += expanded_bytes(widest, s.hidden);
   }
 };
 
@@ -92,7 +120,9 @@ uint64_t LayerLaunches::bytes_for(const PlanSet& plans) {
   std::string why;
   if (named.empty()) return 0;
   std::optional<PlannedDecoder> decoder = find(plans, *named[0], why);
-  return decoder ? Layout(decoder->shape, most_rows(plans, named)).bytes : 0;
+  return decoder ? Layout(decoder->shape, most_rows(plans, named), expands_weights(plans, *decoder))
+                       .bytes
+                 : 0;
 }
 
 std::unique_ptr<LayerLaunches> LayerLaunches::make(const PlanSet& plans,
@@ -105,8 +135,9 @@ std::unique_ptr<LayerLaunches> LayerLaunches::make(const PlanSet& plans,
   if (!decoder)
     fail(ErrorCode::kUnsupported, "plan {} cannot run as fused layers: {}", plan_name(*named[0]),
          why);
+  const bool expands = expands_weights(plans, *decoder);
   for (const PlannedLayer& l : decoder->layers)
-    TK_CHECK(weights.together({l.q, l.k, l.v}) && weights.together({l.gate, l.up}),
+    TK_CHECK(expands || (weights.together({l.q, l.k, l.v}) && weights.together({l.gate, l.up})),
              "weights of one product are apart");
   return std::unique_ptr<LayerLaunches>(new LayerLaunches(plans, std::move(*decoder), weights, kv,
                                                           libraries, most_rows(plans, named)));
@@ -121,7 +152,8 @@ LayerLaunches::LayerLaunches(const PlanSet& plans, PlannedDecoder decoder,
       kv_(kv),
       libraries_(libraries),
       rows_(rows) {
-  const Layout layout(decoder_.shape, rows);
+  const bool expands = expands_weights(plans, decoder_);
+  const Layout layout(decoder_.shape, rows, expands);
   memory_ = Buffer(layout.bytes);
   const DeviceAddress base = memory_.address();
   residual_ = base + layout.residual;
@@ -133,37 +165,58 @@ LayerLaunches::LayerLaunches(const PlanSet& plans, PlannedDecoder decoder,
   delta_ = base + layout.delta;
   turns_ = base + layout.turns;
   few_rows_ = base + layout.few_rows;
+  expanded_ = expands ? base + layout.expanded : 0;
 }
 
 LayerLaunches::Matrix LayerLaunches::qkv(const PlannedLayer& l) const {
-  return {l.q, decoder_.shape.qkv_rows(), decoder_.shape.hidden};
+  return {{l.q, l.k, l.v}, decoder_.shape.qkv_rows(), decoder_.shape.hidden};
 }
 LayerLaunches::Matrix LayerLaunches::out(const PlannedLayer& l) const {
   const DecoderShape& s = decoder_.shape;
-  return {l.out, s.hidden, int64_t{s.heads} * s.head_dim};
+  return {{l.out}, s.hidden, int64_t{s.heads} * s.head_dim};
 }
 LayerLaunches::Matrix LayerLaunches::gate_up(const PlannedLayer& l) const {
-  return {l.gate, 2 * int64_t{decoder_.shape.mlp}, decoder_.shape.hidden};
+  return {{l.gate, l.up}, 2 * int64_t{decoder_.shape.mlp}, decoder_.shape.hidden};
 }
 LayerLaunches::Matrix LayerLaunches::down(const PlannedLayer& l) const {
-  return {l.down, decoder_.shape.hidden, decoder_.shape.mlp};
+  return {{l.down}, decoder_.shape.hidden, decoder_.shape.mlp};
 }
 LayerLaunches::Matrix LayerLaunches::head() const {
-  return {decoder_.head, decoder_.shape.vocab, decoder_.shape.hidden};
+  return {{decoder_.head}, decoder_.shape.vocab, decoder_.shape.hidden};
+}
+
+// The head is not made bf16: it is large, and few rows have an output.
+bool LayerLaunches::in_place(const Matrix& m) const {
+  return expanded_ == 0 || m.parts[0] == decoder_.head ||
+         (m.parts.size() == 1 && plans_.weights.at(m.parts[0]).dtype == DType::kBF16);
+}
+
+Tensor LayerLaunches::weights_of(LaunchList& list, const Matrix& m) const {
+  if (in_place(m))
+    return {plans_.weights.at(m.parts[0]).dtype, {m.n, m.k}, weights_.address(m.parts[0]), 0};
+  DeviceAddress to = expanded_;
+  for (uint32_t part : m.parts) {
+    const WeightEntry& w = plans_.weights.at(part);
+    emit_expand(list, {w.dtype, w.dims, weights_.address(part), 0}, to);
+    to += expanded_bytes(w.dims.at(0), w.dims.at(1));
+  }
+  return {DType::kBF16, {m.n, m.k}, expanded_, 0};
 }
 
 std::vector<BlasProduct> LayerLaunches::products() const {
   const PlannedLayer& l = decoder_.layers.front();
   std::vector<BlasProduct> list;
   for (const Matrix& m : {qkv(l), out(l), gate_up(l), down(l), head()}) {
+    const bool here = in_place(m);
+    if (here && plans_.weights.at(m.parts[0]).dtype != DType::kBF16) continue;  // the head
     BlasProduct p;
-    p.w = weights_.address(m.weight);
+    p.w = here ? weights_.address(m.parts[0]) : expanded_;
+    p.out = m.parts[0] == decoder_.head ? DType::kF32 : DType::kBF16;
     p.n = m.n;
     p.k = m.k;
     p.rows = rows_;
     list.push_back(p);
   }
-  list.back().out = DType::kF32;
   return list;
 }
 
@@ -171,7 +224,8 @@ std::vector<BlasProduct> LayerLaunches::products() const {
 bool LayerLaunches::few_rows(LaunchList& list, FewRowsProduct p, const Matrix& w,
                              FewRowsSums* sums) const {
   const int blocks = libraries_.hopper_blocks;
-  p.w = weights_.address(w.weight);
+  if (!in_place(w) || plans_.weights.at(w.parts[0]).dtype != DType::kBF16) return false;
+  p.w = weights_.address(w.parts[0]);
   p.k = w.k;
   if (!few_rows_takes(p, blocks)) return false;
   const bool split = sums && few_rows_splits(p, blocks);
@@ -191,8 +245,7 @@ FewRowsSums LayerLaunches::product(LaunchList& list, DeviceAddress x, const Matr
   call.op = "linear";
   const StepView view;
   CallSite site{call, {}, {}, kv_, view, {}, libraries_};
-  site.in = {{DType::kBF16, {rows, w.k}, x, 0},
-             {DType::kBF16, {w.n, w.k}, weights_.address(w.weight), 0}};
+  site.in = {{DType::kBF16, {rows, w.k}, x, 0}, weights_of(list, w)};
   site.out = {{out, {rows, w.n}, y, 0}};
   emit_linear(site, list);
   return sums;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "backend/cuda/decode_plan.h"
 #include "backend/cuda/device_weights.h"
@@ -16,7 +17,8 @@ namespace tokamak::cuda {
 // Owned by an executable.
 class LayerLaunches {
  public:
-  // Nothing where a plan is not such a decoder with bf16 weights; `why` then says what it found.
+  // Nothing where a plan is not such a decoder; `why` then says what it found. Weights that are not
+  // bf16 are rounded to it, one product after the other, in steps of more than kDirectRows.
   static std::optional<PlannedDecoder> find(const PlanSet& plans, const Plan& plan,
                                             std::string& why);
   // For the plans that name these launches; null where none does.
@@ -32,6 +34,7 @@ class LayerLaunches {
     int64_t mask_width = 0;
     DeviceAddress logits = 0;
   };
+  bool takes(int64_t tokens) const { return expanded_ == 0 || tokens > kDirectRows; }
   // The products of a layer and of the head, for Blas::measure().
   std::vector<BlasProduct> products() const;
   // Emits a step whose rows are the last tokens of their sequences (StepView::causal).
@@ -42,11 +45,14 @@ class LayerLaunches {
   LayerLaunches(const PlanSet& plans, PlannedDecoder decoder, const DeviceWeights& weights,
                 const KvPool& kv, const Libraries& libraries, int64_t rows);
   struct Layout;
-  // A product: the rows of `weight`, which may go on in the weights after it.
+  // A product with the rows of these weights, one after the other.
   struct Matrix {
-    uint32_t weight;
+    std::vector<uint32_t> parts;
     int64_t n, k;
   };
+  // Whether the product reads the weights where they are.
+  bool in_place(const Matrix& matrix) const;
+  Tensor weights_of(LaunchList& list, const Matrix& matrix) const;
   Matrix qkv(const PlannedLayer& layer) const;
   Matrix out(const PlannedLayer& layer) const;
   Matrix gate_up(const PlannedLayer& layer) const;
@@ -77,7 +83,8 @@ class LayerLaunches {
   int64_t rows_;
   Buffer memory_;
   // Parts of it.
-  DeviceAddress residual_, normed_, wide_, queries_, attended_, gated_, delta_, turns_, few_rows_;
+  DeviceAddress residual_, normed_, wide_, queries_, attended_, gated_, delta_, turns_, few_rows_,
+      expanded_;  // 0: all weights of layers are bf16
 };
 
 }  // namespace tokamak::cuda

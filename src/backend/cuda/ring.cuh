@@ -62,9 +62,11 @@ class RingProducer {
     const int lane = threadIdx.x % 32;
     if (issued_ >= C::kSlots * C::kOwn) {
       uint32_t empty = shared_address(&ring_.empty[slot_]);
+      const uint32_t start = timed ? clock() : 0;
 #pragma unroll 1
       while (!__all_sync(kAllLanes, barrier_try(empty, phase_ ^ 1)))
         if (__any_sync(kAllLanes, ring_.is_dead())) return false;
+      if (timed) room_wait += clock() - start;
     }
 #pragma unroll
     for (int k = 0; k < C::kOwn; ++k, ++issued_) {
@@ -88,13 +90,19 @@ class RingProducer {
     while (landed_ < issued_) wait_oldest();
   }
 
+  // For a profile: ticks that were spent waiting for room and for earlier copies.
+  bool timed = false;
+  uint32_t room_wait = 0, copy_wait = 0;
+
  private:
   __device__ void wait_oldest() {
     const int tile = landed_ / C::kOwn, part = producer_ * C::kOwn + landed_ % C::kOwn;
     uint32_t full = shared_address(&ring_.full[tile % C::kSlots][part]);
+    const uint32_t start = timed ? clock() : 0;
 #pragma unroll 1
     while (!__all_sync(kAllLanes, barrier_try(full, tile / C::kSlots & 1))) {
     }
+    if (timed) copy_wait += clock() - start;
     ++landed_;
   }
   RingStorage<C>& ring_;

@@ -21,9 +21,9 @@ std::unique_ptr<StreamDecoder> StreamDecoder::make(const Model& model, LaunchKin
   if (model.device.capability() != kHopper)
     fail(ErrorCode::kUnsupported, "it needs a GPU of compute capability 9.0");
   std::string why;
-  std::optional<PlannedDecoder> decoder = find_decoder(model.plans, *named[0], why);
+  std::optional<PlannedDecoder> decoder = find_streamed(model.plans, *named[0], why);
   if (!decoder) fail(ErrorCode::kUnsupported, "plan {}: {}", plan_name(*named[0]), why);
-  if (kind == LaunchKind::kStreamFp8) decoder->type = DecodeWeight::kFp8;
+  if (kind == LaunchKind::kStreamFp8) read_as_fp8(*decoder);
   int64_t batch = 1;
   for (const Plan* plan : named) batch = std::max(batch, most_of(model.plans, *plan, "B"));
   const int most = static_cast<int>(std::min<int64_t>(batch, kMaxBatch));

@@ -1,7 +1,8 @@
 // Activation quantisation as explicit nodes: linear(x, w) becomes linear(quantize(x), w) where w is
-// block-quantised and the backend computes that product in integers. q, k and v share one quantize
-// node by hash-consing.
+// block-quantised and the backend computes that product in integers, or where w has 16 bits and the
+// backend is faster with activations of bf16. q, k and v share one quantize node by hash-consing.
 #include <algorithm>
+#include <optional>
 #include <span>
 
 #include "base/error.h"
@@ -11,25 +12,29 @@
 namespace tokamak {
 namespace {
 
-// Whether a kernel runs the node with int8 activations.
+// Whether a kernel runs the node with activations of this type. One that takes every op, as the
+// reference does, gains nothing from bf16.
 bool takes(const KernelSet& kernels, const Function& fn, const Node& node,
-           const std::vector<Ref>& in) {
+           const std::vector<Ref>& in, DType type) {
   std::vector<DType> types;
   bool weights[8] = {};
   for (size_t i = 0; i < in.size() && i < std::size(weights); ++i) {
-    types.push_back(i == 0 ? DType::kQ8A : fn.tensor(in[i]).dtype);
+    types.push_back(i == 0 ? type : fn.tensor(in[i]).dtype);
     weights[i] = i == 1 || is_weight(fn.node(in[i].node));
   }
   return std::any_of(
       kernels.entries().begin(), kernels.entries().end(), [&](const KernelSet::Entry& e) {
-        return !e.pattern.region && kernel_matches(e.pattern, node.op->name, types,
-                                                   std::span(weights).first(types.size()));
+        bool any = e.pattern.kind == KernelPattern::Anchor::kAny && type == DType::kBF16;
+        return !e.pattern.region && !any &&
+               kernel_matches(e.pattern, node.op->name, types,
+                              std::span(weights).first(types.size()));
       });
 }
 
-// The formats whose integer dot product with int8 activations loses no more than the activations'
-// own rounding.
-bool has_integer_dot(DType dtype) {
+// What activations are rounded to before the product with a matrix of this type. Of quantised
+// formats, those whose integer dot product with int8 activations loses no more than the
+// activations' own rounding.
+std::optional<DType> rounded_for(DType dtype) {
   switch (dtype) {
     case DType::kQ4_0:
     case DType::kQ4_1:
@@ -43,9 +48,12 @@ bool has_integer_dot(DType dtype) {
     case DType::kInt4G64:
     case DType::kInt4G128:
     case DType::kInt8G128:
-      return true;
+      return DType::kQ8A;
+    case DType::kF16:
+    case DType::kBF16:
+      return DType::kBF16;
     default:
-      return false;
+      return std::nullopt;
   }
 }
 
@@ -54,15 +62,29 @@ bool has_integer_dot(DType dtype) {
 void quantize_activations(Module& module, Function& function, const PassContext& context) {
   const std::string& mode = context.options.activations;
   if (mode == "f32") return;
-  if (mode != "auto") fail(ErrorCode::kInvalidArgument, "--activations {}: use f32 or auto", mode);
+  if (mode != "auto" && mode != "bf16")
+    fail(ErrorCode::kInvalidArgument, "--activations {}: use auto, bf16 or f32", mode);
   KernelSet kernels(context.backend);
+  bool stored_f32 =
+      context.backend.storage().activations == DType::kF32;  // else choose-storage rounds
+  bool some = false;
   rebuild(module, function, [&](Function& to, const Node& node, const std::vector<Ref>& in) {
     std::vector<Ref> inputs = in;
-    if (node.op->takes_q8a && to.tensor(in[0]).dtype == DType::kF32 &&
-        has_integer_dot(to.tensor(in[1]).dtype) && takes(kernels, to, node, in))
-      inputs[0] = to.add("quantize", {in[0]}, Value::Object{{"format", "q8a"}});
+    std::optional<DType> type;
+    if (node.op->takes_q8a && to.tensor(in[0]).dtype == DType::kF32)
+      type = rounded_for(to.tensor(in[1]).dtype);
+    if (type && mode == "bf16" && takes(kernels, to, node, in, DType::kBF16)) type = DType::kBF16;
+    if (type && (stored_f32 || type == DType::kQ8A) && takes(kernels, to, node, in, *type)) {
+      inputs[0] = to.add("quantize", {in[0]}, Value::Object{{"format", dtype_name(*type)}});
+      some = some || type == DType::kBF16;
+    }
     return copy_node(to, node, inputs);
   });
+  if (mode == "bf16" && !some && stored_f32)
+    fail(ErrorCode::kUnsupported,
+         "--activations bf16: {} has no kernel that multiplies these weights with bf16 "
+         "activations; use auto or f32",
+         context.backend.isa());
 }
 
 }  // namespace tokamak

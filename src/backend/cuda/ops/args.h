@@ -191,6 +191,14 @@ struct PackArgs {
   bool alternate;
 };
 
+// Rows of weights or of quantised values as bf16. `width` and addresses are multiples of 8 values.
+struct ExpandArgs {
+  const uint8_t* x;
+  uint16_t* y;
+  int64_t width, row_bytes;
+  DType type;
+};
+
 // A plane of a state: [block][head][offset][width], then for i8 the block's scales
 // [head][offset].
 struct PlaneArgs {

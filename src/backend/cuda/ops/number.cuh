@@ -78,6 +78,9 @@ TK_DEVICE void store_wide(void* p, DType type, int64_t i, double x) {
   store(p, type, i, y);
 }
 
+TK_DEVICE uint32_t pack_brain(float low, float high) {
+  return brain_bits(low) | uint32_t{brain_bits(high)} << 16;
+}
 TK_DEVICE void unpack_half(const Words4& v, float (&out)[8]) {
   const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll

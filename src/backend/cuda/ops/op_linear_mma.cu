@@ -9,9 +9,6 @@ struct Pieces {
   Words4 piece[3];
 };
 
-TK_DEVICE uint32_t pack_brain(float low, float high) {
-  return brain_bits(low) | uint32_t{brain_bits(high)} << 16;
-}
 TK_DEVICE float without_piece(float x) { return x - brain_value(brain_bits(x)); }
 
 TK_DEVICE Pieces split8(float (&v)[8]) {

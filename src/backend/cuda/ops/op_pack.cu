@@ -1,4 +1,4 @@
-// Weights in the order of the persistent decode kernel (backend/cuda/decode_pack.h).
+// Weights in the order of the persistent decode kernel (backend/cuda/decode_pack.h), and as bf16.
 #include "backend/cuda/ops/args.h"
 #include "backend/cuda/ops/blocks.cuh"
 
@@ -51,6 +51,37 @@ TK_KERNEL(op_pack, PackArgs, kElementThreads) {
   }
   uint16_t scale = block ? *reinterpret_cast<const uint16_t*>(block) : uint16_t{0};
   *reinterpret_cast<uint16_t*>(chunk + bytes + (s * 8 + r % 8) * 4 + low * 2) = scale;
+}
+
+TK_DEVICE void expand8(DType type, const uint8_t* row, int64_t at, float (&out)[8]) {
+  switch (type) {
+    case DType::kF32:
+    case DType::kF16:
+    case DType::kBF16:
+      return load8(row, type, at, out);
+    case DType::kMXFP4:
+      return decode8_mxfp4(row, at, out);
+    case DType::kQ8A: {
+      const uint8_t* block = row + at / 32 * 40;
+      unpack_bytes(*reinterpret_cast<const Words2*>(block + 8 + at % 32), out);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) out[j] = mul_rn(*reinterpret_cast<const float*>(block), out[j]);
+      return;
+    }
+    default:
+      return decode8(type, row, at, out);
+  }
+}
+
+// A block of threads has 8 values each of one row.
+TK_KERNEL(op_expand, ExpandArgs, kElementThreads) {
+  const int64_t row = blockIdx.x, at = (int64_t{blockIdx.y} * kElementThreads + threadIdx.x) * 8;
+  if (at >= a.width) return;
+  float v[8];
+  expand8(a.type, a.x + row * a.row_bytes, at, v);
+  *reinterpret_cast<Words4*>(a.y + row * a.width + at) = {
+      pack_brain(v[0], v[1]), pack_brain(v[2], v[3]), pack_brain(v[4], v[5]),
+      pack_brain(v[6], v[7])};
 }
 
 // The nearest E4M3, even where two are as near; too large: the largest.
