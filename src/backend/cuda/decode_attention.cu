@@ -295,33 +295,42 @@ struct SequencePlaces {
   }
 };
 
-// One block per (sequence, kv head): the parts of all blocks that worked on it.
-template <int kHead>
-__device__ void attention_join(const AttentionLaunch& l) {
-  __shared__ int first, last;  // blocks with a part
-  __shared__ int64_t places;   // of the batch
-  const int pair = blockIdx.x, sequence = pair / l.kv_heads, group = l.heads / l.kv_heads;
-  allow_next();
-  auto begin_of = [&](int64_t total, int64_t block) { return total * block / l.blocks; };
-  if (threadIdx.x / 32 == 0) {
-    const SequencePlaces of(l, sequence);
+__device__ int64_t begin_of(const AttentionLaunch& l, int64_t places, int64_t block) {
+  return places * block / l.blocks;
+}
+
+// The blocks that worked on a (sequence, kv head) pair. Found by one warp.
+struct JoinedBlocks {
+  int first, last;
+  int64_t places;  // of the batch
+  __device__ static JoinedBlocks find(const AttentionLaunch& l, int pair) {
+    const SequencePlaces of(l, pair / l.kv_heads);
     const int64_t begin = of.begin + pair % l.kv_heads * of.each, end = begin + of.each;
     const int64_t total = max(of.total, static_cast<int64_t>(1));
     int c = static_cast<int>(begin * l.blocks / total);
-    while (c > 0 && begin_of(of.total, c) > begin) --c;
-    while (begin_of(of.total, c + 1) <= begin && c + 1 < l.blocks) ++c;
+    while (c > 0 && begin_of(l, of.total, c) > begin) --c;
+    while (begin_of(l, of.total, c + 1) <= begin && c + 1 < l.blocks) ++c;
     const int from = c;
     c = min(static_cast<int>(end * l.blocks / total), l.blocks - 1);
-    while (c > from && begin_of(of.total, c) >= end) --c;
-    while (c + 1 < l.blocks && begin_of(of.total, c + 1) < end) ++c;
-    if (threadIdx.x == 0) {
-      first = from;
-      last = of.each > 0 ? c : from - 1;
-      places = of.total;
-    }
+    while (c > from && begin_of(l, of.total, c) >= end) --c;
+    while (c + 1 < l.blocks && begin_of(l, of.total, c + 1) < end) ++c;
+    return {from, of.each > 0 ? c : from - 1, of.total};
+  }
+};
+
+// One block per (sequence, kv head): the parts of all blocks that worked on it.
+template <int kHead>
+__device__ void attention_join(const AttentionLaunch& l) {
+  __shared__ JoinedBlocks found;
+  const int pair = blockIdx.x, group = l.heads / l.kv_heads;
+  allow_next();
+  if (threadIdx.x / 32 == 0) {
+    const JoinedBlocks blocks = JoinedBlocks::find(l, pair);
+    if (threadIdx.x == 0) found = blocks;
   }
   wait_for_earlier();
   __syncthreads();
+  const auto [first, last, places] = found;
   const bool sparse = places < l.blocks;  // some blocks have no places
   constexpr int kAtOnce = 4;              // parts that are asked for together
   constexpr int kQuads = kHead / 4;
@@ -337,8 +346,8 @@ __device__ void attention_join(const AttentionLaunch& l) {
       for (int k = 0; k < kAtOnce; ++k) {
         const float* part =
             l.partials + ((pair + c + k) * group + h) * attention_partial_row(kHead);
-        const bool has =
-            c + k <= last && !(sparse && begin_of(places, c + k + 1) == begin_of(places, c + k));
+        const bool has = c + k <= last &&
+                         !(sparse && begin_of(l, places, c + k + 1) == begin_of(l, places, c + k));
         log_mass[k] = has ? part[kHead] : -INFINITY;
         value[k] = has ? *reinterpret_cast<const float4*>(part + d) : make_float4(0, 0, 0, 0);
       }
